@@ -1,0 +1,356 @@
+/* weft: the convolution-family operators that frameworks neglect, on the CPU and on NVIDIA GPUs.
+ * SPDX-License-Identifier: BSD-3-Clause
+ *
+ * This header is the manual. Read it from the top: each section needs only the ones before it.
+ *
+ *   1. Ten lines        a convolution from start to end
+ *   2. Status           every call returns one; the text of the last error is per thread
+ *   3. Words            data types, layouts, passes, roles, devices, math
+ *   4. The problem      one struct and one text for every operator
+ *   5. The context      engines, threads, limits, allocators, log
+ *   6. The plan         choose a kernel, ask about it, run it
+ *   7. Kernels          what exists, what applies, and why not
+ *   8. Wisdom           measured choices, kept in a file
+ *
+ * 1. Ten lines
+ * ------------
+ *   weft_ctx *ctx;  weft_plan *plan;  weft_problem p;
+ *   weft_ctx_create(&ctx, NULL);
+ *   weft_problem_parse(&p, "conv2d:fwd:f32:nchw:n1c8h32w32:o8k3p1g8");
+ *   weft_plan_create(&plan, ctx, &p, NULL);
+ *   weft_args a = WEFT_ARGS_INIT;
+ *   a.ptr[WEFT_SRC] = x;  a.ptr[WEFT_WEIGHTS] = w;  a.ptr[WEFT_DST] = y;
+ *   if (weft_execute(plan, &a, NULL, 0, NULL) != WEFT_OK) puts(weft_last_error());
+ *   weft_plan_release(plan);
+ *   weft_ctx_release(ctx);
+ * Every call can fail; examples/00_hello.c shows the same with the checks in.
+ *
+ * Rules that hold everywhere
+ *   - Nothing aborts, exits or prints unless asked. Bad input gives an error that names the argument,
+ *     what it got and what is allowed, and writes nothing.
+ *   - Every struct begins with its size, set by its WEFT_*_INIT, so that it can grow.
+ *   - Releasing NULL is fine. Objects are reference-counted where it says so.
+ *   - A context, a plan and every call are safe to use from many threads at once.
+ *   - Results have the same bits on every run and for every number of threads.
+ */
+#ifndef WEFT_H
+#define WEFT_H
+
+#ifndef __CUDACC_RTC__ /* the CUDA engine compiles this header too, without a C library */
+#include <stddef.h>
+#include <stdint.h>
+#endif
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#if defined(__GNUC__) && !defined(__CUDACC_RTC__)
+#define WEFT_API __attribute__((visibility("default")))
+#else
+#define WEFT_API
+#endif
+
+#define WEFT_VERSION_MAJOR 0
+#define WEFT_VERSION_MINOR 1
+#define WEFT_VERSION_PATCH 0
+#define WEFT_VERSION "0.1.0"
+
+/* ------------------------------------------------------------------ 2. Status
+ * X(NAME, what it means) */
+#define WEFT_STATUS_LIST(X)                                                                        \
+    X(OK, "success")                                                                               \
+    X(INVALID, "an argument is wrong: shape, type, size, pointer or alignment")                    \
+    X(SYNTAX, "a text could not be parsed: the error gives the column")                            \
+    X(UNSUPPORTED, "a valid request that no kernel or engine here can serve")                      \
+    X(WORKSPACE, "the workspace is missing or too small")                                          \
+    X(MEMORY, "out of memory")                                                                     \
+    X(IO, "a file could not be read or written")                                                   \
+    X(DEVICE, "the device or its driver reported an error")                                        \
+    X(INTERNAL, "a fault inside weft: please report it")
+
+typedef enum weft_status {
+#define X(name, text) WEFT_##name,
+    WEFT_STATUS_LIST(X)
+#undef X
+    WEFT_STATUS_COUNT
+} weft_status;
+
+WEFT_API const char *weft_version(void);                /* "0.1.0" */
+WEFT_API const char *weft_status_name(weft_status s);   /* "INVALID" */
+WEFT_API const char *weft_status_text(weft_status s);   /* the meaning above */
+WEFT_API const char *weft_last_error(void);             /* this thread's; "" before the first error */
+
+/* ------------------------------------------------------------------- 3. Words
+ * In every enum 0 means "not said": weft_problem_complete() fills in the default. */
+
+/* X(NAME, text, bytes) */
+#define WEFT_DTYPE_LIST(X)                                                                         \
+    X(F32, f32, 4)                                                                                 \
+    X(F64, f64, 8)                                                                                 \
+    X(F16, f16, 2)                                                                                 \
+    X(BF16, bf16, 2)                                                                               \
+    X(U8, u8, 1)                                                                                   \
+    X(I32, i32, 4)                                                                                 \
+    X(I64, i64, 8)                                                                                 \
+    X(C64, c64, 8)                                                                                 \
+    X(C128, c128, 16)
+
+typedef enum weft_dtype {
+    WEFT_DTYPE_NONE,
+#define X(name, text, bytes) WEFT_##name,
+    WEFT_DTYPE_LIST(X)
+#undef X
+    WEFT_DTYPE_COUNT
+} weft_dtype;
+
+/* Dims are always in the order n c d h w; the layout says how they lie in memory.
+ * first: nchw (ncw, ncdhw; for weights oihw, ...). last: nhwc (for weights ohwi, ...). */
+typedef enum weft_layout { WEFT_LAYOUT_NONE, WEFT_FIRST, WEFT_LAST, WEFT_STRIDED } weft_layout;
+
+/* X(NAME, name) */
+#define WEFT_OP_LIST(X)                                                                            \
+    X(CONV, conv)
+
+typedef enum weft_op {
+    WEFT_OP_NONE,
+#define X(NAME, name) WEFT_##NAME,
+    WEFT_OP_LIST(X)
+#undef X
+    WEFT_OP_COUNT
+} weft_op;
+
+/* bwd computes every gradient in one go (diff_src, diff_weights and, with a bias, diff_bias).
+ * Transposed convolution is bwd_data with the roles swapped: its input is diff_dst, its output diff_src;
+ * it may carry an epilogue (bias of length c, relu, clip). */
+#define WEFT_PASS_LIST(X)                                                                          \
+    X(FWD, fwd)                                                                                    \
+    X(BWD_DATA, bwd_data)                                                                          \
+    X(BWD_WEIGHTS, bwd_weights)                                                                    \
+    X(BWD_BIAS, bwd_bias)                                                                          \
+    X(BWD, bwd)
+
+typedef enum weft_pass {
+    WEFT_PASS_NONE,
+#define X(NAME, name) WEFT_##NAME,
+    WEFT_PASS_LIST(X)
+#undef X
+    WEFT_PASS_COUNT
+} weft_pass;
+
+/* What a tensor is to its operator. Arguments are given by role: args.ptr[WEFT_SRC] = x. */
+#define WEFT_ROLE_LIST(X)                                                                          \
+    X(SRC, src)                                                                                    \
+    X(WEIGHTS, weights)                                                                            \
+    X(BIAS, bias)                                                                                  \
+    X(DST, dst)                                                                                    \
+    X(DIFF_SRC, diff_src)                                                                          \
+    X(DIFF_WEIGHTS, diff_weights)                                                                  \
+    X(DIFF_BIAS, diff_bias)                                                                        \
+    X(DIFF_DST, diff_dst)
+
+typedef enum weft_role {
+#define X(NAME, name) WEFT_##NAME,
+    WEFT_ROLE_LIST(X)
+#undef X
+    WEFT_ROLE_COUNT
+} weft_role;
+
+typedef enum weft_device { WEFT_DEVICE_NONE, WEFT_CPU, WEFT_CUDA } weft_device;
+
+/* strict: errors like the direct sum in f32, NaN and infinity only where the formula sends them.
+ * fast (default): errors at most 4x those of strict; may spread a NaN inside its tile.
+ * tf32: products rounded to 10 bits on hardware that has such units; else the same as fast. */
+typedef enum weft_math { WEFT_MATH_NONE, WEFT_FAST, WEFT_STRICT, WEFT_TF32 } weft_math;
+
+/* ------------------------------------------------------------- 4. The problem
+ * What is to be computed: never how. Attributes give the geometry once; the tensors follow from it.
+ * A tensor of the problem carries data type, layout or strides, and alignment; its dims are filled in
+ * (or, if given, checked) by weft_problem_complete().
+ *
+ * The text, the same in the command, wisdom, logs, errors and tests (docs/problem.md has the grammar):
+ *   conv2d:fwd:f32:nchw:n64c128h56w56:o128k3p1g128@cpu
+ *   op+rank : pass : dtypes : layouts : sizes : attributes [: epilogue] [: math] [@device]
+ *   conv2d:fwd:bf16,bias=f32:nhwc:n8c64h112w112:o64k3s2p1g64:bias+relu
+ *   conv2d:fwd:f32:nchw,src=[602112.4704.56.1],dst=nhwc/4:n1c8h56w56:o8k3p1g8     strides; 4-byte alignment
+ *   conv2d:bwd_data:f32:nchw:n1c8h56w56:o16k3x5p1+0x2:strict@cuda                  kh 3, kw 5; pads 1 above, 0 below, 2 left and right
+ */
+#define WEFT_MAX_RANK 8
+#define WEFT_MAX_TENSORS 16
+#define WEFT_MAX_STEPS 4
+
+typedef struct weft_tensor {
+    int16_t role, dtype, layout;     /* weft_role, weft_dtype, weft_layout */
+    int16_t rank;                    /* 0: dims not said */
+    int32_t align;                   /* the pointer is a multiple of this; 0: the default, 16 */
+    int32_t reserved;
+    int64_t dims[WEFT_MAX_RANK];     /* canonical: n c d h w, or o i d h w; unit where absent */
+    int64_t strides[WEFT_MAX_RANK];  /* in elements; read when layout is WEFT_STRIDED, else filled in */
+} weft_tensor;
+
+typedef enum weft_step_kind { WEFT_STEP_NONE, WEFT_STEP_BIAS, WEFT_STEP_RELU, WEFT_STEP_CLIP } weft_step_kind;
+typedef struct weft_step {
+    int32_t kind, reserved;
+    double lo, hi;                   /* clip: min(max(x, lo), hi); NaN stays NaN */
+} weft_step;
+
+typedef struct weft_problem {
+    size_t size;                     /* sizeof(weft_problem) */
+    int32_t op, pass, device, ordinal, math;
+    int32_t rank;                    /* spatial axes the user sees, 1..3; kernels always see three */
+    int64_t n, c, o, groups;         /* batch, channels in, channels out, groups */
+    int64_t in[3];                   /* d h w of src */
+    int64_t kernel[3], stride[3], dilation[3], pad_lo[3], pad_hi[3];
+    int64_t out[3];                  /* d h w of dst: derived */
+    int32_t nsteps, ntensors;
+    weft_step step[WEFT_MAX_STEPS];  /* the epilogue, in order. In a backward pass, bias asks for diff_bias */
+    weft_tensor tensor[WEFT_MAX_TENSORS];
+} weft_problem;
+
+/* A convolution with unit stride, dilation and groups and no padding, to be adjusted by assignment and completed:
+ *   weft_problem_init(&p, WEFT_CONV, WEFT_FWD, 2);
+ *   p.n = 8; p.c = p.o = p.groups = 64; p.in[1] = p.in[2] = 56;
+ *   p.kernel[1] = p.kernel[2] = 3; p.pad_lo[1] = p.pad_hi[1] = p.pad_lo[2] = p.pad_hi[2] = 1;
+ *   weft_problem_tensor(&p, WEFT_SRC)->dtype = WEFT_BF16;
+ *   weft_problem_complete(&p); */
+WEFT_API weft_status weft_problem_init(weft_problem *p, weft_op op, weft_pass pass, int rank);
+
+/* The tensor of that role; added, all unsaid, if the problem has none yet and there is room. NULL: p or role is wrong. */
+WEFT_API weft_tensor *weft_problem_tensor(weft_problem *p, weft_role role);
+
+/* Validate, derive what was not said, and bring into the one normal form that the text names. Idempotent.
+ * Data tensors not said take the data type and layout of the first said tensor (else f32, channels-first). */
+WEFT_API weft_status weft_problem_complete(weft_problem *p);
+
+/* Text to completed problem. On WEFT_SYNTAX the error gives the column and what was expected. */
+WEFT_API weft_status weft_problem_parse(weft_problem *p, const char *text);
+
+/* Completed problem to text, always 0-terminated if capacity > 0. *length (may be NULL) is what it takes without the 0. */
+WEFT_API weft_status weft_problem_format(const weft_problem *p, char *text, size_t capacity, size_t *length);
+#define WEFT_TEXT_MAX 1024           /* room for any problem's text */
+
+/* ------------------------------------------------------------- 5. The context */
+typedef struct weft_ctx weft_ctx;
+typedef struct weft_plan weft_plan;
+
+typedef enum weft_mode {
+    WEFT_MODE_DEFAULT,
+    WEFT_ESTIMATE,                   /* wisdom, else the least estimated time; no timing, microseconds */
+    WEFT_MEASURE                     /* wisdom, else time the best few on private buffers and remember */
+} weft_mode;
+
+enum { WEFT_ENGINE_REF = 1, WEFT_ENGINE_CPU = 2, WEFT_ENGINE_CUDA = 4, WEFT_ENGINE_ALL = 7 };
+enum { WEFT_LOG_DISPATCH = 1, WEFT_LOG_TUNE = 2, WEFT_LOG_EXEC = 4, WEFT_LOG_ERROR = 8, WEFT_LOG_ALL = 15 };
+#define WEFT_NO_LIMIT ((size_t)-1)
+
+typedef void (*weft_log_fn)(void *user, int topic, const char *line);
+typedef void (*weft_task)(void *arg, int64_t slot);
+/* Run task(arg, 0) ... task(arg, slots - 1), in any order, on any threads, and return when all are done. */
+typedef void (*weft_parallel_for)(void *user, int64_t slots, weft_task task, void *arg);
+
+typedef struct weft_ctx_opts {
+    size_t size;                     /* sizeof(weft_ctx_opts) */
+    uint32_t engines;                /* WEFT_ENGINE_*; 0: all */
+    uint32_t verbose;                /* WEFT_LOG_*; the variable WEFT_VERBOSE=dispatch,tune,exec,error|all adds to it */
+    int32_t threads;                 /* of the own pool; 0: WEFT_THREADS, else one per core */
+    int32_t mode;                    /* weft_mode; default estimate */
+    size_t workspace_limit;          /* bytes a plan may ask for; 0: 64 MB */
+    size_t plan_cache;               /* plans kept; 0: 1024 */
+    double measure_seconds;          /* time limit of one measurement; 0: 2 s */
+    weft_log_fn log;                 /* NULL: lines asked for go to stderr */
+    void *log_user;
+    void *(*alloc)(void *user, size_t bytes);   /* both or neither; NULL: malloc and free */
+    void (*free)(void *user, void *block);
+    void *alloc_user;
+    const char *isa;                 /* "scalar" | "avx2" | "avx512": go no higher; NULL: WEFT_ISA, else what the CPU has */
+    const char *nvrtc;               /* path of libnvrtc; NULL: WEFT_NVRTC, else by name */
+    const char *cache_dir;           /* compiled CUDA code; NULL: WEFT_CACHE_DIR, else the user's cache; "": none */
+} weft_ctx_opts;
+#define WEFT_CTX_OPTS_INIT { sizeof(weft_ctx_opts), 0, 0, 0, 0, 0, 0, 0, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL }
+
+WEFT_API weft_status weft_ctx_create(weft_ctx **ctx, const weft_ctx_opts *opts);
+WEFT_API void weft_ctx_release(weft_ctx *ctx);       /* plans made from it stay usable */
+
+/* Lend a thread pool; NULL: back to the own one. threads: how many run at once (estimates use it, bits do not). */
+WEFT_API weft_status weft_ctx_set_parallel_for(weft_ctx *ctx, weft_parallel_for fn, void *user, int threads);
+
+/* A description of the machine as weft sees it: one "key: value" line each. Engines that are absent say why. */
+WEFT_API weft_status weft_ctx_describe(weft_ctx *ctx, char *text, size_t capacity, size_t *length);
+
+/* ---------------------------------------------------------------- 6. The plan
+ * Immutable and reference-counted. Equal problems give the same plan from a bounded cache. */
+typedef struct weft_plan_opts {
+    size_t size;                     /* sizeof(weft_plan_opts) */
+    int32_t mode;                    /* weft_mode; default: the context's */
+    int32_t reserved;
+    size_t workspace_limit;          /* 0: the context's; WEFT_NO_LIMIT: none */
+    const char *kernel;              /* pin this kernel; an error with the reason if it does not apply */
+} weft_plan_opts;
+#define WEFT_PLAN_OPTS_INIT { sizeof(weft_plan_opts), 0, 0, 0, NULL }
+
+typedef struct weft_args {
+    size_t size;                     /* sizeof(weft_args) */
+    const void *packed;              /* from weft_pack, for plans with weft_plan_packed() > 0; NULL: packed at each call in workspace */
+    void *ptr[WEFT_ROLE_COUNT];      /* by role; device pointers for a CUDA plan */
+} weft_args;
+#define WEFT_ARGS_INIT { sizeof(weft_args), NULL, { NULL } }
+
+typedef struct weft_cost {
+    size_t size;                     /* sizeof(weft_cost) */
+    double flops;                    /* of the direct sum, a multiply-add counted as two */
+    double bytes;                    /* each tensor moved once */
+    double ns;                       /* estimated for the chosen kernel */
+} weft_cost;
+#define WEFT_COST_INIT { sizeof(weft_cost), 0, 0, 0 }
+
+WEFT_API weft_status weft_plan_create(weft_plan **plan, weft_ctx *ctx, const weft_problem *p, const weft_plan_opts *opts);
+WEFT_API weft_plan *weft_plan_retain(weft_plan *plan);
+WEFT_API void weft_plan_release(weft_plan *plan);
+WEFT_API const weft_problem *weft_plan_problem(const weft_plan *plan);
+WEFT_API const char *weft_plan_kernel(const weft_plan *plan);      /* its name */
+WEFT_API size_t weft_plan_workspace(const weft_plan *plan);        /* bytes weft_execute needs, 64-byte aligned */
+WEFT_API size_t weft_plan_packed(const weft_plan *plan);           /* bytes of packed weights; 0: taken as they are */
+WEFT_API weft_status weft_plan_cost(const weft_plan *plan, weft_cost *cost);
+WEFT_API weft_status weft_pack(const weft_plan *plan, const void *weights, void *packed, void *stream);
+
+/* Run. workspace may be NULL when weft_plan_workspace() is 0. stream: a CUstream for a CUDA plan, else NULL.
+ * On the CPU the result is there on return; on CUDA the work is queued on the stream. Outputs must not overlap inputs.
+ * Allocates nothing and synchronises nothing; safe inside CUDA graph capture. */
+WEFT_API weft_status weft_execute(const weft_plan *plan, const weft_args *args, void *workspace, size_t bytes, void *stream);
+
+/* ----------------------------------------------------------------- 7. Kernels */
+typedef struct weft_kernel_desc {
+    size_t size;                     /* sizeof(weft_kernel_desc) */
+    const char *name, *engine, *isa; /* "ref" | "cpu" | "cuda"; "" where none is needed */
+    int32_t op, version;
+    int32_t exact;                   /* 1: equal to the reference on integers; 0: within a stated bound */
+    int32_t applies;                 /* to the problem given */
+    const char *reason;              /* why not; NULL if it applies or no problem was given */
+    size_t workspace, packed;
+    double ns;                       /* its estimate */
+} weft_kernel_desc;
+#define WEFT_KERNEL_DESC_INIT { sizeof(weft_kernel_desc), NULL, NULL, NULL, 0, 0, 0, 0, NULL, 0, 0, 0 }
+
+/* p NULL: every kernel of every operator; else those of p's operator, best ISA first, the reference last. */
+WEFT_API size_t weft_kernel_count(const weft_ctx *ctx, const weft_problem *p);
+WEFT_API weft_status weft_kernel_info(const weft_ctx *ctx, const weft_problem *p, size_t index, weft_kernel_desc *desc);
+
+/* ------------------------------------------------------------------ 8. Wisdom
+ * Text, one line an entry: device, weft version, threads, problem, kernel and its version, ns, workspace. A bad line is
+ * skipped and counted, never fatal. Saving merges with what the file holds, under a lock, by temporary file and rename. */
+typedef struct weft_wisdom_report {
+    size_t size;                     /* sizeof(weft_wisdom_report) */
+    int64_t entries, bad_lines, other_machines;   /* usable here; skipped; kept for other devices */
+} weft_wisdom_report;
+#define WEFT_WISDOM_REPORT_INIT { sizeof(weft_wisdom_report), 0, 0, 0 }
+
+WEFT_API weft_status weft_wisdom_load(weft_ctx *ctx, const char *path, weft_wisdom_report *report);
+WEFT_API weft_status weft_wisdom_save(weft_ctx *ctx, const char *path, weft_wisdom_report *report);
+WEFT_API weft_status weft_wisdom_parse(weft_ctx *ctx, const char *text, size_t length, weft_wisdom_report *report);
+WEFT_API weft_status weft_wisdom_forget(weft_ctx *ctx, const weft_problem *p);   /* p NULL: everything */
+WEFT_API size_t weft_wisdom_count(const weft_ctx *ctx);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,257 @@
+/* What the parts of weft know of each other. The walk: problem -> plan -> execute; everything here hangs on it.
+ * weft__ is internal, weft_ is public. */
+#ifndef WEFT_INTERNAL_H
+#define WEFT_INTERNAL_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "weft.h"
+
+#define WEFT__COUNT(a) (sizeof(a) / sizeof((a)[0]))
+#define WEFT__MIN(a, b) ((a) < (b) ? (a) : (b))
+#define WEFT__MAX(a, b) ((a) > (b) ? (a) : (b))
+#if defined(__GNUC__)
+#define WEFT__PRINTF(f, a) __attribute__((format(printf, f, a)))
+#else
+#define WEFT__PRINTF(f, a)
+#endif
+
+/* ---------------------------------------------------------------- status.c: errors are values */
+/* Record the text of this thread's last error and return s: return weft__fail(WEFT_INVALID, "src: ...", ...). */
+weft_status weft__fail(weft_status s, const char *format, ...) WEFT__PRINTF(2, 3);
+
+/* Pass a failure up. */
+#define WEFT__TRY(call)                                                                            \
+    do {                                                                                           \
+        weft_status weft__try_status = (call);                                                     \
+        if (weft__try_status != WEFT_OK) return weft__try_status;                                  \
+    } while (0)
+
+/* A text built in a fixed buffer; counts on past the end so that the caller learns the length it takes. */
+typedef struct weft__text {
+    char *at;
+    size_t capacity, length;
+} weft__text;
+void weft__put(weft__text *t, const char *format, ...) WEFT__PRINTF(2, 3);
+
+/* ---------------------------------------------------------------- names.c: words and their texts */
+const char *weft__dtype_name(int dtype);
+size_t weft__dtype_size(int dtype);
+const char *weft__role_name(int role);
+const char *weft__pass_name(int pass);
+const char *weft__math_name(int math);
+/* The index of the word text[0..n) in a table of names, or -1. */
+int weft__word(const char *const *names, int count, const char *text, size_t n);
+extern const char *const weft__dtype_names[WEFT_DTYPE_COUNT], *const weft__role_names[WEFT_ROLE_COUNT];
+extern const char *const weft__pass_names[WEFT_PASS_COUNT], *const weft__math_names[4], *const weft__step_names[4];
+
+/* ---------------------------------------------------------------- hardware */
+typedef enum weft__isa { WEFT__SCALAR, WEFT__AVX2, WEFT__AVX512, WEFT__ISA_COUNT } weft__isa;
+extern const char *const weft__isa_names[WEFT__ISA_COUNT];
+
+typedef struct weft__gpu {
+    int ordinal, cc;                 /* compute capability: 90 for 9.0 */
+    int sms;
+    size_t l2, smem;                 /* smem: the opt-in limit of one block */
+    double gbs, gflops;              /* rough rates for estimates */
+    char name[64];
+} weft__gpu;
+
+/* What ok() and cost() may ask. Rates are rough: only ratios between kernels matter. */
+typedef struct weft__hw {
+    weft__isa isa;                   /* the highest usable */
+    int threads;
+    size_t l1, l2, l3;
+    double gbs;                      /* memory, all threads */
+    double gflops[WEFT__ISA_COUNT];  /* f32 multiply-add, one thread */
+    const weft__gpu *gpu;            /* of the problem's device; NULL: none */
+} weft__hw;
+void weft__hw_detect(weft__hw *hw);
+
+/* ---------------------------------------------------------------- ops: one record an operator
+ * A new operator is a record in src/ops/NAME.c, items in src/ref/NAME.h, and a line in WEFT_OP_LIST. */
+typedef struct weft__field {         /* one letter of the problem text, at an offset in weft_problem */
+    const char *key;
+    enum { WEFT__FIELD_INT, WEFT__FIELD_AXES, WEFT__FIELD_PADS } kind;   /* one value; one an axis; low+high an axis */
+    size_t offset;                   /* PADS: of pad_lo; pad_hi follows it */
+    int64_t fallback;                /* printed only when different ... */
+    bool always;                     /* ... or when this is set */
+    int min_rank;                    /* not present for problems of lower rank */
+    int section;                     /* 0: sizes, 1: attributes */
+} weft__field;
+
+#define WEFT__BIT(x) (1u << (x))
+typedef struct weft__pass_def {      /* reads, writes: sets of roles. A role of `biased` takes part if the epilogue has bias */
+    int pass;
+    uint32_t reads, writes, biased;
+    bool epilogue;                   /* relu and clip allowed */
+} weft__pass_def;
+
+typedef struct weft__items {         /* the reference, see src/ref/item.h */
+    const char *source;              /* embedded text, for the CUDA engine */
+    int (*phases)(const weft_problem *p);
+    int64_t (*count)(const weft_problem *p, int phase);
+    size_t (*workspace)(const weft_problem *p);
+    void (*item)(const weft_problem *p, void *const *ptr, void *workspace, int phase, int64_t i);
+} weft__items;
+
+typedef struct weft__op {
+    const char *name;
+    int op, min_rank, max_rank;
+    const weft__field *fields;
+    size_t nfields;
+    const weft__pass_def *passes;
+    size_t npasses;
+    weft_status (*check)(weft_problem *p);   /* geometry: ranges, divisibility, overflow; sets derived fields */
+    void (*shape)(const weft_problem *p, int role, weft_tensor *t);   /* rank and dims of a role's tensor */
+    double (*flops)(const weft_problem *p);
+    const weft__items *items;
+} weft__op;
+const weft__op *weft__op_of(int op);                 /* NULL: no such operator */
+const weft__op *weft__op_named(const char *name, size_t n);
+const weft__pass_def *weft__pass_of(const weft_problem *p);
+/* Every role that takes part, in role order; bit set of weft_role. */
+uint32_t weft__roles(const weft_problem *p);
+bool weft__is_output(const weft_problem *p, int role);
+
+/* ---------------------------------------------------------------- problem.c: questions kernels ask */
+const weft_tensor *weft__tensor(const weft_problem *p, int role);   /* NULL: takes no part */
+int64_t weft__numel(const weft_tensor *t);
+/* Dense in that order; axes of size 1 do not count. A tensor may be both. */
+bool weft__is_first(const weft_tensor *t);
+bool weft__is_last(const weft_tensor *t);
+bool weft__all_dtype(const weft_problem *p, int dtype);
+bool weft__has_step(const weft_problem *p, int kind);
+bool weft__is_empty(const weft_problem *p);          /* no output element */
+double weft__bytes(const weft_problem *p);           /* each tensor once */
+double weft__flops(const weft_problem *p);
+/* a * b in int64; false on overflow. */
+bool weft__mul(int64_t a, int64_t b, int64_t *r);
+
+/* The cache key: everything that names the problem, nothing else. Returns words written (at most WEFT__KEY_MAX). */
+#define WEFT__KEY_MAX (64 + WEFT_MAX_TENSORS * (2 + 2 * WEFT_MAX_RANK))
+size_t weft__problem_key(const weft_problem *p, uint64_t *key);
+uint64_t weft__hash(const uint64_t *words, size_t n);
+
+/* ---------------------------------------------------------------- kernels: one record each, listed in kernels.def */
+typedef struct weft__exec {          /* one call, as a kernel sees it: checked, roles filled */
+    const weft_problem *p;
+    const weft__hw *hw;
+    weft_ctx *ctx;
+    void *const *ptr;                /* by role */
+    const void *packed;
+    void *workspace, *stream;
+    void *state;                     /* of the plan, from prepare */
+} weft__exec;
+
+typedef struct weft__kernel {
+    const char *name;                /* dtype_operator_pass_layout_tile__isa */
+    int version;                     /* wisdom of another version is not used */
+    int op;
+    unsigned engine;                 /* WEFT_ENGINE_* */
+    weft__isa isa;                   /* least ISA, for the CPU engine */
+    bool exact;                      /* equal to the reference on integers; else within `bound` */
+    double bound;                    /* error over that of the direct f32 sum; 0 means 1 */
+    const char *(*ok)(const weft_problem *, const weft__hw *);          /* NULL: applies; else the reason */
+    size_t (*workspace)(const weft_problem *, const weft__hw *);        /* NULL: none */
+    size_t (*packed)(const weft_problem *, const weft__hw *);           /* NULL: weights as they are */
+    double (*cost)(const weft_problem *, const weft__hw *);             /* ns */
+    weft_status (*pack)(const weft__exec *, const void *weights, void *packed);
+    weft_status (*run)(const weft__exec *);
+    /* CUDA: the embedded source, its entry, and -D options for this problem, one per call of add. */
+    const char *source, *entry;
+    void (*defines)(const weft_problem *, const weft__hw *, weft__text *t);   /* space-separated "-DA=1 -DB=2" */
+} weft__kernel;
+
+/* Kernels of one operator, best first, reference last. */
+size_t weft__kernels(int op, const weft__kernel *const **list);
+/* Its engine runs on the problem's device, is enabled, ISA is there, and ok() agrees; else why not. */
+const char *weft__kernel_refusal(const weft_ctx *ctx, const weft__kernel *k, const weft_problem *p, const weft__hw *hw);
+size_t weft__kernel_workspace(const weft__kernel *k, const weft_problem *p, const weft__hw *hw);   /* with room for packing */
+extern const weft__kernel *const weft__ref_kernels[WEFT_OP_COUNT];      /* ref.c */
+extern const weft__kernel *const weft__cuda_ref_kernels[WEFT_OP_COUNT]; /* cuda/ref.c */
+weft_status weft__ref_run(const weft__exec *e);
+
+/* ---------------------------------------------------------------- context.c, threads.c, log.c */
+typedef struct weft__pool weft__pool;
+typedef struct weft__cuda weft__cuda;
+typedef struct weft__wisdom weft__wisdom;
+typedef struct weft__cache weft__cache;
+
+void *weft__alloc(const weft_ctx *ctx, size_t bytes);     /* NULL on failure; zeroed */
+void weft__free(const weft_ctx *ctx, void *block);
+const weft_ctx_opts *weft__opts(const weft_ctx *ctx);
+/* The hardware as the problem's device shows it; for CUDA opens the engine. Fails with the reason if it is absent. */
+weft_status weft__ctx_hw(weft_ctx *ctx, const weft_problem *p, weft__hw *hw);
+weft_ctx *weft__ctx_retain(weft_ctx *ctx);
+weft__wisdom *weft__ctx_wisdom(const weft_ctx *ctx);
+weft__cache *weft__ctx_cache(const weft_ctx *ctx);
+/* The CUDA engine, opened on first use; NULL and *why if absent. Never opened by a CPU problem. */
+weft__cuda *weft__ctx_cuda(weft_ctx *ctx, const char **why);
+
+/* Slots and everything a slot computes must follow from the problem alone. */
+void weft__parallel(weft_ctx *ctx, int64_t slots, weft_task task, void *arg);
+weft_status weft__pool_create(weft__pool **pool, int threads);
+void weft__pool_destroy(weft__pool *pool);
+void weft__pool_run(weft__pool *pool, int64_t slots, weft_task task, void *arg);
+
+bool weft__logs(const weft_ctx *ctx, int topic);          /* ask before building a line */
+void weft__log(const weft_ctx *ctx, int topic, const char *format, ...) WEFT__PRINTF(3, 4);
+uint64_t weft__now_ns(void);
+
+/* ---------------------------------------------------------------- planner.c, measure.c, wisdom.c, cache.c */
+typedef struct weft__choice {        /* what planning decides */
+    const weft__kernel *kernel;
+    double ns;
+    size_t workspace, packed;
+    const char *why;                 /* "estimate", "measured", "wisdom", "pinned" */
+} weft__choice;
+typedef struct weft__want { int mode; size_t limit; const weft__kernel *pin; } weft__want;
+
+/* Time one kernel on private buffers: median ns; abandoned (HUGE_VAL) when a run exceeds give_up_ns. */
+weft_status weft__measure(weft_ctx *ctx, const weft_problem *p, const weft__hw *hw, const weft__kernel *k,
+                          double give_up_ns, double seconds, double *ns);
+weft_status weft__plan_build(weft_plan **plan, weft_ctx *ctx, const weft_problem *p, const weft__hw *hw, const weft__choice *c);
+
+/* "cpu:<model>:avx512" or "cuda:<name>:cc90", no spaces: the device field of wisdom. */
+void weft__device_name(const weft__hw *hw, int device, char *text, size_t capacity);
+weft__wisdom *weft__wisdom_create(const weft_ctx *ctx);
+void weft__wisdom_destroy(const weft_ctx *ctx, weft__wisdom *w);
+/* The fastest remembered kernel that applies and fits, or NULL. */
+const weft__kernel *weft__wisdom_find(weft_ctx *ctx, const weft_problem *p, const weft__hw *hw, size_t limit, double *ns);
+weft_status weft__wisdom_add(weft_ctx *ctx, const weft_problem *p, const weft__hw *hw, const weft__kernel *k, double ns, size_t workspace);
+
+weft__cache *weft__cache_create(const weft_ctx *ctx, size_t capacity);
+void weft__cache_destroy(const weft_ctx *ctx, weft__cache *c);
+weft_plan *weft__cache_get(weft__cache *c, const uint64_t *key, size_t n, uint64_t hash);      /* retained, or NULL */
+weft_status weft__cache_put(const weft_ctx *ctx, weft__cache *c, const uint64_t *key, size_t n, uint64_t hash, weft_plan *plan);
+void weft__cache_clear(const weft_ctx *ctx, weft__cache *c);
+
+/* ---------------------------------------------------------------- cuda/engine.c */
+weft_status weft__cuda_open(weft__cuda **cuda, const weft_ctx *ctx);
+void weft__cuda_close(weft__cuda *cuda);
+const weft__gpu *weft__cuda_gpu(weft__cuda *cuda, int ordinal);     /* NULL: no such device */
+int weft__cuda_count(const weft__cuda *cuda);
+/* Compile (or find in memory or on disk) a kernel for a problem: a CUfunction kept by the engine. */
+weft_status weft__cuda_prepare(weft__cuda *cuda, const weft__kernel *k, const weft_problem *p, const weft__hw *hw, void **function);
+weft_status weft__cuda_launch(const weft__exec *e, const uint32_t grid[3], const uint32_t block[3], size_t smem, void **params);
+weft_status weft__cuda_alloc(weft__cuda *cuda, int ordinal, size_t bytes, void **block);
+void weft__cuda_free(weft__cuda *cuda, int ordinal, void *block);
+weft_status weft__cuda_copy_in(weft__cuda *cuda, int ordinal, void *dst, const void *src, size_t bytes);
+weft_status weft__cuda_copy_out(weft__cuda *cuda, int ordinal, void *dst, const void *src, size_t bytes);
+/* Time `runs` executions by events, the cache flushed before each: ns of each. */
+weft_status weft__cuda_time(const weft__exec *e, const weft__kernel *k, int runs, double *ns);
+/* Compile only, no GPU needed: for tests. options as in weft__kernel.defines; arch "sm_90". *size: bytes of code. */
+weft_status weft__cuda_compile(const weft_ctx *ctx, const char *source, const char *defines, const char *arch, size_t *size);
+/* The lines of weft_ctx_describe about CUDA. */
+void weft__cuda_describe(weft_ctx *ctx, weft__text *t);
+
+/* Texts embedded at build time: weft.h, src/ref/<name>.h, src/cuda/kernels/<name>.cu */
+typedef struct weft__embedded { const char *name; const unsigned char *text; size_t bytes; } weft__embedded;
+extern const weft__embedded weft__embedded_files[];
+extern const size_t weft__embedded_count;
+const weft__embedded *weft__embedded_find(const char *name);
+
+#endif
