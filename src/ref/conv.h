@@ -1,0 +1,153 @@
+/* Convolution, the truth. One item is one element of the phase's output:
+ *   fwd           dst[n,o,out]      = epilogue(sum_{i,k} src[n, g*I+i, out*s - p + k*d] * weights[o,i,k])
+ *   bwd_data      diff_src[n,c,in]  = epilogue(sum_{o in group, k} diff_dst[n,o,(in + p - k*d)/s] * weights[o, c mod I, k]), whole quotients only
+ *   bwd_weights   diff_weights[o,i,k] = sum_{n,out} src[n, g*I+i, out*s - p + k*d] * diff_dst[n,o,out]
+ *   bwd_bias      diff_bias[o]      = sum_{n,out} diff_dst[n,o,out]
+ * I = c/groups, g = the group of the output channel; in, out, k, s, p, d have three axes. */
+#ifndef WEFT_REF_CONV_H
+#define WEFT_REF_CONV_H
+
+#include "item.h"
+
+/* A tensor and its data, ready to read. */
+typedef struct conv_view { const weft_tensor *t; void *ptr; } conv_view;
+
+WEFT_ITEM conv_view conv_see(const weft_problem *p, void *const *ptr, int role) {
+    conv_view v;
+    v.t = item_tensor(p, role);
+    v.ptr = ptr[role];
+    return v;
+}
+
+WEFT_ITEM double conv_get(conv_view v, int64_t a, int64_t b, int64_t z, int64_t y, int64_t x) {
+    const int64_t *s = v.t->strides;
+    return item_load(v.t->dtype, v.ptr, a * s[0] + b * s[1] + z * s[2] + y * s[3] + x * s[4]);
+}
+
+/* Where tap k of output position `out` reads; negative when it falls into the padding. */
+WEFT_ITEM int64_t conv_reads(const weft_problem *p, int a, int64_t out, int64_t k) {
+    int64_t in = out * p->stride[a] - p->pad_lo[a] + k * p->dilation[a];
+    return in < p->in[a] ? in : -1;
+}
+
+/* Which output position tap k of input position `in` feeds; negative for none. */
+WEFT_ITEM int64_t conv_feeds(const weft_problem *p, int a, int64_t in, int64_t k) {
+    int64_t at = in + p->pad_lo[a] - k * p->dilation[a];
+    if (at < 0 || at % p->stride[a]) return -1;
+    at /= p->stride[a];
+    return at < p->out[a] ? at : -1;
+}
+
+WEFT_ITEM void conv_fwd(const weft_problem *p, void *const *ptr, int64_t i) {
+    conv_view src = conv_see(p, ptr, WEFT_SRC), weights = conv_see(p, ptr, WEFT_WEIGHTS), dst = conv_see(p, ptr, WEFT_DST);
+    int64_t at[5], offset = item_at(dst.t, i, at);
+    int64_t per_group = p->c / p->groups, first = at[1] / (p->o / p->groups) * per_group;
+    double sum = 0;
+    for (int64_t r = 0; r < p->kernel[0]; r++) {
+        int64_t z = conv_reads(p, 0, at[2], r);
+        if (z < 0) continue;
+        for (int64_t s = 0; s < p->kernel[1]; s++) {
+            int64_t y = conv_reads(p, 1, at[3], s);
+            if (y < 0) continue;
+            for (int64_t t = 0; t < p->kernel[2]; t++) {
+                int64_t x = conv_reads(p, 2, at[4], t);
+                if (x < 0) continue;
+                for (int64_t c = 0; c < per_group; c++)
+                    sum += conv_get(src, at[0], first + c, z, y, x) * conv_get(weights, at[1], c, r, s, t);
+            }
+        }
+    }
+    item_store(dst.t->dtype, dst.ptr, offset, item_epilogue(p, ptr, at[1], sum));
+}
+
+WEFT_ITEM void conv_bwd_data(const weft_problem *p, void *const *ptr, int64_t i) {
+    conv_view diff_dst = conv_see(p, ptr, WEFT_DIFF_DST), weights = conv_see(p, ptr, WEFT_WEIGHTS);
+    conv_view diff_src = conv_see(p, ptr, WEFT_DIFF_SRC);
+    int64_t at[5], offset = item_at(diff_src.t, i, at);
+    int64_t per_group = p->c / p->groups, outs = p->o / p->groups, c = at[1] % per_group, first = at[1] / per_group * outs;
+    double sum = 0;
+    for (int64_t r = 0; r < p->kernel[0]; r++) {
+        int64_t z = conv_feeds(p, 0, at[2], r);
+        if (z < 0) continue;
+        for (int64_t s = 0; s < p->kernel[1]; s++) {
+            int64_t y = conv_feeds(p, 1, at[3], s);
+            if (y < 0) continue;
+            for (int64_t t = 0; t < p->kernel[2]; t++) {
+                int64_t x = conv_feeds(p, 2, at[4], t);
+                if (x < 0) continue;
+                for (int64_t o = first; o < first + outs; o++)
+                    sum += conv_get(diff_dst, at[0], o, z, y, x) * conv_get(weights, o, c, r, s, t);
+            }
+        }
+    }
+    item_store(diff_src.t->dtype, diff_src.ptr, offset, item_epilogue(p, ptr, at[1], sum));
+}
+
+WEFT_ITEM void conv_bwd_weights(const weft_problem *p, void *const *ptr, int64_t i) {
+    conv_view src = conv_see(p, ptr, WEFT_SRC), diff_dst = conv_see(p, ptr, WEFT_DIFF_DST);
+    conv_view diff_weights = conv_see(p, ptr, WEFT_DIFF_WEIGHTS);
+    int64_t at[5], offset = item_at(diff_weights.t, i, at);
+    int64_t c = at[0] / (p->o / p->groups) * (p->c / p->groups) + at[1];
+    double sum = 0;
+    for (int64_t n = 0; n < p->n; n++)
+        for (int64_t z = 0; z < p->out[0]; z++) {
+            int64_t iz = conv_reads(p, 0, z, at[2]);
+            if (iz < 0) continue;
+            for (int64_t y = 0; y < p->out[1]; y++) {
+                int64_t iy = conv_reads(p, 1, y, at[3]);
+                if (iy < 0) continue;
+                for (int64_t x = 0; x < p->out[2]; x++) {
+                    int64_t ix = conv_reads(p, 2, x, at[4]);
+                    if (ix < 0) continue;
+                    sum += conv_get(src, n, c, iz, iy, ix) * conv_get(diff_dst, n, at[0], z, y, x);
+                }
+            }
+        }
+    item_store(diff_weights.t->dtype, diff_weights.ptr, offset, sum);
+}
+
+WEFT_ITEM void conv_bwd_bias(const weft_problem *p, void *const *ptr, int64_t o) {
+    conv_view diff_dst = conv_see(p, ptr, WEFT_DIFF_DST), diff_bias = conv_see(p, ptr, WEFT_DIFF_BIAS);
+    double sum = 0;
+    for (int64_t n = 0; n < p->n; n++)
+        for (int64_t z = 0; z < p->out[0]; z++)
+            for (int64_t y = 0; y < p->out[1]; y++)
+                for (int64_t x = 0; x < p->out[2]; x++) sum += conv_get(diff_dst, n, o, z, y, x);
+    item_store(diff_bias.t->dtype, diff_bias.ptr, o * diff_bias.t->strides[0], sum);
+}
+
+/* Each phase fills one output tensor: the outputs of the pass in role order. */
+WEFT_ITEM int conv_output(const weft_problem *p, int phase) {
+    switch (p->pass) {
+    case WEFT_FWD: return WEFT_DST;
+    case WEFT_BWD_DATA: return WEFT_DIFF_SRC;
+    case WEFT_BWD_WEIGHTS: return WEFT_DIFF_WEIGHTS + phase;
+    case WEFT_BWD_BIAS: return WEFT_DIFF_BIAS;
+    default: return WEFT_DIFF_SRC + phase;
+    }
+}
+
+WEFT_ITEM int conv_phases(const weft_problem *p) {
+    int biased = 0;
+    for (int i = 0; i < p->nsteps; i++) biased |= p->step[i].kind == WEFT_STEP_BIAS;
+    return p->pass == WEFT_BWD ? 2 + biased : p->pass == WEFT_BWD_WEIGHTS ? 1 + biased : 1;
+}
+
+WEFT_ITEM int64_t conv_count(const weft_problem *p, int phase) { return item_numel(item_tensor(p, conv_output(p, phase))); }
+
+WEFT_ITEM size_t conv_workspace(const weft_problem *p) {
+    (void)p;
+    return 0;
+}
+
+WEFT_ITEM void conv_item(const weft_problem *p, void *const *ptr, void *workspace, int phase, int64_t i) {
+    (void)workspace;
+    switch (conv_output(p, phase)) {
+    case WEFT_DST: conv_fwd(p, ptr, i); break;
+    case WEFT_DIFF_SRC: conv_bwd_data(p, ptr, i); break;
+    case WEFT_DIFF_WEIGHTS: conv_bwd_weights(p, ptr, i); break;
+    default: conv_bwd_bias(p, ptr, i); break;
+    }
+}
+
+#endif

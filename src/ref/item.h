@@ -1,0 +1,124 @@
+/* The vocabulary of reference items: text that is both C and CUDA C.
+ * An operator is written once as items: item(problem, ptr, workspace, phase, i) computes output i of a phase alone, in gather
+ * form, so items may run in any order on any thread. C runs them in a parallel loop, the CUDA engine one a thread.
+ * Values are loaded to double, summed in double, and rounded once on the way out. */
+#ifndef WEFT_REF_ITEM_H
+#define WEFT_REF_ITEM_H
+
+#include "weft.h"
+
+#ifdef __CUDACC_RTC__
+#define WEFT_ITEM static __device__
+#else
+#define WEFT_ITEM static inline __attribute__((unused))
+#endif
+
+/* ---------------------------------------------------------------- 16-bit floats
+ * e exponent bits, m mantissa bits: f16 is (5, 10), bf16 is (8, 7). */
+typedef union item_bits { double f; uint64_t u; } item_bits;
+
+WEFT_ITEM double item_unpack(uint32_t v, int e, int m) {
+    uint64_t sign = (uint64_t)(v >> (e + m)) << 63;
+    uint32_t exponent = (v >> m) & ((1u << e) - 1), mantissa = v & ((1u << m) - 1);
+    int bias = (1 << (e - 1)) - 1;
+    item_bits b;
+    if (exponent == (1u << e) - 1) {   /* infinity, NaN */
+        b.u = sign | (UINT64_C(0x7ff) << 52) | ((uint64_t)mantissa << (52 - m));
+        return b.f;
+    }
+    if (exponent == 0) {               /* zero, subnormal: mantissa * 2^(1 - bias - m) */
+        b.u = (uint64_t)(1 - bias - m + 1023) << 52;
+        b.f *= (double)mantissa;
+        b.u |= sign;
+        return b.f;
+    }
+    b.u = sign | ((uint64_t)((int)exponent - bias + 1023) << 52) | ((uint64_t)mantissa << (52 - m));
+    return b.f;
+}
+
+/* To nearest, ties to even, straight from double: no double rounding through f32. */
+WEFT_ITEM uint32_t item_pack(double v, int e, int m) {
+    item_bits b;
+    b.f = v;
+    uint32_t sign = (uint32_t)(b.u >> 63) << (e + m), infinity = ((1u << e) - 1) << m;
+    uint64_t mantissa = b.u & ((UINT64_C(1) << 52) - 1);
+    int exponent = (int)((b.u >> 52) & 0x7ff), bias = (1 << (e - 1)) - 1;
+    if (exponent == 0x7ff) return sign | infinity | (mantissa ? 1u << (m - 1) : 0);
+    if (exponent == 0) return sign;    /* a double subnormal is far below half of the least value */
+    int unbiased = exponent - 1023, shift = 52 - m;
+    if (unbiased < 1 - bias) shift += 1 - bias - unbiased;
+    if (shift > 54) return sign;
+    mantissa |= UINT64_C(1) << 52;
+    uint64_t q = mantissa >> shift, rest = mantissa & ((UINT64_C(1) << shift) - 1), half = UINT64_C(1) << (shift - 1);
+    if (rest > half || (rest == half && (q & 1))) q++;
+    uint64_t value = unbiased < 1 - bias ? q : ((uint64_t)(unbiased + bias - 1) << m) + q;   /* a carry runs into the exponent */
+    return sign | (value >= infinity ? infinity : (uint32_t)value);
+}
+
+/* ---------------------------------------------------------------- elements */
+WEFT_ITEM double item_load(int dtype, const void *ptr, int64_t at) {
+    switch (dtype) {
+    case WEFT_F32: return ((const float *)ptr)[at];
+    case WEFT_F64: return ((const double *)ptr)[at];
+    case WEFT_F16: return item_unpack(((const uint16_t *)ptr)[at], 5, 10);
+    case WEFT_BF16: return item_unpack(((const uint16_t *)ptr)[at], 8, 7);
+    case WEFT_U8: return ((const uint8_t *)ptr)[at];
+    case WEFT_I32: return ((const int32_t *)ptr)[at];
+    default: return (double)((const int64_t *)ptr)[at];
+    }
+}
+
+WEFT_ITEM void item_store(int dtype, void *ptr, int64_t at, double v) {
+    switch (dtype) {
+    case WEFT_F32: ((float *)ptr)[at] = (float)v; break;
+    case WEFT_F64: ((double *)ptr)[at] = v; break;
+    case WEFT_F16: ((uint16_t *)ptr)[at] = (uint16_t)item_pack(v, 5, 10); break;
+    case WEFT_BF16: ((uint16_t *)ptr)[at] = (uint16_t)item_pack(v, 8, 7); break;
+    case WEFT_U8: ((uint8_t *)ptr)[at] = (uint8_t)v; break;
+    case WEFT_I32: ((int32_t *)ptr)[at] = (int32_t)v; break;
+    default: ((int64_t *)ptr)[at] = (int64_t)v; break;
+    }
+}
+
+/* ---------------------------------------------------------------- tensors */
+/* The tensor of a role that takes part. */
+WEFT_ITEM const weft_tensor *item_tensor(const weft_problem *p, int role) {
+    for (int i = 0; i < p->ntensors; i++)
+        if (p->tensor[i].role == role) return &p->tensor[i];
+    return p->tensor;
+}
+
+WEFT_ITEM int64_t item_numel(const weft_tensor *t) {
+    int64_t n = 1;
+    for (int a = 0; a < t->rank; a++) n *= t->dims[a];
+    return n;
+}
+
+/* Logical index i, last axis fastest, to coordinates and to the offset in memory. */
+WEFT_ITEM int64_t item_at(const weft_tensor *t, int64_t i, int64_t *coord) {
+    int64_t at = 0;
+    for (int a = t->rank - 1; a >= 0; a--) {
+        coord[a] = i % t->dims[a];
+        i /= t->dims[a];
+        at += coord[a] * t->strides[a];
+    }
+    return at;
+}
+
+/* The epilogue, in its order. NaN stays NaN. */
+WEFT_ITEM double item_epilogue(const weft_problem *p, void *const *ptr, int64_t channel, double v) {
+    for (int i = 0; i < p->nsteps; i++) {
+        const weft_step *s = &p->step[i];
+        if (s->kind == WEFT_STEP_BIAS) {
+            const weft_tensor *b = item_tensor(p, WEFT_BIAS);
+            v += item_load(b->dtype, ptr[WEFT_BIAS], channel * b->strides[0]);
+        } else {
+            double lo = s->kind == WEFT_STEP_RELU ? 0 : s->lo;
+            if (v < lo) v = lo;
+            if (s->kind == WEFT_STEP_CLIP && v > s->hi) v = s->hi;
+        }
+    }
+    return v;
+}
+
+#endif
