@@ -1,9 +1,77 @@
-# A thin front for CMake: `make help` lists what there is.
+# A thin front for CMake and the test runner. `make help` lists the targets.
+SHELL := bash
+.SHELLFLAGS := -o pipefail -c
+
 BUILD ?= build
+OUT ?= $(BUILD)/out
+PREFIX ?= /usr/local
 JOBS ?= $(shell nproc 2>/dev/null || echo 2)
 CMAKE_FLAGS ?=
+# Which Python runs the client and its tests: unset sets up .venv, a path takes that one, `none` leaves Python out.
+PYTHON ?=
+# What the targets `verify` and `fuzz` do; `make test` has shorter runs of both.
+RANDOM_PROBLEMS ?= 20000
+SEED ?= 7
+FUZZ_SECONDS ?= 60
 
-.PHONY: all
-all: ## build the libraries, the command and the PyTorch binding into build/
-	@cmake -S . -B $(BUILD) $(CMAKE_FLAGS) > $(BUILD).cmake.log 2>&1 || { cat $(BUILD).cmake.log; exit 1; }
+RUN = BUILD=$(BUILD) JOBS=$(JOBS) OUT=$(OUT) SEED=$(SEED) tests/run.sh
+WEFT_PY = PYTHONPATH=python$${PYTHONPATH:+:$$PYTHONPATH} $$(cat $(BUILD)/python) -m weft
+problems = $$(sed 's/\#.*//' bench/$(1).txt)
+export PYTHON
+
+.DEFAULT_GOAL := all
+.PHONY: all venv test demo bench asan tsan valgrind fuzz verify gpu-test gpu-bench install format clean help
+
+all: ## build the libraries, the command, the tests and the PyTorch binding into build/
+	@mkdir -p $(BUILD)
+	@cmake -S . -B $(BUILD) $(CMAKE_FLAGS) > $(BUILD)/configure.log 2>&1 || { cat $(BUILD)/configure.log; exit 1; }
 	@cmake --build $(BUILD) -j $(JOBS)
+
+venv: ## set up the Python environment in .venv: torch, pytest, NVRTC
+	@BUILD=$(BUILD) tests/venv.sh
+
+test: ## run every tier of tests; the last line is "N passed, N failed, N skipped"
+	@$(RUN)
+
+demo: all venv ## build, then show torch beside weft on this machine
+	@$(WEFT_PY) demo
+
+bench: all venv ## time the cases of bench/cpu.txt beside torch; rows to $(OUT)/cpu.json
+	@mkdir -p $(OUT)
+	@$(WEFT_PY) bench --json $(OUT)/cpu.json $(call problems,cpu)
+
+asan: ## the C tests under AddressSanitizer and UBSan
+	@$(RUN) asan
+
+tsan: ## the thread tests under ThreadSanitizer
+	@$(RUN) tsan
+
+valgrind: ## 200 random problems under valgrind
+	@$(RUN) valgrind
+
+fuzz: ## fuzz the parsers for FUZZ_SECONDS (60) each
+	@FUZZ_SECONDS=$(FUZZ_SECONDS) $(RUN) fuzz
+
+verify: all ## check RANDOM_PROBLEMS (20000) random problems against the reference
+	@$(BUILD)/weft verify --random $(RANDOM_PROBLEMS) --seed $(SEED)
+
+gpu-test: ## on a machine with a GPU, offline, with its python3: the CUDA tiers; logs to $(OUT)
+	@PYTHON=$(or $(PYTHON),python3) $(RUN) gpu python
+
+gpu-bench: export PYTHON := $(or $(PYTHON),python3)
+gpu-bench: all venv ## on a machine with a GPU, offline, with its python3: weft beside torch; rows and logs to $(OUT)
+	@mkdir -p $(OUT)
+	@timeout 120 $(BUILD)/gpu_smoke 2>&1 | tee $(OUT)/gpu_smoke.log
+	@timeout 330 env $(WEFT_PY) bench --json $(OUT)/gpu.json $(call problems,gpu) 2>&1 | tee $(OUT)/gpu-bench.log
+
+install: all ## install under PREFIX (/usr/local); DESTDIR is honoured
+	@DESTDIR=$(DESTDIR) cmake --install $(BUILD) --prefix $(PREFIX)
+
+format: ## clang-format the C sources that differ from HEAD
+	@git diff --name-only HEAD -- '*.c' '*.h' '*.cu' | xargs -r clang-format -i
+
+clean: ## remove what the targets above made, except .venv
+	@rm -rf $(BUILD) $(BUILD)-asan $(BUILD)-tsan
+
+help: ## this list
+	@sed -nE 's/^([a-z-]+):[^#]*## (.*)/  \1|\2/p' Makefile | awk -F'|' '{printf "%-13s %s\n", $$1, $$2}'

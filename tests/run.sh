@@ -1,0 +1,227 @@
+#!/usr/bin/env bash
+# Run the tiers of tests and add them up. docs/testing.md says what each tier is for.
+#   tests/run.sh              every tier of `make test`
+#   tests/run.sh asan fuzz    those
+# Two tiers run side by side where there are two cores. A tier that fails stops no other. The last line is
+# "N passed, N failed, N skipped" over all of them; the exit status is 1 if anything failed.
+# Read from the environment: BUILD, OUT, JOBS, PYTHON (tests/venv.sh), RANDOM_PROBLEMS, SEED, FUZZ_SECONDS.
+set -u
+cd "$(dirname "$0")/.." || exit 1
+BUILD=${BUILD:-build}
+OUT=${OUT:-$BUILD/out}
+JOBS=${JOBS:-$(nproc 2> /dev/null || echo 2)}
+LOGS=$OUT/logs
+SEED=${SEED:-7}
+mkdir -p "$LOGS"
+
+# Longest first, so that the last ones to finish are short.
+ALL=(python asan tsan c verify avx2 scalar fuzz valgrind docs install header examples gpu)
+
+# ---------------------------------------------------------------- helpers a tier is written with
+CLOSING='^[0-9]+ passed, [0-9]+ failed, [0-9]+ skipped$'
+counts() { echo "$1 passed, $2 failed, $3 skipped"; }
+
+# check NAME COMMAND...: run it and leave its closing line in the log. A command without one counts as a single test, one
+# that crashes after its closing line or ran nothing counts as a failure, exit status 77 means skipped: its last line says why.
+check() {
+    local name=$1 log rc
+    shift
+    log=$(mktemp)
+    echo "--- $name: $*"
+    if [ "$(type -t "$1")" = function ]; then "$@"; else timeout 400 "$@"; fi > "$log" 2>&1
+    rc=$?
+    cat "$log"
+    if [ $rc = 77 ]; then
+        echo "SKIPPED $name: $(tail -n 1 "$log")"
+        counts 0 0 1
+    elif grep -qE "$CLOSING" "$log"; then
+        local sum
+        sum=$(grep -E "$CLOSING" "$log" | awk '{p += $1; f += $3; s += $5} END {print p + s, f}')
+        if [ $rc != 0 ] && [ "${sum#* }" = 0 ] || [ "$sum" = '0 0' ]; then
+            echo "FAILED $name: exit status $rc, $sum"
+            counts 0 1 0
+        fi
+    elif [ $rc = 0 ]; then
+        counts 1 0 0
+    else
+        echo "FAILED $name: exit status $rc"
+        counts 0 1 0
+    fi
+    rm -f "$log"
+}
+skip() { # NAME REASON
+    echo "SKIPPED $1: $2"
+    counts 0 0 1
+}
+has() { command -v "$1" > /dev/null; }
+
+programs() { # DIR PATTERN: the C test programs whose names match
+    local program found=0
+    for program in "$1"/test_* "$1"/tests/test_*; do
+        [ -f "$program" ] && [ -x "$program" ] || continue
+        [[ ${program##*/} =~ $2 ]] || continue
+        found=1
+        check "${program##*/}" "$program"
+    done
+    [ $found = 1 ] || { echo "FAILED no test program in $1 matches $2"; counts 0 1 0; }
+}
+build_with() { # DIR SANITIZERS
+    cmake -S . -B "$1" -DCMAKE_BUILD_TYPE=RelWithDebInfo -DWEFT_SANITIZE="$2" -DWEFT_TORCH=OFF &&
+        cmake --build "$1" -j "$JOBS" || { echo "FAILED build in $1"; counts 0 1 0; return 1; }
+}
+with_python() { PYTHONPATH=python${PYTHONPATH:+:$PYTHONPATH} timeout 400 "$(cat "$BUILD/python")" "$@"; }
+pytest_counts() { # pytest, its summary said the way the other tiers say it
+    local log rc
+    log=$(mktemp)
+    with_python -m pytest -q -rs -p no:cacheprovider "$@" | tee "$log"
+    rc=${PIPESTATUS[0]}
+    tail -n 1 "$log" | awk '{
+        for (i = 2; i <= NF; i++) {
+            word = $i; sub(/,$/, "", word)
+            if (word == "passed" || word == "xfailed") p += $(i - 1)
+            if (word == "failed" || word ~ /^errors?$/ || word == "xpassed") f += $(i - 1)
+            if (word == "skipped") s += $(i - 1)
+        }
+        print p + 0 " passed, " f + 0 " failed, " s + 0 " skipped"
+    }'
+    rm -f "$log"
+    return "$rc"
+}
+
+# ---------------------------------------------------------------- the tiers
+tier_c() { programs "$BUILD" .; }
+tier_avx2() { at_isa avx2; }
+tier_scalar() { at_isa scalar; }
+at_isa() { # the kernels again on a lower instruction set
+    WEFT_ISA=$1 programs "$BUILD" 'kernel|sweep|propert|threads'
+    WEFT_ISA=$1 check "verify on $1" "$BUILD/weft" verify --random 500 --seed "$SEED"
+}
+tier_verify() { check verify "$BUILD/weft" verify --random "${RANDOM_PROBLEMS:-3000}" --seed "$SEED"; }
+tier_fuzz() {
+    local target
+    for target in "$BUILD"/fuzz_*; do
+        [ -x "$target" ] && check "${target##*/}" "$target" --seconds "${FUZZ_SECONDS:-5}" --seed "$SEED"
+    done
+}
+tier_asan() {
+    build_with "$BUILD-asan" address,undefined || return
+    programs "$BUILD-asan" .
+    check 'verify under ASan' "$BUILD-asan/weft" verify --random 200 --seed "$SEED"
+}
+tier_tsan() {
+    build_with "$BUILD-tsan" thread || return
+    programs "$BUILD-tsan" 'thread|cache|wisdom|plan'
+}
+tier_valgrind() {
+    has valgrind || { skip valgrind 'no valgrind on this machine'; return; }
+    WEFT_ISA=avx2 check valgrind valgrind -q --error-exitcode=1 --leak-check=full --errors-for-leak-kinds=definite \
+        "$BUILD/weft" verify --random 200 --seed "$SEED"
+}
+tier_install() { check install tests/install/run.sh "$BUILD"; }
+tier_header() { # weft.h compiles alone, in every language it promises
+    local unit=$LOGS/header
+    echo '#include "weft.h"' | tee "$unit.c" > "$unit.cc"
+    local strict=(-Wall -Wextra -Wpedantic -Werror -fsyntax-only -Iinclude)
+    local compiler
+    for compiler in gcc clang; do
+        has $compiler || { skip "$compiler" "no $compiler on this machine"; continue; }
+        check "$compiler C99" $compiler -std=c99 "${strict[@]}" "$unit.c"
+        check "$compiler C11" $compiler -std=c11 "${strict[@]}" "$unit.c"
+    done
+    for compiler in g++ clang++; do
+        has $compiler || { skip "$compiler" "no $compiler on this machine"; continue; }
+        check "$compiler C++17" $compiler -std=c++17 "${strict[@]}" "$unit.cc"
+    done
+}
+tier_examples() {
+    local example
+    for example in "$BUILD"/example_*; do
+        [ -x "$example" ] && check "${example##*/}" "$example"
+    done
+}
+tier_docs() { check docs with_python tests/docs.py; }
+tier_python() { check pytest pytest_counts tests/python; }
+
+no_gpu() { # why there is none, or nothing
+    "$BUILD/weft" info | sed -nE 's/^cuda: *(absent.*)/\1/p'
+}
+tier_gpu() {
+    local why
+    why=$(no_gpu)
+    [ -z "$why" ] || { skip gpu "$why"; return; }
+    check gpu_smoke "$BUILD/gpu_smoke"
+    check 'verify on cuda' "$BUILD/weft" verify --device cuda --random 20000 --seconds 120 --seed "$SEED"
+}
+
+# ---------------------------------------------------------------- running them
+needs_python() { [[ $1 =~ ^(python|docs|gpu-bench)$ ]]; }
+
+run_tier() { # NAME: its log, its counts in NAME.sum, one line on the terminal
+    local name=$1 log=$LOGS/$1.log start=$SECONDS word sum
+    if needs_python "$name" && [ "$(cat "$BUILD/python" 2> /dev/null)" = none ]; then
+        skip "$name" 'PYTHON=none' > "$log"
+    elif needs_python "$name" && [ ! -e "$BUILD/python" ]; then
+        { echo "FAILED $name: no Python with torch, see $BUILD/venv.log"; counts 0 1 0; } > "$log"
+    else
+        "tier_$name" > "$log" 2>&1
+    fi
+    sum=$(grep -E "$CLOSING" "$log" | awk '{p += $1; f += $3; s += $5} END {print p + 0, f + 0, s + 0}')
+    read -r passed failed skipped <<< "$sum"
+    echo "$sum" > "$LOGS/$name.sum"
+    word=ok
+    [ "$passed" != 0 ] || word=SKIPPED
+    [ "$failed" = 0 ] || word=FAILED
+    printf '%-8s %-10s %4d s   %s\n' $word "$name" $((SECONDS - start)) "$(counts "$passed" "$failed" "$skipped")"
+    grep -E '^SKIPPED' "$log" | sed 's/^/         /'
+    [ "$failed" = 0 ] || { echo "         the end of $log:"; tail -n 40 "$log" | sed 's/^/         | /'; }
+}
+prepare() { # the build and the Python environment, side by side; no tier makes sense without the build
+    tests/venv.sh & # leaves $BUILD/python, or nothing: then the tiers that need it fail, with the reason
+    make --no-print-directory all BUILD="$BUILD" JOBS="$JOBS" > "$LOGS/build.log" 2>&1
+    local rc=$?
+    wait
+    if [ $rc != 0 ]; then
+        tail -n 40 "$LOGS/build.log"
+        echo 'FAILED   the build'
+        counts 0 1 0
+        exit 1
+    fi
+    NVRTC=$(ls .venv/lib/python3*/site-packages/nvidia/*/lib/libnvrtc.so.* 2> /dev/null | head -n 1)
+    [ -z "$NVRTC" ] || export WEFT_NVRTC=${WEFT_NVRTC:-$PWD/$NVRTC}
+    if grep -q 'warning:' "$LOGS/build.log"; then
+        grep -A3 'warning:' "$LOGS/build.log" | head -n 40
+        echo "FAILED   build      the compiler warns, see $LOGS/build.log"
+        echo 0 1 0 > "$LOGS/build.sum"
+    else
+        printf 'ok       build      %4d s   %s\n' $SECONDS "$(counts 1 0 0)"
+        echo 1 0 0 > "$LOGS/build.sum"
+    fi
+}
+
+main() {
+    local name
+    for name in "$@"; do
+        [ "$(type -t "tier_$name")" = function ] || { echo "tests/run.sh: no tier '$name'; there are: ${ALL[*]}" >&2; exit 2; }
+    done
+    [ $# != 0 ] || set -- "${ALL[@]}"
+    trap 'kill $(jobs -p) 2> /dev/null; exit 130' INT TERM
+    rm -f "$LOGS"/*.sum
+    prepare
+    local slots=$((JOBS < 4 ? JOBS : 4)) running=0
+    for name in "$@"; do
+        if [ $running -ge "$slots" ]; then
+            wait -n
+            running=$((running - 1))
+        fi
+        run_tier "$name" &
+        running=$((running + 1))
+    done
+    wait
+    local sum passed failed skipped
+    sum=$(cat "$LOGS"/*.sum | awk '{p += $1; f += $2; s += $3} END {print p + 0, f + 0, s + 0}')
+    read -r passed failed skipped <<< "$sum"
+    echo "logs in $LOGS, $SECONDS s in all"
+    counts "$passed" "$failed" "$skipped"
+    [ "$failed" = 0 ]
+}
+main "$@"

@@ -1,0 +1,42 @@
+#!/usr/bin/env bash
+# Find or make the Python that runs the client and its tests; its path goes into $BUILD/python.
+#   PYTHON=          .venv in the tree, made on first use; if pip cannot, the system's python3 where it has torch
+#   PYTHON=<path>    that one
+#   PYTHON=none      none: "none" is written, and the tiers that need Python are left out
+set -u
+cd "$(dirname "$0")/.." || exit 1
+build=${BUILD:-build}
+log=$build/venv.log
+mkdir -p "$build"
+use() { echo "$1" > "$build/python"; exit 0; }
+give_up() { echo "venv: $*" >&2; rm -f "$build/python"; exit 1; }
+
+[ -z "${PYTHON:-}" ] || use "$PYTHON"
+
+# Exactly this spelling of torch: it finds the CPU build where that is offered. Others pull in gigabytes of CUDA.
+packages=(torch==2.13.0 pytest)
+nvrtc='nvidia-cuda-nvrtc==13.0.*'
+venv=$PWD/.venv/bin/python
+made_with=$(cat .venv/made-with 2> /dev/null)
+[ "$made_with" != "${packages[*]} $nvrtc" ] || use "$venv"
+
+python=$(command -v python3) || give_up "no python3 on the PATH; Python 3.10 or later is needed"
+"$python" -c 'import sys; sys.exit(sys.version_info < (3, 10))' ||
+    give_up "$("$python" --version) is too old; Python 3.10 or later is needed"
+
+pip_install() { "$venv" -m pip install --disable-pip-version-check --retries 2 "$@" >> "$log" 2>&1; }
+echo "venv: setting up .venv with ${packages[*]} (log: $log)"
+if "$python" -m venv .venv > "$log" 2>&1 && pip_install "${packages[@]}"; then
+    if pip_install "$nvrtc"; then
+        echo "${packages[*]} $nvrtc" > .venv/made-with
+    else
+        echo "venv: $nvrtc could not be installed: the tests will not compile the CUDA sources"
+    fi
+    use "$venv"
+fi
+if "$python" -c 'import torch, pytest' 2>> "$log"; then
+    echo "venv: pip could not install into .venv; taking $python, which has torch"
+    use "$python"
+fi
+tail -n 5 "$log" >&2
+give_up "pip could not install ${packages[*]} and $python has no torch; PYTHON=<path> names another, PYTHON=none does without"
