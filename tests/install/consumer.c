@@ -16,7 +16,9 @@ int main(void) {
         fprintf(stderr, "header %s, library %s\n", WEFT_VERSION, weft_version());
         return 1;
     }
-    float src[C * H * W], weights[C * 9], dst[C * H * W] = {0};
+    _Alignas(16) float src[C * H * W];
+    _Alignas(16) float weights[C * 9];
+    _Alignas(16) float dst[C * H * W] = {0};
     for (int i = 0; i < C * H * W; i++) src[i] = 1;
     for (int i = 0; i < C * 9; i++) weights[i] = 1;
 
@@ -24,7 +26,7 @@ int main(void) {
     weft_plan *plan = NULL;
     weft_problem p;
     if (weft_ctx_create(&ctx, NULL)) return fail("weft_ctx_create");
-    if (weft_problem_parse(&p, "conv2d:fwd:f32:nchw/4:n1c2h4w4:o2k3p1g2")) return fail("weft_problem_parse");
+    if (weft_problem_parse(&p, "conv2d:fwd:f32:nchw:n1c2h4w4:o2k3p1g2")) return fail("weft_problem_parse");
     if (weft_plan_create(&plan, ctx, &p, NULL)) return fail("weft_plan_create");
     size_t bytes = weft_plan_workspace(plan);
     void *workspace = bytes ? aligned_alloc(64, (bytes + 63) / 64 * 64) : NULL;
