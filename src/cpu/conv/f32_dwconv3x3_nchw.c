@@ -1,0 +1,131 @@
+/* f32 depthwise 3x3, channels-first: forward at stride 1 and 2 (o = m c too), data gradient at stride 1.
+ * Math:      out[y,x] = sum_{r,s} in[S y + r - ph, S x + s - pw] * w[r,s], see dwconv3x3.h
+ * Blocking:  4 rows x 1 vector of outputs; a row of taps is loaded once for the up to 3 output rows it feeds: 4 sums,
+ *            9 weights, 3 taps live. Rows and columns outside the plane are skipped or masked, there is no padded copy
+ * Output:    the 4 rows are one contiguous piece; it is staged in L1 and leaves as whole lines (see stage.h). Vectors run
+ *            from right to left, so that what one writes past its row is covered by the first vector of the next row
+ * Traffic:   8 bytes and 18 flops an output at stride 1: memory-bound
+ * Roofline:  bandwidth / 8 outputs a second; measured ROOF_FWD
+ * Try:       weft bench conv2d:fwd:f32:nchw:n8c128h56w56:o128k3p1g128 */
+#include "cpu/conv/dwconv3x3_nchw.h"
+
+enum { ROWS = 4, AHEAD = 3072 };     /* output rows of a block; bytes of `in` to prefetch ahead */
+
+static const char *ok_fwd(const weft_problem *p, const weft__hw *hw) {
+    (void)hw;
+    return dw_ok(p, WEFT_FWD, DW_FIRST, 2, true);
+}
+
+static const char *ok_bwd_data(const weft_problem *p, const weft__hw *hw) {
+    (void)hw;
+    return dw_ok(p, WEFT_BWD_DATA, DW_FIRST, 1, false);
+}
+
+/* A slot takes a run of blocks, counted through all planes. */
+static int64_t blocks_of(const dw_window *g) { return g->n * g->c * g->m * ((g->oh + ROWS - 1) / ROWS); }
+
+static int64_t slots_of(const weft_problem *p, const dw_window *g) { return dw_slots(blocks_of(g), weft__bytes(p)); }
+
+static size_t workspace(const weft_problem *p, const weft__hw *hw) {
+    const dw_window g = dw_window_of(p);
+    (void)hw;
+    return (size_t)(slots_of(p, &g) * stage_floats(ROWS * g.ow)) * sizeof(float);
+}
+
+static double cost(const weft_problem *p, const weft__hw *hw) {
+    const dw_window g = dw_window_of(p);
+    return dw_cost(p, hw, 9.0 * (double)(g.n * g.c * g.m) * dw_round_up(g.oh, ROWS) * dw_round_up(g.ow, VF_LANES));
+}
+
+/* ROWS x VF_LANES outputs from row y on, to out with rows ow apart. edge: some tap may lie outside the plane. */
+VF_INLINE void block(float *out, const float *in, const dw_window *g, const dw_columns *k, int64_t y, const vf w[9],
+                     const vf ends[3], const int S, const bool edge) {
+    vf sum[ROWS];
+    VF_UNROLL for (int j = 0; j < ROWS; j++) sum[j] = ends[0];
+    VF_UNROLL for (int i = 0; i < S * (ROWS - 1) + 3; i++) {
+        const int64_t row = S * y - g->ph + i;
+        if (edge && (row < 0 || row >= g->ih)) continue;
+        vf t[3];
+        dw_taps(t, k, in + row * g->iw, S, edge);
+        VF_UNROLL for (int j = 0; j < ROWS; j++) {
+            const int r = i - S * j;
+            if (r < 0 || r > 2) continue;
+            VF_UNROLL for (int s = 0; s < 3; s++) sum[j] = dw_fma(k, s, t[s], w[3 * r + s], sum[j], edge);
+        }
+    }
+    VF_UNROLL for (int j = 0; j < ROWS; j++) vf_store(out + j * g->ow, vf_clip(sum[j], ends[1], ends[2]));
+}
+
+/* ROWS whole rows of outputs, right to left. */
+VF_INLINE void rows(float *out, const float *in, const dw_window *g, int64_t y, const vf w[9], const vf ends[3], const int S) {
+    const int64_t top = S * y - g->ph;
+    const bool border = top < 0 || top + S * (ROWS - 1) + 3 > g->ih;
+    for (int64_t b = 0; b < S * ROWS * g->iw * 4; b += 64) vf_prefetch(in + (top + 2) * g->iw, AHEAD + b);
+    for (int64_t x = (g->ow - 1) / VF_LANES * VF_LANES; x >= 0; x -= VF_LANES) {
+        dw_columns k = dw_columns_of(g, x, S);
+        if (border && !k.edge) {
+            VF_UNROLL for (int i = 0; i < 4; i++) k.load[i] = vm_all();
+            VF_UNROLL for (int s = 0; s < 3; s++) k.tap[s] = vm_all();
+        }
+        if (border || k.edge)
+            block(out + x, in, g, &k, y, w, ends, S, true);
+        else
+            block(out + x, in, g, &k, y, w, ends, S, false);
+    }
+}
+
+typedef struct job {
+    dw_window g;
+    dw_epilogue f;
+    const float *in, *weights;
+    float *out, *workspace;
+    int64_t slots;
+    bool stream;
+} job;
+
+VF_INLINE void run_blocks(const job *q, int64_t slot, const int S) {
+    const dw_window *g = &q->g;
+    const int64_t per_plane = (g->oh + ROWS - 1) / ROWS, blocks = blocks_of(g);
+    const int64_t first = slot * blocks / q->slots, last = (slot + 1) * blocks / q->slots;
+    weft__stage stage;
+    stage_begin(&stage, q->workspace + slot * stage_floats(ROWS * g->ow),
+                q->out + (first / per_plane) * g->oh * g->ow + first % per_plane * ROWS * g->ow, q->stream);
+    for (int64_t b = first; b < last;) {
+        const int64_t plane = b / per_plane, c = plane % (g->c * g->m);
+        const float *in = q->in + plane / g->m * g->ih * g->iw;
+        const vf ends[3] = {vf_set1(q->f.bias ? q->f.bias[c] : 0), vf_set1(q->f.lo), vf_set1(q->f.hi)};
+        vf w[9];
+        dw_weights(w, q->weights + 9 * c, g->flip);
+        const int64_t end = WEFT__MIN(last, (plane + 1) * per_plane);
+        for (; b < end; b++) {
+            const int64_t y = (b - plane * per_plane) * ROWS;
+            rows(stage_room(&stage), in, g, y, w, ends, S);
+            stage_commit(&stage, WEFT__MIN(ROWS, g->oh - y) * g->ow);
+        }
+    }
+    stage_end(&stage);
+}
+
+static void task_s1(void *arg, int64_t slot) { run_blocks(arg, slot, 1); }
+static void task_s2(void *arg, int64_t slot) { run_blocks(arg, slot, 2); }
+
+static weft_status run(const weft__exec *e) {
+    const bool fwd = e->p->pass == WEFT_FWD;
+    job q = {.g = dw_window_of(e->p), .f = dw_epilogue_of(e), .weights = e->ptr[WEFT_WEIGHTS], .workspace = e->workspace};
+    q.in = e->ptr[fwd ? WEFT_SRC : WEFT_DIFF_DST];
+    q.out = e->ptr[fwd ? WEFT_DST : WEFT_DIFF_SRC];
+    q.slots = slots_of(e->p, &q.g);
+    q.stream = dw_streams(e->hw, 4.0 * (double)(q.g.n * q.g.c * q.g.m) * (double)(q.g.oh * q.g.ow));
+    weft__parallel(e->ctx, q.slots, q.g.stride == 1 ? task_s1 : task_s2, &q);
+    return WEFT_OK;
+}
+
+WEFT__KERNEL(f32_dwconv3x3_fwd_nchw) = {
+    .name = WEFT__NAME("f32_dwconv3x3_fwd_nchw_4x1v"), .version = 1, .op = WEFT_CONV, .engine = WEFT_ENGINE_CPU,
+    .isa = WEFT__ISA_HERE, .exact = true, .ok = ok_fwd, .workspace = workspace, .cost = cost, .run = run,
+};
+
+WEFT__KERNEL(f32_dwconv3x3_bwd_data_nchw) = {
+    .name = WEFT__NAME("f32_dwconv3x3_bwd_data_nchw_4x1v"), .version = 1, .op = WEFT_CONV, .engine = WEFT_ENGINE_CPU,
+    .isa = WEFT__ISA_HERE, .exact = true, .ok = ok_bwd_data, .workspace = workspace, .cost = cost, .run = run,
+};
