@@ -1,0 +1,273 @@
+/* The CUDA engine: devices, compiled functions, launches.
+ * Loaded code and primary contexts stay for the life of the process: queued work and captured graphs may outlive every plan. */
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "cuda/engine.h"
+
+enum { MAX_DEVICES = 64, BUCKETS = 256, DEFINES = 2048 };
+
+typedef struct function {            /* the state of a CUDA plan */
+    struct function *next;
+    uint64_t hash;
+    char *key;                       /* ordinal, source, entry, defines */
+    bool ready;                      /* until then some thread is building it */
+    const weft__driver *driver;
+    CUcontext context;
+    CUfunction handle;
+} function;
+
+static struct {
+    pthread_mutex_t lock;
+    pthread_cond_t built;
+    int count;                       /* devices; 0: not looked yet */
+    struct { CUdevice id; CUcontext context; weft__gpu gpu; } device[MAX_DEVICES];
+    function *bucket[BUCKETS];
+} engine = {.lock = PTHREAD_MUTEX_INITIALIZER, .built = PTHREAD_COND_INITIALIZER};
+
+/* ---------------------------------------------------------------- devices */
+/* Rough figures where the driver does not tell: f32 lanes of a multiprocessor and memory of the usual board. */
+static const struct { int cc, lanes; double gbs; } generations[] = {
+    {120, 128, 1500}, {100, 128, 7000}, {90, 128, 3300}, {89, 128, 900}, {86, 128, 700}, {80, 64, 1500}, {0, 64, 500},
+};
+
+static int attribute(const weft__driver *d, CUdevice id, int which) {
+    int value = 0;
+    return d->device_attribute(&value, which, id) == CUDA_SUCCESS_ ? value : 0;
+}
+
+static void read_gpu(const weft__driver *d, CUdevice id, int ordinal, weft__gpu *g) {
+    g->ordinal = ordinal;
+    g->cc = attribute(d, id, CU_CC_MAJOR) * 10 + attribute(d, id, CU_CC_MINOR);
+    g->sms = WEFT__MAX(attribute(d, id, CU_MULTIPROCESSORS), 1);
+    g->l2 = (size_t)attribute(d, id, CU_L2_BYTES);
+    g->smem = (size_t)WEFT__MAX(attribute(d, id, CU_SMEM_OPTIN), 48 << 10);
+    if (d->device_name(g->name, sizeof(g->name), id) != CUDA_SUCCESS_) snprintf(g->name, sizeof(g->name), "GPU");
+    g->name[sizeof(g->name) - 1] = 0;
+    size_t i = 0;
+    while (generations[i].cc > g->cc) i++;
+    /* Two transfers a clock; large copies reach about 0.88 of the product, and arithmetic about 0.9 of its peak. */
+    double bus = 2e-6 * attribute(d, id, CU_MEMORY_CLOCK_RATE) * attribute(d, id, CU_BUS_WIDTH) / 8;
+    g->gbs = bus > 50 ? 0.88 * bus : generations[i].gbs;
+    double ghz = 1e-6 * attribute(d, id, CU_CLOCK_RATE);
+    g->gflops = 0.9 * 2 * (ghz > 0.1 ? ghz : 1.5) * generations[i].lanes * g->sms;
+}
+
+static weft_status find_devices(const weft__driver *d) {
+    int count = 0;
+    WEFT__TRY(weft__driver_check(d, d->device_count(&count), "cuDeviceGetCount"));
+    if (count < 1) return weft__fail(WEFT_UNSUPPORTED, "no device");
+    count = WEFT__MIN(count, MAX_DEVICES);
+    for (int i = 0; i < count; i++) {
+        WEFT__TRY(weft__driver_check(d, d->device_get(&engine.device[i].id, i), "cuDeviceGet"));
+        read_gpu(d, engine.device[i].id, i, &engine.device[i].gpu);
+    }
+    engine.count = count;
+    return WEFT_OK;
+}
+
+weft_status weft__cuda_open(weft__cuda **out, const weft_ctx *ctx) {
+    *out = NULL;
+    weft_status s;
+    const weft__driver *d = weft__driver_get(&s);
+    if (!d) return s;
+    pthread_mutex_lock(&engine.lock);
+    if (!engine.count) s = find_devices(d);
+    pthread_mutex_unlock(&engine.lock);
+    if (s != WEFT_OK) return s;
+    weft__cuda *cuda = weft__alloc(ctx, sizeof(*cuda));
+    if (!cuda) return weft__fail(WEFT_MEMORY, "no memory for the CUDA engine");
+    cuda->ctx = ctx;
+    cuda->driver = d;
+    *out = cuda;
+    return WEFT_OK;
+}
+
+void weft__cuda_close(weft__cuda *cuda) {
+    if (cuda) weft__free(cuda->ctx, cuda);
+}
+
+int weft__cuda_count(const weft__cuda *cuda) { return cuda ? engine.count : 0; }
+
+const weft__gpu *weft__cuda_gpu(weft__cuda *cuda, int ordinal) {
+    return ordinal >= 0 && ordinal < weft__cuda_count(cuda) ? &engine.device[ordinal].gpu : NULL;
+}
+
+/* ---------------------------------------------------------------- contexts */
+static weft_status refuse_fork(void) {
+    return weft__fail(WEFT_DEVICE, "this process was forked after CUDA was initialised; start it with spawn instead");
+}
+
+weft_status weft__cuda_context(weft__cuda *cuda, int ordinal, CUcontext *context) {
+    if (weft__driver_forked()) return refuse_fork();
+    if (!weft__cuda_gpu(cuda, ordinal))
+        return weft__fail(WEFT_INVALID, "device ordinal is %d, allowed here: below %d", ordinal, weft__cuda_count(cuda));
+    weft_status s = WEFT_OK;
+    pthread_mutex_lock(&engine.lock);
+    CUcontext *kept = &engine.device[ordinal].context;
+    if (!*kept) {
+        CUcontext fresh = NULL;
+        s = weft__driver_check(cuda->driver, cuda->driver->primary_retain(&fresh, engine.device[ordinal].id), "cuDevicePrimaryCtxRetain");
+        if (s == WEFT_OK) *kept = fresh;
+    }
+    *context = *kept;
+    pthread_mutex_unlock(&engine.lock);
+    return s;
+}
+
+weft_status weft__cuda_enter(const weft__driver *d, CUcontext context, bool *pushed) {
+    *pushed = false;
+    if (weft__driver_forked()) return refuse_fork();
+    CUcontext current = NULL;
+    if (d->ctx_get(&current) == CUDA_SUCCESS_ && current == context) return WEFT_OK;
+    WEFT__TRY(weft__driver_check(d, d->ctx_push(context), "cuCtxPushCurrent"));
+    *pushed = true;
+    return WEFT_OK;
+}
+
+void weft__cuda_leave(const weft__driver *d, bool pushed) {
+    CUcontext gone;
+    if (pushed) d->ctx_pop(&gone);
+}
+
+/* ---------------------------------------------------------------- functions */
+/* Load code and find its entry. A block may use all the shared memory there is: the launch says how much it takes.
+ * Loading allocates on the device, which a stream capture under way would refuse: this thread's capture mode is relaxed meanwhile. */
+static weft_status load(const weft__driver *d, const weft__gpu *gpu, const void *code, const char *entry, CUfunction *handle) {
+    CUmodule module = NULL;
+    int mode = CU_CAPTURE_RELAXED, fixed = 0;
+    WEFT__TRY(weft__driver_check(d, d->capture_mode(&mode), "cuThreadExchangeStreamCaptureMode"));
+    weft_status s = weft__driver_check(d, d->module_load(&module, code), "cuModuleLoadData");
+    if (s == WEFT_OK) s = weft__driver_check(d, d->module_function(handle, module, entry), "cuModuleGetFunction");
+    if (s == WEFT_OK && d->func_load) s = weft__driver_check(d, d->func_load(*handle), "cuFuncLoad");
+    if (s == WEFT_OK) s = weft__driver_check(d, d->func_get(&fixed, CU_FUNC_STATIC_SMEM, *handle), "cuFuncGetAttribute");
+    if (s == WEFT_OK)
+        s = weft__driver_check(d, d->func_set(*handle, CU_FUNC_MAX_DYNAMIC_SMEM, (int)gpu->smem - fixed), "cuFuncSetAttribute");
+    if (s != WEFT_OK && module) d->module_unload(module);
+    d->capture_mode(&mode);          /* back to what it was */
+    return s;
+}
+
+static weft_status build(weft__cuda *cuda, const weft__kernel *k, int ordinal, const char *defines, function *f) {
+    const weft__driver *d = cuda->driver;
+    const weft__gpu *gpu = &engine.device[ordinal].gpu;
+    char arch[16];
+    snprintf(arch, sizeof(arch), "sm_%d", gpu->cc);
+    weft__code code = {NULL, 0};
+    bool pushed = false;
+    f->driver = d;
+    WEFT__TRY(weft__cuda_context(cuda, ordinal, &f->context));
+    WEFT__TRY(weft__code_get(cuda->ctx, k->source, defines, arch, &code));
+    uint64_t start = weft__now_ns();
+    weft_status s = weft__cuda_enter(d, f->context, &pushed);
+    if (s == WEFT_OK) s = load(d, gpu, code.bytes, k->entry, &f->handle);
+    weft__cuda_leave(d, pushed);
+    free(code.bytes);
+    if (s != WEFT_OK) return weft__fail(s, "%s: %s", k->name, weft_last_error());
+    if (weft__logs(cuda->ctx, WEFT_LOG_TUNE))
+        weft__log(cuda->ctx, WEFT_LOG_TUNE, "cuda: %s loaded on device %d in %.1f ms: %s", k->name, ordinal,
+                  (double)(weft__now_ns() - start) * 1e-6, defines);
+    return WEFT_OK;
+}
+
+/* The entry of that key, or a fresh one for the caller to build (*mine). Waits while another thread builds it. Lock held. */
+static function *claim(const char *key, uint64_t hash, bool *mine) {
+    function **bucket = &engine.bucket[hash % BUCKETS];
+    for (function *f = *bucket; f;) {
+        if (f->hash != hash || strcmp(f->key, key) != 0) {
+            f = f->next;
+        } else if (f->ready) {
+            return f;
+        } else {
+            pthread_cond_wait(&engine.built, &engine.lock);
+            f = *bucket;             /* built, or failed and gone */
+        }
+    }
+    function *fresh = calloc(1, sizeof(*fresh));
+    char *copy = fresh ? strdup(key) : NULL;
+    if (!copy) {
+        free(fresh);
+        return NULL;
+    }
+    fresh->key = copy;
+    fresh->hash = hash;
+    fresh->next = *bucket;
+    *mine = true;
+    return *bucket = fresh;
+}
+
+/* Lock held. */
+static void discard(function *f) {
+    function **at = &engine.bucket[f->hash % BUCKETS];
+    while (*at != f) at = &(*at)->next;
+    *at = f->next;
+    free(f->key);
+    free(f);
+}
+
+weft_status weft__cuda_prepare(weft__cuda *cuda, const weft__kernel *k, const weft_problem *p, const weft__hw *hw, void **out) {
+    char defines[DEFINES] = "", key[DEFINES + 256];
+    *out = NULL;
+    if (weft__driver_forked()) return refuse_fork();
+    weft__text t = {defines, sizeof(defines), 0};
+    if (k->defines) k->defines(p, hw, &t);
+    int n = snprintf(key, sizeof(key), "%d %s %s %s", p->ordinal, k->source, k->entry, defines);
+    if (t.length >= sizeof(defines) || n >= (int)sizeof(key))
+        return weft__fail(WEFT_INTERNAL, "%s: its defines are longer than %d characters", k->name, DEFINES);
+    weft__digest digest;
+    weft__digest_start(&digest);
+    weft__digest_add(&digest, key, (size_t)n);
+    bool mine = false;
+    pthread_mutex_lock(&engine.lock);
+    function *f = claim(key, digest.a, &mine);
+    pthread_mutex_unlock(&engine.lock);
+    if (!f) return weft__fail(WEFT_MEMORY, "%s: no memory to prepare it", k->name);
+    weft_status s = WEFT_OK;
+    if (mine) {                      /* compiled without the lock: others may prepare other kernels meanwhile */
+        s = build(cuda, k, p->ordinal, defines, f);
+        pthread_mutex_lock(&engine.lock);
+        if (s == WEFT_OK) f->ready = true;
+        else discard(f);
+        pthread_cond_broadcast(&engine.built);
+        pthread_mutex_unlock(&engine.lock);
+    }
+    if (s == WEFT_OK) *out = f;
+    return s;
+}
+
+weft_status weft__cuda_launch(const weft__exec *e, const uint32_t grid[3], const uint32_t block[3], size_t smem, void **params) {
+    const function *f = e->state;
+    if (!f) return weft__fail(WEFT_INTERNAL, "cuda: launch without a prepared function");
+    const weft__driver *d = f->driver;
+    bool pushed;
+    WEFT__TRY(weft__cuda_enter(d, f->context, &pushed));
+    CUresult r = d->launch(f->handle, grid[0], grid[1], grid[2], block[0], block[1], block[2], (unsigned)smem, e->stream, params, NULL);
+    weft__cuda_leave(d, pushed);
+    if (r == CUDA_SUCCESS_) return WEFT_OK;
+    weft__driver_check(d, r, "cuLaunchKernel");
+    return weft__fail(WEFT_DEVICE, "%s; grid %u x %u x %u, block %u x %u x %u, %zu bytes of shared memory, function %.200s",
+                      weft_last_error(), grid[0], grid[1], grid[2], block[0], block[1], block[2], smem, f->key);
+}
+
+/* ---------------------------------------------------------------- describe */
+void weft__cuda_describe(weft_ctx *ctx, weft__text *t) {
+    const char *why = NULL;
+    weft__cuda *cuda = weft__ctx_cuda(ctx, &why);
+    int version = 0;
+    if (cuda && cuda->driver->version(&version) == CUDA_SUCCESS_)
+        weft__put(t, "cuda: driver %d.%d, devices %d\n", version / 1000, version % 1000 / 10, engine.count);
+    else
+        weft__put(t, "cuda: absent: %s\n", why ? why : "the driver does not answer");
+    for (int i = 0; i < weft__cuda_count(cuda); i++) {
+        const weft__gpu *g = &engine.device[i].gpu;
+        weft__put(t, "cuda %d: %s, cc %d.%d, %d SMs, L2 %zu MB, about %.0f GB/s and %.0f GFLOP/s\n", i, g->name, g->cc / 10, g->cc % 10,
+                  g->sms, g->l2 >> 20, g->gbs, g->gflops);
+    }
+    weft__nvrtc nvrtc;
+    if (weft__nvrtc_open(ctx, &nvrtc) == WEFT_OK) weft__put(t, "nvrtc: %d.%d, %s\n", nvrtc.major, nvrtc.minor, nvrtc.path);
+    else weft__put(t, "nvrtc: absent: %s\n", weft_last_error());
+    char dir[1024];
+    weft__put(t, "cuda cache: %s\n", weft__store_dir(ctx, dir, sizeof(dir)) ? dir : "none");
+}
