@@ -1,0 +1,280 @@
+/* A kernel against the reference: the same data through both, outputs compared element by element, memory inspected, bits
+ * compared between numbers of threads.
+ *
+ * The bound on real data. Let y be the exact value of an output element, L the number of products summed into it, M the sum of
+ * their magnitudes (the reference run on |inputs| without relu and clip, which can only shrink errors), u the roundoff of the
+ * accumulator (2^-24; 2^-53 for an f64 output) and v that of the output type. Summing L products in any order with L roundings
+ * and up to 3 more for the epilogue errs by at most (L + 3) u M; taken as independent and of mean zero the roundings stay below
+ * (8 sqrt(L) + 3) u M but with probability 2 exp(-8^2/2) < 3e-14. A kernel that declares the factor f may err f times that. Both
+ * sides then round once to the output type, so
+ *     |kernel - reference| <= f min(L + 3, 8 sqrt(L) + 3) u M + v (|kernel| + |reference|) + 2 tiny.
+ * M itself arrives rounded to the output type, hence M (1 + 2v). With tf32 math on a GPU both factors of a product may lose all
+ * but 10 bits: 2^-10 M more. */
+#include <math.h>
+#include <signal.h>
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "harness.h"
+
+/* ---------------------------------------------------------------- what is running, for the signal handler */
+static struct { char problem[WEFT_TEXT_MAX], kernel[128], seed[24]; } now;
+
+static void note(const weft_problem *p, const char *kernel, uint64_t seed) {
+    if (p) harness_text(p, now.problem);
+    snprintf(now.kernel, sizeof(now.kernel), "%s", kernel);
+    snprintf(now.seed, sizeof(now.seed), "%llu", (unsigned long long)seed);
+}
+
+static void say(const char *text) {
+    if (write(STDERR_FILENO, text, strlen(text)) < 0) _exit(1);
+}
+
+static void fault(int signal_number) {
+    say(signal_number == SIGFPE ? "\nFAIL: arithmetic fault" : signal_number == SIGILL ? "\nFAIL: illegal instruction"
+        : "\nFAIL: memory fault (outside a buffer, or writing an input)");
+    if (now.kernel[0]) {
+        say(" in ");
+        say(now.kernel);
+        say("\n  repro: weft verify --seed ");
+        say(now.seed);
+        say(" --kernel ");
+        say(now.kernel);
+        say(" '");
+        say(now.problem);
+        say("'");
+    }
+    say("\n");
+    signal(signal_number, SIG_DFL);                  /* the instruction faults again, for a debugger or a core file */
+}
+
+void harness_catch_faults(void) {
+    static const int signals[] = {SIGSEGV, SIGBUS, SIGILL, SIGFPE};
+    struct sigaction action;
+    memset(&action, 0, sizeof(action));
+    action.sa_handler = fault;
+    for (size_t i = 0; i < WEFT__COUNT(signals); i++) sigaction(signals[i], &action, NULL);
+}
+
+void harness_text(const weft_problem *p, char text[WEFT_TEXT_MAX]) {
+    if (weft_problem_format(p, text, WEFT_TEXT_MAX, NULL) != WEFT_OK) snprintf(text, WEFT_TEXT_MAX, "(%s)", weft_last_error());
+}
+
+/* ---------------------------------------------------------------- life */
+weft_status harness_create(harness *h, const weft_ctx_opts *opts, const int *threads, int count) {
+    memset(h, 0, sizeof(*h));
+    for (int i = 0; i < count && i < HARNESS_CTX_MAX; i++) {
+        weft_ctx_opts o = *opts;
+        o.threads = h->threads[i] = threads[i];
+        weft_status s = weft_ctx_create(&h->ctx[i], &o);
+        if (s != WEFT_OK) {
+            harness_destroy(h);
+            return s;
+        }
+        h->nctx++;
+    }
+    return WEFT_OK;
+}
+
+void harness_destroy(harness *h) {
+    harness_buffer *sets[] = {h->in, h->out, h->want, h->size, h->first};
+    for (size_t i = 0; i < WEFT__COUNT(sets); i++)
+        for (int role = 0; role < WEFT_ROLE_COUNT; role++) harness_close(&sets[i][role]);
+    harness_close(&h->workspace);
+    harness_close(&h->packed);
+    for (int i = 0; i < h->nctx; i++) weft_ctx_release(h->ctx[i]);
+    memset(h, 0, sizeof(*h));
+}
+
+bool harness_inputs(harness *h, const weft_problem *p, harness_kind kind, harness_place place, uint64_t seed) {
+    for (int i = 0; i < p->ntensors; i++) {
+        int role = p->tensor[i].role;
+        if (weft__is_output(p, role)) continue;
+        if (!harness_open(&h->in[role], &p->tensor[i], place)) return false;
+        harness_fill(&h->in[role], kind, harness_mix(seed, (uint64_t)role));
+        harness_seal(&h->in[role]);
+    }
+    return true;
+}
+
+/* ---------------------------------------------------------------- the reference */
+static weft_problem on_cpu(const weft_problem *p) {
+    weft_problem q = *p;
+    q.device = WEFT_CPU;
+    q.ordinal = 0;
+    return q;
+}
+
+/* The same sums without what follows them. */
+static weft_problem without_clipping(const weft_problem *p) {
+    weft_problem q = on_cpu(p);
+    q.nsteps = 0;
+    for (int i = 0; i < p->nsteps; i++)
+        if (p->step[i].kind == WEFT_STEP_BIAS) q.step[q.nsteps++] = p->step[i];
+    return q;
+}
+
+static bool failed(harness *h, const char *kernel, const char *what) {
+    char text[sizeof(h->why)];
+    snprintf(text, sizeof(text), "%s", what);
+    snprintf(h->kernel, sizeof(h->kernel), "%s", kernel);
+    snprintf(h->why, sizeof(h->why), "%s", text);
+    return false;
+}
+
+static bool reference(harness *h, const weft_problem *p, harness_kind kind, harness_place place, uint64_t seed) {
+    const char *name = weft__ref_kernels[p->op]->name;
+    weft_problem plain = on_cpu(p), sums = without_clipping(p);
+    note(p, name, seed);
+    if (kind == HARNESS_REALS) {
+        if (!harness_inputs(h, &sums, HARNESS_MAGNITUDES, place, seed)) return failed(h, name, "no memory for inputs");
+        if (harness_run(h, h->ctx[0], &sums, name, h->in, h->size, HARNESS_END, false) != WEFT_OK) return failed(h, name, weft_last_error());
+    }
+    if (!harness_inputs(h, &plain, kind, place, seed)) return failed(h, name, "no memory for inputs");
+    if (harness_run(h, h->ctx[0], &plain, name, h->in, h->want, HARNESS_END, false) != WEFT_OK) return failed(h, name, weft_last_error());
+    return true;
+}
+
+/* ---------------------------------------------------------------- the comparison */
+typedef struct tolerance { bool exact, positions; double sum, rounding, tiny; } tolerance;
+
+static tolerance allowed(const weft_problem *p, const weft__kernel *k, const weft_tensor *t, harness_kind kind) {
+    double u = t->dtype == WEFT_F64 ? 0x1p-53 : 0x1p-24, v = harness_roundoff(t->dtype), terms = harness_terms(p, t->role);
+    tolerance a = {.exact = kind == HARNESS_INTEGERS && k->exact, .positions = kind == HARNESS_SPECIALS, .rounding = v};
+    a.tiny = 2 * harness_tiny(t->dtype);
+    a.sum = (k->bound > 0 ? k->bound : 1) * fmin(terms + 3, 8 * sqrt(terms) + 3) * u * (1 + 2 * v);
+    if (p->math == WEFT_TF32 && p->device == WEFT_CUDA) a.sum += 0x1p-10;
+    return a;
+}
+
+/* Where NaN and infinity must be: under strict math exactly where the formula sends them, else there at least. */
+static bool same_place(const weft_problem *p, double got, double want) {
+    if (p->math == WEFT_STRICT) {
+        if (isnan(want) || isnan(got)) return isnan(want) && isnan(got);
+        return !(isinf(want) || isinf(got)) || got == want;
+    }
+    return isnan(want) ? isnan(got) : isinf(want) ? !isfinite(got) : true;
+}
+
+static bool same_values(harness *h, const weft_problem *p, const weft__kernel *k, const weft_tensor *t, harness_kind kind) {
+    tolerance a = allowed(p, k, t, kind);
+    const char *out = h->out[t->role].at, *want = h->want[t->role].at, *size = h->size[t->role].at;
+    int64_t bytes = (int64_t)weft__dtype_size(t->dtype);
+    for (harness_walk w = harness_first(t); !w.done; harness_step(&w)) {
+        double x = harness_load(t->dtype, out + w.offset * bytes), y = harness_load(t->dtype, want + w.offset * bytes), bound = 0;
+        if (a.positions) {
+            if (same_place(p, x, y)) continue;
+        } else {
+            if (kind == HARNESS_REALS) bound = a.sum * harness_load(t->dtype, size + w.offset * bytes);
+            if (!a.exact) bound += a.rounding * (fabs(x) + fabs(y)) + a.tiny;
+            if (bound > 0 && isfinite(x)) h->worst = fmax(h->worst, fabs(x - y) / bound);
+            if (fabs(x - y) <= bound || x == y) continue;
+        }
+        char place[128];
+        harness_where(&w, place, sizeof(place));
+        snprintf(h->why, sizeof(h->why), "%s = %.9g, the reference has %.9g, allowed difference %.3g", place, x, y, bound);
+        return false;
+    }
+    return true;
+}
+
+/* Integer data through a kernel that is not exact: its error scales with the sums, which only reals come with. */
+static bool comparable(const weft__kernel *k, harness_kind kind) { return kind != HARNESS_INTEGERS || k->exact; }
+
+static bool outputs_good(harness *h, const weft_problem *p, const weft__kernel *k, harness_kind kind) {
+    if (!harness_intact(&h->workspace, h->why, sizeof(h->why))) return false;
+    for (int i = 0; i < p->ntensors; i++) {
+        const weft_tensor *t = &p->tensor[i];
+        if (!weft__is_output(p, t->role)) continue;
+        if (!harness_intact(&h->out[t->role], h->why, sizeof(h->why))) return false;
+        if (comparable(k, kind) && !same_values(h, p, k, t, kind)) return false;
+    }
+    return true;
+}
+
+static bool same_bits(harness *h, const weft_problem *p, int ctx) {
+    for (int role = 0; role < WEFT_ROLE_COUNT; role++) {
+        const harness_buffer *a = &h->first[role], *b = &h->out[role];
+        if (!(weft__roles(p) & WEFT__BIT(role)) || !weft__is_output(p, role) || a->bytes == 0) continue;
+        if (memcmp(a->low, b->low, a->bytes) == 0) continue;
+        snprintf(h->why, sizeof(h->why), "%s: other bits with %d threads than with %d", weft__role_name(role), h->threads[ctx], h->threads[0]);
+        return false;
+    }
+    return true;
+}
+
+/* One kernel on the data at hand, with every number of threads. */
+static bool check_kernel(harness *h, const weft_problem *p, const weft__kernel *k, harness_kind kind, harness_place place, uint64_t seed) {
+    note(NULL, k->name, seed);
+    for (int i = 0; i < h->nctx; i++) {
+        bool keep = i == 0 && h->nctx > 1;
+        if (harness_run(h, h->ctx[i], p, k->name, h->in, h->out, place, seed >> 8 & 1) != WEFT_OK) return failed(h, k->name, weft_last_error());
+        bool good = i == 0 ? outputs_good(h, p, k, kind) : same_bits(h, p, i);
+        if (!good) return failed(h, k->name, h->why);
+        for (int role = 0; keep && role < WEFT_ROLE_COUNT; role++) {
+            harness_buffer swap = h->first[role];
+            h->first[role] = h->out[role];
+            h->out[role] = swap;
+        }
+    }
+    return true;
+}
+
+/* The kernels asked for that apply: a set of indices. */
+static size_t applicable(harness *h, const weft_problem *p, const harness_ask *ask, const weft__kernel *const *list, size_t count, bool *take) {
+    weft__hw hw;
+    size_t n = 0;
+    memset(take, 0, HARNESS_KERNEL_MAX * sizeof(*take));
+    if (weft__ctx_hw(h->ctx[0], p, &hw) != WEFT_OK) return 0;
+    for (size_t i = 0; i < count && i < HARNESS_KERNEL_MAX; i++) {
+        if (ask->kernel && strcmp(ask->kernel, list[i]->name) != 0) continue;
+        take[i] = !weft__kernel_refusal(h->ctx[0], list[i], p, &hw);
+        n += take[i];
+        h->checked[p->op][i] += take[i];
+    }
+    return n;
+}
+
+bool harness_check(harness *h, const weft_problem *p, const harness_ask *ask) {
+    const weft__kernel *const *list = NULL;
+    size_t count = weft__kernels(p->op, &list);
+    bool take[HARNESS_KERNEL_MAX];
+    h->why[0] = h->kernel[0] = 0;
+    if (!applicable(h, p, ask, list, count, take)) return true;
+    h->problems++;
+    for (int kind = HARNESS_INTEGERS; kind <= HARNESS_SPECIALS; kind++) {
+        if (kind == HARNESS_SPECIALS && !ask->thorough && ask->seed % 4) continue;
+        for (int place = 0; place < HARNESS_PLACES; place++) {
+            if (!ask->thorough && (uint64_t)place != (ask->seed / 4 + (uint64_t)kind) % HARNESS_PLACES) continue;
+            if (!reference(h, p, (harness_kind)kind, (harness_place)place, ask->seed)) return false;
+            for (size_t i = 0; i < count && i < HARNESS_KERNEL_MAX; i++)
+                if (take[i] && !check_kernel(h, p, list[i], (harness_kind)kind, (harness_place)place, ask->seed)) return false;
+        }
+    }
+    return true;
+}
+
+/* ---------------------------------------------------------------- problem and text */
+bool harness_same_problem(const weft_problem *a, const weft_problem *b) {
+    uint64_t x[WEFT__KEY_MAX], y[WEFT__KEY_MAX];
+    size_t n = weft__problem_key(a, x);
+    return n == weft__problem_key(b, y) && memcmp(x, y, n * sizeof(*x)) == 0;
+}
+
+bool harness_round_trip(const weft_problem *p, char *why, size_t capacity) {
+    char text[WEFT_TEXT_MAX], again[WEFT_TEXT_MAX];
+    weft_problem q;
+    if (weft_problem_format(p, text, sizeof(text), NULL) != WEFT_OK) {
+        snprintf(why, capacity, "format: %s", weft_last_error());
+    } else if (weft_problem_parse(&q, text) != WEFT_OK) {
+        snprintf(why, capacity, "parse of its own text '%s': %s", text, weft_last_error());
+    } else if (weft_problem_format(&q, again, sizeof(again), NULL) != WEFT_OK || strcmp(text, again) != 0) {
+        snprintf(why, capacity, "'%s' comes back as '%s'", text, again);
+    } else if (!harness_same_problem(p, &q)) {
+        snprintf(why, capacity, "'%s' reads back as another problem", text);
+    } else {
+        return true;
+    }
+    return false;
+}

@@ -1,0 +1,162 @@
+/* Memory between guard pages: a read or write past either end faults, and poison shows what was not written or should not
+ * have been. The poison is the byte 0xff, a NaN in every floating type and one that no computation makes. */
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include "harness.h"
+
+enum { POISON = 0xff, SHORE = 1024 };                /* bytes looked at on the side without a guard */
+
+static size_t page_size(void) { return (size_t)sysconf(_SC_PAGESIZE); }
+
+static bool reserve(harness_buffer *b, size_t bytes) {
+    size_t page = page_size(), room = (bytes + page - 1) / page * page + page;
+    if (b->map && b->sealed) mprotect(b->map, b->room, PROT_READ | PROT_WRITE);
+    b->sealed = false;
+    if (b->map && b->room >= room) return true;
+    harness_close(b);
+    room += room / 2 / page * page;                  /* grow by halves: few maps over many problems */
+    char *all = mmap(NULL, room + 2 * page, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (all == MAP_FAILED) return false;
+    b->map = all + page;
+    b->room = room;
+    if (mprotect(b->map, room, PROT_READ | PROT_WRITE) == 0) return true;
+    harness_close(b);
+    return false;
+}
+
+void harness_close(harness_buffer *b) {
+    if (b->map) munmap(b->map - page_size(), b->room + 2 * page_size());
+    memset(b, 0, sizeof(*b));
+}
+
+static void settle(harness_buffer *b, size_t bytes, size_t align, harness_place place, size_t before) {
+    uintptr_t end = (uintptr_t)b->map + b->room - (bytes - before), start = (uintptr_t)b->map + before;
+    uintptr_t at = place == HARNESS_END ? end / align * align : (start + align - 1) / align * align;
+    if (place == HARNESS_ODD && at % (2 * align) == 0) at += align;
+    b->at = (void *)at;
+    b->low = (char *)b->at - before;
+    b->bytes = bytes;
+    harness_poison(b);
+}
+
+bool harness_open_bytes(harness_buffer *b, size_t bytes, size_t align, harness_place place) {
+    if (!reserve(b, bytes + 2 * align)) return false;
+    b->tensor.rank = 0;
+    settle(b, bytes, align, place, 0);
+    return true;
+}
+
+bool harness_open(harness_buffer *b, const weft_tensor *t, harness_place place) {
+    int64_t lowest = 0, highest = 0;                 /* offsets of the outermost elements */
+    bool empty = weft__numel(t) == 0;
+    for (int a = 0; a < t->rank && !empty; a++) {
+        int64_t reach = (t->dims[a] - 1) * t->strides[a];
+        *(reach < 0 ? &lowest : &highest) += reach;
+    }
+    size_t size = weft__dtype_size(t->dtype), align = t->align ? (size_t)t->align : 16;
+    size_t bytes = empty ? 0 : (size_t)(highest - lowest + 1) * size;
+    if (!reserve(b, bytes + 2 * align)) return false;
+    b->tensor = *t;
+    settle(b, bytes, align, place, (size_t)-lowest * size);
+    return true;
+}
+
+void harness_window(const harness_buffer *b, char **start, size_t *bytes) {
+    uintptr_t map = (uintptr_t)b->map, low = (uintptr_t)b->low / 256 * 256;
+    uintptr_t from = low - map > SHORE ? low - SHORE : map;
+    size_t after = (size_t)(b->map + b->room - (b->low + b->bytes));
+    *start = (char *)from;
+    *bytes = (size_t)(b->low + b->bytes - *start) + WEFT__MIN(after, SHORE);
+}
+
+void harness_poison(harness_buffer *b) {
+    char *start;
+    size_t bytes;
+    harness_window(b, &start, &bytes);
+    memset(start, POISON, bytes);
+}
+
+void harness_seal(harness_buffer *b) {
+    if (b->map && mprotect(b->map, b->room, PROT_READ) == 0) b->sealed = true;
+}
+
+/* ---------------------------------------------------------------- what goes in */
+static double value_of(harness_kind kind, harness_rng *r) {
+    double x = harness_real(r);
+    switch (kind) {
+    case HARNESS_INTEGERS: return floor(x * 4.5 + 0.5);
+    case HARNESS_MAGNITUDES: return fabs(x);
+    case HARNESS_SPECIALS:
+        switch (harness_below(r, 40)) {
+        case 0: return (double)NAN;
+        case 1: return (double)INFINITY;
+        case 2: return -(double)INFINITY;
+        default: return x;
+        }
+    default: return x;
+    }
+}
+
+void harness_fill(harness_buffer *b, harness_kind kind, uint64_t seed) {
+    harness_rng r = {seed};
+    size_t size = weft__dtype_size(b->tensor.dtype);
+    for (harness_walk w = harness_first(&b->tensor); !w.done; harness_step(&w))
+        harness_store(b->tensor.dtype, (char *)b->at + w.offset * (int64_t)size, value_of(kind, &r));
+}
+
+/* ---------------------------------------------------------------- what came out */
+static bool poisoned(const char *at, size_t bytes) {
+    for (size_t i = 0; i < bytes; i++)
+        if ((unsigned char)at[i] != POISON) return false;
+    return true;
+}
+
+bool harness_untouched(const harness_buffer *b) {
+    char *start;
+    size_t bytes;
+    harness_window(b, &start, &bytes);
+    return poisoned(start, bytes);
+}
+
+/* Bytes of the span that belong to no element must keep their poison; only a strided tensor has any. */
+static bool gaps_kept(const harness_buffer *b, char *why, size_t capacity) {
+    size_t size = weft__dtype_size(b->tensor.dtype);
+    if (b->bytes == (size_t)weft__numel(&b->tensor) * size) return true;
+    char *mine = calloc(b->bytes, 1);
+    bool kept = mine != NULL;
+    if (!mine) snprintf(why, capacity, "no memory to look for gaps");
+    for (harness_walk w = harness_first(&b->tensor); mine && !w.done; harness_step(&w))
+        memset(mine + ((char *)b->at - b->low) + w.offset * (int64_t)size, 1, size);
+    for (size_t i = 0; kept && i < b->bytes; i++)
+        if (!mine[i] && (unsigned char)b->low[i] != POISON) {
+            snprintf(why, capacity, "%s: byte %zu lies between elements and was written", weft__role_name(b->tensor.role), i);
+            kept = false;
+        }
+    free(mine);
+    return kept;
+}
+
+bool harness_intact(const harness_buffer *b, char *why, size_t capacity) {
+    char *start, place[128];
+    size_t bytes, size = b->tensor.rank ? weft__dtype_size(b->tensor.dtype) : 1;
+    const char *name = b->tensor.rank ? weft__role_name(b->tensor.role) : "workspace";
+    harness_window(b, &start, &bytes);
+    size_t before = (size_t)(b->low - start), after = bytes - before - b->bytes;
+    if (!poisoned(start, before) || !poisoned(b->low + b->bytes, after)) {
+        snprintf(why, capacity, "%s: written %s", name, poisoned(start, before) ? "past its end" : "before its start");
+        return false;
+    }
+    if (!b->tensor.rank) return true;
+    for (harness_walk w = harness_first(&b->tensor); !w.done; harness_step(&w))
+        if (poisoned((char *)b->at + w.offset * (int64_t)size, size)) {
+            harness_where(&w, place, sizeof(place));
+            snprintf(why, capacity, "%s: not written", place);
+            return false;
+        }
+    return gaps_kept(b, why, capacity);
+}

@@ -1,0 +1,90 @@
+/* One execution on the problem's device. For a GPU every buffer is mirrored with the poison around it, so that what is found on
+ * the host afterwards, gaps and surroundings included, is what the kernel left. */
+#include <string.h>
+
+#include "harness.h"
+
+enum { WORKSPACE = WEFT_ROLE_COUNT, PACKED, MIRRORS };
+
+typedef struct mirror { harness_buffer *b; char *start; size_t bytes; void *device; } mirror;
+
+static weft_status mirror_in(weft__cuda *cuda, int ordinal, mirror *m, harness_buffer *b) {
+    m->b = b;
+    harness_window(b, &m->start, &m->bytes);
+    WEFT__TRY(weft__cuda_alloc(cuda, ordinal, m->bytes, &m->device));
+    return weft__cuda_copy_in(cuda, ordinal, m->device, m->start, m->bytes);
+}
+
+/* The device's pointer has the host's offset from a multiple of 256. */
+static void *there(const mirror *m) { return m->b ? (char *)m->device + ((char *)m->b->at - m->start) : NULL; }
+
+static weft_status launch(const weft_plan *plan, weft_args *args, mirror *m, bool prepacked) {
+    for (int role = 0; role < WEFT_ROLE_COUNT; role++) args->ptr[role] = there(&m[role]);
+    if (prepacked) {
+        WEFT__TRY(weft_pack(plan, args->ptr[WEFT_WEIGHTS], there(&m[PACKED]), NULL));
+        args->packed = there(&m[PACKED]);
+    }
+    return weft_execute(plan, args, there(&m[WORKSPACE]), weft_plan_workspace(plan), NULL);
+}
+
+static weft_status run_cuda(harness *h, weft_ctx *ctx, const weft_plan *plan, harness_buffer *const *buffers, bool prepacked) {
+    const char *why = "";
+    weft__cuda *cuda = weft__ctx_cuda(ctx, &why);
+    if (!cuda) return weft__fail(WEFT_UNSUPPORTED, "cuda: %s", why);
+    const weft_problem *p = weft_plan_problem(plan);
+    weft_args args = WEFT_ARGS_INIT;
+    mirror m[MIRRORS];
+    memset(m, 0, sizeof(m));
+    weft_status s = WEFT_OK;
+    for (int role = 0; role < WEFT_ROLE_COUNT && s == WEFT_OK; role++)
+        if (buffers[role]) s = mirror_in(cuda, p->ordinal, &m[role], buffers[role]);
+    if (s == WEFT_OK && weft_plan_workspace(plan)) s = mirror_in(cuda, p->ordinal, &m[WORKSPACE], &h->workspace);
+    if (s == WEFT_OK && prepacked) s = mirror_in(cuda, p->ordinal, &m[PACKED], &h->packed);
+    if (s == WEFT_OK) s = launch(plan, &args, m, prepacked);
+    for (int i = 0; i < MIRRORS; i++) {
+        if (!m[i].device) continue;
+        if (s == WEFT_OK && !m[i].b->sealed) s = weft__cuda_copy_out(cuda, p->ordinal, m[i].start, m[i].device, m[i].bytes);
+        weft__cuda_free(cuda, p->ordinal, m[i].device);
+    }
+    return s;
+}
+
+static weft_status run_cpu(harness *h, const weft_plan *plan, harness_buffer *const *buffers, bool prepacked) {
+    weft_args args = WEFT_ARGS_INIT;
+    for (int role = 0; role < WEFT_ROLE_COUNT; role++) args.ptr[role] = buffers[role] ? buffers[role]->at : NULL;
+    if (prepacked) {
+        WEFT__TRY(weft_pack(plan, args.ptr[WEFT_WEIGHTS], h->packed.at, NULL));
+        args.packed = h->packed.at;
+    }
+    return weft_execute(plan, &args, weft_plan_workspace(plan) ? h->workspace.at : NULL, weft_plan_workspace(plan), NULL);
+}
+
+static weft_status run_plan(harness *h, weft_ctx *ctx, const weft_plan *plan, harness_buffer *in, harness_buffer *out,
+                            harness_place place, bool prepacked) {
+    const weft_problem *p = weft_plan_problem(plan);
+    harness_buffer *buffers[WEFT_ROLE_COUNT] = {NULL};
+    for (int i = 0; i < p->ntensors; i++) {
+        int role = p->tensor[i].role;
+        bool written = weft__is_output(p, role);
+        buffers[role] = written ? &out[role] : &in[role];
+        if (written && !harness_open(&out[role], &p->tensor[i], place)) return weft__fail(WEFT_MEMORY, "no memory for %s", weft__role_name(role));
+    }
+    prepacked = prepacked && weft_plan_packed(plan);
+    if (!harness_open_bytes(&h->workspace, weft_plan_workspace(plan), 64, HARNESS_END) ||
+        !harness_open_bytes(&h->packed, weft_plan_packed(plan), 64, HARNESS_END))
+        return weft__fail(WEFT_MEMORY, "no memory for the workspace");
+    h->runs++;
+    return p->device == WEFT_CUDA ? run_cuda(h, ctx, plan, buffers, prepacked) : run_cpu(h, plan, buffers, prepacked);
+}
+
+weft_status harness_run(harness *h, weft_ctx *ctx, const weft_problem *p, const char *kernel, harness_buffer *in,
+                        harness_buffer *out, harness_place place, bool prepacked) {
+    weft_plan_opts opts = WEFT_PLAN_OPTS_INIT;
+    opts.kernel = kernel;
+    opts.workspace_limit = WEFT_NO_LIMIT;
+    weft_plan *plan = NULL;
+    WEFT__TRY(weft_plan_create(&plan, ctx, p, &opts));
+    weft_status s = run_plan(h, ctx, plan, in, out, place, prepacked);
+    weft_plan_release(plan);
+    return s;
+}

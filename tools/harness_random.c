@@ -1,0 +1,189 @@
+/* Random problems, each from one seed. They are small, so that thousands fit into a minute, and lean towards what goes wrong:
+ * sizes next to tile edges, empty batches, odd alignment, mixed layouts, strides with gaps. An operator that has a record here
+ * is drawn with thought; any other is drawn field by field from its table of fields. */
+#include <string.h>
+
+#include "harness.h"
+
+#define PICK(r, list) ((list)[harness_below((r), (int64_t)WEFT__COUNT(list))])
+enum { PRODUCTS = 40000, TRIES = 200 };              /* multiply-adds of the direct sum, about; draws until one is valid */
+
+typedef struct generator {
+    void (*draw)(weft_problem *p, harness_rng *r);   /* geometry and epilogue; pass and rank are set */
+    double (*terms)(const weft_problem *p, int role);
+} generator;
+
+/* ---------------------------------------------------------------- conv */
+/* Around vectors of 4, 8 and 16, rows of 14, 28 and 56, and blocks of a few rows or columns. */
+static const int edges[] = {1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20, 23, 24, 25, 28, 29, 31, 32,
+                            33, 34, 47, 48, 49, 50, 55, 56, 57, 63, 64, 65, 66};
+static const int shorter[] = {1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 16, 17, 19};
+static const int channels[] = {1, 2, 3, 4, 5, 7, 8, 9, 12, 15, 16, 17, 24, 31, 32, 33, 40, 48, 64, 65};
+
+static void conv_channels(weft_problem *p, harness_rng *r) {
+    int64_t how = harness_below(r, 100);
+    if (how < 70) {                                  /* depthwise, some with a multiplier */
+        p->c = p->groups = PICK(r, channels);
+        p->o = p->c * (how < 58 ? 1 : 2 + harness_below(r, 3));
+        return;
+    }
+    p->groups = how < 85 ? 2 + harness_below(r, 5) : 1;
+    p->c = p->groups * (1 + harness_below(r, 6));
+    p->o = p->groups * (1 + harness_below(r, 6));
+}
+
+/* The window one axis; two in three are the 3 by 3 with unit stride and padding 1 or 0 that fast kernels take. */
+static void conv_axis(weft_problem *p, harness_rng *r, int a, bool plain, int64_t stride) {
+    p->kernel[a] = plain ? 3 : 1 + harness_below(r, 5);
+    p->stride[a] = plain || harness_chance(r, 60) ? stride : 1 + harness_below(r, 3);
+    p->dilation[a] = plain || harness_chance(r, 75) ? 1 : 1 + harness_below(r, 3);
+    bool usual = harness_chance(r, plain ? 70 : 30);
+    p->pad_lo[a] = usual ? p->kernel[a] / 2 : harness_below(r, 4);
+    p->pad_hi[a] = usual ? p->kernel[a] / 2 : harness_below(r, 4);
+    p->in[a] = a == 2 ? PICK(r, edges) : a == 1 ? PICK(r, shorter) : 1 + harness_below(r, 6);
+    if (harness_chance(r, 1)) p->in[a] = 0;
+    int64_t window = p->dilation[a] * (p->kernel[a] - 1) + 1;
+    if (p->in[a] + p->pad_lo[a] + p->pad_hi[a] < window) p->in[a] = window;
+}
+
+static double conv_products(const weft_problem *p) {
+    double work = (double)p->n * (double)p->o * (double)(p->c / p->groups);
+    for (int a = 0; a < 3; a++) work *= (double)(p->in[a] + 2) * (double)p->kernel[a] / (double)p->stride[a];
+    return work;
+}
+
+/* Bring the work down, first the batch, then channels and rows in turn, so that widths keep their edges. */
+static void conv_shrink(weft_problem *p) {
+    for (int turn = 0; conv_products(p) > PRODUCTS && turn < 64; turn++) {
+        int64_t per_c = p->c / p->groups, per_o = p->o / p->groups;
+        if (p->n > 1) p->n--;
+        else if (turn % 2 && p->groups > 1) p->groups = (p->groups + 1) / 2;
+        else if (turn % 2 && per_c > 1) per_c = (per_c + 1) / 2;
+        else for (int a = 0; a < 3; a++) {
+            int64_t least = WEFT__MAX(1, p->dilation[a] * (p->kernel[a] - 1) + 1 - p->pad_lo[a] - p->pad_hi[a]);
+            if (a < 2 || turn > 32) p->in[a] = WEFT__MAX(least, p->in[a] / 2);
+        }
+        p->c = p->groups * per_c;
+        p->o = p->groups * per_o;
+    }
+}
+
+static void conv_draw(weft_problem *p, harness_rng *r) {
+    bool plain = harness_chance(r, 66);
+    int64_t stride = harness_chance(r, 75) ? 1 : 2;
+    p->n = harness_chance(r, 1) ? 0 : 1 + harness_below(r, 3);
+    conv_channels(p, r);
+    for (int a = 3 - p->rank; a < 3; a++) conv_axis(p, r, a, plain, stride);
+    conv_shrink(p);
+}
+
+static double conv_terms(const weft_problem *p, int role) {
+    double window = (double)(p->kernel[0] * p->kernel[1] * p->kernel[2]);
+    switch (role) {
+    case WEFT_DST: return (double)(p->c / p->groups) * window;
+    case WEFT_DIFF_SRC: return (double)(p->o / p->groups) * window;
+    default: return (double)p->n * (double)(p->out[0] * p->out[1] * p->out[2]);
+    }
+}
+
+static const generator generators[WEFT_OP_COUNT] = {
+    [WEFT_CONV] = {conv_draw, conv_terms},
+};
+
+/* ---------------------------------------------------------------- any operator */
+static void any_draw(weft_problem *p, harness_rng *r) {
+    const weft__op *op = weft__op_of(p->op);
+    for (size_t i = 0; i < op->nfields; i++) {
+        const weft__field *f = &op->fields[i];
+        int64_t *at = (int64_t *)(void *)((char *)p + f->offset);
+        if (f->min_rank > p->rank) continue;
+        int first = f->kind == WEFT__FIELD_INT ? 0 : 3 - p->rank, last = f->kind == WEFT__FIELD_INT ? 1 : 3;
+        for (int a = first; a < last; a++) {
+            at[a] = f->section == 0 ? PICK(r, shorter) : WEFT__MAX(f->fallback, harness_below(r, 4));
+            if (f->kind == WEFT__FIELD_PADS) at[a + 3] = harness_below(r, 3);
+        }
+    }
+}
+
+double harness_terms(const weft_problem *p, int role) {
+    const generator *g = &generators[p->op];
+    const weft_tensor *t = weft__tensor(p, role);
+    if (g->terms) return g->terms(p, role);
+    return WEFT__MAX(1, weft__flops(p) / 2 / (double)WEFT__MAX(1, weft__numel(t)));
+}
+
+static void draw_epilogue(weft_problem *p, harness_rng *r) {
+    static const unsigned char forms[][2] = {{0, 0}, {0, 0}, {0, 0}, {WEFT_STEP_BIAS, 0}, {WEFT_STEP_BIAS, 0}, {WEFT_STEP_RELU, 0},
+                                             {WEFT_STEP_CLIP, 0}, {WEFT_STEP_BIAS, WEFT_STEP_RELU}, {WEFT_STEP_BIAS, WEFT_STEP_CLIP},
+                                             {WEFT_STEP_RELU, WEFT_STEP_BIAS}};
+    static const double lows[] = {0, -1, -0.3, -7};
+    const weft__pass_def *pass = weft__pass_of(p);
+    const unsigned char *form = PICK(r, forms);
+    for (int i = 0; i < 2; i++) {
+        if (form[i] == WEFT_STEP_NONE || (form[i] == WEFT_STEP_BIAS ? !pass->biased : !pass->epilogue)) continue;
+        weft_step *s = &p->step[p->nsteps++];
+        s->kind = form[i];
+        if (s->kind != WEFT_STEP_CLIP) continue;
+        s->lo = PICK(r, lows);
+        s->hi = s->lo + (harness_chance(r, 50) ? 6 : 0.5);
+    }
+}
+
+/* Any order of the axes, gaps behind some of them; inputs sometimes repeat an axis with stride 0. */
+static void draw_strides(const weft_problem *p, weft_tensor *t, harness_rng *r) {
+    weft_tensor shape = {0};
+    weft__op_of(p->op)->shape(p, t->role, &shape);
+    bool used[WEFT_MAX_RANK] = {false};
+    int64_t stride = harness_chance(r, 80) ? 1 : 2;
+    t->layout = WEFT_STRIDED;
+    for (int k = 0; k < shape.rank; k++) {
+        int a = harness_chance(r, 50) ? shape.rank - 1 : (int)harness_below(r, shape.rank);
+        while (used[a]) a = (a + shape.rank - 1) % shape.rank;
+        used[a] = true;
+        t->strides[a] = stride;
+        if (!weft__is_output(p, t->role) && harness_chance(r, 3)) t->strides[a] = 0;
+        stride *= WEFT__MAX(1, shape.dims[a]) + (harness_chance(r, 30) ? harness_below(r, 5) : 0);
+    }
+}
+
+static void draw_tensors(weft_problem *p, harness_rng *r) {
+    static const int16_t dtypes[] = {WEFT_F32, WEFT_F32, WEFT_F32, WEFT_F32, WEFT_F32, WEFT_F32, WEFT_F64, WEFT_F16, WEFT_BF16};
+    static const int16_t layouts[] = {WEFT_FIRST, WEFT_FIRST, WEFT_FIRST, WEFT_LAST, WEFT_LAST, WEFT_LAST, WEFT_STRIDED};
+    int16_t dtype = PICK(r, dtypes), layout = PICK(r, layouts);
+    bool mixed = harness_chance(r, 10), wide_bias = harness_chance(r, 50), sliced = harness_chance(r, 25);
+    uint32_t roles = weft__roles(p);
+    for (int role = 0; role < WEFT_ROLE_COUNT; role++) {
+        if (!(roles & WEFT__BIT(role))) continue;
+        weft_tensor *t = weft_problem_tensor(p, (weft_role)role);
+        bool bias = role == WEFT_BIAS || role == WEFT_DIFF_BIAS;
+        t->dtype = bias && wide_bias && dtype != WEFT_F64 ? WEFT_F32 : dtype;
+        t->layout = bias ? WEFT_FIRST : mixed ? PICK(r, layouts) : layout;
+        if (role == WEFT_WEIGHTS || role == WEFT_DIFF_WEIGHTS) t->layout = harness_chance(r, 70) ? WEFT_FIRST : t->layout;
+        if (t->layout == WEFT_STRIDED) draw_strides(p, t, r);
+        int32_t least = (int32_t)weft__dtype_size(t->dtype);
+        if (sliced) t->align = WEFT__MAX(least, (int32_t)4 << harness_below(r, 2));
+        else if (harness_chance(r, 5)) t->align = least << harness_below(r, 6);
+    }
+}
+
+bool harness_random(weft_problem *p, uint64_t seed, int device) {
+    harness_rng r = {seed};
+    for (int i = 0; i < TRIES; i++) {
+        const weft__op *op = weft__op_of(1 + (int)harness_below(&r, WEFT_OP_COUNT - 1));
+        const weft__pass_def *pass = &op->passes[harness_below(&r, (int64_t)op->npasses)];
+        int rank = op->max_rank;
+        if (op->min_rank < op->max_rank) rank = harness_chance(&r, 70) ? WEFT__MIN(2, op->max_rank)
+            : op->min_rank + (int)harness_below(&r, op->max_rank - op->min_rank + 1);
+        if (weft_problem_init(p, (weft_op)op->op, (weft_pass)pass->pass, rank) != WEFT_OK) return false;
+        p->device = device;
+        p->math = harness_chance(&r, 80) ? WEFT_FAST : harness_chance(&r, 70) ? WEFT_STRICT : WEFT_TF32;
+        draw_epilogue(p, &r);
+        bool known = generators[op->op].draw != NULL;
+        (known ? generators[op->op].draw : any_draw)(p, &r);
+        bool valid = op->check(p) == WEFT_OK;        /* sets the sizes that shapes follow from */
+        if (valid) draw_tensors(p, &r);
+        if (valid && weft_problem_complete(p) == WEFT_OK) return true;
+        if (known) return false;                     /* a record draws only valid problems */
+    }
+    return false;
+}
