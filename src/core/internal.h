@@ -106,11 +106,11 @@ typedef struct weft__op {
     size_t npasses;
     weft_status (*check)(weft_problem *p);   /* geometry: ranges, divisibility, overflow; sets derived fields */
     void (*shape)(const weft_problem *p, int role, weft_tensor *t);   /* rank and dims of a role's tensor */
+    uint32_t (*dtypes)(const weft_problem *p, int role);     /* bit set of allowed weft_dtype */
     double (*flops)(const weft_problem *p);
     const weft__items *items;
 } weft__op;
 const weft__op *weft__op_of(int op);                 /* NULL: no such operator */
-const weft__op *weft__op_named(const char *name, size_t n);
 const weft__pass_def *weft__pass_of(const weft_problem *p);
 /* Every role that takes part, in role order; bit set of weft_role. */
 uint32_t weft__roles(const weft_problem *p);
@@ -129,6 +129,13 @@ double weft__bytes(const weft_problem *p);           /* each tensor once */
 double weft__flops(const weft_problem *p);
 /* a * b in int64; false on overflow. */
 bool weft__mul(int64_t a, int64_t b, int64_t *r);
+
+#define WEFT__FLOATS (WEFT__BIT(WEFT_F32) | WEFT__BIT(WEFT_F64) | WEFT__BIT(WEFT_F16) | WEFT__BIT(WEFT_BF16))
+/* The layout a role has when the text says nothing: weights are channels-first whatever the data is. */
+weft_layout weft__default_layout(int role, weft_layout data);
+weft_layout weft__data_layout(const weft_problem *p);    /* that of the first tensor, in a completed problem */
+/* The axes of a tensor that the user sees: indices into dims, count returned. */
+int weft__visible_axes(const weft_problem *p, const weft_tensor *t, int axes[WEFT_MAX_RANK]);
 
 /* The cache key: everything that names the problem, nothing else. Returns words written (at most WEFT__KEY_MAX). */
 #define WEFT__KEY_MAX (64 + WEFT_MAX_TENSORS * (2 + 2 * WEFT_MAX_RANK))
@@ -152,6 +159,7 @@ typedef struct weft__kernel {
     int op;
     unsigned engine;                 /* WEFT_ENGINE_* */
     weft__isa isa;                   /* least ISA, for the CPU engine */
+    bool reference;                  /* takes every valid problem, empty inputs too; others never see those */
     bool exact;                      /* equal to the reference on integers; else within `bound` */
     double bound;                    /* error over that of the direct f32 sum; 0 means 1 */
     const char *(*ok)(const weft_problem *, const weft__hw *);          /* NULL: applies; else the reason */
@@ -186,6 +194,7 @@ const weft_ctx_opts *weft__opts(const weft_ctx *ctx);
 /* The hardware as the problem's device shows it; for CUDA opens the engine. Fails with the reason if it is absent. */
 weft_status weft__ctx_hw(weft_ctx *ctx, const weft_problem *p, weft__hw *hw);
 weft_ctx *weft__ctx_retain(weft_ctx *ctx);
+void weft__ctx_drop(weft_ctx *ctx);                        /* the other half of retain */
 weft__wisdom *weft__ctx_wisdom(const weft_ctx *ctx);
 weft__cache *weft__ctx_cache(const weft_ctx *ctx);
 /* The CUDA engine, opened on first use; NULL and *why if absent. Never opened by a CPU problem. */
@@ -193,8 +202,8 @@ weft__cuda *weft__ctx_cuda(weft_ctx *ctx, const char **why);
 
 /* Slots and everything a slot computes must follow from the problem alone. */
 void weft__parallel(weft_ctx *ctx, int64_t slots, weft_task task, void *arg);
-weft_status weft__pool_create(weft__pool **pool, int threads);
-void weft__pool_destroy(weft__pool *pool);
+weft_status weft__pool_create(const weft_ctx *ctx, weft__pool **pool, int threads);
+void weft__pool_destroy(const weft_ctx *ctx, weft__pool *pool);
 void weft__pool_run(weft__pool *pool, int64_t slots, weft_task task, void *arg);
 
 bool weft__logs(const weft_ctx *ctx, int topic);          /* ask before building a line */

@@ -62,12 +62,6 @@ static const weft__op *const ops[WEFT_OP_COUNT] = {
 
 const weft__op *weft__op_of(int op) { return (unsigned)op < WEFT_OP_COUNT ? ops[op] : NULL; }
 
-const weft__op *weft__op_named(const char *name, size_t n) {
-    for (int i = 1; i < WEFT_OP_COUNT; i++)
-        if (strlen(ops[i]->name) == n && memcmp(ops[i]->name, name, n) == 0) return ops[i];
-    return NULL;
-}
-
 const weft__pass_def *weft__pass_of(const weft_problem *p) {
     const weft__op *op = weft__op_of(p->op);
     for (size_t i = 0; op && i < op->npasses; i++)

@@ -81,6 +81,11 @@ static void shape(const weft_problem *p, int role, weft_tensor *t) {
     for (int a = 0; a < 3; a++) t->dims[2 + a] = weights ? p->kernel[a] : src ? p->in[a] : p->out[a];
 }
 
+static uint32_t dtypes(const weft_problem *p, int role) {
+    (void)p, (void)role;
+    return WEFT__FLOATS;
+}
+
 static double flops(const weft_problem *p) {
     double outputs = (double)p->n * (double)p->o * (double)p->out[0] * (double)p->out[1] * (double)p->out[2];
     double macs = outputs * (double)(p->c / p->groups) * (double)p->kernel[0] * (double)p->kernel[1] * (double)p->kernel[2];
@@ -93,5 +98,5 @@ static const weft__items items = {"conv.h", conv_phases, conv_count, conv_worksp
 const weft__op weft__op_conv = {
     .name = "conv", .op = WEFT_CONV, .min_rank = 1, .max_rank = 3,
     .fields = fields, .nfields = WEFT__COUNT(fields), .passes = passes, .npasses = WEFT__COUNT(passes),
-    .check = check, .shape = shape, .flops = flops, .items = &items,
+    .check = check, .shape = shape, .dtypes = dtypes, .flops = flops, .items = &items,
 };

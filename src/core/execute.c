@@ -1,0 +1,129 @@
+/* The plan as an object, and the run: arguments are checked against the problem before anything is written. */
+#include <stdatomic.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "core/internal.h"
+
+struct weft_plan {
+    weft_problem p;
+    weft__hw hw;
+    weft__choice choice;
+    weft_ctx *ctx;
+    uint32_t roles;                  /* that need a pointer */
+    bool empty;
+    void *state;
+    _Atomic int refs;
+};
+
+weft_status weft__plan_build(weft_plan **out, weft_ctx *ctx, const weft_problem *p, const weft__hw *hw, const weft__choice *c) {
+    weft_plan *plan = weft__alloc(ctx, sizeof(*plan));
+    if (!plan) return weft__fail(WEFT_MEMORY, "out of memory for a plan");
+    plan->p = *p;
+    plan->hw = *hw;
+    plan->choice = *c;
+    plan->empty = weft__is_empty(p);
+    for (int i = 0; i < p->ntensors; i++)
+        if (weft__numel(&p->tensor[i])) plan->roles |= WEFT__BIT(p->tensor[i].role);
+    atomic_init(&plan->refs, 1);
+    if (c->kernel->engine == WEFT_ENGINE_CUDA && !plan->empty) {
+        weft_status s = weft__cuda_prepare(weft__ctx_cuda(ctx, NULL), c->kernel, p, hw, &plan->state);
+        if (s != WEFT_OK) {
+            weft__free(ctx, plan);
+            return s;
+        }
+    }
+    plan->ctx = weft__ctx_retain(ctx);
+    if (weft__logs(ctx, WEFT_LOG_DISPATCH)) {
+        char text[WEFT_TEXT_MAX];
+        if (weft_problem_format(p, text, sizeof(text), NULL) == WEFT_OK)
+            weft__log(ctx, WEFT_LOG_DISPATCH, "dispatch: %s -> %s (%s, %.0f ns, workspace %zu)", text, c->kernel->name, c->why, c->ns, c->workspace);
+    }
+    *out = plan;
+    return WEFT_OK;
+}
+
+weft_plan *weft_plan_retain(weft_plan *plan) {
+    if (plan) atomic_fetch_add_explicit(&plan->refs, 1, memory_order_relaxed);
+    return plan;
+}
+
+void weft_plan_release(weft_plan *plan) {
+    if (!plan || atomic_fetch_sub_explicit(&plan->refs, 1, memory_order_acq_rel) != 1) return;
+    weft_ctx *ctx = plan->ctx;
+    weft__free(ctx, plan);
+    weft__ctx_drop(ctx);
+}
+
+const weft_problem *weft_plan_problem(const weft_plan *plan) { return plan ? &plan->p : NULL; }
+const char *weft_plan_kernel(const weft_plan *plan) { return plan ? plan->choice.kernel->name : ""; }
+size_t weft_plan_workspace(const weft_plan *plan) { return plan && !plan->empty ? plan->choice.workspace : 0; }
+size_t weft_plan_packed(const weft_plan *plan) { return plan ? plan->choice.packed : 0; }
+
+weft_status weft_plan_cost(const weft_plan *plan, weft_cost *cost) {
+    if (!plan) return weft__fail(WEFT_INVALID, "plan is NULL, allowed: a plan");
+    if (!cost || cost->size != sizeof(*cost))
+        return weft__fail(WEFT_INVALID, "cost is %s, allowed: a weft_cost started from WEFT_COST_INIT", cost ? "of another size" : "NULL");
+    *cost = (weft_cost){sizeof(*cost), weft__flops(&plan->p), weft__bytes(&plan->p), plan->choice.ns};
+    return WEFT_OK;
+}
+
+/* ---------------------------------------------------------------- checks */
+static weft_status check_pointers(const weft_plan *plan, const weft_args *args) {
+    for (int i = 0; i < plan->p.ntensors; i++) {
+        const weft_tensor *t = &plan->p.tensor[i];
+        const void *ptr = args->ptr[t->role];
+        if (!(plan->roles & WEFT__BIT(t->role))) continue;
+        if (!ptr) return weft__fail(WEFT_INVALID, "%s: the pointer is NULL, allowed: %lld elements of %s", weft__role_name(t->role), (long long)weft__numel(t), weft__dtype_name(t->dtype));
+        if ((uintptr_t)ptr % (uintptr_t)t->align)
+            return weft__fail(WEFT_INVALID, "%s: the pointer %p is not a multiple of %d, allowed: the alignment the problem states", weft__role_name(t->role), ptr, t->align);
+    }
+    return WEFT_OK;
+}
+
+static weft_status check_workspace(const weft_plan *plan, const void *workspace, size_t bytes) {
+    size_t need = weft_plan_workspace(plan);
+    if (!need) return WEFT_OK;
+    if (!workspace) return weft__fail(WEFT_WORKSPACE, "workspace is NULL, allowed: %zu bytes", need);
+    if (bytes < need) return weft__fail(WEFT_WORKSPACE, "workspace has %zu bytes, allowed: %zu or more", bytes, need);
+    if ((uintptr_t)workspace % 64) return weft__fail(WEFT_INVALID, "workspace %p is not a multiple of 64, allowed: 64-byte alignment", workspace);
+    return WEFT_OK;
+}
+
+static weft__exec exec_of(const weft_plan *plan, void *const *ptr, void *workspace, void *stream) {
+    weft__exec e = {&plan->p, &plan->hw, plan->ctx, ptr, NULL, workspace, stream, plan->state};
+    return e;
+}
+
+/* ---------------------------------------------------------------- run */
+weft_status weft_pack(const weft_plan *plan, const void *weights, void *packed, void *stream) {
+    if (!plan) return weft__fail(WEFT_INVALID, "plan is NULL, allowed: a plan");
+    if (!plan->choice.packed) return WEFT_OK;
+    if (!weights || !packed) return weft__fail(WEFT_INVALID, "%s is NULL, allowed: a pointer", weights ? "packed" : "weights");
+    weft__exec e = exec_of(plan, NULL, NULL, stream);
+    return plan->choice.kernel->pack(&e, weights, packed);
+}
+
+weft_status weft_execute(const weft_plan *plan, const weft_args *args, void *workspace, size_t bytes, void *stream) {
+    if (!plan) return weft__fail(WEFT_INVALID, "plan is NULL, allowed: a plan");
+    if (!args || args->size != sizeof(*args))
+        return weft__fail(WEFT_INVALID, "args is %s, allowed: a weft_args started from WEFT_ARGS_INIT", args ? "of another size" : "NULL");
+    if (plan->empty) return WEFT_OK;
+    WEFT__TRY(check_pointers(plan, args));
+    WEFT__TRY(check_workspace(plan, workspace, bytes));
+    const weft__kernel *k = plan->choice.kernel;
+    weft__exec e = exec_of(plan, args->ptr, workspace, stream);
+    e.packed = args->packed;
+    if (plan->choice.packed && !e.packed) {
+        void *room = (char *)workspace + (plan->choice.workspace - plan->choice.packed);
+        WEFT__TRY(k->pack(&e, args->ptr[WEFT_WEIGHTS], room));
+        e.packed = room;
+    }
+    if (!weft__logs(plan->ctx, WEFT_LOG_EXEC)) return k->run(&e);
+    uint64_t start = weft__now_ns();
+    weft_status s = k->run(&e);
+    char text[WEFT_TEXT_MAX] = "";
+    weft_problem_format(&plan->p, text, sizeof(text), NULL);
+    weft__log(plan->ctx, WEFT_LOG_EXEC, "exec: %s %s %s %llu ns", text, k->name, weft_status_name(s), (unsigned long long)(weft__now_ns() - start));
+    return s;
+}

@@ -1,0 +1,76 @@
+/* The machine, as estimates see it. Rates are rough on purpose: only ratios between kernels matter. */
+#include <ctype.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "core/internal.h"
+
+static weft__isa cpu_isa(void) {
+#if defined(__x86_64__)
+    __builtin_cpu_init();
+    bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
+    bool avx512 = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512bw") &&
+                  __builtin_cpu_supports("avx512dq");
+    return avx2 && avx512 ? WEFT__AVX512 : avx2 ? WEFT__AVX2 : WEFT__SCALAR;
+#else
+    return WEFT__SCALAR;
+#endif
+}
+
+static size_t cache_size(int name, size_t fallback) {
+    long v = sysconf(name);
+    return v > 0 ? (size_t)v : fallback;
+}
+
+void weft__hw_detect(weft__hw *hw) {
+    memset(hw, 0, sizeof(*hw));
+    long cores = sysconf(_SC_NPROCESSORS_ONLN);
+    hw->isa = cpu_isa();
+    hw->threads = cores > 0 ? (int)WEFT__MIN(cores, 1024) : 1;
+#ifdef _SC_LEVEL1_DCACHE_SIZE
+    hw->l1 = cache_size(_SC_LEVEL1_DCACHE_SIZE, 32u << 10);
+    hw->l2 = cache_size(_SC_LEVEL2_CACHE_SIZE, 1u << 20);
+    hw->l3 = cache_size(_SC_LEVEL3_CACHE_SIZE, 32u << 20);
+#else
+    (void)cache_size;
+    hw->l1 = 32u << 10, hw->l2 = 1u << 20, hw->l3 = 32u << 20;
+#endif
+    hw->gbs = WEFT__MIN(12.0 * hw->threads, 200.0);
+    hw->gflops[WEFT__SCALAR] = 6;
+    hw->gflops[WEFT__AVX2] = 70;
+    hw->gflops[WEFT__AVX512] = 130;
+}
+
+/* The model's name from the system, in letters, digits and dashes. */
+static void cpu_model(char *text, size_t capacity) {
+    snprintf(text, capacity, "unknown");
+    FILE *f = fopen("/proc/cpuinfo", "r");
+    if (!f) return;
+    char line[256];
+    while (fgets(line, sizeof(line), f)) {
+        char *colon = strchr(line, ':');
+        if (strncmp(line, "model name", 10) || !colon) continue;
+        size_t n = 0;
+        for (char *c = colon + 1; *c && n + 1 < capacity; c++)
+            if (isalnum((unsigned char)*c)) text[n++] = *c;
+            else if (n && text[n - 1] != '-') text[n++] = '-';
+        while (n && text[n - 1] == '-') n--;
+        text[n] = 0;
+        break;
+    }
+    fclose(f);
+}
+
+void weft__device_name(const weft__hw *hw, int device, char *text, size_t capacity) {
+    char model[80];
+    if (device == WEFT_CUDA && hw->gpu) {
+        snprintf(text, capacity, "cuda:%s:cc%d", hw->gpu->name, hw->gpu->cc);
+        for (char *c = text; *c; c++)
+            if (isspace((unsigned char)*c)) *c = '-';
+        return;
+    }
+    cpu_model(model, sizeof(model));
+    snprintf(text, capacity, "cpu:%s:%s", model, weft__isa_names[hw->isa]);
+}

@@ -1,0 +1,129 @@
+/* Timing a kernel on private buffers: warm, the caches emptied before each run, median of a few runs, given up early when hopeless. */
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "core/internal.h"
+#include "ref/item.h"
+
+#define RUNS_MAX 7
+
+typedef struct buffers {
+    weft_ctx *ctx;
+    weft__cuda *cuda;                /* NULL: host memory */
+    int ordinal;
+    void *block[WEFT_ROLE_COUNT], *ptr[WEFT_ROLE_COUNT];
+    void *workspace_block, *workspace, *flush;
+    size_t flush_bytes;
+} buffers;
+
+static size_t span_bytes(const weft_tensor *t) {
+    int64_t last = 0;
+    for (int a = 0; a < t->rank; a++)
+        if (t->dims[a]) last += (t->dims[a] - 1) * t->strides[a];
+    return ((size_t)last + 1) * weft__dtype_size(t->dtype);
+}
+
+/* Values around one in size: no subnormals, no overflow, nothing a kernel could shorten. */
+static void fill(const weft_tensor *t, void *ptr, uint64_t seed) {
+    size_t n = span_bytes(t) / weft__dtype_size(t->dtype);
+    for (size_t i = 0; i < n; i++) {
+        seed = seed * 6364136223846793005u + 1442695040888963407u;
+        item_store(t->dtype, ptr, (int64_t)i, (double)(int64_t)(seed >> 40) * 0x1p-23 - 1.0);
+    }
+}
+
+static void *align64(void *block) { return (void *)(((uintptr_t)block + 63) & ~(uintptr_t)63); }
+
+static weft_status take(buffers *b, size_t bytes, void **block, void **ptr) {
+    if (b->cuda) {
+        WEFT__TRY(weft__cuda_alloc(b->cuda, b->ordinal, bytes + 64, block));
+    } else {
+        *block = weft__alloc(b->ctx, bytes + 64);
+        if (!*block) return weft__fail(WEFT_MEMORY, "out of memory for %zu bytes to measure with", bytes);
+    }
+    *ptr = align64(*block);
+    return WEFT_OK;
+}
+
+static void give(buffers *b, void *block) {
+    if (b->cuda && block) weft__cuda_free(b->cuda, b->ordinal, block);
+    else weft__free(b->ctx, block);
+}
+
+static weft_status take_tensor(buffers *b, const weft_tensor *t) {
+    size_t bytes = span_bytes(t);
+    WEFT__TRY(take(b, bytes, &b->block[t->role], &b->ptr[t->role]));
+    if (!b->cuda) {
+        fill(t, b->ptr[t->role], 88172645463325252u + (uint64_t)t->role);
+        return WEFT_OK;
+    }
+    void *host = weft__alloc(b->ctx, bytes);
+    if (!host) return weft__fail(WEFT_MEMORY, "out of memory for %zu bytes to measure with", bytes);
+    fill(t, host, 88172645463325252u + (uint64_t)t->role);
+    weft_status s = weft__cuda_copy_in(b->cuda, b->ordinal, b->ptr[t->role], host, bytes);
+    weft__free(b->ctx, host);
+    return s;
+}
+
+static weft_status take_all(buffers *b, const weft_problem *p, const weft__hw *hw, size_t workspace) {
+    for (int i = 0; i < p->ntensors; i++) WEFT__TRY(take_tensor(b, &p->tensor[i]));
+    if (workspace) WEFT__TRY(take(b, workspace, &b->workspace_block, &b->workspace));
+    if (b->cuda) return WEFT_OK;     /* the engine empties the GPU's cache itself */
+    b->flush_bytes = WEFT__MIN(2 * hw->l3, (size_t)256 << 20);
+    b->flush = weft__alloc(b->ctx, b->flush_bytes);
+    return b->flush ? WEFT_OK : weft__fail(WEFT_MEMORY, "out of memory for %zu bytes to empty the caches with", b->flush_bytes);
+}
+
+static void give_all(buffers *b) {
+    for (int role = 0; role < WEFT_ROLE_COUNT; role++) give(b, b->block[role]);
+    give(b, b->workspace_block);
+    weft__free(b->ctx, b->flush);
+}
+
+static void empty_caches(const buffers *b) {
+    volatile const char *at = b->flush;
+    char sum = 0;
+    for (size_t i = 0; i < b->flush_bytes; i += 64) sum = (char)(sum + at[i]);
+    (void)sum;
+}
+
+static int by_value(const void *a, const void *b) {
+    double x = *(const double *)a, y = *(const double *)b;
+    return (x > y) - (x < y);
+}
+
+static weft_status time_cpu(const buffers *b, const weft__exec *e, const weft__kernel *k, double give_up, double seconds, double *runs, int *n) {
+    uint64_t begin = weft__now_ns();
+    for (int i = -1; i < RUNS_MAX; i++) {   /* -1 warms up, and gives up on the hopeless */
+        if (i >= 0) empty_caches(b);
+        uint64_t start = weft__now_ns();
+        WEFT__TRY(k->run(e));
+        double ns = (double)(weft__now_ns() - start);
+        if (i >= 0) runs[(*n)++] = ns;
+        if (ns > give_up || (*n > 0 && (double)(weft__now_ns() - begin) * 1e-9 > seconds)) break;
+    }
+    return WEFT_OK;
+}
+
+weft_status weft__measure(weft_ctx *ctx, const weft_problem *p, const weft__hw *hw, const weft__kernel *k, double give_up_ns, double seconds, double *ns) {
+    buffers b = {.ctx = ctx, .cuda = p->device == WEFT_CUDA ? weft__ctx_cuda(ctx, NULL) : NULL, .ordinal = p->ordinal};
+    weft__exec e = {.p = p, .hw = hw, .ctx = ctx, .ptr = b.ptr};
+    double runs[RUNS_MAX];
+    int n = 0;
+    size_t workspace = weft__kernel_workspace(k, p, hw), packed = k->packed ? k->packed(p, hw) : 0;
+    weft_status s = take_all(&b, p, hw, workspace);
+    e.workspace = b.workspace;
+    if (s == WEFT_OK && b.cuda) s = weft__cuda_prepare(b.cuda, k, p, hw, &e.state);
+    if (s == WEFT_OK && packed) {
+        e.packed = (char *)b.workspace + (workspace - packed);
+        s = k->pack(&e, b.ptr[WEFT_WEIGHTS], (void *)e.packed);
+    }
+    if (s == WEFT_OK && b.cuda) s = weft__cuda_time(&e, k, n = RUNS_MAX, runs);
+    else if (s == WEFT_OK) s = time_cpu(&b, &e, k, give_up_ns, seconds, runs, &n);
+    give_all(&b);
+    if (s != WEFT_OK) return s;
+    if (n) qsort(runs, (size_t)n, sizeof(runs[0]), by_value);
+    *ns = n ? runs[n / 2] : HUGE_VAL;
+    return WEFT_OK;
+}

@@ -1,0 +1,136 @@
+/* The planner: which kernel. Pinned by name, else wisdom, else measured (if asked), else the least estimate among those that apply
+ * and fit the workspace limit. The reference takes every problem, so there is always a plan. */
+#include <math.h>
+#include <string.h>
+
+#include "core/internal.h"
+
+#define CANDIDATES_MAX 8             /* measured at most: the best by estimate, each given up at 3x the best time */
+#define GIVE_UP 3.0
+
+static weft_status find_pin(const weft_problem *p, const char *name, const weft__kernel **pin) {
+    const weft__kernel *const *list;
+    size_t count = weft__kernels(p->op, &list);
+    for (size_t i = 0; i < count; i++)
+        if (strcmp(list[i]->name, name) == 0) {
+            *pin = list[i];
+            return WEFT_OK;
+        }
+    return weft__fail(WEFT_INVALID, "kernel is '%s', allowed: a kernel of %s (weft list shows them)", name, weft__op_of(p->op)->name);
+}
+
+static weft__choice choice_of(const weft__kernel *k, const weft_problem *p, const weft__hw *hw, double ns, const char *why) {
+    weft__choice c = {k, ns, weft__kernel_workspace(k, p, hw), k->packed ? k->packed(p, hw) : 0, why};
+    return c;
+}
+
+/* Those that apply and fit, least estimate first; at most CANDIDATES_MAX. */
+static size_t candidates(weft_ctx *ctx, const weft_problem *p, const weft__hw *hw, size_t limit, weft__choice *best) {
+    const weft__kernel *const *list;
+    size_t count = weft__kernels(p->op, &list), n = 0;
+    for (size_t i = 0; i < count; i++) {
+        const char *reason = weft__kernel_refusal(ctx, list[i], p, hw);
+        if (!reason && weft__kernel_workspace(list[i], p, hw) > limit && !list[i]->reference) reason = "its workspace is over the limit";
+        if (reason) {
+            weft__log(ctx, WEFT_LOG_DISPATCH, "dispatch: %s refused: %s", list[i]->name, reason);
+            continue;
+        }
+        weft__choice c = choice_of(list[i], p, hw, list[i]->cost(p, hw), "estimate");
+        size_t at = n < CANDIDATES_MAX ? n++ : n - 1;
+        if (at == CANDIDATES_MAX - 1 && n == CANDIDATES_MAX && best[at].kernel && best[at].ns <= c.ns) continue;
+        while (at > 0 && best[at - 1].ns > c.ns) {
+            best[at] = best[at - 1];
+            at--;
+        }
+        best[at] = c;
+    }
+    return n;
+}
+
+static void measure_all(weft_ctx *ctx, const weft_problem *p, const weft__hw *hw, weft__choice *list, size_t n) {
+    double best = HUGE_VAL, seconds = weft__opts(ctx)->measure_seconds;
+    size_t winner = 0;
+    uint64_t start = weft__now_ns();
+    for (size_t i = 0; i < n; i++) {
+        double left = seconds - (double)(weft__now_ns() - start) * 1e-9, ns = HUGE_VAL;
+        if (i > 0 && (left <= 0 || (list[i].kernel->reference && isfinite(best)))) break;
+        weft_status s = weft__measure(ctx, p, hw, list[i].kernel, GIVE_UP * best, left / (double)(n - i), &ns);
+        if (s != WEFT_OK) {
+            weft__log(ctx, WEFT_LOG_TUNE, "tune: %s failed and is skipped: %s", list[i].kernel->name, weft_last_error());
+            continue;
+        }
+        weft__log(ctx, WEFT_LOG_TUNE, "tune: %s %.0f ns (estimate %.0f)", list[i].kernel->name, ns, list[i].ns);
+        if (isfinite(ns) && weft__wisdom_add(ctx, p, hw, list[i].kernel, ns, list[i].workspace) != WEFT_OK)
+            weft__log(ctx, WEFT_LOG_ERROR, "tune: %s", weft_last_error());
+        if (!(ns < best)) continue;
+        best = ns;
+        winner = i;
+    }
+    weft__choice c = list[winner];
+    if (isfinite(best)) c.ns = best, c.why = "measured";
+    list[0] = c;
+}
+
+static weft_status choose(weft_ctx *ctx, const weft_problem *p, const weft__hw *hw, const weft__want *want, weft__choice *out) {
+    if (want->pin) {
+        const char *reason = weft__kernel_refusal(ctx, want->pin, p, hw);
+        size_t bytes = reason ? 0 : weft__kernel_workspace(want->pin, p, hw);
+        if (reason) return weft__fail(WEFT_UNSUPPORTED, "kernel %s does not apply: %s", want->pin->name, reason);
+        if (bytes > want->limit) return weft__fail(WEFT_UNSUPPORTED, "kernel %s needs %zu bytes of workspace, the limit is %zu", want->pin->name, bytes, want->limit);
+        *out = choice_of(want->pin, p, hw, want->pin->cost(p, hw), "pinned");
+        return WEFT_OK;
+    }
+    double ns;
+    const weft__kernel *known = weft__wisdom_find(ctx, p, hw, want->limit, &ns);
+    if (known) {
+        *out = choice_of(known, p, hw, ns, "wisdom");
+        return WEFT_OK;
+    }
+    weft__choice list[CANDIDATES_MAX] = {{0}};
+    size_t n = candidates(ctx, p, hw, want->limit, list);
+    if (n == 0) return weft__fail(WEFT_UNSUPPORTED, "no kernel takes this problem with the engines enabled (0x%x)", weft__opts(ctx)->engines);
+    if (want->mode == WEFT_MEASURE && !weft__is_empty(p)) measure_all(ctx, p, hw, list, n);
+    *out = list[0];
+    return WEFT_OK;
+}
+
+static weft_status read_opts(weft_ctx *ctx, const weft_problem *p, const weft_plan_opts *opts, weft__want *want) {
+    const weft_ctx_opts *o = weft__opts(ctx);
+    *want = (weft__want){o->mode, o->workspace_limit, NULL};
+    if (!opts) return WEFT_OK;
+    if (opts->size != sizeof(*opts)) return weft__fail(WEFT_INVALID, "opts.size is %zu, allowed: %zu (start from WEFT_PLAN_OPTS_INIT)", opts->size, sizeof(*opts));
+    if ((unsigned)opts->mode > WEFT_MEASURE) return weft__fail(WEFT_INVALID, "mode is %d, allowed: one of weft_mode", opts->mode);
+    if (opts->mode) want->mode = opts->mode;
+    if (opts->workspace_limit) want->limit = opts->workspace_limit;
+    return opts->kernel ? find_pin(p, opts->kernel, &want->pin) : WEFT_OK;
+}
+
+weft_status weft_plan_create(weft_plan **plan, weft_ctx *ctx, const weft_problem *problem, const weft_plan_opts *opts) {
+    if (!plan) return weft__fail(WEFT_INVALID, "plan is NULL, allowed: a place for the plan");
+    *plan = NULL;
+    if (!ctx) return weft__fail(WEFT_INVALID, "ctx is NULL, allowed: a context");
+    if (!problem) return weft__fail(WEFT_INVALID, "problem is NULL, allowed: a weft_problem");
+    weft_problem p = *problem;
+    WEFT__TRY(weft_problem_complete(&p));
+    weft__want want;
+    WEFT__TRY(read_opts(ctx, &p, opts, &want));
+    uint64_t key[WEFT__KEY_MAX];
+    size_t n = weft__problem_key(&p, key);
+    key[n++] = (uint64_t)want.mode;
+    key[n++] = want.limit;
+    key[n++] = (uint64_t)(uintptr_t)want.pin;
+    uint64_t hash = weft__hash(key, n);
+    *plan = weft__cache_get(weft__ctx_cache(ctx), key, n, hash);
+    if (*plan) return WEFT_OK;
+    weft__hw hw;
+    WEFT__TRY(weft__ctx_hw(ctx, &p, &hw));
+    weft__choice c;
+    WEFT__TRY(choose(ctx, &p, &hw, &want, &c));
+    WEFT__TRY(weft__plan_build(plan, ctx, &p, &hw, &c));
+    weft_status s = weft__cache_put(ctx, weft__ctx_cache(ctx), key, n, hash, *plan);
+    if (s != WEFT_OK) {
+        weft_plan_release(*plan);
+        *plan = NULL;
+    }
+    return s;
+}

@@ -1,0 +1,354 @@
+/* The problem: validation, derivation of what was not said, the one normal form, and the questions kernels ask of it. */
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "core/internal.h"
+
+/* ---------------------------------------------------------------- questions */
+const weft_tensor *weft__tensor(const weft_problem *p, int role) {
+    for (int i = 0; i < p->ntensors; i++)
+        if (p->tensor[i].role == role) return &p->tensor[i];
+    return NULL;
+}
+
+int64_t weft__numel(const weft_tensor *t) {
+    int64_t n = 1;
+    for (int a = 0; a < t->rank; a++) n *= t->dims[a];
+    return n;
+}
+
+bool weft__mul(int64_t a, int64_t b, int64_t *r) { return !__builtin_mul_overflow(a, b, r); }
+
+/* Memory order of the axes, slowest first: n c ... for first, n ... c for last. */
+static int axis_in_order(const weft_tensor *t, weft_layout layout, int i) {
+    if (layout != WEFT_LAST || t->rank < 3 || i == 0) return i;
+    return i == t->rank - 1 ? 1 : i + 1;
+}
+
+static bool dense_in(const weft_tensor *t, weft_layout layout) {
+    int64_t expected = 1;
+    for (int i = t->rank - 1; i >= 0; i--) {
+        int a = axis_in_order(t, layout, i);
+        if (t->dims[a] == 0) return true;
+        if (t->dims[a] != 1 && t->strides[a] != expected) return false;
+        expected *= t->dims[a];
+    }
+    return true;
+}
+
+bool weft__is_first(const weft_tensor *t) { return dense_in(t, WEFT_FIRST); }
+bool weft__is_last(const weft_tensor *t) { return dense_in(t, WEFT_LAST); }
+
+bool weft__all_dtype(const weft_problem *p, int dtype) {
+    for (int i = 0; i < p->ntensors; i++)
+        if (p->tensor[i].dtype != dtype) return false;
+    return true;
+}
+
+bool weft__is_empty(const weft_problem *p) {
+    for (int i = 0; i < p->ntensors; i++)
+        if (weft__is_output(p, p->tensor[i].role) && weft__numel(&p->tensor[i]) != 0) return false;
+    return true;
+}
+
+double weft__bytes(const weft_problem *p) {
+    double bytes = 0;
+    for (int i = 0; i < p->ntensors; i++)
+        bytes += (double)weft__numel(&p->tensor[i]) * (double)weft__dtype_size(p->tensor[i].dtype);
+    return bytes;
+}
+
+double weft__flops(const weft_problem *p) { return weft__op_of(p->op)->flops(p); }
+
+weft_layout weft__default_layout(int role, weft_layout data) {
+    return role == WEFT_WEIGHTS || role == WEFT_DIFF_WEIGHTS ? WEFT_FIRST : data;
+}
+
+weft_layout weft__data_layout(const weft_problem *p) {
+    for (int i = 0; i < p->ntensors; i++) {
+        int role = p->tensor[i].role;
+        if (p->tensor[i].rank < 3 || role == WEFT_WEIGHTS || role == WEFT_DIFF_WEIGHTS) continue;
+        return p->tensor[i].layout == WEFT_LAST ? WEFT_LAST : WEFT_FIRST;
+    }
+    return WEFT_FIRST;
+}
+
+int weft__visible_axes(const weft_problem *p, const weft_tensor *t, int axes[WEFT_MAX_RANK]) {
+    int n = 0;
+    for (int a = 0; a < t->rank; a++)
+        if (t->rank != 5 || p->rank == 0 || a < 2 || a >= 5 - p->rank) axes[n++] = a;
+    return n;
+}
+
+/* ---------------------------------------------------------------- building */
+weft_status weft_problem_init(weft_problem *p, weft_op op, weft_pass pass, int rank) {
+    if (!p) return weft__fail(WEFT_INVALID, "problem is NULL, allowed: a weft_problem to fill");
+    memset(p, 0, sizeof(*p));
+    p->size = sizeof(*p);
+    p->op = op;
+    p->pass = pass;
+    p->rank = rank;
+    p->n = p->c = p->o = p->groups = 1;
+    for (int a = 0; a < 3; a++) p->in[a] = p->kernel[a] = p->stride[a] = p->dilation[a] = 1;
+    const weft__op *record = weft__op_of(op);
+    if (!record) return weft__fail(WEFT_INVALID, "op is %d, allowed: one of weft_op", (int)op);
+    if (rank < record->min_rank || rank > record->max_rank)
+        return weft__fail(WEFT_INVALID, "rank is %d, allowed for %s: %d..%d", rank, record->name, record->min_rank, record->max_rank);
+    if (!weft__pass_of(p)) return weft__fail(WEFT_INVALID, "pass is %d (%s), which %s does not have", (int)pass, weft__pass_name(pass), record->name);
+    return WEFT_OK;
+}
+
+weft_tensor *weft_problem_tensor(weft_problem *p, weft_role role) {
+    if (!p || p->size != sizeof(*p) || (unsigned)role >= WEFT_ROLE_COUNT || (unsigned)p->ntensors > WEFT_MAX_TENSORS) return NULL;
+    const weft_tensor *found = weft__tensor(p, role);
+    if (found) return &p->tensor[found - p->tensor];
+    if (p->ntensors == WEFT_MAX_TENSORS) return NULL;
+    weft_tensor *t = &p->tensor[p->ntensors++];
+    memset(t, 0, sizeof(*t));
+    t->role = (int16_t)role;
+    return t;
+}
+
+/* ---------------------------------------------------------------- completing: one tensor */
+static void dense_strides(weft_tensor *t, weft_layout layout) {
+    int64_t stride = 1;
+    for (int i = t->rank - 1; i >= 0; i--) {
+        int a = axis_in_order(t, layout, i);
+        t->strides[a] = stride;
+        stride *= WEFT__MAX(t->dims[a], 1);
+    }
+    t->layout = (int16_t)layout;
+}
+
+static weft_status check_dims(const weft_tensor *t, const weft_tensor *derived) {
+    bool same = t->rank == derived->rank;
+    for (int a = 0; same && a < t->rank; a++) same = t->dims[a] == derived->dims[a];
+    if (same) return WEFT_OK;
+    char text[256];
+    weft__text b = {text, sizeof(text), 0};
+    for (int side = 0; side < 2; side++) {
+        const weft_tensor *s = side ? derived : t;
+        weft__put(&b, side ? "), allowed: (" : "(");
+        for (int a = 0; a < s->rank && a < WEFT_MAX_RANK; a++) weft__put(&b, a ? ", %lld" : "%lld", (long long)s->dims[a]);
+    }
+    return weft__fail(WEFT_INVALID, "%s: shape is %s)", weft__role_name(t->role), text);
+}
+
+/* Elements and bytes stay countable, also by stride. */
+static weft_status check_extent(const weft_tensor *t) {
+    int64_t count = 1, reach = 0, span, bytes;
+    bool fits = true;
+    for (int a = 0; a < t->rank; a++) {
+        fits = fits && weft__mul(count, WEFT__MAX(t->dims[a], 1), &count);
+        if (t->layout != WEFT_STRIDED) continue;
+        fits = fits && weft__mul(WEFT__MAX(t->dims[a], 1) - 1, t->strides[a], &span) && !__builtin_add_overflow(reach, span, &reach);
+    }
+    fits = fits && weft__mul(count, (int64_t)weft__dtype_size(t->dtype), &bytes) && weft__mul(reach, (int64_t)weft__dtype_size(t->dtype), &bytes);
+    if (!fits) return weft__fail(WEFT_INVALID, "%s: its size overflows 63 bits, allowed: fewer bytes than 2^63", weft__role_name(t->role));
+    return WEFT_OK;
+}
+
+/* No two elements of an output share a place: in order of stride, each axis steps past all of the faster ones. */
+static bool overlaps(const weft_tensor *t) {
+    int64_t past = 1;
+    bool used[WEFT_MAX_RANK] = {false};
+    for (int k = 0; k < t->rank; k++) {
+        int least = -1;
+        for (int a = 0; a < t->rank; a++)
+            if (!used[a] && (least < 0 || t->strides[a] < t->strides[least])) least = a;
+        used[least] = true;
+        if (t->dims[least] <= 1) continue;
+        if (t->strides[least] < past) return true;
+        past += (t->dims[least] - 1) * t->strides[least];
+    }
+    return false;
+}
+
+static weft_status check_strides(const weft_problem *p, const weft_tensor *t) {
+    for (int a = 0; a < t->rank; a++)
+        if (t->strides[a] < 0)
+            return weft__fail(WEFT_INVALID, "%s: stride of axis %d is %lld, allowed: 0 or more", weft__role_name(t->role), a, (long long)t->strides[a]);
+    WEFT__TRY(check_extent(t));
+    if (weft__is_output(p, t->role) && weft__numel(t) && overlaps(t))
+        return weft__fail(WEFT_INVALID, "%s: its strides make elements overlap, allowed for an output: one place an element", weft__role_name(t->role));
+    return WEFT_OK;
+}
+
+/* An output element may not be empty of meaning: prefer the default tag, then first, last, strides. */
+static void normal_layout(weft_tensor *t, weft_layout wanted) {
+    if (t->layout != WEFT_STRIDED && t->layout == (int)wanted) return;
+    if (dense_in(t, wanted)) dense_strides(t, wanted);
+    else if (dense_in(t, WEFT_FIRST)) dense_strides(t, WEFT_FIRST);
+    else if (dense_in(t, WEFT_LAST)) dense_strides(t, WEFT_LAST);
+    else {
+        t->layout = WEFT_STRIDED;
+        for (int a = 0; a < t->rank; a++)
+            if (t->dims[a] == 1) t->strides[a] = 0;
+    }
+}
+
+static weft_status complete_tensor(const weft_problem *p, weft_tensor *t, int dtype, weft_layout layout) {
+    const weft__op *op = weft__op_of(p->op);
+    const char *name = weft__role_name(t->role);
+    weft_tensor derived = {0};
+    op->shape(p, t->role, &derived);
+    if (t->rank) WEFT__TRY(check_dims(t, &derived));
+    t->rank = derived.rank;
+    memcpy(t->dims, derived.dims, sizeof(t->dims));
+    if (t->dtype == WEFT_DTYPE_NONE) t->dtype = (int16_t)dtype;
+    if ((unsigned)t->dtype >= WEFT_DTYPE_COUNT || !(op->dtypes(p, t->role) & WEFT__BIT(t->dtype)))
+        return weft__fail(WEFT_INVALID, "%s: data type is %s (%d), which %s does not take there", name, weft__dtype_name(t->dtype), t->dtype, op->name);
+    if (t->layout == WEFT_LAYOUT_NONE) t->layout = (int16_t)weft__default_layout(t->role, layout);
+    if ((unsigned)t->layout > WEFT_STRIDED) return weft__fail(WEFT_INVALID, "%s: layout is %d, allowed: one of weft_layout", name, t->layout);
+    if (t->layout == WEFT_STRIDED) {
+        WEFT__TRY(check_strides(p, t));
+    } else {
+        WEFT__TRY(check_extent(t));
+        dense_strides(t, (weft_layout)t->layout);
+    }
+    if (t->align == 0) t->align = (int32_t)WEFT__MAX(16, weft__dtype_size(t->dtype));
+    if (t->align < 0 || (t->align & (t->align - 1)) || (size_t)t->align < weft__dtype_size(t->dtype) || t->align > 4096)
+        return weft__fail(WEFT_INVALID, "%s: alignment is %d, allowed: a power of two from the element size (%zu) to 4096", name, t->align,
+                          weft__dtype_size(t->dtype));
+    return WEFT_OK;
+}
+
+/* ---------------------------------------------------------------- completing: the whole */
+static weft_status check_head(weft_problem *p) {
+    const weft__op *op = weft__op_of(p->op);
+    if (!op) return weft__fail(WEFT_INVALID, "op is %d, allowed: one of weft_op", p->op);
+    if (p->rank < op->min_rank || p->rank > op->max_rank)
+        return weft__fail(WEFT_INVALID, "rank is %d, allowed for %s: %d..%d", p->rank, op->name, op->min_rank, op->max_rank);
+    if (!weft__pass_of(p)) return weft__fail(WEFT_INVALID, "pass is %d (%s), which %s does not have", p->pass, weft__pass_name(p->pass), op->name);
+    if (p->device == WEFT_DEVICE_NONE) p->device = WEFT_CPU;
+    if (p->device != WEFT_CPU && p->device != WEFT_CUDA) return weft__fail(WEFT_INVALID, "device is %d, allowed: one of weft_device", p->device);
+    if (p->ordinal < 0 || (p->device == WEFT_CPU && p->ordinal))
+        return weft__fail(WEFT_INVALID, "device ordinal is %d, allowed: 0 for the CPU, 0 or more for CUDA", p->ordinal);
+    if (p->math == WEFT_MATH_NONE) p->math = WEFT_FAST;
+    if ((unsigned)p->math > WEFT_TF32) return weft__fail(WEFT_INVALID, "math is %d, allowed: one of weft_math", p->math);
+    for (int a = 0; a < 3 - p->rank; a++)
+        if (p->in[a] != 1 || p->kernel[a] != 1 || p->stride[a] != 1 || p->dilation[a] != 1 || p->pad_lo[a] || p->pad_hi[a])
+            return weft__fail(WEFT_INVALID, "axis %c is used in a problem of rank %d, allowed: unit sizes and no padding there", "dhw"[a], p->rank);
+    return WEFT_OK;
+}
+
+static weft_status check_steps(weft_problem *p) {
+    const weft__pass_def *pass = weft__pass_of(p);
+    if (p->nsteps < 0 || p->nsteps > WEFT_MAX_STEPS)
+        return weft__fail(WEFT_INVALID, "the epilogue has %d steps, allowed: 0..%d", p->nsteps, WEFT_MAX_STEPS);
+    int biases = 0;
+    for (int i = 0; i < p->nsteps; i++) {
+        weft_step *s = &p->step[i];
+        if (s->kind < WEFT_STEP_BIAS || s->kind > WEFT_STEP_CLIP) return weft__fail(WEFT_INVALID, "epilogue step %d is %d, allowed: one of weft_step_kind", i, s->kind);
+        if (s->kind == WEFT_STEP_BIAS && (!pass->biased || biases++))
+            return weft__fail(WEFT_INVALID, "epilogue step %d is bias, allowed: once, in a pass that takes a bias", i);
+        if (s->kind != WEFT_STEP_BIAS && !pass->epilogue)
+            return weft__fail(WEFT_INVALID, "epilogue step %d is %s, allowed in pass %s: only bias", i, weft__step_names[s->kind], weft__pass_name(p->pass));
+        if (s->kind != WEFT_STEP_CLIP) s->lo = s->hi = 0;
+        else if (!(s->lo <= s->hi)) return weft__fail(WEFT_INVALID, "epilogue step %d clips to %g..%g, allowed: low not above high", i, s->lo, s->hi);
+    }
+    return WEFT_OK;
+}
+
+static weft_status check_roles(const weft_problem *p, uint32_t roles) {
+    if (p->ntensors < 0 || p->ntensors > WEFT_MAX_TENSORS)
+        return weft__fail(WEFT_INVALID, "the problem has %d tensors, allowed: 0..%d", p->ntensors, WEFT_MAX_TENSORS);
+    uint32_t seen = 0;
+    for (int i = 0; i < p->ntensors; i++) {
+        int role = p->tensor[i].role;
+        if ((unsigned)role >= WEFT_ROLE_COUNT || !(roles & WEFT__BIT(role)))
+            return weft__fail(WEFT_INVALID, "%s takes no part in pass %s of %s%s", weft__role_name(role), weft__pass_name(p->pass), weft__op_of(p->op)->name,
+                              role == WEFT_BIAS || role == WEFT_DIFF_BIAS ? " without a bias step in the epilogue" : "");
+        if (seen & WEFT__BIT(role)) return weft__fail(WEFT_INVALID, "%s is given twice", weft__role_name(role));
+        seen |= WEFT__BIT(role);
+    }
+    return WEFT_OK;
+}
+
+/* Unsaid tensors follow the first said one. */
+static void said(const weft_problem *p, int *dtype, weft_layout *layout) {
+    *dtype = WEFT_DTYPE_NONE;
+    *layout = WEFT_LAYOUT_NONE;
+    for (int i = 0; i < p->ntensors; i++) {
+        const weft_tensor *t = &p->tensor[i];
+        if (*dtype == WEFT_DTYPE_NONE) *dtype = t->dtype;
+        if (*layout == WEFT_LAYOUT_NONE && t->layout != WEFT_STRIDED && weft__default_layout(t->role, WEFT_LAST) == WEFT_LAST && t->rank != 1)
+            *layout = (weft_layout)t->layout;
+    }
+    if (*dtype == WEFT_DTYPE_NONE) *dtype = WEFT_F32;
+    if (*layout == WEFT_LAYOUT_NONE) *layout = WEFT_FIRST;
+}
+
+weft_status weft_problem_complete(weft_problem *p) {
+    if (!p) return weft__fail(WEFT_INVALID, "problem is NULL, allowed: a weft_problem");
+    if (p->size != sizeof(*p)) return weft__fail(WEFT_INVALID, "problem.size is %zu, allowed: %zu (set by weft_problem_init)", p->size, sizeof(*p));
+    WEFT__TRY(check_head(p));
+    WEFT__TRY(check_steps(p));
+    WEFT__TRY(weft__op_of(p->op)->check(p));
+    uint32_t roles = weft__roles(p);
+    WEFT__TRY(check_roles(p, roles));
+    int dtype, count = 0;
+    weft_layout layout;
+    said(p, &dtype, &layout);
+    weft_tensor done[WEFT_MAX_TENSORS];
+    for (int role = 0; role < WEFT_ROLE_COUNT; role++) {
+        if (!(roles & WEFT__BIT(role))) continue;
+        const weft_tensor *given = weft__tensor(p, role);
+        if (given) done[count] = *given;
+        else done[count] = (weft_tensor){.role = (int16_t)role};
+        WEFT__TRY(complete_tensor(p, &done[count], dtype, layout));
+        count++;
+    }
+    memcpy(p->tensor, done, sizeof(done[0]) * (size_t)count);
+    p->ntensors = count;
+    weft_layout data = WEFT_FIRST;
+    for (int i = 0; i < count; i++)
+        if (p->tensor[i].rank >= 3 && weft__default_layout(p->tensor[i].role, WEFT_LAST) == WEFT_LAST) {
+            data = weft__is_first(&p->tensor[i]) || !weft__is_last(&p->tensor[i]) ? WEFT_FIRST : WEFT_LAST;
+            break;
+        }
+    for (int i = 0; i < count; i++)
+        normal_layout(&p->tensor[i], p->tensor[i].rank < 3 ? WEFT_FIRST : weft__default_layout(p->tensor[i].role, data));
+    return WEFT_OK;
+}
+
+/* ---------------------------------------------------------------- the cache key */
+static uint64_t bits_of(double v) {
+    uint64_t u;
+    memcpy(&u, &v, sizeof(u));
+    return u;
+}
+
+size_t weft__problem_key(const weft_problem *p, uint64_t *key) {
+    size_t n = 0;
+    key[n++] = (uint64_t)p->op | (uint64_t)p->pass << 8 | (uint64_t)p->device << 16 | (uint64_t)p->math << 24 | (uint64_t)p->rank << 32 |
+               (uint64_t)p->nsteps << 40;
+    key[n++] = (uint64_t)p->ordinal;
+    size_t words = (offsetof(weft_problem, out) - offsetof(weft_problem, n)) / sizeof(int64_t);   /* the geometry, in one run */
+    memcpy(key + n, &p->n, words * sizeof(int64_t));
+    n += words;
+    for (int i = 0; i < p->nsteps; i++) {
+        key[n++] = (uint64_t)p->step[i].kind;
+        key[n++] = bits_of(p->step[i].lo);
+        key[n++] = bits_of(p->step[i].hi);
+    }
+    for (int i = 0; i < p->ntensors; i++) {
+        const weft_tensor *t = &p->tensor[i];
+        key[n++] = (uint64_t)t->role | (uint64_t)t->dtype << 16 | (uint64_t)t->layout << 24 | (uint64_t)t->align << 32;
+        if (t->layout != WEFT_STRIDED) continue;   /* dims and dense strides follow from the geometry */
+        memcpy(key + n, t->strides, sizeof(int64_t) * (size_t)t->rank);
+        n += (size_t)t->rank;
+    }
+    return n;
+}
+
+/* Multiply and fold, a word at a time. */
+uint64_t weft__hash(const uint64_t *words, size_t n) {
+    uint64_t h = 0x9e3779b97f4a7c15u ^ n;
+    for (size_t i = 0; i < n; i++) {
+        h = (h ^ words[i]) * 0xd6e8feb86659fd93u;
+        h ^= h >> 32;
+    }
+    return h;
+}

@@ -1,0 +1,118 @@
+/* The list of kernels per operator, from kernels.def, and what can be asked of it. */
+#include <pthread.h>
+#include <string.h>
+
+#include "core/internal.h"
+
+#if defined(WEFT__HAVE_AVX512)
+#define IF_X86(...) __VA_ARGS__
+#else
+#define IF_X86(...)
+#endif
+
+#define CPU(op, name)                                                                                                  \
+    IF_X86(extern const weft__kernel weft__cpu_##name##_avx512; extern const weft__kernel weft__cpu_##name##_avx2;)    \
+    extern const weft__kernel weft__cpu_##name##_scalar;
+#define CUDA(op, name) extern const weft__kernel weft__cuda_##name;
+#include "core/kernels.def"
+#undef CPU
+#undef CUDA
+
+static const weft__kernel *const table[] = {   /* best ISA first */
+#define CUDA(op, name) &weft__cuda_##name,
+#define CPU(op, name) IF_X86(&weft__cpu_##name##_avx512,)
+#include "core/kernels.def"
+#undef CPU
+#undef CUDA
+#define CUDA(op, name)
+#define CPU(op, name) IF_X86(&weft__cpu_##name##_avx2,)
+#include "core/kernels.def"
+#undef CPU
+#define CPU(op, name) &weft__cpu_##name##_scalar,
+#include "core/kernels.def"
+#undef CPU
+#undef CUDA
+    NULL,
+};
+
+/* Kernels of each operator, and of all of them at index 0: pointers into one array, references last. */
+#define TABLE_MAX (WEFT__COUNT(table) + 2 * WEFT_OP_COUNT)
+static const weft__kernel *sorted[TABLE_MAX];
+static size_t begin[WEFT_OP_COUNT + 1];
+static pthread_once_t once = PTHREAD_ONCE_INIT;
+
+static void sort_by_op(void) {
+    size_t n = 0;
+    for (int op = 1; op < WEFT_OP_COUNT; op++) {
+        begin[op] = n;
+        for (size_t i = 0; table[i]; i++)
+            if (table[i]->op == op) sorted[n++] = table[i];
+        if (weft__cuda_ref_kernels[op]) sorted[n++] = weft__cuda_ref_kernels[op];
+        sorted[n++] = weft__ref_kernels[op];
+    }
+    begin[WEFT_OP_COUNT] = n;
+}
+
+size_t weft__kernels(int op, const weft__kernel *const **list) {
+    pthread_once(&once, sort_by_op);
+    if ((unsigned)op >= WEFT_OP_COUNT) return 0;
+    *list = sorted + (op ? begin[op] : 0);
+    return op ? begin[op + 1] - begin[op] : begin[WEFT_OP_COUNT];
+}
+
+static bool has_empty_input(const weft_problem *p) {
+    for (int i = 0; i < p->ntensors; i++)
+        if (!weft__is_output(p, p->tensor[i].role) && weft__numel(&p->tensor[i]) == 0) return true;
+    return false;
+}
+
+const char *weft__kernel_refusal(const weft_ctx *ctx, const weft__kernel *k, const weft_problem *p, const weft__hw *hw) {
+    if (k->op != p->op) return "for another operator";
+    if ((k->engine == WEFT_ENGINE_CUDA) != (p->device == WEFT_CUDA)) return "for another device";
+    if (!(weft__opts(ctx)->engines & k->engine)) return "its engine is switched off";
+    if (k->engine == WEFT_ENGINE_CPU && k->isa > hw->isa) return "the CPU, or WEFT_ISA, does not have its instructions";
+    if (k->engine == WEFT_ENGINE_CUDA && !hw->gpu) return "no GPU";
+    if (!k->reference && has_empty_input(p)) return "an input is empty";
+    return k->ok ? k->ok(p, hw) : NULL;
+}
+
+size_t weft__kernel_workspace(const weft__kernel *k, const weft_problem *p, const weft__hw *hw) {
+    size_t bytes = k->workspace ? k->workspace(p, hw) : 0;
+    bytes = (bytes + 63) & ~(size_t)63;
+    return k->packed ? bytes + k->packed(p, hw) : bytes;   /* room to pack when the caller did not */
+}
+
+/* ---------------------------------------------------------------- public */
+size_t weft_kernel_count(const weft_ctx *ctx, const weft_problem *p) {
+    const weft__kernel *const *list;
+    if (!ctx) return 0;
+    return weft__kernels(p ? p->op : 0, &list);
+}
+
+weft_status weft_kernel_info(const weft_ctx *ctx, const weft_problem *p, size_t index, weft_kernel_desc *desc) {
+    if (!ctx) return weft__fail(WEFT_INVALID, "ctx is NULL, allowed: a context");
+    if (!desc || desc->size != sizeof(*desc))
+        return weft__fail(WEFT_INVALID, "desc is %s, allowed: a weft_kernel_desc started from WEFT_KERNEL_DESC_INIT", desc ? "of another size" : "NULL");
+    weft_problem q;
+    if (p) {
+        q = *p;
+        WEFT__TRY(weft_problem_complete(&q));
+    }
+    const weft__kernel *const *list;
+    size_t count = weft__kernels(p ? q.op : 0, &list);
+    if (index >= count) return weft__fail(WEFT_INVALID, "index is %zu, allowed: below %zu", index, count);
+    const weft__kernel *k = list[index];
+    static const char *const engines[] = {"", "ref", "cpu", "", "cuda"};
+    *desc = (weft_kernel_desc){.size = sizeof(*desc), .name = k->name, .engine = engines[k->engine], .op = k->op, .version = k->version, .exact = k->exact};
+    desc->isa = k->engine == WEFT_ENGINE_CPU ? weft__isa_names[k->isa] : "";
+    if (!p) return WEFT_OK;
+    weft__hw hw;
+    if (weft__ctx_hw((weft_ctx *)ctx, &q, &hw) != WEFT_OK) hw.gpu = NULL;   /* the engine opens once, under its lock */
+    desc->reason = weft__kernel_refusal(ctx, k, &q, &hw);
+    desc->applies = desc->reason == NULL;
+    if (!desc->applies) return WEFT_OK;
+    desc->workspace = weft__kernel_workspace(k, &q, &hw);
+    desc->packed = k->packed ? k->packed(&q, &hw) : 0;
+    desc->ns = k->cost(&q, &hw);
+    return WEFT_OK;
+}
