@@ -59,6 +59,7 @@ const weft_problem *weft_plan_problem(const weft_plan *plan) { return plan ? &pl
 const char *weft_plan_kernel(const weft_plan *plan) { return plan ? plan->choice.kernel->name : ""; }
 size_t weft_plan_workspace(const weft_plan *plan) { return plan && !plan->empty ? plan->choice.workspace : 0; }
 size_t weft_plan_packed(const weft_plan *plan) { return plan ? plan->choice.packed : 0; }
+const weft__choice *weft__plan_choice(const weft_plan *plan) { return &plan->choice; }
 
 weft_status weft_plan_cost(const weft_plan *plan, weft_cost *cost) {
     if (!plan) return weft__fail(WEFT_INVALID, "plan is NULL, allowed: a plan");

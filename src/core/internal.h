@@ -223,6 +223,7 @@ typedef struct weft__want { int mode; size_t limit; const weft__kernel *pin; } w
 weft_status weft__measure(weft_ctx *ctx, const weft_problem *p, const weft__hw *hw, const weft__kernel *k,
                           double give_up_ns, double seconds, double *ns);
 weft_status weft__plan_build(weft_plan **plan, weft_ctx *ctx, const weft_problem *p, const weft__hw *hw, const weft__choice *c);
+const weft__choice *weft__plan_choice(const weft_plan *plan);   /* for the command: what was chosen, and why */
 
 /* "cpu:<model>:avx512" or "cuda:<name>:cc90", no spaces: the device field of wisdom. */
 void weft__device_name(const weft__hw *hw, int device, char *text, size_t capacity);
