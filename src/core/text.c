@@ -203,7 +203,7 @@ static weft_status parse_op(scan *s, weft_problem *p) {
 
 /* The tensor an override "role=" speaks of: added, unsaid, and checked against the pass at the end. */
 static weft_status override(scan *s, weft_problem *p, weft_tensor **t) {
-    int role;
+    int role = 0;
     WEFT__TRY(word(s, weft__role_names, 0, WEFT_ROLE_COUNT, "a tensor", &role));
     WEFT__TRY(need(s, '=', "'=' after the tensor"));
     *t = weft_problem_tensor(p, (weft_role)role);
@@ -214,7 +214,7 @@ static weft_status parse_dtypes(scan *s, weft_problem *p, int *main) {
     WEFT__TRY(word(s, weft__dtype_names, 1, WEFT_DTYPE_COUNT, "a data type", main));
     while (accept(s, ',')) {
         weft_tensor *t;
-        int dtype;
+        int dtype = 0;
         WEFT__TRY(override(s, p, &t));
         WEFT__TRY(word(s, weft__dtype_names, 1, WEFT_DTYPE_COUNT, "a data type", &dtype));
         t->dtype = (int16_t)dtype;
@@ -225,7 +225,7 @@ static weft_status parse_dtypes(scan *s, weft_problem *p, int *main) {
 static weft_status parse_layout(scan *s, const weft_problem *p, int role, int *layout) {
     const char *names[3] = {layout_name(p, role, false), layout_name(p, role, true), "dense"};
     bool vector = is_vector(role);
-    int index;
+    int index = 0;
     WEFT__TRY(word(s, vector ? names + 2 : names, 0, vector ? 1 : 2, "a layout", &index));
     *layout = index == 0 ? WEFT_FIRST : WEFT_LAST;
     return WEFT_OK;
@@ -246,7 +246,7 @@ static weft_status parse_layouts(scan *s, weft_problem *p, int *main) {
     WEFT__TRY(parse_layout(s, p, WEFT_SRC, main));
     while (accept(s, ',')) {
         weft_tensor *t;
-        int layout;
+        int layout = 0;
         WEFT__TRY(override(s, p, &t));
         if (accept(s, '[')) {
             WEFT__TRY(parse_strides(s, p, t));

@@ -1,6 +1,7 @@
 /* Wisdom: what was measured, as text. A line:
  *   device weft-version tTHREADS problem kernel vVERSION ns workspace
- * Lines of other machines, thread counts and kernel versions are kept and written back, just not used. */
+ * Lines of other machines, thread counts and kernel versions are kept and written back, just not used.
+ * What was forgotten stays forgotten when the next save merges with the file: a dead line, never written, marks it. */
 #include <errno.h>
 #include <fcntl.h>
 #include <math.h>
@@ -22,13 +23,15 @@ typedef struct line {
     double ns;
     size_t workspace;
     int threads, version;
+    bool dead;
     char text[];
 } line;
 
 #define BUCKETS 1024
 struct weft__wisdom {
     pthread_mutex_t lock;
-    size_t count;
+    size_t count;                    /* without the dead */
+    bool forgot_all;
     line *bucket[BUCKETS];
 };
 
@@ -38,23 +41,24 @@ weft__wisdom *weft__wisdom_create(const weft_ctx *ctx) {
     return w;
 }
 
-static void clear(const weft_ctx *ctx, weft__wisdom *w, const char *problem) {
+/* Remove the lines of a problem (NULL: of all); with only_dead, just the marks of what was forgotten. */
+static void clear(const weft_ctx *ctx, weft__wisdom *w, const char *problem, bool only_dead) {
     for (int i = 0; i < BUCKETS; i++)
         for (line **at = &w->bucket[i]; *at;) {
             line *l = *at;
-            if (problem && strcmp(l->field[PROBLEM], problem)) {
+            if ((only_dead && !l->dead) || (problem && strcmp(l->field[PROBLEM], problem))) {
                 at = &l->next;
                 continue;
             }
             *at = l->next;
+            w->count -= !l->dead;
             weft__free(ctx, l);
-            w->count--;
         }
 }
 
 void weft__wisdom_destroy(const weft_ctx *ctx, weft__wisdom *w) {
     if (!w) return;
-    clear(ctx, w, NULL);
+    clear(ctx, w, NULL, false);
     pthread_mutex_destroy(&w->lock);
     weft__free(ctx, w);
 }
@@ -106,23 +110,28 @@ static bool same_entry(const line *a, const line *b) {
     return true;
 }
 
-/* Takes l over. A newer entry replaces the older, unless `keep`: then what is there stays. */
+/* Takes l over. A newer entry replaces the older, unless `keep`: then what is there, or was forgotten, stays so. */
 static void insert(const weft_ctx *ctx, weft__wisdom *w, line *l, bool keep) {
     line **at = &w->bucket[bucket_of(l->field[PROBLEM])];
-    for (; *at; at = &(*at)->next) {
-        if (!same_entry(*at, l)) continue;
-        if (keep) {
-            weft__free(ctx, l);
-            return;
+    bool drop = keep && w->forgot_all;
+    for (line *old; (old = *at);) {
+        bool forgotten = old->dead && strcmp(old->field[PROBLEM], l->field[PROBLEM]) == 0;
+        bool same = !old->dead && same_entry(old, l);
+        drop = drop || (keep && (forgotten || same));
+        if (!same || keep) {
+            at = &old->next;
+            continue;
         }
-        line *old = *at;
         *at = old->next;
         weft__free(ctx, old);
         w->count--;
-        break;
     }
-    l->next = *at;
+    if (drop) {
+        weft__free(ctx, l);
+        return;
+    }
     *at = l;
+    l->next = NULL;
     w->count++;
 }
 
@@ -165,7 +174,7 @@ const weft__kernel *weft__wisdom_find(weft_ctx *ctx, const weft_problem *p, cons
     *ns = HUGE_VAL;
     pthread_mutex_lock(&w->lock);
     for (line *l = w->bucket[bucket_of(text)]; l; l = l->next) {
-        if (strcmp(l->field[PROBLEM], text) || strcmp(l->field[DEVICE], device) || l->threads != hw->threads) continue;
+        if (l->dead || strcmp(l->field[PROBLEM], text) || strcmp(l->field[DEVICE], device) || l->threads != hw->threads) continue;
         if (l->workspace > limit || l->ns >= *ns) continue;
         for (size_t i = 0; i < count; i++)
             if (strcmp(list[i]->name, l->field[KERNEL]) == 0 && list[i]->version == l->version && !weft__kernel_refusal(ctx, list[i], p, hw)) {
@@ -217,6 +226,7 @@ static void report_on(weft_ctx *ctx, weft__wisdom *w, weft_wisdom_report *report
     *report = (weft_wisdom_report){sizeof(*report), 0, bad, 0};
     for (int i = 0; i < BUCKETS; i++)
         for (line *l = w->bucket[i]; l; l = l->next) {
+            if (l->dead) continue;
             bool here = strcmp(l->field[DEVICE], device) == 0 || strncmp(l->field[DEVICE], "cuda:", 5) == 0;
             report->entries += here;
             report->other_machines += !here;
@@ -260,7 +270,7 @@ static weft_status write_all(weft__wisdom *w, const char *path, const char *temp
     fprintf(f, "# weft wisdom: device version threads problem kernel kernel-version ns workspace\n");
     for (int i = 0; i < BUCKETS; i++)
         for (line *l = w->bucket[i]; l; l = l->next)
-            for (int k = 0; k < FIELDS; k++) fprintf(f, "%s%c", l->field[k], k + 1 < FIELDS ? ' ' : '\n');
+            for (int k = 0; k < FIELDS && !l->dead; k++) fprintf(f, "%s%c", l->field[k], k + 1 < FIELDS ? ' ' : '\n');
     bool written = fflush(f) == 0 && fsync(fileno(f)) == 0;
     written = fclose(f) == 0 && written;
     if (written && rename(temp, path) == 0) return WEFT_OK;
@@ -286,6 +296,10 @@ weft_status weft_wisdom_save(weft_ctx *ctx, const char *path, weft_wisdom_report
         pthread_mutex_lock(&w->lock);
         s = add_lines(ctx, w, text, length, true, &bad);
         if (s == WEFT_OK) s = write_all(w, path, temp);
+        if (s == WEFT_OK) {          /* the file has forgotten too: from here on others' lines count again */
+            w->forgot_all = false;
+            clear(ctx, w, NULL, true);
+        }
         report_on(ctx, w, report, bad);
         pthread_mutex_unlock(&w->lock);
     }
@@ -299,8 +313,19 @@ weft_status weft_wisdom_forget(weft_ctx *ctx, const weft_problem *p) {
     char text[WEFT_TEXT_MAX];
     if (p) WEFT__TRY(weft_problem_format(p, text, sizeof(text), NULL));
     weft__wisdom *w = weft__ctx_wisdom(ctx);
+    line *mark = p ? weft__alloc(ctx, sizeof(*mark) + strlen(text) + 1) : NULL;
+    if (p && !mark) return weft__fail(WEFT_MEMORY, "out of memory for wisdom");
     pthread_mutex_lock(&w->lock);
-    clear(ctx, w, p ? text : NULL);
+    clear(ctx, w, p ? text : NULL, false);
+    if (mark) {
+        strcpy(mark->text, text);
+        mark->field[PROBLEM] = mark->text;
+        mark->dead = true;
+        mark->next = w->bucket[bucket_of(text)];
+        w->bucket[bucket_of(text)] = mark;
+    } else {
+        w->forgot_all = true;
+    }
     pthread_mutex_unlock(&w->lock);
     weft__cache_clear(ctx, weft__ctx_cache(ctx));
     return WEFT_OK;
