@@ -80,7 +80,8 @@ WEFT_ITEM void conv_bwd_data(const weft_problem *p, void *const *ptr, int64_t i)
             }
         }
     }
-    item_store(diff_src.t->dtype, diff_src.ptr, offset, item_epilogue(p, ptr, at[1], sum));
+    if (p->pass == WEFT_BWD_DATA) sum = item_epilogue(p, ptr, at[1], sum);   /* in bwd, bias only asks for diff_bias */
+    item_store(diff_src.t->dtype, diff_src.ptr, offset, sum);
 }
 
 WEFT_ITEM void conv_bwd_weights(const weft_problem *p, void *const *ptr, int64_t i) {
