@@ -1,6 +1,7 @@
 /* Random problems, each from one seed. They are small, so that thousands fit into a minute, and lean towards what goes wrong:
- * sizes next to tile edges, empty batches, odd alignment, mixed layouts, strides with gaps. An operator that has a record here
- * is drawn with thought; any other is drawn field by field from its table of fields. */
+ * sizes next to tile edges, empty batches, odd alignment, mixed layouts, strides with gaps. Every second one is of the usual kind
+ * that fast kernels take: f32, dense in one layout, a common window; its sizes are as odd as the others'. An operator that has a
+ * record here is drawn with thought; any other is drawn field by field from its table of fields. */
 #include <string.h>
 
 #include "harness.h"
@@ -9,7 +10,7 @@
 enum { PRODUCTS = 40000, TRIES = 200 };              /* multiply-adds of the direct sum, about; draws until one is valid */
 
 typedef struct generator {
-    void (*draw)(weft_problem *p, harness_rng *r);   /* geometry and epilogue; pass and rank are set */
+    void (*draw)(weft_problem *p, harness_rng *r, bool usual);   /* geometry; pass and rank are set */
     double (*terms)(const weft_problem *p, int role);
 } generator;
 
@@ -20,8 +21,8 @@ static const int edges[] = {1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 1
 static const int shorter[] = {1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 16, 17, 19};
 static const int channels[] = {1, 2, 3, 4, 5, 7, 8, 9, 12, 15, 16, 17, 24, 31, 32, 33, 40, 48, 64, 65};
 
-static void conv_channels(weft_problem *p, harness_rng *r) {
-    int64_t how = harness_below(r, 100);
+static void conv_channels(weft_problem *p, harness_rng *r, bool usual) {
+    int64_t how = harness_below(r, usual ? 70 : 100);
     if (how < 70) {                                  /* depthwise, some with a multiplier */
         p->c = p->groups = PICK(r, channels);
         p->o = p->c * (how < 58 ? 1 : 2 + harness_below(r, 3));
@@ -32,7 +33,7 @@ static void conv_channels(weft_problem *p, harness_rng *r) {
     p->o = p->groups * (1 + harness_below(r, 6));
 }
 
-/* The window one axis; two in three are the 3 by 3 with unit stride and padding 1 or 0 that fast kernels take. */
+/* One axis of the window; plain: of size 3, not dilated. */
 static void conv_axis(weft_problem *p, harness_rng *r, int a, bool plain, int64_t stride) {
     p->kernel[a] = plain ? 3 : 1 + harness_below(r, 5);
     p->stride[a] = plain || harness_chance(r, 60) ? stride : 1 + harness_below(r, 3);
@@ -68,11 +69,11 @@ static void conv_shrink(weft_problem *p) {
     }
 }
 
-static void conv_draw(weft_problem *p, harness_rng *r) {
-    bool plain = harness_chance(r, 66);
+static void conv_draw(weft_problem *p, harness_rng *r, bool usual) {
+    bool plain = usual || harness_chance(r, 30);
     int64_t stride = harness_chance(r, 75) ? 1 : 2;
     p->n = harness_chance(r, 1) ? 0 : 1 + harness_below(r, 3);
-    conv_channels(p, r);
+    conv_channels(p, r, usual);
     for (int a = 3 - p->rank; a < 3; a++) conv_axis(p, r, a, plain, stride);
     conv_shrink(p);
 }
@@ -91,7 +92,8 @@ static const generator generators[WEFT_OP_COUNT] = {
 };
 
 /* ---------------------------------------------------------------- any operator */
-static void any_draw(weft_problem *p, harness_rng *r) {
+static void any_draw(weft_problem *p, harness_rng *r, bool usual) {
+    (void)usual;
     const weft__op *op = weft__op_of(p->op);
     for (size_t i = 0; i < op->nfields; i++) {
         const weft__field *f = &op->fields[i];
@@ -99,7 +101,7 @@ static void any_draw(weft_problem *p, harness_rng *r) {
         if (f->min_rank > p->rank) continue;
         int first = f->kind == WEFT__FIELD_INT ? 0 : 3 - p->rank, last = f->kind == WEFT__FIELD_INT ? 1 : 3;
         for (int a = first; a < last; a++) {
-            at[a] = f->section == 0 ? PICK(r, shorter) : WEFT__MAX(f->fallback, harness_below(r, 4));
+            at[a] = f->section == 0 ? PICK(r, shorter) : f->fallback + harness_below(r, 3);
             if (f->kind == WEFT__FIELD_PADS) at[a + 3] = harness_below(r, 3);
         }
     }
@@ -146,11 +148,11 @@ static void draw_strides(const weft_problem *p, weft_tensor *t, harness_rng *r) 
     }
 }
 
-static void draw_tensors(weft_problem *p, harness_rng *r) {
+static void draw_tensors(weft_problem *p, harness_rng *r, bool usual) {
     static const int16_t dtypes[] = {WEFT_F32, WEFT_F32, WEFT_F32, WEFT_F32, WEFT_F32, WEFT_F32, WEFT_F64, WEFT_F16, WEFT_BF16};
     static const int16_t layouts[] = {WEFT_FIRST, WEFT_FIRST, WEFT_FIRST, WEFT_LAST, WEFT_LAST, WEFT_LAST, WEFT_STRIDED};
-    int16_t dtype = PICK(r, dtypes), layout = PICK(r, layouts);
-    bool mixed = harness_chance(r, 10), wide_bias = harness_chance(r, 50), sliced = harness_chance(r, 25);
+    int16_t dtype = usual ? WEFT_F32 : PICK(r, dtypes), layout = usual ? layouts[2 + harness_below(r, 2)] : PICK(r, layouts);
+    bool mixed = !usual && harness_chance(r, 15), wide_bias = harness_chance(r, 50), sliced = harness_chance(r, 25);
     uint32_t roles = weft__roles(p);
     for (int role = 0; role < WEFT_ROLE_COUNT; role++) {
         if (!(roles & WEFT__BIT(role))) continue;
@@ -160,8 +162,8 @@ static void draw_tensors(weft_problem *p, harness_rng *r) {
         t->layout = bias ? WEFT_FIRST : mixed ? PICK(r, layouts) : layout;
         if (role == WEFT_WEIGHTS || role == WEFT_DIFF_WEIGHTS) t->layout = harness_chance(r, 70) ? WEFT_FIRST : t->layout;
         if (t->layout == WEFT_STRIDED) draw_strides(p, t, r);
-        int32_t least = (int32_t)weft__dtype_size(t->dtype);
-        if (sliced) t->align = WEFT__MAX(least, (int32_t)4 << harness_below(r, 2));
+        int32_t least = (int32_t)weft__dtype_size(t->dtype), slice = (int32_t)4 << harness_below(r, 2);
+        if (sliced) t->align = WEFT__MAX(least, slice);
         else if (harness_chance(r, 5)) t->align = least << harness_below(r, 6);
     }
 }
@@ -171,17 +173,17 @@ bool harness_random(weft_problem *p, uint64_t seed, int device) {
     for (int i = 0; i < TRIES; i++) {
         const weft__op *op = weft__op_of(1 + (int)harness_below(&r, WEFT_OP_COUNT - 1));
         const weft__pass_def *pass = &op->passes[harness_below(&r, (int64_t)op->npasses)];
-        int rank = op->max_rank;
-        if (op->min_rank < op->max_rank) rank = harness_chance(&r, 70) ? WEFT__MIN(2, op->max_rank)
-            : op->min_rank + (int)harness_below(&r, op->max_rank - op->min_rank + 1);
+        bool usual = harness_chance(&r, 50);
+        int rank = op->min_rank + (int)harness_below(&r, op->max_rank - op->min_rank + 1);
+        if (usual) rank = WEFT__MAX(op->min_rank, WEFT__MIN(2, op->max_rank));
         if (weft_problem_init(p, (weft_op)op->op, (weft_pass)pass->pass, rank) != WEFT_OK) return false;
         p->device = device;
         p->math = harness_chance(&r, 80) ? WEFT_FAST : harness_chance(&r, 70) ? WEFT_STRICT : WEFT_TF32;
         draw_epilogue(p, &r);
         bool known = generators[op->op].draw != NULL;
-        (known ? generators[op->op].draw : any_draw)(p, &r);
+        (known ? generators[op->op].draw : any_draw)(p, &r, usual);
         bool valid = op->check(p) == WEFT_OK;        /* sets the sizes that shapes follow from */
-        if (valid) draw_tensors(p, &r);
+        if (valid) draw_tensors(p, &r, usual);
         if (valid && weft_problem_complete(p) == WEFT_OK) return true;
         if (known) return false;                     /* a record draws only valid problems */
     }
