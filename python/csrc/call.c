@@ -1,0 +1,202 @@
+/* One operator call: arguments off PyTorch's stack, results onto it, nothing leaked on any path.
+ * The kernel owns each argument. Lists, strings and boxes are copied and freed while decoding; tensors live until the end. */
+#include <stdarg.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "binding.h"
+
+bool wt_fail(wt_call *call, const char *format, ...) {
+    va_list args;
+    va_start(args, format);
+    vsnprintf(call->error, sizeof(call->error), format, args);
+    va_end(args);
+    return false;
+}
+
+/* ---------------------------------------------------------------- data types */
+static struct { int32_t code; int dtype; const char *name; } dtypes[9];
+
+void wt_dtypes_init(void) {
+    size_t n = 0;
+#define ADD(torch, weft) dtypes[n].code = wt.aoti_torch_dtype_##torch(), dtypes[n].dtype = weft, dtypes[n++].name = #torch
+    ADD(float32, WEFT_F32);
+    ADD(float64, WEFT_F64);
+    ADD(float16, WEFT_F16);
+    ADD(bfloat16, WEFT_BF16);
+    ADD(uint8, WEFT_DTYPE_NONE);
+    ADD(int32, WEFT_DTYPE_NONE);
+    ADD(int64, WEFT_DTYPE_NONE);
+    ADD(bool, WEFT_DTYPE_NONE);
+    ADD(complex64, WEFT_DTYPE_NONE);
+#undef ADD
+}
+
+const char *wt_dtype_name(int32_t code) {
+    for (size_t i = 0; i < sizeof(dtypes) / sizeof(dtypes[0]); i++)
+        if (dtypes[i].code == code) return dtypes[i].name;
+    return "another type";
+}
+
+int wt_dtype_of(int32_t code) {
+    for (size_t i = 0; i < sizeof(dtypes) / sizeof(dtypes[0]); i++)
+        if (dtypes[i].code == code) return dtypes[i].dtype;
+    return WEFT_DTYPE_NONE;
+}
+
+/* ---------------------------------------------------------------- the schema: "name(Type arg, ...) -> ..." */
+const char *wt_op_prepare(wt_op *op) {
+    static const struct { const char *type; wt_kind kind; } kinds[] = {
+        {"Tensor?", WT_TENSOR_OR_NONE}, {"Tensor", WT_TENSOR}, {"SymInt[]", WT_LIST},     {"SymInt", WT_INT},
+        {"int", WT_INT},                {"bool", WT_BOOL},     {"ScalarType", WT_DTYPE}, {"float", WT_REAL},
+        {"str", WT_TEXT},
+    };
+    const char *s = strchr(op->schema, '(');
+    op->nargs = 0;
+    while (s && *s != ')') {
+        s += strspn(s, "(, ");
+        size_t type = strcspn(s, " "), name = strcspn(s + type + 1, ",)"), k = 0, count = sizeof(kinds) / sizeof(kinds[0]);
+        while (k < count && (strlen(kinds[k].type) != type || strncmp(kinds[k].type, s, type))) k++;
+        if (k == count || op->nargs == WT_MAX_ARGS || name >= sizeof(op->name[0])) return op->schema;
+        op->kind[op->nargs] = kinds[k].kind;
+        memcpy(op->name[op->nargs++], s + type + 1, name);
+        s += type + 1 + name;
+    }
+    return s ? NULL : op->schema;
+}
+
+/* ---------------------------------------------------------------- decoding */
+static bool take_tensor(wt_call *call, const char *name, wt_handle handle, wt_tensor *t) {
+    const void *data = NULL;
+    t->handle = handle;   /* first, so that it is freed whatever follows */
+    wt_error failed = wt.aoti_torch_get_dim(handle, &t->rank);
+    failed |= wt.aoti_torch_get_sizes(handle, (int64_t **)&t->sizes);
+    failed |= wt.aoti_torch_get_strides(handle, (int64_t **)&t->strides);
+    failed |= wt.aoti_torch_get_dtype(handle, &t->code);
+    failed |= wt.aoti_torch_get_device_type(handle, &t->device_type);
+    failed |= wt.aoti_torch_get_device_index(handle, &t->device_index);
+    failed |= wt.torch_get_const_data_ptr(handle, &data);
+    if (failed) return wt_fail(call, "%s: not a dense tensor with memory of its own", name);
+    t->data = (void *)(uintptr_t)data;   /* the roles of a problem say which pointers are only read */
+    t->dtype = wt_dtype_of(t->code);
+    return true;
+}
+
+static bool take_list(wt_call *call, const char *name, wt_handle list, wt_list *out) {
+    wt_value item = 0;
+    size_t size = 0;
+    wt_error failed = wt.torch_list_size(list, &size);
+    for (size_t i = 0; i < size && i < WT_MAX_LIST; i++) {
+        failed |= wt.torch_list_get_item(list, i, &item);
+        out->item[i] = (int64_t)item;
+    }
+    out->size = size;
+    wt.torch_delete_list(list);
+    if (failed) return wt_fail(call, "%s: the list cannot be read", name);
+    if (size > WT_MAX_LIST) return wt_fail(call, "%s: has %zu values, allowed: at most %d", name, size, WT_MAX_LIST);
+    return true;
+}
+
+static bool take_text(wt_call *call, const char *name, wt_handle string, char *out, size_t capacity) {
+    const char *text = NULL;
+    wt_error failed = wt.torch_string_c_str(string, &text);
+    int length = failed ? 0 : snprintf(out, capacity, "%s", text);
+    wt.torch_delete_string(string);
+    if (failed || (size_t)length >= capacity) return wt_fail(call, "%s: '%s...' is too long", name, failed ? "" : out);
+    return true;
+}
+
+/* What an optional argument points to; the box is freed, its content is the caller's. */
+static wt_handle unbox(wt_value slot) {
+    wt_value *box = (wt_value *)(uintptr_t)slot, content = *box;
+    if (wt.torch_delete_stable_ivalue) wt.torch_delete_stable_ivalue(box);
+    else wt._ZdlPv(box);
+    return (wt_handle)(uintptr_t)content;
+}
+
+static bool take_one(wt_call *call, int i, wt_value slot) {
+    wt_arg *arg = &call->arg[i];
+    const char *name = call->op->name[i];
+    switch (call->op->kind[i]) {
+    case WT_TENSOR: return take_tensor(call, name, (wt_handle)(uintptr_t)slot, &arg->tensor);
+    case WT_TENSOR_OR_NONE: return slot ? take_tensor(call, name, unbox(slot), &arg->tensor) : true;
+    case WT_LIST: return take_list(call, name, (wt_handle)(uintptr_t)slot, &arg->list);
+    case WT_TEXT: return take_text(call, name, (wt_handle)(uintptr_t)slot, arg->text, sizeof(arg->text));
+    case WT_INT: arg->integer = (int64_t)slot; return true;
+    case WT_BOOL: arg->integer = slot & 0xff; return true;
+    case WT_DTYPE: arg->integer = (int32_t)(slot & 0xffffffff); return true;
+    case WT_REAL: memcpy(&arg->real, &slot, sizeof(slot)); return true;
+    }
+    return true;
+}
+
+static bool is_tensor(const wt_op *op, int i) { return op->kind[i] == WT_TENSOR || op->kind[i] == WT_TENSOR_OR_NONE; }
+
+static const char *device_name(int32_t type) {
+    return type == wt.aoti_torch_device_type_cpu() ? "cpu" : type == wt.aoti_torch_device_type_cuda() ? "cuda" : "another device";
+}
+
+/* All tensors on the device of the first, which must be one weft runs on; it becomes PyTorch's current one for the call. */
+static bool enter_device(wt_call *call) {
+    const wt_tensor *first = &call->arg[0].tensor;
+    for (int i = 1; i < call->op->nargs; i++) {
+        const wt_tensor *t = &call->arg[i].tensor;
+        if (!is_tensor(call->op, i) || !t->handle || (t->device_type == first->device_type && t->device_index == first->device_index)) continue;
+        return wt_fail(call, "%s: is on %s:%d, allowed: the device of %s, %s:%d", call->op->name[i], device_name(t->device_type), t->device_index,
+                       call->op->name[0], device_name(first->device_type), first->device_index);
+    }
+    call->device_type = first->device_type;
+    call->device_index = first->device_index;
+    if (first->device_type == wt.aoti_torch_device_type_cpu()) return true;
+    if (first->device_type != wt.aoti_torch_device_type_cuda() || !wt_shim_has_cuda())
+        return wt_fail(call, "%s: is on %s, allowed: a CPU tensor, or a CUDA tensor of a PyTorch built with CUDA", call->op->name[0],
+                       device_name(first->device_type));
+    if (wt.aoti_torch_create_cuda_guard(first->device_index, &call->guard))
+        return wt_fail(call, "%s: cuda:%d cannot be made the current device", call->op->name[0], first->device_index);
+    return true;
+}
+
+/* ---------------------------------------------------------------- results */
+bool wt_empty(wt_call *call, wt_handle *tensor, int64_t rank, const int64_t *sizes, const int64_t *strides, int32_t code, void **data) {
+    wt_error failed = wt.aoti_torch_empty_strided(rank, sizes, strides, code, call->device_type, call->device_index, tensor);
+    if (!failed) failed = wt.aoti_torch_get_data_ptr(*tensor, data);
+    if (!failed) return true;
+    int64_t count = 1;
+    for (int64_t a = 0; a < rank; a++) count *= sizes[a];
+    const char *what = wt.torch_exception_get_what_without_backtrace ? wt.torch_exception_get_what_without_backtrace() : "no reason given";
+    return wt_fail(call, "PyTorch could not allocate %lld elements of %s on %s: %s", (long long)count, wt_dtype_name(code),
+                   device_name(call->device_type), what);
+}
+
+static void drop(wt_handle *tensor) {
+    if (*tensor) wt.aoti_torch_delete_tensor_object(*tensor);
+    *tensor = NULL;
+}
+
+void wt_dispatch(const wt_op *op, wt_value *stack, uint64_t nin, uint64_t nout) {
+    wt_call call;
+    bool ok = true;
+    call.op = op;
+    call.guard = NULL;
+    memset(call.out, 0, sizeof(call.out));
+    memset(call.scratch, 0, sizeof(call.scratch));
+    for (int i = 0; i < op->nargs; i++)
+        if (is_tensor(op, i)) call.arg[i].tensor.handle = NULL;
+    /* Every argument is decoded even after a failure: each one must be freed. */
+    for (int i = 0; i < op->nargs && (uint64_t)i < nin; i++) ok &= take_one(&call, i, stack[i]);
+    wt_kernels_clear();
+    ok = ok && enter_device(&call) && op->run(&call);
+    for (int i = 0; i < op->nargs; i++)
+        if (is_tensor(op, i)) drop(&call.arg[i].tensor.handle);
+    for (int i = 0; i < 2; i++) drop(&call.scratch[i]);
+    if (call.guard) wt.aoti_torch_delete_cuda_guard(call.guard);
+    if (ok) {
+        for (uint64_t i = 0; i < nout && i < WT_MAX_OUTS; i++) stack[i] = (wt_value)(uintptr_t)call.out[i];
+        return;
+    }
+    for (int i = 0; i < WT_MAX_OUTS; i++) drop(&call.out[i]);
+    char message[sizeof(call.error) + 64];
+    int length = (int)strcspn(op->schema, "(");
+    snprintf(message, sizeof(message), "weft::%.*s: %s", length, op->schema, call.error);
+    wt.aoti_torch_check(false, "wt_dispatch", "python/csrc/call.c", __LINE__, message);
+}

@@ -1,0 +1,120 @@
+/* The one context behind the operators: made at load, lent PyTorch's threads, given PyTorch's memory and stream. */
+#include <stdatomic.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "binding.h"
+
+static weft_ctx *context;
+static atomic_int lent_threads;      /* as last told to the context */
+static wt_handle libraries[3];       /* registrations live as long as these */
+
+weft_ctx *wt_context(void) { return context; }
+
+/* ---------------------------------------------------------------- PyTorch's threads */
+typedef struct loan { weft_task task; void *arg; } loan;
+
+static void run_slots(int64_t begin, int64_t end, void *arg) {
+    const loan *l = arg;
+    for (int64_t slot = begin; slot < end; slot++) l->task(l->arg, slot);
+}
+
+static void lend(void *user, int64_t slots, weft_task task, void *arg) {
+    (void)user;
+    loan l = {task, arg};
+    if (slots == 1) task(arg, 0);
+    else if (wt.torch_parallel_for(0, slots, 1, run_slots, &l)) run_slots(0, slots, &l);   /* slots may run twice: each only writes its own part */
+}
+
+/* torch.set_num_threads() may be called at any time; results do not depend on the number, estimates do. */
+static void follow_threads(void) {
+    uint32_t threads = 1;
+    wt.torch_get_num_threads(&threads);
+    if ((int)threads == atomic_load_explicit(&lent_threads, memory_order_relaxed)) return;
+    if (weft_ctx_set_parallel_for(context, lend, NULL, (int)threads) == WEFT_OK)
+        atomic_store_explicit(&lent_threads, (int)threads, memory_order_relaxed);
+}
+
+/* ---------------------------------------------------------------- running */
+static _Thread_local struct { const char *name[4]; int count; } kernels;
+
+void wt_kernels_clear(void) { kernels.count = 0; }
+
+/* The kernels that this thread's last operator ran, joined by " + "; for the benchmark. */
+WEFT_API const char *weft_torch_kernels(void) {
+    static _Thread_local char text[512];
+    int at = 0;
+    text[0] = 0;
+    for (int i = 0; i < kernels.count && at < (int)sizeof(text); i++)
+        at += snprintf(text + at, sizeof(text) - (size_t)at, "%s%s", i ? " + " : "", kernels.name[i]);
+    return text;
+}
+
+static bool execute(wt_call *call, const weft_plan *plan, const weft_args *args, bool cuda) {
+    wt_handle memory = NULL;
+    void *workspace = NULL, *stream = NULL;
+    const int64_t bytes = (int64_t)weft_plan_workspace(plan), unit = 1;
+    if (bytes && !wt_empty(call, &memory, 1, &bytes, &unit, wt.aoti_torch_dtype_uint8(), &workspace)) return false;
+    bool ok = !cuda || !wt.aoti_torch_get_current_cuda_stream(call->device_index, &stream) ||
+              wt_fail(call, "PyTorch has no current stream on cuda:%d", call->device_index);
+    if (ok && weft_execute(plan, args, workspace, (size_t)bytes, stream) != WEFT_OK) ok = wt_fail(call, "%s", weft_last_error());
+    if (memory) wt.aoti_torch_delete_tensor_object(memory);   /* PyTorch's CUDA allocator hands it on in stream order */
+    if (ok && kernels.count < 4) kernels.name[kernels.count++] = weft_plan_kernel(plan);
+    return ok;
+}
+
+bool wt_run(wt_call *call, weft_problem *p, const weft_args *args) {
+    weft_plan *plan = NULL;
+    bool cuda = call->device_type != wt.aoti_torch_device_type_cpu();
+    p->device = cuda ? WEFT_CUDA : WEFT_CPU;
+    p->ordinal = cuda ? call->device_index : 0;
+    if (!cuda) follow_threads();
+    if (weft_plan_create(&plan, context, p, NULL) != WEFT_OK) return wt_fail(call, "%s", weft_last_error());
+    bool ok = execute(call, plan, args, cuda);
+    weft_plan_release(plan);
+    return ok;
+}
+
+/* ---------------------------------------------------------------- loading */
+static const char *register_operators(void) {
+    static char why[256];
+    static wt_op *const ops[] = {
+#define X(name) &wt_op_##name,
+        WT_OPERATORS(X)
+#undef X
+    };
+    static const char *const keys[] = {"CPU", "CUDA"};
+    if (wt.aoti_torch_library_init_def("weft", "python/csrc/context.c", __LINE__, &libraries[0]))
+        return "the operators of weft are registered already: another copy of libweft_torch.so is loaded";
+    for (int k = 0; k < 2; k++)
+        if (wt.aoti_torch_library_init_impl("weft", keys[k], "python/csrc/context.c", __LINE__, &libraries[1 + k])) return "PyTorch refused a registration";
+    for (size_t i = 0; i < sizeof(ops) / sizeof(ops[0]); i++) {
+        char name[32];
+        snprintf(name, sizeof(name), "%.*s", (int)strcspn(ops[i]->schema, "("), ops[i]->schema);
+        wt_error failed = wt_op_prepare(ops[i]) != NULL || wt.aoti_torch_library_def(libraries[0], ops[i]->schema);
+        for (int k = 0; k < 2 && !failed; k++) failed = wt.torch_library_impl(libraries[1 + k], name, ops[i]->entry, WT_BUILD_VERSION);
+        if (failed) {
+            snprintf(why, sizeof(why), "PyTorch refused the operator %s", ops[i]->schema);
+            return why;
+        }
+    }
+    return NULL;
+}
+
+/* Called once, by `import weft`, after `import torch`. nvrtc: path of the library to compile CUDA kernels with, or NULL.
+ * Returns NULL, or why weft cannot be used with this PyTorch. Touches nothing of CUDA. */
+WEFT_API const char *weft_torch_init(const char *nvrtc) {
+    static char path[4096];
+    weft_ctx_opts opts = WEFT_CTX_OPTS_INIT;
+    if (context) return NULL;
+    const char *why = wt_shim_load();
+    if (why) return why;
+    wt_dtypes_init();
+    if (nvrtc) {
+        snprintf(path, sizeof(path), "%s", nvrtc);
+        opts.nvrtc = path;
+    }
+    if (weft_ctx_create(&context, &opts) != WEFT_OK) return weft_last_error();
+    follow_threads();
+    return register_operators();
+}

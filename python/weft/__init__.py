@@ -1,0 +1,15 @@
+"""weft: the convolution-family operators that frameworks neglect, on the CPU and on NVIDIA GPUs.
+
+    >>> import torch, weft
+    >>> x = torch.randn(8, 128, 56, 56).to(memory_format=torch.channels_last)
+    >>> weft.Conv2dDepthwise(128, 3, padding=1)(x).shape
+    torch.Size([8, 128, 56, 56])
+
+weft.functional has the functions, weft.nn the modules, weft.backends what runs underneath. `python -m weft --help` lists the commands.
+"""
+from . import _library, backends, functional, nn
+from .functional import conv2d_depthwise
+from .nn import Conv2dDepthwise
+
+__version__ = _library.version()
+__all__ = ["Conv2dDepthwise", "backends", "conv2d_depthwise", "functional", "nn", "__version__"]

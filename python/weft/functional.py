@@ -1,0 +1,209 @@
+"""Convolution functions with the signatures of torch.nn.functional, on CPU and CUDA tensors, with every gradient.
+
+    >>> import torch, weft.functional as F
+    >>> x, w = torch.randn(8, 64, 56, 56), torch.randn(64, 1, 3, 3)
+    >>> F.conv2d(x, w, padding=1, groups=64, act="relu").shape
+    torch.Size([8, 64, 56, 56])
+
+Data is taken as it lies in memory: channels-first or channels-last, sliced or transposed; the result keeps the format of the input.
+"""
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Optional, Union
+
+import torch
+from torch import Tensor
+
+from . import _operators
+from ._operators import call
+
+__all__ = ["conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d", "conv_transpose3d", "conv2d_depthwise"]
+
+Size = Union[int, Sequence[int]]
+Padding = Union[int, Sequence[int], str]
+
+_is_compiling = torch.compiler.is_compiling
+
+
+# ---------------------------------------------------------------------------------------------- arguments
+
+def _spread(name: str, value: Size, rank: int) -> tuple[int, ...]:
+    """One value an axis, from an int or a sequence of 1 or `rank` ints."""
+    if isinstance(value, (int, torch.SymInt)):
+        return (value,) * rank
+    if isinstance(value, (tuple, list)) and all(isinstance(v, (int, torch.SymInt)) for v in value):
+        if len(value) == rank:
+            return tuple(value)
+        if len(value) == 1:
+            return tuple(value) * rank
+        raise RuntimeError(f"{name}: has {len(value)} values {tuple(value)}, allowed: an int, or {rank} of them")
+    raise TypeError(f"{name}: is {value!r}, allowed: an int, or a sequence of {rank} ints")
+
+
+def _pads(padding: Padding, stride: tuple[int, ...], dilation: tuple[int, ...], kernel: Optional[Sequence[int]], rank: int) -> tuple[int, ...]:
+    """Low and high padding of each axis in turn. 'same' puts the odd pixel of an even window at the end."""
+    if not isinstance(padding, str):
+        return tuple(p for axis in _spread("padding", padding, rank) for p in (axis, axis))
+    if padding == "valid":
+        return (0, 0) * rank
+    if padding != "same":
+        raise RuntimeError(f"padding: is {padding!r}, allowed: ints, 'valid' or 'same'")
+    if any(s != 1 for s in stride):
+        raise RuntimeError(f"padding: is 'same' with stride {stride}, allowed: 'same' only with a stride of 1")
+    totals = [d * (k - 1) for d, k in zip(dilation, kernel or ())]
+    return tuple(p for total in totals for p in (total // 2, total - total // 2))
+
+
+def _geometry_now(rank: int, stride: Size, padding: Padding, dilation: Size, kernel: Optional[Sequence[int]]) -> tuple[tuple[int, ...], ...]:
+    s, d = _spread("stride", stride, rank), _spread("dilation", dilation, rank)
+    return s, _pads(padding, s, d, kernel, rank), d
+
+
+_geometry_kept = lru_cache(maxsize=4096, typed=True)(_geometry_now)
+
+
+def _geometry(rank: int, stride: Size, padding: Padding, dilation: Size, weight: Tensor) -> tuple[tuple[int, ...], ...]:
+    kernel = tuple(weight.shape[2:]) if isinstance(padding, str) else None
+    if _is_compiling():
+        return _geometry_now(rank, stride, padding, dilation, kernel)
+    try:
+        return _geometry_kept(rank, stride, padding, dilation, kernel)
+    except TypeError:   # lists cannot be looked up
+        return _geometry_now(rank, stride, padding, dilation, kernel)
+
+
+def _activation(act: Optional[str], clip: tuple[float, float]) -> tuple[str, float, float]:
+    if act is None:
+        return "", 0.0, 0.0
+    if act == "relu":
+        return "relu", 0.0, 0.0
+    if act != "clip":
+        raise ValueError(f"act: is {act!r}, allowed: None, 'relu' or 'clip'")
+    lo, hi = clip
+    if not lo <= hi:
+        raise ValueError(f"clip: is ({lo}, {hi}), allowed: a low bound not above the high one")
+    return "clip", float(lo), float(hi)
+
+
+def _check_tensors(name: str, rank: int, input: Tensor, weight: Tensor, bias: Optional[Tensor]) -> None:
+    """What the operator cannot know: that conv2d was called. Types, sizes and devices are the operator's to check."""
+    for argument, value in (("input", input), ("weight", weight), ("bias", bias)):
+        if not isinstance(value, Tensor) and not (value is None and argument == "bias"):
+            raise TypeError(f"{name}: {argument} is {type(value).__name__}, allowed: Tensor" + (" or None" if argument == "bias" else ""))
+    if weight.dim() != rank + 2:
+        raise RuntimeError(f"{name}: weight has {weight.dim()} dimensions {list(weight.shape)}, allowed: {rank + 2}")
+    if input.dim() not in (rank + 1, rank + 2):
+        raise RuntimeError(f"{name}: input has {input.dim()} dimensions {list(input.shape)}, allowed: {rank + 1} (unbatched) or {rank + 2} (batched)")
+
+
+def _autocast(input: Tensor, weight: Tensor, bias: Optional[Tensor]) -> tuple[Tensor, Tensor, Optional[Tensor]]:
+    """Under autocast, convolution runs in the lower precision, as PyTorch's own does; float64 is left alone."""
+    device = input.device.type
+    if not torch.is_autocast_enabled(device):
+        return input, weight, bias
+    dtype = torch.get_autocast_dtype(device)
+    return tuple(t if t is None or t.dtype == torch.float64 or not t.is_floating_point() else t.to(dtype)   # type: ignore[return-value]
+                 for t in (input, weight, bias))
+
+
+# ---------------------------------------------------------------------------------------------- the two roads
+
+def _conv(name: str, rank: int, input: Tensor, weight: Tensor, bias: Optional[Tensor], stride: Size, padding: Padding, dilation: Size,
+          groups: int, act: Optional[str], clip: tuple[float, float]) -> Tensor:
+    _check_tensors(name, rank, input, weight, bias)
+    s, p, d = _geometry(rank, stride, padding, dilation, weight)
+    input, weight, bias = _autocast(input, weight, bias)
+    return call(_operators.conv, input, weight, bias, s, p, d, groups, *_activation(act, clip))
+
+
+def _conv_transpose(name: str, rank: int, input: Tensor, weight: Tensor, bias: Optional[Tensor], stride: Size, padding: Size,
+                    output_padding: Size, groups: int, dilation: Size, act: Optional[str], clip: tuple[float, float]) -> Tensor:
+    _check_tensors(name, rank, input, weight, bias)
+    if isinstance(padding, str):
+        raise TypeError(f"padding: is {padding!r}, allowed: an int, or a sequence of {rank} ints")
+    s, p, d = _geometry(rank, stride, padding, dilation, weight)
+    input, weight, bias = _autocast(input, weight, bias)
+    extra = _spread("output_padding", output_padding, rank)
+    return call(_operators.conv_transpose, input, weight, bias, s, p, d, groups, *_activation(act, clip), extra)
+
+
+# ---------------------------------------------------------------------------------------------- public
+
+def conv1d(input: Tensor, weight: Tensor, bias: Optional[Tensor] = None, stride: Size = 1, padding: Padding = 0, dilation: Size = 1,
+           groups: int = 1, *, act: Optional[str] = None, clip: tuple[float, float] = (0.0, 6.0)) -> Tensor:
+    """1D convolution: torch.nn.functional.conv1d, with an optional fused activation ('relu', or 'clip' to the bounds of `clip`).
+
+        >>> weft.functional.conv1d(torch.randn(2, 4, 100), torch.randn(8, 4, 5), padding="same").shape
+        torch.Size([2, 8, 100])
+    """
+    return _conv("conv1d", 1, input, weight, bias, stride, padding, dilation, groups, act, clip)
+
+
+def conv2d(input: Tensor, weight: Tensor, bias: Optional[Tensor] = None, stride: Size = 1, padding: Padding = 0, dilation: Size = 1,
+           groups: int = 1, *, act: Optional[str] = None, clip: tuple[float, float] = (0.0, 6.0)) -> Tensor:
+    """2D convolution: torch.nn.functional.conv2d, with an optional fused activation ('relu', or 'clip' to the bounds of `clip`).
+
+        >>> weft.functional.conv2d(torch.randn(2, 8, 32, 32), torch.randn(8, 1, 3, 3), padding=1, groups=8, act="relu").shape
+        torch.Size([2, 8, 32, 32])
+    """
+    return _conv("conv2d", 2, input, weight, bias, stride, padding, dilation, groups, act, clip)
+
+
+def conv3d(input: Tensor, weight: Tensor, bias: Optional[Tensor] = None, stride: Size = 1, padding: Padding = 0, dilation: Size = 1,
+           groups: int = 1, *, act: Optional[str] = None, clip: tuple[float, float] = (0.0, 6.0)) -> Tensor:
+    """3D convolution: torch.nn.functional.conv3d, with an optional fused activation ('relu', or 'clip' to the bounds of `clip`).
+
+        >>> weft.functional.conv3d(torch.randn(1, 8, 9, 9, 9), torch.randn(8, 1, 3, 3, 3), groups=8).shape
+        torch.Size([1, 8, 7, 7, 7])
+    """
+    return _conv("conv3d", 3, input, weight, bias, stride, padding, dilation, groups, act, clip)
+
+
+def conv_transpose1d(input: Tensor, weight: Tensor, bias: Optional[Tensor] = None, stride: Size = 1, padding: Size = 0,
+                     output_padding: Size = 0, groups: int = 1, dilation: Size = 1, *, act: Optional[str] = None,
+                     clip: tuple[float, float] = (0.0, 6.0)) -> Tensor:
+    """1D transposed convolution: torch.nn.functional.conv_transpose1d, with an optional fused activation.
+
+        >>> weft.functional.conv_transpose1d(torch.randn(2, 4, 10), torch.randn(4, 3, 4), stride=2, padding=1).shape
+        torch.Size([2, 3, 20])
+    """
+    return _conv_transpose("conv_transpose1d", 1, input, weight, bias, stride, padding, output_padding, groups, dilation, act, clip)
+
+
+def conv_transpose2d(input: Tensor, weight: Tensor, bias: Optional[Tensor] = None, stride: Size = 1, padding: Size = 0,
+                     output_padding: Size = 0, groups: int = 1, dilation: Size = 1, *, act: Optional[str] = None,
+                     clip: tuple[float, float] = (0.0, 6.0)) -> Tensor:
+    """2D transposed convolution: torch.nn.functional.conv_transpose2d, with an optional fused activation.
+
+        >>> weft.functional.conv_transpose2d(torch.randn(2, 4, 8, 8), torch.randn(4, 1, 3, 3), stride=2, output_padding=1, groups=4).shape
+        torch.Size([2, 4, 18, 18])
+    """
+    return _conv_transpose("conv_transpose2d", 2, input, weight, bias, stride, padding, output_padding, groups, dilation, act, clip)
+
+
+def conv_transpose3d(input: Tensor, weight: Tensor, bias: Optional[Tensor] = None, stride: Size = 1, padding: Size = 0,
+                     output_padding: Size = 0, groups: int = 1, dilation: Size = 1, *, act: Optional[str] = None,
+                     clip: tuple[float, float] = (0.0, 6.0)) -> Tensor:
+    """3D transposed convolution: torch.nn.functional.conv_transpose3d, with an optional fused activation.
+
+        >>> weft.functional.conv_transpose3d(torch.randn(1, 4, 5, 5, 5), torch.randn(4, 2, 2, 2, 2), stride=2).shape
+        torch.Size([1, 2, 10, 10, 10])
+    """
+    return _conv_transpose("conv_transpose3d", 3, input, weight, bias, stride, padding, output_padding, groups, dilation, act, clip)
+
+
+def conv2d_depthwise(input: Tensor, weight: Tensor, bias: Optional[Tensor] = None, stride: Size = 1, padding: Padding = 0,
+                     dilation: Size = 1, *, act: Optional[str] = None, clip: tuple[float, float] = (0.0, 6.0)) -> Tensor:
+    """Depthwise 2D convolution: conv2d with as many groups as channels. weight is (m * channels, 1, kh, kw); m is the channel multiplier.
+
+        >>> weft.conv2d_depthwise(torch.randn(2, 8, 32, 32), torch.randn(16, 1, 3, 3), padding=1).shape
+        torch.Size([2, 16, 32, 32])
+    """
+    _check_tensors("conv2d_depthwise", 2, input, weight, bias)
+    channels = input.shape[-3]
+    if weight.shape[1] != 1 or weight.shape[0] % max(channels, 1):
+        raise RuntimeError(f"conv2d_depthwise: weight is {list(weight.shape)}, allowed with {channels} input channels: "
+                           f"(a multiple of {channels}, 1, kh, kw)")
+    return _conv("conv2d_depthwise", 2, input, weight, bias, stride, padding, dilation, channels, act, clip)

@@ -1,0 +1,148 @@
+"""Modules: the convolution modules of torch.nn computed by weft. Same arguments, same state_dict, and `act` for a fused activation.
+
+    >>> import torch, weft
+    >>> net = torch.nn.Sequential(weft.nn.Conv2dDepthwise(8, 3, padding=1), torch.nn.Conv2d(8, 16, 1))
+    >>> net(torch.randn(2, 8, 32, 32)).shape
+    torch.Size([2, 16, 32, 32])
+"""
+from __future__ import annotations
+
+from typing import Any, Optional
+
+import torch
+from torch import Tensor
+
+from . import functional as F
+from .functional import Padding, Size
+
+__all__ = ["Conv1d", "Conv2d", "Conv3d", "ConvTranspose1d", "ConvTranspose2d", "ConvTranspose3d", "Conv2dDepthwise"]
+
+
+class _Named:
+    """Prints as weft.Name(...), and with its activation."""
+
+    act: Optional[str]
+    clip: tuple[float, float]
+
+    def _set_act(self, act: Optional[str], clip: tuple[float, float]) -> None:
+        F._activation(act, clip)   # reports what is wrong with them
+        self.act, self.clip = act, tuple(clip)
+
+    def _get_name(self) -> str:
+        return f"weft.{type(self).__name__}"
+
+    def extra_repr(self) -> str:
+        text = super().extra_repr()   # type: ignore[misc]
+        if self.act == "clip":
+            return f"{text}, act='clip', clip={self.clip}"
+        return text if self.act is None else f"{text}, act={self.act!r}"
+
+
+class _Conv(_Named):
+    """What Conv1d, Conv2d and Conv3d add to their twins."""
+
+    _function: Any
+    _rank: int
+
+    def __init__(self, in_channels: int, out_channels: int, kernel_size: Size, stride: Size = 1, padding: Padding = 0, dilation: Size = 1,
+                 groups: int = 1, bias: bool = True, padding_mode: str = "zeros", device: Any = None, dtype: Any = None, *,
+                 act: Optional[str] = None, clip: tuple[float, float] = (0.0, 6.0)) -> None:
+        super().__init__(in_channels, out_channels, kernel_size, stride, padding, dilation, groups, bias, padding_mode, device, dtype)
+        self._set_act(act, clip)
+
+    def _conv_forward(self, input: Tensor, weight: Tensor, bias: Optional[Tensor]) -> Tensor:
+        padding = self.padding
+        if self.padding_mode != "zeros":
+            input = torch.nn.functional.pad(input, self._reversed_padding_repeated_twice, mode=self.padding_mode)
+            padding = 0
+        return type(self)._function(input, weight, bias, self.stride, padding, self.dilation, self.groups, act=self.act, clip=self.clip)
+
+
+class Conv1d(_Conv, torch.nn.Conv1d):
+    """torch.nn.Conv1d computed by weft; `act` fuses an activation.
+
+        >>> weft.nn.Conv1d(4, 8, 5, padding="same", act="relu")(torch.randn(2, 4, 100)).shape
+        torch.Size([2, 8, 100])
+    """
+
+    _function = staticmethod(F.conv1d)
+
+
+class Conv2d(_Conv, torch.nn.Conv2d):
+    """torch.nn.Conv2d computed by weft; `act` fuses an activation.
+
+        >>> weft.nn.Conv2d(8, 8, 3, padding=1, groups=8, act="clip", clip=(0, 6))(torch.randn(2, 8, 32, 32)).shape
+        torch.Size([2, 8, 32, 32])
+    """
+
+    _function = staticmethod(F.conv2d)
+
+
+class Conv3d(_Conv, torch.nn.Conv3d):
+    """torch.nn.Conv3d computed by weft; `act` fuses an activation.
+
+        >>> weft.nn.Conv3d(8, 8, 3, groups=8)(torch.randn(1, 8, 9, 9, 9)).shape
+        torch.Size([1, 8, 7, 7, 7])
+    """
+
+    _function = staticmethod(F.conv3d)
+
+
+class Conv2dDepthwise(Conv2d):
+    """Depthwise convolution: each channel with a filter of its own. `padding`, `stride`, ... as in Conv2d.
+
+        >>> weft.Conv2dDepthwise(8, 3, padding=1)(torch.randn(2, 8, 32, 32)).shape
+        torch.Size([2, 8, 32, 32])
+    """
+
+    def __init__(self, channels: int, kernel_size: Size, stride: Size = 1, padding: Padding = 0, dilation: Size = 1, bias: bool = True,
+                 device: Any = None, dtype: Any = None, *, act: Optional[str] = None, clip: tuple[float, float] = (0.0, 6.0)) -> None:
+        super().__init__(channels, channels, kernel_size, stride, padding, dilation, channels, bias, device=device, dtype=dtype, act=act, clip=clip)
+
+
+class _ConvTranspose(_Named):
+    """What the transposed convolutions add to their twins."""
+
+    _function: Any
+    _rank: int
+
+    def __init__(self, in_channels: int, out_channels: int, kernel_size: Size, stride: Size = 1, padding: Size = 0, output_padding: Size = 0,
+                 groups: int = 1, bias: bool = True, dilation: Size = 1, padding_mode: str = "zeros", device: Any = None, dtype: Any = None, *,
+                 act: Optional[str] = None, clip: tuple[float, float] = (0.0, 6.0)) -> None:
+        super().__init__(in_channels, out_channels, kernel_size, stride, padding, output_padding, groups, bias, dilation, padding_mode, device, dtype)
+        self._set_act(act, clip)
+
+    def forward(self, input: Tensor, output_size: Optional[list[int]] = None) -> Tensor:
+        extra = self._output_padding(input, output_size, self.stride, self.padding, self.kernel_size, self._rank, self.dilation)
+        return type(self)._function(input, self.weight, self.bias, self.stride, self.padding, extra, self.groups, self.dilation,
+                                    act=self.act, clip=self.clip)
+
+
+class ConvTranspose1d(_ConvTranspose, torch.nn.ConvTranspose1d):
+    """torch.nn.ConvTranspose1d computed by weft; `act` fuses an activation.
+
+        >>> weft.nn.ConvTranspose1d(4, 3, 4, stride=2, padding=1)(torch.randn(2, 4, 10)).shape
+        torch.Size([2, 3, 20])
+    """
+
+    _function, _rank = staticmethod(F.conv_transpose1d), 1
+
+
+class ConvTranspose2d(_ConvTranspose, torch.nn.ConvTranspose2d):
+    """torch.nn.ConvTranspose2d computed by weft; `act` fuses an activation.
+
+        >>> weft.nn.ConvTranspose2d(4, 4, 3, stride=2, groups=4)(torch.randn(2, 4, 8, 8), output_size=(18, 18)).shape
+        torch.Size([2, 4, 18, 18])
+    """
+
+    _function, _rank = staticmethod(F.conv_transpose2d), 2
+
+
+class ConvTranspose3d(_ConvTranspose, torch.nn.ConvTranspose3d):
+    """torch.nn.ConvTranspose3d computed by weft; `act` fuses an activation.
+
+        >>> weft.nn.ConvTranspose3d(4, 2, 2, stride=2)(torch.randn(1, 4, 5, 5, 5)).shape
+        torch.Size([1, 2, 10, 10, 10])
+    """
+
+    _function, _rank = staticmethod(F.conv_transpose3d), 3
