@@ -1,14 +1,18 @@
 /* Device memory and timing for measurement, verification and benchmarks that run without a framework. */
 #include "cuda/engine.h"
 
+static weft_status enter_device(weft__cuda *cuda, int ordinal, bool *pushed) {
+    CUcontext context;
+    WEFT__TRY(weft__cuda_context(cuda, ordinal, &context));
+    return weft__cuda_enter(cuda->driver, context, pushed);
+}
+
 weft_status weft__cuda_alloc(weft__cuda *cuda, int ordinal, size_t bytes, void **block) {
     const weft__driver *d = cuda->driver;
-    CUcontext context;
     CUdeviceptr at = 0;
     bool pushed;
     *block = NULL;
-    WEFT__TRY(weft__cuda_context(cuda, ordinal, &context));
-    WEFT__TRY(weft__cuda_enter(d, context, &pushed));
+    WEFT__TRY(enter_device(cuda, ordinal, &pushed));
     weft_status s = weft__driver_check(d, d->mem_alloc(&at, WEFT__MAX(bytes, 1)), "cuMemAlloc");
     weft__cuda_leave(d, pushed);
     *block = (void *)(uintptr_t)at;
@@ -16,37 +20,29 @@ weft_status weft__cuda_alloc(weft__cuda *cuda, int ordinal, size_t bytes, void *
 }
 
 void weft__cuda_free(weft__cuda *cuda, int ordinal, void *block) {
-    CUcontext context;
     bool pushed;
-    if (!block || weft__cuda_context(cuda, ordinal, &context) != WEFT_OK) return;
-    if (weft__cuda_enter(cuda->driver, context, &pushed) != WEFT_OK) return;
+    if (!block || enter_device(cuda, ordinal, &pushed) != WEFT_OK) return;
     cuda->driver->mem_free((CUdeviceptr)(uintptr_t)block);
     weft__cuda_leave(cuda->driver, pushed);
 }
 
-/* Both copies wait for all work queued on the default stream. */
+/* Both copies wait for what is queued on the default stream. */
 weft_status weft__cuda_copy_in(weft__cuda *cuda, int ordinal, void *dst, const void *src, size_t bytes) {
-    const weft__driver *d = cuda->driver;
-    CUcontext context;
     bool pushed;
     if (!bytes) return WEFT_OK;
-    WEFT__TRY(weft__cuda_context(cuda, ordinal, &context));
-    WEFT__TRY(weft__cuda_enter(d, context, &pushed));
-    weft_status s = weft__driver_check(d, d->copy_in((CUdeviceptr)(uintptr_t)dst, src, bytes), "cuMemcpyHtoD");
-    weft__cuda_leave(d, pushed);
-    return s;
+    WEFT__TRY(enter_device(cuda, ordinal, &pushed));
+    CUresult r = cuda->driver->copy_in((CUdeviceptr)(uintptr_t)dst, src, bytes);
+    weft__cuda_leave(cuda->driver, pushed);
+    return weft__driver_check(cuda->driver, r, "cuMemcpyHtoD");
 }
 
 weft_status weft__cuda_copy_out(weft__cuda *cuda, int ordinal, void *dst, const void *src, size_t bytes) {
-    const weft__driver *d = cuda->driver;
-    CUcontext context;
     bool pushed;
     if (!bytes) return WEFT_OK;
-    WEFT__TRY(weft__cuda_context(cuda, ordinal, &context));
-    WEFT__TRY(weft__cuda_enter(d, context, &pushed));
-    weft_status s = weft__driver_check(d, d->copy_out(dst, (CUdeviceptr)(uintptr_t)src, bytes), "cuMemcpyDtoH");
-    weft__cuda_leave(d, pushed);
-    return s;
+    WEFT__TRY(enter_device(cuda, ordinal, &pushed));
+    CUresult r = cuda->driver->copy_out(dst, (CUdeviceptr)(uintptr_t)src, bytes);
+    weft__cuda_leave(cuda->driver, pushed);
+    return weft__driver_check(cuda->driver, r, "cuMemcpyDtoH");
 }
 
 /* ---------------------------------------------------------------- timing */
@@ -88,10 +84,8 @@ weft_status weft__cuda_time(const weft__exec *e, const weft__kernel *k, int runs
     weft__cuda *cuda = weft__ctx_cuda(e->ctx, &why);
     if (!cuda) return weft__fail(WEFT_UNSUPPORTED, "device cuda: %s", why);
     stopwatch w = {.d = cuda->driver, .stream = e->stream};
-    CUcontext context;
     bool pushed;
-    WEFT__TRY(weft__cuda_context(cuda, e->p->ordinal, &context));
-    WEFT__TRY(weft__cuda_enter(w.d, context, &pushed));
+    WEFT__TRY(enter_device(cuda, e->p->ordinal, &pushed));
     w.words = (2 * weft__cuda_gpu(cuda, e->p->ordinal)->l2 + ((size_t)32 << 20)) / sizeof(uint32_t);
     weft_status s = time_runs(&w, e, k, runs, ns);
     if (w.start) w.d->event_destroy(w.start);

@@ -1,0 +1,37 @@
+/* The epilogue of a CUDA kernel in f32: which steps, in which order, is compiled in; their numbers are arguments.
+ * Both sides read this file. */
+#ifndef WEFT_CUDA_EPILOGUE_H
+#define WEFT_CUDA_EPILOGUE_H
+
+#include "weft.h"
+
+typedef struct weft__epilogue { float lo[WEFT_MAX_STEPS], hi[WEFT_MAX_STEPS]; } weft__epilogue;
+
+#ifndef __CUDACC_RTC__
+static inline void weft__epilogue_defines(const weft_problem *p, weft__text *t) {
+    for (int i = 0; i < WEFT_MAX_STEPS; i++) weft__put(t, " -DSTEP%d=%d", i, i < p->nsteps ? p->step[i].kind : 0);
+}
+
+static inline weft__epilogue weft__epilogue_args(const weft_problem *p) {
+    weft__epilogue e = {{0}, {0}};
+    for (int i = 0; i < p->nsteps; i++) {
+        e.lo[i] = (float)p->step[i].lo;
+        e.hi[i] = (float)p->step[i].hi;
+    }
+    return e;
+}
+#else
+/* Comparisons and not fminf, fmaxf: NaN stays NaN. */
+static __device__ __forceinline__ float weft__epilogue_apply(const weft__epilogue &e, float bias, float v) {
+    constexpr int steps[WEFT_MAX_STEPS] = {STEP0, STEP1, STEP2, STEP3};
+#pragma unroll
+    for (int i = 0; i < WEFT_MAX_STEPS; i++) {
+        if (steps[i] == WEFT_STEP_BIAS) v += bias;
+        if (steps[i] == WEFT_STEP_RELU) v = v < 0 ? 0 : v;
+        if (steps[i] == WEFT_STEP_CLIP) v = v < e.lo[i] ? e.lo[i] : v > e.hi[i] ? e.hi[i] : v;
+    }
+    return v;
+}
+#endif
+
+#endif

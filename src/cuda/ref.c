@@ -1,0 +1,65 @@
+/* The reference kernels of the CUDA engine: every operator has one by itself, so every valid problem has a plan on a GPU. */
+#include <string.h>
+
+#include "core/internal.h"
+#include "cuda/kernels/ref.h"
+
+enum { THREADS = 256, MAX_BLOCKS = 1 << 20 };
+_Static_assert(sizeof(weft__ref_args) <= 4000, "kernel parameters end at 4 KB");
+
+static const char *ok(const weft_problem *p, const weft__hw *hw) {
+    (void)p, (void)hw;
+    return NULL;
+}
+
+static size_t workspace(const weft_problem *p, const weft__hw *hw) {
+    (void)hw;
+    return weft__op_of(p->op)->items->workspace(p);
+}
+
+/* A thread does about 0.01 flop a nanosecond (doubles, and index arithmetic for each), and a phase of few items fills few threads. */
+static double cost(const weft_problem *p, const weft__hw *hw) {
+    const weft__items *items = weft__op_of(p->op)->items;
+    int phases = items->phases(p);
+    double ns = 5000.0 * phases, full = 1024.0 * hw->gpu->sms;
+    for (int i = 0; i < phases; i++) {
+        double lanes = WEFT__MAX(WEFT__MIN((double)items->count(p, i), full), 1);
+        ns += weft__flops(p) / phases / (0.01 * lanes);
+    }
+    return ns;
+}
+
+static void defines(const weft_problem *p, const weft__hw *hw, weft__text *t) {
+    const weft__op *op = weft__op_of(p->op);
+    (void)hw;
+    weft__put(t, "-DWEFT_OP_SOURCE=\"%s\" -DWEFT_OP_ITEM=%s_item", op->items->source, op->name);
+}
+
+static weft_status run(const weft__exec *e) {
+    const weft__items *items = weft__op_of(e->p->op)->items;
+    weft__ref_args a = {.p = *e->p, .workspace = e->workspace};
+    memcpy(a.ptr, e->ptr, sizeof(a.ptr));
+    for (int phase = 0; phase < items->phases(e->p); phase++) {
+        a.phase = phase;
+        a.count = items->count(e->p, phase);
+        if (!a.count) continue;
+        int64_t blocks = WEFT__MIN((a.count + THREADS - 1) / THREADS, MAX_BLOCKS);
+        WEFT__TRY(weft__cuda_launch(e, (uint32_t[]){(uint32_t)blocks, 1, 1}, (uint32_t[]){THREADS, 1, 1}, 0, (void *[]){&a}));
+    }
+    return WEFT_OK;
+}
+
+#define X(NAME, op_name)                                                                                                 \
+    static const weft__kernel op_name##_ref = {                                                                          \
+        .name = #op_name "_ref__cuda", .version = 1, .op = WEFT_##NAME, .engine = WEFT_ENGINE_CUDA, .exact = true,       \
+        .reference = true, .ok = ok, .workspace = workspace, .cost = cost, .run = run, .source = "ref.h",                \
+        .entry = "weft_ref", .defines = defines,                                                                         \
+    };
+WEFT_OP_LIST(X)
+#undef X
+
+const weft__kernel *const weft__cuda_ref_kernels[WEFT_OP_COUNT] = {
+#define X(NAME, op_name) [WEFT_##NAME] = &op_name##_ref,
+    WEFT_OP_LIST(X)
+#undef X
+};
