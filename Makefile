@@ -15,7 +15,7 @@ SEED ?= 7
 FUZZ_SECONDS ?= 60
 
 RUN = BUILD=$(BUILD) JOBS=$(JOBS) OUT=$(OUT) SEED=$(SEED) tests/run.sh
-WEFT_PY = PYTHONPATH=python$${PYTHONPATH:+:$$PYTHONPATH} $$(cat $(BUILD)/python) -m weft
+WEFT_PY = WEFT_LIBRARY=$(abspath $(BUILD))/libweft_torch.so PYTHONPATH=python$${PYTHONPATH:+:$$PYTHONPATH} $$(cat $(BUILD)/python) -m weft
 problems = $$(sed 's/\#.*//' bench/$(1).txt)
 export PYTHON
 

@@ -57,5 +57,6 @@ int main(int argc, char **argv) {
     if (choose(ctx, &p, WEFT_ESTIMATE, "by wisdom")) return 1;
     weft_ctx_release(ctx);
     remove(file);
+    remove("example.wisdom.lock");   /* what processes that save at the same time wait for */
     return 0;
 }

@@ -7,8 +7,9 @@
 # Read from the environment: BUILD, OUT, JOBS, PYTHON (tests/venv.sh), RANDOM_PROBLEMS, SEED, FUZZ_SECONDS.
 set -u
 cd "$(dirname "$0")/.." || exit 1
-BUILD=${BUILD:-build}
-OUT=${OUT:-$BUILD/out}
+mkdir -p "${BUILD:=build}" "${OUT:=$BUILD/out}"
+BUILD=$(cd "$BUILD" && pwd)
+OUT=$(cd "$OUT" && pwd)
 JOBS=${JOBS:-$(nproc 2> /dev/null || echo 2)}
 LOGS=$OUT/logs
 SEED=${SEED:-7}
@@ -69,7 +70,7 @@ build_with() { # DIR SANITIZERS
     cmake -S . -B "$1" -DCMAKE_BUILD_TYPE=RelWithDebInfo -DWEFT_SANITIZE="$2" -DWEFT_TORCH=OFF &&
         cmake --build "$1" -j "$JOBS" || { echo "FAILED build in $1"; counts 0 1 0; return 1; }
 }
-with_python() { PYTHONPATH=python${PYTHONPATH:+:$PYTHONPATH} timeout 400 "$(cat "$BUILD/python")" "$@"; }
+with_python() { WEFT_LIBRARY=$BUILD/libweft_torch.so PYTHONPATH=python${PYTHONPATH:+:$PYTHONPATH} timeout 400 "$(cat "$BUILD/python")" "$@"; }
 pytest_counts() { # pytest, its summary said the way the other tiers say it
     local log rc
     log=$(mktemp)
