@@ -7,15 +7,15 @@
 /* Where the taps of outputs x .. x + VF_LANES - 1 lie in a row. Lane i of tap s is column at + s + S i. */
 typedef struct dw_columns {
     int64_t at;
-    bool edge;                       /* some lie outside the row */
+    bool edge;                       /* some lie outside the row, or the caller asks for masks */
     vmask load[4];                   /* what may be read; set at an edge: S = 1 [s], S = 2 the four loads in order */
     vmask tap[3];                    /* lanes of tap s inside the row; set at an edge */
 } dw_columns;
 
-VF_INLINE dw_columns dw_columns_of(const dw_window *g, int64_t x, const int S) {
+VF_INLINE dw_columns dw_columns_of(const dw_window *g, int64_t x, const int S, bool masked) {
     dw_columns k;
     k.at = S * x - g->pw;
-    k.edge = k.at < 0 || k.at + S * (VF_LANES - 1) + 2 + (S - 1) >= g->iw;
+    k.edge = masked || k.at < 0 || k.at + S * (VF_LANES - 1) + 2 + (S - 1) >= g->iw;
     if (!k.edge) return k;
     if (S == 1) {
         VF_UNROLL for (int s = 0; s < 3; s++) k.tap[s] = k.load[s] = vm_range(-k.at - s, g->iw - k.at - s);

@@ -62,12 +62,8 @@ VF_INLINE void rows(float *out, const float *in, const dw_window *g, int64_t y, 
     const bool border = top < 0 || top + S * (ROWS - 1) + 3 > g->ih;
     for (int64_t b = 0; b < S * ROWS * g->iw * 4; b += 64) vf_prefetch(in + (top + 2) * g->iw, AHEAD + b);
     for (int64_t x = (g->ow - 1) / VF_LANES * VF_LANES; x >= 0; x -= VF_LANES) {
-        dw_columns k = dw_columns_of(g, x, S);
-        if (border && !k.edge) {
-            VF_UNROLL for (int i = 0; i < 4; i++) k.load[i] = vm_all();
-            VF_UNROLL for (int s = 0; s < 3; s++) k.tap[s] = vm_all();
-        }
-        if (border || k.edge)
+        const dw_columns k = dw_columns_of(g, x, S, border);
+        if (k.edge)
             block(out + x, in, g, &k, y, w, ends, S, true);
         else
             block(out + x, in, g, &k, y, w, ends, S, false);

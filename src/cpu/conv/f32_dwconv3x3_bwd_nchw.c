@@ -1,0 +1,219 @@
+/* f32 depthwise 3x3, channels-first: weight gradient at stride 1 and 2 (o = m c too), and both gradients at once at stride 1.
+ * Math:      diff_weights[r,s] = sum_{n,y,x} center[y,x] * in[S y + r - ph, S x + s - pw]
+ *            weights alone: center = diff_dst, in = src. Both: center = src, in = diff_dst seen through the window of the data
+ *            gradient (see dwconv3x3.h), which gives diff_weights turned by 180 degrees from the taps diff_src needs anyway
+ * Blocking:  4 rows (2 with 16 registers) x 1 vector of centers; 9 vectors of sums stay in registers along a row
+ * Sums:      a slot owns whole channels, or a part of one channel's rows where channels are few; the parts are then added
+ *            in order. Slots and parts follow from the problem alone
+ * Output:    diff_src is staged like the forward's dst
+ * Traffic:   weights alone 8 bytes and 18 flops an element, both 12 bytes and 36 flops: memory-bound
+ * Roofline:  bandwidth / 12 elements a second; measured ROOF_BWD
+ * Try:       weft bench conv2d:bwd:f32:nchw:n8c128h56w56:o128k3p1g128 */
+#include "cpu/conv/dwconv3x3_nchw.h"
+
+enum { ROWS = VF_REGS >= 32 ? 4 : 2, AHEAD = 3072, SUMS = 10 };   /* 9 weights and the bias */
+
+static const char *ok_bwd_weights(const weft_problem *p, const weft__hw *hw) {
+    (void)hw;
+    return dw_ok(p, WEFT_BWD_WEIGHTS, DW_FIRST, 2, true);
+}
+
+static const char *ok_bwd(const weft_problem *p, const weft__hw *hw) {
+    (void)hw;
+    return dw_ok(p, WEFT_BWD, DW_FIRST, 1, false);
+}
+
+/* parts > 1: slot = channel * parts + part, a part being a run of row blocks through all images.
+ * parts = 1: a slot is a run of channels. */
+typedef struct split {
+    int64_t slots, parts, channels, blocks;   /* channels: most of one slot; blocks: of one channel in one image */
+} split;
+
+static split split_of(const weft_problem *p, const dw_window *g) {
+    split d = {.blocks = (g->oh + ROWS - 1) / ROWS};
+    const int64_t o = g->c * g->m, want = dw_slots(o * g->n * d.blocks, weft__bytes(p));
+    d.parts = o >= want ? 1 : WEFT__MIN(g->n * d.blocks, (want + o - 1) / o);
+    d.slots = d.parts == 1 ? WEFT__MIN(o, want) : o * d.parts;
+    d.channels = d.parts == 1 ? (o + d.slots - 1) / d.slots : 1;
+    return d;
+}
+
+/* Of a slot, in floats: running sums of its channels, then the stage. */
+static int64_t slot_floats(const weft_problem *p, const dw_window *g, const split *d) {
+    const int64_t sums = d->channels * SUMS * VF_LANES;
+    return (sums + 15) / 16 * 16 + (p->pass == WEFT_BWD ? stage_floats(ROWS * g->ow) : 0);
+}
+
+static size_t workspace(const weft_problem *p, const weft__hw *hw) {
+    const dw_window g = dw_window_of(p);
+    const split d = split_of(p, &g);
+    (void)hw;
+    return (size_t)(d.slots * (slot_floats(p, &g, &d) + (d.parts > 1 ? SUMS : 0))) * sizeof(float);
+}
+
+static double cost(const weft_problem *p, const weft__hw *hw) {
+    const dw_window g = dw_window_of(p);
+    const double lanes = (double)(g.n * g.c * g.m) * dw_round_up(g.oh, ROWS) * dw_round_up(g.ow, VF_LANES);
+    return dw_cost(p, hw, (p->pass == WEFT_BWD ? 18 : 9) * lanes);
+}
+
+/* ROWS x VF_LANES centers from (y, x) on, `live` rows of them real, added to sums; with data also their window sums to out. */
+VF_INLINE void block(vf sums[9], float *out, const float *in, const float *center, const dw_window *g, const dw_columns *k,
+                     int64_t y, int64_t x, int64_t live, const vf w[9], const int S, const bool data, const bool edge) {
+    vf at[ROWS], sum[ROWS];
+    vmask both[3];
+    if (edge) {
+        const vmask inside = vm_range(0, g->ow - x);
+        VF_UNROLL for (int s = 0; s < 3; s++) both[s] = vm_and(k->tap[s], inside);
+        VF_UNROLL for (int j = 0; j < ROWS; j++) at[j] = j < live ? vf_load_in(inside, center + (y + j) * g->ow + x) : vf_zero();
+    } else {
+        VF_UNROLL for (int j = 0; j < ROWS; j++) at[j] = vf_load(center + (y + j) * g->ow + x);
+    }
+    VF_UNROLL for (int j = 0; j < ROWS; j++) sum[j] = vf_zero();
+    VF_UNROLL for (int i = 0; i < S * (ROWS - 1) + 3; i++) {
+        const int64_t row = S * y - g->ph + i;
+        if (edge && (row < 0 || row >= g->ih)) continue;
+        vf t[3];
+        dw_taps(t, k, in + row * g->iw, S, edge);
+        VF_UNROLL for (int j = 0; j < ROWS; j++) {
+            const int r = i - S * j;
+            if (r < 0 || r > 2 || (edge && j >= live)) continue;
+            VF_UNROLL for (int s = 0; s < 3; s++) {
+                vf *to = &sums[3 * r + s];
+                *to = edge ? vf_fma_in(both[s], t[s], at[j], *to) : vf_fma(t[s], at[j], *to);
+                if (data) sum[j] = dw_fma(k, s, t[s], w[3 * r + s], sum[j], edge);
+            }
+        }
+    }
+    if (data) {
+        VF_UNROLL for (int j = 0; j < ROWS; j++) vf_store(out + j * g->ow, sum[j]);
+    }
+}
+
+/* ROWS whole rows, right to left. */
+VF_INLINE void rows(float *memory, float *out, const float *in, const float *center, const dw_window *g, int64_t y, const vf w[9],
+                    const int S, const bool data) {
+    const int64_t top = S * y - g->ph, live = WEFT__MIN(ROWS, g->oh - y);
+    const bool border = top < 0 || top + S * (ROWS - 1) + 3 > g->ih || live < ROWS;
+    vf sums[9];
+    VF_UNROLL for (int k = 0; k < 9; k++) sums[k] = vf_load(memory + k * VF_LANES);
+    for (int64_t b = 0; b < S * ROWS * g->iw * 4; b += 64) vf_prefetch(in + (top + 2) * g->iw, AHEAD + b);
+    for (int64_t b = 0; b < ROWS * g->ow * 4; b += 64) vf_prefetch(center + y * g->ow, AHEAD + b);
+    for (int64_t x = (g->ow - 1) / VF_LANES * VF_LANES; x >= 0; x -= VF_LANES) {
+        const dw_columns k = dw_columns_of(g, x, S, border || x + VF_LANES > g->ow);
+        if (k.edge)
+            block(sums, out + x, in, center, g, &k, y, x, live, w, S, data, true);
+        else
+            block(sums, out + x, in, center, g, &k, y, x, live, w, S, data, false);
+    }
+    VF_UNROLL for (int k = 0; k < 9; k++) vf_store(memory + k * VF_LANES, sums[k]);
+}
+
+/* Add count floats to the vector at memory, lane by lane. */
+static void add_all(float *memory, const float *p, int64_t count) {
+    vf sum = vf_load(memory);
+    int64_t i = 0;
+    for (; i + VF_LANES <= count; i += VF_LANES) sum = vf_add(sum, vf_load(p + i));
+    if (i < count) sum = vf_add(sum, vf_load_in(vm_range(0, count - i), p + i));
+    vf_store(memory, sum);
+}
+
+typedef struct job {
+    dw_window g;
+    split d;
+    const float *in, *center, *diff_dst, *weights;
+    float *out, *diff_weights, *diff_bias, *workspace, *partial;
+    int64_t dst_h, dst_w, slot_floats, stage_at;
+    bool stream;
+} job;
+
+/* Row blocks [from, to) of one image in one plane. */
+VF_INLINE void run_plane(const job *q, int64_t n, int64_t c, int64_t from, int64_t to, float *sums, weft__stage *stage, const int S,
+                         const bool data) {
+    const dw_window *g = &q->g;
+    const int64_t plane = n * g->c * g->m + c;
+    const float *in = q->in + plane / g->m * g->ih * g->iw, *center = q->center + plane * g->oh * g->ow;
+    vf w[9];
+    if (data) dw_weights(w, q->weights + 9 * c, true);
+    for (int64_t b = from; b < to; b++) {
+        rows(sums, data ? stage_room(stage) : NULL, in, center, g, b * ROWS, w, S, data);
+        if (data) stage_commit(stage, WEFT__MIN(ROWS, g->oh - b * ROWS) * g->ow);
+    }
+    if (q->diff_bias) {              /* the rows of diff_dst are split in the same proportion, whichever tensor is the center */
+        const int64_t y0 = from * q->dst_h / q->d.blocks, y1 = to * q->dst_h / q->d.blocks;
+        add_all(sums + 9 * VF_LANES, q->diff_dst + (plane * q->dst_h + y0) * q->dst_w, (y1 - y0) * q->dst_w);
+    }
+}
+
+/* The sums of channel c: final, or of one part. */
+static void write_sums(const job *q, int64_t c, int64_t part, const float *sums) {
+    float value[SUMS];
+    for (int k = 0; k < SUMS; k++) value[k] = vf_sum(vf_load(sums + k * VF_LANES));
+    if (q->d.parts > 1) {
+        memcpy(q->partial + (c * q->d.parts + part) * SUMS, value, sizeof value);
+        return;
+    }
+    for (int k = 0; k < 9; k++) q->diff_weights[9 * c + k] = value[q->g.flip ? 8 - k : k];
+    if (q->diff_bias) q->diff_bias[c] = value[9];
+}
+
+VF_INLINE void run_slot(const job *q, int64_t slot, const int S, const bool data) {
+    const dw_window *g = &q->g;
+    const int64_t o = g->c * g->m, blocks = q->d.blocks, parts = q->d.parts, part = slot % parts;
+    const int64_t c0 = parts > 1 ? slot / parts : slot * o / q->d.slots, c1 = parts > 1 ? c0 + 1 : (slot + 1) * o / q->d.slots;
+    const int64_t first = part * g->n * blocks / parts, last = (part + 1) * g->n * blocks / parts;
+    float *sums = q->workspace + slot * q->slot_floats;
+    memset(sums, 0, (size_t)((c1 - c0) * SUMS * VF_LANES) * sizeof(float));
+    for (int64_t b = first; b < last;) {
+        const int64_t n = b / blocks, from = b - n * blocks, to = WEFT__MIN(blocks, from + last - b);
+        weft__stage stage;
+        if (data) stage_begin(&stage, sums + q->stage_at, q->out + ((n * o + c0) * g->oh + from * ROWS) * g->ow, q->stream);
+        for (int64_t c = c0; c < c1; c++) run_plane(q, n, c, from, to, sums + (c - c0) * SUMS * VF_LANES, &stage, S, data);
+        if (data) stage_end(&stage);
+        b += to - from;
+    }
+    for (int64_t c = c0; c < c1; c++) write_sums(q, c, part, sums + (c - c0) * SUMS * VF_LANES);
+}
+
+static void task_s1(void *arg, int64_t slot) { run_slot(arg, slot, 1, false); }
+static void task_s2(void *arg, int64_t slot) { run_slot(arg, slot, 2, false); }
+static void task_both(void *arg, int64_t slot) { run_slot(arg, slot, 1, true); }
+
+static void add_parts(const job *q) {
+    const int64_t o = q->g.c * q->g.m, parts = q->d.parts;
+    for (int64_t c = 0; c < o; c++) {
+        float *total = q->partial + c * parts * SUMS;
+        for (int64_t i = 1; i < parts; i++)
+            for (int k = 0; k < SUMS; k++) total[k] += total[i * SUMS + k];
+        for (int k = 0; k < 9; k++) q->diff_weights[9 * c + k] = total[q->g.flip ? 8 - k : k];
+        if (q->diff_bias) q->diff_bias[c] = total[9];
+    }
+}
+
+static weft_status run(const weft__exec *e) {
+    const weft_problem *p = e->p;
+    const bool data = p->pass == WEFT_BWD;
+    job q = {.g = dw_window_of(p), .weights = e->ptr[WEFT_WEIGHTS], .diff_dst = e->ptr[WEFT_DIFF_DST], .out = e->ptr[WEFT_DIFF_SRC],
+             .diff_weights = e->ptr[WEFT_DIFF_WEIGHTS], .workspace = e->workspace, .dst_h = p->out[1], .dst_w = p->out[2]};
+    q.in = e->ptr[data ? WEFT_DIFF_DST : WEFT_SRC];
+    q.center = e->ptr[data ? WEFT_SRC : WEFT_DIFF_DST];
+    q.diff_bias = weft__has_step(p, WEFT_STEP_BIAS) ? e->ptr[WEFT_DIFF_BIAS] : NULL;
+    q.d = split_of(p, &q.g);
+    q.slot_floats = slot_floats(p, &q.g, &q.d);
+    q.stage_at = (q.d.channels * SUMS * VF_LANES + 15) / 16 * 16;
+    q.partial = q.workspace + q.d.slots * q.slot_floats;
+    q.stream = dw_streams(e->hw, 4.0 * (double)(q.g.n * q.g.c) * (double)(q.g.oh * q.g.ow));
+    weft__parallel(e->ctx, q.d.slots, data ? task_both : q.g.stride == 1 ? task_s1 : task_s2, &q);
+    if (q.d.parts > 1) add_parts(&q);
+    return WEFT_OK;
+}
+
+WEFT__KERNEL(f32_dwconv3x3_bwd_weights_nchw) = {
+    .name = WEFT__NAME("f32_dwconv3x3_bwd_weights_nchw_rx1v"), .version = 1, .op = WEFT_CONV, .engine = WEFT_ENGINE_CPU,
+    .isa = WEFT__ISA_HERE, .exact = true, .ok = ok_bwd_weights, .workspace = workspace, .cost = cost, .run = run,
+};
+
+WEFT__KERNEL(f32_dwconv3x3_bwd_nchw) = {
+    .name = WEFT__NAME("f32_dwconv3x3_bwd_nchw_rx1v"), .version = 1, .op = WEFT_CONV, .engine = WEFT_ENGINE_CPU,
+    .isa = WEFT__ISA_HERE, .exact = true, .ok = ok_bwd, .workspace = workspace, .cost = cost, .run = run,
+};
