@@ -110,7 +110,12 @@ typedef enum weft_layout { WEFT_LAYOUT_NONE, WEFT_FIRST, WEFT_LAST, WEFT_STRIDED
 
 /* X(NAME, name) */
 #define WEFT_OP_LIST(X)                                                                            \
-    X(CONV, conv)
+    X(CONV, conv)                                                                                  \
+    X(RELU, relu)                                                                                  \
+    X(CLIP, clip)                                                                                  \
+    X(TANH, tanh)                                                                                  \
+    X(SIGMOID, sigmoid)                                                                            \
+    X(NCRELU, ncrelu)
 
 typedef enum weft_op {
     WEFT_OP_NONE,
@@ -147,7 +152,29 @@ typedef enum weft_pass {
     X(DIFF_SRC, diff_src)                                                                          \
     X(DIFF_WEIGHTS, diff_weights)                                                                  \
     X(DIFF_BIAS, diff_bias)                                                                        \
-    X(DIFF_DST, diff_dst)
+    X(DIFF_DST, diff_dst)                                                                          \
+    X(MASK, mask)                                                                                  \
+    X(NEW_MASK, new_mask)                                                                          \
+    X(SUMS, sums)                                                                                  \
+    X(INDEX, index)                                                                                \
+    X(TARGET, target)                                                                              \
+    X(LSE, lse)                                                                                    \
+    X(MEAN, mean)                                                                                  \
+    X(VAR, var)                                                                                    \
+    X(SAVE_MEAN, save_mean)                                                                        \
+    X(SAVE_INVSTD, save_invstd)                                                                    \
+    X(ROWS, rows)                                                                                  \
+    X(COLS, cols)                                                                                  \
+    X(H0, h0)                                                                                      \
+    X(C0, c0)                                                                                      \
+    X(HN, hn)                                                                                      \
+    X(CN, cn)                                                                                      \
+    X(RESERVE, reserve)                                                                            \
+    X(LENGTHS, lengths)                                                                            \
+    X(DIFF_H0, diff_h0)                                                                            \
+    X(DIFF_C0, diff_c0)                                                                            \
+    X(DIFF_HN, diff_hn)                                                                            \
+    X(DIFF_CN, diff_cn)
 
 typedef enum weft_role {
 #define X(NAME, name) WEFT_##NAME,
@@ -178,6 +205,10 @@ typedef enum weft_math { WEFT_MATH_NONE, WEFT_FAST, WEFT_STRICT, WEFT_TF32 } wef
 #define WEFT_MAX_RANK 8
 #define WEFT_MAX_TENSORS 16
 #define WEFT_MAX_STEPS 4
+#define WEFT_MAX_ATTRS 8
+
+/* Names of attr[] and real[], by operator. */
+enum { WEFT_CLIP_LO, WEFT_CLIP_HI };                   /* clip, real: bounds, 0 and 6 if not said */
 
 typedef struct weft_tensor {
     int16_t role, dtype, layout;     /* weft_role, weft_dtype, weft_layout */
@@ -188,10 +219,16 @@ typedef struct weft_tensor {
     int64_t strides[WEFT_MAX_RANK];  /* in elements; read when layout is WEFT_STRIDED, else filled in */
 } weft_tensor;
 
-typedef enum weft_step_kind { WEFT_STEP_NONE, WEFT_STEP_BIAS, WEFT_STEP_RELU, WEFT_STEP_CLIP } weft_step_kind;
+typedef enum weft_step_kind {
+    WEFT_STEP_NONE,
+    WEFT_STEP_BIAS,
+    WEFT_STEP_RELU,
+    WEFT_STEP_CLIP,                  /* min(max(x, lo), hi); NaN stays NaN */
+    WEFT_STEP_ACC                    /* gradient passes, last: out = lo * x + hi * out; with hi 0 the old value is not read */
+} weft_step_kind;
 typedef struct weft_step {
     int32_t kind, reserved;
-    double lo, hi;                   /* clip: min(max(x, lo), hi); NaN stays NaN */
+    double lo, hi;
 } weft_step;
 
 typedef struct weft_problem {
@@ -201,6 +238,8 @@ typedef struct weft_problem {
     int64_t n, c, o, groups;         /* batch, channels in, channels out, groups */
     int64_t in[3];                   /* d h w of src */
     int64_t kernel[3], stride[3], dilation[3], pad_lo[3], pad_hi[3];
+    int64_t attr[WEFT_MAX_ATTRS];    /* further whole numbers and switches; each operator names its own (WEFT_<OP>_<NAME> below) */
+    double real[WEFT_MAX_ATTRS];     /* further real numbers, likewise */
     int64_t out[3];                  /* d h w of dst: derived */
     int32_t nsteps, ntensors;
     weft_step step[WEFT_MAX_STEPS];  /* the epilogue, in order. In a backward pass, bias asks for diff_bias */

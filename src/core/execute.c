@@ -10,7 +10,7 @@ struct weft_plan {
     weft__hw hw;
     weft__choice choice;
     weft_ctx *ctx;
-    uint32_t roles;                  /* that need a pointer */
+    uint64_t roles;                  /* that need a pointer */
     bool empty;
     void *state;
     _Atomic int refs;

@@ -45,7 +45,8 @@ const char *weft__math_name(int math);
 /* The index of the word text[0..n) in a table of names, or -1. */
 int weft__word(const char *const *names, int count, const char *text, size_t n);
 extern const char *const weft__dtype_names[WEFT_DTYPE_COUNT], *const weft__role_names[WEFT_ROLE_COUNT];
-extern const char *const weft__pass_names[WEFT_PASS_COUNT], *const weft__math_names[4], *const weft__step_names[4];
+enum { WEFT__STEPS = WEFT_STEP_ACC + 1 };
+extern const char *const weft__pass_names[WEFT_PASS_COUNT], *const weft__math_names[4], *const weft__step_names[WEFT__STEPS];
 
 /* ---------------------------------------------------------------- hardware */
 typedef enum weft__isa { WEFT__SCALAR, WEFT__AVX2, WEFT__AVX512, WEFT__ISA_COUNT } weft__isa;
@@ -74,23 +75,24 @@ void weft__hw_detect(weft__hw *hw);
  * A new operator is a record in src/ops/NAME.c, items in src/ref/NAME.h, and a line in WEFT_OP_LIST. */
 typedef struct weft__field {         /* one letter of the problem text, at an offset in weft_problem */
     const char *key;
-    enum { WEFT__FIELD_INT, WEFT__FIELD_AXES, WEFT__FIELD_PADS } kind;   /* one value; one an axis; low+high an axis */
+    enum { WEFT__FIELD_INT, WEFT__FIELD_AXES, WEFT__FIELD_PADS, WEFT__FIELD_REAL } kind;   /* one value; one an axis; low+high an axis; a real */
     size_t offset;                   /* PADS: of pad_lo; pad_hi follows it */
-    int64_t fallback;                /* printed only when different ... */
+    double fallback;                 /* printed only when different ... */
     bool always;                     /* ... or when this is set */
     int min_rank;                    /* not present for problems of lower rank */
     int section;                     /* 0: sizes, 1: attributes */
 } weft__field;
 
-#define WEFT__BIT(x) (1u << (x))
+#define WEFT__BIT(x) (UINT64_C(1) << (x))
 typedef struct weft__pass_def {      /* reads, writes: sets of roles. A role of `biased` takes part if the epilogue has bias */
     int pass;
-    uint32_t reads, writes, biased;
+    uint64_t reads, writes, biased;
     bool epilogue;                   /* relu and clip allowed */
+    bool acc;                        /* accumulation allowed */
 } weft__pass_def;
 
 typedef struct weft__items {         /* the reference, see src/ref/item.h */
-    const char *source;              /* embedded text, for the CUDA engine */
+    const char *source, *name;       /* embedded text and item function, for the CUDA engine */
     int (*phases)(const weft_problem *p);
     int64_t (*count)(const weft_problem *p, int phase);
     size_t (*workspace)(const weft_problem *p);
@@ -106,14 +108,14 @@ typedef struct weft__op {
     size_t npasses;
     weft_status (*check)(weft_problem *p);   /* geometry: ranges, divisibility, overflow; sets derived fields */
     void (*shape)(const weft_problem *p, int role, weft_tensor *t);   /* rank and dims of a role's tensor */
-    uint32_t (*dtypes)(const weft_problem *p, int role);     /* bit set of allowed weft_dtype */
+    uint64_t (*dtypes)(const weft_problem *p, int role);     /* bit set of allowed weft_dtype; a main type not in it gives way to the first that is */
     double (*flops)(const weft_problem *p);
     const weft__items *items;
 } weft__op;
 const weft__op *weft__op_of(int op);                 /* NULL: no such operator */
 const weft__pass_def *weft__pass_of(const weft_problem *p);
 /* Every role that takes part, in role order; bit set of weft_role. */
-uint32_t weft__roles(const weft_problem *p);
+uint64_t weft__roles(const weft_problem *p);
 bool weft__is_output(const weft_problem *p, int role);
 
 /* ---------------------------------------------------------------- problem.c: questions kernels ask */
@@ -130,9 +132,12 @@ double weft__flops(const weft_problem *p);
 /* a * b in int64; false on overflow. */
 bool weft__mul(int64_t a, int64_t b, int64_t *r);
 
+/* Zeroed, unit sizes, and the fallback of every field. */
+void weft__problem_defaults(weft_problem *p, const weft__op *op, int rank);
 #define WEFT__FLOATS (WEFT__BIT(WEFT_F32) | WEFT__BIT(WEFT_F64) | WEFT__BIT(WEFT_F16) | WEFT__BIT(WEFT_BF16))
 /* The layout a role has when the text says nothing: weights are channels-first whatever the data is. */
 weft_layout weft__default_layout(int role, weft_layout data);
+int weft__default_dtype(const weft_problem *p, int role, int main);   /* the main type where the role allows it, else the first it does */
 weft_layout weft__data_layout(const weft_problem *p);    /* that of the first tensor, in a completed problem */
 /* The axes of a tensor that the user sees: indices into dims, count returned. */
 int weft__visible_axes(const weft_problem *p, const weft_tensor *t, int axes[WEFT_MAX_RANK]);
@@ -161,6 +166,7 @@ typedef struct weft__kernel {
     weft__isa isa;                   /* least ISA, for the CPU engine */
     bool reference;                  /* takes every valid problem, empty inputs too; others never see those */
     bool exact;                      /* equal to the reference on integers; else within `bound` */
+    bool accumulates;                /* takes the acc step */
     double bound;                    /* error over that of the direct f32 sum; 0 means 1 */
     const char *(*ok)(const weft_problem *, const weft__hw *);          /* NULL: applies; else the reason */
     size_t (*workspace)(const weft_problem *, const weft__hw *);        /* NULL: none */

@@ -31,7 +31,7 @@ const char *const weft__pass_names[WEFT_PASS_COUNT] = {
 };
 
 const char *const weft__math_names[4] = {"none", "fast", "strict", "tf32"};
-const char *const weft__step_names[4] = {"none", "bias", "relu", "clip"};
+const char *const weft__step_names[WEFT__STEPS] = {"none", "bias", "relu", "clip", "acc"};
 const char *const weft__isa_names[WEFT__ISA_COUNT] = {"scalar", "avx2", "avx512"};
 
 #define NAME_OF(names, i) ((unsigned)(i) < WEFT__COUNT(names) ? names[i] : "?")
@@ -75,10 +75,10 @@ bool weft__has_step(const weft_problem *p, int kind) {
     return false;
 }
 
-uint32_t weft__roles(const weft_problem *p) {
+uint64_t weft__roles(const weft_problem *p) {
     const weft__pass_def *pass = weft__pass_of(p);
     if (!pass) return 0;
-    uint32_t roles = pass->reads | pass->writes;
+    uint64_t roles = pass->reads | pass->writes;
     return weft__has_step(p, WEFT_STEP_BIAS) ? roles : roles & ~pass->biased;
 }
 

@@ -65,6 +65,11 @@ weft_layout weft__default_layout(int role, weft_layout data) {
     return role == WEFT_WEIGHTS || role == WEFT_DIFF_WEIGHTS ? WEFT_FIRST : data;
 }
 
+int weft__default_dtype(const weft_problem *p, int role, int main) {
+    uint64_t allowed = weft__op_of(p->op)->dtypes(p, role);
+    return allowed & WEFT__BIT(main) ? main : __builtin_ctzll(allowed);
+}
+
 weft_layout weft__data_layout(const weft_problem *p) {
     for (int i = 0; i < p->ntensors; i++) {
         int role = p->tensor[i].role;
@@ -76,22 +81,35 @@ weft_layout weft__data_layout(const weft_problem *p) {
 
 int weft__visible_axes(const weft_problem *p, const weft_tensor *t, int axes[WEFT_MAX_RANK]) {
     int n = 0;
-    for (int a = 0; a < t->rank; a++)
-        if (t->rank != 5 || p->rank == 0 || a < 2 || a >= 5 - p->rank) axes[n++] = a;
+    for (int a = 0; a < t->rank; a++) {
+        bool canonical = t->rank == 5 || t->rank == 8;   /* n c d h w; n c kd kh kw d h w */
+        if (!canonical || a < 2 || (a - 2) % 3 >= 3 - p->rank) axes[n++] = a;
+    }
     return n;
 }
 
 /* ---------------------------------------------------------------- building */
-weft_status weft_problem_init(weft_problem *p, weft_op op, weft_pass pass, int rank) {
-    if (!p) return weft__fail(WEFT_INVALID, "problem is NULL, allowed: a weft_problem to fill");
+void weft__problem_defaults(weft_problem *p, const weft__op *op, int rank) {
     memset(p, 0, sizeof(*p));
     p->size = sizeof(*p);
-    p->op = op;
-    p->pass = pass;
+    p->op = op ? op->op : 0;
     p->rank = rank;
     p->n = p->c = p->o = p->groups = 1;
     for (int a = 0; a < 3; a++) p->in[a] = p->kernel[a] = p->stride[a] = p->dilation[a] = 1;
+    for (size_t i = 0; op && i < op->nfields; i++) {
+        const weft__field *f = &op->fields[i];
+        void *at = (char *)p + f->offset;
+        if (f->kind == WEFT__FIELD_REAL) *(double *)at = f->fallback;
+        else if (f->kind == WEFT__FIELD_INT) *(int64_t *)at = (int64_t)f->fallback;
+    }
+}
+
+weft_status weft_problem_init(weft_problem *p, weft_op op, weft_pass pass, int rank) {
+    if (!p) return weft__fail(WEFT_INVALID, "problem is NULL, allowed: a weft_problem to fill");
     const weft__op *record = weft__op_of(op);
+    weft__problem_defaults(p, record, rank);
+    p->op = op;
+    p->pass = pass;
     if (!record) return weft__fail(WEFT_INVALID, "op is %d, allowed: one of weft_op", (int)op);
     if (rank < record->min_rank || rank > record->max_rank)
         return weft__fail(WEFT_INVALID, "rank is %d, allowed for %s: %d..%d", rank, record->name, record->min_rank, record->max_rank);
@@ -196,8 +214,9 @@ static weft_status complete_tensor(const weft_problem *p, weft_tensor *t, int dt
     if (t->rank) WEFT__TRY(check_dims(t, &derived));
     t->rank = derived.rank;
     memcpy(t->dims, derived.dims, sizeof(t->dims));
-    if (t->dtype == WEFT_DTYPE_NONE) t->dtype = (int16_t)dtype;
-    if ((unsigned)t->dtype >= WEFT_DTYPE_COUNT || !(op->dtypes(p, t->role) & WEFT__BIT(t->dtype)))
+    uint64_t allowed = op->dtypes(p, t->role);
+    if (t->dtype == WEFT_DTYPE_NONE) t->dtype = (int16_t)weft__default_dtype(p, t->role, dtype);
+    if ((unsigned)t->dtype >= WEFT_DTYPE_COUNT || !(allowed & WEFT__BIT(t->dtype)))
         return weft__fail(WEFT_INVALID, "%s: data type is %s (%d), which %s does not take there", name, weft__dtype_name(t->dtype), t->dtype, op->name);
     if (t->layout == WEFT_LAYOUT_NONE) t->layout = (int16_t)weft__default_layout(t->role, layout);
     if ((unsigned)t->layout > WEFT_STRIDED) return weft__fail(WEFT_INVALID, "%s: layout is %d, allowed: one of weft_layout", name, t->layout);
@@ -240,21 +259,25 @@ static weft_status check_steps(weft_problem *p) {
     int biases = 0;
     for (int i = 0; i < p->nsteps; i++) {
         weft_step *s = &p->step[i];
-        if (s->kind < WEFT_STEP_BIAS || s->kind > WEFT_STEP_CLIP) return weft__fail(WEFT_INVALID, "epilogue step %d is %d, allowed: one of weft_step_kind", i, s->kind);
+        if (s->kind < WEFT_STEP_BIAS || s->kind >= WEFT__STEPS) return weft__fail(WEFT_INVALID, "epilogue step %d is %d, allowed: one of weft_step_kind", i, s->kind);
         if (s->kind == WEFT_STEP_BIAS && (!pass->biased || biases++))
             return weft__fail(WEFT_INVALID, "epilogue step %d is bias, allowed: once, in a pass that takes a bias", i);
-        if (s->kind != WEFT_STEP_BIAS && !pass->epilogue)
-            return weft__fail(WEFT_INVALID, "epilogue step %d is %s, allowed in pass %s: only bias", i, weft__step_names[s->kind], weft__pass_name(p->pass));
-        if (s->kind != WEFT_STEP_CLIP) s->lo = s->hi = 0;
-        else if (!(s->lo <= s->hi)) return weft__fail(WEFT_INVALID, "epilogue step %d clips to %g..%g, allowed: low not above high", i, s->lo, s->hi);
+        bool acc = s->kind == WEFT_STEP_ACC;
+        if (s->kind != WEFT_STEP_BIAS && !(acc ? pass->acc : pass->epilogue))
+            return weft__fail(WEFT_INVALID, "epilogue step %d is %s, which pass %s of %s does not take", i, weft__step_names[s->kind],
+                              weft__pass_name(p->pass), weft__op_of(p->op)->name);
+        if (acc && (i != p->nsteps - 1 || !isfinite(s->lo) || !isfinite(s->hi)))
+            return weft__fail(WEFT_INVALID, "epilogue step %d accumulates with factors %g and %g, allowed: finite ones, in the last step", i, s->lo, s->hi);
+        if (s->kind != WEFT_STEP_CLIP && !acc) s->lo = s->hi = 0;
+        else if (s->kind == WEFT_STEP_CLIP && !(s->lo <= s->hi)) return weft__fail(WEFT_INVALID, "epilogue step %d clips to %g..%g, allowed: low not above high", i, s->lo, s->hi);
     }
     return WEFT_OK;
 }
 
-static weft_status check_roles(const weft_problem *p, uint32_t roles) {
+static weft_status check_roles(const weft_problem *p, uint64_t roles) {
     if (p->ntensors < 0 || p->ntensors > WEFT_MAX_TENSORS)
         return weft__fail(WEFT_INVALID, "the problem has %d tensors, allowed: 0..%d", p->ntensors, WEFT_MAX_TENSORS);
-    uint32_t seen = 0;
+    uint64_t seen = 0;
     for (int i = 0; i < p->ntensors; i++) {
         int role = p->tensor[i].role;
         if ((unsigned)role >= WEFT_ROLE_COUNT || !(roles & WEFT__BIT(role)))
@@ -286,7 +309,7 @@ weft_status weft_problem_complete(weft_problem *p) {
     WEFT__TRY(check_head(p));
     WEFT__TRY(check_steps(p));
     WEFT__TRY(weft__op_of(p->op)->check(p));
-    uint32_t roles = weft__roles(p);
+    uint64_t roles = weft__roles(p);
     WEFT__TRY(check_roles(p, roles));
     int dtype, count = 0;
     weft_layout layout;

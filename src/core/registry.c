@@ -73,6 +73,7 @@ const char *weft__kernel_refusal(const weft_ctx *ctx, const weft__kernel *k, con
     if (k->engine == WEFT_ENGINE_CPU && k->isa > hw->isa) return "the CPU, or WEFT_ISA, does not have its instructions";
     if (k->engine == WEFT_ENGINE_CUDA && !hw->gpu) return "no GPU";
     if (!k->reference && has_empty_input(p)) return "an input is empty";
+    if (!k->reference && !k->accumulates && weft__has_step(p, WEFT_STEP_ACC)) return "does not accumulate";
     return k->ok ? k->ok(p, hw) : NULL;
 }
 

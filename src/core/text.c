@@ -19,8 +19,6 @@ static const char *layout_name(const weft_problem *p, int role, bool last) {
     return p->rank ? layout_names[weft__default_layout(role, WEFT_LAST) == WEFT_FIRST][p->rank - 1][last] : "dense";
 }
 
-static bool is_vector(int role) { return role == WEFT_BIAS || role == WEFT_DIFF_BIAS; }
-
 /* Numbers are written with a point whatever the user's locale is. */
 static locale_t c_locale;
 static pthread_once_t c_locale_once = PTHREAD_ONCE_INIT;
@@ -45,17 +43,30 @@ static void put_real(weft__text *t, double v) {
     weft__put(t, "%s", text);
 }
 
+static bool has_section(const weft__op *op, int section) {
+    for (size_t i = 0; i < op->nfields; i++)
+        if (op->fields[i].section == section) return true;
+    return false;
+}
+
 static void put_field(weft__text *t, const weft_problem *p, const weft__field *f) {
     if (p->rank < f->min_rank) return;
-    const int64_t *v = (const int64_t *)((const char *)p + f->offset);
+    const int64_t *v = (const int64_t *)((const char *)p + f->offset), fallback = (int64_t)f->fallback;
+    if (f->kind == WEFT__FIELD_REAL) {
+        double real = *(const double *)(const void *)v;
+        if (!f->always && real == f->fallback) return;
+        weft__put(t, "%s", f->key);
+        put_real(t, real);
+        return;
+    }
     if (f->kind == WEFT__FIELD_INT) {
-        if (f->always || v[0] != f->fallback) weft__put(t, "%s%lld", f->key, (long long)v[0]);
+        if (f->always || v[0] != fallback) weft__put(t, "%s%lld", f->key, (long long)v[0]);
         return;
     }
     bool pads = f->kind == WEFT__FIELD_PADS, plain = true, same = true;
     for (int a = 3 - p->rank; a < 3; a++) {
         same = same && v[a] == v[2] && (!pads || v[3 + a] == v[5]);
-        plain = plain && v[a] == f->fallback && (!pads || v[3 + a] == f->fallback);
+        plain = plain && v[a] == fallback && (!pads || v[3 + a] == fallback);
     }
     if (plain && !f->always) return;
     for (int a = same ? 2 : 3 - p->rank; a < 3; a++) {
@@ -82,7 +93,7 @@ static void put_tensor_layout(weft__text *t, const weft_problem *p, const weft_t
 static void put_steps(weft__text *t, const weft_problem *p) {
     for (int i = 0; i < p->nsteps; i++) {
         weft__put(t, "%s%s", i ? "+" : ":", weft__step_names[p->step[i].kind]);
-        if (p->step[i].kind != WEFT_STEP_CLIP) continue;
+        if (p->step[i].kind != WEFT_STEP_CLIP && p->step[i].kind != WEFT_STEP_ACC) continue;
         put_real(t, p->step[i].lo);
         weft__put(t, "_");
         put_real(t, p->step[i].hi);
@@ -95,12 +106,12 @@ static void put_problem(weft__text *t, const weft_problem *p) {
     if (p->rank) weft__put(t, "%dd", p->rank);
     weft__put(t, ":%s:%s", weft__pass_name(p->pass), weft__dtype_name(p->tensor[0].dtype));
     for (int i = 1; i < p->ntensors; i++)
-        if (p->tensor[i].dtype != p->tensor[0].dtype)
+        if (p->tensor[i].dtype != weft__default_dtype(p, p->tensor[i].role, p->tensor[0].dtype))
             weft__put(t, ",%s=%s", weft__role_name(p->tensor[i].role), weft__dtype_name(p->tensor[i].dtype));
     weft_layout data = weft__data_layout(p);
     weft__put(t, ":%s", layout_name(p, WEFT_SRC, data == WEFT_LAST));
     for (int i = 0; i < p->ntensors; i++) put_tensor_layout(t, p, &p->tensor[i], data);
-    for (int section = 0; section < 2; section++) {
+    for (int section = 0; section < 2 && has_section(op, section); section++) {
         weft__put(t, ":");
         for (size_t i = 0; i < op->nfields; i++)
             if (op->fields[i].section == section) put_field(t, p, &op->fields[i]);
@@ -187,8 +198,7 @@ static weft_status parse_op(scan *s, weft_problem *p) {
             char name[64];
             int length = snprintf(name, sizeof(name), rank ? "%s%dd" : "%s", op->name, rank);
             if ((size_t)length != n || memcmp(name, s->at, n)) continue;
-            p->op = i;
-            p->rank = rank;
+            weft__problem_defaults(p, op, rank);
             s->at += n;
             return WEFT_OK;
         }
@@ -224,22 +234,32 @@ static weft_status parse_dtypes(scan *s, weft_problem *p, int *main) {
 
 static weft_status parse_layout(scan *s, const weft_problem *p, int role, int *layout) {
     const char *names[3] = {layout_name(p, role, false), layout_name(p, role, true), "dense"};
-    bool vector = is_vector(role);
     int index = 0;
-    WEFT__TRY(word(s, vector ? names + 2 : names, 0, vector ? 1 : 2, "a layout", &index));
-    *layout = index == 0 ? WEFT_FIRST : WEFT_LAST;
+    WEFT__TRY(word(s, names, p->rank ? 0 : 2, 3, "a layout", &index));
+    *layout = index == 1 ? WEFT_LAST : WEFT_FIRST;
     return WEFT_OK;
 }
 
-static weft_status parse_strides(scan *s, const weft_problem *p, weft_tensor *t) {
-    bool vector = is_vector(t->role);
-    int count = vector ? 1 : 2 + p->rank;
-    for (int i = 0; i < count; i++) {
-        if (i) WEFT__TRY(need(s, '.', "'.' and the stride of the next axis"));
-        WEFT__TRY(number(s, &t->strides[i < 2 ? i : 5 - p->rank + i - 2]));
-    }
+/* As they come; spread_strides puts them at their axes once the sizes are known. */
+static weft_status parse_strides(scan *s, weft_tensor *t) {
+    do {
+        if (t->reserved == WEFT_MAX_RANK) return expected(s, "at most 8 strides");
+        WEFT__TRY(number(s, &t->strides[t->reserved++]));
+    } while (accept(s, '.'));
     t->layout = WEFT_STRIDED;
     return need(s, ']', "']' after the last stride");
+}
+
+static weft_status spread_strides(const weft_problem *p, weft_tensor *t) {
+    weft_tensor shape = {0};
+    int axes[WEFT_MAX_RANK], given = t->reserved;
+    weft__op_of(p->op)->shape(p, t->role, &shape);
+    int count = weft__visible_axes(p, &shape, axes);
+    if (given != count) return weft__fail(WEFT_SYNTAX, "problem: %s has %d strides, expected %d", weft__role_name(t->role), given, count);
+    for (int i = 0; i < count; i++) shape.strides[axes[i]] = t->strides[i];
+    memcpy(t->strides, shape.strides, sizeof(t->strides));
+    t->reserved = 0;
+    return WEFT_OK;
 }
 
 static weft_status parse_layouts(scan *s, weft_problem *p, int *main) {
@@ -249,7 +269,7 @@ static weft_status parse_layouts(scan *s, weft_problem *p, int *main) {
         int layout = 0;
         WEFT__TRY(override(s, p, &t));
         if (accept(s, '[')) {
-            WEFT__TRY(parse_strides(s, p, t));
+            WEFT__TRY(parse_strides(s, t));
         } else {
             WEFT__TRY(parse_layout(s, p, t->role, &layout));
             t->layout = (int16_t)layout;
@@ -262,9 +282,18 @@ static weft_status parse_layouts(scan *s, weft_problem *p, int *main) {
     return WEFT_OK;
 }
 
+static weft_status parse_real(scan *s, double *v) {
+    char *end;
+    *v = strtod(s->at, &end);
+    if (end == s->at) return expected(s, "a number");
+    s->at = end;
+    return WEFT_OK;
+}
+
 static weft_status parse_value(scan *s, weft_problem *p, const weft__field *f) {
     int64_t *v = (int64_t *)((char *)p + f->offset);
     if (f->kind == WEFT__FIELD_INT) return number(s, v);
+    if (f->kind == WEFT__FIELD_REAL) return parse_real(s, (double *)(void *)v);
     bool pads = f->kind == WEFT__FIELD_PADS;
     int64_t lo[3], hi[3];
     int count = 0;
@@ -321,28 +350,20 @@ static weft_status parse_section(scan *s, weft_problem *p, int section) {
     return WEFT_OK;
 }
 
-static weft_status parse_real(scan *s, double *v) {
-    char *end;
-    *v = strtod(s->at, &end);
-    if (end == s->at) return expected(s, "a number");
-    s->at = end;
-    return WEFT_OK;
-}
-
 static weft_status parse_steps(scan *s, weft_problem *p) {
     do {
         if (p->nsteps == WEFT_MAX_STEPS) return expected(s, "at most 4 epilogue steps");
         weft_step *step = &p->step[p->nsteps];
         size_t n = 0;
         while (isalpha((unsigned char)s->at[n])) n++;
-        int kind = weft__word(weft__step_names + 1, 3, s->at, n);
-        if (kind < 0) return expected(s, "an epilogue step (bias, relu, clipLO_HI) or a math (fast, strict, tf32)");
+        int kind = weft__word(weft__step_names + 1, WEFT__STEPS - 1, s->at, n);
+        if (kind < 0) return expected(s, "an epilogue step (bias, relu, clipLO_HI, accNEW_OLD) or a math (fast, strict, tf32)");
         s->at += n;
         step->kind = kind + 1;
         p->nsteps++;
-        if (step->kind != WEFT_STEP_CLIP) continue;
+        if (step->kind != WEFT_STEP_CLIP && step->kind != WEFT_STEP_ACC) continue;
         WEFT__TRY(parse_real(s, &step->lo));
-        WEFT__TRY(need(s, '_', "'_' between the bounds of clip"));
+        WEFT__TRY(need(s, '_', "'_' between two numbers"));
         WEFT__TRY(parse_real(s, &step->hi));
     } while (accept(s, '+'));
     return WEFT_OK;
@@ -371,6 +392,23 @@ static weft_status parse_tail(scan *s, weft_problem *p) {
     return *s->at ? expected(s, "the end") : WEFT_OK;
 }
 
+/* Whatever no override named takes the main words, where the operator allows them. */
+static weft_status finish(weft_problem *p, int dtype, int layout) {
+    const weft__op *op = weft__op_of(p->op);
+    if (!weft__pass_of(p)) return weft_problem_complete(p);   /* fails, with the reason */
+    WEFT__TRY(op->check(p));
+    uint64_t roles = weft__roles(p);
+    for (int role = 0; role < WEFT_ROLE_COUNT; role++) {
+        if (!(roles & WEFT__BIT(role))) continue;
+        weft_tensor *t = weft_problem_tensor(p, (weft_role)role);
+        if (!t) return weft__fail(WEFT_INVALID, "the problem names more than %d tensors", WEFT_MAX_TENSORS);
+        if (!t->dtype) t->dtype = (int16_t)weft__default_dtype(p, role, dtype);
+        if (!t->layout) t->layout = (int16_t)weft__default_layout(role, (weft_layout)layout);
+        if (t->reserved) WEFT__TRY(spread_strides(p, t));
+    }
+    return WEFT_OK;
+}
+
 static weft_status parse_all(scan *s, weft_problem *p) {
     int dtype = 0, layout = 0;
     WEFT__TRY(parse_op(s, p));
@@ -382,19 +420,12 @@ static weft_status parse_all(scan *s, weft_problem *p) {
     WEFT__TRY(parse_layouts(s, p, &layout));
     WEFT__TRY(need(s, ':', "':' and sizes"));
     WEFT__TRY(parse_section(s, p, 0));
-    WEFT__TRY(need(s, ':', "':' and attributes"));
-    WEFT__TRY(parse_section(s, p, 1));
-    WEFT__TRY(parse_tail(s, p));
-    uint32_t roles = weft__roles(p);
-    for (int role = 0; role < WEFT_ROLE_COUNT; role++) {   /* whatever no override named takes the main words */
-        if (!(roles & WEFT__BIT(role))) continue;
-        weft_tensor *t = weft_problem_tensor(p, (weft_role)role);
-        if (!t) return expected(s, "fewer tensors");
-        if (!t->dtype) t->dtype = (int16_t)dtype;
-        if (!t->layout) t->layout = (int16_t)weft__default_layout(role, (weft_layout)layout);
-        if (is_vector(role) && t->layout == WEFT_LAST) t->layout = WEFT_FIRST;
+    if (has_section(weft__op_of(p->op), 1)) {
+        WEFT__TRY(need(s, ':', "':' and attributes"));
+        WEFT__TRY(parse_section(s, p, 1));
     }
-    return WEFT_OK;
+    WEFT__TRY(parse_tail(s, p));
+    return finish(p, dtype, layout);
 }
 
 weft_status weft_problem_parse(weft_problem *p, const char *text) {
@@ -402,8 +433,6 @@ weft_status weft_problem_parse(weft_problem *p, const char *text) {
     if (!text) return weft__fail(WEFT_INVALID, "text is NULL, allowed: a problem's text");
     if (strlen(text) >= WEFT_TEXT_MAX) return weft__fail(WEFT_SYNTAX, "problem, column %d: expected the end, the text has %zu characters", WEFT_TEXT_MAX, strlen(text));
     weft_problem q;
-    weft_problem_init(&q, WEFT_CONV, WEFT_FWD, 2);
-    q.op = q.pass = q.rank = 0;
     scan s = {text, text};
     locale_t old = enter_c_locale();
     weft_status status = parse_all(&s, &q);

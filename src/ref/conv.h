@@ -57,7 +57,7 @@ WEFT_ITEM void conv_fwd(const weft_problem *p, void *const *ptr, int64_t i) {
             }
         }
     }
-    item_store(dst.t->dtype, dst.ptr, offset, item_epilogue(p, ptr, at[1], sum));
+    item_out(p, dst.t, dst.ptr, offset, item_epilogue(p, ptr, at[1], sum));
 }
 
 WEFT_ITEM void conv_bwd_data(const weft_problem *p, void *const *ptr, int64_t i) {
@@ -81,7 +81,7 @@ WEFT_ITEM void conv_bwd_data(const weft_problem *p, void *const *ptr, int64_t i)
         }
     }
     if (p->pass == WEFT_BWD_DATA) sum = item_epilogue(p, ptr, at[1], sum);   /* in bwd, bias only asks for diff_bias */
-    item_store(diff_src.t->dtype, diff_src.ptr, offset, sum);
+    item_out(p, diff_src.t, diff_src.ptr, offset, sum);
 }
 
 WEFT_ITEM void conv_bwd_weights(const weft_problem *p, void *const *ptr, int64_t i) {
@@ -104,7 +104,7 @@ WEFT_ITEM void conv_bwd_weights(const weft_problem *p, void *const *ptr, int64_t
                 }
             }
         }
-    item_store(diff_weights.t->dtype, diff_weights.ptr, offset, sum);
+    item_out(p, diff_weights.t, diff_weights.ptr, offset, sum);
 }
 
 WEFT_ITEM void conv_bwd_bias(const weft_problem *p, void *const *ptr, int64_t o) {
@@ -114,7 +114,7 @@ WEFT_ITEM void conv_bwd_bias(const weft_problem *p, void *const *ptr, int64_t o)
         for (int64_t z = 0; z < p->out[0]; z++)
             for (int64_t y = 0; y < p->out[1]; y++)
                 for (int64_t x = 0; x < p->out[2]; x++) sum += conv_get(diff_dst, n, o, z, y, x);
-    item_store(diff_bias.t->dtype, diff_bias.ptr, o * diff_bias.t->strides[0], sum);
+    item_out(p, diff_bias.t, diff_bias.ptr, o * diff_bias.t->strides[0], sum);
 }
 
 /* Each phase fills one output tensor: the outputs of the pass in role order. */

@@ -10,6 +10,7 @@
 #ifdef __CUDACC_RTC__
 #define WEFT_ITEM static __device__
 #else
+#include <math.h>
 #define WEFT_ITEM static inline __attribute__((unused))
 #endif
 
@@ -112,13 +113,20 @@ WEFT_ITEM double item_epilogue(const weft_problem *p, void *const *ptr, int64_t 
         if (s->kind == WEFT_STEP_BIAS) {
             const weft_tensor *b = item_tensor(p, WEFT_BIAS);
             v += item_load(b->dtype, ptr[WEFT_BIAS], channel * b->strides[0]);
-        } else {
+        } else if (s->kind != WEFT_STEP_ACC) {
             double lo = s->kind == WEFT_STEP_RELU ? 0 : s->lo;
             if (v < lo) v = lo;
             if (s->kind == WEFT_STEP_CLIP && v > s->hi) v = s->hi;
         }
     }
     return v;
+}
+
+/* An output leaves through here: the accumulation step, if the problem ends in one, and one rounding. */
+WEFT_ITEM void item_out(const weft_problem *p, const weft_tensor *t, void *ptr, int64_t at, double v) {
+    const weft_step *last = p->nsteps ? &p->step[p->nsteps - 1] : p->step;
+    if (p->nsteps && last->kind == WEFT_STEP_ACC) v = last->lo * v + (last->hi != 0 ? last->hi * item_load(t->dtype, ptr, at) : 0);
+    item_store(t->dtype, ptr, at, v);
 }
 
 #endif
