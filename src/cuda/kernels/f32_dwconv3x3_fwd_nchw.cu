@@ -15,6 +15,7 @@
 #include "epilogue.h"
 
 enum { ROWS = 7, MAX_STAGES = 4, MIN_THREADS = 64, MAX_THREADS = 256 };
+enum { RESERVED = 128 };             /* bytes of shared memory for the barriers, with the alignment of what follows */
 
 typedef struct dwconv_args {
     const float *src, *weights, *bias;
@@ -50,7 +51,7 @@ static int64_t balance(int64_t planes, int64_t most, int64_t wave) {
 
 /* The unit for one occupancy; false: less than `least` rows of a plane fit. */
 static bool size_unit(dwconv_args *a, const weft__gpu *gpu, const occupancy *o, int64_t least) {
-    int64_t floats = ((int64_t)(gpu->smem + 1024) / o->blocks - 1024 - 64) / 4 - 8 * (o->stages + o->outs);
+    int64_t floats = ((int64_t)(gpu->smem + 1024) / o->blocks - 1024 - RESERVED) / 4 - 8 * (o->stages + o->outs);
     int64_t plane = (int64_t)a->h * a->w * o->stages + (int64_t)a->oh * a->ow * o->outs, wave = (int64_t)gpu->sms * o->blocks;
     int64_t batch = 1, rows = a->oh;
     if (plane <= floats) batch = balance(a->planes, floats / plane, wave);

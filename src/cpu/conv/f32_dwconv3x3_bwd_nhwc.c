@@ -1,0 +1,185 @@
+/* f32 depthwise 3x3, channels-last: weight gradient at stride 1 and 2, and both gradients at once at stride 1.
+ * Math:      diff_weights[r,s] = sum_{n,y,x} center[y,x] * in[S y + r - ph, S x + s - pw]
+ *            weights alone: center = diff_dst, in = src. Both: center = src, in = diff_dst seen through the window of the data
+ *            gradient (see dwconv3x3.h), which gives diff_weights turned by 180 degrees from the taps diff_src needs anyway
+ * Blocking:  8 pixels (4 with 16 registers) of a row x 1 vector of channels, one row of taps at a time: 3 sums of the weight
+ *            gradient, 3 weights, and a center and a window sum a pixel live
+ * Sums:      a slot owns a run of rows and one [10][c] array of sums, which stays in its L1 or L2; the arrays of all slots are
+ *            then added in order. Slots follow from the problem alone
+ * Output:    diff_src is staged like the forward's dst
+ * Traffic:   weights alone 8 bytes and 18 flops an element, both 12 bytes and 36 flops: memory-bound
+ * Roofline:  bandwidth / 12 elements a second; measured ROOF_BWD
+ * Try:       weft bench conv2d:bwd:f32:nhwc:n8c128h56w56:o128k3p1g128 */
+#include "cpu/conv/dwconv3x3_nhwc.h"
+
+enum { PIXELS = VF_REGS >= 32 ? 8 : 4, SUMS = 10, CHUNK = 128 };   /* 9 weights and the bias; channels a slot adds up */
+
+static const char *ok_bwd_weights(const weft_problem *p, const weft__hw *hw) {
+    (void)hw;
+    return dw_ok(p, WEFT_BWD_WEIGHTS, DW_LAST, 2, false);
+}
+
+static const char *ok_bwd(const weft_problem *p, const weft__hw *hw) {
+    (void)hw;
+    return dw_ok(p, WEFT_BWD, DW_LAST, 1, false);
+}
+
+/* Runs of rows of the center; so few that the sums stay a small part of what a slot reads. */
+static int64_t slots_of(const weft_problem *p, const dw_window *g) {
+    const int64_t most = (int64_t)(weft__bytes(p) / (double)(8 * SUMS * 4 * g->c)), slots = dw_slots(g->n * g->oh, weft__bytes(p));
+    return WEFT__MAX(1, WEFT__MIN(slots, most));
+}
+
+/* Of a slot, in floats: its sums, then the stage. */
+static int64_t slot_floats(const weft_problem *p, const dw_window *g) {
+    return SUMS * dw_pitch(g->c) + (p->pass == WEFT_BWD ? stage_floats(PIXELS * g->c) : 0);
+}
+
+static size_t workspace(const weft_problem *p, const weft__hw *hw) {
+    const dw_window g = dw_window_of(p);
+    (void)hw;
+    return (size_t)(slots_of(p, &g) * slot_floats(p, &g)) * sizeof(float);
+}
+
+static double cost(const weft_problem *p, const weft__hw *hw) {
+    const dw_window g = dw_window_of(p);
+    const double lanes = (double)(g.n * g.oh) * dw_round_up(g.ow, PIXELS) * dw_round_up(g.c, VF_LANES);
+    return dw_cost(p, hw, (p->pass == WEFT_BWD ? 18 : 9) * lanes);
+}
+
+typedef struct job {
+    dw_window g;
+    const float *in, *center, *diff_dst, *weights;   /* weights packed */
+    float *out, *diff_weights, *diff_bias, *workspace;
+    int64_t dst_h, dst_w, slots, slot_floats;
+    bool stream;
+} job;
+
+/* PIXELS centers from (y, x) on, `live` of them real, in the channels from c on. in, center: of the image. */
+VF_INLINE void block(float *sums, float *out, const job *q, const float *in, const float *center, int64_t y, int64_t x, int64_t c,
+                     const int S, const bool data, const bool edge, const bool tail) {
+    const dw_window *g = &q->g;
+    const vmask m = tail ? vm_range(0, g->c - c) : vm_all();
+    const int64_t pitch = dw_pitch(g->c), live = edge ? g->ow - x : PIXELS;
+    vf at[PIXELS], sum[PIXELS];
+    VF_UNROLL for (int i = 0; i < PIXELS; i++) {
+        at[i] = i < live ? dw_load_channels(center + (y * g->ow + x + i) * g->c + c, m, tail) : vf_zero();
+        sum[i] = vf_zero();
+    }
+    VF_UNROLL for (int r = 0; r < 3; r++) {
+        const int64_t row = S * y - g->ph + r, left = S * x - g->pw;
+        if (edge && (row < 0 || row >= g->ih)) continue;
+        const float *p = in + (row * g->iw + left) * g->c + c;
+        float *to = sums + 3 * r * pitch + c;
+        vf d[3], w[3];
+        VF_UNROLL for (int s = 0; s < 3; s++) d[s] = vf_load(to + s * pitch);
+        if (data) {
+            VF_UNROLL for (int s = 0; s < 3; s++) w[s] = vf_load(q->weights + (3 * r + s) * pitch + c);
+        }
+        VF_UNROLL for (int j = 0; j < S * (PIXELS - 1) + 3; j++) {
+            if (edge && (left + j < 0 || left + j >= g->iw)) continue;
+            const vf t = dw_load_channels(p + j * g->c, m, tail);
+            VF_UNROLL for (int i = 0; i < PIXELS; i++) {
+                const int s = j - S * i;
+                if (s < 0 || s > 2 || (edge && i >= live)) continue;
+                d[s] = vf_fma(t, at[i], d[s]);
+                if (data) sum[i] = vf_fma(t, w[s], sum[i]);
+            }
+        }
+        VF_UNROLL for (int s = 0; s < 3; s++) vf_store(to + s * pitch, d[s]);
+    }
+    if (data) {
+        VF_UNROLL for (int i = 0; i < PIXELS; i++) vf_store(out + i * g->c + c, sum[i]);
+    }
+}
+
+VF_INLINE void pixels(float *sums, float *out, const job *q, const float *in, const float *center, int64_t y, int64_t x, const int S,
+                      const bool data, const bool edge) {
+    const int64_t whole = q->g.c / VF_LANES * VF_LANES;
+    if (whole < q->g.c) block(sums, out, q, in, center, y, x, whole, S, data, edge, true);
+    for (int64_t c = 0; c < whole; c += VF_LANES) block(sums, out, q, in, center, y, x, c, S, data, edge, false);
+}
+
+/* Add the pixels of rows [first, last) of diff_dst, counted through all images, to the sum of the bias. */
+static void add_rows(float *sums, const job *q, int64_t first, int64_t last) {
+    const int64_t c1 = q->g.c;
+    for (int64_t c = 0; c < c1; c += VF_LANES) {
+        const vmask m = vm_range(0, c1 - c);
+        vf sum = vf_load(sums + c);
+        for (int64_t i = first * q->dst_w; i < last * q->dst_w; i++) sum = vf_add(sum, vf_load_in(m, q->diff_dst + i * c1 + c));
+        vf_store(sums + c, sum);
+    }
+}
+
+VF_INLINE void run_rows(const job *q, int64_t slot, const int S, const bool data) {
+    const dw_window *g = &q->g;
+    const int64_t first = slot * g->n * g->oh / q->slots, last = (slot + 1) * g->n * g->oh / q->slots, pitch = dw_pitch(g->c);
+    float *sums = q->workspace + slot * q->slot_floats;
+    weft__stage stage;
+    memset(sums, 0, (size_t)(SUMS * pitch) * sizeof(float));
+    if (data) stage_begin(&stage, sums + SUMS * pitch, q->out + first * g->ow * g->c, q->stream);
+    for (int64_t row = first; row < last; row++) {
+        const int64_t y = row % g->oh, top = S * y - g->ph;
+        const float *in = q->in + row / g->oh * g->ih * g->iw * g->c, *center = q->center + row / g->oh * g->oh * g->ow * g->c;
+        const bool border = top < 0 || top + 3 > g->ih;
+        for (int64_t x = 0; x < g->ow; x += PIXELS) {
+            const int64_t left = S * x - g->pw;
+            float *out = data ? stage_room(&stage) : NULL;
+            if (border || left < 0 || left + S * (PIXELS - 1) + 3 > g->iw || x + PIXELS > g->ow)
+                pixels(sums, out, q, in, center, y, x, S, data, true);
+            else
+                pixels(sums, out, q, in, center, y, x, S, data, false);
+            if (data) stage_commit(&stage, WEFT__MIN(PIXELS, g->ow - x) * g->c);
+        }
+        /* diff_dst is split in the same proportion, whichever tensor is the center */
+        if (q->diff_bias) add_rows(sums + 9 * pitch, q, row * q->dst_h / g->oh, (row + 1) * q->dst_h / g->oh);
+    }
+    if (data) stage_end(&stage);
+}
+
+static void task_s1(void *arg, int64_t slot) { run_rows(arg, slot, 1, false); }
+static void task_s2(void *arg, int64_t slot) { run_rows(arg, slot, 2, false); }
+static void task_both(void *arg, int64_t slot) { run_rows(arg, slot, 1, true); }
+
+/* CHUNK channels: the sums of all slots, in order, to where they belong. */
+static void task_add(void *arg, int64_t chunk) {
+    const job *q = arg;
+    const int64_t c0 = chunk * CHUNK, c1 = WEFT__MIN(q->g.c, c0 + CHUNK), pitch = dw_pitch(q->g.c);
+    for (int k = 0; k < (q->diff_bias ? SUMS : SUMS - 1); k++) {
+        float *to = k == 9 ? q->diff_bias : q->diff_weights + (q->g.flip ? 8 - k : k);
+        for (int64_t c = c0; c < c1; c += VF_LANES) {
+            float lane[VF_LANES];
+            vf sum = vf_zero();
+            for (int64_t i = 0; i < q->slots; i++) sum = vf_add(sum, vf_load(q->workspace + i * q->slot_floats + k * pitch + c));
+            vf_store(lane, sum);
+            for (int i = 0; i < VF_LANES && c + i < c1; i++) to[(c + i) * (k == 9 ? 1 : 9)] = lane[i];
+        }
+    }
+}
+
+static weft_status run(const weft__exec *e) {
+    const weft_problem *p = e->p;
+    const bool data = p->pass == WEFT_BWD;
+    job q = {.g = dw_window_of(p), .weights = e->packed, .diff_dst = e->ptr[WEFT_DIFF_DST], .out = e->ptr[WEFT_DIFF_SRC],
+             .diff_weights = e->ptr[WEFT_DIFF_WEIGHTS], .workspace = e->workspace, .dst_h = p->out[1], .dst_w = p->out[2]};
+    q.in = e->ptr[data ? WEFT_DIFF_DST : WEFT_SRC];
+    q.center = e->ptr[data ? WEFT_SRC : WEFT_DIFF_DST];
+    q.diff_bias = weft__has_step(p, WEFT_STEP_BIAS) ? e->ptr[WEFT_DIFF_BIAS] : NULL;
+    q.slots = slots_of(p, &q.g);
+    q.slot_floats = slot_floats(p, &q.g);
+    q.stream = dw_streams(e->hw, 4.0 * (double)(q.g.n * q.g.c) * (double)(q.g.oh * q.g.ow));
+    weft__parallel(e->ctx, q.slots, data ? task_both : q.g.stride == 1 ? task_s1 : task_s2, &q);
+    weft__parallel(e->ctx, (q.g.c + CHUNK - 1) / CHUNK, task_add, &q);
+    return WEFT_OK;
+}
+
+WEFT__KERNEL(f32_dwconv3x3_bwd_weights_nhwc) = {
+    .name = WEFT__NAME("f32_dwconv3x3_bwd_weights_nhwc_rx1v"), .version = 1, .op = WEFT_CONV, .engine = WEFT_ENGINE_CPU,
+    .isa = WEFT__ISA_HERE, .exact = true, .ok = ok_bwd_weights, .workspace = workspace, .cost = cost, .run = run,
+};
+
+WEFT__KERNEL(f32_dwconv3x3_bwd_nhwc) = {
+    .name = WEFT__NAME("f32_dwconv3x3_bwd_nhwc_rx1v"), .version = 1, .op = WEFT_CONV, .engine = WEFT_ENGINE_CPU,
+    .isa = WEFT__ISA_HERE, .exact = true, .ok = ok_bwd, .workspace = workspace, .packed = dw_packed, .cost = cost, .pack = dw_pack,
+    .run = run,
+};

@@ -1,0 +1,96 @@
+/* Every kernel that applies, on the one list of cases and around tile edges: exact on integers, bounded on reals, between guard
+ * pages, with the same bits for 1, 2 and 7 threads. */
+#include "test.h"
+
+static harness h;
+
+static void open_harness(void) {
+    static const int threads[] = {1, 2, 7};
+    weft_ctx_opts opts = WEFT_CTX_OPTS_INIT;
+    opts.workspace_limit = WEFT_NO_LIMIT;
+    opts.cache_dir = "";
+    if (!h.nctx) OK(harness_create(&h, &opts, threads, 3));
+}
+
+static void check(const weft_problem *p, uint64_t seed, bool thorough) {
+    harness_ask ask = {seed, NULL, thorough};
+    char text[WEFT_TEXT_MAX], why[WEFT_TEXT_MAX * 3];
+    if (!harness_round_trip(p, why, sizeof(why))) test_stop(TEST_FAIL, "%s", why);
+    if (harness_check(&h, p, &ask)) return;
+    harness_text(p, text);
+    test_stop(TEST_FAIL, "%s: %s\n  repro: weft verify --seed %llu --kernel %s '%s'", h.kernel, h.why, (unsigned long long)seed, h.kernel, text);
+}
+
+TEST(cases) {
+    open_harness();
+    FILE *f = fopen(WEFT_CASES, "r");
+    char line[WEFT_TEXT_MAX];
+    int count = 0;
+    CHECK(f, "%s cannot be read", WEFT_CASES);
+    while (fgets(line, sizeof(line), f)) {
+        line[strcspn(line, "#\r\n")] = 0;
+        if (!line[0]) continue;
+        weft_problem p = test_problem(line);
+        check(&p, (uint64_t)++count, true);
+    }
+    fclose(f);
+    CHECK(count > 50, "%d cases", count);
+}
+
+/* Sizes from 1 past the widest tile, window and padding as given, in both layouts, aligned and sliced. */
+static void sweep(int pass, int64_t k, int64_t stride, int64_t pad, bool last) {
+    for (int64_t size = 1; size <= 67; size += size < 36 ? 1 : 3) {
+        weft_problem p;
+        OK(weft_problem_init(&p, WEFT_CONV, (weft_pass)pass, 2));
+        p.n = 1 + size % 2;
+        p.c = p.o = p.groups = last ? size : 2;
+        p.in[1] = 1 + size * 5 % 11;
+        p.in[2] = last ? 1 + size * 3 % 8 : size;
+        for (int a = 1; a < 3; a++) {
+            p.kernel[a] = k;
+            p.stride[a] = stride;
+            p.pad_lo[a] = p.pad_hi[a] = pad;
+            if (p.in[a] + 2 * pad < k) p.in[a] = k;
+        }
+        bool reads_src = weft__pass_of(&p)->reads & WEFT__BIT(WEFT_SRC);
+        weft_problem_tensor(&p, reads_src ? WEFT_SRC : WEFT_DIFF_DST)->layout = last ? WEFT_LAST : WEFT_FIRST;
+        OK(weft_problem_complete(&p));
+        for (int i = 0; i < p.ntensors && size % 3 == 0; i++) p.tensor[i].align = 4;
+        check(&p, (uint64_t)(size * 7 + pass), false);
+    }
+}
+
+TEST(tile_edges) {
+    static const struct { int64_t k, stride, pad; } windows[] = {{3, 1, 1}, {3, 1, 0}, {3, 2, 1}, {3, 1, 2}, {1, 1, 0}, {5, 1, 2}};
+    open_harness();
+    for (int pass = WEFT_FWD; pass < WEFT_PASS_COUNT; pass++)
+        for (size_t i = 0; i < WEFT__COUNT(windows); i++)
+            for (int last = 0; last < 2; last++) sweep(pass, windows[i].k, windows[i].stride, windows[i].pad, last);
+}
+
+TEST(random_problems) {
+    open_harness();
+    for (uint64_t i = 0; i < 600; i++) {
+        weft_problem p;
+        uint64_t seed = harness_mix(3, i);
+        CHECK(harness_random(&p, seed, WEFT_CPU), "seed %llu: %s", (unsigned long long)seed, weft_last_error());
+        check(&p, seed, false);
+    }
+}
+
+/* A listed kernel is a tested one: whatever this machine can run was run above. */
+TEST(no_kernel_is_left_out) {
+    weft__hw hw;
+    weft_problem cpu = {.device = WEFT_CPU};
+    open_harness();
+    OK(weft__ctx_hw(h.ctx[0], &cpu, &hw));
+    if (!h.problems) SKIP("needs the tests before it");
+    for (int op = 1; op < WEFT_OP_COUNT; op++) {
+        const weft__kernel *const *list;
+        size_t count = weft__kernels(op, &list);
+        for (size_t i = 0; i < count; i++)
+            if (list[i]->engine != WEFT_ENGINE_CUDA && list[i]->isa <= hw.isa)
+                CHECK(h.checked[op][i], "%s: no case applies; add one to tests/cases.txt", list[i]->name);
+    }
+    harness_destroy(&h);
+}

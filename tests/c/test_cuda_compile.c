@@ -1,0 +1,248 @@
+/* The CUDA engine as far as it goes without a GPU: every embedded source through NVRTC for three generations, with the defines
+ * each kernel gives, and the files that keep compiled code. WEFT_NVRTC may name the library. */
+#include <dirent.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "cuda/driver.h"
+#include "test.h"
+
+static const weft__gpu generations[] = {   /* as the driver describes such devices */
+    {0, 75, 40, (size_t)4 << 20, 64 << 10, 300, 8000, "fake Turing"},
+    {0, 90, 132, (size_t)50 << 20, 227 << 10, 4300, 60000, "fake Hopper"},
+    {0, 100, 148, (size_t)126 << 20, 227 << 10, 7000, 70000, "fake Blackwell"},
+};
+
+static const char *const problems[] = {    /* what changes defines: passes, data types, epilogues, layouts */
+    "conv2d:fwd:f32:nchw:n64c128h56w56:o128k3p1g128@cuda",
+    "conv2d:fwd:f32:nchw:n2c3h17w9:o3k3p0+2x2+0g3:bias+relu@cuda",
+    "conv2d:fwd:f32:nchw:n2c3h300w401:o3k3p1g3:clip-1_6+bias@cuda",
+    "conv2d:fwd:f32:nhwc:n64c128h56w56:o128k3p1g128@cuda",
+    "conv2d:fwd:f32:nhwc:n2c7h17w9:o7k3p2g7:bias+relu@cuda",
+    "conv3d:bwd:bf16:ncdhw:n1c4d5h6w7:o8k3s2p1g2:bias@cuda",
+};
+
+static char text_log[4096];
+static void keep_log(void *user, int topic, const char *line) {
+    (void)user, (void)topic;
+    snprintf(text_log, sizeof(text_log), "%s", line);
+}
+
+static char folder[64];
+static weft_ctx *context(const char *cache_dir, const char *nvrtc) {
+    weft_ctx *ctx;
+    weft_ctx_opts opts = WEFT_CTX_OPTS_INIT;
+    opts.threads = 1;
+    opts.verbose = WEFT_LOG_TUNE;
+    opts.log = keep_log;
+    opts.cache_dir = cache_dir;
+    opts.nvrtc = nvrtc;
+    OK(weft_ctx_create(&ctx, &opts));
+    return ctx;
+}
+
+/* A context with NVRTC at hand and an empty folder for its code; ends the test where there is no NVRTC. */
+static weft_ctx *open_compiler(void) {
+    snprintf(folder, sizeof(folder), "/tmp/weft-cuda-XXXXXX");
+    CHECK(mkdtemp(folder), "%s", folder);
+    weft_ctx *ctx = context(folder, NULL);
+    weft__nvrtc nvrtc;
+    if (weft__nvrtc_open(ctx, &nvrtc) == WEFT_OK) return ctx;
+    weft_ctx_release(ctx);
+    rmdir(folder);
+    SKIP("NO CUDA SOURCE WAS COMPILED: %s", weft_last_error());
+}
+
+/* Calls visit on every file of the folder; how many there were. */
+static int each_file(void (*visit)(const char *path)) {
+    DIR *d = opendir(folder);
+    CHECK(d, "%s", folder);
+    int n = 0;
+    for (struct dirent *e; (e = readdir(d));) {
+        char path[400];
+        if (e->d_name[0] == '.') continue;
+        snprintf(path, sizeof(path), "%s/%s", folder, e->d_name);
+        visit(path);
+        n++;
+    }
+    closedir(d);
+    return n;
+}
+
+static void drop(const char *path) { unlink(path); }
+static void leave(const char *path) { (void)path; }
+static void empty(const char *path) { CHECK(truncate(path, 0) == 0, "%s", path); }
+static void halve(const char *path) {
+    struct stat s;
+    CHECK(stat(path, &s) == 0 && truncate(path, s.st_size / 2) == 0, "%s", path);
+}
+static void lengthen(const char *path) {
+    FILE *f = fopen(path, "ab");
+    CHECK(f, "%s", path);
+    fputc(0, f);
+    fclose(f);
+}
+static void flip(const char *path) {     /* one bit of the code */
+    FILE *f = fopen(path, "r+b");
+    CHECK(f && fseek(f, -100, SEEK_END) == 0, "%s", path);
+    int c = fgetc(f);
+    fseek(f, -1, SEEK_CUR);
+    fputc(c ^ 4, f);
+    fclose(f);
+}
+
+static void close_compiler(weft_ctx *ctx) {
+    weft_ctx_release(ctx);
+    each_file(drop);
+    rmdir(folder);
+}
+
+static const char tiny[] = "extern \"C\" __global__ void k(float *p) { p[0] = SCALE; }\n";
+
+/* Compiles the kernel for every problem it takes on that GPU; how many there were. */
+static int compile_kernel(weft_ctx *ctx, const weft__kernel *k, const weft__gpu *gpu) {
+    int taken = 0;
+    char arch[16], defines[2048];
+    snprintf(arch, sizeof(arch), "sm_%d", gpu->cc);
+    for (size_t i = 0; i < WEFT__COUNT(problems); i++) {
+        weft_problem p = test_problem(problems[i]);
+        weft__hw hw = {.threads = 1, .gpu = gpu};
+        if (p.op != k->op || k->ok(&p, &hw)) continue;
+        weft__text t = {defines, sizeof(defines), 0};
+        k->defines(&p, &hw, &t);
+        CHECK(k->cost(&p, &hw) > 0, "%s on %s", k->name, problems[i]);
+        size_t size = 0;
+        OK(weft__cuda_compile(ctx, k->source, defines, arch, &size));
+        CHECK(size > 1000, "%s %s: %zu bytes", k->name, arch, size);
+        CHECK(weft__embedded_find(k->source), "%s: no embedded %s", k->name, k->source);
+        taken++;
+    }
+    return taken;
+}
+
+TEST(every_kernel_compiles_for_every_generation) {
+    weft_ctx *ctx = open_compiler();
+    const weft__kernel *const *list;
+    size_t n = weft__kernels(0, &list), cuda = 0;
+    for (size_t i = 0; i < n; i++) {
+        if (list[i]->engine != WEFT_ENGINE_CUDA) continue;
+        cuda++;
+        for (size_t g = 0; g < WEFT__COUNT(generations); g++)
+            CHECK(compile_kernel(ctx, list[i], &generations[g]) > 0, "%s: none of the problems here is for it on %s", list[i]->name, generations[g].name);
+    }
+    CHECK(cuda >= 2, "%zu CUDA kernels", cuda);
+    close_compiler(ctx);
+}
+
+TEST(a_wrong_source_gives_its_first_errors) {
+    weft_ctx *ctx = open_compiler();
+    size_t size = 1;
+    FAILS(weft__cuda_compile(ctx, "this is no program;\n", "", "sm_90", &size), WEFT_INTERNAL, "nvrtc|source(1)|error|sm_90");
+    CHECK(size == 0, "%zu", size);
+    close_compiler(ctx);
+}
+
+TEST(a_wrong_architecture_is_an_error) {
+    weft_ctx *ctx = open_compiler();
+    size_t size;
+    FAILS(weft__cuda_compile(ctx, tiny, "-DSCALE=1", "sm_12345", &size), WEFT_DEVICE, "sm_12345");
+    close_compiler(ctx);
+}
+
+TEST(no_nvrtc_has_a_reason) {
+    weft_ctx *ctx = context("", "/nowhere/libnvrtc.so");
+    size_t size;
+    FAILS(weft__cuda_compile(ctx, tiny, "-DSCALE=1", "sm_90", &size), WEFT_UNSUPPORTED, "libnvrtc|/nowhere");
+    weft_ctx_release(ctx);
+}
+
+static void expect(weft_ctx *ctx, const char *defines, const char *arch, const char *how) {
+    size_t size;
+    OK(weft__cuda_compile(ctx, tiny, defines, arch, &size));
+    CHECK(strstr(text_log, how), "%s %s: wanted \"%s\", the log says \"%.1000s\"", defines, arch, how, text_log);
+}
+
+TEST(code_is_kept_by_source_options_and_architecture) {
+    weft_ctx *ctx = open_compiler();
+    expect(ctx, "-DSCALE=1", "sm_90", "compiled");
+    expect(ctx, "-DSCALE=1", "sm_90", "found");
+    expect(ctx, "-DSCALE=2", "sm_90", "compiled");
+    expect(ctx, "-DSCALE=1", "sm_75", "compiled");
+    expect(ctx, "-DSCALE=1", "sm_90", "found");
+    CHECK(each_file(leave) == 3, "%d files", each_file(leave));
+    weft_ctx *other = context(folder, NULL);
+    expect(other, "-DSCALE=2", "sm_90", "found");
+    weft_ctx_release(other);
+    close_compiler(ctx);
+}
+
+TEST(a_damaged_file_is_compiled_again) {
+    static const struct { const char *name; void (*damage)(const char *); } ways[] = {
+        {"empty", empty}, {"cut", halve}, {"longer", lengthen}, {"a bit flipped", flip},
+    };
+    weft_ctx *ctx = open_compiler();
+    expect(ctx, "-DSCALE=1", "sm_90", "compiled");
+    for (size_t i = 0; i < WEFT__COUNT(ways); i++) {
+        expect(ctx, "-DSCALE=1", "sm_90", "found");
+        CHECK(each_file(ways[i].damage) == 1, "%s", ways[i].name);
+        expect(ctx, "-DSCALE=1", "sm_90", "compiled");
+    }
+    expect(ctx, "-DSCALE=1", "sm_90", "found");
+    close_compiler(ctx);
+}
+
+TEST(a_folder_that_takes_no_files_is_not_fatal) {
+    weft_ctx *ctx = open_compiler();
+    char path[128];
+    snprintf(path, sizeof(path), "%s/file", folder);
+    FILE *f = fopen(path, "w");
+    CHECK(f, "%s", path);
+    fclose(f);
+    snprintf(path, sizeof(path), "%s/file/sub", folder);
+    weft_ctx *other = context(path, NULL), *none = context("", NULL);
+    for (int i = 0; i < 2; i++) {
+        expect(other, "-DSCALE=1", "sm_90", "could not be kept");
+        expect(none, "-DSCALE=1", "sm_90", "not kept");
+    }
+    weft_ctx_release(none);
+    weft_ctx_release(other);
+    close_compiler(ctx);
+}
+
+TEST(the_folder_follows_the_environment) {
+    static const struct { const char *opts, *weft, *xdg, *home, *want; } cases[] = {
+        {"/a", "/b", "/c", "/d", "/a"}, {"", "/b", "/c", "/d", NULL}, {NULL, "/b", "/c", "/d", "/b"}, {NULL, "", "/c", "/d", NULL},
+        {NULL, NULL, "/c", "/d", "/c/weft"}, {NULL, NULL, "relative", "/d", "/d/.cache/weft"},
+        {NULL, NULL, NULL, "/d", "/d/.cache/weft"}, {NULL, NULL, NULL, NULL, NULL},
+    };
+    static const char *const names[] = {"WEFT_CACHE_DIR", "XDG_CACHE_HOME", "HOME"};
+    char *before[WEFT__COUNT(names)];
+    for (size_t i = 0; i < WEFT__COUNT(names); i++) before[i] = getenv(names[i]) ? strdup(getenv(names[i])) : NULL;
+    for (size_t i = 0; i < WEFT__COUNT(cases); i++) {
+        const char *values[] = {cases[i].weft, cases[i].xdg, cases[i].home};
+        for (size_t v = 0; v < WEFT__COUNT(names); v++) values[v] ? setenv(names[v], values[v], 1) : unsetenv(names[v]);
+        weft_ctx *ctx = context(cases[i].opts, NULL);
+        char dir[128] = "";
+        bool wanted = weft__store_dir(ctx, dir, sizeof(dir));
+        weft_ctx_release(ctx);
+        CHECK(wanted == !!cases[i].want && (!wanted || strcmp(dir, cases[i].want) == 0), "case %zu: %s", i, dir);
+    }
+    for (size_t i = 0; i < WEFT__COUNT(names); i++) {
+        before[i] ? setenv(names[i], before[i], 1) : unsetenv(names[i]);
+        free(before[i]);
+    }
+}
+
+TEST(without_a_gpu_the_reason_is_given) {
+    weft_ctx *ctx = context("", NULL);
+    const char *why = NULL;
+    char text[8192];
+    weft_plan *plan = NULL;
+    weft_problem p = test_problem(problems[0]);
+    OK(weft_ctx_describe(ctx, text, sizeof(text), NULL));
+    CHECK(strstr(text, "\ncuda: ") && strstr(text, "\nnvrtc: "), "%.1000s", text);
+    bool here = weft__ctx_cuda(ctx, &why) != NULL;
+    if (!here) FAILS(weft_plan_create(&plan, ctx, &p, NULL), WEFT_UNSUPPORTED, why);
+    weft_ctx_release(ctx);
+    if (here) SKIP("this machine has a GPU");
+}
