@@ -99,9 +99,13 @@ static void any_draw(weft_problem *p, harness_rng *r, bool usual) {
         const weft__field *f = &op->fields[i];
         int64_t *at = (int64_t *)(void *)((char *)p + f->offset);
         if (f->min_rank > p->rank) continue;
+        if (f->kind == WEFT__FIELD_REAL) {
+            *(double *)(void *)at = f->fallback + (double)harness_below(r, 9) * 0.25;
+            continue;
+        }
         int first = f->kind == WEFT__FIELD_INT ? 0 : 3 - p->rank, last = f->kind == WEFT__FIELD_INT ? 1 : 3;
         for (int a = first; a < last; a++) {
-            at[a] = f->section == 0 ? PICK(r, shorter) : f->fallback + harness_below(r, 3);
+            at[a] = f->section == 0 ? PICK(r, shorter) : (int64_t)f->fallback + harness_below(r, 3);
             if (f->kind == WEFT__FIELD_PADS) at[a + 3] = harness_below(r, 3);
         }
     }

@@ -109,6 +109,7 @@ typedef struct weft__op {
     weft_status (*check)(weft_problem *p);   /* geometry: ranges, divisibility, overflow; sets derived fields */
     void (*shape)(const weft_problem *p, int role, weft_tensor *t);   /* rank and dims of a role's tensor */
     uint64_t (*dtypes)(const weft_problem *p, int role);     /* bit set of allowed weft_dtype; a main type not in it gives way to the first that is */
+    uint64_t (*absent)(const weft_problem *p);               /* roles of the pass that this problem's attributes leave out; NULL: none */
     double (*flops)(const weft_problem *p);
     const weft__items *items;
 } weft__op;

@@ -79,7 +79,9 @@ uint64_t weft__roles(const weft_problem *p) {
     const weft__pass_def *pass = weft__pass_of(p);
     if (!pass) return 0;
     uint64_t roles = pass->reads | pass->writes;
-    return weft__has_step(p, WEFT_STEP_BIAS) ? roles : roles & ~pass->biased;
+    if (!weft__has_step(p, WEFT_STEP_BIAS)) roles &= ~pass->biased;
+    const weft__op *op = weft__op_of(p->op);
+    return op->absent ? roles & ~op->absent(p) : roles;
 }
 
 bool weft__is_output(const weft_problem *p, int role) {

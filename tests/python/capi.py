@@ -1,0 +1,125 @@
+"""The C library by ctypes: run a problem text on torch tensors. PyTorch is then the independent witness of the reference.
+
+    out = run("relu2d:fwd:f32:nchw:n1c2h3w4", src=x, dst=torch.empty_like(x))["dst"]
+"""
+import ctypes
+import os
+import pathlib
+import re
+
+import torch
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+DTYPES = {torch.float32: "f32", torch.float64: "f64", torch.float16: "f16", torch.bfloat16: "bf16",
+          torch.uint8: "u8", torch.bool: "u8", torch.int32: "i32", torch.int64: "i64"}
+FLOATS = [torch.float32, torch.float64, torch.float16, torch.bfloat16]
+# Error of one rounding to the type, relative to the largest value compared; f32 and f64 sums are longer in torch than in the reference.
+TOLERANCE = {torch.float32: 2e-5, torch.float64: 1e-11, torch.float16: 2e-3, torch.bfloat16: 1.6e-2}
+
+
+def _roles():
+    header = (ROOT / "include" / "weft.h").read_text()
+    block = header[header.index("#define WEFT_ROLE_LIST"):header.index("typedef enum weft_role")]
+    return re.findall(r"X\(\w+, (\w+)\)", block)
+
+
+ROLES = _roles()
+
+
+class Args(ctypes.Structure):
+    _fields_ = [("size", ctypes.c_size_t), ("packed", ctypes.c_void_p), ("ptr", ctypes.c_void_p * len(ROLES))]
+
+
+class PlanOpts(ctypes.Structure):
+    _fields_ = [("size", ctypes.c_size_t), ("mode", ctypes.c_int32), ("reserved", ctypes.c_int32),
+                ("workspace_limit", ctypes.c_size_t), ("kernel", ctypes.c_char_p)]
+
+
+def _load():
+    path = os.environ.get("WEFT_C_LIBRARY") or str(pathlib.Path(os.environ.get("WEFT_BUILD", ROOT / "build")) / "libweft.so")
+    lib = ctypes.CDLL(path)
+    lib.weft_last_error.restype = ctypes.c_char_p
+    lib.weft_plan_workspace.restype = ctypes.c_size_t
+    lib.weft_plan_kernel.restype = ctypes.c_char_p
+    for name in ("weft_plan_workspace", "weft_plan_kernel", "weft_plan_release"):
+        getattr(lib, name).argtypes = [ctypes.c_void_p]
+    lib.weft_execute.argtypes = [ctypes.c_void_p, ctypes.POINTER(Args), ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p]
+    return lib
+
+
+LIB = _load()
+_ctx = ctypes.c_void_p()
+
+
+class WeftError(RuntimeError):
+    pass
+
+
+def check(status):
+    if status:
+        raise WeftError(LIB.weft_last_error().decode())
+
+
+def context():
+    if not _ctx:
+        check(LIB.weft_ctx_create(ctypes.byref(_ctx), None))
+    return _ctx
+
+
+def parse(text):
+    """The completed problem as an opaque buffer; raises WeftError with the library's text."""
+    problem = ctypes.create_string_buffer(16384)
+    check(LIB.weft_problem_parse(problem, text.encode()))
+    return problem
+
+
+def run(text, kernel=None, **tensors):
+    """Execute the problem on tensors given by role; their memory must be what the text says. Returns the tensors."""
+    problem = parse(text)
+    plan = ctypes.c_void_p()
+    opts = PlanOpts(ctypes.sizeof(PlanOpts), 0, 0, 2**64 - 1, kernel.encode() if kernel else None)
+    check(LIB.weft_plan_create(ctypes.byref(plan), context(), problem, ctypes.byref(opts)))
+    try:
+        args = Args(ctypes.sizeof(Args))
+        for role, tensor in tensors.items():
+            args.ptr[ROLES.index(role)] = tensor.data_ptr()
+        need = LIB.weft_plan_workspace(plan)
+        room = torch.empty(need + 64, dtype=torch.uint8)
+        at = (room.data_ptr() + 63) // 64 * 64
+        check(LIB.weft_execute(plan, ctypes.byref(args), at, need, None))
+    finally:
+        LIB.weft_plan_release(plan)
+    return tensors
+
+
+def layout(x, last):
+    """x in that memory format, dense."""
+    formats = {3: torch.contiguous_format, 4: torch.channels_last, 5: torch.channels_last_3d}
+    if not last:
+        return x.contiguous()
+    if x.dim() == 3:
+        return x.transpose(1, 2).contiguous().transpose(1, 2)
+    return x.contiguous(memory_format=formats[x.dim()])
+
+
+def tag(rank, last):
+    return {1: ("ncw", "nwc"), 2: ("nchw", "nhwc"), 3: ("ncdhw", "ndhwc")}[rank][bool(last)]
+
+
+def sizes(shape):
+    """n c [d] [h] w as text."""
+    letters = {3: "ncw", 4: "nchw", 5: "ncdhw"}[len(shape)]
+    return "".join(f"{letter}{size}" for letter, size in zip(letters, shape))
+
+
+def close(got, want, dtype, factor=1.0):
+    """Compared in double, relative to the largest finite value wanted; NaN and infinity at the same places."""
+    got, want = got.double(), want.double()
+    assert got.shape == want.shape, (got.shape, want.shape)
+    torch.testing.assert_close(torch.isnan(got), torch.isnan(want))
+    assert torch.equal(torch.isinf(got), torch.isinf(want))
+    finite = torch.isfinite(want)
+    scale = want[finite].abs().max().item() if finite.any() else 0.0
+    error = (got - want)[finite].abs().max().item() if finite.any() else 0.0
+    bound = factor * TOLERANCE[dtype] * max(scale, 1e-30)
+    assert error <= bound, f"error {error:.3g}, bound {bound:.3g}"
