@@ -115,7 +115,11 @@ typedef enum weft_layout { WEFT_LAYOUT_NONE, WEFT_FIRST, WEFT_LAST, WEFT_STRIDED
     X(CLIP, clip)                                                                                  \
     X(TANH, tanh)                                                                                  \
     X(SIGMOID, sigmoid)                                                                            \
-    X(NCRELU, ncrelu)
+    X(NCRELU, ncrelu)                                                                              \
+    X(RNN_RELU, rnn_relu)                                                                          \
+    X(RNN_TANH, rnn_tanh)                                                                          \
+    X(LSTM, lstm)                                                                                  \
+    X(GRU, gru)
 
 typedef enum weft_op {
     WEFT_OP_NONE,
@@ -205,10 +209,14 @@ typedef enum weft_math { WEFT_MATH_NONE, WEFT_FAST, WEFT_STRICT, WEFT_TF32 } wef
 #define WEFT_MAX_RANK 8
 #define WEFT_MAX_TENSORS 16
 #define WEFT_MAX_STEPS 4
-#define WEFT_MAX_ATTRS 8
+#define WEFT_MAX_ATTRS 12
 
 /* Names of attr[] and real[], by operator. */
 enum { WEFT_CLIP_LO, WEFT_CLIP_HI };                   /* clip, real: bounds, 0 and 6 if not said */
+/* rnn_relu, rnn_tanh, lstm, gru. attr: steps; layers; both directions 0/1; projected size (lstm); biases 0/1; first states given 0/1;
+ * rows of packed data, 0: not packed; train 0/1 (fwd keeps the reserve that bwd needs); seed of dropout. real: dropout between layers */
+enum { WEFT_RNN_T, WEFT_RNN_LAYERS, WEFT_RNN_BOTH, WEFT_RNN_PROJ, WEFT_RNN_BIAS, WEFT_RNN_STATE, WEFT_RNN_ROWS, WEFT_RNN_TRAIN, WEFT_RNN_SEED };
+enum { WEFT_RNN_DROP };
 
 typedef struct weft_tensor {
     int16_t role, dtype, layout;     /* weft_role, weft_dtype, weft_layout */

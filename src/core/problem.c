@@ -194,11 +194,11 @@ static weft_status check_strides(const weft_problem *p, const weft_tensor *t) {
 }
 
 /* An output element may not be empty of meaning: prefer the default tag, then first, last, strides. */
-static void normal_layout(weft_tensor *t, weft_layout wanted) {
+static void normal_layout(const weft_problem *p, weft_tensor *t, weft_layout wanted) {
     if (t->layout != WEFT_STRIDED && t->layout == (int)wanted) return;
     if (dense_in(t, wanted)) dense_strides(t, wanted);
     else if (dense_in(t, WEFT_FIRST)) dense_strides(t, WEFT_FIRST);
-    else if (dense_in(t, WEFT_LAST)) dense_strides(t, WEFT_LAST);
+    else if (p->rank && dense_in(t, WEFT_LAST)) dense_strides(t, WEFT_LAST);
     else {
         t->layout = WEFT_STRIDED;
         for (int a = 0; a < t->rank; a++)
@@ -282,7 +282,7 @@ static weft_status check_roles(const weft_problem *p, uint64_t roles) {
         int role = p->tensor[i].role;
         if ((unsigned)role >= WEFT_ROLE_COUNT || !(roles & WEFT__BIT(role)))
             return weft__fail(WEFT_INVALID, "%s takes no part in pass %s of %s%s", weft__role_name(role), weft__pass_name(p->pass), weft__op_of(p->op)->name,
-                              role == WEFT_BIAS || role == WEFT_DIFF_BIAS ? " without a bias step in the epilogue" : "");
+                              weft__pass_of(p)->biased & WEFT__BIT(role) ? " without a bias step in the epilogue" : "");
         if (seen & WEFT__BIT(role)) return weft__fail(WEFT_INVALID, "%s is given twice", weft__role_name(role));
         seen |= WEFT__BIT(role);
     }
@@ -332,7 +332,7 @@ weft_status weft_problem_complete(weft_problem *p) {
             break;
         }
     for (int i = 0; i < count; i++)
-        normal_layout(&p->tensor[i], p->tensor[i].rank < 3 ? WEFT_FIRST : weft__default_layout(p->tensor[i].role, data));
+        normal_layout(p, &p->tensor[i], p->tensor[i].rank < 3 || !p->rank ? WEFT_FIRST : weft__default_layout(p->tensor[i].role, data));
     return WEFT_OK;
 }
 
