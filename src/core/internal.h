@@ -110,6 +110,7 @@ typedef struct weft__op {
     void (*shape)(const weft_problem *p, int role, weft_tensor *t);   /* rank and dims of a role's tensor */
     uint64_t (*dtypes)(const weft_problem *p, int role);     /* bit set of allowed weft_dtype; a main type not in it gives way to the first that is */
     uint64_t (*absent)(const weft_problem *p);               /* roles of the pass that this problem's attributes leave out; NULL: none */
+    uint64_t (*kept)(const weft_problem *p);                 /* roles the pass writes that this problem only reads; NULL: none */
     double (*flops)(const weft_problem *p);
     const weft__items *items;
 } weft__op;
@@ -118,6 +119,7 @@ const weft__pass_def *weft__pass_of(const weft_problem *p);
 /* Every role that takes part, in role order; bit set of weft_role. */
 uint64_t weft__roles(const weft_problem *p);
 bool weft__is_output(const weft_problem *p, int role);
+bool weft__is_input(const weft_problem *p, int role);    /* its old value counts; running statistics and accumulated gradients are both */
 
 /* ---------------------------------------------------------------- problem.c: questions kernels ask */
 const weft_tensor *weft__tensor(const weft_problem *p, int role);   /* NULL: takes no part */

@@ -86,5 +86,13 @@ uint64_t weft__roles(const weft_problem *p) {
 
 bool weft__is_output(const weft_problem *p, int role) {
     const weft__pass_def *pass = weft__pass_of(p);
-    return pass && (pass->writes & WEFT__BIT(role));
+    const weft__op *op = weft__op_of(p->op);
+    return pass && (pass->writes & WEFT__BIT(role)) && !(op->kept && (op->kept(p) & WEFT__BIT(role)));
+}
+
+bool weft__is_input(const weft_problem *p, int role) {
+    const weft__pass_def *pass = weft__pass_of(p);
+    bool old = false;
+    for (int i = 0; i < p->nsteps && i < WEFT_MAX_STEPS; i++) old |= p->step[i].kind == WEFT_STEP_ACC && p->step[i].hi != 0;
+    return pass && ((pass->reads | (old ? pass->writes : 0)) & WEFT__BIT(role));
 }
