@@ -92,7 +92,7 @@ bool harness_inputs(harness *h, const weft_problem *p, harness_kind kind, harnes
         int role = p->tensor[i].role;
         if (weft__is_output(p, role)) continue;
         if (!harness_open(&h->in[role], &p->tensor[i], place)) return false;
-        harness_fill(&h->in[role], kind, harness_mix(seed, (uint64_t)role));
+        harness_fill_input(p, &h->in[role], kind, harness_mix(seed, (uint64_t)role));
         harness_seal(&h->in[role]);
     }
     return true;

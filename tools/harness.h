@@ -57,6 +57,7 @@ bool harness_open_bytes(harness_buffer *b, size_t bytes, size_t align, harness_p
 void harness_close(harness_buffer *b);
 void harness_poison(harness_buffer *b);
 void harness_fill(harness_buffer *b, harness_kind kind, uint64_t seed);
+void harness_fill_below(harness_buffer *b, int64_t below, uint64_t seed);   /* 0 .. below-1, for tensors of integers */
 void harness_seal(harness_buffer *b);                    /* writing faults until the next open */
 /* Every element written, nothing else touched; else false and why. */
 bool harness_intact(const harness_buffer *b, char *why, size_t capacity);
@@ -69,6 +70,17 @@ void harness_window(const harness_buffer *b, char **start, size_t *bytes);
 bool harness_random(weft_problem *p, uint64_t seed, int device);
 /* How many products are summed into one element of that output. */
 double harness_terms(const weft_problem *p, int role);
+/* What an input is given: by the operator's own fill, else harness_fill; integers (masks, ...) are 0 and 1. */
+void harness_fill_input(const weft_problem *p, harness_buffer *b, harness_kind kind, uint64_t seed);
+
+/* How one operator's problems are drawn: tools/random_NAME.c defines it, harness_random.c lists it. NULL: the general way. */
+typedef struct harness_generator {
+    void (*draw)(weft_problem *p, harness_rng *r, bool usual);   /* geometry, always valid; pass and rank are set */
+    double (*terms)(const weft_problem *p, int role);
+    /* Data that must mean something: indices, labels, variances, offsets. false: any values of that kind will do. */
+    bool (*fill)(const weft_problem *p, harness_buffer *b, harness_kind kind, uint64_t seed);
+} harness_generator;
+#define HARNESS_PICK(r, list) ((list)[harness_below((r), (int64_t)WEFT__COUNT(list))])
 
 /* ---------------------------------------------------------------- harness.c: a kernel against the reference */
 #define HARNESS_CTX_MAX 8

@@ -109,6 +109,13 @@ void harness_fill(harness_buffer *b, harness_kind kind, uint64_t seed) {
         harness_store(b->tensor.dtype, (char *)b->at + w.offset * (int64_t)size, value_of(kind, &r));
 }
 
+void harness_fill_below(harness_buffer *b, int64_t below, uint64_t seed) {
+    harness_rng r = {seed};
+    size_t size = weft__dtype_size(b->tensor.dtype);
+    for (harness_walk w = harness_first(&b->tensor); !w.done; harness_step(&w))
+        harness_store(b->tensor.dtype, (char *)b->at + w.offset * (int64_t)size, (double)harness_below(&r, below));
+}
+
 /* ---------------------------------------------------------------- what came out */
 static bool poisoned(const char *at, size_t bytes) {
     for (size_t i = 0; i < bytes; i++)

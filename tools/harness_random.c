@@ -6,13 +6,8 @@
 
 #include "harness.h"
 
-#define PICK(r, list) ((list)[harness_below((r), (int64_t)WEFT__COUNT(list))])
+#define PICK HARNESS_PICK
 enum { PRODUCTS = 40000, TRIES = 200 };              /* multiply-adds of the direct sum, about; draws until one is valid */
-
-typedef struct generator {
-    void (*draw)(weft_problem *p, harness_rng *r, bool usual);   /* geometry; pass and rank are set */
-    double (*terms)(const weft_problem *p, int role);
-} generator;
 
 /* ---------------------------------------------------------------- conv */
 /* Around vectors of 4, 8 and 16, rows of 14, 28 and 56, and blocks of a few rows or columns. */
@@ -87,8 +82,10 @@ static double conv_terms(const weft_problem *p, int role) {
     }
 }
 
-static const generator generators[WEFT_OP_COUNT] = {
-    [WEFT_CONV] = {conv_draw, conv_terms},
+static const harness_generator conv = {conv_draw, conv_terms, NULL};
+
+static const harness_generator *const generators[WEFT_OP_COUNT] = {
+    [WEFT_CONV] = &conv,
 };
 
 /* ---------------------------------------------------------------- any operator */
@@ -112,10 +109,17 @@ static void any_draw(weft_problem *p, harness_rng *r, bool usual) {
 }
 
 double harness_terms(const weft_problem *p, int role) {
-    const generator *g = &generators[p->op];
+    const harness_generator *g = generators[p->op];
     const weft_tensor *t = weft__tensor(p, role);
-    if (g->terms) return g->terms(p, role);
+    if (g && g->terms) return g->terms(p, role);
     return WEFT__MAX(1, weft__flops(p) / 2 / (double)WEFT__MAX(1, weft__numel(t)));
+}
+
+void harness_fill_input(const weft_problem *p, harness_buffer *b, harness_kind kind, uint64_t seed) {
+    const harness_generator *g = generators[p->op];
+    if (g && g->fill && g->fill(p, b, kind, seed)) return;
+    if (WEFT__FLOATS & WEFT__BIT(b->tensor.dtype)) harness_fill(b, kind, seed);
+    else harness_fill_below(b, 2, seed);
 }
 
 static void draw_epilogue(weft_problem *p, harness_rng *r) {
@@ -152,17 +156,24 @@ static void draw_strides(const weft_problem *p, weft_tensor *t, harness_rng *r) 
     }
 }
 
+/* The wanted type where the role takes it, else any that it takes. */
+static int16_t draw_dtype(const weft_problem *p, int role, int16_t wanted, harness_rng *r) {
+    uint64_t allowed = weft__op_of(p->op)->dtypes(p, role);
+    while (!(allowed & WEFT__BIT(wanted))) wanted = (int16_t)(1 + harness_below(r, WEFT_DTYPE_COUNT - 1));
+    return wanted;
+}
+
 static void draw_tensors(weft_problem *p, harness_rng *r, bool usual) {
     static const int16_t dtypes[] = {WEFT_F32, WEFT_F32, WEFT_F32, WEFT_F32, WEFT_F32, WEFT_F32, WEFT_F64, WEFT_F16, WEFT_BF16};
     static const int16_t layouts[] = {WEFT_FIRST, WEFT_FIRST, WEFT_FIRST, WEFT_LAST, WEFT_LAST, WEFT_LAST, WEFT_STRIDED};
     int16_t dtype = usual ? WEFT_F32 : PICK(r, dtypes), layout = usual ? layouts[2 + harness_below(r, 2)] : PICK(r, layouts);
     bool mixed = !usual && harness_chance(r, 15), wide_bias = harness_chance(r, 50), sliced = harness_chance(r, 25);
-    uint32_t roles = weft__roles(p);
+    uint64_t roles = weft__roles(p);
     for (int role = 0; role < WEFT_ROLE_COUNT; role++) {
         if (!(roles & WEFT__BIT(role))) continue;
         weft_tensor *t = weft_problem_tensor(p, (weft_role)role);
         bool bias = role == WEFT_BIAS || role == WEFT_DIFF_BIAS;
-        t->dtype = bias && wide_bias && dtype != WEFT_F64 ? WEFT_F32 : dtype;
+        t->dtype = draw_dtype(p, role, bias && wide_bias && dtype != WEFT_F64 ? WEFT_F32 : dtype, r);
         t->layout = bias ? WEFT_FIRST : mixed ? PICK(r, layouts) : layout;
         if (role == WEFT_WEIGHTS || role == WEFT_DIFF_WEIGHTS) t->layout = harness_chance(r, 70) ? WEFT_FIRST : t->layout;
         if (t->layout == WEFT_STRIDED) draw_strides(p, t, r);
@@ -184,8 +195,9 @@ bool harness_random(weft_problem *p, uint64_t seed, int device) {
         p->device = device;
         p->math = harness_chance(&r, 80) ? WEFT_FAST : harness_chance(&r, 70) ? WEFT_STRICT : WEFT_TF32;
         draw_epilogue(p, &r);
-        bool known = generators[op->op].draw != NULL;
-        (known ? generators[op->op].draw : any_draw)(p, &r, usual);
+        const harness_generator *g = generators[op->op];
+        bool known = g && g->draw;
+        (known ? g->draw : any_draw)(p, &r, usual);
         bool valid = op->check(p) == WEFT_OK;        /* sets the sizes that shapes follow from */
         if (valid) draw_tensors(p, &r, usual);
         if (valid && weft_problem_complete(p) == WEFT_OK) return true;
