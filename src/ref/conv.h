@@ -24,18 +24,28 @@ WEFT_ITEM double conv_get(conv_view v, int64_t a, int64_t b, int64_t z, int64_t 
     return item_load(v.t->dtype, v.ptr, a * s[0] + b * s[1] + z * s[2] + y * s[3] + x * s[4]);
 }
 
+/* Where the window of position `at` reads, `delta` after its first tap, along an axis of that size; negative in the padding. */
+WEFT_ITEM int64_t conv_ahead(const weft_problem *p, int a, int64_t at, int64_t delta, int64_t size) {
+    int64_t to = at * p->stride[a] - p->pad_lo[a] + delta;
+    return to < size ? to : -1;
+}
+
+/* The other way: the position below `size` whose window reads `at` there; negative if there is none. */
+WEFT_ITEM int64_t conv_back(const weft_problem *p, int a, int64_t at, int64_t delta, int64_t size) {
+    int64_t to = at + p->pad_lo[a] - delta;
+    if (to < 0 || to % p->stride[a]) return -1;
+    to /= p->stride[a];
+    return to < size ? to : -1;
+}
+
 /* Where tap k of output position `out` reads; negative when it falls into the padding. */
 WEFT_ITEM int64_t conv_reads(const weft_problem *p, int a, int64_t out, int64_t k) {
-    int64_t in = out * p->stride[a] - p->pad_lo[a] + k * p->dilation[a];
-    return in < p->in[a] ? in : -1;
+    return conv_ahead(p, a, out, k * p->dilation[a], p->in[a]);
 }
 
 /* Which output position tap k of input position `in` feeds; negative for none. */
 WEFT_ITEM int64_t conv_feeds(const weft_problem *p, int a, int64_t in, int64_t k) {
-    int64_t at = in + p->pad_lo[a] - k * p->dilation[a];
-    if (at < 0 || at % p->stride[a]) return -1;
-    at /= p->stride[a];
-    return at < p->out[a] ? at : -1;
+    return conv_back(p, a, in, k * p->dilation[a], p->out[a]);
 }
 
 WEFT_ITEM void conv_fwd(const weft_problem *p, void *const *ptr, int64_t i) {

@@ -69,6 +69,15 @@ WEFT_ITEM double item_load(int dtype, const void *ptr, int64_t at) {
     }
 }
 
+/* Of integer tensors: exact beyond 2^53 too. */
+WEFT_ITEM int64_t item_whole(int dtype, const void *ptr, int64_t at) {
+    switch (dtype) {
+    case WEFT_U8: return ((const uint8_t *)ptr)[at];
+    case WEFT_I32: return ((const int32_t *)ptr)[at];
+    default: return ((const int64_t *)ptr)[at];
+    }
+}
+
 WEFT_ITEM void item_store(int dtype, void *ptr, int64_t at, double v) {
     switch (dtype) {
     case WEFT_F32: ((float *)ptr)[at] = (float)v; break;
@@ -106,19 +115,22 @@ WEFT_ITEM int64_t item_at(const weft_tensor *t, int64_t i, int64_t *coord) {
     return at;
 }
 
-/* The epilogue, in its order. NaN stays NaN. */
-WEFT_ITEM double item_epilogue(const weft_problem *p, void *const *ptr, int64_t channel, double v) {
-    for (int i = 0; i < p->nsteps; i++) {
-        const weft_step *s = &p->step[i];
-        if (s->kind == WEFT_STEP_BIAS) {
-            const weft_tensor *b = item_tensor(p, WEFT_BIAS);
-            v += item_load(b->dtype, ptr[WEFT_BIAS], channel * b->strides[0]);
-        } else if (s->kind != WEFT_STEP_ACC) {
-            double lo = s->kind == WEFT_STEP_RELU ? 0 : s->lo;
-            if (v < lo) v = lo;
-            if (s->kind == WEFT_STEP_CLIP && v > s->hi) v = s->hi;
-        }
+/* One step of the epilogue. NaN stays NaN. */
+WEFT_ITEM double item_step(const weft_problem *p, void *const *ptr, const weft_step *s, int64_t channel, double v) {
+    if (s->kind == WEFT_STEP_BIAS) {
+        const weft_tensor *b = item_tensor(p, WEFT_BIAS);
+        v += item_load(b->dtype, ptr[WEFT_BIAS], channel * b->strides[0]);
+    } else if (s->kind != WEFT_STEP_ACC) {
+        double lo = s->kind == WEFT_STEP_RELU ? 0 : s->lo;
+        if (v < lo) v = lo;
+        if (s->kind == WEFT_STEP_CLIP && v > s->hi) v = s->hi;
     }
+    return v;
+}
+
+/* The epilogue, in its order. */
+WEFT_ITEM double item_epilogue(const weft_problem *p, void *const *ptr, int64_t channel, double v) {
+    for (int i = 0; i < p->nsteps; i++) v = item_step(p, ptr, &p->step[i], channel, v);
     return v;
 }
 
