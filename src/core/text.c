@@ -398,6 +398,8 @@ static weft_status finish(weft_problem *p, int dtype, int layout) {
     if (!weft__pass_of(p)) return weft_problem_complete(p);   /* fails, with the reason */
     WEFT__TRY(op->check(p));
     uint64_t roles = weft__roles(p);
+    if (!(op->dtypes(p, __builtin_ctzll(roles)) & WEFT__BIT(dtype)))
+        return weft__fail(WEFT_INVALID, "data type is %s, which %s does not take", weft__dtype_name(dtype), op->name);
     for (int role = 0; role < WEFT_ROLE_COUNT; role++) {
         if (!(roles & WEFT__BIT(role))) continue;
         weft_tensor *t = weft_problem_tensor(p, (weft_role)role);
