@@ -116,10 +116,22 @@ typedef enum weft_layout { WEFT_LAYOUT_NONE, WEFT_FIRST, WEFT_LAST, WEFT_STRIDED
     X(TANH, tanh)                                                                                  \
     X(SIGMOID, sigmoid)                                                                            \
     X(NCRELU, ncrelu)                                                                              \
+    X(MAX_POOL, max_pool)                                                                          \
+    X(AVG_POOL, avg_pool)                                                                          \
+    X(ADAPTIVE_AVG_POOL, adaptive_avg_pool)                                                        \
+    X(IM2COL, im2col)                                                                              \
+    X(COL2IM, col2im)                                                                              \
+    X(DGMM, dgmm)                                                                                  \
+    X(CDGMM, cdgmm)                                                                                \
     X(RNN_RELU, rnn_relu)                                                                          \
     X(RNN_TANH, rnn_tanh)                                                                          \
     X(LSTM, lstm)                                                                                  \
-    X(GRU, gru)
+    X(GRU, gru)                                                                                    \
+    X(SOFTMAX, softmax)                                                                            \
+    X(LOG_SOFTMAX, log_softmax)                                                                    \
+    X(CROSS_ENTROPY, cross_entropy)                                                                \
+    X(BATCH_NORM, batch_norm)                                                                      \
+    X(LRN, lrn)
 
 typedef enum weft_op {
     WEFT_OP_NONE,
@@ -213,10 +225,27 @@ typedef enum weft_math { WEFT_MATH_NONE, WEFT_FAST, WEFT_STRICT, WEFT_TF32 } wef
 
 /* Names of attr[] and real[], by operator. */
 enum { WEFT_CLIP_LO, WEFT_CLIP_HI };                   /* clip, real: bounds, 0 and 6 if not said */
+enum { WEFT_POOL_CEIL };                               /* max_pool, avg_pool, attr: round output sizes up 0/1 */
+enum { WEFT_MAX_POOL_INDEX = 1 };                      /* max_pool, attr: fwd writes the index that bwd needs 0/1 */
+/* avg_pool, attr: padding counts in the divisor 0/1, 1 if not said; a fixed divisor, 0: none */
+enum { WEFT_AVG_POOL_INCLUDE_PAD = 1, WEFT_AVG_POOL_DIVISOR };
+enum { WEFT_ADAPTIVE_AVG_POOL_TO };                    /* adaptive_avg_pool, attr: output size, three axes */
+enum { WEFT_DGMM_ROWS, WEFT_DGMM_COLS, WEFT_DGMM_SIDE };   /* dgmm, cdgmm, attr: sizes of a matrix; 1: one factor a column, 0: a row */
 /* rnn_relu, rnn_tanh, lstm, gru. attr: steps; layers; both directions 0/1; projected size (lstm); biases 0/1; first states given 0/1;
  * rows of packed data, 0: not packed; train 0/1 (fwd keeps the reserve that bwd needs); seed of dropout. real: dropout between layers */
 enum { WEFT_RNN_T, WEFT_RNN_LAYERS, WEFT_RNN_BOTH, WEFT_RNN_PROJ, WEFT_RNN_BIAS, WEFT_RNN_STATE, WEFT_RNN_ROWS, WEFT_RNN_TRAIN, WEFT_RNN_SEED };
 enum { WEFT_RNN_DROP };
+/* cross_entropy. attr: target holds probabilities 0/1; class weights 0/1; the label that does not count, -100 if not said; a weft_ce.
+ * real: label smoothing */
+enum { WEFT_CE_PROBS, WEFT_CE_WEIGHTED, WEFT_CE_IGNORE, WEFT_CE_REDUCTION };
+enum { WEFT_CE_SMOOTH };
+typedef enum weft_ce { WEFT_CE_NONE, WEFT_CE_MEAN, WEFT_CE_SUM } weft_ce;   /* mean if not said */
+/* batch_norm. attr: statistics of the batch 0/1; weights and bias 0/1; running statistics 0/1; all 1 if not said.
+ * real: added to the variance; what the newest batch counts in the running statistics. 1e-5 and 0.1 if not said */
+enum { WEFT_BN_TRAIN, WEFT_BN_AFFINE, WEFT_BN_TRACK };
+enum { WEFT_BN_EPS, WEFT_BN_MOMENTUM };
+enum { WEFT_LRN_SIZE };                                /* lrn, attr: channels in the window */
+enum { WEFT_LRN_ALPHA, WEFT_LRN_BETA, WEFT_LRN_K };    /* lrn, real: 1e-4, 0.75 and 1 if not said */
 
 typedef struct weft_tensor {
     int16_t role, dtype, layout;     /* weft_role, weft_dtype, weft_layout */
