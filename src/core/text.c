@@ -316,7 +316,7 @@ static weft_status parse_value(scan *s, weft_problem *p, const weft__field *f) {
 static const weft__field *field_at(const scan *s, const weft_problem *p, int section) {
     const weft__op *op = weft__op_of(p->op);
     size_t n = 0;
-    while (isalpha((unsigned char)s->at[n])) n++;
+    while (isalpha((unsigned char)s->at[n]) || s->at[n] == '_') n++;
     for (size_t i = 0; i < op->nfields; i++) {
         const weft__field *f = &op->fields[i];
         if (f->section == section && p->rank >= f->min_rank && strlen(f->key) == n && memcmp(f->key, s->at, n) == 0) return f;

@@ -12,6 +12,11 @@
     {"d", WEFT__FIELD_INT, WEFT__AT(in[0]), 1, true, 3, 0},                                                            \
     {"h", WEFT__FIELD_INT, WEFT__AT(in[1]), 1, true, 2, 0},                                                            \
     {"w", WEFT__FIELD_INT, WEFT__AT(in[2]), 1, true, 1, 0}
+#define WEFT__WINDOW_FIELDS                                                                                            \
+    {"k", WEFT__FIELD_AXES, WEFT__AT(kernel), 1, true, 1, 1},                                                          \
+    {"s", WEFT__FIELD_AXES, WEFT__AT(stride), 1, false, 1, 1},                                                         \
+    {"p", WEFT__FIELD_PADS, WEFT__AT(pad_lo), 0, false, 1, 1}
+#define WEFT__DILATION_FIELD {"d", WEFT__FIELD_AXES, WEFT__AT(dilation), 1, false, 1, 1}
 
 #define WEFT__BIG (INT64_C(1) << 40) /* far above any memory, far below overflow of sums of a few */
 

@@ -1,0 +1,55 @@
+/* Image to columns and back, the truth: each is the adjoint, and so the gradient, of the other. The image is n c d h w, the columns
+ * are n c kd kh kw do ho wo. One item is one element of the output:
+ *   columns[n,c,k,o] = image[n,c,o*s - p + k*d], 0 in the padding
+ *   image[n,c,x]     = sum_k columns[n,c,k,(x + p - k*d)/s], whole quotients only */
+#ifndef WEFT_REF_IM2COL_H
+#define WEFT_REF_IM2COL_H
+
+#include "conv.h"
+
+WEFT_ITEM void im2col_columns(const weft_problem *p, conv_view image, conv_view columns, int64_t i) {
+    int64_t at[8], in[3], offset = item_at(columns.t, i, at);
+    int inside = 1;
+    for (int a = 0; a < 3; a++) {
+        in[a] = conv_reads(p, a, at[5 + a], at[2 + a]);
+        inside = inside && in[a] >= 0;
+    }
+    item_out(p, columns.t, columns.ptr, offset, inside ? conv_get(image, at[0], at[1], in[0], in[1], in[2]) : 0);
+}
+
+WEFT_ITEM void im2col_image(const weft_problem *p, conv_view columns, conv_view image, int64_t i) {
+    int64_t at[5], offset = item_at(image.t, i, at);
+    const int64_t *step = columns.t->strides;
+    double sum = 0;
+    for (int64_t r = 0; r < p->kernel[0]; r++) {
+        int64_t z = conv_feeds(p, 0, at[2], r);
+        if (z < 0) continue;
+        for (int64_t s = 0; s < p->kernel[1]; s++) {
+            int64_t y = conv_feeds(p, 1, at[3], s);
+            if (y < 0) continue;
+            for (int64_t t = 0; t < p->kernel[2]; t++) {
+                int64_t x = conv_feeds(p, 2, at[4], t);
+                if (x < 0) continue;
+                sum += item_load(columns.t->dtype, columns.ptr, at[0] * step[0] + at[1] * step[1] + r * step[2] + s * step[3] + t * step[4] +
+                                                                    z * step[5] + y * step[6] + x * step[7]);
+            }
+        }
+    }
+    item_out(p, image.t, image.ptr, offset, sum);
+}
+
+WEFT_ITEM int im2col_output(const weft_problem *p) { return p->pass == WEFT_FWD ? WEFT_DST : WEFT_DIFF_SRC; }
+
+WEFT_ITEM int64_t im2col_count(const weft_problem *p, int phase) {
+    (void)phase;
+    return item_numel(item_tensor(p, im2col_output(p)));
+}
+
+WEFT_ITEM void im2col_item(const weft_problem *p, void *const *ptr, void *workspace, int phase, int64_t i) {
+    (void)workspace, (void)phase;
+    conv_view in = conv_see(p, ptr, p->pass == WEFT_FWD ? WEFT_SRC : WEFT_DIFF_DST), out = conv_see(p, ptr, im2col_output(p));
+    if ((p->op == WEFT_IM2COL) == (p->pass == WEFT_FWD)) im2col_columns(p, in, out, i);
+    else im2col_image(p, in, out, i);
+}
+
+#endif
