@@ -1,0 +1,20 @@
+/* Random problems of dgmm and cdgmm. */
+#include "harness.h"
+
+static void draw(weft_problem *p, harness_rng *r, bool usual) {
+    static const int sizes[] = {1, 2, 3, 4, 5, 7, 8, 9, 15, 16, 17, 31, 33, 64, 65};
+    (void)usual;
+    p->n = harness_chance(r, 2) ? 0 : 1 + harness_below(r, 4);
+    p->attr[WEFT_DGMM_ROWS] = harness_chance(r, 1) ? 0 : HARNESS_PICK(r, sizes);
+    p->attr[WEFT_DGMM_COLS] = harness_chance(r, 1) ? 0 : HARNESS_PICK(r, sizes);
+    p->attr[WEFT_DGMM_SIDE] = harness_chance(r, 50);
+}
+
+/* Half a complex number is the sum of two products. */
+static double terms(const weft_problem *p, int role) {
+    int64_t halves = p->op == WEFT_CDGMM ? 2 : 1;
+    if (role != WEFT_DIFF_WEIGHTS) return (double)halves;
+    return (double)(halves * p->n * p->attr[p->attr[WEFT_DGMM_SIDE] ? WEFT_DGMM_ROWS : WEFT_DGMM_COLS]);
+}
+
+const harness_generator harness_dgmm = {draw, terms, NULL};

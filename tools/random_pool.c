@@ -1,0 +1,77 @@
+/* Random problems of pooling and of im2col: windows that touch, overlap, skip or hang over the edge. */
+#include "harness.h"
+
+enum { READS = 40000 };                              /* taps read, about */
+static const int widths[] = {1, 2, 3, 4, 5, 7, 8, 9, 13, 15, 16, 17, 28, 31, 33}, few[] = {1, 2, 3, 4, 5, 6, 7, 9};
+
+/* in is at least the dilation: a window that steps over the whole input has nothing to point at, and its index looks unwritten. */
+static void window(weft_problem *p, harness_rng *r, int a, bool usual) {
+    bool pool = p->op == WEFT_MAX_POOL || p->op == WEFT_AVG_POOL;
+    p->kernel[a] = usual ? 2 + harness_below(r, 2) : 1 + harness_below(r, 5);
+    p->stride[a] = usual ? 1 + harness_below(r, 2) : 1 + harness_below(r, 4);
+    if (p->op != WEFT_AVG_POOL && !usual && harness_chance(r, 40)) p->dilation[a] = 1 + harness_below(r, 3);
+    int64_t most = pool ? p->kernel[a] / 2 : 3;
+    p->pad_lo[a] = harness_below(r, most + 1);
+    p->pad_hi[a] = harness_chance(r, 70) ? p->pad_lo[a] : harness_below(r, most + 1);
+    p->in[a] = a == 2 ? HARNESS_PICK(r, widths) : HARNESS_PICK(r, few);
+    int64_t least = p->dilation[a] * (p->kernel[a] - 1) + 1 - p->pad_lo[a] - p->pad_hi[a];
+    p->in[a] = WEFT__MAX(p->in[a], WEFT__MAX(least, p->dilation[a]));
+}
+
+static double reads(const weft_problem *p) {
+    double work = (double)p->n * (double)p->c;
+    for (int a = 0; a < 3; a++) work *= (double)(p->in[a] + 2) * (double)p->kernel[a] / (double)p->stride[a];
+    return work;
+}
+
+static void draw(weft_problem *p, harness_rng *r, bool usual) {
+    p->n = harness_chance(r, 2) ? 0 : 1 + harness_below(r, 3);
+    p->c = 1 + harness_below(r, 9);
+    for (int a = 3 - p->rank; a < 3; a++) window(p, r, a, usual);
+    while (reads(p) > READS && (p->n > 1 || p->c > 1)) p->n > 1 ? p->n-- : p->c--;
+}
+
+static void draw_max(weft_problem *p, harness_rng *r, bool usual) {
+    draw(p, r, usual);
+    p->attr[WEFT_POOL_CEIL] = harness_chance(r, 40);
+    p->attr[WEFT_MAX_POOL_INDEX] = harness_chance(r, 60);
+}
+
+static void draw_avg(weft_problem *p, harness_rng *r, bool usual) {
+    draw(p, r, usual);
+    p->attr[WEFT_POOL_CEIL] = harness_chance(r, 40);
+    p->attr[WEFT_AVG_POOL_INCLUDE_PAD] = harness_chance(r, 50);
+    if (harness_chance(r, 25)) p->attr[WEFT_AVG_POOL_DIVISOR] = 1 + harness_below(r, 9);
+}
+
+static void draw_adaptive(weft_problem *p, harness_rng *r, bool usual) {
+    (void)usual;
+    p->n = harness_chance(r, 2) ? 0 : 1 + harness_below(r, 2);
+    p->c = 1 + harness_below(r, 5);
+    for (int a = 3 - p->rank; a < 3; a++) {
+        p->in[a] = a == 2 ? HARNESS_PICK(r, widths) : HARNESS_PICK(r, few);
+        p->attr[WEFT_ADAPTIVE_AVG_POOL_TO + a] = harness_chance(r, 2) ? 0 : HARNESS_PICK(r, few);
+    }
+}
+
+/* Forward a window, backward the windows over one place: at most a tap each; with adaptive windows at most out + in places an axis. */
+static double terms(const weft_problem *p, int role) {
+    double count = 1;
+    (void)role;
+    for (int a = 0; a < 3; a++) count *= (double)(p->op == WEFT_ADAPTIVE_AVG_POOL ? p->in[a] + p->out[a] : p->kernel[a]);
+    return count;
+}
+
+/* An index is one of the window (u8) or of the channel, mostly of another window: then it must be passed over. */
+static bool fill_index(const weft_problem *p, harness_buffer *b, harness_kind kind, uint64_t seed) {
+    const int64_t *size = b->tensor.dtype == WEFT_U8 ? p->kernel : p->in;
+    (void)kind;
+    if (b->tensor.role != WEFT_INDEX) return false;
+    harness_fill_below(b, size[0] * size[1] * size[2], seed);
+    return true;
+}
+
+const harness_generator harness_max_pool = {draw_max, terms, fill_index};
+const harness_generator harness_avg_pool = {draw_avg, terms, NULL};
+const harness_generator harness_adaptive_avg_pool = {draw_adaptive, terms, NULL};
+const harness_generator harness_columns = {draw, terms, NULL};
