@@ -73,6 +73,8 @@ double harness_terms(const weft_problem *p, int role);
 /* What an input is given: by the operator's own fill, else harness_fill; integers (masks, ...) are 0 and 1. */
 void harness_fill_input(const weft_problem *p, harness_buffer *b, harness_kind kind, uint64_t seed);
 
+/* n, c and the visible axes of data n c d h w; about `most` elements at most, sometimes none. */
+void harness_draw_data(weft_problem *p, harness_rng *r, double most);
 /* How one operator's problems are drawn: tools/random_NAME.c defines it, harness_random.c lists it. NULL: the general way. */
 typedef struct harness_generator {
     void (*draw)(weft_problem *p, harness_rng *r, bool usual);   /* geometry, always valid; pass and rank are set */

@@ -68,6 +68,7 @@ static weft_status run_plan(harness *h, weft_ctx *ctx, const weft_plan *plan, ha
         bool written = weft__is_output(p, role);
         buffers[role] = written ? &out[role] : &in[role];
         if (written && !harness_open(&out[role], &p->tensor[i], place)) return weft__fail(WEFT_MEMORY, "no memory for %s", weft__role_name(role));
+        if (written && weft__is_input(p, role)) memcpy(out[role].low, in[role].low, in[role].bytes);   /* the poison of gaps too */
     }
     prepacked = prepacked && weft_plan_packed(plan);
     if (!harness_open_bytes(&h->workspace, weft_plan_workspace(plan), 64, HARNESS_END) ||

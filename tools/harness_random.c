@@ -84,7 +84,23 @@ static double conv_terms(const weft_problem *p, int role) {
 
 static const harness_generator conv = {conv_draw, conv_terms, NULL};
 
+extern const harness_generator harness_softmax, harness_cross_entropy, harness_batch_norm, harness_lrn;   /* random_norm.c */
+extern const harness_generator harness_max_pool, harness_avg_pool, harness_adaptive_avg_pool, harness_columns;   /* random_pool.c */
+extern const harness_generator harness_dgmm;         /* random_dgmm.c */
+
 static const harness_generator *const generators[WEFT_OP_COUNT] = {
+    [WEFT_MAX_POOL] = &harness_max_pool,
+    [WEFT_AVG_POOL] = &harness_avg_pool,
+    [WEFT_ADAPTIVE_AVG_POOL] = &harness_adaptive_avg_pool,
+    [WEFT_IM2COL] = &harness_columns,
+    [WEFT_COL2IM] = &harness_columns,
+    [WEFT_DGMM] = &harness_dgmm,
+    [WEFT_CDGMM] = &harness_dgmm,
+    [WEFT_SOFTMAX] = &harness_softmax,
+    [WEFT_LOG_SOFTMAX] = &harness_softmax,
+    [WEFT_CROSS_ENTROPY] = &harness_cross_entropy,
+    [WEFT_BATCH_NORM] = &harness_batch_norm,
+    [WEFT_LRN] = &harness_lrn,
     [WEFT_CONV] = &conv,
 };
 
@@ -105,6 +121,16 @@ static void any_draw(weft_problem *p, harness_rng *r, bool usual) {
             at[a] = f->section == 0 ? PICK(r, shorter) : (int64_t)f->fallback + harness_below(r, 3);
             if (f->kind == WEFT__FIELD_PADS) at[a + 3] = harness_below(r, 3);
         }
+    }
+}
+
+void harness_draw_data(weft_problem *p, harness_rng *r, double most) {
+    p->n = harness_chance(r, 2) ? 0 : 1 + harness_below(r, 3);
+    p->c = PICK(r, channels);
+    for (int a = 3 - p->rank; a < 3; a++) p->in[a] = harness_chance(r, 1) ? 0 : PICK(r, shorter);
+    for (int turn = 0; (double)p->n * (double)p->c * (double)p->in[0] * (double)p->in[1] * (double)p->in[2] > most; turn++) {
+        int64_t *size = turn % 4 < 3 ? &p->in[turn % 4] : &p->c;
+        *size = (*size + 1) / 2;
     }
 }
 
@@ -137,6 +163,10 @@ static void draw_epilogue(weft_problem *p, harness_rng *r) {
         s->lo = PICK(r, lows);
         s->hi = s->lo + (harness_chance(r, 50) ? 6 : 0.5);
     }
+    static const double factors[] = {1, 0, -1, 0.5, 2};
+    if (!pass->acc || !harness_chance(r, 15)) return;
+    double fresh = PICK(r, factors), old = PICK(r, factors);
+    p->step[p->nsteps++] = (weft_step){.kind = WEFT_STEP_ACC, .lo = fresh, .hi = old};
 }
 
 /* Any order of the axes, gaps behind some of them; inputs sometimes repeat an axis with stride 0. */

@@ -1,0 +1,76 @@
+/* Random problems of softmax, cross entropy, batch norm and LRN, with labels, variances and deviations that can occur. */
+#include "harness.h"
+
+enum { ELEMENTS = 6000 };
+
+/* ---------------------------------------------------------------- softmax, log_softmax */
+static void softmax_draw(weft_problem *p, harness_rng *r, bool usual) {
+    (void)usual;
+    harness_draw_data(p, r, ELEMENTS);
+}
+
+const harness_generator harness_softmax = {softmax_draw, NULL, NULL};
+
+/* ---------------------------------------------------------------- cross_entropy */
+static void cross_entropy_draw(weft_problem *p, harness_rng *r, bool usual) {
+    static const double smooth[] = {0, 0, 0.1, 0.75, 1};
+    harness_draw_data(p, r, ELEMENTS);
+    p->attr[WEFT_CE_PROBS] = !usual && harness_chance(r, 50);
+    p->attr[WEFT_CE_WEIGHTED] = harness_chance(r, 50);
+    p->attr[WEFT_CE_IGNORE] = harness_chance(r, 50) ? -100 : harness_below(r, p->c);
+    p->attr[WEFT_CE_REDUCTION] = harness_below(r, 3);
+    p->real[WEFT_CE_SMOOTH] = HARNESS_PICK(r, smooth);
+}
+
+/* Every tenth label is ignored; among specials some are no class at all. */
+static bool cross_entropy_fill(const weft_problem *p, harness_buffer *b, harness_kind kind, uint64_t seed) {
+    if (b->tensor.dtype != WEFT_I64) return false;
+    harness_rng r = {seed};
+    for (harness_walk w = harness_first(&b->tensor); !w.done; harness_step(&w)) {
+        int64_t label = harness_below(&r, p->c);
+        if (harness_chance(&r, 10)) label = p->attr[WEFT_CE_IGNORE];
+        if (kind == HARNESS_SPECIALS && harness_chance(&r, 5)) label = harness_chance(&r, 50) ? p->c : INT64_MIN;
+        ((int64_t *)b->at)[w.offset] = label;
+    }
+    return true;
+}
+
+const harness_generator harness_cross_entropy = {cross_entropy_draw, NULL, cross_entropy_fill};
+
+/* ---------------------------------------------------------------- batch_norm */
+static void batch_norm_draw(weft_problem *p, harness_rng *r, bool usual) {
+    static const double momentum[] = {0.1, 0.1, 0, 1, 0.75};
+    (void)usual;
+    harness_draw_data(p, r, ELEMENTS);
+    p->attr[WEFT_BN_TRAIN] = harness_chance(r, 60);
+    p->attr[WEFT_BN_AFFINE] = harness_chance(r, 60);
+    p->attr[WEFT_BN_TRACK] = !p->attr[WEFT_BN_TRAIN] || harness_chance(r, 60);
+    p->real[WEFT_BN_EPS] = harness_chance(r, 60) ? 1e-5 : 0.125;
+    p->real[WEFT_BN_MOMENTUM] = HARNESS_PICK(r, momentum);
+    if (p->n == 1 && p->in[0] * p->in[1] * p->in[2] == 1) p->n = 2;
+}
+
+/* Variances and inverse deviations are positive. */
+static bool batch_norm_fill(const weft_problem *p, harness_buffer *b, harness_kind kind, uint64_t seed) {
+    (void)p, (void)kind;
+    if (b->tensor.role != WEFT_VAR && b->tensor.role != WEFT_SAVE_INVSTD) return false;
+    harness_rng r = {seed};
+    int64_t size = (int64_t)weft__dtype_size(b->tensor.dtype);
+    for (harness_walk w = harness_first(&b->tensor); !w.done; harness_step(&w))
+        harness_store(b->tensor.dtype, (char *)b->at + w.offset * size, 1.25 + harness_real(&r));
+    return true;
+}
+
+const harness_generator harness_batch_norm = {batch_norm_draw, NULL, batch_norm_fill};
+
+/* ---------------------------------------------------------------- lrn */
+static void lrn_draw(weft_problem *p, harness_rng *r, bool usual) {
+    static const double alpha[] = {1e-4, 1, 0.3}, beta[] = {0.75, 0.5, 1, 2}, k[] = {1, 2, 0.5};
+    harness_draw_data(p, r, ELEMENTS / 4);
+    p->attr[WEFT_LRN_SIZE] = usual ? 5 : 1 + harness_below(r, 9);
+    p->real[WEFT_LRN_ALPHA] = HARNESS_PICK(r, alpha);
+    p->real[WEFT_LRN_BETA] = HARNESS_PICK(r, beta);
+    p->real[WEFT_LRN_K] = HARNESS_PICK(r, k);
+}
+
+const harness_generator harness_lrn = {lrn_draw, NULL, NULL};
