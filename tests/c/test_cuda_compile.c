@@ -20,6 +20,11 @@ static const char *const problems[] = {    /* what changes defines: passes, data
     "conv2d:fwd:f32:nhwc:n64c128h56w56:o128k3p1g128@cuda",
     "conv2d:fwd:f32:nhwc:n2c7h17w9:o7k3p2g7:bias+relu@cuda",
     "conv3d:bwd:bf16:ncdhw:n1c4d5h6w7:o8k3s2p1g2:bias@cuda",
+    "softmax2d:fwd:f32:nchw:n2c19h8w8@cuda",
+    "log_softmax1d:bwd:f16:nwc:n2c19w8@cuda",
+    "cross_entropy2d:fwd:f32:nchw:n2c19h8w8:weighted1smooth0.1@cuda",
+    "batch_norm2d:fwd:bf16,weights=f32,bias=f32:nhwc:n8c64h7w7:train1@cuda",
+    "lrn2d:bwd:f32:nchw:n2c96h5w5:size5@cuda",
 };
 
 static char text_log[4096];
