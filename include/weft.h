@@ -11,6 +11,7 @@
  *   6. The plan         choose a kernel, ask about it, run it
  *   7. Kernels          what exists, what applies, and why not
  *   8. Wisdom           measured choices, kept in a file
+ *   9. Sparse weights   building the CSR form that sparse_conv takes
  *
  * 1. Ten lines
  * ------------
@@ -131,7 +132,9 @@ typedef enum weft_layout { WEFT_LAYOUT_NONE, WEFT_FIRST, WEFT_LAST, WEFT_STRIDED
     X(LOG_SOFTMAX, log_softmax)                                                                    \
     X(CROSS_ENTROPY, cross_entropy)                                                                \
     X(BATCH_NORM, batch_norm)                                                                      \
-    X(LRN, lrn)
+    X(LRN, lrn)                                                                                    \
+    X(PARTIAL_CONV, partial_conv)                                                                  \
+    X(SPARSE_CONV, sparse_conv)
 
 typedef enum weft_op {
     WEFT_OP_NONE,
@@ -246,6 +249,11 @@ enum { WEFT_BN_TRAIN, WEFT_BN_AFFINE, WEFT_BN_TRACK };
 enum { WEFT_BN_EPS, WEFT_BN_MOMENTUM };
 enum { WEFT_LRN_SIZE };                                /* lrn, attr: channels in the window */
 enum { WEFT_LRN_ALPHA, WEFT_LRN_BETA, WEFT_LRN_K };    /* lrn, real: 1e-4, 0.75 and 1 if not said */
+/* partial_conv. attr: mask 0 none, 1 one channel, 2 every channel; one mask for the batch 0/1; the forward pass had a bias 0/1 (gradient
+ * passes without a bias step); transposed 0/1; output padding along d h w (transposed) */
+enum { WEFT_PARTIAL_MASK, WEFT_PARTIAL_SHARED, WEFT_PARTIAL_BIASED, WEFT_PARTIAL_TRANSPOSED, WEFT_PARTIAL_OUTPAD };
+/* sparse_conv. attr: stored weights; columns are stretched 0/1: see section 9 */
+enum { WEFT_SPARSE_NNZ, WEFT_SPARSE_STRETCHED };
 
 typedef struct weft_tensor {
     int16_t role, dtype, layout;     /* weft_role, weft_dtype, weft_layout */
@@ -425,6 +433,28 @@ WEFT_API weft_status weft_wisdom_save(weft_ctx *ctx, const char *path, weft_wisd
 WEFT_API weft_status weft_wisdom_parse(weft_ctx *ctx, const char *text, size_t length, weft_wisdom_report *report);
 WEFT_API weft_status weft_wisdom_forget(weft_ctx *ctx, const weft_problem *p);   /* p NULL: everything */
 WEFT_API size_t weft_wisdom_count(const weft_ctx *ctx);
+
+/* ---------------------------------------------------------- 9. Sparse weights
+ * sparse_conv takes weights (o, (c/groups)*kd*kh*kw) in CSR: weights, the nnz values; rows, o+1 places where rows begin and end; cols, the
+ * nnz columns. A column ((i*kd + r)*kh + s)*kw + t is channel i of the group and tap (r, s, t). Stretched, it is the tap's offset in the
+ * padded input of the group, ((i*Pd + r*dd)*Ph + s*dh)*Pw + t*dw with P = in + low pad + high pad; the input itself is never padded.
+ * The functions here work in host memory. p is a sparse_conv problem whose pass is fwd, bwd_data or bwd; the data types and the
+ * strides of the vectors are those of its tensors weights, rows and cols.
+ *   weft_problem_parse(&p, "sparse_conv2d:fwd:f32:nchw:n1c8h32w32:o8k3p1nnz0");
+ *   weft_sparse_count(&p, NULL, dense, &nnz);                      say 123: room for 123 values, 9 rows, 123 columns
+ *   weft_problem_parse(&p, "sparse_conv2d:fwd:f32:nchw:n1c8h32w32:o8k3p1nnz123");
+ *   weft_sparse_build(&p, NULL, dense, values, rows, cols); */
+
+/* Elements of the dense weights that are not 0 (NaN is not). dense: data type and layout or strides of the weights of a convolution of
+ * the same geometry; NULL: channels-first, in the data type of p's weights. The nnz of p is not looked at. */
+WEFT_API weft_status weft_sparse_count(const weft_problem *p, const weft_tensor *dense, const void *weights, int64_t *nnz);
+/* Fills the three vectors, columns rising in each row and stretched if p says so. There must be nnz elements that are not 0. */
+WEFT_API weft_status weft_sparse_build(const weft_problem *p, const weft_tensor *dense, const void *weights, void *values, void *rows, void *cols);
+/* Plain columns to stretched ones for the geometry of p; the two may be the same memory. */
+WEFT_API weft_status weft_sparse_stretch(const weft_problem *p, const void *cols, void *stretched);
+/* Is it CSR for p? rows from 0 to nnz and never falling, columns in range; their order is free and equal ones add up. weft_execute does
+ * not look: what fails here gives it wrong numbers, but never an access outside of a tensor. */
+WEFT_API weft_status weft_sparse_check(const weft_problem *p, const void *rows, const void *cols);
 
 #ifdef __cplusplus
 }

@@ -138,10 +138,14 @@ WEFT_ITEM int conv_output(const weft_problem *p, int phase) {
     }
 }
 
+WEFT_ITEM int conv_biased(const weft_problem *p) {
+    for (int i = 0; i < p->nsteps; i++)
+        if (p->step[i].kind == WEFT_STEP_BIAS) return 1;
+    return 0;
+}
+
 WEFT_ITEM int conv_phases(const weft_problem *p) {
-    int biased = 0;
-    for (int i = 0; i < p->nsteps; i++) biased |= p->step[i].kind == WEFT_STEP_BIAS;
-    return p->pass == WEFT_BWD ? 2 + biased : p->pass == WEFT_BWD_WEIGHTS ? 1 + biased : 1;
+    return p->pass == WEFT_BWD ? 2 + conv_biased(p) : p->pass == WEFT_BWD_WEIGHTS ? 1 + conv_biased(p) : 1;
 }
 
 WEFT_ITEM int64_t conv_count(const weft_problem *p, int phase) { return item_numel(item_tensor(p, conv_output(p, phase))); }
