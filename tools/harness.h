@@ -82,6 +82,7 @@ typedef struct harness_generator {
     /* Data that must mean something: indices, labels, variances, offsets. false: any values of that kind will do. */
     bool (*fill)(const weft_problem *p, harness_buffer *b, harness_kind kind, uint64_t seed);
 } harness_generator;
+extern const harness_generator harness_conv;              /* its family starts from the same geometry */
 #define HARNESS_PICK(r, list) ((list)[harness_below((r), (int64_t)WEFT__COUNT(list))])
 
 /* ---------------------------------------------------------------- harness.c: a kernel against the reference */

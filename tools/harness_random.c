@@ -82,11 +82,12 @@ static double conv_terms(const weft_problem *p, int role) {
     }
 }
 
-static const harness_generator conv = {conv_draw, conv_terms, NULL};
+const harness_generator harness_conv = {conv_draw, conv_terms, NULL};
 
 extern const harness_generator harness_softmax, harness_cross_entropy, harness_batch_norm, harness_lrn;   /* random_norm.c */
 extern const harness_generator harness_max_pool, harness_avg_pool, harness_adaptive_avg_pool, harness_columns;   /* random_pool.c */
 extern const harness_generator harness_dgmm;         /* random_dgmm.c */
+extern const harness_generator harness_partial_conv, harness_sparse_conv;   /* random_partial_conv.c, random_sparse_conv.c */
 
 static const harness_generator *const generators[WEFT_OP_COUNT] = {
     [WEFT_MAX_POOL] = &harness_max_pool,
@@ -101,7 +102,9 @@ static const harness_generator *const generators[WEFT_OP_COUNT] = {
     [WEFT_CROSS_ENTROPY] = &harness_cross_entropy,
     [WEFT_BATCH_NORM] = &harness_batch_norm,
     [WEFT_LRN] = &harness_lrn,
-    [WEFT_CONV] = &conv,
+    [WEFT_CONV] = &harness_conv,
+    [WEFT_PARTIAL_CONV] = &harness_partial_conv,
+    [WEFT_SPARSE_CONV] = &harness_sparse_conv,
 };
 
 /* ---------------------------------------------------------------- any operator */
