@@ -97,9 +97,50 @@ def layout(x, last):
     formats = {3: torch.contiguous_format, 4: torch.channels_last, 5: torch.channels_last_3d}
     if not last:
         return x.contiguous()
-    if x.dim() == 3:
-        return x.transpose(1, 2).contiguous().transpose(1, 2)
+    if x.dim() not in (4, 5):
+        return x.movedim(1, -1).contiguous().movedim(-1, 1)
     return x.contiguous(memory_format=formats[x.dim()])
+
+
+FORMS = ["first", "last", "strided"]
+
+
+def arrange(x, form):
+    """x in one of FORMS; strided: the axes the other way round in memory and a gap behind every element."""
+    if form != "strided":
+        return layout(x, form == "last")
+    room = torch.full((*reversed(x.shape), 2), 7, dtype=x.dtype)
+    return room[..., 0].permute(*reversed(range(x.dim()))).copy_(x)
+
+
+def layouts(form, **tensors):
+    """The layout part of a text for tensors given by role, as arrange left them; vectors are not named."""
+    names = [f",{role}=[{'.'.join(map(str, x.stride()))}]" for role, x in tensors.items() if x.dim() > 2]
+    rank = max(x.dim() for x in tensors.values()) - 2
+    return tag(rank, form == "last") + ("".join(names) if form == "strided" else "")
+
+
+def far(shape, dtype):
+    """Zeros whose second image lies 2^31 elements behind the first; only the pages in use take memory."""
+    inner = torch.empty(shape[1:]).stride()
+    return torch.empty(2**31 + shape[0] * inner[0] * shape[1], dtype=dtype).as_strided(shape, (2**31, *inner)).zero_()
+
+
+def slope(f, x, v, h=1e-5):
+    """The derivative of f at x along v by differences: the error is of order h^2."""
+    return (f(x + h * v) - f(x - h * v)) / (2 * h)
+
+
+def gaps(x):
+    """x in memory with the first two axes swapped and a gap behind every element."""
+    room = torch.full((x.shape[1], x.shape[0], *x.shape[2:], 2), 9, dtype=x.dtype)
+    view = room.transpose(0, 1)[..., 0]
+    return view.copy_(x)
+
+
+def strided(**tensors):
+    """The part of the layouts that gives the strides of these roles: ,src=[64.16.4.1]"""
+    return "".join(f",{role}=[{'.'.join(map(str, x.stride()))}]" for role, x in tensors.items())
 
 
 def tag(rank, last):
