@@ -49,7 +49,8 @@ static int show_compile(const char *folder) {
     weft__cuda *cuda = weft__ctx_cuda(ctx, &why);
     uint64_t start = weft__now_ns();
     if (!cuda || weft__cuda_alloc(cuda, 0, 1, &block) != WEFT_OK) return 1;   /* the primary context, apart from weft's own share */
-    printf("  context %.0f ms; fast kernel %.1f ms", ms_since(start), plan_ms(ctx, first_problem, NULL));
+    printf("  context %.0f ms", ms_since(start));
+    printf("; fast kernel %.1f ms", plan_ms(ctx, first_problem, NULL));
     printf("; other batch %.3f ms", plan_ms(ctx, other_batch, NULL));
     printf("; reference %.1f ms\n", plan_ms(ctx, first_problem, "conv_ref__cuda"));
     weft__cuda_free(cuda, 0, block);
@@ -59,7 +60,10 @@ static int show_compile(const char *folder) {
 
 static void compile_times(const char *self) {
     char folder[] = "/tmp/weft-smoke-XXXXXX", command[1024];
-    if (!mkdtemp(folder)) return judge(false, "compile", "no folder in /tmp");
+    if (!mkdtemp(folder)) {
+        judge(false, "compile", "no folder in /tmp");
+        return;
+    }
     static const char *const words[] = {"compiled, nothing on disk:", "a new process, from disk:"};
     for (int i = 0; i < 2; i++) {
         printf("%s\n", words[i]);
@@ -89,7 +93,10 @@ static void check_results(int problems, uint64_t seed) {
     static const char *const steps[] = {"", ":bias", ":bias+relu", ":clip-2_3+bias"};
     static harness h;
     const int threads = 0;
-    if (harness_create(&h, NULL, &threads, 1) != WEFT_OK) return judge(false, "harness", weft_last_error());
+    if (harness_create(&h, NULL, &threads, 1) != WEFT_OK) {
+        judge(false, "harness", weft_last_error());
+        return;
+    }
     char text[WEFT_TEXT_MAX];
     weft_problem p;
     uint64_t start = weft__now_ns();
