@@ -95,19 +95,21 @@ tier_avx2() { at_isa avx2; }
 tier_scalar() { at_isa scalar; }
 at_isa() { # the kernels again on a lower instruction set
     WEFT_ISA=$1 programs "$BUILD" 'kernel|sweep|propert|threads'
-    WEFT_ISA=$1 check "verify on $1" "$BUILD/weft" verify --random 500 --seed "$SEED"
+    WEFT_ISA=$1 check "verify on $1" "$BUILD/weft" verify --random 2000 --seed "$SEED"
 }
-tier_verify() { check verify "$BUILD/weft" verify --random "${RANDOM_PROBLEMS:-3000}" --seed "$SEED"; }
-tier_fuzz() {
+tier_verify() { check verify "$BUILD/weft" verify --random "${RANDOM_PROBLEMS:-5000}" --seed "$SEED"; }
+tier_fuzz() { fuzzers "$BUILD" "${FUZZ_SECONDS:-5}"; }
+fuzzers() { # DIR SECONDS
     local target
-    for target in "$BUILD"/fuzz_*; do
-        [ -x "$target" ] && check "${target##*/}" "$target" --seconds "${FUZZ_SECONDS:-5}" --seed "$SEED"
+    for target in "$1"/fuzz_*; do
+        [ -x "$target" ] && check "${target##*/}" "$target" --seconds "$2" --seed "$SEED"
     done
 }
 tier_asan() {
     build_with "$BUILD-asan" address,undefined || return
     programs "$BUILD-asan" .
-    check 'verify under ASan' "$BUILD-asan/weft" verify --random 200 --seed "$SEED"
+    fuzzers "$BUILD-asan" 3
+    check 'verify' "$BUILD-asan/weft" verify --random 300 --seed "$SEED"
 }
 tier_tsan() {
     build_with "$BUILD-tsan" thread || return
@@ -173,7 +175,7 @@ run_tier() { # NAME: its log, its counts in NAME.sum, one line on the terminal
     [ "$passed" != 0 ] || word=SKIPPED
     [ "$failed" = 0 ] || word=FAILED
     printf '%-8s %-10s %4d s   %s\n' $word "$name" $((SECONDS - start)) "$(counts "$passed" "$failed" "$skipped")"
-    grep -E '^SKIPPED' "$log" | sed 's/^/         /'
+    grep -E '^(SKIPPED|skip) ' "$log" | sort -u | cut -c1-200 | sed 's/^/         /'
     [ "$failed" = 0 ] || { echo "         the end of $log:"; tail -n 40 "$log" | sed 's/^/         | /'; }
 }
 prepare() { # the build and the Python environment, side by side; no tier makes sense without the build
