@@ -24,25 +24,38 @@ WANT_INPUT, WANT_WEIGHT, WANT_BIAS = 1, 2, 4
 
 
 class Rule:
-    """One operator and its gradient. tensors: how many leading arguments may be tensors."""
+    """One operator and its gradient. tensors: how many leading arguments are tensors; only they have gradients.
 
-    __slots__ = ("op", "tensors", "function", "transformed")
+    save(ctx, inputs, output) keeps what gradient(ctx, *grads) needs, which returns one gradient for each of those tensors.
+    """
+
+    __slots__ = ("op", "tensors", "function", "apply", "transformed")
 
     def __init__(self, name: str, tensors: int, save: Callable, gradient: Callable, batch: Callable) -> None:
         op = getattr(torch.ops.weft, name).default
+        nothing = (None,) * (len(op._schema.arguments) - tensors)
         self.op, self.tensors = op, tensors
 
-        def forward(ctx: Any, *args: Any) -> Any:
+        def forward(ctx: Any, *packed: Any) -> Any:
+            """Settings come as one argument: each argument of a Function costs time, also on the way back."""
+            args = packed[:-1] + packed[-1]
             with _BelowAutograd():
                 output = op(*args)
             save(ctx, args, output)
             return output
 
-        body = {"backward": staticmethod(gradient)}
-        self.function = type(f"weft_{name}", (torch.autograd.Function,), {"forward": staticmethod(forward), **body})
+        def backward(ctx: Any, *grads: Any) -> Any:
+            return gradient(ctx, *grads) + (None,)
+
+        def backward_in_full(ctx: Any, *grads: Any) -> Any:
+            return gradient(ctx, *grads) + nothing
+
+        self.function = type(f"weft_{name}", (torch.autograd.Function,), {"forward": staticmethod(forward), "backward": staticmethod(backward)})
+        self.apply = super(torch.autograd.Function, self.function).apply   # without the preparations for torch.func: 2.5 us of 14
         self.transformed = type(f"weft_{name}_transformed", (torch.autograd.Function,), {
-            "forward": staticmethod(lambda *args: op(*args)), "setup_context": staticmethod(save), "vmap": staticmethod(batch), **body})
-        torch.library.register_autograd(op, gradient, setup_context=save)
+            "forward": staticmethod(lambda *args: op(*args)), "setup_context": staticmethod(save),
+            "backward": staticmethod(backward_in_full), "vmap": staticmethod(batch)})
+        torch.library.register_autograd(op, backward_in_full, setup_context=save)
         torch.library.register_vmap(op, batch)
 
 
@@ -55,7 +68,7 @@ def call(rule: Rule, *args: Any) -> Any:
     if _grad_enabled():
         for t in args[:rule.tensors]:
             if t is not None and t.requires_grad:
-                return rule.function.apply(*args)
+                return rule.apply(*args[:rule.tensors], args[rule.tensors:])
     with _BelowAutograd():
         return rule.op(*args)
 
@@ -146,7 +159,7 @@ def _gradient_of_forward(ctx, grad):
     x, w, b = ctx.needs_input_grad[:3]
     want = x * WANT_INPUT + w * WANT_WEIGHT + b * WANT_BIAS
     dx, dw, db = call(conv_backward, grad, input, weight, *ctx.geometry, ctx.transposed, want, ctx.bias_dtype)
-    return (dx if x else None, dw if w else None, db if b else None) + (None,) * (8 if ctx.transposed else 7)
+    return dx if x else None, dw if w else None, db if b else None
 
 
 def _save_backward(ctx, inputs, output):
@@ -189,7 +202,7 @@ def _gradient_of_backward(ctx, ddx, ddw, ddb):
         of_input = call(conv_backward, grad, input, ddw, *geometry, transposed, WANT_INPUT, bias_dtype)[0]
     if ctx.needs_input_grad[2] and ddx is not None:
         of_weight = call(conv_backward, grad, ddx, weight, *geometry, transposed, WANT_WEIGHT, bias_dtype)[1]
-    return (of_grad, of_input, of_weight) + (None,) * 7
+    return of_grad, of_input, of_weight
 
 
 # ---------------------------------------------------------------------------------------------- batching
