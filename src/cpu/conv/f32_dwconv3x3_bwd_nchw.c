@@ -12,6 +12,11 @@
 #include "cpu/conv/dwconv3x3_nchw.h"
 
 enum { ROWS = VF_REGS >= 32 ? 4 : 2, AHEAD = 3072, SUMS = 10 };   /* 9 weights and the bias */
+#if VF_REGS >= 32
+#define TILE "4x1v"
+#else
+#define TILE "2x1v"
+#endif
 
 static const char *ok_bwd_weights(const weft_problem *p, const weft__hw *hw) {
     (void)hw;
@@ -209,11 +214,11 @@ static weft_status run(const weft__exec *e) {
 }
 
 WEFT__KERNEL(f32_dwconv3x3_bwd_weights_nchw) = {
-    .name = WEFT__NAME("f32_dwconv3x3_bwd_weights_nchw_rx1v"), .version = 1, .op = WEFT_CONV, .engine = WEFT_ENGINE_CPU,
+    .name = WEFT__NAME("f32_dwconv3x3_bwd_weights_nchw_" TILE), .version = 1, .op = WEFT_CONV, .engine = WEFT_ENGINE_CPU,
     .isa = WEFT__ISA_HERE, .exact = true, .ok = ok_bwd_weights, .workspace = workspace, .cost = cost, .run = run,
 };
 
 WEFT__KERNEL(f32_dwconv3x3_bwd_nchw) = {
-    .name = WEFT__NAME("f32_dwconv3x3_bwd_nchw_rx1v"), .version = 1, .op = WEFT_CONV, .engine = WEFT_ENGINE_CPU,
+    .name = WEFT__NAME("f32_dwconv3x3_bwd_nchw_" TILE), .version = 1, .op = WEFT_CONV, .engine = WEFT_ENGINE_CPU,
     .isa = WEFT__ISA_HERE, .exact = true, .ok = ok_bwd, .workspace = workspace, .cost = cost, .run = run,
 };
