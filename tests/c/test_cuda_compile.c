@@ -1,5 +1,5 @@
-/* The CUDA engine as far as it goes without a GPU: every embedded source through NVRTC for three generations, with the defines
- * each kernel gives, and the files that keep compiled code. WEFT_NVRTC may name the library. */
+/* The CUDA engine as far as it goes without a GPU: every embedded source through NVRTC for three generations, with the
+ * defines each kernel gives, and the files that keep compiled code. WEFT_NVRTC may name the library. */
 #include <dirent.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -128,7 +128,8 @@ TEST(every_kernel_compiles_for_every_generation) {
         if (list[i]->engine != WEFT_ENGINE_CUDA) continue;
         cuda++;
         for (size_t g = 0; g < WEFT__COUNT(generations); g++)
-            CHECK(compile_kernel(ctx, list[i], &generations[g]) > 0, "%s: none of the problems here is for it on %s", list[i]->name, generations[g].name);
+            CHECK(compile_kernel(ctx, list[i], &generations[g]) > 0, "%s: none of the problems here is for it on %s",
+                  list[i]->name, generations[g].name);
     }
     CHECK(cuda >= 2, "%zu CUDA kernels", cuda);
     close_compiler(ctx);
@@ -137,7 +138,8 @@ TEST(every_kernel_compiles_for_every_generation) {
 TEST(a_wrong_source_gives_its_first_errors) {
     weft_ctx *ctx = open_compiler();
     size_t size = 1;
-    FAILS(weft__cuda_compile(ctx, "this is no program;\n", "", "sm_90", &size), WEFT_INTERNAL, "nvrtc|source(1)|error|sm_90");
+    FAILS(weft__cuda_compile(ctx, "this is no program;\n", "", "sm_90", &size), WEFT_INTERNAL,
+          "nvrtc|source(1)|error|sm_90");
     CHECK(size == 0, "%zu", size);
     close_compiler(ctx);
 }

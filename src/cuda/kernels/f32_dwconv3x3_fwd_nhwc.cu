@@ -1,14 +1,17 @@
 /* f32 depthwise 3x3 stride 1 forward, channels-last.
  * Math:      dst[n,y,x,c] = epilogue(sum_{r,s} src[n,y+r-pt,x+s-pl,c] * weights[c,r,s])
- * Blocking:  a warp is 32 x VEC neighbouring channels (VEC 2 where c is even), a thread 8 rows x 2 columns of them: it walks down the
- *            rows with the sums of the three output rows under way in registers. 8 warps a block, side by side
- * Traffic:   8 bytes and 18 flops an output: memory-bound. Of the 4 columns a thread reads, two are its neighbour's too (L1); strips
- *            read 2 rows in 10 again (L2)
+ * Blocking:  a warp is 32 x VEC neighbouring channels (VEC 2 where c is even), a thread 8 rows x 2 columns of them: it
+ *            walks down the rows with the sums of the three output rows under way in registers. 8 warps a block, side
+ *            by side
+ * Traffic:   8 bytes and 18 flops an output: memory-bound. Of the 4 columns a thread reads, two are its neighbour's too
+ *            (L1); strips read 2 rows in 10 again (L2)
  * Roofline:  bandwidth / 8 outputs per second
- * Assumes:   any n, c, h, w, pads 0..2; VEC x 4 bytes of alignment. Taps in the padding are left out, not multiplied by 0
- * Try:       weft bench --kernel f32_dwconv3x3_fwd_nhwc_8x2__cuda conv2d:fwd:f32:nhwc:n64c128h56w56:o128k3p1g128@cuda */
+ * Assumes:   any n, c, h, w, pads 0..2; VEC x 4 bytes of alignment. Taps in the padding are left
+ *            out, not multiplied by 0
+ * Try:       weft bench --kernel f32_dwconv3x3_fwd_nhwc_8x2__cuda
+ *            conv2d:fwd:f32:nhwc:n64c128h56w56:o128k3p1g128@cuda */
 #ifndef __CUDACC_RTC__
-#include "core/internal.h"
+#include "dwconv.h"
 #endif
 #include "epilogue.h"
 
@@ -31,33 +34,25 @@ static int vec_of(const weft_problem *p) {
     return p->c % 2 ? 1 : 2;
 }
 
-static int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 static double groups_of(const weft_problem *p) {
-    return (double)p->n * (double)ceil_div(p->out[1], ROWS) * (double)ceil_div(p->out[2], COLUMNS);
+    return (double)p->n * (double)dwconv_ceil(p->out[1], ROWS) * (double)dwconv_ceil(p->out[2], COLUMNS);
 }
 
 static const char *ok(const weft_problem *p, const weft__hw *hw) {
-    if (p->pass != WEFT_FWD) return "pass is not fwd";
-    if (!weft__all_dtype(p, WEFT_F32)) return "a tensor is not f32";
-    if (p->groups != p->c || p->o != p->c) return "not depthwise with one filter a channel";
-    if (p->in[0] != 1 || p->kernel[0] != 1 || p->out[0] != 1 || p->pad_lo[0]) return "three spatial axes";
-    for (int a = 1; a < 3; a++) {
-        if (p->kernel[a] != 3 || p->stride[a] != 1 || p->dilation[a] != 1) return "not a 3x3 kernel with stride and dilation 1";
-        if (p->pad_lo[a] > 2 || p->pad_hi[a] > 2) return "padding over 2";
-        if (p->in[a] > 1 << 30) return "an image side over 2^30";
-    }
-    if (!weft__is_last(weft__tensor(p, WEFT_SRC)) || !weft__is_last(weft__tensor(p, WEFT_DST))) return "src or dst is not dense channels-last";
+    const char *refusal = dwconv_refusal(p, WEFT_FWD, hw->gpu);
+    const weft_tensor *bias = weft__tensor(p, WEFT_BIAS);
+    if (refusal) return refusal;
+    if (!weft__is_last(weft__tensor(p, WEFT_SRC))) return "src is not dense channels-last";
+    if (!weft__is_last(weft__tensor(p, WEFT_DST))) return "dst is not dense channels-last";
     if (!weft__is_first(weft__tensor(p, WEFT_WEIGHTS))) return "weights are not dense channels-first";
-    if (weft__tensor(p, WEFT_BIAS) && !weft__is_first(weft__tensor(p, WEFT_BIAS))) return "bias is not dense";
-    if (p->n < 1 || p->in[1] < 1 || p->in[2] < 1) return "an empty tensor";
-    if (hw->gpu->cc < 75) return "compute capability below 7.5";
-    if (p->c > 1 << 30 || groups_of(p) * (double)ceil_div(p->c, LANES) > 2e9) return "2^31 blocks or more";
+    if (bias && !weft__is_first(bias)) return "bias is not dense";
+    if (groups_of(p) * (double)dwconv_ceil(p->c, LANES) > 2e9) return "2^31 blocks or more";
     return NULL;
 }
 
 /* Bytes at the device's rate, the idle lanes of a last slab, and the launch. */
 static double cost(const weft_problem *p, const weft__hw *hw) {
-    double slab = LANES * vec_of(p), idle = (double)ceil_div(p->c, (int64_t)slab) * slab / (double)p->c;
+    double slab = LANES * vec_of(p), idle = (double)dwconv_ceil(p->c, (int64_t)slab) * slab / (double)p->c;
     return 3000 + 1.15 * WEFT__MAX(1, 0.5 * idle) * weft__bytes(p) / hw->gpu->gbs;
 }
 
@@ -69,19 +64,22 @@ static void defines(const weft_problem *p, const weft__hw *hw, weft__text *t) {
 
 static weft_status run(const weft__exec *e) {
     const weft_problem *p = e->p;
-    dwconv_args a = {.src = e->ptr[WEFT_SRC], .weights = e->ptr[WEFT_WEIGHTS], .bias = e->ptr[WEFT_BIAS], .dst = e->ptr[WEFT_DST],
-                     .channels = (int32_t)p->c, .slabs = (int32_t)ceil_div(p->c, LANES * vec_of(p)),
-                     .h = (int32_t)p->in[1], .w = (int32_t)p->in[2], .oh = (int32_t)p->out[1], .ow = (int32_t)p->out[2],
-                     .pt = (int32_t)p->pad_lo[1], .pl = (int32_t)p->pad_lo[2],
-                     .strips = (int32_t)ceil_div(p->out[1], ROWS), .pairs = (int32_t)ceil_div(p->out[2], COLUMNS),
-                     .groups = (uint32_t)groups_of(p), .epilogue = weft__epilogue_args(p)};
-    uint32_t grid = (uint32_t)(ceil_div(a.groups, WARPS) * a.slabs);
+    dwconv_args a = {
+        .src = e->ptr[WEFT_SRC], .weights = e->ptr[WEFT_WEIGHTS], .bias = e->ptr[WEFT_BIAS], .dst = e->ptr[WEFT_DST],
+        .channels = (int32_t)p->c, .slabs = (int32_t)dwconv_ceil(p->c, LANES * vec_of(p)),
+        .h = (int32_t)p->in[1], .w = (int32_t)p->in[2], .oh = (int32_t)p->out[1], .ow = (int32_t)p->out[2],
+        .pt = (int32_t)p->pad_lo[1], .pl = (int32_t)p->pad_lo[2],
+        .strips = (int32_t)dwconv_ceil(p->out[1], ROWS), .pairs = (int32_t)dwconv_ceil(p->out[2], COLUMNS),
+        .groups = (uint32_t)groups_of(p), .epilogue = weft__epilogue_args(p),
+    };
+    uint32_t grid = (uint32_t)(dwconv_ceil(a.groups, WARPS) * a.slabs);
     return weft__cuda_launch(e, (uint32_t[]){grid, 1, 1}, (uint32_t[]){LANES * WARPS, 1, 1}, 0, (void *[]){&a});
 }
 
 const weft__kernel weft__cuda_f32_dwconv3x3_fwd_nhwc = {
-    .name = "f32_dwconv3x3_fwd_nhwc_8x2__cuda", .version = 1, .op = WEFT_CONV, .engine = WEFT_ENGINE_CUDA, .exact = true,
-    .ok = ok, .cost = cost, .run = run, .source = "f32_dwconv3x3_fwd_nhwc.cu", .entry = "dwconv3x3", .defines = defines,
+    .name = "f32_dwconv3x3_fwd_nhwc_8x2__cuda", .version = 1, .op = WEFT_CONV, .engine = WEFT_ENGINE_CUDA,
+    .exact = true, .ok = ok, .cost = cost, .run = run,
+    .source = "f32_dwconv3x3_fwd_nhwc.cu", .entry = "dwconv3x3", .defines = defines,
 };
 
 #else
@@ -98,13 +96,14 @@ static __device__ __forceinline__ vec load(const float *at) {
     return r;
 }
 
-/* Counted from the pixel under the first tap of the first output: rows and columns that exist, lo .. hi - 1; and outputs wanted. */
+/* Counted from the pixel under the first tap of the first output: rows and columns that exist, lo .. hi - 1; and
+ * outputs wanted. */
 struct window { int row_lo, row_hi, column_lo, column_hi, rows, columns; };
 
 /* ROWS x COLUMNS outputs of VEC channels. INSIDE: every pixel exists, and all outputs are wanted. */
 template <bool INSIDE>
-static __device__ __forceinline__ void outputs(const dwconv_args &a, const float *src, float *dst, const vec (&weights)[9], const vec &bias,
-                                               const window &at) {
+static __device__ __forceinline__ void outputs(const dwconv_args &a, const float *src, float *dst,
+                                               const vec (&weights)[9], const vec &bias, const window &at) {
     vec sum[3][COLUMNS];             /* output row y is in sum[y % 3] while its three input rows pass */
     int64_t in_row = (int64_t)a.w * a.channels, out_row = (int64_t)a.ow * a.channels;
 #pragma unroll
@@ -117,18 +116,20 @@ static __device__ __forceinline__ void outputs(const dwconv_args &a, const float
             vec pixel[COLUMNS + 2];
 #pragma unroll
             for (int q = 0; q < COLUMNS + 2; q++)
-                if (INSIDE || (q >= at.column_lo && q < at.column_hi)) pixel[q] = load(src + r * in_row + (int64_t)q * a.channels);
+                if (INSIDE || (q >= at.column_lo && q < at.column_hi))
+                    pixel[q] = load(src + r * in_row + (int64_t)q * a.channels);
 #pragma unroll
             for (int q = 0; q < COLUMNS + 2; q++) {
                 if (!INSIDE && (q < at.column_lo || q >= at.column_hi)) continue;
 #pragma unroll
-                for (int k = 0; k < 3; k++)          /* tap row k of output row r - k, tap column s of output column q - s */
+                for (int k = 0; k < 3; k++) /* tap row k of output row r - k, tap column s of output column q - s */
 #pragma unroll
                     for (int s = 0; s < 3; s++) {
-                        if (q - s < 0 || q - s >= COLUMNS || r - k < 0 || r - k >= ROWS) continue;
+                        int y = r - k, x = q - s;
+                        if (x < 0 || x >= COLUMNS || y < 0 || y >= ROWS) continue;
 #pragma unroll
                         for (int i = 0; i < VEC; i++)
-                            sum[(r - k) % 3][q - s].v[i] = fmaf(pixel[q].v[i], weights[3 * k + s].v[i], sum[(r - k) % 3][q - s].v[i]);
+                            sum[y % 3][x].v[i] = fmaf(pixel[q].v[i], weights[3 * k + s].v[i], sum[y % 3][x].v[i]);
                     }
             }
         }
@@ -147,9 +148,12 @@ static __device__ __forceinline__ void outputs(const dwconv_args &a, const float
 
 extern "C" __global__ void __launch_bounds__(LANES * WARPS, 3) dwconv3x3(const __grid_constant__ dwconv_args a) {
     __shared__ float taps[9 * LANES * VEC];          /* weights of this slab, channels fastest */
-    uint32_t slab = blockIdx.x % (uint32_t)a.slabs, group = blockIdx.x / (uint32_t)a.slabs * WARPS + threadIdx.x / LANES;
-    int first = (int)slab * (LANES * VEC), here = min(LANES * VEC, a.channels - first), lane = (int)(threadIdx.x % LANES) * VEC;
-    for (int i = (int)threadIdx.x; i < here * 9; i += LANES * WARPS) taps[i % 9 * (LANES * VEC) + i / 9] = a.weights[(int64_t)first * 9 + i];
+    uint32_t slab = blockIdx.x % (uint32_t)a.slabs,
+             group = blockIdx.x / (uint32_t)a.slabs * WARPS + threadIdx.x / LANES;
+    int first = (int)slab * (LANES * VEC), here = min(LANES * VEC, a.channels - first);
+    int lane = (int)(threadIdx.x % LANES) * VEC;
+    for (int i = (int)threadIdx.x; i < here * 9; i += LANES * WARPS)
+        taps[i % 9 * (LANES * VEC) + i / 9] = a.weights[(int64_t)first * 9 + i];
     __syncthreads();
     if (group >= a.groups || lane >= here) return;
     uint32_t line = group / (uint32_t)a.pairs, image = line / (uint32_t)a.strips;
@@ -160,7 +164,7 @@ extern "C" __global__ void __launch_bounds__(LANES * WARPS, 3) dwconv3x3(const _
     for (int k = 0; k < 9; k++)
 #pragma unroll
         for (int i = 0; i < VEC; i++) weights[k].v[i] = taps[k * (LANES * VEC) + lane + i];
-    if (STEP0 == WEFT_STEP_BIAS || STEP1 == WEFT_STEP_BIAS || STEP2 == WEFT_STEP_BIAS || STEP3 == WEFT_STEP_BIAS)
+    if (weft__epilogue_biased())
 #pragma unroll
         for (int i = 0; i < VEC; i++) bias.v[i] = __ldg(a.bias + first + lane + i);
     const float *src = a.src + (((int64_t)image * a.h + top) * a.w + left) * a.channels + first + lane;
