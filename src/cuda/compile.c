@@ -97,6 +97,7 @@ static weft_status compile_error(const job *j, const weft__nvrtc *nvrtc, nvrtcPr
 
 static weft_status compile(const job *j, const weft__nvrtc *nvrtc, weft__code *code) {
     nvrtcProgram program = NULL;
+    weft__nvrtc_builtins(nvrtc);
     int error = nvrtc->create(&program, j->text, j->name, j->nheaders, j->headers, j->header_names);
     if (error) return weft__fail(WEFT_DEVICE, "nvrtc: %s: %s", j->name, nvrtc->error_text(error));
     weft_status s = WEFT_OK;

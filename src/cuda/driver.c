@@ -78,12 +78,12 @@ const weft__driver *weft__driver_get(weft_status *status) {
 
 /* ---------------------------------------------------------------- NVRTC */
 /* NVRTC opens its builtins by bare name, which fails unless their folder is on the search path: open them beside it. */
-static void open_builtins(const weft__nvrtc *nvrtc) {
+void weft__nvrtc_builtins(const weft__nvrtc *nvrtc) {
     char path[sizeof(nvrtc->path) + 64];
     const char *slash = strrchr(nvrtc->path, '/');
     int folder = slash ? (int)(slash - nvrtc->path + 1) : 0;
     snprintf(path, sizeof(path), "%.*slibnvrtc-builtins.so.%d.%d", folder, nvrtc->path, nvrtc->major, nvrtc->minor);
-    dlopen(path, RTLD_NOW | RTLD_GLOBAL);   /* absent: the compile says so */
+    dlopen(path, RTLD_LAZY | RTLD_GLOBAL);   /* absent: the compile says so */
 }
 
 static weft_status adopt_nvrtc(void *library, const char *asked, weft__nvrtc *nvrtc) {
@@ -100,7 +100,6 @@ static weft_status adopt_nvrtc(void *library, const char *asked, weft__nvrtc *nv
     Dl_info info;
     bool known = dladdr(symbol_in_it, &info) && info.dli_fname;
     snprintf(nvrtc->path, sizeof(nvrtc->path), "%s", known ? info.dli_fname : asked);
-    open_builtins(nvrtc);
     return WEFT_OK;
 }
 
@@ -111,11 +110,11 @@ weft_status weft__nvrtc_open(const weft_ctx *ctx, weft__nvrtc *nvrtc) {
     const char *path = opts->nvrtc ? opts->nvrtc : getenv("WEFT_NVRTC");
     memset(nvrtc, 0, sizeof(*nvrtc));
     if (path && *path) {
-        void *library = dlopen(path, RTLD_NOW | RTLD_LOCAL);
+        void *library = dlopen(path, RTLD_LAZY | RTLD_LOCAL);
         if (!library) return weft__fail(WEFT_UNSUPPORTED, "libnvrtc: %s", dlerror());
         return adopt_nvrtc(library, path, nvrtc);
     }
-    static const int ways[] = {RTLD_NOW | RTLD_NOLOAD, RTLD_NOW | RTLD_LOCAL}; /* a loaded one of any name goes first */
+    static const int ways[] = {RTLD_LAZY | RTLD_NOLOAD, RTLD_LAZY | RTLD_LOCAL}; /* a loaded one of any name goes first */
     for (size_t w = 0; w < WEFT__COUNT(ways); w++)
         for (size_t i = 0; i < WEFT__COUNT(names); i++) {
             void *library = dlopen(names[i], ways[w]);

@@ -94,6 +94,8 @@ typedef struct weft__nvrtc {
 
 /* opts->nvrtc, WEFT_NVRTC, then the usual names, a loaded library first. Never closed: NVRTC does not take it well. */
 weft_status weft__nvrtc_open(const weft_ctx *ctx, weft__nvrtc *nvrtc);
+/* What a compile needs beyond that; code found on disk does not pay for it. */
+void weft__nvrtc_builtins(const weft__nvrtc *nvrtc);
 
 /* ---------------------------------------------------------------- compile.c, store.c */
 typedef struct weft__code { void *bytes; size_t size; } weft__code;   /* a cubin, from malloc */
