@@ -19,9 +19,10 @@ VF_INLINE weft_status dw_pack(const weft__exec *e, const void *weights, void *pa
     const int64_t c1 = e->p->c;
     const bool flip = e->p->pass != WEFT_FWD;
     float *to = packed;
-    for (int64_t c = 0; c < c1; c += VF_LANES)
+    memset(to, 0, dw_packed(e->p, e->hw));
+    for (int64_t c = 0; c < c1; c++)
         for (int k = 0; k < 9; k++)
-            for (int64_t i = c; i < c + VF_LANES; i++) *to++ = i < c1 ? ((const float *)weights)[9 * i + (flip ? 8 - k : k)] : 0;
+            to[c / VF_LANES * 9 * VF_LANES + k * VF_LANES + c % VF_LANES] = ((const float *)weights)[9 * c + (flip ? 8 - k : k)];
     return WEFT_OK;
 }
 
@@ -40,6 +41,11 @@ VF_INLINE dw_rows dw_rows_of(const dw_window *g, const float *image, int64_t top
 /* Channels c .. c + VF_LANES - 1 of one pixel; tail: only those of m exist. */
 VF_INLINE vf dw_load_channels(const float *p, vmask m, const bool tail) {
     return tail ? vf_load_in(m, p) : vf_keep(vf_load(p));
+}
+
+/* The line at p of `count` pixels of c, one row of w pixels ahead: asked for a row's work before it is needed, a few at a time. */
+VF_INLINE void dw_prefetch_row(const float *p, int64_t w, int64_t c, const int count) {
+    VF_UNROLL for (int i = 0; i < count; i++) vf_prefetch(p, (w + i) * c * 4);
 }
 
 VF_INLINE void dw_store_channels(float *p, vf v, vmask m, const bool tail, bool stream) {

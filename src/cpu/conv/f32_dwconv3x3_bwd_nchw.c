@@ -11,7 +11,7 @@
  * Try:       weft bench conv2d:bwd:f32:nchw:n8c128h56w56:o128k3p1g128 */
 #include "cpu/conv/dwconv3x3_nchw.h"
 
-enum { ROWS = VF_REGS >= 32 ? 4 : 2, AHEAD = 3072, SUMS = 10 };   /* 9 weights and the bias */
+enum { ROWS = VF_REGS >= 32 ? 4 : 2, SUMS = 10 };   /* 9 weights and the bias */
 #if VF_REGS >= 32
 #define TILE "4x1v"
 #else
@@ -102,10 +102,10 @@ VF_INLINE void rows(float *memory, float *out, const float *in, const float *cen
     const bool border = top < 0 || top + S * (ROWS - 1) + 3 > g->ih || live < ROWS;
     vf sums[9];
     VF_UNROLL for (int k = 0; k < 9; k++) sums[k] = vf_load(memory + k * VF_LANES);
-    for (int64_t b = 0; b < S * ROWS * g->iw * 4; b += 64) vf_prefetch(in + (top + 2) * g->iw, AHEAD + b);
-    for (int64_t b = 0; b < ROWS * g->ow * 4; b += 64) vf_prefetch(center + y * g->ow, AHEAD + b);
     for (int64_t x = (g->ow - 1) / VF_LANES * VF_LANES; x >= 0; x -= VF_LANES) {
         const dw_columns k = dw_columns_of(g, x, S, border || x + VF_LANES > g->ow);
+        dw_prefetch(in + (top + 2) * g->iw, g->iw, x, S * ROWS, S);
+        dw_prefetch(center + y * g->ow, g->ow, x, ROWS, 1);
         if (k.edge)
             block(sums, out + x, in, center, g, &k, y, x, live, w, S, data, true);
         else

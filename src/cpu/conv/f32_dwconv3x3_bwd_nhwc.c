@@ -98,7 +98,13 @@ VF_INLINE void block(const job *q, float *sums, float *out, const float *center,
 VF_INLINE void pixels(const job *q, float *sums, float *out, const float *center, const dw_rows *rows, int64_t x, int64_t c,
                       const int S, const bool data, const bool edge) {
     const int64_t last = WEFT__MIN(q->g.c, c + DW_CHUNK);
-    for (; c + VF_LANES <= last; c += VF_LANES) block(q, sums, out, center, rows, x, c, S, data, edge, false);
+    for (; c + VF_LANES <= last; c += VF_LANES) {
+        if (c % 16 == 0 && rows->at[2]) {
+            dw_prefetch_row(rows->at[2] + c, q->g.iw, q->g.c, S * PIXELS);
+            dw_prefetch_row(center + c, q->g.ow, q->g.c, PIXELS);
+        }
+        block(q, sums, out, center, rows, x, c, S, data, edge, false);
+    }
     if (c < last) block(q, sums, out, center, rows, x, c, S, data, edge, true);
 }
 

@@ -25,8 +25,10 @@ VF_INLINE void vf_stream_end(void) { _mm_sfence(); }
 VF_INLINE vf vf_add(vf a, vf b) { return _mm256_add_ps(a, b); }
 VF_INLINE vf vf_mul(vf a, vf b) { return _mm256_mul_ps(a, b); }
 VF_INLINE vf vf_fma(vf a, vf b, vf c) { return _mm256_fmadd_ps(a, b, c); }
+/* 0 * 0 + c outside m. Compilers share the masked factors of a tile, which a blend of the sums would not allow. */
 VF_INLINE vf vf_fma_in(vmask m, vf a, vf b, vf c) {
-    return _mm256_blendv_ps(c, _mm256_fmadd_ps(a, b, c), _mm256_castsi256_ps(m));
+    const vf f = _mm256_castsi256_ps(m);
+    return _mm256_fmadd_ps(_mm256_and_ps(a, f), _mm256_and_ps(b, f), c);
 }
 /* max and min return their second operand when either is NaN. */
 VF_INLINE vf vf_clip(vf v, vf lo, vf hi) { return _mm256_min_ps(hi, _mm256_max_ps(lo, v)); }
