@@ -99,6 +99,7 @@ def _check_shapes(input: Tensor, weight: Tensor, pads: Sequence[int]) -> int:
     torch._check(1 <= rank <= 3, lambda: f"weight: has {weight.dim()} dimensions, allowed: 3 (1D), 4 (2D) or 5 (3D)")
     torch._check(input.dim() in (rank + 1, rank + 2),
                  lambda: f"input: has {input.dim()} dimensions, allowed: {rank + 2} (batched) or {rank + 1} (unbatched)")
+    torch._check(input.device == weight.device, lambda: f"weight: is on {weight.device}, allowed: the device of input, {input.device}")
     torch._check(len(pads) == 2 * rank, lambda: f"padding: has {len(pads)} values, allowed: {2 * rank}")
     return rank
 
@@ -127,10 +128,6 @@ def _fake_conv_backward(grad_output, input, weight, stride, padding, dilation, g
     return (_dense(input, input.shape, _is_last(input, rank), rank) if want & WANT_INPUT else input.new_empty(none),
             _dense(weight, weight.shape, _is_last(weight, rank), rank) if want & WANT_WEIGHT else input.new_empty(none),
             input.new_empty([grad_output.shape[-rank - 1]] if want & WANT_BIAS else none, dtype=bias_dtype))
-
-
-for _name, _fake in (("conv", _fake_conv), ("conv_transpose", _fake_conv_transpose), ("conv_backward", _fake_conv_backward)):
-    torch.library.register_fake(f"weft::{_name}", _fake)
 
 
 # ---------------------------------------------------------------------------------------------- gradients
@@ -253,6 +250,9 @@ def _batch_backward(info, in_dims, grad, input, weight, stride, padding, dilatio
     db = db.unflatten(0, (size, -1)) if want & WANT_BIAS else db
     return (dx, dw, db), tuple(0 if want & bit else None for bit in (WANT_INPUT, WANT_WEIGHT, WANT_BIAS))
 
+
+for _name, _fake in (("conv", _fake_conv), ("conv_transpose", _fake_conv_transpose), ("conv_backward", _fake_conv_backward)):
+    torch.library.register_fake(f"weft::{_name}", _fake)
 
 conv = Rule("conv", 3, _save_forward, _gradient_of_forward, _batch_forward("conv"))
 conv_transpose = Rule("conv_transpose", 3, _save_forward, _gradient_of_forward, _batch_forward("conv_transpose"))
