@@ -1,4 +1,5 @@
 /* Every public call with every argument wrong in turn: a named error, nothing written, nothing broken. */
+#include <math.h>
 #include <pthread.h>
 
 #include "test.h"
@@ -92,7 +93,7 @@ TEST(context_options) {
     o = good, o.mode = 9, refuses_options(o, "mode is 9");
     o = good, o.mode = -9, refuses_options(o, "mode is -9");
     o = good, o.measure_seconds = -1, refuses_options(o, "measure_seconds");
-    o = good, o.measure_seconds = 0.0 / (double)(o.threads), refuses_options(o, "measure_seconds");
+    o = good, o.measure_seconds = (double)NAN, refuses_options(o, "measure_seconds");
     o = good, o.alloc = some_alloc, refuses_options(o, "free is NULL");
     o = good, o.free = some_free, refuses_options(o, "alloc is NULL");
     o = good, o.isa = "sse9", refuses_options(o, "sse9|scalar, avx2, avx512");
@@ -117,13 +118,19 @@ TEST(context_variables) {
     if (kept[0]) setenv("WEFT_ISA", kept, 1);
 }
 
+static void no_pool(void *user, int64_t slots, weft_task task, void *arg) {
+    (void)user;
+    for (int64_t i = 0; i < slots; i++) task(arg, i);
+}
+
 TEST(context_calls) {
     weft_ctx *ctx = test_context(1);
     char text[16];
     size_t length = 0;
     weft_ctx_release(NULL);
     FAILS(weft_ctx_set_parallel_for(NULL, NULL, NULL, 0), WEFT_INVALID, "ctx is NULL");
-    FAILS(weft_ctx_set_parallel_for(ctx, (weft_parallel_for)(void (*)(void))some_free, NULL, 0), WEFT_INVALID, "threads is 0");
+    FAILS(weft_ctx_set_parallel_for(ctx, no_pool, NULL, 0), WEFT_INVALID, "threads is 0");
+    FAILS(weft_ctx_set_parallel_for(ctx, no_pool, NULL, 4096), WEFT_INVALID, "threads is 4096");
     FAILS(weft_ctx_describe(NULL, text, sizeof(text), NULL), WEFT_INVALID, "ctx is NULL");
     FAILS(weft_ctx_describe(ctx, NULL, 10, NULL), WEFT_INVALID, "text is NULL");
     FAILS(weft_ctx_describe(ctx, text, sizeof(text), &length), WEFT_INVALID, "capacity is 16");
