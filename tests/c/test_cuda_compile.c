@@ -116,7 +116,7 @@ static bool compile_for(weft_ctx *ctx, const weft__kernel *k, const weft__gpu *g
     return true;
 }
 
-/* Every problem above that it takes; where there is none, the first random one, so that a new kernel needs no new line here. */
+/* Every problem above that it takes; where there is none, the first random one: a new kernel needs no new line here. */
 static int compile_kernel(weft_ctx *ctx, const weft__kernel *k, const weft__gpu *gpu) {
     int taken = 0;
     weft_problem p;
@@ -137,8 +137,8 @@ TEST(every_kernel_compiles_for_every_generation) {
         if (list[i]->engine != WEFT_ENGINE_CUDA) continue;
         cuda++;
         for (size_t g = 0; g < WEFT__COUNT(generations); g++)
-            CHECK(compile_kernel(ctx, list[i], &generations[g]) > 0, "%s: neither a problem here nor a random one is for it on %s",
-                  list[i]->name, generations[g].name);
+            CHECK(compile_kernel(ctx, list[i], &generations[g]) > 0,
+                  "%s: neither a problem here nor a random one is for it on %s", list[i]->name, generations[g].name);
     }
     CHECK(cuda >= 2, "%zu CUDA kernels", cuda);
     close_compiler(ctx);
