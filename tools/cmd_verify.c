@@ -29,7 +29,7 @@ static void report(verify *v, const weft_problem *p, uint64_t seed, const char *
 }
 
 static void check(verify *v, const weft_problem *p, uint64_t seed, bool thorough) {
-    harness_ask ask = {seed, v->kernel, thorough};
+    harness_ask ask = {.seed = seed, .kernel = v->kernel, .thorough = thorough};
     char why[WEFT_TEXT_MAX * 3];
     if (!harness_round_trip(p, why, sizeof(why))) report(v, p, seed, "", why);
     if (!harness_check(&v->h, p, &ask)) report(v, p, seed, v->h.kernel, v->h.why);

@@ -232,7 +232,7 @@ static size_t applicable(harness *h, const weft_problem *p, const harness_ask *a
     if (weft__ctx_hw(h->ctx[0], p, &hw) != WEFT_OK) return 0;
     for (size_t i = 0; i < count && i < HARNESS_KERNEL_MAX; i++) {
         if (ask->kernel && strcmp(ask->kernel, list[i]->name) != 0) continue;
-        take[i] = !weft__kernel_refusal(h->ctx[0], list[i], p, &hw);
+        take[i] = !(ask->fast_only && list[i]->reference) && !weft__kernel_refusal(h->ctx[0], list[i], p, &hw);
         n += take[i];
         h->checked[p->op][i] += take[i];
     }

@@ -105,6 +105,7 @@ typedef struct harness_ask {
     uint64_t seed;                   /* of the data */
     const char *kernel;              /* NULL: every one that applies */
     bool thorough;                   /* every kind of data in every place; else one place a kind, from the seed */
+    bool fast_only;                  /* leave out references, which are slow on large problems */
 } harness_ask;
 
 weft_status harness_create(harness *h, const weft_ctx_opts *opts, const int *threads, int count);

@@ -237,7 +237,7 @@ static bool run_conv(wt_call *call) {
     put(&p, &args, WEFT_DST, &y);
     return put_epilogue(call, &p, &args) && wt_run(call, &p, &args);
 }
-WT_OPERATOR(conv, "conv(Tensor input, Tensor weight, Tensor? bias, SymInt[] stride, SymInt[] padding, SymInt[] dilation, SymInt groups, "
+WT_OPERATOR(conv, "conv(Tensor input, Tensor weight, Tensor? bias, int[] stride, int[] padding, int[] dilation, SymInt groups, "
                   "str act, float lo, float hi) -> Tensor")
 
 /* output_padding adds pixels that no tap of the last position reaches, or only some: fewer than a stride change nothing in the
@@ -265,8 +265,8 @@ static bool run_conv_transpose(wt_call *call) {
     put(&p, &args, WEFT_DIFF_SRC, &y);
     return put_epilogue(call, &p, &args) && wt_run(call, &p, &args);
 }
-WT_OPERATOR(conv_transpose, "conv_transpose(Tensor input, Tensor weight, Tensor? bias, SymInt[] stride, SymInt[] padding, SymInt[] dilation, "
-                            "SymInt groups, str act, float lo, float hi, SymInt[] output_padding) -> Tensor")
+WT_OPERATOR(conv_transpose, "conv_transpose(Tensor input, Tensor weight, Tensor? bias, int[] stride, int[] padding, int[] dilation, "
+                            "SymInt groups, str act, float lo, float hi, int[] output_padding) -> Tensor")
 
 /* ---------------------------------------------------------------- gradients */
 typedef struct gradients {           /* of y = conv(x, w) or y = conv_transpose(x, w) */
@@ -361,5 +361,5 @@ static bool run_conv_backward(wt_call *call) {
     return check_grad(call, &d, transposed) && create_wanted(call, &d, last) &&
            match_format(call, &d.g, &d.dy, last, d.g.batched, dy->code) && run_wanted(call, &d, transposed);
 }
-WT_OPERATOR(conv_backward, "conv_backward(Tensor grad_output, Tensor input, Tensor weight, SymInt[] stride, SymInt[] padding, SymInt[] dilation, "
+WT_OPERATOR(conv_backward, "conv_backward(Tensor grad_output, Tensor input, Tensor weight, int[] stride, int[] padding, int[] dilation, "
                            "SymInt groups, bool transposed, int want, ScalarType bias_dtype) -> (Tensor, Tensor, Tensor)")

@@ -1,5 +1,6 @@
 /* What Python asks by ctypes: a problem text explained, the machine described. Python parses no problem text of its own. */
 #include <stdarg.h>
+#include <stddef.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -57,13 +58,53 @@ static void say_tensor(text *t, const weft_problem *p, const weft_tensor *x) {
     say(t, "\"dtype\": \"%s\", \"layout\": \"%s\", \"align\": %d}", dtype_names[x->dtype], layout_names[x->layout], x->align);
 }
 
-/* The problem as JSON: its normal text, every attribute and every tensor, and the flops of the direct sum. Returns the length, or -1: see
- * weft_last_error. Axes are those the user sees. */
-WEFT_API int64_t weft_torch_problem(const char *problem, char *json, size_t capacity) {
+/* The tensor of p that stands for the same data: src for diff_src, and so on. */
+static const weft_tensor *partner(const weft_problem *p, int role) {
+    static const int family[] = {[WEFT_SRC] = 0, [WEFT_DIFF_SRC] = 0, [WEFT_WEIGHTS] = 1, [WEFT_DIFF_WEIGHTS] = 1,
+                                 [WEFT_BIAS] = 2, [WEFT_DIFF_BIAS] = 2, [WEFT_DST] = 3, [WEFT_DIFF_DST] = 3};
+    for (int i = 0; i < p->ntensors; i++)
+        if (family[p->tensor[i].role] == family[role]) return &p->tensor[i];
+    return NULL;
+}
+
+/* The same geometry and data in another pass; activations go where the pass has none. */
+static weft_status change_pass(weft_problem *p, int pass) {
+    weft_problem q, bare;
+    if (weft_problem_init(&q, (weft_op)p->op, (weft_pass)pass, p->rank) != WEFT_OK) return WEFT_INVALID;
+    size_t from = offsetof(weft_problem, n), to = offsetof(weft_problem, nsteps);
+    memcpy((char *)&q + from, (const char *)p + from, to - from);
+    q.device = p->device, q.ordinal = p->ordinal, q.math = p->math;
+    for (int i = 0; i < p->nsteps; i++)
+        if (pass == WEFT_FWD || pass == WEFT_BWD_DATA || p->step[i].kind == WEFT_STEP_BIAS) q.step[q.nsteps++] = p->step[i];
+    bare = q;
+    weft_status s = weft_problem_complete(&bare);   /* shows which tensors take part */
+    for (int i = 0; s == WEFT_OK && i < bare.ntensors; i++) {
+        const weft_tensor *like = partner(p, bare.tensor[i].role);
+        if (!like) continue;
+        weft_tensor *t = weft_problem_tensor(&q, (weft_role)bare.tensor[i].role);
+        t->dtype = like->dtype, t->layout = like->layout, t->align = like->align;
+        memcpy(t->strides, like->strides, sizeof(t->strides));
+    }
+    if (s == WEFT_OK) s = weft_problem_complete(&q);
+    *p = q;
+    return s;
+}
+
+static int pass_of(const char *name) {
+    for (int i = 1; i < WEFT_PASS_COUNT; i++)
+        if (!strcmp(pass_names[i], name)) return i;
+    return WEFT_PASS_NONE;
+}
+
+/* The problem as JSON: its normal text, every attribute and every tensor. pass: NULL, or the pass to change to. Returns the length, or
+ * -1: see weft_last_error. Axes are those the user sees. */
+WEFT_API int64_t weft_torch_problem(const char *problem, const char *pass, char *json, size_t capacity) {
     weft_problem p;
     char normal[WEFT_TEXT_MAX];
     text t = {json, capacity, 0};
-    if (weft_problem_parse(&p, problem) != WEFT_OK || weft_problem_format(&p, normal, sizeof(normal), NULL) != WEFT_OK) return -1;
+    if (weft_problem_parse(&p, problem) != WEFT_OK) return -1;
+    if (pass && pass_of(pass) != p.pass && change_pass(&p, pass_of(pass)) != WEFT_OK) return -1;
+    if (weft_problem_format(&p, normal, sizeof(normal), NULL) != WEFT_OK) return -1;
     int hidden = 3 - p.rank;
     say(&t, "{\"text\": \"%s\", \"pass\": \"%s\", \"device\": \"%s\", \"ordinal\": %d, \"math\": \"%s\", \"rank\": %d, \"groups\": %lld, ", normal,
         pass_names[p.pass], device_names[p.device], p.ordinal, math_names[p.math], p.rank, (long long)p.groups);

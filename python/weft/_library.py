@@ -5,9 +5,12 @@ import ctypes
 import json
 import os
 import sys
+import warnings
 from pathlib import Path
 
-import torch
+with warnings.catch_warnings():
+    warnings.filterwarnings("ignore", message="Failed to initialize NumPy")   # weft does not need it
+    import torch
 
 _NAME = "libweft_torch.so"
 
@@ -43,7 +46,7 @@ def _declare(lib: ctypes.CDLL) -> None:
         "weft_torch_version": (text, []),
         "weft_torch_error": (text, []),
         "weft_torch_kernels": (text, []),
-        "weft_torch_problem": (count, [text, text, size]),
+        "weft_torch_problem": (count, [text, text, text, size]),
         "weft_torch_describe": (count, [text, size]),
         "weft_torch_move": (ctypes.c_uint64, [ctypes.c_void_p, count, ctypes.c_void_p, count, ctypes.c_int]),
         "weft_torch_burn": (ctypes.c_double, [count, text]),
@@ -89,10 +92,10 @@ def kernels() -> str:
     return lib.weft_torch_kernels().decode()
 
 
-def problem(text: str) -> dict:
-    """A problem text, parsed and completed by the C library; ValueError with the column if it is wrong."""
+def problem(text: str, passes: str | None = None) -> dict:
+    """A problem text, parsed and completed by the C library, in its own or another pass; ValueError with the column if it is wrong."""
     buffer = ctypes.create_string_buffer(1 << 14)
-    if lib.weft_torch_problem(text.encode(), buffer, len(buffer)) < 0:
+    if lib.weft_torch_problem(text.encode(), passes.encode() if passes else None, buffer, len(buffer)) < 0:
         raise ValueError(last_error())
     return json.loads(buffer.value)
 

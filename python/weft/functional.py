@@ -25,6 +25,7 @@ Size = Union[int, Sequence[int]]
 Padding = Union[int, Sequence[int], str]
 
 _is_compiling = torch.compiler.is_compiling
+_any_autocast = torch._C._is_any_autocast_enabled
 
 
 # ---------------------------------------------------------------------------------------------- arguments
@@ -87,19 +88,27 @@ def _activation(act: Optional[str], clip: tuple[float, float]) -> tuple[str, flo
     return "clip", float(lo), float(hi)
 
 
-def _check_tensors(name: str, rank: int, input: Tensor, weight: Tensor, bias: Optional[Tensor]) -> None:
-    """What the operator cannot know: that conv2d was called. Types, sizes and devices are the operator's to check."""
+def _complain(name: str, rank: int, input: Tensor, weight: Tensor, bias: Optional[Tensor]) -> None:
+    """Say what is wrong with the tensors."""
     for argument, value in (("input", input), ("weight", weight), ("bias", bias)):
         if not isinstance(value, Tensor) and not (value is None and argument == "bias"):
             raise TypeError(f"{name}: {argument} is {type(value).__name__}, allowed: Tensor" + (" or None" if argument == "bias" else ""))
     if weight.dim() != rank + 2:
         raise RuntimeError(f"{name}: weight has {weight.dim()} dimensions {list(weight.shape)}, allowed: {rank + 2}")
-    if input.dim() not in (rank + 1, rank + 2):
-        raise RuntimeError(f"{name}: input has {input.dim()} dimensions {list(input.shape)}, allowed: {rank + 1} (unbatched) or {rank + 2} (batched)")
+    raise RuntimeError(f"{name}: input has {input.dim()} dimensions {list(input.shape)}, allowed: {rank + 1} (unbatched) or {rank + 2} (batched)")
+
+
+def _check_tensors(name: str, rank: int, input: Tensor, weight: Tensor, bias: Optional[Tensor]) -> None:
+    """What the operator cannot know: that conv2d was called. Types, sizes and devices are the operator's to check."""
+    if not (isinstance(input, Tensor) and isinstance(weight, Tensor) and (bias is None or isinstance(bias, Tensor))
+            and weight.ndim == rank + 2 and rank + 1 <= input.ndim <= rank + 2):
+        _complain(name, rank, input, weight, bias)
 
 
 def _autocast(input: Tensor, weight: Tensor, bias: Optional[Tensor]) -> tuple[Tensor, Tensor, Optional[Tensor]]:
     """Under autocast, convolution runs in the lower precision, as PyTorch's own does; float64 is left alone."""
+    if not _any_autocast():
+        return input, weight, bias
     device = input.device.type
     if not torch.is_autocast_enabled(device):
         return input, weight, bias

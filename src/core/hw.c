@@ -4,13 +4,18 @@
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
+#if defined(__x86_64__)
+#include <cpuid.h>
+#endif
 
 #include "core/internal.h"
 
 static weft__isa cpu_isa(void) {
 #if defined(__x86_64__)
     __builtin_cpu_init();
-    bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
+    unsigned a, b, c = 0, d;         /* f16c by its bit: clang's builtin does not know the name */
+    bool f16c = __get_cpuid(1, &a, &b, &c, &d) && (c & bit_F16C);
+    bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && f16c;
     bool avx512 = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512bw") &&
                   __builtin_cpu_supports("avx512dq");
     return avx2 && avx512 ? WEFT__AVX512 : avx2 ? WEFT__AVX2 : WEFT__SCALAR;
@@ -24,6 +29,16 @@ static size_t cache_size(int name, size_t fallback) {
     return v > 0 ? (size_t)v : fallback;
 }
 
+/* The last level as one core sees it: sysconf sums the parts of some CPUs, ten times too much on a slice of a large one. */
+static size_t last_level(size_t fallback) {
+    size_t kb = 0;
+    FILE *f = fopen("/sys/devices/system/cpu/cpu0/cache/index3/size", "r");
+    if (!f) return fallback;
+    if (fscanf(f, "%zuK", &kb) != 1) kb = 0;
+    fclose(f);
+    return kb ? kb << 10 : fallback;
+}
+
 void weft__hw_detect(weft__hw *hw) {
     memset(hw, 0, sizeof(*hw));
     long cores = sysconf(_SC_NPROCESSORS_ONLN);
@@ -32,10 +47,10 @@ void weft__hw_detect(weft__hw *hw) {
 #ifdef _SC_LEVEL1_DCACHE_SIZE
     hw->l1 = cache_size(_SC_LEVEL1_DCACHE_SIZE, 32u << 10);
     hw->l2 = cache_size(_SC_LEVEL2_CACHE_SIZE, 1u << 20);
-    hw->l3 = cache_size(_SC_LEVEL3_CACHE_SIZE, 32u << 20);
+    hw->l3 = last_level(cache_size(_SC_LEVEL3_CACHE_SIZE, 32u << 20));
 #else
     (void)cache_size;
-    hw->l1 = 32u << 10, hw->l2 = 1u << 20, hw->l3 = 32u << 20;
+    hw->l1 = 32u << 10, hw->l2 = 1u << 20, hw->l3 = last_level(32u << 20);
 #endif
     hw->gbs = WEFT__MIN(12.0 * hw->threads, 200.0);
     hw->gflops[WEFT__SCALAR] = 6;

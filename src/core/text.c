@@ -356,6 +356,7 @@ static weft_status parse_steps(scan *s, weft_problem *p) {
         weft_step *step = &p->step[p->nsteps];
         size_t n = 0;
         while (isalpha((unsigned char)s->at[n])) n++;
+        if (strncmp(s->at, "clip", 4) == 0) n = 4;   /* a bound may begin with a letter: inf */
         int kind = weft__word(weft__step_names + 1, WEFT__STEPS - 1, s->at, n);
         if (kind < 0) return expected(s, "an epilogue step (bias, relu, clipLO_HI, accNEW_OLD) or a math (fast, strict, tf32)");
         s->at += n;

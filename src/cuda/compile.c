@@ -5,11 +5,12 @@
 
 #include "cuda/driver.h"
 
-/* What <stdint.h> and <stddef.h> would give: NVRTC has no C library. The types are those of 64-bit Linux hosts, so that structs
- * passed by value have one layout on both sides. */
+/* What <stdint.h> and <stddef.h> would give: NVRTC has no C library. The types are those of 64-bit Linux hosts, so that
+ * structs passed by value have one layout on both sides. */
 static const char prelude[] =
     "typedef signed char int8_t; typedef short int16_t; typedef int int32_t; typedef long int64_t;\n"
-    "typedef unsigned char uint8_t; typedef unsigned short uint16_t; typedef unsigned uint32_t; typedef unsigned long uint64_t;\n"
+    "typedef unsigned char uint8_t; typedef unsigned short uint16_t;\n"
+    "typedef unsigned uint32_t; typedef unsigned long uint64_t;\n"
     "typedef long intptr_t; typedef unsigned long uintptr_t;\n"
     "static_assert(sizeof(int64_t) == 8 && sizeof(void *) == 8 && sizeof(size_t) == 8, \"a 64-bit target\");\n"
     "#define INT32_MAX 2147483647\n"
@@ -56,7 +57,8 @@ static weft_status job_options(job *j, const char *defines, const char *arch) {
     for (size_t i = 0; i < WEFT__COUNT(always); i++) j->options[j->noptions++] = always[i];
     char *rest = NULL;
     for (char *word = strtok_r(j->defines, " ", &rest); word; word = strtok_r(NULL, " ", &rest)) {
-        if (j->noptions == MAX_OPTIONS) return weft__fail(WEFT_INTERNAL, "cuda: %s has more than %d options", j->name, MAX_OPTIONS);
+        if (j->noptions == MAX_OPTIONS)
+            return weft__fail(WEFT_INTERNAL, "cuda: %s has more than %d options", j->name, MAX_OPTIONS);
         j->options[j->noptions++] = word;
     }
     return WEFT_OK;
@@ -89,12 +91,13 @@ static weft_status compile_error(const job *j, const weft__nvrtc *nvrtc, nvrtcPr
         snprintf(excerpt, sizeof(excerpt), "%.*s", (int)(end - log), log);
     }
     free(log);
-    return weft__fail(error == COMPILATION ? WEFT_INTERNAL : WEFT_DEVICE, "nvrtc %d.%d: %s with %s: %s\n%s", nvrtc->major,
-                      nvrtc->minor, j->name, j->arch, nvrtc->error_text(error), excerpt);
+    return weft__fail(error == COMPILATION ? WEFT_INTERNAL : WEFT_DEVICE, "nvrtc %d.%d: %s with %s: %s\n%s",
+                      nvrtc->major, nvrtc->minor, j->name, j->arch, nvrtc->error_text(error), excerpt);
 }
 
 static weft_status compile(const job *j, const weft__nvrtc *nvrtc, weft__code *code) {
     nvrtcProgram program = NULL;
+    weft__nvrtc_builtins(nvrtc);
     int error = nvrtc->create(&program, j->text, j->name, j->nheaders, j->headers, j->header_names);
     if (error) return weft__fail(WEFT_DEVICE, "nvrtc: %s: %s", j->name, nvrtc->error_text(error));
     weft_status s = WEFT_OK;
@@ -133,7 +136,8 @@ static weft_status find_or_compile(const weft_ctx *ctx, const job *j, weft__code
     return WEFT_OK;
 }
 
-weft_status weft__code_get(const weft_ctx *ctx, const char *source, const char *defines, const char *arch, weft__code *code) {
+weft_status weft__code_get(const weft_ctx *ctx, const char *source, const char *defines, const char *arch,
+                           weft__code *code) {
     const weft__embedded *e = weft__embedded_find(source);
     const char *name = e ? e->name : "source", *text = e ? (const char *)e->text : source;
     size_t capacity = sizeof(prelude) + strlen(name) + strlen(text) + 32;
@@ -153,7 +157,8 @@ weft_status weft__code_get(const weft_ctx *ctx, const char *source, const char *
     return s;
 }
 
-weft_status weft__cuda_compile(const weft_ctx *ctx, const char *source, const char *defines, const char *arch, size_t *size) {
+weft_status weft__cuda_compile(const weft_ctx *ctx, const char *source, const char *defines, const char *arch,
+                               size_t *size) {
     weft__code code = {NULL, 0};
     *size = 0;
     WEFT__TRY(weft__code_get(ctx, source, defines, arch, &code));

@@ -9,7 +9,8 @@
 
 typedef struct symbol { const char *name; size_t offset; } symbol;
 
-/* Fill a table of function pointers; the name of the first missing one, or NULL. POSIX lets dlsym results become functions. */
+/* Fill a table of function pointers; the name of the first missing one, or NULL. POSIX lets dlsym results become
+ * functions. */
 static const char *resolve(void *library, const symbol *symbols, size_t n, void *table) {
     for (size_t i = 0; i < n; i++) {
         void *found = dlsym(library, symbols[i].name);
@@ -54,7 +55,8 @@ static weft_status open_driver(weft__driver *d) {
     CUresult r = d->init(0);
     if (r == CUDA_ERROR_NO_DEVICE_) return weft__fail(WEFT_UNSUPPORTED, "no device");
     if (r == CUDA_ERROR_NOT_INITIALIZED_)
-        return weft__fail(WEFT_DEVICE, "cuInit failed: this process was forked from one that had initialised CUDA; use spawn");
+        return weft__fail(WEFT_DEVICE,
+                          "cuInit failed: this process was forked from one that had initialised CUDA; use spawn");
     return weft__driver_check(d, r, "cuInit");
 }
 
@@ -76,12 +78,12 @@ const weft__driver *weft__driver_get(weft_status *status) {
 
 /* ---------------------------------------------------------------- NVRTC */
 /* NVRTC opens its builtins by bare name, which fails unless their folder is on the search path: open them beside it. */
-static void open_builtins(const weft__nvrtc *nvrtc) {
+void weft__nvrtc_builtins(const weft__nvrtc *nvrtc) {
     char path[sizeof(nvrtc->path) + 64];
     const char *slash = strrchr(nvrtc->path, '/');
     int folder = slash ? (int)(slash - nvrtc->path + 1) : 0;
     snprintf(path, sizeof(path), "%.*slibnvrtc-builtins.so.%d.%d", folder, nvrtc->path, nvrtc->major, nvrtc->minor);
-    dlopen(path, RTLD_NOW | RTLD_GLOBAL);   /* absent: the compile says so */
+    dlopen(path, RTLD_LAZY | RTLD_GLOBAL);   /* absent: the compile says so */
 }
 
 static weft_status adopt_nvrtc(void *library, const char *asked, weft__nvrtc *nvrtc) {
@@ -98,21 +100,21 @@ static weft_status adopt_nvrtc(void *library, const char *asked, weft__nvrtc *nv
     Dl_info info;
     bool known = dladdr(symbol_in_it, &info) && info.dli_fname;
     snprintf(nvrtc->path, sizeof(nvrtc->path), "%s", known ? info.dli_fname : asked);
-    open_builtins(nvrtc);
     return WEFT_OK;
 }
 
 weft_status weft__nvrtc_open(const weft_ctx *ctx, weft__nvrtc *nvrtc) {
-    static const char *const names[] = {"libnvrtc.so.13", "libnvrtc.so.12", "libnvrtc.so", "/usr/local/cuda/lib64/libnvrtc.so"};
+    static const char *const names[] = {"libnvrtc.so.13", "libnvrtc.so.12", "libnvrtc.so",
+                                        "/usr/local/cuda/lib64/libnvrtc.so"};
     const weft_ctx_opts *opts = weft__opts(ctx);
     const char *path = opts->nvrtc ? opts->nvrtc : getenv("WEFT_NVRTC");
     memset(nvrtc, 0, sizeof(*nvrtc));
     if (path && *path) {
-        void *library = dlopen(path, RTLD_NOW | RTLD_LOCAL);
+        void *library = dlopen(path, RTLD_LAZY | RTLD_LOCAL);
         if (!library) return weft__fail(WEFT_UNSUPPORTED, "libnvrtc: %s", dlerror());
         return adopt_nvrtc(library, path, nvrtc);
     }
-    static const int ways[] = {RTLD_NOW | RTLD_NOLOAD, RTLD_NOW | RTLD_LOCAL};   /* a loaded one of any name goes first */
+    static const int ways[] = {RTLD_LAZY | RTLD_NOLOAD, RTLD_LAZY | RTLD_LOCAL}; /* a loaded one of any name goes first */
     for (size_t w = 0; w < WEFT__COUNT(ways); w++)
         for (size_t i = 0; i < WEFT__COUNT(names); i++) {
             void *library = dlopen(names[i], ways[w]);

@@ -1,5 +1,5 @@
-/* What weft uses of the CUDA driver and of NVRTC: declared here, found by dlopen. No CUDA header, no libcudart: one binary runs
- * with any driver and NVRTC of the last years, and without them. Both interfaces are stable C ABIs. */
+/* What weft uses of the CUDA driver and of NVRTC: declared here, found by dlopen. No CUDA header, no libcudart: one
+ * binary runs with any driver and NVRTC of the last years, and without them. Both interfaces are stable C ABIs. */
 #ifndef WEFT_CUDA_DRIVER_H
 #define WEFT_CUDA_DRIVER_H
 
@@ -22,37 +22,37 @@ enum { CU_FUNC_STATIC_SMEM = 1, CU_FUNC_MAX_DYNAMIC_SMEM = 8 };   /* CUfunction_
 enum { CU_CAPTURE_RELAXED = 2 };                                  /* CUstreamCaptureMode */
 
 /* X(member, exported name, parameters). The exported names carry the version of the ABI. */
-#define WEFT__DRIVER_LIST(X)                                                                                             \
-    X(init, "cuInit", (unsigned))                                                                                        \
-    X(version, "cuDriverGetVersion", (int *))                                                                            \
-    X(error_name, "cuGetErrorName", (CUresult, const char **))                                                           \
-    X(error_text, "cuGetErrorString", (CUresult, const char **))                                                         \
-    X(device_count, "cuDeviceGetCount", (int *))                                                                         \
-    X(device_get, "cuDeviceGet", (CUdevice *, int))                                                                      \
-    X(device_name, "cuDeviceGetName", (char *, int, CUdevice))                                                           \
-    X(device_attribute, "cuDeviceGetAttribute", (int *, int, CUdevice))                                                  \
-    X(primary_retain, "cuDevicePrimaryCtxRetain", (CUcontext *, CUdevice))                                               \
-    X(ctx_get, "cuCtxGetCurrent", (CUcontext *))                                                                         \
-    X(ctx_push, "cuCtxPushCurrent_v2", (CUcontext))                                                                      \
-    X(ctx_pop, "cuCtxPopCurrent_v2", (CUcontext *))                                                                      \
-    X(module_load, "cuModuleLoadData", (CUmodule *, const void *))                                                       \
-    X(module_unload, "cuModuleUnload", (CUmodule))                                                                       \
-    X(module_function, "cuModuleGetFunction", (CUfunction *, CUmodule, const char *))                                    \
-    X(func_get, "cuFuncGetAttribute", (int *, int, CUfunction))                                                          \
-    X(func_set, "cuFuncSetAttribute", (CUfunction, int, int))                                                            \
-    X(capture_mode, "cuThreadExchangeStreamCaptureMode", (int *))                                                        \
-    X(launch, "cuLaunchKernel",                                                                                          \
-      (CUfunction, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, CUstream, void **, void **))    \
-    X(mem_alloc, "cuMemAlloc_v2", (CUdeviceptr *, size_t))                                                               \
-    X(mem_free, "cuMemFree_v2", (CUdeviceptr))                                                                           \
-    X(copy_in, "cuMemcpyHtoD_v2", (CUdeviceptr, const void *, size_t))                                                   \
-    X(copy_out, "cuMemcpyDtoH_v2", (void *, CUdeviceptr, size_t))                                                        \
-    X(fill, "cuMemsetD32Async", (CUdeviceptr, unsigned, size_t, CUstream))                                               \
-    X(event_create, "cuEventCreate", (CUevent *, unsigned))                                                              \
-    X(event_destroy, "cuEventDestroy_v2", (CUevent))                                                                     \
-    X(event_record, "cuEventRecord", (CUevent, CUstream))                                                                \
-    X(event_wait, "cuEventSynchronize", (CUevent))                                                                       \
-    X(event_ms, "cuEventElapsedTime", (float *, CUevent, CUevent))                                                       \
+#define WEFT__DRIVER_LIST(X)                                                                       \
+    X(init, "cuInit", (unsigned))                                                                  \
+    X(version, "cuDriverGetVersion", (int *))                                                      \
+    X(error_name, "cuGetErrorName", (CUresult, const char **))                                     \
+    X(error_text, "cuGetErrorString", (CUresult, const char **))                                   \
+    X(device_count, "cuDeviceGetCount", (int *))                                                   \
+    X(device_get, "cuDeviceGet", (CUdevice *, int))                                                \
+    X(device_name, "cuDeviceGetName", (char *, int, CUdevice))                                     \
+    X(device_attribute, "cuDeviceGetAttribute", (int *, int, CUdevice))                            \
+    X(primary_retain, "cuDevicePrimaryCtxRetain", (CUcontext *, CUdevice))                         \
+    X(ctx_get, "cuCtxGetCurrent", (CUcontext *))                                                   \
+    X(ctx_push, "cuCtxPushCurrent_v2", (CUcontext))                                                \
+    X(ctx_pop, "cuCtxPopCurrent_v2", (CUcontext *))                                                \
+    X(module_load, "cuModuleLoadData", (CUmodule *, const void *))                                 \
+    X(module_unload, "cuModuleUnload", (CUmodule))                                                 \
+    X(module_function, "cuModuleGetFunction", (CUfunction *, CUmodule, const char *))              \
+    X(func_get, "cuFuncGetAttribute", (int *, int, CUfunction))                                    \
+    X(func_set, "cuFuncSetAttribute", (CUfunction, int, int))                                      \
+    X(capture_mode, "cuThreadExchangeStreamCaptureMode", (int *))                                  \
+    X(launch, "cuLaunchKernel",                                                                    \
+      (CUfunction, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, CUstream, void **, void **)) \
+    X(mem_alloc, "cuMemAlloc_v2", (CUdeviceptr *, size_t))                                         \
+    X(mem_free, "cuMemFree_v2", (CUdeviceptr))                                                     \
+    X(copy_in, "cuMemcpyHtoD_v2", (CUdeviceptr, const void *, size_t))                             \
+    X(copy_out, "cuMemcpyDtoH_v2", (void *, CUdeviceptr, size_t))                                  \
+    X(fill, "cuMemsetD32Async", (CUdeviceptr, unsigned, size_t, CUstream))                         \
+    X(event_create, "cuEventCreate", (CUevent *, unsigned))                                        \
+    X(event_destroy, "cuEventDestroy_v2", (CUevent))                                               \
+    X(event_record, "cuEventRecord", (CUevent, CUstream))                                          \
+    X(event_wait, "cuEventSynchronize", (CUevent))                                                 \
+    X(event_ms, "cuEventElapsedTime", (float *, CUevent, CUevent))                                 \
     X(stream_wait, "cuStreamSynchronize", (CUstream))
 
 typedef struct weft__driver {
@@ -72,16 +72,16 @@ weft_status weft__driver_check(const weft__driver *d, CUresult r, const char *ca
 /* ---------------------------------------------------------------- NVRTC */
 typedef struct nvrtcProgram_st *nvrtcProgram;
 /* X(result, member, exported name, parameters) */
-#define WEFT__NVRTC_LIST(X)                                                                                              \
-    X(int, version, "nvrtcVersion", (int *, int *))                                                                      \
-    X(const char *, error_text, "nvrtcGetErrorString", (int))                                                            \
-    X(int, create, "nvrtcCreateProgram",                                                                                 \
-      (nvrtcProgram *, const char *, const char *, int, const char *const *, const char *const *))                       \
-    X(int, destroy, "nvrtcDestroyProgram", (nvrtcProgram *))                                                             \
-    X(int, compile, "nvrtcCompileProgram", (nvrtcProgram, int, const char *const *))                                     \
-    X(int, log_size, "nvrtcGetProgramLogSize", (nvrtcProgram, size_t *))                                                 \
-    X(int, log, "nvrtcGetProgramLog", (nvrtcProgram, char *))                                                            \
-    X(int, code_size, "nvrtcGetCUBINSize", (nvrtcProgram, size_t *))                                                     \
+#define WEFT__NVRTC_LIST(X)                                                                        \
+    X(int, version, "nvrtcVersion", (int *, int *))                                                \
+    X(const char *, error_text, "nvrtcGetErrorString", (int))                                      \
+    X(int, create, "nvrtcCreateProgram",                                                           \
+      (nvrtcProgram *, const char *, const char *, int, const char *const *, const char *const *)) \
+    X(int, destroy, "nvrtcDestroyProgram", (nvrtcProgram *))                                       \
+    X(int, compile, "nvrtcCompileProgram", (nvrtcProgram, int, const char *const *))               \
+    X(int, log_size, "nvrtcGetProgramLogSize", (nvrtcProgram, size_t *))                           \
+    X(int, log, "nvrtcGetProgramLog", (nvrtcProgram, char *))                                      \
+    X(int, code_size, "nvrtcGetCUBINSize", (nvrtcProgram, size_t *))                               \
     X(int, code, "nvrtcGetCUBIN", (nvrtcProgram, char *))
 
 typedef struct weft__nvrtc {
@@ -94,12 +94,16 @@ typedef struct weft__nvrtc {
 
 /* opts->nvrtc, WEFT_NVRTC, then the usual names, a loaded library first. Never closed: NVRTC does not take it well. */
 weft_status weft__nvrtc_open(const weft_ctx *ctx, weft__nvrtc *nvrtc);
+/* What a compile needs beyond that; code found on disk does not pay for it. */
+void weft__nvrtc_builtins(const weft__nvrtc *nvrtc);
 
 /* ---------------------------------------------------------------- compile.c, store.c */
 typedef struct weft__code { void *bytes; size_t size; } weft__code;   /* a cubin, from malloc */
 
-/* A cubin of an embedded or given source, from disk or compiled. source: an embedded file's name, else the text itself. */
-weft_status weft__code_get(const weft_ctx *ctx, const char *source, const char *defines, const char *arch, weft__code *code);
+/* A cubin of an embedded or given source, from disk or compiled. source: an embedded file's name, else the text
+ * itself. */
+weft_status weft__code_get(const weft_ctx *ctx, const char *source, const char *defines, const char *arch,
+                           weft__code *code);
 
 /* Files of the cache: HASH.cubin. A file that cannot be read, or is not whole, is as good as absent. */
 typedef struct weft__digest { uint64_t a, b; } weft__digest;

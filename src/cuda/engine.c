@@ -1,5 +1,6 @@
 /* The CUDA engine: devices, compiled functions, launches.
- * Loaded code and primary contexts stay for the life of the process: queued work and captured graphs may outlive every plan. */
+ * Loaded code and primary contexts stay for the life of the process: queued work and captured graphs may outlive every
+ * plan. */
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -103,13 +104,15 @@ static weft_status refuse_fork(void) {
 weft_status weft__cuda_context(weft__cuda *cuda, int ordinal, CUcontext *context) {
     if (weft__driver_forked()) return refuse_fork();
     if (!weft__cuda_gpu(cuda, ordinal))
-        return weft__fail(WEFT_INVALID, "device ordinal is %d, allowed here: below %d", ordinal, weft__cuda_count(cuda));
+        return weft__fail(WEFT_INVALID, "device ordinal is %d, allowed here: below %d", ordinal,
+                          weft__cuda_count(cuda));
     weft_status s = WEFT_OK;
     pthread_mutex_lock(&engine.lock);
     CUcontext *kept = &engine.device[ordinal].context;
     if (!*kept) {
         CUcontext fresh = NULL;
-        s = weft__driver_check(cuda->driver, cuda->driver->primary_retain(&fresh, engine.device[ordinal].id), "cuDevicePrimaryCtxRetain");
+        s = weft__driver_check(cuda->driver, cuda->driver->primary_retain(&fresh, engine.device[ordinal].id),
+                               "cuDevicePrimaryCtxRetain");
         if (s == WEFT_OK) *kept = fresh;
     }
     *context = *kept;
@@ -134,17 +137,21 @@ void weft__cuda_leave(const weft__driver *d, bool pushed) {
 
 /* ---------------------------------------------------------------- functions */
 /* Load code and find its entry. A block may use all the shared memory there is: the launch says how much it takes.
- * Loading allocates on the device, which a stream capture under way would refuse: this thread's capture mode is relaxed meanwhile. */
-static weft_status load(const weft__driver *d, const weft__gpu *gpu, const void *code, const char *entry, CUfunction *handle) {
+ * Loading allocates on the device, which a stream capture under way would refuse: this thread's capture mode is relaxed
+ * meanwhile. */
+static weft_status load(const weft__driver *d, const weft__gpu *gpu, const void *code, const char *entry,
+                        CUfunction *handle) {
     CUmodule module = NULL;
     int mode = CU_CAPTURE_RELAXED, fixed = 0;
     WEFT__TRY(weft__driver_check(d, d->capture_mode(&mode), "cuThreadExchangeStreamCaptureMode"));
     weft_status s = weft__driver_check(d, d->module_load(&module, code), "cuModuleLoadData");
     if (s == WEFT_OK) s = weft__driver_check(d, d->module_function(handle, module, entry), "cuModuleGetFunction");
     if (s == WEFT_OK && d->func_load) s = weft__driver_check(d, d->func_load(*handle), "cuFuncLoad");
-    if (s == WEFT_OK) s = weft__driver_check(d, d->func_get(&fixed, CU_FUNC_STATIC_SMEM, *handle), "cuFuncGetAttribute");
     if (s == WEFT_OK)
-        s = weft__driver_check(d, d->func_set(*handle, CU_FUNC_MAX_DYNAMIC_SMEM, (int)gpu->smem - fixed), "cuFuncSetAttribute");
+        s = weft__driver_check(d, d->func_get(&fixed, CU_FUNC_STATIC_SMEM, *handle), "cuFuncGetAttribute");
+    if (s == WEFT_OK)
+        s = weft__driver_check(d, d->func_set(*handle, CU_FUNC_MAX_DYNAMIC_SMEM, (int)gpu->smem - fixed),
+                               "cuFuncSetAttribute");
     if (s != WEFT_OK && module) d->module_unload(module);
     d->capture_mode(&mode);          /* back to what it was */
     return s;
@@ -172,7 +179,8 @@ static weft_status build(weft__cuda *cuda, const weft__kernel *k, int ordinal, c
     return WEFT_OK;
 }
 
-/* The entry of that key, or a fresh one for the caller to build (*mine). Waits while another thread builds it. Lock held. */
+/* The entry of that key, or a fresh one for the caller to build (*mine). Waits while another thread builds it. Lock
+ * held. */
 static function *claim(const char *key, uint64_t hash, bool *mine) {
     function **bucket = &engine.bucket[hash % BUCKETS];
     for (function *f = *bucket; f;) {
@@ -207,7 +215,8 @@ static void discard(function *f) {
     free(f);
 }
 
-weft_status weft__cuda_prepare(weft__cuda *cuda, const weft__kernel *k, const weft_problem *p, const weft__hw *hw, void **out) {
+weft_status weft__cuda_prepare(weft__cuda *cuda, const weft__kernel *k, const weft_problem *p, const weft__hw *hw,
+                               void **out) {
     char defines[DEFINES] = "", key[DEFINES + 256];
     *out = NULL;
     if (weft__driver_forked()) return refuse_fork();
@@ -237,17 +246,20 @@ weft_status weft__cuda_prepare(weft__cuda *cuda, const weft__kernel *k, const we
     return s;
 }
 
-weft_status weft__cuda_launch(const weft__exec *e, const uint32_t grid[3], const uint32_t block[3], size_t smem, void **params) {
+weft_status weft__cuda_launch(const weft__exec *e, const uint32_t grid[3], const uint32_t block[3], size_t smem,
+                              void **params) {
     const function *f = e->state;
     if (!f) return weft__fail(WEFT_INTERNAL, "cuda: launch without a prepared function");
     const weft__driver *d = f->driver;
     bool pushed;
     WEFT__TRY(weft__cuda_enter(d, f->context, &pushed));
-    CUresult r = d->launch(f->handle, grid[0], grid[1], grid[2], block[0], block[1], block[2], (unsigned)smem, e->stream, params, NULL);
+    CUresult r = d->launch(f->handle, grid[0], grid[1], grid[2], block[0], block[1], block[2], (unsigned)smem,
+                           e->stream, params, NULL);
     weft__cuda_leave(d, pushed);
     if (r == CUDA_SUCCESS_) return WEFT_OK;
     weft__driver_check(d, r, "cuLaunchKernel");
-    return weft__fail(WEFT_DEVICE, "%s; grid %u x %u x %u, block %u x %u x %u, %zu bytes of shared memory, function %.200s",
+    return weft__fail(WEFT_DEVICE,
+                      "%s; grid %u x %u x %u, block %u x %u x %u, %zu bytes of shared memory, function %.200s",
                       weft_last_error(), grid[0], grid[1], grid[2], block[0], block[1], block[2], smem, f->key);
 }
 
@@ -262,11 +274,12 @@ void weft__cuda_describe(weft_ctx *ctx, weft__text *t) {
         weft__put(t, "cuda: absent: %s\n", why ? why : "the driver does not answer");
     for (int i = 0; i < weft__cuda_count(cuda); i++) {
         const weft__gpu *g = &engine.device[i].gpu;
-        weft__put(t, "cuda %d: %s, cc %d.%d, %d SMs, L2 %zu MB, about %.0f GB/s and %.0f GFLOP/s\n", i, g->name, g->cc / 10, g->cc % 10,
-                  g->sms, g->l2 >> 20, g->gbs, g->gflops);
+        weft__put(t, "cuda %d: %s, cc %d.%d, %d SMs, L2 %zu MB, about %.0f GB/s and %.0f GFLOP/s\n", i, g->name,
+                  g->cc / 10, g->cc % 10, g->sms, g->l2 >> 20, g->gbs, g->gflops);
     }
     weft__nvrtc nvrtc;
-    if (weft__nvrtc_open(ctx, &nvrtc) == WEFT_OK) weft__put(t, "nvrtc: %d.%d, %s\n", nvrtc.major, nvrtc.minor, nvrtc.path);
+    if (weft__nvrtc_open(ctx, &nvrtc) == WEFT_OK)
+        weft__put(t, "nvrtc: %d.%d, %s\n", nvrtc.major, nvrtc.minor, nvrtc.path);
     else weft__put(t, "nvrtc: absent: %s\n", weft_last_error());
     char dir[1024];
     weft__put(t, "cuda cache: %s\n", weft__store_dir(ctx, dir, sizeof(dir)) ? dir : "none");

@@ -54,7 +54,8 @@ typedef struct stopwatch {
     CUevent start, stop;
 } stopwatch;
 
-/* One run: the fill empties the cache, and keeps the device busy while the host queues the rest, so that no launch gap counts. */
+/* One run: the fill empties the cache, and keeps the device busy while the host queues the rest, so that no launch gap
+ * counts. */
 static weft_status time_once(stopwatch *w, const weft__exec *e, const weft__kernel *k, unsigned round, double *ns) {
     const weft__driver *d = w->d;
     float ms = 0;

@@ -1,4 +1,5 @@
-/* The reference kernels of the CUDA engine: every operator has one by itself, so every valid problem has a plan on a GPU. */
+/* The reference kernels of the CUDA engine: every operator has one by itself, so every valid problem has a plan on a
+ * GPU. */
 #include <string.h>
 
 #include "core/internal.h"
@@ -17,7 +18,8 @@ static size_t workspace(const weft_problem *p, const weft__hw *hw) {
     return weft__op_of(p->op)->items->workspace(p);
 }
 
-/* A thread does about 0.01 flop a nanosecond (doubles, and index arithmetic for each), and a phase of few items fills few threads. */
+/* A thread does about 0.01 flop a nanosecond (doubles, and index arithmetic for each), and a phase of few items fills
+ * few threads. */
 static double cost(const weft_problem *p, const weft__hw *hw) {
     const weft__items *items = weft__op_of(p->op)->items;
     int phases = items->phases(p);
@@ -44,16 +46,17 @@ static weft_status run(const weft__exec *e) {
         a.count = items->count(e->p, phase);
         if (!a.count) continue;
         int64_t blocks = WEFT__MIN((a.count + THREADS - 1) / THREADS, MAX_BLOCKS);
-        WEFT__TRY(weft__cuda_launch(e, (uint32_t[]){(uint32_t)blocks, 1, 1}, (uint32_t[]){THREADS, 1, 1}, 0, (void *[]){&a}));
+        WEFT__TRY(
+            weft__cuda_launch(e, (uint32_t[]){(uint32_t)blocks, 1, 1}, (uint32_t[]){THREADS, 1, 1}, 0, (void *[]){&a}));
     }
     return WEFT_OK;
 }
 
-#define X(NAME, op_name)                                                                                                 \
-    static const weft__kernel op_name##_ref = {                                                                          \
-        .name = #op_name "_ref__cuda", .version = 1, .op = WEFT_##NAME, .engine = WEFT_ENGINE_CUDA, .exact = true,       \
-        .reference = true, .ok = ok, .workspace = workspace, .cost = cost, .run = run, .source = "ref.h",                \
-        .entry = "weft_ref", .defines = defines,                                                                         \
+#define X(NAME, op_name)                                                                           \
+    static const weft__kernel op_name##_ref = {                                                    \
+        .name = #op_name "_ref__cuda", .version = 1, .op = WEFT_##NAME, .engine = WEFT_ENGINE_CUDA, .exact = true, \
+        .reference = true, .ok = ok, .workspace = workspace, .cost = cost, .run = run, .source = "ref.h", \
+        .entry = "weft_ref", .defines = defines,                                                   \
     };
 WEFT_OP_LIST(X)
 #undef X

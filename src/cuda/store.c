@@ -1,5 +1,6 @@
-/* Compiled code on disk. Many processes may share the folder: a file appears whole by rename, under a name that is the digest of
- * everything that made it, and carries its length and checksum. Nothing here is fatal: without the file weft compiles again. */
+/* Compiled code on disk. Many processes may share the folder: a file appears whole by rename, under a name that is the
+ * digest of everything that made it, and carries its length and checksum. Nothing here is fatal: without the file weft
+ * compiles again. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -53,7 +54,8 @@ bool weft__store_dir(const weft_ctx *ctx, char *dir, size_t capacity) {
 }
 
 static int path_of(char *path, size_t capacity, const char *dir, weft__digest key, const char *ending) {
-    int n = snprintf(path, capacity, "%s/%016llx%016llx.%s", dir, (unsigned long long)key.a, (unsigned long long)key.b, ending);
+    int n = snprintf(path, capacity, "%s/%016llx%016llx.%s", dir, (unsigned long long)key.a, (unsigned long long)key.b,
+                     ending);
     return n > 0 && (size_t)n < capacity;
 }
 
@@ -80,7 +82,8 @@ bool weft__store_read(const char *dir, weft__digest key, weft__code *code) {
                  h.size > 0 && h.size <= MAX_CODE;
     code->size = whole ? (size_t)h.size : 0;
     code->bytes = whole ? malloc(code->size) : NULL;
-    whole = code->bytes && fread(code->bytes, 1, code->size, f) == code->size && fgetc(f) == EOF && same(digest_of(code), h.sum);
+    whole = code->bytes && fread(code->bytes, 1, code->size, f) == code->size && fgetc(f) == EOF &&
+            same(digest_of(code), h.sum);
     fclose(f);
     if (!whole) {
         free(code->bytes);
@@ -91,7 +94,8 @@ bool weft__store_read(const char *dir, weft__digest key, weft__code *code) {
 
 bool weft__store_write(const char *dir, weft__digest key, const weft__code *code) {
     char path[1200], temporary[1200];
-    if (!path_of(path, sizeof(path), dir, key, "cubin") || !path_of(temporary, sizeof(temporary), dir, key, "XXXXXX")) return false;
+    if (!path_of(path, sizeof(path), dir, key, "cubin") || !path_of(temporary, sizeof(temporary), dir, key, "XXXXXX"))
+        return false;
     make_dirs(dir);
     int fd = mkstemp(temporary);
     if (fd < 0) return false;

@@ -8,7 +8,7 @@
 #include "weft.h"
 
 #ifdef __CUDACC_RTC__
-#define WEFT_ITEM static __device__
+#define WEFT_ITEM static __device__ __noinline__   /* inlined, the type switches of every load multiply the compile time by four */
 #else
 #include <math.h>
 #define WEFT_ITEM static inline __attribute__((unused))

@@ -1,5 +1,5 @@
-/* One look at the CUDA engine on a machine with a GPU, short and complete: what is there, what compiling costs, right results on
- * edges and on random problems of every pass, and the fast kernels against a plain copy of the same bytes.
+/* One look at the CUDA engine on a machine with a GPU, short and complete: what is there, what compiling costs, right
+ * results on edges and on random problems of every pass, and the fast kernels against a plain copy of the same bytes.
  *   gpu_smoke [random problems, default 300] [seed]
  * Ends with "N passed, N failed, N skipped"; exit status 1 if anything failed. */
 #include <stdio.h>
@@ -48,8 +48,10 @@ static int show_compile(const char *folder) {
     void *block = NULL;
     weft__cuda *cuda = weft__ctx_cuda(ctx, &why);
     uint64_t start = weft__now_ns();
-    if (!cuda || weft__cuda_alloc(cuda, 0, 1, &block) != WEFT_OK) return 1;   /* the primary context, apart from weft's own share */
-    printf("  context %.0f ms; fast kernel %.1f ms", ms_since(start), plan_ms(ctx, first_problem, NULL));
+    if (!cuda || weft__cuda_alloc(cuda, 0, 1, &block) != WEFT_OK)
+        return 1; /* the primary context, apart from weft's own share */
+    printf("  context %.0f ms", ms_since(start));
+    printf("; fast kernel %.1f ms", plan_ms(ctx, first_problem, NULL));
     printf("; other batch %.3f ms", plan_ms(ctx, other_batch, NULL));
     printf("; reference %.1f ms\n", plan_ms(ctx, first_problem, "conv_ref__cuda"));
     weft__cuda_free(cuda, 0, block);
@@ -59,7 +61,10 @@ static int show_compile(const char *folder) {
 
 static void compile_times(const char *self) {
     char folder[] = "/tmp/weft-smoke-XXXXXX", command[1024];
-    if (!mkdtemp(folder)) return judge(false, "compile", "no folder in /tmp");
+    if (!mkdtemp(folder)) {
+        judge(false, "compile", "no folder in /tmp");
+        return;
+    }
     static const char *const words[] = {"compiled, nothing on disk:", "a new process, from disk:"};
     for (int i = 0; i < 2; i++) {
         printf("%s\n", words[i]);
@@ -72,13 +77,17 @@ static void compile_times(const char *self) {
 }
 
 /* ---------------------------------------------------------------- right results */
-static const char *const edges[] = {   /* around tiles, strips, runs of planes, alignments, paddings, epilogues; sizes to fill in */
-    "conv2d:fwd:f32:nchw:n%dc%dh%dw%d:o%dk3p1g%d%s@cuda", "conv2d:fwd:f32:nchw:n%dc%dh%dw%d:o%dk3g%d%s@cuda",
-    "conv2d:fwd:f32:nchw:n%dc%dh%dw%d:o%dk3p2+1x0+2g%d%s@cuda", "conv2d:fwd:f32:nhwc:n%dc%dh%dw%d:o%dk3p1g%d%s@cuda",
+static const char *const edges[] = {
+    /* around tiles, strips, runs of planes, alignments, paddings, epilogues; sizes to fill in */
+    "conv2d:fwd:f32:nchw:n%dc%dh%dw%d:o%dk3p1g%d%s@cuda",
+    "conv2d:fwd:f32:nchw:n%dc%dh%dw%d:o%dk3g%d%s@cuda",
+    "conv2d:fwd:f32:nchw:n%dc%dh%dw%d:o%dk3p2+1x0+2g%d%s@cuda",
+    "conv2d:fwd:f32:nhwc:n%dc%dh%dw%d:o%dk3p1g%d%s@cuda",
     "conv2d:fwd:f32:nchw,src=nchw/4,dst=nchw/4:n%dc%dh%dw%d:o%dk3p1g%d%s@cuda",
 };
-static const int sizes[][4] = {{1, 1, 3, 3}, {3, 5, 7, 7}, {2, 3, 8, 9}, {5, 7, 14, 13}, {2, 130, 7, 7}, {3, 50, 56, 56}, {40, 33, 5, 3},
-                               {7, 61, 28, 28}, {2, 3, 57, 57}, {1, 2, 113, 111}, {1, 3, 224, 225}, {2, 1, 40, 1025}, {1, 1, 9, 5000}, {1, 1, 700, 3}};
+static const int sizes[][4] = {{1, 1, 3, 3},     {3, 5, 7, 7},     {2, 3, 8, 9},    {5, 7, 14, 13}, {2, 130, 7, 7},
+                               {3, 50, 56, 56},  {40, 33, 5, 3},   {7, 61, 28, 28}, {2, 3, 57, 57}, {1, 2, 113, 111},
+                               {1, 3, 224, 225}, {2, 1, 40, 1025}, {1, 1, 9, 5000}, {1, 1, 700, 3}};
 
 static void check_problem(harness *h, const char *text, const weft_problem *p, uint64_t seed, bool thorough) {
     harness_ask ask = {.seed = seed, .kernel = NULL, .thorough = thorough};
@@ -89,14 +98,18 @@ static void check_results(int problems, uint64_t seed) {
     static const char *const steps[] = {"", ":bias", ":bias+relu", ":clip-2_3+bias"};
     static harness h;
     const int threads = 0;
-    if (harness_create(&h, NULL, &threads, 1) != WEFT_OK) return judge(false, "harness", weft_last_error());
+    if (harness_create(&h, NULL, &threads, 1) != WEFT_OK) {
+        judge(false, "harness", weft_last_error());
+        return;
+    }
     char text[WEFT_TEXT_MAX];
     weft_problem p;
     uint64_t start = weft__now_ns();
     for (size_t e = 0; e < WEFT__COUNT(edges); e++)
         for (size_t i = 0; i < WEFT__COUNT(sizes); i++) {
             const int *s = sizes[i];
-            snprintf(text, sizeof(text), edges[e], s[0], s[1], s[2], s[3], s[1], s[1], steps[(e + i) % WEFT__COUNT(steps)]);
+            snprintf(text, sizeof(text), edges[e], s[0], s[1], s[2], s[3], s[1], s[1],
+                     steps[(e + i) % WEFT__COUNT(steps)]);
             if (weft_problem_parse(&p, text) != WEFT_OK) judge(false, text, weft_last_error());
             else check_problem(&h, text, &p, e * 100 + i, s[1] * s[2] * s[3] < 30000);
         }
@@ -110,8 +123,9 @@ static void check_results(int problems, uint64_t seed) {
         harness_text(&p, text);
         check_problem(&h, text, &p, one, false);
     }
-    printf("with %d random problems (seed %llu): %d passed, %d failed, %lld runs, worst error %.3f of its bound, %.0f s\n", problems,
-           (unsigned long long)seed, passed, failed, (long long)h.runs, h.worst, ms_since(start) * 1e-3);
+    printf(
+        "with %d random problems (seed %llu): %d passed, %d failed, %lld runs, worst error %.3f of its bound, %.0f s\n",
+        problems, (unsigned long long)seed, passed, failed, (long long)h.runs, h.worst, ms_since(start) * 1e-3);
     harness_destroy(&h);
 }
 
@@ -125,7 +139,8 @@ static weft_status copy_run(const weft__exec *e) {
     int64_t n = (int64_t)(weft__bytes(e->p) / 32);
     void *src = e->ptr[WEFT_SRC], *dst = e->ptr[WEFT_DST];
     int64_t blocks = WEFT__MIN((n + 255) / 256, 1 << 20);
-    return weft__cuda_launch(e, (uint32_t[]){(uint32_t)blocks, 1, 1}, (uint32_t[]){256, 1, 1}, 0, (void *[]){&src, &dst, &n});
+    return weft__cuda_launch(e, (uint32_t[]){(uint32_t)blocks, 1, 1}, (uint32_t[]){256, 1, 1}, 0,
+                             (void *[]){&src, &dst, &n});
 }
 static const weft__kernel copy_kernel = {.name = "copy", .run = copy_run, .source = copy_source, .entry = "copy"};
 
@@ -140,7 +155,8 @@ static weft_status fill_src(weft__cuda *cuda, void *device, size_t bytes) {
 }
 
 /* Medians over rounds that alternate between kernel and copy, so that both see the same clocks. */
-static weft_status time_both(weft_ctx *ctx, const weft_problem *p, const weft__hw *hw, const weft__kernel *k, void **ptr, double us[2]) {
+static weft_status time_both(weft_ctx *ctx, const weft_problem *p, const weft__hw *hw, const weft__kernel *k,
+                             void **ptr, double us[2]) {
     static double ns[2][RUNS * ROUNDS];
     const weft__kernel *kernels[2] = {k, &copy_kernel};
     weft__exec e[2];
@@ -162,7 +178,8 @@ static weft_status time_problem(weft_ctx *ctx, const char *text) {
     weft__cuda *cuda = weft__ctx_cuda(ctx, NULL);
     void *ptr[WEFT_ROLE_COUNT] = {NULL};
     weft_status s = WEFT_OK;
-    for (int i = 0; i < p.ntensors && s == WEFT_OK; i++) {   /* room behind each: the copy takes the mean of all bytes for src and dst */
+    for (int i = 0; i < p.ntensors && s == WEFT_OK;
+         i++) { /* room behind each: the copy takes the mean of all bytes for src and dst */
         size_t bytes = (size_t)weft__numel(&p.tensor[i]) * 4, room = bytes + ((size_t)1 << 20);
         s = weft__cuda_alloc(cuda, 0, room, &ptr[p.tensor[i].role]);
         if (s == WEFT_OK) s = fill_src(cuda, ptr[p.tensor[i].role], room);
@@ -174,8 +191,9 @@ static weft_status time_problem(weft_ctx *ctx, const char *text) {
         double us[2] = {0, 0};
         s = time_both(ctx, &p, &hw, list[i], ptr, us);
         if (s == WEFT_OK)
-            printf("%-58s %-34s %8.1f us, copy %8.1f us (%4.0f GB/s), share %.2f, estimate %8.1f us\n", text, list[i]->name, us[0], us[1],
-                   weft__bytes(&p) / us[1] * 1e-3, us[1] / us[0], list[i]->cost(&p, &hw) * 1e-3);
+            printf("%-58s %-34s %8.1f us, copy %8.1f us (%4.0f GB/s), share %.2f, estimate %8.1f us\n", text,
+                   list[i]->name, us[0], us[1], weft__bytes(&p) / us[1] * 1e-3, us[1] / us[0],
+                   list[i]->cost(&p, &hw) * 1e-3);
     }
     for (int role = 0; role < WEFT_ROLE_COUNT; role++) weft__cuda_free(cuda, 0, ptr[role]);
     return s;

@@ -25,13 +25,13 @@ static enum { TEST_OK, TEST_FAIL, TEST_SKIP } test_result;
 static char test_why[4096];
 
 #define TEST(NAME)                                                                                 \
-    static void test_##NAME(void);                                                                 \
-    __attribute__((constructor)) static void test_add_##NAME(void) {                               \
-        static test_case self = {#NAME, test_##NAME, NULL};                                        \
+    static void case_##NAME(void);                                                                 \
+    __attribute__((constructor)) static void case_add_##NAME(void) {                               \
+        static test_case self = {#NAME, case_##NAME, NULL};                                        \
         *test_end = &self;                                                                         \
         test_end = &self.next;                                                                     \
     }                                                                                              \
-    static void test_##NAME(void)
+    static void case_##NAME(void)
 
 /* Ends the running test; from the thread that runs it only. */
 WEFT__PRINTF(2, 3) __attribute__((noreturn, unused)) static void test_stop(int result, const char *format, ...) {

@@ -12,14 +12,15 @@ static void open_harness(void) {
     if (!h.nctx) OK(harness_create(&h, &opts, threads, 3));
 }
 
-static void check(const weft_problem *p, uint64_t seed, bool thorough) {
-    harness_ask ask = {seed, NULL, thorough};
+static void check_as(const weft_problem *p, harness_ask ask) {
     char text[WEFT_TEXT_MAX], why[WEFT_TEXT_MAX * 3];
     if (!harness_round_trip(p, why, sizeof(why))) test_stop(TEST_FAIL, "%s", why);
     if (harness_check(&h, p, &ask)) return;
     harness_text(p, text);
-    test_stop(TEST_FAIL, "%s: %s\n  repro: weft verify --seed %llu --kernel %s '%s'", h.kernel, h.why, (unsigned long long)seed, h.kernel, text);
+    test_stop(TEST_FAIL, "%s: %s\n  repro: weft verify --seed %llu --kernel %s '%s'", h.kernel, h.why, (unsigned long long)ask.seed, h.kernel, text);
 }
+
+static void check(const weft_problem *p, uint64_t seed, bool thorough) { check_as(p, (harness_ask){.seed = seed, .thorough = thorough}); }
 
 TEST(cases) {
     open_harness();
@@ -66,6 +67,24 @@ TEST(tile_edges) {
     for (int pass = WEFT_FWD; pass < WEFT_PASS_COUNT; pass++)
         for (size_t i = 0; i < WEFT__COUNT(windows); i++)
             for (int last = 0; last < 2; last++) sweep(pass, windows[i].k, windows[i].stride, windows[i].pad, last);
+}
+
+/* Outputs that would fill much of the last-level cache take other paths in some kernels: streaming stores, prefetch. */
+TEST(large) {
+    static const char *const forms[] = {"conv2d:fwd:f32:nchw:n1c%lldh173w181:o%lldk3p1g%lld:bias+relu", "conv2d:fwd:f32:nhwc:n1c%lldh173w181:o%lldk3p1g%lld:bias+relu",
+                                        "conv2d:bwd:f32:nchw:n1c%lldh173w181:o%lldk3p1g%lld:bias", "conv2d:bwd:f32:nhwc:n1c%lldh173w181:o%lldk3p1g%lld:bias",
+                                        "conv2d:bwd_data:f32:nchw:n1c%lldh173w181:o%lldk3p1g%lld", "conv2d:bwd_data:f32:nhwc:n1c%lldh173w181:o%lldk3p1g%lld"};
+    weft__hw hw;
+    weft__hw_detect(&hw);
+    long long c = (long long)(hw.l3 / 7 / (4 * 173 * 181)) + 1;      /* a seventh of the cache, in f32 planes of that size */
+    open_harness();
+    if (c > 200) SKIP("a seventh of the last-level cache is %zu MB: too long for a test", hw.l3 / 7 >> 20);
+    for (size_t i = 0; i < WEFT__COUNT(forms); i++) {
+        char text[WEFT_TEXT_MAX];
+        snprintf(text, sizeof(text), forms[i], c, c, c);
+        weft_problem p = test_problem(text);
+        check_as(&p, (harness_ask){.seed = 6 + i, .fast_only = true});
+    }
 }
 
 TEST(random_problems) {

@@ -1,5 +1,5 @@
-/* The CUDA engine as far as it goes without a GPU: every embedded source through NVRTC for three generations, with the defines
- * each kernel gives, and the files that keep compiled code. WEFT_NVRTC may name the library. */
+/* The CUDA engine as far as it goes without a GPU: every embedded source through NVRTC for three generations, with the
+ * defines each kernel gives, and the files that keep compiled code. WEFT_NVRTC may name the library. */
 #include <dirent.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -111,24 +111,33 @@ static void close_compiler(weft_ctx *ctx) {
 
 static const char tiny[] = "extern \"C\" __global__ void k(float *p) { p[0] = SCALE; }\n";
 
-/* Compiles the kernel for every problem it takes on that GPU; how many there were. */
+/* false: the kernel does not take that problem on that GPU. */
+static bool compile_for(weft_ctx *ctx, const weft__kernel *k, const weft__gpu *gpu, const weft_problem *p) {
+    char arch[16], defines[2048] = "", text[WEFT_TEXT_MAX];
+    weft__hw hw = {.threads = 1, .gpu = gpu};
+    if (p->op != k->op || k->ok(p, &hw)) return false;
+    weft__text t = {defines, sizeof(defines), 0};
+    if (k->defines) k->defines(p, &hw, &t);
+    harness_text(p, text);
+    CHECK(k->cost(p, &hw) > 0, "%s on %s", k->name, text);
+    snprintf(arch, sizeof(arch), "sm_%d", gpu->cc);
+    size_t size = 0;
+    OK(weft__cuda_compile(ctx, k->source, defines, arch, &size));
+    CHECK(size > 1000, "%s %s: %zu bytes", k->name, arch, size);
+    CHECK(weft__embedded_find(k->source), "%s: no embedded %s", k->name, k->source);
+    return true;
+}
+
+/* Every problem above that it takes; where there is none, the first random one: a new kernel needs no new line here. */
 static int compile_kernel(weft_ctx *ctx, const weft__kernel *k, const weft__gpu *gpu) {
     int taken = 0;
-    char arch[16], defines[2048];
-    snprintf(arch, sizeof(arch), "sm_%d", gpu->cc);
+    weft_problem p;
     for (size_t i = 0; i < WEFT__COUNT(problems); i++) {
-        weft_problem p = test_problem(problems[i]);
-        weft__hw hw = {.threads = 1, .gpu = gpu};
-        if (p.op != k->op || k->ok(&p, &hw)) continue;
-        weft__text t = {defines, sizeof(defines), 0};
-        k->defines(&p, &hw, &t);
-        CHECK(k->cost(&p, &hw) > 0, "%s on %s", k->name, problems[i]);
-        size_t size = 0;
-        OK(weft__cuda_compile(ctx, k->source, defines, arch, &size));
-        CHECK(size > 1000, "%s %s: %zu bytes", k->name, arch, size);
-        CHECK(weft__embedded_find(k->source), "%s: no embedded %s", k->name, k->source);
-        taken++;
+        p = test_problem(problems[i]);
+        taken += compile_for(ctx, k, gpu, &p);
     }
+    for (uint64_t seed = 0; !taken && seed < 200000; seed++)
+        if (harness_random(&p, seed, WEFT_CUDA)) taken += compile_for(ctx, k, gpu, &p);
     return taken;
 }
 
@@ -140,7 +149,8 @@ TEST(every_kernel_compiles_for_every_generation) {
         if (list[i]->engine != WEFT_ENGINE_CUDA) continue;
         cuda++;
         for (size_t g = 0; g < WEFT__COUNT(generations); g++)
-            CHECK(compile_kernel(ctx, list[i], &generations[g]) > 0, "%s: none of the problems here is for it on %s", list[i]->name, generations[g].name);
+            CHECK(compile_kernel(ctx, list[i], &generations[g]) > 0,
+                  "%s: neither a problem here nor a random one is for it on %s", list[i]->name, generations[g].name);
     }
     CHECK(cuda >= 2, "%zu CUDA kernels", cuda);
     close_compiler(ctx);
@@ -149,7 +159,8 @@ TEST(every_kernel_compiles_for_every_generation) {
 TEST(a_wrong_source_gives_its_first_errors) {
     weft_ctx *ctx = open_compiler();
     size_t size = 1;
-    FAILS(weft__cuda_compile(ctx, "this is no program;\n", "", "sm_90", &size), WEFT_INTERNAL, "nvrtc|source(1)|error|sm_90");
+    FAILS(weft__cuda_compile(ctx, "this is no program;\n", "", "sm_90", &size), WEFT_INTERNAL,
+          "nvrtc|source(1)|error|sm_90");
     CHECK(size == 0, "%zu", size);
     close_compiler(ctx);
 }

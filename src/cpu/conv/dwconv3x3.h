@@ -83,7 +83,7 @@ VF_INLINE const char *dw_ok(const weft_problem *p, int pass, dw_layout layout, i
 /* How many slots for `items` equal pieces of `bytes` in all: enough for many cores, each worth waking a thread for. */
 VF_INLINE int64_t dw_slots(int64_t items, double bytes) {
     const double want = bytes / 131072;
-    const int64_t most = want > 256 ? 256 : want < 1 ? 1 : (int64_t)want;
+    const int64_t most = want > 128 ? 128 : want < 1 ? 1 : (int64_t)want;
     return items < most ? items : most;
 }
 

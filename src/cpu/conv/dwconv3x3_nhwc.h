@@ -4,28 +4,63 @@
 
 #include "cpu/conv/dwconv3x3.h"
 
-/* Channels of one tap in packed weights and in sums, up to whole vectors and cache lines. */
-VF_INLINE int64_t dw_pitch(int64_t c) { return (c + 15) / 16 * 16; }
+/* Channels taken along a row before the next ones: 3 rows of a few pixels and the 9 weights of these stay in L1. */
+enum { DW_CHUNK = 128 };
 
-/* [c][9] -> [9][pitch], turned for a data gradient; the excess is 0. */
+VF_INLINE int64_t dw_vectors(int64_t c) { return (c + VF_LANES - 1) / VF_LANES; }
+
+/* [c][9] -> [c / VF_LANES][9][VF_LANES], turned for a data gradient; channels that do not exist are 0. */
 VF_INLINE size_t dw_packed(const weft_problem *p, const weft__hw *hw) {
     (void)hw;
-    return (size_t)(9 * dw_pitch(p->c)) * sizeof(float);
+    return (size_t)(9 * VF_LANES * dw_vectors(p->c)) * sizeof(float);
 }
 
 VF_INLINE weft_status dw_pack(const weft__exec *e, const void *weights, void *packed) {
-    const int64_t c = e->p->c, pitch = dw_pitch(c);
+    const int64_t c1 = e->p->c;
     const bool flip = e->p->pass != WEFT_FWD;
-    for (int k = 0; k < 9; k++) {
-        const float *from = (const float *)weights + (flip ? 8 - k : k);
-        float *to = (float *)packed + k * pitch;
-        for (int64_t i = 0; i < c; i++) to[i] = from[9 * i];
-        for (int64_t i = c; i < pitch; i++) to[i] = 0;
-    }
+    float *to = packed;
+    memset(to, 0, dw_packed(e->p, e->hw));
+    for (int64_t c = 0; c < c1; c++)
+        for (int k = 0; k < 9; k++)
+            to[c / VF_LANES * 9 * VF_LANES + k * VF_LANES + c % VF_LANES] = ((const float *)weights)[9 * c + (flip ? 8 - k : k)];
     return WEFT_OK;
 }
 
+/* A pixel of each of the rows top, top + 1, top + 2 of an image; NULL: the row lies outside. column may. */
+typedef struct dw_rows {
+    const float *at[3];
+} dw_rows;
+
+VF_INLINE dw_rows dw_rows_of(const dw_window *g, const float *image, int64_t top, int64_t column) {
+    dw_rows rows;
+    for (int r = 0; r < 3; r++)
+        rows.at[r] = top + r < 0 || top + r >= g->ih ? NULL : image + ((top + r) * g->iw + column) * g->c;
+    return rows;
+}
+
 /* Channels c .. c + VF_LANES - 1 of one pixel; tail: only those of m exist. */
-VF_INLINE vf dw_load_channels(const float *p, vmask m, const bool tail) { return tail ? vf_load_in(m, p) : vf_load(p); }
+VF_INLINE vf dw_load_channels(const float *p, vmask m, const bool tail) {
+    return tail ? vf_load_in(m, p) : vf_keep(vf_load(p));
+}
+
+/* The line at p of `count` pixels of c, one row of w pixels ahead: asked for a row's work before it is needed, a few at a time. */
+VF_INLINE void dw_prefetch_row(const float *p, int64_t w, int64_t c, const int count) {
+    VF_UNROLL for (int i = 0; i < count; i++) vf_prefetch(p, (w + i) * c * 4);
+}
+
+VF_INLINE void dw_store_channels(float *p, vf v, vmask m, const bool tail, bool stream) {
+    if (tail)
+        vf_store_in(m, p, v);
+    else if (stream)
+        vf_stream(p, v);
+    else
+        vf_store(p, v);
+}
+
+/* Whole cache lines can be streamed where every pixel begins with one. */
+VF_INLINE bool dw_streams_channels(const weft__hw *hw, const dw_window *g, const float *out) {
+    const double bytes = 4.0 * (double)(g->n * g->c) * (double)(g->oh * g->ow);
+    return g->c % 16 == 0 && (uintptr_t)out % 64 == 0 && dw_streams(hw, bytes);
+}
 
 #endif

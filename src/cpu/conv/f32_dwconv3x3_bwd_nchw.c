@@ -11,7 +11,12 @@
  * Try:       weft bench conv2d:bwd:f32:nchw:n8c128h56w56:o128k3p1g128 */
 #include "cpu/conv/dwconv3x3_nchw.h"
 
-enum { ROWS = VF_REGS >= 32 ? 4 : 2, AHEAD = 3072, SUMS = 10 };   /* 9 weights and the bias */
+enum { ROWS = VF_REGS >= 32 ? 4 : 2, SUMS = 10 };   /* 9 weights and the bias */
+#if VF_REGS >= 32
+#define TILE "4x1v"
+#else
+#define TILE "2x1v"
+#endif
 
 static const char *ok_bwd_weights(const weft_problem *p, const weft__hw *hw) {
     (void)hw;
@@ -97,10 +102,10 @@ VF_INLINE void rows(float *memory, float *out, const float *in, const float *cen
     const bool border = top < 0 || top + S * (ROWS - 1) + 3 > g->ih || live < ROWS;
     vf sums[9];
     VF_UNROLL for (int k = 0; k < 9; k++) sums[k] = vf_load(memory + k * VF_LANES);
-    for (int64_t b = 0; b < S * ROWS * g->iw * 4; b += 64) vf_prefetch(in + (top + 2) * g->iw, AHEAD + b);
-    for (int64_t b = 0; b < ROWS * g->ow * 4; b += 64) vf_prefetch(center + y * g->ow, AHEAD + b);
     for (int64_t x = (g->ow - 1) / VF_LANES * VF_LANES; x >= 0; x -= VF_LANES) {
         const dw_columns k = dw_columns_of(g, x, S, border || x + VF_LANES > g->ow);
+        dw_prefetch(in + (top + 2) * g->iw, g->iw, x, S * ROWS, S);
+        dw_prefetch(center + y * g->ow, g->ow, x, ROWS, 1);
         if (k.edge)
             block(sums, out + x, in, center, g, &k, y, x, live, w, S, data, true);
         else
@@ -209,11 +214,11 @@ static weft_status run(const weft__exec *e) {
 }
 
 WEFT__KERNEL(f32_dwconv3x3_bwd_weights_nchw) = {
-    .name = WEFT__NAME("f32_dwconv3x3_bwd_weights_nchw_rx1v"), .version = 1, .op = WEFT_CONV, .engine = WEFT_ENGINE_CPU,
+    .name = WEFT__NAME("f32_dwconv3x3_bwd_weights_nchw_" TILE), .version = 1, .op = WEFT_CONV, .engine = WEFT_ENGINE_CPU,
     .isa = WEFT__ISA_HERE, .exact = true, .ok = ok_bwd_weights, .workspace = workspace, .cost = cost, .run = run,
 };
 
 WEFT__KERNEL(f32_dwconv3x3_bwd_nchw) = {
-    .name = WEFT__NAME("f32_dwconv3x3_bwd_nchw_rx1v"), .version = 1, .op = WEFT_CONV, .engine = WEFT_ENGINE_CPU,
+    .name = WEFT__NAME("f32_dwconv3x3_bwd_nchw_" TILE), .version = 1, .op = WEFT_CONV, .engine = WEFT_ENGINE_CPU,
     .isa = WEFT__ISA_HERE, .exact = true, .ok = ok_bwd, .workspace = workspace, .cost = cost, .run = run,
 };

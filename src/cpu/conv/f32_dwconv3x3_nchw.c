@@ -9,7 +9,7 @@
  * Try:       weft bench conv2d:fwd:f32:nchw:n8c128h56w56:o128k3p1g128 */
 #include "cpu/conv/dwconv3x3_nchw.h"
 
-enum { ROWS = 4, AHEAD = 3072 };     /* output rows of a block; bytes of `in` to prefetch ahead */
+enum { ROWS = 4 };                   /* of outputs in a block */
 
 static const char *ok_fwd(const weft_problem *p, const weft__hw *hw) {
     (void)hw;
@@ -60,9 +60,9 @@ VF_INLINE void block(float *out, const float *in, const dw_window *g, const dw_c
 VF_INLINE void rows(float *out, const float *in, const dw_window *g, int64_t y, const vf w[9], const vf ends[3], const int S) {
     const int64_t top = S * y - g->ph;
     const bool border = top < 0 || top + S * (ROWS - 1) + 3 > g->ih;
-    for (int64_t b = 0; b < S * ROWS * g->iw * 4; b += 64) vf_prefetch(in + (top + 2) * g->iw, AHEAD + b);
     for (int64_t x = (g->ow - 1) / VF_LANES * VF_LANES; x >= 0; x -= VF_LANES) {
         const dw_columns k = dw_columns_of(g, x, S, border);
+        dw_prefetch(in + (top + 2) * g->iw, g->iw, x, S * ROWS, S);
         if (k.edge)
             block(out + x, in, g, &k, y, w, ends, S, true);
         else

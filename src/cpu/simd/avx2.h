@@ -15,14 +15,20 @@ VF_INLINE vf vf_load(const float *p) { return _mm256_loadu_ps(p); }
 VF_INLINE void vf_store(float *p, vf v) { _mm256_storeu_ps(p, v); }
 VF_INLINE vf vf_load_in(vmask m, const float *p) { return _mm256_maskload_ps(p, m); }
 VF_INLINE void vf_store_in(vmask m, float *p, vf v) { _mm256_maskstore_ps(p, m, v); }
+VF_INLINE vf vf_keep(vf v) {
+    __asm__("" : "+x"(v));
+    return v;
+}
 VF_INLINE void vf_stream(float *p, vf v) { _mm256_stream_ps(p, v); }
 VF_INLINE void vf_stream_end(void) { _mm_sfence(); }
 
 VF_INLINE vf vf_add(vf a, vf b) { return _mm256_add_ps(a, b); }
 VF_INLINE vf vf_mul(vf a, vf b) { return _mm256_mul_ps(a, b); }
 VF_INLINE vf vf_fma(vf a, vf b, vf c) { return _mm256_fmadd_ps(a, b, c); }
+/* 0 * 0 + c outside m. Compilers share the masked factors of a tile, which a blend of the sums would not allow. */
 VF_INLINE vf vf_fma_in(vmask m, vf a, vf b, vf c) {
-    return _mm256_blendv_ps(c, _mm256_fmadd_ps(a, b, c), _mm256_castsi256_ps(m));
+    const vf f = _mm256_castsi256_ps(m);
+    return _mm256_fmadd_ps(_mm256_and_ps(a, f), _mm256_and_ps(b, f), c);
 }
 /* max and min return their second operand when either is NaN. */
 VF_INLINE vf vf_clip(vf v, vf lo, vf hi) { return _mm256_min_ps(hi, _mm256_max_ps(lo, v)); }

@@ -15,6 +15,10 @@ VF_INLINE vf vf_load(const float *p) { return _mm512_loadu_ps(p); }
 VF_INLINE void vf_store(float *p, vf v) { _mm512_storeu_ps(p, v); }
 VF_INLINE vf vf_load_in(vmask m, const float *p) { return _mm512_maskz_loadu_ps(m, p); }
 VF_INLINE void vf_store_in(vmask m, float *p, vf v) { _mm512_mask_storeu_ps(p, m, v); }
+VF_INLINE vf vf_keep(vf v) {
+    __asm__("" : "+v"(v));
+    return v;
+}
 VF_INLINE void vf_stream(float *p, vf v) { _mm512_stream_ps(p, v); }
 VF_INLINE void vf_stream_end(void) { _mm_sfence(); }
 

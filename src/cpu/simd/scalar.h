@@ -25,6 +25,7 @@ VF_INLINE void vf_store_in(vmask m, float *p, vf v) {
     for (int i = 0; i < VF_LANES; i++)
         if (m[i]) p[i] = v[i];
 }
+VF_INLINE vf vf_keep(vf v) { return v; }
 VF_INLINE void vf_stream(float *p, vf v) { vf_store(p, v); }
 VF_INLINE void vf_stream_end(void) {}
 

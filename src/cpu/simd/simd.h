@@ -16,6 +16,7 @@
  *   vf_zip_lo(a, b), _hi   a0 b0 a1 b1 ...: the first or the second VF_LANES of it
  *   vm_range(lo, hi)       lanes lo <= i < hi; any values
  *   vm_and, vm_all         the lanes in both; every lane
+ *   vf_keep(v)             v, in a register from here on: stops compilers from loading it again for every use
  *   vf_prefetch(p, bytes)  the line at p + bytes into the nearest cache; may lie outside any buffer
  *
  * Kernels of 16-bit types add vf_load_f16, vf_load_bf16 and their stores to each header, with the same vf in registers. */

@@ -21,6 +21,10 @@ static inline weft__epilogue weft__epilogue_args(const weft_problem *p) {
     return e;
 }
 #else
+static __device__ constexpr bool weft__epilogue_biased() {
+    return STEP0 == WEFT_STEP_BIAS || STEP1 == WEFT_STEP_BIAS || STEP2 == WEFT_STEP_BIAS || STEP3 == WEFT_STEP_BIAS;
+}
+
 /* Comparisons and not fminf, fmaxf: NaN stays NaN. */
 static __device__ __forceinline__ float weft__epilogue_apply(const weft__epilogue &e, float bias, float v) {
     constexpr int steps[WEFT_MAX_STEPS] = {STEP0, STEP1, STEP2, STEP3};

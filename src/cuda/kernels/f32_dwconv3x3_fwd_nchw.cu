@@ -1,16 +1,18 @@
 /* f32 depthwise 3x3 stride 1 forward, channels-first.
  * Math:      dst[n,c,y,x] = epilogue(sum_{r,s} src[n,c,y+r-pt,x+s-pl] * weights[c,r,s])
- * Blocking:  a unit is a run of whole planes, or a strip of rows of one plane: contiguous in src and in dst. Blocks stay on their
- *            multiprocessor and walk over units: bulk copies bring the next units into shared memory (up to 4 under way) while
- *            7 rows x 1 column a thread are summed in registers; results leave through shared memory, again by bulk copy
+ * Blocking:  a unit is a run of whole planes, or a strip of rows of one plane: contiguous in src and in dst. Blocks
+ *            stay on their multiprocessor and walk over units: bulk copies bring the next units into shared memory (up
+ *            to 4 under way) while 7 rows x 1 column a thread are summed in registers; results leave through shared
+ *            memory, again by bulk copy
  * Traffic:   8 bytes and 18 flops an output: memory-bound; strips read 2 rows again, mostly from L2
- * Roofline:  bandwidth / 8 outputs per second. Stores straight from registers would split sectors wherever a row is not a
- *            multiple of 128 bytes; a contiguous bulk store never does
- * Assumes:   any n, c, h, pads 0..2; any w of which 3 rows of src and 1 of dst fit shared memory twice (over 6000 columns);
- *            4-byte alignment. Taps in the padding are left out, not multiplied by 0: infinite weights behave
- * Try:       weft bench --kernel f32_dwconv3x3_fwd_nchw_7x1__cuda conv2d:fwd:f32:nchw:n64c128h56w56:o128k3p1g128@cuda */
+ * Roofline:  bandwidth / 8 outputs per second. Stores straight from registers would split sectors wherever a row is not
+ *            a multiple of 128 bytes; a contiguous bulk store never does
+ * Assumes:   any n, c, h, pads 0..2; any w of which 3 rows of src and 1 of dst fit shared memory twice (over 6000
+ *            columns); 4-byte alignment. Taps in the padding are left out, not multiplied by 0: infinite weights behave
+ * Try:       weft bench --kernel f32_dwconv3x3_fwd_nchw_7x1__cuda
+ *            conv2d:fwd:f32:nchw:n64c128h56w56:o128k3p1g128@cuda */
 #ifndef __CUDACC_RTC__
-#include "core/internal.h"
+#include "dwconv.h"
 #endif
 #include "epilogue.h"
 
@@ -22,7 +24,7 @@ typedef struct dwconv_args {
     float *dst;
     uint32_t planes, channels, units;    /* planes: n * c */
     int32_t h, w, oh, ow, pt, pl;
-    int32_t batch, rows, strips;         /* a unit: `batch` planes, or (then batch is 1) `rows` output rows of one; strips a plane */
+    int32_t batch, rows, strips; /* a unit is `batch` planes; or, with strips of a plane, `rows` output rows of one */
     int32_t stages, in_slot, out_slot;   /* input slots; floats of a slot */
     weft__epilogue epilogue;
 } dwconv_args;
@@ -40,28 +42,29 @@ static const occupancy bulk_tries[] = {{3, 4, 2}, {3, 3, 2}, {2, 3, 2}, {1, 3, 2
 static const occupancy plain_tries[] = {{4, 1, 1}, {2, 1, 1}, {1, 1, 1}};
 
 static bool is_bulk(const weft__gpu *gpu) { return gpu->cc >= 90; }
-static int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
-static int64_t slot_of(int64_t floats) { return ceil_div(floats + 3, 4) * 4; }   /* up to 3 floats past 16 bytes at its begin */
+/* A run may begin up to 3 floats past a multiple of 16 bytes. */
+static int64_t slot_of(int64_t floats) { return dwconv_ceil(floats + 3, 4) * 4; }
 
 /* Whole planes, as many as make every block's share the same number of units; a run of 4 planes is always aligned. */
 static int64_t balance(int64_t planes, int64_t most, int64_t wave) {
-    int64_t rounds = ceil_div(planes, wave * most), batch = ceil_div(planes, wave * rounds);
-    return batch >= 8 && ceil_div(batch, 4) * 4 <= most ? ceil_div(batch, 4) * 4 : batch;
+    int64_t rounds = dwconv_ceil(planes, wave * most), batch = dwconv_ceil(planes, wave * rounds);
+    return batch >= 8 && dwconv_ceil(batch, 4) * 4 <= most ? dwconv_ceil(batch, 4) * 4 : batch;
 }
 
 /* The unit for one occupancy; false: less than `least` rows of a plane fit. */
 static bool size_unit(dwconv_args *a, const weft__gpu *gpu, const occupancy *o, int64_t least) {
     int64_t floats = ((int64_t)(gpu->smem + 1024) / o->blocks - 1024 - RESERVED) / 4 - 8 * (o->stages + o->outs);
-    int64_t plane = (int64_t)a->h * a->w * o->stages + (int64_t)a->oh * a->ow * o->outs, wave = (int64_t)gpu->sms * o->blocks;
+    int64_t plane = (int64_t)a->h * a->w * o->stages + (int64_t)a->oh * a->ow * o->outs,
+            wave = (int64_t)gpu->sms * o->blocks;
     int64_t batch = 1, rows = a->oh;
     if (plane <= floats) batch = balance(a->planes, floats / plane, wave);
     else rows = (floats - (int64_t)2 * a->w * o->stages) / ((int64_t)a->w * o->stages + (int64_t)a->ow * o->outs);
     if (rows < WEFT__MIN(least, a->oh)) return false;
-    if (a->planes < (uint32_t)gpu->sms)          /* too few planes for the device: strips, none shorter than a thread's rows */
-        rows = WEFT__MIN(rows, WEFT__MAX(ceil_div(a->oh, ceil_div(gpu->sms, a->planes)), ROWS));
-    a->strips = (int32_t)ceil_div(a->oh, rows);
-    a->rows = (int32_t)ceil_div(a->oh, a->strips);
-    a->strips = (int32_t)ceil_div(a->oh, a->rows);   /* even rows may need fewer strips */
+    if (a->planes < (uint32_t)gpu->sms) /* too few planes for the device: strips, none shorter than a thread's rows */
+        rows = WEFT__MIN(rows, WEFT__MAX(dwconv_ceil(a->oh, dwconv_ceil(gpu->sms, a->planes)), ROWS));
+    a->strips = (int32_t)dwconv_ceil(a->oh, rows);
+    a->rows = (int32_t)dwconv_ceil(a->oh, a->strips);
+    a->strips = (int32_t)dwconv_ceil(a->oh, a->rows);   /* even rows may need fewer strips */
     a->batch = a->strips > 1 ? 1 : (int32_t)batch;
     a->stages = o->stages;
     return true;
@@ -71,9 +74,9 @@ static bool size_unit(dwconv_args *a, const weft__gpu *gpu, const occupancy *o, 
 static uint32_t best_threads(int64_t items) {
     int64_t best = MAX_THREADS, least = INT64_MAX;
     for (int64_t t = MAX_THREADS; t >= MIN_THREADS; t -= 32)
-        if (ceil_div(items, t) * t < least) {
+        if (dwconv_ceil(items, t) * t < least) {
             best = t;
-            least = ceil_div(items, t) * t;
+            least = dwconv_ceil(items, t) * t;
         }
     return (uint32_t)best;
 }
@@ -82,37 +85,30 @@ static bool fit(const weft_problem *p, const weft__gpu *gpu, tile *t) {
     const occupancy *tries = is_bulk(gpu) ? bulk_tries : plain_tries, *o = NULL;
     size_t count = is_bulk(gpu) ? WEFT__COUNT(bulk_tries) : WEFT__COUNT(plain_tries);
     dwconv_args *a = &t->args;
-    *a = (dwconv_args){.planes = (uint32_t)(p->n * p->c), .channels = (uint32_t)p->c, .h = (int32_t)p->in[1], .w = (int32_t)p->in[2],
-                       .oh = (int32_t)p->out[1], .ow = (int32_t)p->out[2], .pt = (int32_t)p->pad_lo[1], .pl = (int32_t)p->pad_lo[2],
-                       .epilogue = weft__epilogue_args(p)};
+    *a = (dwconv_args){
+        .planes = (uint32_t)(p->n * p->c), .channels = (uint32_t)p->c,
+        .h = (int32_t)p->in[1], .w = (int32_t)p->in[2], .oh = (int32_t)p->out[1], .ow = (int32_t)p->out[2],
+        .pt = (int32_t)p->pad_lo[1], .pl = (int32_t)p->pad_lo[2], .epilogue = weft__epilogue_args(p),
+    };
     for (size_t i = 0; i < count && !o; i++)
         if (size_unit(a, gpu, &tries[i], i + 1 < count ? ROWS : 1)) o = &tries[i];
     if (!o) return false;
     int64_t rows_in = WEFT__MIN((int64_t)a->rows + 2, a->h);
     a->in_slot = (int32_t)slot_of(a->strips > 1 ? rows_in * a->w : (int64_t)a->batch * a->h * a->w);
     a->out_slot = (int32_t)slot_of((int64_t)a->batch * a->rows * a->ow);
-    a->units = (uint32_t)(ceil_div(a->planes, a->batch) * a->strips);
+    a->units = (uint32_t)(dwconv_ceil(a->planes, a->batch) * a->strips);
     t->smem = 4 * ((size_t)a->in_slot * (size_t)a->stages + (size_t)a->out_slot * (size_t)o->outs);
-    t->threads = best_threads((int64_t)a->batch * ceil_div(a->rows, ROWS) * a->ow);
+    t->threads = best_threads((int64_t)a->batch * dwconv_ceil(a->rows, ROWS) * a->ow);
     t->grid = (uint32_t)WEFT__MIN((int64_t)a->units, (int64_t)gpu->sms * o->blocks);
     return true;
 }
 
 static const char *ok(const weft_problem *p, const weft__hw *hw) {
-    if (p->pass != WEFT_FWD) return "pass is not fwd";
-    if (!weft__all_dtype(p, WEFT_F32)) return "a tensor is not f32";
-    if (p->groups != p->c || p->o != p->c) return "not depthwise with one filter a channel";
-    if (p->in[0] != 1 || p->kernel[0] != 1 || p->out[0] != 1 || p->pad_lo[0]) return "three spatial axes";
-    for (int a = 1; a < 3; a++) {
-        if (p->kernel[a] != 3 || p->stride[a] != 1 || p->dilation[a] != 1) return "not a 3x3 kernel with stride and dilation 1";
-        if (p->pad_lo[a] > 2 || p->pad_hi[a] > 2) return "padding over 2";
-    }
+    const char *refusal = dwconv_refusal(p, WEFT_FWD, hw->gpu);
+    if (refusal) return refusal;
     for (int i = 0; i < p->ntensors; i++)
         if (!weft__is_first(&p->tensor[i])) return "a tensor is not dense channels-first";
-    if (p->n < 1 || p->in[1] < 1 || p->in[2] < 1) return "an empty tensor";
-    if (hw->gpu->cc < 75) return "compute capability below 7.5";
-    if (p->in[1] > 1 << 30 || p->in[2] > 1 << 20) return "an image side over 2^30 rows or 2^20 columns";
-    if (p->n > INT32_MAX / p->c) return "2^31 planes or more";
+    if (p->in[2] > 1 << 20) return "an image wider than 2^20";   /* far over shared memory; keeps sums in range */
     tile t;
     return fit(p, hw->gpu, &t) ? NULL : "rows too wide for shared memory";
 }
@@ -132,7 +128,8 @@ static void defines(const weft_problem *p, const weft__hw *hw, weft__text *t) {
 
 static weft_status run(const weft__exec *e) {
     tile t;
-    if (!fit(e->p, e->hw->gpu, &t)) return weft__fail(WEFT_INTERNAL, "dwconv3x3: planned for a problem that does not fit");
+    if (!fit(e->p, e->hw->gpu, &t))
+        return weft__fail(WEFT_INTERNAL, "dwconv3x3: planned for a problem that does not fit");
     t.args.src = e->ptr[WEFT_SRC];
     t.args.weights = e->ptr[WEFT_WEIGHTS];
     t.args.bias = e->ptr[WEFT_BIAS];
@@ -141,8 +138,9 @@ static weft_status run(const weft__exec *e) {
 }
 
 const weft__kernel weft__cuda_f32_dwconv3x3_fwd_nchw = {
-    .name = "f32_dwconv3x3_fwd_nchw_7x1__cuda", .version = 1, .op = WEFT_CONV, .engine = WEFT_ENGINE_CUDA, .exact = true,
-    .ok = ok, .cost = cost, .run = run, .source = "f32_dwconv3x3_fwd_nchw.cu", .entry = "dwconv3x3", .defines = defines,
+    .name = "f32_dwconv3x3_fwd_nchw_7x1__cuda", .version = 1, .op = WEFT_CONV, .engine = WEFT_ENGINE_CUDA,
+    .exact = true, .ok = ok, .cost = cost, .run = run,
+    .source = "f32_dwconv3x3_fwd_nchw.cu", .entry = "dwconv3x3", .defines = defines,
 };
 
 #else
@@ -174,18 +172,19 @@ static __device__ __forceinline__ unit unit_of(const dwconv_args &a, uint32_t u)
     return t;
 }
 
-/* One column of ROWS outputs. `in` is at the input row and column under the first tap of the first output; rows_before..rows_after
- * are the input rows there are, counted from it. A row that is not there is skipped; a column that is not there has value and
- * weight 0. INSIDE: all rows are there, and all outputs are wanted. */
+/* One column of ROWS outputs. `in` is at the input row and column under the first tap of the first output; row_lo ..
+ * row_hi - 1 are the input rows there are, counted from it. A row that is not there is skipped; a column that is not
+ * there has value and weight 0. INSIDE: all rows are there, and all outputs are wanted. */
 template <bool INSIDE>
-static __device__ __forceinline__ void column(const dwconv_args &a, const float *in, float *out, const float (&weights)[9], float bias,
-                                              const bool (&there)[3], int rows_before, int rows_after, int wanted) {
+static __device__ __forceinline__ void column(const dwconv_args &a, const float *in, float *out,
+                                              const float (&weights)[9], float bias, const bool (&there)[3], int row_lo,
+                                              int row_hi, int wanted) {
     float sum[ROWS];
 #pragma unroll
     for (int j = 0; j < ROWS; j++) sum[j] = 0;
 #pragma unroll
     for (int r = 0; r < ROWS + 2; r++) {
-        if (!INSIDE && (r < rows_before || r >= rows_after)) continue;
+        if (!INSIDE && (r < row_lo || r >= row_hi)) continue;
         float v[3];
 #pragma unroll
         for (int s = 0; s < 3; s++) v[s] = there[s] ? in[r * a.w + s] : 0;
@@ -214,7 +213,7 @@ static __device__ __forceinline__ void compute(const dwconv_args &a, const unit 
         for (int s = 0; s < 3; s++) there[s] = (uint32_t)(x - a.pl + s) < (uint32_t)a.w;
 #pragma unroll
         for (int k = 0; k < 9; k++) weights[k] = there[k % 3] ? __ldg(filter + k) : 0;
-        if (STEP0 == WEFT_STEP_BIAS || STEP1 == WEFT_STEP_BIAS || STEP2 == WEFT_STEP_BIAS || STEP3 == WEFT_STEP_BIAS)
+        if (weft__epilogue_biased())
             bias = __ldg(a.bias + (t.first + plane) % a.channels);
         int top = t.y0 + y - a.pt;   /* the input row under the first tap */
         const float *from = in + ((int)plane * a.h + top - t.lo) * a.w + x - a.pl;

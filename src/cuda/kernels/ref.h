@@ -1,5 +1,5 @@
-/* The reference on the GPU: one item a thread, the same text the CPU reference runs. Both sides read this file: the host for the
- * argument, NVRTC for the kernel, with WEFT_OP_SOURCE and WEFT_OP_ITEM naming the operator's items. */
+/* The reference on the GPU: one item a thread, the same text the CPU reference runs. Both sides read this file: the
+ * host for the argument, NVRTC for the kernel, with WEFT_OP_SOURCE and WEFT_OP_ITEM naming the operator's items. */
 #ifndef WEFT_CUDA_REF_H
 #define WEFT_CUDA_REF_H
 

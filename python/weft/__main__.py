@@ -1,0 +1,79 @@
+"""The command: python -m weft bench | demo | info, and --cflags --libs for programs in C."""
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+import torch
+
+from . import _library, _twin, bench, demo
+
+_PROBLEM_HELP = """A problem is a text such as conv2d:fwd:f32:nchw:n8c128h56w56:o128k3p1g128 (docs/problem.md has the grammar);
+its pass may also be train: forward and every gradient through autograd.
+Exit codes: 0 done, 1 the results differ, 2 misuse."""
+
+
+def _flags(cflags: bool, libs: bool) -> int:
+    """Compiler and linker flags for the C library that lies with this package."""
+    directory, package = _library.path.resolve().parent, Path(__file__).resolve().parent
+    include = next((d for d in (package / "include", package.parents[1] / "include", directory.parent / "include") if (d / "weft.h").is_file()), None)
+    library = next((d for d in (directory, package / "lib", directory.parent / "lib") if (d / "libweft.so").exists()), None)
+    if (cflags and include is None) or (libs and library is None):
+        print(f"python -m weft: {'weft.h' if cflags and include is None else 'libweft.so'} was not found beside {_library.path}", file=sys.stderr)
+        return 1
+    parts = [f"-I{include}"] if cflags else []
+    parts += [f"-L{library}", f"-Wl,-rpath,{library}", "-lweft"] if libs else []
+    print(" ".join(parts))
+    return 0
+
+
+def _info() -> int:
+    print(f"weft {_library.version()}\nlibrary: {_library.path}\ntorch: {torch.__version__} (CUDA {torch.version.cuda or 'absent'})"
+          f"\npython: {sys.version.split()[0]}\n{_library.describe().rstrip()}")
+    return 0
+
+
+def _positive(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"is {value}, allowed: 1 or more")
+    return value
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m weft", description="weft's operators in PyTorch: measure them, look at what runs.")
+    parser.add_argument("--cflags", action="store_true", help="print the compiler flags for a C program that uses weft")
+    parser.add_argument("--libs", action="store_true", help="print the linker flags for a C program that uses weft")
+    parser.add_argument("--version", action="version", version=f"weft {_library.version()}")
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND")
+    b = commands.add_parser("bench", help="time weft beside PyTorch and the floor", epilog=_PROBLEM_HELP,
+                            formatter_class=argparse.RawDescriptionHelpFormatter)
+    b.add_argument("problem", nargs="+", metavar="PROBLEM")
+    b.add_argument("--json", metavar="FILE", help="write the rows there as well")
+    b.add_argument("--rounds", type=_positive, default=11, metavar="N", help=f"samples of each side, at least {bench.MIN_ROUNDS} (default 11)")
+    b.add_argument("--threads", type=_positive, metavar="N", help="for both sides (default: PyTorch's)")
+    b.add_argument("--pass", dest="passes", choices=_twin.PASSES, help="instead of the pass in the text")
+    d = commands.add_parser("demo", help="a table of depthwise convolutions on the CPU, PyTorch beside weft")
+    d.add_argument("--rounds", type=_positive, default=bench.MIN_ROUNDS, metavar="N")
+    commands.add_parser("info", help="the library, PyTorch and the machine as weft sees it")
+    return parser
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = _parser()
+    args = parser.parse_args(argv)
+    if args.cflags or args.libs:
+        return _flags(args.cflags, args.libs)
+    if args.command == "bench":
+        return bench.run(args.problem, args.passes, args.rounds, args.threads, args.json)
+    if args.command == "demo":
+        return demo.run(args.rounds)
+    if args.command == "info":
+        return _info()
+    parser.print_help(sys.stderr)
+    return 2
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,266 @@
+/* Every public call with every argument wrong in turn: a named error, nothing written, nothing broken. */
+#include <math.h>
+#include <pthread.h>
+
+#include "test.h"
+
+static const char small[] = "conv2d:fwd:f32:nchw:n1c4h12w20:o4k3p1g4";
+
+/* ---------------------------------------------------------------- status and words */
+TEST(status_words) {
+    for (int s = 0; s < WEFT_STATUS_COUNT; s++)
+        CHECK(weft_status_name((weft_status)s)[0] && weft_status_text((weft_status)s)[0], "status %d has no words", s);
+    CHECK(strcmp(weft_status_name(WEFT_WORKSPACE), "WORKSPACE") == 0, "%s", weft_status_name(WEFT_WORKSPACE));
+    CHECK(weft_status_name((weft_status)-1)[0] && weft_status_name((weft_status)1000)[0] && weft_status_text((weft_status)1000)[0], "no words for an unknown status");
+    CHECK(strcmp(weft_version(), WEFT_VERSION) == 0, "%s", weft_version());
+}
+
+static void *look(void *arg) {
+    *(size_t *)arg = strlen(weft_last_error());
+    return NULL;
+}
+
+TEST(the_last_error_is_per_thread) {
+    size_t length = 99;
+    pthread_t other;
+    weft_problem p;
+    FAILS(weft_problem_parse(&p, "nonsense"), WEFT_SYNTAX, "column 1");
+    CHECK(pthread_create(&other, NULL, look, &length) == 0, "no thread");
+    pthread_join(other, NULL);
+    CHECK(length == 0, "another thread sees an error of %zu characters", length);
+}
+
+/* ---------------------------------------------------------------- problem */
+TEST(problem_calls) {
+    weft_problem p;
+    char text[64];
+    FAILS(weft_problem_init(NULL, WEFT_CONV, WEFT_FWD, 2), WEFT_INVALID, "NULL");
+    FAILS(weft_problem_init(&p, WEFT_OP_NONE, WEFT_FWD, 2), WEFT_INVALID, "op is 0");
+    FAILS(weft_problem_init(&p, (weft_op)77, WEFT_FWD, 2), WEFT_INVALID, "op is 77");
+    FAILS(weft_problem_init(&p, WEFT_CONV, WEFT_PASS_NONE, 2), WEFT_INVALID, "pass is 0");
+    FAILS(weft_problem_init(&p, WEFT_CONV, (weft_pass)77, 2), WEFT_INVALID, "pass is 77");
+    FAILS(weft_problem_init(&p, WEFT_CONV, WEFT_FWD, 0), WEFT_INVALID, "rank is 0|1..3");
+    FAILS(weft_problem_init(&p, WEFT_CONV, WEFT_FWD, 4), WEFT_INVALID, "rank is 4|1..3");
+    FAILS(weft_problem_init(&p, WEFT_CONV, WEFT_FWD, -1), WEFT_INVALID, "rank is -1");
+    FAILS(weft_problem_complete(NULL), WEFT_INVALID, "NULL");
+    FAILS(weft_problem_parse(NULL, small), WEFT_INVALID, "problem is NULL");
+    FAILS(weft_problem_parse(&p, NULL), WEFT_INVALID, "text is NULL");
+    FAILS(weft_problem_format(NULL, text, sizeof(text), NULL), WEFT_INVALID, "problem is NULL");
+    p = test_problem(small);
+    FAILS(weft_problem_format(&p, NULL, 10, NULL), WEFT_INVALID, "text is NULL");
+    p.size = 0;
+    strcpy(text, "old");
+    FAILS(weft_problem_format(&p, text, sizeof(text), NULL), WEFT_INVALID, "size is 0");
+    CHECK(text[0] == 0, "the text is '%s' after an error", text);
+}
+
+TEST(problem_tensor) {
+    weft_problem p;
+    OK(weft_problem_init(&p, WEFT_CONV, WEFT_FWD, 2));
+    CHECK(!weft_problem_tensor(NULL, WEFT_SRC), "a tensor of NULL");
+    CHECK(!weft_problem_tensor(&p, (weft_role)-1) && !weft_problem_tensor(&p, WEFT_ROLE_COUNT), "a tensor of no role");
+    weft_tensor *src = weft_problem_tensor(&p, WEFT_SRC);
+    CHECK(src && weft_problem_tensor(&p, WEFT_SRC) == src && p.ntensors == 1, "%d tensors", p.ntensors);
+    p.ntensors = 1000;
+    CHECK(!weft_problem_tensor(&p, WEFT_DST), "a tensor of a broken problem");
+}
+
+/* ---------------------------------------------------------------- context */
+static void refuses_options(weft_ctx_opts opts, const char *words) {
+    weft_ctx *ctx = (weft_ctx *)&opts;
+    FAILS(weft_ctx_create(&ctx, &opts), WEFT_INVALID, words);
+    CHECK(ctx == NULL, "a context in spite of %s", words);
+}
+
+static void *some_alloc(void *user, size_t bytes) {
+    (void)user;
+    return malloc(bytes);
+}
+static void some_free(void *user, void *block) {
+    (void)user;
+    free(block);
+}
+
+TEST(context_options) {
+    const weft_ctx_opts good = WEFT_CTX_OPTS_INIT;
+    weft_ctx_opts o;
+    FAILS(weft_ctx_create(NULL, NULL), WEFT_INVALID, "ctx is NULL");
+    o = good, o.size = 0, refuses_options(o, "size is 0");
+    o = good, o.size = sizeof(o) + 8, refuses_options(o, "size");
+    o = good, o.engines = 8, refuses_options(o, "engines");
+    o = good, o.threads = -1, refuses_options(o, "threads is -1");
+    o = good, o.threads = 5000, refuses_options(o, "threads is 5000");
+    o = good, o.mode = 9, refuses_options(o, "mode is 9");
+    o = good, o.mode = -9, refuses_options(o, "mode is -9");
+    o = good, o.measure_seconds = -1, refuses_options(o, "measure_seconds");
+    o = good, o.measure_seconds = (double)NAN, refuses_options(o, "measure_seconds");
+    o = good, o.alloc = some_alloc, refuses_options(o, "free is NULL");
+    o = good, o.free = some_free, refuses_options(o, "alloc is NULL");
+    o = good, o.isa = "sse9", refuses_options(o, "sse9|scalar, avx2, avx512");
+}
+
+static void with_variable(const char *name, const char *value, const char *words) {
+    weft_ctx *ctx = NULL;
+    setenv(name, value, 1);
+    weft_status s = weft_ctx_create(&ctx, NULL);
+    unsetenv(name);
+    test_fails(s, WEFT_INVALID, words, name, __LINE__);
+}
+
+TEST(context_variables) {
+    char *isa = getenv("WEFT_ISA"), kept[32] = "";
+    if (isa) snprintf(kept, sizeof(kept), "%s", isa);
+    with_variable("WEFT_THREADS", "many", "WEFT_THREADS|many");
+    with_variable("WEFT_THREADS", "0", "WEFT_THREADS|0");
+    with_variable("WEFT_THREADS", "99999", "99999");
+    with_variable("WEFT_ISA", "mmx", "mmx");
+    with_variable("WEFT_VERBOSE", "dispatch,everything", "WEFT_VERBOSE|everything");
+    if (kept[0]) setenv("WEFT_ISA", kept, 1);
+}
+
+static void no_pool(void *user, int64_t slots, weft_task task, void *arg) {
+    (void)user;
+    for (int64_t i = 0; i < slots; i++) task(arg, i);
+}
+
+TEST(context_calls) {
+    weft_ctx *ctx = test_context(1);
+    char text[16];
+    size_t length = 0;
+    weft_ctx_release(NULL);
+    FAILS(weft_ctx_set_parallel_for(NULL, NULL, NULL, 0), WEFT_INVALID, "ctx is NULL");
+    FAILS(weft_ctx_set_parallel_for(ctx, no_pool, NULL, 0), WEFT_INVALID, "threads is 0");
+    FAILS(weft_ctx_set_parallel_for(ctx, no_pool, NULL, 4096), WEFT_INVALID, "threads is 4096");
+    FAILS(weft_ctx_describe(NULL, text, sizeof(text), NULL), WEFT_INVALID, "ctx is NULL");
+    FAILS(weft_ctx_describe(ctx, NULL, 10, NULL), WEFT_INVALID, "text is NULL");
+    FAILS(weft_ctx_describe(ctx, text, sizeof(text), &length), WEFT_INVALID, "capacity is 16");
+    CHECK(strlen(text) == sizeof(text) - 1 && length > sizeof(text), "%zu", length);
+    char *all = malloc(length + 1);
+    OK(weft_ctx_describe(ctx, all, length + 1, NULL));
+    CHECK(strstr(all, "threads: 1\n") && strstr(all, "cuda: "), "%s", all);
+    free(all);
+    weft_ctx_release(ctx);
+}
+
+/* ---------------------------------------------------------------- the log */
+typedef struct lines { int count, topics; char last[4096]; } lines;
+
+static void keep(void *user, int topic, const char *line) {
+    lines *l = user;
+    l->count++;
+    l->topics |= topic;
+    snprintf(l->last, sizeof(l->last), "%s", line);
+}
+
+TEST(log_callback) {
+    weft_ctx_opts opts = WEFT_CTX_OPTS_INIT;
+    lines l = {0, 0, ""};
+    weft_ctx *ctx;
+    weft_plan *plan;
+    weft_problem p = test_problem(small);
+    opts.log = keep;
+    opts.log_user = &l;
+    OK(weft_ctx_create(&ctx, &opts));
+    OK(weft_plan_create(&plan, ctx, &p, NULL));
+    CHECK(l.count == (getenv("WEFT_VERBOSE") ? l.count : 0), "%d lines though none were asked for", l.count);
+    weft_plan_release(plan);
+    weft_ctx_release(ctx);
+    opts.verbose = WEFT_LOG_DISPATCH;
+    OK(weft_ctx_create(&ctx, &opts));
+    OK(weft_plan_create(&plan, ctx, &p, NULL));
+    CHECK(l.count > 0 && (l.topics & WEFT_LOG_DISPATCH) && strstr(l.last, small), "%d lines, the last: %s", l.count, l.last);
+    weft_plan_release(plan);
+    weft_ctx_release(ctx);
+}
+
+/* ---------------------------------------------------------------- plan */
+TEST(plan_calls) {
+    weft_ctx *ctx = test_context(1);
+    weft_problem p = test_problem(small), wrong = p;
+    weft_plan *plan = (weft_plan *)&p;
+    weft_plan_opts opts = WEFT_PLAN_OPTS_INIT;
+    weft_cost cost = WEFT_COST_INIT;
+    FAILS(weft_plan_create(NULL, ctx, &p, NULL), WEFT_INVALID, "plan is NULL");
+    FAILS(weft_plan_create(&plan, NULL, &p, NULL), WEFT_INVALID, "ctx is NULL");
+    CHECK(plan == NULL, "a plan without a context");
+    FAILS(weft_plan_create(&plan, ctx, NULL, NULL), WEFT_INVALID, "problem is NULL");
+    opts.size = 4;
+    FAILS(weft_plan_create(&plan, ctx, &p, &opts), WEFT_INVALID, "opts.size is 4");
+    opts = (weft_plan_opts)WEFT_PLAN_OPTS_INIT;
+    opts.mode = 7;
+    FAILS(weft_plan_create(&plan, ctx, &p, &opts), WEFT_INVALID, "mode is 7");
+    wrong.groups = 3;
+    FAILS(weft_plan_create(&plan, ctx, &wrong, NULL), WEFT_INVALID, "groups is 3");
+    wrong = p, wrong.size = 1;
+    FAILS(weft_plan_create(&plan, ctx, &wrong, NULL), WEFT_INVALID, "size is 1");
+    CHECK(!weft_plan_problem(NULL) && !weft_plan_kernel(NULL)[0] && weft_plan_workspace(NULL) == 0 && weft_plan_packed(NULL) == 0, "questions to NULL");
+    FAILS(weft_plan_cost(NULL, &cost), WEFT_INVALID, "plan is NULL");
+    OK(weft_plan_create(&plan, ctx, &p, NULL));
+    FAILS(weft_plan_cost(plan, NULL), WEFT_INVALID, "cost is NULL");
+    cost.size = 1;
+    FAILS(weft_plan_cost(plan, &cost), WEFT_INVALID, "cost");
+    FAILS(weft_pack(NULL, NULL, NULL, NULL), WEFT_INVALID, "plan is NULL");
+    FAILS(weft_execute(NULL, NULL, NULL, 0, NULL), WEFT_INVALID, "plan is NULL");
+    FAILS(weft_execute(plan, NULL, NULL, 0, NULL), WEFT_INVALID, "args is NULL");
+    weft_plan_release(plan);
+    weft_ctx_release(ctx);
+}
+
+/* A problem for a GPU where there is none: an error that says why, and no plan. */
+TEST(no_gpu) {
+    weft_ctx *ctx = test_context(1);
+    weft_problem p = test_problem("conv2d:fwd:f32:nchw:n1c4h12w20:o4k3p1g4@cuda1000");
+    weft_plan *plan = NULL;
+    weft_status s = weft_plan_create(&plan, ctx, &p, NULL);
+    CHECK((s == WEFT_UNSUPPORTED || s == WEFT_INVALID) && !plan && strstr(weft_last_error(), "device"), "%s: %s", weft_status_name(s), weft_last_error());
+    weft_ctx_release(ctx);
+}
+
+/* ---------------------------------------------------------------- kernels */
+TEST(kernel_calls) {
+    weft_ctx *ctx = test_context(1);
+    weft_problem p = test_problem(small), wrong = p;
+    weft_kernel_desc d = WEFT_KERNEL_DESC_INIT;
+    size_t all = weft_kernel_count(ctx, NULL), count = weft_kernel_count(ctx, &p);
+    CHECK(count >= 1 && all >= count && weft_kernel_count(NULL, &p) == 0, "%zu of %zu kernels", count, all);
+    FAILS(weft_kernel_info(NULL, &p, 0, &d), WEFT_INVALID, "ctx is NULL");
+    FAILS(weft_kernel_info(ctx, &p, 0, NULL), WEFT_INVALID, "desc is NULL");
+    FAILS(weft_kernel_info(ctx, &p, count, &d), WEFT_INVALID, "index");
+    FAILS(weft_kernel_info(ctx, NULL, all, &d), WEFT_INVALID, "index");
+    d.size = 2;
+    FAILS(weft_kernel_info(ctx, &p, 0, &d), WEFT_INVALID, "desc");
+    d = (weft_kernel_desc)WEFT_KERNEL_DESC_INIT;
+    wrong.rank = 9;
+    FAILS(weft_kernel_info(ctx, &wrong, 0, &d), WEFT_INVALID, "rank is 9");
+    for (size_t i = 0; i < all; i++) {
+        OK(weft_kernel_info(ctx, NULL, i, &d));
+        CHECK(d.name[0] && d.engine[0] && d.isa && d.version >= 1 && !d.reason, "kernel %zu", i);
+    }
+    OK(weft_kernel_info(ctx, &p, count - 1, &d));
+    CHECK(strcmp(d.engine, "ref") == 0 && d.applies, "the last kernel is %s", d.name);
+    weft_ctx_release(ctx);
+}
+
+/* ---------------------------------------------------------------- wisdom */
+TEST(wisdom_calls) {
+    weft_ctx *ctx = test_context(1);
+    weft_wisdom_report report = WEFT_WISDOM_REPORT_INIT, other = {1, 0, 0, 0};
+    weft_problem wrong = test_problem(small);
+    wrong.c = 0;
+    FAILS(weft_wisdom_load(NULL, "x", &report), WEFT_INVALID, "ctx is NULL");
+    FAILS(weft_wisdom_load(ctx, NULL, &report), WEFT_INVALID, "path is NULL");
+    FAILS(weft_wisdom_load(ctx, "x", &other), WEFT_INVALID, "report.size is 1");
+    FAILS(weft_wisdom_save(NULL, "x", &report), WEFT_INVALID, "ctx is NULL");
+    FAILS(weft_wisdom_save(ctx, NULL, &report), WEFT_INVALID, "path is NULL");
+    FAILS(weft_wisdom_save(ctx, "x", &other), WEFT_INVALID, "report.size is 1");
+    FAILS(weft_wisdom_parse(NULL, "", 0, &report), WEFT_INVALID, "ctx is NULL");
+    FAILS(weft_wisdom_parse(ctx, NULL, 5, &report), WEFT_INVALID, "text is NULL");
+    FAILS(weft_wisdom_parse(ctx, "", 0, &other), WEFT_INVALID, "report.size is 1");
+    OK(weft_wisdom_parse(ctx, NULL, 0, &report));
+    OK(weft_wisdom_parse(ctx, "", 0, NULL));
+    FAILS(weft_wisdom_forget(NULL, NULL), WEFT_INVALID, "ctx is NULL");
+    FAILS(weft_wisdom_forget(ctx, &wrong), WEFT_INVALID, "channels c is 0");
+    OK(weft_wisdom_forget(ctx, NULL));
+    CHECK(weft_wisdom_count(NULL) == 0, "entries of NULL");
+    weft_ctx_release(ctx);
+}

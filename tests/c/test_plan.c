@@ -1,0 +1,370 @@
+/* The planner and the plan: how a kernel is chosen, the cache, counting of references, planning time, and what execute refuses. */
+#include <pthread.h>
+#include <stdatomic.h>
+
+#include "test.h"
+
+static const char usual[] = "conv2d:fwd:f32:nchw:n1c4h12w20:o4k3p1g4";
+
+static weft_plan *plan_of(weft_ctx *ctx, const char *text, const weft_plan_opts *opts) {
+    weft_problem p = test_problem(text);
+    weft_plan *plan = NULL;
+    OK(weft_plan_create(&plan, ctx, &p, opts));
+    return plan;
+}
+
+/* ---------------------------------------------------------------- choosing */
+TEST(estimate_takes_the_least_cost) {
+    weft_ctx *ctx = test_context(2);
+    weft_plan *plan = plan_of(ctx, usual, NULL);
+    const weft_problem *p = weft_plan_problem(plan);
+    double least = 1e300;
+    const char *best = "";
+    for (size_t i = 0; i < weft_kernel_count(ctx, p); i++) {
+        weft_kernel_desc d = WEFT_KERNEL_DESC_INIT;
+        OK(weft_kernel_info(ctx, p, i, &d));
+        CHECK(d.applies == !d.reason, "%s applies %d, reason %s", d.name, d.applies, d.reason ? d.reason : "NULL");
+        if (d.applies && d.ns < least) least = d.ns, best = d.name;
+    }
+    CHECK(strcmp(best, weft_plan_kernel(plan)) == 0, "%s is estimated least, %s was taken", best, weft_plan_kernel(plan));
+    CHECK(strcmp(weft__plan_choice(plan)->why, "estimate") == 0, "%s", weft__plan_choice(plan)->why);
+    weft_cost cost = WEFT_COST_INIT;
+    OK(weft_plan_cost(plan, &cost));
+    CHECK(cost.flops == 2.0 * 9 * 4 * 12 * 20 && cost.bytes == 4.0 * (2 * 4 * 12 * 20 + 36) && cost.ns == least, "%g %g %g", cost.flops, cost.bytes, cost.ns);
+    weft_plan_release(plan);
+    weft_ctx_release(ctx);
+}
+
+TEST(pin) {
+    weft_ctx *ctx = test_context(1);
+    weft_plan_opts opts = WEFT_PLAN_OPTS_INIT;
+    opts.kernel = "conv_ref";
+    weft_plan *plan = plan_of(ctx, usual, &opts);
+    CHECK(strcmp(weft_plan_kernel(plan), "conv_ref") == 0 && strcmp(weft__plan_choice(plan)->why, "pinned") == 0, "%s", weft_plan_kernel(plan));
+    weft_plan_release(plan);
+    weft_problem p = test_problem("conv2d:fwd:f32:nchw:n1c4h12w20:o4k5p1g4");
+    opts.kernel = "no_such_kernel";
+    FAILS(weft_plan_create(&plan, ctx, &p, &opts), WEFT_INVALID, "no_such_kernel|conv");
+    CHECK(plan == NULL, "a plan in spite of the error");
+    for (size_t i = 0; i < weft_kernel_count(ctx, &p); i++) {    /* a refusal comes with its reason */
+        weft_kernel_desc d = WEFT_KERNEL_DESC_INIT;
+        OK(weft_kernel_info(ctx, &p, i, &d));
+        if (d.applies) continue;
+        opts.kernel = d.name;
+        FAILS(weft_plan_create(&plan, ctx, &p, &opts), WEFT_UNSUPPORTED, d.name);
+        CHECK(strstr(weft_last_error(), d.reason), "%s: %s", d.reason, weft_last_error());
+    }
+    weft_ctx_release(ctx);
+}
+
+TEST(workspace_limit) {
+    weft_ctx *ctx = test_context(1);
+    weft_plan *free_plan = plan_of(ctx, usual, NULL), *plan = NULL;
+    size_t need = weft_plan_workspace(free_plan);
+    char name[128];
+    snprintf(name, sizeof(name), "%s", weft_plan_kernel(free_plan));
+    weft_plan_release(free_plan);
+    if (!need) SKIP("%s needs no workspace", name);
+    weft_plan_opts opts = WEFT_PLAN_OPTS_INIT;
+    weft_problem p = test_problem(usual);
+    opts.workspace_limit = need - 1;
+    OK(weft_plan_create(&plan, ctx, &p, &opts));
+    CHECK(weft_plan_workspace(plan) < need, "%s wants %zu, the limit is %zu", weft_plan_kernel(plan), weft_plan_workspace(plan), need - 1);
+    weft_plan_release(plan);
+    opts.kernel = name;
+    FAILS(weft_plan_create(&plan, ctx, &p, &opts), WEFT_UNSUPPORTED, "workspace|limit");
+    opts.workspace_limit = need;
+    OK(weft_plan_create(&plan, ctx, &p, &opts));
+    weft_plan_release(plan);
+    weft_ctx_release(ctx);
+}
+
+TEST(engines) {
+    weft_ctx_opts opts = WEFT_CTX_OPTS_INIT;
+    weft_ctx *ctx;
+    weft_plan *plan;
+    opts.engines = WEFT_ENGINE_REF;
+    OK(weft_ctx_create(&ctx, &opts));
+    plan = plan_of(ctx, usual, NULL);
+    CHECK(strcmp(weft_plan_kernel(plan), "conv_ref") == 0, "%s", weft_plan_kernel(plan));
+    weft_plan_release(plan);
+    weft_ctx_release(ctx);
+    opts.engines = WEFT_ENGINE_CUDA;
+    OK(weft_ctx_create(&ctx, &opts));
+    weft_problem p = test_problem(usual);
+    FAILS(weft_plan_create(&plan, ctx, &p, NULL), WEFT_UNSUPPORTED, "engines");
+    weft_ctx_release(ctx);
+    opts.engines = WEFT_ENGINE_REF | WEFT_ENGINE_CPU;
+    OK(weft_ctx_create(&ctx, &opts));
+    p = test_problem("conv2d:fwd:f32:nchw:n1c4h12w20:o4k3p1g4@cuda");
+    FAILS(weft_plan_create(&plan, ctx, &p, NULL), WEFT_UNSUPPORTED, "cuda|switched off");
+    weft_ctx_release(ctx);
+}
+
+TEST(isa) {
+    static const char *const names[] = {"scalar", "avx2", "avx512"};
+    weft__hw hw;
+    weft__hw_detect(&hw);
+    for (int i = 0; i <= (int)hw.isa; i++) {
+        weft_ctx_opts opts = WEFT_CTX_OPTS_INIT;
+        weft_ctx *ctx;
+        opts.isa = names[i];
+        OK(weft_ctx_create(&ctx, &opts));
+        weft_plan *plan = plan_of(ctx, usual, NULL);
+        const weft__kernel *k = weft__plan_choice(plan)->kernel;
+        CHECK((int)k->isa <= i, "%s with isa %s", k->name, names[i]);
+        weft_plan_release(plan);
+        weft_ctx_release(ctx);
+    }
+}
+
+TEST(measure_remembers) {
+    weft_ctx_opts opts = WEFT_CTX_OPTS_INIT;
+    weft_ctx *ctx;
+    opts.threads = 1;
+    opts.measure_seconds = 0.3;
+    OK(weft_ctx_create(&ctx, &opts));
+    weft_plan_opts ask = WEFT_PLAN_OPTS_INIT;
+    ask.mode = WEFT_MEASURE;
+    weft_plan *plan = plan_of(ctx, usual, &ask);
+    char name[128];
+    snprintf(name, sizeof(name), "%s", weft_plan_kernel(plan));
+    CHECK(strcmp(weft__plan_choice(plan)->why, "measured") == 0, "%s", weft__plan_choice(plan)->why);
+    CHECK(weft_wisdom_count(ctx) >= 1, "nothing was remembered");
+    weft_plan_release(plan);
+    plan = plan_of(ctx, usual, NULL);                /* an estimate asked for later takes what was measured */
+    CHECK(strcmp(weft__plan_choice(plan)->why, "wisdom") == 0 && strcmp(weft_plan_kernel(plan), name) == 0, "%s: %s", weft__plan_choice(plan)->why, weft_plan_kernel(plan));
+    weft_plan_release(plan);
+    weft_ctx_release(ctx);
+}
+
+/* ---------------------------------------------------------------- the cache */
+TEST(equal_problems_share_a_plan) {
+    weft_ctx *ctx = test_context(1);
+    weft_plan *a = plan_of(ctx, usual, NULL), *b = plan_of(ctx, "conv2d:fwd:f32:nchw:c4n1w20h12:k3x3o4g4p1:fast@cpu", NULL);
+    CHECK(a == b, "two plans for one problem");
+    weft_plan *c = plan_of(ctx, "conv2d:fwd:f32:nchw:n2c4h12w20:o4k3p1g4", NULL);
+    CHECK(c != a, "one plan for two problems");
+    weft_plan_opts opts = WEFT_PLAN_OPTS_INIT;
+    opts.kernel = "conv_ref";
+    weft_plan *d = plan_of(ctx, usual, &opts);
+    CHECK(d != a || strcmp(weft_plan_kernel(a), "conv_ref") == 0, "a pinned plan is the other one");
+    CHECK(weft_plan_retain(a) == a, "retain");
+    weft_plan_release(a), weft_plan_release(a), weft_plan_release(b), weft_plan_release(c), weft_plan_release(d);
+    CHECK(weft_plan_retain(NULL) == NULL, "retain of NULL");
+    weft_plan_release(NULL);
+    weft_ctx_release(ctx);
+}
+
+/* Counts blocks, so that what the cache lets go of shows. */
+static _Atomic int64_t blocks;
+static void *counted_alloc(void *user, size_t bytes) {
+    (void)user;
+    void *block = malloc(bytes);
+    if (block) atomic_fetch_add(&blocks, 1);
+    return block;
+}
+static void counted_free(void *user, void *block) {
+    (void)user;
+    if (block) atomic_fetch_sub(&blocks, 1);
+    free(block);
+}
+
+static weft_plan *sized(weft_ctx *ctx, int n) {
+    char text[128];
+    snprintf(text, sizeof(text), "conv1d:fwd:f32:ncw:n%dc1w9:o1k3", n);
+    return plan_of(ctx, text, NULL);
+}
+
+TEST(the_cache_is_bounded_and_drops_the_oldest) {
+    weft_ctx_opts opts = WEFT_CTX_OPTS_INIT;
+    weft_ctx *ctx;
+    opts.plan_cache = 4;
+    opts.alloc = counted_alloc;
+    opts.free = counted_free;
+    OK(weft_ctx_create(&ctx, &opts));
+    weft_plan *first = sized(ctx, 1);
+    for (int n = 2; n <= 4; n++) weft_plan_release(sized(ctx, n));
+    weft_plan *again = sized(ctx, 1);                /* used again: now the newest */
+    CHECK(again == first, "not from the cache");
+    weft_plan_release(again);
+    int64_t full = atomic_load(&blocks);
+    weft_plan_release(sized(ctx, 5));                /* 2 goes */
+    again = sized(ctx, 1);
+    CHECK(again == first, "the plan used last was dropped");
+    weft_plan_release(again);
+    for (int n = 100; n < 400; n++) weft_plan_release(sized(ctx, n));
+    CHECK(atomic_load(&blocks) <= full + 2, "%lld blocks, %lld with a full cache", (long long)atomic_load(&blocks), (long long)full);
+    again = sized(ctx, 1);
+    CHECK(again != first, "a dropped plan came back");
+    weft_ctx_release(ctx);                           /* plans outlive the context */
+    CHECK(weft_plan_problem(first)->n == 1 && strcmp(weft_plan_kernel(again), "conv_ref") == 0, "plans after the context");
+    weft_plan_release(first), weft_plan_release(again);
+    CHECK(atomic_load(&blocks) == 0, "%lld blocks left", (long long)atomic_load(&blocks));
+}
+
+/* ---------------------------------------------------------------- time */
+static double time_plans(weft_ctx *ctx, const weft_problem *base, int runs, bool cached) {
+    double *ns = calloc((size_t)runs, sizeof(double));
+    weft_plan *plan;
+    for (int i = -1; i < runs; i++) {
+        weft_problem p = *base;
+        if (!cached) p.n = 2 + i, p.ntensors = 0;    /* tensors follow the new batch */
+        uint64_t start = weft__now_ns();
+        OK(weft_plan_create(&plan, ctx, &p, NULL));
+        uint64_t stop = weft__now_ns();
+        if (i >= 0) ns[i] = (double)(stop - start);
+        weft_plan_release(plan);
+    }
+    double median = harness_median(ns, (size_t)runs);
+    free(ns);
+    return median;
+}
+
+/* The bars are 50 us and 1 us; a shared machine is given five times that, a sanitizer is not asked. */
+TEST(planning_is_quick) {
+    weft_ctx *ctx = test_context(2);
+    weft_problem p = test_problem("conv2d:fwd:f32:nchw:n8c128h56w56:o128k3p1g128");
+    double estimate = time_plans(ctx, &p, 2000, false), cached = time_plans(ctx, &p, 20000, true);
+    weft_wisdom_report report = WEFT_WISDOM_REPORT_INIT;
+    static const char line[] = "cpu:none:scalar 0.1.0 t1 conv1d:fwd:f32:ncw:n1c1w9:o1k3@cpu conv_ref v1 100 0\n";
+    OK(weft_wisdom_parse(ctx, line, strlen(line), &report));
+    double wise = time_plans(ctx, &p, 2000, false);
+    printf("  planning by estimate %.2f us, with wisdom loaded %.2f us, from the cache %.3f us\n", estimate * 1e-3, wise * 1e-3, cached * 1e-3);
+    weft_ctx_release(ctx);
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+    SKIP("times are not judged under a sanitizer");
+#endif
+    CHECK(estimate < 5 * 50e3, "%.1f us by estimate", estimate * 1e-3);
+    CHECK(wise < 5 * 50e3, "%.1f us with wisdom loaded", wise * 1e-3);
+    CHECK(cached < 5 * 1e3, "%.2f us from the cache", cached * 1e-3);
+}
+
+/* ---------------------------------------------------------------- many threads */
+enum { WORKERS = 6, ROUNDS = 60, SHAPES = 5 };
+typedef struct worker { weft_ctx *ctx; weft_problem p; int number; char why[256]; } worker;
+
+static bool one_round(worker *w, int shape) {
+    weft_problem p = w->p;
+    weft_plan *plan = NULL;
+    float src[8 * 9] = {0}, weights[8] = {0}, dst[8 * 9];
+    p.nsteps = 1;
+    p.step[0] = (weft_step){WEFT_STEP_CLIP, 0, -100, shape + 1};   /* another problem for each shape */
+    for (int i = 0; i < 8; i++) weights[i] = (float)(i + 1);
+    for (int i = 0; i < 72; i++) src[i] = (float)i;
+    weft_args args = WEFT_ARGS_INIT;
+    args.ptr[WEFT_SRC] = src, args.ptr[WEFT_WEIGHTS] = weights, args.ptr[WEFT_DST] = dst;
+    char workspace[1 << 16] __attribute__((aligned(64)));
+    if (weft_plan_create(&plan, w->ctx, &p, NULL) != WEFT_OK || weft_plan_workspace(plan) > sizeof(workspace) ||
+        weft_execute(plan, &args, workspace, sizeof(workspace), NULL) != WEFT_OK) {
+        snprintf(w->why, sizeof(w->why), "%.200s", weft_last_error());
+        weft_plan_release(plan);
+        return false;
+    }
+    weft_plan_release(plan);
+    for (int i = 0; i < 72; i++) {
+        float want = src[i] * weights[i / 9];
+        if (dst[i] == (want > (float)(shape + 1) ? (float)(shape + 1) : want)) continue;
+        snprintf(w->why, sizeof(w->why), "element %d is %g", i, (double)dst[i]);
+        return false;
+    }
+    return true;
+}
+
+static void *work(void *arg) {
+    worker *w = arg;
+    for (int i = 0; i < ROUNDS && !w->why[0]; i++) one_round(w, (i + w->number) % SHAPES);
+    return NULL;
+}
+
+TEST(many_threads_plan_and_execute) {
+    weft_ctx_opts opts = WEFT_CTX_OPTS_INIT;
+    weft_ctx *ctx;
+    opts.threads = 3;
+    opts.plan_cache = 3;                             /* fewer than shapes: plans come and go meanwhile */
+    OK(weft_ctx_create(&ctx, &opts));
+    static worker workers[WORKERS];
+    pthread_t threads[WORKERS];
+    for (int i = 0; i < WORKERS; i++) {
+        workers[i] = (worker){ctx, test_problem("conv1d:fwd:f32:ncw,src=ncw/4,weights=oiw/4,dst=ncw/4:n1c8w9:o8k1g8"), i, ""};
+        CHECK(pthread_create(&threads[i], NULL, work, &workers[i]) == 0, "no thread");
+    }
+    for (int i = 0; i < WORKERS; i++) pthread_join(threads[i], NULL);
+    for (int i = 0; i < WORKERS; i++) CHECK(!workers[i].why[0], "thread %d: %s", i, workers[i].why);
+    weft_ctx_release(ctx);
+}
+
+/* ---------------------------------------------------------------- what execute refuses */
+typedef struct call { weft_plan *plan; weft_args args; harness_buffer b[WEFT_ROLE_COUNT], workspace; } call;
+
+static void prepare(call *c, weft_ctx *ctx, const char *text) {
+    memset(c, 0, sizeof(*c));
+    c->plan = plan_of(ctx, text, NULL);
+    c->args = (weft_args)WEFT_ARGS_INIT;
+    const weft_problem *p = weft_plan_problem(c->plan);
+    for (int i = 0; i < p->ntensors; i++) {
+        int role = p->tensor[i].role;
+        CHECK(harness_open(&c->b[role], &p->tensor[i], HARNESS_START), "no memory");
+        if (!weft__is_output(p, role)) harness_fill(&c->b[role], HARNESS_REALS, 1);
+        c->args.ptr[role] = c->b[role].at;
+    }
+    CHECK(harness_open_bytes(&c->workspace, weft_plan_workspace(c->plan), 64, HARNESS_START), "no memory");
+}
+
+static void discard(call *c) {
+    for (int role = 0; role < WEFT_ROLE_COUNT; role++) harness_close(&c->b[role]);
+    harness_close(&c->workspace);
+    weft_plan_release(c->plan);
+}
+
+static void refuses(call *c, const weft_args *args, void *workspace, size_t bytes, weft_status status, const char *words) {
+    const weft_problem *p = weft_plan_problem(c->plan);
+    FAILS(weft_execute(c->plan, args, workspace, bytes, NULL), status, words);
+    for (int role = 0; role < WEFT_ROLE_COUNT; role++)
+        if (c->b[role].map && weft__is_output(p, role)) CHECK(harness_untouched(&c->b[role]), "%s was written although %s", weft__role_name(role), words);
+}
+
+TEST(execute_refuses_and_writes_nothing) {
+    static const char *const texts[] = {usual, "conv2d:bwd:f32:nchw:n1c4h12w20:o4k3p1g4:bias", "conv2d:fwd:f32:nhwc:n1c20h6w7:o20k3p1g20:bias+relu",
+                                        "conv1d:bwd_data:f16:ncw:n1c4w9:o4k3"};
+    weft_ctx *ctx = test_context(1);
+    for (size_t i = 0; i < WEFT__COUNT(texts); i++) {
+        call c;
+        prepare(&c, ctx, texts[i]);
+        size_t need = weft_plan_workspace(c.plan);
+        char *workspace = c.workspace.at;
+        for (int role = 0; role < WEFT_ROLE_COUNT; role++) {
+            if (!c.b[role].map) continue;
+            weft_args args = c.args;
+            args.ptr[role] = NULL;
+            refuses(&c, &args, workspace, need, WEFT_INVALID, weft__role_name(role));
+            args.ptr[role] = (char *)c.args.ptr[role] + 8;   /* the problem promises 16 */
+            refuses(&c, &args, workspace, need, WEFT_INVALID, weft__role_name(role));
+            args.ptr[role] = (char *)c.args.ptr[role] + 1;
+            refuses(&c, &args, workspace, need, WEFT_INVALID, weft__role_name(role));
+        }
+        weft_args args = c.args;
+        args.size = 8;
+        refuses(&c, &args, workspace, need, WEFT_INVALID, "args");
+        refuses(&c, NULL, workspace, need, WEFT_INVALID, "args is NULL");
+        if (need) {
+            refuses(&c, &c.args, NULL, need, WEFT_WORKSPACE, "workspace is NULL");
+            refuses(&c, &c.args, workspace, need - 1, WEFT_WORKSPACE, "workspace has");
+            refuses(&c, &c.args, workspace, 0, WEFT_WORKSPACE, "workspace has 0");
+            refuses(&c, &c.args, workspace + 8, need, WEFT_INVALID, "64");
+        }
+        OK(weft_execute(c.plan, &c.args, workspace, need, NULL));
+        discard(&c);
+    }
+    weft_ctx_release(ctx);
+}
+
+/* Nothing to write: no pointer is asked for. */
+TEST(empty_problems_run) {
+    weft_ctx *ctx = test_context(1);
+    weft_plan *plan = plan_of(ctx, "conv2d:fwd:f32:nchw:n0c4h12w20:o4k3p1g4", NULL);
+    weft_args args = WEFT_ARGS_INIT;
+    OK(weft_execute(plan, &args, NULL, 0, NULL));
+    weft_plan_release(plan);
+    weft_ctx_release(ctx);
+}

@@ -1,0 +1,171 @@
+/* The pool behind parallel_for: every slot once, nested and concurrent calls, a lent pool, fork. */
+#include <pthread.h>
+#include <stdatomic.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "test.h"
+
+enum { SLOTS = 1000 };
+typedef struct tally { _Atomic int hits[SLOTS]; weft_ctx *ctx; } tally;
+
+static void hit(void *arg, int64_t slot) { atomic_fetch_add(&((tally *)arg)->hits[slot], 1); }
+
+static bool each_once(tally *t, int64_t slots, int times) {
+    for (int64_t i = 0; i < SLOTS; i++)
+        if (atomic_load(&t->hits[i]) != (i < slots ? times : 0)) return false;
+    return true;
+}
+
+TEST(every_slot_runs_once) {
+    static const int threads[] = {1, 2, 7};
+    static const int64_t slots[] = {0, 1, 2, 3, 6, 7, 8, 100, SLOTS};
+    for (size_t i = 0; i < WEFT__COUNT(threads); i++) {
+        weft_ctx *ctx = test_context(threads[i]);
+        for (size_t k = 0; k < WEFT__COUNT(slots); k++)
+            for (int round = 0; round < 20; round++) {
+                static tally t;
+                memset(&t, 0, sizeof(t));
+                weft__parallel(ctx, slots[k], hit, &t);
+                CHECK(each_once(&t, slots[k], 1), "%d threads, %lld slots", threads[i], (long long)slots[k]);
+            }
+        weft_ctx_release(ctx);
+    }
+}
+
+TEST(the_pool_rests_and_wakes) {
+    weft_ctx *ctx = test_context(3);
+    for (int round = 0; round < 5; round++) {
+        static tally t;
+        memset(&t, 0, sizeof(t));
+        usleep(2000);                                /* long enough for workers to fall asleep */
+        weft__parallel(ctx, 50, hit, &t);
+        CHECK(each_once(&t, 50, 1), "round %d", round);
+    }
+    weft_ctx_release(ctx);
+}
+
+static void nest(void *arg, int64_t slot) {
+    tally *t = arg;
+    (void)slot;
+    weft__parallel(t->ctx, 10, hit, t);
+}
+
+TEST(a_task_may_call_again) {
+    static tally t;
+    memset(&t, 0, sizeof(t));
+    t.ctx = test_context(4);
+    weft__parallel(t.ctx, 16, nest, &t);
+    CHECK(each_once(&t, 10, 16), "nested slots");
+    weft_ctx_release(t.ctx);
+}
+
+static void *use_pool(void *arg) {
+    tally *t = arg;
+    for (int i = 0; i < 100; i++) weft__parallel(t->ctx, 20, hit, t);
+    return NULL;
+}
+
+TEST(many_callers_share_a_pool) {
+    static tally t;
+    memset(&t, 0, sizeof(t));
+    pthread_t callers[5];
+    t.ctx = test_context(3);
+    for (int i = 0; i < 5; i++) CHECK(pthread_create(&callers[i], NULL, use_pool, &t) == 0, "no thread");
+    for (int i = 0; i < 5; i++) pthread_join(callers[i], NULL);
+    CHECK(each_once(&t, 20, 500), "slots of 5 callers");
+    weft_ctx_release(t.ctx);
+}
+
+/* ---------------------------------------------------------------- a lent pool */
+typedef struct lender { int calls; int64_t slots; } lender;
+
+static void backwards(void *user, int64_t slots, weft_task task, void *arg) {
+    lender *l = user;
+    l->calls++;
+    l->slots += slots;
+    for (int64_t i = slots - 1; i >= 0; i--) task(arg, i);
+}
+
+static void execute(weft_ctx *ctx, const char *text, float *dst, size_t count) {
+    weft_problem p = test_problem(text);
+    weft_plan *plan = NULL;
+    static harness_buffer src, weights, out, workspace;
+    OK(weft_plan_create(&plan, ctx, &p, NULL));
+    CHECK(harness_open(&src, weft__tensor(&p, WEFT_SRC), HARNESS_START) && harness_open(&weights, weft__tensor(&p, WEFT_WEIGHTS), HARNESS_START) &&
+          harness_open(&out, weft__tensor(&p, WEFT_DST), HARNESS_START) && harness_open_bytes(&workspace, weft_plan_workspace(plan), 64, HARNESS_START), "no memory");
+    harness_fill(&src, HARNESS_REALS, 1);
+    harness_fill(&weights, HARNESS_REALS, 2);
+    weft_args args = WEFT_ARGS_INIT;
+    args.ptr[WEFT_SRC] = src.at, args.ptr[WEFT_WEIGHTS] = weights.at, args.ptr[WEFT_DST] = out.at;
+    OK(weft_execute(plan, &args, workspace.at, weft_plan_workspace(plan), NULL));
+    CHECK(out.bytes == count * sizeof(float), "%zu bytes", out.bytes);
+    memcpy(dst, out.at, out.bytes);
+    weft_plan_release(plan);
+    harness_close(&src), harness_close(&weights), harness_close(&out), harness_close(&workspace);
+}
+
+enum { OUTPUTS = 3 * 40 * 16 * 24 };
+static const char work[] = "conv2d:fwd:f32:nchw:n3c40h16w24:o40k3p1g40";
+
+TEST(a_lent_pool_is_used) {
+    static float own[OUTPUTS], lent[OUTPUTS];
+    weft_ctx *ctx = test_context(2);
+    lender l = {0, 0};
+    execute(ctx, work, own, OUTPUTS);
+    OK(weft_ctx_set_parallel_for(ctx, backwards, &l, 3));
+    execute(ctx, work, lent, OUTPUTS);
+    CHECK(l.calls > 0 && l.slots > 1, "%d calls, %lld slots", l.calls, (long long)l.slots);
+    CHECK(memcmp(own, lent, sizeof(own)) == 0, "other bits from a lent pool");
+    OK(weft_ctx_set_parallel_for(ctx, NULL, NULL, 0));
+    int calls = l.calls;
+    execute(ctx, work, lent, OUTPUTS);
+    CHECK(l.calls == calls, "the lent pool is used after it was taken back");
+    weft_ctx_release(ctx);
+}
+
+TEST(bits_do_not_depend_on_threads) {
+    static const char *const texts[] = {work, "conv2d:fwd:f32:nhwc:n3c40h16w24:o40k3p1g40"};
+    static float one[OUTPUTS], many[OUTPUTS];
+    for (size_t i = 0; i < WEFT__COUNT(texts); i++) {
+        weft_ctx *first = test_context(1);
+        execute(first, texts[i], one, OUTPUTS);
+        weft_ctx_release(first);
+        for (int threads = 2; threads <= 9; threads++) {
+            weft_ctx *ctx = test_context(threads);
+            execute(ctx, texts[i], many, OUTPUTS);
+            weft_ctx_release(ctx);
+            CHECK(memcmp(one, many, sizeof(one)) == 0, "other bits with %d threads", threads);
+        }
+    }
+}
+
+/* ---------------------------------------------------------------- fork */
+TEST(a_child_has_a_pool) {
+    static float before[OUTPUTS], after[OUTPUTS];
+    weft_ctx *ctx = test_context(3);
+    execute(ctx, work, before, OUTPUTS);
+#if defined(__SANITIZE_THREAD__)
+    SKIP("the race checker does not follow threads started after fork");
+#endif
+    for (int round = 0; round < 5; round++) {
+        fflush(NULL);
+        pid_t child = fork();
+        CHECK(child >= 0, "fork");
+        if (child == 0) {
+            static tally t;
+            alarm(20);                               /* a pool that waits for the parent's workers would hang */
+            for (int i = 0; i < 10; i++) weft__parallel(ctx, 30, hit, &t);
+            if (!each_once(&t, 30, 10)) _exit(1);
+            execute(ctx, work, after, OUTPUTS);
+            weft_ctx_release(ctx);
+            _exit(memcmp(before, after, sizeof(before)) != 0);
+        }
+        int status = -1;
+        waitpid(child, &status, 0);
+        CHECK(status == 0, "the child ended with status 0x%x", status);
+        execute(ctx, work, after, OUTPUTS);
+        CHECK(memcmp(before, after, sizeof(before)) == 0, "the parent's result changed");
+    }
+    weft_ctx_release(ctx);
+}

@@ -1,0 +1,41 @@
+"""Shared by all PyTorch tests: the package is found in the tree, every test runs on the CPU and, where there is one, on a GPU."""
+from __future__ import annotations
+
+import os
+import sys
+import warnings
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path[:0] = [str(ROOT / "python"), str(Path(__file__).resolve().parent)]
+if "WEFT_LIBRARY" not in os.environ and "BUILD" in os.environ:
+    os.environ["WEFT_LIBRARY"] = str((ROOT / os.environ["BUILD"] / "libweft_torch.so").resolve())
+
+with warnings.catch_warnings():
+    warnings.filterwarnings("ignore", message="Failed to initialize NumPy")
+    import torch
+import weft  # noqa: E402,F401
+
+_no_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+
+
+@pytest.fixture(params=["cpu", pytest.param("cuda", marks=_no_cuda)])
+def device(request: pytest.FixtureRequest) -> torch.device:
+    return torch.device(request.param)
+
+
+@pytest.fixture(autouse=True)
+def _steady() -> None:
+    torch.manual_seed(7)
+    torch.set_num_threads(1)   # cases are tiny and other tests run beside; test_process.py compares numbers of threads
+    if torch.cuda.is_available():
+        torch.backends.cudnn.allow_tf32 = False
+        torch.backends.cuda.matmul.allow_tf32 = False
+
+
+def pytest_terminal_summary(terminalreporter, exitstatus, config) -> None:   # type: ignore[no-untyped-def]
+    skipped = len(terminalreporter.stats.get("skipped", []))
+    if skipped:
+        terminalreporter.write_line(f"SKIPPED {skipped} tests: " + ", ".join(sorted({r.longrepr[2] for r in terminalreporter.stats["skipped"]})))

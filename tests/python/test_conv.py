@@ -1,0 +1,136 @@
+"""Values: forward and gradients of every case beside torch.nn.functional in float64, in every dtype, format and kind of view."""
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import weft
+import weft.functional as W
+from cases import CASES, DTYPES, SMALL, Case, case, channels_last, close, scattered, shifted, truth_of
+
+
+def check(c: Case, tensors, change=lambda t: t):
+    """Forward and backward of weft on changed views of the tensors against the truth on the tensors."""
+    views = [None if t is None else change(t).detach().requires_grad_() for t in tensors]
+    y = c.weft(*views, **c.options)
+    grad = torch.randn_like(y)
+    truth = truth_of(c, tensors, grad)
+    got = [y, *torch.autograd.grad(y, [v for v in views if v is not None], grad)]
+    for ours, exact in zip(got, truth, strict=True):
+        close(ours.detach().cpu(), exact, terms=max(64, grad.numel()))
+    return y, got
+
+
+@pytest.mark.parametrize("c", CASES, ids=str)
+def test_float32(c, device):
+    y, got = check(c, c.tensors(device))
+    assert y.is_contiguous() and y.device.type == device.type and got[1].is_contiguous()
+
+
+@pytest.mark.parametrize("dtype", DTYPES[1:], ids=lambda d: str(d)[6:])
+@pytest.mark.parametrize("c", CASES, ids=str)
+def test_other_types(c, dtype, device):
+    y, got = check(c, c.tensors(device, dtype))
+    assert all(t.dtype == dtype for t in got)
+
+
+@pytest.mark.parametrize("c", [c for c in CASES if len(c.input) == c.rank + 2], ids=str)
+def test_channels_last(c, device):
+    x, w, b = c.tensors(device)
+    y, got = check(c, [x, w, b], lambda t: channels_last(t) if t is not None and t.dim() > 2 else t)
+    if c.input[0] and c.rank == 2 and y.shape[2] * y.shape[3] > 1:
+        assert y.is_contiguous(memory_format=torch.channels_last)
+        assert got[1].is_contiguous(memory_format=torch.channels_last) or x.shape[2] * x.shape[3] == 1
+
+
+@pytest.mark.parametrize("change", [scattered, shifted], ids=lambda f: f.__name__)
+@pytest.mark.parametrize("c", [c for c in CASES if c.input[0]], ids=str)
+def test_views(c, change, device):
+    check(c, c.tensors(device), change)
+
+
+def test_transposed_and_expanded_views(device):
+    c = case("2d-depthwise")
+    x, w, b = c.tensors(device)
+    check(c, [x, w, b], lambda t: t.transpose(-1, -2).contiguous().transpose(-1, -2) if t.dim() > 2 else t)
+    wide = x[:1].expand(4, -1, -1, -1)
+    close(W.conv2d(wide, w, b, **c.options).cpu(), truth_of(c, [wide, w, b])[0])
+
+
+def test_gradient_of_a_sum(device):
+    """Its gradient is one number with all strides 0."""
+    for change in (lambda t: t, channels_last):
+        c = case("2d-depthwise")
+        x, w, b = (t.requires_grad_() for t in c.tensors(device))
+        W.conv2d(change(x), w, b, **c.options).sum().backward()
+        ours = [t.grad.clone() for t in (x, w, b)]
+        for ours_, exact in zip(ours, truth_of(c, [x, w, b], torch.ones(2, 5, 9, 13))[1:]):
+            close(ours_.cpu(), exact, terms=2 * 9 * 13)
+
+
+@pytest.mark.parametrize("wanted", [(0,), (1,), (2,), (0, 1), (0, 2), (1, 2)], ids=str)
+@pytest.mark.parametrize("name", ["2d-depthwise", "2d-grouped", "t2d-output-padding"])
+def test_some_gradients(name, wanted, device):
+    c = case(name)
+    tensors = c.tensors(device)
+    for i in wanted:
+        tensors[i].requires_grad_()
+    y = c.weft(*tensors, **c.options)
+    grad = torch.randn_like(y)
+    y.backward(grad)
+    truth = truth_of(c, tensors, grad)[1:]
+    for i, t in enumerate(tensors):
+        if i in wanted:
+            close(t.grad.cpu(), truth[i], terms=grad.numel())
+        else:
+            assert t.grad is None
+
+
+@pytest.mark.parametrize("act", ["relu", "clip"])
+@pytest.mark.parametrize("c", SMALL, ids=str)
+def test_activation(c, act, device):
+    x, w, b = c.tensors(device, grad=True)
+    y = c.weft(x, w, b, **c.options, act=act, clip=(-0.25, 0.5))
+    plain = c.twin(x, w, b, **c.options)
+    expected = F.relu(plain) if act == "relu" else F.hardtanh(plain, -0.25, 0.5)
+    torch.testing.assert_close(y, expected, rtol=1e-5, atol=1e-5)
+    grad = torch.randn_like(y)
+    leaves = [t for t in (x, w, b) if t is not None]
+    for ours, theirs in zip(torch.autograd.grad(y, leaves, grad), torch.autograd.grad(expected, leaves, grad)):
+        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=lambda d: str(d)[6:])
+def test_float32_bias_beside_16_bits(dtype, device):
+    c = case("2d-depthwise")
+    x, w, b = c.tensors(device, dtype, grad=True)
+    b = b.detach().float().requires_grad_()
+    y = c.weft(x, w, b, **c.options)
+    grad = torch.randn_like(y)
+    y.backward(grad)
+    exact = truth_of(c, [x, w, b], grad)
+    close(y.detach().cpu(), exact[0])
+    assert b.grad.dtype == torch.float32
+    close(b.grad.cpu(), exact[3], terms=grad.numel())
+
+
+@pytest.mark.parametrize("name", ["2d-depthwise", "2d-grouped", "t2d-output-padding"])
+def test_nan_and_infinity_go_where_torch_sends_them(name, device):
+    c = case(name)
+    for value in (float("nan"), float("inf")):
+        x, w, b = c.tensors(device)
+        x[..., 2, 3] = value
+        ours, theirs = (f(x, w, b, **c.options) for f in (c.weft, c.twin))
+        assert torch.equal(ours.isnan(), theirs.isnan()) and torch.equal(ours.isinf(), theirs.isinf())
+        for act in ("relu", "clip"):
+            assert torch.equal(c.weft(x, w, b, **c.options, act=act).isnan(), theirs.isnan())
+
+
+@pytest.mark.parametrize("multiplier", [1, 3])
+def test_depthwise(multiplier, device):
+    x, w, b = torch.randn(2, 6, 9, 9, device=device), torch.randn(6 * multiplier, 1, 3, 3, device=device), torch.randn(6 * multiplier, device=device)
+    for options in ({}, {"padding": 1}, {"stride": 2, "padding": (1, 0)}, {"dilation": 2}, {"padding": "same"}):
+        ours = weft.conv2d_depthwise(x, w, b, **options)
+        torch.testing.assert_close(ours, F.conv2d(x, w, b, groups=6, **options), rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(weft.conv2d_depthwise(x[0], w, b), F.conv2d(x[0], w, b, groups=6), rtol=1e-5, atol=1e-5)

@@ -1,0 +1,109 @@
+"""Wrong input, argument by argument: the twin's kind of error, which names the argument and what it got; nothing is written."""
+from __future__ import annotations
+
+import re
+
+import pytest
+import torch
+
+import weft
+import weft.functional as W
+from weft import _library
+
+
+def x(*shape, **kw):
+    return torch.randn(shape or (2, 4, 6, 6), **kw)
+
+
+w4 = (4, 1, 3, 3)
+# what is wrong: a call and the text of its error
+WRONG = {
+    "input-rank": (lambda: W.conv2d(x(6, 6), x(*w4)), RuntimeError, "input has 2 dimensions [6, 6], allowed: 3 (unbatched) or 4 (batched)"),
+    "input-rank-1d": (lambda: W.conv1d(x(), x(4, 4, 3)), RuntimeError, "input has 4 dimensions"),
+    "weight-rank": (lambda: W.conv2d(x(), x(4, 1, 3)), RuntimeError, "weight has 3 dimensions [4, 1, 3], allowed: 4"),
+    "input-kind": (lambda: W.conv2d([1.0], x(*w4)), TypeError, "input is list, allowed: Tensor"),
+    "bias-kind": (lambda: W.conv2d(x(), x(*w4), 3.0, groups=4), TypeError, "bias is float, allowed: Tensor or None"),
+    "input-int": (lambda: W.conv2d(x().long(), x(*w4).long(), groups=4), RuntimeError, "input: is int64, allowed: float32"),
+    "input-complex": (lambda: W.conv2d(x().to(torch.complex64), x(*w4), groups=4), RuntimeError, "input: is complex64"),
+    "weight-type": (lambda: W.conv2d(x(), x(*w4).double(), groups=4), RuntimeError, "weight: is float64, allowed: the type of input, float32"),
+    "bias-type": (lambda: W.conv2d(x(), x(*w4), x(4).double(), groups=4), RuntimeError, "bias: is float64, allowed: the type of input, float32"),
+    "channels": (lambda: W.conv2d(x(), x(*w4)), RuntimeError, "input: has 4 channels, allowed with groups=1 and a weight of (4, 1, ...): 1"),
+    "groups-divide": (lambda: W.conv2d(x(), x(6, 1, 3, 3), groups=4), RuntimeError, "groups: is 4, allowed: a divisor of the first dimension of weight, 6"),
+    "groups-zero": (lambda: W.conv2d(x(), x(*w4), groups=0), RuntimeError, "groups: is 0"),
+    "groups-negative": (lambda: W.conv2d(x(), x(*w4), groups=-4), RuntimeError, "groups: is -4"),
+    "groups-huge": (lambda: W.conv2d(x(), x(*w4), groups=2**62), RuntimeError, "groups: is 4611686018427387904"),
+    "bias-length": (lambda: W.conv2d(x(), x(*w4), x(5), groups=4), RuntimeError, "bias: has 1 dimensions of which the first is 5"),
+    "bias-rank": (lambda: W.conv2d(x(), x(*w4), x(4, 1), groups=4), RuntimeError, "bias: has 2 dimensions"),
+    "stride-zero": (lambda: W.conv2d(x(), x(*w4), groups=4, stride=0), RuntimeError, "stride: is 0 along spatial axis 0"),
+    "stride-negative": (lambda: W.conv2d(x(), x(*w4), groups=4, stride=(1, -1)), RuntimeError, "stride: is -1 along spatial axis 1"),
+    "stride-count": (lambda: W.conv2d(x(), x(*w4), groups=4, stride=(1, 1, 1)), RuntimeError, "stride: has 3 values (1, 1, 1), allowed: an int, or 2"),
+    "stride-kind": (lambda: W.conv2d(x(), x(*w4), groups=4, stride=1.5), TypeError, "stride: is 1.5, allowed: an int"),
+    "dilation-zero": (lambda: W.conv2d(x(), x(*w4), groups=4, dilation=0), RuntimeError, "dilation: is 0"),
+    "padding-negative": (lambda: W.conv2d(x(), x(*w4), groups=4, padding=-1), RuntimeError, "padding: is -1 along spatial axis 0"),
+    "padding-huge": (lambda: W.conv2d(x(), x(*w4), groups=4, padding=2**62), RuntimeError, "padding: is 4611686018427387904"),
+    "padding-word": (lambda: W.conv2d(x(), x(*w4), groups=4, padding="full"), RuntimeError, "padding: is 'full', allowed: ints, 'valid' or 'same'"),
+    "padding-same-stride": (lambda: W.conv2d(x(), x(*w4), groups=4, padding="same", stride=2), RuntimeError, "'same' with stride (2, 2)"),
+    "window": (lambda: W.conv2d(x(2, 4, 2, 6), x(*w4), groups=4), RuntimeError, "input: spatial axis 0 has 2 elements, too few for kernel 3"),
+    "empty-kernel": (lambda: W.conv2d(x(), x(4, 1, 0, 3), groups=4), RuntimeError, "kernel 0"),
+    "act": (lambda: W.conv2d(x(), x(*w4), groups=4, act="gelu"), ValueError, "act: is 'gelu', allowed: None, 'relu' or 'clip'"),
+    "clip": (lambda: W.conv2d(x(), x(*w4), groups=4, act="clip", clip=(2, 1)), ValueError, "clip: is (2, 1)"),
+    "device": (lambda: W.conv2d(x(), x(*w4, device="meta"), groups=4), RuntimeError, "weight: is on meta, allowed: the device of input, cpu"),
+    "depthwise-weight": (lambda: weft.conv2d_depthwise(x(), x(6, 1, 3, 3)), RuntimeError, "weight is [6, 1, 3, 3], allowed with 4 input channels"),
+    "transposed-channels": (lambda: W.conv_transpose2d(x(), x(3, 2, 3, 3)), RuntimeError, "input: has 4 channels"),
+    "transposed-padding": (lambda: W.conv_transpose2d(x(), x(4, 2, 3, 3), padding="same"), TypeError, "padding: is 'same'"),
+    "output-padding": (lambda: W.conv_transpose2d(x(), x(4, 2, 3, 3), output_padding=1), RuntimeError, "output_padding: is 1 along spatial axis 0"),
+    "output-padding-negative": (lambda: W.conv_transpose2d(x(), x(4, 2, 3, 3), output_padding=-1), RuntimeError, "output_padding: is -1"),
+    "transposed-size": (lambda: W.conv_transpose2d(x(1, 4, 1, 1), x(4, 2, 1, 1), padding=1), RuntimeError, "input: spatial axis 0 has 1 elements"),
+    "result-overflow": (lambda: W.conv_transpose3d(x(1, 1, 1, 1, 1).expand(1, 1, 2**20, 2**20, 2**20), x(1, 1, 1, 1, 1), stride=2**20),
+                        RuntimeError, "allowed: fewer than 2^63"),
+    "module-act": (lambda: weft.nn.Conv2d(4, 4, 3, act="tanh"), ValueError, "act: is 'tanh'"),
+    "module-padding": (lambda: weft.nn.Conv2d(4, 4, 3, padding="full"), ValueError, "full"),
+}
+OPERATOR = {
+    "pads-count": (lambda: torch.ops.weft.conv(x(), x(*w4), None, [1, 1], [1, 1], [1, 1], 4, "", 0.0, 0.0), "padding: has 2 values, allowed: 4"),
+    "list-long": (lambda: torch.ops.weft.conv(x(), x(*w4), None, [1] * 9, [1] * 4, [1, 1], 4, "", 0.0, 0.0), "stride: has 9 values, allowed: at most 8"),
+    "act": (lambda: torch.ops.weft.conv(x(), x(*w4), None, [1, 1], [1] * 4, [1, 1], 4, "tanh", 0.0, 0.0), "act: is 'tanh'"),
+    "act-long": (lambda: torch.ops.weft.conv(x(), x(*w4), None, [1, 1], [1] * 4, [1, 1], 4, "a" * 40, 0.0, 0.0), "is too long"),
+    "clip": (lambda: torch.ops.weft.conv(x(), x(*w4), None, [1, 1], [1] * 4, [1, 1], 4, "clip", 2.0, 1.0), "clips to 2..1"),
+    "weight-rank": (lambda: torch.ops.weft.conv(x(), x(4, 4), None, [1], [1, 1], [1], 1, "", 0.0, 0.0), "weight: has 2 dimensions"),
+    "grad-shape": (lambda: torch.ops.weft.conv_backward(x(2, 4, 5, 6), x(), x(*w4), [1, 1], [1] * 4, [1, 1], 4, False, 7, torch.float32), "grad_output: its shape"),
+    "grad-rank": (lambda: torch.ops.weft.conv_backward(x(4, 6, 6), x(), x(*w4), [1, 1], [1] * 4, [1, 1], 4, False, 7, torch.float32), "grad_output: has 3 dimensions"),
+    "grad-type": (lambda: torch.ops.weft.conv_backward(x().double(), x(), x(*w4), [1, 1], [1] * 4, [1, 1], 4, False, 7, torch.float32), "grad_output: is float64"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_wrong(name):
+    run, kind, text = WRONG[name]
+    with pytest.raises(kind, match=re.escape(text)):
+        run()
+
+
+@pytest.mark.parametrize("name", OPERATOR)
+def test_wrong_operator(name):
+    run, text = OPERATOR[name]
+    with pytest.raises(RuntimeError, match=re.escape(text)):
+        run()
+
+
+def test_errors_leave_inputs_alone_and_leak_nothing():
+    a, w, b = x(), x(*w4), x(5)
+    kept = [t.clone() for t in (a, w, b)]
+    for _ in range(2000):
+        with pytest.raises(RuntimeError):
+            W.conv2d(a, w, b, groups=4)
+    assert all(torch.equal(t, k) for t, k in zip((a, w, b), kept))
+    import sys
+    assert sys.getrefcount(a) == 2 and a._use_count() == 1
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+def test_two_devices():
+    with pytest.raises(RuntimeError, match="weight: is on cpu"):
+        W.conv2d(x().cuda(), x(*w4), groups=4)
+
+
+@pytest.mark.parametrize("text, column", [("conv2d:fwd:f32:nchw:n1c8h5w5:o8k3q1", "column"), ("conv9d", "column"), ("", "column")])
+def test_problem_texts(text, column):
+    with pytest.raises(ValueError, match=column):
+        _library.problem(text)
