@@ -88,8 +88,10 @@ extern const harness_generator harness_softmax, harness_cross_entropy, harness_b
 extern const harness_generator harness_max_pool, harness_avg_pool, harness_adaptive_avg_pool, harness_columns;   /* random_pool.c */
 extern const harness_generator harness_dgmm;         /* random_dgmm.c */
 extern const harness_generator harness_partial_conv, harness_sparse_conv;   /* random_partial_conv.c, random_sparse_conv.c */
+extern const harness_generator harness_rnn;          /* random_rnn.c */
 
 static const harness_generator *const generators[WEFT_OP_COUNT] = {
+    [WEFT_RNN_RELU] = &harness_rnn, [WEFT_RNN_TANH] = &harness_rnn, [WEFT_LSTM] = &harness_rnn, [WEFT_GRU] = &harness_rnn,
     [WEFT_MAX_POOL] = &harness_max_pool,
     [WEFT_AVG_POOL] = &harness_avg_pool,
     [WEFT_ADAPTIVE_AVG_POOL] = &harness_adaptive_avg_pool,

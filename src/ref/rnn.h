@@ -22,6 +22,7 @@ typedef struct rnn {
     int64_t T, n, c, H, P, L, D, G, rows;
     int64_t states, record;          /* states a unit and elements of a record: states*H + P */
     int64_t slots, grads;            /* gradients a unit and doubles of a step: slots*H + P + H */
+    int64_t save_step;               /* stride of the reserve */
     int save_type, projected;
 } rnn;
 
@@ -41,6 +42,7 @@ WEFT_ITEM rnn rnn_of(const weft_problem *p, void *const *ptr, void *workspace) {
     int kept = p->attr[WEFT_RNN_TRAIN] != 0 || p->pass == WEFT_BWD;
     v.save = kept ? (ptr ? ptr[WEFT_RESERVE] : workspace) : workspace;
     v.save_type = kept ? item_tensor(p, WEFT_RESERVE)->dtype : WEFT_F64;
+    v.save_step = kept ? item_tensor(p, WEFT_RESERVE)->strides[0] : 1;
     v.grad = (double *)workspace;
     return v;
 }
@@ -49,8 +51,9 @@ WEFT_ITEM rnn rnn_of(const weft_problem *p, void *const *ptr, void *workspace) {
 WEFT_ITEM int64_t rnn_row(const rnn *v, int64_t t, int64_t b) {
     if (t < 0 || t >= v->T) return -1;
     if (!v->p->attr[WEFT_RNN_ROWS]) return t * v->n + b;
-    const int64_t *begin = (const int64_t *)v->ptr[WEFT_LENGTHS];
-    return b < begin[t + 1] - begin[t] && begin[t] >= 0 && begin[t] + b < v->rows ? begin[t] + b : -1;
+    const int64_t *lengths = (const int64_t *)v->ptr[WEFT_LENGTHS], step = item_tensor(v->p, WEFT_LENGTHS)->strides[0];
+    int64_t begin = lengths[t * step], end = lengths[(t + 1) * step];
+    return b < end - begin && begin >= 0 && begin + b < v->rows ? begin + b : -1;
 }
 
 WEFT_ITEM int64_t rnn_last(const rnn *v, int64_t b) {
@@ -95,11 +98,11 @@ WEFT_ITEM double rnn_bias(const rnn *v, int64_t l, int64_t d, int hidden, int64_
 WEFT_ITEM int64_t rnn_at(const rnn *v, int64_t l, int64_t d, int64_t row) { return (l * v->D + d) * v->rows + row; }
 
 WEFT_ITEM double rnn_saved(const rnn *v, int64_t l, int64_t d, int64_t row, int64_t state, int64_t j) {
-    return item_load(v->save_type, v->save, rnn_at(v, l, d, row) * v->record + state * v->H + j);
+    return item_load(v->save_type, v->save, (rnn_at(v, l, d, row) * v->record + state * v->H + j) * v->save_step);
 }
 
 WEFT_ITEM void rnn_save(const rnn *v, int64_t l, int64_t d, int64_t row, int64_t state, int64_t j, double x) {
-    item_store(v->save_type, v->save, rnn_at(v, l, d, row) * v->record + state * v->H + j, x);
+    item_store(v->save_type, v->save, (rnn_at(v, l, d, row) * v->record + state * v->H + j) * v->save_step, x);
 }
 
 WEFT_ITEM double rnn_h(const rnn *v, int64_t l, int64_t d, int64_t row, int64_t q) { return rnn_saved(v, l, d, row, v->states, q); }
@@ -195,7 +198,9 @@ WEFT_ITEM void rnn_final(const rnn *v, int role, int64_t i) {
     const weft_tensor *out = item_tensor(v->p, role);
     int64_t at[3], offset = item_at(out, i, at), l = at[0] / v->D, d = at[0] % v->D;
     int64_t row = rnn_row(v, d ? 0 : rnn_last(v, at[1]), at[1]);
-    double x = role == WEFT_HN ? rnn_h(v, l, d, row, at[2]) : rnn_saved(v, l, d, row, 4, at[2]);
+    double x;
+    if (row < 0) x = rnn_state(v, role == WEFT_HN ? WEFT_H0 : WEFT_C0, l, d, at[1], at[2]);   /* an empty sequence: its first state */
+    else x = role == WEFT_HN ? rnn_h(v, l, d, row, at[2]) : rnn_saved(v, l, d, row, 4, at[2]);
     item_out(v->p, out, v->ptr[role], offset, x);
 }
 
@@ -292,7 +297,10 @@ WEFT_ITEM void rnn_first(const rnn *v, int role, int64_t i) {
     const weft_tensor *out = item_tensor(v->p, role);
     int64_t at[3], offset = item_at(out, i, at), l = at[0] / v->D, d = at[0] % v->D;
     int64_t row = rnn_row(v, d ? rnn_last(v, at[1]) : 0, at[1]);
-    item_out(v->p, out, v->ptr[role], offset, role == WEFT_DIFF_H0 ? rnn_back_h(v, l, d, row, at[2]) : rnn_back_c(v, l, d, row, at[2]));
+    double x;
+    if (row < 0) x = rnn_state(v, role == WEFT_DIFF_H0 ? WEFT_DIFF_HN : WEFT_DIFF_CN, l, d, at[1], at[2]);
+    else x = role == WEFT_DIFF_H0 ? rnn_back_h(v, l, d, row, at[2]) : rnn_back_c(v, l, d, row, at[2]);
+    item_out(v->p, out, v->ptr[role], offset, x);
 }
 
 /* ---------------------------------------------------------------- phases: the steps, then one phase an output */
