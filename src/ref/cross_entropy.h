@@ -39,7 +39,7 @@ WEFT_ITEM cross_entropy_target cross_entropy_target_of(const weft_problem *p, vo
     t.ignored = 0;
     t.weight = 1;
     if (p->attr[WEFT_CE_PROBS]) return t;
-    int64_t label = ((const int64_t *)t.probs.ptr)[t.probs.at];
+    int64_t label = item_whole(t.probs.t->dtype, t.probs.ptr, t.probs.at);
     int valid = label >= 0 && label < p->c;
     t.ignored = label == p->attr[WEFT_CE_IGNORE];
     if (valid) t.label = label;
