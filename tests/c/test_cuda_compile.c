@@ -37,6 +37,8 @@ static const char *const problems[] = {    /* what changes defines: passes, data
     "cross_entropy2d:fwd:f32:nchw:n2c19h8w8:weighted1smooth0.1@cuda",
     "batch_norm2d:fwd:bf16,weights=f32,bias=f32:nhwc:n8c64h7w7:train1@cuda",
     "lrn2d:bwd:f32:nchw:n2c96h5w5:size5@cuda",
+    "partial_conv2d:fwd:f16,mask=u8:nchw:n2c4h7w9:o6k3p1g2mask2:bias+relu@cuda",
+    "sparse_conv2d:bwd:f32:nhwc:n2c4h7w9:o6k3p1g2nnz20stretched1:bias@cuda",
 };
 
 static char text_log[4096];
