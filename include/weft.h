@@ -87,15 +87,8 @@ WEFT_API const char *weft_last_error(void);             /* this thread's; "" bef
 
 /* X(NAME, text, bytes) */
 #define WEFT_DTYPE_LIST(X)                                                                         \
-    X(F32, f32, 4)                                                                                 \
-    X(F64, f64, 8)                                                                                 \
-    X(F16, f16, 2)                                                                                 \
-    X(BF16, bf16, 2)                                                                               \
-    X(U8, u8, 1)                                                                                   \
-    X(I32, i32, 4)                                                                                 \
-    X(I64, i64, 8)                                                                                 \
-    X(C64, c64, 8)                                                                                 \
-    X(C128, c128, 16)
+    X(F32, f32, 4) X(F64, f64, 8) X(F16, f16, 2) X(BF16, bf16, 2) X(U8, u8, 1) X(I32, i32, 4)      \
+    X(I64, i64, 8) X(C64, c64, 8) X(C128, c128, 16)
 
 typedef enum weft_dtype {
     WEFT_DTYPE_NONE,
@@ -111,30 +104,13 @@ typedef enum weft_layout { WEFT_LAYOUT_NONE, WEFT_FIRST, WEFT_LAST, WEFT_STRIDED
 
 /* X(NAME, name) */
 #define WEFT_OP_LIST(X)                                                                            \
-    X(CONV, conv)                                                                                  \
-    X(RELU, relu)                                                                                  \
-    X(CLIP, clip)                                                                                  \
-    X(TANH, tanh)                                                                                  \
-    X(SIGMOID, sigmoid)                                                                            \
-    X(NCRELU, ncrelu)                                                                              \
-    X(MAX_POOL, max_pool)                                                                          \
-    X(AVG_POOL, avg_pool)                                                                          \
-    X(ADAPTIVE_AVG_POOL, adaptive_avg_pool)                                                        \
-    X(IM2COL, im2col)                                                                              \
-    X(COL2IM, col2im)                                                                              \
-    X(DGMM, dgmm)                                                                                  \
-    X(CDGMM, cdgmm)                                                                                \
-    X(RNN_RELU, rnn_relu)                                                                          \
-    X(RNN_TANH, rnn_tanh)                                                                          \
-    X(LSTM, lstm)                                                                                  \
-    X(GRU, gru)                                                                                    \
-    X(SOFTMAX, softmax)                                                                            \
-    X(LOG_SOFTMAX, log_softmax)                                                                    \
-    X(CROSS_ENTROPY, cross_entropy)                                                                \
-    X(BATCH_NORM, batch_norm)                                                                      \
-    X(LRN, lrn)                                                                                    \
-    X(PARTIAL_CONV, partial_conv)                                                                  \
-    X(SPARSE_CONV, sparse_conv)
+    X(CONV, conv) X(PARTIAL_CONV, partial_conv) X(SPARSE_CONV, sparse_conv)                        \
+    X(MAX_POOL, max_pool) X(AVG_POOL, avg_pool) X(ADAPTIVE_AVG_POOL, adaptive_avg_pool)            \
+    X(RELU, relu) X(CLIP, clip) X(TANH, tanh) X(SIGMOID, sigmoid) X(NCRELU, ncrelu)                \
+    X(SOFTMAX, softmax) X(LOG_SOFTMAX, log_softmax) X(CROSS_ENTROPY, cross_entropy)                \
+    X(BATCH_NORM, batch_norm) X(LRN, lrn)                                                          \
+    X(DGMM, dgmm) X(CDGMM, cdgmm) X(IM2COL, im2col) X(COL2IM, col2im)                              \
+    X(RNN_RELU, rnn_relu) X(RNN_TANH, rnn_tanh) X(LSTM, lstm) X(GRU, gru)
 
 typedef enum weft_op {
     WEFT_OP_NONE,
@@ -148,10 +124,7 @@ typedef enum weft_op {
  * Transposed convolution is bwd_data with the roles swapped: its input is diff_dst, its output diff_src;
  * it may carry an epilogue (bias of length c, relu, clip). */
 #define WEFT_PASS_LIST(X)                                                                          \
-    X(FWD, fwd)                                                                                    \
-    X(BWD_DATA, bwd_data)                                                                          \
-    X(BWD_WEIGHTS, bwd_weights)                                                                    \
-    X(BWD_BIAS, bwd_bias)                                                                          \
+    X(FWD, fwd) X(BWD_DATA, bwd_data) X(BWD_WEIGHTS, bwd_weights) X(BWD_BIAS, bwd_bias)            \
     X(BWD, bwd)
 
 typedef enum weft_pass {
@@ -164,35 +137,12 @@ typedef enum weft_pass {
 
 /* What a tensor is to its operator. Arguments are given by role: args.ptr[WEFT_SRC] = x. */
 #define WEFT_ROLE_LIST(X)                                                                          \
-    X(SRC, src)                                                                                    \
-    X(WEIGHTS, weights)                                                                            \
-    X(BIAS, bias)                                                                                  \
-    X(DST, dst)                                                                                    \
-    X(DIFF_SRC, diff_src)                                                                          \
-    X(DIFF_WEIGHTS, diff_weights)                                                                  \
-    X(DIFF_BIAS, diff_bias)                                                                        \
-    X(DIFF_DST, diff_dst)                                                                          \
-    X(MASK, mask)                                                                                  \
-    X(NEW_MASK, new_mask)                                                                          \
-    X(SUMS, sums)                                                                                  \
-    X(INDEX, index)                                                                                \
-    X(TARGET, target)                                                                              \
-    X(LSE, lse)                                                                                    \
-    X(MEAN, mean)                                                                                  \
-    X(VAR, var)                                                                                    \
-    X(SAVE_MEAN, save_mean)                                                                        \
-    X(SAVE_INVSTD, save_invstd)                                                                    \
-    X(ROWS, rows)                                                                                  \
-    X(COLS, cols)                                                                                  \
-    X(H0, h0)                                                                                      \
-    X(C0, c0)                                                                                      \
-    X(HN, hn)                                                                                      \
-    X(CN, cn)                                                                                      \
-    X(RESERVE, reserve)                                                                            \
-    X(LENGTHS, lengths)                                                                            \
-    X(DIFF_H0, diff_h0)                                                                            \
-    X(DIFF_C0, diff_c0)                                                                            \
-    X(DIFF_HN, diff_hn)                                                                            \
+    X(SRC, src) X(WEIGHTS, weights) X(BIAS, bias) X(DST, dst) X(DIFF_SRC, diff_src)                \
+    X(DIFF_WEIGHTS, diff_weights) X(DIFF_BIAS, diff_bias) X(DIFF_DST, diff_dst) X(MASK, mask)      \
+    X(NEW_MASK, new_mask) X(SUMS, sums) X(INDEX, index) X(TARGET, target) X(LSE, lse)              \
+    X(MEAN, mean) X(VAR, var) X(SAVE_MEAN, save_mean) X(SAVE_INVSTD, save_invstd) X(ROWS, rows)    \
+    X(COLS, cols) X(H0, h0) X(C0, c0) X(HN, hn) X(CN, cn) X(RESERVE, reserve)                      \
+    X(LENGTHS, lengths) X(DIFF_H0, diff_h0) X(DIFF_C0, diff_c0) X(DIFF_HN, diff_hn)                \
     X(DIFF_CN, diff_cn)
 
 typedef enum weft_role {

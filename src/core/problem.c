@@ -104,19 +104,6 @@ void weft__problem_defaults(weft_problem *p, const weft__op *op, int rank) {
     }
 }
 
-weft_status weft_problem_init(weft_problem *p, weft_op op, weft_pass pass, int rank) {
-    if (!p) return weft__fail(WEFT_INVALID, "problem is NULL, allowed: a weft_problem to fill");
-    const weft__op *record = weft__op_of(op);
-    weft__problem_defaults(p, record, rank);
-    p->op = op;
-    p->pass = pass;
-    if (!record) return weft__fail(WEFT_INVALID, "op is %d, allowed: one of weft_op", (int)op);
-    if (rank < record->min_rank || rank > record->max_rank)
-        return weft__fail(WEFT_INVALID, "rank is %d, allowed for %s: %d..%d", rank, record->name, record->min_rank, record->max_rank);
-    if (!weft__pass_of(p)) return weft__fail(WEFT_INVALID, "pass is %d (%s), which %s does not have", (int)pass, weft__pass_name(pass), record->name);
-    return WEFT_OK;
-}
-
 weft_tensor *weft_problem_tensor(weft_problem *p, weft_role role) {
     if (!p || p->size != sizeof(*p) || (unsigned)role >= WEFT_ROLE_COUNT || (unsigned)p->ntensors > WEFT_MAX_TENSORS) return NULL;
     const weft_tensor *found = weft__tensor(p, role);
@@ -250,6 +237,14 @@ static weft_status check_head(weft_problem *p) {
         if (p->in[a] != 1 || p->kernel[a] != 1 || p->stride[a] != 1 || p->dilation[a] != 1 || p->pad_lo[a] || p->pad_hi[a])
             return weft__fail(WEFT_INVALID, "axis %c is used in a problem of rank %d, allowed: unit sizes and no padding there", "dhw"[a], p->rank);
     return WEFT_OK;
+}
+
+weft_status weft_problem_init(weft_problem *p, weft_op op, weft_pass pass, int rank) {
+    if (!p) return weft__fail(WEFT_INVALID, "problem is NULL, allowed: a weft_problem to fill");
+    weft__problem_defaults(p, weft__op_of(op), rank);
+    p->op = op;
+    p->pass = pass;
+    return check_head(p);
 }
 
 static weft_status check_steps(weft_problem *p) {

@@ -20,7 +20,7 @@ static void run_span(void *arg, int64_t slot) {
     for (; i < end; i++) s->items->item(s->e->p, s->e->ptr, s->e->workspace, s->phase, i);
 }
 
-weft_status weft__ref_run(const weft__exec *e) {
+static weft_status run(const weft__exec *e) {
     const weft__items *items = weft__op_of(e->p->op)->items;
     for (int phase = 0; phase < items->phases(e->p); phase++) {
         int64_t count = items->count(e->p, phase);
@@ -34,7 +34,7 @@ weft_status weft__ref_run(const weft__exec *e) {
 #define X(NAME, NAME_)                                                                                                 \
     static const weft__kernel ref_##NAME_ = {                                                                          \
         .name = #NAME_ "_ref", .version = 1, .op = WEFT_##NAME, .engine = WEFT_ENGINE_REF, .reference = true,          \
-        .exact = true, .workspace = workspace, .cost = cost, .run = weft__ref_run};
+        .exact = true, .workspace = workspace, .cost = cost, .run = run};
 WEFT_OP_LIST(X)
 #undef X
 
