@@ -36,9 +36,9 @@ static weft_status check_transposed(weft_problem *p) {
         int64_t extra = p->attr[WEFT_PARTIAL_OUTPAD + a], reach, window = p->dilation[a] * (p->kernel[a] - 1) + 1;
         if (extra < 0 || (extra && extra >= WEFT__MAX(p->stride[a], p->dilation[a])))
             return weft__bad_size(p, "outpad", a, extra, "0 or more, below the stride or the dilation");
-        bool fits = weft__mul(p->in[a] - 1, p->stride[a], &reach);
-        p->out[a] = fits ? reach - p->pad_lo[a] - p->pad_hi[a] + window + extra : -1;
-        if (!fits || p->out[a] < 1 || p->out[a] > WEFT__BIG)
+        bool fits = weft__mul(p->in[a] - 1, p->stride[a], &reach) && reach < 4 * WEFT__BIG;   /* pads take off at most 2 * 2^40 */
+        p->out[a] = fits ? reach - p->pad_lo[a] - p->pad_hi[a] + window + extra : INT64_MAX;
+        if (p->out[a] < 1 || p->out[a] > WEFT__BIG)
             return weft__bad_size(p, "transposed output size", a, p->out[a], "1..2^40: (in-1)*stride - lo - hi + dilation*(kernel-1) + 1 + outpad");
     }
     return WEFT_OK;

@@ -342,7 +342,9 @@ def test_more_than_2_to_the_31_positions():
     ("n1c4h5w5:o4k3outpad1", "partial_conv: outpad along h is 1, allowed: 0 unless transposed is 1"),
     ("n1c4h5w5:o4k3s2transposed1outpad2", "partial_conv: outpad along h is 2, allowed: 0 or more, below the stride or the dilation"),
     ("n1c4h1w5:o4k3p2transposed1", "partial_conv: transposed output size along h is -1, allowed: 1..2\\^40"),
-    ("n1c4h5w1099511627776:o4k1s1x1099511627776transposed1", "partial_conv: transposed output size along w is -1"),
+    ("n1c4h5w1099511627776:o4k1s1x1099511627776transposed1", "partial_conv: transposed output size along w is 9223372036854775807, allowed"),
+    ("n1c4h5w8388608:o4k1s1x1099511627775transposed1", "partial_conv: transposed output size along w is 9223372036854775807, allowed"),
+    ("n1c4h5w3:o4k1s1x1099511627776transposed1", "partial_conv: transposed output size along w is 2199023255553, allowed"),
     ("n1c4h5w5:o6k3g4", r"partial_conv: groups is 4, allowed: a divisor of both channels \(c 4, o 6\)"),
     ("n1c4h5w5:o4k7", "partial_conv: the window along h is 7 .*, allowed: at most the padded input, 5"),
 ])
