@@ -7,10 +7,7 @@
 #define WEFT__CONV_FIELDS                                                                                              \
     WEFT__DATA_FIELDS,                                                                                                 \
     {"o", WEFT__FIELD_INT, WEFT__AT(o), 1, true, 1, 1},                                                                \
-    {"k", WEFT__FIELD_AXES, WEFT__AT(kernel), 1, true, 1, 1},                                                          \
-    {"s", WEFT__FIELD_AXES, WEFT__AT(stride), 1, false, 1, 1},                                                         \
-    {"p", WEFT__FIELD_PADS, WEFT__AT(pad_lo), 0, false, 1, 1},                                                         \
-    {"d", WEFT__FIELD_AXES, WEFT__AT(dilation), 1, false, 1, 1},                                                       \
+    WEFT__WINDOW_FIELDS, WEFT__DILATION_FIELD,                                                                         \
     {"g", WEFT__FIELD_INT, WEFT__AT(groups), 1, false, 1, 1}
 
 /* n, c, in[], o and groups in range. */
