@@ -306,6 +306,13 @@ def test_bad_csr_is_named_and_stays_in_bounds(stretched, rows, cols, message):
     assert all(torch.isfinite(t).all() for t in (y, got["diff_src"], got["diff_weights"]))
 
 
+def test_an_entry_of_no_row_has_no_gradient():
+    for rows, inside in (((0, 1, 2), [True, True, False]), ((1, 2, 3), [False, True, True])):
+        got = capi.run(GOOD.replace("fwd", "bwd_weights"), src=torch.ones(1, 4, 9), rows=ints(*rows), cols=ints(0, 1, 2), diff_dst=torch.ones(1, 2, 7),
+                       diff_weights=torch.full((3,), float("nan")))["diff_weights"]
+        assert got.ne(0).tolist() == inside and torch.isfinite(got).all()
+
+
 def test_wild_csr_stays_in_bounds():
     extreme = [2**63 - 1, -2**63, 2**31, -1, 0, 3, 7]
     generator = torch.Generator().manual_seed(1)
