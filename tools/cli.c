@@ -18,7 +18,7 @@ int cli_misuse(const cli_command *self, const char *format, ...) {
     va_start(args, format);
     complain(self, format, args);
     va_end(args);
-    fprintf(stderr, "usage: weft %s %s; `weft %s --help` says more\n", self->name, self->arguments, self->name);
+    fprintf(stderr, "usage: weft %s%s%s; `weft %s --help` says more\n", self->name, *self->arguments ? " " : "", self->arguments, self->name);
     return CLI_MISUSE;
 }
 
@@ -101,9 +101,13 @@ int cli_parse(const cli_command *self, const cli_option *options, size_t count, 
     return CLI_OK;
 }
 
+/* The text below the error, and a mark below its column. */
 int cli_problem(const cli_command *self, const char *text, weft_problem *p) {
+    int column = 0;
     if (weft_problem_parse(p, text) == WEFT_OK) return CLI_OK;
-    return cli_misuse(self, "'%s': %s", text, weft_last_error());
+    fprintf(stderr, "weft %s: %s\n  %s\n", self->name, weft_last_error(), text);
+    if (sscanf(weft_last_error(), "problem, column %d", &column) == 1) fprintf(stderr, "  %*s^\n", column - 1, "");
+    return CLI_MISUSE;
 }
 
 int cli_context(const cli_command *self, weft_ctx **ctx, const weft_ctx_opts *opts) {

@@ -1,5 +1,5 @@
 /* weft plan: which kernel a problem gets, why, and why the others do not. */
-#include <unistd.h>
+#include <string.h>
 
 #include "cli.h"
 
@@ -7,12 +7,14 @@
 static int print_plan(const cli_command *self, const weft_plan *plan) {
     char text[WEFT_TEXT_MAX], a[32], b[32];
     weft_cost cost = WEFT_COST_INIT;
+    const char *why = weft__plan_choice(plan)->why;
+    bool timed = strcmp(why, "measured") == 0 || strcmp(why, "wisdom") == 0;
     if (weft_plan_cost(plan, &cost) != WEFT_OK) return cli_failed(self, "%s", weft_last_error());
     harness_text(weft_plan_problem(plan), text);
     printf("problem:   %s\n", text);
     printf("kernel:    %s\n", weft_plan_kernel(plan));
-    printf("why:       %s\n", weft__plan_choice(plan)->why);
-    printf("time:      %s%s\n", cli_time(cost.ns, a), weft__plan_choice(plan)->why[0] == 'e' || weft__plan_choice(plan)->why[0] == 'p' ? " (estimated)" : "");
+    printf("why:       %s\n", why);
+    printf("time:      %s (%s)\n", cli_time(cost.ns, a), timed ? "measured" : "estimated");
     printf("work:      %.4g Gflop, %s moved once\n", cost.flops * 1e-9, cli_bytes(cost.bytes, a));
     printf("workspace: %s\npacked:    %s\n", cli_bytes((double)weft_plan_workspace(plan), a), cli_bytes((double)weft_plan_packed(plan), b));
     return CLI_OK;

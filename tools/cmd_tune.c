@@ -1,5 +1,4 @@
 /* weft tune: measure the candidates of each problem and keep the result in a file. */
-#include <string.h>
 #include <unistd.h>
 
 #include "cli.h"
@@ -23,6 +22,7 @@ static int tune_one(const cli_command *self, weft_ctx *ctx, const weft_problem *
     weft_status s = weft_plan_cost(plan, &cost);
     printf("%s  %s  %s%s\n", text, weft_plan_kernel(plan), cli_time(cost.ns, time),
            weft_wisdom_count(ctx) == before ? "  (known before; --again measures anew)" : "");
+    fflush(stdout);
     weft_plan_release(plan);
     return s == WEFT_OK ? CLI_OK : cli_failed(self, "%s", weft_last_error());
 }

@@ -115,7 +115,6 @@ static int execute(verify *v, int argc, char **argv) {
 static int run(const cli_command *self, int argc, char **argv) {
     static verify v;                                 /* large, and zero to begin with */
     v.self = self;
-    v.threads = "1,2,7";
     v.device = "cpu";
     v.seed = 1;
     const cli_option options[] = {
@@ -123,13 +122,14 @@ static int run(const cli_command *self, int argc, char **argv) {
         {"seconds", "T", "draw random problems for T seconds", CLI_REAL, &v.seconds, 0, 1e9},
         {"seed", "S", "of problems and data (1)", CLI_COUNT, &v.seed, 0, 0x1p64},
         {"kernel", "NAME", "only this kernel", CLI_TEXT, &v.kernel, 0, 0},
-        {"threads", "LIST", "numbers of threads that must give the same bits (1,2,7)", CLI_TEXT, &v.threads, 0, 0},
+        {"threads", "LIST", "numbers of threads that must give the same bits (1,2,7; on a GPU 1,1: two runs)", CLI_TEXT, &v.threads, 0, 0},
         {"device", "cpu|cuda", "where to run; cuda compares with the reference on the CPU (cpu)", CLI_TEXT, &v.device, 0, 0},
     };
     int code = cli_parse(self, options, WEFT__COUNT(options), &argc, argv);
     if (code != CLI_OK) return code;
     v.cuda = strcmp(v.device, "cuda") == 0;
     if (!v.cuda && strcmp(v.device, "cpu") != 0) return cli_misuse(self, "--device: got '%s', allowed: cpu, cuda", v.device);
+    if (!v.threads) v.threads = v.cuda ? "1,1" : "1,2,7";
     if (!argc && !v.random && v.seconds <= 0) return cli_misuse(self, "nothing to verify, allowed: PROBLEM..., --random N or --seconds T");
     if (v.kernel && (code = known_anywhere(self, v.kernel)) != CLI_OK) return code;
     harness_catch_faults();

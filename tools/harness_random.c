@@ -7,7 +7,7 @@
 #include "harness.h"
 
 #define PICK(r, list) ((list)[harness_below((r), (int64_t)WEFT__COUNT(list))])
-enum { PRODUCTS = 40000, TRIES = 200 };              /* multiply-adds of the direct sum, about; draws until one is valid */
+enum { PRODUCTS = 100000, TRIES = 200 };              /* multiply-adds of the direct sum, about; draws until one is valid */
 
 typedef struct generator {
     void (*draw)(weft_problem *p, harness_rng *r, bool usual);   /* geometry; pass and rank are set */
