@@ -27,8 +27,8 @@ WANT_INPUT, WANT_WEIGHT, WANT_BIAS = 1, 2, 4
 class Rule:
     """One operator and its gradient. tensors: how many leading arguments are tensors; only they have gradients.
 
-    save(ctx, inputs, output) keeps what gradient(ctx, *grads) needs, which returns one gradient for each of those tensors, and
-    tangent(ctx, *tangents), its forward-mode counterpart, given one tangent for each.
+    save(ctx, inputs, output) notes what the others need and returns the tensors to keep; gradient(ctx, *grads) returns one gradient for
+    each of those tensors; tangent(ctx, *tangents) is its forward-mode counterpart, given one tangent for each.
     """
 
     __slots__ = ("op", "tensors", "function", "apply", "transformed")
@@ -43,8 +43,13 @@ class Rule:
             args = packed[:-1] + packed[-1]
             with _BelowAutograd():
                 output = op(*args)
-            save(ctx, args, output)
+            ctx.save_for_backward(*save(ctx, args, output))
             return output
+
+        def setup(ctx: Any, inputs: tuple, output: Any) -> None:
+            kept = save(ctx, inputs, output)
+            ctx.save_for_backward(*kept)
+            ctx.save_for_forward(*kept)
 
         def backward(ctx: Any, *grads: Any) -> Any:
             return gradient(ctx, *grads) + (None,)
@@ -55,9 +60,9 @@ class Rule:
         self.function = type(f"weft_{name}", (torch.autograd.Function,), {"forward": staticmethod(forward), "backward": staticmethod(backward)})
         self.apply = super(torch.autograd.Function, self.function).apply   # without the preparations for torch.func: 2.5 us of 14
         self.transformed = type(f"weft_{name}_transformed", (torch.autograd.Function,), {
-            "forward": staticmethod(lambda *args: op(*args)), "setup_context": staticmethod(save), "vmap": staticmethod(batch),
+            "forward": staticmethod(lambda *args: op(*args)), "setup_context": staticmethod(setup), "vmap": staticmethod(batch),
             "backward": staticmethod(backward_in_full), "jvp": staticmethod(lambda ctx, *tangents: tangent(ctx, *tangents[:tensors]))})
-        torch.library.register_autograd(op, backward_in_full, setup_context=save)
+        torch.library.register_autograd(op, backward_in_full, setup_context=setup)
         torch.library.register_vmap(op, batch)
 
 
@@ -83,7 +88,7 @@ def _is_last(t: Tensor, rank: int) -> bool:
     return channel < pixel or (channel == pixel and t.shape[-rank - 1] == 1 and t.shape[-1] > 1)
 
 
-def _dense(like: Tensor, sizes: Sequence[int], last: bool, rank: int, dtype: torch.dtype | None = None) -> Tensor:
+def _dense(like: Tensor, sizes: Sequence[int], last: bool, rank: int) -> Tensor:
     """An empty tensor of these sizes, dense and channels-first or -last."""
     axes = list(range(len(sizes)))
     if last:
@@ -93,7 +98,7 @@ def _dense(like: Tensor, sizes: Sequence[int], last: bool, rank: int, dtype: tor
     for a in reversed(axes):
         strides[a] = step
         step = step * sizes[a]
-    return like.new_empty_strided(sizes, strides, dtype=dtype)
+    return like.new_empty_strided(sizes, strides)
 
 
 def _check_shapes(input: Tensor, weight: Tensor, pads: Sequence[int]) -> int:
@@ -137,13 +142,12 @@ def _fake_conv_backward(grad_output, input, weight, stride, padding, dilation, g
 def _save_forward(ctx, inputs, output):
     """For conv and conv_transpose alike: the geometry, the activation, and its result where there is one."""
     input, weight, bias, stride, padding, dilation, groups, act, lo, hi = inputs[:10]
-    ctx.save_for_backward(input, weight, output if act else None)
-    ctx.save_for_forward(input, weight, output if act else None)
-    ctx.shape = output.shape
     ctx.geometry = (stride, padding, dilation, groups)
     ctx.act, ctx.lo, ctx.hi = act, lo, hi
     ctx.bias_dtype = input.dtype if bias is None else bias.dtype
+    ctx.shape = output.shape
     ctx.transposed = len(inputs) > 10
+    return input, weight, output if act else None
 
 
 def _through_act(grad, output, act, lo, hi):
@@ -164,10 +168,9 @@ def _gradient_of_forward(ctx, grad):
 
 
 def _save_backward(ctx, inputs, output):
-    ctx.save_for_backward(*inputs[:3])
-    ctx.save_for_forward(*inputs[:3])
     ctx.rest = inputs[3:]
     ctx.set_materialize_grads(False)
+    return inputs[:3]
 
 
 def _linear(transposed, size, input, weight, bias, stride, padding, dilation, groups):
