@@ -1,5 +1,5 @@
-/* One execution on the problem's device. For a GPU every buffer is mirrored with the poison around it, so that what is found on
- * the host afterwards, gaps and surroundings included, is what the kernel left. */
+/* One execution on the problem's device. For a GPU every buffer is mirrored with the poison around it, so that what
+ * is found on the host afterwards, gaps and surroundings included, is what the kernel left. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -40,7 +40,8 @@ static weft_status launch(const weft_plan *plan, weft_args *args, mirror *m, boo
     return weft_execute(plan, args, there(&m[WORKSPACE]), weft_plan_workspace(plan), NULL);
 }
 
-static weft_status run_cuda(harness *h, weft_ctx *ctx, const weft_plan *plan, harness_buffer *const *buffers, bool prepacked) {
+static weft_status run_cuda(harness *h, weft_ctx *ctx, const weft_plan *plan, harness_buffer *const *buffers,
+                            bool prepacked) {
     const char *why = "";
     weft__cuda *cuda = weft__ctx_cuda(ctx, &why);
     if (!cuda) return weft__fail(WEFT_UNSUPPORTED, "cuda: %s", why);
@@ -69,7 +70,8 @@ static weft_status run_cpu(harness *h, const weft_plan *plan, harness_buffer *co
         WEFT__TRY(weft_pack(plan, args.ptr[WEFT_WEIGHTS], h->packed.at, NULL));
         args.packed = h->packed.at;
     }
-    return weft_execute(plan, &args, weft_plan_workspace(plan) ? h->workspace.at : NULL, weft_plan_workspace(plan), NULL);
+    return weft_execute(plan, &args, weft_plan_workspace(plan) ? h->workspace.at : NULL, weft_plan_workspace(plan),
+                        NULL);
 }
 
 static weft_status run_plan(harness *h, weft_ctx *ctx, const weft_plan *plan, harness_buffer *in, harness_buffer *out,
@@ -80,7 +82,8 @@ static weft_status run_plan(harness *h, weft_ctx *ctx, const weft_plan *plan, ha
         int role = p->tensor[i].role;
         bool written = weft__is_output(p, role);
         buffers[role] = written ? &out[role] : &in[role];
-        if (written && !harness_open(&out[role], &p->tensor[i], place)) return weft__fail(WEFT_MEMORY, "no memory for %s", weft__role_name(role));
+        if (written && !harness_open(&out[role], &p->tensor[i], place))
+            return weft__fail(WEFT_MEMORY, "no memory for %s", weft__role_name(role));
     }
     prepacked = prepacked && weft_plan_packed(plan);
     if (!harness_open_bytes(&h->workspace, weft_plan_workspace(plan), 64, HARNESS_END) ||

@@ -60,7 +60,8 @@ TEST(misuse) {
     expect("info x", 2, "got 'x'");
     expect("list P P", 2, "2 problems");
     expect("plan", 2, "0 problems");
-    expect("plan conv2d:fwd:f32:nchw:n1c8h56:o8k3", 2, "weft plan: problem, column 28: expected 'w' and a number, got ':'\n|   ^");
+    expect("plan conv2d:fwd:f32:nchw:n1c8h56:o8k3", 2,
+           "weft plan: problem, column 28: expected 'w' and a number, got ':'\n|   ^");
     expect("plan conv2d:fwd:f32:nchw:n1c8h9w9:o8k3g3", 2, "groups is 3");
     expect("plan --kernel nonsense P", 2, "got 'nonsense'|conv_ref");
     expect("plan --limit -5 P", 2, "--limit: got '-5'|a whole number from 1");
