@@ -21,19 +21,22 @@ import torch
 from . import _library, _twin
 
 MIN_ROUNDS = 7
-PAGES = "kept"                       # what keep_pages() arranges; part of every row
+_pages = "default"                   # or "kept", after keep_pages(); part of every row
 _COLUMNS = (("problem", 0), ("kernel", 0), ("peer ms", 9), ("weft ms", 9), ("ratio", 6), ("floor ms", 9), ("share", 6))
 
 
 def keep_pages() -> bool:
     """Tell the C allocator to keep memory instead of giving it back: else page faults on fresh results cost more than the operator.
     It holds for both sides."""
+    global _pages
     try:
         mallopt = ctypes.CDLL(None).mallopt
     except (AttributeError, OSError):
         return False
     m_trim_threshold, m_top_pad, m_mmap_max = -1, -2, -4
-    return bool(mallopt(m_mmap_max, 0)) and bool(mallopt(m_trim_threshold, -1)) and bool(mallopt(m_top_pad, 64 << 20))
+    kept = bool(mallopt(m_mmap_max, 0)) and bool(mallopt(m_trim_threshold, -1)) and bool(mallopt(m_top_pad, 64 << 20))
+    _pages = "kept" if kept else "default"
+    return kept
 
 
 def _last_level_cache() -> int:
@@ -128,7 +131,8 @@ def _clock(device: torch.device) -> Any:
 def measure(text: str, passes: Optional[str] = None, rounds: int = 11) -> dict:
     """One row: both sides agree, or RuntimeError says by how much they do not.
 
-        >>> weft.bench.measure("conv2d:fwd:f32:nchw:n8c128h56w56:o128k3p1g128")["ratio"]
+        >>> from weft import bench
+        >>> bench.measure("conv2d:fwd:f32:nchw:n8c128h56w56:o128k3p1g128")["ratio"]
     """
     twin = _twin.build(text, passes)
     error, allowed = _twin.error(twin)
@@ -152,7 +156,7 @@ def measure(text: str, passes: Optional[str] = None, rounds: int = 11) -> dict:
         "problem": twin.text, "kernel": twin.kernel, "peer": f"torch {torch.__version__}", "peer_ms": peer_ms, "weft_ms": weft_ms,
         "ratio": statistics.median(p / w for w, p in zip(*samples[:2])), "floor_ms": floor_ms, "share": floor_ms / weft_ms,
         "floor_is": "bytes" if move_ms >= compute_ms else "flops", "move_ms": move_ms, "compute_ms": compute_ms, "error": error,
-        "rounds": len(samples[0]), "threads": torch.get_num_threads(), "pages": PAGES,
+        "rounds": len(samples[0]), "threads": torch.get_num_threads(), "pages": _pages,
     }
     if twin.device.type == "cuda":
         row["weft_wall_ms"], row["peer_wall_ms"] = clock.wall(twin.weft), clock.wall(twin.peer)
@@ -192,11 +196,12 @@ def run(problems: list[str], passes: Optional[str] = None, rounds: int = 11, thr
             print(f"python -m weft bench: {problem}", file=sys.stderr)
             code = max(code, 1)
             continue
-        row["pages"] = PAGES if kept else "default"
         rows.append(row)
         print(_line(_cells(row), widths), file=out, flush=True)
     if file:
-        with open(file, "w", encoding="utf-8") as f:
-            json.dump(rows, f, indent=1)
-            f.write("\n")
+        try:
+            Path(file).write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
+        except OSError as problem:
+            print(f"python -m weft bench: {file} cannot be written: {problem}", file=sys.stderr)
+            code = max(code, 1)
     return code
