@@ -100,8 +100,8 @@ VF_INLINE void pixels(const job *q, float *sums, float *out, const float *center
     const int64_t last = WEFT__MIN(q->g.c, c + DW_CHUNK);
     for (; c + VF_LANES <= last; c += VF_LANES) {
         if (c % 16 == 0 && rows->at[2]) {
-            dw_prefetch_row(rows->at[2] + c, q->g.iw, q->g.c, S * PIXELS);
-            dw_prefetch_row(center + c, q->g.ow, q->g.c, PIXELS);
+            dw_prefetch_rows(rows->at[2] + c, q->g.iw, q->g.c, S * PIXELS, S);
+            dw_prefetch_rows(center + c, q->g.ow, q->g.c, PIXELS, 1);
         }
         block(q, sums, out, center, rows, x, c, S, data, edge, false);
     }

@@ -69,7 +69,7 @@ VF_INLINE void block(const job *q, float *out, const dw_rows *rows, int64_t x, i
 VF_INLINE void pixels(const job *q, float *out, const dw_rows *rows, int64_t x, int64_t c, const int S, const bool edge) {
     const int64_t last = WEFT__MIN(q->g.c, c + DW_CHUNK);
     for (; c + VF_LANES <= last; c += VF_LANES) {
-        if (c % 16 == 0 && rows->at[2]) dw_prefetch_row(rows->at[2] + c, q->g.iw, q->g.c, S * PIXELS);
+        if (c % 16 == 0 && rows->at[2]) dw_prefetch_rows(rows->at[2] + c, q->g.iw, q->g.c, S * PIXELS, S);
         block(q, out, rows, x, c, S, edge, false);
     }
     if (c < last) block(q, out, rows, x, c, S, edge, true);

@@ -63,7 +63,7 @@ VF_INLINE void block(const job *q, float *out, const dw_rows *rows, int64_t x, i
 VF_INLINE void pixels(const job *q, float *out, const dw_rows *rows, int64_t x, int64_t c, const int odd_w, const bool edge) {
     const int64_t last = WEFT__MIN(q->g.c, c + DW_CHUNK);
     for (; c + VF_LANES <= last; c += VF_LANES) {
-        if (c % 16 == 0 && rows->at[0]) dw_prefetch_row(rows->at[0] + c, q->g.iw, q->g.c, PIXELS / 2);
+        if (c % 16 == 0 && rows->at[0]) dw_prefetch_rows(rows->at[0] + c, q->g.iw, q->g.c, PIXELS / 2, 1);
         block(q, out, rows, x, c, odd_w, edge, false);
     }
     if (c < last) block(q, out, rows, x, c, odd_w, edge, true);
