@@ -1,5 +1,5 @@
 /* What every CPU kernel file includes. The file is compiled once per ISA: WEFT__KERNEL(name) defines the record of this
- * build, WEFT__RECORD(name) refers to it, WEFT__NAME("...") is its name with the ISA behind it, WEFT__ISA_HERE the ISA. */
+ * build, WEFT__RECORD(name) refers to it, WEFT__NAME("...") is its name with the ISA behind, WEFT__ISA_HERE the ISA. */
 #ifndef WEFT_CPU_KERNEL_H
 #define WEFT_CPU_KERNEL_H
 

@@ -31,7 +31,7 @@ VF_INLINE dw_window dw_window_of(const weft_problem *p) {
     return g;
 }
 
-/* The data gradient at stride 2: diff_src[v,u] takes diff_dst[y,x] * weights[r,s] for v + ph = 2 y + r, u + pw = 2 x + s.
+/* The data gradient at stride 2: diff_src[v,u] takes diff_dst[y,x] * weights[r,s], v + ph = 2 y + r, u + pw = 2 x + s.
  * With the odd part of the pads apart, v counted from an even row and y from the row -ph' + v / 2 of this window:
  *   v + odd_h = 2 (y - 1) + r,  and so for columns: which taps meet is then known at compile time. */
 typedef struct dw_up {

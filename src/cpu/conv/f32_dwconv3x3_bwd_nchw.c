@@ -1,4 +1,4 @@
-/* f32 depthwise 3x3, channels-first: weight gradient at stride 1 and 2 (o = m c too), both gradients at once at stride 1.
+/* f32 depthwise 3x3, channels-first: weight gradient at stride 1 and 2 (o = m c too), both gradients at stride 1.
  * Math:      diff_weights[r,s] = sum_{n,y,x} center[y,x] * in[S y + r - ph, S x + s - pw]
  *            weights alone: center = diff_dst, in = src. Both: center = src, in = diff_dst seen through the window of
  *            the data gradient (see dwconv3x3.h): diff_weights, turned by 180 degrees, from the taps diff_src needs
@@ -63,7 +63,7 @@ static double cost(const weft_problem *p, const weft__hw *hw) {
     return dw_cost(p, hw, (p->pass == WEFT_BWD ? 18 : 9) * lanes);
 }
 
-/* ROWS x VF_LANES centers from (y, x) on, `live` rows of them real, to sums; with data also their window sums to out. */
+/* ROWS x VF_LANES centers from (y, x) on, `live` rows of them real, to sums; with data their window sums to out. */
 VF_INLINE void block(vf sums[9], float *out, const float *in, const float *center, const dw_window *g,
                      const dw_columns *k, int64_t y, int64_t x, int64_t live, const vf w[9], const int S,
                      const bool data, const bool edge) {

@@ -1,7 +1,7 @@
 /* f32 depthwise 3x3, channels-last: forward at stride 1 and 2, data gradient at stride 1.
  * Math:      out[y,x] = sum_{r,s} in[S y + r - ph, S x + s - pw] * w[r,s], see dwconv3x3.h
- * Blocking:  4 outputs of a row x 1 vector of channels; a pixel of `in` is loaded once for the up to 3 outputs of the row
- *            it feeds. Channels run inside pixels, pixels along the row, in chunks of channels that keep the taps in L1
+ * Blocking:  4 outputs of a row x 1 vector of channels; a pixel of `in` is loaded once for the outputs of the row it
+ *            feeds. Channels run inside pixels, pixels along the row, in chunks of channels that keep the taps in L1
  * Output:    streamed past the caches where it is large and its pixels are whole cache lines
  * Traffic:   8 bytes and 18 flops an output at stride 1: memory-bound; the three rows come from L2
  * Roofline:  bandwidth / 8 outputs a second; measured against a copy of the same bytes:

@@ -1,7 +1,7 @@
 /* f32 depthwise 3x3 stride 2, channels-last: data gradient.
  * Math:      diff_src[v,u] = sum diff_dst[y,x] * weights[r,s] over 2 y + r = v + ph, 2 x + s = u + pw
- *            Even and odd columns meet 2 and 1 taps of a row: the parity of the pad is a compile-time constant. Even and
- *            odd rows meet 2 and 1 rows: the others are left out as if they lay outside
+ *            Even and odd columns meet 2 and 1 taps of a row: the parity of the pad is a compile-time constant. Even
+ *            and odd rows meet 2 and 1 rows: the others are left out as if they lay outside
  * Blocking:  4 outputs of a row x 1 vector of channels, from 4 pixels of each row of diff_dst
  * Output:    streamed past the caches where it is large and its pixels are whole cache lines
  * Traffic:   5 bytes and 4.5 flops an output: memory-bound
