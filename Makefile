@@ -1,6 +1,7 @@
 # A thin front for CMake and the test runner. `make help` lists the targets.
 SHELL := bash
 .SHELLFLAGS := -o pipefail -c
+MAKEFLAGS += --no-print-directory
 
 BUILD ?= build
 OUT ?= $(BUILD)/out
@@ -20,7 +21,7 @@ problems = $$(sed 's/\#.*//' bench/$(1).txt)
 export PYTHON
 
 .DEFAULT_GOAL := all
-.PHONY: all venv test demo bench asan tsan valgrind fuzz verify gpu-test gpu-bench install format clean help
+.PHONY: all venv ready test demo bench asan tsan valgrind fuzz verify gpu-test gpu-bench install format clean help
 
 all: ## build the libraries, the command, the tests and the PyTorch binding into build/
 	@mkdir -p $(BUILD)
@@ -30,13 +31,16 @@ all: ## build the libraries, the command, the tests and the PyTorch binding into
 venv: ## set up the Python environment in .venv: torch, pytest, NVRTC
 	@BUILD=$(BUILD) tests/venv.sh
 
+ready: # both at once: one waits for the network, the other for the compiler
+	@BUILD=$(BUILD) tests/venv.sh & venv=$$!; $(MAKE) all; built=$$?; wait $$venv && exit $$built
+
 test: ## run every tier of tests; the last line is "N passed, N failed, N skipped"
 	@$(RUN)
 
-demo: all venv ## build, then show torch beside weft on this machine
+demo: ready ## build, then show torch beside weft on this machine
 	@$(WEFT_PY) demo
 
-bench: all venv ## time the cases of bench/cpu.txt beside torch; rows to $(OUT)/cpu.json
+bench: ready ## time the cases of bench/cpu.txt beside torch; rows to $(OUT)/cpu.json
 	@mkdir -p $(OUT)
 	@$(WEFT_PY) bench --json $(OUT)/cpu.json $(call problems,cpu)
 
@@ -59,7 +63,7 @@ gpu-test: ## on a machine with a GPU, offline, with its python3: the CUDA tiers;
 	@PYTHON=$(or $(PYTHON),python3) $(RUN) gpu python
 
 gpu-bench: export PYTHON := $(or $(PYTHON),python3)
-gpu-bench: all venv ## on a machine with a GPU, offline, with its python3: weft beside torch; rows and logs to $(OUT)
+gpu-bench: ready ## on a machine with a GPU, offline, with its python3: weft beside torch; rows and logs to $(OUT)
 	@mkdir -p $(OUT)
 	@timeout 120 $(BUILD)/gpu_smoke 2>&1 | tee $(OUT)/gpu_smoke.log
 	@timeout 330 env $(WEFT_PY) bench --json $(OUT)/gpu.json $(call problems,gpu) 2>&1 | tee $(OUT)/gpu-bench.log

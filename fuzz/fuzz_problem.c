@@ -1,5 +1,5 @@
-/* Whatever the bytes, parsing a problem never crashes; what parses satisfies parse(format(p)) = p, is a fixed point of complete,
- * and an error has a text. */
+/* Whatever the bytes, parsing a problem never crashes; what parses satisfies parse(format(p)) = p, is a fixed point
+ * of complete, and an error has a text. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -34,7 +34,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     weft_status s = weft_problem_parse(&p, text);
     if (s == WEFT_OK) {
         again = p;
-        if (weft_problem_complete(&again) != WEFT_OK || !harness_same_problem(&p, &again)) fail("complete is not idempotent", text);
+        if (weft_problem_complete(&again) != WEFT_OK || !harness_same_problem(&p, &again))
+            fail("complete is not idempotent", text);
         if (!harness_round_trip(&p, why, sizeof(why))) fail(why, text);
     } else {
         if (s != WEFT_SYNTAX && s != WEFT_INVALID) fail(weft_status_name(s), text);

@@ -29,7 +29,7 @@ check() {
     shift
     log=$(mktemp)
     echo "--- $name: $*"
-    if [ "$(type -t "$1")" = function ]; then "$@"; else timeout 400 "$@"; fi > "$log" 2>&1
+    if [ "$(type -t "$1")" = function ]; then "$@"; else timeout --foreground 400 "$@"; fi > "$log" 2>&1
     rc=$?
     cat "$log"
     if [ $rc = 77 ]; then
@@ -70,11 +70,11 @@ build_with() { # DIR SANITIZERS. -O1: the kernels are unrolled by hand, and sani
     cmake -S . -B "$1" -DCMAKE_BUILD_TYPE=None -DCMAKE_C_FLAGS=-O1 -DWEFT_SANITIZE="$2" -DWEFT_TORCH=OFF &&
         cmake --build "$1" -j "$JOBS" || { echo "FAILED build in $1"; counts 0 1 0; return 1; }
 }
-with_python() { WEFT_LIBRARY=$BUILD/libweft_torch.so PYTHONPATH=python${PYTHONPATH:+:$PYTHONPATH} timeout 400 "$(cat "$BUILD/python")" "$@"; }
+with_python() { WEFT_LIBRARY=$BUILD/libweft_torch.so PYTHONPATH=python${PYTHONPATH:+:$PYTHONPATH} timeout --foreground 400 "$(cat "$BUILD/python")" "$@"; }
 pytest_counts() { # pytest, its summary said the way the other tiers say it
     local log rc
     log=$(mktemp)
-    with_python -m pytest -q -rs -p no:cacheprovider "$@" | tee "$log"
+    with_python -m pytest -q -p no:cacheprovider "$@" | tee "$log"
     rc=${PIPESTATUS[0]}
     tail -n 1 "$log" | awk '{
         for (i = 2; i <= NF; i++) {
@@ -207,7 +207,8 @@ main() {
         [ "$(type -t "tier_$name")" = function ] || { echo "tests/run.sh: no tier '$name'; there are: ${ALL[*]}" >&2; exit 2; }
     done
     [ $# != 0 ] || set -- "${ALL[@]}"
-    trap 'kill $(jobs -p) 2> /dev/null; exit 130' INT TERM
+    set -m # every tier is a process group of its own, so that ending this script ends all of it
+    trap 'for job in $(jobs -p); do kill -- -"$job"; done 2> /dev/null; exit 130' INT TERM
     rm -f "$LOGS"/*.sum
     prepare
     local slots=$((JOBS < 4 ? JOBS : 4)) running=0

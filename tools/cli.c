@@ -18,7 +18,8 @@ int cli_misuse(const cli_command *self, const char *format, ...) {
     va_start(args, format);
     complain(self, format, args);
     va_end(args);
-    fprintf(stderr, "usage: weft %s %s; `weft %s --help` says more\n", self->name, self->arguments, self->name);
+    fprintf(stderr, "usage: weft %s%s%s; `weft %s --help` says more\n", self->name, *self->arguments ? " " : "",
+            self->arguments, self->name);
     return CLI_MISUSE;
 }
 
@@ -54,7 +55,8 @@ static int assign(const cli_command *self, const cli_option *o, const char *text
     unsigned long long whole = o->kind == CLI_COUNT ? strtoull(text, &end, 10) : 0;   /* seeds use all 64 bits */
     double number = o->kind == CLI_COUNT ? (double)whole : strtod(text, &end);
     if (end == text || *end || errno || *text == '-' || !(number >= o->least && number <= o->most))
-        return cli_misuse(self, "--%s: got '%s', allowed: %s from %.15g to %.15g", o->name, text, kinds[o->kind], o->least, o->most);
+        return cli_misuse(self, "--%s: got '%s', allowed: %s from %.15g to %.15g", o->name, text, kinds[o->kind],
+                          o->least, o->most);
     if (o->kind == CLI_COUNT) *(int64_t *)o->to = (int64_t)whole;
     else *(double *)o->to = number;
     return CLI_OK;
@@ -85,7 +87,9 @@ int cli_parse(const cli_command *self, const cli_option *options, size_t count, 
             return CLI_HELP;
         }
         size_t k = 0, n = strcspn(arg, "=");
-        while (k < count && (arg[1] != '-' || strlen(options[k].name) != n - 2 || strncmp(arg + 2, options[k].name, n - 2) != 0)) k++;
+        while (k < count &&
+               (arg[1] != '-' || strlen(options[k].name) != n - 2 || strncmp(arg + 2, options[k].name, n - 2) != 0))
+            k++;
         if (k == count) return unknown(self, options, count, arg);
         const cli_option *o = &options[k];
         if (o->kind == CLI_FLAG) {
@@ -101,9 +105,13 @@ int cli_parse(const cli_command *self, const cli_option *options, size_t count, 
     return CLI_OK;
 }
 
+/* The text below the error, and a mark below its column. */
 int cli_problem(const cli_command *self, const char *text, weft_problem *p) {
+    int column = 0;
     if (weft_problem_parse(p, text) == WEFT_OK) return CLI_OK;
-    return cli_misuse(self, "'%s': %s", text, weft_last_error());
+    fprintf(stderr, "weft %s: %s\n  %s\n", self->name, weft_last_error(), text);
+    if (sscanf(weft_last_error(), "problem, column %d", &column) == 1) fprintf(stderr, "  %*s^\n", column - 1, "");
+    return CLI_MISUSE;
 }
 
 int cli_context(const cli_command *self, weft_ctx **ctx, const weft_ctx_opts *opts) {

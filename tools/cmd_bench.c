@@ -44,9 +44,11 @@ static int add_kernels(bench *b, const weft_problem *p) {
         opts.kernel = d.name;
         opts.workspace_limit = WEFT_NO_LIMIT;
         entry *e = &b->entries[b->count];
-        if (weft_plan_create(&e->plan, b->ctx, p, &opts) != WEFT_OK) return cli_failed(b->self, "%s", weft_last_error());
+        if (weft_plan_create(&e->plan, b->ctx, p, &opts) != WEFT_OK)
+            return cli_failed(b->self, "%s", weft_last_error());
         b->count++;
-        if (!harness_open_bytes(&e->workspace, weft_plan_workspace(e->plan), 64, HARNESS_START)) return cli_failed(b->self, "out of memory");
+        if (!harness_open_bytes(&e->workspace, weft_plan_workspace(e->plan), 64, HARNESS_START))
+            return cli_failed(b->self, "out of memory");
     }
     return b->count ? CLI_OK : cli_failed(b->self, "no kernel applies");
 }
@@ -54,7 +56,8 @@ static int add_kernels(bench *b, const weft_problem *p) {
 static int add_data(bench *b, const weft_problem *p) {
     for (int i = 0; i < p->ntensors; i++) {
         harness_buffer *d = &b->data[p->tensor[i].role];
-        if (!harness_open(d, &p->tensor[i], HARNESS_START)) return cli_failed(b->self, "out of memory for %s", weft__role_name(p->tensor[i].role));
+        if (!harness_open(d, &p->tensor[i], HARNESS_START))
+            return cli_failed(b->self, "out of memory for %s", weft__role_name(p->tensor[i].role));
         harness_fill(d, HARNESS_REALS, (uint64_t)i);
     }
     return CLI_OK;
@@ -91,7 +94,7 @@ static int time_cpu(bench *b, const weft_problem *p) {
         const weft_tensor *t = &p->tensor[i];
         *(weft__is_output(p, t->role) ? &out : &in) += (double)weft__numel(t) * (double)weft__dtype_size(t->dtype);
     }
-    for (size_t i = 0; i < b->count && s == WEFT_OK; i++) s = once(b, &b->entries[i], &b->entries[i].median);   /* warm */
+    for (size_t i = 0; i < b->count && s == WEFT_OK; i++) s = once(b, &b->entries[i], &b->entries[i].median); /* warm */
     for (int64_t round = 0; round < b->rounds && s == WEFT_OK; round++) {
         for (size_t i = 0; i < b->count && s == WEFT_OK; i++) {
             entry *e = &b->entries[i];
@@ -140,8 +143,8 @@ static void print_table(const bench *b, const weft_problem *p, const char *text,
         const char *name = weft_plan_kernel(e->plan);
         char share[16] = "-";
         if (floor > 0) snprintf(share, sizeof(share), "%.0f%%", 100 * floor / e->median);
-        printf("  %c %-46s %10s %8.1f %6s %9.1f %7zu\n", strcmp(name, chosen) == 0 ? '*' : ' ', name, cli_time(e->median, time), bytes / e->median,
-               share, flops / e->median, e->rounds);
+        printf("  %c %-46s %10s %8.1f %6s %9.1f %7zu\n", strcmp(name, chosen) == 0 ? '*' : ' ', name,
+               cli_time(e->median, time), bytes / e->median, share, flops / e->median, e->rounds);
     }
 }
 
@@ -150,10 +153,14 @@ static void write_json(bench *b, const weft_problem *p, const char *text, const 
     for (size_t i = 0; i < b->count; i++) {
         const entry *e = &b->entries[i];
         const char *name = weft_plan_kernel(e->plan);
-        fprintf(b->out, "%s  {\"problem\": \"%s\", \"kernel\": \"%s\", \"chosen\": %s, \"ms\": %.6g, \"rounds\": %zu, \"gbs\": %.5g, \"gflops\": %.5g, ",
-                b->comma ? ",\n" : "", text, name, strcmp(name, chosen) == 0 ? "true" : "false", e->median * 1e-6, e->rounds, bytes / e->median, flops / e->median);
-        if (floor > 0) fprintf(b->out, "\"floor_ms\": %.6g, \"copy_ms\": %.6g, \"streaming_copy_ms\": %.6g, \"share\": %.4g}", floor * 1e-6,
-                               b->regular * 1e-6, b->streaming * 1e-6, floor / e->median);
+        fprintf(b->out,
+                "%s  {\"problem\": \"%s\", \"kernel\": \"%s\", \"chosen\": %s, \"ms\": %.6g, \"rounds\": %zu, \"gbs\": "
+                "%.5g, \"gflops\": %.5g, ",
+                b->comma ? ",\n" : "", text, name, strcmp(name, chosen) == 0 ? "true" : "false", e->median * 1e-6,
+                e->rounds, bytes / e->median, flops / e->median);
+        if (floor > 0)
+            fprintf(b->out, "\"floor_ms\": %.6g, \"copy_ms\": %.6g, \"streaming_copy_ms\": %.6g, \"share\": %.4g}",
+                    floor * 1e-6, b->regular * 1e-6, b->streaming * 1e-6, floor / e->median);
         else fprintf(b->out, "\"floor_ms\": null, \"share\": null}");
         b->comma = true;
     }
@@ -194,19 +201,23 @@ static int run(const cli_command *self, int argc, char **argv) {
     weft_ctx_opts opts = WEFT_CTX_OPTS_INIT;
     opts.threads = (int32_t)b.threads;
     if ((code = cli_context(self, &b.ctx, &opts)) != CLI_OK) return code;
-    if (b.json && !(b.out = fopen(b.json, "w"))) code = cli_failed(self, "--json: '%s' could not be written: %s", b.json, strerror(errno));
+    if (b.json && !(b.out = fopen(b.json, "w")))
+        code = cli_failed(self, "--json: '%s' could not be written: %s", b.json, strerror(errno));
     if (b.out) fputs("[\n", b.out);
     for (int i = 0; i < argc && code == CLI_OK; i++) code = bench_one(&b, argv[i]);
     if (b.out) {
         fputs(b.comma ? "\n]\n" : "]\n", b.out);
-        if (fclose(b.out) != 0 && code == CLI_OK) code = cli_failed(self, "--json: '%s' could not be written: %s", b.json, strerror(errno));
+        if (fclose(b.out) != 0 && code == CLI_OK)
+            code = cli_failed(self, "--json: '%s' could not be written: %s", b.json, strerror(errno));
     }
     weft_ctx_release(b.ctx);
     return code;
 }
 
 const cli_command cmd_bench = {
-    "bench", "[--kernel NAME] [--rounds N] [--json FILE] PROBLEM...", "time kernels beside the floor measured in the same run",
-    "Every applicable kernel runs warm with caches emptied before each run; medians over interleaved rounds. The floor is a plain loop\n"
-    "that reads and writes the same bytes once, the better of regular and streaming stores. * marks the kernel the planner takes.",
+    "bench", "[--kernel NAME] [--rounds N] [--json FILE] PROBLEM...",
+    "time kernels beside the floor measured in the same run",
+    "Every applicable kernel runs warm with caches emptied before each run; medians over interleaved rounds.\n"
+    "The floor is a plain loop that reads and writes the same bytes once, the better of regular and streaming\n"
+    "stores. * marks the kernel the planner takes.",
     run};

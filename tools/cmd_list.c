@@ -7,7 +7,8 @@ static int list_all(const cli_command *self, const weft_ctx *ctx) {
     for (size_t i = 0; i < count; i++) {
         weft_kernel_desc d = WEFT_KERNEL_DESC_INIT;
         if (weft_kernel_info(ctx, NULL, i, &d) != WEFT_OK) return cli_failed(self, "%s", weft_last_error());
-        printf("%-48s %-6s %-7s %7d  %s\n", d.name, d.engine, d.isa[0] ? d.isa : "-", d.version, d.exact ? "exact" : "bounded");
+        printf("%-48s %-6s %-7s %7d  %s\n", d.name, d.engine, d.isa[0] ? d.isa : "-", d.version,
+               d.exact ? "exact" : "bounded");
     }
     return CLI_OK;
 }
@@ -20,7 +21,8 @@ static int list_for(const cli_command *self, const weft_ctx *ctx, const weft_pro
     for (size_t i = 0; i < count; i++) {
         weft_kernel_desc d = WEFT_KERNEL_DESC_INIT;
         if (weft_kernel_info(ctx, p, i, &d) != WEFT_OK) return cli_failed(self, "%s", weft_last_error());
-        if (d.applies) printf("%-48s %12s %12s  yes\n", d.name, cli_time(d.ns, time), cli_bytes((double)d.workspace, room));
+        if (d.applies)
+            printf("%-48s %12s %12s  yes\n", d.name, cli_time(d.ns, time), cli_bytes((double)d.workspace, room));
         else printf("%-48s %12s %12s  no: %s\n", d.name, "-", "-", d.reason);
     }
     return CLI_OK;
@@ -39,4 +41,5 @@ static int run(const cli_command *self, int argc, char **argv) {
     return code;
 }
 
-const cli_command cmd_list = {"list", "[PROBLEM]", "every kernel; for a problem, which apply and why the others do not", NULL, run};
+const cli_command cmd_list = {"list", "[PROBLEM]", "every kernel; for a problem, which apply and why the others do not",
+                              NULL, run};

@@ -1,5 +1,5 @@
 /* weft plan: which kernel a problem gets, why, and why the others do not. */
-#include <unistd.h>
+#include <string.h>
 
 #include "cli.h"
 
@@ -7,14 +7,17 @@
 static int print_plan(const cli_command *self, const weft_plan *plan) {
     char text[WEFT_TEXT_MAX], a[32], b[32];
     weft_cost cost = WEFT_COST_INIT;
+    const char *why = weft__plan_choice(plan)->why;
+    bool timed = strcmp(why, "measured") == 0 || strcmp(why, "wisdom") == 0;
     if (weft_plan_cost(plan, &cost) != WEFT_OK) return cli_failed(self, "%s", weft_last_error());
     harness_text(weft_plan_problem(plan), text);
     printf("problem:   %s\n", text);
     printf("kernel:    %s\n", weft_plan_kernel(plan));
-    printf("why:       %s\n", weft__plan_choice(plan)->why);
-    printf("time:      %s%s\n", cli_time(cost.ns, a), weft__plan_choice(plan)->why[0] == 'e' || weft__plan_choice(plan)->why[0] == 'p' ? " (estimated)" : "");
+    printf("why:       %s\n", why);
+    printf("time:      %s (%s)\n", cli_time(cost.ns, a), timed ? "measured" : "estimated");
     printf("work:      %.4g Gflop, %s moved once\n", cost.flops * 1e-9, cli_bytes(cost.bytes, a));
-    printf("workspace: %s\npacked:    %s\n", cli_bytes((double)weft_plan_workspace(plan), a), cli_bytes((double)weft_plan_packed(plan), b));
+    printf("workspace: %s\npacked:    %s\n", cli_bytes((double)weft_plan_workspace(plan), a),
+           cli_bytes((double)weft_plan_packed(plan), b));
     return CLI_OK;
 }
 
@@ -28,8 +31,9 @@ static int print_others(const cli_command *self, const weft_ctx *ctx, const weft
         if (weft_kernel_info(ctx, p, i, &d) != WEFT_OK) return cli_failed(self, "%s", weft_last_error());
         bool fits = d.workspace <= limit;
         if (!d.applies) printf("  - %-46s refused: %s\n", d.name, d.reason);
-        else printf("  %c %-46s applies, estimate %s%s\n", weft__plan_choice(plan)->kernel->name == d.name ? '*' : ' ', d.name, cli_time(d.ns, time),
-                    fits ? "" : ", workspace over the limit");
+        else
+            printf("  %c %-46s applies, estimate %s%s\n", weft__plan_choice(plan)->kernel->name == d.name ? '*' : ' ',
+                   d.name, cli_time(d.ns, time), fits ? "" : ", workspace over the limit");
     }
     return CLI_OK;
 }
@@ -57,8 +61,10 @@ static int run(const cli_command *self, int argc, char **argv) {
     opts.kernel = kernel;
     opts.mode = measure ? WEFT_MEASURE : WEFT_MODE_DEFAULT;
     opts.workspace_limit = (size_t)limit;
-    if (wisdom && weft_wisdom_load(ctx, wisdom, NULL) != WEFT_OK) code = cli_failed(self, "--wisdom: %s", weft_last_error());
-    if (code == CLI_OK && weft_plan_create(&plan, ctx, &p, &opts) != WEFT_OK) code = cli_failed(self, "%s", weft_last_error());
+    if (wisdom && weft_wisdom_load(ctx, wisdom, NULL) != WEFT_OK)
+        code = cli_failed(self, "--wisdom: %s", weft_last_error());
+    if (code == CLI_OK && weft_plan_create(&plan, ctx, &p, &opts) != WEFT_OK)
+        code = cli_failed(self, "%s", weft_last_error());
     if (code == CLI_OK) code = print_plan(self, plan);
     if (code == CLI_OK) code = print_others(self, ctx, plan, limit ? (size_t)limit : weft__opts(ctx)->workspace_limit);
     weft_plan_release(plan);

@@ -1,5 +1,4 @@
 /* weft tune: measure the candidates of each problem and keep the result in a file. */
-#include <string.h>
 #include <unistd.h>
 
 #include "cli.h"
@@ -23,6 +22,7 @@ static int tune_one(const cli_command *self, weft_ctx *ctx, const weft_problem *
     weft_status s = weft_plan_cost(plan, &cost);
     printf("%s  %s  %s%s\n", text, weft_plan_kernel(plan), cli_time(cost.ns, time),
            weft_wisdom_count(ctx) == before ? "  (known before; --again measures anew)" : "");
+    fflush(stdout);
     weft_plan_release(plan);
     return s == WEFT_OK ? CLI_OK : cli_failed(self, "%s", weft_last_error());
 }
@@ -53,17 +53,22 @@ static int run(const cli_command *self, int argc, char **argv) {
         if ((code = cli_problem(self, argv[i], &p)) != CLI_OK) return code;
     if ((code = cli_context(self, &ctx, &opts)) != CLI_OK) return code;
     weft_wisdom_report report = WEFT_WISDOM_REPORT_INIT;
-    if (access(file, F_OK) == 0 && weft_wisdom_load(ctx, file, &report) != WEFT_OK) code = cli_failed(self, "--wisdom: %s", weft_last_error());
+    if (access(file, F_OK) == 0 && weft_wisdom_load(ctx, file, &report) != WEFT_OK)
+        code = cli_failed(self, "--wisdom: %s", weft_last_error());
     for (int i = 0; i < argc && code == CLI_OK; i++) {
         weft_problem_parse(&p, argv[i]);
         code = tune_one(self, ctx, &p, again, i + 1, argc);
     }
-    if (code == CLI_OK && weft_wisdom_save(ctx, file, &report) != WEFT_OK) code = cli_failed(self, "--wisdom: %s", weft_last_error());
-    if (code == CLI_OK) fprintf(stderr, "%s: %lld entries for this machine, %lld for others\n", file, (long long)report.entries, (long long)report.other_machines);
+    if (code == CLI_OK && weft_wisdom_save(ctx, file, &report) != WEFT_OK)
+        code = cli_failed(self, "--wisdom: %s", weft_last_error());
+    if (code == CLI_OK)
+        fprintf(stderr, "%s: %lld entries for this machine, %lld for others\n", file, (long long)report.entries,
+                (long long)report.other_machines);
     weft_ctx_release(ctx);
     return code;
 }
 
 const cli_command cmd_tune = {
-    "tune", "PROBLEM... --wisdom FILE [--again] [--seconds T]", "measure the candidates of each problem, keep the result in a file",
-    "Load the file with weft_wisdom_load (or the binding's equivalent) and the measured choices are taken without measuring again.", run};
+    "tune", "PROBLEM... --wisdom FILE [--again] [--seconds T]",
+    "measure the candidates of each problem, keep the result in a file",
+    "Load the file with weft_wisdom_load and the measured choices are taken without measuring again.", run};

@@ -23,8 +23,9 @@ static void report(verify *v, const weft_problem *p, uint64_t seed, const char *
     char text[WEFT_TEXT_MAX];
     harness_text(p, text);
     v->failures++;
-    printf("FAIL %s: %s\n  problem: %s\n  repro:   weft verify --seed %llu%s%s --threads %s '%s'\n", *kernel ? kernel : "problem text", why,
-           text, (unsigned long long)seed, *kernel ? " --kernel " : "", kernel, v->threads, text);
+    printf("FAIL %s: %s\n  problem: %s\n  repro:   weft verify --seed %llu%s%s --threads %s '%s'\n",
+           *kernel ? kernel : "problem text", why, text, (unsigned long long)seed, *kernel ? " --kernel " : "", kernel,
+           v->threads, text);
     fflush(stdout);
 }
 
@@ -39,7 +40,8 @@ static void progress(verify *v, int64_t done) {
     uint64_t now = weft__now_ns();
     if (!isatty(STDERR_FILENO) || now - v->said < 300000000u) return;
     v->said = now;
-    fprintf(stderr, "\r%lld problems, %lld executions, %lld failures, %.0f s ", (long long)done, (long long)v->h.runs, (long long)v->failures, elapsed(v));
+    fprintf(stderr, "\r%lld problems, %lld executions, %lld failures, %.0f s ", (long long)done, (long long)v->h.runs,
+            (long long)v->failures, elapsed(v));
 }
 
 static int check_random(verify *v) {
@@ -49,12 +51,14 @@ static int check_random(verify *v) {
         weft_problem p;
         uint64_t seed = harness_mix((uint64_t)v->seed, (uint64_t)i);
         if (!harness_random(&p, seed, v->cuda ? WEFT_CUDA : WEFT_CPU))
-            return cli_failed(v->self, "random problem %lld of seed %lld could not be drawn: %s", (long long)i, (long long)v->seed, weft_last_error());
+            return cli_failed(v->self, "random problem %lld of seed %lld could not be drawn: %s", (long long)i,
+                              (long long)v->seed, weft_last_error());
         check(v, &p, seed, false);
         progress(v, i);
     }
     if (v->said) fprintf(stderr, "\n");
-    if (v->random && i < v->random) printf("stopped after %lld of %lld random problems\n", (long long)i, (long long)v->random);
+    if (v->random && i < v->random)
+        printf("stopped after %lld of %lld random problems\n", (long long)i, (long long)v->random);
     return CLI_OK;
 }
 
@@ -66,7 +70,8 @@ static int check_named(verify *v, int argc, char **argv) {
         if (code != CLI_OK) return code;
         if (v->cuda) p.device = WEFT_CUDA;
         weft__hw hw;
-        if (weft__ctx_hw(v->h.ctx[0], &p, &hw) != WEFT_OK) return cli_failed(v->self, "%s: %s", argv[i], weft_last_error());
+        if (weft__ctx_hw(v->h.ctx[0], &p, &hw) != WEFT_OK)
+            return cli_failed(v->self, "%s: %s", argv[i], weft_last_error());
         check(v, &p, (uint64_t)v->seed, true);
     }
     return CLI_OK;
@@ -79,8 +84,8 @@ static void summary(const verify *v) {
         for (size_t i = 0; i < count && i < HARNESS_KERNEL_MAX; i++)
             if (v->h.checked[op][i]) printf("  %-48s %8lld problems\n", list[i]->name, (long long)v->h.checked[op][i]);
     }
-    printf("%lld problems, %lld executions, %lld failures, %.1f s; largest error %.2f of its bound\n", (long long)v->h.problems,
-           (long long)v->h.runs, (long long)v->failures, elapsed(v), v->h.worst);
+    printf("%lld problems, %lld executions, %lld failures, %.1f s; largest error %.2f of its bound\n",
+           (long long)v->h.problems, (long long)v->h.runs, (long long)v->failures, elapsed(v), v->h.worst);
 }
 
 static int known_anywhere(const cli_command *self, const char *kernel) {
@@ -95,7 +100,9 @@ static int known_anywhere(const cli_command *self, const char *kernel) {
 
 static int execute(verify *v, int argc, char **argv) {
     int threads[HARNESS_CTX_MAX], count = cli_list(v->threads, threads, HARNESS_CTX_MAX);
-    if (!count) return cli_misuse(v->self, "--threads: got '%s', allowed: up to %d numbers from 1 to 1024, as in 1,2,7", v->threads, HARNESS_CTX_MAX);
+    if (!count)
+        return cli_misuse(v->self, "--threads: got '%s', allowed: up to %d numbers from 1 to 1024, as in 1,2,7",
+                          v->threads, HARNESS_CTX_MAX);
     weft_ctx_opts opts = WEFT_CTX_OPTS_INIT;
     opts.workspace_limit = WEFT_NO_LIMIT;
     if (harness_create(&v->h, &opts, threads, count) != WEFT_OK) return cli_failed(v->self, "%s", weft_last_error());
@@ -103,11 +110,13 @@ static int execute(verify *v, int argc, char **argv) {
     weft_problem probe = {.device = v->cuda ? WEFT_CUDA : WEFT_CPU};
     weft__hw hw;
     int code = CLI_OK;
-    if (weft__ctx_hw(v->h.ctx[0], &probe, &hw) != WEFT_OK) code = cli_failed(v->self, "--device: %s", weft_last_error());
+    if (weft__ctx_hw(v->h.ctx[0], &probe, &hw) != WEFT_OK)
+        code = cli_failed(v->self, "--device: %s", weft_last_error());
     if (code == CLI_OK) code = check_named(v, argc, argv);
     if (code == CLI_OK && (v->random || v->seconds > 0)) code = check_random(v);
     if (code == CLI_OK) summary(v);
-    if (code == CLI_OK && !v->h.problems) code = cli_failed(v->self, "no kernel asked for applies to any of the problems");
+    if (code == CLI_OK && !v->h.problems)
+        code = cli_failed(v->self, "no kernel asked for applies to any of the problems");
     harness_destroy(&v->h);
     return code != CLI_OK ? code : v->failures ? CLI_FAILED : CLI_OK;
 }
@@ -115,7 +124,6 @@ static int execute(verify *v, int argc, char **argv) {
 static int run(const cli_command *self, int argc, char **argv) {
     static verify v;                                 /* large, and zero to begin with */
     v.self = self;
-    v.threads = "1,2,7";
     v.device = "cpu";
     v.seed = 1;
     const cli_option options[] = {
@@ -123,14 +131,19 @@ static int run(const cli_command *self, int argc, char **argv) {
         {"seconds", "T", "draw random problems for T seconds", CLI_REAL, &v.seconds, 0, 1e9},
         {"seed", "S", "of problems and data (1)", CLI_COUNT, &v.seed, 0, 0x1p64},
         {"kernel", "NAME", "only this kernel", CLI_TEXT, &v.kernel, 0, 0},
-        {"threads", "LIST", "numbers of threads that must give the same bits (1,2,7)", CLI_TEXT, &v.threads, 0, 0},
-        {"device", "cpu|cuda", "where to run; cuda compares with the reference on the CPU (cpu)", CLI_TEXT, &v.device, 0, 0},
+        {"threads", "LIST", "numbers of threads that must give the same bits (1,2,7; on a GPU 1,1: two runs)", CLI_TEXT,
+         &v.threads, 0, 0},
+        {"device", "cpu|cuda", "where to run; cuda compares with the reference on the CPU (cpu)", CLI_TEXT, &v.device,
+         0, 0},
     };
     int code = cli_parse(self, options, WEFT__COUNT(options), &argc, argv);
     if (code != CLI_OK) return code;
     v.cuda = strcmp(v.device, "cuda") == 0;
-    if (!v.cuda && strcmp(v.device, "cpu") != 0) return cli_misuse(self, "--device: got '%s', allowed: cpu, cuda", v.device);
-    if (!argc && !v.random && v.seconds <= 0) return cli_misuse(self, "nothing to verify, allowed: PROBLEM..., --random N or --seconds T");
+    if (!v.cuda && strcmp(v.device, "cpu") != 0)
+        return cli_misuse(self, "--device: got '%s', allowed: cpu, cuda", v.device);
+    if (!v.threads) v.threads = v.cuda ? "1,1" : "1,2,7";
+    if (!argc && !v.random && v.seconds <= 0)
+        return cli_misuse(self, "nothing to verify, allowed: PROBLEM..., --random N or --seconds T");
     if (v.kernel && (code = known_anywhere(self, v.kernel)) != CLI_OK) return code;
     harness_catch_faults();
     return execute(&v, argc, argv);
@@ -138,7 +151,8 @@ static int run(const cli_command *self, int argc, char **argv) {
 
 const cli_command cmd_verify = {
     "verify", "[PROBLEM...] [--random N] [--seconds T] [OPTIONS]", "check kernels against the reference",
-    "Every applicable kernel runs on integers (exact kernels must agree exactly), on reals (within a bound that follows from the data\n"
-    "type, the length of the sum and the kernel's stated factor) and on NaN and infinity, between guard pages, on poisoned outputs.\n"
-    "A failure prints the problem, the kernel, the seed and a command that repeats it.",
+    "Every applicable kernel runs on integers (exact kernels must agree exactly), on reals (within a bound\n"
+    "that follows from the data type, the length of the sum and the kernel's stated factor) and on NaN and\n"
+    "infinity, between guard pages, on poisoned outputs. A failure prints the problem, the kernel, the seed\n"
+    "and a command that repeats it.",
     run};

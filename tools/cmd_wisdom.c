@@ -10,10 +10,13 @@
 
 /* ---------------------------------------------------------------- show */
 static void print_line(const char *line) {
-    char device[256], version[32], threads[16], problem[WEFT_TEXT_MAX], kernel[128], kernel_version[16], time[32], room[32];
+    char device[256], version[32], threads[16], problem[WEFT_TEXT_MAX], kernel[128], kernel_version[16], time[32],
+        room[32];
     double ns, workspace;
-    if (sscanf(line, "%255s %31s %15s %1023s %127s %15s %lf %lf", device, version, threads, problem, kernel, kernel_version, &ns, &workspace) == 8)
-        printf("  %s\n    %-46s %10s  workspace %s, %s, %s\n", problem, kernel, cli_time(ns, time), cli_bytes(workspace, room), threads, device);
+    if (sscanf(line, "%255s %31s %15s %1023s %127s %15s %lf %lf", device, version, threads, problem, kernel,
+               kernel_version, &ns, &workspace) == 8)
+        printf("  %s\n    %-46s %10s  workspace %s, %s, %s\n", problem, kernel, cli_time(ns, time),
+               cli_bytes(workspace, room), threads, device);
 }
 
 static int show(const cli_command *self, int argc, char **argv) {
@@ -24,11 +27,12 @@ static int show(const cli_command *self, int argc, char **argv) {
         if (code != CLI_OK) return code;
         FILE *f = NULL;
         if (weft_wisdom_load(ctx, argv[i], &report) != WEFT_OK) code = cli_failed(self, "%s", weft_last_error());
-        else if (!(f = fopen(argv[i], "r"))) code = cli_failed(self, "'%s' cannot be read: %s", argv[i], strerror(errno));
+        else if (!(f = fopen(argv[i], "r")))
+            code = cli_failed(self, "'%s' cannot be read: %s", argv[i], strerror(errno));
         weft_ctx_release(ctx);
         if (code != CLI_OK) return code;
-        printf("%s: %lld entries for this machine, %lld for others, %lld bad lines\n", argv[i], (long long)report.entries,
-               (long long)report.other_machines, (long long)report.bad_lines);
+        printf("%s: %lld entries for this machine, %lld for others, %lld bad lines\n", argv[i],
+               (long long)report.entries, (long long)report.other_machines, (long long)report.bad_lines);
         char *line = NULL;
         size_t capacity = 0;
         while (getline(&line, &capacity, f) >= 0)
@@ -46,16 +50,19 @@ static int merge(const cli_command *self, int argc, char **argv) {
     int code = cli_context(self, &ctx, NULL);
     for (int i = 1; i < argc && code == CLI_OK; i++) {
         if (weft_wisdom_load(ctx, argv[i], &report) != WEFT_OK) code = cli_failed(self, "%s", weft_last_error());
-        else if (report.bad_lines) fprintf(stderr, "weft wisdom: %s: %lld bad lines skipped\n", argv[i], (long long)report.bad_lines);
+        else if (report.bad_lines)
+            fprintf(stderr, "weft wisdom: %s: %lld bad lines skipped\n", argv[i], (long long)report.bad_lines);
     }
-    if (code == CLI_OK && weft_wisdom_save(ctx, argv[0], &report) != WEFT_OK) code = cli_failed(self, "%s", weft_last_error());
+    if (code == CLI_OK && weft_wisdom_save(ctx, argv[0], &report) != WEFT_OK)
+        code = cli_failed(self, "%s", weft_last_error());
     if (code == CLI_OK) printf("%s: %zu entries\n", argv[0], weft_wisdom_count(ctx));
     weft_ctx_release(ctx);
     return code;
 }
 
 /* ---------------------------------------------------------------- forget
- * Saving merges with the file, so lines are taken out here, under the lock that saving takes, by the same replacement. */
+ * Saving merges with the file, so lines are taken out here, under the lock that saving takes, by the same
+ * replacement. */
 static bool names_one(const char *line, char *const *problems, int count) {
     char problem[WEFT_TEXT_MAX];
     if (line[0] == '#' || sscanf(line, "%*s %*s %*s %1023s", problem) != 1) return false;
@@ -66,7 +73,8 @@ static bool names_one(const char *line, char *const *problems, int count) {
 
 static int filter(const cli_command *self, const char *path, char *const *problems, int count) {
     char name[4096];
-    if (snprintf(name, sizeof(name), "%s.lock", path) >= (int)sizeof(name) - 32) return cli_misuse(self, "the file's name is too long");
+    if (snprintf(name, sizeof(name), "%s.lock", path) >= (int)sizeof(name) - 32)
+        return cli_misuse(self, "the file's name is too long");
     FILE *in = fopen(path, "r"), *out = NULL;
     if (!in) return cli_failed(self, "'%s' cannot be read: %s", path, strerror(errno));
     fclose(in);
@@ -84,8 +92,10 @@ static int filter(const cli_command *self, const char *path, char *const *proble
     }
     free(line);
     if (lock >= 0 && in) fclose(in);
-    if (out && fclose(out) != 0 && code == CLI_OK) code = cli_failed(self, "'%s' cannot be written: %s", path, strerror(errno));
-    if (code == CLI_OK && rename(name, path) != 0) code = cli_failed(self, "'%s' cannot be replaced: %s", path, strerror(errno));
+    if (out && fclose(out) != 0 && code == CLI_OK)
+        code = cli_failed(self, "'%s' cannot be written: %s", path, strerror(errno));
+    if (code == CLI_OK && rename(name, path) != 0)
+        code = cli_failed(self, "'%s' cannot be replaced: %s", path, strerror(errno));
     if (code != CLI_OK && out) remove(name);
     if (lock >= 0) close(lock);
     if (code == CLI_OK) printf("%s: %zu entries forgotten\n", path, forgotten);
@@ -109,7 +119,12 @@ static int forget(const cli_command *self, int argc, char **argv) {
 }
 
 /* ---------------------------------------------------------------- the three */
-static const struct { const char *name; int least; const char *needs; int (*run)(const cli_command *, int, char **); } actions[] = {
+static const struct {
+    const char *name;
+    int least;
+    const char *needs;
+    int (*run)(const cli_command *, int, char **);
+} actions[] = {
     {"show", 1, "show FILE...", show},
     {"merge", 2, "merge OUT IN...", merge},
     {"forget", 2, "forget FILE PROBLEM...", forget},
@@ -120,14 +135,16 @@ static int run(const cli_command *self, int argc, char **argv) {
     if (code != CLI_OK) return code;
     for (size_t i = 0; argc && i < WEFT__COUNT(actions); i++) {
         if (strcmp(argv[0], actions[i].name) != 0) continue;
-        if (argc - 1 < actions[i].least) return cli_misuse(self, "%s got %d arguments, allowed: %s", argv[0], argc - 1, actions[i].needs);
+        if (argc - 1 < actions[i].least)
+            return cli_misuse(self, "%s got %d arguments, allowed: %s", argv[0], argc - 1, actions[i].needs);
         return actions[i].run(self, argc - 1, argv + 1);
     }
     return cli_misuse(self, "got %s, allowed: show, merge, forget", argc ? argv[0] : "nothing");
 }
 
 const cli_command cmd_wisdom = {
-    "wisdom", "show FILE... | merge OUT IN... | forget FILE PROBLEM...", "look at, merge and thin out files of measured choices",
+    "wisdom", "show FILE... | merge OUT IN... | forget FILE PROBLEM...",
+    "look at, merge and thin out files of measured choices",
     "show    what the files hold, and how much of it this machine uses\n"
     "merge   all of IN into OUT, which keeps what it has\n"
     "forget  every entry of the problems",

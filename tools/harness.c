@@ -1,15 +1,15 @@
-/* A kernel against the reference: the same data through both, outputs compared element by element, memory inspected, bits
- * compared between numbers of threads.
+/* A kernel against the reference: the same data through both, outputs compared element by element, memory inspected,
+ * bits compared between numbers of threads.
  *
- * The bound on real data. Let y be the exact value of an output element, L the number of products summed into it, M the sum of
- * their magnitudes (the reference run on |inputs| without relu and clip, which can only shrink errors), u the roundoff of the
- * accumulator (2^-24; 2^-53 for an f64 output) and v that of the output type. Summing L products in any order with L roundings
- * and up to 3 more for the epilogue errs by at most (L + 3) u M; taken as independent and of mean zero the roundings stay below
- * (8 sqrt(L) + 3) u M but with probability 2 exp(-8^2/2) < 3e-14. A kernel that declares the factor f may err f times that. Both
- * sides then round once to the output type, so
+ * The bound on real data. Let y be the exact value of an output element, L the number of products summed into it, M
+ * the sum of their magnitudes (the reference run on |inputs| without relu and clip, which can only shrink errors), u
+ * the roundoff of the accumulator (2^-24; 2^-53 for an f64 output) and v that of the output type. Summing L products
+ * in any order with L roundings and up to 3 more for the epilogue errs by at most (L + 3) u M; taken as independent
+ * and of mean zero the roundings stay below (8 sqrt(L) + 3) u M but with probability 2 exp(-8^2/2) < 3e-14. A kernel
+ * that declares the factor f may err f times that. Both sides then round once to the output type, so
  *     |kernel - reference| <= f min(L + 3, 8 sqrt(L) + 3) u M + v (|kernel| + |reference|) + 2 tiny.
- * M itself arrives rounded to the output type, hence M (1 + 2v). With tf32 math on a GPU both factors of a product may lose all
- * but 10 bits: 2^-10 M more. */
+ * M itself arrives rounded to the output type, hence M (1 + 2v). With tf32 math on a GPU both factors of a product
+ * may lose all but 10 bits: 2^-10 M more. */
 #include <math.h>
 #include <signal.h>
 #include <stdio.h>
@@ -58,7 +58,8 @@ void harness_catch_faults(void) {
 }
 
 void harness_text(const weft_problem *p, char text[WEFT_TEXT_MAX]) {
-    if (weft_problem_format(p, text, WEFT_TEXT_MAX, NULL) != WEFT_OK) snprintf(text, WEFT_TEXT_MAX, "(%s)", weft_last_error());
+    if (weft_problem_format(p, text, WEFT_TEXT_MAX, NULL) != WEFT_OK)
+        snprintf(text, WEFT_TEXT_MAX, "(%s)", weft_last_error());
 }
 
 /* ---------------------------------------------------------------- life */
@@ -132,10 +133,12 @@ static bool reference(harness *h, const weft_problem *p, harness_kind kind, harn
     note(p, name, seed);
     if (kind == HARNESS_REALS) {
         if (!harness_inputs(h, &sums, HARNESS_MAGNITUDES, place, seed)) return failed(h, name, "no memory for inputs");
-        if (harness_run(h, h->ctx[0], &sums, name, h->in, h->size, HARNESS_END, false) != WEFT_OK) return failed(h, name, weft_last_error());
+        if (harness_run(h, h->ctx[0], &sums, name, h->in, h->size, HARNESS_END, false) != WEFT_OK)
+            return failed(h, name, weft_last_error());
     }
     if (!harness_inputs(h, &plain, kind, place, seed)) return failed(h, name, "no memory for inputs");
-    if (harness_run(h, h->ctx[0], &plain, name, h->in, h->want, HARNESS_END, false) != WEFT_OK) return failed(h, name, weft_last_error());
+    if (harness_run(h, h->ctx[0], &plain, name, h->in, h->want, HARNESS_END, false) != WEFT_OK)
+        return failed(h, name, weft_last_error());
     return true;
 }
 
@@ -143,7 +146,8 @@ static bool reference(harness *h, const weft_problem *p, harness_kind kind, harn
 typedef struct tolerance { bool exact, positions; double sum, rounding, tiny; } tolerance;
 
 static tolerance allowed(const weft_problem *p, const weft__kernel *k, const weft_tensor *t, harness_kind kind) {
-    double u = t->dtype == WEFT_F64 ? 0x1p-53 : 0x1p-24, v = harness_roundoff(t->dtype), terms = harness_terms(p, t->role);
+    double u = t->dtype == WEFT_F64 ? 0x1p-53 : 0x1p-24, v = harness_roundoff(t->dtype),
+           terms = harness_terms(p, t->role);
     tolerance a = {.exact = kind == HARNESS_INTEGERS && k->exact, .positions = kind == HARNESS_SPECIALS, .rounding = v};
     a.tiny = 2 * harness_tiny(t->dtype);
     a.sum = (k->bound > 0 ? k->bound : 1) * fmin(terms + 3, 8 * sqrt(terms) + 3) * u * (1 + 2 * v);
@@ -160,12 +164,14 @@ static bool same_place(const weft_problem *p, double got, double want) {
     return isnan(want) ? isnan(got) : isinf(want) ? !isfinite(got) : true;
 }
 
-static bool same_values(harness *h, const weft_problem *p, const weft__kernel *k, const weft_tensor *t, harness_kind kind) {
+static bool same_values(harness *h, const weft_problem *p, const weft__kernel *k, const weft_tensor *t,
+                        harness_kind kind) {
     tolerance a = allowed(p, k, t, kind);
     const char *out = h->out[t->role].at, *want = h->want[t->role].at, *size = h->size[t->role].at;
     int64_t bytes = (int64_t)weft__dtype_size(t->dtype);
     for (harness_walk w = harness_first(t); !w.done; harness_step(&w)) {
-        double x = harness_load(t->dtype, out + w.offset * bytes), y = harness_load(t->dtype, want + w.offset * bytes), bound = 0;
+        double x = harness_load(t->dtype, out + w.offset * bytes), y = harness_load(t->dtype, want + w.offset * bytes),
+               bound = 0;
         if (a.positions) {
             if (same_place(p, x, y)) continue;
         } else {
@@ -176,7 +182,8 @@ static bool same_values(harness *h, const weft_problem *p, const weft__kernel *k
         }
         char place[128];
         harness_where(&w, place, sizeof(place));
-        snprintf(h->why, sizeof(h->why), "%s = %.9g, the reference has %.9g, allowed difference %.3g", place, x, y, bound);
+        snprintf(h->why, sizeof(h->why), "%s = %.9g, the reference has %.9g, allowed difference %.3g", place, x, y,
+                 bound);
         return false;
     }
     return true;
@@ -201,18 +208,21 @@ static bool same_bits(harness *h, const weft_problem *p, int ctx) {
         const harness_buffer *a = &h->first[role], *b = &h->out[role];
         if (!(weft__roles(p) & WEFT__BIT(role)) || !weft__is_output(p, role) || a->bytes == 0) continue;
         if (memcmp(a->low, b->low, a->bytes) == 0) continue;
-        snprintf(h->why, sizeof(h->why), "%s: other bits with %d threads than with %d", weft__role_name(role), h->threads[ctx], h->threads[0]);
+        snprintf(h->why, sizeof(h->why), "%s: other bits with %d threads than with %d", weft__role_name(role),
+                 h->threads[ctx], h->threads[0]);
         return false;
     }
     return true;
 }
 
 /* One kernel on the data at hand, with every number of threads. */
-static bool check_kernel(harness *h, const weft_problem *p, const weft__kernel *k, harness_kind kind, harness_place place, uint64_t seed) {
+static bool check_kernel(harness *h, const weft_problem *p, const weft__kernel *k, harness_kind kind,
+                         harness_place place, uint64_t seed) {
     note(NULL, k->name, seed);
     for (int i = 0; i < h->nctx; i++) {
         bool keep = i == 0 && h->nctx > 1;
-        if (harness_run(h, h->ctx[i], p, k->name, h->in, h->out, place, seed >> 8 & 1) != WEFT_OK) return failed(h, k->name, weft_last_error());
+        if (harness_run(h, h->ctx[i], p, k->name, h->in, h->out, place, seed >> 8 & 1) != WEFT_OK)
+            return failed(h, k->name, weft_last_error());
         bool good = i == 0 ? outputs_good(h, p, k, kind) : same_bits(h, p, i);
         if (!good) return failed(h, k->name, h->why);
         for (int role = 0; keep && role < WEFT_ROLE_COUNT; role++) {
@@ -225,7 +235,8 @@ static bool check_kernel(harness *h, const weft_problem *p, const weft__kernel *
 }
 
 /* The kernels asked for that apply: a set of indices. */
-static size_t applicable(harness *h, const weft_problem *p, const harness_ask *ask, const weft__kernel *const *list, size_t count, bool *take) {
+static size_t applicable(harness *h, const weft_problem *p, const harness_ask *ask, const weft__kernel *const *list,
+                         size_t count, bool *take) {
     weft__hw hw;
     size_t n = 0;
     memset(take, 0, HARNESS_KERNEL_MAX * sizeof(*take));
@@ -252,7 +263,8 @@ bool harness_check(harness *h, const weft_problem *p, const harness_ask *ask) {
             if (!ask->thorough && (uint64_t)place != (ask->seed / 4 + (uint64_t)kind) % HARNESS_PLACES) continue;
             if (!reference(h, p, (harness_kind)kind, (harness_place)place, ask->seed)) return false;
             for (size_t i = 0; i < count && i < HARNESS_KERNEL_MAX; i++)
-                if (take[i] && !check_kernel(h, p, list[i], (harness_kind)kind, (harness_place)place, ask->seed)) return false;
+                if (take[i] && !check_kernel(h, p, list[i], (harness_kind)kind, (harness_place)place, ask->seed))
+                    return false;
         }
     }
     return true;

@@ -1,5 +1,5 @@
-/* What the command and the tests share: values of every data type, buffers between guard pages, random problems, the check of
- * a kernel against the reference, and timing. None of it is part of the library. */
+/* What the command and the tests share: values of every data type, buffers between guard pages, random problems, the
+ * check of a kernel against the reference, and timing. None of it is part of the library. */
 #ifndef WEFT_HARNESS_H
 #define WEFT_HARNESS_H
 
@@ -110,12 +110,14 @@ typedef struct harness_ask {
 
 weft_status harness_create(harness *h, const weft_ctx_opts *opts, const int *threads, int count);
 void harness_destroy(harness *h);
-/* Every applicable kernel against the reference, the same bits for every number of threads; else false, h->why, h->kernel. */
+/* Every applicable kernel against the reference, the same bits for every number of threads; else false, h->why,
+ * h->kernel. */
 bool harness_check(harness *h, const weft_problem *p, const harness_ask *ask);
 /* parse(format(p)) = p; else false and why. */
 bool harness_round_trip(const weft_problem *p, char *why, size_t capacity);
 bool harness_same_problem(const weft_problem *a, const weft_problem *b);
-/* Pin a kernel, execute once: inputs from `in`, outputs into `out` (opened and poisoned here). On the problem's device. */
+/* Pin a kernel, execute once: inputs from `in`, outputs into `out` (opened and poisoned here). On the problem's
+ * device. */
 weft_status harness_run(harness *h, weft_ctx *ctx, const weft_problem *p, const char *kernel, harness_buffer *in,
                         harness_buffer *out, harness_place place, bool prepacked);
 bool harness_inputs(harness *h, const weft_problem *p, harness_kind kind, harness_place place, uint64_t seed);
@@ -126,8 +128,8 @@ void harness_text(const weft_problem *p, char text[WEFT_TEXT_MAX]);
 /* ---------------------------------------------------------------- harness_time.c: how long */
 void harness_empty_caches(weft_ctx *ctx);
 double harness_median(double *values, size_t n);         /* sorts them */
-/* Reads `in` bytes and writes `out` bytes with the context's threads, as a plain elementwise kernel would, caches emptied
- * before: ns. The floor of a problem is the better of regular and streaming stores. */
+/* Reads `in` bytes and writes `out` bytes with the context's threads, as a plain elementwise kernel would, caches
+ * emptied before: ns. The floor of a problem is the better of regular and streaming stores. */
 double harness_copy_ns(weft_ctx *ctx, size_t in, size_t out, bool streaming);
 
 #endif

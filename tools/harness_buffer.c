@@ -1,5 +1,5 @@
-/* Memory between guard pages: a read or write past either end faults, and poison shows what was not written or should not
- * have been. The poison is the byte 0xff, a NaN in every floating type and one that no computation makes. */
+/* Memory between guard pages: a read or write past either end faults, and poison shows what was not written or should
+ * not have been. The poison is the byte 0xff, a NaN in every floating type and one that no computation makes. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -141,7 +141,8 @@ static bool gaps_kept(const harness_buffer *b, char *why, size_t capacity) {
         memset(mine + ((char *)b->at - b->low) + w.offset * (int64_t)size, 1, size);
     for (size_t i = 0; kept && i < b->bytes; i++)
         if (!mine[i] && (unsigned char)b->low[i] != POISON) {
-            snprintf(why, capacity, "%s: byte %zu lies between elements and was written", weft__role_name(b->tensor.role), i);
+            snprintf(why, capacity, "%s: byte %zu lies between elements and was written",
+                     weft__role_name(b->tensor.role), i);
             kept = false;
         }
     free(mine);

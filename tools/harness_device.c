@@ -1,6 +1,5 @@
-/* One execution on the problem's device. For a GPU every buffer is mirrored with the poison around it, so that what is found on
- * the host afterwards, gaps and surroundings included, is what the kernel left. */
-#include <stdlib.h>
+/* One execution on the problem's device. For a GPU every buffer is mirrored with the poison around it, so that what
+ * is found on the host afterwards, gaps and surroundings included, is what the kernel left. */
 #include <string.h>
 
 #include "harness.h"
@@ -9,23 +8,11 @@ enum { WORKSPACE = WEFT_ROLE_COUNT, PACKED, MIRRORS };
 
 typedef struct mirror { harness_buffer *b; char *start; size_t bytes; void *device; } mirror;
 
-/* Through plain memory: the driver's copies may touch the pages around a large block, and here those are guards. */
-static weft_status mirror_copy(weft__cuda *cuda, int ordinal, mirror *m, bool in) {
-    char *plain = malloc(m->bytes);
-    if (!plain) return weft__fail(WEFT_MEMORY, "no memory for a copy of %zu bytes", m->bytes);
-    if (in) memcpy(plain, m->start, m->bytes);
-    weft_status s = in ? weft__cuda_copy_in(cuda, ordinal, m->device, plain, m->bytes)
-                       : weft__cuda_copy_out(cuda, ordinal, plain, m->device, m->bytes);
-    if (s == WEFT_OK && !in) memcpy(m->start, plain, m->bytes);
-    free(plain);
-    return s;
-}
-
 static weft_status mirror_in(weft__cuda *cuda, int ordinal, mirror *m, harness_buffer *b) {
     m->b = b;
     harness_window(b, &m->start, &m->bytes);
     WEFT__TRY(weft__cuda_alloc(cuda, ordinal, m->bytes, &m->device));
-    return mirror_copy(cuda, ordinal, m, true);
+    return weft__cuda_copy_in(cuda, ordinal, m->device, m->start, m->bytes);
 }
 
 /* The device's pointer has the host's offset from a multiple of 256. */
@@ -40,7 +27,8 @@ static weft_status launch(const weft_plan *plan, weft_args *args, mirror *m, boo
     return weft_execute(plan, args, there(&m[WORKSPACE]), weft_plan_workspace(plan), NULL);
 }
 
-static weft_status run_cuda(harness *h, weft_ctx *ctx, const weft_plan *plan, harness_buffer *const *buffers, bool prepacked) {
+static weft_status run_cuda(harness *h, weft_ctx *ctx, const weft_plan *plan, harness_buffer *const *buffers,
+                            bool prepacked) {
     const char *why = "";
     weft__cuda *cuda = weft__ctx_cuda(ctx, &why);
     if (!cuda) return weft__fail(WEFT_UNSUPPORTED, "cuda: %s", why);
@@ -56,7 +44,7 @@ static weft_status run_cuda(harness *h, weft_ctx *ctx, const weft_plan *plan, ha
     if (s == WEFT_OK) s = launch(plan, &args, m, prepacked);
     for (int i = 0; i < MIRRORS; i++) {
         if (!m[i].device) continue;
-        if (s == WEFT_OK && !m[i].b->sealed) s = mirror_copy(cuda, p->ordinal, &m[i], false);
+        if (s == WEFT_OK && !m[i].b->sealed) s = weft__cuda_copy_out(cuda, p->ordinal, m[i].start, m[i].device, m[i].bytes);
         weft__cuda_free(cuda, p->ordinal, m[i].device);
     }
     return s;
@@ -69,7 +57,8 @@ static weft_status run_cpu(harness *h, const weft_plan *plan, harness_buffer *co
         WEFT__TRY(weft_pack(plan, args.ptr[WEFT_WEIGHTS], h->packed.at, NULL));
         args.packed = h->packed.at;
     }
-    return weft_execute(plan, &args, weft_plan_workspace(plan) ? h->workspace.at : NULL, weft_plan_workspace(plan), NULL);
+    return weft_execute(plan, &args, weft_plan_workspace(plan) ? h->workspace.at : NULL, weft_plan_workspace(plan),
+                        NULL);
 }
 
 static weft_status run_plan(harness *h, weft_ctx *ctx, const weft_plan *plan, harness_buffer *in, harness_buffer *out,

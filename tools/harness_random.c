@@ -1,18 +1,19 @@
-/* Random problems, each from one seed. They are small, so that thousands fit into a minute, and lean towards what goes wrong:
- * sizes next to tile edges, empty batches, odd alignment, mixed layouts, strides with gaps. Every second one is of the usual kind
- * that fast kernels take: f32, dense in one layout, a common window; its sizes are as odd as the others'. An operator that has a
- * record here is drawn with thought; any other is drawn field by field from its table of fields. */
+/* Random problems, each from one seed. They are small, so that thousands fit into a minute, and lean towards what
+ * goes wrong: sizes next to tile edges, empty batches, odd alignment, mixed layouts, strides with gaps. Every second
+ * one is of the usual kind that fast kernels take: f32, dense in one layout, a common window; its sizes are as odd as
+ * the others'. An operator that has a record here is drawn with thought; any other is drawn field by field from its
+ * table of fields. */
 #include <string.h>
 
 #include "harness.h"
 
 #define PICK HARNESS_PICK
-enum { PRODUCTS = 40000, TRIES = 200 };              /* multiply-adds of the direct sum, about; draws until one is valid */
+enum { PRODUCTS = 100000, TRIES = 200 };              /* multiply-adds of the direct sum, about; draws until one is valid */
 
 /* ---------------------------------------------------------------- conv */
 /* Around vectors of 4, 8 and 16, rows of 14, 28 and 56, and blocks of a few rows or columns. */
-static const int edges[] = {1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20, 23, 24, 25, 28, 29, 31, 32,
-                            33, 34, 47, 48, 49, 50, 55, 56, 57, 63, 64, 65, 66};
+static const int edges[] = {1,  2,  3,  4,  5,  6,  7,  8,  9,  10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20,
+                            23, 24, 25, 28, 29, 31, 32, 33, 34, 47, 48, 49, 50, 55, 56, 57, 63, 64, 65, 66};
 static const int shorter[] = {1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 16, 17, 19};
 static const int channels[] = {1, 2, 3, 4, 5, 7, 8, 9, 12, 15, 16, 17, 24, 31, 32, 33, 40, 48, 64, 65};
 
@@ -154,8 +155,15 @@ void harness_fill_input(const weft_problem *p, harness_buffer *b, harness_kind k
 }
 
 static void draw_epilogue(weft_problem *p, harness_rng *r) {
-    static const unsigned char forms[][2] = {{0, 0}, {0, 0}, {0, 0}, {WEFT_STEP_BIAS, 0}, {WEFT_STEP_BIAS, 0}, {WEFT_STEP_RELU, 0},
-                                             {WEFT_STEP_CLIP, 0}, {WEFT_STEP_BIAS, WEFT_STEP_RELU}, {WEFT_STEP_BIAS, WEFT_STEP_CLIP},
+    static const unsigned char forms[][2] = {{0, 0},
+                                             {0, 0},
+                                             {0, 0},
+                                             {WEFT_STEP_BIAS, 0},
+                                             {WEFT_STEP_BIAS, 0},
+                                             {WEFT_STEP_RELU, 0},
+                                             {WEFT_STEP_CLIP, 0},
+                                             {WEFT_STEP_BIAS, WEFT_STEP_RELU},
+                                             {WEFT_STEP_BIAS, WEFT_STEP_CLIP},
                                              {WEFT_STEP_RELU, WEFT_STEP_BIAS}};
     static const double lows[] = {0, -1, -0.3, -7};
     const weft__pass_def *pass = weft__pass_of(p);
@@ -199,9 +207,12 @@ static int16_t draw_dtype(const weft_problem *p, int role, int16_t wanted, harne
 }
 
 static void draw_tensors(weft_problem *p, harness_rng *r, bool usual) {
-    static const int16_t dtypes[] = {WEFT_F32, WEFT_F32, WEFT_F32, WEFT_F32, WEFT_F32, WEFT_F32, WEFT_F64, WEFT_F16, WEFT_BF16};
-    static const int16_t layouts[] = {WEFT_FIRST, WEFT_FIRST, WEFT_FIRST, WEFT_LAST, WEFT_LAST, WEFT_LAST, WEFT_STRIDED};
-    int16_t dtype = usual ? WEFT_F32 : PICK(r, dtypes), layout = usual ? layouts[2 + harness_below(r, 2)] : PICK(r, layouts);
+    static const int16_t dtypes[] = {WEFT_F32, WEFT_F32, WEFT_F32, WEFT_F32, WEFT_F32,
+                                     WEFT_F32, WEFT_F64, WEFT_F16, WEFT_BF16};
+    static const int16_t layouts[] = {WEFT_FIRST, WEFT_FIRST, WEFT_FIRST,  WEFT_LAST,
+                                      WEFT_LAST,  WEFT_LAST,  WEFT_STRIDED};
+    int16_t dtype = usual ? WEFT_F32 : PICK(r, dtypes),
+            layout = usual ? layouts[2 + harness_below(r, 2)] : PICK(r, layouts);
     bool mixed = !usual && harness_chance(r, 15), wide_bias = harness_chance(r, 50), sliced = harness_chance(r, 25);
     uint64_t roles = weft__roles(p);
     for (int role = 0; role < WEFT_ROLE_COUNT; role++) {
@@ -210,7 +221,8 @@ static void draw_tensors(weft_problem *p, harness_rng *r, bool usual) {
         bool bias = role == WEFT_BIAS || role == WEFT_DIFF_BIAS;
         t->dtype = draw_dtype(p, role, bias && wide_bias && dtype != WEFT_F64 ? WEFT_F32 : dtype, r);
         t->layout = bias ? WEFT_FIRST : mixed ? PICK(r, layouts) : layout;
-        if (role == WEFT_WEIGHTS || role == WEFT_DIFF_WEIGHTS) t->layout = harness_chance(r, 70) ? WEFT_FIRST : t->layout;
+        if (role == WEFT_WEIGHTS || role == WEFT_DIFF_WEIGHTS)
+            t->layout = harness_chance(r, 70) ? WEFT_FIRST : t->layout;
         if (t->layout == WEFT_STRIDED) draw_strides(p, t, r);
         int32_t least = (int32_t)weft__dtype_size(t->dtype), slice = (int32_t)4 << harness_below(r, 2);
         if (sliced) t->align = WEFT__MAX(least, slice);

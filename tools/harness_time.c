@@ -1,5 +1,6 @@
-/* Timing on the CPU: caches emptied, medians, and the floor: how long a plain elementwise loop takes to read and write the same
- * bytes once. Regular stores first read the line they replace; streaming stores do not. The floor is the better of the two. */
+/* Timing on the CPU: caches emptied, medians, and the floor: how long a plain elementwise loop takes to read and
+ * write the same bytes once. Regular stores first read the line they replace; streaming stores do not. The floor is
+ * the better of the two. */
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -104,9 +105,11 @@ static void flush_slot(void *arg, int64_t slot) {
     read_lines(flush_region.at, flush_region.bytes);
 }
 
-/* Twice the last level, at most 256 MB, is read by as many slots as there are threads, so that private caches empty too. */
+/* Twice the last level, at most 256 MB, is read by as many slots as there are threads, so that private caches empty
+ * too. */
 void harness_empty_caches(weft_ctx *ctx) {
     static weft__hw hw;
     if (!hw.threads) weft__hw_detect(&hw);
-    if (want(&flush_region, WEFT__MIN(WEFT__MAX(2 * hw.l3, (size_t)16 << 20), (size_t)256 << 20))) weft__parallel(ctx, WEFT__MAX(1, hw.threads), flush_slot, NULL);
+    if (want(&flush_region, WEFT__MIN(WEFT__MAX(2 * hw.l3, (size_t)16 << 20), (size_t)256 << 20)))
+        weft__parallel(ctx, WEFT__MAX(1, hw.threads), flush_slot, NULL);
 }

@@ -1,12 +1,13 @@
-/* Elements of every data type as doubles, random numbers, and the walk over a tensor. The 16-bit conversions are written
- * from the formats alone, apart from those of the library, so that a fault there shows. */
+/* Elements of every data type as doubles, random numbers, and the walk over a tensor. The 16-bit conversions are
+ * written from the formats alone, apart from those of the library, so that a fault there shows. */
 #include <float.h>
 #include <math.h>
 #include <string.h>
 
 #include "harness.h"
 
-/* ---------------------------------------------------------------- 16-bit floats: man mantissa bits, exponents emin .. emax */
+/* ---------------------------------------------------------------- 16-bit floats
+ * man mantissa bits, exponents emin .. emax */
 typedef struct format { int man, emin, emax; } format;
 static const format f16 = {10, -14, 15}, bf16 = {7, -126, 127};
 
@@ -78,7 +79,9 @@ static uint64_t scramble(uint64_t x) {
     return x ^ x >> 31;
 }
 
-uint64_t harness_mix(uint64_t a, uint64_t b) { return scramble(scramble(a + 0x9e3779b97f4a7c15u) ^ (b + 0x632be59bd9b4e019u)); }
+uint64_t harness_mix(uint64_t a, uint64_t b) {
+    return scramble(scramble(a + 0x9e3779b97f4a7c15u) ^ (b + 0x632be59bd9b4e019u));
+}
 uint64_t harness_next(harness_rng *r) { return scramble(r->state += 0x9e3779b97f4a7c15u); }
 int64_t harness_below(harness_rng *r, int64_t n) { return (int64_t)(harness_next(r) % (uint64_t)n); }
 double harness_real(harness_rng *r) { return (double)(harness_next(r) >> 11) * 0x1p-52 - 1; }

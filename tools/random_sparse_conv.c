@@ -37,7 +37,8 @@ static bool fill(const weft_problem *p, harness_buffer *b, harness_kind kind, ui
     int64_t begin = 0, size = (int64_t)weft__dtype_size(b->tensor.dtype);
     for (harness_walk w = harness_first(&b->tensor); !w.done; harness_step(&w)) {
         int64_t rest = p->attr[WEFT_SPARSE_NNZ] - begin, left = p->o - w.index[0];
-        harness_store(b->tensor.dtype, (char *)b->at + w.offset * size, (double)(role == WEFT_COLS ? draw_column(p, &r) : left ? begin : begin + rest));
+        int64_t v = role == WEFT_COLS ? draw_column(p, &r) : left ? begin : begin + rest;
+        harness_store(b->tensor.dtype, (char *)b->at + w.offset * size, (double)v);
         if (role == WEFT_ROWS && left) begin += harness_below(&r, WEFT__MIN(rest, 2 * rest / left) + 1);
     }
     return true;

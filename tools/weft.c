@@ -3,11 +3,14 @@
 
 #include "cli.h"
 
-static const cli_command *const commands[] = {&cmd_info, &cmd_list, &cmd_plan, &cmd_bench, &cmd_verify, &cmd_tune, &cmd_wisdom};
+static const cli_command *const commands[] = {&cmd_info,   &cmd_list, &cmd_plan,  &cmd_bench,
+                                              &cmd_verify, &cmd_tune, &cmd_wisdom};
 
 static void help(FILE *to) {
-    fprintf(to, "usage: weft COMMAND [ARGUMENTS]\nconvolution-family operators: what there is, what is chosen, how fast, how right\n\n");
-    for (size_t i = 0; i < WEFT__COUNT(commands); i++) fprintf(to, "  %-8s %s\n", commands[i]->name, commands[i]->summary);
+    fprintf(to, "usage: weft COMMAND [ARGUMENTS]\nconvolution-family operators: what there is, what is chosen, how "
+                "fast, how right\n\n");
+    for (size_t i = 0; i < WEFT__COUNT(commands); i++)
+        fprintf(to, "  %-8s %s\n", commands[i]->name, commands[i]->summary);
     fprintf(to, "\n`weft COMMAND --help` says more. A PROBLEM is a text such as\n"
                 "  conv2d:fwd:f32:nchw:n8c128h56w56:o128k3p1g128\n"
                 "variables: WEFT_ISA=scalar|avx2|avx512, WEFT_THREADS=N, WEFT_VERBOSE=dispatch,tune,exec,error|all\n");
@@ -29,7 +32,8 @@ int main(int argc, char **argv) {
     for (size_t i = 0; i < WEFT__COUNT(commands); i++)
         if (strcmp(argv[1], commands[i]->name) == 0) {
             int code = commands[i]->run(commands[i], argc - 2, argv + 2);
-            if (fflush(stdout) != 0 && code == CLI_OK) code = cli_failed(commands[i], "standard output could not be written");
+            if (fflush(stdout) != 0 && code == CLI_OK)
+                code = cli_failed(commands[i], "standard output could not be written");
             return CLI_END(code);
         }
     fprintf(stderr, "weft: no command '%s', allowed:", argv[1]);

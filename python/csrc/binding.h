@@ -90,8 +90,11 @@ WT_OPERATORS(X)
 /* ---------------------------------------------------------------- context.c: the one context, and running a plan */
 /* Start a call's list of kernels, which weft_torch_kernels() shows. */
 void wt_kernels_clear(void);
-/* Plan (cached), take workspace from PyTorch, execute on its current stream. device of p is set here. */
-bool wt_run(wt_call *call, weft_problem *p, const weft_args *args);
+/* The plan, from the context's cache, for the call's device; NULL: call->error says why. */
+weft_plan *wt_plan(wt_call *call, weft_problem *p);
+double wt_estimate(const weft_plan *plan);   /* ns */
+/* Take workspace from PyTorch, execute on its current stream, release the plan. A NULL plan has failed already. */
+bool wt_execute(wt_call *call, weft_plan *plan, const weft_args *args);
 weft_ctx *wt_context(void);
 
 #endif

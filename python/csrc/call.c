@@ -142,8 +142,8 @@ static bool enter_device(wt_call *call) {
     for (int i = 1; i < call->op->nargs; i++) {
         const wt_tensor *t = &call->arg[i].tensor;
         if (!is_tensor(call->op, i) || !t->handle || (t->device_type == first->device_type && t->device_index == first->device_index)) continue;
-        return wt_fail(call, "%s: is on %s:%d, allowed: the device of %s, %s:%d", call->op->name[i], device_name(t->device_type), t->device_index,
-                       call->op->name[0], device_name(first->device_type), first->device_index);
+        return wt_fail(call, "%s: is on %s (index %d), allowed: the device of %s, %s (index %d)", call->op->name[i], device_name(t->device_type),
+                       t->device_index, call->op->name[0], device_name(first->device_type), first->device_index);
     }
     call->device_type = first->device_type;
     call->device_index = first->device_index;

@@ -50,12 +50,28 @@ WEFT_API const char *weft_torch_kernels(void) {
     return text;
 }
 
-static bool execute(wt_call *call, const weft_plan *plan, const weft_args *args, bool cuda) {
+weft_plan *wt_plan(wt_call *call, weft_problem *p) {
+    weft_plan *plan = NULL;
+    bool cuda = call->device_type != wt.aoti_torch_device_type_cpu();
+    p->device = cuda ? WEFT_CUDA : WEFT_CPU;
+    p->ordinal = cuda ? call->device_index : 0;
+    if (!cuda) follow_threads();
+    if (weft_plan_create(&plan, context, p, NULL) == WEFT_OK) return plan;
+    wt_fail(call, "%s", weft_last_error());
+    return NULL;
+}
+
+double wt_estimate(const weft_plan *plan) {
+    weft_cost cost = WEFT_COST_INIT;
+    return weft_plan_cost(plan, &cost) == WEFT_OK ? cost.ns : 0;
+}
+
+static bool execute(wt_call *call, const weft_plan *plan, const weft_args *args) {
     wt_handle memory = NULL;
     void *workspace = NULL, *stream = NULL;
     const int64_t bytes = (int64_t)weft_plan_workspace(plan), unit = 1;
     if (bytes && !wt_empty(call, &memory, 1, &bytes, &unit, wt.aoti_torch_dtype_uint8(), &workspace)) return false;
-    bool ok = !cuda || !wt.aoti_torch_get_current_cuda_stream(call->device_index, &stream) ||
+    bool ok = weft_plan_problem(plan)->device == WEFT_CPU || !wt.aoti_torch_get_current_cuda_stream(call->device_index, &stream) ||
               wt_fail(call, "PyTorch has no current stream on cuda:%d", call->device_index);
     if (ok && weft_execute(plan, args, workspace, (size_t)bytes, stream) != WEFT_OK) ok = wt_fail(call, "%s", weft_last_error());
     if (memory) wt.aoti_torch_delete_tensor_object(memory);   /* PyTorch's CUDA allocator hands it on in stream order */
@@ -63,14 +79,8 @@ static bool execute(wt_call *call, const weft_plan *plan, const weft_args *args,
     return ok;
 }
 
-bool wt_run(wt_call *call, weft_problem *p, const weft_args *args) {
-    weft_plan *plan = NULL;
-    bool cuda = call->device_type != wt.aoti_torch_device_type_cpu();
-    p->device = cuda ? WEFT_CUDA : WEFT_CPU;
-    p->ordinal = cuda ? call->device_index : 0;
-    if (!cuda) follow_threads();
-    if (weft_plan_create(&plan, context, p, NULL) != WEFT_OK) return wt_fail(call, "%s", weft_last_error());
-    bool ok = execute(call, plan, args, cuda);
+bool wt_execute(wt_call *call, weft_plan *plan, const weft_args *args) {
+    bool ok = plan && execute(call, plan, args);
     weft_plan_release(plan);
     return ok;
 }

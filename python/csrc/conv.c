@@ -235,7 +235,7 @@ static bool run_conv(wt_call *call) {
     put(&p, &args, WEFT_SRC, &x);
     put(&p, &args, WEFT_WEIGHTS, &w);
     put(&p, &args, WEFT_DST, &y);
-    return put_epilogue(call, &p, &args) && wt_run(call, &p, &args);
+    return put_epilogue(call, &p, &args) && wt_execute(call, wt_plan(call, &p), &args);
 }
 WT_OPERATOR(conv, "conv(Tensor input, Tensor weight, Tensor? bias, int[] stride, int[] padding, int[] dilation, SymInt groups, "
                   "str act, float lo, float hi) -> Tensor")
@@ -263,7 +263,7 @@ static bool run_conv_transpose(wt_call *call) {
     put(&p, &args, WEFT_DIFF_DST, &x);
     put(&p, &args, WEFT_WEIGHTS, &w);
     put(&p, &args, WEFT_DIFF_SRC, &y);
-    return put_epilogue(call, &p, &args) && wt_run(call, &p, &args);
+    return put_epilogue(call, &p, &args) && wt_execute(call, wt_plan(call, &p), &args);
 }
 WT_OPERATOR(conv_transpose, "conv_transpose(Tensor input, Tensor weight, Tensor? bias, int[] stride, int[] padding, int[] dilation, "
                             "SymInt groups, str act, float lo, float hi, int[] output_padding) -> Tensor")
@@ -276,18 +276,43 @@ typedef struct gradients {           /* of y = conv(x, w) or y = conv_transpose(
 } gradients;
 
 /* One pass of the convolution problem: what it reads and writes follows from the pass. */
-static bool run_pass(wt_call *call, const gradients *d, weft_pass pass, const view *src, const view *dst, const view *diff_src, bool bias) {
+static weft_plan *plan_pass(wt_call *call, const gradients *d, weft_pass pass, const view *src, const view *dst, bool bias, weft_args *args) {
     weft_problem p;
-    weft_args args = WEFT_ARGS_INIT;
     begin(&p, &d->g, pass, src, &d->w);
-    if (pass != WEFT_BWD_DATA && pass != WEFT_BWD_BIAS) put(&p, &args, WEFT_SRC, src);
-    if (pass == WEFT_FWD || pass == WEFT_BWD_DATA || pass == WEFT_BWD) put(&p, &args, WEFT_WEIGHTS, &d->w);
-    put(&p, &args, pass == WEFT_FWD ? WEFT_DST : WEFT_DIFF_DST, dst);
-    if (pass == WEFT_BWD_DATA || pass == WEFT_BWD) put(&p, &args, WEFT_DIFF_SRC, diff_src);
-    if (pass == WEFT_BWD_WEIGHTS || pass == WEFT_BWD) put(&p, &args, WEFT_DIFF_WEIGHTS, &d->dw);
+    if (pass != WEFT_BWD_DATA && pass != WEFT_BWD_BIAS) put(&p, args, WEFT_SRC, src);
+    if (pass == WEFT_FWD || pass == WEFT_BWD_DATA || pass == WEFT_BWD) put(&p, args, WEFT_WEIGHTS, &d->w);
+    put(&p, args, pass == WEFT_FWD ? WEFT_DST : WEFT_DIFF_DST, dst);
+    if (pass == WEFT_BWD_DATA || pass == WEFT_BWD) put(&p, args, WEFT_DIFF_SRC, &d->dx);
+    if (pass == WEFT_BWD_WEIGHTS || pass == WEFT_BWD) put(&p, args, WEFT_DIFF_WEIGHTS, &d->dw);
     if (bias && pass != WEFT_BWD_BIAS) add_step(&p, WEFT_STEP_BIAS, 0, 0);
-    if (bias) put_vector(&p, &args, WEFT_DIFF_BIAS, d->db.data, d->db.dtype, 1);
-    return wt_run(call, &p, &args);
+    if (bias) put_vector(&p, args, WEFT_DIFF_BIAS, d->db.data, d->db.dtype, 1);
+    return wt_plan(call, &p);
+}
+
+static bool run_pass(wt_call *call, const gradients *d, weft_pass pass, const view *src, const view *dst, bool bias) {
+    weft_args args = WEFT_ARGS_INIT;
+    return wt_execute(call, plan_pass(call, d, pass, src, dst, bias, &args), &args);
+}
+
+/* Both large gradients: in one pass, unless two kernels of their own promise to be faster than the one for both. */
+static bool run_both(wt_call *call, const gradients *d, bool bias) {
+    const double worth_asking = 20e3;   /* ns; below it the question costs as much as the answer */
+    weft_args args[3] = {WEFT_ARGS_INIT, WEFT_ARGS_INIT, WEFT_ARGS_INIT};
+    weft_plan *both = plan_pass(call, d, WEFT_BWD, &d->x, &d->dy, bias, &args[0]);
+    if (!both || wt_estimate(both) < worth_asking) return wt_execute(call, both, &args[0]);
+    weft_plan *data = plan_pass(call, d, WEFT_BWD_DATA, &d->x, &d->dy, false, &args[1]);
+    weft_plan *weights = data ? plan_pass(call, d, WEFT_BWD_WEIGHTS, &d->x, &d->dy, bias, &args[2]) : NULL;
+    bool apart = weights && wt_estimate(data) + wt_estimate(weights) < wt_estimate(both);
+    if (apart) {
+        weft_plan_release(both);
+        bool ok = wt_execute(call, data, &args[1]);
+        if (ok) return wt_execute(call, weights, &args[2]);
+        weft_plan_release(weights);
+        return false;
+    }
+    weft_plan_release(data);
+    weft_plan_release(weights);
+    return wt_execute(call, both, &args[0]);
 }
 
 /* diff_bias of a transposed convolution sums what is src there: the same sum over a 1x1 convolution that ends in it. */
@@ -295,18 +320,17 @@ static bool run_bias_of_src(wt_call *call, const gradients *d) {
     gradients unit = *d;
     for (int a = 0; a < 3; a++) unit.g.stride[a] = unit.g.dilation[a] = unit.w.dims[2 + a] = 1, unit.g.pad_lo[a] = unit.g.pad_hi[a] = 0;
     unit.g.groups = unit.w.dims[0] = d->dy.dims[1];
-    return run_pass(call, &unit, WEFT_BWD_BIAS, &d->dy, &d->dy, NULL, true);
+    return run_pass(call, &unit, WEFT_BWD_BIAS, &d->dy, &d->dy, true);
 }
 
 static bool run_wanted(wt_call *call, const gradients *d, bool transposed) {
     bool data = d->want & WANT_INPUT, weights = d->want & WANT_WEIGHT, bias = d->want & WANT_BIAS;
     if (transposed)
-        return (!data || run_pass(call, d, WEFT_FWD, &d->dy, &d->dx, NULL, false)) &&
-               (!weights || run_pass(call, d, WEFT_BWD_WEIGHTS, &d->dy, &d->x, NULL, false)) && (!bias || run_bias_of_src(call, d));
-    if (data && weights) return run_pass(call, d, WEFT_BWD, &d->x, &d->dy, &d->dx, bias);
-    if (weights) return run_pass(call, d, WEFT_BWD_WEIGHTS, &d->x, &d->dy, NULL, bias);
-    return (!data || run_pass(call, d, WEFT_BWD_DATA, &d->x, &d->dy, &d->dx, false)) &&
-           (!bias || run_pass(call, d, WEFT_BWD_BIAS, &d->x, &d->dy, NULL, true));
+        return (!data || run_pass(call, d, WEFT_FWD, &d->dy, &d->dx, false)) &&
+               (!weights || run_pass(call, d, WEFT_BWD_WEIGHTS, &d->dy, &d->x, false)) && (!bias || run_bias_of_src(call, d));
+    if (data && weights) return run_both(call, d, bias);
+    if (weights) return run_pass(call, d, WEFT_BWD_WEIGHTS, &d->x, &d->dy, bias);
+    return (!data || run_pass(call, d, WEFT_BWD_DATA, &d->x, &d->dy, false)) && (!bias || run_pass(call, d, WEFT_BWD_BIAS, &d->x, &d->dy, true));
 }
 
 /* Results that are not wanted have no elements. */

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+import torch.autograd.forward_ad as _forward_ad
 from torch import Tensor
 
 from . import _library  # noqa: F401  loads the operators
@@ -26,12 +27,13 @@ WANT_INPUT, WANT_WEIGHT, WANT_BIAS = 1, 2, 4
 class Rule:
     """One operator and its gradient. tensors: how many leading arguments are tensors; only they have gradients.
 
-    save(ctx, inputs, output) keeps what gradient(ctx, *grads) needs, which returns one gradient for each of those tensors.
+    save(ctx, inputs, output) notes what the others need and returns the tensors to keep; gradient(ctx, *grads) returns one gradient for
+    each of those tensors; tangent(ctx, *tangents) is its forward-mode counterpart, given one tangent for each.
     """
 
     __slots__ = ("op", "tensors", "function", "apply", "transformed")
 
-    def __init__(self, name: str, tensors: int, save: Callable, gradient: Callable, batch: Callable) -> None:
+    def __init__(self, name: str, tensors: int, save: Callable, gradient: Callable, tangent: Callable, batch: Callable) -> None:
         op = getattr(torch.ops.weft, name).default
         nothing = (None,) * (len(op._schema.arguments) - tensors)
         self.op, self.tensors = op, tensors
@@ -41,8 +43,13 @@ class Rule:
             args = packed[:-1] + packed[-1]
             with _BelowAutograd():
                 output = op(*args)
-            save(ctx, args, output)
+            ctx.save_for_backward(*save(ctx, args, output))
             return output
+
+        def setup(ctx: Any, inputs: tuple, output: Any) -> None:
+            kept = save(ctx, inputs, output)
+            ctx.save_for_backward(*kept)
+            ctx.save_for_forward(*kept)
 
         def backward(ctx: Any, *grads: Any) -> Any:
             return gradient(ctx, *grads) + (None,)
@@ -53,9 +60,9 @@ class Rule:
         self.function = type(f"weft_{name}", (torch.autograd.Function,), {"forward": staticmethod(forward), "backward": staticmethod(backward)})
         self.apply = super(torch.autograd.Function, self.function).apply   # without the preparations for torch.func: 2.5 us of 14
         self.transformed = type(f"weft_{name}_transformed", (torch.autograd.Function,), {
-            "forward": staticmethod(lambda *args: op(*args)), "setup_context": staticmethod(save),
-            "backward": staticmethod(backward_in_full), "vmap": staticmethod(batch)})
-        torch.library.register_autograd(op, backward_in_full, setup_context=save)
+            "forward": staticmethod(lambda *args: op(*args)), "setup_context": staticmethod(setup), "vmap": staticmethod(batch),
+            "backward": staticmethod(backward_in_full), "jvp": staticmethod(lambda ctx, *tangents: tangent(ctx, *tangents[:tensors]))})
+        torch.library.register_autograd(op, backward_in_full, setup_context=setup)
         torch.library.register_vmap(op, batch)
 
 
@@ -63,7 +70,7 @@ def call(rule: Rule, *args: Any) -> Any:
     """Run the rule's operator in the form that the caller's context needs."""
     if _is_compiling():
         return rule.op(*args)
-    if _in_transform():
+    if _in_transform() or _forward_ad._current_level >= 0:
         return rule.transformed.apply(*args)
     if _grad_enabled():
         for t in args[:rule.tensors]:
@@ -81,7 +88,7 @@ def _is_last(t: Tensor, rank: int) -> bool:
     return channel < pixel or (channel == pixel and t.shape[-rank - 1] == 1 and t.shape[-1] > 1)
 
 
-def _dense(like: Tensor, sizes: Sequence[int], last: bool, rank: int, dtype: torch.dtype | None = None) -> Tensor:
+def _dense(like: Tensor, sizes: Sequence[int], last: bool, rank: int) -> Tensor:
     """An empty tensor of these sizes, dense and channels-first or -last."""
     axes = list(range(len(sizes)))
     if last:
@@ -91,7 +98,7 @@ def _dense(like: Tensor, sizes: Sequence[int], last: bool, rank: int, dtype: tor
     for a in reversed(axes):
         strides[a] = step
         step = step * sizes[a]
-    return like.new_empty_strided(sizes, strides, dtype=dtype)
+    return like.new_empty_strided(sizes, strides)
 
 
 def _check_shapes(input: Tensor, weight: Tensor, pads: Sequence[int]) -> int:
@@ -135,11 +142,12 @@ def _fake_conv_backward(grad_output, input, weight, stride, padding, dilation, g
 def _save_forward(ctx, inputs, output):
     """For conv and conv_transpose alike: the geometry, the activation, and its result where there is one."""
     input, weight, bias, stride, padding, dilation, groups, act, lo, hi = inputs[:10]
-    ctx.save_for_backward(input, weight, output if act else None)
     ctx.geometry = (stride, padding, dilation, groups)
     ctx.act, ctx.lo, ctx.hi = act, lo, hi
     ctx.bias_dtype = input.dtype if bias is None else bias.dtype
+    ctx.shape = output.shape
     ctx.transposed = len(inputs) > 10
+    return input, weight, output if act else None
 
 
 def _through_act(grad, output, act, lo, hi):
@@ -160,9 +168,9 @@ def _gradient_of_forward(ctx, grad):
 
 
 def _save_backward(ctx, inputs, output):
-    ctx.save_for_backward(*inputs[:3])
     ctx.rest = inputs[3:]
     ctx.set_materialize_grads(False)
+    return inputs[:3]
 
 
 def _linear(transposed, size, input, weight, bias, stride, padding, dilation, groups):
@@ -176,25 +184,54 @@ def _linear(transposed, size, input, weight, bias, stride, padding, dilation, gr
     return call(conv_transpose, *args, [n - m for n, m in zip(size, least)])
 
 
+def _of_small_steps(transposed, shape, geometry, input, weight, dx, dw, db):
+    """What small steps of input, weight and bias (each may be None) do to the result: the operator is linear in each of them."""
+    rank, moved = len(geometry[0]), None
+    size = shape[-rank:]
+    if dw is not None:
+        moved, db = _linear(transposed, size, input, dw, db, *geometry), None
+    if dx is not None:
+        more = _linear(transposed, size, dx, weight, db, *geometry)
+        moved, db = more if moved is None else moved + more, None
+    if db is not None:
+        moved = db.to(input.dtype).view(-1, *[1] * rank).expand(shape)
+    return moved
+
+
+def _tangent_of_forward(ctx, dx, dw, db):
+    input, weight, output = ctx.saved_tensors
+    moved = _of_small_steps(ctx.transposed, ctx.shape, ctx.geometry, input, weight, dx, dw, db)
+    return _through_act(moved, output, ctx.act, ctx.lo, ctx.hi) if ctx.act else moved
+
+
+def _tangent_of_backward(ctx, ddy, dx, dw):
+    """Each result is bilinear: dx in (dy, weight), dw in (dy, input); db is linear in dy."""
+    grad, input, weight = ctx.saved_tensors
+    *geometry, transposed, want, bias_dtype = ctx.rest
+    moved = [None, None, None]
+    for args, some in (((ddy, input, weight), want), ((grad, input, dw), want & WANT_INPUT), ((grad, dx, weight), want & WANT_WEIGHT)):
+        if not some or any(t is None for t in args):
+            continue
+        for i, more in enumerate(call(conv_backward, *args, *geometry, transposed, some, bias_dtype)):
+            if some & (1 << i):
+                moved[i] = more if moved[i] is None else moved[i] + more
+    channels = grad.shape[-len(geometry[0]) - 1]
+    still = ((input, input.shape), (weight, weight.shape), (grad, (channels,)))   # torch.func wants a tangent of every result
+    return tuple(m if m is not None else t.new_zeros(shape if want & (1 << i) else (0,), dtype=bias_dtype if i == 2 else None)
+                 for i, (m, (t, shape)) in enumerate(zip(moved, still)))
+
+
 def _gradient_of_backward(ctx, ddx, ddw, ddb):
     """The operator is linear in input and in weight, so that, with y its result and dy the gradient of y:
     grad of dy = y(ddx, weight) + y(input, ddw) + ddb;  grad of input = dx(dy, ddw);  grad of weight = dw(dy, ddx)."""
     grad, input, weight = ctx.saved_tensors
-    stride, padding, dilation, groups, transposed, want, bias_dtype = ctx.rest
-    geometry = (stride, padding, dilation, groups)
-    rank, size = len(stride), grad.shape[-len(stride):]
+    *geometry, transposed, want, bias_dtype = ctx.rest
     ddx = ddx if want & WANT_INPUT else None
     ddw = ddw if want & WANT_WEIGHT else None
     ddb = ddb if want & WANT_BIAS else None
     of_grad = of_input = of_weight = None
     if ctx.needs_input_grad[0]:
-        if ddw is not None:
-            of_grad, ddb = _linear(transposed, size, input, ddw, ddb, *geometry), None
-        if ddx is not None:
-            more = _linear(transposed, size, ddx, weight, ddb, *geometry)
-            of_grad, ddb = more if of_grad is None else of_grad + more, None
-        if ddb is not None:
-            of_grad = ddb.to(grad.dtype).view(-1, *[1] * rank).expand_as(grad)
+        of_grad = _of_small_steps(transposed, grad.shape, geometry, input, weight, ddx, ddw, ddb)
     if ctx.needs_input_grad[1] and ddw is not None:
         of_input = call(conv_backward, grad, input, ddw, *geometry, transposed, WANT_INPUT, bias_dtype)[0]
     if ctx.needs_input_grad[2] and ddx is not None:
@@ -254,6 +291,6 @@ def _batch_backward(info, in_dims, grad, input, weight, stride, padding, dilatio
 for _name, _fake in (("conv", _fake_conv), ("conv_transpose", _fake_conv_transpose), ("conv_backward", _fake_conv_backward)):
     torch.library.register_fake(f"weft::{_name}", _fake)
 
-conv = Rule("conv", 3, _save_forward, _gradient_of_forward, _batch_forward("conv"))
-conv_transpose = Rule("conv_transpose", 3, _save_forward, _gradient_of_forward, _batch_forward("conv_transpose"))
-conv_backward = Rule("conv_backward", 3, _save_backward, _gradient_of_backward, _batch_backward)
+conv = Rule("conv", 3, _save_forward, _gradient_of_forward, _tangent_of_forward, _batch_forward("conv"))
+conv_transpose = Rule("conv_transpose", 3, _save_forward, _gradient_of_forward, _tangent_of_forward, _batch_forward("conv_transpose"))
+conv_backward = Rule("conv_backward", 3, _save_backward, _gradient_of_backward, _tangent_of_backward, _batch_backward)

@@ -112,6 +112,8 @@ class _Sides:
         padding = p["pad_lo"]
         if not self.even:
             x, padding = F.pad(x, [v for a in reversed(range(p["rank"])) for v in self.pads[2 * a:2 * a + 2]]), 0
+        if b is not None:
+            b = b.to(x.dtype)        # PyTorch takes no float32 bias beside 16-bit data
         function = (F.conv1d, F.conv2d, F.conv3d)[p["rank"] - 1]
         return _activate(function(x, w, b, p["stride"], padding, p["dilation"], p["groups"]), self.act, self.lo, self.hi)
 
@@ -171,6 +173,7 @@ class _Sides:
         if not self.even:
             raise ValueError(f"{p['text']}: uneven padding has no PyTorch twin in a transposed convolution")
         x, w, b = self.t["diff_dst"], self.t["weights"], self.t.get("bias")
+        peer_bias = None if b is None else b.to(x.dtype)
         extra = [p["in"][a] - ((p["out"][a] - 1) * p["stride"][a] - 2 * p["pad_lo"][a] + p["dilation"][a] * (p["kernel"][a] - 1) + 1)
                  for a in range(p["rank"])]
         function = (F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d)[p["rank"] - 1]
@@ -179,7 +182,7 @@ class _Sides:
             with torch.no_grad():
                 if weft:
                     return (call(_operators.conv_transpose, x, w, b, *self.geometry, self.act, self.lo, self.hi, extra),)
-                y = function(x, w, b, p["stride"], p["pad_lo"], extra, p["groups"], p["dilation"])
+                y = function(x, w, peer_bias, p["stride"], p["pad_lo"], extra, p["groups"], p["dilation"])
                 return (_activate(y, self.act, self.lo, self.hi),)
         return run
 

@@ -21,19 +21,22 @@ import torch
 from . import _library, _twin
 
 MIN_ROUNDS = 7
-PAGES = "kept"                       # what keep_pages() arranges; part of every row
+_pages = "default"                   # or "kept", after keep_pages(); part of every row
 _COLUMNS = (("problem", 0), ("kernel", 0), ("peer ms", 9), ("weft ms", 9), ("ratio", 6), ("floor ms", 9), ("share", 6))
 
 
 def keep_pages() -> bool:
     """Tell the C allocator to keep memory instead of giving it back: else page faults on fresh results cost more than the operator.
     It holds for both sides."""
+    global _pages
     try:
         mallopt = ctypes.CDLL(None).mallopt
     except (AttributeError, OSError):
         return False
     m_trim_threshold, m_top_pad, m_mmap_max = -1, -2, -4
-    return bool(mallopt(m_mmap_max, 0)) and bool(mallopt(m_trim_threshold, -1)) and bool(mallopt(m_top_pad, 64 << 20))
+    kept = bool(mallopt(m_mmap_max, 0)) and bool(mallopt(m_trim_threshold, -1)) and bool(mallopt(m_top_pad, 64 << 20))
+    _pages = "kept" if kept else "default"
+    return kept
 
 
 def _last_level_cache() -> int:
@@ -79,6 +82,7 @@ class _Cuda:
         l2 = torch.cuda.get_device_properties(device).L2_cache_size
         self.filler = torch.ones(2 * l2 // 4, device=device)
         self.peak: dict[torch.dtype, float] = {}
+        torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = False   # weft rounds no products of float32 either
 
     def sample(self, run: Callable[[], Any]) -> float:
         start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
@@ -90,6 +94,16 @@ class _Cuda:
             end.record()
             end.synchronize()
         return start.elapsed_time(end)
+
+    def wall(self, run: Callable[[], Any]) -> float:
+        """Milliseconds a call with the launches counted, calls back to back."""
+        calls = 50
+        torch.cuda.synchronize(self.device)
+        start = time.perf_counter()
+        for _ in range(calls):
+            run()
+        torch.cuda.synchronize(self.device)
+        return (time.perf_counter() - start) * 1e3 / calls
 
     def movers(self, read: int, write: int) -> list[Callable[[], Any]]:
         half = max((read + write) // 8, 1)
@@ -117,7 +131,8 @@ def _clock(device: torch.device) -> Any:
 def measure(text: str, passes: Optional[str] = None, rounds: int = 11) -> dict:
     """One row: both sides agree, or RuntimeError says by how much they do not.
 
-        >>> weft.bench.measure("conv2d:fwd:f32:nchw:n8c128h56w56:o128k3p1g128")["ratio"]
+        >>> from weft import bench
+        >>> bench.measure("conv2d:fwd:f32:nchw:n8c128h56w56:o128k3p1g128")["ratio"]
     """
     twin = _twin.build(text, passes)
     error, allowed = _twin.error(twin)
@@ -137,12 +152,15 @@ def measure(text: str, passes: Optional[str] = None, rounds: int = 11) -> dict:
     move_ms = min(statistics.median(s) for s in samples[2:])
     compute_ms = twin.flops / clock.flops_per_ms(twin.dtype)
     floor_ms = max(move_ms, compute_ms)
-    return {
+    row = {
         "problem": twin.text, "kernel": twin.kernel, "peer": f"torch {torch.__version__}", "peer_ms": peer_ms, "weft_ms": weft_ms,
         "ratio": statistics.median(p / w for w, p in zip(*samples[:2])), "floor_ms": floor_ms, "share": floor_ms / weft_ms,
         "floor_is": "bytes" if move_ms >= compute_ms else "flops", "move_ms": move_ms, "compute_ms": compute_ms, "error": error,
-        "rounds": len(samples[0]), "threads": torch.get_num_threads(), "pages": PAGES,
+        "rounds": len(samples[0]), "threads": torch.get_num_threads(), "pages": _pages,
     }
+    if twin.device.type == "cuda":
+        row["weft_wall_ms"], row["peer_wall_ms"] = clock.wall(twin.weft), clock.wall(twin.peer)
+    return row
 
 
 def _line(values: Iterable[str], widths: list[int]) -> str:
@@ -150,8 +168,9 @@ def _line(values: Iterable[str], widths: list[int]) -> str:
 
 
 def _cells(row: dict) -> tuple[str, ...]:
+    wall = (f"wall {row['peer_wall_ms']:.3f} / {row['weft_wall_ms']:.3f}",) if "weft_wall_ms" in row else ()
     return (row["problem"], row["kernel"], f"{row['peer_ms']:.3f}", f"{row['weft_ms']:.3f}", f"{row['ratio']:.2f}", f"{row['floor_ms']:.3f}",
-            f"{row['share']:.2f}")
+            f"{row['share']:.2f}", *wall)
 
 
 def run(problems: list[str], passes: Optional[str] = None, rounds: int = 11, threads: Optional[int] = None, file: Optional[str] = None,
@@ -161,7 +180,7 @@ def run(problems: list[str], passes: Optional[str] = None, rounds: int = 11, thr
         torch.set_num_threads(threads)
     kept = keep_pages()
     torch.manual_seed(0)
-    widths = [max([len(p) + 6 for p in problems]), 36] + [w for _, w in _COLUMNS[2:]]
+    widths = [max(len(p) + 6 for p in problems), 44] + [w for _, w in _COLUMNS[2:]] + [20]   # the last: wall time, CUDA only
     rows, code = [], 0
     print(f"torch {torch.__version__} beside weft {_library.version()}, {torch.get_num_threads()} threads, medians of {max(rounds, MIN_ROUNDS)} "
           f"interleaved rounds, caches emptied, pages {'kept on both sides' if kept else 'as the allocator has them'}", file=out)
@@ -177,11 +196,12 @@ def run(problems: list[str], passes: Optional[str] = None, rounds: int = 11, thr
             print(f"python -m weft bench: {problem}", file=sys.stderr)
             code = max(code, 1)
             continue
-        row["pages"] = PAGES if kept else "default"
         rows.append(row)
         print(_line(_cells(row), widths), file=out, flush=True)
     if file:
-        with open(file, "w", encoding="utf-8") as f:
-            json.dump(rows, f, indent=1)
-            f.write("\n")
+        try:
+            Path(file).write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
+        except OSError as problem:
+            print(f"python -m weft bench: {file} cannot be written: {problem}", file=sys.stderr)
+            code = max(code, 1)
     return code

@@ -85,7 +85,7 @@ weft_plan *weft__cache_get(weft__cache *c, const uint64_t *key, size_t n, uint64
     return plan;
 }
 
-weft_status weft__cache_put(const weft_ctx *ctx, weft__cache *c, const uint64_t *key, size_t n, uint64_t hash, weft_plan *plan) {
+weft_status weft__cache_put(const weft_ctx *ctx, weft__cache *c, const uint64_t *key, size_t n, uint64_t hash, weft_plan **plan) {
     entry *e = weft__alloc(ctx, sizeof(*e) + n * sizeof(*key));
     if (!e) return weft__fail(WEFT_MEMORY, "out of memory for the plan cache");
     e->hash = hash;
@@ -93,12 +93,15 @@ weft_status weft__cache_put(const weft_ctx *ctx, weft__cache *c, const uint64_t 
     memcpy(e->key, key, n * sizeof(*key));
     pthread_mutex_lock(&c->lock);
     entry **at = find(c, key, n, hash), *evicted = NULL;
-    if (*at) {                       /* another thread planned the same meanwhile: its plan stays */
+    if (*at) {                       /* another thread planned the same meanwhile: its plan serves both */
+        weft_plan *first = weft_plan_retain((*at)->plan);
         pthread_mutex_unlock(&c->lock);
         weft__free(ctx, e);
+        weft_plan_release(*plan);
+        *plan = first;
         return WEFT_OK;
     }
-    e->plan = weft_plan_retain(plan);
+    e->plan = weft_plan_retain(*plan);
     *at = e;
     link_newest(c, e);
     if (++c->count > c->capacity) evicted = detach_oldest(c);

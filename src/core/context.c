@@ -14,8 +14,9 @@ struct weft_ctx {
     weft__hw hw;
     _Atomic int refs;                /* the user's handle and one a plan */
     weft__pool *pool;
-    _Atomic(weft_parallel_for) parallel_for;
-    void *_Atomic parallel_user;
+    pthread_mutex_t lend_lock;       /* of the next two, which belong together */
+    weft_parallel_for parallel_for;
+    void *parallel_user;
     _Atomic int threads;             /* of whichever pool runs */
     weft__cache *cache;
     weft__wisdom *wisdom;
@@ -117,6 +118,7 @@ static void destroy(weft_ctx *ctx) {
     weft__cuda_close(ctx->cuda);
     weft__pool_destroy(ctx, ctx->pool);
     pthread_mutex_destroy(&ctx->cuda_lock);
+    pthread_mutex_destroy(&ctx->lend_lock);
     weft__free(ctx, (char *)ctx->opts.nvrtc);
     weft__free(ctx, (char *)ctx->opts.cache_dir);
     weft_ctx last = {.opts = ctx->opts};   /* the allocator that frees the block lives in the block */
@@ -160,6 +162,7 @@ weft_status weft_ctx_create(weft_ctx **out, const weft_ctx_opts *opts) {
     atomic_init(&ctx->refs, 1);
     atomic_init(&ctx->threads, ctx->hw.threads);
     pthread_mutex_init(&ctx->cuda_lock, NULL);
+    pthread_mutex_init(&ctx->lend_lock, NULL);
     weft_status s = fill(ctx);
     if (s != WEFT_OK) {
         destroy(ctx);
@@ -188,16 +191,24 @@ void weft_ctx_release(weft_ctx *ctx) {
 weft_status weft_ctx_set_parallel_for(weft_ctx *ctx, weft_parallel_for fn, void *user, int threads) {
     if (!ctx) return weft__fail(WEFT_INVALID, "ctx is NULL, allowed: a context");
     if (fn && (threads < 1 || threads > 1024)) return weft__fail(WEFT_INVALID, "threads is %d, allowed: 1..1024", threads);
-    atomic_store(&ctx->parallel_user, user);
-    atomic_store(&ctx->parallel_for, fn);
+    pthread_mutex_lock(&ctx->lend_lock);
+    ctx->parallel_for = fn;
+    ctx->parallel_user = user;
+    pthread_mutex_unlock(&ctx->lend_lock);
     atomic_store(&ctx->threads, fn ? threads : ctx->hw.threads);
     return WEFT_OK;
 }
 
 void weft__parallel(weft_ctx *ctx, int64_t slots, weft_task task, void *arg) {
-    weft_parallel_for lent = atomic_load_explicit(&ctx->parallel_for, memory_order_acquire);
-    if (slots == 1) task(arg, 0);
-    else if (lent) lent(atomic_load(&ctx->parallel_user), slots, task, arg);
+    if (slots == 1) {
+        task(arg, 0);
+        return;
+    }
+    pthread_mutex_lock(&ctx->lend_lock);
+    weft_parallel_for lent = ctx->parallel_for;
+    void *user = ctx->parallel_user;
+    pthread_mutex_unlock(&ctx->lend_lock);
+    if (lent) lent(user, slots, task, arg);
     else weft__pool_run(ctx->pool, slots, task, arg);
 }
 
@@ -238,7 +249,7 @@ weft_status weft_ctx_describe(weft_ctx *ctx, char *text, size_t capacity, size_t
     weft__device_name(&ctx->hw, WEFT_CPU, device, sizeof(device));
     weft__text t = {text, capacity, 0};
     weft__put(&t, "version: %s\ncpu: %s\nisa: %s\nthreads: %d%s\n", WEFT_VERSION, device, weft__isa_names[ctx->hw.isa], atomic_load(&ctx->threads),
-              atomic_load(&ctx->parallel_for) ? " (lent)" : "");
+              ctx->parallel_for ? " (lent)" : "");
     weft__put(&t, "cache: L1 %zu KB, L2 %zu KB, L3 %zu KB\n", ctx->hw.l1 >> 10, ctx->hw.l2 >> 10, ctx->hw.l3 >> 10);
     weft__put(&t, "workspace limit: %zu MB\nplan cache: %zu\nwisdom: %zu entries\nkernels: %zu\n", ctx->opts.workspace_limit >> 20, ctx->opts.plan_cache,
               weft_wisdom_count(ctx), weft_kernel_count(ctx, NULL));

@@ -244,7 +244,8 @@ weft_status weft__wisdom_add(weft_ctx *ctx, const weft_problem *p, const weft__h
 weft__cache *weft__cache_create(const weft_ctx *ctx, size_t capacity);
 void weft__cache_destroy(const weft_ctx *ctx, weft__cache *c);
 weft_plan *weft__cache_get(weft__cache *c, const uint64_t *key, size_t n, uint64_t hash);      /* retained, or NULL */
-weft_status weft__cache_put(const weft_ctx *ctx, weft__cache *c, const uint64_t *key, size_t n, uint64_t hash, weft_plan *plan);
+/* Keeps *plan, or replaces it by the equal one that is there already. */
+weft_status weft__cache_put(const weft_ctx *ctx, weft__cache *c, const uint64_t *key, size_t n, uint64_t hash, weft_plan **plan);
 void weft__cache_clear(const weft_ctx *ctx, weft__cache *c);
 
 #include "cuda/cuda.h"               /* the CUDA engine, as the others see it */

@@ -59,8 +59,12 @@ static void measure_all(weft_ctx *ctx, const weft_problem *p, const weft__hw *hw
             weft__log(ctx, WEFT_LOG_TUNE, "tune: %s failed and is skipped: %s", list[i].kernel->name, weft_last_error());
             continue;
         }
+        if (!isfinite(ns)) {
+            weft__log(ctx, WEFT_LOG_TUNE, "tune: %s given up, over %.0f ns (estimate %.0f)", list[i].kernel->name, GIVE_UP * best, list[i].ns);
+            continue;
+        }
         weft__log(ctx, WEFT_LOG_TUNE, "tune: %s %.0f ns (estimate %.0f)", list[i].kernel->name, ns, list[i].ns);
-        if (isfinite(ns) && weft__wisdom_add(ctx, p, hw, list[i].kernel, ns, list[i].workspace) != WEFT_OK)
+        if ( weft__wisdom_add(ctx, p, hw, list[i].kernel, ns, list[i].workspace) != WEFT_OK)
             weft__log(ctx, WEFT_LOG_ERROR, "tune: %s", weft_last_error());
         if (!(ns < best)) continue;
         best = ns;
@@ -127,7 +131,7 @@ weft_status weft_plan_create(weft_plan **plan, weft_ctx *ctx, const weft_problem
     weft__choice c;
     WEFT__TRY(choose(ctx, &p, &hw, &want, &c));
     WEFT__TRY(weft__plan_build(plan, ctx, &p, &hw, &c));
-    weft_status s = weft__cache_put(ctx, weft__ctx_cache(ctx), key, n, hash, *plan);
+    weft_status s = weft__cache_put(ctx, weft__ctx_cache(ctx), key, n, hash, plan);
     if (s != WEFT_OK) {
         weft_plan_release(*plan);
         *plan = NULL;

@@ -1,6 +1,6 @@
 /* Wisdom: what was measured, as text. A line:
  *   device weft-version tTHREADS problem kernel vVERSION ns workspace
- * Lines of other machines, thread counts and kernel versions are kept and written back, just not used.
+ * Lines of other machines, thread counts, kernel versions and other versions of weft are kept and written back, just not used.
  * What was forgotten stays forgotten when the next save merges with the file: a dead line, never written, marks it. */
 #include <errno.h>
 #include <fcntl.h>
@@ -98,8 +98,9 @@ static bool read_fields(line *l) {
     l->workspace = (size_t)workspace;
     weft_problem p;
     char normal[WEFT_TEXT_MAX];
-    return whole_number(l->field[THREADS], 't', &l->threads) && whole_number(l->field[KERNEL_VERSION], 'v', &l->version) &&
-           weft_problem_parse(&p, l->field[PROBLEM]) == WEFT_OK && weft_problem_format(&p, normal, sizeof(normal), NULL) == WEFT_OK &&
+    if (!whole_number(l->field[THREADS], 't', &l->threads) || !whole_number(l->field[KERNEL_VERSION], 'v', &l->version)) return false;
+    if (strcmp(l->field[VERSION], WEFT_VERSION)) return true;   /* another weft may know problems that this one does not */
+    return weft_problem_parse(&p, l->field[PROBLEM]) == WEFT_OK && weft_problem_format(&p, normal, sizeof(normal), NULL) == WEFT_OK &&
            strcmp(normal, l->field[PROBLEM]) == 0;
 }
 

@@ -1,5 +1,6 @@
 /* The machine, as estimates see it. Rates are rough on purpose: only ratios between kernels matter. */
 #include <ctype.h>
+#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -59,8 +60,11 @@ void weft__hw_detect(weft__hw *hw) {
 }
 
 /* The model's name from the system, in letters, digits and dashes. */
-static void cpu_model(char *text, size_t capacity) {
-    snprintf(text, capacity, "unknown");
+static char model[80] = "unknown";
+static pthread_once_t model_once = PTHREAD_ONCE_INIT;
+static void read_model(void) {
+    char *text = model;
+    size_t capacity = sizeof(model);
     FILE *f = fopen("/proc/cpuinfo", "r");
     if (!f) return;
     char line[256];
@@ -79,13 +83,12 @@ static void cpu_model(char *text, size_t capacity) {
 }
 
 void weft__device_name(const weft__hw *hw, int device, char *text, size_t capacity) {
-    char model[80];
     if (device == WEFT_CUDA && hw->gpu) {
         snprintf(text, capacity, "cuda:%s:cc%d", hw->gpu->name, hw->gpu->cc);
         for (char *c = text; *c; c++)
             if (isspace((unsigned char)*c)) *c = '-';
         return;
     }
-    cpu_model(model, sizeof(model));
+    pthread_once(&model_once, read_model);
     snprintf(text, capacity, "cpu:%s:%s", model, weft__isa_names[hw->isa]);
 }

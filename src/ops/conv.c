@@ -20,8 +20,9 @@ static weft_status check_axis(weft_problem *p, int a) {
     int64_t window = p->dilation[a] * (p->kernel[a] - 1) + 1;
     int64_t padded = p->in[a] + p->pad_lo[a] + p->pad_hi[a];
     if (padded < window)
-        return weft__fail(WEFT_INVALID, "%s: the window along %c is %lld (kernel %lld, dilation %lld), allowed: at most the padded input, %lld",
-                          weft__op_of(p->op)->name, "dhw"[a], (long long)window, (long long)p->kernel[a], (long long)p->dilation[a], (long long)padded);
+        return weft__fail(WEFT_INVALID, "%s: the window along %c is %lld (kernel %lld, dilation %lld), "
+                          "allowed: at most the padded input, %lld", weft__op_of(p->op)->name, "dhw"[a], (long long)window,
+                          (long long)p->kernel[a], (long long)p->dilation[a], (long long)padded);
     p->out[a] = (padded - window) / p->stride[a] + 1;
     return WEFT_OK;
 }
@@ -31,8 +32,8 @@ weft_status weft__conv_check_channels(const weft_problem *p) {
     if (p->o < 1 || p->o > WEFT__BIG) return weft__bad_size(p, "output channels o", 3, p->o, "1..2^40");
     if (p->groups < 1) return weft__bad_size(p, "groups", 3, p->groups, "1 or more");
     if (p->c % p->groups || p->o % p->groups)
-        return weft__fail(WEFT_INVALID, "%s: groups is %lld, allowed: a divisor of both channels (c %lld, o %lld)", weft__op_of(p->op)->name,
-                          (long long)p->groups, (long long)p->c, (long long)p->o);
+        return weft__fail(WEFT_INVALID, "%s: groups is %lld, allowed: a divisor of both channels (c %lld, o %lld)",
+                          weft__op_of(p->op)->name, (long long)p->groups, (long long)p->c, (long long)p->o);
     return WEFT_OK;
 }
 

@@ -1,6 +1,6 @@
 /* Partial convolution (inpainting; padding without a border effect), 1D to 3D, grouped, also transposed; src/ref/partial_conv.h has
  * the formulas. The mask takes part in the problem through attributes:
- *   mask 0          none: src is whole and only the padding is missing ("partial convolution based padding"); sums and new_mask are (1, 1, out)
+ *   mask 0          none: only the padding is missing ("partial convolution based padding"); sums and new_mask are (1, 1, out)
  *   mask 1          one channel for all of c: mask (n, 1, in), new_mask and sums (n, 1, out)
  *   mask 2          a channel each: mask (n, c, in), new_mask (n, o, out), sums (n, groups, out)
  *   shared 1        one mask for the whole batch: n is 1 in these shapes
@@ -26,7 +26,8 @@ static const weft__pass_def passes[] = {
     {WEFT_BWD_DATA, R(WEIGHTS) | R(DIFF_DST) | R(MASK) | R(SUMS), R(DIFF_SRC), 0, false, true},
     {WEFT_BWD_WEIGHTS, R(SRC) | R(DIFF_DST) | R(MASK) | R(SUMS), R(DIFF_WEIGHTS) | R(DIFF_BIAS), R(DIFF_BIAS), false, true},
     {WEFT_BWD_BIAS, R(DIFF_DST) | R(SUMS), R(DIFF_BIAS), 0, false, true},
-    {WEFT_BWD, R(SRC) | R(WEIGHTS) | R(DIFF_DST) | R(MASK) | R(SUMS), R(DIFF_SRC) | R(DIFF_WEIGHTS) | R(DIFF_BIAS), R(DIFF_BIAS), false, true},
+    {WEFT_BWD, R(SRC) | R(WEIGHTS) | R(DIFF_DST) | R(MASK) | R(SUMS), R(DIFF_SRC) | R(DIFF_WEIGHTS) | R(DIFF_BIAS),
+     R(DIFF_BIAS), false, true},
 };
 
 static weft_status check_transposed(weft_problem *p) {
@@ -39,7 +40,8 @@ static weft_status check_transposed(weft_problem *p) {
         bool fits = weft__mul(p->in[a] - 1, p->stride[a], &reach) && reach < 4 * WEFT__BIG;   /* pads take off at most 2 * 2^40 */
         p->out[a] = fits ? reach - p->pad_lo[a] - p->pad_hi[a] + window + extra : INT64_MAX;
         if (p->out[a] < 1 || p->out[a] > WEFT__BIG)
-            return weft__bad_size(p, "transposed output size", a, p->out[a], "1..2^40: (in-1)*stride - lo - hi + dilation*(kernel-1) + 1 + outpad");
+            return weft__bad_size(p, "transposed output size", a, p->out[a],
+                                  "1..2^40: (in-1)*stride - lo - hi + dilation*(kernel-1) + 1 + outpad");
     }
     return WEFT_OK;
 }
@@ -58,8 +60,10 @@ static weft_status check(weft_problem *p) {
     if (p->attr[WEFT_PARTIAL_MASK] == 0) p->attr[WEFT_PARTIAL_SHARED] = 0;   /* nothing to share: one text for one problem */
     if (p->pass == WEFT_FWD || p->pass == WEFT_BWD_BIAS || conv_biased(p)) p->attr[WEFT_PARTIAL_BIASED] = 0;
     if (p->attr[WEFT_PARTIAL_TRANSPOSED]) return check_transposed(p);
-    for (int a = 0; a < 3; a++)
-        if (p->attr[WEFT_PARTIAL_OUTPAD + a]) return weft__bad_size(p, "outpad", a, p->attr[WEFT_PARTIAL_OUTPAD + a], "0 unless transposed is 1");
+    for (int a = 0; a < 3; a++) {
+        int64_t extra = p->attr[WEFT_PARTIAL_OUTPAD + a];
+        if (extra) return weft__bad_size(p, "outpad", a, extra, "0 unless transposed is 1");
+    }
     return weft__conv_check(p);
 }
 
@@ -93,11 +97,13 @@ static uint64_t absent(const weft_problem *p) { return p->attr[WEFT_PARTIAL_MASK
 /* Transposed, each position of src meets the window, not each of dst. */
 static double flops(const weft_problem *p) {
     double flops = weft__conv_flops(p);
-    for (int a = 0; a < 3 && p->attr[WEFT_PARTIAL_TRANSPOSED] && p->pass != WEFT_BWD_BIAS; a++) flops *= (double)p->in[a] / (double)p->out[a];
+    if (!p->attr[WEFT_PARTIAL_TRANSPOSED] || p->pass == WEFT_BWD_BIAS) return flops;
+    for (int a = 0; a < 3; a++) flops *= (double)p->in[a] / (double)p->out[a];
     return flops;
 }
 
-static const weft__items items = {"partial_conv.h", "partial_conv_item", partial_conv_phases, partial_conv_count, weft__no_workspace, partial_conv_item};
+static const weft__items items = {"partial_conv.h", "partial_conv_item", partial_conv_phases, partial_conv_count, weft__no_workspace,
+                                  partial_conv_item};
 
 const weft__op weft__op_partial_conv = {
     .name = "partial_conv", .op = WEFT_PARTIAL_CONV, .min_rank = 1, .max_rank = 3,

@@ -27,7 +27,8 @@ static weft_status check(weft_problem *p) {
     if (stretched < 0 || stretched > 1) return weft__bad_size(p, "stretched", 3, stretched, "0 or 1");
     for (int a = 0; a < 3; a++)   /* the padded size is also the most that dilated taps reach */
         if (!weft__mul(columns, p->in[a] + p->pad_lo[a] + p->pad_hi[a], &columns))
-            return weft__fail(WEFT_INVALID, "sparse_conv: the padded input has more than 2^63 elements, allowed: fewer, so that columns fit 63 bits");
+            return weft__fail(WEFT_INVALID, "sparse_conv: the padded input has more than 2^63 elements, "
+                              "allowed: fewer, so that columns fit 63 bits");
     return WEFT_OK;
 }
 

@@ -13,7 +13,8 @@ static weft_status open_csr(const weft_problem *p, csr *s) {
     s->rows = weft__tensor(&s->p, WEFT_ROWS);
     s->cols = weft__tensor(&s->p, WEFT_COLS);
     if (p->op != WEFT_SPARSE_CONV || !s->values || !s->rows || !s->cols)
-        return weft__fail(WEFT_INVALID, "problem is %s of %s, allowed: fwd, bwd_data or bwd of sparse_conv", weft__pass_name(p->pass), weft__op_of(p->op)->name);
+        return weft__fail(WEFT_INVALID, "problem is %s of %s, allowed: fwd, bwd_data or bwd of sparse_conv",
+                          weft__pass_name(p->pass), weft__op_of(p->op)->name);
     return WEFT_OK;
 }
 
@@ -84,7 +85,8 @@ weft_status weft_sparse_build(const weft_problem *p, const weft_tensor *dense, c
     WEFT__TRY(open_csr(p, &s));
     WEFT__TRY(open_dense(&s, dense, weights, &t));
     int64_t nnz = s.p.attr[WEFT_SPARSE_NNZ], found = count(&t, weights), j = 0, at[5];
-    if (found != nnz) return weft__fail(WEFT_INVALID, "weights: %lld elements are not 0, allowed: nnz of the problem, %lld", (long long)found, (long long)nnz);
+    if (found != nnz)
+        return weft__fail(WEFT_INVALID, "weights: %lld elements are not 0, allowed: nnz of the problem, %lld", (long long)found, (long long)nnz);
     if (!rows || (nnz && (!values || !cols)))
         return weft__fail(WEFT_INVALID, "%s is NULL, allowed: a place for it", !rows ? "rows" : !values ? "values" : "cols");
     if (s.rows->dtype == WEFT_I32 && nnz > INT32_MAX)
@@ -114,7 +116,8 @@ weft_status weft_sparse_stretch(const weft_problem *p, const void *cols, void *s
         for (int64_t j = 0; j < nnz; j++) {
             int64_t col = get(s.cols, cols, j);
             if (!sparse_column(&plain, col, &channel, tap))
-                return weft__fail(WEFT_INVALID, "cols[%lld] is %lld, allowed: 0 or more, below c/groups * kernel", (long long)j, (long long)col);
+                return weft__fail(WEFT_INVALID, "cols[%lld] is %lld, allowed: 0 or more, below c/groups * kernel",
+                                  (long long)j, (long long)col);
             for (int a = 0; a < 3; a++) tap[a] /= plain.dilation[a];
             if (turn) put(s.cols, stretched, j, column(&plain, true, channel, tap));
         }
@@ -128,8 +131,8 @@ static weft_status check_rows(const csr *s, const void *rows) {
         int64_t at = get(s->rows, rows, o), least = before, most = o == 0 ? 0 : nnz;
         if (o == s->p.o) least = nnz;
         if (at < least || at < before || at > most)
-            return weft__fail(WEFT_INVALID, "rows[%lld] is %lld, allowed: %lld..%lld (0 first, nnz last, never falling)", (long long)o, (long long)at,
-                              (long long)least, (long long)most);
+            return weft__fail(WEFT_INVALID, "rows[%lld] is %lld, allowed: %lld..%lld (0 first, nnz last, never falling)",
+                              (long long)o, (long long)at, (long long)least, (long long)most);
         before = at;
     }
     return WEFT_OK;
@@ -139,7 +142,8 @@ weft_status weft_sparse_check(const weft_problem *p, const void *rows, const voi
     csr s;
     WEFT__TRY(open_csr(p, &s));
     int64_t nnz = s.p.attr[WEFT_SPARSE_NNZ], channel, distance[3];
-    if (!rows || (nnz && !cols)) return weft__fail(WEFT_INVALID, "%s is NULL, allowed: what weft_sparse_build fills", rows ? "cols" : "rows");
+    if (!rows || (nnz && !cols))
+        return weft__fail(WEFT_INVALID, "%s is NULL, allowed: what weft_sparse_build fills", rows ? "cols" : "rows");
     WEFT__TRY(check_rows(&s, rows));
     for (int64_t j = 0; j < nnz; j++) {
         int64_t col = get(s.cols, cols, j);
@@ -147,7 +151,8 @@ weft_status weft_sparse_check(const weft_problem *p, const void *rows, const voi
         for (int a = 0; a < 3 && tap; a++) tap = distance[a] % s.p.dilation[a] == 0 && distance[a] / s.p.dilation[a] < s.p.kernel[a];
         if (!tap)
             return weft__fail(WEFT_INVALID, "cols[%lld] is %lld, allowed: %s", (long long)j, (long long)col,
-                              s.p.attr[WEFT_SPARSE_STRETCHED] ? "the offset of a tap in the padded input" : "0 or more, below c/groups * kernel");
+                              s.p.attr[WEFT_SPARSE_STRETCHED] ? "the offset of a tap in the padded input"
+                                                              : "0 or more, below c/groups * kernel");
     }
     return WEFT_OK;
 }

@@ -105,8 +105,8 @@ WEFT_ITEM double partial_scaled(const weft_problem *p, conv_view diff_dst, conv_
 }
 
 WEFT_ITEM void partial_bwd_data(const weft_problem *p, void *const *ptr, int64_t i) {
-    conv_view diff_dst = conv_see(p, ptr, WEFT_DIFF_DST), weights = conv_see(p, ptr, WEFT_WEIGHTS), diff_src = conv_see(p, ptr, WEFT_DIFF_SRC);
-    conv_view mask = conv_see(p, ptr, WEFT_MASK), sums = conv_see(p, ptr, WEFT_SUMS);
+    conv_view diff_dst = conv_see(p, ptr, WEFT_DIFF_DST), weights = conv_see(p, ptr, WEFT_WEIGHTS);
+    conv_view diff_src = conv_see(p, ptr, WEFT_DIFF_SRC), mask = conv_see(p, ptr, WEFT_MASK), sums = conv_see(p, ptr, WEFT_SUMS);
     int64_t at[5], offset = item_at(diff_src.t, i, at), n = at[0], c = at[1], k[3], y[3];
     int64_t outs = p->o / p->groups, first = c / (p->c / p->groups) * outs, window = p->kernel[0] * p->kernel[1] * p->kernel[2];
     double v = 0;
@@ -119,8 +119,8 @@ WEFT_ITEM void partial_bwd_data(const weft_problem *p, void *const *ptr, int64_t
 }
 
 WEFT_ITEM void partial_bwd_weights(const weft_problem *p, void *const *ptr, int64_t i) {
-    conv_view src = conv_see(p, ptr, WEFT_SRC), diff_dst = conv_see(p, ptr, WEFT_DIFF_DST), diff_weights = conv_see(p, ptr, WEFT_DIFF_WEIGHTS);
-    conv_view mask = conv_see(p, ptr, WEFT_MASK), sums = conv_see(p, ptr, WEFT_SUMS);
+    conv_view src = conv_see(p, ptr, WEFT_SRC), diff_dst = conv_see(p, ptr, WEFT_DIFF_DST);
+    conv_view diff_weights = conv_see(p, ptr, WEFT_DIFF_WEIGHTS), mask = conv_see(p, ptr, WEFT_MASK), sums = conv_see(p, ptr, WEFT_SUMS);
     int64_t at[5], offset = item_at(diff_weights.t, i, at), k[3], x[3], y[3];
     int64_t per_group = p->c / p->groups, outs = p->o / p->groups, tap = (at[2] * p->kernel[1] + at[3]) * p->kernel[2] + at[4];
     int transposed = p->attr[WEFT_PARTIAL_TRANSPOSED] != 0;

@@ -1,6 +1,6 @@
 /* Convolution with sparse weights, the truth. The weights are a matrix of o rows and (c/groups)*kd*kh*kw columns in CSR: row o has the
  * entries j of [rows[o], rows[o+1]), with value weights[j] at column cols[j]. A column says channel i of the group and a tap:
- *   plain       cols[j] = ((i*kd + r)*kh + s)*kw + t                     tap (r, s, t), which reads (r*dd, s*dh, t*dw) after the window's first
+ *   plain       cols[j] = ((i*kd + r)*kh + s)*kw + t                tap (r, s, t), which reads (r*dd, s*dh, t*dw) after the first
  *   stretched   cols[j] = ((i*Pd + r*dd)*Ph + s*dh)*Pw + t*dw,  P = in + lo + hi: the offset from the window's first tap in the
  *               padded image of the group, channels-first. Distances below P read back from it whole, so row ends are never
  *               mistaken and no padded image need exist: the padding is where the position falls outside of src.
@@ -80,8 +80,8 @@ WEFT_ITEM void sparse_fwd(const weft_problem *p, void *const *ptr, int64_t i) {
 }
 
 WEFT_ITEM void sparse_bwd_data(const weft_problem *p, void *const *ptr, int64_t i) {
-    conv_view diff_dst = conv_see(p, ptr, WEFT_DIFF_DST), weights = conv_see(p, ptr, WEFT_WEIGHTS), diff_src = conv_see(p, ptr, WEFT_DIFF_SRC);
-    conv_view rows = conv_see(p, ptr, WEFT_ROWS), cols = conv_see(p, ptr, WEFT_COLS);
+    conv_view diff_dst = conv_see(p, ptr, WEFT_DIFF_DST), weights = conv_see(p, ptr, WEFT_WEIGHTS);
+    conv_view diff_src = conv_see(p, ptr, WEFT_DIFF_SRC), rows = conv_see(p, ptr, WEFT_ROWS), cols = conv_see(p, ptr, WEFT_COLS);
     int64_t at[5], offset = item_at(diff_src.t, i, at), per_group = p->c / p->groups, outs = p->o / p->groups;
     int64_t first = at[1] / per_group * outs, c, distance[3], y[3];
     double sum = 0;
@@ -95,8 +95,8 @@ WEFT_ITEM void sparse_bwd_data(const weft_problem *p, void *const *ptr, int64_t 
 }
 
 WEFT_ITEM void sparse_bwd_weights(const weft_problem *p, void *const *ptr, int64_t j) {
-    conv_view src = conv_see(p, ptr, WEFT_SRC), diff_dst = conv_see(p, ptr, WEFT_DIFF_DST), diff_weights = conv_see(p, ptr, WEFT_DIFF_WEIGHTS);
-    conv_view rows = conv_see(p, ptr, WEFT_ROWS), cols = conv_see(p, ptr, WEFT_COLS);
+    conv_view src = conv_see(p, ptr, WEFT_SRC), diff_dst = conv_see(p, ptr, WEFT_DIFF_DST);
+    conv_view diff_weights = conv_see(p, ptr, WEFT_DIFF_WEIGHTS), rows = conv_see(p, ptr, WEFT_ROWS), cols = conv_see(p, ptr, WEFT_COLS);
     int64_t c = 0, distance[3], x[3], y[3], o = sparse_row(p, rows, j);
     int64_t batch = o >= 0 && sparse_entry(p, cols, j, &c, distance) ? p->n : 0, first = o / (p->o / p->groups) * (p->c / p->groups);
     double sum = 0;

@@ -97,8 +97,9 @@ static void check_problem(harness *h, const char *text, const weft_problem *p, u
 static void check_results(int problems, uint64_t seed) {
     static const char *const steps[] = {"", ":bias", ":bias+relu", ":clip-2_3+bias"};
     static harness h;
+    const weft_ctx_opts opts = WEFT_CTX_OPTS_INIT;
     const int threads = 0;
-    if (harness_create(&h, NULL, &threads, 1) != WEFT_OK) {
+    if (harness_create(&h, &opts, &threads, 1) != WEFT_OK) {
         judge(false, "harness", weft_last_error());
         return;
     }

@@ -1,7 +1,7 @@
 /* The test framework: one program is one file.
  *   TEST(name) { CHECK(x == 1, "x is %d", x); }
- * Each test prints "ok NAME", "FAIL NAME: why" or "skip NAME: why"; the program ends with "N passed, N failed, N skipped" and
- * exit status 1 if any failed. An argument runs only the tests whose names contain it. */
+ * Each test prints "ok NAME", "FAIL NAME: why" or "skip NAME: why"; the program ends with "N passed, N failed, N
+ * skipped" and exit status 1 if any failed. An argument runs only the tests whose names contain it. */
 #ifndef WEFT_TEST_H
 #define WEFT_TEST_H
 
@@ -43,7 +43,8 @@ WEFT__PRINTF(2, 3) __attribute__((noreturn, unused)) static void test_stop(int r
     longjmp(test_leave, 1);
 }
 
-WEFT__PRINTF(3, 4) __attribute__((noreturn, unused)) static void test_failed(int line, const char *condition, const char *format, ...) {
+WEFT__PRINTF(3, 4)
+__attribute__((noreturn, unused)) static void test_failed(int line, const char *condition, const char *format, ...) {
     char text[sizeof(test_why) / 2];
     va_list args;
     va_start(args, format);
@@ -59,23 +60,28 @@ WEFT__PRINTF(3, 4) __attribute__((noreturn, unused)) static void test_failed(int
 #define SKIP(...) test_stop(TEST_SKIP, __VA_ARGS__)
 
 /* A weft call that must succeed. */
-#define OK(call)                                                                                   \
-    do {                                                                                           \
-        weft_status ok_status = (call);                                                            \
-        if (ok_status != WEFT_OK)                                                                  \
-            test_stop(TEST_FAIL, "line %d: %s: %s: %s", __LINE__, #call, weft_status_name(ok_status), weft_last_error()); \
+#define OK(call)                                                                                      \
+    do {                                                                                              \
+        weft_status ok_status = (call);                                                               \
+        if (ok_status != WEFT_OK)                                                                     \
+            test_stop(TEST_FAIL, "line %d: %s: %s: %s", __LINE__, #call, weft_status_name(ok_status), \
+                      weft_last_error());                                                             \
     } while (0)
 
 /* A weft call that must fail with a status, and with a text that contains each of the words separated by '|'. */
 #define FAILS(call, status, words) test_fails((call), (status), (words), #call, __LINE__)
-__attribute__((unused)) static void test_fails(weft_status got, weft_status want, const char *words, const char *call, int line) {
+__attribute__((unused)) static void test_fails(weft_status got, weft_status want, const char *words, const char *call,
+                                               int line) {
     if (got != want)
-        test_stop(TEST_FAIL, "line %d: %s gave %s, wanted %s (%s)", line, call, weft_status_name(got), weft_status_name(want), weft_last_error());
+        test_stop(TEST_FAIL, "line %d: %s gave %s, wanted %s (%s)", line, call, weft_status_name(got),
+                  weft_status_name(want), weft_last_error());
     for (const char *at = words; *at;) {
         char word[256];
         size_t n = strcspn(at, "|");
         snprintf(word, sizeof(word), "%.*s", (int)n, at);
-        if (!strstr(weft_last_error(), word)) test_stop(TEST_FAIL, "line %d: %s: the error is \"%s\", without \"%s\"", line, call, weft_last_error(), word);
+        if (!strstr(weft_last_error(), word))
+            test_stop(TEST_FAIL, "line %d: %s: the error is \"%s\", without \"%s\"", line, call, weft_last_error(),
+                      word);
         at += n + (at[n] == '|');
     }
 }
@@ -106,7 +112,8 @@ int main(int argc, char **argv) {
         if (setjmp(test_leave) == 0) t->run();
         counts[test_result]++;
         static const char *const words[] = {"ok", "FAIL", "skip"};
-        printf("%s %s%s%s\n", words[test_result], t->name, test_result == TEST_OK ? "" : ": ", test_result == TEST_OK ? "" : test_why);
+        printf("%s %s%s%s\n", words[test_result], t->name, test_result == TEST_OK ? "" : ": ",
+               test_result == TEST_OK ? "" : test_why);
         fflush(stdout);
     }
     printf("%d passed, %d failed, %d skipped\n", counts[TEST_OK], counts[TEST_FAIL], counts[TEST_SKIP]);

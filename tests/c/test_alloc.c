@@ -55,7 +55,8 @@ static weft_status describe(weft_ctx *ctx) {
 }
 
 static weft_status read_wisdom(weft_ctx *ctx) {
-    static const char lines[] = "cpu:a:avx2 0.1.0 t2 conv2d:fwd:f32:nchw:n1c4h6w7:o4k3p1g4@cpu k v1 5 0\nbad\ncpu:b:avx2 0.1.0 t2 conv2d:fwd:f32:nchw:n1c4h6w7:o4k3p1g4@cpu k v1 5 0\n";
+    static const char lines[] = "cpu:a:avx2 0.1.0 t2 conv2d:fwd:f32:nchw:n1c4h6w7:o4k3p1g4@cpu k v1 5 "
+                                "0\nbad\ncpu:b:avx2 0.1.0 t2 conv2d:fwd:f32:nchw:n1c4h6w7:o4k3p1g4@cpu k v1 5 0\n";
     return weft_wisdom_parse(ctx, lines, sizeof(lines) - 1, NULL);
 }
 
@@ -78,14 +79,16 @@ static void exhaust(scenario run, const char *name) {
         if (s == WEFT_OK) s = run(ctx);
         met = atomic_load(&calls) >= k;
         atomic_store(&fail_at, 0);
-        CHECK(s == (met ? WEFT_MEMORY : WEFT_OK), "%s: allocation %lld fails: %s (%s)", name, (long long)k, weft_status_name(s), weft_last_error());
+        CHECK(s == (met ? WEFT_MEMORY : WEFT_OK), "%s: allocation %lld fails: %s (%s)", name, (long long)k,
+              weft_status_name(s), weft_last_error());
         if (met) CHECK(strstr(weft_last_error(), "memory"), "%s: the error is \"%s\"", name, weft_last_error());
         if (ctx && met) {
             s = run(ctx);                            /* memory is back: so is the context */
             CHECK(s == WEFT_OK, "%s after the failure of allocation %lld: %s", name, (long long)k, weft_last_error());
         }
         weft_ctx_release(ctx);
-        CHECK(atomic_load(&live) == 0, "%s: %lld blocks leak when allocation %lld fails", name, (long long)atomic_load(&live), (long long)k);
+        CHECK(atomic_load(&live) == 0, "%s: %lld blocks leak when allocation %lld fails", name,
+              (long long)atomic_load(&live), (long long)k);
     }
     CHECK(k > 2 && !met, "%s met %lld failures", name, (long long)k);
 }
@@ -107,7 +110,8 @@ TEST(saving_wisdom) {
     remove(file);
 }
 
-/* Measuring skips a candidate that cannot have its buffers, so it may succeed all the same: never a crash, never a leak. */
+/* Measuring skips a candidate that cannot have its buffers, so it may succeed all the same: never a crash, never a
+ * leak. */
 TEST(measuring) {
     for (int64_t k = 1; k < 200; k++) {
         weft_ctx_opts opts = options();
@@ -118,9 +122,11 @@ TEST(measuring) {
         if (s == WEFT_OK) s = plan_with(ctx, WEFT_MEASURE);
         bool met = atomic_load(&calls) >= k;
         atomic_store(&fail_at, 0);
-        CHECK(s == WEFT_OK || (met && s == WEFT_MEMORY), "allocation %lld fails: %s (%s)", (long long)k, weft_status_name(s), weft_last_error());
+        CHECK(s == WEFT_OK || (met && s == WEFT_MEMORY), "allocation %lld fails: %s (%s)", (long long)k,
+              weft_status_name(s), weft_last_error());
         weft_ctx_release(ctx);
-        CHECK(atomic_load(&live) == 0, "%lld blocks leak when allocation %lld fails", (long long)atomic_load(&live), (long long)k);
+        CHECK(atomic_load(&live) == 0, "%lld blocks leak when allocation %lld fails", (long long)atomic_load(&live),
+              (long long)k);
         if (!met) return;
     }
     CHECK(false, "no end of allocations");

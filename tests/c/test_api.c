@@ -11,7 +11,9 @@ TEST(status_words) {
     for (int s = 0; s < WEFT_STATUS_COUNT; s++)
         CHECK(weft_status_name((weft_status)s)[0] && weft_status_text((weft_status)s)[0], "status %d has no words", s);
     CHECK(strcmp(weft_status_name(WEFT_WORKSPACE), "WORKSPACE") == 0, "%s", weft_status_name(WEFT_WORKSPACE));
-    CHECK(weft_status_name((weft_status)-1)[0] && weft_status_name((weft_status)1000)[0] && weft_status_text((weft_status)1000)[0], "no words for an unknown status");
+    CHECK(weft_status_name((weft_status)-1)[0] && weft_status_name((weft_status)1000)[0] &&
+              weft_status_text((weft_status)1000)[0],
+          "no words for an unknown status");
     CHECK(strcmp(weft_version(), WEFT_VERSION) == 0, "%s", weft_version());
 }
 
@@ -168,7 +170,8 @@ TEST(log_callback) {
     opts.verbose = WEFT_LOG_DISPATCH;
     OK(weft_ctx_create(&ctx, &opts));
     OK(weft_plan_create(&plan, ctx, &p, NULL));
-    CHECK(l.count > 0 && (l.topics & WEFT_LOG_DISPATCH) && strstr(l.last, small), "%d lines, the last: %s", l.count, l.last);
+    CHECK(l.count > 0 && (l.topics & WEFT_LOG_DISPATCH) && strstr(l.last, small), "%d lines, the last: %s", l.count,
+          l.last);
     weft_plan_release(plan);
     weft_ctx_release(ctx);
 }
@@ -193,7 +196,9 @@ TEST(plan_calls) {
     FAILS(weft_plan_create(&plan, ctx, &wrong, NULL), WEFT_INVALID, "groups is 3");
     wrong = p, wrong.size = 1;
     FAILS(weft_plan_create(&plan, ctx, &wrong, NULL), WEFT_INVALID, "size is 1");
-    CHECK(!weft_plan_problem(NULL) && !weft_plan_kernel(NULL)[0] && weft_plan_workspace(NULL) == 0 && weft_plan_packed(NULL) == 0, "questions to NULL");
+    CHECK(!weft_plan_problem(NULL) && !weft_plan_kernel(NULL)[0] && weft_plan_workspace(NULL) == 0 &&
+              weft_plan_packed(NULL) == 0,
+          "questions to NULL");
     FAILS(weft_plan_cost(NULL, &cost), WEFT_INVALID, "plan is NULL");
     OK(weft_plan_create(&plan, ctx, &p, NULL));
     FAILS(weft_plan_cost(plan, NULL), WEFT_INVALID, "cost is NULL");
@@ -212,7 +217,8 @@ TEST(no_gpu) {
     weft_problem p = test_problem("conv2d:fwd:f32:nchw:n1c4h12w20:o4k3p1g4@cuda1000");
     weft_plan *plan = NULL;
     weft_status s = weft_plan_create(&plan, ctx, &p, NULL);
-    CHECK((s == WEFT_UNSUPPORTED || s == WEFT_INVALID) && !plan && strstr(weft_last_error(), "device"), "%s: %s", weft_status_name(s), weft_last_error());
+    CHECK((s == WEFT_UNSUPPORTED || s == WEFT_INVALID) && !plan && strstr(weft_last_error(), "device"), "%s: %s",
+          weft_status_name(s), weft_last_error());
     weft_ctx_release(ctx);
 }
 

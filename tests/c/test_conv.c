@@ -1,5 +1,6 @@
-/* The reference of convolution against a loop of another shape: every product of the sum is visited once, in scatter form, and
- * added to whichever output the pass has. On integers both are exact, so they agree exactly after one rounding to the output. */
+/* The reference of convolution against a loop of another shape: every product of the sum is visited once, in scatter
+ * form, and added to whichever output the pass has. On integers both are exact, so they agree exactly after one
+ * rounding to the output. */
 #include <math.h>
 
 #include "test.h"
@@ -74,7 +75,8 @@ static void naive(const weft_problem *p, plain *x) {
             for (int64_t i = 0; i < p->c / p->groups; i++) visit_pair(p, x, n, o, i);
     int64_t k = 0;
     if (x[WEFT_DIFF_BIAS].t)
-        for (harness_walk w = harness_first(x[WEFT_DIFF_DST].t); !w.done; harness_step(&w), k++) x[WEFT_DIFF_BIAS].v[w.index[1]] += x[WEFT_DIFF_DST].v[k];
+        for (harness_walk w = harness_first(x[WEFT_DIFF_DST].t); !w.done; harness_step(&w), k++)
+            x[WEFT_DIFF_BIAS].v[w.index[1]] += x[WEFT_DIFF_DST].v[k];
     if (x[WEFT_DST].t) finish(p, x[WEFT_DST], x[WEFT_BIAS]);
     if (p->pass == WEFT_BWD_DATA) finish(p, x[WEFT_DIFF_SRC], x[WEFT_BIAS]);
 }
@@ -97,7 +99,8 @@ static void check(harness *h, const weft_problem *p, uint64_t seed) {
     const char *name = weft__ref_kernels[WEFT_CONV]->name;
     CHECK(harness_inputs(h, p, HARNESS_INTEGERS, HARNESS_END, seed), "no memory");
     OK(harness_run(h, h->ctx[0], p, name, h->in, h->out, HARNESS_END, false));
-    for (int role = 0; role < WEFT_ROLE_COUNT; role++) x[role] = read_tensor(p, role, weft__is_output(p, role) ? NULL : &h->in[role]);
+    for (int role = 0; role < WEFT_ROLE_COUNT; role++)
+        x[role] = read_tensor(p, role, weft__is_output(p, role) ? NULL : &h->in[role]);
     naive(p, x);
     for (int role = 0; role < WEFT_ROLE_COUNT; role++) {
         if (!x[role].t || !weft__is_output(p, role)) continue;
@@ -125,16 +128,20 @@ TEST(reference_against_a_plain_loop) {
 
 /* The harness's own conversions, on values whose encodings the formats fix. */
 TEST(values_of_16_bits) {
-    static const struct { int dtype; double value; uint16_t bits; } known[] = {
-        {WEFT_F16, 1, 0x3c00}, {WEFT_F16, -2, 0xc000}, {WEFT_F16, 65504, 0x7bff}, {WEFT_F16, 65519, 0x7bff}, {WEFT_F16, 65520, 0x7c00},
-        {WEFT_F16, 0x1p-24, 0x0001}, {WEFT_F16, 0x1p-25, 0x0000}, {WEFT_F16, 0x1.8p-25, 0x0001}, {WEFT_F16, 1 + 0x1p-11, 0x3c00},
-        {WEFT_F16, 1 + 0x3p-11, 0x3c02}, {WEFT_F16, 0x1p-14, 0x0400}, {WEFT_BF16, 1, 0x3f80}, {WEFT_BF16, 1 + 0x1p-8, 0x3f80},
-        {WEFT_BF16, 1 + 0x3p-8, 0x3f82}, {WEFT_BF16, -0.0, 0x8000}, {WEFT_BF16, 0x1p-133, 0x0001}, {WEFT_BF16, 3.4e38, 0x7f80}, {WEFT_BF16, (double)INFINITY, 0x7f80},
+    static const struct { int dtype; double value; uint16_t bits;
+    } known[] = {
+        {WEFT_F16, 1, 0x3c00},           {WEFT_F16, -2, 0xc000},          {WEFT_F16, 65504, 0x7bff},
+        {WEFT_F16, 65519, 0x7bff},       {WEFT_F16, 65520, 0x7c00},       {WEFT_F16, 0x1p-24, 0x0001},
+        {WEFT_F16, 0x1p-25, 0x0000},     {WEFT_F16, 0x1.8p-25, 0x0001},   {WEFT_F16, 1 + 0x1p-11, 0x3c00},
+        {WEFT_F16, 1 + 0x3p-11, 0x3c02}, {WEFT_F16, 0x1p-14, 0x0400},     {WEFT_BF16, 1, 0x3f80},
+        {WEFT_BF16, 1 + 0x1p-8, 0x3f80}, {WEFT_BF16, 1 + 0x3p-8, 0x3f82}, {WEFT_BF16, -0.0, 0x8000},
+        {WEFT_BF16, 0x1p-133, 0x0001},   {WEFT_BF16, 3.4e38, 0x7f80},     {WEFT_BF16, (double)INFINITY, 0x7f80},
     };
     for (size_t i = 0; i < WEFT__COUNT(known); i++) {
         uint16_t bits;
         harness_store(known[i].dtype, &bits, known[i].value);
-        CHECK(bits == known[i].bits, "%g in %s is 0x%04x, not 0x%04x", known[i].value, weft__dtype_name(known[i].dtype), known[i].bits, bits);
+        CHECK(bits == known[i].bits, "%g in %s is 0x%04x, not 0x%04x", known[i].value, weft__dtype_name(known[i].dtype),
+              known[i].bits, bits);
     }
     for (int dtype = WEFT_F16; dtype <= WEFT_BF16; dtype++)
         for (uint32_t bits = 0; bits < 65536; bits++) {

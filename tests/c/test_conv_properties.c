@@ -1,5 +1,5 @@
-/* Convolution by its mathematical properties, for every kernel that applies: no reference is asked. Data are small integers, so
- * every sum is exact and the properties hold exactly. */
+/* Convolution by its mathematical properties, for every kernel that applies: no reference is asked. Data are small
+ * integers, so every sum is exact and the properties hold exactly. */
 #include "test.h"
 
 static harness h;
@@ -55,7 +55,8 @@ static void fresh(harness_buffer *b, const weft_tensor *t, uint64_t seed) {
 static double dot(const harness_buffer *a, const harness_buffer *b) {
     double sum = 0;
     harness_walk v = harness_first(&b->tensor);
-    for (harness_walk w = harness_first(&a->tensor); !w.done; harness_step(&w), harness_step(&v)) sum += get(a, w.offset) * get(b, v.offset);
+    for (harness_walk w = harness_first(&a->tensor); !w.done; harness_step(&w), harness_step(&v))
+        sum += get(a, w.offset) * get(b, v.offset);
     return sum;
 }
 
@@ -89,7 +90,8 @@ TEST(impulse) {
                     tap[2 + a] = reach / p.dilation[a];
                     meets = meets && reach >= 0 && reach % p.dilation[a] == 0 && tap[2 + a] < p.kernel[a];
                 }
-                double want = meets ? get(&h.in[WEFT_WEIGHTS], offset_of(&h.in[WEFT_WEIGHTS].tensor, tap)) : 0, got = get(&h.out[WEFT_DST], w.offset);
+                double want = meets ? get(&h.in[WEFT_WEIGHTS], offset_of(&h.in[WEFT_WEIGHTS].tensor, tap)) : 0,
+                       got = get(&h.out[WEFT_DST], w.offset);
                 CHECK(got == want, "%s in geometry %zu: %g, wanted %g", d.name, g, got, want);
             }
         }
@@ -107,7 +109,8 @@ TEST(linearity) {
         fresh(&x[WEFT_SRC], src, 11 + g);
         fresh(&y[WEFT_SRC], src, 111 + g);
         fresh(&h.in[WEFT_SRC], src, 0);
-        for (harness_walk w = harness_first(src); !w.done; harness_step(&w)) put(&h.in[WEFT_SRC], w.offset, get(&x[WEFT_SRC], w.offset) + get(&y[WEFT_SRC], w.offset));
+        for (harness_walk w = harness_first(src); !w.done; harness_step(&w))
+            put(&h.in[WEFT_SRC], w.offset, get(&x[WEFT_SRC], w.offset) + get(&y[WEFT_SRC], w.offset));
         fresh(&h.in[WEFT_WEIGHTS], weft__tensor(&p, WEFT_WEIGHTS), 7 + g);
         x[WEFT_WEIGHTS] = y[WEFT_WEIGHTS] = h.in[WEFT_WEIGHTS];
         FOR_KERNELS(&p, &d) {
@@ -115,7 +118,8 @@ TEST(linearity) {
             run(&p, d.name, y, ay);
             run(&p, d.name, h.in, h.out);
             for (harness_walk w = harness_first(dst); !w.done; harness_step(&w))
-                CHECK(get(&h.out[WEFT_DST], w.offset) == get(&ax[WEFT_DST], w.offset) + get(&ay[WEFT_DST], w.offset), "%s in geometry %zu", d.name, g);
+                CHECK(get(&h.out[WEFT_DST], w.offset) == get(&ax[WEFT_DST], w.offset) + get(&ay[WEFT_DST], w.offset),
+                      "%s in geometry %zu", d.name, g);
         }
     }
     for (int role = 0; role < WEFT_ROLE_COUNT; role++) {
@@ -136,15 +140,18 @@ TEST(shift) {
         fresh(&h.in[WEFT_WEIGHTS], weft__tensor(&p, WEFT_WEIGHTS), 22 + g);
         fresh(&moved[WEFT_SRC], src, 0);
         for (harness_walk w = harness_first(src); !w.done; harness_step(&w))
-            if (w.index[4] >= p.stride[2]) put(&moved[WEFT_SRC], w.offset, get(&h.in[WEFT_SRC], w.offset - p.stride[2] * src->strides[4]));
+            if (w.index[4] >= p.stride[2])
+                put(&moved[WEFT_SRC], w.offset, get(&h.in[WEFT_SRC], w.offset - p.stride[2] * src->strides[4]));
         moved[WEFT_WEIGHTS] = h.in[WEFT_WEIGHTS];
         FOR_KERNELS(&p, &d) {
             run(&p, d.name, h.in, h.out);
             run(&p, d.name, moved, out);
             for (harness_walk w = harness_first(dst); !w.done; harness_step(&w)) {
-                int64_t first = (w.index[4] - 1) * p.stride[2] - p.pad_lo[2], last = w.index[4] * p.stride[2] - p.pad_lo[2] + p.dilation[2] * (p.kernel[2] - 1);
+                int64_t first = (w.index[4] - 1) * p.stride[2] - p.pad_lo[2],
+                        last = w.index[4] * p.stride[2] - p.pad_lo[2] + p.dilation[2] * (p.kernel[2] - 1);
                 if (w.index[4] < 1 || first < 0 || last >= p.in[2]) continue;
-                CHECK(get(&out[WEFT_DST], w.offset) == get(&h.out[WEFT_DST], w.offset - dst->strides[4]), "%s in geometry %zu", d.name, g);
+                CHECK(get(&out[WEFT_DST], w.offset) == get(&h.out[WEFT_DST], w.offset - dst->strides[4]),
+                      "%s in geometry %zu", d.name, g);
             }
         }
     }
@@ -156,7 +163,8 @@ TEST(shift) {
 TEST(adjoint) {
     open_harness();
     for (size_t g = 0; g < WEFT__COUNT(geometries); g++) {
-        weft_problem fwd = geometry(g, "fwd"), data = geometry(g, "bwd_data"), weights = geometry(g, "bwd_weights"), both = geometry(g, "bwd");
+        weft_problem fwd = geometry(g, "fwd"), data = geometry(g, "bwd_data"), weights = geometry(g, "bwd_weights"),
+                     both = geometry(g, "bwd");
         weft_kernel_desc d = WEFT_KERNEL_DESC_INIT;
         fresh(&h.in[WEFT_SRC], weft__tensor(&fwd, WEFT_SRC), 31 + g);
         fresh(&h.in[WEFT_WEIGHTS], weft__tensor(&fwd, WEFT_WEIGHTS), 32 + g);
@@ -167,15 +175,19 @@ TEST(adjoint) {
         for (size_t i = 0; i < 4; i++)
             FOR_KERNELS(passes[i], &d) {
                 run(passes[i], d.name, h.in, h.out);
-                double got = i == 0 ? dot(&h.out[WEFT_DST], &h.in[WEFT_DIFF_DST]) : i == 2 ? dot(&h.out[WEFT_DIFF_WEIGHTS], &h.in[WEFT_WEIGHTS])
-                                                                                        : dot(&h.out[WEFT_DIFF_SRC], &h.in[WEFT_SRC]);
+                double got = i == 0   ? dot(&h.out[WEFT_DST], &h.in[WEFT_DIFF_DST])
+                             : i == 2 ? dot(&h.out[WEFT_DIFF_WEIGHTS], &h.in[WEFT_WEIGHTS])
+                                      : dot(&h.out[WEFT_DIFF_SRC], &h.in[WEFT_SRC]);
                 CHECK(got == want, "%s in geometry %zu: %.17g, forward gives %.17g", d.name, g, got, want);
-                if (i == 3) CHECK(dot(&h.out[WEFT_DIFF_WEIGHTS], &h.in[WEFT_WEIGHTS]) == want, "%s in geometry %zu: the weights gradient", d.name, g);
+                if (i == 3)
+                    CHECK(dot(&h.out[WEFT_DIFF_WEIGHTS], &h.in[WEFT_WEIGHTS]) == want,
+                          "%s in geometry %zu: the weights gradient", d.name, g);
             }
     }
 }
 
-/* The loss <A_w x, y> is linear in w, so its difference over a unit step in one weight is the gradient there, exactly. */
+/* The loss <A_w x, y> is linear in w, so its difference over a unit step in one weight is the gradient there,
+ * exactly. */
 TEST(finite_differences) {
     static harness_buffer stepped[WEFT_ROLE_COUNT], grad[WEFT_ROLE_COUNT];
     open_harness();
@@ -199,8 +211,10 @@ TEST(finite_differences) {
                     run(&fwd, NULL, stepped, h.out);
                     loss[step] = dot(&h.out[WEFT_DST], &h.in[WEFT_DIFF_DST]);
                 }
-                double got = get(&grad[WEFT_DIFF_WEIGHTS], offset_of(weft__tensor(&weights, WEFT_DIFF_WEIGHTS), spot.index));
-                CHECK(got == loss[1] - loss[0], "%s in geometry %zu: %g, the difference is %g", d.name, g, got, loss[1] - loss[0]);
+                double got =
+                    get(&grad[WEFT_DIFF_WEIGHTS], offset_of(weft__tensor(&weights, WEFT_DIFF_WEIGHTS), spot.index));
+                CHECK(got == loss[1] - loss[0], "%s in geometry %zu: %g, the difference is %g", d.name, g, got,
+                      loss[1] - loss[0]);
             }
         }
     }

@@ -1,5 +1,5 @@
-/* Every kernel that applies, on the one list of cases and around tile edges: exact on integers, bounded on reals, between guard
- * pages, with the same bits for 1, 2 and 7 threads. */
+/* Every kernel that applies, on the one list of cases and around tile edges: exact on integers, bounded on reals,
+ * between guard pages, with the same bits for 1, 2 and 7 threads. */
 #include "test.h"
 
 static harness h;
@@ -17,10 +17,13 @@ static void check_as(const weft_problem *p, harness_ask ask) {
     if (!harness_round_trip(p, why, sizeof(why))) test_stop(TEST_FAIL, "%s", why);
     if (harness_check(&h, p, &ask)) return;
     harness_text(p, text);
-    test_stop(TEST_FAIL, "%s: %s\n  repro: weft verify --seed %llu --kernel %s '%s'", h.kernel, h.why, (unsigned long long)ask.seed, h.kernel, text);
+    test_stop(TEST_FAIL, "%s: %s\n  repro: weft verify --seed %llu --kernel %s '%s'", h.kernel, h.why,
+              (unsigned long long)ask.seed, h.kernel, text);
 }
 
-static void check(const weft_problem *p, uint64_t seed, bool thorough) { check_as(p, (harness_ask){.seed = seed, .thorough = thorough}); }
+static void check(const weft_problem *p, uint64_t seed, bool thorough) {
+    check_as(p, (harness_ask){.seed = seed, .thorough = thorough});
+}
 
 TEST(cases) {
     open_harness();
@@ -62,7 +65,9 @@ static void sweep(int pass, int64_t k, int64_t stride, int64_t pad, bool last) {
 }
 
 TEST(tile_edges) {
-    static const struct { int64_t k, stride, pad; } windows[] = {{3, 1, 1}, {3, 1, 0}, {3, 2, 1}, {3, 1, 2}, {1, 1, 0}, {5, 1, 2}};
+    static const struct {
+        int64_t k, stride, pad;
+    } windows[] = {{3, 1, 1}, {3, 1, 0}, {3, 2, 1}, {3, 1, 2}, {1, 1, 0}, {5, 1, 2}};
     open_harness();
     for (int pass = WEFT_FWD; pass < WEFT_PASS_COUNT; pass++)
         for (size_t i = 0; i < WEFT__COUNT(windows); i++)
@@ -71,12 +76,15 @@ TEST(tile_edges) {
 
 /* Outputs that would fill much of the last-level cache take other paths in some kernels: streaming stores, prefetch. */
 TEST(large) {
-    static const char *const forms[] = {"conv2d:fwd:f32:nchw:n1c%lldh173w181:o%lldk3p1g%lld:bias+relu", "conv2d:fwd:f32:nhwc:n1c%lldh173w181:o%lldk3p1g%lld:bias+relu",
-                                        "conv2d:bwd:f32:nchw:n1c%lldh173w181:o%lldk3p1g%lld:bias", "conv2d:bwd:f32:nhwc:n1c%lldh173w181:o%lldk3p1g%lld:bias",
-                                        "conv2d:bwd_data:f32:nchw:n1c%lldh173w181:o%lldk3p1g%lld", "conv2d:bwd_data:f32:nhwc:n1c%lldh173w181:o%lldk3p1g%lld"};
+    static const char *const forms[] = {"conv2d:fwd:f32:nchw:n1c%lldh173w181:o%lldk3p1g%lld:bias+relu",
+                                        "conv2d:fwd:f32:nhwc:n1c%lldh173w181:o%lldk3p1g%lld:bias+relu",
+                                        "conv2d:bwd:f32:nchw:n1c%lldh173w181:o%lldk3p1g%lld:bias",
+                                        "conv2d:bwd:f32:nhwc:n1c%lldh173w181:o%lldk3p1g%lld:bias",
+                                        "conv2d:bwd_data:f32:nchw:n1c%lldh173w181:o%lldk3p1g%lld",
+                                        "conv2d:bwd_data:f32:nhwc:n1c%lldh173w181:o%lldk3p1g%lld"};
     weft__hw hw;
     weft__hw_detect(&hw);
-    long long c = (long long)(hw.l3 / 7 / (4 * 173 * 181)) + 1;      /* a seventh of the cache, in f32 planes of that size */
+    long long c = (long long)(hw.l3 / 7 / (4 * 173 * 181)) + 1; /* a seventh of the cache, in f32 planes of that size */
     open_harness();
     if (c > 200) SKIP("a seventh of the last-level cache is %zu MB: too long for a test", hw.l3 / 7 >> 20);
     for (size_t i = 0; i < WEFT__COUNT(forms); i++) {

@@ -1,4 +1,5 @@
-/* The planner and the plan: how a kernel is chosen, the cache, counting of references, planning time, and what execute refuses. */
+/* The planner and the plan: how a kernel is chosen, the cache, counting of references, planning time, and what
+ * execute refuses. */
 #include <pthread.h>
 #include <stdatomic.h>
 
@@ -26,11 +27,13 @@ TEST(estimate_takes_the_least_cost) {
         CHECK(d.applies == !d.reason, "%s applies %d, reason %s", d.name, d.applies, d.reason ? d.reason : "NULL");
         if (d.applies && d.ns < least) least = d.ns, best = d.name;
     }
-    CHECK(strcmp(best, weft_plan_kernel(plan)) == 0, "%s is estimated least, %s was taken", best, weft_plan_kernel(plan));
+    CHECK(strcmp(best, weft_plan_kernel(plan)) == 0, "%s is estimated least, %s was taken", best,
+          weft_plan_kernel(plan));
     CHECK(strcmp(weft__plan_choice(plan)->why, "estimate") == 0, "%s", weft__plan_choice(plan)->why);
     weft_cost cost = WEFT_COST_INIT;
     OK(weft_plan_cost(plan, &cost));
-    CHECK(cost.flops == 2.0 * 9 * 4 * 12 * 20 && cost.bytes == 4.0 * (2 * 4 * 12 * 20 + 36) && cost.ns == least, "%g %g %g", cost.flops, cost.bytes, cost.ns);
+    CHECK(cost.flops == 2.0 * 9 * 4 * 12 * 20 && cost.bytes == 4.0 * (2 * 4 * 12 * 20 + 36) && cost.ns == least,
+          "%g %g %g", cost.flops, cost.bytes, cost.ns);
     weft_plan_release(plan);
     weft_ctx_release(ctx);
 }
@@ -40,7 +43,8 @@ TEST(pin) {
     weft_plan_opts opts = WEFT_PLAN_OPTS_INIT;
     opts.kernel = "conv_ref";
     weft_plan *plan = plan_of(ctx, usual, &opts);
-    CHECK(strcmp(weft_plan_kernel(plan), "conv_ref") == 0 && strcmp(weft__plan_choice(plan)->why, "pinned") == 0, "%s", weft_plan_kernel(plan));
+    CHECK(strcmp(weft_plan_kernel(plan), "conv_ref") == 0 && strcmp(weft__plan_choice(plan)->why, "pinned") == 0, "%s",
+          weft_plan_kernel(plan));
     weft_plan_release(plan);
     weft_problem p = test_problem("conv2d:fwd:f32:nchw:n1c4h12w20:o4k5p1g4");
     opts.kernel = "no_such_kernel";
@@ -69,7 +73,8 @@ TEST(workspace_limit) {
     weft_problem p = test_problem(usual);
     opts.workspace_limit = need - 1;
     OK(weft_plan_create(&plan, ctx, &p, &opts));
-    CHECK(weft_plan_workspace(plan) < need, "%s wants %zu, the limit is %zu", weft_plan_kernel(plan), weft_plan_workspace(plan), need - 1);
+    CHECK(weft_plan_workspace(plan) < need, "%s wants %zu, the limit is %zu", weft_plan_kernel(plan),
+          weft_plan_workspace(plan), need - 1);
     weft_plan_release(plan);
     opts.kernel = name;
     FAILS(weft_plan_create(&plan, ctx, &p, &opts), WEFT_UNSUPPORTED, "workspace|limit");
@@ -133,7 +138,8 @@ TEST(measure_remembers) {
     CHECK(weft_wisdom_count(ctx) >= 1, "nothing was remembered");
     weft_plan_release(plan);
     plan = plan_of(ctx, usual, NULL);                /* an estimate asked for later takes what was measured */
-    CHECK(strcmp(weft__plan_choice(plan)->why, "wisdom") == 0 && strcmp(weft_plan_kernel(plan), name) == 0, "%s: %s", weft__plan_choice(plan)->why, weft_plan_kernel(plan));
+    CHECK(strcmp(weft__plan_choice(plan)->why, "wisdom") == 0 && strcmp(weft_plan_kernel(plan), name) == 0, "%s: %s",
+          weft__plan_choice(plan)->why, weft_plan_kernel(plan));
     weft_plan_release(plan);
     weft_ctx_release(ctx);
 }
@@ -141,7 +147,8 @@ TEST(measure_remembers) {
 /* ---------------------------------------------------------------- the cache */
 TEST(equal_problems_share_a_plan) {
     weft_ctx *ctx = test_context(1);
-    weft_plan *a = plan_of(ctx, usual, NULL), *b = plan_of(ctx, "conv2d:fwd:f32:nchw:c4n1w20h12:k3x3o4g4p1:fast@cpu", NULL);
+    weft_plan *a = plan_of(ctx, usual, NULL),
+              *b = plan_of(ctx, "conv2d:fwd:f32:nchw:c4n1w20h12:k3x3o4g4p1:fast@cpu", NULL);
     CHECK(a == b, "two plans for one problem");
     weft_plan *c = plan_of(ctx, "conv2d:fwd:f32:nchw:n2c4h12w20:o4k3p1g4", NULL);
     CHECK(c != a, "one plan for two problems");
@@ -194,11 +201,13 @@ TEST(the_cache_is_bounded_and_drops_the_oldest) {
     CHECK(again == first, "the plan used last was dropped");
     weft_plan_release(again);
     for (int n = 100; n < 400; n++) weft_plan_release(sized(ctx, n));
-    CHECK(atomic_load(&blocks) <= full + 2, "%lld blocks, %lld with a full cache", (long long)atomic_load(&blocks), (long long)full);
+    CHECK(atomic_load(&blocks) <= full + 2, "%lld blocks, %lld with a full cache", (long long)atomic_load(&blocks),
+          (long long)full);
     again = sized(ctx, 1);
     CHECK(again != first, "a dropped plan came back");
     weft_ctx_release(ctx);                           /* plans outlive the context */
-    CHECK(weft_plan_problem(first)->n == 1 && strcmp(weft_plan_kernel(again), "conv_ref") == 0, "plans after the context");
+    CHECK(weft_plan_problem(first)->n == 1 && strcmp(weft_plan_kernel(again), "conv_ref") == 0,
+          "plans after the context");
     weft_plan_release(first), weft_plan_release(again);
     CHECK(atomic_load(&blocks) == 0, "%lld blocks left", (long long)atomic_load(&blocks));
 }
@@ -230,7 +239,8 @@ TEST(planning_is_quick) {
     static const char line[] = "cpu:none:scalar 0.1.0 t1 conv1d:fwd:f32:ncw:n1c1w9:o1k3@cpu conv_ref v1 100 0\n";
     OK(weft_wisdom_parse(ctx, line, strlen(line), &report));
     double wise = time_plans(ctx, &p, 2000, false);
-    printf("  planning by estimate %.2f us, with wisdom loaded %.2f us, from the cache %.3f us\n", estimate * 1e-3, wise * 1e-3, cached * 1e-3);
+    printf("  planning by estimate %.2f us, with wisdom loaded %.2f us, from the cache %.3f us\n", estimate * 1e-3,
+           wise * 1e-3, cached * 1e-3);
     weft_ctx_release(ctx);
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
     SKIP("times are not judged under a sanitizer");
@@ -286,7 +296,8 @@ TEST(many_threads_plan_and_execute) {
     static worker workers[WORKERS];
     pthread_t threads[WORKERS];
     for (int i = 0; i < WORKERS; i++) {
-        workers[i] = (worker){ctx, test_problem("conv1d:fwd:f32:ncw,src=ncw/4,weights=oiw/4,dst=ncw/4:n1c8w9:o8k1g8"), i, ""};
+        workers[i] =
+            (worker){ctx, test_problem("conv1d:fwd:f32:ncw,src=ncw/4,weights=oiw/4,dst=ncw/4:n1c8w9:o8k1g8"), i, ""};
         CHECK(pthread_create(&threads[i], NULL, work, &workers[i]) == 0, "no thread");
     }
     for (int i = 0; i < WORKERS; i++) pthread_join(threads[i], NULL);
@@ -317,15 +328,18 @@ static void discard(call *c) {
     weft_plan_release(c->plan);
 }
 
-static void refuses(call *c, const weft_args *args, void *workspace, size_t bytes, weft_status status, const char *words) {
+static void refuses(call *c, const weft_args *args, void *workspace, size_t bytes, weft_status status,
+                    const char *words) {
     const weft_problem *p = weft_plan_problem(c->plan);
     FAILS(weft_execute(c->plan, args, workspace, bytes, NULL), status, words);
     for (int role = 0; role < WEFT_ROLE_COUNT; role++)
-        if (c->b[role].map && weft__is_output(p, role)) CHECK(harness_untouched(&c->b[role]), "%s was written although %s", weft__role_name(role), words);
+        if (c->b[role].map && weft__is_output(p, role))
+            CHECK(harness_untouched(&c->b[role]), "%s was written although %s", weft__role_name(role), words);
 }
 
 TEST(execute_refuses_and_writes_nothing) {
-    static const char *const texts[] = {usual, "conv2d:bwd:f32:nchw:n1c4h12w20:o4k3p1g4:bias", "conv2d:fwd:f32:nhwc:n1c20h6w7:o20k3p1g20:bias+relu",
+    static const char *const texts[] = {usual, "conv2d:bwd:f32:nchw:n1c4h12w20:o4k3p1g4:bias",
+                                        "conv2d:fwd:f32:nhwc:n1c20h6w7:o20k3p1g20:bias+relu",
                                         "conv1d:bwd_data:f16:ncw:n1c4w9:o4k3"};
     weft_ctx *ctx = test_context(1);
     for (size_t i = 0; i < WEFT__COUNT(texts); i++) {

@@ -7,13 +7,15 @@
 
 /* ---------------------------------------------------------------- the text */
 /* Read, then written: NULL means as it was. */
-static const struct { const char *text, *normal; } texts[] = {
+static const struct { const char *text, *normal;
+} texts[] = {
     {"conv2d:fwd:f32:nchw:n64c128h56w56:o128k3p1g128@cpu", NULL},
     {"conv2d:fwd:f32:nchw:n64c128h56w56:o128k3p1g128", "conv2d:fwd:f32:nchw:n64c128h56w56:o128k3p1g128@cpu"},
     {"conv2d:fwd:f32:nchw:w56h56n64c128:g128p1o128k3@cpu", "conv2d:fwd:f32:nchw:n64c128h56w56:o128k3p1g128@cpu"},
     {"conv2d:fwd:f32:nchw:n1c8h9w9:o8k3x3s1d1p1+1x1+1g1:fast@cpu", "conv2d:fwd:f32:nchw:n1c8h9w9:o8k3p1@cpu"},
     {"conv2d:fwd:bf16,bias=f32:nhwc:n8c64h112w112:o64k3s2p1g64:bias+relu@cpu", NULL},
-    {"conv2d:fwd:f32:nchw,src=[602112.4704.56.1],dst=nhwc/4:n1c8h56w56:o8k3p1g8@cpu", "conv2d:fwd:f32:nchw,src=[0.4704.56.1],dst=nhwc/4:n1c8h56w56:o8k3p1g8@cpu"},
+    {"conv2d:fwd:f32:nchw,src=[602112.4704.56.1],dst=nhwc/4:n1c8h56w56:o8k3p1g8@cpu",
+     "conv2d:fwd:f32:nchw,src=[0.4704.56.1],dst=nhwc/4:n1c8h56w56:o8k3p1g8@cpu"},
     {"conv2d:bwd_data:f32:nchw:n1c8h56w56:o16k3x5p1+0x2:strict@cuda", NULL},
     {"conv3d:bwd:f32:ncdhw:n1c64d50h50w50:o64k3g64:bias@cpu", NULL},
     {"conv1d:fwd:f16:nwc:n16c80w3000:o384k3p1@cuda1", NULL},
@@ -21,12 +23,14 @@ static const struct { const char *text, *normal; } texts[] = {
     {"conv2d:fwd:f32:nchw,src=[162.81.9.1]:n2c2h9w9:o2k3@cpu", "conv2d:fwd:f32:nchw:n2c2h9w9:o2k3@cpu"},
     {"conv2d:fwd:f32:nchw,src=[162.1.18.2]:n2c2h9w9:o2k3@cpu", "conv2d:fwd:f32:nhwc,dst=nchw:n2c2h9w9:o2k3@cpu"},
     {"conv2d:fwd:f32:nchw,bias=[3]:n1c2h9w9:o2k3:bias@cpu", NULL},
-    {"conv2d:fwd:f32:nchw,bias=[1]/4:n1c2h9w9:o2k3:bias@cpu", "conv2d:fwd:f32:nchw,bias=dense/4:n1c2h9w9:o2k3:bias@cpu"},
+    {"conv2d:fwd:f32:nchw,bias=[1]/4:n1c2h9w9:o2k3:bias@cpu",
+     "conv2d:fwd:f32:nchw,bias=dense/4:n1c2h9w9:o2k3:bias@cpu"},
     {"conv2d:fwd:f32:nhwc,weights=ohwi:n1c2h9w9:o2k3@cpu", NULL},
     {"conv2d:fwd:f32:nchw:n1c2h9w9:o2k3:clip-0.5_6:tf32@cpu", NULL},
     {"conv2d:fwd:f32:nchw:n1c2h9w9:o2k3:clip0.1_0.3@cpu", NULL},
     {"conv2d:fwd:f32:nchw:n0c2h9w9:o2k3@cpu", NULL},
-    {"conv2d:fwd:f64,dst=f32:nchw:n1c2h9w9:o2k1x3s2x1d1x2p0x1+2@cpu", "conv2d:fwd:f64,dst=f32:nchw:n1c2h9w9:o2k1x3s2x1p0x1+2d1x2@cpu"},
+    {"conv2d:fwd:f64,dst=f32:nchw:n1c2h9w9:o2k1x3s2x1d1x2p0x1+2@cpu",
+     "conv2d:fwd:f64,dst=f32:nchw:n1c2h9w9:o2k1x3s2x1p0x1+2d1x2@cpu"},
 };
 
 TEST(round_trip) {
@@ -41,7 +45,8 @@ TEST(round_trip) {
     }
     for (uint64_t seed = 0; seed < 20000; seed++) {
         weft_problem p;
-        CHECK(harness_random(&p, seed, seed % 3 ? WEFT_CPU : WEFT_CUDA), "seed %llu: %s", (unsigned long long)seed, weft_last_error());
+        CHECK(harness_random(&p, seed, seed % 3 ? WEFT_CPU : WEFT_CUDA), "seed %llu: %s", (unsigned long long)seed,
+              weft_last_error());
         CHECK(harness_round_trip(&p, why, sizeof(why)), "seed %llu: %s", (unsigned long long)seed, why);
     }
 }
@@ -134,8 +139,10 @@ TEST(syntax_errors) {
         weft_status s = weft_problem_parse(&p, errors[i].text);
         char column[32];
         snprintf(column, sizeof(column), "column %d:", errors[i].column);
-        CHECK(s == WEFT_SYNTAX, "'%s' gave %s: %s", errors[i].text, weft_status_name(s), s == WEFT_OK ? "" : weft_last_error());
-        CHECK(strstr(weft_last_error(), column) && strstr(weft_last_error(), errors[i].expected), "'%s': %s; wanted %s %s", errors[i].text, weft_last_error(), column, errors[i].expected);
+        CHECK(s == WEFT_SYNTAX, "'%s' gave %s: %s", errors[i].text, weft_status_name(s),
+              s == WEFT_OK ? "" : weft_last_error());
+        CHECK(strstr(weft_last_error(), column) && strstr(weft_last_error(), errors[i].expected),
+              "'%s': %s; wanted %s %s", errors[i].text, weft_last_error(), column, errors[i].expected);
         CHECK(memcmp(&p, &before, sizeof(p)) == 0, "'%s' failed and wrote the problem", errors[i].text);
     }
     char *longer = malloc(5000);
@@ -189,7 +196,8 @@ TEST(refused) {
     for (size_t i = 0; i < WEFT__COUNT(refused); i++) {
         weft_problem p;
         weft_status s = weft_problem_parse(&p, refused[i].text);
-        CHECK(s == WEFT_INVALID || (s == WEFT_SYNTAX && !refused[i].words[0]), "'%s' gave %s: %s", refused[i].text, weft_status_name(s), weft_last_error());
+        CHECK(s == WEFT_INVALID || (s == WEFT_SYNTAX && !refused[i].words[0]), "'%s' gave %s: %s", refused[i].text,
+              weft_status_name(s), weft_last_error());
         test_fails(s, s, refused[i].words, refused[i].text, __LINE__);
     }
 }
@@ -206,9 +214,11 @@ TEST(completes_from_the_struct) {
     p.pad_lo[1] = p.pad_hi[1] = p.pad_lo[2] = p.pad_hi[2] = 1;
     weft_problem_tensor(&p, WEFT_SRC)->dtype = WEFT_BF16;
     OK(weft_problem_complete(&p));
-    CHECK(p.ntensors == 3 && p.out[0] == 1 && p.out[1] == 56 && p.out[2] == 56, "%d tensors, out %lld %lld", p.ntensors, (long long)p.out[1], (long long)p.out[2]);
+    CHECK(p.ntensors == 3 && p.out[0] == 1 && p.out[1] == 56 && p.out[2] == 56, "%d tensors, out %lld %lld", p.ntensors,
+          (long long)p.out[1], (long long)p.out[2]);
     const weft_tensor *dst = weft__tensor(&p, WEFT_DST), *weights = weft__tensor(&p, WEFT_WEIGHTS);
-    CHECK(dst->dtype == WEFT_BF16 && dst->layout == WEFT_FIRST && dst->align == 16 && dst->rank == 5, "dst %d %d %d", dst->dtype, dst->layout, dst->align);
+    CHECK(dst->dtype == WEFT_BF16 && dst->layout == WEFT_FIRST && dst->align == 16 && dst->rank == 5, "dst %d %d %d",
+          dst->dtype, dst->layout, dst->align);
     CHECK(dst->strides[1] == 56 * 56 && dst->strides[3] == 56 && dst->strides[4] == 1, "dst strides");
     CHECK(weights->dims[0] == 64 && weights->dims[1] == 1 && weights->dims[3] == 3, "weights dims");
     OK(weft_problem_format(&p, text, sizeof(text), NULL));
@@ -282,7 +292,11 @@ TEST(wrong_fields) {
 }
 
 TEST(infinite_bounds) {
-    static const double bounds[][2] = {{-(double)INFINITY, 6}, {0, (double)INFINITY}, {(double)INFINITY, (double)INFINITY}, {-0.0, 0x1.fffffffffffffp1023}, {0x1p-1074, 1}};
+    static const double bounds[][2] = {{-(double)INFINITY, 6},
+                                       {0, (double)INFINITY},
+                                       {(double)INFINITY, (double)INFINITY},
+                                       {-0.0, 0x1.fffffffffffffp1023},
+                                       {0x1p-1074, 1}};
     char why[WEFT_TEXT_MAX * 3];
     for (size_t i = 0; i < WEFT__COUNT(bounds); i++) {
         weft_problem p = test_problem("conv2d:fwd:f32:nchw:n1c2h9w9:o2k3");
@@ -295,8 +309,10 @@ TEST(infinite_bounds) {
 
 /* The key tells problems apart and nothing else. */
 TEST(keys) {
-    weft_problem a = test_problem("conv2d:fwd:f32:nchw:n1c2h9w9:o2k3:clip0_6"), b = test_problem("conv2d:fwd:f32:nchw:n1c2h9w9:o2k3:clip0_5");
-    weft_problem c = test_problem("conv2d:fwd:f32:nchw:n1c2h9w9:o2k3x3:clip0_6:fast@cpu"), d = test_problem("conv2d:fwd:f32:nchw,src=nchw/4:n1c2h9w9:o2k3:clip0_6");
+    weft_problem a = test_problem("conv2d:fwd:f32:nchw:n1c2h9w9:o2k3:clip0_6"),
+                 b = test_problem("conv2d:fwd:f32:nchw:n1c2h9w9:o2k3:clip0_5");
+    weft_problem c = test_problem("conv2d:fwd:f32:nchw:n1c2h9w9:o2k3x3:clip0_6:fast@cpu"),
+                 d = test_problem("conv2d:fwd:f32:nchw,src=nchw/4:n1c2h9w9:o2k3:clip0_6");
     CHECK(!harness_same_problem(&a, &b), "clip bounds are not in the key");
     CHECK(harness_same_problem(&a, &c), "two spellings, two keys");
     CHECK(!harness_same_problem(&a, &d), "alignment is not in the key");

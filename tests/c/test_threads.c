@@ -92,8 +92,11 @@ static void execute(weft_ctx *ctx, const char *text, float *dst, size_t count) {
     weft_plan *plan = NULL;
     static harness_buffer src, weights, out, workspace;
     OK(weft_plan_create(&plan, ctx, &p, NULL));
-    CHECK(harness_open(&src, weft__tensor(&p, WEFT_SRC), HARNESS_START) && harness_open(&weights, weft__tensor(&p, WEFT_WEIGHTS), HARNESS_START) &&
-          harness_open(&out, weft__tensor(&p, WEFT_DST), HARNESS_START) && harness_open_bytes(&workspace, weft_plan_workspace(plan), 64, HARNESS_START), "no memory");
+    CHECK(harness_open(&src, weft__tensor(&p, WEFT_SRC), HARNESS_START) &&
+              harness_open(&weights, weft__tensor(&p, WEFT_WEIGHTS), HARNESS_START) &&
+              harness_open(&out, weft__tensor(&p, WEFT_DST), HARNESS_START) &&
+              harness_open_bytes(&workspace, weft_plan_workspace(plan), 64, HARNESS_START),
+          "no memory");
     harness_fill(&src, HARNESS_REALS, 1);
     harness_fill(&weights, HARNESS_REALS, 2);
     weft_args args = WEFT_ARGS_INIT;

@@ -37,10 +37,12 @@ static const char *here(weft_ctx *ctx) {
     return device;
 }
 
-static void learn(weft_ctx *ctx, const char *device, int threads, const char *problem, const char *kernel, int version, double ns, size_t workspace) {
+static void learn(weft_ctx *ctx, const char *device, int threads, const char *problem, const char *kernel, int version,
+                  double ns, size_t workspace) {
     char line[2048];
     weft_wisdom_report report = WEFT_WISDOM_REPORT_INIT;
-    int n = snprintf(line, sizeof(line), "%s %s t%d %s %s v%d %.0f %zu\n", device, WEFT_VERSION, threads, problem, kernel, version, ns, workspace);
+    int n = snprintf(line, sizeof(line), "%s %s t%d %s %s v%d %.0f %zu\n", device, WEFT_VERSION, threads, problem,
+                     kernel, version, ns, workspace);
     OK(weft_wisdom_parse(ctx, line, (size_t)n, &report));
     CHECK(report.bad_lines == 0, "a bad line: %s", line);
 }
@@ -108,21 +110,32 @@ TEST(a_newer_entry_replaces) {
 
 /* ---------------------------------------------------------------- bad lines */
 TEST(bad_lines_are_counted) {
-    static const char *const bad[] = {
-        "rubbish", "cpu:a:avx2", "cpu:a:avx2 0.1.0 t2 conv9d:fwd k v1 1 0", "cpu:a:avx2 0.1.0 2 P k v1 1 0", "cpu:a:avx2 0.1.0 t2 P k 1 1 0", "cpu:a:avx2 0.1.0 t2 P k v1 0 0",
-        "cpu:a:avx2 0.1.0 t2 P k v1 -5 0", "cpu:a:avx2 0.1.0 t2 P k v1 5 -1", "cpu:a:avx2 0.1.0 t2 P k v1 x 0", "cpu:a:avx2 0.1.0 t2 P k v1 5 0 more",
-        "cpu:a:avx2 0.1.0 t-2 P k v1 5 0", "cpu:a:avx2 0.1.0 t2 P k v1 nan 0", "cpu:a:avx2 0.1.0 t2 conv2d:fwd:f32:nchw:n1c4h12w20:o4k3x3p1g4 k v1 5 0"};
+    static const char *const bad[] = {"rubbish",
+                                      "cpu:a:avx2",
+                                      "cpu:a:avx2 0.1.0 t2 conv9d:fwd k v1 1 0",
+                                      "cpu:a:avx2 0.1.0 2 P k v1 1 0",
+                                      "cpu:a:avx2 0.1.0 t2 P k 1 1 0",
+                                      "cpu:a:avx2 0.1.0 t2 P k v1 0 0",
+                                      "cpu:a:avx2 0.1.0 t2 P k v1 -5 0",
+                                      "cpu:a:avx2 0.1.0 t2 P k v1 5 -1",
+                                      "cpu:a:avx2 0.1.0 t2 P k v1 x 0",
+                                      "cpu:a:avx2 0.1.0 t2 P k v1 5 0 more",
+                                      "cpu:a:avx2 0.1.0 t-2 P k v1 5 0",
+                                      "cpu:a:avx2 0.1.0 t2 P k v1 nan 0",
+                                      "cpu:a:avx2 0.1.0 t2 conv2d:fwd:f32:nchw:n1c4h12w20:o4k3x3p1g4 k v1 5 0"};
     weft_ctx *ctx = test_context(1);
     for (size_t i = 0; i < WEFT__COUNT(bad); i++) {
         char text[4096], line[1024];
         const char *at = strchr(bad[i], 'P');        /* P stands for a good problem */
-        snprintf(line, sizeof(line), "%.*s%s%s", at ? (int)(at - bad[i]) : (int)strlen(bad[i]), bad[i], at ? small : "", at ? at + 1 : "");
+        snprintf(line, sizeof(line), "%.*s%s%s", at ? (int)(at - bad[i]) : (int)strlen(bad[i]), bad[i], at ? small : "",
+                 at ? at + 1 : "");
         int n = snprintf(text, sizeof(text), "# comment\n\n%s\r\ncpu:a:avx2 0.1.0 t2 %s k v1 5 0", line, small);
         weft_wisdom_report report = WEFT_WISDOM_REPORT_INIT;
         OK(weft_wisdom_forget(ctx, NULL));
         OK(weft_wisdom_parse(ctx, text, (size_t)n, &report));
-        CHECK(report.bad_lines == 1 && report.other_machines == 1 && report.entries == 0, "'%s': %lld bad, %lld others, %lld here", line,
-              (long long)report.bad_lines, (long long)report.other_machines, (long long)report.entries);
+        CHECK(report.bad_lines == 1 && report.other_machines == 1 && report.entries == 0,
+              "'%s': %lld bad, %lld others, %lld here", line, (long long)report.bad_lines,
+              (long long)report.other_machines, (long long)report.entries);
     }
     weft_ctx_release(ctx);
 }
@@ -134,9 +147,11 @@ TEST(save_and_load) {
     learn(a, here(a), 2, small, "conv_ref", 1, 50, 0);
     learn(a, "cpu:another:avx2", 4, small, "conv_ref", 1, 60, 128);
     OK(weft_wisdom_save(a, path_of("a"), &report));
-    CHECK(report.entries == 1 && report.other_machines == 1 && report.bad_lines == 0, "%lld %lld", (long long)report.entries, (long long)report.other_machines);
+    CHECK(report.entries == 1 && report.other_machines == 1 && report.bad_lines == 0, "%lld %lld",
+          (long long)report.entries, (long long)report.other_machines);
     OK(weft_wisdom_load(b, path_of("a"), &report));
-    CHECK(report.entries == 1 && report.other_machines == 1, "%lld %lld", (long long)report.entries, (long long)report.other_machines);
+    CHECK(report.entries == 1 && report.other_machines == 1, "%lld %lld", (long long)report.entries,
+          (long long)report.other_machines);
     const char *why;
     chosen(b, &why);
     CHECK(strcmp(why, "wisdom") == 0, "%s", why);
@@ -159,7 +174,9 @@ TEST(saving_merges) {
     size_t n = fread(text, 1, sizeof(text) - 1, f);
     text[n] = 0;
     fclose(f);
-    CHECK(strstr(text, "cpu:one:avx2") && strstr(text, "cpu:two:avx2") && strstr(text, " v1 20 0\n") && !strstr(text, " v1 10 0\n"), "%s", text);
+    CHECK(strstr(text, "cpu:one:avx2") && strstr(text, "cpu:two:avx2") && strstr(text, " v1 20 0\n") &&
+              !strstr(text, " v1 10 0\n"),
+          "%s", text);
     weft_ctx_release(a), weft_ctx_release(b);
 }
 
@@ -171,7 +188,9 @@ static int save_some(int saver) {
     for (int i = 0; i < EACH; i++) {
         char line[512];
         int n = snprintf(line, sizeof(line), "cpu:saver%d:avx2 0.1.0 t%d %s conv_ref v1 5 0\n", saver, i + 1, small);
-        if (weft_wisdom_parse(ctx, line, (size_t)n, NULL) != WEFT_OK || weft_wisdom_save(ctx, path_of("shared"), NULL) != WEFT_OK) return 1;
+        if (weft_wisdom_parse(ctx, line, (size_t)n, NULL) != WEFT_OK ||
+            weft_wisdom_save(ctx, path_of("shared"), NULL) != WEFT_OK)
+            return 1;
     }
     weft_ctx_release(ctx);
     return 0;
@@ -196,7 +215,8 @@ TEST(many_processes_lose_nothing) {
     weft_ctx *ctx = test_context(1);
     weft_wisdom_report report = WEFT_WISDOM_REPORT_INIT;
     OK(weft_wisdom_load(ctx, path_of("shared"), &report));
-    CHECK(report.other_machines == SAVERS * EACH && report.bad_lines == 0, "%lld entries of %d, %lld bad", (long long)report.other_machines, SAVERS * EACH, (long long)report.bad_lines);
+    CHECK(report.other_machines == SAVERS * EACH && report.bad_lines == 0, "%lld entries of %d, %lld bad",
+          (long long)report.other_machines, SAVERS * EACH, (long long)report.bad_lines);
     weft_ctx_release(ctx);
 }
 

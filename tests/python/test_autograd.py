@@ -76,6 +76,35 @@ def test_torch_func(name, device):
             torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-9)
 
 
+@pytest.mark.parametrize("act", [None, "relu"])
+@pytest.mark.parametrize("name", ["1d-same-even", "2d-unbatched", "t2d-output-padding"])
+def test_forward_mode(name, act, device):
+    c = case(name)
+    tensors = [t for t in c.tensors(device, torch.float64) if t is not None]
+    steps = [torch.randn_like(t) for t in tensors]
+
+    def twin(x, w, b):
+        y = c.twin(x, w, b, **c.options)
+        return y if act is None else F.relu(y)
+    ours = _call(c, act=act)
+    for pick in ((0,), (1,), (2,), (0, 1, 2)):
+        some = [s if i in pick else torch.zeros_like(s) for i, s in enumerate(steps)]
+        torch.testing.assert_close(torch.func.jvp(ours, tuple(tensors), tuple(some)), torch.func.jvp(twin, tuple(tensors), tuple(some)),
+                                   rtol=1e-9, atol=1e-9)
+    with torch.autograd.forward_ad.dual_level():
+        dual = torch.autograd.forward_ad.make_dual(tensors[0], steps[0])
+        got = torch.autograd.forward_ad.unpack_dual(ours(dual, *tensors[1:])).tangent
+        expected = torch.autograd.forward_ad.unpack_dual(twin(dual, *tensors[1:])).tangent
+    torch.testing.assert_close(got, expected, rtol=1e-9, atol=1e-9)
+
+
+def test_hessian(device):
+    c = case("2d-unbatched")
+    x, w, b = (t[:1] if i else t[:, :4, :3][:1] for i, t in enumerate(c.tensors(device, torch.float64)))
+    hessians = [torch.func.hessian(lambda w: f(x, w, b, padding=1).pow(3).sum())(w) for f in (W.conv2d, F.conv2d)]
+    torch.testing.assert_close(*hessians, rtol=1e-9, atol=1e-9)
+
+
 def _samples(device, grad):
     pads = [1, 1, 0, 2]
     x, w, b, wt, dy = (torch.randn(s, device=device) for s in ((2, 4, 6, 5), (8, 2, 3, 2), (8,), (4, 3, 3, 2), (2, 8, 3, 5)))

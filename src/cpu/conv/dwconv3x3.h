@@ -31,6 +31,21 @@ VF_INLINE dw_window dw_window_of(const weft_problem *p) {
     return g;
 }
 
+/* The data gradient at stride 2: diff_src[v,u] takes diff_dst[y,x] * weights[r,s], v + ph = 2 y + r, u + pw = 2 x + s.
+ * With the odd part of the pads apart, v counted from an even row and y from the row -ph' + v / 2 of this window:
+ *   v + odd_h = 2 (y - 1) + r,  and so for columns: which taps meet is then known at compile time. */
+typedef struct dw_up {
+    dw_window g;
+    int odd_h, odd_w;
+} dw_up;
+
+VF_INLINE dw_up dw_up_of(const weft_problem *p) {
+    dw_up u = {.g = dw_window_of(p), .odd_h = (int)(p->pad_lo[1] % 2), .odd_w = (int)(p->pad_lo[2] % 2)};
+    u.g.ph = 1 - p->pad_lo[1] / 2;
+    u.g.pw = 1 - p->pad_lo[2] / 2;
+    return u;
+}
+
 /* The 9 weights of one plane in the order the window reads them. */
 VF_INLINE void dw_weights(vf w[9], const float *weights, bool flip) {
     for (int k = 0; k < 9; k++) w[k] = vf_set1(weights[flip ? 8 - k : k]);
@@ -78,6 +93,11 @@ VF_INLINE const char *dw_ok(const weft_problem *p, int pass, dw_layout layout, i
         if (!data && !weft__is_first(t) && !weft__is_last(t)) return "weights or bias are not dense";
     }
     return NULL;
+}
+
+VF_INLINE const char *dw_ok_up(const weft_problem *p, int pass, dw_layout layout) {
+    const char *why = dw_ok(p, pass, layout, 2, false);
+    return why ? why : p->stride[1] != 2 ? "stride is not 2" : NULL;
 }
 
 /* How many slots for `items` equal pieces of `bytes` in all: enough for many cores, each worth waking a thread for. */

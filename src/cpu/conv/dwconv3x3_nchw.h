@@ -51,7 +51,8 @@ VF_INLINE vf dw_fma(const dw_columns *k, int s, vf a, vf b, vf c, const bool edg
     return edge ? vf_fma_in(k->tap[s], a, b, c) : vf_fma(a, b, c);
 }
 
-/* Ask for the S VF_LANES columns from S x on of `rows` rows of w, two blocks of rows (at least 2 KB) ahead: a few lines at a time. */
+/* Ask for the S VF_LANES columns from S x on of `rows` rows of w, two blocks of rows (at least 2 KB) ahead.
+ * A few lines at a time: a burst fills the miss buffers and stalls the loads behind it. */
 VF_INLINE void dw_prefetch(const float *row, int64_t w, int64_t x, const int rows, const int S) {
     const int64_t ahead = WEFT__MAX(2048, 2 * rows * w * 4);
     if (S * x % 16) return;

@@ -22,7 +22,8 @@ VF_INLINE weft_status dw_pack(const weft__exec *e, const void *weights, void *pa
     memset(to, 0, dw_packed(e->p, e->hw));
     for (int64_t c = 0; c < c1; c++)
         for (int k = 0; k < 9; k++)
-            to[c / VF_LANES * 9 * VF_LANES + k * VF_LANES + c % VF_LANES] = ((const float *)weights)[9 * c + (flip ? 8 - k : k)];
+            to[c / VF_LANES * 9 * VF_LANES + k * VF_LANES + c % VF_LANES] =
+                ((const float *)weights)[9 * c + (flip ? 8 - k : k)];
     return WEFT_OK;
 }
 
@@ -43,9 +44,10 @@ VF_INLINE vf dw_load_channels(const float *p, vmask m, const bool tail) {
     return tail ? vf_load_in(m, p) : vf_keep(vf_load(p));
 }
 
-/* The line at p of `count` pixels of c, one row of w pixels ahead: asked for a row's work before it is needed, a few at a time. */
-VF_INLINE void dw_prefetch_row(const float *p, int64_t w, int64_t c, const int count) {
-    VF_UNROLL for (int i = 0; i < count; i++) vf_prefetch(p, (w + i) * c * 4);
+/* Ask for the line at p of `count` pixels of c in the next `rows` rows of w pixels, a few at a time. */
+VF_INLINE void dw_prefetch_rows(const float *p, int64_t w, int64_t c, const int count, const int rows) {
+    VF_UNROLL for (int r = 1; r <= rows; r++)
+        VF_UNROLL for (int i = 0; i < count; i++) vf_prefetch(p, (r * w + i) * c * 4);
 }
 
 VF_INLINE void dw_store_channels(float *p, vf v, vmask m, const bool tail, bool stream) {

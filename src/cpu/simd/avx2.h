@@ -53,7 +53,8 @@ VF_INLINE vf vf_zip_hi(vf a, vf b) {
 VF_INLINE vmask vm_range(int64_t lo, int64_t hi) {
     const int l = (int)(lo < 0 ? 0 : lo > 8 ? 8 : lo), h = (int)(hi < 0 ? 0 : hi > 8 ? 8 : hi);
     const __m256i lane = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
-    return _mm256_andnot_si256(_mm256_cmpgt_epi32(_mm256_set1_epi32(l), lane), _mm256_cmpgt_epi32(_mm256_set1_epi32(h), lane));
+    return _mm256_andnot_si256(_mm256_cmpgt_epi32(_mm256_set1_epi32(l), lane),
+                               _mm256_cmpgt_epi32(_mm256_set1_epi32(h), lane));
 }
 VF_INLINE vmask vm_and(vmask a, vmask b) { return _mm256_and_si256(a, b); }
 VF_INLINE vmask vm_all(void) { return _mm256_set1_epi32(-1); }

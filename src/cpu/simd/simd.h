@@ -19,7 +19,7 @@
  *   vf_keep(v)             v, in a register from here on: stops compilers from loading it again for every use
  *   vf_prefetch(p, bytes)  the line at p + bytes into the nearest cache; may lie outside any buffer
  *
- * Kernels of 16-bit types add vf_load_f16, vf_load_bf16 and their stores to each header, with the same vf in registers. */
+ * Kernels of 16-bit types add vf_load_f16, vf_load_bf16 and their stores to each header; registers hold the same vf. */
 #ifndef WEFT_CPU_SIMD_H
 #define WEFT_CPU_SIMD_H
 
