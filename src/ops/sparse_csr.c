@@ -86,7 +86,8 @@ weft_status weft_sparse_build(const weft_problem *p, const weft_tensor *dense, c
     WEFT__TRY(open_dense(&s, dense, weights, &t));
     int64_t nnz = s.p.attr[WEFT_SPARSE_NNZ], found = count(&t, weights), j = 0, at[5];
     if (found != nnz)
-        return weft__fail(WEFT_INVALID, "weights: %lld elements are not 0, allowed: nnz of the problem, %lld", (long long)found, (long long)nnz);
+        return weft__fail(WEFT_INVALID, "weights: %lld elements are not 0, allowed: nnz of the problem, %lld",
+                          (long long)found, (long long)nnz);
     if (!rows || (nnz && (!values || !cols)))
         return weft__fail(WEFT_INVALID, "%s is NULL, allowed: a place for it", !rows ? "rows" : !values ? "values" : "cols");
     if (s.rows->dtype == WEFT_I32 && nnz > INT32_MAX)
