@@ -33,8 +33,6 @@ static void fill(const weft_tensor *t, void *ptr, uint64_t seed) {
     }
 }
 
-static void *align64(void *block) { return (void *)(((uintptr_t)block + 63) & ~(uintptr_t)63); }
-
 static weft_status take(buffers *b, size_t bytes, void **block, void **ptr) {
     if (b->cuda) {
         WEFT__TRY(weft__cuda_alloc(b->cuda, b->ordinal, bytes + 64, block));
@@ -42,7 +40,7 @@ static weft_status take(buffers *b, size_t bytes, void **block, void **ptr) {
         *block = weft__alloc(b->ctx, bytes + 64);
         if (!*block) return weft__fail(WEFT_MEMORY, "out of memory for %zu bytes to measure with", bytes);
     }
-    *ptr = align64(*block);
+    *ptr = (void *)(((uintptr_t)*block + 63) & ~(uintptr_t)63);
     return WEFT_OK;
 }
 

@@ -72,9 +72,9 @@ int weft__default_dtype(const weft_problem *p, int role, int main) {
 
 weft_layout weft__data_layout(const weft_problem *p) {
     for (int i = 0; i < p->ntensors; i++) {
-        int role = p->tensor[i].role;
-        if (p->tensor[i].rank < 3 || role == WEFT_WEIGHTS || role == WEFT_DIFF_WEIGHTS) continue;
-        return p->tensor[i].layout == WEFT_LAST ? WEFT_LAST : WEFT_FIRST;
+        const weft_tensor *t = &p->tensor[i];
+        if (t->rank < 3 || weft__default_layout(t->role, WEFT_LAST) == WEFT_FIRST) continue;
+        return weft__is_first(t) || !weft__is_last(t) ? WEFT_FIRST : WEFT_LAST;
     }
     return WEFT_FIRST;
 }
@@ -320,24 +320,13 @@ weft_status weft_problem_complete(weft_problem *p) {
     }
     memcpy(p->tensor, done, sizeof(done[0]) * (size_t)count);
     p->ntensors = count;
-    weft_layout data = WEFT_FIRST;
-    for (int i = 0; i < count; i++)
-        if (p->tensor[i].rank >= 3 && weft__default_layout(p->tensor[i].role, WEFT_LAST) == WEFT_LAST) {
-            data = weft__is_first(&p->tensor[i]) || !weft__is_last(&p->tensor[i]) ? WEFT_FIRST : WEFT_LAST;
-            break;
-        }
+    weft_layout data = weft__data_layout(p);
     for (int i = 0; i < count; i++)
         normal_layout(p, &p->tensor[i], p->tensor[i].rank < 3 || !p->rank ? WEFT_FIRST : weft__default_layout(p->tensor[i].role, data));
     return WEFT_OK;
 }
 
 /* ---------------------------------------------------------------- the cache key */
-static uint64_t bits_of(double v) {
-    uint64_t u;
-    memcpy(&u, &v, sizeof(u));
-    return u;
-}
-
 size_t weft__problem_key(const weft_problem *p, uint64_t *key) {
     size_t n = 0;
     key[n++] = (uint64_t)p->op | (uint64_t)p->pass << 8 | (uint64_t)p->device << 16 | (uint64_t)p->math << 24 | (uint64_t)p->rank << 32 |
@@ -348,8 +337,8 @@ size_t weft__problem_key(const weft_problem *p, uint64_t *key) {
     n += words;
     for (int i = 0; i < p->nsteps; i++) {
         key[n++] = (uint64_t)p->step[i].kind;
-        key[n++] = bits_of(p->step[i].lo);
-        key[n++] = bits_of(p->step[i].hi);
+        memcpy(key + n, &p->step[i].lo, 2 * sizeof(*key));   /* lo and hi */
+        n += 2;
     }
     for (int i = 0; i < p->ntensors; i++) {
         const weft_tensor *t = &p->tensor[i];

@@ -138,7 +138,10 @@ weft_status weft_problem_format(const weft_problem *p, char *text, size_t capaci
 }
 
 /* ---------------------------------------------------------------- parse */
-typedef struct scan { const char *text, *at; } scan;
+typedef struct scan {
+    const char *text, *at;
+    const char *layout[WEFT_ROLE_COUNT];   /* where a tensor's own layout begins; checked when the shapes are known */
+} scan;
 
 static weft_status expected(const scan *s, const char *what) {
     char got[24];
@@ -240,7 +243,7 @@ static weft_status parse_layout(scan *s, const weft_problem *p, int role, int *l
     return WEFT_OK;
 }
 
-/* As they come; spread_strides puts them at their axes once the sizes are known. */
+/* As they come; settle_layout puts them at their axes once the sizes are known. */
 static weft_status parse_strides(scan *s, weft_tensor *t) {
     do {
         if (t->reserved == WEFT_MAX_RANK) return expected(s, "at most 8 strides");
@@ -250,13 +253,17 @@ static weft_status parse_strides(scan *s, weft_tensor *t) {
     return need(s, ']', "']' after the last stride");
 }
 
-static weft_status spread_strides(const weft_problem *p, weft_tensor *t) {
+/* A vector is dense or has a stride; strides are as many as the axes the user sees, and go to their places. */
+static weft_status settle_layout(scan *s, const weft_problem *p, weft_tensor *t) {
     weft_tensor shape = {0};
     int axes[WEFT_MAX_RANK], given = t->reserved;
+    char what[32];
+    s->at = s->layout[t->role];
     weft__op_of(p->op)->shape(p, t->role, &shape);
     int count = weft__visible_axes(p, &shape, axes);
-    if (given != count) return weft__fail(WEFT_SYNTAX, "problem: %s has %d strides, expected %d", weft__role_name(t->role), given, count);
-    for (int i = 0; i < count; i++) shape.strides[axes[i]] = t->strides[i];
+    snprintf(what, sizeof(what), "%d strides", count);
+    if (given ? given != count : shape.rank < 3 && *s->at != 'd') return expected(s, given ? what : "a layout: dense");
+    for (int i = 0; i < given; i++) shape.strides[axes[i]] = t->strides[i];
     memcpy(t->strides, shape.strides, sizeof(t->strides));
     t->reserved = 0;
     return WEFT_OK;
@@ -268,6 +275,7 @@ static weft_status parse_layouts(scan *s, weft_problem *p, int *main) {
         weft_tensor *t;
         int layout = 0;
         WEFT__TRY(override(s, p, &t));
+        s->layout[t->role] = s->at;
         if (accept(s, '[')) {
             WEFT__TRY(parse_strides(s, t));
         } else {
@@ -394,7 +402,7 @@ static weft_status parse_tail(scan *s, weft_problem *p) {
 }
 
 /* Whatever no override named takes the main words, where the operator allows them. */
-static weft_status finish(weft_problem *p, int dtype, int layout) {
+static weft_status finish(scan *s, weft_problem *p, int dtype, int layout) {
     const weft__op *op = weft__op_of(p->op);
     if (!weft__pass_of(p)) return weft_problem_complete(p);   /* fails, with the reason */
     WEFT__TRY(op->check(p));
@@ -407,7 +415,7 @@ static weft_status finish(weft_problem *p, int dtype, int layout) {
         if (!t) return weft__fail(WEFT_INVALID, "the problem names more than %d tensors", WEFT_MAX_TENSORS);
         if (!t->dtype) t->dtype = (int16_t)weft__default_dtype(p, role, dtype);
         if (!t->layout) t->layout = (int16_t)weft__default_layout(role, (weft_layout)layout);
-        if (t->reserved) WEFT__TRY(spread_strides(p, t));
+        if (s->layout[role]) WEFT__TRY(settle_layout(s, p, t));
     }
     return WEFT_OK;
 }
@@ -428,7 +436,7 @@ static weft_status parse_all(scan *s, weft_problem *p) {
         WEFT__TRY(parse_section(s, p, 1));
     }
     WEFT__TRY(parse_tail(s, p));
-    return finish(p, dtype, layout);
+    return finish(s, p, dtype, layout);
 }
 
 weft_status weft_problem_parse(weft_problem *p, const char *text) {
@@ -436,7 +444,7 @@ weft_status weft_problem_parse(weft_problem *p, const char *text) {
     if (!text) return weft__fail(WEFT_INVALID, "text is NULL, allowed: a problem's text");
     if (strlen(text) >= WEFT_TEXT_MAX) return weft__fail(WEFT_SYNTAX, "problem, column %d: expected the end, the text has %zu characters", WEFT_TEXT_MAX, strlen(text));
     weft_problem q;
-    scan s = {text, text};
+    scan s = {text, text, {NULL}};
     locale_t old = enter_c_locale();
     weft_status status = parse_all(&s, &q);
     leave_c_locale(old);

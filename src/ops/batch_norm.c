@@ -32,7 +32,9 @@ static uint64_t absent(const weft_problem *p) {
 static uint64_t kept(const weft_problem *p) { return p->attr[WEFT_BN_TRAIN] ? 0 : RUNNING; }
 
 static weft_status check(weft_problem *p) {
-    static const struct { const char *name; int attr; } switches[] = {{"train", WEFT_BN_TRAIN}, {"affine", WEFT_BN_AFFINE}, {"track", WEFT_BN_TRACK}};
+    static const struct { const char *name; int attr; } switches[] = {
+        {"train", WEFT_BN_TRAIN}, {"affine", WEFT_BN_AFFINE}, {"track", WEFT_BN_TRACK},
+    };
     double eps = p->real[WEFT_BN_EPS], momentum = p->real[WEFT_BN_MOMENTUM];
     WEFT__TRY(weft__check_data(p, 1));
     for (size_t i = 0; i < WEFT__COUNT(switches); i++) {
@@ -59,10 +61,12 @@ static uint64_t dtypes(const weft_problem *p, int role) {
     return (RUNNING | SAVED) & WEFT__BIT(role) ? WEFT__BIT(WEFT_F32) | WEFT__BIT(WEFT_F64) : WEFT__FLOATS;
 }
 
-/* Difference, scale, weight and bias of every element, twice that again where statistics or gradients are summed. */
+/* Difference, scale, weight and bias of every element, and as much again where statistics or gradients are summed. */
 static double flops(const weft_problem *p) { return (p->pass == WEFT_FWD && !p->attr[WEFT_BN_TRAIN] ? 4 : 8) * weft__data_numel(p); }
 
-static const weft__items items = {"batch_norm.h", "batch_norm_item", batch_norm_phases, batch_norm_count, batch_norm_workspace, batch_norm_item};
+static const weft__items items = {
+    "batch_norm.h", "batch_norm_item", batch_norm_phases, batch_norm_count, batch_norm_workspace, batch_norm_item,
+};
 
 const weft__op weft__op_batch_norm = {
     .name = "batch_norm", .op = WEFT_BATCH_NORM, .min_rank = 1, .max_rank = 3, .fields = fields, .nfields = WEFT__COUNT(fields),

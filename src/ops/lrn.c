@@ -21,7 +21,8 @@ static const weft__pass_def passes[] = {
 static weft_status check(weft_problem *p) {
     static const struct { const char *name; int real; } reals[] = {{"alpha", WEFT_LRN_ALPHA}, {"beta", WEFT_LRN_BETA}, {"k", WEFT_LRN_K}};
     WEFT__TRY(weft__check_data(p, 0));
-    if (p->attr[WEFT_LRN_SIZE] < 1 || p->attr[WEFT_LRN_SIZE] > WEFT__BIG) return weft__bad_size(p, "size", 3, p->attr[WEFT_LRN_SIZE], "1..2^40");
+    if (p->attr[WEFT_LRN_SIZE] < 1 || p->attr[WEFT_LRN_SIZE] > WEFT__BIG)
+        return weft__bad_size(p, "size", 3, p->attr[WEFT_LRN_SIZE], "1..2^40");
     for (size_t i = 0; i < WEFT__COUNT(reals); i++)
         if (!isfinite(p->real[reals[i].real]))
             return weft__fail(WEFT_INVALID, "lrn: %s is %g, allowed: a finite number", reals[i].name, p->real[reals[i].real]);

@@ -19,9 +19,11 @@ typedef struct batch_norm_sums { double first, second; } batch_norm_sums;
 
 /* m and r of a channel where an earlier pass or training left them. */
 WEFT_ITEM batch_norm_sums batch_norm_given(const weft_problem *p, void *const *ptr, int64_t c) {
+    int train = p->attr[WEFT_BN_TRAIN] != 0;
     batch_norm_sums s;
-    s.first = vector_get(p, ptr, p->attr[WEFT_BN_TRAIN] ? WEFT_SAVE_MEAN : WEFT_MEAN, c);
-    s.second = p->attr[WEFT_BN_TRAIN] ? vector_get(p, ptr, WEFT_SAVE_INVSTD, c) : 1 / sqrt(vector_get(p, ptr, WEFT_VAR, c) + p->real[WEFT_BN_EPS]);
+    s.first = vector_get(p, ptr, train ? WEFT_SAVE_MEAN : WEFT_MEAN, c);
+    s.second = vector_get(p, ptr, train ? WEFT_SAVE_INVSTD : WEFT_VAR, c);
+    if (!train) s.second = 1 / sqrt(s.second + p->real[WEFT_BN_EPS]);
     return s;
 }
 
@@ -92,7 +94,9 @@ WEFT_ITEM int batch_norm_phases(const weft_problem *p) { return p->pass == WEFT_
 
 WEFT_ITEM int batch_norm_by_channel(const weft_problem *p, int phase) { return phase + 1 < batch_norm_phases(p); }
 
-WEFT_ITEM int64_t batch_norm_count(const weft_problem *p, int phase) { return batch_norm_by_channel(p, phase) ? p->c : p->c * row_count(p); }
+WEFT_ITEM int64_t batch_norm_count(const weft_problem *p, int phase) {
+    return batch_norm_by_channel(p, phase) ? p->c : p->c * row_count(p);
+}
 
 WEFT_ITEM size_t batch_norm_workspace(const weft_problem *p) {
     return batch_norm_phases(p) > 1 ? (size_t)p->c * sizeof(batch_norm_sums) : 0;

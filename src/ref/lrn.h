@@ -45,8 +45,8 @@ WEFT_ITEM void lrn_item(const weft_problem *p, void *const *ptr, void *workspace
     (void)workspace, (void)phase;
     int64_t at = i / p->c, c = i % p->c;
     row src = row_of(p, ptr, WEFT_SRC, at);
-    if (p->pass == WEFT_FWD) row_put(p, row_of(p, ptr, WEFT_DST, at), c, row_get(src, c) / pow(lrn_scale(p, src, c), p->real[WEFT_LRN_BETA]));
-    else row_put(p, row_of(p, ptr, WEFT_DIFF_SRC, at), c, lrn_gradient(p, ptr, src, at, c));
+    double v = p->pass == WEFT_FWD ? row_get(src, c) / pow(lrn_scale(p, src, c), p->real[WEFT_LRN_BETA]) : lrn_gradient(p, ptr, src, at, c);
+    row_put(p, row_of(p, ptr, p->pass == WEFT_FWD ? WEFT_DST : WEFT_DIFF_SRC, at), c, v);
 }
 
 #endif
