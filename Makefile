@@ -65,7 +65,7 @@ gpu-test: ## on a machine with a GPU, offline, with its python3: the CUDA tiers;
 gpu-bench: export PYTHON := $(or $(PYTHON),python3)
 gpu-bench: ready ## on a machine with a GPU, offline, with its python3: weft beside torch; rows and logs to $(OUT)
 	@mkdir -p $(OUT)
-	@timeout 120 $(BUILD)/gpu_smoke 2>&1 | tee $(OUT)/gpu_smoke.log
+	@WEFT_NVRTC=$${WEFT_NVRTC:-$$(cat $(BUILD)/nvrtc)} timeout 120 $(BUILD)/gpu_smoke 2>&1 | tee $(OUT)/gpu_smoke.log
 	@timeout 330 env $(WEFT_PY) bench --json $(OUT)/gpu.json $(call problems,gpu) 2>&1 | tee $(OUT)/gpu-bench.log
 
 install: all ## install under PREFIX (/usr/local); DESTDIR is honoured

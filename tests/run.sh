@@ -189,8 +189,7 @@ prepare() { # the build and the Python environment, side by side; no tier makes 
         counts 0 1 0
         exit 1
     fi
-    NVRTC=$(ls .venv/lib/python3*/site-packages/nvidia/*/lib/libnvrtc.so.* 2> /dev/null | head -n 1)
-    [ -z "$NVRTC" ] || export WEFT_NVRTC=${WEFT_NVRTC:-$PWD/$NVRTC}
+    [ ! -s "$BUILD/nvrtc" ] || export WEFT_NVRTC="${WEFT_NVRTC:-$(cat "$BUILD/nvrtc")}"
     if grep -q 'warning:' "$LOGS/build.log"; then
         grep -A3 'warning:' "$LOGS/build.log" | head -n 40
         echo "FAILED   build      the compiler warns, see $LOGS/build.log"

@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Find or make the Python that runs the client and its tests; its path goes into $BUILD/python.
+# Find or make the Python that runs the client and its tests. Its path goes into $BUILD/python, and that of the NVRTC beside its
+# torch into $BUILD/nvrtc (empty if there is none), for programs that do not go through Python.
 #   PYTHON=          .venv in the tree, made on first use; if pip cannot, the system's python3 where it has torch
 #   PYTHON=<path>    that one
 #   PYTHON=none      none: "none" is written, and the tiers that need Python are left out
@@ -8,7 +9,13 @@ cd "$(dirname "$0")/.." || exit 1
 build=${BUILD:-build}
 log=$build/venv.log
 mkdir -p "$build"
-use() { echo "$1" > "$build/python"; exit 0; }
+find_nvrtc='import glob, sys
+print(next((p for d in sys.path for p in sorted(glob.glob(d + "/nvidia/*/lib/libnvrtc.so.*"))), ""))'
+use() {
+    echo "$1" > "$build/python"
+    "$1" -c "$find_nvrtc" > "$build/nvrtc" 2> /dev/null
+    exit 0
+}
 give_up() { echo "venv: $*" >&2; rm -f "$build/python"; exit 1; }
 
 [ -z "${PYTHON:-}" ] || use "$PYTHON"
