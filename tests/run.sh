@@ -16,7 +16,7 @@ SEED=${SEED:-7}
 mkdir -p "$LOGS"
 
 # Longest first, so that the last ones to finish are short.
-ALL=(python asan tsan c verify avx2 scalar fuzz valgrind docs install header examples gpu)
+ALL=(python asan docs tsan c verify avx2 scalar fuzz valgrind install header examples gpu)
 
 # ---------------------------------------------------------------- helpers a tier is written with
 CLOSING='^[0-9]+ passed, [0-9]+ failed, [0-9]+ skipped$'
