@@ -112,6 +112,7 @@ typedef struct weft__op {
     uint64_t (*absent)(const weft_problem *p);               /* roles of the pass that this problem's attributes leave out; NULL: none */
     uint64_t (*kept)(const weft_problem *p);                 /* roles the pass writes that this problem only reads; NULL: none */
     double (*flops)(const weft_problem *p);
+    bool transcendental;             /* its items call exp, log, tanh or pow, whose last bits differ between engines */
     const weft__items *items;
 } weft__op;
 const weft__op *weft__op_of(int op);                 /* NULL: no such operator */

@@ -34,7 +34,7 @@ static double cost(const weft_problem *p, const weft__hw *hw) {
 static void defines(const weft_problem *p, const weft__hw *hw, weft__text *t) {
     const weft__op *op = weft__op_of(p->op);
     (void)hw;
-    weft__put(t, "-DWEFT_OP_SOURCE=\"%s\" -DWEFT_OP_ITEM=%s", op->items->source, op->items->name);
+    weft__put(t, "--fmad=false -DWEFT_OP_SOURCE=\"%s\" -DWEFT_OP_ITEM=%s", op->items->source, op->items->name);
 }
 
 static weft_status run(const weft__exec *e) {

@@ -55,5 +55,5 @@ static const weft__items items = {
 const weft__op weft__op_cross_entropy = {
     .name = "cross_entropy", .op = WEFT_CROSS_ENTROPY, .min_rank = 1, .max_rank = 3, .fields = fields, .nfields = WEFT__COUNT(fields),
     .passes = passes, .npasses = WEFT__COUNT(passes), .check = check, .shape = shape, .dtypes = dtypes, .absent = absent,
-    .flops = flops, .items = &items,
+    .flops = flops, .transcendental = true, .items = &items,
 };

@@ -44,5 +44,5 @@ static const weft__items items = {"lrn.h", "lrn_item", weft__one_phase, lrn_coun
 
 const weft__op weft__op_lrn = {
     .name = "lrn", .op = WEFT_LRN, .min_rank = 1, .max_rank = 3, .fields = fields, .nfields = WEFT__COUNT(fields), .passes = passes,
-    .npasses = WEFT__COUNT(passes), .check = check, .shape = shape, .dtypes = weft__floats, .flops = flops, .items = &items,
+    .npasses = WEFT__COUNT(passes), .check = check, .shape = shape, .dtypes = weft__floats, .flops = flops, .transcendental = true, .items = &items,
 };

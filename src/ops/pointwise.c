@@ -28,12 +28,12 @@ static void shape(const weft_problem *p, int role, weft_tensor *t) {
 
 static const weft__items items = {"pointwise.h", "pointwise_item", weft__one_phase, pointwise_count, weft__no_workspace, pointwise_item};
 
-#define POINTWISE(NAME, name_, fields_)                                                                                \
+#define POINTWISE(NAME, name_, fields_, smooth)                                                                                \
     const weft__op weft__op_##name_ = {                                                                                \
         .name = #name_, .op = WEFT_##NAME, .min_rank = 1, .max_rank = 3, .fields = fields_,                            \
         .nfields = WEFT__COUNT(fields_), .passes = passes, .npasses = WEFT__COUNT(passes), .check = check,             \
-        .shape = shape, .dtypes = weft__floats, .flops = weft__data_numel, .items = &items}
-POINTWISE(RELU, relu, plain_fields);
-POINTWISE(CLIP, clip, clip_fields);
-POINTWISE(TANH, tanh, plain_fields);
-POINTWISE(SIGMOID, sigmoid, plain_fields);
+        .shape = shape, .dtypes = weft__floats, .flops = weft__data_numel, .transcendental = smooth, .items = &items}
+POINTWISE(RELU, relu, plain_fields, false);
+POINTWISE(CLIP, clip, clip_fields, false);
+POINTWISE(TANH, tanh, plain_fields, true);
+POINTWISE(SIGMOID, sigmoid, plain_fields, true);

@@ -108,7 +108,7 @@ static const weft__items items = {"rnn.h", "rnn_item", rnn_phases, rnn_count, rn
     const weft__op weft__op_##name_ = {                                                                                \
         .name = #name_, .op = WEFT_##NAME, .fields = fields, .nfields = WEFT__COUNT(fields), .passes = passes,         \
         .npasses = WEFT__COUNT(passes), .check = check, .shape = shape, .dtypes = dtypes, .absent = absent,            \
-        .flops = flops, .items = &items}
+        .flops = flops, .transcendental = true, .items = &items}
 RNN(RNN_RELU, rnn_relu);
 RNN(RNN_TANH, rnn_tanh);
 RNN(LSTM, lstm);

@@ -27,6 +27,6 @@ static const weft__items items = {"softmax.h", "softmax_item", weft__one_phase, 
     const weft__op weft__op_##name_ = {                                                                                \
         .name = #name_, .op = WEFT_##NAME, .min_rank = 1, .max_rank = 3, .fields = fields,                             \
         .nfields = WEFT__COUNT(fields), .passes = passes, .npasses = WEFT__COUNT(passes), .check = check,              \
-        .shape = shape, .dtypes = weft__floats, .flops = flops, .items = &items}
+        .shape = shape, .dtypes = weft__floats, .flops = flops, .transcendental = true, .items = &items}
 SOFTMAX(SOFTMAX, softmax);
 SOFTMAX(LOG_SOFTMAX, log_softmax);
