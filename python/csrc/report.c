@@ -40,7 +40,13 @@ static const char *const dtype_names[] = {"none",
 #undef X
 };
 static const char *const layout_names[] = {"none", "first", "last", "strided"};
-static const char *const step_names[] = {"none", "bias", "relu", "clip"};
+static const char *const op_names[] = {"none",
+#define X(NAME, name) #name,
+    WEFT_OP_LIST(X)
+#undef X
+};
+static const char *const step_names[] = {[WEFT_STEP_NONE] = "none", [WEFT_STEP_BIAS] = "bias", [WEFT_STEP_RELU] = "relu",
+                                         [WEFT_STEP_CLIP] = "clip", [WEFT_STEP_ACC] = "acc"};
 static const char *const device_names[] = {"none", "cpu", "cuda"};
 static const char *const math_names[] = {"none", "fast", "strict", "tf32"};
 
@@ -58,12 +64,20 @@ static void say_tensor(text *t, const weft_problem *p, const weft_tensor *x) {
     say(t, "\"dtype\": \"%s\", \"layout\": \"%s\", \"align\": %d}", dtype_names[x->dtype], layout_names[x->layout], x->align);
 }
 
-/* The tensor of p that stands for the same data: src for diff_src, and so on. */
+/* Roles that stand for the same data in different passes share a family; others have none. */
+static int family(int role) {
+    switch (role) {
+    case WEFT_SRC: case WEFT_DIFF_SRC: return 1;
+    case WEFT_WEIGHTS: case WEFT_DIFF_WEIGHTS: return 2;
+    case WEFT_BIAS: case WEFT_DIFF_BIAS: return 3;
+    case WEFT_DST: case WEFT_DIFF_DST: return 4;
+    default: return 0;
+    }
+}
+
 static const weft_tensor *partner(const weft_problem *p, int role) {
-    static const int family[] = {[WEFT_SRC] = 0, [WEFT_DIFF_SRC] = 0, [WEFT_WEIGHTS] = 1, [WEFT_DIFF_WEIGHTS] = 1,
-                                 [WEFT_BIAS] = 2, [WEFT_DIFF_BIAS] = 2, [WEFT_DST] = 3, [WEFT_DIFF_DST] = 3};
     for (int i = 0; i < p->ntensors; i++)
-        if (family[p->tensor[i].role] == family[role]) return &p->tensor[i];
+        if (family(role) && family(p->tensor[i].role) == family(role)) return &p->tensor[i];
     return NULL;
 }
 
@@ -106,8 +120,8 @@ WEFT_API int64_t weft_torch_problem(const char *problem, const char *pass, char 
     if (pass && pass_of(pass) != p.pass && change_pass(&p, pass_of(pass)) != WEFT_OK) return -1;
     if (weft_problem_format(&p, normal, sizeof(normal), NULL) != WEFT_OK) return -1;
     int hidden = 3 - p.rank;
-    say(&t, "{\"text\": \"%s\", \"pass\": \"%s\", \"device\": \"%s\", \"ordinal\": %d, \"math\": \"%s\", \"rank\": %d, \"groups\": %lld, ", normal,
-        pass_names[p.pass], device_names[p.device], p.ordinal, math_names[p.math], p.rank, (long long)p.groups);
+    say(&t, "{\"text\": \"%s\", \"op\": \"%s\", \"pass\": \"%s\", \"device\": \"%s\", \"ordinal\": %d, \"math\": \"%s\", \"rank\": %d, \"groups\": %lld, ", normal,
+        op_names[p.op], pass_names[p.pass], device_names[p.device], p.ordinal, math_names[p.math], p.rank, (long long)p.groups);
     say(&t, "\"n\": %lld, \"c\": %lld, \"o\": %lld, ", (long long)p.n, (long long)p.c, (long long)p.o);
     say_list(&t, "in", p.in + hidden, p.rank);
     say_list(&t, "out", p.out + hidden, p.rank);
@@ -117,8 +131,8 @@ WEFT_API int64_t weft_torch_problem(const char *problem, const char *pass, char 
     say_list(&t, "pad_lo", p.pad_lo + hidden, p.rank);
     say_list(&t, "pad_hi", p.pad_hi + hidden, p.rank);
     say(&t, "\"steps\": [");
-    for (int i = 0; i < p.nsteps; i++)
-        say(&t, "%s{\"kind\": \"%s\", \"lo\": %.17g, \"hi\": %.17g}", i ? ", " : "", step_names[p.step[i].kind], p.step[i].lo, p.step[i].hi);
+    for (int i = 0; i < p.nsteps; i++)   /* bounds as text: JSON has no infinity */
+        say(&t, "%s{\"kind\": \"%s\", \"lo\": \"%.17g\", \"hi\": \"%.17g\"}", i ? ", " : "", step_names[p.step[i].kind], p.step[i].lo, p.step[i].hi);
     say(&t, "], \"tensors\": {");
     for (int i = 0; i < p.ntensors; i++) {
         say(&t, i ? ", " : "");

@@ -80,9 +80,9 @@ def _epilogue(problem: dict) -> tuple[bool, str, float, float]:
     kinds = [s["kind"] for s in problem["steps"]]
     bias = bool(kinds) and kinds[0] == "bias"
     rest = problem["steps"][bias:]
-    if len(rest) > 1 or "bias" in kinds[1:]:
+    if len(rest) > 1 or any(s["kind"] not in ("relu", "clip") for s in rest):
         raise ValueError(f"{problem['text']}: the epilogue {'+'.join(kinds)} has no PyTorch call, allowed: bias, then relu or clip")
-    return (bias, rest[0]["kind"], rest[0]["lo"], rest[0]["hi"]) if rest else (bias, "", 0.0, 0.0)
+    return (bias, rest[0]["kind"], float(rest[0]["lo"]), float(rest[0]["hi"])) if rest else (bias, "", 0.0, 0.0)
 
 
 def _activate(y: Tensor, act: str, lo: float, hi: float) -> Tensor:
@@ -193,6 +193,8 @@ def build(text: str, passes: Optional[str] = None) -> Twin:
     wanted = passes or written
     train = wanted == "train"
     text = _with_pass(text, "fwd") if written == "train" else text
+    if (operator := _library.problem(text)["op"]) != "conv":
+        raise ValueError(f"{text}: the operator {operator} has no PyTorch call yet, allowed: conv")
     base = _library.problem(text, "fwd" if train else wanted)
     if wanted not in PASSES:
         raise ValueError(f"pass: is {wanted!r}, allowed: {', '.join(PASSES)}")

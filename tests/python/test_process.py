@@ -132,6 +132,7 @@ def test_kernels_and_description():
 PROBLEMS = [("conv2d:fwd:f32:nchw:n1c4h8w8:o4k3p1g4:bias+relu", "fwd"), ("conv2d:bwd_data:f32:nhwc:n1c4h8w8:o4k3p1g4", "bwd_data"),
             ("conv2d:bwd_weights:f32:nchw:n1c4h8w8:o4k3p1g4:bias", "bwd_weights"), ("conv1d:train:f64:ncw:n1c4w8:o4k3p1:bias+clip-0.5_0.5", "train"),
             ("conv2d:bwd_data:f32:nchw:n1c4h8w8:o4k3s2p1g2:bias+relu", "bwd_data"), ("conv3d:bwd:f32:ncdhw:n1c2d4h4w4:o2k3p1g2", "bwd"),
+            ("conv2d:fwd:f32:nchw:n1c4h8w8:o4k3p1g4:clip-inf_0.5", "fwd"),
             ("conv2d:fwd:bf16,bias=f32:nchw,src=nchw/4:n1c4h8w8:o4k3p1+2x0g2:bias", "fwd")]
 
 
@@ -141,6 +142,13 @@ def test_twins_agree(text, passes):
     error, allowed = _twin.error(twin)
     assert error <= allowed and f":{passes}:" in twin.text and twin.kernel
     assert twin.read > 0 and twin.write > 0 and twin.flops > 0
+
+
+@pytest.mark.parametrize("text, why", [("relu2d:fwd:f32:nchw:n1c2h3w4", "operator relu"), ("conv2d:fwd:f32:nchw:n1c4h8w8:o4k3:relu+bias", "epilogue"),
+                                       ("conv2d:fwd:f32:nchw:n1c4h8w8:o4k3:strict", "math")])
+def test_problems_without_a_twin(text, why):
+    with pytest.raises(ValueError, match=why):
+        _twin.build(text)
 
 
 def test_bytes_of_training():
