@@ -47,6 +47,18 @@ def _last_level_cache() -> int:
     return max(sizes)
 
 
+def busy() -> str:
+    """What makes timings here worthless, or "". With other work on the cores each parallel region waits a time slice for its slowest
+    thread: the figures then count regions, not work."""
+    try:
+        load = os.getloadavg()[0]
+    except OSError:
+        return ""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    spare = cores - torch.get_num_threads()
+    return f"the load is {load:.1f} on {cores} cores: do not trust these times" if load > max(0.5, spare + 0.5) else ""
+
+
 class _Cpu:
     """Samples in milliseconds of wall time."""
 
@@ -156,7 +168,7 @@ def measure(text: str, passes: Optional[str] = None, rounds: int = 11) -> dict:
         "problem": twin.text, "kernel": twin.kernel, "peer": f"torch {torch.__version__}", "peer_ms": peer_ms, "weft_ms": weft_ms,
         "ratio": statistics.median(p / w for w, p in zip(*samples[:2])), "floor_ms": floor_ms, "share": floor_ms / weft_ms,
         "floor_is": "bytes" if move_ms >= compute_ms else "flops", "move_ms": move_ms, "compute_ms": compute_ms, "error": error,
-        "rounds": len(samples[0]), "threads": torch.get_num_threads(), "pages": _pages,
+        "rounds": len(samples[0]), "threads": torch.get_num_threads(), "pages": _pages, "busy": busy(),
     }
     if twin.device.type == "cuda":
         row["weft_wall_ms"], row["peer_wall_ms"] = clock.wall(twin.weft), clock.wall(twin.peer)
@@ -184,6 +196,8 @@ def run(problems: list[str], passes: Optional[str] = None, rounds: int = 11, thr
     rows, code = [], 0
     print(f"torch {torch.__version__} beside weft {_library.version()}, {torch.get_num_threads()} threads, medians of {max(rounds, MIN_ROUNDS)} "
           f"interleaved rounds, caches emptied, pages {'kept on both sides' if kept else 'as the allocator has them'}", file=out)
+    if busy():
+        print(f"warning: {busy()}", file=out)
     print(_line([name for name, _ in _COLUMNS], widths), file=out, flush=True)
     for text in problems:
         try:

@@ -25,6 +25,8 @@ def run(rounds: int = bench.MIN_ROUNDS, out: TextIO = sys.stdout) -> int:
     print(f"Depthwise convolution, float32, {torch.get_num_threads()} threads: torch {torch.__version__} beside weft {_library.version()}.", file=out)
     print(f"Milliseconds, medians of {rounds} interleaved rounds, caches emptied{', pages kept on both sides' if kept else ''}.", file=out)
     print("Error: the largest difference over the largest value. Share: the time a plain kernel takes to move the same bytes, over weft's.\n", file=out)
+    if bench.busy():
+        print(f"Warning: {bench.busy()}.\n", file=out)
     print(f"{'case':28}{'memory':16}{'pass':18}{'torch':>9}{'weft':>9}{'ratio':>8}{'share':>7}{'error':>10}", file=out, flush=True)
     code = 0
     for title, sizes in CASES:
