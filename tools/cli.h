@@ -32,6 +32,7 @@ int cli_misuse(const cli_command *self, const char *format, ...) WEFT__PRINTF(2,
 int cli_failed(const cli_command *self, const char *format, ...) WEFT__PRINTF(2, 3);   /* prints, returns CLI_FAILED */
 #define CLI_END(code) ((code) == CLI_HELP ? CLI_OK : (code))
 
+int operators_markdown(const cli_command *self);     /* operators.c: docs/operators.md on stdout */
 int cli_problem(const cli_command *self, const char *text, weft_problem *p);
 int cli_context(const cli_command *self, weft_ctx **ctx, const weft_ctx_opts *opts);
 /* An error that names the kernels of the operator if there is none of that name. */

@@ -29,10 +29,14 @@ static int list_for(const cli_command *self, const weft_ctx *ctx, const weft_pro
 }
 
 static int run(const cli_command *self, int argc, char **argv) {
-    int code = cli_parse(self, NULL, 0, &argc, argv);
+    bool operators = false;
+    const cli_option options[] = {{"operators", NULL, "every operator instead, as Markdown", CLI_FLAG, &operators, 0, 0}};
+    int code = cli_parse(self, options, WEFT__COUNT(options), &argc, argv);
     weft_problem p;
     weft_ctx *ctx = NULL;
     if (code != CLI_OK) return code;
+    if (operators && argc) return cli_misuse(self, "got a problem and --operators, allowed: one of them");
+    if (operators) return operators_markdown(self);
     if (argc > 1) return cli_misuse(self, "got %d problems, allowed: one or none", argc);
     if (argc && (code = cli_problem(self, argv[0], &p)) != CLI_OK) return code;
     if ((code = cli_context(self, &ctx, NULL)) != CLI_OK) return code;

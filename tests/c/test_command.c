@@ -56,6 +56,17 @@ TEST(help) {
     }
 }
 
+/* docs/operators.md says what the tables say. */
+TEST(operators_page_is_fresh) {
+    static char made[65536], kept[65536];
+    CHECK(run("list --operators", made, sizeof(made)) == 0, "weft list --operators: %.500s", made);
+    FILE *f = fopen(WEFT_SOURCE "/docs/operators.md", "r");
+    CHECK(f, "docs/operators.md is missing");
+    kept[fread(kept, 1, sizeof(kept) - 1, f)] = 0;
+    fclose(f);
+    CHECK(strcmp(made, kept) == 0, "docs/operators.md is stale: make it anew with weft list --operators > docs/operators.md");
+}
+
 TEST(misuse) {
     expect("info x", 2, "got 'x'");
     expect("list P P", 2, "2 problems");
