@@ -153,8 +153,10 @@ def test_an_image_beyond_31_bits():
 
 
 REFUSALS = {
-    "im2col2d:fwd:f32:nchw:n1c1h4w4:k5": r"im2col: the window along h is 5 \(kernel 5, dilation 1\), allowed: at most the padded input, 4",
-    "col2im2d:fwd:f32:nchw:n1c1h4w4:k3d2": r"col2im: the window along h is 5 \(kernel 3, dilation 2\), allowed: at most the padded input, 4",
+    "im2col2d:fwd:f32:nchw:n1c1h4w4:k5":
+        r"im2col: the window along h is 5 \(kernel 5, dilation 1\), allowed: at most the padded input, 4",
+    "col2im2d:fwd:f32:nchw:n1c1h4w4:k3d2":
+        r"col2im: the window along h is 5 \(kernel 3, dilation 2\), allowed: at most the padded input, 4",
     "im2col2d:fwd:f32:nchw:n1c0h4w4:k2": "im2col: channels c is 0, allowed: 1..2",
     "im2col2d:fwd:f32:nchw:n1c1h4w4:k2p-1": "im2col: low padding along h is -1, allowed: 0..2",
     "im2col2d:fwd:f32:nchw:n1c1h4w4:k2:acc1_1": "acc, which pass fwd of im2col does not take",
