@@ -52,8 +52,9 @@ static weft_status check_axis(weft_problem *p, int a) {
         return weft__fail(WEFT_INVALID, "%s: padding along %c is %lld, allowed: at most half of the kernel size, %lld", name, "dhw"[a],
                           (long long)pad, (long long)(p->kernel[a] / 2));
     if (padded + up < window)
-        return weft__fail(WEFT_INVALID, "%s: the window along %c is %lld (kernel %lld, dilation %lld), allowed: at most the padded input, %lld%s", name,
-                          "dhw"[a], (long long)window, (long long)p->kernel[a], (long long)p->dilation[a], (long long)(padded + up),
+        return weft__fail(WEFT_INVALID,
+                          "%s: the window along %c is %lld (kernel %lld, dilation %lld), allowed: at most the padded input, %lld%s",
+                          name, "dhw"[a], (long long)window, (long long)p->kernel[a], (long long)p->dilation[a], (long long)(padded + up),
                           up ? " (in ceil mode with stride - 1 more)" : "");
     p->out[a] = (padded + up - window) / p->stride[a] + 1;
     if (up && (p->out[a] - 1) * p->stride[a] >= p->in[a] + p->pad_lo[a]) p->out[a]--;
@@ -70,9 +71,13 @@ static weft_status check_max(weft_problem *p) {
     for (int a = 0; a < 3; a++) WEFT__TRY(check_axis(p, a));
     const weft_tensor *index = weft__tensor(p, WEFT_INDEX);
     if (index && index->dtype == WEFT_U8 && volume(p->kernel) > 256)
-        return weft__fail(WEFT_INVALID, "max_pool: index is u8 and a window has %.0f places, allowed: at most 256, or an index of i32 or i64", volume(p->kernel));
+        return weft__fail(WEFT_INVALID,
+                          "max_pool: index is u8 and a window has %.0f places, allowed: at most 256, or an index of i32 or i64",
+                          volume(p->kernel));
     if (index && index->dtype == WEFT_I32 && volume(p->in) > INT32_MAX)
-        return weft__fail(WEFT_INVALID, "max_pool: index is i32 and a channel has %.0f places, allowed: at most 2^31 - 1, or an index of i64", volume(p->in));
+        return weft__fail(WEFT_INVALID,
+                          "max_pool: index is i32 and a channel has %.0f places, allowed: at most 2^31 - 1, or an index of i64",
+                          volume(p->in));
     return WEFT_OK;
 }
 
@@ -108,7 +113,8 @@ static void shape(const weft_problem *p, int role, weft_tensor *t) {
 /* An index type must hold every index. */
 static uint64_t max_dtypes(const weft_problem *p, int role) {
     if (role != WEFT_INDEX) return WEFT__FLOATS;
-    return (volume(p->kernel) <= 256 ? WEFT__BIT(WEFT_U8) : 0) | (volume(p->in) <= INT32_MAX ? WEFT__BIT(WEFT_I32) : 0) | WEFT__BIT(WEFT_I64);
+    uint64_t tap = volume(p->kernel) <= 256 ? WEFT__BIT(WEFT_U8) : 0, place = volume(p->in) <= INT32_MAX ? WEFT__BIT(WEFT_I32) : 0;
+    return tap | place | WEFT__BIT(WEFT_I64);
 }
 
 static uint64_t max_absent(const weft_problem *p) { return p->attr[WEFT_MAX_POOL_INDEX] ? 0 : R(INDEX); }

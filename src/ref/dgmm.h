@@ -41,6 +41,11 @@ WEFT_ITEM dgmm_number dgmm_times(const weft_problem *p, dgmm_number a, dgmm_numb
     return v;
 }
 
+/* A number of dst (from src) or of diff_src (from diff_dst, with the conjugate). */
+WEFT_ITEM dgmm_number dgmm_scaled(const weft_problem *p, void *const *ptr, int from, const int64_t *at, double sign) {
+    return dgmm_times(p, dgmm_matrix(p, ptr, from, at[0], at[1], at[2]), dgmm_vector(p, ptr, at[1], at[2]), sign);
+}
+
 WEFT_ITEM dgmm_number dgmm_diff_weight(const weft_problem *p, void *const *ptr, int64_t j) {
     int right = p->attr[WEFT_DGMM_SIDE] != 0;
     int64_t along = right ? p->attr[WEFT_DGMM_ROWS] : p->attr[WEFT_DGMM_COLS];
@@ -73,9 +78,8 @@ WEFT_ITEM void dgmm_item(const weft_problem *p, void *const *ptr, void *workspac
     const weft_tensor *t = item_tensor(p, role);
     int64_t at[4], offset = item_at(t, pair ? 2 * i : i, at);
     dgmm_number v;
-    if (role == WEFT_DST) v = dgmm_times(p, dgmm_matrix(p, ptr, WEFT_SRC, at[0], at[1], at[2]), dgmm_vector(p, ptr, at[1], at[2]), 1);
-    else if (role == WEFT_DIFF_SRC) v = dgmm_times(p, dgmm_matrix(p, ptr, WEFT_DIFF_DST, at[0], at[1], at[2]), dgmm_vector(p, ptr, at[1], at[2]), -1);
-    else v = dgmm_diff_weight(p, ptr, i);
+    if (role == WEFT_DIFF_WEIGHTS) v = dgmm_diff_weight(p, ptr, i);
+    else v = dgmm_scaled(p, ptr, role == WEFT_DST ? WEFT_SRC : WEFT_DIFF_DST, at, role == WEFT_DST ? 1 : -1);
     item_out(p, t, ptr[role], offset, v.re);
     if (pair) item_out(p, t, ptr[role], offset + t->strides[t->rank - 1], v.im);
 }

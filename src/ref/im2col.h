@@ -19,7 +19,7 @@ WEFT_ITEM void im2col_columns(const weft_problem *p, conv_view image, conv_view 
 
 WEFT_ITEM void im2col_image(const weft_problem *p, conv_view columns, conv_view image, int64_t i) {
     int64_t at[5], offset = item_at(image.t, i, at);
-    const int64_t *step = columns.t->strides;
+    const int64_t *step = columns.t->strides, first = at[0] * step[0] + at[1] * step[1];
     double sum = 0;
     for (int64_t r = 0; r < p->kernel[0]; r++) {
         int64_t z = conv_feeds(p, 0, at[2], r);
@@ -30,8 +30,8 @@ WEFT_ITEM void im2col_image(const weft_problem *p, conv_view columns, conv_view 
             for (int64_t t = 0; t < p->kernel[2]; t++) {
                 int64_t x = conv_feeds(p, 2, at[4], t);
                 if (x < 0) continue;
-                sum += item_load(columns.t->dtype, columns.ptr, at[0] * step[0] + at[1] * step[1] + r * step[2] + s * step[3] + t * step[4] +
-                                                                    z * step[5] + y * step[6] + x * step[7]);
+                int64_t tap = r * step[2] + s * step[3] + t * step[4], window = z * step[5] + y * step[6] + x * step[7];
+                sum += item_load(columns.t->dtype, columns.ptr, first + tap + window);
             }
         }
     }

@@ -3,7 +3,8 @@
  *         index: the first greatest tap (of several NaN the last, as torch has it), as its number in the window (u8) or as the flat
  *         place in d h w of the channel (i32, i64; a window without a tap has -1)
  *         diff_src[n,c,x] = sum of diff_dst[n,c,o] over the windows o whose index says x
- *   avg   dst[n,c,o] = sum of src over window o / divisor;  diff_src[n,c,x] = sum over the windows o that hold x of diff_dst[n,c,o] / divisor
+ *   avg   dst[n,c,o] = sum of src over window o / divisor
+ *         diff_src[n,c,x] = sum of diff_dst[n,c,o] / divisor over the windows o that hold x
  *         the divisor is given, or the number of places of the window: inside the input, or (include_pad) inside its padding too
  *   adaptive avg: the same with windows floor(o*in/out) .. ceil((o+1)*in/out) - 1 along each axis. */
 #ifndef WEFT_REF_POOL_H
@@ -129,8 +130,10 @@ WEFT_ITEM void pool_avg_bwd(const weft_problem *p, void *const *ptr, int64_t i) 
     double sum = 0;
     for (int64_t z = d.lo; z < d.hi; z++)
         for (int64_t y = h.lo; y < h.hi; y++)
-            for (int64_t x = w.lo; x < w.hi; x++)
-                sum += conv_get(diff_dst, at[0], at[1], z, y, x) / pool_divisor(p, pool_reads(p, 0, z), pool_reads(p, 1, y), pool_reads(p, 2, x));
+            for (int64_t x = w.lo; x < w.hi; x++) {
+                double divisor = pool_divisor(p, pool_reads(p, 0, z), pool_reads(p, 1, y), pool_reads(p, 2, x));
+                sum += conv_get(diff_dst, at[0], at[1], z, y, x) / divisor;
+            }
     item_out(p, diff_src.t, diff_src.ptr, offset, sum);
 }
 

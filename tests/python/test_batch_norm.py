@@ -14,7 +14,8 @@ NAN, INF = float("nan"), float("inf")
 class Case:
     """One set of options, run by weft and by torch. stats, params: the types of statistics and parameters."""
 
-    def __init__(self, channels, train=True, affine=True, track=True, eps=1e-5, momentum=0.1, form="first", stats=torch.float32, params=torch.float32):
+    def __init__(self, channels, train=True, affine=True, track=True, eps=1e-5, momentum=0.1, form="first", stats=torch.float32,
+                 params=torch.float32):
         self.train, self.track, self.eps, self.momentum, self.form, self.stats = train, track or not train, eps, momentum, form, stats
         self.options = f"train{int(train)}affine{int(affine)}track{int(self.track)}eps{eps!r}momentum{momentum!r}"
         self.weights, self.bias = ((torch.randn(channels).to(params), torch.randn(channels).to(params)) if affine else (None, None))
@@ -34,8 +35,9 @@ class Case:
     def forward(self, x):
         """dst, save_mean and save_invstd where there are any, running mean and var after it."""
         running = [None if t is None else t.clone() for t in (self.mean, self.var)]
-        got = self.run("fwd", "", dict(src=x, weights=self.weights, bias=self.bias, mean=running[0], var=running[1], dst=torch.full_like(x, 7),
-                                       save_mean=self.vector(x, self.train), save_invstd=self.vector(x, self.train)))
+        got = self.run("fwd", "", dict(src=x, weights=self.weights, bias=self.bias, mean=running[0], var=running[1],
+                                       dst=torch.full_like(x, 7), save_mean=self.vector(x, self.train),
+                                       save_invstd=self.vector(x, self.train)))
         return got["dst"], got.get("save_mean"), got.get("save_invstd"), *running
 
     def backward(self, x, saved, dy, extra="", old=None):
@@ -43,8 +45,9 @@ class Case:
         affine = self.weights is not None
         outputs = old or [torch.full_like(x, 7)] + [self.vector(x, affine, affine and self.weights.dtype) for _ in range(2)]
         running = (None, None) if self.train else (self.mean, self.var)
-        got = self.run("bwd", extra, dict(src=x, weights=self.weights, mean=running[0], var=running[1], save_mean=saved[0], save_invstd=saved[1],
-                                          diff_dst=dy, diff_src=outputs[0], diff_weights=outputs[1], diff_bias=outputs[2]))
+        got = self.run("bwd", extra, dict(src=x, weights=self.weights, mean=running[0], var=running[1], save_mean=saved[0],
+                                          save_invstd=saved[1], diff_dst=dy,
+                                          diff_src=outputs[0], diff_weights=outputs[1], diff_bias=outputs[2]))
         return [got.get(role) for role in ("diff_src", "diff_weights", "diff_bias")]
 
     def torch(self, x, dtype=torch.float64):

@@ -165,7 +165,8 @@ def test_a_window_without_a_tap_has_no_gradient(itype):
     out = capi.run(f"max_pool1d:fwd:f32{types}:ncw:{problem}index1", src=torch.ones(1, 1, 4), dst=torch.zeros(1, 1, 1),
                    index=torch.full((1, 1, 1), 9, dtype=itype))
     assert out["dst"].item() == -INF and out["index"].item() == (0 if itype == torch.uint8 else -1)
-    dx = capi.run(f"max_pool1d:bwd:f32{types}:ncw:{problem}", index=out["index"], diff_dst=torch.ones(1, 1, 1), diff_src=torch.full((1, 1, 4), 9.0))
+    dx = capi.run(f"max_pool1d:bwd:f32{types}:ncw:{problem}", index=out["index"], diff_dst=torch.ones(1, 1, 1),
+                  diff_src=torch.full((1, 1, 4), 9.0))
     assert not dx["diff_src"].any()
 
 
@@ -173,10 +174,12 @@ def test_strided():
     x, k = torch.randn(2, 3, 7, 8), "k3s2p1ceil1"
     want, index = F.max_pool2d(x, 3, 2, 1, 1, True, True)
     src, dst, places = capi.gaps(x), capi.gaps(torch.zeros_like(want)), capi.gaps(torch.zeros_like(index))
-    capi.run(text("max_pool", "fwd", x, True, k + "index1", ",index=i64", capi.strided(src=src, dst=dst, index=places)), src=src, dst=dst, index=places)
+    layouts = capi.strided(src=src, dst=dst, index=places)
+    capi.run(text("max_pool", "fwd", x, True, k + "index1", ",index=i64", layouts), src=src, dst=dst, index=places)
     assert torch.equal(dst, want) and torch.equal(places, index)
     assert (dst.as_strided(want.shape, dst.stride(), 1) == 9).all() and (places.as_strided(want.shape, places.stride(), 1) == 9).all()
-    for op, attributes, forward in [("avg_pool", k, lambda v: F.avg_pool2d(v, 3, 2, 1, True)), ("adaptive_avg_pool", "to4x3", lambda v: F.adaptive_avg_pool2d(v, (4, 3)))]:
+    for op, attributes, forward in [("avg_pool", k, lambda v: F.avg_pool2d(v, 3, 2, 1, True)),
+                                    ("adaptive_avg_pool", "to4x3", lambda v: F.adaptive_avg_pool2d(v, (4, 3)))]:
         wide = x.clone().requires_grad_()
         want = forward(wide)
         dy, dx = capi.gaps(torch.randn(want.shape)), capi.gaps(torch.zeros_like(x))
@@ -190,8 +193,8 @@ def test_strided():
 def test_layouts_mix():
     x = torch.randn(2, 3, 6, 7)
     want, index = F.max_pool2d(x, 2, return_indices=True)
-    out = capi.run("max_pool2d:fwd:f32,dst=f64,index=i32:nchw,dst=nhwc,index=nhwc:n2c3h6w7:k2s2index1", src=x, dst=empty(want.shape, torch.float64, True),
-                   index=empty(want.shape, torch.int32, True))
+    out = capi.run("max_pool2d:fwd:f32,dst=f64,index=i32:nchw,dst=nhwc,index=nhwc:n2c3h6w7:k2s2index1", src=x,
+                   dst=empty(want.shape, torch.float64, True), index=empty(want.shape, torch.int32, True))
     assert torch.equal(out["dst"].float(), want) and torch.equal(out["index"].long(), index)
 
 
@@ -251,7 +254,8 @@ def test_indices_beyond_31_bits():
     assert (y == 3).all() and index.flatten().tolist() == [1, 2**30 + 1, 2**31 + 1]
     capi.run(f"avg_pool1d:fwd:bf16:ncw:{problem}", src=x, dst=y)
     assert (y == 2).all()
-    with pytest.raises(capi.WeftError, match="index is i32 and a channel has 2147483651 places, allowed: at most 2\\^31 - 1, or an index of i64"):
+    refusal = r"index is i32 and a channel has 2147483651 places, allowed: at most 2\^31 - 1, or an index of i64"
+    with pytest.raises(capi.WeftError, match=refusal):
         capi.parse(f"max_pool1d:fwd:bf16,index=i32:ncw:{problem}index1")
 
 
@@ -270,7 +274,8 @@ def test_the_index_type_follows_the_window():
 REFUSALS = {
     "max_pool2d:fwd:f32:nchw:n1c1h8w8:k3p2": "max_pool: padding along h is 2, allowed: at most half of the kernel size, 1",
     "avg_pool2d:fwd:f32:nchw:n1c1h8w8:k4p0+3": "avg_pool: padding along h is 3, allowed: at most half of the kernel size, 2",
-    "max_pool1d:fwd:f32:ncw:n1c1w8:k2d9": r"max_pool: the window along w is 10 \(kernel 2, dilation 9\), allowed: at most the padded input, 8$",
+    "max_pool1d:fwd:f32:ncw:n1c1w8:k2d9":
+        r"max_pool: the window along w is 10 \(kernel 2, dilation 9\), allowed: at most the padded input, 8$",
     "avg_pool1d:fwd:f32:ncw:n1c1w2:k5s2ceil1":
         r"avg_pool: the window along w is 5 .*, allowed: at most the padded input, 3 \(in ceil mode with stride - 1 more\)",
     "max_pool2d:fwd:f32:nchw:n1c1h8w0:k3p1": "max_pool: input size along w is 0, allowed: 1..2",
@@ -291,7 +296,8 @@ REFUSALS = {
     "max_pool2d:bwd_data:f32:nchw:n1c1h8w8:k3": "bwd_data",
     "adaptive_avg_pool2d:fwd:f32:nchw:n1c1h8w8:to-1x2": "adaptive_avg_pool: output size along h is -1, allowed: 0..2",
     "adaptive_avg_pool2d:fwd:f32:nchw:n1c1h8w8:": "expected 'to' and a number",
-    "adaptive_avg_pool1d:fwd:f32:ncw:n1c1w1099511627776:to1099511627776": r"output size along w is 1099511627776, allowed: 0..2\^61 / \(input size \+ 1\)",
+    "adaptive_avg_pool1d:fwd:f32:ncw:n1c1w1099511627776:to1099511627776":
+        r"output size along w is 1099511627776, allowed: 0..2\^61 / \(input size \+ 1\)",
 }
 
 
