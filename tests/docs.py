@@ -21,7 +21,7 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 BUILD = ROOT / os.environ.get("BUILD", "build")
 HOW_TO = ["docs/adding-a-kernel.md", "docs/adding-an-operator.md"]
 BLOCK = re.compile(r"^```(\w+)(?: file=(\S+))?\n(.*?)^```$", re.M | re.S)
-PROBLEM = re.compile(r"(?<![\w/])[a-z_]+[123]d:(?:fwd|bwd\w*):[^\s`\"'|)]+")
+PROBLEM = re.compile(r"(?<![\w/])[a-z_]+(?:[123]d)?:(?:fwd|bwd\w*):[^\s`\"'|)]+")
 
 passed = failed = 0
 
