@@ -29,9 +29,10 @@
  * Rules that hold everywhere
  *   - Nothing aborts, exits or prints unless asked. Bad input gives an error that names the argument,
  *     what it got and what is allowed, and writes nothing.
- *   - Every struct begins with its size, set by its WEFT_*_INIT, so that it can grow.
+ *   - Every struct begins with its size, set by its WEFT_*_INIT, and grows only at its end: a caller built against an older
+ *     or a newer header is served as long as it asks for nothing this library does not know.
  *   - Releasing NULL is fine. Objects are reference-counted where it says so.
- *   - A context, a plan and every call are safe to use from many threads at once.
+ *   - A context, a plan and every call are safe to use from many threads at once, and in the child after fork (CUDA apart).
  *   - Results have the same bits on every run and for every number of threads.
  */
 #ifndef WEFT_H
@@ -70,12 +71,9 @@ extern "C" {
     X(DEVICE, "the device or its driver reported an error")                                        \
     X(INTERNAL, "a fault inside weft: please report it")
 
-typedef enum weft_status {
-#define X(name, text) WEFT_##name,
-    WEFT_STATUS_LIST(X)
-#undef X
-    WEFT_STATUS_COUNT
-} weft_status;
+#define WEFT__ENUM2(NAME, b) WEFT_##NAME,
+#define WEFT__ENUM3(NAME, b, c) WEFT_##NAME,
+typedef enum weft_status { WEFT_STATUS_LIST(WEFT__ENUM2) WEFT_STATUS_COUNT } weft_status;
 
 WEFT_API const char *weft_version(void);                /* "0.1.0" */
 WEFT_API const char *weft_status_name(weft_status s);   /* "INVALID" */
@@ -90,13 +88,7 @@ WEFT_API const char *weft_last_error(void);             /* this thread's; "" bef
     X(F32, f32, 4) X(F64, f64, 8) X(F16, f16, 2) X(BF16, bf16, 2) X(U8, u8, 1) X(I32, i32, 4)      \
     X(I64, i64, 8) X(C64, c64, 8) X(C128, c128, 16)
 
-typedef enum weft_dtype {
-    WEFT_DTYPE_NONE,
-#define X(name, text, bytes) WEFT_##name,
-    WEFT_DTYPE_LIST(X)
-#undef X
-    WEFT_DTYPE_COUNT
-} weft_dtype;
+typedef enum weft_dtype { WEFT_DTYPE_NONE, WEFT_DTYPE_LIST(WEFT__ENUM3) WEFT_DTYPE_COUNT } weft_dtype;
 
 /* Dims are always in the order n c d h w; the layout says how they lie in memory.
  * first: nchw (ncw, ncdhw; for weights oihw, ...). last: nhwc (for weights ohwi, ...). */
@@ -112,13 +104,7 @@ typedef enum weft_layout { WEFT_LAYOUT_NONE, WEFT_FIRST, WEFT_LAST, WEFT_STRIDED
     X(DGMM, dgmm) X(CDGMM, cdgmm) X(IM2COL, im2col) X(COL2IM, col2im)                              \
     X(RNN_RELU, rnn_relu) X(RNN_TANH, rnn_tanh) X(LSTM, lstm) X(GRU, gru)
 
-typedef enum weft_op {
-    WEFT_OP_NONE,
-#define X(NAME, name) WEFT_##NAME,
-    WEFT_OP_LIST(X)
-#undef X
-    WEFT_OP_COUNT
-} weft_op;
+typedef enum weft_op { WEFT_OP_NONE, WEFT_OP_LIST(WEFT__ENUM2) WEFT_OP_COUNT } weft_op;
 
 /* bwd computes every gradient in one go (diff_src, diff_weights and, with a bias, diff_bias).
  * Transposed convolution is bwd_data with the roles swapped: its input is diff_dst, its output diff_src;
@@ -127,13 +113,7 @@ typedef enum weft_op {
     X(FWD, fwd) X(BWD_DATA, bwd_data) X(BWD_WEIGHTS, bwd_weights) X(BWD_BIAS, bwd_bias)            \
     X(BWD, bwd)
 
-typedef enum weft_pass {
-    WEFT_PASS_NONE,
-#define X(NAME, name) WEFT_##NAME,
-    WEFT_PASS_LIST(X)
-#undef X
-    WEFT_PASS_COUNT
-} weft_pass;
+typedef enum weft_pass { WEFT_PASS_NONE, WEFT_PASS_LIST(WEFT__ENUM2) WEFT_PASS_COUNT } weft_pass;
 
 /* What a tensor is to its operator. Arguments are given by role: args.ptr[WEFT_SRC] = x. */
 #define WEFT_ROLE_LIST(X)                                                                          \
@@ -145,12 +125,7 @@ typedef enum weft_pass {
     X(LENGTHS, lengths) X(DIFF_H0, diff_h0) X(DIFF_C0, diff_c0) X(DIFF_HN, diff_hn)                \
     X(DIFF_CN, diff_cn)
 
-typedef enum weft_role {
-#define X(NAME, name) WEFT_##NAME,
-    WEFT_ROLE_LIST(X)
-#undef X
-    WEFT_ROLE_COUNT
-} weft_role;
+typedef enum weft_role { WEFT_ROLE_LIST(WEFT__ENUM2) WEFT_ROLE_COUNT } weft_role;
 
 typedef enum weft_device { WEFT_DEVICE_NONE, WEFT_CPU, WEFT_CUDA } weft_device;
 
@@ -175,6 +150,7 @@ typedef enum weft_math { WEFT_MATH_NONE, WEFT_FAST, WEFT_STRICT, WEFT_TF32 } wef
 #define WEFT_MAX_TENSORS 16
 #define WEFT_MAX_STEPS 4
 #define WEFT_MAX_ATTRS 12
+#define WEFT_MAX_ROLES 64
 
 /* Names of attr[] and real[], by operator. */
 enum { WEFT_CLIP_LO, WEFT_CLIP_HI };                   /* clip, real: bounds, 0 and 6 if not said */
@@ -209,7 +185,7 @@ typedef struct weft_tensor {
     int16_t role, dtype, layout;     /* weft_role, weft_dtype, weft_layout */
     int16_t rank;                    /* 0: dims not said */
     int32_t align;                   /* the pointer is a multiple of this; 0: the default, 16 */
-    int32_t reserved;
+    int32_t derived;                 /* set by weft_problem_complete: the dims follow from the sizes and need no check */
     int64_t dims[WEFT_MAX_RANK];     /* canonical: n c d h w, or o i d h w; unit where absent */
     int64_t strides[WEFT_MAX_RANK];  /* in elements; read when layout is WEFT_STRIDED, else filled in */
 } weft_tensor;
@@ -252,7 +228,9 @@ WEFT_API weft_status weft_problem_init(weft_problem *p, weft_op op, weft_pass pa
 /* The tensor of that role; added, all unsaid, if the problem has none yet and there is room. NULL: p or role is wrong. */
 WEFT_API weft_tensor *weft_problem_tensor(weft_problem *p, weft_role role);
 
-/* Validate, derive what was not said, and bring into the one normal form that the text names. Idempotent.
+/* Validate, derive what was not said, and bring into the one normal form that the text names. Idempotent; on failure *p is as it
+ * was. To go on from a completed problem, assign sizes or attributes and complete again: shapes follow. Sorts the tensors by role,
+ * so pointers from weft_problem_tensor end here. What an operator does not use is set back to its default.
  * Data tensors not said take the data type and layout of the first said tensor (else f32, channels-first). */
 WEFT_API weft_status weft_problem_complete(weft_problem *p);
 
@@ -261,7 +239,7 @@ WEFT_API weft_status weft_problem_parse(weft_problem *p, const char *text);
 
 /* Completed problem to text, always 0-terminated if capacity > 0. *length (may be NULL) is what it takes without the 0. */
 WEFT_API weft_status weft_problem_format(const weft_problem *p, char *text, size_t capacity, size_t *length);
-#define WEFT_TEXT_MAX 1024           /* room for any problem's text */
+#define WEFT_TEXT_MAX 4096           /* room for any problem's text */
 
 /* ------------------------------------------------------------- 5. The context */
 typedef struct weft_ctx weft_ctx;
@@ -274,6 +252,7 @@ typedef enum weft_mode {
 } weft_mode;
 
 enum { WEFT_ENGINE_REF = 1, WEFT_ENGINE_CPU = 2, WEFT_ENGINE_CUDA = 4, WEFT_ENGINE_ALL = 7 };
+/* dispatch: which kernel and why; tune: measurements, compilations; exec: every run; error: what went wrong without failing a call */
 enum { WEFT_LOG_DISPATCH = 1, WEFT_LOG_TUNE = 2, WEFT_LOG_EXEC = 4, WEFT_LOG_ERROR = 8, WEFT_LOG_ALL = 15 };
 #define WEFT_NO_LIMIT ((size_t)-1)
 
@@ -288,12 +267,12 @@ typedef struct weft_ctx_opts {
     uint32_t verbose;                /* WEFT_LOG_*; the variable WEFT_VERBOSE=dispatch,tune,exec,error|all adds to it */
     int32_t threads;                 /* of the own pool; 0: WEFT_THREADS, else one per core */
     int32_t mode;                    /* weft_mode; default estimate */
-    size_t workspace_limit;          /* bytes a plan may ask for; 0: 64 MB */
+    size_t workspace_limit;          /* bytes a plan may ask for, the reference apart: every valid problem has a plan; 0: 64 MB */
     size_t plan_cache;               /* plans kept; 0: 1024 */
     double measure_seconds;          /* time limit of one measurement; 0: 2 s */
     weft_log_fn log;                 /* NULL: lines asked for go to stderr */
     void *log_user;
-    void *(*alloc)(void *user, size_t bytes);   /* both or neither; NULL: malloc and free */
+    void *(*alloc)(void *user, size_t bytes);   /* both or neither, from any thread, aligned as malloc's; NULL: malloc and free */
     void (*free)(void *user, void *block);
     void *alloc_user;
     const char *isa;                 /* "scalar" | "avx2" | "avx512": go no higher; NULL: WEFT_ISA, else what the CPU has */
@@ -305,10 +284,12 @@ typedef struct weft_ctx_opts {
 WEFT_API weft_status weft_ctx_create(weft_ctx **ctx, const weft_ctx_opts *opts);
 WEFT_API void weft_ctx_release(weft_ctx *ctx);       /* plans made from it stay usable */
 
-/* Lend a thread pool; NULL: back to the own one. threads: how many run at once (estimates use it, bits do not). */
+/* Lend a thread pool; NULL: back to the own one. threads: how many run at once (estimates use it, bits do not).
+ * A run that has begun goes on with the pool it has: wait for such runs before the pool goes away. The log, the allocator and a
+ * lent pool serve until the last plan made from the context is released. */
 WEFT_API weft_status weft_ctx_set_parallel_for(weft_ctx *ctx, weft_parallel_for fn, void *user, int threads);
 
-/* A description of the machine as weft sees it: one "key: value" line each. Engines that are absent say why. */
+/* A description of the machine as weft sees it: one "key: value" line each. Engines that are absent say why: it opens CUDA to look. */
 WEFT_API weft_status weft_ctx_describe(weft_ctx *ctx, char *text, size_t capacity, size_t *length);
 
 /* ---------------------------------------------------------------- 6. The plan
@@ -325,7 +306,7 @@ typedef struct weft_plan_opts {
 typedef struct weft_args {
     size_t size;                     /* sizeof(weft_args) */
     const void *packed;              /* from weft_pack, for plans with weft_plan_packed() > 0; NULL: packed at each call in workspace */
-    void *ptr[WEFT_ROLE_COUNT];      /* by role; device pointers for a CUDA plan */
+    void *ptr[WEFT_MAX_ROLES];       /* by role; device pointers for a CUDA plan */
 } weft_args;
 #define WEFT_ARGS_INIT { sizeof(weft_args), NULL, { NULL } }
 
@@ -345,11 +326,13 @@ WEFT_API const char *weft_plan_kernel(const weft_plan *plan);      /* its name *
 WEFT_API size_t weft_plan_workspace(const weft_plan *plan);        /* bytes weft_execute needs, 64-byte aligned */
 WEFT_API size_t weft_plan_packed(const weft_plan *plan);           /* bytes of packed weights; 0: taken as they are */
 WEFT_API weft_status weft_plan_cost(const weft_plan *plan, weft_cost *cost);
+/* packed: weft_plan_packed() bytes, a multiple of 64. */
 WEFT_API weft_status weft_pack(const weft_plan *plan, const void *weights, void *packed, void *stream);
 
 /* Run. workspace may be NULL when weft_plan_workspace() is 0. stream: a CUstream for a CUDA plan, else NULL.
- * On the CPU the result is there on return; on CUDA the work is queued on the stream. Outputs must not overlap inputs.
- * Allocates nothing and synchronises nothing; safe inside CUDA graph capture. */
+ * On the CPU the result is there on return; on CUDA the work is queued on the stream. Outputs must not overlap inputs, but for
+ * pointwise operators and softmax, where dst may be src and diff_src diff_dst. With args.packed neither the weights nor the part of
+ * the workspace that is for packing is needed. Allocates nothing and synchronises nothing; safe inside CUDA graph capture. */
 WEFT_API weft_status weft_execute(const weft_plan *plan, const weft_args *args, void *workspace, size_t bytes, void *stream);
 
 /* ----------------------------------------------------------------- 7. Kernels */
@@ -374,7 +357,7 @@ WEFT_API weft_status weft_kernel_info(const weft_ctx *ctx, const weft_problem *p
  * skipped and counted, never fatal. Saving merges with what the file holds, under a lock, by temporary file and rename. */
 typedef struct weft_wisdom_report {
     size_t size;                     /* sizeof(weft_wisdom_report) */
-    int64_t entries, bad_lines, other_machines;   /* usable here; skipped; kept for other devices */
+    int64_t entries, bad_lines, other_machines;   /* of this CPU or of any GPU; skipped; kept for other CPUs */
 } weft_wisdom_report;
 #define WEFT_WISDOM_REPORT_INIT { sizeof(weft_wisdom_report), 0, 0, 0 }
 

@@ -35,6 +35,8 @@ weft__cache *weft__cache_create(const weft_ctx *ctx, size_t capacity) {
     return c;
 }
 
+pthread_mutex_t *weft__cache_lock(weft__cache *c) { return &c->lock; }
+
 static void unlink_use(weft__cache *c, entry *e) {
     if (e->newer) e->newer->older = e->older;
     else c->newest = e->older;
@@ -56,9 +58,8 @@ static entry **find(weft__cache *c, const uint64_t *key, size_t n, uint64_t hash
     return at;
 }
 
-/* Take the oldest out; the caller releases it outside the lock, for a plan may hold the last reference to much. */
-static entry *detach_oldest(weft__cache *c) {
-    entry *e = c->oldest;
+/* Take one out; the caller releases it outside the lock, for a plan may hold the last reference to much. */
+static entry *detach(weft__cache *c, entry *e) {
     if (!e) return NULL;
     *find(c, e->key, e->n, e->hash) = e->next_in_bucket;
     unlink_use(c, e);
@@ -104,16 +105,18 @@ weft_status weft__cache_put(const weft_ctx *ctx, weft__cache *c, const uint64_t 
     e->plan = weft_plan_retain(*plan);
     *at = e;
     link_newest(c, e);
-    if (++c->count > c->capacity) evicted = detach_oldest(c);
+    if (++c->count > c->capacity) evicted = detach(c, c->oldest);
     pthread_mutex_unlock(&c->lock);
     release(ctx, evicted);
     return WEFT_OK;
 }
 
-void weft__cache_clear(const weft_ctx *ctx, weft__cache *c) {
+void weft__cache_clear(const weft_ctx *ctx, weft__cache *c, const uint64_t *key, size_t n) {
     for (;;) {
         pthread_mutex_lock(&c->lock);
-        entry *e = detach_oldest(c);
+        entry *e = c->oldest;
+        while (e && n && (e->n < n || memcmp(e->key, key, n * sizeof(*key)))) e = e->newer;
+        e = detach(c, e);
         pthread_mutex_unlock(&c->lock);
         if (!e) return;
         release(ctx, e);
@@ -122,7 +125,7 @@ void weft__cache_clear(const weft_ctx *ctx, weft__cache *c) {
 
 void weft__cache_destroy(const weft_ctx *ctx, weft__cache *c) {
     if (!c) return;
-    weft__cache_clear(ctx, c);
+    weft__cache_clear(ctx, c, NULL, 0);
     pthread_mutex_destroy(&c->lock);
     weft__free(ctx, c->bucket);
     weft__free(ctx, c);

@@ -10,6 +10,7 @@
 #include "core/internal.h"
 
 struct weft_ctx {
+    weft_ctx *next;                  /* of all there are, for fork */
     weft_ctx_opts opts;              /* every 0 replaced by what it stands for */
     weft__hw hw;
     _Atomic int refs;                /* the user's handle and one a plan */
@@ -98,7 +99,6 @@ static weft_status thread_count(const weft_ctx_opts *opts, int *threads) {
 }
 
 static weft_status check_opts(weft_ctx_opts *o) {
-    if (o->size != sizeof(*o)) return weft__fail(WEFT_INVALID, "opts.size is %zu, allowed: %zu (start from WEFT_CTX_OPTS_INIT)", o->size, sizeof(*o));
     if (o->engines & ~(uint32_t)WEFT_ENGINE_ALL) return weft__fail(WEFT_INVALID, "engines is 0x%x, allowed: a sum of WEFT_ENGINE_*", o->engines);
     if ((unsigned)o->mode > WEFT_MEASURE) return weft__fail(WEFT_INVALID, "mode is %d, allowed: one of weft_mode", o->mode);
     if (!o->alloc != !o->free) return weft__fail(WEFT_INVALID, "%s is NULL, allowed: alloc and free together or neither", o->alloc ? "free" : "alloc");
@@ -111,8 +111,53 @@ static weft_status check_opts(weft_ctx_opts *o) {
     return verbose_from_env(&o->verbose);
 }
 
+/* ---------------------------------------------------------------- fork
+ * A child has only the thread that forked, and the locks as they were. So every lock of every context is taken before a fork and
+ * let go after it on both sides: in the child nothing is held by a thread that is not there. */
+static pthread_mutex_t contexts_lock = PTHREAD_MUTEX_INITIALIZER;
+static weft_ctx *contexts;
+static pthread_once_t fork_once = PTHREAD_ONCE_INIT;
+
+static void each_lock(int (*act)(pthread_mutex_t *)) {
+    for (weft_ctx *c = contexts; c; c = c->next) {
+        pthread_mutex_t *locks[] = {&c->cuda_lock, weft__wisdom_lock(c->wisdom), weft__cache_lock(c->cache), &c->lend_lock};
+        for (size_t i = 0; i < WEFT__COUNT(locks); i++) act(locks[i]);
+    }
+}
+
+static void before_fork(void) {
+    pthread_mutex_lock(&contexts_lock);
+    each_lock(pthread_mutex_lock);
+}
+
+static void after_fork(void) {
+    each_lock(pthread_mutex_unlock);
+    pthread_mutex_unlock(&contexts_lock);
+}
+
+static void watch_forks(void) { pthread_atfork(before_fork, after_fork, after_fork); }
+
+static void enlist(weft_ctx *ctx) {
+    pthread_once(&fork_once, watch_forks);
+    pthread_mutex_lock(&contexts_lock);
+    ctx->next = contexts;
+    contexts = ctx;
+    pthread_mutex_unlock(&contexts_lock);
+}
+
+static void delist(weft_ctx *ctx) {
+    pthread_mutex_lock(&contexts_lock);
+    for (weft_ctx **at = &contexts; *at; at = &(*at)->next)
+        if (*at == ctx) {
+            *at = ctx->next;
+            break;
+        }
+    pthread_mutex_unlock(&contexts_lock);
+}
+
 /* ---------------------------------------------------------------- life */
 static void destroy(weft_ctx *ctx) {
+    delist(ctx);
     weft__cache_destroy(ctx, ctx->cache);
     weft__wisdom_destroy(ctx, ctx->wisdom);
     weft__cuda_close(ctx->cuda);
@@ -149,7 +194,8 @@ weft_status weft_ctx_create(weft_ctx **out, const weft_ctx_opts *opts) {
     if (!out) return weft__fail(WEFT_INVALID, "ctx is NULL, allowed: a place for the context");
     *out = NULL;
     weft_ctx seed = {.opts = WEFT_CTX_OPTS_INIT};
-    if (opts) seed.opts = *opts;
+    if (opts && !weft__adopt(&seed.opts, sizeof(seed.opts), opts, WEFT__LEAST(weft_ctx_opts, cache_dir)))
+        return weft__fail(WEFT_INVALID, "opts.size is %zu, allowed: %zu (start from WEFT_CTX_OPTS_INIT)", opts->size, sizeof(seed.opts));
     WEFT__TRY(check_opts(&seed.opts));
     weft__hw_detect(&seed.hw);
     WEFT__TRY(isa_limit(&seed.opts, &seed.hw.isa));
@@ -168,6 +214,7 @@ weft_status weft_ctx_create(weft_ctx **out, const weft_ctx_opts *opts) {
         destroy(ctx);
         return s;
     }
+    enlist(ctx);
     *out = ctx;
     return WEFT_OK;
 }
@@ -183,7 +230,7 @@ void weft__ctx_drop(weft_ctx *ctx) {
 
 void weft_ctx_release(weft_ctx *ctx) {
     if (!ctx) return;
-    weft__cache_clear(ctx, ctx->cache);   /* its plans hold the context */
+    weft__cache_clear(ctx, ctx->cache, NULL, 0);   /* its plans hold the context */
     weft__ctx_drop(ctx);
 }
 
@@ -194,8 +241,8 @@ weft_status weft_ctx_set_parallel_for(weft_ctx *ctx, weft_parallel_for fn, void 
     pthread_mutex_lock(&ctx->lend_lock);
     ctx->parallel_for = fn;
     ctx->parallel_user = user;
-    pthread_mutex_unlock(&ctx->lend_lock);
     atomic_store(&ctx->threads, fn ? threads : ctx->hw.threads);
+    pthread_mutex_unlock(&ctx->lend_lock);
     return WEFT_OK;
 }
 
@@ -213,6 +260,7 @@ void weft__parallel(weft_ctx *ctx, int64_t slots, weft_task task, void *arg) {
 }
 
 /* ---------------------------------------------------------------- parts */
+int weft__ctx_threads(const weft_ctx *ctx) { return atomic_load(&ctx->threads); }
 const weft_ctx_opts *weft__opts(const weft_ctx *ctx) { return &ctx->opts; }
 weft__wisdom *weft__ctx_wisdom(const weft_ctx *ctx) { return ctx->wisdom; }
 weft__cache *weft__ctx_cache(const weft_ctx *ctx) { return ctx->cache; }
@@ -233,6 +281,7 @@ weft__cuda *weft__ctx_cuda(weft_ctx *ctx, const char **why) {
 weft_status weft__ctx_hw(weft_ctx *ctx, const weft_problem *p, weft__hw *hw) {
     *hw = ctx->hw;
     hw->threads = atomic_load(&ctx->threads);
+    hw->gbs *= (double)WEFT__MIN(hw->threads, hw->cores) / hw->cores;
     if (p->device != WEFT_CUDA) return WEFT_OK;
     const char *why;
     weft__cuda *cuda = weft__ctx_cuda(ctx, &why);
@@ -246,10 +295,13 @@ weft_status weft_ctx_describe(weft_ctx *ctx, char *text, size_t capacity, size_t
     if (!ctx) return weft__fail(WEFT_INVALID, "ctx is NULL, allowed: a context");
     if (!text && capacity) return weft__fail(WEFT_INVALID, "text is NULL, allowed: room for capacity (%zu) bytes", capacity);
     char device[160];
+    pthread_mutex_lock(&ctx->lend_lock);
+    bool lent = ctx->parallel_for != NULL;
+    pthread_mutex_unlock(&ctx->lend_lock);
     weft__device_name(&ctx->hw, WEFT_CPU, device, sizeof(device));
     weft__text t = {text, capacity, 0};
     weft__put(&t, "version: %s\ncpu: %s\nisa: %s\nthreads: %d%s\n", WEFT_VERSION, device, weft__isa_names[ctx->hw.isa], atomic_load(&ctx->threads),
-              ctx->parallel_for ? " (lent)" : "");
+              lent ? " (lent)" : "");
     weft__put(&t, "cache: L1 %zu KB, L2 %zu KB, L3 %zu KB\n", ctx->hw.l1 >> 10, ctx->hw.l2 >> 10, ctx->hw.l3 >> 10);
     weft__put(&t, "workspace limit: %zu MB\nplan cache: %zu\nwisdom: %zu entries\nkernels: %zu\n", ctx->opts.workspace_limit >> 20, ctx->opts.plan_cache,
               weft_wisdom_count(ctx), weft_kernel_count(ctx, NULL));

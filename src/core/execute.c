@@ -63,9 +63,10 @@ const weft__choice *weft__plan_choice(const weft_plan *plan) { return &plan->cho
 
 weft_status weft_plan_cost(const weft_plan *plan, weft_cost *cost) {
     if (!plan) return weft__fail(WEFT_INVALID, "plan is NULL, allowed: a plan");
-    if (!cost || cost->size != sizeof(*cost))
+    if (!cost || cost->size < WEFT__LEAST(weft_cost, ns))
         return weft__fail(WEFT_INVALID, "cost is %s, allowed: a weft_cost started from WEFT_COST_INIT", cost ? "of another size" : "NULL");
-    *cost = (weft_cost){sizeof(*cost), weft__flops(&plan->p), weft__bytes(&plan->p), plan->choice.ns};
+    weft_cost c = {sizeof(c), weft__flops(&plan->p), weft__bytes(&plan->p), plan->choice.ns};
+    weft__return(cost, &c, sizeof(c));
     return WEFT_OK;
 }
 
@@ -74,7 +75,8 @@ static weft_status check_pointers(const weft_plan *plan, const weft_args *args) 
     for (int i = 0; i < plan->p.ntensors; i++) {
         const weft_tensor *t = &plan->p.tensor[i];
         const void *ptr = args->ptr[t->role];
-        if (!(plan->roles & WEFT__BIT(t->role))) continue;
+        bool packed = t->role == WEFT_WEIGHTS && plan->choice.packed && args->packed;
+        if (!(plan->roles & WEFT__BIT(t->role)) || packed) continue;
         if (!ptr) return weft__fail(WEFT_INVALID, "%s: the pointer is NULL, allowed: %lld elements of %s", weft__role_name(t->role), (long long)weft__numel(t), weft__dtype_name(t->dtype));
         if ((uintptr_t)ptr % (uintptr_t)t->align)
             return weft__fail(WEFT_INVALID, "%s: the pointer %p is not a multiple of %d, allowed: the alignment the problem states", weft__role_name(t->role), ptr, t->align);
@@ -82,8 +84,9 @@ static weft_status check_pointers(const weft_plan *plan, const weft_args *args) 
     return WEFT_OK;
 }
 
-static weft_status check_workspace(const weft_plan *plan, const void *workspace, size_t bytes) {
-    size_t need = weft_plan_workspace(plan);
+static weft_status check_workspace(const weft_plan *plan, const void *packed, const void *workspace, size_t bytes) {
+    size_t need = weft_plan_workspace(plan) - (packed ? plan->choice.packed : 0);
+    if (packed && plan->choice.packed && (uintptr_t)packed % 64) return weft__fail(WEFT_INVALID, "packed %p is not a multiple of 64, allowed: 64-byte alignment", packed);
     if (!need) return WEFT_OK;
     if (!workspace) return weft__fail(WEFT_WORKSPACE, "workspace is NULL, allowed: %zu bytes", need);
     if (bytes < need) return weft__fail(WEFT_WORKSPACE, "workspace has %zu bytes, allowed: %zu or more", bytes, need);
@@ -101,17 +104,18 @@ weft_status weft_pack(const weft_plan *plan, const void *weights, void *packed, 
     if (!plan) return weft__fail(WEFT_INVALID, "plan is NULL, allowed: a plan");
     if (!plan->choice.packed) return WEFT_OK;
     if (!weights || !packed) return weft__fail(WEFT_INVALID, "%s is NULL, allowed: a pointer", weights ? "packed" : "weights");
+    if ((uintptr_t)packed % 64) return weft__fail(WEFT_INVALID, "packed %p is not a multiple of 64, allowed: 64-byte alignment", packed);
     weft__exec e = exec_of(plan, NULL, NULL, stream);
     return plan->choice.kernel->pack(&e, weights, packed);
 }
 
 weft_status weft_execute(const weft_plan *plan, const weft_args *args, void *workspace, size_t bytes, void *stream) {
     if (!plan) return weft__fail(WEFT_INVALID, "plan is NULL, allowed: a plan");
-    if (!args || args->size != sizeof(*args))
+    if (!args || args->size < WEFT__LEAST(weft_args, ptr))
         return weft__fail(WEFT_INVALID, "args is %s, allowed: a weft_args started from WEFT_ARGS_INIT", args ? "of another size" : "NULL");
     if (plan->empty) return WEFT_OK;
     WEFT__TRY(check_pointers(plan, args));
-    WEFT__TRY(check_workspace(plan, workspace, bytes));
+    WEFT__TRY(check_workspace(plan, args->packed, workspace, bytes));
     const weft__kernel *k = plan->choice.kernel;
     weft__exec e = exec_of(plan, args->ptr, workspace, stream);
     e.packed = args->packed;

@@ -3,6 +3,7 @@
 #ifndef WEFT_INTERNAL_H
 #define WEFT_INTERNAL_H
 
+#include <pthread.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -28,6 +29,12 @@ weft_status weft__fail(weft_status s, const char *format, ...) WEFT__PRINTF(2, 3
         weft_status weft__try_status = (call);                                                     \
         if (weft__try_status != WEFT_OK) return weft__try_status;                                  \
     } while (0)
+
+/* Structs of callers built against another header. LEAST: the size a struct had when `last` was its last member. Adopt copies what
+ * both know, the rest zero; false: shorter than `least`, or it asks for what this library does not know. Return writes back. */
+#define WEFT__LEAST(type, last) (offsetof(type, last) + sizeof(((type *)0)->last))
+bool weft__adopt(void *to, size_t known, const void *from, size_t least);
+void weft__return(void *to, const void *from, size_t known);
 
 /* A text built in a fixed buffer; counts on past the end so that the caller learns the length it takes. */
 typedef struct weft__text {
@@ -63,7 +70,7 @@ typedef struct weft__gpu {
 /* What ok() and cost() may ask. Rates are rough: only ratios between kernels matter. */
 typedef struct weft__hw {
     weft__isa isa;                   /* the highest usable */
-    int threads;
+    int threads, cores;
     size_t l1, l2, l3;
     double gbs;                      /* memory, all threads */
     double gflops[WEFT__ISA_COUNT];  /* f32 multiply-add, one thread */
@@ -136,6 +143,10 @@ double weft__flops(const weft_problem *p);
 /* a * b in int64; false on overflow. */
 bool weft__mul(int64_t a, int64_t b, int64_t *r);
 
+/* weft_problem_complete in place, on a problem of our own; after a failure *p means nothing. */
+weft_status weft__complete(weft_problem *p);
+/* A caller's problem, completed, as one of our own. */
+weft_status weft__take_problem(weft_problem *p, const weft_problem *given);
 /* Zeroed, unit sizes, and the fallback of every field. */
 void weft__problem_defaults(weft_problem *p, const weft__op *op, int rank);
 #define WEFT__FLOATS (WEFT__BIT(WEFT_F32) | WEFT__BIT(WEFT_F64) | WEFT__BIT(WEFT_F16) | WEFT__BIT(WEFT_BF16))
@@ -204,6 +215,7 @@ const weft_ctx_opts *weft__opts(const weft_ctx *ctx);
 weft_status weft__ctx_hw(weft_ctx *ctx, const weft_problem *p, weft__hw *hw);
 weft_ctx *weft__ctx_retain(weft_ctx *ctx);
 void weft__ctx_drop(weft_ctx *ctx);                        /* the other half of retain */
+int weft__ctx_threads(const weft_ctx *ctx);                /* of whichever pool runs */
 weft__wisdom *weft__ctx_wisdom(const weft_ctx *ctx);
 weft__cache *weft__ctx_cache(const weft_ctx *ctx);
 /* The CUDA engine, opened on first use; NULL and *why if absent. Never opened by a CPU problem. */
@@ -242,12 +254,15 @@ void weft__wisdom_destroy(const weft_ctx *ctx, weft__wisdom *w);
 const weft__kernel *weft__wisdom_find(weft_ctx *ctx, const weft_problem *p, const weft__hw *hw, size_t limit, double *ns);
 weft_status weft__wisdom_add(weft_ctx *ctx, const weft_problem *p, const weft__hw *hw, const weft__kernel *k, double ns, size_t workspace);
 
+pthread_mutex_t *weft__cache_lock(weft__cache *c);         /* for fork alone */
+pthread_mutex_t *weft__wisdom_lock(weft__wisdom *w);
 weft__cache *weft__cache_create(const weft_ctx *ctx, size_t capacity);
 void weft__cache_destroy(const weft_ctx *ctx, weft__cache *c);
 weft_plan *weft__cache_get(weft__cache *c, const uint64_t *key, size_t n, uint64_t hash);      /* retained, or NULL */
 /* Keeps *plan, or replaces it by the equal one that is there already. */
 weft_status weft__cache_put(const weft_ctx *ctx, weft__cache *c, const uint64_t *key, size_t n, uint64_t hash, weft_plan **plan);
-void weft__cache_clear(const weft_ctx *ctx, weft__cache *c);
+/* Drop the plans whose key begins with these words; n 0: all. */
+void weft__cache_clear(const weft_ctx *ctx, weft__cache *c, const uint64_t *key, size_t n);
 
 #include "cuda/cuda.h"               /* the CUDA engine, as the others see it */
 

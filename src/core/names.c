@@ -3,32 +3,18 @@
 
 #include "core/internal.h"
 
-const char *const weft__dtype_names[WEFT_DTYPE_COUNT] = {
-    "none",
-#define X(name, text, bytes) #text,
-    WEFT_DTYPE_LIST(X)
-#undef X
-};
+#define TEXT2(NAME, text) #text,
+#define TEXT3(NAME, text, bytes) #text,
+#define BYTES3(NAME, text, bytes) bytes,
+const char *const weft__dtype_names[WEFT_DTYPE_COUNT] = {"none", WEFT_DTYPE_LIST(TEXT3)};
 
-static const size_t dtype_sizes[WEFT_DTYPE_COUNT] = {
-    0,
-#define X(name, text, bytes) bytes,
-    WEFT_DTYPE_LIST(X)
-#undef X
-};
+static const size_t dtype_sizes[WEFT_DTYPE_COUNT] = {0, WEFT_DTYPE_LIST(BYTES3)};
 
 const char *const weft__role_names[WEFT_ROLE_COUNT] = {
-#define X(NAME, name) #name,
-    WEFT_ROLE_LIST(X)
-#undef X
+    WEFT_ROLE_LIST(TEXT2)
 };
 
-const char *const weft__pass_names[WEFT_PASS_COUNT] = {
-    "none",
-#define X(NAME, name) #name,
-    WEFT_PASS_LIST(X)
-#undef X
-};
+const char *const weft__pass_names[WEFT_PASS_COUNT] = {"none", WEFT_PASS_LIST(TEXT2)};
 
 const char *const weft__math_names[4] = {"none", "fast", "strict", "tf32"};
 const char *const weft__step_names[WEFT__STEPS] = {"none", "bias", "relu", "clip", "acc"};

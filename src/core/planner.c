@@ -53,7 +53,13 @@ static void measure_all(weft_ctx *ctx, const weft_problem *p, const weft__hw *hw
     uint64_t start = weft__now_ns();
     for (size_t i = 0; i < n; i++) {
         double left = seconds - (double)(weft__now_ns() - start) * 1e-9, ns = HUGE_VAL;
-        if (i > 0 && (left <= 0 || (list[i].kernel->reference && isfinite(best)))) break;
+        if (i > 0 && left <= 0) break;
+        if (list[i].kernel->reference && i + 1 < n) {   /* only where nothing else runs: it is the oracle, not a rival */
+            weft__choice last = list[i];
+            memmove(&list[i], &list[i + 1], (n - i - 1) * sizeof(*list));
+            list[n - 1] = last;
+        }
+        if (list[i].kernel->reference && isfinite(best)) continue;
         weft_status s = weft__measure(ctx, p, hw, list[i].kernel, GIVE_UP * best, left / (double)(n - i), &ns);
         if (s != WEFT_OK) {
             weft__log(ctx, WEFT_LOG_TUNE, "tune: %s failed and is skipped: %s", list[i].kernel->name, weft_last_error());
@@ -64,7 +70,7 @@ static void measure_all(weft_ctx *ctx, const weft_problem *p, const weft__hw *hw
             continue;
         }
         weft__log(ctx, WEFT_LOG_TUNE, "tune: %s %.0f ns (estimate %.0f)", list[i].kernel->name, ns, list[i].ns);
-        if ( weft__wisdom_add(ctx, p, hw, list[i].kernel, ns, list[i].workspace) != WEFT_OK)
+        if (weft__wisdom_add(ctx, p, hw, list[i].kernel, ns, list[i].workspace) != WEFT_OK)
             weft__log(ctx, WEFT_LOG_ERROR, "tune: %s", weft_last_error());
         if (!(ns < best)) continue;
         best = ns;
@@ -80,7 +86,7 @@ static weft_status choose(weft_ctx *ctx, const weft_problem *p, const weft__hw *
         const char *reason = weft__kernel_refusal(ctx, want->pin, p, hw);
         size_t bytes = reason ? 0 : weft__kernel_workspace(want->pin, p, hw);
         if (reason) return weft__fail(WEFT_UNSUPPORTED, "kernel %s does not apply: %s", want->pin->name, reason);
-        if (bytes > want->limit) return weft__fail(WEFT_UNSUPPORTED, "kernel %s needs %zu bytes of workspace, the limit is %zu", want->pin->name, bytes, want->limit);
+        if (bytes > want->limit && !want->pin->reference) return weft__fail(WEFT_UNSUPPORTED, "kernel %s needs %zu bytes of workspace, the limit is %zu", want->pin->name, bytes, want->limit);
         *out = choice_of(want->pin, p, hw, want->pin->cost(p, hw), "pinned");
         return WEFT_OK;
     }
@@ -102,25 +108,26 @@ static weft_status read_opts(weft_ctx *ctx, const weft_problem *p, const weft_pl
     const weft_ctx_opts *o = weft__opts(ctx);
     *want = (weft__want){o->mode, o->workspace_limit, NULL};
     if (!opts) return WEFT_OK;
-    if (opts->size != sizeof(*opts)) return weft__fail(WEFT_INVALID, "opts.size is %zu, allowed: %zu (start from WEFT_PLAN_OPTS_INIT)", opts->size, sizeof(*opts));
-    if ((unsigned)opts->mode > WEFT_MEASURE) return weft__fail(WEFT_INVALID, "mode is %d, allowed: one of weft_mode", opts->mode);
-    if (opts->mode) want->mode = opts->mode;
-    if (opts->workspace_limit) want->limit = opts->workspace_limit;
-    return opts->kernel ? find_pin(p, opts->kernel, &want->pin) : WEFT_OK;
+    weft_plan_opts q;
+    if (!weft__adopt(&q, sizeof(q), opts, WEFT__LEAST(weft_plan_opts, kernel)))
+        return weft__fail(WEFT_INVALID, "opts.size is %zu, allowed: %zu (start from WEFT_PLAN_OPTS_INIT)", opts->size, sizeof(q));
+    if ((unsigned)q.mode > WEFT_MEASURE) return weft__fail(WEFT_INVALID, "mode is %d, allowed: one of weft_mode", q.mode);
+    if (q.mode) want->mode = q.mode;
+    if (q.workspace_limit) want->limit = q.workspace_limit;
+    return q.kernel ? find_pin(p, q.kernel, &want->pin) : WEFT_OK;
 }
 
 weft_status weft_plan_create(weft_plan **plan, weft_ctx *ctx, const weft_problem *problem, const weft_plan_opts *opts) {
     if (!plan) return weft__fail(WEFT_INVALID, "plan is NULL, allowed: a place for the plan");
     *plan = NULL;
     if (!ctx) return weft__fail(WEFT_INVALID, "ctx is NULL, allowed: a context");
-    if (!problem) return weft__fail(WEFT_INVALID, "problem is NULL, allowed: a weft_problem");
-    weft_problem p = *problem;
-    WEFT__TRY(weft_problem_complete(&p));
+    weft_problem p;
+    WEFT__TRY(weft__take_problem(&p, problem));
     weft__want want;
     WEFT__TRY(read_opts(ctx, &p, opts, &want));
     uint64_t key[WEFT__KEY_MAX];
-    size_t n = weft__problem_key(&p, key);
-    key[n++] = (uint64_t)want.mode;
+    size_t n = weft__problem_key(&p, key), named = n;
+    key[n++] = (uint64_t)want.mode | (uint64_t)weft__ctx_threads(ctx) << 8;
     key[n++] = want.limit;
     key[n++] = (uint64_t)(uintptr_t)want.pin;
     uint64_t hash = weft__hash(key, n);
@@ -130,6 +137,7 @@ weft_status weft_plan_create(weft_plan **plan, weft_ctx *ctx, const weft_problem
     WEFT__TRY(weft__ctx_hw(ctx, &p, &hw));
     weft__choice c;
     WEFT__TRY(choose(ctx, &p, &hw, &want, &c));
+    if (strcmp(c.why, "measured") == 0) weft__cache_clear(ctx, weft__ctx_cache(ctx), key, named);   /* its older plans knew less */
     WEFT__TRY(weft__plan_build(plan, ctx, &p, &hw, &c));
     weft_status s = weft__cache_put(ctx, weft__ctx_cache(ctx), key, n, hash, plan);
     if (s != WEFT_OK) {

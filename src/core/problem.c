@@ -105,7 +105,7 @@ void weft__problem_defaults(weft_problem *p, const weft__op *op, int rank) {
 }
 
 weft_tensor *weft_problem_tensor(weft_problem *p, weft_role role) {
-    if (!p || p->size != sizeof(*p) || (unsigned)role >= WEFT_ROLE_COUNT || (unsigned)p->ntensors > WEFT_MAX_TENSORS) return NULL;
+    if (!p || p->size < WEFT__LEAST(weft_problem, tensor) || (unsigned)role >= WEFT_ROLE_COUNT || (unsigned)p->ntensors > WEFT_MAX_TENSORS) return NULL;
     const weft_tensor *found = weft__tensor(p, role);
     if (found) return &p->tensor[found - p->tensor];
     if (p->ntensors == WEFT_MAX_TENSORS) return NULL;
@@ -183,7 +183,7 @@ static weft_status check_strides(const weft_problem *p, const weft_tensor *t) {
 /* An output element may not be empty of meaning: prefer the default tag, then first, last, strides. */
 static void normal_layout(const weft_problem *p, weft_tensor *t, weft_layout wanted) {
     if (t->layout != WEFT_STRIDED && t->layout == (int)wanted) return;
-    if (dense_in(t, wanted)) dense_strides(t, wanted);
+    if (weft__numel(t) == 0 || dense_in(t, wanted)) dense_strides(t, wanted);
     else if (dense_in(t, WEFT_FIRST)) dense_strides(t, WEFT_FIRST);
     else if (p->rank && dense_in(t, WEFT_LAST)) dense_strides(t, WEFT_LAST);
     else {
@@ -198,15 +198,15 @@ static weft_status complete_tensor(const weft_problem *p, weft_tensor *t, int dt
     const char *name = weft__role_name(t->role);
     weft_tensor derived = {0};
     op->shape(p, t->role, &derived);
-    if (t->rank) WEFT__TRY(check_dims(t, &derived));
+    if (t->rank && !t->derived) WEFT__TRY(check_dims(t, &derived));
+    t->derived = 1;
     t->rank = derived.rank;
     memcpy(t->dims, derived.dims, sizeof(t->dims));
     uint64_t allowed = op->dtypes(p, t->role);
     if (t->dtype == WEFT_DTYPE_NONE) t->dtype = (int16_t)weft__default_dtype(p, t->role, dtype);
-    if ((unsigned)t->dtype >= WEFT_DTYPE_COUNT || !(allowed & WEFT__BIT(t->dtype)))
+    if (!(allowed & WEFT__BIT(t->dtype)))
         return weft__fail(WEFT_INVALID, "%s: data type is %s (%d), which %s does not take there", name, weft__dtype_name(t->dtype), t->dtype, op->name);
     if (t->layout == WEFT_LAYOUT_NONE) t->layout = (int16_t)weft__default_layout(t->role, layout);
-    if ((unsigned)t->layout > WEFT_STRIDED) return weft__fail(WEFT_INVALID, "%s: layout is %d, allowed: one of weft_layout", name, t->layout);
     if (t->layout == WEFT_STRIDED) {
         WEFT__TRY(check_strides(p, t));
     } else {
@@ -229,8 +229,8 @@ static weft_status check_head(weft_problem *p) {
     if (!weft__pass_of(p)) return weft__fail(WEFT_INVALID, "pass is %d (%s), which %s does not have", p->pass, weft__pass_name(p->pass), op->name);
     if (p->device == WEFT_DEVICE_NONE) p->device = WEFT_CPU;
     if (p->device != WEFT_CPU && p->device != WEFT_CUDA) return weft__fail(WEFT_INVALID, "device is %d, allowed: one of weft_device", p->device);
-    if (p->ordinal < 0 || (p->device == WEFT_CPU && p->ordinal))
-        return weft__fail(WEFT_INVALID, "device ordinal is %d, allowed: 0 for the CPU, 0 or more for CUDA", p->ordinal);
+    if (p->ordinal < 0 || p->ordinal > (p->device == WEFT_CPU ? 0 : 1024))
+        return weft__fail(WEFT_INVALID, "device ordinal is %d, allowed: 0 for the CPU, 0..1024 for CUDA", p->ordinal);
     if (p->math == WEFT_MATH_NONE) p->math = WEFT_FAST;
     if ((unsigned)p->math > WEFT_TF32) return weft__fail(WEFT_INVALID, "math is %d, allowed: one of weft_math", p->math);
     for (int a = 0; a < 3 - p->rank; a++)
@@ -241,10 +241,27 @@ static weft_status check_head(weft_problem *p) {
 
 weft_status weft_problem_init(weft_problem *p, weft_op op, weft_pass pass, int rank) {
     if (!p) return weft__fail(WEFT_INVALID, "problem is NULL, allowed: a weft_problem to fill");
-    weft__problem_defaults(p, weft__op_of(op), rank);
-    p->op = op;
-    p->pass = pass;
-    return check_head(p);
+    weft_problem q;
+    weft__problem_defaults(&q, weft__op_of(op), rank);
+    q.op = op;
+    q.pass = pass;
+    WEFT__TRY(check_head(&q));
+    *p = q;
+    return WEFT_OK;
+}
+
+/* Only what the operator's fields name counts: the rest goes back to its default, so that equal problems have equal keys. */
+static void drop_unused(weft_problem *p) {
+    weft_problem q;
+    const weft__op *op = weft__op_of(p->op);
+    weft__problem_defaults(&q, op, p->rank);
+    for (size_t i = 0; i < op->nfields; i++) {
+        const weft__field *f = &op->fields[i];
+        size_t values = f->kind == WEFT__FIELD_PADS ? 6 : f->kind == WEFT__FIELD_AXES ? 3 : 1;
+        memcpy((char *)&q + f->offset, (const char *)p + f->offset, values * sizeof(int64_t));
+    }
+    size_t begin = offsetof(weft_problem, n);
+    memcpy((char *)p + begin, (const char *)&q + begin, offsetof(weft_problem, nsteps) - begin);
 }
 
 static weft_status check_steps(weft_problem *p) {
@@ -269,13 +286,27 @@ static weft_status check_steps(weft_problem *p) {
     return WEFT_OK;
 }
 
-static weft_status check_roles(const weft_problem *p, uint64_t roles) {
+static weft_status check_words(const weft_problem *p) {
     if (p->ntensors < 0 || p->ntensors > WEFT_MAX_TENSORS)
         return weft__fail(WEFT_INVALID, "the problem has %d tensors, allowed: 0..%d", p->ntensors, WEFT_MAX_TENSORS);
+    for (int i = 0; i < p->ntensors; i++) {
+        const weft_tensor *t = &p->tensor[i];
+        if ((unsigned)t->role >= WEFT_ROLE_COUNT) return weft__fail(WEFT_INVALID, "tensor %d: role is %d, allowed: one of weft_role", i, t->role);
+        if ((unsigned)t->dtype >= WEFT_DTYPE_COUNT)
+            return weft__fail(WEFT_INVALID, "%s: data type is %d, allowed: one of weft_dtype", weft__role_name(t->role), t->dtype);
+        if ((unsigned)t->layout > WEFT_STRIDED)
+            return weft__fail(WEFT_INVALID, "%s: layout is %d, allowed: one of weft_layout", weft__role_name(t->role), t->layout);
+        if (t->rank < 0 || t->rank > WEFT_MAX_RANK)
+            return weft__fail(WEFT_INVALID, "%s: rank is %d, allowed: 0..%d", weft__role_name(t->role), t->rank, WEFT_MAX_RANK);
+    }
+    return WEFT_OK;
+}
+
+static weft_status check_roles(const weft_problem *p, uint64_t roles) {
     uint64_t seen = 0;
     for (int i = 0; i < p->ntensors; i++) {
         int role = p->tensor[i].role;
-        if ((unsigned)role >= WEFT_ROLE_COUNT || !(roles & WEFT__BIT(role)))
+        if (!(roles & WEFT__BIT(role)))
             return weft__fail(WEFT_INVALID, "%s takes no part in pass %s of %s%s", weft__role_name(role), weft__pass_name(p->pass), weft__op_of(p->op)->name,
                               weft__pass_of(p)->biased & WEFT__BIT(role) ? " without a bias step in the epilogue" : "");
         if (seen & WEFT__BIT(role)) return weft__fail(WEFT_INVALID, "%s is given twice", weft__role_name(role));
@@ -298,10 +329,24 @@ static void said(const weft_problem *p, int *dtype, weft_layout *layout) {
     if (*layout == WEFT_LAYOUT_NONE) *layout = WEFT_FIRST;
 }
 
+weft_status weft__take_problem(weft_problem *p, const weft_problem *given) {
+    if (!given) return weft__fail(WEFT_INVALID, "problem is NULL, allowed: a weft_problem");
+    if (!weft__adopt(p, sizeof(*p), given, WEFT__LEAST(weft_problem, tensor)))
+        return weft__fail(WEFT_INVALID, "problem.size is %zu, allowed: %zu (set by weft_problem_init)", given->size, sizeof(*p));
+    return weft__complete(p);
+}
+
 weft_status weft_problem_complete(weft_problem *p) {
-    if (!p) return weft__fail(WEFT_INVALID, "problem is NULL, allowed: a weft_problem");
-    if (p->size != sizeof(*p)) return weft__fail(WEFT_INVALID, "problem.size is %zu, allowed: %zu (set by weft_problem_init)", p->size, sizeof(*p));
+    weft_problem q;
+    WEFT__TRY(weft__take_problem(&q, p));
+    weft__return(p, &q, sizeof(q));
+    return WEFT_OK;
+}
+
+weft_status weft__complete(weft_problem *p) {
     WEFT__TRY(check_head(p));
+    WEFT__TRY(check_words(p));
+    drop_unused(p);
     WEFT__TRY(check_steps(p));
     WEFT__TRY(weft__op_of(p->op)->check(p));
     uint64_t roles = weft__roles(p);

@@ -92,28 +92,26 @@ size_t weft_kernel_count(const weft_ctx *ctx, const weft_problem *p) {
 
 weft_status weft_kernel_info(const weft_ctx *ctx, const weft_problem *p, size_t index, weft_kernel_desc *desc) {
     if (!ctx) return weft__fail(WEFT_INVALID, "ctx is NULL, allowed: a context");
-    if (!desc || desc->size != sizeof(*desc))
+    if (!desc || desc->size < WEFT__LEAST(weft_kernel_desc, ns))
         return weft__fail(WEFT_INVALID, "desc is %s, allowed: a weft_kernel_desc started from WEFT_KERNEL_DESC_INIT", desc ? "of another size" : "NULL");
     weft_problem q;
-    if (p) {
-        q = *p;
-        WEFT__TRY(weft_problem_complete(&q));
-    }
+    if (p) WEFT__TRY(weft__take_problem(&q, p));
     const weft__kernel *const *list;
     size_t count = weft__kernels(p ? q.op : 0, &list);
     if (index >= count) return weft__fail(WEFT_INVALID, "index is %zu, allowed: below %zu", index, count);
     const weft__kernel *k = list[index];
     static const char *const engines[] = {"", "ref", "cpu", "", "cuda"};
-    *desc = (weft_kernel_desc){.size = sizeof(*desc), .name = k->name, .engine = engines[k->engine], .op = k->op, .version = k->version, .exact = k->exact};
-    desc->isa = k->engine == WEFT_ENGINE_CPU ? weft__isa_names[k->isa] : "";
-    if (!p) return WEFT_OK;
+    weft_kernel_desc d = {.size = sizeof(d), .name = k->name, .engine = engines[k->engine], .op = k->op, .version = k->version, .exact = k->exact};
+    d.isa = k->engine == WEFT_ENGINE_CPU ? weft__isa_names[k->isa] : "";
     weft__hw hw;
-    if (weft__ctx_hw((weft_ctx *)ctx, &q, &hw) != WEFT_OK) hw.gpu = NULL;   /* the engine opens once, under its lock */
-    desc->reason = weft__kernel_refusal(ctx, k, &q, &hw);
-    desc->applies = desc->reason == NULL;
-    if (!desc->applies) return WEFT_OK;
-    desc->workspace = weft__kernel_workspace(k, &q, &hw);
-    desc->packed = k->packed ? k->packed(&q, &hw) : 0;
-    desc->ns = k->cost(&q, &hw);
+    if (p && weft__ctx_hw((weft_ctx *)ctx, &q, &hw) != WEFT_OK) hw.gpu = NULL;   /* the engine opens once, under its lock */
+    if (p) d.reason = weft__kernel_refusal(ctx, k, &q, &hw);
+    d.applies = p && !d.reason;
+    if (d.applies) {
+        d.workspace = weft__kernel_workspace(k, &q, &hw);
+        d.packed = k->packed ? k->packed(&q, &hw) : 0;
+        d.ns = k->cost(&q, &hw);
+    }
+    weft__return(desc, &d, sizeof(d));
     return WEFT_OK;
 }

@@ -1,6 +1,7 @@
 /* Errors are values: a status to branch on, and a text per thread for the person who must fix it. */
 #include <stdarg.h>
 #include <stdio.h>
+#include <string.h>
 
 #include "core/internal.h"
 
@@ -32,6 +33,23 @@ weft_status weft__fail(weft_status s, const char *format, ...) {
     va_end(args);
     snprintf(last_error, sizeof(last_error), "%s", text);
     return s;
+}
+
+bool weft__adopt(void *to, size_t known, const void *from, size_t least) {
+    size_t given = *(const size_t *)from;
+    if (given < least || given > (1 << 20)) return false;
+    for (size_t i = known; i < given; i++)
+        if (((const char *)from)[i]) return false;
+    memset(to, 0, known);
+    memcpy(to, from, WEFT__MIN(given, known));
+    *(size_t *)to = known;
+    return true;
+}
+
+void weft__return(void *to, const void *from, size_t known) {
+    size_t given = *(const size_t *)to;
+    memcpy(to, from, WEFT__MIN(given, known));
+    *(size_t *)to = given;
 }
 
 void weft__put(weft__text *t, const char *format, ...) {

@@ -125,9 +125,8 @@ static void put_problem(weft__text *t, const weft_problem *p) {
 weft_status weft_problem_format(const weft_problem *p, char *text, size_t capacity, size_t *length) {
     if (!text && capacity) return weft__fail(WEFT_INVALID, "text is NULL, allowed: room for capacity (%zu) bytes", capacity);
     if (text && capacity) text[0] = 0;
-    if (!p) return weft__fail(WEFT_INVALID, "problem is NULL, allowed: a weft_problem");
-    weft_problem q = *p;
-    WEFT__TRY(weft_problem_complete(&q));
+    weft_problem q;
+    WEFT__TRY(weft__take_problem(&q, p));
     weft__text t = {text, capacity, 0};
     locale_t old = enter_c_locale();
     put_problem(&t, &q);
@@ -206,7 +205,7 @@ static weft_status parse_op(scan *s, weft_problem *p) {
             return WEFT_OK;
         }
     }
-    char list[512];
+    char list[1024];
     weft__text t = {list, sizeof(list), 0};
     weft__put(&t, "an operator:");
     for (int i = 1; i < WEFT_OP_COUNT; i++)
@@ -246,8 +245,8 @@ static weft_status parse_layout(scan *s, const weft_problem *p, int role, int *l
 /* As they come; settle_layout puts them at their axes once the sizes are known. */
 static weft_status parse_strides(scan *s, weft_tensor *t) {
     do {
-        if (t->reserved == WEFT_MAX_RANK) return expected(s, "at most 8 strides");
-        WEFT__TRY(number(s, &t->strides[t->reserved++]));
+        if (t->derived == WEFT_MAX_RANK) return expected(s, "at most 8 strides");
+        WEFT__TRY(number(s, &t->strides[t->derived++]));
     } while (accept(s, '.'));
     t->layout = WEFT_STRIDED;
     return need(s, ']', "']' after the last stride");
@@ -256,7 +255,7 @@ static weft_status parse_strides(scan *s, weft_tensor *t) {
 /* A vector is dense or has a stride; strides are as many as the axes the user sees, and go to their places. */
 static weft_status settle_layout(scan *s, const weft_problem *p, weft_tensor *t) {
     weft_tensor shape = {0};
-    int axes[WEFT_MAX_RANK], given = t->reserved;
+    int axes[WEFT_MAX_RANK], given = t->derived;
     char what[32];
     s->at = s->layout[t->role];
     weft__op_of(p->op)->shape(p, t->role, &shape);
@@ -265,7 +264,7 @@ static weft_status settle_layout(scan *s, const weft_problem *p, weft_tensor *t)
     if (given ? given != count : shape.rank < 3 && *s->at != 'd') return expected(s, given ? what : "a layout: dense");
     for (int i = 0; i < given; i++) shape.strides[axes[i]] = t->strides[i];
     memcpy(t->strides, shape.strides, sizeof(t->strides));
-    t->reserved = 0;
+    t->derived = 0;
     return WEFT_OK;
 }
 
@@ -321,15 +320,18 @@ static weft_status parse_value(scan *s, weft_problem *p, const weft__field *f) {
     return WEFT_OK;
 }
 
+/* The longest key that stands here with a value behind it: a number, or infinity for a real. */
 static const weft__field *field_at(const scan *s, const weft_problem *p, int section) {
     const weft__op *op = weft__op_of(p->op);
-    size_t n = 0;
-    while (isalpha((unsigned char)s->at[n]) || s->at[n] == '_') n++;
+    const weft__field *best = NULL;
     for (size_t i = 0; i < op->nfields; i++) {
         const weft__field *f = &op->fields[i];
-        if (f->section == section && p->rank >= f->min_rank && strlen(f->key) == n && memcmp(f->key, s->at, n) == 0) return f;
+        size_t n = strlen(f->key);
+        if (f->section != section || p->rank < f->min_rank || strncmp(f->key, s->at, n) || (best && strlen(best->key) > n)) continue;
+        const char *value = s->at + n + (s->at[n] == '-');
+        if (isdigit((unsigned char)*value) || (f->kind == WEFT__FIELD_REAL && strncmp(value, "inf", 3) == 0)) best = f;
     }
-    return NULL;
+    return best;
 }
 
 static weft_status parse_section(scan *s, weft_problem *p, int section) {
@@ -404,7 +406,7 @@ static weft_status parse_tail(scan *s, weft_problem *p) {
 /* Whatever no override named takes the main words, where the operator allows them. */
 static weft_status finish(scan *s, weft_problem *p, int dtype, int layout) {
     const weft__op *op = weft__op_of(p->op);
-    if (!weft__pass_of(p)) return weft_problem_complete(p);   /* fails, with the reason */
+    if (!weft__pass_of(p)) return weft__complete(p);   /* fails, with the reason */
     WEFT__TRY(op->check(p));
     uint64_t roles = weft__roles(p);
     if (!(op->dtypes(p, __builtin_ctzll(roles)) & WEFT__BIT(dtype)))
@@ -448,7 +450,7 @@ weft_status weft_problem_parse(weft_problem *p, const char *text) {
     locale_t old = enter_c_locale();
     weft_status status = parse_all(&s, &q);
     leave_c_locale(old);
-    if (status == WEFT_OK) status = weft_problem_complete(&q);
+    if (status == WEFT_OK) status = weft__complete(&q);
     if (status == WEFT_OK) *p = q;
     return status;
 }

@@ -2,6 +2,7 @@
  * or a task that calls again) runs its slots itself. Workers that are asleep never hold up a job: only those that joined are
  * waited for. After fork the child starts its own workers on first use. */
 #include <pthread.h>
+#include <signal.h>
 #include <stdatomic.h>
 #include <unistd.h>
 
@@ -71,7 +72,11 @@ static void start_workers(weft__pool *pool) {
     if (atomic_load(&pool->pid) != 0) init_locks(pool);   /* a child: the parent's workers and waiters are not here */
     pool->current = NULL;
     pool->inside = pool->started = 0;
+    sigset_t all, old;               /* the application's signals are not for these threads */
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &old);
     while (pool->started < pool->threads - 1 && pthread_create(&pool->workers[pool->started], NULL, worker, pool) == 0) pool->started++;
+    pthread_sigmask(SIG_SETMASK, &old, NULL);
     atomic_store(&pool->pid, pid);
 }
 

@@ -1,6 +1,7 @@
 /* The machine, as estimates see it. Rates are rough on purpose: only ratios between kernels matter. */
 #include <ctype.h>
 #include <pthread.h>
+#include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -43,8 +44,12 @@ static size_t last_level(size_t fallback) {
 void weft__hw_detect(weft__hw *hw) {
     memset(hw, 0, sizeof(*hw));
     long cores = sysconf(_SC_NPROCESSORS_ONLN);
+#ifdef CPU_COUNT
+    cpu_set_t allowed;               /* a container or taskset may give fewer than there are */
+    if (sched_getaffinity(0, sizeof(allowed), &allowed) == 0) cores = CPU_COUNT(&allowed);
+#endif
     hw->isa = cpu_isa();
-    hw->threads = cores > 0 ? (int)WEFT__MIN(cores, 1024) : 1;
+    hw->threads = hw->cores = cores > 0 ? (int)WEFT__MIN(cores, 1024) : 1;
 #ifdef _SC_LEVEL1_DCACHE_SIZE
     hw->l1 = cache_size(_SC_LEVEL1_DCACHE_SIZE, 32u << 10);
     hw->l2 = cache_size(_SC_LEVEL2_CACHE_SIZE, 1u << 20);

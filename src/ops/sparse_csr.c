@@ -6,9 +6,7 @@
 typedef struct csr { weft_problem p; const weft_tensor *values, *rows, *cols; } csr;
 
 static weft_status open_csr(const weft_problem *p, csr *s) {
-    if (!p) return weft__fail(WEFT_INVALID, "problem is NULL, allowed: a sparse_conv problem");
-    s->p = *p;
-    WEFT__TRY(weft_problem_complete(&s->p));
+    WEFT__TRY(weft__take_problem(&s->p, p));
     s->values = weft__tensor(&s->p, WEFT_WEIGHTS);
     s->rows = weft__tensor(&s->p, WEFT_ROWS);
     s->cols = weft__tensor(&s->p, WEFT_COLS);

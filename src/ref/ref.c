@@ -8,7 +8,7 @@ static size_t workspace(const weft_problem *p, const weft__hw *hw) {
 }
 
 static double cost(const weft_problem *p, const weft__hw *hw) {
-    return 2000 + 1.5 * weft__flops(p) / WEFT__MAX(hw->threads, 1);
+    return 2000 + 1.5 * weft__flops(p) / WEFT__MAX(WEFT__MIN(hw->threads, hw->cores), 1);
 }
 
 typedef struct span { const weft__exec *e; const weft__items *items; int phase; int64_t count, slots; } span;

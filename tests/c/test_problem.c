@@ -276,7 +276,7 @@ TEST(wrong_fields) {
     p = good, p.nsteps = 1, p.step[0] = (weft_step){WEFT_STEP_CLIP, 0, (double)NAN, 1}, with_wrong_tensor(p, "clips");
     p = good, p.ntensors = 17, with_wrong_tensor(p, "17 tensors");
     p = good, p.ntensors = -1, with_wrong_tensor(p, "-1 tensors");
-    p = good, p.tensor[0].role = 99, with_wrong_tensor(p, "takes no part");
+    p = good, p.tensor[0].role = 99, with_wrong_tensor(p, "role is 99");
     p = good, p.tensor[1].role = WEFT_SRC, with_wrong_tensor(p, "src is given twice");
     p = good, p.tensor[0].dtype = 99, with_wrong_tensor(p, "src: data type");
     p = good, p.tensor[0].layout = 9, with_wrong_tensor(p, "src: layout is 9");
@@ -316,4 +316,73 @@ TEST(keys) {
     CHECK(!harness_same_problem(&a, &b), "clip bounds are not in the key");
     CHECK(harness_same_problem(&a, &c), "two spellings, two keys");
     CHECK(!harness_same_problem(&a, &d), "alignment is not in the key");
+}
+
+/* ---------------------------------------------------------------- callers of another version, and of none */
+TEST(older_and_newer_callers) {
+    struct { weft_problem p; char more[64]; } newer = {0};
+    newer.p = test_problem("conv2d:fwd:f32:nchw:n1c2h9w9:o2k3");
+    newer.p.size = sizeof(newer);
+    OK(weft_problem_complete(&newer.p));
+    CHECK(newer.p.size == sizeof(newer), "the caller's size changed");
+    newer.more[40] = 1;
+    FAILS(weft_problem_complete(&newer.p), WEFT_INVALID, "problem.size");
+    size_t *shorter = malloc(sizeof(size_t));        /* nothing may be read behind it */
+    *shorter = sizeof(size_t);
+    weft_ctx *ctx = NULL;
+    weft_plan *plan = NULL;
+    FAILS(weft_problem_complete((weft_problem *)(void *)shorter), WEFT_INVALID, "problem.size is 8");
+    FAILS(weft_ctx_create(&ctx, (weft_ctx_opts *)(void *)shorter), WEFT_INVALID, "opts.size is 8");
+    OK(weft_ctx_create(&ctx, NULL));
+    FAILS(weft_plan_create(&plan, ctx, (weft_problem *)(void *)shorter, NULL), WEFT_INVALID, "problem.size is 8");
+    newer.more[40] = 0;
+    FAILS(weft_plan_create(&plan, ctx, &newer.p, (weft_plan_opts *)(void *)shorter), WEFT_INVALID, "opts.size is 8");
+    free(shorter);
+    weft_ctx_release(ctx);
+}
+
+TEST(garbage_is_refused_and_nothing_written) {
+    weft_problem p, before;
+    OK(weft_problem_init(&p, WEFT_MAX_POOL, WEFT_FWD, 2));
+    p.ntensors = 1 << 28;
+    FAILS(weft_problem_complete(&p), WEFT_INVALID, "268435456 tensors");
+    OK(weft_problem_init(&p, WEFT_CONV, WEFT_FWD, 2));
+    weft_problem_tensor(&p, WEFT_DST)->dtype = 200;
+    FAILS(weft_problem_complete(&p), WEFT_INVALID, "dst: data type is 200");
+    p = test_problem("conv2d:fwd:f32:nchw:n1c8h9w9:o8k3:relu");
+    p.groups = 5, p.device = 0, p.math = 0, p.step[0].lo = 3;
+    before = p;
+    FAILS(weft_problem_complete(&p), WEFT_INVALID, "groups is 5");
+    CHECK(memcmp(&p, &before, sizeof(p)) == 0, "a refused problem changed");
+}
+
+TEST(a_completed_problem_can_be_changed) {
+    weft_problem p = test_problem("conv2d:fwd:f32:nhwc:n1c8h9w9:o8k3g8"), q = test_problem("conv2d:fwd:f32:nhwc:n4c8h20w9:o8k3g8");
+    p.n = 4, p.in[1] = 20;
+    OK(weft_problem_complete(&p));
+    CHECK(memcmp(&p, &q, sizeof(p)) == 0, "not the problem of the new sizes");
+    weft_problem_tensor(&p, WEFT_SRC)->derived = 0;  /* dims of the caller's own are checked */
+    p.n = 5;
+    FAILS(weft_problem_complete(&p), WEFT_INVALID, "src: shape is (4");
+}
+
+TEST(unused_fields_do_not_count) {
+    weft_problem p = test_problem("relu2d:fwd:f32:nchw:n1c8h9w9"), q = p;
+    q.kernel[2] = -77, q.groups = -3, q.attr[7] = 5, q.real[3] = 0.5;
+    OK(weft_problem_complete(&q));
+    CHECK(memcmp(&p, &q, sizeof(p)) == 0, "fields that relu does not use are part of the problem");
+}
+
+TEST(infinite_fields_read_back) {
+    weft_problem p = test_problem("clip2d:fwd:f32:nchw:n1c8h9w9:lo-infhiinf"), q;
+    char text[WEFT_TEXT_MAX];
+    OK(weft_problem_format(&p, text, sizeof(text), NULL));
+    OK(weft_problem_parse(&q, text));
+    CHECK(memcmp(&p, &q, sizeof(p)) == 0, "'%s' reads back as another problem", text);
+}
+
+TEST(empty_tensors_have_one_form) {
+    weft_problem p = test_problem("tanh1d:fwd:f32:ncw,dst=nwc:n1c0w5"), q = p;
+    OK(weft_problem_complete(&q));
+    CHECK(memcmp(&p, &q, sizeof(p)) == 0, "completing twice changes it");
 }

@@ -172,3 +172,44 @@ TEST(a_child_has_a_pool) {
     }
     weft_ctx_release(ctx);
 }
+
+static _Atomic bool forking;
+
+static void *keep_planning(void *arg) {
+    weft_problem p = test_problem("conv2d:fwd:f32:nchw:n1c4h6w7:o4k3p1g4");
+    while (atomic_load(&forking)) {
+        weft_plan *plan = NULL;
+        if (weft_plan_create(&plan, arg, &p, NULL) != WEFT_OK) return arg;
+        weft_plan_release(plan);
+    }
+    return NULL;
+}
+
+/* A lock held by another thread at the moment of the fork must not be held for ever in the child. */
+TEST(a_child_of_busy_threads_can_plan) {
+#if defined(__SANITIZE_THREAD__)
+    SKIP("the race checker does not follow threads started after fork");
+#endif
+    weft_ctx *ctx = test_context(2);
+    pthread_t threads[3];
+    atomic_store(&forking, true);
+    for (size_t i = 0; i < WEFT__COUNT(threads); i++) CHECK(!pthread_create(&threads[i], NULL, keep_planning, ctx), "no thread");
+    int hung = 0;
+    fflush(NULL);
+    for (int round = 0; round < 100; round++) {
+        pid_t child = fork();
+        if (child == 0) {
+            alarm(20);
+            weft_problem p = test_problem("conv2d:fwd:f32:nchw:n2c4h6w7:o4k3p1g4");
+            weft_plan *plan = NULL;
+            _exit(weft_plan_create(&plan, ctx, &p, NULL) != WEFT_OK);
+        }
+        int status = -1;
+        waitpid(child, &status, 0);
+        hung += status != 0;
+    }
+    atomic_store(&forking, false);
+    for (size_t i = 0; i < WEFT__COUNT(threads); i++) pthread_join(threads[i], NULL);
+    weft_ctx_release(ctx);
+    CHECK(hung == 0, "%d of 100 children hung or failed", hung);
+}

@@ -27,7 +27,7 @@ ROLES = _roles()
 
 
 class Args(ctypes.Structure):
-    _fields_ = [("size", ctypes.c_size_t), ("packed", ctypes.c_void_p), ("ptr", ctypes.c_void_p * len(ROLES))]
+    _fields_ = [("size", ctypes.c_size_t), ("packed", ctypes.c_void_p), ("ptr", ctypes.c_void_p * 64)]
 
 
 class PlanOpts(ctypes.Structure):

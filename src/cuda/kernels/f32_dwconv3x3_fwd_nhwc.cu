@@ -1,13 +1,13 @@
 /* f32 depthwise 3x3 stride 1 forward, channels-last.
  * Math:      dst[n,y,x,c] = epilogue(sum_{r,s} src[n,y+r-pt,x+s-pl,c] * weights[c,r,s])
- * Blocking:  a warp is 32 x VEC neighbouring channels (VEC 2 where c is even), a thread 8 rows x 2 columns of them: it
+ * Blocking:  a warp is 32 x VEC neighbouring channels (VEC 2 where c is even), a thread 7 rows x 2 columns of them: it
  *            walks down the rows with the sums of the three output rows under way in registers. 8 warps a block, side
- *            by side
+ *            by side. The last rows and columns of an image are shifted to end with it
  * Traffic:   8 bytes and 18 flops an output: memory-bound. Of the 4 columns a thread reads, two are its neighbour's too
- *            (L1); strips read 2 rows in 10 again (L2)
+ *            (L1); strips read 2 rows in 9 again (L2)
  * Roofline:  bandwidth / 8 outputs per second
  * Assumes:   any n, c, h, w, pads 0..2; VEC x 4 bytes of alignment. Taps in the padding are left
- *            out, not multiplied by 0
+ *            out, not multiplied by 0. Outputs that two warps share are written twice, with the same values
  * Try:       weft bench --kernel f32_dwconv3x3_fwd_nhwc_8x2__cuda
  *            conv2d:fwd:f32:nhwc:n64c128h56w56:o128k3p1g128@cuda */
 #ifndef __CUDACC_RTC__
@@ -15,7 +15,7 @@
 #endif
 #include "epilogue.h"
 
-enum { ROWS = 8, COLUMNS = 2, LANES = 32, WARPS = 8 };
+enum { ROWS = 7, COLUMNS = 2, LANES = 32, WARPS = 8 };
 
 typedef struct dwconv_args {
     const float *src, *weights, *bias;
@@ -100,27 +100,34 @@ static __device__ __forceinline__ vec load(const float *at) {
  * outputs wanted. */
 struct window { int row_lo, row_hi, column_lo, column_hi, rows, columns; };
 
-/* ROWS x COLUMNS outputs of VEC channels. INSIDE: every pixel exists, and all outputs are wanted. */
-template <bool INSIDE>
+/* What to test. INSIDE: nothing, every pixel exists and all outputs are wanted. EDGE: all outputs are wanted, so only the
+ * first two and the last two rows can be padding. SMALL: everything. */
+enum { INSIDE, EDGE, SMALL };
+
+/* ROWS x COLUMNS outputs of VEC channels. */
+template <int CARE>
 static __device__ __forceinline__ void outputs(const dwconv_args &a, const float *src, float *dst,
                                                const vec (&weights)[9], const vec &bias, const window &at) {
     vec sum[3][COLUMNS];             /* output row y is in sum[y % 3] while its three input rows pass */
     int64_t in_row = (int64_t)a.w * a.channels, out_row = (int64_t)a.ow * a.channels;
+    bool there[COLUMNS + 2];
+#pragma unroll
+    for (int q = 0; q < COLUMNS + 2; q++) there[q] = CARE == INSIDE || (q >= at.column_lo && q < at.column_hi);
 #pragma unroll
     for (int r = 0; r < ROWS + 2; r++) {
 #pragma unroll
         for (int x = 0; x < COLUMNS; x++)
 #pragma unroll
             for (int i = 0; i < VEC; i++) sum[r % 3][x].v[i] = 0;
-        if (INSIDE || (r >= at.row_lo && r < at.row_hi)) {
+        bool tested = CARE == SMALL || (CARE == EDGE && (r < 2 || r >= ROWS));
+        if (!tested || (r >= at.row_lo && r < at.row_hi)) {
             vec pixel[COLUMNS + 2];
 #pragma unroll
             for (int q = 0; q < COLUMNS + 2; q++)
-                if (INSIDE || (q >= at.column_lo && q < at.column_hi))
-                    pixel[q] = load(src + r * in_row + (int64_t)q * a.channels);
+                if (there[q]) pixel[q] = load(src + r * in_row + (int64_t)q * a.channels);
 #pragma unroll
             for (int q = 0; q < COLUMNS + 2; q++) {
-                if (!INSIDE && (q < at.column_lo || q >= at.column_hi)) continue;
+                if (!there[q]) continue;
 #pragma unroll
                 for (int k = 0; k < 3; k++) /* tap row k of output row r - k, tap column s of output column q - s */
 #pragma unroll
@@ -134,10 +141,10 @@ static __device__ __forceinline__ void outputs(const dwconv_args &a, const float
             }
         }
         int y = r - 2;               /* complete now */
-        if (y < 0 || (!INSIDE && y >= at.rows)) continue;
+        if (y < 0 || (CARE == SMALL && y >= at.rows)) continue;
 #pragma unroll
         for (int x = 0; x < COLUMNS; x++) {
-            if (!INSIDE && x >= at.columns) continue;
+            if (CARE == SMALL && x >= at.columns) continue;
             vec result;
 #pragma unroll
             for (int i = 0; i < VEC; i++) result.v[i] = weft__epilogue_apply(a.epilogue, bias.v[i], sum[y % 3][x].v[i]);
@@ -157,7 +164,8 @@ extern "C" __global__ void __launch_bounds__(LANES * WARPS, 3) dwconv3x3(const _
     __syncthreads();
     if (group >= a.groups || lane >= here) return;
     uint32_t line = group / (uint32_t)a.pairs, image = line / (uint32_t)a.strips;
-    int x = (int)(group - line * (uint32_t)a.pairs) * COLUMNS, y = (int)(line - image * (uint32_t)a.strips) * ROWS;
+    int x = max(min((int)(group - line * (uint32_t)a.pairs) * COLUMNS, a.ow - COLUMNS), 0);
+    int y = max(min((int)(line - image * (uint32_t)a.strips) * ROWS, a.oh - ROWS), 0);
     int top = y - a.pt, left = x - a.pl;
     vec weights[9], bias = {};
 #pragma unroll
@@ -171,7 +179,8 @@ extern "C" __global__ void __launch_bounds__(LANES * WARPS, 3) dwconv3x3(const _
     float *dst = a.dst + (((int64_t)image * a.oh + y) * a.ow + x) * a.channels + first + lane;
     window at = {-top, a.h - top, -left, a.w - left, a.oh - y, a.ow - x};
     bool inside = top >= 0 && left >= 0 && at.row_hi >= ROWS + 2 && at.column_hi >= COLUMNS + 2;
-    if (inside) outputs<true>(a, src, dst, weights, bias, at);
-    else outputs<false>(a, src, dst, weights, bias, at);
+    if (inside) outputs<INSIDE>(a, src, dst, weights, bias, at);
+    else if (at.rows >= ROWS && at.columns >= COLUMNS) outputs<EDGE>(a, src, dst, weights, bias, at);
+    else outputs<SMALL>(a, src, dst, weights, bias, at);
 }
 #endif

@@ -41,6 +41,8 @@ weft__wisdom *weft__wisdom_create(const weft_ctx *ctx) {
     return w;
 }
 
+pthread_mutex_t *weft__wisdom_lock(weft__wisdom *w) { return &w->lock; }
+
 /* Remove the lines of a problem (NULL: of all); with only_dead, just the marks of what was forgotten. */
 static void clear(const weft_ctx *ctx, weft__wisdom *w, const char *problem, bool only_dead) {
     for (int i = 0; i < BUCKETS; i++)
@@ -105,7 +107,7 @@ static bool read_fields(line *l) {
 }
 
 static bool same_entry(const line *a, const line *b) {
-    static const int key[] = {PROBLEM, DEVICE, THREADS, KERNEL};
+    static const int key[] = {PROBLEM, DEVICE, VERSION, THREADS, KERNEL};
     for (size_t i = 0; i < WEFT__COUNT(key); i++)
         if (strcmp(a->field[key[i]], b->field[key[i]])) return false;
     return true;
@@ -175,7 +177,7 @@ const weft__kernel *weft__wisdom_find(weft_ctx *ctx, const weft_problem *p, cons
     *ns = HUGE_VAL;
     pthread_mutex_lock(&w->lock);
     for (line *l = w->bucket[bucket_of(text)]; l; l = l->next) {
-        if (l->dead || strcmp(l->field[PROBLEM], text) || strcmp(l->field[DEVICE], device) || l->threads != hw->threads) continue;
+        if (l->dead || strcmp(l->field[PROBLEM], text) || strcmp(l->field[VERSION], WEFT_VERSION) || strcmp(l->field[DEVICE], device) || l->threads != hw->threads) continue;
         if (l->workspace > limit || l->ns >= *ns) continue;
         for (size_t i = 0; i < count; i++)
             if (strcmp(list[i]->name, l->field[KERNEL]) == 0 && list[i]->version == l->version && !weft__kernel_refusal(ctx, list[i], p, hw)) {
@@ -197,7 +199,6 @@ weft_status weft__wisdom_add(weft_ctx *ctx, const weft_problem *p, const weft__h
     pthread_mutex_lock(&w->lock);
     weft_status s = add_text(ctx, w, text, (size_t)n, false, &good);
     pthread_mutex_unlock(&w->lock);
-    weft__cache_clear(ctx, weft__ctx_cache(ctx));
     return s != WEFT_OK || good ? s : weft__fail(WEFT_INTERNAL, "wisdom: a line of its own making does not parse: %s", text);
 }
 
@@ -205,14 +206,15 @@ weft_status weft__wisdom_add(weft_ctx *ctx, const weft_problem *p, const weft__h
 static weft_status read_file(const weft_ctx *ctx, const char *path, bool may_miss, char **text, size_t *length) {
     *text = NULL;
     *length = 0;
-    FILE *f = fopen(path, "rb");
+    int fd = open(path, O_RDONLY | O_NONBLOCK | O_CLOEXEC);   /* a pipe must not hold us up before we see that it is one */
+    FILE *f = fd < 0 ? NULL : fdopen(fd, "rb");
     if (!f && may_miss && errno == ENOENT) return WEFT_OK;
     if (!f) return weft__fail(WEFT_IO, "wisdom '%s' cannot be read: %s", path, strerror(errno));
     struct stat st;
     weft_status s = WEFT_OK;
     if (fstat(fileno(f), &st) != 0 || !S_ISREG(st.st_mode)) s = weft__fail(WEFT_IO, "wisdom '%s' cannot be read: not a file", path);
     else if (!(*text = weft__alloc(ctx, (size_t)st.st_size + 1))) s = weft__fail(WEFT_MEMORY, "out of memory for wisdom '%s'", path);
-    else *length = fread(*text, 1, (size_t)st.st_size, f);
+    else if ((*length = fread(*text, 1, (size_t)st.st_size, f)) != (size_t)st.st_size) s = weft__fail(WEFT_IO, "wisdom '%s' cannot be read whole", path);
     fclose(f);
     return s;
 }
@@ -224,20 +226,21 @@ static void report_on(weft_ctx *ctx, weft__wisdom *w, weft_wisdom_report *report
     weft__hw hw;
     weft__ctx_hw(ctx, &cpu, &hw);
     weft__device_name(&hw, WEFT_CPU, device, sizeof(device));
-    *report = (weft_wisdom_report){sizeof(*report), 0, bad, 0};
+    weft_wisdom_report r = {sizeof(r), 0, bad, 0};
     for (int i = 0; i < BUCKETS; i++)
         for (line *l = w->bucket[i]; l; l = l->next) {
             if (l->dead) continue;
             bool here = strcmp(l->field[DEVICE], device) == 0 || strncmp(l->field[DEVICE], "cuda:", 5) == 0;
-            report->entries += here;
-            report->other_machines += !here;
+            r.entries += here;
+            r.other_machines += !here;
         }
+    weft__return(report, &r, sizeof(r));
 }
 
 static weft_status check_report(const weft_ctx *ctx, const char *path, const weft_wisdom_report *report) {
     if (!ctx) return weft__fail(WEFT_INVALID, "ctx is NULL, allowed: a context");
     if (!path) return weft__fail(WEFT_INVALID, "path is NULL, allowed: a file's name");
-    if (report && report->size != sizeof(*report)) return weft__fail(WEFT_INVALID, "report.size is %zu, allowed: %zu (start from WEFT_WISDOM_REPORT_INIT)", report->size, sizeof(*report));
+    if (report && report->size < WEFT__LEAST(weft_wisdom_report, other_machines)) return weft__fail(WEFT_INVALID, "report.size is %zu, allowed: %zu (start from WEFT_WISDOM_REPORT_INIT)", report->size, sizeof(*report));
     return WEFT_OK;
 }
 
@@ -250,7 +253,7 @@ weft_status weft_wisdom_parse(weft_ctx *ctx, const char *text, size_t length, we
     weft_status s = add_lines(ctx, w, text, length, false, &bad);
     report_on(ctx, w, report, bad);
     pthread_mutex_unlock(&w->lock);
-    weft__cache_clear(ctx, weft__ctx_cache(ctx));
+    weft__cache_clear(ctx, weft__ctx_cache(ctx), NULL, 0);
     if (bad) weft__log(ctx, WEFT_LOG_ERROR, "wisdom: %lld bad lines skipped", (long long)bad);
     return s;
 }
@@ -272,7 +275,7 @@ static weft_status write_all(weft__wisdom *w, const char *path, const char *temp
     for (int i = 0; i < BUCKETS; i++)
         for (line *l = w->bucket[i]; l; l = l->next)
             for (int k = 0; k < FIELDS && !l->dead; k++) fprintf(f, "%s%c", l->field[k], k + 1 < FIELDS ? ' ' : '\n');
-    bool written = fflush(f) == 0 && fsync(fileno(f)) == 0;
+    bool written = fflush(f) == 0 && !ferror(f) && fsync(fileno(f)) == 0;
     written = fclose(f) == 0 && written;
     if (written && rename(temp, path) == 0) return WEFT_OK;
     weft_status s = weft__fail(WEFT_IO, "wisdom '%s' cannot be written: %s", path, strerror(errno));
@@ -288,8 +291,10 @@ weft_status weft_wisdom_save(weft_ctx *ctx, const char *path, weft_wisdom_report
     if (snprintf(temp, sizeof(temp), "%s.lock", path) >= (int)sizeof(temp) - 32) return weft__fail(WEFT_INVALID, "path has %zu characters, allowed: up to 4000", strlen(path));
     int lock = open(temp, O_CREAT | O_RDWR | O_CLOEXEC, 0666);
     if (lock < 0) return weft__fail(WEFT_IO, "wisdom '%s' cannot be locked: %s", path, strerror(errno));
-    while (flock(lock, LOCK_EX) != 0 && errno == EINTR) {}
-    weft_status s = read_file(ctx, path, true, &text, &length);
+    int locked;
+    while ((locked = flock(lock, LOCK_EX)) != 0 && errno == EINTR) {}
+    text = NULL;
+    weft_status s = locked == 0 ? read_file(ctx, path, true, &text, &length) : weft__fail(WEFT_IO, "wisdom '%s' cannot be locked: %s", path, strerror(errno));
     if (s == WEFT_OK) {
         weft__wisdom *w = weft__ctx_wisdom(ctx);
         int64_t bad = 0;
@@ -328,7 +333,7 @@ weft_status weft_wisdom_forget(weft_ctx *ctx, const weft_problem *p) {
         w->forgot_all = true;
     }
     pthread_mutex_unlock(&w->lock);
-    weft__cache_clear(ctx, weft__ctx_cache(ctx));
+    weft__cache_clear(ctx, weft__ctx_cache(ctx), NULL, 0);
     return WEFT_OK;
 }
 

@@ -117,8 +117,9 @@ weft_status weft__measure(weft_ctx *ctx, const weft_problem *p, const weft__hw *
         e.packed = (char *)b.workspace + (workspace - packed);
         s = k->pack(&e, b.ptr[WEFT_WEIGHTS], (void *)e.packed);
     }
-    if (s == WEFT_OK && b.cuda) s = weft__cuda_time(&e, k, n = RUNS_MAX, runs);
-    else if (s == WEFT_OK) s = time_cpu(&b, &e, k, give_up_ns, seconds, runs, &n);
+    if (s == WEFT_OK && b.cuda) s = weft__cuda_time(&e, k, n = 1, runs);   /* one tells whether more are worth it */
+    if (s == WEFT_OK && b.cuda && runs[0] <= give_up_ns && runs[0] * 1e-9 * RUNS_MAX < seconds) s = weft__cuda_time(&e, k, n = RUNS_MAX, runs);
+    if (s == WEFT_OK && !b.cuda) s = time_cpu(&b, &e, k, give_up_ns, seconds, runs, &n);
     give_all(&b);
     if (s != WEFT_OK) return s;
     if (n) qsort(runs, (size_t)n, sizeof(runs[0]), by_value);
