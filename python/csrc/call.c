@@ -47,7 +47,7 @@ int wt_dtype_of(int32_t code) {
 /* ---------------------------------------------------------------- the schema: "name(Type arg, ...) -> ..." */
 const char *wt_op_prepare(wt_op *op) {
     static const struct { const char *type; wt_kind kind; } kinds[] = {
-        {"Tensor?", WT_TENSOR_OR_NONE}, {"Tensor", WT_TENSOR}, {"int[]", WT_LIST},        {"SymInt", WT_INT},
+        {"Tensor?", WT_TENSOR_OR_NONE}, {"Tensor", WT_TENSOR}, {"SymInt[]", WT_LIST},     {"SymInt", WT_INT},
         {"int", WT_INT},                {"bool", WT_BOOL},     {"ScalarType", WT_DTYPE}, {"float", WT_REAL},
         {"str", WT_TEXT},
     };

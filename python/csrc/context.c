@@ -111,12 +111,9 @@ static const char *register_operators(void) {
     return NULL;
 }
 
-/* Called once, by `import weft`, after `import torch`. nvrtc: path of the library to compile CUDA kernels with, or NULL.
- * Returns NULL, or why weft cannot be used with this PyTorch. Touches nothing of CUDA. */
-WEFT_API const char *weft_torch_init(const char *nvrtc) {
+static const char *start(const char *nvrtc) {
     static char path[4096];
     weft_ctx_opts opts = WEFT_CTX_OPTS_INIT;
-    if (context) return NULL;
     const char *why = wt_shim_load();
     if (why) return why;
     wt_dtypes_init();
@@ -127,4 +124,17 @@ WEFT_API const char *weft_torch_init(const char *nvrtc) {
     if (weft_ctx_create(&context, &opts) != WEFT_OK) return weft_last_error();
     follow_threads();
     return register_operators();
+}
+
+/* Called by `import weft`, after `import torch`. nvrtc: path of the library to compile CUDA kernels with, or NULL.
+ * Returns NULL, or why weft cannot be used with this PyTorch; what the first call found holds for every later one. Touches nothing of CUDA. */
+WEFT_API const char *weft_torch_init(const char *nvrtc) {
+    static bool started;
+    static char why[512];
+    if (!started) {
+        const char *reason = start(nvrtc);
+        started = true;
+        snprintf(why, sizeof(why), "%s", reason ? reason : "");
+    }
+    return why[0] ? why : NULL;
 }

@@ -37,9 +37,17 @@ static view see(const wt_tensor *t, int rank) {
 }
 
 /* Channels-last memory: channels are nearer than pixels. Of equal strides (one channel, or one pixel) those of a tensor with one
- * channel and a row of pixels come from a channels-last tensor. weft.functional's fakes follow the same rule. */
+ * channel and a row of pixels come from a channels-last tensor. Stride 0 is one plane expanded to many channels: the plane decides
+ * nothing about their order, and PyTorch takes it for channels-first. The fakes of weft._operators follow the same rule. */
 static bool is_last(const view *v) {
-    return v->strides[1] < v->strides[4] || (v->strides[1] == v->strides[4] && v->dims[1] == 1 && v->dims[4] > 1);
+    int64_t channel = v->strides[1], pixel = v->strides[4];
+    return channel > 0 && (channel < pixel || (channel == pixel && v->dims[1] == 1 && v->dims[4] > 1));
+}
+
+static bool is_empty(const view *v) {
+    for (int a = 0; a < 5; a++)
+        if (v->dims[a] == 0) return true;
+    return false;
 }
 
 /* false: the size overflows */
@@ -100,7 +108,7 @@ static bool read_axes(wt_call *call, const geometry *g, int at, int per_axis, in
 }
 
 static bool check_range(wt_call *call, const geometry *g, int at, const int64_t *values, int64_t least) {
-    const int64_t most = 1 << 20;    /* keeps every sum and product of sizes below 2^63 */
+    const int64_t most = 1 << 20;    /* with sizes of at most 2^40, keeps every sum and product below 2^63 */
     for (int a = 3 - g->rank; a < 3; a++)
         if (values[a] < least || values[a] > most)
             return wt_fail(call, "%s: is %lld along spatial axis %d, allowed: %lld to 2^20", call->op->name[at], (long long)values[a], a - 3 + g->rank,
@@ -118,7 +126,16 @@ static bool read_geometry(wt_call *call, geometry *g, int at) {
            check_range(call, g, at + 1, g->pad_hi, 0) && check_range(call, g, at + 2, g->dilation, 1);
 }
 
-/* Ranks and types of data and weights; sets rank and batched. */
+/* An expanded tensor may claim any size: more than memory can hold is refused before anything is computed from it. */
+static bool check_sizes(wt_call *call, int at) {
+    const wt_tensor *t = &call->arg[at].tensor;
+    for (int64_t a = 0; a < t->rank; a++)
+        if (t->sizes[a] > INT64_C(1) << 40)
+            return wt_fail(call, "%s: has %lld elements along dimension %lld, allowed: at most 2^40", call->op->name[at], (long long)t->sizes[a], (long long)a);
+    return true;
+}
+
+/* Ranks, sizes and types of data and weights; sets rank and batched. */
 static bool check_pair(wt_call *call, geometry *g, int data, int weight) {
     const wt_tensor *x = &call->arg[data].tensor, *w = &call->arg[weight].tensor;
     const char *name = call->op->name[data];
@@ -134,7 +151,7 @@ static bool check_pair(wt_call *call, geometry *g, int data, int weight) {
             return wt_fail(call, "%s: is %s, allowed: float32, float64, float16 or bfloat16", i ? "weight" : name, wt_dtype_name(t->code));
     }
     if (x->code != w->code) return wt_fail(call, "weight: is %s, allowed: the type of %s, %s", wt_dtype_name(w->code), name, wt_dtype_name(x->code));
-    return true;
+    return check_sizes(call, data) && check_sizes(call, weight);
 }
 
 static bool check_bias(wt_call *call, int64_t channels) {
@@ -148,10 +165,16 @@ static bool check_bias(wt_call *call, int64_t channels) {
     return true;
 }
 
+/* groups times the second dimension of the weights: the channels on the side of src. */
+static bool grouped_channels(wt_call *call, const geometry *g, const view *w, int64_t *channels) {
+    if (!__builtin_mul_overflow(w->dims[1], g->groups, channels)) return true;
+    return wt_fail(call, "groups: is %lld with %lld channels each, allowed: fewer than 2^63 in all", (long long)g->groups, (long long)w->dims[1]);
+}
+
 /* Channels of data and weights. data_axis: which dimension of the weights, times groups if it is 1, counts the data's channels. */
 static bool check_channels(wt_call *call, const geometry *g, const view *x, const view *w, int data_axis, const char *name) {
-    int64_t other = data_axis ? w->dims[0] : x->dims[1];
-    int64_t expected = data_axis ? w->dims[1] * g->groups : w->dims[0];
+    int64_t other = data_axis ? w->dims[0] : x->dims[1], expected = w->dims[0];
+    if (data_axis && !grouped_channels(call, g, w, &expected)) return false;
     if (x->dims[1] != expected)
         return wt_fail(call, "%s: has %lld channels, allowed with groups=%lld and a weight of (%lld, %lld, ...): %lld", name, (long long)x->dims[1],
                        (long long)g->groups, (long long)w->dims[0], (long long)w->dims[1], (long long)expected);
@@ -164,7 +187,7 @@ static bool check_channels(wt_call *call, const geometry *g, const view *x, cons
 static void put(weft_problem *p, weft_args *args, weft_role role, const view *v) {
     weft_tensor *t = weft_problem_tensor(p, role);
     uintptr_t address = (uintptr_t)v->data;
-    t->dtype = (int16_t)v->dtype;
+    t->dtype = (int16_t)(v->dtype == WEFT_DTYPE_NONE ? WEFT_DTYPE_COUNT : v->dtype);   /* NONE would ask for the default, not for an error */
     t->layout = WEFT_STRIDED;
     t->align = address & 15 ? (int32_t)(address & (~address + 1)) : 16;
     memcpy(t->strides, v->strides, sizeof(v->strides));
@@ -193,25 +216,32 @@ static void begin(weft_problem *p, const geometry *g, weft_pass pass, const view
 
 static void add_step(weft_problem *p, int kind, double lo, double hi) { p->step[p->nsteps++] = (weft_step){kind, 0, lo, hi}; }
 
+static bool check_act(wt_call *call) {
+    const char *act = call->arg[ACT].text;
+    double lo = call->arg[LO].real, hi = call->arg[HI].real;
+    if (act[0] && strcmp(act, "relu") && strcmp(act, "clip")) return wt_fail(call, "act: is '%s', allowed: '', 'relu' or 'clip'", act);
+    return strcmp(act, "clip") || lo <= hi || wt_fail(call, "lo: is %g with hi %g, allowed: a low bound not above the high one", lo, hi);
+}
+
 /* bias and act of a forward operator */
 static bool put_epilogue(wt_call *call, weft_problem *p, weft_args *args) {
     const wt_tensor *b = &call->arg[BIAS].tensor;
     const char *act = call->arg[ACT].text;
+    if (!check_act(call)) return false;
     if (b->handle) {
         add_step(p, WEFT_STEP_BIAS, 0, 0);
         put_vector(p, args, WEFT_BIAS, b->data, b->dtype, b->strides[0]);
     }
     if (!strcmp(act, "relu")) add_step(p, WEFT_STEP_RELU, 0, 0);
-    else if (!strcmp(act, "clip")) add_step(p, WEFT_STEP_CLIP, call->arg[LO].real, call->arg[HI].real);
-    else if (act[0]) return wt_fail(call, "act: is '%s', allowed: '', 'relu' or 'clip'", act);
+    if (!strcmp(act, "clip")) add_step(p, WEFT_STEP_CLIP, call->arg[LO].real, call->arg[HI].real);
     return true;
 }
 
-/* The size of dst from that of src, or of src from dst; what is not positive is an error. */
+/* The size of dst from that of src, or of src from dst; what is not positive is an error, but for an empty batch of src. */
 static bool out_sizes(wt_call *call, const geometry *g, const view *x, const view *w, const int64_t *extra, int64_t dims[5]) {
     for (int a = 0; a < 3; a++) {
         int64_t window = g->dilation[a] * (w->dims[2 + a] - 1) + 1, pads = g->pad_lo[a] + g->pad_hi[a], in = x->dims[2 + a];
-        bool fits = extra ? (in - 1) * g->stride[a] + window + extra[a] - pads > 0 : in + pads >= window;
+        bool fits = extra ? (in - 1) * g->stride[a] + window + extra[a] - pads >= (x->dims[0] ? 1 : 0) : in + pads >= window;
         if (!fits || w->dims[2 + a] < 1)
             return wt_fail(call, "input: spatial axis %d has %lld elements, too few for kernel %lld, stride %lld, dilation %lld, padding %lld+%lld",
                            a - 3 + g->rank, (long long)in, (long long)w->dims[2 + a], (long long)g->stride[a], (long long)g->dilation[a],
@@ -229,6 +259,7 @@ static bool run_conv(wt_call *call) {
     int64_t dims[5] = {x.dims[0], w.dims[0]};
     if (!check_channels(call, &g, &x, &w, 1, "input") || !check_bias(call, w.dims[0]) || !out_sizes(call, &g, &x, &w, NULL, dims)) return false;
     if (!create(call, &g, &call->out[0], &y, dims, is_last(&x), g.batched, call->arg[INPUT].tensor.code)) return false;
+    if (is_empty(&y)) return check_act(call);
     weft_problem p;
     weft_args args = WEFT_ARGS_INIT;
     begin(&p, &g, WEFT_FWD, &x, &w);
@@ -237,7 +268,7 @@ static bool run_conv(wt_call *call) {
     put(&p, &args, WEFT_DST, &y);
     return put_epilogue(call, &p, &args) && wt_execute(call, wt_plan(call, &p), &args);
 }
-WT_OPERATOR(conv, "conv(Tensor input, Tensor weight, Tensor? bias, int[] stride, int[] padding, int[] dilation, SymInt groups, "
+WT_OPERATOR(conv, "conv(Tensor input, Tensor weight, Tensor? bias, SymInt[] stride, SymInt[] padding, SymInt[] dilation, SymInt groups, "
                   "str act, float lo, float hi) -> Tensor")
 
 /* output_padding adds pixels that no tap of the last position reaches, or only some: fewer than a stride change nothing in the
@@ -247,16 +278,19 @@ static bool run_conv_transpose(wt_call *call) {
     int64_t extra[3] = {0};
     if (!check_pair(call, &g, INPUT, WEIGHT) || !read_geometry(call, &g, STRIDE) || !read_axes(call, &g, OUTPUT_PADDING, 1, extra, NULL)) return false;
     view x = see(&call->arg[INPUT].tensor, g.rank), w = see(&call->arg[WEIGHT].tensor, g.rank), y;
-    int64_t dims[5] = {x.dims[0], w.dims[1] * g.groups};
-    if (!check_channels(call, &g, &x, &w, 0, "input") || !check_bias(call, dims[1]) || !out_sizes(call, &g, &x, &w, extra, dims)) return false;
+    int64_t dims[5] = {x.dims[0]}, spare[3];
     for (int a = 0; a < 3; a++) {
-        int64_t spare = extra[a] < g.stride[a] ? 0 : extra[a];
-        if (extra[a] < 0 || spare > g.pad_hi[a])
+        spare[a] = extra[a] < g.stride[a] ? 0 : extra[a];
+        if (extra[a] < 0 || spare[a] > g.pad_hi[a])
             return wt_fail(call, "output_padding: is %lld along spatial axis %d, allowed: 0 or more, and less than the stride, %lld, or at most the padding, %lld",
                            (long long)extra[a], a - 3 + g.rank, (long long)g.stride[a], (long long)g.pad_hi[a]);
-        g.pad_hi[a] -= spare;
     }
+    if (!grouped_channels(call, &g, &w, &dims[1]) || !check_channels(call, &g, &x, &w, 0, "input") || !check_bias(call, dims[1]) ||
+        !out_sizes(call, &g, &x, &w, extra, dims))
+        return false;
+    for (int a = 0; a < 3; a++) g.pad_hi[a] -= spare[a];
     if (!create(call, &g, &call->out[0], &y, dims, is_last(&x), g.batched, call->arg[INPUT].tensor.code)) return false;
+    if (is_empty(&y)) return check_act(call);
     weft_problem p;
     weft_args args = WEFT_ARGS_INIT;
     begin(&p, &g, WEFT_BWD_DATA, &y, &w);
@@ -265,8 +299,8 @@ static bool run_conv_transpose(wt_call *call) {
     put(&p, &args, WEFT_DIFF_SRC, &y);
     return put_epilogue(call, &p, &args) && wt_execute(call, wt_plan(call, &p), &args);
 }
-WT_OPERATOR(conv_transpose, "conv_transpose(Tensor input, Tensor weight, Tensor? bias, int[] stride, int[] padding, int[] dilation, "
-                            "SymInt groups, str act, float lo, float hi, int[] output_padding) -> Tensor")
+WT_OPERATOR(conv_transpose, "conv_transpose(Tensor input, Tensor weight, Tensor? bias, SymInt[] stride, SymInt[] padding, SymInt[] dilation, "
+                            "SymInt groups, str act, float lo, float hi, SymInt[] output_padding) -> Tensor")
 
 /* ---------------------------------------------------------------- gradients */
 typedef struct gradients {           /* of y = conv(x, w) or y = conv_transpose(x, w) */
@@ -346,6 +380,19 @@ static bool create_wanted(wt_call *call, gradients *d, bool last) {
     return ok;
 }
 
+/* The gradients of an empty result: sums of nothing. */
+static bool zero_wanted(wt_call *call) {
+    for (int i = 0; i < 3; i++)
+        if (wt.aoti_torch_zero_(call->out[i])) return wt_fail(call, "a gradient could not be set to 0");
+    return true;
+}
+
+static bool check_bias_dtype(wt_call *call) {
+    int32_t code = (int32_t)call->arg[B_BIAS_DTYPE].integer, input = call->arg[B_INPUT].tensor.code;
+    return code == input || wt_dtype_of(code) == WEFT_F32 ||
+           wt_fail(call, "bias_dtype: is %s, allowed: the type of input, %s, or float32", wt_dtype_name(code), wt_dtype_name(input));
+}
+
 /* grad_output must have the shape the forward operator gives; of a transposed one, any that leads back to input. */
 static bool check_grad(wt_call *call, const gradients *d, bool transposed) {
     const wt_tensor *t = &call->arg[B_GRAD].tensor;
@@ -364,7 +411,7 @@ static bool check_grad(wt_call *call, const gradients *d, bool transposed) {
 static bool run_conv_backward(wt_call *call) {
     gradients d;
     bool transposed = call->arg[B_TRANSPOSED].integer;
-    if (!check_pair(call, &d.g, B_INPUT, B_WEIGHT) || !read_geometry(call, &d.g, STRIDE)) return false;
+    if (!check_pair(call, &d.g, B_INPUT, B_WEIGHT) || !check_sizes(call, B_GRAD) || !check_bias_dtype(call) || !read_geometry(call, &d.g, STRIDE)) return false;
     const wt_tensor *dy = &call->arg[B_GRAD].tensor;
     if (dy->rank != call->arg[B_INPUT].tensor.rank)
         return wt_fail(call, "grad_output: has %lld dimensions, allowed: as many as input, %lld", (long long)dy->rank,
@@ -382,8 +429,9 @@ static bool run_conv_backward(wt_call *call) {
             int64_t spare = d.dy.dims[2 + a] + d.g.pad_lo[a] + d.g.pad_hi[a] - window - (d.x.dims[2 + a] - 1) * d.g.stride[a];
             if (spare >= d.g.stride[a] && spare <= d.g.pad_hi[a]) d.g.pad_hi[a] -= spare;
         }
-    return check_grad(call, &d, transposed) && create_wanted(call, &d, last) &&
-           match_format(call, &d.g, &d.dy, last, d.g.batched, dy->code) && run_wanted(call, &d, transposed);
+    if (!check_grad(call, &d, transposed) || !create_wanted(call, &d, last)) return false;
+    if (is_empty(&d.dy)) return zero_wanted(call);
+    return match_format(call, &d.g, &d.dy, last, d.g.batched, dy->code) && run_wanted(call, &d, transposed);
 }
-WT_OPERATOR(conv_backward, "conv_backward(Tensor grad_output, Tensor input, Tensor weight, int[] stride, int[] padding, int[] dilation, "
+WT_OPERATOR(conv_backward, "conv_backward(Tensor grad_output, Tensor input, Tensor weight, SymInt[] stride, SymInt[] padding, SymInt[] dilation, "
                            "SymInt groups, bool transposed, int want, ScalarType bias_dtype) -> (Tensor, Tensor, Tensor)")

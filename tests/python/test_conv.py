@@ -134,3 +134,28 @@ def test_depthwise(multiplier, device):
         ours = weft.conv2d_depthwise(x, w, b, **options)
         torch.testing.assert_close(ours, F.conv2d(x, w, b, groups=6, **options), rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(weft.conv2d_depthwise(x[0], w, b), F.conv2d(x[0], w, b, groups=6), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("rank", [1, 2, 3])
+def test_one_plane_for_every_channel(rank, device):
+    """Expanded channels have stride 0; the result is channels-first, as PyTorch's."""
+    x, w = torch.randn(2, 1, *[8] * rank, device=device).expand(-1, 4, *[-1] * rank), torch.randn(4, 1, *[3] * rank, device=device)
+    for name in ("conv", "conv_transpose"):
+        ours, theirs = (getattr(m, f"{name}{rank}d")(x, w, groups=4) for m in (W, F))
+        assert ours.stride() == theirs.stride() and ours.view(2, -1).shape == theirs.view(2, -1).shape
+        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("transposed, input, weight, options", [
+    (False, (0, 0, 5, 5), (4, 0, 3, 3), {}), (False, (0, 4, 0, 5), (4, 1, 3, 3), {"padding": 2, "groups": 4}), (False, (0, 4, 5, 5), (0, 4, 3, 3), {}),
+    (True, (0, 4, 0, 5), (4, 2, 1, 3), {}), (True, (0, 4, 0, 5), (4, 2, 3, 3), {}), (True, (0, 4, 0, 5), (4, 2, 3, 3), {"padding": 1, "stride": 1})])
+def test_no_elements(transposed, input, weight, options, device):
+    results = []
+    for m in (W, F):
+        x, w = (torch.ones(s, device=device, requires_grad=True) for s in (input, weight))
+        b = torch.ones(weight[1] if transposed else weight[0], device=device, requires_grad=True)
+        y = (m.conv_transpose2d if transposed else m.conv2d)(x, w, b, **options)
+        results.append([y, *torch.autograd.grad(y.sum(), (x, w, b), allow_unused=True)])
+    for ours, theirs in zip(*results, strict=True):
+        assert torch.equal(ours, torch.zeros_like(ours))
+        assert theirs is None or not input[1] or torch.equal(ours, theirs)   # without channels, PyTorch's result has none either

@@ -1,6 +1,7 @@
 """What shows in a process: memory, threads, forks, loading, the command."""
 from __future__ import annotations
 
+import ctypes
 import gc
 import json
 import multiprocessing
@@ -113,6 +114,16 @@ def test_after_fork():
 def test_library_missing():
     done = _command("-c", "import weft", WEFT_LIBRARY="/nowhere/libweft_torch.so")
     assert done.returncode != 0 and "libweft_torch.so is not built; run make" in done.stderr and "/nowhere" in done.stderr
+
+
+def test_a_failed_start_stays_failed(tmp_path):
+    """A second copy of the library cannot register the operators again, however often it is asked."""
+    copy = tmp_path / "libweft_torch.so"
+    copy.write_bytes(Path(weft.backends.library()).read_bytes())
+    second = ctypes.CDLL(str(copy))
+    second.weft_torch_init.restype = ctypes.c_char_p
+    for _ in range(2):
+        assert b"registered already" in (second.weft_torch_init(None) or b"it worked")
 
 
 def test_import_touches_no_cuda():
