@@ -56,11 +56,11 @@ skip() { # NAME REASON
 }
 has() { command -v "$1" > /dev/null; }
 
-programs() { # DIR PATTERN: the C test programs whose names match
+programs() { # DIR PATTERN [EXCEPT]: the C test programs whose names match the one and not the other
     local program found=0
     for program in "$1"/test_* "$1"/tests/test_*; do
         [ -f "$program" ] && [ -x "$program" ] || continue
-        [[ ${program##*/} =~ $2 ]] || continue
+        [[ ${program##*/} =~ $2 && ! ${program##*/} =~ ${3:-^$} ]] || continue
         found=1
         check "${program##*/}" "$program"
     done
@@ -97,7 +97,7 @@ at_isa() { # the kernels again on a lower instruction set
     WEFT_ISA=$1 programs "$BUILD" 'kernel|sweep|propert|threads'
     WEFT_ISA=$1 check "verify on $1" "$BUILD/weft" verify --random 2000 --seed "$SEED"
 }
-tier_verify() { check verify "$BUILD/weft" verify --random "${RANDOM_PROBLEMS:-5000}" --seed "$SEED"; }
+tier_verify() { check verify "$BUILD/weft" verify --random "${RANDOM_PROBLEMS:-3000}" --seed "$SEED"; }
 tier_fuzz() { fuzzers "$BUILD" "${FUZZ_SECONDS:-5}"; }
 fuzzers() { # DIR SECONDS
     local target
@@ -107,7 +107,8 @@ fuzzers() { # DIR SECONDS
 }
 tier_asan() {
     build_with "$BUILD-asan" address,undefined || return
-    programs "$BUILD-asan" .
+    programs "$BUILD-asan" . cuda_compile
+    check 'test_cuda_compile, the files' "$BUILD-asan/test_cuda_compile" a_ # compiling itself is NVRTC's code, not ours
     fuzzers "$BUILD-asan" 3
     check 'verify' "$BUILD-asan/weft" verify --random 300 --seed "$SEED"
 }
@@ -176,7 +177,13 @@ run_tier() { # NAME: its log, its counts in NAME.sum, one line on the terminal
     [ "$failed" = 0 ] || word=FAILED
     printf '%-8s %-10s %4d s   %s\n' $word "$name" $((SECONDS - start)) "$(counts "$passed" "$failed" "$skipped")"
     grep -E '^(SKIPPED|skip) ' "$log" | sort -u | cut -c1-200 | sed 's/^/         /'
-    [ "$failed" = 0 ] || { echo "         the end of $log:"; tail -n 40 "$log" | sed 's/^/         | /'; }
+    [ "$failed" = 0 ] || show_failure "$log" | sed 's/^/         | /'
+}
+show_failure() { # what went wrong, then the end
+    echo "$1:"
+    grep -E -B2 '^FAIL|^E  |runtime error:|ERROR: |WARNING: ThreadSanitizer|error:' "$1" | head -n 40
+    echo ...
+    tail -n 10 "$1"
 }
 prepare() { # the build and the Python environment, side by side; no tier makes sense without the build
     tests/venv.sh & # leaves $BUILD/python, or nothing: then the tiers that need it fail, with the reason
