@@ -174,6 +174,7 @@ static bool grouped_channels(wt_call *call, const geometry *g, const view *w, in
 /* Channels of data and weights. data_axis: which dimension of the weights, times groups if it is 1, counts the data's channels. */
 static bool check_channels(wt_call *call, const geometry *g, const view *x, const view *w, int data_axis, const char *name) {
     int64_t other = data_axis ? w->dims[0] : x->dims[1], expected = w->dims[0];
+    if (w->dims[!data_axis] < 1) return wt_fail(call, "weight: has %lld output channels, allowed: 1 or more", (long long)w->dims[!data_axis]);
     if (data_axis && !grouped_channels(call, g, w, &expected)) return false;
     if (x->dims[1] != expected)
         return wt_fail(call, "%s: has %lld channels, allowed with groups=%lld and a weight of (%lld, %lld, ...): %lld", name, (long long)x->dims[1],
@@ -400,8 +401,9 @@ static bool check_grad(wt_call *call, const gradients *d, bool transposed) {
     int64_t dims[5] = {src->dims[0], d->w.dims[0]};
     if (t->code != call->arg[B_INPUT].tensor.code)
         return wt_fail(call, "grad_output: is %s, allowed: the type of input, %s", wt_dtype_name(t->code), wt_dtype_name(call->arg[B_INPUT].tensor.code));
-    if (!out_sizes(call, &d->g, src, &d->w, NULL, dims)) return false;
-    for (int a = 0; a < 5; a++)
+    int known = transposed && !src->dims[0] ? 2 : 5;   /* an empty batch has no size to lead back to */
+    if (known == 5 && !out_sizes(call, &d->g, src, &d->w, NULL, dims)) return false;
+    for (int a = 0; a < known; a++)
         if (dst->dims[a] != dims[a])
             return wt_fail(call, "grad_output: its shape does not fit input and weight: %lld elements where the geometry gives %lld", (long long)dst->dims[a],
                            (long long)dims[a]);

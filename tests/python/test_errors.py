@@ -56,6 +56,7 @@ WRONG = {
     "transposed-size": (lambda: W.conv_transpose2d(x(1, 4, 1, 1), x(4, 2, 1, 1), padding=1), RuntimeError, "input: spatial axis 0 has 1 elements"),
     "result-overflow": (lambda: W.conv_transpose3d(x(1, 1, 1, 1, 1).expand(1, 1, 2**20, 2**20, 2**20), x(1, 1, 1, 1, 1), stride=2**20),
                         RuntimeError, "allowed: fewer than 2^63"),
+    "no-outputs": (lambda: W.conv2d(x(), x(0, 4, 3, 3)), RuntimeError, "weight: has 0 output channels, allowed: 1 or more"),
     "input-huge": (lambda: W.conv_transpose1d(x(1, 1, 1).expand(1, 1, 2**44 + 1), x(1, 1, 1), stride=2**20), RuntimeError,
                    "input: has 17592186044417 elements along dimension 2, allowed: at most 2^40"),
     "kernel-huge": (lambda: W.conv2d(x(1, 1, 5, 5), x(1, 1, 1, 1).expand(1, 1, 2**44 + 1, 1), dilation=(2**20, 1)), RuntimeError,
