@@ -107,8 +107,11 @@ VF_INLINE int64_t dw_slots(int64_t items, double bytes) {
     return items < most ? items : most;
 }
 
-/* Streaming pays where the output would push itself out of the caches before anyone reads it. */
-VF_INLINE bool dw_streams(const weft__hw *hw, double out_bytes) { return out_bytes > (double)hw->l3 / 8; }
+/* Streaming pays where the output would push itself out of the caches before anyone reads it. Of a last-level cache over
+ * 32 MB the rest is taken to be other people's. */
+VF_INLINE bool dw_streams(const weft__hw *hw, double out_bytes) {
+    return out_bytes > (double)WEFT__MIN(hw->l3, (size_t)32 << 20) / 8;
+}
 
 /* Memory and arithmetic overlap for the most part. lanes: multiply-adds done, with those of unused lanes and rows. */
 VF_INLINE double dw_cost(const weft_problem *p, const weft__hw *hw, double lanes) {
