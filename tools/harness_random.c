@@ -182,11 +182,13 @@ static void draw_epilogue(weft_problem *p, harness_rng *r) {
     p->step[p->nsteps++] = (weft_step){.kind = WEFT_STEP_ACC, .lo = fresh, .hi = old};
 }
 
-/* Any order of the axes, gaps behind some of them; inputs sometimes repeat an axis with stride 0. */
+/* Any order of the axes, gaps behind some of them; inputs sometimes repeat an axis with stride 0. Whole numbers are offsets, indices
+ * or labels, which must differ where fill() says so: they do not repeat. */
 static void draw_strides(const weft_problem *p, weft_tensor *t, harness_rng *r) {
     weft_tensor shape = {0};
     weft__op_of(p->op)->shape(p, t->role, &shape);
-    bool used[WEFT_MAX_RANK] = {false};
+    bool used[WEFT_MAX_RANK] = {false}, whole = t->dtype == WEFT_I32 || t->dtype == WEFT_I64;
+    bool repeats = !whole && !weft__is_output(p, t->role);
     int64_t stride = harness_chance(r, 80) ? 1 : 2;
     t->layout = WEFT_STRIDED;
     for (int k = 0; k < shape.rank; k++) {
@@ -194,7 +196,7 @@ static void draw_strides(const weft_problem *p, weft_tensor *t, harness_rng *r) 
         while (used[a]) a = (a + shape.rank - 1) % shape.rank;
         used[a] = true;
         t->strides[a] = stride;
-        if (!weft__is_output(p, t->role) && harness_chance(r, 3)) t->strides[a] = 0;
+        if (repeats && harness_chance(r, 3)) t->strides[a] = 0;
         stride *= WEFT__MAX(1, shape.dims[a]) + (harness_chance(r, 30) ? harness_below(r, 5) : 0);
     }
 }
