@@ -30,6 +30,21 @@ class Args(ctypes.Structure):
     _fields_ = [("size", ctypes.c_size_t), ("packed", ctypes.c_void_p), ("ptr", ctypes.c_void_p * 64)]
 
 
+class Tensor(ctypes.Structure):
+    _fields_ = [("role", ctypes.c_int16), ("dtype", ctypes.c_int16), ("layout", ctypes.c_int16), ("rank", ctypes.c_int16), ("align", ctypes.c_int32),
+                ("derived", ctypes.c_int32), ("dims", ctypes.c_int64 * 8), ("strides", ctypes.c_int64 * 8)]
+
+
+class Step(ctypes.Structure):
+    _fields_ = [("kind", ctypes.c_int32), ("reserved", ctypes.c_int32), ("lo", ctypes.c_double), ("hi", ctypes.c_double)]
+
+
+class Problem(ctypes.Structure):
+    _fields_ = [("size", ctypes.c_size_t), ("words", ctypes.c_int32 * 6), ("sizes", ctypes.c_int64 * 22), ("attr", ctypes.c_int64 * 12),
+                ("real", ctypes.c_double * 12), ("out", ctypes.c_int64 * 3), ("nsteps", ctypes.c_int32), ("ntensors", ctypes.c_int32),
+                ("step", Step * 4), ("tensor", Tensor * 16)]
+
+
 class PlanOpts(ctypes.Structure):
     _fields_ = [("size", ctypes.c_size_t), ("mode", ctypes.c_int32), ("reserved", ctypes.c_int32),
                 ("workspace_limit", ctypes.c_size_t), ("kernel", ctypes.c_char_p)]
@@ -73,8 +88,22 @@ def parse(text):
     return problem
 
 
+def roles(text):
+    """What the problem takes and gives: role to (dtype, dims, strides), dims of data in full: n c d h w."""
+    problem, types = Problem.from_buffer(parse(text)), [None, *dict.fromkeys(dtype for dtype in DTYPES if dtype != torch.bool)]
+    assert problem.size == ctypes.sizeof(Problem)
+    return {ROLES[t.role]: (types[t.dtype], tuple(t.dims[:t.rank]), tuple(t.strides[:t.rank])) for t in problem.tensor[:problem.ntensors]}
+
+
+def operators():
+    """The names of WEFT_OP_LIST."""
+    header = (ROOT / "include" / "weft.h").read_text()
+    return re.findall(r"X\(\w+, (\w+)\)", header[header.index("#define WEFT_OP_LIST"):header.index("typedef enum weft_op ")])
+
+
 def run(text, kernel=None, **tensors):
-    """Execute the problem on tensors given by role; their memory must be what the text says. Returns the tensors."""
+    """Execute the problem on tensors given by role, of the CPU or, for an "@cuda" text, of a GPU (on its default stream: synchronize);
+    their memory must be what the text says. Returns the tensors."""
     problem = parse(text)
     plan = ctypes.c_void_p()
     opts = PlanOpts(ctypes.sizeof(PlanOpts), 0, 0, 2**64 - 1, kernel.encode() if kernel else None)
@@ -84,7 +113,7 @@ def run(text, kernel=None, **tensors):
         for role, tensor in tensors.items():
             args.ptr[ROLES.index(role)] = tensor.data_ptr()
         need = LIB.weft_plan_workspace(plan)
-        room = torch.empty(need + 64, dtype=torch.uint8)
+        room = torch.empty(need + 64, dtype=torch.uint8, device=next(iter(tensors.values())).device)
         at = (room.data_ptr() + 63) // 64 * 64
         check(LIB.weft_execute(plan, ctypes.byref(args), at, need, None))
     finally:

@@ -7,15 +7,11 @@ import torch
 import torch.nn.functional as F
 
 import capi
+from capi import Tensor
 
 CONV = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
 LAYOUTS = {"first": 1, "last": 2, "strided": 3}
 ENUM = {torch.float32: 1, torch.float64: 2, torch.float16: 3, torch.bfloat16: 4}
-
-
-class Tensor(ctypes.Structure):                       # weft_tensor
-    _fields_ = [("role", ctypes.c_int16), ("dtype", ctypes.c_int16), ("layout", ctypes.c_int16), ("rank", ctypes.c_int16), ("align", ctypes.c_int32),
-                ("reserved", ctypes.c_int32), ("dims", ctypes.c_int64 * 8), ("strides", ctypes.c_int64 * 8)]
 
 
 def described(w, layout):
