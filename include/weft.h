@@ -21,7 +21,8 @@
  *   weft_plan_create(&plan, ctx, &p, NULL);
  *   weft_args a = WEFT_ARGS_INIT;
  *   a.ptr[WEFT_SRC] = x;  a.ptr[WEFT_WEIGHTS] = w;  a.ptr[WEFT_DST] = y;
- *   if (weft_execute(plan, &a, NULL, 0, NULL) != WEFT_OK) puts(weft_last_error());
+ *   size_t need = (weft_plan_workspace(plan) + 63) / 64 * 64;  void *scratch = aligned_alloc(64, need);
+ *   if (weft_execute(plan, &a, scratch, need, NULL) != WEFT_OK) puts(weft_last_error());
  *   weft_plan_release(plan);
  *   weft_ctx_release(ctx);
  * Every call can fail; examples/00_hello.c shows the same with the checks in.

@@ -20,9 +20,9 @@ give_up() { echo "venv: $*" >&2; rm -f "$build/python"; exit 1; }
 
 [ -z "${PYTHON:-}" ] || use "$PYTHON"
 
-# Exactly this spelling: it takes the CPU build (2.13.0+cpu) where one is offered. Others pull in gigabytes of CUDA.
+# Exactly this spelling: it takes the CPU build where pip's own settings (find-links, an index) offer one. Others pull in
+# gigabytes of CUDA, and so does this one where no CPU build is offered: it works, it only takes longer.
 packages=(torch==2.13.0 pytest)
-cpu_builds=https://download.pytorch.org/whl/cpu
 nvrtc='nvidia-cuda-nvrtc==13.0.*'
 venv=$PWD/.venv/bin/python
 made_with=$(cat .venv/made-with 2> /dev/null)
@@ -32,10 +32,7 @@ python=$(command -v python3) || give_up "no python3 on the PATH; Python 3.10 or 
 "$python" -c 'import sys; sys.exit(sys.version_info < (3, 10))' ||
     give_up "$("$python" --version) is too old; Python 3.10 or later is needed"
 
-# An index that does not answer costs a minute of retries a package, so look first.
-index=()
-"$python" -c "from urllib.request import urlopen; urlopen('$cpu_builds/torch/', timeout=5)" 2> /dev/null && index=(--extra-index-url "$cpu_builds")
-pip_install() { "$venv" -m pip install --disable-pip-version-check --retries 2 "${index[@]}" "$@" >> "$log" 2>&1; }
+pip_install() { "$venv" -m pip install --disable-pip-version-check --retries 2 "$@" >> "$log" 2>&1; }
 echo "venv: setting up .venv with ${packages[*]} (log: $log)"
 if "$python" -m venv .venv > "$log" 2>&1 && pip_install "${packages[@]}"; then
     if pip_install "$nvrtc"; then
