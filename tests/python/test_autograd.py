@@ -153,3 +153,77 @@ def test_checkpoint(device):
     checkpoint(lambda x, w: W.conv2d(x, w, groups=3).relu(), x, w, use_reentrant=False).sum().backward()
     expected = torch.autograd.grad(F.conv2d(x, w, groups=3).relu().sum(), (x, w))
     torch.testing.assert_close((x.grad, w.grad), expected)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32, torch.float64], ids=lambda d: str(d)[6:])
+def test_clip_to_bounds_that_the_type_cannot_hold(dtype, device):
+    """The gradient of what is clipped is 0, though the result is the rounded bound."""
+    x, one = torch.tensor([[[-5.0, 0.0, 5.0]]], dtype=dtype, device=device, requires_grad=True), torch.ones(1, 1, 1, dtype=dtype, device=device)
+    for bound in (0.1, 0.3, 0.7, 1.001, 4.9999, 1e39):
+        ours, = torch.autograd.grad(W.conv1d(x, one, act="clip", clip=(-bound, bound)).sum(), x)
+        assert ours.flatten().tolist() == [float(bound > 5), 1.0, float(bound > 5)]
+
+
+def _direct(x, w):
+    return torch.ops.weft.conv(x, w, None, [1, 1], [0] * 4, [1, 1], 4, "", 0.0, 0.0)
+
+
+func = torch.func
+TRANSFORMS = {
+    "grad": lambda f, x, w: func.grad(lambda w: f(x, w).pow(2).sum())(w),
+    "grad-grad": lambda f, x, w: func.grad(lambda w: func.grad(lambda x: f(x, w).pow(3).sum())(x).sum())(w),
+    "jvp": lambda f, x, w: func.jvp(lambda x: f(x, w), (x,), (x,))[1],
+    "jvp-jvp": lambda f, x, w: func.jvp(lambda x, w: func.jvp(lambda x, w: f(x, w).pow(3), (x, w), (x, w))[1], (x, w), (x, w))[1],
+    "jvp-grad": lambda f, x, w: func.jvp(lambda w: func.grad(lambda x: f(x, w).pow(3).sum())(x), (w,), (w,))[1],
+    "grad-jvp": lambda f, x, w: func.grad(lambda w: func.jvp(lambda x: f(x, w).pow(3), (x,), (x,))[1].sum())(w),
+    "vmap-grad": lambda f, x, w: func.vmap(func.grad(lambda x: f(x, w).pow(2).sum()))(x),
+    "jacfwd": lambda f, x, w: func.jacfwd(lambda w: f(x[:1, :, :3, :3], w))(w),
+    "functionalize": lambda f, x, w: func.functionalize(lambda x: f(x, w))(x),
+    "functionalize-grad": lambda f, x, w: func.functionalize(func.grad(lambda x: f(x, w).pow(2).sum()))(x),
+    "no-grad-within": lambda f, x, w: func.grad(lambda x: (f(x, w) * torch.no_grad()(f)(x, w)).sum())(x),
+    "grad-outside": lambda f, x, w: torch.autograd.grad(func.grad(lambda x: f(x, w).pow(2).sum())(x).pow(2).sum(), w)[0],
+}
+
+
+@pytest.mark.parametrize("name", TRANSFORMS)
+def test_transforms(name, device):
+    """Of the function and of the operator itself, which must not drop a tangent."""
+    x, w = torch.randn(2, 4, 5, 5, device=device, dtype=torch.float64), torch.randn(4, 1, 3, 3, device=device, dtype=torch.float64, requires_grad=True)
+    expected = TRANSFORMS[name](lambda x, w: F.conv2d(x, w, groups=4), x, w)
+    for f in (lambda x, w: W.conv2d(x, w, groups=4), _direct):
+        torch.testing.assert_close(TRANSFORMS[name](f, x, w), expected, rtol=1e-9, atol=1e-9)
+
+
+def test_tangent_of_the_operator(device):
+    x, w = torch.randn(2, 4, 5, 5, device=device), torch.randn(4, 1, 3, 3, device=device)
+    with torch.autograd.forward_ad.dual_level(), torch.no_grad():
+        y = _direct(torch.autograd.forward_ad.make_dual(x, 2 * x), w)
+        torch.testing.assert_close(torch.autograd.forward_ad.unpack_dual(y).tangent, F.conv2d(2 * x, w, groups=4), rtol=1e-4, atol=1e-4)
+
+
+def test_vmap_of_nothing(device):
+    w = torch.randn(4, 1, 3, 3, device=device)
+    for shape in ((0, 2, 4, 6, 6), (3, 0, 4, 6, 6)):
+        assert func.vmap(lambda x: W.conv2d(x, w, groups=4))(torch.randn(shape, device=device)).shape == (*shape[:2], 4, 4, 4)
+
+
+def test_gpu_out_of_memory_is_the_error_that_PyTorch_raises():
+    """Whatever the operator says it could not get on a GPU; on the CPU PyTorch itself raises RuntimeError."""
+    from types import SimpleNamespace
+    from weft import _operators
+
+    def fails(where):
+        def op(*args):
+            raise RuntimeError(f"weft::conv: PyTorch could not allocate 8 elements of float32 on {where}: no room")
+        return SimpleNamespace(op=op, tensors=3)
+    with pytest.raises(torch.OutOfMemoryError, match="could not allocate"):
+        _operators.call(fails("cuda"), None, None, None)
+    with pytest.raises(RuntimeError, match="could not allocate") as raised:
+        _operators.call(fails("cpu"), None, None, None)
+    assert raised.type is RuntimeError
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+def test_gpu_out_of_memory():
+    with pytest.raises(torch.OutOfMemoryError):
+        W.conv2d(torch.ones(1, 1, 1, 1, device="cuda").expand(1, 1, 2**19, 2**19), torch.ones(1, 1, 1, 1, device="cuda"))

@@ -8,6 +8,7 @@ import torch.nn.functional as F
 import weft
 import weft.functional as W
 from cases import SMALL, case, channels_last
+from test_autograd import TRANSFORMS
 
 
 def _compare(compiled, eager, tensors):
@@ -48,6 +49,49 @@ def test_dynamic_shapes(format, device):
     for n, h, width in ((2, 7, 8), (3, 9, 11), (5, 6, 13)):
         _compare(compiled, f, [format(torch.randn(n, 4, h, width, device=device)), torch.randn(4, 1, 3, 3, device=device)])
     assert len(graphs) == 1
+
+
+@pytest.mark.parametrize("name", ["grad", "vmap-grad", "jvp", "jacfwd", "grad-grad"])
+def test_transforms_within(name, device):
+    """torch.func inside of a compiled function."""
+    x, w = torch.randn(2, 4, 5, 5, device=device), torch.randn(4, 1, 3, 3, device=device)
+
+    def f(of):
+        return lambda x, w: TRANSFORMS[name](lambda x, w: of(x, w, groups=4), x, w)
+    compiled = torch.compile(f(W.conv2d), fullgraph=True, backend="aot_eager")
+    torch.testing.assert_close(compiled(x, w), f(F.conv2d)(x, w), rtol=1e-4, atol=1e-4)
+
+
+def _graphs(f, inputs, **options):
+    """How often a function is compiled for these inputs."""
+    from torch._dynamo.testing import CompileCounter
+    counter = CompileCounter()
+    compiled = torch.compile(f, backend=counter, fullgraph=True, **options)
+    for x in inputs:
+        torch.testing.assert_close(compiled(x), f(x), rtol=1e-4, atol=1e-4)
+    return counter.frame_count
+
+
+def test_padding_from_a_size(device):
+    w = torch.randn(4, 1, 3, 3, device=device)
+    inputs = [torch.randn(2, 4, n, n, device=device) for n in (6, 9, 13, 17, 21)]
+    assert _graphs(lambda x: W.conv2d(x, w, groups=4, padding=(x.shape[-1] // 4, 1)), inputs, dynamic=True) == 1
+
+
+def test_sizes_that_nobody_knows(device):
+    x, w = torch.randn(2, 4, 6, 6, device=device), torch.randn(4, 1, 3, 3, device=device)
+    for axis in (0, 2, 3):
+        torch._dynamo.decorators.mark_unbacked(x, axis)
+    assert _graphs(lambda x: W.conv2d(x, w, groups=4, padding=1), [x]) == 1
+
+
+def test_one_plane_for_every_channel(device):
+    w = torch.randn(4, 1, 3, 3, device=device)
+
+    def f(x):
+        return W.conv2d(x.expand(-1, 4, -1, -1), w, groups=4).flatten(1)
+    x = torch.randn(2, 1, 6, 6, device=device)
+    torch.testing.assert_close(torch.compile(f, fullgraph=True, backend="aot_eager")(x), f(x))
 
 
 def test_inductor(device):

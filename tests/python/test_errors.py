@@ -94,6 +94,23 @@ def test_wrong(name):
         run()
 
 
+@pytest.mark.parametrize("name", [n for n in WRONG if "huge" not in n and n not in ("result-overflow", "device")])
+def test_wrong_in_a_trace(name):
+    """A fake tensor is refused where a real one is, so that a compiled function fails when it is compiled."""
+    from torch._subclasses.fake_tensor import FakeTensorMode
+    run, kind, text = WRONG[name]
+    with FakeTensorMode(), pytest.raises(kind, match=re.escape(text.split(", too few")[0])):
+        run()
+
+
+def test_bias_on_another_device():
+    for run in (lambda: W.conv2d(x(), x(*w4), x(4, device="meta"), groups=4), lambda: W.conv_transpose2d(x(), x(*w4), x(1, device="meta"))):
+        with pytest.raises(RuntimeError, match="bias: is on meta, allowed: the device of input, cpu"):
+            run()
+    with pytest.raises(RuntimeError, match="grad_output: is on meta"):
+        torch.ops.weft.conv_backward(x(device="meta"), x(), x(*w4), [1, 1], [1] * 4, [1, 1], 4, False, 7, torch.float32)
+
+
 @pytest.mark.parametrize("name", OPERATOR)
 def test_wrong_operator(name):
     run, text = OPERATOR[name]
