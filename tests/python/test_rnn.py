@@ -6,6 +6,8 @@ import torch
 
 import capi
 
+torch.set_num_threads(1)   # the twins are tiny: more threads would only wait for each other
+
 MAKE = {
     "rnn_relu": lambda *a, **k: torch.nn.RNN(*a, nonlinearity="relu", **k),
     "rnn_tanh": lambda *a, **k: torch.nn.RNN(*a, nonlinearity="tanh", **k),
