@@ -61,6 +61,28 @@ def test_gradient_accumulates(op):
     capi.close(got, 0.5 * plain - 2 * old, torch.float32)
 
 
+@pytest.mark.parametrize("op", OPS)
+def test_strided(op):
+    x = torch.randn(2, 3, 4, 5)
+    y, dy = OPS[op][1](x), torch.randn(2, 3, 4, 5)
+    src, dst, out, grad, back = (capi.arrange(t, "strided") for t in (x, torch.zeros_like(x), y, dy, torch.zeros_like(x)))
+    at = lambda pass_, **t: text(op, pass_, x, False).replace("nchw", capi.layouts("strided", **t))
+    capi.run(at("fwd", src=src, dst=dst), src=src, dst=dst)
+    capi.close(dst, y, torch.float32)
+    capi.run(at("bwd", dst=out, diff_dst=grad, diff_src=back), dst=out, diff_dst=grad, diff_src=back)
+    capi.close(back, capi.run(text(op, "bwd", x, False), dst=y, diff_dst=dy, diff_src=torch.zeros_like(x))["diff_src"], torch.float32)
+    for t in (dst, back):
+        assert (t.as_strided(t.shape, t.stride(), 1) == 7).all()   # the gaps
+
+
+@pytest.mark.parametrize("op", OPS)
+def test_beyond_two_to_the_31(op):
+    x, y = capi.far((2, 3, 5), torch.bfloat16), capi.far((2, 3, 5), torch.bfloat16)
+    x.copy_(torch.randn(x.shape))
+    capi.run(text(op, "fwd", x, False).replace("ncw", capi.layouts("strided", src=x, dst=y)), src=x, dst=y)
+    capi.close(y, OPS[op][1](x.double()), torch.bfloat16)
+
+
 def test_refusals():
     with pytest.raises(capi.WeftError, match="clip: bounds are 2..1, allowed: lo not above hi"):
         capi.parse("clip1d:fwd:f32:ncw:n1c1w1:lo2hi1")

@@ -201,6 +201,41 @@ def test_dropout_follows_the_seed(op):
     assert abs(slope - (out["diff_src"] * direction).sum()) < 1e-6 * max(1, abs(slope))
 
 
+@pytest.mark.parametrize("op", MAKE)
+def test_gradients_accumulate(op):
+    case = Case(op, layers=2, both=True)
+    x, y = torch.randn(case.t, case.n, case.c), torch.empty(case.t, case.n, case.dirs * case.out)
+    weights, reserve, given, last = case.run(x, y, case.t * case.n)
+    dy, dlast = torch.randn_like(y), {role: torch.randn_like(t) for role, t in last.items()}
+    plain = case.back(x, dy, dlast, weights, reserve, given)
+    added = {role: torch.full_like(t, 9) for role, t in plain.items()}
+    capi.run(case.text("bwd", extra="train1") + ":acc0.5_-2", src=x, weights=weights, reserve=reserve, diff_dst=dy,
+             **{f"diff_{role}": t for role, t in dlast.items()}, **given, **added)
+    for role, t in plain.items():
+        capi.close(added[role], 0.5 * t - 18, torch.float32)
+
+
+@pytest.mark.parametrize("op", MAKE)
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
+def test_nan_and_infinity_go_where_torch_sends_them(op, value):
+    case = Case(op)
+    x = torch.randn(case.t, case.n, case.c)
+    x[2, 1, 0] = value
+    got = torch.empty(case.t, case.n, case.out)
+    case.run(x, got, case.t * case.n)
+    capi.close(got, case.twin(x.double())[0].detach(), torch.float32, factor=4)
+
+
+@pytest.mark.parametrize("op", MAKE)
+def test_beyond_two_to_the_31(op):
+    """Steps 2^31 elements apart, in memory of which a few pages are touched."""
+    case = Case(op, torch.bfloat16, t=2)
+    x, got = capi.far((2, case.n, case.c), torch.bfloat16), torch.empty(2, case.n, case.out, dtype=torch.bfloat16)
+    x.copy_(torch.randn(x.shape))
+    case.run(x, got, 2 * case.n, ("dense" + capi.strided(src=x), "dense"))
+    capi.close(got, case.twin(x.double())[0].detach(), torch.bfloat16)
+
+
 def test_dropout_rate():
     case = Case("rnn_relu", torch.float64, t=40, n=16, o=16, layers=2, state=False, bias=False)
     with torch.no_grad():   # layer 1 copies: its output is what dropout lets through, halved chance, doubled value
