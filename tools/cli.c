@@ -122,13 +122,10 @@ int cli_context(const cli_command *self, weft_ctx **ctx, const weft_ctx_opts *op
 int cli_kernel(const cli_command *self, int op, const char *name) {
     const weft__kernel *const *list = NULL;
     size_t count = weft__kernels(op, &list);
-    char names[2048] = "";
-    weft__text t = {names, sizeof(names), 0};
-    for (size_t i = 0; i < count; i++) {
+    for (size_t i = 0; i < count; i++)
         if (strcmp(list[i]->name, name) == 0) return CLI_OK;
-        weft__put(&t, i ? ", %s" : "%s", list[i]->name);
-    }
-    return cli_misuse(self, "--kernel: got '%s', allowed: %s", name, names);
+    return cli_misuse(self, "--kernel: got '%s', allowed: a name from `weft list PROBLEM`, such as %s", name,
+                      list[count - 1]->name);
 }
 
 int cli_list(const char *text, int *values, int room) {

@@ -45,5 +45,5 @@ static int run(const cli_command *self, int argc, char **argv) {
     return code;
 }
 
-const cli_command cmd_list = {"list", "[PROBLEM]", "every kernel; for a problem, which apply and why the others do not",
+const cli_command cmd_list = {"list", "[PROBLEM | --operators]", "every kernel; for a problem, which apply and why the others do not",
                               NULL, run};

@@ -116,7 +116,8 @@ static int execute(verify *v, int argc, char **argv) {
     if (code == CLI_OK && (v->random || v->seconds > 0)) code = check_random(v);
     if (code == CLI_OK) summary(v);
     if (code == CLI_OK && !v->h.problems)
-        code = cli_failed(v->self, "no kernel asked for applies to any of the problems");
+        code = cli_failed(v->self, "no kernel asked for applies to any of the problems%s",
+                          v->kernel && !argc ? ", drawn for all operators; name problems for it" : "");
     harness_destroy(&v->h);
     return code != CLI_OK ? code : v->failures ? CLI_FAILED : CLI_OK;
 }
@@ -127,7 +128,7 @@ static int run(const cli_command *self, int argc, char **argv) {
     v.device = "cpu";
     v.seed = 1;
     const cli_option options[] = {
-        {"random", "N", "draw N random problems", CLI_COUNT, &v.random, 1, 1e15},
+        {"random", "N", "draw N random problems; with --kernel, run those it takes", CLI_COUNT, &v.random, 1, 1e15},
         {"seconds", "T", "draw random problems for T seconds", CLI_REAL, &v.seconds, 0, 1e9},
         {"seed", "S", "of problems and data (1)", CLI_COUNT, &v.seed, 0, 0x1p64},
         {"kernel", "NAME", "only this kernel", CLI_TEXT, &v.kernel, 0, 0},
