@@ -225,15 +225,30 @@ def build(text: str, passes: Optional[str] = None) -> Twin:
                 flops=sum(_flops(p) for p in problems), length=max(_longest_sum(p) for p in problems), kernel=" + ".join(kernels))
 
 
-def error(twin: Twin) -> tuple[float, float]:
-    """The largest difference between the two sides over the largest value, and what rounding allows: each side is within
-    eps * sqrt(terms) of the truth for random data, with room for the shape of the sum; the result is rounded once more."""
-    worst = 0.0
-    for ours, theirs in zip(twin.weft(), twin.peer()):
-        if not theirs.numel():
-            continue
-        a, b = ours.detach().to(torch.float64), theirs.detach().to(torch.float64)
-        worst = max(worst, ((a - b).abs().max() / b.abs().max().clamp_min(1e-30)).item())
+def _allowed(twin: Twin) -> float:
+    """What rounding allows: each side is within eps * sqrt(terms) of the truth for random data, with room for the shape of the sum; the
+    result is rounded once more."""
     work = torch.float64 if twin.dtype == torch.float64 else torch.float32
-    allowed = 4 * torch.finfo(twin.dtype).eps + 4 * torch.finfo(work).eps * math.sqrt(twin.length)
-    return worst, allowed
+    return 4 * torch.finfo(twin.dtype).eps + 4 * torch.finfo(work).eps * math.sqrt(twin.length)
+
+
+def _distance(ours: Tensor, theirs: Tensor) -> float:
+    """The largest difference over the largest value; infinite where one side has a NaN or an infinity that the other has not."""
+    if ours.shape != theirs.shape:
+        return math.inf
+    a, b = ours.detach().to(torch.float64), theirs.detach().to(torch.float64)
+    same = (a == b) | (a.isnan() & b.isnan())
+    if not (a.isfinite() & b.isfinite() | same).all():
+        return math.inf
+    finite = b.isfinite()
+    if not finite.any():
+        return 0.0
+    return ((a - b)[finite].abs().max() / b[finite].abs().max().clamp_min(1e-30)).item()
+
+
+def error(twin: Twin) -> tuple[float, float]:
+    """The largest difference between the two sides over the largest value, and what rounding allows; infinite where a result is missing."""
+    ours, theirs = twin.weft(), twin.peer()
+    if len(ours) != len(theirs):
+        return math.inf, _allowed(twin)
+    return max(map(_distance, ours, theirs)), _allowed(twin)

@@ -5,16 +5,24 @@
     >>> F.conv2d(x, w, padding=1, groups=64, act="relu").shape
     torch.Size([8, 64, 56, 56])
 
-Data is taken as it lies in memory: channels-first or channels-last, sliced or transposed; the result keeps the format of the input.
+Data is taken as it lies in memory: channels-first or channels-last, sliced or transposed. The result is dense and in the format of the
+input, also in 1D and without a batch, where PyTorch's is always channels-first; the format of the weight does not count. Channels-last
+means that the stride of the channels is positive and less than that of the last axis.
+
+They work under torch.compile, torch.export, torch.func, torch.fx and autocast, and with subclasses and modes of __torch_function__.
+Under autocast a float32 weight is cast at each call: PyTorch's cache of casts is its own. torch.jit.trace records the operator where
+no gradient is wanted, and refuses the Python that computes one: trace under torch.no_grad, or use torch.export.
 """
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import Optional, Union
+from typing import Any, Optional, Union
 
 import torch
 from torch import Tensor
+from torch.overrides import handle_torch_function, has_torch_function_variadic
 
 from . import _operators
 from ._operators import call
@@ -30,17 +38,36 @@ _any_autocast = torch._C._is_any_autocast_enabled
 
 # ---------------------------------------------------------------------------------------------- arguments
 
+def _whole(value: Any) -> Any:
+    """An int, or what can stand for one; None for all else, also True and False."""
+    if isinstance(value, bool):
+        return None
+    if isinstance(value, (int, torch.SymInt)):
+        return value
+    try:
+        return operator.index(value)
+    except TypeError:
+        return None
+
+
 def _spread(name: str, value: Size, rank: int) -> tuple[int, ...]:
     """One value an axis, from an int or a sequence of 1 or `rank` ints."""
-    if isinstance(value, (int, torch.SymInt)):
-        return (value,) * rank
-    if isinstance(value, (tuple, list)) and all(isinstance(v, (int, torch.SymInt)) for v in value):
-        if len(value) == rank:
-            return tuple(value)
-        if len(value) == 1:
-            return tuple(value) * rank
-        raise RuntimeError(f"{name}: has {len(value)} values {tuple(value)}, allowed: an int, or {rank} of them")
-    raise TypeError(f"{name}: is {value!r}, allowed: an int, or a sequence of {rank} ints")
+    one = None if isinstance(value, (tuple, list)) else _whole(value)
+    if one is not None:
+        return (one,) * rank
+    some = tuple(map(_whole, value)) if isinstance(value, (tuple, list)) else (None,)
+    if None in some:
+        raise TypeError(f"{name}: is {value!r}, allowed: an int, or a sequence of {rank} ints")
+    if len(some) not in (1, rank):
+        raise RuntimeError(f"{name}: has {len(some)} values {some}, allowed: an int, or {rank} of them")
+    return some if len(some) == rank else some * rank
+
+
+def _groups(groups: Any) -> int:
+    whole = _whole(groups)
+    if whole is None:
+        raise TypeError(f"groups: is {groups!r}, allowed: an int")
+    return whole
 
 
 def _pads(padding: Padding, stride: tuple[int, ...], dilation: tuple[int, ...], kernel: Optional[Sequence[int]], rank: int) -> tuple[int, ...]:
@@ -62,7 +89,13 @@ def _geometry_now(rank: int, stride: Size, padding: Padding, dilation: Size, ker
     return s, _pads(padding, s, d, kernel, rank), d
 
 
-_geometry_kept = lru_cache(maxsize=4096, typed=True)(_geometry_now)
+@lru_cache(maxsize=4096, typed=True)
+def _geometry_kept(rank: int, *settings: Any) -> tuple[tuple[int, ...], ...]:
+    """_geometry_now for what compares by its value; a TypeError is not kept."""
+    for value in settings:
+        if not (value is None or type(value) in (int, str) or (type(value) is tuple and all(type(v) is int for v in value))):
+            raise TypeError
+    return _geometry_now(rank, *settings)
 
 
 def _geometry(rank: int, stride: Size, padding: Padding, dilation: Size, weight: Tensor) -> tuple[tuple[int, ...], ...]:
@@ -71,7 +104,7 @@ def _geometry(rank: int, stride: Size, padding: Padding, dilation: Size, weight:
         return _geometry_now(rank, stride, padding, dilation, kernel)
     try:
         return _geometry_kept(rank, stride, padding, dilation, kernel)
-    except TypeError:   # lists cannot be looked up
+    except TypeError:   # lists cannot be looked up, other things not be kept, and what is wrong is said again
         return _geometry_now(rank, stride, padding, dilation, kernel)
 
 
@@ -110,7 +143,7 @@ def _autocast(input: Tensor, weight: Tensor, bias: Optional[Tensor]) -> tuple[Te
     if not _any_autocast():
         return input, weight, bias
     device = input.device.type
-    if not torch.is_autocast_enabled(device):
+    if not torch.amp.is_autocast_available(device) or not torch.is_autocast_enabled(device):
         return input, weight, bias
     dtype = torch.get_autocast_dtype(device)
     return tuple(t if t is None or t.dtype == torch.float64 or not t.is_floating_point() else t.to(dtype)   # type: ignore[return-value]
@@ -121,7 +154,11 @@ def _autocast(input: Tensor, weight: Tensor, bias: Optional[Tensor]) -> tuple[Te
 
 def _conv(name: str, rank: int, input: Tensor, weight: Tensor, bias: Optional[Tensor], stride: Size, padding: Padding, dilation: Size,
           groups: int, act: Optional[str], clip: tuple[float, float]) -> Tensor:
+    if has_torch_function_variadic(input, weight, bias):
+        return handle_torch_function(globals()[name], (input, weight, bias), input, weight, bias, stride, padding, dilation, groups, act=act, clip=clip)
     _check_tensors(name, rank, input, weight, bias)
+    if type(groups) is not int:
+        groups = _groups(groups)
     s, p, d = _geometry(rank, stride, padding, dilation, weight)
     input, weight, bias = _autocast(input, weight, bias)
     return call(_operators.conv, input, weight, bias, s, p, d, groups, *_activation(act, clip))
@@ -129,7 +166,12 @@ def _conv(name: str, rank: int, input: Tensor, weight: Tensor, bias: Optional[Te
 
 def _conv_transpose(name: str, rank: int, input: Tensor, weight: Tensor, bias: Optional[Tensor], stride: Size, padding: Size,
                     output_padding: Size, groups: int, dilation: Size, act: Optional[str], clip: tuple[float, float]) -> Tensor:
+    if has_torch_function_variadic(input, weight, bias):
+        return handle_torch_function(globals()[name], (input, weight, bias), input, weight, bias, stride, padding, output_padding, groups, dilation,
+                                     act=act, clip=clip)
     _check_tensors(name, rank, input, weight, bias)
+    if type(groups) is not int:
+        groups = _groups(groups)
     if isinstance(padding, str):
         raise TypeError(f"padding: is {padding!r}, allowed: an int, or a sequence of {rank} ints")
     s, p, d = _geometry(rank, stride, padding, dilation, weight)
@@ -210,9 +252,13 @@ def conv2d_depthwise(input: Tensor, weight: Tensor, bias: Optional[Tensor] = Non
         >>> weft.conv2d_depthwise(torch.randn(2, 8, 32, 32), torch.randn(16, 1, 3, 3), padding=1).shape
         torch.Size([2, 16, 32, 32])
     """
+    if has_torch_function_variadic(input, weight, bias):
+        return handle_torch_function(conv2d_depthwise, (input, weight, bias), input, weight, bias, stride, padding, dilation, act=act, clip=clip)
     _check_tensors("conv2d_depthwise", 2, input, weight, bias)
     channels = input.shape[-3]
-    if weight.shape[1] != 1 or weight.shape[0] % max(channels, 1):
+    if channels == 0:
+        raise RuntimeError(f"conv2d_depthwise: input has 0 channels {list(input.shape)}, allowed: 1 or more")
+    if weight.shape[1] != 1 or weight.shape[0] % channels:
         raise RuntimeError(f"conv2d_depthwise: weight is {list(weight.shape)}, allowed with {channels} input channels: "
                            f"(a multiple of {channels}, 1, kh, kw)")
     return _conv("conv2d_depthwise", 2, input, weight, bias, stride, padding, dilation, channels, act, clip)

@@ -21,8 +21,8 @@ __all__ = ["Conv1d", "Conv2d", "Conv3d", "ConvTranspose1d", "ConvTranspose2d", "
 class _Named:
     """Prints as weft.Name(...), and with its activation."""
 
-    act: Optional[str]
-    clip: tuple[float, float]
+    act: Optional[str] = None        # here for modules of torch.nn that are given a class of weft
+    clip: tuple[float, float] = (0.0, 6.0)
 
     def _set_act(self, act: Optional[str], clip: tuple[float, float]) -> None:
         F._activation(act, clip)   # reports what is wrong with them

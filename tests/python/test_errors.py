@@ -38,6 +38,9 @@ WRONG = {
     "stride-negative": (lambda: W.conv2d(x(), x(*w4), groups=4, stride=(1, -1)), RuntimeError, "stride: is -1 along spatial axis 1"),
     "stride-count": (lambda: W.conv2d(x(), x(*w4), groups=4, stride=(1, 1, 1)), RuntimeError, "stride: has 3 values (1, 1, 1), allowed: an int, or 2"),
     "stride-kind": (lambda: W.conv2d(x(), x(*w4), groups=4, stride=1.5), TypeError, "stride: is 1.5, allowed: an int"),
+    "stride-bool": (lambda: W.conv2d(x(), x(*w4), groups=4, stride=True), TypeError, "stride: is True, allowed: an int"),
+    "groups-kind": (lambda: W.conv2d(x(), x(*w4), groups=4.0), TypeError, "groups: is 4.0, allowed: an int"),
+    "groups-none": (lambda: W.conv_transpose2d(x(), x(*w4), groups=None), TypeError, "groups: is None, allowed: an int"),
     "dilation-zero": (lambda: W.conv2d(x(), x(*w4), groups=4, dilation=0), RuntimeError, "dilation: is 0"),
     "padding-negative": (lambda: W.conv2d(x(), x(*w4), groups=4, padding=-1), RuntimeError, "padding: is -1 along spatial axis 0"),
     "padding-huge": (lambda: W.conv2d(x(), x(*w4), groups=4, padding=2**62), RuntimeError, "padding: is 4611686018427387904"),
@@ -49,6 +52,7 @@ WRONG = {
     "clip": (lambda: W.conv2d(x(), x(*w4), groups=4, act="clip", clip=(2, 1)), ValueError, "clip: is (2, 1)"),
     "device": (lambda: W.conv2d(x(), x(*w4, device="meta"), groups=4), RuntimeError, "weight: is on meta, allowed: the device of input, cpu"),
     "depthwise-weight": (lambda: weft.conv2d_depthwise(x(), x(6, 1, 3, 3)), RuntimeError, "weight is [6, 1, 3, 3], allowed with 4 input channels"),
+    "depthwise-nothing": (lambda: weft.conv2d_depthwise(x(2, 0, 5, 5), x(0, 1, 3, 3)), RuntimeError, "input has 0 channels"),
     "transposed-channels": (lambda: W.conv_transpose2d(x(), x(3, 2, 3, 3)), RuntimeError, "input: has 4 channels"),
     "transposed-padding": (lambda: W.conv_transpose2d(x(), x(4, 2, 3, 3), padding="same"), TypeError, "padding: is 'same'"),
     "output-padding": (lambda: W.conv_transpose2d(x(), x(4, 2, 3, 3), output_padding=1), RuntimeError, "output_padding: is 1 along spatial axis 0"),
@@ -101,6 +105,20 @@ def test_wrong_in_a_trace(name):
     run, kind, text = WRONG[name]
     with FakeTensorMode(), pytest.raises(kind, match=re.escape(text.split(", too few")[0])):
         run()
+
+
+def test_what_stands_for_an_int():
+    """Its value counts at each call, not at the first."""
+    class Index:
+        def __index__(self):
+            return 2
+    a, w, two = x(), x(*w4), torch.tensor(2)
+    expected = torch.nn.functional.conv2d(a, w, stride=2, groups=4)
+    for stride in (two, Index(), (Index(), 2), [2, two]):
+        torch.testing.assert_close(W.conv2d(a, w, stride=stride, groups=4), expected, rtol=1e-4, atol=1e-4)
+    two.fill_(1)
+    assert W.conv2d(a, w, stride=two, groups=4).shape == (2, 4, 4, 4)
+    assert W.conv2d(x(2, 2, 6, 6), x(2, 1, 3, 3), groups=Index()).shape == (2, 2, 4, 4)
 
 
 def test_bias_on_another_device():

@@ -78,3 +78,55 @@ def test_training_step(device):
             optimiser.step()
     for p, q in zip(ours.parameters(), twin.parameters()):
         torch.testing.assert_close(p, q, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("name, args, options, shape", MODULES)
+def test_symbolic_trace(name, args, options, shape):
+    module = torch.nn.Sequential(getattr(weft.nn, name)(*args, **options))
+    traced, x = torch.fx.symbolic_trace(module), torch.randn(shape)
+    assert torch.equal(traced(x), module(x))
+    assert any(n.op == "call_function" and n.target is type(module[0])._function for n in traced.graph.nodes)
+
+
+def test_symbolic_trace_of_functions():
+    functions = [(weft.conv2d_depthwise, torch.randn(4, 1, 3, 3)), (weft.functional.conv_transpose2d, torch.randn(4, 1, 3, 3))]
+    for function, w in functions:
+        traced, x = torch.fx.symbolic_trace(lambda x: function(x, w, act="relu")), torch.randn(2, 4, 6, 6)   # noqa: B023
+        assert torch.equal(traced(x), function(x, w, act="relu"))
+
+
+@pytest.mark.parametrize("grad", [False, True])
+def test_subclasses_and_modes(grad):
+    class Marked(torch.Tensor):
+        pass
+
+    class Counts(torch.overrides.TorchFunctionMode):
+        def __init__(self):
+            super().__init__()
+            self.seen = []
+
+        def __torch_function__(self, function, types, args=(), kwargs=None):
+            self.seen.append(function)
+            return function(*args, **(kwargs or {}))
+    x, w = torch.randn(2, 4, 6, 6), torch.randn(4, 1, 3, 3, requires_grad=grad)
+    for function in (weft.conv2d_depthwise, weft.functional.conv_transpose2d):
+        y = function(x.as_subclass(Marked), w)
+        assert type(y) is Marked and y.requires_grad == grad and torch.equal(y.as_subclass(torch.Tensor), function(x, w))
+        with Counts() as mode:
+            function(x, w)
+        assert mode.seen[0] is function
+
+
+def test_a_class_of_weft_for_a_module_of_torch():
+    module = torch.nn.Conv2d(4, 4, 3, groups=4)
+    x = torch.randn(2, 4, 6, 6)
+    expected = module(x)
+    module.__class__ = weft.nn.Conv2d
+    torch.testing.assert_close(module(x), expected, rtol=1e-4, atol=1e-5)
+    assert "act" not in repr(module)
+
+
+def test_meta_tensors_under_autocast():
+    x = torch.empty(2, 4, 6, 6, device="meta")
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert weft.nn.Conv2d(4, 4, 3, device="meta")(x).dtype == torch.nn.Conv2d(4, 4, 3, device="meta")(x).dtype

@@ -155,6 +155,17 @@ def test_twins_agree(text, passes):
     assert twin.read > 0 and twin.write > 0 and twin.flops > 0
 
 
+@pytest.mark.parametrize("spoil", [lambda r: [torch.full_like(t, float("nan")) for t in r], lambda r: r[:1], lambda r: [t[..., :1] for t in r],
+                                   lambda r: [t.masked_fill(t == t.max(), float("inf")) for t in r]], ids=["nan", "missing", "shape", "infinite"])
+def test_twins_notice(spoil):
+    twin = _twin.build("conv2d:train:f32:nchw:n1c4h8w8:o4k3p1g4")
+    good, peer = twin.weft, twin.peer
+    twin.weft = lambda: tuple(spoil(good()))
+    assert _twin.error(twin)[0] == float("inf")
+    twin.weft, twin.peer = good, lambda: tuple(spoil(peer()))
+    assert _twin.error(twin)[0] == float("inf")
+
+
 @pytest.mark.parametrize("text, why", [("relu2d:fwd:f32:nchw:n1c2h3w4", "operator relu"), ("conv2d:fwd:f32:nchw:n1c4h8w8:o4k3:relu+bias", "epilogue"),
                                        ("conv2d:fwd:f32:nchw:n1c4h8w8:o4k3:strict", "math")])
 def test_problems_without_a_twin(text, why):
