@@ -31,6 +31,7 @@ CASES = [
     ("conv", "conv2d:{}:f64:{}:" + WINDOW + ":bias", {}),
     ("conv", "conv3d:{}:f64:{}:" + DEEP + ":bias", {}),
     ("conv", "conv2d:{}:f64:{}:n2c5h6w7:o5k3p1g5:bias", {}),
+    ("conv", "conv2d:{}:f64:{}:n1c2h7w9:o2k51x31p25x15g2:bias", {}),
     ("partial_conv", "partial_conv2d:{}:f64,mask=u8:{}:" + WINDOW + "biased1:bias", {}),
     ("partial_conv", "partial_conv2d:{}:f64:{}:" + WINDOW + "mask2biased1:bias", {}),
     ("partial_conv", "partial_conv1d:{}:f64:{}:n2c3w7:o2k3p1mask0", {}),
