@@ -68,6 +68,7 @@ void harness_window(const harness_buffer *b, char **start, size_t *bytes);
 /* ---------------------------------------------------------------- harness_random.c: problems from a seed */
 /* A completed problem; the same for the same seed. false: the operator's generator gave nothing valid (a fault). */
 bool harness_random(weft_problem *p, uint64_t seed, int device);
+bool harness_random_of(weft_problem *p, uint64_t seed, int device, int op);   /* of one operator; 0: any */
 /* How many products are summed into one element of that output. */
 double harness_terms(const weft_problem *p, int role);
 /* What an input is given: by the operator's own fill, else harness_fill; integers (masks, ...) are 0 and 1. */

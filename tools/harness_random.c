@@ -29,9 +29,9 @@ static void conv_channels(weft_problem *p, harness_rng *r, bool usual) {
     p->o = p->groups * (1 + harness_below(r, 6));
 }
 
-/* One axis of the window; plain: of size 3, not dilated. */
-static void conv_axis(weft_problem *p, harness_rng *r, int a, bool plain, int64_t stride) {
-    p->kernel[a] = plain ? 3 : 1 + harness_below(r, 5);
+/* One axis of the window; plain: of that size, not dilated; 0: any. */
+static void conv_axis(weft_problem *p, harness_rng *r, int a, int64_t plain, int64_t stride) {
+    p->kernel[a] = plain ? plain : 1 + harness_below(r, 5);
     p->stride[a] = plain || harness_chance(r, 60) ? stride : 1 + harness_below(r, 3);
     p->dilation[a] = plain || harness_chance(r, 75) ? 1 : 1 + harness_below(r, 3);
     bool usual = harness_chance(r, plain ? 70 : 30);
@@ -66,8 +66,8 @@ static void conv_shrink(weft_problem *p) {
 }
 
 static void conv_draw(weft_problem *p, harness_rng *r, bool usual) {
-    bool plain = usual || harness_chance(r, 30);
-    int64_t stride = harness_chance(r, 75) ? 1 : 2;
+    static const int windows[] = {3, 3, 3, 3, 3, 1, 5, 7};
+    int64_t plain = usual || harness_chance(r, 30) ? PICK(r, windows) : 0, stride = harness_chance(r, 75) ? 1 : 2;
     p->n = harness_chance(r, 1) ? 0 : 1 + harness_below(r, 3);
     conv_channels(p, r, usual);
     for (int a = 3 - p->rank; a < 3; a++) conv_axis(p, r, a, plain, stride);
@@ -232,10 +232,13 @@ static void draw_tensors(weft_problem *p, harness_rng *r, bool usual) {
     }
 }
 
-bool harness_random(weft_problem *p, uint64_t seed, int device) {
+bool harness_random(weft_problem *p, uint64_t seed, int device) { return harness_random_of(p, seed, device, 0); }
+
+bool harness_random_of(weft_problem *p, uint64_t seed, int device, int wanted) {
     harness_rng r = {seed};
     for (int i = 0; i < TRIES; i++) {
-        const weft__op *op = weft__op_of(1 + (int)harness_below(&r, WEFT_OP_COUNT - 1));
+        int any = 1 + (int)harness_below(&r, WEFT_OP_COUNT - 1);
+        const weft__op *op = weft__op_of(wanted ? wanted : any);
         const weft__pass_def *pass = &op->passes[harness_below(&r, (int64_t)op->npasses)];
         bool usual = harness_chance(&r, 50);
         int rank = op->min_rank + (int)harness_below(&r, op->max_rank - op->min_rank + 1);

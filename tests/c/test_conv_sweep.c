@@ -60,7 +60,8 @@ static void sweep(int pass, int64_t k, int64_t stride, int64_t pad, bool last) {
         weft_problem_tensor(&p, reads_src ? WEFT_SRC : WEFT_DIFF_DST)->layout = last ? WEFT_LAST : WEFT_FIRST;
         OK(weft_problem_complete(&p));
         for (int i = 0; i < p.ntensors && size % 3 == 0; i++) p.tensor[i].align = 4;
-        check(&p, (uint64_t)(size * 7 + pass), false);
+        p.math = size % 4 ? WEFT_FAST : WEFT_STRICT; /* with NaN and infinity, which every fourth seed brings */
+        check(&p, (uint64_t)(size % 4 ? size * 7 + pass : size), false);
     }
 }
 

@@ -129,9 +129,12 @@ static bool compile_for(weft_ctx *ctx, const weft__kernel *k, const weft__gpu *g
     CHECK(k->cost(p, &hw) > 0, "%s on %s", k->name, text);
     snprintf(arch, sizeof(arch), "sm_%d", gpu->cc);
     size_t size = 0;
+    const weft__embedded *source = weft__embedded_find(k->source);
+    CHECK(source, "%s: .source is %s, allowed: a file of src/cuda/kernels", k->name, k->source);
+    CHECK(memmem(source->text, source->bytes, k->entry, strlen(k->entry)), "%s: .entry is %s, which %s does not define", k->name,
+          k->entry, k->source);
     OK(weft__cuda_compile(ctx, k->source, defines, arch, &size));
     CHECK(size > 1000, "%s %s: %zu bytes", k->name, arch, size);
-    CHECK(weft__embedded_find(k->source), "%s: no embedded %s", k->name, k->source);
     return true;
 }
 
