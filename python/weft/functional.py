@@ -143,7 +143,7 @@ def _autocast(input: Tensor, weight: Tensor, bias: Optional[Tensor]) -> tuple[Te
     if not _any_autocast():
         return input, weight, bias
     device = input.device.type
-    if not torch.amp.is_autocast_available(device) or not torch.is_autocast_enabled(device):
+    if device == "meta" or not torch.is_autocast_enabled(device):   # autocast knows no meta device, and torch.compile no way to ask
         return input, weight, bias
     dtype = torch.get_autocast_dtype(device)
     return tuple(t if t is None or t.dtype == torch.float64 or not t.is_floating_point() else t.to(dtype)   # type: ignore[return-value]
