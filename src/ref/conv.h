@@ -48,24 +48,23 @@ WEFT_ITEM int64_t conv_feeds(const weft_problem *p, int a, int64_t in, int64_t k
     return conv_back(p, a, in, k * p->dilation[a], p->out[a]);
 }
 
+/* For every tap (r, s, t) of the window at at[2..4] that `where`, conv_reads or conv_feeds, sends to a position (z, y, x). */
+#define CONV_TAPS(where)                                                                                               \
+    for (int64_t r = 0, z; r < p->kernel[0]; r++)                                                                      \
+        if ((z = where(p, 0, at[2], r)) >= 0)                                                                          \
+            for (int64_t s = 0, y; s < p->kernel[1]; s++)                                                              \
+                if ((y = where(p, 1, at[3], s)) >= 0)                                                                  \
+                    for (int64_t t = 0, x; t < p->kernel[2]; t++)                                                      \
+                        if ((x = where(p, 2, at[4], t)) >= 0)
+
 WEFT_ITEM void conv_fwd(const weft_problem *p, void *const *ptr, int64_t i) {
     conv_view src = conv_see(p, ptr, WEFT_SRC), weights = conv_see(p, ptr, WEFT_WEIGHTS), dst = conv_see(p, ptr, WEFT_DST);
     int64_t at[5], offset = item_at(dst.t, i, at);
     int64_t per_group = p->c / p->groups, first = at[1] / (p->o / p->groups) * per_group;
     double sum = 0;
-    for (int64_t r = 0; r < p->kernel[0]; r++) {
-        int64_t z = conv_reads(p, 0, at[2], r);
-        if (z < 0) continue;
-        for (int64_t s = 0; s < p->kernel[1]; s++) {
-            int64_t y = conv_reads(p, 1, at[3], s);
-            if (y < 0) continue;
-            for (int64_t t = 0; t < p->kernel[2]; t++) {
-                int64_t x = conv_reads(p, 2, at[4], t);
-                if (x < 0) continue;
-                for (int64_t c = 0; c < per_group; c++)
-                    sum += conv_get(src, at[0], first + c, z, y, x) * conv_get(weights, at[1], c, r, s, t);
-            }
-        }
+    CONV_TAPS(conv_reads) {
+        for (int64_t c = 0; c < per_group; c++)
+            sum += conv_get(src, at[0], first + c, z, y, x) * conv_get(weights, at[1], c, r, s, t);
     }
     item_out(p, dst.t, dst.ptr, offset, item_epilogue(p, ptr, at[1], sum));
 }
@@ -76,19 +75,9 @@ WEFT_ITEM void conv_bwd_data(const weft_problem *p, void *const *ptr, int64_t i)
     int64_t at[5], offset = item_at(diff_src.t, i, at);
     int64_t per_group = p->c / p->groups, outs = p->o / p->groups, c = at[1] % per_group, first = at[1] / per_group * outs;
     double sum = 0;
-    for (int64_t r = 0; r < p->kernel[0]; r++) {
-        int64_t z = conv_feeds(p, 0, at[2], r);
-        if (z < 0) continue;
-        for (int64_t s = 0; s < p->kernel[1]; s++) {
-            int64_t y = conv_feeds(p, 1, at[3], s);
-            if (y < 0) continue;
-            for (int64_t t = 0; t < p->kernel[2]; t++) {
-                int64_t x = conv_feeds(p, 2, at[4], t);
-                if (x < 0) continue;
-                for (int64_t o = first; o < first + outs; o++)
-                    sum += conv_get(diff_dst, at[0], o, z, y, x) * conv_get(weights, o, c, r, s, t);
-            }
-        }
+    CONV_TAPS(conv_feeds) {
+        for (int64_t o = first; o < first + outs; o++)
+            sum += conv_get(diff_dst, at[0], o, z, y, x) * conv_get(weights, o, c, r, s, t);
     }
     if (p->pass == WEFT_BWD_DATA) sum = item_epilogue(p, ptr, at[1], sum);   /* in bwd, bias only asks for diff_bias */
     item_out(p, diff_src.t, diff_src.ptr, offset, sum);

@@ -21,19 +21,9 @@ WEFT_ITEM void im2col_image(const weft_problem *p, conv_view columns, conv_view 
     int64_t at[5], offset = item_at(image.t, i, at);
     const int64_t *step = columns.t->strides, first = at[0] * step[0] + at[1] * step[1];
     double sum = 0;
-    for (int64_t r = 0; r < p->kernel[0]; r++) {
-        int64_t z = conv_feeds(p, 0, at[2], r);
-        if (z < 0) continue;
-        for (int64_t s = 0; s < p->kernel[1]; s++) {
-            int64_t y = conv_feeds(p, 1, at[3], s);
-            if (y < 0) continue;
-            for (int64_t t = 0; t < p->kernel[2]; t++) {
-                int64_t x = conv_feeds(p, 2, at[4], t);
-                if (x < 0) continue;
-                int64_t tap = r * step[2] + s * step[3] + t * step[4], window = z * step[5] + y * step[6] + x * step[7];
-                sum += item_load(columns.t->dtype, columns.ptr, first + tap + window);
-            }
-        }
+    CONV_TAPS(conv_feeds) {
+        int64_t tap = r * step[2] + s * step[3] + t * step[4], window = z * step[5] + y * step[6] + x * step[7];
+        sum += item_load(columns.t->dtype, columns.ptr, first + tap + window);
     }
     item_out(p, image.t, image.ptr, offset, sum);
 }

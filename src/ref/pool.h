@@ -19,22 +19,12 @@ WEFT_ITEM void pool_max_fwd(const weft_problem *p, void *const *ptr, int64_t i) 
     conv_view src = conv_see(p, ptr, WEFT_SRC), dst = conv_see(p, ptr, WEFT_DST);
     int64_t at[5], offset = item_at(dst.t, i, at), place = -1, tap = 0;
     double best = item_unpack(0xfc00, 5, 10);   /* -infinity */
-    for (int64_t r = 0; r < p->kernel[0]; r++) {
-        int64_t z = conv_reads(p, 0, at[2], r);
-        if (z < 0) continue;
-        for (int64_t s = 0; s < p->kernel[1]; s++) {
-            int64_t y = conv_reads(p, 1, at[3], s);
-            if (y < 0) continue;
-            for (int64_t t = 0; t < p->kernel[2]; t++) {
-                int64_t x = conv_reads(p, 2, at[4], t);
-                if (x < 0) continue;
-                double v = conv_get(src, at[0], at[1], z, y, x);
-                if (place >= 0 && !(v > best || v != v)) continue;
-                best = v;
-                place = pool_place(p->in, z, y, x);
-                tap = pool_place(p->kernel, r, s, t);
-            }
-        }
+    CONV_TAPS(conv_reads) {
+        double v = conv_get(src, at[0], at[1], z, y, x);
+        if (place >= 0 && !(v > best || v != v)) continue;
+        best = v;
+        place = pool_place(p->in, z, y, x);
+        tap = pool_place(p->kernel, r, s, t);
     }
     item_out(p, dst.t, dst.ptr, offset, best);
     if (!p->attr[WEFT_MAX_POOL_INDEX]) return;
@@ -51,19 +41,9 @@ WEFT_ITEM void pool_max_bwd(const weft_problem *p, void *const *ptr, int64_t i) 
     conv_view index = conv_see(p, ptr, WEFT_INDEX), diff_dst = conv_see(p, ptr, WEFT_DIFF_DST), diff_src = conv_see(p, ptr, WEFT_DIFF_SRC);
     int64_t at[5], offset = item_at(diff_src.t, i, at), place = pool_place(p->in, at[2], at[3], at[4]);
     double sum = 0;
-    for (int64_t r = 0; r < p->kernel[0]; r++) {
-        int64_t z = conv_feeds(p, 0, at[2], r);
-        if (z < 0) continue;
-        for (int64_t s = 0; s < p->kernel[1]; s++) {
-            int64_t y = conv_feeds(p, 1, at[3], s);
-            if (y < 0) continue;
-            for (int64_t t = 0; t < p->kernel[2]; t++) {
-                int64_t x = conv_feeds(p, 2, at[4], t);
-                if (x < 0) continue;
-                int64_t mine = index.t->dtype == WEFT_U8 ? pool_place(p->kernel, r, s, t) : place;
-                if (pool_said(index, at, z, y, x) == mine) sum += conv_get(diff_dst, at[0], at[1], z, y, x);
-            }
-        }
+    CONV_TAPS(conv_feeds) {
+        int64_t mine = index.t->dtype == WEFT_U8 ? pool_place(p->kernel, r, s, t) : place;
+        if (pool_said(index, at, z, y, x) == mine) sum += conv_get(diff_dst, at[0], at[1], z, y, x);
     }
     item_out(p, diff_src.t, diff_src.ptr, offset, sum);
 }
