@@ -115,6 +115,7 @@ tier_asan() {
 tier_tsan() {
     build_with "$BUILD-tsan" thread || return
     programs "$BUILD-tsan" 'thread|cache|wisdom|plan'
+    check verify "$BUILD-tsan/weft" verify --random 300 --seed "$SEED"
 }
 tier_valgrind() {
     has valgrind || { skip valgrind 'no valgrind on this machine'; return; }

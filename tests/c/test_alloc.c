@@ -96,6 +96,24 @@ static void exhaust(scenario run, const char *name) {
 TEST(context) { exhaust(nothing, "context"); }
 TEST(describing) { exhaust(describe, "describe"); }
 TEST(planning) { exhaust(estimate, "estimate"); }
+
+static weft_problem drawn;
+
+static weft_status plan_drawn(weft_ctx *ctx) {
+    weft_plan *plan = NULL;
+    weft_status s = weft_plan_create(&plan, ctx, &drawn, NULL);
+    weft_plan_release(plan);
+    return s;
+}
+
+TEST(planning_every_operator) {
+    for (int op = 1; op < WEFT_OP_COUNT; op++)
+        for (uint64_t seed = 1; seed <= 5; seed++) {
+            CHECK(harness_random_of(&drawn, seed, WEFT_CPU, op), "%s: %s", weft__op_of(op)->name, weft_last_error());
+            exhaust(plan_drawn, weft__op_of(op)->name);
+        }
+}
+
 TEST(reading_wisdom) { exhaust(read_wisdom, "wisdom"); }
 
 TEST(saving_wisdom) {
