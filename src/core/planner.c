@@ -47,19 +47,25 @@ static size_t candidates(weft_ctx *ctx, const weft_problem *p, const weft__hw *h
     return n;
 }
 
+/* The reference is the oracle, not a rival: it is measured only where nothing else runs. */
+static void reference_last(weft__choice *list, size_t n) {
+    for (size_t i = 0; i + 1 < n; i++) {
+        if (!list[i].kernel->reference) continue;
+        weft__choice reference = list[i];
+        list[i] = list[i + 1];
+        list[i + 1] = reference;
+    }
+}
+
 static void measure_all(weft_ctx *ctx, const weft_problem *p, const weft__hw *hw, weft__choice *list, size_t n) {
     double best = HUGE_VAL, seconds = weft__opts(ctx)->measure_seconds;
     size_t winner = 0;
     uint64_t start = weft__now_ns();
+    reference_last(list, n);
     for (size_t i = 0; i < n; i++) {
         double left = seconds - (double)(weft__now_ns() - start) * 1e-9, ns = HUGE_VAL;
         if (i > 0 && left <= 0) break;
-        if (list[i].kernel->reference && i + 1 < n) {   /* only where nothing else runs: it is the oracle, not a rival */
-            weft__choice last = list[i];
-            memmove(&list[i], &list[i + 1], (n - i - 1) * sizeof(*list));
-            list[n - 1] = last;
-        }
-        if (list[i].kernel->reference && isfinite(best)) continue;
+        if (list[i].kernel->reference && isfinite(best)) break;
         weft_status s = weft__measure(ctx, p, hw, list[i].kernel, GIVE_UP * best, left / (double)(n - i), &ns);
         if (s != WEFT_OK) {
             weft__log(ctx, WEFT_LOG_TUNE, "tune: %s failed and is skipped: %s", list[i].kernel->name, weft_last_error());
