@@ -1,15 +1,27 @@
 # What `cmake --install` lays down: header, both libraries, the command, weft.pc and the CMake package.
 # Both descriptions find the prefix from where they lie, so an installed tree may be moved.
+# A wheel (SKBUILD) holds the same tree inside the package, the command among the scripts, and the PyTorch binding.
 include(CMakePackageConfigHelpers)
+
+set(WEFT_COMMAND_DIR ${CMAKE_INSTALL_BINDIR})
+if(SKBUILD)
+  set(WEFT_COMMAND_DIR ${SKBUILD_SCRIPTS_DIR})
+  install(TARGETS weft_torch LIBRARY DESTINATION .)
+  # Wheels have no symbolic links. The library lies there once, under its soname, and libweft.so is a line for the linker.
+  set_target_properties(weft_shared PROPERTIES VERSION ${PROJECT_VERSION_MAJOR})
+  set(WEFT_NAMELINK NAMELINK_SKIP)
+  file(WRITE ${CMAKE_BINARY_DIR}/wheel/libweft.so "INPUT(libweft.so.${PROJECT_VERSION_MAJOR})\n")
+  install(FILES ${CMAKE_BINARY_DIR}/wheel/libweft.so DESTINATION ${CMAKE_INSTALL_LIBDIR})
+endif()
 
 set_target_properties(weft_shared PROPERTIES EXPORT_NAME weft)
 install(TARGETS weft_shared weft_static EXPORT weft_targets
-  LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR}
+  LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR} ${WEFT_NAMELINK}
   ARCHIVE DESTINATION ${CMAKE_INSTALL_LIBDIR}
   INCLUDES DESTINATION ${CMAKE_INSTALL_INCLUDEDIR})
 install(FILES ${CMAKE_CURRENT_SOURCE_DIR}/include/weft.h DESTINATION ${CMAKE_INSTALL_INCLUDEDIR})
 if(TARGET weft)
-  install(TARGETS weft RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR})
+  install(TARGETS weft RUNTIME DESTINATION ${WEFT_COMMAND_DIR})
 endif()
 
 set(WEFT_PKGCONFIG_DIR ${CMAKE_INSTALL_LIBDIR}/pkgconfig)
