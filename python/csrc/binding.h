@@ -14,10 +14,10 @@
 #endif
 
 /* ---------------------------------------------------------------- call.c: from the stack to C and back */
-#define WT_MAX_ARGS 12
-#define WT_MAX_OUTS 3
+#define WT_MAX_ARGS 20
+#define WT_MAX_OUTS 8
 #define WT_MAX_LIST 8
-#define WT_MAX_RANK 8
+#define WT_MAX_SCRATCH 6
 
 typedef struct wt_tensor {           /* handle NULL: an optional one that was not given */
     wt_handle handle;
@@ -48,7 +48,10 @@ typedef struct wt_op {
     const char *schema;
     bool (*run)(wt_call *call);      /* false: call->error says why */
     wt_kernel entry;
-    int nargs;                       /* from the schema, by wt_op_prepare */
+    bool into;                       /* the last argument, out, takes the first result: "_out" and that argument are added to the schema */
+    bool in_place;                   /* out may be the first argument itself */
+    char text[768];                  /* the schema as registered; this and the rest by wt_op_prepare */
+    int nargs;
     wt_kind kind[WT_MAX_ARGS];
     char name[WT_MAX_ARGS][20];
 } wt_op;
@@ -57,7 +60,8 @@ struct wt_call {
     const wt_op *op;
     wt_arg arg[WT_MAX_ARGS];
     wt_handle out[WT_MAX_OUTS];      /* new references, returned in this order */
-    wt_handle scratch[2];            /* freed at the end */
+    wt_handle scratch[WT_MAX_SCRATCH];   /* freed at the end */
+    int nscratch;
     wt_handle guard;
     int32_t device_type, device_index;
     char error[768];
@@ -71,21 +75,57 @@ void wt_dispatch(const wt_op *op, wt_value *stack, uint64_t nin, uint64_t nout);
 bool wt_fail(wt_call *call, const char *format, ...) WT_PRINTF(2, 3);
 /* Allocate a result or scratch on the call's device. */
 bool wt_empty(wt_call *call, wt_handle *tensor, int64_t rank, const int64_t *sizes, const int64_t *strides, int32_t code, void **data);
+/* Result number `slot`, a new tensor of these strides; the first one may be the caller's `out`, whose strides are then returned. */
+bool wt_result(wt_call *call, int slot, int64_t rank, const int64_t *sizes, int64_t *strides, int32_t code, void **data);
+wt_handle *wt_scratch(wt_call *call);      /* a free place for scratch; NULL: call->error says why */
 const char *wt_dtype_name(int32_t code);   /* of a PyTorch code: "float32" */
 int wt_dtype_of(int32_t code);             /* weft_dtype, or WEFT_DTYPE_NONE */
 void wt_dtypes_init(void);
 
-/* Another operator: WT_OPERATOR(name, schema) after its function `static bool run_<name>(wt_call *)`. */
-#define WT_OPERATOR(id, text)                                                                            \
+/* Another operator: WT_OPERATOR(name, schema) after its function `static bool run_<name>(wt_call *)`, and a line in operators.def.
+ * WT_OPERATOR_OUT adds <name>_out; WT_OPERATOR_IN_PLACE one whose out may be the first argument. */
+#define WT_ENTRY(id, text, function, ...)                                                                \
     static void enter_##id(wt_value *stack, uint64_t nin, uint64_t nout);                                \
-    wt_op wt_op_##id = {.schema = text, .run = run_##id, .entry = enter_##id};                           \
+    wt_op wt_op_##id = {.schema = text, .run = function, .entry = enter_##id, __VA_ARGS__};              \
     static void enter_##id(wt_value *stack, uint64_t nin, uint64_t nout) { wt_dispatch(&wt_op_##id, stack, nin, nout); }
+#define WT_OPERATOR(id, text) WT_ENTRY(id, text, run_##id, .into = false)
+#define WT_OPERATOR_OUT(id, text) WT_OPERATOR(id, text) WT_ENTRY(id##_out, text, run_##id, .into = true)
+#define WT_OPERATOR_IN_PLACE(id, text) WT_OPERATOR(id, text) WT_ENTRY(id##_out, text, run_##id, .into = true, .in_place = true)
 
-/* Every operator there is. */
-#define WT_OPERATORS(X) X(conv) X(conv_transpose) X(conv_backward)
 #define X(name) extern wt_op wt_op_##name;
-WT_OPERATORS(X)
+#include "operators.def"
 #undef X
+
+/* ---------------------------------------------------------------- view.c: tensors on the axes of a problem, geometry */
+typedef struct wt_view {             /* n c d h w or o i d h w; absent axes have size 1 */
+    wt_handle handle;
+    void *data;
+    int32_t dtype;
+    int64_t dims[5], strides[5];
+} wt_view;
+
+/* A tensor of rank + 2 axes, or of rank + 1: without a batch. */
+wt_view wt_see(const wt_tensor *t, int rank);
+/* Channels-last memory: channels are nearer than pixels. Of equal strides (one channel, or one pixel) those of a tensor with one
+ * channel and a row of pixels come from a channels-last tensor. Stride 0 is one plane expanded to many channels: the plane decides
+ * nothing about their order, and PyTorch takes it for channels-first. The fakes of weft._rules follow the same rule. */
+bool wt_is_last(const wt_view *v);
+bool wt_is_empty(const wt_view *v);
+bool wt_dense(int64_t strides[5], const int64_t dims[5], bool last);   /* false: the size overflows */
+/* Result number `slot`, of these dims, dense in that format (or the caller's out). */
+bool wt_create(wt_call *call, int slot, wt_view *v, const int64_t dims[5], int rank, bool last, bool batched, int32_t code);
+/* A gradient may come in any strides (that of a sum has all 0); kernels are made for the format of the data it belongs to: copy it there. */
+bool wt_match_format(wt_call *call, wt_view *v, int rank, bool last, bool batched, int32_t code, const char *name);
+void wt_put(weft_problem *p, weft_args *args, weft_role role, const wt_view *v);
+void wt_put_vector(weft_problem *p, weft_args *args, weft_role role, void *data, int32_t dtype, int64_t stride);
+/* Argument `at`, a list of one or (low, high) two values an axis, into arrays over d h w. */
+bool wt_read_axes(wt_call *call, int at, int rank, int per_axis, int64_t *first, int64_t *second);
+bool wt_check_range(wt_call *call, int at, int rank, const int64_t *values, int64_t least);
+/* An expanded tensor may claim any size: more than memory can hold is refused before anything is computed from it. */
+bool wt_check_sizes(wt_call *call, int at);
+bool wt_is_float(int32_t dtype);
+bool wt_check_float(wt_call *call, int at);
+bool wt_check_same_type(wt_call *call, int at, int as);
 
 /* ---------------------------------------------------------------- context.c: the one context, and running a plan */
 /* Start a call's list of kernels, which weft_torch_kernels() shows. */

@@ -15,7 +15,7 @@ bool wt_fail(wt_call *call, const char *format, ...) {
 }
 
 /* ---------------------------------------------------------------- data types */
-static struct { int32_t code; int dtype; const char *name; } dtypes[9];
+static struct { int32_t code; int dtype; const char *name; } dtypes[10];
 
 void wt_dtypes_init(void) {
     size_t n = 0;
@@ -24,11 +24,12 @@ void wt_dtypes_init(void) {
     ADD(float64, WEFT_F64);
     ADD(float16, WEFT_F16);
     ADD(bfloat16, WEFT_BF16);
-    ADD(uint8, WEFT_DTYPE_NONE);
-    ADD(int32, WEFT_DTYPE_NONE);
-    ADD(int64, WEFT_DTYPE_NONE);
-    ADD(bool, WEFT_DTYPE_NONE);
-    ADD(complex64, WEFT_DTYPE_NONE);
+    ADD(uint8, WEFT_U8);
+    ADD(int32, WEFT_I32);
+    ADD(int64, WEFT_I64);
+    ADD(bool, WEFT_U8);
+    ADD(complex64, WEFT_C64);
+    ADD(complex128, WEFT_C128);
 #undef ADD
 }
 
@@ -45,13 +46,21 @@ int wt_dtype_of(int32_t code) {
 }
 
 /* ---------------------------------------------------------------- the schema: "name(Type arg, ...) -> ..." */
+static bool compose(wt_op *op) {
+    int name = (int)strcspn(op->schema, "("), args = (int)(strstr(op->schema, ") ->") - op->schema);
+    int length = op->into ? snprintf(op->text, sizeof(op->text), "%.*s_out%.*s, Tensor(a!) out) -> ()", name, op->schema, args - name, op->schema + name)
+                          : snprintf(op->text, sizeof(op->text), "%s", op->schema);
+    return length > 0 && (size_t)length < sizeof(op->text);
+}
+
 const char *wt_op_prepare(wt_op *op) {
     static const struct { const char *type; wt_kind kind; } kinds[] = {
         {"Tensor?", WT_TENSOR_OR_NONE}, {"Tensor", WT_TENSOR}, {"SymInt[]", WT_LIST},     {"SymInt", WT_INT},
         {"int", WT_INT},                {"bool", WT_BOOL},     {"ScalarType", WT_DTYPE}, {"float", WT_REAL},
-        {"str", WT_TEXT},
+        {"str", WT_TEXT},               {"Tensor(a!)", WT_TENSOR},
     };
-    const char *s = strchr(op->schema, '(');
+    if (!compose(op)) return op->schema;
+    const char *s = strchr(op->text, '(');
     op->nargs = 0;
     while (s && *s != ')') {
         s += strspn(s, "(, ");
@@ -168,6 +177,73 @@ bool wt_empty(wt_call *call, wt_handle *tensor, int64_t rank, const int64_t *siz
                    device_name(call->device_type), what);
 }
 
+/* The bytes from a tensor's first element to its last; dense: no gaps between them. */
+static size_t extent(const wt_tensor *t, bool *dense) {
+    static const size_t bytes[] = {0,
+#define X(NAME, name, size) size,
+        WEFT_DTYPE_LIST(X)
+#undef X
+    };
+    int64_t last = 0, count = 1;
+    for (int64_t a = 0; a < t->rank; a++) {
+        if (!t->sizes[a]) return 0;
+        last += (t->sizes[a] - 1) * t->strides[a];
+        count *= t->sizes[a];
+    }
+    *dense = last + 1 == count;
+    return (size_t)(last + 1) * bytes[t->dtype];
+}
+
+/* Views with gaps may lie between each other, and are the caller's to keep apart. */
+static bool shares(const wt_tensor *a, const wt_tensor *b) {
+    bool dense_a = false, dense_b = false;
+    size_t of_a = extent(a, &dense_a), of_b = extent(b, &dense_b);
+    uintptr_t at_a = (uintptr_t)a->data, at_b = (uintptr_t)b->data;
+    return (dense_a && dense_b) || at_a == at_b ? at_a < at_b + of_b && at_b < at_a + of_a : false;
+}
+
+static bool is_same(const wt_tensor *a, const wt_tensor *b) {
+    bool same = a->data == b->data && a->rank == b->rank;
+    for (int64_t i = 0; same && i < a->rank; i++) same = a->sizes[i] == b->sizes[i] && (a->sizes[i] == 1 || a->strides[i] == b->strides[i]);
+    return same;
+}
+
+static bool check_out(wt_call *call, const wt_tensor *out, int64_t rank, const int64_t *sizes, int32_t code) {
+    bool same = out->rank == rank;
+    for (int64_t a = 0; same && a < rank; a++) same = out->sizes[a] == sizes[a];
+    if (!same) {
+        char got[96] = "", allowed[96] = "";
+        for (int64_t a = 0, n = 0; a < out->rank && n < 80; a++) n += snprintf(got + n, sizeof(got) - (size_t)n, a ? ", %lld" : "%lld", (long long)out->sizes[a]);
+        for (int64_t a = 0, n = 0; a < rank && n < 80; a++) n += snprintf(allowed + n, sizeof(allowed) - (size_t)n, a ? ", %lld" : "%lld", (long long)sizes[a]);
+        return wt_fail(call, "out: has the shape [%s], allowed: the shape of the result, [%s]", got, allowed);
+    }
+    if (out->code != code) return wt_fail(call, "out: is %s, allowed: the type of the result, %s", wt_dtype_name(out->code), wt_dtype_name(code));
+    for (int64_t a = 0; a < rank; a++)
+        if (sizes[a] > 1 && out->strides[a] == 0) return wt_fail(call, "out: is expanded along dimension %lld, allowed: memory for every element", (long long)a);
+    for (int i = 0; i + 1 < call->op->nargs; i++) {
+        const wt_tensor *t = &call->arg[i].tensor;
+        bool tensor = call->op->kind[i] == WT_TENSOR || call->op->kind[i] == WT_TENSOR_OR_NONE;
+        if (!tensor || !t->handle || !shares(out, t) || (call->op->in_place && i == 0 && is_same(out, t))) continue;
+        return wt_fail(call, "out: shares memory with %s, allowed: memory of its own", call->op->name[i]);
+    }
+    return true;
+}
+
+bool wt_result(wt_call *call, int slot, int64_t rank, const int64_t *sizes, int64_t *strides, int32_t code, void **data) {
+    if (slot || !call->op->into) return wt_empty(call, &call->out[slot], rank, sizes, strides, code, data);
+    const wt_tensor *out = &call->arg[call->op->nargs - 1].tensor;
+    if (!check_out(call, out, rank, sizes, code)) return false;
+    for (int64_t a = 0; a < rank; a++) strides[a] = out->strides[a];
+    *data = out->data;
+    return true;
+}
+
+wt_handle *wt_scratch(wt_call *call) {
+    if (call->nscratch < WT_MAX_SCRATCH) return &call->scratch[call->nscratch++];
+    wt_fail(call, "more scratch is asked for than there is room for");
+    return NULL;
+}
+
 static void drop(wt_handle *tensor) {
     if (*tensor) wt.aoti_torch_delete_tensor_object(*tensor);
     *tensor = NULL;
@@ -178,6 +254,7 @@ void wt_dispatch(const wt_op *op, wt_value *stack, uint64_t nin, uint64_t nout) 
     bool ok = true;
     call.op = op;
     call.guard = NULL;
+    call.nscratch = 0;
     memset(call.out, 0, sizeof(call.out));
     memset(call.scratch, 0, sizeof(call.scratch));
     for (int i = 0; i < op->nargs; i++)
@@ -188,15 +265,16 @@ void wt_dispatch(const wt_op *op, wt_value *stack, uint64_t nin, uint64_t nout) 
     ok = ok && enter_device(&call) && op->run(&call);
     for (int i = 0; i < op->nargs; i++)
         if (is_tensor(op, i)) drop(&call.arg[i].tensor.handle);
-    for (int i = 0; i < 2; i++) drop(&call.scratch[i]);
+    for (int i = 0; i < call.nscratch; i++) drop(&call.scratch[i]);
     if (call.guard) wt.aoti_torch_delete_cuda_guard(call.guard);
     if (ok) {
         for (uint64_t i = 0; i < nout && i < WT_MAX_OUTS; i++) stack[i] = (wt_value)(uintptr_t)call.out[i];
+        for (uint64_t i = nout; i < WT_MAX_OUTS; i++) drop(&call.out[i]);   /* what an operator with out makes besides */
         return;
     }
     for (int i = 0; i < WT_MAX_OUTS; i++) drop(&call.out[i]);
     char message[sizeof(call.error) + 64];
-    int length = (int)strcspn(op->schema, "(");
-    snprintf(message, sizeof(message), "weft::%.*s: %s", length, op->schema, call.error);
+    int length = (int)strcspn(op->text, "(");
+    snprintf(message, sizeof(message), "weft::%.*s: %s", length, op->text, call.error);
     wt.aoti_torch_check(false, "wt_dispatch", "python/csrc/call.c", __LINE__, message);
 }

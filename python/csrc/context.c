@@ -90,7 +90,7 @@ static const char *register_operators(void) {
     static char why[256];
     static wt_op *const ops[] = {
 #define X(name) &wt_op_##name,
-        WT_OPERATORS(X)
+#include "operators.def"
 #undef X
     };
     static const char *const keys[] = {"CPU", "CUDA"};
@@ -99,9 +99,9 @@ static const char *register_operators(void) {
     for (int k = 0; k < 2; k++)
         if (wt.aoti_torch_library_init_impl("weft", keys[k], "python/csrc/context.c", __LINE__, &libraries[1 + k])) return "PyTorch refused a registration";
     for (size_t i = 0; i < sizeof(ops) / sizeof(ops[0]); i++) {
-        char name[32];
-        snprintf(name, sizeof(name), "%.*s", (int)strcspn(ops[i]->schema, "("), ops[i]->schema);
-        wt_error failed = wt_op_prepare(ops[i]) != NULL || wt.aoti_torch_library_def(libraries[0], ops[i]->schema);
+        char name[48];
+        wt_error failed = wt_op_prepare(ops[i]) != NULL || wt.aoti_torch_library_def(libraries[0], ops[i]->text);
+        snprintf(name, sizeof(name), "%.*s", (int)strcspn(ops[i]->text, "("), ops[i]->text);
         for (int k = 0; k < 2 && !failed; k++) failed = wt.torch_library_impl(libraries[1 + k], name, ops[i]->entry, WT_BUILD_VERSION);
         if (failed) {
             snprintf(why, sizeof(why), "PyTorch refused the operator %s", ops[i]->schema);

@@ -10,129 +10,21 @@ enum { INPUT, WEIGHT, BIAS, STRIDE, PADDING, DILATION, GROUPS, ACT, LO, HI, OUTP
 enum { B_GRAD, B_INPUT, B_WEIGHT, B_TRANSPOSED = 7, B_WANT, B_BIAS_DTYPE };
 enum { WANT_INPUT = 1, WANT_WEIGHT = 2, WANT_BIAS = 4 };
 
-/* A tensor on canonical axes, n c d h w or o i d h w; absent axes have size 1. */
-typedef struct view {
-    wt_handle handle;
-    void *data;
-    int32_t dtype;
-    int64_t dims[5], strides[5];
-} view;
-
 typedef struct geometry {
     int rank;
     bool batched;
     int64_t stride[3], pad_lo[3], pad_hi[3], dilation[3], groups;
 } geometry;
 
-/* ---------------------------------------------------------------- tensors */
-static view see(const wt_tensor *t, int rank) {
-    view v = {t->handle, t->data, t->dtype, {1, 1, 1, 1, 1}, {0}};
-    int64_t missing = rank + 2 - t->rank;
-    for (int64_t a = 0; a < t->rank; a++) {
-        int64_t at = a + missing < 2 ? a + missing : a + missing + 3 - rank;
-        v.dims[at] = t->sizes[a];
-        v.strides[at] = t->strides[a];
-    }
-    return v;
-}
-
-/* Channels-last memory: channels are nearer than pixels. Of equal strides (one channel, or one pixel) those of a tensor with one
- * channel and a row of pixels come from a channels-last tensor. Stride 0 is one plane expanded to many channels: the plane decides
- * nothing about their order, and PyTorch takes it for channels-first. The fakes of weft._operators follow the same rule. */
-static bool is_last(const view *v) {
-    int64_t channel = v->strides[1], pixel = v->strides[4];
-    return channel > 0 && (channel < pixel || (channel == pixel && v->dims[1] == 1 && v->dims[4] > 1));
-}
-
-static bool is_empty(const view *v) {
-    for (int a = 0; a < 5; a++)
-        if (v->dims[a] == 0) return true;
-    return false;
-}
-
-/* false: the size overflows */
-static bool dense(int64_t strides[5], const int64_t dims[5], bool last) {
-    static const int order[2][5] = {{4, 3, 2, 1, 0}, {1, 4, 3, 2, 0}};   /* fastest first */
-    int64_t step = 1;
-    bool fits = true;
-    for (int i = 0; i < 5; i++) {
-        strides[order[last][i]] = step;
-        fits = fits && !__builtin_mul_overflow(step, dims[order[last][i]], &step);
-    }
-    return fits;
-}
-
-/* A new tensor of these dims, dense in that format. */
-static bool create(wt_call *call, const geometry *g, wt_handle *slot, view *v, const int64_t dims[5], bool last, bool batched, int32_t code) {
-    int64_t sizes[5], strides[5];
-    int n = 0;
-    memcpy(v->dims, dims, sizeof(v->dims));
-    if (!dense(v->strides, dims, last))
-        return wt_fail(call, "the result has %lld x %lld x %lld x %lld x %lld elements, allowed: fewer than 2^63", (long long)dims[0], (long long)dims[1],
-                       (long long)dims[2], (long long)dims[3], (long long)dims[4]);
-    for (int a = batched ? 0 : 1; a < 5; a++) {
-        if (a >= 2 && a < 5 - g->rank) continue;
-        sizes[n] = v->dims[a];
-        strides[n++] = v->strides[a];
-    }
-    v->dtype = wt_dtype_of(code);
-    if (!wt_empty(call, slot, n, sizes, strides, code, &v->data)) return false;
-    v->handle = *slot;
-    return true;
-}
-
-/* A gradient may come in any strides (that of a sum has all 0); kernels are made for the format of the data it belongs to. */
-static bool match_format(wt_call *call, const geometry *g, view *v, bool last, bool batched, int32_t code) {
-    int64_t strides[5];
-    view copy;
-    bool same = dense(strides, v->dims, last);
-    for (int a = 0; a < 5; a++) same = same && (v->dims[a] == 1 || v->strides[a] == strides[a]);
-    if (same) return true;
-    if (!create(call, g, &call->scratch[0], &copy, v->dims, last, batched, code)) return false;
-    if (wt.aoti_torch_copy_(copy.handle, v->handle, 0)) return wt_fail(call, "grad_output: could not be copied");
-    *v = copy;
-    return true;
-}
-
 /* ---------------------------------------------------------------- arguments */
-static bool read_axes(wt_call *call, const geometry *g, int at, int per_axis, int64_t *first, int64_t *second) {
-    const wt_list *list = &call->arg[at].list;
-    if (list->size != (size_t)(per_axis * g->rank))
-        return wt_fail(call, "%s: has %zu values, allowed: %d (%s for each of %d spatial axes)", call->op->name[at], list->size, per_axis * g->rank,
-                       per_axis == 2 ? "low and high" : "one", g->rank);
-    for (int a = 0; a < g->rank; a++) {
-        first[3 - g->rank + a] = list->item[a * per_axis];
-        if (second) second[3 - g->rank + a] = list->item[a * per_axis + 1];
-    }
-    return true;
-}
-
-static bool check_range(wt_call *call, const geometry *g, int at, const int64_t *values, int64_t least) {
-    const int64_t most = 1 << 20;    /* with sizes of at most 2^40, keeps every sum and product below 2^63 */
-    for (int a = 3 - g->rank; a < 3; a++)
-        if (values[a] < least || values[a] > most)
-            return wt_fail(call, "%s: is %lld along spatial axis %d, allowed: %lld to 2^20", call->op->name[at], (long long)values[a], a - 3 + g->rank,
-                           (long long)least);
-    return true;
-}
-
 /* at: where stride stands; padding, dilation and groups follow it. */
 static bool read_geometry(wt_call *call, geometry *g, int at) {
     for (int a = 0; a < 3; a++) g->stride[a] = g->dilation[a] = 1, g->pad_lo[a] = g->pad_hi[a] = 0;
     g->groups = call->arg[at + 3].integer;
     if (g->groups < 1 || g->groups > 1 << 30) return wt_fail(call, "groups: is %lld, allowed: 1 to 2^30", (long long)g->groups);
-    return read_axes(call, g, at, 1, g->stride, NULL) && read_axes(call, g, at + 1, 2, g->pad_lo, g->pad_hi) &&
-           read_axes(call, g, at + 2, 1, g->dilation, NULL) && check_range(call, g, at, g->stride, 1) && check_range(call, g, at + 1, g->pad_lo, 0) &&
-           check_range(call, g, at + 1, g->pad_hi, 0) && check_range(call, g, at + 2, g->dilation, 1);
-}
-
-/* An expanded tensor may claim any size: more than memory can hold is refused before anything is computed from it. */
-static bool check_sizes(wt_call *call, int at) {
-    const wt_tensor *t = &call->arg[at].tensor;
-    for (int64_t a = 0; a < t->rank; a++)
-        if (t->sizes[a] > INT64_C(1) << 40)
-            return wt_fail(call, "%s: has %lld elements along dimension %lld, allowed: at most 2^40", call->op->name[at], (long long)t->sizes[a], (long long)a);
-    return true;
+    return wt_read_axes(call, at, g->rank, 1, g->stride, NULL) && wt_read_axes(call, at + 1, g->rank, 2, g->pad_lo, g->pad_hi) &&
+           wt_read_axes(call, at + 2, g->rank, 1, g->dilation, NULL) && wt_check_range(call, at, g->rank, g->stride, 1) && wt_check_range(call, at + 1, g->rank, g->pad_lo, 0) &&
+           wt_check_range(call, at + 1, g->rank, g->pad_hi, 0) && wt_check_range(call, at + 2, g->rank, g->dilation, 1);
 }
 
 /* Ranks, sizes and types of data and weights; sets rank and batched. */
@@ -145,13 +37,8 @@ static bool check_pair(wt_call *call, geometry *g, int data, int weight) {
     if (!g->batched && x->rank != w->rank - 1)
         return wt_fail(call, "%s: has %lld dimensions, allowed with a weight of %lld: %lld (batched) or %lld (unbatched)", name, (long long)x->rank,
                        (long long)w->rank, (long long)w->rank, (long long)w->rank - 1);
-    for (int i = 0; i < 2; i++) {
-        const wt_tensor *t = i ? w : x;
-        if (t->dtype == WEFT_DTYPE_NONE)
-            return wt_fail(call, "%s: is %s, allowed: float32, float64, float16 or bfloat16", i ? "weight" : name, wt_dtype_name(t->code));
-    }
-    if (x->code != w->code) return wt_fail(call, "weight: is %s, allowed: the type of %s, %s", wt_dtype_name(w->code), name, wt_dtype_name(x->code));
-    return check_sizes(call, data) && check_sizes(call, weight);
+    return wt_check_float(call, data) && wt_check_float(call, weight) && wt_check_same_type(call, weight, data) && wt_check_sizes(call, data) &&
+           wt_check_sizes(call, weight);
 }
 
 static bool check_bias(wt_call *call, int64_t channels) {
@@ -166,13 +53,13 @@ static bool check_bias(wt_call *call, int64_t channels) {
 }
 
 /* groups times the second dimension of the weights: the channels on the side of src. */
-static bool grouped_channels(wt_call *call, const geometry *g, const view *w, int64_t *channels) {
+static bool grouped_channels(wt_call *call, const geometry *g, const wt_view *w, int64_t *channels) {
     if (!__builtin_mul_overflow(w->dims[1], g->groups, channels)) return true;
     return wt_fail(call, "groups: is %lld with %lld channels each, allowed: fewer than 2^63 in all", (long long)g->groups, (long long)w->dims[1]);
 }
 
 /* Channels of data and weights. data_axis: which dimension of the weights, times groups if it is 1, counts the data's channels. */
-static bool check_channels(wt_call *call, const geometry *g, const view *x, const view *w, int data_axis, const char *name) {
+static bool check_channels(wt_call *call, const geometry *g, const wt_view *x, const wt_view *w, int data_axis, const char *name) {
     int64_t other = data_axis ? w->dims[0] : x->dims[1], expected = w->dims[0];
     if (w->dims[!data_axis] < 1) return wt_fail(call, "weight: has %lld output channels, allowed: 1 or more", (long long)w->dims[!data_axis]);
     if (data_axis && !grouped_channels(call, g, w, &expected)) return false;
@@ -185,23 +72,8 @@ static bool check_channels(wt_call *call, const geometry *g, const view *x, cons
 }
 
 /* ---------------------------------------------------------------- the problem */
-static void put(weft_problem *p, weft_args *args, weft_role role, const view *v) {
-    weft_tensor *t = weft_problem_tensor(p, role);
-    uintptr_t address = (uintptr_t)v->data;
-    t->dtype = (int16_t)(v->dtype == WEFT_DTYPE_NONE ? WEFT_DTYPE_COUNT : v->dtype);   /* NONE would ask for the default, not for an error */
-    t->layout = WEFT_STRIDED;
-    t->align = address & 15 ? (int32_t)(address & (~address + 1)) : 16;
-    memcpy(t->strides, v->strides, sizeof(v->strides));
-    args->ptr[role] = v->data;
-}
-
-static void put_vector(weft_problem *p, weft_args *args, weft_role role, void *data, int32_t dtype, int64_t stride) {
-    view v = {NULL, data, dtype, {0}, {stride}};
-    put(p, args, role, &v);
-}
-
 /* The geometry of a convolution from src to dst; batch, channels and sizes are those of src and the weights. */
-static void begin(weft_problem *p, const geometry *g, weft_pass pass, const view *src, const view *weights) {
+static void begin(weft_problem *p, const geometry *g, weft_pass pass, const wt_view *src, const wt_view *weights) {
     weft_problem_init(p, WEFT_CONV, pass, g->rank);
     p->n = src->dims[0];
     p->c = src->dims[1];
@@ -231,7 +103,7 @@ static bool put_epilogue(wt_call *call, weft_problem *p, weft_args *args) {
     if (!check_act(call)) return false;
     if (b->handle) {
         add_step(p, WEFT_STEP_BIAS, 0, 0);
-        put_vector(p, args, WEFT_BIAS, b->data, b->dtype, b->strides[0]);
+        wt_put_vector(p, args, WEFT_BIAS, b->data, b->dtype, b->strides[0]);
     }
     if (!strcmp(act, "relu")) add_step(p, WEFT_STEP_RELU, 0, 0);
     if (!strcmp(act, "clip")) add_step(p, WEFT_STEP_CLIP, call->arg[LO].real, call->arg[HI].real);
@@ -239,7 +111,7 @@ static bool put_epilogue(wt_call *call, weft_problem *p, weft_args *args) {
 }
 
 /* The size of dst from that of src, or of src from dst; what is not positive is an error, but for an empty batch of src. */
-static bool out_sizes(wt_call *call, const geometry *g, const view *x, const view *w, const int64_t *extra, int64_t dims[5]) {
+static bool out_sizes(wt_call *call, const geometry *g, const wt_view *x, const wt_view *w, const int64_t *extra, int64_t dims[5]) {
     for (int a = 0; a < 3; a++) {
         int64_t window = g->dilation[a] * (w->dims[2 + a] - 1) + 1, pads = g->pad_lo[a] + g->pad_hi[a], in = x->dims[2 + a];
         bool fits = extra ? (in - 1) * g->stride[a] + window + extra[a] - pads >= (x->dims[0] ? 1 : 0) : in + pads >= window;
@@ -256,20 +128,20 @@ static bool out_sizes(wt_call *call, const geometry *g, const view *x, const vie
 static bool run_conv(wt_call *call) {
     geometry g;
     if (!check_pair(call, &g, INPUT, WEIGHT) || !read_geometry(call, &g, STRIDE)) return false;
-    view x = see(&call->arg[INPUT].tensor, g.rank), w = see(&call->arg[WEIGHT].tensor, g.rank), y;
+    wt_view x = wt_see(&call->arg[INPUT].tensor, g.rank), w = wt_see(&call->arg[WEIGHT].tensor, g.rank), y;
     int64_t dims[5] = {x.dims[0], w.dims[0]};
     if (!check_channels(call, &g, &x, &w, 1, "input") || !check_bias(call, w.dims[0]) || !out_sizes(call, &g, &x, &w, NULL, dims)) return false;
-    if (!create(call, &g, &call->out[0], &y, dims, is_last(&x), g.batched, call->arg[INPUT].tensor.code)) return false;
-    if (is_empty(&y)) return check_act(call);
+    if (!wt_create(call, 0, &y, dims, g.rank, wt_is_last(&x), g.batched, call->arg[INPUT].tensor.code)) return false;
+    if (wt_is_empty(&y)) return check_act(call);
     weft_problem p;
     weft_args args = WEFT_ARGS_INIT;
     begin(&p, &g, WEFT_FWD, &x, &w);
-    put(&p, &args, WEFT_SRC, &x);
-    put(&p, &args, WEFT_WEIGHTS, &w);
-    put(&p, &args, WEFT_DST, &y);
+    wt_put(&p, &args, WEFT_SRC, &x);
+    wt_put(&p, &args, WEFT_WEIGHTS, &w);
+    wt_put(&p, &args, WEFT_DST, &y);
     return put_epilogue(call, &p, &args) && wt_execute(call, wt_plan(call, &p), &args);
 }
-WT_OPERATOR(conv, "conv(Tensor input, Tensor weight, Tensor? bias, SymInt[] stride, SymInt[] padding, SymInt[] dilation, SymInt groups, "
+WT_OPERATOR_OUT(conv, "conv(Tensor input, Tensor weight, Tensor? bias, SymInt[] stride, SymInt[] padding, SymInt[] dilation, SymInt groups, "
                   "str act, float lo, float hi) -> Tensor")
 
 /* output_padding adds pixels that no tap of the last position reaches, or only some: fewer than a stride change nothing in the
@@ -277,8 +149,8 @@ WT_OPERATOR(conv, "conv(Tensor input, Tensor weight, Tensor? bias, SymInt[] stri
 static bool run_conv_transpose(wt_call *call) {
     geometry g;
     int64_t extra[3] = {0};
-    if (!check_pair(call, &g, INPUT, WEIGHT) || !read_geometry(call, &g, STRIDE) || !read_axes(call, &g, OUTPUT_PADDING, 1, extra, NULL)) return false;
-    view x = see(&call->arg[INPUT].tensor, g.rank), w = see(&call->arg[WEIGHT].tensor, g.rank), y;
+    if (!check_pair(call, &g, INPUT, WEIGHT) || !read_geometry(call, &g, STRIDE) || !wt_read_axes(call, OUTPUT_PADDING, g.rank, 1, extra, NULL)) return false;
+    wt_view x = wt_see(&call->arg[INPUT].tensor, g.rank), w = wt_see(&call->arg[WEIGHT].tensor, g.rank), y;
     int64_t dims[5] = {x.dims[0]}, spare[3];
     for (int a = 0; a < 3; a++) {
         spare[a] = extra[a] < g.stride[a] ? 0 : extra[a];
@@ -290,41 +162,41 @@ static bool run_conv_transpose(wt_call *call) {
         !out_sizes(call, &g, &x, &w, extra, dims))
         return false;
     for (int a = 0; a < 3; a++) g.pad_hi[a] -= spare[a];
-    if (!create(call, &g, &call->out[0], &y, dims, is_last(&x), g.batched, call->arg[INPUT].tensor.code)) return false;
-    if (is_empty(&y)) return check_act(call);
+    if (!wt_create(call, 0, &y, dims, g.rank, wt_is_last(&x), g.batched, call->arg[INPUT].tensor.code)) return false;
+    if (wt_is_empty(&y)) return check_act(call);
     weft_problem p;
     weft_args args = WEFT_ARGS_INIT;
     begin(&p, &g, WEFT_BWD_DATA, &y, &w);
-    put(&p, &args, WEFT_DIFF_DST, &x);
-    put(&p, &args, WEFT_WEIGHTS, &w);
-    put(&p, &args, WEFT_DIFF_SRC, &y);
+    wt_put(&p, &args, WEFT_DIFF_DST, &x);
+    wt_put(&p, &args, WEFT_WEIGHTS, &w);
+    wt_put(&p, &args, WEFT_DIFF_SRC, &y);
     return put_epilogue(call, &p, &args) && wt_execute(call, wt_plan(call, &p), &args);
 }
-WT_OPERATOR(conv_transpose, "conv_transpose(Tensor input, Tensor weight, Tensor? bias, SymInt[] stride, SymInt[] padding, SymInt[] dilation, "
+WT_OPERATOR_OUT(conv_transpose, "conv_transpose(Tensor input, Tensor weight, Tensor? bias, SymInt[] stride, SymInt[] padding, SymInt[] dilation, "
                             "SymInt groups, str act, float lo, float hi, SymInt[] output_padding) -> Tensor")
 
 /* ---------------------------------------------------------------- gradients */
 typedef struct gradients {           /* of y = conv(x, w) or y = conv_transpose(x, w) */
     geometry g;
-    view dy, x, w, dx, dw, db;
+    wt_view dy, x, w, dx, dw, db;
     int64_t want;
 } gradients;
 
 /* One pass of the convolution problem: what it reads and writes follows from the pass. */
-static weft_plan *plan_pass(wt_call *call, const gradients *d, weft_pass pass, const view *src, const view *dst, bool bias, weft_args *args) {
+static weft_plan *plan_pass(wt_call *call, const gradients *d, weft_pass pass, const wt_view *src, const wt_view *dst, bool bias, weft_args *args) {
     weft_problem p;
     begin(&p, &d->g, pass, src, &d->w);
-    if (pass != WEFT_BWD_DATA && pass != WEFT_BWD_BIAS) put(&p, args, WEFT_SRC, src);
-    if (pass == WEFT_FWD || pass == WEFT_BWD_DATA || pass == WEFT_BWD) put(&p, args, WEFT_WEIGHTS, &d->w);
-    put(&p, args, pass == WEFT_FWD ? WEFT_DST : WEFT_DIFF_DST, dst);
-    if (pass == WEFT_BWD_DATA || pass == WEFT_BWD) put(&p, args, WEFT_DIFF_SRC, &d->dx);
-    if (pass == WEFT_BWD_WEIGHTS || pass == WEFT_BWD) put(&p, args, WEFT_DIFF_WEIGHTS, &d->dw);
+    if (pass != WEFT_BWD_DATA && pass != WEFT_BWD_BIAS) wt_put(&p, args, WEFT_SRC, src);
+    if (pass == WEFT_FWD || pass == WEFT_BWD_DATA || pass == WEFT_BWD) wt_put(&p, args, WEFT_WEIGHTS, &d->w);
+    wt_put(&p, args, pass == WEFT_FWD ? WEFT_DST : WEFT_DIFF_DST, dst);
+    if (pass == WEFT_BWD_DATA || pass == WEFT_BWD) wt_put(&p, args, WEFT_DIFF_SRC, &d->dx);
+    if (pass == WEFT_BWD_WEIGHTS || pass == WEFT_BWD) wt_put(&p, args, WEFT_DIFF_WEIGHTS, &d->dw);
     if (bias && pass != WEFT_BWD_BIAS) add_step(&p, WEFT_STEP_BIAS, 0, 0);
-    if (bias) put_vector(&p, args, WEFT_DIFF_BIAS, d->db.data, d->db.dtype, 1);
+    if (bias) wt_put_vector(&p, args, WEFT_DIFF_BIAS, d->db.data, d->db.dtype, 1);
     return wt_plan(call, &p);
 }
 
-static bool run_pass(wt_call *call, const gradients *d, weft_pass pass, const view *src, const view *dst, bool bias) {
+static bool run_pass(wt_call *call, const gradients *d, weft_pass pass, const wt_view *src, const wt_view *dst, bool bias) {
     weft_args args = WEFT_ARGS_INIT;
     return wt_execute(call, plan_pass(call, d, pass, src, dst, bias, &args), &args);
 }
@@ -372,9 +244,9 @@ static bool run_wanted(wt_call *call, const gradients *d, bool transposed) {
 static bool create_wanted(wt_call *call, gradients *d, bool last) {
     const int64_t none = 0, unit = 1, channels = d->dy.dims[1];
     int32_t code = call->arg[B_INPUT].tensor.code, bias_code = (int32_t)call->arg[B_BIAS_DTYPE].integer;
-    bool ok = d->want & WANT_INPUT ? create(call, &d->g, &call->out[0], &d->dx, d->x.dims, last, d->g.batched, code)
+    bool ok = d->want & WANT_INPUT ? wt_create(call, 0, &d->dx, d->x.dims, d->g.rank, last, d->g.batched, code)
                                    : wt_empty(call, &call->out[0], 1, &none, &unit, code, &d->dx.data);
-    ok = ok && (d->want & WANT_WEIGHT ? create(call, &d->g, &call->out[1], &d->dw, d->w.dims, is_last(&d->w), true, code)
+    ok = ok && (d->want & WANT_WEIGHT ? wt_create(call, 1, &d->dw, d->w.dims, d->g.rank, wt_is_last(&d->w), true, code)
                                       : wt_empty(call, &call->out[1], 1, &none, &unit, code, &d->dw.data));
     ok = ok && wt_empty(call, &call->out[2], 1, d->want & WANT_BIAS ? &channels : &none, &unit, bias_code, &d->db.data);
     d->db.dtype = wt_dtype_of(bias_code);
@@ -397,7 +269,7 @@ static bool check_bias_dtype(wt_call *call) {
 /* grad_output must have the shape the forward operator gives; of a transposed one, any that leads back to input. */
 static bool check_grad(wt_call *call, const gradients *d, bool transposed) {
     const wt_tensor *t = &call->arg[B_GRAD].tensor;
-    const view *src = transposed ? &d->dy : &d->x, *dst = transposed ? &d->x : &d->dy;
+    const wt_view *src = transposed ? &d->dy : &d->x, *dst = transposed ? &d->x : &d->dy;
     int64_t dims[5] = {src->dims[0], d->w.dims[0]};
     if (t->code != call->arg[B_INPUT].tensor.code)
         return wt_fail(call, "grad_output: is %s, allowed: the type of input, %s", wt_dtype_name(t->code), wt_dtype_name(call->arg[B_INPUT].tensor.code));
@@ -413,17 +285,17 @@ static bool check_grad(wt_call *call, const gradients *d, bool transposed) {
 static bool run_conv_backward(wt_call *call) {
     gradients d;
     bool transposed = call->arg[B_TRANSPOSED].integer;
-    if (!check_pair(call, &d.g, B_INPUT, B_WEIGHT) || !check_sizes(call, B_GRAD) || !check_bias_dtype(call) || !read_geometry(call, &d.g, STRIDE)) return false;
+    if (!check_pair(call, &d.g, B_INPUT, B_WEIGHT) || !wt_check_sizes(call, B_GRAD) || !check_bias_dtype(call) || !read_geometry(call, &d.g, STRIDE)) return false;
     const wt_tensor *dy = &call->arg[B_GRAD].tensor;
     if (dy->rank != call->arg[B_INPUT].tensor.rank)
         return wt_fail(call, "grad_output: has %lld dimensions, allowed: as many as input, %lld", (long long)dy->rank,
                        (long long)call->arg[B_INPUT].tensor.rank);
-    d.dy = see(dy, d.g.rank);
-    d.x = see(&call->arg[B_INPUT].tensor, d.g.rank);
-    d.w = see(&call->arg[B_WEIGHT].tensor, d.g.rank);
+    d.dy = wt_see(dy, d.g.rank);
+    d.x = wt_see(&call->arg[B_INPUT].tensor, d.g.rank);
+    d.w = wt_see(&call->arg[B_WEIGHT].tensor, d.g.rank);
     d.want = call->arg[B_WANT].integer;
-    bool last = is_last(&d.x);
-    const view *src = transposed ? &d.dy : &d.x;
+    bool last = wt_is_last(&d.x);
+    const wt_view *src = transposed ? &d.dy : &d.x;
     if (!check_channels(call, &d.g, src, &d.w, 1, transposed ? "grad_output" : "input")) return false;
     if (transposed)   /* as the forward operator does with output_padding: the high padding that gives input its size */
         for (int a = 0; a < 3; a++) {
@@ -432,8 +304,8 @@ static bool run_conv_backward(wt_call *call) {
             if (spare >= d.g.stride[a] && spare <= d.g.pad_hi[a]) d.g.pad_hi[a] -= spare;
         }
     if (!check_grad(call, &d, transposed) || !create_wanted(call, &d, last)) return false;
-    if (is_empty(&d.dy)) return zero_wanted(call);
-    return match_format(call, &d.g, &d.dy, last, d.g.batched, dy->code) && run_wanted(call, &d, transposed);
+    if (wt_is_empty(&d.dy)) return zero_wanted(call);
+    return wt_match_format(call, &d.dy, d.g.rank, last, d.g.batched, dy->code, "grad_output") && run_wanted(call, &d, transposed);
 }
 WT_OPERATOR(conv_backward, "conv_backward(Tensor grad_output, Tensor input, Tensor weight, SymInt[] stride, SymInt[] padding, SymInt[] dilation, "
                            "SymInt groups, bool transposed, int want, ScalarType bias_dtype) -> (Tensor, Tensor, Tensor)")

@@ -45,6 +45,7 @@ typedef void (*wt_range)(int64_t begin, int64_t end, void *arg);
     X(int32_t, aoti_torch_dtype_int64, (void))                                                                                 \
     X(int32_t, aoti_torch_dtype_bool, (void))                                                                                  \
     X(int32_t, aoti_torch_dtype_complex64, (void))                                                                             \
+    X(int32_t, aoti_torch_dtype_complex128, (void))                                                                            \
     X(int32_t, aoti_torch_device_type_cpu, (void))                                                                             \
     X(int32_t, aoti_torch_device_type_cuda, (void))                                                                            \
     X(wt_error, torch_parallel_for, (int64_t begin, int64_t end, int64_t grain, wt_range fn, void *arg))                       \

@@ -9,8 +9,10 @@ from typing import Optional
 import torch
 from torch import Tensor
 
-from . import _library, _operators
-from ._operators import WANT_BIAS, WANT_INPUT, WANT_WEIGHT, call
+from . import _library
+from ._ops import conv as _conv
+from ._ops.conv import WANT_BIAS, WANT_INPUT, WANT_WEIGHT
+from ._rules import call
 
 PASSES = ("fwd", "bwd_data", "bwd_weights", "bwd", "train")
 _DTYPES = {"f32": torch.float32, "f64": torch.float64, "f16": torch.float16, "bf16": torch.bfloat16}
@@ -105,7 +107,7 @@ class _Sides:
 
     # forward and train
     def weft_forward(self, x: Tensor, w: Tensor, b: Optional[Tensor]) -> Tensor:
-        return call(_operators.conv, x, w, b, *self.geometry, self.act, self.lo, self.hi)
+        return call(_conv.conv, x, w, b, *self.geometry, self.act, self.lo, self.hi)
 
     def peer_forward(self, x: Tensor, w: Tensor, b: Optional[Tensor]) -> Tensor:
         p, F = self.p, torch.nn.functional
@@ -152,7 +154,7 @@ class _Sides:
 
         def run() -> tuple[Tensor, ...]:
             with torch.no_grad():
-                return tuple(g for g, bit in zip(call(_operators.conv_backward, *args), (1, 2, 4)) if want & bit)
+                return tuple(g for g, bit in zip(call(_conv.conv_backward, *args), (1, 2, 4)) if want & bit)
         return run
 
     def peer_backward(self) -> Callable[[], tuple[Tensor, ...]]:
@@ -181,7 +183,7 @@ class _Sides:
         def run() -> tuple[Tensor, ...]:
             with torch.no_grad():
                 if weft:
-                    return (call(_operators.conv_transpose, x, w, b, *self.geometry, self.act, self.lo, self.hi, extra),)
+                    return (call(_conv.conv_transpose, x, w, b, *self.geometry, self.act, self.lo, self.hi, extra),)
                 y = function(x, w, peer_bias, p["stride"], p["pad_lo"], extra, p["groups"], p["dilation"])
                 return (_activate(y, self.act, self.lo, self.hi),)
         return run

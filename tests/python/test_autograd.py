@@ -210,16 +210,16 @@ def test_vmap_of_nothing(device):
 def test_gpu_out_of_memory_is_the_error_that_PyTorch_raises():
     """Whatever the operator says it could not get on a GPU; on the CPU PyTorch itself raises RuntimeError."""
     from types import SimpleNamespace
-    from weft import _operators
+    from weft import _rules
 
     def fails(where):
         def op(*args):
             raise RuntimeError(f"weft::conv: PyTorch could not allocate 8 elements of float32 on {where}: no room")
         return SimpleNamespace(op=op, tensors=3)
     with pytest.raises(torch.OutOfMemoryError, match="could not allocate"):
-        _operators.call(fails("cuda"), None, None, None)
+        _rules.call(fails("cuda"), None, None, None)
     with pytest.raises(RuntimeError, match="could not allocate") as raised:
-        _operators.call(fails("cpu"), None, None, None)
+        _rules.call(fails("cpu"), None, None, None)
     assert raised.type is RuntimeError
 
 

@@ -159,3 +159,47 @@ def test_no_elements(transposed, input, weight, options, device):
     for ours, theirs in zip(*results, strict=True):
         assert torch.equal(ours, torch.zeros_like(ours))
         assert theirs is None or not input[1] or torch.equal(ours, theirs)   # without channels, PyTorch's result has none either
+
+
+@pytest.mark.parametrize("form", ["dense", "channels_last", "scattered", "slice"])
+@pytest.mark.parametrize("name", ["2d-depthwise", "2d-grouped", "t2d-output-padding", "3d-same", "1d-unbatched", "2d-empty-batch"])
+def test_out(device, name, form):
+    """A given result in any strides gets the values, and its neighbours in memory stay."""
+    c = case(name)
+    x, w, b = c.tensors(device)
+    expected = c.weft(x, w, b, **c.options)
+    memory = torch.full((*expected.shape[:-1], expected.shape[-1] + 3), 7.0, device=device)
+    out = {"dense": lambda: torch.empty_like(expected), "channels_last": lambda: channels_last(expected).clone() if expected.dim() > c.rank + 1 else expected.clone(),
+           "scattered": lambda: scattered(expected), "slice": lambda: memory[..., 2:-1]}[form]()
+    out.fill_(float("nan"))
+    version = out._version
+    assert c.weft(x, w, b, **c.options, out=out) is out
+    assert out._version > version
+    torch.testing.assert_close(out, expected, rtol=1e-6, atol=1e-6)
+    assert (memory[..., :2] == 7).all() and (memory[..., -1:] == 7).all()
+
+
+def test_out_compiled(device):
+    x, w, b = case("2d-depthwise").tensors(device)
+
+    @torch.compile(fullgraph=True, backend="aot_eager")
+    def f(x, w, b, out):
+        W.conv2d(x, w, b, padding=1, groups=5, out=out)
+        return out + 1
+    out = torch.empty_like(x)
+    torch.testing.assert_close(f(x, w, b, out), W.conv2d(x, w, b, padding=1, groups=5) + 1)
+    torch.testing.assert_close(out, W.conv2d(x, w, b, padding=1, groups=5))
+
+
+def test_out_apart_from_the_input(device):
+    memory = torch.randn(2 * 4 * 36, device=device)
+    x, w = memory[:144].view(1, 4, 6, 6), torch.randn(4, 1, 3, 3, device=device)
+    with pytest.raises(RuntimeError, match="out: shares memory with input"):
+        W.conv2d(x, w, groups=4, padding=1, out=memory[5:149].view(1, 4, 6, 6))
+    W.conv2d(x, w, groups=4, padding=1, out=memory[144:].view(1, 4, 6, 6))
+
+
+@pytest.mark.parametrize("dtype", [torch.complex64, torch.int64])
+def test_types_left_to_torch(dtype):
+    x, w = torch.arange(50).view(1, 2, 5, 5).to(dtype), torch.arange(18).view(1, 2, 3, 3).to(dtype)
+    torch.testing.assert_close(W.conv2d(x, w, padding=1), F.conv2d(x, w, padding=1))

@@ -1,79 +1,29 @@
-"""Convolution functions with the signatures of torch.nn.functional, on CPU and CUDA tensors, with every gradient.
-
-    >>> import torch, weft.functional as F
-    >>> x, w = torch.randn(8, 64, 56, 56), torch.randn(64, 1, 3, 3)
-    >>> F.conv2d(x, w, padding=1, groups=64, act="relu").shape
-    torch.Size([8, 64, 56, 56])
-
-Data is taken as it lies in memory: channels-first or channels-last, sliced or transposed. The result is dense and in the format of the
-input, also in 1D and without a batch, where PyTorch's is always channels-first; the format of the weight does not count. Channels-last
-means that the stride of the channels is positive and less than that of the last axis.
-
-They work under torch.compile, torch.export, torch.func, torch.fx and autocast, and with subclasses and modes of __torch_function__.
-Under autocast a float32 weight is cast at each call: PyTorch's cache of casts is its own. torch.jit.trace records the operator where
-no gradient is wanted, and refuses the Python that computes one: trace under torch.no_grad, or use torch.export.
-"""
+"""Convolution functions."""
 from __future__ import annotations
 
-import operator
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import Any, Optional, Union
+from typing import Any, Optional
 
 import torch
 from torch import Tensor
 from torch.overrides import handle_torch_function, has_torch_function_variadic
 
-from . import _operators
-from ._operators import call
+from .._arguments import Padding, Size, foreign, lowered, spread, whole_groups
+from .._ops import conv as _ops
+from .._rules import call, call_into
 
 __all__ = ["conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d", "conv_transpose3d", "conv2d_depthwise"]
 
-Size = Union[int, Sequence[int]]
-Padding = Union[int, Sequence[int], str]
-
 _is_compiling = torch.compiler.is_compiling
-_any_autocast = torch._C._is_any_autocast_enabled
 
 
 # ---------------------------------------------------------------------------------------------- arguments
 
-def _whole(value: Any) -> Any:
-    """An int, or what can stand for one; None for all else, also True and False."""
-    if isinstance(value, bool):
-        return None
-    if isinstance(value, (int, torch.SymInt)):
-        return value
-    try:
-        return operator.index(value)
-    except TypeError:
-        return None
-
-
-def _spread(name: str, value: Size, rank: int) -> tuple[int, ...]:
-    """One value an axis, from an int or a sequence of 1 or `rank` ints."""
-    one = None if isinstance(value, (tuple, list)) else _whole(value)
-    if one is not None:
-        return (one,) * rank
-    some = tuple(map(_whole, value)) if isinstance(value, (tuple, list)) else (None,)
-    if None in some:
-        raise TypeError(f"{name}: is {value!r}, allowed: an int, or a sequence of {rank} ints")
-    if len(some) not in (1, rank):
-        raise RuntimeError(f"{name}: has {len(some)} values {some}, allowed: an int, or {rank} of them")
-    return some if len(some) == rank else some * rank
-
-
-def _groups(groups: Any) -> int:
-    whole = _whole(groups)
-    if whole is None:
-        raise TypeError(f"groups: is {groups!r}, allowed: an int")
-    return whole
-
-
 def _pads(padding: Padding, stride: tuple[int, ...], dilation: tuple[int, ...], kernel: Optional[Sequence[int]], rank: int) -> tuple[int, ...]:
     """Low and high padding of each axis in turn. 'same' puts the odd pixel of an even window at the end."""
     if not isinstance(padding, str):
-        return tuple(p for axis in _spread("padding", padding, rank) for p in (axis, axis))
+        return tuple(p for axis in spread("padding", padding, rank) for p in (axis, axis))
     if padding == "valid":
         return (0, 0) * rank
     if padding != "same":
@@ -85,7 +35,7 @@ def _pads(padding: Padding, stride: tuple[int, ...], dilation: tuple[int, ...], 
 
 
 def _geometry_now(rank: int, stride: Size, padding: Padding, dilation: Size, kernel: Optional[Sequence[int]]) -> tuple[tuple[int, ...], ...]:
-    s, d = _spread("stride", stride, rank), _spread("dilation", dilation, rank)
+    s, d = spread("stride", stride, rank), spread("dilation", dilation, rank)
     return s, _pads(padding, s, d, kernel, rank), d
 
 
@@ -108,7 +58,8 @@ def _geometry(rank: int, stride: Size, padding: Padding, dilation: Size, weight:
         return _geometry_now(rank, stride, padding, dilation, kernel)
 
 
-def _activation(act: Optional[str], clip: tuple[float, float]) -> tuple[str, float, float]:
+def check_activation(act: Optional[str], clip: tuple[float, float]) -> tuple[str, float, float]:
+    """The activation as the operators take it; ValueError if it is wrong."""
     if act is None:
         return "", 0.0, 0.0
     if act == "relu":
@@ -138,122 +89,129 @@ def _check_tensors(name: str, rank: int, input: Tensor, weight: Tensor, bias: Op
         _complain(name, rank, input, weight, bias)
 
 
-def _autocast(input: Tensor, weight: Tensor, bias: Optional[Tensor]) -> tuple[Tensor, Tensor, Optional[Tensor]]:
-    """Under autocast, convolution runs in the lower precision, as PyTorch's own does; float64 is left alone."""
-    if not _any_autocast():
-        return input, weight, bias
-    device = input.device.type
-    if device == "meta" or not torch.is_autocast_enabled(device):   # autocast knows no meta device, and torch.compile no way to ask
-        return input, weight, bias
-    dtype = torch.get_autocast_dtype(device)
-    return tuple(t if t is None or t.dtype == torch.float64 or not t.is_floating_point() else t.to(dtype)   # type: ignore[return-value]
-                 for t in (input, weight, bias))
-
-
 # ---------------------------------------------------------------------------------------------- the two roads
 
+def _torchs(name: str, out: Optional[Tensor], act: Optional[str], clip: tuple[float, float], *args: Any) -> Tensor:
+    """PyTorch's own function, for types that weft leaves to it."""
+    kind, lo, hi = check_activation(act, clip)
+    if out is not None:
+        raise RuntimeError(f"{name}: out is given with input of {args[0].dtype}, allowed: float32, float64, float16 or bfloat16")
+    y = getattr(torch.nn.functional, name)(*args)
+    return y if not kind else torch.relu(y) if kind == "relu" else y.clamp(lo, hi)
+
+
 def _conv(name: str, rank: int, input: Tensor, weight: Tensor, bias: Optional[Tensor], stride: Size, padding: Padding, dilation: Size,
-          groups: int, act: Optional[str], clip: tuple[float, float]) -> Tensor:
+          groups: int, act: Optional[str], clip: tuple[float, float], out: Optional[Tensor]) -> Tensor:
     if has_torch_function_variadic(input, weight, bias):
-        return handle_torch_function(globals()[name], (input, weight, bias), input, weight, bias, stride, padding, dilation, groups, act=act, clip=clip)
+        return handle_torch_function(globals()[name], (input, weight, bias), input, weight, bias, stride, padding, dilation, groups, act=act, clip=clip, out=out)
     _check_tensors(name, rank, input, weight, bias)
+    if foreign(input, weight):
+        return _torchs(name, out, act, clip, input, weight, bias, stride, padding, dilation, groups)
     if type(groups) is not int:
-        groups = _groups(groups)
+        groups = whole_groups(groups)
     s, p, d = _geometry(rank, stride, padding, dilation, weight)
-    input, weight, bias = _autocast(input, weight, bias)
-    return call(_operators.conv, input, weight, bias, s, p, d, groups, *_activation(act, clip))
+    input, weight, bias = lowered(input, weight, bias)
+    args = (input, weight, bias, s, p, d, groups, *check_activation(act, clip))
+    return call(_ops.conv, *args) if out is None else call_into(_ops.conv, out, *args)
 
 
 def _conv_transpose(name: str, rank: int, input: Tensor, weight: Tensor, bias: Optional[Tensor], stride: Size, padding: Size,
-                    output_padding: Size, groups: int, dilation: Size, act: Optional[str], clip: tuple[float, float]) -> Tensor:
+                    output_padding: Size, groups: int, dilation: Size, act: Optional[str], clip: tuple[float, float], out: Optional[Tensor]) -> Tensor:
     if has_torch_function_variadic(input, weight, bias):
         return handle_torch_function(globals()[name], (input, weight, bias), input, weight, bias, stride, padding, output_padding, groups, dilation,
-                                     act=act, clip=clip)
+                                     act=act, clip=clip, out=out)
     _check_tensors(name, rank, input, weight, bias)
+    if foreign(input, weight):
+        return _torchs(name, out, act, clip, input, weight, bias, stride, padding, output_padding, groups, dilation)
     if type(groups) is not int:
-        groups = _groups(groups)
+        groups = whole_groups(groups)
     if isinstance(padding, str):
         raise TypeError(f"padding: is {padding!r}, allowed: an int, or a sequence of {rank} ints")
     s, p, d = _geometry(rank, stride, padding, dilation, weight)
-    input, weight, bias = _autocast(input, weight, bias)
-    extra = _spread("output_padding", output_padding, rank)
-    return call(_operators.conv_transpose, input, weight, bias, s, p, d, groups, *_activation(act, clip), extra)
+    input, weight, bias = lowered(input, weight, bias)
+    extra = spread("output_padding", output_padding, rank)
+    args = (input, weight, bias, s, p, d, groups, *check_activation(act, clip), extra)
+    return call(_ops.conv_transpose, *args) if out is None else call_into(_ops.conv_transpose, out, *args)
 
 
 # ---------------------------------------------------------------------------------------------- public
 
 def conv1d(input: Tensor, weight: Tensor, bias: Optional[Tensor] = None, stride: Size = 1, padding: Padding = 0, dilation: Size = 1,
-           groups: int = 1, *, act: Optional[str] = None, clip: tuple[float, float] = (0.0, 6.0)) -> Tensor:
+           groups: int = 1, *, act: Optional[str] = None, clip: tuple[float, float] = (0.0, 6.0),
+           out: Optional[Tensor] = None) -> Tensor:
     """1D convolution: torch.nn.functional.conv1d, with an optional fused activation ('relu', or 'clip' to the bounds of `clip`).
 
         >>> weft.functional.conv1d(torch.randn(2, 4, 100), torch.randn(8, 4, 5), padding="same").shape
         torch.Size([2, 8, 100])
     """
-    return _conv("conv1d", 1, input, weight, bias, stride, padding, dilation, groups, act, clip)
+    return _conv("conv1d", 1, input, weight, bias, stride, padding, dilation, groups, act, clip, out)
 
 
 def conv2d(input: Tensor, weight: Tensor, bias: Optional[Tensor] = None, stride: Size = 1, padding: Padding = 0, dilation: Size = 1,
-           groups: int = 1, *, act: Optional[str] = None, clip: tuple[float, float] = (0.0, 6.0)) -> Tensor:
+           groups: int = 1, *, act: Optional[str] = None, clip: tuple[float, float] = (0.0, 6.0),
+           out: Optional[Tensor] = None) -> Tensor:
     """2D convolution: torch.nn.functional.conv2d, with an optional fused activation ('relu', or 'clip' to the bounds of `clip`).
 
         >>> weft.functional.conv2d(torch.randn(2, 8, 32, 32), torch.randn(8, 1, 3, 3), padding=1, groups=8, act="relu").shape
         torch.Size([2, 8, 32, 32])
     """
-    return _conv("conv2d", 2, input, weight, bias, stride, padding, dilation, groups, act, clip)
+    return _conv("conv2d", 2, input, weight, bias, stride, padding, dilation, groups, act, clip, out)
 
 
 def conv3d(input: Tensor, weight: Tensor, bias: Optional[Tensor] = None, stride: Size = 1, padding: Padding = 0, dilation: Size = 1,
-           groups: int = 1, *, act: Optional[str] = None, clip: tuple[float, float] = (0.0, 6.0)) -> Tensor:
+           groups: int = 1, *, act: Optional[str] = None, clip: tuple[float, float] = (0.0, 6.0),
+           out: Optional[Tensor] = None) -> Tensor:
     """3D convolution: torch.nn.functional.conv3d, with an optional fused activation ('relu', or 'clip' to the bounds of `clip`).
 
         >>> weft.functional.conv3d(torch.randn(1, 8, 9, 9, 9), torch.randn(8, 1, 3, 3, 3), groups=8).shape
         torch.Size([1, 8, 7, 7, 7])
     """
-    return _conv("conv3d", 3, input, weight, bias, stride, padding, dilation, groups, act, clip)
+    return _conv("conv3d", 3, input, weight, bias, stride, padding, dilation, groups, act, clip, out)
 
 
 def conv_transpose1d(input: Tensor, weight: Tensor, bias: Optional[Tensor] = None, stride: Size = 1, padding: Size = 0,
                      output_padding: Size = 0, groups: int = 1, dilation: Size = 1, *, act: Optional[str] = None,
-                     clip: tuple[float, float] = (0.0, 6.0)) -> Tensor:
+                     clip: tuple[float, float] = (0.0, 6.0), out: Optional[Tensor] = None) -> Tensor:
     """1D transposed convolution: torch.nn.functional.conv_transpose1d, with an optional fused activation.
 
         >>> weft.functional.conv_transpose1d(torch.randn(2, 4, 10), torch.randn(4, 3, 4), stride=2, padding=1).shape
         torch.Size([2, 3, 20])
     """
-    return _conv_transpose("conv_transpose1d", 1, input, weight, bias, stride, padding, output_padding, groups, dilation, act, clip)
+    return _conv_transpose("conv_transpose1d", 1, input, weight, bias, stride, padding, output_padding, groups, dilation, act, clip, out)
 
 
 def conv_transpose2d(input: Tensor, weight: Tensor, bias: Optional[Tensor] = None, stride: Size = 1, padding: Size = 0,
                      output_padding: Size = 0, groups: int = 1, dilation: Size = 1, *, act: Optional[str] = None,
-                     clip: tuple[float, float] = (0.0, 6.0)) -> Tensor:
+                     clip: tuple[float, float] = (0.0, 6.0), out: Optional[Tensor] = None) -> Tensor:
     """2D transposed convolution: torch.nn.functional.conv_transpose2d, with an optional fused activation.
 
         >>> weft.functional.conv_transpose2d(torch.randn(2, 4, 8, 8), torch.randn(4, 1, 3, 3), stride=2, output_padding=1, groups=4).shape
         torch.Size([2, 4, 18, 18])
     """
-    return _conv_transpose("conv_transpose2d", 2, input, weight, bias, stride, padding, output_padding, groups, dilation, act, clip)
+    return _conv_transpose("conv_transpose2d", 2, input, weight, bias, stride, padding, output_padding, groups, dilation, act, clip, out)
 
 
 def conv_transpose3d(input: Tensor, weight: Tensor, bias: Optional[Tensor] = None, stride: Size = 1, padding: Size = 0,
                      output_padding: Size = 0, groups: int = 1, dilation: Size = 1, *, act: Optional[str] = None,
-                     clip: tuple[float, float] = (0.0, 6.0)) -> Tensor:
+                     clip: tuple[float, float] = (0.0, 6.0), out: Optional[Tensor] = None) -> Tensor:
     """3D transposed convolution: torch.nn.functional.conv_transpose3d, with an optional fused activation.
 
         >>> weft.functional.conv_transpose3d(torch.randn(1, 4, 5, 5, 5), torch.randn(4, 2, 2, 2, 2), stride=2).shape
         torch.Size([1, 2, 10, 10, 10])
     """
-    return _conv_transpose("conv_transpose3d", 3, input, weight, bias, stride, padding, output_padding, groups, dilation, act, clip)
+    return _conv_transpose("conv_transpose3d", 3, input, weight, bias, stride, padding, output_padding, groups, dilation, act, clip, out)
 
 
 def conv2d_depthwise(input: Tensor, weight: Tensor, bias: Optional[Tensor] = None, stride: Size = 1, padding: Padding = 0,
-                     dilation: Size = 1, *, act: Optional[str] = None, clip: tuple[float, float] = (0.0, 6.0)) -> Tensor:
+                     dilation: Size = 1, *, act: Optional[str] = None, clip: tuple[float, float] = (0.0, 6.0),
+                     out: Optional[Tensor] = None) -> Tensor:
     """Depthwise 2D convolution: conv2d with as many groups as channels. weight is (m * channels, 1, kh, kw); m is the channel multiplier.
 
         >>> weft.conv2d_depthwise(torch.randn(2, 8, 32, 32), torch.randn(16, 1, 3, 3), padding=1).shape
         torch.Size([2, 16, 32, 32])
     """
     if has_torch_function_variadic(input, weight, bias):
-        return handle_torch_function(conv2d_depthwise, (input, weight, bias), input, weight, bias, stride, padding, dilation, act=act, clip=clip)
+        return handle_torch_function(conv2d_depthwise, (input, weight, bias), input, weight, bias, stride, padding, dilation, act=act, clip=clip, out=out)
     _check_tensors("conv2d_depthwise", 2, input, weight, bias)
     channels = input.shape[-3]
     if channels == 0:
@@ -261,4 +219,4 @@ def conv2d_depthwise(input: Tensor, weight: Tensor, bias: Optional[Tensor] = Non
     if weight.shape[1] != 1 or weight.shape[0] % channels:
         raise RuntimeError(f"conv2d_depthwise: weight is {list(weight.shape)}, allowed with {channels} input channels: "
                            f"(a multiple of {channels}, 1, kh, kw)")
-    return _conv("conv2d_depthwise", 2, input, weight, bias, stride, padding, dilation, channels, act, clip)
+    return _conv("conv2d", 2, input, weight, bias, stride, padding, dilation, channels, act, clip, out)

@@ -1,10 +1,4 @@
-"""Modules: the convolution modules of torch.nn computed by weft. Same arguments, same state_dict, and `act` for a fused activation.
-
-    >>> import torch, weft
-    >>> net = torch.nn.Sequential(weft.nn.Conv2dDepthwise(8, 3, padding=1), torch.nn.Conv2d(8, 16, 1))
-    >>> net(torch.randn(2, 8, 32, 32)).shape
-    torch.Size([2, 16, 32, 32])
-"""
+"""Convolution modules."""
 from __future__ import annotations
 
 from typing import Any, Optional
@@ -12,33 +6,14 @@ from typing import Any, Optional
 import torch
 from torch import Tensor
 
-from . import functional as F
-from .functional import Padding, Size
+from .. import functional as F
+from .._arguments import Padding, Size
+from ._named import Activated
 
 __all__ = ["Conv1d", "Conv2d", "Conv3d", "ConvTranspose1d", "ConvTranspose2d", "ConvTranspose3d", "Conv2dDepthwise"]
 
 
-class _Named:
-    """Prints as weft.Name(...), and with its activation."""
-
-    act: Optional[str] = None        # here for modules of torch.nn that are given a class of weft
-    clip: tuple[float, float] = (0.0, 6.0)
-
-    def _set_act(self, act: Optional[str], clip: tuple[float, float]) -> None:
-        F._activation(act, clip)   # reports what is wrong with them
-        self.act, self.clip = act, tuple(clip)
-
-    def _get_name(self) -> str:
-        return f"weft.{type(self).__name__}"
-
-    def extra_repr(self) -> str:
-        text = super().extra_repr()   # type: ignore[misc]
-        if self.act == "clip":
-            return f"{text}, act='clip', clip={self.clip}"
-        return text if self.act is None else f"{text}, act={self.act!r}"
-
-
-class _Conv(_Named):
+class _Conv(Activated):
     """What Conv1d, Conv2d and Conv3d add to their twins."""
 
     _function: Any
@@ -100,7 +75,7 @@ class Conv2dDepthwise(Conv2d):
         super().__init__(channels, channels, kernel_size, stride, padding, dilation, channels, bias, device=device, dtype=dtype, act=act, clip=clip)
 
 
-class _ConvTranspose(_Named):
+class _ConvTranspose(Activated):
     """What the transposed convolutions add to their twins."""
 
     _function: Any

@@ -1,226 +1,92 @@
-"""The operators of libweft_torch.so made to differentiate, trace and batch.
-
-A rule gathers what one operator needs: the operator itself, and functions written once (what to save, its gradient, its tangent, its
-batch). PyTorch gets them as kernels of the operator, which serve torch.compile, torch.func and whoever calls torch.ops.weft; eager code
-that only wants a gradient takes a shorter way to the same functions. `call` picks the way. Nothing here touches the elements of a tensor.
-"""
+"""Convolution, transposed convolution and their gradients: shapes, derivatives and batching of weft::conv, conv_transpose, conv_backward."""
 from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
 
 import torch
-import torch.autograd.forward_ad as _forward_ad
 from torch import Tensor
-from torch._functorch.utils import enable_single_level_autograd_function
 
-from . import _library  # noqa: F401  loads the operators
-
-_C = torch._C
-_BelowAutograd = _C._AutoDispatchBelowAutograd
-_is_compiling = torch.compiler.is_compiling
-_in_transform = _C._are_functorch_transforms_active
-_grad_enabled = torch.is_grad_enabled
-_kernels = torch.library.Library("weft", "IMPL")   # registrations live as long as this
+from .._rules import TYPES, Rule, call, check, dense, is_last, known
 
 WANT_INPUT, WANT_WEIGHT, WANT_BIAS = 1, 2, 4
 
 
-class Rule:
-    """One operator and its gradient. tensors: how many leading arguments are tensors; only they have gradients.
-
-    save(ctx, inputs, output) notes what the others need and returns the tensors to keep; gradient(ctx, *grads) returns one gradient for
-    each of those tensors; tangent(ctx, *kept, *tangents) is its forward-mode counterpart, given one tangent for each. Both Functions are applied
-    without the preparations for torch.func, which cost 2.5 us of 14: the short one is not used there, and the kernel is called by
-    torch.func, once for each of its levels.
-    """
-
-    __slots__ = ("op", "tensors", "apply")
-
-    def __init__(self, name: str, tensors: int, save: Callable, gradient: Callable, tangent: Callable, batch: Callable) -> None:
-        op = getattr(torch.ops.weft, name).default
-        self.op, self.tensors = op, tensors
-
-        def forward(ctx: Any, *packed: Any) -> Any:
-            """Settings come as one argument: each argument of a Function costs time, also on the way back."""
-            args = packed[:-1] + packed[-1]
-            with _BelowAutograd():
-                output = op(*args)
-            ctx.save_for_backward(*save(ctx, args, output))
-            return output
-
-        def forward_in_kernel(ctx: Any, *packed: Any) -> Any:
-            """A Function turns gradients off, but the outer levels of torch.func run inside of it: to them the caller's mode holds, and
-            their own for tangents, which are off while this level computes one."""
-            *inputs, (keys, grad_mode, settings) = packed
-            args = (*inputs, *settings)
-            with _BelowAutograd(), torch.set_grad_enabled(grad_mode), _forward_ad._set_fwd_grad_enabled(True):
-                output = op.redispatch(keys & _C._after_autograd_keyset, *args)
-            kept = save(ctx, args, output)
-            ctx.save_for_backward(*kept)
-            ctx.save_for_forward(*kept)
-            return output
-
-        def backward(ctx: Any, *grads: Any) -> Any:
-            return gradient(ctx, *grads) + (None,)
-
-        def jvp(ctx: Any, *tangents: Any) -> Any:
-            """PyTorch turns tangents off here, which would also drop those of the outer levels; without their own, what was kept can do with them on."""
-            kept = [None if t is None else _forward_ad.unpack_dual(t, level=0).primal for t in ctx.saved_tensors]
-            with _forward_ad._set_fwd_grad_enabled(True):
-                return tangent(ctx, *kept, *tangents[:tensors])
-
-        def applied(suffix: str, **methods: Callable) -> Callable:
-            function = type(f"weft_{name}{suffix}", (torch.autograd.Function,), {k: staticmethod(f) for k, f in methods.items()})
-            return super(torch.autograd.Function, function).apply
-
-        self.apply = applied("", forward=forward, backward=backward)
-        in_kernel = applied("_kernel", forward=forward_in_kernel, backward=backward, jvp=jvp)
-
-        def kernel(keys: Any, *args: Any) -> Any:
-            with enable_single_level_autograd_function():
-                return in_kernel(*args[:tensors], (keys, _grad_enabled(), args[tensors:]))
-        _kernels.impl(name, kernel, "Autograd", with_keyset=True)
-        torch.library.register_vmap(op, batch)
-
-
-def _out_of_memory(error: RuntimeError) -> bool:
-    """An operator can only raise RuntimeError; code that halves its batch when a GPU is full waits for another kind."""
-    text = str(error)
-    return "could not allocate" in text and " on cuda" in text
-
-
-def call(rule: Rule, *args: Any) -> Any:
-    """Run the rule's operator in the way that the caller's context needs."""
-    if _is_compiling():
-        return rule.op(*args)
-    try:
-        if _in_transform() or _forward_ad._current_level >= 0:
-            return rule.op(*args)
-        if _grad_enabled():
-            for t in args[:rule.tensors]:
-                if t is not None and t.requires_grad:
-                    return rule.apply(*args[:rule.tensors], args[rule.tensors:])
-        with _BelowAutograd():
-            return rule.op(*args)
-    except RuntimeError as error:
-        if not _out_of_memory(error):
-            raise
-        raise torch.OutOfMemoryError(str(error)) from None
-
-
 # ---------------------------------------------------------------------------------------------- shapes
-
-def _is_last(t: Tensor, rank: int) -> bool:
-    """Channels-last memory, by the rule of python/csrc/conv.c; channels-first where sizes that nobody knows yet decide."""
-    from torch.fx.experimental.symbolic_shapes import guard_or_false   # fakes need it, and slow to import
-    channel, pixel = t.stride(-rank - 1), t.stride(-1)
-    if not guard_or_false(channel > 0):
-        return False
-    return guard_or_false(channel < pixel) or (guard_or_false(channel == pixel) and guard_or_false(t.shape[-rank - 1] == 1)
-                                               and guard_or_false(t.shape[-1] > 1))
-
-
-def _dense(like: Tensor, sizes: Sequence[int], last: bool, rank: int) -> Tensor:
-    """An empty tensor of these sizes, dense and channels-first or -last."""
-    axes = list(range(len(sizes)))
-    if last:
-        channel = len(sizes) - rank - 1
-        axes.append(axes.pop(channel))
-    strides, step = [0] * len(sizes), 1
-    for a in reversed(axes):
-        strides[a] = step
-        step = step * sizes[a]
-    return like.new_empty_strided(sizes, strides)
-
-
-_TYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
-
-
-def _known(holds: Any) -> bool:
-    """False only where the sizes are known and it does not hold: the kernel checks again with the sizes of the day."""
-    from torch.fx.experimental.symbolic_shapes import guard_or_true
-    return guard_or_true(holds)
-
-
-def _check(holds: Any, why: Callable[[], str]) -> None:
-    if not _known(holds):
-        raise RuntimeError(why())
-
 
 def _check_shapes(name: str, input: Tensor, weight: Tensor, geometry: tuple, others: Sequence[tuple[str, Tensor | None]]) -> int:
     """What the kernel checks of every call, in its words. others: further tensors, by name."""
     stride, padding, dilation, groups = geometry
     rank = weight.dim() - 2
-    _check(1 <= rank <= 3, lambda: f"weight: has {weight.dim()} dimensions, allowed: 3 (1D), 4 (2D) or 5 (3D)")
-    _check(input.dim() in (rank + 1, rank + 2),
+    check(1 <= rank <= 3, lambda: f"weight: has {weight.dim()} dimensions, allowed: 3 (1D), 4 (2D) or 5 (3D)")
+    check(input.dim() in (rank + 1, rank + 2),
            lambda: f"{name}: has {input.dim()} dimensions, allowed: {rank + 2} (batched) or {rank + 1} (unbatched)")
-    _check(input.dtype in _TYPES, lambda: f"{name}: is {str(input.dtype)[6:]}, allowed: float32, float64, float16 or bfloat16")
-    _check(weight.dtype == input.dtype, lambda: f"weight: is {str(weight.dtype)[6:]}, allowed: the type of {name}, {str(input.dtype)[6:]}")
+    check(input.dtype in TYPES, lambda: f"{name}: is {str(input.dtype)[6:]}, allowed: float32, float64, float16 or bfloat16")
+    check(weight.dtype == input.dtype, lambda: f"weight: is {str(weight.dtype)[6:]}, allowed: the type of {name}, {str(input.dtype)[6:]}")
     for other, t in (("weight", weight), *others):
-        _check(t is None or t.device == input.device, lambda: f"{other}: is on {t.device}, allowed: the device of {name}, {input.device}")
+        check(t is None or t.device == input.device, lambda: f"{other}: is on {t.device}, allowed: the device of {name}, {input.device}")
     for setting, values, count, least in (("stride", stride, rank, 1), ("padding", padding, 2 * rank, 0), ("dilation", dilation, rank, 1)):
-        _check(len(values) == count, lambda: f"{setting}: has {len(values)} values, allowed: {count}")
+        check(len(values) == count, lambda: f"{setting}: has {len(values)} values, allowed: {count}")
         for a, v in enumerate(values):
-            _check(v >= least, lambda: f"{setting}: is {v} along spatial axis {a * rank // count}, allowed: {least} to 2^20")
-    _check(groups >= 1, lambda: f"groups: is {groups}, allowed: 1 to 2^30")
-    _check(weight.shape[0] % groups == 0, lambda: f"groups: is {groups}, allowed: a divisor of the first dimension of weight, {weight.shape[0]}")
+            check(v >= least, lambda: f"{setting}: is {v} along spatial axis {a * rank // count}, allowed: {least} to 2^20")
+    check(groups >= 1, lambda: f"groups: is {groups}, allowed: 1 to 2^30")
+    check(weight.shape[0] % groups == 0, lambda: f"groups: is {groups}, allowed: a divisor of the first dimension of weight, {weight.shape[0]}")
     return rank
 
 
 def _check_results(bias: Tensor | None, input: Tensor, weight: Tensor, channels: Any, spatial: Sequence[Any], least: int) -> None:
-    _check(channels >= 1, lambda: f"weight: has {channels} output channels, allowed: 1 or more")
+    check(channels >= 1, lambda: f"weight: has {channels} output channels, allowed: 1 or more")
     for a, n in enumerate(spatial):
-        _check(_known(n >= least) and _known(weight.shape[2 + a] >= 1),
+        check(known(n >= least) and known(weight.shape[2 + a] >= 1),
                lambda: f"input: spatial axis {a} has {input.shape[a - len(spatial)]} elements, too few for kernel "
                        f"{weight.shape[2 + a]} with this stride, dilation and padding")
     if bias is not None:
-        _check(bias.dim() == 1, lambda: f"bias: has {bias.dim()} dimensions, allowed: one dimension of {channels}, the output channels")
-        _check(bias.shape[0] == channels, lambda: f"bias: has 1 dimensions of which the first is {bias.shape[0]}, allowed: one dimension of {channels}, "
+        check(bias.dim() == 1, lambda: f"bias: has {bias.dim()} dimensions, allowed: one dimension of {channels}, the output channels")
+        check(bias.shape[0] == channels, lambda: f"bias: has 1 dimensions of which the first is {bias.shape[0]}, allowed: one dimension of {channels}, "
                                                   "the output channels")
-        _check(bias.dtype in (input.dtype, torch.float32),
+        check(bias.dtype in (input.dtype, torch.float32),
                lambda: f"bias: is {str(bias.dtype)[6:]}, allowed: the type of input, {str(input.dtype)[6:]}, or float32")
 
 
 def _fake_conv(input, weight, bias, stride, padding, dilation, groups, act, lo, hi):
     rank = _check_shapes("input", input, weight, (stride, padding, dilation, groups), [("bias", bias)])
-    _check(input.shape[-rank - 1] == weight.shape[1] * groups,
+    check(input.shape[-rank - 1] == weight.shape[1] * groups,
            lambda: f"input: has {input.shape[-rank - 1]} channels, allowed with groups={groups} and a weight of ({weight.shape[0]}, {weight.shape[1]}, ...): "
                    f"{weight.shape[1] * groups}")
     spatial = [(input.shape[-rank + a] + padding[2 * a] + padding[2 * a + 1] - dilation[a] * (weight.shape[2 + a] - 1) - 1) // stride[a] + 1
                for a in range(rank)]
     _check_results(bias, input, weight, weight.shape[0], spatial, 1)
-    return _dense(input, [*input.shape[:-rank - 1], weight.shape[0], *spatial], _is_last(input, rank), rank)
+    return dense(input, [*input.shape[:-rank - 1], weight.shape[0], *spatial], is_last(input, rank), rank)
 
 
 def _fake_conv_transpose(input, weight, bias, stride, padding, dilation, groups, act, lo, hi, output_padding):
     rank = _check_shapes("input", input, weight, (stride, padding, dilation, groups), [("bias", bias)])
-    _check(input.shape[-rank - 1] == weight.shape[0],
+    check(input.shape[-rank - 1] == weight.shape[0],
            lambda: f"input: has {input.shape[-rank - 1]} channels, allowed with groups={groups} and a weight of ({weight.shape[0]}, {weight.shape[1]}, ...): "
                    f"{weight.shape[0]}")
     for a in range(rank):
         extra, high = output_padding[a], padding[2 * a + 1]
-        _check(_known(extra >= 0) and (_known(extra < stride[a]) or _known(extra <= high)),
+        check(known(extra >= 0) and (known(extra < stride[a]) or known(extra <= high)),
                lambda: f"output_padding: is {extra} along spatial axis {a}, allowed: 0 or more, and less than the stride, {stride[a]}, or at most the padding, {high}")
     spatial = [(input.shape[-rank + a] - 1) * stride[a] - padding[2 * a] - padding[2 * a + 1] + dilation[a] * (weight.shape[2 + a] - 1)
                + output_padding[a] + 1 for a in range(rank)]
-    empty = input.dim() == rank + 2 and not _known(input.shape[0] > 0)
+    empty = input.dim() == rank + 2 and not known(input.shape[0] > 0)
     _check_results(bias, input, weight, weight.shape[1] * groups, spatial, 0 if empty else 1)
-    return _dense(input, [*input.shape[:-rank - 1], weight.shape[1] * groups, *spatial], _is_last(input, rank), rank)
+    return dense(input, [*input.shape[:-rank - 1], weight.shape[1] * groups, *spatial], is_last(input, rank), rank)
 
 
 def _fake_conv_backward(grad_output, input, weight, stride, padding, dilation, groups, transposed, want, bias_dtype):
     rank = _check_shapes("input", input, weight, (stride, padding, dilation, groups), [("grad_output", grad_output)])
-    _check(grad_output.dtype == input.dtype, lambda: f"grad_output: is {str(grad_output.dtype)[6:]}, allowed: the type of input, {str(input.dtype)[6:]}")
-    _check(grad_output.dim() == input.dim(), lambda: f"grad_output: has {grad_output.dim()} dimensions, allowed: as many as input, {input.dim()}")
-    _check(bias_dtype in (input.dtype, torch.float32),
+    check(grad_output.dtype == input.dtype, lambda: f"grad_output: is {str(grad_output.dtype)[6:]}, allowed: the type of input, {str(input.dtype)[6:]}")
+    check(grad_output.dim() == input.dim(), lambda: f"grad_output: has {grad_output.dim()} dimensions, allowed: as many as input, {input.dim()}")
+    check(bias_dtype in (input.dtype, torch.float32),
            lambda: f"bias_dtype: is {str(bias_dtype)[6:]}, allowed: the type of input, {str(input.dtype)[6:]}, or float32")
     none = [0]
-    return (_dense(input, input.shape, _is_last(input, rank), rank) if want & WANT_INPUT else input.new_empty(none),
-            _dense(weight, weight.shape, _is_last(weight, rank), rank) if want & WANT_WEIGHT else input.new_empty(none),
+    return (dense(input, input.shape, is_last(input, rank), rank) if want & WANT_INPUT else input.new_empty(none),
+            dense(weight, weight.shape, is_last(weight, rank), rank) if want & WANT_WEIGHT else input.new_empty(none),
             input.new_empty([grad_output.shape[-rank - 1]] if want & WANT_BIAS else none, dtype=bias_dtype))
 
 
@@ -394,9 +260,6 @@ def _batch_backward(info, in_dims, grad, input, weight, stride, padding, dilatio
     return (dx, dw, db), tuple(0 if want & bit else None for bit in (WANT_INPUT, WANT_WEIGHT, WANT_BIAS))
 
 
-for _name, _fake in (("conv", _fake_conv), ("conv_transpose", _fake_conv_transpose), ("conv_backward", _fake_conv_backward)):
-    torch.library.register_fake(f"weft::{_name}", _fake)
-
-conv = Rule("conv", 3, _save_forward, _gradient_of_forward, _tangent_of_forward, _batch_forward("conv"))
-conv_transpose = Rule("conv_transpose", 3, _save_forward, _gradient_of_forward, _tangent_of_forward, _batch_forward("conv_transpose"))
-conv_backward = Rule("conv_backward", 3, _save_backward, _gradient_of_backward, _tangent_of_backward, _batch_backward)
+conv = Rule("conv", 3, _fake_conv, _save_forward, _gradient_of_forward, _tangent_of_forward, _batch_forward("conv"))
+conv_transpose = Rule("conv_transpose", 3, _fake_conv_transpose, _save_forward, _gradient_of_forward, _tangent_of_forward, _batch_forward("conv_transpose"))
+conv_backward = Rule("conv_backward", 3, _fake_conv_backward, _save_backward, _gradient_of_backward, _tangent_of_backward, _batch_backward)

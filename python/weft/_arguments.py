@@ -1,0 +1,77 @@
+"""What the functions share: reading sizes, autocast, types that weft leaves to PyTorch."""
+from __future__ import annotations
+
+import operator
+from collections.abc import Sequence
+from typing import Any, Optional, Union
+
+import torch
+from torch import Tensor
+
+from ._rules import TYPES
+
+Size = Union[int, Sequence[int]]
+Padding = Union[int, Sequence[int], str]
+
+_any_autocast = torch._C._is_any_autocast_enabled
+
+
+def whole(value: Any) -> Any:
+    """An int, or what can stand for one; None for all else, also True and False."""
+    if isinstance(value, bool):
+        return None
+    if isinstance(value, (int, torch.SymInt)):
+        return value
+    try:
+        return operator.index(value)
+    except TypeError:
+        return None
+
+
+def spread(name: str, value: Size, rank: int) -> tuple[int, ...]:
+    """One value an axis, from an int or a sequence of 1 or `rank` ints."""
+    one = None if isinstance(value, (tuple, list)) else whole(value)
+    if one is not None:
+        return (one,) * rank
+    some = tuple(map(whole, value)) if isinstance(value, (tuple, list)) else (None,)
+    if None in some:
+        raise TypeError(f"{name}: is {value!r}, allowed: an int, or a sequence of {rank} ints")
+    if len(some) not in (1, rank):
+        raise RuntimeError(f"{name}: has {len(some)} values {some}, allowed: an int, or {rank} of them")
+    return some if len(some) == rank else some * rank
+
+
+def whole_groups(groups: Any) -> int:
+    value = whole(groups)
+    if value is None:
+        raise TypeError(f"groups: is {groups!r}, allowed: an int")
+    return value
+
+
+def foreign(input: Tensor, weight: Optional[Tensor] = None) -> bool:
+    """A type that weft has no kernels for (whole numbers, complex numbers, 8 bits): PyTorch takes it, or refuses it in its own words."""
+    return input.dtype not in TYPES and (weight is None or weight.dtype == input.dtype)
+
+
+def autocast_dtype(device: torch.device) -> Optional[torch.dtype]:
+    """The lower precision that autocast asks for on this device; None where it is off."""
+    if not _any_autocast() or device.type == "meta" or not torch.is_autocast_enabled(device.type):   # autocast knows no meta device,
+        return None                                                                                  # and torch.compile no way to ask
+    return torch.get_autocast_dtype(device.type)
+
+
+def lowered(*tensors: Optional[Tensor]) -> tuple[Any, ...]:
+    """Under autocast, what PyTorch runs in the lower precision (convolution) runs in it here; float64 is left alone."""
+    if not _any_autocast():
+        return tensors
+    dtype = autocast_dtype(tensors[0].device)   # type: ignore[union-attr]
+    if dtype is None:
+        return tensors
+    return tuple(t if t is None or t.dtype == torch.float64 or not t.is_floating_point() else t.to(dtype) for t in tensors)
+
+
+def raised(*tensors: Optional[Tensor]) -> tuple[Any, ...]:
+    """Under autocast, what PyTorch runs in float32 (softmax, losses) runs in it here."""
+    if not _any_autocast() or autocast_dtype(tensors[0].device) is None:   # type: ignore[union-attr]
+        return tensors
+    return tuple(t.float() if t is not None and t.dtype in (torch.float16, torch.bfloat16) else t for t in tensors)

@@ -1,0 +1,1 @@
+"""The rules of the operators, one file for each family."""

@@ -1,0 +1,194 @@
+"""The operators of libweft_torch.so made to differentiate, trace and batch.
+
+A rule gathers what one operator needs: the operator itself, and functions written once (what to save, its gradient, its tangent, its
+batch). PyTorch gets them as kernels of the operator, which serve torch.compile, torch.func and whoever calls torch.ops.weft; eager code
+that only wants a gradient takes a shorter way to the same functions. `call` picks the way. Nothing here touches the elements of a tensor.
+weft._ops has one file of rules for each family of operators.
+"""
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.autograd.forward_ad as _forward_ad
+from torch import Tensor
+from torch._functorch.utils import enable_single_level_autograd_function
+
+from . import _library  # noqa: F401  loads the operators
+
+_C = torch._C
+_BelowAutograd = _C._AutoDispatchBelowAutograd
+_is_compiling = torch.compiler.is_compiling
+_in_transform = _C._are_functorch_transforms_active
+_grad_enabled = torch.is_grad_enabled
+_kernels = torch.library.Library("weft", "IMPL")   # registrations live as long as this
+_ops = torch.ops.weft
+
+TYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)   # what weft computes with
+
+
+class Rule:
+    """One operator and its gradient. tensors: how many leading arguments are tensors; only they have gradients.
+    fake(*args) gives results of the right shape, for tracing, and refuses what the kernel refuses.
+
+    save(ctx, inputs, output) notes what the others need and returns the tensors to keep; gradient(ctx, *grads) returns one gradient for
+    each of those tensors; tangent(ctx, *kept, *tangents) is its forward-mode counterpart, given one tangent for each; batch(info, in_dims,
+    *args) is its form under vmap. Without a tangent or a batch, forward mode or vmap is refused with the operator's name. A result that has
+    no gradient is told so by save, with ctx.mark_non_differentiable. Both Functions are applied without the preparations for torch.func,
+    which cost 2.5 us of 14: the short one is not used there, and the kernel is called by torch.func, once for each of its levels.
+    """
+
+    __slots__ = ("op", "out", "tensors", "apply")
+
+    def __init__(self, name: str, tensors: int, fake: Callable, save: Callable, gradient: Callable, tangent: Callable | None = None,
+                 batch: Callable | None = None) -> None:
+        op = getattr(_ops, name).default
+        self.op, self.tensors = op, tensors
+        self.out = _register_out(name, fake)
+        torch.library.register_fake(f"weft::{name}", fake)
+
+        def forward(ctx: Any, *packed: Any) -> Any:
+            """Settings come as one argument: each argument of a Function costs time, also on the way back."""
+            args = packed[:-1] + packed[-1]
+            with _BelowAutograd():
+                output = op(*args)
+            ctx.save_for_backward(*save(ctx, args, output))
+            return output
+
+        def forward_in_kernel(ctx: Any, *packed: Any) -> Any:
+            """A Function turns gradients off, but the outer levels of torch.func run inside of it: to them the caller's mode holds, and
+            their own for tangents, which are off while this level computes one."""
+            *inputs, (keys, grad_mode, settings) = packed
+            args = (*inputs, *settings)
+            with _BelowAutograd(), torch.set_grad_enabled(grad_mode), _forward_ad._set_fwd_grad_enabled(True):
+                output = op.redispatch(keys & _C._after_autograd_keyset, *args)
+            kept = save(ctx, args, output)
+            ctx.save_for_backward(*kept)
+            ctx.save_for_forward(*kept)
+            return output
+
+        def backward(ctx: Any, *grads: Any) -> Any:
+            return gradient(ctx, *grads) + (None,)
+
+        def jvp(ctx: Any, *tangents: Any) -> Any:
+            """PyTorch turns tangents off here, which would also drop those of the outer levels; without their own, what was kept can do with them on."""
+            if tangent is None:
+                raise RuntimeError(f"weft::{name}: has no forward-mode derivative; use reverse mode")
+            kept = [None if t is None else _forward_ad.unpack_dual(t, level=0).primal for t in ctx.saved_tensors]
+            with _forward_ad._set_fwd_grad_enabled(True):
+                return tangent(ctx, *kept, *tangents[:tensors])
+
+        def applied(suffix: str, **methods: Callable) -> Callable:
+            function = type(f"weft_{name}{suffix}", (torch.autograd.Function,), {k: staticmethod(f) for k, f in methods.items()})
+            return super(torch.autograd.Function, function).apply
+
+        self.apply = applied("", forward=forward, backward=backward)
+        in_kernel = applied("_kernel", forward=forward_in_kernel, backward=backward, jvp=jvp)
+
+        def kernel(keys: Any, *args: Any) -> Any:
+            with enable_single_level_autograd_function():
+                return in_kernel(*args[:tensors], (keys, _grad_enabled(), args[tensors:]))
+        _kernels.impl(name, kernel, "Autograd", with_keyset=True)
+        torch.library.register_vmap(op, batch or _refuse_batch(name))
+
+
+def _refuse_batch(name: str) -> Callable:
+    def batch(info: Any, in_dims: Any, *args: Any) -> Any:
+        raise RuntimeError(f"weft::{name}: cannot be mapped over a dimension by torch.vmap; call it on the whole batch")
+    return batch
+
+
+def _register_out(name: str, fake: Callable) -> Any:
+    """The operator's form with a given result, where it has one."""
+    out = getattr(_ops, name + "_out", None)
+    if out is None:
+        return None
+
+    def fake_out(*args: Any) -> None:
+        made = fake(*args[:-1])
+        made = made[0] if isinstance(made, tuple) else made
+        given = args[-1]
+        check(given.dim() == made.dim() and all(known(a == b) for a, b in zip(given.shape, made.shape)),
+               lambda: f"out: has the shape {list(given.shape)}, allowed: the shape of the result, {list(made.shape)}")
+        check(given.dtype == made.dtype, lambda: f"out: is {str(given.dtype)[6:]}, allowed: the type of the result, {str(made.dtype)[6:]}")
+        for a, (size, step) in enumerate(zip(given.shape, given.stride())):
+            check(known(size <= 1) or known(step != 0), lambda: f"out: is expanded along dimension {a}, allowed: memory for every element")
+    torch.library.register_fake(f"weft::{name}_out", fake_out)
+    return out.default
+
+
+def _out_of_memory(error: RuntimeError) -> bool:
+    """An operator can only raise RuntimeError; code that halves its batch when a GPU is full waits for another kind."""
+    text = str(error)
+    return "could not allocate" in text and " on cuda" in text
+
+
+def call(rule: Rule, *args: Any) -> Any:
+    """Run the rule's operator in the way that the caller's context needs."""
+    if _is_compiling():
+        return rule.op(*args)
+    try:
+        if _in_transform() or _forward_ad._current_level >= 0:
+            return rule.op(*args)
+        if _grad_enabled():
+            for t in args[:rule.tensors]:
+                if t is not None and t.requires_grad:
+                    return rule.apply(*args[:rule.tensors], args[rule.tensors:])
+        with _BelowAutograd():
+            return rule.op(*args)
+    except RuntimeError as error:
+        if not _out_of_memory(error):
+            raise
+        raise torch.OutOfMemoryError(str(error)) from None
+
+
+def call_into(rule: Rule, out: Tensor, *args: Any) -> Tensor:
+    """Run the rule's operator into a tensor that the caller gives, in any strides; there is no gradient that way."""
+    if not isinstance(out, Tensor):
+        raise TypeError(f"out: is {type(out).__name__}, allowed: Tensor or None")
+    if _grad_enabled() and (out.requires_grad or any(t is not None and t.requires_grad for t in args[:rule.tensors])):
+        raise RuntimeError("out: given with a tensor that requires grad, allowed: results without a gradient; call under torch.no_grad()")
+    if _is_compiling():
+        rule.out(*args, out)
+        return out
+    with _BelowAutograd():
+        rule.out(*args, out)
+    torch.autograd.graph.increment_version(out)
+    return out
+
+
+# ---------------------------------------------------------------------------------------------- shapes
+
+def is_last(t: Tensor, rank: int) -> bool:
+    """Channels-last memory, by the rule of python/csrc/view.c; channels-first where sizes that nobody knows yet decide."""
+    from torch.fx.experimental.symbolic_shapes import guard_or_false   # fakes need it, and slow to import
+    channel, pixel = t.stride(-rank - 1), t.stride(-1)
+    if not guard_or_false(channel > 0):
+        return False
+    return guard_or_false(channel < pixel) or (guard_or_false(channel == pixel) and guard_or_false(t.shape[-rank - 1] == 1)
+                                               and guard_or_false(t.shape[-1] > 1))
+
+
+def dense(like: Tensor, sizes: Sequence[int], last: bool, rank: int) -> Tensor:
+    """An empty tensor of these sizes, dense and channels-first or -last."""
+    axes = list(range(len(sizes)))
+    if last:
+        channel = len(sizes) - rank - 1
+        axes.append(axes.pop(channel))
+    strides, step = [0] * len(sizes), 1
+    for a in reversed(axes):
+        strides[a] = step
+        step = step * (sizes[a] or 1 if type(sizes[a]) is int else sizes[a])
+    return like.new_empty_strided(sizes, strides)
+
+
+def known(holds: Any) -> bool:
+    """False only where the sizes are known and it does not hold: the kernel checks again with the sizes of the day."""
+    from torch.fx.experimental.symbolic_shapes import guard_or_true
+    return guard_or_true(holds)
+
+
+def check(holds: Any, why: Callable[[], str]) -> None:
+    if not known(holds):
+        raise RuntimeError(why())

@@ -1,0 +1,11 @@
+"""Modules: those of torch.nn computed by weft. Same arguments, same state_dict; convolutions take `act` for a fused activation.
+
+    >>> import torch, weft
+    >>> net = torch.nn.Sequential(weft.nn.Conv2dDepthwise(8, 3, padding=1), torch.nn.Conv2d(8, 16, 1))
+    >>> net(torch.randn(2, 8, 32, 32)).shape
+    torch.Size([2, 16, 32, 32])
+"""
+from . import conv
+from .conv import *  # noqa: F403
+
+__all__ = [*conv.__all__]

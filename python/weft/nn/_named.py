@@ -1,0 +1,30 @@
+"""What the modules add to their twins besides computing: the way they print."""
+from __future__ import annotations
+
+from typing import Optional
+
+from ..functional.conv import check_activation
+
+
+class Named:
+    """Prints as weft.Name(...)."""
+
+    def _get_name(self) -> str:
+        return f"weft.{type(self).__name__}"
+
+
+class Activated(Named):
+    """Prints also its activation."""
+
+    act: Optional[str] = None        # here for modules of torch.nn that are given a class of weft
+    clip: tuple[float, float] = (0.0, 6.0)
+
+    def _set_act(self, act: Optional[str], clip: tuple[float, float]) -> None:
+        check_activation(act, clip)   # reports what is wrong with them
+        self.act, self.clip = act, tuple(clip)
+
+    def extra_repr(self) -> str:
+        text = super().extra_repr()   # type: ignore[misc]
+        if self.act == "clip":
+            return f"{text}, act='clip', clip={self.clip}"
+        return text if self.act is None else f"{text}, act={self.act!r}"

@@ -1,0 +1,140 @@
+"""The samples of op_db on every function that has a twin in torch.nn.functional: values, gradients, formats, errors, in every data type."""
+from __future__ import annotations
+
+import random
+import warnings
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import weft.functional as W
+from cases import DTYPES
+from samples import (Sample, arguments_of, asks_inplace, compare, copied, infos, internals, of_function, report, run, same_error, wanted)
+
+# Each function, and where op_db has it under another name than nn.functional.*, that name. op_db has no fold.
+TWINS = {**{f"{kind}{rank}d": None for kind in ("conv", "conv_transpose", "max_pool", "avg_pool", "adaptive_avg_pool") for rank in (1, 2, 3)},
+         "relu": None, "hardtanh": None, "tanh": "tanh", "sigmoid": "sigmoid", "softmax": "softmax", "log_softmax": "log_softmax",
+         "cross_entropy": None, "batch_norm": None, "local_response_norm": None, "unfold": None, "fold": None}
+OTHERS = [torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool, torch.complex64, torch.complex128]
+
+
+def samples(name, device, dtype):
+    return of_function(TWINS[name] or f"nn.functional.{name}", name, device, dtype)
+
+
+def check(name, made):
+    ours, twin = wanted(W, name), getattr(F, name)
+    names, failures = arguments_of(ours), []
+    for sample in made:
+        why = compare(ours, twin, sample, names, asks_inplace(ours, sample))
+        if why:
+            failures.append(f"  {name}({sample}): {why}")
+    report(failures, len(made))
+
+
+def test_every_twin_is_listed():
+    assert [n for n in W.__all__ if hasattr(F, n) and n not in TWINS] == []
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=lambda d: str(d)[6:])
+@pytest.mark.parametrize("name", TWINS)
+def test_float(name, dtype, device):
+    wanted(W, name)
+    made = samples(name, device, dtype)
+    assert made or name == "fold"
+    check(name, made)
+
+
+@pytest.mark.parametrize("dtype", OTHERS, ids=lambda d: str(d)[6:])
+@pytest.mark.parametrize("name", TWINS)
+def test_types_without_kernels(name, dtype, device):
+    """weft hands them to PyTorch, and refuses what PyTorch refuses."""
+    wanted(W, name)
+    made = samples(name, device, dtype)
+    if not made:   # the twin has none for this type: it refuses the floating-point ones, turned into it
+        turn = lambda t: t.detach().to(dtype) if isinstance(t, torch.Tensor) and t.is_floating_point() else t
+        made = [s.map(turn) for s in samples(name, device, torch.float32)[:5]]
+    check(name, made)
+
+
+FLAVOURS = {
+    "channels_last": lambda t: _formatted(t),
+    "transposed": lambda t: t.detach().transpose(-1, -2).contiguous().transpose(-1, -2).requires_grad_(t.requires_grad) if t.dim() > 1 else t,
+    "expanded": lambda t: t.detach()[:1].expand_as(t).requires_grad_(t.requires_grad) if t.dim() > 2 and t.shape[0] else t,
+    "noncontiguous": lambda t: internals("common_utils").noncontiguous_like(t),
+    "no_grad": lambda t: t.detach(),
+}
+
+
+def _formatted(t):
+    if t.dim() not in (4, 5):
+        return t
+    return t.detach().clone(memory_format=torch.channels_last if t.dim() == 4 else torch.channels_last_3d).requires_grad_(t.requires_grad)
+
+
+@pytest.mark.parametrize("flavour", FLAVOURS)
+@pytest.mark.parametrize("name", TWINS)
+def test_layouts(name, flavour, device):
+    wanted(W, name)
+    change = FLAVOURS[flavour]
+    check(name, [s.map(lambda t: change(t) if isinstance(t, torch.Tensor) else t) for s in samples(name, device, torch.float32)])
+
+
+@pytest.mark.parametrize("name", ["relu", "hardtanh"])
+def test_inplace(name, device):
+    wanted(W, name)
+    check(name, [Sample(s.args, {**s.kwargs, "inplace": True}) for d in DTYPES for s in samples(name, device, d) if not asks_inplace(W.__dict__[name], s)])
+
+
+@pytest.mark.parametrize("name", TWINS)
+def test_refusals(name, device):
+    """What PyTorch's authors know the twin to refuse is refused, with that kind of error."""
+    ours, twin = wanted(W, name), getattr(F, name)
+    found = [e for op in infos(TWINS[name] or f"nn.functional.{name}") if op.error_inputs_func for e in op.error_inputs(str(device))]
+    if not found:
+        pytest.skip("op_db has no wrong inputs of it")
+    failures = []
+    for wrong in found:
+        s = wrong.sample_input
+        sample = Sample((s.input, *s.args), s.kwargs)
+        mine, other = run(ours, sample), run(twin, sample)
+        why = same_error(mine, other, arguments_of(ours))
+        if not why and other.error is not None and not isinstance(mine.error, wrong.error_type):
+            why = f"{type(mine.error).__name__}, op_db expects {wrong.error_type}"
+        if why:
+            failures.append(f"  {name}({sample}): {why}")
+    report(failures, len(found))
+
+
+@pytest.mark.parametrize("name", TWINS)
+def test_gradcheck(name, device):
+    """Of the function itself and of its gradient, in float64, on a few small samples."""
+    ours = wanted(W, name)
+    made = [s for s in samples(name, device, torch.float64) if not asks_inplace(ours, s) and any(t.requires_grad for t in s.tensors)]
+    made = [s for s in made if 0 < sum(t.numel() for t in s.tensors) <= 2000 and run(getattr(F, name), s).error is None]
+    twice = all(op.supports_gradgrad for op in infos(TWINS[name] or f"nn.functional.{name}"))
+    failures, made = [], random.Random(3).sample(made, min(4, len(made)))
+    for sample in made:
+        own = sample.map(copied)
+        leaves = [t for t in own.tensors if t.requires_grad]
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                function = _of_leaves(ours, own)
+                torch.autograd.gradcheck(function, leaves, fast_mode=True, nondet_tol=1e-10)
+                if twice:
+                    torch.autograd.gradgradcheck(function, leaves, fast_mode=True, gen_non_contig_grad_outputs=True, nondet_tol=1e-10)
+        except Exception as error:   # noqa: BLE001
+            failures.append(f"  {name}({sample}): {type(error).__name__}: {' '.join(str(error).split())[:300]}")
+    report(failures, len(made))
+
+
+def _of_leaves(function, sample):
+    """The call as a function of the tensors that have a gradient. Written arguments (running statistics) start afresh at each call."""
+    def call(*leaves):
+        given = iter(leaves)
+        own = sample.map(lambda t: next(given) if isinstance(t, torch.Tensor) and t.requires_grad else copied(t))
+        result = function(*own.args, **own.kwargs)
+        return tuple(r for r in result if r.is_floating_point()) if isinstance(result, tuple) else result
+    return call
