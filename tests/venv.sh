@@ -26,13 +26,18 @@ packages=(torch==2.13.0 pytest)
 nvrtc='nvidia-cuda-nvrtc==13.0.*'
 venv=$PWD/.venv/bin/python
 made_with=$(cat .venv/made-with 2> /dev/null)
-[ "$made_with" != "${packages[*]} $nvrtc" ] || use "$venv"
+pip_install() { "$venv" -m pip install --disable-pip-version-check --retries 2 "$@" >> "$log" 2>&1; }
+# numpy for tests/python/samples.py alone, out of the way of the other tests: they show that weft does without it.
+add_samples() {
+    [ -d .venv/samples/numpy ] || pip_install --only-binary :all: --target .venv/samples numpy ||
+        echo "venv: numpy could not be installed: the samples of PyTorch's own tests will not be run"
+}
+[ "$made_with" != "${packages[*]} $nvrtc" ] || { add_samples; use "$venv"; }
 
 python=$(command -v python3) || give_up "no python3 on the PATH; Python 3.10 or later is needed"
 "$python" -c 'import sys; sys.exit(sys.version_info < (3, 10))' ||
     give_up "$("$python" --version) is too old; Python 3.10 or later is needed"
 
-pip_install() { "$venv" -m pip install --disable-pip-version-check --retries 2 "$@" >> "$log" 2>&1; }
 echo "venv: setting up .venv with ${packages[*]} (log: $log)"
 if "$python" -m venv .venv > "$log" 2>&1 && pip_install "${packages[@]}"; then
     if pip_install "$nvrtc"; then
@@ -40,6 +45,7 @@ if "$python" -m venv .venv > "$log" 2>&1 && pip_install "${packages[@]}"; then
     else
         echo "venv: $nvrtc could not be installed: the tests will not compile the CUDA sources"
     fi
+    add_samples
     use "$venv"
 fi
 if "$python" -c 'import torch, pytest' 2>> "$log"; then

@@ -5,6 +5,7 @@ it into a directory of its own, so that the other tests prove that weft does wit
 """
 from __future__ import annotations
 
+import copy
 import functools
 import importlib
 import inspect
@@ -22,8 +23,8 @@ from typing import Any, Optional
 
 import pytest
 import torch
-import torch.nn.functional as F
 from torch import Tensor
+from torch.nn.utils.rnn import PackedSequence
 from torch.utils._pytree import tree_flatten, tree_map
 
 from cases import DTYPES, tolerance
@@ -79,12 +80,21 @@ class Sample:
         return ", ".join([*map(_show, self.args), *(f"{k}={_show(v)}" for k, v in self.kwargs.items())])
 
     def map(self, change: Callable[[Any], Any]) -> Sample:
-        args, kwargs = tree_map(change, (self.args, self.kwargs))
-        return Sample(args, kwargs)
+        leaf = lambda v: PackedSequence(*map(change, v)) if isinstance(v, PackedSequence) else change(v)
+        return Sample(*tree_map(leaf, (self.args, self.kwargs)))
 
     @property
     def tensors(self) -> list[Tensor]:
-        return [t for t in tree_flatten((self.args, self.kwargs))[0] if isinstance(t, Tensor)]
+        return _tensors(flat((self.args, self.kwargs)))
+
+
+def flat(value: Any) -> list[Any]:
+    """What a nest of tuples, lists, dicts and packed sequences holds."""
+    return [v for leaf in tree_flatten(value)[0] for v in (leaf if isinstance(leaf, PackedSequence) else (leaf,))]
+
+
+def _tensors(values: list[Any]) -> list[Tensor]:
+    return [v for v in values if isinstance(v, Tensor)]
 
 
 def _show(value: Any) -> str:
@@ -172,32 +182,31 @@ def _noise(t: Tensor) -> Tensor:
     return torch.randn(t.shape, generator=torch.Generator().manual_seed(11)).to(t.device, t.dtype)
 
 
-def run(function: Callable, sample: Sample, inplace: bool = False, like: Optional[list[torch.dtype]] = None,
-        parameters: Callable[[], list[Tensor]] = list) -> Outcome:
-    """Forward and backward on a copy of the sample. like: round the cotangents to these types first. parameters: more that has a gradient."""
+def run(function: Callable, sample: Sample, inplace: bool = False, like: Optional[list[torch.dtype]] = None) -> Outcome:
+    """Forward and backward on a copy of the sample. like: round the cotangents to these types first. A module's parameters have gradients
+    too, and its buffers count as results."""
+    module = function if isinstance(function, torch.nn.Module) else None
     own = sample.map(copied)
     leaves = [t for t in own.tensors if t.requires_grad]
     passed = own.map(lambda t: t.clone() if isinstance(t, Tensor) and t.requires_grad else t) if inplace else own
     done = Outcome(where="forward")
     try:
         result = function(*passed.args, **passed.kwargs)
-        done.outputs = tree_flatten(result)[0]
+        done.outputs = flat(result)
         done.arguments = [t.detach() for t in passed.tensors]
         places = [t.untyped_storage().data_ptr() for t in passed.tensors]
         done.aliases = [places.index(p) if (p := o.untyped_storage().data_ptr()) in places and o.numel() else None for o in _tensors(done.outputs)]
+        if module is not None:
+            done.outputs += [b.detach().clone() for b in module.buffers()]
+            leaves += [p for p in module.parameters() if p.requires_grad]
         done.where = "backward"
         roots = [o for o in _tensors(done.outputs) if o.requires_grad]
         cotangents = [_noise(o) if like is None else _noise(o).to(d).to(o.dtype) for o, d in zip(roots, like or [o.dtype for o in roots])]
-        leaves += [p for p in parameters() if p.requires_grad]
         if roots and leaves:
             done.grads = list(torch.autograd.grad(roots, leaves, cotangents, allow_unused=True))
     except Exception as error:   # noqa: BLE001: which kind it is, is what is compared
         done.error = error
     return done
-
-
-def _tensors(values: list[Any]) -> list[Tensor]:
-    return [v for v in values if isinstance(v, Tensor)]
 
 
 # ---------------------------------------------------------------------------------------------------------------- what must agree
@@ -313,11 +322,12 @@ def _differences(ours: list, twin: list, truth: list, terms: int) -> Iterator[st
 
 def compare(ours: Callable, twin: Callable, sample: Sample, names: tuple[str, ...], inplace: bool = False) -> str:
     """Both functions on copies of the sample; the truth is the twin in double precision on the CPU."""
+    truth = copy.deepcopy(twin).cpu().double() if isinstance(twin, torch.nn.Module) else twin
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         left, right = run(ours, sample, inplace), run(twin, sample, inplace)
         like = [o.dtype for o in _tensors(left.outputs) if o.requires_grad]
-        return disagreement(left, right, run(twin, sample.map(exactly), inplace, like), sample, names)
+        return disagreement(left, right, run(truth, sample.map(exactly), inplace, like), sample, names)
 
 
 def report(failures: list[str], total: int) -> None:
@@ -338,5 +348,5 @@ def asks_inplace(function: Callable, sample: Sample) -> bool:
         return False
 
 
-__all__ = ["F", "Outcome", "Sample", "arguments_of", "asks_inplace", "compare", "copied", "disagreement", "draw", "exactly", "infos", "internals",
+__all__ = ["Outcome", "Sample", "arguments_of", "asks_inplace", "compare", "copied", "disagreement", "draw", "exactly", "flat", "infos", "internals",
            "of_function", "report", "run", "same_error", "wanted"]
