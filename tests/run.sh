@@ -16,7 +16,7 @@ SEED=${SEED:-7}
 mkdir -p "$LOGS"
 
 # Longest first, so that the last ones to finish are short.
-ALL=(python asan docs tsan c verify avx2 scalar fuzz valgrind install header examples gpu)
+ALL=(python asan docs wheel tsan c verify avx2 scalar fuzz valgrind install header examples gpu)
 
 # ---------------------------------------------------------------- helpers a tier is written with
 CLOSING='^[0-9]+ passed, [0-9]+ failed, [0-9]+ skipped$'
@@ -123,6 +123,7 @@ tier_valgrind() {
         "$BUILD/weft" verify --random 200 --seed "$SEED"
 }
 tier_install() { check install tests/install/run.sh "$BUILD"; }
+tier_wheel() { check wheel pytest_counts -rs tests/install; }
 tier_header() { # weft.h compiles alone, in every language it promises
     local unit=$LOGS/header
     echo '#include "weft.h"' | tee "$unit.c" > "$unit.cc"
@@ -159,7 +160,7 @@ tier_gpu() {
 }
 
 # ---------------------------------------------------------------- running them
-needs_python() { [[ $1 =~ ^(python|docs|gpu-bench)$ ]]; }
+needs_python() { [[ $1 =~ ^(python|docs|wheel|gpu-bench)$ ]]; }
 
 run_tier() { # NAME: its log, its counts in NAME.sum, one line on the terminal
     local name=$1 log=$LOGS/$1.log start=$SECONDS word sum
@@ -177,7 +178,7 @@ run_tier() { # NAME: its log, its counts in NAME.sum, one line on the terminal
     [ "$passed" != 0 ] || word=SKIPPED
     [ "$failed" = 0 ] || word=FAILED
     printf '%-8s %-10s %4d s   %s\n' $word "$name" $((SECONDS - start)) "$(counts "$passed" "$failed" "$skipped")"
-    grep -E '^(SKIPPED|skip) ' "$log" | sort -u | cut -c1-200 | sed 's/^/         /'
+    grep -E '^(SKIPPED|skip) ' "$log" | sed -E 's/^SKIPPED \[[0-9]+\] [^ ]+ /SKIPPED /' | sort -u | cut -c1-200 | sed 's/^/         /'
     [ "$failed" = 0 ] || show_failure "$log" | sed 's/^/         | /'
 }
 show_failure() { # what went wrong, then the end
