@@ -252,7 +252,7 @@ typedef enum weft_mode {
     WEFT_MEASURE                     /* wisdom, else time the best few on private buffers and remember */
 } weft_mode;
 
-enum { WEFT_ENGINE_REF = 1, WEFT_ENGINE_CPU = 2, WEFT_ENGINE_CUDA = 4, WEFT_ENGINE_ALL = 7 };
+enum { WEFT_ENGINE_REF = 1, WEFT_ENGINE_CPU = 2, WEFT_ENGINE_CUDA = 4, WEFT_ENGINE_RIVAL = 8, WEFT_ENGINE_ALL = 15 };
 /* dispatch: which kernel and why; tune: measurements, compilations; exec: every run; error: what went wrong without failing a call */
 enum { WEFT_LOG_DISPATCH = 1, WEFT_LOG_TUNE = 2, WEFT_LOG_EXEC = 4, WEFT_LOG_ERROR = 8, WEFT_LOG_ALL = 15 };
 #define WEFT_NO_LIMIT ((size_t)-1)
@@ -298,7 +298,7 @@ WEFT_API weft_status weft_ctx_describe(weft_ctx *ctx, char *text, size_t capacit
 typedef struct weft_plan_opts {
     size_t size;                     /* sizeof(weft_plan_opts) */
     int32_t mode;                    /* weft_mode; default: the context's */
-    int32_t reserved;
+    uint32_t engines;                /* of the context's, only these; 0: all of them */
     size_t workspace_limit;          /* 0: the context's; WEFT_NO_LIMIT: none */
     const char *kernel;              /* pin this kernel; an error with the reason if it does not apply */
 } weft_plan_opts;
@@ -339,7 +339,7 @@ WEFT_API weft_status weft_execute(const weft_plan *plan, const weft_args *args, 
 /* ----------------------------------------------------------------- 7. Kernels */
 typedef struct weft_kernel_desc {
     size_t size;                     /* sizeof(weft_kernel_desc) */
-    const char *name, *engine, *isa; /* "ref" | "cpu" | "cuda"; "" where none is needed */
+    const char *name, *engine, *isa; /* "ref" | "cpu" | "cuda" | "rival"; "" where none is needed */
     int32_t op, version;
     int32_t exact;                   /* 1: equal to the reference on integers; 0: within a stated bound */
     int32_t applies;                 /* to the problem given */
@@ -349,9 +349,27 @@ typedef struct weft_kernel_desc {
 } weft_kernel_desc;
 #define WEFT_KERNEL_DESC_INIT { sizeof(weft_kernel_desc), NULL, NULL, NULL, 0, 0, 0, 0, NULL, 0, 0, 0 }
 
-/* p NULL: every kernel of every operator; else those of p's operator, best ISA first, the reference last. */
+/* p NULL: every kernel of every operator; else those of p's operator, best ISA first, the references, and the rival if there is one. */
 WEFT_API size_t weft_kernel_count(const weft_ctx *ctx, const weft_problem *p);
 WEFT_API weft_status weft_kernel_info(const weft_ctx *ctx, const weft_problem *p, size_t index, weft_kernel_desc *desc);
+
+/* A rival: the host's own code for the same problems, a framework's convolution for one. The planner weighs it beside weft's kernels, by
+ * estimate, by measuring and in wisdom. Where it wins, the plan bears its name and the host runs its code itself: weft_execute refuses.
+ * rates: how it does on the problem, as shares of the machine's f32 multiply-adds and of its memory bandwidth, and ns for each call.
+ * rehearse: run once on these buffers so that it can be timed; where the results go does not matter. */
+typedef struct weft_rates { double ns, of_peak, of_bandwidth; } weft_rates;
+typedef struct weft_rival {
+    size_t size;                     /* sizeof(weft_rival) */
+    const char *name;                /* lives as long as the context */
+    int32_t version, reserved;       /* wisdom of another version is not used */
+    void *user;
+    const char *(*refuses)(void *user, const weft_problem *p);   /* NULL: takes it; else why not */
+    void (*rates)(void *user, const weft_problem *p, weft_rates *rates);
+    weft_status (*rehearse)(void *user, const weft_problem *p, const weft_args *args, void *stream);
+} weft_rival;
+#define WEFT_RIVAL_INIT { sizeof(weft_rival), NULL, 1, 0, NULL, NULL, NULL, NULL }
+
+WEFT_API weft_status weft_ctx_set_rival(weft_ctx *ctx, const weft_rival *rival);   /* once, before the first plan */
 
 /* ------------------------------------------------------------------ 8. Wisdom
  * Text, one line an entry: device, weft version, threads, problem, kernel and its version, ns, workspace. A bad line is

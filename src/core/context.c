@@ -21,6 +21,7 @@ struct weft_ctx {
     _Atomic int threads;             /* of whichever pool runs */
     weft__cache *cache;
     weft__wisdom *wisdom;
+    weft__rival rival;               /* its name NULL: none */
     pthread_mutex_t cuda_lock;
     weft__cuda *cuda;
     bool cuda_tried;
@@ -262,6 +263,7 @@ void weft__parallel(weft_ctx *ctx, int64_t slots, weft_task task, void *arg) {
 /* ---------------------------------------------------------------- parts */
 int weft__ctx_threads(const weft_ctx *ctx) { return atomic_load(&ctx->threads); }
 const weft_ctx_opts *weft__opts(const weft_ctx *ctx) { return &ctx->opts; }
+weft__rival *weft__ctx_rival(const weft_ctx *ctx) { return (weft__rival *)&ctx->rival; }
 weft__wisdom *weft__ctx_wisdom(const weft_ctx *ctx) { return ctx->wisdom; }
 weft__cache *weft__ctx_cache(const weft_ctx *ctx) { return ctx->cache; }
 

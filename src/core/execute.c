@@ -114,6 +114,8 @@ weft_status weft_execute(const weft_plan *plan, const weft_args *args, void *wor
     if (!args || args->size < WEFT__LEAST(weft_args, ptr))
         return weft__fail(WEFT_INVALID, "args is %s, allowed: a weft_args started from WEFT_ARGS_INIT", args ? "of another size" : "NULL");
     if (plan->empty) return WEFT_OK;
+    if (plan->choice.kernel->engine == WEFT_ENGINE_RIVAL)
+        return weft__fail(WEFT_UNSUPPORTED, "the plan names %s, the host's own code, allowed: plans of weft's kernels (the host runs its own)", plan->choice.kernel->name);
     WEFT__TRY(check_pointers(plan, args));
     WEFT__TRY(check_workspace(plan, args->packed, workspace, bytes));
     const weft__kernel *k = plan->choice.kernel;

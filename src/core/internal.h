@@ -196,6 +196,9 @@ typedef struct weft__kernel {
 
 /* Kernels of one operator, best first, reference last. */
 size_t weft__kernels(int op, const weft__kernel *const **list);
+/* Those of the operator and, after them, the context's rival; NULL: no more. */
+const weft__kernel *weft__kernel_at(const weft_ctx *ctx, int op, size_t index);
+double weft__kernel_cost(const weft_ctx *ctx, const weft__kernel *k, const weft_problem *p, const weft__hw *hw);
 /* Its engine runs on the problem's device, is enabled, ISA is there, and ok() agrees; else why not. */
 const char *weft__kernel_refusal(const weft_ctx *ctx, const weft__kernel *k, const weft_problem *p, const weft__hw *hw);
 size_t weft__kernel_workspace(const weft__kernel *k, const weft_problem *p, const weft__hw *hw);   /* with room for packing */
@@ -216,6 +219,11 @@ weft_status weft__ctx_hw(weft_ctx *ctx, const weft_problem *p, weft__hw *hw);
 weft_ctx *weft__ctx_retain(weft_ctx *ctx);
 void weft__ctx_drop(weft_ctx *ctx);                        /* the other half of retain */
 int weft__ctx_threads(const weft_ctx *ctx);                /* of whichever pool runs */
+/* rival.c: the host's rival as a kernel of the operator; NULL: none. */
+typedef struct weft__rival { weft_rival of; weft__kernel kernel[WEFT_OP_COUNT]; } weft__rival;
+weft__rival *weft__ctx_rival(const weft_ctx *ctx);
+const char *weft__rival_refusal(const weft__rival *r, const weft_problem *p);
+double weft__rival_cost(const weft__rival *r, const weft_problem *p, const weft__hw *hw);
 weft__wisdom *weft__ctx_wisdom(const weft_ctx *ctx);
 weft__cache *weft__ctx_cache(const weft_ctx *ctx);
 /* The CUDA engine, opened on first use; NULL and *why if absent. Never opened by a CPU problem. */
@@ -238,7 +246,7 @@ typedef struct weft__choice {        /* what planning decides */
     size_t workspace, packed;
     const char *why;                 /* "estimate", "measured", "wisdom", "pinned" */
 } weft__choice;
-typedef struct weft__want { int mode; size_t limit; const weft__kernel *pin; } weft__want;
+typedef struct weft__want { int mode; uint32_t engines; size_t limit; const weft__kernel *pin; } weft__want;
 
 /* Time one kernel on private buffers: median ns; abandoned (HUGE_VAL) when a run exceeds give_up_ns. */
 weft_status weft__measure(weft_ctx *ctx, const weft_problem *p, const weft__hw *hw, const weft__kernel *k,
@@ -251,7 +259,7 @@ void weft__device_name(const weft__hw *hw, int device, char *text, size_t capaci
 weft__wisdom *weft__wisdom_create(const weft_ctx *ctx);
 void weft__wisdom_destroy(const weft_ctx *ctx, weft__wisdom *w);
 /* The fastest remembered kernel that applies and fits, or NULL. */
-const weft__kernel *weft__wisdom_find(weft_ctx *ctx, const weft_problem *p, const weft__hw *hw, size_t limit, double *ns);
+const weft__kernel *weft__wisdom_find(weft_ctx *ctx, const weft_problem *p, const weft__hw *hw, uint32_t engines, size_t limit, double *ns);
 weft_status weft__wisdom_add(weft_ctx *ctx, const weft_problem *p, const weft__hw *hw, const weft__kernel *k, double ns, size_t workspace);
 
 pthread_mutex_t *weft__cache_lock(weft__cache *c);         /* for fork alone */

@@ -8,14 +8,9 @@
 #define CANDIDATES_MAX 8             /* measured at most: the best by estimate, each given up at 3x the best time */
 #define GIVE_UP 3.0
 
-static weft_status find_pin(const weft_problem *p, const char *name, const weft__kernel **pin) {
-    const weft__kernel *const *list;
-    size_t count = weft__kernels(p->op, &list);
-    for (size_t i = 0; i < count; i++)
-        if (strcmp(list[i]->name, name) == 0) {
-            *pin = list[i];
-            return WEFT_OK;
-        }
+static weft_status find_pin(const weft_ctx *ctx, const weft_problem *p, const char *name, const weft__kernel **pin) {
+    for (size_t i = 0; (*pin = weft__kernel_at(ctx, p->op, i)); i++)
+        if (strcmp((*pin)->name, name) == 0) return WEFT_OK;
     return weft__fail(WEFT_INVALID, "kernel is '%s', allowed: a kernel of %s (weft list shows them)", name, weft__op_of(p->op)->name);
 }
 
@@ -25,17 +20,17 @@ static weft__choice choice_of(const weft__kernel *k, const weft_problem *p, cons
 }
 
 /* Those that apply and fit, least estimate first; at most CANDIDATES_MAX. */
-static size_t candidates(weft_ctx *ctx, const weft_problem *p, const weft__hw *hw, size_t limit, weft__choice *best) {
-    const weft__kernel *const *list;
-    size_t count = weft__kernels(p->op, &list), n = 0;
-    for (size_t i = 0; i < count; i++) {
-        const char *reason = weft__kernel_refusal(ctx, list[i], p, hw);
-        if (!reason && weft__kernel_workspace(list[i], p, hw) > limit && !list[i]->reference) reason = "its workspace is over the limit";
+static size_t candidates(weft_ctx *ctx, const weft_problem *p, const weft__hw *hw, const weft__want *want, weft__choice *best) {
+    const weft__kernel *k;
+    size_t n = 0;
+    for (size_t i = 0; (k = weft__kernel_at(ctx, p->op, i)); i++) {
+        const char *reason = want->engines & k->engine ? weft__kernel_refusal(ctx, k, p, hw) : "its engine is switched off";
+        if (!reason && weft__kernel_workspace(k, p, hw) > want->limit && !k->reference) reason = "its workspace is over the limit";
         if (reason) {
-            weft__log(ctx, WEFT_LOG_DISPATCH, "dispatch: %s refused: %s", list[i]->name, reason);
+            weft__log(ctx, WEFT_LOG_DISPATCH, "dispatch: %s refused: %s", k->name, reason);
             continue;
         }
-        weft__choice c = choice_of(list[i], p, hw, list[i]->cost(p, hw), "estimate");
+        weft__choice c = choice_of(k, p, hw, weft__kernel_cost(ctx, k, p, hw), "estimate");
         size_t at = n < CANDIDATES_MAX ? n++ : n - 1;
         if (at == CANDIDATES_MAX - 1 && n == CANDIDATES_MAX && best[at].kernel && best[at].ns <= c.ns) continue;
         while (at > 0 && best[at - 1].ns > c.ns) {
@@ -93,18 +88,18 @@ static weft_status choose(weft_ctx *ctx, const weft_problem *p, const weft__hw *
         size_t bytes = reason ? 0 : weft__kernel_workspace(want->pin, p, hw);
         if (reason) return weft__fail(WEFT_UNSUPPORTED, "kernel %s does not apply: %s", want->pin->name, reason);
         if (bytes > want->limit && !want->pin->reference) return weft__fail(WEFT_UNSUPPORTED, "kernel %s needs %zu bytes of workspace, the limit is %zu", want->pin->name, bytes, want->limit);
-        *out = choice_of(want->pin, p, hw, want->pin->cost(p, hw), "pinned");
+        *out = choice_of(want->pin, p, hw, weft__kernel_cost(ctx, want->pin, p, hw), "pinned");
         return WEFT_OK;
     }
     double ns;
-    const weft__kernel *known = weft__wisdom_find(ctx, p, hw, want->limit, &ns);
+    const weft__kernel *known = weft__wisdom_find(ctx, p, hw, want->engines, want->limit, &ns);
     if (known) {
         *out = choice_of(known, p, hw, ns, "wisdom");
         return WEFT_OK;
     }
     weft__choice list[CANDIDATES_MAX] = {{0}};
-    size_t n = candidates(ctx, p, hw, want->limit, list);
-    if (n == 0) return weft__fail(WEFT_UNSUPPORTED, "no kernel takes this problem with the engines enabled (0x%x)", weft__opts(ctx)->engines);
+    size_t n = candidates(ctx, p, hw, want, list);
+    if (n == 0) return weft__fail(WEFT_UNSUPPORTED, "no kernel takes this problem with the engines enabled (0x%x)", weft__opts(ctx)->engines & want->engines);
     if (want->mode == WEFT_MEASURE && !weft__is_empty(p)) measure_all(ctx, p, hw, list, n);
     *out = list[0];
     return WEFT_OK;
@@ -112,15 +107,17 @@ static weft_status choose(weft_ctx *ctx, const weft_problem *p, const weft__hw *
 
 static weft_status read_opts(weft_ctx *ctx, const weft_problem *p, const weft_plan_opts *opts, weft__want *want) {
     const weft_ctx_opts *o = weft__opts(ctx);
-    *want = (weft__want){o->mode, o->workspace_limit, NULL};
+    *want = (weft__want){o->mode, WEFT_ENGINE_ALL, o->workspace_limit, NULL};
     if (!opts) return WEFT_OK;
     weft_plan_opts q;
     if (!weft__adopt(&q, sizeof(q), opts, WEFT__LEAST(weft_plan_opts, kernel)))
         return weft__fail(WEFT_INVALID, "opts.size is %zu, allowed: %zu (start from WEFT_PLAN_OPTS_INIT)", opts->size, sizeof(q));
     if ((unsigned)q.mode > WEFT_MEASURE) return weft__fail(WEFT_INVALID, "mode is %d, allowed: one of weft_mode", q.mode);
+    if (q.engines & ~(uint32_t)WEFT_ENGINE_ALL) return weft__fail(WEFT_INVALID, "engines is 0x%x, allowed: a sum of WEFT_ENGINE_*", q.engines);
     if (q.mode) want->mode = q.mode;
+    if (q.engines) want->engines = q.engines;
     if (q.workspace_limit) want->limit = q.workspace_limit;
-    return q.kernel ? find_pin(p, q.kernel, &want->pin) : WEFT_OK;
+    return q.kernel ? find_pin(ctx, p, q.kernel, &want->pin) : WEFT_OK;
 }
 
 weft_status weft_plan_create(weft_plan **plan, weft_ctx *ctx, const weft_problem *problem, const weft_plan_opts *opts) {
@@ -133,7 +130,7 @@ weft_status weft_plan_create(weft_plan **plan, weft_ctx *ctx, const weft_problem
     WEFT__TRY(read_opts(ctx, &p, opts, &want));
     uint64_t key[WEFT__KEY_MAX];
     size_t n = weft__problem_key(&p, key), named = n;
-    key[n++] = (uint64_t)want.mode | (uint64_t)weft__ctx_threads(ctx) << 8;
+    key[n++] = (uint64_t)want.mode | (uint64_t)want.engines << 8 | (uint64_t)weft__ctx_threads(ctx) << 16;
     key[n++] = want.limit;
     key[n++] = (uint64_t)(uintptr_t)want.pin;
     uint64_t hash = weft__hash(key, n);

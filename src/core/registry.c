@@ -60,6 +60,18 @@ size_t weft__kernels(int op, const weft__kernel *const **list) {
     return op ? begin[op + 1] - begin[op] : begin[WEFT_OP_COUNT];
 }
 
+const weft__kernel *weft__kernel_at(const weft_ctx *ctx, int op, size_t index) {
+    const weft__kernel *const *list;
+    size_t count = weft__kernels(op, &list);
+    const weft__rival *r = weft__ctx_rival(ctx);
+    if (index < count) return list[index];
+    return index == count && op && r->of.name ? &r->kernel[op] : NULL;
+}
+
+double weft__kernel_cost(const weft_ctx *ctx, const weft__kernel *k, const weft_problem *p, const weft__hw *hw) {
+    return k->engine == WEFT_ENGINE_RIVAL ? weft__rival_cost(weft__ctx_rival(ctx), p, hw) : k->cost(p, hw);
+}
+
 static bool has_empty_input(const weft_problem *p) {
     for (int i = 0; i < p->ntensors; i++)
         if (!weft__is_output(p, p->tensor[i].role) && weft__numel(&p->tensor[i]) == 0) return true;
@@ -68,12 +80,13 @@ static bool has_empty_input(const weft_problem *p) {
 
 const char *weft__kernel_refusal(const weft_ctx *ctx, const weft__kernel *k, const weft_problem *p, const weft__hw *hw) {
     if (k->op != p->op) return "for another operator";
-    if ((k->engine == WEFT_ENGINE_CUDA) != (p->device == WEFT_CUDA)) return "for another device";
+    if (k->engine != WEFT_ENGINE_RIVAL && (k->engine == WEFT_ENGINE_CUDA) != (p->device == WEFT_CUDA)) return "for another device";
     if (!(weft__opts(ctx)->engines & k->engine)) return "its engine is switched off";
     if (k->engine == WEFT_ENGINE_CPU && k->isa > hw->isa) return "the CPU, or WEFT_ISA, does not have its instructions";
-    if (k->engine == WEFT_ENGINE_CUDA && !hw->gpu) return "no GPU";
+    if (p->device == WEFT_CUDA && !hw->gpu) return "no GPU";
     if (!k->reference && has_empty_input(p)) return "an input is empty";
     if (!k->reference && !k->accumulates && weft__has_step(p, WEFT_STEP_ACC)) return "does not accumulate";
+    if (k->engine == WEFT_ENGINE_RIVAL) return weft__rival_refusal(weft__ctx_rival(ctx), p);
     return k->ok ? k->ok(p, hw) : NULL;
 }
 
@@ -85,9 +98,9 @@ size_t weft__kernel_workspace(const weft__kernel *k, const weft_problem *p, cons
 
 /* ---------------------------------------------------------------- public */
 size_t weft_kernel_count(const weft_ctx *ctx, const weft_problem *p) {
-    const weft__kernel *const *list;
-    if (!ctx) return 0;
-    return weft__kernels(p ? p->op : 0, &list);
+    size_t n = 0;
+    while (ctx && weft__kernel_at(ctx, p ? p->op : 0, n)) n++;
+    return n;
 }
 
 weft_status weft_kernel_info(const weft_ctx *ctx, const weft_problem *p, size_t index, weft_kernel_desc *desc) {
@@ -96,11 +109,9 @@ weft_status weft_kernel_info(const weft_ctx *ctx, const weft_problem *p, size_t 
         return weft__fail(WEFT_INVALID, "desc is %s, allowed: a weft_kernel_desc started from WEFT_KERNEL_DESC_INIT", desc ? "of another size" : "NULL");
     weft_problem q;
     if (p) WEFT__TRY(weft__take_problem(&q, p));
-    const weft__kernel *const *list;
-    size_t count = weft__kernels(p ? q.op : 0, &list);
-    if (index >= count) return weft__fail(WEFT_INVALID, "index is %zu, allowed: below %zu", index, count);
-    const weft__kernel *k = list[index];
-    static const char *const engines[] = {"", "ref", "cpu", "", "cuda"};
+    const weft__kernel *k = weft__kernel_at(ctx, p ? q.op : 0, index);
+    if (!k) return weft__fail(WEFT_INVALID, "index is %zu, allowed: below %zu", index, weft_kernel_count(ctx, p ? &q : NULL));
+    static const char *const engines[] = {"", "ref", "cpu", "", "cuda", "", "", "", "rival"};
     weft_kernel_desc d = {.size = sizeof(d), .name = k->name, .engine = engines[k->engine], .op = k->op, .version = k->version, .exact = k->exact};
     d.isa = k->engine == WEFT_ENGINE_CPU ? weft__isa_names[k->isa] : "";
     weft__hw hw;
@@ -110,7 +121,7 @@ weft_status weft_kernel_info(const weft_ctx *ctx, const weft_problem *p, size_t 
     if (d.applies) {
         d.workspace = weft__kernel_workspace(k, &q, &hw);
         d.packed = k->packed ? k->packed(&q, &hw) : 0;
-        d.ns = k->cost(&q, &hw);
+        d.ns = weft__kernel_cost(ctx, k, &q, &hw);
     }
     weft__return(desc, &d, sizeof(d));
     return WEFT_OK;

@@ -112,7 +112,7 @@ weft_status weft__measure(weft_ctx *ctx, const weft_problem *p, const weft__hw *
     size_t workspace = weft__kernel_workspace(k, p, hw), packed = k->packed ? k->packed(p, hw) : 0;
     weft_status s = take_all(&b, p, hw, workspace);
     e.workspace = b.workspace;
-    if (s == WEFT_OK && b.cuda) s = weft__cuda_prepare(b.cuda, k, p, hw, &e.state);
+    if (s == WEFT_OK && k->engine == WEFT_ENGINE_CUDA) s = weft__cuda_prepare(b.cuda, k, p, hw, &e.state);
     if (s == WEFT_OK && packed) {
         e.packed = (char *)b.workspace + (workspace - packed);
         s = k->pack(&e, b.ptr[WEFT_WEIGHTS], (void *)e.packed);

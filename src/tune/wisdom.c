@@ -164,24 +164,23 @@ static weft_status add_lines(const weft_ctx *ctx, weft__wisdom *w, const char *t
 }
 
 /* ---------------------------------------------------------------- use */
-const weft__kernel *weft__wisdom_find(weft_ctx *ctx, const weft_problem *p, const weft__hw *hw, size_t limit, double *ns) {
+const weft__kernel *weft__wisdom_find(weft_ctx *ctx, const weft_problem *p, const weft__hw *hw, uint32_t engines, size_t limit, double *ns) {
     weft__wisdom *w = weft__ctx_wisdom(ctx);
     char text[WEFT_TEXT_MAX], device[160];
-    const weft__kernel *best = NULL, *const *list;
+    const weft__kernel *best = NULL, *k;
     pthread_mutex_lock(&w->lock);
     size_t total = w->count;
     pthread_mutex_unlock(&w->lock);
     if (!total || weft_problem_format(p, text, sizeof(text), NULL) != WEFT_OK) return NULL;
     weft__device_name(hw, p->device, device, sizeof(device));
-    size_t count = weft__kernels(p->op, &list);
     *ns = HUGE_VAL;
     pthread_mutex_lock(&w->lock);
     for (line *l = w->bucket[bucket_of(text)]; l; l = l->next) {
         if (l->dead || strcmp(l->field[PROBLEM], text) || strcmp(l->field[VERSION], WEFT_VERSION) || strcmp(l->field[DEVICE], device) || l->threads != hw->threads) continue;
         if (l->workspace > limit || l->ns >= *ns) continue;
-        for (size_t i = 0; i < count; i++)
-            if (strcmp(list[i]->name, l->field[KERNEL]) == 0 && list[i]->version == l->version && !weft__kernel_refusal(ctx, list[i], p, hw)) {
-                best = list[i];
+        for (size_t i = 0; (k = weft__kernel_at(ctx, p->op, i)); i++)
+            if (strcmp(k->name, l->field[KERNEL]) == 0 && k->version == l->version && (engines & k->engine) && !weft__kernel_refusal(ctx, k, p, hw)) {
+                best = k;
                 *ns = l->ns;
             }
     }

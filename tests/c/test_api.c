@@ -92,7 +92,7 @@ TEST(context_options) {
     newer.opts.size = sizeof(newer);
     weft_ctx *ctx = NULL;
     FAILS(weft_ctx_create(&ctx, &newer.opts), WEFT_INVALID, "size");
-    o = good, o.engines = 8, refuses_options(o, "engines");
+    o = good, o.engines = 16, refuses_options(o, "engines");
     o = good, o.threads = -1, refuses_options(o, "threads is -1");
     o = good, o.threads = 5000, refuses_options(o, "threads is 5000");
     o = good, o.mode = 9, refuses_options(o, "mode is 9");
