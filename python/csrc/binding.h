@@ -127,6 +127,47 @@ bool wt_is_float(int32_t dtype);
 bool wt_check_float(wt_call *call, int at);
 bool wt_check_same_type(wt_call *call, int at, int as);
 
+/* ---------------------------------------------------------------- geometry.c: what the operators of convolution share */
+typedef struct wt_geometry {
+    int rank;
+    bool batched;
+    int64_t stride[3], pad_lo[3], pad_hi[3], dilation[3], groups;
+} wt_geometry;
+
+/* at: where stride stands; padding, dilation and groups follow it. */
+bool wt_read_geometry(wt_call *call, wt_geometry *g, int at);
+/* Ranks, sizes and types of data and weights; sets rank and batched. */
+bool wt_check_pair(wt_call *call, wt_geometry *g, int data, int weight);
+bool wt_check_bias(wt_call *call, int at, int64_t channels);   /* beside input, the first argument */
+bool wt_check_bias_dtype(wt_call *call, int at, int input);    /* of a gradient */
+/* groups times the second dimension of the weights: the channels on the side of src. */
+bool wt_grouped_channels(wt_call *call, const wt_geometry *g, const wt_view *w, int64_t *channels);
+/* Channels of data and weights. data_axis: which dimension of the weights, times groups if it is 1, counts the data's channels. */
+bool wt_check_channels(wt_call *call, const wt_geometry *g, const wt_view *x, const wt_view *w, int data_axis, const char *name);
+/* The geometry of a convolution from src to dst; batch, channels and sizes are those of src and the weights. */
+void wt_begin(weft_problem *p, weft_op op, weft_pass pass, const wt_geometry *g, const wt_view *src, const wt_view *weights);
+void wt_add_step(weft_problem *p, int kind, double lo, double hi);
+bool wt_check_act(wt_call *call, int at);            /* at: where act stands; lo and hi follow it */
+/* bias and act of a forward operator, by where they stand */
+bool wt_put_epilogue(wt_call *call, weft_problem *p, weft_args *args, int bias, int act);
+/* The size of dst from that of src, or, with extra (output_padding), of src from dst; what is not positive is an error, but for an
+ * empty batch of src. */
+bool wt_out_sizes(wt_call *call, const wt_geometry *g, const wt_view *x, const wt_view *w, const int64_t *extra, int64_t dims[5]);
+
+enum { WT_WANT_INPUT = 1, WT_WANT_WEIGHT = 2, WT_WANT_BIAS = 4 };
+typedef struct wt_gradients wt_gradients;
+struct wt_gradients {                /* of y = conv(x, w): results 0, 1 and 2 are dx, dw and db */
+    wt_geometry g;
+    wt_view dy, x, w, dx, dw, db;
+    int64_t want;
+    /* The plan of one pass of the problem, and its arguments. */
+    weft_plan *(*plan)(wt_call *call, const wt_gradients *d, weft_pass pass, bool bias, weft_args *args);
+};
+/* vector: the weights are a vector. input and bias_dtype: where they stand. */
+bool wt_create_wanted(wt_call *call, wt_gradients *d, bool vector, int input, int bias_dtype);
+bool wt_zero_wanted(wt_call *call);  /* the gradients of an empty result: sums of nothing */
+bool wt_run_wanted(wt_call *call, const wt_gradients *d);
+
 /* ---------------------------------------------------------------- context.c: the one context, and running a plan */
 /* Start a call's list of kernels, which weft_torch_kernels() shows. */
 void wt_kernels_clear(void);
