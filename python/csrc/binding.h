@@ -33,23 +33,30 @@ typedef struct wt_list {
     size_t size;
 } wt_list;
 
+typedef struct wt_tensors {
+    wt_tensor *item;
+    size_t size;
+} wt_tensors;
+
 typedef union wt_arg {
     wt_tensor tensor;
+    wt_tensors tensors;
     wt_list list;
     int64_t integer;                 /* int, bool, ScalarType */
     double real;
     char text[16];
 } wt_arg;
 
-typedef enum wt_kind { WT_TENSOR, WT_TENSOR_OR_NONE, WT_LIST, WT_INT, WT_BOOL, WT_DTYPE, WT_REAL, WT_TEXT } wt_kind;
+typedef enum wt_kind { WT_TENSOR, WT_TENSOR_OR_NONE, WT_TENSORS, WT_LIST, WT_INT, WT_BOOL, WT_DTYPE, WT_REAL, WT_TEXT } wt_kind;
 
 typedef struct wt_call wt_call;
 typedef struct wt_op {
     const char *schema;
     bool (*run)(wt_call *call);      /* false: call->error says why */
     wt_kernel entry;
-    bool into;                       /* the last argument, out, takes the first result: "_out" and that argument are added to the schema */
+    int into;                        /* so many last arguments, out and out1, take the first results: they and "_out" are added to the schema */
     bool in_place;                   /* out may be the first argument itself */
+    const char *host;                /* the name of a tensor that lies on the CPU whatever the device; NULL: there is none */
     char text[768];                  /* the schema as registered; this and the rest by wt_op_prepare */
     int nargs;
     wt_kind kind[WT_MAX_ARGS];
@@ -75,22 +82,25 @@ void wt_dispatch(const wt_op *op, wt_value *stack, uint64_t nin, uint64_t nout);
 bool wt_fail(wt_call *call, const char *format, ...) WT_PRINTF(2, 3);
 /* Allocate a result or scratch on the call's device. */
 bool wt_empty(wt_call *call, wt_handle *tensor, int64_t rank, const int64_t *sizes, const int64_t *strides, int32_t code, void **data);
-/* Result number `slot`, a new tensor of these strides; the first one may be the caller's `out`, whose strides are then returned. */
+/* Result number `slot`, a new tensor of these strides; the first ones may be the caller's `out`, whose strides are then returned. */
 bool wt_result(wt_call *call, int slot, int64_t rank, const int64_t *sizes, int64_t *strides, int32_t code, void **data);
 wt_handle *wt_scratch(wt_call *call);      /* a free place for scratch; NULL: call->error says why */
 const char *wt_dtype_name(int32_t code);   /* of a PyTorch code: "float32" */
+size_t wt_dtype_bytes(int dtype);          /* of a weft_dtype */
+void wt_shape_text(char text[96], int64_t rank, const int64_t *sizes);   /* "[2, 3]" */
 int wt_dtype_of(int32_t code);             /* weft_dtype, or WEFT_DTYPE_NONE */
 void wt_dtypes_init(void);
 
 /* Another operator: WT_OPERATOR(name, schema) after its function `static bool run_<name>(wt_call *)`, and a line in operators.def.
- * WT_OPERATOR_OUT adds <name>_out; WT_OPERATOR_IN_PLACE one whose out may be the first argument. */
+ * WT_OPERATOR_OUT adds <name>_out, WT_OPERATOR_OUT_PAIR one that takes two results; WT_OPERATOR_IN_PLACE one whose out may be the first argument. */
 #define WT_ENTRY(id, text, function, ...)                                                                \
     static void enter_##id(wt_value *stack, uint64_t nin, uint64_t nout);                                \
     wt_op wt_op_##id = {.schema = text, .run = function, .entry = enter_##id, __VA_ARGS__};              \
     static void enter_##id(wt_value *stack, uint64_t nin, uint64_t nout) { wt_dispatch(&wt_op_##id, stack, nin, nout); }
-#define WT_OPERATOR(id, text) WT_ENTRY(id, text, run_##id, .into = false)
-#define WT_OPERATOR_OUT(id, text) WT_OPERATOR(id, text) WT_ENTRY(id##_out, text, run_##id, .into = true)
-#define WT_OPERATOR_IN_PLACE(id, text) WT_OPERATOR(id, text) WT_ENTRY(id##_out, text, run_##id, .into = true, .in_place = true)
+#define WT_OPERATOR(id, text) WT_ENTRY(id, text, run_##id, .into = 0)
+#define WT_OPERATOR_OUT(id, text) WT_OPERATOR(id, text) WT_ENTRY(id##_out, text, run_##id, .into = 1)
+#define WT_OPERATOR_OUT_PAIR(id, text) WT_OPERATOR(id, text) WT_ENTRY(id##_out, text, run_##id, .into = 2)
+#define WT_OPERATOR_IN_PLACE(id, text) WT_OPERATOR(id, text) WT_ENTRY(id##_out, text, run_##id, .into = 1, .in_place = true)
 
 #define X(name) extern wt_op wt_op_##name;
 #include "operators.def"
@@ -171,6 +181,7 @@ bool wt_run_wanted(wt_call *call, const wt_gradients *d);
 /* ---------------------------------------------------------------- context.c: the one context, and running a plan */
 /* Start a call's list of kernels, which weft_torch_kernels() shows. */
 void wt_kernels_clear(void);
+void wt_kernels_add(const char *name);   /* a string that lives on */
 /* The plan, from the context's cache, for the call's device; NULL: call->error says why. */
 weft_plan *wt_plan(wt_call *call, weft_problem *p);
 double wt_estimate(const weft_plan *plan);   /* ns */

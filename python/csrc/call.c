@@ -47,8 +47,9 @@ int wt_dtype_of(int32_t code) {
 
 /* ---------------------------------------------------------------- the schema: "name(Type arg, ...) -> ..." */
 static bool compose(wt_op *op) {
+    static const char *const given[] = {"", ", Tensor(a!) out", ", Tensor(a!) out, Tensor(b!) out1"};
     int name = (int)strcspn(op->schema, "("), args = (int)(strstr(op->schema, ") ->") - op->schema);
-    int length = op->into ? snprintf(op->text, sizeof(op->text), "%.*s_out%.*s, Tensor(a!) out) -> ()", name, op->schema, args - name, op->schema + name)
+    int length = op->into ? snprintf(op->text, sizeof(op->text), "%.*s_out%.*s%s) -> ()", name, op->schema, args - name, op->schema + name, given[op->into])
                           : snprintf(op->text, sizeof(op->text), "%s", op->schema);
     return length > 0 && (size_t)length < sizeof(op->text);
 }
@@ -57,7 +58,7 @@ const char *wt_op_prepare(wt_op *op) {
     static const struct { const char *type; wt_kind kind; } kinds[] = {
         {"Tensor?", WT_TENSOR_OR_NONE}, {"Tensor", WT_TENSOR}, {"SymInt[]", WT_LIST},     {"SymInt", WT_INT},
         {"int", WT_INT},                {"bool", WT_BOOL},     {"ScalarType", WT_DTYPE}, {"float", WT_REAL},
-        {"str", WT_TEXT},               {"Tensor(a!)", WT_TENSOR},
+        {"str", WT_TEXT},               {"Tensor(a!)", WT_TENSOR}, {"Tensor(b!)", WT_TENSOR},
     };
     if (!compose(op)) return op->schema;
     const char *s = strchr(op->text, '(');
@@ -208,31 +209,34 @@ static bool is_same(const wt_tensor *a, const wt_tensor *b) {
     return same;
 }
 
-static bool check_out(wt_call *call, const wt_tensor *out, int64_t rank, const int64_t *sizes, int32_t code) {
+static bool check_out(wt_call *call, int at, int64_t rank, const int64_t *sizes, int32_t code) {
+    const wt_tensor *out = &call->arg[at].tensor;
+    const char *name = call->op->name[at];
     bool same = out->rank == rank;
     for (int64_t a = 0; same && a < rank; a++) same = out->sizes[a] == sizes[a];
     if (!same) {
         char got[96] = "", allowed[96] = "";
         for (int64_t a = 0, n = 0; a < out->rank && n < 80; a++) n += snprintf(got + n, sizeof(got) - (size_t)n, a ? ", %lld" : "%lld", (long long)out->sizes[a]);
         for (int64_t a = 0, n = 0; a < rank && n < 80; a++) n += snprintf(allowed + n, sizeof(allowed) - (size_t)n, a ? ", %lld" : "%lld", (long long)sizes[a]);
-        return wt_fail(call, "out: has the shape [%s], allowed: the shape of the result, [%s]", got, allowed);
+        return wt_fail(call, "%s: has the shape [%s], allowed: the shape of the result, [%s]", name, got, allowed);
     }
-    if (out->code != code) return wt_fail(call, "out: is %s, allowed: the type of the result, %s", wt_dtype_name(out->code), wt_dtype_name(code));
+    if (out->code != code) return wt_fail(call, "%s: is %s, allowed: the type of the result, %s", name, wt_dtype_name(out->code), wt_dtype_name(code));
     for (int64_t a = 0; a < rank; a++)
-        if (sizes[a] > 1 && out->strides[a] == 0) return wt_fail(call, "out: is expanded along dimension %lld, allowed: memory for every element", (long long)a);
-    for (int i = 0; i + 1 < call->op->nargs; i++) {
+        if (sizes[a] > 1 && out->strides[a] == 0) return wt_fail(call, "%s: is expanded along dimension %lld, allowed: memory for every element", name, (long long)a);
+    for (int i = 0; i < call->op->nargs; i++) {
         const wt_tensor *t = &call->arg[i].tensor;
         bool tensor = call->op->kind[i] == WT_TENSOR || call->op->kind[i] == WT_TENSOR_OR_NONE;
-        if (!tensor || !t->handle || !shares(out, t) || (call->op->in_place && i == 0 && is_same(out, t))) continue;
-        return wt_fail(call, "out: shares memory with %s, allowed: memory of its own", call->op->name[i]);
+        if (i == at || !tensor || !t->handle || !shares(out, t) || (call->op->in_place && i == 0 && is_same(out, t))) continue;
+        return wt_fail(call, "%s: shares memory with %s, allowed: memory of its own", name, call->op->name[i]);
     }
     return true;
 }
 
 bool wt_result(wt_call *call, int slot, int64_t rank, const int64_t *sizes, int64_t *strides, int32_t code, void **data) {
-    if (slot || !call->op->into) return wt_empty(call, &call->out[slot], rank, sizes, strides, code, data);
-    const wt_tensor *out = &call->arg[call->op->nargs - 1].tensor;
-    if (!check_out(call, out, rank, sizes, code)) return false;
+    if (slot >= call->op->into) return wt_empty(call, &call->out[slot], rank, sizes, strides, code, data);
+    int at = call->op->nargs - call->op->into + slot;
+    const wt_tensor *out = &call->arg[at].tensor;
+    if (!check_out(call, at, rank, sizes, code)) return false;
     for (int64_t a = 0; a < rank; a++) strides[a] = out->strides[a];
     *data = out->data;
     return true;

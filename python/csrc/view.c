@@ -47,7 +47,8 @@ static int axes_of(int rank, bool batched, int axis[5]) {
     return n;
 }
 
-static bool make(wt_call *call, wt_handle *slot, wt_view *v, const int64_t dims[5], int rank, bool last, bool batched, int32_t code) {
+/* Scratch, or, where that is NULL, result number `slot`. */
+static bool make(wt_call *call, wt_handle *scratch, int slot, wt_view *v, const int64_t dims[5], int rank, bool last, bool batched, int32_t code) {
     int64_t sizes[5], strides[5];
     int axis[5], n = axes_of(rank, batched, axis);
     memcpy(v->dims, dims, sizeof(v->dims));
@@ -56,15 +57,15 @@ static bool make(wt_call *call, wt_handle *slot, wt_view *v, const int64_t dims[
                        (long long)dims[2], (long long)dims[3], (long long)dims[4]);
     for (int i = 0; i < n; i++) sizes[i] = v->dims[axis[i]], strides[i] = v->strides[axis[i]];
     v->dtype = wt_dtype_of(code);
-    bool ok = slot ? wt_empty(call, slot, n, sizes, strides, code, &v->data) : wt_result(call, 0, n, sizes, strides, code, &v->data);
+    bool ok = scratch ? wt_empty(call, scratch, n, sizes, strides, code, &v->data) : wt_result(call, slot, n, sizes, strides, code, &v->data);
     if (!ok) return false;
-    v->handle = slot ? *slot : call->out[0] ? call->out[0] : call->arg[call->op->nargs - 1].tensor.handle;
+    v->handle = scratch ? *scratch : call->out[slot] ? call->out[slot] : call->arg[call->op->nargs - call->op->into + slot].tensor.handle;
     for (int i = 0; i < n; i++) v->strides[axis[i]] = strides[i];
     return true;
 }
 
 bool wt_create(wt_call *call, int slot, wt_view *v, const int64_t dims[5], int rank, bool last, bool batched, int32_t code) {
-    return make(call, slot ? &call->out[slot] : NULL, v, dims, rank, last, batched, code);
+    return make(call, NULL, slot, v, dims, rank, last, batched, code);
 }
 
 bool wt_match_format(wt_call *call, wt_view *v, int rank, bool last, bool batched, int32_t code, const char *name) {
@@ -74,7 +75,7 @@ bool wt_match_format(wt_call *call, wt_view *v, int rank, bool last, bool batche
     for (int a = 0; a < 5; a++) same = same && (v->dims[a] == 1 || v->strides[a] == strides[a]);
     if (same) return true;
     wt_handle *slot = wt_scratch(call);
-    if (!slot || !make(call, slot, &copy, v->dims, rank, last, batched, code)) return false;
+    if (!slot || !make(call, slot, 0, &copy, v->dims, rank, last, batched, code)) return false;
     if (wt.aoti_torch_copy_(copy.handle, v->handle, 0)) return wt_fail(call, "%s: could not be copied", name);
     *v = copy;
     return true;

@@ -39,13 +39,13 @@ class Rule:
     which cost 2.5 us of 14: the short one is not used there, and the kernel is called by torch.func, once for each of its levels.
     """
 
-    __slots__ = ("op", "out", "tensors", "apply")
+    __slots__ = ("op", "out", "outs", "tensors", "apply")
 
     def __init__(self, name: str, tensors: int, fake: Callable, save: Callable, gradient: Callable, tangent: Callable | None = None,
                  batch: Callable | None = None) -> None:
         op = getattr(_ops, name).default
         self.op, self.tensors = op, tensors
-        self.out = _register_out(name, fake)
+        self.out, self.outs = _register_out(name, fake)
         torch.library.register_fake(f"weft::{name}", fake)
 
         def forward(ctx: Any, *packed: Any) -> Any:
@@ -99,23 +99,27 @@ def _refuse_batch(name: str) -> Callable:
     return batch
 
 
-def _register_out(name: str, fake: Callable) -> Any:
-    """The operator's form with a given result, where it has one."""
+def _check_out(name: str, given: Tensor, made: Tensor) -> None:
+    check(given.dim() == made.dim() and all(known(a == b) for a, b in zip(given.shape, made.shape)),
+          lambda: f"{name}: has the shape {list(given.shape)}, allowed: the shape of the result, {list(made.shape)}")
+    check(given.dtype == made.dtype, lambda: f"{name}: is {str(given.dtype)[6:]}, allowed: the type of the result, {str(made.dtype)[6:]}")
+    for a, (size, step) in enumerate(zip(given.shape, given.stride())):
+        check(known(size <= 1) or known(step != 0), lambda: f"{name}: is expanded along dimension {a}, allowed: memory for every element")
+
+
+def _register_out(name: str, fake: Callable) -> tuple[Any, int]:
+    """The operator's form with given results, where it has one, and how many are given."""
     out = getattr(_ops, name + "_out", None)
     if out is None:
-        return None
+        return None, 0
+    names = [a.name for a in out.default._schema.arguments if a.alias_info is not None]
 
     def fake_out(*args: Any) -> None:
-        made = fake(*args[:-1])
-        made = made[0] if isinstance(made, tuple) else made
-        given = args[-1]
-        check(given.dim() == made.dim() and all(known(a == b) for a, b in zip(given.shape, made.shape)),
-               lambda: f"out: has the shape {list(given.shape)}, allowed: the shape of the result, {list(made.shape)}")
-        check(given.dtype == made.dtype, lambda: f"out: is {str(given.dtype)[6:]}, allowed: the type of the result, {str(made.dtype)[6:]}")
-        for a, (size, step) in enumerate(zip(given.shape, given.stride())):
-            check(known(size <= 1) or known(step != 0), lambda: f"out: is expanded along dimension {a}, allowed: memory for every element")
+        made = fake(*args[:-len(names)])
+        for which, given, result in zip(names, args[-len(names):], made if isinstance(made, tuple) else (made,)):
+            _check_out(which, given, result)
     torch.library.register_fake(f"weft::{name}_out", fake_out)
-    return out.default
+    return out.default, len(names)
 
 
 def _out_of_memory(error: RuntimeError) -> bool:
@@ -143,18 +147,21 @@ def call(rule: Rule, *args: Any) -> Any:
         raise torch.OutOfMemoryError(str(error)) from None
 
 
-def call_into(rule: Rule, out: Tensor, *args: Any) -> Tensor:
-    """Run the rule's operator into a tensor that the caller gives, in any strides; there is no gradient that way."""
-    if not isinstance(out, Tensor):
-        raise TypeError(f"out: is {type(out).__name__}, allowed: Tensor or None")
-    if _grad_enabled() and (out.requires_grad or any(t is not None and t.requires_grad for t in args[:rule.tensors])):
+def call_into(rule: Rule, out: Any, *args: Any) -> Any:
+    """Run the rule's operator into a tensor (a pair, where it has two results) that the caller gives, in any strides; there is no gradient
+    that way."""
+    given = (out,) if rule.outs == 1 else out
+    if not isinstance(given, (tuple, list)) or len(given) != rule.outs or not all(isinstance(t, Tensor) for t in given):
+        got = f"{len(given)} of {[type(t).__name__ for t in given]}" if rule.outs > 1 and isinstance(given, (tuple, list)) else type(out).__name__
+        raise TypeError(f"out: is {got}, allowed: {'Tensor' if rule.outs == 1 else f'{rule.outs} tensors'} or None")
+    if _grad_enabled() and (any(t.requires_grad for t in given) or any(t is not None and t.requires_grad for t in args[:rule.tensors])):
         raise RuntimeError("out: given with a tensor that requires grad, allowed: results without a gradient; call under torch.no_grad()")
     if _is_compiling():
-        rule.out(*args, out)
+        rule.out(*args, *given)
         return out
     with _BelowAutograd():
-        rule.out(*args, out)
-    torch.autograd.graph.increment_version(out)
+        rule.out(*args, *given)
+    torch.autograd.graph.increment_version(given)
     return out
 
 
