@@ -5,7 +5,6 @@ it into a directory of its own, so that the other tests prove that weft does wit
 """
 from __future__ import annotations
 
-import copy
 import functools
 import importlib
 import inspect
@@ -17,6 +16,7 @@ import types
 import unittest
 import warnings
 from collections.abc import Callable, Iterator
+from copy import deepcopy
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Optional
@@ -182,11 +182,12 @@ def _noise(t: Tensor) -> Tensor:
     return torch.randn(t.shape, generator=torch.Generator().manual_seed(11)).to(t.device, t.dtype)
 
 
-def run(function: Callable, sample: Sample, inplace: bool = False, like: Optional[list[torch.dtype]] = None) -> Outcome:
+def run(function: Callable, sample: Sample, inplace: bool = False, like: Optional[list[torch.dtype]] = None,
+        copy: Callable[[Any], Any] = copied) -> Outcome:
     """Forward and backward on a copy of the sample. like: round the cotangents to these types first. A module's parameters have gradients
     too, and its buffers count as results."""
     module = function if isinstance(function, torch.nn.Module) else None
-    own = sample.map(copied)
+    own = sample.map(copy)
     leaves = [t for t in own.tensors if t.requires_grad]
     passed = own.map(lambda t: t.clone() if isinstance(t, Tensor) and t.requires_grad else t) if inplace else own
     done = Outcome(where="forward")
@@ -194,8 +195,8 @@ def run(function: Callable, sample: Sample, inplace: bool = False, like: Optiona
         result = function(*passed.args, **passed.kwargs)
         done.outputs = flat(result)
         done.arguments = [t.detach() for t in passed.tensors]
-        places = [t.untyped_storage().data_ptr() for t in passed.tensors]
-        done.aliases = [places.index(p) if (p := o.untyped_storage().data_ptr()) in places and o.numel() else None for o in _tensors(done.outputs)]
+        places = [t.untyped_storage()._cdata for t in passed.tensors]
+        done.aliases = [places.index(p) if (p := o.untyped_storage()._cdata) in places and o.numel() else None for o in _tensors(done.outputs)]
         if module is not None:
             done.outputs += [b.detach().clone() for b in module.buffers()]
             leaves += [p for p in module.parameters() if p.requires_grad]
@@ -228,18 +229,24 @@ def _line(error: Optional[Exception]) -> str:
     return str(error).splitlines()[0][:160] if str(error) else ""
 
 
+def _channels_last(t: Tensor, axis: int) -> bool:
+    """As weft.functional says it: the channels are nearer in memory than the last axis."""
+    return t.dim() > axis + 1 and 0 < t.stride(axis) < t.stride(-1)
+
+
 def same_format(ours: Tensor, twin: Tensor, source: Optional[Tensor]) -> str:
-    """Where the twin's result is contiguous or channels-last, ours is too. weft keeps channels-last also in 1D and unbatched (source: the input)."""
-    kept = source is not None and source.dim() == ours.dim() and not source.is_contiguous()
+    """Where the twin's result is contiguous or channels-last, ours is too; or ours is dense and channels-last as the input is: weft keeps
+    that for every rank, and without a batch (axis 0)."""
     formats = {"contiguous": torch.contiguous_format}
     if ours.dim() in (4, 5):
         formats["channels-last"] = torch.channels_last if ours.dim() == 4 else torch.channels_last_3d
-    if any(twin.is_contiguous(memory_format=f) and ours.is_contiguous(memory_format=f) for f in formats.values()):
+    theirs = {word: f for word, f in formats.items() if twin.is_contiguous(memory_format=f)}
+    if not theirs or any(ours.is_contiguous(memory_format=f) for f in theirs.values()):
         return ""
-    for word, memory_format in formats.items():
-        if twin.is_contiguous(memory_format=memory_format) and not kept:
-            return f"strides {ours.stride()} of {tuple(ours.shape)}, the twin's are {word}: {twin.stride()}"
-    return ""
+    for axis in (0, 1):
+        if source is not None and source.dim() == ours.dim() and _channels_last(source, axis) and ours.movedim(axis, -1).is_contiguous():
+            return ""
+    return f"strides {ours.stride()} of {tuple(ours.shape)}, the twin's are {' and '.join(theirs)}: {twin.stride()}"
 
 
 def same_values(ours: Tensor, twin: Optional[Tensor], truth: Optional[Tensor], terms: int) -> str:
@@ -322,10 +329,12 @@ def _differences(ours: list, twin: list, truth: list, terms: int) -> Iterator[st
 
 def compare(ours: Callable, twin: Callable, sample: Sample, names: tuple[str, ...], inplace: bool = False) -> str:
     """Both functions on copies of the sample; the truth is the twin in double precision on the CPU."""
-    truth = copy.deepcopy(twin).cpu().double() if isinstance(twin, torch.nn.Module) else twin
+    truth = deepcopy(twin).cpu().double() if isinstance(twin, torch.nn.Module) else twin
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         left, right = run(ours, sample, inplace), run(twin, sample, inplace)
+        if left.error is not None and right.error is not None:
+            return same_error(left, right, names)
         like = [o.dtype for o in _tensors(left.outputs) if o.requires_grad]
         return disagreement(left, right, run(truth, sample.map(exactly), inplace, like), sample, names)
 
