@@ -2,6 +2,7 @@
  * The kernel owns each argument. Lists, strings and boxes are copied and freed while decoding; tensors live until the end. */
 #include <stdarg.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "binding.h"
@@ -45,6 +46,21 @@ int wt_dtype_of(int32_t code) {
     return WEFT_DTYPE_NONE;
 }
 
+size_t wt_dtype_bytes(int dtype) {
+    static const size_t bytes[] = {0,
+#define X(NAME, name, size) size,
+        WEFT_DTYPE_LIST(X)
+#undef X
+    };
+    return bytes[dtype];
+}
+
+void wt_shape_text(char text[96], int64_t rank, const int64_t *sizes) {
+    int n = snprintf(text, 96, "[");
+    for (int64_t a = 0; a < rank && n < 70; a++) n += snprintf(text + n, 96 - (size_t)n, a ? ", %lld" : "%lld", (long long)sizes[a]);
+    snprintf(text + n, 96 - (size_t)n, "]");
+}
+
 /* ---------------------------------------------------------------- the schema: "name(Type arg, ...) -> ..." */
 static bool compose(wt_op *op) {
     static const char *const given[] = {"", ", Tensor(a!) out", ", Tensor(a!) out, Tensor(b!) out1"};
@@ -58,6 +74,7 @@ const char *wt_op_prepare(wt_op *op) {
     static const struct { const char *type; wt_kind kind; } kinds[] = {
         {"Tensor?", WT_TENSOR_OR_NONE}, {"Tensor", WT_TENSOR}, {"SymInt[]", WT_LIST},     {"SymInt", WT_INT},
         {"int", WT_INT},                {"bool", WT_BOOL},     {"ScalarType", WT_DTYPE}, {"float", WT_REAL},
+        {"Tensor[]", WT_TENSORS},
         {"str", WT_TEXT},               {"Tensor(a!)", WT_TENSOR}, {"Tensor(b!)", WT_TENSOR},
     };
     if (!compose(op)) return op->schema;
@@ -107,6 +124,22 @@ static bool take_list(wt_call *call, const char *name, wt_handle list, wt_list *
     return true;
 }
 
+/* Each item taken from the list is a reference of its own. */
+static bool take_tensors(wt_call *call, const char *name, wt_handle list, wt_tensors *out) {
+    wt_value item = 0;
+    size_t size = 0;
+    wt_error failed = wt.torch_list_size(list, &size);
+    bool ok = true;
+    out->item = failed ? NULL : calloc(size ? size : 1, sizeof(*out->item));
+    for (; out->item && ok && out->size < size; out->size++) {
+        failed = wt.torch_list_get_item(list, out->size, &item);
+        if (failed) break;
+        ok = take_tensor(call, name, (wt_handle)(uintptr_t)item, &out->item[out->size]);
+    }
+    wt.torch_delete_list(list);
+    return failed || !out->item ? wt_fail(call, "%s: the list cannot be read", name) : ok;
+}
+
 static bool take_text(wt_call *call, const char *name, wt_handle string, char *out, size_t capacity) {
     const char *text = NULL;
     wt_error failed = wt.torch_string_c_str(string, &text);
@@ -130,6 +163,7 @@ static bool take_one(wt_call *call, int i, wt_value slot) {
     switch (call->op->kind[i]) {
     case WT_TENSOR: return take_tensor(call, name, (wt_handle)(uintptr_t)slot, &arg->tensor);
     case WT_TENSOR_OR_NONE: return slot ? take_tensor(call, name, unbox(slot), &arg->tensor) : true;
+    case WT_TENSORS: return take_tensors(call, name, (wt_handle)(uintptr_t)slot, &arg->tensors);
     case WT_LIST: return take_list(call, name, (wt_handle)(uintptr_t)slot, &arg->list);
     case WT_TEXT: return take_text(call, name, (wt_handle)(uintptr_t)slot, arg->text, sizeof(arg->text));
     case WT_INT: arg->integer = (int64_t)slot; return true;
@@ -140,7 +174,13 @@ static bool take_one(wt_call *call, int i, wt_value slot) {
     return true;
 }
 
-static bool is_tensor(const wt_op *op, int i) { return op->kind[i] == WT_TENSOR || op->kind[i] == WT_TENSOR_OR_NONE; }
+/* Tensor number k of argument i: one, or those of a list; NULL where there is no more. */
+static wt_tensor *tensor_of(wt_call *call, int i, size_t k) {
+    wt_arg *arg = &call->arg[i];
+    wt_kind kind = call->op->kind[i];
+    if (kind == WT_TENSORS) return k < arg->tensors.size ? &arg->tensors.item[k] : NULL;
+    return (kind == WT_TENSOR || kind == WT_TENSOR_OR_NONE) && !k && arg->tensor.handle ? &arg->tensor : NULL;
+}
 
 static const char *device_name(int32_t type) {
     return type == wt.aoti_torch_device_type_cpu() ? "cpu" : type == wt.aoti_torch_device_type_cuda() ? "cuda" : "another device";
@@ -148,12 +188,13 @@ static const char *device_name(int32_t type) {
 
 /* All tensors on the device of the first, which must be one weft runs on; it becomes PyTorch's current one for the call. */
 static bool enter_device(wt_call *call) {
-    const wt_tensor *first = &call->arg[0].tensor;
+    const wt_tensor *first = &call->arg[0].tensor, *t;
     for (int i = 1; i < call->op->nargs; i++) {
-        const wt_tensor *t = &call->arg[i].tensor;
-        if (!is_tensor(call->op, i) || !t->handle || (t->device_type == first->device_type && t->device_index == first->device_index)) continue;
-        return wt_fail(call, "%s: is on %s (index %d), allowed: the device of %s, %s (index %d)", call->op->name[i], device_name(t->device_type),
-                       t->device_index, call->op->name[0], device_name(first->device_type), first->device_index);
+        if (call->op->host && !strcmp(call->op->host, call->op->name[i])) continue;
+        for (size_t k = 0; (t = tensor_of(call, i, k)); k++)
+            if (t->device_type != first->device_type || t->device_index != first->device_index)
+                return wt_fail(call, "%s: is on %s (index %d), allowed: the device of %s, %s (index %d)", call->op->name[i], device_name(t->device_type),
+                               t->device_index, call->op->name[0], device_name(first->device_type), first->device_index);
     }
     call->device_type = first->device_type;
     call->device_index = first->device_index;
@@ -180,11 +221,6 @@ bool wt_empty(wt_call *call, wt_handle *tensor, int64_t rank, const int64_t *siz
 
 /* The bytes from a tensor's first element to its last; dense: no gaps between them. */
 static size_t extent(const wt_tensor *t, bool *dense) {
-    static const size_t bytes[] = {0,
-#define X(NAME, name, size) size,
-        WEFT_DTYPE_LIST(X)
-#undef X
-    };
     int64_t last = 0, count = 1;
     for (int64_t a = 0; a < t->rank; a++) {
         if (!t->sizes[a]) return 0;
@@ -192,7 +228,7 @@ static size_t extent(const wt_tensor *t, bool *dense) {
         count *= t->sizes[a];
     }
     *dense = last + 1 == count;
-    return (size_t)(last + 1) * bytes[t->dtype];
+    return (size_t)(last + 1) * wt_dtype_bytes(t->dtype);
 }
 
 /* Views with gaps may lie between each other, and are the caller's to keep apart. */
@@ -261,14 +297,19 @@ void wt_dispatch(const wt_op *op, wt_value *stack, uint64_t nin, uint64_t nout) 
     call.nscratch = 0;
     memset(call.out, 0, sizeof(call.out));
     memset(call.scratch, 0, sizeof(call.scratch));
-    for (int i = 0; i < op->nargs; i++)
-        if (is_tensor(op, i)) call.arg[i].tensor.handle = NULL;
+    for (int i = 0; i < op->nargs; i++) {
+        if (op->kind[i] == WT_TENSORS) call.arg[i].tensors = (wt_tensors){NULL, 0};
+        else call.arg[i].tensor.handle = NULL;
+    }
     /* Every argument is decoded even after a failure: each one must be freed. */
     for (int i = 0; i < op->nargs && (uint64_t)i < nin; i++) ok &= take_one(&call, i, stack[i]);
     wt_kernels_clear();
     ok = ok && enter_device(&call) && op->run(&call);
-    for (int i = 0; i < op->nargs; i++)
-        if (is_tensor(op, i)) drop(&call.arg[i].tensor.handle);
+    for (int i = 0; i < op->nargs; i++) {
+        wt_tensor *t;
+        for (size_t k = 0; (t = tensor_of(&call, i, k)); k++) drop(&t->handle);
+        if (op->kind[i] == WT_TENSORS) free(call.arg[i].tensors.item);
+    }
     for (int i = 0; i < call.nscratch; i++) drop(&call.scratch[i]);
     if (call.guard) wt.aoti_torch_delete_cuda_guard(call.guard);
     if (ok) {

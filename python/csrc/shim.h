@@ -28,6 +28,8 @@ typedef void (*wt_range)(int64_t begin, int64_t end, void *arg);
     X(wt_error, aoti_torch_delete_tensor_object, (wt_handle tensor))                                                           \
     X(wt_error, aoti_torch_copy_, (wt_handle dst, wt_handle src, int32_t non_blocking))                                        \
     X(wt_error, aoti_torch_zero_, (wt_handle tensor))                                                                          \
+    X(wt_error, aoti_torch__reinterpret_tensor, (wt_handle tensor, int64_t rank, const int64_t *sizes, const int64_t *strides, \
+                                                 int64_t offset, wt_handle *view))                                             \
     X(wt_error, aoti_torch_get_data_ptr, (wt_handle tensor, void **data))                                                      \
     X(wt_error, torch_get_const_data_ptr, (wt_handle tensor, const void **data))                                               \
     X(wt_error, aoti_torch_get_dim, (wt_handle tensor, int64_t *rank))                                                         \
