@@ -17,7 +17,7 @@ WANT_INPUT, WANT_WEIGHT, WANT_BIAS = 1, 2, 4
 
 # ---------------------------------------------------------------------------------------------- shapes
 
-def _check_shapes(name: str, input: Tensor, weight: Tensor, geometry: tuple, others: Sequence[tuple[str, Tensor | None]]) -> int:
+def check_shapes(name: str, input: Tensor, weight: Tensor, geometry: tuple, others: Sequence[tuple[str, Tensor | None]]) -> int:
     """What the kernel checks of every call, in its words. others: further tensors, by name."""
     stride, padding, dilation, groups = geometry
     rank = weight.dim() - 2
@@ -37,7 +37,7 @@ def _check_shapes(name: str, input: Tensor, weight: Tensor, geometry: tuple, oth
     return rank
 
 
-def _check_results(bias: Tensor | None, input: Tensor, weight: Tensor, channels: Any, spatial: Sequence[Any], least: int) -> None:
+def check_results(bias: Tensor | None, input: Tensor, weight: Tensor, channels: Any, spatial: Sequence[Any], least: int) -> None:
     check(channels >= 1, lambda: f"weight: has {channels} output channels, allowed: 1 or more")
     for a, n in enumerate(spatial):
         check(known(n >= least) and known(weight.shape[2 + a] >= 1),
@@ -52,18 +52,18 @@ def _check_results(bias: Tensor | None, input: Tensor, weight: Tensor, channels:
 
 
 def _fake_conv(input, weight, bias, stride, padding, dilation, groups, act, lo, hi):
-    rank = _check_shapes("input", input, weight, (stride, padding, dilation, groups), [("bias", bias)])
+    rank = check_shapes("input", input, weight, (stride, padding, dilation, groups), [("bias", bias)])
     check(input.shape[-rank - 1] == weight.shape[1] * groups,
            lambda: f"input: has {input.shape[-rank - 1]} channels, allowed with groups={groups} and a weight of ({weight.shape[0]}, {weight.shape[1]}, ...): "
                    f"{weight.shape[1] * groups}")
     spatial = [(input.shape[-rank + a] + padding[2 * a] + padding[2 * a + 1] - dilation[a] * (weight.shape[2 + a] - 1) - 1) // stride[a] + 1
                for a in range(rank)]
-    _check_results(bias, input, weight, weight.shape[0], spatial, 1)
+    check_results(bias, input, weight, weight.shape[0], spatial, 1)
     return dense(input, [*input.shape[:-rank - 1], weight.shape[0], *spatial], is_last(input, rank), rank)
 
 
 def _fake_conv_transpose(input, weight, bias, stride, padding, dilation, groups, act, lo, hi, output_padding):
-    rank = _check_shapes("input", input, weight, (stride, padding, dilation, groups), [("bias", bias)])
+    rank = check_shapes("input", input, weight, (stride, padding, dilation, groups), [("bias", bias)])
     check(input.shape[-rank - 1] == weight.shape[0],
            lambda: f"input: has {input.shape[-rank - 1]} channels, allowed with groups={groups} and a weight of ({weight.shape[0]}, {weight.shape[1]}, ...): "
                    f"{weight.shape[0]}")
@@ -74,12 +74,12 @@ def _fake_conv_transpose(input, weight, bias, stride, padding, dilation, groups,
     spatial = [(input.shape[-rank + a] - 1) * stride[a] - padding[2 * a] - padding[2 * a + 1] + dilation[a] * (weight.shape[2 + a] - 1)
                + output_padding[a] + 1 for a in range(rank)]
     empty = input.dim() == rank + 2 and not known(input.shape[0] > 0)
-    _check_results(bias, input, weight, weight.shape[1] * groups, spatial, 0 if empty else 1)
+    check_results(bias, input, weight, weight.shape[1] * groups, spatial, 0 if empty else 1)
     return dense(input, [*input.shape[:-rank - 1], weight.shape[1] * groups, *spatial], is_last(input, rank), rank)
 
 
 def _fake_conv_backward(grad_output, input, weight, stride, padding, dilation, groups, transposed, want, bias_dtype):
-    rank = _check_shapes("input", input, weight, (stride, padding, dilation, groups), [("grad_output", grad_output)])
+    rank = check_shapes("input", input, weight, (stride, padding, dilation, groups), [("grad_output", grad_output)])
     check(grad_output.dtype == input.dtype, lambda: f"grad_output: is {str(grad_output.dtype)[6:]}, allowed: the type of input, {str(input.dtype)[6:]}")
     check(grad_output.dim() == input.dim(), lambda: f"grad_output: has {grad_output.dim()} dimensions, allowed: as many as input, {input.dim()}")
     check(bias_dtype in (input.dtype, torch.float32),
@@ -96,11 +96,11 @@ _FORMATS = {torch.float16: "e", torch.float32: "f", torch.float64: "d"}
 
 
 @lru_cache(maxsize=1024)
-def _rounded(value: float, dtype: torch.dtype) -> float:
+def rounded(value: float, dtype: torch.dtype) -> float:
     """A bound as a result of that type holds it. Clipping and rounding to the nearest commute, so a result that sits on its bound equals this.
     Kernels for 16-bit types clip in float32."""
     if dtype in (torch.float16, torch.bfloat16):
-        value = _rounded(value, torch.float32)
+        value = rounded(value, torch.float32)
     if dtype == torch.bfloat16:   # the upper half of a float32, to the nearest even
         bits, = struct.unpack("<I", struct.pack("<f", value))
         bits = bits + 0x7FFF + (bits >> 16 & 1) & 0xFFFF0000
@@ -117,14 +117,14 @@ def _save_forward(ctx, inputs, output):
     ctx.geometry = (stride, padding, dilation, groups)
     ctx.act, ctx.lo, ctx.hi = act, lo, hi
     if act == "clip":
-        ctx.lo, ctx.hi = _rounded(lo, output.dtype), _rounded(hi, output.dtype)
+        ctx.lo, ctx.hi = rounded(lo, output.dtype), rounded(hi, output.dtype)
     ctx.bias_dtype = input.dtype if bias is None else bias.dtype
     ctx.shape = output.shape
     ctx.transposed = len(inputs) > 10
     return input, weight, output if act else None
 
 
-def _through_act(grad, output, act, lo, hi):
+def through_act(grad, output, act, lo, hi):
     """The gradient before the activation, from its result: 0 where the result sits on a bound."""
     if act == "relu":
         return torch.ops.aten.threshold_backward(grad, output, 0)
@@ -134,7 +134,7 @@ def _through_act(grad, output, act, lo, hi):
 def _gradient_of_forward(ctx, grad):
     input, weight, output = ctx.saved_tensors
     if ctx.act:
-        grad = _through_act(grad, output, ctx.act, ctx.lo, ctx.hi)
+        grad = through_act(grad, output, ctx.act, ctx.lo, ctx.hi)
     x, w, b = ctx.needs_input_grad[:3]
     want = x * WANT_INPUT + w * WANT_WEIGHT + b * WANT_BIAS
     dx, dw, db = call(conv_backward, grad, input, weight, *ctx.geometry, ctx.transposed, want, ctx.bias_dtype)
@@ -147,7 +147,7 @@ def _save_backward(ctx, inputs, output):
     return inputs[:3]
 
 
-def _linear(transposed, size, input, weight, bias, stride, padding, dilation, groups):
+def linear(transposed, size, input, weight, bias, stride, padding, dilation, groups):
     """The forward operator without activation. size: the spatial size of its result."""
     args = (input, weight, bias, stride, padding, dilation, groups, "", 0.0, 0.0)
     if not transposed:
@@ -163,9 +163,9 @@ def _of_small_steps(transposed, shape, geometry, input, weight, dx, dw, db):
     rank, moved = len(geometry[0]), None
     size = shape[-rank:]
     if dw is not None:
-        moved, db = _linear(transposed, size, input, dw, db, *geometry), None
+        moved, db = linear(transposed, size, input, dw, db, *geometry), None
     if dx is not None:
-        more = _linear(transposed, size, dx, weight, db, *geometry)
+        more = linear(transposed, size, dx, weight, db, *geometry)
         moved, db = more if moved is None else moved + more, None
     if db is not None:
         moved = db.to(input.dtype).view(-1, *[1] * rank).expand(shape)
@@ -174,7 +174,7 @@ def _of_small_steps(transposed, shape, geometry, input, weight, dx, dw, db):
 
 def _tangent_of_forward(ctx, input, weight, output, dx, dw, db):
     moved = _of_small_steps(ctx.transposed, ctx.shape, ctx.geometry, input, weight, dx, dw, db)
-    return _through_act(moved, output, ctx.act, ctx.lo, ctx.hi) if ctx.act else moved
+    return through_act(moved, output, ctx.act, ctx.lo, ctx.hi) if ctx.act else moved
 
 
 def _tangent_of_backward(ctx, grad, input, weight, ddy, dx, dw):
@@ -213,48 +213,48 @@ def _gradient_of_backward(ctx, ddx, ddw, ddb):
 
 # ---------------------------------------------------------------------------------------------- batching
 
-def _batched(t: Tensor, dim: int | None, size: int, full: int) -> Tensor:
+def batched(t: Tensor, dim: int | None, size: int, full: int) -> Tensor:
     """t with the batch of vmap in front, and of `full` further dimensions: an unbatched image gets a batch of one."""
     t = t.unsqueeze(0).expand(size, *t.shape) if dim is None else t.movedim(dim, 0)
     return t if t.dim() == full + 1 else t.unsqueeze(1)
 
 
-def _into_channels(t: Tensor) -> Tensor:
+def into_channels(t: Tensor) -> Tensor:
     return t.movedim(0, 1).flatten(1, 2)
 
 
-def _out_of_channels(t: Tensor, size: int, unbatched: bool) -> Tensor:
+def out_of_channels(t: Tensor, size: int, unbatched: bool) -> Tensor:
     t = t.unflatten(1, (size, t.shape[1] // size)).movedim(1, 0)
     return t.squeeze(1) if unbatched else t
 
 
-def _logical(t: Tensor, dim: int | None) -> int:
+def logical(t: Tensor, dim: int | None) -> int:
     return t.dim() - (dim is not None)
 
 
 def _batch_forward(rule_name):
     """A batch of inputs under one weight is a larger batch; one with its own weights is more groups."""
     def batch(info, in_dims, input, weight, bias, stride, padding, dilation, groups, *rest):
-        size, full = info.batch_size, _logical(weight, in_dims[1])
-        rule, unbatched = globals()[rule_name], _logical(input, in_dims[0]) < full
-        x = _batched(input, in_dims[0], size, full)
+        size, full = info.batch_size, logical(weight, in_dims[1])
+        rule, unbatched = globals()[rule_name], logical(input, in_dims[0]) < full
+        x = batched(input, in_dims[0], size, full)
         if in_dims[1] is None and in_dims[2] is None:
             y = call(rule, x.flatten(0, 1), weight, bias, stride, padding, dilation, groups, *rest).unflatten(0, (size, x.shape[1]))
             return (y.squeeze(1) if unbatched else y), 0
-        w = _batched(weight, in_dims[1], size, full).flatten(0, 1)
-        b = None if bias is None else _batched(bias, in_dims[2], size, 1).flatten()
-        y = call(rule, _into_channels(x), w, b, stride, padding, dilation, groups * size, *rest)
-        return _out_of_channels(y, size, unbatched), 0
+        w = batched(weight, in_dims[1], size, full).flatten(0, 1)
+        b = None if bias is None else batched(bias, in_dims[2], size, 1).flatten()
+        y = call(rule, into_channels(x), w, b, stride, padding, dilation, groups * size, *rest)
+        return out_of_channels(y, size, unbatched), 0
     return batch
 
 
 def _batch_backward(info, in_dims, grad, input, weight, stride, padding, dilation, groups, transposed, want, bias_dtype):
-    size, full = info.batch_size, _logical(weight, in_dims[2])
-    unbatched = _logical(input, in_dims[1]) < full
-    dy, x = (_into_channels(_batched(t, d, size, full)) for t, d in ((grad, in_dims[0]), (input, in_dims[1])))
-    w = _batched(weight, in_dims[2], size, full).flatten(0, 1)
+    size, full = info.batch_size, logical(weight, in_dims[2])
+    unbatched = logical(input, in_dims[1]) < full
+    dy, x = (into_channels(batched(t, d, size, full)) for t, d in ((grad, in_dims[0]), (input, in_dims[1])))
+    w = batched(weight, in_dims[2], size, full).flatten(0, 1)
     dx, dw, db = call(conv_backward, dy, x, w, stride, padding, dilation, groups * size, transposed, want, bias_dtype)
-    dx = _out_of_channels(dx, size, unbatched) if want & WANT_INPUT else dx
+    dx = out_of_channels(dx, size, unbatched) if want & WANT_INPUT else dx
     dw = dw.unflatten(0, (size, -1)) if want & WANT_WEIGHT else dw
     db = db.unflatten(0, (size, -1)) if want & WANT_BIAS else db
     return (dx, dw, db), tuple(0 if want & bit else None for bit in (WANT_INPUT, WANT_WEIGHT, WANT_BIAS))

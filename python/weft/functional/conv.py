@@ -48,7 +48,7 @@ def _geometry_kept(rank: int, *settings: Any) -> tuple[tuple[int, ...], ...]:
     return _geometry_now(rank, *settings)
 
 
-def _geometry(rank: int, stride: Size, padding: Padding, dilation: Size, weight: Tensor) -> tuple[tuple[int, ...], ...]:
+def geometry(rank: int, stride: Size, padding: Padding, dilation: Size, weight: Tensor) -> tuple[tuple[int, ...], ...]:
     kernel = tuple(weight.shape[2:]) if isinstance(padding, str) else None
     if _is_compiling():
         return _geometry_now(rank, stride, padding, dilation, kernel)
@@ -82,7 +82,7 @@ def _complain(name: str, rank: int, input: Tensor, weight: Tensor, bias: Optiona
     raise RuntimeError(f"{name}: input has {input.dim()} dimensions {list(input.shape)}, allowed: {rank + 1} (unbatched) or {rank + 2} (batched)")
 
 
-def _check_tensors(name: str, rank: int, input: Tensor, weight: Tensor, bias: Optional[Tensor]) -> None:
+def check_tensors(name: str, rank: int, input: Tensor, weight: Tensor, bias: Optional[Tensor]) -> None:
     """What the operator cannot know: that conv2d was called. Types, sizes and devices are the operator's to check."""
     if not (isinstance(input, Tensor) and isinstance(weight, Tensor) and (bias is None or isinstance(bias, Tensor))
             and weight.ndim == rank + 2 and rank + 1 <= input.ndim <= rank + 2):
@@ -104,12 +104,12 @@ def _conv(name: str, rank: int, input: Tensor, weight: Tensor, bias: Optional[Te
           groups: int, act: Optional[str], clip: tuple[float, float], out: Optional[Tensor]) -> Tensor:
     if has_torch_function_variadic(input, weight, bias):
         return handle_torch_function(globals()[name], (input, weight, bias), input, weight, bias, stride, padding, dilation, groups, act=act, clip=clip, out=out)
-    _check_tensors(name, rank, input, weight, bias)
+    check_tensors(name, rank, input, weight, bias)
     if foreign(input, weight):
         return _torchs(name, out, act, clip, input, weight, bias, stride, padding, dilation, groups)
     if type(groups) is not int:
         groups = whole_groups(groups)
-    s, p, d = _geometry(rank, stride, padding, dilation, weight)
+    s, p, d = geometry(rank, stride, padding, dilation, weight)
     input, weight, bias = lowered(input, weight, bias)
     args = (input, weight, bias, s, p, d, groups, *check_activation(act, clip))
     return call(_ops.conv, *args) if out is None else call_into(_ops.conv, out, *args)
@@ -120,14 +120,14 @@ def _conv_transpose(name: str, rank: int, input: Tensor, weight: Tensor, bias: O
     if has_torch_function_variadic(input, weight, bias):
         return handle_torch_function(globals()[name], (input, weight, bias), input, weight, bias, stride, padding, output_padding, groups, dilation,
                                      act=act, clip=clip, out=out)
-    _check_tensors(name, rank, input, weight, bias)
+    check_tensors(name, rank, input, weight, bias)
     if foreign(input, weight):
         return _torchs(name, out, act, clip, input, weight, bias, stride, padding, output_padding, groups, dilation)
     if type(groups) is not int:
         groups = whole_groups(groups)
     if isinstance(padding, str):
         raise TypeError(f"padding: is {padding!r}, allowed: an int, or a sequence of {rank} ints")
-    s, p, d = _geometry(rank, stride, padding, dilation, weight)
+    s, p, d = geometry(rank, stride, padding, dilation, weight)
     input, weight, bias = lowered(input, weight, bias)
     extra = spread("output_padding", output_padding, rank)
     args = (input, weight, bias, s, p, d, groups, *check_activation(act, clip), extra)
@@ -212,7 +212,7 @@ def conv2d_depthwise(input: Tensor, weight: Tensor, bias: Optional[Tensor] = Non
     """
     if has_torch_function_variadic(input, weight, bias):
         return handle_torch_function(conv2d_depthwise, (input, weight, bias), input, weight, bias, stride, padding, dilation, act=act, clip=clip, out=out)
-    _check_tensors("conv2d_depthwise", 2, input, weight, bias)
+    check_tensors("conv2d_depthwise", 2, input, weight, bias)
     channels = input.shape[-3]
     if channels == 0:
         raise RuntimeError(f"conv2d_depthwise: input has 0 channels {list(input.shape)}, allowed: 1 or more")
