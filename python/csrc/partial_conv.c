@@ -1,0 +1,196 @@
+/* Partial convolution, transposed or not, and its gradients: (output, new mask, window sums). A mask is (n, c, spatial), each of n and c
+ * those of input or 1, or (n, spatial): one channel, and the new mask then has none either; beside unbatched input n is left out.
+ * float32 sums hold counts up to 2^24 exactly, also beside 16-bit data; backward needs them, the mask, input and weight. */
+#include "binding.h"
+
+enum { INPUT, WEIGHT, BIAS, MASK, STRIDE, ACT = 8, TRANSPOSED = 11, OUTPUT_PADDING };
+enum { B_GRAD, B_INPUT, B_WEIGHT, B_MASK, B_SUMS, B_STRIDE, B_TRANSPOSED = 9, B_OUTPUT_PADDING, B_BIASED, B_WANT, B_BIAS_DTYPE };
+
+typedef struct partial {
+    wt_gradients d;                  /* first: the passes of gradients are planned from it */
+    wt_view mask, fresh, sums;       /* mask.handle NULL: none */
+    bool transposed, plane, biased;  /* plane: the mask has no axis for channels */
+    int64_t extra[3];                /* output_padding */
+    int64_t out[5];                  /* dims of the result */
+} partial;
+
+/* ---------------------------------------------------------------- arguments */
+static bool see_mask(wt_call *call, int at, partial *q) {
+    const wt_tensor *t = &call->arg[at].tensor;
+    const wt_geometry *g = &q->d.g;
+    int full = g->rank + (g->batched ? 2 : 1);
+    q->mask.handle = t->handle;
+    q->plane = t->handle && t->rank == full - 1;
+    if (!t->handle) return true;
+    if (t->rank != full && t->rank != full - 1)
+        return wt_fail(call, "mask: has %lld dimensions, allowed with input of %d: %d, or %d without channels", (long long)t->rank, full, full, full - 1);
+    if (!wt_is_float(t->dtype) && t->dtype != WEFT_U8)
+        return wt_fail(call, "mask: is %s, allowed: bool, uint8, float32, float64, float16 or bfloat16", wt_dtype_name(t->code));
+    q->mask = wt_see(t, g->rank);
+    if (q->plane) {                  /* wt_see took n for c */
+        q->mask.dims[0] = g->batched ? q->mask.dims[1] : 1;
+        q->mask.strides[0] = g->batched ? q->mask.strides[1] : 0;
+        q->mask.dims[1] = 1;
+        q->mask.strides[1] = 0;
+    }
+    for (int a = 0; a < 5; a++) {
+        int64_t got = q->mask.dims[a], allowed = q->d.x.dims[a];
+        if (got != allowed && (a > 1 || got != 1))
+            return wt_fail(call, "mask: has %lld elements along axis %c, allowed: %s%lld, as input has", (long long)got, "ncdhw"[a], a > 1 ? "" : "1 or ",
+                           (long long)allowed);
+    }
+    return true;
+}
+
+static bool read_output_padding(wt_call *call, int at, partial *q) {
+    const wt_geometry *g = &q->d.g;
+    for (int a = 0; a < 3; a++) q->extra[a] = 0;
+    if (!wt_read_axes(call, at, g->rank, 1, q->extra, NULL)) return false;
+    for (int a = 0; a < 3; a++) {
+        int64_t most = !q->transposed ? 1 : g->stride[a] > g->dilation[a] ? g->stride[a] : g->dilation[a];
+        if (q->extra[a] < 0 || q->extra[a] >= most)
+            return wt_fail(call, "output_padding: is %lld along spatial axis %d, allowed: 0%s", (long long)q->extra[a], a - 3 + g->rank,
+                           q->transposed ? " or more, below the stride or the dilation" : " unless the convolution is transposed");
+    }
+    return true;
+}
+
+/* What both operators have: input, weight, mask and geometry; and the dims of the result. stride: where it stands. */
+static bool open_partial(wt_call *call, partial *q, int input, int mask, int stride, int transposed) {
+    wt_gradients *d = &q->d;
+    q->transposed = call->arg[transposed].integer;
+    if (!wt_check_pair(call, &d->g, input, input + 1) || !wt_read_geometry(call, &d->g, stride)) return false;
+    d->x = wt_see(&call->arg[input].tensor, d->g.rank);
+    d->w = wt_see(&call->arg[input + 1].tensor, d->g.rank);
+    q->out[0] = d->x.dims[0];
+    q->out[1] = d->w.dims[0];
+    if (q->transposed && !wt_grouped_channels(call, &d->g, &d->w, &q->out[1])) return false;
+    return wt_check_channels(call, &d->g, &d->x, &d->w, q->transposed ? 0 : 1, "input") && read_output_padding(call, transposed + 1, q) &&
+           see_mask(call, mask, q) && wt_out_sizes(call, &d->g, &d->x, &d->w, q->transposed ? q->extra : NULL, q->out);
+}
+
+/* ---------------------------------------------------------------- the problem */
+static int64_t mask_kind(const partial *q) { return !q->mask.handle ? 0 : q->mask.dims[1] == 1 ? 1 : 2; }
+
+static void begin(weft_problem *p, const partial *q, weft_pass pass) {
+    wt_begin(p, WEFT_PARTIAL_CONV, pass, &q->d.g, &q->d.x, &q->d.w);
+    p->o = q->out[1];
+    p->attr[WEFT_PARTIAL_MASK] = mask_kind(q);
+    p->attr[WEFT_PARTIAL_SHARED] = q->mask.handle && q->mask.dims[0] != q->d.x.dims[0];
+    p->attr[WEFT_PARTIAL_TRANSPOSED] = q->transposed;
+    for (int a = 0; a < 3; a++) p->attr[WEFT_PARTIAL_OUTPAD + a] = q->extra[a];
+}
+
+/* The dims of the new mask (channels: of the result) or of the sums (channels: groups); one for all without a mask. */
+static void mask_dims(const partial *q, int64_t channels, int64_t dims[5]) {
+    dims[0] = q->mask.handle ? q->mask.dims[0] : 1;
+    dims[1] = mask_kind(q) == 2 ? channels : 1;
+    for (int a = 2; a < 5; a++) dims[a] = q->out[a];
+}
+
+/* The new mask has the axes that the mask has. */
+static bool create_mask(wt_call *call, partial *q, bool last) {
+    const wt_geometry *g = &q->d.g;
+    wt_view *v = &q->fresh;
+    int64_t sizes[5], strides[5];
+    int axis[5], n = 0;
+    mask_dims(q, q->out[1], v->dims);
+    if (!wt_dense(v->strides, v->dims, last)) return wt_fail(call, "the new mask has more elements than memory, allowed: fewer than 2^63");
+    for (int a = 0; a < 5; a++)
+        if (a == 0 ? g->batched : a == 1 ? !q->plane : a >= 5 - g->rank) sizes[n] = v->dims[a], strides[n] = v->strides[a], axis[n++] = a;
+    int32_t code = call->arg[q->mask.handle ? MASK : INPUT].tensor.code;
+    v->dtype = wt_dtype_of(code);
+    if (!wt_result(call, 1, n, sizes, strides, code, &v->data)) return false;
+    for (int i = 0; i < n; i++) v->strides[axis[i]] = strides[i];
+    return true;
+}
+
+/* ---------------------------------------------------------------- forward */
+static bool run_partial_conv(wt_call *call) {
+    partial q;
+    if (!open_partial(call, &q, INPUT, MASK, STRIDE, TRANSPOSED) || !wt_check_bias(call, BIAS, q.out[1]) || !wt_check_act(call, ACT)) return false;
+    const wt_geometry *g = &q.d.g;
+    int32_t code = call->arg[INPUT].tensor.code, wide = q.d.x.dtype == WEFT_F64 ? code : wt.aoti_torch_dtype_float32();
+    bool last = wt_is_last(&q.d.x);
+    int64_t dims[5];
+    wt_view y;
+    mask_dims(&q, g->groups, dims);
+    if (!wt_create(call, 0, &y, q.out, g->rank, last, g->batched, code) || !create_mask(call, &q, last) ||
+        !wt_create(call, 2, &q.sums, dims, g->rank, last, g->batched, wide))
+        return false;
+    if (wt_is_empty(&q.sums)) return true;   /* an empty batch still has a new mask where one mask serves all */
+    weft_problem p;
+    weft_args args = WEFT_ARGS_INIT;
+    begin(&p, &q, WEFT_FWD);
+    wt_put(&p, &args, WEFT_SRC, &q.d.x);
+    wt_put(&p, &args, WEFT_WEIGHTS, &q.d.w);
+    if (q.mask.handle) wt_put(&p, &args, WEFT_MASK, &q.mask);
+    wt_put(&p, &args, WEFT_DST, &y);
+    wt_put(&p, &args, WEFT_NEW_MASK, &q.fresh);
+    wt_put(&p, &args, WEFT_SUMS, &q.sums);
+    return wt_put_epilogue(call, &p, &args, BIAS, ACT) && wt_execute(call, wt_plan(call, &p), &args);
+}
+WT_OPERATOR_OUT_PAIR(partial_conv, "partial_conv(Tensor input, Tensor weight, Tensor? bias, Tensor? mask, SymInt[] stride, SymInt[] padding, "
+                                   "SymInt[] dilation, SymInt groups, str act, float lo, float hi, bool transposed, SymInt[] output_padding) "
+                                   "-> (Tensor, Tensor, Tensor)")
+
+/* ---------------------------------------------------------------- gradients */
+static weft_plan *plan_pass(wt_call *call, const wt_gradients *d, weft_pass pass, bool bias, weft_args *args) {
+    const partial *q = (const partial *)d;
+    weft_problem p;
+    begin(&p, q, pass);
+    p.attr[WEFT_PARTIAL_BIASED] = q->biased;
+    bool data = pass == WEFT_BWD_DATA || pass == WEFT_BWD, weights = pass == WEFT_BWD_WEIGHTS || pass == WEFT_BWD;
+    if (weights) wt_put(&p, args, WEFT_SRC, &d->x), wt_put(&p, args, WEFT_DIFF_WEIGHTS, &d->dw);
+    if (data) wt_put(&p, args, WEFT_WEIGHTS, &d->w), wt_put(&p, args, WEFT_DIFF_SRC, &d->dx);
+    if (q->mask.handle && pass != WEFT_BWD_BIAS) wt_put(&p, args, WEFT_MASK, &q->mask);
+    wt_put(&p, args, WEFT_DIFF_DST, &d->dy);
+    wt_put(&p, args, WEFT_SUMS, &q->sums);
+    if (bias && pass != WEFT_BWD_BIAS) wt_add_step(&p, WEFT_STEP_BIAS, 0, 0);
+    if (bias) wt_put_vector(&p, args, WEFT_DIFF_BIAS, d->db.data, d->db.dtype, 1);
+    return wt_plan(call, &p);
+}
+
+/* A tensor that must have these dims, and the rank that such dims have beside input. */
+static bool see_exactly(wt_call *call, int at, const partial *q, const int64_t dims[5], wt_view *v) {
+    const wt_tensor *t = &call->arg[at].tensor;
+    int full = q->d.g.rank + (q->d.g.batched ? 2 : 1);
+    const char *name = call->op->name[at];
+    if (t->rank != full) return wt_fail(call, "%s: has %lld dimensions, allowed: as many as input, %d", name, (long long)t->rank, full);
+    *v = wt_see(t, q->d.g.rank);
+    for (int a = 0; a < 5; a++)
+        if (v->dims[a] != dims[a])
+            return wt_fail(call, "%s: has %lld elements along axis %c, allowed: %lld, as the forward operator gives", name, (long long)v->dims[a], "ncdhw"[a],
+                           (long long)dims[a]);
+    return true;
+}
+
+static bool open_gradients(wt_call *call, partial *q) {
+    int64_t dims[5];
+    int32_t wide = q->d.x.dtype == WEFT_F64 ? WEFT_F64 : WEFT_F32;
+    q->biased = call->arg[B_BIASED].integer;
+    q->d.want = call->arg[B_WANT].integer;
+    q->d.plan = plan_pass;
+    mask_dims(q, q->d.g.groups, dims);
+    if (!see_exactly(call, B_GRAD, q, q->out, &q->d.dy) || !see_exactly(call, B_SUMS, q, dims, &q->sums) ||
+        !wt_check_same_type(call, B_GRAD, B_INPUT))
+        return false;
+    if (q->sums.dtype != wide)
+        return wt_fail(call, "sums: is %s, allowed: %s", wt_dtype_name(call->arg[B_SUMS].tensor.code), wide == WEFT_F64 ? "float64" : "float32");
+    if (q->d.want & WT_WANT_BIAS && !q->biased)
+        return wt_fail(call, "want: is %lld with biased false, allowed: the gradient of a bias only where the forward operator had one", (long long)q->d.want);
+    return true;
+}
+
+static bool run_partial_conv_backward(wt_call *call) {
+    partial q;
+    if (!open_partial(call, &q, B_INPUT, B_MASK, B_STRIDE, B_TRANSPOSED) || !wt_check_bias_dtype(call, B_BIAS_DTYPE, B_INPUT) || !open_gradients(call, &q) ||
+        !wt_create_wanted(call, &q.d, false, B_INPUT, B_BIAS_DTYPE))
+        return false;
+    if (wt_is_empty(&q.d.dy)) return wt_zero_wanted(call);
+    return wt_match_format(call, &q.d.dy, q.d.g.rank, wt_is_last(&q.d.x), q.d.g.batched, call->arg[B_GRAD].tensor.code, "grad_output") &&
+           wt_run_wanted(call, &q.d);
+}
+WT_OPERATOR(partial_conv_backward, "partial_conv_backward(Tensor grad_output, Tensor input, Tensor weight, Tensor? mask, Tensor sums, SymInt[] stride, "
+                                   "SymInt[] padding, SymInt[] dilation, SymInt groups, bool transposed, SymInt[] output_padding, bool biased, int want, "
+                                   "ScalarType bias_dtype) -> (Tensor, Tensor, Tensor)")
