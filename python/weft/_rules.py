@@ -29,7 +29,8 @@ TYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)   # what w
 
 
 class Rule:
-    """One operator and its gradient. tensors: how many leading arguments are tensors; only they have gradients.
+    """One operator and its gradient. tensors: how many leading arguments are tensors; only they have gradients. listed: the argument after
+    them is a list of tensors, which have gradients too, and are counted one by one in what follows.
     fake(*args) gives results of the right shape, for tracing, and refuses what the kernel refuses.
 
     save(ctx, inputs, output) notes what the others need and returns the tensors to keep; gradient(ctx, *grads) returns one gradient for
@@ -39,18 +40,21 @@ class Rule:
     which cost 2.5 us of 14: the short one is not used there, and the kernel is called by torch.func, once for each of its levels.
     """
 
-    __slots__ = ("op", "out", "outs", "tensors", "apply")
+    __slots__ = ("op", "out", "outs", "tensors", "listed", "apply")
 
     def __init__(self, name: str, tensors: int, fake: Callable, save: Callable, gradient: Callable, tangent: Callable | None = None,
-                 batch: Callable | None = None) -> None:
+                 batch: Callable | None = None, listed: bool = False) -> None:
         op = getattr(_ops, name).default
-        self.op, self.tensors = op, tensors
+        self.op, self.tensors, self.listed = op, tensors, listed
         self.out, self.outs = _register_out(name, fake)
         torch.library.register_fake(f"weft::{name}", fake)
 
+        def joined(inputs: tuple, settings: tuple) -> tuple:
+            return (*inputs[:tensors], list(inputs[tensors:]), *settings) if listed else (*inputs, *settings)
+
         def forward(ctx: Any, *packed: Any) -> Any:
             """Settings come as one argument: each argument of a Function costs time, also on the way back."""
-            args = packed[:-1] + packed[-1]
+            args = joined(packed[:-1], packed[-1])
             with _BelowAutograd():
                 output = op(*args)
             ctx.save_for_backward(*save(ctx, args, output))
@@ -60,7 +64,7 @@ class Rule:
             """A Function turns gradients off, but the outer levels of torch.func run inside of it: to them the caller's mode holds, and
             their own for tangents, which are off while this level computes one."""
             *inputs, (keys, grad_mode, settings) = packed
-            args = (*inputs, *settings)
+            args = joined(inputs, settings)
             with _BelowAutograd(), torch.set_grad_enabled(grad_mode), _forward_ad._set_fwd_grad_enabled(True):
                 output = op.redispatch(keys & _C._after_autograd_keyset, *args)
             kept = save(ctx, args, output)
@@ -77,7 +81,7 @@ class Rule:
                 raise RuntimeError(f"weft::{name}: has no forward-mode derivative; use reverse mode")
             kept = [None if t is None else _forward_ad.unpack_dual(t, level=0).primal for t in ctx.saved_tensors]
             with _forward_ad._set_fwd_grad_enabled(True):
-                return tangent(ctx, *kept, *tangents[:tensors])
+                return tangent(ctx, *kept, *tangents[:-1])
 
         def applied(suffix: str, **methods: Callable) -> Callable:
             function = type(f"weft_{name}{suffix}", (torch.autograd.Function,), {k: staticmethod(f) for k, f in methods.items()})
@@ -88,9 +92,15 @@ class Rule:
 
         def kernel(keys: Any, *args: Any) -> Any:
             with enable_single_level_autograd_function():
-                return in_kernel(*args[:tensors], (keys, _grad_enabled(), args[tensors:]))
+                inputs, settings = self.apart(args)
+                return in_kernel(*inputs, (keys, _grad_enabled(), settings))
         _kernels.impl(name, kernel, "Autograd", with_keyset=True)
         torch.library.register_vmap(op, batch or _refuse_batch(name))
+
+    def apart(self, args: tuple) -> tuple[tuple, tuple]:
+        """The tensors that have gradients, one by one, and the settings."""
+        n = self.tensors
+        return ((*args[:n], *args[n]), args[n + 1:]) if self.listed else (args[:n], args[n:])
 
 
 def _refuse_batch(name: str) -> Callable:
@@ -136,9 +146,10 @@ def call(rule: Rule, *args: Any) -> Any:
         if _in_transform() or _forward_ad._current_level >= 0:
             return rule.op(*args)
         if _grad_enabled():
-            for t in args[:rule.tensors]:
+            inputs, settings = rule.apart(args)
+            for t in inputs:
                 if t is not None and t.requires_grad:
-                    return rule.apply(*args[:rule.tensors], args[rule.tensors:])
+                    return rule.apply(*inputs, settings)
         with _BelowAutograd():
             return rule.op(*args)
     except RuntimeError as error:
