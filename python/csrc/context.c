@@ -40,6 +40,10 @@ static _Thread_local struct { const char *name[4]; int count; } kernels;
 
 void wt_kernels_clear(void) { kernels.count = 0; }
 
+void wt_kernels_add(const char *name) {
+    if (kernels.count < 4) kernels.name[kernels.count++] = name;
+}
+
 /* The kernels that this thread's last operator ran, joined by " + "; for the benchmark. */
 WEFT_API const char *weft_torch_kernels(void) {
     static _Thread_local char text[512];
