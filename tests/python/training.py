@@ -40,7 +40,7 @@ def made_up(shape: Sequence[int], classes: int | None, seed: int, count: int = 4
     return batches
 
 
-def train(model: nn.Module, steps: int, seed: int, batches: Sequence[Batch], lr: float = 0.01, nudge: float = 0.0) -> list[float]:
+def train(model: nn.Module, steps: int, seed: int, batches: Sequence[Batch], lr: float = 0.003, nudge: float = 0.0, nudge_seed: int = 0) -> list[float]:
     """Trains `model` in place by SGD with momentum, going round the batches; the loss of each step. The seed is that of dropout.
 
     `nudge` multiplies every parameter by 1 + nudge * N(0, 1) before every step, from a generator of its own: dropout stays the same.
@@ -50,7 +50,7 @@ def train(model: nn.Module, steps: int, seed: int, batches: Sequence[Batch], lr:
     first = next(model.parameters())
     batches = [batch.to(first.device, first.dtype) for batch in batches]
     optimiser = torch.optim.SGD(model.parameters(), lr, momentum=0.9)
-    generator = torch.Generator(first.device).manual_seed(seed)
+    generator = torch.Generator(first.device).manual_seed(nudge_seed)
     losses = []
     for step in range(steps):
         if nudge:
@@ -66,16 +66,17 @@ def train(model: nn.Module, steps: int, seed: int, batches: Sequence[Batch], lr:
     return torch.stack(losses).tolist()
 
 
-def assert_parity(reference: nn.Module, other: nn.Module, steps: int, seed: int, batches: Sequence[Batch], lr: float = 0.01) -> float:
+def assert_parity(reference: nn.Module, other: nn.Module, steps: int, seed: int, batches: Sequence[Batch], lr: float = 0.003) -> float:
     """Fails where `other` trains differently from `reference` by more than rounding; neither is changed. The largest distance over its bound, at most 1.
 
     How fast rounding grows from step to step is a property of the model, so it is measured: three runs of the reference with parameters nudged by 8 units
     of rounding before every step. `other` may at any step be 4 times as far from the reference as any of them was so far. The nudge is larger than what a
     kernel's order of summation does because a ReLU or a maximum that flips moves the loss by a jump: a nudged run should meet such a jump first.
+    Models in float64 give the sharper verdict: no flips, and the small ones of examples/models stay within 1e-11 over 40 steps.
     """
     eps = torch.finfo(next(reference.parameters()).dtype).eps
     expected = train(copy.deepcopy(reference), steps, seed, batches, lr)
-    nudged = [train(copy.deepcopy(reference), steps, seed, batches, lr, sign * 8 * eps) for sign in (1, -1, 0.5)]
+    nudged = [train(copy.deepcopy(reference), steps, seed, batches, lr, 8 * eps, run) for run in range(3)]
     noise, worst = 0.0, 0.0
     for step, (want, got, *others) in enumerate(zip(expected, train(copy.deepcopy(other), steps, seed, batches, lr), *nudged)):
         noise = max(noise, *(abs(loss - want) for loss in others))
