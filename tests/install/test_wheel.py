@@ -114,6 +114,7 @@ def test_the_files(wheel: Path) -> None:
     expected = {*tree, "weft/py.typed", "weft/libweft_torch.so", *for_c, *cmake, *about, f"weft-{VERSION}.data/scripts/weft"}
     assert names(wheel) == expected
     assert text(wheel, "weft/include/weft.h") == (ROOT / "include" / "weft.h").read_text()
+    assert zipfile.ZipFile(wheel).getinfo("weft/lib/libweft.so").file_size < 100, "a second copy of the library"
 
 
 def test_a_convolution_away_from_the_tree(installed: Scratch) -> None:
