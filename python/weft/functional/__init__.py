@@ -13,7 +13,8 @@ They work under torch.compile, torch.export, torch.func, torch.fx and autocast, 
 Under autocast a float32 weight is cast at each call: PyTorch's cache of casts is its own. torch.jit.trace records the operator where
 no gradient is wanted, and refuses the Python that computes one: trace under torch.no_grad, or use torch.export.
 """
-from . import conv
+from . import conv, pool
 from .conv import *  # noqa: F403
+from .pool import *  # noqa: F403
 
-__all__ = [*conv.__all__]
+__all__ = [*conv.__all__, *pool.__all__]

@@ -5,7 +5,8 @@
     >>> net(torch.randn(2, 8, 32, 32)).shape
     torch.Size([2, 16, 32, 32])
 """
-from . import conv
+from . import conv, pool
 from .conv import *  # noqa: F403
+from .pool import *  # noqa: F403
 
-__all__ = [*conv.__all__]
+__all__ = [*conv.__all__, *pool.__all__]

@@ -1,0 +1,249 @@
+"""Pooling functions."""
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any, Optional, Union
+
+import torch
+from torch import Tensor
+from torch.overrides import handle_torch_function, has_torch_function_unary
+
+from .._arguments import Size, raised, spread, whole
+from .._ops import pool as _ops
+from .._rules import TYPES, call, call_into
+
+__all__ = ["max_pool1d", "max_pool2d", "max_pool3d", "avg_pool1d", "avg_pool2d", "avg_pool3d", "adaptive_avg_pool1d", "adaptive_avg_pool2d",
+           "adaptive_avg_pool3d"]
+
+Pair = Union[Tensor, tuple[Tensor, Tensor]]
+_is_compiling = torch.compiler.is_compiling
+_in_transform = torch._C._are_functorch_transforms_active
+_grad_enabled = torch.is_grad_enabled
+
+
+# ---------------------------------------------------------------------------------------------- arguments
+
+def _window_now(rank: int, kernel_size: Size, stride: Optional[Size], padding: Size, dilation: Size) -> tuple[tuple[int, ...], ...]:
+    """Kernel, stride, padding and dilation, one value an axis. The stride is that of the kernel where it is None or has no values."""
+    kernel = spread("kernel_size", kernel_size, rank)
+    omitted = stride is None or (isinstance(stride, (tuple, list)) and not stride)
+    return kernel, kernel if omitted else spread("stride", stride, rank), spread("padding", padding, rank), spread("dilation", dilation, rank)
+
+
+@lru_cache(maxsize=4096, typed=True)
+def _window_kept(rank: int, *settings: Any) -> tuple[tuple[int, ...], ...]:
+    """_window_now for what compares by its value; a TypeError is not kept."""
+    for value in settings:
+        if not (value is None or type(value) is int or (type(value) is tuple and all(type(v) is int for v in value))):
+            raise TypeError
+    return _window_now(rank, *settings)
+
+
+def _window(rank: int, *settings: Any) -> tuple[tuple[int, ...], ...]:
+    if _is_compiling():
+        return _window_now(rank, *settings)
+    try:
+        return _window_kept(rank, *settings)
+    except TypeError:   # lists cannot be looked up, other things not be kept, and what is wrong is said again
+        return _window_now(rank, *settings)
+
+
+def _check_switch(name: str, value: Any) -> None:
+    if value is not True and value is not False:
+        raise TypeError(f"{name}: is {value!r}, allowed: True or False")
+
+
+def _check_input(name: str, rank: int, input: Any) -> None:
+    """What the operator cannot know: that max_pool2d was called. Types and sizes are the operator's to check."""
+    if not isinstance(input, Tensor):
+        raise TypeError(f"{name}: input is {type(input).__name__}, allowed: Tensor")
+    if not rank + 1 <= input.ndim <= rank + 2:
+        raise RuntimeError(f"{name}: input has {input.ndim} dimensions {list(input.shape)}, allowed: {rank + 1} (unbatched) or {rank + 2} (batched)")
+
+
+def _divisor(divisor_override: Any) -> int:
+    """As the operator takes it: 0 for none."""
+    if divisor_override is None:
+        return 0
+    value = whole(divisor_override)
+    if value is None:
+        raise TypeError(f"divisor_override: is {divisor_override!r}, allowed: an int or None")
+    if value == 0:
+        raise RuntimeError("divisor_override: is 0, allowed: any other int, or None")
+    return value
+
+
+def _target(name: str, rank: int, output_size: Any, input: Tensor) -> tuple[int, ...]:
+    """The output size of adaptive pooling, one value an axis; in 2D and 3D None keeps that of the input."""
+    if not isinstance(input, Tensor):
+        _check_input(name, rank, input)
+    wrong = f"output_size: is {output_size!r}, allowed: an int, or a sequence of {rank} ints" + (" or None" if rank > 1 else "")
+    if isinstance(output_size, Tensor) and output_size.ndim == 1:
+        output_size = output_size.tolist()
+    if not isinstance(output_size, (tuple, list)):
+        one = None if rank > 1 and isinstance(output_size, Tensor) else whole(output_size)
+        if one is None:
+            raise TypeError(wrong)
+        return (one,) * rank
+    if rank > 1 and input.ndim <= len(output_size):
+        raise ValueError(f"{name}: input has {input.ndim} dimensions {list(input.shape)}, allowed with {len(output_size)} values of output_size: "
+                         f"{len(output_size) + 1} or more")
+    if len(output_size) != rank:
+        raise RuntimeError(f"output_size: has {len(output_size)} values {tuple(output_size)}, allowed: an int, or {rank} of them")
+    _check_input(name, rank, input)
+    sizes = tuple(size if n is None and rank > 1 else whole(n) for n, size in zip(output_size, input.shape[-rank:]))
+    if None in sizes:
+        raise TypeError(wrong)
+    return sizes
+
+
+# ---------------------------------------------------------------------------------------------- the three roads
+
+def _torchs(name: str, out: Any, input: Tensor, *args: Any) -> Any:
+    """PyTorch's own function, for types that weft leaves to it."""
+    if out is not None:
+        raise RuntimeError(f"{name}: out is given with input of {input.dtype}, allowed: float32, float64, float16 or bfloat16")
+    return getattr(torch.nn.functional, name)(input, *args)
+
+
+def _cast(rank: int, input: Tensor) -> Tensor:
+    """Under autocast on the CPU, 3D pooling of 16 bits runs in float32, as PyTorch's does; all other pooling in the type of its input."""
+    return raised(input)[0] if rank == 3 and input.device.type == "cpu" else input
+
+
+def _max_pool(name: str, rank: int, input: Tensor, kernel_size: Size, stride: Optional[Size], padding: Size, dilation: Size, ceil_mode: bool,
+              return_indices: bool, out: Any) -> Any:
+    if has_torch_function_unary(input):
+        return handle_torch_function(globals()[name], (input,), input, kernel_size, stride=stride, padding=padding, dilation=dilation,
+                                     ceil_mode=ceil_mode, return_indices=return_indices, out=out)
+    _check_input(name, rank, input)
+    if input.dtype not in TYPES:
+        return _torchs(name, out, input, kernel_size, stride, padding, dilation, ceil_mode, return_indices)
+    _check_switch("ceil_mode", ceil_mode)
+    args = (_cast(rank, input), *_window(rank, kernel_size, stride, padding, dilation), ceil_mode)
+    if out is not None:
+        return tuple(call_into(_ops.max_pool_index, out, *args, True)) if return_indices else call_into(_ops.max_pool, out, *args)
+    if return_indices:
+        return call(_ops.max_pool_index, *args, True)
+    if _grad_enabled() and (input.requires_grad or (not _is_compiling() and _in_transform())):
+        return call(_ops.max_pool_index, *args, False)[0]   # what a gradient needs: a byte for each window
+    return call(_ops.max_pool, *args)
+
+
+def _avg_pool(name: str, rank: int, input: Tensor, kernel_size: Size, stride: Optional[Size], padding: Size, ceil_mode: bool,
+              count_include_pad: bool, divisor_override: tuple, out: Optional[Tensor]) -> Tensor:
+    """divisor_override: nothing in 1D, where there is none, else one value."""
+    if has_torch_function_unary(input):
+        more = {"divisor_override": divisor_override[0]} if divisor_override else {}
+        return handle_torch_function(globals()[name], (input,), input, kernel_size, stride=stride, padding=padding, ceil_mode=ceil_mode,
+                                     count_include_pad=count_include_pad, **more, out=out)
+    _check_input(name, rank, input)
+    if input.dtype not in TYPES:
+        return _torchs(name, out, input, kernel_size, stride, padding, ceil_mode, count_include_pad, *divisor_override)
+    _check_switch("ceil_mode", ceil_mode)
+    _check_switch("count_include_pad", count_include_pad)
+    kernel, step, pads, _ = _window(rank, kernel_size, stride, padding, 1)
+    args = (_cast(rank, input), kernel, step, pads, ceil_mode, count_include_pad, _divisor(*divisor_override) if divisor_override else 0)
+    return call(_ops.avg_pool, *args) if out is None else call_into(_ops.avg_pool, out, *args)
+
+
+def _adaptive_avg_pool(name: str, rank: int, input: Tensor, output_size: Any, out: Optional[Tensor]) -> Tensor:
+    if has_torch_function_unary(input):
+        return handle_torch_function(globals()[name], (input,), input, output_size, out=out)
+    size = (output_size,) * rank if type(output_size) is int else _target(name, rank, output_size, input)
+    _check_input(name, rank, input)
+    if input.dtype not in TYPES:
+        return _torchs(name, out, input, output_size)
+    input = _cast(rank, input)
+    return call(_ops.adaptive_avg_pool, input, size) if out is None else call_into(_ops.adaptive_avg_pool, out, input, size)
+
+
+# ---------------------------------------------------------------------------------------------- public
+
+def max_pool1d(input: Tensor, kernel_size: Size, stride: Optional[Size] = None, padding: Size = 0, dilation: Size = 1, ceil_mode: bool = False,
+               return_indices: bool = False, *, out: Optional[Pair] = None) -> Any:
+    """1D max pooling: torch.nn.functional.max_pool1d. With return_indices, `out` is a pair (values, indices).
+
+        >>> weft.functional.max_pool1d(torch.randn(2, 4, 100), 3, stride=2, padding=1).shape
+        torch.Size([2, 4, 50])
+    """
+    return _max_pool("max_pool1d", 1, input, kernel_size, stride, padding, dilation, ceil_mode, return_indices, out)
+
+
+def max_pool2d(input: Tensor, kernel_size: Size, stride: Optional[Size] = None, padding: Size = 0, dilation: Size = 1, ceil_mode: bool = False,
+               return_indices: bool = False, *, out: Optional[Pair] = None) -> Any:
+    """2D max pooling: torch.nn.functional.max_pool2d. With return_indices, `out` is a pair (values, indices).
+
+        >>> y, where = weft.functional.max_pool2d(torch.randn(2, 8, 32, 32), 2, return_indices=True)
+        >>> y.shape, where.dtype
+        (torch.Size([2, 8, 16, 16]), torch.int64)
+    """
+    return _max_pool("max_pool2d", 2, input, kernel_size, stride, padding, dilation, ceil_mode, return_indices, out)
+
+
+def max_pool3d(input: Tensor, kernel_size: Size, stride: Optional[Size] = None, padding: Size = 0, dilation: Size = 1, ceil_mode: bool = False,
+               return_indices: bool = False, *, out: Optional[Pair] = None) -> Any:
+    """3D max pooling: torch.nn.functional.max_pool3d. With return_indices, `out` is a pair (values, indices).
+
+        >>> weft.functional.max_pool3d(torch.randn(1, 8, 9, 9, 9), (1, 3, 3), ceil_mode=True).shape
+        torch.Size([1, 8, 9, 3, 3])
+    """
+    return _max_pool("max_pool3d", 3, input, kernel_size, stride, padding, dilation, ceil_mode, return_indices, out)
+
+
+def avg_pool1d(input: Tensor, kernel_size: Size, stride: Optional[Size] = None, padding: Size = 0, ceil_mode: bool = False,
+               count_include_pad: bool = True, *, out: Optional[Tensor] = None) -> Tensor:
+    """1D average pooling: torch.nn.functional.avg_pool1d.
+
+        >>> weft.functional.avg_pool1d(torch.ones(1, 1, 4), 3, stride=1, padding=1, count_include_pad=False)
+        tensor([[[1., 1., 1., 1.]]])
+    """
+    return _avg_pool("avg_pool1d", 1, input, kernel_size, stride, padding, ceil_mode, count_include_pad, (), out)
+
+
+def avg_pool2d(input: Tensor, kernel_size: Size, stride: Optional[Size] = None, padding: Size = 0, ceil_mode: bool = False,
+               count_include_pad: bool = True, divisor_override: Optional[int] = None, *, out: Optional[Tensor] = None) -> Tensor:
+    """2D average pooling: torch.nn.functional.avg_pool2d.
+
+        >>> weft.functional.avg_pool2d(torch.randn(2, 8, 32, 32), 3, stride=2, padding=1).shape
+        torch.Size([2, 8, 16, 16])
+    """
+    return _avg_pool("avg_pool2d", 2, input, kernel_size, stride, padding, ceil_mode, count_include_pad, (divisor_override,), out)
+
+
+def avg_pool3d(input: Tensor, kernel_size: Size, stride: Optional[Size] = None, padding: Size = 0, ceil_mode: bool = False,
+               count_include_pad: bool = True, divisor_override: Optional[int] = None, *, out: Optional[Tensor] = None) -> Tensor:
+    """3D average pooling: torch.nn.functional.avg_pool3d.
+
+        >>> weft.functional.avg_pool3d(torch.randn(1, 8, 9, 9, 9), 3, divisor_override=1).shape
+        torch.Size([1, 8, 3, 3, 3])
+    """
+    return _avg_pool("avg_pool3d", 3, input, kernel_size, stride, padding, ceil_mode, count_include_pad, (divisor_override,), out)
+
+
+def adaptive_avg_pool1d(input: Tensor, output_size: Size, *, out: Optional[Tensor] = None) -> Tensor:
+    """1D average pooling to a given size: torch.nn.functional.adaptive_avg_pool1d.
+
+        >>> weft.functional.adaptive_avg_pool1d(torch.randn(2, 4, 100), 7).shape
+        torch.Size([2, 4, 7])
+    """
+    return _adaptive_avg_pool("adaptive_avg_pool1d", 1, input, output_size, out)
+
+
+def adaptive_avg_pool2d(input: Tensor, output_size: Union[int, None, Sequence[Optional[int]]], *, out: Optional[Tensor] = None) -> Tensor:
+    """2D average pooling to a given size, None for that of the input: torch.nn.functional.adaptive_avg_pool2d.
+
+        >>> weft.functional.adaptive_avg_pool2d(torch.randn(2, 8, 32, 32), (None, 1)).shape
+        torch.Size([2, 8, 32, 1])
+    """
+    return _adaptive_avg_pool("adaptive_avg_pool2d", 2, input, output_size, out)
+
+
+def adaptive_avg_pool3d(input: Tensor, output_size: Union[int, None, Sequence[Optional[int]]], *, out: Optional[Tensor] = None) -> Tensor:
+    """3D average pooling to a given size, None for that of the input: torch.nn.functional.adaptive_avg_pool3d.
+
+        >>> weft.functional.adaptive_avg_pool3d(torch.randn(1, 8, 9, 9, 9), 1).shape
+        torch.Size([1, 8, 1, 1, 1])
+    """
+    return _adaptive_avg_pool("adaptive_avg_pool3d", 3, input, output_size, out)
