@@ -15,6 +15,10 @@ no gradient is wanted, and refuses the Python that computes one: trace under tor
 """
 from . import conv, pool
 from .conv import *  # noqa: F403
+from .cross_entropy import *  # noqa: F403
+from .cross_entropy import __all__ as _cross_entropy   # the function has the module's name
 from .pool import *  # noqa: F403
+from .softmax import *  # noqa: F403
+from .softmax import __all__ as _softmax
 
-__all__ = [*conv.__all__, *pool.__all__]
+__all__ = [*conv.__all__, *_cross_entropy, *pool.__all__, *_softmax]

@@ -1,0 +1,187 @@
+/* Cross entropy of logits (C), (N, C) or (N, C, d1 .. dk) and its gradient: log-softmax and negative log-likelihood in one. The target
+ * is a class a row (int64) or, in the type and shape of the logits, a probability an element. Besides the loss there is the log-sum-exp
+ * of every row, which the gradient needs.
+ * On the CPU a label that is no class is refused, after the run: it makes the loss NaN, and only then the labels are looked at. On
+ * CUDA, where nobody waits for the result, the loss and the gradients that it leads to are NaN. */
+#include <string.h>
+
+#include "rows.h"
+
+/* Where the arguments stand; in the backward operator one later, and after lse two. */
+enum { INPUT, TARGET, WEIGHT, SETTINGS };
+enum { B_GRAD, B_INPUT, B_LSE = 4, B_SETTINGS };
+enum { IGNORE, REDUCTION, SMOOTHING };
+enum { SRC, LABELS, MOST = 5 };      /* logits and target come first among the tensors of a loss */
+
+typedef struct loss {
+    wt_shape s;
+    wt_rows t[MOST];                 /* what lies along the rows, each with its role */
+    weft_role role[MOST];
+    int count;
+    void *reduced;                   /* a loss that is one number, or its gradient */
+    weft_role reduced_role;
+    const wt_tensor *weight;
+    bool probs;
+    int64_t ignore, reduction;
+    double smoothing;
+} loss;
+
+/* A place for one more tensor along the rows. */
+static wt_rows *along(loss *l, weft_role role) {
+    l->role[l->count] = role;
+    return &l->t[l->count++];
+}
+
+static bool is_none(const loss *l) { return l->reduction == WEFT_CE_NONE; }
+
+static bool on_cpu(const wt_call *call) { return call->device_type == wt.aoti_torch_device_type_cpu(); }
+
+/* ---------------------------------------------------------------- arguments */
+static bool read_target(wt_call *call, loss *l, int input) {
+    const wt_tensor *x = &call->arg[input].tensor, *t = &call->arg[input + 1].tensor;
+    l->probs = t->code == x->code;
+    if (!l->probs && t->dtype != WEFT_I64)
+        return wt_fail(call, "target: is %s, allowed: int64 (classes) or the type of input, %s (probabilities)", wt_dtype_name(t->code), wt_dtype_name(x->code));
+    return wt_rows_of(call, input + 1, &l->s, l->probs, along(l, WEFT_TARGET));
+}
+
+static bool read_weight(wt_call *call, loss *l, int input) {
+    const wt_tensor *w = &call->arg[input + 2].tensor;
+    int64_t classes = l->s.sizes[l->s.channel];
+    l->weight = w;
+    if (!w->handle) return true;
+    if (w->rank != 1 || w->sizes[0] != classes)
+        return wt_fail(call, "weight: has %lld dimensions of which the first is %lld, allowed: one dimension of %lld, the classes", (long long)w->rank,
+                       (long long)(w->rank ? w->sizes[0] : 0), (long long)classes);
+    return wt_check_same_type(call, input + 2, input);
+}
+
+static bool read_settings(wt_call *call, loss *l, int at) {
+    l->ignore = call->arg[at + IGNORE].integer;
+    l->reduction = call->arg[at + REDUCTION].integer;
+    l->smoothing = call->arg[at + SMOOTHING].real;
+    if (l->reduction < WEFT_CE_NONE || l->reduction > WEFT_CE_SUM)
+        return wt_fail(call, "reduction: is %lld, allowed: 0 (none), 1 (mean) or 2 (sum)", (long long)l->reduction);
+    return (l->smoothing >= 0 && l->smoothing <= 1) || wt_fail(call, "label_smoothing: is %g, allowed: 0 to 1", l->smoothing);
+}
+
+static bool read_loss(wt_call *call, loss *l, int input, int settings) {
+    if (!call->arg[input].tensor.rank) return wt_fail(call, "input: has 0 dimensions, allowed: 1 (classes), 2 (batch, classes) or more");
+    if (!wt_check_float(call, input) || !wt_shape_of(call, input, &l->s)) return false;
+    l->s.channel = l->s.rank > 1;
+    l->count = 0;
+    return wt_rows_of(call, input, &l->s, true, along(l, WEFT_SRC)) && read_target(call, l, input) && read_weight(call, l, input) &&
+           read_settings(call, l, settings);
+}
+
+/* ---------------------------------------------------------------- the problem */
+static void put_loss(weft_problem *p, weft_args *args, const loss *l, const wt_view *v, weft_pass pass) {
+    wt_rows_problem(p, WEFT_CROSS_ENTROPY, pass, v);
+    p->attr[WEFT_CE_PROBS] = l->probs;
+    p->attr[WEFT_CE_WEIGHTED] = l->weight->handle != NULL;
+    p->attr[WEFT_CE_IGNORE] = l->ignore;
+    p->attr[WEFT_CE_REDUCTION] = l->reduction;
+    p->real[WEFT_CE_SMOOTH] = l->smoothing;
+    for (int i = 0; i < l->count; i++) wt_put(p, args, l->role[i], &v[i]);
+    if (!is_none(l)) wt_put_vector(p, args, l->reduced_role, l->reduced, v[SRC].dtype, 1);
+    if (l->weight->handle) wt_put_vector(p, args, WEFT_WEIGHTS, l->weight->data, l->weight->dtype, l->weight->strides[0]);
+}
+
+/* Without classes a row has no loss: what is reduced is that of no rows at all. */
+static bool run_without_classes(wt_call *call, loss *l, wt_view *v) {
+    const wt_tensor none = {0};
+    weft_problem p;
+    weft_args args = WEFT_ARGS_INIT;
+    for (int i = 2; i < l->count; i++)
+        if (wt.aoti_torch_zero_(l->t[i].handle)) return wt_fail(call, "a result could not be set to 0");
+    if (is_none(l)) return true;
+    l->weight = &none;
+    for (int i = 0; i < l->count; i++) v[i].dims[0] = 0, v[i].dims[1] = 1;
+    put_loss(&p, &args, l, v, WEFT_FWD);
+    return wt_execute(call, wt_plan(call, &p), &args);
+}
+
+/* ---------------------------------------------------------------- labels */
+static bool is_nan(const void *value, int32_t dtype) {
+    uint16_t half;
+    float single;
+    double wide;
+    switch (dtype) {
+    case WEFT_F32: memcpy(&single, value, sizeof(single)); return single != single;
+    case WEFT_F64: memcpy(&wide, value, sizeof(wide)); return wide != wide;
+    default: memcpy(&half, value, sizeof(half)); return (half & 0x7fff) > (dtype == WEFT_F16 ? 0x7c00 : 0x7f80);
+    }
+}
+
+static bool check_label(wt_call *call, const loss *l, int64_t label) {
+    int64_t classes = l->s.sizes[l->s.channel];
+    if ((label >= 0 && label < classes) || label == l->ignore) return true;
+    return wt_fail(call, "target: is %lld, allowed: a class, 0 to %lld, or ignore_index, %lld", (long long)label, (long long)classes - 1, (long long)l->ignore);
+}
+
+static bool check_labels(wt_call *call, const loss *l, const wt_view *v) {
+    const int64_t *label = v->data, *d = v->dims, *s = v->strides;
+    for (int64_t n = 0; n < d[0]; n++)
+        for (int64_t z = 0; z < d[2]; z++)
+            for (int64_t y = 0; y < d[3]; y++)
+                for (int64_t x = 0; x < d[4]; x++)
+                    if (!check_label(call, l, label[n * s[0] + z * s[2] + y * s[3] + x * s[4]])) return false;
+    return true;
+}
+
+/* A loss by row may hold NaN anywhere: reading the labels is cheaper than reading it. */
+static bool check_target(wt_call *call, const loss *l, const wt_view *v) {
+    bool suspect = is_none(l) || !v->dims[1] || is_nan(l->reduced, v[SRC].dtype);
+    return l->probs || !on_cpu(call) || !suspect || check_labels(call, l, &v[LABELS]);
+}
+
+/* ---------------------------------------------------------------- operators */
+static bool create_loss(wt_call *call, loss *l) {
+    int32_t code = l->t[SRC].code, wide = wt_dtype_of(code) == WEFT_F64 ? code : wt.aoti_torch_dtype_float32();
+    int64_t none = 0;
+    l->reduced_role = WEFT_DST;
+    bool ok = is_none(l) ? wt_rows_create(call, 0, &l->s, false, false, code, along(l, WEFT_DST)) : wt_result(call, 0, 0, &none, &none, code, &l->reduced);
+    return ok && wt_rows_create(call, 1, &l->s, false, false, wide, along(l, WEFT_LSE));
+}
+
+static bool run_cross_entropy(wt_call *call) {
+    loss l;
+    wt_view v[MOST];
+    if (!read_loss(call, &l, INPUT, SETTINGS) || !create_loss(call, &l)) return false;
+    if (is_none(&l) && !wt_shape_rows(&l.s)) return true;
+    if (!wt_rows_fold(call, &l.s, l.t, l.count, v)) return false;
+    if (!v->dims[1]) return check_target(call, &l, v) && run_without_classes(call, &l, v);
+    weft_problem p;
+    weft_args args = WEFT_ARGS_INIT;
+    put_loss(&p, &args, &l, v, WEFT_FWD);
+    return wt_execute(call, wt_plan(call, &p), &args) && check_target(call, &l, v) && wt_rows_finish(call, l.t, l.count);
+}
+WT_OPERATOR_OUT(cross_entropy, "cross_entropy(Tensor input, Tensor target, Tensor? weight, int ignore_index, int reduction, float label_smoothing) "
+                               "-> (Tensor, Tensor)")
+
+static bool check_grad(wt_call *call, loss *l) {
+    const wt_tensor *g = &call->arg[B_GRAD].tensor, *lse = &call->arg[B_LSE].tensor;
+    if (!wt_check_same_type(call, B_GRAD, B_INPUT)) return false;
+    if (lse->dtype != WEFT_F32 && lse->dtype != WEFT_F64) return wt_fail(call, "lse: is %s, allowed: float32 or float64", wt_dtype_name(lse->code));
+    if (!wt_rows_of(call, B_LSE, &l->s, false, along(l, WEFT_LSE))) return false;
+    if (is_none(l)) return wt_rows_of(call, B_GRAD, &l->s, false, along(l, WEFT_DIFF_DST));
+    l->reduced = g->data;
+    l->reduced_role = WEFT_DIFF_DST;
+    return !g->rank || wt_fail(call, "grad_output: has %lld dimensions, allowed: 0, as the loss that is reduced", (long long)g->rank);
+}
+
+static bool run_cross_entropy_backward(wt_call *call) {
+    loss l;
+    wt_view v[MOST];
+    if (!read_loss(call, &l, B_INPUT, B_SETTINGS) || !check_grad(call, &l) ||
+        !wt_rows_create(call, 0, &l.s, true, wt_rows_last(&l.s, &l.t[SRC]), l.t[SRC].code, along(&l, WEFT_DIFF_SRC)))
+        return false;
+    if (!wt_shape_rows(&l.s) || !l.s.sizes[l.s.channel]) return true;
+    if (!wt_rows_fold(call, &l.s, l.t, l.count, v)) return false;
+    weft_problem p;
+    weft_args args = WEFT_ARGS_INIT;
+    put_loss(&p, &args, &l, v, WEFT_BWD);
+    return wt_execute(call, wt_plan(call, &p), &args) && wt_rows_finish(call, l.t, l.count);
+}
+WT_OPERATOR(cross_entropy_backward, "cross_entropy_backward(Tensor grad_output, Tensor input, Tensor target, Tensor? weight, Tensor lse, int ignore_index, "
+                                    "int reduction, float label_smoothing) -> Tensor")

@@ -1,0 +1,40 @@
+/* Tensors of any rank as rows along one axis, the channels: what softmax and cross entropy work on. A problem has room for four axes
+ * besides the channels, n d h w; more of them are folded where neighbours lie one after the other in every tensor, and copied where not. */
+#ifndef WEFT_TORCH_ROWS_H
+#define WEFT_TORCH_ROWS_H
+
+#include "binding.h"
+
+#define WT_MAX_AXES 64               /* as many as PyTorch's own loops take */
+
+typedef struct wt_shape {
+    int rank, channel;               /* channel: which axis */
+    bool scalar;                     /* of a tensor without dimensions: one row of one */
+    int64_t sizes[WT_MAX_AXES];
+} wt_shape;
+
+typedef struct wt_rows {             /* a tensor of that shape, or of one value a row */
+    wt_handle handle, copy_of;       /* copy_of: where a result goes that could not be folded in place */
+    void *data;
+    int32_t code;
+    bool channels, written;
+    int64_t strides[WT_MAX_AXES];    /* along the axes of the shape; 0 along channels that it has not */
+} wt_rows;
+
+/* The shape of argument `at`; the channels are its first axis until the caller says otherwise. */
+bool wt_shape_of(wt_call *call, int at, wt_shape *s);
+int64_t wt_shape_rows(const wt_shape *s);   /* how many; 0 too where the number is 0 */
+/* Argument `at` over s: of the same sizes, with the channels left out unless `channels`. */
+bool wt_rows_of(wt_call *call, int at, const wt_shape *s, bool channels, wt_rows *t);
+/* Result number `slot`, dense, the channels nearest if `last`; the first may be the caller's out. */
+bool wt_rows_create(wt_call *call, int slot, const wt_shape *s, bool channels, bool last, int32_t code, wt_rows *t);
+/* Channels-last memory, by the rule of wt_is_last; never of fewer than three axes. */
+bool wt_rows_last(const wt_shape *s, const wt_rows *t);
+/* All on the axes of one problem: v[i] is t[i]. Rows must not be empty. */
+bool wt_rows_fold(wt_call *call, const wt_shape *s, wt_rows *t, int count, wt_view *v);
+/* After the run: what was written to a copy goes to its place. */
+bool wt_rows_finish(wt_call *call, const wt_rows *t, int count);
+/* A problem over rows that look like v. */
+void wt_rows_problem(weft_problem *p, weft_op op, weft_pass pass, const wt_view *v);
+
+#endif

@@ -1,0 +1,120 @@
+"""softmax, log_softmax and their gradient: shapes, derivatives and batching of weft::softmax, log_softmax, softmax_backward."""
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .._rules import TYPES, Rule, call, check
+
+
+# ---------------------------------------------------------------------------------------------- shapes
+
+def _check(name: str, t: Tensor, dim: int, dtype: torch.dtype) -> None:
+    rank = max(t.dim(), 1)
+    check(dtype in TYPES, lambda: f"dtype: is {str(dtype)[6:]}, allowed: float32, float64, float16 or bfloat16")
+    check(t.dtype in TYPES, lambda: f"{name}: is {str(t.dtype)[6:]}, allowed: float32, float64, float16 or bfloat16")
+    check(t.dim() <= 64, lambda: f"{name}: has {t.dim()} dimensions, allowed: at most 64")
+    check(-rank <= dim < rank, lambda: f"dim: is {dim}, allowed: {-rank} to {rank - 1}")
+
+
+def _fake(input, dim, dtype):
+    _check("input", input, dim, dtype)
+    return input.new_empty(input.shape, dtype=dtype)
+
+
+def _fake_backward(grad_output, output, dim, log, dtype):
+    _check("output", output, dim, dtype)
+    check(grad_output.dtype == output.dtype, lambda: f"grad_output: is {str(grad_output.dtype)[6:]}, allowed: the type of output, {str(output.dtype)[6:]}")
+    check(grad_output.shape == output.shape, lambda: f"grad_output: has the shape {list(grad_output.shape)}, allowed: {list(output.shape)}")
+    check(grad_output.device == output.device, lambda: f"output: is on {output.device}, allowed: the device of grad_output, {grad_output.device}")
+    return output.new_empty(output.shape, dtype=dtype)
+
+
+# ---------------------------------------------------------------------------------------------- derivatives
+# Of one row, <.,.> the sum over it:
+#   softmax       dx = y (dy - <y, dy>)
+#   log_softmax   dx = dy - exp(y) <1, dy>
+
+def _save(log: bool) -> Callable:
+    def save(ctx, inputs, output):
+        input, ctx.dim, _ = inputs
+        ctx.log, ctx.dtype = log, input.dtype
+        return output,
+    return save
+
+
+def _gradient(ctx, grad):
+    output, = ctx.saved_tensors
+    return call(softmax_backward, grad, output, ctx.dim, ctx.log, ctx.dtype),
+
+
+def _tangent(ctx, output, dx):
+    """That of softmax is its own adjoint."""
+    dx = dx.to(output.dtype)
+    if ctx.log:
+        return dx - (output.exp() * dx).sum(ctx.dim, True)
+    return call(softmax_backward, dx, output, ctx.dim, False, output.dtype)
+
+
+def _save_backward(ctx, inputs, output):
+    ctx.dim, ctx.log, ctx.dtype = inputs[2:]
+    return inputs[:2]
+
+
+def _gradient_of_backward(ctx, v):
+    """For a gradient v of dx, as both are functions of dy and y:
+    softmax       of dy: y (v - <y, v>);        of y: v (dy - <y, dy>) - dy <y, v>
+    log_softmax   of dy: v - <exp(y), v>;       of y: -v exp(y) <1, dy>"""
+    grad, output = ctx.saved_tensors
+    v, dim = v.to(output.dtype), ctx.dim
+    first, second = ctx.needs_input_grad[:2]
+    if ctx.log:
+        of_grad = v - (output.exp() * v).sum(dim, True) if first else None
+        return of_grad, -v * output.exp() * grad.sum(dim, True) if second else None
+    of_grad = call(softmax_backward, v, output, dim, False, output.dtype) if first else None
+    return of_grad, v * (grad - (output * grad).sum(dim, True)) - grad * (output * v).sum(dim, True) if second else None
+
+
+def _tangent_of_backward(ctx, grad, output, dgrad, doutput):
+    dim = ctx.dim
+    dgrad = torch.zeros_like(grad) if dgrad is None else dgrad
+    doutput = torch.zeros_like(output) if doutput is None else doutput
+    if ctx.log:
+        moved = dgrad - output.exp() * (doutput * grad.sum(dim, True) + dgrad.sum(dim, True))
+    else:
+        moved = doutput * (grad - (output * grad).sum(dim, True)) + output * (dgrad - (doutput * grad + output * dgrad).sum(dim, True))
+    return moved.to(ctx.dtype)
+
+
+# ---------------------------------------------------------------------------------------------- batching
+
+def _in_front(t: Tensor, at: int | None, size: int) -> Tensor:
+    """The batch of vmap as the first dimension; rows of one value get a dimension to be rows of."""
+    t = t.unsqueeze(0).expand(size, *t.shape) if at is None else t.movedim(at, 0)
+    return t if t.dim() > 1 else t.unsqueeze(1)
+
+
+def _behind(t: Tensor, dim: int) -> int:
+    """dim of a tensor that has a batch in front now."""
+    return 1 + dim % (t.dim() - 1)
+
+
+def _batch(name: str) -> Callable:
+    def batch(info: Any, in_dims: Any, input: Tensor, dim: int, dtype: torch.dtype) -> Any:
+        x = _in_front(input, in_dims[0], info.batch_size)
+        return call(globals()[name], x, _behind(x, dim), dtype).view(x.shape[:input.dim()]), 0
+    return batch
+
+
+def _batch_backward(info, in_dims, grad_output, output, dim, log, dtype):
+    rank = output.dim() - (in_dims[1] is not None) + 1
+    dy, y = (_in_front(t, at, info.batch_size) for t, at in ((grad_output, in_dims[0]), (output, in_dims[1])))
+    return call(softmax_backward, dy, y, _behind(y, dim), log, dtype).view(y.shape[:rank]), 0
+
+
+softmax = Rule("softmax", 1, _fake, _save(False), _gradient, _tangent, _batch("softmax"))
+log_softmax = Rule("log_softmax", 1, _fake, _save(True), _gradient, _tangent, _batch("log_softmax"))
+softmax_backward = Rule("softmax_backward", 2, _fake_backward, _save_backward, _gradient_of_backward, _tangent_of_backward, _batch_backward)

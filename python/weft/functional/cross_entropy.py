@@ -1,0 +1,148 @@
+"""cross_entropy."""
+from __future__ import annotations
+
+from typing import Any, NoReturn, Optional
+
+import torch
+from torch import Tensor
+from torch.nn import _reduction
+from torch.overrides import handle_torch_function, has_torch_function_variadic
+
+from .._arguments import foreign, raised, whole
+from .._ops import cross_entropy as _ops
+from .._rules import call, call_into
+
+__all__ = ["cross_entropy"]
+
+_is_compiling = torch.compiler.is_compiling
+_REDUCTIONS = {"none": _ops.NONE, "mean": _ops.MEAN, "sum": _ops.SUM}
+
+
+# ---------------------------------------------------------------------------------------------- settings
+
+def _read_reduction(reduction: Any) -> int:
+    if reduction == "elementwise_mean":
+        return _reduction.get_enum(reduction)   # warns
+    raise ValueError(f"reduction: is {reduction!r}, allowed: 'none', 'mean' or 'sum'")
+
+
+def _read_smoothing(value: Any) -> float:
+    """As PyTorch: what is not positive smooths nothing."""
+    if isinstance(value, (str, bytes)) or not hasattr(value, "__float__"):
+        raise TypeError(f"label_smoothing: is {value!r}, allowed: a float")
+    value = float(value)
+    if value > 1:
+        raise RuntimeError(f"label_smoothing: is {value:g}, allowed: 0 to 1")
+    return value if value > 0 else 0.0
+
+
+def _read_ignored(value: Any) -> int:
+    number = whole(value)
+    if number is None:
+        raise TypeError(f"ignore_index: is {value!r}, allowed: an int")
+    if not -2**63 <= number < 2**63:
+        raise ValueError(f"ignore_index: is {number}, allowed: -2^63 to 2^63 - 1")
+    return number
+
+
+# ---------------------------------------------------------------------------------------------- tensors
+
+def _check_tensors(input: Any, target: Any, weight: Any) -> None:
+    for name, value in (("input", input), ("target", target), ("weight", weight)):
+        if not isinstance(value, Tensor) and not (name == "weight" and value is None):
+            raise TypeError(f"{name}: is {type(value).__name__}, allowed: Tensor{' or None' if name == 'weight' else ''}")
+
+
+def _probabilities(input: Tensor, target: Tensor, weight: Optional[Tensor], ignore_index: int) -> tuple[Any, ...]:
+    """input, target and weight of one type: PyTorch computes in the widest of them."""
+    if not target.is_floating_point():
+        raise RuntimeError(f"target: is {str(target.dtype)[6:]} and has the shape of input, {list(input.shape)}, allowed: a floating-point type for "
+                           f"probabilities, or one dimension less for classes")
+    if input.dim() == 0:
+        raise IndexError("input: has 0 dimensions, allowed: 1 (classes), 2 (batch, classes) or more")
+    if ignore_index >= 0:
+        raise RuntimeError(f"ignore_index: is {ignore_index} and target has probabilities, allowed: a negative number, which ignores nothing")
+    dtype = torch.promote_types(input.dtype, target.dtype)
+    if weight is not None:
+        dtype = torch.promote_types(dtype, weight.dtype)
+        weight = weight.to(dtype)
+    return input.to(dtype), target.to(dtype), weight
+
+
+def _refuse_shape(input: Tensor, target: Tensor, rows: tuple[int, ...]) -> NoReturn:
+    """With the class of PyTorch's error."""
+    kind: Any = RuntimeError if input.dim() in (2, 4) or input.dim() == 0 or target.dim() > 1 == input.dim() else ValueError
+    if input.dim() > 1 and target.dim() == 0:
+        kind = IndexError
+    elif input.dim() > 1 and input.shape[0] != target.shape[0]:
+        kind = ValueError
+    raise kind(f"target: has the shape {list(target.shape)}, allowed with an input of {list(input.shape)}: {list(rows)} for classes, "
+               f"{list(input.shape)} for probabilities")
+
+
+def _labels(input: Tensor, target: Tensor, weight: Optional[Tensor]) -> Tensor:
+    """Classes as int64, one a row."""
+    rows = input.shape[:1] + input.shape[2:] if input.dim() > 1 else ()
+    if target.shape != rows:
+        if input.dim() != 1 or target.shape != (1,):
+            _refuse_shape(input, target, tuple(rows))
+        target = target.view(())
+    if target.dtype is not torch.int64:
+        if target.dtype is not torch.uint8 or input.dim() > 2:
+            raise RuntimeError(f"target: is {str(target.dtype)[6:]}, allowed: int64{' or uint8' if input.dim() <= 2 else ''} for classes")
+        target = target.long()
+    if weight is not None and weight.requires_grad and torch.is_grad_enabled():
+        raise RuntimeError("weight: requires grad and target has classes, allowed: a gradient of weight only with probabilities")
+    return target
+
+
+def _run(out: Optional[Tensor], *args: Any) -> Tensor:
+    if out is not None:
+        return call_into(_ops.cross_entropy, out, *args)
+    return call(_ops.cross_entropy, *args)[0]
+
+
+def _run_or_name_the_label(out: Optional[Tensor], *args: Any) -> Tensor:
+    """An operator can only raise RuntimeError; PyTorch has another kind for a label that is no class."""
+    try:
+        return _run(out, *args)
+    except RuntimeError as error:
+        text = str(error)
+        if "allowed: a class, " not in text:
+            raise
+    raise IndexError(text)
+
+
+def cross_entropy(input: Tensor, target: Tensor, weight: Optional[Tensor] = None, size_average: Optional[bool] = None, ignore_index: int = -100,
+                  reduce: Optional[bool] = None, reduction: str = "mean", label_smoothing: float = 0.0, *, out: Optional[Tensor] = None) -> Tensor:
+    """Log-softmax and negative log-likelihood in one pass: torch.nn.functional.cross_entropy. input is (C), (N, C) or (N, C, d1, ..., dk);
+    target has a class a row, or a probability an element. Channels-last logits are read as they lie.
+
+    On the CPU a label that is no class raises IndexError (RuntimeError within torch.compile); on CUDA, where PyTorch stops the program,
+    the loss and the gradients it leads to are NaN.
+
+        >>> weft.functional.cross_entropy(torch.zeros(2, 4, 8, 8), torch.zeros(2, 8, 8, dtype=torch.int64))
+        tensor(1.3863)
+    """
+    if has_torch_function_variadic(input, target, weight):
+        return handle_torch_function(cross_entropy, (input, target, weight), input, target, weight=weight, size_average=size_average,
+                                     ignore_index=ignore_index, reduce=reduce, reduction=reduction, label_smoothing=label_smoothing, out=out)
+    if size_average is not None or reduce is not None:
+        reduction = _reduction.legacy_get_string(size_average, reduce)
+    how = _REDUCTIONS.get(reduction) if isinstance(reduction, str) else None
+    how = _read_reduction(reduction) if how is None else how
+    _check_tensors(input, target, weight)
+    if type(ignore_index) is not int or not -2**63 <= ignore_index < 2**63:
+        ignore_index = _read_ignored(ignore_index)
+    if type(label_smoothing) is not float or not 0.0 <= label_smoothing <= 1.0:
+        label_smoothing = _read_smoothing(label_smoothing)
+    if foreign(input) or input.is_nested or (weight is not None and weight.is_complex()):
+        loss = torch.nn.functional.cross_entropy(input, target, weight, ignore_index=ignore_index, reduction=reduction, label_smoothing=label_smoothing)
+        return loss if out is None else out.copy_(loss)
+    input, target, weight = raised(input, target, weight)
+    if input.shape == target.shape:
+        input, target, weight = _probabilities(input, target, weight, ignore_index)
+    else:
+        target = _labels(input, target, weight)
+    args = (out, input, target, weight, ignore_index, how, label_smoothing)
+    return _run(*args) if _is_compiling() else _run_or_name_the_label(*args)

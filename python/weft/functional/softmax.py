@@ -1,0 +1,90 @@
+"""softmax and log_softmax."""
+from __future__ import annotations
+
+from typing import Any, Optional
+
+import torch
+from torch import Tensor
+from torch.nn.functional import _get_softmax_dim
+from torch.overrides import handle_torch_function, has_torch_function_unary
+
+from .._arguments import autocast_dtype, whole
+from .._ops import softmax as _ops
+from .._rules import TYPES, Rule, call, call_into
+
+__all__ = ["softmax", "log_softmax"]
+
+_any_autocast = torch._C._is_any_autocast_enabled
+_WIDER = {(torch.float16, torch.float32), (torch.float16, torch.float64), (torch.bfloat16, torch.float32), (torch.bfloat16, torch.float64),
+          (torch.float32, torch.float64)}
+
+
+def _axis(dim: Any, rank: int) -> int:
+    value = whole(dim)
+    if value is None:
+        raise TypeError(f"dim: is {dim!r}, allowed: an int, or None")
+    rank = max(rank, 1)
+    if not -rank <= value < rank:
+        raise IndexError(f"dim: is {value}, allowed: {-rank} to {rank - 1}")
+    return int(value)
+
+
+def _twins(name: str, input: Tensor, dim: int, dtype: Optional[torch.dtype], out: Optional[Tensor]) -> Tensor:
+    """Types and layouts that weft has no kernels for: PyTorch takes them, or refuses them in its own words."""
+    result = getattr(torch.nn.functional, name)(input, dim, dtype=dtype)
+    return result if out is None else out.copy_(result)
+
+
+def _run(rule: Rule, name: str, input: Tensor, dim: Any, dtype: Optional[torch.dtype], out: Optional[Tensor]) -> Tensor:
+    """An exact change of type is done on the way; any other first, as it may round or overflow."""
+    dim = _axis(dim, input.dim())
+    if dtype is not None and not isinstance(dtype, torch.dtype):
+        raise TypeError(f"dtype: is {dtype!r}, allowed: a torch.dtype, or None")
+    if input.layout is not torch.strided or input.is_nested:
+        return _twins(name, input, dim, dtype, out)
+    given = input.dtype
+    if dtype is None:
+        dtype = given
+        if _any_autocast() and given in (torch.float16, torch.bfloat16) and input.device.type == "cuda" and autocast_dtype(input.device) is not None:
+            dtype = torch.float32   # as PyTorch, which on the CPU keeps the type
+    if dtype is not given and (given, dtype) not in _WIDER and dtype in TYPES:
+        input = input.to(dtype)
+        given = dtype
+    if given not in TYPES or dtype not in TYPES:
+        return _twins(name, input, dim, dtype, out)
+    return call(rule, input, dim, dtype) if out is None else call_into(rule, out, input, dim, dtype)
+
+
+def _check_input(input: Any) -> None:
+    if not isinstance(input, Tensor):
+        raise AttributeError(f"input: is {type(input).__name__}, allowed: Tensor")
+
+
+def softmax(input: Tensor, dim: Optional[int] = None, _stacklevel: int = 3, dtype: Optional[torch.dtype] = None, *,
+            out: Optional[Tensor] = None) -> Tensor:
+    """exp(x) / sum exp(x) along one dimension: torch.nn.functional.softmax. `out` may be the input itself.
+
+        >>> weft.functional.softmax(torch.zeros(2, 4), dim=1)[0]
+        tensor([0.2500, 0.2500, 0.2500, 0.2500])
+    """
+    if has_torch_function_unary(input):
+        return handle_torch_function(softmax, (input,), input, dim=dim, _stacklevel=_stacklevel, dtype=dtype, out=out)
+    _check_input(input)
+    if dim is None:
+        dim = _get_softmax_dim("softmax", input.dim(), _stacklevel)
+    return _run(_ops.softmax, "softmax", input, dim, dtype, out)
+
+
+def log_softmax(input: Tensor, dim: Optional[int] = None, _stacklevel: int = 3, dtype: Optional[torch.dtype] = None, *,
+                out: Optional[Tensor] = None) -> Tensor:
+    """x - log sum exp(x) along one dimension: torch.nn.functional.log_softmax. `out` may be the input itself.
+
+        >>> weft.functional.log_softmax(torch.tensor([[1000.0, 0.0]]), dim=1)
+        tensor([[    0., -1000.]])
+    """
+    if has_torch_function_unary(input):
+        return handle_torch_function(log_softmax, (input,), input, dim=dim, _stacklevel=_stacklevel, dtype=dtype, out=out)
+    _check_input(input)
+    if dim is None:
+        dim = _get_softmax_dim("log_softmax", input.dim(), _stacklevel)
+    return _run(_ops.log_softmax, "log_softmax", input, dim, dtype, out)
