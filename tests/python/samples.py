@@ -29,7 +29,8 @@ from torch.utils._pytree import tree_flatten, tree_map
 
 from cases import DTYPES, tolerance
 
-MOST = 150       # samples of one test; where there are more, a draw that is the same each time
+MOST = 100       # samples of one test; where there are more, a draw that is the same each time
+LARGEST = 50000  # elements of a sample; a few go to a million, which shows no more
 SHOWN = 5        # failing samples that a test prints
 
 
@@ -106,9 +107,9 @@ def _show(value: Any) -> str:
     return f"{str(value.dtype)[6:]}{list(value.shape)}{strides}"
 
 
-def draw(samples: list) -> list:
-    """All of them, or MOST."""
-    return samples if len(samples) <= MOST else [samples[i] for i in sorted(random.Random(7).sample(range(len(samples)), MOST))]
+def draw(samples: list, most: int = MOST) -> list:
+    """All of them, or that many."""
+    return samples if len(samples) <= most else [samples[i] for i in sorted(random.Random(7).sample(range(len(samples)), most))]
 
 
 def infos(opinfo: str) -> list[Any]:
@@ -116,16 +117,22 @@ def infos(opinfo: str) -> list[Any]:
     return [op for op in internals("common_methods_invocations").op_db if op.name == opinfo]
 
 
-def of_function(opinfo: str, name: str, device: torch.device, dtype: torch.dtype) -> list[Sample]:
-    """Those of op_db, and in float32 and float64 those of TorchScript's tests of torch.nn.functional."""
-    grad = dtype.is_floating_point or dtype.is_complex
+@functools.lru_cache(maxsize=None)
+def _of_op_db(opinfo: str, device: str, dtype: torch.dtype, wide: bool) -> list[Sample]:
+    torch.manual_seed(7)
     made = []
     for op in infos(opinfo):
-        if dtype in op.supported_dtypes(device.type) or dtype in DTYPES and not op.variant_test_name:
-            written = list(op.sample_inputs(str(device), dtype, requires_grad=grad))
-            wider = op.reference_inputs(str(device), dtype, requires_grad=grad) if op.reference_inputs_func is not None else ()
-            made += [Sample((s.input, *s.args), s.kwargs) for s in (*draw(written), *draw(list(wider)))]
-    return made + (list(_scripted(name, device, dtype)) if dtype in DTYPES[:2] else [])
+        if dtype in op.supported_dtypes(torch.device(device).type) or dtype in DTYPES and not op.variant_test_name:
+            written = op.reference_inputs if wide and op.reference_inputs_func is not None else op.sample_inputs
+            found = written(device, dtype, requires_grad=dtype.is_floating_point or dtype.is_complex)
+            made += draw([Sample((s.input, *s.args), s.kwargs) for s in found])
+    return [s for s in made if all(t.numel() <= LARGEST for t in s.tensors)]
+
+
+def of_function(opinfo: str, name: str, device: torch.device, dtype: torch.dtype, most: int = MOST, wide: bool = False) -> list[Sample]:
+    """Those of op_db, wide: with its reference inputs, and in float32 and float64 those of TorchScript's tests of torch.nn.functional."""
+    scripted = list(_scripted(name, device, dtype)) if dtype in DTYPES[:2] else []
+    return draw(_of_op_db(opinfo, str(device), dtype, wide), most) + scripted
 
 
 def _scripted(name: str, device: torch.device, dtype: torch.dtype) -> Iterator[Sample]:

@@ -11,7 +11,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 import weft.functional as W
 from cases import DTYPES
-from samples import (Sample, arguments_of, asks_inplace, compare, copied, draw, infos, internals, of_function, report, run, same_error, wanted)
+from samples import (MOST, Sample, arguments_of, asks_inplace, compare, copied, draw, infos, internals, of_function, report, run, same_error, wanted)
 
 # Each function, and where op_db has it under another name than nn.functional.*, that name. op_db has no fold.
 TWINS = {**{f"{kind}{rank}d": None for kind in ("conv", "conv_transpose", "max_pool", "avg_pool", "adaptive_avg_pool") for rank in (1, 2, 3)},
@@ -20,8 +20,8 @@ TWINS = {**{f"{kind}{rank}d": None for kind in ("conv", "conv_transpose", "max_p
 OTHERS = [torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool, torch.complex64, torch.complex128]
 
 
-def samples(name, device, dtype):
-    return of_function(TWINS[name] or f"nn.functional.{name}", name, device, dtype)
+def samples(name, device, dtype, most=50, wide=False):
+    return of_function(TWINS[name] or f"nn.functional.{name}", name, device, dtype, most, wide)
 
 
 def check(name, made, forgiven=None):
@@ -43,7 +43,7 @@ def test_every_twin_is_listed():
 @pytest.mark.parametrize("name", TWINS)
 def test_float(name, dtype, device):
     wanted(W, name)
-    made = samples(name, device, dtype)
+    made = samples(name, device, dtype, MOST, wide=True)
     assert made or name == "fold"
     check(name, made)
 
@@ -53,7 +53,7 @@ def test_float(name, dtype, device):
 def test_types_without_kernels(name, dtype, device):
     """weft hands them to PyTorch, and refuses what PyTorch refuses."""
     wanted(W, name)
-    made = samples(name, device, dtype)
+    made = samples(name, device, dtype, wide=True)
     if not made:   # the twin has none for this type: it refuses the floating-point ones, turned into it
         turn = lambda t: t.detach().to(dtype) if isinstance(t, torch.Tensor) and t.is_floating_point() else t
         made = [s.map(turn) for s in samples(name, device, torch.float32)[:5]]
