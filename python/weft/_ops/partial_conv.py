@@ -1,0 +1,271 @@
+"""Partial convolution, transposed or not, and its gradients: shapes, derivatives and batching of weft::partial_conv, partial_conv_backward.
+
+Given the mask, the result is linear in input and in weight, so derivatives of any order are the two operators again. Kept for backward:
+input, weight, mask and the window sums; never a masked copy of input.
+"""
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .._rules import TYPES, Rule, call, check, dense, is_last, known
+from .conv import WANT_BIAS, WANT_INPUT, WANT_WEIGHT, batched, check_results, check_shapes, into_channels, logical, out_of_channels, rounded, through_act
+
+MASKS = (torch.bool, torch.uint8, *TYPES)
+
+
+# ---------------------------------------------------------------------------------------------- shapes
+
+def _is_one(size: Any) -> bool:
+    from torch.fx.experimental.symbolic_shapes import guard_or_false
+    return guard_or_false(size == 1)
+
+
+def _check_mask(mask: Tensor, input: Tensor, rank: int) -> None:
+    full = input.dim()
+    check(mask.dim() in (full, full - 1),
+          lambda: f"mask: has {mask.dim()} dimensions, allowed with input of {full}: {full}, or {full - 1} without channels")
+    check(mask.dtype in MASKS, lambda: f"mask: is {str(mask.dtype)[6:]}, allowed: bool, uint8, float32, float64, float16 or bfloat16")
+    leading = full - rank
+    pairs = list(zip(mask.shape[:leading] if mask.dim() == full else mask.shape[:leading - 1], input.shape))
+    for a, (got, allowed) in enumerate(pairs):
+        check(_is_one(got) or known(got == allowed),
+              lambda: f"mask: has {got} elements along axis {'nc'[a + 2 - leading]}, allowed: 1 or {allowed}, as input has")
+    for a in range(-rank, 0):
+        check(mask.shape[a] == input.shape[a],
+              lambda: f"mask: has {mask.shape[a]} elements along axis {'dhw'[a]}, allowed: {input.shape[a]}, as input has")
+
+
+def _check(input: Tensor, weight: Tensor, mask: Tensor | None, geometry: tuple, transposed: bool, output_padding: Sequence[Any],
+           others: Sequence[tuple[str, Tensor | None]]) -> tuple[int, Any, list[Any]]:
+    """The rank, the channels and the spatial size of the result."""
+    stride, padding, dilation, groups = geometry
+    rank = check_shapes("input", input, weight, geometry, [("mask", mask), *others])
+    channels, expected = (weight.shape[1] * groups, weight.shape[0]) if transposed else (weight.shape[0], weight.shape[1] * groups)
+    check(input.shape[-rank - 1] == expected,
+          lambda: f"input: has {input.shape[-rank - 1]} channels, allowed with groups={groups} and a weight of ({weight.shape[0]}, {weight.shape[1]}, ...): {expected}")
+    check(len(output_padding) == rank, lambda: f"output_padding: has {len(output_padding)} values, allowed: {rank}")
+    spatial = []
+    for a, extra in enumerate(output_padding):
+        window, size, pads = dilation[a] * (weight.shape[2 + a] - 1) + 1, input.shape[-rank + a], padding[2 * a] + padding[2 * a + 1]
+        fits = known(extra == 0) or (transposed and known(extra > 0) and (known(extra < stride[a]) or known(extra < dilation[a])))
+        check(fits, lambda: f"output_padding: is {extra} along spatial axis {a}, allowed: 0"
+                            + (" or more, below the stride or the dilation" if transposed else " unless the convolution is transposed"))
+        spatial.append((size - 1) * stride[a] - pads + window + extra if transposed else (size + pads - window) // stride[a] + 1)
+    if mask is not None:
+        _check_mask(mask, input, rank)
+    return rank, channels, spatial
+
+
+def _sums_like(input: Tensor) -> Tensor:
+    return input.new_empty((), dtype=torch.float64 if input.dtype == torch.float64 else torch.float32)
+
+
+def _masks(input: Tensor, mask: Tensor | None, rank: int, channels: Any, groups: Any) -> tuple[list[Any], list[Any]]:
+    """The axes of the new mask and of the sums, but for the spatial ones."""
+    batch = [] if input.dim() == rank + 1 else [1 if mask is None else mask.shape[0]]
+    one = mask is None or mask.dim() < input.dim() or _is_one(mask.shape[-rank - 1])
+    plane = mask is not None and mask.dim() < input.dim()
+    return batch + ([] if plane else [1 if one else channels]), batch + [1 if one else groups]
+
+
+def _fake_partial_conv(input, weight, bias, mask, stride, padding, dilation, groups, act, lo, hi, transposed, output_padding):
+    rank, channels, spatial = _check(input, weight, mask, (stride, padding, dilation, groups), transposed, output_padding, [("bias", bias)])
+    empty = transposed and input.dim() == rank + 2 and not known(input.shape[0] > 0)
+    check_results(bias, input, weight, channels, spatial, 0 if empty else 1)
+    last = is_last(input, rank)
+    of_mask, of_sums = _masks(input, mask, rank, channels, groups)
+    return (dense(input, [*input.shape[:-rank - 1], channels, *spatial], last, rank),
+            dense(input if mask is None else mask, [*of_mask, *spatial], last and len(of_mask) == len(of_sums), rank),
+            dense(_sums_like(input), [*of_sums, *spatial], last, rank))
+
+
+def _fake_partial_conv_backward(grad_output, input, weight, mask, sums, stride, padding, dilation, groups, transposed, output_padding, biased, want, bias_dtype):
+    rank, channels, spatial = _check(input, weight, mask, (stride, padding, dilation, groups), transposed, output_padding,
+                                     [("grad_output", grad_output), ("sums", sums)])
+    check(grad_output.dtype == input.dtype, lambda: f"grad_output: is {str(grad_output.dtype)[6:]}, allowed: the type of input, {str(input.dtype)[6:]}")
+    check(sums.dtype == _sums_like(input).dtype, lambda: f"sums: is {str(sums.dtype)[6:]}, allowed: {str(_sums_like(input).dtype)[6:]}")
+    for name, t in (("grad_output", grad_output), ("sums", sums)):
+        check(t.dim() == input.dim(), lambda: f"{name}: has {t.dim()} dimensions, allowed: as many as input, {input.dim()}")
+    expected = [*input.shape[:-rank - 1], channels, *spatial], [*_masks(input, mask, rank, channels, groups)[1], *spatial]
+    for name, t, sizes in zip(("grad_output", "sums"), (grad_output, sums), expected):
+        for a, (got, allowed) in enumerate(zip(t.shape, sizes), 5 - len(sizes)):
+            axis = "ncdhw"[a if a >= 5 - rank else a - 3 + rank]
+            check(got == allowed, lambda: f"{name}: has {got} elements along axis {axis}, allowed: {allowed}, as the forward operator gives")
+    check(bias_dtype in (input.dtype, torch.float32),
+          lambda: f"bias_dtype: is {str(bias_dtype)[6:]}, allowed: the type of input, {str(input.dtype)[6:]}, or float32")
+    check(biased or not want & WANT_BIAS,
+          lambda: f"want: is {want} with biased false, allowed: the gradient of a bias only where the forward operator had one")
+    none = [0]
+    return (dense(input, input.shape, is_last(input, rank), rank) if want & WANT_INPUT else input.new_empty(none),
+            dense(weight, weight.shape, is_last(weight, rank), rank) if want & WANT_WEIGHT else input.new_empty(none),
+            input.new_empty([channels] if want & WANT_BIAS else none, dtype=bias_dtype))
+
+
+# ---------------------------------------------------------------------------------------------- gradients
+
+def _save_forward(ctx, inputs, output):
+    input, weight, bias, mask, stride, padding, dilation, groups, act, lo, hi, transposed, output_padding = inputs
+    y, new_mask, sums = output
+    ctx.mark_non_differentiable(new_mask, sums)
+    ctx.set_materialize_grads(False)
+    ctx.settings = (stride, padding, dilation, groups, transposed, output_padding)
+    ctx.act, ctx.lo, ctx.hi = act, lo, hi
+    if act == "clip":
+        ctx.lo, ctx.hi = rounded(lo, y.dtype), rounded(hi, y.dtype)
+    ctx.biased, ctx.bias_dtype, ctx.shape = bias is not None, input.dtype if bias is None else bias.dtype, y.shape
+    return input, weight, mask, sums, y if act else None
+
+
+def _gradient_of_forward(ctx, grad, *no_grads):
+    """Of the mask there is none."""
+    if grad is None:
+        return None, None, None, None
+    input, weight, mask, sums, output = ctx.saved_tensors
+    if ctx.act:
+        grad = through_act(grad, output, ctx.act, ctx.lo, ctx.hi)
+    x, w, b = ctx.needs_input_grad[:3]
+    want = x * WANT_INPUT + w * WANT_WEIGHT + b * WANT_BIAS
+    dx, dw, db = call(partial_conv_backward, grad, input, weight, mask, sums, *ctx.settings, ctx.biased, want, ctx.bias_dtype)
+    return dx if x else None, dw if w else None, db if b else None, None
+
+
+def _save_backward(ctx, inputs, output):
+    ctx.rest = inputs[5:]
+    ctx.set_materialize_grads(False)
+    return inputs[:5]
+
+
+def _forward(settings, input, weight, bias, mask):
+    *geometry, transposed, output_padding = settings
+    return call(partial_conv, input, weight, bias, mask, *geometry, "", 0.0, 0.0, transposed, output_padding)[0]
+
+
+def _of_small_steps(settings, biased, shape, input, weight, mask, sums, dx, dw, db):
+    """What small steps of input, weight and bias (each may be None) do to the result (A*r + bias)*u, or A*r without a bias. The factor u
+    of A*r comes with a bias of 0."""
+    moved = None
+    rank = len(settings[0])
+    still = weight.new_zeros(shape[-rank - 1]) if biased and (dx is not None or dw is not None) else None
+    for x, w, moves in ((dx, weight, dx), (input, dw, dw)):
+        if moves is None:
+            continue
+        more = _forward(settings, x, w, still if db is None else db, mask)
+        moved, db = more if moved is None else moved + more, None
+    if db is not None:
+        u = sums.clamp(0, 1)
+        if not _is_one(u.shape[-rank - 1]):   # one a group
+            u = u.repeat_interleave(shape[-rank - 1] // u.shape[-rank - 1], -rank - 1)
+        moved = (db.view(-1, *[1] * rank) * u).to(input.dtype).expand(shape)
+    return moved
+
+
+def _tangent_of_forward(ctx, input, weight, mask, sums, output, dx, dw, db, dmask):
+    moved = _of_small_steps(ctx.settings, ctx.biased, ctx.shape, input, weight, mask, sums, dx, dw, db)
+    if moved is None:   # only the mask moved
+        moved = input.new_zeros(ctx.shape)
+    return through_act(moved, output, ctx.act, ctx.lo, ctx.hi) if ctx.act else moved, None, None
+
+
+def _gradient_of_backward(ctx, ddx, ddw, ddb):
+    """As for convolution, with y the result: grad of dy = y(ddx, weight) + y(input, ddw) + ddb*u;  grad of input = dx(dy, ddw);
+    grad of weight = dw(dy, ddx)."""
+    grad, input, weight, mask, sums = ctx.saved_tensors
+    *settings, biased, want, bias_dtype = ctx.rest
+    ddx = ddx if want & WANT_INPUT else None
+    ddw = ddw if want & WANT_WEIGHT else None
+    ddb = ddb if want & WANT_BIAS else None
+    of_grad = of_input = of_weight = None
+    if ctx.needs_input_grad[0]:
+        of_grad = _of_small_steps(settings, biased, grad.shape, input, weight, mask, sums, ddx, ddw, ddb)
+    if ctx.needs_input_grad[1] and ddw is not None:
+        of_input = call(partial_conv_backward, grad, input, ddw, mask, sums, *settings, biased, WANT_INPUT, bias_dtype)[0]
+    if ctx.needs_input_grad[2] and ddx is not None:
+        of_weight = call(partial_conv_backward, grad, ddx, weight, mask, sums, *settings, biased, WANT_WEIGHT, bias_dtype)[1]
+    return of_grad, of_input, of_weight, None, None
+
+
+def _tangent_of_backward(ctx, grad, input, weight, mask, sums, ddy, dx, dw, dmask, dsums):
+    """Each result is bilinear: dx in (dy, weight), dw in (dy, input); db is linear in dy."""
+    *settings, biased, want, bias_dtype = ctx.rest
+    moved = [None, None, None]
+    for args, some in (((ddy, input, weight), want), ((grad, input, dw), want & WANT_INPUT), ((grad, dx, weight), want & WANT_WEIGHT)):
+        if not some or any(t is None for t in args):
+            continue
+        for i, more in enumerate(call(partial_conv_backward, *args, mask, sums, *settings, biased, some, bias_dtype)):
+            if some & (1 << i):
+                moved[i] = more if moved[i] is None else moved[i] + more
+    channels = grad.shape[-len(settings[0]) - 1]
+    still = ((input, input.shape), (weight, weight.shape), (grad, (channels,)))   # torch.func wants a tangent of every result
+    return tuple(m if m is not None else t.new_zeros(shape if want & (1 << i) else (0,), dtype=bias_dtype if i == 2 else None)
+                 for i, (m, (t, shape)) in enumerate(zip(moved, still)))
+
+
+# ---------------------------------------------------------------------------------------------- batching
+
+def _batched_mask(mask: Tensor, dim: int | None, size: int, rank: int, plane: bool, unbatched: bool) -> Tensor:
+    """(vmap's batch, n, c, spatial)"""
+    t = mask.unsqueeze(0).expand(size, *mask.shape) if dim is None else mask.movedim(dim, 0)
+    t = t.unsqueeze(-rank - 1) if plane else t
+    return t.unsqueeze(1) if unbatched else t
+
+
+def _over_channels(mask: Tensor, channels: int) -> Tensor:
+    """(batch, n, 1 or c, spatial) as (n, batch * c, spatial)"""
+    return into_channels(mask.expand(*mask.shape[:2], channels, *mask.shape[3:]))
+
+
+def _batch_forward(info, in_dims, input, weight, bias, mask, stride, padding, dilation, groups, *rest):
+    """A batch of inputs under one weight is a larger batch; one with its own weights is more groups, and a mask of every channel."""
+    size, full = info.batch_size, logical(weight, in_dims[1])
+    rank, unbatched = full - 2, logical(input, in_dims[0]) < full
+    x = batched(input, in_dims[0], size, full)
+    plane = mask is not None and logical(mask, in_dims[3]) < logical(input, in_dims[0])
+    m = None if mask is None else _batched_mask(mask, in_dims[3], size, rank, plane, unbatched)
+    larger = in_dims[1] is None and in_dims[2] is None
+    if larger:
+        lies = None if m is None else m.expand(size, x.shape[1], *m.shape[2:]).flatten(0, 1)
+        results = call(partial_conv, x.flatten(0, 1), weight, bias, lies, stride, padding, dilation, groups, *rest)
+    else:
+        b = None if bias is None else batched(bias, in_dims[2], size, 1).flatten()
+        lies = None if m is None else _over_channels(m, x.shape[2])
+        results = call(partial_conv, into_channels(x), batched(weight, in_dims[1], size, full).flatten(0, 1), b, lies, stride, padding, dilation,
+                       groups * size, *rest)
+
+    def back(t: Tensor, one_batch: bool, one_channel: bool) -> Tensor:
+        t = t.unflatten(0, (size, x.shape[1])) if larger else out_of_channels(t, size, False)
+        t = t[:, :1] if one_batch else t
+        t = t[:, :, :1] if one_channel else t
+        return t.squeeze(1) if unbatched else t
+    y, *more = results
+    if m is None:
+        return (back(y, False, False), *(t.squeeze(0) if unbatched else t for t in more)), (0, None, None)
+    new_mask, sums = (back(t, _is_one(m.shape[1]), _is_one(m.shape[2])) for t in more)
+    return (back(y, False, False), new_mask.squeeze(-rank - 1) if plane else new_mask, sums), (0, 0, 0)
+
+
+def _batch_backward(info, in_dims, grad, input, weight, mask, sums, stride, padding, dilation, groups, transposed, output_padding, biased, want, bias_dtype):
+    size, full = info.batch_size, logical(weight, in_dims[2])
+    rank, unbatched = full - 2, logical(input, in_dims[1]) < full
+    dy, x = (into_channels(batched(t, d, size, full)) for t, d in ((grad, in_dims[0]), (input, in_dims[1])))
+    w = batched(weight, in_dims[2], size, full).flatten(0, 1)
+    if mask is None:   # the sums are the same for all
+        s = sums if in_dims[4] is None else sums.select(in_dims[4], 0)
+        m, s = None, s.unsqueeze(0) if unbatched else s
+    else:
+        plane = logical(mask, in_dims[3]) < logical(input, in_dims[1])
+        m = _over_channels(_batched_mask(mask, in_dims[3], size, rank, plane, unbatched), x.shape[1] // size)
+        s = _over_channels(batched(sums, in_dims[4], size, full), groups)
+    dx, dw, db = call(partial_conv_backward, dy, x, w, m, s, stride, padding, dilation, groups * size, transposed, output_padding, biased, want, bias_dtype)
+    dx = out_of_channels(dx, size, unbatched) if want & WANT_INPUT else dx
+    dw = dw.unflatten(0, (size, -1)) if want & WANT_WEIGHT else dw
+    db = db.unflatten(0, (size, -1)) if want & WANT_BIAS else db
+    return (dx, dw, db), tuple(0 if want & bit else None for bit in (WANT_INPUT, WANT_WEIGHT, WANT_BIAS))
+
+
+partial_conv = Rule("partial_conv", 4, _fake_partial_conv, _save_forward, _gradient_of_forward, _tangent_of_forward, _batch_forward)
+partial_conv_backward = Rule("partial_conv_backward", 5, _fake_partial_conv_backward, _save_backward, _gradient_of_backward, _tangent_of_backward,
+                             _batch_backward)
