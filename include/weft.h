@@ -290,6 +290,9 @@ WEFT_API void weft_ctx_release(weft_ctx *ctx);       /* plans made from it stay 
  * lent pool serve until the last plan made from the context is released. */
 WEFT_API weft_status weft_ctx_set_parallel_for(weft_ctx *ctx, weft_parallel_for fn, void *user, int threads);
 
+/* Which topics are logged from now on: a sum of WEFT_LOG_*. WEFT_VERBOSE adds to them. */
+WEFT_API weft_status weft_ctx_set_verbose(weft_ctx *ctx, uint32_t topics);
+
 /* A description of the machine as weft sees it: one "key: value" line each. Engines that are absent say why: it opens CUDA to look. */
 WEFT_API weft_status weft_ctx_describe(weft_ctx *ctx, char *text, size_t capacity, size_t *length);
 

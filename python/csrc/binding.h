@@ -69,6 +69,7 @@ struct wt_call {
     wt_handle out[WT_MAX_OUTS];      /* new references, returned in this order */
     wt_handle scratch[WT_MAX_SCRATCH];   /* freed at the end */
     int nscratch;
+    bool once;                       /* not to be repeated for a measurement: it changes what it reads */
     wt_handle guard;
     int32_t device_type, device_index;
     char error[768];
@@ -165,6 +166,7 @@ bool wt_put_epilogue(wt_call *call, weft_problem *p, weft_args *args, int bias, 
 bool wt_out_sizes(wt_call *call, const wt_geometry *g, const wt_view *x, const wt_view *w, const int64_t *extra, int64_t dims[5]);
 
 enum { WT_WANT_INPUT = 1, WT_WANT_WEIGHT = 2, WT_WANT_BIAS = 4 };
+typedef bool (*wt_peer)(wt_call *call, const void *state);   /* see peer.c */
 typedef struct wt_gradients wt_gradients;
 struct wt_gradients {                /* of y = conv(x, w): results 0, 1 and 2 are dx, dw and db */
     wt_geometry g;
@@ -172,21 +174,57 @@ struct wt_gradients {                /* of y = conv(x, w): results 0, 1 and 2 ar
     int64_t want;
     /* The plan of one pass of the problem, and its arguments. */
     weft_plan *(*plan)(wt_call *call, const wt_gradients *d, weft_pass pass, bool bias, weft_args *args);
+    wt_peer peer;                    /* NULL: none; its state is a wt_share */
 };
+typedef struct wt_share { const wt_gradients *d; int64_t want; } wt_share;   /* some of the gradients */
 /* vector: the weights are a vector. input and bias_dtype: where they stand. */
 bool wt_create_wanted(wt_call *call, wt_gradients *d, bool vector, int input, int bias_dtype);
 bool wt_zero_wanted(wt_call *call);  /* the gradients of an empty result: sums of nothing */
 bool wt_run_wanted(wt_call *call, const wt_gradients *d);
+int64_t wt_wanted_of(weft_pass pass, bool bias);   /* which gradients a pass gives; fwd: those of a transposed one's input */
 
 /* ---------------------------------------------------------------- context.c: the one context, and running a plan */
 /* Start a call's list of kernels, which weft_torch_kernels() shows. */
 void wt_kernels_clear(void);
-void wt_kernels_add(const char *name);   /* a string that lives on */
-/* The plan, from the context's cache, for the call's device; NULL: call->error says why. */
+void wt_kernels_add(const char *name);
+/* The plan, from the context's cache, for the call's device; NULL: call->error says why. PyTorch's own code is no candidate here. */
 weft_plan *wt_plan(wt_call *call, weft_problem *p);
 double wt_estimate(const weft_plan *plan);   /* ns */
 /* Take workspace from PyTorch, execute on its current stream, release the plan. A NULL plan has failed already. */
 bool wt_execute(wt_call *call, weft_plan *plan, const weft_args *args);
 weft_ctx *wt_context(void);
+
+/* ---------------------------------------------------------------- peer.c: PyTorch's own code for the same problem
+ * An operator that PyTorch has too gives its peer: a function that computes the call by PyTorch's operators. The planner weighs it as
+ * weft's rival, and where it wins the peer runs. A peer drops the results that were made for weft (wt_drop), calls, and takes PyTorch's
+ * (wt_take). It must give the same on every run: it is rehearsed on the call's own tensors when it is measured. */
+typedef struct wt_stack { wt_value item[16]; int n; bool failed; } wt_stack;   /* the arguments of one of PyTorch's operators */
+
+weft_plan *wt_plan_with(wt_call *call, weft_problem *p, wt_peer peer, const void *state);
+bool wt_is_peer(const weft_plan *plan);      /* PyTorch won: run the peer, release the plan */
+/* Execute the plan, or run the peer where it won; releases the plan. A NULL plan has failed already. */
+bool wt_finish(wt_call *call, weft_plan *plan, const weft_args *args, wt_peer peer, const void *state);
+/* Plan, and run whichever won. */
+bool wt_run(wt_call *call, weft_problem *p, const weft_args *args, wt_peer peer, const void *state);
+
+void wt_push_tensor(wt_stack *s, wt_handle tensor);
+void wt_push_optional(wt_stack *s, wt_handle tensor);        /* NULL: none */
+void wt_push_none(wt_stack *s);
+void wt_push_int(wt_stack *s, int64_t value);
+void wt_push_real(wt_stack *s, double value);
+void wt_push_bool(wt_stack *s, bool value);
+void wt_push_optional_int(wt_stack *s, bool given, int64_t value);
+void wt_push_list(wt_stack *s, const int64_t *values, int count);
+void wt_push_optional_list(wt_stack *s, const int64_t *values, int count);
+void wt_push_bools(wt_stack *s, int bits, int count);        /* bool[count], the lowest bit first */
+/* Call it; its first `nout` results are left in s->item. false: call->error has PyTorch's words. */
+bool wt_aten(wt_call *call, wt_stack *s, const char *name, const char *overload, int nout);
+wt_handle wt_aten_scratch(wt_call *call, wt_stack *s, const char *name, const char *overload);   /* its one result, freed at the end; NULL: failed */
+/* Free the memory of result `slot`, if weft has made it. */
+void wt_drop(wt_call *call, int slot);
+/* Make PyTorch's tensor result `slot`, in the strides that v promises: copied only if it has others or the caller gave `out`. */
+bool wt_take(wt_call *call, int slot, wt_value tensor, const wt_view *v, int rank, bool batched);
+bool wt_take_copy(wt_call *call, int slot, wt_value tensor, const wt_view *v, int rank, bool batched);   /* copied always */
+void wt_free(wt_value tensor);
 
 #endif

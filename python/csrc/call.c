@@ -274,6 +274,7 @@ bool wt_result(wt_call *call, int slot, int64_t rank, const int64_t *sizes, int6
     const wt_tensor *out = &call->arg[at].tensor;
     if (!check_out(call, at, rank, sizes, code)) return false;
     for (int64_t a = 0; a < rank; a++) strides[a] = out->strides[a];
+    call->once |= call->op->in_place;
     *data = out->data;
     return true;
 }
@@ -295,6 +296,7 @@ void wt_dispatch(const wt_op *op, wt_value *stack, uint64_t nin, uint64_t nout) 
     call.op = op;
     call.guard = NULL;
     call.nscratch = 0;
+    call.once = false;
     memset(call.out, 0, sizeof(call.out));
     memset(call.scratch, 0, sizeof(call.scratch));
     for (int i = 0; i < op->nargs; i++) {

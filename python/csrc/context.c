@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "binding.h"
+#include "settings.h"
 
 static weft_ctx *context;
 static atomic_int lent_threads;      /* as last told to the context */
@@ -40,10 +41,6 @@ static _Thread_local struct { const char *name[4]; int count; } kernels;
 
 void wt_kernels_clear(void) { kernels.count = 0; }
 
-void wt_kernels_add(const char *name) {
-    if (kernels.count < 4) kernels.name[kernels.count++] = name;
-}
-
 /* The kernels that this thread's last operator ran, joined by " + "; for the benchmark. */
 WEFT_API const char *weft_torch_kernels(void) {
     static _Thread_local char text[512];
@@ -54,16 +51,48 @@ WEFT_API const char *weft_torch_kernels(void) {
     return text;
 }
 
-weft_plan *wt_plan(wt_call *call, weft_problem *p) {
-    weft_plan *plan = NULL;
-    bool cuda = call->device_type != wt.aoti_torch_device_type_cpu();
-    p->device = cuda ? WEFT_CUDA : WEFT_CPU;
-    p->ordinal = cuda ? call->device_index : 0;
-    if (!cuda) follow_threads();
-    if (weft_plan_create(&plan, context, p, NULL) == WEFT_OK) return plan;
-    wt_fail(call, "%s", weft_last_error());
+void wt_kernels_add(const char *name) {
+    if (kernels.count < 4) kernels.name[kernels.count++] = name;
+}
+
+static wt_config config = {.delegate = 1};
+const wt_config *wt_settings(void) { return &config; }
+
+/* The settings of weft.backends, all at once. Returns NULL, or what is wrong. */
+WEFT_API const char *weft_torch_set(int32_t benchmark, int32_t delegate, int32_t math, uint32_t verbose, size_t workspace_limit, const char *pin) {
+    if (weft_ctx_set_verbose(context, verbose) != WEFT_OK) return weft_last_error();
+    config = (wt_config){benchmark, delegate, math, verbose, workspace_limit, ""};
+    snprintf(config.pin, sizeof(config.pin), "%s", pin ? pin : "");
     return NULL;
 }
+
+static weft_plan *plan_by(weft_problem *p, const weft_plan_opts *opts) {
+    weft_plan *plan = NULL;
+    return weft_plan_create(&plan, context, p, opts) == WEFT_OK ? plan : NULL;
+}
+
+weft_plan *wt_plan_among(wt_call *call, weft_problem *p, bool rival) {
+    bool cuda = call->device_type != wt.aoti_torch_device_type_cpu();
+    weft_plan_opts opts = WEFT_PLAN_OPTS_INIT;
+    p->device = cuda ? WEFT_CUDA : WEFT_CPU;
+    p->ordinal = cuda ? call->device_index : 0;
+    p->math = config.math;
+    opts.mode = config.benchmark && !call->once ? WEFT_MEASURE : WEFT_ESTIMATE;
+    opts.workspace_limit = config.workspace_limit;
+    opts.engines = WEFT_ENGINE_ALL & ~(uint32_t)(rival && config.delegate ? 0 : WEFT_ENGINE_RIVAL);
+    if (!cuda) follow_threads();
+    weft_plan *plan = NULL;
+    if (config.pin[0]) {             /* one for another operator or pass is not for this problem */
+        weft_plan_opts pinned = opts;
+        pinned.kernel = config.pin;
+        plan = plan_by(p, &pinned);
+    }
+    if (!plan) plan = plan_by(p, &opts);
+    if (!plan) wt_fail(call, "%s", weft_last_error());
+    return plan;
+}
+
+weft_plan *wt_plan(wt_call *call, weft_problem *p) { return wt_plan_among(call, p, false); }
 
 double wt_estimate(const weft_plan *plan) {
     weft_cost cost = WEFT_COST_INIT;
@@ -79,7 +108,7 @@ static bool execute(wt_call *call, const weft_plan *plan, const weft_args *args)
               wt_fail(call, "PyTorch has no current stream on cuda:%d", call->device_index);
     if (ok && weft_execute(plan, args, workspace, (size_t)bytes, stream) != WEFT_OK) ok = wt_fail(call, "%s", weft_last_error());
     if (memory) wt.aoti_torch_delete_tensor_object(memory);   /* PyTorch's CUDA allocator hands it on in stream order */
-    if (ok && kernels.count < 4) kernels.name[kernels.count++] = weft_plan_kernel(plan);
+    if (ok) wt_kernels_add(weft_plan_kernel(plan));
     return ok;
 }
 
@@ -125,7 +154,7 @@ static const char *start(const char *nvrtc) {
         snprintf(path, sizeof(path), "%s", nvrtc);
         opts.nvrtc = path;
     }
-    if (weft_ctx_create(&context, &opts) != WEFT_OK) return weft_last_error();
+    if (weft_ctx_create(&context, &opts) != WEFT_OK || weft_ctx_set_rival(context, &wt_rival) != WEFT_OK) return weft_last_error();
     follow_threads();
     return register_operators();
 }

@@ -1,12 +1,20 @@
 /* Convolution, transposed convolution and their gradients. Padding holds a low and a high value an axis.
  * Transposed convolution is the data gradient with the roles swapped: in the problem its input is diff_dst, its output diff_src. */
-#include "binding.h"
+#include <string.h>
+
+#include "conv_peer.h"
 
 /* Where the arguments stand; the two forward operators and conv_backward share what they can. */
 enum { INPUT, WEIGHT, BIAS, STRIDE, PADDING, DILATION, GROUPS, ACT, LO, HI, OUTPUT_PADDING };
 enum { B_GRAD, B_INPUT, B_WEIGHT, B_TRANSPOSED = 7, B_WANT, B_BIAS_DTYPE };
 
 /* ---------------------------------------------------------------- forward operators */
+/* PyTorch's takes one type for all. */
+static wt_peer peer_of(const wt_call *call, const wt_geometry *g) {
+    const wt_tensor *b = &call->arg[BIAS].tensor;
+    return wt_conv_has_peer(g) && (!b->handle || b->code == call->arg[INPUT].tensor.code) ? wt_conv_peer : NULL;
+}
+
 static bool run_conv(wt_call *call) {
     wt_geometry g;
     if (!wt_check_pair(call, &g, INPUT, WEIGHT) || !wt_read_geometry(call, &g, STRIDE)) return false;
@@ -21,7 +29,8 @@ static bool run_conv(wt_call *call) {
     wt_put(&p, &args, WEFT_SRC, &x);
     wt_put(&p, &args, WEFT_WEIGHTS, &w);
     wt_put(&p, &args, WEFT_DST, &y);
-    return wt_put_epilogue(call, &p, &args, BIAS, ACT) && wt_execute(call, wt_plan(call, &p), &args);
+    wt_conv_state state = {&g, &y, false, {0}, ACT};
+    return wt_put_epilogue(call, &p, &args, BIAS, ACT) && wt_run(call, &p, &args, peer_of(call, &g), &state);
 }
 WT_OPERATOR_OUT(conv, "conv(Tensor input, Tensor weight, Tensor? bias, SymInt[] stride, SymInt[] padding, SymInt[] dilation, SymInt groups, "
                   "str act, float lo, float hi) -> Tensor")
@@ -54,7 +63,9 @@ static bool run_conv_transpose(wt_call *call) {
     wt_put(&p, &args, WEFT_DIFF_DST, &x);
     wt_put(&p, &args, WEFT_WEIGHTS, &w);
     wt_put(&p, &args, WEFT_DIFF_SRC, &y);
-    return wt_put_epilogue(call, &p, &args, BIAS, ACT) && wt_execute(call, wt_plan(call, &p), &args);
+    wt_conv_state state = {&g, &y, true, {extra[0], extra[1], extra[2]}, ACT};
+    for (int a = 0; a < 3; a++) g.pad_hi[a] += spare[a];   /* PyTorch is told output_padding */
+    return wt_put_epilogue(call, &p, &args, BIAS, ACT) && wt_run(call, &p, &args, peer_of(call, &g), &state);
 }
 WT_OPERATOR_OUT(conv_transpose, "conv_transpose(Tensor input, Tensor weight, Tensor? bias, SymInt[] stride, SymInt[] padding, SymInt[] dilation, "
                             "SymInt groups, str act, float lo, float hi, SymInt[] output_padding) -> Tensor")
@@ -71,7 +82,8 @@ static weft_plan *plan_between(wt_call *call, const wt_gradients *d, weft_pass p
     if (pass == WEFT_BWD_WEIGHTS || pass == WEFT_BWD) wt_put(&p, args, WEFT_DIFF_WEIGHTS, &d->dw);
     if (bias && pass != WEFT_BWD_BIAS) wt_add_step(&p, WEFT_STEP_BIAS, 0, 0);
     if (bias) wt_put_vector(&p, args, WEFT_DIFF_BIAS, d->db.data, d->db.dtype, 1);
-    return wt_plan(call, &p);
+    wt_share share = {d, wt_wanted_of(pass, bias)};
+    return wt_plan_with(call, &p, d->peer, &share);
 }
 
 static weft_plan *plan_pass(wt_call *call, const wt_gradients *d, weft_pass pass, bool bias, weft_args *args) {
@@ -80,7 +92,8 @@ static weft_plan *plan_pass(wt_call *call, const wt_gradients *d, weft_pass pass
 
 static bool run_between(wt_call *call, const wt_gradients *d, weft_pass pass, const wt_view *src, const wt_view *dst, bool bias) {
     weft_args args = WEFT_ARGS_INIT;
-    return wt_execute(call, plan_between(call, d, pass, src, dst, bias, &args), &args);
+    wt_share share = {d, wt_wanted_of(pass, bias)};
+    return wt_finish(call, plan_between(call, d, pass, src, dst, bias, &args), &args, d->peer, &share);
 }
 
 /* diff_bias of a transposed convolution sums what is src there: the same sum over a 1x1 convolution that ends in it. */
@@ -128,6 +141,7 @@ static bool run_conv_backward(wt_call *call) {
     d.w = wt_see(&call->arg[B_WEIGHT].tensor, d.g.rank);
     d.want = call->arg[B_WANT].integer;
     d.plan = plan_pass;
+    d.peer = wt_conv_has_peer(&d.g) && call->arg[B_BIAS_DTYPE].integer == call->arg[B_INPUT].tensor.code ? wt_conv_backward_peer : NULL;
     bool last = wt_is_last(&d.x);
     const wt_view *src = transposed ? &d.dy : &d.x;
     if (!wt_check_channels(call, &d.g, src, &d.w, 1, transposed ? "grad_output" : "input")) return false;

@@ -134,9 +134,19 @@ bool wt_zero_wanted(wt_call *call) {
     return true;
 }
 
+static bool finish(wt_call *call, const wt_gradients *d, weft_plan *plan, const weft_args *args, int64_t want) {
+    wt_share share = {d, want};
+    return wt_finish(call, plan, args, d->peer, &share);
+}
+
 static bool run_pass(wt_call *call, const wt_gradients *d, weft_pass pass, bool bias) {
     weft_args args = WEFT_ARGS_INIT;
-    return wt_execute(call, d->plan(call, d, pass, bias, &args), &args);
+    return finish(call, d, d->plan(call, d, pass, bias, &args), &args, wt_wanted_of(pass, bias));
+}
+
+int64_t wt_wanted_of(weft_pass pass, bool bias) {
+    bool data = pass == WEFT_BWD_DATA || pass == WEFT_BWD || pass == WEFT_FWD, weights = pass == WEFT_BWD_WEIGHTS || pass == WEFT_BWD;
+    return (data ? WT_WANT_INPUT : 0) | (weights ? WT_WANT_WEIGHT : 0) | (bias ? WT_WANT_BIAS : 0);
 }
 
 /* Both large gradients: in one pass, unless two kernels of their own promise to be faster than the one for both. */
@@ -144,20 +154,20 @@ static bool run_both(wt_call *call, const wt_gradients *d, bool bias) {
     const double worth_asking = 20e3;   /* ns; below it the question costs as much as the answer */
     weft_args args[3] = {WEFT_ARGS_INIT, WEFT_ARGS_INIT, WEFT_ARGS_INIT};
     weft_plan *both = d->plan(call, d, WEFT_BWD, bias, &args[0]);
-    if (!both || wt_estimate(both) < worth_asking) return wt_execute(call, both, &args[0]);
+    if (!both || wt_estimate(both) < worth_asking) return finish(call, d, both, &args[0], wt_wanted_of(WEFT_BWD, bias));
     weft_plan *data = d->plan(call, d, WEFT_BWD_DATA, false, &args[1]);
     weft_plan *weights = data ? d->plan(call, d, WEFT_BWD_WEIGHTS, bias, &args[2]) : NULL;
     bool apart = weights && wt_estimate(data) + wt_estimate(weights) < wt_estimate(both);
     if (apart) {
         weft_plan_release(both);
-        bool ok = wt_execute(call, data, &args[1]);
-        if (ok) return wt_execute(call, weights, &args[2]);
+        bool ok = finish(call, d, data, &args[1], WT_WANT_INPUT);
+        if (ok) return finish(call, d, weights, &args[2], wt_wanted_of(WEFT_BWD_WEIGHTS, bias));
         weft_plan_release(weights);
         return false;
     }
     weft_plan_release(data);
     weft_plan_release(weights);
-    return wt_execute(call, both, &args[0]);
+    return finish(call, d, both, &args[0], wt_wanted_of(WEFT_BWD, bias));
 }
 
 bool wt_run_wanted(wt_call *call, const wt_gradients *d) {

@@ -151,3 +151,22 @@ WEFT_API int64_t weft_torch_describe(char *out, size_t capacity) {
 /* weft_version and weft_last_error are found in this library by their own names. */
 WEFT_API const char *weft_torch_version(void) { return weft_version(); }
 WEFT_API const char *weft_torch_error(void) { return weft_last_error(); }
+
+/* The name of kernel i of all of weft's; NULL: there are fewer. */
+WEFT_API const char *weft_torch_kernel_name(size_t i) {
+    weft_kernel_desc d = WEFT_KERNEL_DESC_INIT;
+    return i < weft_kernel_count(wt_context(), NULL) && weft_kernel_info(wt_context(), NULL, i, &d) == WEFT_OK ? d.name : NULL;
+}
+
+/* load, save (with a path), forget or count. report: entries, bad lines, entries of other machines. NULL, or what went wrong. */
+WEFT_API const char *weft_torch_wisdom(const char *action, const char *path, int64_t report[3]) {
+    weft_wisdom_report r = WEFT_WISDOM_REPORT_INIT;
+    weft_ctx *ctx = wt_context();
+    weft_status s = WEFT_OK;
+    if (!strcmp(action, "load")) s = weft_wisdom_load(ctx, path, &r);
+    else if (!strcmp(action, "save")) s = weft_wisdom_save(ctx, path, &r);
+    else if (!strcmp(action, "forget")) s = weft_wisdom_forget(ctx, NULL);
+    else r.entries = (int64_t)weft_wisdom_count(ctx);
+    report[0] = r.entries, report[1] = r.bad_lines, report[2] = r.other_machines;
+    return s == WEFT_OK ? NULL : weft_last_error();
+}

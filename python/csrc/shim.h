@@ -55,12 +55,20 @@ typedef void (*wt_range)(int64_t begin, int64_t end, void *arg);
     X(wt_error, torch_list_size, (wt_handle list, size_t *size))                                                               \
     X(wt_error, torch_list_get_item, (wt_handle list, size_t index, wt_value *item))                                           \
     X(wt_error, torch_delete_list, (wt_handle list))                                                                           \
+    X(wt_error, torch_new_list_reserve_size, (size_t size, wt_handle *list))                                                   \
+    X(wt_error, torch_list_push_back, (wt_handle list, wt_value item))                                                         \
+    X(wt_error, aoti_torch_new_tensor_handle, (wt_handle tensor, wt_handle *copy))                                             \
+    X(wt_error, torch_call_dispatcher, (const char *name, const char *overload, wt_value *stack, uint64_t version))            \
     X(wt_error, torch_string_c_str, (wt_handle string, const char **text))                                                     \
     X(wt_error, torch_delete_string, (wt_handle string))
 
 #define WT_OPTIONAL(X)                                                                                                         \
     X(wt_error, torch_delete_stable_ivalue, (wt_value *box)) /* 2.13 and later */                                              \
     X(void, _ZdlPv, (void *block))                           /* operator delete: what freed the boxes before */                \
+    X(wt_error, torch_new_stable_ivalue, (wt_value **box))   /* the other halves of the two above */                           \
+    X(void *, _Znwm, (size_t bytes))                                                                                           \
+    X(wt_error, aoti_torch_create_cuda_stream_guard, (void *stream, int32_t device_index, wt_handle *guard))                   \
+    X(wt_error, aoti_torch_delete_cuda_stream_guard, (wt_handle guard))                                                        \
     X(const char *, torch_exception_get_what_without_backtrace, (void))                                                        \
     X(wt_error, aoti_torch_get_current_cuda_stream, (int32_t device_index, void **stream))                                     \
     X(wt_error, aoti_torch_create_cuda_guard, (int32_t device_index, wt_handle *guard))                                        \

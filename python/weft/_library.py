@@ -6,6 +6,7 @@ import json
 import os
 import sys
 import warnings
+from functools import lru_cache
 from pathlib import Path
 
 with warnings.catch_warnings():
@@ -48,6 +49,9 @@ def _declare(lib: ctypes.CDLL) -> None:
         "weft_torch_kernels": (text, []),
         "weft_torch_problem": (count, [text, text, text, size]),
         "weft_torch_describe": (count, [text, size]),
+        "weft_torch_set": (text, [ctypes.c_int32, ctypes.c_int32, ctypes.c_int32, ctypes.c_uint32, size, text]),
+        "weft_torch_kernel_name": (text, [size]),
+        "weft_torch_wisdom": (text, [text, text, ctypes.POINTER(count)]),
         "weft_torch_move": (ctypes.c_uint64, [ctypes.c_void_p, count, ctypes.c_void_p, count, ctypes.c_int]),
         "weft_torch_burn": (ctypes.c_double, [count, text]),
     }
@@ -106,3 +110,44 @@ def describe() -> str:
     if lib.weft_torch_describe(buffer, len(buffer)) < 0:
         raise RuntimeError(last_error())
     return buffer.value.decode()
+
+
+def set_config(benchmark: bool, delegate: bool, math: int, verbose: int, workspace_limit: int, pin: str | None) -> None:
+    """Tell the C library the settings of weft.backends."""
+    why = lib.weft_torch_set(benchmark, delegate, math, verbose, workspace_limit, pin.encode() if pin else None)
+    if why is not None:
+        raise RuntimeError(why.decode())
+
+
+@lru_cache(maxsize=1)
+def kernel_names() -> frozenset[str]:
+    """The names of every kernel of weft."""
+    names, i = set(), 0
+    while (name := lib.weft_torch_kernel_name(i)) is not None:
+        names.add(name.decode())
+        i += 1
+    return frozenset(names)
+
+
+def _wisdom(action: str, path: str | None) -> list[int]:
+    report = (ctypes.c_int64 * 3)()
+    why = lib.weft_torch_wisdom(action.encode(), path.encode() if path is not None else None, report)
+    if why is not None:
+        raise (FileNotFoundError if action == "load" and not os.path.exists(path or "") else RuntimeError)(why.decode())
+    return list(report)
+
+
+def wisdom_file(action: str, path: str) -> dict[str, int]:
+    """Load or save a wisdom file."""
+    entries, bad, others = _wisdom(action, path)
+    return {"entries": entries, "other_machines": others, "bad_lines": bad}
+
+
+def wisdom_forget() -> None:
+    """Forget all wisdom."""
+    _wisdom("forget", None)
+
+
+def wisdom_count() -> int:
+    """How many entries of wisdom are known."""
+    return _wisdom("count", None)[0]

@@ -1,13 +1,40 @@
-"""What runs underneath: the library, the machine as it sees it, and the kernels it chose.
+"""What runs underneath, and how it is chosen: the habit of torch.backends.cudnn.
 
-    >>> print(weft.backends.describe())
-    >>> weft.functional.conv2d(x, w, groups=64); weft.backends.kernels()
+    >>> weft.backends.benchmark = True                 # measure the candidates once for each new shape, and remember
+    >>> with weft.backends.flags(fastest=True, verbose=True):
+    ...     y = weft.functional.conv2d(x, w)
+    >>> with weft.backends.pin("torch"):               # this kernel wherever it applies
+    ...     y = weft.functional.conv2d(x, w)
+
+Settings hold for the whole process and every thread of it:
+    benchmark         measure the best candidates of a problem that is not known yet, on private buffers, and remember the times. Which kernel
+                      wins may then differ between runs; with wisdom it does not. Off: the least estimate.
+    fastest           no limit on workspace
+    workspace_limit   bytes a kernel may ask for; None is 64 MB. The reference kernels may take more: every problem has a kernel
+    deterministic     there for those who set it everywhere: every kernel of weft gives the same bits on each run anyway
+    math              'fast': errors at most 4 times those of the direct sum in float32; 'strict': errors like the direct sum;
+                      'tf32': products of convolutions may be rounded to 10 bits on GPUs; None: fast, and where PyTorch's own code
+                      runs, its flags (torch.backends.cudnn.allow_tf32)
+    delegate          PyTorch's own code is a candidate where it has the same operator; False: weft's kernels only, whose bits do not depend
+                      on the number of threads, as those of PyTorch's sums may
+    verbose           True, or some of 'dispatch', 'tune', 'exec', 'error': lines on stderr
+    pin               the name of a kernel that is to run wherever it applies; see pin()
 """
 from __future__ import annotations
 
-from . import _library
+import sys
+import types
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, Optional
 
-__all__ = ["describe", "kernels", "library"]
+from . import _library, _settings
+from . import _wisdom as wisdom
+
+__all__ = ["describe", "flags", "kernel_names", "kernels", "library", "pin", "set_flags", "wisdom",
+           "benchmark", "delegate", "deterministic", "fastest", "math", "verbose", "workspace_limit"]
+
+_SETTINGS = ("benchmark", "delegate", "deterministic", "fastest", "math", "verbose", "workspace_limit")
 
 
 def describe() -> str:
@@ -20,12 +47,21 @@ def describe() -> str:
 
 
 def kernels() -> str:
-    """The names of the kernels that the last operator on this thread ran, joined by " + ".
+    """The names of the kernels that the last operator on this thread ran, joined by " + "; "torch" is PyTorch's own code.
 
         >>> weft.functional.conv1d(torch.ones(1, 1, 3), torch.ones(1, 1, 3)); weft.backends.kernels() != ""
         True
     """
     return _library.kernels()
+
+
+def kernel_names() -> list[str]:
+    """The names of all kernels of weft, for pin().
+
+        >>> "conv_ref" in weft.backends.kernel_names()
+        True
+    """
+    return sorted(_library.kernel_names())
 
 
 def library() -> str:
@@ -35,3 +71,65 @@ def library() -> str:
         True
     """
     return str(_library.path)
+
+
+def set_flags(**settings: Any) -> dict[str, Any]:
+    """Change settings for good and return their old values. All or none: an error changes nothing.
+
+        >>> old = weft.backends.set_flags(benchmark=True, workspace_limit=1 << 20)
+        >>> weft.backends.set_flags(**old)["benchmark"]
+        True
+    """
+    before = _settings.change(**settings)
+    return {name: getattr(before, name) for name in settings}
+
+
+@contextmanager
+def flags(**settings: Any) -> Iterator[None]:
+    """Settings inside a `with` block; the old ones return at its end, also after an error.
+
+        >>> with weft.backends.flags(math="strict", delegate=False):
+        ...     y = weft.functional.conv1d(torch.ones(1, 1, 3), torch.ones(1, 1, 3))
+    """
+    before = _settings.change(**settings)
+    try:
+        yield
+    finally:
+        _settings.restore(before)
+
+
+class _Pinned:
+    """What pin() returns: leaving a `with` block takes the pin out again."""
+
+    def __init__(self, before: _settings.Settings) -> None:
+        self._before = before
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, *error: Any) -> None:
+        _settings.change(pin=self._before.pin)
+
+
+def pin(kernel: Optional[str]) -> Any:
+    """Run this kernel wherever it applies; other problems keep the planner's choice, and kernels() shows what ran. "torch" is PyTorch's own
+    code. None takes the pin out. In a `with` statement the pin holds to the end of the block.
+
+        >>> with weft.backends.pin("conv_ref"):
+        ...     weft.functional.conv1d(torch.ones(1, 1, 3), torch.ones(1, 1, 3)); weft.backends.kernels()
+        'conv_ref'
+    """
+    return _Pinned(_settings.change(pin=kernel))
+
+
+class _Backends(types.ModuleType):
+    """Settings are attributes of the module: reading and assigning them goes to the C library."""
+
+
+def _setting(name: str) -> property:
+    return property(lambda module: getattr(_settings.now(), name), lambda module, value: _settings.change(**{name: value}) and None)
+
+
+for _name in _SETTINGS:
+    setattr(_Backends, _name, _setting(_name))
+sys.modules[__name__].__class__ = _Backends

@@ -22,6 +22,7 @@ struct weft_ctx {
     weft__cache *cache;
     weft__wisdom *wisdom;
     weft__rival rival;               /* its name NULL: none */
+    _Atomic uint32_t topics;         /* logged: those of the options, or as set since */
     pthread_mutex_t cuda_lock;
     weft__cuda *cuda;
     bool cuda_tried;
@@ -42,7 +43,7 @@ void weft__free(const weft_ctx *ctx, void *block) {
     else free(block);
 }
 
-bool weft__logs(const weft_ctx *ctx, int topic) { return (ctx->opts.verbose & (uint32_t)topic) != 0; }
+bool weft__logs(const weft_ctx *ctx, int topic) { return (atomic_load_explicit(&ctx->topics, memory_order_relaxed) & (uint32_t)topic) != 0; }
 
 void weft__log(const weft_ctx *ctx, int topic, const char *format, ...) {
     if (!weft__logs(ctx, topic)) return;
@@ -207,6 +208,7 @@ weft_status weft_ctx_create(weft_ctx **out, const weft_ctx_opts *opts) {
     ctx->opts.isa = NULL;            /* spent; the caller's text may go away */
     ctx->hw = seed.hw;
     atomic_init(&ctx->refs, 1);
+    atomic_init(&ctx->topics, ctx->opts.verbose);
     atomic_init(&ctx->threads, ctx->hw.threads);
     pthread_mutex_init(&ctx->cuda_lock, NULL);
     pthread_mutex_init(&ctx->lend_lock, NULL);
@@ -263,6 +265,14 @@ void weft__parallel(weft_ctx *ctx, int64_t slots, weft_task task, void *arg) {
 /* ---------------------------------------------------------------- parts */
 int weft__ctx_threads(const weft_ctx *ctx) { return atomic_load(&ctx->threads); }
 const weft_ctx_opts *weft__opts(const weft_ctx *ctx) { return &ctx->opts; }
+weft_status weft_ctx_set_verbose(weft_ctx *ctx, uint32_t topics) {
+    if (!ctx) return weft__fail(WEFT_INVALID, "ctx is NULL, allowed: a context");
+    if (topics & ~(uint32_t)WEFT_LOG_ALL) return weft__fail(WEFT_INVALID, "topics is 0x%x, allowed: a sum of WEFT_LOG_*", topics);
+    WEFT__TRY(verbose_from_env(&topics));
+    atomic_store_explicit(&ctx->topics, topics, memory_order_relaxed);
+    return WEFT_OK;
+}
+
 weft__rival *weft__ctx_rival(const weft_ctx *ctx) { return (weft__rival *)&ctx->rival; }
 weft__wisdom *weft__ctx_wisdom(const weft_ctx *ctx) { return ctx->wisdom; }
 weft__cache *weft__ctx_cache(const weft_ctx *ctx) { return ctx->cache; }

@@ -1,0 +1,214 @@
+/* PyTorch as a rival of weft's kernels: calling its operators through the dispatcher, and what the planner asks about it. */
+#include <stdio.h>
+#include <string.h>
+#include <time.h>
+
+#include "binding.h"
+#include "settings.h"
+
+/* ---------------------------------------------------------------- the arguments of an operator of PyTorch */
+static void push(wt_stack *s, wt_value value) {
+    if (s->n < (int)(sizeof(s->item) / sizeof(s->item[0]))) s->item[s->n++] = value;
+    else s->failed = true;
+}
+
+static wt_value boxed(wt_stack *s, wt_value content) {
+    wt_value *box = NULL;
+    if (wt.torch_new_stable_ivalue) s->failed |= wt.torch_new_stable_ivalue(&box) != 0;
+    else if (wt._Znwm) box = wt._Znwm(sizeof(*box));
+    if (box) *box = content;
+    else s->failed = true;
+    return (wt_value)(uintptr_t)box;
+}
+
+static wt_value list_of(wt_stack *s, const int64_t *values, int count) {
+    wt_handle list = NULL;
+    s->failed |= wt.torch_new_list_reserve_size((size_t)count, &list) != 0;
+    for (int i = 0; i < count && !s->failed; i++) s->failed |= wt.torch_list_push_back(list, (wt_value)values[i]) != 0;
+    return (wt_value)(uintptr_t)list;
+}
+
+void wt_push_tensor(wt_stack *s, wt_handle tensor) {
+    wt_handle copy = NULL;           /* the operator takes a reference of its own */
+    s->failed |= wt.aoti_torch_new_tensor_handle(tensor, &copy) != 0;
+    push(s, (wt_value)(uintptr_t)copy);
+}
+
+void wt_push_optional(wt_stack *s, wt_handle tensor) {
+    if (!tensor) {
+        push(s, 0);
+        return;
+    }
+    wt_push_tensor(s, tensor);
+    if (!s->failed) s->item[s->n - 1] = boxed(s, s->item[s->n - 1]);
+}
+
+void wt_push_none(wt_stack *s) { push(s, 0); }
+void wt_push_int(wt_stack *s, int64_t value) { push(s, (wt_value)value); }
+void wt_push_bool(wt_stack *s, bool value) { push(s, value); }
+void wt_push_optional_int(wt_stack *s, bool given, int64_t value) { push(s, given ? boxed(s, (wt_value)value) : 0); }
+void wt_push_list(wt_stack *s, const int64_t *values, int count) { push(s, list_of(s, values, count)); }
+void wt_push_optional_list(wt_stack *s, const int64_t *values, int count) { push(s, boxed(s, list_of(s, values, count))); }
+
+void wt_push_real(wt_stack *s, double value) {
+    wt_value bits;
+    memcpy(&bits, &value, sizeof(bits));
+    push(s, bits);
+}
+
+void wt_push_bools(wt_stack *s, int bits, int count) {
+    int64_t values[8];
+    for (int i = 0; i < count && i < 8; i++) values[i] = bits >> i & 1;
+    wt_push_list(s, values, count);
+}
+
+bool wt_aten(wt_call *call, wt_stack *s, const char *name, const char *overload, int nout) {
+    if (s->failed) return wt_fail(call, "the arguments of %s could not be made", name);
+    if (!wt.torch_call_dispatcher(name, overload, s->item, WT_BUILD_VERSION)) return nout <= s->n || nout <= 16;
+    const char *what = wt.torch_exception_get_what_without_backtrace ? wt.torch_exception_get_what_without_backtrace() : "no reason given";
+    return wt_fail(call, "%s: %s", name, what);
+}
+
+wt_handle wt_aten_scratch(wt_call *call, wt_stack *s, const char *name, const char *overload) {
+    wt_handle *slot = wt_scratch(call);
+    if (!slot || !wt_aten(call, s, name, overload, 1)) return NULL;
+    return *slot = (wt_handle)(uintptr_t)s->item[0];
+}
+
+void wt_free(wt_value tensor) {
+    if (tensor) wt.aoti_torch_delete_tensor_object((wt_handle)(uintptr_t)tensor);
+}
+
+/* ---------------------------------------------------------------- results */
+void wt_drop(wt_call *call, int slot) {
+    if (!call->out[slot]) return;
+    wt.aoti_torch_delete_tensor_object(call->out[slot]);
+    call->out[slot] = NULL;
+}
+
+static int axes_of(const wt_view *v, int rank, bool batched, int64_t sizes[5], int64_t strides[5]) {
+    int n = 0;
+    for (int a = batched ? 0 : 1; a < 5; a++)
+        if (a < 2 || a >= 5 - rank) sizes[n] = v->dims[a], strides[n++] = v->strides[a];
+    return n;
+}
+
+bool wt_take_copy(wt_call *call, int slot, wt_value tensor, const wt_view *v, int rank, bool batched) {
+    wt_handle got = (wt_handle)(uintptr_t)tensor, into = NULL;
+    int64_t sizes[5], strides[5];
+    int n = axes_of(v, rank, batched, sizes, strides);
+    int32_t code = 0;
+    void *data;
+    bool ok = !wt.aoti_torch_get_dtype(got, &code);
+    if (slot < call->op->into) into = call->arg[call->op->nargs - call->op->into + slot].tensor.handle;
+    else if (ok && (ok = wt_empty(call, &call->out[slot], n, sizes, strides, code, &data))) into = call->out[slot];
+    if (ok && wt.aoti_torch_copy_(into, got, 0)) ok = wt_fail(call, "a result of PyTorch could not be copied");
+    wt_free(tensor);
+    return ok;
+}
+
+/* Strides of axes of one element name no other memory: PyTorch's may differ there, and the promise is kept by a view. */
+bool wt_take(wt_call *call, int slot, wt_value tensor, const wt_view *v, int rank, bool batched) {
+    wt_handle got = (wt_handle)(uintptr_t)tensor;
+    int64_t sizes[5], strides[5], *has = NULL;
+    int n = axes_of(v, rank, batched, sizes, strides);
+    bool fits = slot >= call->op->into && !wt.aoti_torch_get_strides(got, &has), same = fits;
+    for (int i = 0; i < n && fits; i++) {
+        same &= has[i] == strides[i];
+        fits = sizes[i] == 1 || has[i] == strides[i];
+    }
+    if (!fits) return wt_take_copy(call, slot, tensor, v, rank, batched);
+    if (!same) {
+        wt_stack s = {.n = 0};
+        wt_push_tensor(&s, got);
+        wt_push_list(&s, sizes, n);
+        wt_push_list(&s, strides, n);
+        wt_push_none(&s);
+        wt_free(tensor);
+        if (!wt_aten(call, &s, "aten::as_strided", "", 1)) return false;
+        got = (wt_handle)(uintptr_t)s.item[0];
+    }
+    call->out[slot] = got;
+    return true;
+}
+
+/* ---------------------------------------------------------------- the rival */
+static const char rival_name[] = "torch";
+static _Thread_local struct { wt_call *call; wt_peer peer; const void *state; } stage;   /* whose plan is being made on this thread */
+
+/* Exact sums in f32 are promised by `fast` and `strict`; PyTorch's convolutions on CUDA may round products to TF32. */
+static const char *refuses(void *user, const weft_problem *p) {
+    (void)user;
+    if (!stage.peer) return "PyTorch has no operator for it";
+    if (p->device == WEFT_CUDA && p->op == WEFT_CONV && p->tensor[0].dtype == WEFT_F32 && wt_settings()->math)
+        return "PyTorch's may round to TF32, and the math asked for does not";
+    return NULL;
+}
+
+/* Rough: what keeps the order right. Measured on two AVX-512 cores and on an H200: dense convolution runs at half the peak and more, with
+ * few channels a group at a few percent; 16-bit types have fast CPU kernels in few operators; one call costs its allocations and checks. */
+static void rates(void *user, const weft_problem *p, weft_rates *r) {
+    (void)user;
+    bool cuda = p->device == WEFT_CUDA, wide = p->tensor[0].dtype == WEFT_F64, half = p->tensor[0].dtype == WEFT_F16 || p->tensor[0].dtype == WEFT_BF16;
+    *r = (weft_rates){cuda ? 8000 : 5000, 0.3, 0.4};
+    if (p->op == WEFT_CONV) {
+        bool dense = p->c / (p->groups ? p->groups : 1) >= 8;
+        *r = (weft_rates){cuda ? 15000 : 25000, dense ? 0.5 : 0.02, dense ? 0.5 : 0.2};
+        if (half && !cuda) r->of_peak *= 0.2;
+    }
+    if (wide) r->of_peak *= 0.25;
+}
+
+/* On the call's own tensors: PyTorch chooses its kernels by more than a problem says. A copy of the call takes what it makes. */
+static weft_status rehearse(void *user, const weft_problem *p, const weft_args *args, void *stream) {
+    (void)user, (void)args;
+    wt_handle guard = NULL;
+    wt_call copy = *stage.call;
+    memset(copy.out, 0, sizeof(copy.out));
+    memset(copy.scratch, 0, sizeof(copy.scratch));
+    copy.nscratch = 0;
+    if (p->device == WEFT_CUDA && wt.aoti_torch_create_cuda_stream_guard)
+        wt.aoti_torch_create_cuda_stream_guard(stream, stage.call->device_index, &guard);
+    bool ok = stage.peer(&copy, stage.state);
+    if (guard) wt.aoti_torch_delete_cuda_stream_guard(guard);
+    for (int i = 0; i < WT_MAX_OUTS; i++) wt_drop(&copy, i);
+    for (int i = 0; i < copy.nscratch; i++) wt_free((wt_value)(uintptr_t)copy.scratch[i]);
+    return ok ? WEFT_OK : WEFT_INTERNAL;
+}
+
+const weft_rival wt_rival = {sizeof(weft_rival), rival_name, 1, 0, NULL, refuses, rates, rehearse};
+
+weft_plan *wt_plan_with(wt_call *call, weft_problem *p, wt_peer peer, const void *state) {
+    stage.call = call, stage.peer = peer, stage.state = state;
+    weft_plan *plan = wt_plan_among(call, p, true);
+    stage.peer = NULL;
+    return plan;
+}
+
+bool wt_is_peer(const weft_plan *plan) { return plan && weft_plan_kernel(plan) == rival_name; }
+
+static bool run_peer(wt_call *call, const weft_plan *plan, wt_peer peer, const void *state) {
+    struct timespec from, to;
+    bool shown = wt_settings()->verbose & WEFT_LOG_EXEC;
+    char text[WEFT_TEXT_MAX] = "";
+    wt_kernels_add(rival_name);
+    if (!shown) return peer(call, state);
+    clock_gettime(CLOCK_MONOTONIC, &from);
+    bool ok = peer(call, state);
+    clock_gettime(CLOCK_MONOTONIC, &to);
+    weft_problem_format(weft_plan_problem(plan), text, sizeof(text), NULL);
+    fprintf(stderr, "weft: exec: %s %s %s %lld ns\n", text, rival_name, ok ? "OK" : "failed",
+            (long long)(to.tv_sec - from.tv_sec) * 1000000000 + (to.tv_nsec - from.tv_nsec));
+    return ok;
+}
+
+bool wt_finish(wt_call *call, weft_plan *plan, const weft_args *args, wt_peer peer, const void *state) {
+    if (!wt_is_peer(plan)) return wt_execute(call, plan, args);
+    bool ok = run_peer(call, plan, peer, state);
+    weft_plan_release(plan);
+    return ok;
+}
+
+bool wt_run(wt_call *call, weft_problem *p, const weft_args *args, wt_peer peer, const void *state) {
+    return wt_finish(call, wt_plan_with(call, p, peer, state), args, peer, state);
+}

@@ -1,0 +1,21 @@
+/* What weft.backends sets, for every call of the process: as torch.backends does. */
+#ifndef WEFT_TORCH_SETTINGS_H
+#define WEFT_TORCH_SETTINGS_H
+
+#include "binding.h"
+
+typedef struct wt_config {
+    int32_t benchmark;               /* measure the candidates of a new problem */
+    int32_t delegate;                /* PyTorch's own code is a candidate */
+    int32_t math;                    /* weft_math; 0: the default, and PyTorch's flags for its code */
+    uint32_t verbose;                /* WEFT_LOG_* */
+    size_t workspace_limit;          /* bytes; 0: the default, WEFT_NO_LIMIT: none */
+    char pin[128];                   /* a kernel's name, used where it applies; "": none */
+} wt_config;
+
+const wt_config *wt_settings(void);
+/* Plan by the settings; rival: PyTorch's code may win. */
+weft_plan *wt_plan_among(wt_call *call, weft_problem *p, bool rival);
+extern const weft_rival wt_rival;
+
+#endif

@@ -1,0 +1,80 @@
+"""The settings of weft.backends: one object, told to the C library whenever it changes."""
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Optional
+
+from . import _library
+
+TOPICS = {"dispatch": 1, "tune": 2, "exec": 4, "error": 8}
+MATHS = {None: 0, "fast": 1, "strict": 2, "tf32": 3}
+NO_LIMIT = (1 << 64) - 1
+
+
+@dataclass(frozen=True)
+class Settings:
+    """See weft.backends for what each one means."""
+
+    benchmark: bool = False
+    fastest: bool = False
+    deterministic: bool = False
+    verbose: Any = False
+    workspace_limit: Optional[int] = None
+    math: Optional[str] = None
+    delegate: bool = True
+    pin: Optional[str] = None
+
+
+def _topics(verbose: Any) -> int:
+    if isinstance(verbose, bool):
+        return sum(TOPICS.values()) if verbose else 0
+    words = verbose.split(",") if isinstance(verbose, str) else list(verbose) if isinstance(verbose, (tuple, list, set, frozenset)) else [verbose]
+    for word in words:
+        if word not in TOPICS:
+            raise ValueError(f"verbose: has {word!r}, allowed: True, False, or some of {', '.join(TOPICS)}")
+    return sum(TOPICS[word] for word in set(words))
+
+
+def _check(s: Settings) -> None:
+    for name in ("benchmark", "fastest", "deterministic", "delegate"):
+        if not isinstance(getattr(s, name), bool):
+            raise TypeError(f"{name}: is {getattr(s, name)!r}, allowed: True or False")
+    limit = s.workspace_limit
+    if limit is not None and (isinstance(limit, bool) or not isinstance(limit, int)):
+        raise TypeError(f"workspace_limit: is {limit!r}, allowed: a number of bytes, or None for 64 MB")
+    if limit is not None and not 1 <= limit < NO_LIMIT:
+        raise ValueError(f"workspace_limit: is {limit}, allowed: 1 or more bytes, or None for 64 MB; fastest=True is no limit at all")
+    if s.math not in MATHS:
+        raise ValueError(f"math: is {s.math!r}, allowed: None, 'fast', 'strict' or 'tf32'")
+    if s.pin is not None and not isinstance(s.pin, str):
+        raise TypeError(f"pin: is {s.pin!r}, allowed: the name of a kernel, or None")
+    if s.pin is not None and s.pin != "torch" and s.pin not in _library.kernel_names():
+        raise ValueError(f"pin: is {s.pin!r}, allowed: 'torch', or a kernel of weft (weft.backends.kernel_names() lists them)")
+
+
+_now = Settings()
+
+
+def now() -> Settings:
+    """The settings that hold."""
+    return _now
+
+
+def change(**settings: Any) -> Settings:
+    """Change some settings and return what held before; nothing changes if one is wrong."""
+    global _now
+    allowed = asdict(_now)
+    for name in settings:
+        if name not in allowed:
+            raise TypeError(f"{name}: is no setting, allowed: {', '.join(allowed)}")
+    wanted, before = replace(_now, **settings), _now
+    _check(wanted)
+    _library.set_config(wanted.benchmark, wanted.delegate, MATHS[wanted.math], _topics(wanted.verbose),
+                        NO_LIMIT if wanted.fastest else wanted.workspace_limit or 0, wanted.pin)
+    _now = wanted
+    return before
+
+
+def restore(before: Settings) -> None:
+    """Go back to what `change` returned."""
+    change(**asdict(before))

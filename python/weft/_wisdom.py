@@ -1,0 +1,82 @@
+"""Wisdom: what benchmark mode measured, kept in a text file that many machines and processes may share.
+
+    >>> weft.backends.wisdom.load("weft.wisdom")       # before the first call
+    >>> weft.backends.benchmark = True
+    >>> ...
+    >>> weft.backends.wisdom.save("weft.wisdom")       # merges with what the file holds
+
+or, for both, weft.backends.wisdom.autosave("weft.wisdom").
+"""
+from __future__ import annotations
+
+import atexit
+import os
+from typing import Optional, Union
+
+from . import _library
+
+__all__ = ["autosave", "count", "forget", "load", "save"]
+
+Path = Union[str, "os.PathLike[str]"]
+_autosaved: Optional[str] = None
+
+
+def load(path: Path) -> dict[str, int]:
+    """Read a wisdom file. Returns how many entries are for this machine, how many for others, and how many lines were skipped as unreadable.
+
+        >>> weft.backends.wisdom.load("weft.wisdom")
+        {'entries': 12, 'other_machines': 0, 'bad_lines': 0}
+    """
+    return _library.wisdom_file("load", os.fspath(path))
+
+
+def save(path: Path) -> dict[str, int]:
+    """Write what is known to a file, merged with what it holds: other processes may save to it at the same time. Returns as load() does.
+
+        >>> weft.backends.wisdom.save("weft.wisdom")
+        {'entries': 12, 'other_machines': 0, 'bad_lines': 0}
+    """
+    return _library.wisdom_file("save", os.fspath(path))
+
+
+def forget() -> None:
+    """Forget everything measured or loaded so far; files stay as they are.
+
+        >>> weft.backends.wisdom.forget(); weft.backends.wisdom.count()
+        0
+    """
+    _library.wisdom_forget()
+
+
+def count() -> int:
+    """How many entries are known.
+
+        >>> weft.backends.wisdom.count() >= 0
+        True
+    """
+    return _library.wisdom_count()
+
+
+def _save_at_exit() -> None:
+    if _autosaved is not None and count():
+        save(_autosaved)
+
+
+def autosave(path: Optional[Path]) -> None:
+    """Load the file now, if there is one, and save to it when the process ends. None: no more.
+
+        >>> weft.backends.wisdom.autosave("weft.wisdom")
+    """
+    global _autosaved
+    if path is None:
+        _autosaved = None
+        return
+    name = os.path.abspath(os.fspath(path))
+    if not os.path.isdir(os.path.dirname(name)):
+        raise FileNotFoundError(f"path: is {name!r}, allowed: a file in a folder that exists")
+    if os.path.exists(name):
+        load(name)
+    if _autosaved is None:
+        atexit.unregister(_save_at_exit)
+        atexit.register(_save_at_exit)
+    _autosaved = name

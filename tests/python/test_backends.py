@@ -1,0 +1,172 @@
+"""weft.backends: settings as attributes, flags and context managers; pins; wisdom in files."""
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import weft
+import weft.functional as W
+
+SETTINGS = ("benchmark", "delegate", "deterministic", "fastest", "math", "verbose", "workspace_limit")
+
+
+@pytest.fixture(autouse=True)
+def _as_before():
+    old = {name: getattr(weft.backends, name) for name in SETTINGS}
+    yield
+    weft.backends.set_flags(**old)
+    weft.backends.pin(None)
+    weft.backends.wisdom.forget()
+
+
+def depthwise(size=24):
+    return W.conv2d(torch.randn(2, 8, size, size), torch.randn(8, 1, 3, 3), padding=1, groups=8)
+
+
+def test_defaults():
+    assert {name: getattr(weft.backends, name) for name in SETTINGS} == {
+        "benchmark": False, "delegate": True, "deterministic": False, "fastest": False, "math": None, "verbose": False, "workspace_limit": None}
+
+
+@pytest.mark.parametrize("name, value", [("benchmark", True), ("delegate", False), ("deterministic", True), ("fastest", True), ("math", "strict"),
+                                         ("verbose", True), ("verbose", "tune,error"), ("workspace_limit", 1 << 20)])
+def test_attributes_and_flags(name, value):
+    old = getattr(weft.backends, name)
+    setattr(weft.backends, name, value)
+    assert getattr(weft.backends, name) == value
+    assert weft.backends.set_flags(**{name: old}) == {name: value}
+    with weft.backends.flags(**{name: value}):
+        assert getattr(weft.backends, name) == value
+    assert getattr(weft.backends, name) == old
+    with pytest.raises(KeyError), weft.backends.flags(**{name: value}):
+        raise KeyError
+    assert getattr(weft.backends, name) == old
+
+
+WRONG = {
+    "benchmark": (lambda: setattr(weft.backends, "benchmark", 1), TypeError, "benchmark: is 1, allowed: True or False"),
+    "flags-name": (lambda: weft.backends.set_flags(fast=True), TypeError, "fast: is no setting, allowed: benchmark"),
+    "flags-second": (lambda: weft.backends.set_flags(benchmark=True, math="quick"), ValueError, "math: is 'quick', allowed: None, 'fast', 'strict' or 'tf32'"),
+    "verbose": (lambda: setattr(weft.backends, "verbose", "loud"), ValueError, "verbose: has 'loud', allowed: True, False, or some of dispatch"),
+    "limit-kind": (lambda: setattr(weft.backends, "workspace_limit", 1.5), TypeError, "workspace_limit: is 1.5, allowed: a number of bytes"),
+    "limit-range": (lambda: setattr(weft.backends, "workspace_limit", -1), ValueError, "workspace_limit: is -1, allowed: 1 or more"),
+    "pin-kind": (lambda: weft.backends.pin(3), TypeError, "pin: is 3, allowed: the name of a kernel"),
+    "pin-name": (lambda: weft.backends.pin("conv_magic"), ValueError, "pin: is 'conv_magic', allowed: 'torch', or a kernel of weft"),
+    "load-missing": (lambda: weft.backends.wisdom.load("/nowhere/weft.wisdom"), FileNotFoundError, "/nowhere/weft.wisdom"),
+    "autosave-folder": (lambda: weft.backends.wisdom.autosave("/nowhere/weft.wisdom"), FileNotFoundError, "path: is '/nowhere/weft.wisdom', allowed: a file in a folder"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_wrong(name):
+    call, error, text = WRONG[name]
+    with pytest.raises(error) as caught:
+        call()
+    assert text in str(caught.value)
+    test_defaults()
+
+
+def test_pin_holds_where_it_applies():
+    with weft.backends.pin("conv_ref"):
+        depthwise()
+        assert weft.backends.kernels() == "conv_ref"
+        with weft.backends.pin("torch"):
+            depthwise()
+            assert weft.backends.kernels() == "torch"
+        depthwise()
+        assert weft.backends.kernels() == "conv_ref"
+    depthwise()
+    assert weft.backends.kernels().startswith("f32_dwconv3x3")
+    with weft.backends.pin("relu_ref"):   # of another operator
+        depthwise()
+        assert weft.backends.kernels().startswith("f32_dwconv3x3")
+
+
+def test_benchmark_measures_and_remembers(tmp_path):
+    assert weft.backends.wisdom.count() == 0
+    with weft.backends.flags(benchmark=True):
+        depthwise(20)
+        ran = weft.backends.kernels()
+    known = weft.backends.wisdom.count()
+    assert known >= 1
+    file = tmp_path / "wisdom"
+    assert weft.backends.wisdom.save(file)["entries"] == known
+    assert ran in file.read_text()
+    weft.backends.wisdom.forget()
+    assert weft.backends.wisdom.count() == 0
+    assert weft.backends.wisdom.load(file) == {"entries": known, "other_machines": 0, "bad_lines": 0}
+    assert weft.backends.wisdom.count() == known
+
+
+def test_wisdom_decides(tmp_path):
+    """A file that says PyTorch is faster is believed; bad lines are counted."""
+    with weft.backends.flags(benchmark=True):
+        depthwise(28)
+    file = tmp_path / "wisdom"
+    weft.backends.wisdom.save(file)
+    line = next(line for line in file.read_text().splitlines() if weft.backends.kernels() in line)
+    start = line.split(weft.backends.kernels())[0]
+    file.write_text(f"{start}torch v1 1 0\n" + "nonsense\n")
+    weft.backends.wisdom.forget()
+    assert weft.backends.wisdom.load(file)["bad_lines"] == 1
+    depthwise(28)
+    assert weft.backends.kernels() == "torch"
+    with weft.backends.flags(delegate=False):
+        depthwise(28)
+        assert weft.backends.kernels() != "torch"
+
+
+def test_benchmark_of_gradients():
+    x, w = torch.randn(2, 8, 18, 18, requires_grad=True), torch.randn(8, 1, 3, 3, requires_grad=True)
+    y = W.conv2d(x, w, padding=1, groups=8)
+    expected = torch.autograd.grad(y, (x, w), torch.ones_like(y))
+    with weft.backends.flags(benchmark=True):
+        y = W.conv2d(x, w, padding=1, groups=8)
+        torch.testing.assert_close(torch.autograd.grad(y, (x, w), torch.ones_like(y)), expected, rtol=1e-5, atol=1e-4)
+
+
+def test_workspace_limit_and_fastest():
+    """A kernel that needs more than the limit is not taken."""
+    x, w = torch.randn(1, 64, 64, 64, requires_grad=True), torch.randn(64, 1, 3, 3, requires_grad=True)
+    for settings in (dict(workspace_limit=1), dict(fastest=True), dict()):
+        with weft.backends.flags(**settings):
+            y = W.conv2d(x, w, padding=1, groups=64)
+            torch.autograd.grad(y, (x, w), torch.ones_like(y))
+
+
+def child(code: str, *args: str) -> subprocess.CompletedProcess:
+    path = str(Path(weft.__file__).parents[1])
+    env = {**os.environ, "PYTHONPATH": path, "WEFT_LIBRARY": weft.backends.library()}
+    done = subprocess.run([sys.executable, "-W", "ignore", "-c", code, *args], capture_output=True, text=True, env=env)
+    assert done.returncode == 0, done.stderr
+    return done
+
+
+CHILD = """
+import sys, torch, weft
+import weft.functional as W
+weft.backends.wisdom.autosave(sys.argv[1])
+print(weft.backends.wisdom.count())
+weft.backends.benchmark = True
+W.conv2d(torch.randn(1, 4, 16, 16), torch.randn(4, 1, 3, 3), padding=1, groups=4)
+"""
+
+
+def test_autosave(tmp_path):
+    counts = []
+    for _ in range(2):
+        counts.append(int(child(CHILD, str(tmp_path / "wisdom")).stdout))
+    assert counts[0] == 0 and counts[1] >= 1
+
+
+def test_verbose_speaks_of_weft_and_torch():
+    code = ("import torch, weft, weft.functional as W; weft.backends.verbose = True\n"
+            "W.conv2d(torch.randn(2, 32, 32, 32), torch.randn(32, 32, 3, 3)); W.conv2d(torch.randn(2, 8, 32, 32), torch.randn(8, 1, 3, 3), groups=8)")
+    done = child(code)
+    assert "-> torch (estimate" in done.stderr and " torch OK " in done.stderr
+    assert "-> f32_dwconv3x3_fwd_nchw" in done.stderr and "exec: conv2d:fwd:f32:nchw:n2c8h32w32" in done.stderr

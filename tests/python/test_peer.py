@@ -1,0 +1,111 @@
+"""PyTorch's own convolution as a candidate: chosen where it is better, forced and forbidden by name, and the same results either way."""
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import weft
+import weft.functional as W
+from cases import CASES, DTYPES, SMALL, Case, case, channels_last, close, truth_of
+
+
+def both_ways(c: Case, tensors, pinned: str):
+    """Forward and gradients with a kernel pinned; the names of what ran."""
+    views = [None if t is None else t.detach().requires_grad_() for t in tensors]
+    with weft.backends.pin(pinned):
+        y = c.weft(*views, **c.options)
+        ran = [weft.backends.kernels()]
+        grad = torch.randn_like(y)
+        grads = torch.autograd.grad(y, [v for v in views if v is not None], grad)
+        ran.append(weft.backends.kernels())
+    return y.detach(), grad, grads, ran
+
+
+@pytest.mark.parametrize("last", [False, True], ids=["first", "last"])
+@pytest.mark.parametrize("c", CASES, ids=str)
+def test_torch_computes_every_case(device, c, last):
+    tensors = c.tensors(device)
+    if last and len(c.input) == len(c.weight):
+        tensors[0] = channels_last(tensors[0])
+    y, grad, grads, ran = both_ways(c, tensors, "torch")
+    truth = truth_of(c, tensors, grad)
+    for ours, exact in zip([y, *grads], truth, strict=True):
+        close(ours.cpu(), exact, terms=max(64, grad.numel()))
+    plain = c.weft(*tensors, **c.options)
+    assert y.stride() == plain.stride()
+    if y.numel():
+        assert ran == ["torch", ran[1]] and set(ran[1].split(" + ")) == {"torch"}, ran
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("c", SMALL, ids=str)
+def test_types(device, c, dtype):
+    tensors = c.tensors(device, dtype)
+    y, grad, grads, _ = both_ways(c, tensors, "torch")
+    with weft.backends.flags(delegate=False):
+        views = [None if t is None else t.detach().requires_grad_() for t in tensors]
+        own = c.weft(*views, **c.options)
+        assert "torch" not in weft.backends.kernels()
+        of_own = torch.autograd.grad(own, [v for v in views if v is not None], grad)
+        assert "torch" not in weft.backends.kernels()
+    for a, b in zip([y, *grads], [own, *of_own], strict=True):
+        assert a.stride() == b.stride() and a.dtype == b.dtype
+        close(a.cpu(), b.detach().cpu().double(), terms=max(64, grad.numel()))
+
+
+@pytest.mark.parametrize("act, clip", [("relu", (0, 6)), ("clip", (0, 6)), ("clip", (-0.25, 0.5))])
+@pytest.mark.parametrize("name", ["2d-dense", "2d-same-dilated", "2d-unbatched", "t2d-output-padding"])
+def test_activation_and_out(device, name, act, clip):
+    c = case(name)
+    x, w, b = c.tensors(device)
+    expected = c.twin(x, w, b, **c.options)
+    expected = expected.relu() if act == "relu" else expected.clamp(*clip)
+    out = torch.full_like(expected, float("nan"))
+    with weft.backends.pin("torch"):
+        torch.testing.assert_close(c.weft(x, w, b, **c.options, act=act, clip=clip), expected, rtol=1e-5, atol=1e-5)
+        assert weft.backends.kernels().startswith("torch")
+        assert c.weft(x, w, b, **c.options, act=act, clip=clip, out=out) is out
+    torch.testing.assert_close(out, expected, rtol=1e-5, atol=1e-5)
+
+
+def test_dense_convolution_is_left_to_torch(device):
+    """The planner's own choice, where weft has only the reference."""
+    x, w = torch.randn(2, 32, 40, 40, device=device), torch.randn(32, 32, 3, 3, device=device)
+    y = W.conv2d(x, w, padding=1)
+    assert weft.backends.kernels() == "torch"
+    torch.testing.assert_close(y, F.conv2d(x, w, padding=1))
+    with weft.backends.flags(delegate=False):
+        W.conv2d(x[:1, :, :8, :8], w, padding=1)
+        assert "ref" in weft.backends.kernels()
+
+
+def test_a_fast_kernel_is_kept(device):
+    x, w = torch.randn(4, 32, 56, 56, device=device), torch.randn(32, 1, 3, 3, device=device)
+    W.conv2d(x, w, padding=1, groups=32)
+    assert weft.backends.kernels().startswith("f32_dwconv3x3_fwd_nchw")
+
+
+def test_half_with_float_bias_is_computed_by_weft(device):
+    x, w, b = torch.randn(1, 16, 9, 9, device=device).half(), torch.randn(16, 16, 3, 3, device=device).half(), torch.randn(16, device=device)
+    with weft.backends.pin("torch"):
+        y = W.conv2d(x, w, b)
+        assert "torch" not in weft.backends.kernels()
+    close(y.cpu(), F.conv2d(x.double().cpu(), w.double().cpu(), b.double().cpu()), terms=144)
+
+
+def test_math_that_torch_may_not_keep():
+    if not torch.cuda.is_available():
+        pytest.skip("no CUDA device")
+    x, w = torch.randn(1, 16, 9, 9, device="cuda"), torch.randn(16, 16, 3, 3, device="cuda")
+    with weft.backends.flags(math="strict"), weft.backends.pin("torch"):
+        W.conv2d(x, w)
+        assert "torch" not in weft.backends.kernels()
+
+
+def test_an_error_of_torch_is_told(device):
+    """A peer that fails raises with PyTorch's words, and the process goes on."""
+    x = torch.randn(1, 4, 9, 9, device=device)
+    with weft.backends.pin("torch"), pytest.raises(RuntimeError, match="weft::conv"):
+        W.conv2d(x, torch.randn(4, 4, 3, 3, device=device), dilation=5)
+    assert W.conv2d(x, torch.randn(4, 4, 3, 3, device=device)).shape == (1, 4, 7, 7)
