@@ -25,7 +25,7 @@ def samples(name, device, dtype, most=50, wide=False):
 
 
 def check(name, made, forgiven=None):
-    """forgiven: a text of weft's errors that the twin need not have."""
+    """forgiven: a text of errors that only one side need have."""
     ours, twin = wanted(W, name), getattr(F, name)
     names, failures = arguments_of(ours), []
     for sample in made:
@@ -80,7 +80,8 @@ def _formatted(t):
 def test_layouts(name, flavour, device):
     wanted(W, name)
     change = FLAVOURS[flavour]
-    check(name, [s.map(lambda t: change(t) if isinstance(t, torch.Tensor) else t) for s in samples(name, device, torch.float32)])
+    made = [s.map(lambda t: change(t) if isinstance(t, torch.Tensor) else t) for s in samples(name, device, torch.float32)]
+    check(name, made, "Unsupported memory format")   # max_pool3d refuses some strides; weft takes any
 
 
 @pytest.mark.parametrize("name", ["relu", "hardtanh"])
