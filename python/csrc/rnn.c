@@ -98,8 +98,8 @@ static bool read_states(wt_call *call, layers *s) {
     s->L = call->arg[s->at + NUM_LAYERS].integer;
     s->D = 1 + (call->arg[s->at + BIDIRECTIONAL].integer != 0);
     if (s->L < 1 || s->L > 1024) return wt_fail(call, "num_layers: is %lld, allowed: 1 to 1024", (long long)s->L);
-    s->P = h->rank == 3 ? h->sizes[2] : 0;
-    s->H = wide->rank == 3 ? wide->sizes[2] : 0;
+    s->P = h->rank ? h->sizes[h->rank - 1] : 0;
+    s->H = wide->rank ? wide->sizes[wide->rank - 1] : 0;
     const int64_t of_h[3] = {s->L * s->D, s->n, s->P}, of_c[3] = {s->L * s->D, s->n, s->H};
     if (!check_shape(call, "h0", h, 3, of_h) || !check_type(call, "h0", h, s->code)) return false;
     if (c->handle && (!check_shape(call, "c0", c, 3, of_c) || !check_type(call, "c0", c, s->code))) return false;

@@ -5,10 +5,11 @@
     >>> net(torch.randn(2, 8, 32, 32)).shape
     torch.Size([2, 16, 32, 32])
 """
-from . import conv, cross_entropy, pool, softmax
+from . import conv, cross_entropy, pool, rnn, softmax
 from .conv import *  # noqa: F403
 from .cross_entropy import *  # noqa: F403
 from .pool import *  # noqa: F403
+from .rnn import *  # noqa: F403
 from .softmax import *  # noqa: F403
 
-__all__ = [*conv.__all__, *cross_entropy.__all__, *pool.__all__, *softmax.__all__]
+__all__ = [*conv.__all__, *cross_entropy.__all__, *pool.__all__, *rnn.__all__, *softmax.__all__]

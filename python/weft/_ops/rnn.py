@@ -1,0 +1,187 @@
+"""Recurrent layers: shapes and derivatives of weft::rnn_forward and rnn_backward.
+
+The second derivative is PyTorch's: the layers are computed once more by its operators, which can be differentiated to any order. With
+dropout there is none, because that computation would drop other elements.
+"""
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, Optional
+
+import torch
+from torch import Tensor
+
+from .._rules import TYPES, Rule, call, check
+
+KINDS = ("rnn_relu", "rnn_tanh", "lstm", "gru")   # in the order of python/csrc/rnn.c
+TWINS = {kind: getattr(torch._VF, kind) for kind in KINDS}
+_GATES = {"rnn_relu": 1, "rnn_tanh": 1, "lstm": 4, "gru": 3}
+_RECORDS = {"rnn_relu": 0, "rnn_tanh": 0, "lstm": 5, "gru": 4}   # what a step keeps of a unit, besides its result
+_LEAD = 7   # tensors of rnn_backward before its parameters
+
+
+# ---------------------------------------------------------------------------------------------- shapes
+
+def _need(holds: Any, why: Any) -> None:
+    if holds is not True:   # most often it is; sizes that nobody knows yet are check's to judge
+        check(holds, why)
+
+
+def _param_shapes(kind: str, inputs: int, hidden: int, out: int, layers: int, dirs: int, biases: bool) -> Iterator[tuple[int, ...]]:
+    """Of each layer and direction: weights of input and state, their biases, the projection."""
+    gates = _GATES[kind] * hidden
+    for layer in range(layers):
+        part = [(gates, dirs * out if layer else inputs), (gates, out)] + [(gates,)] * (2 * biases) + [(out, hidden)] * (out != hidden)
+        yield from part * dirs
+
+
+def _need_shape(name: str, shape: Sequence[int], want: Sequence[int]) -> None:
+    same = len(shape) == len(want)
+    for a, b in zip(shape, want):
+        _need(same and a == b, lambda: f"{name}: has the shape {list(shape)}, allowed: {list(want)}")
+    _need(same, lambda: f"{name}: has the shape {list(shape)}, allowed: {list(want)}")
+
+
+def check_layers(kind: str, x: Sequence[int], h: Sequence[int], c: Optional[Sequence[int]], params: Sequence[Sequence[int]],
+                 steps: Optional[Sequence[int]], has_biases: bool, num_layers: int, bidirectional: bool, batch_first: bool) -> tuple[Any, ...]:
+    """What the kernel checks, by shapes; steps: that of batch_sizes. Steps, sequences, rows, hidden units and units of a result."""
+    rank, dirs = 3 if steps is None else 2, 2 if bidirectional else 1
+    _need(len(x) == rank, lambda: f"input: has {len(x)} dimensions, allowed: {rank}")
+    _need(1 <= num_layers <= 1024, lambda: f"num_layers: is {num_layers}, allowed: 1 to 1024")
+    for name, state in (("h0", h), ("c0", c)):
+        _need(state is None or len(state) == 3, lambda: f"{name}: has {len(state or ())} dimensions, allowed: 3")
+    if steps is not None:
+        _need(len(steps) == 1, lambda: f"batch_sizes: has {len(steps)} dimensions, allowed: 1")
+        time, many, rows = steps[0], h[1], x[0]
+    else:
+        time, many = (x[1], x[0]) if batch_first else (x[0], x[1])
+        rows = time * many
+    _need(time >= 1, lambda: f"input: has {time} steps, allowed: 1 to 2^24")
+    out, hidden = h[2], h[2] if c is None else c[2]
+    _need_shape("h0", h, (num_layers * dirs, many, out))
+    if c is not None:
+        _need_shape("c0", c, (num_layers * dirs, many, hidden))
+    _need(out >= 1, lambda: f"h0: has {out} units beside a hidden size of {hidden}, allowed: 1 to the hidden size")
+    _need(out <= hidden, lambda: f"h0: has {out} units beside a hidden size of {hidden}, allowed: 1 to the hidden size")
+    wanted = list(_param_shapes(kind, x[-1], hidden, out, num_layers, dirs, has_biases))
+    _need(len(params) == len(wanted), lambda: f"params: has {len(params)} tensors, allowed with num_layers={num_layers}, bidirectional={bidirectional}, "
+                                              f"has_biases={has_biases}{' and a projection' if out != hidden else ''}: {len(wanted)}")
+    for i, (shape, want) in enumerate(zip(params, wanted)):
+        _need_shape(f"params[{i}]", shape, want)
+    return time, many, rows, hidden, out
+
+
+def check_types(input: Tensor, named: Sequence[tuple[str, Optional[Tensor]]]) -> None:
+    _need(input.dtype in TYPES, lambda: f"input: is {str(input.dtype)[6:]}, allowed: float32, float64, float16 or bfloat16")
+    for name, t in named:
+        if t is not None:
+            _need(t.dtype == input.dtype, lambda: f"{name}: is {str(t.dtype)[6:]}, allowed: the type of input, {str(input.dtype)[6:]}")
+            _need(t.device == input.device, lambda: f"{name}: is on {t.device}, allowed: the device of input, {input.device}")
+
+
+def _check(input, h0, c0, params, batch_sizes, kind, has_biases, num_layers, dropout, bidirectional, batch_first):
+    check(kind in KINDS, lambda: f"kind: is {kind!r}, allowed: 'rnn_relu', 'rnn_tanh', 'lstm' or 'gru'")
+    check((c0 is not None) == (kind == "lstm"), lambda: f"c0: is {'None' if c0 is None else 'given'} with kind {kind!r}, allowed: "
+                                                        f"{'a tensor' if kind == 'lstm' else 'None'}")
+    check(0 <= dropout <= 1, lambda: f"dropout: is {dropout:g}, allowed: 0 to 1")
+    check_types(input, [("h0", h0), ("c0", c0), *((f"params[{i}]", p) for i, p in enumerate(params))])
+    return check_layers(kind, input.shape, h0.shape, None if c0 is None else c0.shape, [p.shape for p in params],
+                        None if batch_sizes is None else batch_sizes.shape, has_biases, num_layers, bidirectional, batch_first)
+
+
+def _rows(like: Tensor, time: Any, many: Any, width: Any, packed: bool, batch_first: bool) -> Tensor:
+    """Rows of one step are together in memory, also batch first."""
+    if packed:
+        return like.new_empty(like.shape[0], width)
+    made = like.new_empty(time, many, width)
+    return made.transpose(0, 1) if batch_first else made
+
+
+def _fake_forward(input, h0, c0, params, batch_sizes, kind, has_biases, num_layers, dropout, bidirectional, batch_first, seed, keep):
+    time, many, rows, hidden, out = _check(input, h0, c0, params, batch_sizes, kind, has_biases, num_layers, dropout, bidirectional, batch_first)
+    stack = num_layers * (2 if bidirectional else 1)
+    reserve = stack * rows * (_RECORDS[kind] * hidden + out) if keep else 0
+    return (_rows(input, time, many, out * (2 if bidirectional else 1), batch_sizes is not None, batch_first), input.new_empty(stack, many, out),
+            input.new_empty(0) if c0 is None else input.new_empty(stack, many, hidden),
+            input.new_empty(reserve, dtype=torch.float64 if input.dtype == torch.float64 else torch.float32))
+
+
+def _fake_backward(input, h0, c0, reserve, grad_output, grad_hn, grad_cn, params, batch_sizes, kind, has_biases, num_layers, dropout, bidirectional,
+                   batch_first, seed):
+    time, many, _, _, out = _check(input, h0, c0, params, batch_sizes, kind, has_biases, num_layers, dropout, bidirectional, batch_first)
+    packed, width = batch_sizes is not None, out * (2 if bidirectional else 1)
+    rows = (input.shape[0], width) if packed else (many, time, width) if batch_first else (time, many, width)
+    for name, grad, want in (("grad_output", grad_output, rows), ("grad_hn", grad_hn, h0.shape), ("grad_cn", grad_cn, None if c0 is None else c0.shape)):
+        check(grad is None or want is not None, lambda: f"{name}: is given without c0, allowed: None")
+        if grad is not None:
+            _need_shape(name, grad.shape, want)
+            check_types(input, [(name, grad)])
+    weights, biases = (sum(p.numel() for p in params if p.dim() == rank) for rank in (2, 1))
+    return (_rows(input, time, many, input.shape[-1], packed, batch_first), torch.empty_like(h0, memory_format=torch.contiguous_format),
+            input.new_empty(0) if c0 is None else torch.empty_like(c0, memory_format=torch.contiguous_format),
+            input.new_empty(weights), input.new_empty(biases))
+
+
+# ---------------------------------------------------------------------------------------------- gradients
+
+def _apart(weights: Optional[Tensor], biases: Optional[Tensor], params: Sequence[Tensor]) -> list[Optional[Tensor]]:
+    """The two vectors as views in the shapes of the parameters."""
+    pieces = {rank: None if vector is None else iter(vector.split([p.numel() for p in params if p.dim() == rank] or [0]))
+              for rank, vector in ((2, weights), (1, biases))}
+    return [None if pieces[p.dim()] is None else next(pieces[p.dim()]).view(p.shape) for p in params]   # type: ignore[arg-type]
+
+
+def _save_forward(ctx, inputs, output):
+    input, h0, c0, params, batch_sizes, *ctx.settings, ctx.keep = inputs
+    ctx.set_materialize_grads(False)
+    ctx.mark_non_differentiable(*(output[3:] if c0 is not None else output[2:]))
+    return (input, h0, c0, output[3], batch_sizes, *params)
+
+
+def _gradient_of_forward(ctx, grad_output, grad_hn, grad_cn, _):
+    input, h0, c0, reserve, batch_sizes, *params = ctx.saved_tensors
+    if not ctx.keep:
+        raise RuntimeError("weft::rnn_forward: keep is False, allowed: True where a gradient is wanted")
+    dx, dh, dc, weights, biases = call(rnn_backward, input, h0, c0, reserve, grad_output, grad_hn, grad_cn, params, batch_sizes, *ctx.settings)
+    grads = (dx, dh, None if c0 is None else dc, *_apart(weights, biases, params))
+    return tuple(g if needed else None for g, needed in zip(grads, ctx.needs_input_grad))
+
+
+def _save_backward(ctx, inputs, output):
+    *lead, params, batch_sizes, ctx.kind, ctx.has_biases, ctx.num_layers, ctx.dropout, ctx.bidirectional, ctx.batch_first, _ = inputs
+    ctx.set_materialize_grads(False)
+    if ctx.kind != "lstm":
+        ctx.mark_non_differentiable(output[2])
+    return (*lead, batch_sizes, *params)
+
+
+def _recompute(ctx, x, h, c, batch_sizes, params):
+    """The layers by PyTorch's operators, of the kind that can be differentiated twice: cuDNN's and oneDNN's cannot."""
+    hx = (h, c) if ctx.kind == "lstm" else h
+    settings = (params, ctx.has_biases, ctx.num_layers, 0.0, True, ctx.bidirectional)
+    with torch.backends.cudnn.flags(enabled=False), torch.backends.mkldnn.flags(enabled=False):
+        return TWINS[ctx.kind](x, hx, *settings, ctx.batch_first) if batch_sizes is None else TWINS[ctx.kind](x, batch_sizes, hx, *settings)
+
+
+def _gradient_of_backward(ctx, ddx, ddh, ddc, weights, biases):
+    if ctx.dropout > 0:
+        raise RuntimeError(f"weft::rnn_backward: has no second derivative with dropout {ctx.dropout:g}, allowed: 0, or PyTorch's kernels "
+                           "(weft.backends, delegate)")
+    x, h, c, _, *grads, batch_sizes = ctx.saved_tensors[:_LEAD + 1]
+    params, again = ctx.saved_tensors[_LEAD + 1:], torch.is_grad_enabled()
+    second = [ddx, ddh, ddc if c is not None else None, *_apart(weights, biases, params)]
+    with torch.enable_grad():
+        x, h, c, *rest = (None if t is None else (t if t.requires_grad else t.detach().requires_grad_()).view_as(t) for t in (x, h, c, *grads, *params))
+        grads, params = rest[:3], rest[3:]
+        inputs = [t for t in (x, h, c, *params) if t is not None]
+        pairs = [(y, g) for y, g in zip(_recompute(ctx, x, h, c, batch_sizes, params), grads) if g is not None]
+        first = torch.autograd.grad([y for y, _ in pairs], inputs, [g for _, g in pairs], create_graph=True, allow_unused=True)
+        used = [(f, s) for f, s in zip(first, [s for s, t in zip(second, (x, h, c, *params)) if t is not None]) if f is not None and s is not None]
+        every = [x, h, c, None, *grads, *params]
+        found = iter(torch.autograd.grad([f for f, _ in used], [t for t in every if t is not None], [s for _, s in used], create_graph=again,
+                                         allow_unused=True) if used else [])
+    return tuple(None if t is None else next(found, None) for t in every)
+
+
+rnn_forward = Rule("rnn_forward", 3, _fake_forward, _save_forward, _gradient_of_forward, listed=True)
+rnn_backward = Rule("rnn_backward", _LEAD, _fake_backward, _save_backward, _gradient_of_backward, listed=True)

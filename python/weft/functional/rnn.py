@@ -1,0 +1,251 @@
+"""Recurrent layers: whole stacks of them, over whole or packed sequences."""
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+from typing import Any, Optional, overload
+
+import torch
+from torch import Tensor
+from torch.overrides import handle_torch_function, has_torch_function
+
+from .. import _library, _settings
+from .._arguments import autocast_dtype, foreign, lowered, raised, whole
+from .._ops import rnn as _ops
+from .._rules import call
+
+__all__ = ["gru", "lstm", "rnn_relu", "rnn_tanh"]
+
+_is_compiling = torch.compiler.is_compiling
+_any_autocast = torch._C._is_any_autocast_enabled
+_in_transform = torch._C._are_functorch_transforms_active
+_NUMBER = {kind: i for i, kind in enumerate(_ops.KINDS)}
+_WHOLE = ("input", "hx", "params", "has_biases", "num_layers", "dropout", "train", "bidirectional", "batch_first")
+_PACKED = ("data", "batch_sizes", "hx", "params", "has_biases", "num_layers", "dropout", "train", "bidirectional")
+
+_note = _library.lib.weft_torch_rnn_delegated
+_note.restype, _note.argtypes = None, [ctypes.c_int]
+
+
+# ---------------------------------------------------------------------------------------------- arguments
+
+def _is_packed(args: tuple, named: dict) -> bool:
+    """Both forms have nine arguments. The second is batch_sizes if it is a tensor and the parameters are the fourth."""
+    if "data" in named or "batch_sizes" in named:
+        return True
+    return len(args) > 1 and isinstance(args[1], Tensor) and isinstance(args[3] if len(args) > 3 else named.get("params"), (tuple, list))
+
+
+def _bind(kind: str, args: tuple, named: dict) -> tuple[Any, ...]:
+    """The nine arguments in the order of the form that was called, batch_sizes (or None) second and batch_first last."""
+    names = _PACKED if _is_packed(args, named) else _WHOLE
+    if named or len(args) != 9:
+        given = dict(zip(names, args))
+        for name in named:
+            if name not in names or name in given:
+                raise TypeError(f"{kind}: {name} is {'given twice' if name in given else 'no argument'}, allowed: {', '.join(names)}")
+        given.update(named)
+        missing = [name for name in names if name not in given]
+        if missing or len(args) > 9:
+            raise TypeError(f"{kind}: " + (f"{missing[0]} is missing" if missing else f"{len(args)} arguments are given") + f", allowed: {', '.join(names)}")
+        args = tuple(given[name] for name in names)
+    return (*args, False) if names is _PACKED else (args[0], None, *args[1:])
+
+
+def _complain(kind: str, x: Any, batch_sizes: Any, hx: Any, params: Any, flags: dict[str, Any], num_layers: Any, dropout: Any) -> None:
+    """Say which argument is of the wrong type."""
+    states = "a tuple of two Tensors" if kind == "lstm" else "Tensor"
+    several = isinstance(hx, (tuple, list)) and all(isinstance(t, Tensor) for t in hx)
+    for name, value, right, allowed in (
+            ("input", x, isinstance(x, Tensor), "Tensor"),
+            ("batch_sizes", batch_sizes, batch_sizes is None or isinstance(batch_sizes, Tensor), "Tensor"),
+            ("hx", hx, several if kind == "lstm" else isinstance(hx, Tensor), states),
+            ("params", params, isinstance(params, (tuple, list)), "a sequence of Tensors"),
+            *((name, value, isinstance(value, bool), "bool") for name, value in flags.items()),
+            ("num_layers", num_layers, whole(num_layers) is not None, "int"),
+            ("dropout", dropout, isinstance(dropout, (int, float)), "float")):
+        if not right:
+            raise TypeError(f"{kind}: {name} is {type(value).__name__}, allowed: {allowed}")
+    for i, p in enumerate(params):
+        if not isinstance(p, Tensor):
+            raise TypeError(f"{kind}: params[{i}] is {type(p).__name__}, allowed: Tensor")
+
+
+def _check_pair(hx: Sequence[Tensor]) -> None:
+    if len(hx) != 2:
+        raise RuntimeError(f"lstm: hx has {len(hx)} tensors, allowed: two, h0 and c0")
+    for name, t in zip(("h0", "c0"), hx):
+        if t.dim() < 3:
+            raise IndexError(f"lstm: {name} has {t.dim()} dimensions {list(t.shape)}, allowed: 3")
+
+
+@lru_cache(maxsize=1024)
+def _check_kept(*shapes: Any) -> None:
+    """What is wrong is said again: an exception is not kept."""
+    _ops.check_layers(*shapes)
+
+
+def _verify(kind: str, x: Tensor, batch_sizes: Optional[Tensor], h: Tensor, c: Optional[Tensor], params: Sequence[Tensor], has_biases: bool,
+            num_layers: int, dropout: float, bidirectional: bool, batch_first: bool) -> None:
+    """Before PyTorch's kernels, some of which do not check their arguments and write where they should not."""
+    shapes = (kind, x.shape, h.shape, None if c is None else c.shape, tuple([p.shape for p in params]), None if batch_sizes is None else batch_sizes.shape,
+              has_biases, num_layers, bidirectional, batch_first)
+    (_ops.check_layers if _is_compiling() else _check_kept)(*shapes)
+    if _any_autocast():
+        return
+    dtype, device = x.dtype, x.device
+    for t in params if c is None else (c, *params):
+        if t.dtype != dtype or t.device != device:
+            _ops.check_types(x, [("c0", c), *((f"params[{i}]", p) for i, p in enumerate(params))])
+    if h.dtype != dtype or h.device != device:
+        _ops.check_types(x, [("h0", h)])
+
+
+# ---------------------------------------------------------------------------------------------- the two roads
+
+def _torchs(kind: str, x: Tensor, batch_sizes: Optional[Tensor], hx: Any, *args: Any) -> Any:
+    """PyTorch's own layers, which record their own gradient."""
+    result = _ops.TWINS[kind](x, hx, *args) if batch_sizes is None else _ops.TWINS[kind](x, batch_sizes, hx, *args[:-1])
+    if not _is_compiling():
+        _note(_NUMBER[kind])
+    return result
+
+
+def _cast(kind: str, x: Tensor, h: Tensor, c: Optional[Tensor], params: Sequence[Tensor]) -> tuple[Any, ...]:
+    """As PyTorch's layers do under autocast: in the lower precision, but for gru on the CPU."""
+    if autocast_dtype(x.device) is None:
+        return x, h, c, params
+    x, h, c, *params = (raised if kind == "gru" and x.device.type == "cpu" else lowered)(x, h, c, *params)
+    return x, h, c, params
+
+
+def _wefts(kind: str, x: Tensor, batch_sizes: Optional[Tensor], h: Tensor, c: Optional[Tensor], params: Sequence[Tensor], has_biases: bool,
+           num_layers: int, dropout: float, bidirectional: bool, batch_first: bool) -> Any:
+    """weft's operator. What drops is decided by a number that PyTorch's generator of the CPU draws, so torch.manual_seed repeats it."""
+    if _any_autocast():
+        x, h, c, params = _cast(kind, x, h, c, params)
+    keep = torch.is_grad_enabled() and (_in_transform() or x.requires_grad or h.requires_grad or (c is not None and c.requires_grad)
+                                        or any(p.requires_grad for p in params))
+    seed = int(torch.randint(1 << 62, ()).item()) if dropout > 0 else 0
+    y, hn, cn, _ = call(_ops.rnn_forward, x, h, c, params, batch_sizes, kind, has_biases, num_layers, dropout, bidirectional, batch_first, seed, keep)
+    return (y, hn, cn) if kind == "lstm" else (y, hn)
+
+
+def _delegates(kind: str) -> bool:
+    """weft's only recurrent kernels are its references, so PyTorch's run unless that is forbidden or a kernel of weft is pinned."""
+    chosen = _settings.now()
+    return chosen.delegate if chosen.pin is None or kind not in chosen.pin else False
+
+
+def _layers(function: Callable, args: tuple, named: dict) -> Any:
+    kind = function.__name__
+    x, batch_sizes, hx, params, has_biases, num_layers, dropout, train, bidirectional, batch_first = _bind(kind, args, named)
+    if not (isinstance(x, Tensor) and isinstance(hx, (tuple, list) if kind == "lstm" else Tensor) and type(params) in (list, tuple)
+            and type(num_layers) is int and type(dropout) in (float, int, bool)
+            and has_biases.__class__ is train.__class__ is bidirectional.__class__ is batch_first.__class__ is bool):
+        _complain(kind, x, batch_sizes, hx, params, dict(has_biases=has_biases, train=train, bidirectional=bidirectional, batch_first=batch_first),
+                  num_layers, dropout)
+        num_layers, params = whole(num_layers), list(params)
+    tensors = (x, *(hx if kind == "lstm" else (hx,)), *params)
+    if has_torch_function(tensors):
+        return handle_torch_function(function, tensors, *args, **named)
+    for t in tensors:
+        if not isinstance(t, Tensor):
+            _complain(kind, x, batch_sizes, hx, params, {}, num_layers, dropout)
+    if kind == "lstm":
+        _check_pair(hx)
+    if x.dim() == 2 and batch_sizes is None:
+        raise IndexError(f"{kind}: input has 2 dimensions {list(x.shape)}, allowed: 3; or 2 with batch_sizes")
+    h, c = hx if kind == "lstm" else (hx, None)
+    drop = float(dropout) if train and num_layers > 1 else 0.0
+    sizes = (x, batch_sizes, h, c, params, has_biases, num_layers, drop, bidirectional, batch_first)
+    if foreign(x):
+        return _torchs(kind, x, batch_sizes, hx, params, has_biases, num_layers, dropout, train, bidirectional, batch_first)
+    if _delegates(kind):
+        _verify(kind, *sizes)
+        return _torchs(kind, x, batch_sizes, hx, params, has_biases, num_layers, dropout, train, bidirectional, batch_first)
+    return _wefts(kind, *sizes)
+
+
+# ---------------------------------------------------------------------------------------------- public
+
+@overload
+def lstm(input: Tensor, hx: Sequence[Tensor], params: Sequence[Tensor], has_biases: bool, num_layers: int, dropout: float, train: bool,
+         bidirectional: bool, batch_first: bool) -> tuple[Tensor, Tensor, Tensor]: ...
+
+
+@overload
+def lstm(data: Tensor, batch_sizes: Tensor, hx: Sequence[Tensor], params: Sequence[Tensor], has_biases: bool, num_layers: int, dropout: float,
+         train: bool, bidirectional: bool) -> tuple[Tensor, Tensor, Tensor]: ...
+
+
+def lstm(*args: Any, **named: Any) -> tuple[Tensor, Tensor, Tensor]:
+    """torch.lstm: output, h_n and c_n of stacked LSTM layers, from `input`, or from packed `data` with the number of rows of each step.
+    hx is (h_0, c_0); params has, of each layer and direction, weight_ih, weight_hh, bias_ih, bias_hh (with biases) and weight_hr (if projected).
+
+        >>> net, x, h = torch.nn.LSTM(4, 6), torch.randn(5, 3, 4), torch.zeros(1, 3, 6)
+        >>> weft.functional.lstm(x, (h, h), list(net.parameters()), True, 1, 0.0, False, False, False)[0].shape
+        torch.Size([5, 3, 6])
+    """
+    return _layers(lstm, args, named)
+
+
+@overload
+def gru(input: Tensor, hx: Tensor, params: Sequence[Tensor], has_biases: bool, num_layers: int, dropout: float, train: bool,
+        bidirectional: bool, batch_first: bool) -> tuple[Tensor, Tensor]: ...
+
+
+@overload
+def gru(data: Tensor, batch_sizes: Tensor, hx: Tensor, params: Sequence[Tensor], has_biases: bool, num_layers: int, dropout: float,
+        train: bool, bidirectional: bool) -> tuple[Tensor, Tensor]: ...
+
+
+def gru(*args: Any, **named: Any) -> tuple[Tensor, Tensor]:
+    """torch.gru: output and h_n of stacked GRU layers; arguments as of lstm, with hx a tensor.
+
+        >>> net, x, h = torch.nn.GRU(4, 6), torch.randn(5, 3, 4), torch.zeros(1, 3, 6)
+        >>> weft.functional.gru(x, h, list(net.parameters()), True, 1, 0.0, False, False, False)[0].shape
+        torch.Size([5, 3, 6])
+    """
+    return _layers(gru, args, named)
+
+
+@overload
+def rnn_tanh(input: Tensor, hx: Tensor, params: Sequence[Tensor], has_biases: bool, num_layers: int, dropout: float, train: bool,
+             bidirectional: bool, batch_first: bool) -> tuple[Tensor, Tensor]: ...
+
+
+@overload
+def rnn_tanh(data: Tensor, batch_sizes: Tensor, hx: Tensor, params: Sequence[Tensor], has_biases: bool, num_layers: int, dropout: float,
+             train: bool, bidirectional: bool) -> tuple[Tensor, Tensor]: ...
+
+
+def rnn_tanh(*args: Any, **named: Any) -> tuple[Tensor, Tensor]:
+    """torch.rnn_tanh: output and h_n of stacked Elman layers; arguments as of gru.
+
+        >>> net, x, h = torch.nn.RNN(4, 6), torch.randn(5, 3, 4), torch.zeros(1, 3, 6)
+        >>> weft.functional.rnn_tanh(x, h, list(net.parameters()), True, 1, 0.0, False, False, False)[0].shape
+        torch.Size([5, 3, 6])
+    """
+    return _layers(rnn_tanh, args, named)
+
+
+@overload
+def rnn_relu(input: Tensor, hx: Tensor, params: Sequence[Tensor], has_biases: bool, num_layers: int, dropout: float, train: bool,
+             bidirectional: bool, batch_first: bool) -> tuple[Tensor, Tensor]: ...
+
+
+@overload
+def rnn_relu(data: Tensor, batch_sizes: Tensor, hx: Tensor, params: Sequence[Tensor], has_biases: bool, num_layers: int, dropout: float,
+             train: bool, bidirectional: bool) -> tuple[Tensor, Tensor]: ...
+
+
+def rnn_relu(*args: Any, **named: Any) -> tuple[Tensor, Tensor]:
+    """torch.rnn_relu: output and h_n of stacked Elman layers; arguments as of gru.
+
+        >>> net, x, h = torch.nn.RNN(4, 6, nonlinearity="relu"), torch.randn(5, 3, 4), torch.zeros(1, 3, 6)
+        >>> weft.functional.rnn_relu(x, h, list(net.parameters()), True, 1, 0.0, False, False, False)[0].shape
+        torch.Size([5, 3, 6])
+    """
+    return _layers(rnn_relu, args, named)
