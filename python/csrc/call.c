@@ -76,6 +76,7 @@ const char *wt_op_prepare(wt_op *op) {
         {"int", WT_INT},                {"bool", WT_BOOL},     {"ScalarType", WT_DTYPE}, {"float", WT_REAL},
         {"Tensor[]", WT_TENSORS},
         {"str", WT_TEXT},               {"Tensor(a!)", WT_TENSOR}, {"Tensor(b!)", WT_TENSOR},
+        {"Tensor(c!)?", WT_TENSOR_OR_NONE}, {"Tensor(d!)?", WT_TENSOR_OR_NONE},
     };
     if (!compose(op)) return op->schema;
     const char *s = strchr(op->text, '(');

@@ -122,7 +122,7 @@ def _register_out(name: str, fake: Callable) -> tuple[Any, int]:
     out = getattr(_ops, name + "_out", None)
     if out is None:
         return None, 0
-    names = [a.name for a in out.default._schema.arguments if a.alias_info is not None]
+    names = [a.name for a in out.default._schema.arguments if a.alias_info is not None and a.name.startswith("out")]
 
     def fake_out(*args: Any) -> None:
         made = fake(*args[:-len(names)])

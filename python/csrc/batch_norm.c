@@ -1,0 +1,214 @@
+/* Batch normalisation with given statistics (batch_norm), with those of the batch (batch_norm_train, which moves the running ones),
+ * and the gradients of both. Data has 2 to 5 dimensions, (n, c) and spatial axes; parameters and statistics have one value a channel.
+ * Weight and bias come together or not at all. Statistics are kept in float32, or float64 for such data: running ones of 16 bits are
+ * read and written through a copy. */
+#include <string.h>
+
+#include "binding.h"
+
+enum { INPUT, WEIGHT, BIAS, MEAN, VAR, EPS, MOMENTUM };                       /* forward operators */
+enum { B_GRAD, B_INPUT, B_WEIGHT, B_MEAN, B_SPREAD, B_TRAINING, B_EPS };
+
+/* ---------------------------------------------------------------- arguments */
+static int32_t wide_code(int32_t dtype) { return dtype == WEFT_F64 ? wt.aoti_torch_dtype_float64() : wt.aoti_torch_dtype_float32(); }
+
+static bool check_data(wt_call *call, int at) {
+    const wt_tensor *t = &call->arg[at].tensor;
+    if (t->rank < 2 || t->rank > 5)
+        return wt_fail(call, "%s: has %lld dimensions, allowed: 2 to 5, batch and channels first", call->op->name[at], (long long)t->rank);
+    return wt_check_float(call, at) && wt_check_sizes(call, at);
+}
+
+/* One value a channel, in the type of the data or, beside data of 16 bits, in float32. */
+static bool check_vector(wt_call *call, int at, int data) {
+    const wt_tensor *t = &call->arg[at].tensor, *x = &call->arg[data].tensor;
+    if (!t->handle) return true;
+    if (t->rank != 1 || t->sizes[0] != x->sizes[1])
+        return wt_fail(call, "%s: has %lld dimensions of which the first is %lld, allowed: one dimension of %lld, the channels of %s", call->op->name[at],
+                       (long long)t->rank, (long long)(t->rank ? t->sizes[0] : 0), (long long)x->sizes[1], call->op->name[data]);
+    bool narrow = x->dtype == WEFT_F16 || x->dtype == WEFT_BF16;
+    if (t->code != x->code && !(narrow && t->dtype == WEFT_F32))
+        return wt_fail(call, "%s: is %s, allowed: the type of %s, %s%s", call->op->name[at], wt_dtype_name(t->code), call->op->name[data],
+                       wt_dtype_name(x->code), narrow ? ", or float32" : "");
+    return true;
+}
+
+/* Two arguments that are given together. */
+static bool check_both(wt_call *call, int one, int two) {
+    bool has_one = call->arg[one].tensor.handle, has_two = call->arg[two].tensor.handle;
+    return has_one == has_two || wt_fail(call, "%s: is None with %s given, allowed: both or none", call->op->name[has_one ? two : one],
+                                         call->op->name[has_one ? one : two]);
+}
+
+static bool check_forward(wt_call *call) {
+    int first = 0;
+    if (!check_data(call, INPUT) || !check_both(call, WEIGHT, BIAS) || !check_both(call, MEAN, VAR)) return false;
+    for (int at = WEIGHT; at <= VAR; at++) {
+        if (!check_vector(call, at, INPUT) || (first && !wt_check_same_type(call, at, first))) return false;
+        if (!first && call->arg[at].tensor.handle) first = at;
+    }
+    return true;
+}
+
+/* ---------------------------------------------------------------- running statistics */
+/* A view of the argument, or of a float32 copy where it has 16 bits. */
+static bool see_statistic(wt_call *call, int at, wt_view *v) {
+    const wt_tensor *t = &call->arg[at].tensor;
+    const int64_t unit = 1;
+    *v = (wt_view){t->handle, t->data, t->dtype, {t->sizes[0]}, {t->strides[0]}};
+    if (t->dtype == WEFT_F32 || t->dtype == WEFT_F64) return true;
+    wt_handle *slot = wt_scratch(call);
+    if (!slot || !wt_empty(call, slot, 1, t->sizes, &unit, wt.aoti_torch_dtype_float32(), &v->data)) return false;
+    if (wt.aoti_torch_copy_(*slot, t->handle, 0)) return wt_fail(call, "%s: could not be copied", call->op->name[at]);
+    v->handle = *slot;
+    v->dtype = WEFT_F32;
+    v->strides[0] = 1;
+    return true;
+}
+
+/* The same, of one that will be written: memory that PyTorch shares between tensors until the first write becomes its own. */
+static bool open_statistic(wt_call *call, int at, wt_view *v) {
+    const wt_tensor *t = &call->arg[at].tensor;
+    if (t->sizes[0] > 1 && t->strides[0] == 0)
+        return wt_fail(call, "%s: is expanded, allowed in training: memory for every channel", call->op->name[at]);
+    if (!see_statistic(call, at, v)) return false;
+    return v->handle != t->handle || !wt.aoti_torch_get_data_ptr(t->handle, &v->data) || wt_fail(call, "%s: cannot be written", call->op->name[at]);
+}
+
+static bool close_statistic(wt_call *call, int at, const wt_view *v) {
+    wt_handle own = call->arg[at].tensor.handle;
+    return v->handle == own || !wt.aoti_torch_copy_(own, v->handle, 0) || wt_fail(call, "%s: could not be written back", call->op->name[at]);
+}
+
+static bool make_vector(wt_call *call, int slot, wt_view *v, int64_t length, int32_t code) {
+    const int64_t unit = 1;
+    *v = (wt_view){NULL, NULL, wt_dtype_of(code), {length}, {unit}};
+    return wt_empty(call, &call->out[slot], 1, &length, &unit, code, &v->data);
+}
+
+/* ---------------------------------------------------------------- the problem */
+static void begin(weft_problem *p, weft_pass pass, const wt_view *x, int64_t rank, bool training, double eps) {
+    weft_problem_init(p, WEFT_BATCH_NORM, pass, rank > 3 ? (int)rank - 2 : 1);
+    p->n = x->dims[0];
+    p->c = x->dims[1];
+    memcpy(p->in, x->dims + 2, sizeof(p->in));
+    p->attr[WEFT_BN_TRAIN] = training;
+    p->attr[WEFT_BN_AFFINE] = 0;
+    p->attr[WEFT_BN_TRACK] = !training;
+    p->real[WEFT_BN_EPS] = eps;
+}
+
+static void put_argument(wt_call *call, weft_problem *p, weft_args *args, weft_role role, int at) {
+    const wt_tensor *t = &call->arg[at].tensor;
+    if (!t->handle) return;
+    p->attr[WEFT_BN_AFFINE] = 1;
+    wt_put_vector(p, args, role, t->data, t->dtype, t->strides[0]);
+}
+
+static void put_vector(weft_problem *p, weft_args *args, weft_role role, const wt_view *v) {
+    wt_put_vector(p, args, role, v->data, v->dtype, v->strides[0]);
+}
+
+/* input, weight, bias and the result, which is made here */
+static bool put_forward(wt_call *call, weft_problem *p, weft_args *args, bool training) {
+    const wt_tensor *t = &call->arg[INPUT].tensor;
+    int rank = (int)t->rank - 2;
+    wt_view x = wt_see(t, rank), y;
+    if (!wt_create(call, 0, &y, x.dims, rank, wt_is_last(&x), true, t->code)) return false;
+    begin(p, WEFT_FWD, &x, t->rank, training, call->arg[EPS].real);
+    wt_put(p, args, WEFT_SRC, &x);
+    wt_put(p, args, WEFT_DST, &y);
+    put_argument(call, p, args, WEFT_WEIGHTS, WEIGHT);
+    put_argument(call, p, args, WEFT_BIAS, BIAS);
+    return true;
+}
+
+/* ---------------------------------------------------------------- operators */
+static bool run_batch_norm(wt_call *call) {
+    weft_problem p;
+    weft_args args = WEFT_ARGS_INIT;
+    wt_view mean, var;
+    if (!check_forward(call) || !put_forward(call, &p, &args, false)) return false;
+    if (!see_statistic(call, MEAN, &mean) || !see_statistic(call, VAR, &var)) return false;
+    if (!p.c) return true;   /* nothing, and a problem has channels */
+    put_vector(&p, &args, WEFT_MEAN, &mean);
+    put_vector(&p, &args, WEFT_VAR, &var);
+    return wt_execute(call, wt_plan(call, &p), &args);
+}
+WT_OPERATOR_OUT(batch_norm, "batch_norm(Tensor input, Tensor? weight, Tensor? bias, Tensor running_mean, Tensor running_var, float eps) -> Tensor")
+
+/* Results: the data, and the mean and inverse deviation of each channel of the batch. */
+static bool run_batch_norm_train(wt_call *call) {
+    weft_problem p;
+    weft_args args = WEFT_ARGS_INIT;
+    wt_view mean, var, save_mean, save_invstd;
+    const wt_tensor *x = &call->arg[INPUT].tensor;
+    bool track = call->arg[MEAN].tensor.handle;
+    if (!check_forward(call) || !put_forward(call, &p, &args, true)) return false;
+    int32_t code = wide_code(x->dtype);
+    if (!make_vector(call, 1, &save_mean, p.c, code) || !make_vector(call, 2, &save_invstd, p.c, code)) return false;
+    if (track && (!open_statistic(call, MEAN, &mean) || !open_statistic(call, VAR, &var))) return false;
+    if (!p.c) return true;
+    p.attr[WEFT_BN_TRACK] = track;
+    p.real[WEFT_BN_MOMENTUM] = call->arg[MOMENTUM].real;
+    put_vector(&p, &args, WEFT_SAVE_MEAN, &save_mean);
+    put_vector(&p, &args, WEFT_SAVE_INVSTD, &save_invstd);
+    if (track) {
+        put_vector(&p, &args, WEFT_MEAN, &mean);
+        put_vector(&p, &args, WEFT_VAR, &var);
+    }
+    return wt_execute(call, wt_plan(call, &p), &args) && (!track || (close_statistic(call, MEAN, &mean) && close_statistic(call, VAR, &var)));
+}
+WT_OPERATOR_OUT(batch_norm_train, "batch_norm_train(Tensor input, Tensor? weight, Tensor? bias, Tensor(c!)? running_mean, Tensor(d!)? running_var, "
+                                  "float eps, float momentum) -> (Tensor, Tensor, Tensor)")
+
+static bool check_backward(wt_call *call) {
+    const wt_tensor *dy = &call->arg[B_GRAD].tensor, *x = &call->arg[B_INPUT].tensor;
+    if (!check_data(call, B_INPUT) || !wt_check_same_type(call, B_GRAD, B_INPUT)) return false;
+    bool same = dy->rank == x->rank;
+    for (int64_t a = 0; same && a < x->rank; a++) same = dy->sizes[a] == x->sizes[a];
+    if (!same) {
+        char got[96], allowed[96];
+        wt_shape_text(got, dy->rank, dy->sizes);
+        wt_shape_text(allowed, x->rank, x->sizes);
+        return wt_fail(call, "grad_output: has the shape %s, allowed: the shape of input, %s", got, allowed);
+    }
+    for (int at = B_WEIGHT; at <= B_SPREAD; at++)
+        if (!check_vector(call, at, B_INPUT)) return false;
+    return true;
+}
+
+/* mean and spread: in training those of the batch, mean and inverse deviation; else the running ones, mean and variance.
+ * Without a weight its gradient and that of the bias have no elements. */
+static bool run_batch_norm_backward(wt_call *call) {
+    const wt_tensor *t = &call->arg[B_INPUT].tensor, *w = &call->arg[B_WEIGHT].tensor;
+    weft_problem p;
+    weft_args args = WEFT_ARGS_INIT;
+    wt_view mean, spread, dx, dw, db;
+    if (!check_backward(call)) return false;
+    bool training = call->arg[B_TRAINING].integer;
+    int rank = (int)t->rank - 2;
+    wt_view x = wt_see(t, rank), dy = wt_see(&call->arg[B_GRAD].tensor, rank);
+    bool last = wt_is_last(&x);
+    int64_t length = w->handle ? x.dims[1] : 0;
+    int32_t code = w->handle ? w->code : t->code;
+    if (!wt_create(call, 0, &dx, x.dims, rank, last, true, t->code) || !make_vector(call, 1, &dw, length, code) || !make_vector(call, 2, &db, length, code))
+        return false;
+    if (!see_statistic(call, B_MEAN, &mean) || !see_statistic(call, B_SPREAD, &spread)) return false;
+    if (!x.dims[1]) return true;
+    if (!wt_match_format(call, &dy, rank, last, true, t->code, "grad_output")) return false;
+    begin(&p, WEFT_BWD, &x, t->rank, training, call->arg[B_EPS].real);
+    wt_put(&p, &args, WEFT_SRC, &x);
+    wt_put(&p, &args, WEFT_DIFF_DST, &dy);
+    wt_put(&p, &args, WEFT_DIFF_SRC, &dx);
+    put_vector(&p, &args, training ? WEFT_SAVE_MEAN : WEFT_MEAN, &mean);
+    put_vector(&p, &args, training ? WEFT_SAVE_INVSTD : WEFT_VAR, &spread);
+    put_argument(call, &p, &args, WEFT_WEIGHTS, B_WEIGHT);
+    if (w->handle) {
+        put_vector(&p, &args, WEFT_DIFF_WEIGHTS, &dw);
+        put_vector(&p, &args, WEFT_DIFF_BIAS, &db);
+    }
+    return wt_execute(call, wt_plan(call, &p), &args);
+}
+WT_OPERATOR(batch_norm_backward, "batch_norm_backward(Tensor grad_output, Tensor input, Tensor? weight, Tensor mean, Tensor spread, bool training, "
+                                 "float eps) -> (Tensor, Tensor, Tensor)")

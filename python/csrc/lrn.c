@@ -1,0 +1,74 @@
+/* Local response normalisation across channels, and its gradient. Data has 3 to 5 dimensions, (n, c) and spatial axes. */
+#include <string.h>
+
+#include "binding.h"
+
+enum { INPUT, SIZE, ALPHA, BETA, K };
+enum { B_GRAD, B_INPUT };            /* size, alpha, beta and k follow as above, one further on */
+
+static bool check_data(wt_call *call, int at) {
+    const wt_tensor *t = &call->arg[at].tensor;
+    if (t->rank < 3 || t->rank > 5)
+        return wt_fail(call, "%s: has %lld dimensions, allowed: 3 to 5, batch and channels first", call->op->name[at], (long long)t->rank);
+    return wt_check_float(call, at) && wt_check_sizes(call, at);
+}
+
+static bool check_size(wt_call *call, int at) {
+    int64_t size = call->arg[at].integer;
+    return (size >= 1 && size <= INT64_C(1) << 40) || wt_fail(call, "size: is %lld, allowed: 1 to 2^40", (long long)size);
+}
+
+/* at: where size stands */
+static void begin(wt_call *call, weft_problem *p, weft_pass pass, const wt_view *x, int rank, int at) {
+    weft_problem_init(p, WEFT_LRN, pass, rank);
+    p->n = x->dims[0];
+    p->c = x->dims[1];
+    memcpy(p->in, x->dims + 2, sizeof(p->in));
+    p->attr[WEFT_LRN_SIZE] = call->arg[at].integer;
+    p->real[WEFT_LRN_ALPHA] = call->arg[at + ALPHA - SIZE].real;
+    p->real[WEFT_LRN_BETA] = call->arg[at + BETA - SIZE].real;
+    p->real[WEFT_LRN_K] = call->arg[at + K - SIZE].real;
+}
+
+static bool run_lrn(wt_call *call) {
+    if (!check_data(call, INPUT) || !check_size(call, SIZE)) return false;
+    const wt_tensor *t = &call->arg[INPUT].tensor;
+    int rank = (int)t->rank - 2;
+    wt_view x = wt_see(t, rank), y;
+    if (!wt_create(call, 0, &y, x.dims, rank, wt_is_last(&x), true, t->code)) return false;
+    if (wt_is_empty(&y)) return true;
+    weft_problem p;
+    weft_args args = WEFT_ARGS_INIT;
+    begin(call, &p, WEFT_FWD, &x, rank, SIZE);
+    wt_put(&p, &args, WEFT_SRC, &x);
+    wt_put(&p, &args, WEFT_DST, &y);
+    return wt_execute(call, wt_plan(call, &p), &args);
+}
+WT_OPERATOR_OUT(lrn, "lrn(Tensor input, SymInt size, float alpha, float beta, float k) -> Tensor")
+
+static bool run_lrn_backward(wt_call *call) {
+    const wt_tensor *t = &call->arg[B_INPUT].tensor, *grad = &call->arg[B_GRAD].tensor;
+    if (!check_data(call, B_INPUT) || !wt_check_same_type(call, B_GRAD, B_INPUT) || !check_size(call, SIZE + 1)) return false;
+    bool same = grad->rank == t->rank;
+    for (int64_t a = 0; same && a < t->rank; a++) same = grad->sizes[a] == t->sizes[a];
+    if (!same) {
+        char got[96], allowed[96];
+        wt_shape_text(got, grad->rank, grad->sizes);
+        wt_shape_text(allowed, t->rank, t->sizes);
+        return wt_fail(call, "grad_output: has the shape %s, allowed: the shape of input, %s", got, allowed);
+    }
+    int rank = (int)t->rank - 2;
+    wt_view x = wt_see(t, rank), dy = wt_see(grad, rank), dx;
+    bool last = wt_is_last(&x);
+    if (!wt_create(call, 0, &dx, x.dims, rank, last, true, t->code)) return false;
+    if (wt_is_empty(&dx)) return true;
+    if (!wt_match_format(call, &dy, rank, last, true, t->code, "grad_output")) return false;
+    weft_problem p;
+    weft_args args = WEFT_ARGS_INIT;
+    begin(call, &p, WEFT_BWD, &x, rank, SIZE + 1);
+    wt_put(&p, &args, WEFT_SRC, &x);
+    wt_put(&p, &args, WEFT_DIFF_DST, &dy);
+    wt_put(&p, &args, WEFT_DIFF_SRC, &dx);
+    return wt_execute(call, wt_plan(call, &p), &args);
+}
+WT_OPERATOR(lrn_backward, "lrn_backward(Tensor grad_output, Tensor input, SymInt size, float alpha, float beta, float k) -> Tensor")

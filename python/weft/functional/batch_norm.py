@@ -1,0 +1,109 @@
+"""Batch normalisation."""
+from __future__ import annotations
+
+from typing import Any, Optional
+
+import torch
+from torch import Tensor
+from torch.overrides import handle_torch_function, has_torch_function_variadic
+
+from .._arguments import foreign
+from .._ops import batch_norm as _ops
+from .._rules import call, call_into
+
+__all__ = ["batch_norm"]
+
+_grad_enabled = torch.is_grad_enabled
+_INF = float("inf")
+
+
+def _complain(input: Any, training: Any, *others: Any) -> None:
+    """Say what is wrong with the kind of an argument."""
+    if not isinstance(input, Tensor):
+        raise TypeError(f"batch_norm: input is {type(input).__name__}, allowed: Tensor")
+    for name, value in zip(("running_mean", "running_var", "weight", "bias"), others):
+        if not (value is None or isinstance(value, Tensor)):
+            raise TypeError(f"batch_norm: {name} is {type(value).__name__}, allowed: Tensor or None")
+    raise TypeError(f"batch_norm: training is {training!r}, allowed: True or False")
+
+
+def _check_statistics(mean: Optional[Tensor], var: Optional[Tensor], training: bool) -> None:
+    if mean is None or var is None:
+        if not training:
+            raise RuntimeError(f"batch_norm: {'running_mean' if mean is None else 'running_var'} is None, allowed in evaluation: Tensor")
+        if mean is not var:
+            raise ValueError(f"batch_norm: {'running_mean' if mean is None else 'running_var'} is None with the other given, allowed: both or none")
+    elif (mean.requires_grad or var.requires_grad) and _grad_enabled():
+        raise RuntimeError(f"batch_norm: {'running_mean' if mean.requires_grad else 'running_var'} requires grad, allowed: statistics without a gradient")
+
+
+def _check_training(input: Tensor, eps: float) -> None:
+    channels = input.shape[1]
+    if input.numel() == channels and channels != 0:
+        raise ValueError(f"batch_norm: input has the shape {list(input.shape)}, allowed in training: more than 1 value per channel")
+    if eps <= 0.0:
+        raise ValueError(f"batch_norm: eps is {eps}, allowed in training: more than 0")
+
+
+def _real(name: str, value: Any) -> float:
+    if isinstance(value, (str, bytes)) or not hasattr(value, "__float__"):
+        raise TypeError(f"batch_norm: {name} is {value!r}, allowed: a float")
+    return float(value)
+
+
+def _completed(input: Tensor, weight: Optional[Tensor], bias: Optional[Tensor]) -> tuple[Optional[Tensor], Optional[Tensor]]:
+    """The operators take both or none, one value a channel in one dimension."""
+    if weight is not None or bias is not None:
+        weight = bias.new_ones(input.shape[1]) if weight is None else weight.reshape(-1)   # type: ignore[union-attr]
+        bias = weight.new_zeros(input.shape[1]) if bias is None else bias.reshape(-1)
+    return weight, bias
+
+
+def batch_norm(input: Tensor, running_mean: Optional[Tensor], running_var: Optional[Tensor], weight: Optional[Tensor] = None,
+               bias: Optional[Tensor] = None, training: bool = False, momentum: float = 0.1, eps: float = 1e-5, *,
+               out: Optional[Tensor] = None) -> Tensor:
+    """Normalise each channel: torch.nn.functional.batch_norm. Training takes the statistics of the batch and moves the running ones.
+
+        >>> x, mean, var = torch.randn(8, 4, 16, 16), torch.zeros(4), torch.ones(4)
+        >>> weft.functional.batch_norm(x, mean, var, training=True).shape
+        torch.Size([8, 4, 16, 16])
+    """
+    if has_torch_function_variadic(input, running_mean, running_var, weight, bias):
+        return handle_torch_function(batch_norm, (input, running_mean, running_var, weight, bias), input, running_mean, running_var, weight=weight,
+                                     bias=bias, training=training, momentum=momentum, eps=eps, out=out)
+    if not (isinstance(input, Tensor) and (running_mean is None or isinstance(running_mean, Tensor))
+            and (running_var is None or isinstance(running_var, Tensor)) and (weight is None or isinstance(weight, Tensor))
+            and (bias is None or isinstance(bias, Tensor)) and isinstance(training, bool)):
+        _complain(input, training, running_mean, running_var, weight, bias)
+    rank = input.dim()
+    if rank < 2:
+        raise RuntimeError(f"batch_norm: input has {rank} dimensions {list(input.shape)}, allowed: 2 or more")
+    if type(eps) is not float:
+        eps = _real("eps", eps)
+    if type(momentum) is not float:
+        momentum = _real("momentum", momentum)
+    if training:
+        _check_training(input, eps)
+    elif eps < 0.0:
+        raise ValueError(f"batch_norm: eps is {eps}, allowed: 0 or more")
+    _check_statistics(running_mean, running_var, training)
+    if foreign(input) or not (eps < _INF and -_INF < momentum < _INF):
+        return _torchs(out, input, running_mean, running_var, weight, bias, training, momentum, eps)
+    if rank > 5:
+        y = batch_norm(input.flatten(4), running_mean, running_var, weight, bias, training, momentum, eps, out=None if out is None else out.flatten(4))
+        return y.view(input.shape) if out is None else out
+    if (weight is None) is not (bias is None) or (weight is not None and (weight.dim() != 1 or bias.dim() != 1)):   # type: ignore[union-attr]
+        weight, bias = _completed(input, weight, bias)
+    if not training:
+        args = (input, weight, bias, running_mean, running_var, eps)
+        return call(_ops.batch_norm, *args) if out is None else call_into(_ops.batch_norm, out, *args)
+    args = (input, weight, bias, running_mean, running_var, eps, momentum)
+    return call(_ops.batch_norm_train, *args)[0] if out is None else call_into(_ops.batch_norm_train, out, *args)
+
+
+def _torchs(out: Optional[Tensor], input: Tensor, *args: Any) -> Tensor:
+    """PyTorch's own function, for what weft leaves to it: other types, and settings that are not finite."""
+    if out is not None:
+        raise RuntimeError(f"batch_norm: out is given with input of {input.dtype}, momentum {args[5]} and eps {args[6]}, allowed: float32, float64, "
+                           "float16 or bfloat16 and finite settings")
+    return torch.nn.functional.batch_norm(input, *args)

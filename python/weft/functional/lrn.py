@@ -1,0 +1,61 @@
+"""Local response normalisation."""
+from __future__ import annotations
+
+from typing import Any, Optional
+
+import torch
+from torch import Tensor
+from torch.overrides import handle_torch_function, has_torch_function_unary
+
+from .._arguments import foreign, raised, whole
+from .._ops import lrn as _ops
+from .._rules import call, call_into
+
+__all__ = ["local_response_norm"]
+
+_INF = float("inf")
+
+
+def _own(value: Any) -> bool:
+    """A number that weft's kernels take: real and finite."""
+    return isinstance(value, (int, float, torch.SymInt, torch.SymFloat)) and -_INF < value < _INF
+
+
+def _torchs(out: Optional[Tensor], input: Tensor, size: int, **reals: Any) -> Tensor:
+    """PyTorch's own function, for what weft leaves to it: other types, tensors as settings, and settings that are not finite."""
+    for name, value in reals.items():
+        if not isinstance(value, (int, float, complex, Tensor)):
+            raise TypeError(f"local_response_norm: {name} is {value!r}, allowed: a float")
+    if out is not None:
+        raise RuntimeError(f"local_response_norm: out is given with input of {input.dtype} and {reals}, allowed: float32, float64, float16 or bfloat16 "
+                           "and finite numbers")
+    return torch.nn.functional.local_response_norm(input, size, **reals)
+
+
+def local_response_norm(input: Tensor, size: int, alpha: float = 1e-4, beta: float = 0.75, k: float = 1.0, *, out: Optional[Tensor] = None) -> Tensor:
+    """Divide by a power of the energy of `size` channels around each: torch.nn.functional.local_response_norm.
+
+        >>> weft.functional.local_response_norm(torch.randn(2, 8, 16, 16), 5).shape
+        torch.Size([2, 8, 16, 16])
+    """
+    if has_torch_function_unary(input):
+        return handle_torch_function(local_response_norm, (input,), input, size, alpha=alpha, beta=beta, k=k, out=out)
+    if not isinstance(input, Tensor):
+        raise TypeError(f"local_response_norm: input is {type(input).__name__}, allowed: Tensor")
+    rank = input.dim()
+    if rank < 3:
+        raise ValueError(f"local_response_norm: input has {rank} dimensions {list(input.shape)}, allowed: 3 or more")
+    if type(size) is not int:
+        width = whole(size)
+        if width is None:
+            raise TypeError(f"local_response_norm: size is {size!r}, allowed: an int")
+        size = width
+    if foreign(input) or not (_own(alpha) and _own(beta) and _own(k)):
+        return _torchs(out, input, size, alpha=alpha, beta=beta, k=k)
+    if rank > 3 or input.is_cuda:   # PyTorch's averages over three axes, and its powers on CUDA, are float32 under autocast
+        input, = raised(input)
+    if rank > 5:
+        y = local_response_norm(input.flatten(4), size, alpha, beta, k, out=None if out is None else out.flatten(4))
+        return y.view(input.shape) if out is None else out
+    args = (input, size, float(alpha), float(beta), float(k))
+    return call(_ops.lrn, *args) if out is None else call_into(_ops.lrn, out, *args)
