@@ -20,12 +20,12 @@ TWINS = {**{f"{kind}{rank}d": None for kind in ("conv", "conv_transpose", "max_p
 OTHERS = [torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool, torch.complex64, torch.complex128]
 
 
-def samples(name, device, dtype, most=50, wide=False):
+def samples(name, device, dtype, most=32, wide=False):
     return of_function(TWINS[name] or f"nn.functional.{name}", name, device, dtype, most, wide)
 
 
 def check(name, made, forgiven=None):
-    """forgiven: a text of errors that only one side need have."""
+    """forgiven: a text of weft's errors that the twin need not have."""
     ours, twin = wanted(W, name), getattr(F, name)
     names, failures = arguments_of(ours), []
     for sample in made:
@@ -81,13 +81,18 @@ def test_layouts(name, flavour, device):
     wanted(W, name)
     change = FLAVOURS[flavour]
     made = [s.map(lambda t: change(t) if isinstance(t, torch.Tensor) else t) for s in samples(name, device, torch.float32)]
-    check(name, made, "Unsupported memory format")   # max_pool3d refuses some strides; weft takes any
+    check(name, made)
 
 
 @pytest.mark.parametrize("name", ["relu", "hardtanh"])
 def test_inplace(name, device):
     wanted(W, name)
     check(name, [Sample(s.args, {**s.kwargs, "inplace": True}) for d in DTYPES for s in samples(name, device, d) if not asks_inplace(W.__dict__[name], s)])
+
+
+def _steps(t):
+    """The strides that say something."""
+    return [step for step, n in zip(t.stride(), t.shape) if n > 1] if t.numel() else []
 
 
 @pytest.mark.parametrize("name", TWINS)
@@ -101,7 +106,7 @@ def test_fake_tensors(name, device):
         with FakeTensorMode() as mode:
             fake = run(ours, sample.map(lambda t: mode.from_tensor(t) if isinstance(t, torch.Tensor) else t), copy=lambda t: t)
         real = run(ours, sample)
-        told, true = ([(tuple(t.shape), t.stride() if t.numel() else (), t.dtype, t.device) for t in o.outputs] for o in (fake, real))
+        told, true = ([(tuple(t.shape), _steps(t), t.dtype, t.device) for t in o.outputs] for o in (fake, real))
         if told != true or fake.error or real.error:
             failures.append(f"  {name}({sample}): told {fake.error or told}, is {real.error or true}")
     report(failures, len(made))
@@ -138,7 +143,7 @@ def spoilt(value):
     if isinstance(value, int):
         return [-1, 0, value + 1, 9, 1.5, "x", None, (value, value, value, value, value), ()]
     if isinstance(value, (tuple, list)):
-        return [value[:-1], (*value, 1), tuple(-1 for _ in value), tuple(0 for _ in value), tuple(1.5 for _ in value), ("x",), ()]
+        return [value[:-1], (*value, 1), tuple(-1 for _ in value), tuple(0 for _ in value), tuple(1.5 for _ in value), tuple("x" for _ in value), ()]
     return [None, "x", -1.0, 0.0]
 
 
