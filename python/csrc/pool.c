@@ -28,7 +28,7 @@ static bool begin(wt_call *call, pool *g, int at, int list) {
     return wt_check_float(call, at) && wt_check_sizes(call, at);
 }
 
-/* Only the batch may be empty; of adaptive pooling in 1D and 2D the channels too, as in PyTorch. */
+/* Only the batch may be empty; of adaptive pooling the channels too, but for those of a batch in 3D, as in PyTorch. */
 static bool check_filled(wt_call *call, const pool *g, int at, bool channels) {
     const wt_tensor *t = &call->arg[at].tensor;
     for (int64_t a = t->rank - g->rank - channels; a < t->rank; a++)
@@ -113,8 +113,8 @@ static int32_t index_code(const pool *g, bool flat) {
     return flat || taps > 256 ? wt.aoti_torch_dtype_int64() : wt.aoti_torch_dtype_uint8();
 }
 
-static bool see_input(wt_call *call, pool *g, images *v, int list, bool channels) {
-    if (!begin(call, g, INPUT, list) || !check_filled(call, g, INPUT, channels || g->rank == 3)) return false;
+static bool see_input(wt_call *call, pool *g, images *v, int list, bool adaptive) {
+    if (!begin(call, g, INPUT, list) || !check_filled(call, g, INPUT, !adaptive || (g->rank == 3 && g->batched))) return false;
     v->src = wt_see(&call->arg[INPUT].tensor, g->rank);
     memcpy(g->in, v->src.dims + 2, sizeof(g->in));
     return true;
@@ -123,7 +123,7 @@ static bool see_input(wt_call *call, pool *g, images *v, int list, bool channels
 static bool run_max(wt_call *call, bool indexed) {
     pool g;
     images v;
-    if (!see_input(call, &g, &v, KERNEL, true) || !read_window(call, &g, KERNEL, true) || !out_sizes(call, &g, "input", false)) return false;
+    if (!see_input(call, &g, &v, KERNEL, false) || !read_window(call, &g, KERNEL, true) || !out_sizes(call, &g, "input", false)) return false;
     int32_t code = indexed ? index_code(&g, call->arg[MAX_FLAT].integer) : 0;
     if (!create(call, &g, &v, indexed ? &code : NULL)) return false;
     if (wt_is_empty(&v.dst)) return true;
@@ -159,7 +159,7 @@ static bool run_mean(wt_call *call, const pool *g, images *v, weft_op op) {
 static bool run_avg_pool(wt_call *call) {
     pool g;
     images v;
-    return see_input(call, &g, &v, KERNEL, true) && read_window(call, &g, KERNEL, false) && out_sizes(call, &g, "input", g.rank == 3) &&
+    return see_input(call, &g, &v, KERNEL, false) && read_window(call, &g, KERNEL, false) && out_sizes(call, &g, "input", g.rank == 3) &&
            run_mean(call, &g, &v, WEFT_AVG_POOL);
 }
 WT_OPERATOR_OUT(avg_pool, "avg_pool(Tensor input, SymInt[] kernel_size, SymInt[] stride, SymInt[] padding, bool ceil_mode, bool count_include_pad, "
@@ -168,7 +168,7 @@ WT_OPERATOR_OUT(avg_pool, "avg_pool(Tensor input, SymInt[] kernel_size, SymInt[]
 static bool run_adaptive_avg_pool(wt_call *call) {
     pool g;
     images v;
-    if (!see_input(call, &g, &v, OUTPUT_SIZE, false) || !wt_read_axes(call, OUTPUT_SIZE, g.rank, 1, g.out, NULL)) return false;
+    if (!see_input(call, &g, &v, OUTPUT_SIZE, true) || !wt_read_axes(call, OUTPUT_SIZE, g.rank, 1, g.out, NULL)) return false;
     for (int a = 3 - g.rank; a < 3; a++)
         if (g.out[a] < 0 || g.out[a] > INT64_C(1) << 40)
             return wt_fail(call, "output_size: is %lld along spatial axis %d, allowed: 0 to 2^40", (long long)g.out[a], a - 3 + g.rank);

@@ -77,7 +77,7 @@ def _fake_avg_pool(input, kernel_size, stride, padding, ceil_mode, count_include
 
 def _fake_adaptive_avg_pool(input, output_size):
     rank = _check_data("input", input, "output_size", output_size)
-    _check_filled(input, rank + (rank == 3))
+    _check_filled(input, rank + (rank == 3 and input.dim() == 5))
     _check_axes("output_size", output_size, rank, 0, 1 << 40, "2^40")
     return _result(input, rank, output_size)
 

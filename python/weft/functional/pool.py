@@ -54,12 +54,17 @@ def _check_switch(name: str, value: Any) -> None:
         raise TypeError(f"{name}: is {value!r}, allowed: True or False")
 
 
+class _NoTensor(TypeError, AttributeError):
+    """The wrong type of an argument; some of the twins only notice that it has no size()."""
+
+
 def _check_input(name: str, rank: int, input: Any) -> None:
     """What the operator cannot know: that max_pool2d was called. Types and sizes are the operator's to check."""
     if not isinstance(input, Tensor):
-        raise TypeError(f"{name}: input is {type(input).__name__}, allowed: Tensor")
+        raise _NoTensor(f"{name}: input is {type(input).__name__}, allowed: Tensor")
     if not rank + 1 <= input.ndim <= rank + 2:
-        raise RuntimeError(f"{name}: input has {input.ndim} dimensions {list(input.shape)}, allowed: {rank + 1} (unbatched) or {rank + 2} (batched)")
+        kind = IndexError if name == "avg_pool2d" and input.ndim <= rank else RuntimeError   # as the twin
+        raise kind(f"{name}: input has {input.ndim} dimensions {list(input.shape)}, allowed: {rank + 1} (unbatched) or {rank + 2} (batched)")
 
 
 def _divisor(divisor_override: Any) -> int:
@@ -89,13 +94,12 @@ def _target(name: str, rank: int, output_size: Any, input: Tensor) -> tuple[int,
     if rank > 1 and input.ndim <= len(output_size):
         raise ValueError(f"{name}: input has {input.ndim} dimensions {list(input.shape)}, allowed with {len(output_size)} values of output_size: "
                          f"{len(output_size) + 1} or more")
-    if len(output_size) != rank:
-        raise RuntimeError(f"output_size: has {len(output_size)} values {tuple(output_size)}, allowed: an int, or {rank} of them")
-    _check_input(name, rank, input)
-    sizes = tuple(size if n is None and rank > 1 else whole(n) for n, size in zip(output_size, input.shape[-rank:]))
+    sizes = [0 if n is None and rank > 1 else whole(n) for n in output_size]
     if None in sizes:
         raise TypeError(wrong)
-    return sizes
+    if len(sizes) != rank:
+        raise RuntimeError(f"output_size: has {len(sizes)} values {tuple(output_size)}, allowed: an int, or {rank} of them")
+    return tuple(kept if given is None else n for n, given, kept in zip(sizes, output_size, input.shape[-rank:]))
 
 
 # ---------------------------------------------------------------------------------------------- the three roads
@@ -152,6 +156,8 @@ def _adaptive_avg_pool(name: str, rank: int, input: Tensor, output_size: Any, ou
     if has_torch_function_unary(input):
         return handle_torch_function(globals()[name], (input,), input, output_size, out=out)
     size = (output_size,) * rank if type(output_size) is int else _target(name, rank, output_size, input)
+    if rank == 3 and out is None and isinstance(input, Tensor) and input.ndim not in (4, 5) and size == (1, 1, 1):
+        return _torchs(name, out, input, output_size)   # a mean over three axes of any tensor, to the twin
     _check_input(name, rank, input)
     if input.dtype not in TYPES:
         return _torchs(name, out, input, output_size)
