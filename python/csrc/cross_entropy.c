@@ -116,7 +116,7 @@ static bool is_nan(const void *value, int32_t dtype) {
 static bool check_label(wt_call *call, const loss *l, int64_t label) {
     int64_t classes = l->s.sizes[l->s.channel];
     if ((label >= 0 && label < classes) || label == l->ignore) return true;
-    return wt_fail(call, "target: is %lld, allowed: a class, 0 to %lld, or ignore_index, %lld", (long long)label, (long long)classes - 1, (long long)l->ignore);
+    return wt_fail(call, "target: is %lld, allowed: a class, 0 or more and below %lld, or ignore_index, %lld", (long long)label, (long long)classes, (long long)l->ignore);
 }
 
 static bool check_labels(wt_call *call, const loss *l, const wt_view *v) {

@@ -15,6 +15,7 @@ from .._rules import call, call_into
 __all__ = ["cross_entropy"]
 
 _is_compiling = torch.compiler.is_compiling
+_NO_CLASSES = "input: has 0 dimensions, allowed: 1 (classes), 2 (batch, classes) or more"
 _REDUCTIONS = {"none": _ops.NONE, "mean": _ops.MEAN, "sum": _ops.SUM}
 
 
@@ -59,7 +60,7 @@ def _probabilities(input: Tensor, target: Tensor, weight: Optional[Tensor], igno
         raise RuntimeError(f"target: is {str(target.dtype)[6:]} and has the shape of input, {list(input.shape)}, allowed: a floating-point type for "
                            f"probabilities, or one dimension less for classes")
     if input.dim() == 0:
-        raise IndexError("input: has 0 dimensions, allowed: 1 (classes), 2 (batch, classes) or more")
+        raise IndexError(_NO_CLASSES)
     if ignore_index >= 0:
         raise RuntimeError(f"ignore_index: is {ignore_index} and target has probabilities, allowed: a negative number, which ignores nothing")
     dtype = torch.promote_types(input.dtype, target.dtype)
@@ -71,11 +72,12 @@ def _probabilities(input: Tensor, target: Tensor, weight: Optional[Tensor], igno
 
 def _refuse_shape(input: Tensor, target: Tensor, rows: tuple[int, ...]) -> NoReturn:
     """With the class of PyTorch's error."""
-    kind: Any = RuntimeError if input.dim() in (2, 4) or input.dim() == 0 or target.dim() > 1 == input.dim() else ValueError
-    if input.dim() > 1 and target.dim() == 0:
-        kind = IndexError
-    elif input.dim() > 1 and input.shape[0] != target.shape[0]:
-        kind = ValueError
+    if input.dim() == 0:
+        raise IndexError(_NO_CLASSES)
+    if input.dim() == 1:
+        kind: Any = ValueError if target.dim() == 1 and not target.is_floating_point() else RuntimeError
+    else:
+        kind = ValueError if target.dim() == 0 or target.shape[0] != input.shape[0] else RuntimeError
     raise kind(f"target: has the shape {list(target.shape)}, allowed with an input of {list(input.shape)}: {list(rows)} for classes, "
                f"{list(input.shape)} for probabilities")
 
@@ -136,7 +138,9 @@ def cross_entropy(input: Tensor, target: Tensor, weight: Optional[Tensor] = None
         ignore_index = _read_ignored(ignore_index)
     if type(label_smoothing) is not float or not 0.0 <= label_smoothing <= 1.0:
         label_smoothing = _read_smoothing(label_smoothing)
-    if foreign(input) or input.is_nested or (weight is not None and weight.is_complex()):
+    if foreign(input):
+        raise NotImplementedError(f"input: is {str(input.dtype)[6:]}, allowed: float32, float64, float16 or bfloat16")
+    if input.is_nested or input.dim() > 64 or (weight is not None and weight.is_complex()):   # PyTorch takes them, or says why not
         loss = torch.nn.functional.cross_entropy(input, target, weight, ignore_index=ignore_index, reduction=reduction, label_smoothing=label_smoothing)
         return loss if out is None else out.copy_(loss)
     input, target, weight = raised(input, target, weight)

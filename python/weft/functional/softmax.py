@@ -30,7 +30,7 @@ def _axis(dim: Any, rank: int) -> int:
 
 
 def _twins(name: str, input: Tensor, dim: int, dtype: Optional[torch.dtype], out: Optional[Tensor]) -> Tensor:
-    """Types and layouts that weft has no kernels for: PyTorch takes them, or refuses them in its own words."""
+    """What weft has no kernels for: PyTorch takes it, or refuses it in its own words."""
     result = getattr(torch.nn.functional, name)(input, dim, dtype=dtype)
     return result if out is None else out.copy_(result)
 
@@ -40,18 +40,17 @@ def _run(rule: Rule, name: str, input: Tensor, dim: Any, dtype: Optional[torch.d
     dim = _axis(dim, input.dim())
     if dtype is not None and not isinstance(dtype, torch.dtype):
         raise TypeError(f"dtype: is {dtype!r}, allowed: a torch.dtype, or None")
-    if input.layout is not torch.strided or input.is_nested:
+    if input.layout is not torch.strided or input.is_nested or input.dim() > 64:
         return _twins(name, input, dim, dtype, out)
     given = input.dtype
     if dtype is None:
         dtype = given
         if _any_autocast() and given in (torch.float16, torch.bfloat16) and input.device.type == "cuda" and autocast_dtype(input.device) is not None:
             dtype = torch.float32   # as PyTorch, which on the CPU keeps the type
-    if dtype is not given and (given, dtype) not in _WIDER and dtype in TYPES:
+    if dtype not in TYPES:   # so are whole and complex numbers without a dtype
+        raise NotImplementedError(f"{'input' if dtype is given else 'dtype'}: is {str(dtype)[6:]}, allowed: float32, float64, float16 or bfloat16")
+    if dtype is not given and (given, dtype) not in _WIDER:
         input = input.to(dtype)
-        given = dtype
-    if given not in TYPES or dtype not in TYPES:
-        return _twins(name, input, dim, dtype, out)
     return call(rule, input, dim, dtype) if out is None else call_into(rule, out, input, dim, dtype)
 
 
