@@ -36,7 +36,8 @@ WT_OPERATOR_OUT(conv, "conv(Tensor input, Tensor weight, Tensor? bias, SymInt[] 
                   "str act, float lo, float hi) -> Tensor")
 
 /* output_padding adds pixels that no tap of the last position reaches, or only some: fewer than a stride change nothing in the
- * geometry of the problem; more are taken off the high padding, so that its dst has exactly the size of input. */
+ * geometry of the problem; more are taken off the high padding, so that its dst has exactly the size of input. Where there is not as much
+ * padding, no problem says it, and PyTorch computes it. */
 static bool run_conv_transpose(wt_call *call) {
     wt_geometry g;
     int64_t extra[3] = {0};
@@ -45,25 +46,28 @@ static bool run_conv_transpose(wt_call *call) {
         return false;
     wt_view x = wt_see(&call->arg[INPUT].tensor, g.rank), w = wt_see(&call->arg[WEIGHT].tensor, g.rank), y;
     int64_t dims[5] = {x.dims[0]}, spare[3];
+    bool unsaid = false;
     for (int a = 0; a < 3; a++) {
         spare[a] = extra[a] < g.stride[a] ? 0 : extra[a];
-        if (extra[a] < 0 || spare[a] > g.pad_hi[a])
-            return wt_fail(call, "output_padding: is %lld along spatial axis %d, allowed: 0 or more, and less than the stride, %lld, or at most the padding, %lld",
-                           (long long)extra[a], a - 3 + g.rank, (long long)g.stride[a], (long long)g.pad_hi[a]);
+        unsaid |= spare[a] > g.pad_hi[a];
+        if (extra[a] < 0 || (extra[a] >= g.stride[a] && extra[a] >= g.dilation[a]))
+            return wt_fail(call, "output_padding: is %lld along spatial axis %d, allowed: 0 or more, and less than the stride, %lld, or than the dilation, %lld",
+                           (long long)extra[a], a - 3 + g.rank, (long long)g.stride[a], (long long)g.dilation[a]);
     }
     if (!wt_grouped_channels(call, &g, &w, &dims[1]) || !wt_check_channels(call, &g, &x, &w, 0, "input") || !wt_check_bias(call, BIAS, dims[1]) ||
         !wt_out_sizes(call, &g, &x, &w, extra, dims))
         return false;
-    for (int a = 0; a < 3; a++) g.pad_hi[a] -= spare[a];
     if (!wt_create(call, 0, &y, dims, g.rank, wt_is_last(&x), g.batched, call->arg[INPUT].tensor.code)) return false;
     if (wt_is_empty(&y)) return wt_check_act(call, ACT);
+    wt_conv_state state = {&g, &y, true, {extra[0], extra[1], extra[2]}, ACT};
+    if (unsaid) return wt_check_act(call, ACT) && wt_conv_peer(call, &state);
+    for (int a = 0; a < 3; a++) g.pad_hi[a] -= spare[a];
     weft_problem p;
     weft_args args = WEFT_ARGS_INIT;
     wt_begin(&p, WEFT_CONV, WEFT_BWD_DATA, &g, &y, &w);
     wt_put(&p, &args, WEFT_DIFF_DST, &x);
     wt_put(&p, &args, WEFT_WEIGHTS, &w);
     wt_put(&p, &args, WEFT_DIFF_SRC, &y);
-    wt_conv_state state = {&g, &y, true, {extra[0], extra[1], extra[2]}, ACT};
     for (int a = 0; a < 3; a++) g.pad_hi[a] += spare[a];   /* PyTorch is told output_padding */
     return wt_put_epilogue(call, &p, &args, BIAS, ACT) && wt_run(call, &p, &args, peer_of(call, &g), &state);
 }
@@ -126,6 +130,18 @@ static bool check_grad(wt_call *call, const wt_gradients *d, bool transposed) {
     return true;
 }
 
+/* As the forward operator does with output_padding: the high padding that gives input its size. true: there is not as much padding. */
+static bool fit_padding(wt_gradients *d) {
+    bool unsaid = false;
+    for (int a = 0; a < 3; a++) {
+        int64_t window = d->g.dilation[a] * (d->w.dims[2 + a] - 1) + 1;
+        int64_t spare = d->dy.dims[2 + a] + d->g.pad_lo[a] + d->g.pad_hi[a] - window - (d->x.dims[2 + a] - 1) * d->g.stride[a];
+        unsaid |= spare >= d->g.stride[a] && spare > d->g.pad_hi[a] && spare < d->g.dilation[a];
+        if (spare >= d->g.stride[a] && spare <= d->g.pad_hi[a]) d->g.pad_hi[a] -= spare;
+    }
+    return unsaid;
+}
+
 static bool run_conv_backward(wt_call *call) {
     wt_gradients d;
     bool transposed = call->arg[B_TRANSPOSED].integer;
@@ -145,14 +161,10 @@ static bool run_conv_backward(wt_call *call) {
     bool last = wt_is_last(&d.x);
     const wt_view *src = transposed ? &d.dy : &d.x;
     if (!wt_check_channels(call, &d.g, src, &d.w, 1, transposed ? "grad_output" : "input")) return false;
-    if (transposed)   /* as the forward operator does with output_padding: the high padding that gives input its size */
-        for (int a = 0; a < 3; a++) {
-            int64_t window = d.g.dilation[a] * (d.w.dims[2 + a] - 1) + 1;
-            int64_t spare = d.dy.dims[2 + a] + d.g.pad_lo[a] + d.g.pad_hi[a] - window - (d.x.dims[2 + a] - 1) * d.g.stride[a];
-            if (spare >= d.g.stride[a] && spare <= d.g.pad_hi[a]) d.g.pad_hi[a] -= spare;
-        }
-    if (!check_grad(call, &d, transposed) || !wt_create_wanted(call, &d, false, B_INPUT, B_BIAS_DTYPE)) return false;
+    bool unsaid = transposed && fit_padding(&d);
+    if ((!unsaid && !check_grad(call, &d, transposed)) || !wt_create_wanted(call, &d, false, B_INPUT, B_BIAS_DTYPE)) return false;
     if (wt_is_empty(&d.dy)) return wt_zero_wanted(call);
+    if (unsaid) return wt_conv_backward_peer(call, &(wt_share){&d, d.want});
     return wt_match_format(call, &d.dy, d.g.rank, last, d.g.batched, dy->code, "grad_output") &&
            (transposed ? run_transposed(call, &d) : wt_run_wanted(call, &d));
 }

@@ -68,9 +68,10 @@ def _fake_conv_transpose(input, weight, bias, stride, padding, dilation, groups,
            lambda: f"input: has {input.shape[-rank - 1]} channels, allowed with groups={groups} and a weight of ({weight.shape[0]}, {weight.shape[1]}, ...): "
                    f"{weight.shape[0]}")
     for a in range(rank):
-        extra, high = output_padding[a], padding[2 * a + 1]
-        check(known(extra >= 0) and (known(extra < stride[a]) or known(extra <= high)),
-               lambda: f"output_padding: is {extra} along spatial axis {a}, allowed: 0 or more, and less than the stride, {stride[a]}, or at most the padding, {high}")
+        extra = output_padding[a]
+        check(known(extra >= 0) and (known(extra < stride[a]) or known(extra < dilation[a])),
+              lambda: f"output_padding: is {extra} along spatial axis {a}, allowed: 0 or more, and less than the stride, {stride[a]}, or than the dilation, "
+                      f"{dilation[a]}")
     spatial = [(input.shape[-rank + a] - 1) * stride[a] - padding[2 * a] - padding[2 * a + 1] + dilation[a] * (weight.shape[2 + a] - 1)
                + output_padding[a] + 1 for a in range(rank)]
     empty = input.dim() == rank + 2 and not known(input.shape[0] > 0)
