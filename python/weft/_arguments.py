@@ -53,6 +53,21 @@ def foreign(input: Tensor, weight: Optional[Tensor] = None) -> bool:
     return input.dtype not in TYPES and (weight is None or weight.dtype == input.dtype)
 
 
+def flattened(input: Tensor, out: Optional[Tensor]) -> tuple[Tensor, Optional[Tensor]]:
+    """Data of more dimensions than operators take, the fifth and later ones as one; and out alike, whose memory must allow it."""
+    flat = input.flatten(4)
+    if out is None:
+        return flat, None
+    if not isinstance(out, Tensor):
+        raise TypeError(f"out: is {type(out).__name__}, allowed: Tensor or None")
+    if out.shape != input.shape:
+        raise RuntimeError(f"out: has the shape {list(out.shape)}, allowed: the shape of the result, {list(input.shape)}")
+    try:
+        return flat, out.view(flat.shape)
+    except RuntimeError:
+        raise RuntimeError(f"out: has the strides {list(out.stride())}, allowed: strides by which the fifth and later dimensions are one") from None
+
+
 def autocast_dtype(device: torch.device) -> Optional[torch.dtype]:
     """The lower precision that autocast asks for on this device; None where it is off."""
     if not _any_autocast() or device.type == "meta" or not torch.is_autocast_enabled(device.type):   # autocast knows no meta device,

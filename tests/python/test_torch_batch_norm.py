@@ -297,8 +297,13 @@ def test_out(train, device):
         assert W.batch_norm(x, m, v, weight, bias, train, out=out) is out
         torch.testing.assert_close(out, want)
         assert torch.equal(m, mean) is not train
-    flat = torch.empty(3, 4, 5, 3, 1, 2, device=device)
-    torch.testing.assert_close(W.batch_norm(x.view(flat.shape), mean, var, weight, bias, out=flat), F.batch_norm(x, mean, var, weight, bias).view(flat.shape))
+    wide = x.view(3, 4, 5, 1, 3, 2)
+    out = torch.empty_like(wide)
+    torch.testing.assert_close(W.batch_norm(wide, mean, var, weight, bias, out=out), F.batch_norm(x, mean, var, weight, bias).view(wide.shape))
+    for out, kind, text in ((3, TypeError, "out: is int, allowed: Tensor or None"), (x, RuntimeError, "out: has the shape"),
+                            (torch.empty(3, 4, 5, 1, 2, 3, device=device).transpose(4, 5), RuntimeError, "out: has the strides")):
+        with pytest.raises(kind, match=text):
+            W.batch_norm(wide, mean, var, weight, bias, out=out)
 
 
 def test_fake_tensors():

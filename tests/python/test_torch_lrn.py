@@ -186,8 +186,13 @@ def test_out(device):
     for out in (torch.empty_like(x), channels_last(torch.empty_like(x)), scattered(torch.empty_like(x))):
         assert W.local_response_norm(x, 3, 0.5, out=out) is out
         torch.testing.assert_close(out, want)
-    flat = torch.empty(3, 4, 5, 3, 1, 2, device=device)
-    torch.testing.assert_close(W.local_response_norm(x.view(flat.shape), 3, 0.5, out=flat), want.view(flat.shape))
+    wide = x.view(3, 4, 5, 1, 3, 2)
+    out = torch.empty_like(wide)
+    torch.testing.assert_close(W.local_response_norm(wide, 3, 0.5, out=out), want.view(wide.shape))
+    for out, kind, text in ((3, TypeError, "out: is int, allowed: Tensor or None"), (x, RuntimeError, "out: has the shape"),
+                            (torch.empty(3, 4, 5, 1, 2, 3, device=device).transpose(4, 5), RuntimeError, "out: has the strides")):
+        with pytest.raises(kind, match=text):
+            W.local_response_norm(wide, 3, 0.5, out=out)
 
 
 # ---------------------------------------------------------------------------------------------- the module

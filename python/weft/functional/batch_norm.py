@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.overrides import handle_torch_function, has_torch_function_variadic
 
-from .._arguments import foreign
+from .._arguments import flattened, foreign
 from .._ops import batch_norm as _ops
 from .._rules import call, call_into
 
@@ -76,6 +76,8 @@ def batch_norm(input: Tensor, running_mean: Optional[Tensor], running_var: Optio
             and (bias is None or isinstance(bias, Tensor)) and isinstance(training, bool)):
         _complain(input, training, running_mean, running_var, weight, bias)
     rank = input.dim()
+    if foreign(input) or (rank == 1 and input.numel() == 0):
+        return _torchs(out, input, running_mean, running_var, weight, bias, training, momentum, eps)
     if rank < 2:
         raise RuntimeError(f"batch_norm: input has {rank} dimensions {list(input.shape)}, allowed: 2 or more")
     if type(eps) is not float:
@@ -87,10 +89,11 @@ def batch_norm(input: Tensor, running_mean: Optional[Tensor], running_var: Optio
     elif eps < 0.0:
         raise ValueError(f"batch_norm: eps is {eps}, allowed: 0 or more")
     _check_statistics(running_mean, running_var, training)
-    if foreign(input) or not (eps < _INF and -_INF < momentum < _INF):
+    if not (eps < _INF and -_INF < momentum < _INF):
         return _torchs(out, input, running_mean, running_var, weight, bias, training, momentum, eps)
     if rank > 5:
-        y = batch_norm(input.flatten(4), running_mean, running_var, weight, bias, training, momentum, eps, out=None if out is None else out.flatten(4))
+        flat, into = flattened(input, out)
+        y = batch_norm(flat, running_mean, running_var, weight, bias, training, momentum, eps, out=into)
         return y.view(input.shape) if out is None else out
     if (weight is None) is not (bias is None) or (weight is not None and (weight.dim() != 1 or bias.dim() != 1)):   # type: ignore[union-attr]
         weight, bias = _completed(input, weight, bias)
@@ -102,8 +105,8 @@ def batch_norm(input: Tensor, running_mean: Optional[Tensor], running_var: Optio
 
 
 def _torchs(out: Optional[Tensor], input: Tensor, *args: Any) -> Tensor:
-    """PyTorch's own function, for what weft leaves to it: other types, and settings that are not finite."""
+    """PyTorch's own function, for what weft leaves to it: other types, no channels at all, and settings that are not finite."""
     if out is not None:
-        raise RuntimeError(f"batch_norm: out is given with input of {input.dtype}, momentum {args[5]} and eps {args[6]}, allowed: float32, float64, "
-                           "float16 or bfloat16 and finite settings")
+        raise RuntimeError(f"batch_norm: out is given with input of {input.dtype} and {input.dim()} dimensions, momentum {args[5]} and eps {args[6]}, "
+                           "allowed: float32, float64, float16 or bfloat16, 2 dimensions or more and finite settings")
     return torch.nn.functional.batch_norm(input, *args)

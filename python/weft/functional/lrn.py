@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.overrides import handle_torch_function, has_torch_function_unary
 
-from .._arguments import foreign, raised, whole
+from .._arguments import flattened, foreign, raised, whole
 from .._ops import lrn as _ops
 from .._rules import call, call_into
 
@@ -45,6 +45,8 @@ def local_response_norm(input: Tensor, size: int, alpha: float = 1e-4, beta: flo
     rank = input.dim()
     if rank < 3:
         raise ValueError(f"local_response_norm: input has {rank} dimensions {list(input.shape)}, allowed: 3 or more")
+    if input.numel() == 0 and out is None:
+        return input   # as PyTorch does, whatever the settings
     if type(size) is not int:
         width = whole(size)
         if width is None:
@@ -55,7 +57,8 @@ def local_response_norm(input: Tensor, size: int, alpha: float = 1e-4, beta: flo
     if rank > 3 or input.is_cuda:   # PyTorch's averages over three axes, and its powers on CUDA, are float32 under autocast
         input, = raised(input)
     if rank > 5:
-        y = local_response_norm(input.flatten(4), size, alpha, beta, k, out=None if out is None else out.flatten(4))
+        flat, into = flattened(input, out)
+        y = local_response_norm(flat, size, alpha, beta, k, out=into)
         return y.view(input.shape) if out is None else out
     args = (input, size, float(alpha), float(beta), float(k))
     return call(_ops.lrn, *args) if out is None else call_into(_ops.lrn, out, *args)
