@@ -19,6 +19,10 @@ from .batch_norm import __all__ as _batch_norm   # the function has the module's
 from .conv import *  # noqa: F403
 from .cross_entropy import *  # noqa: F403
 from .cross_entropy import __all__ as _cross_entropy
+from .dgmm import *  # noqa: F403
+from .dgmm import __all__ as _dgmm
+from .im2col import *  # noqa: F403
+from .im2col import __all__ as _im2col
 from .lrn import *  # noqa: F403
 from .partial_conv import *  # noqa: F403
 from .pool import *  # noqa: F403
@@ -26,4 +30,4 @@ from .rnn import *  # noqa: F403
 from .softmax import *  # noqa: F403
 from .softmax import __all__ as _softmax
 
-__all__ = [*_batch_norm, *conv.__all__, *_cross_entropy, *lrn.__all__, *partial_conv.__all__, *pool.__all__, *rnn.__all__, *_softmax]
+__all__ = [*_batch_norm, *conv.__all__, *_cross_entropy, *_dgmm, *_im2col, *lrn.__all__, *partial_conv.__all__, *pool.__all__, *rnn.__all__, *_softmax]

@@ -1,0 +1,244 @@
+/* dgmm and cdgmm, matrices times a diagonal, and their gradients. The last two axes of input are a matrix, all before them its batch; x is the
+ * diagonal. Complex numbers are PyTorch's complex types, or pairs of real ones along a last axis of 2: one memory, seen the same way.
+ * side: "right" (input . diag(x), one factor a column), "left" (diag(x) . input, one a row); "" is the right one if the length of x allows it,
+ * else the left. Results are contiguous. */
+#include <string.h>
+
+#include "binding.h"
+
+#define MOST (INT64_C(1) << 40)      /* the largest size of one axis of a problem */
+#define AXES 64                      /* as many as PyTorch's own loops take */
+
+typedef struct product {
+    weft_op op;
+    bool pair, native;               /* a last axis of 2; a complex type */
+    bool right;
+    int64_t n, rows, cols;
+    int lead;                        /* axes before the matrix */
+} product;
+
+/* ---------------------------------------------------------------- arguments */
+static bool check_types(wt_call *call, product *m, int input, int x) {
+    const wt_tensor *t = &call->arg[input].tensor;
+    m->native = m->op == WEFT_CDGMM && (t->dtype == WEFT_C64 || t->dtype == WEFT_C128);
+    m->pair = m->op == WEFT_CDGMM && !m->native;
+    if (!m->native && !wt_is_float(t->dtype))
+        return wt_fail(call, "%s: is %s, allowed: float32, float64, float16 or bfloat16%s", call->op->name[input], wt_dtype_name(t->code),
+                       m->op == WEFT_CDGMM ? " in pairs, complex64 or complex128" : "; cdgmm takes complex numbers");
+    return wt_check_same_type(call, x, input);
+}
+
+/* So many axes and, of pairs, one more of 2. least: there may be further axes in front. */
+static bool check_rank(wt_call *call, const product *m, int at, int axes, bool least) {
+    const wt_tensor *t = &call->arg[at].tensor;
+    int rank = axes + m->pair;
+    if (t->rank > AXES || (least ? t->rank < rank : t->rank != rank))
+        return wt_fail(call, "%s: has %lld dimensions, allowed: %d%s%s", call->op->name[at], (long long)t->rank, rank, least ? " or more" : "",
+                       m->pair ? ", the last for the two halves of a number" : "");
+    if (m->pair && t->sizes[t->rank - 1] != 2)
+        return wt_fail(call, "%s: has %lld elements along its last dimension, allowed: 2, the halves of a complex number", call->op->name[at],
+                       (long long)t->sizes[t->rank - 1]);
+    return wt_check_sizes(call, at);
+}
+
+static bool read_side(wt_call *call, product *m, int x, int side) {
+    const char *text = call->arg[side].text;
+    int64_t length = call->arg[x].tensor.sizes[0];
+    bool fits[2] = {length == m->rows && strcmp(text, "right"), length == m->cols && strcmp(text, "left")};
+    if (*text && strcmp(text, "left") && strcmp(text, "right")) return wt_fail(call, "side: is '%s', allowed: 'left', 'right' or '' for either", text);
+    m->right = fits[1];
+    if (fits[0] || fits[1]) return true;
+    if (*text)
+        return wt_fail(call, "%s: has %lld elements, allowed with side '%s': %lld, one for each %s", call->op->name[x], (long long)length, text,
+                       (long long)(*text == 'l' ? m->rows : m->cols), *text == 'l' ? "row" : "column");
+    return wt_fail(call, "%s: has %lld elements, allowed: %lld, one for each column, or %lld, one for each row", call->op->name[x], (long long)length,
+                   (long long)m->cols, (long long)m->rows);
+}
+
+static bool read(wt_call *call, product *m, weft_op op, int input, int x, int side) {
+    m->op = op;
+    if (!check_types(call, m, input, x) || !check_rank(call, m, input, 2, true) || !check_rank(call, m, x, 1, false)) return false;
+    const wt_tensor *t = &call->arg[input].tensor;
+    m->lead = (int)t->rank - 2 - m->pair;
+    m->rows = t->sizes[m->lead];
+    m->cols = t->sizes[m->lead + 1];
+    m->n = 1;
+    int64_t all = 1;
+    bool fits = true;
+    for (int a = 0; a < t->rank; a++) {
+        if (a < m->lead) fits = !__builtin_mul_overflow(m->n, t->sizes[a], &m->n) && m->n <= MOST;
+        fits = fits && !__builtin_mul_overflow(all, t->sizes[a] ? t->sizes[a] : 1, &all);
+        if (!fits) return wt_fail(call, "%s: has more than 2^40 matrices or 2^63 elements, allowed: fewer", call->op->name[input]);
+    }
+    return read_side(call, m, x, side);
+}
+
+/* ---------------------------------------------------------------- tensors on the axes n h w, and 2 of complex numbers */
+typedef struct matrix {
+    wt_view v;
+    wt_handle into;                  /* a result whose batch is not one axis: it is computed into a copy */
+} matrix;
+
+/* False: the axes before the matrix are not one by strides. */
+static bool fold(const product *m, const wt_tensor *t, wt_view *v) {
+    int64_t scale = m->native ? 2 : 1, step = 0, count = 1;
+    for (int a = m->lead - 1; a >= 0; a--) {
+        if (t->sizes[a] == 1) continue;
+        if (count == 1) step = t->strides[a];
+        else if (t->strides[a] != step * count) return false;
+        count *= t->sizes[a];
+    }
+    *v = (wt_view){.handle = t->handle, .data = t->data, .dtype = t->dtype == WEFT_C64 ? WEFT_F32 : t->dtype == WEFT_C128 ? WEFT_F64 : t->dtype};
+    v->strides[0] = scale * step;
+    v->strides[1] = scale * t->strides[m->lead];
+    v->strides[2] = scale * t->strides[m->lead + 1];
+    v->strides[3] = m->native ? 1 : m->pair ? t->strides[m->lead + 2] : 0;
+    return true;
+}
+
+static void contiguous(const wt_tensor *t, int64_t *strides) {
+    int64_t step = 1;                /* does not overflow: read() has counted the elements */
+    for (int64_t a = t->rank - 1; a >= 0; a--) strides[a] = step, step *= t->sizes[a] ? t->sizes[a] : 1;
+}
+
+/* A contiguous tensor of t's shape and type, folded. */
+static bool fold_scratch(wt_call *call, const product *m, const wt_tensor *t, wt_view *v) {
+    int64_t strides[AXES];
+    wt_tensor copy = *t;
+    wt_handle *slot = wt_scratch(call);
+    contiguous(t, strides);
+    copy.strides = strides;
+    if (!slot || !wt_empty(call, slot, t->rank, t->sizes, strides, t->code, &copy.data)) return false;
+    copy.handle = *slot;
+    return fold(m, &copy, v);
+}
+
+static bool see(wt_call *call, const product *m, int at, wt_view *v) {
+    const wt_tensor *t = &call->arg[at].tensor;
+    if (fold(m, t, v)) return true;
+    return fold_scratch(call, m, t, v) &&
+           (!wt.aoti_torch_copy_(v->handle, t->handle, 0) || wt_fail(call, "%s: could not be copied", call->op->name[at]));
+}
+
+/* Result number `slot`, of the shape and type of argument `like`. */
+static bool create(wt_call *call, const product *m, int slot, int like, matrix *y) {
+    int64_t strides[AXES];
+    wt_tensor t = call->arg[like].tensor;
+    contiguous(&t, strides);
+    t.strides = strides;
+    y->into = NULL;
+    if (!wt_result(call, slot, t.rank, t.sizes, strides, t.code, &t.data)) return false;
+    t.handle = call->out[slot] ? call->out[slot] : call->arg[call->op->nargs - 1].tensor.handle;
+    if (fold(m, &t, &y->v)) return true;
+    y->into = t.handle;
+    return fold_scratch(call, m, &t, &y->v);
+}
+
+static bool finish(wt_call *call, const matrix *y) {
+    return !y->into || !wt.aoti_torch_copy_(y->into, y->v.handle, 0) || wt_fail(call, "out: could not be written");
+}
+
+/* x and its gradient: one axis, and 2 of complex numbers. */
+static wt_view vector(const product *m, const wt_tensor *t, const int64_t *strides, void *data) {
+    wt_view v = {.handle = t->handle, .data = data, .dtype = t->dtype == WEFT_C64 ? WEFT_F32 : t->dtype == WEFT_C128 ? WEFT_F64 : t->dtype};
+    v.strides[0] = strides[0] * (m->native ? 2 : 1);
+    v.strides[1] = m->native ? 1 : m->pair ? strides[1] : 0;
+    return v;
+}
+
+static wt_view see_vector(const product *m, const wt_tensor *t) { return vector(m, t, t->strides, t->data); }
+
+static void describe(weft_problem *p, const product *m, weft_pass pass) {
+    weft_problem_init(p, m->op, pass, 0);
+    p->n = m->n;
+    p->attr[WEFT_DGMM_ROWS] = m->rows;
+    p->attr[WEFT_DGMM_COLS] = m->cols;
+    p->attr[WEFT_DGMM_SIDE] = m->right;
+}
+
+static bool is_empty(const product *m) { return !m->n || !m->rows || !m->cols; }
+
+/* ---------------------------------------------------------------- operators */
+enum { INPUT, X, SIDE };
+enum { B_GRAD, B_INPUT, B_X, B_SIDE, B_WANT };
+enum { WANT_INPUT = 1, WANT_X = 2 };
+
+static bool forward(wt_call *call, weft_op op) {
+    product m;
+    matrix y;
+    wt_view a;
+    if (!read(call, &m, op, INPUT, X, SIDE) || !create(call, &m, 0, INPUT, &y)) return false;
+    if (is_empty(&m)) return true;
+    if (!see(call, &m, INPUT, &a)) return false;
+    wt_view x = see_vector(&m, &call->arg[X].tensor);
+    weft_problem p;
+    weft_args args = WEFT_ARGS_INIT;
+    describe(&p, &m, WEFT_FWD);
+    wt_put(&p, &args, WEFT_SRC, &a);
+    wt_put(&p, &args, WEFT_WEIGHTS, &x);
+    wt_put(&p, &args, WEFT_DST, &y.v);
+    return wt_execute(call, wt_plan(call, &p), &args) && finish(call, &y);
+}
+
+static bool run_dgmm(wt_call *call) { return forward(call, WEFT_DGMM); }
+WT_OPERATOR_OUT(dgmm, "dgmm(Tensor input, Tensor x, str side) -> Tensor")
+
+static bool run_cdgmm(wt_call *call) { return forward(call, WEFT_CDGMM); }
+WT_OPERATOR_OUT(cdgmm, "cdgmm(Tensor input, Tensor x, str side) -> Tensor")
+
+static bool check_grad(wt_call *call) {
+    const wt_tensor *g = &call->arg[B_GRAD].tensor, *t = &call->arg[B_INPUT].tensor;
+    bool same = g->rank == t->rank;
+    for (int64_t a = 0; same && a < t->rank; a++) same = g->sizes[a] == t->sizes[a];
+    if (same) return wt_check_same_type(call, B_GRAD, B_INPUT);
+    char got[96], allowed[96];
+    wt_shape_text(got, g->rank, g->sizes);
+    wt_shape_text(allowed, t->rank, t->sizes);
+    return wt_fail(call, "grad_output: has the shape %s, allowed: that of input, %s", got, allowed);
+}
+
+static bool create_vector(wt_call *call, const product *m, wt_view *v) {
+    const wt_tensor *t = &call->arg[B_X].tensor;
+    int64_t strides[2];
+    void *data;
+    contiguous(t, strides);
+    if (!wt_result(call, 1, t->rank, t->sizes, strides, t->code, &data)) return false;
+    *v = vector(m, t, strides, data);
+    return true;
+}
+
+static bool create_nothing(wt_call *call, int slot) {
+    int64_t none = 0, step = 1;
+    void *data;
+    return wt_result(call, slot, 1, &none, &step, call->arg[B_INPUT].tensor.code, &data);
+}
+
+/* want: which of the two gradients; the other result has no elements. */
+static bool backward(wt_call *call, weft_op op) {
+    static const weft_pass passes[] = {WEFT_PASS_NONE, WEFT_BWD_DATA, WEFT_BWD_WEIGHTS, WEFT_BWD};
+    product m;
+    matrix da = {.into = NULL};
+    wt_view g, a, dx;
+    int64_t want = call->arg[B_WANT].integer;
+    if (want < 0 || want > 3) return wt_fail(call, "want: is %lld, allowed: 0 to 3", (long long)want);
+    if (!read(call, &m, op, B_INPUT, B_X, B_SIDE) || !check_grad(call) || !(want & WANT_INPUT ? create(call, &m, 0, B_INPUT, &da) : create_nothing(call, 0)) ||
+        !(want & WANT_X ? create_vector(call, &m, &dx) : create_nothing(call, 1)))
+        return false;
+    if (!want) return true;
+    if (is_empty(&m)) return !(want & WANT_X) || !wt.aoti_torch_zero_(call->out[1]) || wt_fail(call, "the gradient of x could not be set to 0");
+    if (!see(call, &m, B_GRAD, &g) || (want & WANT_X && !see(call, &m, B_INPUT, &a))) return false;
+    wt_view x = see_vector(&m, &call->arg[B_X].tensor);
+    weft_problem p;
+    weft_args args = WEFT_ARGS_INIT;
+    describe(&p, &m, passes[want]);
+    wt_put(&p, &args, WEFT_DIFF_DST, &g);
+    if (want & WANT_X) wt_put(&p, &args, WEFT_SRC, &a), wt_put(&p, &args, WEFT_DIFF_WEIGHTS, &dx);
+    if (want & WANT_INPUT) wt_put(&p, &args, WEFT_WEIGHTS, &x), wt_put(&p, &args, WEFT_DIFF_SRC, &da.v);
+    return wt_execute(call, wt_plan(call, &p), &args);
+}
+
+static bool run_dgmm_backward(wt_call *call) { return backward(call, WEFT_DGMM); }
+WT_OPERATOR(dgmm_backward, "dgmm_backward(Tensor grad_output, Tensor input, Tensor x, str side, int want) -> (Tensor, Tensor)")
+
+static bool run_cdgmm_backward(wt_call *call) { return backward(call, WEFT_CDGMM); }
+WT_OPERATOR(cdgmm_backward, "cdgmm_backward(Tensor grad_output, Tensor input, Tensor x, str side, int want) -> (Tensor, Tensor)")

@@ -1,0 +1,200 @@
+/* im2col, an image to the columns of its windows, and col2im, columns to the image they add up to. Each is the gradient of the other.
+ * The length of kernel_size says 1D, 2D or 3D. An image is (n) c d h w. Columns are (n) c kd kh kw do ho wo, or, flat, PyTorch's
+ * (n) c*kd*kh*kw do*ho*wo: both are eight axes by strides, so nothing is copied. Results are contiguous whatever the input, as PyTorch's. */
+#include <string.h>
+
+#include "binding.h"
+
+#define MOST (INT64_C(1) << 40)      /* the largest size of one axis of a problem */
+
+typedef struct columns {
+    int rank;
+    bool batched, flat;
+    int64_t n, c, in[3], out[3];
+    int64_t kernel[3], stride[3], pad[3], dilation[3];
+} columns;
+
+/* ---------------------------------------------------------------- arguments */
+/* The rank from kernel_size, in list `list`; flat is the last argument but for out. */
+static bool begin(wt_call *call, columns *g, int list) {
+    size_t rank = call->arg[list].list.size;
+    if (rank < 1 || rank > 3) return wt_fail(call, "%s: has %zu values, allowed: 1 (1D), 2 (2D) or 3 (3D)", call->op->name[list], rank);
+    g->rank = (int)rank;
+    g->flat = call->arg[call->op->nargs - 1 - call->op->into].integer;
+    for (int a = 0; a < 3; a++) g->in[a] = g->out[a] = g->kernel[a] = g->stride[a] = g->dilation[a] = 1, g->pad[a] = 0;
+    return true;
+}
+
+/* unbatched: how many axes input has without a batch. Only the batch may be empty. */
+static bool check_input(wt_call *call, columns *g, int unbatched) {
+    const wt_tensor *t = &call->arg[0].tensor;
+    g->batched = t->rank == unbatched + 1;
+    if (!g->batched && t->rank != unbatched)
+        return wt_fail(call, "input: has %lld dimensions, allowed: %d (batched) or %d (unbatched)", (long long)t->rank, unbatched + 1, unbatched);
+    if (!wt_check_float(call, 0) || !wt_check_sizes(call, 0)) return false;
+    g->n = g->batched ? t->sizes[0] : 1;
+    for (int64_t a = g->batched; a < t->rank; a++)
+        if (!t->sizes[a])
+            return wt_fail(call, "input: has 0 elements along dimension %lld, allowed: 1 or more; only the batch may be empty", (long long)a);
+    return true;
+}
+
+/* at: where kernel_size stands; stride, padding and dilation follow it. */
+static bool read_window(wt_call *call, columns *g, int at) {
+    bool ok = wt_read_axes(call, at, g->rank, 1, g->kernel, NULL) && wt_read_axes(call, at + 1, g->rank, 1, g->stride, NULL) &&
+              wt_read_axes(call, at + 2, g->rank, 1, g->pad, NULL) && wt_read_axes(call, at + 3, g->rank, 1, g->dilation, NULL);
+    if (!ok || !wt_check_range(call, at, g->rank, g->kernel, 1) || !wt_check_range(call, at + 3, g->rank, g->dilation, 1)) return false;
+    for (int a = 3 - g->rank; a < 3; a++) {
+        if (g->stride[a] < 1 || g->stride[a] > MOST)
+            return wt_fail(call, "stride: is %lld along spatial axis %d, allowed: 1 to 2^40", (long long)g->stride[a], a - 3 + g->rank);
+        if (g->pad[a] < 0 || g->pad[a] > MOST)
+            return wt_fail(call, "padding: is %lld along spatial axis %d, allowed: 0 to 2^40", (long long)g->pad[a], a - 3 + g->rank);
+    }
+    return true;
+}
+
+/* out = floor((in + 2 pad - window) / stride) + 1 */
+static bool out_sizes(wt_call *call, columns *g, const char *name) {
+    for (int a = 3 - g->rank; a < 3; a++) {
+        int64_t spare = g->in[a] + 2 * g->pad[a] - g->dilation[a] * (g->kernel[a] - 1) - 1;
+        if (spare < 0)
+            return wt_fail(call, "%s: spatial axis %d has %lld elements, too few for kernel_size %lld, padding %lld, dilation %lld", name, a - 3 + g->rank,
+                           (long long)g->in[a], (long long)g->kernel[a], (long long)g->pad[a], (long long)g->dilation[a]);
+        g->out[a] = spare / g->stride[a] + 1;
+    }
+    return true;
+}
+
+/* ---------------------------------------------------------------- columns on the axes n c kd kh kw do ho wo */
+/* a * b * c * d; false: 2^63 or more */
+static bool product(int64_t *result, int64_t a, const int64_t b[3]) {
+    bool fits = true;
+    for (int i = 0; i < 3; i++) fits = fits && !__builtin_mul_overflow(a, b[i], &a);
+    *result = a;
+    return fits;
+}
+
+/* The sizes of columns as the caller sees them; how many. */
+static int sizes_of(const columns *g, int64_t sizes[8], bool *fits) {
+    int n = 0;
+    if (g->batched) sizes[n++] = g->n;
+    *fits = true;
+    if (g->flat) {
+        *fits = product(&sizes[n], g->c, g->kernel) && product(&sizes[n + 1], 1, g->out);
+        return n + 2;
+    }
+    sizes[n++] = g->c;
+    for (int a = 3 - g->rank; a < 3; a++) sizes[n++] = g->kernel[a];
+    for (int a = 3 - g->rank; a < 3; a++) sizes[n++] = g->out[a];
+    return n;
+}
+
+/* The strides of a tensor of those sizes along the eight axes. */
+static void spread_out(const columns *g, const int64_t *strides, int64_t step[8]) {
+    memset(step, 0, 8 * sizeof(*step));
+    if (g->batched) step[0] = *strides++;
+    if (!g->flat) {
+        step[1] = strides[0];
+        for (int a = 3 - g->rank, i = 1; a < 3; a++, i++) step[2 + a] = strides[i], step[5 + a] = strides[i + g->rank];
+        return;
+    }
+    step[4] = strides[0];
+    step[7] = strides[1];
+    for (int a = 1; a >= 0; a--) step[2 + a] = step[3 + a] * g->kernel[a + 1], step[5 + a] = step[6 + a] * g->out[a + 1];
+    step[1] = step[2] * g->kernel[0];
+}
+
+static void put_columns(weft_problem *p, weft_args *args, weft_role role, const columns *g, const wt_view *v, const int64_t *strides) {
+    wt_put(p, args, role, v);
+    spread_out(g, strides, weft_problem_tensor(p, role)->strides);
+}
+
+static void describe(weft_problem *p, const columns *g, weft_op op) {
+    weft_problem_init(p, op, WEFT_FWD, g->rank);
+    p->n = g->n;
+    p->c = g->c;
+    memcpy(p->in, g->in, sizeof(p->in));
+    memcpy(p->kernel, g->kernel, sizeof(p->kernel));
+    memcpy(p->stride, g->stride, sizeof(p->stride));
+    memcpy(p->pad_lo, g->pad, sizeof(p->pad_lo));
+    memcpy(p->pad_hi, g->pad, sizeof(p->pad_hi));
+    memcpy(p->dilation, g->dilation, sizeof(p->dilation));
+}
+
+/* ---------------------------------------------------------------- operators */
+enum { INPUT, KERNEL, SIZE = 1, BACK_KERNEL };
+
+static bool create_columns(wt_call *call, const columns *g, wt_view *v, int64_t strides[8]) {
+    int64_t sizes[8], step = 1;
+    bool fits;
+    int rank = sizes_of(g, sizes, &fits);
+    for (int a = rank - 1; a >= 0; a--) {
+        strides[a] = step;
+        fits = fits && !__builtin_mul_overflow(step, sizes[a] ? sizes[a] : 1, &step);
+    }
+    if (!fits) return wt_fail(call, "the result has 2^63 elements or more, allowed: fewer");
+    int32_t code = call->arg[INPUT].tensor.code;
+    *v = (wt_view){.dtype = wt_dtype_of(code)};
+    return wt_result(call, 0, rank, sizes, strides, code, &v->data);
+}
+
+static bool run_im2col(wt_call *call) {
+    columns g;
+    wt_view y;
+    int64_t strides[8];
+    if (!begin(call, &g, KERNEL) || !check_input(call, &g, g.rank + 1) || !read_window(call, &g, KERNEL)) return false;
+    wt_view x = wt_see(&call->arg[INPUT].tensor, g.rank);
+    g.c = x.dims[1];
+    memcpy(g.in, x.dims + 2, sizeof(g.in));
+    if (!out_sizes(call, &g, "input") || !create_columns(call, &g, &y, strides)) return false;
+    if (!g.n) return true;
+    weft_problem p;
+    weft_args args = WEFT_ARGS_INIT;
+    describe(&p, &g, WEFT_IM2COL);
+    wt_put(&p, &args, WEFT_SRC, &x);
+    put_columns(&p, &args, WEFT_DST, &g, &y, strides);
+    return wt_execute(call, wt_plan(call, &p), &args);
+}
+WT_OPERATOR_OUT(im2col, "im2col(Tensor input, SymInt[] kernel_size, SymInt[] stride, SymInt[] padding, SymInt[] dilation, bool flat) -> Tensor")
+
+/* Columns must have the sizes that the image and the window give. */
+static bool check_fits(wt_call *call, columns *g) {
+    const wt_tensor *t = &call->arg[INPUT].tensor;
+    int64_t taps, sizes[8], channels = t->sizes[g->batched];
+    bool fits = product(&taps, 1, g->kernel);
+    if (g->flat && channels % taps)
+        return wt_fail(call, "input: has %lld elements along dimension %d, allowed: a multiple of the elements of a window, %lld, from kernel_size",
+                       (long long)channels, g->batched, (long long)taps);
+    g->c = g->flat ? channels / taps : channels;
+    int rank = sizes_of(g, sizes, &fits);
+    for (int a = g->batched; a < rank && fits; a++)
+        if (t->sizes[a] != sizes[a])
+            return wt_fail(call, "input: has %lld elements along dimension %d, allowed with this %s, kernel_size, stride, padding and dilation: %lld",
+                           (long long)t->sizes[a], a, g->flat ? "output_size" : "input_size", (long long)sizes[a]);
+    return fits || wt_fail(call, "padding: gives 2^63 windows or more, allowed: fewer");
+}
+
+static bool run_col2im(wt_call *call) {
+    columns g;
+    wt_view y;
+    if (!begin(call, &g, BACK_KERNEL) || !check_input(call, &g, g.flat ? 2 : 2 * g.rank + 1) || !read_window(call, &g, BACK_KERNEL) ||
+        !wt_read_axes(call, SIZE, g.rank, 1, g.in, NULL))
+        return false;
+    const char *name = g.flat ? "output_size" : "input_size";
+    for (int a = 3 - g.rank; a < 3; a++)
+        if (g.in[a] < 1 || g.in[a] > MOST)
+            return wt_fail(call, "%s: is %lld along spatial axis %d, allowed: 1 to 2^40", name, (long long)g.in[a], a - 3 + g.rank);
+    if (!out_sizes(call, &g, name) || !check_fits(call, &g)) return false;
+    int64_t dims[5] = {g.n, g.c, g.in[0], g.in[1], g.in[2]};
+    const wt_tensor *t = &call->arg[INPUT].tensor;
+    wt_view x = {.handle = t->handle, .data = t->data, .dtype = t->dtype};
+    if (!wt_create(call, 0, &y, dims, g.rank, false, g.batched, t->code)) return false;
+    if (!g.n) return true;
+    weft_problem p;
+    weft_args args = WEFT_ARGS_INIT;
+    describe(&p, &g, WEFT_COL2IM);
+    put_columns(&p, &args, WEFT_SRC, &g, &x, t->strides);
+    wt_put(&p, &args, WEFT_DST, &y);
+    return wt_execute(call, wt_plan(call, &p), &args);
+}
+WT_OPERATOR_OUT(col2im, "col2im(Tensor input, SymInt[] size, SymInt[] kernel_size, SymInt[] stride, SymInt[] padding, SymInt[] dilation, bool flat) -> Tensor")

@@ -1,0 +1,156 @@
+"""Images to columns and back: torch.nn.functional.unfold and fold, and the same with every axis kept, in 1D, 2D and 3D."""
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Any, Optional
+
+import torch
+from torch import Tensor
+from torch.overrides import handle_torch_function, has_torch_function_unary
+
+from .._arguments import Size, foreign, spread, whole
+from .._ops import im2col as _ops
+from .._rules import call, call_into
+
+__all__ = ["unfold", "fold", "im2col", "col2im"]
+
+TWIN = 0   # stands for a rank: 2, by the rules of unfold and fold
+_is_compiling = torch.compiler.is_compiling
+
+
+# ---------------------------------------------------------------------------------------------- arguments
+
+def _two(name: str, value: Any) -> tuple[int, ...]:
+    """Height and width as the twins read them: one int for both, or whatever gives two."""
+    if not hasattr(value, "__iter__"):
+        return spread(name, value, 2)
+    wrong = f"{name}: is {value!r}, allowed: an int, or a sequence of 2 ints"
+    if isinstance(value, Tensor) and not value.dim():
+        raise TypeError(wrong)
+    some = tuple(value)
+    read = tuple(int(v) if i and isinstance(v, bool) else whole(v) for i, v in enumerate(some))   # True stands for 1, but not in front
+    if None in read:
+        raise TypeError(wrong)
+    if len(read) != 2:
+        raise RuntimeError(f"{name}: has {len(read)} values {some}, allowed: an int, or 2 of them")
+    return read
+
+
+def _axes_now(rank: int, **settings: Any) -> tuple[tuple[int, ...], ...]:
+    """One value an axis; TWIN: two, read as unfold and fold do."""
+    return tuple(spread(name, value, rank) if rank is not TWIN else _two(name, value) for name, value in settings.items())
+
+
+@lru_cache(maxsize=4096, typed=True)
+def _axes_kept(rank: int, **settings: Any) -> tuple[tuple[int, ...], ...]:
+    """_axes_now for what compares by its value; a TypeError is not kept."""
+    for value in settings.values():
+        if not (type(value) is int or (type(value) is tuple and all(type(v) is int for v in value))):
+            raise TypeError
+    return _axes_now(rank, **settings)
+
+
+def _axes(rank: int, **settings: Any) -> tuple[tuple[int, ...], ...]:
+    if _is_compiling():
+        return _axes_now(rank, **settings)
+    try:
+        return _axes_kept(rank, **settings)
+    except TypeError:   # lists cannot be looked up, other things not be kept, and what is wrong is said again
+        return _axes_now(rank, **settings)
+
+
+def _check_tensor(name: str, input: Any) -> None:
+    if not isinstance(input, Tensor):
+        raise TypeError(f"{name}: input is {type(input).__name__}, allowed: Tensor")
+
+
+def _rank_of(input: Tensor, *settings: Any) -> int:
+    """1D, 2D or 3D: what the first setting with a value for each axis says; else (C, L), (C, H, W), (N, C, H, W), (N, C, D, H, W)."""
+    for value in settings:
+        if isinstance(value, (tuple, list)):
+            return len(value)
+    return {2: 1, 5: 3}.get(input.dim(), 2)
+
+
+def _torchs(name: str, out: Optional[Tensor], input: Tensor, *args: Any) -> Tensor:
+    """PyTorch's own function, for types that weft leaves to it."""
+    if out is not None:
+        raise RuntimeError(f"{name}: out is given with input of {input.dtype}, allowed: float32, float64, float16 or bfloat16")
+    return getattr(torch.nn.functional, name)(input, *args)
+
+
+# ---------------------------------------------------------------------------------------------- public
+
+def unfold(input: Tensor, kernel_size: Size, dilation: Size = 1, padding: Size = 0, stride: Size = 1, *, out: Optional[Tensor] = None) -> Tensor:
+    """torch.nn.functional.unfold: (N, C, H, W) to (N, C * kh * kw, windows), or the same without N. `out` takes the result.
+
+        >>> weft.functional.unfold(torch.randn(2, 3, 8, 8), 3, padding=1).shape
+        torch.Size([2, 27, 64])
+    """
+    if has_torch_function_unary(input):
+        return handle_torch_function(unfold, (input,), input, kernel_size, dilation=dilation, padding=padding, stride=stride, out=out)
+    _check_tensor("unfold", input)
+    if foreign(input):
+        return _torchs("unfold", out, input, kernel_size, dilation, padding, stride)
+    if not 3 <= input.dim() <= 4:
+        kind = IndexError if input.dim() < 3 else RuntimeError   # as the twin
+        raise kind(f"unfold: input has {input.dim()} dimensions {list(input.shape)}, allowed: 3 (unbatched) or 4 (batched)")
+    args = (input, *_axes(TWIN, kernel_size=kernel_size, stride=stride, padding=padding, dilation=dilation), True)
+    return call(_ops.im2col, *args) if out is None else call_into(_ops.im2col, out, *args)
+
+
+def fold(input: Tensor, output_size: Size, kernel_size: Size, dilation: Size = 1, padding: Size = 0, stride: Size = 1, *,
+         out: Optional[Tensor] = None) -> Tensor:
+    """torch.nn.functional.fold: (N, C * kh * kw, windows) to (N, C, *output_size), or the same without N. `out` takes the result.
+
+        >>> weft.functional.fold(torch.randn(2, 27, 64), (8, 8), 3, padding=1).shape
+        torch.Size([2, 3, 8, 8])
+    """
+    if has_torch_function_unary(input):
+        return handle_torch_function(fold, (input,), input, output_size, kernel_size, dilation=dilation, padding=padding, stride=stride, out=out)
+    _check_tensor("fold", input)
+    if foreign(input):
+        return _torchs("fold", out, input, output_size, kernel_size, dilation, padding, stride)
+    if not 2 <= input.dim() <= 3:
+        raise RuntimeError(f"fold: input has {input.dim()} dimensions {list(input.shape)}, allowed: 2 (unbatched) or 3 (batched)")
+    args = (input, *_axes(TWIN, output_size=output_size, kernel_size=kernel_size, stride=stride, padding=padding, dilation=dilation), True)
+    return call(_ops.col2im, *args) if out is None else call_into(_ops.col2im, out, *args)
+
+
+def im2col(input: Tensor, kernel_size: Size, stride: Size, padding: Size, *, dilation: Size = 1, out: Optional[Tensor] = None) -> Tensor:
+    """The windows of an image, every axis kept: (C, H, W) to (C, kh, kw, Ho, Wo), (N, C, H, W) to (N, C, kh, kw, Ho, Wo).
+
+    A sequence for kernel_size, stride, padding or dilation says 1D, 2D or 3D by its length: with kernel_size=(3,) an input (N, C, L) is 1D,
+    with (3, 3, 3) an input (C, D, H, W) is 3D. Ints alone are 1D for (C, L), 2D for three and four dimensions, 3D for five.
+
+        >>> weft.im2col(torch.randn(3, 8, 10), (3, 4), stride=2, padding=1).shape
+        torch.Size([3, 3, 4, 4, 5])
+    """
+    if has_torch_function_unary(input):
+        return handle_torch_function(im2col, (input,), input, kernel_size, stride, padding, dilation=dilation, out=out)
+    _check_tensor("im2col", input)
+    rank = _rank_of(input, kernel_size, stride, padding, dilation)
+    args = (input, *_axes(rank, kernel_size=kernel_size, stride=stride, padding=padding, dilation=dilation), False)
+    return call(_ops.im2col, *args) if out is None else call_into(_ops.im2col, out, *args)
+
+
+def col2im(input: Tensor, kernel_size: Size, stride: Size, padding: Size, input_size: Optional[Size] = None, *, dilation: Size = 1,
+           out: Optional[Tensor] = None) -> Tensor:
+    """Columns to the image they add up to, the adjoint of im2col: (C, kh, kw, Ho, Wo) to (C, H, W), and batches; 1D and 3D likewise.
+
+    input_size is the (H, W) of the image; where it is None, the least one: (Ho - 1) * stride - 2 * padding + dilation * (kh - 1) + 1.
+
+        >>> weft.col2im(torch.randn(3, 3, 4, 4, 5), (3, 4), stride=2, padding=1).shape
+        torch.Size([3, 7, 10])
+    """
+    if has_torch_function_unary(input):
+        return handle_torch_function(col2im, (input,), input, kernel_size, stride, padding, input_size, dilation=dilation, out=out)
+    _check_tensor("col2im", input)
+    rank = (input.dim() - 1) // 2
+    if not 1 <= rank <= 3:
+        raise RuntimeError(f"col2im: input has {input.dim()} dimensions {list(input.shape)}, allowed: 3 or 4 (1D), 5 or 6 (2D), 7 or 8 (3D)")
+    k, s, p, d = _axes(rank, kernel_size=kernel_size, stride=stride, padding=padding, dilation=dilation)
+    size = (tuple((o - 1) * s[a] - 2 * p[a] + d[a] * (k[a] - 1) + 1 for a, o in enumerate(input.shape[-rank:]))
+            if input_size is None else spread("input_size", input_size, rank))
+    args = (input, size, k, s, p, d, False)
+    return call(_ops.col2im, *args) if out is None else call_into(_ops.col2im, out, *args)
