@@ -21,6 +21,7 @@ static bool run_conv(wt_call *call) {
     wt_view x = wt_see(&call->arg[INPUT].tensor, g.rank), w = wt_see(&call->arg[WEIGHT].tensor, g.rank), y;
     int64_t dims[5] = {x.dims[0], w.dims[0]};
     if (!wt_check_channels(call, &g, &x, &w, 1, "input") || !wt_check_bias(call, BIAS, w.dims[0]) || !wt_out_sizes(call, &g, &x, &w, NULL, dims)) return false;
+    if (!x.dims[1]) dims[1] = 0;     /* PyTorch's result of no channels */
     if (!wt_create(call, 0, &y, dims, g.rank, wt_is_last(&x), g.batched, call->arg[INPUT].tensor.code)) return false;
     if (wt_is_empty(&y)) return wt_check_act(call, ACT);
     weft_problem p;
@@ -122,6 +123,7 @@ static bool check_grad(wt_call *call, const wt_gradients *d, bool transposed) {
     if (t->code != call->arg[B_INPUT].tensor.code)
         return wt_fail(call, "grad_output: is %s, allowed: the type of input, %s", wt_dtype_name(t->code), wt_dtype_name(call->arg[B_INPUT].tensor.code));
     int known = transposed && !src->dims[0] ? 2 : 5;   /* an empty batch has no size to lead back to */
+    if (!transposed && !src->dims[1]) dims[1] = 0;
     if (known == 5 && !wt_out_sizes(call, &d->g, src, &d->w, NULL, dims)) return false;
     for (int a = 0; a < known; a++)
         if (dst->dims[a] != dims[a])

@@ -103,6 +103,8 @@ bool wt_out_sizes(wt_call *call, const wt_geometry *g, const wt_view *x, const w
     for (int a = 0; a < 3; a++) {
         int64_t window = g->dilation[a] * (w->dims[2 + a] - 1) + 1, pads = g->pad_lo[a] + g->pad_hi[a], in = x->dims[2 + a];
         bool fits = extra ? (in - 1) * g->stride[a] + window + extra[a] - pads >= (x->dims[0] ? 1 : 0) : in + pads >= window;
+        if (!in && x->dims[0] && x->dims[1])
+            return wt_fail(call, "input: spatial axis %d has 0 elements, allowed: 1 or more, but for an empty batch or no channels", a - 3 + g->rank);
         if (!fits || w->dims[2 + a] < 1)
             return wt_fail(call, "input: spatial axis %d has %lld elements, too few for kernel %lld, stride %lld, dilation %lld, padding %lld+%lld",
                            a - 3 + g->rank, (long long)in, (long long)w->dims[2 + a], (long long)g->stride[a], (long long)g->dilation[a],
@@ -115,7 +117,7 @@ bool wt_out_sizes(wt_call *call, const wt_geometry *g, const wt_view *x, const w
 /* ---------------------------------------------------------------- gradients */
 /* Results that are not wanted have no elements. */
 bool wt_create_wanted(wt_call *call, wt_gradients *d, bool vector, int input, int bias_dtype) {
-    const int64_t none = 0, unit = 1, channels = d->dy.dims[1];
+    const int64_t none = 0, unit = 1, channels = d->dy.dims[1] || vector ? d->dy.dims[1] : d->w.dims[0];   /* see conv on no channels */
     int32_t code = call->arg[input].tensor.code, bias_code = (int32_t)call->arg[bias_dtype].integer;
     bool weight = d->want & WT_WANT_WEIGHT;
     bool ok = d->want & WT_WANT_INPUT ? wt_create(call, 0, &d->dx, d->x.dims, d->g.rank, wt_is_last(&d->x), d->g.batched, code)

@@ -39,7 +39,10 @@ def check_shapes(name: str, input: Tensor, weight: Tensor, geometry: tuple, othe
 
 def check_results(bias: Tensor | None, input: Tensor, weight: Tensor, channels: Any, spatial: Sequence[Any], least: int) -> None:
     check(channels >= 1, lambda: f"weight: has {channels} output channels, allowed: 1 or more")
+    some = known(input.shape[-len(spatial) - 1] > 0) and (input.dim() == len(spatial) + 1 or known(input.shape[0] > 0))
     for a, n in enumerate(spatial):
+        check(not some or known(input.shape[a - len(spatial)] > 0),
+              lambda: f"input: spatial axis {a} has 0 elements, allowed: 1 or more, but for an empty batch or no channels")
         check(known(n >= least) and known(weight.shape[2 + a] >= 1),
                lambda: f"input: spatial axis {a} has {input.shape[a - len(spatial)]} elements, too few for kernel "
                        f"{weight.shape[2 + a]} with this stride, dilation and padding")
@@ -59,7 +62,8 @@ def _fake_conv(input, weight, bias, stride, padding, dilation, groups, act, lo, 
     spatial = [(input.shape[-rank + a] + padding[2 * a] + padding[2 * a + 1] - dilation[a] * (weight.shape[2 + a] - 1) - 1) // stride[a] + 1
                for a in range(rank)]
     check_results(bias, input, weight, weight.shape[0], spatial, 1)
-    return dense(input, [*input.shape[:-rank - 1], weight.shape[0], *spatial], is_last(input, rank), rank)
+    channels = weight.shape[0] if known(input.shape[-rank - 1] > 0) else 0
+    return dense(input, [*input.shape[:-rank - 1], channels, *spatial], is_last(input, rank), rank)
 
 
 def _fake_conv_transpose(input, weight, bias, stride, padding, dilation, groups, act, lo, hi, output_padding):
@@ -88,7 +92,7 @@ def _fake_conv_backward(grad_output, input, weight, stride, padding, dilation, g
     none = [0]
     return (dense(input, input.shape, is_last(input, rank), rank) if want & WANT_INPUT else input.new_empty(none),
             dense(weight, weight.shape, is_last(weight, rank), rank) if want & WANT_WEIGHT else input.new_empty(none),
-            input.new_empty([grad_output.shape[-rank - 1]] if want & WANT_BIAS else none, dtype=bias_dtype))
+            input.new_empty([grad_output.shape[-rank - 1] if transposed else weight.shape[0]] if want & WANT_BIAS else none, dtype=bias_dtype))
 
 
 # ---------------------------------------------------------------------------------------------- gradients
