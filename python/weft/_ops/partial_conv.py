@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 from .._rules import TYPES, Rule, call, check, dense, is_last, known
-from .conv import WANT_BIAS, WANT_INPUT, WANT_WEIGHT, batched, check_results, check_shapes, into_channels, logical, out_of_channels, rounded, through_act
+from ._bilinear import WANT_BIAS, WANT_INPUT, WANT_WEIGHT, gradient_of_backward, tangent_of_backward
+from .conv import batched, check_results, check_shapes, into_channels, logical, out_of_channels, rounded, through_act
 
 MASKS = (torch.bool, torch.uint8, *TYPES)
 
@@ -46,7 +47,8 @@ def _check(input: Tensor, weight: Tensor, mask: Tensor | None, geometry: tuple, 
     rank = check_shapes("input", input, weight, geometry, [("mask", mask), *others])
     channels, expected = (weight.shape[1] * groups, weight.shape[0]) if transposed else (weight.shape[0], weight.shape[1] * groups)
     check(input.shape[-rank - 1] == expected,
-          lambda: f"input: has {input.shape[-rank - 1]} channels, allowed with groups={groups} and a weight of ({weight.shape[0]}, {weight.shape[1]}, ...): {expected}")
+          lambda: f"input: has {input.shape[-rank - 1]} channels, allowed with groups={groups} and a weight of ({weight.shape[0]}, {weight.shape[1]}, ...): "
+                  f"{expected}")
     check(len(output_padding) == rank, lambda: f"output_padding: has {len(output_padding)} values, allowed: {rank}")
     spatial = []
     for a, extra in enumerate(output_padding):
@@ -83,7 +85,8 @@ def _fake_partial_conv(input, weight, bias, mask, stride, padding, dilation, gro
             dense(_sums_like(input), [*of_sums, *spatial], last, rank))
 
 
-def _fake_partial_conv_backward(grad_output, input, weight, mask, sums, stride, padding, dilation, groups, transposed, output_padding, biased, want, bias_dtype):
+def _fake_partial_conv_backward(grad_output, input, weight, mask, sums, stride, padding, dilation, groups, transposed, output_padding, biased, want,
+                                bias_dtype):
     rank, channels, spatial = _check(input, weight, mask, (stride, padding, dilation, groups), transposed, output_padding,
                                      [("grad_output", grad_output), ("sums", sums)])
     check(grad_output.dtype == input.dtype, lambda: f"grad_output: is {str(grad_output.dtype)[6:]}, allowed: the type of input, {str(input.dtype)[6:]}")
@@ -134,7 +137,8 @@ def _gradient_of_forward(ctx, grad, *no_grads):
 
 
 def _save_backward(ctx, inputs, output):
-    ctx.rest = inputs[5:]
+    *settings, ctx.biased, ctx.want, ctx.bias_dtype = inputs[5:]
+    ctx.settings = settings
     ctx.set_materialize_grads(False)
     return inputs[:5]
 
@@ -170,38 +174,21 @@ def _tangent_of_forward(ctx, input, weight, mask, sums, output, dx, dw, db, dmas
     return through_act(moved, output, ctx.act, ctx.lo, ctx.hi) if ctx.act else moved, None, None
 
 
-def _gradient_of_backward(ctx, ddx, ddw, ddb):
-    """As for convolution, with y the result: grad of dy = y(ddx, weight) + y(input, ddw) + ddb*u;  grad of input = dx(dy, ddw);
-    grad of weight = dw(dy, ddx)."""
+def _backward(ctx, mask, sums):
+    return lambda grad, input, weight, want: call(partial_conv_backward, grad, input, weight, mask, sums, *ctx.settings, ctx.biased, want, ctx.bias_dtype)
+
+
+def _gradient_of_backward(ctx, *doubles):
     grad, input, weight, mask, sums = ctx.saved_tensors
-    *settings, biased, want, bias_dtype = ctx.rest
-    ddx = ddx if want & WANT_INPUT else None
-    ddw = ddw if want & WANT_WEIGHT else None
-    ddb = ddb if want & WANT_BIAS else None
-    of_grad = of_input = of_weight = None
-    if ctx.needs_input_grad[0]:
-        of_grad = _of_small_steps(settings, biased, grad.shape, input, weight, mask, sums, ddx, ddw, ddb)
-    if ctx.needs_input_grad[1] and ddw is not None:
-        of_input = call(partial_conv_backward, grad, input, ddw, mask, sums, *settings, biased, WANT_INPUT, bias_dtype)[0]
-    if ctx.needs_input_grad[2] and ddx is not None:
-        of_weight = call(partial_conv_backward, grad, ddx, weight, mask, sums, *settings, biased, WANT_WEIGHT, bias_dtype)[1]
-    return of_grad, of_input, of_weight, None, None
+
+    def steps(dx, dw, db):
+        return _of_small_steps(ctx.settings, ctx.biased, grad.shape, input, weight, mask, sums, dx, dw, db)
+    return (*gradient_of_backward(ctx.needs_input_grad, ctx.want, (grad, input, weight), doubles, steps, _backward(ctx, mask, sums)), None, None)
 
 
-def _tangent_of_backward(ctx, grad, input, weight, mask, sums, ddy, dx, dw, dmask, dsums):
-    """Each result is bilinear: dx in (dy, weight), dw in (dy, input); db is linear in dy."""
-    *settings, biased, want, bias_dtype = ctx.rest
-    moved = [None, None, None]
-    for args, some in (((ddy, input, weight), want), ((grad, input, dw), want & WANT_INPUT), ((grad, dx, weight), want & WANT_WEIGHT)):
-        if not some or any(t is None for t in args):
-            continue
-        for i, more in enumerate(call(partial_conv_backward, *args, mask, sums, *settings, biased, some, bias_dtype)):
-            if some & (1 << i):
-                moved[i] = more if moved[i] is None else moved[i] + more
-    channels = grad.shape[-len(settings[0]) - 1]
-    still = ((input, input.shape), (weight, weight.shape), (grad, (channels,)))   # torch.func wants a tangent of every result
-    return tuple(m if m is not None else t.new_zeros(shape if want & (1 << i) else (0,), dtype=bias_dtype if i == 2 else None)
-                 for i, (m, (t, shape)) in enumerate(zip(moved, still)))
+def _tangent_of_backward(ctx, grad, input, weight, mask, sums, *moves):
+    channels = grad.shape[-len(ctx.settings[0]) - 1]
+    return tangent_of_backward(ctx.want, (grad, input, weight), moves[:3], channels, ctx.bias_dtype, _backward(ctx, mask, sums))
 
 
 # ---------------------------------------------------------------------------------------------- batching
