@@ -27,7 +27,7 @@ _grad_enabled = torch.is_grad_enabled
 def _window_now(rank: int, kernel_size: Size, stride: Optional[Size], padding: Size, dilation: Size) -> tuple[tuple[int, ...], ...]:
     """Kernel, stride, padding and dilation, one value an axis. The stride is that of the kernel where it is None or has no values."""
     kernel = spread("kernel_size", kernel_size, rank)
-    omitted = stride is None or (isinstance(stride, (tuple, list)) and not stride)
+    omitted = stride is None or (isinstance(stride, (tuple, list)) and len(stride) == 0)
     return kernel, kernel if omitted else spread("stride", stride, rank), spread("padding", padding, rank), spread("dilation", dilation, rank)
 
 
@@ -79,24 +79,27 @@ def _divisor(divisor_override: Any) -> int:
     return value
 
 
+def _wrong_size(rank: int, output_size: Any) -> TypeError:
+    return TypeError(f"output_size: is {output_size!r}, allowed: an int, or a sequence of {rank} ints" + (" or None" if rank > 1 else ""))
+
+
 def _target(name: str, rank: int, output_size: Any, input: Tensor) -> tuple[int, ...]:
     """The output size of adaptive pooling, one value an axis; in 2D and 3D None keeps that of the input."""
     if not isinstance(input, Tensor):
         _check_input(name, rank, input)
-    wrong = f"output_size: is {output_size!r}, allowed: an int, or a sequence of {rank} ints" + (" or None" if rank > 1 else "")
     if isinstance(output_size, Tensor) and output_size.ndim == 1:
         output_size = output_size.tolist()
     if not isinstance(output_size, (tuple, list)):
         one = None if rank > 1 and isinstance(output_size, Tensor) else whole(output_size)
         if one is None:
-            raise TypeError(wrong)
+            raise _wrong_size(rank, output_size)
         return (one,) * rank
     if rank > 1 and input.ndim <= len(output_size):
         raise ValueError(f"{name}: input has {input.ndim} dimensions {list(input.shape)}, allowed with {len(output_size)} values of output_size: "
                          f"{len(output_size) + 1} or more")
     sizes = [0 if n is None and rank > 1 else whole(n) for n in output_size]
     if None in sizes:
-        raise TypeError(wrong)
+        raise _wrong_size(rank, output_size)
     if len(sizes) != rank:
         raise RuntimeError(f"output_size: has {len(sizes)} values {tuple(output_size)}, allowed: an int, or {rank} of them")
     return tuple(kept if given is None else n for n, given, kept in zip(sizes, output_size, input.shape[-rank:]))
@@ -112,7 +115,8 @@ def _torchs(name: str, out: Any, input: Tensor, *args: Any) -> Any:
 
 
 def _cast(rank: int, input: Tensor) -> Tensor:
-    """Under autocast on the CPU, 3D pooling of 16 bits runs in float32, as PyTorch's does; all other pooling in the type of its input."""
+    """Under autocast on the CPU, 3D pooling of 16 bits runs in float32, as PyTorch's does; all other pooling, and that which returns
+    indices, in the type of its input."""
     return raised(input)[0] if rank == 3 and input.device.type == "cpu" else input
 
 
@@ -125,7 +129,7 @@ def _max_pool(name: str, rank: int, input: Tensor, kernel_size: Size, stride: Op
     if input.dtype not in TYPES:
         return _torchs(name, out, input, kernel_size, stride, padding, dilation, ceil_mode, return_indices)
     _check_switch("ceil_mode", ceil_mode)
-    args = (_cast(rank, input), *_window(rank, kernel_size, stride, padding, dilation), ceil_mode)
+    args = (input if return_indices else _cast(rank, input), *_window(rank, kernel_size, stride, padding, dilation), ceil_mode)
     if out is not None:
         return tuple(call_into(_ops.max_pool_index, out, *args, True)) if return_indices else call_into(_ops.max_pool, out, *args)
     if return_indices:
@@ -152,12 +156,17 @@ def _avg_pool(name: str, rank: int, input: Tensor, kernel_size: Size, stride: Op
     return call(_ops.avg_pool, *args) if out is None else call_into(_ops.avg_pool, out, *args)
 
 
+def _is_odd_mean(rank: int, input: Any) -> bool:
+    """To one element the twin takes a plain mean: in 3D also of a tensor of any rank, and of nothing, which is NaN. Those are left to it."""
+    return isinstance(input, Tensor) and ((rank == 3 and input.ndim not in (4, 5)) or (not _is_compiling() and input.numel() == 0))
+
+
 def _adaptive_avg_pool(name: str, rank: int, input: Tensor, output_size: Any, out: Optional[Tensor]) -> Tensor:
     if has_torch_function_unary(input):
         return handle_torch_function(globals()[name], (input,), input, output_size, out=out)
     size = (output_size,) * rank if type(output_size) is int else _target(name, rank, output_size, input)
-    if rank == 3 and out is None and isinstance(input, Tensor) and input.ndim not in (4, 5) and size == (1, 1, 1):
-        return _torchs(name, out, input, output_size)   # a mean over three axes of any tensor, to the twin
+    if size == (1,) * rank and out is None and _is_odd_mean(rank, input):
+        return _torchs(name, out, input, output_size)
     _check_input(name, rank, input)
     if input.dtype not in TYPES:
         return _torchs(name, out, input, output_size)
