@@ -49,6 +49,11 @@ def pair(name, made, device, dtype, training):
     return ours.train(training), twin.train(training)
 
 
+def test_every_module_is_listed():
+    """Unfold and Fold, which module_db has not, are among the older samples."""
+    assert [n for n in weft.nn.__all__ if hasattr(torch.nn, n) and n not in (*MODULES, "Unfold", "Fold")] == []
+
+
 @pytest.mark.parametrize("training", [True, False], ids=["train", "eval"])
 @pytest.mark.parametrize("dtype", DTYPES, ids=lambda d: str(d)[6:])
 @pytest.mark.parametrize("name", MODULES)
@@ -157,23 +162,50 @@ def older_samples():
     return made
 
 
+def _cast(test, device, dtype):
+    """The arguments of an older sample."""
+    given = test._get_input()
+    to = lambda t: t.detach().to(device, dtype).requires_grad_() if isinstance(t, torch.Tensor) and t.is_floating_point() else t
+    return Sample(given if isinstance(given, tuple) else (given,)).map(to)
+
+
+@pytest.mark.parametrize("dtype", DTYPES[:2], ids=lambda d: str(d)[6:])
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_older_modules(dtype, device):
+    """The same samples with the classes of weft.nn under the names of torch.nn."""
+    failures, reached = [], set()
+    classes = {n: getattr(weft.nn, n) for n in weft.nn.__all__ if hasattr(torch.nn, n)}
+    for test in older_samples():
+        twin = test.constructor(*test.constructor_args)
+        with mock.patch.multiple(torch.nn, **classes):
+            ours = getattr(torch.nn, test.constructor.__name__, test.constructor)(*test.constructor_args)
+        if type(ours) not in classes.values():
+            continue
+        reached.add(type(ours).__name__)
+        ours.load_state_dict(twin.state_dict())
+        sample = _cast(test, device, dtype)
+        why = compare(ours.to(device, dtype), twin.to(device, dtype), sample, names(type(ours)))
+        if why:
+            failures.append(f"  {test.get_name()[5:]} {ours}({sample}): {why}")
+    report(failures, len(reached))
+    assert reached >= {"Conv1d", "Conv2d", "Conv3d", "ConvTranspose1d", "ConvTranspose2d", "ConvTranspose3d", "Fold", "Unfold"}, sorted(reached)
+
+
 @pytest.mark.parametrize("dtype", DTYPES[:2], ids=lambda d: str(d)[6:])
 @pytest.mark.filterwarnings("ignore::UserWarning")
 def test_modules_of_torch(dtype, device):
     """Modules of torch.nn, written before module_db, compute the same with weft's functions in place of torch.nn.functional's."""
     failures, reached, total, swap = [], set(), 0, Swap()
-    cast = lambda t: t.detach().to(device, dtype).requires_grad_() if isinstance(t, torch.Tensor) and t.is_floating_point() else t
     plain = older_samples()
     with swap.on():
         swapped = older_samples()
     for test, other in zip(plain, swapped, strict=True):
         swap.used.clear()
-        twin, given = test.constructor(*test.constructor_args), test._get_input()
+        twin, sample = test.constructor(*test.constructor_args), _cast(test, device, dtype)
         with swap.on():
             ours = other.constructor(*test.constructor_args)
         ours.load_state_dict(twin.state_dict())
         ours, twin = (m.to(device, dtype).train(False) for m in (Swapped(ours, swap), twin))
-        sample = Sample(given if isinstance(given, tuple) else (given,)).map(cast)
         run(ours, sample)
         if not swap.used:
             continue
