@@ -392,6 +392,17 @@ def test_types_without_kernels():
             f(x, 2, out=x)
 
 
+def test_windows_that_weft_leaves_to_the_twin():
+    """Of more than 2^20 elements along an axis."""
+    x, k = torch.randn(1, 1, 2**20 + 8, requires_grad=True), 2**20 + 1
+    for f in ("max_pool1d", "avg_pool1d"):
+        y, twin = (getattr(m, f)(x, k, 1) for m in (W, F))
+        assert torch.equal(y, twin) and y.shape == (1, 1, 8)
+        with pytest.raises(RuntimeError, match="out is given .* allowed: .* at most 2\\^20"):
+            getattr(W, f)(x.detach(), k, out=y.detach())
+    assert torch.equal(W.max_pool1d(x, 2, 1, 0, k), F.max_pool1d(x, 2, 1, 0, k))
+
+
 def test_what_stands_for_an_int(device):
     class Two:
         def __index__(self):

@@ -24,15 +24,21 @@ _grad_enabled = torch.is_grad_enabled
 
 # ---------------------------------------------------------------------------------------------- arguments
 
-def _window_now(rank: int, kernel_size: Size, stride: Optional[Size], padding: Size, dilation: Size) -> tuple[tuple[int, ...], ...]:
-    """Kernel, stride, padding and dilation, one value an axis. The stride is that of the kernel where it is None or has no values."""
-    kernel = spread("kernel_size", kernel_size, rank)
+def _is_far(*settings: tuple[int, ...]) -> bool:
+    """Larger than weft takes, not larger than the twin does."""
+    return any(1 << 20 < v < 1 << 31 for values in settings for v in values)
+
+
+def _window_now(rank: int, kernel_size: Size, stride: Optional[Size], padding: Size, dilation: Size) -> tuple:
+    """Kernel, stride, padding and dilation, one value an axis, and whether that is left to PyTorch. The stride is that of the kernel where it
+    is None or has no values."""
+    kernel, holes = spread("kernel_size", kernel_size, rank), spread("dilation", dilation, rank)
     omitted = stride is None or (isinstance(stride, (tuple, list)) and len(stride) == 0)
-    return kernel, kernel if omitted else spread("stride", stride, rank), spread("padding", padding, rank), spread("dilation", dilation, rank)
+    return kernel, kernel if omitted else spread("stride", stride, rank), spread("padding", padding, rank), holes, _is_far(kernel, holes)
 
 
 @lru_cache(maxsize=4096, typed=True)
-def _window_kept(rank: int, *settings: Any) -> tuple[tuple[int, ...], ...]:
+def _window_kept(rank: int, *settings: Any) -> tuple:
     """_window_now for what compares by its value; a TypeError is not kept."""
     for value in settings:
         if not (value is None or type(value) is int or (type(value) is tuple and all(type(v) is int for v in value))):
@@ -40,7 +46,7 @@ def _window_kept(rank: int, *settings: Any) -> tuple[tuple[int, ...], ...]:
     return _window_now(rank, *settings)
 
 
-def _window(rank: int, *settings: Any) -> tuple[tuple[int, ...], ...]:
+def _window(rank: int, *settings: Any) -> tuple:
     if _is_compiling():
         return _window_now(rank, *settings)
     try:
@@ -108,9 +114,10 @@ def _target(name: str, rank: int, output_size: Any, input: Tensor) -> tuple[int,
 # ---------------------------------------------------------------------------------------------- the three roads
 
 def _torchs(name: str, out: Any, input: Tensor, *args: Any) -> Any:
-    """PyTorch's own function, for types that weft leaves to it."""
+    """PyTorch's own function, for types and windows that weft leaves to it."""
     if out is not None:
-        raise RuntimeError(f"{name}: out is given with input of {input.dtype}, allowed: float32, float64, float16 or bfloat16")
+        raise RuntimeError(f"{name}: out is given with input of {input.dtype} and the settings {args}, allowed: float32, float64, float16 or bfloat16, "
+                           "and a kernel_size and dilation of at most 2^20")
     return getattr(torch.nn.functional, name)(input, *args)
 
 
@@ -129,7 +136,10 @@ def _max_pool(name: str, rank: int, input: Tensor, kernel_size: Size, stride: Op
     if input.dtype not in TYPES:
         return _torchs(name, out, input, kernel_size, stride, padding, dilation, ceil_mode, return_indices)
     _check_switch("ceil_mode", ceil_mode)
-    args = (input if return_indices else _cast(rank, input), *_window(rank, kernel_size, stride, padding, dilation), ceil_mode)
+    kernel, step, pads, holes, far = _window(rank, kernel_size, stride, padding, dilation)
+    if far:
+        return _torchs(name, out, input, kernel, step, pads, holes, ceil_mode, return_indices)
+    args = (input if return_indices else _cast(rank, input), kernel, step, pads, holes, ceil_mode)
     if out is not None:
         return tuple(call_into(_ops.max_pool_index, out, *args, True)) if return_indices else call_into(_ops.max_pool, out, *args)
     if return_indices:
@@ -151,8 +161,11 @@ def _avg_pool(name: str, rank: int, input: Tensor, kernel_size: Size, stride: Op
         return _torchs(name, out, input, kernel_size, stride, padding, ceil_mode, count_include_pad, *divisor_override)
     _check_switch("ceil_mode", ceil_mode)
     _check_switch("count_include_pad", count_include_pad)
-    kernel, step, pads, _ = _window(rank, kernel_size, stride, padding, 1)
-    args = (_cast(rank, input), kernel, step, pads, ceil_mode, count_include_pad, _divisor(*divisor_override) if divisor_override else 0)
+    kernel, step, pads, _, far = _window(rank, kernel_size, stride, padding, 1)
+    divisor = _divisor(*divisor_override) if divisor_override else 0
+    if far:
+        return _torchs(name, out, input, kernel, step, pads, ceil_mode, count_include_pad, *divisor_override)
+    args = (_cast(rank, input), kernel, step, pads, ceil_mode, count_include_pad, divisor)
     return call(_ops.avg_pool, *args) if out is None else call_into(_ops.avg_pool, out, *args)
 
 
