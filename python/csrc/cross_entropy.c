@@ -41,7 +41,8 @@ static bool read_target(wt_call *call, loss *l, int input) {
     const wt_tensor *x = &call->arg[input].tensor, *t = &call->arg[input + 1].tensor;
     l->probs = t->code == x->code;
     if (!l->probs && t->dtype != WEFT_I64)
-        return wt_fail(call, "target: is %s, allowed: int64 (classes) or the type of input, %s (probabilities)", wt_dtype_name(t->code), wt_dtype_name(x->code));
+        return wt_fail(call, "target: is %s, allowed: int64 (classes) or the type of input, %s (probabilities)", wt_dtype_name(t->code),
+                       wt_dtype_name(x->code));
     return wt_rows_of(call, input + 1, &l->s, l->probs, along(l, WEFT_TARGET));
 }
 
@@ -116,7 +117,8 @@ static bool is_nan(const void *value, int32_t dtype) {
 static bool check_label(wt_call *call, const loss *l, int64_t label) {
     int64_t classes = l->s.sizes[l->s.channel];
     if ((label >= 0 && label < classes) || label == l->ignore) return true;
-    return wt_fail(call, "target: is %lld, allowed: a class, 0 or more and below %lld, or ignore_index, %lld", (long long)label, (long long)classes, (long long)l->ignore);
+    return wt_fail(call, "target: is %lld, allowed: a class, 0 or more and below %lld, or ignore_index, %lld", (long long)label, (long long)classes,
+                   (long long)l->ignore);
 }
 
 static bool check_labels(wt_call *call, const loss *l, const wt_view *v) {

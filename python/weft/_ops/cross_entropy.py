@@ -159,7 +159,7 @@ def _tangent(ctx, input, target, weight, lse, dx, dt, dw):
         moved = moved + parts.sum((parts.softmax() * parts.sum(parts.shares) - parts.shares) * dx)
     if da is not None:
         moved = moved - parts.sum(torch.log_softmax(input, parts.at) * da)
-    return parts.reduce(moved), torch.zeros_like(lse)
+    return parts.reduce(moved), None
 
 
 def _save_backward(ctx, inputs, output):

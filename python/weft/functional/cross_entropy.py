@@ -144,7 +144,7 @@ def cross_entropy(input: Tensor, target: Tensor, weight: Optional[Tensor] = None
         loss = torch.nn.functional.cross_entropy(input, target, weight, ignore_index=ignore_index, reduction=reduction, label_smoothing=label_smoothing)
         return loss if out is None else out.copy_(loss)
     input, target, weight = raised(input, target, weight)
-    if input.shape == target.shape:
+    if input.dim() == target.dim() and input.shape == target.shape:   # the first, as sizes that nobody knows need not be compared then
         input, target, weight = _probabilities(input, target, weight, ignore_index)
     else:
         target = _labels(input, target, weight)
