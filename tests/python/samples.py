@@ -6,7 +6,7 @@ it into a directory of its own, so that the other tests prove that weft does wit
 from __future__ import annotations
 
 import functools
-import importlib
+import importlib.util
 import inspect
 import os
 import random
