@@ -65,6 +65,7 @@ static bool open_partial(wt_call *call, partial *q, int input, int mask, int str
     q->out[0] = d->x.dims[0];
     q->out[1] = d->w.dims[0];
     if (q->transposed && !wt_grouped_channels(call, &d->g, &d->w, &q->out[1])) return false;
+    if (!d->x.dims[1]) return wt_fail(call, "input: has 0 channels, allowed: 1 or more");
     return wt_check_channels(call, &d->g, &d->x, &d->w, q->transposed ? 0 : 1, "input") && read_output_padding(call, transposed + 1, q) &&
            see_mask(call, mask, q) && wt_out_sizes(call, &d->g, &d->x, &d->w, q->transposed ? q->extra : NULL, q->out);
 }

@@ -55,7 +55,9 @@ static bool open_sparse(wt_call *call, sparse *q, int input, int rows, int shape
     if (!g->batched && x->rank != g->rank + 1)
         return wt_fail(call, "input: has %lld dimensions, allowed with a weight of %d: %d (batched) or %d (unbatched)", (long long)x->rank, g->rank + 2,
                        g->rank + 2, g->rank + 1);
-    if (!wt_check_float(call, input) || !wt_check_same_type(call, input + 1, input) || !wt_check_sizes(call, input) || !wt_read_geometry(call, g, stride)) return false;
+    if (!wt_check_float(call, input) || !wt_check_same_type(call, input + 1, input) || !wt_check_sizes(call, input) ||
+        !wt_read_geometry(call, g, stride))
+        return false;
     if (values->rank != 1) return wt_fail(call, "values: has %lld dimensions, allowed: 1", (long long)values->rank);
     if (!wt_check_sizes(call, input + 1) || !check_csr(call, rows, rows + 1, q->dense.dims[0], values->sizes[0])) return false;
     q->d.x = wt_see(x, g->rank);

@@ -11,8 +11,7 @@ import torch
 from torch import Tensor
 
 from .._rules import TYPES, Rule, call, check, dense, is_last, known
-
-WANT_INPUT, WANT_WEIGHT, WANT_BIAS = 1, 2, 4
+from ._bilinear import WANT_BIAS, WANT_INPUT, WANT_WEIGHT, gradient_of_backward, tangent_of_backward
 
 
 # ---------------------------------------------------------------------------------------------- shapes
@@ -182,38 +181,23 @@ def _tangent_of_forward(ctx, input, weight, output, dx, dw, db):
     return through_act(moved, output, ctx.act, ctx.lo, ctx.hi) if ctx.act else moved
 
 
-def _tangent_of_backward(ctx, grad, input, weight, ddy, dx, dw):
-    """Each result is bilinear: dx in (dy, weight), dw in (dy, input); db is linear in dy."""
+def _backward(ctx):
+    *geometry, transposed, _, bias_dtype = ctx.rest
+    return lambda grad, input, weight, want: call(conv_backward, grad, input, weight, *geometry, transposed, want, bias_dtype)
+
+
+def _tangent_of_backward(ctx, grad, input, weight, *moves):
     *geometry, transposed, want, bias_dtype = ctx.rest
-    moved = [None, None, None]
-    for args, some in (((ddy, input, weight), want), ((grad, input, dw), want & WANT_INPUT), ((grad, dx, weight), want & WANT_WEIGHT)):
-        if not some or any(t is None for t in args):
-            continue
-        for i, more in enumerate(call(conv_backward, *args, *geometry, transposed, some, bias_dtype)):
-            if some & (1 << i):
-                moved[i] = more if moved[i] is None else moved[i] + more
-    channels = grad.shape[-len(geometry[0]) - 1]
-    still = ((input, input.shape), (weight, weight.shape), (grad, (channels,)))   # torch.func wants a tangent of every result
-    return tuple(m if m is not None else t.new_zeros(shape if want & (1 << i) else (0,), dtype=bias_dtype if i == 2 else None)
-                 for i, (m, (t, shape)) in enumerate(zip(moved, still)))
+    return tangent_of_backward(want, (grad, input, weight), moves, grad.shape[-len(geometry[0]) - 1], bias_dtype, _backward(ctx))
 
 
-def _gradient_of_backward(ctx, ddx, ddw, ddb):
-    """The operator is linear in input and in weight, so that, with y its result and dy the gradient of y:
-    grad of dy = y(ddx, weight) + y(input, ddw) + ddb;  grad of input = dx(dy, ddw);  grad of weight = dw(dy, ddx)."""
+def _gradient_of_backward(ctx, *doubles):
     grad, input, weight = ctx.saved_tensors
     *geometry, transposed, want, bias_dtype = ctx.rest
-    ddx = ddx if want & WANT_INPUT else None
-    ddw = ddw if want & WANT_WEIGHT else None
-    ddb = ddb if want & WANT_BIAS else None
-    of_grad = of_input = of_weight = None
-    if ctx.needs_input_grad[0]:
-        of_grad = _of_small_steps(transposed, grad.shape, geometry, input, weight, ddx, ddw, ddb)
-    if ctx.needs_input_grad[1] and ddw is not None:
-        of_input = call(conv_backward, grad, input, ddw, *geometry, transposed, WANT_INPUT, bias_dtype)[0]
-    if ctx.needs_input_grad[2] and ddx is not None:
-        of_weight = call(conv_backward, grad, ddx, weight, *geometry, transposed, WANT_WEIGHT, bias_dtype)[1]
-    return of_grad, of_input, of_weight
+
+    def steps(dx, dw, db):
+        return _of_small_steps(transposed, grad.shape, geometry, input, weight, dx, dw, db)
+    return gradient_of_backward(ctx.needs_input_grad, want, (grad, input, weight), doubles, steps, _backward(ctx))
 
 
 # ---------------------------------------------------------------------------------------------- batching

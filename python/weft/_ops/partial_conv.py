@@ -45,6 +45,7 @@ def _check(input: Tensor, weight: Tensor, mask: Tensor | None, geometry: tuple, 
     """The rank, the channels and the spatial size of the result."""
     stride, padding, dilation, groups = geometry
     rank = check_shapes("input", input, weight, geometry, [("mask", mask), *others])
+    check(input.shape[-rank - 1] >= 1, lambda: "input: has 0 channels, allowed: 1 or more")
     channels, expected = (weight.shape[1] * groups, weight.shape[0]) if transposed else (weight.shape[0], weight.shape[1] * groups)
     check(input.shape[-rank - 1] == expected,
           lambda: f"input: has {input.shape[-rank - 1]} channels, allowed with groups={groups} and a weight of ({weight.shape[0]}, {weight.shape[1]}, ...): "

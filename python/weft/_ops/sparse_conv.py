@@ -20,8 +20,8 @@ _INDEX = (torch.int32, torch.int64)
 def _check_csr(rows: Tensor, cols: Tensor, outputs: Any, nnz: Any) -> None:
     for name, t, length, why in (("rows", rows, outputs + 1, "one more than the output channels"), ("cols", cols, nnz, "as many as values")):
         check(t.dtype in _INDEX, lambda: f"{name}: is {str(t.dtype)[6:]}, allowed: int32 or int64")
-        check(t.dim() == 1, lambda: f"{name}: has {t.dim()} dimensions of which the first is {t.shape[0] if t.dim() else 0}, allowed: one dimension of {length}, {why}")
-        check(t.shape[0] == length, lambda: f"{name}: has 1 dimensions of which the first is {t.shape[0]}, allowed: one dimension of {length}, {why}")
+        check(t.dim() == 1 and t.shape[0] == length,
+              lambda: f"{name}: has {t.dim()} dimensions of which the first is {t.shape[0] if t.dim() else 0}, allowed: one dimension of {length}, {why}")
 
 
 def _check_shape(shape: Sequence[Any]) -> int:
@@ -31,7 +31,8 @@ def _check_shape(shape: Sequence[Any]) -> int:
     return len(shape) - 2
 
 
-def _check(input: Tensor, values: Tensor, rows: Tensor, cols: Tensor, shape: Sequence[Any], geometry: tuple, others: Sequence[tuple[str, Tensor | None]]) -> list[Any]:
+def _check(input: Tensor, values: Tensor, rows: Tensor, cols: Tensor, shape: Sequence[Any], geometry: tuple,
+           others: Sequence[tuple[str, Tensor | None]]) -> list[Any]:
     """What the kernel checks, in its words; the spatial size of the result."""
     stride, padding, dilation, groups = geometry
     rank = _check_shape(shape)
@@ -49,11 +50,13 @@ def _check(input: Tensor, values: Tensor, rows: Tensor, cols: Tensor, shape: Seq
     check(values.dim() == 1, lambda: f"values: has {values.dim()} dimensions, allowed: 1")
     _check_csr(rows, cols, shape[0], values.shape[0])
     check(input.shape[-rank - 1] == shape[1] * groups,
-          lambda: f"input: has {input.shape[-rank - 1]} channels, allowed with groups={groups} and a weight of ({shape[0]}, {shape[1]}, ...): {shape[1] * groups}")
+          lambda: f"input: has {input.shape[-rank - 1]} channels, allowed with groups={groups} and a weight of ({shape[0]}, {shape[1]}, ...): "
+                  f"{shape[1] * groups}")
     check(shape[0] % groups == 0, lambda: f"groups: is {groups}, allowed: a divisor of the first dimension of weight, {shape[0]}")
     spatial = [(input.shape[-rank + a] + padding[2 * a] + padding[2 * a + 1] - dilation[a] * (shape[2 + a] - 1) - 1) // stride[a] + 1 for a in range(rank)]
     for a, n in enumerate(spatial):
-        check(n >= 1, lambda: f"input: spatial axis {a} has {input.shape[a - rank]} elements, too few for kernel {shape[2 + a]} with this stride, dilation and padding")
+        check(n >= 1, lambda: f"input: spatial axis {a} has {input.shape[a - rank]} elements, too few for kernel {shape[2 + a]} with this stride, dilation "
+                              "and padding")
     return spatial
 
 
@@ -194,7 +197,8 @@ def _batch_backward(info, in_dims, grad, input, values, rows, cols, shape, strid
     dy, x = (into_channels(batched(t, d, size, full)) for t, d in ((grad, in_dims[0]), (input, in_dims[1])))
     v = batched(values, in_dims[2], size, 1)
     rows, cols = _repeated(in_dims[3:5], rows, cols, v.shape[1], size)
-    dx, dv, db = call(sparse_conv_backward, dy, x, v.flatten(), rows, cols, [shape[0] * size, *shape[1:]], stride, padding, dilation, groups * size, want, bias_dtype)
+    dx, dv, db = call(sparse_conv_backward, dy, x, v.flatten(), rows, cols, [shape[0] * size, *shape[1:]], stride, padding, dilation, groups * size,
+                      want, bias_dtype)
     dx = out_of_channels(dx, size, unbatched) if want & WANT_INPUT else dx
     dv, db = dv.view(v.shape) if want & WANT_WEIGHT else dv, db.view(size, shape[0]) if want & WANT_BIAS else db
     return (dx, dv, db), tuple(0 if want & bit else None for bit in (WANT_INPUT, WANT_WEIGHT, WANT_BIAS))
