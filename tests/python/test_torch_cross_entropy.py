@@ -350,6 +350,16 @@ def test_compile(kind, format, device):
     torch.testing.assert_close(*(torch.autograd.grad(g(x, target), x)[0] for g in (still, f)))
 
 
+@pytest.mark.parametrize("kind", ["labels", "probs"])
+def test_sizes_that_nobody_knows(kind, device):
+    x, target = torch.randn(2, 3, 6, device=device), target_of(kind, (2, 3, 6)).to(device)
+    for value, axes in ((x, (0, 2)), (target, (0, 1) if kind == "labels" else (0, 2))):
+        for axis in axes:
+            torch._dynamo.decorators.mark_unbacked(value, axis)
+    compiled = torch.compile(lambda x, t: W.cross_entropy(x, t, reduction="none"), fullgraph=True, backend="eager")
+    torch.testing.assert_close(compiled(x, target), F.cross_entropy(x, target, reduction="none"))
+
+
 def test_a_wrong_label_in_a_compiled_function():
     compiled = torch.compile(lambda x, t: W.cross_entropy(x, t), fullgraph=True, backend="aot_eager")
     with pytest.raises((IndexError, RuntimeError), match="target: is 3, allowed: a class"):

@@ -267,6 +267,14 @@ def test_compile(name, device):
     torch.testing.assert_close(*(torch.autograd.grad(g(x).square().sum(), x)[0] for g in (still, lambda x: ours(x, 0))))
 
 
+def test_sizes_that_nobody_knows(device):
+    x = torch.randn(2, 3, 6, device=device)
+    for axis in (0, 1, 2):
+        torch._dynamo.decorators.mark_unbacked(x, axis)
+    compiled = torch.compile(lambda x: W.softmax(x, 1) + W.log_softmax(x, -1), fullgraph=True, backend="eager")
+    torch.testing.assert_close(compiled(x), F.softmax(x, 1) + F.log_softmax(x, -1))
+
+
 @pytest.mark.parametrize("name", ["Softmax", "LogSoftmax"])
 def test_export(name, device):
     module, x = getattr(weft.nn, name)(1), torch.randn(2, 3, 4, device=device)

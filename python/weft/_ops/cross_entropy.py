@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .._rules import TYPES, Rule, call, check, dense, is_last
+from .._rules import TYPES, Rule, call, check, dense, is_last, known
 from .softmax import softmax
 
 NONE, MEAN, SUM = range(3)
@@ -29,6 +29,10 @@ def _rows(input: Tensor) -> tuple[Any, ...]:
     return (*input.shape[:1], *input.shape[2:]) if input.dim() > 1 else ()
 
 
+def _fits(t: Tensor, shape: tuple[Any, ...]) -> bool:
+    return t.dim() == len(shape) and all(known(a == b) for a, b in zip(t.shape, shape))
+
+
 def _check(input: Tensor, target: Tensor, weight: Tensor | None, reduction: int, smoothing: float, first: Tensor, name: str) -> None:
     """first: the operator's first tensor, by name, on whose device all must be."""
     check(1 <= input.dim() <= 64, lambda: f"input: has {input.dim()} dimensions, allowed: 1 (classes), 2 (batch, classes) or more, at most 64")
@@ -36,10 +40,10 @@ def _check(input: Tensor, target: Tensor, weight: Tensor | None, reduction: int,
     check(target.dtype in (input.dtype, torch.int64),
           lambda: f"target: is {str(target.dtype)[6:]}, allowed: int64 (classes) or the type of input, {str(input.dtype)[6:]} (probabilities)")
     shape = tuple(input.shape) if target.dtype == input.dtype else _rows(input)
-    check(len(shape) == target.dim() and tuple(target.shape) == shape, lambda: f"target: has the shape {list(target.shape)}, allowed: {list(shape)}")
+    check(_fits(target, shape), lambda: f"target: has the shape {list(target.shape)}, allowed: {list(shape)}")
     if weight is not None:
         classes = input.shape[_classes_at(input)]
-        check(weight.dim() == 1 and weight.shape[0] == classes,
+        check(_fits(weight, (classes,)),
               lambda: f"weight: has {weight.dim()} dimensions of which the first is {weight.shape[0] if weight.dim() else 0}, "
                       f"allowed: one dimension of {classes}, the classes")
         check(weight.dtype == input.dtype, lambda: f"weight: is {str(weight.dtype)[6:]}, allowed: the type of input, {str(input.dtype)[6:]}")
@@ -59,7 +63,7 @@ def _fake_backward(grad_output, input, target, weight, lse, ignore_index, reduct
     _check(input, target, weight, reduction, label_smoothing, grad_output, "grad_output")
     check(grad_output.dtype == input.dtype, lambda: f"grad_output: is {str(grad_output.dtype)[6:]}, allowed: the type of input, {str(input.dtype)[6:]}")
     for name, t, rows in (("lse", lse, _rows(input)), ("grad_output", grad_output, _rows(input) if reduction == NONE else ())):
-        check(tuple(t.shape) == rows, lambda: f"{name}: has the shape {list(t.shape)}, allowed: {list(rows)}")
+        check(_fits(t, rows), lambda: f"{name}: has the shape {list(t.shape)}, allowed: {list(rows)}")
     rank = input.dim() - 2
     return dense(input, input.shape, rank > 0 and is_last(input, rank), max(rank, 0))
 

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .._rules import TYPES, Rule, call, check
+from .._rules import TYPES, Rule, call, check, known
 
 
 # ---------------------------------------------------------------------------------------------- shapes
@@ -28,7 +28,7 @@ def _fake(input, dim, dtype):
 def _fake_backward(grad_output, output, dim, log, dtype):
     _check("output", output, dim, dtype)
     check(grad_output.dtype == output.dtype, lambda: f"grad_output: is {str(grad_output.dtype)[6:]}, allowed: the type of output, {str(output.dtype)[6:]}")
-    check(grad_output.shape == output.shape, lambda: f"grad_output: has the shape {list(grad_output.shape)}, allowed: {list(output.shape)}")
+    check(grad_output.dim() == output.dim() and all(known(a == b) for a, b in zip(grad_output.shape, output.shape)), lambda: f"grad_output: has the shape {list(grad_output.shape)}, allowed: {list(output.shape)}")
     check(grad_output.device == output.device, lambda: f"output: is on {output.device}, allowed: the device of grad_output, {grad_output.device}")
     return output.new_empty(output.shape, dtype=dtype)
 

@@ -85,7 +85,7 @@ def _refuse_shape(input: Tensor, target: Tensor, rows: tuple[int, ...]) -> NoRet
 def _labels(input: Tensor, target: Tensor, weight: Optional[Tensor]) -> Tensor:
     """Classes as int64, one a row."""
     rows = input.shape[:1] + input.shape[2:] if input.dim() > 1 else ()
-    if target.shape != rows:
+    if target.dim() != len(rows) or (not _is_compiling() and target.shape != rows):   # in a trace the operator compares what is known
         if input.dim() != 1 or target.shape != (1,):
             _refuse_shape(input, target, tuple(rows))
         target = target.view(())
@@ -144,7 +144,7 @@ def cross_entropy(input: Tensor, target: Tensor, weight: Optional[Tensor] = None
         loss = torch.nn.functional.cross_entropy(input, target, weight, ignore_index=ignore_index, reduction=reduction, label_smoothing=label_smoothing)
         return loss if out is None else out.copy_(loss)
     input, target, weight = raised(input, target, weight)
-    if input.dim() == target.dim() and input.shape == target.shape:   # the first, as sizes that nobody knows need not be compared then
+    if input.dim() == target.dim() and (target.is_floating_point() if _is_compiling() else input.shape == target.shape):
         input, target, weight = _probabilities(input, target, weight, ignore_index)
     else:
         target = _labels(input, target, weight)

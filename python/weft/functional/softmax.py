@@ -61,7 +61,8 @@ def _check_input(input: Any) -> None:
 
 def softmax(input: Tensor, dim: Optional[int] = None, _stacklevel: int = 3, dtype: Optional[torch.dtype] = None, *,
             out: Optional[Tensor] = None) -> Tensor:
-    """exp(x) / sum exp(x) along one dimension: torch.nn.functional.softmax. `out` may be the input itself.
+    """exp(x) / sum exp(x) along one dimension: torch.nn.functional.softmax. As there, the result is contiguous whatever the format of
+    the input, which is read as it lies. `out` may be the input itself.
 
         >>> weft.functional.softmax(torch.zeros(2, 4), dim=1)[0]
         tensor([0.2500, 0.2500, 0.2500, 0.2500])
@@ -76,7 +77,7 @@ def softmax(input: Tensor, dim: Optional[int] = None, _stacklevel: int = 3, dtyp
 
 def log_softmax(input: Tensor, dim: Optional[int] = None, _stacklevel: int = 3, dtype: Optional[torch.dtype] = None, *,
                 out: Optional[Tensor] = None) -> Tensor:
-    """x - log sum exp(x) along one dimension: torch.nn.functional.log_softmax. `out` may be the input itself.
+    """x - log sum exp(x) along one dimension: torch.nn.functional.log_softmax. The result is contiguous; `out` may be the input itself.
 
         >>> weft.functional.log_softmax(torch.tensor([[1000.0, 0.0]]), dim=1)
         tensor([[    0., -1000.]])
