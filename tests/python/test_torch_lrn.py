@@ -180,6 +180,15 @@ def test_export(device):
     torch.testing.assert_close(program.module()(x), module(x))
 
 
+def test_fx_and_subclasses():
+    class Marked(torch.Tensor):
+        pass
+    x = torch.randn(2, 5, 4)
+    traced = torch.fx.symbolic_trace(torch.nn.Sequential(weft.nn.LocalResponseNorm(3)))
+    torch.testing.assert_close(traced(x), F.local_response_norm(x, 3))
+    assert type(W.local_response_norm(x.as_subclass(Marked), 3)) is Marked
+
+
 def test_out(device):
     x = torch.randn(3, 4, 5, 6, device=device)
     want = F.local_response_norm(x, 3, 0.5)

@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
+from torch.fx import Proxy
 
 from .. import functional as F
 from ._named import Named
@@ -15,6 +16,8 @@ class _BatchNorm(Named):
     none is given, the statistics of the batch where there are no running ones, and running ones only where they are used or tracked."""
 
     def forward(self, input: Tensor) -> Tensor:
+        if isinstance(input, Proxy):   # torch.fx keeps the twins whole, as it must: each run counts a batch
+            return input.tracer.create_proxy("call_module", input.tracer.path_of_module(self), (input,), {})
         self._check_input_dim(input)
         momentum = 0.0 if self.momentum is None else self.momentum
         tracked = self.training and self.track_running_stats
