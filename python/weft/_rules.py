@@ -114,7 +114,6 @@ def _check_out(name: str, given: Tensor, made: Tensor) -> None:
           lambda: f"{name}: has the shape {list(given.shape)}, allowed: the shape of the result, {list(made.shape)}")
     check(given.device == made.device, lambda: f"{name}: is on {given.device}, allowed: the device of the result, {made.device}")
     check(given.dtype == made.dtype, lambda: f"{name}: is {str(given.dtype)[6:]}, allowed: the type of the result, {str(made.dtype)[6:]}")
-    check(given.device == made.device, lambda: f"{name}: is on {given.device}, allowed: the device of the result, {made.device}")
     for a, (size, step) in enumerate(zip(given.shape, given.stride())):
         check(known(size <= 1) or known(step != 0), lambda: f"{name}: is expanded along dimension {a}, allowed: memory for every element")
 
