@@ -11,6 +11,11 @@ from .._rules import TYPES, Rule, call, check
 
 # ---------------------------------------------------------------------------------------------- shapes
 
+def _rank(kernel_size: Any) -> int:
+    check(1 <= len(kernel_size) <= 3, lambda: f"kernel_size: has {len(kernel_size)} values, allowed: 1 (1D), 2 (2D) or 3 (3D)")
+    return len(kernel_size)
+
+
 def _check_input(input: Tensor, unbatched: int) -> bool:
     """In the kernel's words; true for a batch."""
     check(input.dim() in (unbatched, unbatched + 1),
@@ -25,7 +30,6 @@ def _check_input(input: Tensor, unbatched: int) -> bool:
 def _windows(name: str, size: Sequence[Any], kernel_size: Any, stride: Any, padding: Any, dilation: Any) -> list[Any]:
     """How many windows an image of that size has along each axis."""
     rank = len(kernel_size)
-    check(1 <= rank <= 3, lambda: f"kernel_size: has {rank} values, allowed: 1 (1D), 2 (2D) or 3 (3D)")
     for setting, values, least in (("kernel_size", kernel_size, 1), ("stride", stride, 1), ("padding", padding, 0), ("dilation", dilation, 1)):
         check(len(values) == rank, lambda: f"{setting}: has {len(values)} values, allowed: {rank} (one for each of {rank} spatial axes)")
         for a, v in enumerate(values):
@@ -45,7 +49,7 @@ def _product(values: Sequence[Any]) -> Any:
 
 
 def _fake_im2col(input, kernel_size, stride, padding, dilation, flat):
-    rank = len(kernel_size)
+    rank = _rank(kernel_size)
     batched = _check_input(input, rank + 1)
     windows = _windows("input", input.shape[-rank:], kernel_size, stride, padding, dilation)
     channels = input.shape[batched]
@@ -54,7 +58,7 @@ def _fake_im2col(input, kernel_size, stride, padding, dilation, flat):
 
 
 def _fake_col2im(input, size, kernel_size, stride, padding, dilation, flat):
-    rank, name = len(kernel_size), "output_size" if flat else "input_size"
+    rank, name = _rank(kernel_size), "output_size" if flat else "input_size"
     batched = _check_input(input, 2 if flat else 2 * rank + 1)
     check(len(size) == rank, lambda: f"size: has {len(size)} values, allowed: {rank} (one for each of {rank} spatial axes)")
     for a, n in enumerate(size):

@@ -24,13 +24,10 @@ def _two(name: str, value: Any) -> tuple[int, ...]:
     """Height and width as the twins read them: one int for both, or whatever gives two."""
     if not hasattr(value, "__iter__"):
         return spread(name, value, 2)
-    wrong = f"{name}: is {value!r}, allowed: an int, or a sequence of 2 ints"
-    if isinstance(value, Tensor) and not value.dim():
-        raise TypeError(wrong)
-    some = tuple(value)
+    some = (None,) if isinstance(value, Tensor) and not value.dim() else tuple(value)
     read = tuple(int(v) if i and isinstance(v, bool) else whole(v) for i, v in enumerate(some))   # True stands for 1, but not in front
     if None in read:
-        raise TypeError(wrong)
+        raise TypeError(f"{name}: is {value!r}, allowed: an int, or a sequence of 2 ints")
     if len(read) != 2:
         raise RuntimeError(f"{name}: has {len(read)} values {some}, allowed: an int, or 2 of them")
     return read
