@@ -268,6 +268,16 @@ def test_compile(train, dynamic, options, device):
         assert got[0].stride() == want[0].stride()
 
 
+@modes
+def test_sizes_that_nobody_knows(train, device):
+    torch.compiler.reset()
+    x, *vectors = tensors((2, 4, 6, 6), device=device)
+    want = F.batch_norm(x, *(t.clone() for t in vectors), train)
+    for axis in (0, 2, 3):
+        torch._dynamo.decorators.mark_unbacked(x, axis)
+    torch.testing.assert_close(torch.compile(lambda x: W.batch_norm(x, *vectors, train), fullgraph=True, backend="aot_eager")(x), want)
+
+
 def test_inductor(device):
     torch.compiler.reset()
     ours, twin = weft.nn.BatchNorm2d(4).to(device), torch.nn.BatchNorm2d(4).to(device)
@@ -346,6 +356,8 @@ def test_fake_tensors():
     with FakeTensorMode():
         x, *vectors = tensors((2, 4, 3, 3), torch.bfloat16)
         assert W.batch_norm(x, *vectors, training=True).shape == x.shape
+        with pytest.raises(RuntimeError, match="1 value a channel, allowed in training: more than 1"):
+            torch.ops.weft.batch_norm_train(x[:1, :, :1, :1], None, None, None, None, 1e-5, 0.1)
     x, *vectors = tensors((2, 4, 3), device="meta")
     assert W.batch_norm(x, *vectors).shape == x.shape
 

@@ -173,6 +173,15 @@ def test_compile(dynamic, format, device):
         assert ours[0].stride() == theirs[0].stride()
 
 
+def test_sizes_that_nobody_knows(device):
+    torch.compiler.reset()
+    x = torch.randn(2, 4, 6, 6, device=device)
+    want = F.local_response_norm(x, 3)
+    for axis in (0, 2, 3):
+        torch._dynamo.decorators.mark_unbacked(x, axis)
+    torch.testing.assert_close(torch.compile(lambda x: W.local_response_norm(x, 3), fullgraph=True, backend="aot_eager")(x), want)
+
+
 def test_export(device):
     module = weft.nn.LocalResponseNorm(3, alpha=0.5)
     program = torch.export.export(module, (torch.randn(2, 4, 3, 3, device=device),), dynamic_shapes=({0: torch.export.Dim.DYNAMIC},))

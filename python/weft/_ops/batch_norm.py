@@ -7,6 +7,7 @@ P is symmetric, and so is the slope of dx in x: one set of formulas serves gradi
 """
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -60,6 +61,8 @@ def _fake_eval(input, weight, bias, running_mean, running_var, eps):
 
 def _fake_train(input, weight, bias, running_mean, running_var, eps, momentum):
     _check_forward(input, weight, bias, running_mean, running_var)
+    check(math.prod((input.shape[0], *input.shape[2:])) != 1,
+          lambda: f"input: has the shape {list(input.shape)}, 1 value a channel, allowed in training: more than 1")
     wide = torch.float64 if input.dtype == torch.float64 else torch.float32
     return (_like(input), *(input.new_empty([input.shape[1]], dtype=wide) for _ in range(2)))
 

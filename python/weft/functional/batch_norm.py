@@ -14,6 +14,7 @@ from .._rules import call, call_into
 __all__ = ["batch_norm"]
 
 _grad_enabled = torch.is_grad_enabled
+_is_compiling = torch.compiler.is_compiling
 _INF = float("inf")
 
 
@@ -39,7 +40,7 @@ def _check_statistics(mean: Optional[Tensor], var: Optional[Tensor], training: b
 
 def _check_training(input: Tensor, eps: float) -> None:
     channels = input.shape[1]
-    if input.numel() == channels and channels != 0:
+    if not _is_compiling() and input.numel() == channels and channels != 0:   # in a trace the operator compares what is known
         raise ValueError(f"batch_norm: input has the shape {list(input.shape)}, allowed in training: more than 1 value per channel")
     if eps <= 0.0:
         raise ValueError(f"batch_norm: eps is {eps}, allowed in training: more than 0")

@@ -14,6 +14,7 @@ from .._rules import call, call_into
 __all__ = ["local_response_norm"]
 
 _INF = float("inf")
+_is_compiling = torch.compiler.is_compiling
 
 
 def _own(value: Any) -> bool:
@@ -45,8 +46,8 @@ def local_response_norm(input: Tensor, size: int, alpha: float = 1e-4, beta: flo
     rank = input.dim()
     if rank < 3:
         raise ValueError(f"local_response_norm: input has {rank} dimensions {list(input.shape)}, allowed: 3 or more")
-    if input.numel() == 0 and out is None:
-        return input   # as PyTorch does, whatever the settings
+    if not _is_compiling() and input.numel() == 0 and out is None:
+        return input   # as PyTorch does, whatever the settings; in a trace the operator takes what is empty
     if type(size) is not int:
         width = whole(size)
         if width is None:
