@@ -31,7 +31,7 @@ def _param_shapes(kind: str, inputs: int, hidden: int, out: int, layers: int, di
     """Of each layer and direction: weights of input and state, their biases, the projection."""
     gates = _GATES[kind] * hidden
     for layer in range(layers):
-        part = [(gates, dirs * out if layer else inputs), (gates, out)] + [(gates,)] * (2 * biases) + [(out, hidden)] * (out != hidden)
+        part = [(gates, dirs * out if layer else inputs), (gates, out)] + [(gates,)] * (2 * biases) + ([(out, hidden)] if out != hidden else [])
         yield from part * dirs
 
 
@@ -156,11 +156,17 @@ def _save_backward(ctx, inputs, output):
 
 
 def _recompute(ctx, x, h, c, batch_sizes, params):
-    """The layers by PyTorch's operators, of the kind that can be differentiated twice: cuDNN's and oneDNN's cannot."""
+    """The layers by PyTorch's operators, of the kind that can be differentiated twice: cuDNN's and oneDNN's cannot. The flags are of the
+    process, as PyTorch's are; another thread that reads them meanwhile computes the same without these libraries."""
     hx = (h, c) if ctx.kind == "lstm" else h
     settings = (params, ctx.has_biases, ctx.num_layers, 0.0, True, ctx.bidirectional)
-    with torch.backends.cudnn.flags(enabled=False), torch.backends.mkldnn.flags(enabled=False):
-        return TWINS[ctx.kind](x, hx, *settings, ctx.batch_first) if batch_sizes is None else TWINS[ctx.kind](x, batch_sizes, hx, *settings)
+    onednn = torch._C._get_mkldnn_enabled()
+    torch._C._set_mkldnn_enabled(False)
+    try:
+        with torch.backends.cudnn.flags(enabled=False):
+            return TWINS[ctx.kind](x, hx, *settings, ctx.batch_first) if batch_sizes is None else TWINS[ctx.kind](x, batch_sizes, hx, *settings)
+    finally:
+        torch._C._set_mkldnn_enabled(onednn)
 
 
 def _gradient_of_backward(ctx, ddx, ddh, ddc, weights, biases):

@@ -31,10 +31,12 @@ _note.restype, _note.argtypes = None, [ctypes.c_int]
 # ---------------------------------------------------------------------------------------------- arguments
 
 def _is_packed(args: tuple, named: dict) -> bool:
-    """Both forms have nine arguments. The second is batch_sizes if it is a tensor and the parameters are the fourth."""
+    """Both forms have nine arguments. The second is batch_sizes if it is a tensor and hx is the third, parameters the fourth."""
     if "data" in named or "batch_sizes" in named:
         return True
-    return len(args) > 1 and isinstance(args[1], Tensor) and isinstance(args[3] if len(args) > 3 else named.get("params"), (tuple, list))
+    if len(args) < 2 or not isinstance(args[1], Tensor):
+        return False
+    return isinstance(args[3], (tuple, list)) if len(args) > 3 else "params" in named if len(args) == 3 else "hx" in named
 
 
 def _bind(kind: str, args: tuple, named: dict) -> tuple[Any, ...]:
@@ -87,7 +89,7 @@ def _check_kept(*shapes: Any) -> None:
 
 
 def _verify(kind: str, x: Tensor, batch_sizes: Optional[Tensor], h: Tensor, c: Optional[Tensor], params: Sequence[Tensor], has_biases: bool,
-            num_layers: int, dropout: float, bidirectional: bool, batch_first: bool) -> None:
+            num_layers: int, bidirectional: bool, batch_first: bool) -> None:
     """Before PyTorch's kernels, some of which do not check their arguments and write where they should not."""
     shapes = (kind, x.shape, h.shape, None if c is None else c.shape, tuple([p.shape for p in params]), None if batch_sizes is None else batch_sizes.shape,
               has_biases, num_layers, bidirectional, batch_first)
@@ -104,14 +106,6 @@ def _verify(kind: str, x: Tensor, batch_sizes: Optional[Tensor], h: Tensor, c: O
 
 # ---------------------------------------------------------------------------------------------- the two roads
 
-def _torchs(kind: str, x: Tensor, batch_sizes: Optional[Tensor], hx: Any, *args: Any) -> Any:
-    """PyTorch's own layers, which record their own gradient."""
-    result = _ops.TWINS[kind](x, hx, *args) if batch_sizes is None else _ops.TWINS[kind](x, batch_sizes, hx, *args[:-1])
-    if not _is_compiling():
-        _note(_NUMBER[kind])
-    return result
-
-
 def _cast(kind: str, x: Tensor, h: Tensor, c: Optional[Tensor], params: Sequence[Tensor]) -> tuple[Any, ...]:
     """As PyTorch's layers do under autocast: in the lower precision, but for gru on the CPU."""
     if autocast_dtype(x.device) is None:
@@ -125,20 +119,30 @@ def _wefts(kind: str, x: Tensor, batch_sizes: Optional[Tensor], h: Tensor, c: Op
     """weft's operator. What drops is decided by a number that PyTorch's generator of the CPU draws, so torch.manual_seed repeats it."""
     if _any_autocast():
         x, h, c, params = _cast(kind, x, h, c, params)
-    keep = torch.is_grad_enabled() and (_in_transform() or x.requires_grad or h.requires_grad or (c is not None and c.requires_grad)
-                                        or any(p.requires_grad for p in params))
+    keep = torch.is_grad_enabled() and (x.requires_grad or h.requires_grad or (c is not None and c.requires_grad)
+                                        or any(p.requires_grad for p in params) or _in_transform())
     seed = int(torch.randint(1 << 62, ()).item()) if dropout > 0 else 0
     y, hn, cn, _ = call(_ops.rnn_forward, x, h, c, params, batch_sizes, kind, has_biases, num_layers, dropout, bidirectional, batch_first, seed, keep)
     return (y, hn, cn) if kind == "lstm" else (y, hn)
 
 
-def _delegates(kind: str) -> bool:
-    """weft's only recurrent kernels are its references, so PyTorch's run unless that is forbidden or a kernel of weft is pinned."""
+def _overridden(function: Callable, tensors: tuple, args: tuple, named: dict) -> Any:
+    return handle_torch_function(function, tensors, *args, **named)
+
+
+def _delegates(kind: str, x: Tensor) -> bool:
+    """weft's only recurrent kernels are its references, so PyTorch's run unless that is forbidden or a kernel of weft is pinned. Nor can
+    torch.compile keep what oneDNN's LSTM saves for its gradient."""
     chosen = _settings.now()
-    return chosen.delegate if chosen.pin is None or kind not in chosen.pin else False
+    if chosen.pin is not None and kind in chosen.pin:
+        return False
+    unkept = kind == "lstm" and _is_compiling() and x.device.type == "cpu" and x.dtype != torch.float64 and torch.is_grad_enabled()
+    return chosen.delegate and not unkept
 
 
-def _layers(function: Callable, args: tuple, named: dict) -> Any:
+def prepare(function: Callable, args: tuple, named: dict[str, Any]) -> tuple[Callable, tuple]:
+    """Whom to call, and with what: PyTorch's layers or weft's. PyTorch's are best called by a frame that torch.compile leaves alone, as those
+    of recurrent modules are: it would unroll every step."""
     kind = function.__name__
     x, batch_sizes, hx, params, has_biases, num_layers, dropout, train, bidirectional, batch_first = _bind(kind, args, named)
     if not (isinstance(x, Tensor) and isinstance(hx, (tuple, list) if kind == "lstm" else Tensor) and type(params) in (list, tuple)
@@ -148,24 +152,26 @@ def _layers(function: Callable, args: tuple, named: dict) -> Any:
                   num_layers, dropout)
         num_layers, params = whole(num_layers), list(params)
     tensors = (x, *(hx if kind == "lstm" else (hx,)), *params)
-    if has_torch_function(tensors):
-        return handle_torch_function(function, tensors, *args, **named)
     for t in tensors:
         if not isinstance(t, Tensor):
             _complain(kind, x, batch_sizes, hx, params, {}, num_layers, dropout)
+    if has_torch_function(tensors):
+        return _overridden, (function, tensors, args, named)
     if kind == "lstm":
         _check_pair(hx)
     if x.dim() == 2 and batch_sizes is None:
         raise IndexError(f"{kind}: input has 2 dimensions {list(x.shape)}, allowed: 3; or 2 with batch_sizes")
     h, c = hx if kind == "lstm" else (hx, None)
-    drop = float(dropout) if train and num_layers > 1 else 0.0
-    sizes = (x, batch_sizes, h, c, params, has_biases, num_layers, drop, bidirectional, batch_first)
-    if foreign(x):
-        return _torchs(kind, x, batch_sizes, hx, params, has_biases, num_layers, dropout, train, bidirectional, batch_first)
-    if _delegates(kind):
-        _verify(kind, *sizes)
-        return _torchs(kind, x, batch_sizes, hx, params, has_biases, num_layers, dropout, train, bidirectional, batch_first)
-    return _wefts(kind, *sizes)
+    strange = foreign(x)
+    if not strange and not _delegates(kind, x):
+        return _wefts, (kind, x, batch_sizes, h, c, params, has_biases, num_layers, float(dropout) if train and num_layers > 1 else 0.0, bidirectional,
+                        batch_first)
+    if not strange:
+        _verify(kind, x, batch_sizes, h, c, params, has_biases, num_layers, bidirectional, batch_first)
+    if not _is_compiling():
+        _note(_NUMBER[kind])
+    rest = (hx, params, has_biases, num_layers, dropout, train, bidirectional)
+    return _ops.TWINS[kind], (x, *rest, batch_first) if batch_sizes is None else (x, batch_sizes, *rest)
 
 
 # ---------------------------------------------------------------------------------------------- public
@@ -188,7 +194,8 @@ def lstm(*args: Any, **named: Any) -> tuple[Tensor, Tensor, Tensor]:
         >>> weft.functional.lstm(x, (h, h), list(net.parameters()), True, 1, 0.0, False, False, False)[0].shape
         torch.Size([5, 3, 6])
     """
-    return _layers(lstm, args, named)
+    run, given = prepare(lstm, args, named)
+    return run(*given)
 
 
 @overload
@@ -208,7 +215,8 @@ def gru(*args: Any, **named: Any) -> tuple[Tensor, Tensor]:
         >>> weft.functional.gru(x, h, list(net.parameters()), True, 1, 0.0, False, False, False)[0].shape
         torch.Size([5, 3, 6])
     """
-    return _layers(gru, args, named)
+    run, given = prepare(gru, args, named)
+    return run(*given)
 
 
 @overload
@@ -228,7 +236,8 @@ def rnn_tanh(*args: Any, **named: Any) -> tuple[Tensor, Tensor]:
         >>> weft.functional.rnn_tanh(x, h, list(net.parameters()), True, 1, 0.0, False, False, False)[0].shape
         torch.Size([5, 3, 6])
     """
-    return _layers(rnn_tanh, args, named)
+    run, given = prepare(rnn_tanh, args, named)
+    return run(*given)
 
 
 @overload
@@ -248,4 +257,5 @@ def rnn_relu(*args: Any, **named: Any) -> tuple[Tensor, Tensor]:
         >>> weft.functional.rnn_relu(x, h, list(net.parameters()), True, 1, 0.0, False, False, False)[0].shape
         torch.Size([5, 3, 6])
     """
-    return _layers(rnn_relu, args, named)
+    run, given = prepare(rnn_relu, args, named)
+    return run(*given)

@@ -51,7 +51,8 @@ class _Recurrent(Named):
             self.check_forward_args(x, hx, batch_sizes)
         function = getattr(_functions, self.mode.lower())
         settings = (self._flat_weights, self.bias, self.num_layers, self.dropout, self.training, self.bidirectional)
-        y, *last = function(x, hx, *settings, self.batch_first) if batch_sizes is None else function(x, batch_sizes, hx, *settings)
+        run, given = _functions.prepare(function, (x, hx, *settings, self.batch_first) if batch_sizes is None else (x, batch_sizes, hx, *settings), {})
+        y, *last = run(*given)
         hidden = tuple(last) if lstm else last[0]
         if packed:
             return PackedSequence(y, batch_sizes, order, back), self.permute_hidden(hidden, back)

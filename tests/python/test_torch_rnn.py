@@ -1,0 +1,687 @@
+"""Recurrent functions and modules beside torch.nn's, by PyTorch's kernels (the default) and by weft's."""
+from __future__ import annotations
+
+import copy
+import math
+import pickle
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+import torch
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pack_sequence
+
+import weft
+import weft.functional as W
+from cases import DTYPES, close, scattered, shifted
+
+INPUTS, HIDDEN, STEPS, MANY = 4, 6, 5, 3
+
+
+@dataclass(frozen=True)
+class Case:
+    """A module's class and arguments."""
+
+    module: str
+    options: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def lstm(self) -> bool:
+        return self.module == "LSTM"
+
+    @property
+    def function(self) -> str:
+        return self.module.lower() if self.module != "RNN" else "rnn_" + self.options.get("nonlinearity", "tanh")
+
+    def pair(self, device: Any, dtype: torch.dtype = torch.float64) -> tuple[Any, Any]:
+        """weft's module, and the twin with the same values in float64 on the CPU."""
+        ours = getattr(weft.nn, self.module)(INPUTS, HIDDEN, **self.options).to(device, dtype)
+        twin = getattr(torch.nn, self.module)(INPUTS, HIDDEN, **self.options).double()
+        twin.load_state_dict({k: v.double().cpu() for k, v in ours.state_dict().items()})
+        return ours, twin
+
+    def states(self, device: Any, dtype: torch.dtype, many: int = MANY) -> tuple[torch.Tensor, ...]:
+        stack = self.options.get("num_layers", 1) * (2 if self.options.get("bidirectional") else 1)
+        sizes = [self.options.get("proj_size") or HIDDEN] + [HIDDEN] * self.lstm
+        return tuple(torch.randn(stack, many, n).to(device, dtype) for n in sizes)
+
+    def __str__(self) -> str:
+        return "-".join([self.module, *(k if v is True else f"{k}={v}" for k, v in self.options.items())])
+
+
+CASES = [
+    Case("RNN"), Case("RNN", {"nonlinearity": "relu", "num_layers": 2, "bidirectional": True}), Case("RNN", {"bias": False}),
+    Case("LSTM"), Case("LSTM", {"num_layers": 2, "bidirectional": True, "batch_first": True}), Case("LSTM", {"bias": False}),
+    Case("LSTM", {"proj_size": 2}), Case("LSTM", {"num_layers": 2, "bidirectional": True, "proj_size": 3, "bias": False}),
+    Case("GRU"), Case("GRU", {"num_layers": 3, "batch_first": True}), Case("GRU", {"bidirectional": True, "bias": False}),
+]
+PLAIN = [Case("RNN"), Case("RNN", {"nonlinearity": "relu"}), Case("LSTM"), Case("GRU")]
+DEEP = [Case(m, {"num_layers": 2, "bidirectional": True}) for m in ("RNN", "LSTM", "GRU")]
+
+
+@pytest.fixture
+def wefts():
+    """weft's kernels only."""
+    with weft.backends.flags(delegate=False):
+        yield
+
+
+@pytest.fixture(params=["torch", "weft"])
+def road(request):
+    """PyTorch's kernels, then weft's."""
+    with weft.backends.flags(delegate=request.param == "torch"):
+        yield request.param
+
+
+def flat(result: Any) -> list[torch.Tensor]:
+    """The tensors of (output, hidden), packed or not."""
+    y, hidden = result
+    return [y.data if isinstance(y, PackedSequence) else y, *(hidden if isinstance(hidden, tuple) else (hidden,))]
+
+
+def exact(value: Any) -> Any:
+    """A leaf in float64 on the CPU; also of packed data and of pairs."""
+    if isinstance(value, PackedSequence):
+        return PackedSequence(exact(value.data), value.batch_sizes, *(None if i is None else i.cpu() for i in value[2:]))
+    if isinstance(value, tuple):
+        return tuple(exact(t) for t in value)
+    return None if value is None else value.detach().double().cpu().requires_grad_()
+
+
+def leaves_of(*values: Any) -> list[torch.Tensor]:
+    found = []
+    for v in values:
+        found += leaves_of(*v) if isinstance(v, tuple) and not isinstance(v, PackedSequence) else [v.data if isinstance(v, PackedSequence) else v]
+    return [t for t in found if t is not None]
+
+
+def agree(ours: Any, twin: Any, input: Any, hx: Any = None) -> None:
+    """Results and every gradient of a module beside those of its twin in float64."""
+    true = [exact(input), exact(hx)]
+    got, want = flat(ours(input, hx)), flat(twin(*true))
+    seeds = [torch.randn_like(t) for t in got]
+    grads = torch.autograd.grad(got, [*leaves_of(input, hx), *ours.parameters()], seeds)
+    truth = torch.autograd.grad(want, [*leaves_of(*true), *twin.parameters()], [s.double().cpu() for s in seeds])
+    terms = STEPS * MANY * (INPUTS + HIDDEN) * ours.num_layers * (2 if ours.bidirectional else 1)
+    for a, b in zip([*got, *grads], [*want, *truth], strict=True):
+        close(a.detach().cpu(), b.detach(), terms)
+
+
+def data(device: Any, dtype: torch.dtype, batch_first: bool = False, many: int = MANY) -> torch.Tensor:
+    return torch.randn(*((many, STEPS) if batch_first else (STEPS, many)), INPUTS).to(device, dtype)
+
+
+# ---------------------------------------------------------------------------------------------- weft's kernels beside the truth
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_module(case, dtype, device, wefts):
+    ours, twin = case.pair(device, dtype)
+    first = case.options.get("batch_first", False)
+    h = tuple(t.requires_grad_() for t in case.states(device, dtype))
+    agree(ours, twin, data(device, dtype, first).requires_grad_(), h if case.lstm else h[0])
+    assert weft.backends.kernels() == f"{case.function}_ref"
+    agree(ours, twin, data(device, dtype, first).requires_grad_())
+
+
+@pytest.mark.parametrize("case", PLAIN, ids=str)
+@pytest.mark.parametrize("view", [scattered, shifted, lambda t: t.transpose(0, 1).contiguous().transpose(0, 1), lambda t: t[:1].expand(STEPS, -1, -1)],
+                         ids=["scattered", "shifted", "transposed", "expanded"])
+def test_views(case, view, device, wefts):
+    ours, twin = case.pair(device, torch.float32)
+    h = tuple(view(t).requires_grad_() if view is scattered else t for t in case.states(device, torch.float32))
+    if view is not scattered:
+        h = tuple(t[:, :1].expand(-1, MANY, -1).requires_grad_() for t in h)
+    agree(ours, twin, view(data(device, torch.float32)).detach().requires_grad_(), h if case.lstm else h[0])
+
+
+@pytest.mark.parametrize("case", DEEP, ids=str)
+@pytest.mark.parametrize("sort", [True, False])
+def test_packed(case, sort, device, wefts):
+    ours, twin = case.pair(device, torch.float32)
+    lengths = [5, 3, 2] if sort else [2, 5, 3]
+    packed = pack_padded_sequence(data(device, torch.float32), torch.tensor(lengths), enforce_sorted=sort)
+    packed = PackedSequence(packed.data.detach().requires_grad_(), *packed[1:])
+    h = tuple(t.requires_grad_() for t in case.states(device, torch.float32))
+    agree(ours, twin, packed, h if case.lstm else h[0])
+    agree(ours, twin, packed)
+    y, _ = ours(packed)
+    assert torch.equal(y.batch_sizes, packed.batch_sizes) and y.sorted_indices is packed.sorted_indices
+
+
+@pytest.mark.parametrize("case", [*PLAIN, Case("LSTM", {"batch_first": True, "bidirectional": True})], ids=str)
+def test_unbatched(case, device, wefts):
+    ours, twin = case.pair(device, torch.float32)
+    h = tuple(t[:, 0].detach().requires_grad_() for t in case.states(device, torch.float32))
+    agree(ours, twin, data(device, torch.float32)[:, 0].detach().requires_grad_(), h if case.lstm else h[0])
+
+
+@pytest.mark.parametrize("case", DEEP, ids=str)
+def test_some_inputs_without_gradient(case, device, wefts):
+    ours, twin = case.pair(device, torch.float64)
+    x = data(device, torch.float64)
+    for p in ours.parameters():
+        p.requires_grad_(False)
+    ours.bias_hh_l1.requires_grad_()
+    last = flat(ours(x))[1]
+    last.sum().backward()
+    flat(twin(x.cpu()))[1].sum().backward()
+    close(ours.bias_hh_l1.grad.cpu(), twin.bias_hh_l1.grad)
+    assert ours.weight_ih_l0.grad is None
+
+
+def test_parameters_in_order_are_not_copied(device, wefts):
+    """One vector with the parameters where weft wants them, and the same ones apart."""
+    case = Case("GRU", {"num_layers": 2, "bias": False})
+    ours, twin = case.pair(device, torch.float32)
+    memory = torch.cat([p.detach().flatten() for p in ours.parameters()])
+    for p, piece in zip(ours.parameters(), memory.split([p.numel() for p in ours.parameters()])):
+        p.data = piece.view(p.shape)
+    agree(ours, twin, data(device, torch.float32).requires_grad_())
+    ours.weight_hh_l1.data = ours.weight_hh_l1.data.t().contiguous().t()
+    agree(ours, twin, data(device, torch.float32).requires_grad_())
+
+
+# ---------------------------------------------------------------------------------------------- both roads beside the twin
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_strides_of_the_twin(case, device, road):
+    ours, _ = case.pair(device, torch.float32)
+    twin = getattr(torch.nn, case.module)(INPUTS, HIDDEN, **case.options).to(device)
+    first = case.options.get("batch_first", False)
+    for many in (MANY, 1, 0):
+        x = data(device, torch.float32, first, many)
+        assert [(t.shape, t.stride()) for t in flat(ours(x))] == [(t.shape, t.stride()) for t in flat(twin(x))]
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_default_is_the_twin(case, dtype, device):
+    """PyTorch's kernels give PyTorch's results: with gradients, whole, unbatched and packed."""
+    ours = getattr(weft.nn, case.module)(INPUTS, HIDDEN, **case.options).to(device, dtype)
+    twin = getattr(torch.nn, case.module)(INPUTS, HIDDEN, **case.options).to(device, dtype)
+    twin.load_state_dict(ours.state_dict())
+    x = data(device, dtype, case.options.get("batch_first", False))
+    packed = pack_sequence([torch.randn(n, INPUTS).to(device, dtype) for n in (2, 5, 4)], enforce_sorted=False)
+    for input in (x, x[0], packed):
+        results = []
+        for net in (ours, twin):
+            got = flat(net(input))
+            results.append([*got, *torch.autograd.grad(got, list(net.parameters()), [torch.ones_like(t) for t in got])])
+        assert weft.backends.kernels() == f"torch_{case.function}"
+        torch.testing.assert_close(results[0], results[1], rtol=0 if device.type == "cpu" else 1e-3, atol=0 if device.type == "cpu" else 1e-5)
+
+
+@pytest.mark.parametrize("case", PLAIN, ids=str)
+def test_functions_take_both_forms_by_position_and_by_name(case, device, road):
+    _, twin = case.pair("cpu")
+    params, (h, *c) = [p.detach().to(device) for p in twin.parameters()], case.states(device, torch.float64)
+    hx, function = (h, *c) if c else h, getattr(W, case.function)
+    x, sizes = data(device, torch.float64), torch.tensor([3, 2, 1])
+    for form in ((("input", x), ("hx", hx)), (("data", x.flatten(0, 1)[:6]), ("batch_sizes", sizes), ("hx", hx))):
+        rest = dict(params=params, has_biases=True, num_layers=1, dropout=0.0, train=False, bidirectional=False)
+        if len(form) == 2:
+            rest["batch_first"] = False
+        args = [v for _, v in form]
+        for got in (function(*args, *rest.values()), function(**dict(form), **rest), function(*args, **rest), function(args[0], **dict(form[1:]), **rest)):
+            want = getattr(torch._VF, case.function)(*[t.cpu() if isinstance(t, torch.Tensor) else tuple(s.cpu() for s in t) for t in args],
+                                                     [p.cpu() for p in params], *list(rest.values())[1:])
+            torch.testing.assert_close([t.cpu() for t in got], list(want))
+
+
+@pytest.mark.parametrize("case", PLAIN, ids=str)
+def test_no_sequences(case, device, road):
+    ours, _ = case.pair(device, torch.float32)
+    x = torch.empty(STEPS, 0, INPUTS, device=device, requires_grad=True)
+    got = flat(ours(x))
+    assert [tuple(t.shape) for t in got] == [(STEPS, 0, HIDDEN)] + [(1, 0, HIDDEN)] * (len(got) - 1)
+    got[0].sum().backward()
+    assert all(p.grad.abs().sum() == 0 for p in ours.parameters()) and x.grad.shape == x.shape
+
+
+def test_pinned_kernel_wins(device):
+    net, x = weft.nn.GRU(INPUTS, HIDDEN).to(device), data(device, torch.float32)
+    with weft.backends.pin("gru_ref"):
+        net(x)
+        assert weft.backends.kernels() == "gru_ref"
+    with weft.backends.pin("lstm_ref"):   # for another operator
+        net(x)
+        assert weft.backends.kernels() == "torch_gru"
+
+
+@pytest.mark.parametrize("case", PLAIN, ids=str)
+def test_types_that_weft_leaves_to_torch(case, device, road):
+    if case.function == "rnn_relu":
+        pytest.skip("complex numbers have no relu")
+    _, twin = case.pair("cpu")
+    params, (h, *c) = [p.detach().to(device, torch.complex128) for p in twin.parameters()], case.states(device, torch.complex128)
+    rest = ((h, *c) if c else h, params, True, 1, 0.0, False, False, False)
+    x = data(device, torch.complex128)
+    torch.testing.assert_close(getattr(W, case.function)(x, *rest), getattr(torch._VF, case.function)(x, *rest))
+
+
+# ---------------------------------------------------------------------------------------------- derivatives
+
+def operator_call(case: Case, device: Any, packed: bool = False, grad: bool = True) -> tuple[list[Any], list[Any]]:
+    """Tensors of weft::rnn_forward and what follows them."""
+    _, twin = case.pair("cpu")
+    first = case.options.get("batch_first", False)
+    h = case.states(device, torch.float64)
+    x = data(device, torch.float64, first)
+    sizes = torch.tensor([3, 2, 1]) if packed else None
+    tensors = [x.flatten(0, 1)[:6] if packed else x, h[0], h[1] if case.lstm else None, *(p.detach().to(device) for p in twin.parameters())]
+    tensors = [None if t is None else t.detach().requires_grad_(grad) for t in tensors]
+    return tensors, [sizes, case.function, case.options.get("bias", True), case.options.get("num_layers", 1), 0.0, case.options.get("bidirectional", False),
+                     first and not packed]
+
+
+SMALL = [Case("RNN", {"bidirectional": True}), Case("LSTM", {"proj_size": 2, "num_layers": 2}), Case("GRU", {"num_layers": 2, "batch_first": True})]
+
+
+def forward(tensors: list[Any], settings: list[Any], keep: bool = True) -> tuple[torch.Tensor, ...]:
+    return torch.ops.weft.rnn_forward(*tensors[:3], tensors[3:], *settings, 0, keep)
+
+
+@pytest.mark.parametrize("packed", [False, True], ids=["whole", "packed"])
+@pytest.mark.parametrize("case", SMALL, ids=str)
+def test_gradcheck(case, packed, device):
+    tensors, settings = operator_call(case, device, packed)
+    given = [t for t in tensors if t is not None]
+
+    def f(*some):
+        rest = iter(some)
+        return forward([None if t is None else next(rest) for t in tensors], settings)[:3 if case.lstm else 2]
+    assert torch.autograd.gradcheck(f, given, fast_mode=True)
+    assert torch.autograd.gradgradcheck(f, given, fast_mode=True)
+
+
+@pytest.mark.parametrize("case", DEEP, ids=str)
+def test_third_order(case, device):
+    """Derivatives of derivatives beside those of the twin."""
+    net, _ = case.pair(device)
+    x = data(device, torch.float64).requires_grad_()
+    found = []
+    for delegate in (False, True):
+        with weft.backends.flags(delegate=delegate), torch.backends.cudnn.flags(enabled=False):
+            value = sum(t.sin().sum() for t in flat(net(x)))
+            for _ in range(3):
+                grads = torch.autograd.grad(value, [x, net.weight_hh_l0, net.bias_ih_l1], create_graph=True)
+                value = sum(g.square().sum() for g in grads)
+        found.append(grads)
+    torch.testing.assert_close(found[0], found[1], rtol=1e-8, atol=1e-8)
+
+
+def test_second_derivative_with_dropout_is_refused(device, wefts):
+    net, x = weft.nn.GRU(INPUTS, HIDDEN, 2, dropout=0.5).to(device), data(device, torch.float32).requires_grad_()
+    grad, = torch.autograd.grad(net(x)[0].sum(), x, create_graph=True)
+    with pytest.raises(RuntimeError, match="no second derivative with dropout 0.5"):
+        grad.sum().backward()
+
+
+def test_gradient_without_what_it_needs_is_refused(device):
+    tensors, settings = operator_call(Case("GRU"), device)
+    with pytest.raises(RuntimeError, match="keep is False, allowed: True where a gradient is wanted"):
+        forward(tensors, settings, keep=False)[0].sum().backward()
+
+
+@pytest.mark.parametrize("packed", [False, True], ids=["whole", "packed"])
+@pytest.mark.parametrize("case", [*SMALL, Case("RNN", {"bias": False, "nonlinearity": "relu"})], ids=str)
+def test_opcheck(case, packed, device):
+    tensors, settings = operator_call(case, device, packed)
+    args = (*tensors[:3], tensors[3:], *settings, 0, True)
+    torch.library.opcheck(torch.ops.weft.rnn_forward.default, args)
+    y, hn, cn, reserve = (t.detach() for t in torch.ops.weft.rnn_forward(*args))
+    grads = (torch.randn_like(y), None, torch.randn_like(cn) if case.lstm else None)
+    torch.library.opcheck(torch.ops.weft.rnn_backward.default, (*tensors[:3], reserve, *grads, tensors[3:], *settings, 0),
+                          test_utils=("test_schema", "test_faketensor", "test_autograd_registration"))
+
+
+def test_torch_func(device, wefts):
+    net, x = weft.nn.LSTM(INPUTS, HIDDEN).to(device), data(device, torch.float32)
+    params = {k: v.detach() for k, v in net.named_parameters()}
+
+    def loss(params):
+        return torch.func.functional_call(net, params, (x,))[0].square().sum()
+    for name, g in torch.func.grad(loss)(params).items():
+        want, = torch.autograd.grad(net(x)[0].square().sum(), getattr(net, name))
+        torch.testing.assert_close(g, want)
+
+
+def test_vmap_is_refused(device):
+    """By PyTorch's layers and by weft's operator, each in its words."""
+    tensors, settings = operator_call(Case("GRU"), device, grad=False)
+    x, h, _, *params = tensors
+
+    def f(x):
+        return W.gru(x, h, params, True, 1, 0.0, False, False, False)[0]
+    with pytest.raises(RuntimeError, match="Batching rule not implemented for aten::gru"):
+        torch.vmap(f)(torch.stack([x, x]))
+    with weft.backends.flags(delegate=False), pytest.raises(RuntimeError, match="rnn_forward: cannot be mapped over a dimension by torch.vmap"):
+        torch.vmap(f)(torch.stack([x, x]))
+
+
+# ---------------------------------------------------------------------------------------------- the ecosystem
+
+@pytest.mark.parametrize("case,dtype", [(Case("RNN"), torch.float64), (Case("LSTM"), torch.float32), (Case("LSTM"), torch.float64),
+                                        (Case("GRU", {"batch_first": True}), torch.float32)], ids=str)
+def test_compiled_function(case, dtype, device, road):
+    """One graph, with gradients, for two sizes. Of PyTorch's layers it has every step: two will do."""
+    torch.compiler.reset()
+    tensors, (_, kind, *_, first) = operator_call(case, device)
+    params, graphs = [p.detach().to(dtype).requires_grad_() for p in tensors[3:]], []
+
+    def backend(graph, inputs):
+        from torch._dynamo.backends.debugging import aot_eager
+        graphs.append(graph)
+        return aot_eager(graph, inputs)
+
+    def f(x, h, c, *params):
+        return getattr(W, kind)(x, h if c is None else (h, c), list(params), True, 1, 0.0, True, False, first)[0].sin()
+    compiled = torch.compile(f, fullgraph=True, backend=backend, dynamic=True)
+    for many in (MANY, 5):
+        x = data(device, dtype, first, many).narrow(1 if first else 0, 0, 2).requires_grad_()
+        h, c = [*(t.requires_grad_() for t in case.states(device, dtype, many)), None][:2]
+        given = [t for t in (x, h, c, *params) if t is not None]
+        found = [torch.autograd.grad(g(x, h, c, *params).sum(), given) for g in (compiled, f)]
+        torch.testing.assert_close(found[0], found[1])
+    assert len(graphs) == 1
+
+
+@pytest.mark.parametrize("case", PLAIN, ids=str)
+def test_compiled_module_runs(case, device, road):
+    """torch.compile leaves recurrent modules out of its graphs; what surrounds them is compiled."""
+    torch.compiler.reset()
+
+    class Model(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layers, self.head = getattr(weft.nn, case.module)(INPUTS, HIDDEN, **case.options), torch.nn.Linear(HIDDEN, 2)
+
+        def forward(self, x):
+            return self.head(self.layers(x * 2)[0]).relu()
+    model, x = Model().to(device), data(device, torch.float32)
+    compiled = torch.compile(model, backend="aot_eager")
+    found = [torch.autograd.grad(f(x).sum(), list(model.parameters())) for f in (compiled, model)]
+    torch.testing.assert_close(found[0], found[1])
+
+
+def test_export(device, road):
+    class Model(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layers = torch.nn.GRU(INPUTS, HIDDEN)
+
+        def forward(self, x, h):
+            return W.gru(x, h, list(self.layers.parameters()), True, 1, 0.0, False, False, False)[0]
+    model, x = Model().to(device), data(device, torch.float32)
+    h = torch.zeros(1, MANY, HIDDEN, device=device)
+    program = torch.export.export(model, (x, h))
+    torch.testing.assert_close(program.module()(x, h), model(x, h))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("case", [Case("RNN"), Case("LSTM"), Case("GRU")], ids=str)
+def test_autocast(case, dtype, device, road):
+    ours, _ = case.pair(device, torch.float32)
+    twin = getattr(torch.nn, case.module)(INPUTS, HIDDEN).to(device)
+    x = data(device, torch.float32)
+    with torch.autocast(device.type, dtype=dtype):
+        if case.lstm and dtype == torch.float16 and device.type == "cpu":   # which PyTorch has on some processors only
+            with weft.backends.flags(delegate=False):
+                assert {t.dtype for t in flat(ours(x))} == {dtype}
+            return
+        assert [t.dtype for t in flat(ours(x))] == [t.dtype for t in flat(twin(x))]
+        assert ours.double()(x.double())[0].dtype == (twin.double()(x.double())[0].dtype if road == "torch" else torch.float64)
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_module_is_the_twin_but_for_its_name(case):
+    ours, twin = getattr(weft.nn, case.module)(INPUTS, HIDDEN, **case.options), getattr(torch.nn, case.module)(INPUTS, HIDDEN, **case.options)
+    assert isinstance(ours, type(twin)) and repr(ours) == "weft." + repr(twin)
+    x = data("cpu", torch.float32, case.options.get("batch_first", False))
+    for source, target in ((twin, ours), (ours, twin)):
+        target.load_state_dict(source.state_dict(), strict=True)
+        assert torch.equal(ours(x)[0], twin(x)[0])
+    for copied in (copy.deepcopy(ours), pickle.loads(pickle.dumps(ours))):
+        assert type(copied) is type(ours) and torch.equal(copied(x)[0], ours(x)[0])
+    twin.__class__ = type(ours)   # as weft.convert does it
+    assert torch.equal(twin(x)[0], ours(x)[0]) and weft.backends.kernels() == f"torch_{case.function}"
+    assert ours.double()(x.double())[0].dtype == torch.float64
+
+
+def test_changed_weights_are_seen(device, road):
+    ours, _ = Case("LSTM").pair(device, torch.float32)
+    x = data(device, torch.float32)
+    before = ours(x)[0]
+    ours.weight_ih_l0 = torch.nn.Parameter(ours.weight_ih_l0.detach() * 2)
+    assert not torch.equal(ours(x)[0], before)
+
+
+def test_subclasses_of_tensor(road):
+    seen = []
+
+    class Watched(torch.Tensor):
+        @classmethod
+        def __torch_function__(cls, function, types, args=(), kwargs=None):
+            seen.append(function)
+            return super().__torch_function__(function, types, args, kwargs or {})
+    tensors, _ = operator_call(Case("GRU"), "cpu", grad=False)
+    x, h, _, *params = tensors
+    y = W.gru(x.as_subclass(Watched), h, params, True, 1, 0.0, False, False, False)[0]
+    assert W.gru in seen and torch.equal(torch.Tensor(y), W.gru(x, h, params, True, 1, 0.0, False, False, False)[0])
+
+
+def test_checkpoint(device, road):
+    from torch.utils.checkpoint import checkpoint
+    ours, _ = Case("LSTM", {"num_layers": 2, "dropout": 0.5}).pair(device, torch.float32)
+    x = data(device, torch.float32).requires_grad_()
+    found = []
+    for f in (ours, lambda x: checkpoint(ours, x, use_reentrant=False)):
+        torch.manual_seed(3)
+        found.append(torch.autograd.grad(f(x)[0].sum(), [x, *ours.parameters()]))
+    torch.testing.assert_close(found[0], found[1])
+
+
+# ---------------------------------------------------------------------------------------------- dropout
+
+def test_dropout_repeats_by_the_seed_and_rests_in_eval(device, road):
+    net = weft.nn.GRU(INPUTS, HIDDEN, 2, dropout=0.5).to(device)
+    x = data(device, torch.float32)
+    results = []
+    for seed in (1, 1, 2):
+        torch.manual_seed(seed)
+        results.append(net(x)[0])
+    assert torch.equal(results[0], results[1]) and not torch.equal(results[0], results[2])
+    torch.manual_seed(1)
+    with torch.no_grad():
+        assert torch.equal(net(x)[0], results[0])
+    state = torch.random.get_rng_state()
+    net.eval()
+    assert torch.equal(net(x)[0], net(x)[0]) and torch.equal(state, torch.random.get_rng_state())
+
+
+@pytest.mark.parametrize("rate", [0.2, 0.7, 1.0])
+def test_dropout_rate(rate, device, wefts):
+    """The upper layer copies the lower one's outputs, all of them positive: each is 0 or grown to keep the mean."""
+    net = weft.nn.RNN(INPUTS, 16, 2, nonlinearity="relu", bias=False, dropout=rate).to(device)
+    with torch.no_grad():
+        for name, p in net.named_parameters():
+            p.copy_(torch.eye(16) if name == "weight_ih_l1" else torch.rand(p.shape) if name == "weight_ih_l0" else torch.zeros(p.shape))
+    x = torch.rand(40, 16, INPUTS, device=device) + 0.1
+    y, whole = net(x)[0], net.eval()(x)[0]
+    ratio, n = (y / whole).detach(), y.numel()
+    kept = ratio > 0
+    assert whole.min() > 0 and (rate == 1 or torch.allclose(ratio[kept], torch.full_like(ratio[kept], 1 / (1 - rate))))
+    assert abs(kept.double().mean().item() - (1 - rate)) <= 5 * math.sqrt(rate * (1 - rate) / n)   # five deviations
+    assert rate == 1 or kept.double().mean((0, 1)).std() < 0.1                                      # of every unit alike
+
+
+# ---------------------------------------------------------------------------------------------- memory
+
+def test_nothing_is_kept_alive(device, wefts):
+    """Every tensor of a list is freed, after success and after failure."""
+    tensors, settings = operator_call(Case("LSTM"), device)
+    refs = [StorageWeakRef(t.untyped_storage()) for t in tensors]
+    forward(tensors, settings)[0].sum().backward()
+    wrong = [*tensors[:-1], tensors[-1].detach()[:5].clone()]
+    with pytest.raises(RuntimeError, match="params"):
+        forward(wrong, settings)
+    del tensors, wrong
+    assert all(ref.expired() for ref in refs)
+
+
+# ---------------------------------------------------------------------------------------------- what is refused
+
+def _wrong() -> dict[str, tuple[str, Any, type, str]]:
+    torch.manual_seed(5)
+    made = {kind: [p.detach() for p in getattr(torch.nn, kind.upper())(INPUTS, HIDDEN).parameters()] for kind in ("gru", "lstm")}
+    g, s = made["gru"], made["lstm"]
+    two = [p.detach() for p in torch.nn.GRU(INPUTS, HIDDEN, 2).parameters()]
+    x, h, d, b = torch.randn(STEPS, MANY, INPUTS), torch.randn(1, MANY, HIDDEN), torch.randn(6, INPUTS), torch.tensor([3, 2, 1])
+    rest = (True, 1, 0.0, False, False, False)
+    pack = rest[:-1]
+    R, T = RuntimeError, TypeError
+    return {
+        "batch of hx": ("gru", (x, h[:, :1], g, *rest), R, r"h0: has the shape \[1, 1, 6\], allowed: \[1, 3, 6\]"),
+        "width of hx": ("gru", (x, torch.randn(1, MANY, 7), g, *rest), R, r"params\[0\]: has the shape \[18, 4\], allowed: \[21, 4\]"),
+        "rank of hx": ("gru", (x, h[0], g, *rest), R, "h0: has"),
+        "one state": ("lstm", (x, (h,), s, *rest), R, "hx has 1 tensors, allowed: two, h0 and c0"),
+        "three states": ("lstm", (x, (h, h, h), s, *rest), R, "hx has 3 tensors, allowed: two, h0 and c0"),
+        "rank of a state": ("lstm", (x, (h[0], h[0]), s, *rest), IndexError, r"h0 has 2 dimensions \[3, 6\], allowed: 3"),
+        "states as a tensor": ("lstm", (x, h, s, *rest), T, "hx is Tensor, allowed: a tuple of two Tensors"),
+        "state as a tuple": ("gru", (x, (h,), g, *rest), T, "hx is tuple, allowed: Tensor"),
+        "wider h0 than c0": ("lstm", (x, (torch.randn(1, MANY, 7), h), s, *rest), R, "h0: has 7 units beside a hidden size of 6, allowed: 1 to"),
+        "few parameters": ("lstm", (x, (h, h), s[:3], *rest), R, "params: has 3 tensors, allowed with num_layers=1, bidirectional=False, has_biases=True: 4"),
+        "no parameters": ("gru", (x, h, [], *rest), R, "params: has 0 tensors, allowed with .*: 4"),
+        "many parameters": ("gru", (x, h, g + g, *rest), R, "params: has 8 tensors, allowed with .*: 4"),
+        "None as a parameter": ("gru", (x, h, [g[0], g[1], None, None], *rest), T, r"params\[2\] is NoneType, allowed: Tensor"),
+        "parameters as a tensor": ("gru", (x, h, g[0], *rest), T, "params is Tensor, allowed: a sequence of Tensors"),
+        "shape of a weight": ("gru", (x, h, [g[0], g[1][:, :5], *g[2:]], *rest), R, r"params\[1\]: has the shape \[18, 5\], allowed: \[18, 6\]"),
+        "shape of a bias": ("lstm", (x, (h, h), [*s[:2], s[2][:5], s[3]], *rest), R, r"params\[2\]: has the shape \[5\], allowed: \[24\]"),
+        "width of input": ("gru", (torch.randn(STEPS, MANY, 7), h, g, *rest), R, r"params\[0\]: has the shape \[18, 4\], allowed: \[18, 7\]"),
+        "rank 2": ("gru", (x[0], h, g, *rest), IndexError, r"input has 2 dimensions \[3, 4\], allowed: 3"),
+        "rank 1": ("gru", (x[0, 0], h, g, *rest), R, "input: has 1 dimensions, allowed: 3"),
+        "rank 4": ("gru", (x[None], h, g, *rest), R, "input: has 4 dimensions, allowed: 3"),
+        "no steps": ("lstm", (x[:0], (h, h), s, *rest), R, r"input: has 0 steps, allowed: 1 to 2\^24"),
+        "type of input": ("lstm", (x.double(), (h, h), s, *rest), R, "is float32, allowed: the type of input, float64"),
+        "type of hx": ("gru", (x, h.double(), g, *rest), R, "h0: is float64, allowed: the type of input, float32"),
+        "type of c0": ("lstm", (x, (h, h.double()), s, *rest), R, "c0: is float64, allowed: the type of input, float32"),
+        "type of a parameter": ("gru", (x, h, [g[0].double(), *g[1:]], *rest), R, r"params\[0\]: is float64, allowed: the type of input, float32"),
+        "no tensor": ("gru", ("x", h, g, *rest), T, "input is str, allowed: Tensor"),
+        "whole numbers": ("gru", (x.long(), h.long(), [p.long() for p in g], *rest), R, "."),
+        "too few layers": ("gru", (x, h, g, True, 0, 0.0, False, False, False), R, "num_layers: is 0, allowed: 1 to 1024"),
+        "too many layers": ("gru", (x, h, g, True, 2, 0.0, False, False, False), R, r"h0: has the shape \[1, 3, 6\], allowed: \[2, 3, 6\]"),
+        "layers as a bool": ("gru", (x, h, g, True, True, 0.0, False, False, False), T, "num_layers is bool, allowed: int"),
+        "layers as a float": ("gru", (x, h, g, True, 1.0, 0.0, False, False, False), T, "num_layers is float, allowed: int"),
+        "directions": ("gru", (x, h, g, True, 1, 0.0, False, True, False), R, r"h0: has the shape \[1, 3, 6\], allowed: \[2, 3, 6\]"),
+        "no biases": ("gru", (x, h, g, False, 1, 0.0, False, False, False), R, "params: has 4 tensors, allowed with .*has_biases=False: 2"),
+        "flag as an int": ("gru", (x, h, g, 1, 1, 0.0, False, False, False), T, "has_biases is int, allowed: bool"),
+        "flag as None": ("gru", (x, h, g, True, 1, 0.0, None, False, False), T, "train is NoneType, allowed: bool"),
+        "dropout": ("gru", (x, torch.randn(2, MANY, HIDDEN), two, True, 2, 2.0, True, False, False), R, "dropout.* 2"),
+        "dropout as text": ("gru", (x, h, g, True, 1, "0", False, False, False), T, "dropout is str, allowed: float"),
+        "missing": ("gru", (x, h, g), T, "has_biases is missing, allowed: input, hx, params"),
+        "ten arguments": ("gru", (x, h, g, *rest, 1), T, "10 arguments are given, allowed: input, hx, params"),
+        "sum of batch_sizes": ("gru", (d, torch.tensor([3, 2, 2]), h, g, *pack), R, "."),
+        "rising batch_sizes": ("gru", (d, torch.tensor([2, 3, 1]), h, g, *pack), R, "."),
+        "negative batch_sizes": ("gru", (d, torch.tensor([3, -1, 4]), h, g, *pack), R, "."),
+        "type of batch_sizes": ("gru", (d, b.int(), h, g, *pack), R, "."),
+        "packed batch of hx": ("lstm", (d, b, (torch.randn(1, 4, HIDDEN),) * 2, s, *pack), R, "."),
+        "packed rank": ("gru", (x, b, h, g, *pack), R, "input: has 3 dimensions, allowed: 2"),
+    }
+
+
+WRONG = _wrong()
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_wrong_calls(name, device, road):
+    function, args, kind, text = WRONG[name]
+
+    def move(v):
+        if isinstance(v, torch.Tensor):
+            return v if not v.is_floating_point() and v.dim() == 1 else v.to(device)
+        return type(v)(map(move, v)) if isinstance(v, (tuple, list)) else v
+    args = tuple(map(move, args))
+    with pytest.raises(kind, match=text):
+        getattr(W, function)(*args)
+    if device.type == "cpu":   # the twin, where it does not crash
+        with pytest.raises(kind):
+            getattr(torch._VF, function)(*args)
+
+
+def test_what_the_twin_crashes_on_is_refused(road):
+    """oneDNN's LSTM reads states of any size as if they fitted."""
+    _, args, _, _ = WRONG["states as a tensor"]
+    x, h, params, *rest = args
+    for input, hx in ((x, (h[:, :1], h[:, :1])), (x[None], (h, h)), (x, (h, torch.randn(2, MANY, HIDDEN)))):
+        with pytest.raises(RuntimeError, match="allowed"):
+            W.lstm(input, hx, params, *rest)
+
+
+@pytest.mark.parametrize("sizes,text", [
+    ([3, 2, 2], "batch_sizes: is 2 at step 2, allowed: 0 or more, not rising, of the sum 6, the rows of input"),
+    ([2, 3, 1], "batch_sizes: is 3 at step 1, allowed"), ([3, -1, 4], "batch_sizes: is -1 at step 1, allowed"),
+    ([3, 2], "batch_sizes: has the sum 5, allowed: the rows of input, 6"), ([[3, 2, 1]], "allowed: int64 of one dimension on the CPU"),
+])
+def test_batch_sizes_of_the_operator(sizes, text, device):
+    tensors, settings = operator_call(Case("GRU"), device, packed=True)
+    settings[0] = torch.tensor(sizes)
+    with torch.no_grad(), pytest.raises(RuntimeError, match=text):
+        forward(tensors, settings)
+
+
+def test_operator_refuses_what_only_it_can_be_given(device):
+    tensors, settings = operator_call(Case("LSTM"), device, grad=False)
+    with pytest.raises(RuntimeError, match="kind: is 'nothing', allowed: 'rnn_relu', 'rnn_tanh', 'lstm' or 'gru'"):
+        forward(tensors, [None, "nothing", *settings[2:]])
+    with pytest.raises(RuntimeError, match="c0: is None with kind 'lstm', allowed: a tensor"):
+        forward([*tensors[:2], None, *tensors[3:]], settings)
+    y, hn, cn, reserve = forward(tensors, settings)
+    back = torch.ops.weft.rnn_backward
+    with pytest.raises(RuntimeError, match=r"reserve: has the shape \[7\], allowed: \[540\]"):
+        back(*tensors[:3], reserve[:7], y, hn, cn, tensors[3:], *settings, 0)
+    with pytest.raises(RuntimeError, match=r"grad_hn: has the shape \[5, 3, 6\], allowed: \[1, 3, 6\]"):
+        back(*tensors[:3], reserve, y, y, cn, tensors[3:], *settings, 0)
+    with pytest.raises(RuntimeError, match="grad_output: is float32, allowed: the type of input, float64"):
+        back(*tensors[:3], reserve, y.float(), hn, cn, tensors[3:], *settings, 0)
+    huge = torch.ones(1, 1, 1, device=device, dtype=torch.float64).expand(STEPS, MANY, (1 << 40) + 1)
+    with pytest.raises(RuntimeError, match=r"elements along dimension 2, allowed: at most 2\^40"):
+        forward([huge, *tensors[1:]], settings)
+
+
+MODULES = {
+    "rank": ("GRU", {}, lambda x, h: (x[None],), ValueError, "input has 4 dimensions .*, allowed: 2 .unbatched. or 3"),
+    "type": ("LSTM", {}, lambda x, h: (x.double(),), ValueError, "dtype"),
+    "width": ("RNN", {}, lambda x, h: (x[..., :3],), RuntimeError, "input.size.*Expected 4, got 3"),
+    "batch of hx": ("GRU", {}, lambda x, h: (x, h[:, :2]), RuntimeError, r"\(1, 3, 6\), got \[1, 2, 6\]"),
+    "batch of h0": ("LSTM", {}, lambda x, h: (x, (h[:, :2], h)), RuntimeError, r"hidden\[0\].*\(1, 3, 6\), got \[1, 2, 6\]"),
+    "batch of c0": ("LSTM", {}, lambda x, h: (x, (h, h[:, :2])), RuntimeError, r"hidden\[1\].*\(1, 3, 6\), got \[1, 2, 6\]"),
+    "rank of hx": ("GRU", {}, lambda x, h: (x, h[0]), RuntimeError, "hx: has 2 dimensions, allowed: 3, as the input is batched"),
+    "rank of states": ("LSTM", {}, lambda x, h: (x[0], (h, h)), RuntimeError, "hx: has 3 and 3 dimensions, allowed: 2, as the input is unbatched"),
+    "layers of hx": ("RNN", {"num_layers": 2}, lambda x, h: (x, h), RuntimeError, r"\(2, 3, 6\), got \[1, 3, 6\]"),
+    "packed hx": ("GRU", {}, lambda x, h: (pack_sequence([x[:, 0], x[:3, 1]]), h), RuntimeError, r"\(1, 2, 6\), got \[1, 3, 6\]"),
+    "packed states": ("LSTM", {}, lambda x, h: (pack_sequence([x[:, 0], x[:3, 1]]), (h, h)), RuntimeError, "."),
+    "packed type": ("LSTM", {}, lambda x, h: (pack_sequence([x[:, 0].double()]),), RuntimeError, "float32, allowed|is float"),
+}
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_wrong_calls_of_modules(name, road):
+    module, options, args, kind, text = MODULES[name]
+    x, h = data("cpu", torch.float32), torch.randn(1, MANY, HIDDEN)
+    with pytest.raises(kind, match=text):
+        getattr(weft.nn, module)(INPUTS, HIDDEN, **options)(*args(x, h))
+    with pytest.raises(kind):
+        getattr(torch.nn, module)(INPUTS, HIDDEN, **options)(*args(x, h))
+
+
+@pytest.mark.parametrize("module,args,options,kind", [
+    ("RNN", (4, 6), {"nonlinearity": "sigmoid"}, ValueError), ("RNN", (4, 6), {"proj_size": 2}, ValueError), ("GRU", (4, 6), {"proj_size": 2}, ValueError),
+    ("LSTM", (4, 6), {"proj_size": 6}, ValueError), ("LSTM", (0, 6), {}, ValueError), ("GRU", (4, -1), {}, ValueError), ("GRU", (4, 6.0), {}, TypeError),
+    ("LSTM", (4, 6), {"dropout": 2}, ValueError), ("LSTM", (4, 6), {"bias": 1}, TypeError), ("GRU", (4, 6, 0), {}, ValueError),
+])
+def test_modules_that_cannot_be_made(module, args, options, kind):
+    for where in (weft.nn, torch.nn):
+        with pytest.raises(kind):
+            getattr(where, module)(*args, **options)
