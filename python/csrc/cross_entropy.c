@@ -95,7 +95,7 @@ static bool run_without_classes(wt_call *call, loss *l, wt_view *v) {
     weft_args args = WEFT_ARGS_INIT;
     for (int i = 2; i < l->count; i++)
         if (wt.aoti_torch_zero_(l->t[i].handle)) return wt_fail(call, "a result could not be set to 0");
-    if (is_none(l)) return true;
+    if (is_none(l)) return wt_rows_finish(call, l->t, l->count);
     l->weight = &none;
     for (int i = 0; i < l->count; i++) v[i].dims[0] = 0, v[i].dims[1] = 1;
     put_loss(&p, &args, l, v, WEFT_FWD);
@@ -114,8 +114,9 @@ static bool is_nan(const void *value, int32_t dtype) {
     }
 }
 
-static bool check_label(wt_call *call, const loss *l, int64_t label) {
-    int64_t classes = l->s.sizes[l->s.channel];
+static bool check_label(wt_call *call, const loss *l, const int64_t *at) {
+    int64_t classes = l->s.sizes[l->s.channel], label;
+    memcpy(&label, at, sizeof(label));   /* it may lie unaligned */
     if ((label >= 0 && label < classes) || label == l->ignore) return true;
     return wt_fail(call, "target: is %lld, allowed: a class, 0 or more and below %lld, or ignore_index, %lld", (long long)label, (long long)classes,
                    (long long)l->ignore);
@@ -127,14 +128,14 @@ static bool check_labels(wt_call *call, const loss *l, const wt_view *v) {
         for (int64_t z = 0; z < d[2]; z++)
             for (int64_t y = 0; y < d[3]; y++)
                 for (int64_t x = 0; x < d[4]; x++)
-                    if (!check_label(call, l, label[n * s[0] + z * s[2] + y * s[3] + x * s[4]])) return false;
+                    if (!check_label(call, l, label + n * s[0] + z * s[2] + y * s[3] + x * s[4])) return false;
     return true;
 }
 
 /* A loss by row may hold NaN anywhere: reading the labels is cheaper than reading it. */
 static bool check_target(wt_call *call, const loss *l, const wt_view *v) {
-    bool suspect = is_none(l) || !v->dims[1] || is_nan(l->reduced, v[SRC].dtype);
-    return l->probs || !on_cpu(call) || !suspect || check_labels(call, l, &v[LABELS]);
+    if (l->probs || !on_cpu(call)) return true;   /* a GPU's memory cannot be read here */
+    return (!is_none(l) && v->dims[1] && !is_nan(l->reduced, v[SRC].dtype)) || check_labels(call, l, &v[LABELS]);
 }
 
 /* ---------------------------------------------------------------- operators */
