@@ -319,6 +319,22 @@ def test_compile_of_pairs_and_out(device):
     assert torch.equal(out[0], y) and torch.equal(out[1], where)
 
 
+def test_compile_of_sizes_that_nobody_knows(device):
+    for f in (lambda x: W.max_pool2d(x, 3, 2, 1, ceil_mode=True), lambda x: W.avg_pool2d(x, 2), lambda x: W.adaptive_avg_pool2d(x, (3, None))):
+        torch.compiler.reset()
+        x = data((2, 4, 6, 7), device)
+        for axis in (0, 2, 3):
+            torch._dynamo.decorators.mark_unbacked(x, axis)
+        assert torch.equal(torch.compile(f, fullgraph=True, backend="aot_eager")(x), f(x))
+
+
+def test_compile_of_a_window_from_a_size(device):
+    torch.compiler.reset()
+    x = data((2, 4, 6, 9), device)
+    compiled = torch.compile(lambda x: W.avg_pool2d(x, (x.shape[-2], x.shape[-1])), fullgraph=True, backend="aot_eager", dynamic=True)
+    torch.testing.assert_close(compiled(x), x.mean((-2, -1), keepdim=True))
+
+
 def test_compile_of_transforms(device):
     torch.compiler.reset()
     x = data((2, 3, 8, 8), device)
