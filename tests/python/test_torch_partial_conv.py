@@ -38,11 +38,11 @@ def make_mask(c, kind, device, dtype):
 
 def definition(c, x, w, b, mask):
     """(y, new mask) in float64: S, the sum of the mask over each window, is a convolution of the mask with ones."""
-    batched, rank = x.dim() == c.rank + 2, c.rank
+    rank = c.rank
     if mask is None:
-        m = torch.ones(*([1] * (x.dim() - rank)), *x.shape[-rank:], dtype=torch.float64)
+        m = x.new_ones(*([1] * (x.dim() - rank)), *x.shape[-rank:])
     else:
-        m = (mask != 0 if not mask.is_floating_point() else mask).double().cpu()
+        m = (mask != 0 if not mask.is_floating_point() else mask).to(x.device, torch.float64)
         m = m.unsqueeze(-rank - 1) if m.dim() < x.dim() else m
     one = m.shape[-rank - 1] == 1
     xm = torch.where(m != 0, x, 0.0) if mask is not None and not mask.is_floating_point() else x * m
@@ -75,7 +75,7 @@ def test_definition(c, kind, device):
         got = [y, new, *torch.autograd.grad(y, [t for t in tensors if t is not None], grad)]
         assert new.dtype == (dtype if mask is None else mask.dtype) and not new.requires_grad
         for ours, truth in zip(got, truth_of(c, tensors, mask, grad), strict=True):
-            close(ours if ours.is_floating_point() else ours.double(), truth, 4 * math.prod(c.weight[1:]))
+            close((ours if ours.is_floating_point() else ours.double()).cpu(), truth, 4 * math.prod(c.weight[1:]))
 
 
 def test_whole_windows_are_convolution(device):
@@ -228,11 +228,10 @@ def test_gradients_of_some(wanted, device):
     leaves, mask = c.tensors(device, torch.float64), make_mask(c, "every-fraction", device, torch.float64)
     some = [t.requires_grad_(i in wanted) for i, t in enumerate(leaves)]
     y, _ = weft_of(c)(*some, mask, **c.options)
-    truth, _ = definition(c, *(t.cpu() for t in some), mask)
+    truth, _ = definition(c, *some, mask)
     grad = torch.randn_like(y)
-    got = torch.autograd.grad(y, [some[i] for i in wanted], grad)
-    for ours, theirs in zip(got, torch.autograd.grad(truth, [some[i] for i in wanted], grad.cpu())):
-        close(ours, theirs.cpu())
+    for ours, theirs in zip(*(torch.autograd.grad(of, [some[i] for i in wanted], grad) for of in (y, truth))):
+        close(ours, theirs)
     if wanted != (2,):
         assert torch.autograd.gradgradcheck(of_leaves(c, mask, True), some, fast_mode=True)
 
@@ -259,9 +258,9 @@ TRANSFORMS = {
 @pytest.mark.parametrize("name", TRANSFORMS)
 def test_transforms(name, device):
     c = case("1d-stride-dilation")
-    x, w, b = (t.cpu() for t in c.tensors(device, torch.float64))
+    x, w, b = c.tensors(device, torch.float64)
     for kind in ("none", "plane-shared", "every-shared"):
-        mask = make_mask(c, kind, torch.device("cpu"), torch.float64)
+        mask = make_mask(c, kind, device, torch.float64)
         ours = TRANSFORMS[name](lambda x, w: weft_of(c)(x, w, b, mask, **c.options)[0], x, w)
         theirs = TRANSFORMS[name](lambda x, w: definition(c, x, w, b, mask)[0], x, w)
         torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-9)

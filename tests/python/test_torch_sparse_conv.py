@@ -47,12 +47,12 @@ def test_twin(c, device):
         truth[2] = torch.where(w.detach().cpu() != 0, truth[2], 0.0)
         leaves = [t for t in (x, w, b) if t is not None]
         for ours, theirs in zip([y, *torch.autograd.grad(y, leaves, grad)], truth, strict=True):
-            close(ours, theirs, 4 * math.prod(c.weight[1:]))
+            close(ours.cpu(), theirs, 4 * math.prod(c.weight[1:]))
         held = from_dense(w.detach())
         held.values.requires_grad_()
         again = weft_of(c)(x, held, b, **c.options)
         assert torch.equal(again, y) and held.nnz == w.count_nonzero()
-        close(torch.autograd.grad(again, held.values, grad)[0], held.gather(truth[2].to(device)).cpu(), 4 * math.prod(c.weight[1:]))
+        close(torch.autograd.grad(again, held.values, grad)[0], held.gather(truth[2].to(device)), 4 * math.prod(c.weight[1:]))
 
 
 @pytest.mark.parametrize("act", ["relu", "clip"])
