@@ -252,20 +252,19 @@ static bool check_out(wt_call *call, int at, int64_t rank, const int64_t *sizes,
     bool same = out->rank == rank;
     for (int64_t a = 0; same && a < rank; a++) same = out->sizes[a] == sizes[a];
     if (!same) {
-        char got[96] = "", allowed[96] = "";
-        for (int64_t a = 0, n = 0; a < out->rank && n < 80; a++) n += snprintf(got + n, sizeof(got) - (size_t)n, a ? ", %lld" : "%lld", (long long)out->sizes[a]);
-        for (int64_t a = 0, n = 0; a < rank && n < 80; a++) n += snprintf(allowed + n, sizeof(allowed) - (size_t)n, a ? ", %lld" : "%lld", (long long)sizes[a]);
-        return wt_fail(call, "%s: has the shape [%s], allowed: the shape of the result, [%s]", name, got, allowed);
+        char got[96], allowed[96];
+        wt_shape_text(got, out->rank, out->sizes);
+        wt_shape_text(allowed, rank, sizes);
+        return wt_fail(call, "%s: has the shape %s, allowed: the shape of the result, %s", name, got, allowed);
     }
     if (out->code != code) return wt_fail(call, "%s: is %s, allowed: the type of the result, %s", name, wt_dtype_name(out->code), wt_dtype_name(code));
     for (int64_t a = 0; a < rank; a++)
         if (sizes[a] > 1 && out->strides[a] == 0) return wt_fail(call, "%s: is expanded along dimension %lld, allowed: memory for every element", name, (long long)a);
-    for (int i = 0; i < call->op->nargs; i++) {
-        const wt_tensor *t = &call->arg[i].tensor;
-        bool tensor = call->op->kind[i] == WT_TENSOR || call->op->kind[i] == WT_TENSOR_OR_NONE;
-        if (i == at || !tensor || !t->handle || !shares(out, t) || (call->op->in_place && i == 0 && is_same(out, t))) continue;
-        return wt_fail(call, "%s: shares memory with %s, allowed: memory of its own", name, call->op->name[i]);
-    }
+    const wt_tensor *t;
+    for (int i = 0; i < call->op->nargs; i++)
+        for (size_t k = 0; (t = tensor_of(call, i, k)); k++)
+            if (i != at && shares(out, t) && !(call->op->in_place && i == 0 && is_same(out, t)))
+                return wt_fail(call, "%s: shares memory with %s, allowed: memory of its own", name, call->op->name[i]);
     return true;
 }
 

@@ -104,7 +104,8 @@ static bool read_states(wt_call *call, layers *s) {
     if (!check_shape(call, "h0", h, 3, of_h) || !check_type(call, "h0", h, s->code)) return false;
     if (c->handle && (!check_shape(call, "c0", c, 3, of_c) || !check_type(call, "c0", c, s->code))) return false;
     if (s->H < 1 || s->H > (1 << 20) || s->P < 1 || s->P > s->H)
-        return wt_fail(call, "h0: has %lld units beside a hidden size of %lld, allowed: 1 to the hidden size, which is at most 2^20", (long long)s->P, (long long)s->H);
+        return wt_fail(call, "h0: has %lld units beside a hidden size of %lld, allowed: 1 to the hidden size, which is at most 2^20", (long long)s->P,
+                       (long long)s->H);
     s->gates = kinds[s->kind].gates * s->H;
     return true;
 }
