@@ -17,7 +17,7 @@ from samples import Sample, arguments_of, compare, copied, draw, internals, repo
 from test_samples import TWINS
 
 MODULES = [*(f"{kind}{rank}d" for kind in ("Conv", "ConvTranspose", "MaxPool", "AvgPool", "AdaptiveAvgPool", "BatchNorm") for rank in (1, 2, 3)),
-           "ReLU", "Tanh", "Sigmoid", "Softmax", "LogSoftmax", "CrossEntropyLoss", "LocalResponseNorm", "RNN", "LSTM", "GRU"]
+           "ReLU", "Hardtanh", "Tanh", "Sigmoid", "Softmax", "LogSoftmax", "CrossEntropyLoss", "LocalResponseNorm", "RNN", "LSTM", "GRU"]
 
 
 def info(name):
