@@ -7,6 +7,7 @@ Probabilities t and class weights w have gradients through a = w b, b = (1 - s) 
 """
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -16,6 +17,7 @@ from .._rules import TYPES, Rule, call, check, dense, is_last, known
 from .softmax import softmax
 
 NONE, MEAN, SUM = range(3)
+WEIGHT_WITH_CLASSES = "weight: requires grad and target has classes, allowed: a gradient of weight only with probabilities"
 
 
 # ---------------------------------------------------------------------------------------------- shapes
@@ -100,7 +102,7 @@ class _Parts:
 
     def total(self) -> Any:
         """What the mean divides by."""
-        return self.own.sum() if not self.probs else self.input[:, 0].numel() if self.at else 1
+        return math.prod(_rows(self.input)) if self.probs else self.own.sum()
 
     def spread(self, grad: Tensor) -> Tensor:
         """g of every row. An ignored row has none, though its weights may be all that the mean has: 0."""
@@ -118,8 +120,10 @@ class _Parts:
         return call(softmax, self.input, self.at, self.input.dtype)
 
     def to_target_and_weight(self, da: Tensor, wanted: tuple[bool, bool]) -> tuple[Tensor | None, Tensor | None]:
-        """From the gradient of the shares; of labels there is none."""
+        """From the gradient of the shares; of labels there is none, and none of the weights with them."""
         if not self.probs:
+            if wanted[1]:
+                raise RuntimeError(WEIGHT_WITH_CLASSES)
             return None, None
         of_target = self._weigh(da) * (1 - self.smoothing) if wanted[0] else None
         return of_target, (da * self.unweighted).movedim(self.at, 0).reshape(self.classes, -1).sum(1) if wanted[1] else None
@@ -206,7 +210,7 @@ def _joined(t: Tensor, at: int | None, size: int, batched: bool) -> Tensor:
 def _totals(input: Tensor, target: Tensor, weight: Tensor | None, ignore_index: int, size: int) -> Any:
     """What the mean divides by, for each of the batch of vmap."""
     if target.dtype == input.dtype:
-        return input[:, 0].numel() // size
+        return math.prod(_rows(input)) // size
     counts = target != ignore_index
     weights = counts.to(input.dtype) if weight is None else weight[target.where(counts, 0)] * counts
     return weights.reshape(size, -1).sum(1)

@@ -94,7 +94,7 @@ def _labels(input: Tensor, target: Tensor, weight: Optional[Tensor]) -> Tensor:
             raise RuntimeError(f"target: is {str(target.dtype)[6:]}, allowed: int64{' or uint8' if input.dim() <= 2 else ''} for classes")
         target = target.long()
     if weight is not None and weight.requires_grad and torch.is_grad_enabled():
-        raise RuntimeError("weight: requires grad and target has classes, allowed: a gradient of weight only with probabilities")
+        raise RuntimeError(_ops.WEIGHT_WITH_CLASSES)
     return target
 
 
