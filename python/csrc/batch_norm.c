@@ -4,7 +4,7 @@
  * read and written through a copy. */
 #include <string.h>
 
-#include "binding.h"
+#include "batch_norm_peer.h"
 
 enum { INPUT, WEIGHT, BIAS, MEAN, VAR, EPS, MOMENTUM };                       /* forward operators */
 enum { B_GRAD, B_INPUT, B_WEIGHT, B_MEAN, B_SPREAD, B_TRAINING, B_EPS };
@@ -110,14 +110,14 @@ static void put_vector(weft_problem *p, weft_args *args, weft_role role, const w
 }
 
 /* input, weight, bias and the result, which is made here */
-static bool put_forward(wt_call *call, weft_problem *p, weft_args *args, bool training) {
+static bool put_forward(wt_call *call, weft_problem *p, weft_args *args, bool training, wt_view *y) {
     const wt_tensor *t = &call->arg[INPUT].tensor;
     int rank = (int)t->rank - 2;
-    wt_view x = wt_see(t, rank), y;
-    if (!wt_create(call, 0, &y, x.dims, rank, wt_is_last(&x), true, t->code)) return false;
+    wt_view x = wt_see(t, rank);
+    if (!wt_create(call, 0, y, x.dims, rank, wt_is_last(&x), true, t->code)) return false;
     begin(p, WEFT_FWD, &x, t->rank, training, call->arg[EPS].real);
     wt_put(p, args, WEFT_SRC, &x);
-    wt_put(p, args, WEFT_DST, &y);
+    wt_put(p, args, WEFT_DST, y);
     put_argument(call, p, args, WEFT_WEIGHTS, WEIGHT);
     put_argument(call, p, args, WEFT_BIAS, BIAS);
     return true;
@@ -127,13 +127,13 @@ static bool put_forward(wt_call *call, weft_problem *p, weft_args *args, bool tr
 static bool run_batch_norm(wt_call *call) {
     weft_problem p;
     weft_args args = WEFT_ARGS_INIT;
-    wt_view mean, var;
-    if (!check_forward(call) || !put_forward(call, &p, &args, false)) return false;
+    wt_view y, mean, var;
+    if (!check_forward(call) || !put_forward(call, &p, &args, false, &y)) return false;
     if (!see_statistic(call, MEAN, &mean) || !see_statistic(call, VAR, &var)) return false;
     if (!p.c) return true;   /* nothing, and a problem has channels */
     put_vector(&p, &args, WEFT_MEAN, &mean);
     put_vector(&p, &args, WEFT_VAR, &var);
-    return wt_execute(call, wt_plan(call, &p), &args);
+    return wt_run(call, &p, &args, wt_batch_norm_has_peer(call, INPUT, WEIGHT) ? wt_batch_norm_peer : NULL, &y);
 }
 WT_OPERATOR_OUT(batch_norm, "batch_norm(Tensor input, Tensor? weight, Tensor? bias, Tensor running_mean, Tensor running_var, float eps) -> Tensor")
 
@@ -141,10 +141,10 @@ WT_OPERATOR_OUT(batch_norm, "batch_norm(Tensor input, Tensor? weight, Tensor? bi
 static bool run_batch_norm_train(wt_call *call) {
     weft_problem p;
     weft_args args = WEFT_ARGS_INIT;
-    wt_view mean, var, save_mean, save_invstd;
+    wt_view y, mean, var, save_mean, save_invstd;
     const wt_tensor *x = &call->arg[INPUT].tensor;
     bool track = call->arg[MEAN].tensor.handle;
-    if (!check_forward(call) || !put_forward(call, &p, &args, true)) return false;
+    if (!check_forward(call) || !put_forward(call, &p, &args, true, &y)) return false;
     int32_t code = wide_code(x->dtype);
     if (!make_vector(call, 1, &save_mean, p.c, code) || !make_vector(call, 2, &save_invstd, p.c, code)) return false;
     if (track && (!open_statistic(call, MEAN, &mean) || !open_statistic(call, VAR, &var))) return false;
@@ -157,7 +157,9 @@ static bool run_batch_norm_train(wt_call *call) {
         put_vector(&p, &args, WEFT_MEAN, &mean);
         put_vector(&p, &args, WEFT_VAR, &var);
     }
-    return wt_execute(call, wt_plan(call, &p), &args) && (!track || (close_statistic(call, MEAN, &mean) && close_statistic(call, VAR, &var)));
+    call->once |= track;             /* a rehearsal would move the running statistics */
+    bool ok = wt_run(call, &p, &args, wt_batch_norm_has_peer(call, INPUT, WEIGHT) ? wt_batch_norm_train_peer : NULL, &y);
+    return ok && (!track || (close_statistic(call, MEAN, &mean) && close_statistic(call, VAR, &var)));
 }
 WT_OPERATOR_OUT(batch_norm_train, "batch_norm_train(Tensor input, Tensor? weight, Tensor? bias, Tensor(c!)? running_mean, Tensor(d!)? running_var, "
                                   "float eps, float momentum) -> (Tensor, Tensor, Tensor)")
@@ -208,7 +210,7 @@ static bool run_batch_norm_backward(wt_call *call) {
         put_vector(&p, &args, WEFT_DIFF_WEIGHTS, &dw);
         put_vector(&p, &args, WEFT_DIFF_BIAS, &db);
     }
-    return wt_execute(call, wt_plan(call, &p), &args);
+    return wt_run(call, &p, &args, wt_batch_norm_has_peer(call, B_INPUT, B_WEIGHT) ? wt_batch_norm_backward_peer : NULL, &dx);
 }
 WT_OPERATOR(batch_norm_backward, "batch_norm_backward(Tensor grad_output, Tensor input, Tensor? weight, Tensor mean, Tensor spread, bool training, "
                                  "float eps) -> (Tensor, Tensor, Tensor)")

@@ -109,3 +109,28 @@ def test_an_error_of_torch_is_told(device):
     with weft.backends.pin("torch"), pytest.raises(RuntimeError, match="weft::conv"):
         W.conv2d(x, torch.randn(4, 4, 3, 3, device=device), dilation=5)
     assert W.conv2d(x, torch.randn(4, 4, 3, 3, device=device)).shape == (1, 4, 7, 7)
+
+
+@pytest.mark.parametrize("kinds", [(torch.float32,) * 2, (torch.float64,) * 2, (torch.bfloat16, torch.float32), (torch.float16, torch.float32)], ids=str)
+@pytest.mark.parametrize("affine", [True, False], ids=["affine", "plain"])
+@pytest.mark.parametrize("training", [True, False], ids=["train", "eval"])
+@pytest.mark.parametrize("shape, last", [((4, 8, 6, 7), False), ((4, 8, 6, 7), True), ((5, 3), False), ((2, 3, 9), False), ((2, 3, 4, 5, 6), False)], ids=str)
+def test_batch_norm(device, shape, last, training, affine, kinds):
+    """PyTorch's kernels through weft's operators give what PyTorch gives: results, strides, running statistics, gradients."""
+    x = torch.randn(shape, device=device).to(kinds[0])
+    x = channels_last(x) if last else x
+    parameters = [torch.randn(shape[1], device=device, dtype=kinds[1]) for _ in range(2)] if affine else [None, None]
+    results = []
+    for f in (F.batch_norm, W.batch_norm):
+        leaves = [None if t is None else t.clone().requires_grad_() for t in (x, *parameters)]
+        running = [torch.full((shape[1],), v, device=device, dtype=kinds[1]) for v in (0.25, 1.5)]
+        with weft.backends.pin("torch"):
+            y = f(leaves[0], *running, *leaves[1:], training)
+            ran = weft.backends.kernels()
+            grads = torch.autograd.grad(y, [t for t in leaves if t is not None], torch.linspace(-1, 1, y.numel(), device=device).view(shape).to(kinds[0]))
+        results.append([y, *running, *grads])
+    if affine or kinds[0] in (torch.float32, torch.float64):
+        assert ran == "torch" == weft.backends.kernels()
+    for theirs, ours in zip(*results, strict=True):
+        torch.testing.assert_close(ours, theirs)
+        assert ours.stride() == theirs.stride()
