@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .._rules import TYPES, Rule, call, check
+from .._rules import TYPES, Rule, call, check, known
 
 WANT_INPUT, WANT_X = 1, 2
 _COMPLEX = (torch.complex64, torch.complex128)
@@ -31,18 +31,15 @@ def _check(complex: bool, input: Tensor, x: Tensor, side: str) -> None:
     check(x.device == input.device, lambda: f"x: is on {x.device}, allowed: the device of input, {input.device}")
     pair = _pair(complex, input)
     halves = ", the last for the two halves of a number" if pair else ""
-    check(input.dim() >= 2 + pair, lambda: f"input: has {input.dim()} dimensions, allowed: {2 + pair} or more{halves}")
-    check(x.dim() == 1 + pair, lambda: f"x: has {x.dim()} dimensions, allowed: {1 + pair}{halves}")
-    for name, t in (("input", input), ("x", x)) if pair else ():
-        check(t.shape[-1] == 2, lambda: f"{name}: has {t.shape[-1]} elements along its last dimension, allowed: 2, the halves of a complex number")
+    for name, t, fits, allowed in (("input", input, input.dim() >= 2 + pair, f"{2 + pair} or more"), ("x", x, x.dim() == 1 + pair, f"{1 + pair}")):
+        check(fits, lambda: f"{name}: has {t.dim()} dimensions, allowed: {allowed}{halves}")
+        check(not pair or t.shape[-1] == 2, lambda: f"{name}: has {t.shape[-1]} elements along its last dimension, allowed: 2, the halves of a complex number")
     check(side in ("", "left", "right"), lambda: f"side: is '{side}', allowed: 'left', 'right' or '' for either")
     rows, cols, length = input.shape[-2 - pair], input.shape[-1 - pair], x.shape[0]
     if side:
         wanted, kind = (rows, "row") if side == "left" else (cols, "column")
         check(length == wanted, lambda: f"x: has {length} elements, allowed with side '{side}': {wanted}, one for each {kind}")
-    elif not all(isinstance(n, int) for n in (rows, cols, length)):
-        return                       # the kernel looks at the sizes of the day, and so takes no guard on them
-    else:
+    elif all(isinstance(n, int) for n in (rows, cols, length)):   # else the kernel looks at the sizes of the day, and no guard is made here
         check(length in (cols, rows), lambda: f"x: has {length} elements, allowed: {cols}, one for each column, or {rows}, one for each row")
 
 
@@ -57,7 +54,8 @@ def _fake_backward(complex):
     def fake(grad_output, input, x, side, want):
         _check(complex, input, x, side)
         check(grad_output.dtype == input.dtype, lambda: f"grad_output: is {str(grad_output.dtype)[6:]}, allowed: the type of input, {str(input.dtype)[6:]}")
-        check(grad_output.dim() == input.dim(),
+        check(want in range(4), lambda: f"want: is {want}, allowed: 0 to 3")
+        check(grad_output.dim() == input.dim() and all(known(a == b) for a, b in zip(grad_output.shape, input.shape)),
               lambda: f"grad_output: has the shape {list(grad_output.shape)}, allowed: that of input, {list(input.shape)}")
         return input.new_empty(input.shape if want & WANT_INPUT else [0]), x.new_empty(x.shape if want & WANT_X else [0])
     return fake
