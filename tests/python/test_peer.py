@@ -129,8 +129,10 @@ def test_batch_norm(device, shape, last, training, affine, kinds):
             ran = weft.backends.kernels()
             grads = torch.autograd.grad(y, [t for t in leaves if t is not None], torch.linspace(-1, 1, y.numel(), device=device).view(shape).to(kinds[0]))
         results.append([y, *running, *grads])
-    if affine or kinds[0] in (torch.float32, torch.float64):
-        assert ran == "torch" == weft.backends.kernels()
+    if not affine and kinds[0] != kinds[1]:   # PyTorch's statistics would have 16 bits, weft's have 32
+        assert "torch" not in ran
+        return
+    assert ran == "torch" == weft.backends.kernels()
     for theirs, ours in zip(*results, strict=True):
         torch.testing.assert_close(ours, theirs)
         assert ours.stride() == theirs.stride()
