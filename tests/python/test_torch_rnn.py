@@ -210,7 +210,11 @@ def test_default_is_the_twin(case, dtype, device):
             got = flat(net(input))
             results.append([*got, *torch.autograd.grad(got, list(net.parameters()), [torch.ones_like(t) for t in got])])
         assert weft.backends.kernels() == f"torch_{case.function}"
-        torch.testing.assert_close(results[0], results[1], rtol=0 if device.type == "cpu" else 1e-3, atol=0 if device.type == "cpu" else 1e-5)
+        for a, b in zip(*results, strict=True):
+            if device.type == "cpu":
+                assert torch.equal(a, b)
+            else:   # cuDNN's gradients are sums in any order
+                close(a.detach(), b.detach(), STEPS * MANY)
 
 
 @pytest.mark.parametrize("case", PLAIN, ids=str)
@@ -384,7 +388,7 @@ def test_compiled_function(case, dtype, device, road):
         h, c = [*(t.requires_grad_() for t in case.states(device, dtype, many)), None][:2]
         given = [t for t in (x, h, c, *params) if t is not None]
         found = [torch.autograd.grad(g(x, h, c, *params).sum(), given) for g in (compiled, f)]
-        torch.testing.assert_close(found[0], found[1])
+        torch.testing.assert_close(found[0], found[1], rtol=1e-4, atol=1e-5)
     assert len(graphs) == 1
 
 
@@ -423,16 +427,18 @@ def test_export(device, road):
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("case", [Case("RNN"), Case("LSTM"), Case("GRU")], ids=str)
 def test_autocast(case, dtype, device, road):
+    """Results have the twin's type. Where PyTorch's libraries have none of that type, or take float16 for it, weft's is what was asked for."""
     ours, _ = case.pair(device, torch.float32)
     twin = getattr(torch.nn, case.module)(INPUTS, HIDDEN).to(device)
     x = data(device, torch.float32)
+    apart = device.type == "cuda" or (case.lstm and dtype == torch.float16)
     with torch.autocast(device.type, dtype=dtype):
-        if case.lstm and dtype == torch.float16 and device.type == "cpu":   # which PyTorch has on some processors only
-            with weft.backends.flags(delegate=False):
-                assert {t.dtype for t in flat(ours(x))} == {dtype}
-            return
-        assert [t.dtype for t in flat(ours(x))] == [t.dtype for t in flat(twin(x))]
-        assert ours.double()(x.double())[0].dtype == (twin.double()(x.double())[0].dtype if road == "torch" else torch.float64)
+        if road == "weft":
+            assert {t.dtype for t in flat(ours(x))} == ({dtype} if apart else {t.dtype for t in flat(twin(x))})
+            assert ours.double()(x.double())[0].dtype == torch.float64
+        elif device.type == "cuda" or not apart:
+            assert [t.dtype for t in flat(ours(x))] == [t.dtype for t in flat(twin(x))]
+            assert ours.double()(x.double())[0].dtype == twin.double()(x.double())[0].dtype
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
@@ -608,6 +614,18 @@ def test_wrong_calls(name, device, road):
     if device.type == "cpu":   # the twin, where it does not crash
         with pytest.raises(kind):
             getattr(torch._VF, function)(*args)
+
+
+def test_two_devices(road):
+    function, (x, h, params, *rest), _, _ = WRONG["batch of hx"]
+    h = torch.randn(1, MANY, HIDDEN)
+    with pytest.raises(RuntimeError, match="h0: is on meta, allowed: the device of input, cpu"):
+        W.gru(x, h.to("meta"), params, *rest)
+    with pytest.raises(RuntimeError, match=r"params\[2\]: is on meta, allowed: the device of input, cpu"):
+        W.gru(x, h, [*params[:2], params[2].to("meta"), params[3]], *rest)
+    if torch.cuda.is_available():
+        with pytest.raises(RuntimeError, match=r"params.*: is on cpu.*, allowed: the device of input, cuda"):
+            W.gru(x.cuda(), h.cuda(), params, *rest)
 
 
 def test_what_the_twin_crashes_on_is_refused(road):
