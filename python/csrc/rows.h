@@ -30,7 +30,7 @@ bool wt_rows_of(wt_call *call, int at, const wt_shape *s, bool channels, wt_rows
 bool wt_rows_create(wt_call *call, int slot, const wt_shape *s, bool channels, bool last, int32_t code, wt_rows *t);
 /* Channels-last memory, by the rule of wt_is_last; never of fewer than three axes. */
 bool wt_rows_last(const wt_shape *s, const wt_rows *t);
-/* All on the axes of one problem: v[i] is t[i]. Rows must not be empty. */
+/* All on the axes of one problem: v[i] is t[i]. */
 bool wt_rows_fold(wt_call *call, const wt_shape *s, wt_rows *t, int count, wt_view *v);
 /* After the run: what was written to a copy goes to its place. */
 bool wt_rows_finish(wt_call *call, const wt_rows *t, int count);
