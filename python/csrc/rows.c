@@ -94,7 +94,7 @@ bool wt_rows_create(wt_call *call, int slot, const wt_shape *s, bool channels, b
 /* ---------------------------------------------------------------- folding */
 /* Axes in order, sizes of one left out, each joined to the one before it where every tensor has them one after the other.
  * outer: the axes before the channels. False: more are left than a problem has. */
-static bool fold(const wt_shape *s, const wt_rows *t, int count, wt_view *v) {
+bool wt_rows_view(const wt_shape *s, const wt_rows *t, int count, wt_view *v) {
     int64_t size[PLACES];
     int from[PLACES], used = 0, outer = 0;   /* from: the last axis of the group, whose stride is the group's */
     for (int a = 0; a < s->rank; a++) {
@@ -120,7 +120,7 @@ static bool fold(const wt_shape *s, const wt_rows *t, int count, wt_view *v) {
 }
 
 /* In a dense copy the axes before the channels are one, and those behind them. */
-static bool copy(wt_call *call, const wt_shape *s, wt_rows *t) {
+bool wt_rows_copy(wt_call *call, const wt_shape *s, wt_rows *t) {
     wt_rows old = *t;
     wt_handle *slot = wt_scratch(call);
     if (!slot || !make(call, 0, slot, s, old.channels, false, old.code, t)) return false;
@@ -131,10 +131,10 @@ static bool copy(wt_call *call, const wt_shape *s, wt_rows *t) {
 }
 
 bool wt_rows_fold(wt_call *call, const wt_shape *s, wt_rows *t, int count, wt_view *v) {
-    if (fold(s, t, count, v)) return true;
+    if (wt_rows_view(s, t, count, v)) return true;
     for (int i = 0; i < count; i++)
-        if (!copy(call, s, &t[i])) return false;
-    return fold(s, t, count, v) || wt_fail(call, "%d dimensions could not be folded", s->rank);
+        if (!wt_rows_copy(call, s, &t[i])) return false;
+    return wt_rows_view(s, t, count, v) || wt_fail(call, "%d dimensions could not be folded", s->rank);
 }
 
 bool wt_rows_finish(wt_call *call, const wt_rows *t, int count) {

@@ -32,6 +32,9 @@ bool wt_rows_create(wt_call *call, int slot, const wt_shape *s, bool channels, b
 bool wt_rows_last(const wt_shape *s, const wt_rows *t);
 /* All on the axes of one problem: v[i] is t[i]. */
 bool wt_rows_fold(wt_call *call, const wt_shape *s, wt_rows *t, int count, wt_view *v);
+/* The two halves of that: views where the axes fold, false where they do not; a dense copy of the shape in place of a tensor. */
+bool wt_rows_view(const wt_shape *s, const wt_rows *t, int count, wt_view *v);
+bool wt_rows_copy(wt_call *call, const wt_shape *s, wt_rows *t);
 /* After the run: what was written to a copy goes to its place. */
 bool wt_rows_finish(wt_call *call, const wt_rows *t, int count);
 /* A problem over rows that look like v. */

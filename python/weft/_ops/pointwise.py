@@ -1,0 +1,187 @@
+"""relu, clip, tanh, sigmoid, ncrelu: shapes, derivatives, batching and the forms in place of weft::relu, clip, tanh, sigmoid, ncrelu, ncrelu_backward."""
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.autograd.forward_ad as _forward_ad
+from torch import Tensor
+
+from .._rules import TYPES, Rule, call, check, dense, is_last
+from .conv import rounded
+
+_aten = torch.ops.aten
+_BelowAutograd = torch._C._AutoDispatchBelowAutograd
+_is_compiling = torch.compiler.is_compiling
+_in_transform = torch._C._are_functorch_transforms_active
+_grad_enabled = torch.is_grad_enabled
+
+
+# ---------------------------------------------------------------------------------------------- shapes
+
+def _check_float(name: str, t: Tensor) -> None:
+    check(t.dtype in TYPES, lambda: f"{name}: is {str(t.dtype)[6:]}, allowed: float32, float64, float16 or bfloat16")
+    check(t.dim() <= 64, lambda: f"{name}: has {t.dim()} dimensions, allowed: at most 64")
+
+
+def _fake(input):
+    _check_float("input", input)
+    return torch.empty_like(input)
+
+
+def _fake_clip(input, lo, hi):
+    result = _fake(input)
+    most = torch.finfo(input.dtype).max
+    for name, value in (("lo", lo), ("hi", hi)):
+        check(math.isinf(value) or abs(value) <= most, lambda: f"{name}: is {value}, allowed for {str(input.dtype)[6:]}: {-most} to {most}, or infinity")
+    check(lo <= hi, lambda: f"lo: is {lo}, allowed: not above hi, {hi}")
+    return result
+
+
+def _like(t: Tensor, channels: Any) -> Tensor:
+    """Dense, in the format of t, with so many channels."""
+    rank = t.dim() - 2
+    return dense(t, [t.shape[0], channels, *t.shape[2:]], rank > 0 and is_last(t, rank), rank)
+
+
+def _check_halves(input: Tensor) -> None:
+    _check_float("input", input)
+    check(input.dim() >= 2, lambda: f"input: has {input.dim()} dimensions, allowed: 2 or more")
+
+
+def _fake_ncrelu(input):
+    _check_halves(input)
+    return _like(input, 2 * input.shape[1])
+
+
+def _fake_ncrelu_backward(grad_output, input):
+    _check_halves(input)
+    wide = [input.shape[0], 2 * input.shape[1], *input.shape[2:]]
+    check(grad_output.dtype == input.dtype, lambda: f"grad_output: is {str(grad_output.dtype)[6:]}, allowed: the type of input, {str(input.dtype)[6:]}")
+    check(list(grad_output.shape) == wide, lambda: f"grad_output: has the shape {list(grad_output.shape)}, allowed: {wide}")
+    check(grad_output.device == input.device, lambda: f"input: is on {input.device}, allowed: the device of grad_output, {grad_output.device}")
+    return _like(input, input.shape[1])
+
+
+# ---------------------------------------------------------------------------------------------- relu, clip, tanh, sigmoid
+# From the result y alone; each is a product with a diagonal, so that a tangent takes the same formula as a gradient:
+#   relu dy [y > 0]   clip dy [lo < y < hi]   tanh dy (1 - y^2)   sigmoid dy y (1 - y)
+
+_FORMULAS: dict[str, Callable] = {
+    "relu": lambda d, y: _aten.threshold_backward(d, y, 0),
+    "clip": lambda d, y, lo, hi: _aten.hardtanh_backward(d, y, lo, hi),
+    "tanh": _aten.tanh_backward,
+    "sigmoid": _aten.sigmoid_backward,
+}
+
+
+def _save(ctx, inputs, output):
+    ctx.bounds = tuple(rounded(v, output.dtype) for v in inputs[1:])   # as results that sit on them hold them
+    return output,
+
+
+class Pointwise(Rule):
+    """A rule with a form in place: in_place(input, settings) differentiates it."""
+
+    __slots__ = ("in_place",)
+
+    def __init__(self, name: str, fake: Callable) -> None:
+        formula = _FORMULAS[name]
+
+        def gradient(ctx: Any, grad: Any) -> Any:
+            output, = ctx.saved_tensors
+            return formula(grad, output, *ctx.bounds),
+
+        def tangent(ctx: Any, output: Any, dx: Any) -> Any:
+            return formula(dx, output, *ctx.bounds)
+
+        def batch(info: Any, in_dims: Any, input: Tensor, *settings: float) -> Any:
+            return call(self, input, *settings), in_dims[0]
+
+        super().__init__(name, 1, fake, _save, gradient, tangent, batch)
+
+        def forward(ctx: Any, input: Tensor, settings: tuple) -> Tensor:
+            _write(self, input, settings)
+            ctx.mark_dirty(input)
+            ctx.save_for_backward(*_save(ctx, (input, *settings), input))
+            return input
+
+        def backward(ctx: Any, grad: Any) -> Any:
+            return *gradient(ctx, grad), None
+
+        function = type(f"weft_{name}_in_place", (torch.autograd.Function,), {"forward": staticmethod(forward), "backward": staticmethod(backward)})
+        self.in_place = super(torch.autograd.Function, function).apply
+
+
+def _write(rule: Rule, input: Tensor, settings: tuple) -> None:
+    with _BelowAutograd():
+        rule.out(input, *settings, input)
+    if not input.is_inference():
+        torch.autograd.graph.increment_version(input)
+
+
+def call_in_place(rule: Pointwise, input: Tensor, *settings: float) -> Tensor:
+    """Run into the input itself. Nothing is allocated, but where the graph must see a copy: under torch.compile and torch.func, in forward
+    mode, and for a view that requires grad, which PyTorch may refuse to change, and says so before anything is written."""
+    if _is_compiling() or _in_transform() or _forward_ad._current_level >= 0:
+        return input.copy_(call(rule, input, *settings))
+    if not _grad_enabled() or not input.requires_grad:
+        _write(rule, input, settings)
+        return input
+    if input.is_leaf:
+        raise RuntimeError("input: is a leaf that requires grad, allowed in place: a result of other operators, or a tensor without grad")
+    if input._is_view():
+        return input.copy_(call(rule, input, *settings))
+    return rule.in_place(input, settings)
+
+
+relu = Pointwise("relu", _fake)
+clip = Pointwise("clip", _fake_clip)
+tanh = Pointwise("tanh", _fake)
+sigmoid = Pointwise("sigmoid", _fake)
+
+
+# ---------------------------------------------------------------------------------------------- ncrelu
+
+def _spread(d: Tensor, x: Tensor) -> Tensor:
+    """d into the half that x goes to: the first where x >= 0, the second where x < 0, both at NaN."""
+    return torch.cat((d.masked_fill(x < 0, 0), d.masked_fill(x >= 0, 0)), 1)
+
+
+def _save_input(ctx, inputs, output):
+    return inputs
+
+
+def _gradient_of_ncrelu(ctx, grad):
+    return call(ncrelu_backward, grad, *ctx.saved_tensors),
+
+
+def _tangent_of_ncrelu(ctx, input, dx):
+    return _spread(dx, input)
+
+
+def _save_backward(ctx, inputs, output):
+    return inputs[1:]
+
+
+def _gradient_of_backward(ctx, v):
+    return _spread(v, *ctx.saved_tensors) if ctx.needs_input_grad[0] else None, None
+
+
+def _tangent_of_backward(ctx, input, dgrad, dinput):
+    return torch.zeros_like(input) if dgrad is None else call(ncrelu_backward, dgrad, input)
+
+
+def _batch(name: str) -> Callable:
+    """A batch is a larger first dimension."""
+    def batch(info, in_dims, *tensors):
+        size = info.batch_size
+        given = [t.unsqueeze(0).expand(size, *t.shape) if d is None else t.movedim(d, 0) for t, d in zip(tensors, in_dims)]
+        return call(globals()[name], *[t.flatten(0, 1) for t in given]).unflatten(0, given[0].shape[:2]), 0
+    return batch
+
+
+ncrelu = Rule("ncrelu", 1, _fake_ncrelu, _save_input, _gradient_of_ncrelu, _tangent_of_ncrelu, _batch("ncrelu"))
+ncrelu_backward = Rule("ncrelu_backward", 2, _fake_ncrelu_backward, _save_backward, _gradient_of_backward, _tangent_of_backward, _batch("ncrelu_backward"))
