@@ -478,6 +478,33 @@ def test_subclasses_of_tensor(road):
     assert W.gru in seen and torch.equal(torch.Tensor(y), W.gru(x, h, params, True, 1, 0.0, False, False, False)[0])
 
 
+def test_symbolic_trace(road):
+    """torch.fx records the function, in both forms."""
+    params = list(torch.nn.GRU(INPUTS, HIDDEN).parameters())
+
+    class Model(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.params = torch.nn.ParameterList(params)
+
+        def forward(self, x, h, sizes=None):
+            rest = (list(self.params), True, 1, 0.0, False, False)
+            return W.gru(x, sizes, h, *rest)[0] if packed else W.gru(x, h, *rest, False)[0]
+    x, h = data("cpu", torch.float32), torch.randn(1, MANY, HIDDEN)
+    for packed, args in ((False, (x, h)), (True, (x.flatten(0, 1)[:6], h, torch.tensor([3, 2, 1])))):
+        traced = torch.fx.symbolic_trace(Model())
+        assert W.gru in [node.target for node in traced.graph.nodes]
+        assert torch.equal(traced(*args), Model()(*args))
+
+
+@pytest.mark.filterwarnings("ignore")   # of tracing: it is out of date, and sizes become constants
+def test_traced_and_exported_modules(device, road):
+    net, x = weft.nn.GRU(INPUTS, HIDDEN).to(device), data(device, torch.float32)
+    with torch.no_grad():
+        assert torch.equal(torch.jit.trace(net, x)(x)[0], net(x)[0])
+        torch.testing.assert_close(torch.export.export(net, (x,)).module()(x), net(x))
+
+
 def test_checkpoint(device, road):
     from torch.utils.checkpoint import checkpoint
     ours, _ = Case("LSTM", {"num_layers": 2, "dropout": 0.5}).pair(device, torch.float32)

@@ -18,6 +18,7 @@ from .._rules import call
 __all__ = ["gru", "lstm", "rnn_relu", "rnn_tanh"]
 
 _is_compiling = torch.compiler.is_compiling
+_is_tracing = torch._C._is_tracing
 _any_autocast = torch._C._is_any_autocast_enabled
 _in_transform = torch._C._are_functorch_transforms_active
 _NUMBER = {kind: i for i, kind in enumerate(_ops.KINDS)}
@@ -145,18 +146,18 @@ def prepare(function: Callable, args: tuple, named: dict[str, Any]) -> tuple[Cal
     of recurrent modules are: it would unroll every step."""
     kind = function.__name__
     x, batch_sizes, hx, params, has_biases, num_layers, dropout, train, bidirectional, batch_first = _bind(kind, args, named)
+    tensors = (x, *(hx if type(hx) in (tuple, list) else (hx,)), *(params if type(params) in (tuple, list) else (params,)))
+    if has_torch_function(tensors):
+        return _overridden, (function, tensors, args, named)
     if not (isinstance(x, Tensor) and isinstance(hx, (tuple, list) if kind == "lstm" else Tensor) and type(params) in (list, tuple)
             and type(num_layers) is int and type(dropout) in (float, int, bool)
             and has_biases.__class__ is train.__class__ is bidirectional.__class__ is batch_first.__class__ is bool):
         _complain(kind, x, batch_sizes, hx, params, dict(has_biases=has_biases, train=train, bidirectional=bidirectional, batch_first=batch_first),
                   num_layers, dropout)
-        num_layers, params = whole(num_layers), list(params)
-    tensors = (x, *(hx if kind == "lstm" else (hx,)), *params)
+        num_layers, params, hx = whole(num_layers), list(params), tuple(hx) if kind == "lstm" else hx
     for t in tensors:
         if not isinstance(t, Tensor):
             _complain(kind, x, batch_sizes, hx, params, {}, num_layers, dropout)
-    if has_torch_function(tensors):
-        return _overridden, (function, tensors, args, named)
     if kind == "lstm":
         _check_pair(hx)
     if x.dim() == 2 and batch_sizes is None:
@@ -166,7 +167,7 @@ def prepare(function: Callable, args: tuple, named: dict[str, Any]) -> tuple[Cal
     if not strange and not _delegates(kind, x):
         return _wefts, (kind, x, batch_sizes, h, c, params, has_biases, num_layers, float(dropout) if train and num_layers > 1 else 0.0, bidirectional,
                         batch_first)
-    if not strange:
+    if not strange and (_is_compiling() or not _is_tracing()):   # in a trace of torch.jit sizes are tensors
         _verify(kind, x, batch_sizes, h, c, params, has_biases, num_layers, bidirectional, batch_first)
     if not _is_compiling():
         _note(_NUMBER[kind])

@@ -1,4 +1,4 @@
-"""Recurrent modules."""
+"""Recurrent modules. torch.compile runs them between its graphs, as it does their twins; a tracer of torch.fx must take them for leaves."""
 from __future__ import annotations
 
 from typing import Any, Optional, Union
