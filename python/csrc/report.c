@@ -18,6 +18,12 @@ static void say(text *t, const char *format, ...) {
     if (n > 0) t->length += (size_t)n;
 }
 
+static void say_reals(text *t, const char *key, const double *values, int count) {   /* as text: JSON has no infinity */
+    say(t, "\"%s\": [", key);
+    for (int i = 0; i < count; i++) say(t, i ? ", \"%.17g\"" : "\"%.17g\"", values[i]);
+    say(t, "], ");
+}
+
 static void say_list(text *t, const char *key, const int64_t *values, int count) {
     say(t, "\"%s\": [", key);
     for (int i = 0; i < count; i++) say(t, i ? ", %lld" : "%lld", (long long)values[i]);
@@ -64,21 +70,38 @@ static void say_tensor(text *t, const weft_problem *p, const weft_tensor *x) {
     say(t, "\"dtype\": \"%s\", \"layout\": \"%s\", \"align\": %d}", dtype_names[x->dtype], layout_names[x->layout], x->align);
 }
 
-/* Roles that stand for the same data in different passes share a family; others have none. */
+/* Roles that stand for the same data in different passes share a family; others are alone in theirs. */
 static int family(int role) {
     switch (role) {
     case WEFT_SRC: case WEFT_DIFF_SRC: return 1;
     case WEFT_WEIGHTS: case WEFT_DIFF_WEIGHTS: return 2;
     case WEFT_BIAS: case WEFT_DIFF_BIAS: return 3;
     case WEFT_DST: case WEFT_DIFF_DST: return 4;
-    default: return 0;
+    default: return 5 + role;
     }
 }
 
 static const weft_tensor *partner(const weft_problem *p, int role) {
     for (int i = 0; i < p->ntensors; i++)
-        if (family(role) && family(p->tensor[i].role) == family(role)) return &p->tensor[i];
+        if (family(p->tensor[i].role) == family(role)) return &p->tensor[i];
     return NULL;
+}
+
+static bool is_rnn(int op) { return op == WEFT_RNN_RELU || op == WEFT_RNN_TANH || op == WEFT_LSTM || op == WEFT_GRU; }
+
+/* The steps of p that q's pass takes. Only a convolution has an epilogue on bwd_data; a partial one must know that there was a bias, and
+ * the gradient of a recurrent layer that its forward pass kept the reserve. */
+static void take_steps(const weft_problem *p, weft_problem *q) {
+    bool ends = q->pass == WEFT_FWD || (q->pass == WEFT_BWD_DATA && q->op == WEFT_CONV), takes_bias = ends || q->pass != WEFT_BWD_DATA;
+    bool biased = q->op == WEFT_PARTIAL_CONV && p->attr[WEFT_PARTIAL_BIASED];   /* said by the attribute instead of a step */
+    if (biased && takes_bias) q->step[q->nsteps++].kind = WEFT_STEP_BIAS;
+    for (int i = 0; i < p->nsteps; i++) {
+        int kind = p->step[i].kind;
+        biased |= kind == WEFT_STEP_BIAS;
+        if (kind == WEFT_STEP_BIAS ? takes_bias : ends && kind != WEFT_STEP_ACC) q->step[q->nsteps++] = p->step[i];
+    }
+    if (q->op == WEFT_PARTIAL_CONV) q->attr[WEFT_PARTIAL_BIASED] = biased && !takes_bias;
+    if (is_rnn(q->op) && q->pass == WEFT_BWD) q->attr[WEFT_RNN_TRAIN] = 1;
 }
 
 /* The same geometry and data in another pass; activations go where the pass has none. */
@@ -88,8 +111,7 @@ static weft_status change_pass(weft_problem *p, int pass) {
     size_t from = offsetof(weft_problem, n), to = offsetof(weft_problem, nsteps);
     memcpy((char *)&q + from, (const char *)p + from, to - from);
     q.device = p->device, q.ordinal = p->ordinal, q.math = p->math;
-    for (int i = 0; i < p->nsteps; i++)
-        if (pass == WEFT_FWD || pass == WEFT_BWD_DATA || p->step[i].kind == WEFT_STEP_BIAS) q.step[q.nsteps++] = p->step[i];
+    take_steps(p, &q);
     bare = q;
     weft_status s = weft_problem_complete(&bare);   /* shows which tensors take part */
     for (int i = 0; s == WEFT_OK && i < bare.ntensors; i++) {
@@ -108,6 +130,18 @@ static int pass_of(const char *name) {
     for (int i = 1; i < WEFT_PASS_COUNT; i++)
         if (!strcmp(pass_names[i], name)) return i;
     return WEFT_PASS_NONE;
+}
+
+/* Flops of the direct sum; 0 where there is no plan, as for the GPU of a machine without one. */
+static double flops_of(const weft_problem *p) {
+    weft_plan *plan;
+    weft_plan_opts opts = WEFT_PLAN_OPTS_INIT;
+    weft_cost cost = WEFT_COST_INIT;
+    opts.mode = WEFT_ESTIMATE;
+    if (weft_plan_create(&plan, wt_context(), p, &opts) != WEFT_OK) return 0;
+    bool said = weft_plan_cost(plan, &cost) == WEFT_OK;
+    weft_plan_release(plan);
+    return said ? cost.flops : 0;
 }
 
 /* The problem as JSON: its normal text, every attribute and every tensor. pass: NULL, or the pass to change to. Returns the length, or
@@ -130,6 +164,9 @@ WEFT_API int64_t weft_torch_problem(const char *problem, const char *pass, char 
     say_list(&t, "dilation", p.dilation + hidden, p.rank);
     say_list(&t, "pad_lo", p.pad_lo + hidden, p.rank);
     say_list(&t, "pad_hi", p.pad_hi + hidden, p.rank);
+    say_list(&t, "attr", p.attr, WEFT_MAX_ATTRS);
+    say_reals(&t, "real", p.real, WEFT_MAX_ATTRS);
+    say(&t, "\"flops\": %.17g, ", flops_of(&p));
     say(&t, "\"steps\": [");
     for (int i = 0; i < p.nsteps; i++)   /* bounds as text: JSON has no infinity */
         say(&t, "%s{\"kind\": \"%s\", \"lo\": \"%.17g\", \"hi\": \"%.17g\"}", i ? ", " : "", step_names[p.step[i].kind], p.step[i].lo, p.step[i].hi);
