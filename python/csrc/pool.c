@@ -3,19 +3,11 @@
  * A gradient pass needs the sizes of the input and its format, never the input itself. */
 #include <string.h>
 
-#include "binding.h"
-
-typedef struct pool {
-    int rank;
-    bool batched;
-    int64_t in[3], out[3];
-    int64_t kernel[3], stride[3], pad[3], dilation[3];
-    bool up;                         /* ceil_mode */
-} pool;
+#include "pool_peer.h"
 
 /* ---------------------------------------------------------------- arguments */
 /* The rank from list `list`, and the tensor `at` that it must fit. */
-static bool begin(wt_call *call, pool *g, int at, int list) {
+static bool begin(wt_call *call, wt_pool *g, int at, int list) {
     const wt_tensor *t = &call->arg[at].tensor;
     size_t rank = call->arg[list].list.size;
     if (rank < 1 || rank > 3) return wt_fail(call, "%s: has %zu values, allowed: 1 (1D), 2 (2D) or 3 (3D)", call->op->name[list], rank);
@@ -29,7 +21,7 @@ static bool begin(wt_call *call, pool *g, int at, int list) {
 }
 
 /* Only the batch may be empty; of adaptive pooling the channels too, but for those of a batch in 3D, as in PyTorch. */
-static bool check_filled(wt_call *call, const pool *g, int at, bool channels) {
+static bool check_filled(wt_call *call, const wt_pool *g, int at, bool channels) {
     const wt_tensor *t = &call->arg[at].tensor;
     for (int64_t a = t->rank - g->rank - channels; a < t->rank; a++)
         if (!t->sizes[a])
@@ -38,7 +30,7 @@ static bool check_filled(wt_call *call, const pool *g, int at, bool channels) {
 }
 
 /* at: where kernel_size stands; stride, padding, perhaps dilation, and ceil_mode follow it. */
-static bool read_window(wt_call *call, pool *g, int at, bool dilated) {
+static bool read_window(wt_call *call, wt_pool *g, int at, bool dilated) {
     const int64_t most = INT64_C(1) << 40;   /* as sizes: sums of a few stay far below 2^63 */
     bool ok = wt_read_axes(call, at, g->rank, 1, g->kernel, NULL) && wt_read_axes(call, at + 1, g->rank, 1, g->stride, NULL) &&
               wt_read_axes(call, at + 2, g->rank, 1, g->pad, NULL) && (!dilated || wt_read_axes(call, at + 3, g->rank, 1, g->dilation, NULL));
@@ -56,7 +48,7 @@ static bool read_window(wt_call *call, pool *g, int at, bool dilated) {
 
 /* out = floor((in + 2 pad - window) / stride) + 1; rounded up in ceil mode, less a last window that starts past the input.
  * whole: the input without padding must hold the kernel, as PyTorch asks of avg_pool3d. */
-static bool out_sizes(wt_call *call, pool *g, const char *name, bool whole) {
+static bool out_sizes(wt_call *call, wt_pool *g, const char *name, bool whole) {
     for (int a = 3 - g->rank; a < 3; a++) {
         int64_t window = g->dilation[a] * (g->kernel[a] - 1) + 1, padded = g->in[a] + 2 * g->pad[a] + (g->up ? g->stride[a] - 1 : 0);
         if (padded < window || (whole && g->in[a] < g->kernel[a]))
@@ -70,7 +62,7 @@ static bool out_sizes(wt_call *call, pool *g, const char *name, bool whole) {
 }
 
 /* ---------------------------------------------------------------- the problem */
-static void describe(weft_problem *p, const pool *g, weft_op op, weft_pass pass, const wt_view *data) {
+static void describe(weft_problem *p, const wt_pool *g, weft_op op, weft_pass pass, const wt_view *data) {
     weft_problem_init(p, op, pass, g->rank);
     p->n = data->dims[0];
     p->c = data->dims[1];
@@ -96,7 +88,7 @@ static void put_divisor(wt_call *call, weft_problem *p, int include) {
 /* dst of the sizes in g, in the format of src; also the index of max pooling, of the type `code`, where the operator has one. */
 typedef struct images { wt_view src, dst, index; } images;
 
-static bool create(wt_call *call, const pool *g, images *v, const int32_t *code) {
+static bool create(wt_call *call, const wt_pool *g, images *v, const int32_t *code) {
     int64_t dims[5] = {v->src.dims[0], v->src.dims[1], g->out[0], g->out[1], g->out[2]};
     bool last = wt_is_last(&v->src);
     return wt_create(call, 0, &v->dst, dims, g->rank, last, g->batched, call->arg[0].tensor.code) &&
@@ -107,13 +99,13 @@ static bool create(wt_call *call, const pool *g, images *v, const int32_t *code)
 enum { INPUT, KERNEL, MAX_FLAT = 6, AVG_INCLUDE = 5, OUTPUT_SIZE = 1 };
 
 /* flat: the index holds places in the image, as PyTorch counts them; else places in the window, one byte each while they fit. */
-static int32_t index_code(const pool *g, bool flat) {
+static int32_t index_code(const wt_pool *g, bool flat) {
     int64_t taps = 1;   /* stays below 2^60: each factor is at most 2^20 */
     for (int a = 0; a < 3; a++) taps *= g->kernel[a];
     return flat || taps > 256 ? wt.aoti_torch_dtype_int64() : wt.aoti_torch_dtype_uint8();
 }
 
-static bool see_input(wt_call *call, pool *g, images *v, int list, bool adaptive) {
+static bool see_input(wt_call *call, wt_pool *g, images *v, int list, bool adaptive) {
     if (!begin(call, g, INPUT, list) || !check_filled(call, g, INPUT, !adaptive || (g->rank == 3 && g->batched))) return false;
     v->src = wt_see(&call->arg[INPUT].tensor, g->rank);
     memcpy(g->in, v->src.dims + 2, sizeof(g->in));
@@ -121,7 +113,7 @@ static bool see_input(wt_call *call, pool *g, images *v, int list, bool adaptive
 }
 
 static bool run_max(wt_call *call, bool indexed) {
-    pool g;
+    wt_pool g;
     images v;
     if (!see_input(call, &g, &v, KERNEL, false) || !read_window(call, &g, KERNEL, true) || !out_sizes(call, &g, "input", false)) return false;
     int32_t code = indexed ? index_code(&g, call->arg[MAX_FLAT].integer) : 0;
@@ -134,7 +126,8 @@ static bool run_max(wt_call *call, bool indexed) {
     wt_put(&p, &args, WEFT_SRC, &v.src);
     wt_put(&p, &args, WEFT_DST, &v.dst);
     if (indexed) wt_put(&p, &args, WEFT_INDEX, &v.index);
-    return wt_execute(call, wt_plan(call, &p), &args);
+    wt_pool_state state = {&g, &v.dst, indexed ? &v.index : NULL, NULL, 0};
+    return wt_run(call, &p, &args, wt_pool_peer(call, &state, WEFT_MAX_POOL), &state);
 }
 
 static bool run_max_pool(wt_call *call) { return run_max(call, false); }
@@ -144,7 +137,7 @@ static bool run_max_pool_index(wt_call *call) { return run_max(call, true); }
 WT_OPERATOR_OUT_PAIR(max_pool_index, "max_pool_index(Tensor input, SymInt[] kernel_size, SymInt[] stride, SymInt[] padding, SymInt[] dilation, "
                                      "bool ceil_mode, bool flat) -> (Tensor, Tensor)")
 
-static bool run_mean(wt_call *call, const pool *g, images *v, weft_op op) {
+static bool run_mean(wt_call *call, const wt_pool *g, images *v, weft_op op) {
     if (!create(call, g, v, NULL)) return false;
     if (wt_is_empty(&v->dst)) return true;
     weft_problem p;
@@ -153,11 +146,12 @@ static bool run_mean(wt_call *call, const pool *g, images *v, weft_op op) {
     if (op == WEFT_AVG_POOL) put_divisor(call, &p, AVG_INCLUDE);
     wt_put(&p, &args, WEFT_SRC, &v->src);
     wt_put(&p, &args, WEFT_DST, &v->dst);
-    return wt_execute(call, wt_plan(call, &p), &args);
+    wt_pool_state state = {g, &v->dst, NULL, NULL, AVG_INCLUDE};
+    return wt_run(call, &p, &args, wt_pool_peer(call, &state, op), &state);
 }
 
 static bool run_avg_pool(wt_call *call) {
-    pool g;
+    wt_pool g;
     images v;
     return see_input(call, &g, &v, KERNEL, false) && read_window(call, &g, KERNEL, false) && out_sizes(call, &g, "input", g.rank == 3) &&
            run_mean(call, &g, &v, WEFT_AVG_POOL);
@@ -166,7 +160,7 @@ WT_OPERATOR_OUT(avg_pool, "avg_pool(Tensor input, SymInt[] kernel_size, SymInt[]
                           "SymInt divisor) -> Tensor")
 
 static bool run_adaptive_avg_pool(wt_call *call) {
-    pool g;
+    wt_pool g;
     images v;
     if (!see_input(call, &g, &v, OUTPUT_SIZE, true) || !wt_read_axes(call, OUTPUT_SIZE, g.rank, 1, g.out, NULL)) return false;
     for (int a = 3 - g.rank; a < 3; a++)
@@ -182,7 +176,7 @@ enum { GRAD, MAX_INDEX, MAX_IN = 2, MAX_KERNEL, AVG_IN = 1, AVG_KERNEL, B_INCLUD
 typedef struct gradient { wt_view dy, dx, index; } gradient;
 
 /* grad_output and the sizes of the input, in list `in`. */
-static bool see_gradient(wt_call *call, pool *g, gradient *d, int in) {
+static bool see_gradient(wt_call *call, wt_pool *g, gradient *d, int in) {
     if (!begin(call, g, GRAD, in) || !wt_read_axes(call, in, g->rank, 1, g->in, NULL)) return false;
     for (int a = 3 - g->rank; a < 3; a++)
         if (g->in[a] < 1 || g->in[a] > INT64_C(1) << 40)
@@ -192,7 +186,7 @@ static bool see_gradient(wt_call *call, pool *g, gradient *d, int in) {
 }
 
 /* A tensor must have the shape of the forward operator's result. */
-static bool check_fits(wt_call *call, const pool *g, int at, const wt_view *v, const wt_view *like) {
+static bool check_fits(wt_call *call, const wt_pool *g, int at, const wt_view *v, const wt_view *like) {
     for (int a = 0; a < 5; a++) {
         int64_t expected = a < 2 ? like->dims[a] : g->out[a - 2];
         if (v->dims[a] != expected)
@@ -202,7 +196,7 @@ static bool check_fits(wt_call *call, const pool *g, int at, const wt_view *v, c
     return true;
 }
 
-static bool check_index(wt_call *call, const pool *g, gradient *d) {
+static bool check_index(wt_call *call, const wt_pool *g, gradient *d) {
     const wt_tensor *t = &call->arg[MAX_INDEX].tensor, *dy = &call->arg[GRAD].tensor;
     int32_t byte = wt.aoti_torch_dtype_uint8(), wide = wt.aoti_torch_dtype_int64();
     if (t->code != wide && (t->code != byte || index_code(g, false) != byte))
@@ -213,7 +207,7 @@ static bool check_index(wt_call *call, const pool *g, gradient *d) {
 }
 
 /* The last argument says whether the input is channels-last, which its gradient shall be too. */
-static bool run_gradient(wt_call *call, const pool *g, gradient *d, weft_op op) {
+static bool run_gradient(wt_call *call, const wt_pool *g, gradient *d, weft_op op) {
     bool last = call->arg[call->op->nargs - 1].integer;
     int32_t code = call->arg[GRAD].tensor.code;
     int64_t dims[5] = {d->dy.dims[0], d->dy.dims[1], g->in[0], g->in[1], g->in[2]};
@@ -227,11 +221,12 @@ static bool run_gradient(wt_call *call, const pool *g, gradient *d, weft_op op) 
     if (op == WEFT_MAX_POOL) wt_put(&p, &args, WEFT_INDEX, &d->index);
     wt_put(&p, &args, WEFT_DIFF_DST, &d->dy);
     wt_put(&p, &args, WEFT_DIFF_SRC, &d->dx);
-    return wt_execute(call, wt_plan(call, &p), &args);
+    wt_pool_state state = {g, &d->dx, &d->index, &d->dy, B_INCLUDE};
+    return wt_run(call, &p, &args, wt_pool_backward_peer(call, &state, op), &state);
 }
 
 static bool run_max_pool_backward(wt_call *call) {
-    pool g;
+    wt_pool g;
     gradient d;
     return see_gradient(call, &g, &d, MAX_IN) && read_window(call, &g, MAX_KERNEL, true) && out_sizes(call, &g, "input_size", false) &&
            check_fits(call, &g, GRAD, &d.dy, &d.dy) && check_index(call, &g, &d) && run_gradient(call, &g, &d, WEFT_MAX_POOL);
@@ -240,7 +235,7 @@ WT_OPERATOR(max_pool_backward, "max_pool_backward(Tensor grad_output, Tensor ind
                                "SymInt[] padding, SymInt[] dilation, bool ceil_mode, bool channels_last) -> Tensor")
 
 static bool run_avg_pool_backward(wt_call *call) {
-    pool g;
+    wt_pool g;
     gradient d;
     return see_gradient(call, &g, &d, AVG_IN) && read_window(call, &g, AVG_KERNEL, false) && out_sizes(call, &g, "input_size", g.rank == 3) &&
            check_fits(call, &g, GRAD, &d.dy, &d.dy) && run_gradient(call, &g, &d, WEFT_AVG_POOL);
@@ -249,7 +244,7 @@ WT_OPERATOR(avg_pool_backward, "avg_pool_backward(Tensor grad_output, SymInt[] i
                                "bool ceil_mode, bool count_include_pad, SymInt divisor, bool channels_last) -> Tensor")
 
 static bool run_adaptive_avg_pool_backward(wt_call *call) {
-    pool g;
+    wt_pool g;
     gradient d;
     if (!see_gradient(call, &g, &d, ADAPTIVE_IN)) return false;
     memcpy(g.out, d.dy.dims + 2, sizeof(g.out));

@@ -136,3 +136,33 @@ def test_batch_norm(device, shape, last, training, affine, kinds):
     for theirs, ours in zip(*results, strict=True):
         torch.testing.assert_close(ours, theirs)
         assert ours.stride() == theirs.stride()
+
+
+POOLS = [("max_pool", dict(kernel_size=3, stride=2, padding=1, return_indices=True)), ("max_pool", dict(kernel_size=2, dilation=2, ceil_mode=True)),
+         ("avg_pool", dict(kernel_size=3, stride=2, padding=1, ceil_mode=True)), ("avg_pool", dict(kernel_size=2, count_include_pad=False, padding=1)),
+         ("avg_pool", dict(kernel_size=3, divisor_override=5)), ("adaptive_avg_pool", dict(output_size=3)), ("adaptive_avg_pool", dict(output_size=1))]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("form", ["first", "last", "unbatched"])
+@pytest.mark.parametrize("rank", [2, 3])
+@pytest.mark.parametrize("name, options", POOLS, ids=str)
+def test_pool(device, name, options, rank, form, dtype):
+    """PyTorch's pooling through weft's operators, where it has one for the pass; the same results either way."""
+    x = torch.randn((2, 3, 9, 8, 7)[:rank + 2], device=device, dtype=dtype)
+    x = x[0] if form == "unbatched" else channels_last(x) if form == "last" else x
+    function, twin = (getattr(m, f"{name}{rank}d") for m in (W, F))
+    results, ran = [], []
+    for f in (twin, function):
+        leaf = x.clone().requires_grad_()
+        with weft.backends.pin("torch"):
+            with torch.no_grad():
+                plain = f(leaf, **options)
+                ran.append(weft.backends.kernels())
+            y = f(leaf, **options)
+            values = y[0] if isinstance(y, tuple) else y
+            grads = torch.autograd.grad(values, leaf, torch.linspace(-1, 1, values.numel(), device=device, dtype=dtype).view(values.shape))
+        results.append([*(plain if isinstance(plain, tuple) else (plain,)), *(y if isinstance(y, tuple) else (y,)), *grads])
+    assert ran[1] == "torch"
+    for theirs, ours in zip(*results, strict=True):
+        torch.testing.assert_close(ours, theirs)
