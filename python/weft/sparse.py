@@ -15,6 +15,7 @@ from typing import Any, Optional, Union
 
 import torch
 from torch import Tensor
+from torch.overrides import has_torch_function_variadic
 
 from ._ops import sparse_conv as _ops  # noqa: F401  the shapes of the operators, for tracing
 
@@ -42,7 +43,7 @@ class SparseWeight:
 
     def __init__(self, values: Tensor, rows: Tensor, cols: Tensor, shape: Sequence[int], *, check: bool = True) -> None:
         for name, t in (("values", values), ("rows", rows), ("cols", cols)):
-            if not isinstance(t, Tensor):
+            if not isinstance(t, Tensor) and not has_torch_function_variadic(t):   # what stands for a tensor in a trace of torch.fx
                 raise TypeError(f"SparseWeight: {name} is {type(t).__name__}, allowed: Tensor")
         self.values, self.rows, self.cols, self.shape = values, rows, cols, tuple(shape)
         self._positions: Optional[Tensor] = None
@@ -126,9 +127,18 @@ class SparseWeight:
         other._positions = None if self._positions is None else self._positions.to(values.device)
         return other
 
+    def __fx_create_arg__(self, tracer: Any) -> Any:
+        """As an argument in a trace of torch.fx, which knows tensors only."""
+        parts = tuple(tracer.create_arg(t) for t in (self.values, self.rows, self.cols))
+        return tracer.create_node("call_function", _put_together, (*parts, self.shape), {})
+
     def __repr__(self) -> str:
         return (f"weft.SparseWeight(shape={self.shape}, nnz={self.nnz}, sparsity={self.sparsity:.3f}, dtype={self.values.dtype}, "
                 f"device='{self.values.device}')")
+
+
+def _put_together(values: Tensor, rows: Tensor, cols: Tensor, shape: tuple[int, ...]) -> SparseWeight:
+    return SparseWeight(values, rows, cols, shape, check=False)
 
 
 def from_dense(weight: Tensor) -> SparseWeight:

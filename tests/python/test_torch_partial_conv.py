@@ -343,12 +343,13 @@ def test_dynamic_shapes(device):
     assert counter.frame_count == 1
 
 
-def test_export(device):
+def test_export_and_symbolic_trace(device):
     class Net(torch.nn.Module):
         def forward(self, x, w, mask):
             return W.partial_conv2d(x, w, None, mask, padding="same")
     args = (torch.randn(2, 4, 6, 7, device=device), torch.randn(8, 4, 3, 3, device=device), torch.rand(2, 1, 6, 7, device=device) > 0.5)
     torch.testing.assert_close(torch.export.export(Net(), args).module()(*args), Net()(*args))
+    assert all(map(torch.equal, torch.fx.symbolic_trace(Net())(*args), Net()(*args)))
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=ids)

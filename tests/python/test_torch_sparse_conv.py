@@ -302,19 +302,26 @@ def test_dynamic_shapes(device):
     assert counter.frame_count == 1
 
 
-def test_export(device):
-    class Net(torch.nn.Module):
-        def __init__(self):
-            super().__init__()
-            held = from_dense(pruned(torch.randn(8, 4, 3, 3, device=device)))
-            self.values, self.shape = torch.nn.Parameter(held.values), held.shape
-            self.register_buffer("rows", held.rows)
-            self.register_buffer("cols", held.cols)
+class Net(torch.nn.Module):
+    """One weight as a parameter and buffers, one as it is."""
 
-        def forward(self, x):
-            return W.sparse_conv2d(x, SparseWeight(self.values, self.rows, self.cols, self.shape, check=False), padding="same")
-    net, x = Net(), torch.randn(2, 4, 6, 7, device=device)
+    def __init__(self, device):
+        super().__init__()
+        held, self.second = (from_dense(pruned(torch.randn(n, 4, 3, 3, device=device))) for n in (4, 8))
+        self.values, self.shape = torch.nn.Parameter(held.values), held.shape
+        self.register_buffer("rows", held.rows)
+        self.register_buffer("cols", held.cols)
+
+    def forward(self, x):
+        x = W.sparse_conv2d(x, SparseWeight(self.values, self.rows, self.cols, self.shape, check=False), padding="same")
+        return W.sparse_conv2d(x, self.second)
+
+
+def test_export_and_symbolic_trace(device):
+    net, x = Net(device), torch.randn(2, 4, 6, 7, device=device)
     torch.testing.assert_close(torch.export.export(net, (x,)).module()(x), net(x))
+    traced = torch.fx.symbolic_trace(net)
+    assert torch.equal(traced(x), net(x)) and dict(traced.named_parameters()).keys() == {"values"}
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=ids)
