@@ -183,6 +183,9 @@ def test_in_place_and_the_graph(name, device):
     with pytest.raises(RuntimeError, match="input: is expanded along dimension 0, allowed in place: memory for every element"):
         within(torch.ones(1, device=device).expand(3))
     assert torch.equal(x.detach(), kept)
+    negative = torch._neg_view(torch.randn(6, device=device))   # memory holds -x, as that of x.conj().imag
+    want = ours(negative.clone())
+    assert torch.equal(ours(negative), want) and torch.equal(within(negative), want)
     with torch.no_grad():
         assert within(x) is x
     with torch.inference_mode():

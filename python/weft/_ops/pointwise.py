@@ -124,8 +124,9 @@ def _write(rule: Rule, input: Tensor, settings: tuple) -> None:
 
 def call_in_place(rule: Pointwise, input: Tensor, *settings: float) -> Tensor:
     """Run into the input itself. Nothing is allocated, but where the graph must see a copy: under torch.compile and torch.func, in forward
-    mode, and for a view that requires grad, which PyTorch may refuse to change, and says so before anything is written."""
-    if _is_compiling() or _in_transform() or _forward_ad._current_level >= 0:
+    mode, for memory that holds the negative of a tensor, and for a view that requires grad, which PyTorch may refuse to change, and says so
+    before anything is written."""
+    if _is_compiling() or _in_transform() or _forward_ad._current_level >= 0 or input.is_neg():
         return input.copy_(call(rule, input, *settings))
     if not _grad_enabled() or not input.requires_grad:
         _write(rule, input, settings)
