@@ -166,3 +166,26 @@ def test_pool(device, name, options, rank, form, dtype):
     assert ran[1] == "torch"
     for theirs, ours in zip(*results, strict=True):
         torch.testing.assert_close(ours, theirs)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("dim", [0, 1, -1])
+@pytest.mark.parametrize("name", ["softmax", "log_softmax"])
+def test_softmax(device, name, dim, dtype):
+    x = torch.randn(3, 5, 4, 6, device=device, dtype=dtype)
+    for change in (lambda t: t, channels_last, lambda t: t[:, :, ::2]):
+        results = []
+        for m in (F, W):
+            leaf = change(x).detach().clone().requires_grad_()
+            with weft.backends.pin("torch"):
+                y = getattr(m, name)(leaf, dim)
+                ran = weft.backends.kernels()
+                grads = torch.autograd.grad(y, leaf, torch.linspace(-1, 1, y.numel(), device=device, dtype=dtype).view(y.shape))
+                out = y.detach().clone()
+                if m is W:
+                    assert getattr(m, name)(leaf.detach(), dim, out=out.transpose(0, 0)) is not None
+            results.append([y, out, *grads])
+        assert ran == "torch" == weft.backends.kernels()
+        for theirs, ours in zip(*results, strict=True):
+            torch.testing.assert_close(ours, theirs)
+            assert ours.stride() == theirs.stride()
