@@ -21,6 +21,8 @@ MASKS = (torch.bool, torch.uint8, *TYPES)
 # ---------------------------------------------------------------------------------------------- shapes
 
 def _is_one(size: Any) -> bool:
+    if type(size) is int:
+        return size == 1
     from torch.fx.experimental.symbolic_shapes import guard_or_false
     return guard_or_false(size == 1)
 
