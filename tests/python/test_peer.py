@@ -181,10 +181,7 @@ def test_softmax(device, name, dim, dtype):
                 y = getattr(m, name)(leaf, dim)
                 ran = weft.backends.kernels()
                 grads = torch.autograd.grad(y, leaf, torch.linspace(-1, 1, y.numel(), device=device, dtype=dtype).view(y.shape))
-                out = y.detach().clone()
-                if m is W:
-                    assert getattr(m, name)(leaf.detach(), dim, out=out.transpose(0, 0)) is not None
-            results.append([y, out, *grads])
+            results.append([y, *grads])
         assert ran == "torch" == weft.backends.kernels()
         for theirs, ours in zip(*results, strict=True):
             torch.testing.assert_close(ours, theirs)
