@@ -180,7 +180,7 @@ const weft_rival wt_rival = {sizeof(weft_rival), rival_name, 1, 0, NULL, refuses
 
 weft_plan *wt_plan_with(wt_call *call, weft_problem *p, wt_peer peer, const void *state) {
     stage.call = call, stage.peer = peer, stage.state = state;
-    weft_plan *plan = wt_plan_among(call, p, true);
+    weft_plan *plan = wt_plan_among(call, p, peer != NULL);
     stage.peer = NULL;
     return plan;
 }
