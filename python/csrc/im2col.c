@@ -121,8 +121,85 @@ static void describe(weft_problem *p, const columns *g, weft_op op) {
     memcpy(p->dilation, g->dilation, sizeof(p->dilation));
 }
 
-/* ---------------------------------------------------------------- operators */
+/* ---------------------------------------------------------------- PyTorch's own operators, which are flat and 2D */
 enum { INPUT, KERNEL, SIZE = 1, BACK_KERNEL };
+
+/* Another shape of the same memory; the tensor given is freed. 0: failed, as is what is given as 0. */
+static wt_value viewed(wt_call *call, wt_value tensor, const int64_t *sizes, int rank) {
+    wt_stack s = {.n = 0};
+    if (!tensor) return 0;
+    wt_push_tensor(&s, (wt_handle)(uintptr_t)tensor);
+    wt_push_list(&s, sizes, rank);
+    bool ok = wt_aten(call, &s, "aten::reshape", "", 1);
+    wt_free(tensor);
+    return ok ? s.item[0] : 0;
+}
+
+/* size: that of the image, for col2im. */
+static wt_value torchs(wt_call *call, const columns *g, const char *name, wt_value input, bool size) {
+    wt_stack s = {.n = 0};
+    if (!input) return 0;
+    wt_drop(call, 0);
+    wt_push_tensor(&s, (wt_handle)(uintptr_t)input);
+    if (size) wt_push_list(&s, g->in + 1, 2);
+    wt_push_list(&s, g->kernel + 1, 2);
+    wt_push_list(&s, g->dilation + 1, 2);
+    wt_push_list(&s, g->pad + 1, 2);
+    wt_push_list(&s, g->stride + 1, 2);
+    bool ok = wt_aten(call, &s, name, "", 1);
+    wt_free(input);
+    return ok ? s.item[0] : 0;
+}
+
+static wt_value input_of(wt_call *call) {
+    wt_handle own = NULL;
+    wt.aoti_torch_new_tensor_handle(call->arg[INPUT].tensor.handle, &own);
+    return (wt_value)(uintptr_t)own;
+}
+
+/* What PyTorch gives is contiguous, as results are here. */
+static bool take(wt_call *call, wt_value tensor, const int64_t *sizes, int rank) {
+    tensor = viewed(call, tensor, sizes, rank);
+    if (!tensor) return false;
+    if (!call->op->into) {
+        call->out[0] = (wt_handle)(uintptr_t)tensor;
+        return true;
+    }
+    bool failed = wt.aoti_torch_copy_(call->arg[call->op->nargs - 1].tensor.handle, (wt_handle)(uintptr_t)tensor, 0);
+    wt_free(tensor);
+    return !failed || wt_fail(call, "out: could not be written");
+}
+
+static bool im2col_peer(wt_call *call, const void *state) {
+    const columns *g = state;
+    int64_t image[4] = {g->n, g->c, g->in[1], g->in[2]}, sizes[8];
+    bool fits;
+    int rank = sizes_of(g, sizes, &fits);
+    return take(call, torchs(call, g, "aten::im2col", viewed(call, input_of(call), image, 4), false), sizes, rank);
+}
+
+static bool col2im_peer(wt_call *call, const void *state) {
+    const columns *g = state;
+    columns flat = *g;
+    int64_t sizes[8], image[4];
+    bool fits;
+    int rank = 0;
+    flat.batched = flat.flat = true;
+    sizes_of(&flat, sizes, &fits);
+    if (g->batched) image[rank++] = g->n;
+    image[rank++] = g->c;
+    for (int a = 3 - g->rank; a < 3; a++) image[rank++] = g->in[a];
+    return take(call, torchs(call, g, "aten::col2im", viewed(call, input_of(call), sizes, 3), true), image, rank);
+}
+
+/* PyTorch's col2im sums in the type of the data: of 16 bits that is not enough. */
+static wt_peer peer_of(const wt_call *call, const columns *g, bool sums) {
+    int32_t dtype = call->arg[INPUT].tensor.dtype;
+    if (g->rank > 2 || (sums && dtype != WEFT_F32 && dtype != WEFT_F64)) return NULL;
+    return sums ? col2im_peer : im2col_peer;
+}
+
+/* ---------------------------------------------------------------- operators */
 
 static bool create_columns(wt_call *call, const columns *g, wt_view *v, int64_t strides[8]) {
     int64_t sizes[8], step = 1;
@@ -153,7 +230,7 @@ static bool run_im2col(wt_call *call) {
     describe(&p, &g, WEFT_IM2COL);
     wt_put(&p, &args, WEFT_SRC, &x);
     put_columns(&p, &args, WEFT_DST, &g, &y, strides);
-    return wt_execute(call, wt_plan(call, &p), &args);
+    return wt_run(call, &p, &args, peer_of(call, &g, false), &g);
 }
 WT_OPERATOR_OUT(im2col, "im2col(Tensor input, SymInt[] kernel_size, SymInt[] stride, SymInt[] padding, SymInt[] dilation, bool flat) -> Tensor")
 
@@ -195,6 +272,6 @@ static bool run_col2im(wt_call *call) {
     describe(&p, &g, WEFT_COL2IM);
     put_columns(&p, &args, WEFT_SRC, &g, &x, t->strides);
     wt_put(&p, &args, WEFT_DST, &y);
-    return wt_execute(call, wt_plan(call, &p), &args);
+    return wt_run(call, &p, &args, peer_of(call, &g, true), &g);
 }
 WT_OPERATOR_OUT(col2im, "col2im(Tensor input, SymInt[] size, SymInt[] kernel_size, SymInt[] stride, SymInt[] padding, SymInt[] dilation, bool flat) -> Tensor")

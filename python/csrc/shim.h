@@ -35,6 +35,7 @@ typedef void (*wt_range)(int64_t begin, int64_t end, void *arg);
     X(wt_error, aoti_torch_get_dim, (wt_handle tensor, int64_t *rank))                                                         \
     X(wt_error, aoti_torch_get_sizes, (wt_handle tensor, int64_t **sizes))                                                     \
     X(wt_error, aoti_torch_get_strides, (wt_handle tensor, int64_t **strides))                                                 \
+    X(wt_error, aoti_torch_get_storage_offset, (wt_handle tensor, int64_t *offset))                                            \
     X(wt_error, aoti_torch_get_dtype, (wt_handle tensor, int32_t *dtype))                                                      \
     X(wt_error, aoti_torch_get_device_type, (wt_handle tensor, int32_t *type))                                                 \
     X(wt_error, aoti_torch_get_device_index, (wt_handle tensor, int32_t *index))                                               \

@@ -169,6 +169,28 @@ def test_special_values(device):
     torch.testing.assert_close(W.fold(y, (6, 1), (3, 1), 1, (1, 0)), F.fold(y, (6, 1), (3, 1), 1, (1, 0)), equal_nan=True)
 
 
+@pytest.mark.parametrize("dtype", DTYPES, ids=lambda d: str(d)[6:])
+@pytest.mark.parametrize("w", WINDOWS[:6], ids=label)
+def test_by_torch(w, dtype, device):
+    """PyTorch's kernels through weft's operators: the same numbers and strides, into a given result too; 16-bit sums stay weft's."""
+    shape, k, s, p, d = w
+    x, columns = (scattered(t.to(device, dtype)) for t in (torch.randn(shape), columns_of(w)))
+    calls = [(weft.im2col, x, (k, s, p), {"dilation": d}, True), (weft.col2im, columns, (k, s, p, shape[-len(k):]), {"dilation": d}, False)]
+    if len(k) == 2:
+        calls += [(W.unfold, x, flat_args(w), {}, True), (W.fold, W.unfold(x, *flat_args(w)), (shape[-2:], *flat_args(w)), {}, False)]
+    for f, t, args, options, copies in calls:
+        results = []
+        for pinned in ("torch", "ref"):
+            with weft.backends.pin(pinned) if pinned == "torch" else weft.backends.flags(delegate=False):
+                y = f(t, *args, **options)
+                assert ("torch" in weft.backends.kernels()) == (pinned == "torch" and (copies or dtype in DTYPES[:2]))
+                out = scattered(torch.zeros_like(y))
+                assert torch.equal(f(t, *args, **options, out=out), y)
+            results.append(y)
+        assert results[0].stride() == results[1].stride() and results[0].is_contiguous()
+        close(results[0].cpu(), results[1].cpu().double())
+
+
 # ---------------------------------------------------------------------------------------------- derivatives
 
 @pytest.mark.parametrize("w", SMALL, ids=label)
