@@ -1,24 +1,28 @@
-"""From a problem text to two calls that compute the same: weft's and PyTorch's own."""
+"""From a problem text to two calls that compute the same: weft's and PyTorch's own.
+
+A gradient pass is timed alone: the forward pass runs once, when the twin is built, and each call goes back through the graph it left,
+on the caller's thread. Both sides pay for the walk through the graph, some 10 us.
+"""
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Optional
+from typing import Any, Optional
 
 import torch
 from torch import Tensor
 
 from . import _library
-from ._ops import conv as _conv
-from ._ops.conv import WANT_BIAS, WANT_INPUT, WANT_WEIGHT
-from ._rules import call
+from ._twin_table import DTYPES, TABLE, Case, Problem, random_tensor, transposed_conv
 
 PASSES = ("fwd", "bwd_data", "bwd_weights", "bwd", "train")
-_DTYPES = {"f32": torch.float32, "f64": torch.float64, "f16": torch.float16, "bf16": torch.bfloat16}
-_WANT = {"bwd_data": WANT_INPUT, "bwd_weights": WANT_WEIGHT, "bwd": WANT_INPUT | WANT_WEIGHT}
-_READS = {"fwd": ("src", "weights", "bias"), "bwd_data": ("diff_dst", "weights", "bias"), "bwd_weights": ("src", "diff_dst"),
-          "bwd": ("src", "weights", "diff_dst")}
+_WANTED = {"bwd_data": ("src",), "bwd_weights": ("weights", "bias")}   # other passes: every gradient
+_GRADS = ("diff_dst", "diff_hn", "diff_cn")                            # of the results, in their order
+_WRITES = {"fwd": ("dst", "new_mask", "sums", "index", "lse", "save_mean", "save_invstd", "hn", "cn"),
+           "bwd": ("diff_src", "diff_weights", "diff_bias", "diff_h0", "diff_c0")}
+_UNCOUNTED = ("reserve",)            # what a recurrent layer keeps for its gradient is its own affair
+Results = tuple[Tensor, ...]
 
 
 @dataclass
@@ -28,13 +32,15 @@ class Twin:
     text: str                       # the problem in normal form; its pass may be "train"
     device: torch.device
     dtype: torch.dtype
-    weft: Callable[[], tuple[Tensor, ...]]
-    peer: Callable[[], tuple[Tensor, ...]]
+    weft: Callable[[], Results]
+    peer: Callable[[], Results]
     read: int                       # bytes, each tensor once a pass
     write: int
     flops: float                    # of the direct sum
     length: int                     # terms of the longest sum
     kernel: str
+    note: str = ""                  # what PyTorch's side is, where it is no function of the same name
+    alike: Optional[Callable[[Tensor], Tensor]] = None   # a result of the peer's in the form of weft's
 
 
 def _with_pass(text: str, new: str) -> str:
@@ -46,186 +52,124 @@ def _pass_in(text: str) -> str:
     return (text.split(":") + ["", ""])[1]
 
 
-def _tensor(spec: dict, device: torch.device, scale: float) -> Tensor:
-    """Random data in the strides and at the alignment that the problem states."""
-    dtype = _DTYPES[spec["dtype"]]
-    size = torch.empty(0, dtype=dtype).element_size()
-    extent = 1 + sum((n - 1) * s for n, s in zip(spec["dims"], spec["strides"]) if n)
-    offset = 0 if spec["align"] >= 16 else spec["align"] // size
-    memory = torch.empty(extent + offset, dtype=dtype, device=device)
-    memory.normal_().mul_(scale)
-    return memory.as_strided(spec["dims"], spec["strides"], offset)
-
-
-def _bytes(problem: dict, read: bool) -> int:
-    total = 0
+def _bytes(problem: dict) -> tuple[int, int]:
+    """Read, written."""
+    writes = _WRITES["fwd" if problem["pass"] == "fwd" else "bwd"]
+    moved = [0, 0]
     for role, spec in problem["tensors"].items():
-        if (role in _READS[problem["pass"]]) == read:
-            total += math.prod(spec["dims"]) * torch.empty(0, dtype=_DTYPES[spec["dtype"]]).element_size()
-    return total
+        if role not in _UNCOUNTED:
+            moved[role in writes] += math.prod(spec["dims"]) * DTYPES[spec["dtype"]].itemsize
+    return moved[0], moved[1]
 
 
-def _flops(problem: dict) -> float:
-    once = 2.0 * problem["n"] * problem["o"] * math.prod(problem["out"]) * problem["c"] // problem["groups"] * math.prod(problem["kernel"])
-    return 2 * once if problem["pass"] == "bwd" else once
+# ---------------------------------------------------------------------------------------------- the calls
+
+def _tuple(results: Any) -> Results:
+    return results if isinstance(results, tuple) else (results,)
 
 
-def _longest_sum(problem: dict) -> int:
-    taps = math.prod(problem["kernel"])
-    over_pixels = problem["n"] * math.prod(problem["out"])
-    inputs, outputs = (problem[k] // problem["groups"] * taps for k in ("c", "o"))
-    return {"fwd": inputs, "bwd_data": outputs, "bwd_weights": over_pixels}.get(problem["pass"], max(inputs, outputs, over_pixels))
+def _leaves(inputs: Sequence[tuple[str, Tensor]], roles: Optional[Sequence[str]]) -> list[Tensor]:
+    return [t.detach().requires_grad_(roles is None or role in roles) for role, t in inputs]
 
 
-def _epilogue(problem: dict) -> tuple[bool, str, float, float]:
-    """bias or not, then at most one activation: what a PyTorch call can say."""
-    kinds = [s["kind"] for s in problem["steps"]]
-    bias = bool(kinds) and kinds[0] == "bias"
-    rest = problem["steps"][bias:]
-    if len(rest) > 1 or any(s["kind"] not in ("relu", "clip") for s in rest):
-        raise ValueError(f"{problem['text']}: the epilogue {'+'.join(kinds)} has no PyTorch call, allowed: bias, then relu or clip")
-    return (bias, rest[0]["kind"], float(rest[0]["lo"]), float(rest[0]["hi"])) if rest else (bias, "", 0.0, 0.0)
+def _forward(function: Callable[..., Any], inputs: Sequence[tuple[str, Tensor]]) -> Callable[[], Results]:
+    args = [t for _, t in inputs]
+
+    def run() -> Results:
+        with torch.no_grad():
+            return _tuple(function(*args))
+    return run
 
 
-def _activate(y: Tensor, act: str, lo: float, hi: float) -> Tensor:
-    return torch.relu(y) if act == "relu" else torch.clamp(y, lo, hi) if act == "clip" else y
+def _train(function: Callable[..., Any], inputs: Sequence[tuple[str, Tensor]], grads: Sequence[Tensor]) -> Callable[[], Results]:
+    leaves = _leaves(inputs, None)
+
+    def run() -> Results:
+        results = _tuple(function(*leaves))
+        with torch.autograd.set_multithreading_enabled(False):
+            return (*results, *torch.autograd.grad(_with_grad(results), leaves, grads))
+    return run
 
 
-class _Sides:
-    """The tensors of one problem and the calls on them."""
+def _backward(function: Callable[..., Any], inputs: Sequence[tuple[str, Tensor]], grads: Sequence[Tensor],
+              roles: Optional[Sequence[str]]) -> Callable[[], Results]:
+    leaves = _leaves(inputs, roles)
+    results, wanted = _with_grad(_tuple(function(*leaves))), [t for t in leaves if t.requires_grad]
 
-    def __init__(self, problem: dict, passes: str) -> None:
-        self.p, self.passes = problem, passes
-        self.device = torch.device(problem["device"], problem["ordinal"] if problem["device"] == "cuda" else None)
-        self.has_bias, self.act, self.lo, self.hi = _epilogue(problem)
-        self.pads = [p for pair in zip(problem["pad_lo"], problem["pad_hi"]) for p in pair]
-        self.even = problem["pad_lo"] == problem["pad_hi"]
-        scale = 1 / math.sqrt(problem["c"] // problem["groups"] * math.prod(problem["kernel"]))
-        make = {role: _tensor(spec, self.device, scale if role == "weights" else 1.0) for role, spec in problem["tensors"].items()}
-        self.t, self.grad = make, None   # grad: of the result of a train run, the same for both sides
-        self.geometry = (problem["stride"], self.pads, problem["dilation"], problem["groups"])
+    def run() -> Results:
+        with torch.autograd.set_multithreading_enabled(False):
+            return torch.autograd.grad(results, wanted, grads, retain_graph=True)
+    return run
 
-    # forward and train
-    def weft_forward(self, x: Tensor, w: Tensor, b: Optional[Tensor]) -> Tensor:
-        return call(_conv.conv, x, w, b, *self.geometry, self.act, self.lo, self.hi)
 
-    def peer_forward(self, x: Tensor, w: Tensor, b: Optional[Tensor]) -> Tensor:
-        p, F = self.p, torch.nn.functional
-        padding = p["pad_lo"]
-        if not self.even:
-            x, padding = F.pad(x, [v for a in reversed(range(p["rank"])) for v in self.pads[2 * a:2 * a + 2]]), 0
-        if b is not None:
-            b = b.to(x.dtype)        # PyTorch takes no float32 bias beside 16-bit data
-        function = (F.conv1d, F.conv2d, F.conv3d)[p["rank"] - 1]
-        return _activate(function(x, w, b, p["stride"], padding, p["dilation"], p["groups"]), self.act, self.lo, self.hi)
+def _with_grad(results: Results) -> Results:
+    return tuple(t for t in results if t.requires_grad)
 
-    def forward(self, side: Callable) -> Callable[[], tuple[Tensor, ...]]:
-        args = (self.t["src"], self.t["weights"], self.t.get("bias"))
 
-        def run() -> tuple[Tensor, ...]:
-            with torch.no_grad():
-                return (side(*args),)
-        return run
+def _grads(case: Case, problem: dict, device: torch.device) -> list[Tensor]:
+    """A gradient for each result that has one: in the strides that the problem states, where it is of a gradient pass."""
+    results = _with_grad(_tuple(case.weft(*_leaves(case.inputs, None))))
+    specs = [problem["tensors"].get(role) for role in _GRADS]
+    return [torch.randn_like(y) if spec is None else random_tensor(spec, device).reshape(y.shape) for y, spec in zip(results, specs)]
 
-    def train(self, side: Callable) -> Callable[[], tuple[Tensor, ...]]:
-        args = [t.detach().requires_grad_() for t in (self.t["src"], self.t["weights"], self.t.get("bias")) if t is not None]
-        bias = args[2] if len(args) > 2 else None
-        if self.grad is None:
-            self.grad = torch.randn_like(self.forward(self.weft_forward)()[0])
-        grad = self.grad
 
-        def run() -> tuple[Tensor, ...]:
-            y = side(args[0], args[1], bias)
-            return (y, *torch.autograd.grad(y, args, grad))
-        return run
+def _calls(case: Case, problem: dict, passes: str, device: torch.device) -> tuple[Callable[[], Results], Callable[[], Results]]:
+    """weft's, PyTorch's."""
+    sides = ((case.weft, case.inputs), (case.peer, case.peer_inputs or case.inputs))
+    if passes == "fwd":
+        return tuple(_forward(*side) for side in sides)
+    grads = _grads(case, problem, device)
+    if passes == "train":
+        return tuple(_train(*side, grads) for side in sides)
+    return tuple(_backward(*side, grads, _WANTED.get(passes)) for side in sides)
 
-    # gradients alone
-    def _input(self) -> Tensor:
-        """src where the pass reads it; else any tensor of its shape and format, for the signature."""
-        return self.t["src"] if "src" in self.t else torch.empty_like(self.t["diff_src"])
 
-    def _weight(self) -> Tensor:
-        return self.t["weights"] if "weights" in self.t else torch.empty_like(self.t["diff_weights"])
+def _kernels(runs: Sequence[Callable[[], Results]]) -> str:
+    names = []
+    for run in runs:
+        run()
+        names.append(_library.kernels())
+    return " + ".join(names)
 
-    def weft_backward(self) -> Callable[[], tuple[Tensor, ...]]:
-        want = _WANT[self.passes] | (WANT_BIAS if self.has_bias else 0)
-        dtype = self.t["diff_bias"].dtype if self.has_bias else self.t["diff_dst"].dtype
-        args = (self.t["diff_dst"], self._input(), self._weight(), *self.geometry, False, want, dtype)
 
-        def run() -> tuple[Tensor, ...]:
-            with torch.no_grad():
-                return tuple(g for g, bit in zip(call(_conv.conv_backward, *args), (1, 2, 4)) if want & bit)
-        return run
-
-    def peer_backward(self) -> Callable[[], tuple[Tensor, ...]]:
-        if not self.even:
-            raise ValueError(f"{self.p['text']}: uneven padding has no PyTorch twin in pass {self.passes}, allowed: fwd or train")
-        p, want = self.p, _WANT[self.passes]
-        mask = [bool(want & WANT_INPUT), bool(want & WANT_WEIGHT), self.has_bias]
-        args = (self.t["diff_dst"], self._input(), self._weight(), [p["o"]] if self.has_bias else None, p["stride"], p["pad_lo"], p["dilation"],
-                False, [0] * p["rank"], p["groups"], mask)
-
-        def run() -> tuple[Tensor, ...]:
-            return tuple(g for g, wanted in zip(torch.ops.aten.convolution_backward(*args), mask) if wanted)
-        return run
-
-    # transposed convolution: bwd_data with an epilogue
-    def transposed(self, weft: bool) -> Callable[[], tuple[Tensor, ...]]:
-        p, F = self.p, torch.nn.functional
-        if not self.even:
-            raise ValueError(f"{p['text']}: uneven padding has no PyTorch twin in a transposed convolution")
-        x, w, b = self.t["diff_dst"], self.t["weights"], self.t.get("bias")
-        peer_bias = None if b is None else b.to(x.dtype)
-        extra = [p["in"][a] - ((p["out"][a] - 1) * p["stride"][a] - 2 * p["pad_lo"][a] + p["dilation"][a] * (p["kernel"][a] - 1) + 1)
-                 for a in range(p["rank"])]
-        function = (F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d)[p["rank"] - 1]
-
-        def run() -> tuple[Tensor, ...]:
-            with torch.no_grad():
-                if weft:
-                    return (call(_conv.conv_transpose, x, w, b, *self.geometry, self.act, self.lo, self.hi, extra),)
-                y = function(x, w, peer_bias, p["stride"], p["pad_lo"], extra, p["groups"], p["dilation"])
-                return (_activate(y, self.act, self.lo, self.hi),)
-        return run
+def _told(text: str, passes: Optional[str]) -> tuple[dict, str]:
+    """The problem and its pass, which may be "train"; the problem is then that of the forward pass."""
+    written = _pass_in(text)
+    wanted = passes or written
+    text = _with_pass(text, "fwd") if written == "train" else text
+    told = _library.problem(text, "fwd" if wanted == "train" else wanted)
+    if wanted not in PASSES:
+        raise ValueError(f"pass: is {wanted!r}, allowed: {', '.join(PASSES)}")
+    if told["math"] != "fast":
+        raise ValueError(f"{told['text']}: math is {told['math']!r}, allowed through PyTorch: fast")
+    if told["device"] == "cuda" and not torch.cuda.is_available():
+        raise ValueError(f"{told['text']}: this PyTorch has no CUDA device")
+    return told, wanted
 
 
 def build(text: str, passes: Optional[str] = None) -> Twin:
     """Both calls for a problem text. passes: overrules the pass in the text; "train" is forward and all gradients by autograd."""
-    written = _pass_in(text)
-    wanted = passes or written
-    train = wanted == "train"
-    text = _with_pass(text, "fwd") if written == "train" else text
-    if (operator := _library.problem(text)["op"]) != "conv":
-        raise ValueError(f"{text}: the operator {operator} has no PyTorch call yet, allowed: conv")
-    base = _library.problem(text, "fwd" if train else wanted)
-    if wanted not in PASSES:
-        raise ValueError(f"pass: is {wanted!r}, allowed: {', '.join(PASSES)}")
-    if base["math"] != "fast":
-        raise ValueError(f"{base['text']}: math is {base['math']!r}, allowed through PyTorch: fast")
-    if base["device"] == "cuda" and not torch.cuda.is_available():
-        raise ValueError(f"{base['text']}: this PyTorch has no CUDA device")
-    sides, problems = _Sides(base, wanted), [base]
-    if wanted in ("fwd", "train"):
-        make = sides.train if train else sides.forward
-        weft, peer = make(sides.weft_forward), make(sides.peer_forward)
-    elif wanted == "bwd_data" and base["steps"]:
-        weft, peer = sides.transposed(True), sides.transposed(False)
+    told, wanted = _told(text, passes)
+    device = torch.device(told["device"], told["ordinal"] if told["device"] == "cuda" else None)
+    if wanted == "bwd_data" and told["op"] == "conv" and told["steps"]:
+        problem, calls = Problem(told, device), "fwd"
+        case = transposed_conv(problem)
     else:
-        weft, peer = sides.weft_backward(), sides.peer_backward()
-    if train:   # which kernels run is asked on this thread: autograd may run a gradient on another
-        problems.append(_library.problem(text, "bwd"))
-        steps = (sides.forward(sides.weft_forward), _Sides(problems[1], "bwd").weft_backward())
-    else:
-        steps = (weft,)
-    kernels = []
-    for step in steps:
-        step()
-        kernels.append(_library.kernels())
-    first = next(iter(base["tensors"].values()))
-    return Twin(text=_with_pass(base["text"], wanted), device=sides.device, dtype=_DTYPES[first["dtype"]], weft=weft, peer=peer,
-                read=sum(_bytes(p, True) for p in problems), write=sum(_bytes(p, False) for p in problems),
-                flops=sum(_flops(p) for p in problems), length=max(_longest_sum(p) for p in problems), kernel=" + ".join(kernels))
+        Problem(told, device)        # an epilogue that PyTorch has no call for is refused in the text's own pass
+        problem, calls = Problem(_library.problem(told["text"], "fwd"), device), wanted
+        case = TABLE[told["op"]](problem)
+    weft, peer = _calls(case, told, calls, device)
+    problems, asked = [told], [weft]
+    if wanted == "train":
+        problems.append(_library.problem(told["text"], "bwd"))
+        asked = [_calls(case, p, p["pass"], device)[0] for p in problems]
+    moved = [_bytes(p) for p in problems]
+    return Twin(text=_with_pass(told["text"], wanted), device=device, dtype=problem.dtype, weft=weft, peer=peer, read=sum(r for r, _ in moved),
+                write=sum(w for _, w in moved), flops=sum(p["flops"] for p in problems), length=case.lengths.get(wanted, max(case.lengths.values())),
+                kernel=_kernels(asked), note=case.note, alike=case.alike)
 
+
+# ---------------------------------------------------------------------------------------------- the comparison
 
 def _allowed(twin: Twin) -> float:
     """What rounding allows: each side is within eps * sqrt(terms) of the truth for random data, with room for the shape of the sum; the
@@ -234,7 +178,7 @@ def _allowed(twin: Twin) -> float:
     return 4 * torch.finfo(twin.dtype).eps + 4 * torch.finfo(work).eps * math.sqrt(twin.length)
 
 
-def _distance(ours: Tensor, theirs: Tensor) -> float:
+def distance(ours: Tensor, theirs: Tensor) -> float:
     """The largest difference over the largest value; infinite where one side has a NaN or an infinity that the other has not."""
     if ours.shape != theirs.shape:
         return math.inf
@@ -253,4 +197,6 @@ def error(twin: Twin) -> tuple[float, float]:
     ours, theirs = twin.weft(), twin.peer()
     if len(ours) != len(theirs):
         return math.inf, _allowed(twin)
-    return max(map(_distance, ours, theirs)), _allowed(twin)
+    if twin.alike is not None:
+        theirs = [twin.alike(t) for t in theirs]
+    return max(map(distance, ours, theirs)), _allowed(twin)
