@@ -249,7 +249,8 @@ typedef struct weft_plan weft_plan;
 typedef enum weft_mode {
     WEFT_MODE_DEFAULT,
     WEFT_ESTIMATE,                   /* wisdom, else the least estimated time; no timing, microseconds */
-    WEFT_MEASURE                     /* wisdom, else time the best few on private buffers and remember */
+    WEFT_MEASURE,                    /* wisdom, else time the best few on private buffers and remember */
+    WEFT_WISDOM_ONLY                 /* wisdom, else an error that names the problem; nothing is estimated or timed */
 } weft_mode;
 
 enum { WEFT_ENGINE_REF = 1, WEFT_ENGINE_CPU = 2, WEFT_ENGINE_CUDA = 4, WEFT_ENGINE_RIVAL = 8, WEFT_ENGINE_ALL = 15 };
@@ -304,8 +305,9 @@ typedef struct weft_plan_opts {
     uint32_t engines;                /* of the context's, only these; 0: all of them */
     size_t workspace_limit;          /* 0: the context's; WEFT_NO_LIMIT: none */
     const char *kernel;              /* pin this kernel; an error with the reason if it does not apply */
+    double measure_seconds;          /* time limit of this measurement; 0: the context's */
 } weft_plan_opts;
-#define WEFT_PLAN_OPTS_INIT { sizeof(weft_plan_opts), 0, 0, 0, NULL }
+#define WEFT_PLAN_OPTS_INIT { sizeof(weft_plan_opts), 0, 0, 0, NULL, 0 }
 
 typedef struct weft_args {
     size_t size;                     /* sizeof(weft_args) */

@@ -59,9 +59,10 @@ static wt_config config = {.delegate = 1};
 const wt_config *wt_settings(void) { return &config; }
 
 /* The settings of weft.backends, all at once. Returns NULL, or what is wrong. */
-WEFT_API const char *weft_torch_set(int32_t benchmark, int32_t delegate, int32_t math, uint32_t verbose, size_t workspace_limit, const char *pin) {
+WEFT_API const char *weft_torch_set(int32_t mode, int32_t delegate, int32_t math, uint32_t verbose, size_t workspace_limit, const char *pin,
+                                    double measure_seconds) {
     if (weft_ctx_set_verbose(context, verbose) != WEFT_OK) return weft_last_error();
-    config = (wt_config){benchmark, delegate, math, verbose, workspace_limit, ""};
+    config = (wt_config){mode, delegate, math, verbose, workspace_limit, measure_seconds, ""};
     snprintf(config.pin, sizeof(config.pin), "%s", pin ? pin : "");
     return NULL;
 }
@@ -77,7 +78,8 @@ weft_plan *wt_plan_among(wt_call *call, weft_problem *p, bool rival) {
     p->device = cuda ? WEFT_CUDA : WEFT_CPU;
     p->ordinal = cuda ? call->device_index : 0;
     p->math = config.math;
-    opts.mode = config.benchmark && !call->once ? WEFT_MEASURE : WEFT_ESTIMATE;
+    opts.mode = call->once ? WEFT_ESTIMATE : config.mode;
+    opts.measure_seconds = config.measure_seconds;
     opts.workspace_limit = config.workspace_limit;
     opts.engines = WEFT_ENGINE_ALL & ~(uint32_t)(rival && config.delegate ? 0 : WEFT_ENGINE_RIVAL);
     if (!cuda) follow_threads();

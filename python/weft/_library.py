@@ -49,7 +49,7 @@ def _declare(lib: ctypes.CDLL) -> None:
         "weft_torch_kernels": (text, []),
         "weft_torch_problem": (count, [text, text, text, size]),
         "weft_torch_describe": (count, [text, size]),
-        "weft_torch_set": (text, [ctypes.c_int32, ctypes.c_int32, ctypes.c_int32, ctypes.c_uint32, size, text]),
+        "weft_torch_set": (text, [ctypes.c_int32, ctypes.c_int32, ctypes.c_int32, ctypes.c_uint32, size, text, ctypes.c_double]),
         "weft_torch_kernel_name": (text, [size]),
         "weft_torch_wisdom": (text, [text, text, ctypes.POINTER(count)]),
         "weft_torch_move": (ctypes.c_uint64, [ctypes.c_void_p, count, ctypes.c_void_p, count, ctypes.c_int]),
@@ -112,9 +112,9 @@ def describe() -> str:
     return buffer.value.decode()
 
 
-def set_config(benchmark: bool, delegate: bool, math: int, verbose: int, workspace_limit: int, pin: str | None) -> None:
+def set_config(mode: int, delegate: bool, math: int, verbose: int, workspace_limit: int, pin: str | None, measure_seconds: float) -> None:
     """Tell the C library the settings of weft.backends."""
-    why = lib.weft_torch_set(benchmark, delegate, math, verbose, workspace_limit, pin.encode() if pin else None)
+    why = lib.weft_torch_set(mode, delegate, math, verbose, workspace_limit, pin.encode() if pin else None, measure_seconds)
     if why is not None:
         raise RuntimeError(why.decode())
 

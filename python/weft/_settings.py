@@ -9,6 +9,7 @@ from . import _library
 TOPICS = {"dispatch": 1, "tune": 2, "exec": 4, "error": 8}
 MATHS = {None: 0, "fast": 1, "strict": 2, "tf32": 3}
 NO_LIMIT = (1 << 64) - 1
+MODE_DEFAULT, MEASURE, WISDOM_ONLY = 0, 2, 3   # weft_mode
 
 
 @dataclass(frozen=True)
@@ -23,6 +24,8 @@ class Settings:
     math: Optional[str] = None
     delegate: bool = True
     pin: Optional[str] = None
+    wisdom_only: bool = False
+    measure_seconds: Optional[float] = None
 
 
 def _topics(verbose: Any) -> int:
@@ -36,7 +39,7 @@ def _topics(verbose: Any) -> int:
 
 
 def _check(s: Settings) -> None:
-    for name in ("benchmark", "fastest", "deterministic", "delegate"):
+    for name in ("benchmark", "fastest", "deterministic", "delegate", "wisdom_only"):
         if not isinstance(getattr(s, name), bool):
             raise TypeError(f"{name}: is {getattr(s, name)!r}, allowed: True or False")
     limit = s.workspace_limit
@@ -44,6 +47,11 @@ def _check(s: Settings) -> None:
         raise TypeError(f"workspace_limit: is {limit!r}, allowed: a number of bytes, or None for 64 MB")
     if limit is not None and not 1 <= limit < NO_LIMIT:
         raise ValueError(f"workspace_limit: is {limit}, allowed: 1 or more bytes, or None for 64 MB; fastest=True is no limit at all")
+    seconds = s.measure_seconds
+    if seconds is not None and (isinstance(seconds, bool) or not isinstance(seconds, (int, float))):
+        raise TypeError(f"measure_seconds: is {seconds!r}, allowed: a number of seconds, or None for 2")
+    if seconds is not None and not 0 < seconds < float("inf"):
+        raise ValueError(f"measure_seconds: is {seconds}, allowed: more than 0 and finite, or None for 2")
     if s.math not in MATHS:
         raise ValueError(f"math: is {s.math!r}, allowed: None, 'fast', 'strict' or 'tf32'")
     if s.pin is not None and not isinstance(s.pin, str):
@@ -69,8 +77,9 @@ def change(**settings: Any) -> Settings:
             raise TypeError(f"{name}: is no setting, allowed: {', '.join(allowed)}")
     wanted, before = replace(_now, **settings), _now
     _check(wanted)
-    _library.set_config(wanted.benchmark, wanted.delegate, MATHS[wanted.math], _topics(wanted.verbose),
-                        NO_LIMIT if wanted.fastest else wanted.workspace_limit or 0, wanted.pin)
+    mode = WISDOM_ONLY if wanted.wisdom_only else MEASURE if wanted.benchmark else MODE_DEFAULT
+    _library.set_config(mode, wanted.delegate, MATHS[wanted.math], _topics(wanted.verbose),
+                        NO_LIMIT if wanted.fastest else wanted.workspace_limit or 0, wanted.pin, wanted.measure_seconds or 0.0)
     _now = wanted
     return before
 

@@ -9,6 +9,8 @@
 Settings hold for the whole process and every thread of it:
     benchmark         measure the best candidates of a problem that is not known yet, on private buffers, and remember the times. Which kernel
                       wins may then differ between runs; with wisdom it does not. Off: the least estimate.
+    measure_seconds   how long one such measurement may take, at least a run of each candidate; None is 2 s
+    wisdom_only       a problem that wisdom does not know is an error that names it: nothing is estimated or measured
     fastest           no limit on workspace
     workspace_limit   bytes a kernel may ask for; None is 64 MB. The reference kernels may take more: every problem has a kernel
     deterministic     there for those who set it everywhere: every kernel of weft gives the same bits on each run anyway
@@ -32,9 +34,9 @@ from . import _library, _settings
 from . import _wisdom as wisdom
 
 __all__ = ["describe", "flags", "kernel_names", "kernels", "library", "pin", "set_flags", "wisdom",
-           "benchmark", "delegate", "deterministic", "fastest", "math", "verbose", "workspace_limit"]
+           "benchmark", "delegate", "deterministic", "fastest", "math", "measure_seconds", "verbose", "wisdom_only", "workspace_limit"]
 
-_SETTINGS = ("benchmark", "delegate", "deterministic", "fastest", "math", "verbose", "workspace_limit")
+_SETTINGS = ("benchmark", "delegate", "deterministic", "fastest", "math", "measure_seconds", "verbose", "wisdom_only", "workspace_limit")
 
 
 def describe() -> str:

@@ -102,7 +102,7 @@ static weft_status thread_count(const weft_ctx_opts *opts, int *threads) {
 
 static weft_status check_opts(weft_ctx_opts *o) {
     if (o->engines & ~(uint32_t)WEFT_ENGINE_ALL) return weft__fail(WEFT_INVALID, "engines is 0x%x, allowed: a sum of WEFT_ENGINE_*", o->engines);
-    if ((unsigned)o->mode > WEFT_MEASURE) return weft__fail(WEFT_INVALID, "mode is %d, allowed: one of weft_mode", o->mode);
+    if ((unsigned)o->mode > WEFT_WISDOM_ONLY) return weft__fail(WEFT_INVALID, "mode is %d, allowed: one of weft_mode", o->mode);
     if (!o->alloc != !o->free) return weft__fail(WEFT_INVALID, "%s is NULL, allowed: alloc and free together or neither", o->alloc ? "free" : "alloc");
     if (!(o->measure_seconds >= 0)) return weft__fail(WEFT_INVALID, "measure_seconds is %g, allowed: 0 or more", o->measure_seconds);
     if (!o->engines) o->engines = WEFT_ENGINE_ALL;

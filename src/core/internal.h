@@ -246,7 +246,7 @@ typedef struct weft__choice {        /* what planning decides */
     size_t workspace, packed;
     const char *why;                 /* "estimate", "measured", "wisdom", "pinned" */
 } weft__choice;
-typedef struct weft__want { int mode; uint32_t engines; size_t limit; const weft__kernel *pin; } weft__want;
+typedef struct weft__want { int mode; uint32_t engines; size_t limit; const weft__kernel *pin; double seconds; } weft__want;
 
 /* Time one kernel on private buffers: median ns; abandoned (HUGE_VAL) when a run exceeds give_up_ns. */
 weft_status weft__measure(weft_ctx *ctx, const weft_problem *p, const weft__hw *hw, const weft__kernel *k,

@@ -52,8 +52,8 @@ static void reference_last(weft__choice *list, size_t n) {
     }
 }
 
-static void measure_all(weft_ctx *ctx, const weft_problem *p, const weft__hw *hw, weft__choice *list, size_t n) {
-    double best = HUGE_VAL, seconds = weft__opts(ctx)->measure_seconds;
+static void measure_all(weft_ctx *ctx, const weft_problem *p, const weft__hw *hw, double seconds, weft__choice *list, size_t n) {
+    double best = HUGE_VAL;
     size_t winner = 0;
     uint64_t start = weft__now_ns();
     reference_last(list, n);
@@ -82,6 +82,12 @@ static void measure_all(weft_ctx *ctx, const weft_problem *p, const weft__hw *hw
     list[0] = c;
 }
 
+static weft_status unknown(const weft_problem *p) {
+    char text[WEFT_TEXT_MAX];
+    WEFT__TRY(weft_problem_format(p, text, sizeof(text), NULL));
+    return weft__fail(WEFT_UNSUPPORTED, "no wisdom for %s on this machine, with this many threads and these settings", text);
+}
+
 static weft_status choose(weft_ctx *ctx, const weft_problem *p, const weft__hw *hw, const weft__want *want, weft__choice *out) {
     if (want->pin) {
         const char *reason = weft__kernel_refusal(ctx, want->pin, p, hw);
@@ -97,26 +103,29 @@ static weft_status choose(weft_ctx *ctx, const weft_problem *p, const weft__hw *
         *out = choice_of(known, p, hw, ns, "wisdom");
         return WEFT_OK;
     }
+    if (want->mode == WEFT_WISDOM_ONLY && !weft__is_empty(p)) return unknown(p);   /* nothing to know of an empty one */
     weft__choice list[CANDIDATES_MAX] = {{0}};
     size_t n = candidates(ctx, p, hw, want, list);
     if (n == 0) return weft__fail(WEFT_UNSUPPORTED, "no kernel takes this problem with the engines enabled (0x%x)", weft__opts(ctx)->engines & want->engines);
-    if (want->mode == WEFT_MEASURE && !weft__is_empty(p)) measure_all(ctx, p, hw, list, n);
+    if (want->mode == WEFT_MEASURE && !weft__is_empty(p)) measure_all(ctx, p, hw, want->seconds, list, n);
     *out = list[0];
     return WEFT_OK;
 }
 
 static weft_status read_opts(weft_ctx *ctx, const weft_problem *p, const weft_plan_opts *opts, weft__want *want) {
     const weft_ctx_opts *o = weft__opts(ctx);
-    *want = (weft__want){o->mode, WEFT_ENGINE_ALL, o->workspace_limit, NULL};
+    *want = (weft__want){o->mode, WEFT_ENGINE_ALL, o->workspace_limit, NULL, o->measure_seconds};
     if (!opts) return WEFT_OK;
     weft_plan_opts q;
     if (!weft__adopt(&q, sizeof(q), opts, WEFT__LEAST(weft_plan_opts, kernel)))
         return weft__fail(WEFT_INVALID, "opts.size is %zu, allowed: %zu (start from WEFT_PLAN_OPTS_INIT)", opts->size, sizeof(q));
-    if ((unsigned)q.mode > WEFT_MEASURE) return weft__fail(WEFT_INVALID, "mode is %d, allowed: one of weft_mode", q.mode);
+    if ((unsigned)q.mode > WEFT_WISDOM_ONLY) return weft__fail(WEFT_INVALID, "mode is %d, allowed: one of weft_mode", q.mode);
     if (q.engines & ~(uint32_t)WEFT_ENGINE_ALL) return weft__fail(WEFT_INVALID, "engines is 0x%x, allowed: a sum of WEFT_ENGINE_*", q.engines);
+    if (!(q.measure_seconds >= 0)) return weft__fail(WEFT_INVALID, "measure_seconds is %g, allowed: 0 or more", q.measure_seconds);
     if (q.mode) want->mode = q.mode;
     if (q.engines) want->engines = q.engines;
     if (q.workspace_limit) want->limit = q.workspace_limit;
+    if (q.measure_seconds > 0) want->seconds = q.measure_seconds;
     return q.kernel ? find_pin(ctx, p, q.kernel, &want->pin) : WEFT_OK;
 }
 

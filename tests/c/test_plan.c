@@ -144,6 +144,27 @@ TEST(measure_remembers) {
     weft_ctx_release(ctx);
 }
 
+TEST(wisdom_only_takes_what_is_known) {
+    weft_ctx *ctx = test_context(1);
+    weft_problem p = test_problem(usual);
+    weft_plan *plan = NULL;
+    weft_plan_opts ask = WEFT_PLAN_OPTS_INIT;
+    ask.mode = WEFT_WISDOM_ONLY;
+    FAILS(weft_plan_create(&plan, ctx, &p, &ask), WEFT_UNSUPPORTED, "no wisdom for conv2d:fwd:f32:nchw:n1c4h12w20:o4k3p1g4@cpu");
+    CHECK(plan == NULL, "a plan of a problem that is not known");
+    ask.mode = WEFT_MEASURE;
+    ask.measure_seconds = -1;
+    FAILS(weft_plan_create(&plan, ctx, &p, &ask), WEFT_INVALID, "measure_seconds is -1");
+    ask.measure_seconds = 0.1;
+    weft_plan_release(plan_of(ctx, usual, &ask));
+    ask.mode = WEFT_WISDOM_ONLY;
+    plan = plan_of(ctx, usual, &ask);
+    CHECK(strcmp(weft__plan_choice(plan)->why, "wisdom") == 0, "%s", weft__plan_choice(plan)->why);
+    weft_plan_release(plan);
+    weft_plan_release(plan_of(ctx, "conv2d:fwd:f32:nchw:n0c4h12w20:o4k3p1g4", &ask));   /* empty: there is nothing to know */
+    weft_ctx_release(ctx);
+}
+
 /* ---------------------------------------------------------------- the cache */
 TEST(equal_problems_share_a_plan) {
     weft_ctx *ctx = test_context(1);

@@ -12,7 +12,7 @@ import torch
 import weft
 import weft.functional as W
 
-SETTINGS = ("benchmark", "delegate", "deterministic", "fastest", "math", "verbose", "workspace_limit")
+SETTINGS = ("benchmark", "delegate", "deterministic", "fastest", "math", "measure_seconds", "verbose", "wisdom_only", "workspace_limit")
 
 
 @pytest.fixture(autouse=True)
@@ -30,11 +30,13 @@ def depthwise(size=24):
 
 def test_defaults():
     assert {name: getattr(weft.backends, name) for name in SETTINGS} == {
-        "benchmark": False, "delegate": True, "deterministic": False, "fastest": False, "math": None, "verbose": False, "workspace_limit": None}
+        "benchmark": False, "delegate": True, "deterministic": False, "fastest": False, "math": None, "measure_seconds": None, "verbose": False,
+        "wisdom_only": False, "workspace_limit": None}
 
 
 @pytest.mark.parametrize("name, value", [("benchmark", True), ("delegate", False), ("deterministic", True), ("fastest", True), ("math", "strict"),
-                                         ("verbose", True), ("verbose", "tune,error"), ("workspace_limit", 1 << 20)])
+                                         ("verbose", True), ("verbose", "tune,error"), ("workspace_limit", 1 << 20),
+                                         ("wisdom_only", True), ("measure_seconds", 0.5)])
 def test_attributes_and_flags(name, value):
     old = getattr(weft.backends, name)
     setattr(weft.backends, name, value)
@@ -53,6 +55,9 @@ WRONG = {
     "flags-name": (lambda: weft.backends.set_flags(fast=True), TypeError, "fast: is no setting, allowed: benchmark"),
     "flags-second": (lambda: weft.backends.set_flags(benchmark=True, math="quick"), ValueError, "math: is 'quick', allowed: None, 'fast', 'strict' or 'tf32'"),
     "verbose": (lambda: setattr(weft.backends, "verbose", "loud"), ValueError, "verbose: has 'loud', allowed: True, False, or some of dispatch"),
+    "wisdom-only": (lambda: setattr(weft.backends, "wisdom_only", 1), TypeError, "wisdom_only: is 1, allowed: True or False"),
+    "seconds-kind": (lambda: setattr(weft.backends, "measure_seconds", "2"), TypeError, "measure_seconds: is '2', allowed: a number of seconds"),
+    "seconds-range": (lambda: setattr(weft.backends, "measure_seconds", 0), ValueError, "measure_seconds: is 0, allowed: more than 0"),
     "limit-kind": (lambda: setattr(weft.backends, "workspace_limit", 1.5), TypeError, "workspace_limit: is 1.5, allowed: a number of bytes"),
     "limit-range": (lambda: setattr(weft.backends, "workspace_limit", -1), ValueError, "workspace_limit: is -1, allowed: 1 or more"),
     "pin-kind": (lambda: weft.backends.pin(3), TypeError, "pin: is 3, allowed: the name of a kernel"),
@@ -119,6 +124,15 @@ def test_wisdom_decides(tmp_path):
     with weft.backends.flags(delegate=False):
         depthwise(28)
         assert weft.backends.kernels() != "torch"
+
+
+def test_wisdom_only():
+    with weft.backends.flags(wisdom_only=True), pytest.raises(RuntimeError, match="no wisdom for conv2d:fwd:f32:nchw:n2c8h22w22"):
+        depthwise(22)
+    with weft.backends.flags(benchmark=True, measure_seconds=0.05):
+        depthwise(22)
+    with weft.backends.flags(wisdom_only=True):
+        depthwise(22)
 
 
 def test_benchmark_of_gradients():
