@@ -124,7 +124,7 @@ static void describe(weft_problem *p, const columns *g, weft_op op) {
 /* ---------------------------------------------------------------- PyTorch's own operators, which are flat and 2D */
 enum { INPUT, KERNEL, SIZE = 1, BACK_KERNEL };
 
-/* Another shape of the same memory; the tensor given is freed. 0: failed, as is what is given as 0. */
+/* Another shape, of the same memory where strides allow it; the tensor given is freed. 0: failed, as is what is given as 0. */
 static wt_value viewed(wt_call *call, wt_value tensor, const int64_t *sizes, int rank) {
     wt_stack s = {.n = 0};
     if (!tensor) return 0;
@@ -192,10 +192,13 @@ static bool col2im_peer(wt_call *call, const void *state) {
     return take(call, torchs(call, g, "aten::col2im", viewed(call, input_of(call), sizes, 3), true), image, rank);
 }
 
-/* PyTorch's col2im sums in the type of the data: of 16 bits that is not enough. */
+/* PyTorch's col2im sums in the type of the data: of 16 bits that is not enough. On CUDA both count the elements of a sample in 32 bits. */
 static wt_peer peer_of(const wt_call *call, const columns *g, bool sums) {
     int32_t dtype = call->arg[INPUT].tensor.dtype;
+    int64_t taps = 0, image = 0;
     if (g->rank > 2 || (sums && dtype != WEFT_F32 && dtype != WEFT_F64)) return NULL;
+    bool fits = product(&taps, g->c, g->kernel) && product(&taps, taps, g->out) && product(&image, g->c, g->in);
+    if (call->device_type != wt.aoti_torch_device_type_cpu() && !(fits && taps <= INT32_MAX && image <= INT32_MAX)) return NULL;
     return sums ? col2im_peer : im2col_peer;
 }
 

@@ -1,4 +1,5 @@
-"""Images to columns and back: torch.nn.functional.unfold and fold, and the same with every axis kept, in 1D, 2D and 3D."""
+"""Images to columns and back: torch.nn.functional.unfold and fold, and the same with every axis kept, in 1D, 2D and 3D. Results are
+contiguous whatever the format of the input, as those of the twins are, so that columns can be viewed as a matrix."""
 from __future__ import annotations
 
 from functools import lru_cache
@@ -147,7 +148,9 @@ def col2im(input: Tensor, kernel_size: Size, stride: Size, padding: Size, input_
     if not 1 <= rank <= 3:
         raise RuntimeError(f"col2im: input has {input.dim()} dimensions {list(input.shape)}, allowed: 3 or 4 (1D), 5 or 6 (2D), 7 or 8 (3D)")
     k, s, p, d = _axes(rank, kernel_size=kernel_size, stride=stride, padding=padding, dilation=dilation)
-    size = (tuple((o - 1) * s[a] - 2 * p[a] + d[a] * (k[a] - 1) + 1 for a, o in enumerate(input.shape[-rank:]))
-            if input_size is None else spread("input_size", input_size, rank))
+    if input_size is None:
+        size = [(o - 1) * step - 2 * pad + gap * (taps - 1) + 1 for o, taps, step, pad, gap in zip(input.shape[-rank:], k, s, p, d)]
+    else:
+        size = spread("input_size", input_size, rank)
     args = (input, size, k, s, p, d, False)
     return call(_ops.col2im, *args) if out is None else call_into(_ops.col2im, out, *args)
