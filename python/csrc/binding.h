@@ -17,7 +17,7 @@
 #define WT_MAX_ARGS 20
 #define WT_MAX_OUTS 8
 #define WT_MAX_LIST 8
-#define WT_MAX_SCRATCH 6
+#define WT_MAX_SCRATCH 20
 
 typedef struct wt_tensor {           /* handle NULL: an optional one that was not given */
     wt_handle handle;

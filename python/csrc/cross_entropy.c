@@ -5,6 +5,7 @@
  * CUDA, where nobody waits for the result, the loss and the gradients that it leads to are NaN. */
 #include <string.h>
 
+#include "cross_entropy_peer.h"
 #include "rows.h"
 
 /* Where the arguments stand; in the backward operator one later, and after lse two. */
@@ -152,12 +153,17 @@ static bool run_cross_entropy(wt_call *call) {
     wt_view v[MOST];
     if (!read_loss(call, &l, INPUT, SETTINGS) || !create_loss(call, &l)) return false;
     if (is_none(&l) && !wt_shape_rows(&l.s)) return true;
+    wt_ce_state state = {INPUT, SETTINGS, call->out[0], call->out[1]};
     if (!wt_rows_fold(call, &l.s, l.t, l.count, v)) return false;
     if (!v->dims[1]) return check_target(call, &l, v) && run_without_classes(call, &l, v);
     weft_problem p;
     weft_args args = WEFT_ARGS_INIT;
     put_loss(&p, &args, &l, v, WEFT_FWD);
-    return wt_execute(call, wt_plan(call, &p), &args) && check_target(call, &l, v) && wt_rows_finish(call, l.t, l.count);
+    wt_peer peer = wt_cross_entropy_peer(call, &state, false);
+    weft_plan *plan = wt_plan_with(call, &p, peer, &state);
+    bool theirs = wt_is_peer(plan), ok = wt_finish(call, plan, &args, peer, &state);
+    if (theirs) return ok || (on_cpu(call) && check_labels(call, &l, &v[LABELS]) && false);   /* the label that it stumbled over, if that was it */
+    return ok && check_target(call, &l, v) && wt_rows_finish(call, l.t, l.count);
 }
 WT_OPERATOR_OUT(cross_entropy, "cross_entropy(Tensor input, Tensor target, Tensor? weight, int ignore_index, int reduction, float label_smoothing) "
                                "-> (Tensor, Tensor)")
@@ -180,11 +186,15 @@ static bool run_cross_entropy_backward(wt_call *call) {
         !wt_rows_create(call, 0, &l.s, true, wt_rows_last(&l.s, &l.t[SRC]), l.t[SRC].code, along(&l, WEFT_DIFF_SRC)))
         return false;
     if (!wt_shape_rows(&l.s) || !l.s.sizes[l.s.channel]) return true;
+    wt_ce_state state = {B_INPUT, B_SETTINGS, call->out[0], NULL};
     if (!wt_rows_fold(call, &l.s, l.t, l.count, v)) return false;
     weft_problem p;
     weft_args args = WEFT_ARGS_INIT;
     put_loss(&p, &args, &l, v, WEFT_BWD);
-    return wt_execute(call, wt_plan(call, &p), &args) && wt_rows_finish(call, l.t, l.count);
+    wt_peer peer = wt_cross_entropy_peer(call, &state, true);
+    weft_plan *plan = wt_plan_with(call, &p, peer, &state);
+    bool theirs = wt_is_peer(plan);
+    return wt_finish(call, plan, &args, peer, &state) && (theirs || wt_rows_finish(call, l.t, l.count));
 }
 WT_OPERATOR(cross_entropy_backward, "cross_entropy_backward(Tensor grad_output, Tensor input, Tensor target, Tensor? weight, Tensor lse, int ignore_index, "
                                     "int reduction, float label_smoothing) -> Tensor")

@@ -186,3 +186,32 @@ def test_softmax(device, name, dim, dtype):
         for theirs, ours in zip(*results, strict=True):
             torch.testing.assert_close(ours, theirs)
             assert ours.stride() == theirs.stride()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("reduction", ["none", "mean", "sum"])
+@pytest.mark.parametrize("weighted", [False, True], ids=["plain", "weighted"])
+@pytest.mark.parametrize("shape", [(5,), (6, 5), (3, 5, 7), (2, 5, 4, 3), (2, 5, 3, 2, 4)], ids=str)
+def test_cross_entropy(device, shape, weighted, reduction, dtype):
+    x = torch.randn(shape, device=device, dtype=dtype) * 3
+    target = torch.randint(0, 5, shape[:1] + shape[2:] if len(shape) > 1 else (), device=device)
+    if target.dim():
+        target.view(-1)[1] = -100
+    weight = torch.rand(5, device=device, dtype=dtype) if weighted else None
+    for change in (lambda t: t, lambda t: channels_last(t) if t.dim() > 2 else t):
+        results = []
+        for m in (F, W):
+            leaf = change(x).detach().clone().requires_grad_()
+            with weft.backends.pin("torch"):
+                y = m.cross_entropy(leaf, target, weight, reduction=reduction)
+                ran = weft.backends.kernels()
+                grads = torch.autograd.grad(y, leaf, torch.linspace(1, 2, y.numel(), device=device, dtype=dtype).view(y.shape))
+            results.append([y, *grads])
+        assert ran == weft.backends.kernels() == ("torch" if device.type == "cpu" or len(shape) <= 2 else "cross_entropy_ref__cuda")
+        for theirs, ours in zip(*results, strict=True):
+            torch.testing.assert_close(ours, theirs)
+
+
+def test_cross_entropy_of_a_label_that_is_no_class():
+    with weft.backends.pin("torch"), pytest.raises(IndexError, match="target: is 5, allowed: a class, 0 or more and below 5"):
+        W.cross_entropy(torch.randn(2, 5), torch.tensor([1, 5]))
