@@ -87,10 +87,12 @@ class _ConvTranspose(Activated):
         super().__init__(in_channels, out_channels, kernel_size, stride, padding, output_padding, groups, bias, dilation, padding_mode, device, dtype)
         self._set_act(act, clip)
 
-    def forward(self, input: Tensor, output_size: Optional[list[int]] = None) -> Tensor:
+    def _conv_forward(self, input: Tensor, weight: Tensor, bias: Optional[Tensor], output_size: Optional[list[int]] = None) -> Tensor:
         extra = self._output_padding(input, output_size, self.stride, self.padding, self.kernel_size, self._rank, self.dilation)
-        return type(self)._function(input, self.weight, self.bias, self.stride, self.padding, extra, self.groups, self.dilation,
-                                    act=self.act, clip=self.clip)
+        return type(self)._function(input, weight, bias, self.stride, self.padding, extra, self.groups, self.dilation, act=self.act, clip=self.clip)
+
+    def forward(self, input: Tensor, output_size: Optional[list[int]] = None) -> Tensor:
+        return self._conv_forward(input, self.weight, self.bias, output_size)
 
 
 class ConvTranspose1d(_ConvTranspose, torch.nn.ConvTranspose1d):

@@ -1,0 +1,119 @@
+"""Nets of torch.nn made nets of weft.nn, and back, in place."""
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, Optional, TypeVar
+
+from torch import Tensor, nn
+
+__all__ = ["Report", "Row", "convert"]
+
+Net = TypeVar("Net", bound=nn.Module)
+Example = Any   # a tensor, a tuple or list of arguments, a dict of keyword arguments
+
+
+class Row(NamedTuple):
+    """A module, or modules that were to be fused: the times of both sides where they were measured, and what became of it.
+
+        >>> net = weft.convert(torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3)))
+        >>> weft.convert.last_report.rows[0]
+        Row(module='0', kind='Conv2d', shape=(), torch_ms=None, weft_ms=None, decision='weft')
+    """
+
+    module: str
+    kind: str
+    shape: tuple[int, ...]
+    torch_ms: Optional[float]
+    weft_ms: Optional[float]
+    decision: str
+
+    @property
+    def ratio(self) -> Optional[float]:
+        """Time of torch.nn over time of weft; None where nothing was measured."""
+        return self.torch_ms / self.weft_ms if self.torch_ms is not None and self.weft_ms else None
+
+
+class Report:
+    """What convert() did, one row for each module it knows; str() is the table.
+
+        >>> net = weft.convert(torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3)))
+        >>> print(weft.convert.last_report)
+        module  kind    shape  torch ms  weft ms  ratio  decision
+        0       Conv2d  -             -        -      -  weft
+    """
+
+    def __init__(self, rows: Sequence[Row] = ()) -> None:
+        self.rows = list(rows)
+
+    def __str__(self) -> str:
+        def number(value: Optional[float], digits: int) -> str:
+            return "-" if value is None else f"{value:.{digits}f}"
+        table = [("module", "kind", "shape", "torch ms", "weft ms", "ratio", "decision")]
+        table += [(r.module, r.kind, "x".join(map(str, r.shape)) or "-", number(r.torch_ms, 3), number(r.weft_ms, 3), number(r.ratio, 2), r.decision)
+                  for r in self.rows]
+        widths = [max(len(row[i]) for row in table) for i in range(len(table[0]))]
+        return "\n".join("  ".join(text.rjust(w) if 3 <= i <= 5 else text.ljust(w) for i, (text, w) in enumerate(zip(row, widths))).rstrip()
+                         for row in table)
+
+
+def _check(net: Any, to: Any, exclude: Any, example: Any, flags: dict[str, Any]) -> None:
+    if not isinstance(net, nn.Module):
+        raise TypeError(f"net: is {type(net).__name__}, allowed: a torch.nn.Module")
+    if to not in ("weft", "torch"):
+        raise ValueError(f"to: is {to!r}, allowed: 'weft' or 'torch'")
+    if exclude is not None and not callable(exclude):
+        raise TypeError(f"exclude: is {exclude!r}, allowed: a function of a module, or None")
+    if example is not None and not isinstance(example, (Tensor, tuple, list, dict)):
+        raise TypeError(f"example: is {type(example).__name__}, allowed: a tensor, a tuple of arguments, or a dict of keyword arguments")
+    for name, value in flags.items():
+        if not isinstance(value, bool):
+            raise TypeError(f"{name}: is {value!r}, allowed: True or False")
+    if flags["fuse"] and to == "torch":
+        raise ValueError("fuse: is True with to='torch', allowed: with to='weft'; what was fused is taken apart in any case")
+
+
+def convert(net: Net, to: str = "weft", exclude: Optional[Callable[[nn.Module], bool]] = None, *, example: Example = None, fuse: bool = False,
+            verbose: bool = True) -> Net:
+    """Gives every module of the net that weft knows the class that weft has for it (to='weft'), or the one that torch.nn has (to='torch'), and returns
+    the net. It happens in place and copies no memory: modules, parameters, buffers, hooks, modes and names stay the same objects, so optimisers go on.
+
+        >>> net = torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3, bias=False), torch.nn.BatchNorm2d(8), torch.nn.ReLU6())
+        >>> weft.convert(net)
+        Sequential(
+          (0): weft.Conv2d(3, 8, kernel_size=(3, 3), stride=(1, 1), bias=False)
+          (1): weft.BatchNorm2d(8, ...)
+          (2): ReLU6()
+        )
+        >>> weft.convert(net.eval(), fuse=True)
+        Sequential(
+          (0): weft.Conv2d(3, 8, kernel_size=(3, 3), stride=(1, 1), bias=False, folds BatchNorm2d, act='clip', clip=(0.0, 6.0))
+          (1): weft.Identity(BatchNorm2d(8, ...))
+          (2): weft.Identity(ReLU6())
+        )
+        >>> weft.convert(net, to="torch")[1]
+        BatchNorm2d(8, ...)
+
+    exclude(module) is asked of every module; where it is true the module, though not what is inside it, keeps its class. Subclasses of torch.nn's
+    modules, and modules with a forward of their own, are left alone; so is, on the way to torch, what torch.nn has no module for (act='relu').
+
+    example, a tensor, a tuple of arguments or a dict of keyword arguments, is run through a copy of the net without its hooks. Each module is timed on
+    what it sees there, as torch.nn has it and as weft does, with backward where the net is in training mode; only what gets faster is swapped. The net,
+    its statistics and the state of random numbers stay as they are. The table is printed (not with verbose=False) and kept as
+    weft.convert.last_report, which after any call says what was swapped and what was not, and why.
+
+    fuse lets a convolution do the work of a batch normalisation in eval mode and of a ReLU, ReLU6 or Hardtanh right behind it. Pairs are found where
+    torch.fx can trace the net, or parts of it, and nobody else reads what goes between them. Nothing is fused with modules that have hooks, nor with
+    functions (F.relu). The state_dict stays as it was. In training mode a folded normalisation normalises, as before, until eval() is called; after
+    writing to `.data` of a weight call eval(), too, as nothing else tells. Calling convert again takes apart what was fused, exactly, before it starts.
+
+    An error leaves the net as it was.
+    """
+    _check(net, to, exclude, example, {"fuse": fuse, "verbose": verbose})
+    from ._conversion import carry_out   # here, as most programs that import weft convert nothing
+    convert.last_report = report = carry_out(net, to, exclude, example, fuse)   # type: ignore[attr-defined]
+    if example is not None and verbose:
+        print(report)
+    return net
+
+
+convert.last_report = Report()   # type: ignore[attr-defined]

@@ -1,0 +1,274 @@
+"""convert(): every module there and back, what stays the same object, what is left alone, wrong arguments, the models, training across a conversion."""
+from __future__ import annotations
+
+import copy
+import doctest
+import importlib
+import io
+import pickle
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.utils import prune
+
+import weft
+from test_models import MODELS, batches_of, every_model, small
+from training import assert_parity
+from weft._pairs import TO_TORCH, TO_WEFT
+
+# A module of each kind and the shape of an input; a loss has a second argument.
+CASES = {
+    "Conv1d": (lambda: nn.Conv1d(4, 6, 3, padding="same"), (2, 4, 9)),
+    "Conv2d": (lambda: nn.Conv2d(4, 8, 3, groups=4, padding=1, padding_mode="circular"), (2, 4, 6, 6)),
+    "Conv3d": (lambda: nn.Conv3d(4, 4, 3, groups=4, bias=False), (1, 4, 5, 5, 5)),
+    "ConvTranspose1d": (lambda: nn.ConvTranspose1d(4, 6, 3, 2, groups=2), (2, 4, 9)),
+    "ConvTranspose2d": (lambda: nn.ConvTranspose2d(4, 6, 3, 2, output_padding=1), (2, 4, 5, 5)),
+    "ConvTranspose3d": (lambda: nn.ConvTranspose3d(4, 2, 2, 2), (1, 4, 3, 3, 3)),
+    "MaxPool1d": (lambda: nn.MaxPool1d(3, 2), (2, 4, 9)), "MaxPool2d": (lambda: nn.MaxPool2d(2, return_indices=True), (2, 4, 6, 6)),
+    "MaxPool3d": (lambda: nn.MaxPool3d(2, ceil_mode=True), (1, 4, 5, 5, 5)),
+    "AvgPool1d": (lambda: nn.AvgPool1d(3), (2, 4, 9)), "AvgPool2d": (lambda: nn.AvgPool2d(3, 1, 1), (2, 4, 6, 6)),
+    "AvgPool3d": (lambda: nn.AvgPool3d(2), (1, 4, 5, 5, 5)),
+    "AdaptiveAvgPool1d": (lambda: nn.AdaptiveAvgPool1d(4), (2, 4, 9)), "AdaptiveAvgPool2d": (lambda: nn.AdaptiveAvgPool2d((None, 1)), (2, 4, 6, 6)),
+    "AdaptiveAvgPool3d": (lambda: nn.AdaptiveAvgPool3d(1), (1, 4, 5, 5, 5)),
+    "BatchNorm1d": (lambda: nn.BatchNorm1d(4), (3, 4)), "BatchNorm2d": (lambda: nn.BatchNorm2d(4, momentum=None), (2, 4, 6, 6)),
+    "BatchNorm3d": (lambda: nn.BatchNorm3d(4, affine=False), (2, 4, 3, 3, 3)),
+    "ReLU": (lambda: nn.ReLU(inplace=True), (2, 4, 6)), "Hardtanh": (lambda: nn.Hardtanh(-1, 2), (2, 4, 6)),
+    "Tanh": (nn.Tanh, (7,)), "Sigmoid": (nn.Sigmoid, (7,)),
+    "Softmax": (lambda: nn.Softmax(1), (3, 5)), "LogSoftmax": (lambda: nn.LogSoftmax(dim=-1), (3, 5)),
+    "CrossEntropyLoss": (lambda: nn.CrossEntropyLoss(torch.rand(5), label_smoothing=0.1), (3, 5)),
+    "LocalResponseNorm": (lambda: nn.LocalResponseNorm(3), (2, 8, 4, 4)),
+    "Unfold": (lambda: nn.Unfold(3, padding=1), (2, 4, 6, 6)), "Fold": (lambda: nn.Fold((6, 6), 3, padding=1), (2, 36, 36)),
+    "RNN": (lambda: nn.RNN(4, 6, 2, nonlinearity="relu"), (5, 3, 4)), "LSTM": (lambda: nn.LSTM(4, 6, proj_size=3, bidirectional=True), (5, 3, 4)),
+    "GRU": (lambda: nn.GRU(4, 6, batch_first=True), (3, 5, 4)),
+}
+
+
+def run(module, shape, device):
+    """All results of the module on fixed data, as a list."""
+    generator = torch.Generator().manual_seed(3)
+    args = [torch.randn(shape, generator=generator).to(device)]
+    if isinstance(module, nn.CrossEntropyLoss):
+        args.append(torch.arange(shape[0], device=device))
+    y = module(*args)
+    y = y if isinstance(y, tuple) else (y,)
+    return [t for part in y for t in (part if isinstance(part, tuple) else (part,))]
+
+
+def picture(net):
+    """Everything about a net that a round trip must keep: the objects themselves, not only their values."""
+    return [(name, type(m), id(m), m.training, {k: v if isinstance(v, (str, int, float, bool, tuple, type(None))) else id(v) for k, v in m.__dict__.items()},
+             [(k, id(v)) for part in (m._parameters, m._buffers, m._modules) for k, v in part.items()], [*m._forward_hooks, *m._forward_pre_hooks])
+            for name, m in net.named_modules()]
+
+
+def tree(device):
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Conv2d(3, 8, 3, padding=1, bias=False), nn.BatchNorm2d(8), nn.ReLU(inplace=True),
+                         nn.Sequential(nn.MaxPool2d(2), nn.Conv2d(8, 8, 3, groups=8)),
+                         nn.SiLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 5), nn.LogSoftmax(1)).to(device)
+
+
+def test_every_pair_has_a_case():
+    assert set(CASES) == {cls.__name__ for cls in TO_WEFT} == {name for name in weft.nn.__all__ if hasattr(nn, name)}
+    assert TO_TORCH[weft.nn.Conv2dDepthwise] is nn.Conv2d and TO_TORCH[weft.nn.ClippedReLU] is nn.Hardtanh
+    assert not {weft.nn.SpatialCrossEntropyLoss, weft.nn.VolumetricCrossEntropyLoss, weft.nn.NCReLU} & set(TO_TORCH)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_module_as_root(name, device):
+    make, shape = CASES[name]
+    module = make().to(device)
+    before, text, expected = picture(module), repr(module), run(copy.deepcopy(module), shape, device)
+    state = copy.deepcopy(module.state_dict())
+    assert weft.convert(module) is module and type(module) is getattr(weft.nn, name) and repr(module) == f"weft.{text}"
+    stream = io.BytesIO()
+    torch.save(module, stream)
+    stream.seek(0)
+    for other in (copy.deepcopy(module), pickle.loads(pickle.dumps(module)), torch.load(stream, weights_only=False, map_location=device)):
+        assert type(other) is type(module) and repr(other) == repr(module) and list(other.state_dict()) == list(state)
+        for got, want in zip(run(other, shape, device), expected, strict=True):
+            torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-5)
+        assert type(weft.convert(other, "torch")) is getattr(nn, name)
+    assert weft.convert(module, to="torch") is module and picture(module) == before and repr(module) == text
+    assert all(torch.equal(a, b) for a, b in zip(run(module, shape, device), expected, strict=True))
+
+
+def test_a_tree(device):
+    net, x = tree(device).eval(), torch.randn(2, 3, 8, 8, device=device)
+    net[3][1].requires_grad_(False)
+    net[3].train()
+    calls = []
+    net[0].register_forward_hook(lambda module, args, y: calls.append(type(module)))
+    before, text, expected, state = picture(net), repr(net), net(x), copy.deepcopy(net.state_dict())
+    assert weft.convert(net) is net
+    assert [type(m).__module__.startswith("weft.") for m in net.modules()] == [False, True, True, True, False, True, True, False, True, False, False, True]
+    torch.testing.assert_close(net(x), expected, rtol=1e-4, atol=1e-5)
+    assert "(0): weft.Conv2d(3, 8," in repr(net) and "(4): SiLU()" in repr(net) and "(7): Linear(in" in repr(net) and "(1): weft.Conv2d(8, 8" in repr(net)
+    assert weft.convert(net) is net   # a second time changes nothing
+    assert weft.convert(net, "torch") is net and picture(net) == before and repr(net) == text
+    assert torch.equal(net(x), expected) and calls == [nn.Conv2d, weft.nn.Conv2d, nn.Conv2d]
+    assert list(net.state_dict()) == list(state) and all(torch.equal(v, state[k]) for k, v in net.state_dict().items())
+
+
+def test_shared_modules_and_cycles():
+    act = nn.ReLU()
+    net = nn.Sequential(nn.Conv1d(2, 2, 1), act, nn.Conv1d(2, 2, 1), act)
+    weft.convert(net)
+    assert net[1] is net[3] is act and type(act) is weft.nn.ReLU and len(weft.convert.last_report.rows) == 3
+    assert type(weft.convert(net, "torch")[3]) is nn.ReLU
+
+
+def test_exclude():
+    net = tree("cpu")
+    asked = []
+    weft.convert(net, exclude=lambda m: asked.append(m) or isinstance(m, (nn.Conv2d, nn.Sequential)))
+    assert asked == list(net.modules())
+    assert {type(m) for m in net.modules()} >= {nn.Conv2d, weft.nn.BatchNorm2d, weft.nn.MaxPool2d} and weft.nn.Conv2d not in {type(m) for m in net.modules()}
+    decisions = {row.module: row.decision for row in weft.convert.last_report.rows}
+    assert decisions == {"0": "stays: excluded", "1": "weft", "2": "weft", "3.0": "weft", "3.1": "stays: excluded", "5": "weft", "8": "weft"}
+    weft.convert(net, exclude=set(net[3].modules()).__contains__)
+    assert type(net[0]) is weft.nn.Conv2d and type(net[3][1]) is nn.Conv2d
+    weft.convert(net, "torch", lambda m: m is net[0])
+    assert [type(m) for m in net.modules() if type(m).__module__.startswith("weft.")] == [weft.nn.Conv2d]
+
+
+class Own(nn.Conv2d):
+    def forward(self, x):
+        return 2 * super().forward(x)
+
+
+def test_what_is_left_alone(device):
+    patched = nn.Conv2d(2, 2, 1)
+    patched.forward = lambda x: x
+    parametrized = nn.utils.parametrizations.weight_norm(nn.Conv2d(2, 2, 1))
+    net = nn.Sequential(Own(2, 2, 1), patched, parametrized, nn.Conv2d(2, 2, 1), nn.ReLU6(), nn.LazyConv2d(2, 1))
+    weft.convert(net)
+    assert [type(m).__name__ for m in net] == ["Own", "Conv2d", "ParametrizedConv2d", "Conv2d", "ReLU6", "LazyConv2d"] and type(net[1]) is nn.Conv2d
+    assert [(row.module, row.decision) for row in weft.convert.last_report.rows] == [
+        ("0", "stays: is a subclass of Conv2d"), ("1", "stays: has a forward of its own"), ("2", "stays: is a subclass of Conv2d"), ("3", "weft")]
+    net = nn.Sequential(weft.nn.Conv2d(2, 2, 1, act="relu"), weft.nn.Tanh(inplace=True), weft.nn.SpatialCrossEntropyLoss(),
+                        weft.Conv2dDepthwise(2, 3), weft.nn.NCReLU())
+    weft.convert(net)
+    assert weft.convert.last_report.rows == []
+    weft.convert(net, "torch")
+    assert [type(m) for m in net] == [weft.nn.Conv2d, weft.nn.Tanh, weft.nn.SpatialCrossEntropyLoss, nn.Conv2d, weft.nn.NCReLU]
+    assert [row.decision for row in weft.convert.last_report.rows] == [
+        "stays: act='relu' is not in torch.nn", "stays: inplace=True is not in torch.nn", "stays: is a subclass of CrossEntropyLoss", "torch"]
+
+
+def test_weights_that_hooks_make(device):
+    """Old-style weight norm and pruning compute the weight in a hook before forward: the hooks go on."""
+    conv = nn.Conv2d(4, 4, 3, groups=4).to(device)
+    prune.random_unstructured(conv, "weight", 0.5)
+    x = torch.randn(2, 4, 6, 6, device=device)
+    expected = conv(x)
+    torch.testing.assert_close(weft.convert(conv)(x), expected, rtol=1e-4, atol=1e-5)
+    assert set(dict(conv.named_buffers())) == {"weight_mask"} and torch.equal(weft.convert(conv, "torch")(x), expected)
+
+
+def test_a_compiled_net_sees_the_change():
+    graphs = []
+
+    def backend(graph, inputs):
+        graphs.append({str(node.target) for node in graph.graph.nodes})
+        return graph.forward
+    torch.compiler.reset()
+    net, x = nn.Sequential(nn.Conv2d(4, 4, 3, groups=4)), torch.randn(2, 4, 6, 6)
+    compiled = torch.compile(net, backend=backend)
+    expected = compiled(x)
+    weft.convert(net)
+    torch.testing.assert_close(compiled(x), expected, rtol=1e-4, atol=1e-5)
+    assert len(graphs) == 2 and "weft.conv.default" in graphs[1]
+
+
+@pytest.mark.parametrize("make", [lambda p: torch.optim.SGD(p, 0.01, momentum=0.9), lambda p: torch.optim.AdamW(p, 0.003)], ids=["sgd", "adamw"])
+def test_the_optimiser_goes_on(make, device):
+    """Five steps, a conversion, five more, back, five more: as if nothing had happened, but for rounding."""
+    nets = [tree(device).double() for _ in range(2)]
+    x, target = torch.randn(8, 3, 8, 8, device=device, dtype=torch.float64), torch.arange(8, device=device) % 5
+    optimisers = [make(net.parameters()) for net in nets]
+    for step in range(15):
+        if step in (5, 10):
+            weft.convert(nets[1], "weft" if step == 5 else "torch")
+        for net, optimiser in zip(nets, optimisers):
+            optimiser.zero_grad()
+            nn.functional.nll_loss(net(x), target).backward()
+            optimiser.step()
+    start = tree(device).double()
+    for (key, p), q, first in zip(nets[0].state_dict().items(), nets[1].state_dict().values(), start.state_dict().values()):
+        torch.testing.assert_close(q, p, rtol=1e-9, atol=1e-10, msg=lambda text, key=key: f"{key}: {text}")
+        assert not torch.equal(p, first), key
+
+
+# ---------------------------------------------------------------------------------------------- the models
+
+@every_model
+@pytest.mark.parametrize("training", [True, False], ids=["train", "eval"])
+def test_model_there_and_back(name, training, device):
+    """Outputs within rounding, and after the way back the same bits from the same objects."""
+    model, inputs = small(name, device, torch.float64)
+    model.train(training)
+    before, text = picture(model), repr(model)
+
+    def output(net):
+        torch.manual_seed(5)   # of dropout
+        return copy.deepcopy(net)(*inputs)
+    expected = output(model)
+    weft.convert(model)
+    swapped = [m for m in model.modules() if type(m).__module__.startswith("weft.nn.")]
+    assert len(swapped) >= (1 if name == "partial_unet" else 5) and repr(model).count("weft.") == len(swapped)
+    assert not [m for m in model.modules() if type(m) in TO_WEFT]
+    torch.testing.assert_close(output(model), expected, rtol=1e-9, atol=1e-10)
+    weft.convert(model, "torch")
+    assert picture(model) == before and repr(model) == text and torch.equal(output(model), expected)
+
+
+@every_model
+def test_model_trains_alike(name, device):
+    model, _ = small(name, device, torch.float64)
+    assert_parity(model, weft.convert(copy.deepcopy(model)), 4, 0, batches_of(name))
+
+
+# ---------------------------------------------------------------------------------------------- wrong arguments
+
+X = torch.ones(1, 3, 8, 8)
+WRONG = {
+    "net": (lambda net: weft.convert([net]), TypeError, "net: is list, allowed: a torch.nn.Module"),
+    "to": (lambda net: weft.convert(net, to="cudnn"), ValueError, "to: is 'cudnn', allowed: 'weft' or 'torch'"),
+    "to-number": (lambda net: weft.convert(net, 1), ValueError, "to: is 1, allowed: 'weft' or 'torch'"),
+    "exclude": (lambda net: weft.convert(net, exclude=nn.Conv2d(1, 1, 1).weight), TypeError, "exclude: is Parameter"),
+    "exclude-raises": (lambda net: weft.convert(net, exclude=lambda m: m.kernel_size), AttributeError, "kernel_size"),
+    "exclude-raises-late": (lambda net: weft.convert(net, exclude=lambda m: 1 / (not isinstance(m, nn.LogSoftmax))), ZeroDivisionError, "division"),
+    "example-type": (lambda net: weft.convert(net, example=3), TypeError,
+                     "example: is int, allowed: a tensor, a tuple of arguments, or a dict of keyword arguments"),
+    "example-shape": (lambda net: weft.convert(net, example=torch.ones(1, 4, 8, 8)), RuntimeError, "example: the net does not run with it, RuntimeError: "),
+    "example-arguments": (lambda net: weft.convert(net, example=(X, X)), RuntimeError, "example: the net does not run with it, TypeError: "),
+    "example-names": (lambda net: weft.convert(net, example={"y": X}), RuntimeError, "example: the net does not run with it, TypeError: "),
+    "example-late": (lambda net: weft.convert(net, fuse=True, example=torch.ones(1, 3, 2, 2)), RuntimeError, "example: the net does not run with it, "),
+    "fuse": (lambda net: weft.convert(net, fuse=1), TypeError, "fuse: is 1, allowed: True or False"),
+    "fuse-torch": (lambda net: weft.convert(net, "torch", fuse=True), ValueError, "fuse: is True with to='torch', allowed: with to='weft'"),
+    "verbose": (lambda net: weft.convert(net, verbose="yes"), TypeError, "verbose: is 'yes', allowed: True or False"),
+}
+
+
+@pytest.mark.parametrize("fused", [False, True], ids=["torch", "fused"])
+@pytest.mark.parametrize("name", WRONG)
+def test_wrong(name, fused):
+    call, kind, text = WRONG[name]
+    net = tree("cpu").eval()
+    if fused:
+        weft.convert(net, fuse=True)
+    before, shown, report = picture(net), repr(net), weft.convert.last_report
+    with pytest.raises(kind) as error:
+        call(net)
+    assert text in str(error.value)
+    assert picture(net) == before and repr(net) == shown and weft.convert.last_report is report
+    assert net(X).shape == (1, 5)
+
+
+def test_docstring_examples():
+    module = importlib.import_module("weft.convert")
+    result = doctest.testmod(module, extraglobs={"torch": torch, "weft": weft}, optionflags=doctest.ELLIPSIS)
+    assert result.attempted >= 8 and result.failed == 0
+    assert set(MODELS) >= {"resnet34"} and weft.convert is module.convert
