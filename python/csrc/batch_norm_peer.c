@@ -9,7 +9,8 @@ static bool fits_beside(const wt_tensor *x, const wt_tensor *t) {
 
 bool wt_batch_norm_has_peer(const wt_call *call, int data, int weight) {
     const wt_tensor *x = &call->arg[data].tensor;
-    bool narrow = x->dtype == WEFT_F16 || x->dtype == WEFT_BF16;
+    bool narrow = x->dtype == WEFT_F16 || x->dtype == WEFT_BF16, cuda = call->device_type != wt.aoti_torch_device_type_cpu();
+    if (narrow && cuda && data) return false;   /* the float32 gradients of its parameters are good to 16 bits there */
     for (int at = weight; at < weight + 4 && (call->op->kind[at] == WT_TENSOR || call->op->kind[at] == WT_TENSOR_OR_NONE); at++)
         if (!fits_beside(x, &call->arg[at].tensor)) return false;
     return !narrow || call->arg[weight].tensor.handle;
@@ -44,16 +45,22 @@ static bool forward(wt_call *call, const wt_view *y, bool training) {
 bool wt_batch_norm_peer(wt_call *call, const void *state) { return forward(call, state, false); }
 bool wt_batch_norm_train_peer(wt_call *call, const void *state) { return forward(call, state, true); }
 
-/* A call (grad_output, input, weight, mean, spread, training, eps); state: the view of the input's gradient. */
+/* A call (grad_output, input, weight, mean, spread, training, eps); state: the view of the input's gradient. With given statistics those
+ * of the batch are tensors of no elements, as its own forward pass returns them. */
 bool wt_batch_norm_backward_peer(wt_call *call, const void *state) {
     const wt_view *dx = state;
     bool training = call->arg[5].integer, affine = call->arg[2].tensor.handle;
     wt_handle given[] = {call->arg[3].tensor.handle, call->arg[4].tensor.handle};
     wt_stack s = {.n = 0};
+    const int64_t zero = 0, unit = 1;
+    void *nothing;
+    wt_handle *none = wt_scratch(call);
+    if (!none || !wt_empty(call, none, 1, &zero, &unit, call->arg[3].tensor.code, &nothing)) return false;
     wt_drop(call, 0);
     for (int at = 0; at < 2; at++) wt_push_tensor(&s, call->arg[at].tensor.handle);
     wt_push_optional(&s, call->arg[2].tensor.handle);
-    for (int i = 0; i < 4; i++) wt_push_optional(&s, (i >= 2) == training ? given[i & 1] : NULL);
+    for (int i = 0; i < 2; i++) wt_push_optional(&s, training ? NULL : given[i]);
+    for (int i = 0; i < 2; i++) wt_push_optional(&s, training ? given[i] : *none);
     wt_push_bool(&s, training);
     wt_push_real(&s, call->arg[6].real);
     wt_push_bools(&s, affine ? 7 : 1, 3);

@@ -159,7 +159,7 @@ static bool run_conv_backward(wt_call *call) {
     d.w = wt_see(&call->arg[B_WEIGHT].tensor, d.g.rank);
     d.want = call->arg[B_WANT].integer;
     d.plan = plan_pass;
-    d.peer = wt_conv_has_peer(&d.g) && call->arg[B_BIAS_DTYPE].integer == call->arg[B_INPUT].tensor.code ? wt_conv_backward_peer : NULL;
+    d.peer = wt_conv_backward_has_peer(call, &d.g) && call->arg[B_BIAS_DTYPE].integer == call->arg[B_INPUT].tensor.code ? wt_conv_backward_peer : NULL;
     bool last = wt_is_last(&d.x);
     const wt_view *src = transposed ? &d.dy : &d.x;
     if (!wt_check_channels(call, &d.g, src, &d.w, 1, transposed ? "grad_output" : "input")) return false;

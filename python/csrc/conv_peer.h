@@ -13,6 +13,7 @@ typedef struct wt_conv_state {       /* of a call (input, weight, bias, ...) */
 } wt_conv_state;
 
 bool wt_conv_has_peer(const wt_geometry *g);
+bool wt_conv_backward_has_peer(const wt_call *call, const wt_geometry *g);
 bool wt_conv_peer(wt_call *call, const void *state);            /* wt_conv_state */
 bool wt_conv_backward_peer(wt_call *call, const void *state);   /* wt_share, of conv_backward's arguments */
 

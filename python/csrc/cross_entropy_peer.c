@@ -109,11 +109,11 @@ static bool backward(wt_call *call, const void *state) {
     return dx && (!wt.aoti_torch_copy_(c->result, dx, 0) || wt_fail(call, "the gradient could not be copied"));
 }
 
-/* Its likelihood of images adds in an order that changes from run to run on CUDA, and on the CPU 16 bits are summed as such. */
+/* On the CPU 16 bits are summed as such. On CUDA a label that is no class would end the process's use of the GPU, and its likelihood of
+ * images adds in an order that changes from run to run. */
 wt_peer wt_cross_entropy_peer(const wt_call *call, const wt_ce_state *c, bool gradient) {
     const wt_tensor *x = &call->arg[c->input].tensor;
     bool cpu = call->device_type == wt.aoti_torch_device_type_cpu(), classes = call->arg[c->input + 1].tensor.dtype == WEFT_I64;
-    bool plain = call->arg[c->settings + 2].real == 0 && !call->op->into && x->rank <= 8;
-    bool settled = cpu ? x->dtype == WEFT_F32 || x->dtype == WEFT_F64 : x->rank <= 2;
-    return classes && plain && settled ? (gradient ? backward : forward) : NULL;
+    bool plain = call->arg[c->settings + 2].real == 0 && !call->op->into && x->rank <= 8, wide = x->dtype == WEFT_F32 || x->dtype == WEFT_F64;
+    return cpu && classes && plain && wide ? (gradient ? backward : forward) : NULL;
 }

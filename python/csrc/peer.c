@@ -65,7 +65,7 @@ void wt_push_bools(wt_stack *s, int bits, int count) {
 bool wt_aten(wt_call *call, wt_stack *s, const char *name, const char *overload, int nout) {
     if (s->failed) return wt_fail(call, "the arguments of %s could not be made", name);
     if (!wt.torch_call_dispatcher(name, overload, s->item, WT_BUILD_VERSION)) return nout <= s->n || nout <= 16;
-    const char *what = wt.torch_exception_get_what_without_backtrace ? wt.torch_exception_get_what_without_backtrace() : "no reason given";
+    const char *what = wt.torch_exception_get_what_without_backtrace ? wt.torch_exception_get_what_without_backtrace() : "PyTorch before 2.13 gives no reason here";
     return wt_fail(call, "%s: %s", name, what);
 }
 

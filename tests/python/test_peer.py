@@ -132,7 +132,11 @@ def test_batch_norm(device, shape, last, training, affine, kinds):
     if not affine and kinds[0] != kinds[1]:   # PyTorch's statistics would have 16 bits, weft's have 32
         assert "torch" not in ran
         return
-    assert ran == "torch" == weft.backends.kernels()
+    assert ran == "torch"
+    if device.type == "cuda" and kinds[0] != kinds[1]:   # float32 gradients of parameters, good to 16 bits there
+        assert "torch" not in weft.backends.kernels()
+        return
+    assert weft.backends.kernels() == "torch"
     for theirs, ours in zip(*results, strict=True):
         torch.testing.assert_close(ours, theirs)
         assert ours.stride() == theirs.stride()
@@ -207,7 +211,7 @@ def test_cross_entropy(device, shape, weighted, reduction, dtype):
                 ran = weft.backends.kernels()
                 grads = torch.autograd.grad(y, leaf, torch.linspace(1, 2, y.numel(), device=device, dtype=dtype).view(y.shape))
             results.append([y, *grads])
-        assert ran == weft.backends.kernels() == ("torch" if device.type == "cpu" or len(shape) <= 2 else "cross_entropy_ref__cuda")
+        assert ran == weft.backends.kernels() == ("torch" if device.type == "cpu" else "cross_entropy_ref__cuda")
         for theirs, ours in zip(*results, strict=True):
             torch.testing.assert_close(ours, theirs)
 

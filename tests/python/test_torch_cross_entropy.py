@@ -112,8 +112,9 @@ def test_no_elements(shape, kind, reduction, device):
     x = torch.randn(shape, device=device, requires_grad=True)
     target = torch.rand(shape, device=device) if kind == "probs" else torch.full(rows(shape), -100, device=device)
     for weight in (None, torch.rand(shape[1:2] or shape, device=device)):
-        y, want = (f(x, target, weight, reduction=reduction) for f in (W.cross_entropy, F.cross_entropy))
-        torch.testing.assert_close(y, want, equal_nan=True)
+        y = W.cross_entropy(x, target, weight, reduction=reduction)
+        want = F.cross_entropy(x.cpu(), target.cpu(), None if weight is None else weight.cpu(), reduction=reduction)   # on CUDA the twin differs for no classes
+        torch.testing.assert_close(y.cpu(), want, equal_nan=True)
         assert torch.autograd.grad(y.sum(), x)[0].shape == x.shape
         if kind == "probs":
             leaf = target.clone().requires_grad_()

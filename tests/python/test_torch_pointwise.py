@@ -300,7 +300,7 @@ def test_compile(name, device):
 
     def both(x):
         y = ours(x * 2)
-        return y + within(y * 0.5) if within else y
+        return y if within is None else y + within(y * 0.5)
     compiled = torch.compile(both, fullgraph=True, backend="aot_eager", dynamic=True)
     for shape in ((2, 3, 4, 5), (3, 5, 6, 2)):
         for arrange in (torch.Tensor.contiguous, channels_last):
