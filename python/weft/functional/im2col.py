@@ -149,7 +149,8 @@ def col2im(input: Tensor, kernel_size: Size, stride: Size, padding: Size, input_
         raise RuntimeError(f"col2im: input has {input.dim()} dimensions {list(input.shape)}, allowed: 3 or 4 (1D), 5 or 6 (2D), 7 or 8 (3D)")
     k, s, p, d = _axes(rank, kernel_size=kernel_size, stride=stride, padding=padding, dilation=dilation)
     if input_size is None:
-        size = [(o - 1) * step - 2 * pad + gap * (taps - 1) + 1 for o, taps, step, pad, gap in zip(input.shape[-rank:], k, s, p, d)]
+        size = [whole((o - 1) * step - 2 * pad + gap * (taps - 1) + 1)   # in a trace of torch.jit a size is a tensor
+                for o, taps, step, pad, gap in zip(input.shape[-rank:], k, s, p, d)]
     else:
         size = spread("input_size", input_size, rank)
     args = (input, size, k, s, p, d, False)

@@ -133,12 +133,14 @@ def _overridden(function: Callable, tensors: tuple, args: tuple, named: dict) ->
 
 def _delegates(kind: str, x: Tensor) -> bool:
     """weft's only recurrent kernels are its references, so PyTorch's run unless that is forbidden or a kernel of weft is pinned. Nor can
-    torch.compile keep what oneDNN's LSTM saves for its gradient."""
+    torch.compile keep what oneDNN's LSTM saves for its gradient. And autocast to float16 comes after PyTorch has chosen oneDNN, which has no
+    such LSTM on most machines."""
     chosen = _settings.now()
     if chosen.pin is not None and kind in chosen.pin:
         return False
     unkept = kind == "lstm" and _is_compiling() and x.device.type == "cpu" and x.dtype != torch.float64 and torch.is_grad_enabled()
-    return chosen.delegate and not unkept
+    uncast = kind == "lstm" and _any_autocast() and x.device.type == "cpu" and x.dtype == torch.float32 and autocast_dtype(x.device) == torch.float16
+    return chosen.delegate and not unkept and not uncast
 
 
 def prepare(function: Callable, args: tuple, named: dict[str, Any]) -> tuple[Callable, tuple]:
