@@ -7,12 +7,12 @@
 
 weft.functional has the functions, weft.nn the modules, weft.backends what runs underneath. `python -m weft --help` lists the commands.
 """
-from . import _library, backends, functional, nn, sparse
+from . import _library, backends, functional, nn, sparse, torch7
 from .convert import convert
 from .functional import cdgmm, col2im, conv2d_depthwise, dgmm, im2col, ncrelu
-from .nn import Conv2dDepthwise
+from .nn import Conv2dDepthwise, Conv3DTC, Grouped3D, TunerConfig
 from .sparse import SparseWeight
 
 __version__ = _library.version()
-__all__ = ["Conv2dDepthwise", "SparseWeight", "backends", "cdgmm", "col2im", "conv2d_depthwise", "convert", "dgmm", "functional", "im2col", "ncrelu",
-           "nn", "sparse", "__version__"]
+__all__ = ["Conv2dDepthwise", "Conv3DTC", "Grouped3D", "SparseWeight", "TunerConfig", "backends", "cdgmm", "col2im", "conv2d_depthwise", "convert",
+           "dgmm", "functional", "im2col", "ncrelu", "nn", "sparse", "torch7", "__version__"]

@@ -1,0 +1,54 @@
+"""What every module of weft.torch7 has, and how arguments are read and printed."""
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, Optional
+
+
+class Torch7:
+    """forward by its old name."""
+
+    def updateOutput(self, *inputs: Any) -> Any:
+        """The result of forward, with its hooks.
+
+            >>> weft.torch7.ReLU().updateOutput(torch.tensor([-1.0, 2.0]))
+            tensor([0., 2.])
+        """
+        return self(*inputs)   # type: ignore[operator]
+
+
+def check_ints(least: int, **values: Any) -> None:
+    """Each is an int, and `least` or more."""
+    for name, value in values.items():
+        if isinstance(value, bool) or not isinstance(value, int):
+            raise TypeError(f"{name}: is {value!r}, allowed: an int")
+        if value < least:
+            raise ValueError(f"{name}: is {value}, allowed: {least} or more")
+
+
+def check_flags(**values: Any) -> None:
+    """Each is True or False."""
+    for name, value in values.items():
+        if not isinstance(value, bool):
+            raise TypeError(f"{name}: is {value!r}, allowed: True or False")
+
+
+def check_reals(**values: Any) -> None:
+    """Each is a finite number."""
+    for name, value in values.items():
+        if isinstance(value, bool) or not isinstance(value, (int, float)):
+            raise TypeError(f"{name}: is {value!r}, allowed: a number")
+        if not math.isfinite(value):
+            raise ValueError(f"{name}: is {value}, allowed: a finite number")
+
+
+def old_order(sizes: Sequence[int]) -> list[int]:
+    """(H, W) as W, H and (T, H, W) as T, W, H: and back."""
+    return [*sizes[:-2], *reversed(sizes[-2:])]
+
+
+def window_text(kernel: Sequence[int], *others: tuple[Sequence[int], Optional[int]]) -> str:
+    """A window, then the settings up to the last that differs from its default: 11x11, 3,3, 1,1."""
+    shown = max((i + 1 for i, (values, default) in enumerate(others) if any(v != default for v in values)), default=0)
+    return ", ".join(["x".join(map(str, old_order(kernel))), *(",".join(map(str, old_order(values))) for values, _ in others[:shown])])
