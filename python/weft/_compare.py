@@ -172,11 +172,10 @@ def devices(net: nn.Module, example: Any) -> list[torch.device]:
     return list({t.device for t in tensors if t.device.type == "cuda"})
 
 
-def measure(net: nn.Module, units: Sequence[Unit], example: Any, names: dict[nn.Module, str]) -> None:
-    """Fills in the times of the units, from a forward pass of a copy of the net in its mode, with gradients where it is training.
+def measure(net: nn.Module, copy: nn.Module, units: Sequence[Unit], example: Any, names: dict[nn.Module, str]) -> None:
+    """Fills in the times of the units, from a forward pass of the net's copy in its mode, with gradients where it is training.
 
     Each call is timed where it happens, so what a module sees is what it would see, and nothing but the net's own activations is kept."""
-    copy = shadow(net)
     twins = dict(zip(net.modules(), copy.modules()))
     known: dict[Any, dict[str, float]] = {}
     progress = _Progress(len(units))

@@ -12,6 +12,7 @@ from torch import nn
 from . import _chains, _compare, _fusion
 from ._compare import Unit
 from ._pairs import TABLES, reason_to_stay, set_class
+from ._shadow import shadow
 from .convert import Report, Row
 
 FASTER = 1.05   # medians of a quiet machine repeat within a few percent: what gains less may gain nothing
@@ -65,7 +66,7 @@ def _apply(plan: _Plan, to: str, measured: bool) -> Report:
             fused.update(unit.members if unit in chosen else ())
             continue
         module = unit.members[0]
-        if not (measured and module in fused):   # those have their row
+        if module not in fused:   # those have their row
             rows[module].append(plan.row(unit, to if unit in chosen else stays))
         if unit in chosen:
             set_class(module, TABLES[to][type(module)])
@@ -78,8 +79,9 @@ def _apply(plan: _Plan, to: str, measured: bool) -> Report:
 
 
 def _time(net: nn.Module, plan: _Plan, example: Any) -> None:
+    copy = shadow(net)
     try:
-        _compare.measure(net, plan.units, example, plan.names)
+        _compare.measure(net, copy, plan.units, example, plan.names)
     except Exception as error:
         raise RuntimeError(f"example: the net does not run with it, {type(error).__name__}: {error}") from error
 

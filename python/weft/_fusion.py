@@ -63,14 +63,14 @@ def _folded(conv: nn.Module, norm: nn.Module, weight: Tensor, bias: Optional[Ten
     else:   # (C, O / groups, window): the channels of one group are rows that follow each other
         groups, taps = conv.groups, [1] * (weight.dim() - 2)
         split = weight.to(wide).reshape(groups, -1, *weight.shape[1:])
-        scaled = (split * scale.view(groups, 1, -1, *taps)).view(weight.shape)
+        scaled = (split * scale.view(groups, 1, -1, *taps)).reshape(weight.shape)
     return scaled.to(weight.dtype), shift.to(weight.dtype)
 
 
 def _identity_of(tensors: tuple[Optional[Tensor], ...]) -> Any:
     """Which tensors, where, and how often they were written to; None where that can not be known (inference tensors, vmap)."""
     try:
-        return [None if t is None else (id(t), t.data_ptr(), t._version) for t in tensors]
+        return torch.is_inference_mode_enabled(), [None if t is None else (id(t), t.data_ptr(), t._version) for t in tensors]
     except RuntimeError:
         return None
 

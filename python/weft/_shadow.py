@@ -31,4 +31,7 @@ def shadow(modules: Any) -> Any:
         for name in (*HOOKS, "_forward_hooks_with_kwargs", "_forward_pre_hooks_with_kwargs", "_forward_hooks_always_called"):
             if hasattr(module, name):
                 memo[id(getattr(module, name))] = type(getattr(module, name))()
-    return copy.deepcopy(modules, memo)
+    try:
+        return copy.deepcopy(modules, memo)
+    except Exception as error:
+        raise RuntimeError(f"net: can not be copied, which example and fuse need, {type(error).__name__}: {error}") from error

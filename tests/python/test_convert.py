@@ -6,6 +6,7 @@ import doctest
 import importlib
 import io
 import pickle
+import threading
 
 import pytest
 import torch
@@ -13,7 +14,7 @@ from torch import nn
 from torch.nn.utils import prune
 
 import weft
-from test_models import MODELS, batches_of, every_model, small
+from test_models import batches_of, every_model, small
 from training import assert_parity
 from weft._pairs import TO_TORCH, TO_WEFT
 
@@ -267,8 +268,17 @@ def test_wrong(name, fused):
     assert net(X).shape == (1, 5)
 
 
+def test_a_net_that_can_not_be_copied():
+    net = tree("cpu").eval()
+    net.lock = threading.Lock()
+    for options in ({"fuse": True}, {"example": X}):
+        with pytest.raises(RuntimeError, match="net: can not be copied, which example and fuse need, TypeError: "):
+            weft.convert(net, **options)
+    assert type(net[0]) is nn.Conv2d and type(weft.convert(net)[0]) is weft.nn.Conv2d
+
+
 def test_docstring_examples():
     module = importlib.import_module("weft.convert")
     result = doctest.testmod(module, extraglobs={"torch": torch, "weft": weft}, optionflags=doctest.ELLIPSIS)
     assert result.attempted >= 8 and result.failed == 0
-    assert set(MODELS) >= {"resnet34"} and weft.convert is module.convert
+    assert weft.convert is module.convert
