@@ -95,8 +95,10 @@ def test_strides_are_those_of_the_twin(train, device):
                           (torch.contiguous_format, (5, 4)), (torch.contiguous_format, (2, 4, 3))):
         x, *vectors = tensors(shape, device=device)
         x = x.contiguous(memory_format=format)
-        for a, b in zip(*(results(f, x, *vectors, train, x) for f in (W.batch_norm, F.batch_norm))):
-            assert a.stride() == b.stride() and a.shape == b.shape and a.dtype == b.dtype
+        for i, (a, b) in enumerate(zip(*(results(f, x, *vectors, train, x) for f in (W.batch_norm, F.batch_norm)))):
+            assert a.shape == b.shape and a.dtype == b.dtype
+            if device.type == "cpu" or i != 3:   # on CUDA the twin's gradient of the data is not always in the format of the data
+                assert a.stride() == b.stride()
 
 
 @modes

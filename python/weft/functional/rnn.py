@@ -164,6 +164,8 @@ def prepare(function: Callable, args: tuple, named: dict[str, Any]) -> tuple[Cal
         _check_pair(hx)
     if x.dim() == 2 and batch_sizes is None:
         raise IndexError(f"{kind}: input has 2 dimensions {list(x.shape)}, allowed: 3; or 2 with batch_sizes")
+    if train and num_layers > 1 and not 0 <= dropout <= 1:
+        raise RuntimeError(f"{kind}: dropout is {dropout}, allowed: 0 to 1")
     h, c = hx if kind == "lstm" else (hx, None)
     strange = foreign(x)
     if not strange and not _delegates(kind, x):
@@ -172,6 +174,8 @@ def prepare(function: Callable, args: tuple, named: dict[str, Any]) -> tuple[Cal
     if not strange and (_is_compiling() or not _is_tracing()):   # in a trace of torch.jit sizes are tensors
         _verify(kind, x, batch_sizes, h, c, params, has_biases, num_layers, bidirectional, batch_first)
     if not _is_compiling():
+        if batch_sizes is not None and x.is_cuda and int(batch_sizes.sum()) != x.shape[0]:   # cuDNN reads past the data and says nothing
+            raise RuntimeError(f"{kind}: batch_sizes sum to {int(batch_sizes.sum())}, allowed: the rows of data, {x.shape[0]}")
         _note(_NUMBER[kind])
     rest = (hx, params, has_biases, num_layers, dropout, train, bidirectional)
     return _ops.TWINS[kind], (x, *rest, batch_first) if batch_sizes is None else (x, batch_sizes, *rest)
