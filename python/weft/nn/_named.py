@@ -1,7 +1,9 @@
-"""What the modules add to their twins besides computing: the way they print."""
+"""What the modules add to their twins besides computing: the way they print, and how torch.fx takes them."""
 from __future__ import annotations
 
-from typing import Optional
+from typing import Any, Optional
+
+from torch.fx import Proxy
 
 from ..functional.conv import check_activation
 
@@ -11,6 +13,11 @@ class Named:
 
     def _get_name(self) -> str:
         return f"weft.{type(self).__name__}"
+
+
+def kept_whole(module: Any, input: Proxy, *more: Any) -> Proxy:
+    """A call of the module itself, as torch.fx records one of torch.nn: what it does depends on what a symbolic trace does not know."""
+    return input.tracer.create_proxy("call_module", input.tracer.path_of_module(module), (input, *more), {})
 
 
 class Activated(Named):

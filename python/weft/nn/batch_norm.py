@@ -6,7 +6,7 @@ from torch import Tensor
 from torch.fx import Proxy
 
 from .. import functional as F
-from ._named import Named
+from ._named import Named, kept_whole
 
 __all__ = ["BatchNorm1d", "BatchNorm2d", "BatchNorm3d"]
 
@@ -17,7 +17,7 @@ class _BatchNorm(Named):
 
     def forward(self, input: Tensor) -> Tensor:
         if isinstance(input, Proxy):   # torch.fx keeps the twins whole, as it must: each run counts a batch
-            return input.tracer.create_proxy("call_module", input.tracer.path_of_module(self), (input,), {})
+            return kept_whole(self, input)
         self._check_input_dim(input)
         momentum = 0.0 if self.momentum is None else self.momentum
         tracked = self.training and self.track_running_stats

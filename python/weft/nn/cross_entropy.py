@@ -3,9 +3,10 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
+from torch.fx import Proxy
 
 from .. import functional as F
-from ._named import Named
+from ._named import Named, kept_whole
 
 __all__ = ["CrossEntropyLoss", "SpatialCrossEntropyLoss", "VolumetricCrossEntropyLoss"]
 
@@ -30,6 +31,8 @@ class _OfPixels(CrossEntropyLoss):
     _rank: int
 
     def forward(self, input: Tensor, target: Tensor) -> Tensor:
+        if isinstance(input, Proxy):
+            return kept_whole(self, input, target)
         name, dims = type(self).__name__, self._rank + 2
         if input.dim() not in (dims - 1, dims):
             raise RuntimeError(f"{name}: input has {input.dim()} dimensions {list(input.shape)}, allowed: {dims - 1} (unbatched) or {dims} (batched)")

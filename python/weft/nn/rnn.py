@@ -1,14 +1,15 @@
-"""Recurrent modules. torch.compile runs them between its graphs, as it does their twins; a tracer of torch.fx must take them for leaves."""
+"""Recurrent modules. torch.compile runs them between its graphs, as it does their twins; a tracer of torch.fx keeps them whole."""
 from __future__ import annotations
 
 from typing import Any, Optional, Union
 
 import torch
 from torch import Tensor
+from torch.fx import Proxy
 from torch.nn.utils.rnn import PackedSequence
 
 from ..functional import rnn as _functions
-from ._named import Named
+from ._named import Named, kept_whole
 
 __all__ = ["GRU", "LSTM", "RNN"]
 
@@ -32,6 +33,8 @@ class _Recurrent(Named):
         return given if self.mode == "LSTM" else given[0]
 
     def forward(self: Any, input: Union[Tensor, PackedSequence], hx: Optional[Any] = None) -> tuple[Any, Any]:
+        if isinstance(input, Proxy):
+            return kept_whole(self, input, hx)   # type: ignore[return-value]
         self._update_flat_weights()
         lstm, packed, unbatched = self.mode == "LSTM", isinstance(input, PackedSequence), False
         x, batch_sizes, order, back = input if packed else (input, None, None, None)
