@@ -1,0 +1,102 @@
+"""DistributedDataParallel, FullyShardedDataParallel and fully_shard over nets of weft: two processes on one machine, each with half of the batch,
+end with the gradients of one process with the whole."""
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import torch.multiprocessing as multiprocessing
+
+import weft
+
+RANKS, BATCH = 2, 4
+distributed = torch.distributed
+pytestmark = pytest.mark.skipif(not distributed.is_available() or not distributed.is_gloo_available(), reason="this PyTorch has no gloo")
+
+
+def net() -> torch.nn.Module:
+    """Batch norm runs with its given statistics: those of half a batch are not those of the whole, with PyTorch's modules as with weft's."""
+    torch.manual_seed(3)
+    n = weft.nn
+    made = torch.nn.Sequential(n.Conv2d(3, 8, 3, padding=1), n.BatchNorm2d(8), n.ReLU(), n.MaxPool2d(2), n.Conv2dDepthwise(8, 3, padding=1, act="relu"),
+                               n.BatchNorm2d(8), n.Tanh(), n.AdaptiveAvgPool2d(2), torch.nn.Flatten(), torch.nn.Linear(32, 5))
+    for module in made:
+        if isinstance(module, torch.nn.BatchNorm2d):
+            torch.nn.init.uniform_(module.running_mean)
+            torch.nn.init.uniform_(module.running_var, 0.5, 1.5)
+    return made.eval()
+
+
+def data() -> tuple[torch.Tensor, torch.Tensor]:
+    torch.manual_seed(11)
+    return torch.randn(BATCH, 3, 8, 8), torch.arange(BATCH) % 5
+
+
+def step(module: torch.nn.Module, x: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    loss = weft.nn.CrossEntropyLoss()(module(x), target)
+    loss.backward()
+    return loss.detach()
+
+
+def _plain(module):
+    return torch.nn.parallel.DistributedDataParallel(module), lambda wrapped: {n: p.grad for n, p in wrapped.module.named_parameters()}
+
+
+def _flat(module):
+    from torch.distributed.fsdp import FullyShardedDataParallel
+
+    def collect(wrapped):
+        with FullyShardedDataParallel.summon_full_params(wrapped, with_grads=True):
+            return {n: p.grad.clone() for n, p in wrapped.named_parameters()}
+    return FullyShardedDataParallel(module, device_id=torch.device("cpu"), use_orig_params=True), collect
+
+
+def _each(module):
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+    mesh = init_device_mesh("cpu", (RANKS,))
+    for child in module:
+        if any(True for _ in child.parameters()):
+            fully_shard(child, mesh=mesh)
+    return fully_shard(module, mesh=mesh), lambda wrapped: {n: p.grad.full_tensor() for n, p in wrapped.named_parameters()}
+
+
+WAYS = {"ddp": _plain, "fsdp": _flat, "fully_shard": _each}
+
+
+def _work(rank: int, way: str, folder: str) -> None:
+    torch.set_num_threads(1)
+    store = distributed.FileStore(f"{folder}/store", RANKS)
+    distributed.init_process_group("gloo", store=store, rank=rank, world_size=RANKS)
+    try:
+        wrapped, collect = WAYS[way](net())
+        x, target = data()
+        mine = slice(rank * BATCH // RANKS, (rank + 1) * BATCH // RANKS)
+        loss = step(wrapped, x[mine], target[mine])
+        distributed.all_reduce(loss)
+        gradients = collect(wrapped)
+        torch.save({"loss": loss / RANKS, "gradients": gradients}, f"{folder}/{rank}.pt")
+        distributed.barrier()
+    finally:
+        distributed.destroy_process_group()
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_gradients_of_two_processes(way, tmp_path, monkeypatch):
+    here = str(Path(__file__).resolve().parent)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([here, *sys.path]))
+    monkeypatch.setenv("WEFT_LIBRARY", weft.backends.library())
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
+    multiprocessing.spawn(_work, (way, str(tmp_path)), nprocs=RANKS)
+    module = net()
+    loss = step(module, *data())
+    expected = {n: p.grad for n, p in module.named_parameters()}
+    for rank in range(RANKS):
+        found = torch.load(tmp_path / f"{rank}.pt")
+        torch.testing.assert_close(found["loss"], loss)
+        assert found["gradients"].keys() == expected.keys()
+        for name, gradient in expected.items():
+            torch.testing.assert_close(found["gradients"][name], gradient, rtol=1e-5, atol=1e-6, msg=lambda text: f"{way}, {name}: {text}")
