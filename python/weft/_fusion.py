@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.fx import Proxy
 
 from ._pairs import TO_TORCH, TO_WEFT, set_class
+from .nn._named import kept_whole
 
 _CONVS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
 _NORMS = {nn.BatchNorm1d: 1, nn.BatchNorm2d: 2, nn.BatchNorm3d: 3}   # and the rank of the convolution before them
@@ -106,7 +107,7 @@ class _Folded:
 
     def forward(self: Any, input: Tensor, *more: Any) -> Tensor:
         if isinstance(input, Proxy):   # torch.fx keeps it whole: the weights are not constants
-            return input.tracer.create_proxy("call_module", input.tracer.path_of_module(self), (input, *more), {})
+            return kept_whole(self, input, *more)
         return super().forward(input, *more)
 
     def train(self: Any, mode: bool = True) -> Any:

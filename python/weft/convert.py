@@ -105,6 +105,7 @@ def convert(net: Net, to: str = "weft", exclude: Optional[Callable[[nn.Module], 
     torch.fx can trace the net, or parts of it, and nobody else reads what goes between them. Nothing is fused with modules that have hooks, nor with
     functions (F.relu). The state_dict stays as it was. In training mode a folded normalisation normalises, as before, until eval() is called; after
     writing to `.data` of a weight call eval(), too, as nothing else tells. Calling convert again takes apart what was fused, exactly, before it starts.
+    Do so before the net goes to torch.nn.DataParallel or SyncBatchNorm.convert_sync_batchnorm, which take modules apart.
 
     An error leaves the net as it was.
     """

@@ -91,7 +91,9 @@ def test_chain(conv, tail, device):
         assert repr(weft.convert(copy.deepcopy(other), "torch")) == text.replace("weft.ClippedReLU(ceiling=0.6)", "Hardtanh(min_val=0.0, max_val=0.6)")
     weft.convert(net, "torch", exclude=lambda m: type(m) is weft.nn.ClippedReLU)
     assert picture(net) == before and repr(net) == text
-    close(gradients(net, x), expected, rtol=0, atol=0)
+    after = gradients(net, x)
+    close(after[:1], expected[:1], rtol=0, atol=0)
+    close(after, expected)   # gradients of PyTorch on GPUs may differ in the last bits from run to run
 
 
 @pytest.mark.parametrize("dtype, tolerance", [(torch.float32, 1e-5), (torch.bfloat16, 3e-2), (torch.float16, 4e-3)], ids=["f32", "bf16", "f16"])
