@@ -7,7 +7,7 @@
 
 weft.functional has the functions, weft.nn the modules, weft.backends what runs underneath. `python -m weft --help` lists the commands.
 """
-from . import _library, backends, functional, nn, sparse, torch7
+from . import _library, backends, functional, nn, prune, sparse, torch7
 from .convert import convert
 from .functional import cdgmm, col2im, conv2d_depthwise, dgmm, im2col, ncrelu
 from .nn import Conv2dDepthwise, Conv3DTC, Grouped3D, TunerConfig
@@ -15,4 +15,4 @@ from .sparse import SparseWeight
 
 __version__ = _library.version()
 __all__ = ["Conv2dDepthwise", "Conv3DTC", "Grouped3D", "SparseWeight", "TunerConfig", "backends", "cdgmm", "col2im", "conv2d_depthwise", "convert",
-           "dgmm", "functional", "im2col", "ncrelu", "nn", "sparse", "torch7", "__version__"]
+           "dgmm", "functional", "im2col", "ncrelu", "nn", "prune", "sparse", "torch7", "__version__"]

@@ -1,4 +1,4 @@
-"""Weights of which only the elements that are not 0 are kept, for weft.functional.sparse_conv1d/2d/3d.
+"""Weights of which only the elements that are not 0 are kept, for weft.functional.sparse_conv1d/2d/3d; and nets of sparse convolutions.
 
     >>> import torch, weft
     >>> dense = torch.randn(8, 4, 3, 3)
@@ -6,12 +6,18 @@
     >>> weight = weft.sparse.from_dense(dense)
     >>> torch.equal(weight.to_dense(), dense)
     True
+    >>> net = weft.sparse.from_dense(torch.nn.Sequential(torch.nn.Conv2d(4, 8, 3), torch.nn.ReLU()))
+    >>> weft.prune.magnitude(net, 0.9)
+    >>> weft.sparse.set_mode(net, weft.sparse.Sparse_modes.Inference_Sparse)
+    >>> net(torch.randn(1, 4, 6, 6)).shape
+    torch.Size([1, 8, 4, 4])
 """
 from __future__ import annotations
 
+import importlib
 import math
-from collections.abc import Sequence
-from typing import Any, Optional, Union
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, Optional, Union, overload
 
 import torch
 from torch import Tensor
@@ -19,7 +25,12 @@ from torch.overrides import has_torch_function_variadic
 
 from ._ops import sparse_conv as _ops  # noqa: F401  the shapes of the operators, for tracing
 
-__all__ = ["SparseWeight", "from_csr", "from_dense"]
+if TYPE_CHECKING:
+    from .nn.sparse_conv import Sparse_modes, SparseConv1d, SparseConv2d, SparseConv2D, SparseConv3d
+    from .nn.sparse_model import SparseModel, refresh, set_mode, table, to_dense
+
+__all__ = ["SparseConv1d", "SparseConv2D", "SparseConv2d", "SparseConv3d", "SparseModel", "SparseWeight", "Sparse_modes", "from_csr", "from_dense",
+           "refresh", "set_mode", "table", "to_dense"]
 
 _build, _find = torch.ops.weft.sparse_build.default, torch.ops.weft.sparse_positions.default
 
@@ -141,15 +152,30 @@ def _put_together(values: Tensor, rows: Tensor, cols: Tensor, shape: tuple[int, 
     return SparseWeight(values, rows, cols, shape, check=False)
 
 
-def from_dense(weight: Tensor) -> SparseWeight:
+@overload
+def from_dense(weight: Tensor) -> SparseWeight: ...
+@overload
+def from_dense(weight: torch.nn.Module, exclude: Optional[Callable[[torch.nn.Module], bool]] = None) -> torch.nn.Module: ...
+
+
+def from_dense(weight: Any, exclude: Any = None) -> Any:
     """The elements of dense weights that are not 0. Where the weights require grad, the gradient of the values reaches them. The pattern is
     found on the CPU: of weights on a GPU, once for many calls is better than at each.
 
+    Of a net: the net with its Conv1d, Conv2d and Conv3d replaced, in place, by sparse ones with the same parameters, hooks and mode;
+    exclude(module) -> True leaves one. A net that is a convolution itself is returned as a new module.
+
         >>> weft.sparse.from_dense(torch.eye(4).view(4, 4, 1))
         weft.SparseWeight(shape=(4, 4, 1), nnz=4, sparsity=0.750, dtype=torch.float32, device='cpu')
+        >>> weft.sparse.from_dense(torch.nn.Conv2d(1, 6, 5))
+        weft.SparseConv2d(1, 6, kernel_size=(5, 5), stride=(1, 1))
     """
+    if isinstance(weight, torch.nn.Module):
+        return importlib.import_module(".nn.sparse_model", __package__).net_from_dense(weight, exclude)
     if not isinstance(weight, Tensor):
-        raise TypeError(f"weight: is {type(weight).__name__}, allowed: Tensor")
+        raise TypeError(f"weight: is {type(weight).__name__}, allowed: Tensor or Module")
+    if exclude is not None:
+        raise TypeError("exclude: given with a tensor, allowed: with a net")
     if weight.layout != torch.strided:
         raise TypeError(f"weight: has the layout {weight.layout}, allowed: a dense tensor; weft.sparse.from_csr takes a sparse one")
     values, rows, cols = (t.to(weight.device) for t in _build(weight.detach().cpu()))
@@ -175,3 +201,18 @@ def from_csr(matrix: Tensor, kernel_size: Union[int, Sequence[int]]) -> SparseWe
         raise RuntimeError(f"matrix: has the shape {list(matrix.shape)} with kernel_size {kernel}, allowed: two dimensions, the second a multiple of the "
                            "kernel's elements")
     return SparseWeight(matrix.values(), matrix.crow_indices(), matrix.col_indices(), (matrix.shape[0], matrix.shape[1] // window, *kernel))
+
+
+_MODULES = {**dict.fromkeys(("SparseConv1d", "SparseConv2d", "SparseConv2D", "SparseConv3d", "Sparse_modes"), ".nn.sparse_conv"),
+            **dict.fromkeys(("SparseModel", "refresh", "set_mode", "table", "to_dense"), ".nn.sparse_model")}
+
+
+def __getattr__(name: str) -> Any:
+    """What is built of functions, which are built of this file."""
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(_MODULES[name], __package__), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
