@@ -49,15 +49,37 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command", metavar="COMMAND")
     b = commands.add_parser("bench", help="time weft beside PyTorch and the floor", epilog=_PROBLEM_HELP,
                             formatter_class=argparse.RawDescriptionHelpFormatter)
-    b.add_argument("problem", nargs="+", metavar="PROBLEM")
+    b.add_argument("problem", nargs="*", metavar="PROBLEM")
+    b.add_argument("--set", dest="named", metavar="NAME", help="the problems of bench/NAME.txt, or models: the networks of examples/models, converted")
+    b.add_argument("--models", metavar="A,B", help="of the set models, only these")
+    b.add_argument("--batch", type=_positive, metavar="N", help="of the set models (default: 2 on the CPU, each model's own on CUDA)")
+    b.add_argument("--device", choices=("cpu", "cuda"), help="of the set models (default cpu); a problem names its own")
     b.add_argument("--json", metavar="FILE", help="write the rows there as well")
     b.add_argument("--rounds", type=_positive, default=11, metavar="N", help=f"samples of each side, at least {bench.MIN_ROUNDS} (default 11)")
     b.add_argument("--threads", type=_positive, metavar="N", help="for both sides (default: PyTorch's)")
     b.add_argument("--pass", dest="passes", choices=_twin.PASSES, help="instead of the pass in the text")
-    d = commands.add_parser("demo", help="a table of depthwise convolutions on the CPU, PyTorch beside weft")
-    d.add_argument("--rounds", type=_positive, default=bench.MIN_ROUNDS, metavar="N")
+    d = commands.add_parser("demo", help="five cases and two networks on this machine, PyTorch beside weft, and a page about them")
+    d.add_argument("--html", default="report.html", metavar="FILE", help="where the page goes (default report.html)")
+    d.add_argument("--only", metavar="A,B", help="only the cases whose names contain one of these words")
     commands.add_parser("info", help="the library, PyTorch and the machine as weft sees it")
     return parser
+
+
+def _bench(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
+    if bool(args.problem) == bool(args.named):
+        parser.error("bench: expects PROBLEM... or --set NAME" + (", not both" if args.named else ""))
+    if args.named == bench.MODELS:
+        if args.passes:
+            parser.error("bench: --pass goes with problems; the set models runs inference and training")
+        return bench.run_models(args.models, args.batch, args.device or "cpu", args.rounds, args.threads, args.json)
+    for option in ("models", "batch", "device"):
+        if getattr(args, option):
+            parser.error(f"bench: --{option} goes with --set models")
+    try:
+        problems = bench.problems_of(args.named) if args.named else args.problem
+    except ValueError as problem:
+        parser.error(f"bench: {problem}")
+    return bench.run(problems, args.passes, args.rounds, args.threads, args.json)
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -66,9 +88,9 @@ def main(argv: list[str] | None = None) -> int:
     if args.cflags or args.libs:
         return _flags(args.cflags, args.libs)
     if args.command == "bench":
-        return bench.run(args.problem, args.passes, args.rounds, args.threads, args.json)
+        return _bench(args, parser)
     if args.command == "demo":
-        return demo.run(args.rounds)
+        return demo.run(args.html, args.only)
     if args.command == "info":
         return _info()
     parser.print_help(sys.stderr)

@@ -174,7 +174,7 @@ def _partial_conv(p: Problem) -> Case:
     if mask is not None and mask.is_floating_point():
         mask.copy_(mask > -0.5)
     extra = p.told["attr"][7 - p.rank:7]   # output padding along d h w is attr[4..6]
-    settings = (mask, p.stride, p.pads, p.dilation, p.groups, p.act, p.lo, p.hi, bool(p.transposed), extra)
+    settings = (mask, p.stride, p.pads, p.dilation, p.groups, p.act, p.lo, p.hi, bool(p.transposed), extra, False)
 
     def peer(x: Tensor, w: Tensor, b: Optional[Tensor] = None) -> tuple[Tensor, Tensor]:
         seen = x if mask is None else x * mask if mask.is_floating_point() else x.masked_fill(mask == 0, 0)
@@ -343,6 +343,7 @@ TABLE: dict[str, Callable[[Problem], Case]] = {
     "relu": lambda p: _same(p, "relu"), "clip": lambda p: _same(p, "hardtanh", p.lo, p.hi), "tanh": lambda p: _same(p, "tanh"),
     "sigmoid": lambda p: _same(p, "sigmoid"), "ncrelu": _ncrelu,
     "softmax": lambda p: _same(p, "softmax", 1, length=p.c), "log_softmax": lambda p: _same(p, "log_softmax", 1, length=p.c),
-    "cross_entropy": _cross_entropy, "batch_norm": _batch_norm, "lrn": lambda p: _same(p, "local_response_norm", p.channels, p.alpha, p.beta, p.k, length=p.channels),
+    "cross_entropy": _cross_entropy, "batch_norm": _batch_norm,
+    "lrn": lambda p: _same(p, "local_response_norm", p.channels, p.alpha, p.beta, p.k, length=p.channels),
     "dgmm": _dgmm, "cdgmm": _dgmm, "im2col": _im2col, "col2im": _col2im, **dict.fromkeys(_rnn_ops.KINDS, _rnn),
 }

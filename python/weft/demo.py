@@ -1,43 +1,144 @@
-"""`python -m weft demo`: a short look at what weft does on this machine's CPU, beside PyTorch."""
+"""`python -m weft demo`: five cases and two networks on this machine's CPU, PyTorch beside weft, in the terminal and as a page.
+
+One case of each system that weft follows. Sizes are small: where weft has only its reference so far, which is made to be right and not
+fast, a case still ends within seconds; such losses are shown like the rest.
+"""
 from __future__ import annotations
 
+import platform
 import sys
-from typing import TextIO
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple, Optional, TextIO
 
 import torch
 
-from . import _library, bench
+from . import _clock, _library, _models, _report, bench
+
+ROUNDS = bench.MIN_ROUNDS
+SECONDS = 6.0                        # of samples for one row of a network
+
+
+class Case(NamedTuple):
+    """A headline: whose it was, what it is, and the problem's text."""
+
+    source: str
+    title: str
+    text: str
+
+
+class Network(NamedTuple):
+    """A network of examples/models: its name, the batch and the shape of a sample."""
+
+    title: str
+    name: str
+    batch: int
+    shape: tuple[int, ...]
+
 
 CASES = (
-    ("3x3, 8x128x56x56", "n8c128h56w56:o128k3p1g128"),
-    ("3x3 stride 2, 8x64x112x112", "n8c64h112w112:o64k3s2p1g64"),
-    ("3x3, 8x512x14x14", "n8c512h14w14:o512k3p1g512"),
-    ("3x3, 8x1024x7x7", "n8c1024h7w7:o1024k3p1g1024"),
+    Case("PyINN", "Depthwise 3x3, training step", "conv2d:train:f32:nchw:n8c128h56w56:o128k3p1g128"),
+    Case("Partial convolution", "Partial 9x9, training step", "partial_conv2d:train:f32,mask=u8,new_mask=u8:nchw:n1c16h32w32:o16k9p3:bias"),
+    Case("Grouped 3D", "3D 3x3x3, 64 groups, training step", "conv3d:train:f32:ncdhw:n1c64d20h20w20:o64k3g64"),
+    Case("cudnn.torch", "Cross-map normalisation, training step", "lrn2d:train:f32:nchw:n4c96h27w27:size5"),
+    Case("Escoin", "3x3, 90% zeros, inference", "sparse_conv2d:fwd:f32,rows=i64,cols=i64:nchw:n1c64h28w28:o64k3p1nnz3686:bias+relu"),
 )
-FORMATS = (("channels-first", "nchw"), ("channels-last", "nhwc"))
-PASSES = (("forward", "fwd"), ("forward+backward", "train"))
+NETWORKS = (Network("MobileNet v1", "mobilenet_v1", 4, (3, 128, 128)), Network("X3D-S", "x3d_s", 1, (3, 6, 64, 64)))
+_PASSES = {"forward": "inference", "train": "training step"}
+_COLUMNS = (("case", 40), ("torch ms", 9), ("weft ms", 9), ("ratio", 7), ("torch MB", 9), ("weft MB", 9), ("error", 8))
 
 
-def run(rounds: int = bench.MIN_ROUNDS, out: TextIO = sys.stdout) -> int:
-    """Print the table; 1 if a result is wrong."""
-    kept = bench.keep_pages()
+def _case_rows(case: Case) -> Iterator[dict]:
+    row = bench.measure(case.text, None, ROUNDS)
+    yield {**row, "title": case.title, "source": case.source}
+
+
+def _network_rows(net: Network) -> Iterator[dict]:
+    for row in _models.measure(net.name, net.batch, "cpu", ROUNDS, SECONDS, net.shape):
+        if _models.is_wrong(row):
+            raise RuntimeError(f"{net.name}, {row['pass']}: the results differ by {row['error']:.1e}, and rounding explains {row['rounding']:.1e}")
+        size = "x".join(map(str, row["shape"]))
+        yield {**row, "title": f"{net.title}, {_PASSES[row['pass']]}", "source": "network", "problem": f"{net.name}, {size}", "kernel": "weft.convert"}
+
+
+def _jobs(only: Optional[str]) -> list[tuple[str, Callable[[], Iterator[dict]]]]:
+    jobs = [(c.title, lambda c=c: _case_rows(c)) for c in CASES] + [(n.title, lambda n=n: _network_rows(n)) for n in NETWORKS]
+    words = [w.strip().lower() for w in (only or "").split(",") if w.strip()]
+    chosen = [job for job in jobs if not words or any(w in job[0].lower() for w in words)]
+    if not chosen:
+        raise ValueError(f"--only: {only!r} fits no case, allowed: words of {'; '.join(title for title, _ in jobs)}")
+    return chosen
+
+
+def _machine() -> dict[str, str]:
+    """What the page and the first lines say about where the figures come from."""
+    model = platform.processor() or platform.machine()
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+        model = next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), model)
+    except OSError:
+        pass
+    told = dict(line.split(": ", 1) for line in _library.describe().splitlines() if ": " in line)
+    return {"Processor": model, "Instructions": told.get("isa", ""), "Caches": told.get("cache", ""), "Threads": str(torch.get_num_threads()),
+            "System": f"{platform.system()} {platform.release()}", "torch": torch.__version__, "weft": _library.version(),
+            "Python": platform.python_version(), "Date": time.strftime("%Y-%m-%d %H:%M %Z")}
+
+
+def _line(cells: tuple[str, ...]) -> str:
+    return "".join(c.ljust(w) if i == 0 else c.rjust(w) for i, (c, (_, w)) in enumerate(zip(cells, _COLUMNS)))
+
+
+def _cells(row: dict) -> tuple[str, ...]:
+    return (row["title"], f"{row['peer_ms']:.2f}", f"{row['weft_ms']:.2f}", f"{row['ratio']:.2f}x", f"{row['peer_bytes'] / 1e6:.1f}",
+            f"{row['weft_bytes'] / 1e6:.1f}", f"{row['error']:.1e}")
+
+
+def _measure_all(jobs: list[tuple[str, Callable[[], Iterator[dict]]]], out: TextIO) -> tuple[list[dict], list[str]]:
+    """Rows, and what failed. A line that says what is under way is overwritten by its result where `out` is a terminal."""
+    rows: list[dict] = []
+    failed: list[str] = []
+    live = out.isatty()
+    for i, (title, measure) in enumerate(jobs):
+        print(f"  [{i + 1}/{len(jobs)}] {title} ...", end="\r" if live else "\n", file=out, flush=True)
+        try:
+            for row in measure():
+                rows.append(row)
+                print(("\x1b[K" if live else "") + _line(_cells(row)), file=out, flush=True)
+        except (RuntimeError, FileNotFoundError) as problem:
+            failed.append(f"{title}: {problem}")
+            print(("\x1b[K" if live else "") + f"{title}: failed: {problem}", file=out, flush=True)
+    return rows, failed
+
+
+def run(html: str = "report.html", only: Optional[str] = None, out: Optional[TextIO] = None) -> int:
+    """Measure, print the table, write the page. 1 if a result is wrong or the page cannot be written, 2 if `only` fits nothing.
+
+        >>> from weft import demo
+        >>> demo.run("report.html", only="depthwise")   # doctest: +SKIP
+    """
+    try:
+        jobs = _jobs(only)
+    except ValueError as problem:
+        print(f"python -m weft demo: {problem}", file=sys.stderr)
+        return 2
+    out = out or sys.stdout
+    start, kept = time.monotonic(), _clock.keep_pages()
     torch.manual_seed(0)
-    print(f"Depthwise convolution, float32, {torch.get_num_threads()} threads: torch {torch.__version__} beside weft {_library.version()}.", file=out)
-    print(f"Milliseconds, medians of {rounds} interleaved rounds, caches emptied{', pages kept on both sides' if kept else ''}.", file=out)
-    print("Error: the largest difference over the largest value. Share: the time a plain kernel takes to move the same bytes, over weft's.\n", file=out)
-    if bench.busy():
-        print(f"Warning: {bench.busy()}.\n", file=out)
-    print(f"{'case':28}{'memory':16}{'pass':18}{'torch':>9}{'weft':>9}{'ratio':>8}{'share':>7}{'error':>10}", file=out, flush=True)
-    code = 0
-    for title, sizes in CASES:
-        for format_title, layout in FORMATS:
-            for pass_title, passes in PASSES:
-                left = f"{title:28}{format_title:16}{pass_title:18}"
-                try:
-                    row = bench.measure(f"conv2d:fwd:f32:{layout}:{sizes}", passes, rounds)
-                except RuntimeError as problem:
-                    code = 1
-                    print(f"{left}failed: {problem}", file=out, flush=True)
-                    continue
-                print(f"{left}{row['peer_ms']:9.2f}{row['weft_ms']:9.2f}{row['ratio']:7.2f}x{row['share']:7.2f}{row['error']:10.1e}", file=out, flush=True)
-    return code
+    machine, warning = _machine(), _clock.busy()
+    print(f"torch {machine['torch']} beside weft {machine['weft']} on {machine['Processor']}, {machine['Threads']} threads, float32.", file=out)
+    print(f"Times: medians of interleaved rounds, caches emptied{', pages kept on both sides' if kept else ''}. Ratio: torch over weft, more than 1 is a "
+          "gain.\nMemory: the most a call holds at once. Error: the largest difference over the largest value.\n", file=out)
+    if warning:
+        print(f"Warning: {warning}.\n", file=out)
+    print(_line(tuple(name for name, _ in _COLUMNS)), file=out, flush=True)
+    rows, failed = _measure_all(jobs, out)
+    bandwidth, flops = _clock.roof(torch.device("cpu"))
+    page: dict[str, Any] = {"rows": rows, "failed": failed, "machine": machine, "warning": warning, "bytes_per_ms": bandwidth, "flops_per_ms": flops}
+    try:
+        Path(html).write_text(_report.page(**page), encoding="utf-8")
+    except OSError as problem:
+        print(f"python -m weft demo: {html} cannot be written: {problem}", file=sys.stderr)
+        return 1
+    print(f"\nThe same as a page, with a roofline: {html} ({time.monotonic() - start:.0f} s)", file=out)
+    return 1 if failed else 0

@@ -1,0 +1,152 @@
+"""Clocks for the benchmarks: samples that start with empty caches, and what the machine can do at most."""
+from __future__ import annotations
+
+import ctypes
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from . import _library
+
+pages = "default"                    # or "kept", after keep_pages(); part of every row
+
+
+def keep_pages() -> bool:
+    """Tell the C allocator to keep memory instead of giving it back: else page faults on fresh results cost more than the operator.
+    It holds for both sides."""
+    global pages
+    try:
+        mallopt = ctypes.CDLL(None).mallopt
+    except (AttributeError, OSError):
+        return False
+    m_trim_threshold, m_top_pad, m_mmap_max = -1, -2, -4
+    kept = bool(mallopt(m_mmap_max, 0)) and bool(mallopt(m_trim_threshold, -1)) and bool(mallopt(m_top_pad, 64 << 20))
+    pages = "kept" if kept else "default"
+    return kept
+
+
+def _last_level_cache() -> int:
+    sizes = [32 << 20]
+    for path in Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size"):
+        text = path.read_text().strip()
+        sizes.append(int(text.rstrip("KMG")) << {"K": 10, "M": 20, "G": 30}.get(text[-1:], 0))
+    return max(sizes)
+
+
+def _used(cores: set[int]) -> float:
+    """Seconds that these cores have worked since the machine started, less this process's own."""
+    ticks = 0
+    for line in Path("/proc/stat").read_text(encoding="ascii").splitlines():
+        name, *counts = line.split()
+        if name.startswith("cpu") and name[3:].isdigit() and int(name[3:]) in cores:
+            user, nice, system, _, _, irq, softirq, steal = map(int, counts[:8])
+            ticks += user + nice + system + irq + softirq + steal
+    return ticks / os.sysconf("SC_CLK_TCK") - time.process_time()
+
+
+def busy(seconds: float = 0.25) -> str:
+    """What makes timings here worthless, or "". With other work on the cores each parallel region waits a time slice for its slowest
+    thread: the figures then count regions, not work. The load average would not do: it remembers the build of a minute ago."""
+    try:
+        cores = os.sched_getaffinity(0)
+        before, start = _used(cores), time.monotonic()
+        time.sleep(seconds)
+        others = (_used(cores) - before) / (time.monotonic() - start)
+    except (AttributeError, OSError, ValueError):
+        return ""
+    spare = len(cores) - torch.get_num_threads()
+    return f"other work takes {others:.1f} of {len(cores)} cores: do not trust these times" if others > max(0, spare) + 0.25 else ""
+
+
+class Cpu:
+    """Samples in milliseconds of wall time."""
+
+    def __init__(self) -> None:
+        self.filler = torch.ones(2 * _last_level_cache() // 4)
+
+    def sample(self, run: Callable[[], Any]) -> float:
+        self.filler.sum()            # reads twice the last-level cache: nothing of the run is left in it
+        start = time.perf_counter()
+        run()
+        return (time.perf_counter() - start) * 1e3
+
+    def movers(self, read: int, write: int) -> list[Callable[[], Any]]:
+        src, dst = (torch.zeros(max(n, 1) + 64, dtype=torch.uint8) for n in (read, write))
+        at = [t.data_ptr() + -t.data_ptr() % 64 for t in (src, dst)]
+        return [lambda s=s, keep=(src, dst): _library.lib.weft_torch_move(at[0], read, at[1], write, s) for s in (0, 1)]
+
+    def flops_per_ms(self, dtype: torch.dtype) -> float:
+        rounds, isa = 200_000, os.environ.get("WEFT_ISA", "").encode() or None
+        best = 0.0
+        for _ in range(3):
+            start = time.perf_counter()
+            flops = _library.lib.weft_torch_burn(rounds, isa)
+            best = max(best, flops / (time.perf_counter() - start) / 1e3)
+        return best / 2 if dtype == torch.float64 else best   # 16-bit data is computed in float32
+
+
+class Cuda:
+    """Samples in milliseconds between events, the work queued behind a spin so that gaps between launches do not count."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        l2 = torch.cuda.get_device_properties(device).L2_cache_size
+        self.filler = torch.ones(2 * l2 // 4, device=device)
+        self.peak: dict[torch.dtype, float] = {}
+        torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = False   # weft rounds no products of float32 either
+
+    def sample(self, run: Callable[[], Any]) -> float:
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        with torch.cuda.device(self.device):
+            self.filler.sum()
+            torch.cuda._sleep(2_000_000)
+            start.record()
+            run()
+            end.record()
+            end.synchronize()
+        return start.elapsed_time(end)
+
+    def wall(self, run: Callable[[], Any]) -> float:
+        """Milliseconds a call with the launches counted, calls back to back."""
+        calls = 50
+        torch.cuda.synchronize(self.device)
+        start = time.perf_counter()
+        for _ in range(calls):
+            run()
+        torch.cuda.synchronize(self.device)
+        return (time.perf_counter() - start) * 1e3 / calls
+
+    def movers(self, read: int, write: int) -> list[Callable[[], Any]]:
+        half = max((read + write) // 8, 1)
+        src, dst = (torch.zeros(half, device=self.device) for _ in range(2))
+        return [lambda: torch.neg(src, out=dst)]
+
+    def flops_per_ms(self, dtype: torch.dtype) -> float:
+        if dtype not in self.peak:
+            n = 4096
+            a = torch.randn(n, n, device=self.device, dtype=dtype)
+            a @ a
+            self.peak[dtype] = 2.0 * n**3 / min(self.sample(lambda: a @ a) for _ in range(3))
+        return self.peak[dtype]
+
+
+_clocks: dict[str, Any] = {}
+
+
+def of(device: torch.device) -> Any:
+    if str(device) not in _clocks:
+        _clocks[str(device)] = Cuda(device) if device.type == "cuda" else Cpu()
+    return _clocks[str(device)]
+
+
+def roof(device: torch.device) -> tuple[float, float]:
+    """What this machine does at most, measured: bytes and float32 flops of a millisecond."""
+    clock, half = of(device), 64 << 20
+    movers = clock.movers(half, half)
+    for run in movers:
+        run()
+    return 2 * half / min(clock.sample(run) for run in movers * 5), clock.flops_per_ms(torch.float32)

@@ -1,0 +1,197 @@
+"""The page of the demo: one file with its style and drawings inside, nothing from outside, in the colours of the reader's system."""
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from html import escape
+
+_STYLE = """
+:root { color-scheme: light dark; --paper: #fbfaf8; --card: #ffffff; --ink: #1d2127; --soft: #626a75; --line: #e3e0da; --weft: #0f7b6c; --torch: #b9b4ab;
+        --gain: #0f7b6c; --loss: #b4442f; --warn: #fdf1dc; --warn-ink: #6b4a0f; --grid: #ece9e3; }
+@media (prefers-color-scheme: dark) {
+  :root { --paper: #14171b; --card: #1b1f25; --ink: #e7e9ec; --soft: #98a1ad; --line: #2c323a; --weft: #37c2ad; --torch: #6d7580;
+          --gain: #4fd1bd; --loss: #f08a74; --warn: #33290f; --warn-ink: #f1d9a0; --grid: #272c33; } }
+* { box-sizing: border-box; }
+body { margin: 0; background: var(--paper); color: var(--ink); font: 15px/1.5 system-ui, -apple-system, "Segoe UI", Roboto, sans-serif; }
+main { max-width: 1120px; margin: 0 auto; padding: 40px 24px 64px; }
+h1 { font-size: 30px; letter-spacing: -0.02em; margin: 0 0 4px; } h2 { font-size: 17px; margin: 0 0 4px; }
+p { margin: 0 0 12px; } .soft { color: var(--soft); } .small { font-size: 13px; }
+section { background: var(--card); border: 1px solid var(--line); border-radius: 12px; padding: 20px 24px; margin-top: 20px; }
+.warn { background: var(--warn); color: var(--warn-ink); border-radius: 8px; padding: 10px 14px; margin-top: 16px; }
+.key { display: inline-flex; gap: 18px; }
+.key span::before { content: ""; display: inline-block; width: 11px; height: 11px; border-radius: 3px; margin-right: 6px; }
+.key .t::before { background: var(--torch); } .key .w::before { background: var(--weft); }
+.scroll { overflow-x: auto; } table { border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nums; }
+th { text-align: right; font-weight: 500; color: var(--soft); font-size: 13px; padding: 4px 10px; border-bottom: 1px solid var(--line); white-space: nowrap; }
+td { text-align: right; padding: 7px 10px; border-bottom: 1px solid var(--line); white-space: nowrap; } tr:last-child td { border-bottom: 0; }
+th:first-child, td:first-child { text-align: left; padding-left: 0; white-space: normal; min-width: 250px; } td small { display: block; color: var(--soft); }
+.gain { color: var(--gain); font-weight: 600; } .loss { color: var(--loss); font-weight: 600; }
+.pair { display: grid; grid-template-columns: 1fr 1fr; gap: 20px; } @media (max-width: 900px) { .pair { grid-template-columns: 1fr; } }
+svg { display: block; width: 100%; height: auto; }
+svg text { fill: var(--ink); font: 12px system-ui, sans-serif; } svg .s { fill: var(--soft); font-size: 11px; }
+.bw { fill: var(--weft); } .bt { fill: var(--torch); }
+.rule { stroke: var(--grid); stroke-width: 1; } .roof { stroke: var(--ink); stroke-width: 2; fill: none; }
+.link { stroke: var(--soft); stroke-width: 1; stroke-dasharray: 2 3; } .ring { fill: var(--card); stroke: var(--torch); stroke-width: 2.5; }
+dl { display: grid; grid-template-columns: repeat(auto-fill, minmax(240px, 1fr)); gap: 10px 24px; margin: 8px 0 0; } dt { color: var(--soft); font-size: 13px; }
+dd { margin: 0; overflow-wrap: anywhere; } code { font: 12px ui-monospace, Menlo, Consolas, monospace; overflow-wrap: anywhere; }
+"""
+_PREFIXES = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
+
+
+def number(value: float) -> str:
+    """Three digits that count.
+
+        >>> number(0.01234), number(3.14159), number(56.78), number(1234.5)
+        ('0.0123', '3.14', '56.8', '1,234')
+    """
+    if value == 0 or not math.isfinite(value):
+        return str(value)
+    digits = max(0, 2 - math.floor(math.log10(abs(value))))
+    return f"{value:,.{digits}f}"
+
+
+def _engineering(value: float, unit: str) -> str:
+    scale, prefix = next(((s, p) for s, p in _PREFIXES if value >= s), (1.0, ""))
+    return f"{number(value / scale)} {prefix}{unit}"
+
+
+def _tick(value: float) -> str:
+    """A power of ten.
+
+        >>> _tick(1e8), _tick(1e12), _tick(10)
+        ('100 M', '1 T', '10')
+    """
+    scale, prefix = next(((s, f" {p}") for s, p in _PREFIXES if value >= s), (1.0, ""))
+    return f"{value / scale:g}{prefix}"
+
+
+# ---------------------------------------------------------------------------------------------- the table
+
+def _ratio(value: float) -> str:
+    """Within a twentieth both are as fast: that is what a quiet machine repeats."""
+    kind = "gain" if value > 1.05 else "loss" if value < 1 / 1.05 else ""
+    said = f"{number(value)}x"
+    return f'<span class="{kind}">{said}</span>' if kind else said
+
+
+def _table(rows: Sequence[dict]) -> str:
+    head = ("case", "torch ms", "weft ms", "torch / weft", "torch MB", "weft MB", "largest error")
+    lines = ["<tr>" + "".join(f'<th scope="col">{h}</th>' for h in head) + "</tr>"]
+    for row in rows:
+        cells = (f"{escape(row['title'])}<small>{escape(row['source'])}</small>", number(row["peer_ms"]), number(row["weft_ms"]), _ratio(row["ratio"]),
+                 number(row["peer_bytes"] / 1e6), number(row["weft_bytes"] / 1e6), f"{row['error']:.1e}")
+        lines.append("<tr>" + "".join(f"<td>{c}</td>" for c in cells) + "</tr>")
+    return f'<div class="scroll"><table>{"".join(lines)}</table></div>'
+
+
+# ---------------------------------------------------------------------------------------------- bars
+
+def _bars(rows: Sequence[dict], keys: tuple[str, str], say: Callable[[float], str], name: str) -> str:
+    """Two bars a row; the longer of the two is the whole width, so that small cases are seen beside large ones."""
+    width, full, step = 500, 380, 58
+    parts = []
+    for i, row in enumerate(rows):
+        y, most = i * step, max(row[k] for k in keys) or 1
+        parts.append(f'<text x="0" y="{y + 13}">{escape(row["title"])}</text>')
+        for j, (key, kind) in enumerate(zip(keys, ("bt", "bw"))):
+            long = max(2.0, full * row[key] / most)
+            at = y + 20 + 14 * j
+            parts.append(f'<rect class="{kind}" x="0" y="{at}" width="{long:.1f}" height="12" rx="2"/>'
+                         f'<text class="s" x="{long + 6:.1f}" y="{at + 10}">{escape(say(row[key]))}</text>')
+    return f'<svg role="img" aria-label="{escape(name)}" viewBox="0 0 {width} {max(len(rows) * step, 1)}">{"".join(parts)}</svg>'
+
+
+# ---------------------------------------------------------------------------------------------- the roofline
+
+class _Log:
+    """Values on a logarithmic axis, to pixels."""
+
+    def __init__(self, values: Sequence[float], low: float, high: float) -> None:
+        self.first, self.last = math.floor(math.log10(min(values))), math.ceil(math.log10(max(values)))
+        if self.first == self.last:
+            self.last += 1
+        self.low, self.high = low, high
+
+    def __call__(self, value: float) -> float:
+        return self.low + (math.log10(value) - self.first) / (self.last - self.first) * (self.high - self.low)
+
+    def ticks(self) -> list[float]:
+        return [10.0 ** e for e in range(self.first, self.last + 1)]
+
+
+def _spread(wanted: Sequence[float], gap: float, low: float, high: float) -> list[float]:
+    """Heights for labels, as near to the wanted ones as a gap between them allows; the wanted ones must rise."""
+    at: list[float] = []
+    for y in wanted:
+        at.append(max(y, at[-1] + gap if at else low))
+    for i in reversed(range(len(at))):
+        at[i] = min(at[i], at[i + 1] - gap if i + 1 < len(at) else high)
+    return at
+
+
+def _roofline(rows: Sequence[dict], bytes_per_ms: float, flops_per_ms: float) -> str:
+    """Flops of a second over flops of a byte. The roof: what memory allows, then what the units allow."""
+    width, height, left, right, top, bottom = 1040, 450, 56, 262, 24, 44
+    points = [(r["title"], r["flops"] / r["bytes"], 1e3 * r["flops"] / r["peer_ms"], 1e3 * r["flops"] / r["weft_ms"]) for r in rows if r.get("flops")]
+    roof, memory = flops_per_ms * 1e3, bytes_per_ms * 1e3
+    knee = roof / memory
+    x = _Log([knee / 4, knee * 10, *(p[1] for p in points)], left, width - right)
+    y = _Log([roof, memory * 10.0 ** x.first, *(v for p in points for v in p[2:])], height - bottom, top)
+    parts = [f'<line class="rule" x1="{x(t):.1f}" x2="{x(t):.1f}" y1="{top}" y2="{height - bottom}"/>'
+             f'<text class="s" x="{x(t):.1f}" y="{height - bottom + 17}" text-anchor="middle">{t:g}</text>' for t in x.ticks()]
+    parts += [f'<line class="rule" x1="{left}" x2="{width - right}" y1="{y(t):.1f}" y2="{y(t):.1f}"/>'
+              f'<text class="s" x="{left - 8}" y="{y(t) + 4:.1f}" text-anchor="end">{_tick(t)}</text>' for t in y.ticks()]
+    parts.append(f'<text class="s" x="{left - 8}" y="12" text-anchor="end">flop/s</text>')
+    start = 10.0 ** x.first
+    parts.append(f'<polyline class="roof" points="{x(start):.1f},{y(memory * start):.1f} {x(knee):.1f},{y(roof):.1f} {x(10.0 ** x.last):.1f},{y(roof):.1f}"/>')
+    parts.append(f'<text class="s" x="{x(10.0 ** x.last) - 4:.1f}" y="{y(roof) + 15:.1f}" text-anchor="end">{_engineering(roof, "flop/s")}</text>')
+    parts.append(f'<text class="s" x="{(left + width - right) / 2}" y="{height - 8}" text-anchor="middle">flops of a byte, each tensor moved once</text>')
+    points.sort(key=lambda p: y(p[3]))
+    for (title, intensity, theirs, ours), at in zip(points, _spread([y(p[3]) for p in points], 18, top + 8, height - bottom)):
+        px, label = x(intensity), width - right + 18
+        parts.append(f'<line class="link" x1="{px:.1f}" x2="{px:.1f}" y1="{y(theirs):.1f}" y2="{y(ours):.1f}"/>'
+                     f'<line class="link" x1="{px + 7:.1f}" x2="{label - 6}" y1="{y(ours):.1f}" y2="{at:.1f}"/>'
+                     f'<circle class="ring" cx="{px:.1f}" cy="{y(theirs):.1f}" r="5"/><circle class="bw" cx="{px:.1f}" cy="{y(ours):.1f}" r="6">'
+                     f'<title>{escape(title)}: weft {_engineering(ours, "flop/s")}, torch {_engineering(theirs, "flop/s")}</title></circle>'
+                     f'<text x="{label}" y="{at + 4:.1f}">{escape(title)}</text>')
+    return f'<svg role="img" aria-label="Roofline" viewBox="0 0 {width} {height}">{"".join(parts)}</svg>'
+
+
+# ---------------------------------------------------------------------------------------------- the page
+
+_KEY = '<p class="key small soft"><span class="t">torch</span><span class="w">weft</span></p>'
+
+
+def _section(title: str, text: str, body: str) -> str:
+    return f'<section><h2>{escape(title)}</h2><p class="soft small">{escape(text)}</p>{body}</section>'
+
+
+def page(rows: Sequence[dict], failed: Sequence[str], machine: dict[str, str], warning: str, bytes_per_ms: float, flops_per_ms: float) -> str:
+    """The whole file. rows: those of bench.measure and _models.measure with a title and a source."""
+    gains = sum(r["ratio"] > 1.05 for r in rows)
+    losses = sum(r["ratio"] < 1 / 1.05 for r in rows)
+    summary = f"Of {len(rows)} measurements weft is faster in {gains}, slower in {losses} and level in {len(rows) - gains - losses}."
+    notes = "".join(f'<p class="warn">{escape(text[0].upper() + text[1:])}.</p>' for text in ([warning] if warning else []) + [f"failed: {f}" for f in failed])
+    facts = "".join(f"<div><dt>{escape(k)}</dt><dd>{escape(v)}</dd></div>" for k, v in machine.items())
+    problems = "".join(f"<p class='small'>{escape(r['title'])}: {r['rounds']} rounds<br><code>{escape(r['problem'])}</code><br>"
+                       f"<span class='soft'>ran <code>{escape(r['kernel'])}</code></span></p>" for r in rows)
+    roof = f"{_engineering(bytes_per_ms * 1e3, 'B/s')} and {_engineering(flops_per_ms * 1e3, 'flop/s')}"
+    body = [
+        "<header><h1>weft beside PyTorch</h1>",
+        f"<p class=\"soft\">{escape(machine['Processor'])}, {escape(machine['Threads'])} threads, float32. {escape(summary)}</p>{notes}</header>",
+        _section("Figures", "Medians of interleaved rounds, caches emptied before each. Memory: the most a call holds at once. Error: the largest "
+                 "difference between the two over the largest value.", _table(rows)),
+        '<div class="pair">',
+        _section("Time", "Milliseconds; shorter is better. Each pair has its own scale.",
+                 _KEY + _bars(rows, ("peer_ms", "weft_ms"), lambda v: f"{number(v)} ms", "Time")),
+        _section("Peak memory", "Megabytes; shorter is better. Each pair has its own scale.",
+                 _KEY + _bars(rows, ("peer_bytes", "weft_bytes"), lambda v: f"{number(v / 1e6)} MB", "Peak memory")),
+        "</div>",
+        _section("Roofline", f"Measured here: {roof}. A dot is a case, flops of a second over flops of a byte; the line is what the machine allows.",
+                 _KEY + _roofline(rows, bytes_per_ms, flops_per_ms)),
+        _section("Machine", "Where these figures come from.", f"<dl>{facts}</dl>"),
+        _section("Cases", "The problems as weft's command takes them, and the kernels that ran; torch is PyTorch's own code, which weft calls where it is "
+                 "expected to be faster.", problems),
+    ]
+    return ('<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">'
+            f"<title>weft beside PyTorch</title><style>{_STYLE}</style></head><body><main>{''.join(body)}</main></body></html>\n")

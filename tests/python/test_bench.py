@@ -1,0 +1,292 @@
+"""`python -m weft bench`: each operator's problem beside its PyTorch twin, sets of problems, networks beside their converted selves."""
+from __future__ import annotations
+
+import doctest
+import io
+import json
+import math
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+from weft import _clock, _library, _memory, _models, _twin, _twin_table, bench
+from weft.__main__ import main
+
+ROOT = Path(__file__).resolve().parents[2]
+SMALL = [
+    "conv2d:fwd:bf16,bias=f32:nchw,src=nchw/4:n1c4h8w8:o4k3p1+2x0g2:bias", "conv2d:fwd:f32:nhwc:n2c8h9w8:o4k3x5s2p1x2d1x2:bias+clip-0.5_0.5",
+    "partial_conv1d:fwd:f32:ncw:n2c4w30:o6k3s2p1g2mask2:bias+relu", "partial_conv3d:fwd:f64:ncdhw:n1c2d4h5w6:o4k3p1mask0",
+    "partial_conv2d:fwd:f32:nhwc:n2c4h9w8:o6k3s2p1outpad1transposed1mask2g2:bias", "partial_conv2d:fwd:f16,mask=u8:nchw:n2c4h9w8:o6k3p1+0mask1shared1",
+    "partial_conv2d:fwd:f32,mask=u8,new_mask=u8:nchw:n1c4h9w9:o4k5p2:bias", "sparse_conv2d:fwd:f32,rows=i64,cols=i64:nchw:n2c8h7w6:o8k3p1nnz60:bias+relu",
+    "sparse_conv3d:fwd:f32:ncdhw:n1c4d5h5w5:o4k3p1g2nnz40", "sparse_conv1d:fwd:bf16:nwc:n2c4w20:o8k3s2p1nnz30:bias",
+    "max_pool2d:fwd:f32:nchw:n2c6h13w13:k3s2p1index1", "max_pool3d:fwd:bf16:ndhwc:n1c4d6h6w6:k2s2ceil1", "max_pool1d:fwd:f64:ncw:n2c3w20:k3s2p1d2",
+    "avg_pool2d:fwd:f32:nchw:n2c6h13w13:k3s2p1ceil1", "avg_pool3d:fwd:f32:ncdhw:n1c4d6h6w6:k3s2p1include_pad0divisor5", "avg_pool1d:fwd:f16:ncw:n2c3w20:k3s2p1",
+    "adaptive_avg_pool2d:fwd:f32:nchw:n2c6h7w7:to1", "adaptive_avg_pool3d:fwd:f32:ncdhw:n1c4d6h7w8:to3x2x5",
+    "relu2d:fwd:f32:nchw:n2c3h7w7", "clip1d:fwd:f16:ncw:n2c3w20:lo-1hi0.5", "tanh2d:bwd:f32:nchw:n2c6h7w7", "sigmoid2d:bwd:f32:nhwc:n2c6h7w7",
+    "ncrelu1d:fwd:f32:nwc:n2c3w20", "softmax3d:fwd:bf16:ndhwc:n2c5d3h3w3", "log_softmax2d:fwd:f32:nchw:n2c19h6w6",
+    "cross_entropy2d:fwd:f32:nchw:n2c19h8w8:ignore255smooth0.1", "cross_entropy1d:fwd:f32:ncw:n2c5w20:probs1weighted1reduction2",
+    "cross_entropy3d:fwd:bf16:ncdhw:n2c5d3h3w3:weighted1reduction0", "batch_norm2d:fwd:bf16,weights=f32,bias=f32:nhwc:n2c8h14w14:train1",
+    "batch_norm1d:fwd:f32:ncw:n4c5w20:train0", "batch_norm3d:fwd:f64:ndhwc:n2c5d3h3w3:train1affine0track0", "lrn2d:fwd:f32:nchw:n2c16h9w9:size5",
+    "lrn1d:fwd:f16:ncw:n4c9w20:size5alpha0.1beta0.5k2", "dgmm:fwd:f32:dense:n1h64w32:side1", "dgmm:fwd:f64:dense:n3h6w7:side0",
+    "cdgmm:fwd:f64:dense:n3h6w7:side0", "cdgmm:fwd:bf16:dense:n3h6w7:side1", "im2col2d:fwd:f32:nchw:n2c4h9w8:k3p1", "im2col1d:fwd:f32:ncw:n2c3w20:k3s2p1d2",
+    "im2col3d:fwd:f32:ncdhw:n2c3d5h6w7:k3x2x1s2p1x0x0", "col2im2d:fwd:f32:nchw:n2c4h9w8:k3p1", "col2im1d:fwd:f32:ncw:n2c3w20:k3s2p1d2",
+    "col2im3d:fwd:f32:ncdhw:n2c3d5h6w7:k3x2x1s2p1x0x0", "rnn_relu:fwd:f32:dense:t5n3c4o6:l2both1", "rnn_tanh:fwd:f32:dense:t5n3c4o6:state1",
+    "lstm:fwd:f32:dense:t5n3c4o6:l2both1proj3state1b0", "gru:fwd:f64:dense:t5n3c4o6:rows11state1",
+]
+NO_SUCH_PASS = ("which", "a transposed convolution")   # not every operator has every pass; uneven padding has no transposed form in PyTorch
+
+
+def passes_of(text: str) -> list[str]:
+    """Those that the operator has."""
+    found = []
+    for passes in _twin.PASSES:
+        try:
+            _library.problem(text, "bwd" if passes == "train" else passes)
+            found.append(passes)
+        except ValueError as problem:
+            assert "which" in str(problem), problem
+    return found
+
+
+# ---------------------------------------------------------------------------------------------- twins
+
+@pytest.mark.parametrize("text", SMALL)
+def test_every_pass_agrees(text, device):
+    checked = 0
+    for passes in passes_of(text):
+        try:
+            twin = _twin.build(f"{text}@{device}", passes)
+        except ValueError as problem:
+            assert NO_SUCH_PASS[1] in str(problem) and passes == "bwd_data", problem
+            continue
+        error, allowed = _twin.error(twin)
+        assert error <= allowed, f"{twin.text}: {error:.2e}, allowed {allowed:.2e}"
+        assert twin.kernel and f":{passes}:" in twin.text and twin.read > 0 and twin.write > 0 and twin.flops > 0
+        checked += 1
+    assert checked >= 2
+
+
+def test_every_operator_is_tried():
+    tried, files = {_library.problem(t)["op"] for t in SMALL}, {_library.problem(t)["op"] for t in bench.problems_of("operators")}
+    assert tried == files == set(_twin_table.TABLE)
+
+
+@pytest.mark.parametrize("text, other", [
+    ("max_pool2d:fwd:f32:nchw:n1c2h8w8:k3s2ceil1", "ceil"), ("avg_pool2d:fwd:f32:nchw:n1c2h8w8:k3s2p1include_pad0", "include_pad"),
+    ("clip2d:fwd:f32:nchw:n1c2h8w8:lo-1hi0.5", "hi"), ("cross_entropy2d:fwd:f32:nchw:n1c5h8w8:smooth0.3", "smooth"),
+    ("batch_norm2d:fwd:f32:nchw:n1c2h8w8:train1eps0.3", "eps"), ("lrn2d:fwd:f32:nchw:n1c8h8w8:size5alpha0.5beta0.2", "beta"),
+    ("dgmm:fwd:f32:dense:n1h6w6:side1", "side")])
+def test_attributes_reach_both_sides(text, other, monkeypatch):
+    """An attribute that one side loses is noticed: PyTorch's side is built with another value."""
+    whole = _twin.build(text)
+    assert _twin.error(whole)[0] <= _twin.error(whole)[1]
+    make = _twin_table.Problem.__init__
+
+    def spoiled(self, told, device):
+        make(self, told, device)
+        setattr(self, other, 1 - getattr(self, other))
+    torch.manual_seed(3)
+    right = _twin.build(text)
+    torch.manual_seed(3)
+    monkeypatch.setattr(_twin_table.Problem, "__init__", spoiled)
+    right.peer = _twin.build(text).peer
+    error, allowed = _twin.error(right)
+    assert error > allowed
+
+
+def test_sparse_twin_is_dense():
+    twin = _twin.build("sparse_conv2d:train:f32:nchw:n1c4h6w6:o4k3p1nnz20")
+    assert twin.weft()[2].shape == (20,) and twin.peer()[2].shape == (4, 4, 3, 3) and "dense" in twin.note
+    assert 0 < twin.flops <= 3 * 2 * 20 * 36   # of the kept weights alone: dense ones would take 144 in place of 20
+
+
+@pytest.mark.parametrize("text, passes, why", [
+    ("max_pool2d:fwd:f32:nchw:n1c2h8w8:k3p1+0", None, "uneven padding has no PyTorch call"),
+    ("avg_pool1d:fwd:f32:ncw:n1c2w8:k3divisor2", None, "a divisor in 1D has no PyTorch call"),
+    ("sparse_conv2d:fwd:f32:nchw:n1c4h6w6:o4k3p1nnz20stretched1", None, "a matrix with stretched columns has no PyTorch call"),
+    ("lstm:fwd:f32:dense:t5n3c4o6:l2train1drop0.5", None, "dropout: each side drops other elements"),
+    ("cross_entropy2d:fwd:bf16,weights=f32:nchw:n1c4h6w6:weighted1", None, "a class weight of another type"),
+    ("relu2d:fwd:f32:nchw:n1c2h8w8", "bwd_data", "which relu does not have"),
+    ("relu2d:fwd:f32:nchw:n1c2h8w8", "sideways", "pass"),
+    ("relu2d:fwd:f32:nchw:n1c2h8w8:strict", None, "math is 'strict', allowed through PyTorch: fast"),
+    ("relu2d:bwd:f32:nchw:n1c2h8w8:acc1_1", None, "the epilogue acc has no PyTorch call"),
+    ("relu2d:fwd:f32:nchw:n1c2h8", None, "column")])
+def test_problems_without_a_twin(text, passes, why):
+    with pytest.raises(ValueError, match=why):
+        _twin.build(text, passes)
+
+
+def test_row_of_any_operator(capsys, tmp_path):
+    file = tmp_path / "rows.json"
+    texts = ["lrn2d:train:f32:nchw:n1c8h6w6:size5", "gru:bwd:f32:dense:t3n2c4o4:train1"]
+    assert main(["bench", *texts, "--json", str(file), "--threads", "1"]) == 0
+    rows, shown = json.loads(file.read_text()), capsys.readouterr().out
+    for row, text in zip(rows, texts, strict=True):
+        assert row["problem"] == text + "@cpu" and row["kernel"] in shown
+        assert {"peer", "peer_ms", "weft_ms", "ratio", "floor_ms", "share", "weft_bytes", "peer_bytes"} <= row.keys()
+        assert row["floor_ms"] > 0 and row["share"] == row["floor_ms"] / row["weft_ms"] and row["weft_bytes"] > 0
+
+
+def test_a_wrong_result_is_no_row(monkeypatch, capsys, tmp_path):
+    build = _twin.build
+
+    def wrong(*args):
+        twin = build(*args)
+        good = twin.weft
+        twin.weft = lambda: tuple(1.01 * t for t in good())
+        return twin
+    monkeypatch.setattr(_twin, "build", wrong)
+    file = tmp_path / "rows.json"
+    assert main(["bench", "tanh1d:fwd:f32:ncw:n1c4w8", "--json", str(file)]) == 1
+    assert "differ by" in capsys.readouterr().err and json.loads(file.read_text()) == []
+
+
+# ---------------------------------------------------------------------------------------------- the command
+
+@pytest.mark.parametrize("args, code, text", [
+    (["bench", "--set", "nope"], 2, "--set: is 'nope', allowed: cpu, gpu, operators, models"),
+    (["bench", "relu1d:fwd:f32:ncw:n1c2w3", "--set", "cpu"], 2, "expects PROBLEM... or --set NAME, not both"),
+    (["bench"], 2, "expects PROBLEM... or --set NAME"),
+    (["bench", "relu1d:fwd:f32:ncw:n1c2w3", "--batch", "4"], 2, "--batch goes with --set models"),
+    (["bench", "--set", "cpu", "--device", "cpu"], 2, "--device goes with --set models"),
+    (["bench", "--set", "cpu", "--models", "lenet5"], 2, "--models goes with --set models"),
+    (["bench", "--set", "models", "--models", "lenet6"], 2, "--models: 'lenet6' is no model, allowed: mobilenet_v1, convnext_t"),
+    (["bench", "--set", "models", "--models", ","], 2, "--models: names no model, allowed: mobilenet_v1"),
+    (["bench", "--set", "models", "--pass", "bwd"], 2, "--pass goes with problems"),
+    (["bench", "--set", "models", "--batch", "0"], 2, "is 0, allowed: 1 or more"),
+    (["bench", "--set", "models", "--device", "tpu"], 2, "invalid choice: 'tpu'"),
+    (["bench", "dgmm:fwd:f32:dense:n1h2w2:side1", "--json", "/nowhere/rows.json"], 1, "/nowhere/rows.json cannot be written"),
+    pytest.param(["bench", "--set", "models", "--device", "cuda"], 2, "this PyTorch has no CUDA device",
+                 marks=pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device"))])
+def test_wrong_commands(args, code, text, capsys):
+    try:
+        returned = main(args)
+    except SystemExit as exit:
+        returned = exit.code
+    assert returned == code and text in capsys.readouterr().err
+
+
+def test_set_runs_its_file(monkeypatch):
+    seen = []
+    monkeypatch.setattr(bench, "run", lambda problems, *rest: seen.append(problems) or 0)
+    assert main(["bench", "--set", "cpu"]) == 0
+    lines = [line for line in (ROOT / "bench" / "cpu.txt").read_text().splitlines() if line and not line.startswith("#")]
+    assert seen == [lines]
+
+
+def test_installed_without_the_tree(tmp_path):
+    """The package alone, as a wheel leaves it: sets and models say where they are, problems run."""
+    shutil.copytree(ROOT / "python" / "weft", tmp_path / "a" / "b" / "weft", ignore=shutil.ignore_patterns("__pycache__"))
+
+    program = """if True:
+        from weft.__main__ import main
+        def code(*args):
+            try: return main(args)
+            except SystemExit as end: return end.code
+        print([code("bench", "--set", "models"), code("bench", "--set", "cpu"), code("bench", "dgmm:fwd:f32:dense:n1h2w2:side1", "--rounds", "1")])"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120, cwd=tmp_path,
+                          env={**os.environ, "PYTHONPATH": str(tmp_path / "a" / "b"), "WEFT_LIBRARY": str(_library.path)})
+    assert done.stdout.endswith("[2, 2, 0]\n"), done.stderr
+    assert "the models are not here" in done.stderr and "--set: is 'cpu', allowed: models; other sets are files of weft's source tree" in done.stderr
+
+
+# ---------------------------------------------------------------------------------------------- networks
+
+@pytest.fixture
+def tiny(monkeypatch):
+    """The networks as small as in the tests of examples/models."""
+    table = _models.load()
+    monkeypatch.setattr(sys.modules["weft_example_models"], "MODELS", {
+        name: e._replace(shape=e.small_shape, build=lambda e=e, **more: e.build(**{**e.small, **more})) for name, e in table.items()})
+
+
+def test_every_model_has_rows(tiny, tmp_path, capsys):
+    file = tmp_path / "models.json"
+    assert main(["bench", "--set", "models", "--rounds", "1", "--batch", "2", "--threads", "1", "--json", str(file)]) == 0
+    rows, shown = json.loads(file.read_text()), capsys.readouterr().out
+    assert [(r["model"], r["pass"]) for r in rows] == [(name, p) for name in _models.load() for p in ("forward", "train")]
+    for row in rows:
+        assert row["batch"] == 2 and row["rounds"] >= 1 and row["peer_ms"] > 0 and row["weft_ms"] > 0 and row["weft_bytes"] > 0 and row["peer_bytes"] > 0
+        assert 0 <= row["error"] <= 8 * max(row["rounding"], torch.finfo(torch.float32).eps) and row["model"] in shown
+    assert any(r["error"] > 0 for r in rows), "nothing of weft ran"
+
+
+def test_models_are_converted(tiny):
+    net = _models.load()["mobilenet_v1"].build()
+    other = _models.converted(net)
+    assert type(other[0]).__module__.startswith("weft.") and type(net[0]) is nn.Conv2d
+    assert other[0].weight is not net[0].weight and torch.equal(other[0].weight, net[0].weight)
+
+
+def test_a_wrong_model_fails(tiny, monkeypatch, capsys):
+    def off(net):
+        other = convert(net)
+        with torch.no_grad():
+            next(other.parameters()).mul_(1.01)
+        return other
+    convert = _models.converted
+    monkeypatch.setattr(_models, "converted", off)
+    assert main(["bench", "--set", "models", "--models", "lenet5", "--rounds", "1"]) == 1
+    assert "the results differ by" in capsys.readouterr().err
+
+
+def test_models_on_the_device(tiny, device):
+    out = io.StringIO()
+    assert bench.run_models("x3d_s", 2, device.type, 1, None, None, out) == 0
+    assert "x3d_s" in out.getvalue()
+
+
+def test_training_step_trains():
+    net = nn.Sequential(nn.Conv2d(1, 2, 3), nn.Dropout(0.5))
+    before = net[0].weight.detach().clone()
+    _models.train(net, (torch.ones(1, 1, 5, 5),))()
+    assert net.training and not torch.equal(before, net[0].weight)
+    assert not _models.forward(net, (torch.ones(1, 1, 5, 5),))().requires_grad and not net.training
+
+
+# ---------------------------------------------------------------------------------------------- clocks and memory
+
+def test_peak_memory(device):
+    """Sizes are multiples of what allocators round to."""
+    x = torch.ones(1 << 18, device=device)
+    mega = x.numel() * 4
+    weights = torch.zeros(1, device=device)
+    for run, most in ((lambda: x + 1, mega), (lambda: (x + 1) * 2, 2 * mega), (lambda: [x + 1, x + 2, x + 3], 3 * mega),
+                      (lambda: ((x + 1).sum(), (x + 1).sum()), mega), (lambda: weights, 0)):
+        assert most <= _memory.peak(run, device) <= most + (64 << 10)
+
+
+def test_peak_memory_sees_weft(device):
+    from weft import functional as W
+    x, w = torch.ones(1, 8, 64, 64, device=device), torch.ones(8, 1, 3, 3, device=device)
+    out = 8 * 64 * 64 * 4
+    assert out <= _memory.peak(lambda: W.conv2d(x, w, padding=1, groups=8), device) < 2 * out
+
+
+def test_other_work_is_noticed():
+    """As many programs as cores for a second; alone there is no telling what else runs here."""
+    cores = len(os.sched_getaffinity(0))
+    others = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(cores + 1)]
+    try:
+        torch.set_num_threads(cores)
+        assert "other work takes" in _clock.busy(1.0)
+    finally:
+        for other in others:
+            other.kill()
+            other.wait()
+
+
+def test_roof(device):
+    bandwidth, flops = _clock.roof(device)
+    assert 1e5 < bandwidth < 1e11 and 1e5 < flops < 1e14 and math.isfinite(bandwidth)
+
+
+def test_docstring_examples():
+    assert all(">>>" in function.__doc__ for function in (bench.measure, bench.problems_of, bench.run, bench.run_models))
+    result = doctest.testmod(bench)
+    assert result.attempted > 0 and result.failed == 0
