@@ -363,11 +363,21 @@ def test_modes_under_autocast_and_compile(device):
     torch.testing.assert_close(y.float(), expected, rtol=5e-2, atol=5e-2)
     y.float().sum().backward()
     assert net.weight.grad.dtype == torch.float32
-    compiled = torch.compile(net, backend="eager")
-    close(compiled(x), expected)
-    assert net.weight.grad is not None
+    close(torch.compile(net, backend="eager")(x), expected)
     complex_net = t7.SpatialConvolution(3, 4, 3, 3, dtype=torch.complex64, device=device).setMode("torch")    # left to PyTorch
     assert complex_net(x.to(torch.complex64)).dtype == torch.complex64
+
+
+def test_modes_in_transforms(device):
+    net, x = t7.SpatialConvolution(3, 4, 3, 3).to(device), torch.randn(2, 1, 3, 6, 6, device=device)
+
+    def loss(w, x):
+        return torch.func.functional_call(net, {"weight": w}, (x,)).square().sum()
+    w = net.weight.detach()
+    expected = torch.vmap(net)(x), torch.func.grad(loss)(w, x[0]), torch.vmap(torch.func.grad(loss), (None, 0))(w, x)
+    net.setMode("torch", "torch", "torch")
+    for got, want in zip((torch.vmap(net)(x), torch.func.grad(loss)(w, x[0]), torch.vmap(torch.func.grad(loss), (None, 0))(w, x)), expected):
+        torch.testing.assert_close(got, want, rtol=1e-3, atol=1e-3)
 
 
 def test_no_bias(device):
@@ -504,6 +514,37 @@ def test_copies(name, args, shape, device):
     for other in (copy.deepcopy(net), pickle.loads(pickle.dumps(net)), torch.load(stream, weights_only=False)):
         assert torch.equal(other(x.clone()), expected) and repr(other) == repr(net) and type(other) is type(net)
         assert getattr(other, "_mode", None) == getattr(net, "_mode", None)
+
+
+@pytest.mark.parametrize("name, args, shape", list({row[0]: row for row in COPIED}.values()))
+def test_traces(name, args, shape):
+    """torch.fx, and torch.compile in one graph; recurrent layers run between graphs, as their twins do."""
+    net, x = getattr(t7, name)(*args).eval(), torch.randn(shape)
+    expected = net(x.clone())
+    assert torch.equal(torch.fx.symbolic_trace(torch.nn.Sequential(net))(x.clone()), expected)
+    torch.compiler.reset()
+    compiled = torch.compile(net, backend="eager", fullgraph=name not in RECURRENT)
+    torch.testing.assert_close(compiled(x.clone()), expected)
+    if hasattr(net, "setMode"):
+        net.setMode("torch")
+        traced = torch.fx.symbolic_trace(torch.nn.Sequential(net))
+        torch.testing.assert_close(traced(x), expected, rtol=1e-4, atol=1e-5)
+        assert [n.op for n in traced.graph.nodes if n.op.startswith("call")] == ["call_module"]
+
+
+def test_criteria_in_traces():
+    class Net(torch.nn.Module):
+        def __init__(self, criterion):
+            super().__init__()
+            self.criterion = criterion
+
+        def forward(self, x, target):
+            return self.criterion(x, target)
+    for name, shape in CRITERIA.items():
+        net, x, target = Net(getattr(t7, name)()), torch.randn(shape), torch.ones(shape[0], *shape[2:])
+        expected = net(x, target)
+        assert torch.equal(torch.fx.symbolic_trace(net)(x, target), expected)
+        torch.testing.assert_close(torch.compile(net, backend="aot_eager", fullgraph=True)(x, target), expected)
 
 
 def test_a_small_network_trains(device):

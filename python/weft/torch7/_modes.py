@@ -2,7 +2,8 @@
 
 Settings of weft.backends hold for the process. A module with a mode sets them around its own operators and puts the old ones back: around
 the forward operator, and in the backward function of an autograd node of its own around each gradient, whichever thread runs it and
-whatever other modules do in between. Without a mode nothing of this runs. Derivatives of the gradients keep the planner's choice.
+whatever other modules do in between. Without a mode nothing of this runs. Derivatives of the gradients keep the planner's choice. In
+torch.compile a module with a mode is a break of the graph, and torch.fx keeps it whole; torch.export refuses it: reset the mode first.
 """
 from __future__ import annotations
 
@@ -12,6 +13,7 @@ from typing import Any, Optional
 
 import torch
 from torch import Tensor
+from torch.fx import Proxy
 from torch.overrides import has_torch_function_variadic
 
 from .. import _library, backends
@@ -20,7 +22,7 @@ from .._ops import conv as _ops
 from .._ops.conv import WANT_BIAS, WANT_INPUT, WANT_WEIGHT
 from .._rules import Rule, call
 from ..functional.conv import check_activation, check_tensors, geometry
-from ._base import Torch7, check_flags
+from ._base import Torch7, check_flags, leaf
 
 _BITS = (WANT_INPUT, WANT_WEIGHT, WANT_BIAS)
 
@@ -45,6 +47,8 @@ _NONE = Mode()
 
 class _Under(torch.autograd.Function):
     """A convolution, or a transposed one, under a mode. The two large gradients are computed apart where one of them has a kernel named."""
+
+    generate_vmap_rule = True
 
     @staticmethod
     def forward(mode: Mode, rule: Rule, settings: tuple, input: Tensor, weight: Tensor, bias: Optional[Tensor]) -> Tensor:
@@ -131,7 +135,11 @@ class Moded(Torch7):
     def _under_mode(self: Any, name: str, rule: Rule, input: Tensor, extra: tuple) -> Optional[Tensor]:
         """The result, or None where the usual road is to be taken: without a mode, and for what weft leaves to others."""
         weight, bias = self.weight, self.bias
-        if self._mode == _NONE or has_torch_function_variadic(input, weight, bias):
+        if self._mode == _NONE:
+            return None
+        if isinstance(input, Proxy):
+            return leaf(self, input)
+        if has_torch_function_variadic(input, weight, bias):
             return None
         rank = weight.dim() - 2
         check_tensors(name, rank, input, weight, bias)

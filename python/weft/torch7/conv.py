@@ -4,10 +4,11 @@ from __future__ import annotations
 from typing import Any, Optional
 
 from torch import Tensor
+from torch.fx import Proxy
 
 from .. import nn
 from .._ops import conv as _ops
-from ._base import check_ints, window_text
+from ._base import check_ints, leaf, window_text
 from ._modes import Moded
 
 __all__ = ["SpatialConvolution", "SpatialDilatedConvolution", "SpatialFullConvolution", "TemporalConvolution", "VolumetricConvolution",
@@ -153,6 +154,8 @@ class TemporalConvolution(_Convolution, nn.Conv1d):
         super().__init__(inputFrameSize, outputFrameSize, kH, dH, padH, device=device, dtype=dtype)
 
     def forward(self, input: Tensor) -> Tensor:
+        if isinstance(input, Proxy):
+            return leaf(self, input)
         if not isinstance(input, Tensor):
             raise TypeError(f"TemporalConvolution: input is {type(input).__name__}, allowed: Tensor")
         if input.dim() not in (2, 3) or input.shape[-1] != self.in_channels:

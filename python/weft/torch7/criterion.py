@@ -5,9 +5,10 @@ from typing import Any, Optional
 
 import torch
 from torch import Tensor
+from torch.fx import Proxy
 
 from .. import nn
-from ._base import Torch7
+from ._base import Torch7, leaf
 
 __all__ = ["SpatialCrossEntropyCriterion", "VolumetricCrossEntropyCriterion"]
 
@@ -40,6 +41,8 @@ class _CrossEntropyCriterion(Torch7):
         return target.to(torch.int64) - 1
 
     def forward(self, input: Tensor, target: Tensor) -> Tensor:
+        if isinstance(input, Proxy):
+            return leaf(self, input, target)
         labels = self._from_zero(input, target)
         try:
             return super().forward(input, labels)   # type: ignore[misc]

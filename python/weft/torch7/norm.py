@@ -4,9 +4,10 @@ from __future__ import annotations
 from typing import Any
 
 from torch import Tensor
+from torch.fx import Proxy
 
 from .. import nn
-from ._base import Torch7, check_flags, check_ints, check_reals
+from ._base import Torch7, check_flags, check_ints, check_reals, leaf
 
 __all__ = ["BatchNormalization", "SpatialBatchNormalization", "SpatialCrossMapLRN", "VolumetricBatchNormalization"]
 
@@ -62,6 +63,8 @@ class SpatialCrossMapLRN(Torch7, nn.LocalResponseNorm):
         super().__init__(size, alpha, beta, k)
 
     def forward(self, input: Tensor) -> Tensor:
+        if isinstance(input, Proxy):
+            return leaf(self, input)
         if not isinstance(input, Tensor):
             raise TypeError(f"SpatialCrossMapLRN: input is {type(input).__name__}, allowed: Tensor")
         if input.dim() not in (3, 4):

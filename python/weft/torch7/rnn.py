@@ -5,10 +5,11 @@ import warnings
 from typing import Any, Optional, Union
 
 from torch import Tensor
+from torch.fx import Proxy
 from torch.nn.utils.rnn import PackedSequence
 
 from .. import nn
-from ._base import Torch7, check_flags, check_ints, check_reals
+from ._base import Torch7, check_flags, check_ints, check_reals, leaf
 
 __all__ = ["BGRU", "BLSTM", "GRU", "LSTM", "RNNReLU", "RNNTanh"]
 
@@ -69,6 +70,8 @@ class _Recurrent(Torch7):
         return tuple(other.new_zeros(other.shape) if t is None else t for t, other in ((hidden, cell), (cell, hidden)))
 
     def forward(self: Any, input: Union[Tensor, PackedSequence]) -> Union[Tensor, PackedSequence]:
+        if isinstance(input, Proxy):
+            return leaf(self, input)
         if not isinstance(input, (Tensor, PackedSequence)):
             raise TypeError(f"{type(self).__name__}: input is {type(input).__name__}, allowed: Tensor or PackedSequence")
         y, last = super().forward(input, self._start(input))

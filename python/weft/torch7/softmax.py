@@ -4,10 +4,11 @@ from __future__ import annotations
 from typing import Any
 
 from torch import Tensor
+from torch.fx import Proxy
 
 from .. import functional as F
 from .. import nn
-from ._base import Torch7, check_flags
+from ._base import Torch7, check_flags, leaf
 
 __all__ = ["LogSoftMax", "SoftMax", "SpatialLogSoftMax", "SpatialSoftMax", "VolumetricLogSoftMax", "VolumetricSoftMax"]
 
@@ -31,6 +32,8 @@ class _Normalised(Torch7):
         return self._channels[input.dim()]
 
     def forward(self, input: Tensor) -> Tensor:
+        if isinstance(input, Proxy):
+            return leaf(self, input)
         first, function = self._axis(input), type(self)._function
         if not self._whole or input.dim() <= 2:
             return function(input, first)
