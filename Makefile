@@ -37,7 +37,7 @@ ready: # both at once: one waits for the network, the other for the compiler
 test: ## run every tier of tests; the last line is "N passed, N failed, N skipped"
 	@$(RUN)
 
-demo: ready ## build, then show torch beside weft on this machine
+demo: ready ## build, then show torch beside weft on this machine: a table, and the page report.html
 	@$(WEFT_PY) demo
 
 bench: ready ## time the cases of bench/cpu.txt beside torch; rows to $(OUT)/cpu.json
@@ -75,7 +75,7 @@ format: ## clang-format the C sources that differ from HEAD
 	@git diff --name-only HEAD -- '*.c' '*.h' '*.cu' | xargs -r clang-format -i
 
 clean: ## remove what the targets above made, except .venv
-	@rm -rf $(BUILD) $(BUILD)-asan $(BUILD)-tsan
+	@rm -rf $(BUILD) $(BUILD)-asan $(BUILD)-tsan report.html
 
 help: ## this list
 	@sed -nE 's/^([a-z-]+):[^#]*## (.*)/  \1|\2/p' Makefile | awk -F'|' '{printf "%-13s %s\n", $$1, $$2}'
