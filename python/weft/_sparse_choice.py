@@ -68,8 +68,8 @@ def measure(runs: Mapping[str, Callable[[], Any]], device: torch.device) -> Timi
 
 
 def _cells(row: Row) -> tuple[str, ...]:
-    t = row.timing
-    return (row.name, "x".join(map(str, row.shape)), f"{row.sparsity:.3f}", row.what, f"{t.dense_ms:.3f}", f"{t.sparse_ms:.3f}", f"{t.ratio:.2f}", row.kept or "-")
+    times = (f"{row.timing.dense_ms:.3f}", f"{row.timing.sparse_ms:.3f}", f"{row.timing.ratio:.2f}")
+    return (row.name, "x".join(map(str, row.shape)), f"{row.sparsity:.3f}", row.what, *times, row.kept or "-")
 
 
 def table(rows: Iterable[Row]) -> str:

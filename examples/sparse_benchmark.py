@@ -1,0 +1,95 @@
+"""Networks with pruned convolutions, computed densely and with sparse weights: every layer, and the whole network.
+
+    python examples/sparse_benchmark.py [--models vgg16_bn resnet34 alexnet] [--batch N] [--device cuda] [--quick]
+
+The cases are those of the Escoin paper's port: global random pruning of the convolutions, VGG16-BN with a batch of 32 images at 90%,
+ResNet-34 with 32 at 70%, AlexNet with 1 at 90%. Each layer is timed both ways on what it sees in a forward pass, and keeps to the faster
+way; then the whole network is timed densely (PyTorch's modules), with all layers sparse, and as the layers decided. Nothing but this is
+claimed: where the sparse kernel of this machine is slower, the table says so and the network runs densely.
+"""
+from __future__ import annotations
+
+import argparse
+import copy
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, Optional
+
+import torch
+from torch import nn
+
+import weft
+from models import MODELS
+from weft._clock import busy
+from weft.sparse import Sparse_modes
+
+
+class Case(NamedTuple):
+    sparsity: float
+    shape: tuple[int, ...]
+
+
+CASES = {"vgg16_bn": Case(0.9, (32, 3, 227, 227)), "resnet34": Case(0.7, (32, 3, 224, 224)), "alexnet": Case(0.9, (1, 3, 227, 227))}
+
+
+def milliseconds(run: Callable[[], Any], seconds: float, device: torch.device) -> float:
+    """The median of runs for about so long, after one that warms up and counts only where it took all the time."""
+    wait = torch.cuda.synchronize if device.type == "cuda" else lambda: None
+    samples, deadline = [], time.perf_counter() + seconds
+    while not samples or (len(samples) < 20 and time.perf_counter() < deadline):
+        wait()
+        start = time.perf_counter()
+        run()
+        wait()
+        samples.append(1e3 * (time.perf_counter() - start))
+    return statistics.median(samples[1:] or samples)
+
+
+def bench(name: str, case: Case, options: argparse.Namespace) -> str:
+    """The text on one network."""
+    example, device = MODELS[name], torch.device(options.device)
+    torch.manual_seed(0)
+    net = example.build(**(example.small if options.quick else {})).eval().to(device)
+    batch, *rest = example.small_shape if options.quick else case.shape
+    x = torch.randn(options.batch or batch, *rest, device=device)
+    weft.prune.random(net, case.sparsity)
+    dense, net = copy.deepcopy(net), weft.sparse.from_dense(net)
+    with torch.no_grad():
+        weft.sparse.set_mode(net, Sparse_modes.Calibration)
+        net(x)
+        weft.sparse.set_mode(net, Sparse_modes.Inference_Sparse)
+        times = {way: milliseconds(lambda run=run: run(x), options.seconds, device) for way, run in (("torch.nn", dense), ("as calibrated", net))}
+        error = ((net(x) - dense(x)).abs().max() / dense(x).abs().max()).item()
+        layers = [m for m in net.modules() if isinstance(m, nn.Conv2d)]
+        kept = sum(m.decision == "sparse" for m in layers)
+        text = weft.sparse.table(net)
+        for m in layers:
+            m._timings = m._decided = None            # nothing is known: all of them sparse
+        times["all sparse"] = milliseconds(lambda: net(x), options.seconds, device)
+    size = "x".join(map(str, x.shape))
+    whole = ", ".join(f"{key} {ms:.1f} ms ({times['torch.nn'] / ms:.2f}x)" for key, ms in times.items())
+    return (f"{name}{' (small)' if options.quick else ''} {size} on {device}, {torch.get_num_threads()} threads, {case.sparsity:.0%} of the weights of "
+            f"convolutions are 0\n{text}\nwhole net: {whole}; {kept} of {len(layers)} layers keep to sparse; largest difference {error:.1e} of the "
+            "largest output")
+
+
+def main(arguments: Optional[Sequence[str]] = None) -> None:
+    parser = argparse.ArgumentParser(description="Pruned networks, dense beside sparse, per layer and whole.")
+    parser.add_argument("--models", nargs="+", choices=CASES, default=list(CASES))
+    parser.add_argument("--batch", type=int, help="images; the cases' own if not given")
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--seconds", type=float, help="for each layer, and for each way of the whole net; 2 if not given")
+    parser.add_argument("--quick", action="store_true", help="narrow networks and small images: a look at the table, not a benchmark")
+    options = parser.parse_args(arguments)
+    if options.batch is not None and options.batch < 1:
+        parser.error(f"--batch: is {options.batch}, allowed: 1 or more")
+    options.seconds = options.seconds or (0.02 if options.quick else 2.0)
+    if options.device == "cpu" and busy():
+        print(f"note: {busy()}\n")
+    with weft.backends.flags(measure_seconds=options.seconds):
+        print("\n\n".join(bench(name, CASES[name], options) for name in options.models))
+
+
+if __name__ == "__main__":
+    main()
