@@ -2,6 +2,7 @@
 ecosystem, of memory and of cost go through. A name without an entry fails test_public.py."""
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Optional
@@ -43,6 +44,7 @@ class Example:
     mapped: tuple[int, ...] = (0,)
     operator: str = ""               # of weft, as a profile of training shows it
     family: str = ""
+    tiny: int = 1                    # a size at which computing costs next to nothing
 
     @property
     def function(self) -> Callable[..., Any]:
@@ -85,7 +87,8 @@ def gradients(run: Callable[..., Any], tensors: list[Tensor]) -> list[Tensor]:
 # ---------------------------------------------------------------------------------------------- data
 
 def space(rank: int, size: int) -> Shape:
-    return tuple(size + a for a in range(rank))
+    """Axes that differ, but for a single pixel."""
+    return tuple(size + a if size > 1 else 1 for a in range(rank))
 
 
 def image(rank: int, batch: int, size: int, channels: int = CHANNELS) -> Shape:
@@ -173,16 +176,16 @@ def _convolutions(rank: int) -> list[Example]:
     grouped = lambda f, *t: f(*t, **ends, groups=2)
     masked = lambda f, x, w, b, m: f(x, w, b, mask=m, **ends)
     of_rows = lambda f, x, v, b, rows, cols: f(x, sparse_weight(v, rows, cols, rank), b, groups=CHANNELS, padding=(*(0,) * (rank - 1), 4))
-    one = torch.zeros(CHANNELS, 1, *(1,) * (rank - 1), 9)
+    full = torch.zeros(CHANNELS, CHANNELS, *kernel)       # PyTorch's convolution is cheapest without groups
     return [
-        Example(dense, tensors, grouped, getattr(F, dense), lambda x, w, b: torchs(x, w, b, 1, 1, 1, 2), operator="conv", family="conv"),
-        Example(turned, tensors, grouped, getattr(F, turned), lambda x, w, b: turneds(x, w, b, 1, 1, 0, 2), operator="conv_transpose", family="conv"),
+        Example(dense, tensors, grouped, getattr(F, dense), lambda x, w, b: torchs(x, full, b, 1, 1), operator="conv", family="conv"),
+        Example(turned, tensors, grouped, getattr(F, turned), lambda x, w, b: turneds(x, full, b, 1, 1), operator="conv_transpose", family="conv"),
         Example(f"partial_conv{rank}d", whole, masked, partial(getattr(F, dense), 1), lambda x, w, b, m: torchs(x, w, b, 1, 1), (0, 3),
                 "partial_conv", "partial_conv"),
         Example(f"partial_conv_transpose{rank}d", whole, masked, partial(getattr(F, turned), 0), lambda x, w, b, m: turneds(x, w, b, 1, 1), (0, 3),
                 "partial_conv", "partial_conv"),
         Example(f"sparse_conv{rank}d", kept, of_rows, sparse(getattr(F, dense)),
-                lambda x, v, b, r, c: torchs(x, one.to(x.device), b, 1, (*(0,) * (rank - 1), 4), 1, CHANNELS), operator="sparse_conv", family="sparse_conv"),
+                lambda x, v, b, r, c: torchs(x, full, b, 1, 1), operator="sparse_conv", family="sparse_conv"),
     ]
 
 
@@ -192,8 +195,10 @@ def _pools(rank: int) -> list[Example]:
     most = getattr(torch, names[0])
     average = torch.avg_pool1d if rank == 1 else getattr(aten, names[1])
     adaptive = torch.adaptive_avg_pool1d if rank == 1 else getattr(aten, names[2])
-    return [Example(names[0], tensors, lambda f, x: f(x, 3, 2, 1), getattr(F, names[0]), lambda x: most(x, 3, 2, 1), operator="max_pool_index", family="pool"),
-            Example(names[1], tensors, lambda f, x: f(x, 3, 2, 1), getattr(F, names[1]), lambda x: average(x, 3, 2, 1), operator="avg_pool", family="pool"),
+    return [Example(names[0], tensors, lambda f, x: f(x, 3, 2, 1), getattr(F, names[0]), lambda x: most(x, 3, 2, 1), operator="max_pool_index",
+                    family="pool", tiny=3),
+            Example(names[1], tensors, lambda f, x: f(x, 3, 2, 1), getattr(F, names[1]), lambda x: average(x, 3, 2, 1), operator="avg_pool",
+                    family="pool", tiny=3),
             Example(names[2], tensors, lambda f, x: f(x, 3), getattr(F, names[2]), lambda x: adaptive(x, (3,) * rank), operator="adaptive_avg_pool",
                     family="pool")]
 
@@ -212,12 +217,13 @@ def _one(name: str, call: Callable[..., Any], twin: Callable[..., Any], cheapest
     return Example(name, lambda n, s: (image(2, n, s),), call, twin, cheapest, operator=operator, family=family)
 
 
+_FULL = torch.zeros(CHANNELS, CHANNELS, 3, 3)
 _plain = lambda f, *t: f(*t)
-_columns = lambda n, s: ((n, CHANNELS * 9, s * (s + 1)),)
+_columns = lambda n, s: ((n, CHANNELS * 9, math.prod(space(2, s))),)
 FUNCTIONS = {e.name: e for e in [
     *(e for rank in (1, 2, 3) for e in _convolutions(rank)),
     Example("conv2d_depthwise", lambda n, s: (image(2, n, s), (CHANNELS, 1, 3, 3), (CHANNELS,)), lambda f, *t: f(*t, padding=1),
-            lambda x, w, b, **options: F.conv2d(x, w, b, groups=x.shape[1], **options), lambda x, w, b: torch.conv2d(x, w, b, 1, 1, 1, CHANNELS),
+            lambda x, w, b, **options: F.conv2d(x, w, b, groups=x.shape[1], **options), lambda x, w, b: torch.conv2d(x, _FULL, b, 1, 1),
             operator="conv", family="conv"),
     *(e for rank in (1, 2, 3) for e in _pools(rank)),
     _one("relu", _plain, F.relu, torch.relu, "relu"),
@@ -237,7 +243,7 @@ FUNCTIONS = {e.name: e for e in [
     _one("im2col", lambda f, x: f(x, 3, 1, 1), im2col, lambda x: aten.im2col(x, (3, 3), (1, 1), (1, 1), (1, 1)), "im2col", "im2col"),
     Example("fold", _columns, lambda f, c: f(c, fold_size(c), 3, padding=1), F.fold,
             lambda c: aten.col2im(c, fold_size(c), (3, 3), (1, 1), (1, 1), (1, 1)), operator="col2im", family="im2col"),
-    Example("col2im", lambda n, s: ((n, CHANNELS, 3, 3, s, s + 1),), lambda f, c: f(c, 3, 1, 1), col2im,
+    Example("col2im", lambda n, s: ((n, CHANNELS, 3, 3, *space(2, s)),), lambda f, c: f(c, 3, 1, 1), col2im,
             lambda c: aten.col2im(c.view(c.shape[0], CHANNELS * 9, -1), c.shape[-2:], (3, 3), (1, 1), (1, 1), (1, 1)), operator="col2im", family="im2col"),
     Example("dgmm", lambda n, s: ((n, s, 8), (8,)), _plain, torch.mul, torch.mul, operator="dgmm", family="dgmm"),
     Example("cdgmm", lambda n, s: ((n, s, 8, 2), (8, 2)), _plain, cdgmm, torch.mul, operator="cdgmm", family="dgmm"),
@@ -246,8 +252,8 @@ FUNCTIONS = {e.name: e for e in [
 
 
 def fold_size(columns: Tensor) -> Shape:
-    """The image that the columns of an example are of: s by s + 1, so that s (s + 1) positions tell s."""
-    return (SIZE, SIZE + 1) if columns.shape[-1] == SIZE * (SIZE + 1) else (OTHER_SIZE, OTHER_SIZE + 1)
+    """The image that the columns of an example are of."""
+    return next(sizes for sizes in (space(2, s) for s in (SIZE, OTHER_SIZE, 1)) if columns.shape[-1] == math.prod(sizes))
 
 
 # ---------------------------------------------------------------------------------------------- the modules
