@@ -153,9 +153,10 @@ static void rates(void *user, const weft_problem *p, weft_rates *r) {
     *r = (weft_rates){cuda ? 8000 : 5000, 0.3, 0.4};
     if (p->op == WEFT_CONV) {
         bool dense = p->c / (p->groups ? p->groups : 1) >= 8;
-        *r = (weft_rates){cuda ? 15000 : 25000, dense ? 0.5 : 0.02, dense ? 0.5 : 0.2};
+        *r = (weft_rates){cuda ? 15000 : p->groups == 1 ? 4000 : 30000, dense ? 0.5 : 0.02, dense ? 0.5 : 0.2};
         if (half && !cuda) r->of_peak *= 0.2;
     }
+    if (p->op == WEFT_PARTIAL_CONV) *r = (weft_rates){cuda ? 200000 : 100000, 0.3, 0.1};   /* a score of calls for some images, and planes besides */
     if (wide) r->of_peak *= 0.25;
 }
 
