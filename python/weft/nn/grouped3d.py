@@ -15,7 +15,7 @@ from .._arguments import Padding, Size, autocast_dtype, foreign, lowered
 from .._ops import conv as _ops
 from .._ops.conv import WANT_BIAS, WANT_INPUT, WANT_WEIGHT
 from .._rules import call
-from ..functional.conv import check_activation, geometry
+from ..functional.conv import check_activation, check_tensors, geometry
 from .conv import Conv3d
 
 __all__ = ["Conv3DTC", "Grouped3D", "TunerConfig"]
@@ -119,6 +119,13 @@ def _load(name: str) -> None:
 
 # ---------------------------------------------------------------------------------------------- the module
 
+def _check_kernel(K: Any) -> None:
+    some = K if isinstance(K, (tuple, list)) else [K] * 3
+    whole = all(isinstance(k, int) and not isinstance(k, bool) for k in some)
+    if not whole or len(some) != 3 or min(some) < 1:
+        raise (ValueError if whole else TypeError)(f"K: is {K!r}, allowed: an int, or 3 of them, of 1 or more")
+
+
 class Grouped3D(Conv3d):
     """3D convolution of I into C channels with kernel K, for which the fastest kernels of weft are searched.
 
@@ -148,6 +155,7 @@ class Grouped3D(Conv3d):
                 raise ValueError(f"{name}: is {value}, allowed: 1 or more")
         if I % groups or C % groups:
             raise ValueError(f"groups: is {groups}, allowed: a divisor of I, {I}, and of C, {C}")
+        _check_kernel(K)
         for name, value in (("bias", bias), ("from_cache", from_cache)):
             if not isinstance(value, bool):
                 raise TypeError(f"{name}: is {value!r}, allowed: True or False")
@@ -182,6 +190,7 @@ class Grouped3D(Conv3d):
         if not torch.compiler.is_compiling() and _can_run(input):
             key = self._key(input, weight, bias)
             if key not in _ready:
+                check_tensors("conv3d", 3, input, weight, bias)
                 self._search(input, weight, bias)
                 _ready.add(key)
         return super()._conv_forward(input, weight, bias)
