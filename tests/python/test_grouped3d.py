@@ -63,8 +63,7 @@ def test_arguments():
     assert issubclass(weft.Grouped3D, weft.nn.Conv3d)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=lambda d: str(d)[6:])
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case, dtype", [*((case, torch.float32) for case in CASES), ("between", torch.float64), ("between", torch.bfloat16)])
 def test_twin(case, dtype, device, file):
     settings, shape = CASES[case]
     net = weft.Grouped3D(**settings, cache_file=file, tuner_config=QUICK, device=device, dtype=dtype)
