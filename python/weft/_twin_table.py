@@ -15,10 +15,9 @@ from torch import Tensor
 
 from . import functional as W
 from ._ops import conv as _conv_ops
-from ._ops import partial_conv as _partial_ops
 from ._ops import rnn as _rnn_ops
-from ._ops import sparse_conv as _sparse_ops
 from ._rules import call
+from .sparse import SparseWeight
 
 F = torch.nn.functional
 DTYPES = {"f32": torch.float32, "f64": torch.float64, "f16": torch.float16, "bf16": torch.bfloat16, "u8": torch.uint8, "i32": torch.int32,
@@ -90,6 +89,10 @@ class Problem:
     def activate(self, y: Tensor) -> Tensor:
         return torch.relu(y) if self.act == "relu" else torch.clamp(y, self.lo, self.hi) if self.act == "clip" else y
 
+    def activation(self) -> dict[str, Any]:
+        """The same as keywords of weft.functional."""
+        return {"act": self.act or None, **({"clip": (self.lo, self.hi)} if self.act == "clip" else {})}
+
     def around(self) -> list[int]:
         """The padding in the order of torch.nn.functional.pad: the last axis first."""
         return [v for a in reversed(range(self.rank)) for v in self.pads[2 * a:2 * a + 2]]
@@ -118,6 +121,11 @@ def _same(p: Problem, name: str, *args: Any, length: int = 1) -> Case:
     """weft.functional.name and torch.nn.functional.name of the data."""
     ours, theirs = getattr(W, name), getattr(F, name)
     return Case(p.inputs("src"), lambda x: ours(x, *args), lambda x: theirs(x, *args), {"fwd": length})
+
+
+def _even(p: Problem) -> Sequence[int]:
+    p.refuse(not p.is_even, "uneven padding")
+    return p.padding
 
 
 # ---------------------------------------------------------------------------------------------- convolutions
@@ -163,18 +171,18 @@ def _mask_sums(p: Problem, mask: Optional[Tensor], like: Tensor, extra: Sequence
     if p.transposed:
         s = getattr(F, f"conv_transpose{p.rank}d")(m, m.new_ones(m.shape[1], 1, *p.kernel), None, p.stride, p.padding, extra, groups, p.dilation)
     else:
-        m, padding = p.padded(m)
-        s = getattr(F, f"conv{p.rank}d")(m, m.new_ones(groups, m.shape[1] // groups, *p.kernel), None, p.stride, padding, p.dilation, groups)
+        s = getattr(F, f"conv{p.rank}d")(m, m.new_ones(groups, m.shape[1] // groups, *p.kernel), None, p.stride, p.padding, p.dilation, groups)
     return s * channels if m.shape[1] == 1 else s.repeat_interleave(p.o // p.groups, 1)
 
 
 def _partial_conv(p: Problem) -> Case:
-    p.refuse(p.transposed and not p.is_even, "uneven padding of a transposed convolution")
+    padding = _even(p)
     mask = p.tensor("mask") if p.has("mask") else None
     if mask is not None and mask.is_floating_point():
         mask.copy_(mask > -0.5)
     extra = p.told["attr"][7 - p.rank:7]   # output padding along d h w is attr[4..6]
-    settings = (mask, p.stride, p.pads, p.dilation, p.groups, p.act, p.lo, p.hi, bool(p.transposed), extra, False)
+    ours = getattr(W, f"partial_conv_transpose{p.rank}d" if p.transposed else f"partial_conv{p.rank}d")
+    settings = (p.stride, padding, extra, p.groups, p.dilation) if p.transposed else (p.stride, padding, p.dilation, p.groups)
 
     def peer(x: Tensor, w: Tensor, b: Optional[Tensor] = None) -> tuple[Tensor, Tensor]:
         seen = x if mask is None else x * mask if mask.is_floating_point() else x.masked_fill(mask == 0, 0)
@@ -187,8 +195,8 @@ def _partial_conv(p: Problem) -> Case:
         y = y * (p.c // p.groups * p.window / (s + 1e-8) * u)
         y = y if b is None else (y + b.view(-1, *[1] * p.rank)) * u
         return p.activate(y).to(x.dtype), u
-    return Case(p.inputs("src", "weights", "bias", scale=_weight_scale(p)), lambda x, w, b=None: call(_partial_ops.partial_conv, x, w, b, *settings)[:2],
-                peer, _lengths(p), note="masks, products and ratios by its own operators")
+    return Case(p.inputs("src", "weights", "bias", scale=_weight_scale(p)), lambda x, w, b=None: ours(x, w, b, mask, *settings, **p.activation()), peer,
+                _lengths(p), note="masks, products and ratios by its own operators")
 
 
 def _sparse_conv(p: Problem) -> Case:
@@ -201,18 +209,13 @@ def _sparse_conv(p: Problem) -> Case:
     rows = torch.searchsorted(at, torch.arange(p.o + 1) * columns)
     dense = torch.zeros(math.prod(shape), dtype=values.dtype).index_copy_(0, at, values.cpu()).view(shape).to(p.device)
     rows, cols = (t.to(p.device, DTYPES[p.told["tensors"][role]["dtype"]]) for role, t in (("rows", rows), ("cols", at % columns)))
-    at, settings = at.to(p.device), (shape, p.stride, p.pads, p.dilation, p.groups, p.act, p.lo, p.hi)
-    return Case(inputs, lambda x, w, b=None: call(_sparse_ops.sparse_conv, x, w, b, rows, cols, *settings),
+    at, settings, ours = at.to(p.device), (p.stride, _even(p), p.dilation, p.groups), getattr(W, f"sparse_conv{p.rank}d")
+    return Case(inputs, lambda x, w, b=None: ours(x, SparseWeight(w, rows, cols, shape, check=False), b, *settings, **p.activation()),
                 lambda x, w, b=None: p.activate(_dense_conv(p, x, w, b)), _lengths(p),
                 [("src", x), ("weights", dense), *(("bias", b) for b in bias)], lambda g: g.reshape(-1)[at] if g.shape == shape else g, "dense weights")
 
 
 # ---------------------------------------------------------------------------------------------- the others
-
-def _even(p: Problem) -> Sequence[int]:
-    p.refuse(not p.is_even, "uneven padding")
-    return p.padding
-
 
 def _max_pool(p: Problem) -> Case:
     return _same(p, f"max_pool{p.rank}d", p.kernel, p.stride, _even(p), p.dilation, bool(p.ceil), length=p.window)

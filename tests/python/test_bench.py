@@ -21,7 +21,8 @@ ROOT = Path(__file__).resolve().parents[2]
 SMALL = [
     "conv2d:fwd:bf16,bias=f32:nchw,src=nchw/4:n1c4h8w8:o4k3p1+2x0g2:bias", "conv2d:fwd:f32:nhwc:n2c8h9w8:o4k3x5s2p1x2d1x2:bias+clip-0.5_0.5",
     "partial_conv1d:fwd:f32:ncw:n2c4w30:o6k3s2p1g2mask2:bias+relu", "partial_conv3d:fwd:f64:ncdhw:n1c2d4h5w6:o4k3p1mask0",
-    "partial_conv2d:fwd:f32:nhwc:n2c4h9w8:o6k3s2p1outpad1transposed1mask2g2:bias", "partial_conv2d:fwd:f16,mask=u8:nchw:n2c4h9w8:o6k3p1+0mask1shared1",
+    "partial_conv2d:fwd:f32:nhwc:n2c4h9w8:o6k3s2p1outpad1transposed1mask2g2:bias",
+    "partial_conv2d:fwd:f16,mask=u8:nchw:n2c4h9w8:o6k3x1p1x0mask1shared1:clip-0.1_0.5",
     "partial_conv2d:fwd:f32,mask=u8,new_mask=u8:nchw:n1c4h9w9:o4k5p2:bias", "sparse_conv2d:fwd:f32,rows=i64,cols=i64:nchw:n2c8h7w6:o8k3p1nnz60:bias+relu",
     "sparse_conv3d:fwd:f32:ncdhw:n1c4d5h5w5:o4k3p1g2nnz40", "sparse_conv1d:fwd:bf16:nwc:n2c4w20:o8k3s2p1nnz30:bias",
     "max_pool2d:fwd:f32:nchw:n2c6h13w13:k3s2p1index1", "max_pool3d:fwd:bf16:ndhwc:n1c4d6h6w6:k2s2ceil1", "max_pool1d:fwd:f64:ncw:n2c3w20:k3s2p1d2",
@@ -107,6 +108,7 @@ def test_sparse_twin_is_dense():
 
 @pytest.mark.parametrize("text, passes, why", [
     ("max_pool2d:fwd:f32:nchw:n1c2h8w8:k3p1+0", None, "uneven padding has no PyTorch call"),
+    ("partial_conv2d:fwd:f32:nchw:n2c4h9w8:o6k3p1+0mask1", None, "uneven padding has no PyTorch call"),
     ("avg_pool1d:fwd:f32:ncw:n1c2w8:k3divisor2", None, "a divisor in 1D has no PyTorch call"),
     ("sparse_conv2d:fwd:f32:nchw:n1c4h6w6:o4k3p1nnz20stretched1", None, "a matrix with stretched columns has no PyTorch call"),
     ("lstm:fwd:f32:dense:t5n3c4o6:l2train1drop0.5", None, "dropout: each side drops other elements"),
