@@ -2,7 +2,7 @@
 
 What a fenced block does is written on its first line:
     ```c            a whole program (it has a main): compiled against the build and run
-    ```python       run by this Python
+    ```python       tests/python/test_documents.py runs these
     ```sh           lines that call build/weft are run; on a how-to page every line is, in a scratch copy of the tree
     ```c file=PATH  a file of a how-to page, written to the scratch copy
     ```diff file=PATH  an edit there: the lines without + must stand in the file exactly once, one after another;
@@ -61,8 +61,6 @@ def run_snippets(page, scratch):
     for where, language, file, body in blocks(page):
         if language == "c" and "int main" in body:
             run_program(where, body, scratch)
-        elif language == "python":
-            run(f"{where} runs", [sys.executable, "-c", body], cwd=ROOT)
         elif language == "sh":
             for line in body.splitlines():
                 if line.startswith("build/weft "):
