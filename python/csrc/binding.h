@@ -225,6 +225,8 @@ void wt_drop(wt_call *call, int slot);
 /* Make PyTorch's tensor result `slot`, in the strides that v promises: copied only if it has others or the caller gave `out`. */
 bool wt_take(wt_call *call, int slot, wt_value tensor, const wt_view *v, int rank, bool batched);
 bool wt_take_copy(wt_call *call, int slot, wt_value tensor, const wt_view *v, int rank, bool batched);   /* copied always */
+/* The same with sizes and strides that PyTorch's tensor can have over its memory; it is no view of anything afterwards. */
+bool wt_keep(wt_call *call, int slot, wt_value tensor, int64_t rank, const int64_t *sizes, const int64_t *strides);
 void wt_free(wt_value tensor);
 
 #endif

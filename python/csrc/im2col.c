@@ -161,13 +161,12 @@ static wt_value input_of(wt_call *call) {
 static bool take(wt_call *call, wt_value tensor, const int64_t *sizes, int rank) {
     tensor = viewed(call, tensor, sizes, rank);
     if (!tensor) return false;
-    if (!call->op->into) {
-        call->out[0] = (wt_handle)(uintptr_t)tensor;
-        return true;
-    }
-    bool failed = wt.aoti_torch_copy_(call->arg[call->op->nargs - 1].tensor.handle, (wt_handle)(uintptr_t)tensor, 0);
+    int64_t *strides = NULL;
+    bool failed = wt.aoti_torch_get_strides((wt_handle)(uintptr_t)tensor, &strides);
+    if (!call->op->into && !failed) return wt_keep(call, 0, tensor, rank, sizes, strides);
+    failed = failed || !call->op->into || wt.aoti_torch_copy_(call->arg[call->op->nargs - 1].tensor.handle, (wt_handle)(uintptr_t)tensor, 0);
     wt_free(tensor);
-    return !failed || wt_fail(call, "out: could not be written");
+    return !failed || wt_fail(call, "%s: could not be written", call->op->into ? "out" : "the result");
 }
 
 static bool im2col_peer(wt_call *call, const void *state) {

@@ -107,29 +107,20 @@ bool wt_take_copy(wt_call *call, int slot, wt_value tensor, const wt_view *v, in
     return ok;
 }
 
-/* Strides of axes of one element name no other memory: PyTorch's may differ there, and the promise is kept by a view. */
+/* What PyTorch made by a squeeze or a reshape is a view to it, and a Function's result that is one cannot be changed in place afterwards. */
+bool wt_keep(wt_call *call, int slot, wt_value tensor, int64_t rank, const int64_t *sizes, const int64_t *strides) {
+    wt_error failed = wt.aoti_torch__reinterpret_tensor((wt_handle)(uintptr_t)tensor, rank, sizes, strides, 0, &call->out[slot]);
+    wt_free(tensor);
+    return !failed || wt_fail(call, "a result of PyTorch could not be taken over");
+}
+
+/* Strides of axes of one element name no other memory: PyTorch's may differ there. */
 bool wt_take(wt_call *call, int slot, wt_value tensor, const wt_view *v, int rank, bool batched) {
-    wt_handle got = (wt_handle)(uintptr_t)tensor;
     int64_t sizes[5], strides[5], *has = NULL;
     int n = axes_of(v, rank, batched, sizes, strides);
-    bool fits = slot >= call->op->into && !wt.aoti_torch_get_strides(got, &has), same = fits;
-    for (int i = 0; i < n && fits; i++) {
-        same &= has[i] == strides[i];
-        fits = sizes[i] == 1 || has[i] == strides[i];
-    }
-    if (!fits) return wt_take_copy(call, slot, tensor, v, rank, batched);
-    if (!same) {
-        wt_stack s = {.n = 0};
-        wt_push_tensor(&s, got);
-        wt_push_list(&s, sizes, n);
-        wt_push_list(&s, strides, n);
-        wt_push_none(&s);
-        wt_free(tensor);
-        if (!wt_aten(call, &s, "aten::as_strided", "", 1)) return false;
-        got = (wt_handle)(uintptr_t)s.item[0];
-    }
-    call->out[slot] = got;
-    return true;
+    bool fits = slot >= call->op->into && !wt.aoti_torch_get_strides((wt_handle)(uintptr_t)tensor, &has);
+    for (int i = 0; i < n && fits; i++) fits = sizes[i] == 1 || has[i] == strides[i];
+    return fits ? wt_keep(call, slot, tensor, n, sizes, strides) : wt_take_copy(call, slot, tensor, v, rank, batched);
 }
 
 /* ---------------------------------------------------------------- the rival */
