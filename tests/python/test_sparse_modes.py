@@ -82,12 +82,13 @@ def test_test_mode_finds_a_pattern_that_is_out_of_date(capsys):
     assert capsys.readouterr().out == SUCCESS + "\n"
 
 
-def test_test_mode_with_nan(capsys):
-    """0 times NaN is NaN in the dense sum only; a NaN that only the sparse side has is an error."""
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_test_mode_with_special_values(value, capsys):
+    """0 times NaN or infinity is NaN in the dense sum only; a NaN that only the sparse side has is an error."""
     module, x = small()
     module.set_mode(Sparse_modes.Test)
-    x[0, 0, 3, 3] = float("nan")
-    assert module(x).isnan().any() and SUCCESS in capsys.readouterr().out
+    x[0, 0, 3, 3] = value
+    assert not module(x).isfinite().all() and SUCCESS in capsys.readouterr().out
     module._kept.gathered = lambda w: weft.sparse.from_dense(torch.full_like(w, float("nan")))
     with pytest.raises(RuntimeError, match="are nan apart"):
         module(x)
@@ -142,8 +143,9 @@ def test_gradients_are_calibrated_apart(monkeypatch):
     ran(module, x)
     module.set_mode()
     assert "sparse" in ran(module, x) and module.decision == "sparse"
-    module(x)
-    assert "sparse" not in weft.backends.kernels()
+    for other in (x, x[:1]):
+        module(other)
+        assert "sparse" not in weft.backends.kernels() and "sparse" in ran(module, other)
 
 
 def test_backends_benchmark_measures_once_for_each_problem(monkeypatch):

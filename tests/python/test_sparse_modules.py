@@ -116,7 +116,7 @@ def test_copies_move_and_print(device):
     with torch.no_grad():
         module(x)                                     # values are remembered now, and must not travel
     for other in (copy.deepcopy(module), pickle.loads(pickle.dumps(module)), torch.load(stream, weights_only=False, map_location=device)):
-        assert torch.equal(other(x), expected) and repr(other) == repr(module) and other._kept.source is None
+        assert other._kept.source is None and torch.equal(other(x), expected) and repr(other) == repr(module)
         other.weight.data.mul_(2)
         other.refresh()
         assert not torch.equal(other(x), expected) and torch.equal(module(x), expected)
@@ -256,6 +256,10 @@ def test_masks_of_torch_decide(device):
     module.eval()
     with torch.no_grad():
         assert torch.equal(module(x), module(x)) and module._kept.source is module.weight_orig
+        kept = module._kept
+        module.to(torch.float64)(x.double())          # what is known moves along
+        assert module._kept is kept and kept.mask is module.weight_mask
+        module.to(torch.float32)
     torch_prune.remove(module, "weight")
     torch.testing.assert_close(module(x), dense_of(module, x), rtol=1e-4, atol=1e-5)
     assert module.nnz == 54 and module._kept.mask is None
