@@ -91,7 +91,7 @@ static bool clamp(wt_call *call, wt_handle y, double lo, double hi) {
 }
 
 /* In place on PyTorch's result. On a GPU bounds other than those of relu6 are a clip of weft's own: nothing is copied there for them. */
-static bool activate(wt_call *call, wt_handle y, const wt_view *v, int act, int rank) {
+bool wt_activate(wt_call *call, wt_handle y, const wt_view *v, int act, int rank) {
     const char *kind = call->arg[act].text;
     double lo = call->arg[act + 1].real, hi = call->arg[act + 2].real;
     if (!kind[0]) return true;
@@ -143,7 +143,7 @@ bool wt_conv_peer(wt_call *call, const void *state) {
         y = (wt_value)(uintptr_t)kept;
     }
     if (!take_result(call, 0, y, c->y, g, g->batched, uneven)) return false;
-    return activate(call, call->out[0] ? call->out[0] : call->arg[call->op->nargs - 1].tensor.handle, c->y, c->act, g->rank);
+    return wt_activate(call, call->out[0] ? call->out[0] : call->arg[call->op->nargs - 1].tensor.handle, c->y, c->act, g->rank);
 }
 
 /* grad_output with zeros where the forward pass was cut. */

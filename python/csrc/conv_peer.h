@@ -16,5 +16,6 @@ bool wt_conv_has_peer(const wt_geometry *g);
 bool wt_conv_backward_has_peer(const wt_call *call, const wt_geometry *g);
 bool wt_conv_peer(wt_call *call, const void *state);            /* wt_conv_state */
 bool wt_conv_backward_peer(wt_call *call, const void *state);   /* wt_share, of conv_backward's arguments */
+bool wt_activate(wt_call *call, wt_handle y, const wt_view *v, int act, int rank);   /* in place; act: where it stands, lo and hi follow */
 
 #endif

@@ -1,25 +1,17 @@
 /* Partial convolution, transposed or not, and its gradients: (output, new mask, window sums). A mask is (n, c, spatial), each of n and c
  * those of input or 1, or (n, spatial): one channel, and the new mask then has none either; beside unbatched input n is left out.
  * float32 sums hold counts up to 2^24 exactly, also beside 16-bit data; backward needs them, the mask, input and weight. */
-#include "binding.h"
+#include "partial_conv.h"
 
-enum { INPUT, WEIGHT, BIAS, MASK, STRIDE, ACT = 8, TRANSPOSED = 11, OUTPUT_PADDING };
+enum { INPUT, WEIGHT, BIAS, MASK, STRIDE, ACT = 8, TRANSPOSED = 11, OUTPUT_PADDING, LEGACY };
 enum { B_GRAD, B_INPUT, B_WEIGHT, B_MASK, B_SUMS, B_STRIDE, B_TRANSPOSED = 9, B_OUTPUT_PADDING, B_BIASED, B_WANT, B_BIAS_DTYPE };
 
-typedef struct partial {
-    wt_gradients d;                  /* first: the passes of gradients are planned from it */
-    wt_view mask, fresh, sums;       /* mask.handle NULL: none */
-    bool transposed, plane, biased;  /* plane: the mask has no axis for channels */
-    int64_t extra[3];                /* output_padding */
-    int64_t out[5];                  /* dims of the result */
-} partial;
-
 /* ---------------------------------------------------------------- arguments */
-static bool see_mask(wt_call *call, int at, partial *q) {
+static bool see_mask(wt_call *call, int at, wt_partial *q) {
     const wt_tensor *t = &call->arg[at].tensor;
     const wt_geometry *g = &q->d.g;
     int full = g->rank + (g->batched ? 2 : 1);
-    q->mask.handle = t->handle;
+    q->mask = (wt_view){.handle = t->handle};
     q->plane = t->handle && t->rank == full - 1;
     if (!t->handle) return true;
     if (t->rank != full && t->rank != full - 1)
@@ -42,7 +34,7 @@ static bool see_mask(wt_call *call, int at, partial *q) {
     return true;
 }
 
-static bool read_output_padding(wt_call *call, int at, partial *q) {
+static bool read_output_padding(wt_call *call, int at, wt_partial *q) {
     const wt_geometry *g = &q->d.g;
     for (int a = 0; a < 3; a++) q->extra[a] = 0;
     if (!wt_read_axes(call, at, g->rank, 1, q->extra, NULL)) return false;
@@ -56,7 +48,7 @@ static bool read_output_padding(wt_call *call, int at, partial *q) {
 }
 
 /* What both operators have: input, weight, mask and geometry; and the dims of the result. stride: where it stands. */
-static bool open_partial(wt_call *call, partial *q, int input, int mask, int stride, int transposed) {
+static bool open_partial(wt_call *call, wt_partial *q, int input, int mask, int stride, int transposed) {
     wt_gradients *d = &q->d;
     q->transposed = call->arg[transposed].integer;
     if (!wt_check_pair(call, &d->g, input, input + 1) || !wt_read_geometry(call, &d->g, stride)) return false;
@@ -71,26 +63,26 @@ static bool open_partial(wt_call *call, partial *q, int input, int mask, int str
 }
 
 /* ---------------------------------------------------------------- the problem */
-static int64_t mask_kind(const partial *q) { return !q->mask.handle ? 0 : q->mask.dims[1] == 1 ? 1 : 2; }
+int64_t wt_mask_kind(const wt_partial *q) { return !q->mask.handle ? 0 : q->mask.dims[1] == 1 ? 1 : 2; }
 
-static void begin(weft_problem *p, const partial *q, weft_pass pass) {
+static void begin(weft_problem *p, const wt_partial *q, weft_pass pass) {
     wt_begin(p, WEFT_PARTIAL_CONV, pass, &q->d.g, &q->d.x, &q->d.w);
     p->o = q->out[1];
-    p->attr[WEFT_PARTIAL_MASK] = mask_kind(q);
+    p->attr[WEFT_PARTIAL_MASK] = wt_mask_kind(q);
     p->attr[WEFT_PARTIAL_SHARED] = q->mask.handle && q->mask.dims[0] != q->d.x.dims[0];
     p->attr[WEFT_PARTIAL_TRANSPOSED] = q->transposed;
     for (int a = 0; a < 3; a++) p->attr[WEFT_PARTIAL_OUTPAD + a] = q->extra[a];
 }
 
 /* The dims of the new mask (channels: of the result) or of the sums (channels: groups); one for all without a mask. */
-static void mask_dims(const partial *q, int64_t channels, int64_t dims[5]) {
+static void mask_dims(const wt_partial *q, int64_t channels, int64_t dims[5]) {
     dims[0] = q->mask.handle ? q->mask.dims[0] : 1;
-    dims[1] = mask_kind(q) == 2 ? channels : 1;
+    dims[1] = wt_mask_kind(q) == 2 ? channels : 1;
     for (int a = 2; a < 5; a++) dims[a] = q->out[a];
 }
 
 /* The new mask has the axes that the mask has. */
-static bool create_mask(wt_call *call, partial *q, bool last) {
+static bool create_mask(wt_call *call, wt_partial *q, bool last) {
     const wt_geometry *g = &q->d.g;
     wt_view *v = &q->fresh;
     int64_t sizes[5], strides[5];
@@ -102,42 +94,49 @@ static bool create_mask(wt_call *call, partial *q, bool last) {
     int32_t code = call->arg[q->mask.handle ? MASK : INPUT].tensor.code;
     v->dtype = wt_dtype_of(code);
     if (!wt_result(call, 1, n, sizes, strides, code, &v->data)) return false;
+    v->handle = call->out[1] ? call->out[1] : call->arg[call->op->nargs - 1].tensor.handle;
     for (int i = 0; i < n; i++) v->strides[axis[i]] = strides[i];
     return true;
 }
 
 /* ---------------------------------------------------------------- forward */
 static bool run_partial_conv(wt_call *call) {
-    partial q;
+    wt_partial q;
     if (!open_partial(call, &q, INPUT, MASK, STRIDE, TRANSPOSED) || !wt_check_bias(call, BIAS, q.out[1]) || !wt_check_act(call, ACT)) return false;
     const wt_geometry *g = &q.d.g;
     int32_t code = call->arg[INPUT].tensor.code, wide = q.d.x.dtype == WEFT_F64 ? code : wt.aoti_torch_dtype_float32();
     bool last = wt_is_last(&q.d.x);
     int64_t dims[5];
-    wt_view y;
     mask_dims(&q, g->groups, dims);
-    if (!wt_create(call, 0, &y, q.out, g->rank, last, g->batched, code) || !create_mask(call, &q, last) ||
+    if (!wt_create(call, 0, &q.y, q.out, g->rank, last, g->batched, code) || !create_mask(call, &q, last) ||
         !wt_create(call, 2, &q.sums, dims, g->rank, last, g->batched, wide))
         return false;
     if (wt_is_empty(&q.sums)) return true;   /* an empty batch still has a new mask where one mask serves all */
+    q.bias = call->arg[BIAS].tensor;
+    q.biased = q.bias.handle != NULL;
+    q.legacy = q.biased && call->arg[LEGACY].integer;
+    q.act = ACT;
+    const char *why = wt_partial_no_peer(call, &q, false);
+    if (q.legacy && !why) return wt_partial_peer(call, &q);   /* no kernel of weft rounds that way */
+    if (q.legacy && q.out[0]) return wt_fail(call, "legacy: is true, allowed: false, for %s", why);
     weft_problem p;
     weft_args args = WEFT_ARGS_INIT;
     begin(&p, &q, WEFT_FWD);
     wt_put(&p, &args, WEFT_SRC, &q.d.x);
     wt_put(&p, &args, WEFT_WEIGHTS, &q.d.w);
     if (q.mask.handle) wt_put(&p, &args, WEFT_MASK, &q.mask);
-    wt_put(&p, &args, WEFT_DST, &y);
+    wt_put(&p, &args, WEFT_DST, &q.y);
     wt_put(&p, &args, WEFT_NEW_MASK, &q.fresh);
     wt_put(&p, &args, WEFT_SUMS, &q.sums);
-    return wt_put_epilogue(call, &p, &args, BIAS, ACT) && wt_execute(call, wt_plan(call, &p), &args);
+    return wt_put_epilogue(call, &p, &args, BIAS, ACT) && wt_run(call, &p, &args, why ? NULL : wt_partial_peer, &q);
 }
 WT_OPERATOR_OUT_PAIR(partial_conv, "partial_conv(Tensor input, Tensor weight, Tensor? bias, Tensor? mask, SymInt[] stride, SymInt[] padding, "
-                                   "SymInt[] dilation, SymInt groups, str act, float lo, float hi, bool transposed, SymInt[] output_padding) "
-                                   "-> (Tensor, Tensor, Tensor)")
+                                   "SymInt[] dilation, SymInt groups, str act, float lo, float hi, bool transposed, SymInt[] output_padding, "
+                                   "bool legacy) -> (Tensor, Tensor, Tensor)")
 
 /* ---------------------------------------------------------------- gradients */
 static weft_plan *plan_pass(wt_call *call, const wt_gradients *d, weft_pass pass, bool bias, weft_args *args) {
-    const partial *q = (const partial *)d;
+    const wt_partial *q = (const wt_partial *)d;
     weft_problem p;
     begin(&p, q, pass);
     p.attr[WEFT_PARTIAL_BIASED] = q->biased;
@@ -149,11 +148,12 @@ static weft_plan *plan_pass(wt_call *call, const wt_gradients *d, weft_pass pass
     wt_put(&p, args, WEFT_SUMS, &q->sums);
     if (bias && pass != WEFT_BWD_BIAS) wt_add_step(&p, WEFT_STEP_BIAS, 0, 0);
     if (bias) wt_put_vector(&p, args, WEFT_DIFF_BIAS, d->db.data, d->db.dtype, 1);
-    return wt_plan(call, &p);
+    wt_share share = {d, wt_wanted_of(pass, bias)};
+    return pass == WEFT_BWD_BIAS ? wt_plan(call, &p) : wt_plan_with(call, &p, d->peer, &share);   /* the peer plans that pass too */
 }
 
 /* A tensor that must have these dims, and the rank that such dims have beside input. */
-static bool see_exactly(wt_call *call, int at, const partial *q, const int64_t dims[5], wt_view *v) {
+static bool see_exactly(wt_call *call, int at, const wt_partial *q, const int64_t dims[5], wt_view *v) {
     const wt_tensor *t = &call->arg[at].tensor;
     int full = q->d.g.rank + (q->d.g.batched ? 2 : 1);
     const char *name = call->op->name[at];
@@ -166,7 +166,7 @@ static bool see_exactly(wt_call *call, int at, const partial *q, const int64_t d
     return true;
 }
 
-static bool open_gradients(wt_call *call, partial *q) {
+static bool open_gradients(wt_call *call, wt_partial *q) {
     int64_t dims[5];
     int32_t wide = q->d.x.dtype == WEFT_F64 ? WEFT_F64 : WEFT_F32;
     q->biased = call->arg[B_BIASED].integer;
@@ -184,11 +184,12 @@ static bool open_gradients(wt_call *call, partial *q) {
 }
 
 static bool run_partial_conv_backward(wt_call *call) {
-    partial q;
+    wt_partial q;
     if (!open_partial(call, &q, B_INPUT, B_MASK, B_STRIDE, B_TRANSPOSED) || !wt_check_bias_dtype(call, B_BIAS_DTYPE, B_INPUT) || !open_gradients(call, &q) ||
         !wt_create_wanted(call, &q.d, false, B_INPUT, B_BIAS_DTYPE))
         return false;
     if (wt_is_empty(&q.d.dy)) return wt_zero_wanted(call);
+    q.d.peer = wt_partial_no_peer(call, &q, true) ? NULL : wt_partial_backward_peer;
     return wt_match_format(call, &q.d.dy, q.d.g.rank, wt_is_last(&q.d.x), q.d.g.batched, call->arg[B_GRAD].tensor.code, "grad_output") &&
            wt_run_wanted(call, &q.d);
 }

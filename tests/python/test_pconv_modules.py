@@ -87,6 +87,24 @@ def test_backpropagation(device):
     assert x.grad.isfinite().all() and first.get_weight().grad.abs().sum() > 0 and first.mask_conv.weight.grad is None
 
 
+def test_legacy_rounds_as_nvidia_does(device):
+    """A bias far above the sums: what is added ahead of the ratio and taken off again leaves its rounding behind; without it there is none."""
+    x, mask = torch.rand(1, 2, 8, 8, device=device), holes(1, 8, 8, device=device).float()
+    new, old = (M.PConv2d(2, 3, 3, padding=1, bias=True, legacy_behaviour=legacy, device=device) for legacy in (False, True))
+    old.load_state_dict(new.set_bias(torch.full((3,), 1000.0)).state_dict())
+    w, b = new.get_weight(), new.get_bias().flatten()
+    raw = F.conv2d(x * mask[:, None], w, b, padding=1)
+    ratio, u = new.compute_masks(mask[:, None])
+    nvidia = ((raw - b.view(1, -1, 1, 1)) * ratio + b.view(1, -1, 1, 1)) * u
+    truth = formula(x, w, b, mask[:, None], padding=1)[0]
+    y, z = new(x, mask)[0], old(x, mask)[0]
+    off = (nvidia - truth).abs().max()
+    assert (y - z).abs().max() <= 1e-6 * 1000 and (y - truth).abs().max() <= 1e-7 * 1000 < off
+    assert (z - nvidia).abs().max() <= 1.3e-7 * 1000   # the last rounding, of a sum near 1000, may differ
+    grads = [torch.autograd.grad(m(x, mask)[0].square().sum(), [m.get_weight(), m.get_bias()]) for m in (new, old)]
+    torch.testing.assert_close(*grads, rtol=1e-4, atol=1e-3)
+
+
 # ---------------------------------------------------------------- PConv: options against the formula
 PCONV = {"1d": (M.PConv1d, (4, 6, 3), {"padding": 1}, (2, 4, 11)), "2d-default": (M.PConv2d, (3, 5), {}, (2, 3, 4, 5)),
          "2d-groups": (M.PConv2d, (4, 6, (3, 2)), {"stride": (2, 1), "padding": (1, 0), "dilation": (1, 2), "groups": 2}, (2, 4, 7, 8)),
@@ -396,7 +414,8 @@ WRONG = {
     "n-input-rank": (lambda: N(x[0, 0]), RuntimeError, "partial_conv2d: input has 2 dimensions"),
     "n-input-type": (lambda: N(x.long()), RuntimeError, "input: is int64, allowed: float32, float64, float16 or bfloat16"),
     "n-multi-kind": (lambda: M.PartialConv2d(3, 4, 3, multi_channel=1), TypeError, "PartialConv2d: multi_channel is 1, allowed: True or False"),
-    "n-return-kind": (lambda: M.PartialConvTranspose3d(3, 4, 3, return_mask=None), TypeError, "PartialConvTranspose3d: return_mask is None, allowed: True or False"),
+    "n-return-kind": (lambda: M.PartialConvTranspose3d(3, 4, 3, return_mask=None), TypeError,
+                      "PartialConvTranspose3d: return_mask is None, allowed: True or False"),
     "n-act": (lambda: M.PartialConv1d(3, 4, 3, act="gelu"), ValueError, "act: is 'gelu', allowed: None, 'relu' or 'clip'"),
     "n-padding-mode": (lambda: M.PartialConv3d(3, 4, 3, padding_mode="wrap"), ValueError, "padding_mode must be one of"),
     "t-mask": (lambda: up(x, x), RuntimeError, "PartialConvTranspose2d: mask_in is [2, 3, 6, 6]"),

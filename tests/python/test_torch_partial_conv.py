@@ -291,11 +291,12 @@ def samples(device, grad):
     x, w, b, wt = (torch.randn(s, device=device, requires_grad=grad) for s in ((2, 4, 6, 5), (8, 2, 3, 2), (8,), (4, 3, 3, 2)))
     last = channels_last(x.detach()).requires_grad_(grad)
     mask, every = torch.rand(2, 6, 5, device=device) > 0.5, torch.rand(1, 4, 6, 5, device=device)
-    tail = [2, 1], [1, 1, 0, 2], [1, 2], 2, "", 0.0, 0.0, False, [0, 0]
+    tail = [2, 1], [1, 1, 0, 2], [1, 2], 2, "", 0.0, 0.0, False, [0, 0], False
     yield "partial_conv", (x, w, b, mask, *tail)
     yield "partial_conv", (last, w, None, every, *tail[:4], "relu", *tail[5:])
     yield "partial_conv", (x, w, b, None, *tail)
-    yield "partial_conv", (last, wt, None, every, [2, 1], [1, 1, 0, 0], [1, 1], 2, "clip", -0.5, 0.5, True, [1, 0])
+    yield "partial_conv", (x, w, b, mask, *tail[:-1], True)
+    yield "partial_conv", (last, wt, None, every, [2, 1], [1, 1, 0, 0], [1, 1], 2, "clip", -0.5, 0.5, True, [1, 0], False)
     y, new, sums = torch.ops.weft.partial_conv(last.detach(), w.detach(), None, every, *tail)
     dy = torch.randn_like(y).requires_grad_(grad)
     yield "partial_conv_backward", (dy, last, w, every, sums, *tail[:4], False, [0, 0], True, 7, torch.float32)
@@ -459,7 +460,7 @@ OPERATOR = {
     "sums-width": (backward(sums=torch.ones(1, 1, 4, 5)), "sums: has 5 elements along axis w, allowed: 4"),
     "want": (backward(want=7), "want: is 7 with biased false, allowed: the gradient of a bias only where the forward operator had one"),
     "bias-dtype": (backward(dtype=torch.float64), "bias_dtype: is float64, allowed: the type of input, float32, or float32"),
-    "output-padding": (lambda: torch.ops.weft.partial_conv(x(), x(*w4), None, None, [1, 1], [0] * 4, [1, 1], 2, "", 0.0, 0.0, False, [0, 1]),
+    "output-padding": (lambda: torch.ops.weft.partial_conv(x(), x(*w4), None, None, [1, 1], [0] * 4, [1, 1], 2, "", 0.0, 0.0, False, [0, 1], False),
                        "output_padding: is 1 along spatial axis 1, allowed: 0 unless the convolution is transposed"),
 }
 

@@ -77,7 +77,7 @@ def _masks(input: Tensor, mask: Tensor | None, rank: int, channels: Any, groups:
     return batch + ([] if plane else [1 if one else channels]), batch + [1 if one else groups]
 
 
-def _fake_partial_conv(input, weight, bias, mask, stride, padding, dilation, groups, act, lo, hi, transposed, output_padding):
+def _fake_partial_conv(input, weight, bias, mask, stride, padding, dilation, groups, act, lo, hi, transposed, output_padding, legacy):
     rank, channels, spatial = _check(input, weight, mask, (stride, padding, dilation, groups), transposed, output_padding, [("bias", bias)])
     empty = transposed and input.dim() == rank + 2 and not known(input.shape[0] > 0)
     check_results(bias, input, weight, channels, spatial, 0 if empty else 1)
@@ -114,7 +114,7 @@ def _fake_partial_conv_backward(grad_output, input, weight, mask, sums, stride, 
 # ---------------------------------------------------------------------------------------------- gradients
 
 def _save_forward(ctx, inputs, output):
-    input, weight, bias, mask, stride, padding, dilation, groups, act, lo, hi, transposed, output_padding = inputs
+    input, weight, bias, mask, stride, padding, dilation, groups, act, lo, hi, transposed, output_padding, _ = inputs   # legacy changes no derivative
     y, new_mask, sums = output
     ctx.mark_non_differentiable(new_mask, sums)
     ctx.set_materialize_grads(False)
@@ -148,7 +148,7 @@ def _save_backward(ctx, inputs, output):
 
 def _forward(settings, input, weight, bias, mask):
     *geometry, transposed, output_padding = settings
-    return call(partial_conv, input, weight, bias, mask, *geometry, "", 0.0, 0.0, transposed, output_padding)[0]
+    return call(partial_conv, input, weight, bias, mask, *geometry, "", 0.0, 0.0, transposed, output_padding, False)[0]
 
 
 def _of_small_steps(settings, biased, shape, input, weight, mask, sums, dx, dw, db):

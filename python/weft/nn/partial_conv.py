@@ -92,7 +92,7 @@ class _PConv(Named, torch.nn.Module):
         if not isinstance(x, Proxy):   # torch.fx traces the function, which checks too
             self._check(x, mask)
         weight, bias = self.regular_conv.weight, None if self.bias is None else self.bias.flatten()
-        return type(self)._function(x, weight, bias, mask, self.stride, self.padding, self.dilation, self.groups)
+        return type(self)._function(x, weight, bias, mask, self.stride, self.padding, self.dilation, self.groups, legacy=self.legacy_behaviour)
 
     def compute_masks(self, mask: Tensor) -> Pair:
         """The factor of each window and the new mask, both (N, 1, ...), for a mask (N, 1, ...): W / (S + 1e-8) * u and u = clamp(S, 0, 1), S
@@ -114,7 +114,7 @@ class _PConv(Named, torch.nn.Module):
         data, ones = mask.new_zeros((), dtype=wide).expand(mask.shape), weight.to(mask.device, wide)
         with torch.no_grad():
             _, _, sums = call(partial_conv, data, ones, None, mask, *geometry(self._rank, self.stride, self.padding, self.dilation, weight), 1, "",
-                                     0.0, 0.0, False, (0,) * self._rank)
+                                     0.0, 0.0, False, (0,) * self._rank, False)
             sums = sums * channels
             u = sums.clamp(0, 1)
             ratio = channels * weight.numel() / (sums + 1e-8) * u
@@ -277,8 +277,8 @@ class _PartialConv(_Partial):
     def __init__(self, in_channels: int, out_channels: int, kernel_size: Size, stride: Size = 1, padding: Padding = 0, dilation: Size = 1,
                  groups: int = 1, bias: bool = True, padding_mode: str = "zeros", device: Any = None, dtype: Any = None, *, multi_channel: bool = False,
                  return_mask: bool = False, act: Optional[str] = None, clip: tuple[float, float] = (0.0, 6.0)) -> None:
-        super().__init__(in_channels, out_channels, kernel_size, stride, padding, dilation, groups, bias, padding_mode, device, dtype,   # type: ignore[call-arg]
-                         act=act, clip=clip)
+        super().__init__(in_channels, out_channels, kernel_size, stride, padding, dilation, groups, bias, padding_mode, device,   # type: ignore[call-arg]
+                         dtype, act=act, clip=clip)
         self._set_mask(multi_channel, return_mask)
 
     def _padded(self: Any, input: Tensor, mask: Optional[Tensor]) -> tuple[Tensor, Optional[Tensor]]:
@@ -351,8 +351,8 @@ class _PartialConvTranspose(_Partial):
     def __init__(self, in_channels: int, out_channels: int, kernel_size: Size, stride: Size = 1, padding: Size = 0, output_padding: Size = 0,
                  groups: int = 1, bias: bool = True, dilation: Size = 1, padding_mode: str = "zeros", device: Any = None, dtype: Any = None, *,
                  multi_channel: bool = False, return_mask: bool = False, act: Optional[str] = None, clip: tuple[float, float] = (0.0, 6.0)) -> None:
-        super().__init__(in_channels, out_channels, kernel_size, stride, padding, output_padding, groups, bias, dilation, padding_mode,   # type: ignore[call-arg]
-                         device, dtype, act=act, clip=clip)
+        super().__init__(in_channels, out_channels, kernel_size, stride, padding, output_padding, groups, bias, dilation,   # type: ignore[call-arg]
+                         padding_mode, device, dtype, act=act, clip=clip)
         self._set_mask(multi_channel, return_mask)
 
     def forward(self: Any, input: Tensor, mask_in: Optional[Tensor] = None, output_size: Optional[list[int]] = None) -> Union[Tensor, Pair]:
