@@ -1,5 +1,6 @@
 """What runs underneath, and how it is chosen: the habit of torch.backends.cudnn.
 
+    >>> x, w = torch.randn(1, 4, 8, 8), torch.randn(4, 4, 3, 3)
     >>> weft.backends.benchmark = True                 # measure the candidates once for each new shape, and remember
     >>> with weft.backends.flags(fastest=True, verbose=True):
     ...     y = weft.functional.conv2d(x, w)
@@ -51,7 +52,8 @@ def describe() -> str:
 def kernels() -> str:
     """The names of the kernels that the last operator on this thread ran, joined by " + "; "torch" is PyTorch's own code.
 
-        >>> weft.functional.conv1d(torch.ones(1, 1, 3), torch.ones(1, 1, 3)); weft.backends.kernels() != ""
+        >>> y = weft.functional.conv1d(torch.ones(1, 1, 3), torch.ones(1, 1, 3))
+        >>> weft.backends.kernels() != ""
         True
     """
     return _library.kernels()
@@ -118,7 +120,8 @@ def pin(kernel: Optional[str]) -> Any:
     code. None takes the pin out. In a `with` statement the pin holds to the end of the block.
 
         >>> with weft.backends.pin("conv_ref"):
-        ...     weft.functional.conv1d(torch.ones(1, 1, 3), torch.ones(1, 1, 3)); weft.backends.kernels()
+        ...     y = weft.functional.conv1d(torch.ones(1, 1, 3), torch.ones(1, 1, 3))
+        ...     weft.backends.kernels()
         'conv_ref'
     """
     return _Pinned(_settings.change(pin=kernel))

@@ -268,17 +268,23 @@ class Layer:
     shape: Shape = (2, 4, 6, 7)
     target: Optional[Shape] = None
     twin: Optional[Callable[[], torch.nn.Module]] = None
-    parts: tuple[str, ...] = ()          # what it keeps
+    mask: Optional[Shape] = None
 
     def ours(self, **more: Any) -> torch.nn.Module:
         return getattr(weft.nn, self.name)(*self.args, **self.options, **more)
+
+    @property
+    def alone(self) -> bool:
+        """Nothing in torch.nn is like it."""
+        return self.name == "NCReLU" or self.name.startswith("PConv")
 
     def theirs(self) -> torch.nn.Module:
         return self.twin() if self.twin else getattr(torch.nn, self.name)(*self.args, **self.options)
 
     def inputs(self, device: Any, dtype: torch.dtype = torch.float32) -> list[Tensor]:
         made = [torch.randn(self.shape).to(device, dtype)]
-        return made + ([] if self.target is None else [labels(self.target, dtype).to(device)])
+        made += [] if self.target is None else [labels(self.target, dtype).to(device)]
+        return made + ([] if self.mask is None else [holes(self.mask, dtype).to(device)])
 
     def __str__(self) -> str:
         return self.name
@@ -288,13 +294,26 @@ def _of_ranks(name: str, *args: Any, **options: Any) -> list[Layer]:
     return [Layer(f"{name}{rank}d", args, options, (2, CHANNELS, *space(rank, SIZE))) for rank in (1, 2, 3)]
 
 
+def _like(name: str, twin: str, *args: Any, **options: Any) -> list[Layer]:
+    """Those that compute what a twin of another name does."""
+    return [Layer(f"{name}{rank}d", args, options, (2, CHANNELS, *space(rank, SIZE)),
+                  twin=lambda rank=rank: getattr(torch.nn, f"{twin}{rank}d")(*args, **options)) for rank in (1, 2, 3)]
+
+
+# not here: what is no module, or makes a file; the tests that they have
+ELSEWHERE = {"Conv3DTC": "test_grouped3d.py", "Grouped3D": "test_grouped3d.py", "TunerConfig": "test_grouped3d.py",
+             "SparseModel": "test_sparse_modules.py", "Sparse_modes": "test_sparse_modules.py"}
 LAYERS = {e.name: e for e in [
     *_of_ranks("Conv", 4, 8, 3, stride=2, padding=1, groups=2),
     *_of_ranks("ConvTranspose", 4, 6, 3, stride=2, padding=1, output_padding=1, groups=2),
     Layer("Conv2dDepthwise", (4, 3), {"padding": 1}, twin=lambda: torch.nn.Conv2d(4, 4, 3, padding=1, groups=4)),
+    *_like("PartialConv", "Conv", 4, 8, 3, groups=2),                           # without a mask and padding, plain convolutions
+    *_like("PartialConvTranspose", "ConvTranspose", 4, 6, 1, groups=2),
+    *_like("SparseConv", "Conv", 4, 8, 3, padding=1, groups=2), Layer("SparseConv2D", (4, 8, 3), {"bias": True}, twin=lambda: torch.nn.Conv2d(4, 8, 3)),
+    *(Layer(f"PConv{rank}d", (4, 8, 3), {"padding": 1, "bias": True}, image(rank, 2, SIZE), mask=(2, *space(rank, SIZE))) for rank in (1, 2, 3)),
     *_of_ranks("BatchNorm", 4), *_of_ranks("MaxPool", 3, 2, 1), *_of_ranks("AvgPool", 3, 2, 1), *_of_ranks("AdaptiveAvgPool", 3),
     Layer("ReLU"), Layer("Hardtanh", (-0.5, 0.5)), Layer("ClippedReLU", (0.5,), twin=lambda: torch.nn.Hardtanh(0.0, 0.5)), Layer("Tanh"), Layer("Sigmoid"),
-    Layer("NCReLU", twin=lambda: torch.nn.Identity()), Layer("Softmax", (1,)), Layer("LogSoftmax", (1,)), Layer("LocalResponseNorm", (3, 0.1)),
+    Layer("NCReLU"), Layer("Softmax", (1,)), Layer("LogSoftmax", (1,)), Layer("LocalResponseNorm", (3, 0.1)),
     Layer("Unfold", (3,), {"padding": 1}), Layer("Fold", ((6, 7), 3), {"padding": 1}, (2, 36, 42)),
     Layer("CrossEntropyLoss", (), {"label_smoothing": 0.1}, (5, 4), (5,)),
     Layer("SpatialCrossEntropyLoss", shape=(2, 4, 6, 7), target=(2, 6, 7), twin=torch.nn.CrossEntropyLoss),

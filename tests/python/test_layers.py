@@ -12,9 +12,7 @@ import weft
 from everything import LAYERS, results
 
 every = pytest.mark.parametrize("layer", LAYERS.values(), ids=str)
-with_twin = pytest.mark.parametrize("layer", [e for e in LAYERS.values() if e.name != "NCReLU"], ids=str)   # NCReLU is weft's alone
-RENAMED = {"Conv2dDepthwise": "Conv2d", "ClippedReLU": "Hardtanh", "SpatialCrossEntropyLoss": "CrossEntropyLoss",
-           "VolumetricCrossEntropyLoss": "CrossEntropyLoss"}
+with_twin = pytest.mark.parametrize("layer", [e for e in LAYERS.values() if not e.alone], ids=str)
 
 
 def net(m, device, norm=True):
@@ -44,7 +42,7 @@ def test_state_dict_both_ways(layer, device):
 def test_is_its_twin(layer):
     ours, twin = layer.ours(), layer.theirs()
     assert isinstance(ours, type(twin))
-    if layer.name not in RENAMED:
+    if layer.twin is None:
         assert repr(ours) == f"weft.{twin!r}" and ours.extra_repr() == twin.extra_repr()
     assert repr(ours).startswith(f"weft.{layer.name}(")
 
@@ -120,15 +118,15 @@ class Inner(torch.nn.Module):
         return self.inner(x)
 
 
-class InnerLoss(Inner):
-    def forward(self, x, target):
-        return self.inner(x, target)
+class Inner2(Inner):
+    def forward(self, x, other):
+        return self.inner(x, other)
 
 
 @every
 @pytest.mark.parametrize("training", [False, True], ids=["eval", "train"])
 def test_symbolic_trace(layer, training, device):
-    module, inputs = (Inner if layer.target is None else InnerLoss)(layer.ours()).to(device).train(training), layer.inputs(device)
+    module, inputs = (Inner if len(layer.inputs("cpu")) == 1 else Inner2)(layer.ours()).to(device).train(training), layer.inputs(device)
     traced = torch.fx.symbolic_trace(module)
     state = copy.deepcopy(module.state_dict())
     expected = results(module(*inputs))[0]
