@@ -41,7 +41,7 @@ def save(path: Path) -> dict[str, int]:
 
 
 def forget() -> None:
-    """Forget everything measured or loaded so far; files stay as they are.
+    """Forget everything measured or loaded so far. Files stay as they are until the next save(), which takes out of the file what was forgotten.
 
         >>> weft.backends.wisdom.forget(); weft.backends.wisdom.count()
         0
