@@ -334,7 +334,8 @@ def _rnn(p: Problem) -> Case:
         def run(x: Tensor, *rest: Tensor) -> Any:
             given, weights = (rest[:len(states)], rest[len(states):]) if p.state else ([t for _, t in states], rest)
             hx = tuple(given) if kind == "lstm" else given[0]
-            return function(x, *packed, hx, list(weights), bool(p.biases), p.layers, 0.0, bool(p.train), bool(p.both), *order)
+            keeps = torch.is_grad_enabled()   # cuDNN goes back only through what ran in training mode
+            return function(x, *packed, hx, list(weights), bool(p.biases), p.layers, 0.0, keeps, bool(p.both), *order)
         return run
     return Case([("src", x), *(states if p.state else ()), *params], side(getattr(W, kind)), side(getattr(torch, kind)),
                 {"fwd": p.t * p.layers * max(hidden, p.c), "bwd": p.t * p.layers * max(4 * hidden, p.c, p.n)})

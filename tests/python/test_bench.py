@@ -2,10 +2,12 @@
 from __future__ import annotations
 
 import doctest
+import importlib.util
 import io
 import json
 import math
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -292,3 +294,58 @@ def test_docstring_examples():
     assert all(">>>" in function.__doc__ for function in (bench.measure, bench.problems_of, bench.run, bench.run_models))
     result = doctest.testmod(bench)
     assert result.attempted > 0 and result.failed == 0
+
+
+# ---------------------------------------------------------------------------------------------- examples/mobilenet_benchmark.py
+
+SCRIPT = str(ROOT / "examples" / "mobilenet_benchmark.py")
+
+
+@pytest.fixture(scope="module")
+def script():
+    """The program as a module: it is run as a script from examples/, where it finds the models."""
+    sys.path.insert(0, str(ROOT / "examples"))
+    spec = importlib.util.spec_from_file_location("mobilenet_benchmark", SCRIPT)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize("options", [[], ["--memory-format", "channels_last"], ["--dtype", "bfloat16"], ["--dtype", "float64"]], ids=" ".join)
+def test_mobilenet_benchmark(options, device, script, capsys):
+    small = ["--batch", "2", "--size", "32", "--width", "0.25", "--iterations", "2", "--device", device.type]
+    assert script.main([*small, *options]) == 0
+    shown = capsys.readouterr().out
+    assert "2x3x32x32" in shown and shown.count("images/s") == 2 and "\ntorch " in shown and "\nweft " in shown
+    error = float(re.search(r"gradient: (\S+)", shown)[1])
+    assert error < (1e-12 if "float64" in options else 0.2 if "bfloat16" in options else 1e-3)   # 28 layers of rounding, and ReLUs that flip
+
+
+def test_mobilenet_benchmark_is_the_sources(script):
+    args = script.parse(["--device", "cpu"])
+    assert (script.BATCH["cuda"], args.size, args.width, args.dtype, args.memory_format) == (256, 224, 1.0, "float32", "contiguous")
+    nets, x = script.build(script.parse(["--device", "cpu", "--batch", "1", "--size", "32"]))
+    kinds = [[type(m).__name__ for m in net.modules()] for net in nets.values()]
+    assert "BatchNorm2d" not in kinds[0] and kinds[0].count("Conv2d") == 27 and kinds[0].count("ReLU") == 27
+    weights = [[p for p in net.parameters() if p.dim() == 4] for net in nets.values()]
+    assert [w.shape[0] for w in weights[0][2::2]] == [64, 128, 128, 256, 256, 512, 512, 512, 512, 512, 512, 1024, 1024] and tuple(x.shape) == (1, 3, 32, 32)
+    assert all(torch.equal(a, b) and a is not b for a, b in zip(*weights))
+    assert any(type(m).__module__.startswith("weft") for m in nets["weft"].modules()) and not any(
+        type(m).__module__.startswith("weft") for m in nets["torch"].modules())
+
+
+@pytest.mark.parametrize("args, text", [
+    (["--batch", "0"], "is 0, allowed: 1 or more"), (["--width", "0"], "--width: is 0.0, allowed: more than 0, at most 4"),
+    (["--dtype", "int8"], "invalid choice: 'int8'"), (["--memory-format", "nhwc"], "invalid choice: 'nhwc'"),
+    pytest.param(["--device", "cuda"], "--device: is cuda, but this PyTorch has no CUDA device",
+                 marks=pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device"))])
+def test_mobilenet_benchmark_refuses(args, text, script, capsys):
+    with pytest.raises(SystemExit) as end:
+        script.main(args)
+    assert end.value.code == 2 and text in capsys.readouterr().err
+
+
+def test_mobilenet_benchmark_as_a_script():
+    done = subprocess.run([sys.executable, SCRIPT, "--batch", "1", "--size", "32", "--width", "0.25", "--iterations", "1", "--device", "cpu"],
+                          capture_output=True, text=True, timeout=120, env={**os.environ, "PYTHONPATH": str(ROOT / "python"), "WEFT_LIBRARY": str(_library.path)})
+    assert done.returncode == 0 and "images/s" in done.stdout, done.stderr
