@@ -17,7 +17,6 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Optional
 
 import torch
-from torch import nn
 
 import weft
 from models import MODELS
@@ -33,17 +32,19 @@ class Case(NamedTuple):
 CASES = {"vgg16_bn": Case(0.9, (32, 3, 227, 227)), "resnet34": Case(0.7, (32, 3, 224, 224)), "alexnet": Case(0.9, (1, 3, 227, 227))}
 
 
-def milliseconds(run: Callable[[], Any], seconds: float, device: torch.device) -> float:
-    """The median of runs for about so long, after one that warms up and counts only where it took all the time."""
+def milliseconds(runs: dict[str, Callable[[], Any]], seconds: float, device: torch.device) -> dict[str, float]:
+    """Medians of samples taken in turn, for about so long. The first of each warms up, and counts only where it took all the time."""
     wait = torch.cuda.synchronize if device.type == "cuda" else lambda: None
-    samples, deadline = [], time.perf_counter() + seconds
-    while not samples or (len(samples) < 20 and time.perf_counter() < deadline):
-        wait()
-        start = time.perf_counter()
-        run()
-        wait()
-        samples.append(1e3 * (time.perf_counter() - start))
-    return statistics.median(samples[1:] or samples)
+    samples: dict[str, list[float]] = {way: [] for way in runs}
+    deadline = time.perf_counter() + seconds * len(runs)
+    while not samples["torch.nn"] or (len(samples["torch.nn"]) < 20 and time.perf_counter() < deadline):
+        for way, run in runs.items():
+            wait()
+            start = time.perf_counter()
+            run()
+            wait()
+            samples[way].append(1e3 * (time.perf_counter() - start))
+    return {way: statistics.median(taken[1:] or taken) for way, taken in samples.items()}
 
 
 def bench(name: str, case: Case, options: argparse.Namespace) -> str:
@@ -55,18 +56,15 @@ def bench(name: str, case: Case, options: argparse.Namespace) -> str:
     x = torch.randn(options.batch or batch, *rest, device=device)
     weft.prune.random(net, case.sparsity)
     dense, net = copy.deepcopy(net), weft.sparse.from_dense(net)
+    sparse = copy.deepcopy(net)                       # without a calibration all layers with zeros are sparse
     with torch.no_grad():
         weft.sparse.set_mode(net, Sparse_modes.Calibration)
         net(x)
         weft.sparse.set_mode(net, Sparse_modes.Inference_Sparse)
-        times = {way: milliseconds(lambda run=run: run(x), options.seconds, device) for way, run in (("torch.nn", dense), ("as calibrated", net))}
+        times = milliseconds({"torch.nn": lambda: dense(x), "as calibrated": lambda: net(x), "all sparse": lambda: sparse(x)}, options.seconds, device)
         error = ((net(x) - dense(x)).abs().max() / dense(x).abs().max()).item()
-        layers = [m for m in net.modules() if isinstance(m, nn.Conv2d)]
-        kept = sum(m.decision == "sparse" for m in layers)
-        text = weft.sparse.table(net)
-        for m in layers:
-            m._timings = m._decided = None            # nothing is known: all of them sparse
-        times["all sparse"] = milliseconds(lambda: net(x), options.seconds, device)
+    layers = [m for m in net.modules() if isinstance(m, weft.nn.SparseConv2d)]
+    kept, text = sum(m.decision == "sparse" for m in layers), weft.sparse.table(net)
     size = "x".join(map(str, x.shape))
     whole = ", ".join(f"{key} {ms:.1f} ms ({times['torch.nn'] / ms:.2f}x)" for key, ms in times.items())
     return (f"{name}{' (small)' if options.quick else ''} {size} on {device}, {torch.get_num_threads()} threads, {case.sparsity:.0%} of the weights of "
