@@ -90,6 +90,7 @@ def test_gradients_of_two_processes(way, tmp_path, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([here, *sys.path]))
     monkeypatch.setenv("WEFT_LIBRARY", weft.backends.library())
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")      # two processes need no two GPUs
     multiprocessing.spawn(_work, (way, str(tmp_path)), nprocs=RANKS)
     module = net()
     loss = step(module, *data())

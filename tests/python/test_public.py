@@ -94,7 +94,8 @@ def _parameters(function):
 def test_type_hints(path):
     value = named(path)
     if inspect.isclass(value):
-        own = [f for c in value.__mro__ if c.__module__.startswith("weft.") for n, f in vars(c).items() if inspect.isfunction(f) and (n == "__init__" or n[0] != "_")]
+        methods = [item for c in value.__mro__ if c.__module__.startswith("weft.") for item in vars(c).items()]
+        own = [f for n, f in methods if inspect.isfunction(f) and (n == "__init__" or n[0] != "_")]
     else:
         own = [value]
     for function in own:

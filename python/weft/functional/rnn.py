@@ -97,11 +97,11 @@ def _verify(kind: str, x: Tensor, batch_sizes: Optional[Tensor], h: Tensor, c: O
     (_ops.check_layers if _is_compiling() else _check_kept)(*shapes)
     if _any_autocast():
         return
-    dtype, device = x.dtype, x.device
+    dtype, device, near = x.dtype, x.device, x.is_cpu   # a device costs more to read
     for t in params if c is None else (c, *params):
-        if t.dtype != dtype or t.device != device:
+        if t.dtype is not dtype or not (near and t.is_cpu or t.device == device):
             _ops.check_types(x, [("c0", c), *((f"params[{i}]", p) for i, p in enumerate(params))])
-    if h.dtype != dtype or h.device != device:
+    if h.dtype is not dtype or h.device != device:
         _ops.check_types(x, [("h0", h)])
 
 
@@ -158,7 +158,7 @@ def prepare(function: Callable, args: tuple, named: dict[str, Any]) -> tuple[Cal
                   num_layers, dropout)
         num_layers, params, hx = whole(num_layers), list(params), tuple(hx) if kind == "lstm" else hx
     for t in tensors:
-        if not isinstance(t, Tensor):
+        if type(t) is not Tensor and not isinstance(t, Tensor):
             _complain(kind, x, batch_sizes, hx, params, {}, num_layers, dropout)
     if kind == "lstm":
         _check_pair(hx)
