@@ -101,7 +101,8 @@ def main(argv: list[str] | None = None) -> int:
     for name, times in samples.items():
         middle = statistics.median(times)
         print(f"{name:6}{1e3 * middle:10.2f} ms{args.batch / middle:12.1f} images/s")
-    print(f"ratio {statistics.median(t / w for t, w in zip(*samples.values())):10.2f}   largest difference of a gradient: {largest_difference(*nets.values()):.1e}")
+    ratio = statistics.median(t / w for t, w in zip(*samples.values()))
+    print(f"ratio {ratio:10.2f}   largest difference of a gradient: {largest_difference(*nets.values()):.1e}")
     return 0
 
 

@@ -132,12 +132,14 @@ static int pass_of(const char *name) {
     return WEFT_PASS_NONE;
 }
 
-/* Flops of the direct sum; 0 where there is no plan, as for the GPU of a machine without one. */
+/* Flops of the direct sum; 0 where there is no plan, as for the GPU of a machine without one. The plan is one of a single engine: a plan
+ * that any may run would be found again by the operator, and outside of an operator's call PyTorch does not take part. */
 static double flops_of(const weft_problem *p) {
     weft_plan *plan;
     weft_plan_opts opts = WEFT_PLAN_OPTS_INIT;
     weft_cost cost = WEFT_COST_INIT;
     opts.mode = WEFT_ESTIMATE;
+    opts.engines = p->device == WEFT_CUDA ? WEFT_ENGINE_CUDA : WEFT_ENGINE_REF;
     if (weft_plan_create(&plan, wt_context(), p, &opts) != WEFT_OK) return 0;
     bool said = weft_plan_cost(plan, &cost) == WEFT_OK;
     weft_plan_release(plan);

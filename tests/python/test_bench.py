@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import weft
 from torch import nn
 from weft import _clock, _library, _memory, _models, _twin, _twin_table, bench
 from weft.__main__ import main
@@ -100,6 +101,16 @@ def test_attributes_reach_both_sides(text, other, monkeypatch):
     right.peer = _twin.build(text).peer
     error, allowed = _twin.error(right)
     assert error > allowed
+
+
+def test_asking_about_a_problem_changes_no_plan():
+    """What runs is what runs without a benchmark: here PyTorch's convolution, which takes part only in an operator's own call."""
+    def kernel(size: int) -> str:
+        weft.functional.conv3d(torch.randn(1, 8, size, size, size), torch.randn(8, 1, 3, 3, 3), groups=8)
+        return _library.kernels()
+    unasked = kernel(11)
+    _library.problem("conv3d:fwd:f32:ncdhw:n1c8d12h12w12:o8k3g8")
+    assert kernel(12) == unasked == _twin.build("conv3d:fwd:f32:ncdhw:n1c8d13h13w13:o8k3g8").kernel
 
 
 def test_sparse_twin_is_dense():
@@ -347,5 +358,6 @@ def test_mobilenet_benchmark_refuses(args, text, script, capsys):
 
 def test_mobilenet_benchmark_as_a_script():
     done = subprocess.run([sys.executable, SCRIPT, "--batch", "1", "--size", "32", "--width", "0.25", "--iterations", "1", "--device", "cpu"],
-                          capture_output=True, text=True, timeout=120, env={**os.environ, "PYTHONPATH": str(ROOT / "python"), "WEFT_LIBRARY": str(_library.path)})
+                          capture_output=True, text=True, timeout=120,
+                          env={**os.environ, "PYTHONPATH": str(ROOT / "python"), "WEFT_LIBRARY": str(_library.path)})
     assert done.returncode == 0 and "images/s" in done.stdout, done.stderr
