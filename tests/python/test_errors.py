@@ -153,6 +153,27 @@ def test_errors_leave_inputs_alone_and_leak_nothing():
     assert sys.getrefcount(a) == 2 and a._use_count() == 1
 
 
+FAR, DENSE = {"device": "meta"}, (8, 4, 3, 3)
+ELSEWHERE = {
+    "conv_transpose2d": (lambda: W.conv_transpose2d(x(), x(4, 2, 3, 3, **FAR)), "weight"),
+    "partial_conv2d-weight": (lambda: W.partial_conv2d(x(), x(*DENSE, **FAR)), "weight"),
+    "partial_conv2d-mask": (lambda: W.partial_conv2d(x(), x(*DENSE), None, x(2, 1, 6, 6, **FAR)), "mask"),
+    "partial_conv2d-bias": (lambda: W.partial_conv2d(x(), x(*DENSE), x(8, **FAR)), "bias"),
+    "sparse_conv2d": (lambda: W.sparse_conv2d(x(), weft.sparse.from_dense(x(*DENSE)), x(8, **FAR)), "bias"),
+    "batch_norm": (lambda: W.batch_norm(x(), x(4, **FAR), x(4)), "running_mean"),
+    "cross_entropy": (lambda: W.cross_entropy(x(), torch.zeros(2, 6, 6, dtype=torch.long, **FAR)), "target"),
+    "cdgmm": (lambda: W.cdgmm(x(3, 2, 2), x(2, 2, **FAR)), "x"),
+    "lstm": (lambda: weft.nn.LSTM(6, 5, **FAR)(x(3, 4, 6)), "params[0]"),
+}
+
+
+@pytest.mark.parametrize("name", ELSEWHERE)
+def test_tensors_on_another_device(name):
+    run, argument = ELSEWHERE[name]
+    with pytest.raises(RuntimeError, match=re.escape(f"{argument}: is on meta, allowed: the device of input, cpu")):
+        run()
+
+
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 def test_two_devices():
     with pytest.raises(RuntimeError, match="weight: is on cpu"):

@@ -30,7 +30,7 @@ TWINS = {
     "pyinn test_conv2d_depthwise": "test_old_systems::test_pyinn_depthwise",
     "pyinn test_conv2d_depthwise_multigpu": "test_old_systems::test_pyinn_two_gpus",
     "pyinn test_modules": "test_old_systems::test_pyinn_module",
-    "pyinn benchmark.py, MobileNet by functions": "test_old_systems::test_pyinn_mobilenet, test_bench::test_every_model_has_rows",
+    "pyinn benchmark.py, MobileNet by functions": "test_old_systems::test_pyinn_mobilenet, test_bench::test_mobilenet_benchmark_is_the_sources",
     "pyinn README, function and module": "test_documents::test_snippets",
     "pyinn README, im2col for a matrix product": "test_torch_im2col::test_old_definition",
     # torch_pconv, tests/test_pconv.py and README
