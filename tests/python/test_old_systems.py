@@ -180,7 +180,7 @@ def test_pyinn_mobilenet(device):
     def run(x, depthwise):
         x = F.relu(F.conv2d(x, weights["stem"], stride=2, padding=1))
         for i, (_, stride) in enumerate(widths):
-            x = depthwise(x, weights[f"{i} depthwise"], stride=stride, padding=1)
+            x = F.relu(depthwise(x, weights[f"{i} depthwise"], stride=stride, padding=1))
             x = F.relu(F.conv2d(x, weights[f"{i} pointwise"]))
         return x.sum()
 
