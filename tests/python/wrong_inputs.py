@@ -13,7 +13,11 @@ from typing import Any
 import torch
 
 import test_backends
+import test_convert
 import test_errors
+import test_pconv_modules
+import test_prune
+import test_sparse_modes
 import test_torch_batch_norm as batch_norm
 import test_torch_cross_entropy_wrong as cross_entropy
 import test_torch_dgmm as dgmm
@@ -28,7 +32,7 @@ import test_torch_sparse_conv as sparse_conv
 import weft
 import weft.functional as W
 
-PUBLIC = {*W.__all__, *weft.nn.__all__, *weft.sparse.__all__, *weft.backends.__all__}
+PUBLIC = {*W.__all__, *weft.nn.__all__, *weft.sparse.__all__, *weft.backends.__all__, *weft.prune.__all__, "convert"}
 
 
 @dataclass(frozen=True)
@@ -66,8 +70,14 @@ def _of_arguments(rows: list[tuple]) -> Iterator[Wrong]:
 
 
 def _families() -> Iterator[Wrong]:
-    for table in (test_errors.WRONG, test_backends.WRONG, partial_conv.WRONG, sparse_conv.WRONG, pool.OUT):
+    for table in (test_errors.WRONG, test_backends.WRONG, partial_conv.WRONG, sparse_conv.WRONG, sparse_conv.MADE, pool.OUT, test_pconv_modules.WRONG,
+                  test_sparse_modes.WRONG):
         yield from _of_calls(table)
+    for run, kind, text in test_convert.WRONG.values():
+        yield Wrong("convert", lambda run=run: run(test_convert.tree("cpu").eval()), kind, re.escape(text))
+    for name in ("magnitude", "random"):
+        for run, kind, text in test_prune.WRONG.values():
+            yield Wrong(name, lambda run=run, name=name: run(getattr(weft.prune, name)), kind, re.escape(text))
     yield from _of_function(("softmax", "log_softmax"), softmax.WRONG, softmax.WRONG_OUT)
     yield from _of_function(("cross_entropy",), cross_entropy.WRONG, cross_entropy.WRONG_OUT)
     yield from _of_arguments(dgmm.WRONG + im2col.TWINS_REFUSE + im2col.REFUSED)
@@ -94,6 +104,8 @@ def _layers(name: str, *args: Any, **options: Any) -> Callable[[], Any]:
 _hidden, _params = x(1, 3, 6), [x(6, 4), x(6, 6), x(6), x(6)]
 _rest = (True, 1, 0.0, False, False, False)
 HERE = [
+    Wrong("flags", lambda: weft.backends.flags(fast=True).__enter__(), TypeError, "fast: is no setting, allowed: benchmark"),
+    Wrong("sparsity", lambda: weft.prune.sparsity(None), TypeError, "net: is NoneType, allowed: Module"),
     Wrong("conv3d", lambda: W.conv3d(x(), x(4, 4, 3, 3)), RuntimeError, r"conv3d: weight has 4 dimensions \[4, 4, 3, 3\], allowed: 5"),
     Wrong("conv3d", lambda: W.conv3d(x(2, 4, 5, 5, 5), x(4, 4, 3, 3, 3), stride=0), RuntimeError, "stride: is 0 along spatial axis 0"),
     *(Wrong(name, _layers(name, x(5, 3, 4), _hidden[:, :1], _params, *_rest), RuntimeError, r"h0: has the shape \[1, 1, 6\], allowed: \[1, 3, 6\]")
