@@ -18,7 +18,7 @@ from wrong_inputs import WRONG
 
 ROOT = Path(__file__).resolve().parents[2]
 SPACES = {"weft": weft, "weft.functional": W, "weft.nn": weft.nn, "weft.backends": weft.backends, "weft.backends.wisdom": weft.backends.wisdom,
-          "weft.sparse": weft.sparse, "weft.prune": weft.prune}
+          "weft.sparse": weft.sparse, "weft.prune": weft.prune, "weft.torch7": weft.torch7}
 SETTINGS = [name for name in weft.backends.__all__ if isinstance(getattr(type(weft.backends), name, None), property)]
 NAMES = [f"{space}.{name}" for space, module in SPACES.items() for name in module.__all__ if name != "__version__" and name not in SETTINGS]
 
