@@ -16,7 +16,7 @@ SEED=${SEED:-7}
 mkdir -p "$LOGS"
 
 # Longest first, so that the last ones to finish are short.
-ALL=(python asan docs wheel tsan c verify avx2 scalar fuzz valgrind install header examples gpu)
+ALL=(torch package python asan docs wheel tsan c verify avx2 scalar fuzz valgrind install header examples gpu)
 
 # ---------------------------------------------------------------- helpers a tier is written with
 CLOSING='^[0-9]+ passed, [0-9]+ failed, [0-9]+ skipped$'
@@ -70,7 +70,7 @@ build_with() { # DIR SANITIZERS. -O1: the kernels are unrolled by hand, and sani
     cmake -S . -B "$1" -DCMAKE_BUILD_TYPE=None -DCMAKE_C_FLAGS=-O1 -DWEFT_SANITIZE="$2" -DWEFT_TORCH=OFF &&
         cmake --build "$1" -j "$JOBS" || { echo "FAILED build in $1"; counts 0 1 0; return 1; }
 }
-with_python() { WEFT_LIBRARY=$BUILD/libweft_torch.so PYTHONPATH=python${PYTHONPATH:+:$PYTHONPATH} timeout --foreground 400 "$(cat "$BUILD/python")" "$@"; }
+with_python() { WEFT_LIBRARY=$BUILD/libweft_torch.so PYTHONPATH=python${PYTHONPATH:+:$PYTHONPATH} timeout --foreground 900 "$(cat "$BUILD/python")" "$@"; }
 pytest_counts() { # pytest, its summary said the way the other tiers say it
     local log rc
     log=$(mktemp)
@@ -146,7 +146,16 @@ tier_examples() {
     done
 }
 tier_docs() { check docs with_python tests/docs.py; }
-tier_python() { check pytest pytest_counts tests/python; }
+# The tests in Python are three tiers of about the same length: the operators by ctypes and the spine of the binding; the functions and
+# modules beside their twins; everything built on them.
+BESIDE_TWINS='test_torch_|samples'
+BUILT_ON='ecosystem|public|layers|convert|models|bench|demo|documents|old_systems|pconv_|sparse_mod|prune|torch7|grouped3d|cost|hostile|distributed|peer'
+python_files() { # PATTERN [EXCEPT]
+    find tests/python -name 'test_*.py' | sort | grep -E "$1" | grep -vE "${2:-^$}"
+}
+tier_python() { check pytest pytest_counts $(python_files . "$BESIDE_TWINS|$BUILT_ON"); }
+tier_torch() { check pytest pytest_counts $(python_files "$BESIDE_TWINS"  "$BUILT_ON"); }
+tier_package() { check pytest pytest_counts $(python_files "$BUILT_ON"); }
 
 no_gpu() { # why there is none, or nothing
     "$BUILD/weft" info | sed -nE 's/^cuda: *(absent.*)/\1/p'
@@ -160,7 +169,7 @@ tier_gpu() {
 }
 
 # ---------------------------------------------------------------- running them
-needs_python() { [[ $1 =~ ^(python|docs|wheel|gpu-bench)$ ]]; }
+needs_python() { [[ $1 =~ ^(python|torch|package|docs|wheel|gpu-bench)$ ]]; }
 
 run_tier() { # NAME: its log, its counts in NAME.sum, one line on the terminal
     local name=$1 log=$LOGS/$1.log start=$SECONDS word sum
