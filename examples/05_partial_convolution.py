@@ -32,8 +32,9 @@ print("holes left after each layer:", *holes)
 padded = weft.nn.PartialConv2d(1, 1, 3, padding=1, bias=False)
 padded.load_state_dict({"weight": mean})
 with torch.no_grad():
-    corner = padded(torch.ones(1, 1, 5, 5))[0, 0, 0, 0].item()
-print(f"the corner of an image of ones: {corner:.3f} by partial padding, {torch.nn.functional.conv2d(torch.ones(1, 1, 5, 5), mean, padding=1)[0, 0, 0, 0]:.3f} by zeros")
+    flat = torch.ones(1, 1, 5, 5)
+    corners = [y[0, 0, 0, 0].item() for y in (padded(flat), torch.nn.functional.conv2d(flat, mean, padding=1))]
+print("the corner of an image of ones: {:.3f} by partial padding, {:.3f} by zeros".format(*corners))
 
 # Gradients flow to the image and the weights; a mask has none. What is kept for them is the image, the weights and the mask.
 x = torch.rand(2, 1, 8, 8, requires_grad=True)
