@@ -17,7 +17,7 @@ typedef struct road {
     int64_t from, count;             /* the images at hand */
     int64_t planes;                  /* channels of sums, u and r: groups where masks have a channel each, else 1 */
     int32_t code, wide;              /* PyTorch's types of data and of planes */
-    bool uneven;
+    bool uneven, last;               /* last: copies are channels-last */
     wt_handle one, held[HELD];       /* one: the number 1 on the device. held: freed after these images */
     int nheld;
 } road;
@@ -170,11 +170,11 @@ static wt_handle seen(road *r) {
     const wt_partial *q = r->q;
     wt_view x = of_images(r, &q->d.x), copied;
     wt_handle whole = as_tensor(r, &x, 0);
-    if (!q->mask.handle && !r->uneven) return whole;
+    if (!q->mask.handle && !r->uneven && wt_is_last(&q->d.x) == r->last) return whole;
     int64_t dims[5];
     memcpy(dims, x.dims, sizeof(dims));
     for (int a = 0; a < 3 && r->uneven; a++) dims[2 + a] += q->d.g.pad_lo[a] + q->d.g.pad_hi[a];
-    if (!make(r, &copied, dims, wt_is_last(&q->d.x), r->code)) return NULL;
+    if (!make(r, &copied, dims, r->last, r->code)) return NULL;
     wt_view part = r->uneven ? inner(r, &copied) : copied;
     if (r->uneven && wt.aoti_torch_zero_(copied.handle)) return NULL;
     return apply_mask(r, whole, as_tensor(r, &part, 0)) ? as_tensor(r, &copied, 0) : NULL;
@@ -291,16 +291,25 @@ static int64_t pixels(const int64_t *spatial) { return spatial[0] * spatial[1] *
 /* Bytes that one image needs besides the results: the copy and a result of convolution of either side, and planes. */
 static int64_t bytes_an_image(const wt_partial *q) {
     int64_t planes = wt_mask_kind(q) == 2 ? q->d.g.groups : 1, wide = q->d.x.dtype == WEFT_F64 ? 8 : 4, of_mask = 0;
-    int64_t data = q->d.x.dims[1] * pixels(q->d.x.dims + 2) + q->out[1] * pixels(q->out + 2);
-    if (q->mask.handle && q->mask.dims[0] > 1) of_mask = q->mask.dims[1] * pixels(q->d.x.dims + 2) + 4 * wide * planes * pixels(q->out + 2);
+    int64_t in = pixels(q->d.x.dims + 2), out = pixels(q->out + 2), data = q->d.x.dims[1] * in + q->out[1] * out;
+    if (q->mask.handle && q->mask.dims[0] > 1) of_mask = q->mask.dims[1] * in + wide * planes * (4 * out + in);
     return data * (int64_t)wt_dtype_bytes(q->d.x.dtype) + of_mask;
 }
 
+/* What is needed once: the sums, which are no result to the caller, planes that serve all images, and weights in forms of PyTorch's. */
+static int64_t bytes_for_all(const wt_partial *q) {
+    const int64_t *w = q->d.w.dims;
+    int64_t wide = q->d.x.dtype == WEFT_F64 ? 8 : 4, sums = 1;
+    for (int a = 0; a < 5; a++) sums *= q->sums.dims[a];
+    return wide * (sums * (q->sums.dims[0] == 1 ? 4 : 1) + 4 * w[0] * w[1] * pixels(w + 2));
+}
+
+/* Within the limit; one image at least where the caller has set none. */
 static int64_t images_at_once(const wt_partial *q) {
     size_t limit = wt_settings()->workspace_limit;
-    int64_t all = q->d.x.dims[0], bytes = bytes_an_image(q);
+    int64_t all = q->d.x.dims[0];
     if (limit == WEFT_NO_LIMIT) return all;
-    int64_t fit = (int64_t)(limit ? limit : (size_t)64 << 20) / (bytes ? bytes : 1);
+    int64_t fit = ((int64_t)(limit ? limit : (size_t)64 << 20) - bytes_for_all(q)) / bytes_an_image(q);
     return fit < 1 ? 1 : fit < all ? fit : all;
 }
 
@@ -309,7 +318,7 @@ const char *wt_partial_no_peer(const wt_call *call, const wt_partial *q, bool ba
     for (int a = 0; a < 3; a++)
         if (q->transposed && q->d.g.pad_lo[a] != q->d.g.pad_hi[a]) return "uneven padding of a transposed convolution";
     if (!q->d.x.dims[0]) return "there is no image";
-    if (limit && limit != WEFT_NO_LIMIT && bytes_an_image(q) > (int64_t)limit) return "one image is more than the workspace limit";
+    if (limit && limit != WEFT_NO_LIMIT && bytes_an_image(q) + bytes_for_all(q) > (int64_t)limit) return "one image needs more than the workspace limit";
     if (backward && call->device_type == wt.aoti_torch_device_type_cuda() && q->d.x.dtype == WEFT_F32 && wt_settings()->math)
         return "PyTorch's gradients may round to TF32, and the math asked for does not";
     return NULL;
@@ -320,6 +329,8 @@ static bool begin(road *r, wt_call *call, const wt_partial *q) {
     *r = (road){.call = call, .q = q, .planes = wt_mask_kind(q) == 2 ? q->d.g.groups : 1};
     r->wide = wide ? wt.aoti_torch_dtype_float64() : wt.aoti_torch_dtype_float32();
     r->count = images_at_once(q);
+    /* On the CPU PyTorch makes blocks out of planes, copies of its own on top of ours; but NVIDIA's module rounds as planes do. */
+    r->last = wt_is_last(&q->d.x) || (call->device_type == wt.aoti_torch_device_type_cpu() && !q->legacy);
     for (int a = 0; a < 3; a++) r->uneven |= q->d.g.pad_lo[a] != q->d.g.pad_hi[a];
     return !wt.aoti_torch_get_dtype(q->d.x.handle, &r->code) && make_one(r);
 }
@@ -441,11 +452,24 @@ static wt_handle convolve_back(road *r, wt_handle d, wt_handle x, int which) {
     return hold(r, got) ? got : NULL;
 }
 
+/* A tensor of the shape and the format of seen(), whose values do not count: x, its memory read in the other order where it has no gaps. */
+static wt_handle shaped(road *r) {
+    wt_view x = of_images(r, &r->q->d.x);
+    bool dense = !r->uneven && wt_is_last(&x) == r->last;
+    if (!r->uneven && !dense) {
+        int64_t strides[5];
+        dense = wt_dense(strides, x.dims, false);
+        for (int a = 0; a < 5; a++) dense = dense && (x.dims[a] == 1 || x.strides[a] == strides[a]);
+        wt_dense(x.strides, x.dims, r->last);
+    }
+    return dense ? as_tensor(r, &x, 0) : seen(r);
+}
+
 static bool backward_data(road *r, wt_handle d) {
     const wt_partial *q = r->q;
     wt_view x = of_images(r, &q->d.x), into = of_images(r, &q->d.dx), v = {NULL, NULL, x.dtype, {0}, {0}};
     int64_t *strides = NULL;
-    v.handle = convolve_back(r, d, r->uneven ? seen(r) : as_tensor(r, &x, 0), 0);
+    v.handle = convolve_back(r, d, shaped(r), 0);
     if (!v.handle || wt.aoti_torch_get_strides(v.handle, &strides) || wt.aoti_torch_get_data_ptr(v.handle, &v.data)) return false;
     memcpy(v.dims, x.dims, sizeof(v.dims));
     for (int a = 0, at = 0; a < 5; a++)
@@ -463,7 +487,7 @@ static bool backward_some(road *r, void *state) {
         wt_view sums = of_images(r, &q->sums);
         if (!make_plane(r, &ratio) || !ratios(r, &sums, &ratio)) return false;
     }
-    if (!make(r, &d, dy.dims, wt_is_last(&q->d.x), r->code) ||
+    if (!make(r, &d, dy.dims, r->last, r->code) ||
         !ATEN(r, "aten::mul", "out", as_tensor(r, &dy, each), as_tensor(r, &ratio, 1), as_tensor(r, &d, each)))
         return false;
     wt_handle scaled = as_tensor(r, &d, 0);
