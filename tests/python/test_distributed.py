@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
@@ -67,36 +68,42 @@ def _each(module):
 WAYS = {"ddp": _plain, "fsdp": _flat, "fully_shard": _each}
 
 
-def _work(rank: int, way: str, folder: str) -> None:
+def _work(rank: int, folder: str) -> None:
+    """All ways in one pair of processes: starting them costs more than the work."""
     torch.set_num_threads(1)
     store = distributed.FileStore(f"{folder}/store", RANKS)
-    distributed.init_process_group("gloo", store=store, rank=rank, world_size=RANKS)
-    try:
-        wrapped, collect = WAYS[way](net())
-        x, target = data()
-        mine = slice(rank * BATCH // RANKS, (rank + 1) * BATCH // RANKS)
+    distributed.init_process_group("gloo", store=store, rank=rank, world_size=RANKS, timeout=timedelta(seconds=60))
+    x, target = data()
+    mine = slice(rank * BATCH // RANKS, (rank + 1) * BATCH // RANKS)
+    for way, wrap in WAYS.items():
+        wrapped, collect = wrap(net())
         loss = step(wrapped, x[mine], target[mine])
         distributed.all_reduce(loss)
-        gradients = collect(wrapped)
-        torch.save({"loss": loss / RANKS, "gradients": gradients}, f"{folder}/{rank}.pt")
+        torch.save({"loss": loss / RANKS, "gradients": collect(wrapped)}, f"{folder}/{way}{rank}.pt")
         distributed.barrier()
-    finally:
-        distributed.destroy_process_group()
+    distributed.destroy_process_group()
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """Where both processes left what they found."""
+    made = tmp_path_factory.mktemp("ranks")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", os.pathsep.join([str(Path(__file__).resolve().parent), *sys.path]))
+        patch.setenv("WEFT_LIBRARY", weft.backends.library())
+        patch.setenv("GLOO_SOCKET_IFNAME", "lo")
+        patch.setenv("CUDA_VISIBLE_DEVICES", "")      # two processes need no two GPUs
+        multiprocessing.spawn(_work, (str(made),), nprocs=RANKS)
+    return made
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_gradients_of_two_processes(way, tmp_path, monkeypatch):
-    here = str(Path(__file__).resolve().parent)
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([here, *sys.path]))
-    monkeypatch.setenv("WEFT_LIBRARY", weft.backends.library())
-    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")      # two processes need no two GPUs
-    multiprocessing.spawn(_work, (way, str(tmp_path)), nprocs=RANKS)
+def test_gradients_of_two_processes(way, folder):
     module = net()
     loss = step(module, *data())
     expected = {n: p.grad for n, p in module.named_parameters()}
     for rank in range(RANKS):
-        found = torch.load(tmp_path / f"{rank}.pt")
+        found = torch.load(folder / f"{way}{rank}.pt")
         torch.testing.assert_close(found["loss"], loss)
         assert found["gradients"].keys() == expected.keys()
         for name, gradient in expected.items():
