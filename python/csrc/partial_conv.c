@@ -117,7 +117,10 @@ static bool run_partial_conv(wt_call *call) {
     q.legacy = q.biased && call->arg[LEGACY].integer;
     q.act = ACT;
     const char *why = wt_partial_no_peer(call, &q, false);
-    if (q.legacy && !why) return wt_partial_peer(call, &q);   /* no kernel of weft rounds that way */
+    if (q.legacy && !why) {          /* no kernel of weft rounds that way */
+        wt_kernels_add("torch");
+        return wt_partial_peer(call, &q);
+    }
     if (q.legacy && q.out[0]) return wt_fail(call, "legacy: is true, allowed: false, for %s", why);
     weft_problem p;
     weft_args args = WEFT_ARGS_INIT;

@@ -18,7 +18,7 @@ typedef struct road {
     int64_t planes;                  /* channels of sums, u and r: groups where masks have a channel each, else 1 */
     int32_t code, wide;              /* PyTorch's types of data and of planes */
     bool uneven, last;               /* last: copies are channels-last */
-    wt_handle one, held[HELD];       /* one: the number 1 on the device. held: freed after these images */
+    wt_handle one, zero, held[HELD]; /* one, zero: numbers on the device, of the type of planes and of data. held: freed after these images */
     int nheld;
 } road;
 
@@ -124,15 +124,16 @@ static bool add_product(road *r, wt_handle t, wt_handle a, wt_handle b, double s
     return wt_aten(r->call, &s, "aten::_foreach_addcmul_", "Tensor", 0);
 }
 
-static bool make_one(road *r) {
+/* Numbers where an operator would copy those of the CPU, which a CUDA graph forbids. */
+static bool make_numbers(road *r) {
     wt_handle like = NULL;
     void *data;
     wt_stack s = {.n = 0};
     if (!wt_empty(r->call, &like, 0, NULL, NULL, r->wide, &data) || !hold(r, like)) return false;
     wt_push_tensor(&s, like);
     for (int i = 0; i < 5; i++) wt_push_none(&s);
-    if (!wt_aten(r->call, &s, "aten::ones_like", "", 1)) return false;
-    return hold(r, r->one = (wt_handle)(uintptr_t)s.item[0]);
+    if (!wt_aten(r->call, &s, "aten::ones_like", "", 1) || !hold(r, r->one = (wt_handle)(uintptr_t)s.item[0])) return false;
+    return wt_empty(r->call, &r->zero, 0, NULL, NULL, r->code, &data) && hold(r, r->zero) && !wt.aoti_torch_zero_(r->zero);
 }
 
 /* ---------------------------------------------------------------- masks */
@@ -152,7 +153,7 @@ static bool apply_mask(road *r, wt_handle t, wt_handle into) {
     if (!r->q->mask.handle) return copy(r, into, t);
     wt_view mask = of_images(r, &r->q->mask);
     if (mask.dtype != WEFT_U8) return ATEN(r, "aten::mul", "out", t, as_tensor(r, &mask, 0), into);
-    return ATEN(r, "aten::where", "self_out", selected(r, &mask, 0), t, number(r, 0, false), into);
+    return ATEN(r, "aten::where", "self_out", selected(r, &mask, 0), t, r->zero, into);
 }
 
 /* The pixels of a padded copy that are not padding. */
@@ -313,13 +314,15 @@ static int64_t images_at_once(const wt_partial *q) {
     return fit < 1 ? 1 : fit < all ? fit : all;
 }
 
+static bool exact_math(void) { return wt_settings()->math && wt_settings()->math != WEFT_TF32; }
+
 const char *wt_partial_no_peer(const wt_call *call, const wt_partial *q, bool backward) {
     size_t limit = wt_settings()->workspace_limit;
     for (int a = 0; a < 3; a++)
         if (q->transposed && q->d.g.pad_lo[a] != q->d.g.pad_hi[a]) return "uneven padding of a transposed convolution";
     if (!q->d.x.dims[0]) return "there is no image";
     if (limit && limit != WEFT_NO_LIMIT && bytes_an_image(q) + bytes_for_all(q) > (int64_t)limit) return "one image needs more than the workspace limit";
-    if (backward && call->device_type == wt.aoti_torch_device_type_cuda() && q->d.x.dtype == WEFT_F32 && wt_settings()->math)
+    if (backward && call->device_type == wt.aoti_torch_device_type_cuda() && q->d.x.dtype == WEFT_F32 && exact_math())
         return "PyTorch's gradients may round to TF32, and the math asked for does not";
     return NULL;
 }
@@ -332,7 +335,7 @@ static bool begin(road *r, wt_call *call, const wt_partial *q) {
     /* On the CPU PyTorch makes blocks out of planes, copies of its own on top of ours; but NVIDIA's module rounds as planes do. */
     r->last = wt_is_last(&q->d.x) || (call->device_type == wt.aoti_torch_device_type_cpu() && !q->legacy);
     for (int a = 0; a < 3; a++) r->uneven |= q->d.g.pad_lo[a] != q->d.g.pad_hi[a];
-    return !wt.aoti_torch_get_dtype(q->d.x.handle, &r->code) && make_one(r);
+    return !wt.aoti_torch_get_dtype(q->d.x.handle, &r->code) && make_numbers(r);
 }
 
 typedef bool (*step)(road *r, void *state);
@@ -381,7 +384,7 @@ static wt_handle bias_of_conv(road *r) {
 /* Strict math, and fast, do not round products to TF32; without either PyTorch's own flag decides. */
 static bool convolve(road *r, wt_handle x, wt_view *y) {
     const wt_partial *q = r->q;
-    bool exact = q->legacy || (wt_settings()->math && wt_settings()->math != WEFT_TF32), biased = q->legacy && q->bias.handle;
+    bool exact = q->legacy || exact_math(), biased = q->legacy && q->bias.handle;
     wt_stack s = {.n = 0};
     wt_handle b = x && biased ? bias_of_conv(r) : NULL;
     int64_t *strides = NULL;

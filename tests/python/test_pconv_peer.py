@@ -91,3 +91,25 @@ def test_measured(device):
     with weft.backends.flags(benchmark=True, measure_seconds=0.05):
         y, _ = W.partial_conv2d(x, w, b, mask, **c.options)
         torch.testing.assert_close(torch.autograd.grad(y.sum(), (x, w, b)), expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", ["1d-same-even", "2d-grouped", "3d-same", "t2d-output-padding"])
+def test_legacy(name, device):
+    """The bias ahead of the ratio and off again: PyTorch's road whatever is set, the same within rounding, the same gradients; nothing without a bias."""
+    c = case(name)
+    for dtype in DTYPES:
+        tensors, mask = c.tensors(device, dtype, grad=True), make_mask(c, "one-bool", device, dtype)
+        grad = torch.randn(weft_of(c)(*tensors, mask, **c.options)[0].shape, dtype=dtype, device=device)
+        names, got, _ = run(c, tensors, mask, grad, legacy=True)
+        assert names.startswith("torch")
+        for ours, truth in zip(got, truth_of(c, tensors, mask, grad), strict=True):
+            close((ours if ours.is_floating_point() else ours.double()).cpu(), truth, 16 * math.prod(c.weight[1:]))
+        x, w, _ = tensors
+        assert all(map(torch.equal, weft_of(c)(x, w, None, mask, **c.options, legacy=True), weft_of(c)(x, w, None, mask, **c.options)))
+
+
+def test_legacy_needs_room_for_an_image(device):
+    x, w, b = torch.randn(2, 4, 8, 8, device=device), torch.randn(4, 4, 3, 3, device=device), torch.randn(4, device=device)
+    with weft.backends.flags(workspace_limit=100), pytest.raises(RuntimeError, match="legacy: is true, allowed: false, for one image needs more than the"):
+        W.partial_conv2d(x, w, b, legacy=True)
+    assert W.partial_conv2d(x[:0], w, b, legacy=True)[0].shape == (0, 4, 6, 6)
