@@ -21,7 +21,11 @@ SECONDS = 6.0                        # of samples for one row of a network
 
 
 class Case(NamedTuple):
-    """A headline: whose it was, what it is, and the problem's text."""
+    """A headline: whose it was, what it is, and the problem's text.
+
+        >>> CASES[0].source
+        'PyINN'
+    """
 
     source: str
     title: str
@@ -29,7 +33,11 @@ class Case(NamedTuple):
 
 
 class Network(NamedTuple):
-    """A network of examples/models: its name, the batch and the shape of a sample."""
+    """A network of examples/models: its name, the batch and the shape of a sample.
+
+        >>> NETWORKS[0].name
+        'mobilenet_v1'
+    """
 
     title: str
     name: str
@@ -39,7 +47,7 @@ class Network(NamedTuple):
 
 CASES = (
     Case("PyINN", "Depthwise 3x3, training step", "conv2d:train:f32:nchw:n8c128h56w56:o128k3p1g128"),
-    Case("Partial convolution", "Partial 9x9, training step", "partial_conv2d:train:f32,mask=u8,new_mask=u8:nchw:n1c16h32w32:o16k9p3:bias"),
+    Case("Partial convolution", "Partial 9x9, training step", "partial_conv2d:train:f32,mask=u8,new_mask=u8:nchw:n1c32h64w64:o64k9p3:bias"),
     Case("Grouped 3D", "3D 3x3x3, 64 groups, training step", "conv3d:train:f32:ncdhw:n1c64d20h20w20:o64k3g64"),
     Case("cudnn.torch", "Cross-map normalisation, training step", "lrn2d:train:f32:nchw:n4c96h27w27:size5"),
     Case("Escoin", "3x3, 90% zeros, inference", "sparse_conv2d:fwd:f32,rows=i64,cols=i64:nchw:n1c64h28w28:o64k3p1nnz3686:bias+relu"),
@@ -114,8 +122,10 @@ def _measure_all(jobs: list[tuple[str, Callable[[], Iterator[dict]]]], out: Text
 def run(html: str = "report.html", only: Optional[str] = None, out: Optional[TextIO] = None) -> int:
     """Measure, print the table, write the page. 1 if a result is wrong or the page cannot be written, 2 if `only` fits nothing.
 
+        >>> import io, os
         >>> from weft import demo
-        >>> demo.run("report.html", only="depthwise")   # doctest: +SKIP
+        >>> demo.run(os.devnull, only="depthwise", out=io.StringIO())
+        0
     """
     try:
         jobs = _jobs(only)

@@ -126,8 +126,9 @@ def test_labels_do_not_meet():
     assert _report._spread([310, 311, 312], 18, 0, 320) == [284, 302, 320]
 
 
-def test_docstring_examples():
-    result = doctest.testmod(_report)
+@pytest.mark.parametrize("module", [_report, demo])
+def test_docstring_examples(module):
+    result = doctest.testmod(module)
     assert result.attempted > 0 and result.failed == 0
 
 
