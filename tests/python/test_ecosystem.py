@@ -37,11 +37,12 @@ def wefts_own(example):
 
 @every
 def test_compile(example, device):
-    """One graph, with its gradient, for two batches and sizes of image; a second one is allowed where a size decides how to compute. What is
-    not mapped stands for parameters of a module, whose sizes are known. Of recurrent layers PyTorch's own would be unrolled, step by step."""
+    """What is compiled, with its gradient, for one batch and size of image serves others. What is not mapped stands for parameters of a module,
+    whose sizes are known. Of recurrent layers PyTorch's own would be unrolled, step by step."""
     torch.compiler.reset()
     counter = CompileCounterWithBackend("aot_eager")
     compiled = torch.compile(lambda *t: example.weft(*t), backend=counter, fullgraph=True, dynamic=True)
+    graphs = []
     for sizes in ({}, {"batch": OTHER_BATCH, "size": OTHER_SIZE}):
         tensors = example.make(device, grad=True, **sizes)
         for i, t in enumerate(tensors):
@@ -51,7 +52,8 @@ def test_compile(example, device):
             ours, eager = gradients(compiled, tensors), gradients(example.weft, tensors)
         near(ours, eager)
         assert [t.stride() for t in ours] == [t.stride() for t in eager]
-    assert counter.frame_count <= 2
+        graphs.append(counter.frame_count)
+    assert graphs[0] >= 1 and graphs[1] == graphs[0]
 
 
 @pytest.mark.parametrize("name", ["conv2d", "batch_norm", "softmax"])
