@@ -14,6 +14,11 @@ Size = Union[int, Sequence[int]]
 Padding = Union[int, Sequence[int], str]
 
 _any_autocast = torch._C._is_any_autocast_enabled
+_strided = torch.strided
+
+
+class NoTensor(TypeError, AttributeError):
+    """The wrong kind of an argument; some of the twins, or of their modules, only notice that it has no method of a tensor."""
 
 
 def whole(value: Any) -> Any:
@@ -30,12 +35,12 @@ def whole(value: Any) -> Any:
 
 def spread(name: str, value: Size, rank: int) -> tuple[int, ...]:
     """One value an axis, from an int or a sequence of 1 or `rank` ints."""
-    one = None if isinstance(value, (tuple, list)) else whole(value)
-    if one is not None:
-        return (one,) * rank
-    some = tuple(map(whole, value)) if isinstance(value, (tuple, list)) else (None,)
+    some = tuple(map(whole, value if isinstance(value, (tuple, list)) else (value,)))
     if None in some:
         raise TypeError(f"{name}: is {value!r}, allowed: an int, or a sequence of {rank} ints")
+    for v in some:
+        if type(v) is int and not -2**63 <= v < 2**63:
+            raise ValueError(f"{name}: has {v}, allowed: -2^63 to 2^63 - 1")
     if len(some) not in (1, rank):
         raise RuntimeError(f"{name}: has {len(some)} values {some}, allowed: an int, or {rank} of them")
     return some if len(some) == rank else some * rank
@@ -48,9 +53,17 @@ def whole_groups(groups: Any) -> int:
     return value
 
 
+def real(start: str, value: Any) -> float:
+    """A float, or what can stand for one without the loss of a gradient. start: of the text of an error, "argument: is"."""
+    if isinstance(value, (str, bytes)) or not hasattr(value, "__float__") or (isinstance(value, Tensor) and (value.numel() != 1 or value.requires_grad)):
+        raise TypeError(f"{start} {value!r}, allowed: a float")
+    return float(value)
+
+
 def foreign(input: Tensor, weight: Optional[Tensor] = None) -> bool:
-    """A type that weft has no kernels for (whole numbers, complex numbers, 8 bits): PyTorch takes it, or refuses it in its own words."""
-    return input.dtype not in TYPES and (weight is None or weight.dtype == input.dtype)
+    """A type or a layout that weft has no kernels for (whole and complex numbers, 8 bits; sparse, oneDNN's): PyTorch takes it, or refuses it in its
+    own words."""
+    return (input.dtype not in TYPES and (weight is None or weight.dtype == input.dtype)) or input.layout is not _strided
 
 
 def flattened(input: Tensor, out: Optional[Tensor]) -> tuple[Tensor, Optional[Tensor]]:

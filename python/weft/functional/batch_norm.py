@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.overrides import handle_torch_function, has_torch_function_variadic
 
-from .._arguments import flattened, foreign
+from .._arguments import flattened, foreign, real
 from .._ops import batch_norm as _ops
 from .._rules import call, call_into
 
@@ -46,12 +46,6 @@ def _check_training(input: Tensor, eps: float) -> None:
         raise ValueError(f"batch_norm: eps is {eps}, allowed in training: more than 0")
 
 
-def _real(name: str, value: Any) -> float:
-    if isinstance(value, (str, bytes)) or not hasattr(value, "__float__"):
-        raise TypeError(f"batch_norm: {name} is {value!r}, allowed: a float")
-    return float(value)
-
-
 def _completed(input: Tensor, weight: Optional[Tensor], bias: Optional[Tensor]) -> tuple[Optional[Tensor], Optional[Tensor]]:
     """The operators take both or none, one value a channel in one dimension."""
     if weight is not None or bias is not None:
@@ -82,9 +76,9 @@ def batch_norm(input: Tensor, running_mean: Optional[Tensor], running_var: Optio
     if rank < 2:
         raise RuntimeError(f"batch_norm: input has {rank} dimensions {list(input.shape)}, allowed: 2 or more")
     if type(eps) is not float:
-        eps = _real("eps", eps)
+        eps = real("batch_norm: eps is", eps)
     if type(momentum) is not float:
-        momentum = _real("momentum", momentum)
+        momentum = real("batch_norm: momentum is", momentum)
     if training:
         _check_training(input, eps)
     elif eps < 0.0:

@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.nn import _reduction
 from torch.overrides import handle_torch_function, has_torch_function_variadic
 
-from .._arguments import foreign, raised, whole
+from .._arguments import foreign, raised, real, whole
 from .._ops import cross_entropy as _ops
 from .._rules import call, call_into
 
@@ -29,9 +29,7 @@ def _read_reduction(reduction: Any) -> int:
 
 def _read_smoothing(value: Any) -> float:
     """As PyTorch: what is not positive smooths nothing."""
-    if isinstance(value, (str, bytes)) or not hasattr(value, "__float__"):
-        raise TypeError(f"label_smoothing: is {value!r}, allowed: a float")
-    value = float(value)
+    value = real("label_smoothing: is", value)
     if value > 1:
         raise RuntimeError(f"label_smoothing: is {value:g}, allowed: 0 to 1")
     return value if value > 0 else 0.0

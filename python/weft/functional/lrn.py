@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.overrides import handle_torch_function, has_torch_function_unary
 
-from .._arguments import flattened, foreign, raised, whole
+from .._arguments import NoTensor, flattened, foreign, raised, whole
 from .._ops import lrn as _ops
 from .._rules import call, call_into
 
@@ -42,7 +42,7 @@ def local_response_norm(input: Tensor, size: int, alpha: float = 1e-4, beta: flo
     if has_torch_function_unary(input):
         return handle_torch_function(local_response_norm, (input,), input, size, alpha=alpha, beta=beta, k=k, out=out)
     if not isinstance(input, Tensor):
-        raise TypeError(f"local_response_norm: input is {type(input).__name__}, allowed: Tensor")
+        raise NoTensor(f"local_response_norm: input is {type(input).__name__}, allowed: Tensor")
     rank = input.dim()
     if rank < 3:
         raise ValueError(f"local_response_norm: input has {rank} dimensions {list(input.shape)}, allowed: 3 or more")

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 from torch.overrides import handle_torch_function, has_torch_function_unary
 
+from .._arguments import NoTensor
 from .._ops import pointwise as _ops
 from .._rules import TYPES, call, call_into
 
@@ -33,10 +34,9 @@ def _bound(name: str, value: Any) -> float:
 
 
 def _known(name: str, input: Any) -> bool:
-    """A tensor that weft has kernels for; others are left to PyTorch. F.tanh and F.sigmoid call a method, and miss it in what is no tensor."""
+    """A tensor that weft has kernels for; others are left to PyTorch."""
     if not isinstance(input, Tensor):
-        kind = AttributeError if name in ("tanh", "sigmoid") else TypeError
-        raise kind(f"{name}: input is {type(input).__name__}, allowed: Tensor")
+        raise NoTensor(f"{name}: input is {type(input).__name__}, allowed: Tensor")
     return input.dtype in TYPES and input.layout is _strided and not input.is_nested
 
 

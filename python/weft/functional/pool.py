@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 from torch.overrides import handle_torch_function, has_torch_function_unary
 
-from .._arguments import Size, raised, spread, whole
+from .._arguments import NoTensor, Size, foreign, raised, spread, whole
 from .._ops import pool as _ops
-from .._rules import TYPES, call, call_into
+from .._rules import call, call_into
 
 __all__ = ["max_pool1d", "max_pool2d", "max_pool3d", "avg_pool1d", "avg_pool2d", "avg_pool3d", "adaptive_avg_pool1d", "adaptive_avg_pool2d",
            "adaptive_avg_pool3d"]
@@ -60,14 +60,10 @@ def _check_switch(name: str, value: Any) -> None:
         raise TypeError(f"{name}: is {value!r}, allowed: True or False")
 
 
-class _NoTensor(TypeError, AttributeError):
-    """The wrong type of an argument; some of the twins only notice that it has no size()."""
-
-
 def _check_input(name: str, rank: int, input: Any) -> None:
     """What the operator cannot know: that max_pool2d was called. Types and sizes are the operator's to check."""
     if not isinstance(input, Tensor):
-        raise _NoTensor(f"{name}: input is {type(input).__name__}, allowed: Tensor")
+        raise NoTensor(f"{name}: input is {type(input).__name__}, allowed: Tensor")
     if not rank + 1 <= input.ndim <= rank + 2:
         kind = IndexError if name == "avg_pool2d" and input.ndim <= rank else RuntimeError   # as the twin
         raise kind(f"{name}: input has {input.ndim} dimensions {list(input.shape)}, allowed: {rank + 1} (unbatched) or {rank + 2} (batched)")
@@ -133,7 +129,7 @@ def _max_pool(name: str, rank: int, input: Tensor, kernel_size: Size, stride: Op
         return handle_torch_function(globals()[name], (input,), input, kernel_size, stride=stride, padding=padding, dilation=dilation,
                                      ceil_mode=ceil_mode, return_indices=return_indices, out=out)
     _check_input(name, rank, input)
-    if input.dtype not in TYPES:
+    if foreign(input):
         return _torchs(name, out, input, kernel_size, stride, padding, dilation, ceil_mode, return_indices)
     _check_switch("ceil_mode", ceil_mode)
     kernel, step, pads, holes, far = _window(rank, kernel_size, stride, padding, dilation)
@@ -157,7 +153,7 @@ def _avg_pool(name: str, rank: int, input: Tensor, kernel_size: Size, stride: Op
         return handle_torch_function(globals()[name], (input,), input, kernel_size, stride=stride, padding=padding, ceil_mode=ceil_mode,
                                      count_include_pad=count_include_pad, **more, out=out)
     _check_input(name, rank, input)
-    if input.dtype not in TYPES:
+    if foreign(input):
         return _torchs(name, out, input, kernel_size, stride, padding, ceil_mode, count_include_pad, *divisor_override)
     _check_switch("ceil_mode", ceil_mode)
     _check_switch("count_include_pad", count_include_pad)
@@ -181,7 +177,7 @@ def _adaptive_avg_pool(name: str, rank: int, input: Tensor, output_size: Any, ou
     if size == (1,) * rank and out is None and _is_odd_mean(rank, input):
         return _torchs(name, out, input, output_size)
     _check_input(name, rank, input)
-    if input.dtype not in TYPES:
+    if foreign(input):
         return _torchs(name, out, input, output_size)
     input = _cast(rank, input)
     return call(_ops.adaptive_avg_pool, input, size) if out is None else call_into(_ops.adaptive_avg_pool, out, input, size)

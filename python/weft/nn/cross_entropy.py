@@ -34,6 +34,8 @@ class _OfPixels(CrossEntropyLoss):
         if isinstance(input, Proxy):
             return kept_whole(self, input, target)
         name, dims = type(self).__name__, self._rank + 2
+        if not isinstance(input, Tensor):
+            raise TypeError(f"{name}: input is {type(input).__name__}, allowed: Tensor")
         if input.dim() not in (dims - 1, dims):
             raise RuntimeError(f"{name}: input has {input.dim()} dimensions {list(input.shape)}, allowed: {dims - 1} (unbatched) or {dims} (batched)")
         if input.dim() == dims:
