@@ -33,6 +33,7 @@ def _steady() -> None:
     if torch.cuda.is_available():
         torch._C._set_cudnn_allow_tf32(False)   # not by the flags: PyTorch's own samples freeze them
         torch._C._set_cublas_allow_tf32(False)
+        torch._C._set_cudnn_deterministic(True)   # PyTorch's own kernels, where they run, shall give the same bits twice
 
 
 def pytest_terminal_summary(terminalreporter, exitstatus, config) -> None:   # type: ignore[no-untyped-def]
