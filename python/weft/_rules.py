@@ -159,6 +159,12 @@ def call(rule: Rule, *args: Any) -> Any:
         raise torch.OutOfMemoryError(str(error)) from None
 
 
+def check_writable(name: str, t: Tensor) -> None:
+    """What PyTorch's own operators refuse to write to."""
+    if t.is_inference() and not torch.is_inference_mode_enabled():
+        raise RuntimeError(f"{name}: was made in inference mode, allowed outside of it: a tensor that was not, as its clone()")
+
+
 def call_into(rule: Rule, out: Any, *args: Any) -> Any:
     """Run the rule's operator into a tensor (a pair, where it has two results) that the caller gives, in any strides; there is no gradient
     that way."""
@@ -171,6 +177,10 @@ def call_into(rule: Rule, out: Any, *args: Any) -> Any:
     if _is_compiling():
         rule.out(*args, *given)
         return out
+    for t in given:
+        check_writable("out", t)
+        if t.is_neg():
+            raise RuntimeError("out: is a view whose elements are the negatives of its memory, allowed: one that holds them as they are")
     with _BelowAutograd():
         rule.out(*args, *given)
     torch.autograd.graph.increment_version(given)

@@ -85,3 +85,22 @@ def test_what_is_no_tensor(module):
     """TypeError, as of the modules of torch.nn that call an operator; where the twin calls a method of the input, AttributeError too."""
     with pytest.raises(TypeError, match="input is NoneType, allowed: Tensor"):
         module(*[None] * (2 if "Loss" in type(module).__name__ else 1))
+
+
+# ---------------------------------------------------------------------------------------------- memory that is not to be written
+
+def test_inference_tensors_are_written_in_inference_mode_only(device):
+    with torch.inference_mode():
+        kept, x = torch.full((3,), -1.0, device=device), torch.ones(3, device=device)
+        W.relu(x, out=W.relu(kept.clone(), inplace=True))
+    for run in (lambda: W.relu(kept, inplace=True), lambda: W.relu(x, out=kept)):
+        with pytest.raises(RuntimeError, match="(input|out): was made in inference mode, allowed outside of it: a tensor that was not"):
+            run()
+    assert torch.equal(kept, torch.full_like(kept, -1))
+
+
+def test_out_of_negatives(device):
+    memory = torch.full((3,), 5.0, device=device)
+    with pytest.raises(RuntimeError, match="out: is a view whose elements are the negatives of its memory"):
+        W.relu(torch.ones(3, device=device), out=torch._neg_view(memory))
+    assert torch.equal(memory, torch.full_like(memory, 5))

@@ -9,7 +9,7 @@ import torch
 import torch.autograd.forward_ad as _forward_ad
 from torch import Tensor
 
-from .._rules import TYPES, Rule, call, check, dense, is_last
+from .._rules import TYPES, Rule, call, check, check_writable, dense, is_last
 from .conv import rounded
 
 _aten = torch.ops.aten
@@ -116,6 +116,7 @@ class Pointwise(Rule):
 
 
 def _write(rule: Rule, input: Tensor, settings: tuple) -> None:
+    check_writable("input", input)
     with _BelowAutograd():
         rule.out(input, *settings, input)
     if not input.is_inference():
