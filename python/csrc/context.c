@@ -38,6 +38,7 @@ static void follow_threads(void) {
 
 /* ---------------------------------------------------------------- running */
 static _Thread_local struct { const char *name[4]; int count; } kernels;
+static _Thread_local uint64_t runs;  /* of weft's kernels on this thread */
 
 void wt_kernels_clear(void) { kernels.count = 0; }
 
@@ -53,6 +54,15 @@ WEFT_API const char *weft_torch_kernels(void) {
 
 void wt_kernels_add(const char *name) {
     if (kernels.count < 4) kernels.name[kernels.count++] = name;
+}
+
+/* How many kernels of weft this thread has run: none more means that PyTorch's code did it all. */
+WEFT_API uint64_t weft_torch_runs(void) { return runs; }
+
+/* Python called PyTorch's own function itself. */
+WEFT_API void weft_torch_note(void) {
+    wt_kernels_clear();
+    wt_kernels_add("torch");
 }
 
 static wt_config config = {.delegate = 1};
@@ -111,6 +121,7 @@ static bool execute(wt_call *call, const weft_plan *plan, const weft_args *args)
     if (ok && weft_execute(plan, args, workspace, (size_t)bytes, stream) != WEFT_OK) ok = wt_fail(call, "%s", weft_last_error());
     if (memory) wt.aoti_torch_delete_tensor_object(memory);   /* PyTorch's CUDA allocator hands it on in stream order */
     if (ok) wt_kernels_add(weft_plan_kernel(plan));
+    runs++;
     return ok;
 }
 

@@ -16,6 +16,7 @@ from torch import Tensor
 from torch._functorch.utils import enable_single_level_autograd_function
 
 from . import _library  # noqa: F401  loads the operators
+from . import _shortcut
 
 _C = torch._C
 _BelowAutograd = _C._AutoDispatchBelowAutograd
@@ -38,13 +39,15 @@ class Rule:
     *args) is its form under vmap. Without a tangent or a batch, forward mode or vmap is refused with the operator's name. A result that has
     no gradient is told so by save, with ctx.mark_non_differentiable. Both Functions are applied without the preparations for torch.func,
     which cost 2.5 us of 14: the short one is not used there, and the kernel is called by torch.func, once for each of its levels.
+    native(*args) is PyTorch's own function of the same arguments, where it has one: see _shortcut.
     """
 
-    __slots__ = ("op", "out", "outs", "tensors", "listed", "apply")
+    __slots__ = ("op", "out", "outs", "tensors", "listed", "apply", "short")
 
     def __init__(self, name: str, tensors: int, fake: Callable, save: Callable, gradient: Callable, tangent: Callable | None = None,
-                 batch: Callable | None = None, listed: bool = False) -> None:
+                 batch: Callable | None = None, listed: bool = False, native: Callable | None = None) -> None:
         op = getattr(_ops, name).default
+        short = self.short = None if native is None else _shortcut.Shortcut(name, native)
         self.op, self.tensors, self.listed = op, tensors, listed
         self.out, self.outs = _register_out(name, fake)
         torch.library.register_fake(f"weft::{name}", fake)
@@ -55,8 +58,12 @@ class Rule:
         def forward(ctx: Any, *packed: Any) -> Any:
             """Settings come as one argument: each argument of a Function costs time, also on the way back."""
             args = joined(packed[:-1], packed[-1])
+            kind = None if short is None else _shortcut.watch.key
+            before = 0 if kind is None else _shortcut._runs()
             with _BelowAutograd():
                 output = op(*args)
+            if kind is not None:
+                ctx.seen = short.forward_ran(kind, before, output)
             ctx.save_for_backward(*save(ctx, args, output))
             return output
 
@@ -73,7 +80,13 @@ class Rule:
             return output
 
         def backward(ctx: Any, *grads: Any) -> Any:
-            return gradient(ctx, *grads) + (None,)
+            seen = None if short is None else getattr(ctx, "seen", None)
+            if seen is None:
+                return gradient(ctx, *grads) + (None,)
+            before = _shortcut._runs()
+            results = gradient(ctx, *grads)
+            short.backward_ran(seen, before)
+            return results + (None,)
 
         def jvp(ctx: Any, *tangents: Any) -> Any:
             """PyTorch turns tangents off here, which would also drop those of the outer levels; without their own, what was kept can do with them on."""
@@ -150,7 +163,9 @@ def call(rule: Rule, *args: Any) -> Any:
             inputs, settings = rule.apart(args)
             for t in inputs:
                 if t is not None and t.requires_grad:
-                    return rule.apply(*inputs, settings)
+                    if rule.short is None or not _shortcut._open:
+                        return rule.apply(*inputs, settings)
+                    return rule.short.call(args, lambda: rule.apply(*inputs, settings))
         with _BelowAutograd():
             return rule.op(*args)
     except RuntimeError as error:

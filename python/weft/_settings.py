@@ -1,6 +1,7 @@
 """The settings of weft.backends: one object, told to the C library whenever it changes."""
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Optional
 
@@ -61,6 +62,7 @@ def _check(s: Settings) -> None:
 
 
 _now = Settings()
+listeners: list[Callable[[bool], None]] = []   # told after each change: may PyTorch's code be chosen freely?
 
 
 def now() -> Settings:
@@ -81,6 +83,8 @@ def change(**settings: Any) -> Settings:
     _library.set_config(mode, wanted.delegate, MATHS[wanted.math], _topics(wanted.verbose),
                         NO_LIMIT if wanted.fastest else wanted.workspace_limit or 0, wanted.pin, wanted.measure_seconds or 0.0)
     _now = wanted
+    for told in listeners:
+        told(wanted.delegate and wanted.pin is None and wanted.math is None and not wanted.wisdom_only and not wanted.verbose)
     return before
 
 

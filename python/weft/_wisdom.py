@@ -13,7 +13,7 @@ import atexit
 import os
 from typing import Optional, Union
 
-from . import _library
+from . import _library, _settings
 
 __all__ = ["autosave", "count", "forget", "load", "save"]
 
@@ -28,7 +28,9 @@ def load(path: Path) -> dict[str, int]:
         >>> weft.backends.wisdom.load("weft.wisdom")["bad_lines"]
         0
     """
-    return _library.wisdom_file("load", os.fspath(path))
+    report = _library.wisdom_file("load", os.fspath(path))
+    _settings.change()   # what was chosen without it is open again
+    return report
 
 
 def save(path: Path) -> dict[str, int]:
@@ -47,6 +49,7 @@ def forget() -> None:
         0
     """
     _library.wisdom_forget()
+    _settings.change()
 
 
 def count() -> int:

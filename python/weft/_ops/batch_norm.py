@@ -242,6 +242,15 @@ def _batch_backward(info, in_dims, grad, input, weight, mean, spread, training, 
     return (_unfold(dx, size, 1), _unfold(dw, size, 0), _unfold(db, size, 0)), (0, 0, 0)
 
 
-batch_norm = Rule("batch_norm", 3, _fake_eval, _save_eval, _gradient_of_forward, _tangent_of_forward, _batch_eval)
-batch_norm_train = Rule("batch_norm_train", 3, _fake_train, _save_train, _gradient_of_forward, _tangent_of_forward, _batch_train)
+def _native_eval(input, weight, bias, running_mean, running_var, eps):
+    return torch.batch_norm(input, weight, bias, running_mean, running_var, False, 0.0, eps, torch.backends.cudnn.enabled)
+
+
+def _native_train(input, weight, bias, running_mean, running_var, eps, momentum):
+    return torch.batch_norm(input, weight, bias, running_mean, running_var, True, momentum, eps, torch.backends.cudnn.enabled), None, None
+
+
+batch_norm = Rule("batch_norm", 3, _fake_eval, _save_eval, _gradient_of_forward, _tangent_of_forward, _batch_eval, native=_native_eval)
+batch_norm_train = Rule("batch_norm_train", 3, _fake_train, _save_train, _gradient_of_forward, _tangent_of_forward, _batch_train,
+                        native=_native_train)
 batch_norm_backward = Rule("batch_norm_backward", 3, _fake_backward, _save_backward, _gradient_of_backward, _tangent_of_backward, _batch_backward)

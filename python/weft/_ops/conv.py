@@ -249,6 +249,25 @@ def _batch_backward(info, in_dims, grad, input, weight, stride, padding, dilatio
     return (dx, dw, db), tuple(0 if want & bit else None for bit in (WANT_INPUT, WANT_WEIGHT, WANT_BIAS))
 
 
-conv = Rule("conv", 3, _fake_conv, _save_forward, _gradient_of_forward, _tangent_of_forward, _batch_forward("conv"))
-conv_transpose = Rule("conv_transpose", 3, _fake_conv_transpose, _save_forward, _gradient_of_forward, _tangent_of_forward, _batch_forward("conv_transpose"))
+# ---------------------------------------------------------------------------------------------- PyTorch's own
+
+_CONV = (torch.conv1d, torch.conv2d, torch.conv3d)
+_CONV_TRANSPOSE = (torch.conv_transpose1d, torch.conv_transpose2d, torch.conv_transpose3d)
+
+
+def _native_conv(input, weight, bias, stride, padding, dilation, groups, act, lo, hi):
+    if act or padding[::2] != padding[1::2]:
+        return NotImplemented
+    return _CONV[len(stride) - 1](input, weight, bias, stride, padding[::2], dilation, groups)
+
+
+def _native_conv_transpose(input, weight, bias, stride, padding, dilation, groups, act, lo, hi, output_padding):
+    if act or padding[::2] != padding[1::2]:
+        return NotImplemented
+    return _CONV_TRANSPOSE[len(stride) - 1](input, weight, bias, stride, padding[::2], output_padding, groups, dilation)
+
+
+conv = Rule("conv", 3, _fake_conv, _save_forward, _gradient_of_forward, _tangent_of_forward, _batch_forward("conv"), native=_native_conv)
+conv_transpose = Rule("conv_transpose", 3, _fake_conv_transpose, _save_forward, _gradient_of_forward, _tangent_of_forward, _batch_forward("conv_transpose"),
+                      native=_native_conv_transpose)
 conv_backward = Rule("conv_backward", 3, _fake_conv_backward, _save_backward, _gradient_of_backward, _tangent_of_backward, _batch_backward)

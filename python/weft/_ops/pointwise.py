@@ -9,6 +9,7 @@ import torch
 import torch.autograd.forward_ad as _forward_ad
 from torch import Tensor
 
+from .. import _shortcut
 from .._rules import TYPES, Rule, call, check, check_writable, dense, is_last
 from .conv import rounded
 
@@ -82,6 +83,10 @@ def _save(ctx, inputs, output):
     return output,
 
 
+_NATIVE = {"relu": torch.relu, "clip": torch._C._nn.hardtanh, "tanh": torch.tanh, "sigmoid": torch.sigmoid}
+_NATIVE_IN_PLACE = {"relu": torch.relu_, "clip": torch._C._nn.hardtanh_, "tanh": torch.tanh_, "sigmoid": torch.sigmoid_}
+
+
 class Pointwise(Rule):
     """A rule with a form in place: in_place(input, settings) differentiates it."""
 
@@ -100,7 +105,7 @@ class Pointwise(Rule):
         def batch(info: Any, in_dims: Any, input: Tensor, *settings: float) -> Any:
             return call(self, input, *settings), in_dims[0]
 
-        super().__init__(name, 1, fake, _save, gradient, tangent, batch)
+        super().__init__(name, 1, fake, _save, gradient, tangent, batch, native=_NATIVE[name])
 
         def forward(ctx: Any, input: Tensor, settings: tuple) -> Tensor:
             _write(self, input, settings)
@@ -136,7 +141,23 @@ def call_in_place(rule: Pointwise, input: Tensor, *settings: float) -> Tensor:
         raise RuntimeError("input: is a leaf that requires grad, allowed in place: a result of other operators, or a tensor without grad")
     if input._is_view():
         return input.copy_(call(rule, input, *settings))
-    return rule.in_place(input, settings)
+    if not _shortcut._open:
+        return rule.in_place(input, settings)
+    return _in_place_by(rule.short, rule, input, settings)
+
+
+def _in_place_by(short: _shortcut.Shortcut, rule: Pointwise, input: Tensor, settings: tuple) -> Tensor:
+    """By PyTorch's own function, once it was seen that no kernel of weft runs for this kind of call: the gradient is aten's anyway."""
+    kind = (*short.kind((input, *settings)), "in place")
+    known = short.known.get(kind)
+    if known:
+        _shortcut._note()
+        return _NATIVE_IN_PLACE[short.name](input, *settings)
+    before = _shortcut._runs()
+    result = rule.in_place(input, settings)
+    if known is None:
+        short._learn(kind, _shortcut._runs() == before)
+    return result
 
 
 relu = Pointwise("relu", _fake)

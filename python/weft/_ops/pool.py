@@ -262,15 +262,29 @@ def _batch(name: str, tensors: int = 1) -> Callable:
     return batch
 
 
+_nn = torch._C._nn
+_AVG, _ADAPTIVE = (None, _nn.avg_pool2d, _nn.avg_pool3d), (None, _nn.adaptive_avg_pool2d, _nn.adaptive_avg_pool3d)
+
+
+def _native_avg(input, kernel_size, stride, padding, ceil_mode, count_include_pad, divisor):
+    function = _AVG[len(kernel_size) - 1]
+    return NotImplemented if function is None else function(input, kernel_size, stride, padding, ceil_mode, count_include_pad, divisor or None)
+
+
+def _native_adaptive(input, output_size):
+    function = _ADAPTIVE[len(output_size) - 1]
+    return NotImplemented if function is None else function(input, output_size)
+
+
 max_pool = Rule("max_pool", 1, _fake_max_pool, _save_max_pool, _gradient_of_max_pool, _tangent_of_max_pool, _batch("max_pool"))
 max_pool_index = Rule("max_pool_index", 1, _fake_max_pool_index, _save_max_pool_index, _gradient_of_max_pool_index, _tangent_of_max_pool_index,
                       _batch("max_pool_index"))
 max_pool_backward = Rule("max_pool_backward", 2, _fake_max_pool_backward, _save_max_pool_backward, _gradient_of_max_pool_backward,
                          _tangent_of_max_pool_backward, _batch("max_pool_backward", 2))
-avg_pool = Rule("avg_pool", 1, _fake_avg_pool, _save_mean, _gradient_of_avg_pool, _tangent_of_avg_pool, _batch("avg_pool"))
+avg_pool = Rule("avg_pool", 1, _fake_avg_pool, _save_mean, _gradient_of_avg_pool, _tangent_of_avg_pool, _batch("avg_pool"), native=_native_avg)
 avg_pool_backward = Rule("avg_pool_backward", 1, _fake_avg_pool_backward, _save_mean_backward, _gradient_of_avg_pool_backward, _tangent_of_avg_pool_backward,
                          _batch("avg_pool_backward"))
 adaptive_avg_pool = Rule("adaptive_avg_pool", 1, _fake_adaptive_avg_pool, _save_mean, _gradient_of_adaptive, _tangent_of_adaptive,
-                         _batch("adaptive_avg_pool"))
+                         _batch("adaptive_avg_pool"), native=_native_adaptive)
 adaptive_avg_pool_backward = Rule("adaptive_avg_pool_backward", 1, _fake_adaptive_avg_pool_backward, _save_mean_backward, _gradient_of_adaptive_backward,
                                   _tangent_of_adaptive_backward, _batch("adaptive_avg_pool_backward"))

@@ -115,6 +115,12 @@ def _batch_backward(info, in_dims, grad_output, output, dim, log, dtype):
     return call(softmax_backward, dy, y, _behind(y, dim), log, dtype).view(y.shape[:rank]), 0
 
 
-softmax = Rule("softmax", 1, _fake, _save(False), _gradient, _tangent, _batch("softmax"))
-log_softmax = Rule("log_softmax", 1, _fake, _save(True), _gradient, _tangent, _batch("log_softmax"))
+def _native(function):
+    def native(input, dim, dtype):
+        return function(input, dim) if dtype == input.dtype else NotImplemented
+    return native
+
+
+softmax = Rule("softmax", 1, _fake, _save(False), _gradient, _tangent, _batch("softmax"), native=_native(torch.softmax))
+log_softmax = Rule("log_softmax", 1, _fake, _save(True), _gradient, _tangent, _batch("log_softmax"), native=_native(torch.log_softmax))
 softmax_backward = Rule("softmax_backward", 2, _fake_backward, _save_backward, _gradient_of_backward, _tangent_of_backward, _batch_backward)

@@ -1,0 +1,96 @@
+"""The short way to PyTorch's own code in training.
+
+Where the planner leaves every pass of a call to PyTorch, a Python function of autograd around it only costs time, twice: PyTorch's own function
+knows its gradient in C++. So the first call of a kind is watched, forward and backward: did a kernel of weft run? If none did, later calls of
+the same kind (shapes, strides, types, settings) go straight to PyTorch's function. Any change of the settings starts this anew.
+"""
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from contextlib import nullcontext
+from typing import Any, Optional
+
+import torch
+from torch import Tensor
+
+from . import _library, _settings
+
+_MOST = 4096                              # kinds of calls remembered for an operator
+_runs = _library.lib.weft_torch_runs      # how many kernels of weft this thread has run
+_note = _library.lib.weft_torch_note      # for weft.backends.kernels()
+_profiled = torch.autograd._profiler_enabled
+_all: list[Shortcut] = []
+_open = True
+
+
+def settings_changed(allowed: bool) -> None:
+    """Forget what was seen; `allowed`: PyTorch's code may be chosen freely."""
+    global _open
+    _open = allowed
+    for shortcut in _all:
+        shortcut.known.clear()
+
+
+_settings.listeners.append(settings_changed)
+
+
+class _Watch(threading.local):
+    key: Any = None
+
+
+watch = _Watch()
+
+
+class Shortcut:
+    """native(*args) is PyTorch's function with the operator's arguments; NotImplemented: not for these."""
+
+    __slots__ = ("name", "native", "known")
+
+    def __init__(self, name: str, native: Callable) -> None:
+        self.name, self.native = name, native
+        self.known: dict[Any, Any] = {}   # the strides of the result where PyTorch's way is open, False where it is not
+        _all.append(self)
+
+    def kind(self, args: tuple) -> tuple:
+        """What the planner's choices depend on."""
+        return tuple([(a.shape, a.stride(), a.dtype, a.device, a.requires_grad) if isinstance(a, Tensor) else tuple(a) if type(a) is list else a
+                      for a in args])
+
+    def call(self, args: tuple, apply: Callable) -> Any:
+        """apply(): weft's way."""
+        kind = self.kind(args)
+        known = self.known.get(kind)
+        if known is None:
+            watch.key = kind
+            try:
+                return apply()
+            finally:
+                watch.key = None
+        if known is False:
+            return apply()
+        with torch.profiler.record_function(f"weft::{self.name}") if _profiled() else nullcontext():
+            result = self.native(*args)
+        first = result[0] if isinstance(result, tuple) else result
+        if result is NotImplemented or first.stride() != known:
+            self.known[kind] = False
+            return apply()
+        _note()
+        return result
+
+    def forward_ran(self, kind: Any, before: int, output: Any) -> Optional[tuple]:
+        """After a watched forward pass: what to hand to the backward pass."""
+        if _runs() != before:
+            self._learn(kind, False)
+            return None
+        return kind, (output[0] if isinstance(output, tuple) else output).stride()
+
+    def backward_ran(self, seen: tuple, before: int) -> None:
+        """After the backward pass of a watched call."""
+        kind, strides = seen
+        self._learn(kind, strides if _runs() == before else False)
+
+    def _learn(self, kind: Any, what: Any) -> None:
+        if len(self.known) >= _MOST:
+            self.known.clear()
+        self.known[kind] = what

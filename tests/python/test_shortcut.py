@@ -1,0 +1,120 @@
+"""In training, calls whose every pass PyTorch computes go straight to its functions from the second one on: with the same results, gradients
+and formats, and only while nothing else was asked for."""
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import weft
+import weft.functional as W
+from cases import channels_last
+
+N, C = 4, 16
+
+
+def data(device, *shape):
+    return torch.randn(*(shape or (N, C, 24, 24)), device=device, requires_grad=True)
+
+
+CALLS = {
+    "conv": lambda m, x, p: m.conv2d(x, p["w"], p["b"], padding=1),
+    "conv-stride": lambda m, x, p: m.conv2d(x, p["w"], None, stride=2, dilation=2),
+    "conv-groups": lambda m, x, p: m.conv2d(x, p["g"], p["b"], groups=2),
+    "conv-transpose": lambda m, x, p: m.conv_transpose2d(x, p["w"], None, stride=2, output_padding=1),
+    "batch-norm": lambda m, x, p: m.batch_norm(x, p["mean"].clone(), p["var"].clone(), p["b"], p["c"], True),
+    "batch-norm-eval": lambda m, x, p: m.batch_norm(x, p["mean"], p["var"], p["b"], p["c"], False),
+    "avg-pool": lambda m, x, p: m.avg_pool2d(x, 3, 2, 1, count_include_pad=False),
+    "adaptive": lambda m, x, p: m.adaptive_avg_pool2d(x, (5, 3)),
+    "relu": lambda m, x, p: m.relu(x),
+    "hardtanh": lambda m, x, p: m.hardtanh(x, -0.5, 0.75),
+    "tanh": lambda m, x, p: m.tanh(x),
+    "sigmoid": lambda m, x, p: m.sigmoid(x),
+    "relu-in-place": lambda m, x, p: m.relu(x * 1.0, inplace=True),
+    "hardtanh-in-place": lambda m, x, p: m.hardtanh(x * 1.0, -0.5, 0.75, inplace=True),
+    "softmax": lambda m, x, p: m.softmax(x, 1),
+    "log-softmax": lambda m, x, p: m.log_softmax(x, -1),
+}
+
+
+def parameters(device):
+    made = {"w": data(device, C, C, 3, 3), "g": data(device, C, C // 2, 3, 3), "b": data(device, C), "c": data(device, C)}
+    return {**made, "mean": torch.randn(C, device=device), "var": torch.rand(C, device=device) + 0.5}
+
+
+def results(m, name, x, p):
+    y = CALLS[name](m, x, p)
+    leaves = [t for t in (x, *p.values()) if t.requires_grad]
+    grads = torch.autograd.grad(y, leaves, torch.linspace(-1, 1, y.numel(), device=y.device).view(y.shape), allow_unused=True)
+    return y, grads
+
+
+@pytest.mark.parametrize("form", ["first", "last"])
+@pytest.mark.parametrize("name", CALLS)
+def test_every_call_is_the_same(device, name, form):
+    weft.backends.set_flags(delegate=True)   # starts anew
+    x, p = data(device), parameters(device)
+    x = (channels_last(x) if form == "last" else x).detach().requires_grad_()
+    want, grads = results(F, name, x, p)
+    kinds = []
+    for _ in range(3):
+        y, ours = results(W, name, x, p)
+        kinds.append(type(y.grad_fn).__name__)
+        assert y.stride() == want.stride() or form == "last"
+        torch.testing.assert_close(y, want, rtol=1e-4, atol=1e-4)
+        for a, b in zip(ours, grads):
+            assert (a is None) == (b is None)
+            if a is not None:
+                torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-3)
+    assert kinds[0].startswith("weft_")
+    if device.type == "cpu" and not name.endswith("in-place"):
+        assert not kinds[1].startswith("weft_") and kinds[1] == kinds[2] and weft.backends.kernels() == "torch", kinds
+
+
+def test_kernels_of_weft_keep_their_way(device):
+    x, w = data(device), data(device, C, 1, 3, 3)
+    for _ in range(3):
+        y = W.conv2d(x, w, padding=1, groups=C)
+        assert type(y.grad_fn).__name__ == "weft_convBackward"
+        torch.autograd.grad(y, (x, w), torch.ones_like(y))
+
+
+@pytest.mark.parametrize("settings", [dict(delegate=False), dict(math="strict"), dict(verbose="error")])
+def test_settings_close_it(device, settings):
+    x, w = data(device, 1, C, 8, 8), data(device, C, C, 3, 3)
+
+    def run():
+        y = W.conv2d(x, w)
+        torch.autograd.grad(y, (x, w), torch.ones_like(y))
+        return type(y.grad_fn).__name__
+    for _ in range(2):
+        run()
+    with weft.backends.flags(**settings):
+        assert run() == run() == "weft_convBackward"
+    assert run() == "weft_convBackward"   # seen anew
+
+
+def test_other_kinds_of_calls_are_seen_by_themselves():
+    x, w = data("cpu"), data("cpu", C, C, 3, 3)
+    for _ in range(2):
+        y = W.conv2d(x, w)
+        torch.autograd.grad(y, (x, w), torch.ones_like(y))
+    assert type(W.conv2d(x, w).grad_fn).__name__ == "ConvolutionBackward0"
+    for other in (W.conv2d(x.detach(), w), W.conv2d(x, w, padding=1), W.conv2d(x, w, act="relu"), W.conv2d(x[:2], w), W.conv2d(x.double(), w.double())):
+        assert type(other.grad_fn).__name__ == "weft_convBackward"
+
+
+def test_second_derivatives_later_on():
+    x, w = torch.randn(1, 4, 6, 6, dtype=torch.float64, requires_grad=True), torch.randn(4, 4, 3, 3, dtype=torch.float64, requires_grad=True)
+    for _ in range(3):
+        assert torch.autograd.gradgradcheck(lambda x, w: W.tanh(W.conv2d(x, w)), (x, w))
+
+
+def test_the_profiler_shows_the_name():
+    x, w = data("cpu"), data("cpu", C, C, 3, 3)
+    for _ in range(2):
+        y = W.conv2d(x, w)
+        torch.autograd.grad(y, (x, w), torch.ones_like(y))
+    with torch.profiler.profile() as profile:
+        assert type(W.conv2d(x, w).grad_fn).__name__ == "ConvolutionBackward0"
+    assert "weft::conv" in {event.key for event in profile.key_averages()}
