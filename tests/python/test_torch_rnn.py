@@ -289,15 +289,19 @@ def forward(tensors: list[Any], settings: list[Any], keep: bool = True) -> tuple
     return torch.ops.weft.rnn_forward(*tensors[:3], tensors[3:], *settings, 0, keep)
 
 
+def of_leaves(case: Case, tensors: list[Any], settings: list[Any]) -> Any:
+    """The operator as a function of the tensors that are there, with the results that have gradients."""
+    def f(*some: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        rest = iter(some)
+        return forward([None if t is None else next(rest) for t in tensors], settings)[:3 if case.lstm else 2]
+    return f
+
+
 @pytest.mark.parametrize("packed", [False, True], ids=["whole", "packed"])
 @pytest.mark.parametrize("case", SMALL, ids=str)
 def test_gradcheck(case, packed, device):
     tensors, settings = operator_call(case, device, packed)
-    given = [t for t in tensors if t is not None]
-
-    def f(*some):
-        rest = iter(some)
-        return forward([None if t is None else next(rest) for t in tensors], settings)[:3 if case.lstm else 2]
+    given, f = [t for t in tensors if t is not None], of_leaves(case, tensors, settings)
     assert torch.autograd.gradcheck(f, given, fast_mode=True)
     assert torch.autograd.gradgradcheck(f, given, fast_mode=True)
 
@@ -318,11 +322,13 @@ def test_third_order(case, device):
     torch.testing.assert_close(found[0], found[1], rtol=1e-8, atol=1e-8)
 
 
-def test_second_derivative_with_dropout_is_refused(device, wefts):
+def test_other_derivatives_with_dropout_are_refused(device, wefts):
     net, x = weft.nn.GRU(INPUTS, HIDDEN, 2, dropout=0.5).to(device), data(device, torch.float32).requires_grad_()
     grad, = torch.autograd.grad(net(x)[0].sum(), x, create_graph=True)
     with pytest.raises(RuntimeError, match="no second derivative with dropout 0.5"):
         grad.sum().backward()
+    with pytest.raises(RuntimeError, match="no forward-mode derivative with dropout 0.5"), torch.autograd.forward_ad.dual_level():
+        net(torch.autograd.forward_ad.make_dual(x.detach(), x.detach()))
 
 
 def test_gradient_without_what_it_needs_is_refused(device):
@@ -354,6 +360,30 @@ def test_torch_func(device, wefts):
     for name, g in torch.func.grad(loss)(params).items():
         want, = torch.autograd.grad(net(x)[0].square().sum(), getattr(net, name))
         torch.testing.assert_close(g, want)
+
+
+@pytest.mark.parametrize("packed", [False, True], ids=["whole", "packed"])
+@pytest.mark.parametrize("case", [*SMALL, Case("RNN", {"nonlinearity": "relu"})], ids=str)
+def test_forward_mode(case, packed, device):
+    """<J v, u> = <v, J' u> of weft's operator; and the gradient of <J v, u> beside a difference."""
+    tensors, settings = operator_call(case, device, packed)
+    leaves = tuple(t.detach() for t in tensors if t is not None)
+    steps, f = tuple(torch.randn_like(t) for t in leaves), of_leaves(case, tensors, settings)
+    results, moved = torch.func.jvp(f, leaves, steps)
+    seeds = tuple(torch.randn_like(y) for y in results)
+    back = torch.func.vjp(f, *leaves)[1](seeds)
+    dot = lambda some, others: sum((a * b).sum() for a, b in zip(some, others, strict=True))
+    torch.testing.assert_close(dot(moved, seeds), dot(steps, back))
+    along = lambda *some: dot(torch.func.jvp(f, some, steps)[1], seeds)
+    ahead, behind = (along(*(t + e * s for t, s in zip(leaves, steps))) for e in (1e-5, -1e-5))
+    torch.testing.assert_close(dot(torch.func.grad(along, argnums=tuple(range(len(leaves))))(*leaves), steps), (ahead - behind) / 2e-5, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("case", [*CASES, Case("LSTM", {"num_layers": 2, "dropout": 0.5})], ids=str)
+def test_gradients_in_eval_mode(case, device, road):
+    """cuDNN refuses them. Nothing is dropped."""
+    ours, twin = case.pair(device, torch.float32)
+    agree(ours.eval(), twin.eval(), data(device, torch.float32, case.options.get("batch_first", False)).requires_grad_())
 
 
 def test_vmap_is_refused(device):

@@ -1,7 +1,7 @@
 """Recurrent layers: shapes and derivatives of weft::rnn_forward and rnn_backward.
 
-The second derivative is PyTorch's: the layers are computed once more by its operators, which can be differentiated to any order. With
-dropout there is none, because that computation would drop other elements.
+The second derivative and the tangent are PyTorch's: the layers are computed once more by its operators, which can be differentiated to any
+order. With dropout there are none, because that computation would drop other elements.
 """
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Any, Optional
 
 import torch
 from torch import Tensor
+from torch._functorch.eager_transforms import enable_inplace_requires_grad
 
 from .._rules import TYPES, Rule, call, check
 
@@ -148,46 +149,66 @@ def _gradient_of_forward(ctx, grad_output, grad_hn, grad_cn, _):
 
 
 def _save_backward(ctx, inputs, output):
-    *lead, params, batch_sizes, ctx.kind, ctx.has_biases, ctx.num_layers, ctx.dropout, ctx.bidirectional, ctx.batch_first, _ = inputs
+    *lead, params, batch_sizes, ctx.settings = *inputs[:_LEAD + 2], inputs[_LEAD + 2:]
     ctx.set_materialize_grads(False)
-    if ctx.kind != "lstm":
+    if ctx.settings[0] != "lstm":
         ctx.mark_non_differentiable(output[2])
     return (*lead, batch_sizes, *params)
 
 
-def _recompute(ctx, x, h, c, batch_sizes, params):
+def _recompute(settings, x, h, c, batch_sizes, params):
     """The layers by PyTorch's operators, of the kind that can be differentiated twice: cuDNN's and oneDNN's cannot. The flags are of the
     process, as PyTorch's are; another thread that reads them meanwhile computes the same without these libraries."""
-    hx = (h, c) if ctx.kind == "lstm" else h
-    settings = (params, ctx.has_biases, ctx.num_layers, 0.0, True, ctx.bidirectional)
+    kind, has_biases, num_layers, _, bidirectional, batch_first = settings[:6]
+    while batch_sizes is not None and torch._C._functorch.is_functorch_wrapped_tensor(batch_sizes):   # PyTorch reads their memory
+        batch_sizes = torch._C._functorch.get_unwrapped(batch_sizes)
+    hx, rest = (h, c) if kind == "lstm" else h, (params, has_biases, num_layers, 0.0, True, bidirectional)
     onednn = torch._C._get_mkldnn_enabled()
     torch._C._set_mkldnn_enabled(False)
     try:
         with torch.backends.cudnn.flags(enabled=False):
-            return TWINS[ctx.kind](x, hx, *settings, ctx.batch_first) if batch_sizes is None else TWINS[ctx.kind](x, batch_sizes, hx, *settings)
+            return TWINS[kind](x, hx, *rest, batch_first) if batch_sizes is None else TWINS[kind](x, batch_sizes, hx, *rest)
     finally:
         torch._C._set_mkldnn_enabled(onednn)
 
 
-def _gradient_of_backward(ctx, ddx, ddh, ddc, weights, biases):
-    if ctx.dropout > 0:
-        raise RuntimeError(f"weft::rnn_backward: has no second derivative with dropout {ctx.dropout:g}, allowed: 0, or PyTorch's kernels "
-                           "(weft.backends, delegate)")
-    x, h, c, _, *grads, batch_sizes = ctx.saved_tensors[:_LEAD + 1]
-    params, again = ctx.saved_tensors[_LEAD + 1:], torch.is_grad_enabled()
-    second = [ddx, ddh, ddc if c is not None else None, *_apart(weights, biases, params)]
-    with torch.enable_grad():
-        x, h, c, *rest = (None if t is None else (t if t.requires_grad else t.detach().requires_grad_()).view_as(t) for t in (x, h, c, *grads, *params))
+def _refuse_dropout(name, what, dropout):
+    if dropout > 0:
+        raise RuntimeError(f"weft::{name}: has no {what} with dropout {dropout:g}, allowed: 0, or PyTorch's kernels (weft.backends, delegate)")
+
+
+def _derive_gradient(settings, x, h, c, grads, params, batch_sizes, second, again):
+    """The layers' gradient J' g, contracted with `second` (of x, h, c and the parameters), differentiated by x, h, c, g and the parameters."""
+    with torch.enable_grad(), enable_inplace_requires_grad(True):
+        x, h, c, *rest = (None if t is None else t.view_as(t).requires_grad_() for t in (x, h, c, *grads, *params))
         grads, params = rest[:3], rest[3:]
         inputs = [t for t in (x, h, c, *params) if t is not None]
-        pairs = [(y, g) for y, g in zip(_recompute(ctx, x, h, c, batch_sizes, params), grads) if g is not None]
+        pairs = [(y, g) for y, g in zip(_recompute(settings, x, h, c, batch_sizes, params), grads) if g is not None]
         first = torch.autograd.grad([y for y, _ in pairs], inputs, [g for _, g in pairs], create_graph=True, allow_unused=True)
         used = [(f, s) for f, s in zip(first, [s for s, t in zip(second, (x, h, c, *params)) if t is not None]) if f is not None and s is not None]
-        every = [x, h, c, None, *grads, *params]
+        every = [x, h, c, *grads, *params]
         found = iter(torch.autograd.grad([f for f, _ in used], [t for t in every if t is not None], [s for _, s in used], create_graph=again,
                                          allow_unused=True) if used else [])
-    return tuple(None if t is None else next(found, None) for t in every)
+    return [None if t is None else next(found, None) for t in every]
 
 
-rnn_forward = Rule("rnn_forward", 3, _fake_forward, _save_forward, _gradient_of_forward, listed=True)
+def _gradient_of_backward(ctx, ddx, ddh, ddc, weights, biases):
+    _refuse_dropout("rnn_backward", "second derivative", ctx.settings[3])
+    x, h, c, _, *grads, batch_sizes = ctx.saved_tensors[:_LEAD + 1]
+    params = ctx.saved_tensors[_LEAD + 1:]
+    second = [ddx, ddh, ddc if c is not None else None, *_apart(weights, biases, params)]
+    found = _derive_gradient(ctx.settings, x, h, c, grads, params, batch_sizes, second, torch.is_grad_enabled())
+    return (*found[:3], None, *found[3:])
+
+
+def _tangent_of_forward(ctx, x, h, c, _, batch_sizes, *rest):
+    """J v is the derivative of v J' g by g, at any g. PyTorch has no J itself: its cells on CUDA are fused, with a gradient only."""
+    _refuse_dropout("rnn_forward", "forward-mode derivative", ctx.settings[3])
+    many = (len(rest) - 3) // 2
+    params, steps = rest[:many], rest[many:]
+    grads = (x.new_zeros(*x.shape[:-1], h.shape[2] * (2 if ctx.settings[4] else 1)), torch.zeros_like(h), None if c is None else torch.zeros_like(c))
+    return (*_derive_gradient(ctx.settings, x, h, c, grads, params, batch_sizes, steps, True)[3:6], None)
+
+
+rnn_forward = Rule("rnn_forward", 3, _fake_forward, _save_forward, _gradient_of_forward, _tangent_of_forward, listed=True)
 rnn_backward = Rule("rnn_backward", _LEAD, _fake_backward, _save_backward, _gradient_of_backward, listed=True)

@@ -115,13 +115,16 @@ def _cast(kind: str, x: Tensor, h: Tensor, c: Optional[Tensor], params: Sequence
     return x, h, c, params
 
 
+def _wants_grad(x: Tensor, h: Tensor, c: Optional[Tensor], params: Sequence[Tensor]) -> bool:
+    return torch.is_grad_enabled() and (x.requires_grad or h.requires_grad or (c is not None and c.requires_grad) or any(p.requires_grad for p in params))
+
+
 def _wefts(kind: str, x: Tensor, batch_sizes: Optional[Tensor], h: Tensor, c: Optional[Tensor], params: Sequence[Tensor], has_biases: bool,
            num_layers: int, dropout: float, bidirectional: bool, batch_first: bool) -> Any:
     """weft's operator. What drops is decided by a number that PyTorch's generator of the CPU draws, so torch.manual_seed repeats it."""
     if _any_autocast():
         x, h, c, params = _cast(kind, x, h, c, params)
-    keep = torch.is_grad_enabled() and (x.requires_grad or h.requires_grad or (c is not None and c.requires_grad)
-                                        or any(p.requires_grad for p in params) or _in_transform())
+    keep = _wants_grad(x, h, c, params) or torch.is_grad_enabled() and _in_transform()
     seed = int(torch.randint(1 << 62, ()).item()) if dropout > 0 else 0
     y, hn, cn, _ = call(_ops.rnn_forward, x, h, c, params, batch_sizes, kind, has_biases, num_layers, dropout, bidirectional, batch_first, seed, keep)
     return (y, hn, cn) if kind == "lstm" else (y, hn)
@@ -131,16 +134,17 @@ def _overridden(function: Callable, tensors: tuple, args: tuple, named: dict) ->
     return handle_torch_function(function, tensors, *args, **named)
 
 
-def _delegates(kind: str, x: Tensor) -> bool:
+def _delegates(kind: str, x: Tensor, tensors: Sequence[Tensor]) -> bool:
     """weft's only recurrent kernels are its references, so PyTorch's run unless that is forbidden or a kernel of weft is pinned. Nor can
     torch.compile keep what oneDNN's LSTM saves for its gradient. And autocast to float16 comes after PyTorch has chosen oneDNN, which has no
-    such LSTM on most machines."""
+    such LSTM on most machines. Before cuDNN's layers PyTorch asks where the weights lie, which tensors that torch.func differentiates cannot tell."""
     chosen = _settings.now()
     if chosen.pin is not None and kind in chosen.pin:
         return False
     unkept = kind == "lstm" and _is_compiling() and x.device.type == "cpu" and x.dtype != torch.float64 and torch.is_grad_enabled()
     uncast = kind == "lstm" and _any_autocast() and x.device.type == "cpu" and x.dtype == torch.float32 and autocast_dtype(x.device) == torch.float16
-    return chosen.delegate and not unkept and not uncast
+    wrapped = not _is_compiling() and _in_transform() and x.is_cuda and any(map(torch._C._functorch.is_gradtrackingtensor, tensors))
+    return chosen.delegate and not unkept and not uncast and not wrapped
 
 
 def prepare(function: Callable, args: tuple, named: dict[str, Any]) -> tuple[Callable, tuple]:
@@ -168,7 +172,7 @@ def prepare(function: Callable, args: tuple, named: dict[str, Any]) -> tuple[Cal
         raise RuntimeError(f"{kind}: dropout is {dropout}, allowed: 0 to 1")
     h, c = hx if kind == "lstm" else (hx, None)
     strange = foreign(x)
-    if not strange and not _delegates(kind, x):
+    if not strange and not _delegates(kind, x, tensors):
         return _wefts, (kind, x, batch_sizes, h, c, params, has_biases, num_layers, float(dropout) if train and num_layers > 1 else 0.0, bidirectional,
                         batch_first)
     if not strange and (_is_compiling() or not _is_tracing()):   # in a trace of torch.jit sizes are tensors
@@ -177,6 +181,8 @@ def prepare(function: Callable, args: tuple, named: dict[str, Any]) -> tuple[Cal
         if batch_sizes is not None and x.is_cuda and int(batch_sizes.sum()) != x.shape[0]:   # cuDNN reads past the data and says nothing
             raise RuntimeError(f"{kind}: batch_sizes sum to {int(batch_sizes.sum())}, allowed: the rows of data, {x.shape[0]}")
         _note(_NUMBER[kind])
+    if x.is_cuda and not train and _wants_grad(x, h, c, params):   # cuDNN keeps what its gradient needs in training only, which drops nothing
+        dropout, train = 0.0, True                                # where dropout is 0
     rest = (hx, params, has_biases, num_layers, dropout, train, bidirectional)
     return _ops.TWINS[kind], (x, *rest, batch_first) if batch_sizes is None else (x, batch_sizes, *rest)
 
