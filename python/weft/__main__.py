@@ -2,7 +2,10 @@
 from __future__ import annotations
 
 import argparse
+import os
+import signal
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -11,7 +14,10 @@ from . import _library, _twin, bench, demo
 
 _PROBLEM_HELP = """A problem is a text such as conv2d:fwd:f32:nchw:n8c128h56w56:o128k3p1g128 (docs/problem.md has the grammar);
 its pass may also be train: forward and every gradient through autograd.
-Exit codes: 0 done, 1 the results differ, 2 misuse."""
+Columns: peer is PyTorch, ratio is peer over weft; floor is the time this machine needs to move the bytes once or to do the flops,
+share is floor over weft. A ? marks a row that was measured beside other work.
+Exit codes: 0 done, 1 the results differ or FILE cannot be written, 2 misuse."""
+_MOST_THREADS = 1024                 # PyTorch falls over where the system cannot start as many as it was asked for
 
 
 def _flags(cflags: bool, libs: bool) -> int:
@@ -34,61 +40,68 @@ def _info() -> int:
     return 0
 
 
-def _positive(text: str) -> int:
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"is {value}, allowed: 1 or more")
-    return value
+def _count(most: int) -> Callable[[str], int]:
+    """Reads a whole number from 1 to `most`."""
+    def read(text: str) -> int:
+        if not text.isdecimal() or not 1 <= int(text) <= most:
+            raise argparse.ArgumentTypeError(f"is {text!r}, allowed: a whole number from 1 to {most}")
+        return int(text)
+    return read
 
 
-def _parser() -> argparse.ArgumentParser:
+def _parsers() -> tuple[argparse.ArgumentParser, argparse.ArgumentParser]:
+    """The parser of the whole command, and that of bench, whose usage its errors show."""
     parser = argparse.ArgumentParser(prog="python -m weft", description="weft's operators in PyTorch: measure them, look at what runs.")
     parser.add_argument("--cflags", action="store_true", help="print the compiler flags for a C program that uses weft")
     parser.add_argument("--libs", action="store_true", help="print the linker flags for a C program that uses weft")
     parser.add_argument("--version", action="version", version=f"weft {_library.version()}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND")
-    b = commands.add_parser("bench", help="time weft beside PyTorch and the floor", epilog=_PROBLEM_HELP,
+    b = commands.add_parser("bench", help="time weft beside PyTorch and the floor", description="Time weft beside PyTorch and the floor.", epilog=_PROBLEM_HELP,
                             formatter_class=argparse.RawDescriptionHelpFormatter)
     b.add_argument("problem", nargs="*", metavar="PROBLEM")
     b.add_argument("--set", dest="named", metavar="NAME", help="the problems of bench/NAME.txt, or models: the networks of examples/models, converted")
     b.add_argument("--models", metavar="A,B", help="of the set models, only these")
-    b.add_argument("--batch", type=_positive, metavar="N", help="of the set models (default: 2 on the CPU, each model's own on CUDA)")
+    b.add_argument("--batch", type=_count(1 << 20), metavar="N", help="of the set models (default: 2 on the CPU, each model's own on CUDA)")
     b.add_argument("--device", choices=("cpu", "cuda"), help="of the set models (default cpu); a problem names its own")
     b.add_argument("--json", metavar="FILE", help="write the rows there as well")
-    b.add_argument("--rounds", type=_positive, default=11, metavar="N", help=f"samples of each side, at least {bench.MIN_ROUNDS} (default 11)")
-    b.add_argument("--threads", type=_positive, metavar="N", help="for both sides (default: PyTorch's)")
+    b.add_argument("--rounds", type=_count(1001), default=11, metavar="N", help=f"samples of each side, at least {bench.MIN_ROUNDS} (default 11)")
+    b.add_argument("--threads", type=_count(_MOST_THREADS), metavar="N", help="for both sides (default: PyTorch's)")
     b.add_argument("--pass", dest="passes", choices=_twin.PASSES, help="instead of the pass in the text")
-    d = commands.add_parser("demo", help="five cases and two networks on this machine, PyTorch beside weft, and a page about them")
+    d = commands.add_parser("demo", help="five cases and two networks on this machine, PyTorch beside weft, and a page about them",
+                            description="Measure five cases and two networks on this machine's CPU, PyTorch beside weft, in about 20 seconds: a table, and the "
+                                        "same as a page with drawings. Exit codes: 0 done, 1 a result is wrong or FILE cannot be written, 2 misuse.")
     d.add_argument("--html", default="report.html", metavar="FILE", help="where the page goes (default report.html)")
     d.add_argument("--only", metavar="A,B", help="only the cases whose names contain one of these words")
     commands.add_parser("info", help="the library, PyTorch and the machine as weft sees it")
-    return parser
+    return parser, b
 
 
 def _bench(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
     if bool(args.problem) == bool(args.named):
-        parser.error("bench: expects PROBLEM... or --set NAME" + (", not both" if args.named else ""))
+        parser.error("expects PROBLEM... or --set NAME" + (", not both" if args.named else ""))
     if args.named == bench.MODELS:
         if args.passes:
-            parser.error("bench: --pass goes with problems; the set models runs inference and training")
+            parser.error("--pass goes with problems; the set models runs inference and training")
         return bench.run_models(args.models, args.batch, args.device or "cpu", args.rounds, args.threads, args.json)
     for option in ("models", "batch", "device"):
         if getattr(args, option):
-            parser.error(f"bench: --{option} goes with --set models")
+            parser.error(f"--{option} goes with --set models")
     try:
         problems = bench.problems_of(args.named) if args.named else args.problem
     except ValueError as problem:
-        parser.error(f"bench: {problem}")
+        parser.error(str(problem))
     return bench.run(problems, args.passes, args.rounds, args.threads, args.json)
 
 
 def main(argv: list[str] | None = None) -> int:
-    parser = _parser()
+    parser, bench_parser = _parsers()
     args = parser.parse_args(argv)
     if args.cflags or args.libs:
+        if args.command:
+            parser.error(f"--cflags and --libs go without a command, got {args.command!r}")
         return _flags(args.cflags, args.libs)
     if args.command == "bench":
-        return _bench(args, parser)
+        return _bench(args, bench_parser)
     if args.command == "demo":
         return demo.run(args.html, args.only)
     if args.command == "info":
@@ -97,5 +110,19 @@ def main(argv: list[str] | None = None) -> int:
     return 2
 
 
+def _process() -> int:
+    """main() as a process ends: an interrupt and a reader that has gone (`| head`) are no crashes."""
+    try:
+        code = main()
+        sys.stdout.flush()
+        return code
+    except KeyboardInterrupt:
+        print("\npython -m weft: stopped", file=sys.stderr)
+        return 128 + signal.SIGINT
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())   # or Python's last flush would fail again
+        return 128 + signal.SIGPIPE
+
+
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(_process())

@@ -4,7 +4,7 @@ from __future__ import annotations
 import ctypes
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -48,18 +48,37 @@ def _used(cores: set[int]) -> float:
     return ticks / os.sysconf("SC_CLK_TCK") - time.process_time()
 
 
-def busy(seconds: float = 0.25) -> str:
-    """What makes timings here worthless, or "". With other work on the cores each parallel region waits a time slice for its slowest
-    thread: the figures then count regions, not work. The load average would not do: it remembers the build of a minute ago."""
+def watch(least: float = 0.25) -> Callable[[], str]:
+    """Looks from now on; what it returns says, when called, what made the timings since then worthless, or "". With other work on the cores
+    each parallel region waits a time slice for its slowest thread: the figures then count regions, not work. The load average would not do:
+    it remembers the build of a minute ago. least: seconds to look at, as the kernel counts in hundredths."""
     try:
         cores = os.sched_getaffinity(0)
         before, start = _used(cores), time.monotonic()
-        time.sleep(seconds)
-        others = (_used(cores) - before) / (time.monotonic() - start)
     except (AttributeError, OSError, ValueError):
-        return ""
-    spare = len(cores) - torch.get_num_threads()
-    return f"other work takes {others:.1f} of {len(cores)} cores: do not trust these times" if others > max(0, spare) + 0.25 else ""
+        return lambda: ""
+
+    def verdict() -> str:
+        time.sleep(max(0.0, start + least - time.monotonic()))
+        others = (_used(cores) - before) / (time.monotonic() - start)
+        spare = len(cores) - torch.get_num_threads()
+        return f"other work takes {others:.1f} of {len(cores)} cores: do not trust these times" if others > max(0, spare) + 0.25 else ""
+    return verdict
+
+
+def busy(seconds: float = 0.25) -> str:
+    """What makes timings here worthless at the moment, or ""."""
+    return watch(seconds)()
+
+
+def disturbed(rows: Sequence[dict]) -> str:
+    """How many of the rows were measured beside other work, for the lines below a table; "" for none.
+
+        >>> disturbed([{"busy": ""}, {"busy": "other work takes 1.0 of 2 cores"}])
+        'other work was on the cores during 1 of 2 rows, marked ?: do not trust their times'
+    """
+    count = sum(bool(row.get("busy")) for row in rows)
+    return f"other work was on the cores during {count} of {len(rows)} rows, marked ?: do not trust their times" if count else ""
 
 
 class Cpu:

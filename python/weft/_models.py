@@ -141,6 +141,7 @@ def measure(name: str, batch: Optional[int] = None, device: str = "cpu", rounds:
     other = converted(net)
     few = tuple(x[:2] for x in inputs)
     for passed in passes:
+        busy = _clock.watch()
         error, rounding = errors(net, other, few, passed == "train")
         nets = [copy.deepcopy(net), copy.deepcopy(other)]
         runs = [PASSES[passed](m, inputs) for m in nets]
@@ -150,4 +151,4 @@ def measure(name: str, batch: Optional[int] = None, device: str = "cpu", rounds:
         yield {"model": name, "batch": batch, "shape": list(inputs[0].shape), "pass": passed, "device": device, "peer": f"torch {torch.__version__}",
                "peer_ms": statistics.median(theirs), "weft_ms": statistics.median(ours), "ratio": statistics.median(p / w for w, p in zip(ours, theirs)),
                "weft_bytes": _memory.peak(runs[1], where), "peer_bytes": _memory.peak(runs[0], where), "error": error, "rounding": rounding,
-               "rounds": len(ours), "threads": torch.get_num_threads(), "pages": _clock.pages, "busy": _clock.busy()}
+               "rounds": len(ours), "threads": torch.get_num_threads(), "pages": _clock.pages, "busy": busy()}

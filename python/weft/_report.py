@@ -26,8 +26,10 @@ th { text-align: right; font-weight: 500; color: var(--soft); font-size: 13px; p
 td { text-align: right; padding: 7px 10px; border-bottom: 1px solid var(--line); white-space: nowrap; } tr:last-child td { border-bottom: 0; }
 th:first-child, td:first-child { text-align: left; padding-left: 0; white-space: normal; min-width: 250px; } td small { display: block; color: var(--soft); }
 .gain { color: var(--gain); font-weight: 600; } .loss { color: var(--loss); font-weight: 600; }
-.pair { display: grid; grid-template-columns: 1fr 1fr; gap: 20px; } @media (max-width: 900px) { .pair { grid-template-columns: 1fr; } }
-svg { display: block; width: 100%; height: auto; }
+.pair { display: grid; grid-template-columns: 1fr 1fr; gap: 0 20px; } @media (max-width: 900px) { .pair { grid-template-columns: 1fr; } }
+@media (max-width: 600px) { section { padding: 16px; } th, td { padding-left: 6px; padding-right: 6px; }
+  th:first-child, td:first-child { min-width: 130px; } }
+svg { display: block; width: 100%; height: auto; } .wide { min-width: 720px; }
 svg text { fill: var(--ink); font: 12px system-ui, sans-serif; } svg .s { fill: var(--soft); font-size: 11px; }
 .bw { fill: var(--weft); } .bt { fill: var(--torch); }
 .rule { stroke: var(--grid); stroke-width: 1; } .roof { stroke: var(--ink); stroke-width: 2; fill: none; }
@@ -67,18 +69,20 @@ def _tick(value: float) -> str:
 
 # ---------------------------------------------------------------------------------------------- the table
 
-def _ratio(value: float) -> str:
+def _kind(row: dict) -> str:
     """Within a twentieth both are as fast: that is what a quiet machine repeats."""
-    kind = "gain" if value > 1.05 else "loss" if value < 1 / 1.05 else ""
-    said = f"{number(value)}x"
-    return f'<span class="{kind}">{said}</span>' if kind else said
+    return "disturbed" if row.get("busy") else "gain" if row["ratio"] > 1.05 else "loss" if row["ratio"] < 1 / 1.05 else "level"
+
+
+def _ratio(row: dict) -> str:
+    return f'<span class="{_kind(row)}">{number(row["ratio"])}{"?" if row.get("busy") else "x"}</span>'
 
 
 def _table(rows: Sequence[dict]) -> str:
     head = ("case", "torch ms", "weft ms", "torch / weft", "torch MB", "weft MB", "largest error")
     lines = ["<tr>" + "".join(f'<th scope="col">{h}</th>' for h in head) + "</tr>"]
     for row in rows:
-        cells = (f"{escape(row['title'])}<small>{escape(row['source'])}</small>", number(row["peer_ms"]), number(row["weft_ms"]), _ratio(row["ratio"]),
+        cells = (f"{escape(row['title'])}<small>{escape(row['source'])}</small>", number(row["peer_ms"]), number(row["weft_ms"]), _ratio(row),
                  number(row["peer_bytes"] / 1e6), number(row["weft_bytes"] / 1e6), f"{row['error']:.1e}")
         lines.append("<tr>" + "".join(f"<td>{c}</td>" for c in cells) + "</tr>")
     return f'<div class="scroll"><table>{"".join(lines)}</table></div>'
@@ -144,7 +148,7 @@ def _roofline(rows: Sequence[dict], bytes_per_ms: float, flops_per_ms: float) ->
     parts.append(f'<text class="s" x="{left - 8}" y="12" text-anchor="end">flop/s</text>')
     start = 10.0 ** x.first
     parts.append(f'<polyline class="roof" points="{x(start):.1f},{y(memory * start):.1f} {x(knee):.1f},{y(roof):.1f} {x(10.0 ** x.last):.1f},{y(roof):.1f}"/>')
-    parts.append(f'<text class="s" x="{x(10.0 ** x.last) - 4:.1f}" y="{y(roof) + 15:.1f}" text-anchor="end">{_engineering(roof, "flop/s")}</text>')
+    parts.append(f'<text class="s" x="{x(10.0 ** x.last) - 4:.1f}" y="{y(roof) - 7:.1f}" text-anchor="end">{_engineering(roof, "flop/s")}</text>')
     parts.append(f'<text class="s" x="{(left + width - right) / 2}" y="{height - 8}" text-anchor="middle">flops of a byte, each tensor moved once</text>')
     points.sort(key=lambda p: y(p[3]))
     for (title, intensity, theirs, ours), at in zip(points, _spread([y(p[3]) for p in points], 18, top + 8, height - bottom)):
@@ -154,7 +158,7 @@ def _roofline(rows: Sequence[dict], bytes_per_ms: float, flops_per_ms: float) ->
                      f'<circle class="ring" cx="{px:.1f}" cy="{y(theirs):.1f}" r="5"/><circle class="bw" cx="{px:.1f}" cy="{y(ours):.1f}" r="6">'
                      f'<title>{escape(title)}: weft {_engineering(ours, "flop/s")}, torch {_engineering(theirs, "flop/s")}</title></circle>'
                      f'<text x="{label}" y="{at + 4:.1f}">{escape(title)}</text>')
-    return f'<svg role="img" aria-label="Roofline" viewBox="0 0 {width} {height}">{"".join(parts)}</svg>'
+    return f'<div class="scroll"><svg class="wide" role="img" aria-label="Roofline" viewBox="0 0 {width} {height}">{"".join(parts)}</svg></div>'
 
 
 # ---------------------------------------------------------------------------------------------- the page
@@ -168,9 +172,9 @@ def _section(title: str, text: str, body: str) -> str:
 
 def page(rows: Sequence[dict], failed: Sequence[str], machine: dict[str, str], warning: str, bytes_per_ms: float, flops_per_ms: float) -> str:
     """The whole file. rows: those of bench.measure and _models.measure with a title and a source."""
-    gains = sum(r["ratio"] > 1.05 for r in rows)
-    losses = sum(r["ratio"] < 1 / 1.05 for r in rows)
-    summary = f"Of {len(rows)} measurements weft is faster in {gains}, slower in {losses} and level in {len(rows) - gains - losses}."
+    kinds = [_kind(r) for r in rows]
+    summary = (f"Of {len(rows)} measurements weft is faster in {kinds.count('gain')}, slower in {kinds.count('loss')} and level in {kinds.count('level')}"
+               f"{', and other work disturbed ' + str(kinds.count('disturbed')) if 'disturbed' in kinds else ''}.")
     notes = "".join(f'<p class="warn">{escape(text[0].upper() + text[1:])}.</p>' for text in ([warning] if warning else []) + [f"failed: {f}" for f in failed])
     facts = "".join(f"<div><dt>{escape(k)}</dt><dd>{escape(v)}</dd></div>" for k, v in machine.items())
     problems = "".join(f"<p class='small'>{escape(r['title'])}: {r['rounds']} rounds<br><code>{escape(r['problem'])}</code><br>"
@@ -179,8 +183,8 @@ def page(rows: Sequence[dict], failed: Sequence[str], machine: dict[str, str], w
     body = [
         "<header><h1>weft beside PyTorch</h1>",
         f"<p class=\"soft\">{escape(machine['Processor'])}, {escape(machine['Threads'])} threads, float32. {escape(summary)}</p>{notes}</header>",
-        _section("Figures", "Medians of interleaved rounds, caches emptied before each. Memory: the most a call holds at once. Error: the largest "
-                 "difference between the two over the largest value.", _table(rows)),
+        _section("Figures", "Medians of interleaved rounds, caches emptied before each, the ratio's too. Memory: the most a call holds at once. Error: the "
+                 "largest difference between the two over the largest value.", _table(rows)),
         '<div class="pair">',
         _section("Time", "Milliseconds; shorter is better. Each pair has its own scale.",
                  _KEY + _bars(rows, ("peer_ms", "weft_ms"), lambda v: f"{number(v)} ms", "Time")),

@@ -7,6 +7,7 @@ streaming stores), and the flops of the direct sum at the measured rate of multi
 from __future__ import annotations
 
 import json
+import os
 import statistics
 import sys
 from collections.abc import Iterable
@@ -31,7 +32,7 @@ def measure(text: str, passes: Optional[str] = None, rounds: int = 11) -> dict:
         >>> bench.measure("conv2d:fwd:f32:nchw:n1c8h56w56:o8k3p1g8")["ratio"] > 0
         True
     """
-    twin = _twin.build(text, passes)
+    busy, twin = _clock.watch(), _twin.build(text, passes)
     error, allowed = _twin.error(twin)
     if not error <= allowed:
         raise RuntimeError(f"{twin.text}: weft ({twin.kernel}) and PyTorch differ by {error:.2e} of the largest value, allowed: {allowed:.2e}")
@@ -55,7 +56,7 @@ def measure(text: str, passes: Optional[str] = None, rounds: int = 11) -> dict:
         "floor_is": "bytes" if move_ms >= compute_ms else "flops", "move_ms": move_ms, "compute_ms": compute_ms, "error": error,
         "bytes": twin.read + twin.write, "flops": twin.flops, "weft_bytes": _memory.peak(twin.weft, twin.device),
         "peer_bytes": _memory.peak(twin.peer, twin.device), "rounds": len(samples[0]), "threads": torch.get_num_threads(), "pages": _clock.pages,
-        "busy": _clock.busy(),
+        "busy": busy(),
     }
     if twin.device.type == "cuda":
         row["weft_wall_ms"], row["peer_wall_ms"] = clock.wall(twin.weft), clock.wall(twin.peer)
@@ -66,9 +67,13 @@ def _line(values: Iterable[str], widths: list[int]) -> str:
     return "  ".join(v.ljust(w) if i < 2 else v.rjust(w) for i, (v, w) in enumerate(zip(values, widths))).rstrip()
 
 
+def _ratio(row: dict) -> str:
+    return f"{row['ratio']:.2f}" + ("?" if row["busy"] else "")
+
+
 def _cells(row: dict) -> tuple[str, ...]:
     wall = (f"wall {row['peer_wall_ms']:.3f} / {row['weft_wall_ms']:.3f}",) if "weft_wall_ms" in row else ()
-    return (row["problem"], row["kernel"], f"{row['peer_ms']:.3f}", f"{row['weft_ms']:.3f}", f"{row['ratio']:.2f}", f"{row['floor_ms']:.3f}",
+    return (row["problem"], row["kernel"], f"{row['peer_ms']:.3f}", f"{row['weft_ms']:.3f}", _ratio(row), f"{row['floor_ms']:.3f}",
             f"{row['share']:.2f}", *wall)
 
 
@@ -95,20 +100,39 @@ def _begin(what: str, threads: Optional[int], out: TextIO) -> None:
     torch.manual_seed(0)
     print(f"torch {torch.__version__} beside weft {_library.version()}, {torch.get_num_threads()} threads, medians of {what} interleaved rounds, caches "
           f"emptied, pages {'kept on both sides' if kept else 'as the allocator has them'}", file=out)
-    if _clock.busy():
-        print(f"warning: {_clock.busy()}", file=out)
+    if warning := _clock.busy():
+        print(f"warning: {warning}", file=out)
 
 
 def _complain(why: object) -> None:
     print(f"python -m weft bench: {why}", file=sys.stderr)
 
 
-def _save(rows: list[dict], file: Optional[str]) -> int:
+def refusal(file: Optional[str]) -> str:
+    """Why this file cannot be written, or "": to be asked before minutes of measuring.
+
+        >>> from weft import bench
+        >>> bench.refusal("/nowhere/rows.json")
+        '/nowhere/rows.json cannot be written: there is no directory /nowhere'
+    """
+    path = Path(file or os.devnull)
+    if path.is_dir():
+        why = "it is a directory"
+    elif not path.parent.is_dir():
+        why = f"there is no directory {path.parent}"
+    else:
+        why = "" if os.access(path if path.exists() else path.parent, os.W_OK) else "no permission"
+    return f"{file} cannot be written: {why}" if why else ""
+
+
+def _end(rows: list[dict], file: Optional[str], out: TextIO) -> int:
+    if warning := _clock.disturbed(rows):
+        print(f"warning: {warning}", file=out)
     try:
         if file:
             Path(file).write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
     except OSError as problem:
-        _complain(f"{file} cannot be written: {problem}")
+        _complain(f"{file} cannot be written: {problem.strerror}")
         return 1
     return 0
 
@@ -123,6 +147,9 @@ def run(problems: list[str], passes: Optional[str] = None, rounds: int = 11, thr
         0
     """
     out = out or sys.stdout
+    if why := refusal(file):
+        _complain(why)
+        return 1
     _begin(str(max(rounds, MIN_ROUNDS)), threads, out)
     widths = [max(len(p) + 6 for p in problems), 44] + [w for _, w in _COLUMNS[2:]] + [20]   # the last: wall time, CUDA only
     rows, code = [], 0
@@ -131,7 +158,7 @@ def run(problems: list[str], passes: Optional[str] = None, rounds: int = 11, thr
         try:
             row = measure(text, passes, rounds)
         except ValueError as problem:
-            _complain(problem)
+            _complain(problem if text in str(problem) else f"{text}: {problem}")
             code = 2
             continue
         except RuntimeError as problem:
@@ -140,7 +167,7 @@ def run(problems: list[str], passes: Optional[str] = None, rounds: int = 11, thr
             continue
         rows.append(row)
         print(_line(_cells(row), widths), file=out, flush=True)
-    return max(code, _save(rows, file))
+    return max(code, _end(rows, file, out))
 
 
 def run_models(names: Optional[str] = None, batch: Optional[int] = None, device: str = "cpu", rounds: int = 11, threads: Optional[int] = None,
@@ -160,6 +187,9 @@ def run_models(names: Optional[str] = None, batch: Optional[int] = None, device:
     except (ValueError, FileNotFoundError) as problem:
         _complain(problem)
         return 2
+    if why := refusal(file):
+        _complain(why)
+        return 1
     out = out or sys.stdout
     _begin(f"up to {rounds}", threads, out)
     widths, rows, code = [w for _, w in _MODEL_COLUMNS], [], 0
@@ -167,10 +197,10 @@ def run_models(names: Optional[str] = None, batch: Optional[int] = None, device:
     for name in picked:
         for row in _models.measure(name, batch, device, rounds):
             rows.append(row)
-            print(_line((row["model"], row["pass"], str(row["batch"]), f"{row['peer_ms']:.2f}", f"{row['weft_ms']:.2f}", f"{row['ratio']:.2f}",
+            print(_line((row["model"], row["pass"], str(row["batch"]), f"{row['peer_ms']:.2f}", f"{row['weft_ms']:.2f}", _ratio(row),
                          f"{row['peer_bytes'] / 1e6:.1f}", f"{row['weft_bytes'] / 1e6:.1f}", f"{row['error']:.1e}", f"{row['rounding']:.1e}"), widths),
                   file=out, flush=True)
             if _models.is_wrong(row):
                 _complain(f"{name}, {row['pass']}: the results differ by {row['error']:.1e} of the largest value, and rounding explains {row['rounding']:.1e}")
                 code = 1
-    return max(code, _save(rows, file))
+    return max(code, _end(rows, file, out))

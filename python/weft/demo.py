@@ -5,7 +5,9 @@ fast, a case still ends within seconds; such losses are shown like the rest.
 """
 from __future__ import annotations
 
+import os
 import platform
+import shutil
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -98,24 +100,28 @@ def _line(cells: tuple[str, ...]) -> str:
 
 
 def _cells(row: dict) -> tuple[str, ...]:
-    return (row["title"], f"{row['peer_ms']:.2f}", f"{row['weft_ms']:.2f}", f"{row['ratio']:.2f}x", f"{row['peer_bytes'] / 1e6:.1f}",
+    ratio = f"{row['ratio']:.2f}{'?' if row['busy'] else 'x'}"
+    return (row["title"], f"{row['peer_ms']:.2f}", f"{row['weft_ms']:.2f}", ratio, f"{row['peer_bytes'] / 1e6:.1f}",
             f"{row['weft_bytes'] / 1e6:.1f}", f"{row['error']:.1e}")
 
 
 def _measure_all(jobs: list[tuple[str, Callable[[], Iterator[dict]]]], out: TextIO) -> tuple[list[dict], list[str]]:
-    """Rows, and what failed. A line that says what is under way is overwritten by its result where `out` is a terminal."""
+    """Rows, and what failed. On a terminal a line says what is under way until the result overwrites it; it is cut to the terminal's width,
+    as a wrapped line could not be overwritten. In a file there are results only."""
     rows: list[dict] = []
     failed: list[str] = []
-    live = out.isatty()
+    live = out.isatty() and os.environ.get("TERM") != "dumb"
+    clear = "\x1b[K" if live else ""
     for i, (title, measure) in enumerate(jobs):
-        print(f"  [{i + 1}/{len(jobs)}] {title} ...", end="\r" if live else "\n", file=out, flush=True)
+        if live:
+            print(f"  [{i + 1}/{len(jobs)}] {title} ..."[:shutil.get_terminal_size().columns - 1], end="\r", file=out, flush=True)
         try:
             for row in measure():
                 rows.append(row)
-                print(("\x1b[K" if live else "") + _line(_cells(row)), file=out, flush=True)
+                print(clear + _line(_cells(row)), file=out, flush=True)
         except (RuntimeError, FileNotFoundError) as problem:
             failed.append(f"{title}: {problem}")
-            print(("\x1b[K" if live else "") + f"{title}: failed: {problem}", file=out, flush=True)
+            print(f"{clear}{title}: failed: {problem}", file=out, flush=True)
     return rows, failed
 
 
@@ -132,23 +138,30 @@ def run(html: str = "report.html", only: Optional[str] = None, out: Optional[Tex
     except ValueError as problem:
         print(f"python -m weft demo: {problem}", file=sys.stderr)
         return 2
+    if why := bench.refusal(html):
+        print(f"python -m weft demo: {why}", file=sys.stderr)
+        return 1
     out = out or sys.stdout
     start, kept = time.monotonic(), _clock.keep_pages()
     torch.manual_seed(0)
     machine, warning = _machine(), _clock.busy()
     print(f"torch {machine['torch']} beside weft {machine['weft']} on {machine['Processor']}, {machine['Threads']} threads, float32.", file=out)
-    print(f"Times: medians of interleaved rounds, caches emptied{', pages kept on both sides' if kept else ''}. Ratio: torch over weft, more than 1 is a "
-          "gain.\nMemory: the most a call holds at once. Error: the largest difference over the largest value.\n", file=out)
+    print(f"Times: medians of interleaved rounds, caches emptied{', pages kept on both sides' if kept else ''}.\n"
+          "Ratio: the median over the rounds of torch over weft, more than 1 is a gain.\n"
+          "Memory: the most a call holds at once. Error: the largest difference over the largest value.\n", file=out)
     if warning:
         print(f"Warning: {warning}.\n", file=out)
     print(_line(tuple(name for name, _ in _COLUMNS)), file=out, flush=True)
     rows, failed = _measure_all(jobs, out)
+    if disturbed := _clock.disturbed(rows):
+        print(f"\nWarning: {disturbed}.", file=out)
+        warning = disturbed
     bandwidth, flops = _clock.roof(torch.device("cpu"))
     page: dict[str, Any] = {"rows": rows, "failed": failed, "machine": machine, "warning": warning, "bytes_per_ms": bandwidth, "flops_per_ms": flops}
     try:
         Path(html).write_text(_report.page(**page), encoding="utf-8")
     except OSError as problem:
-        print(f"python -m weft demo: {html} cannot be written: {problem}", file=sys.stderr)
+        print(f"python -m weft demo: {html} cannot be written: {problem.strerror}", file=sys.stderr)
         return 1
     print(f"\nThe same as a page, with a roofline: {html} ({time.monotonic() - start:.0f} s)", file=out)
     return 1 if failed else 0

@@ -9,6 +9,7 @@ import math
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -173,9 +174,13 @@ def test_a_wrong_result_is_no_row(monkeypatch, capsys, tmp_path):
     (["bench", "--set", "models", "--models", "lenet6"], 2, "--models: 'lenet6' is no model, allowed: mobilenet_v1, convnext_t"),
     (["bench", "--set", "models", "--models", ","], 2, "--models: names no model, allowed: mobilenet_v1"),
     (["bench", "--set", "models", "--pass", "bwd"], 2, "--pass goes with problems"),
-    (["bench", "--set", "models", "--batch", "0"], 2, "is 0, allowed: 1 or more"),
+    (["bench", "--set", "models", "--batch", "0"], 2, "--batch: is '0', allowed: a whole number from 1 to 1048576"),
+    (["bench", "relu1d:fwd:f32:ncw:n1c2w3", "--rounds", "x"], 2, "--rounds: is 'x', allowed: a whole number from 1 to 1001"),
+    (["bench", "relu1d:fwd:f32:ncw:n1c2w3", "--threads", "100000"], 2, "--threads: is '100000', allowed: a whole number from 1 to 1024"),
+    (["bench", "relu1d:fwd:f32:ncw:n1c2w3:"], 2, "python -m weft bench: relu1d:fwd:f32:ncw:n1c2w3:: problem, column "),
+    (["--cflags", "info"], 2, "--cflags and --libs go without a command, got 'info'"),
     (["bench", "--set", "models", "--device", "tpu"], 2, "invalid choice: 'tpu'"),
-    (["bench", "dgmm:fwd:f32:dense:n1h2w2:side1", "--json", "/nowhere/rows.json"], 1, "/nowhere/rows.json cannot be written"),
+    (["bench", "dgmm:fwd:f32:dense:n1h2w2:side1", "--json", "/nowhere/rows.json"], 1, "/nowhere/rows.json cannot be written: there is no directory /nowhere"),
     pytest.param(["bench", "--set", "models", "--device", "cuda"], 2, "this PyTorch has no CUDA device",
                  marks=pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device"))])
 def test_wrong_commands(args, code, text, capsys):
@@ -184,6 +189,44 @@ def test_wrong_commands(args, code, text, capsys):
     except SystemExit as exit:
         returned = exit.code
     assert returned == code and text in capsys.readouterr().err
+
+
+def test_wrong_usage_shows_the_usage_of_bench(capsys):
+    with pytest.raises(SystemExit):
+        main(["bench"])
+    assert capsys.readouterr().err.startswith("usage: python -m weft bench ")
+
+
+def test_a_file_is_refused_before_measuring(monkeypatch, tmp_path, capsys):
+    monkeypatch.setattr(bench, "measure", lambda *_: pytest.fail("measured"))
+    for file, why in ((tmp_path, "it is a directory"), (tmp_path / "no" / "x", f"there is no directory {tmp_path / 'no'}")):
+        assert bench.run(["relu1d:fwd:f32:ncw:n1c2w3"], file=str(file)) == 1
+        assert f"{file} cannot be written: {why}" in capsys.readouterr().err
+    assert bench.refusal(None) == bench.refusal(str(tmp_path / "x")) == ""
+
+
+def test_disturbed_rows_are_marked(monkeypatch, capsys):
+    monkeypatch.setattr(_clock, "watch", lambda *_: lambda: "other work takes 2.0 of 2 cores")
+    assert bench.run(["relu1d:fwd:f32:ncw:n1c2w3"], rounds=1) == 0
+    shown = capsys.readouterr().out
+    assert re.search(r"^relu1d.* [\d.]+\? ", shown, re.M) and "warning: other work was on the cores during 1 of 1 rows, marked ?" in shown
+
+
+@pytest.mark.parametrize("how", ["interrupt", "reader gone"])
+def test_ends_without_a_traceback(how):
+    """Ctrl-C, and `| head`."""
+    command = subprocess.Popen([sys.executable, "-u", "-m", "weft", "bench", "--rounds", "1001", *["relu2d:fwd:f32:nchw:n8c64h112w112"] * 50],
+                               stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True)
+    assert command.stdout.readline().startswith("torch ")
+    if how == "interrupt":
+        command.send_signal(signal.SIGINT)
+        code, said = 130, "\npython -m weft: stopped\n"
+    else:
+        command.stdout.close()
+        command.stdout = None
+        code, said = 141, ""
+    err = command.communicate(timeout=60)[1]
+    assert command.returncode == code and "Traceback" not in err and err.endswith(said), err
 
 
 def test_set_runs_its_file(monkeypatch):
@@ -289,7 +332,9 @@ def test_other_work_is_noticed():
     others = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(cores + 1)]
     try:
         torch.set_num_threads(cores)
+        look = _clock.watch(1.0)
         assert "other work takes" in _clock.busy(1.0)
+        assert "other work takes" in look()
     finally:
         for other in others:
             other.kill()
