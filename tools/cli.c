@@ -32,7 +32,7 @@ int cli_failed(const cli_command *self, const char *format, ...) {
 }
 
 void cli_help(const cli_command *self, const cli_option *options, size_t count) {
-    printf("usage: weft %s %s\n%s\n", self->name, self->arguments, self->summary);
+    printf("usage: weft %s%s%s\n%s\n", self->name, *self->arguments ? " " : "", self->arguments, self->summary);
     if (self->details) printf("\n%s\n", self->details);
     printf("\noptions\n");
     for (size_t i = 0; i < count; i++) {

@@ -58,9 +58,9 @@ static int run(const cli_command *self, int argc, char **argv) {
     for (int i = 0; i < argc && code == CLI_OK; i++) {
         weft_problem_parse(&p, argv[i]);
         code = tune_one(self, ctx, &p, again, i + 1, argc);
+        if (code == CLI_OK && weft_wisdom_save(ctx, file, &report) != WEFT_OK)   /* each: an interrupt costs one problem */
+            code = cli_failed(self, "--wisdom: %s", weft_last_error());
     }
-    if (code == CLI_OK && weft_wisdom_save(ctx, file, &report) != WEFT_OK)
-        code = cli_failed(self, "--wisdom: %s", weft_last_error());
     if (code == CLI_OK)
         fprintf(stderr, "%s: %lld entries for this machine, %lld for others\n", file, (long long)report.entries,
                 (long long)report.other_machines);

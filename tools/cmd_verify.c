@@ -101,15 +101,19 @@ static int check_named(verify *v, int argc, char **argv) {
     return CLI_OK;
 }
 
+static const char *plural(int64_t count) { return count == 1 ? "" : "s"; }
+
 static void summary(const verify *v) {
     for (int op = 1; op < WEFT_OP_COUNT; op++) {
         const weft__kernel *const *list = NULL;
         size_t count = weft__kernels(op, &list);
         for (size_t i = 0; i < count && i < HARNESS_KERNEL_MAX; i++)
-            if (v->h.checked[op][i]) printf("  %-48s %8lld problems\n", list[i]->name, (long long)v->h.checked[op][i]);
+            if (v->h.checked[op][i])
+                printf("  %-48s %8lld problem%s\n", list[i]->name, (long long)v->h.checked[op][i], plural(v->h.checked[op][i]));
     }
-    printf("%lld problems, %lld executions, %lld failures, %.1f s; largest error %.2f of its bound\n",
-           (long long)v->h.problems, (long long)v->h.runs, (long long)v->failures, elapsed(v), v->h.worst);
+    printf("%lld problem%s, %lld execution%s, %lld failure%s, %.1f s; largest error %.2f of its bound\n",
+           (long long)v->h.problems, plural(v->h.problems), (long long)v->h.runs, plural(v->h.runs),
+           (long long)v->failures, plural(v->failures), elapsed(v), v->h.worst);
 }
 
 static int known_anywhere(const cli_command *self, const char *kernel) {

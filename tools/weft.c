@@ -21,6 +21,12 @@ int main(int argc, char **argv) {
         help(stderr);
         return CLI_MISUSE;
     }
+    if (strcmp(argv[1], "help") == 0 && argc > 2) {      /* weft help plan: weft plan --help */
+        static char flag[] = "--help";
+        argv[1] = argv[2];
+        argv[2] = flag;
+        argc = 3;
+    }
     if (strcmp(argv[1], "--help") == 0 || strcmp(argv[1], "-h") == 0 || strcmp(argv[1], "help") == 0) {
         help(stdout);
         return CLI_OK;

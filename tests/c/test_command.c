@@ -46,6 +46,10 @@ TEST(help) {
     expect("", 2, "usage: weft COMMAND");
     expect("--help", 0, "usage: weft COMMAND|verify");
     expect("--version", 0, WEFT_VERSION);
+    expect("help", 0, "usage: weft COMMAND");
+    expect("help plan", 0, "usage: weft plan PROBLEM|--measure");
+    expect("help nonsense", 2, "no command 'nonsense'");
+    expect("info --help", 0, "usage: weft info\n");
     expect("nonsense", 2, "no command 'nonsense'|info, list, plan");
     for (size_t i = 0; i < WEFT__COUNT(commands); i++) {
         char arguments[64];
@@ -110,12 +114,14 @@ TEST(a_walk) {
     expect("list P", 0, "conv_ref|yes|no: ");
     expect("plan P", 0, "problem:|kernel:|why:       estimate|refused: ");
     expect("plan --kernel conv_ref P", 0, "conv_ref\n|pinned");
-    expect("verify P --seed 18446744073709551615", 0, "1 problems|0 failures");
+    expect("verify P --seed 18446744073709551615", 0, "1 problem, |0 failures");
     expect("verify --random 20 --seed 3 --threads 1,3", 0, "20 problems|0 failures");
     expect("bench --rounds 1 --kernel conv_ref --json D/x.json P", 0, "conv_ref|floor");
     expect("tune P --wisdom D/w --seconds 0.1", 0, "conv2d:fwd");
     expect("tune P --wisdom D/w --seconds 0.1", 0, "known before");
     expect("wisdom show D/w", 0, "0 bad lines|conv2d:fwd");
+    expect("tune P dgmm:fwd:f32:dense:n1h2w2:side1@cuda63 --wisdom D/part --seconds 0.1", 1, "weft tune: ");
+    expect("wisdom show D/part", 0, "0 bad lines|conv2d:fwd");   /* what came before the failure is kept */
     expect("wisdom merge D/w2 D/w", 0, "entries");
     expect("plan --wisdom D/w2 P", 0, "why:       wisdom|(measured)");
     expect("wisdom forget D/w2 P", 0, "forgotten");
