@@ -107,6 +107,8 @@ def convert(net: Net, to: str = "weft", exclude: Optional[Callable[[nn.Module], 
     writing to `.data` of a weight call eval(), too, as nothing else tells. Calling convert again takes apart what was fused, exactly, before it starts.
     Do so before the net goes to torch.nn.DataParallel or SyncBatchNorm.convert_sync_batchnorm, which take modules apart.
 
+    Convert a net before torch.compile; or call torch.compiler.reset() after, as some releases of PyTorch go on with what they compiled.
+
     An error leaves the net as it was.
     """
     _check(net, to, exclude, example, {"fuse": fuse, "verbose": verbose})

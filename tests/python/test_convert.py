@@ -169,6 +169,7 @@ def test_weights_that_hooks_make(device):
 
 
 def test_a_compiled_net_sees_the_change():
+    """After torch.compiler.reset(), as convert says: PyTorch 2.11 does not look at the classes of modules again. Results are right in between."""
     graphs = []
 
     def backend(graph, inputs):
@@ -180,7 +181,9 @@ def test_a_compiled_net_sees_the_change():
     expected = compiled(x)
     weft.convert(net)
     torch.testing.assert_close(compiled(x), expected, rtol=1e-4, atol=1e-5)
-    assert len(graphs) == 2 and "weft.conv.default" in graphs[1]
+    torch.compiler.reset()
+    torch.testing.assert_close(compiled(x), expected, rtol=1e-4, atol=1e-5)
+    assert "weft.conv.default" not in graphs[0] and "weft.conv.default" in graphs[-1]
 
 
 @pytest.mark.parametrize("make", [lambda p: torch.optim.SGD(p, 0.01, momentum=0.9), lambda p: torch.optim.AdamW(p, 0.003)], ids=["sgd", "adamw"])

@@ -42,8 +42,8 @@ def lived(net):
             m.running_mean.copy_(torch.randn(m.num_features, generator=generator))
             m.running_var.copy_(torch.rand(m.num_features, generator=generator) + 0.5)
             if m.affine:
-                nn.init.normal_(m.weight, generator=generator)
-                nn.init.normal_(m.bias, generator=generator)
+                for p in (m.weight, m.bias):
+                    p.data.copy_(torch.randn(m.num_features, generator=generator))
     return net
 
 

@@ -124,9 +124,10 @@ def test_autocast(example, dtype, device):
         ours = gradients(example.weft, tensors)
         try:
             expected = [t.dtype for t in gradients(example.peer, tensors)]
-        except RuntimeError as error:   # oneDNN has no LSTM in float16 on most machines
-            assert "primitive descriptor for the LSTM" in str(error)
-            expected = [dtype] * 3 + [torch.float32] * (len(ours) - 3)
+        except RuntimeError as error:   # oneDNN has no LSTM in float16 on most machines, cuDNN no gradient in eval mode
+            assert "primitive descriptor for the LSTM" in str(error) or "backward can only be called in training mode" in str(error)
+            leaves = sum(t.requires_grad for t in tensors)
+            expected = [dtype] * (len(ours) - leaves) + [torch.float32] * leaves
     assert [t.dtype for t in ours] == expected
     for a, b in zip(ours, exact):
         a, b = a.double(), b.double()

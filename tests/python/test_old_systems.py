@@ -14,6 +14,7 @@ from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 import weft
 import weft.functional as W
+from cases import tolerance
 from conftest import ROOT
 from weft import torch7 as t7
 from weft._memory import peak
@@ -473,12 +474,13 @@ def test_sequences_of_many_lengths(device):
     packed = lstm(pack_padded_sequence(x, lengths))
     together, _ = pad_packed_sequence(packed)
     hidden, g = lstm.hiddenOutput.clone(), torch.rand_like(together)
+    allowed = tolerance(torch.float32, 4 * 4 * (4 + 10))   # steps, gates, and what each adds up
     for n, length in enumerate(lengths):
         alone = lstm(x[:length, n:n + 1])
-        same((together[:length, n:n + 1], hidden[:, n:n + 1]), (alone, lstm.hiddenOutput))
+        same((together[:length, n:n + 1], hidden[:, n:n + 1]), (alone, lstm.hiddenOutput), allowed)
         theirs, = torch.autograd.grad(alone, x, g[:length, n:n + 1])
         ours, = torch.autograd.grad(together, x, torch.where(torch.arange(4, device=device).view(1, 4, 1) == n, g, 0), retain_graph=True)
-        same((ours[:length],), (theirs[:length],))
+        same((ours[:length],), (theirs[:length],), allowed)
         assert together[length:, n].abs().sum() == 0
 
 

@@ -34,13 +34,17 @@ def samples(name, device, dtype, most=32, wide=False):
     return of_function(TWINS[name] or f"nn.functional.{name}", name, device, dtype, most, wide)
 
 
+def refused_on_cpu(twin, sample):
+    return run(twin, sample.map(lambda t: t.detach().cpu() if isinstance(t, torch.Tensor) else t)).error is not None
+
+
 def check(name, made, forgiven=None):
-    """forgiven: a text of weft's errors that the twin need not have."""
+    """forgiven: a text of weft's errors that the twin need not have; nor those where only its kernels for CUDA do not look."""
     ours, twin = wanted(W, name), getattr(F, name)
     names, failures = arguments_of(ours), []
     for sample in made:
-        why = compare(ours, twin, sample, names, asks_inplace(ours, sample))
-        if why and not (forgiven and forgiven in why):
+        why = compare(ours, twin, sample, names, asks_inplace(ours, sample), name == "cross_entropy")
+        if why and not (forgiven and (forgiven in why or why.startswith("weft refuses in forward") and refused_on_cpu(twin, sample))):
             failures.append(f"  {name}({sample}): {why}")
     report(failures, len(made))
 
