@@ -29,10 +29,9 @@ BATCH = {"cuda": 256, "cpu": 8}
 
 
 def positive(text: str) -> int:
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"is {value}, allowed: 1 or more")
-    return value
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"is {text}, allowed: 1 or more")
+    return int(text)
 
 
 def parse(argv: list[str] | None) -> argparse.Namespace:

@@ -11,12 +11,15 @@ from __future__ import annotations
 
 import argparse
 import gc
+import os
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "python"))
+
+os.environ.setdefault("KINETO_LOG_LEVEL", "99")   # else the profiler tells stderr when it starts and stops
 
 import torch  # noqa: E402
 from torch import Tensor  # noqa: E402

@@ -76,17 +76,20 @@ def main(arguments: Optional[Sequence[str]] = None) -> None:
     parser = argparse.ArgumentParser(description="Pruned networks, dense beside sparse, per layer and whole.")
     parser.add_argument("--models", nargs="+", choices=CASES, default=list(CASES))
     parser.add_argument("--batch", type=int, help="images; the cases' own if not given")
-    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--seconds", type=float, help="for each layer, and for each way of the whole net; 2 if not given")
     parser.add_argument("--quick", action="store_true", help="narrow networks and small images: a look at the table, not a benchmark")
     options = parser.parse_args(arguments)
     if options.batch is not None and options.batch < 1:
         parser.error(f"--batch: is {options.batch}, allowed: 1 or more")
+    if options.device == "cuda" and not torch.cuda.is_available():
+        parser.error("--device: is cuda, but this PyTorch has no CUDA device")
     options.seconds = options.seconds or (0.02 if options.quick else 2.0)
-    if options.device == "cpu" and busy():
-        print(f"note: {busy()}\n")
+    if options.device == "cpu" and (note := busy()):
+        print(f"note: {note}\n")
     with weft.backends.flags(measure_seconds=options.seconds):
-        print("\n\n".join(bench(name, CASES[name], options) for name in options.models))
+        for i, name in enumerate(options.models):
+            print(("\n" if i else "") + bench(name, CASES[name], options), flush=True)
 
 
 if __name__ == "__main__":

@@ -347,9 +347,10 @@ def test_roof(device):
 
 
 def test_docstring_examples():
-    assert all(">>>" in function.__doc__ for function in (bench.measure, bench.problems_of, bench.run, bench.run_models))
-    result = doctest.testmod(bench)
-    assert result.attempted > 0 and result.failed == 0
+    assert all(">>>" in function.__doc__ for function in (bench.measure, bench.problems_of, bench.refusal, bench.run, bench.run_models))
+    for module in (bench, _clock):
+        result = doctest.testmod(module)
+        assert result.attempted > 0 and result.failed == 0
 
 
 # ---------------------------------------------------------------------------------------------- examples/mobilenet_benchmark.py
@@ -391,7 +392,8 @@ def test_mobilenet_benchmark_is_the_sources(script):
 
 
 @pytest.mark.parametrize("args, text", [
-    (["--batch", "0"], "is 0, allowed: 1 or more"), (["--width", "0"], "--width: is 0.0, allowed: more than 0, at most 4"),
+    (["--batch", "0"], "is 0, allowed: 1 or more"), (["--size", "x"], "--size: is x, allowed: 1 or more"),
+    (["--width", "0"], "--width: is 0.0, allowed: more than 0, at most 4"),
     (["--dtype", "int8"], "invalid choice: 'int8'"), (["--memory-format", "nhwc"], "invalid choice: 'nhwc'"),
     pytest.param(["--device", "cuda"], "--device: is cuda, but this PyTorch has no CUDA device",
                  marks=pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device"))])

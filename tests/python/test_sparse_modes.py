@@ -417,7 +417,8 @@ def test_the_cases_of_the_benchmark_are_the_old_ones():
     assert sparse_benchmark.CASES == {"vgg16_bn": (0.9, (32, 3, 227, 227)), "resnet34": (0.7, (32, 3, 224, 224)), "alexnet": (0.9, (1, 3, 227, 227))}
 
 
-@pytest.mark.parametrize("args, text", [(["--models", "lenet"], "invalid choice: 'lenet'"), (["--batch", "0"], "--batch: is 0, allowed: 1 or more")])
+@pytest.mark.parametrize("args, text", [(["--models", "lenet"], "invalid choice: 'lenet'"), (["--batch", "0"], "--batch: is 0, allowed: 1 or more"),
+                                        (["--device", "tpu"], "invalid choice: 'tpu'")])
 def test_benchmark_script_refuses(args, text, capsys):
     with pytest.raises(SystemExit):
         sparse_benchmark.main(args)
