@@ -134,7 +134,7 @@ def _overridden(function: Callable, tensors: tuple, args: tuple, named: dict) ->
     return handle_torch_function(function, tensors, *args, **named)
 
 
-def _delegates(kind: str, x: Tensor, tensors: Sequence[Tensor]) -> bool:
+def _delegates(kind: str, x: Tensor, rest: Sequence[Tensor]) -> bool:
     """weft's only recurrent kernels are its references, so PyTorch's run unless that is forbidden or a kernel of weft is pinned. Nor can
     torch.compile keep what oneDNN's LSTM saves for its gradient. And autocast to float16 comes after PyTorch has chosen oneDNN, which has no
     such LSTM on most machines. Before cuDNN's layers PyTorch asks where the weights lie, which tensors that torch.func differentiates cannot tell."""
@@ -143,7 +143,7 @@ def _delegates(kind: str, x: Tensor, tensors: Sequence[Tensor]) -> bool:
         return False
     unkept = kind == "lstm" and _is_compiling() and x.device.type == "cpu" and x.dtype != torch.float64 and torch.is_grad_enabled()
     uncast = kind == "lstm" and _any_autocast() and x.device.type == "cpu" and x.dtype == torch.float32 and autocast_dtype(x.device) == torch.float16
-    wrapped = not _is_compiling() and _in_transform() and x.is_cuda and any(map(torch._C._functorch.is_gradtrackingtensor, tensors))
+    wrapped = not _is_compiling() and _in_transform() and x.is_cuda and any(map(torch._C._functorch.is_gradtrackingtensor, (x, *rest)))
     return chosen.delegate and not unkept and not uncast and not wrapped
 
 
@@ -172,7 +172,7 @@ def prepare(function: Callable, args: tuple, named: dict[str, Any]) -> tuple[Cal
         raise RuntimeError(f"{kind}: dropout is {dropout}, allowed: 0 to 1")
     h, c = hx if kind == "lstm" else (hx, None)
     strange = foreign(x)
-    if not strange and not _delegates(kind, x, tensors):
+    if not strange and not _delegates(kind, x, (h, *params) if c is None else (h, c, *params)):
         return _wefts, (kind, x, batch_sizes, h, c, params, has_biases, num_layers, float(dropout) if train and num_layers > 1 else 0.0, bidirectional,
                         batch_first)
     if not strange and (_is_compiling() or not _is_tracing()):   # in a trace of torch.jit sizes are tensors
