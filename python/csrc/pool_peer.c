@@ -70,8 +70,10 @@ static bool adaptive_avg_pool(wt_call *call, const void *state) {
     wt_drop(call, 0);
     wt_push_tensor(&s, call->arg[0].tensor.handle);
     push_axes(&s, c->g->out, c->g->rank);
-    return wt_aten(call, &s, named(name, "aten::_adaptive_avg_pool%dd", c->g->rank), "", 1) && take_first(call, &s, c);
+    return wt_aten(call, &s, named(name, "aten::adaptive_avg_pool%dd", c->g->rank), "", 1) && take_first(call, &s, c);   /* to one pixel: a mean */
 }
+
+static bool to_one(const wt_pool *g) { return g->out[0] == 1 && g->out[1] == 1 && g->out[2] == 1; }
 
 wt_peer wt_pool_peer(const wt_call *call, const wt_pool_state *c, weft_op op) {
     if (c->g->rank == 1 || !has_kernels(call, c)) return NULL;
@@ -116,6 +118,15 @@ static bool adaptive_avg_pool_backward(wt_call *call, const void *state) {
     wt_stack s = {.n = 0};
     wt_push_tensor(&s, c->gradient->handle);
     wt_push_tensor(&s, c->result->handle);
+    if (to_one(c->g)) {              /* of a window as large as the image */
+        push_axes(&s, c->g->in, c->g->rank);
+        push_axes(&s, c->g->in, c->g->rank);
+        push_axes(&s, (const int64_t[3]){0, 0, 0}, c->g->rank);
+        wt_push_bool(&s, false);
+        wt_push_bool(&s, true);
+        wt_push_none(&s);
+        return finish(call, &s, named(name, "aten::avg_pool%dd_backward", c->g->rank), c);
+    }
     return finish(call, &s, named(name, "aten::_adaptive_avg_pool%dd_backward", c->g->rank), c);
 }
 
@@ -124,5 +135,5 @@ wt_peer wt_pool_backward_peer(const wt_call *call, const wt_pool_state *c, weft_
     if (c->g->rank == 1 || !has_kernels(call, c)) return NULL;
     if (op == WEFT_MAX_POOL) return settled && c->index->dtype == WEFT_I64 ? max_pool_backward : NULL;
     if (op == WEFT_AVG_POOL) return settled || c->g->rank == 2 ? avg_pool_backward : NULL;
-    return settled ? adaptive_avg_pool_backward : NULL;
+    return settled || (c->g->rank == 2 && to_one(c->g)) ? adaptive_avg_pool_backward : NULL;
 }
