@@ -71,12 +71,16 @@ class Shortcut:
             return apply()
         with torch.profiler.record_function(f"weft::{self.name}") if _profiled() else nullcontext():
             result = self.native(*args)
-        first = result[0] if isinstance(result, tuple) else result
-        if result is NotImplemented or first.stride() != known:
+        if result is NotImplemented:
             self.known[kind] = False
             return apply()
         _note()
-        return result
+        first = result[0] if isinstance(result, tuple) else result
+        if first.stride() == known:
+            return result
+        self.known[kind] = False   # its format is another one: this time copied, as a second run might change what it reads again
+        kept = first.new_empty_strided(first.shape, known).copy_(first)
+        return (kept, *result[1:]) if isinstance(result, tuple) else kept
 
     def forward_ran(self, kind: Any, before: int, output: Any) -> Optional[tuple]:
         """After a watched forward pass: what to hand to the backward pass."""

@@ -197,6 +197,9 @@ def run(function: Callable, sample: Sample, inplace: bool = False, like: Optiona
     """Forward and backward on a copy of the sample. like: round the cotangents to these types first. A module's parameters have gradients
     too, and its buffers count as results."""
     module = function if isinstance(function, torch.nn.Module) else None
+    if isinstance(module, torch.nn.RNNBase) and not type(module).__module__.startswith("weft") and any(p.is_cuda for p in module.parameters()):
+        module.dropout = module.dropout if module.training else 0.0   # cuDNN has gradients in training mode only; without dropout it is the same
+        module.train()
     own = sample.map(copy)
     leaves = [t for t in own.tensors if t.requires_grad]
     passed = own.map(lambda t: t.clone() if isinstance(t, Tensor) and t.requires_grad else t) if inplace else own

@@ -87,6 +87,8 @@ def test_what_is_kept(device):
 def test_the_published_case(device):
     """On a GPU as published; on the CPU a smaller one, which examples/pconv_memory.py --full completes: 60 MB forward, 63 MB backward."""
     case = P.FULL if device.type == "cuda" else P.SMALL
+    if device.type == "cuda":
+        torch._C._set_cudnn_deterministic(False)   # as users have it: its deterministic algorithms take more workspace
     found = of_weft(case, device, None)
     assert found["forward"] <= found["results"] + P.LIMIT and found["backward"] <= found["gradients"] + P.LIMIT
     if device.type == "cuda":

@@ -197,7 +197,7 @@ def test_bench_command(tmp_path):
 
 @pytest.mark.parametrize("args, code, text", [
     (("bench", "conv2d:fwd:f32:nchw:n1c8h5w5:o8k3q1"), 2, "column"), (("bench",), 2, "PROBLEM"), (("frob",), 2, "invalid choice"), ((), 2, "usage"),
-    (("--help",), 0, "bench"), (("bench", "--help"), 0, "--json"), (("info",), 0, "isa:"), (("bench", "x", "--rounds", "0"), 2, "1 or more")])
+    (("--help",), 0, "bench"), (("bench", "--help"), 0, "--json"), (("info",), 0, "isa:"), (("bench", "x", "--rounds", "0"), 2, "a whole number from 1")])
 def test_command(args, code, text, capsys):
     try:
         returned = main(list(args))

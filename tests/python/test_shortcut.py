@@ -118,3 +118,17 @@ def test_the_profiler_shows_the_name():
     with torch.profiler.profile() as profile:
         assert type(W.conv2d(x, w).grad_fn).__name__ == "ConvolutionBackward0"
     assert "weft::conv" in {event.key for event in profile.key_averages()}
+
+
+def test_another_format_is_copied_and_nothing_runs_twice():
+    """PyTorch's 1D batch norm of channels-last data is channels-first; weft's is not, and the statistics move once."""
+    x = torch.randn(4, 9, 5).transpose(1, 2).requires_grad_()
+    results = []
+    for f in (F.batch_norm, W.batch_norm):
+        mean, var = torch.zeros(5), torch.ones(5)
+        for _ in range(4):
+            y = f(x, mean, var, training=True)
+            y.sum().backward()
+        results.append((y.detach(), mean, var))
+    for theirs, ours in zip(*results):
+        torch.testing.assert_close(ours, theirs)

@@ -381,9 +381,9 @@ def test_forward_mode(case, packed, device):
 
 @pytest.mark.parametrize("case", [*CASES, Case("LSTM", {"num_layers": 2, "dropout": 0.5})], ids=str)
 def test_gradients_in_eval_mode(case, device, road):
-    """cuDNN refuses them. Nothing is dropped."""
-    ours, twin = case.pair(device, torch.float32)
-    agree(ours.eval(), twin.eval(), data(device, torch.float32, case.options.get("batch_first", False)).requires_grad_())
+    """cuDNN refuses them. Nothing is dropped. In float64: in float32 cuDNN's own error is over the bound of a plain sum."""
+    ours, twin = case.pair(device, torch.float64)
+    agree(ours.eval(), twin.eval(), data(device, torch.float64, case.options.get("batch_first", False)).requires_grad_())
 
 
 def test_vmap_is_refused(device):
