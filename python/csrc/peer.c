@@ -141,7 +141,7 @@ static const char *refuses(void *user, const weft_problem *p) {
 static void rates(void *user, const weft_problem *p, weft_rates *r) {
     (void)user;
     bool cuda = p->device == WEFT_CUDA, wide = p->tensor[0].dtype == WEFT_F64, half = p->tensor[0].dtype == WEFT_F16 || p->tensor[0].dtype == WEFT_BF16;
-    *r = (weft_rates){cuda ? 8000 : 5000, 0.3, 0.4};
+    *r = (weft_rates){cuda ? 4000 : 5000, 0.3, 0.4};
     if (p->op == WEFT_CONV) {
         bool dense = p->c / (p->groups ? p->groups : 1) >= 8;
         *r = (weft_rates){cuda ? 15000 : p->groups == 1 ? 4000 : 30000, dense ? 0.5 : 0.02, dense ? 0.5 : 0.2};

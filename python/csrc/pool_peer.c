@@ -130,10 +130,11 @@ static bool adaptive_avg_pool_backward(wt_call *call, const void *state) {
     return finish(call, &s, named(name, "aten::_adaptive_avg_pool%dd_backward", c->g->rank), c);
 }
 
+/* On CUDA its mean over windows is also wrong for channels-last data (2.11: off by as much as the gradient itself). */
 wt_peer wt_pool_backward_peer(const wt_call *call, const wt_pool_state *c, weft_op op) {
-    bool settled = on_cpu(call);
+    bool settled = on_cpu(call), first = !wt_is_last(c->result);
     if (c->g->rank == 1 || !has_kernels(call, c)) return NULL;
     if (op == WEFT_MAX_POOL) return settled && c->index->dtype == WEFT_I64 ? max_pool_backward : NULL;
-    if (op == WEFT_AVG_POOL) return settled || c->g->rank == 2 ? avg_pool_backward : NULL;
-    return settled || (c->g->rank == 2 && to_one(c->g)) ? adaptive_avg_pool_backward : NULL;
+    if (op == WEFT_AVG_POOL) return settled || (first && c->g->rank == 2) ? avg_pool_backward : NULL;
+    return settled || (first && c->g->rank == 2 && to_one(c->g)) ? adaptive_avg_pool_backward : NULL;
 }

@@ -18,15 +18,15 @@ static size_t workspace(const weft_problem *p, const weft__hw *hw) {
     return weft__op_of(p->op)->items->workspace(p);
 }
 
-/* A thread does about 0.001 flop a nanosecond (doubles, and index arithmetic for each), and a phase of few items fills
+/* A thread does about 0.0005 flop a nanosecond (doubles, and index arithmetic for each), and a phase of few items fills
  * few threads. */
 static double cost(const weft_problem *p, const weft__hw *hw) {
     const weft__items *items = weft__op_of(p->op)->items;
     int phases = items->phases(p);
-    double ns = 5000.0 * phases, full = 1024.0 * hw->gpu->sms;
+    double ns = 8000.0 * phases, full = 1024.0 * hw->gpu->sms;
     for (int i = 0; i < phases; i++) {
         double lanes = WEFT__MAX(WEFT__MIN((double)items->count(p, i), full), 1);
-        ns += weft__flops(p) / phases / (0.001 * lanes);
+        ns += weft__flops(p) / phases / (0.0005 * lanes);
     }
     return ns;
 }
