@@ -78,4 +78,4 @@ clean: ## remove what the targets above made, except .venv
 	@rm -rf $(BUILD) $(BUILD)-asan $(BUILD)-tsan report.html
 
 help: ## this list
-	@sed -nE 's/^([a-z-]+):[^#]*## (.*)/  \1|\2/p' Makefile | awk -F'|' '{printf "%-13s %s\n", $$1, $$2}'
+	@sed -nE 's/^([a-z-]+):[^#]*## (.*)/  \1|\2/p' Makefile | sed 's|$$(OUT)|$(OUT)|g' | awk -F'|' '{printf "%-13s %s\n", $$1, $$2}'

@@ -152,6 +152,11 @@ def _out_of_memory(error: RuntimeError) -> bool:
     return "could not allocate" in text and " on cuda" in text
 
 
+def _below(op: Any, args: tuple) -> Any:
+    with _BelowAutograd():
+        return op(*args)
+
+
 def call(rule: Rule, *args: Any) -> Any:
     """Run the rule's operator in the way that the caller's context needs."""
     if _is_compiling():
@@ -166,6 +171,8 @@ def call(rule: Rule, *args: Any) -> Any:
                     if rule.short is None or not _shortcut._open:
                         return rule.apply(*inputs, settings)
                     return rule.short.call(args, lambda: rule.apply(*inputs, settings))
+        if rule.short is not None and rule.short.without_gradient and _shortcut._open:
+            return rule.short.call_plain(args, lambda: _below(rule.op, args))
         with _BelowAutograd():
             return rule.op(*args)
     except RuntimeError as error:

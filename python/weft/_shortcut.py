@@ -20,6 +20,7 @@ _MOST = 4096                              # kinds of calls remembered for an ope
 _runs = _library.lib.weft_torch_runs      # how many kernels of weft this thread has run
 _note = _library.lib.weft_torch_note      # for weft.backends.kernels()
 _profiled = torch.autograd._profiler_enabled
+_NOTHING = nullcontext()
 _all: list[Shortcut] = []
 _open = True
 
@@ -30,6 +31,7 @@ def settings_changed(allowed: bool) -> None:
     _open = allowed
     for shortcut in _all:
         shortcut.known.clear()
+        shortcut.plain.clear()
 
 
 _settings.listeners.append(settings_changed)
@@ -45,21 +47,28 @@ watch = _Watch()
 class Shortcut:
     """native(*args) is PyTorch's function with the operator's arguments; NotImplemented: not for these."""
 
-    __slots__ = ("name", "native", "known")
+    __slots__ = ("name", "native", "known", "plain", "without_gradient")
 
-    def __init__(self, name: str, native: Callable) -> None:
-        self.name, self.native = name, native
+    def __init__(self, name: str, native: Callable, without_gradient: bool = False) -> None:
+        """without_gradient: the short way is worth its question also where no gradient is wanted."""
+        self.name, self.native, self.without_gradient = name, native, without_gradient
+        self.plain: dict[Any, Any] = {}   # as known, for calls without a gradient
         self.known: dict[Any, Any] = {}   # the strides of the result where PyTorch's way is open, False where it is not
         _all.append(self)
 
-    def kind(self, args: tuple) -> tuple:
-        """What the planner's choices depend on."""
+    def kind(self, args: tuple) -> Optional[tuple]:
+        """What the planner's choices depend on; None for tensors that only stand for others, in a trace: no kernel runs on them."""
+        for a in args:
+            if isinstance(a, Tensor) and type(a) is not Tensor and type(a) is not torch.nn.Parameter:
+                return None
         return tuple([(a.shape, a.stride(), a.dtype, a.device, a.requires_grad) if isinstance(a, Tensor) else tuple(a) if type(a) is list else a
                       for a in args])
 
     def call(self, args: tuple, apply: Callable) -> Any:
         """apply(): weft's way."""
         kind = self.kind(args)
+        if kind is None:
+            return apply()
         known = self.known.get(kind)
         if known is None:
             watch.key = kind
@@ -69,17 +78,35 @@ class Shortcut:
                 watch.key = None
         if known is False:
             return apply()
-        with torch.profiler.record_function(f"weft::{self.name}") if _profiled() else nullcontext():
+        return self._natively(self.known, kind, known, args, apply)
+
+    def call_plain(self, args: tuple, apply: Callable) -> Any:
+        """The same where no gradient is wanted: one pass tells all."""
+        kind = self.kind(args)
+        if kind is None:
+            return apply()
+        known = self.plain.get(kind)
+        if known is None:
+            before = _runs()
+            output = apply()
+            if len(self.plain) >= _MOST:
+                self.plain.clear()
+            self.plain[kind] = (output[0] if isinstance(output, tuple) else output).stride() if _runs() == before else False
+            return output
+        return apply() if known is False else self._natively(self.plain, kind, known, args, apply)
+
+    def _natively(self, where: dict, kind: Any, strides: Any, args: tuple, apply: Callable) -> Any:
+        with torch.profiler.record_function(f"weft::{self.name}") if _profiled() else _NOTHING:
             result = self.native(*args)
         if result is NotImplemented:
-            self.known[kind] = False
+            where[kind] = False
             return apply()
         _note()
         first = result[0] if isinstance(result, tuple) else result
-        if first.stride() == known:
+        if first.stride() == strides:
             return result
-        self.known[kind] = False   # its format is another one: this time copied, as a second run might change what it reads again
-        kept = first.new_empty_strided(first.shape, known).copy_(first)
+        where[kind] = False   # its format is another one: this time copied, as a second run might change what it reads again
+        kept = first.new_empty_strided(first.shape, strides).copy_(first)
         return (kept, *result[1:]) if isinstance(result, tuple) else kept
 
     def forward_ran(self, kind: Any, before: int, output: Any) -> Optional[tuple]:

@@ -133,3 +133,42 @@ def test_another_format_is_copied_and_nothing_runs_twice():
         results.append((y.detach(), mean, var))
     for theirs, ours in zip(*results):
         torch.testing.assert_close(ours, theirs)
+
+
+@pytest.mark.parametrize("form", ["first", "last"])
+@pytest.mark.parametrize("rank", [2, 3])
+def test_max_pooling_in_training(device, rank, form):
+    """By PyTorch where it wins without an index; by weft, with a byte index, where it does not or was not asked."""
+    x = torch.randn((4, 16, 24, 24) if rank == 2 else (2, 8, 12, 12, 12), device=device)
+    x = (channels_last(x) if form == "last" else x).requires_grad_()
+    function, twin = getattr(W, f"max_pool{rank}d"), getattr(F, f"max_pool{rank}d")
+    exact = x.detach().cpu().double().contiguous().requires_grad_()
+    want = twin(exact, 3, 2, 1)
+    grads = torch.autograd.grad(want, exact, torch.linspace(-1, 1, want.numel(), dtype=torch.float64).view(want.shape))[0]
+    for settings in ({}, {}, {"delegate": False}):
+        with weft.backends.flags(**settings):
+            y = function(x, 3, 2, 1)
+            assert type(y.grad_fn).__name__.startswith("weft_") == bool(settings)
+            assert weft.backends.kernels() == "torch" or settings
+            got = torch.autograd.grad(y, x, torch.linspace(-1, 1, y.numel(), device=device).view(y.shape))[0]
+        torch.testing.assert_close(y.double().cpu(), want)
+        torch.testing.assert_close(got.double().cpu(), grads, rtol=1e-4, atol=1e-5)
+    torch.use_deterministic_algorithms(True)
+    try:
+        y = function(x, 3, 2, 1)
+        torch.autograd.grad(y, x, torch.ones_like(y))
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
+def test_fake_tensors_teach_nothing():
+    """What runs on a fake tensor is no kernel: the real one with the same shape keeps weft's."""
+    from torch._subclasses.fake_tensor import FakeTensorMode
+    weft.backends.set_flags(delegate=True)
+    with FakeTensorMode():
+        for _ in range(2):
+            W.conv2d(torch.empty(2, 8, 20, 20), torch.empty(8, 1, 3, 3), groups=8)
+            W.max_pool2d(torch.empty(2, 8, 20, 20, requires_grad=True), 2)
+    for _ in range(2):
+        W.conv2d(torch.randn(2, 8, 20, 20), torch.randn(8, 1, 3, 3), groups=8)
+        assert weft.backends.kernels().startswith("f32_dwconv3x3")

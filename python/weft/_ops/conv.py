@@ -271,3 +271,6 @@ conv = Rule("conv", 3, _fake_conv, _save_forward, _gradient_of_forward, _tangent
 conv_transpose = Rule("conv_transpose", 3, _fake_conv_transpose, _save_forward, _gradient_of_forward, _tangent_of_forward, _batch_forward("conv_transpose"),
                       native=_native_conv_transpose)
 conv_backward = Rule("conv_backward", 3, _fake_conv_backward, _save_backward, _gradient_of_backward, _tangent_of_backward, _batch_backward)
+
+for _rule in (conv, conv_transpose):   # to hand five lists over to PyTorch costs more than to ask first
+    _rule.short.without_gradient = True

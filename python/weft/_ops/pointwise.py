@@ -148,7 +148,10 @@ def call_in_place(rule: Pointwise, input: Tensor, *settings: float) -> Tensor:
 
 def _in_place_by(short: _shortcut.Shortcut, rule: Pointwise, input: Tensor, settings: tuple) -> Tensor:
     """By PyTorch's own function, once it was seen that no kernel of weft runs for this kind of call: the gradient is aten's anyway."""
-    kind = (*short.kind((input, *settings)), "in place")
+    kind = short.kind((input, *settings))
+    if kind is None:
+        return rule.in_place(input, settings)
+    kind = (*kind, "in place")
     known = short.known.get(kind)
     if known:
         _shortcut._note()

@@ -6,8 +6,10 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+import torch.autograd.forward_ad as _forward_ad
 from torch import Tensor
 
+from .. import _shortcut
 from .._rules import TYPES, Rule, call, check, dense, is_last, known
 
 BYTE_TAPS = 256   # windows of so many places have an index of one byte
@@ -288,3 +290,32 @@ adaptive_avg_pool = Rule("adaptive_avg_pool", 1, _fake_adaptive_avg_pool, _save_
                          _batch("adaptive_avg_pool"), native=_native_adaptive)
 adaptive_avg_pool_backward = Rule("adaptive_avg_pool_backward", 1, _fake_adaptive_avg_pool_backward, _save_mean_backward, _gradient_of_adaptive_backward,
                                   _tangent_of_adaptive_backward, _batch("adaptive_avg_pool_backward"))
+
+
+# ---------------------------------------------------------------------------------------------- PyTorch's max pooling in training
+
+_chosen = _shortcut.Shortcut("max_pool", lambda *args: NotImplemented)
+
+
+def torch_trains(args: tuple) -> bool:
+    """Does PyTorch win the pass without an index? Then it computes max pooling in training too, with an index of its own: weft's byte is for
+    its own kernels. Asked once for a kind of call, by running that pass. Not under torch.func, nor on CUDA where PyTorch would refuse its
+    gradient because nothing keeps its sums in order."""
+    input = args[0]
+    if not _shortcut._open or torch._C._are_functorch_transforms_active() or _forward_ad._current_level >= 0:
+        return False
+    if input.is_cuda and torch.are_deterministic_algorithms_enabled():
+        return False
+    kind = _chosen.kind(args)
+    if kind is None:
+        return False
+    known = _chosen.known.get(kind)
+    if known is None:
+        before = _shortcut._runs()
+        with torch.no_grad():
+            y = call(max_pool, input.detach(), *args[1:])
+        known = _shortcut._runs() == before and y.numel() > 0
+        _chosen._learn(kind, known)
+    if known:
+        _shortcut._note()
+    return known

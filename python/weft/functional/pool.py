@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from functools import lru_cache
 from typing import Any, Optional, Union
 
@@ -123,6 +124,9 @@ def _cast(rank: int, input: Tensor) -> Tensor:
     return raised(input)[0] if rank == 3 and input.device.type == "cpu" else input
 
 
+_TRAINED = (torch.max_pool2d, torch.max_pool3d)
+
+
 def _max_pool(name: str, rank: int, input: Tensor, kernel_size: Size, stride: Optional[Size], padding: Size, dilation: Size, ceil_mode: bool,
               return_indices: bool, out: Any) -> Any:
     if has_torch_function_unary(input):
@@ -141,6 +145,9 @@ def _max_pool(name: str, rank: int, input: Tensor, kernel_size: Size, stride: Op
     if return_indices:
         return call(_ops.max_pool_index, *args, True)
     if _grad_enabled() and (input.requires_grad or (not _is_compiling() and _in_transform())):
+        if rank > 1 and not _is_compiling() and _ops.torch_trains(args):
+            with torch.profiler.record_function("weft::max_pool_index") if torch.autograd._profiler_enabled() else nullcontext():
+                return _TRAINED[rank - 2](*args)
         return call(_ops.max_pool_index, *args, False)[0]   # what a gradient needs: a byte for each window
     return call(_ops.max_pool, *args)
 
