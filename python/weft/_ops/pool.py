@@ -299,12 +299,12 @@ _chosen = _shortcut.Shortcut("max_pool", lambda *args: NotImplemented)
 
 def torch_trains(args: tuple) -> bool:
     """Does PyTorch win the pass without an index? Then it computes max pooling in training too, with an index of its own: weft's byte is for
-    its own kernels. Asked once for a kind of call, by running that pass. Not under torch.func, nor on CUDA where PyTorch would refuse its
-    gradient because nothing keeps its sums in order."""
+    its own kernels. Asked once for a kind of call, by running that pass. Not under torch.func, nor on CUDA where nothing keeps the order of
+    PyTorch's sums: in 3D, for channels-last data, and where the user asked for order."""
     input = args[0]
     if not _shortcut._open or torch._C._are_functorch_transforms_active() or _forward_ad._current_level >= 0:
         return False
-    if input.is_cuda and torch.are_deterministic_algorithms_enabled():
+    if input.is_cuda and (len(args[1]) == 3 or not input.is_contiguous() or torch.are_deterministic_algorithms_enabled()):
         return False
     kind = _chosen.kind(args)
     if kind is None:
