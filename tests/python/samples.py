@@ -8,7 +8,6 @@ from __future__ import annotations
 import functools
 import importlib.util
 import inspect
-import os
 import random
 import re
 import sys
@@ -64,10 +63,10 @@ def internals(name: str) -> Any:
 
 
 def wanted(module: Any, name: str) -> Any:
-    """What weft has under the name of a twin; a test of a name that is still missing is skipped, or fails if WEFT_SAMPLES_ALL is set."""
+    """What weft has under the name of a twin; a name that is missing is a failure."""
     found = getattr(module, name, None)
     if found is None:
-        (pytest.fail if os.environ.get("WEFT_SAMPLES_ALL") else pytest.skip)(f"{module.__name__}.{name}: not there yet")
+        pytest.fail(f"{module.__name__}.{name} is missing")
     return found
 
 
