@@ -234,6 +234,14 @@ def test_model_trains_alike(name, device):
     assert_parity(model, weft.convert(copy.deepcopy(model)), 4, 0, batches_of(name))
 
 
+@pytest.mark.parametrize("delegate", [True, False], ids=["torch", "weft"])
+def test_two_hundred_steps(delegate, device):
+    """Loss curves of torch and weft agree within rounding noise to the end, with PyTorch's kernels underneath and with weft's own."""
+    model, _ = small("lenet5", device, torch.float64)
+    with weft.backends.flags(delegate=delegate):
+        assert_parity(model, weft.convert(copy.deepcopy(model)), 200, 0, batches_of("lenet5"))
+
+
 # ---------------------------------------------------------------------------------------------- wrong arguments
 
 X = torch.ones(1, 3, 8, 8)
