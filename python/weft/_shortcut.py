@@ -44,6 +44,11 @@ class _Watch(threading.local):
 watch = _Watch()
 
 
+def _first(result: Any) -> Tensor:
+    """The result itself, or the first of several."""
+    return result[0] if isinstance(result, tuple) else result
+
+
 class Shortcut:
     """native(*args) is PyTorch's function with the operator's arguments; NotImplemented: not for these."""
 
@@ -89,9 +94,7 @@ class Shortcut:
         if known is None:
             before = _runs()
             output = apply()
-            if len(self.plain) >= _MOST:
-                self.plain.clear()
-            self.plain[kind] = (output[0] if isinstance(output, tuple) else output).stride() if _runs() == before else False
+            self._learn(kind, _first(output).stride() if _runs() == before else False, self.plain)
             return output
         return apply() if known is False else self._natively(self.plain, kind, known, args, apply)
 
@@ -102,7 +105,7 @@ class Shortcut:
             where[kind] = False
             return apply()
         _note()
-        first = result[0] if isinstance(result, tuple) else result
+        first = _first(result)
         if first.stride() == strides:
             return result
         where[kind] = False   # its format is another one: this time copied, as a second run might change what it reads again
@@ -114,14 +117,15 @@ class Shortcut:
         if _runs() != before:
             self._learn(kind, False)
             return None
-        return kind, (output[0] if isinstance(output, tuple) else output).stride()
+        return kind, _first(output).stride()
 
     def backward_ran(self, seen: tuple, before: int) -> None:
         """After the backward pass of a watched call."""
         kind, strides = seen
         self._learn(kind, strides if _runs() == before else False)
 
-    def _learn(self, kind: Any, what: Any) -> None:
-        if len(self.known) >= _MOST:
-            self.known.clear()
-        self.known[kind] = what
+    def _learn(self, kind: Any, what: Any, where: Optional[dict] = None) -> None:
+        where = self.known if where is None else where
+        if len(where) >= _MOST:
+            where.clear()
+        where[kind] = what
