@@ -26,16 +26,16 @@ int main(void) {
     if (weft_problem_parse(&p, "conv2d:fwd:f32:nchw:n1c2h5w6:o2k3p1g2") != WEFT_OK) goto done;
     if (weft_plan_create(&plan, ctx, &p, NULL) != WEFT_OK) goto done;
 
-    size_t bytes = (weft_plan_workspace(plan) + 63) / 64 * 64;              /* often 0 */
+    size_t bytes = (weft_plan_workspace_bytes(plan) + 63) / 64 * 64;              /* often 0 */
     if (bytes && !(workspace = aligned_alloc(64, bytes))) goto done;
     weft_args args = WEFT_ARGS_INIT;
-    args.ptr[WEFT_SRC] = src;
-    args.ptr[WEFT_WEIGHTS] = weights;
-    args.ptr[WEFT_DST] = dst;
+    args.ptr[WEFT_ROLE_SRC] = src;
+    args.ptr[WEFT_ROLE_WEIGHTS] = weights;
+    args.ptr[WEFT_ROLE_DST] = dst;
     if (weft_execute(plan, &args, workspace, bytes, NULL) != WEFT_OK) goto done;
     failed = 0;
 
-    printf("weft %s, kernel %s\n", weft_version(), weft_plan_kernel(plan));
+    printf("weft %s, kernel %s\n", weft_version(), weft_plan_kernel_name(plan));
     for (int c = 0; c < C; c++) {
         printf("channel %d\n", c);
         for (int y = 0; y < H; y++) {

@@ -28,7 +28,7 @@ static int choose(weft_ctx *ctx, const weft_problem *p, weft_mode mode, const ch
     TRY(weft_plan_create(&plan, ctx, p, &opts));
     weft_cost cost = WEFT_COST_INIT;
     TRY(weft_plan_cost(plan, &cost));
-    printf("%s: %s, %.1f us for %.3g flops and %.3g bytes\n", label, weft_plan_kernel(plan), cost.ns / 1000, cost.flops, cost.bytes);
+    printf("%s: %s, %.1f us for %.3g flops and %.3g bytes\n", label, weft_plan_kernel_name(plan), cost.ns / 1000, cost.flops, cost.bytes);
     weft_plan_release(plan);
     return 0;
 }
@@ -44,8 +44,8 @@ int main(int argc, char **argv) {
     TRY(weft_problem_parse(&p, text));
     printf("%s\n", text);
     if (list_kernels(ctx, &p)) return 1;
-    if (choose(ctx, &p, WEFT_ESTIMATE, "by estimate")) return 1;
-    if (choose(ctx, &p, WEFT_MEASURE, "by measurement")) return 1;
+    if (choose(ctx, &p, WEFT_MODE_ESTIMATE, "by estimate")) return 1;
+    if (choose(ctx, &p, WEFT_MODE_MEASURE, "by measurement")) return 1;
     TRY(weft_wisdom_save(ctx, file, NULL));
     weft_ctx_release(ctx);
 
@@ -54,7 +54,7 @@ int main(int argc, char **argv) {
     TRY(weft_ctx_create(&ctx, NULL));
     TRY(weft_wisdom_load(ctx, file, &report));
     printf("%s holds %lld entries for this machine\n", file, (long long)report.entries);
-    if (choose(ctx, &p, WEFT_ESTIMATE, "by wisdom")) return 1;
+    if (choose(ctx, &p, WEFT_MODE_ESTIMATE, "by wisdom")) return 1;
     weft_ctx_release(ctx);
     remove(file);
     remove("example.wisdom.lock");   /* what processes that save at the same time wait for */

@@ -38,7 +38,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
             fail("complete is not idempotent", text);
         if (!harness_round_trip(&p, why, sizeof(why))) fail(why, text);
     } else {
-        if (s != WEFT_SYNTAX && s != WEFT_INVALID) fail(weft_status_name(s), text);
+        if (s != WEFT_ERR_SYNTAX && s != WEFT_ERR_INVALID) fail(weft_status_name(s), text);
         if (!weft_last_error()[0]) fail("no text for the error", text);
         if (memcmp(&p, &again, sizeof(p)) != 0) fail("the problem was written although parsing failed", text);
     }

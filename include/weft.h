@@ -20,8 +20,8 @@
  *   weft_problem_parse(&p, "conv2d:fwd:f32:nchw:n1c8h32w32:o8k3p1g8");
  *   weft_plan_create(&plan, ctx, &p, NULL);
  *   weft_args a = WEFT_ARGS_INIT;
- *   a.ptr[WEFT_SRC] = x;  a.ptr[WEFT_WEIGHTS] = w;  a.ptr[WEFT_DST] = y;
- *   size_t need = (weft_plan_workspace(plan) + 63) / 64 * 64;  void *scratch = aligned_alloc(64, need);
+ *   a.ptr[WEFT_ROLE_SRC] = x;  a.ptr[WEFT_ROLE_WEIGHTS] = w;  a.ptr[WEFT_ROLE_DST] = y;
+ *   size_t need = (weft_plan_workspace_bytes(plan) + 63) / 64 * 64;  void *scratch = aligned_alloc(64, need);
  *   if (weft_execute(plan, &a, scratch, need, NULL) != WEFT_OK) puts(weft_last_error());
  *   weft_plan_release(plan);
  *   weft_ctx_release(ctx);
@@ -53,6 +53,11 @@ extern "C" {
 #else
 #define WEFT_API
 #endif
+#if defined(__GNUC__)
+#define WEFT__UNION __extension__ union /* nameless: C11, C++ and, as an extension, C99 */
+#else
+#define WEFT__UNION union
+#endif
 
 #define WEFT_VERSION_MAJOR 0
 #define WEFT_VERSION_MINOR 1
@@ -61,8 +66,7 @@ extern "C" {
 
 /* ------------------------------------------------------------------ 2. Status
  * X(NAME, what it means) */
-#define WEFT_STATUS_LIST(X)                                                                        \
-    X(OK, "success")                                                                               \
+#define WEFT_ERR_LIST(X)                                                                           \
     X(INVALID, "an argument is wrong: shape, type, size, pointer or alignment")                    \
     X(SYNTAX, "a text could not be parsed: the error gives the column")                            \
     X(UNSUPPORTED, "a valid request that no kernel or engine here can serve")                      \
@@ -72,9 +76,8 @@ extern "C" {
     X(DEVICE, "the device or its driver reported an error")                                        \
     X(INTERNAL, "a fault inside weft: please report it")
 
-#define WEFT__ENUM2(NAME, b) WEFT_##NAME,
-#define WEFT__ENUM3(NAME, b, c) WEFT_##NAME,
-typedef enum weft_status { WEFT_STATUS_LIST(WEFT__ENUM2) WEFT_STATUS_COUNT } weft_status;
+#define WEFT__STATUS(NAME, meaning) WEFT_ERR_##NAME,
+typedef enum weft_status { WEFT_OK, WEFT_ERR_LIST(WEFT__STATUS) WEFT_STATUS_COUNT } weft_status;
 
 WEFT_API const char *weft_version(void);                /* "0.1.0" */
 WEFT_API const char *weft_status_name(weft_status s);   /* "INVALID" */
@@ -89,11 +92,12 @@ WEFT_API const char *weft_last_error(void);             /* this thread's; "" bef
     X(F32, f32, 4) X(F64, f64, 8) X(F16, f16, 2) X(BF16, bf16, 2) X(U8, u8, 1) X(I32, i32, 4)      \
     X(I64, i64, 8) X(C64, c64, 8) X(C128, c128, 16)
 
-typedef enum weft_dtype { WEFT_DTYPE_NONE, WEFT_DTYPE_LIST(WEFT__ENUM3) WEFT_DTYPE_COUNT } weft_dtype;
+#define WEFT__DTYPE(NAME, text, bytes) WEFT_DTYPE_##NAME,
+typedef enum weft_dtype { WEFT_DTYPE_NONE, WEFT_DTYPE_LIST(WEFT__DTYPE) WEFT_DTYPE_COUNT } weft_dtype;
 
 /* Dims are always in the order n c d h w; the layout says how they lie in memory.
  * first: nchw (ncw, ncdhw; for weights oihw, ...). last: nhwc (for weights ohwi, ...). */
-typedef enum weft_layout { WEFT_LAYOUT_NONE, WEFT_FIRST, WEFT_LAST, WEFT_STRIDED } weft_layout;
+typedef enum weft_layout { WEFT_LAYOUT_NONE, WEFT_LAYOUT_FIRST, WEFT_LAYOUT_LAST, WEFT_LAYOUT_STRIDED } weft_layout;
 
 /* X(NAME, name) */
 #define WEFT_OP_LIST(X)                                                                            \
@@ -105,7 +109,8 @@ typedef enum weft_layout { WEFT_LAYOUT_NONE, WEFT_FIRST, WEFT_LAST, WEFT_STRIDED
     X(DGMM, dgmm) X(CDGMM, cdgmm) X(IM2COL, im2col) X(COL2IM, col2im)                              \
     X(RNN_RELU, rnn_relu) X(RNN_TANH, rnn_tanh) X(LSTM, lstm) X(GRU, gru)
 
-typedef enum weft_op { WEFT_OP_NONE, WEFT_OP_LIST(WEFT__ENUM2) WEFT_OP_COUNT } weft_op;
+#define WEFT__OP(NAME, name) WEFT_OP_##NAME,
+typedef enum weft_op { WEFT_OP_NONE, WEFT_OP_LIST(WEFT__OP) WEFT_OP_COUNT } weft_op;
 
 /* bwd computes every gradient in one go (diff_src, diff_weights and, with a bias, diff_bias).
  * Transposed convolution is bwd_data with the roles swapped: its input is diff_dst, its output diff_src;
@@ -114,9 +119,10 @@ typedef enum weft_op { WEFT_OP_NONE, WEFT_OP_LIST(WEFT__ENUM2) WEFT_OP_COUNT } w
     X(FWD, fwd) X(BWD_DATA, bwd_data) X(BWD_WEIGHTS, bwd_weights) X(BWD_BIAS, bwd_bias)            \
     X(BWD, bwd)
 
-typedef enum weft_pass { WEFT_PASS_NONE, WEFT_PASS_LIST(WEFT__ENUM2) WEFT_PASS_COUNT } weft_pass;
+#define WEFT__PASS(NAME, name) WEFT_PASS_##NAME,
+typedef enum weft_pass { WEFT_PASS_NONE, WEFT_PASS_LIST(WEFT__PASS) WEFT_PASS_COUNT } weft_pass;
 
-/* What a tensor is to its operator. Arguments are given by role: args.ptr[WEFT_SRC] = x. */
+/* What a tensor is to its operator. Arguments are given by role: args.ptr[WEFT_ROLE_SRC] = x. */
 #define WEFT_ROLE_LIST(X)                                                                          \
     X(SRC, src) X(WEIGHTS, weights) X(BIAS, bias) X(DST, dst) X(DIFF_SRC, diff_src)                \
     X(DIFF_WEIGHTS, diff_weights) X(DIFF_BIAS, diff_bias) X(DIFF_DST, diff_dst) X(MASK, mask)      \
@@ -126,14 +132,15 @@ typedef enum weft_pass { WEFT_PASS_NONE, WEFT_PASS_LIST(WEFT__ENUM2) WEFT_PASS_C
     X(LENGTHS, lengths) X(DIFF_H0, diff_h0) X(DIFF_C0, diff_c0) X(DIFF_HN, diff_hn)                \
     X(DIFF_CN, diff_cn)
 
-typedef enum weft_role { WEFT_ROLE_LIST(WEFT__ENUM2) WEFT_ROLE_COUNT } weft_role;
+#define WEFT__ROLE(NAME, name) WEFT_ROLE_##NAME,
+typedef enum weft_role { WEFT_ROLE_LIST(WEFT__ROLE) WEFT_ROLE_COUNT } weft_role;
 
-typedef enum weft_device { WEFT_DEVICE_NONE, WEFT_CPU, WEFT_CUDA } weft_device;
+typedef enum weft_device { WEFT_DEVICE_NONE, WEFT_DEVICE_CPU, WEFT_DEVICE_CUDA } weft_device;
 
 /* strict: errors like the direct sum in f32, NaN and infinity only where the formula sends them.
  * fast (default): errors at most 4x those of strict; may spread a NaN inside its tile.
  * tf32: products rounded to 10 bits on hardware that has such units; else the same as fast. */
-typedef enum weft_math { WEFT_MATH_NONE, WEFT_FAST, WEFT_STRICT, WEFT_TF32 } weft_math;
+typedef enum weft_math { WEFT_MATH_NONE, WEFT_MATH_FAST, WEFT_MATH_STRICT, WEFT_MATH_TF32 } weft_math;
 
 /* ------------------------------------------------------------- 4. The problem
  * What is to be computed: never how. Attributes give the geometry once; the tensors follow from it.
@@ -163,12 +170,12 @@ enum { WEFT_ADAPTIVE_AVG_POOL_TO };                    /* adaptive_avg_pool, att
 enum { WEFT_DGMM_ROWS, WEFT_DGMM_COLS, WEFT_DGMM_SIDE };   /* dgmm, cdgmm, attr: sizes of a matrix; 1: one factor a column, 0: a row */
 /* rnn_relu, rnn_tanh, lstm, gru. attr: steps; layers; both directions 0/1; projected size (lstm); biases 0/1; first states given 0/1;
  * rows of packed data, 0: not packed; train 0/1 (fwd keeps the reserve that bwd needs); seed of dropout. real: dropout between layers */
-enum { WEFT_RNN_T, WEFT_RNN_LAYERS, WEFT_RNN_BOTH, WEFT_RNN_PROJ, WEFT_RNN_BIAS, WEFT_RNN_STATE, WEFT_RNN_ROWS, WEFT_RNN_TRAIN, WEFT_RNN_SEED };
-enum { WEFT_RNN_DROP };
+enum { WEFT_RNN_STEPS, WEFT_RNN_LAYERS, WEFT_RNN_BIDIRECTIONAL, WEFT_RNN_PROJECTION, WEFT_RNN_BIAS, WEFT_RNN_STATE, WEFT_RNN_ROWS, WEFT_RNN_TRAIN, WEFT_RNN_SEED };
+enum { WEFT_RNN_DROPOUT };
 /* cross_entropy. attr: target holds probabilities 0/1; class weights 0/1; the label that does not count, -100 if not said; a weft_ce.
  * real: label smoothing */
-enum { WEFT_CE_PROBS, WEFT_CE_WEIGHTED, WEFT_CE_IGNORE, WEFT_CE_REDUCTION };
-enum { WEFT_CE_SMOOTH };
+enum { WEFT_CE_PROBABILITIES, WEFT_CE_WEIGHTED, WEFT_CE_IGNORE, WEFT_CE_REDUCTION };
+enum { WEFT_CE_SMOOTHING };
 typedef enum weft_ce { WEFT_CE_NONE, WEFT_CE_MEAN, WEFT_CE_SUM } weft_ce;   /* mean if not said */
 /* batch_norm. attr: statistics of the batch 0/1; weights and bias 0/1; running statistics 0/1; all 1 if not said.
  * real: added to the variance; what the newest batch counts in the running statistics. 1e-5 and 0.1 if not said */
@@ -188,7 +195,7 @@ typedef struct weft_tensor {
     int32_t align;                   /* the pointer is a multiple of this; 0: the default, 16 */
     int32_t derived;                 /* set by weft_problem_complete: the dims follow from the sizes and need no check */
     int64_t dims[WEFT_MAX_RANK];     /* canonical: n c d h w, or o i d h w; unit where absent */
-    int64_t strides[WEFT_MAX_RANK];  /* in elements; read when layout is WEFT_STRIDED, else filled in */
+    int64_t strides[WEFT_MAX_RANK];  /* in elements; read when layout is WEFT_LAYOUT_STRIDED, else filled in */
 } weft_tensor;
 
 typedef enum weft_step_kind {
@@ -196,11 +203,12 @@ typedef enum weft_step_kind {
     WEFT_STEP_BIAS,
     WEFT_STEP_RELU,
     WEFT_STEP_CLIP,                  /* min(max(x, lo), hi); NaN stays NaN */
-    WEFT_STEP_ACC                    /* gradient passes, last: out = lo * x + hi * out; with hi 0 the old value is not read */
+    WEFT_STEP_ACC                    /* gradient passes, last: out = alpha * x + beta * out; with beta 0 the old value is not read */
 } weft_step_kind;
 typedef struct weft_step {
     int32_t kind, reserved;
-    double lo, hi;
+    WEFT__UNION { double lo, alpha; };   /* clip: the lower bound; acc: the factor of the new value */
+    WEFT__UNION { double hi, beta; };    /* clip: the upper bound; acc: the factor of the old value */
 } weft_step;
 
 typedef struct weft_problem {
@@ -219,10 +227,10 @@ typedef struct weft_problem {
 } weft_problem;
 
 /* A convolution with unit stride, dilation and groups and no padding, to be adjusted by assignment and completed:
- *   weft_problem_init(&p, WEFT_CONV, WEFT_FWD, 2);
+ *   weft_problem_init(&p, WEFT_OP_CONV, WEFT_PASS_FWD, 2);
  *   p.n = 8; p.c = p.o = p.groups = 64; p.in[1] = p.in[2] = 56;
  *   p.kernel[1] = p.kernel[2] = 3; p.pad_lo[1] = p.pad_hi[1] = p.pad_lo[2] = p.pad_hi[2] = 1;
- *   weft_problem_tensor(&p, WEFT_SRC)->dtype = WEFT_BF16;
+ *   weft_problem_tensor(&p, WEFT_ROLE_SRC)->dtype = WEFT_DTYPE_BF16;
  *   weft_problem_complete(&p); */
 WEFT_API weft_status weft_problem_init(weft_problem *p, weft_op op, weft_pass pass, int rank);
 
@@ -235,7 +243,7 @@ WEFT_API weft_tensor *weft_problem_tensor(weft_problem *p, weft_role role);
  * Data tensors not said take the data type and layout of the first said tensor (else f32, channels-first). */
 WEFT_API weft_status weft_problem_complete(weft_problem *p);
 
-/* Text to completed problem. On WEFT_SYNTAX the error gives the column and what was expected. */
+/* Text to completed problem. On WEFT_ERR_SYNTAX the error gives the column and what was expected. */
 WEFT_API weft_status weft_problem_parse(weft_problem *p, const char *text);
 
 /* Completed problem to text, always 0-terminated if capacity > 0. *length (may be NULL) is what it takes without the 0. */
@@ -248,12 +256,12 @@ typedef struct weft_plan weft_plan;
 
 typedef enum weft_mode {
     WEFT_MODE_DEFAULT,
-    WEFT_ESTIMATE,                   /* wisdom, else the least estimated time; no timing, microseconds */
-    WEFT_MEASURE,                    /* wisdom, else time the best few on private buffers and remember */
-    WEFT_WISDOM_ONLY                 /* wisdom, else an error that names the problem; nothing is estimated or timed */
+    WEFT_MODE_ESTIMATE,                   /* wisdom, else the least estimated time; no timing, microseconds */
+    WEFT_MODE_MEASURE,                    /* wisdom, else time the best few on private buffers and remember */
+    WEFT_MODE_WISDOM_ONLY                 /* wisdom, else an error that names the problem; nothing is estimated or timed */
 } weft_mode;
 
-enum { WEFT_ENGINE_REF = 1, WEFT_ENGINE_CPU = 2, WEFT_ENGINE_CUDA = 4, WEFT_ENGINE_RIVAL = 8, WEFT_ENGINE_ALL = 15 };
+enum { WEFT_ENGINE_REF = 1, WEFT_ENGINE_CPU = 2, WEFT_ENGINE_CUDA = 4, WEFT_ENGINE_EXTERNAL = 8, WEFT_ENGINE_ALL = 15 };
 /* dispatch: which kernel and why; tune: measurements, compilations; exec: every run; error: what went wrong without failing a call */
 enum { WEFT_LOG_DISPATCH = 1, WEFT_LOG_TUNE = 2, WEFT_LOG_EXEC = 4, WEFT_LOG_ERROR = 8, WEFT_LOG_ALL = 15 };
 #define WEFT_NO_LIMIT ((size_t)-1)
@@ -311,7 +319,7 @@ typedef struct weft_plan_opts {
 
 typedef struct weft_args {
     size_t size;                     /* sizeof(weft_args) */
-    const void *packed;              /* from weft_pack, for plans with weft_plan_packed() > 0; NULL: packed at each call in workspace */
+    const void *packed;              /* from weft_pack, for plans with weft_plan_packed_bytes() > 0; NULL: packed at each call in workspace */
     void *ptr[WEFT_MAX_ROLES];       /* by role; device pointers for a CUDA plan */
 } weft_args;
 #define WEFT_ARGS_INIT { sizeof(weft_args), NULL, { NULL } }
@@ -328,14 +336,14 @@ WEFT_API weft_status weft_plan_create(weft_plan **plan, weft_ctx *ctx, const wef
 WEFT_API weft_plan *weft_plan_retain(weft_plan *plan);
 WEFT_API void weft_plan_release(weft_plan *plan);
 WEFT_API const weft_problem *weft_plan_problem(const weft_plan *plan);
-WEFT_API const char *weft_plan_kernel(const weft_plan *plan);      /* its name */
-WEFT_API size_t weft_plan_workspace(const weft_plan *plan);        /* bytes weft_execute needs, 64-byte aligned */
-WEFT_API size_t weft_plan_packed(const weft_plan *plan);           /* bytes of packed weights; 0: taken as they are */
+WEFT_API const char *weft_plan_kernel_name(const weft_plan *plan);      /* its name */
+WEFT_API size_t weft_plan_workspace_bytes(const weft_plan *plan);        /* bytes weft_execute needs, 64-byte aligned */
+WEFT_API size_t weft_plan_packed_bytes(const weft_plan *plan);           /* bytes of packed weights; 0: taken as they are */
 WEFT_API weft_status weft_plan_cost(const weft_plan *plan, weft_cost *cost);
-/* packed: weft_plan_packed() bytes, a multiple of 64. */
+/* packed: weft_plan_packed_bytes() bytes, a multiple of 64. */
 WEFT_API weft_status weft_pack(const weft_plan *plan, const void *weights, void *packed, void *stream);
 
-/* Run. workspace may be NULL when weft_plan_workspace() is 0. stream: a CUstream for a CUDA plan, else NULL.
+/* Run. workspace may be NULL when weft_plan_workspace_bytes() is 0. stream: a CUstream for a CUDA plan, else NULL.
  * On the CPU the result is there on return; on CUDA the work is queued on the stream. Outputs must not overlap inputs, but for
  * pointwise operators and softmax, where dst may be src and diff_src diff_dst. With args.packed neither the weights nor the part of
  * the workspace that is for packing is needed. Allocates nothing and synchronises nothing; safe inside CUDA graph capture. */
@@ -344,7 +352,7 @@ WEFT_API weft_status weft_execute(const weft_plan *plan, const weft_args *args, 
 /* ----------------------------------------------------------------- 7. Kernels */
 typedef struct weft_kernel_desc {
     size_t size;                     /* sizeof(weft_kernel_desc) */
-    const char *name, *engine, *isa; /* "ref" | "cpu" | "cuda" | "rival"; "" where none is needed */
+    const char *name, *engine, *isa; /* "ref" | "cpu" | "cuda" | "external"; "" where none is needed */
     int32_t op, version;
     int32_t exact;                   /* 1: equal to the reference on integers; 0: within a stated bound */
     int32_t applies;                 /* to the problem given */
@@ -354,27 +362,27 @@ typedef struct weft_kernel_desc {
 } weft_kernel_desc;
 #define WEFT_KERNEL_DESC_INIT { sizeof(weft_kernel_desc), NULL, NULL, NULL, 0, 0, 0, 0, NULL, 0, 0, 0 }
 
-/* p NULL: every kernel of every operator; else those of p's operator, best ISA first, the references, and the rival if there is one. */
+/* p NULL: every kernel of every operator; else those of p's operator, best ISA first, the references, and the external implementation if there is one. */
 WEFT_API size_t weft_kernel_count(const weft_ctx *ctx, const weft_problem *p);
 WEFT_API weft_status weft_kernel_info(const weft_ctx *ctx, const weft_problem *p, size_t index, weft_kernel_desc *desc);
 
-/* A rival: the host's own code for the same problems, a framework's convolution for one. The planner weighs it beside weft's kernels, by
- * estimate, by measuring and in wisdom. Where it wins, the plan bears its name and the host runs its code itself: weft_execute refuses.
+/* An external implementation: the host's own code for the same problems, a framework's convolution for one. The planner weighs it beside weft's kernels, by
+ * estimate, by measuring and in wisdom. Where it wins, the plan bears its name and the host runs its code itself: weft_execute reject.
  * rates: how it does on the problem, as shares of the machine's f32 multiply-adds and of its memory bandwidth, and ns for each call.
- * rehearse: run once on these buffers so that it can be timed; where the results go does not matter. */
+ * run_once: run once on these buffers so that it can be timed; where the results go does not matter. */
 typedef struct weft_rates { double ns, of_peak, of_bandwidth; } weft_rates;
-typedef struct weft_rival {
-    size_t size;                     /* sizeof(weft_rival) */
+typedef struct weft_external {
+    size_t size;                     /* sizeof(weft_external) */
     const char *name;                /* lives as long as the context */
     int32_t version, reserved;       /* wisdom of another version is not used */
     void *user;
-    const char *(*refuses)(void *user, const weft_problem *p);   /* NULL: takes it; else why not */
-    void (*rates)(void *user, const weft_problem *p, weft_rates *rates);
-    weft_status (*rehearse)(void *user, const weft_problem *p, const weft_args *args, void *stream);
-} weft_rival;
-#define WEFT_RIVAL_INIT { sizeof(weft_rival), NULL, 1, 0, NULL, NULL, NULL, NULL }
+    const char *(*reject)(void *user, const weft_problem *p);   /* NULL: takes it; else why not */
+    void (*estimate)(void *user, const weft_problem *p, weft_rates *rates);
+    weft_status (*run_once)(void *user, const weft_problem *p, const weft_args *args, void *stream);
+} weft_external;
+#define WEFT_EXTERNAL_INIT { sizeof(weft_external), NULL, 1, 0, NULL, NULL, NULL, NULL }
 
-WEFT_API weft_status weft_ctx_set_rival(weft_ctx *ctx, const weft_rival *rival);   /* once, before the first plan */
+WEFT_API weft_status weft_ctx_set_external(weft_ctx *ctx, const weft_external *external);   /* once, before the first plan */
 
 /* ------------------------------------------------------------------ 8. Wisdom
  * Text, one line an entry: device, weft version, threads, problem, kernel and its version, ns, workspace. A bad line is

@@ -47,7 +47,7 @@ static int add_kernels(bench *b, const weft_problem *p) {
         if (weft_plan_create(&e->plan, b->ctx, p, &opts) != WEFT_OK)
             return cli_failed(b->self, "%s", weft_last_error());
         b->count++;
-        if (!harness_open_bytes(&e->workspace, weft_plan_workspace(e->plan), 64, HARNESS_START))
+        if (!harness_open_bytes(&e->workspace, weft_plan_workspace_bytes(e->plan), 64, HARNESS_START))
             return cli_failed(b->self, "out of memory");
     }
     return b->count ? CLI_OK : cli_failed(b->self, "no kernel applies");
@@ -80,7 +80,7 @@ static weft_status once(bench *b, entry *e, double *ns) {
     weft_args args = WEFT_ARGS_INIT;
     for (int i = 0; i < p->ntensors; i++) args.ptr[p->tensor[i].role] = b->data[p->tensor[i].role].at;
     uint64_t start = weft__now_ns();
-    weft_status s = weft_execute(e->plan, &args, e->workspace.at, weft_plan_workspace(e->plan), NULL);
+    weft_status s = weft_execute(e->plan, &args, e->workspace.at, weft_plan_workspace_bytes(e->plan), NULL);
     *ns = (double)(weft__now_ns() - start);
     return s;
 }
@@ -121,7 +121,7 @@ static int time_cuda(bench *b, const weft_problem *p) {
     if (weft__ctx_hw(b->ctx, p, &hw) != WEFT_OK) return cli_failed(b->self, "%s", weft_last_error());
     for (size_t i = 0; i < b->count; i++)
         for (size_t k = 0; k < count; k++)
-            if (strcmp(list[k]->name, weft_plan_kernel(b->entries[i].plan)) == 0 &&
+            if (strcmp(list[k]->name, weft_plan_kernel_name(b->entries[i].plan)) == 0 &&
                 weft__measure(b->ctx, p, &hw, list[k], HUGE_VAL, 2, &b->entries[i].median) != WEFT_OK)
                 return cli_failed(b->self, "%s", weft_last_error());
     b->regular = b->streaming = 0;
@@ -140,7 +140,7 @@ static void print_table(const bench *b, const weft_problem *p, const char *text,
     printf("\n    %-46s %10s %8s %6s %9s %7s\n", "kernel", "time", "GB/s", "floor", "Gflop/s", "rounds");
     for (size_t i = 0; i < b->count; i++) {
         const entry *e = &b->entries[i];
-        const char *name = weft_plan_kernel(e->plan);
+        const char *name = weft_plan_kernel_name(e->plan);
         char share[16] = "-";
         if (floor > 0) snprintf(share, sizeof(share), "%.0f%%", 100 * floor / e->median);
         printf("  %c %-46s %10s %8.1f %6s %9.1f %7zu\n", strcmp(name, chosen) == 0 ? '*' : ' ', name,
@@ -152,7 +152,7 @@ static void write_json(bench *b, const weft_problem *p, const char *text, const 
     double bytes = weft__bytes(p), flops = weft__flops(p), floor = fmin(b->regular, b->streaming);
     for (size_t i = 0; i < b->count; i++) {
         const entry *e = &b->entries[i];
-        const char *name = weft_plan_kernel(e->plan);
+        const char *name = weft_plan_kernel_name(e->plan);
         fprintf(b->out,
                 "%s  {\"problem\": \"%s\", \"kernel\": \"%s\", \"chosen\": %s, \"ms\": %.6g, \"rounds\": %zu, \"gbs\": "
                 "%.5g, \"gflops\": %.5g, ",
@@ -174,12 +174,12 @@ static int bench_one(bench *b, const char *given) {
     if (code != CLI_OK) return code;
     weft_plan *plan = NULL;
     if (weft_plan_create(&plan, b->ctx, &p, NULL) != WEFT_OK) return cli_failed(b->self, "%s", weft_last_error());
-    snprintf(chosen, sizeof(chosen), "%s", weft_plan_kernel(plan));
+    snprintf(chosen, sizeof(chosen), "%s", weft_plan_kernel_name(plan));
     weft_plan_release(plan);
     harness_text(&p, text);
     code = add_kernels(b, &p);
-    if (code == CLI_OK && p.device == WEFT_CPU) code = add_data(b, &p);
-    if (code == CLI_OK) code = p.device == WEFT_CPU ? time_cpu(b, &p) : time_cuda(b, &p);
+    if (code == CLI_OK && p.device == WEFT_DEVICE_CPU) code = add_data(b, &p);
+    if (code == CLI_OK) code = p.device == WEFT_DEVICE_CPU ? time_cpu(b, &p) : time_cuda(b, &p);
     if (code == CLI_OK) print_table(b, &p, text, chosen);
     if (code == CLI_OK && b->out) write_json(b, &p, text, chosen);
     drop(b);

@@ -12,12 +12,12 @@ static int print_plan(const cli_command *self, const weft_plan *plan) {
     if (weft_plan_cost(plan, &cost) != WEFT_OK) return cli_failed(self, "%s", weft_last_error());
     harness_text(weft_plan_problem(plan), text);
     printf("problem:   %s\n", text);
-    printf("kernel:    %s\n", weft_plan_kernel(plan));
+    printf("kernel:    %s\n", weft_plan_kernel_name(plan));
     printf("why:       %s\n", why);
     printf("time:      %s (%s)\n", cli_time(cost.ns, a), timed ? "measured" : "estimated");
     printf("work:      %.4g Gflop, %s moved once\n", cost.flops * 1e-9, cli_bytes(cost.bytes, a));
-    printf("workspace: %s\npacked:    %s\n", cli_bytes((double)weft_plan_workspace(plan), a),
-           cli_bytes((double)weft_plan_packed(plan), b));
+    printf("workspace: %s\npacked:    %s\n", cli_bytes((double)weft_plan_workspace_bytes(plan), a),
+           cli_bytes((double)weft_plan_packed_bytes(plan), b));
     return CLI_OK;
 }
 
@@ -59,7 +59,7 @@ static int run(const cli_command *self, int argc, char **argv) {
     if ((code = cli_context(self, &ctx, NULL)) != CLI_OK) return code;
     weft_plan_opts opts = WEFT_PLAN_OPTS_INIT;
     opts.kernel = kernel;
-    opts.mode = measure ? WEFT_MEASURE : WEFT_MODE_DEFAULT;
+    opts.mode = measure ? WEFT_MODE_MEASURE : WEFT_MODE_DEFAULT;
     opts.workspace_limit = (size_t)limit;
     if (wisdom && weft_wisdom_load(ctx, wisdom, NULL) != WEFT_OK)
         code = cli_failed(self, "--wisdom: %s", weft_last_error());

@@ -15,12 +15,12 @@ static int tune_one(const cli_command *self, weft_ctx *ctx, const weft_problem *
     if (again && weft_wisdom_forget(ctx, p) != WEFT_OK) return cli_failed(self, "%s", weft_last_error());
     size_t before = weft_wisdom_count(ctx);
     weft_plan_opts opts = WEFT_PLAN_OPTS_INIT;
-    opts.mode = WEFT_MEASURE;
+    opts.mode = WEFT_MODE_MEASURE;
     weft_plan *plan = NULL;
     weft_cost cost = WEFT_COST_INIT;
     if (weft_plan_create(&plan, ctx, p, &opts) != WEFT_OK) return cli_failed(self, "%s: %s", text, weft_last_error());
     weft_status s = weft_plan_cost(plan, &cost);
-    printf("%s  %s  %s%s\n", text, weft_plan_kernel(plan), cli_time(cost.ns, time),
+    printf("%s  %s  %s%s\n", text, weft_plan_kernel_name(plan), cli_time(cost.ns, time),
            weft_wisdom_count(ctx) == before ? "  (known before; --again measures anew)" : "");
     fflush(stdout);
     weft_plan_release(plan);

@@ -55,7 +55,7 @@ static const weft__kernel *kernel_named(const char *name) {
 /* Draw i, or with a kernel the first of many draws that it takes. seed: what draws it again. */
 static bool draw(verify *v, int64_t i, weft_problem *p, uint64_t *seed) {
     const weft__kernel *k = v->kernel ? kernel_named(v->kernel) : NULL;
-    int device = v->cuda ? WEFT_CUDA : WEFT_CPU;
+    int device = v->cuda ? WEFT_DEVICE_CUDA : WEFT_DEVICE_CPU;
     *seed = harness_mix((uint64_t)v->seed, (uint64_t)i);
     if (!k) return harness_random(p, *seed, device);
     weft__hw hw;
@@ -64,7 +64,7 @@ static bool draw(verify *v, int64_t i, weft_problem *p, uint64_t *seed) {
         if (weft__ctx_hw(v->h.ctx[0], p, &hw) != WEFT_OK) return false;
         if (!weft__kernel_refusal(v->h.ctx[0], k, p, &hw)) return true;
     }
-    weft__fail(WEFT_UNSUPPORTED, "none of %d problems is for %s: name problems for it", DRAWS, k->name);
+    weft__fail(WEFT_ERR_UNSUPPORTED, "none of %d problems is for %s: name problems for it", DRAWS, k->name);
     return false;
 }
 
@@ -92,7 +92,7 @@ static int check_named(verify *v, int argc, char **argv) {
         int code = cli_problem(v->self, argv[i], &p);
         if (code == CLI_OK && v->kernel) code = cli_kernel(v->self, p.op, v->kernel);
         if (code != CLI_OK) return code;
-        if (v->cuda) p.device = WEFT_CUDA;
+        if (v->cuda) p.device = WEFT_DEVICE_CUDA;
         weft__hw hw;
         if (weft__ctx_hw(v->h.ctx[0], &p, &hw) != WEFT_OK)
             return cli_failed(v->self, "%s: %s", argv[i], weft_last_error());
@@ -130,7 +130,7 @@ static int execute(verify *v, int argc, char **argv) {
     opts.workspace_limit = WEFT_NO_LIMIT;
     if (harness_create(&v->h, &opts, threads, count) != WEFT_OK) return cli_failed(v->self, "%s", weft_last_error());
     v->start = weft__now_ns();
-    weft_problem probe = {.device = v->cuda ? WEFT_CUDA : WEFT_CPU};
+    weft_problem probe = {.device = v->cuda ? WEFT_DEVICE_CUDA : WEFT_DEVICE_CPU};
     weft__hw hw;
     int code = CLI_OK;
     if (weft__ctx_hw(v->h.ctx[0], &probe, &hw) != WEFT_OK)

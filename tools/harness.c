@@ -106,7 +106,7 @@ bool harness_inputs(harness *h, const weft_problem *p, harness_kind kind, harnes
 /* ---------------------------------------------------------------- the reference */
 static weft_problem on_cpu(const weft_problem *p) {
     weft_problem q = *p;
-    q.device = WEFT_CPU;
+    q.device = WEFT_DEVICE_CPU;
     q.ordinal = 0;
     return q;
 }
@@ -117,7 +117,7 @@ static weft_problem without_clipping(const weft_problem *p) {
     q.nsteps = 0;
     for (int i = 0; i < p->nsteps; i++) {
         weft_step s = p->step[i];
-        if (s.kind == WEFT_STEP_ACC) s.lo = fabs(s.lo), s.hi = fabs(s.hi);
+        if (s.kind == WEFT_STEP_ACC) s.alpha = fabs(s.alpha), s.beta = fabs(s.beta);
         if (s.kind == WEFT_STEP_BIAS || s.kind == WEFT_STEP_ACC) q.step[q.nsteps++] = s;
     }
     return q;
@@ -160,18 +160,18 @@ static double largest(const weft_tensor *t, const char *at) {
 }
 
 static tolerance allowed(const weft_problem *p, const weft__kernel *k, const weft_tensor *t, harness_kind kind) {
-    double u = t->dtype == WEFT_F64 ? 0x1p-53 : 0x1p-24, v = harness_roundoff(t->dtype),
+    double u = t->dtype == WEFT_DTYPE_F64 ? 0x1p-53 : 0x1p-24, v = harness_roundoff(t->dtype),
            terms = harness_terms(p, t->role);
     tolerance a = {.exact = kind == HARNESS_INTEGERS && k->exact, .positions = kind == HARNESS_SPECIALS, .rounding = v};
     a.tiny = 2 * harness_tiny(t->dtype);
     a.sum = (k->bound > 0 ? k->bound : 1) * fmin(terms + 3, 8 * sqrt(terms) + 3) * u * (1 + 2 * v);
-    if (p->math == WEFT_TF32 && p->device == WEFT_CUDA) a.sum += 0x1p-10;
+    if (p->math == WEFT_MATH_TF32 && p->device == WEFT_DEVICE_CUDA) a.sum += 0x1p-10;
     return a;
 }
 
 /* Where NaN and infinity must be: under strict math exactly where the formula sends them, else there at least. */
 static bool same_place(const weft_problem *p, double got, double want) {
-    if (p->math == WEFT_STRICT) {
+    if (p->math == WEFT_MATH_STRICT) {
         if (isnan(want) || isnan(got)) return isnan(want) && isnan(got);
         return !(isinf(want) || isinf(got)) || got == want;
     }
@@ -183,7 +183,7 @@ static bool same_values(harness *h, const weft_problem *p, const weft__kernel *k
     tolerance a = allowed(p, k, t, kind);
     const char *out = h->out[t->role].at, *want = h->want[t->role].at, *size = h->size[t->role].at;
     if (k->reference) a.sum = 0;                     /* the same sums in the same order */
-    if (k->reference && p->device == WEFT_CUDA && weft__op_of(p->op)->transcendental) {
+    if (k->reference && p->device == WEFT_DEVICE_CUDA && weft__op_of(p->op)->transcendental) {
         a.exact = false;
         a.tiny += 0x1p-44 * largest(t, want);
     }

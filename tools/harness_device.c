@@ -21,17 +21,17 @@ static void *there(const mirror *m) { return m->b ? (char *)m->device + ((char *
 static weft_status launch(const weft_plan *plan, weft_args *args, mirror *m, bool prepacked) {
     for (int role = 0; role < WEFT_ROLE_COUNT; role++) args->ptr[role] = there(&m[role]);
     if (prepacked) {
-        WEFT__TRY(weft_pack(plan, args->ptr[WEFT_WEIGHTS], there(&m[PACKED]), NULL));
+        WEFT__TRY(weft_pack(plan, args->ptr[WEFT_ROLE_WEIGHTS], there(&m[PACKED]), NULL));
         args->packed = there(&m[PACKED]);
     }
-    return weft_execute(plan, args, there(&m[WORKSPACE]), weft_plan_workspace(plan), NULL);
+    return weft_execute(plan, args, there(&m[WORKSPACE]), weft_plan_workspace_bytes(plan), NULL);
 }
 
 static weft_status run_cuda(harness *h, weft_ctx *ctx, const weft_plan *plan, harness_buffer *const *buffers,
                             bool prepacked) {
     const char *why = "";
     weft__cuda *cuda = weft__ctx_cuda(ctx, &why);
-    if (!cuda) return weft__fail(WEFT_UNSUPPORTED, "cuda: %s", why);
+    if (!cuda) return weft__fail(WEFT_ERR_UNSUPPORTED, "cuda: %s", why);
     const weft_problem *p = weft_plan_problem(plan);
     weft_args args = WEFT_ARGS_INIT;
     mirror m[MIRRORS];
@@ -39,7 +39,7 @@ static weft_status run_cuda(harness *h, weft_ctx *ctx, const weft_plan *plan, ha
     weft_status s = WEFT_OK;
     for (int role = 0; role < WEFT_ROLE_COUNT && s == WEFT_OK; role++)
         if (buffers[role]) s = mirror_in(cuda, p->ordinal, &m[role], buffers[role]);
-    if (s == WEFT_OK && weft_plan_workspace(plan)) s = mirror_in(cuda, p->ordinal, &m[WORKSPACE], &h->workspace);
+    if (s == WEFT_OK && weft_plan_workspace_bytes(plan)) s = mirror_in(cuda, p->ordinal, &m[WORKSPACE], &h->workspace);
     if (s == WEFT_OK && prepacked) s = mirror_in(cuda, p->ordinal, &m[PACKED], &h->packed);
     if (s == WEFT_OK) s = launch(plan, &args, m, prepacked);
     for (int i = 0; i < MIRRORS; i++) {
@@ -54,10 +54,10 @@ static weft_status run_cpu(harness *h, const weft_plan *plan, harness_buffer *co
     weft_args args = WEFT_ARGS_INIT;
     for (int role = 0; role < WEFT_ROLE_COUNT; role++) args.ptr[role] = buffers[role] ? buffers[role]->at : NULL;
     if (prepacked) {
-        WEFT__TRY(weft_pack(plan, args.ptr[WEFT_WEIGHTS], h->packed.at, NULL));
+        WEFT__TRY(weft_pack(plan, args.ptr[WEFT_ROLE_WEIGHTS], h->packed.at, NULL));
         args.packed = h->packed.at;
     }
-    return weft_execute(plan, &args, weft_plan_workspace(plan) ? h->workspace.at : NULL, weft_plan_workspace(plan),
+    return weft_execute(plan, &args, weft_plan_workspace_bytes(plan) ? h->workspace.at : NULL, weft_plan_workspace_bytes(plan),
                         NULL);
 }
 
@@ -69,15 +69,15 @@ static weft_status run_plan(harness *h, weft_ctx *ctx, const weft_plan *plan, ha
         int role = p->tensor[i].role;
         bool written = weft__is_output(p, role);
         buffers[role] = written ? &out[role] : &in[role];
-        if (written && !harness_open(&out[role], &p->tensor[i], place)) return weft__fail(WEFT_MEMORY, "no memory for %s", weft__role_name(role));
+        if (written && !harness_open(&out[role], &p->tensor[i], place)) return weft__fail(WEFT_ERR_MEMORY, "no memory for %s", weft__role_name(role));
         if (written && weft__is_input(p, role)) memcpy(out[role].low, in[role].low, in[role].bytes);   /* the poison of gaps too */
     }
-    prepacked = prepacked && weft_plan_packed(plan);
-    if (!harness_open_bytes(&h->workspace, weft_plan_workspace(plan), 64, HARNESS_END) ||
-        !harness_open_bytes(&h->packed, weft_plan_packed(plan), 64, HARNESS_END))
-        return weft__fail(WEFT_MEMORY, "no memory for the workspace");
+    prepacked = prepacked && weft_plan_packed_bytes(plan);
+    if (!harness_open_bytes(&h->workspace, weft_plan_workspace_bytes(plan), 64, HARNESS_END) ||
+        !harness_open_bytes(&h->packed, weft_plan_packed_bytes(plan), 64, HARNESS_END))
+        return weft__fail(WEFT_ERR_MEMORY, "no memory for the workspace");
     h->runs++;
-    return p->device == WEFT_CUDA ? run_cuda(h, ctx, plan, buffers, prepacked) : run_cpu(h, plan, buffers, prepacked);
+    return p->device == WEFT_DEVICE_CUDA ? run_cuda(h, ctx, plan, buffers, prepacked) : run_cpu(h, plan, buffers, prepacked);
 }
 
 weft_status harness_run(harness *h, weft_ctx *ctx, const weft_problem *p, const char *kernel, harness_buffer *in,

@@ -77,8 +77,8 @@ static void conv_draw(weft_problem *p, harness_rng *r, bool usual) {
 static double conv_terms(const weft_problem *p, int role) {
     double window = (double)(p->kernel[0] * p->kernel[1] * p->kernel[2]);
     switch (role) {
-    case WEFT_DST: return (double)(p->c / p->groups) * window;
-    case WEFT_DIFF_SRC: return (double)(p->o / p->groups) * window;
+    case WEFT_ROLE_DST: return (double)(p->c / p->groups) * window;
+    case WEFT_ROLE_DIFF_SRC: return (double)(p->o / p->groups) * window;
     default: return (double)p->n * (double)(p->out[0] * p->out[1] * p->out[2]);
     }
 }
@@ -92,22 +92,22 @@ extern const harness_generator harness_partial_conv, harness_sparse_conv;   /* r
 extern const harness_generator harness_rnn;          /* random_rnn.c */
 
 static const harness_generator *const generators[WEFT_OP_COUNT] = {
-    [WEFT_RNN_RELU] = &harness_rnn, [WEFT_RNN_TANH] = &harness_rnn, [WEFT_LSTM] = &harness_rnn, [WEFT_GRU] = &harness_rnn,
-    [WEFT_MAX_POOL] = &harness_max_pool,
-    [WEFT_AVG_POOL] = &harness_avg_pool,
-    [WEFT_ADAPTIVE_AVG_POOL] = &harness_adaptive_avg_pool,
-    [WEFT_IM2COL] = &harness_columns,
-    [WEFT_COL2IM] = &harness_columns,
-    [WEFT_DGMM] = &harness_dgmm,
-    [WEFT_CDGMM] = &harness_dgmm,
-    [WEFT_SOFTMAX] = &harness_softmax,
-    [WEFT_LOG_SOFTMAX] = &harness_softmax,
-    [WEFT_CROSS_ENTROPY] = &harness_cross_entropy,
-    [WEFT_BATCH_NORM] = &harness_batch_norm,
-    [WEFT_LRN] = &harness_lrn,
-    [WEFT_CONV] = &harness_conv,
-    [WEFT_PARTIAL_CONV] = &harness_partial_conv,
-    [WEFT_SPARSE_CONV] = &harness_sparse_conv,
+    [WEFT_OP_RNN_RELU] = &harness_rnn, [WEFT_OP_RNN_TANH] = &harness_rnn, [WEFT_OP_LSTM] = &harness_rnn, [WEFT_OP_GRU] = &harness_rnn,
+    [WEFT_OP_MAX_POOL] = &harness_max_pool,
+    [WEFT_OP_AVG_POOL] = &harness_avg_pool,
+    [WEFT_OP_ADAPTIVE_AVG_POOL] = &harness_adaptive_avg_pool,
+    [WEFT_OP_IM2COL] = &harness_columns,
+    [WEFT_OP_COL2IM] = &harness_columns,
+    [WEFT_OP_DGMM] = &harness_dgmm,
+    [WEFT_OP_CDGMM] = &harness_dgmm,
+    [WEFT_OP_SOFTMAX] = &harness_softmax,
+    [WEFT_OP_LOG_SOFTMAX] = &harness_softmax,
+    [WEFT_OP_CROSS_ENTROPY] = &harness_cross_entropy,
+    [WEFT_OP_BATCH_NORM] = &harness_batch_norm,
+    [WEFT_OP_LRN] = &harness_lrn,
+    [WEFT_OP_CONV] = &harness_conv,
+    [WEFT_OP_PARTIAL_CONV] = &harness_partial_conv,
+    [WEFT_OP_SPARSE_CONV] = &harness_sparse_conv,
 };
 
 /* ---------------------------------------------------------------- any operator */
@@ -179,7 +179,7 @@ static void draw_epilogue(weft_problem *p, harness_rng *r) {
     static const double factors[] = {1, 0, -1, 0.5, 2};
     if (!pass->acc || !harness_chance(r, 15)) return;
     double fresh = PICK(r, factors), old = PICK(r, factors);
-    p->step[p->nsteps++] = (weft_step){.kind = WEFT_STEP_ACC, .lo = fresh, .hi = old};
+    p->step[p->nsteps++] = (weft_step){.kind = WEFT_STEP_ACC, .alpha = fresh, .beta = old};
 }
 
 /* Any order of the axes, gaps behind some of them; inputs sometimes repeat an axis with stride 0. Whole numbers are offsets, indices
@@ -187,10 +187,10 @@ static void draw_epilogue(weft_problem *p, harness_rng *r) {
 static void draw_strides(const weft_problem *p, weft_tensor *t, harness_rng *r) {
     weft_tensor shape = {0};
     weft__op_of(p->op)->shape(p, t->role, &shape);
-    bool used[WEFT_MAX_RANK] = {false}, whole = t->dtype == WEFT_I32 || t->dtype == WEFT_I64;
+    bool used[WEFT_MAX_RANK] = {false}, whole = t->dtype == WEFT_DTYPE_I32 || t->dtype == WEFT_DTYPE_I64;
     bool repeats = !whole && !weft__is_output(p, t->role);
     int64_t stride = harness_chance(r, 80) ? 1 : 2;
-    t->layout = WEFT_STRIDED;
+    t->layout = WEFT_LAYOUT_STRIDED;
     for (int k = 0; k < shape.rank; k++) {
         int a = harness_chance(r, 50) ? shape.rank - 1 : (int)harness_below(r, shape.rank);
         while (used[a]) a = (a + shape.rank - 1) % shape.rank;
@@ -209,23 +209,23 @@ static int16_t draw_dtype(const weft_problem *p, int role, int16_t wanted, harne
 }
 
 static void draw_tensors(weft_problem *p, harness_rng *r, bool usual) {
-    static const int16_t dtypes[] = {WEFT_F32, WEFT_F32, WEFT_F32, WEFT_F32, WEFT_F32,
-                                     WEFT_F32, WEFT_F64, WEFT_F16, WEFT_BF16};
-    static const int16_t layouts[] = {WEFT_FIRST, WEFT_FIRST, WEFT_FIRST,  WEFT_LAST,
-                                      WEFT_LAST,  WEFT_LAST,  WEFT_STRIDED};
-    int16_t dtype = usual ? WEFT_F32 : PICK(r, dtypes),
+    static const int16_t dtypes[] = {WEFT_DTYPE_F32, WEFT_DTYPE_F32, WEFT_DTYPE_F32, WEFT_DTYPE_F32, WEFT_DTYPE_F32,
+                                     WEFT_DTYPE_F32, WEFT_DTYPE_F64, WEFT_DTYPE_F16, WEFT_DTYPE_BF16};
+    static const int16_t layouts[] = {WEFT_LAYOUT_FIRST, WEFT_LAYOUT_FIRST, WEFT_LAYOUT_FIRST,  WEFT_LAYOUT_LAST,
+                                      WEFT_LAYOUT_LAST,  WEFT_LAYOUT_LAST,  WEFT_LAYOUT_STRIDED};
+    int16_t dtype = usual ? WEFT_DTYPE_F32 : PICK(r, dtypes),
             layout = usual ? layouts[2 + harness_below(r, 2)] : PICK(r, layouts);
     bool mixed = !usual && harness_chance(r, 15), wide_bias = harness_chance(r, 50), sliced = harness_chance(r, 25);
     uint64_t roles = weft__roles(p);
     for (int role = 0; role < WEFT_ROLE_COUNT; role++) {
         if (!(roles & WEFT__BIT(role))) continue;
         weft_tensor *t = weft_problem_tensor(p, (weft_role)role);
-        bool bias = role == WEFT_BIAS || role == WEFT_DIFF_BIAS;
-        t->dtype = draw_dtype(p, role, bias && wide_bias && dtype != WEFT_F64 ? WEFT_F32 : dtype, r);
-        t->layout = bias ? WEFT_FIRST : mixed ? PICK(r, layouts) : layout;
-        if (role == WEFT_WEIGHTS || role == WEFT_DIFF_WEIGHTS)
-            t->layout = harness_chance(r, 70) ? WEFT_FIRST : t->layout;
-        if (t->layout == WEFT_STRIDED) draw_strides(p, t, r);
+        bool bias = role == WEFT_ROLE_BIAS || role == WEFT_ROLE_DIFF_BIAS;
+        t->dtype = draw_dtype(p, role, bias && wide_bias && dtype != WEFT_DTYPE_F64 ? WEFT_DTYPE_F32 : dtype, r);
+        t->layout = bias ? WEFT_LAYOUT_FIRST : mixed ? PICK(r, layouts) : layout;
+        if (role == WEFT_ROLE_WEIGHTS || role == WEFT_ROLE_DIFF_WEIGHTS)
+            t->layout = harness_chance(r, 70) ? WEFT_LAYOUT_FIRST : t->layout;
+        if (t->layout == WEFT_LAYOUT_STRIDED) draw_strides(p, t, r);
         int32_t least = (int32_t)weft__dtype_size(t->dtype), slice = (int32_t)4 << harness_below(r, 2);
         if (sliced) t->align = WEFT__MAX(least, slice);
         else if (harness_chance(r, 5)) t->align = least << harness_below(r, 6);
@@ -245,7 +245,7 @@ bool harness_random_of(weft_problem *p, uint64_t seed, int device, int wanted) {
         if (usual) rank = WEFT__MAX(op->min_rank, WEFT__MIN(2, op->max_rank));
         if (weft_problem_init(p, (weft_op)op->op, (weft_pass)pass->pass, rank) != WEFT_OK) return false;
         p->device = device;
-        p->math = harness_chance(&r, 80) ? WEFT_FAST : harness_chance(&r, 70) ? WEFT_STRICT : WEFT_TF32;
+        p->math = harness_chance(&r, 80) ? WEFT_MATH_FAST : harness_chance(&r, 70) ? WEFT_MATH_STRICT : WEFT_MATH_TF32;
         draw_epilogue(p, &r);
         const harness_generator *g = generators[op->op];
         bool known = g && g->draw;

@@ -58,13 +58,13 @@ typedef struct dtype_def {
     double roundoff, tiny;
 } dtype_def;
 static const dtype_def defs[WEFT_DTYPE_COUNT] = {
-    [WEFT_F32] = {load_f32, store_f32, 0x1p-24, 0x1p-149},
-    [WEFT_F64] = {load_f64, store_f64, 0x1p-53, 0x1p-1074},
-    [WEFT_F16] = {load_f16, store_f16, 0x1p-11, 0x1p-24},
-    [WEFT_BF16] = {load_bf16, store_bf16, 0x1p-8, 0x1p-133},
-    [WEFT_U8] = {load_u8, store_u8, 0, 0},
-    [WEFT_I32] = {load_i32, store_i32, 0, 0},
-    [WEFT_I64] = {load_i64, store_i64, 0, 0},
+    [WEFT_DTYPE_F32] = {load_f32, store_f32, 0x1p-24, 0x1p-149},
+    [WEFT_DTYPE_F64] = {load_f64, store_f64, 0x1p-53, 0x1p-1074},
+    [WEFT_DTYPE_F16] = {load_f16, store_f16, 0x1p-11, 0x1p-24},
+    [WEFT_DTYPE_BF16] = {load_bf16, store_bf16, 0x1p-8, 0x1p-133},
+    [WEFT_DTYPE_U8] = {load_u8, store_u8, 0, 0},
+    [WEFT_DTYPE_I32] = {load_i32, store_i32, 0, 0},
+    [WEFT_DTYPE_I64] = {load_i64, store_i64, 0, 0},
 };
 
 double harness_load(int dtype, const void *at) { return defs[dtype].load(at); }

@@ -15,16 +15,16 @@ const harness_generator harness_softmax = {softmax_draw, NULL, NULL};
 static void cross_entropy_draw(weft_problem *p, harness_rng *r, bool usual) {
     static const double smooth[] = {0, 0, 0.1, 0.75, 1};
     harness_draw_data(p, r, ELEMENTS);
-    p->attr[WEFT_CE_PROBS] = !usual && harness_chance(r, 50);
+    p->attr[WEFT_CE_PROBABILITIES] = !usual && harness_chance(r, 50);
     p->attr[WEFT_CE_WEIGHTED] = harness_chance(r, 50);
     p->attr[WEFT_CE_IGNORE] = harness_chance(r, 50) ? -100 : harness_below(r, p->c);
     p->attr[WEFT_CE_REDUCTION] = harness_below(r, 3);
-    p->real[WEFT_CE_SMOOTH] = HARNESS_PICK(r, smooth);
+    p->real[WEFT_CE_SMOOTHING] = HARNESS_PICK(r, smooth);
 }
 
 /* Every tenth label is ignored; among specials some are no class at all. */
 static bool cross_entropy_fill(const weft_problem *p, harness_buffer *b, harness_kind kind, uint64_t seed) {
-    if (b->tensor.dtype != WEFT_I64) return false;
+    if (b->tensor.dtype != WEFT_DTYPE_I64) return false;
     harness_rng r = {seed};
     for (harness_walk w = harness_first(&b->tensor); !w.done; harness_step(&w)) {
         int64_t label = harness_below(&r, p->c);
@@ -53,7 +53,7 @@ static void batch_norm_draw(weft_problem *p, harness_rng *r, bool usual) {
 /* Variances and inverse deviations are positive. */
 static bool batch_norm_fill(const weft_problem *p, harness_buffer *b, harness_kind kind, uint64_t seed) {
     (void)p, (void)kind;
-    if (b->tensor.role != WEFT_VAR && b->tensor.role != WEFT_SAVE_INVSTD) return false;
+    if (b->tensor.role != WEFT_ROLE_VAR && b->tensor.role != WEFT_ROLE_SAVE_INVSTD) return false;
     harness_rng r = {seed};
     int64_t size = (int64_t)weft__dtype_size(b->tensor.dtype);
     for (harness_walk w = harness_first(&b->tensor); !w.done; harness_step(&w))

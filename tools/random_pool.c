@@ -6,10 +6,10 @@ static const int widths[] = {1, 2, 3, 4, 5, 7, 8, 9, 13, 15, 16, 17, 28, 31, 33}
 
 /* in is at least the dilation: a window that steps over the whole input has nothing to point at, and its index looks unwritten. */
 static void window(weft_problem *p, harness_rng *r, int a, bool usual) {
-    bool pool = p->op == WEFT_MAX_POOL || p->op == WEFT_AVG_POOL;
+    bool pool = p->op == WEFT_OP_MAX_POOL || p->op == WEFT_OP_AVG_POOL;
     p->kernel[a] = usual ? 2 + harness_below(r, 2) : 1 + harness_below(r, 5);
     p->stride[a] = usual ? 1 + harness_below(r, 2) : 1 + harness_below(r, 4);
-    if (p->op != WEFT_AVG_POOL && !usual && harness_chance(r, 40)) p->dilation[a] = 1 + harness_below(r, 3);
+    if (p->op != WEFT_OP_AVG_POOL && !usual && harness_chance(r, 40)) p->dilation[a] = 1 + harness_below(r, 3);
     int64_t most = pool ? p->kernel[a] / 2 : 3;
     p->pad_lo[a] = harness_below(r, most + 1);
     p->pad_hi[a] = harness_chance(r, 70) ? p->pad_lo[a] : harness_below(r, most + 1);
@@ -58,15 +58,15 @@ static void draw_adaptive(weft_problem *p, harness_rng *r, bool usual) {
 static double terms(const weft_problem *p, int role) {
     double count = 1;
     (void)role;
-    for (int a = 0; a < 3; a++) count *= (double)(p->op == WEFT_ADAPTIVE_AVG_POOL ? p->in[a] + p->out[a] : p->kernel[a]);
+    for (int a = 0; a < 3; a++) count *= (double)(p->op == WEFT_OP_ADAPTIVE_AVG_POOL ? p->in[a] + p->out[a] : p->kernel[a]);
     return count;
 }
 
 /* An index is one of the window (u8) or of the channel, mostly of another window: then it must be passed over. */
 static bool fill_index(const weft_problem *p, harness_buffer *b, harness_kind kind, uint64_t seed) {
-    const int64_t *size = b->tensor.dtype == WEFT_U8 ? p->kernel : p->in;
+    const int64_t *size = b->tensor.dtype == WEFT_DTYPE_U8 ? p->kernel : p->in;
     (void)kind;
-    if (b->tensor.role != WEFT_INDEX) return false;
+    if (b->tensor.role != WEFT_ROLE_INDEX) return false;
     harness_fill_below(b, size[0] * size[1] * size[2], seed);
     return true;
 }

@@ -16,7 +16,7 @@ static void draw(weft_problem *p, harness_rng *r, bool usual) {
 
 /* A row may hold every entry, as equal columns add up. */
 static double terms(const weft_problem *p, int role) {
-    return role == WEFT_DST || role == WEFT_DIFF_SRC ? (double)(1 + p->attr[WEFT_SPARSE_NNZ]) : harness_conv.terms(p, role);
+    return role == WEFT_ROLE_DST || role == WEFT_ROLE_DIFF_SRC ? (double)(1 + p->attr[WEFT_SPARSE_NNZ]) : harness_conv.terms(p, role);
 }
 
 static int64_t draw_column(const weft_problem *p, harness_rng *r) {
@@ -32,14 +32,14 @@ static int64_t draw_column(const weft_problem *p, harness_rng *r) {
 static bool fill(const weft_problem *p, harness_buffer *b, harness_kind kind, uint64_t seed) {
     (void)kind;
     int role = b->tensor.role;
-    if (role != WEFT_ROWS && role != WEFT_COLS) return false;
+    if (role != WEFT_ROLE_ROWS && role != WEFT_ROLE_COLS) return false;
     harness_rng r = {seed};
     int64_t begin = 0, size = (int64_t)weft__dtype_size(b->tensor.dtype);
     for (harness_walk w = harness_first(&b->tensor); !w.done; harness_step(&w)) {
         int64_t rest = p->attr[WEFT_SPARSE_NNZ] - begin, left = p->o - w.index[0];
-        int64_t v = role == WEFT_COLS ? draw_column(p, &r) : left ? begin : begin + rest;
+        int64_t v = role == WEFT_ROLE_COLS ? draw_column(p, &r) : left ? begin : begin + rest;
         harness_store(b->tensor.dtype, (char *)b->at + w.offset * size, (double)v);
-        if (role == WEFT_ROWS && left) begin += harness_below(&r, WEFT__MIN(rest, 2 * rest / left) + 1);
+        if (role == WEFT_ROLE_ROWS && left) begin += harness_below(&r, WEFT__MIN(rest, 2 * rest / left) + 1);
     }
     return true;
 }

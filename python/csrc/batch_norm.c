@@ -10,7 +10,7 @@ enum { INPUT, WEIGHT, BIAS, MEAN, VAR, EPS, MOMENTUM };                       /*
 enum { B_GRAD, B_INPUT, B_WEIGHT, B_MEAN, B_SPREAD, B_TRAINING, B_EPS };
 
 /* ---------------------------------------------------------------- arguments */
-static int32_t wide_code(int32_t dtype) { return dtype == WEFT_F64 ? wt.aoti_torch_dtype_float64() : wt.aoti_torch_dtype_float32(); }
+static int32_t wide_code(int32_t dtype) { return dtype == WEFT_DTYPE_F64 ? wt.aoti_torch_dtype_float64() : wt.aoti_torch_dtype_float32(); }
 
 static bool check_data(wt_call *call, int at) {
     const wt_tensor *t = &call->arg[at].tensor;
@@ -26,8 +26,8 @@ static bool check_vector(wt_call *call, int at, int data) {
     if (t->rank != 1 || t->sizes[0] != x->sizes[1])
         return wt_fail(call, "%s: has %lld dimensions of which the first is %lld, allowed: one dimension of %lld, the channels of %s", call->op->name[at],
                        (long long)t->rank, (long long)(t->rank ? t->sizes[0] : 0), (long long)x->sizes[1], call->op->name[data]);
-    bool narrow = x->dtype == WEFT_F16 || x->dtype == WEFT_BF16;
-    if (t->code != x->code && !(narrow && t->dtype == WEFT_F32))
+    bool narrow = x->dtype == WEFT_DTYPE_F16 || x->dtype == WEFT_DTYPE_BF16;
+    if (t->code != x->code && !(narrow && t->dtype == WEFT_DTYPE_F32))
         return wt_fail(call, "%s: is %s, allowed: the type of %s, %s%s", call->op->name[at], wt_dtype_name(t->code), call->op->name[data],
                        wt_dtype_name(x->code), narrow ? ", or float32" : "");
     return true;
@@ -56,12 +56,12 @@ static bool see_statistic(wt_call *call, int at, wt_view *v) {
     const wt_tensor *t = &call->arg[at].tensor;
     const int64_t unit = 1;
     *v = (wt_view){t->handle, t->data, t->dtype, {t->sizes[0]}, {t->strides[0]}};
-    if (t->dtype == WEFT_F32 || t->dtype == WEFT_F64) return true;
+    if (t->dtype == WEFT_DTYPE_F32 || t->dtype == WEFT_DTYPE_F64) return true;
     wt_handle *slot = wt_scratch(call);
     if (!slot || !wt_empty(call, slot, 1, t->sizes, &unit, wt.aoti_torch_dtype_float32(), &v->data)) return false;
     if (wt.aoti_torch_copy_(*slot, t->handle, 0)) return wt_fail(call, "%s: could not be copied", call->op->name[at]);
     v->handle = *slot;
-    v->dtype = WEFT_F32;
+    v->dtype = WEFT_DTYPE_F32;
     v->strides[0] = 1;
     return true;
 }
@@ -88,7 +88,7 @@ static bool make_vector(wt_call *call, int slot, wt_view *v, int64_t length, int
 
 /* ---------------------------------------------------------------- the problem */
 static void begin(weft_problem *p, weft_pass pass, const wt_view *x, int64_t rank, bool training, double eps) {
-    weft_problem_init(p, WEFT_BATCH_NORM, pass, rank > 3 ? (int)rank - 2 : 1);
+    weft_problem_init(p, WEFT_OP_BATCH_NORM, pass, rank > 3 ? (int)rank - 2 : 1);
     p->n = x->dims[0];
     p->c = x->dims[1];
     memcpy(p->in, x->dims + 2, sizeof(p->in));
@@ -115,11 +115,11 @@ static bool put_forward(wt_call *call, weft_problem *p, weft_args *args, bool tr
     int rank = (int)t->rank - 2;
     wt_view x = wt_see(t, rank);
     if (!wt_create(call, 0, y, x.dims, rank, wt_is_last(&x), true, t->code)) return false;
-    begin(p, WEFT_FWD, &x, t->rank, training, call->arg[EPS].real);
-    wt_put(p, args, WEFT_SRC, &x);
-    wt_put(p, args, WEFT_DST, y);
-    put_argument(call, p, args, WEFT_WEIGHTS, WEIGHT);
-    put_argument(call, p, args, WEFT_BIAS, BIAS);
+    begin(p, WEFT_PASS_FWD, &x, t->rank, training, call->arg[EPS].real);
+    wt_put(p, args, WEFT_ROLE_SRC, &x);
+    wt_put(p, args, WEFT_ROLE_DST, y);
+    put_argument(call, p, args, WEFT_ROLE_WEIGHTS, WEIGHT);
+    put_argument(call, p, args, WEFT_ROLE_BIAS, BIAS);
     return true;
 }
 
@@ -131,8 +131,8 @@ static bool run_batch_norm(wt_call *call) {
     if (!check_forward(call) || !put_forward(call, &p, &args, false, &y)) return false;
     if (!see_statistic(call, MEAN, &mean) || !see_statistic(call, VAR, &var)) return false;
     if (!p.c) return true;   /* nothing, and a problem has channels */
-    put_vector(&p, &args, WEFT_MEAN, &mean);
-    put_vector(&p, &args, WEFT_VAR, &var);
+    put_vector(&p, &args, WEFT_ROLE_MEAN, &mean);
+    put_vector(&p, &args, WEFT_ROLE_VAR, &var);
     return wt_run(call, &p, &args, wt_batch_norm_has_peer(call, INPUT, WEIGHT) ? wt_batch_norm_peer : NULL, &y);
 }
 WT_OPERATOR_OUT(batch_norm, "batch_norm(Tensor input, Tensor? weight, Tensor? bias, Tensor running_mean, Tensor running_var, float eps) -> Tensor")
@@ -151,11 +151,11 @@ static bool run_batch_norm_train(wt_call *call) {
     if (!p.c) return true;
     p.attr[WEFT_BN_TRACK] = track;
     p.real[WEFT_BN_MOMENTUM] = call->arg[MOMENTUM].real;
-    put_vector(&p, &args, WEFT_SAVE_MEAN, &save_mean);
-    put_vector(&p, &args, WEFT_SAVE_INVSTD, &save_invstd);
+    put_vector(&p, &args, WEFT_ROLE_SAVE_MEAN, &save_mean);
+    put_vector(&p, &args, WEFT_ROLE_SAVE_INVSTD, &save_invstd);
     if (track) {
-        put_vector(&p, &args, WEFT_MEAN, &mean);
-        put_vector(&p, &args, WEFT_VAR, &var);
+        put_vector(&p, &args, WEFT_ROLE_MEAN, &mean);
+        put_vector(&p, &args, WEFT_ROLE_VAR, &var);
     }
     call->once |= track;             /* a rehearsal would move the running statistics */
     bool ok = wt_run(call, &p, &args, wt_batch_norm_has_peer(call, INPUT, WEIGHT) ? wt_batch_norm_train_peer : NULL, &y);
@@ -199,16 +199,16 @@ static bool run_batch_norm_backward(wt_call *call) {
     if (!see_statistic(call, B_MEAN, &mean) || !see_statistic(call, B_SPREAD, &spread)) return false;
     if (!x.dims[1]) return true;
     if (!wt_match_format(call, &dy, rank, last, true, t->code, "grad_output")) return false;
-    begin(&p, WEFT_BWD, &x, t->rank, training, call->arg[B_EPS].real);
-    wt_put(&p, &args, WEFT_SRC, &x);
-    wt_put(&p, &args, WEFT_DIFF_DST, &dy);
-    wt_put(&p, &args, WEFT_DIFF_SRC, &dx);
-    put_vector(&p, &args, training ? WEFT_SAVE_MEAN : WEFT_MEAN, &mean);
-    put_vector(&p, &args, training ? WEFT_SAVE_INVSTD : WEFT_VAR, &spread);
-    put_argument(call, &p, &args, WEFT_WEIGHTS, B_WEIGHT);
+    begin(&p, WEFT_PASS_BWD, &x, t->rank, training, call->arg[B_EPS].real);
+    wt_put(&p, &args, WEFT_ROLE_SRC, &x);
+    wt_put(&p, &args, WEFT_ROLE_DIFF_DST, &dy);
+    wt_put(&p, &args, WEFT_ROLE_DIFF_SRC, &dx);
+    put_vector(&p, &args, training ? WEFT_ROLE_SAVE_MEAN : WEFT_ROLE_MEAN, &mean);
+    put_vector(&p, &args, training ? WEFT_ROLE_SAVE_INVSTD : WEFT_ROLE_VAR, &spread);
+    put_argument(call, &p, &args, WEFT_ROLE_WEIGHTS, B_WEIGHT);
     if (w->handle) {
-        put_vector(&p, &args, WEFT_DIFF_WEIGHTS, &dw);
-        put_vector(&p, &args, WEFT_DIFF_BIAS, &db);
+        put_vector(&p, &args, WEFT_ROLE_DIFF_WEIGHTS, &dw);
+        put_vector(&p, &args, WEFT_ROLE_DIFF_BIAS, &db);
     }
     return wt_run(call, &p, &args, wt_batch_norm_has_peer(call, B_INPUT, B_WEIGHT) ? wt_batch_norm_backward_peer : NULL, &dx);
 }

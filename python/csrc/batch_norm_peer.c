@@ -3,13 +3,13 @@
 #include "batch_norm_peer.h"
 
 static bool fits_beside(const wt_tensor *x, const wt_tensor *t) {
-    bool narrow = x->dtype == WEFT_F16 || x->dtype == WEFT_BF16;
-    return !t->handle || (narrow ? t->dtype == WEFT_F32 : t->code == x->code);
+    bool narrow = x->dtype == WEFT_DTYPE_F16 || x->dtype == WEFT_DTYPE_BF16;
+    return !t->handle || (narrow ? t->dtype == WEFT_DTYPE_F32 : t->code == x->code);
 }
 
 bool wt_batch_norm_has_peer(const wt_call *call, int data, int weight) {
     const wt_tensor *x = &call->arg[data].tensor;
-    bool narrow = x->dtype == WEFT_F16 || x->dtype == WEFT_BF16, cuda = call->device_type != wt.aoti_torch_device_type_cpu();
+    bool narrow = x->dtype == WEFT_DTYPE_F16 || x->dtype == WEFT_DTYPE_BF16, cuda = call->device_type != wt.aoti_torch_device_type_cpu();
     if (narrow && cuda && data) return false;   /* the float32 gradients of its parameters are good to 16 bits there */
     for (int at = weight; at < weight + 4 && (call->op->kind[at] == WT_TENSOR || call->op->kind[at] == WT_TENSOR_OR_NONE); at++)
         if (!fits_beside(x, &call->arg[at].tensor)) return false;

@@ -196,7 +196,7 @@ weft_ctx *wt_context(void);
 
 /* ---------------------------------------------------------------- peer.c: PyTorch's own code for the same problem
  * An operator that PyTorch has too gives its peer: a function that computes the call by PyTorch's operators. The planner weighs it as
- * weft's rival, and where it wins the peer runs. A peer drops the results that were made for weft (wt_drop), calls, and takes PyTorch's
+ * an alternative to weft's kernels, and where it wins the peer runs. A peer drops the results that were made for weft (wt_drop), calls, and takes PyTorch's
  * (wt_take). It must give the same on every run: it is rehearsed on the call's own tensors when it is measured. */
 typedef struct wt_stack { wt_value item[16]; int n; bool failed; } wt_stack;   /* the arguments of one of PyTorch's operators */
 

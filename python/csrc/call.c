@@ -21,16 +21,16 @@ static struct { int32_t code; int dtype; const char *name; } dtypes[10];
 void wt_dtypes_init(void) {
     size_t n = 0;
 #define ADD(torch, weft) dtypes[n].code = wt.aoti_torch_dtype_##torch(), dtypes[n].dtype = weft, dtypes[n++].name = #torch
-    ADD(float32, WEFT_F32);
-    ADD(float64, WEFT_F64);
-    ADD(float16, WEFT_F16);
-    ADD(bfloat16, WEFT_BF16);
-    ADD(uint8, WEFT_U8);
-    ADD(int32, WEFT_I32);
-    ADD(int64, WEFT_I64);
-    ADD(bool, WEFT_U8);
-    ADD(complex64, WEFT_C64);
-    ADD(complex128, WEFT_C128);
+    ADD(float32, WEFT_DTYPE_F32);
+    ADD(float64, WEFT_DTYPE_F64);
+    ADD(float16, WEFT_DTYPE_F16);
+    ADD(bfloat16, WEFT_DTYPE_BF16);
+    ADD(uint8, WEFT_DTYPE_U8);
+    ADD(int32, WEFT_DTYPE_I32);
+    ADD(int64, WEFT_DTYPE_I64);
+    ADD(bool, WEFT_DTYPE_U8);
+    ADD(complex64, WEFT_DTYPE_C64);
+    ADD(complex128, WEFT_DTYPE_C128);
 #undef ADD
 }
 

@@ -82,16 +82,16 @@ static weft_plan *plan_by(weft_problem *p, const weft_plan_opts *opts) {
     return weft_plan_create(&plan, context, p, opts) == WEFT_OK ? plan : NULL;
 }
 
-weft_plan *wt_plan_among(wt_call *call, weft_problem *p, bool rival) {
+weft_plan *wt_plan_among(wt_call *call, weft_problem *p, bool external) {
     bool cuda = call->device_type != wt.aoti_torch_device_type_cpu();
     weft_plan_opts opts = WEFT_PLAN_OPTS_INIT;
-    p->device = cuda ? WEFT_CUDA : WEFT_CPU;
+    p->device = cuda ? WEFT_DEVICE_CUDA : WEFT_DEVICE_CPU;
     p->ordinal = cuda ? call->device_index : 0;
     p->math = config.math;
-    opts.mode = call->once ? WEFT_ESTIMATE : config.mode;
+    opts.mode = call->once ? WEFT_MODE_ESTIMATE : config.mode;
     opts.measure_seconds = config.measure_seconds;
     opts.workspace_limit = config.workspace_limit;
-    opts.engines = WEFT_ENGINE_ALL & ~(uint32_t)(rival && config.delegate ? 0 : WEFT_ENGINE_RIVAL);
+    opts.engines = WEFT_ENGINE_ALL & ~(uint32_t)(external && config.delegate ? 0 : WEFT_ENGINE_EXTERNAL);
     if (!cuda) follow_threads();
     weft_plan *plan = NULL;
     if (config.pin[0]) {             /* one for another operator or pass is not for this problem */
@@ -114,13 +114,13 @@ double wt_estimate(const weft_plan *plan) {
 static bool execute(wt_call *call, const weft_plan *plan, const weft_args *args) {
     wt_handle memory = NULL;
     void *workspace = NULL, *stream = NULL;
-    const int64_t bytes = (int64_t)weft_plan_workspace(plan), unit = 1;
+    const int64_t bytes = (int64_t)weft_plan_workspace_bytes(plan), unit = 1;
     if (bytes && !wt_empty(call, &memory, 1, &bytes, &unit, wt.aoti_torch_dtype_uint8(), &workspace)) return false;
-    bool ok = weft_plan_problem(plan)->device == WEFT_CPU || !wt.aoti_torch_get_current_cuda_stream(call->device_index, &stream) ||
+    bool ok = weft_plan_problem(plan)->device == WEFT_DEVICE_CPU || !wt.aoti_torch_get_current_cuda_stream(call->device_index, &stream) ||
               wt_fail(call, "PyTorch has no current stream on cuda:%d", call->device_index);
     if (ok && weft_execute(plan, args, workspace, (size_t)bytes, stream) != WEFT_OK) ok = wt_fail(call, "%s", weft_last_error());
     if (memory) wt.aoti_torch_delete_tensor_object(memory);   /* PyTorch's CUDA allocator hands it on in stream order */
-    if (ok) wt_kernels_add(weft_plan_kernel(plan));
+    if (ok) wt_kernels_add(weft_plan_kernel_name(plan));
     runs++;
     return ok;
 }
@@ -167,7 +167,7 @@ static const char *start(const char *nvrtc) {
         snprintf(path, sizeof(path), "%s", nvrtc);
         opts.nvrtc = path;
     }
-    if (weft_ctx_create(&context, &opts) != WEFT_OK || weft_ctx_set_rival(context, &wt_rival) != WEFT_OK) return weft_last_error();
+    if (weft_ctx_create(&context, &opts) != WEFT_OK || weft_ctx_set_external(context, &wt_external) != WEFT_OK) return weft_last_error();
     follow_threads();
     return register_operators();
 }

@@ -26,10 +26,10 @@ static bool run_conv(wt_call *call) {
     if (wt_is_empty(&y)) return wt_check_act(call, ACT);
     weft_problem p;
     weft_args args = WEFT_ARGS_INIT;
-    wt_begin(&p, WEFT_CONV, WEFT_FWD, &g, &x, &w);
-    wt_put(&p, &args, WEFT_SRC, &x);
-    wt_put(&p, &args, WEFT_WEIGHTS, &w);
-    wt_put(&p, &args, WEFT_DST, &y);
+    wt_begin(&p, WEFT_OP_CONV, WEFT_PASS_FWD, &g, &x, &w);
+    wt_put(&p, &args, WEFT_ROLE_SRC, &x);
+    wt_put(&p, &args, WEFT_ROLE_WEIGHTS, &w);
+    wt_put(&p, &args, WEFT_ROLE_DST, &y);
     wt_conv_state state = {&g, &y, false, {0}, ACT};
     return wt_put_epilogue(call, &p, &args, BIAS, ACT) && wt_run(call, &p, &args, peer_of(call, &g), &state);
 }
@@ -65,10 +65,10 @@ static bool run_conv_transpose(wt_call *call) {
     for (int a = 0; a < 3; a++) g.pad_hi[a] -= spare[a];
     weft_problem p;
     weft_args args = WEFT_ARGS_INIT;
-    wt_begin(&p, WEFT_CONV, WEFT_BWD_DATA, &g, &y, &w);
-    wt_put(&p, &args, WEFT_DIFF_DST, &x);
-    wt_put(&p, &args, WEFT_WEIGHTS, &w);
-    wt_put(&p, &args, WEFT_DIFF_SRC, &y);
+    wt_begin(&p, WEFT_OP_CONV, WEFT_PASS_BWD_DATA, &g, &y, &w);
+    wt_put(&p, &args, WEFT_ROLE_DIFF_DST, &x);
+    wt_put(&p, &args, WEFT_ROLE_WEIGHTS, &w);
+    wt_put(&p, &args, WEFT_ROLE_DIFF_SRC, &y);
     for (int a = 0; a < 3; a++) g.pad_hi[a] += spare[a];   /* PyTorch is told output_padding */
     return wt_put_epilogue(call, &p, &args, BIAS, ACT) && wt_run(call, &p, &args, peer_of(call, &g), &state);
 }
@@ -79,14 +79,14 @@ WT_OPERATOR_OUT(conv_transpose, "conv_transpose(Tensor input, Tensor weight, Ten
 /* One pass of the convolution problem: what it reads and writes follows from the pass. */
 static weft_plan *plan_between(wt_call *call, const wt_gradients *d, weft_pass pass, const wt_view *src, const wt_view *dst, bool bias, weft_args *args) {
     weft_problem p;
-    wt_begin(&p, WEFT_CONV, pass, &d->g, src, &d->w);
-    if (pass != WEFT_BWD_DATA && pass != WEFT_BWD_BIAS) wt_put(&p, args, WEFT_SRC, src);
-    if (pass == WEFT_FWD || pass == WEFT_BWD_DATA || pass == WEFT_BWD) wt_put(&p, args, WEFT_WEIGHTS, &d->w);
-    wt_put(&p, args, pass == WEFT_FWD ? WEFT_DST : WEFT_DIFF_DST, dst);
-    if (pass == WEFT_BWD_DATA || pass == WEFT_BWD) wt_put(&p, args, WEFT_DIFF_SRC, &d->dx);
-    if (pass == WEFT_BWD_WEIGHTS || pass == WEFT_BWD) wt_put(&p, args, WEFT_DIFF_WEIGHTS, &d->dw);
-    if (bias && pass != WEFT_BWD_BIAS) wt_add_step(&p, WEFT_STEP_BIAS, 0, 0);
-    if (bias) wt_put_vector(&p, args, WEFT_DIFF_BIAS, d->db.data, d->db.dtype, 1);
+    wt_begin(&p, WEFT_OP_CONV, pass, &d->g, src, &d->w);
+    if (pass != WEFT_PASS_BWD_DATA && pass != WEFT_PASS_BWD_BIAS) wt_put(&p, args, WEFT_ROLE_SRC, src);
+    if (pass == WEFT_PASS_FWD || pass == WEFT_PASS_BWD_DATA || pass == WEFT_PASS_BWD) wt_put(&p, args, WEFT_ROLE_WEIGHTS, &d->w);
+    wt_put(&p, args, pass == WEFT_PASS_FWD ? WEFT_ROLE_DST : WEFT_ROLE_DIFF_DST, dst);
+    if (pass == WEFT_PASS_BWD_DATA || pass == WEFT_PASS_BWD) wt_put(&p, args, WEFT_ROLE_DIFF_SRC, &d->dx);
+    if (pass == WEFT_PASS_BWD_WEIGHTS || pass == WEFT_PASS_BWD) wt_put(&p, args, WEFT_ROLE_DIFF_WEIGHTS, &d->dw);
+    if (bias && pass != WEFT_PASS_BWD_BIAS) wt_add_step(&p, WEFT_STEP_BIAS, 0, 0);
+    if (bias) wt_put_vector(&p, args, WEFT_ROLE_DIFF_BIAS, d->db.data, d->db.dtype, 1);
     wt_share share = {d, wt_wanted_of(pass, bias)};
     return wt_plan_with(call, &p, d->peer, &share);
 }
@@ -106,12 +106,12 @@ static bool run_bias_of_src(wt_call *call, const wt_gradients *d) {
     wt_gradients unit = *d;
     for (int a = 0; a < 3; a++) unit.g.stride[a] = unit.g.dilation[a] = unit.w.dims[2 + a] = 1, unit.g.pad_lo[a] = unit.g.pad_hi[a] = 0;
     unit.g.groups = unit.w.dims[0] = d->dy.dims[1];
-    return run_between(call, &unit, WEFT_BWD_BIAS, &d->dy, &d->dy, true);
+    return run_between(call, &unit, WEFT_PASS_BWD_BIAS, &d->dy, &d->dy, true);
 }
 
 static bool run_transposed(wt_call *call, const wt_gradients *d) {
-    return (!(d->want & WT_WANT_INPUT) || run_between(call, d, WEFT_FWD, &d->dy, &d->dx, false)) &&
-           (!(d->want & WT_WANT_WEIGHT) || run_between(call, d, WEFT_BWD_WEIGHTS, &d->dy, &d->x, false)) &&
+    return (!(d->want & WT_WANT_INPUT) || run_between(call, d, WEFT_PASS_FWD, &d->dy, &d->dx, false)) &&
+           (!(d->want & WT_WANT_WEIGHT) || run_between(call, d, WEFT_PASS_BWD_WEIGHTS, &d->dy, &d->x, false)) &&
            (!(d->want & WT_WANT_BIAS) || run_bias_of_src(call, d));
 }
 

@@ -12,7 +12,7 @@ static int64_t larger(int64_t a, int64_t b) { return a > b ? a : b; }
 /* On CUDA its gradients may add in an order that changes from run to run; in float64, where people compare bits and differences, they
  * are weft's own. */
 bool wt_conv_backward_has_peer(const wt_call *call, const wt_geometry *g) {
-    return wt_conv_has_peer(g) && (call->device_type == wt.aoti_torch_device_type_cpu() || call->arg[0].tensor.dtype != WEFT_F64);
+    return wt_conv_has_peer(g) && (call->device_type == wt.aoti_torch_device_type_cpu() || call->arg[0].tensor.dtype != WEFT_DTYPE_F64);
 }
 
 bool wt_conv_has_peer(const wt_geometry *g) {
@@ -107,12 +107,12 @@ bool wt_activate(wt_call *call, wt_handle y, const wt_view *v, int act, int rank
     weft_args args = WEFT_ARGS_INIT;
     wt_view w = *v;
     if (wt.aoti_torch_get_data_ptr(y, &w.data)) return wt_fail(call, "the result has no memory");
-    weft_problem_init(&p, WEFT_CLIP, WEFT_FWD, rank);
+    weft_problem_init(&p, WEFT_OP_CLIP, WEFT_PASS_FWD, rank);
     p.n = w.dims[0], p.c = w.dims[1];
     memcpy(p.in, w.dims + 2, sizeof(p.in));
     p.real[WEFT_CLIP_LO] = lo, p.real[WEFT_CLIP_HI] = hi;
-    wt_put(&p, &args, WEFT_SRC, &w);
-    wt_put(&p, &args, WEFT_DST, &w);
+    wt_put(&p, &args, WEFT_ROLE_SRC, &w);
+    wt_put(&p, &args, WEFT_ROLE_DST, &w);
     return wt_execute(call, wt_plan(call, &p), &args);
 }
 

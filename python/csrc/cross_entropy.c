@@ -41,10 +41,10 @@ static bool on_cpu(const wt_call *call) { return call->device_type == wt.aoti_to
 static bool read_target(wt_call *call, loss *l, int input) {
     const wt_tensor *x = &call->arg[input].tensor, *t = &call->arg[input + 1].tensor;
     l->probs = t->code == x->code;
-    if (!l->probs && t->dtype != WEFT_I64)
+    if (!l->probs && t->dtype != WEFT_DTYPE_I64)
         return wt_fail(call, "target: is %s, allowed: int64 (classes) or the type of input, %s (probabilities)", wt_dtype_name(t->code),
                        wt_dtype_name(x->code));
-    return wt_rows_of(call, input + 1, &l->s, l->probs, along(l, WEFT_TARGET));
+    return wt_rows_of(call, input + 1, &l->s, l->probs, along(l, WEFT_ROLE_TARGET));
 }
 
 static bool read_weight(wt_call *call, loss *l, int input) {
@@ -72,21 +72,21 @@ static bool read_loss(wt_call *call, loss *l, int input, int settings) {
     if (!wt_check_float(call, input) || !wt_shape_of(call, input, &l->s)) return false;
     l->s.channel = l->s.rank > 1;
     l->count = 0;
-    return wt_rows_of(call, input, &l->s, true, along(l, WEFT_SRC)) && read_target(call, l, input) && read_weight(call, l, input) &&
+    return wt_rows_of(call, input, &l->s, true, along(l, WEFT_ROLE_SRC)) && read_target(call, l, input) && read_weight(call, l, input) &&
            read_settings(call, l, settings);
 }
 
 /* ---------------------------------------------------------------- the problem */
 static void put_loss(weft_problem *p, weft_args *args, const loss *l, const wt_view *v, weft_pass pass) {
-    wt_rows_problem(p, WEFT_CROSS_ENTROPY, pass, v);
-    p->attr[WEFT_CE_PROBS] = l->probs;
+    wt_rows_problem(p, WEFT_OP_CROSS_ENTROPY, pass, v);
+    p->attr[WEFT_CE_PROBABILITIES] = l->probs;
     p->attr[WEFT_CE_WEIGHTED] = l->weight->handle != NULL;
     p->attr[WEFT_CE_IGNORE] = l->ignore;
     p->attr[WEFT_CE_REDUCTION] = l->reduction;
-    p->real[WEFT_CE_SMOOTH] = l->smoothing;
+    p->real[WEFT_CE_SMOOTHING] = l->smoothing;
     for (int i = 0; i < l->count; i++) wt_put(p, args, l->role[i], &v[i]);
     if (!is_none(l)) wt_put_vector(p, args, l->reduced_role, l->reduced, v[SRC].dtype, 1);
-    if (l->weight->handle) wt_put_vector(p, args, WEFT_WEIGHTS, l->weight->data, l->weight->dtype, l->weight->strides[0]);
+    if (l->weight->handle) wt_put_vector(p, args, WEFT_ROLE_WEIGHTS, l->weight->data, l->weight->dtype, l->weight->strides[0]);
 }
 
 /* Without classes a row has no loss: what is reduced is that of no rows at all. */
@@ -99,7 +99,7 @@ static bool run_without_classes(wt_call *call, loss *l, wt_view *v) {
     if (is_none(l)) return wt_rows_finish(call, l->t, l->count);
     l->weight = &none;
     for (int i = 0; i < l->count; i++) v[i].dims[0] = 0, v[i].dims[1] = 1;
-    put_loss(&p, &args, l, v, WEFT_FWD);
+    put_loss(&p, &args, l, v, WEFT_PASS_FWD);
     return wt_execute(call, wt_plan(call, &p), &args);
 }
 
@@ -109,9 +109,9 @@ static bool is_nan(const void *value, int32_t dtype) {
     float single;
     double wide;
     switch (dtype) {
-    case WEFT_F32: memcpy(&single, value, sizeof(single)); return single != single;
-    case WEFT_F64: memcpy(&wide, value, sizeof(wide)); return wide != wide;
-    default: memcpy(&half, value, sizeof(half)); return (half & 0x7fff) > (dtype == WEFT_F16 ? 0x7c00 : 0x7f80);
+    case WEFT_DTYPE_F32: memcpy(&single, value, sizeof(single)); return single != single;
+    case WEFT_DTYPE_F64: memcpy(&wide, value, sizeof(wide)); return wide != wide;
+    default: memcpy(&half, value, sizeof(half)); return (half & 0x7fff) > (dtype == WEFT_DTYPE_F16 ? 0x7c00 : 0x7f80);
     }
 }
 
@@ -141,11 +141,11 @@ static bool check_target(wt_call *call, const loss *l, const wt_view *v) {
 
 /* ---------------------------------------------------------------- operators */
 static bool create_loss(wt_call *call, loss *l) {
-    int32_t code = l->t[SRC].code, wide = wt_dtype_of(code) == WEFT_F64 ? code : wt.aoti_torch_dtype_float32();
+    int32_t code = l->t[SRC].code, wide = wt_dtype_of(code) == WEFT_DTYPE_F64 ? code : wt.aoti_torch_dtype_float32();
     int64_t none = 0;
-    l->reduced_role = WEFT_DST;
-    bool ok = is_none(l) ? wt_rows_create(call, 0, &l->s, false, false, code, along(l, WEFT_DST)) : wt_result(call, 0, 0, &none, &none, code, &l->reduced);
-    return ok && wt_rows_create(call, 1, &l->s, false, false, wide, along(l, WEFT_LSE));
+    l->reduced_role = WEFT_ROLE_DST;
+    bool ok = is_none(l) ? wt_rows_create(call, 0, &l->s, false, false, code, along(l, WEFT_ROLE_DST)) : wt_result(call, 0, 0, &none, &none, code, &l->reduced);
+    return ok && wt_rows_create(call, 1, &l->s, false, false, wide, along(l, WEFT_ROLE_LSE));
 }
 
 static bool run_cross_entropy(wt_call *call) {
@@ -158,7 +158,7 @@ static bool run_cross_entropy(wt_call *call) {
     if (!v->dims[1]) return check_target(call, &l, v) && run_without_classes(call, &l, v);
     weft_problem p;
     weft_args args = WEFT_ARGS_INIT;
-    put_loss(&p, &args, &l, v, WEFT_FWD);
+    put_loss(&p, &args, &l, v, WEFT_PASS_FWD);
     wt_peer peer = wt_cross_entropy_peer(call, &state, false);
     weft_plan *plan = wt_plan_with(call, &p, peer, &state);
     bool theirs = wt_is_peer(plan), ok = wt_finish(call, plan, &args, peer, &state);
@@ -171,11 +171,11 @@ WT_OPERATOR_OUT(cross_entropy, "cross_entropy(Tensor input, Tensor target, Tenso
 static bool check_grad(wt_call *call, loss *l) {
     const wt_tensor *g = &call->arg[B_GRAD].tensor, *lse = &call->arg[B_LSE].tensor;
     if (!wt_check_same_type(call, B_GRAD, B_INPUT)) return false;
-    if (lse->dtype != WEFT_F32 && lse->dtype != WEFT_F64) return wt_fail(call, "lse: is %s, allowed: float32 or float64", wt_dtype_name(lse->code));
-    if (!wt_rows_of(call, B_LSE, &l->s, false, along(l, WEFT_LSE))) return false;
-    if (is_none(l)) return wt_rows_of(call, B_GRAD, &l->s, false, along(l, WEFT_DIFF_DST));
+    if (lse->dtype != WEFT_DTYPE_F32 && lse->dtype != WEFT_DTYPE_F64) return wt_fail(call, "lse: is %s, allowed: float32 or float64", wt_dtype_name(lse->code));
+    if (!wt_rows_of(call, B_LSE, &l->s, false, along(l, WEFT_ROLE_LSE))) return false;
+    if (is_none(l)) return wt_rows_of(call, B_GRAD, &l->s, false, along(l, WEFT_ROLE_DIFF_DST));
     l->reduced = g->data;
-    l->reduced_role = WEFT_DIFF_DST;
+    l->reduced_role = WEFT_ROLE_DIFF_DST;
     return !g->rank || wt_fail(call, "grad_output: has %lld dimensions, allowed: 0, as the loss that is reduced", (long long)g->rank);
 }
 
@@ -183,14 +183,14 @@ static bool run_cross_entropy_backward(wt_call *call) {
     loss l;
     wt_view v[MOST];
     if (!read_loss(call, &l, B_INPUT, B_SETTINGS) || !check_grad(call, &l) ||
-        !wt_rows_create(call, 0, &l.s, true, wt_rows_last(&l.s, &l.t[SRC]), l.t[SRC].code, along(&l, WEFT_DIFF_SRC)))
+        !wt_rows_create(call, 0, &l.s, true, wt_rows_last(&l.s, &l.t[SRC]), l.t[SRC].code, along(&l, WEFT_ROLE_DIFF_SRC)))
         return false;
     if (!wt_shape_rows(&l.s) || !l.s.sizes[l.s.channel]) return true;
     wt_ce_state state = {B_INPUT, B_SETTINGS, call->out[0], NULL};
     if (!wt_rows_fold(call, &l.s, l.t, l.count, v)) return false;
     weft_problem p;
     weft_args args = WEFT_ARGS_INIT;
-    put_loss(&p, &args, &l, v, WEFT_BWD);
+    put_loss(&p, &args, &l, v, WEFT_PASS_BWD);
     wt_peer peer = wt_cross_entropy_peer(call, &state, true);
     weft_plan *plan = wt_plan_with(call, &p, peer, &state);
     bool theirs = wt_is_peer(plan);

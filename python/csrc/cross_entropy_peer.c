@@ -113,7 +113,7 @@ static bool backward(wt_call *call, const void *state) {
  * images adds in an order that changes from run to run. */
 wt_peer wt_cross_entropy_peer(const wt_call *call, const wt_ce_state *c, bool gradient) {
     const wt_tensor *x = &call->arg[c->input].tensor;
-    bool cpu = call->device_type == wt.aoti_torch_device_type_cpu(), classes = call->arg[c->input + 1].tensor.dtype == WEFT_I64;
-    bool plain = call->arg[c->settings + 2].real == 0 && !call->op->into && x->rank <= 8, wide = x->dtype == WEFT_F32 || x->dtype == WEFT_F64;
+    bool cpu = call->device_type == wt.aoti_torch_device_type_cpu(), classes = call->arg[c->input + 1].tensor.dtype == WEFT_DTYPE_I64;
+    bool plain = call->arg[c->settings + 2].real == 0 && !call->op->into && x->rank <= 8, wide = x->dtype == WEFT_DTYPE_F32 || x->dtype == WEFT_DTYPE_F64;
     return cpu && classes && plain && wide ? (gradient ? backward : forward) : NULL;
 }

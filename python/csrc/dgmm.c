@@ -20,11 +20,11 @@ typedef struct product {
 /* ---------------------------------------------------------------- arguments */
 static bool check_types(wt_call *call, product *m, int input, int x) {
     const wt_tensor *t = &call->arg[input].tensor;
-    m->native = m->op == WEFT_CDGMM && (t->dtype == WEFT_C64 || t->dtype == WEFT_C128);
-    m->pair = m->op == WEFT_CDGMM && !m->native;
+    m->native = m->op == WEFT_OP_CDGMM && (t->dtype == WEFT_DTYPE_C64 || t->dtype == WEFT_DTYPE_C128);
+    m->pair = m->op == WEFT_OP_CDGMM && !m->native;
     if (!m->native && !wt_is_float(t->dtype))
         return wt_fail(call, "%s: is %s, allowed: float32, float64, float16 or bfloat16%s", call->op->name[input], wt_dtype_name(t->code),
-                       m->op == WEFT_CDGMM ? " in pairs, complex64 or complex128" : "; cdgmm takes complex numbers");
+                       m->op == WEFT_OP_CDGMM ? " in pairs, complex64 or complex128" : "; cdgmm takes complex numbers");
     return wt_check_same_type(call, x, input);
 }
 
@@ -88,7 +88,7 @@ static bool fold(const product *m, const wt_tensor *t, wt_view *v) {
         else if (t->strides[a] != step * count) return false;
         count *= t->sizes[a];
     }
-    *v = (wt_view){.handle = t->handle, .data = t->data, .dtype = t->dtype == WEFT_C64 ? WEFT_F32 : t->dtype == WEFT_C128 ? WEFT_F64 : t->dtype};
+    *v = (wt_view){.handle = t->handle, .data = t->data, .dtype = t->dtype == WEFT_DTYPE_C64 ? WEFT_DTYPE_F32 : t->dtype == WEFT_DTYPE_C128 ? WEFT_DTYPE_F64 : t->dtype};
     v->strides[0] = scale * step;
     v->strides[1] = scale * t->strides[m->lead];
     v->strides[2] = scale * t->strides[m->lead + 1];
@@ -140,7 +140,7 @@ static bool finish(wt_call *call, const matrix *y) {
 
 /* x and its gradient: one axis, and 2 of complex numbers. */
 static wt_view vector(const product *m, const wt_tensor *t, const int64_t *strides, void *data) {
-    wt_view v = {.handle = t->handle, .data = data, .dtype = t->dtype == WEFT_C64 ? WEFT_F32 : t->dtype == WEFT_C128 ? WEFT_F64 : t->dtype};
+    wt_view v = {.handle = t->handle, .data = data, .dtype = t->dtype == WEFT_DTYPE_C64 ? WEFT_DTYPE_F32 : t->dtype == WEFT_DTYPE_C128 ? WEFT_DTYPE_F64 : t->dtype};
     v.strides[0] = strides[0] * (m->native ? 2 : 1);
     v.strides[1] = m->native ? 1 : m->pair ? strides[1] : 0;
     return v;
@@ -176,7 +176,7 @@ static wt_value numbers(wt_call *call, const product *m, wt_handle tensor, bool 
     if (wt.aoti_torch_new_tensor_handle(tensor, &own)) return 0;
     wt_value v = (wt_value)(uintptr_t)own;
     if (m->pair) v = apply(call, v, "aten::view_as_complex", NULL);
-    return conjugate && m->op == WEFT_CDGMM ? apply(call, v, "aten::conj_physical", NULL) : v;
+    return conjugate && m->op == WEFT_OP_CDGMM ? apply(call, v, "aten::conj_physical", NULL) : v;
 }
 
 /* x along the axis that it scales. */
@@ -223,7 +223,7 @@ static bool sum_peer(wt_call *call, const peer_state *r) {
     for (int a = 0; a < m->lead + 2; a++)
         if (a != kept) axes[count++] = a;
     wt_value a = numbers(call, m, call->arg[1].tensor.handle, true), g = numbers(call, m, call->arg[0].tensor.handle, false);
-    wt_value all = multiply(call, g, a, m->op == WEFT_CDGMM ? a : 0);   /* the conjugate is a copy, which the product may take */
+    wt_value all = multiply(call, g, a, m->op == WEFT_OP_CDGMM ? a : 0);   /* the conjugate is a copy, which the product may take */
     wt_value dx = all ? numbers(call, m, r->dx, false) : 0;
     if (dx) {
         wt_push_tensor(&s, (wt_handle)(uintptr_t)all);
@@ -257,7 +257,7 @@ static bool is_whole(const product *m, wt_handle tensor) {
 /* Products of 16 bits are rounded before PyTorch sums them: no peer for dx there. */
 static wt_peer peer_of(const wt_call *call, const peer_state *r, int tensors, wt_peer peer) {
     int32_t dtype = call->arg[0].tensor.dtype;
-    bool narrow = dtype == WEFT_F16 || dtype == WEFT_BF16;
+    bool narrow = dtype == WEFT_DTYPE_F16 || dtype == WEFT_DTYPE_BF16;
     if (narrow && (r->m->pair || r->dx)) return NULL;
     for (int i = 0; i < tensors; i++)
         if (!is_whole(r->m, call->arg[i].tensor.handle)) return NULL;
@@ -281,18 +281,18 @@ static bool forward(wt_call *call, weft_op op) {
     wt_view x = see_vector(&m, &call->arg[X].tensor);
     weft_problem p;
     weft_args args = WEFT_ARGS_INIT;
-    describe(&p, &m, WEFT_FWD);
-    wt_put(&p, &args, WEFT_SRC, &a);
-    wt_put(&p, &args, WEFT_WEIGHTS, &x);
-    wt_put(&p, &args, WEFT_DST, &y.v);
+    describe(&p, &m, WEFT_PASS_FWD);
+    wt_put(&p, &args, WEFT_ROLE_SRC, &a);
+    wt_put(&p, &args, WEFT_ROLE_WEIGHTS, &x);
+    wt_put(&p, &args, WEFT_ROLE_DST, &y.v);
     peer_state state = {&m, y.v.handle, NULL};
     return wt_run(call, &p, &args, peer_of(call, &state, 2, forward_peer), &state) && finish(call, &y);
 }
 
-static bool run_dgmm(wt_call *call) { return forward(call, WEFT_DGMM); }
+static bool run_dgmm(wt_call *call) { return forward(call, WEFT_OP_DGMM); }
 WT_OPERATOR_OUT(dgmm, "dgmm(Tensor input, Tensor x, str side) -> Tensor")
 
-static bool run_cdgmm(wt_call *call) { return forward(call, WEFT_CDGMM); }
+static bool run_cdgmm(wt_call *call) { return forward(call, WEFT_OP_CDGMM); }
 WT_OPERATOR_OUT(cdgmm, "cdgmm(Tensor input, Tensor x, str side) -> Tensor")
 
 static bool check_grad(wt_call *call) {
@@ -324,7 +324,7 @@ static bool create_nothing(wt_call *call, int slot) {
 
 /* want: which of the two gradients; the other result has no elements. */
 static bool backward(wt_call *call, weft_op op) {
-    static const weft_pass passes[] = {WEFT_PASS_NONE, WEFT_BWD_DATA, WEFT_BWD_WEIGHTS, WEFT_BWD};
+    static const weft_pass passes[] = {WEFT_PASS_NONE, WEFT_PASS_BWD_DATA, WEFT_PASS_BWD_WEIGHTS, WEFT_PASS_BWD};
     product m;
     matrix da = {.into = NULL};
     wt_view g, a, dx;
@@ -340,15 +340,15 @@ static bool backward(wt_call *call, weft_op op) {
     weft_problem p;
     weft_args args = WEFT_ARGS_INIT;
     describe(&p, &m, passes[want]);
-    wt_put(&p, &args, WEFT_DIFF_DST, &g);
-    if (want & WANT_X) wt_put(&p, &args, WEFT_SRC, &a), wt_put(&p, &args, WEFT_DIFF_WEIGHTS, &dx);
-    if (want & WANT_INPUT) wt_put(&p, &args, WEFT_WEIGHTS, &x), wt_put(&p, &args, WEFT_DIFF_SRC, &da.v);
+    wt_put(&p, &args, WEFT_ROLE_DIFF_DST, &g);
+    if (want & WANT_X) wt_put(&p, &args, WEFT_ROLE_SRC, &a), wt_put(&p, &args, WEFT_ROLE_DIFF_WEIGHTS, &dx);
+    if (want & WANT_INPUT) wt_put(&p, &args, WEFT_ROLE_WEIGHTS, &x), wt_put(&p, &args, WEFT_ROLE_DIFF_SRC, &da.v);
     peer_state state = {&m, want & WANT_INPUT ? da.v.handle : NULL, want & WANT_X ? call->out[1] : NULL};
     return wt_run(call, &p, &args, peer_of(call, &state, 3, backward_peer), &state);
 }
 
-static bool run_dgmm_backward(wt_call *call) { return backward(call, WEFT_DGMM); }
+static bool run_dgmm_backward(wt_call *call) { return backward(call, WEFT_OP_DGMM); }
 WT_OPERATOR(dgmm_backward, "dgmm_backward(Tensor grad_output, Tensor input, Tensor x, str side, int want) -> (Tensor, Tensor)")
 
-static bool run_cdgmm_backward(wt_call *call) { return backward(call, WEFT_CDGMM); }
+static bool run_cdgmm_backward(wt_call *call) { return backward(call, WEFT_OP_CDGMM); }
 WT_OPERATOR(cdgmm_backward, "cdgmm_backward(Tensor grad_output, Tensor input, Tensor x, str side, int want) -> (Tensor, Tensor)")

@@ -34,14 +34,14 @@ bool wt_check_bias(wt_call *call, int at, int64_t channels) {
     if (b->rank != 1 || b->sizes[0] != channels)
         return wt_fail(call, "bias: has %lld dimensions of which the first is %lld, allowed: one dimension of %lld, the output channels",
                        (long long)b->rank, (long long)(b->rank ? b->sizes[0] : 0), (long long)channels);
-    if (b->code != x->code && b->dtype != WEFT_F32)
+    if (b->code != x->code && b->dtype != WEFT_DTYPE_F32)
         return wt_fail(call, "bias: is %s, allowed: the type of input, %s, or float32", wt_dtype_name(b->code), wt_dtype_name(x->code));
     return true;
 }
 
 bool wt_check_bias_dtype(wt_call *call, int at, int input) {
     int32_t code = (int32_t)call->arg[at].integer, allowed = call->arg[input].tensor.code;
-    return code == allowed || wt_dtype_of(code) == WEFT_F32 ||
+    return code == allowed || wt_dtype_of(code) == WEFT_DTYPE_F32 ||
            wt_fail(call, "bias_dtype: is %s, allowed: the type of input, %s, or float32", wt_dtype_name(code), wt_dtype_name(allowed));
 }
 
@@ -92,7 +92,7 @@ bool wt_put_epilogue(wt_call *call, weft_problem *p, weft_args *args, int bias, 
     if (!wt_check_act(call, at)) return false;
     if (b->handle) {
         wt_add_step(p, WEFT_STEP_BIAS, 0, 0);
-        wt_put_vector(p, args, WEFT_BIAS, b->data, b->dtype, b->strides[0]);
+        wt_put_vector(p, args, WEFT_ROLE_BIAS, b->data, b->dtype, b->strides[0]);
     }
     if (!strcmp(act, "relu")) wt_add_step(p, WEFT_STEP_RELU, 0, 0);
     if (!strcmp(act, "clip")) wt_add_step(p, WEFT_STEP_CLIP, call->arg[at + 1].real, call->arg[at + 2].real);
@@ -147,7 +147,7 @@ static bool run_pass(wt_call *call, const wt_gradients *d, weft_pass pass, bool 
 }
 
 int64_t wt_wanted_of(weft_pass pass, bool bias) {
-    bool data = pass == WEFT_BWD_DATA || pass == WEFT_BWD || pass == WEFT_FWD, weights = pass == WEFT_BWD_WEIGHTS || pass == WEFT_BWD;
+    bool data = pass == WEFT_PASS_BWD_DATA || pass == WEFT_PASS_BWD || pass == WEFT_PASS_FWD, weights = pass == WEFT_PASS_BWD_WEIGHTS || pass == WEFT_PASS_BWD;
     return (data ? WT_WANT_INPUT : 0) | (weights ? WT_WANT_WEIGHT : 0) | (bias ? WT_WANT_BIAS : 0);
 }
 
@@ -155,26 +155,26 @@ int64_t wt_wanted_of(weft_pass pass, bool bias) {
 static bool run_both(wt_call *call, const wt_gradients *d, bool bias) {
     const double worth_asking = 20e3;   /* ns; below it the question costs as much as the answer */
     weft_args args[3] = {WEFT_ARGS_INIT, WEFT_ARGS_INIT, WEFT_ARGS_INIT};
-    weft_plan *both = d->plan(call, d, WEFT_BWD, bias, &args[0]);
-    if (!both || wt_estimate(both) < worth_asking) return finish(call, d, both, &args[0], wt_wanted_of(WEFT_BWD, bias));
-    weft_plan *data = d->plan(call, d, WEFT_BWD_DATA, false, &args[1]);
-    weft_plan *weights = data ? d->plan(call, d, WEFT_BWD_WEIGHTS, bias, &args[2]) : NULL;
+    weft_plan *both = d->plan(call, d, WEFT_PASS_BWD, bias, &args[0]);
+    if (!both || wt_estimate(both) < worth_asking) return finish(call, d, both, &args[0], wt_wanted_of(WEFT_PASS_BWD, bias));
+    weft_plan *data = d->plan(call, d, WEFT_PASS_BWD_DATA, false, &args[1]);
+    weft_plan *weights = data ? d->plan(call, d, WEFT_PASS_BWD_WEIGHTS, bias, &args[2]) : NULL;
     bool apart = weights && wt_estimate(data) + wt_estimate(weights) < wt_estimate(both);
     if (apart) {
         weft_plan_release(both);
         bool ok = finish(call, d, data, &args[1], WT_WANT_INPUT);
-        if (ok) return finish(call, d, weights, &args[2], wt_wanted_of(WEFT_BWD_WEIGHTS, bias));
+        if (ok) return finish(call, d, weights, &args[2], wt_wanted_of(WEFT_PASS_BWD_WEIGHTS, bias));
         weft_plan_release(weights);
         return false;
     }
     weft_plan_release(data);
     weft_plan_release(weights);
-    return finish(call, d, both, &args[0], wt_wanted_of(WEFT_BWD, bias));
+    return finish(call, d, both, &args[0], wt_wanted_of(WEFT_PASS_BWD, bias));
 }
 
 bool wt_run_wanted(wt_call *call, const wt_gradients *d) {
     bool data = d->want & WT_WANT_INPUT, weights = d->want & WT_WANT_WEIGHT, bias = d->want & WT_WANT_BIAS;
     if (data && weights) return run_both(call, d, bias);
-    if (weights) return run_pass(call, d, WEFT_BWD_WEIGHTS, bias);
-    return (!data || run_pass(call, d, WEFT_BWD_DATA, false)) && (!bias || run_pass(call, d, WEFT_BWD_BIAS, true));
+    if (weights) return run_pass(call, d, WEFT_PASS_BWD_WEIGHTS, bias);
+    return (!data || run_pass(call, d, WEFT_PASS_BWD_DATA, false)) && (!bias || run_pass(call, d, WEFT_PASS_BWD_BIAS, true));
 }

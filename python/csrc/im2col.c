@@ -110,7 +110,7 @@ static void put_columns(weft_problem *p, weft_args *args, weft_role role, const 
 }
 
 static void describe(weft_problem *p, const columns *g, weft_op op) {
-    weft_problem_init(p, op, WEFT_FWD, g->rank);
+    weft_problem_init(p, op, WEFT_PASS_FWD, g->rank);
     p->n = g->n;
     p->c = g->c;
     memcpy(p->in, g->in, sizeof(p->in));
@@ -195,7 +195,7 @@ static bool col2im_peer(wt_call *call, const void *state) {
 static wt_peer peer_of(const wt_call *call, const columns *g, bool sums) {
     int32_t dtype = call->arg[INPUT].tensor.dtype;
     int64_t taps = 0, image = 0;
-    if (g->rank > 2 || (sums && dtype != WEFT_F32 && dtype != WEFT_F64)) return NULL;
+    if (g->rank > 2 || (sums && dtype != WEFT_DTYPE_F32 && dtype != WEFT_DTYPE_F64)) return NULL;
     bool fits = product(&taps, g->c, g->kernel) && product(&taps, taps, g->out) && product(&image, g->c, g->in);
     if (call->device_type != wt.aoti_torch_device_type_cpu() && !(fits && taps <= INT32_MAX && image <= INT32_MAX)) return NULL;
     return sums ? col2im_peer : im2col_peer;
@@ -229,9 +229,9 @@ static bool run_im2col(wt_call *call) {
     if (!g.n) return true;
     weft_problem p;
     weft_args args = WEFT_ARGS_INIT;
-    describe(&p, &g, WEFT_IM2COL);
-    wt_put(&p, &args, WEFT_SRC, &x);
-    put_columns(&p, &args, WEFT_DST, &g, &y, strides);
+    describe(&p, &g, WEFT_OP_IM2COL);
+    wt_put(&p, &args, WEFT_ROLE_SRC, &x);
+    put_columns(&p, &args, WEFT_ROLE_DST, &g, &y, strides);
     return wt_run(call, &p, &args, peer_of(call, &g, false), &g);
 }
 WT_OPERATOR_OUT(im2col, "im2col(Tensor input, SymInt[] kernel_size, SymInt[] stride, SymInt[] padding, SymInt[] dilation, bool flat) -> Tensor")
@@ -271,9 +271,9 @@ static bool run_col2im(wt_call *call) {
     if (!g.n) return true;
     weft_problem p;
     weft_args args = WEFT_ARGS_INIT;
-    describe(&p, &g, WEFT_COL2IM);
-    put_columns(&p, &args, WEFT_SRC, &g, &x, t->strides);
-    wt_put(&p, &args, WEFT_DST, &y);
+    describe(&p, &g, WEFT_OP_COL2IM);
+    put_columns(&p, &args, WEFT_ROLE_SRC, &g, &x, t->strides);
+    wt_put(&p, &args, WEFT_ROLE_DST, &y);
     return wt_run(call, &p, &args, peer_of(call, &g, true), &g);
 }
 WT_OPERATOR_OUT(col2im, "col2im(Tensor input, SymInt[] size, SymInt[] kernel_size, SymInt[] stride, SymInt[] padding, SymInt[] dilation, bool flat) -> Tensor")

@@ -20,7 +20,7 @@ static bool check_size(wt_call *call, int at) {
 
 /* at: where size stands */
 static void begin(wt_call *call, weft_problem *p, weft_pass pass, const wt_view *x, int rank, int at) {
-    weft_problem_init(p, WEFT_LRN, pass, rank);
+    weft_problem_init(p, WEFT_OP_LRN, pass, rank);
     p->n = x->dims[0];
     p->c = x->dims[1];
     memcpy(p->in, x->dims + 2, sizeof(p->in));
@@ -39,9 +39,9 @@ static bool run_lrn(wt_call *call) {
     if (wt_is_empty(&y)) return true;
     weft_problem p;
     weft_args args = WEFT_ARGS_INIT;
-    begin(call, &p, WEFT_FWD, &x, rank, SIZE);
-    wt_put(&p, &args, WEFT_SRC, &x);
-    wt_put(&p, &args, WEFT_DST, &y);
+    begin(call, &p, WEFT_PASS_FWD, &x, rank, SIZE);
+    wt_put(&p, &args, WEFT_ROLE_SRC, &x);
+    wt_put(&p, &args, WEFT_ROLE_DST, &y);
     return wt_execute(call, wt_plan(call, &p), &args);
 }
 WT_OPERATOR_OUT(lrn, "lrn(Tensor input, SymInt size, float alpha, float beta, float k) -> Tensor")
@@ -65,10 +65,10 @@ static bool run_lrn_backward(wt_call *call) {
     if (!wt_match_format(call, &dy, rank, last, true, t->code, "grad_output")) return false;
     weft_problem p;
     weft_args args = WEFT_ARGS_INIT;
-    begin(call, &p, WEFT_BWD, &x, rank, SIZE + 1);
-    wt_put(&p, &args, WEFT_SRC, &x);
-    wt_put(&p, &args, WEFT_DIFF_DST, &dy);
-    wt_put(&p, &args, WEFT_DIFF_SRC, &dx);
+    begin(call, &p, WEFT_PASS_BWD, &x, rank, SIZE + 1);
+    wt_put(&p, &args, WEFT_ROLE_SRC, &x);
+    wt_put(&p, &args, WEFT_ROLE_DIFF_DST, &dy);
+    wt_put(&p, &args, WEFT_ROLE_DIFF_SRC, &dx);
     return wt_execute(call, wt_plan(call, &p), &args);
 }
 WT_OPERATOR(lrn_backward, "lrn_backward(Tensor grad_output, Tensor input, SymInt size, float alpha, float beta, float k) -> Tensor")

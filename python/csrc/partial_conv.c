@@ -16,7 +16,7 @@ static bool see_mask(wt_call *call, int at, wt_partial *q) {
     if (!t->handle) return true;
     if (t->rank != full && t->rank != full - 1)
         return wt_fail(call, "mask: has %lld dimensions, allowed with input of %d: %d, or %d without channels", (long long)t->rank, full, full, full - 1);
-    if (!wt_is_float(t->dtype) && t->dtype != WEFT_U8)
+    if (!wt_is_float(t->dtype) && t->dtype != WEFT_DTYPE_U8)
         return wt_fail(call, "mask: is %s, allowed: bool, uint8, float32, float64, float16 or bfloat16", wt_dtype_name(t->code));
     q->mask = wt_see(t, g->rank);
     if (q->plane) {                  /* wt_see took n for c */
@@ -66,7 +66,7 @@ static bool open_partial(wt_call *call, wt_partial *q, int input, int mask, int 
 int64_t wt_mask_kind(const wt_partial *q) { return !q->mask.handle ? 0 : q->mask.dims[1] == 1 ? 1 : 2; }
 
 static void begin(weft_problem *p, const wt_partial *q, weft_pass pass) {
-    wt_begin(p, WEFT_PARTIAL_CONV, pass, &q->d.g, &q->d.x, &q->d.w);
+    wt_begin(p, WEFT_OP_PARTIAL_CONV, pass, &q->d.g, &q->d.x, &q->d.w);
     p->o = q->out[1];
     p->attr[WEFT_PARTIAL_MASK] = wt_mask_kind(q);
     p->attr[WEFT_PARTIAL_SHARED] = q->mask.handle && q->mask.dims[0] != q->d.x.dims[0];
@@ -104,7 +104,7 @@ static bool run_partial_conv(wt_call *call) {
     wt_partial q;
     if (!open_partial(call, &q, INPUT, MASK, STRIDE, TRANSPOSED) || !wt_check_bias(call, BIAS, q.out[1]) || !wt_check_act(call, ACT)) return false;
     const wt_geometry *g = &q.d.g;
-    int32_t code = call->arg[INPUT].tensor.code, wide = q.d.x.dtype == WEFT_F64 ? code : wt.aoti_torch_dtype_float32();
+    int32_t code = call->arg[INPUT].tensor.code, wide = q.d.x.dtype == WEFT_DTYPE_F64 ? code : wt.aoti_torch_dtype_float32();
     bool last = wt_is_last(&q.d.x);
     int64_t dims[5];
     mask_dims(&q, g->groups, dims);
@@ -124,13 +124,13 @@ static bool run_partial_conv(wt_call *call) {
     if (q.legacy && q.out[0]) return wt_fail(call, "legacy: is true, allowed: false, for %s", why);
     weft_problem p;
     weft_args args = WEFT_ARGS_INIT;
-    begin(&p, &q, WEFT_FWD);
-    wt_put(&p, &args, WEFT_SRC, &q.d.x);
-    wt_put(&p, &args, WEFT_WEIGHTS, &q.d.w);
-    if (q.mask.handle) wt_put(&p, &args, WEFT_MASK, &q.mask);
-    wt_put(&p, &args, WEFT_DST, &q.y);
-    wt_put(&p, &args, WEFT_NEW_MASK, &q.fresh);
-    wt_put(&p, &args, WEFT_SUMS, &q.sums);
+    begin(&p, &q, WEFT_PASS_FWD);
+    wt_put(&p, &args, WEFT_ROLE_SRC, &q.d.x);
+    wt_put(&p, &args, WEFT_ROLE_WEIGHTS, &q.d.w);
+    if (q.mask.handle) wt_put(&p, &args, WEFT_ROLE_MASK, &q.mask);
+    wt_put(&p, &args, WEFT_ROLE_DST, &q.y);
+    wt_put(&p, &args, WEFT_ROLE_NEW_MASK, &q.fresh);
+    wt_put(&p, &args, WEFT_ROLE_SUMS, &q.sums);
     return wt_put_epilogue(call, &p, &args, BIAS, ACT) && wt_run(call, &p, &args, why ? NULL : wt_partial_peer, &q);
 }
 WT_OPERATOR_OUT_PAIR(partial_conv, "partial_conv(Tensor input, Tensor weight, Tensor? bias, Tensor? mask, SymInt[] stride, SymInt[] padding, "
@@ -143,16 +143,16 @@ static weft_plan *plan_pass(wt_call *call, const wt_gradients *d, weft_pass pass
     weft_problem p;
     begin(&p, q, pass);
     p.attr[WEFT_PARTIAL_BIASED] = q->biased;
-    bool data = pass == WEFT_BWD_DATA || pass == WEFT_BWD, weights = pass == WEFT_BWD_WEIGHTS || pass == WEFT_BWD;
-    if (weights) wt_put(&p, args, WEFT_SRC, &d->x), wt_put(&p, args, WEFT_DIFF_WEIGHTS, &d->dw);
-    if (data) wt_put(&p, args, WEFT_WEIGHTS, &d->w), wt_put(&p, args, WEFT_DIFF_SRC, &d->dx);
-    if (q->mask.handle && pass != WEFT_BWD_BIAS) wt_put(&p, args, WEFT_MASK, &q->mask);
-    wt_put(&p, args, WEFT_DIFF_DST, &d->dy);
-    wt_put(&p, args, WEFT_SUMS, &q->sums);
-    if (bias && pass != WEFT_BWD_BIAS) wt_add_step(&p, WEFT_STEP_BIAS, 0, 0);
-    if (bias) wt_put_vector(&p, args, WEFT_DIFF_BIAS, d->db.data, d->db.dtype, 1);
+    bool data = pass == WEFT_PASS_BWD_DATA || pass == WEFT_PASS_BWD, weights = pass == WEFT_PASS_BWD_WEIGHTS || pass == WEFT_PASS_BWD;
+    if (weights) wt_put(&p, args, WEFT_ROLE_SRC, &d->x), wt_put(&p, args, WEFT_ROLE_DIFF_WEIGHTS, &d->dw);
+    if (data) wt_put(&p, args, WEFT_ROLE_WEIGHTS, &d->w), wt_put(&p, args, WEFT_ROLE_DIFF_SRC, &d->dx);
+    if (q->mask.handle && pass != WEFT_PASS_BWD_BIAS) wt_put(&p, args, WEFT_ROLE_MASK, &q->mask);
+    wt_put(&p, args, WEFT_ROLE_DIFF_DST, &d->dy);
+    wt_put(&p, args, WEFT_ROLE_SUMS, &q->sums);
+    if (bias && pass != WEFT_PASS_BWD_BIAS) wt_add_step(&p, WEFT_STEP_BIAS, 0, 0);
+    if (bias) wt_put_vector(&p, args, WEFT_ROLE_DIFF_BIAS, d->db.data, d->db.dtype, 1);
     wt_share share = {d, wt_wanted_of(pass, bias)};
-    return pass == WEFT_BWD_BIAS ? wt_plan(call, &p) : wt_plan_with(call, &p, d->peer, &share);   /* the peer plans that pass too */
+    return pass == WEFT_PASS_BWD_BIAS ? wt_plan(call, &p) : wt_plan_with(call, &p, d->peer, &share);   /* the peer plans that pass too */
 }
 
 /* A tensor that must have these dims, and the rank that such dims have beside input. */
@@ -171,7 +171,7 @@ static bool see_exactly(wt_call *call, int at, const wt_partial *q, const int64_
 
 static bool open_gradients(wt_call *call, wt_partial *q) {
     int64_t dims[5];
-    int32_t wide = q->d.x.dtype == WEFT_F64 ? WEFT_F64 : WEFT_F32;
+    int32_t wide = q->d.x.dtype == WEFT_DTYPE_F64 ? WEFT_DTYPE_F64 : WEFT_DTYPE_F32;
     q->biased = call->arg[B_BIASED].integer;
     q->legacy = false;
     q->d.want = call->arg[B_WANT].integer;
@@ -181,7 +181,7 @@ static bool open_gradients(wt_call *call, wt_partial *q) {
         !wt_check_same_type(call, B_GRAD, B_INPUT))
         return false;
     if (q->sums.dtype != wide)
-        return wt_fail(call, "sums: is %s, allowed: %s", wt_dtype_name(call->arg[B_SUMS].tensor.code), wide == WEFT_F64 ? "float64" : "float32");
+        return wt_fail(call, "sums: is %s, allowed: %s", wt_dtype_name(call->arg[B_SUMS].tensor.code), wide == WEFT_DTYPE_F64 ? "float64" : "float32");
     if (q->d.want & WT_WANT_BIAS && !q->biased)
         return wt_fail(call, "want: is %lld with biased false, allowed: the gradient of a bias only where the forward operator had one", (long long)q->d.want);
     return true;

@@ -152,7 +152,7 @@ static wt_handle selected(road *r, const wt_view *mask, int64_t split) {
 static bool apply_mask(road *r, wt_handle t, wt_handle into) {
     if (!r->q->mask.handle) return copy(r, into, t);
     wt_view mask = of_images(r, &r->q->mask);
-    if (mask.dtype != WEFT_U8) return ATEN(r, "aten::mul", "out", t, as_tensor(r, &mask, 0), into);
+    if (mask.dtype != WEFT_DTYPE_U8) return ATEN(r, "aten::mul", "out", t, as_tensor(r, &mask, 0), into);
     return ATEN(r, "aten::where", "self_out", selected(r, &mask, 0), t, r->zero, into);
 }
 
@@ -195,7 +195,7 @@ static bool add_channels(road *r, wt_view *mask) {
     wt_stack s = {.n = 0};
     wt_view part = of_images(r, &r->q->mask);
     int64_t each = part.dims[1] / r->planes, dims[5] = {part.dims[0], r->planes, part.dims[2], part.dims[3], part.dims[4]};
-    wt_handle counted = part.dtype == WEFT_U8 ? selected(r, &part, each) : as_tensor(r, &part, each);
+    wt_handle counted = part.dtype == WEFT_DTYPE_U8 ? selected(r, &part, each) : as_tensor(r, &part, each);
     wt_handle into = counted && make(r, mask, dims, false, r->wide) ? as_tensor(r, mask, 0) : NULL;
     if (!into) return false;
     wt_push_tensor(&s, counted);
@@ -221,16 +221,16 @@ static bool window_sums(road *r, const wt_view *sums, const wt_view spare[2]) {
     kernel[0] = r->planes, kernel[1] = 1;
     wt_view src = constant(r, dims), weights = constant(r, kernel);
     g.groups = r->planes;
-    wt_begin(&p, WEFT_PARTIAL_CONV, WEFT_FWD, &g, &src, &weights);
+    wt_begin(&p, WEFT_OP_PARTIAL_CONV, WEFT_PASS_FWD, &g, &src, &weights);
     p.attr[WEFT_PARTIAL_MASK] = !q->mask.handle ? 0 : r->planes > 1 ? 2 : 1;
     p.attr[WEFT_PARTIAL_TRANSPOSED] = q->transposed;
     for (int a = 0; a < 3; a++) p.attr[WEFT_PARTIAL_OUTPAD + a] = q->extra[a];
-    wt_put(&p, &args, WEFT_SRC, &src);
-    wt_put(&p, &args, WEFT_WEIGHTS, &weights);
-    if (q->mask.handle) wt_put(&p, &args, WEFT_MASK, &mask);
-    wt_put(&p, &args, WEFT_DST, &spare[0]);
-    wt_put(&p, &args, WEFT_NEW_MASK, &spare[1]);
-    wt_put(&p, &args, WEFT_SUMS, sums);
+    wt_put(&p, &args, WEFT_ROLE_SRC, &src);
+    wt_put(&p, &args, WEFT_ROLE_WEIGHTS, &weights);
+    if (q->mask.handle) wt_put(&p, &args, WEFT_ROLE_MASK, &mask);
+    wt_put(&p, &args, WEFT_ROLE_DST, &spare[0]);
+    wt_put(&p, &args, WEFT_ROLE_NEW_MASK, &spare[1]);
+    wt_put(&p, &args, WEFT_ROLE_SUMS, sums);
     return wt_execute(r->call, wt_plan(r->call, &p), &args);
 }
 
@@ -238,12 +238,12 @@ static bool window_sums(road *r, const wt_view *sums, const wt_view spare[2]) {
 static bool clamp_sums(road *r, const wt_view *sums, const wt_view *u) {
     weft_problem p;
     weft_args args = WEFT_ARGS_INIT;
-    weft_problem_init(&p, WEFT_CLIP, WEFT_FWD, r->q->d.g.rank);
+    weft_problem_init(&p, WEFT_OP_CLIP, WEFT_PASS_FWD, r->q->d.g.rank);
     p.n = u->dims[0], p.c = u->dims[1];
     memcpy(p.in, u->dims + 2, sizeof(p.in));
     p.real[WEFT_CLIP_LO] = 0, p.real[WEFT_CLIP_HI] = 1;
-    wt_put(&p, &args, WEFT_SRC, sums);
-    wt_put(&p, &args, WEFT_DST, u);
+    wt_put(&p, &args, WEFT_ROLE_SRC, sums);
+    wt_put(&p, &args, WEFT_ROLE_DST, u);
     return wt_execute(r->call, wt_plan(r->call, &p), &args);
 }
 
@@ -256,14 +256,14 @@ static bool ratios(road *r, const wt_view *sums, const wt_view *ratio) {
     weft_problem p;
     weft_args args = WEFT_ARGS_INIT;
     wt_view ones = constant(r, ratio->dims), weights = constant(r, pixel);
-    wt_begin(&p, WEFT_PARTIAL_CONV, WEFT_BWD_DATA, &g, ratio, &weights);
+    wt_begin(&p, WEFT_OP_PARTIAL_CONV, WEFT_PASS_BWD_DATA, &g, ratio, &weights);
     p.attr[WEFT_PARTIAL_MASK] = r->planes > 1 ? 2 : 1;
     p.attr[WEFT_PARTIAL_BIASED] = q->biased;
-    wt_put(&p, &args, WEFT_WEIGHTS, &weights);
-    wt_put(&p, &args, WEFT_MASK, &ones);
-    wt_put(&p, &args, WEFT_DIFF_DST, &ones);
-    wt_put(&p, &args, WEFT_SUMS, sums);
-    wt_put(&p, &args, WEFT_DIFF_SRC, ratio);
+    wt_put(&p, &args, WEFT_ROLE_WEIGHTS, &weights);
+    wt_put(&p, &args, WEFT_ROLE_MASK, &ones);
+    wt_put(&p, &args, WEFT_ROLE_DIFF_DST, &ones);
+    wt_put(&p, &args, WEFT_ROLE_SUMS, sums);
+    wt_put(&p, &args, WEFT_ROLE_DIFF_SRC, ratio);
     return wt_execute(r->call, wt_plan(r->call, &p), &args) && ATEN(r, "aten::mul_", "Tensor", ratio->handle, number(r, window, false));
 }
 
@@ -291,7 +291,7 @@ static int64_t pixels(const int64_t *spatial) { return spatial[0] * spatial[1] *
 
 /* Bytes that one image needs besides the results: the copy and a result of convolution of either side, and planes. */
 static int64_t bytes_an_image(const wt_partial *q) {
-    int64_t planes = wt_mask_kind(q) == 2 ? q->d.g.groups : 1, wide = q->d.x.dtype == WEFT_F64 ? 8 : 4, of_mask = 0;
+    int64_t planes = wt_mask_kind(q) == 2 ? q->d.g.groups : 1, wide = q->d.x.dtype == WEFT_DTYPE_F64 ? 8 : 4, of_mask = 0;
     int64_t in = pixels(q->d.x.dims + 2), out = pixels(q->out + 2), data = q->d.x.dims[1] * in + q->out[1] * out;
     if (q->mask.handle && q->mask.dims[0] > 1) of_mask = q->mask.dims[1] * in + wide * planes * (4 * out + in);
     return data * (int64_t)wt_dtype_bytes(q->d.x.dtype) + of_mask;
@@ -300,7 +300,7 @@ static int64_t bytes_an_image(const wt_partial *q) {
 /* What is needed once: the sums, which are no result to the caller, planes that serve all images, and weights in forms of PyTorch's. */
 static int64_t bytes_for_all(const wt_partial *q) {
     const int64_t *w = q->d.w.dims;
-    int64_t wide = q->d.x.dtype == WEFT_F64 ? 8 : 4, sums = 1;
+    int64_t wide = q->d.x.dtype == WEFT_DTYPE_F64 ? 8 : 4, sums = 1;
     for (int a = 0; a < 5; a++) sums *= q->sums.dims[a];
     return wide * (sums * (q->sums.dims[0] == 1 ? 4 : 1) + 4 * w[0] * w[1] * pixels(w + 2));
 }
@@ -314,7 +314,7 @@ static int64_t images_at_once(const wt_partial *q) {
     return fit < 1 ? 1 : fit < all ? fit : all;
 }
 
-static bool exact_math(void) { return wt_settings()->math && wt_settings()->math != WEFT_TF32; }
+static bool exact_math(void) { return wt_settings()->math && wt_settings()->math != WEFT_MATH_TF32; }
 
 const char *wt_partial_no_peer(const wt_call *call, const wt_partial *q, bool backward) {
     size_t limit = wt_settings()->workspace_limit;
@@ -322,13 +322,13 @@ const char *wt_partial_no_peer(const wt_call *call, const wt_partial *q, bool ba
         if (q->transposed && q->d.g.pad_lo[a] != q->d.g.pad_hi[a]) return "uneven padding of a transposed convolution";
     if (!q->d.x.dims[0]) return "there is no image";
     if (limit && limit != WEFT_NO_LIMIT && bytes_an_image(q) + bytes_for_all(q) > (int64_t)limit) return "one image needs more than the workspace limit";
-    if (backward && call->device_type == wt.aoti_torch_device_type_cuda() && q->d.x.dtype == WEFT_F32 && exact_math())
+    if (backward && call->device_type == wt.aoti_torch_device_type_cuda() && q->d.x.dtype == WEFT_DTYPE_F32 && exact_math())
         return "PyTorch's gradients may round to TF32, and the math asked for does not";
     return NULL;
 }
 
 static bool begin(road *r, wt_call *call, const wt_partial *q) {
-    bool wide = q->d.x.dtype == WEFT_F64;
+    bool wide = q->d.x.dtype == WEFT_DTYPE_F64;
     *r = (road){.call = call, .q = q, .planes = wt_mask_kind(q) == 2 ? q->d.g.groups : 1};
     r->wide = wide ? wt.aoti_torch_dtype_float64() : wt.aoti_torch_dtype_float32();
     r->count = images_at_once(q);
@@ -518,5 +518,5 @@ bool wt_partial_backward_peer(wt_call *call, const void *state) {
     let_go(&r, 0);
     if (!ok || !(share->want & WT_WANT_BIAS)) return ok;
     weft_args args = WEFT_ARGS_INIT;
-    return wt_execute(call, share->d->plan(call, share->d, WEFT_BWD_BIAS, true, &args), &args);
+    return wt_execute(call, share->d->plan(call, share->d, WEFT_PASS_BWD_BIAS, true, &args), &args);
 }

@@ -1,4 +1,4 @@
-/* PyTorch as a rival of weft's kernels: calling its operators through the dispatcher, and what the planner asks about it. */
+/* PyTorch  as an alternative to weft's kernels: calling its operators through the dispatcher, and what the planner asks about it. */
 #include <stdio.h>
 #include <string.h>
 #include <time.h>
@@ -123,15 +123,15 @@ bool wt_take(wt_call *call, int slot, wt_value tensor, const wt_view *v, int ran
     return fits ? wt_keep(call, slot, tensor, n, sizes, strides) : wt_take_copy(call, slot, tensor, v, rank, batched);
 }
 
-/* ---------------------------------------------------------------- the rival */
-static const char rival_name[] = "torch";
+/* ---------------------------------------------------------------- the external */
+static const char external_name[] = "torch";
 static _Thread_local struct { wt_call *call; wt_peer peer; const void *state; } stage;   /* whose plan is being made on this thread */
 
 /* Exact sums in f32 are promised by `fast` and `strict`; PyTorch's convolutions on CUDA may round products to TF32. */
-static const char *refuses(void *user, const weft_problem *p) {
+static const char *reject(void *user, const weft_problem *p) {
     (void)user;
     if (!stage.peer) return "PyTorch has no operator for it";
-    if (p->device == WEFT_CUDA && p->op == WEFT_CONV && p->tensor[0].dtype == WEFT_F32 && wt_settings()->math)
+    if (p->device == WEFT_DEVICE_CUDA && p->op == WEFT_OP_CONV && p->tensor[0].dtype == WEFT_DTYPE_F32 && wt_settings()->math)
         return "PyTorch's may round to TF32, and the math asked for does not";
     return NULL;
 }
@@ -140,35 +140,35 @@ static const char *refuses(void *user, const weft_problem *p) {
  * few channels a group at a few percent; 16-bit types have fast CPU kernels in few operators; one call costs its allocations and checks. */
 static void rates(void *user, const weft_problem *p, weft_rates *r) {
     (void)user;
-    bool cuda = p->device == WEFT_CUDA, wide = p->tensor[0].dtype == WEFT_F64, half = p->tensor[0].dtype == WEFT_F16 || p->tensor[0].dtype == WEFT_BF16;
+    bool cuda = p->device == WEFT_DEVICE_CUDA, wide = p->tensor[0].dtype == WEFT_DTYPE_F64, half = p->tensor[0].dtype == WEFT_DTYPE_F16 || p->tensor[0].dtype == WEFT_DTYPE_BF16;
     *r = (weft_rates){cuda ? 4000 : 5000, 0.3, 0.4};
-    if (p->op == WEFT_CONV) {
+    if (p->op == WEFT_OP_CONV) {
         bool dense = p->c / (p->groups ? p->groups : 1) >= 8;
         *r = (weft_rates){cuda ? 15000 : p->groups == 1 ? 4000 : 30000, dense ? 0.5 : 0.02, dense ? 0.5 : 0.2};
         if (half && !cuda) r->of_peak *= 0.2;
     }
-    if (p->op == WEFT_PARTIAL_CONV) *r = (weft_rates){cuda ? 200000 : 100000, 0.3, 0.1};   /* a score of calls for some images, and planes besides */
+    if (p->op == WEFT_OP_PARTIAL_CONV) *r = (weft_rates){cuda ? 200000 : 100000, 0.3, 0.1};   /* a score of calls for some images, and planes besides */
     if (wide) r->of_peak *= 0.25;
 }
 
 /* On the call's own tensors: PyTorch chooses its kernels by more than a problem says. A copy of the call takes what it makes. */
-static weft_status rehearse(void *user, const weft_problem *p, const weft_args *args, void *stream) {
+static weft_status run_once(void *user, const weft_problem *p, const weft_args *args, void *stream) {
     (void)user, (void)args;
     wt_handle guard = NULL;
     wt_call copy = *stage.call;
     memset(copy.out, 0, sizeof(copy.out));
     memset(copy.scratch, 0, sizeof(copy.scratch));
     copy.nscratch = 0;
-    if (p->device == WEFT_CUDA && wt.aoti_torch_create_cuda_stream_guard)
+    if (p->device == WEFT_DEVICE_CUDA && wt.aoti_torch_create_cuda_stream_guard)
         wt.aoti_torch_create_cuda_stream_guard(stream, stage.call->device_index, &guard);
     bool ok = stage.peer(&copy, stage.state);
     if (guard) wt.aoti_torch_delete_cuda_stream_guard(guard);
     for (int i = 0; i < WT_MAX_OUTS; i++) wt_drop(&copy, i);
     for (int i = 0; i < copy.nscratch; i++) wt_free((wt_value)(uintptr_t)copy.scratch[i]);
-    return ok ? WEFT_OK : WEFT_INTERNAL;
+    return ok ? WEFT_OK : WEFT_ERR_INTERNAL;
 }
 
-const weft_rival wt_rival = {sizeof(weft_rival), rival_name, 1, 0, NULL, refuses, rates, rehearse};
+const weft_external wt_external = {sizeof(weft_external), external_name, 1, 0, NULL, reject, rates, run_once};
 
 weft_plan *wt_plan_with(wt_call *call, weft_problem *p, wt_peer peer, const void *state) {
     stage.call = call, stage.peer = peer, stage.state = state;
@@ -177,19 +177,19 @@ weft_plan *wt_plan_with(wt_call *call, weft_problem *p, wt_peer peer, const void
     return plan;
 }
 
-bool wt_is_peer(const weft_plan *plan) { return plan && weft_plan_kernel(plan) == rival_name; }
+bool wt_is_peer(const weft_plan *plan) { return plan && weft_plan_kernel_name(plan) == external_name; }
 
 static bool run_peer(wt_call *call, const weft_plan *plan, wt_peer peer, const void *state) {
     struct timespec from, to;
     bool shown = wt_settings()->verbose & WEFT_LOG_EXEC;
     char text[WEFT_TEXT_MAX] = "";
-    wt_kernels_add(rival_name);
+    wt_kernels_add(external_name);
     if (!shown) return peer(call, state);
     clock_gettime(CLOCK_MONOTONIC, &from);
     bool ok = peer(call, state);
     clock_gettime(CLOCK_MONOTONIC, &to);
     weft_problem_format(weft_plan_problem(plan), text, sizeof(text), NULL);
-    fprintf(stderr, "weft: exec: %s %s %s %lld ns\n", text, rival_name, ok ? "OK" : "failed",
+    fprintf(stderr, "weft: exec: %s %s %s %lld ns\n", text, external_name, ok ? "OK" : "failed",
             (long long)(to.tv_sec - from.tv_sec) * 1000000000 + (to.tv_nsec - from.tv_nsec));
     return ok;
 }

@@ -113,19 +113,19 @@ static bool peer_relu(wt_call *call, const pointwise *f) {
 static bool peer(wt_call *call, const void *state) {
     const pointwise *f = state;
     wt_stack s = {.n = 0};
-    if (f->op == WEFT_RELU) return peer_relu(call, f);
-    if (f->op == WEFT_CLIP)
+    if (f->op == WEFT_OP_RELU) return peer_relu(call, f);
+    if (f->op == WEFT_OP_CLIP)
         return clamp(call, "aten::clamp_min", f->input, f->lo, f->result) && clamp(call, "aten::clamp_max", f->result, f->hi, f->result);
     wt_push_tensor(&s, f->input);
     wt_push_tensor(&s, f->result);
-    if (!wt_aten(call, &s, f->op == WEFT_TANH ? "aten::tanh" : "aten::sigmoid", "out", 1)) return false;
+    if (!wt_aten(call, &s, f->op == WEFT_OP_TANH ? "aten::tanh" : "aten::sigmoid", "out", 1)) return false;
     wt_free(s.item[0]);
     return true;
 }
 
 /* Bounds can be written on the CPU without a copy between devices. */
 static wt_peer peer_of(const wt_call *call, weft_op op, const wt_shape *s) {
-    return op == WEFT_CLIP && (s->scalar || call->device_type != wt.aoti_torch_device_type_cpu()) ? NULL : peer;
+    return op == WEFT_OP_CLIP && (s->scalar || call->device_type != wt.aoti_torch_device_type_cpu()) ? NULL : peer;
 }
 
 /* ---------------------------------------------------------------- relu, clip, tanh, sigmoid */
@@ -154,34 +154,34 @@ static bool run_with(wt_call *call, weft_op op, double lo, double hi) {
     int axis[WT_MAX_AXES];
     if (!wt_check_float(call, INPUT) || !wt_shape_of(call, INPUT, &s) || !check_in_place(call, &s) || !wt_rows_of(call, INPUT, &s, true, &t[0])) return false;
     order(&s, t[0].strides, axis);
-    if (!make_result(call, &s, t, axis, op != WEFT_CLIP)) return false;
+    if (!make_result(call, &s, t, axis, op != WEFT_OP_CLIP)) return false;
     if (!wt_shape_rows(&s) || !s.sizes[0]) return true;
     pointwise f = {op, t[0].handle, t[1].handle, t[0].data == t[1].data, lo, hi};
     if (!fold(call, &s, axis, t, v)) return false;
     weft_problem p;
     weft_args args = WEFT_ARGS_INIT;
-    wt_rows_problem(&p, op, WEFT_FWD, v);
-    if (op == WEFT_CLIP) p.real[WEFT_CLIP_LO] = lo, p.real[WEFT_CLIP_HI] = hi;
-    wt_put(&p, &args, WEFT_SRC, &v[0]);
-    wt_put(&p, &args, WEFT_DST, &v[1]);
+    wt_rows_problem(&p, op, WEFT_PASS_FWD, v);
+    if (op == WEFT_OP_CLIP) p.real[WEFT_CLIP_LO] = lo, p.real[WEFT_CLIP_HI] = hi;
+    wt_put(&p, &args, WEFT_ROLE_SRC, &v[0]);
+    wt_put(&p, &args, WEFT_ROLE_DST, &v[1]);
     weft_plan *plan = wt_plan_with(call, &p, peer_of(call, op, &s), &f);
     bool copied = !wt_is_peer(plan);   /* PyTorch's writes to the result itself */
     return wt_finish(call, plan, &args, peer, &f) && (!copied || wt_rows_finish(call, t, 2));
 }
 
-static bool run_relu(wt_call *call) { return run_with(call, WEFT_RELU, 0, 0); }
+static bool run_relu(wt_call *call) { return run_with(call, WEFT_OP_RELU, 0, 0); }
 WT_OPERATOR_IN_PLACE(relu, "relu(Tensor input) -> Tensor")
 
-static bool run_tanh(wt_call *call) { return run_with(call, WEFT_TANH, 0, 0); }
+static bool run_tanh(wt_call *call) { return run_with(call, WEFT_OP_TANH, 0, 0); }
 WT_OPERATOR_IN_PLACE(tanh, "tanh(Tensor input) -> Tensor")
 
-static bool run_sigmoid(wt_call *call) { return run_with(call, WEFT_SIGMOID, 0, 0); }
+static bool run_sigmoid(wt_call *call) { return run_with(call, WEFT_OP_SIGMOID, 0, 0); }
 WT_OPERATOR_IN_PLACE(sigmoid, "sigmoid(Tensor input) -> Tensor")
 
 /* A finite bound that the type of the data cannot hold is refused, as PyTorch does. */
 static bool check_bound(wt_call *call, int at, int32_t dtype) {
     const double infinity = __builtin_inf(), value = call->arg[at].real, size = value < 0 ? -value : value;
-    double most = dtype == WEFT_F16 ? 65504.0 : dtype == WEFT_BF16 ? 0x1.fep127 : dtype == WEFT_F32 ? 0x1.fffffep127 : infinity;
+    double most = dtype == WEFT_DTYPE_F16 ? 65504.0 : dtype == WEFT_DTYPE_BF16 ? 0x1.fep127 : dtype == WEFT_DTYPE_F32 ? 0x1.fffffep127 : infinity;
     return size == infinity || size <= most ||
            wt_fail(call, "%s: is %g, allowed for %s: -%g to %g, or infinity", call->op->name[at], value, wt_dtype_name(call->arg[INPUT].tensor.code), most,
                    most);
@@ -192,7 +192,7 @@ static bool run_clip(wt_call *call) {
     int32_t dtype = call->arg[INPUT].tensor.dtype;
     if (!check_bound(call, LO, dtype) || !check_bound(call, HI, dtype)) return false;
     if (!(lo <= hi)) return wt_fail(call, "lo: is %g, allowed: not above hi, %g", lo, hi);
-    return run_with(call, WEFT_CLIP, lo, hi);
+    return run_with(call, WEFT_OP_CLIP, lo, hi);
 }
 WT_OPERATOR_IN_PLACE(clip, "clip(Tensor input, float lo, float hi) -> Tensor")
 
@@ -219,30 +219,30 @@ static bool run_halves(wt_call *call, weft_pass pass, const wt_shape *s, const w
     if (!folded && !wt_rows_view(s, t, count, v)) return wt_fail(call, "%d dimensions could not be folded", s->rank);
     weft_problem p;
     weft_args args = WEFT_ARGS_INIT;
-    wt_rows_problem(&p, WEFT_NCRELU, pass, v);
+    wt_rows_problem(&p, WEFT_OP_NCRELU, pass, v);
     for (int i = 0; i < count; i++) wt_put(&p, &args, roles[i], &v[i]);
     return wt_execute(call, wt_plan(call, &p), &args) && wt_rows_finish(call, t, count);
 }
 
 static bool run_ncrelu(wt_call *call) {
-    static const weft_role roles[] = {WEFT_SRC, WEFT_DST};
+    static const weft_role roles[] = {WEFT_ROLE_SRC, WEFT_ROLE_DST};
     wt_shape s, wide;
     wt_rows t[2];
     if (!read_halves(call, INPUT, &s, &wide) || !wt_rows_of(call, INPUT, &s, true, &t[0]) ||
         !wt_rows_create(call, 0, &wide, true, wt_rows_last(&s, &t[0]), t[0].code, &t[1]))
         return false;
-    return !wt_shape_rows(&s) || !s.sizes[1] || run_halves(call, WEFT_FWD, &s, &wide, t, 2, 1, roles);
+    return !wt_shape_rows(&s) || !s.sizes[1] || run_halves(call, WEFT_PASS_FWD, &s, &wide, t, 2, 1, roles);
 }
 WT_OPERATOR_OUT(ncrelu, "ncrelu(Tensor input) -> Tensor")
 
 static bool run_ncrelu_backward(wt_call *call) {
-    static const weft_role roles[] = {WEFT_SRC, WEFT_DIFF_DST, WEFT_DIFF_SRC};
+    static const weft_role roles[] = {WEFT_ROLE_SRC, WEFT_ROLE_DIFF_DST, WEFT_ROLE_DIFF_SRC};
     wt_shape s, wide;
     wt_rows t[3];
     if (!read_halves(call, B_INPUT, &s, &wide) || !wt_check_same_type(call, B_GRAD, B_INPUT) || !wt_check_sizes(call, B_GRAD) ||
         !wt_rows_of(call, B_INPUT, &s, true, &t[0]) || !wt_rows_of(call, B_GRAD, &wide, true, &t[1]) ||
         !wt_rows_create(call, 0, &s, true, wt_rows_last(&s, &t[0]), t[0].code, &t[2]))
         return false;
-    return !wt_shape_rows(&s) || !s.sizes[1] || run_halves(call, WEFT_BWD, &s, &wide, t, 3, 1, roles);
+    return !wt_shape_rows(&s) || !s.sizes[1] || run_halves(call, WEFT_PASS_BWD, &s, &wide, t, 3, 1, roles);
 }
 WT_OPERATOR(ncrelu_backward, "ncrelu_backward(Tensor grad_output, Tensor input) -> Tensor")

@@ -67,7 +67,7 @@ static void describe(weft_problem *p, const wt_pool *g, weft_op op, weft_pass pa
     p->n = data->dims[0];
     p->c = data->dims[1];
     memcpy(p->in, g->in, sizeof(p->in));
-    if (op == WEFT_ADAPTIVE_AVG_POOL) {
+    if (op == WEFT_OP_ADAPTIVE_AVG_POOL) {
         memcpy(p->attr + WEFT_ADAPTIVE_AVG_POOL_TO, g->out, sizeof(g->out));
         return;
     }
@@ -121,13 +121,13 @@ static bool run_max(wt_call *call, bool indexed) {
     if (wt_is_empty(&v.dst)) return true;
     weft_problem p;
     weft_args args = WEFT_ARGS_INIT;
-    describe(&p, &g, WEFT_MAX_POOL, WEFT_FWD, &v.src);
+    describe(&p, &g, WEFT_OP_MAX_POOL, WEFT_PASS_FWD, &v.src);
     p.attr[WEFT_MAX_POOL_INDEX] = indexed;
-    wt_put(&p, &args, WEFT_SRC, &v.src);
-    wt_put(&p, &args, WEFT_DST, &v.dst);
-    if (indexed) wt_put(&p, &args, WEFT_INDEX, &v.index);
+    wt_put(&p, &args, WEFT_ROLE_SRC, &v.src);
+    wt_put(&p, &args, WEFT_ROLE_DST, &v.dst);
+    if (indexed) wt_put(&p, &args, WEFT_ROLE_INDEX, &v.index);
     wt_pool_state state = {&g, &v.dst, indexed ? &v.index : NULL, NULL, 0};
-    return wt_run(call, &p, &args, wt_pool_peer(call, &state, WEFT_MAX_POOL), &state);
+    return wt_run(call, &p, &args, wt_pool_peer(call, &state, WEFT_OP_MAX_POOL), &state);
 }
 
 static bool run_max_pool(wt_call *call) { return run_max(call, false); }
@@ -142,10 +142,10 @@ static bool run_mean(wt_call *call, const wt_pool *g, images *v, weft_op op) {
     if (wt_is_empty(&v->dst)) return true;
     weft_problem p;
     weft_args args = WEFT_ARGS_INIT;
-    describe(&p, g, op, WEFT_FWD, &v->src);
-    if (op == WEFT_AVG_POOL) put_divisor(call, &p, AVG_INCLUDE);
-    wt_put(&p, &args, WEFT_SRC, &v->src);
-    wt_put(&p, &args, WEFT_DST, &v->dst);
+    describe(&p, g, op, WEFT_PASS_FWD, &v->src);
+    if (op == WEFT_OP_AVG_POOL) put_divisor(call, &p, AVG_INCLUDE);
+    wt_put(&p, &args, WEFT_ROLE_SRC, &v->src);
+    wt_put(&p, &args, WEFT_ROLE_DST, &v->dst);
     wt_pool_state state = {g, &v->dst, NULL, NULL, AVG_INCLUDE};
     return wt_run(call, &p, &args, wt_pool_peer(call, &state, op), &state);
 }
@@ -154,7 +154,7 @@ static bool run_avg_pool(wt_call *call) {
     wt_pool g;
     images v;
     return see_input(call, &g, &v, KERNEL, false) && read_window(call, &g, KERNEL, false) && out_sizes(call, &g, "input", g.rank == 3) &&
-           run_mean(call, &g, &v, WEFT_AVG_POOL);
+           run_mean(call, &g, &v, WEFT_OP_AVG_POOL);
 }
 WT_OPERATOR_OUT(avg_pool, "avg_pool(Tensor input, SymInt[] kernel_size, SymInt[] stride, SymInt[] padding, bool ceil_mode, bool count_include_pad, "
                           "SymInt divisor) -> Tensor")
@@ -166,7 +166,7 @@ static bool run_adaptive_avg_pool(wt_call *call) {
     for (int a = 3 - g.rank; a < 3; a++)
         if (g.out[a] < 0 || g.out[a] > INT64_C(1) << 40)
             return wt_fail(call, "output_size: is %lld along spatial axis %d, allowed: 0 to 2^40", (long long)g.out[a], a - 3 + g.rank);
-    return run_mean(call, &g, &v, WEFT_ADAPTIVE_AVG_POOL);
+    return run_mean(call, &g, &v, WEFT_OP_ADAPTIVE_AVG_POOL);
 }
 WT_OPERATOR_OUT(adaptive_avg_pool, "adaptive_avg_pool(Tensor input, SymInt[] output_size) -> Tensor")
 
@@ -216,11 +216,11 @@ static bool run_gradient(wt_call *call, const wt_pool *g, gradient *d, weft_op o
     if (!wt_match_format(call, &d->dy, g->rank, last, g->batched, code, "grad_output")) return false;
     weft_problem p;
     weft_args args = WEFT_ARGS_INIT;
-    describe(&p, g, op, WEFT_BWD, &d->dy);
-    if (op == WEFT_AVG_POOL) put_divisor(call, &p, B_INCLUDE);
-    if (op == WEFT_MAX_POOL) wt_put(&p, &args, WEFT_INDEX, &d->index);
-    wt_put(&p, &args, WEFT_DIFF_DST, &d->dy);
-    wt_put(&p, &args, WEFT_DIFF_SRC, &d->dx);
+    describe(&p, g, op, WEFT_PASS_BWD, &d->dy);
+    if (op == WEFT_OP_AVG_POOL) put_divisor(call, &p, B_INCLUDE);
+    if (op == WEFT_OP_MAX_POOL) wt_put(&p, &args, WEFT_ROLE_INDEX, &d->index);
+    wt_put(&p, &args, WEFT_ROLE_DIFF_DST, &d->dy);
+    wt_put(&p, &args, WEFT_ROLE_DIFF_SRC, &d->dx);
     wt_pool_state state = {g, &d->dx, &d->index, &d->dy, B_INCLUDE};
     return wt_run(call, &p, &args, wt_pool_backward_peer(call, &state, op), &state);
 }
@@ -229,7 +229,7 @@ static bool run_max_pool_backward(wt_call *call) {
     wt_pool g;
     gradient d;
     return see_gradient(call, &g, &d, MAX_IN) && read_window(call, &g, MAX_KERNEL, true) && out_sizes(call, &g, "input_size", false) &&
-           check_fits(call, &g, GRAD, &d.dy, &d.dy) && check_index(call, &g, &d) && run_gradient(call, &g, &d, WEFT_MAX_POOL);
+           check_fits(call, &g, GRAD, &d.dy, &d.dy) && check_index(call, &g, &d) && run_gradient(call, &g, &d, WEFT_OP_MAX_POOL);
 }
 WT_OPERATOR(max_pool_backward, "max_pool_backward(Tensor grad_output, Tensor index, SymInt[] input_size, SymInt[] kernel_size, SymInt[] stride, "
                                "SymInt[] padding, SymInt[] dilation, bool ceil_mode, bool channels_last) -> Tensor")
@@ -238,7 +238,7 @@ static bool run_avg_pool_backward(wt_call *call) {
     wt_pool g;
     gradient d;
     return see_gradient(call, &g, &d, AVG_IN) && read_window(call, &g, AVG_KERNEL, false) && out_sizes(call, &g, "input_size", g.rank == 3) &&
-           check_fits(call, &g, GRAD, &d.dy, &d.dy) && run_gradient(call, &g, &d, WEFT_AVG_POOL);
+           check_fits(call, &g, GRAD, &d.dy, &d.dy) && run_gradient(call, &g, &d, WEFT_OP_AVG_POOL);
 }
 WT_OPERATOR(avg_pool_backward, "avg_pool_backward(Tensor grad_output, SymInt[] input_size, SymInt[] kernel_size, SymInt[] stride, SymInt[] padding, "
                                "bool ceil_mode, bool count_include_pad, SymInt divisor, bool channels_last) -> Tensor")
@@ -248,6 +248,6 @@ static bool run_adaptive_avg_pool_backward(wt_call *call) {
     gradient d;
     if (!see_gradient(call, &g, &d, ADAPTIVE_IN)) return false;
     memcpy(g.out, d.dy.dims + 2, sizeof(g.out));
-    return run_gradient(call, &g, &d, WEFT_ADAPTIVE_AVG_POOL);
+    return run_gradient(call, &g, &d, WEFT_OP_ADAPTIVE_AVG_POOL);
 }
 WT_OPERATOR(adaptive_avg_pool_backward, "adaptive_avg_pool_backward(Tensor grad_output, SymInt[] input_size, bool channels_last) -> Tensor")

@@ -9,7 +9,7 @@ static void push_axes(wt_stack *s, const int64_t values[3], int rank) { wt_push_
 
 static bool on_cpu(const wt_call *call) { return call->device_type == wt.aoti_torch_device_type_cpu(); }
 
-/* It refuses some strides: those of dense data, channels-first or in a batch channels-last, it takes. */
+/* It reject some strides: those of dense data, channels-first or in a batch channels-last, it takes. */
 static bool has_kernels(const wt_call *call, const wt_pool_state *c) {
     const wt_pool *g = c->g;
     const wt_tensor *t = &call->arg[0].tensor;
@@ -17,7 +17,7 @@ static bool has_kernels(const wt_call *call, const wt_pool_state *c) {
     int64_t strides[5];
     bool last = wt_is_last(&v), dense = wt_dense(strides, v.dims, last) && (g->batched || !last);
     for (int a = 0; a < 5; a++) dense = dense && (v.dims[a] == 1 || v.strides[a] == strides[a]);
-    return dense && (!on_cpu(call) || t->dtype == WEFT_F32 || t->dtype == WEFT_F64);
+    return dense && (!on_cpu(call) || t->dtype == WEFT_DTYPE_F32 || t->dtype == WEFT_DTYPE_F64);
 }
 
 static const char *named(char text[64], const char *format, int rank) {
@@ -77,8 +77,8 @@ static bool to_one(const wt_pool *g) { return g->out[0] == 1 && g->out[1] == 1 &
 
 wt_peer wt_pool_peer(const wt_call *call, const wt_pool_state *c, weft_op op) {
     if (c->g->rank == 1 || !has_kernels(call, c)) return NULL;
-    if (op == WEFT_MAX_POOL) return c->index && c->index->dtype != WEFT_I64 ? NULL : max_pool;
-    return op == WEFT_AVG_POOL ? avg_pool : adaptive_avg_pool;
+    if (op == WEFT_OP_MAX_POOL) return c->index && c->index->dtype != WEFT_DTYPE_I64 ? NULL : max_pool;
+    return op == WEFT_OP_AVG_POOL ? avg_pool : adaptive_avg_pool;
 }
 
 /* ---------------------------------------------------------------- gradients
@@ -134,7 +134,7 @@ static bool adaptive_avg_pool_backward(wt_call *call, const void *state) {
 wt_peer wt_pool_backward_peer(const wt_call *call, const wt_pool_state *c, weft_op op) {
     bool settled = on_cpu(call), first = !wt_is_last(c->result);
     if (c->g->rank == 1 || !has_kernels(call, c)) return NULL;
-    if (op == WEFT_MAX_POOL) return settled && c->index->dtype == WEFT_I64 ? max_pool_backward : NULL;
-    if (op == WEFT_AVG_POOL) return settled || (first && c->g->rank == 2) ? avg_pool_backward : NULL;
+    if (op == WEFT_OP_MAX_POOL) return settled && c->index->dtype == WEFT_DTYPE_I64 ? max_pool_backward : NULL;
+    if (op == WEFT_OP_AVG_POOL) return settled || (first && c->g->rank == 2) ? avg_pool_backward : NULL;
     return settled || (first && c->g->rank == 2 && to_one(c->g)) ? adaptive_avg_pool_backward : NULL;
 }

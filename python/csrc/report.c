@@ -73,10 +73,10 @@ static void say_tensor(text *t, const weft_problem *p, const weft_tensor *x) {
 /* Roles that stand for the same data in different passes share a family; others are alone in theirs. */
 static int family(int role) {
     switch (role) {
-    case WEFT_SRC: case WEFT_DIFF_SRC: return 1;
-    case WEFT_WEIGHTS: case WEFT_DIFF_WEIGHTS: return 2;
-    case WEFT_BIAS: case WEFT_DIFF_BIAS: return 3;
-    case WEFT_DST: case WEFT_DIFF_DST: return 4;
+    case WEFT_ROLE_SRC: case WEFT_ROLE_DIFF_SRC: return 1;
+    case WEFT_ROLE_WEIGHTS: case WEFT_ROLE_DIFF_WEIGHTS: return 2;
+    case WEFT_ROLE_BIAS: case WEFT_ROLE_DIFF_BIAS: return 3;
+    case WEFT_ROLE_DST: case WEFT_ROLE_DIFF_DST: return 4;
     default: return 5 + role;
     }
 }
@@ -87,27 +87,27 @@ static const weft_tensor *partner(const weft_problem *p, int role) {
     return NULL;
 }
 
-static bool is_rnn(int op) { return op == WEFT_RNN_RELU || op == WEFT_RNN_TANH || op == WEFT_LSTM || op == WEFT_GRU; }
+static bool is_rnn(int op) { return op == WEFT_OP_RNN_RELU || op == WEFT_OP_RNN_TANH || op == WEFT_OP_LSTM || op == WEFT_OP_GRU; }
 
 /* The steps of p that q's pass takes. Only a convolution has an epilogue on bwd_data; a partial one must know that there was a bias, and
  * the gradient of a recurrent layer that its forward pass kept the reserve. */
 static void take_steps(const weft_problem *p, weft_problem *q) {
-    bool ends = q->pass == WEFT_FWD || (q->pass == WEFT_BWD_DATA && q->op == WEFT_CONV), takes_bias = ends || q->pass != WEFT_BWD_DATA;
-    bool biased = q->op == WEFT_PARTIAL_CONV && p->attr[WEFT_PARTIAL_BIASED];   /* said by the attribute instead of a step */
+    bool ends = q->pass == WEFT_PASS_FWD || (q->pass == WEFT_PASS_BWD_DATA && q->op == WEFT_OP_CONV), takes_bias = ends || q->pass != WEFT_PASS_BWD_DATA;
+    bool biased = q->op == WEFT_OP_PARTIAL_CONV && p->attr[WEFT_PARTIAL_BIASED];   /* said by the attribute instead of a step */
     if (biased && takes_bias) q->step[q->nsteps++].kind = WEFT_STEP_BIAS;
     for (int i = 0; i < p->nsteps; i++) {
         int kind = p->step[i].kind;
         biased |= kind == WEFT_STEP_BIAS;
         if (kind == WEFT_STEP_BIAS ? takes_bias : ends && kind != WEFT_STEP_ACC) q->step[q->nsteps++] = p->step[i];
     }
-    if (q->op == WEFT_PARTIAL_CONV) q->attr[WEFT_PARTIAL_BIASED] = biased && !takes_bias;
-    if (is_rnn(q->op) && q->pass == WEFT_BWD) q->attr[WEFT_RNN_TRAIN] = 1;
+    if (q->op == WEFT_OP_PARTIAL_CONV) q->attr[WEFT_PARTIAL_BIASED] = biased && !takes_bias;
+    if (is_rnn(q->op) && q->pass == WEFT_PASS_BWD) q->attr[WEFT_RNN_TRAIN] = 1;
 }
 
 /* The same geometry and data in another pass; activations go where the pass has none. */
 static weft_status change_pass(weft_problem *p, int pass) {
     weft_problem q, bare;
-    if (weft_problem_init(&q, (weft_op)p->op, (weft_pass)pass, p->rank) != WEFT_OK) return WEFT_INVALID;
+    if (weft_problem_init(&q, (weft_op)p->op, (weft_pass)pass, p->rank) != WEFT_OK) return WEFT_ERR_INVALID;
     size_t from = offsetof(weft_problem, n), to = offsetof(weft_problem, nsteps);
     memcpy((char *)&q + from, (const char *)p + from, to - from);
     q.device = p->device, q.ordinal = p->ordinal, q.math = p->math;
@@ -138,8 +138,8 @@ static double flops_of(const weft_problem *p) {
     weft_plan *plan;
     weft_plan_opts opts = WEFT_PLAN_OPTS_INIT;
     weft_cost cost = WEFT_COST_INIT;
-    opts.mode = WEFT_ESTIMATE;
-    opts.engines = p->device == WEFT_CUDA ? WEFT_ENGINE_CUDA : WEFT_ENGINE_REF;
+    opts.mode = WEFT_MODE_ESTIMATE;
+    opts.engines = p->device == WEFT_DEVICE_CUDA ? WEFT_ENGINE_CUDA : WEFT_ENGINE_REF;
     if (weft_plan_create(&plan, wt_context(), p, &opts) != WEFT_OK) return 0;
     bool said = weft_plan_cost(plan, &cost) == WEFT_OK;
     weft_plan_release(plan);

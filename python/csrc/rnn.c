@@ -11,10 +11,10 @@ enum { INPUT, H0, C0, RESERVE, GRAD_OUTPUT, GRAD_HN, GRAD_CN };                 
 enum { PARAMS, BATCH_SIZES, KIND, HAS_BIASES, NUM_LAYERS, DROPOUT, BIDIRECTIONAL, BATCH_FIRST, SEED, KEEP };   /* from s.at on */
 
 static const struct { const char *name, *torch; weft_op op; int64_t gates, states; } kinds[] = {
-    {"rnn_relu", "torch_rnn_relu", WEFT_RNN_RELU, 1, 0},
-    {"rnn_tanh", "torch_rnn_tanh", WEFT_RNN_TANH, 1, 0},
-    {"lstm", "torch_lstm", WEFT_LSTM, 4, 5},
-    {"gru", "torch_gru", WEFT_GRU, 3, 4},
+    {"rnn_relu", "torch_rnn_relu", WEFT_OP_RNN_RELU, 1, 0},
+    {"rnn_tanh", "torch_rnn_tanh", WEFT_OP_RNN_TANH, 1, 0},
+    {"lstm", "torch_lstm", WEFT_OP_LSTM, 4, 5},
+    {"gru", "torch_gru", WEFT_OP_GRU, 3, 4},
 };
 enum { KINDS = sizeof(kinds) / sizeof(kinds[0]) };
 
@@ -51,14 +51,14 @@ static bool read_kind(wt_call *call, layers *s) {
     for (s->kind = 0; s->kind < KINDS; s->kind++)
         if (!strcmp(text, kinds[s->kind].name)) break;
     if (s->kind == KINDS) return wt_fail(call, "kind: is '%s', allowed: 'rnn_relu', 'rnn_tanh', 'lstm' or 'gru'", text);
-    bool cell = call->arg[C0].tensor.handle, lstm = kinds[s->kind].op == WEFT_LSTM;
+    bool cell = call->arg[C0].tensor.handle, lstm = kinds[s->kind].op == WEFT_OP_LSTM;
     return cell == lstm || wt_fail(call, "c0: is %s with kind '%s', allowed: %s", cell ? "given" : "None", text, lstm ? "a tensor" : "None");
 }
 
 /* Steps and sequences: of packed data, by batch_sizes, whose sum is the number of rows. */
 static bool read_packed(wt_call *call, layers *s, const wt_tensor *x) {
     const wt_tensor *b = &call->arg[s->at + BATCH_SIZES].tensor;
-    if (b->rank != 1 || b->dtype != WEFT_I64 || b->device_type != wt.aoti_torch_device_type_cpu())
+    if (b->rank != 1 || b->dtype != WEFT_DTYPE_I64 || b->device_type != wt.aoti_torch_device_type_cpu())
         return wt_fail(call, "batch_sizes: is %s of %lld dimensions, allowed: int64 of one dimension on the CPU", wt_dtype_name(b->code), (long long)b->rank);
     const int64_t *sizes = b->data;
     int64_t sum = 0, last = INT64_MAX;
@@ -202,22 +202,22 @@ static void begin(weft_problem *p, const wt_call *call, const layers *s, weft_pa
     p->n = s->n;
     p->c = s->c;
     p->o = s->H;
-    p->attr[WEFT_RNN_T] = s->T;
+    p->attr[WEFT_RNN_STEPS] = s->T;
     p->attr[WEFT_RNN_LAYERS] = s->L;
-    p->attr[WEFT_RNN_BOTH] = s->D - 1;
-    p->attr[WEFT_RNN_PROJ] = s->P != s->H ? s->P : 0;
+    p->attr[WEFT_RNN_BIDIRECTIONAL] = s->D - 1;
+    p->attr[WEFT_RNN_PROJECTION] = s->P != s->H ? s->P : 0;
     p->attr[WEFT_RNN_BIAS] = s->biases;
     p->attr[WEFT_RNN_STATE] = 1;
     p->attr[WEFT_RNN_ROWS] = s->packed ? s->rows : 0;
     p->attr[WEFT_RNN_TRAIN] = keep;
     p->attr[WEFT_RNN_SEED] = arg[DROPOUT].real > 0 ? arg[SEED].integer : 0;
-    p->real[WEFT_RNN_DROP] = arg[DROPOUT].real;
+    p->real[WEFT_RNN_DROPOUT] = arg[DROPOUT].real;
 }
 
 /* Rows in the problem's order: step, sequence, unit; packed: row, unit. A state is as it is. */
 static void put(weft_problem *p, weft_args *args, weft_role role, const layers *s, const wt_tensor *t) {
     wt_view v = {t->handle, t->data, t->dtype, {0}, {0}};
-    bool rows = role == WEFT_SRC || role == WEFT_DST || role == WEFT_DIFF_SRC || role == WEFT_DIFF_DST;
+    bool rows = role == WEFT_ROLE_SRC || role == WEFT_ROLE_DST || role == WEFT_ROLE_DIFF_SRC || role == WEFT_ROLE_DIFF_DST;
     for (int64_t a = 0; a < t->rank; a++) v.strides[rows && s->swapped && a < 2 ? 1 - a : a] = t->strides[a];
     wt_put(p, args, role, &v);
 }
@@ -254,7 +254,7 @@ static bool make_vector(wt_call *call, weft_problem *p, weft_args *args, weft_ro
     return true;
 }
 
-static int32_t reserve_code(const layers *s) { return s->dtype == WEFT_F64 ? s->code : wt.aoti_torch_dtype_float32(); }
+static int32_t reserve_code(const layers *s) { return s->dtype == WEFT_DTYPE_F64 ? s->code : wt.aoti_torch_dtype_float32(); }
 static int64_t reserve_length(const layers *s) { return s->L * s->D * s->rows * (kinds[s->kind].states * s->H + s->P); }
 
 /* Where the rows of each step begin, and the end of the last, on the call's device. */
@@ -273,17 +273,17 @@ static bool put_offsets(wt_call *call, weft_problem *p, weft_args *args, const l
     for (int64_t t = 0; t < s->T; t++) offsets[t + 1] = offsets[t] + sizes[t * b->strides[0]];
     if (call->device_type != cpu && (!wt_empty(call, there, 1, &length, &unit, code, &data) || wt.aoti_torch_copy_(*there, *host, 0)))
         return wt_fail(call, "batch_sizes: could not be copied to the device");
-    wt_put_vector(p, args, WEFT_LENGTHS, data, WEFT_I64, 1);
+    wt_put_vector(p, args, WEFT_ROLE_LENGTHS, data, WEFT_DTYPE_I64, 1);
     return true;
 }
 
 static bool put_given(wt_call *call, weft_problem *p, weft_args *args, const layers *s) {
     void *weights = NULL;
-    put(p, args, WEFT_SRC, s, &call->arg[INPUT].tensor);
-    put(p, args, WEFT_H0, s, &call->arg[H0].tensor);
-    if (call->arg[C0].tensor.handle) put(p, args, WEFT_C0, s, &call->arg[C0].tensor);
+    put(p, args, WEFT_ROLE_SRC, s, &call->arg[INPUT].tensor);
+    put(p, args, WEFT_ROLE_H0, s, &call->arg[H0].tensor);
+    if (call->arg[C0].tensor.handle) put(p, args, WEFT_ROLE_C0, s, &call->arg[C0].tensor);
     if (!gather(call, s, false, &weights) || !put_offsets(call, p, args, s)) return false;
-    wt_put_vector(p, args, WEFT_WEIGHTS, weights, s->dtype, 1);
+    wt_put_vector(p, args, WEFT_ROLE_WEIGHTS, weights, s->dtype, 1);
     return true;
 }
 
@@ -297,15 +297,15 @@ static bool run_rnn_forward(wt_call *call) {
     weft_problem p;
     weft_args args = WEFT_ARGS_INIT;
     void *data = NULL;
-    begin(&p, call, &s, WEFT_FWD, keep || drops);
-    bool ok = make_rows(call, &p, &args, WEFT_DST, &s, 0, s.D * s.P) && make_state(call, &p, &args, WEFT_HN, &s, 1, s.P);
-    ok = ok && (cell ? make_state(call, &p, &args, WEFT_CN, &s, 2, s.H) : wt_empty(call, &call->out[2], 1, &none, &unit, s.code, &data));
+    begin(&p, call, &s, WEFT_PASS_FWD, keep || drops);
+    bool ok = make_rows(call, &p, &args, WEFT_ROLE_DST, &s, 0, s.D * s.P) && make_state(call, &p, &args, WEFT_ROLE_HN, &s, 1, s.P);
+    ok = ok && (cell ? make_state(call, &p, &args, WEFT_ROLE_CN, &s, 2, s.H) : wt_empty(call, &call->out[2], 1, &none, &unit, s.code, &data));
     wt_handle *scratch = drops && !keep ? wt_scratch(call) : &call->out[3];
     ok = ok && scratch && (!(drops && !keep) || wt_empty(call, &call->out[3], 1, &none, &unit, reserve_code(&s), &data));
-    ok = ok && make_vector(call, &p, &args, WEFT_RESERVE, scratch, keep || drops ? reserve_length(&s) : 0, reserve_code(&s));
+    ok = ok && make_vector(call, &p, &args, WEFT_ROLE_RESERVE, scratch, keep || drops ? reserve_length(&s) : 0, reserve_code(&s));
     if (!ok || !s.rows) return ok;
     if (s.biases && !gather(call, &s, true, &data)) return false;
-    if (s.biases) wt_put_vector(&p, &args, WEFT_BIAS, data, s.dtype, 1);
+    if (s.biases) wt_put_vector(&p, &args, WEFT_ROLE_BIAS, data, s.dtype, 1);
     return put_given(call, &p, &args, &s) && wt_execute(call, wt_plan(call, &p), &args);
 }
 WT_ENTRY(rnn_forward,
@@ -336,8 +336,8 @@ static bool put_gradients(wt_call *call, weft_problem *p, weft_args *args, const
     const int64_t of_h[3] = {s->L * s->D, s->n, s->P}, of_c[3] = {s->L * s->D, s->n, s->H};
     bool cell = call->arg[C0].tensor.handle;
     if (!cell && call->arg[GRAD_CN].tensor.handle) return wt_fail(call, "grad_cn: is given without c0, allowed: None");
-    return put_gradient(call, p, args, WEFT_DIFF_DST, s, GRAD_OUTPUT, s->packed ? 2 : 3, s->packed ? packed : dense) &&
-           put_gradient(call, p, args, WEFT_DIFF_HN, s, GRAD_HN, 3, of_h) && (!cell || put_gradient(call, p, args, WEFT_DIFF_CN, s, GRAD_CN, 3, of_c));
+    return put_gradient(call, p, args, WEFT_ROLE_DIFF_DST, s, GRAD_OUTPUT, s->packed ? 2 : 3, s->packed ? packed : dense) &&
+           put_gradient(call, p, args, WEFT_ROLE_DIFF_HN, s, GRAD_HN, 3, of_h) && (!cell || put_gradient(call, p, args, WEFT_ROLE_DIFF_CN, s, GRAD_CN, 3, of_c));
 }
 
 static bool put_reserve(wt_call *call, weft_problem *p, weft_args *args, const layers *s) {
@@ -345,7 +345,7 @@ static bool put_reserve(wt_call *call, weft_problem *p, weft_args *args, const l
     const int64_t length = reserve_length(s);
     if (!check_shape(call, "reserve", r, 1, &length)) return false;
     if (r->code != reserve_code(s)) return wt_fail(call, "reserve: is %s, allowed: %s", wt_dtype_name(r->code), wt_dtype_name(reserve_code(s)));
-    wt_put_vector(p, args, WEFT_RESERVE, r->data, r->dtype, r->strides[0]);
+    wt_put_vector(p, args, WEFT_ROLE_RESERVE, r->data, r->dtype, r->strides[0]);
     return true;
 }
 
@@ -357,12 +357,12 @@ static bool run_rnn_backward(wt_call *call) {
     weft_args args = WEFT_ARGS_INIT;
     void *data = NULL;
     bool cell = call->arg[C0].tensor.handle;
-    begin(&p, call, &s, WEFT_BWD, true);
+    begin(&p, call, &s, WEFT_PASS_BWD, true);
     bool ok = put_gradients(call, &p, &args, &s) && put_reserve(call, &p, &args, &s);
-    ok = ok && make_rows(call, &p, &args, WEFT_DIFF_SRC, &s, 0, s.c) && make_state(call, &p, &args, WEFT_DIFF_H0, &s, 1, s.P);
-    ok = ok && (cell ? make_state(call, &p, &args, WEFT_DIFF_C0, &s, 2, s.H) : wt_empty(call, &call->out[2], 1, &none, &unit, s.code, &data));
-    ok = ok && make_vector(call, &p, &args, WEFT_DIFF_WEIGHTS, &call->out[3], vector_length(call, &s, false), s.code);
-    ok = ok && make_vector(call, &p, &args, WEFT_DIFF_BIAS, &call->out[4], vector_length(call, &s, true), s.code);
+    ok = ok && make_rows(call, &p, &args, WEFT_ROLE_DIFF_SRC, &s, 0, s.c) && make_state(call, &p, &args, WEFT_ROLE_DIFF_H0, &s, 1, s.P);
+    ok = ok && (cell ? make_state(call, &p, &args, WEFT_ROLE_DIFF_C0, &s, 2, s.H) : wt_empty(call, &call->out[2], 1, &none, &unit, s.code, &data));
+    ok = ok && make_vector(call, &p, &args, WEFT_ROLE_DIFF_WEIGHTS, &call->out[3], vector_length(call, &s, false), s.code);
+    ok = ok && make_vector(call, &p, &args, WEFT_ROLE_DIFF_BIAS, &call->out[4], vector_length(call, &s, true), s.code);
     for (int i = 0; ok && !s.rows && i < 5; i++)   /* the gradients of nothing */
         ok = !wt.aoti_torch_zero_(call->out[i]) || wt_fail(call, "a gradient could not be set to 0");
     if (!ok || !s.rows) return ok;

@@ -15,8 +15,8 @@ typedef struct wt_config {
 } wt_config;
 
 const wt_config *wt_settings(void);
-/* Plan by the settings; rival: PyTorch's code may win. */
-weft_plan *wt_plan_among(wt_call *call, weft_problem *p, bool rival);
-extern const weft_rival wt_rival;
+/* Plan by the settings; external: PyTorch's code may win. */
+weft_plan *wt_plan_among(wt_call *call, weft_problem *p, bool external);
+extern const weft_external wt_external;
 
 #endif

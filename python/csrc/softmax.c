@@ -26,7 +26,7 @@ static bool read_shape(wt_call *call, int tensor, int dim, wt_shape *s) {
 static bool has_peer(const wt_call *call, int tensor, int dtype) {
     const wt_tensor *t = &call->arg[tensor].tensor;
     bool cpu = call->device_type == wt.aoti_torch_device_type_cpu();
-    return t->rank && !call->op->into && t->code == (int32_t)call->arg[dtype].integer && (!cpu || t->dtype == WEFT_F32 || t->dtype == WEFT_F64);
+    return t->rank && !call->op->into && t->code == (int32_t)call->arg[dtype].integer && (!cpu || t->dtype == WEFT_DTYPE_F32 || t->dtype == WEFT_DTYPE_F64);
 }
 
 static bool write_into(wt_call *call, wt_stack *s, const char *name, wt_handle result) {
@@ -66,23 +66,23 @@ static bool forward(wt_call *call, weft_op op) {
         !wt_rows_create(call, 0, &s, true, false, (int32_t)call->arg[DTYPE].integer, &t[1]))
         return false;
     if (!wt_shape_rows(&s) || !s.sizes[s.channel]) return true;
-    written result = {t[1].handle, op == WEFT_LOG_SOFTMAX};
+    written result = {t[1].handle, op == WEFT_OP_LOG_SOFTMAX};
     wt_peer peer = has_peer(call, INPUT, DTYPE) ? forward_peer : NULL;
     if (!wt_rows_fold(call, &s, t, 2, v)) return false;
     weft_problem p;
     weft_args args = WEFT_ARGS_INIT;
-    wt_rows_problem(&p, op, WEFT_FWD, v);
-    wt_put(&p, &args, WEFT_SRC, &v[0]);
-    wt_put(&p, &args, WEFT_DST, &v[1]);
+    wt_rows_problem(&p, op, WEFT_PASS_FWD, v);
+    wt_put(&p, &args, WEFT_ROLE_SRC, &v[0]);
+    wt_put(&p, &args, WEFT_ROLE_DST, &v[1]);
     weft_plan *plan = wt_plan_with(call, &p, peer, &result);
     bool theirs = wt_is_peer(plan);
     return wt_finish(call, plan, &args, peer, &result) && (theirs || wt_rows_finish(call, t, 2));
 }
 
-static bool run_softmax(wt_call *call) { return forward(call, WEFT_SOFTMAX); }
+static bool run_softmax(wt_call *call) { return forward(call, WEFT_OP_SOFTMAX); }
 WT_OPERATOR_IN_PLACE(softmax, "softmax(Tensor input, int dim, ScalarType dtype) -> Tensor")
 
-static bool run_log_softmax(wt_call *call) { return forward(call, WEFT_LOG_SOFTMAX); }
+static bool run_log_softmax(wt_call *call) { return forward(call, WEFT_OP_LOG_SOFTMAX); }
 WT_OPERATOR_IN_PLACE(log_softmax, "log_softmax(Tensor input, int dim, ScalarType dtype) -> Tensor")
 
 /* dtype: that of the forward operator's input, and of the result here. */
@@ -100,10 +100,10 @@ static bool run_softmax_backward(wt_call *call) {
     if (!wt_rows_fold(call, &s, t, 3, v)) return false;
     weft_problem p;
     weft_args args = WEFT_ARGS_INIT;
-    wt_rows_problem(&p, call->arg[B_LOG].integer ? WEFT_LOG_SOFTMAX : WEFT_SOFTMAX, WEFT_BWD, v);
-    wt_put(&p, &args, WEFT_DST, &v[0]);
-    wt_put(&p, &args, WEFT_DIFF_DST, &v[1]);
-    wt_put(&p, &args, WEFT_DIFF_SRC, &v[2]);
+    wt_rows_problem(&p, call->arg[B_LOG].integer ? WEFT_OP_LOG_SOFTMAX : WEFT_OP_SOFTMAX, WEFT_PASS_BWD, v);
+    wt_put(&p, &args, WEFT_ROLE_DST, &v[0]);
+    wt_put(&p, &args, WEFT_ROLE_DIFF_DST, &v[1]);
+    wt_put(&p, &args, WEFT_ROLE_DIFF_SRC, &v[2]);
     weft_plan *plan = wt_plan_with(call, &p, peer, &result);
     bool theirs = wt_is_peer(plan);
     return wt_finish(call, plan, &args, peer, &result) && (theirs || wt_rows_finish(call, t, 3));

@@ -38,7 +38,7 @@ static bool check_vector(wt_call *call, int at, int64_t length, const char *why)
 
 static bool check_index(wt_call *call, int at) {
     const wt_tensor *t = &call->arg[at].tensor;
-    return t->dtype == WEFT_I32 || t->dtype == WEFT_I64 || wt_fail(call, "%s: is %s, allowed: int32 or int64", call->op->name[at], wt_dtype_name(t->code));
+    return t->dtype == WEFT_DTYPE_I32 || t->dtype == WEFT_DTYPE_I64 || wt_fail(call, "%s: is %s, allowed: int32 or int64", call->op->name[at], wt_dtype_name(t->code));
 }
 
 static bool check_csr(wt_call *call, int rows, int cols, int64_t outputs, int64_t nnz) {
@@ -74,12 +74,12 @@ static void put_vector(weft_problem *p, weft_args *args, weft_role role, const w
 
 static void begin(weft_problem *p, weft_args *args, const sparse *q, weft_pass pass) {
     const wt_view *values = &q->d.w;
-    wt_begin(p, WEFT_SPARSE_CONV, pass, &q->d.g, &q->d.x, &q->dense);
+    wt_begin(p, WEFT_OP_SPARSE_CONV, pass, &q->d.g, &q->d.x, &q->dense);
     p->attr[WEFT_SPARSE_NNZ] = values->dims[0];
-    if (pass == WEFT_BWD_BIAS) return;
-    put_vector(p, args, WEFT_ROWS, q->rows);
-    put_vector(p, args, WEFT_COLS, q->cols);
-    if (pass != WEFT_BWD_WEIGHTS) wt_put_vector(p, args, WEFT_WEIGHTS, values->data, values->dtype, values->dims[0] > 1 ? values->strides[0] : 1);
+    if (pass == WEFT_PASS_BWD_BIAS) return;
+    put_vector(p, args, WEFT_ROLE_ROWS, q->rows);
+    put_vector(p, args, WEFT_ROLE_COLS, q->cols);
+    if (pass != WEFT_PASS_BWD_WEIGHTS) wt_put_vector(p, args, WEFT_ROLE_WEIGHTS, values->data, values->dtype, values->dims[0] > 1 ? values->strides[0] : 1);
 }
 
 /* ---------------------------------------------------------------- forward */
@@ -94,9 +94,9 @@ static bool run_sparse_conv(wt_call *call) {
     if (wt_is_empty(&y)) return true;
     weft_problem p;
     weft_args args = WEFT_ARGS_INIT;
-    begin(&p, &args, &q, WEFT_FWD);
-    wt_put(&p, &args, WEFT_SRC, &q.d.x);
-    wt_put(&p, &args, WEFT_DST, &y);
+    begin(&p, &args, &q, WEFT_PASS_FWD);
+    wt_put(&p, &args, WEFT_ROLE_SRC, &q.d.x);
+    wt_put(&p, &args, WEFT_ROLE_DST, &y);
     return wt_put_epilogue(call, &p, &args, BIAS, ACT) && wt_execute(call, wt_plan(call, &p), &args);
 }
 WT_OPERATOR_OUT(sparse_conv, "sparse_conv(Tensor input, Tensor values, Tensor? bias, Tensor rows, Tensor cols, SymInt[] shape, SymInt[] stride, "
@@ -106,12 +106,12 @@ WT_OPERATOR_OUT(sparse_conv, "sparse_conv(Tensor input, Tensor values, Tensor? b
 static weft_plan *plan_pass(wt_call *call, const wt_gradients *d, weft_pass pass, bool bias, weft_args *args) {
     weft_problem p;
     begin(&p, args, (const sparse *)d, pass);
-    bool data = pass == WEFT_BWD_DATA || pass == WEFT_BWD, weights = pass == WEFT_BWD_WEIGHTS || pass == WEFT_BWD;
-    if (weights) wt_put(&p, args, WEFT_SRC, &d->x), wt_put_vector(&p, args, WEFT_DIFF_WEIGHTS, d->dw.data, d->dw.dtype, 1);
-    if (data) wt_put(&p, args, WEFT_DIFF_SRC, &d->dx);
-    wt_put(&p, args, WEFT_DIFF_DST, &d->dy);
-    if (bias && pass != WEFT_BWD_BIAS) wt_add_step(&p, WEFT_STEP_BIAS, 0, 0);
-    if (bias) wt_put_vector(&p, args, WEFT_DIFF_BIAS, d->db.data, d->db.dtype, 1);
+    bool data = pass == WEFT_PASS_BWD_DATA || pass == WEFT_PASS_BWD, weights = pass == WEFT_PASS_BWD_WEIGHTS || pass == WEFT_PASS_BWD;
+    if (weights) wt_put(&p, args, WEFT_ROLE_SRC, &d->x), wt_put_vector(&p, args, WEFT_ROLE_DIFF_WEIGHTS, d->dw.data, d->dw.dtype, 1);
+    if (data) wt_put(&p, args, WEFT_ROLE_DIFF_SRC, &d->dx);
+    wt_put(&p, args, WEFT_ROLE_DIFF_DST, &d->dy);
+    if (bias && pass != WEFT_PASS_BWD_BIAS) wt_add_step(&p, WEFT_STEP_BIAS, 0, 0);
+    if (bias) wt_put_vector(&p, args, WEFT_ROLE_DIFF_BIAS, d->db.data, d->db.dtype, 1);
     return wt_plan(call, &p);
 }
 
@@ -152,7 +152,7 @@ static void begin_weights(weft_problem *p, int rank, const wt_view *dense, int64
     wt_geometry g = {.rank = rank, .stride = {1, 1, 1}, .dilation = {1, 1, 1}, .groups = 1};
     wt_view src = *dense;
     src.dims[0] = 1;
-    wt_begin(p, WEFT_SPARSE_CONV, WEFT_FWD, &g, &src, dense);
+    wt_begin(p, WEFT_OP_SPARSE_CONV, WEFT_PASS_FWD, &g, &src, dense);
     p->attr[WEFT_SPARSE_NNZ] = nnz;
 }
 
@@ -170,7 +170,7 @@ static bool run_sparse_build(wt_call *call) {
     bool small = true;
     for (int a = 0; a < 5; a++) small = small && !__builtin_mul_overflow(all, w.dims[a], &all) && all <= INT32_MAX;
     int32_t index = small ? wt.aoti_torch_dtype_int32() : wt.aoti_torch_dtype_int64();
-    weft_tensor dense = {.dtype = (int16_t)w.dtype, .layout = WEFT_STRIDED, .align = (int32_t)wt_dtype_bytes(w.dtype)};
+    weft_tensor dense = {.dtype = (int16_t)w.dtype, .layout = WEFT_LAYOUT_STRIDED, .align = (int32_t)wt_dtype_bytes(w.dtype)};
     memcpy(dense.strides, w.strides, sizeof(w.strides));
     weft_problem p;
     weft_args args = WEFT_ARGS_INIT;
@@ -181,15 +181,15 @@ static bool run_sparse_build(wt_call *call) {
         !wt_empty(call, &call->out[2], 1, &nnz, &unit, index, &out[2]))
         return false;
     begin_weights(&p, rank, &w, nnz);
-    wt_put_vector(&p, &args, WEFT_WEIGHTS, out[0], w.dtype, 1);
-    wt_put_vector(&p, &args, WEFT_ROWS, out[1], wt_dtype_of(index), 1);
-    wt_put_vector(&p, &args, WEFT_COLS, out[2], wt_dtype_of(index), 1);
+    wt_put_vector(&p, &args, WEFT_ROLE_WEIGHTS, out[0], w.dtype, 1);
+    wt_put_vector(&p, &args, WEFT_ROLE_ROWS, out[1], wt_dtype_of(index), 1);
+    wt_put_vector(&p, &args, WEFT_ROLE_COLS, out[2], wt_dtype_of(index), 1);
     return !failed(call, weft_sparse_build(&p, &dense, t->data, out[0], out[1], out[2]));
 }
 WT_OPERATOR(sparse_build, "sparse_build(Tensor weight) -> (Tensor, Tensor, Tensor)")
 
 static int64_t item_of(const wt_tensor *t, int64_t i) {
-    return t->dtype == WEFT_I32 ? ((const int32_t *)t->data)[i * t->strides[0]] : ((const int64_t *)t->data)[i * t->strides[0]];
+    return t->dtype == WEFT_DTYPE_I32 ? ((const int32_t *)t->data)[i * t->strides[0]] : ((const int64_t *)t->data)[i * t->strides[0]];
 }
 
 /* Where in the dense weights each value lies, counted channels-first; what is not CSR for such weights is an error. */
@@ -206,9 +206,9 @@ static bool run_sparse_positions(wt_call *call) {
     weft_args args = WEFT_ARGS_INIT;
     void *data;
     begin_weights(&p, rank, &w, nnz);
-    weft_problem_tensor(&p, WEFT_WEIGHTS)->dtype = WEFT_F32;
-    put_vector(&p, &args, WEFT_ROWS, rows);
-    put_vector(&p, &args, WEFT_COLS, cols);
+    weft_problem_tensor(&p, WEFT_ROLE_WEIGHTS)->dtype = WEFT_DTYPE_F32;
+    put_vector(&p, &args, WEFT_ROLE_ROWS, rows);
+    put_vector(&p, &args, WEFT_ROLE_COLS, cols);
     if (failed(call, weft_sparse_check(&p, rows->data, cols->data))) return false;
     if (!wt_empty(call, &call->out[0], 1, &nnz, &unit, wt.aoti_torch_dtype_int64(), &data)) return false;
     for (int64_t o = 0; o < w.dims[0]; o++)

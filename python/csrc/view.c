@@ -90,7 +90,7 @@ static int32_t alignment(const void *data) {
 void wt_put(weft_problem *p, weft_args *args, weft_role role, const wt_view *v) {
     weft_tensor *t = weft_problem_tensor(p, role);
     t->dtype = (int16_t)(v->dtype == WEFT_DTYPE_NONE ? WEFT_DTYPE_COUNT : v->dtype);   /* NONE would ask for the default, not for an error */
-    t->layout = WEFT_STRIDED;
+    t->layout = WEFT_LAYOUT_STRIDED;
     t->align = alignment(v->data);
     memcpy(t->strides, v->strides, sizeof(v->strides));
     args->ptr[role] = v->data;
@@ -131,7 +131,7 @@ bool wt_check_sizes(wt_call *call, int at) {
     return true;
 }
 
-bool wt_is_float(int32_t dtype) { return dtype == WEFT_F32 || dtype == WEFT_F64 || dtype == WEFT_F16 || dtype == WEFT_BF16; }
+bool wt_is_float(int32_t dtype) { return dtype == WEFT_DTYPE_F32 || dtype == WEFT_DTYPE_F64 || dtype == WEFT_DTYPE_F16 || dtype == WEFT_DTYPE_BF16; }
 
 bool wt_check_float(wt_call *call, int at) {
     const wt_tensor *t = &call->arg[at].tensor;

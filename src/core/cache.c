@@ -88,7 +88,7 @@ weft_plan *weft__cache_get(weft__cache *c, const uint64_t *key, size_t n, uint64
 
 weft_status weft__cache_put(const weft_ctx *ctx, weft__cache *c, const uint64_t *key, size_t n, uint64_t hash, weft_plan **plan) {
     entry *e = weft__alloc(ctx, sizeof(*e) + n * sizeof(*key));
-    if (!e) return weft__fail(WEFT_MEMORY, "out of memory for the plan cache");
+    if (!e) return weft__fail(WEFT_ERR_MEMORY, "out of memory for the plan cache");
     e->hash = hash;
     e->n = n;
     memcpy(e->key, key, n * sizeof(*key));

@@ -21,7 +21,7 @@ struct weft_ctx {
     _Atomic int threads;             /* of whichever pool runs */
     weft__cache *cache;
     weft__wisdom *wisdom;
-    weft__rival rival;               /* its name NULL: none */
+    weft__external external;               /* its name NULL: none */
     _Atomic uint32_t topics;         /* logged: those of the options, or as set since */
     pthread_mutex_t cuda_lock;
     weft__cuda *cuda;
@@ -72,7 +72,7 @@ static weft_status verbose_from_env(uint32_t *topics) {
         int i = weft__word(names, (int)WEFT__COUNT(names), at, n);
         if (i >= 0) *topics |= bits[i];
         else if (n && !(n == 1 && *at == '0'))
-            return weft__fail(WEFT_INVALID, "WEFT_VERBOSE has '%.*s', allowed: dispatch,tune,exec,error,all", (int)n, at);
+            return weft__fail(WEFT_ERR_INVALID, "WEFT_VERBOSE has '%.*s', allowed: dispatch,tune,exec,error,all", (int)n, at);
         at += n + (at[n] == ',');
     }
     return WEFT_OK;
@@ -82,7 +82,7 @@ static weft_status isa_limit(const weft_ctx_opts *opts, weft__isa *isa) {
     const char *name = opts->isa ? opts->isa : getenv("WEFT_ISA");
     if (!name || !*name) return WEFT_OK;
     int i = weft__word(weft__isa_names, WEFT__ISA_COUNT, name, strlen(name));
-    if (i < 0) return weft__fail(WEFT_INVALID, "isa is '%s', allowed: scalar, avx2, avx512", name);
+    if (i < 0) return weft__fail(WEFT_ERR_INVALID, "isa is '%s', allowed: scalar, avx2, avx512", name);
     *isa = WEFT__MIN(*isa, (weft__isa)i);
     return WEFT_OK;
 }
@@ -93,20 +93,20 @@ static weft_status thread_count(const weft_ctx_opts *opts, int *threads) {
     if (!n && env && *env) {
         char *end;
         n = strtol(env, &end, 10);
-        if (*end || n < 1) return weft__fail(WEFT_INVALID, "WEFT_THREADS is '%s', allowed: 1..1024", env);
+        if (*end || n < 1) return weft__fail(WEFT_ERR_INVALID, "WEFT_THREADS is '%s', allowed: 1..1024", env);
     }
-    if (n < 0 || n > 1024) return weft__fail(WEFT_INVALID, "threads is %ld, allowed: 0 (default) or 1..1024", n);
+    if (n < 0 || n > 1024) return weft__fail(WEFT_ERR_INVALID, "threads is %ld, allowed: 0 (default) or 1..1024", n);
     if (n) *threads = (int)n;
     return WEFT_OK;
 }
 
 static weft_status check_opts(weft_ctx_opts *o) {
-    if (o->engines & ~(uint32_t)WEFT_ENGINE_ALL) return weft__fail(WEFT_INVALID, "engines is 0x%x, allowed: a sum of WEFT_ENGINE_*", o->engines);
-    if ((unsigned)o->mode > WEFT_WISDOM_ONLY) return weft__fail(WEFT_INVALID, "mode is %d, allowed: one of weft_mode", o->mode);
-    if (!o->alloc != !o->free) return weft__fail(WEFT_INVALID, "%s is NULL, allowed: alloc and free together or neither", o->alloc ? "free" : "alloc");
-    if (!(o->measure_seconds >= 0)) return weft__fail(WEFT_INVALID, "measure_seconds is %g, allowed: 0 or more", o->measure_seconds);
+    if (o->engines & ~(uint32_t)WEFT_ENGINE_ALL) return weft__fail(WEFT_ERR_INVALID, "engines is 0x%x, allowed: a sum of WEFT_ENGINE_*", o->engines);
+    if ((unsigned)o->mode > WEFT_MODE_WISDOM_ONLY) return weft__fail(WEFT_ERR_INVALID, "mode is %d, allowed: one of weft_mode", o->mode);
+    if (!o->alloc != !o->free) return weft__fail(WEFT_ERR_INVALID, "%s is NULL, allowed: alloc and free together or neither", o->alloc ? "free" : "alloc");
+    if (!(o->measure_seconds >= 0)) return weft__fail(WEFT_ERR_INVALID, "measure_seconds is %g, allowed: 0 or more", o->measure_seconds);
     if (!o->engines) o->engines = WEFT_ENGINE_ALL;
-    if (!o->mode) o->mode = WEFT_ESTIMATE;
+    if (!o->mode) o->mode = WEFT_MODE_ESTIMATE;
     if (!o->workspace_limit) o->workspace_limit = (size_t)64 << 20;
     if (!o->plan_cache) o->plan_cache = 1024;
     if (o->measure_seconds == 0) o->measure_seconds = 2;
@@ -177,7 +177,7 @@ static weft_status own_text(const weft_ctx *ctx, const char **text) {
     char *copy = weft__alloc(ctx, strlen(*text) + 1);
     if (copy) strcpy(copy, *text);
     *text = copy;
-    return copy ? WEFT_OK : weft__fail(WEFT_MEMORY, "out of memory for the context");
+    return copy ? WEFT_OK : weft__fail(WEFT_ERR_MEMORY, "out of memory for the context");
 }
 
 static weft_status fill(weft_ctx *ctx) {
@@ -189,21 +189,21 @@ static weft_status fill(weft_ctx *ctx) {
     WEFT__TRY(weft__pool_create(ctx, &ctx->pool, ctx->hw.threads));
     ctx->cache = weft__cache_create(ctx, ctx->opts.plan_cache);
     ctx->wisdom = weft__wisdom_create(ctx);
-    return ctx->cache && ctx->wisdom ? WEFT_OK : weft__fail(WEFT_MEMORY, "out of memory for the context");
+    return ctx->cache && ctx->wisdom ? WEFT_OK : weft__fail(WEFT_ERR_MEMORY, "out of memory for the context");
 }
 
 weft_status weft_ctx_create(weft_ctx **out, const weft_ctx_opts *opts) {
-    if (!out) return weft__fail(WEFT_INVALID, "ctx is NULL, allowed: a place for the context");
+    if (!out) return weft__fail(WEFT_ERR_INVALID, "ctx is NULL, allowed: a place for the context");
     *out = NULL;
     weft_ctx seed = {.opts = WEFT_CTX_OPTS_INIT};
     if (opts && !weft__adopt(&seed.opts, sizeof(seed.opts), opts, WEFT__LEAST(weft_ctx_opts, cache_dir)))
-        return weft__fail(WEFT_INVALID, "opts.size is %zu, allowed: %zu (start from WEFT_CTX_OPTS_INIT)", opts->size, sizeof(seed.opts));
+        return weft__fail(WEFT_ERR_INVALID, "opts.size is %zu, allowed: %zu (start from WEFT_CTX_OPTS_INIT)", opts->size, sizeof(seed.opts));
     WEFT__TRY(check_opts(&seed.opts));
     weft__hw_detect(&seed.hw);
     WEFT__TRY(isa_limit(&seed.opts, &seed.hw.isa));
     WEFT__TRY(thread_count(&seed.opts, &seed.hw.threads));
     weft_ctx *ctx = weft__alloc(&seed, sizeof(*ctx));
-    if (!ctx) return weft__fail(WEFT_MEMORY, "out of memory for the context");
+    if (!ctx) return weft__fail(WEFT_ERR_MEMORY, "out of memory for the context");
     ctx->opts = seed.opts;
     ctx->opts.isa = NULL;            /* spent; the caller's text may go away */
     ctx->hw = seed.hw;
@@ -239,8 +239,8 @@ void weft_ctx_release(weft_ctx *ctx) {
 
 /* ---------------------------------------------------------------- threads */
 weft_status weft_ctx_set_parallel_for(weft_ctx *ctx, weft_parallel_for fn, void *user, int threads) {
-    if (!ctx) return weft__fail(WEFT_INVALID, "ctx is NULL, allowed: a context");
-    if (fn && (threads < 1 || threads > 1024)) return weft__fail(WEFT_INVALID, "threads is %d, allowed: 1..1024", threads);
+    if (!ctx) return weft__fail(WEFT_ERR_INVALID, "ctx is NULL, allowed: a context");
+    if (fn && (threads < 1 || threads > 1024)) return weft__fail(WEFT_ERR_INVALID, "threads is %d, allowed: 1..1024", threads);
     pthread_mutex_lock(&ctx->lend_lock);
     ctx->parallel_for = fn;
     ctx->parallel_user = user;
@@ -266,14 +266,14 @@ void weft__parallel(weft_ctx *ctx, int64_t slots, weft_task task, void *arg) {
 int weft__ctx_threads(const weft_ctx *ctx) { return atomic_load(&ctx->threads); }
 const weft_ctx_opts *weft__opts(const weft_ctx *ctx) { return &ctx->opts; }
 weft_status weft_ctx_set_verbose(weft_ctx *ctx, uint32_t topics) {
-    if (!ctx) return weft__fail(WEFT_INVALID, "ctx is NULL, allowed: a context");
-    if (topics & ~(uint32_t)WEFT_LOG_ALL) return weft__fail(WEFT_INVALID, "topics is 0x%x, allowed: a sum of WEFT_LOG_*", topics);
+    if (!ctx) return weft__fail(WEFT_ERR_INVALID, "ctx is NULL, allowed: a context");
+    if (topics & ~(uint32_t)WEFT_LOG_ALL) return weft__fail(WEFT_ERR_INVALID, "topics is 0x%x, allowed: a sum of WEFT_LOG_*", topics);
     WEFT__TRY(verbose_from_env(&topics));
     atomic_store_explicit(&ctx->topics, topics, memory_order_relaxed);
     return WEFT_OK;
 }
 
-weft__rival *weft__ctx_rival(const weft_ctx *ctx) { return (weft__rival *)&ctx->rival; }
+weft__external *weft__ctx_external(const weft_ctx *ctx) { return (weft__external *)&ctx->external; }
 weft__wisdom *weft__ctx_wisdom(const weft_ctx *ctx) { return ctx->wisdom; }
 weft__cache *weft__ctx_cache(const weft_ctx *ctx) { return ctx->cache; }
 
@@ -294,23 +294,23 @@ weft_status weft__ctx_hw(weft_ctx *ctx, const weft_problem *p, weft__hw *hw) {
     *hw = ctx->hw;
     hw->threads = atomic_load(&ctx->threads);
     hw->gbs *= (double)WEFT__MIN(hw->threads, hw->cores) / hw->cores;
-    if (p->device != WEFT_CUDA) return WEFT_OK;
+    if (p->device != WEFT_DEVICE_CUDA) return WEFT_OK;
     const char *why;
     weft__cuda *cuda = weft__ctx_cuda(ctx, &why);
-    if (!cuda) return weft__fail(WEFT_UNSUPPORTED, "device cuda: %s", why);
+    if (!cuda) return weft__fail(WEFT_ERR_UNSUPPORTED, "device cuda: %s", why);
     hw->gpu = weft__cuda_gpu(cuda, p->ordinal);
-    if (!hw->gpu) return weft__fail(WEFT_INVALID, "device ordinal is %d, allowed here: below %d", p->ordinal, weft__cuda_count(cuda));
+    if (!hw->gpu) return weft__fail(WEFT_ERR_INVALID, "device ordinal is %d, allowed here: below %d", p->ordinal, weft__cuda_count(cuda));
     return WEFT_OK;
 }
 
 weft_status weft_ctx_describe(weft_ctx *ctx, char *text, size_t capacity, size_t *length) {
-    if (!ctx) return weft__fail(WEFT_INVALID, "ctx is NULL, allowed: a context");
-    if (!text && capacity) return weft__fail(WEFT_INVALID, "text is NULL, allowed: room for capacity (%zu) bytes", capacity);
+    if (!ctx) return weft__fail(WEFT_ERR_INVALID, "ctx is NULL, allowed: a context");
+    if (!text && capacity) return weft__fail(WEFT_ERR_INVALID, "text is NULL, allowed: room for capacity (%zu) bytes", capacity);
     char device[160];
     pthread_mutex_lock(&ctx->lend_lock);
     bool lent = ctx->parallel_for != NULL;
     pthread_mutex_unlock(&ctx->lend_lock);
-    weft__device_name(&ctx->hw, WEFT_CPU, device, sizeof(device));
+    weft__device_name(&ctx->hw, WEFT_DEVICE_CPU, device, sizeof(device));
     weft__text t = {text, capacity, 0};
     weft__put(&t, "version: %s\ncpu: %s\nisa: %s\nthreads: %d%s\n", WEFT_VERSION, device, weft__isa_names[ctx->hw.isa], atomic_load(&ctx->threads),
               lent ? " (lent)" : "");
@@ -319,6 +319,6 @@ weft_status weft_ctx_describe(weft_ctx *ctx, char *text, size_t capacity, size_t
               weft_wisdom_count(ctx), weft_kernel_count(ctx, NULL));
     weft__cuda_describe(ctx, &t);
     if (length) *length = t.length;
-    if (capacity && t.length >= capacity) return weft__fail(WEFT_INVALID, "capacity is %zu, allowed here: at least %zu", capacity, t.length + 1);
+    if (capacity && t.length >= capacity) return weft__fail(WEFT_ERR_INVALID, "capacity is %zu, allowed here: at least %zu", capacity, t.length + 1);
     return WEFT_OK;
 }

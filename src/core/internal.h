@@ -20,7 +20,7 @@
 #endif
 
 /* ---------------------------------------------------------------- status.c: errors are values */
-/* Record the text of this thread's last error and return s: return weft__fail(WEFT_INVALID, "src: ...", ...). */
+/* Record the text of this thread's last error and return s: return weft__fail(WEFT_ERR_INVALID, "src: ...", ...). */
 weft_status weft__fail(weft_status s, const char *format, ...) WEFT__PRINTF(2, 3);
 
 /* Pass a failure up. */
@@ -149,7 +149,7 @@ weft_status weft__complete(weft_problem *p);
 weft_status weft__take_problem(weft_problem *p, const weft_problem *given);
 /* Zeroed, unit sizes, and the fallback of every field. */
 void weft__problem_defaults(weft_problem *p, const weft__op *op, int rank);
-#define WEFT__FLOATS (WEFT__BIT(WEFT_F32) | WEFT__BIT(WEFT_F64) | WEFT__BIT(WEFT_F16) | WEFT__BIT(WEFT_BF16))
+#define WEFT__FLOATS (WEFT__BIT(WEFT_DTYPE_F32) | WEFT__BIT(WEFT_DTYPE_F64) | WEFT__BIT(WEFT_DTYPE_F16) | WEFT__BIT(WEFT_DTYPE_BF16))
 /* The layout a role has when the text says nothing: weights are channels-first whatever the data is. */
 weft_layout weft__default_layout(int role, weft_layout data);
 int weft__default_dtype(const weft_problem *p, int role, int main);   /* the main type where the role allows it, else the first it does */
@@ -196,7 +196,7 @@ typedef struct weft__kernel {
 
 /* Kernels of one operator, best first, reference last. */
 size_t weft__kernels(int op, const weft__kernel *const **list);
-/* Those of the operator and, after them, the context's rival; NULL: no more. */
+/* Those of the operator and, after them, the context's external implementation; NULL: no more. */
 const weft__kernel *weft__kernel_at(const weft_ctx *ctx, int op, size_t index);
 double weft__kernel_cost(const weft_ctx *ctx, const weft__kernel *k, const weft_problem *p, const weft__hw *hw);
 /* Its engine runs on the problem's device, is enabled, ISA is there, and ok() agrees; else why not. */
@@ -219,11 +219,11 @@ weft_status weft__ctx_hw(weft_ctx *ctx, const weft_problem *p, weft__hw *hw);
 weft_ctx *weft__ctx_retain(weft_ctx *ctx);
 void weft__ctx_drop(weft_ctx *ctx);                        /* the other half of retain */
 int weft__ctx_threads(const weft_ctx *ctx);                /* of whichever pool runs */
-/* rival.c: the host's rival as a kernel of the operator; NULL: none. */
-typedef struct weft__rival { weft_rival of; weft__kernel kernel[WEFT_OP_COUNT]; } weft__rival;
-weft__rival *weft__ctx_rival(const weft_ctx *ctx);
-const char *weft__rival_refusal(const weft__rival *r, const weft_problem *p);
-double weft__rival_cost(const weft__rival *r, const weft_problem *p, const weft__hw *hw);
+/* external.c: the host's implementation as a kernel of the operator; NULL: none. */
+typedef struct weft__external { weft_external of; weft__kernel kernel[WEFT_OP_COUNT]; } weft__external;
+weft__external *weft__ctx_external(const weft_ctx *ctx);
+const char *weft__external_refusal(const weft__external *r, const weft_problem *p);
+double weft__external_cost(const weft__external *r, const weft_problem *p, const weft__hw *hw);
 weft__wisdom *weft__ctx_wisdom(const weft_ctx *ctx);
 weft__cache *weft__ctx_cache(const weft_ctx *ctx);
 /* The CUDA engine, opened on first use; NULL and *why if absent. Never opened by a CPU problem. */

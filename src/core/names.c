@@ -79,6 +79,6 @@ bool weft__is_output(const weft_problem *p, int role) {
 bool weft__is_input(const weft_problem *p, int role) {
     const weft__pass_def *pass = weft__pass_of(p);
     bool old = false;
-    for (int i = 0; i < p->nsteps && i < WEFT_MAX_STEPS; i++) old |= p->step[i].kind == WEFT_STEP_ACC && p->step[i].hi != 0;
+    for (int i = 0; i < p->nsteps && i < WEFT_MAX_STEPS; i++) old |= p->step[i].kind == WEFT_STEP_ACC && p->step[i].beta != 0;
     return pass && ((pass->reads | (old ? pass->writes : 0)) & WEFT__BIT(role));
 }

@@ -11,7 +11,7 @@
 static weft_status find_pin(const weft_ctx *ctx, const weft_problem *p, const char *name, const weft__kernel **pin) {
     for (size_t i = 0; (*pin = weft__kernel_at(ctx, p->op, i)); i++)
         if (strcmp((*pin)->name, name) == 0) return WEFT_OK;
-    return weft__fail(WEFT_INVALID, "kernel is '%s', allowed: a kernel of %s (weft list shows them)", name, weft__op_of(p->op)->name);
+    return weft__fail(WEFT_ERR_INVALID, "kernel is '%s', allowed: a kernel of %s (weft list shows them)", name, weft__op_of(p->op)->name);
 }
 
 static weft__choice choice_of(const weft__kernel *k, const weft_problem *p, const weft__hw *hw, double ns, const char *why) {
@@ -42,7 +42,7 @@ static size_t candidates(weft_ctx *ctx, const weft_problem *p, const weft__hw *h
     return n;
 }
 
-/* The reference is the oracle, not a rival: it is measured only where nothing else runs. */
+/* The reference is the oracle, not a candidate: it is measured only where nothing else runs. */
 static void reference_last(weft__choice *list, size_t n) {
     for (size_t i = 0; i + 1 < n; i++) {
         if (!list[i].kernel->reference) continue;
@@ -85,15 +85,15 @@ static void measure_all(weft_ctx *ctx, const weft_problem *p, const weft__hw *hw
 static weft_status unknown(const weft_problem *p) {
     char text[WEFT_TEXT_MAX];
     WEFT__TRY(weft_problem_format(p, text, sizeof(text), NULL));
-    return weft__fail(WEFT_UNSUPPORTED, "no wisdom for %s on this machine, with this many threads and these settings", text);
+    return weft__fail(WEFT_ERR_UNSUPPORTED, "no wisdom for %s on this machine, with this many threads and these settings", text);
 }
 
 static weft_status choose(weft_ctx *ctx, const weft_problem *p, const weft__hw *hw, const weft__want *want, weft__choice *out) {
     if (want->pin) {
         const char *reason = weft__kernel_refusal(ctx, want->pin, p, hw);
         size_t bytes = reason ? 0 : weft__kernel_workspace(want->pin, p, hw);
-        if (reason) return weft__fail(WEFT_UNSUPPORTED, "kernel %s does not apply: %s", want->pin->name, reason);
-        if (bytes > want->limit && !want->pin->reference) return weft__fail(WEFT_UNSUPPORTED, "kernel %s needs %zu bytes of workspace, the limit is %zu", want->pin->name, bytes, want->limit);
+        if (reason) return weft__fail(WEFT_ERR_UNSUPPORTED, "kernel %s does not apply: %s", want->pin->name, reason);
+        if (bytes > want->limit && !want->pin->reference) return weft__fail(WEFT_ERR_UNSUPPORTED, "kernel %s needs %zu bytes of workspace, the limit is %zu", want->pin->name, bytes, want->limit);
         *out = choice_of(want->pin, p, hw, weft__kernel_cost(ctx, want->pin, p, hw), "pinned");
         return WEFT_OK;
     }
@@ -103,11 +103,11 @@ static weft_status choose(weft_ctx *ctx, const weft_problem *p, const weft__hw *
         *out = choice_of(known, p, hw, ns, "wisdom");
         return WEFT_OK;
     }
-    if (want->mode == WEFT_WISDOM_ONLY && !weft__is_empty(p)) return unknown(p);   /* nothing to know of an empty one */
+    if (want->mode == WEFT_MODE_WISDOM_ONLY && !weft__is_empty(p)) return unknown(p);   /* nothing to know of an empty one */
     weft__choice list[CANDIDATES_MAX] = {{0}};
     size_t n = candidates(ctx, p, hw, want, list);
-    if (n == 0) return weft__fail(WEFT_UNSUPPORTED, "no kernel takes this problem with the engines enabled (0x%x)", weft__opts(ctx)->engines & want->engines);
-    if (want->mode == WEFT_MEASURE && !weft__is_empty(p)) measure_all(ctx, p, hw, want->seconds, list, n);
+    if (n == 0) return weft__fail(WEFT_ERR_UNSUPPORTED, "no kernel takes this problem with the engines enabled (0x%x)", weft__opts(ctx)->engines & want->engines);
+    if (want->mode == WEFT_MODE_MEASURE && !weft__is_empty(p)) measure_all(ctx, p, hw, want->seconds, list, n);
     *out = list[0];
     return WEFT_OK;
 }
@@ -118,10 +118,10 @@ static weft_status read_opts(weft_ctx *ctx, const weft_problem *p, const weft_pl
     if (!opts) return WEFT_OK;
     weft_plan_opts q;
     if (!weft__adopt(&q, sizeof(q), opts, WEFT__LEAST(weft_plan_opts, kernel)))
-        return weft__fail(WEFT_INVALID, "opts.size is %zu, allowed: %zu (start from WEFT_PLAN_OPTS_INIT)", opts->size, sizeof(q));
-    if ((unsigned)q.mode > WEFT_WISDOM_ONLY) return weft__fail(WEFT_INVALID, "mode is %d, allowed: one of weft_mode", q.mode);
-    if (q.engines & ~(uint32_t)WEFT_ENGINE_ALL) return weft__fail(WEFT_INVALID, "engines is 0x%x, allowed: a sum of WEFT_ENGINE_*", q.engines);
-    if (!(q.measure_seconds >= 0)) return weft__fail(WEFT_INVALID, "measure_seconds is %g, allowed: 0 or more", q.measure_seconds);
+        return weft__fail(WEFT_ERR_INVALID, "opts.size is %zu, allowed: %zu (start from WEFT_PLAN_OPTS_INIT)", opts->size, sizeof(q));
+    if ((unsigned)q.mode > WEFT_MODE_WISDOM_ONLY) return weft__fail(WEFT_ERR_INVALID, "mode is %d, allowed: one of weft_mode", q.mode);
+    if (q.engines & ~(uint32_t)WEFT_ENGINE_ALL) return weft__fail(WEFT_ERR_INVALID, "engines is 0x%x, allowed: a sum of WEFT_ENGINE_*", q.engines);
+    if (!(q.measure_seconds >= 0)) return weft__fail(WEFT_ERR_INVALID, "measure_seconds is %g, allowed: 0 or more", q.measure_seconds);
     if (q.mode) want->mode = q.mode;
     if (q.engines) want->engines = q.engines;
     if (q.workspace_limit) want->limit = q.workspace_limit;
@@ -130,9 +130,9 @@ static weft_status read_opts(weft_ctx *ctx, const weft_problem *p, const weft_pl
 }
 
 weft_status weft_plan_create(weft_plan **plan, weft_ctx *ctx, const weft_problem *problem, const weft_plan_opts *opts) {
-    if (!plan) return weft__fail(WEFT_INVALID, "plan is NULL, allowed: a place for the plan");
+    if (!plan) return weft__fail(WEFT_ERR_INVALID, "plan is NULL, allowed: a place for the plan");
     *plan = NULL;
-    if (!ctx) return weft__fail(WEFT_INVALID, "ctx is NULL, allowed: a context");
+    if (!ctx) return weft__fail(WEFT_ERR_INVALID, "ctx is NULL, allowed: a context");
     weft_problem p;
     WEFT__TRY(weft__take_problem(&p, problem));
     weft__want want;

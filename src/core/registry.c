@@ -63,13 +63,13 @@ size_t weft__kernels(int op, const weft__kernel *const **list) {
 const weft__kernel *weft__kernel_at(const weft_ctx *ctx, int op, size_t index) {
     const weft__kernel *const *list;
     size_t count = weft__kernels(op, &list);
-    const weft__rival *r = weft__ctx_rival(ctx);
+    const weft__external *r = weft__ctx_external(ctx);
     if (index < count) return list[index];
     return index == count && op && r->of.name ? &r->kernel[op] : NULL;
 }
 
 double weft__kernel_cost(const weft_ctx *ctx, const weft__kernel *k, const weft_problem *p, const weft__hw *hw) {
-    return k->engine == WEFT_ENGINE_RIVAL ? weft__rival_cost(weft__ctx_rival(ctx), p, hw) : k->cost(p, hw);
+    return k->engine == WEFT_ENGINE_EXTERNAL ? weft__external_cost(weft__ctx_external(ctx), p, hw) : k->cost(p, hw);
 }
 
 static bool has_empty_input(const weft_problem *p) {
@@ -80,13 +80,13 @@ static bool has_empty_input(const weft_problem *p) {
 
 const char *weft__kernel_refusal(const weft_ctx *ctx, const weft__kernel *k, const weft_problem *p, const weft__hw *hw) {
     if (k->op != p->op) return "for another operator";
-    if (k->engine != WEFT_ENGINE_RIVAL && (k->engine == WEFT_ENGINE_CUDA) != (p->device == WEFT_CUDA)) return "for another device";
+    if (k->engine != WEFT_ENGINE_EXTERNAL && (k->engine == WEFT_ENGINE_CUDA) != (p->device == WEFT_DEVICE_CUDA)) return "for another device";
     if (!(weft__opts(ctx)->engines & k->engine)) return "its engine is switched off";
     if (k->engine == WEFT_ENGINE_CPU && k->isa > hw->isa) return "the CPU, or WEFT_ISA, does not have its instructions";
-    if (p->device == WEFT_CUDA && !hw->gpu) return "no GPU";
+    if (p->device == WEFT_DEVICE_CUDA && !hw->gpu) return "no GPU";
     if (!k->reference && has_empty_input(p)) return "an input is empty";
     if (!k->reference && !k->accumulates && weft__has_step(p, WEFT_STEP_ACC)) return "does not accumulate";
-    if (k->engine == WEFT_ENGINE_RIVAL) return weft__rival_refusal(weft__ctx_rival(ctx), p);
+    if (k->engine == WEFT_ENGINE_EXTERNAL) return weft__external_refusal(weft__ctx_external(ctx), p);
     return k->ok ? k->ok(p, hw) : NULL;
 }
 
@@ -104,14 +104,14 @@ size_t weft_kernel_count(const weft_ctx *ctx, const weft_problem *p) {
 }
 
 weft_status weft_kernel_info(const weft_ctx *ctx, const weft_problem *p, size_t index, weft_kernel_desc *desc) {
-    if (!ctx) return weft__fail(WEFT_INVALID, "ctx is NULL, allowed: a context");
+    if (!ctx) return weft__fail(WEFT_ERR_INVALID, "ctx is NULL, allowed: a context");
     if (!desc || desc->size < WEFT__LEAST(weft_kernel_desc, ns))
-        return weft__fail(WEFT_INVALID, "desc is %s, allowed: a weft_kernel_desc started from WEFT_KERNEL_DESC_INIT", desc ? "of another size" : "NULL");
+        return weft__fail(WEFT_ERR_INVALID, "desc is %s, allowed: a weft_kernel_desc started from WEFT_KERNEL_DESC_INIT", desc ? "of another size" : "NULL");
     weft_problem q;
     if (p) WEFT__TRY(weft__take_problem(&q, p));
     const weft__kernel *k = weft__kernel_at(ctx, p ? q.op : 0, index);
-    if (!k) return weft__fail(WEFT_INVALID, "index is %zu, allowed: below %zu", index, weft_kernel_count(ctx, p ? &q : NULL));
-    static const char *const engines[] = {"", "ref", "cpu", "", "cuda", "", "", "", "rival"};
+    if (!k) return weft__fail(WEFT_ERR_INVALID, "index is %zu, allowed: below %zu", index, weft_kernel_count(ctx, p ? &q : NULL));
+    static const char *const engines[] = {"", "ref", "cpu", "", "cuda", "", "", "", "external"};
     weft_kernel_desc d = {.size = sizeof(d), .name = k->name, .engine = engines[k->engine], .op = k->op, .version = k->version, .exact = k->exact};
     d.isa = k->engine == WEFT_ENGINE_CPU ? weft__isa_names[k->isa] : "";
     weft__hw hw;

@@ -8,8 +8,9 @@
 static _Thread_local char last_error[WEFT_TEXT_MAX * 2];
 
 static const struct { const char *name, *text; } statuses[] = {
+    {"OK", "success"},
 #define X(name, text) {#name, text},
-    WEFT_STATUS_LIST(X)
+    WEFT_ERR_LIST(X)
 #undef X
 };
 

@@ -16,7 +16,7 @@ static const char *const layout_names[2][3][2] = {   /* [weights][rank - 1][last
 };
 
 static const char *layout_name(const weft_problem *p, int role, bool last) {
-    return p->rank ? layout_names[weft__default_layout(role, WEFT_LAST) == WEFT_FIRST][p->rank - 1][last] : "dense";
+    return p->rank ? layout_names[weft__default_layout(role, WEFT_LAYOUT_LAST) == WEFT_LAYOUT_FIRST][p->rank - 1][last] : "dense";
 }
 
 /* Numbers are written with a point whatever the user's locale is. */
@@ -76,16 +76,16 @@ static void put_field(weft__text *t, const weft_problem *p, const weft__field *f
 }
 
 static void put_tensor_layout(weft__text *t, const weft_problem *p, const weft_tensor *x, weft_layout data) {
-    weft_layout expected = x->rank < 3 ? WEFT_FIRST : weft__default_layout(x->role, data);
+    weft_layout expected = x->rank < 3 ? WEFT_LAYOUT_FIRST : weft__default_layout(x->role, data);
     bool aligned = x->align == (int)WEFT__MAX(16, weft__dtype_size(x->dtype));
     if ((int)expected == x->layout && aligned) return;
     weft__put(t, ",%s=", weft__role_name(x->role));
-    if (x->layout == WEFT_STRIDED) {
+    if (x->layout == WEFT_LAYOUT_STRIDED) {
         int axes[WEFT_MAX_RANK], n = weft__visible_axes(p, x, axes);
         for (int i = 0; i < n; i++) weft__put(t, i ? ".%lld" : "[%lld", (long long)x->strides[axes[i]]);
         weft__put(t, "]");
     } else {
-        weft__put(t, "%s", x->rank < 3 ? "dense" : layout_name(p, x->role, x->layout == WEFT_LAST));
+        weft__put(t, "%s", x->rank < 3 ? "dense" : layout_name(p, x->role, x->layout == WEFT_LAYOUT_LAST));
     }
     if (!aligned) weft__put(t, "/%d", x->align);
 }
@@ -109,7 +109,7 @@ static void put_problem(weft__text *t, const weft_problem *p) {
         if (p->tensor[i].dtype != weft__default_dtype(p, p->tensor[i].role, p->tensor[0].dtype))
             weft__put(t, ",%s=%s", weft__role_name(p->tensor[i].role), weft__dtype_name(p->tensor[i].dtype));
     weft_layout data = weft__data_layout(p);
-    weft__put(t, ":%s", layout_name(p, WEFT_SRC, data == WEFT_LAST));
+    weft__put(t, ":%s", layout_name(p, WEFT_ROLE_SRC, data == WEFT_LAYOUT_LAST));
     for (int i = 0; i < p->ntensors; i++) put_tensor_layout(t, p, &p->tensor[i], data);
     for (int section = 0; section < 2 && has_section(op, section); section++) {
         weft__put(t, ":");
@@ -117,13 +117,13 @@ static void put_problem(weft__text *t, const weft_problem *p) {
             if (op->fields[i].section == section) put_field(t, p, &op->fields[i]);
     }
     put_steps(t, p);
-    if (p->math != WEFT_FAST) weft__put(t, ":%s", weft__math_name(p->math));
-    weft__put(t, p->device == WEFT_CPU ? "@cpu" : "@cuda");
+    if (p->math != WEFT_MATH_FAST) weft__put(t, ":%s", weft__math_name(p->math));
+    weft__put(t, p->device == WEFT_DEVICE_CPU ? "@cpu" : "@cuda");
     if (p->ordinal) weft__put(t, "%d", p->ordinal);
 }
 
 weft_status weft_problem_format(const weft_problem *p, char *text, size_t capacity, size_t *length) {
-    if (!text && capacity) return weft__fail(WEFT_INVALID, "text is NULL, allowed: room for capacity (%zu) bytes", capacity);
+    if (!text && capacity) return weft__fail(WEFT_ERR_INVALID, "text is NULL, allowed: room for capacity (%zu) bytes", capacity);
     if (text && capacity) text[0] = 0;
     weft_problem q;
     WEFT__TRY(weft__take_problem(&q, p));
@@ -132,7 +132,7 @@ weft_status weft_problem_format(const weft_problem *p, char *text, size_t capaci
     put_problem(&t, &q);
     leave_c_locale(old);
     if (length) *length = t.length;
-    if (capacity && t.length >= capacity) return weft__fail(WEFT_INVALID, "capacity is %zu, allowed here: at least %zu", capacity, t.length + 1);
+    if (capacity && t.length >= capacity) return weft__fail(WEFT_ERR_INVALID, "capacity is %zu, allowed here: at least %zu", capacity, t.length + 1);
     return WEFT_OK;
 }
 
@@ -146,7 +146,7 @@ static weft_status expected(const scan *s, const char *what) {
     char got[24];
     size_t n = strcspn(s->at, ":@");
     snprintf(got, sizeof(got), "%.*s%s", (int)WEFT__MIN(n ? n : 1, 16u), s->at, n > 16 ? "..." : "");
-    return weft__fail(WEFT_SYNTAX, "problem, column %zu: expected %s, got %s%s%s", (size_t)(s->at - s->text) + 1, what, *s->at ? "'" : "",
+    return weft__fail(WEFT_ERR_SYNTAX, "problem, column %zu: expected %s, got %s%s%s", (size_t)(s->at - s->text) + 1, what, *s->at ? "'" : "",
                       *s->at ? got : "the end", *s->at ? "'" : "");
 }
 
@@ -238,7 +238,7 @@ static weft_status parse_layout(scan *s, const weft_problem *p, int role, int *l
     const char *names[3] = {layout_name(p, role, false), layout_name(p, role, true), "dense"};
     int index = 0;
     WEFT__TRY(word(s, names, p->rank ? 0 : 2, 3, "a layout", &index));
-    *layout = index == 1 ? WEFT_LAST : WEFT_FIRST;
+    *layout = index == 1 ? WEFT_LAYOUT_LAST : WEFT_LAYOUT_FIRST;
     return WEFT_OK;
 }
 
@@ -248,7 +248,7 @@ static weft_status parse_strides(scan *s, weft_tensor *t) {
         if (t->derived == WEFT_MAX_RANK) return expected(s, "at most 8 strides");
         WEFT__TRY(number(s, &t->strides[t->derived++]));
     } while (accept(s, '.'));
-    t->layout = WEFT_STRIDED;
+    t->layout = WEFT_LAYOUT_STRIDED;
     return need(s, ']', "']' after the last stride");
 }
 
@@ -269,7 +269,7 @@ static weft_status settle_layout(scan *s, const weft_problem *p, weft_tensor *t)
 }
 
 static weft_status parse_layouts(scan *s, weft_problem *p, int *main) {
-    WEFT__TRY(parse_layout(s, p, WEFT_SRC, main));
+    WEFT__TRY(parse_layout(s, p, WEFT_ROLE_SRC, main));
     while (accept(s, ',')) {
         weft_tensor *t;
         int layout = 0;
@@ -394,7 +394,7 @@ static weft_status parse_tail(scan *s, weft_problem *p) {
     if (accept(s, '@')) {
         bool cuda = strncmp(s->at, "cuda", 4) == 0;
         if (!cuda && strncmp(s->at, "cpu", 3)) return expected(s, "a device: cpu cuda cuda<ordinal>");
-        p->device = cuda ? WEFT_CUDA : WEFT_CPU;
+        p->device = cuda ? WEFT_DEVICE_CUDA : WEFT_DEVICE_CPU;
         s->at += cuda ? 4 : 3;
         int64_t ordinal = 0;
         if (cuda && isdigit((unsigned char)*s->at)) WEFT__TRY(number(s, &ordinal));
@@ -410,11 +410,11 @@ static weft_status finish(scan *s, weft_problem *p, int dtype, int layout) {
     WEFT__TRY(op->check(p));
     uint64_t roles = weft__roles(p);
     if (!(op->dtypes(p, __builtin_ctzll(roles)) & WEFT__BIT(dtype)))
-        return weft__fail(WEFT_INVALID, "data type is %s, which %s does not take", weft__dtype_name(dtype), op->name);
+        return weft__fail(WEFT_ERR_INVALID, "data type is %s, which %s does not take", weft__dtype_name(dtype), op->name);
     for (int role = 0; role < WEFT_ROLE_COUNT; role++) {
         if (!(roles & WEFT__BIT(role))) continue;
         weft_tensor *t = weft_problem_tensor(p, (weft_role)role);
-        if (!t) return weft__fail(WEFT_INVALID, "the problem names more than %d tensors", WEFT_MAX_TENSORS);
+        if (!t) return weft__fail(WEFT_ERR_INVALID, "the problem names more than %d tensors", WEFT_MAX_TENSORS);
         if (!t->dtype) t->dtype = (int16_t)weft__default_dtype(p, role, dtype);
         if (!t->layout) t->layout = (int16_t)weft__default_layout(role, (weft_layout)layout);
         if (s->layout[role]) WEFT__TRY(settle_layout(s, p, t));
@@ -442,9 +442,9 @@ static weft_status parse_all(scan *s, weft_problem *p) {
 }
 
 weft_status weft_problem_parse(weft_problem *p, const char *text) {
-    if (!p) return weft__fail(WEFT_INVALID, "problem is NULL, allowed: a weft_problem to fill");
-    if (!text) return weft__fail(WEFT_INVALID, "text is NULL, allowed: a problem's text");
-    if (strlen(text) >= WEFT_TEXT_MAX) return weft__fail(WEFT_SYNTAX, "problem, column %d: expected the end, the text has %zu characters", WEFT_TEXT_MAX, strlen(text));
+    if (!p) return weft__fail(WEFT_ERR_INVALID, "problem is NULL, allowed: a weft_problem to fill");
+    if (!text) return weft__fail(WEFT_ERR_INVALID, "text is NULL, allowed: a problem's text");
+    if (strlen(text) >= WEFT_TEXT_MAX) return weft__fail(WEFT_ERR_SYNTAX, "problem, column %d: expected the end, the text has %zu characters", WEFT_TEXT_MAX, strlen(text));
     weft_problem q;
     scan s = {text, text, {NULL}};
     locale_t old = enter_c_locale();

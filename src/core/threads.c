@@ -86,7 +86,7 @@ weft_status weft__pool_create(const weft_ctx *ctx, weft__pool **out, int threads
     if (!pool || !workers) {
         weft__free(ctx, pool);
         weft__free(ctx, workers);
-        return weft__fail(WEFT_MEMORY, "out of memory for a pool of %d threads", threads);
+        return weft__fail(WEFT_ERR_MEMORY, "out of memory for a pool of %d threads", threads);
     }
     pool->threads = threads;
     pool->workers = workers;

@@ -88,7 +88,7 @@ static void read_model(void) {
 }
 
 void weft__device_name(const weft__hw *hw, int device, char *text, size_t capacity) {
-    if (device == WEFT_CUDA && hw->gpu) {
+    if (device == WEFT_DEVICE_CUDA && hw->gpu) {
         snprintf(text, capacity, "cuda:%s:cc%d", hw->gpu->name, hw->gpu->cc);
         for (char *c = text; *c; c++)
             if (isspace((unsigned char)*c)) *c = '-';

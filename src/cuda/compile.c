@@ -52,13 +52,13 @@ static weft_status job_options(job *j, const char *defines, const char *arch) {
     static const char *const always[] = {"--std=c++17", "--device-as-default-execution-space"};
     if (snprintf(j->arch, sizeof(j->arch), "--gpu-architecture=%s", arch) >= (int)sizeof(j->arch) ||
         snprintf(j->defines, sizeof(j->defines), "%s", defines ? defines : "") >= (int)sizeof(j->defines))
-        return weft__fail(WEFT_INTERNAL, "cuda: options of %s are too long", j->name);
+        return weft__fail(WEFT_ERR_INTERNAL, "cuda: options of %s are too long", j->name);
     j->options[j->noptions++] = j->arch;
     for (size_t i = 0; i < WEFT__COUNT(always); i++) j->options[j->noptions++] = always[i];
     char *rest = NULL;
     for (char *word = strtok_r(j->defines, " ", &rest); word; word = strtok_r(NULL, " ", &rest)) {
         if (j->noptions == MAX_OPTIONS)
-            return weft__fail(WEFT_INTERNAL, "cuda: %s has more than %d options", j->name, MAX_OPTIONS);
+            return weft__fail(WEFT_ERR_INTERNAL, "cuda: %s has more than %d options", j->name, MAX_OPTIONS);
         j->options[j->noptions++] = word;
     }
     return WEFT_OK;
@@ -91,7 +91,7 @@ static weft_status compile_error(const job *j, const weft__nvrtc *nvrtc, nvrtcPr
         snprintf(excerpt, sizeof(excerpt), "%.*s", (int)(end - log), log);
     }
     free(log);
-    return weft__fail(error == COMPILATION ? WEFT_INTERNAL : WEFT_DEVICE, "nvrtc %d.%d: %s with %s: %s\n%s",
+    return weft__fail(error == COMPILATION ? WEFT_ERR_INTERNAL : WEFT_ERR_DEVICE, "nvrtc %d.%d: %s with %s: %s\n%s",
                       nvrtc->major, nvrtc->minor, j->name, j->arch, nvrtc->error_text(error), excerpt);
 }
 
@@ -99,15 +99,15 @@ static weft_status compile(const job *j, const weft__nvrtc *nvrtc, weft__code *c
     nvrtcProgram program = NULL;
     weft__nvrtc_builtins(nvrtc);
     int error = nvrtc->create(&program, j->text, j->name, j->nheaders, j->headers, j->header_names);
-    if (error) return weft__fail(WEFT_DEVICE, "nvrtc: %s: %s", j->name, nvrtc->error_text(error));
+    if (error) return weft__fail(WEFT_ERR_DEVICE, "nvrtc: %s: %s", j->name, nvrtc->error_text(error));
     weft_status s = WEFT_OK;
     code->bytes = NULL;
     if ((error = nvrtc->compile(program, j->noptions, j->options)) || (error = nvrtc->code_size(program, &code->size)))
         s = compile_error(j, nvrtc, program, error);
     else if (!(code->bytes = malloc(code->size)))
-        s = weft__fail(WEFT_MEMORY, "nvrtc: %s: no memory for %zu bytes of code", j->name, code->size);
+        s = weft__fail(WEFT_ERR_MEMORY, "nvrtc: %s: no memory for %zu bytes of code", j->name, code->size);
     else if ((error = nvrtc->code(program, code->bytes)))
-        s = weft__fail(WEFT_DEVICE, "nvrtc: %s: %s", j->name, nvrtc->error_text(error));
+        s = weft__fail(WEFT_ERR_DEVICE, "nvrtc: %s: %s", j->name, nvrtc->error_text(error));
     nvrtc->destroy(&program);
     if (s != WEFT_OK) {
         free(code->bytes);
@@ -143,7 +143,7 @@ weft_status weft__code_get(const weft_ctx *ctx, const char *source, const char *
     size_t capacity = sizeof(prelude) + strlen(name) + strlen(text) + 32;
     char *whole = malloc(capacity);
     job *j = calloc(1, sizeof(*j));
-    weft_status s = whole && j ? WEFT_OK : weft__fail(WEFT_MEMORY, "cuda: no memory to compile %s", name);
+    weft_status s = whole && j ? WEFT_OK : weft__fail(WEFT_ERR_MEMORY, "cuda: no memory to compile %s", name);
     if (s == WEFT_OK) {
         j->name = name;
         j->text = whole;

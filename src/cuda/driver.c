@@ -37,7 +37,7 @@ weft_status weft__driver_check(const weft__driver *d, CUresult r, const char *ca
     const char *name = NULL, *text = NULL;
     d->error_name(r, &name);
     d->error_text(r, &text);
-    return weft__fail(WEFT_DEVICE, "%s: %s (%d): %s", call, name ? name : "unknown error", r, text ? text : "");
+    return weft__fail(WEFT_ERR_DEVICE, "%s: %s (%d): %s", call, name ? name : "unknown error", r, text ? text : "");
 }
 
 static weft_status open_driver(weft__driver *d) {
@@ -47,15 +47,15 @@ static weft_status open_driver(weft__driver *d) {
 #undef X
     };
     void *library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
-    if (!library) return weft__fail(WEFT_UNSUPPORTED, "libcuda.so.1: not found (no NVIDIA driver on this machine)");
+    if (!library) return weft__fail(WEFT_ERR_UNSUPPORTED, "libcuda.so.1: not found (no NVIDIA driver on this machine)");
     const char *missing = resolve(library, symbols, WEFT__COUNT(symbols), d);
-    if (missing) return weft__fail(WEFT_UNSUPPORTED, "libcuda.so.1: has no %s (the driver is too old)", missing);
+    if (missing) return weft__fail(WEFT_ERR_UNSUPPORTED, "libcuda.so.1: has no %s (the driver is too old)", missing);
     static const symbol optional = {"cuFuncLoad", offsetof(weft__driver, func_load)};
     resolve(library, &optional, 1, d);
     CUresult r = d->init(0);
-    if (r == CUDA_ERROR_NO_DEVICE_) return weft__fail(WEFT_UNSUPPORTED, "no device");
+    if (r == CUDA_ERROR_NO_DEVICE_) return weft__fail(WEFT_ERR_UNSUPPORTED, "no device");
     if (r == CUDA_ERROR_NOT_INITIALIZED_)
-        return weft__fail(WEFT_DEVICE,
+        return weft__fail(WEFT_ERR_DEVICE,
                           "cuInit failed: this process was forked from one that had initialised CUDA; use spawn");
     return weft__driver_check(d, r, "cuInit");
 }
@@ -63,7 +63,7 @@ static weft_status open_driver(weft__driver *d) {
 const weft__driver *weft__driver_get(weft_status *status) {
     *status = WEFT_OK;
     if (driver.forked) {   /* the lock may be held by a thread that does not exist here */
-        *status = weft__fail(WEFT_DEVICE, "this process was forked after CUDA was initialised; use spawn");
+        *status = weft__fail(WEFT_ERR_DEVICE, "this process was forked after CUDA was initialised; use spawn");
         return NULL;
     }
     pthread_mutex_lock(&driver.lock);
@@ -93,8 +93,8 @@ static weft_status adopt_nvrtc(void *library, const char *asked, weft__nvrtc *nv
 #undef X
     };
     const char *missing = resolve(library, symbols, WEFT__COUNT(symbols), nvrtc);
-    if (missing) return weft__fail(WEFT_UNSUPPORTED, "libnvrtc: %s: has no %s", asked, missing);
-    if (nvrtc->version(&nvrtc->major, &nvrtc->minor)) return weft__fail(WEFT_DEVICE, "libnvrtc: %s: no version", asked);
+    if (missing) return weft__fail(WEFT_ERR_UNSUPPORTED, "libnvrtc: %s: has no %s", asked, missing);
+    if (nvrtc->version(&nvrtc->major, &nvrtc->minor)) return weft__fail(WEFT_ERR_DEVICE, "libnvrtc: %s: no version", asked);
     void *symbol_in_it;
     memcpy(&symbol_in_it, &nvrtc->version, sizeof(symbol_in_it));
     Dl_info info;
@@ -111,7 +111,7 @@ weft_status weft__nvrtc_open(const weft_ctx *ctx, weft__nvrtc *nvrtc) {
     memset(nvrtc, 0, sizeof(*nvrtc));
     if (path && *path) {
         void *library = dlopen(path, RTLD_LAZY | RTLD_LOCAL);
-        if (!library) return weft__fail(WEFT_UNSUPPORTED, "libnvrtc: %s", dlerror());
+        if (!library) return weft__fail(WEFT_ERR_UNSUPPORTED, "libnvrtc: %s", dlerror());
         return adopt_nvrtc(library, path, nvrtc);
     }
     static const int ways[] = {RTLD_LAZY | RTLD_NOLOAD, RTLD_LAZY | RTLD_LOCAL}; /* a loaded one of any name goes first */
@@ -120,5 +120,5 @@ weft_status weft__nvrtc_open(const weft_ctx *ctx, weft__nvrtc *nvrtc) {
             void *library = dlopen(names[i], ways[w]);
             if (library) return adopt_nvrtc(library, names[i], nvrtc);
         }
-    return weft__fail(WEFT_UNSUPPORTED, "libnvrtc: not found; set WEFT_NVRTC to its path");
+    return weft__fail(WEFT_ERR_UNSUPPORTED, "libnvrtc: not found; set WEFT_NVRTC to its path");
 }

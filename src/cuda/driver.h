@@ -66,7 +66,7 @@ typedef struct weft__driver {
 const weft__driver *weft__driver_get(weft_status *status);
 /* This process was forked after cuInit: nothing of CUDA may be called. */
 bool weft__driver_forked(void);
-/* CUDA_SUCCESS to WEFT_OK, anything else to WEFT_DEVICE with name and text of the error. */
+/* CUDA_SUCCESS to WEFT_OK, anything else to WEFT_ERR_DEVICE with name and text of the error. */
 weft_status weft__driver_check(const weft__driver *d, CUresult r, const char *call);
 
 /* ---------------------------------------------------------------- NVRTC */

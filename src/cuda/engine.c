@@ -59,7 +59,7 @@ static void read_gpu(const weft__driver *d, CUdevice id, int ordinal, weft__gpu 
 static weft_status find_devices(const weft__driver *d) {
     int count = 0;
     WEFT__TRY(weft__driver_check(d, d->device_count(&count), "cuDeviceGetCount"));
-    if (count < 1) return weft__fail(WEFT_UNSUPPORTED, "no device");
+    if (count < 1) return weft__fail(WEFT_ERR_UNSUPPORTED, "no device");
     count = WEFT__MIN(count, MAX_DEVICES);
     for (int i = 0; i < count; i++) {
         WEFT__TRY(weft__driver_check(d, d->device_get(&engine.device[i].id, i), "cuDeviceGet"));
@@ -79,7 +79,7 @@ weft_status weft__cuda_open(weft__cuda **out, const weft_ctx *ctx) {
     pthread_mutex_unlock(&engine.lock);
     if (s != WEFT_OK) return s;
     weft__cuda *cuda = weft__alloc(ctx, sizeof(*cuda));
-    if (!cuda) return weft__fail(WEFT_MEMORY, "no memory for the CUDA engine");
+    if (!cuda) return weft__fail(WEFT_ERR_MEMORY, "no memory for the CUDA engine");
     cuda->ctx = ctx;
     cuda->driver = d;
     *out = cuda;
@@ -98,13 +98,13 @@ const weft__gpu *weft__cuda_gpu(weft__cuda *cuda, int ordinal) {
 
 /* ---------------------------------------------------------------- contexts */
 static weft_status refuse_fork(void) {
-    return weft__fail(WEFT_DEVICE, "this process was forked after CUDA was initialised; start it with spawn instead");
+    return weft__fail(WEFT_ERR_DEVICE, "this process was forked after CUDA was initialised; start it with spawn instead");
 }
 
 weft_status weft__cuda_context(weft__cuda *cuda, int ordinal, CUcontext *context) {
     if (weft__driver_forked()) return refuse_fork();
     if (!weft__cuda_gpu(cuda, ordinal))
-        return weft__fail(WEFT_INVALID, "device ordinal is %d, allowed here: below %d", ordinal,
+        return weft__fail(WEFT_ERR_INVALID, "device ordinal is %d, allowed here: below %d", ordinal,
                           weft__cuda_count(cuda));
     weft_status s = WEFT_OK;
     pthread_mutex_lock(&engine.lock);
@@ -224,7 +224,7 @@ weft_status weft__cuda_prepare(weft__cuda *cuda, const weft__kernel *k, const we
     if (k->defines) k->defines(p, hw, &t);
     int n = snprintf(key, sizeof(key), "%d %s %s %s", p->ordinal, k->source, k->entry, defines);
     if (t.length >= sizeof(defines) || n >= (int)sizeof(key))
-        return weft__fail(WEFT_INTERNAL, "%s: its defines are longer than %d characters", k->name, DEFINES);
+        return weft__fail(WEFT_ERR_INTERNAL, "%s: its defines are longer than %d characters", k->name, DEFINES);
     weft__digest digest;
     weft__digest_start(&digest);
     weft__digest_add(&digest, key, (size_t)n);
@@ -232,7 +232,7 @@ weft_status weft__cuda_prepare(weft__cuda *cuda, const weft__kernel *k, const we
     pthread_mutex_lock(&engine.lock);
     function *f = claim(key, digest.a, &mine);
     pthread_mutex_unlock(&engine.lock);
-    if (!f) return weft__fail(WEFT_MEMORY, "%s: no memory to prepare it", k->name);
+    if (!f) return weft__fail(WEFT_ERR_MEMORY, "%s: no memory to prepare it", k->name);
     weft_status s = WEFT_OK;
     if (mine) {                      /* compiled without the lock: others may prepare other kernels meanwhile */
         s = build(cuda, k, p->ordinal, defines, f);
@@ -249,7 +249,7 @@ weft_status weft__cuda_prepare(weft__cuda *cuda, const weft__kernel *k, const we
 weft_status weft__cuda_launch(const weft__exec *e, const uint32_t grid[3], const uint32_t block[3], size_t smem,
                               void **params) {
     const function *f = e->state;
-    if (!f) return weft__fail(WEFT_INTERNAL, "cuda: launch without a prepared function");
+    if (!f) return weft__fail(WEFT_ERR_INTERNAL, "cuda: launch without a prepared function");
     const weft__driver *d = f->driver;
     bool pushed;
     WEFT__TRY(weft__cuda_enter(d, f->context, &pushed));
@@ -258,7 +258,7 @@ weft_status weft__cuda_launch(const weft__exec *e, const uint32_t grid[3], const
     weft__cuda_leave(d, pushed);
     if (r == CUDA_SUCCESS_) return WEFT_OK;
     weft__driver_check(d, r, "cuLaunchKernel");
-    return weft__fail(WEFT_DEVICE,
+    return weft__fail(WEFT_ERR_DEVICE,
                       "%s; grid %u x %u x %u, block %u x %u x %u, %zu bytes of shared memory, function %.200s",
                       weft_last_error(), grid[0], grid[1], grid[2], block[0], block[1], block[2], smem, f->key);
 }

@@ -83,7 +83,7 @@ static weft_status time_runs(stopwatch *w, const weft__exec *e, const weft__kern
 weft_status weft__cuda_time(const weft__exec *e, const weft__kernel *k, int runs, double *ns) {
     const char *why = NULL;
     weft__cuda *cuda = weft__ctx_cuda(e->ctx, &why);
-    if (!cuda) return weft__fail(WEFT_UNSUPPORTED, "device cuda: %s", why);
+    if (!cuda) return weft__fail(WEFT_ERR_UNSUPPORTED, "device cuda: %s", why);
     stopwatch w = {.d = cuda->driver, .stream = e->stream};
     bool pushed;
     WEFT__TRY(enter_device(cuda, e->p->ordinal, &pushed));

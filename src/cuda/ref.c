@@ -54,7 +54,7 @@ static weft_status run(const weft__exec *e) {
 
 #define X(NAME, op_name)                                                                           \
     static const weft__kernel op_name##_ref = {                                                    \
-        .name = #op_name "_ref__cuda", .version = 1, .op = WEFT_##NAME, .engine = WEFT_ENGINE_CUDA, .exact = true, \
+        .name = #op_name "_ref__cuda", .version = 1, .op = WEFT_OP_##NAME, .engine = WEFT_ENGINE_CUDA, .exact = true, \
         .reference = true, .ok = ok, .workspace = workspace, .cost = cost, .run = run, .source = "ref.h", \
         .entry = "weft_ref", .defines = defines,                                                   \
     };
@@ -62,7 +62,7 @@ WEFT_OP_LIST(X)
 #undef X
 
 const weft__kernel *const weft__cuda_ref_kernels[WEFT_OP_COUNT] = {
-#define X(NAME, op_name) [WEFT_##NAME] = &op_name##_ref,
+#define X(NAME, op_name) [WEFT_OP_##NAME] = &op_name##_ref,
     WEFT_OP_LIST(X)
 #undef X
 };

@@ -5,7 +5,7 @@
 
 weft_status weft__bad_size(const weft_problem *p, const char *name, int axis, int64_t got, const char *allowed) {
     static const char *const axes[] = {"d", "h", "w", ""};
-    return weft__fail(WEFT_INVALID, "%s: %s%s%s is %lld, allowed: %s", weft__op_of(p->op)->name, name, axis < 3 ? " along " : "", axes[axis],
+    return weft__fail(WEFT_ERR_INVALID, "%s: %s%s%s is %lld, allowed: %s", weft__op_of(p->op)->name, name, axis < 3 ? " along " : "", axes[axis],
                       (long long)got, allowed);
 }
 

@@ -5,7 +5,7 @@
 #include "core/internal.h"
 
 #define WEFT__AT(member) offsetof(weft_problem, member)
-#define WEFT__R(role) WEFT__BIT(WEFT_##role)
+#define WEFT__R(role) WEFT__BIT(WEFT_ROLE_##role)
 #define WEFT__DATA_FIELDS                                                                                              \
     {"n", WEFT__FIELD_INT, WEFT__AT(n), 1, true, 1, 0},                                                                \
     {"c", WEFT__FIELD_INT, WEFT__AT(c), 1, true, 1, 0},                                                                \

@@ -8,11 +8,11 @@ static const weft__field fields[] = {WEFT__CONV_FIELDS};
 
 #define R(role) WEFT__R(role)
 static const weft__pass_def passes[] = {
-    {WEFT_FWD, R(SRC) | R(WEIGHTS) | R(BIAS), R(DST), R(BIAS), true, false},
-    {WEFT_BWD_DATA, R(WEIGHTS) | R(DIFF_DST) | R(BIAS), R(DIFF_SRC), R(BIAS), true, true},
-    {WEFT_BWD_WEIGHTS, R(SRC) | R(DIFF_DST), R(DIFF_WEIGHTS) | R(DIFF_BIAS), R(DIFF_BIAS), false, true},
-    {WEFT_BWD_BIAS, R(DIFF_DST), R(DIFF_BIAS), 0, false, true},
-    {WEFT_BWD, R(SRC) | R(WEIGHTS) | R(DIFF_DST), R(DIFF_SRC) | R(DIFF_WEIGHTS) | R(DIFF_BIAS), R(DIFF_BIAS), false, true},
+    {WEFT_PASS_FWD, R(SRC) | R(WEIGHTS) | R(BIAS), R(DST), R(BIAS), true, false},
+    {WEFT_PASS_BWD_DATA, R(WEIGHTS) | R(DIFF_DST) | R(BIAS), R(DIFF_SRC), R(BIAS), true, true},
+    {WEFT_PASS_BWD_WEIGHTS, R(SRC) | R(DIFF_DST), R(DIFF_WEIGHTS) | R(DIFF_BIAS), R(DIFF_BIAS), false, true},
+    {WEFT_PASS_BWD_BIAS, R(DIFF_DST), R(DIFF_BIAS), 0, false, true},
+    {WEFT_PASS_BWD, R(SRC) | R(WEIGHTS) | R(DIFF_DST), R(DIFF_SRC) | R(DIFF_WEIGHTS) | R(DIFF_BIAS), R(DIFF_BIAS), false, true},
 };
 
 static weft_status check_axis(weft_problem *p, int a) {
@@ -20,7 +20,7 @@ static weft_status check_axis(weft_problem *p, int a) {
     int64_t window = p->dilation[a] * (p->kernel[a] - 1) + 1;
     int64_t padded = p->in[a] + p->pad_lo[a] + p->pad_hi[a];
     if (padded < window)
-        return weft__fail(WEFT_INVALID, "%s: the window along %c is %lld (kernel %lld, dilation %lld), "
+        return weft__fail(WEFT_ERR_INVALID, "%s: the window along %c is %lld (kernel %lld, dilation %lld), "
                           "allowed: at most the padded input, %lld", weft__op_of(p->op)->name, "dhw"[a], (long long)window,
                           (long long)p->kernel[a], (long long)p->dilation[a], (long long)padded);
     p->out[a] = (padded - window) / p->stride[a] + 1;
@@ -32,7 +32,7 @@ weft_status weft__conv_check_channels(const weft_problem *p) {
     if (p->o < 1 || p->o > WEFT__BIG) return weft__bad_size(p, "output channels o", 3, p->o, "1..2^40");
     if (p->groups < 1) return weft__bad_size(p, "groups", 3, p->groups, "1 or more");
     if (p->c % p->groups || p->o % p->groups)
-        return weft__fail(WEFT_INVALID, "%s: groups is %lld, allowed: a divisor of both channels (c %lld, o %lld)",
+        return weft__fail(WEFT_ERR_INVALID, "%s: groups is %lld, allowed: a divisor of both channels (c %lld, o %lld)",
                           weft__op_of(p->op)->name, (long long)p->groups, (long long)p->c, (long long)p->o);
     return WEFT_OK;
 }
@@ -45,12 +45,12 @@ weft_status weft__conv_check(weft_problem *p) {
 
 void weft__conv_shape(const weft_problem *p, int role, weft_tensor *t) {
     switch (role) {
-    case WEFT_WEIGHTS:
-    case WEFT_DIFF_WEIGHTS: weft__data_shape(t, p->o, p->c / p->groups, p->kernel); break;
-    case WEFT_BIAS:
-    case WEFT_DIFF_BIAS: weft__vector_shape(t, p->o); break;
-    case WEFT_SRC:
-    case WEFT_DIFF_SRC: weft__data_shape(t, p->n, p->c, p->in); break;
+    case WEFT_ROLE_WEIGHTS:
+    case WEFT_ROLE_DIFF_WEIGHTS: weft__data_shape(t, p->o, p->c / p->groups, p->kernel); break;
+    case WEFT_ROLE_BIAS:
+    case WEFT_ROLE_DIFF_BIAS: weft__vector_shape(t, p->o); break;
+    case WEFT_ROLE_SRC:
+    case WEFT_ROLE_DIFF_SRC: weft__data_shape(t, p->n, p->c, p->in); break;
     default: weft__data_shape(t, p->n, p->o, p->out); break;
     }
 }
@@ -58,19 +58,19 @@ void weft__conv_shape(const weft_problem *p, int role, weft_tensor *t) {
 double weft__conv_flops(const weft_problem *p) {
     double outputs = (double)p->n * (double)p->o * (double)p->out[0] * (double)p->out[1] * (double)p->out[2];
     double macs = outputs * (double)(p->c / p->groups) * (double)p->kernel[0] * (double)p->kernel[1] * (double)p->kernel[2];
-    if (p->pass == WEFT_BWD_BIAS) return outputs;
-    return p->pass == WEFT_BWD ? 4 * macs : 2 * macs;
+    if (p->pass == WEFT_PASS_BWD_BIAS) return outputs;
+    return p->pass == WEFT_PASS_BWD ? 4 * macs : 2 * macs;
 }
 
 static void shape(const weft_problem *p, int role, weft_tensor *t) {
     weft__conv_shape(p, role, t);
-    if (role == WEFT_BIAS && p->pass == WEFT_BWD_DATA) weft__vector_shape(t, p->c);   /* bwd_data with a bias is transposed convolution */
+    if (role == WEFT_ROLE_BIAS && p->pass == WEFT_PASS_BWD_DATA) weft__vector_shape(t, p->c);   /* bwd_data with a bias is transposed convolution */
 }
 
 static const weft__items items = {"conv.h", "conv_item", conv_phases, conv_count, conv_workspace, conv_item};
 
 const weft__op weft__op_conv = {
-    .name = "conv", .op = WEFT_CONV, .min_rank = 1, .max_rank = 3,
+    .name = "conv", .op = WEFT_OP_CONV, .min_rank = 1, .max_rank = 3,
     .fields = fields, .nfields = WEFT__COUNT(fields), .passes = passes, .npasses = WEFT__COUNT(passes),
     .check = weft__conv_check, .shape = shape, .dtypes = weft__floats, .flops = weft__conv_flops, .items = &items,
 };

@@ -13,10 +13,10 @@ static const weft__field fields[] = {
 
 #define R(role) WEFT__R(role)
 static const weft__pass_def passes[] = {
-    {WEFT_FWD, R(SRC) | R(WEIGHTS), R(DST), 0, false, false},
-    {WEFT_BWD_DATA, R(WEIGHTS) | R(DIFF_DST), R(DIFF_SRC), 0, false, true},
-    {WEFT_BWD_WEIGHTS, R(SRC) | R(DIFF_DST), R(DIFF_WEIGHTS), 0, false, true},
-    {WEFT_BWD, R(SRC) | R(WEIGHTS) | R(DIFF_DST), R(DIFF_SRC) | R(DIFF_WEIGHTS), 0, false, true},
+    {WEFT_PASS_FWD, R(SRC) | R(WEIGHTS), R(DST), 0, false, false},
+    {WEFT_PASS_BWD_DATA, R(WEIGHTS) | R(DIFF_DST), R(DIFF_SRC), 0, false, true},
+    {WEFT_PASS_BWD_WEIGHTS, R(SRC) | R(DIFF_DST), R(DIFF_WEIGHTS), 0, false, true},
+    {WEFT_PASS_BWD, R(SRC) | R(WEIGHTS) | R(DIFF_DST), R(DIFF_SRC) | R(DIFF_WEIGHTS), 0, false, true},
 };
 
 static weft_status check(weft_problem *p) {
@@ -30,7 +30,7 @@ static weft_status check(weft_problem *p) {
 }
 
 static void shape(const weft_problem *p, int role, weft_tensor *t) {
-    if (role == WEFT_WEIGHTS || role == WEFT_DIFF_WEIGHTS) {
+    if (role == WEFT_ROLE_WEIGHTS || role == WEFT_ROLE_DIFF_WEIGHTS) {
         weft__vector_shape(t, p->attr[p->attr[WEFT_DGMM_SIDE] ? WEFT_DGMM_COLS : WEFT_DGMM_ROWS]);
     } else {
         t->rank = 3;
@@ -38,20 +38,20 @@ static void shape(const weft_problem *p, int role, weft_tensor *t) {
         t->dims[1] = p->attr[WEFT_DGMM_ROWS];
         t->dims[2] = p->attr[WEFT_DGMM_COLS];
     }
-    if (p->op == WEFT_CDGMM) t->dims[t->rank++] = 2;
+    if (p->op == WEFT_OP_CDGMM) t->dims[t->rank++] = 2;
 }
 
 /* A multiplication a number and output; a complex one is four multiplications and two additions. */
 static double flops(const weft_problem *p) {
     double numbers = (double)p->n * (double)p->attr[WEFT_DGMM_ROWS] * (double)p->attr[WEFT_DGMM_COLS];
-    return numbers * (p->op == WEFT_CDGMM ? 6 : 1) * (p->pass == WEFT_FWD || p->pass == WEFT_BWD_DATA ? 1 : p->pass == WEFT_BWD ? 3 : 2);
+    return numbers * (p->op == WEFT_OP_CDGMM ? 6 : 1) * (p->pass == WEFT_PASS_FWD || p->pass == WEFT_PASS_BWD_DATA ? 1 : p->pass == WEFT_PASS_BWD ? 3 : 2);
 }
 
 static const weft__items items = {"dgmm.h", "dgmm_item", dgmm_phases, dgmm_count, weft__no_workspace, dgmm_item};
 
 #define DGMM(NAME, name_)                                                                                              \
     const weft__op weft__op_##name_ = {                                                                                \
-        .name = #name_, .op = WEFT_##NAME, .min_rank = 0, .max_rank = 0, .fields = fields,                             \
+        .name = #name_, .op = WEFT_OP_##NAME, .min_rank = 0, .max_rank = 0, .fields = fields,                             \
         .nfields = WEFT__COUNT(fields), .passes = passes, .npasses = WEFT__COUNT(passes), .check = check,              \
         .shape = shape, .dtypes = weft__floats, .flops = flops, .items = &items}
 DGMM(DGMM, dgmm);

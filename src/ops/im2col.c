@@ -7,14 +7,14 @@
 static const weft__field fields[] = {WEFT__DATA_FIELDS, WEFT__WINDOW_FIELDS, WEFT__DILATION_FIELD};
 
 static const weft__pass_def passes[] = {
-    {WEFT_FWD, WEFT__R(SRC), WEFT__R(DST), 0, false, false},
-    {WEFT_BWD, WEFT__R(DIFF_DST), WEFT__R(DIFF_SRC), 0, false, true},
+    {WEFT_PASS_FWD, WEFT__R(SRC), WEFT__R(DST), 0, false, false},
+    {WEFT_PASS_BWD, WEFT__R(DIFF_DST), WEFT__R(DIFF_SRC), 0, false, true},
 };
 
 static void shape(const weft_problem *p, int role, weft_tensor *t) {
-    bool source = role == WEFT_SRC || role == WEFT_DIFF_SRC;
+    bool source = role == WEFT_ROLE_SRC || role == WEFT_ROLE_DIFF_SRC;
     weft__data_shape(t, p->n, p->c, p->in);
-    if (source == (p->op == WEFT_IM2COL)) return;
+    if (source == (p->op == WEFT_OP_IM2COL)) return;
     t->rank = 8;
     for (int a = 0; a < 3; a++) {
         t->dims[2 + a] = p->kernel[a];
@@ -33,7 +33,7 @@ static const weft__items items = {"im2col.h", "im2col_item", weft__one_phase, im
 
 #define COLUMNS(NAME, name_)                                                                                           \
     const weft__op weft__op_##name_ = {                                                                                \
-        .name = #name_, .op = WEFT_##NAME, .min_rank = 1, .max_rank = 3, .fields = fields,                             \
+        .name = #name_, .op = WEFT_OP_##NAME, .min_rank = 1, .max_rank = 3, .fields = fields,                             \
         .nfields = WEFT__COUNT(fields), .passes = passes, .npasses = WEFT__COUNT(passes), .check = weft__conv_check,   \
         .shape = shape, .dtypes = weft__floats, .flops = flops, .items = &items}
 COLUMNS(IM2COL, im2col);

@@ -14,8 +14,8 @@ static const weft__field fields[] = {
 };
 
 static const weft__pass_def passes[] = {
-    {WEFT_FWD, WEFT__R(SRC), WEFT__R(DST), 0, false, false},
-    {WEFT_BWD, WEFT__R(SRC) | WEFT__R(DIFF_DST), WEFT__R(DIFF_SRC), 0, false, true},
+    {WEFT_PASS_FWD, WEFT__R(SRC), WEFT__R(DST), 0, false, false},
+    {WEFT_PASS_BWD, WEFT__R(SRC) | WEFT__R(DIFF_DST), WEFT__R(DIFF_SRC), 0, false, true},
 };
 
 static weft_status check(weft_problem *p) {
@@ -25,7 +25,7 @@ static weft_status check(weft_problem *p) {
         return weft__bad_size(p, "size", 3, p->attr[WEFT_LRN_SIZE], "1..2^40");
     for (size_t i = 0; i < WEFT__COUNT(reals); i++)
         if (!isfinite(p->real[reals[i].real]))
-            return weft__fail(WEFT_INVALID, "lrn: %s is %g, allowed: a finite number", reals[i].name, p->real[reals[i].real]);
+            return weft__fail(WEFT_ERR_INVALID, "lrn: %s is %g, allowed: a finite number", reals[i].name, p->real[reals[i].real]);
     return WEFT_OK;
 }
 
@@ -37,12 +37,12 @@ static void shape(const weft_problem *p, int role, weft_tensor *t) {
 /* A multiply-add for each channel of the window, for the gradient in each of the windows that it sums over, and a power. */
 static double flops(const weft_problem *p) {
     double window = (double)WEFT__MIN(p->attr[WEFT_LRN_SIZE], WEFT__MAX(p->c, 1)), scale = 2 * window + 20;
-    return weft__data_numel(p) * (p->pass == WEFT_FWD ? scale : (window + 1) * scale);
+    return weft__data_numel(p) * (p->pass == WEFT_PASS_FWD ? scale : (window + 1) * scale);
 }
 
 static const weft__items items = {"lrn.h", "lrn_item", weft__one_phase, lrn_count, weft__no_workspace, lrn_item};
 
 const weft__op weft__op_lrn = {
-    .name = "lrn", .op = WEFT_LRN, .min_rank = 1, .max_rank = 3, .fields = fields, .nfields = WEFT__COUNT(fields), .passes = passes,
+    .name = "lrn", .op = WEFT_OP_LRN, .min_rank = 1, .max_rank = 3, .fields = fields, .nfields = WEFT__COUNT(fields), .passes = passes,
     .npasses = WEFT__COUNT(passes), .check = check, .shape = shape, .dtypes = weft__floats, .flops = flops, .transcendental = true, .items = &items,
 };

@@ -22,11 +22,11 @@ static const weft__field fields[] = {
 
 #define R(role) WEFT__R(role)
 static const weft__pass_def passes[] = {
-    {WEFT_FWD, R(SRC) | R(WEIGHTS) | R(BIAS) | R(MASK), R(DST) | R(NEW_MASK) | R(SUMS), R(BIAS), true, false},
-    {WEFT_BWD_DATA, R(WEIGHTS) | R(DIFF_DST) | R(MASK) | R(SUMS), R(DIFF_SRC), 0, false, true},
-    {WEFT_BWD_WEIGHTS, R(SRC) | R(DIFF_DST) | R(MASK) | R(SUMS), R(DIFF_WEIGHTS) | R(DIFF_BIAS), R(DIFF_BIAS), false, true},
-    {WEFT_BWD_BIAS, R(DIFF_DST) | R(SUMS), R(DIFF_BIAS), 0, false, true},
-    {WEFT_BWD, R(SRC) | R(WEIGHTS) | R(DIFF_DST) | R(MASK) | R(SUMS), R(DIFF_SRC) | R(DIFF_WEIGHTS) | R(DIFF_BIAS),
+    {WEFT_PASS_FWD, R(SRC) | R(WEIGHTS) | R(BIAS) | R(MASK), R(DST) | R(NEW_MASK) | R(SUMS), R(BIAS), true, false},
+    {WEFT_PASS_BWD_DATA, R(WEIGHTS) | R(DIFF_DST) | R(MASK) | R(SUMS), R(DIFF_SRC), 0, false, true},
+    {WEFT_PASS_BWD_WEIGHTS, R(SRC) | R(DIFF_DST) | R(MASK) | R(SUMS), R(DIFF_WEIGHTS) | R(DIFF_BIAS), R(DIFF_BIAS), false, true},
+    {WEFT_PASS_BWD_BIAS, R(DIFF_DST) | R(SUMS), R(DIFF_BIAS), 0, false, true},
+    {WEFT_PASS_BWD, R(SRC) | R(WEIGHTS) | R(DIFF_DST) | R(MASK) | R(SUMS), R(DIFF_SRC) | R(DIFF_WEIGHTS) | R(DIFF_BIAS),
      R(DIFF_BIAS), false, true},
 };
 
@@ -58,7 +58,7 @@ static weft_status check(weft_problem *p) {
         if (got < 0 || got > ranges[i].most) return weft__bad_size(p, ranges[i].name, 3, got, ranges[i].allowed);
     }
     if (p->attr[WEFT_PARTIAL_MASK] == 0) p->attr[WEFT_PARTIAL_SHARED] = 0;   /* nothing to share: one text for one problem */
-    if (p->pass == WEFT_FWD || p->pass == WEFT_BWD_BIAS || conv_biased(p)) p->attr[WEFT_PARTIAL_BIASED] = 0;
+    if (p->pass == WEFT_PASS_FWD || p->pass == WEFT_PASS_BWD_BIAS || conv_biased(p)) p->attr[WEFT_PARTIAL_BIASED] = 0;
     if (p->attr[WEFT_PARTIAL_TRANSPOSED]) return check_transposed(p);
     for (int a = 0; a < 3; a++) {
         int64_t extra = p->attr[WEFT_PARTIAL_OUTPAD + a];
@@ -71,23 +71,23 @@ static void shape(const weft_problem *p, int role, weft_tensor *t) {
     bool every = p->attr[WEFT_PARTIAL_MASK] == 2, one = p->attr[WEFT_PARTIAL_MASK] == 0 || p->attr[WEFT_PARTIAL_SHARED];
     int64_t n = one ? 1 : p->n;
     switch (role) {
-    case WEFT_MASK: weft__data_shape(t, n, every ? p->c : 1, p->in); return;
-    case WEFT_NEW_MASK: weft__data_shape(t, n, every ? p->o : 1, p->out); return;
-    case WEFT_SUMS: weft__data_shape(t, n, every ? p->groups : 1, p->out); return;
+    case WEFT_ROLE_MASK: weft__data_shape(t, n, every ? p->c : 1, p->in); return;
+    case WEFT_ROLE_NEW_MASK: weft__data_shape(t, n, every ? p->o : 1, p->out); return;
+    case WEFT_ROLE_SUMS: weft__data_shape(t, n, every ? p->groups : 1, p->out); return;
     default: weft__conv_shape(p, role, t);
     }
-    if (p->attr[WEFT_PARTIAL_TRANSPOSED] && (role == WEFT_WEIGHTS || role == WEFT_DIFF_WEIGHTS))
+    if (p->attr[WEFT_PARTIAL_TRANSPOSED] && (role == WEFT_ROLE_WEIGHTS || role == WEFT_ROLE_DIFF_WEIGHTS))
         weft__data_shape(t, p->c, p->o / p->groups, p->kernel);
 }
 
 /* A new mask of u8 comes only from what counts whole: u8, or no mask. */
 static uint64_t dtypes(const weft_problem *p, int role) {
-    const weft_tensor *mask = weft__tensor(p, WEFT_MASK);
-    bool whole = p->attr[WEFT_PARTIAL_MASK] == 0 || (mask && mask->dtype == WEFT_U8);
+    const weft_tensor *mask = weft__tensor(p, WEFT_ROLE_MASK);
+    bool whole = p->attr[WEFT_PARTIAL_MASK] == 0 || (mask && mask->dtype == WEFT_DTYPE_U8);
     switch (role) {
-    case WEFT_MASK: return WEFT__FLOATS | WEFT__BIT(WEFT_U8);
-    case WEFT_NEW_MASK: return whole ? WEFT__FLOATS | WEFT__BIT(WEFT_U8) : WEFT__FLOATS;
-    case WEFT_SUMS: return WEFT__BIT(WEFT_F32) | WEFT__BIT(WEFT_F64);
+    case WEFT_ROLE_MASK: return WEFT__FLOATS | WEFT__BIT(WEFT_DTYPE_U8);
+    case WEFT_ROLE_NEW_MASK: return whole ? WEFT__FLOATS | WEFT__BIT(WEFT_DTYPE_U8) : WEFT__FLOATS;
+    case WEFT_ROLE_SUMS: return WEFT__BIT(WEFT_DTYPE_F32) | WEFT__BIT(WEFT_DTYPE_F64);
     default: return WEFT__FLOATS;
     }
 }
@@ -97,7 +97,7 @@ static uint64_t absent(const weft_problem *p) { return p->attr[WEFT_PARTIAL_MASK
 /* Transposed, each position of src meets the window, not each of dst. */
 static double flops(const weft_problem *p) {
     double flops = weft__conv_flops(p);
-    if (!p->attr[WEFT_PARTIAL_TRANSPOSED] || p->pass == WEFT_BWD_BIAS) return flops;
+    if (!p->attr[WEFT_PARTIAL_TRANSPOSED] || p->pass == WEFT_PASS_BWD_BIAS) return flops;
     for (int a = 0; a < 3; a++) flops *= (double)p->in[a] / (double)p->out[a];
     return flops;
 }
@@ -106,7 +106,7 @@ static const weft__items items = {"partial_conv.h", "partial_conv_item", partial
                                   partial_conv_item};
 
 const weft__op weft__op_partial_conv = {
-    .name = "partial_conv", .op = WEFT_PARTIAL_CONV, .min_rank = 1, .max_rank = 3,
+    .name = "partial_conv", .op = WEFT_OP_PARTIAL_CONV, .min_rank = 1, .max_rank = 3,
     .fields = fields, .nfields = WEFT__COUNT(fields), .passes = passes, .npasses = WEFT__COUNT(passes),
     .check = check, .shape = shape, .dtypes = dtypes, .absent = absent, .flops = flops, .items = &items,
 };

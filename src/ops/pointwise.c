@@ -11,13 +11,13 @@ static const weft__field clip_fields[] = {
 };
 
 static const weft__pass_def passes[] = {
-    {WEFT_FWD, WEFT__R(SRC), WEFT__R(DST), 0, false, false},
-    {WEFT_BWD, WEFT__R(DST) | WEFT__R(DIFF_DST), WEFT__R(DIFF_SRC), 0, false, true},
+    {WEFT_PASS_FWD, WEFT__R(SRC), WEFT__R(DST), 0, false, false},
+    {WEFT_PASS_BWD, WEFT__R(DST) | WEFT__R(DIFF_DST), WEFT__R(DIFF_SRC), 0, false, true},
 };
 
 static weft_status check(weft_problem *p) {
-    if (p->op == WEFT_CLIP && !(p->real[WEFT_CLIP_LO] <= p->real[WEFT_CLIP_HI]))
-        return weft__fail(WEFT_INVALID, "clip: bounds are %g..%g, allowed: lo not above hi", p->real[WEFT_CLIP_LO], p->real[WEFT_CLIP_HI]);
+    if (p->op == WEFT_OP_CLIP && !(p->real[WEFT_CLIP_LO] <= p->real[WEFT_CLIP_HI]))
+        return weft__fail(WEFT_ERR_INVALID, "clip: bounds are %g..%g, allowed: lo not above hi", p->real[WEFT_CLIP_LO], p->real[WEFT_CLIP_HI]);
     return weft__check_data(p, 0);
 }
 
@@ -30,7 +30,7 @@ static const weft__items items = {"pointwise.h", "pointwise_item", weft__one_pha
 
 #define POINTWISE(NAME, name_, fields_, smooth)                                                                                \
     const weft__op weft__op_##name_ = {                                                                                \
-        .name = #name_, .op = WEFT_##NAME, .min_rank = 1, .max_rank = 3, .fields = fields_,                            \
+        .name = #name_, .op = WEFT_OP_##NAME, .min_rank = 1, .max_rank = 3, .fields = fields_,                            \
         .nfields = WEFT__COUNT(fields_), .passes = passes, .npasses = WEFT__COUNT(passes), .check = check,             \
         .shape = shape, .dtypes = weft__floats, .flops = weft__data_numel, .transcendental = smooth, .items = &items}
 POINTWISE(RELU, relu, plain_fields, false);

@@ -21,12 +21,12 @@ static const weft__field adaptive_fields[] = {
 
 #define R(role) WEFT__R(role)
 static const weft__pass_def max_passes[] = {
-    {WEFT_FWD, R(SRC), R(DST) | R(INDEX), 0, false, false},
-    {WEFT_BWD, R(INDEX) | R(DIFF_DST), R(DIFF_SRC), 0, false, true},
+    {WEFT_PASS_FWD, R(SRC), R(DST) | R(INDEX), 0, false, false},
+    {WEFT_PASS_BWD, R(INDEX) | R(DIFF_DST), R(DIFF_SRC), 0, false, true},
 };
 static const weft__pass_def avg_passes[] = {
-    {WEFT_FWD, R(SRC), R(DST), 0, false, false},
-    {WEFT_BWD, R(DIFF_DST), R(DIFF_SRC), 0, false, true},
+    {WEFT_PASS_FWD, R(SRC), R(DST), 0, false, false},
+    {WEFT_PASS_BWD, R(DIFF_DST), R(DIFF_SRC), 0, false, true},
 };
 
 /* ---------------------------------------------------------------- geometry */
@@ -49,10 +49,10 @@ static weft_status check_axis(weft_problem *p, int a) {
     int64_t padded = p->in[a] + p->pad_lo[a] + p->pad_hi[a], pad = WEFT__MAX(p->pad_lo[a], p->pad_hi[a]);
     const char *name = weft__op_of(p->op)->name;
     if (pad > p->kernel[a] / 2)
-        return weft__fail(WEFT_INVALID, "%s: padding along %c is %lld, allowed: at most half of the kernel size, %lld", name, "dhw"[a],
+        return weft__fail(WEFT_ERR_INVALID, "%s: padding along %c is %lld, allowed: at most half of the kernel size, %lld", name, "dhw"[a],
                           (long long)pad, (long long)(p->kernel[a] / 2));
     if (padded + up < window)
-        return weft__fail(WEFT_INVALID,
+        return weft__fail(WEFT_ERR_INVALID,
                           "%s: the window along %c is %lld (kernel %lld, dilation %lld), allowed: at most the padded input, %lld%s",
                           name, "dhw"[a], (long long)window, (long long)p->kernel[a], (long long)p->dilation[a], (long long)(padded + up),
                           up ? " (in ceil mode with stride - 1 more)" : "");
@@ -65,17 +65,17 @@ static double volume(const int64_t size[3]) { return (double)size[0] * (double)s
 
 static weft_status check_max(weft_problem *p) {
     WEFT__TRY(check_sizes(p));
-    if (p->pass == WEFT_BWD) p->attr[WEFT_MAX_POOL_INDEX] = 1;
+    if (p->pass == WEFT_PASS_BWD) p->attr[WEFT_MAX_POOL_INDEX] = 1;
     WEFT__TRY(check_switch(p, WEFT_POOL_CEIL, "ceil"));
     WEFT__TRY(check_switch(p, WEFT_MAX_POOL_INDEX, "index"));
     for (int a = 0; a < 3; a++) WEFT__TRY(check_axis(p, a));
-    const weft_tensor *index = weft__tensor(p, WEFT_INDEX);
-    if (index && index->dtype == WEFT_U8 && volume(p->kernel) > 256)
-        return weft__fail(WEFT_INVALID,
+    const weft_tensor *index = weft__tensor(p, WEFT_ROLE_INDEX);
+    if (index && index->dtype == WEFT_DTYPE_U8 && volume(p->kernel) > 256)
+        return weft__fail(WEFT_ERR_INVALID,
                           "max_pool: index is u8 and a window has %.0f places, allowed: at most 256, or an index of i32 or i64",
                           volume(p->kernel));
-    if (index && index->dtype == WEFT_I32 && volume(p->in) > INT32_MAX)
-        return weft__fail(WEFT_INVALID,
+    if (index && index->dtype == WEFT_DTYPE_I32 && volume(p->in) > INT32_MAX)
+        return weft__fail(WEFT_ERR_INVALID,
                           "max_pool: index is i32 and a channel has %.0f places, allowed: at most 2^31 - 1, or an index of i64",
                           volume(p->in));
     return WEFT_OK;
@@ -107,14 +107,14 @@ static weft_status check_adaptive(weft_problem *p) {
 }
 
 static void shape(const weft_problem *p, int role, weft_tensor *t) {
-    weft__data_shape(t, p->n, p->c, role == WEFT_SRC || role == WEFT_DIFF_SRC ? p->in : p->out);
+    weft__data_shape(t, p->n, p->c, role == WEFT_ROLE_SRC || role == WEFT_ROLE_DIFF_SRC ? p->in : p->out);
 }
 
 /* An index type must hold every index. */
 static uint64_t max_dtypes(const weft_problem *p, int role) {
-    if (role != WEFT_INDEX) return WEFT__FLOATS;
-    uint64_t tap = volume(p->kernel) <= 256 ? WEFT__BIT(WEFT_U8) : 0, place = volume(p->in) <= INT32_MAX ? WEFT__BIT(WEFT_I32) : 0;
-    return tap | place | WEFT__BIT(WEFT_I64);
+    if (role != WEFT_ROLE_INDEX) return WEFT__FLOATS;
+    uint64_t tap = volume(p->kernel) <= 256 ? WEFT__BIT(WEFT_DTYPE_U8) : 0, place = volume(p->in) <= INT32_MAX ? WEFT__BIT(WEFT_DTYPE_I32) : 0;
+    return tap | place | WEFT__BIT(WEFT_DTYPE_I64);
 }
 
 static uint64_t max_absent(const weft_problem *p) { return p->attr[WEFT_MAX_POOL_INDEX] ? 0 : R(INDEX); }
@@ -122,7 +122,7 @@ static uint64_t max_absent(const weft_problem *p) { return p->attr[WEFT_MAX_POOL
 /* One comparison or addition a tap; windows of adaptive pooling hold in / out places, or one where out is larger. */
 static double flops(const weft_problem *p) {
     double planes = (double)p->n * (double)p->c;
-    if (p->op == WEFT_ADAPTIVE_AVG_POOL) return planes * WEFT__MAX(volume(p->in), volume(p->out));
+    if (p->op == WEFT_OP_ADAPTIVE_AVG_POOL) return planes * WEFT__MAX(volume(p->in), volume(p->out));
     return planes * volume(p->out) * volume(p->kernel);
 }
 
@@ -130,7 +130,7 @@ static const weft__items items = {"pool.h", "pool_item", weft__one_phase, pool_c
 
 #define POOL(NAME, name_, kind, passes_, dtypes_, absent_)                                                             \
     const weft__op weft__op_##name_ = {                                                                                \
-        .name = #name_, .op = WEFT_##NAME, .min_rank = 1, .max_rank = 3, .fields = kind##_fields,                      \
+        .name = #name_, .op = WEFT_OP_##NAME, .min_rank = 1, .max_rank = 3, .fields = kind##_fields,                      \
         .nfields = WEFT__COUNT(kind##_fields), .passes = passes_, .npasses = WEFT__COUNT(passes_),                     \
         .check = check_##kind, .shape = shape, .dtypes = dtypes_, .absent = absent_, .flops = flops, .items = &items}
 POOL(MAX_POOL, max_pool, max, max_passes, max_dtypes, max_absent);

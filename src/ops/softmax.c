@@ -7,8 +7,8 @@
 static const weft__field fields[] = {WEFT__DATA_FIELDS};
 
 static const weft__pass_def passes[] = {
-    {WEFT_FWD, WEFT__R(SRC), WEFT__R(DST), 0, false, false},
-    {WEFT_BWD, WEFT__R(DST) | WEFT__R(DIFF_DST), WEFT__R(DIFF_SRC), 0, false, true},
+    {WEFT_PASS_FWD, WEFT__R(SRC), WEFT__R(DST), 0, false, false},
+    {WEFT_PASS_BWD, WEFT__R(DST) | WEFT__R(DIFF_DST), WEFT__R(DIFF_SRC), 0, false, true},
 };
 
 static weft_status check(weft_problem *p) { return weft__check_data(p, 0); }
@@ -25,7 +25,7 @@ static const weft__items items = {"softmax.h", "softmax_item", weft__one_phase, 
 
 #define SOFTMAX(NAME, name_)                                                                                           \
     const weft__op weft__op_##name_ = {                                                                                \
-        .name = #name_, .op = WEFT_##NAME, .min_rank = 1, .max_rank = 3, .fields = fields,                             \
+        .name = #name_, .op = WEFT_OP_##NAME, .min_rank = 1, .max_rank = 3, .fields = fields,                             \
         .nfields = WEFT__COUNT(fields), .passes = passes, .npasses = WEFT__COUNT(passes), .check = check,              \
         .shape = shape, .dtypes = weft__floats, .flops = flops, .transcendental = true, .items = &items}
 SOFTMAX(SOFTMAX, softmax);

@@ -13,11 +13,11 @@ static const weft__field fields[] = {
 #define R(role) WEFT__R(role)
 #define CSR (R(ROWS) | R(COLS))
 static const weft__pass_def passes[] = {
-    {WEFT_FWD, R(SRC) | R(WEIGHTS) | CSR | R(BIAS), R(DST), R(BIAS), true, false},
-    {WEFT_BWD_DATA, R(WEIGHTS) | CSR | R(DIFF_DST), R(DIFF_SRC), 0, false, true},
-    {WEFT_BWD_WEIGHTS, R(SRC) | CSR | R(DIFF_DST), R(DIFF_WEIGHTS) | R(DIFF_BIAS), R(DIFF_BIAS), false, true},
-    {WEFT_BWD_BIAS, R(DIFF_DST), R(DIFF_BIAS), 0, false, true},
-    {WEFT_BWD, R(SRC) | R(WEIGHTS) | CSR | R(DIFF_DST), R(DIFF_SRC) | R(DIFF_WEIGHTS) | R(DIFF_BIAS), R(DIFF_BIAS), false, true},
+    {WEFT_PASS_FWD, R(SRC) | R(WEIGHTS) | CSR | R(BIAS), R(DST), R(BIAS), true, false},
+    {WEFT_PASS_BWD_DATA, R(WEIGHTS) | CSR | R(DIFF_DST), R(DIFF_SRC), 0, false, true},
+    {WEFT_PASS_BWD_WEIGHTS, R(SRC) | CSR | R(DIFF_DST), R(DIFF_WEIGHTS) | R(DIFF_BIAS), R(DIFF_BIAS), false, true},
+    {WEFT_PASS_BWD_BIAS, R(DIFF_DST), R(DIFF_BIAS), 0, false, true},
+    {WEFT_PASS_BWD, R(SRC) | R(WEIGHTS) | CSR | R(DIFF_DST), R(DIFF_SRC) | R(DIFF_WEIGHTS) | R(DIFF_BIAS), R(DIFF_BIAS), false, true},
 };
 
 static weft_status check(weft_problem *p) {
@@ -27,36 +27,36 @@ static weft_status check(weft_problem *p) {
     if (stretched < 0 || stretched > 1) return weft__bad_size(p, "stretched", 3, stretched, "0 or 1");
     for (int a = 0; a < 3; a++)   /* the padded size is also the most that dilated taps reach */
         if (!weft__mul(columns, p->in[a] + p->pad_lo[a] + p->pad_hi[a], &columns))
-            return weft__fail(WEFT_INVALID, "sparse_conv: the padded input has more than 2^63 elements, "
+            return weft__fail(WEFT_ERR_INVALID, "sparse_conv: the padded input has more than 2^63 elements, "
                               "allowed: fewer, so that columns fit 63 bits");
     return WEFT_OK;
 }
 
 static void shape(const weft_problem *p, int role, weft_tensor *t) {
     switch (role) {
-    case WEFT_WEIGHTS:
-    case WEFT_DIFF_WEIGHTS:
-    case WEFT_COLS: weft__vector_shape(t, p->attr[WEFT_SPARSE_NNZ]); break;
-    case WEFT_ROWS: weft__vector_shape(t, p->o + 1); break;
+    case WEFT_ROLE_WEIGHTS:
+    case WEFT_ROLE_DIFF_WEIGHTS:
+    case WEFT_ROLE_COLS: weft__vector_shape(t, p->attr[WEFT_SPARSE_NNZ]); break;
+    case WEFT_ROLE_ROWS: weft__vector_shape(t, p->o + 1); break;
     default: weft__conv_shape(p, role, t); break;
     }
 }
 
 static uint64_t dtypes(const weft_problem *p, int role) {
     (void)p;
-    return role == WEFT_ROWS || role == WEFT_COLS ? WEFT__BIT(WEFT_I32) | WEFT__BIT(WEFT_I64) : WEFT__FLOATS;
+    return role == WEFT_ROLE_ROWS || role == WEFT_ROLE_COLS ? WEFT__BIT(WEFT_DTYPE_I32) | WEFT__BIT(WEFT_DTYPE_I64) : WEFT__FLOATS;
 }
 
 static double flops(const weft_problem *p) {
     double places = (double)p->n * (double)p->out[0] * (double)p->out[1] * (double)p->out[2];
-    if (p->pass == WEFT_BWD_BIAS) return places * (double)p->o;
-    return (p->pass == WEFT_BWD ? 4 : 2) * places * (double)p->attr[WEFT_SPARSE_NNZ];
+    if (p->pass == WEFT_PASS_BWD_BIAS) return places * (double)p->o;
+    return (p->pass == WEFT_PASS_BWD ? 4 : 2) * places * (double)p->attr[WEFT_SPARSE_NNZ];
 }
 
 static const weft__items items = {"sparse_conv.h", "sparse_conv_item", conv_phases, conv_count, weft__no_workspace, sparse_conv_item};
 
 const weft__op weft__op_sparse_conv = {
-    .name = "sparse_conv", .op = WEFT_SPARSE_CONV, .min_rank = 1, .max_rank = 3,
+    .name = "sparse_conv", .op = WEFT_OP_SPARSE_CONV, .min_rank = 1, .max_rank = 3,
     .fields = fields, .nfields = WEFT__COUNT(fields), .passes = passes, .npasses = WEFT__COUNT(passes),
     .check = check, .shape = shape, .dtypes = dtypes, .flops = flops, .items = &items,
 };

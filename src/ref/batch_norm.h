@@ -21,8 +21,8 @@ typedef struct batch_norm_sums { double first, second; } batch_norm_sums;
 WEFT_ITEM batch_norm_sums batch_norm_given(const weft_problem *p, void *const *ptr, int64_t c) {
     int train = p->attr[WEFT_BN_TRAIN] != 0;
     batch_norm_sums s;
-    s.first = vector_get(p, ptr, train ? WEFT_SAVE_MEAN : WEFT_MEAN, c);
-    s.second = vector_get(p, ptr, train ? WEFT_SAVE_INVSTD : WEFT_VAR, c);
+    s.first = vector_get(p, ptr, train ? WEFT_ROLE_SAVE_MEAN : WEFT_ROLE_MEAN, c);
+    s.second = vector_get(p, ptr, train ? WEFT_ROLE_SAVE_INVSTD : WEFT_ROLE_VAR, c);
     if (!train) s.second = 1 / sqrt(s.second + p->real[WEFT_BN_EPS]);
     return s;
 }
@@ -36,18 +36,18 @@ WEFT_ITEM batch_norm_sums batch_norm_statistics(const weft_problem *p, void *con
     int64_t count = row_count(p);
     double sum = 0, squares = 0, n = count ? (double)count : 1;
     batch_norm_sums s;
-    for (int64_t i = 0; i < count; i++) sum += row_get(row_of(p, ptr, WEFT_SRC, i), c);
+    for (int64_t i = 0; i < count; i++) sum += row_get(row_of(p, ptr, WEFT_ROLE_SRC, i), c);
     s.first = sum / n;
     for (int64_t i = 0; i < count; i++) {
-        double x = row_get(row_of(p, ptr, WEFT_SRC, i), c) - s.first;
+        double x = row_get(row_of(p, ptr, WEFT_ROLE_SRC, i), c) - s.first;
         squares += x * x;
     }
     s.second = 1 / sqrt(squares / n + p->real[WEFT_BN_EPS]);
-    vector_put(p, ptr, WEFT_SAVE_MEAN, c, s.first);
-    vector_put(p, ptr, WEFT_SAVE_INVSTD, c, s.second);
+    vector_put(p, ptr, WEFT_ROLE_SAVE_MEAN, c, s.first);
+    vector_put(p, ptr, WEFT_ROLE_SAVE_INVSTD, c, s.second);
     if (p->attr[WEFT_BN_TRACK] && count) {
-        batch_norm_move(p, ptr, WEFT_MEAN, c, s.first);
-        batch_norm_move(p, ptr, WEFT_VAR, c, squares / (n - 1));
+        batch_norm_move(p, ptr, WEFT_ROLE_MEAN, c, s.first);
+        batch_norm_move(p, ptr, WEFT_ROLE_VAR, c, squares / (n - 1));
     }
     return s;
 }
@@ -55,42 +55,42 @@ WEFT_ITEM batch_norm_sums batch_norm_statistics(const weft_problem *p, void *con
 WEFT_ITEM batch_norm_sums batch_norm_gradients(const weft_problem *p, void *const *ptr, int64_t c) {
     batch_norm_sums given = batch_norm_given(p, ptr, c), s = {0, 0};
     for (int64_t i = 0; i < row_count(p); i++) {
-        double dy = row_get(row_of(p, ptr, WEFT_DIFF_DST, i), c), x = row_get(row_of(p, ptr, WEFT_SRC, i), c);
+        double dy = row_get(row_of(p, ptr, WEFT_ROLE_DIFF_DST, i), c), x = row_get(row_of(p, ptr, WEFT_ROLE_SRC, i), c);
         s.first += dy;
         s.second += dy * (x - given.first);
     }
     s.second *= given.second;
     if (p->attr[WEFT_BN_AFFINE]) {
-        vector_put(p, ptr, WEFT_DIFF_BIAS, c, s.first);
-        vector_put(p, ptr, WEFT_DIFF_WEIGHTS, c, s.second);
+        vector_put(p, ptr, WEFT_ROLE_DIFF_BIAS, c, s.first);
+        vector_put(p, ptr, WEFT_ROLE_DIFF_WEIGHTS, c, s.second);
     }
     return s;
 }
 
 WEFT_ITEM void batch_norm_fwd(const weft_problem *p, void *const *ptr, const batch_norm_sums *sums, int64_t i) {
-    const weft_tensor *src = item_tensor(p, WEFT_SRC), *dst = item_tensor(p, WEFT_DST);
+    const weft_tensor *src = item_tensor(p, WEFT_ROLE_SRC), *dst = item_tensor(p, WEFT_ROLE_DST);
     int64_t at[5];
-    double x = item_load(src->dtype, ptr[WEFT_SRC], item_at(src, i, at));
+    double x = item_load(src->dtype, ptr[WEFT_ROLE_SRC], item_at(src, i, at));
     batch_norm_sums s = p->attr[WEFT_BN_TRAIN] ? sums[at[1]] : batch_norm_given(p, ptr, at[1]);
     double v = (x - s.first) * s.second;
-    if (p->attr[WEFT_BN_AFFINE]) v = v * vector_get(p, ptr, WEFT_WEIGHTS, at[1]) + vector_get(p, ptr, WEFT_BIAS, at[1]);
-    item_out(p, dst, ptr[WEFT_DST], item_at(dst, i, at), v);
+    if (p->attr[WEFT_BN_AFFINE]) v = v * vector_get(p, ptr, WEFT_ROLE_WEIGHTS, at[1]) + vector_get(p, ptr, WEFT_ROLE_BIAS, at[1]);
+    item_out(p, dst, ptr[WEFT_ROLE_DST], item_at(dst, i, at), v);
 }
 
 WEFT_ITEM void batch_norm_bwd(const weft_problem *p, void *const *ptr, const batch_norm_sums *sums, int64_t i) {
-    const weft_tensor *src = item_tensor(p, WEFT_SRC), *diff_dst = item_tensor(p, WEFT_DIFF_DST), *diff_src = item_tensor(p, WEFT_DIFF_SRC);
+    const weft_tensor *src = item_tensor(p, WEFT_ROLE_SRC), *diff_dst = item_tensor(p, WEFT_ROLE_DIFF_DST), *diff_src = item_tensor(p, WEFT_ROLE_DIFF_SRC);
     int64_t at[5];
-    double x = item_load(src->dtype, ptr[WEFT_SRC], item_at(src, i, at)), n = (double)row_count(p);
-    double v = item_load(diff_dst->dtype, ptr[WEFT_DIFF_DST], item_at(diff_dst, i, at));
+    double x = item_load(src->dtype, ptr[WEFT_ROLE_SRC], item_at(src, i, at)), n = (double)row_count(p);
+    double v = item_load(diff_dst->dtype, ptr[WEFT_ROLE_DIFF_DST], item_at(diff_dst, i, at));
     batch_norm_sums given = batch_norm_given(p, ptr, at[1]);
     if (p->attr[WEFT_BN_TRAIN]) v -= (sums[at[1]].first + (x - given.first) * given.second * sums[at[1]].second) / n;
     v *= given.second;
-    if (p->attr[WEFT_BN_AFFINE]) v *= vector_get(p, ptr, WEFT_WEIGHTS, at[1]);
-    item_out(p, diff_src, ptr[WEFT_DIFF_SRC], item_at(diff_src, i, at), v);
+    if (p->attr[WEFT_BN_AFFINE]) v *= vector_get(p, ptr, WEFT_ROLE_WEIGHTS, at[1]);
+    item_out(p, diff_src, ptr[WEFT_ROLE_DIFF_SRC], item_at(diff_src, i, at), v);
 }
 
 /* fwd in eval has nothing to sum. */
-WEFT_ITEM int batch_norm_phases(const weft_problem *p) { return p->pass == WEFT_FWD && !p->attr[WEFT_BN_TRAIN] ? 1 : 2; }
+WEFT_ITEM int batch_norm_phases(const weft_problem *p) { return p->pass == WEFT_PASS_FWD && !p->attr[WEFT_BN_TRAIN] ? 1 : 2; }
 
 WEFT_ITEM int batch_norm_by_channel(const weft_problem *p, int phase) { return phase + 1 < batch_norm_phases(p); }
 
@@ -104,7 +104,7 @@ WEFT_ITEM size_t batch_norm_workspace(const weft_problem *p) {
 
 WEFT_ITEM void batch_norm_item(const weft_problem *p, void *const *ptr, void *workspace, int phase, int64_t i) {
     batch_norm_sums *sums = (batch_norm_sums *)workspace;
-    int fwd = p->pass == WEFT_FWD;
+    int fwd = p->pass == WEFT_PASS_FWD;
     if (batch_norm_by_channel(p, phase)) sums[i] = fwd ? batch_norm_statistics(p, ptr, i) : batch_norm_gradients(p, ptr, i);
     else if (fwd) batch_norm_fwd(p, ptr, sums, i);
     else batch_norm_bwd(p, ptr, sums, i);

@@ -58,7 +58,7 @@ WEFT_ITEM int64_t conv_feeds(const weft_problem *p, int a, int64_t in, int64_t k
                         if ((x = where(p, 2, at[4], t)) >= 0)
 
 WEFT_ITEM void conv_fwd(const weft_problem *p, void *const *ptr, int64_t i) {
-    conv_view src = conv_see(p, ptr, WEFT_SRC), weights = conv_see(p, ptr, WEFT_WEIGHTS), dst = conv_see(p, ptr, WEFT_DST);
+    conv_view src = conv_see(p, ptr, WEFT_ROLE_SRC), weights = conv_see(p, ptr, WEFT_ROLE_WEIGHTS), dst = conv_see(p, ptr, WEFT_ROLE_DST);
     int64_t at[5], offset = item_at(dst.t, i, at);
     int64_t per_group = p->c / p->groups, first = at[1] / (p->o / p->groups) * per_group;
     double sum = 0;
@@ -70,8 +70,8 @@ WEFT_ITEM void conv_fwd(const weft_problem *p, void *const *ptr, int64_t i) {
 }
 
 WEFT_ITEM void conv_bwd_data(const weft_problem *p, void *const *ptr, int64_t i) {
-    conv_view diff_dst = conv_see(p, ptr, WEFT_DIFF_DST), weights = conv_see(p, ptr, WEFT_WEIGHTS);
-    conv_view diff_src = conv_see(p, ptr, WEFT_DIFF_SRC);
+    conv_view diff_dst = conv_see(p, ptr, WEFT_ROLE_DIFF_DST), weights = conv_see(p, ptr, WEFT_ROLE_WEIGHTS);
+    conv_view diff_src = conv_see(p, ptr, WEFT_ROLE_DIFF_SRC);
     int64_t at[5], offset = item_at(diff_src.t, i, at);
     int64_t per_group = p->c / p->groups, outs = p->o / p->groups, c = at[1] % per_group, first = at[1] / per_group * outs;
     double sum = 0;
@@ -79,13 +79,13 @@ WEFT_ITEM void conv_bwd_data(const weft_problem *p, void *const *ptr, int64_t i)
         for (int64_t o = first; o < first + outs; o++)
             sum += conv_get(diff_dst, at[0], o, z, y, x) * conv_get(weights, o, c, r, s, t);
     }
-    if (p->pass == WEFT_BWD_DATA) sum = item_epilogue(p, ptr, at[1], sum);   /* in bwd, bias only asks for diff_bias */
+    if (p->pass == WEFT_PASS_BWD_DATA) sum = item_epilogue(p, ptr, at[1], sum);   /* in bwd, bias only asks for diff_bias */
     item_out(p, diff_src.t, diff_src.ptr, offset, sum);
 }
 
 WEFT_ITEM void conv_bwd_weights(const weft_problem *p, void *const *ptr, int64_t i) {
-    conv_view src = conv_see(p, ptr, WEFT_SRC), diff_dst = conv_see(p, ptr, WEFT_DIFF_DST);
-    conv_view diff_weights = conv_see(p, ptr, WEFT_DIFF_WEIGHTS);
+    conv_view src = conv_see(p, ptr, WEFT_ROLE_SRC), diff_dst = conv_see(p, ptr, WEFT_ROLE_DIFF_DST);
+    conv_view diff_weights = conv_see(p, ptr, WEFT_ROLE_DIFF_WEIGHTS);
     int64_t at[5], offset = item_at(diff_weights.t, i, at);
     int64_t c = at[0] / (p->o / p->groups) * (p->c / p->groups) + at[1];
     double sum = 0;
@@ -107,7 +107,7 @@ WEFT_ITEM void conv_bwd_weights(const weft_problem *p, void *const *ptr, int64_t
 }
 
 WEFT_ITEM void conv_bwd_bias(const weft_problem *p, void *const *ptr, int64_t o) {
-    conv_view diff_dst = conv_see(p, ptr, WEFT_DIFF_DST), diff_bias = conv_see(p, ptr, WEFT_DIFF_BIAS);
+    conv_view diff_dst = conv_see(p, ptr, WEFT_ROLE_DIFF_DST), diff_bias = conv_see(p, ptr, WEFT_ROLE_DIFF_BIAS);
     double sum = 0;
     for (int64_t n = 0; n < p->n; n++)
         for (int64_t z = 0; z < p->out[0]; z++)
@@ -119,11 +119,11 @@ WEFT_ITEM void conv_bwd_bias(const weft_problem *p, void *const *ptr, int64_t o)
 /* Each phase fills one output tensor: the outputs of the pass in role order. */
 WEFT_ITEM int conv_output(const weft_problem *p, int phase) {
     switch (p->pass) {
-    case WEFT_FWD: return WEFT_DST;
-    case WEFT_BWD_DATA: return WEFT_DIFF_SRC;
-    case WEFT_BWD_WEIGHTS: return WEFT_DIFF_WEIGHTS + phase;
-    case WEFT_BWD_BIAS: return WEFT_DIFF_BIAS;
-    default: return WEFT_DIFF_SRC + phase;
+    case WEFT_PASS_FWD: return WEFT_ROLE_DST;
+    case WEFT_PASS_BWD_DATA: return WEFT_ROLE_DIFF_SRC;
+    case WEFT_PASS_BWD_WEIGHTS: return WEFT_ROLE_DIFF_WEIGHTS + phase;
+    case WEFT_PASS_BWD_BIAS: return WEFT_ROLE_DIFF_BIAS;
+    default: return WEFT_ROLE_DIFF_SRC + phase;
     }
 }
 
@@ -134,7 +134,7 @@ WEFT_ITEM int conv_biased(const weft_problem *p) {
 }
 
 WEFT_ITEM int conv_phases(const weft_problem *p) {
-    return p->pass == WEFT_BWD ? 2 + conv_biased(p) : p->pass == WEFT_BWD_WEIGHTS ? 1 + conv_biased(p) : 1;
+    return p->pass == WEFT_PASS_BWD ? 2 + conv_biased(p) : p->pass == WEFT_PASS_BWD_WEIGHTS ? 1 + conv_biased(p) : 1;
 }
 
 WEFT_ITEM int64_t conv_count(const weft_problem *p, int phase) { return item_numel(item_tensor(p, conv_output(p, phase))); }
@@ -147,9 +147,9 @@ WEFT_ITEM size_t conv_workspace(const weft_problem *p) {
 WEFT_ITEM void conv_item(const weft_problem *p, void *const *ptr, void *workspace, int phase, int64_t i) {
     (void)workspace;
     switch (conv_output(p, phase)) {
-    case WEFT_DST: conv_fwd(p, ptr, i); break;
-    case WEFT_DIFF_SRC: conv_bwd_data(p, ptr, i); break;
-    case WEFT_DIFF_WEIGHTS: conv_bwd_weights(p, ptr, i); break;
+    case WEFT_ROLE_DST: conv_fwd(p, ptr, i); break;
+    case WEFT_ROLE_DIFF_SRC: conv_bwd_data(p, ptr, i); break;
+    case WEFT_ROLE_DIFF_WEIGHTS: conv_bwd_weights(p, ptr, i); break;
     default: conv_bwd_bias(p, ptr, i); break;
     }
 }

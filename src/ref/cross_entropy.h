@@ -21,7 +21,7 @@ enum { CROSS_ENTROPY_SPANS = 4096 };
 typedef struct cross_entropy_sum { double loss, weight; } cross_entropy_sum;
 
 WEFT_ITEM double cross_entropy_class(const weft_problem *p, void *const *ptr, int64_t c) {
-    return p->attr[WEFT_CE_WEIGHTED] ? vector_get(p, ptr, WEFT_WEIGHTS, c) : 1;
+    return p->attr[WEFT_CE_WEIGHTED] ? vector_get(p, ptr, WEFT_ROLE_WEIGHTS, c) : 1;
 }
 
 /* The target of one row. */
@@ -34,11 +34,11 @@ typedef struct cross_entropy_target {
 
 WEFT_ITEM cross_entropy_target cross_entropy_target_of(const weft_problem *p, void *const *ptr, int64_t i) {
     cross_entropy_target t;
-    t.probs = row_of(p, ptr, WEFT_TARGET, i);
+    t.probs = row_of(p, ptr, WEFT_ROLE_TARGET, i);
     t.label = -1;
     t.ignored = 0;
     t.weight = 1;
-    if (p->attr[WEFT_CE_PROBS]) return t;
+    if (p->attr[WEFT_CE_PROBABILITIES]) return t;
     int64_t label = item_whole(t.probs.t->dtype, t.probs.ptr, t.probs.at);
     int valid = label >= 0 && label < p->c;
     t.ignored = label == p->attr[WEFT_CE_IGNORE];
@@ -49,9 +49,9 @@ WEFT_ITEM cross_entropy_target cross_entropy_target_of(const weft_problem *p, vo
 
 /* a_c; of a target out of range NaN for every class. */
 WEFT_ITEM double cross_entropy_share(const weft_problem *p, void *const *ptr, const cross_entropy_target *t, int64_t c) {
-    double s = p->real[WEFT_CE_SMOOTH], w = cross_entropy_class(p, ptr, c);
+    double s = p->real[WEFT_CE_SMOOTHING], w = cross_entropy_class(p, ptr, c);
     if (t->ignored) return 0;
-    if (p->attr[WEFT_CE_PROBS]) return w * (s > 0 ? (1 - s) * row_get(t->probs, c) + s / (double)p->c : row_get(t->probs, c));
+    if (p->attr[WEFT_CE_PROBABILITIES]) return w * (s > 0 ? (1 - s) * row_get(t->probs, c) + s / (double)p->c : row_get(t->probs, c));
     double own = c == t->label || t->label < 0 ? (1 - s) * t->weight : 0;
     return s > 0 ? own + s * w / (double)p->c : own;
 }
@@ -59,7 +59,7 @@ WEFT_ITEM double cross_entropy_share(const weft_problem *p, void *const *ptr, co
 /* Classes without a share do not count, whatever their logit; probabilities all do, as their products may be NaN. */
 WEFT_ITEM double cross_entropy_loss(const weft_problem *p, void *const *ptr, const cross_entropy_target *t, row src, row_exp e) {
     double log_sum = log(e.sum), loss = 0;
-    int every = p->attr[WEFT_CE_PROBS] || p->real[WEFT_CE_SMOOTH] > 0;
+    int every = p->attr[WEFT_CE_PROBABILITIES] || p->real[WEFT_CE_SMOOTHING] > 0;
     if (t->ignored) return 0;
     for (int64_t c = 0; c < p->c; c++)
         if (every || c == t->label || t->label < 0) loss -= cross_entropy_share(p, ptr, t, c) * (row_get(src, c) - e.greatest - log_sum);
@@ -67,23 +67,23 @@ WEFT_ITEM double cross_entropy_loss(const weft_problem *p, void *const *ptr, con
 }
 
 WEFT_ITEM cross_entropy_sum cross_entropy_fwd_row(const weft_problem *p, void *const *ptr, int64_t i) {
-    row src = row_of(p, ptr, WEFT_SRC, i);
+    row src = row_of(p, ptr, WEFT_ROLE_SRC, i);
     cross_entropy_target t = cross_entropy_target_of(p, ptr, i);
     row_exp e = row_exp_sum(src, p->c);
     cross_entropy_sum s;
     s.loss = cross_entropy_loss(p, ptr, &t, src, e);
     s.weight = t.weight;
-    row_put(p, row_of(p, ptr, WEFT_LSE, i), 0, e.greatest + log(e.sum));
-    if (p->attr[WEFT_CE_REDUCTION] == WEFT_CE_NONE) row_put(p, row_of(p, ptr, WEFT_DST, i), 0, s.loss);
+    row_put(p, row_of(p, ptr, WEFT_ROLE_LSE, i), 0, e.greatest + log(e.sum));
+    if (p->attr[WEFT_CE_REDUCTION] == WEFT_CE_NONE) row_put(p, row_of(p, ptr, WEFT_ROLE_DST, i), 0, s.loss);
     return s;
 }
 
 WEFT_ITEM void cross_entropy_bwd_row(const weft_problem *p, void *const *ptr, double weights, int64_t i) {
-    row src = row_of(p, ptr, WEFT_SRC, i), diff_src = row_of(p, ptr, WEFT_DIFF_SRC, i);
+    row src = row_of(p, ptr, WEFT_ROLE_SRC, i), diff_src = row_of(p, ptr, WEFT_ROLE_DIFF_SRC, i);
     cross_entropy_target t = cross_entropy_target_of(p, ptr, i);
     int none = p->attr[WEFT_CE_REDUCTION] == WEFT_CE_NONE;
-    double g = none ? row_get(row_of(p, ptr, WEFT_DIFF_DST, i), 0) : vector_get(p, ptr, WEFT_DIFF_DST, 0);
-    double lse = row_get(row_of(p, ptr, WEFT_LSE, i), 0), sum = 0;
+    double g = none ? row_get(row_of(p, ptr, WEFT_ROLE_DIFF_DST, i), 0) : vector_get(p, ptr, WEFT_ROLE_DIFF_DST, 0);
+    double lse = row_get(row_of(p, ptr, WEFT_ROLE_LSE, i), 0), sum = 0;
     g = t.ignored ? 0 : g / weights; /* where nothing but ignored targets leave weights 0, too */
     for (int64_t c = 0; c < p->c; c++) sum += g * cross_entropy_share(p, ptr, &t, c);
     for (int64_t c = 0; c < p->c; c++)
@@ -95,10 +95,10 @@ WEFT_ITEM void cross_entropy_bwd_row(const weft_problem *p, void *const *ptr, do
 typedef enum cross_entropy_step { CROSS_ENTROPY_SPAN, CROSS_ENTROPY_TOTAL, CROSS_ENTROPY_ROW } cross_entropy_step;
 
 WEFT_ITEM int cross_entropy_reduces(const weft_problem *p) {
-    return p->pass == WEFT_FWD ? p->attr[WEFT_CE_REDUCTION] != WEFT_CE_NONE : p->attr[WEFT_CE_REDUCTION] == WEFT_CE_MEAN;
+    return p->pass == WEFT_PASS_FWD ? p->attr[WEFT_CE_REDUCTION] != WEFT_CE_NONE : p->attr[WEFT_CE_REDUCTION] == WEFT_CE_MEAN;
 }
 
-WEFT_ITEM int cross_entropy_phases(const weft_problem *p) { return !cross_entropy_reduces(p) ? 1 : p->pass == WEFT_FWD ? 2 : 3; }
+WEFT_ITEM int cross_entropy_phases(const weft_problem *p) { return !cross_entropy_reduces(p) ? 1 : p->pass == WEFT_PASS_FWD ? 2 : 3; }
 
 WEFT_ITEM cross_entropy_step cross_entropy_step_of(const weft_problem *p, int phase) {
     return cross_entropy_reduces(p) ? (cross_entropy_step)phase : CROSS_ENTROPY_ROW;
@@ -128,7 +128,7 @@ WEFT_ITEM cross_entropy_sum cross_entropy_span(const weft_problem *p, void *cons
     cross_entropy_sum all = {0, 0};
     for (; i < end; i++) {
         cross_entropy_sum one = {0, 0};
-        if (p->pass == WEFT_FWD) one = cross_entropy_fwd_row(p, ptr, i);
+        if (p->pass == WEFT_PASS_FWD) one = cross_entropy_fwd_row(p, ptr, i);
         else one.weight = cross_entropy_target_of(p, ptr, i).weight;
         all.loss += one.loss;
         all.weight += one.weight;
@@ -144,7 +144,7 @@ WEFT_ITEM void cross_entropy_total(const weft_problem *p, void *const *ptr, cros
         all.weight += sums[i].weight;
     }
     sums[spans] = all;
-    if (p->pass == WEFT_FWD) vector_put(p, ptr, WEFT_DST, 0, p->attr[WEFT_CE_REDUCTION] == WEFT_CE_MEAN ? all.loss / all.weight : all.loss);
+    if (p->pass == WEFT_PASS_FWD) vector_put(p, ptr, WEFT_ROLE_DST, 0, p->attr[WEFT_CE_REDUCTION] == WEFT_CE_MEAN ? all.loss / all.weight : all.loss);
 }
 
 WEFT_ITEM void cross_entropy_item(const weft_problem *p, void *const *ptr, void *workspace, int phase, int64_t i) {
@@ -153,7 +153,7 @@ WEFT_ITEM void cross_entropy_item(const weft_problem *p, void *const *ptr, void 
     case CROSS_ENTROPY_SPAN: sums[i] = cross_entropy_span(p, ptr, i); break;
     case CROSS_ENTROPY_TOTAL: cross_entropy_total(p, ptr, sums); break;
     default:
-        if (p->pass == WEFT_FWD) cross_entropy_fwd_row(p, ptr, i);
+        if (p->pass == WEFT_PASS_FWD) cross_entropy_fwd_row(p, ptr, i);
         else cross_entropy_bwd_row(p, ptr, cross_entropy_reduces(p) ? sums[cross_entropy_spans(p)].weight : 1, i);
     }
 }

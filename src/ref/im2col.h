@@ -28,7 +28,7 @@ WEFT_ITEM void im2col_image(const weft_problem *p, conv_view columns, conv_view 
     item_out(p, image.t, image.ptr, offset, sum);
 }
 
-WEFT_ITEM int im2col_output(const weft_problem *p) { return p->pass == WEFT_FWD ? WEFT_DST : WEFT_DIFF_SRC; }
+WEFT_ITEM int im2col_output(const weft_problem *p) { return p->pass == WEFT_PASS_FWD ? WEFT_ROLE_DST : WEFT_ROLE_DIFF_SRC; }
 
 WEFT_ITEM int64_t im2col_count(const weft_problem *p, int phase) {
     (void)phase;
@@ -37,8 +37,8 @@ WEFT_ITEM int64_t im2col_count(const weft_problem *p, int phase) {
 
 WEFT_ITEM void im2col_item(const weft_problem *p, void *const *ptr, void *workspace, int phase, int64_t i) {
     (void)workspace, (void)phase;
-    conv_view in = conv_see(p, ptr, p->pass == WEFT_FWD ? WEFT_SRC : WEFT_DIFF_DST), out = conv_see(p, ptr, im2col_output(p));
-    if ((p->op == WEFT_IM2COL) == (p->pass == WEFT_FWD)) im2col_columns(p, in, out, i);
+    conv_view in = conv_see(p, ptr, p->pass == WEFT_PASS_FWD ? WEFT_ROLE_SRC : WEFT_ROLE_DIFF_DST), out = conv_see(p, ptr, im2col_output(p));
+    if ((p->op == WEFT_OP_IM2COL) == (p->pass == WEFT_PASS_FWD)) im2col_columns(p, in, out, i);
     else im2col_image(p, in, out, i);
 }
 

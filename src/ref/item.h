@@ -59,12 +59,12 @@ WEFT_ITEM uint32_t item_pack(double v, int e, int m) {
 /* ---------------------------------------------------------------- elements */
 WEFT_ITEM double item_load(int dtype, const void *ptr, int64_t at) {
     switch (dtype) {
-    case WEFT_F32: return ((const float *)ptr)[at];
-    case WEFT_F64: return ((const double *)ptr)[at];
-    case WEFT_F16: return item_unpack(((const uint16_t *)ptr)[at], 5, 10);
-    case WEFT_BF16: return item_unpack(((const uint16_t *)ptr)[at], 8, 7);
-    case WEFT_U8: return ((const uint8_t *)ptr)[at];
-    case WEFT_I32: return ((const int32_t *)ptr)[at];
+    case WEFT_DTYPE_F32: return ((const float *)ptr)[at];
+    case WEFT_DTYPE_F64: return ((const double *)ptr)[at];
+    case WEFT_DTYPE_F16: return item_unpack(((const uint16_t *)ptr)[at], 5, 10);
+    case WEFT_DTYPE_BF16: return item_unpack(((const uint16_t *)ptr)[at], 8, 7);
+    case WEFT_DTYPE_U8: return ((const uint8_t *)ptr)[at];
+    case WEFT_DTYPE_I32: return ((const int32_t *)ptr)[at];
     default: return (double)((const int64_t *)ptr)[at];
     }
 }
@@ -72,20 +72,20 @@ WEFT_ITEM double item_load(int dtype, const void *ptr, int64_t at) {
 /* Of integer tensors: exact beyond 2^53 too. */
 WEFT_ITEM int64_t item_whole(int dtype, const void *ptr, int64_t at) {
     switch (dtype) {
-    case WEFT_U8: return ((const uint8_t *)ptr)[at];
-    case WEFT_I32: return ((const int32_t *)ptr)[at];
+    case WEFT_DTYPE_U8: return ((const uint8_t *)ptr)[at];
+    case WEFT_DTYPE_I32: return ((const int32_t *)ptr)[at];
     default: return ((const int64_t *)ptr)[at];
     }
 }
 
 WEFT_ITEM void item_store(int dtype, void *ptr, int64_t at, double v) {
     switch (dtype) {
-    case WEFT_F32: ((float *)ptr)[at] = (float)v; break;
-    case WEFT_F64: ((double *)ptr)[at] = v; break;
-    case WEFT_F16: ((uint16_t *)ptr)[at] = (uint16_t)item_pack(v, 5, 10); break;
-    case WEFT_BF16: ((uint16_t *)ptr)[at] = (uint16_t)item_pack(v, 8, 7); break;
-    case WEFT_U8: ((uint8_t *)ptr)[at] = (uint8_t)v; break;
-    case WEFT_I32: ((int32_t *)ptr)[at] = (int32_t)v; break;
+    case WEFT_DTYPE_F32: ((float *)ptr)[at] = (float)v; break;
+    case WEFT_DTYPE_F64: ((double *)ptr)[at] = v; break;
+    case WEFT_DTYPE_F16: ((uint16_t *)ptr)[at] = (uint16_t)item_pack(v, 5, 10); break;
+    case WEFT_DTYPE_BF16: ((uint16_t *)ptr)[at] = (uint16_t)item_pack(v, 8, 7); break;
+    case WEFT_DTYPE_U8: ((uint8_t *)ptr)[at] = (uint8_t)v; break;
+    case WEFT_DTYPE_I32: ((int32_t *)ptr)[at] = (int32_t)v; break;
     default: ((int64_t *)ptr)[at] = (int64_t)v; break;
     }
 }
@@ -118,8 +118,8 @@ WEFT_ITEM int64_t item_at(const weft_tensor *t, int64_t i, int64_t *coord) {
 /* One step of the epilogue. NaN stays NaN. */
 WEFT_ITEM double item_step(const weft_problem *p, void *const *ptr, const weft_step *s, int64_t channel, double v) {
     if (s->kind == WEFT_STEP_BIAS) {
-        const weft_tensor *b = item_tensor(p, WEFT_BIAS);
-        v += item_load(b->dtype, ptr[WEFT_BIAS], channel * b->strides[0]);
+        const weft_tensor *b = item_tensor(p, WEFT_ROLE_BIAS);
+        v += item_load(b->dtype, ptr[WEFT_ROLE_BIAS], channel * b->strides[0]);
     } else if (s->kind != WEFT_STEP_ACC) {
         double lo = s->kind == WEFT_STEP_RELU ? 0 : s->lo;
         if (v < lo) v = lo;
@@ -137,7 +137,7 @@ WEFT_ITEM double item_epilogue(const weft_problem *p, void *const *ptr, int64_t 
 /* An output leaves through here: the accumulation step, if the problem ends in one, and one rounding. */
 WEFT_ITEM void item_out(const weft_problem *p, const weft_tensor *t, void *ptr, int64_t at, double v) {
     const weft_step *last = p->nsteps ? &p->step[p->nsteps - 1] : p->step;
-    if (p->nsteps && last->kind == WEFT_STEP_ACC) v = last->lo * v + (last->hi != 0 ? last->hi * item_load(t->dtype, ptr, at) : 0);
+    if (p->nsteps && last->kind == WEFT_STEP_ACC) v = last->alpha * v + (last->beta != 0 ? last->beta * item_load(t->dtype, ptr, at) : 0);
     item_store(t->dtype, ptr, at, v);
 }
 

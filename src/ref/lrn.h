@@ -27,7 +27,7 @@ WEFT_ITEM double lrn_scale(const weft_problem *p, row src, int64_t c) {
 }
 
 WEFT_ITEM double lrn_gradient(const weft_problem *p, void *const *ptr, row src, int64_t i, int64_t c) {
-    row diff_dst = row_of(p, ptr, WEFT_DIFF_DST, i);
+    row diff_dst = row_of(p, ptr, WEFT_ROLE_DIFF_DST, i);
     int64_t size = p->attr[WEFT_LRN_SIZE];
     double alpha = p->real[WEFT_LRN_ALPHA], beta = p->real[WEFT_LRN_BETA], sum = 0;
     lrn_span s = lrn_around(p, c, (size - 1) / 2, size / 2);
@@ -44,9 +44,9 @@ WEFT_ITEM int64_t lrn_count(const weft_problem *p, int phase) {
 WEFT_ITEM void lrn_item(const weft_problem *p, void *const *ptr, void *workspace, int phase, int64_t i) {
     (void)workspace, (void)phase;
     int64_t at = i / p->c, c = i % p->c;
-    row src = row_of(p, ptr, WEFT_SRC, at);
-    double v = p->pass == WEFT_FWD ? row_get(src, c) / pow(lrn_scale(p, src, c), p->real[WEFT_LRN_BETA]) : lrn_gradient(p, ptr, src, at, c);
-    row_put(p, row_of(p, ptr, p->pass == WEFT_FWD ? WEFT_DST : WEFT_DIFF_SRC, at), c, v);
+    row src = row_of(p, ptr, WEFT_ROLE_SRC, at);
+    double v = p->pass == WEFT_PASS_FWD ? row_get(src, c) / pow(lrn_scale(p, src, c), p->real[WEFT_LRN_BETA]) : lrn_gradient(p, ptr, src, at, c);
+    row_put(p, row_of(p, ptr, p->pass == WEFT_PASS_FWD ? WEFT_ROLE_DST : WEFT_ROLE_DIFF_SRC, at), c, v);
 }
 
 #endif

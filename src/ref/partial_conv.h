@@ -41,7 +41,7 @@ WEFT_ITEM double partial_weight(const weft_problem *p, conv_view weights, int64_
 WEFT_ITEM double partial_masked(const weft_problem *p, conv_view mask, int64_t n, int64_t c, const int64_t *at, double v) {
     if (p->attr[WEFT_PARTIAL_MASK] == 0) return v;
     double m = partial_at(mask, p->attr[WEFT_PARTIAL_SHARED] ? 0 : n, p->attr[WEFT_PARTIAL_MASK] == 2 ? c : 0, at);
-    if (mask.t->dtype == WEFT_U8) return m != 0 ? v : 0;
+    if (mask.t->dtype == WEFT_DTYPE_U8) return m != 0 ? v : 0;
     return v * m;
 }
 
@@ -61,7 +61,7 @@ WEFT_ITEM double partial_sum(const weft_problem *p, conv_view sums, int64_t n, i
 
 /* One sum, and the elements of the new mask that it gives: one channel, or those of the group. */
 WEFT_ITEM void partial_sums(const weft_problem *p, void *const *ptr, int64_t i) {
-    conv_view mask = conv_see(p, ptr, WEFT_MASK), sums = conv_see(p, ptr, WEFT_SUMS), fresh = conv_see(p, ptr, WEFT_NEW_MASK);
+    conv_view mask = conv_see(p, ptr, WEFT_ROLE_MASK), sums = conv_see(p, ptr, WEFT_ROLE_SUMS), fresh = conv_see(p, ptr, WEFT_ROLE_NEW_MASK);
     int64_t at[5], offset = item_at(sums.t, i, at), k[3], x[3];
     int64_t per_group = p->c / p->groups, window = p->kernel[0] * p->kernel[1] * p->kernel[2];
     int every = p->attr[WEFT_PARTIAL_MASK] == 2;
@@ -80,8 +80,8 @@ WEFT_ITEM void partial_sums(const weft_problem *p, void *const *ptr, int64_t i) 
 
 /* ---------------------------------------------------------------- the passes */
 WEFT_ITEM void partial_fwd(const weft_problem *p, void *const *ptr, int64_t i) {
-    conv_view src = conv_see(p, ptr, WEFT_SRC), weights = conv_see(p, ptr, WEFT_WEIGHTS), dst = conv_see(p, ptr, WEFT_DST);
-    conv_view mask = conv_see(p, ptr, WEFT_MASK), sums = conv_see(p, ptr, WEFT_SUMS);
+    conv_view src = conv_see(p, ptr, WEFT_ROLE_SRC), weights = conv_see(p, ptr, WEFT_ROLE_WEIGHTS), dst = conv_see(p, ptr, WEFT_ROLE_DST);
+    conv_view mask = conv_see(p, ptr, WEFT_ROLE_MASK), sums = conv_see(p, ptr, WEFT_ROLE_SUMS);
     int64_t at[5], offset = item_at(dst.t, i, at), n = at[0], o = at[1], k[3], x[3];
     int64_t per_group = p->c / p->groups, first = o / (p->o / p->groups) * per_group, window = p->kernel[0] * p->kernel[1] * p->kernel[2];
     double v = 0, sum = partial_sum(p, sums, n, o, at + 2);
@@ -105,8 +105,8 @@ WEFT_ITEM double partial_scaled(const weft_problem *p, conv_view diff_dst, conv_
 }
 
 WEFT_ITEM void partial_bwd_data(const weft_problem *p, void *const *ptr, int64_t i) {
-    conv_view diff_dst = conv_see(p, ptr, WEFT_DIFF_DST), weights = conv_see(p, ptr, WEFT_WEIGHTS);
-    conv_view diff_src = conv_see(p, ptr, WEFT_DIFF_SRC), mask = conv_see(p, ptr, WEFT_MASK), sums = conv_see(p, ptr, WEFT_SUMS);
+    conv_view diff_dst = conv_see(p, ptr, WEFT_ROLE_DIFF_DST), weights = conv_see(p, ptr, WEFT_ROLE_WEIGHTS);
+    conv_view diff_src = conv_see(p, ptr, WEFT_ROLE_DIFF_SRC), mask = conv_see(p, ptr, WEFT_ROLE_MASK), sums = conv_see(p, ptr, WEFT_ROLE_SUMS);
     int64_t at[5], offset = item_at(diff_src.t, i, at), n = at[0], c = at[1], k[3], y[3];
     int64_t outs = p->o / p->groups, first = c / (p->c / p->groups) * outs, window = p->kernel[0] * p->kernel[1] * p->kernel[2];
     double v = 0;
@@ -119,8 +119,8 @@ WEFT_ITEM void partial_bwd_data(const weft_problem *p, void *const *ptr, int64_t
 }
 
 WEFT_ITEM void partial_bwd_weights(const weft_problem *p, void *const *ptr, int64_t i) {
-    conv_view src = conv_see(p, ptr, WEFT_SRC), diff_dst = conv_see(p, ptr, WEFT_DIFF_DST);
-    conv_view diff_weights = conv_see(p, ptr, WEFT_DIFF_WEIGHTS), mask = conv_see(p, ptr, WEFT_MASK), sums = conv_see(p, ptr, WEFT_SUMS);
+    conv_view src = conv_see(p, ptr, WEFT_ROLE_SRC), diff_dst = conv_see(p, ptr, WEFT_ROLE_DIFF_DST);
+    conv_view diff_weights = conv_see(p, ptr, WEFT_ROLE_DIFF_WEIGHTS), mask = conv_see(p, ptr, WEFT_ROLE_MASK), sums = conv_see(p, ptr, WEFT_ROLE_SUMS);
     int64_t at[5], offset = item_at(diff_weights.t, i, at), k[3], x[3], y[3];
     int64_t per_group = p->c / p->groups, outs = p->o / p->groups, tap = (at[2] * p->kernel[1] + at[3]) * p->kernel[2] + at[4];
     int transposed = p->attr[WEFT_PARTIAL_TRANSPOSED] != 0;
@@ -136,7 +136,7 @@ WEFT_ITEM void partial_bwd_weights(const weft_problem *p, void *const *ptr, int6
 }
 
 WEFT_ITEM void partial_bwd_bias(const weft_problem *p, void *const *ptr, int64_t o) {
-    conv_view diff_dst = conv_see(p, ptr, WEFT_DIFF_DST), diff_bias = conv_see(p, ptr, WEFT_DIFF_BIAS), sums = conv_see(p, ptr, WEFT_SUMS);
+    conv_view diff_dst = conv_see(p, ptr, WEFT_ROLE_DIFF_DST), diff_bias = conv_see(p, ptr, WEFT_ROLE_DIFF_BIAS), sums = conv_see(p, ptr, WEFT_ROLE_SUMS);
     int64_t y[3];
     double v = 0;
     for (int64_t n = 0; n < p->n; n++)
@@ -147,19 +147,19 @@ WEFT_ITEM void partial_bwd_bias(const weft_problem *p, void *const *ptr, int64_t
 }
 
 /* fwd: the sums with the new mask, then dst. The gradients are those of convolution, in its order. */
-WEFT_ITEM int partial_conv_phases(const weft_problem *p) { return p->pass == WEFT_FWD ? 2 : conv_phases(p); }
+WEFT_ITEM int partial_conv_phases(const weft_problem *p) { return p->pass == WEFT_PASS_FWD ? 2 : conv_phases(p); }
 
 WEFT_ITEM int64_t partial_conv_count(const weft_problem *p, int phase) {
-    return p->pass == WEFT_FWD && phase == 0 ? item_numel(item_tensor(p, WEFT_SUMS)) : conv_count(p, phase);
+    return p->pass == WEFT_PASS_FWD && phase == 0 ? item_numel(item_tensor(p, WEFT_ROLE_SUMS)) : conv_count(p, phase);
 }
 
 WEFT_ITEM void partial_conv_item(const weft_problem *p, void *const *ptr, void *workspace, int phase, int64_t i) {
     (void)workspace;
-    switch (p->pass == WEFT_FWD && phase == 0 ? WEFT_SUMS : conv_output(p, phase)) {
-    case WEFT_SUMS: partial_sums(p, ptr, i); break;
-    case WEFT_DST: partial_fwd(p, ptr, i); break;
-    case WEFT_DIFF_SRC: partial_bwd_data(p, ptr, i); break;
-    case WEFT_DIFF_WEIGHTS: partial_bwd_weights(p, ptr, i); break;
+    switch (p->pass == WEFT_PASS_FWD && phase == 0 ? WEFT_ROLE_SUMS : conv_output(p, phase)) {
+    case WEFT_ROLE_SUMS: partial_sums(p, ptr, i); break;
+    case WEFT_ROLE_DST: partial_fwd(p, ptr, i); break;
+    case WEFT_ROLE_DIFF_SRC: partial_bwd_data(p, ptr, i); break;
+    case WEFT_ROLE_DIFF_WEIGHTS: partial_bwd_weights(p, ptr, i); break;
     default: partial_bwd_bias(p, ptr, i); break;
     }
 }

@@ -9,21 +9,21 @@
 #include "item.h"
 
 WEFT_ITEM double pointwise_value(const weft_problem *p, double x) {
-    double lo = p->op == WEFT_CLIP ? p->real[WEFT_CLIP_LO] : 0;
+    double lo = p->op == WEFT_OP_CLIP ? p->real[WEFT_CLIP_LO] : 0;
     switch (p->op) {
-    case WEFT_TANH: return tanh(x);
-    case WEFT_SIGMOID: return 1 / (1 + exp(-x));
+    case WEFT_OP_TANH: return tanh(x);
+    case WEFT_OP_SIGMOID: return 1 / (1 + exp(-x));
     default:
         if (x < lo) x = lo;
-        return p->op == WEFT_CLIP && x > p->real[WEFT_CLIP_HI] ? p->real[WEFT_CLIP_HI] : x;
+        return p->op == WEFT_OP_CLIP && x > p->real[WEFT_CLIP_HI] ? p->real[WEFT_CLIP_HI] : x;
     }
 }
 
 WEFT_ITEM double pointwise_gradient(const weft_problem *p, double y, double dy) {
     switch (p->op) {
-    case WEFT_TANH: return dy * (1 - y * y);
-    case WEFT_SIGMOID: return dy * y * (1 - y);
-    case WEFT_CLIP: return y <= p->real[WEFT_CLIP_LO] || y >= p->real[WEFT_CLIP_HI] ? 0 : dy;
+    case WEFT_OP_TANH: return dy * (1 - y * y);
+    case WEFT_OP_SIGMOID: return dy * y * (1 - y);
+    case WEFT_OP_CLIP: return y <= p->real[WEFT_CLIP_LO] || y >= p->real[WEFT_CLIP_HI] ? 0 : dy;
     default: return y <= 0 ? 0 : dy;
     }
 }
@@ -36,15 +36,15 @@ WEFT_ITEM int64_t pointwise_count(const weft_problem *p, int phase) {
 WEFT_ITEM void pointwise_item(const weft_problem *p, void *const *ptr, void *workspace, int phase, int64_t i) {
     (void)workspace, (void)phase;
     int64_t at[5];
-    if (p->pass == WEFT_FWD) {
-        const weft_tensor *src = item_tensor(p, WEFT_SRC), *dst = item_tensor(p, WEFT_DST);
-        double x = item_load(src->dtype, ptr[WEFT_SRC], item_at(src, i, at));
-        item_out(p, dst, ptr[WEFT_DST], item_at(dst, i, at), pointwise_value(p, x));
+    if (p->pass == WEFT_PASS_FWD) {
+        const weft_tensor *src = item_tensor(p, WEFT_ROLE_SRC), *dst = item_tensor(p, WEFT_ROLE_DST);
+        double x = item_load(src->dtype, ptr[WEFT_ROLE_SRC], item_at(src, i, at));
+        item_out(p, dst, ptr[WEFT_ROLE_DST], item_at(dst, i, at), pointwise_value(p, x));
     } else {
-        const weft_tensor *dst = item_tensor(p, WEFT_DST), *diff_dst = item_tensor(p, WEFT_DIFF_DST), *diff_src = item_tensor(p, WEFT_DIFF_SRC);
-        double y = item_load(dst->dtype, ptr[WEFT_DST], item_at(dst, i, at));
-        double dy = item_load(diff_dst->dtype, ptr[WEFT_DIFF_DST], item_at(diff_dst, i, at));
-        item_out(p, diff_src, ptr[WEFT_DIFF_SRC], item_at(diff_src, i, at), pointwise_gradient(p, y, dy));
+        const weft_tensor *dst = item_tensor(p, WEFT_ROLE_DST), *diff_dst = item_tensor(p, WEFT_ROLE_DIFF_DST), *diff_src = item_tensor(p, WEFT_ROLE_DIFF_SRC);
+        double y = item_load(dst->dtype, ptr[WEFT_ROLE_DST], item_at(dst, i, at));
+        double dy = item_load(diff_dst->dtype, ptr[WEFT_ROLE_DIFF_DST], item_at(diff_dst, i, at));
+        item_out(p, diff_src, ptr[WEFT_ROLE_DIFF_SRC], item_at(diff_src, i, at), pointwise_gradient(p, y, dy));
     }
 }
 

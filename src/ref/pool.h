@@ -16,7 +16,7 @@
 WEFT_ITEM int64_t pool_place(const int64_t size[3], int64_t z, int64_t y, int64_t x) { return (z * size[1] + y) * size[2] + x; }
 
 WEFT_ITEM void pool_max_fwd(const weft_problem *p, void *const *ptr, int64_t i) {
-    conv_view src = conv_see(p, ptr, WEFT_SRC), dst = conv_see(p, ptr, WEFT_DST);
+    conv_view src = conv_see(p, ptr, WEFT_ROLE_SRC), dst = conv_see(p, ptr, WEFT_ROLE_DST);
     int64_t at[5], offset = item_at(dst.t, i, at), place = -1, tap = 0;
     double best = item_unpack(0xfc00, 5, 10);   /* -infinity */
     CONV_TAPS(conv_reads) {
@@ -28,8 +28,8 @@ WEFT_ITEM void pool_max_fwd(const weft_problem *p, void *const *ptr, int64_t i) 
     }
     item_out(p, dst.t, dst.ptr, offset, best);
     if (!p->attr[WEFT_MAX_POOL_INDEX]) return;
-    conv_view index = conv_see(p, ptr, WEFT_INDEX);
-    item_store(index.t->dtype, index.ptr, item_at(index.t, i, at), (double)(index.t->dtype == WEFT_U8 ? tap : place));
+    conv_view index = conv_see(p, ptr, WEFT_ROLE_INDEX);
+    item_store(index.t->dtype, index.ptr, item_at(index.t, i, at), (double)(index.t->dtype == WEFT_DTYPE_U8 ? tap : place));
 }
 
 WEFT_ITEM int64_t pool_said(conv_view index, const int64_t *at, int64_t z, int64_t y, int64_t x) {
@@ -38,11 +38,11 @@ WEFT_ITEM int64_t pool_said(conv_view index, const int64_t *at, int64_t z, int64
 }
 
 WEFT_ITEM void pool_max_bwd(const weft_problem *p, void *const *ptr, int64_t i) {
-    conv_view index = conv_see(p, ptr, WEFT_INDEX), diff_dst = conv_see(p, ptr, WEFT_DIFF_DST), diff_src = conv_see(p, ptr, WEFT_DIFF_SRC);
+    conv_view index = conv_see(p, ptr, WEFT_ROLE_INDEX), diff_dst = conv_see(p, ptr, WEFT_ROLE_DIFF_DST), diff_src = conv_see(p, ptr, WEFT_ROLE_DIFF_SRC);
     int64_t at[5], offset = item_at(diff_src.t, i, at), place = pool_place(p->in, at[2], at[3], at[4]);
     double sum = 0;
     CONV_TAPS(conv_feeds) {
-        int64_t mine = index.t->dtype == WEFT_U8 ? pool_place(p->kernel, r, s, t) : place;
+        int64_t mine = index.t->dtype == WEFT_DTYPE_U8 ? pool_place(p->kernel, r, s, t) : place;
         if (pool_said(index, at, z, y, x) == mine) sum += conv_get(diff_dst, at[0], at[1], z, y, x);
     }
     item_out(p, diff_src.t, diff_src.ptr, offset, sum);
@@ -55,7 +55,7 @@ typedef struct pool_span { int64_t lo, hi, size; } pool_span;
 /* What window o reads. */
 WEFT_ITEM pool_span pool_reads(const weft_problem *p, int a, int64_t o) {
     pool_span w;
-    if (p->op == WEFT_ADAPTIVE_AVG_POOL) {
+    if (p->op == WEFT_OP_ADAPTIVE_AVG_POOL) {
         w.lo = o * p->in[a] / p->out[a];
         w.hi = ((o + 1) * p->in[a] + p->out[a] - 1) / p->out[a];
         w.size = w.hi - w.lo;
@@ -74,7 +74,7 @@ WEFT_ITEM pool_span pool_reads(const weft_problem *p, int a, int64_t o) {
 /* Which windows read x. */
 WEFT_ITEM pool_span pool_feeds(const weft_problem *p, int a, int64_t x) {
     pool_span w;
-    if (p->op == WEFT_ADAPTIVE_AVG_POOL) {
+    if (p->op == WEFT_OP_ADAPTIVE_AVG_POOL) {
         w.lo = x * p->out[a] / p->in[a];
         w.hi = ((x + 1) * p->out[a] + p->in[a] - 1) / p->in[a];
     } else {
@@ -88,12 +88,12 @@ WEFT_ITEM pool_span pool_feeds(const weft_problem *p, int a, int64_t x) {
 }
 
 WEFT_ITEM double pool_divisor(const weft_problem *p, pool_span z, pool_span y, pool_span x) {
-    if (p->op == WEFT_AVG_POOL && p->attr[WEFT_AVG_POOL_DIVISOR]) return (double)p->attr[WEFT_AVG_POOL_DIVISOR];
+    if (p->op == WEFT_OP_AVG_POOL && p->attr[WEFT_AVG_POOL_DIVISOR]) return (double)p->attr[WEFT_AVG_POOL_DIVISOR];
     return (double)z.size * (double)y.size * (double)x.size;
 }
 
 WEFT_ITEM void pool_avg_fwd(const weft_problem *p, void *const *ptr, int64_t i) {
-    conv_view src = conv_see(p, ptr, WEFT_SRC), dst = conv_see(p, ptr, WEFT_DST);
+    conv_view src = conv_see(p, ptr, WEFT_ROLE_SRC), dst = conv_see(p, ptr, WEFT_ROLE_DST);
     int64_t at[5], offset = item_at(dst.t, i, at);
     pool_span d = pool_reads(p, 0, at[2]), h = pool_reads(p, 1, at[3]), w = pool_reads(p, 2, at[4]);
     double sum = 0;
@@ -104,7 +104,7 @@ WEFT_ITEM void pool_avg_fwd(const weft_problem *p, void *const *ptr, int64_t i) 
 }
 
 WEFT_ITEM void pool_avg_bwd(const weft_problem *p, void *const *ptr, int64_t i) {
-    conv_view diff_dst = conv_see(p, ptr, WEFT_DIFF_DST), diff_src = conv_see(p, ptr, WEFT_DIFF_SRC);
+    conv_view diff_dst = conv_see(p, ptr, WEFT_ROLE_DIFF_DST), diff_src = conv_see(p, ptr, WEFT_ROLE_DIFF_SRC);
     int64_t at[5], offset = item_at(diff_src.t, i, at);
     pool_span d = pool_feeds(p, 0, at[2]), h = pool_feeds(p, 1, at[3]), w = pool_feeds(p, 2, at[4]);
     double sum = 0;
@@ -120,14 +120,14 @@ WEFT_ITEM void pool_avg_bwd(const weft_problem *p, void *const *ptr, int64_t i) 
 /* ---------------------------------------------------------------- items */
 WEFT_ITEM int64_t pool_count(const weft_problem *p, int phase) {
     (void)phase;
-    return item_numel(item_tensor(p, p->pass == WEFT_FWD ? WEFT_DST : WEFT_DIFF_SRC));
+    return item_numel(item_tensor(p, p->pass == WEFT_PASS_FWD ? WEFT_ROLE_DST : WEFT_ROLE_DIFF_SRC));
 }
 
 WEFT_ITEM void pool_item(const weft_problem *p, void *const *ptr, void *workspace, int phase, int64_t i) {
     (void)workspace, (void)phase;
-    if (p->op == WEFT_MAX_POOL && p->pass == WEFT_FWD) pool_max_fwd(p, ptr, i);
-    else if (p->op == WEFT_MAX_POOL) pool_max_bwd(p, ptr, i);
-    else if (p->pass == WEFT_FWD) pool_avg_fwd(p, ptr, i);
+    if (p->op == WEFT_OP_MAX_POOL && p->pass == WEFT_PASS_FWD) pool_max_fwd(p, ptr, i);
+    else if (p->op == WEFT_OP_MAX_POOL) pool_max_bwd(p, ptr, i);
+    else if (p->pass == WEFT_PASS_FWD) pool_avg_fwd(p, ptr, i);
     else pool_avg_bwd(p, ptr, i);
 }
 

@@ -37,7 +37,7 @@ static weft_status run(const weft__exec *e) {
 
 #define X(NAME, NAME_)                                                                                                 \
     static const weft__kernel ref_##NAME_ = {                                                                          \
-        .name = #NAME_ "_ref", .version = 1, .op = WEFT_##NAME, .engine = WEFT_ENGINE_REF, .reference = true,          \
+        .name = #NAME_ "_ref", .version = 1, .op = WEFT_OP_##NAME, .engine = WEFT_ENGINE_REF, .reference = true,          \
         .exact = true, .workspace = workspace, .cost = cost, .run = run};
 WEFT_OP_LIST(X)
 #undef X

@@ -8,18 +8,18 @@
 #include "rows.h"
 
 WEFT_ITEM void softmax_fwd(const weft_problem *p, void *const *ptr, int64_t i) {
-    row src = row_of(p, ptr, WEFT_SRC, i), dst = row_of(p, ptr, WEFT_DST, i);
+    row src = row_of(p, ptr, WEFT_ROLE_SRC, i), dst = row_of(p, ptr, WEFT_ROLE_DST, i);
     row_exp e = row_exp_sum(src, p->c);
     double log_sum = log(e.sum);
     for (int64_t c = 0; c < p->c; c++) {
         double x = row_get(src, c) - e.greatest;
-        row_put(p, dst, c, p->op == WEFT_SOFTMAX ? exp(x) / e.sum : x - log_sum);
+        row_put(p, dst, c, p->op == WEFT_OP_SOFTMAX ? exp(x) / e.sum : x - log_sum);
     }
 }
 
 WEFT_ITEM void softmax_bwd(const weft_problem *p, void *const *ptr, int64_t i) {
-    row dst = row_of(p, ptr, WEFT_DST, i), diff_dst = row_of(p, ptr, WEFT_DIFF_DST, i), diff_src = row_of(p, ptr, WEFT_DIFF_SRC, i);
-    int plain = p->op == WEFT_SOFTMAX;
+    row dst = row_of(p, ptr, WEFT_ROLE_DST, i), diff_dst = row_of(p, ptr, WEFT_ROLE_DIFF_DST, i), diff_src = row_of(p, ptr, WEFT_ROLE_DIFF_SRC, i);
+    int plain = p->op == WEFT_OP_SOFTMAX;
     double sum = 0;
     for (int64_t c = 0; c < p->c; c++) sum += (plain ? row_get(dst, c) : 1) * row_get(diff_dst, c);
     for (int64_t c = 0; c < p->c; c++) {
@@ -35,7 +35,7 @@ WEFT_ITEM int64_t softmax_count(const weft_problem *p, int phase) {
 
 WEFT_ITEM void softmax_item(const weft_problem *p, void *const *ptr, void *workspace, int phase, int64_t i) {
     (void)workspace, (void)phase;
-    if (p->pass == WEFT_FWD) softmax_fwd(p, ptr, i);
+    if (p->pass == WEFT_PASS_FWD) softmax_fwd(p, ptr, i);
     else softmax_bwd(p, ptr, i);
 }
 

@@ -68,8 +68,8 @@ WEFT_ITEM int sparse_feeds(const weft_problem *p, const int64_t *x, const int64_
 WEFT_ITEM double sparse_value(conv_view weights, int64_t j) { return item_load(weights.t->dtype, weights.ptr, j * weights.t->strides[0]); }
 
 WEFT_ITEM void sparse_fwd(const weft_problem *p, void *const *ptr, int64_t i) {
-    conv_view src = conv_see(p, ptr, WEFT_SRC), weights = conv_see(p, ptr, WEFT_WEIGHTS), dst = conv_see(p, ptr, WEFT_DST);
-    conv_view rows = conv_see(p, ptr, WEFT_ROWS), cols = conv_see(p, ptr, WEFT_COLS);
+    conv_view src = conv_see(p, ptr, WEFT_ROLE_SRC), weights = conv_see(p, ptr, WEFT_ROLE_WEIGHTS), dst = conv_see(p, ptr, WEFT_ROLE_DST);
+    conv_view rows = conv_see(p, ptr, WEFT_ROLE_ROWS), cols = conv_see(p, ptr, WEFT_ROLE_COLS);
     int64_t at[5], offset = item_at(dst.t, i, at), o = at[1], c, distance[3], x[3];
     int64_t first = o / (p->o / p->groups) * (p->c / p->groups), end = sparse_begin(p, rows, o + 1);
     double sum = 0;
@@ -80,8 +80,8 @@ WEFT_ITEM void sparse_fwd(const weft_problem *p, void *const *ptr, int64_t i) {
 }
 
 WEFT_ITEM void sparse_bwd_data(const weft_problem *p, void *const *ptr, int64_t i) {
-    conv_view diff_dst = conv_see(p, ptr, WEFT_DIFF_DST), weights = conv_see(p, ptr, WEFT_WEIGHTS);
-    conv_view diff_src = conv_see(p, ptr, WEFT_DIFF_SRC), rows = conv_see(p, ptr, WEFT_ROWS), cols = conv_see(p, ptr, WEFT_COLS);
+    conv_view diff_dst = conv_see(p, ptr, WEFT_ROLE_DIFF_DST), weights = conv_see(p, ptr, WEFT_ROLE_WEIGHTS);
+    conv_view diff_src = conv_see(p, ptr, WEFT_ROLE_DIFF_SRC), rows = conv_see(p, ptr, WEFT_ROLE_ROWS), cols = conv_see(p, ptr, WEFT_ROLE_COLS);
     int64_t at[5], offset = item_at(diff_src.t, i, at), per_group = p->c / p->groups, outs = p->o / p->groups;
     int64_t first = at[1] / per_group * outs, c, distance[3], y[3];
     double sum = 0;
@@ -95,8 +95,8 @@ WEFT_ITEM void sparse_bwd_data(const weft_problem *p, void *const *ptr, int64_t 
 }
 
 WEFT_ITEM void sparse_bwd_weights(const weft_problem *p, void *const *ptr, int64_t j) {
-    conv_view src = conv_see(p, ptr, WEFT_SRC), diff_dst = conv_see(p, ptr, WEFT_DIFF_DST);
-    conv_view diff_weights = conv_see(p, ptr, WEFT_DIFF_WEIGHTS), rows = conv_see(p, ptr, WEFT_ROWS), cols = conv_see(p, ptr, WEFT_COLS);
+    conv_view src = conv_see(p, ptr, WEFT_ROLE_SRC), diff_dst = conv_see(p, ptr, WEFT_ROLE_DIFF_DST);
+    conv_view diff_weights = conv_see(p, ptr, WEFT_ROLE_DIFF_WEIGHTS), rows = conv_see(p, ptr, WEFT_ROLE_ROWS), cols = conv_see(p, ptr, WEFT_ROLE_COLS);
     int64_t c = 0, distance[3], x[3], y[3], o = sparse_row(p, rows, j);
     int64_t batch = o >= 0 && sparse_entry(p, cols, j, &c, distance) ? p->n : 0, first = o / (p->o / p->groups) * (p->c / p->groups);
     double sum = 0;
@@ -112,9 +112,9 @@ WEFT_ITEM void sparse_bwd_weights(const weft_problem *p, void *const *ptr, int64
 WEFT_ITEM void sparse_conv_item(const weft_problem *p, void *const *ptr, void *workspace, int phase, int64_t i) {
     (void)workspace;
     switch (conv_output(p, phase)) {
-    case WEFT_DST: sparse_fwd(p, ptr, i); break;
-    case WEFT_DIFF_SRC: sparse_bwd_data(p, ptr, i); break;
-    case WEFT_DIFF_WEIGHTS: sparse_bwd_weights(p, ptr, i); break;
+    case WEFT_ROLE_DST: sparse_fwd(p, ptr, i); break;
+    case WEFT_ROLE_DIFF_SRC: sparse_bwd_data(p, ptr, i); break;
+    case WEFT_ROLE_DIFF_WEIGHTS: sparse_bwd_weights(p, ptr, i); break;
     default: conv_bwd_bias(p, ptr, i); break;
     }
 }

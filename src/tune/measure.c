@@ -38,7 +38,7 @@ static weft_status take(buffers *b, size_t bytes, void **block, void **ptr) {
         WEFT__TRY(weft__cuda_alloc(b->cuda, b->ordinal, bytes + 64, block));
     } else {
         *block = weft__alloc(b->ctx, bytes + 64);
-        if (!*block) return weft__fail(WEFT_MEMORY, "out of memory for %zu bytes to measure with", bytes);
+        if (!*block) return weft__fail(WEFT_ERR_MEMORY, "out of memory for %zu bytes to measure with", bytes);
     }
     *ptr = (void *)(((uintptr_t)*block + 63) & ~(uintptr_t)63);
     return WEFT_OK;
@@ -57,7 +57,7 @@ static weft_status take_tensor(buffers *b, const weft_tensor *t) {
         return WEFT_OK;
     }
     void *host = weft__alloc(b->ctx, bytes);
-    if (!host) return weft__fail(WEFT_MEMORY, "out of memory for %zu bytes to measure with", bytes);
+    if (!host) return weft__fail(WEFT_ERR_MEMORY, "out of memory for %zu bytes to measure with", bytes);
     fill(t, host, 88172645463325252u + (uint64_t)t->role);
     weft_status s = weft__cuda_copy_in(b->cuda, b->ordinal, b->ptr[t->role], host, bytes);
     weft__free(b->ctx, host);
@@ -70,7 +70,7 @@ static weft_status take_all(buffers *b, const weft_problem *p, const weft__hw *h
     if (b->cuda) return WEFT_OK;     /* the engine empties the GPU's cache itself */
     b->flush_bytes = WEFT__MIN(2 * hw->l3, (size_t)256 << 20);
     b->flush = weft__alloc(b->ctx, b->flush_bytes);
-    return b->flush ? WEFT_OK : weft__fail(WEFT_MEMORY, "out of memory for %zu bytes to empty the caches with", b->flush_bytes);
+    return b->flush ? WEFT_OK : weft__fail(WEFT_ERR_MEMORY, "out of memory for %zu bytes to empty the caches with", b->flush_bytes);
 }
 
 static void give_all(buffers *b) {
@@ -105,7 +105,7 @@ static weft_status time_cpu(const buffers *b, const weft__exec *e, const weft__k
 }
 
 weft_status weft__measure(weft_ctx *ctx, const weft_problem *p, const weft__hw *hw, const weft__kernel *k, double give_up_ns, double seconds, double *ns) {
-    buffers b = {.ctx = ctx, .cuda = p->device == WEFT_CUDA ? weft__ctx_cuda(ctx, NULL) : NULL, .ordinal = p->ordinal};
+    buffers b = {.ctx = ctx, .cuda = p->device == WEFT_DEVICE_CUDA ? weft__ctx_cuda(ctx, NULL) : NULL, .ordinal = p->ordinal};
     weft__exec e = {.p = p, .hw = hw, .ctx = ctx, .ptr = b.ptr};
     double runs[RUNS_MAX];
     int n = 0;
@@ -115,7 +115,7 @@ weft_status weft__measure(weft_ctx *ctx, const weft_problem *p, const weft__hw *
     if (s == WEFT_OK && k->engine == WEFT_ENGINE_CUDA) s = weft__cuda_prepare(b.cuda, k, p, hw, &e.state);
     if (s == WEFT_OK && packed) {
         e.packed = (char *)b.workspace + (workspace - packed);
-        s = k->pack(&e, b.ptr[WEFT_WEIGHTS], (void *)e.packed);
+        s = k->pack(&e, b.ptr[WEFT_ROLE_WEIGHTS], (void *)e.packed);
     }
     if (s == WEFT_OK && b.cuda) s = weft__cuda_time(&e, k, n = 1, runs);   /* one tells whether more are worth it */
     if (s == WEFT_OK && b.cuda && runs[0] <= give_up_ns && runs[0] * 1e-9 * RUNS_MAX < seconds) s = weft__cuda_time(&e, k, n = RUNS_MAX, runs);

@@ -140,7 +140,7 @@ static void insert(const weft_ctx *ctx, weft__wisdom *w, line *l, bool keep) {
 
 static weft_status add_text(const weft_ctx *ctx, weft__wisdom *w, const char *text, size_t n, bool keep, bool *good) {
     line *l = weft__alloc(ctx, sizeof(*l) + n + 1);
-    if (!l) return weft__fail(WEFT_MEMORY, "out of memory for wisdom");
+    if (!l) return weft__fail(WEFT_ERR_MEMORY, "out of memory for wisdom");
     memcpy(l->text, text, n);
     *good = !memchr(text, 0, n) && read_fields(l);
     if (*good) insert(ctx, w, l, keep);
@@ -198,7 +198,7 @@ weft_status weft__wisdom_add(weft_ctx *ctx, const weft_problem *p, const weft__h
     pthread_mutex_lock(&w->lock);
     weft_status s = add_text(ctx, w, text, (size_t)n, false, &good);
     pthread_mutex_unlock(&w->lock);
-    return s != WEFT_OK || good ? s : weft__fail(WEFT_INTERNAL, "wisdom: a line of its own making does not parse: %s", text);
+    return s != WEFT_OK || good ? s : weft__fail(WEFT_ERR_INTERNAL, "wisdom: a line of its own making does not parse: %s", text);
 }
 
 /* ---------------------------------------------------------------- files */
@@ -208,12 +208,12 @@ static weft_status read_file(const weft_ctx *ctx, const char *path, bool may_mis
     int fd = open(path, O_RDONLY | O_NONBLOCK | O_CLOEXEC);   /* a pipe must not hold us up before we see that it is one */
     FILE *f = fd < 0 ? NULL : fdopen(fd, "rb");
     if (!f && may_miss && errno == ENOENT) return WEFT_OK;
-    if (!f) return weft__fail(WEFT_IO, "wisdom '%s' cannot be read: %s", path, strerror(errno));
+    if (!f) return weft__fail(WEFT_ERR_IO, "wisdom '%s' cannot be read: %s", path, strerror(errno));
     struct stat st;
     weft_status s = WEFT_OK;
-    if (fstat(fileno(f), &st) != 0 || !S_ISREG(st.st_mode)) s = weft__fail(WEFT_IO, "wisdom '%s' cannot be read: not a file", path);
-    else if (!(*text = weft__alloc(ctx, (size_t)st.st_size + 1))) s = weft__fail(WEFT_MEMORY, "out of memory for wisdom '%s'", path);
-    else if ((*length = fread(*text, 1, (size_t)st.st_size, f)) != (size_t)st.st_size) s = weft__fail(WEFT_IO, "wisdom '%s' cannot be read whole", path);
+    if (fstat(fileno(f), &st) != 0 || !S_ISREG(st.st_mode)) s = weft__fail(WEFT_ERR_IO, "wisdom '%s' cannot be read: not a file", path);
+    else if (!(*text = weft__alloc(ctx, (size_t)st.st_size + 1))) s = weft__fail(WEFT_ERR_MEMORY, "out of memory for wisdom '%s'", path);
+    else if ((*length = fread(*text, 1, (size_t)st.st_size, f)) != (size_t)st.st_size) s = weft__fail(WEFT_ERR_IO, "wisdom '%s' cannot be read whole", path);
     fclose(f);
     return s;
 }
@@ -221,10 +221,10 @@ static weft_status read_file(const weft_ctx *ctx, const char *path, bool may_mis
 static void report_on(weft_ctx *ctx, weft__wisdom *w, weft_wisdom_report *report, int64_t bad) {
     if (!report) return;
     char device[160];
-    weft_problem cpu = {.device = WEFT_CPU};
+    weft_problem cpu = {.device = WEFT_DEVICE_CPU};
     weft__hw hw;
     weft__ctx_hw(ctx, &cpu, &hw);
-    weft__device_name(&hw, WEFT_CPU, device, sizeof(device));
+    weft__device_name(&hw, WEFT_DEVICE_CPU, device, sizeof(device));
     weft_wisdom_report r = {sizeof(r), 0, bad, 0};
     for (int i = 0; i < BUCKETS; i++)
         for (line *l = w->bucket[i]; l; l = l->next) {
@@ -237,15 +237,15 @@ static void report_on(weft_ctx *ctx, weft__wisdom *w, weft_wisdom_report *report
 }
 
 static weft_status check_report(const weft_ctx *ctx, const char *path, const weft_wisdom_report *report) {
-    if (!ctx) return weft__fail(WEFT_INVALID, "ctx is NULL, allowed: a context");
-    if (!path) return weft__fail(WEFT_INVALID, "path is NULL, allowed: a file's name");
-    if (report && report->size < WEFT__LEAST(weft_wisdom_report, other_machines)) return weft__fail(WEFT_INVALID, "report.size is %zu, allowed: %zu (start from WEFT_WISDOM_REPORT_INIT)", report->size, sizeof(*report));
+    if (!ctx) return weft__fail(WEFT_ERR_INVALID, "ctx is NULL, allowed: a context");
+    if (!path) return weft__fail(WEFT_ERR_INVALID, "path is NULL, allowed: a file's name");
+    if (report && report->size < WEFT__LEAST(weft_wisdom_report, other_machines)) return weft__fail(WEFT_ERR_INVALID, "report.size is %zu, allowed: %zu (start from WEFT_WISDOM_REPORT_INIT)", report->size, sizeof(*report));
     return WEFT_OK;
 }
 
 weft_status weft_wisdom_parse(weft_ctx *ctx, const char *text, size_t length, weft_wisdom_report *report) {
     WEFT__TRY(check_report(ctx, "", report));
-    if (!text && length) return weft__fail(WEFT_INVALID, "text is NULL, allowed: %zu bytes", length);
+    if (!text && length) return weft__fail(WEFT_ERR_INVALID, "text is NULL, allowed: %zu bytes", length);
     weft__wisdom *w = weft__ctx_wisdom(ctx);
     int64_t bad = 0;
     pthread_mutex_lock(&w->lock);
@@ -269,7 +269,7 @@ weft_status weft_wisdom_load(weft_ctx *ctx, const char *path, weft_wisdom_report
 
 static weft_status write_all(weft__wisdom *w, const char *path, const char *temp) {
     FILE *f = fopen(temp, "wb");
-    if (!f) return weft__fail(WEFT_IO, "wisdom '%s' cannot be written: %s", path, strerror(errno));
+    if (!f) return weft__fail(WEFT_ERR_IO, "wisdom '%s' cannot be written: %s", path, strerror(errno));
     fprintf(f, "# weft wisdom: device version threads problem kernel kernel-version ns workspace\n");
     for (int i = 0; i < BUCKETS; i++)
         for (line *l = w->bucket[i]; l; l = l->next)
@@ -277,7 +277,7 @@ static weft_status write_all(weft__wisdom *w, const char *path, const char *temp
     bool written = fflush(f) == 0 && !ferror(f) && fsync(fileno(f)) == 0;
     written = fclose(f) == 0 && written;
     if (written && rename(temp, path) == 0) return WEFT_OK;
-    weft_status s = weft__fail(WEFT_IO, "wisdom '%s' cannot be written: %s", path, strerror(errno));
+    weft_status s = weft__fail(WEFT_ERR_IO, "wisdom '%s' cannot be written: %s", path, strerror(errno));
     remove(temp);
     return s;
 }
@@ -287,13 +287,13 @@ weft_status weft_wisdom_save(weft_ctx *ctx, const char *path, weft_wisdom_report
     WEFT__TRY(check_report(ctx, path, report));
     char temp[4096], *text;
     size_t length;
-    if (snprintf(temp, sizeof(temp), "%s.lock", path) >= (int)sizeof(temp) - 32) return weft__fail(WEFT_INVALID, "path has %zu characters, allowed: up to 4000", strlen(path));
+    if (snprintf(temp, sizeof(temp), "%s.lock", path) >= (int)sizeof(temp) - 32) return weft__fail(WEFT_ERR_INVALID, "path has %zu characters, allowed: up to 4000", strlen(path));
     int lock = open(temp, O_CREAT | O_RDWR | O_CLOEXEC, 0666);
-    if (lock < 0) return weft__fail(WEFT_IO, "wisdom '%s' cannot be locked: %s", path, strerror(errno));
+    if (lock < 0) return weft__fail(WEFT_ERR_IO, "wisdom '%s' cannot be locked: %s", path, strerror(errno));
     int locked;
     while ((locked = flock(lock, LOCK_EX)) != 0 && errno == EINTR) {}
     text = NULL;
-    weft_status s = locked == 0 ? read_file(ctx, path, true, &text, &length) : weft__fail(WEFT_IO, "wisdom '%s' cannot be locked: %s", path, strerror(errno));
+    weft_status s = locked == 0 ? read_file(ctx, path, true, &text, &length) : weft__fail(WEFT_ERR_IO, "wisdom '%s' cannot be locked: %s", path, strerror(errno));
     if (s == WEFT_OK) {
         weft__wisdom *w = weft__ctx_wisdom(ctx);
         int64_t bad = 0;
@@ -314,12 +314,12 @@ weft_status weft_wisdom_save(weft_ctx *ctx, const char *path, weft_wisdom_report
 }
 
 weft_status weft_wisdom_forget(weft_ctx *ctx, const weft_problem *p) {
-    if (!ctx) return weft__fail(WEFT_INVALID, "ctx is NULL, allowed: a context");
+    if (!ctx) return weft__fail(WEFT_ERR_INVALID, "ctx is NULL, allowed: a context");
     char text[WEFT_TEXT_MAX];
     if (p) WEFT__TRY(weft_problem_format(p, text, sizeof(text), NULL));
     weft__wisdom *w = weft__ctx_wisdom(ctx);
     line *mark = p ? weft__alloc(ctx, sizeof(*mark) + strlen(text) + 1) : NULL;
-    if (p && !mark) return weft__fail(WEFT_MEMORY, "out of memory for wisdom");
+    if (p && !mark) return weft__fail(WEFT_ERR_MEMORY, "out of memory for wisdom");
     pthread_mutex_lock(&w->lock);
     clear(ctx, w, p ? text : NULL, false);
     if (mark) {

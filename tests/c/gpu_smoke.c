@@ -117,7 +117,7 @@ static void check_results(int problems, uint64_t seed) {
     printf("edges: %d passed, %d failed, %.0f s\n", passed, failed, ms_since(start) * 1e-3);
     for (int i = 0; i < problems; i++) {
         uint64_t one = harness_mix(seed, (uint64_t)i);
-        if (!harness_random(&p, one, WEFT_CUDA)) {
+        if (!harness_random(&p, one, WEFT_DEVICE_CUDA)) {
             judge(false, "random", "no valid problem from the seed");
             continue;
         }
@@ -138,7 +138,7 @@ static const char copy_source[] =
 /* Half of the problem's bytes read, half written: the floor of a kernel whose src and dst are of one size. */
 static weft_status copy_run(const weft__exec *e) {
     int64_t n = (int64_t)(weft__bytes(e->p) / 32);
-    void *src = e->ptr[WEFT_SRC], *dst = e->ptr[WEFT_DST];
+    void *src = e->ptr[WEFT_ROLE_SRC], *dst = e->ptr[WEFT_ROLE_DST];
     int64_t blocks = WEFT__MIN((n + 255) / 256, 1 << 20);
     return weft__cuda_launch(e, (uint32_t[]){(uint32_t)blocks, 1, 1}, (uint32_t[]){256, 1, 1}, 0,
                              (void *[]){&src, &dst, &n});
@@ -147,7 +147,7 @@ static const weft__kernel copy_kernel = {.name = "copy", .run = copy_run, .sourc
 
 static weft_status fill_src(weft__cuda *cuda, void *device, size_t bytes) {
     float *host = malloc(bytes);
-    if (!host) return weft__fail(WEFT_MEMORY, "no memory on the host");
+    if (!host) return weft__fail(WEFT_ERR_MEMORY, "no memory on the host");
     harness_rng r = {7};
     for (size_t i = 0; i < bytes / 4; i++) host[i] = (float)harness_real(&r);
     weft_status s = weft__cuda_copy_in(cuda, 0, device, host, bytes);

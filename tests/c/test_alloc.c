@@ -1,4 +1,4 @@
-/* Memory runs out at every site in turn: the call fails with WEFT_MEMORY, nothing leaks, nothing breaks. */
+/* Memory runs out at every site in turn: the call fails with WEFT_ERR_MEMORY, nothing leaks, nothing breaks. */
 #include <stdatomic.h>
 #include <unistd.h>
 
@@ -46,8 +46,8 @@ static weft_status plan_with(weft_ctx *ctx, int mode) {
     return s;
 }
 
-static weft_status nothing(weft_ctx *ctx) { return ctx ? WEFT_OK : WEFT_INTERNAL; }
-static weft_status estimate(weft_ctx *ctx) { return plan_with(ctx, WEFT_ESTIMATE); }
+static weft_status nothing(weft_ctx *ctx) { return ctx ? WEFT_OK : WEFT_ERR_INTERNAL; }
+static weft_status estimate(weft_ctx *ctx) { return plan_with(ctx, WEFT_MODE_ESTIMATE); }
 
 static weft_status describe(weft_ctx *ctx) {
     char room[4096];
@@ -79,7 +79,7 @@ static void exhaust(scenario run, const char *name) {
         if (s == WEFT_OK) s = run(ctx);
         met = atomic_load(&calls) >= k;
         atomic_store(&fail_at, 0);
-        CHECK(s == (met ? WEFT_MEMORY : WEFT_OK), "%s: allocation %lld fails: %s (%s)", name, (long long)k,
+        CHECK(s == (met ? WEFT_ERR_MEMORY : WEFT_OK), "%s: allocation %lld fails: %s (%s)", name, (long long)k,
               weft_status_name(s), weft_last_error());
         if (met) CHECK(strstr(weft_last_error(), "memory"), "%s: the error is \"%s\"", name, weft_last_error());
         if (ctx && met) {
@@ -109,7 +109,7 @@ static weft_status plan_drawn(weft_ctx *ctx) {
 TEST(planning_every_operator) {
     for (int op = 1; op < WEFT_OP_COUNT; op++)
         for (uint64_t seed = 1; seed <= 5; seed++) {
-            CHECK(harness_random_of(&drawn, seed, WEFT_CPU, op), "%s: %s", weft__op_of(op)->name, weft_last_error());
+            CHECK(harness_random_of(&drawn, seed, WEFT_DEVICE_CPU, op), "%s: %s", weft__op_of(op)->name, weft_last_error());
             exhaust(plan_drawn, weft__op_of(op)->name);
         }
 }
@@ -137,10 +137,10 @@ TEST(measuring) {
         atomic_store(&calls, 0);
         atomic_store(&fail_at, k);
         weft_status s = weft_ctx_create(&ctx, &opts);
-        if (s == WEFT_OK) s = plan_with(ctx, WEFT_MEASURE);
+        if (s == WEFT_OK) s = plan_with(ctx, WEFT_MODE_MEASURE);
         bool met = atomic_load(&calls) >= k;
         atomic_store(&fail_at, 0);
-        CHECK(s == WEFT_OK || (met && s == WEFT_MEMORY), "allocation %lld fails: %s (%s)", (long long)k,
+        CHECK(s == WEFT_OK || (met && s == WEFT_ERR_MEMORY), "allocation %lld fails: %s (%s)", (long long)k,
               weft_status_name(s), weft_last_error());
         weft_ctx_release(ctx);
         CHECK(atomic_load(&live) == 0, "%lld blocks leak when allocation %lld fails", (long long)atomic_load(&live),
@@ -160,11 +160,11 @@ TEST(execute_allocates_nothing) {
     static char workspace[1 << 20] __attribute__((aligned(64)));
     OK(weft_ctx_create(&ctx, &opts));
     OK(weft_plan_create(&plan, ctx, &p, NULL));
-    CHECK(weft_plan_workspace(plan) <= sizeof(workspace), "%zu", weft_plan_workspace(plan));
+    CHECK(weft_plan_workspace_bytes(plan) <= sizeof(workspace), "%zu", weft_plan_workspace_bytes(plan));
     weft_args args = WEFT_ARGS_INIT;
-    args.ptr[WEFT_SRC] = (void *)(((uintptr_t)src + 15) & ~(uintptr_t)15);
-    args.ptr[WEFT_WEIGHTS] = (void *)(((uintptr_t)weights + 15) & ~(uintptr_t)15);
-    args.ptr[WEFT_DST] = (void *)(((uintptr_t)dst + 15) & ~(uintptr_t)15);
+    args.ptr[WEFT_ROLE_SRC] = (void *)(((uintptr_t)src + 15) & ~(uintptr_t)15);
+    args.ptr[WEFT_ROLE_WEIGHTS] = (void *)(((uintptr_t)weights + 15) & ~(uintptr_t)15);
+    args.ptr[WEFT_ROLE_DST] = (void *)(((uintptr_t)dst + 15) & ~(uintptr_t)15);
     int64_t before = atomic_load(&calls);
     for (int i = 0; i < 100; i++) OK(weft_execute(plan, &args, workspace, sizeof(workspace), NULL));
     CHECK(atomic_load(&calls) == before, "%lld allocations", (long long)(atomic_load(&calls) - before));

@@ -10,7 +10,7 @@ static const char small[] = "conv2d:fwd:f32:nchw:n1c4h12w20:o4k3p1g4";
 TEST(status_words) {
     for (int s = 0; s < WEFT_STATUS_COUNT; s++)
         CHECK(weft_status_name((weft_status)s)[0] && weft_status_text((weft_status)s)[0], "status %d has no words", s);
-    CHECK(strcmp(weft_status_name(WEFT_WORKSPACE), "WORKSPACE") == 0, "%s", weft_status_name(WEFT_WORKSPACE));
+    CHECK(strcmp(weft_status_name(WEFT_ERR_WORKSPACE), "WORKSPACE") == 0, "%s", weft_status_name(WEFT_ERR_WORKSPACE));
     CHECK(weft_status_name((weft_status)-1)[0] && weft_status_name((weft_status)1000)[0] &&
               weft_status_text((weft_status)1000)[0],
           "no words for an unknown status");
@@ -26,7 +26,7 @@ TEST(the_last_error_is_per_thread) {
     size_t length = 99;
     pthread_t other;
     weft_problem p;
-    FAILS(weft_problem_parse(&p, "nonsense"), WEFT_SYNTAX, "column 1");
+    FAILS(weft_problem_parse(&p, "nonsense"), WEFT_ERR_SYNTAX, "column 1");
     CHECK(pthread_create(&other, NULL, look, &length) == 0, "no thread");
     pthread_join(other, NULL);
     CHECK(length == 0, "another thread sees an error of %zu characters", length);
@@ -36,41 +36,41 @@ TEST(the_last_error_is_per_thread) {
 TEST(problem_calls) {
     weft_problem p;
     char text[64];
-    FAILS(weft_problem_init(NULL, WEFT_CONV, WEFT_FWD, 2), WEFT_INVALID, "NULL");
-    FAILS(weft_problem_init(&p, WEFT_OP_NONE, WEFT_FWD, 2), WEFT_INVALID, "op is 0");
-    FAILS(weft_problem_init(&p, (weft_op)77, WEFT_FWD, 2), WEFT_INVALID, "op is 77");
-    FAILS(weft_problem_init(&p, WEFT_CONV, WEFT_PASS_NONE, 2), WEFT_INVALID, "pass is 0");
-    FAILS(weft_problem_init(&p, WEFT_CONV, (weft_pass)77, 2), WEFT_INVALID, "pass is 77");
-    FAILS(weft_problem_init(&p, WEFT_CONV, WEFT_FWD, 0), WEFT_INVALID, "rank is 0|1..3");
-    FAILS(weft_problem_init(&p, WEFT_CONV, WEFT_FWD, 4), WEFT_INVALID, "rank is 4|1..3");
-    FAILS(weft_problem_init(&p, WEFT_CONV, WEFT_FWD, -1), WEFT_INVALID, "rank is -1");
-    FAILS(weft_problem_complete(NULL), WEFT_INVALID, "NULL");
-    FAILS(weft_problem_parse(NULL, small), WEFT_INVALID, "problem is NULL");
-    FAILS(weft_problem_parse(&p, NULL), WEFT_INVALID, "text is NULL");
-    FAILS(weft_problem_format(NULL, text, sizeof(text), NULL), WEFT_INVALID, "problem is NULL");
+    FAILS(weft_problem_init(NULL, WEFT_OP_CONV, WEFT_PASS_FWD, 2), WEFT_ERR_INVALID, "NULL");
+    FAILS(weft_problem_init(&p, WEFT_OP_NONE, WEFT_PASS_FWD, 2), WEFT_ERR_INVALID, "op is 0");
+    FAILS(weft_problem_init(&p, (weft_op)77, WEFT_PASS_FWD, 2), WEFT_ERR_INVALID, "op is 77");
+    FAILS(weft_problem_init(&p, WEFT_OP_CONV, WEFT_PASS_NONE, 2), WEFT_ERR_INVALID, "pass is 0");
+    FAILS(weft_problem_init(&p, WEFT_OP_CONV, (weft_pass)77, 2), WEFT_ERR_INVALID, "pass is 77");
+    FAILS(weft_problem_init(&p, WEFT_OP_CONV, WEFT_PASS_FWD, 0), WEFT_ERR_INVALID, "rank is 0|1..3");
+    FAILS(weft_problem_init(&p, WEFT_OP_CONV, WEFT_PASS_FWD, 4), WEFT_ERR_INVALID, "rank is 4|1..3");
+    FAILS(weft_problem_init(&p, WEFT_OP_CONV, WEFT_PASS_FWD, -1), WEFT_ERR_INVALID, "rank is -1");
+    FAILS(weft_problem_complete(NULL), WEFT_ERR_INVALID, "NULL");
+    FAILS(weft_problem_parse(NULL, small), WEFT_ERR_INVALID, "problem is NULL");
+    FAILS(weft_problem_parse(&p, NULL), WEFT_ERR_INVALID, "text is NULL");
+    FAILS(weft_problem_format(NULL, text, sizeof(text), NULL), WEFT_ERR_INVALID, "problem is NULL");
     p = test_problem(small);
-    FAILS(weft_problem_format(&p, NULL, 10, NULL), WEFT_INVALID, "text is NULL");
+    FAILS(weft_problem_format(&p, NULL, 10, NULL), WEFT_ERR_INVALID, "text is NULL");
     p.size = 0;
     strcpy(text, "old");
-    FAILS(weft_problem_format(&p, text, sizeof(text), NULL), WEFT_INVALID, "size is 0");
+    FAILS(weft_problem_format(&p, text, sizeof(text), NULL), WEFT_ERR_INVALID, "size is 0");
     CHECK(text[0] == 0, "the text is '%s' after an error", text);
 }
 
 TEST(problem_tensor) {
     weft_problem p;
-    OK(weft_problem_init(&p, WEFT_CONV, WEFT_FWD, 2));
-    CHECK(!weft_problem_tensor(NULL, WEFT_SRC), "a tensor of NULL");
+    OK(weft_problem_init(&p, WEFT_OP_CONV, WEFT_PASS_FWD, 2));
+    CHECK(!weft_problem_tensor(NULL, WEFT_ROLE_SRC), "a tensor of NULL");
     CHECK(!weft_problem_tensor(&p, (weft_role)-1) && !weft_problem_tensor(&p, WEFT_ROLE_COUNT), "a tensor of no role");
-    weft_tensor *src = weft_problem_tensor(&p, WEFT_SRC);
-    CHECK(src && weft_problem_tensor(&p, WEFT_SRC) == src && p.ntensors == 1, "%d tensors", p.ntensors);
+    weft_tensor *src = weft_problem_tensor(&p, WEFT_ROLE_SRC);
+    CHECK(src && weft_problem_tensor(&p, WEFT_ROLE_SRC) == src && p.ntensors == 1, "%d tensors", p.ntensors);
     p.ntensors = 1000;
-    CHECK(!weft_problem_tensor(&p, WEFT_DST), "a tensor of a broken problem");
+    CHECK(!weft_problem_tensor(&p, WEFT_ROLE_DST), "a tensor of a broken problem");
 }
 
 /* ---------------------------------------------------------------- context */
 static void refuses_options(weft_ctx_opts opts, const char *words) {
     weft_ctx *ctx = (weft_ctx *)&opts;
-    FAILS(weft_ctx_create(&ctx, &opts), WEFT_INVALID, words);
+    FAILS(weft_ctx_create(&ctx, &opts), WEFT_ERR_INVALID, words);
     CHECK(ctx == NULL, "a context in spite of %s", words);
 }
 
@@ -86,12 +86,12 @@ static void some_free(void *user, void *block) {
 TEST(context_options) {
     const weft_ctx_opts good = WEFT_CTX_OPTS_INIT;
     weft_ctx_opts o;
-    FAILS(weft_ctx_create(NULL, NULL), WEFT_INVALID, "ctx is NULL");
+    FAILS(weft_ctx_create(NULL, NULL), WEFT_ERR_INVALID, "ctx is NULL");
     o = good, o.size = 0, refuses_options(o, "size is 0");
     struct { weft_ctx_opts opts; int64_t later; } newer = {WEFT_CTX_OPTS_INIT, 1}; /* an option unknown here */
     newer.opts.size = sizeof(newer);
     weft_ctx *ctx = NULL;
-    FAILS(weft_ctx_create(&ctx, &newer.opts), WEFT_INVALID, "size");
+    FAILS(weft_ctx_create(&ctx, &newer.opts), WEFT_ERR_INVALID, "size");
     o = good, o.engines = 16, refuses_options(o, "engines");
     o = good, o.threads = -1, refuses_options(o, "threads is -1");
     o = good, o.threads = 5000, refuses_options(o, "threads is 5000");
@@ -109,7 +109,7 @@ static void with_variable(const char *name, const char *value, const char *words
     setenv(name, value, 1);
     weft_status s = weft_ctx_create(&ctx, NULL);
     unsetenv(name);
-    test_fails(s, WEFT_INVALID, words, name, __LINE__);
+    test_fails(s, WEFT_ERR_INVALID, words, name, __LINE__);
 }
 
 TEST(context_variables) {
@@ -133,12 +133,12 @@ TEST(context_calls) {
     char text[16];
     size_t length = 0;
     weft_ctx_release(NULL);
-    FAILS(weft_ctx_set_parallel_for(NULL, NULL, NULL, 0), WEFT_INVALID, "ctx is NULL");
-    FAILS(weft_ctx_set_parallel_for(ctx, no_pool, NULL, 0), WEFT_INVALID, "threads is 0");
-    FAILS(weft_ctx_set_parallel_for(ctx, no_pool, NULL, 4096), WEFT_INVALID, "threads is 4096");
-    FAILS(weft_ctx_describe(NULL, text, sizeof(text), NULL), WEFT_INVALID, "ctx is NULL");
-    FAILS(weft_ctx_describe(ctx, NULL, 10, NULL), WEFT_INVALID, "text is NULL");
-    FAILS(weft_ctx_describe(ctx, text, sizeof(text), &length), WEFT_INVALID, "capacity is 16");
+    FAILS(weft_ctx_set_parallel_for(NULL, NULL, NULL, 0), WEFT_ERR_INVALID, "ctx is NULL");
+    FAILS(weft_ctx_set_parallel_for(ctx, no_pool, NULL, 0), WEFT_ERR_INVALID, "threads is 0");
+    FAILS(weft_ctx_set_parallel_for(ctx, no_pool, NULL, 4096), WEFT_ERR_INVALID, "threads is 4096");
+    FAILS(weft_ctx_describe(NULL, text, sizeof(text), NULL), WEFT_ERR_INVALID, "ctx is NULL");
+    FAILS(weft_ctx_describe(ctx, NULL, 10, NULL), WEFT_ERR_INVALID, "text is NULL");
+    FAILS(weft_ctx_describe(ctx, text, sizeof(text), &length), WEFT_ERR_INVALID, "capacity is 16");
     CHECK(strlen(text) == sizeof(text) - 1 && length > sizeof(text), "%zu", length);
     char *all = malloc(length + 1);
     OK(weft_ctx_describe(ctx, all, length + 1, NULL));
@@ -186,30 +186,30 @@ TEST(plan_calls) {
     weft_plan *plan = (weft_plan *)&p;
     weft_plan_opts opts = WEFT_PLAN_OPTS_INIT;
     weft_cost cost = WEFT_COST_INIT;
-    FAILS(weft_plan_create(NULL, ctx, &p, NULL), WEFT_INVALID, "plan is NULL");
-    FAILS(weft_plan_create(&plan, NULL, &p, NULL), WEFT_INVALID, "ctx is NULL");
+    FAILS(weft_plan_create(NULL, ctx, &p, NULL), WEFT_ERR_INVALID, "plan is NULL");
+    FAILS(weft_plan_create(&plan, NULL, &p, NULL), WEFT_ERR_INVALID, "ctx is NULL");
     CHECK(plan == NULL, "a plan without a context");
-    FAILS(weft_plan_create(&plan, ctx, NULL, NULL), WEFT_INVALID, "problem is NULL");
+    FAILS(weft_plan_create(&plan, ctx, NULL, NULL), WEFT_ERR_INVALID, "problem is NULL");
     opts.size = 4;
-    FAILS(weft_plan_create(&plan, ctx, &p, &opts), WEFT_INVALID, "opts.size is 4");
+    FAILS(weft_plan_create(&plan, ctx, &p, &opts), WEFT_ERR_INVALID, "opts.size is 4");
     opts = (weft_plan_opts)WEFT_PLAN_OPTS_INIT;
     opts.mode = 7;
-    FAILS(weft_plan_create(&plan, ctx, &p, &opts), WEFT_INVALID, "mode is 7");
+    FAILS(weft_plan_create(&plan, ctx, &p, &opts), WEFT_ERR_INVALID, "mode is 7");
     wrong.groups = 3;
-    FAILS(weft_plan_create(&plan, ctx, &wrong, NULL), WEFT_INVALID, "groups is 3");
+    FAILS(weft_plan_create(&plan, ctx, &wrong, NULL), WEFT_ERR_INVALID, "groups is 3");
     wrong = p, wrong.size = 1;
-    FAILS(weft_plan_create(&plan, ctx, &wrong, NULL), WEFT_INVALID, "size is 1");
-    CHECK(!weft_plan_problem(NULL) && !weft_plan_kernel(NULL)[0] && weft_plan_workspace(NULL) == 0 &&
-              weft_plan_packed(NULL) == 0,
+    FAILS(weft_plan_create(&plan, ctx, &wrong, NULL), WEFT_ERR_INVALID, "size is 1");
+    CHECK(!weft_plan_problem(NULL) && !weft_plan_kernel_name(NULL)[0] && weft_plan_workspace_bytes(NULL) == 0 &&
+              weft_plan_packed_bytes(NULL) == 0,
           "questions to NULL");
-    FAILS(weft_plan_cost(NULL, &cost), WEFT_INVALID, "plan is NULL");
+    FAILS(weft_plan_cost(NULL, &cost), WEFT_ERR_INVALID, "plan is NULL");
     OK(weft_plan_create(&plan, ctx, &p, NULL));
-    FAILS(weft_plan_cost(plan, NULL), WEFT_INVALID, "cost is NULL");
+    FAILS(weft_plan_cost(plan, NULL), WEFT_ERR_INVALID, "cost is NULL");
     cost.size = 1;
-    FAILS(weft_plan_cost(plan, &cost), WEFT_INVALID, "cost");
-    FAILS(weft_pack(NULL, NULL, NULL, NULL), WEFT_INVALID, "plan is NULL");
-    FAILS(weft_execute(NULL, NULL, NULL, 0, NULL), WEFT_INVALID, "plan is NULL");
-    FAILS(weft_execute(plan, NULL, NULL, 0, NULL), WEFT_INVALID, "args is NULL");
+    FAILS(weft_plan_cost(plan, &cost), WEFT_ERR_INVALID, "cost");
+    FAILS(weft_pack(NULL, NULL, NULL, NULL), WEFT_ERR_INVALID, "plan is NULL");
+    FAILS(weft_execute(NULL, NULL, NULL, 0, NULL), WEFT_ERR_INVALID, "plan is NULL");
+    FAILS(weft_execute(plan, NULL, NULL, 0, NULL), WEFT_ERR_INVALID, "args is NULL");
     weft_plan_release(plan);
     weft_ctx_release(ctx);
 }
@@ -220,7 +220,7 @@ TEST(no_gpu) {
     weft_problem p = test_problem("conv2d:fwd:f32:nchw:n1c4h12w20:o4k3p1g4@cuda1000");
     weft_plan *plan = NULL;
     weft_status s = weft_plan_create(&plan, ctx, &p, NULL);
-    CHECK((s == WEFT_UNSUPPORTED || s == WEFT_INVALID) && !plan && strstr(weft_last_error(), "device"), "%s: %s",
+    CHECK((s == WEFT_ERR_UNSUPPORTED || s == WEFT_ERR_INVALID) && !plan && strstr(weft_last_error(), "device"), "%s: %s",
           weft_status_name(s), weft_last_error());
     weft_ctx_release(ctx);
 }
@@ -232,15 +232,15 @@ TEST(kernel_calls) {
     weft_kernel_desc d = WEFT_KERNEL_DESC_INIT;
     size_t all = weft_kernel_count(ctx, NULL), count = weft_kernel_count(ctx, &p);
     CHECK(count >= 1 && all >= count && weft_kernel_count(NULL, &p) == 0, "%zu of %zu kernels", count, all);
-    FAILS(weft_kernel_info(NULL, &p, 0, &d), WEFT_INVALID, "ctx is NULL");
-    FAILS(weft_kernel_info(ctx, &p, 0, NULL), WEFT_INVALID, "desc is NULL");
-    FAILS(weft_kernel_info(ctx, &p, count, &d), WEFT_INVALID, "index");
-    FAILS(weft_kernel_info(ctx, NULL, all, &d), WEFT_INVALID, "index");
+    FAILS(weft_kernel_info(NULL, &p, 0, &d), WEFT_ERR_INVALID, "ctx is NULL");
+    FAILS(weft_kernel_info(ctx, &p, 0, NULL), WEFT_ERR_INVALID, "desc is NULL");
+    FAILS(weft_kernel_info(ctx, &p, count, &d), WEFT_ERR_INVALID, "index");
+    FAILS(weft_kernel_info(ctx, NULL, all, &d), WEFT_ERR_INVALID, "index");
     d.size = 2;
-    FAILS(weft_kernel_info(ctx, &p, 0, &d), WEFT_INVALID, "desc");
+    FAILS(weft_kernel_info(ctx, &p, 0, &d), WEFT_ERR_INVALID, "desc");
     d = (weft_kernel_desc)WEFT_KERNEL_DESC_INIT;
     wrong.rank = 9;
-    FAILS(weft_kernel_info(ctx, &wrong, 0, &d), WEFT_INVALID, "rank is 9");
+    FAILS(weft_kernel_info(ctx, &wrong, 0, &d), WEFT_ERR_INVALID, "rank is 9");
     for (size_t i = 0; i < all; i++) {
         OK(weft_kernel_info(ctx, NULL, i, &d));
         CHECK(d.name[0] && d.engine[0] && d.isa && d.version >= 1 && !d.reason, "kernel %zu", i);
@@ -256,19 +256,19 @@ TEST(wisdom_calls) {
     weft_wisdom_report report = WEFT_WISDOM_REPORT_INIT, other = {1, 0, 0, 0};
     weft_problem wrong = test_problem(small);
     wrong.c = 0;
-    FAILS(weft_wisdom_load(NULL, "x", &report), WEFT_INVALID, "ctx is NULL");
-    FAILS(weft_wisdom_load(ctx, NULL, &report), WEFT_INVALID, "path is NULL");
-    FAILS(weft_wisdom_load(ctx, "x", &other), WEFT_INVALID, "report.size is 1");
-    FAILS(weft_wisdom_save(NULL, "x", &report), WEFT_INVALID, "ctx is NULL");
-    FAILS(weft_wisdom_save(ctx, NULL, &report), WEFT_INVALID, "path is NULL");
-    FAILS(weft_wisdom_save(ctx, "x", &other), WEFT_INVALID, "report.size is 1");
-    FAILS(weft_wisdom_parse(NULL, "", 0, &report), WEFT_INVALID, "ctx is NULL");
-    FAILS(weft_wisdom_parse(ctx, NULL, 5, &report), WEFT_INVALID, "text is NULL");
-    FAILS(weft_wisdom_parse(ctx, "", 0, &other), WEFT_INVALID, "report.size is 1");
+    FAILS(weft_wisdom_load(NULL, "x", &report), WEFT_ERR_INVALID, "ctx is NULL");
+    FAILS(weft_wisdom_load(ctx, NULL, &report), WEFT_ERR_INVALID, "path is NULL");
+    FAILS(weft_wisdom_load(ctx, "x", &other), WEFT_ERR_INVALID, "report.size is 1");
+    FAILS(weft_wisdom_save(NULL, "x", &report), WEFT_ERR_INVALID, "ctx is NULL");
+    FAILS(weft_wisdom_save(ctx, NULL, &report), WEFT_ERR_INVALID, "path is NULL");
+    FAILS(weft_wisdom_save(ctx, "x", &other), WEFT_ERR_INVALID, "report.size is 1");
+    FAILS(weft_wisdom_parse(NULL, "", 0, &report), WEFT_ERR_INVALID, "ctx is NULL");
+    FAILS(weft_wisdom_parse(ctx, NULL, 5, &report), WEFT_ERR_INVALID, "text is NULL");
+    FAILS(weft_wisdom_parse(ctx, "", 0, &other), WEFT_ERR_INVALID, "report.size is 1");
     OK(weft_wisdom_parse(ctx, NULL, 0, &report));
     OK(weft_wisdom_parse(ctx, "", 0, NULL));
-    FAILS(weft_wisdom_forget(NULL, NULL), WEFT_INVALID, "ctx is NULL");
-    FAILS(weft_wisdom_forget(ctx, &wrong), WEFT_INVALID, "channels c is 0");
+    FAILS(weft_wisdom_forget(NULL, NULL), WEFT_ERR_INVALID, "ctx is NULL");
+    FAILS(weft_wisdom_forget(ctx, &wrong), WEFT_ERR_INVALID, "channels c is 0");
     OK(weft_wisdom_forget(ctx, NULL));
     CHECK(weft_wisdom_count(NULL) == 0, "entries of NULL");
     weft_ctx_release(ctx);

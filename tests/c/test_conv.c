@@ -25,9 +25,9 @@ static double *at(plain x, const int64_t i[5]) {
 
 /* One product: the three elements it joins, any of which may take no part. */
 static void visit(const plain *x, const int64_t in[5], const int64_t w[5], const int64_t out[5]) {
-    if (x[WEFT_DST].t) *at(x[WEFT_DST], out) += *at(x[WEFT_SRC], in) * *at(x[WEFT_WEIGHTS], w);
-    if (x[WEFT_DIFF_SRC].t) *at(x[WEFT_DIFF_SRC], in) += *at(x[WEFT_DIFF_DST], out) * *at(x[WEFT_WEIGHTS], w);
-    if (x[WEFT_DIFF_WEIGHTS].t) *at(x[WEFT_DIFF_WEIGHTS], w) += *at(x[WEFT_DIFF_DST], out) * *at(x[WEFT_SRC], in);
+    if (x[WEFT_ROLE_DST].t) *at(x[WEFT_ROLE_DST], out) += *at(x[WEFT_ROLE_SRC], in) * *at(x[WEFT_ROLE_WEIGHTS], w);
+    if (x[WEFT_ROLE_DIFF_SRC].t) *at(x[WEFT_ROLE_DIFF_SRC], in) += *at(x[WEFT_ROLE_DIFF_DST], out) * *at(x[WEFT_ROLE_WEIGHTS], w);
+    if (x[WEFT_ROLE_DIFF_WEIGHTS].t) *at(x[WEFT_ROLE_DIFF_WEIGHTS], w) += *at(x[WEFT_ROLE_DIFF_DST], out) * *at(x[WEFT_ROLE_SRC], in);
 }
 
 /* All taps of one pair of channels in one image. */
@@ -60,25 +60,25 @@ static void finish(const weft_problem *p, plain y, plain bias) {
         }
 }
 
-/* y = lo * y + hi * (what was there before), if the problem ends so. */
+/* y = alpha * y + beta * (what was there before), if the problem ends so. */
 static void accumulate(const weft_problem *p, plain y, const harness_buffer *before) {
     const weft_step *last = p->nsteps ? &p->step[p->nsteps - 1] : NULL;
     if (!last || last->kind != WEFT_STEP_ACC) return;
-    plain old = read_tensor(p, y.t->role, last->hi != 0 ? before : NULL);
-    for (int64_t i = 0; i < weft__numel(y.t); i++) y.v[i] = last->lo * y.v[i] + last->hi * old.v[i];
+    plain old = read_tensor(p, y.t->role, last->beta != 0 ? before : NULL);
+    for (int64_t i = 0; i < weft__numel(y.t); i++) y.v[i] = last->alpha * y.v[i] + last->beta * old.v[i];
     free(old.v);
 }
 
 static void naive(const weft_problem *p, plain *x) {
-    for (int64_t n = 0; n < p->n && p->pass != WEFT_BWD_BIAS; n++)
+    for (int64_t n = 0; n < p->n && p->pass != WEFT_PASS_BWD_BIAS; n++)
         for (int64_t o = 0; o < p->o; o++)
             for (int64_t i = 0; i < p->c / p->groups; i++) visit_pair(p, x, n, o, i);
     int64_t k = 0;
-    if (x[WEFT_DIFF_BIAS].t)
-        for (harness_walk w = harness_first(x[WEFT_DIFF_DST].t); !w.done; harness_step(&w), k++)
-            x[WEFT_DIFF_BIAS].v[w.index[1]] += x[WEFT_DIFF_DST].v[k];
-    if (x[WEFT_DST].t) finish(p, x[WEFT_DST], x[WEFT_BIAS]);
-    if (p->pass == WEFT_BWD_DATA) finish(p, x[WEFT_DIFF_SRC], x[WEFT_BIAS]);
+    if (x[WEFT_ROLE_DIFF_BIAS].t)
+        for (harness_walk w = harness_first(x[WEFT_ROLE_DIFF_DST].t); !w.done; harness_step(&w), k++)
+            x[WEFT_ROLE_DIFF_BIAS].v[w.index[1]] += x[WEFT_ROLE_DIFF_DST].v[k];
+    if (x[WEFT_ROLE_DST].t) finish(p, x[WEFT_ROLE_DST], x[WEFT_ROLE_BIAS]);
+    if (p->pass == WEFT_PASS_BWD_DATA) finish(p, x[WEFT_ROLE_DIFF_SRC], x[WEFT_ROLE_BIAS]);
 }
 
 static void compare(const weft_problem *p, const harness_buffer *got, plain want) {
@@ -96,7 +96,7 @@ static void compare(const weft_problem *p, const harness_buffer *got, plain want
 
 static void check(harness *h, const weft_problem *p, uint64_t seed) {
     plain x[WEFT_ROLE_COUNT];
-    const char *name = weft__ref_kernels[WEFT_CONV]->name;
+    const char *name = weft__ref_kernels[WEFT_OP_CONV]->name;
     CHECK(harness_inputs(h, p, HARNESS_INTEGERS, HARNESS_END, seed), "no memory");
     OK(harness_run(h, h->ctx[0], p, name, h->in, h->out, HARNESS_END, false));
     for (int role = 0; role < WEFT_ROLE_COUNT; role++)
@@ -118,8 +118,8 @@ TEST(reference_against_a_plain_loop) {
     OK(harness_create(&h, &opts, threads, 1));
     for (uint64_t seed = 1, done = 0; done < 1500; seed++) {
         weft_problem p;
-        CHECK(harness_random(&p, seed, WEFT_CPU), "seed %llu: %s", (unsigned long long)seed, weft_last_error());
-        if (p.op != WEFT_CONV) continue;
+        CHECK(harness_random(&p, seed, WEFT_DEVICE_CPU), "seed %llu: %s", (unsigned long long)seed, weft_last_error());
+        if (p.op != WEFT_OP_CONV) continue;
         check(&h, &p, seed);
         done++;
     }
@@ -130,12 +130,12 @@ TEST(reference_against_a_plain_loop) {
 TEST(values_of_16_bits) {
     static const struct { int dtype; double value; uint16_t bits;
     } known[] = {
-        {WEFT_F16, 1, 0x3c00},           {WEFT_F16, -2, 0xc000},          {WEFT_F16, 65504, 0x7bff},
-        {WEFT_F16, 65519, 0x7bff},       {WEFT_F16, 65520, 0x7c00},       {WEFT_F16, 0x1p-24, 0x0001},
-        {WEFT_F16, 0x1p-25, 0x0000},     {WEFT_F16, 0x1.8p-25, 0x0001},   {WEFT_F16, 1 + 0x1p-11, 0x3c00},
-        {WEFT_F16, 1 + 0x3p-11, 0x3c02}, {WEFT_F16, 0x1p-14, 0x0400},     {WEFT_BF16, 1, 0x3f80},
-        {WEFT_BF16, 1 + 0x1p-8, 0x3f80}, {WEFT_BF16, 1 + 0x3p-8, 0x3f82}, {WEFT_BF16, -0.0, 0x8000},
-        {WEFT_BF16, 0x1p-133, 0x0001},   {WEFT_BF16, 3.4e38, 0x7f80},     {WEFT_BF16, (double)INFINITY, 0x7f80},
+        {WEFT_DTYPE_F16, 1, 0x3c00},           {WEFT_DTYPE_F16, -2, 0xc000},          {WEFT_DTYPE_F16, 65504, 0x7bff},
+        {WEFT_DTYPE_F16, 65519, 0x7bff},       {WEFT_DTYPE_F16, 65520, 0x7c00},       {WEFT_DTYPE_F16, 0x1p-24, 0x0001},
+        {WEFT_DTYPE_F16, 0x1p-25, 0x0000},     {WEFT_DTYPE_F16, 0x1.8p-25, 0x0001},   {WEFT_DTYPE_F16, 1 + 0x1p-11, 0x3c00},
+        {WEFT_DTYPE_F16, 1 + 0x3p-11, 0x3c02}, {WEFT_DTYPE_F16, 0x1p-14, 0x0400},     {WEFT_DTYPE_BF16, 1, 0x3f80},
+        {WEFT_DTYPE_BF16, 1 + 0x1p-8, 0x3f80}, {WEFT_DTYPE_BF16, 1 + 0x3p-8, 0x3f82}, {WEFT_DTYPE_BF16, -0.0, 0x8000},
+        {WEFT_DTYPE_BF16, 0x1p-133, 0x0001},   {WEFT_DTYPE_BF16, 3.4e38, 0x7f80},     {WEFT_DTYPE_BF16, (double)INFINITY, 0x7f80},
     };
     for (size_t i = 0; i < WEFT__COUNT(known); i++) {
         uint16_t bits;
@@ -143,7 +143,7 @@ TEST(values_of_16_bits) {
         CHECK(bits == known[i].bits, "%g in %s is 0x%04x, not 0x%04x", known[i].value, weft__dtype_name(known[i].dtype),
               known[i].bits, bits);
     }
-    for (int dtype = WEFT_F16; dtype <= WEFT_BF16; dtype++)
+    for (int dtype = WEFT_DTYPE_F16; dtype <= WEFT_DTYPE_BF16; dtype++)
         for (uint32_t bits = 0; bits < 65536; bits++) {
             uint16_t in = (uint16_t)bits, out;
             double v = harness_load(dtype, &in);

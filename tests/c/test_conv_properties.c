@@ -77,12 +77,12 @@ TEST(impulse) {
         weft_problem p = geometry(g, "fwd");
         weft_kernel_desc d = WEFT_KERNEL_DESC_INIT;
         int64_t spot[5] = {p.n - 1, p.c / 2, p.in[0] / 2, p.in[1] / 2, p.in[2] / 3}, per_group = p.c / p.groups;
-        fresh(&h.in[WEFT_SRC], weft__tensor(&p, WEFT_SRC), 0);
-        put(&h.in[WEFT_SRC], offset_of(&h.in[WEFT_SRC].tensor, spot), 1);
-        fresh(&h.in[WEFT_WEIGHTS], weft__tensor(&p, WEFT_WEIGHTS), 5 + g);
+        fresh(&h.in[WEFT_ROLE_SRC], weft__tensor(&p, WEFT_ROLE_SRC), 0);
+        put(&h.in[WEFT_ROLE_SRC], offset_of(&h.in[WEFT_ROLE_SRC].tensor, spot), 1);
+        fresh(&h.in[WEFT_ROLE_WEIGHTS], weft__tensor(&p, WEFT_ROLE_WEIGHTS), 5 + g);
         FOR_KERNELS(&p, &d) {
             run(&p, d.name, h.in, h.out);
-            for (harness_walk w = harness_first(weft__tensor(&p, WEFT_DST)); !w.done; harness_step(&w)) {
+            for (harness_walk w = harness_first(weft__tensor(&p, WEFT_ROLE_DST)); !w.done; harness_step(&w)) {
                 int64_t tap[5] = {w.index[1], spot[1] % per_group};
                 bool meets = w.index[0] == spot[0] && w.index[1] / (p.o / p.groups) == spot[1] / per_group;
                 for (int a = 0; a < 3; a++) {
@@ -90,8 +90,8 @@ TEST(impulse) {
                     tap[2 + a] = reach / p.dilation[a];
                     meets = meets && reach >= 0 && reach % p.dilation[a] == 0 && tap[2 + a] < p.kernel[a];
                 }
-                double want = meets ? get(&h.in[WEFT_WEIGHTS], offset_of(&h.in[WEFT_WEIGHTS].tensor, tap)) : 0,
-                       got = get(&h.out[WEFT_DST], w.offset);
+                double want = meets ? get(&h.in[WEFT_ROLE_WEIGHTS], offset_of(&h.in[WEFT_ROLE_WEIGHTS].tensor, tap)) : 0,
+                       got = get(&h.out[WEFT_ROLE_DST], w.offset);
                 CHECK(got == want, "%s in geometry %zu: %g, wanted %g", d.name, g, got, want);
             }
         }
@@ -104,26 +104,26 @@ TEST(linearity) {
     open_harness();
     for (size_t g = 0; g < WEFT__COUNT(geometries); g++) {
         weft_problem p = geometry(g, "fwd");
-        const weft_tensor *src = weft__tensor(&p, WEFT_SRC), *dst = weft__tensor(&p, WEFT_DST);
+        const weft_tensor *src = weft__tensor(&p, WEFT_ROLE_SRC), *dst = weft__tensor(&p, WEFT_ROLE_DST);
         weft_kernel_desc d = WEFT_KERNEL_DESC_INIT;
-        fresh(&x[WEFT_SRC], src, 11 + g);
-        fresh(&y[WEFT_SRC], src, 111 + g);
-        fresh(&h.in[WEFT_SRC], src, 0);
+        fresh(&x[WEFT_ROLE_SRC], src, 11 + g);
+        fresh(&y[WEFT_ROLE_SRC], src, 111 + g);
+        fresh(&h.in[WEFT_ROLE_SRC], src, 0);
         for (harness_walk w = harness_first(src); !w.done; harness_step(&w))
-            put(&h.in[WEFT_SRC], w.offset, get(&x[WEFT_SRC], w.offset) + get(&y[WEFT_SRC], w.offset));
-        fresh(&h.in[WEFT_WEIGHTS], weft__tensor(&p, WEFT_WEIGHTS), 7 + g);
-        x[WEFT_WEIGHTS] = y[WEFT_WEIGHTS] = h.in[WEFT_WEIGHTS];
+            put(&h.in[WEFT_ROLE_SRC], w.offset, get(&x[WEFT_ROLE_SRC], w.offset) + get(&y[WEFT_ROLE_SRC], w.offset));
+        fresh(&h.in[WEFT_ROLE_WEIGHTS], weft__tensor(&p, WEFT_ROLE_WEIGHTS), 7 + g);
+        x[WEFT_ROLE_WEIGHTS] = y[WEFT_ROLE_WEIGHTS] = h.in[WEFT_ROLE_WEIGHTS];
         FOR_KERNELS(&p, &d) {
             run(&p, d.name, x, ax);
             run(&p, d.name, y, ay);
             run(&p, d.name, h.in, h.out);
             for (harness_walk w = harness_first(dst); !w.done; harness_step(&w))
-                CHECK(get(&h.out[WEFT_DST], w.offset) == get(&ax[WEFT_DST], w.offset) + get(&ay[WEFT_DST], w.offset),
+                CHECK(get(&h.out[WEFT_ROLE_DST], w.offset) == get(&ax[WEFT_ROLE_DST], w.offset) + get(&ay[WEFT_ROLE_DST], w.offset),
                       "%s in geometry %zu", d.name, g);
         }
     }
     for (int role = 0; role < WEFT_ROLE_COUNT; role++) {
-        if (role == WEFT_WEIGHTS) continue;          /* shared with the harness */
+        if (role == WEFT_ROLE_WEIGHTS) continue;          /* shared with the harness */
         harness_close(&x[role]), harness_close(&y[role]), harness_close(&ax[role]), harness_close(&ay[role]);
     }
 }
@@ -134,15 +134,15 @@ TEST(shift) {
     open_harness();
     for (size_t g = 0; g < WEFT__COUNT(geometries); g++) {
         weft_problem p = geometry(g, "fwd");
-        const weft_tensor *src = weft__tensor(&p, WEFT_SRC), *dst = weft__tensor(&p, WEFT_DST);
+        const weft_tensor *src = weft__tensor(&p, WEFT_ROLE_SRC), *dst = weft__tensor(&p, WEFT_ROLE_DST);
         weft_kernel_desc d = WEFT_KERNEL_DESC_INIT;
-        fresh(&h.in[WEFT_SRC], src, 21 + g);
-        fresh(&h.in[WEFT_WEIGHTS], weft__tensor(&p, WEFT_WEIGHTS), 22 + g);
-        fresh(&moved[WEFT_SRC], src, 0);
+        fresh(&h.in[WEFT_ROLE_SRC], src, 21 + g);
+        fresh(&h.in[WEFT_ROLE_WEIGHTS], weft__tensor(&p, WEFT_ROLE_WEIGHTS), 22 + g);
+        fresh(&moved[WEFT_ROLE_SRC], src, 0);
         for (harness_walk w = harness_first(src); !w.done; harness_step(&w))
             if (w.index[4] >= p.stride[2])
-                put(&moved[WEFT_SRC], w.offset, get(&h.in[WEFT_SRC], w.offset - p.stride[2] * src->strides[4]));
-        moved[WEFT_WEIGHTS] = h.in[WEFT_WEIGHTS];
+                put(&moved[WEFT_ROLE_SRC], w.offset, get(&h.in[WEFT_ROLE_SRC], w.offset - p.stride[2] * src->strides[4]));
+        moved[WEFT_ROLE_WEIGHTS] = h.in[WEFT_ROLE_WEIGHTS];
         FOR_KERNELS(&p, &d) {
             run(&p, d.name, h.in, h.out);
             run(&p, d.name, moved, out);
@@ -150,13 +150,13 @@ TEST(shift) {
                 int64_t first = (w.index[4] - 1) * p.stride[2] - p.pad_lo[2],
                         last = w.index[4] * p.stride[2] - p.pad_lo[2] + p.dilation[2] * (p.kernel[2] - 1);
                 if (w.index[4] < 1 || first < 0 || last >= p.in[2]) continue;
-                CHECK(get(&out[WEFT_DST], w.offset) == get(&h.out[WEFT_DST], w.offset - dst->strides[4]),
+                CHECK(get(&out[WEFT_ROLE_DST], w.offset) == get(&h.out[WEFT_ROLE_DST], w.offset - dst->strides[4]),
                       "%s in geometry %zu", d.name, g);
             }
         }
     }
-    harness_close(&moved[WEFT_SRC]);
-    harness_close(&out[WEFT_DST]);
+    harness_close(&moved[WEFT_ROLE_SRC]);
+    harness_close(&out[WEFT_ROLE_DST]);
 }
 
 /* <A x, y> = <x, A' y> = <w, dw(x, y)>: forward, data gradient and weights gradient are one trilinear form. */
@@ -166,21 +166,21 @@ TEST(adjoint) {
         weft_problem fwd = geometry(g, "fwd"), data = geometry(g, "bwd_data"), weights = geometry(g, "bwd_weights"),
                      both = geometry(g, "bwd");
         weft_kernel_desc d = WEFT_KERNEL_DESC_INIT;
-        fresh(&h.in[WEFT_SRC], weft__tensor(&fwd, WEFT_SRC), 31 + g);
-        fresh(&h.in[WEFT_WEIGHTS], weft__tensor(&fwd, WEFT_WEIGHTS), 32 + g);
-        fresh(&h.in[WEFT_DIFF_DST], weft__tensor(&data, WEFT_DIFF_DST), 33 + g);
-        run(&fwd, weft__ref_kernels[WEFT_CONV]->name, h.in, h.out);
-        double want = dot(&h.out[WEFT_DST], &h.in[WEFT_DIFF_DST]);
+        fresh(&h.in[WEFT_ROLE_SRC], weft__tensor(&fwd, WEFT_ROLE_SRC), 31 + g);
+        fresh(&h.in[WEFT_ROLE_WEIGHTS], weft__tensor(&fwd, WEFT_ROLE_WEIGHTS), 32 + g);
+        fresh(&h.in[WEFT_ROLE_DIFF_DST], weft__tensor(&data, WEFT_ROLE_DIFF_DST), 33 + g);
+        run(&fwd, weft__ref_kernels[WEFT_OP_CONV]->name, h.in, h.out);
+        double want = dot(&h.out[WEFT_ROLE_DST], &h.in[WEFT_ROLE_DIFF_DST]);
         const weft_problem *const passes[] = {&fwd, &data, &weights, &both};
         for (size_t i = 0; i < 4; i++)
             FOR_KERNELS(passes[i], &d) {
                 run(passes[i], d.name, h.in, h.out);
-                double got = i == 0   ? dot(&h.out[WEFT_DST], &h.in[WEFT_DIFF_DST])
-                             : i == 2 ? dot(&h.out[WEFT_DIFF_WEIGHTS], &h.in[WEFT_WEIGHTS])
-                                      : dot(&h.out[WEFT_DIFF_SRC], &h.in[WEFT_SRC]);
+                double got = i == 0   ? dot(&h.out[WEFT_ROLE_DST], &h.in[WEFT_ROLE_DIFF_DST])
+                             : i == 2 ? dot(&h.out[WEFT_ROLE_DIFF_WEIGHTS], &h.in[WEFT_ROLE_WEIGHTS])
+                                      : dot(&h.out[WEFT_ROLE_DIFF_SRC], &h.in[WEFT_ROLE_SRC]);
                 CHECK(got == want, "%s in geometry %zu: %.17g, forward gives %.17g", d.name, g, got, want);
                 if (i == 3)
-                    CHECK(dot(&h.out[WEFT_DIFF_WEIGHTS], &h.in[WEFT_WEIGHTS]) == want,
+                    CHECK(dot(&h.out[WEFT_ROLE_DIFF_WEIGHTS], &h.in[WEFT_ROLE_WEIGHTS]) == want,
                           "%s in geometry %zu: the weights gradient", d.name, g);
             }
     }
@@ -193,11 +193,11 @@ TEST(finite_differences) {
     open_harness();
     for (size_t g = 0; g < WEFT__COUNT(geometries); g++) {
         weft_problem fwd = geometry(g, "fwd"), weights = geometry(g, "bwd_weights");
-        const weft_tensor *t = weft__tensor(&fwd, WEFT_WEIGHTS);
+        const weft_tensor *t = weft__tensor(&fwd, WEFT_ROLE_WEIGHTS);
         weft_kernel_desc d = WEFT_KERNEL_DESC_INIT;
-        fresh(&h.in[WEFT_SRC], weft__tensor(&fwd, WEFT_SRC), 41 + g);
-        fresh(&h.in[WEFT_DIFF_DST], weft__tensor(&weights, WEFT_DIFF_DST), 42 + g);
-        stepped[WEFT_SRC] = h.in[WEFT_SRC];
+        fresh(&h.in[WEFT_ROLE_SRC], weft__tensor(&fwd, WEFT_ROLE_SRC), 41 + g);
+        fresh(&h.in[WEFT_ROLE_DIFF_DST], weft__tensor(&weights, WEFT_ROLE_DIFF_DST), 42 + g);
+        stepped[WEFT_ROLE_SRC] = h.in[WEFT_ROLE_SRC];
         FOR_KERNELS(&weights, &d) {
             run(&weights, d.name, h.in, grad);
             for (int64_t i = 0, total = weft__numel(t); i < total; i += 1 + total / 12) {
@@ -206,19 +206,19 @@ TEST(finite_differences) {
                 harness_walk spot = harness_first(t);
                 while (left--) harness_step(&spot);
                 for (int step = 0; step < 2; step++) {
-                    fresh(&stepped[WEFT_WEIGHTS], t, 43 + g);
-                    put(&stepped[WEFT_WEIGHTS], spot.offset, get(&stepped[WEFT_WEIGHTS], spot.offset) + step);
+                    fresh(&stepped[WEFT_ROLE_WEIGHTS], t, 43 + g);
+                    put(&stepped[WEFT_ROLE_WEIGHTS], spot.offset, get(&stepped[WEFT_ROLE_WEIGHTS], spot.offset) + step);
                     run(&fwd, NULL, stepped, h.out);
-                    loss[step] = dot(&h.out[WEFT_DST], &h.in[WEFT_DIFF_DST]);
+                    loss[step] = dot(&h.out[WEFT_ROLE_DST], &h.in[WEFT_ROLE_DIFF_DST]);
                 }
                 double got =
-                    get(&grad[WEFT_DIFF_WEIGHTS], offset_of(weft__tensor(&weights, WEFT_DIFF_WEIGHTS), spot.index));
+                    get(&grad[WEFT_ROLE_DIFF_WEIGHTS], offset_of(weft__tensor(&weights, WEFT_ROLE_DIFF_WEIGHTS), spot.index));
                 CHECK(got == loss[1] - loss[0], "%s in geometry %zu: %g, the difference is %g", d.name, g, got,
                       loss[1] - loss[0]);
             }
         }
     }
-    harness_close(&stepped[WEFT_WEIGHTS]);
-    harness_close(&grad[WEFT_DIFF_WEIGHTS]);
+    harness_close(&stepped[WEFT_ROLE_WEIGHTS]);
+    harness_close(&grad[WEFT_ROLE_DIFF_WEIGHTS]);
     harness_destroy(&h);
 }

@@ -45,7 +45,7 @@ TEST(cases) {
 static void sweep(int pass, int64_t k, int64_t stride, int64_t pad, bool last) {
     for (int64_t size = 1; size <= 67; size += size < 36 ? 1 : 3) {
         weft_problem p;
-        OK(weft_problem_init(&p, WEFT_CONV, (weft_pass)pass, 2));
+        OK(weft_problem_init(&p, WEFT_OP_CONV, (weft_pass)pass, 2));
         p.n = 1 + size % 2;
         p.c = p.o = p.groups = last ? size : 2;
         p.in[1] = 1 + size * 5 % 11;
@@ -56,11 +56,11 @@ static void sweep(int pass, int64_t k, int64_t stride, int64_t pad, bool last) {
             p.pad_lo[a] = p.pad_hi[a] = pad;
             if (p.in[a] + 2 * pad < k) p.in[a] = k;
         }
-        bool reads_src = weft__pass_of(&p)->reads & WEFT__BIT(WEFT_SRC);
-        weft_problem_tensor(&p, reads_src ? WEFT_SRC : WEFT_DIFF_DST)->layout = last ? WEFT_LAST : WEFT_FIRST;
+        bool reads_src = weft__pass_of(&p)->reads & WEFT__BIT(WEFT_ROLE_SRC);
+        weft_problem_tensor(&p, reads_src ? WEFT_ROLE_SRC : WEFT_ROLE_DIFF_DST)->layout = last ? WEFT_LAYOUT_LAST : WEFT_LAYOUT_FIRST;
         OK(weft_problem_complete(&p));
         for (int i = 0; i < p.ntensors && size % 3 == 0; i++) p.tensor[i].align = 4;
-        p.math = size % 4 ? WEFT_FAST : WEFT_STRICT; /* with NaN and infinity, which every fourth seed brings */
+        p.math = size % 4 ? WEFT_MATH_FAST : WEFT_MATH_STRICT; /* with NaN and infinity, which every fourth seed brings */
         check(&p, (uint64_t)(size % 4 ? size * 7 + pass : size), false);
     }
 }
@@ -70,7 +70,7 @@ TEST(tile_edges) {
         int64_t k, stride, pad;
     } windows[] = {{3, 1, 1}, {3, 1, 0}, {3, 2, 1}, {3, 1, 2}, {1, 1, 0}, {5, 1, 2}};
     open_harness();
-    for (int pass = WEFT_FWD; pass < WEFT_PASS_COUNT; pass++)
+    for (int pass = WEFT_PASS_FWD; pass < WEFT_PASS_COUNT; pass++)
         for (size_t i = 0; i < WEFT__COUNT(windows); i++)
             for (int last = 0; last < 2; last++) sweep(pass, windows[i].k, windows[i].stride, windows[i].pad, last);
 }
@@ -101,7 +101,7 @@ TEST(random_problems) {
     for (uint64_t i = 0; i < 600; i++) {
         weft_problem p;
         uint64_t seed = harness_mix(3, i);
-        CHECK(harness_random(&p, seed, WEFT_CPU), "seed %llu: %s", (unsigned long long)seed, weft_last_error());
+        CHECK(harness_random(&p, seed, WEFT_DEVICE_CPU), "seed %llu: %s", (unsigned long long)seed, weft_last_error());
         check(&p, seed, false);
     }
 }
@@ -109,7 +109,7 @@ TEST(random_problems) {
 /* A listed kernel is a tested one: whatever this machine can run was run above. */
 TEST(no_kernel_is_left_out) {
     weft__hw hw;
-    weft_problem cpu = {.device = WEFT_CPU};
+    weft_problem cpu = {.device = WEFT_DEVICE_CPU};
     open_harness();
     OK(weft__ctx_hw(h.ctx[0], &cpu, &hw));
     if (!h.problems) SKIP("needs the tests before it");

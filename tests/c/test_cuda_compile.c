@@ -147,7 +147,7 @@ static int compile_kernel(weft_ctx *ctx, const weft__kernel *k, const weft__gpu 
         taken += compile_for(ctx, k, gpu, &p);
     }
     for (uint64_t seed = 0; !taken && seed < 200000; seed++)
-        if (harness_random(&p, seed, WEFT_CUDA)) taken += compile_for(ctx, k, gpu, &p);
+        if (harness_random(&p, seed, WEFT_DEVICE_CUDA)) taken += compile_for(ctx, k, gpu, &p);
     return taken;
 }
 
@@ -169,7 +169,7 @@ TEST(every_kernel_compiles_for_every_generation) {
 TEST(a_wrong_source_gives_its_first_errors) {
     weft_ctx *ctx = open_compiler();
     size_t size = 1;
-    FAILS(weft__cuda_compile(ctx, "this is no program;\n", "", "sm_90", &size), WEFT_INTERNAL,
+    FAILS(weft__cuda_compile(ctx, "this is no program;\n", "", "sm_90", &size), WEFT_ERR_INTERNAL,
           "nvrtc|source(1)|error|sm_90");
     CHECK(size == 0, "%zu", size);
     close_compiler(ctx);
@@ -178,14 +178,14 @@ TEST(a_wrong_source_gives_its_first_errors) {
 TEST(a_wrong_architecture_is_an_error) {
     weft_ctx *ctx = open_compiler();
     size_t size;
-    FAILS(weft__cuda_compile(ctx, tiny, "-DSCALE=1", "sm_12345", &size), WEFT_DEVICE, "sm_12345");
+    FAILS(weft__cuda_compile(ctx, tiny, "-DSCALE=1", "sm_12345", &size), WEFT_ERR_DEVICE, "sm_12345");
     close_compiler(ctx);
 }
 
 TEST(no_nvrtc_has_a_reason) {
     weft_ctx *ctx = context("", "/nowhere/libnvrtc.so");
     size_t size;
-    FAILS(weft__cuda_compile(ctx, tiny, "-DSCALE=1", "sm_90", &size), WEFT_UNSUPPORTED, "libnvrtc|/nowhere");
+    FAILS(weft__cuda_compile(ctx, tiny, "-DSCALE=1", "sm_90", &size), WEFT_ERR_UNSUPPORTED, "libnvrtc|/nowhere");
     weft_ctx_release(ctx);
 }
 
@@ -275,7 +275,7 @@ TEST(without_a_gpu_the_reason_is_given) {
     OK(weft_ctx_describe(ctx, text, sizeof(text), NULL));
     CHECK(strstr(text, "\ncuda: ") && strstr(text, "\nnvrtc: "), "%.1000s", text);
     bool here = weft__ctx_cuda(ctx, &why) != NULL;
-    if (!here) FAILS(weft_plan_create(&plan, ctx, &p, NULL), WEFT_UNSUPPORTED, why);
+    if (!here) FAILS(weft_plan_create(&plan, ctx, &p, NULL), WEFT_ERR_UNSUPPORTED, why);
     weft_ctx_release(ctx);
     if (here) SKIP("this machine has a GPU");
 }

@@ -27,8 +27,8 @@ TEST(estimate_takes_the_least_cost) {
         CHECK(d.applies == !d.reason, "%s applies %d, reason %s", d.name, d.applies, d.reason ? d.reason : "NULL");
         if (d.applies && d.ns < least) least = d.ns, best = d.name;
     }
-    CHECK(strcmp(best, weft_plan_kernel(plan)) == 0, "%s is estimated least, %s was taken", best,
-          weft_plan_kernel(plan));
+    CHECK(strcmp(best, weft_plan_kernel_name(plan)) == 0, "%s is estimated least, %s was taken", best,
+          weft_plan_kernel_name(plan));
     CHECK(strcmp(weft__plan_choice(plan)->why, "estimate") == 0, "%s", weft__plan_choice(plan)->why);
     weft_cost cost = WEFT_COST_INIT;
     OK(weft_plan_cost(plan, &cost));
@@ -43,19 +43,19 @@ TEST(pin) {
     weft_plan_opts opts = WEFT_PLAN_OPTS_INIT;
     opts.kernel = "conv_ref";
     weft_plan *plan = plan_of(ctx, usual, &opts);
-    CHECK(strcmp(weft_plan_kernel(plan), "conv_ref") == 0 && strcmp(weft__plan_choice(plan)->why, "pinned") == 0, "%s",
-          weft_plan_kernel(plan));
+    CHECK(strcmp(weft_plan_kernel_name(plan), "conv_ref") == 0 && strcmp(weft__plan_choice(plan)->why, "pinned") == 0, "%s",
+          weft_plan_kernel_name(plan));
     weft_plan_release(plan);
     weft_problem p = test_problem("conv2d:fwd:f32:nchw:n1c4h12w20:o4k5p1g4");
     opts.kernel = "no_such_kernel";
-    FAILS(weft_plan_create(&plan, ctx, &p, &opts), WEFT_INVALID, "no_such_kernel|conv");
+    FAILS(weft_plan_create(&plan, ctx, &p, &opts), WEFT_ERR_INVALID, "no_such_kernel|conv");
     CHECK(plan == NULL, "a plan in spite of the error");
     for (size_t i = 0; i < weft_kernel_count(ctx, &p); i++) {    /* a refusal comes with its reason */
         weft_kernel_desc d = WEFT_KERNEL_DESC_INIT;
         OK(weft_kernel_info(ctx, &p, i, &d));
         if (d.applies) continue;
         opts.kernel = d.name;
-        FAILS(weft_plan_create(&plan, ctx, &p, &opts), WEFT_UNSUPPORTED, d.name);
+        FAILS(weft_plan_create(&plan, ctx, &p, &opts), WEFT_ERR_UNSUPPORTED, d.name);
         CHECK(strstr(weft_last_error(), d.reason), "%s: %s", d.reason, weft_last_error());
     }
     weft_ctx_release(ctx);
@@ -64,20 +64,20 @@ TEST(pin) {
 TEST(workspace_limit) {
     weft_ctx *ctx = test_context(1);
     weft_plan *free_plan = plan_of(ctx, usual, NULL), *plan = NULL;
-    size_t need = weft_plan_workspace(free_plan);
+    size_t need = weft_plan_workspace_bytes(free_plan);
     char name[128];
-    snprintf(name, sizeof(name), "%s", weft_plan_kernel(free_plan));
+    snprintf(name, sizeof(name), "%s", weft_plan_kernel_name(free_plan));
     weft_plan_release(free_plan);
     if (!need) SKIP("%s needs no workspace", name);
     weft_plan_opts opts = WEFT_PLAN_OPTS_INIT;
     weft_problem p = test_problem(usual);
     opts.workspace_limit = need - 1;
     OK(weft_plan_create(&plan, ctx, &p, &opts));
-    CHECK(weft_plan_workspace(plan) < need, "%s wants %zu, the limit is %zu", weft_plan_kernel(plan),
-          weft_plan_workspace(plan), need - 1);
+    CHECK(weft_plan_workspace_bytes(plan) < need, "%s wants %zu, the limit is %zu", weft_plan_kernel_name(plan),
+          weft_plan_workspace_bytes(plan), need - 1);
     weft_plan_release(plan);
     opts.kernel = name;
-    FAILS(weft_plan_create(&plan, ctx, &p, &opts), WEFT_UNSUPPORTED, "workspace|limit");
+    FAILS(weft_plan_create(&plan, ctx, &p, &opts), WEFT_ERR_UNSUPPORTED, "workspace|limit");
     opts.workspace_limit = need;
     OK(weft_plan_create(&plan, ctx, &p, &opts));
     weft_plan_release(plan);
@@ -91,18 +91,18 @@ TEST(engines) {
     opts.engines = WEFT_ENGINE_REF;
     OK(weft_ctx_create(&ctx, &opts));
     plan = plan_of(ctx, usual, NULL);
-    CHECK(strcmp(weft_plan_kernel(plan), "conv_ref") == 0, "%s", weft_plan_kernel(plan));
+    CHECK(strcmp(weft_plan_kernel_name(plan), "conv_ref") == 0, "%s", weft_plan_kernel_name(plan));
     weft_plan_release(plan);
     weft_ctx_release(ctx);
     opts.engines = WEFT_ENGINE_CUDA;
     OK(weft_ctx_create(&ctx, &opts));
     weft_problem p = test_problem(usual);
-    FAILS(weft_plan_create(&plan, ctx, &p, NULL), WEFT_UNSUPPORTED, "engines");
+    FAILS(weft_plan_create(&plan, ctx, &p, NULL), WEFT_ERR_UNSUPPORTED, "engines");
     weft_ctx_release(ctx);
     opts.engines = WEFT_ENGINE_REF | WEFT_ENGINE_CPU;
     OK(weft_ctx_create(&ctx, &opts));
     p = test_problem("conv2d:fwd:f32:nchw:n1c4h12w20:o4k3p1g4@cuda");
-    FAILS(weft_plan_create(&plan, ctx, &p, NULL), WEFT_UNSUPPORTED, "cuda|switched off");
+    FAILS(weft_plan_create(&plan, ctx, &p, NULL), WEFT_ERR_UNSUPPORTED, "cuda|switched off");
     weft_ctx_release(ctx);
 }
 
@@ -130,16 +130,16 @@ TEST(measure_remembers) {
     opts.measure_seconds = 0.3;
     OK(weft_ctx_create(&ctx, &opts));
     weft_plan_opts ask = WEFT_PLAN_OPTS_INIT;
-    ask.mode = WEFT_MEASURE;
+    ask.mode = WEFT_MODE_MEASURE;
     weft_plan *plan = plan_of(ctx, usual, &ask);
     char name[128];
-    snprintf(name, sizeof(name), "%s", weft_plan_kernel(plan));
+    snprintf(name, sizeof(name), "%s", weft_plan_kernel_name(plan));
     CHECK(strcmp(weft__plan_choice(plan)->why, "measured") == 0, "%s", weft__plan_choice(plan)->why);
     CHECK(weft_wisdom_count(ctx) >= 1, "nothing was remembered");
     weft_plan_release(plan);
     plan = plan_of(ctx, usual, NULL);                /* an estimate asked for later takes what was measured */
-    CHECK(strcmp(weft__plan_choice(plan)->why, "wisdom") == 0 && strcmp(weft_plan_kernel(plan), name) == 0, "%s: %s",
-          weft__plan_choice(plan)->why, weft_plan_kernel(plan));
+    CHECK(strcmp(weft__plan_choice(plan)->why, "wisdom") == 0 && strcmp(weft_plan_kernel_name(plan), name) == 0, "%s: %s",
+          weft__plan_choice(plan)->why, weft_plan_kernel_name(plan));
     weft_plan_release(plan);
     weft_ctx_release(ctx);
 }
@@ -149,15 +149,15 @@ TEST(wisdom_only_takes_what_is_known) {
     weft_problem p = test_problem(usual);
     weft_plan *plan = NULL;
     weft_plan_opts ask = WEFT_PLAN_OPTS_INIT;
-    ask.mode = WEFT_WISDOM_ONLY;
-    FAILS(weft_plan_create(&plan, ctx, &p, &ask), WEFT_UNSUPPORTED, "no wisdom for conv2d:fwd:f32:nchw:n1c4h12w20:o4k3p1g4@cpu");
+    ask.mode = WEFT_MODE_WISDOM_ONLY;
+    FAILS(weft_plan_create(&plan, ctx, &p, &ask), WEFT_ERR_UNSUPPORTED, "no wisdom for conv2d:fwd:f32:nchw:n1c4h12w20:o4k3p1g4@cpu");
     CHECK(plan == NULL, "a plan of a problem that is not known");
-    ask.mode = WEFT_MEASURE;
+    ask.mode = WEFT_MODE_MEASURE;
     ask.measure_seconds = -1;
-    FAILS(weft_plan_create(&plan, ctx, &p, &ask), WEFT_INVALID, "measure_seconds is -1");
+    FAILS(weft_plan_create(&plan, ctx, &p, &ask), WEFT_ERR_INVALID, "measure_seconds is -1");
     ask.measure_seconds = 0.1;
     weft_plan_release(plan_of(ctx, usual, &ask));
-    ask.mode = WEFT_WISDOM_ONLY;
+    ask.mode = WEFT_MODE_WISDOM_ONLY;
     plan = plan_of(ctx, usual, &ask);
     CHECK(strcmp(weft__plan_choice(plan)->why, "wisdom") == 0, "%s", weft__plan_choice(plan)->why);
     weft_plan_release(plan);
@@ -176,7 +176,7 @@ TEST(equal_problems_share_a_plan) {
     weft_plan_opts opts = WEFT_PLAN_OPTS_INIT;
     opts.kernel = "conv_ref";
     weft_plan *d = plan_of(ctx, usual, &opts);
-    CHECK(d != a || strcmp(weft_plan_kernel(a), "conv_ref") == 0, "a pinned plan is the other one");
+    CHECK(d != a || strcmp(weft_plan_kernel_name(a), "conv_ref") == 0, "a pinned plan is the other one");
     CHECK(weft_plan_retain(a) == a, "retain");
     weft_plan_release(a), weft_plan_release(a), weft_plan_release(b), weft_plan_release(c), weft_plan_release(d);
     CHECK(weft_plan_retain(NULL) == NULL, "retain of NULL");
@@ -227,7 +227,7 @@ TEST(the_cache_is_bounded_and_drops_the_oldest) {
     again = sized(ctx, 1);
     CHECK(again != first, "a dropped plan came back");
     weft_ctx_release(ctx);                           /* plans outlive the context */
-    CHECK(weft_plan_problem(first)->n == 1 && strcmp(weft_plan_kernel(again), "conv_ref") == 0,
+    CHECK(weft_plan_problem(first)->n == 1 && strcmp(weft_plan_kernel_name(again), "conv_ref") == 0,
           "plans after the context");
     weft_plan_release(first), weft_plan_release(again);
     CHECK(atomic_load(&blocks) == 0, "%lld blocks left", (long long)atomic_load(&blocks));
@@ -284,9 +284,9 @@ static bool one_round(worker *w, int shape) {
     for (int i = 0; i < 8; i++) weights[i] = (float)(i + 1);
     for (int i = 0; i < 72; i++) src[i] = (float)i;
     weft_args args = WEFT_ARGS_INIT;
-    args.ptr[WEFT_SRC] = src, args.ptr[WEFT_WEIGHTS] = weights, args.ptr[WEFT_DST] = dst;
+    args.ptr[WEFT_ROLE_SRC] = src, args.ptr[WEFT_ROLE_WEIGHTS] = weights, args.ptr[WEFT_ROLE_DST] = dst;
     char workspace[1 << 16] __attribute__((aligned(64)));
-    if (weft_plan_create(&plan, w->ctx, &p, NULL) != WEFT_OK || weft_plan_workspace(plan) > sizeof(workspace) ||
+    if (weft_plan_create(&plan, w->ctx, &p, NULL) != WEFT_OK || weft_plan_workspace_bytes(plan) > sizeof(workspace) ||
         weft_execute(plan, &args, workspace, sizeof(workspace), NULL) != WEFT_OK) {
         snprintf(w->why, sizeof(w->why), "%.200s", weft_last_error());
         weft_plan_release(plan);
@@ -340,7 +340,7 @@ static void prepare(call *c, weft_ctx *ctx, const char *text) {
         if (!weft__is_output(p, role)) harness_fill(&c->b[role], HARNESS_REALS, 1);
         c->args.ptr[role] = c->b[role].at;
     }
-    CHECK(harness_open_bytes(&c->workspace, weft_plan_workspace(c->plan), 64, HARNESS_START), "no memory");
+    CHECK(harness_open_bytes(&c->workspace, weft_plan_workspace_bytes(c->plan), 64, HARNESS_START), "no memory");
 }
 
 static void discard(call *c) {
@@ -366,27 +366,27 @@ TEST(execute_refuses_and_writes_nothing) {
     for (size_t i = 0; i < WEFT__COUNT(texts); i++) {
         call c;
         prepare(&c, ctx, texts[i]);
-        size_t need = weft_plan_workspace(c.plan);
+        size_t need = weft_plan_workspace_bytes(c.plan);
         char *workspace = c.workspace.at;
         for (int role = 0; role < WEFT_ROLE_COUNT; role++) {
             if (!c.b[role].map) continue;
             weft_args args = c.args;
             args.ptr[role] = NULL;
-            refuses(&c, &args, workspace, need, WEFT_INVALID, weft__role_name(role));
+            refuses(&c, &args, workspace, need, WEFT_ERR_INVALID, weft__role_name(role));
             args.ptr[role] = (char *)c.args.ptr[role] + 8;   /* the problem promises 16 */
-            refuses(&c, &args, workspace, need, WEFT_INVALID, weft__role_name(role));
+            refuses(&c, &args, workspace, need, WEFT_ERR_INVALID, weft__role_name(role));
             args.ptr[role] = (char *)c.args.ptr[role] + 1;
-            refuses(&c, &args, workspace, need, WEFT_INVALID, weft__role_name(role));
+            refuses(&c, &args, workspace, need, WEFT_ERR_INVALID, weft__role_name(role));
         }
         weft_args args = c.args;
         args.size = 8;
-        refuses(&c, &args, workspace, need, WEFT_INVALID, "args");
-        refuses(&c, NULL, workspace, need, WEFT_INVALID, "args is NULL");
+        refuses(&c, &args, workspace, need, WEFT_ERR_INVALID, "args");
+        refuses(&c, NULL, workspace, need, WEFT_ERR_INVALID, "args is NULL");
         if (need) {
-            refuses(&c, &c.args, NULL, need, WEFT_WORKSPACE, "workspace is NULL");
-            refuses(&c, &c.args, workspace, need - 1, WEFT_WORKSPACE, "workspace has");
-            refuses(&c, &c.args, workspace, 0, WEFT_WORKSPACE, "workspace has 0");
-            refuses(&c, &c.args, workspace + 8, need, WEFT_INVALID, "64");
+            refuses(&c, &c.args, NULL, need, WEFT_ERR_WORKSPACE, "workspace is NULL");
+            refuses(&c, &c.args, workspace, need - 1, WEFT_ERR_WORKSPACE, "workspace has");
+            refuses(&c, &c.args, workspace, 0, WEFT_ERR_WORKSPACE, "workspace has 0");
+            refuses(&c, &c.args, workspace + 8, need, WEFT_ERR_INVALID, "64");
         }
         OK(weft_execute(c.plan, &c.args, workspace, need, NULL));
         discard(&c);

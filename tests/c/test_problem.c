@@ -45,7 +45,7 @@ TEST(round_trip) {
     }
     for (uint64_t seed = 0; seed < 20000; seed++) {
         weft_problem p;
-        CHECK(harness_random(&p, seed, seed % 3 ? WEFT_CPU : WEFT_CUDA), "seed %llu: %s", (unsigned long long)seed,
+        CHECK(harness_random(&p, seed, seed % 3 ? WEFT_DEVICE_CPU : WEFT_DEVICE_CUDA), "seed %llu: %s", (unsigned long long)seed,
               weft_last_error());
         CHECK(harness_round_trip(&p, why, sizeof(why)), "seed %llu: %s", (unsigned long long)seed, why);
     }
@@ -71,7 +71,7 @@ TEST(capacity) {
     CHECK(length == strlen("conv2d:fwd:f32:nchw:n1c2h9w9:o2k3@cpu"), "%zu", length);
     for (size_t capacity = 1; capacity <= length; capacity++) {
         memset(text, '!', sizeof(text));
-        FAILS(weft_problem_format(&p, text, capacity, &length), WEFT_INVALID, "capacity");
+        FAILS(weft_problem_format(&p, text, capacity, &length), WEFT_ERR_INVALID, "capacity");
         CHECK(strlen(text) == capacity - 1 && text[capacity] == '!', "capacity %zu", capacity);
     }
     OK(weft_problem_format(&p, text, length + 1, NULL));
@@ -139,7 +139,7 @@ TEST(syntax_errors) {
         weft_status s = weft_problem_parse(&p, errors[i].text);
         char column[32];
         snprintf(column, sizeof(column), "column %d:", errors[i].column);
-        CHECK(s == WEFT_SYNTAX, "'%s' gave %s: %s", errors[i].text, weft_status_name(s),
+        CHECK(s == WEFT_ERR_SYNTAX, "'%s' gave %s: %s", errors[i].text, weft_status_name(s),
               s == WEFT_OK ? "" : weft_last_error());
         CHECK(strstr(weft_last_error(), column) && strstr(weft_last_error(), errors[i].expected),
               "'%s': %s; wanted %s %s", errors[i].text, weft_last_error(), column, errors[i].expected);
@@ -149,7 +149,7 @@ TEST(syntax_errors) {
     memset(longer, 'a', 4999);
     longer[4999] = 0;
     weft_problem p;
-    FAILS(weft_problem_parse(&p, longer), WEFT_SYNTAX, "column");
+    FAILS(weft_problem_parse(&p, longer), WEFT_ERR_SYNTAX, "column");
     free(longer);
 }
 
@@ -196,7 +196,7 @@ TEST(refused) {
     for (size_t i = 0; i < WEFT__COUNT(refused); i++) {
         weft_problem p;
         weft_status s = weft_problem_parse(&p, refused[i].text);
-        CHECK(s == WEFT_INVALID || (s == WEFT_SYNTAX && !refused[i].words[0]), "'%s' gave %s: %s", refused[i].text,
+        CHECK(s == WEFT_ERR_INVALID || (s == WEFT_ERR_SYNTAX && !refused[i].words[0]), "'%s' gave %s: %s", refused[i].text,
               weft_status_name(s), weft_last_error());
         test_fails(s, s, refused[i].words, refused[i].text, __LINE__);
     }
@@ -206,18 +206,18 @@ TEST(refused) {
 TEST(completes_from_the_struct) {
     weft_problem p;
     char text[WEFT_TEXT_MAX];
-    OK(weft_problem_init(&p, WEFT_CONV, WEFT_FWD, 2));
+    OK(weft_problem_init(&p, WEFT_OP_CONV, WEFT_PASS_FWD, 2));
     p.n = 8;
     p.c = p.o = p.groups = 64;
     p.in[1] = p.in[2] = 56;
     p.kernel[1] = p.kernel[2] = 3;
     p.pad_lo[1] = p.pad_hi[1] = p.pad_lo[2] = p.pad_hi[2] = 1;
-    weft_problem_tensor(&p, WEFT_SRC)->dtype = WEFT_BF16;
+    weft_problem_tensor(&p, WEFT_ROLE_SRC)->dtype = WEFT_DTYPE_BF16;
     OK(weft_problem_complete(&p));
     CHECK(p.ntensors == 3 && p.out[0] == 1 && p.out[1] == 56 && p.out[2] == 56, "%d tensors, out %lld %lld", p.ntensors,
           (long long)p.out[1], (long long)p.out[2]);
-    const weft_tensor *dst = weft__tensor(&p, WEFT_DST), *weights = weft__tensor(&p, WEFT_WEIGHTS);
-    CHECK(dst->dtype == WEFT_BF16 && dst->layout == WEFT_FIRST && dst->align == 16 && dst->rank == 5, "dst %d %d %d",
+    const weft_tensor *dst = weft__tensor(&p, WEFT_ROLE_DST), *weights = weft__tensor(&p, WEFT_ROLE_WEIGHTS);
+    CHECK(dst->dtype == WEFT_DTYPE_BF16 && dst->layout == WEFT_LAYOUT_FIRST && dst->align == 16 && dst->rank == 5, "dst %d %d %d",
           dst->dtype, dst->layout, dst->align);
     CHECK(dst->strides[1] == 56 * 56 && dst->strides[3] == 56 && dst->strides[4] == 1, "dst strides");
     CHECK(weights->dims[0] == 64 && weights->dims[1] == 1 && weights->dims[3] == 3, "weights dims");
@@ -228,7 +228,7 @@ TEST(completes_from_the_struct) {
 TEST(complete_is_idempotent) {
     for (uint64_t seed = 0; seed < 5000; seed++) {
         weft_problem p, q;
-        CHECK(harness_random(&p, seed, WEFT_CPU), "%s", weft_last_error());
+        CHECK(harness_random(&p, seed, WEFT_DEVICE_CPU), "%s", weft_last_error());
         q = p;
         OK(weft_problem_complete(&q));
         CHECK(memcmp(&p, &q, sizeof(p)) == 0, "seed %llu", (unsigned long long)seed);
@@ -237,23 +237,23 @@ TEST(complete_is_idempotent) {
 
 TEST(given_shapes_are_checked) {
     weft_problem p;
-    OK(weft_problem_init(&p, WEFT_CONV, WEFT_FWD, 1));
+    OK(weft_problem_init(&p, WEFT_OP_CONV, WEFT_PASS_FWD, 1));
     p.in[2] = 9;
-    weft_tensor *src = weft_problem_tensor(&p, WEFT_SRC);
+    weft_tensor *src = weft_problem_tensor(&p, WEFT_ROLE_SRC);
     src->rank = 5;
     src->dims[0] = src->dims[1] = src->dims[2] = src->dims[3] = 1;
     src->dims[4] = 9;
     weft_problem good = p;
     OK(weft_problem_complete(&good));
     src->dims[4] = 8;
-    FAILS(weft_problem_complete(&p), WEFT_INVALID, "src|8|9");
+    FAILS(weft_problem_complete(&p), WEFT_ERR_INVALID, "src|8|9");
     src->rank = 7;
-    FAILS(weft_problem_complete(&p), WEFT_INVALID, "src");
+    FAILS(weft_problem_complete(&p), WEFT_ERR_INVALID, "src");
 }
 
 static void with_wrong_tensor(weft_problem p, const char *words) {
     weft_problem before = p;
-    FAILS(weft_problem_complete(&p), WEFT_INVALID, words);
+    FAILS(weft_problem_complete(&p), WEFT_ERR_INVALID, words);
     CHECK(p.ntensors == before.ntensors, "a refused problem changed");
 }
 
@@ -277,7 +277,7 @@ TEST(wrong_fields) {
     p = good, p.ntensors = 17, with_wrong_tensor(p, "17 tensors");
     p = good, p.ntensors = -1, with_wrong_tensor(p, "-1 tensors");
     p = good, p.tensor[0].role = 99, with_wrong_tensor(p, "role is 99");
-    p = good, p.tensor[1].role = WEFT_SRC, with_wrong_tensor(p, "src is given twice");
+    p = good, p.tensor[1].role = WEFT_ROLE_SRC, with_wrong_tensor(p, "src is given twice");
     p = good, p.tensor[0].dtype = 99, with_wrong_tensor(p, "src: data type");
     p = good, p.tensor[0].layout = 9, with_wrong_tensor(p, "src: layout is 9");
     p = good, p.tensor[0].align = -4, with_wrong_tensor(p, "src: alignment is -4");
@@ -326,33 +326,33 @@ TEST(older_and_newer_callers) {
     OK(weft_problem_complete(&newer.p));
     CHECK(newer.p.size == sizeof(newer), "the caller's size changed");
     newer.more[40] = 1;
-    FAILS(weft_problem_complete(&newer.p), WEFT_INVALID, "problem.size");
+    FAILS(weft_problem_complete(&newer.p), WEFT_ERR_INVALID, "problem.size");
     size_t *shorter = malloc(sizeof(size_t));        /* nothing may be read behind it */
     *shorter = sizeof(size_t);
     weft_ctx *ctx = NULL;
     weft_plan *plan = NULL;
-    FAILS(weft_problem_complete((weft_problem *)(void *)shorter), WEFT_INVALID, "problem.size is 8");
-    FAILS(weft_ctx_create(&ctx, (weft_ctx_opts *)(void *)shorter), WEFT_INVALID, "opts.size is 8");
+    FAILS(weft_problem_complete((weft_problem *)(void *)shorter), WEFT_ERR_INVALID, "problem.size is 8");
+    FAILS(weft_ctx_create(&ctx, (weft_ctx_opts *)(void *)shorter), WEFT_ERR_INVALID, "opts.size is 8");
     OK(weft_ctx_create(&ctx, NULL));
-    FAILS(weft_plan_create(&plan, ctx, (weft_problem *)(void *)shorter, NULL), WEFT_INVALID, "problem.size is 8");
+    FAILS(weft_plan_create(&plan, ctx, (weft_problem *)(void *)shorter, NULL), WEFT_ERR_INVALID, "problem.size is 8");
     newer.more[40] = 0;
-    FAILS(weft_plan_create(&plan, ctx, &newer.p, (weft_plan_opts *)(void *)shorter), WEFT_INVALID, "opts.size is 8");
+    FAILS(weft_plan_create(&plan, ctx, &newer.p, (weft_plan_opts *)(void *)shorter), WEFT_ERR_INVALID, "opts.size is 8");
     free(shorter);
     weft_ctx_release(ctx);
 }
 
 TEST(garbage_is_refused_and_nothing_written) {
     weft_problem p, before;
-    OK(weft_problem_init(&p, WEFT_MAX_POOL, WEFT_FWD, 2));
+    OK(weft_problem_init(&p, WEFT_OP_MAX_POOL, WEFT_PASS_FWD, 2));
     p.ntensors = 1 << 28;
-    FAILS(weft_problem_complete(&p), WEFT_INVALID, "268435456 tensors");
-    OK(weft_problem_init(&p, WEFT_CONV, WEFT_FWD, 2));
-    weft_problem_tensor(&p, WEFT_DST)->dtype = 200;
-    FAILS(weft_problem_complete(&p), WEFT_INVALID, "dst: data type is 200");
+    FAILS(weft_problem_complete(&p), WEFT_ERR_INVALID, "268435456 tensors");
+    OK(weft_problem_init(&p, WEFT_OP_CONV, WEFT_PASS_FWD, 2));
+    weft_problem_tensor(&p, WEFT_ROLE_DST)->dtype = 200;
+    FAILS(weft_problem_complete(&p), WEFT_ERR_INVALID, "dst: data type is 200");
     p = test_problem("conv2d:fwd:f32:nchw:n1c8h9w9:o8k3:relu");
     p.groups = 5, p.device = 0, p.math = 0, p.step[0].lo = 3;
     before = p;
-    FAILS(weft_problem_complete(&p), WEFT_INVALID, "groups is 5");
+    FAILS(weft_problem_complete(&p), WEFT_ERR_INVALID, "groups is 5");
     CHECK(memcmp(&p, &before, sizeof(p)) == 0, "a refused problem changed");
 }
 
@@ -361,9 +361,9 @@ TEST(a_completed_problem_can_be_changed) {
     p.n = 4, p.in[1] = 20;
     OK(weft_problem_complete(&p));
     CHECK(memcmp(&p, &q, sizeof(p)) == 0, "not the problem of the new sizes");
-    weft_problem_tensor(&p, WEFT_SRC)->derived = 0;  /* dims of the caller's own are checked */
+    weft_problem_tensor(&p, WEFT_ROLE_SRC)->derived = 0;  /* dims of the caller's own are checked */
     p.n = 5;
-    FAILS(weft_problem_complete(&p), WEFT_INVALID, "src: shape is (4");
+    FAILS(weft_problem_complete(&p), WEFT_ERR_INVALID, "src: shape is (4");
 }
 
 TEST(unused_fields_do_not_count) {

@@ -92,16 +92,16 @@ static void execute(weft_ctx *ctx, const char *text, float *dst, size_t count) {
     weft_plan *plan = NULL;
     static harness_buffer src, weights, out, workspace;
     OK(weft_plan_create(&plan, ctx, &p, NULL));
-    CHECK(harness_open(&src, weft__tensor(&p, WEFT_SRC), HARNESS_START) &&
-              harness_open(&weights, weft__tensor(&p, WEFT_WEIGHTS), HARNESS_START) &&
-              harness_open(&out, weft__tensor(&p, WEFT_DST), HARNESS_START) &&
-              harness_open_bytes(&workspace, weft_plan_workspace(plan), 64, HARNESS_START),
+    CHECK(harness_open(&src, weft__tensor(&p, WEFT_ROLE_SRC), HARNESS_START) &&
+              harness_open(&weights, weft__tensor(&p, WEFT_ROLE_WEIGHTS), HARNESS_START) &&
+              harness_open(&out, weft__tensor(&p, WEFT_ROLE_DST), HARNESS_START) &&
+              harness_open_bytes(&workspace, weft_plan_workspace_bytes(plan), 64, HARNESS_START),
           "no memory");
     harness_fill(&src, HARNESS_REALS, 1);
     harness_fill(&weights, HARNESS_REALS, 2);
     weft_args args = WEFT_ARGS_INIT;
-    args.ptr[WEFT_SRC] = src.at, args.ptr[WEFT_WEIGHTS] = weights.at, args.ptr[WEFT_DST] = out.at;
-    OK(weft_execute(plan, &args, workspace.at, weft_plan_workspace(plan), NULL));
+    args.ptr[WEFT_ROLE_SRC] = src.at, args.ptr[WEFT_ROLE_WEIGHTS] = weights.at, args.ptr[WEFT_ROLE_DST] = out.at;
+    OK(weft_execute(plan, &args, workspace.at, weft_plan_workspace_bytes(plan), NULL));
     CHECK(out.bytes == count * sizeof(float), "%zu bytes", out.bytes);
     memcpy(dst, out.at, out.bytes);
     weft_plan_release(plan);

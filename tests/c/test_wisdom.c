@@ -30,10 +30,10 @@ static void remove_files(void) {
 
 static const char *here(weft_ctx *ctx) {
     static char device[200];
-    weft_problem cpu = {.device = WEFT_CPU};
+    weft_problem cpu = {.device = WEFT_DEVICE_CPU};
     weft__hw hw;
     OK(weft__ctx_hw(ctx, &cpu, &hw));
-    weft__device_name(&hw, WEFT_CPU, device, sizeof(device));
+    weft__device_name(&hw, WEFT_DEVICE_CPU, device, sizeof(device));
     return device;
 }
 
@@ -52,7 +52,7 @@ static const char *chosen(weft_ctx *ctx, const char **why) {
     weft_problem p = test_problem(small);
     weft_plan *plan = NULL;
     OK(weft_plan_create(&plan, ctx, &p, NULL));
-    snprintf(name, sizeof(name), "%s", weft_plan_kernel(plan));
+    snprintf(name, sizeof(name), "%s", weft_plan_kernel_name(plan));
     *why = weft__plan_choice(plan)->why;
     weft_plan_release(plan);
     return name;
@@ -223,14 +223,14 @@ TEST(many_processes_lose_nothing) {
 TEST(a_file_that_cannot_be) {
     weft_ctx *ctx = test_context(1);
     weft_wisdom_report report = WEFT_WISDOM_REPORT_INIT;
-    FAILS(weft_wisdom_load(ctx, "/nowhere/at/all", &report), WEFT_IO, "/nowhere/at/all|cannot be read");
-    FAILS(weft_wisdom_load(ctx, "/tmp", &report), WEFT_IO, "/tmp");
-    FAILS(weft_wisdom_save(ctx, "/nowhere/at/all", &report), WEFT_IO, "/nowhere/at/all");
-    FAILS(weft_wisdom_save(ctx, "/proc/weft-wisdom", &report), WEFT_IO, "/proc/weft-wisdom");
+    FAILS(weft_wisdom_load(ctx, "/nowhere/at/all", &report), WEFT_ERR_IO, "/nowhere/at/all|cannot be read");
+    FAILS(weft_wisdom_load(ctx, "/tmp", &report), WEFT_ERR_IO, "/tmp");
+    FAILS(weft_wisdom_save(ctx, "/nowhere/at/all", &report), WEFT_ERR_IO, "/nowhere/at/all");
+    FAILS(weft_wisdom_save(ctx, "/proc/weft-wisdom", &report), WEFT_ERR_IO, "/proc/weft-wisdom");
     char longer[6000];
     memset(longer, 'a', sizeof(longer) - 1);
     longer[sizeof(longer) - 1] = 0;
-    FAILS(weft_wisdom_save(ctx, longer, &report), WEFT_INVALID, "path");
+    FAILS(weft_wisdom_save(ctx, longer, &report), WEFT_ERR_INVALID, "path");
     weft_ctx_release(ctx);
 }
 
@@ -240,7 +240,7 @@ TEST(a_failed_save_leaves_nothing) {
     learn(ctx, "cpu:one:avx2", 2, small, "conv_ref", 1, 50, 0);
     CHECK(mkdir(path_of("odd"), 0777) == 0 || errno == EEXIST, "mkdir");
     weft_status s = weft_wisdom_save(ctx, path_of("odd"), NULL);
-    CHECK(s == WEFT_IO, "%s", weft_status_name(s));
+    CHECK(s == WEFT_ERR_IO, "%s", weft_status_name(s));
     CHECK(weft_wisdom_count(ctx) == 1, "what was known is gone");
     char temp[400];
     snprintf(temp, sizeof(temp), "%s.%ld.tmp", path_of("odd"), (long)getpid());

@@ -28,12 +28,12 @@ int main(void) {
     if (weft_ctx_create(&ctx, NULL)) return fail("weft_ctx_create");
     if (weft_problem_parse(&p, "conv2d:fwd:f32:nchw:n1c2h4w4:o2k3p1g2")) return fail("weft_problem_parse");
     if (weft_plan_create(&plan, ctx, &p, NULL)) return fail("weft_plan_create");
-    size_t bytes = weft_plan_workspace(plan);
+    size_t bytes = weft_plan_workspace_bytes(plan);
     void *workspace = bytes ? aligned_alloc(64, (bytes + 63) / 64 * 64) : NULL;
     weft_args args = WEFT_ARGS_INIT;
-    args.ptr[WEFT_SRC] = src;
-    args.ptr[WEFT_WEIGHTS] = weights;
-    args.ptr[WEFT_DST] = dst;
+    args.ptr[WEFT_ROLE_SRC] = src;
+    args.ptr[WEFT_ROLE_WEIGHTS] = weights;
+    args.ptr[WEFT_ROLE_DST] = dst;
     if (weft_execute(plan, &args, workspace, bytes, NULL)) return fail("weft_execute");
     free(workspace);
     weft_plan_release(plan);

@@ -54,9 +54,9 @@ def _load():
     path = os.environ.get("WEFT_C_LIBRARY") or str(pathlib.Path(os.environ.get("WEFT_BUILD", ROOT / "build")) / "libweft.so")
     lib = ctypes.CDLL(path)
     lib.weft_last_error.restype = ctypes.c_char_p
-    lib.weft_plan_workspace.restype = ctypes.c_size_t
-    lib.weft_plan_kernel.restype = ctypes.c_char_p
-    for name in ("weft_plan_workspace", "weft_plan_kernel", "weft_plan_release"):
+    lib.weft_plan_workspace_bytes.restype = ctypes.c_size_t
+    lib.weft_plan_kernel_name.restype = ctypes.c_char_p
+    for name in ("weft_plan_workspace_bytes", "weft_plan_kernel_name", "weft_plan_release"):
         getattr(lib, name).argtypes = [ctypes.c_void_p]
     lib.weft_execute.argtypes = [ctypes.c_void_p, ctypes.POINTER(Args), ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p]
     return lib
@@ -112,7 +112,7 @@ def run(text, kernel=None, **tensors):
         args = Args(ctypes.sizeof(Args))
         for role, tensor in tensors.items():
             args.ptr[ROLES.index(role)] = tensor.data_ptr()
-        need = LIB.weft_plan_workspace(plan)
+        need = LIB.weft_plan_workspace_bytes(plan)
         room = torch.empty(need + 64, dtype=torch.uint8, device=next(iter(tensors.values())).device)
         at = (room.data_ptr() + 63) // 64 * 64
         check(LIB.weft_execute(plan, ctypes.byref(args), at, need, None))

@@ -12,7 +12,7 @@ def workspace(text):
     plan = ctypes.c_void_p()
     capi.check(capi.LIB.weft_plan_create(ctypes.byref(plan), capi.context(), capi.parse(text), None))
     try:
-        return capi.LIB.weft_plan_workspace(plan)
+        return capi.LIB.weft_plan_workspace_bytes(plan)
     finally:
         capi.LIB.weft_plan_release(plan)
 

@@ -24,7 +24,7 @@ typedef struct dw_window {
 /* The pass as a window; for bwd_weights that of the forward, for bwd that of the data gradient. */
 VF_INLINE dw_window dw_window_of(const weft_problem *p) {
     dw_window g = {.n = p->n, .c = p->c, .m = p->o / p->c, .stride = (int)p->stride[1]};
-    g.flip = p->pass == WEFT_BWD_DATA || p->pass == WEFT_BWD;
+    g.flip = p->pass == WEFT_PASS_BWD_DATA || p->pass == WEFT_PASS_BWD;
     g.ih = g.flip ? p->out[1] : p->in[1], g.iw = g.flip ? p->out[2] : p->in[2];
     g.oh = g.flip ? p->in[1] : p->out[1], g.ow = g.flip ? p->in[2] : p->out[2];
     g.ph = g.flip ? 2 - p->pad_lo[1] : p->pad_lo[1], g.pw = g.flip ? 2 - p->pad_lo[2] : p->pad_lo[2];
@@ -61,7 +61,7 @@ VF_INLINE dw_epilogue dw_epilogue_of(const weft__exec *e) {
     dw_epilogue f = {NULL, -INFINITY, INFINITY};
     for (int i = 0; i < e->p->nsteps; i++) {
         const weft_step *step = &e->p->step[i];
-        if (step->kind == WEFT_STEP_BIAS) f.bias = e->ptr[WEFT_BIAS];
+        if (step->kind == WEFT_STEP_BIAS) f.bias = e->ptr[WEFT_ROLE_BIAS];
         if (step->kind == WEFT_STEP_RELU) f.lo = 0;
         if (step->kind == WEFT_STEP_CLIP) f.lo = fmaxf(f.lo, (float)step->lo), f.hi = (float)step->hi;
     }
@@ -81,12 +81,12 @@ VF_INLINE const char *dw_ok(const weft_problem *p, int pass, dw_layout layout, i
     if (p->stride[1] != p->stride[2] || p->stride[1] > max_stride)
         return max_stride == 1 ? "stride is not 1" : "stride is neither 1x1 nor 2x2";
     if (p->pad_lo[0] || p->pad_hi[0]) return "padding in depth";
-    if (!weft__all_dtype(p, WEFT_F32)) return "a tensor is not f32";
+    if (!weft__all_dtype(p, WEFT_DTYPE_F32)) return "a tensor is not f32";
     for (int i = 1; i < p->nsteps; i++)
         if (p->step[i].kind <= p->step[i - 1].kind) return "the epilogue is not in the order bias, relu, clip";
     for (int role = 0; role < WEFT_ROLE_COUNT; role++) {
         const weft_tensor *t = weft__tensor(p, role);
-        const bool data = role == WEFT_SRC || role == WEFT_DST || role == WEFT_DIFF_SRC || role == WEFT_DIFF_DST;
+        const bool data = role == WEFT_ROLE_SRC || role == WEFT_ROLE_DST || role == WEFT_ROLE_DIFF_SRC || role == WEFT_ROLE_DIFF_DST;
         if (!t) continue;
         if (data && layout == DW_FIRST && !weft__is_first(t)) return "src or dst is not dense channels-first";
         if (data && layout == DW_LAST && !weft__is_last(t)) return "src or dst is not dense channels-last";

@@ -17,7 +17,7 @@ VF_INLINE size_t dw_packed(const weft_problem *p, const weft__hw *hw) {
 
 VF_INLINE weft_status dw_pack(const weft__exec *e, const void *weights, void *packed) {
     const int64_t c1 = e->p->c;
-    const bool flip = e->p->pass != WEFT_FWD;
+    const bool flip = e->p->pass != WEFT_PASS_FWD;
     float *to = packed;
     memset(to, 0, dw_packed(e->p, e->hw));
     for (int64_t c = 0; c < c1; c++)

@@ -21,12 +21,12 @@ enum { ROWS = VF_REGS >= 32 ? 4 : 2, SUMS = 10 };   /* 9 weights and the bias */
 
 static const char *ok_bwd_weights(const weft_problem *p, const weft__hw *hw) {
     (void)hw;
-    return dw_ok(p, WEFT_BWD_WEIGHTS, DW_FIRST, 2, true);
+    return dw_ok(p, WEFT_PASS_BWD_WEIGHTS, DW_FIRST, 2, true);
 }
 
 static const char *ok_bwd(const weft_problem *p, const weft__hw *hw) {
     (void)hw;
-    return dw_ok(p, WEFT_BWD, DW_FIRST, 1, false);
+    return dw_ok(p, WEFT_PASS_BWD, DW_FIRST, 1, false);
 }
 
 /* parts > 1: slot = channel * parts + part, a part being a run of row blocks through all images.
@@ -47,7 +47,7 @@ static split split_of(const weft_problem *p, const dw_window *g) {
 /* Of a slot, in floats: running sums of its channels, then the stage. */
 static int64_t slot_floats(const weft_problem *p, const dw_window *g, const split *d) {
     const int64_t sums = d->channels * SUMS * VF_LANES;
-    return (sums + 15) / 16 * 16 + (p->pass == WEFT_BWD ? stage_floats(ROWS * g->ow) : 0);
+    return (sums + 15) / 16 * 16 + (p->pass == WEFT_PASS_BWD ? stage_floats(ROWS * g->ow) : 0);
 }
 
 static size_t workspace(const weft_problem *p, const weft__hw *hw) {
@@ -60,7 +60,7 @@ static size_t workspace(const weft_problem *p, const weft__hw *hw) {
 static double cost(const weft_problem *p, const weft__hw *hw) {
     const dw_window g = dw_window_of(p);
     const double lanes = (double)(g.n * g.c * g.m) * dw_round_up(g.oh, ROWS) * dw_round_up(g.ow, VF_LANES);
-    return dw_cost(p, hw, (p->pass == WEFT_BWD ? 18 : 9) * lanes);
+    return dw_cost(p, hw, (p->pass == WEFT_PASS_BWD ? 18 : 9) * lanes);
 }
 
 /* ROWS x VF_LANES centers from (y, x) on, `live` rows of them real, to sums; with data their window sums to out. */
@@ -203,18 +203,18 @@ static void add_parts(const job *q) {
 
 static weft_status run(const weft__exec *e) {
     const weft_problem *p = e->p;
-    const bool data = p->pass == WEFT_BWD;
+    const bool data = p->pass == WEFT_PASS_BWD;
     job q = {.g = dw_window_of(p),
-             .weights = e->ptr[WEFT_WEIGHTS],
-             .diff_dst = e->ptr[WEFT_DIFF_DST],
-             .out = e->ptr[WEFT_DIFF_SRC],
-             .diff_weights = e->ptr[WEFT_DIFF_WEIGHTS],
+             .weights = e->ptr[WEFT_ROLE_WEIGHTS],
+             .diff_dst = e->ptr[WEFT_ROLE_DIFF_DST],
+             .out = e->ptr[WEFT_ROLE_DIFF_SRC],
+             .diff_weights = e->ptr[WEFT_ROLE_DIFF_WEIGHTS],
              .workspace = e->workspace,
              .dst_h = p->out[1],
              .dst_w = p->out[2]};
-    q.in = e->ptr[data ? WEFT_DIFF_DST : WEFT_SRC];
-    q.center = e->ptr[data ? WEFT_SRC : WEFT_DIFF_DST];
-    q.diff_bias = weft__has_step(p, WEFT_STEP_BIAS) ? e->ptr[WEFT_DIFF_BIAS] : NULL;
+    q.in = e->ptr[data ? WEFT_ROLE_DIFF_DST : WEFT_ROLE_SRC];
+    q.center = e->ptr[data ? WEFT_ROLE_SRC : WEFT_ROLE_DIFF_DST];
+    q.diff_bias = weft__has_step(p, WEFT_STEP_BIAS) ? e->ptr[WEFT_ROLE_DIFF_BIAS] : NULL;
     q.d = split_of(p, &q.g);
     q.slot_floats = slot_floats(p, &q.g, &q.d);
     q.stage_at = (q.d.channels * SUMS * VF_LANES + 15) / 16 * 16;
@@ -228,7 +228,7 @@ static weft_status run(const weft__exec *e) {
 WEFT__KERNEL(f32_dwconv3x3_bwd_weights_nchw) = {
     .name = WEFT__NAME("f32_dwconv3x3_bwd_weights_nchw_" TILE),
     .version = 1,
-    .op = WEFT_CONV,
+    .op = WEFT_OP_CONV,
     .engine = WEFT_ENGINE_CPU,
     .isa = WEFT__ISA_HERE,
     .exact = true,
@@ -239,6 +239,6 @@ WEFT__KERNEL(f32_dwconv3x3_bwd_weights_nchw) = {
 };
 
 WEFT__KERNEL(f32_dwconv3x3_bwd_nchw) = {
-    .name = WEFT__NAME("f32_dwconv3x3_bwd_nchw_" TILE), .version = 1, .op = WEFT_CONV, .engine = WEFT_ENGINE_CPU,
+    .name = WEFT__NAME("f32_dwconv3x3_bwd_nchw_" TILE), .version = 1, .op = WEFT_OP_CONV, .engine = WEFT_ENGINE_CPU,
     .isa = WEFT__ISA_HERE, .exact = true, .ok = ok_bwd, .workspace = workspace, .cost = cost, .run = run,
 };

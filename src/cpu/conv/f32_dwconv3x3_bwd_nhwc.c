@@ -22,12 +22,12 @@ enum { PIXELS = VF_REGS >= 32 ? 8 : 4, SUMS = 10 };   /* 9 weights and the bias 
 
 static const char *ok_bwd_weights(const weft_problem *p, const weft__hw *hw) {
     (void)hw;
-    return dw_ok(p, WEFT_BWD_WEIGHTS, DW_LAST, 2, false);
+    return dw_ok(p, WEFT_PASS_BWD_WEIGHTS, DW_LAST, 2, false);
 }
 
 static const char *ok_bwd(const weft_problem *p, const weft__hw *hw) {
     (void)hw;
-    return dw_ok(p, WEFT_BWD, DW_LAST, 1, false);
+    return dw_ok(p, WEFT_PASS_BWD, DW_LAST, 1, false);
 }
 
 /* Runs of rows of the center; so few that the sums stay a small part of what a slot reads. */
@@ -49,7 +49,7 @@ static size_t workspace(const weft_problem *p, const weft__hw *hw) {
 static double cost(const weft_problem *p, const weft__hw *hw) {
     const dw_window g = dw_window_of(p);
     const double lanes = (double)(g.n * g.oh) * dw_round_up(g.ow, PIXELS) * dw_round_up(g.c, VF_LANES);
-    return dw_cost(p, hw, (p->pass == WEFT_BWD ? 18 : 9) * lanes);
+    return dw_cost(p, hw, (p->pass == WEFT_PASS_BWD ? 18 : 9) * lanes);
 }
 
 typedef struct job {
@@ -169,18 +169,18 @@ static void task_add(void *arg, int64_t chunk) {
 
 static weft_status run(const weft__exec *e) {
     const weft_problem *p = e->p;
-    const bool data = p->pass == WEFT_BWD;
+    const bool data = p->pass == WEFT_PASS_BWD;
     job q = {.g = dw_window_of(p),
              .weights = e->packed,
-             .diff_dst = e->ptr[WEFT_DIFF_DST],
-             .out = e->ptr[WEFT_DIFF_SRC],
-             .diff_weights = e->ptr[WEFT_DIFF_WEIGHTS],
+             .diff_dst = e->ptr[WEFT_ROLE_DIFF_DST],
+             .out = e->ptr[WEFT_ROLE_DIFF_SRC],
+             .diff_weights = e->ptr[WEFT_ROLE_DIFF_WEIGHTS],
              .workspace = e->workspace,
              .dst_h = p->out[1],
              .dst_w = p->out[2]};
-    q.in = e->ptr[data ? WEFT_DIFF_DST : WEFT_SRC];
-    q.center = e->ptr[data ? WEFT_SRC : WEFT_DIFF_DST];
-    q.diff_bias = weft__has_step(p, WEFT_STEP_BIAS) ? e->ptr[WEFT_DIFF_BIAS] : NULL;
+    q.in = e->ptr[data ? WEFT_ROLE_DIFF_DST : WEFT_ROLE_SRC];
+    q.center = e->ptr[data ? WEFT_ROLE_SRC : WEFT_ROLE_DIFF_DST];
+    q.diff_bias = weft__has_step(p, WEFT_STEP_BIAS) ? e->ptr[WEFT_ROLE_DIFF_BIAS] : NULL;
     q.slots = slots_of(p, &q.g);
     q.slot_floats = slot_floats(&q.g);
     q.stream = data && dw_streams_channels(e->hw, &q.g, q.out);
@@ -192,7 +192,7 @@ static weft_status run(const weft__exec *e) {
 WEFT__KERNEL(f32_dwconv3x3_bwd_weights_nhwc) = {
     .name = WEFT__NAME("f32_dwconv3x3_bwd_weights_nhwc_" TILE),
     .version = 1,
-    .op = WEFT_CONV,
+    .op = WEFT_OP_CONV,
     .engine = WEFT_ENGINE_CPU,
     .isa = WEFT__ISA_HERE,
     .exact = true,
@@ -205,7 +205,7 @@ WEFT__KERNEL(f32_dwconv3x3_bwd_weights_nhwc) = {
 WEFT__KERNEL(f32_dwconv3x3_bwd_nhwc) = {
     .name = WEFT__NAME("f32_dwconv3x3_bwd_nhwc_" TILE),
     .version = 1,
-    .op = WEFT_CONV,
+    .op = WEFT_OP_CONV,
     .engine = WEFT_ENGINE_CPU,
     .isa = WEFT__ISA_HERE,
     .exact = true,

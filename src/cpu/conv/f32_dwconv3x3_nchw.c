@@ -14,12 +14,12 @@ enum { ROWS = 4 };                   /* of outputs in a block */
 
 static const char *ok_fwd(const weft_problem *p, const weft__hw *hw) {
     (void)hw;
-    return dw_ok(p, WEFT_FWD, DW_FIRST, 2, true);
+    return dw_ok(p, WEFT_PASS_FWD, DW_FIRST, 2, true);
 }
 
 static const char *ok_bwd_data(const weft_problem *p, const weft__hw *hw) {
     (void)hw;
-    return dw_ok(p, WEFT_BWD_DATA, DW_FIRST, 1, false);
+    return dw_ok(p, WEFT_PASS_BWD_DATA, DW_FIRST, 1, false);
 }
 
 /* A slot takes a run of blocks, counted through all planes. */
@@ -108,11 +108,11 @@ static void task_s1(void *arg, int64_t slot) { run_blocks(arg, slot, 1); }
 static void task_s2(void *arg, int64_t slot) { run_blocks(arg, slot, 2); }
 
 static weft_status run(const weft__exec *e) {
-    const bool fwd = e->p->pass == WEFT_FWD;
+    const bool fwd = e->p->pass == WEFT_PASS_FWD;
     job q = {
-        .g = dw_window_of(e->p), .f = dw_epilogue_of(e), .weights = e->ptr[WEFT_WEIGHTS], .workspace = e->workspace};
-    q.in = e->ptr[fwd ? WEFT_SRC : WEFT_DIFF_DST];
-    q.out = e->ptr[fwd ? WEFT_DST : WEFT_DIFF_SRC];
+        .g = dw_window_of(e->p), .f = dw_epilogue_of(e), .weights = e->ptr[WEFT_ROLE_WEIGHTS], .workspace = e->workspace};
+    q.in = e->ptr[fwd ? WEFT_ROLE_SRC : WEFT_ROLE_DIFF_DST];
+    q.out = e->ptr[fwd ? WEFT_ROLE_DST : WEFT_ROLE_DIFF_SRC];
     q.slots = slots_of(e->p, &q.g);
     q.stream = dw_streams(e->hw, 4.0 * (double)(q.g.n * q.g.c * q.g.m) * (double)(q.g.oh * q.g.ow));
     weft__parallel(e->ctx, q.slots, q.g.stride == 1 ? task_s1 : task_s2, &q);
@@ -120,11 +120,11 @@ static weft_status run(const weft__exec *e) {
 }
 
 WEFT__KERNEL(f32_dwconv3x3_fwd_nchw) = {
-    .name = WEFT__NAME("f32_dwconv3x3_fwd_nchw_4x1v"), .version = 1, .op = WEFT_CONV, .engine = WEFT_ENGINE_CPU,
+    .name = WEFT__NAME("f32_dwconv3x3_fwd_nchw_4x1v"), .version = 1, .op = WEFT_OP_CONV, .engine = WEFT_ENGINE_CPU,
     .isa = WEFT__ISA_HERE, .exact = true, .ok = ok_fwd, .workspace = workspace, .cost = cost, .run = run,
 };
 
 WEFT__KERNEL(f32_dwconv3x3_bwd_data_nchw) = {
-    .name = WEFT__NAME("f32_dwconv3x3_bwd_data_nchw_4x1v"), .version = 1, .op = WEFT_CONV, .engine = WEFT_ENGINE_CPU,
+    .name = WEFT__NAME("f32_dwconv3x3_bwd_data_nchw_4x1v"), .version = 1, .op = WEFT_OP_CONV, .engine = WEFT_ENGINE_CPU,
     .isa = WEFT__ISA_HERE, .exact = true, .ok = ok_bwd_data, .workspace = workspace, .cost = cost, .run = run,
 };

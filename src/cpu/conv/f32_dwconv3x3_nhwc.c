@@ -13,12 +13,12 @@ enum { PIXELS = 4 };
 
 static const char *ok_fwd(const weft_problem *p, const weft__hw *hw) {
     (void)hw;
-    return dw_ok(p, WEFT_FWD, DW_LAST, 2, false);
+    return dw_ok(p, WEFT_PASS_FWD, DW_LAST, 2, false);
 }
 
 static const char *ok_bwd_data(const weft_problem *p, const weft__hw *hw) {
     (void)hw;
-    return dw_ok(p, WEFT_BWD_DATA, DW_LAST, 1, false);
+    return dw_ok(p, WEFT_PASS_BWD_DATA, DW_LAST, 1, false);
 }
 
 /* A slot takes a run of output rows, counted through all images. */
@@ -102,10 +102,10 @@ static void task_s1(void *arg, int64_t slot) { run_rows(arg, slot, 1); }
 static void task_s2(void *arg, int64_t slot) { run_rows(arg, slot, 2); }
 
 static weft_status run(const weft__exec *e) {
-    const bool fwd = e->p->pass == WEFT_FWD;
+    const bool fwd = e->p->pass == WEFT_PASS_FWD;
     job q = {.g = dw_window_of(e->p), .f = dw_epilogue_of(e), .weights = e->packed};
-    q.in = e->ptr[fwd ? WEFT_SRC : WEFT_DIFF_DST];
-    q.out = e->ptr[fwd ? WEFT_DST : WEFT_DIFF_SRC];
+    q.in = e->ptr[fwd ? WEFT_ROLE_SRC : WEFT_ROLE_DIFF_DST];
+    q.out = e->ptr[fwd ? WEFT_ROLE_DST : WEFT_ROLE_DIFF_SRC];
     q.slots = slots_of(e->p, &q.g);
     q.stream = dw_streams_channels(e->hw, &q.g, q.out);
     weft__parallel(e->ctx, q.slots, q.g.stride == 1 ? task_s1 : task_s2, &q);
@@ -113,13 +113,13 @@ static weft_status run(const weft__exec *e) {
 }
 
 WEFT__KERNEL(f32_dwconv3x3_fwd_nhwc) = {
-    .name = WEFT__NAME("f32_dwconv3x3_fwd_nhwc_4x1v"), .version = 1, .op = WEFT_CONV, .engine = WEFT_ENGINE_CPU,
+    .name = WEFT__NAME("f32_dwconv3x3_fwd_nhwc_4x1v"), .version = 1, .op = WEFT_OP_CONV, .engine = WEFT_ENGINE_CPU,
     .isa = WEFT__ISA_HERE, .exact = true, .ok = ok_fwd, .packed = dw_packed, .cost = cost, .pack = dw_pack,
     .run = run,
 };
 
 WEFT__KERNEL(f32_dwconv3x3_bwd_data_nhwc) = {
-    .name = WEFT__NAME("f32_dwconv3x3_bwd_data_nhwc_4x1v"), .version = 1, .op = WEFT_CONV, .engine = WEFT_ENGINE_CPU,
+    .name = WEFT__NAME("f32_dwconv3x3_bwd_data_nhwc_4x1v"), .version = 1, .op = WEFT_OP_CONV, .engine = WEFT_ENGINE_CPU,
     .isa = WEFT__ISA_HERE, .exact = true, .ok = ok_bwd_data, .packed = dw_packed, .cost = cost,
     .pack = dw_pack, .run = run,
 };

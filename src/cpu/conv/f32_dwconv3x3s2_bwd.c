@@ -13,7 +13,7 @@ extern WEFT__KERNEL(f32_dwconv3x3_bwd_weights_nhwc);
 
 static const char *ok(const weft_problem *p, const weft__hw *hw) {
     (void)hw;
-    return dw_ok_up(p, WEFT_BWD, DW_FIRST) ? dw_ok_up(p, WEFT_BWD, DW_LAST) : NULL;
+    return dw_ok_up(p, WEFT_PASS_BWD, DW_FIRST) ? dw_ok_up(p, WEFT_PASS_BWD, DW_LAST) : NULL;
 }
 
 /* The two problems: pass by pass, with the epilogue where it asks for diff_bias; and who solves them. */
@@ -23,13 +23,13 @@ typedef struct halves {
 } halves;
 
 static halves halves_of(const weft_problem *p) {
-    const bool first = !dw_ok_up(p, WEFT_BWD, DW_FIRST);
+    const bool first = !dw_ok_up(p, WEFT_PASS_BWD, DW_FIRST);
     halves h = {*p, *p,
                 first ? &WEFT__RECORD(f32_dwconv3x3s2_bwd_data_nchw) : &WEFT__RECORD(f32_dwconv3x3s2_bwd_data_nhwc),
                 first ? &WEFT__RECORD(f32_dwconv3x3_bwd_weights_nchw) : &WEFT__RECORD(f32_dwconv3x3_bwd_weights_nhwc)};
-    h.data.pass = WEFT_BWD_DATA;
+    h.data.pass = WEFT_PASS_BWD_DATA;
     h.data.nsteps = 0;
-    h.weights.pass = WEFT_BWD_WEIGHTS;
+    h.weights.pass = WEFT_PASS_BWD_WEIGHTS;
     return h;
 }
 
@@ -68,7 +68,7 @@ static weft_status run(const weft__exec *e) {
 WEFT__KERNEL(f32_dwconv3x3s2_bwd) = {
     .name = WEFT__NAME("f32_dwconv3x3s2_bwd_2pass"),
     .version = 1,
-    .op = WEFT_CONV,
+    .op = WEFT_OP_CONV,
     .engine = WEFT_ENGINE_CPU,
     .isa = WEFT__ISA_HERE,
     .exact = true,

@@ -18,7 +18,7 @@ enum { ROWS = VF_REGS >= 32 ? 4 : 2 };
 
 static const char *ok(const weft_problem *p, const weft__hw *hw) {
     (void)hw;
-    return dw_ok_up(p, WEFT_BWD_DATA, DW_FIRST);
+    return dw_ok_up(p, WEFT_PASS_BWD_DATA, DW_FIRST);
 }
 
 static int64_t blocks_of(const dw_window *g) { return g->n * g->c * ((g->oh + ROWS - 1) / ROWS); }
@@ -118,8 +118,8 @@ static void task_11(void *arg, int64_t slot) { run_blocks(arg, slot, 1, 1); }
 static weft_status run(const weft__exec *e) {
     static const weft_task tasks[2][2] = {{task_00, task_01}, {task_10, task_11}};
     const dw_up u = dw_up_of(e->p);
-    job q = {.g = u.g, .f = dw_epilogue_of(e), .in = e->ptr[WEFT_DIFF_DST], .weights = e->ptr[WEFT_WEIGHTS],
-             .out = e->ptr[WEFT_DIFF_SRC], .workspace = e->workspace};
+    job q = {.g = u.g, .f = dw_epilogue_of(e), .in = e->ptr[WEFT_ROLE_DIFF_DST], .weights = e->ptr[WEFT_ROLE_WEIGHTS],
+             .out = e->ptr[WEFT_ROLE_DIFF_SRC], .workspace = e->workspace};
     q.slots = slots_of(e->p, &q.g);
     q.stream = dw_streams(e->hw, 4.0 * (double)(q.g.n * q.g.c) * (double)(q.g.oh * q.g.ow));
     weft__parallel(e->ctx, q.slots, tasks[u.odd_h][u.odd_w], &q);
@@ -127,6 +127,6 @@ static weft_status run(const weft__exec *e) {
 }
 
 WEFT__KERNEL(f32_dwconv3x3s2_bwd_data_nchw) = {
-    .name = WEFT__NAME("f32_dwconv3x3s2_bwd_data_nchw_" TILE), .version = 1, .op = WEFT_CONV, .engine = WEFT_ENGINE_CPU,
+    .name = WEFT__NAME("f32_dwconv3x3s2_bwd_data_nchw_" TILE), .version = 1, .op = WEFT_OP_CONV, .engine = WEFT_ENGINE_CPU,
     .isa = WEFT__ISA_HERE, .exact = true, .ok = ok, .workspace = workspace, .cost = cost, .run = run,
 };

@@ -14,7 +14,7 @@ enum { PIXELS = 4, TAPS = PIXELS / 2 + 2 };   /* outputs; pixels of diff_dst the
 
 static const char *ok(const weft_problem *p, const weft__hw *hw) {
     (void)hw;
-    return dw_ok_up(p, WEFT_BWD_DATA, DW_LAST);
+    return dw_ok_up(p, WEFT_PASS_BWD_DATA, DW_LAST);
 }
 
 static int64_t slots_of(const weft_problem *p, const dw_window *g) { return dw_slots(g->n * g->oh, weft__bytes(p)); }
@@ -110,9 +110,9 @@ static weft_status run(const weft__exec *e) {
     const dw_up u = dw_up_of(e->p);
     job q = {.g = u.g,
              .f = dw_epilogue_of(e),
-             .in = e->ptr[WEFT_DIFF_DST],
+             .in = e->ptr[WEFT_ROLE_DIFF_DST],
              .weights = e->packed,
-             .out = e->ptr[WEFT_DIFF_SRC]};
+             .out = e->ptr[WEFT_ROLE_DIFF_SRC]};
     q.slots = slots_of(e->p, &q.g);
     q.stream = dw_streams_channels(e->hw, &q.g, q.out);
     weft__parallel(e->ctx, q.slots, tasks[u.odd_h][u.odd_w], &q);
@@ -120,6 +120,6 @@ static weft_status run(const weft__exec *e) {
 }
 
 WEFT__KERNEL(f32_dwconv3x3s2_bwd_data_nhwc) = {
-    .name = WEFT__NAME("f32_dwconv3x3s2_bwd_data_nhwc_4x1v"), .version = 1, .op = WEFT_CONV, .engine = WEFT_ENGINE_CPU,
+    .name = WEFT__NAME("f32_dwconv3x3s2_bwd_data_nhwc_4x1v"), .version = 1, .op = WEFT_OP_CONV, .engine = WEFT_ENGINE_CPU,
     .isa = WEFT__ISA_HERE, .exact = true, .ok = ok, .packed = dw_packed, .cost = cost, .pack = dw_pack, .run = run,
 };

@@ -11,7 +11,7 @@ static inline int64_t dwconv_ceil(int64_t a, int64_t b) { return (a + b - 1) / b
  * reason. */
 static inline const char *dwconv_refusal(const weft_problem *p, int pass, const weft__gpu *gpu) {
     if (p->pass != pass) return "another pass";
-    if (!weft__all_dtype(p, WEFT_F32)) return "a tensor is not f32";
+    if (!weft__all_dtype(p, WEFT_DTYPE_F32)) return "a tensor is not f32";
     if (p->groups != p->c || p->o != p->c) return "not depthwise with one filter a channel";
     if (p->in[0] != 1 || p->kernel[0] != 1 || p->out[0] != 1 || p->pad_lo[0]) return "three spatial axes";
     for (int a = 1; a < 3; a++) {

@@ -153,7 +153,7 @@ static bool fit(const weft_problem *p, const weft__gpu *gpu, tile *best) {
 }
 
 static const char *ok(const weft_problem *p, const weft__hw *hw) {
-    const char *refusal = dwconv_refusal(p, WEFT_FWD, hw->gpu);
+    const char *refusal = dwconv_refusal(p, WEFT_PASS_FWD, hw->gpu);
     if (refusal) return refusal;
     for (int i = 0; i < p->ntensors; i++)
         if (!weft__is_first(&p->tensor[i])) return "a tensor is not dense channels-first";
@@ -177,16 +177,16 @@ static void defines(const weft_problem *p, const weft__hw *hw, weft__text *t) {
 static weft_status run(const weft__exec *e) {
     tile t;
     if (!fit(e->p, e->hw->gpu, &t))
-        return weft__fail(WEFT_INTERNAL, "dwconv3x3: planned for a problem that does not fit");
-    t.args.src = e->ptr[WEFT_SRC];
-    t.args.weights = e->ptr[WEFT_WEIGHTS];
-    t.args.bias = e->ptr[WEFT_BIAS];
-    t.args.dst = e->ptr[WEFT_DST];
+        return weft__fail(WEFT_ERR_INTERNAL, "dwconv3x3: planned for a problem that does not fit");
+    t.args.src = e->ptr[WEFT_ROLE_SRC];
+    t.args.weights = e->ptr[WEFT_ROLE_WEIGHTS];
+    t.args.bias = e->ptr[WEFT_ROLE_BIAS];
+    t.args.dst = e->ptr[WEFT_ROLE_DST];
     return weft__cuda_launch(e, (uint32_t[]){t.grid, 1, 1}, (uint32_t[]){t.threads, 1, 1}, t.smem, (void *[]){&t.args});
 }
 
 const weft__kernel weft__cuda_f32_dwconv3x3_fwd_nchw = {
-    .name = "f32_dwconv3x3_fwd_nchw_14x1__cuda", .version = 2, .op = WEFT_CONV, .engine = WEFT_ENGINE_CUDA,
+    .name = "f32_dwconv3x3_fwd_nchw_14x1__cuda", .version = 2, .op = WEFT_OP_CONV, .engine = WEFT_ENGINE_CUDA,
     .exact = true, .ok = ok, .cost = cost, .run = run,
     .source = "f32_dwconv3x3_fwd_nchw.cu", .entry = "dwconv3x3", .defines = defines,
 };

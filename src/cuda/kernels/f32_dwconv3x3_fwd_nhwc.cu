@@ -41,12 +41,12 @@ static double groups_of(const weft_problem *p) {
 }
 
 static const char *ok(const weft_problem *p, const weft__hw *hw) {
-    const char *refusal = dwconv_refusal(p, WEFT_FWD, hw->gpu);
-    const weft_tensor *bias = weft__tensor(p, WEFT_BIAS);
+    const char *refusal = dwconv_refusal(p, WEFT_PASS_FWD, hw->gpu);
+    const weft_tensor *bias = weft__tensor(p, WEFT_ROLE_BIAS);
     if (refusal) return refusal;
-    if (!weft__is_last(weft__tensor(p, WEFT_SRC))) return "src is not dense channels-last";
-    if (!weft__is_last(weft__tensor(p, WEFT_DST))) return "dst is not dense channels-last";
-    if (!weft__is_first(weft__tensor(p, WEFT_WEIGHTS))) return "weights are not dense channels-first";
+    if (!weft__is_last(weft__tensor(p, WEFT_ROLE_SRC))) return "src is not dense channels-last";
+    if (!weft__is_last(weft__tensor(p, WEFT_ROLE_DST))) return "dst is not dense channels-last";
+    if (!weft__is_first(weft__tensor(p, WEFT_ROLE_WEIGHTS))) return "weights are not dense channels-first";
     if (bias && !weft__is_first(bias)) return "bias is not dense";
     if (groups_of(p) * (double)dwconv_ceil(p->c, LANES) > 2e9) return "2^31 blocks or more";
     return NULL;
@@ -67,7 +67,7 @@ static void defines(const weft_problem *p, const weft__hw *hw, weft__text *t) {
 static weft_status run(const weft__exec *e) {
     const weft_problem *p = e->p;
     dwconv_args a = {
-        .src = e->ptr[WEFT_SRC], .weights = e->ptr[WEFT_WEIGHTS], .bias = e->ptr[WEFT_BIAS], .dst = e->ptr[WEFT_DST],
+        .src = e->ptr[WEFT_ROLE_SRC], .weights = e->ptr[WEFT_ROLE_WEIGHTS], .bias = e->ptr[WEFT_ROLE_BIAS], .dst = e->ptr[WEFT_ROLE_DST],
         .channels = (int32_t)p->c, .slabs = (int32_t)dwconv_ceil(p->c, LANES * vec_of(p)),
         .h = (int32_t)p->in[1], .w = (int32_t)p->in[2], .oh = (int32_t)p->out[1], .ow = (int32_t)p->out[2],
         .pt = (int32_t)p->pad_lo[1], .pl = (int32_t)p->pad_lo[2],
@@ -79,7 +79,7 @@ static weft_status run(const weft__exec *e) {
 }
 
 const weft__kernel weft__cuda_f32_dwconv3x3_fwd_nhwc = {
-    .name = "f32_dwconv3x3_fwd_nhwc_7x2__cuda", .version = 4, .op = WEFT_CONV, .engine = WEFT_ENGINE_CUDA,
+    .name = "f32_dwconv3x3_fwd_nhwc_7x2__cuda", .version = 4, .op = WEFT_OP_CONV, .engine = WEFT_ENGINE_CUDA,
     .exact = true, .ok = ok, .cost = cost, .run = run,
     .source = "f32_dwconv3x3_fwd_nhwc.cu", .entry = "dwconv3x3", .defines = defines,
 };

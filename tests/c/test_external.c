@@ -1,9 +1,9 @@
-/* The host's rival: weighed by estimate, by measuring, by wisdom and by name, and never run by weft. */
+/* The host's implementation: weighed by estimate, by measuring, by wisdom and by name, and never run by weft. */
 #include "test.h"
 
 typedef struct host { int rehearsals, refusals; double of_peak; long spin; const char *why; } host;
 
-static const char *refuses(void *user, const weft_problem *p) {
+static const char *reject(void *user, const weft_problem *p) {
     host *h = user;
     (void)p;
     h->refusals++;
@@ -16,19 +16,19 @@ static void rates(void *user, const weft_problem *p, weft_rates *r) {
     *r = (weft_rates){10, h->of_peak, h->of_peak};
 }
 
-static weft_status rehearse(void *user, const weft_problem *p, const weft_args *args, void *stream) {
+static weft_status run_once(void *user, const weft_problem *p, const weft_args *args, void *stream) {
     host *h = user;
     (void)stream;
     h->rehearsals++;
     for (volatile long i = 0; i < h->spin; i = i + 1) {}
-    return args->ptr[WEFT_SRC] && p->op == WEFT_CONV ? WEFT_OK : WEFT_INTERNAL;
+    return args->ptr[WEFT_ROLE_SRC] && p->op == WEFT_OP_CONV ? WEFT_OK : WEFT_ERR_INTERNAL;
 }
 
 static weft_ctx *context_with(host *h) {
     weft_ctx *ctx = test_context(1);
-    weft_rival r = WEFT_RIVAL_INIT;
-    r.name = "host_conv", r.user = h, r.refuses = refuses, r.rates = rates, r.rehearse = rehearse;
-    OK(weft_ctx_set_rival(ctx, &r));
+    weft_external r = WEFT_EXTERNAL_INIT;
+    r.name = "host_conv", r.user = h, r.reject = reject, r.estimate = rates, r.run_once = run_once;
+    OK(weft_ctx_set_external(ctx, &r));
     return ctx;
 }
 
@@ -38,7 +38,7 @@ static const char *kernel_of(weft_ctx *ctx, const weft_plan_opts *opts) {
     weft_problem p = test_problem(usual);
     weft_plan *plan = NULL;
     OK(weft_plan_create(&plan, ctx, &p, opts));
-    const char *name = weft_plan_kernel(plan);
+    const char *name = weft_plan_kernel_name(plan);
     weft_plan_release(plan);
     return name;
 }
@@ -67,11 +67,11 @@ TEST(by_name_and_by_engine) {
     opts.engines = 64;
     weft_problem p = test_problem(usual);
     weft_plan *plan = NULL;
-    FAILS(weft_plan_create(&plan, ctx, &p, &opts), WEFT_INVALID, "engines is 0x40");
+    FAILS(weft_plan_create(&plan, ctx, &p, &opts), WEFT_ERR_INVALID, "engines is 0x40");
     weft_kernel_desc d = WEFT_KERNEL_DESC_INIT;
     size_t n = weft_kernel_count(ctx, &p);
     OK(weft_kernel_info(ctx, &p, n - 1, &d));
-    CHECK(!strcmp(d.name, "host_conv") && !strcmp(d.engine, "rival") && d.applies && d.ns > 0, "%s %s", d.name, d.engine);
+    CHECK(!strcmp(d.name, "host_conv") && !strcmp(d.engine, "external") && d.applies && d.ns > 0, "%s %s", d.name, d.engine);
     weft_ctx_release(ctx);
 }
 
@@ -79,7 +79,7 @@ TEST(by_measuring_and_wisdom) {
     host quick = {.of_peak = 1e-9}, slow = {.of_peak = 1, .spin = 20000000};
     weft_ctx *ctx = context_with(&quick), *other = context_with(&slow);
     weft_plan_opts opts = WEFT_PLAN_OPTS_INIT;
-    opts.mode = WEFT_MEASURE;
+    opts.mode = WEFT_MODE_MEASURE;
     CHECK(!strcmp(kernel_of(ctx, &opts), "host_conv") && quick.rehearsals > 1, "%s after %d", kernel_of(ctx, &opts), quick.rehearsals);
     CHECK(!strcmp(kernel_of(ctx, NULL), "host_conv"), "wisdom is not used: %s", kernel_of(ctx, NULL));
     opts.engines = WEFT_ENGINE_REF | WEFT_ENGINE_CPU;
@@ -88,7 +88,7 @@ TEST(by_measuring_and_wisdom) {
     weft_problem p = test_problem("conv2d:fwd:f32:nchw:n1c8h64w64:o8k3p1g8");   /* one that has a fast kernel */
     weft_plan *plan = NULL;
     OK(weft_plan_create(&plan, other, &p, &opts));
-    CHECK(strcmp(weft_plan_kernel(plan), "host_conv") && slow.rehearsals, "%s", weft_plan_kernel(plan));
+    CHECK(strcmp(weft_plan_kernel_name(plan), "host_conv") && slow.rehearsals, "%s", weft_plan_kernel_name(plan));
     weft_plan_release(plan);
     weft_ctx_release(ctx);
     weft_ctx_release(other);
@@ -101,27 +101,27 @@ TEST(weft_does_not_run_it) {
     weft_plan *plan = NULL;
     OK(weft_plan_create(&plan, ctx, &p, NULL));
     weft_args args = WEFT_ARGS_INIT;
-    FAILS(weft_execute(plan, &args, NULL, 0, NULL), WEFT_UNSUPPORTED, "the plan names host_conv");
+    FAILS(weft_execute(plan, &args, NULL, 0, NULL), WEFT_ERR_UNSUPPORTED, "the plan names host_conv");
     weft_plan_release(plan);
     weft_ctx_release(ctx);
 }
 
-TEST(wrong_rivals) {
+TEST(wrong_implementations) {
     host h = {0};
     weft_ctx *ctx = test_context(1);
-    weft_rival r = WEFT_RIVAL_INIT;
-    FAILS(weft_ctx_set_rival(NULL, &r), WEFT_INVALID, "ctx is NULL");
-    FAILS(weft_ctx_set_rival(ctx, NULL), WEFT_INVALID, "rival is NULL");
-    FAILS(weft_ctx_set_rival(ctx, &r), WEFT_INVALID, "rates of the rival is missing");
-    r.rates = rates;
-    FAILS(weft_ctx_set_rival(ctx, &r), WEFT_INVALID, "rehearse of the rival is missing");
-    r.rehearse = rehearse;
-    FAILS(weft_ctx_set_rival(ctx, &r), WEFT_INVALID, "name of the rival is missing");
+    weft_external r = WEFT_EXTERNAL_INIT;
+    FAILS(weft_ctx_set_external(NULL, &r), WEFT_ERR_INVALID, "ctx is NULL");
+    FAILS(weft_ctx_set_external(ctx, NULL), WEFT_ERR_INVALID, "external is NULL");
+    FAILS(weft_ctx_set_external(ctx, &r), WEFT_ERR_INVALID, "estimate of external is missing");
+    r.estimate = rates;
+    FAILS(weft_ctx_set_external(ctx, &r), WEFT_ERR_INVALID, "run_once of external is missing");
+    r.run_once = run_once;
+    FAILS(weft_ctx_set_external(ctx, &r), WEFT_ERR_INVALID, "name of external is missing");
     r.name = "host_conv", r.user = &h, r.size = 8;
-    FAILS(weft_ctx_set_rival(ctx, &r), WEFT_INVALID, "rival is of another size");
+    FAILS(weft_ctx_set_external(ctx, &r), WEFT_ERR_INVALID, "external is of another size");
     r.size = sizeof(r);
-    OK(weft_ctx_set_rival(ctx, &r));
-    FAILS(weft_ctx_set_rival(ctx, &r), WEFT_INVALID, "has the rival host_conv already");
+    OK(weft_ctx_set_external(ctx, &r));
+    FAILS(weft_ctx_set_external(ctx, &r), WEFT_ERR_INVALID, "has the external implementation host_conv already");
     weft_ctx_release(ctx);
 }
 
