@@ -26,7 +26,7 @@ export PYTHON
 all: ## build the libraries, the command, the tests and the PyTorch binding into build/
 	@mkdir -p $(BUILD)
 	@cmake -S . -B $(BUILD) $(CMAKE_FLAGS) > $(BUILD)/configure.log 2>&1 || { cat $(BUILD)/configure.log; exit 1; }
-	@cmake --build $(BUILD) -j $(JOBS)
+	+@cmake --build $(BUILD) $(if $(findstring jobserver,$(MAKEFLAGS)),,-j $(JOBS))
 
 venv: ## set up the Python environment in .venv: torch, pytest, NVRTC
 	@BUILD=$(BUILD) tests/venv.sh
@@ -71,8 +71,8 @@ gpu-bench: ready ## on a machine with a GPU, offline, with its python3: weft bes
 install: all ## install under PREFIX (/usr/local); DESTDIR is honoured
 	@DESTDIR=$(DESTDIR) cmake --install $(BUILD) --prefix $(PREFIX)
 
-format: ## clang-format the C sources that differ from HEAD
-	@git diff --name-only HEAD -- '*.c' '*.h' '*.cu' | xargs -r clang-format -i
+format: venv ## clang-format every C source, with the version that `make test` checks with
+	@git ls-files '*.c' '*.h' '*.cu' | xargs .venv/bin/clang-format -i
 
 clean: ## remove what the targets above made, except .venv
 	@rm -rf $(BUILD) $(BUILD)-asan $(BUILD)-tsan report.html

@@ -12,7 +12,7 @@ int main(void) {
     _Alignas(16) float weights[C * 3 * 3];
     _Alignas(16) float dst[C * H * W];
     for (int c = 0; c < C; c++) {
-        src[(c * H + 2) * W + 2 + c] = 1;                                   /* the bright pixel */
+        src[(c * H + 2) * W + 2 + c] = 1; /* the bright pixel */
         for (int k = 0; k < 9; k++) weights[c * 9 + k] = (float)(c + 1);
     }
 
@@ -26,7 +26,7 @@ int main(void) {
     if (weft_problem_parse(&p, "conv2d:fwd:f32:nchw:n1c2h5w6:o2k3p1g2") != WEFT_OK) goto done;
     if (weft_plan_create(&plan, ctx, &p, NULL) != WEFT_OK) goto done;
 
-    size_t bytes = (weft_plan_workspace_bytes(plan) + 63) / 64 * 64;              /* often 0 */
+    size_t bytes = (weft_plan_workspace_bytes(plan) + 63) / 64 * 64; /* often 0 */
     if (bytes && !(workspace = aligned_alloc(64, bytes))) goto done;
     weft_args args = WEFT_ARGS_INIT;
     args.ptr[WEFT_ROLE_SRC] = src;
@@ -47,7 +47,7 @@ int main(void) {
 done:
     if (failed) fprintf(stderr, "failed: %s\n", weft_last_error());
     free(workspace);
-    weft_plan_release(plan);                                                /* NULL is fine */
+    weft_plan_release(plan); /* NULL is fine */
     weft_ctx_release(ctx);
     return failed;
 }

@@ -1,22 +1,24 @@
-/* How weft chooses: list the kernels of a problem and why some do not apply, measure the rest, and keep the result in a file.
- * Build and run:  make && build/example_01_choose_a_kernel [problem] */
+/* How weft chooses: list the kernels of a problem and why some do not apply, measure the rest, and keep the result
+ * in a file. Build and run:  make && build/example_01_choose_a_kernel [problem] */
 #include <stdio.h>
 #include <weft.h>
 
-#define TRY(call)                                                                                  \
-    do {                                                                                           \
-        if ((call) != WEFT_OK) {                                                                   \
-            fprintf(stderr, "%s: %s\n", #call, weft_last_error());                                 \
-            return 1;                                                                              \
-        }                                                                                          \
+#define TRY(call)                                                  \
+    do {                                                           \
+        if ((call) != WEFT_OK) {                                   \
+            fprintf(stderr, "%s: %s\n", #call, weft_last_error()); \
+            return 1;                                              \
+        }                                                          \
     } while (0)
 
 static int list_kernels(const weft_ctx *ctx, const weft_problem *p) {
     for (size_t i = 0; i < weft_kernel_count(ctx, p); i++) {
         weft_kernel_desc k = WEFT_KERNEL_DESC_INIT;
         TRY(weft_kernel_info(ctx, p, i, &k));
-        if (k.applies) printf("  %-44s %9.1f us estimated\n", k.name, k.ns / 1000);
-        else printf("  %-44s no: %s\n", k.name, k.reason);
+        if (k.applies)
+            printf("  %-44s %9.1f us estimated\n", k.name, k.ns / 1000);
+        else
+            printf("  %-44s no: %s\n", k.name, k.reason);
     }
     return 0;
 }
@@ -28,7 +30,8 @@ static int choose(weft_ctx *ctx, const weft_problem *p, weft_mode mode, const ch
     TRY(weft_plan_create(&plan, ctx, p, &opts));
     weft_cost cost = WEFT_COST_INIT;
     TRY(weft_plan_cost(plan, &cost));
-    printf("%s: %s, %.1f us for %.3g flops and %.3g bytes\n", label, weft_plan_kernel_name(plan), cost.ns / 1000, cost.flops, cost.bytes);
+    printf("%s: %s, %.1f us for %.3g flops and %.3g bytes\n", label, weft_plan_kernel_name(plan), cost.ns / 1000,
+           cost.flops, cost.bytes);
     weft_plan_release(plan);
     return 0;
 }
@@ -57,6 +60,6 @@ int main(int argc, char **argv) {
     if (choose(ctx, &p, WEFT_MODE_ESTIMATE, "by wisdom")) return 1;
     weft_ctx_release(ctx);
     remove(file);
-    remove("example.wisdom.lock");   /* what processes that save at the same time wait for */
+    remove("example.wisdom.lock"); /* what processes that save at the same time wait for */
     return 0;
 }

@@ -6,6 +6,6 @@
 #include <stdint.h>
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
-extern const char *const fuzz_seeds[];   /* valid inputs to begin with; ends with NULL */
+extern const char *const fuzz_seeds[]; /* valid inputs to begin with; ends with NULL */
 
 #endif

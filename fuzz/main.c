@@ -84,20 +84,25 @@ static size_t splice(uint8_t *data, size_t n, size_t at, size_t cut, const void 
 static size_t mutate(uint8_t *data, size_t n) {
     size_t at = random_below(n + 1), left = n - at;
     switch (random_below(6)) {
-    case 0: if (left) data[at] ^= (uint8_t)(1u << random_below(8)); return n;
-    case 1: if (left) data[at] = (uint8_t)random_below(256); return n;
-    case 2: return splice(data, n, at, random_below((left < 8 ? left : 8) + 1), "", 0);
+    case 0:
+        if (left) data[at] ^= (uint8_t)(1u << random_below(8));
+        return n;
+    case 1:
+        if (left) data[at] = (uint8_t)random_below(256);
+        return n;
+    case 2:
+        return splice(data, n, at, random_below((left < 8 ? left : 8) + 1), "", 0);
     case 3: {
         const char *piece = pieces[random_below(sizeof(pieces) / sizeof(pieces[0]))];
         return splice(data, n, at, random_below((left < 4 ? left : 4) + 1), piece, strlen(piece));
     }
-    case 4: {                                        /* repeat a part of itself */
+    case 4: { /* repeat a part of itself */
         uint8_t copy[64];
         size_t from = random_below(n + 1), length = random_below((n - from < 64 ? n - from : 64) + 1);
         memcpy(copy, data + from, length);
         return splice(data, n, at, 0, copy, length);
     }
-    default: {                                       /* another digit, which stays valid most often */
+    default: { /* another digit, which stays valid most often */
         size_t i = at;
         while (i < n && (data[i] < '0' || data[i] > '9')) i++;
         if (i < n) data[i] = (uint8_t)('0' + random_below(10));
@@ -116,10 +121,14 @@ int main(int argc, char **argv) {
     double seconds = 0;
     unsigned long long runs = 0, done = 0;
     for (int i = 1; i + 1 < argc; i += 2) {
-        if (strcmp(argv[i], "--seconds") == 0) seconds = atof(argv[i + 1]);
-        else if (strcmp(argv[i], "--runs") == 0) runs = strtoull(argv[i + 1], NULL, 10);
-        else if (strcmp(argv[i], "--seed") == 0) state = strtoull(argv[i + 1], NULL, 10);
-        else argc = 0;
+        if (strcmp(argv[i], "--seconds") == 0)
+            seconds = atof(argv[i + 1]);
+        else if (strcmp(argv[i], "--runs") == 0)
+            runs = strtoull(argv[i + 1], NULL, 10);
+        else if (strcmp(argv[i], "--seed") == 0)
+            state = strtoull(argv[i + 1], NULL, 10);
+        else
+            argc = 0;
     }
     if (argc % 2 == 0) {
         fprintf(stderr, "usage: %s [--seconds T | --runs N] [--seed S]\n", argv[0]);

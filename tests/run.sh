@@ -16,7 +16,7 @@ SEED=${SEED:-7}
 mkdir -p "$LOGS"
 
 # Longest first, so that the last ones to finish are short.
-ALL=(torch package python asan docs wheel tsan c verify avx2 scalar fuzz valgrind install header examples gpu)
+ALL=(torch package python asan docs wheel tsan c verify avx2 scalar fuzz valgrind install header format examples gpu)
 
 # ---------------------------------------------------------------- helpers a tier is written with
 CLOSING='^[0-9]+ passed, [0-9]+ failed, [0-9]+ skipped$'
@@ -138,6 +138,16 @@ tier_header() { # weft.h compiles alone, in every language it promises
         has $compiler || { skip "$compiler" "no $compiler on this machine"; continue; }
         check "$compiler C++17" $compiler -std=c++17 "${strict[@]}" "$unit.cc"
     done
+}
+tier_format() { # one formatting: make format
+    local tool=$PWD/.venv/bin/clang-format
+    [ -x "$tool" ] || { skip format 'no .venv/bin/clang-format (make venv)'; return; }
+    git rev-parse --git-dir > /dev/null 2>&1 || { skip format 'not a git checkout'; return; }
+    check clang-format all_formatted "$tool"
+}
+all_formatted() {
+    git ls-files -z '*.c' '*.h' '*.cu' | xargs -0 "$1" --dry-run -Werror &&
+        ! git ls-files -z '*.c' '*.h' '*.cu' | xargs -0 grep -nE '^.{121}' /dev/null
 }
 tier_examples() {
     local example

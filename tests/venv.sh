@@ -22,7 +22,7 @@ give_up() { echo "venv: $*" >&2; rm -f "$build/python"; exit 1; }
 
 # Exactly this spelling: it takes the CPU build where pip's own settings (find-links, an index) offer one. Others pull in
 # gigabytes of CUDA, and so does this one where no CPU build is offered: it works, it only takes longer.
-packages=(torch==2.13.0 pytest)
+packages=(torch==2.13.0 pytest clang-format==18.1.8)
 nvrtc='nvidia-cuda-nvrtc==13.0.*'
 venv=$PWD/.venv/bin/python
 made_with=$(cat .venv/made-with 2> /dev/null)

@@ -52,13 +52,15 @@ static int assign(const cli_command *self, const cli_option *o, const char *text
         *(const char **)o->to = text;
         return CLI_OK;
     }
-    unsigned long long whole = o->kind == CLI_COUNT ? strtoull(text, &end, 10) : 0;   /* seeds use all 64 bits */
+    unsigned long long whole = o->kind == CLI_COUNT ? strtoull(text, &end, 10) : 0; /* seeds use all 64 bits */
     double number = o->kind == CLI_COUNT ? (double)whole : strtod(text, &end);
     if (end == text || *end || errno || *text == '-' || !(number >= o->least && number <= o->most))
         return cli_misuse(self, "--%s: got '%s', allowed: %s from %.15g to %.15g", o->name, text, kinds[o->kind],
                           o->least, o->most);
-    if (o->kind == CLI_COUNT) *(int64_t *)o->to = (int64_t)whole;
-    else *(double *)o->to = number;
+    if (o->kind == CLI_COUNT)
+        *(int64_t *)o->to = (int64_t)whole;
+    else
+        *(double *)o->to = number;
     return CLI_OK;
 }
 
@@ -71,7 +73,7 @@ static int unknown(const cli_command *self, const cli_option *options, size_t co
 
 int cli_parse(const cli_command *self, const cli_option *options, size_t count, int *argc, char **argv) {
     int kept = 0;
-    bool plain = false;                              /* behind "--" */
+    bool plain = false; /* behind "--" */
     for (int i = 0; i < *argc; i++) {
         const char *arg = argv[i];
         if (plain || arg[0] != '-' || arg[1] == 0) {
@@ -154,7 +156,10 @@ const char *cli_bytes(double bytes, char text[32]) {
 }
 
 const char *cli_time(double ns, char text[32]) {
-    static const struct { double scale; const char *unit; } units[] = {{1e9, "s"}, {1e6, "ms"}, {1e3, "us"}, {1, "ns"}};
+    static const struct {
+        double scale;
+        const char *unit;
+    } units[] = {{1e9, "s"}, {1e6, "ms"}, {1e3, "us"}, {1, "ns"}};
     size_t u = 0;
     while (u + 1 < WEFT__COUNT(units) && ns < units[u].scale) u++;
     snprintf(text, 32, isfinite(ns) ? "%.4g %s" : "not measured", ns / units[u].scale, units[u].unit);

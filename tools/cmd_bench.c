@@ -7,9 +7,9 @@
 #include "cli.h"
 
 enum { ROUNDS_MAX = 1001, LONG_ROUNDS = 3 };
-#define LONG_NS 1e8                                  /* a kernel slower than this takes part in fewer rounds */
+#define LONG_NS 1e8 /* a kernel slower than this takes part in fewer rounds */
 
-typedef struct entry {                               /* one kernel on one problem */
+typedef struct entry { /* one kernel on one problem */
     weft_plan *plan;
     harness_buffer workspace;
     double ns[ROUNDS_MAX];
@@ -27,7 +27,7 @@ typedef struct bench {
     harness_buffer data[WEFT_ROLE_COUNT];
     entry *entries;
     size_t count;
-    double regular, streaming;       /* floors, ns; 0: not measured */
+    double regular, streaming; /* floors, ns; 0: not measured */
 } bench;
 
 /* ---------------------------------------------------------------- setting up */
@@ -161,7 +161,8 @@ static void write_json(bench *b, const weft_problem *p, const char *text, const 
         if (floor > 0)
             fprintf(b->out, "\"floor_ms\": %.6g, \"copy_ms\": %.6g, \"streaming_copy_ms\": %.6g, \"share\": %.4g}",
                     floor * 1e-6, b->regular * 1e-6, b->streaming * 1e-6, floor / e->median);
-        else fprintf(b->out, "\"floor_ms\": null, \"share\": null}");
+        else
+            fprintf(b->out, "\"floor_ms\": null, \"share\": null}");
         b->comma = true;
     }
 }

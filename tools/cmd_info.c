@@ -13,8 +13,10 @@ static int run(const cli_command *self, int argc, char **argv) {
     char *text = NULL;
     weft_status s = weft_ctx_describe(ctx, NULL, 0, &length);
     if (s == WEFT_OK && (text = malloc(length + 1))) s = weft_ctx_describe(ctx, text, length + 1, NULL);
-    if (s == WEFT_OK && text) fputs(text, stdout);
-    else code = cli_failed(self, "%s", text ? weft_last_error() : "out of memory");
+    if (s == WEFT_OK && text)
+        fputs(text, stdout);
+    else
+        code = cli_failed(self, "%s", text ? weft_last_error() : "out of memory");
     free(text);
     weft_ctx_release(ctx);
     return code;

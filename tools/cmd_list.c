@@ -23,14 +23,16 @@ static int list_for(const cli_command *self, const weft_ctx *ctx, const weft_pro
         if (weft_kernel_info(ctx, p, i, &d) != WEFT_OK) return cli_failed(self, "%s", weft_last_error());
         if (d.applies)
             printf("%-48s %12s %12s  yes\n", d.name, cli_time(d.ns, time), cli_bytes((double)d.workspace, room));
-        else printf("%-48s %12s %12s  no: %s\n", d.name, "-", "-", d.reason);
+        else
+            printf("%-48s %12s %12s  no: %s\n", d.name, "-", "-", d.reason);
     }
     return CLI_OK;
 }
 
 static int run(const cli_command *self, int argc, char **argv) {
     bool operators = false;
-    const cli_option options[] = {{"operators", NULL, "every operator instead, as Markdown", CLI_FLAG, &operators, 0, 0}};
+    const cli_option options[] = {
+        {"operators", NULL, "every operator instead, as Markdown", CLI_FLAG, &operators, 0, 0}};
     int code = cli_parse(self, options, WEFT__COUNT(options), &argc, argv);
     weft_problem p;
     weft_ctx *ctx = NULL;
@@ -45,5 +47,5 @@ static int run(const cli_command *self, int argc, char **argv) {
     return code;
 }
 
-const cli_command cmd_list = {"list", "[PROBLEM | --operators]", "every kernel; for a problem, which apply and why the others do not",
-                              NULL, run};
+const cli_command cmd_list = {"list", "[PROBLEM | --operators]",
+                              "every kernel; for a problem, which apply and why the others do not", NULL, run};

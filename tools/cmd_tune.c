@@ -49,7 +49,7 @@ static int run(const cli_command *self, int argc, char **argv) {
     opts.threads = (int32_t)threads;
     weft_ctx *ctx = NULL;
     weft_problem p;
-    for (int i = 0; i < argc; i++)                   /* all are read before any is measured */
+    for (int i = 0; i < argc; i++) /* all are read before any is measured */
         if ((code = cli_problem(self, argv[i], &p)) != CLI_OK) return code;
     if ((code = cli_context(self, &ctx, &opts)) != CLI_OK) return code;
     weft_wisdom_report report = WEFT_WISDOM_REPORT_INIT;
@@ -58,7 +58,8 @@ static int run(const cli_command *self, int argc, char **argv) {
     for (int i = 0; i < argc && code == CLI_OK; i++) {
         weft_problem_parse(&p, argv[i]);
         code = tune_one(self, ctx, &p, again, i + 1, argc);
-        if (code == CLI_OK && weft_wisdom_save(ctx, file, &report) != WEFT_OK)   /* each: an interrupt costs one problem */
+        /* each: an interrupt costs one problem */
+        if (code == CLI_OK && weft_wisdom_save(ctx, file, &report) != WEFT_OK)
             code = cli_failed(self, "--wisdom: %s", weft_last_error());
     }
     if (code == CLI_OK)

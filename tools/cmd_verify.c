@@ -15,7 +15,7 @@ typedef struct verify {
     harness h;
 } verify;
 
-enum { DRAWS = 20000, GIVE_UP = 20 };                               /* failures after which more say nothing new */
+enum { DRAWS = 20000, GIVE_UP = 20 }; /* failures after which more say nothing new */
 
 static double elapsed(const verify *v) { return (double)(weft__now_ns() - v->start) * 1e-9; }
 
@@ -109,7 +109,8 @@ static void summary(const verify *v) {
         size_t count = weft__kernels(op, &list);
         for (size_t i = 0; i < count && i < HARNESS_KERNEL_MAX; i++)
             if (v->h.checked[op][i])
-                printf("  %-48s %8lld problem%s\n", list[i]->name, (long long)v->h.checked[op][i], plural(v->h.checked[op][i]));
+                printf("  %-48s %8lld problem%s\n", list[i]->name, (long long)v->h.checked[op][i],
+                       plural(v->h.checked[op][i]));
     }
     printf("%lld problem%s, %lld execution%s, %lld failure%s, %.1f s; largest error %.2f of its bound\n",
            (long long)v->h.problems, plural(v->h.problems), (long long)v->h.runs, plural(v->h.runs),
@@ -145,7 +146,7 @@ static int execute(verify *v, int argc, char **argv) {
 }
 
 static int run(const cli_command *self, int argc, char **argv) {
-    static verify v;                                 /* large, and zero to begin with */
+    static verify v; /* large, and zero to begin with */
     v.self = self;
     v.device = "cpu";
     v.seed = 1;

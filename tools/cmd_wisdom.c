@@ -26,7 +26,8 @@ static int show(const cli_command *self, int argc, char **argv) {
         int code = cli_context(self, &ctx, NULL);
         if (code != CLI_OK) return code;
         FILE *f = NULL;
-        if (weft_wisdom_load(ctx, argv[i], &report) != WEFT_OK) code = cli_failed(self, "%s", weft_last_error());
+        if (weft_wisdom_load(ctx, argv[i], &report) != WEFT_OK)
+            code = cli_failed(self, "%s", weft_last_error());
         else if (!(f = fopen(argv[i], "r")))
             code = cli_failed(self, "'%s' cannot be read: %s", argv[i], strerror(errno));
         weft_ctx_release(ctx);
@@ -49,7 +50,8 @@ static int merge(const cli_command *self, int argc, char **argv) {
     weft_wisdom_report report = WEFT_WISDOM_REPORT_INIT;
     int code = cli_context(self, &ctx, NULL);
     for (int i = 1; i < argc && code == CLI_OK; i++) {
-        if (weft_wisdom_load(ctx, argv[i], &report) != WEFT_OK) code = cli_failed(self, "%s", weft_last_error());
+        if (weft_wisdom_load(ctx, argv[i], &report) != WEFT_OK)
+            code = cli_failed(self, "%s", weft_last_error());
         else if (report.bad_lines)
             fprintf(stderr, "weft wisdom: %s: %lld bad lines skipped\n", argv[i], (long long)report.bad_lines);
     }
@@ -109,8 +111,10 @@ static int forget(const cli_command *self, int argc, char **argv) {
         weft_problem p;
         if ((code = cli_problem(self, argv[i], &p)) != CLI_OK) break;
         normal[i - 1] = malloc(WEFT_TEXT_MAX);
-        if (normal[i - 1]) harness_text(&p, normal[i - 1]);
-        else code = cli_failed(self, "out of memory");
+        if (normal[i - 1])
+            harness_text(&p, normal[i - 1]);
+        else
+            code = cli_failed(self, "out of memory");
     }
     if (code == CLI_OK) code = filter(self, argv[0], normal, argc - 1);
     for (int i = 0; normal && i < argc; i++) free(normal[i]);
@@ -142,10 +146,9 @@ static int run(const cli_command *self, int argc, char **argv) {
     return cli_misuse(self, "got %s, allowed: show, merge, forget", argc ? argv[0] : "nothing");
 }
 
-const cli_command cmd_wisdom = {
-    "wisdom", "show FILE... | merge OUT IN... | forget FILE PROBLEM...",
-    "look at, merge and thin out files of measured choices",
-    "show    what the files hold, and how much of it this machine uses\n"
-    "merge   all of IN into OUT, which keeps what it has\n"
-    "forget  every entry of the problems",
-    run};
+const cli_command cmd_wisdom = {"wisdom", "show FILE... | merge OUT IN... | forget FILE PROBLEM...",
+                                "look at, merge and thin out files of measured choices",
+                                "show    what the files hold, and how much of it this machine uses\n"
+                                "merge   all of IN into OUT, which keeps what it has\n"
+                                "forget  every entry of the problems",
+                                run};

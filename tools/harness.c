@@ -23,7 +23,9 @@
 #include "harness.h"
 
 /* ---------------------------------------------------------------- what is running, for the signal handler */
-static struct { char problem[WEFT_TEXT_MAX], kernel[128], seed[24]; } now;
+static struct {
+    char problem[WEFT_TEXT_MAX], kernel[128], seed[24];
+} now;
 
 static void note(const weft_problem *p, const char *kernel, uint64_t seed) {
     if (p) harness_text(p, now.problem);
@@ -36,8 +38,9 @@ static void say(const char *text) {
 }
 
 static void fault(int signal_number) {
-    say(signal_number == SIGFPE ? "\nFAIL: arithmetic fault" : signal_number == SIGILL ? "\nFAIL: illegal instruction"
-        : "\nFAIL: memory fault (outside a buffer, or writing an input)");
+    say(signal_number == SIGFPE   ? "\nFAIL: arithmetic fault"
+        : signal_number == SIGILL ? "\nFAIL: illegal instruction"
+                                  : "\nFAIL: memory fault (outside a buffer, or writing an input)");
     if (now.kernel[0]) {
         say(" in ");
         say(now.kernel);
@@ -50,7 +53,7 @@ static void fault(int signal_number) {
         say("'");
     }
     say("\n");
-    signal(signal_number, SIG_DFL);                  /* the instruction faults again, for a debugger or a core file */
+    signal(signal_number, SIG_DFL); /* the instruction faults again, for a debugger or a core file */
 }
 
 void harness_catch_faults(void) {
@@ -147,7 +150,10 @@ static bool reference(harness *h, const weft_problem *p, harness_kind kind, harn
 }
 
 /* ---------------------------------------------------------------- the comparison */
-typedef struct tolerance { bool exact, positions; double sum, rounding, tiny; } tolerance;
+typedef struct tolerance {
+    bool exact, positions;
+    double sum, rounding, tiny;
+} tolerance;
 
 static double largest(const weft_tensor *t, const char *at) {
     double most = 1;
@@ -182,7 +188,7 @@ static bool same_values(harness *h, const weft_problem *p, const weft__kernel *k
                         harness_kind kind) {
     tolerance a = allowed(p, k, t, kind);
     const char *out = h->out[t->role].at, *want = h->want[t->role].at, *size = h->size[t->role].at;
-    if (k->reference) a.sum = 0;                     /* the same sums in the same order */
+    if (k->reference) a.sum = 0; /* the same sums in the same order */
     if (k->reference && p->device == WEFT_DEVICE_CUDA && weft__op_of(p->op)->transcendental) {
         a.exact = false;
         a.tiny += 0x1p-44 * largest(t, want);

@@ -7,28 +7,30 @@
 
 /* ---------------------------------------------------------------- harness_value.c: elements and random numbers */
 double harness_load(int dtype, const void *at);
-void harness_store(int dtype, void *at, double value);   /* rounded once, to nearest even */
+void harness_store(int dtype, void *at, double value); /* rounded once, to nearest even */
 /* Unit roundoff: rounding x to dtype moves it by at most this times |x|; 0 for integers. */
 double harness_roundoff(int dtype);
-double harness_tiny(int dtype);                          /* the least positive value: what rounding may lose near 0 */
+double harness_tiny(int dtype); /* the least positive value: what rounding may lose near 0 */
 
-typedef struct harness_rng { uint64_t state; } harness_rng;
-uint64_t harness_mix(uint64_t a, uint64_t b);            /* a new seed from two */
+typedef struct harness_rng {
+    uint64_t state;
+} harness_rng;
+uint64_t harness_mix(uint64_t a, uint64_t b); /* a new seed from two */
 uint64_t harness_next(harness_rng *r);
-int64_t harness_below(harness_rng *r, int64_t n);        /* 0 .. n-1 */
-double harness_real(harness_rng *r);                     /* -1 .. 1 */
+int64_t harness_below(harness_rng *r, int64_t n); /* 0 .. n-1 */
+double harness_real(harness_rng *r);              /* -1 .. 1 */
 bool harness_chance(harness_rng *r, int percent);
 
 /* The elements of a tensor in canonical order:
  *   for (harness_walk w = harness_first(t); !w.done; harness_step(&w)) use(w.index, w.offset); */
 typedef struct harness_walk {
     const weft_tensor *t;
-    int64_t index[WEFT_MAX_RANK], offset;                /* offset in elements from the tensor's pointer */
+    int64_t index[WEFT_MAX_RANK], offset; /* offset in elements from the tensor's pointer */
     bool done;
 } harness_walk;
 harness_walk harness_first(const weft_tensor *t);
 void harness_step(harness_walk *w);
-void harness_where(const harness_walk *w, char *text, size_t capacity);   /* "dst[0,3,0,7,1]" */
+void harness_where(const harness_walk *w, char *text, size_t capacity); /* "dst[0,3,0,7,1]" */
 
 /* ---------------------------------------------------------------- harness_buffer.c: memory that notices misuse */
 /* end: the last byte lies at a guard page (as near as the alignment lets it). start: the first byte does.
@@ -38,16 +40,20 @@ typedef enum harness_place { HARNESS_END, HARNESS_START, HARNESS_ODD, HARNESS_PL
 /* integers: -4 .. 4, so that sums below 2^24 are exact in f32. magnitudes: |x| of the reals of the same seed.
  * specials: reals, among them NaN and both infinities. */
 typedef enum harness_kind {
-    HARNESS_INTEGERS, HARNESS_REALS, HARNESS_SPECIALS, HARNESS_MAGNITUDES, HARNESS_KINDS
+    HARNESS_INTEGERS,
+    HARNESS_REALS,
+    HARNESS_SPECIALS,
+    HARNESS_MAGNITUDES,
+    HARNESS_KINDS
 } harness_kind;
 
-typedef struct harness_buffer {      /* all zero: empty. Memory is kept and used again by the next open */
-    char *map;                       /* between the guards: */
+typedef struct harness_buffer { /* all zero: empty. Memory is kept and used again by the next open */
+    char *map;                  /* between the guards: */
     size_t room;
-    char *low;                       /* the bytes in use */
+    char *low; /* the bytes in use */
     size_t bytes;
-    void *at;                        /* what weft is given */
-    weft_tensor tensor;              /* rank 0: plain bytes */
+    void *at;           /* what weft is given */
+    weft_tensor tensor; /* rank 0: plain bytes */
     bool sealed;
 } harness_buffer;
 
@@ -57,18 +63,18 @@ bool harness_open_bytes(harness_buffer *b, size_t bytes, size_t align, harness_p
 void harness_close(harness_buffer *b);
 void harness_poison(harness_buffer *b);
 void harness_fill(harness_buffer *b, harness_kind kind, uint64_t seed);
-void harness_fill_below(harness_buffer *b, int64_t below, uint64_t seed);   /* 0 .. below-1, for tensors of integers */
-void harness_seal(harness_buffer *b);                    /* writing faults until the next open */
+void harness_fill_below(harness_buffer *b, int64_t below, uint64_t seed); /* 0 .. below-1, for tensors of integers */
+void harness_seal(harness_buffer *b);                                     /* writing faults until the next open */
 /* Every element written, nothing else touched; else false and why. */
 bool harness_intact(const harness_buffer *b, char *why, size_t capacity);
-bool harness_untouched(const harness_buffer *b);         /* still all poison */
+bool harness_untouched(const harness_buffer *b); /* still all poison */
 /* The bytes in use and some poison on both sides: what a copy on a device takes along. Starts at a multiple of 256. */
 void harness_window(const harness_buffer *b, char **start, size_t *bytes);
 
 /* ---------------------------------------------------------------- harness_random.c: problems from a seed */
 /* A completed problem; the same for the same seed. false: the operator's generator gave nothing valid (a fault). */
 bool harness_random(weft_problem *p, uint64_t seed, int device);
-bool harness_random_of(weft_problem *p, uint64_t seed, int device, int op);   /* of one operator; 0: any */
+bool harness_random_of(weft_problem *p, uint64_t seed, int device, int op); /* of one operator; 0: any */
 /* How many products are summed into one element of that output. */
 double harness_terms(const weft_problem *p, int role);
 /* What an input is given: by the operator's own fill, else harness_fill; integers (masks, ...) are 0 and 1. */
@@ -76,37 +82,38 @@ void harness_fill_input(const weft_problem *p, harness_buffer *b, harness_kind k
 
 /* n, c and the visible axes of data n c d h w; about `most` elements at most, sometimes none. */
 void harness_draw_data(weft_problem *p, harness_rng *r, double most);
-/* How one operator's problems are drawn: tools/random_NAME.c defines it, harness_random.c lists it. NULL: the general way. */
+/* How one operator's problems are drawn: tools/random_NAME.c defines it, harness_random.c lists it. NULL: the
+ * general way. */
 typedef struct harness_generator {
-    void (*draw)(weft_problem *p, harness_rng *r, bool usual);   /* geometry, always valid; pass and rank are set */
+    void (*draw)(weft_problem *p, harness_rng *r, bool usual); /* geometry, always valid; pass and rank are set */
     double (*terms)(const weft_problem *p, int role);
     /* Data that must mean something: indices, labels, variances, offsets. false: any values of that kind will do. */
     bool (*fill)(const weft_problem *p, harness_buffer *b, harness_kind kind, uint64_t seed);
 } harness_generator;
-extern const harness_generator harness_conv;              /* its family starts from the same geometry */
+extern const harness_generator harness_conv; /* its family starts from the same geometry */
 #define HARNESS_PICK(r, list) ((list)[harness_below((r), (int64_t)WEFT__COUNT(list))])
 
 /* ---------------------------------------------------------------- harness.c: a kernel against the reference */
 #define HARNESS_CTX_MAX 8
 #define HARNESS_KERNEL_MAX 256
 typedef struct harness {
-    weft_ctx *ctx[HARNESS_CTX_MAX];  /* one per number of threads */
+    weft_ctx *ctx[HARNESS_CTX_MAX]; /* one per number of threads */
     int threads[HARNESS_CTX_MAX], nctx;
     harness_buffer in[WEFT_ROLE_COUNT], out[WEFT_ROLE_COUNT], want[WEFT_ROLE_COUNT], size[WEFT_ROLE_COUNT];
-    harness_buffer first[WEFT_ROLE_COUNT];   /* outputs of the first number of threads */
+    harness_buffer first[WEFT_ROLE_COUNT]; /* outputs of the first number of threads */
     harness_buffer workspace, packed;
-    int64_t problems, runs;          /* done so far */
-    int64_t checked[WEFT_OP_COUNT][HARNESS_KERNEL_MAX];   /* problems per kernel, in the order of weft__kernels */
-    double worst;                    /* largest error over its bound */
-    char why[2048];                  /* of the last failure */
-    char kernel[128];                /* in which it happened */
+    int64_t problems, runs;                             /* done so far */
+    int64_t checked[WEFT_OP_COUNT][HARNESS_KERNEL_MAX]; /* problems per kernel, in the order of weft__kernels */
+    double worst;                                       /* largest error over its bound */
+    char why[2048];                                     /* of the last failure */
+    char kernel[128];                                   /* in which it happened */
 } harness;
 
 typedef struct harness_ask {
-    uint64_t seed;                   /* of the data */
-    const char *kernel;              /* NULL: every one that applies */
-    bool thorough;                   /* every kind of data in every place; else one place a kind, from the seed */
-    bool fast_only;                  /* leave out references, which are slow on large problems */
+    uint64_t seed;      /* of the data */
+    const char *kernel; /* NULL: every one that applies */
+    bool thorough;      /* every kind of data in every place; else one place a kind, from the seed */
+    bool fast_only;     /* leave out references, which are slow on large problems */
 } harness_ask;
 
 weft_status harness_create(harness *h, const weft_ctx_opts *opts, const int *threads, int count);
@@ -128,7 +135,7 @@ void harness_text(const weft_problem *p, char text[WEFT_TEXT_MAX]);
 
 /* ---------------------------------------------------------------- harness_time.c: how long */
 void harness_empty_caches(weft_ctx *ctx);
-double harness_median(double *values, size_t n);         /* sorts them */
+double harness_median(double *values, size_t n); /* sorts them */
 /* Reads `in` bytes and writes `out` bytes with the context's threads, as a plain elementwise kernel would, caches
  * emptied before: ns. The floor of a problem is the better of regular and streaming stores. */
 double harness_copy_ns(weft_ctx *ctx, size_t in, size_t out, bool streaming);

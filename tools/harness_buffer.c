@@ -9,7 +9,7 @@
 
 #include "harness.h"
 
-enum { POISON = 0xff, SHORE = 1024 };                /* bytes looked at on the side without a guard */
+enum { POISON = 0xff, SHORE = 1024 }; /* bytes looked at on the side without a guard */
 
 static size_t page_size(void) { return (size_t)sysconf(_SC_PAGESIZE); }
 
@@ -19,7 +19,7 @@ static bool reserve(harness_buffer *b, size_t bytes) {
     b->sealed = false;
     if (b->map && b->room >= room) return true;
     harness_close(b);
-    room += room / 2 / page * page;                  /* grow by halves: few maps over many problems */
+    room += room / 2 / page * page; /* grow by halves: few maps over many problems */
     char *all = mmap(NULL, room + 2 * page, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (all == MAP_FAILED) return false;
     b->map = all + page;
@@ -52,7 +52,7 @@ bool harness_open_bytes(harness_buffer *b, size_t bytes, size_t align, harness_p
 }
 
 bool harness_open(harness_buffer *b, const weft_tensor *t, harness_place place) {
-    int64_t lowest = 0, highest = 0;                 /* offsets of the outermost elements */
+    int64_t lowest = 0, highest = 0; /* offsets of the outermost elements */
     bool empty = weft__numel(t) == 0;
     for (int a = 0; a < t->rank && !empty; a++) {
         int64_t reach = (t->dims[a] - 1) * t->strides[a];
@@ -89,16 +89,23 @@ void harness_seal(harness_buffer *b) {
 static double value_of(harness_kind kind, harness_rng *r) {
     double x = harness_real(r);
     switch (kind) {
-    case HARNESS_INTEGERS: return floor(x * 4.5 + 0.5);
-    case HARNESS_MAGNITUDES: return fabs(x);
+    case HARNESS_INTEGERS:
+        return floor(x * 4.5 + 0.5);
+    case HARNESS_MAGNITUDES:
+        return fabs(x);
     case HARNESS_SPECIALS:
         switch (harness_below(r, 40)) {
-        case 0: return (double)NAN;
-        case 1: return (double)INFINITY;
-        case 2: return -(double)INFINITY;
-        default: return x;
+        case 0:
+            return (double)NAN;
+        case 1:
+            return (double)INFINITY;
+        case 2:
+            return -(double)INFINITY;
+        default:
+            return x;
         }
-    default: return x;
+    default:
+        return x;
     }
 }
 

@@ -6,7 +6,12 @@
 
 enum { WORKSPACE = WEFT_ROLE_COUNT, PACKED, MIRRORS };
 
-typedef struct mirror { harness_buffer *b; char *start; size_t bytes; void *device; } mirror;
+typedef struct mirror {
+    harness_buffer *b;
+    char *start;
+    size_t bytes;
+    void *device;
+} mirror;
 
 static weft_status mirror_in(weft__cuda *cuda, int ordinal, mirror *m, harness_buffer *b) {
     m->b = b;
@@ -44,7 +49,8 @@ static weft_status run_cuda(harness *h, weft_ctx *ctx, const weft_plan *plan, ha
     if (s == WEFT_OK) s = launch(plan, &args, m, prepacked);
     for (int i = 0; i < MIRRORS; i++) {
         if (!m[i].device) continue;
-        if (s == WEFT_OK && !m[i].b->sealed) s = weft__cuda_copy_out(cuda, p->ordinal, m[i].start, m[i].device, m[i].bytes);
+        if (s == WEFT_OK && !m[i].b->sealed)
+            s = weft__cuda_copy_out(cuda, p->ordinal, m[i].start, m[i].device, m[i].bytes);
         weft__cuda_free(cuda, p->ordinal, m[i].device);
     }
     return s;
@@ -57,8 +63,8 @@ static weft_status run_cpu(harness *h, const weft_plan *plan, harness_buffer *co
         WEFT__TRY(weft_pack(plan, args.ptr[WEFT_ROLE_WEIGHTS], h->packed.at, NULL));
         args.packed = h->packed.at;
     }
-    return weft_execute(plan, &args, weft_plan_workspace_bytes(plan) ? h->workspace.at : NULL, weft_plan_workspace_bytes(plan),
-                        NULL);
+    return weft_execute(plan, &args, weft_plan_workspace_bytes(plan) ? h->workspace.at : NULL,
+                        weft_plan_workspace_bytes(plan), NULL);
 }
 
 static weft_status run_plan(harness *h, weft_ctx *ctx, const weft_plan *plan, harness_buffer *in, harness_buffer *out,
@@ -69,15 +75,18 @@ static weft_status run_plan(harness *h, weft_ctx *ctx, const weft_plan *plan, ha
         int role = p->tensor[i].role;
         bool written = weft__is_output(p, role);
         buffers[role] = written ? &out[role] : &in[role];
-        if (written && !harness_open(&out[role], &p->tensor[i], place)) return weft__fail(WEFT_ERR_MEMORY, "no memory for %s", weft__role_name(role));
-        if (written && weft__is_input(p, role)) memcpy(out[role].low, in[role].low, in[role].bytes);   /* the poison of gaps too */
+        if (written && !harness_open(&out[role], &p->tensor[i], place))
+            return weft__fail(WEFT_ERR_MEMORY, "no memory for %s", weft__role_name(role));
+        /* the poison of gaps too */
+        if (written && weft__is_input(p, role)) memcpy(out[role].low, in[role].low, in[role].bytes);
     }
     prepacked = prepacked && weft_plan_packed_bytes(plan);
     if (!harness_open_bytes(&h->workspace, weft_plan_workspace_bytes(plan), 64, HARNESS_END) ||
         !harness_open_bytes(&h->packed, weft_plan_packed_bytes(plan), 64, HARNESS_END))
         return weft__fail(WEFT_ERR_MEMORY, "no memory for the workspace");
     h->runs++;
-    return p->device == WEFT_DEVICE_CUDA ? run_cuda(h, ctx, plan, buffers, prepacked) : run_cpu(h, plan, buffers, prepacked);
+    return p->device == WEFT_DEVICE_CUDA ? run_cuda(h, ctx, plan, buffers, prepacked)
+                                         : run_cpu(h, plan, buffers, prepacked);
 }
 
 weft_status harness_run(harness *h, weft_ctx *ctx, const weft_problem *p, const char *kernel, harness_buffer *in,

@@ -8,7 +8,7 @@
 #include "harness.h"
 
 #define PICK HARNESS_PICK
-enum { PRODUCTS = 100000, TRIES = 200 };              /* multiply-adds of the direct sum, about; draws until one is valid */
+enum { PRODUCTS = 100000, TRIES = 200 }; /* multiply-adds of the direct sum, about; draws until one is valid */
 
 /* ---------------------------------------------------------------- conv */
 /* Around vectors of 4, 8 and 16, rows of 14, 28 and 56, and blocks of a few rows or columns. */
@@ -19,7 +19,7 @@ static const int channels[] = {1, 2, 3, 4, 5, 7, 8, 9, 12, 15, 16, 17, 24, 31, 3
 
 static void conv_channels(weft_problem *p, harness_rng *r, bool usual) {
     int64_t how = harness_below(r, usual ? 70 : 100);
-    if (how < 70) {                                  /* depthwise, some with a multiplier */
+    if (how < 70) { /* depthwise, some with a multiplier */
         p->c = p->groups = PICK(r, channels);
         p->o = p->c * (how < 58 ? 1 : 2 + harness_below(r, 3));
         return;
@@ -53,13 +53,17 @@ static double conv_products(const weft_problem *p) {
 static void conv_shrink(weft_problem *p) {
     for (int turn = 0; conv_products(p) > PRODUCTS && turn < 64; turn++) {
         int64_t per_c = p->c / p->groups, per_o = p->o / p->groups;
-        if (p->n > 1) p->n--;
-        else if (turn % 2 && p->groups > 1) p->groups = (p->groups + 1) / 2;
-        else if (turn % 2 && per_c > 1) per_c = (per_c + 1) / 2;
-        else for (int a = 0; a < 3; a++) {
-            int64_t least = WEFT__MAX(1, p->dilation[a] * (p->kernel[a] - 1) + 1 - p->pad_lo[a] - p->pad_hi[a]);
-            if (a < 2 || turn > 32) p->in[a] = WEFT__MAX(least, p->in[a] / 2);
-        }
+        if (p->n > 1)
+            p->n--;
+        else if (turn % 2 && p->groups > 1)
+            p->groups = (p->groups + 1) / 2;
+        else if (turn % 2 && per_c > 1)
+            per_c = (per_c + 1) / 2;
+        else
+            for (int a = 0; a < 3; a++) {
+                int64_t least = WEFT__MAX(1, p->dilation[a] * (p->kernel[a] - 1) + 1 - p->pad_lo[a] - p->pad_hi[a]);
+                if (a < 2 || turn > 32) p->in[a] = WEFT__MAX(least, p->in[a] / 2);
+            }
         p->c = p->groups * per_c;
         p->o = p->groups * per_o;
     }
@@ -77,22 +81,31 @@ static void conv_draw(weft_problem *p, harness_rng *r, bool usual) {
 static double conv_terms(const weft_problem *p, int role) {
     double window = (double)(p->kernel[0] * p->kernel[1] * p->kernel[2]);
     switch (role) {
-    case WEFT_ROLE_DST: return (double)(p->c / p->groups) * window;
-    case WEFT_ROLE_DIFF_SRC: return (double)(p->o / p->groups) * window;
-    default: return (double)p->n * (double)(p->out[0] * p->out[1] * p->out[2]);
+    case WEFT_ROLE_DST:
+        return (double)(p->c / p->groups) * window;
+    case WEFT_ROLE_DIFF_SRC:
+        return (double)(p->o / p->groups) * window;
+    default:
+        return (double)p->n * (double)(p->out[0] * p->out[1] * p->out[2]);
     }
 }
 
 const harness_generator harness_conv = {conv_draw, conv_terms, NULL};
 
-extern const harness_generator harness_softmax, harness_cross_entropy, harness_batch_norm, harness_lrn;   /* random_norm.c */
-extern const harness_generator harness_max_pool, harness_avg_pool, harness_adaptive_avg_pool, harness_columns;   /* random_pool.c */
-extern const harness_generator harness_dgmm;         /* random_dgmm.c */
-extern const harness_generator harness_partial_conv, harness_sparse_conv;   /* random_partial_conv.c, random_sparse_conv.c */
-extern const harness_generator harness_rnn;          /* random_rnn.c */
+/* random_norm.c */
+extern const harness_generator harness_softmax, harness_cross_entropy, harness_batch_norm, harness_lrn;
+/* random_pool.c */
+extern const harness_generator harness_max_pool, harness_avg_pool, harness_adaptive_avg_pool, harness_columns;
+extern const harness_generator harness_dgmm; /* random_dgmm.c */
+/* random_partial_conv.c, random_sparse_conv.c */
+extern const harness_generator harness_partial_conv, harness_sparse_conv;
+extern const harness_generator harness_rnn; /* random_rnn.c */
 
 static const harness_generator *const generators[WEFT_OP_COUNT] = {
-    [WEFT_OP_RNN_RELU] = &harness_rnn, [WEFT_OP_RNN_TANH] = &harness_rnn, [WEFT_OP_LSTM] = &harness_rnn, [WEFT_OP_GRU] = &harness_rnn,
+    [WEFT_OP_RNN_RELU] = &harness_rnn,
+    [WEFT_OP_RNN_TANH] = &harness_rnn,
+    [WEFT_OP_LSTM] = &harness_rnn,
+    [WEFT_OP_GRU] = &harness_rnn,
     [WEFT_OP_MAX_POOL] = &harness_max_pool,
     [WEFT_OP_AVG_POOL] = &harness_avg_pool,
     [WEFT_OP_ADAPTIVE_AVG_POOL] = &harness_adaptive_avg_pool,
@@ -134,7 +147,8 @@ void harness_draw_data(weft_problem *p, harness_rng *r, double most) {
     p->n = harness_chance(r, 2) ? 0 : 1 + harness_below(r, 3);
     p->c = PICK(r, channels);
     for (int a = 3 - p->rank; a < 3; a++) p->in[a] = harness_chance(r, 1) ? 0 : PICK(r, shorter);
-    for (int turn = 0; (double)p->n * (double)p->c * (double)p->in[0] * (double)p->in[1] * (double)p->in[2] > most; turn++) {
+    for (int turn = 0; (double)p->n * (double)p->c * (double)p->in[0] * (double)p->in[1] * (double)p->in[2] > most;
+         turn++) {
         int64_t *size = turn % 4 < 3 ? &p->in[turn % 4] : &p->c;
         *size = (*size + 1) / 2;
     }
@@ -150,8 +164,10 @@ double harness_terms(const weft_problem *p, int role) {
 void harness_fill_input(const weft_problem *p, harness_buffer *b, harness_kind kind, uint64_t seed) {
     const harness_generator *g = generators[p->op];
     if (g && g->fill && g->fill(p, b, kind, seed)) return;
-    if (WEFT__FLOATS & WEFT__BIT(b->tensor.dtype)) harness_fill(b, kind, seed);
-    else harness_fill_below(b, 2, seed);
+    if (WEFT__FLOATS & WEFT__BIT(b->tensor.dtype))
+        harness_fill(b, kind, seed);
+    else
+        harness_fill_below(b, 2, seed);
 }
 
 static void draw_epilogue(weft_problem *p, harness_rng *r) {
@@ -182,8 +198,8 @@ static void draw_epilogue(weft_problem *p, harness_rng *r) {
     p->step[p->nsteps++] = (weft_step){.kind = WEFT_STEP_ACC, .alpha = fresh, .beta = old};
 }
 
-/* Any order of the axes, gaps behind some of them; inputs sometimes repeat an axis with stride 0. Whole numbers are offsets, indices
- * or labels, which must differ where fill() says so: they do not repeat. */
+/* Any order of the axes, gaps behind some of them; inputs sometimes repeat an axis with stride 0. Whole numbers are
+ * offsets, indices or labels, which must differ where fill() says so: they do not repeat. */
 static void draw_strides(const weft_problem *p, weft_tensor *t, harness_rng *r) {
     weft_tensor shape = {0};
     weft__op_of(p->op)->shape(p, t->role, &shape);
@@ -227,8 +243,10 @@ static void draw_tensors(weft_problem *p, harness_rng *r, bool usual) {
             t->layout = harness_chance(r, 70) ? WEFT_LAYOUT_FIRST : t->layout;
         if (t->layout == WEFT_LAYOUT_STRIDED) draw_strides(p, t, r);
         int32_t least = (int32_t)weft__dtype_size(t->dtype), slice = (int32_t)4 << harness_below(r, 2);
-        if (sliced) t->align = WEFT__MAX(least, slice);
-        else if (harness_chance(r, 5)) t->align = least << harness_below(r, 6);
+        if (sliced)
+            t->align = WEFT__MAX(least, slice);
+        else if (harness_chance(r, 5))
+            t->align = least << harness_below(r, 6);
     }
 }
 
@@ -250,10 +268,10 @@ bool harness_random_of(weft_problem *p, uint64_t seed, int device, int wanted) {
         const harness_generator *g = generators[op->op];
         bool known = g && g->draw;
         (known ? g->draw : any_draw)(p, &r, usual);
-        bool valid = op->check(p) == WEFT_OK;        /* sets the sizes that shapes follow from */
+        bool valid = op->check(p) == WEFT_OK; /* sets the sizes that shapes follow from */
         if (valid) draw_tensors(p, &r, usual);
         if (valid && weft_problem_complete(p) == WEFT_OK) return true;
-        if (known) return false;                     /* a record draws only valid problems */
+        if (known) return false; /* a record draws only valid problems */
     }
     return false;
 }

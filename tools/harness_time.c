@@ -22,7 +22,10 @@ double harness_median(double *values, size_t n) {
 }
 
 /* ---------------------------------------------------------------- memory kept between calls, its pages present */
-typedef struct region { char *at; size_t bytes; } region;
+typedef struct region {
+    char *at;
+    size_t bytes;
+} region;
 static region flush_region, in_region, out_region;
 
 static bool want(region *r, size_t bytes) {
@@ -39,7 +42,7 @@ static bool want(region *r, size_t bytes) {
 static volatile uint64_t sink;
 
 static void read_lines(const char *from, size_t bytes) {
-    uint64_t a = 0, b = 0, c = 0, d = 0;             /* every byte through a register, four chains */
+    uint64_t a = 0, b = 0, c = 0, d = 0; /* every byte through a register, four chains */
     for (size_t i = 0; i + 32 <= bytes; i += 32) {
         uint64_t v[4];
         memcpy(v, from + i, sizeof(v));
@@ -63,15 +66,21 @@ static void write_lines(char *to, const char *from, size_t bytes, bool streaming
     }
 #endif
     (void)streaming;
-    const size_t piece = 8192;                       /* short enough that memcpy itself does not turn to streaming */
+    const size_t piece = 8192; /* short enough that memcpy itself does not turn to streaming */
     for (size_t i = 0; i < bytes; i += piece) {
         size_t n = WEFT__MIN(piece, bytes - i);
-        if (from) memcpy(to + i, from + i, n);
-        else memset(to + i, 1, n);
+        if (from)
+            memcpy(to + i, from + i, n);
+        else
+            memset(to + i, 1, n);
     }
 }
 
-typedef struct job { size_t in, out; int64_t slots; bool streaming; } job;
+typedef struct job {
+    size_t in, out;
+    int64_t slots;
+    bool streaming;
+} job;
 
 /* A slot's share of a range, in whole 64-byte lines. */
 static size_t share(size_t bytes, int64_t slot, int64_t slots) {
@@ -85,8 +94,10 @@ static void copy_slot(void *arg, int64_t slot) {
     size_t rest = WEFT__MAX(j->in, j->out) - both;
     from = both / 64 * 64 + share(rest, slot, j->slots);
     to = both / 64 * 64 + share(rest, slot + 1, j->slots);
-    if (j->in > j->out) read_lines(in_region.at + from, to - from);
-    else write_lines(out_region.at + from, NULL, to - from, j->streaming);
+    if (j->in > j->out)
+        read_lines(in_region.at + from, to - from);
+    else
+        write_lines(out_region.at + from, NULL, to - from, j->streaming);
 }
 
 double harness_copy_ns(weft_ctx *ctx, size_t in, size_t out, bool streaming) {

@@ -8,7 +8,9 @@
 
 /* ---------------------------------------------------------------- 16-bit floats
  * man mantissa bits, exponents emin .. emax */
-typedef struct format { int man, emin, emax; } format;
+typedef struct format {
+    int man, emin, emax;
+} format;
 static const format f16 = {10, -14, 15}, bf16 = {7, -126, 127};
 
 static uint16_t narrow(double v, format f) {
@@ -18,8 +20,8 @@ static uint16_t narrow(double v, format f) {
     int e = 0;
     if (isinf(a)) return sign | infinity;
     frexp(a, &e);
-    e = WEFT__MAX(e - 1, f.emin);                    /* a = m * 2^e with m < 2; below emin the mantissa shortens */
-    significand = rint(ldexp(a, f.man - e));         /* to nearest even: the mode nobody here changes */
+    e = WEFT__MAX(e - 1, f.emin);            /* a = m * 2^e with m < 2; below emin the mantissa shortens */
+    significand = rint(ldexp(a, f.man - e)); /* to nearest even: the mode nobody here changes */
     if (significand >= ldexp(1, f.man + 1)) {
         significand /= 2;
         e++;
@@ -38,12 +40,26 @@ static double widen(uint16_t bits, format f) {
 }
 
 /* ---------------------------------------------------------------- one load and one store a data type */
-#define PLAIN(name, type)                                                                          \
-    static double load_##name(const void *at) { type x; memcpy(&x, at, sizeof(x)); return (double)x; } \
-    static void store_##name(void *at, double v) { type x = (type)v; memcpy(at, &x, sizeof(x)); }
-#define HALF(name)                                                                                 \
-    static double load_##name(const void *at) { uint16_t x; memcpy(&x, at, 2); return widen(x, name); } \
-    static void store_##name(void *at, double v) { uint16_t x = narrow(v, name); memcpy(at, &x, 2); }
+#define PLAIN(name, type)                          \
+    static double load_##name(const void *at) {    \
+        type x;                                    \
+        memcpy(&x, at, sizeof(x));                 \
+        return (double)x;                          \
+    }                                              \
+    static void store_##name(void *at, double v) { \
+        type x = (type)v;                          \
+        memcpy(at, &x, sizeof(x));                 \
+    }
+#define HALF(name)                                 \
+    static double load_##name(const void *at) {    \
+        uint16_t x;                                \
+        memcpy(&x, at, 2);                         \
+        return widen(x, name);                     \
+    }                                              \
+    static void store_##name(void *at, double v) { \
+        uint16_t x = narrow(v, name);              \
+        memcpy(at, &x, 2);                         \
+    }
 PLAIN(f32, float)
 PLAIN(f64, double)
 PLAIN(u8, uint8_t)

@@ -1,4 +1,5 @@
-/* Random problems of softmax, cross entropy, batch norm and LRN, with labels, variances and deviations that can occur. */
+/* Random problems of softmax, cross entropy, batch norm and LRN, with labels, variances and deviations that can
+ * occur. */
 #include "harness.h"
 
 enum { ELEMENTS = 6000 };

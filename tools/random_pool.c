@@ -1,10 +1,11 @@
 /* Random problems of pooling and of im2col: windows that touch, overlap, skip or hang over the edge. */
 #include "harness.h"
 
-enum { READS = 40000 };                              /* taps read, about */
+enum { READS = 40000 }; /* taps read, about */
 static const int widths[] = {1, 2, 3, 4, 5, 7, 8, 9, 13, 15, 16, 17, 28, 31, 33}, few[] = {1, 2, 3, 4, 5, 6, 7, 9};
 
-/* in is at least the dilation: a window that steps over the whole input has nothing to point at, and its index looks unwritten. */
+/* in is at least the dilation: a window that steps over the whole input has nothing to point at, and its index looks
+ * unwritten. */
 static void window(weft_problem *p, harness_rng *r, int a, bool usual) {
     bool pool = p->op == WEFT_OP_MAX_POOL || p->op == WEFT_OP_AVG_POOL;
     p->kernel[a] = usual ? 2 + harness_below(r, 2) : 1 + harness_below(r, 5);
@@ -54,11 +55,13 @@ static void draw_adaptive(weft_problem *p, harness_rng *r, bool usual) {
     }
 }
 
-/* Forward a window, backward the windows over one place: at most a tap each; with adaptive windows at most out + in places an axis. */
+/* Forward a window, backward the windows over one place: at most a tap each; with adaptive windows at most out + in
+ * places an axis. */
 static double terms(const weft_problem *p, int role) {
     double count = 1;
     (void)role;
-    for (int a = 0; a < 3; a++) count *= (double)(p->op == WEFT_OP_ADAPTIVE_AVG_POOL ? p->in[a] + p->out[a] : p->kernel[a]);
+    for (int a = 0; a < 3; a++)
+        count *= (double)(p->op == WEFT_OP_ADAPTIVE_AVG_POOL ? p->in[a] + p->out[a] : p->kernel[a]);
     return count;
 }
 

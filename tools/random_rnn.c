@@ -1,4 +1,5 @@
-/* Random problems of the recurrent layers: short and narrow, for the steps multiply; packed sequences of falling length. */
+/* Random problems of the recurrent layers: short and narrow, for the steps multiply; packed sequences of falling
+ * length. */
 #include "harness.h"
 
 static void draw(weft_problem *p, harness_rng *r, bool usual) {
@@ -9,7 +10,8 @@ static void draw(weft_problem *p, harness_rng *r, bool usual) {
     p->n = harness_chance(r, 3) ? 0 : 1 + harness_below(r, 4);
     p->c = 1 + harness_below(r, 6);
     p->o = 1 + harness_below(r, 6);
-    attr[WEFT_RNN_PROJECTION] = p->op == WEFT_OP_LSTM && p->o > 1 && harness_chance(r, 30) ? 1 + harness_below(r, p->o - 1) : 0;
+    attr[WEFT_RNN_PROJECTION] =
+        p->op == WEFT_OP_LSTM && p->o > 1 && harness_chance(r, 30) ? 1 + harness_below(r, p->o - 1) : 0;
     attr[WEFT_RNN_BIAS] = harness_chance(r, 75);
     attr[WEFT_RNN_STATE] = harness_chance(r, 60);
     attr[WEFT_RNN_TRAIN] = p->pass == WEFT_PASS_BWD || harness_chance(r, 50);
@@ -36,7 +38,7 @@ static bool fill(const weft_problem *p, harness_buffer *b, harness_kind kind, ui
         int64_t t = w.index[0], left = p->attr[WEFT_RNN_STEPS] - t, rest = rows - begin;
         harness_store(b->tensor.dtype, (char *)b->at + w.offset * (int64_t)sizeof(int64_t), (double)begin);
         if (left == 0) break;
-        int64_t least = (rest + left - 1) / left;    /* fewer now would leave more than the later steps can take */
+        int64_t least = (rest + left - 1) / left; /* fewer now would leave more than the later steps can take */
         if (t) alive = least + harness_below(&r, WEFT__MIN(alive, rest) - least + 1);
         begin += alive;
     }

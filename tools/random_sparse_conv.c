@@ -1,7 +1,8 @@
-/* Random problems of convolution with sparse weights: the geometry of convolution, from no weight to all, rows of uneven length. */
+/* Random problems of convolution with sparse weights: the geometry of convolution, from no weight to all, rows of
+ * uneven length. */
 #include "harness.h"
 
-enum { VISITS = 400000 };                            /* of entries by the scan for diff_src, about */
+enum { VISITS = 400000 }; /* of entries by the scan for diff_src, about */
 
 static int64_t columns(const weft_problem *p) { return p->c / p->groups * p->kernel[0] * p->kernel[1] * p->kernel[2]; }
 
@@ -16,15 +17,18 @@ static void draw(weft_problem *p, harness_rng *r, bool usual) {
 
 /* A row may hold every entry, as equal columns add up. */
 static double terms(const weft_problem *p, int role) {
-    return role == WEFT_ROLE_DST || role == WEFT_ROLE_DIFF_SRC ? (double)(1 + p->attr[WEFT_SPARSE_NNZ]) : harness_conv.terms(p, role);
+    return role == WEFT_ROLE_DST || role == WEFT_ROLE_DIFF_SRC ? (double)(1 + p->attr[WEFT_SPARSE_NNZ])
+                                                               : harness_conv.terms(p, role);
 }
 
 static int64_t draw_column(const weft_problem *p, harness_rng *r) {
     int64_t col = harness_below(r, p->c / p->groups);
     for (int a = 0; a < 3; a++) {
         int64_t tap = harness_below(r, p->kernel[a]);
-        if (p->attr[WEFT_SPARSE_STRETCHED]) col = col * (p->in[a] + p->pad_lo[a] + p->pad_hi[a]) + tap * p->dilation[a];
-        else col = col * p->kernel[a] + tap;
+        if (p->attr[WEFT_SPARSE_STRETCHED])
+            col = col * (p->in[a] + p->pad_lo[a] + p->pad_hi[a]) + tap * p->dilation[a];
+        else
+            col = col * p->kernel[a] + tap;
     }
     return col;
 }

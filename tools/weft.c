@@ -21,7 +21,7 @@ int main(int argc, char **argv) {
         help(stderr);
         return CLI_MISUSE;
     }
-    if (strcmp(argv[1], "help") == 0 && argc > 2) {      /* weft help plan: weft plan --help */
+    if (strcmp(argv[1], "help") == 0 && argc > 2) { /* weft help plan: weft plan --help */
         static char flag[] = "--help";
         argv[1] = argv[2];
         argv[2] = flag;

@@ -1,21 +1,24 @@
-/* Batch normalisation with given statistics (batch_norm), with those of the batch (batch_norm_train, which moves the running ones),
- * and the gradients of both. Data has 2 to 5 dimensions, (n, c) and spatial axes; parameters and statistics have one value a channel.
- * Weight and bias come together or not at all. Statistics are kept in float32, or float64 for such data: running ones of 16 bits are
- * read and written through a copy. */
+/* Batch normalisation with given statistics (batch_norm), with those of the batch (batch_norm_train, which moves the
+ * running ones), and the gradients of both. Data has 2 to 5 dimensions, (n, c) and spatial axes; parameters and
+ * statistics have one value a channel. Weight and bias come together or not at all. Statistics are kept in float32,
+ * or float64 for such data: running ones of 16 bits are read and written through a copy. */
 #include <string.h>
 
 #include "batch_norm_peer.h"
 
-enum { INPUT, WEIGHT, BIAS, MEAN, VAR, EPS, MOMENTUM };                       /* forward operators */
+enum { INPUT, WEIGHT, BIAS, MEAN, VAR, EPS, MOMENTUM }; /* forward operators */
 enum { B_GRAD, B_INPUT, B_WEIGHT, B_MEAN, B_SPREAD, B_TRAINING, B_EPS };
 
 /* ---------------------------------------------------------------- arguments */
-static int32_t wide_code(int32_t dtype) { return dtype == WEFT_DTYPE_F64 ? wt.aoti_torch_dtype_float64() : wt.aoti_torch_dtype_float32(); }
+static int32_t wide_code(int32_t dtype) {
+    return dtype == WEFT_DTYPE_F64 ? wt.aoti_torch_dtype_float64() : wt.aoti_torch_dtype_float32();
+}
 
 static bool check_data(wt_call *call, int at) {
     const wt_tensor *t = &call->arg[at].tensor;
     if (t->rank < 2 || t->rank > 5)
-        return wt_fail(call, "%s: has %lld dimensions, allowed: 2 to 5, batch and channels first", call->op->name[at], (long long)t->rank);
+        return wt_fail(call, "%s: has %lld dimensions, allowed: 2 to 5, batch and channels first", call->op->name[at],
+                       (long long)t->rank);
     return wt_check_float(call, at) && wt_check_sizes(call, at);
 }
 
@@ -24,20 +27,23 @@ static bool check_vector(wt_call *call, int at, int data) {
     const wt_tensor *t = &call->arg[at].tensor, *x = &call->arg[data].tensor;
     if (!t->handle) return true;
     if (t->rank != 1 || t->sizes[0] != x->sizes[1])
-        return wt_fail(call, "%s: has %lld dimensions of which the first is %lld, allowed: one dimension of %lld, the channels of %s", call->op->name[at],
-                       (long long)t->rank, (long long)(t->rank ? t->sizes[0] : 0), (long long)x->sizes[1], call->op->name[data]);
+        return wt_fail(
+            call,
+            "%s: has %lld dimensions of which the first is %lld, allowed: one dimension of %lld, the channels of %s",
+            call->op->name[at], (long long)t->rank, (long long)(t->rank ? t->sizes[0] : 0), (long long)x->sizes[1],
+            call->op->name[data]);
     bool narrow = x->dtype == WEFT_DTYPE_F16 || x->dtype == WEFT_DTYPE_BF16;
     if (t->code != x->code && !(narrow && t->dtype == WEFT_DTYPE_F32))
-        return wt_fail(call, "%s: is %s, allowed: the type of %s, %s%s", call->op->name[at], wt_dtype_name(t->code), call->op->name[data],
-                       wt_dtype_name(x->code), narrow ? ", or float32" : "");
+        return wt_fail(call, "%s: is %s, allowed: the type of %s, %s%s", call->op->name[at], wt_dtype_name(t->code),
+                       call->op->name[data], wt_dtype_name(x->code), narrow ? ", or float32" : "");
     return true;
 }
 
 /* Two arguments that are given together. */
 static bool check_both(wt_call *call, int one, int two) {
     bool has_one = call->arg[one].tensor.handle, has_two = call->arg[two].tensor.handle;
-    return has_one == has_two || wt_fail(call, "%s: is None with %s given, allowed: both or none", call->op->name[has_one ? two : one],
-                                         call->op->name[has_one ? one : two]);
+    return has_one == has_two || wt_fail(call, "%s: is None with %s given, allowed: both or none",
+                                         call->op->name[has_one ? two : one], call->op->name[has_one ? one : two]);
 }
 
 static bool check_forward(wt_call *call) {
@@ -66,18 +72,21 @@ static bool see_statistic(wt_call *call, int at, wt_view *v) {
     return true;
 }
 
-/* The same, of one that will be written: memory that PyTorch shares between tensors until the first write becomes its own. */
+/* The same, of one that will be written: memory that PyTorch shares between tensors until the first write becomes
+ * its own. */
 static bool open_statistic(wt_call *call, int at, wt_view *v) {
     const wt_tensor *t = &call->arg[at].tensor;
     if (t->sizes[0] > 1 && t->strides[0] == 0)
         return wt_fail(call, "%s: is expanded, allowed in training: memory for every channel", call->op->name[at]);
     if (!see_statistic(call, at, v)) return false;
-    return v->handle != t->handle || !wt.aoti_torch_get_data_ptr(t->handle, &v->data) || wt_fail(call, "%s: cannot be written", call->op->name[at]);
+    return v->handle != t->handle || !wt.aoti_torch_get_data_ptr(t->handle, &v->data) ||
+           wt_fail(call, "%s: cannot be written", call->op->name[at]);
 }
 
 static bool close_statistic(wt_call *call, int at, const wt_view *v) {
     wt_handle own = call->arg[at].tensor.handle;
-    return v->handle == own || !wt.aoti_torch_copy_(own, v->handle, 0) || wt_fail(call, "%s: could not be written back", call->op->name[at]);
+    return v->handle == own || !wt.aoti_torch_copy_(own, v->handle, 0) ||
+           wt_fail(call, "%s: could not be written back", call->op->name[at]);
 }
 
 static bool make_vector(wt_call *call, int slot, wt_view *v, int64_t length, int32_t code) {
@@ -130,12 +139,13 @@ static bool run_batch_norm(wt_call *call) {
     wt_view y, mean, var;
     if (!check_forward(call) || !put_forward(call, &p, &args, false, &y)) return false;
     if (!see_statistic(call, MEAN, &mean) || !see_statistic(call, VAR, &var)) return false;
-    if (!p.c) return true;   /* nothing, and a problem has channels */
+    if (!p.c) return true; /* nothing, and a problem has channels */
     put_vector(&p, &args, WEFT_ROLE_MEAN, &mean);
     put_vector(&p, &args, WEFT_ROLE_VAR, &var);
     return wt_run(call, &p, &args, wt_batch_norm_has_peer(call, INPUT, WEIGHT) ? wt_batch_norm_peer : NULL, &y);
 }
-WT_OPERATOR_OUT(batch_norm, "batch_norm(Tensor input, Tensor? weight, Tensor? bias, Tensor running_mean, Tensor running_var, float eps) -> Tensor")
+WT_OPERATOR_OUT(batch_norm, "batch_norm(Tensor input, Tensor? weight, Tensor? bias, Tensor running_mean, Tensor "
+                            "running_var, float eps) -> Tensor")
 
 /* Results: the data, and the mean and inverse deviation of each channel of the batch. */
 static bool run_batch_norm_train(wt_call *call) {
@@ -157,12 +167,15 @@ static bool run_batch_norm_train(wt_call *call) {
         put_vector(&p, &args, WEFT_ROLE_MEAN, &mean);
         put_vector(&p, &args, WEFT_ROLE_VAR, &var);
     }
-    call->once |= track;             /* a rehearsal would move the running statistics */
-    bool ok = wt_run(call, &p, &args, wt_batch_norm_has_peer(call, INPUT, WEIGHT) ? wt_batch_norm_train_peer : NULL, &y);
+    call->once |= track; /* a rehearsal would move the running statistics */
+    bool ok =
+        wt_run(call, &p, &args, wt_batch_norm_has_peer(call, INPUT, WEIGHT) ? wt_batch_norm_train_peer : NULL, &y);
     return ok && (!track || (close_statistic(call, MEAN, &mean) && close_statistic(call, VAR, &var)));
 }
-WT_OPERATOR_OUT(batch_norm_train, "batch_norm_train(Tensor input, Tensor? weight, Tensor? bias, Tensor(c!)? running_mean, Tensor(d!)? running_var, "
-                                  "float eps, float momentum) -> (Tensor, Tensor, Tensor)")
+WT_OPERATOR_OUT(
+    batch_norm_train,
+    "batch_norm_train(Tensor input, Tensor? weight, Tensor? bias, Tensor(c!)? running_mean, Tensor(d!)? running_var, "
+    "float eps, float momentum) -> (Tensor, Tensor, Tensor)")
 
 static bool check_backward(wt_call *call) {
     const wt_tensor *dy = &call->arg[B_GRAD].tensor, *x = &call->arg[B_INPUT].tensor;
@@ -180,8 +193,8 @@ static bool check_backward(wt_call *call) {
     return true;
 }
 
-/* mean and spread: in training those of the batch, mean and inverse deviation; else the running ones, mean and variance.
- * Without a weight its gradient and that of the bias have no elements. */
+/* mean and spread: in training those of the batch, mean and inverse deviation; else the running ones, mean and
+ * variance. Without a weight its gradient and that of the bias have no elements. */
 static bool run_batch_norm_backward(wt_call *call) {
     const wt_tensor *t = &call->arg[B_INPUT].tensor, *w = &call->arg[B_WEIGHT].tensor;
     weft_problem p;
@@ -194,7 +207,8 @@ static bool run_batch_norm_backward(wt_call *call) {
     bool last = wt_is_last(&x);
     int64_t length = w->handle ? x.dims[1] : 0;
     int32_t code = w->handle ? w->code : t->code;
-    if (!wt_create(call, 0, &dx, x.dims, rank, last, true, t->code) || !make_vector(call, 1, &dw, length, code) || !make_vector(call, 2, &db, length, code))
+    if (!wt_create(call, 0, &dx, x.dims, rank, last, true, t->code) || !make_vector(call, 1, &dw, length, code) ||
+        !make_vector(call, 2, &db, length, code))
         return false;
     if (!see_statistic(call, B_MEAN, &mean) || !see_statistic(call, B_SPREAD, &spread)) return false;
     if (!x.dims[1]) return true;
@@ -210,7 +224,10 @@ static bool run_batch_norm_backward(wt_call *call) {
         put_vector(&p, &args, WEFT_ROLE_DIFF_WEIGHTS, &dw);
         put_vector(&p, &args, WEFT_ROLE_DIFF_BIAS, &db);
     }
-    return wt_run(call, &p, &args, wt_batch_norm_has_peer(call, B_INPUT, B_WEIGHT) ? wt_batch_norm_backward_peer : NULL, &dx);
+    return wt_run(call, &p, &args, wt_batch_norm_has_peer(call, B_INPUT, B_WEIGHT) ? wt_batch_norm_backward_peer : NULL,
+                  &dx);
 }
-WT_OPERATOR(batch_norm_backward, "batch_norm_backward(Tensor grad_output, Tensor input, Tensor? weight, Tensor mean, Tensor spread, bool training, "
-                                 "float eps) -> (Tensor, Tensor, Tensor)")
+WT_OPERATOR(
+    batch_norm_backward,
+    "batch_norm_backward(Tensor grad_output, Tensor input, Tensor? weight, Tensor mean, Tensor spread, bool training, "
+    "float eps) -> (Tensor, Tensor, Tensor)")

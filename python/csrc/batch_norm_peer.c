@@ -1,5 +1,5 @@
-/* Batch normalisation by PyTorch's own operators. They take data and parameters of one type, or data of 16 bits with float32 beside it;
- * that is also what makes the statistics they return those that weft keeps. */
+/* Batch normalisation by PyTorch's own operators. They take data and parameters of one type, or data of 16 bits with
+ * float32 beside it; that is also what makes the statistics they return those that weft keeps. */
 #include "batch_norm_peer.h"
 
 static bool fits_beside(const wt_tensor *x, const wt_tensor *t) {
@@ -9,9 +9,11 @@ static bool fits_beside(const wt_tensor *x, const wt_tensor *t) {
 
 bool wt_batch_norm_has_peer(const wt_call *call, int data, int weight) {
     const wt_tensor *x = &call->arg[data].tensor;
-    bool narrow = x->dtype == WEFT_DTYPE_F16 || x->dtype == WEFT_DTYPE_BF16, cuda = call->device_type != wt.aoti_torch_device_type_cpu();
-    if (narrow && cuda && data) return false;   /* the float32 gradients of its parameters are good to 16 bits there */
-    for (int at = weight; at < weight + 4 && (call->op->kind[at] == WT_TENSOR || call->op->kind[at] == WT_TENSOR_OR_NONE); at++)
+    bool narrow = x->dtype == WEFT_DTYPE_F16 || x->dtype == WEFT_DTYPE_BF16,
+         cuda = call->device_type != wt.aoti_torch_device_type_cpu();
+    if (narrow && cuda && data) return false; /* the float32 gradients of its parameters are good to 16 bits there */
+    for (int at = weight;
+         at < weight + 4 && (call->op->kind[at] == WT_TENSOR || call->op->kind[at] == WT_TENSOR_OR_NONE); at++)
         if (!fits_beside(x, &call->arg[at].tensor)) return false;
     return !narrow || call->arg[weight].tensor.handle;
 }
@@ -36,8 +38,10 @@ static bool forward(wt_call *call, const wt_view *y, bool training) {
     if (!wt_aten(call, &s, "aten::native_batch_norm", "", 3)) return false;
     bool ok = wt_take(call, 0, s.item[0], y, rank, true);
     for (int i = 1; i < 3; i++) {
-        if (training && ok) ok = take_vector(call, i, s.item[i], y->dims[1]);
-        else wt_free(s.item[i]);
+        if (training && ok)
+            ok = take_vector(call, i, s.item[i], y->dims[1]);
+        else
+            wt_free(s.item[i]);
     }
     return ok;
 }
@@ -45,8 +49,8 @@ static bool forward(wt_call *call, const wt_view *y, bool training) {
 bool wt_batch_norm_peer(wt_call *call, const void *state) { return forward(call, state, false); }
 bool wt_batch_norm_train_peer(wt_call *call, const void *state) { return forward(call, state, true); }
 
-/* A call (grad_output, input, weight, mean, spread, training, eps); state: the view of the input's gradient. With given statistics those
- * of the batch are tensors of no elements, as its own forward pass returns them. */
+/* A call (grad_output, input, weight, mean, spread, training, eps); state: the view of the input's gradient. With
+ * given statistics those of the batch are tensors of no elements, as its own forward pass returns them. */
 bool wt_batch_norm_backward_peer(wt_call *call, const void *state) {
     const wt_view *dx = state;
     bool training = call->arg[5].integer, affine = call->arg[2].tensor.handle;
@@ -67,8 +71,10 @@ bool wt_batch_norm_backward_peer(wt_call *call, const void *state) {
     if (!wt_aten(call, &s, "aten::native_batch_norm_backward", "", 3)) return false;
     bool ok = wt_take(call, 0, s.item[0], dx, (int)call->arg[1].tensor.rank - 2, true);
     for (int i = 1; i < 3; i++) {
-        if (affine && ok) ok = take_vector(call, i, s.item[i], dx->dims[1]);
-        else wt_free(s.item[i]);
+        if (affine && ok)
+            ok = take_vector(call, i, s.item[i], dx->dims[1]);
+        else
+            wt_free(s.item[i]);
     }
     return ok;
 }

@@ -1,4 +1,5 @@
-/* Batch normalisation by PyTorch's own operators, for the planner to choose. The state of each is the view of its first result. */
+/* Batch normalisation by PyTorch's own operators, for the planner to choose. The state of each is the view of its
+ * first result. */
 #ifndef WEFT_TORCH_BATCH_NORM_PEER_H
 #define WEFT_TORCH_BATCH_NORM_PEER_H
 

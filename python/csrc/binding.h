@@ -1,6 +1,7 @@
 /* What the parts of the binding know of each other.
- * An operator is one record: its schema and a function. Arguments are decoded by the schema, so the schema is the only description
- * of the interface; results are tensors. The function validates, fills a weft_problem, allocates with PyTorch and runs the plan. */
+ * An operator is one record: its schema and a function. Arguments are decoded by the schema, so the schema is the
+ * only description of the interface; results are tensors. The function validates, fills a weft_problem, allocates
+ * with PyTorch and runs the plan. */
 #ifndef WEFT_TORCH_BINDING_H
 #define WEFT_TORCH_BINDING_H
 
@@ -19,13 +20,13 @@
 #define WT_MAX_LIST 8
 #define WT_MAX_SCRATCH 20
 
-typedef struct wt_tensor {           /* handle NULL: an optional one that was not given */
+typedef struct wt_tensor { /* handle NULL: an optional one that was not given */
     wt_handle handle;
     void *data;
     int64_t rank;
-    const int64_t *sizes, *strides;  /* the tensor's own */
-    int32_t dtype;                   /* weft_dtype; WEFT_DTYPE_NONE: one that weft does not take */
-    int32_t code, device_type, device_index;   /* as PyTorch numbers them */
+    const int64_t *sizes, *strides;          /* the tensor's own */
+    int32_t dtype;                           /* weft_dtype; WEFT_DTYPE_NONE: one that weft does not take */
+    int32_t code, device_type, device_index; /* as PyTorch numbers them */
 } wt_tensor;
 
 typedef struct wt_list {
@@ -42,22 +43,33 @@ typedef union wt_arg {
     wt_tensor tensor;
     wt_tensors tensors;
     wt_list list;
-    int64_t integer;                 /* int, bool, ScalarType */
+    int64_t integer; /* int, bool, ScalarType */
     double real;
     char text[16];
 } wt_arg;
 
-typedef enum wt_kind { WT_TENSOR, WT_TENSOR_OR_NONE, WT_TENSORS, WT_LIST, WT_INT, WT_BOOL, WT_DTYPE, WT_REAL, WT_TEXT } wt_kind;
+typedef enum wt_kind {
+    WT_TENSOR,
+    WT_TENSOR_OR_NONE,
+    WT_TENSORS,
+    WT_LIST,
+    WT_INT,
+    WT_BOOL,
+    WT_DTYPE,
+    WT_REAL,
+    WT_TEXT
+} wt_kind;
 
 typedef struct wt_call wt_call;
 typedef struct wt_op {
     const char *schema;
-    bool (*run)(wt_call *call);      /* false: call->error says why */
+    bool (*run)(wt_call *call); /* false: call->error says why */
     wt_kernel entry;
-    int into;                        /* so many last arguments, out and out1, take the first results: they and "_out" are added to the schema */
-    bool in_place;                   /* out may be the first argument itself */
-    const char *host;                /* the name of a tensor that lies on the CPU whatever the device; NULL: there is none */
-    char text[768];                  /* the schema as registered; this and the rest by wt_op_prepare */
+    /* so many last arguments, out and out1, take the first results: they and "_out" are added to the schema */
+    int into;
+    bool in_place;    /* out may be the first argument itself */
+    const char *host; /* the name of a tensor that lies on the CPU whatever the device; NULL: there is none */
+    char text[768];   /* the schema as registered; this and the rest by wt_op_prepare */
     int nargs;
     wt_kind kind[WT_MAX_ARGS];
     char name[WT_MAX_ARGS][20];
@@ -66,10 +78,10 @@ typedef struct wt_op {
 struct wt_call {
     const wt_op *op;
     wt_arg arg[WT_MAX_ARGS];
-    wt_handle out[WT_MAX_OUTS];      /* new references, returned in this order */
-    wt_handle scratch[WT_MAX_SCRATCH];   /* freed at the end */
+    wt_handle out[WT_MAX_OUTS];        /* new references, returned in this order */
+    wt_handle scratch[WT_MAX_SCRATCH]; /* freed at the end */
     int nscratch;
-    bool once;                       /* not to be repeated for a measurement: it changes what it reads */
+    bool once; /* not to be repeated for a measurement: it changes what it reads */
     wt_handle guard;
     int32_t device_type, device_index;
     char error[768];
@@ -82,33 +94,39 @@ void wt_dispatch(const wt_op *op, wt_value *stack, uint64_t nin, uint64_t nout);
 /* Record the reason and return false. */
 bool wt_fail(wt_call *call, const char *format, ...) WT_PRINTF(2, 3);
 /* Allocate a result or scratch on the call's device. */
-bool wt_empty(wt_call *call, wt_handle *tensor, int64_t rank, const int64_t *sizes, const int64_t *strides, int32_t code, void **data);
-/* Result number `slot`, a new tensor of these strides; the first ones may be the caller's `out`, whose strides are then returned. */
-bool wt_result(wt_call *call, int slot, int64_t rank, const int64_t *sizes, int64_t *strides, int32_t code, void **data);
-wt_handle *wt_scratch(wt_call *call);      /* a free place for scratch; NULL: call->error says why */
-const char *wt_dtype_name(int32_t code);   /* of a PyTorch code: "float32" */
-size_t wt_dtype_bytes(int dtype);          /* of a weft_dtype */
-void wt_shape_text(char text[96], int64_t rank, const int64_t *sizes);   /* "[2, 3]" */
-int wt_dtype_of(int32_t code);             /* weft_dtype, or WEFT_DTYPE_NONE */
+bool wt_empty(wt_call *call, wt_handle *tensor, int64_t rank, const int64_t *sizes, const int64_t *strides,
+              int32_t code, void **data);
+/* Result number `slot`, a new tensor of these strides; the first ones may be the caller's `out`, whose strides are
+ * then returned. */
+bool wt_result(wt_call *call, int slot, int64_t rank, const int64_t *sizes, int64_t *strides, int32_t code,
+               void **data);
+wt_handle *wt_scratch(wt_call *call);    /* a free place for scratch; NULL: call->error says why */
+const char *wt_dtype_name(int32_t code); /* of a PyTorch code: "float32" */
+size_t wt_dtype_bytes(int dtype);        /* of a weft_dtype */
+void wt_shape_text(char text[96], int64_t rank, const int64_t *sizes); /* "[2, 3]" */
+int wt_dtype_of(int32_t code);                                         /* weft_dtype, or WEFT_DTYPE_NONE */
 void wt_dtypes_init(void);
 
-/* Another operator: WT_OPERATOR(name, schema) after its function `static bool run_<name>(wt_call *)`, and a line in operators.def.
- * WT_OPERATOR_OUT adds <name>_out, WT_OPERATOR_OUT_PAIR one that takes two results; WT_OPERATOR_IN_PLACE one whose out may be the first argument. */
-#define WT_ENTRY(id, text, function, ...)                                                                \
-    static void enter_##id(wt_value *stack, uint64_t nin, uint64_t nout);                                \
-    wt_op wt_op_##id = {.schema = text, .run = function, .entry = enter_##id, __VA_ARGS__};              \
+/* Another operator: WT_OPERATOR(name, schema) after its function `static bool run_<name>(wt_call *)`, and a line in
+ * operators.def. WT_OPERATOR_OUT adds <name>_out, WT_OPERATOR_OUT_PAIR one that takes two results;
+ * WT_OPERATOR_IN_PLACE one whose out may be the first argument. */
+#define WT_ENTRY(id, text, function, ...)                                                   \
+    static void enter_##id(wt_value *stack, uint64_t nin, uint64_t nout);                   \
+    wt_op wt_op_##id = {.schema = text, .run = function, .entry = enter_##id, __VA_ARGS__}; \
     static void enter_##id(wt_value *stack, uint64_t nin, uint64_t nout) { wt_dispatch(&wt_op_##id, stack, nin, nout); }
 #define WT_OPERATOR(id, text) WT_ENTRY(id, text, run_##id, .into = 0)
 #define WT_OPERATOR_OUT(id, text) WT_OPERATOR(id, text) WT_ENTRY(id##_out, text, run_##id, .into = 1)
 #define WT_OPERATOR_OUT_PAIR(id, text) WT_OPERATOR(id, text) WT_ENTRY(id##_out, text, run_##id, .into = 2)
-#define WT_OPERATOR_IN_PLACE(id, text) WT_OPERATOR(id, text) WT_ENTRY(id##_out, text, run_##id, .into = 1, .in_place = true)
+#define WT_OPERATOR_IN_PLACE(id, text) \
+    WT_OPERATOR(id, text) WT_ENTRY(id##_out, text, run_##id, .into = 1, .in_place = true)
 
 #define X(name) extern wt_op wt_op_##name;
 #include "operators.def"
 #undef X
 
-/* ---------------------------------------------------------------- view.c: tensors on the axes of a problem, geometry */
-typedef struct wt_view {             /* n c d h w or o i d h w; absent axes have size 1 */
+/* ---------------------------------------------------------------- view.c: tensors on the axes of a problem,
+ * geometry */
+typedef struct wt_view { /* n c d h w or o i d h w; absent axes have size 1 */
     wt_handle handle;
     void *data;
     int32_t dtype;
@@ -117,15 +135,18 @@ typedef struct wt_view {             /* n c d h w or o i d h w; absent axes have
 
 /* A tensor of rank + 2 axes, or of rank + 1: without a batch. */
 wt_view wt_see(const wt_tensor *t, int rank);
-/* Channels-last memory: channels are nearer than pixels. Of equal strides (one channel, or one pixel) those of a tensor with one
- * channel and a row of pixels come from a channels-last tensor. Stride 0 is one plane expanded to many channels: the plane decides
- * nothing about their order, and PyTorch takes it for channels-first. The fakes of weft._rules follow the same rule. */
+/* Channels-last memory: channels are nearer than pixels. Of equal strides (one channel, or one pixel) those of a
+ * tensor with one channel and a row of pixels come from a channels-last tensor. Stride 0 is one plane expanded to
+ * many channels: the plane decides nothing about their order, and PyTorch takes it for channels-first. The fakes of
+ * weft._rules follow the same rule. */
 bool wt_is_last(const wt_view *v);
 bool wt_is_empty(const wt_view *v);
-bool wt_dense(int64_t strides[5], const int64_t dims[5], bool last);   /* false: the size overflows */
+bool wt_dense(int64_t strides[5], const int64_t dims[5], bool last); /* false: the size overflows */
 /* Result number `slot`, of these dims, dense in that format (or the caller's out). */
-bool wt_create(wt_call *call, int slot, wt_view *v, const int64_t dims[5], int rank, bool last, bool batched, int32_t code);
-/* A gradient may come in any strides (that of a sum has all 0); kernels are made for the format of the data it belongs to: copy it there. */
+bool wt_create(wt_call *call, int slot, wt_view *v, const int64_t dims[5], int rank, bool last, bool batched,
+               int32_t code);
+/* A gradient may come in any strides (that of a sum has all 0); kernels are made for the format of the data it
+ * belongs to: copy it there. */
 bool wt_match_format(wt_call *call, wt_view *v, int rank, bool last, bool batched, int32_t code, const char *name);
 void wt_put(weft_problem *p, weft_args *args, weft_role role, const wt_view *v);
 void wt_put_vector(weft_problem *p, weft_args *args, weft_role role, void *data, int32_t dtype, int64_t stride);
@@ -138,7 +159,8 @@ bool wt_is_float(int32_t dtype);
 bool wt_check_float(wt_call *call, int at);
 bool wt_check_same_type(wt_call *call, int at, int as);
 
-/* ---------------------------------------------------------------- geometry.c: what the operators of convolution share */
+/* ---------------------------------------------------------------- geometry.c: what the operators of convolution
+ * share */
 typedef struct wt_geometry {
     int rank;
     bool batched;
@@ -149,66 +171,81 @@ typedef struct wt_geometry {
 bool wt_read_geometry(wt_call *call, wt_geometry *g, int at);
 /* Ranks, sizes and types of data and weights; sets rank and batched. */
 bool wt_check_pair(wt_call *call, wt_geometry *g, int data, int weight);
-bool wt_check_bias(wt_call *call, int at, int64_t channels);   /* beside input, the first argument */
-bool wt_check_bias_dtype(wt_call *call, int at, int input);    /* of a gradient */
+bool wt_check_bias(wt_call *call, int at, int64_t channels); /* beside input, the first argument */
+bool wt_check_bias_dtype(wt_call *call, int at, int input);  /* of a gradient */
 /* groups times the second dimension of the weights: the channels on the side of src. */
 bool wt_grouped_channels(wt_call *call, const wt_geometry *g, const wt_view *w, int64_t *channels);
-/* Channels of data and weights. data_axis: which dimension of the weights, times groups if it is 1, counts the data's channels. */
-bool wt_check_channels(wt_call *call, const wt_geometry *g, const wt_view *x, const wt_view *w, int data_axis, const char *name);
+/* Channels of data and weights. data_axis: which dimension of the weights, times groups if it is 1, counts the
+ * data's channels. */
+bool wt_check_channels(wt_call *call, const wt_geometry *g, const wt_view *x, const wt_view *w, int data_axis,
+                       const char *name);
 /* The geometry of a convolution from src to dst; batch, channels and sizes are those of src and the weights. */
-void wt_begin(weft_problem *p, weft_op op, weft_pass pass, const wt_geometry *g, const wt_view *src, const wt_view *weights);
+void wt_begin(weft_problem *p, weft_op op, weft_pass pass, const wt_geometry *g, const wt_view *src,
+              const wt_view *weights);
 void wt_add_step(weft_problem *p, int kind, double lo, double hi);
-bool wt_check_act(wt_call *call, int at);            /* at: where act stands; lo and hi follow it */
+bool wt_check_act(wt_call *call, int at); /* at: where act stands; lo and hi follow it */
 /* bias and act of a forward operator, by where they stand */
 bool wt_put_epilogue(wt_call *call, weft_problem *p, weft_args *args, int bias, int act);
-/* The size of dst from that of src, or, with extra (output_padding), of src from dst; what is not positive is an error, but for an
- * empty batch of src. */
-bool wt_out_sizes(wt_call *call, const wt_geometry *g, const wt_view *x, const wt_view *w, const int64_t *extra, int64_t dims[5]);
+/* The size of dst from that of src, or, with extra (output_padding), of src from dst; what is not positive is an
+ * error, but for an empty batch of src. */
+bool wt_out_sizes(wt_call *call, const wt_geometry *g, const wt_view *x, const wt_view *w, const int64_t *extra,
+                  int64_t dims[5]);
 
 enum { WT_WANT_INPUT = 1, WT_WANT_WEIGHT = 2, WT_WANT_BIAS = 4 };
-typedef bool (*wt_peer)(wt_call *call, const void *state);   /* see peer.c */
+typedef bool (*wt_peer)(wt_call *call, const void *state); /* see peer.c */
 typedef struct wt_gradients wt_gradients;
-struct wt_gradients {                /* of y = conv(x, w): results 0, 1 and 2 are dx, dw and db */
+struct wt_gradients { /* of y = conv(x, w): results 0, 1 and 2 are dx, dw and db */
     wt_geometry g;
     wt_view dy, x, w, dx, dw, db;
     int64_t want;
     /* The plan of one pass of the problem, and its arguments. */
     weft_plan *(*plan)(wt_call *call, const wt_gradients *d, weft_pass pass, bool bias, weft_args *args);
-    wt_peer peer;                    /* NULL: none; its state is a wt_share */
+    wt_peer peer; /* NULL: none; its state is a wt_share */
 };
-typedef struct wt_share { const wt_gradients *d; int64_t want; } wt_share;   /* some of the gradients */
+typedef struct wt_share {
+    const wt_gradients *d;
+    int64_t want;
+} wt_share; /* some of the gradients */
 /* vector: the weights are a vector. input and bias_dtype: where they stand. */
 bool wt_create_wanted(wt_call *call, wt_gradients *d, bool vector, int input, int bias_dtype);
-bool wt_zero_wanted(wt_call *call);  /* the gradients of an empty result: sums of nothing */
+bool wt_zero_wanted(wt_call *call); /* the gradients of an empty result: sums of nothing */
 bool wt_run_wanted(wt_call *call, const wt_gradients *d);
-int64_t wt_wanted_of(weft_pass pass, bool bias);   /* which gradients a pass gives; fwd: those of a transposed one's input */
+/* which gradients a pass gives; fwd: those of a transposed one's input */
+int64_t wt_wanted_of(weft_pass pass, bool bias);
 
 /* ---------------------------------------------------------------- context.c: the one context, and running a plan */
 /* Start a call's list of kernels, which weft_torch_kernels() shows. */
 void wt_kernels_clear(void);
 void wt_kernels_add(const char *name);
-/* The plan, from the context's cache, for the call's device; NULL: call->error says why. PyTorch's own code is no candidate here. */
+/* The plan, from the context's cache, for the call's device; NULL: call->error says why. PyTorch's own code is no
+ * candidate here. */
 weft_plan *wt_plan(wt_call *call, weft_problem *p);
-double wt_estimate(const weft_plan *plan);   /* ns */
+double wt_estimate(const weft_plan *plan); /* ns */
 /* Take workspace from PyTorch, execute on its current stream, release the plan. A NULL plan has failed already. */
 bool wt_execute(wt_call *call, weft_plan *plan, const weft_args *args);
 weft_ctx *wt_context(void);
 
 /* ---------------------------------------------------------------- peer.c: PyTorch's own code for the same problem
- * An operator that PyTorch has too gives its peer: a function that computes the call by PyTorch's operators. The planner weighs it as
- * an alternative to weft's kernels, and where it wins the peer runs. A peer drops the results that were made for weft (wt_drop), calls, and takes PyTorch's
- * (wt_take). It must give the same on every run: it is rehearsed on the call's own tensors when it is measured. */
-typedef struct wt_stack { wt_value item[16]; int n; bool failed; } wt_stack;   /* the arguments of one of PyTorch's operators */
+ * An operator that PyTorch has too gives its peer: a function that computes the call by PyTorch's operators. The
+ * planner weighs it as an alternative to weft's kernels, and where it wins the peer runs. A peer drops the results
+ * that were made for weft (wt_drop), calls, and takes PyTorch's (wt_take). It must give the same on every run: it is
+ * rehearsed on the call's own tensors when it is measured. */
+/* the arguments of one of PyTorch's operators */
+typedef struct wt_stack {
+    wt_value item[16];
+    int n;
+    bool failed;
+} wt_stack;
 
 weft_plan *wt_plan_with(wt_call *call, weft_problem *p, wt_peer peer, const void *state);
-bool wt_is_peer(const weft_plan *plan);      /* PyTorch won: run the peer, release the plan */
+bool wt_is_peer(const weft_plan *plan); /* PyTorch won: run the peer, release the plan */
 /* Execute the plan, or run the peer where it won; releases the plan. A NULL plan has failed already. */
 bool wt_finish(wt_call *call, weft_plan *plan, const weft_args *args, wt_peer peer, const void *state);
 /* Plan, and run whichever won. */
 bool wt_run(wt_call *call, weft_problem *p, const weft_args *args, wt_peer peer, const void *state);
 
 void wt_push_tensor(wt_stack *s, wt_handle tensor);
-void wt_push_optional(wt_stack *s, wt_handle tensor);        /* NULL: none */
+void wt_push_optional(wt_stack *s, wt_handle tensor); /* NULL: none */
 void wt_push_none(wt_stack *s);
 void wt_push_int(wt_stack *s, int64_t value);
 void wt_push_real(wt_stack *s, double value);
@@ -216,16 +253,20 @@ void wt_push_bool(wt_stack *s, bool value);
 void wt_push_optional_int(wt_stack *s, bool given, int64_t value);
 void wt_push_list(wt_stack *s, const int64_t *values, int count);
 void wt_push_optional_list(wt_stack *s, const int64_t *values, int count);
-void wt_push_bools(wt_stack *s, int bits, int count);        /* bool[count], the lowest bit first */
+void wt_push_bools(wt_stack *s, int bits, int count); /* bool[count], the lowest bit first */
 /* Call it; its first `nout` results are left in s->item. false: call->error has PyTorch's words. */
 bool wt_aten(wt_call *call, wt_stack *s, const char *name, const char *overload, int nout);
-wt_handle wt_aten_scratch(wt_call *call, wt_stack *s, const char *name, const char *overload);   /* its one result, freed at the end; NULL: failed */
+/* its one result, freed at the end; NULL: failed */
+wt_handle wt_aten_scratch(wt_call *call, wt_stack *s, const char *name, const char *overload);
 /* Free the memory of result `slot`, if weft has made it. */
 void wt_drop(wt_call *call, int slot);
-/* Make PyTorch's tensor result `slot`, in the strides that v promises: copied only if it has others or the caller gave `out`. */
+/* Make PyTorch's tensor result `slot`, in the strides that v promises: copied only if it has others or the caller
+ * gave `out`. */
 bool wt_take(wt_call *call, int slot, wt_value tensor, const wt_view *v, int rank, bool batched);
-bool wt_take_copy(wt_call *call, int slot, wt_value tensor, const wt_view *v, int rank, bool batched);   /* copied always */
-/* The same with sizes and strides that PyTorch's tensor can have over its memory; it is no view of anything afterwards. */
+/* copied always */
+bool wt_take_copy(wt_call *call, int slot, wt_value tensor, const wt_view *v, int rank, bool batched);
+/* The same with sizes and strides that PyTorch's tensor can have over its memory; it is no view of anything
+ * afterwards. */
 bool wt_keep(wt_call *call, int slot, wt_value tensor, int64_t rank, const int64_t *sizes, const int64_t *strides);
 void wt_free(wt_value tensor);
 

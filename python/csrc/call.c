@@ -1,5 +1,6 @@
 /* One operator call: arguments off PyTorch's stack, results onto it, nothing leaked on any path.
- * The kernel owns each argument. Lists, strings and boxes are copied and freed while decoding; tensors live until the end. */
+ * The kernel owns each argument. Lists, strings and boxes are copied and freed while decoding; tensors live until
+ * the end. */
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -16,11 +17,16 @@ bool wt_fail(wt_call *call, const char *format, ...) {
 }
 
 /* ---------------------------------------------------------------- data types */
-static struct { int32_t code; int dtype; const char *name; } dtypes[10];
+static struct {
+    int32_t code;
+    int dtype;
+    const char *name;
+} dtypes[10];
 
 void wt_dtypes_init(void) {
     size_t n = 0;
-#define ADD(torch, weft) dtypes[n].code = wt.aoti_torch_dtype_##torch(), dtypes[n].dtype = weft, dtypes[n++].name = #torch
+#define ADD(torch, weft) \
+    dtypes[n].code = wt.aoti_torch_dtype_##torch(), dtypes[n].dtype = weft, dtypes[n++].name = #torch
     ADD(float32, WEFT_DTYPE_F32);
     ADD(float64, WEFT_DTYPE_F64);
     ADD(float16, WEFT_DTYPE_F16);
@@ -49,7 +55,7 @@ int wt_dtype_of(int32_t code) {
 size_t wt_dtype_bytes(int dtype) {
     static const size_t bytes[] = {0,
 #define X(NAME, name, size) size,
-        WEFT_DTYPE_LIST(X)
+                                   WEFT_DTYPE_LIST(X)
 #undef X
     };
     return bytes[dtype];
@@ -57,7 +63,8 @@ size_t wt_dtype_bytes(int dtype) {
 
 void wt_shape_text(char text[96], int64_t rank, const int64_t *sizes) {
     int n = snprintf(text, 96, "[");
-    for (int64_t a = 0; a < rank && n < 70; a++) n += snprintf(text + n, 96 - (size_t)n, a ? ", %lld" : "%lld", (long long)sizes[a]);
+    for (int64_t a = 0; a < rank && n < 70; a++)
+        n += snprintf(text + n, 96 - (size_t)n, a ? ", %lld" : "%lld", (long long)sizes[a]);
     snprintf(text + n, 96 - (size_t)n, "]");
 }
 
@@ -65,25 +72,39 @@ void wt_shape_text(char text[96], int64_t rank, const int64_t *sizes) {
 static bool compose(wt_op *op) {
     static const char *const given[] = {"", ", Tensor(a!) out", ", Tensor(a!) out, Tensor(b!) out1"};
     int name = (int)strcspn(op->schema, "("), args = (int)(strstr(op->schema, ") ->") - op->schema);
-    int length = op->into ? snprintf(op->text, sizeof(op->text), "%.*s_out%.*s%s) -> ()", name, op->schema, args - name, op->schema + name, given[op->into])
+    int length = op->into ? snprintf(op->text, sizeof(op->text), "%.*s_out%.*s%s) -> ()", name, op->schema, args - name,
+                                     op->schema + name, given[op->into])
                           : snprintf(op->text, sizeof(op->text), "%s", op->schema);
     return length > 0 && (size_t)length < sizeof(op->text);
 }
 
 const char *wt_op_prepare(wt_op *op) {
-    static const struct { const char *type; wt_kind kind; } kinds[] = {
-        {"Tensor?", WT_TENSOR_OR_NONE}, {"Tensor", WT_TENSOR}, {"SymInt[]", WT_LIST},     {"SymInt", WT_INT},
-        {"int", WT_INT},                {"bool", WT_BOOL},     {"ScalarType", WT_DTYPE}, {"float", WT_REAL},
+    static const struct {
+        const char *type;
+        wt_kind kind;
+    } kinds[] = {
+        {"Tensor?", WT_TENSOR_OR_NONE},
+        {"Tensor", WT_TENSOR},
+        {"SymInt[]", WT_LIST},
+        {"SymInt", WT_INT},
+        {"int", WT_INT},
+        {"bool", WT_BOOL},
+        {"ScalarType", WT_DTYPE},
+        {"float", WT_REAL},
         {"Tensor[]", WT_TENSORS},
-        {"str", WT_TEXT},               {"Tensor(a!)", WT_TENSOR}, {"Tensor(b!)", WT_TENSOR},
-        {"Tensor(c!)?", WT_TENSOR_OR_NONE}, {"Tensor(d!)?", WT_TENSOR_OR_NONE},
+        {"str", WT_TEXT},
+        {"Tensor(a!)", WT_TENSOR},
+        {"Tensor(b!)", WT_TENSOR},
+        {"Tensor(c!)?", WT_TENSOR_OR_NONE},
+        {"Tensor(d!)?", WT_TENSOR_OR_NONE},
     };
     if (!compose(op)) return op->schema;
     const char *s = strchr(op->text, '(');
     op->nargs = 0;
     while (s && *s != ')') {
         s += strspn(s, "(, ");
-        size_t type = strcspn(s, " "), name = strcspn(s + type + 1, ",)"), k = 0, count = sizeof(kinds) / sizeof(kinds[0]);
+        size_t type = strcspn(s, " "), name = strcspn(s + type + 1, ",)"), k = 0,
+               count = sizeof(kinds) / sizeof(kinds[0]);
         while (k < count && (strlen(kinds[k].type) != type || strncmp(kinds[k].type, s, type))) k++;
         if (k == count || op->nargs == WT_MAX_ARGS || name >= sizeof(op->name[0])) return op->schema;
         op->kind[op->nargs] = kinds[k].kind;
@@ -96,7 +117,7 @@ const char *wt_op_prepare(wt_op *op) {
 /* ---------------------------------------------------------------- decoding */
 static bool take_tensor(wt_call *call, const char *name, wt_handle handle, wt_tensor *t) {
     const void *data = NULL;
-    t->handle = handle;   /* first, so that it is freed whatever follows */
+    t->handle = handle; /* first, so that it is freed whatever follows */
     wt_error failed = wt.aoti_torch_get_dim(handle, &t->rank);
     failed |= wt.aoti_torch_get_sizes(handle, (int64_t **)&t->sizes);
     failed |= wt.aoti_torch_get_strides(handle, (int64_t **)&t->strides);
@@ -105,7 +126,7 @@ static bool take_tensor(wt_call *call, const char *name, wt_handle handle, wt_te
     failed |= wt.aoti_torch_get_device_index(handle, &t->device_index);
     failed |= wt.torch_get_const_data_ptr(handle, &data);
     if (failed) return wt_fail(call, "%s: not a dense tensor with memory of its own", name);
-    t->data = (void *)(uintptr_t)data;   /* the roles of a problem say which pointers are only read */
+    t->data = (void *)(uintptr_t)data; /* the roles of a problem say which pointers are only read */
     t->dtype = wt_dtype_of(t->code);
     return true;
 }
@@ -153,8 +174,10 @@ static bool take_text(wt_call *call, const char *name, wt_handle string, char *o
 /* What an optional argument points to; the box is freed, its content is the caller's. */
 static wt_handle unbox(wt_value slot) {
     wt_value *box = (wt_value *)(uintptr_t)slot, content = *box;
-    if (wt.torch_delete_stable_ivalue) wt.torch_delete_stable_ivalue(box);
-    else wt._ZdlPv(box);
+    if (wt.torch_delete_stable_ivalue)
+        wt.torch_delete_stable_ivalue(box);
+    else
+        wt._ZdlPv(box);
     return (wt_handle)(uintptr_t)content;
 }
 
@@ -162,15 +185,28 @@ static bool take_one(wt_call *call, int i, wt_value slot) {
     wt_arg *arg = &call->arg[i];
     const char *name = call->op->name[i];
     switch (call->op->kind[i]) {
-    case WT_TENSOR: return take_tensor(call, name, (wt_handle)(uintptr_t)slot, &arg->tensor);
-    case WT_TENSOR_OR_NONE: return slot ? take_tensor(call, name, unbox(slot), &arg->tensor) : true;
-    case WT_TENSORS: return take_tensors(call, name, (wt_handle)(uintptr_t)slot, &arg->tensors);
-    case WT_LIST: return take_list(call, name, (wt_handle)(uintptr_t)slot, &arg->list);
-    case WT_TEXT: return take_text(call, name, (wt_handle)(uintptr_t)slot, arg->text, sizeof(arg->text));
-    case WT_INT: arg->integer = (int64_t)slot; return true;
-    case WT_BOOL: arg->integer = slot & 0xff; return true;
-    case WT_DTYPE: arg->integer = (int32_t)(slot & 0xffffffff); return true;
-    case WT_REAL: memcpy(&arg->real, &slot, sizeof(slot)); return true;
+    case WT_TENSOR:
+        return take_tensor(call, name, (wt_handle)(uintptr_t)slot, &arg->tensor);
+    case WT_TENSOR_OR_NONE:
+        return slot ? take_tensor(call, name, unbox(slot), &arg->tensor) : true;
+    case WT_TENSORS:
+        return take_tensors(call, name, (wt_handle)(uintptr_t)slot, &arg->tensors);
+    case WT_LIST:
+        return take_list(call, name, (wt_handle)(uintptr_t)slot, &arg->list);
+    case WT_TEXT:
+        return take_text(call, name, (wt_handle)(uintptr_t)slot, arg->text, sizeof(arg->text));
+    case WT_INT:
+        arg->integer = (int64_t)slot;
+        return true;
+    case WT_BOOL:
+        arg->integer = slot & 0xff;
+        return true;
+    case WT_DTYPE:
+        arg->integer = (int32_t)(slot & 0xffffffff);
+        return true;
+    case WT_REAL:
+        memcpy(&arg->real, &slot, sizeof(slot));
+        return true;
     }
     return true;
 }
@@ -184,40 +220,47 @@ static wt_tensor *tensor_of(wt_call *call, int i, size_t k) {
 }
 
 static const char *device_name(int32_t type) {
-    return type == wt.aoti_torch_device_type_cpu() ? "cpu" : type == wt.aoti_torch_device_type_cuda() ? "cuda" : "another device";
+    return type == wt.aoti_torch_device_type_cpu()    ? "cpu"
+           : type == wt.aoti_torch_device_type_cuda() ? "cuda"
+                                                      : "another device";
 }
 
-/* All tensors on the device of the first, which must be one weft runs on; it becomes PyTorch's current one for the call. */
+/* All tensors on the device of the first, which must be one weft runs on; it becomes PyTorch's current one for the
+ * call. */
 static bool enter_device(wt_call *call) {
     const wt_tensor *first = &call->arg[0].tensor, *t;
     for (int i = 1; i < call->op->nargs; i++) {
         if (call->op->host && !strcmp(call->op->host, call->op->name[i])) continue;
         for (size_t k = 0; (t = tensor_of(call, i, k)); k++)
             if (t->device_type != first->device_type || t->device_index != first->device_index)
-                return wt_fail(call, "%s: is on %s (index %d), allowed: the device of %s, %s (index %d)", call->op->name[i], device_name(t->device_type),
-                               t->device_index, call->op->name[0], device_name(first->device_type), first->device_index);
+                return wt_fail(call, "%s: is on %s (index %d), allowed: the device of %s, %s (index %d)",
+                               call->op->name[i], device_name(t->device_type), t->device_index, call->op->name[0],
+                               device_name(first->device_type), first->device_index);
     }
     call->device_type = first->device_type;
     call->device_index = first->device_index;
     if (first->device_type == wt.aoti_torch_device_type_cpu()) return true;
     if (first->device_type != wt.aoti_torch_device_type_cuda() || !wt_shim_has_cuda())
-        return wt_fail(call, "%s: is on %s, allowed: a CPU tensor, or a CUDA tensor of a PyTorch built with CUDA", call->op->name[0],
-                       device_name(first->device_type));
+        return wt_fail(call, "%s: is on %s, allowed: a CPU tensor, or a CUDA tensor of a PyTorch built with CUDA",
+                       call->op->name[0], device_name(first->device_type));
     if (wt.aoti_torch_create_cuda_guard(first->device_index, &call->guard))
         return wt_fail(call, "%s: cuda:%d cannot be made the current device", call->op->name[0], first->device_index);
     return true;
 }
 
 /* ---------------------------------------------------------------- results */
-bool wt_empty(wt_call *call, wt_handle *tensor, int64_t rank, const int64_t *sizes, const int64_t *strides, int32_t code, void **data) {
-    wt_error failed = wt.aoti_torch_empty_strided(rank, sizes, strides, code, call->device_type, call->device_index, tensor);
+bool wt_empty(wt_call *call, wt_handle *tensor, int64_t rank, const int64_t *sizes, const int64_t *strides,
+              int32_t code, void **data) {
+    wt_error failed =
+        wt.aoti_torch_empty_strided(rank, sizes, strides, code, call->device_type, call->device_index, tensor);
     if (!failed) failed = wt.aoti_torch_get_data_ptr(*tensor, data);
     if (!failed) return true;
     int64_t count = 1;
     for (int64_t a = 0; a < rank; a++) count *= sizes[a];
-    const char *what = wt.torch_exception_get_what_without_backtrace ? wt.torch_exception_get_what_without_backtrace() : "PyTorch before 2.13 gives no reason here";
-    return wt_fail(call, "PyTorch could not allocate %lld elements of %s on %s: %s", (long long)count, wt_dtype_name(code),
-                   device_name(call->device_type), what);
+    const char *what = wt.torch_exception_get_what_without_backtrace ? wt.torch_exception_get_what_without_backtrace()
+                                                                     : "PyTorch before 2.13 gives no reason here";
+    return wt_fail(call, "PyTorch could not allocate %lld elements of %s on %s: %s", (long long)count,
+                   wt_dtype_name(code), device_name(call->device_type), what);
 }
 
 /* The bytes from a tensor's first element to its last; dense: no gaps between them. */
@@ -242,7 +285,8 @@ static bool shares(const wt_tensor *a, const wt_tensor *b) {
 
 static bool is_same(const wt_tensor *a, const wt_tensor *b) {
     bool same = a->data == b->data && a->rank == b->rank;
-    for (int64_t i = 0; same && i < a->rank; i++) same = a->sizes[i] == b->sizes[i] && (a->sizes[i] == 1 || a->strides[i] == b->strides[i]);
+    for (int64_t i = 0; same && i < a->rank; i++)
+        same = a->sizes[i] == b->sizes[i] && (a->sizes[i] == 1 || a->strides[i] == b->strides[i]);
     return same;
 }
 
@@ -257,9 +301,13 @@ static bool check_out(wt_call *call, int at, int64_t rank, const int64_t *sizes,
         wt_shape_text(allowed, rank, sizes);
         return wt_fail(call, "%s: has the shape %s, allowed: the shape of the result, %s", name, got, allowed);
     }
-    if (out->code != code) return wt_fail(call, "%s: is %s, allowed: the type of the result, %s", name, wt_dtype_name(out->code), wt_dtype_name(code));
+    if (out->code != code)
+        return wt_fail(call, "%s: is %s, allowed: the type of the result, %s", name, wt_dtype_name(out->code),
+                       wt_dtype_name(code));
     for (int64_t a = 0; a < rank; a++)
-        if (sizes[a] > 1 && out->strides[a] == 0) return wt_fail(call, "%s: is expanded along dimension %lld, allowed: memory for every element", name, (long long)a);
+        if (sizes[a] > 1 && out->strides[a] == 0)
+            return wt_fail(call, "%s: is expanded along dimension %lld, allowed: memory for every element", name,
+                           (long long)a);
     const wt_tensor *t;
     for (int i = 0; i < call->op->nargs; i++)
         for (size_t k = 0; (t = tensor_of(call, i, k)); k++)
@@ -268,7 +316,8 @@ static bool check_out(wt_call *call, int at, int64_t rank, const int64_t *sizes,
     return true;
 }
 
-bool wt_result(wt_call *call, int slot, int64_t rank, const int64_t *sizes, int64_t *strides, int32_t code, void **data) {
+bool wt_result(wt_call *call, int slot, int64_t rank, const int64_t *sizes, int64_t *strides, int32_t code,
+               void **data) {
     if (slot >= call->op->into) return wt_empty(call, &call->out[slot], rank, sizes, strides, code, data);
     int at = call->op->nargs - call->op->into + slot;
     const wt_tensor *out = &call->arg[at].tensor;
@@ -300,8 +349,10 @@ void wt_dispatch(const wt_op *op, wt_value *stack, uint64_t nin, uint64_t nout) 
     memset(call.out, 0, sizeof(call.out));
     memset(call.scratch, 0, sizeof(call.scratch));
     for (int i = 0; i < op->nargs; i++) {
-        if (op->kind[i] == WT_TENSORS) call.arg[i].tensors = (wt_tensors){NULL, 0};
-        else call.arg[i].tensor.handle = NULL;
+        if (op->kind[i] == WT_TENSORS)
+            call.arg[i].tensors = (wt_tensors){NULL, 0};
+        else
+            call.arg[i].tensor.handle = NULL;
     }
     /* Every argument is decoded even after a failure: each one must be freed. */
     for (int i = 0; i < op->nargs && (uint64_t)i < nin; i++) ok &= take_one(&call, i, stack[i]);
@@ -316,7 +367,8 @@ void wt_dispatch(const wt_op *op, wt_value *stack, uint64_t nin, uint64_t nout) 
     if (call.guard) wt.aoti_torch_delete_cuda_guard(call.guard);
     if (ok) {
         for (uint64_t i = 0; i < nout && i < WT_MAX_OUTS; i++) stack[i] = (wt_value)(uintptr_t)call.out[i];
-        for (uint64_t i = nout; i < WT_MAX_OUTS; i++) drop(&call.out[i]);   /* what an operator with out makes besides */
+        /* what an operator with out makes besides */
+        for (uint64_t i = nout; i < WT_MAX_OUTS; i++) drop(&call.out[i]);
         return;
     }
     for (int i = 0; i < WT_MAX_OUTS; i++) drop(&call.out[i]);

@@ -7,13 +7,16 @@
 #include "settings.h"
 
 static weft_ctx *context;
-static atomic_int lent_threads;      /* as last told to the context */
-static wt_handle libraries[3];       /* registrations live as long as these */
+static atomic_int lent_threads; /* as last told to the context */
+static wt_handle libraries[3];  /* registrations live as long as these */
 
 weft_ctx *wt_context(void) { return context; }
 
 /* ---------------------------------------------------------------- PyTorch's threads */
-typedef struct loan { weft_task task; void *arg; } loan;
+typedef struct loan {
+    weft_task task;
+    void *arg;
+} loan;
 
 static void run_slots(int64_t begin, int64_t end, void *arg) {
     const loan *l = arg;
@@ -23,8 +26,10 @@ static void run_slots(int64_t begin, int64_t end, void *arg) {
 static void lend(void *user, int64_t slots, weft_task task, void *arg) {
     (void)user;
     loan l = {task, arg};
-    if (slots == 1) task(arg, 0);
-    else if (wt.torch_parallel_for(0, slots, 1, run_slots, &l)) run_slots(0, slots, &l);   /* slots may run twice: each only writes its own part */
+    if (slots == 1)
+        task(arg, 0);
+    else if (wt.torch_parallel_for(0, slots, 1, run_slots, &l))
+        run_slots(0, slots, &l); /* slots may run twice: each only writes its own part */
 }
 
 /* torch.set_num_threads() may be called at any time; results do not depend on the number, estimates do. */
@@ -37,8 +42,11 @@ static void follow_threads(void) {
 }
 
 /* ---------------------------------------------------------------- running */
-static _Thread_local struct { const char *name[4]; int count; } kernels;
-static _Thread_local uint64_t runs;  /* of weft's kernels on this thread */
+static _Thread_local struct {
+    const char *name[4];
+    int count;
+} kernels;
+static _Thread_local uint64_t runs; /* of weft's kernels on this thread */
 
 void wt_kernels_clear(void) { kernels.count = 0; }
 
@@ -69,8 +77,8 @@ static wt_config config = {.delegate = 1};
 const wt_config *wt_settings(void) { return &config; }
 
 /* The settings of weft.backends, all at once. Returns NULL, or what is wrong. */
-WEFT_API const char *weft_torch_set(int32_t mode, int32_t delegate, int32_t math, uint32_t verbose, size_t workspace_limit, const char *pin,
-                                    double measure_seconds) {
+WEFT_API const char *weft_torch_set(int32_t mode, int32_t delegate, int32_t math, uint32_t verbose,
+                                    size_t workspace_limit, const char *pin, double measure_seconds) {
     if (weft_ctx_set_verbose(context, verbose) != WEFT_OK) return weft_last_error();
     config = (wt_config){mode, delegate, math, verbose, workspace_limit, measure_seconds, ""};
     snprintf(config.pin, sizeof(config.pin), "%s", pin ? pin : "");
@@ -94,7 +102,7 @@ weft_plan *wt_plan_among(wt_call *call, weft_problem *p, bool external) {
     opts.engines = WEFT_ENGINE_ALL & ~(uint32_t)(external && config.delegate ? 0 : WEFT_ENGINE_EXTERNAL);
     if (!cuda) follow_threads();
     weft_plan *plan = NULL;
-    if (config.pin[0]) {             /* one for another operator or pass is not for this problem */
+    if (config.pin[0]) { /* one for another operator or pass is not for this problem */
         weft_plan_opts pinned = opts;
         pinned.kernel = config.pin;
         plan = plan_by(p, &pinned);
@@ -116,10 +124,12 @@ static bool execute(wt_call *call, const weft_plan *plan, const weft_args *args)
     void *workspace = NULL, *stream = NULL;
     const int64_t bytes = (int64_t)weft_plan_workspace_bytes(plan), unit = 1;
     if (bytes && !wt_empty(call, &memory, 1, &bytes, &unit, wt.aoti_torch_dtype_uint8(), &workspace)) return false;
-    bool ok = weft_plan_problem(plan)->device == WEFT_DEVICE_CPU || !wt.aoti_torch_get_current_cuda_stream(call->device_index, &stream) ||
+    bool ok = weft_plan_problem(plan)->device == WEFT_DEVICE_CPU ||
+              !wt.aoti_torch_get_current_cuda_stream(call->device_index, &stream) ||
               wt_fail(call, "PyTorch has no current stream on cuda:%d", call->device_index);
-    if (ok && weft_execute(plan, args, workspace, (size_t)bytes, stream) != WEFT_OK) ok = wt_fail(call, "%s", weft_last_error());
-    if (memory) wt.aoti_torch_delete_tensor_object(memory);   /* PyTorch's CUDA allocator hands it on in stream order */
+    if (ok && weft_execute(plan, args, workspace, (size_t)bytes, stream) != WEFT_OK)
+        ok = wt_fail(call, "%s", weft_last_error());
+    if (memory) wt.aoti_torch_delete_tensor_object(memory); /* PyTorch's CUDA allocator hands it on in stream order */
     if (ok) wt_kernels_add(weft_plan_kernel_name(plan));
     runs++;
     return ok;
@@ -143,12 +153,14 @@ static const char *register_operators(void) {
     if (wt.aoti_torch_library_init_def("weft", "python/csrc/context.c", __LINE__, &libraries[0]))
         return "the operators of weft are registered already: another copy of libweft_torch.so is loaded";
     for (int k = 0; k < 2; k++)
-        if (wt.aoti_torch_library_init_impl("weft", keys[k], "python/csrc/context.c", __LINE__, &libraries[1 + k])) return "PyTorch refused a registration";
+        if (wt.aoti_torch_library_init_impl("weft", keys[k], "python/csrc/context.c", __LINE__, &libraries[1 + k]))
+            return "PyTorch refused a registration";
     for (size_t i = 0; i < sizeof(ops) / sizeof(ops[0]); i++) {
         char name[48];
         wt_error failed = wt_op_prepare(ops[i]) != NULL || wt.aoti_torch_library_def(libraries[0], ops[i]->text);
         snprintf(name, sizeof(name), "%.*s", (int)strcspn(ops[i]->text, "("), ops[i]->text);
-        for (int k = 0; k < 2 && !failed; k++) failed = wt.torch_library_impl(libraries[1 + k], name, ops[i]->entry, WT_BUILD_VERSION);
+        for (int k = 0; k < 2 && !failed; k++)
+            failed = wt.torch_library_impl(libraries[1 + k], name, ops[i]->entry, WT_BUILD_VERSION);
         if (failed) {
             snprintf(why, sizeof(why), "PyTorch refused the operator %s", ops[i]->schema);
             return why;
@@ -167,13 +179,15 @@ static const char *start(const char *nvrtc) {
         snprintf(path, sizeof(path), "%s", nvrtc);
         opts.nvrtc = path;
     }
-    if (weft_ctx_create(&context, &opts) != WEFT_OK || weft_ctx_set_external(context, &wt_external) != WEFT_OK) return weft_last_error();
+    if (weft_ctx_create(&context, &opts) != WEFT_OK || weft_ctx_set_external(context, &wt_external) != WEFT_OK)
+        return weft_last_error();
     follow_threads();
     return register_operators();
 }
 
 /* Called by `import weft`, after `import torch`. nvrtc: path of the library to compile CUDA kernels with, or NULL.
- * Returns NULL, or why weft cannot be used with this PyTorch; what the first call found holds for every later one. Touches nothing of CUDA. */
+ * Returns NULL, or why weft cannot be used with this PyTorch; what the first call found holds for every later one.
+ * Touches nothing of CUDA. */
 WEFT_API const char *weft_torch_init(const char *nvrtc) {
     static bool started;
     static char why[512];

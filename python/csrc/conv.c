@@ -1,5 +1,6 @@
 /* Convolution, transposed convolution and their gradients. Padding holds a low and a high value an axis.
- * Transposed convolution is the data gradient with the roles swapped: in the problem its input is diff_dst, its output diff_src. */
+ * Transposed convolution is the data gradient with the roles swapped: in the problem its input is diff_dst, its
+ * output diff_src. */
 #include <string.h>
 
 #include "conv_peer.h"
@@ -20,8 +21,10 @@ static bool run_conv(wt_call *call) {
     if (!wt_check_pair(call, &g, INPUT, WEIGHT) || !wt_read_geometry(call, &g, STRIDE)) return false;
     wt_view x = wt_see(&call->arg[INPUT].tensor, g.rank), w = wt_see(&call->arg[WEIGHT].tensor, g.rank), y;
     int64_t dims[5] = {x.dims[0], w.dims[0]};
-    if (!wt_check_channels(call, &g, &x, &w, 1, "input") || !wt_check_bias(call, BIAS, w.dims[0]) || !wt_out_sizes(call, &g, &x, &w, NULL, dims)) return false;
-    if (!x.dims[1]) dims[1] = 0;     /* PyTorch's result of no channels */
+    if (!wt_check_channels(call, &g, &x, &w, 1, "input") || !wt_check_bias(call, BIAS, w.dims[0]) ||
+        !wt_out_sizes(call, &g, &x, &w, NULL, dims))
+        return false;
+    if (!x.dims[1]) dims[1] = 0; /* PyTorch's result of no channels */
     if (!wt_create(call, 0, &y, dims, g.rank, wt_is_last(&x), g.batched, call->arg[INPUT].tensor.code)) return false;
     if (wt_is_empty(&y)) return wt_check_act(call, ACT);
     weft_problem p;
@@ -33,12 +36,13 @@ static bool run_conv(wt_call *call) {
     wt_conv_state state = {&g, &y, false, {0}, ACT};
     return wt_put_epilogue(call, &p, &args, BIAS, ACT) && wt_run(call, &p, &args, peer_of(call, &g), &state);
 }
-WT_OPERATOR_OUT(conv, "conv(Tensor input, Tensor weight, Tensor? bias, SymInt[] stride, SymInt[] padding, SymInt[] dilation, SymInt groups, "
-                  "str act, float lo, float hi) -> Tensor")
+WT_OPERATOR_OUT(conv, "conv(Tensor input, Tensor weight, Tensor? bias, SymInt[] stride, SymInt[] padding, SymInt[] "
+                      "dilation, SymInt groups, "
+                      "str act, float lo, float hi) -> Tensor")
 
-/* output_padding adds pixels that no tap of the last position reaches, or only some: fewer than a stride change nothing in the
- * geometry of the problem; more are taken off the high padding, so that its dst has exactly the size of input. Where there is not as much
- * padding, no problem says it, and PyTorch computes it. */
+/* output_padding adds pixels that no tap of the last position reaches, or only some: fewer than a stride change
+ * nothing in the geometry of the problem; more are taken off the high padding, so that its dst has exactly the size
+ * of input. Where there is not as much padding, no problem says it, and PyTorch computes it. */
 static bool run_conv_transpose(wt_call *call) {
     wt_geometry g;
     int64_t extra[3] = {0};
@@ -52,11 +56,13 @@ static bool run_conv_transpose(wt_call *call) {
         spare[a] = extra[a] < g.stride[a] ? 0 : extra[a];
         unsaid |= spare[a] > g.pad_hi[a];
         if (extra[a] < 0 || (extra[a] >= g.stride[a] && extra[a] >= g.dilation[a]))
-            return wt_fail(call, "output_padding: is %lld along spatial axis %d, allowed: 0 or more, and less than the stride, %lld, or than the dilation, %lld",
+            return wt_fail(call,
+                           "output_padding: is %lld along spatial axis %d, allowed: 0 or more, and less than the "
+                           "stride, %lld, or than the dilation, %lld",
                            (long long)extra[a], a - 3 + g.rank, (long long)g.stride[a], (long long)g.dilation[a]);
     }
-    if (!wt_grouped_channels(call, &g, &w, &dims[1]) || !wt_check_channels(call, &g, &x, &w, 0, "input") || !wt_check_bias(call, BIAS, dims[1]) ||
-        !wt_out_sizes(call, &g, &x, &w, extra, dims))
+    if (!wt_grouped_channels(call, &g, &w, &dims[1]) || !wt_check_channels(call, &g, &x, &w, 0, "input") ||
+        !wt_check_bias(call, BIAS, dims[1]) || !wt_out_sizes(call, &g, &x, &w, extra, dims))
         return false;
     if (!wt_create(call, 0, &y, dims, g.rank, wt_is_last(&x), g.batched, call->arg[INPUT].tensor.code)) return false;
     if (wt_is_empty(&y)) return wt_check_act(call, ACT);
@@ -69,19 +75,23 @@ static bool run_conv_transpose(wt_call *call) {
     wt_put(&p, &args, WEFT_ROLE_DIFF_DST, &x);
     wt_put(&p, &args, WEFT_ROLE_WEIGHTS, &w);
     wt_put(&p, &args, WEFT_ROLE_DIFF_SRC, &y);
-    for (int a = 0; a < 3; a++) g.pad_hi[a] += spare[a];   /* PyTorch is told output_padding */
+    for (int a = 0; a < 3; a++) g.pad_hi[a] += spare[a]; /* PyTorch is told output_padding */
     return wt_put_epilogue(call, &p, &args, BIAS, ACT) && wt_run(call, &p, &args, peer_of(call, &g), &state);
 }
-WT_OPERATOR_OUT(conv_transpose, "conv_transpose(Tensor input, Tensor weight, Tensor? bias, SymInt[] stride, SymInt[] padding, SymInt[] dilation, "
-                            "SymInt groups, str act, float lo, float hi, SymInt[] output_padding) -> Tensor")
+WT_OPERATOR_OUT(
+    conv_transpose,
+    "conv_transpose(Tensor input, Tensor weight, Tensor? bias, SymInt[] stride, SymInt[] padding, SymInt[] dilation, "
+    "SymInt groups, str act, float lo, float hi, SymInt[] output_padding) -> Tensor")
 
 /* ---------------------------------------------------------------- gradients */
 /* One pass of the convolution problem: what it reads and writes follows from the pass. */
-static weft_plan *plan_between(wt_call *call, const wt_gradients *d, weft_pass pass, const wt_view *src, const wt_view *dst, bool bias, weft_args *args) {
+static weft_plan *plan_between(wt_call *call, const wt_gradients *d, weft_pass pass, const wt_view *src,
+                               const wt_view *dst, bool bias, weft_args *args) {
     weft_problem p;
     wt_begin(&p, WEFT_OP_CONV, pass, &d->g, src, &d->w);
     if (pass != WEFT_PASS_BWD_DATA && pass != WEFT_PASS_BWD_BIAS) wt_put(&p, args, WEFT_ROLE_SRC, src);
-    if (pass == WEFT_PASS_FWD || pass == WEFT_PASS_BWD_DATA || pass == WEFT_PASS_BWD) wt_put(&p, args, WEFT_ROLE_WEIGHTS, &d->w);
+    if (pass == WEFT_PASS_FWD || pass == WEFT_PASS_BWD_DATA || pass == WEFT_PASS_BWD)
+        wt_put(&p, args, WEFT_ROLE_WEIGHTS, &d->w);
     wt_put(&p, args, pass == WEFT_PASS_FWD ? WEFT_ROLE_DST : WEFT_ROLE_DIFF_DST, dst);
     if (pass == WEFT_PASS_BWD_DATA || pass == WEFT_PASS_BWD) wt_put(&p, args, WEFT_ROLE_DIFF_SRC, &d->dx);
     if (pass == WEFT_PASS_BWD_WEIGHTS || pass == WEFT_PASS_BWD) wt_put(&p, args, WEFT_ROLE_DIFF_WEIGHTS, &d->dw);
@@ -95,7 +105,8 @@ static weft_plan *plan_pass(wt_call *call, const wt_gradients *d, weft_pass pass
     return plan_between(call, d, pass, &d->x, &d->dy, bias, args);
 }
 
-static bool run_between(wt_call *call, const wt_gradients *d, weft_pass pass, const wt_view *src, const wt_view *dst, bool bias) {
+static bool run_between(wt_call *call, const wt_gradients *d, weft_pass pass, const wt_view *src, const wt_view *dst,
+                        bool bias) {
     weft_args args = WEFT_ARGS_INIT;
     wt_share share = {d, wt_wanted_of(pass, bias)};
     return wt_finish(call, plan_between(call, d, pass, src, dst, bias, &args), &args, d->peer, &share);
@@ -104,7 +115,8 @@ static bool run_between(wt_call *call, const wt_gradients *d, weft_pass pass, co
 /* diff_bias of a transposed convolution sums what is src there: the same sum over a 1x1 convolution that ends in it. */
 static bool run_bias_of_src(wt_call *call, const wt_gradients *d) {
     wt_gradients unit = *d;
-    for (int a = 0; a < 3; a++) unit.g.stride[a] = unit.g.dilation[a] = unit.w.dims[2 + a] = 1, unit.g.pad_lo[a] = unit.g.pad_hi[a] = 0;
+    for (int a = 0; a < 3; a++)
+        unit.g.stride[a] = unit.g.dilation[a] = unit.w.dims[2 + a] = 1, unit.g.pad_lo[a] = unit.g.pad_hi[a] = 0;
     unit.g.groups = unit.w.dims[0] = d->dy.dims[1];
     return run_between(call, &unit, WEFT_PASS_BWD_BIAS, &d->dy, &d->dy, true);
 }
@@ -121,23 +133,28 @@ static bool check_grad(wt_call *call, const wt_gradients *d, bool transposed) {
     const wt_view *src = transposed ? &d->dy : &d->x, *dst = transposed ? &d->x : &d->dy;
     int64_t dims[5] = {src->dims[0], d->w.dims[0]};
     if (t->code != call->arg[B_INPUT].tensor.code)
-        return wt_fail(call, "grad_output: is %s, allowed: the type of input, %s", wt_dtype_name(t->code), wt_dtype_name(call->arg[B_INPUT].tensor.code));
-    int known = transposed && !src->dims[0] ? 2 : 5;   /* an empty batch has no size to lead back to */
+        return wt_fail(call, "grad_output: is %s, allowed: the type of input, %s", wt_dtype_name(t->code),
+                       wt_dtype_name(call->arg[B_INPUT].tensor.code));
+    int known = transposed && !src->dims[0] ? 2 : 5; /* an empty batch has no size to lead back to */
     if (!transposed && !src->dims[1]) dims[1] = 0;
     if (known == 5 && !wt_out_sizes(call, &d->g, src, &d->w, NULL, dims)) return false;
     for (int a = 0; a < known; a++)
         if (dst->dims[a] != dims[a])
-            return wt_fail(call, "grad_output: its shape does not fit input and weight: %lld elements where the geometry gives %lld", (long long)dst->dims[a],
-                           (long long)dims[a]);
+            return wt_fail(
+                call,
+                "grad_output: its shape does not fit input and weight: %lld elements where the geometry gives %lld",
+                (long long)dst->dims[a], (long long)dims[a]);
     return true;
 }
 
-/* As the forward operator does with output_padding: the high padding that gives input its size. true: there is not as much padding. */
+/* As the forward operator does with output_padding: the high padding that gives input its size. true: there is not
+ * as much padding. */
 static bool fit_padding(wt_gradients *d) {
     bool unsaid = false;
     for (int a = 0; a < 3; a++) {
         int64_t window = d->g.dilation[a] * (d->w.dims[2 + a] - 1) + 1;
-        int64_t spare = d->dy.dims[2 + a] + d->g.pad_lo[a] + d->g.pad_hi[a] - window - (d->x.dims[2 + a] - 1) * d->g.stride[a];
+        int64_t spare =
+            d->dy.dims[2 + a] + d->g.pad_lo[a] + d->g.pad_hi[a] - window - (d->x.dims[2 + a] - 1) * d->g.stride[a];
         unsaid |= spare >= d->g.stride[a] && spare > d->g.pad_hi[a] && spare < d->g.dilation[a];
         if (spare >= d->g.stride[a] && spare <= d->g.pad_hi[a]) d->g.pad_hi[a] -= spare;
     }
@@ -147,8 +164,8 @@ static bool fit_padding(wt_gradients *d) {
 static bool run_conv_backward(wt_call *call) {
     wt_gradients d;
     bool transposed = call->arg[B_TRANSPOSED].integer;
-    if (!wt_check_pair(call, &d.g, B_INPUT, B_WEIGHT) || !wt_check_sizes(call, B_GRAD) || !wt_check_bias_dtype(call, B_BIAS_DTYPE, B_INPUT) ||
-        !wt_read_geometry(call, &d.g, STRIDE))
+    if (!wt_check_pair(call, &d.g, B_INPUT, B_WEIGHT) || !wt_check_sizes(call, B_GRAD) ||
+        !wt_check_bias_dtype(call, B_BIAS_DTYPE, B_INPUT) || !wt_read_geometry(call, &d.g, STRIDE))
         return false;
     const wt_tensor *dy = &call->arg[B_GRAD].tensor;
     if (dy->rank != call->arg[B_INPUT].tensor.rank)
@@ -159,16 +176,21 @@ static bool run_conv_backward(wt_call *call) {
     d.w = wt_see(&call->arg[B_WEIGHT].tensor, d.g.rank);
     d.want = call->arg[B_WANT].integer;
     d.plan = plan_pass;
-    d.peer = wt_conv_backward_has_peer(call, &d.g) && call->arg[B_BIAS_DTYPE].integer == call->arg[B_INPUT].tensor.code ? wt_conv_backward_peer : NULL;
+    d.peer = wt_conv_backward_has_peer(call, &d.g) && call->arg[B_BIAS_DTYPE].integer == call->arg[B_INPUT].tensor.code
+                 ? wt_conv_backward_peer
+                 : NULL;
     bool last = wt_is_last(&d.x);
     const wt_view *src = transposed ? &d.dy : &d.x;
     if (!wt_check_channels(call, &d.g, src, &d.w, 1, transposed ? "grad_output" : "input")) return false;
     bool unsaid = transposed && fit_padding(&d);
-    if ((!unsaid && !check_grad(call, &d, transposed)) || !wt_create_wanted(call, &d, false, B_INPUT, B_BIAS_DTYPE)) return false;
+    if ((!unsaid && !check_grad(call, &d, transposed)) || !wt_create_wanted(call, &d, false, B_INPUT, B_BIAS_DTYPE))
+        return false;
     if (wt_is_empty(&d.dy)) return wt_zero_wanted(call);
     if (unsaid) return wt_conv_backward_peer(call, &(wt_share){&d, d.want});
     return wt_match_format(call, &d.dy, d.g.rank, last, d.g.batched, dy->code, "grad_output") &&
            (transposed ? run_transposed(call, &d) : wt_run_wanted(call, &d));
 }
-WT_OPERATOR(conv_backward, "conv_backward(Tensor grad_output, Tensor input, Tensor weight, SymInt[] stride, SymInt[] padding, SymInt[] dilation, "
-                           "SymInt groups, bool transposed, int want, ScalarType bias_dtype) -> (Tensor, Tensor, Tensor)")
+WT_OPERATOR(conv_backward,
+            "conv_backward(Tensor grad_output, Tensor input, Tensor weight, SymInt[] stride, SymInt[] padding, "
+            "SymInt[] dilation, "
+            "SymInt groups, bool transposed, int want, ScalarType bias_dtype) -> (Tensor, Tensor, Tensor)")

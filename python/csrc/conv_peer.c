@@ -1,6 +1,7 @@
 /* Convolution by PyTorch's own operators: aten::convolution and its gradient.
- * They know one padding an axis. Where low and high differ, as for 'same' with an even window (the stride is 1 then), both sides get
- * the larger one, and the results that belong to the pixels added are cut off: of the forward pass, or as zeros ahead of its gradient. */
+ * They know one padding an axis. Where low and high differ, as for 'same' with an even window (the stride is 1
+ * then), both sides get the larger one, and the results that belong to the pixels added are cut off: of the forward
+ * pass, or as zeros ahead of its gradient. */
 #include <string.h>
 
 #include "conv_peer.h"
@@ -9,10 +10,11 @@ static void push_axes(wt_stack *s, const int64_t values[3], int rank) { wt_push_
 
 static int64_t larger(int64_t a, int64_t b) { return a > b ? a : b; }
 
-/* On CUDA its gradients may add in an order that changes from run to run; in float64, where people compare bits and differences, they
- * are weft's own. */
+/* On CUDA its gradients may add in an order that changes from run to run; in float64, where people compare bits and
+ * differences, they are weft's own. */
 bool wt_conv_backward_has_peer(const wt_call *call, const wt_geometry *g) {
-    return wt_conv_has_peer(g) && (call->device_type == wt.aoti_torch_device_type_cpu() || call->arg[0].tensor.dtype != WEFT_DTYPE_F64);
+    return wt_conv_has_peer(g) &&
+           (call->device_type == wt.aoti_torch_device_type_cpu() || call->arg[0].tensor.dtype != WEFT_DTYPE_F64);
 }
 
 bool wt_conv_has_peer(const wt_geometry *g) {
@@ -46,7 +48,8 @@ static wt_handle inner(wt_call *call, wt_handle tensor, const int64_t skip[3], c
     return tensor;
 }
 
-/* Axes whose paddings differ: both become the larger, the results before the first are to be skipped. Returns false if there are none. */
+/* Axes whose paddings differ: both become the larger, the results before the first are to be skipped. Returns false
+ * if there are none. */
 static bool even_out(const wt_geometry *g, int64_t pad[3], int64_t skip[3]) {
     bool uneven = false;
     for (int a = 0; a < 3; a++) {
@@ -57,7 +60,8 @@ static bool even_out(const wt_geometry *g, int64_t pad[3], int64_t skip[3]) {
     return uneven;
 }
 
-static bool take_result(wt_call *call, int slot, wt_value tensor, const wt_view *v, const wt_geometry *g, bool batched, bool part) {
+static bool take_result(wt_call *call, int slot, wt_value tensor, const wt_view *v, const wt_geometry *g, bool batched,
+                        bool part) {
     if (!batched) {
         wt_stack s = {.n = 0};
         wt_push_tensor(&s, (wt_handle)(uintptr_t)tensor);
@@ -66,10 +70,12 @@ static bool take_result(wt_call *call, int slot, wt_value tensor, const wt_view 
         if (!wt_aten(call, &s, "aten::squeeze", "dim", 1)) return false;
         tensor = s.item[0];
     }
-    return (part ? wt_take_copy : wt_take)(call, slot, tensor, v, g->rank, batched);   /* part of a tensor would keep all of its memory */
+    /* part of a tensor would keep all of its memory */
+    return (part ? wt_take_copy : wt_take)(call, slot, tensor, v, g->rank, batched);
 }
 
-/* A number as a tensor without dimensions: PyTorch's C interface has no scalars. Its type does not decide that of a result. */
+/* A number as a tensor without dimensions: PyTorch's C interface has no scalars. Its type does not decide that of a
+ * result. */
 static wt_handle scalar(wt_call *call, double value) {
     wt_handle *slot = wt_scratch(call);
     void *data;
@@ -90,7 +96,8 @@ static bool clamp(wt_call *call, wt_handle y, double lo, double hi) {
     return ok;
 }
 
-/* In place on PyTorch's result. On a GPU bounds other than those of relu6 are a clip of weft's own: nothing is copied there for them. */
+/* In place on PyTorch's result. On a GPU bounds other than those of relu6 are a clip of weft's own: nothing is
+ * copied there for them. */
 bool wt_activate(wt_call *call, wt_handle y, const wt_view *v, int act, int rank) {
     const char *kind = call->arg[act].text;
     double lo = call->arg[act + 1].real, hi = call->arg[act + 2].real;
@@ -143,11 +150,13 @@ bool wt_conv_peer(wt_call *call, const void *state) {
         y = (wt_value)(uintptr_t)kept;
     }
     if (!take_result(call, 0, y, c->y, g, g->batched, uneven)) return false;
-    return wt_activate(call, call->out[0] ? call->out[0] : call->arg[call->op->nargs - 1].tensor.handle, c->y, c->act, g->rank);
+    return wt_activate(call, call->out[0] ? call->out[0] : call->arg[call->op->nargs - 1].tensor.handle, c->y, c->act,
+                       g->rank);
 }
 
 /* grad_output with zeros where the forward pass was cut. */
-static wt_handle widen(wt_call *call, const wt_gradients *d, const int64_t pad[3], const int64_t skip[3], int32_t code) {
+static wt_handle widen(wt_call *call, const wt_gradients *d, const int64_t pad[3], const int64_t skip[3],
+                       int32_t code) {
     int64_t sizes[5], strides[5], n = 0, step = 1;
     void *data;
     for (int a = 0; a < 5; a++) {
@@ -193,8 +202,10 @@ bool wt_conv_backward_peer(wt_call *call, const void *state) {
     memcpy(pad, g->pad_lo, sizeof(pad));
     bool uneven = !transposed && even_out(g, pad, skip);
     for (int a = 0; a < 3 && transposed; a++)
-        extra[a] = d->dy.dims[2 + a] - ((d->x.dims[2 + a] - 1) * g->stride[a] - 2 * g->pad_lo[a] + g->dilation[a] * (d->w.dims[2 + a] - 1) + 1);
-    wt_handle dy = uneven ? widen(call, d, pad, skip, call->arg[0].tensor.code) : batch_of_one(call, d->dy.handle, g->batched);
+        extra[a] = d->dy.dims[2 + a] - ((d->x.dims[2 + a] - 1) * g->stride[a] - 2 * g->pad_lo[a] +
+                                        g->dilation[a] * (d->w.dims[2 + a] - 1) + 1);
+    wt_handle dy =
+        uneven ? widen(call, d, pad, skip, call->arg[0].tensor.code) : batch_of_one(call, d->dy.handle, g->batched);
     wt_handle x = dy ? batch_of_one(call, call->arg[1].tensor.handle, g->batched) : NULL;
     wt_stack s = {.n = 0};
     if (!x) return false;
@@ -203,8 +214,10 @@ bool wt_conv_backward_peer(wt_call *call, const void *state) {
     wt_push_tensor(&s, dy);
     wt_push_tensor(&s, x);
     wt_push_tensor(&s, call->arg[2].tensor.handle);
-    if (share->want & WT_WANT_BIAS) wt_push_optional_list(&s, &channels, 1);
-    else wt_push_none(&s);
+    if (share->want & WT_WANT_BIAS)
+        wt_push_optional_list(&s, &channels, 1);
+    else
+        wt_push_none(&s);
     push_axes(&s, g->stride, g->rank);
     push_axes(&s, pad, g->rank);
     push_axes(&s, g->dilation, g->rank);
@@ -216,9 +229,12 @@ bool wt_conv_backward_peer(wt_call *call, const void *state) {
     const wt_view *views[] = {&d->dx, &d->dw};
     bool ok = true;
     for (int i = 0; i < 3; i++) {
-        if (!(share->want >> i & 1)) wt_free(s.item[i]);
-        else if (i == 2) call->out[2] = (wt_handle)(uintptr_t)s.item[2];
-        else ok &= take_result(call, i, s.item[i], views[i], g, i || g->batched, false);
+        if (!(share->want >> i & 1))
+            wt_free(s.item[i]);
+        else if (i == 2)
+            call->out[2] = (wt_handle)(uintptr_t)s.item[2];
+        else
+            ok &= take_result(call, i, s.item[i], views[i], g, i || g->batched, false);
     }
     return ok;
 }

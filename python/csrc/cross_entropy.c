@@ -1,8 +1,8 @@
-/* Cross entropy of logits (C), (N, C) or (N, C, d1 .. dk) and its gradient: log-softmax and negative log-likelihood in one. The target
- * is a class a row (int64) or, in the type and shape of the logits, a probability an element. Besides the loss there is the log-sum-exp
- * of every row, which the gradient needs.
- * On the CPU a label that is no class is refused, after the run: it makes the loss NaN, and only then the labels are looked at. On
- * CUDA, where nobody waits for the result, the loss and the gradients that it leads to are NaN. */
+/* Cross entropy of logits (C), (N, C) or (N, C, d1 .. dk) and its gradient: log-softmax and negative log-likelihood
+ * in one. The target is a class a row (int64) or, in the type and shape of the logits, a probability an element.
+ * Besides the loss there is the log-sum-exp of every row, which the gradient needs. On the CPU a label that is no
+ * class is refused, after the run: it makes the loss NaN, and only then the labels are looked at. On CUDA, where
+ * nobody waits for the result, the loss and the gradients that it leads to are NaN. */
 #include <string.h>
 
 #include "cross_entropy_peer.h"
@@ -12,14 +12,14 @@
 enum { INPUT, TARGET, WEIGHT, SETTINGS };
 enum { B_GRAD, B_INPUT, B_LSE = 4, B_SETTINGS };
 enum { IGNORE, REDUCTION, SMOOTHING };
-enum { SRC, LABELS, MOST = 5 };      /* logits and target come first among the tensors of a loss */
+enum { SRC, LABELS, MOST = 5 }; /* logits and target come first among the tensors of a loss */
 
 typedef struct loss {
     wt_shape s;
-    wt_rows t[MOST];                 /* what lies along the rows, each with its role */
+    wt_rows t[MOST]; /* what lies along the rows, each with its role */
     weft_role role[MOST];
     int count;
-    void *reduced;                   /* a loss that is one number, or its gradient */
+    void *reduced; /* a loss that is one number, or its gradient */
     weft_role reduced_role;
     const wt_tensor *weight;
     bool probs;
@@ -42,8 +42,8 @@ static bool read_target(wt_call *call, loss *l, int input) {
     const wt_tensor *x = &call->arg[input].tensor, *t = &call->arg[input + 1].tensor;
     l->probs = t->code == x->code;
     if (!l->probs && t->dtype != WEFT_DTYPE_I64)
-        return wt_fail(call, "target: is %s, allowed: int64 (classes) or the type of input, %s (probabilities)", wt_dtype_name(t->code),
-                       wt_dtype_name(x->code));
+        return wt_fail(call, "target: is %s, allowed: int64 (classes) or the type of input, %s (probabilities)",
+                       wt_dtype_name(t->code), wt_dtype_name(x->code));
     return wt_rows_of(call, input + 1, &l->s, l->probs, along(l, WEFT_ROLE_TARGET));
 }
 
@@ -53,8 +53,9 @@ static bool read_weight(wt_call *call, loss *l, int input) {
     l->weight = w;
     if (!w->handle) return true;
     if (w->rank != 1 || w->sizes[0] != classes)
-        return wt_fail(call, "weight: has %lld dimensions of which the first is %lld, allowed: one dimension of %lld, the classes", (long long)w->rank,
-                       (long long)(w->rank ? w->sizes[0] : 0), (long long)classes);
+        return wt_fail(
+            call, "weight: has %lld dimensions of which the first is %lld, allowed: one dimension of %lld, the classes",
+            (long long)w->rank, (long long)(w->rank ? w->sizes[0] : 0), (long long)classes);
     return wt_check_same_type(call, input + 2, input);
 }
 
@@ -64,16 +65,18 @@ static bool read_settings(wt_call *call, loss *l, int at) {
     l->smoothing = call->arg[at + SMOOTHING].real;
     if (l->reduction < WEFT_CE_NONE || l->reduction > WEFT_CE_SUM)
         return wt_fail(call, "reduction: is %lld, allowed: 0 (none), 1 (mean) or 2 (sum)", (long long)l->reduction);
-    return (l->smoothing >= 0 && l->smoothing <= 1) || wt_fail(call, "label_smoothing: is %g, allowed: 0 to 1", l->smoothing);
+    return (l->smoothing >= 0 && l->smoothing <= 1) ||
+           wt_fail(call, "label_smoothing: is %g, allowed: 0 to 1", l->smoothing);
 }
 
 static bool read_loss(wt_call *call, loss *l, int input, int settings) {
-    if (!call->arg[input].tensor.rank) return wt_fail(call, "input: has 0 dimensions, allowed: 1 (classes), 2 (batch, classes) or more");
+    if (!call->arg[input].tensor.rank)
+        return wt_fail(call, "input: has 0 dimensions, allowed: 1 (classes), 2 (batch, classes) or more");
     if (!wt_check_float(call, input) || !wt_shape_of(call, input, &l->s)) return false;
     l->s.channel = l->s.rank > 1;
     l->count = 0;
-    return wt_rows_of(call, input, &l->s, true, along(l, WEFT_ROLE_SRC)) && read_target(call, l, input) && read_weight(call, l, input) &&
-           read_settings(call, l, settings);
+    return wt_rows_of(call, input, &l->s, true, along(l, WEFT_ROLE_SRC)) && read_target(call, l, input) &&
+           read_weight(call, l, input) && read_settings(call, l, settings);
 }
 
 /* ---------------------------------------------------------------- the problem */
@@ -86,7 +89,8 @@ static void put_loss(weft_problem *p, weft_args *args, const loss *l, const wt_v
     p->real[WEFT_CE_SMOOTHING] = l->smoothing;
     for (int i = 0; i < l->count; i++) wt_put(p, args, l->role[i], &v[i]);
     if (!is_none(l)) wt_put_vector(p, args, l->reduced_role, l->reduced, v[SRC].dtype, 1);
-    if (l->weight->handle) wt_put_vector(p, args, WEFT_ROLE_WEIGHTS, l->weight->data, l->weight->dtype, l->weight->strides[0]);
+    if (l->weight->handle)
+        wt_put_vector(p, args, WEFT_ROLE_WEIGHTS, l->weight->data, l->weight->dtype, l->weight->strides[0]);
 }
 
 /* Without classes a row has no loss: what is reduced is that of no rows at all. */
@@ -109,18 +113,24 @@ static bool is_nan(const void *value, int32_t dtype) {
     float single;
     double wide;
     switch (dtype) {
-    case WEFT_DTYPE_F32: memcpy(&single, value, sizeof(single)); return single != single;
-    case WEFT_DTYPE_F64: memcpy(&wide, value, sizeof(wide)); return wide != wide;
-    default: memcpy(&half, value, sizeof(half)); return (half & 0x7fff) > (dtype == WEFT_DTYPE_F16 ? 0x7c00 : 0x7f80);
+    case WEFT_DTYPE_F32:
+        memcpy(&single, value, sizeof(single));
+        return single != single;
+    case WEFT_DTYPE_F64:
+        memcpy(&wide, value, sizeof(wide));
+        return wide != wide;
+    default:
+        memcpy(&half, value, sizeof(half));
+        return (half & 0x7fff) > (dtype == WEFT_DTYPE_F16 ? 0x7c00 : 0x7f80);
     }
 }
 
 static bool check_label(wt_call *call, const loss *l, const int64_t *at) {
     int64_t classes = l->s.sizes[l->s.channel], label;
-    memcpy(&label, at, sizeof(label));   /* it may lie unaligned */
+    memcpy(&label, at, sizeof(label)); /* it may lie unaligned */
     if ((label >= 0 && label < classes) || label == l->ignore) return true;
-    return wt_fail(call, "target: is %lld, allowed: a class, 0 or more and below %lld, or ignore_index, %lld", (long long)label, (long long)classes,
-                   (long long)l->ignore);
+    return wt_fail(call, "target: is %lld, allowed: a class, 0 or more and below %lld, or ignore_index, %lld",
+                   (long long)label, (long long)classes, (long long)l->ignore);
 }
 
 static bool check_labels(wt_call *call, const loss *l, const wt_view *v) {
@@ -135,7 +145,7 @@ static bool check_labels(wt_call *call, const loss *l, const wt_view *v) {
 
 /* A loss by row may hold NaN anywhere: reading the labels is cheaper than reading it. */
 static bool check_target(wt_call *call, const loss *l, const wt_view *v) {
-    if (l->probs || !on_cpu(call)) return true;   /* a GPU's memory cannot be read here */
+    if (l->probs || !on_cpu(call)) return true; /* a GPU's memory cannot be read here */
     return (!is_none(l) && v->dims[1] && !is_nan(l->reduced, v[SRC].dtype)) || check_labels(call, l, &v[LABELS]);
 }
 
@@ -144,7 +154,8 @@ static bool create_loss(wt_call *call, loss *l) {
     int32_t code = l->t[SRC].code, wide = wt_dtype_of(code) == WEFT_DTYPE_F64 ? code : wt.aoti_torch_dtype_float32();
     int64_t none = 0;
     l->reduced_role = WEFT_ROLE_DST;
-    bool ok = is_none(l) ? wt_rows_create(call, 0, &l->s, false, false, code, along(l, WEFT_ROLE_DST)) : wt_result(call, 0, 0, &none, &none, code, &l->reduced);
+    bool ok = is_none(l) ? wt_rows_create(call, 0, &l->s, false, false, code, along(l, WEFT_ROLE_DST))
+                         : wt_result(call, 0, 0, &none, &none, code, &l->reduced);
     return ok && wt_rows_create(call, 1, &l->s, false, false, wide, along(l, WEFT_ROLE_LSE));
 }
 
@@ -162,28 +173,33 @@ static bool run_cross_entropy(wt_call *call) {
     wt_peer peer = wt_cross_entropy_peer(call, &state, false);
     weft_plan *plan = wt_plan_with(call, &p, peer, &state);
     bool theirs = wt_is_peer(plan), ok = wt_finish(call, plan, &args, peer, &state);
-    if (theirs) return ok || (on_cpu(call) && check_labels(call, &l, &v[LABELS]) && false);   /* the label that it stumbled over, if that was it */
+    /* the label that it stumbled over, if that was it */
+    if (theirs) return ok || (on_cpu(call) && check_labels(call, &l, &v[LABELS]) && false);
     return ok && check_target(call, &l, v) && wt_rows_finish(call, l.t, l.count);
 }
-WT_OPERATOR_OUT(cross_entropy, "cross_entropy(Tensor input, Tensor target, Tensor? weight, int ignore_index, int reduction, float label_smoothing) "
+WT_OPERATOR_OUT(cross_entropy, "cross_entropy(Tensor input, Tensor target, Tensor? weight, int ignore_index, int "
+                               "reduction, float label_smoothing) "
                                "-> (Tensor, Tensor)")
 
 static bool check_grad(wt_call *call, loss *l) {
     const wt_tensor *g = &call->arg[B_GRAD].tensor, *lse = &call->arg[B_LSE].tensor;
     if (!wt_check_same_type(call, B_GRAD, B_INPUT)) return false;
-    if (lse->dtype != WEFT_DTYPE_F32 && lse->dtype != WEFT_DTYPE_F64) return wt_fail(call, "lse: is %s, allowed: float32 or float64", wt_dtype_name(lse->code));
+    if (lse->dtype != WEFT_DTYPE_F32 && lse->dtype != WEFT_DTYPE_F64)
+        return wt_fail(call, "lse: is %s, allowed: float32 or float64", wt_dtype_name(lse->code));
     if (!wt_rows_of(call, B_LSE, &l->s, false, along(l, WEFT_ROLE_LSE))) return false;
     if (is_none(l)) return wt_rows_of(call, B_GRAD, &l->s, false, along(l, WEFT_ROLE_DIFF_DST));
     l->reduced = g->data;
     l->reduced_role = WEFT_ROLE_DIFF_DST;
-    return !g->rank || wt_fail(call, "grad_output: has %lld dimensions, allowed: 0, as the loss that is reduced", (long long)g->rank);
+    return !g->rank || wt_fail(call, "grad_output: has %lld dimensions, allowed: 0, as the loss that is reduced",
+                               (long long)g->rank);
 }
 
 static bool run_cross_entropy_backward(wt_call *call) {
     loss l;
     wt_view v[MOST];
     if (!read_loss(call, &l, B_INPUT, B_SETTINGS) || !check_grad(call, &l) ||
-        !wt_rows_create(call, 0, &l.s, true, wt_rows_last(&l.s, &l.t[SRC]), l.t[SRC].code, along(&l, WEFT_ROLE_DIFF_SRC)))
+        !wt_rows_create(call, 0, &l.s, true, wt_rows_last(&l.s, &l.t[SRC]), l.t[SRC].code,
+                        along(&l, WEFT_ROLE_DIFF_SRC)))
         return false;
     if (!wt_shape_rows(&l.s) || !l.s.sizes[l.s.channel]) return true;
     wt_ce_state state = {B_INPUT, B_SETTINGS, call->out[0], NULL};
@@ -196,5 +212,6 @@ static bool run_cross_entropy_backward(wt_call *call) {
     bool theirs = wt_is_peer(plan);
     return wt_finish(call, plan, &args, peer, &state) && (theirs || wt_rows_finish(call, l.t, l.count));
 }
-WT_OPERATOR(cross_entropy_backward, "cross_entropy_backward(Tensor grad_output, Tensor input, Tensor target, Tensor? weight, Tensor lse, int ignore_index, "
+WT_OPERATOR(cross_entropy_backward, "cross_entropy_backward(Tensor grad_output, Tensor input, Tensor target, Tensor? "
+                                    "weight, Tensor lse, int ignore_index, "
                                     "int reduction, float label_smoothing) -> Tensor")

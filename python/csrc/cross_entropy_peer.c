@@ -1,6 +1,6 @@
-/* Cross entropy of classes by PyTorch's operators: log-softmax and the negative log-likelihood of it; lse by itself. The gradient makes the
- * log-softmax again, as nothing of the logits' size is kept. PyTorch's likelihood knows rows (n, c) and images (n, c, h, w): other
- * ranks are read as images. */
+/* Cross entropy of classes by PyTorch's operators: log-softmax and the negative log-likelihood of it; lse by itself.
+ * The gradient makes the log-softmax again, as nothing of the logits' size is kept. PyTorch's likelihood knows rows
+ * (n, c) and images (n, c, h, w): other ranks are read as images. */
 #include "cross_entropy_peer.h"
 
 static wt_handle reshape(wt_call *call, wt_handle t, const int64_t *sizes, int rank) {
@@ -22,7 +22,11 @@ static int shape_of(const wt_tensor *x, int64_t sizes[4]) {
 }
 
 /* What both passes begin with: x and target in that shape, and p, the log-softmax of x. */
-typedef struct rows { wt_handle x, target, p; int64_t sizes[4]; int rank, dim; } rows;
+typedef struct rows {
+    wt_handle x, target, p;
+    int64_t sizes[4];
+    int rank, dim;
+} rows;
 
 static bool begin(wt_call *call, const wt_ce_state *c, rows *r) {
     const wt_tensor *x = &call->arg[c->input].tensor, *target = &call->arg[c->input + 1].tensor;
@@ -49,7 +53,9 @@ static bool likelihood(wt_call *call, const wt_ce_state *c, const rows *r, wt_ha
     wt_push_optional(&s, call->arg[c->input + 2].tensor.handle);
     wt_push_int(&s, call->arg[c->settings + 1].integer);
     wt_push_int(&s, call->arg[c->settings].integer);
-    if (!slots[0] || !slots[1] || !wt_aten(call, &s, r->rank == 4 ? "aten::nll_loss2d_forward" : "aten::nll_loss_forward", "", 2)) return false;
+    if (!slots[0] || !slots[1] ||
+        !wt_aten(call, &s, r->rank == 4 ? "aten::nll_loss2d_forward" : "aten::nll_loss_forward", "", 2))
+        return false;
     *loss = *slots[0] = (wt_handle)(uintptr_t)s.item[0];
     *total = *slots[1] = (wt_handle)(uintptr_t)s.item[1];
     return true;
@@ -77,7 +83,8 @@ static bool forward(wt_call *call, const void *state) {
     wt_handle lse = wt_aten_scratch(call, &s, "aten::logsumexp", "");
     bool none = !call->arg[c->settings + 1].integer;
     return lse && copy_to(call, c->lse, lse, x, r.rank) &&
-           (none ? copy_to(call, c->result, loss, x, r.rank) : !wt.aoti_torch_copy_(c->result, loss, 0) || wt_fail(call, "the loss could not be copied"));
+           (none ? copy_to(call, c->result, loss, x, r.rank)
+                 : !wt.aoti_torch_copy_(c->result, loss, 0) || wt_fail(call, "the loss could not be copied"));
 }
 
 static bool backward(wt_call *call, const void *state) {
@@ -109,11 +116,13 @@ static bool backward(wt_call *call, const void *state) {
     return dx && (!wt.aoti_torch_copy_(c->result, dx, 0) || wt_fail(call, "the gradient could not be copied"));
 }
 
-/* On the CPU 16 bits are summed as such. On CUDA a label that is no class would end the process's use of the GPU, and its likelihood of
- * images adds in an order that changes from run to run. */
+/* On the CPU 16 bits are summed as such. On CUDA a label that is no class would end the process's use of the GPU,
+ * and its likelihood of images adds in an order that changes from run to run. */
 wt_peer wt_cross_entropy_peer(const wt_call *call, const wt_ce_state *c, bool gradient) {
     const wt_tensor *x = &call->arg[c->input].tensor;
-    bool cpu = call->device_type == wt.aoti_torch_device_type_cpu(), classes = call->arg[c->input + 1].tensor.dtype == WEFT_DTYPE_I64;
-    bool plain = call->arg[c->settings + 2].real == 0 && !call->op->into && x->rank <= 8, wide = x->dtype == WEFT_DTYPE_F32 || x->dtype == WEFT_DTYPE_F64;
+    bool cpu = call->device_type == wt.aoti_torch_device_type_cpu(),
+         classes = call->arg[c->input + 1].tensor.dtype == WEFT_DTYPE_I64;
+    bool plain = call->arg[c->settings + 2].real == 0 && !call->op->into && x->rank <= 8,
+         wide = x->dtype == WEFT_DTYPE_F32 || x->dtype == WEFT_DTYPE_F64;
     return cpu && classes && plain && wide ? (gradient ? backward : forward) : NULL;
 }

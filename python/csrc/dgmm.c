@@ -1,20 +1,21 @@
-/* dgmm and cdgmm, matrices times a diagonal, and their gradients. The last two axes of input are a matrix, all before them its batch; x is the
- * diagonal. Complex numbers are PyTorch's complex types, or pairs of real ones along a last axis of 2: one memory, seen the same way.
- * side: "right" (input . diag(x), one factor a column), "left" (diag(x) . input, one a row); "" is the right one if the length of x allows it,
- * else the left. Results are contiguous. */
+/* dgmm and cdgmm, matrices times a diagonal, and their gradients. The last two axes of input are a matrix, all
+ * before them its batch; x is the diagonal. Complex numbers are PyTorch's complex types, or pairs of real ones along
+ * a last axis of 2: one memory, seen the same way. side: "right" (input . diag(x), one factor a column), "left"
+ * (diag(x) . input, one a row); "" is the right one if the length of x allows it, else the left. Results are
+ * contiguous. */
 #include <string.h>
 
 #include "binding.h"
 
-#define MOST (INT64_C(1) << 40)      /* the largest size of one axis of a problem */
-#define AXES 64                      /* as many as PyTorch's own loops take */
+#define MOST (INT64_C(1) << 40) /* the largest size of one axis of a problem */
+#define AXES 64                 /* as many as PyTorch's own loops take */
 
 typedef struct product {
     weft_op op;
-    bool pair, native;               /* a last axis of 2; a complex type */
+    bool pair, native; /* a last axis of 2; a complex type */
     bool right;
     int64_t n, rows, cols;
-    int lead;                        /* axes before the matrix */
+    int lead; /* axes before the matrix */
 } product;
 
 /* ---------------------------------------------------------------- arguments */
@@ -23,7 +24,8 @@ static bool check_types(wt_call *call, product *m, int input, int x) {
     m->native = m->op == WEFT_OP_CDGMM && (t->dtype == WEFT_DTYPE_C64 || t->dtype == WEFT_DTYPE_C128);
     m->pair = m->op == WEFT_OP_CDGMM && !m->native;
     if (!m->native && !wt_is_float(t->dtype))
-        return wt_fail(call, "%s: is %s, allowed: float32, float64, float16 or bfloat16%s", call->op->name[input], wt_dtype_name(t->code),
+        return wt_fail(call, "%s: is %s, allowed: float32, float64, float16 or bfloat16%s", call->op->name[input],
+                       wt_dtype_name(t->code),
                        m->op == WEFT_OP_CDGMM ? " in pairs, complex64 or complex128" : "; cdgmm takes complex numbers");
     return wt_check_same_type(call, x, input);
 }
@@ -33,11 +35,12 @@ static bool check_rank(wt_call *call, const product *m, int at, int axes, bool l
     const wt_tensor *t = &call->arg[at].tensor;
     int rank = axes + m->pair;
     if (t->rank > AXES || (least ? t->rank < rank : t->rank != rank))
-        return wt_fail(call, "%s: has %lld dimensions, allowed: %d%s%s", call->op->name[at], (long long)t->rank, rank, least ? " or more" : "",
-                       m->pair ? ", the last for the two halves of a number" : "");
+        return wt_fail(call, "%s: has %lld dimensions, allowed: %d%s%s", call->op->name[at], (long long)t->rank, rank,
+                       least ? " or more" : "", m->pair ? ", the last for the two halves of a number" : "");
     if (m->pair && t->sizes[t->rank - 1] != 2)
-        return wt_fail(call, "%s: has %lld elements along its last dimension, allowed: 2, the halves of a complex number", call->op->name[at],
-                       (long long)t->sizes[t->rank - 1]);
+        return wt_fail(call,
+                       "%s: has %lld elements along its last dimension, allowed: 2, the halves of a complex number",
+                       call->op->name[at], (long long)t->sizes[t->rank - 1]);
     return wt_check_sizes(call, at);
 }
 
@@ -45,19 +48,22 @@ static bool read_side(wt_call *call, product *m, int x, int side) {
     const char *text = call->arg[side].text;
     int64_t length = call->arg[x].tensor.sizes[0];
     bool fits[2] = {length == m->rows && strcmp(text, "right"), length == m->cols && strcmp(text, "left")};
-    if (*text && strcmp(text, "left") && strcmp(text, "right")) return wt_fail(call, "side: is '%s', allowed: 'left', 'right' or '' for either", text);
+    if (*text && strcmp(text, "left") && strcmp(text, "right"))
+        return wt_fail(call, "side: is '%s', allowed: 'left', 'right' or '' for either", text);
     m->right = fits[1];
     if (fits[0] || fits[1]) return true;
     if (*text)
-        return wt_fail(call, "%s: has %lld elements, allowed with side '%s': %lld, one for each %s", call->op->name[x], (long long)length, text,
-                       (long long)(*text == 'l' ? m->rows : m->cols), *text == 'l' ? "row" : "column");
-    return wt_fail(call, "%s: has %lld elements, allowed: %lld, one for each column, or %lld, one for each row", call->op->name[x], (long long)length,
-                   (long long)m->cols, (long long)m->rows);
+        return wt_fail(call, "%s: has %lld elements, allowed with side '%s': %lld, one for each %s", call->op->name[x],
+                       (long long)length, text, (long long)(*text == 'l' ? m->rows : m->cols),
+                       *text == 'l' ? "row" : "column");
+    return wt_fail(call, "%s: has %lld elements, allowed: %lld, one for each column, or %lld, one for each row",
+                   call->op->name[x], (long long)length, (long long)m->cols, (long long)m->rows);
 }
 
 static bool read(wt_call *call, product *m, weft_op op, int input, int x, int side) {
     m->op = op;
-    if (!check_types(call, m, input, x) || !check_rank(call, m, input, 2, true) || !check_rank(call, m, x, 1, false)) return false;
+    if (!check_types(call, m, input, x) || !check_rank(call, m, input, 2, true) || !check_rank(call, m, x, 1, false))
+        return false;
     const wt_tensor *t = &call->arg[input].tensor;
     m->lead = (int)t->rank - 2 - m->pair;
     m->rows = t->sizes[m->lead];
@@ -68,15 +74,18 @@ static bool read(wt_call *call, product *m, weft_op op, int input, int x, int si
     for (int a = 0; a < t->rank; a++) {
         if (a < m->lead) fits = !__builtin_mul_overflow(m->n, t->sizes[a], &m->n) && m->n <= MOST;
         fits = fits && !__builtin_mul_overflow(all, t->sizes[a] ? t->sizes[a] : 1, &all);
-        if (!fits) return wt_fail(call, "%s: has more than 2^40 matrices or 2^63 elements, allowed: fewer", call->op->name[input]);
+        if (!fits)
+            return wt_fail(call, "%s: has more than 2^40 matrices or 2^63 elements, allowed: fewer",
+                           call->op->name[input]);
     }
     return read_side(call, m, x, side);
 }
 
-/* ---------------------------------------------------------------- tensors on the axes n h w, and 2 of complex numbers */
+/* ---------------------------------------------------------------- tensors on the axes n h w, and 2 of complex
+ * numbers */
 typedef struct matrix {
     wt_view v;
-    wt_handle into;                  /* a result whose batch is not one axis: it is computed into a copy */
+    wt_handle into; /* a result whose batch is not one axis: it is computed into a copy */
 } matrix;
 
 /* False: the axes before the matrix are not one by strides. */
@@ -84,11 +93,17 @@ static bool fold(const product *m, const wt_tensor *t, wt_view *v) {
     int64_t scale = m->native ? 2 : 1, step = 0, count = 1;
     for (int a = m->lead - 1; a >= 0; a--) {
         if (t->sizes[a] == 1) continue;
-        if (count == 1) step = t->strides[a];
-        else if (t->strides[a] != step * count) return false;
+        if (count == 1)
+            step = t->strides[a];
+        else if (t->strides[a] != step * count)
+            return false;
         count *= t->sizes[a];
     }
-    *v = (wt_view){.handle = t->handle, .data = t->data, .dtype = t->dtype == WEFT_DTYPE_C64 ? WEFT_DTYPE_F32 : t->dtype == WEFT_DTYPE_C128 ? WEFT_DTYPE_F64 : t->dtype};
+    *v = (wt_view){.handle = t->handle,
+                   .data = t->data,
+                   .dtype = t->dtype == WEFT_DTYPE_C64    ? WEFT_DTYPE_F32
+                            : t->dtype == WEFT_DTYPE_C128 ? WEFT_DTYPE_F64
+                                                          : t->dtype};
     v->strides[0] = scale * step;
     v->strides[1] = scale * t->strides[m->lead];
     v->strides[2] = scale * t->strides[m->lead + 1];
@@ -97,7 +112,7 @@ static bool fold(const product *m, const wt_tensor *t, wt_view *v) {
 }
 
 static void contiguous(const wt_tensor *t, int64_t *strides) {
-    int64_t step = 1;                /* does not overflow: read() has counted the elements */
+    int64_t step = 1; /* does not overflow: read() has counted the elements */
     for (int64_t a = t->rank - 1; a >= 0; a--) strides[a] = step, step *= t->sizes[a] ? t->sizes[a] : 1;
 }
 
@@ -116,8 +131,8 @@ static bool fold_scratch(wt_call *call, const product *m, const wt_tensor *t, wt
 static bool see(wt_call *call, const product *m, int at, wt_view *v) {
     const wt_tensor *t = &call->arg[at].tensor;
     if (fold(m, t, v)) return true;
-    return fold_scratch(call, m, t, v) &&
-           (!wt.aoti_torch_copy_(v->handle, t->handle, 0) || wt_fail(call, "%s: could not be copied", call->op->name[at]));
+    return fold_scratch(call, m, t, v) && (!wt.aoti_torch_copy_(v->handle, t->handle, 0) ||
+                                           wt_fail(call, "%s: could not be copied", call->op->name[at]));
 }
 
 /* Result number `slot`, of the shape and type of argument `like`. */
@@ -140,7 +155,11 @@ static bool finish(wt_call *call, const matrix *y) {
 
 /* x and its gradient: one axis, and 2 of complex numbers. */
 static wt_view vector(const product *m, const wt_tensor *t, const int64_t *strides, void *data) {
-    wt_view v = {.handle = t->handle, .data = data, .dtype = t->dtype == WEFT_DTYPE_C64 ? WEFT_DTYPE_F32 : t->dtype == WEFT_DTYPE_C128 ? WEFT_DTYPE_F64 : t->dtype};
+    wt_view v = {.handle = t->handle,
+                 .data = data,
+                 .dtype = t->dtype == WEFT_DTYPE_C64    ? WEFT_DTYPE_F32
+                          : t->dtype == WEFT_DTYPE_C128 ? WEFT_DTYPE_F64
+                                                        : t->dtype};
     v.strides[0] = strides[0] * (m->native ? 2 : 1);
     v.strides[1] = m->native ? 1 : m->pair ? strides[1] : 0;
     return v;
@@ -157,7 +176,10 @@ static void describe(weft_problem *p, const product *m, weft_pass pass) {
 }
 
 /* ---------------------------------------------------------------- PyTorch's own operators */
-typedef struct peer_state { const product *m; wt_handle y, dx; } peer_state;   /* results; NULL: not wanted */
+typedef struct peer_state {
+    const product *m;
+    wt_handle y, dx;
+} peer_state; /* results; NULL: not wanted */
 
 /* One operator on a tensor of ours, which is freed. 0: failed, as is what is given as 0. */
 static wt_value apply(wt_call *call, wt_value tensor, const char *name, const int64_t *number) {
@@ -222,8 +244,10 @@ static bool sum_peer(wt_call *call, const peer_state *r) {
     wt_stack s = {.n = 0};
     for (int a = 0; a < m->lead + 2; a++)
         if (a != kept) axes[count++] = a;
-    wt_value a = numbers(call, m, call->arg[1].tensor.handle, true), g = numbers(call, m, call->arg[0].tensor.handle, false);
-    wt_value all = multiply(call, g, a, m->op == WEFT_OP_CDGMM ? a : 0);   /* the conjugate is a copy, which the product may take */
+    wt_value a = numbers(call, m, call->arg[1].tensor.handle, true),
+             g = numbers(call, m, call->arg[0].tensor.handle, false);
+    /* the conjugate is a copy, which the product may take */
+    wt_value all = multiply(call, g, a, m->op == WEFT_OP_CDGMM ? a : 0);
     wt_value dx = all ? numbers(call, m, r->dx, false) : 0;
     if (dx) {
         wt_push_tensor(&s, (wt_handle)(uintptr_t)all);
@@ -241,14 +265,17 @@ static bool sum_peer(wt_call *call, const peer_state *r) {
 
 static bool backward_peer(wt_call *call, const void *state) {
     const peer_state *r = state;
-    return (!r->y || scale(call, r->m, call->arg[0].tensor.handle, call->arg[2].tensor.handle, r->y, true)) && (!r->dx || sum_peer(call, r));
+    return (!r->y || scale(call, r->m, call->arg[0].tensor.handle, call->arg[2].tensor.handle, r->y, true)) &&
+           (!r->dx || sum_peer(call, r));
 }
 
 /* view_as_complex takes pairs of float32 or float64 that lie together, at even places. */
 static bool is_whole(const product *m, wt_handle tensor) {
     int64_t rank = 0, offset = 1, *strides = NULL;
     if (!m->pair) return true;
-    if (wt.aoti_torch_get_dim(tensor, &rank) || wt.aoti_torch_get_strides(tensor, &strides) || wt.aoti_torch_get_storage_offset(tensor, &offset)) return false;
+    if (wt.aoti_torch_get_dim(tensor, &rank) || wt.aoti_torch_get_strides(tensor, &strides) ||
+        wt.aoti_torch_get_storage_offset(tensor, &offset))
+        return false;
     bool even = !(offset & 1) && strides[rank - 1] == 1;
     for (int64_t a = 0; a < rank - 1; a++) even = even && !(strides[a] & 1);
     return even;
@@ -330,11 +357,14 @@ static bool backward(wt_call *call, weft_op op) {
     wt_view g, a, dx;
     int64_t want = call->arg[B_WANT].integer;
     if (want < 0 || want > 3) return wt_fail(call, "want: is %lld, allowed: 0 to 3", (long long)want);
-    if (!read(call, &m, op, B_INPUT, B_X, B_SIDE) || !check_grad(call) || !(want & WANT_INPUT ? create(call, &m, 0, B_INPUT, &da) : create_nothing(call, 0)) ||
+    if (!read(call, &m, op, B_INPUT, B_X, B_SIDE) || !check_grad(call) ||
+        !(want & WANT_INPUT ? create(call, &m, 0, B_INPUT, &da) : create_nothing(call, 0)) ||
         !(want & WANT_X ? create_vector(call, &m, &dx) : create_nothing(call, 1)))
         return false;
     if (!want) return true;
-    if (is_empty(&m)) return !(want & WANT_X) || !wt.aoti_torch_zero_(call->out[1]) || wt_fail(call, "the gradient of x could not be set to 0");
+    if (is_empty(&m))
+        return !(want & WANT_X) || !wt.aoti_torch_zero_(call->out[1]) ||
+               wt_fail(call, "the gradient of x could not be set to 0");
     if (!see(call, &m, B_GRAD, &g) || (want & WANT_X && !see(call, &m, B_INPUT, &a))) return false;
     wt_view x = see_vector(&m, &call->arg[B_X].tensor);
     weft_problem p;
@@ -348,7 +378,9 @@ static bool backward(wt_call *call, weft_op op) {
 }
 
 static bool run_dgmm_backward(wt_call *call) { return backward(call, WEFT_OP_DGMM); }
-WT_OPERATOR(dgmm_backward, "dgmm_backward(Tensor grad_output, Tensor input, Tensor x, str side, int want) -> (Tensor, Tensor)")
+WT_OPERATOR(dgmm_backward,
+            "dgmm_backward(Tensor grad_output, Tensor input, Tensor x, str side, int want) -> (Tensor, Tensor)")
 
 static bool run_cdgmm_backward(wt_call *call) { return backward(call, WEFT_OP_CDGMM); }
-WT_OPERATOR(cdgmm_backward, "cdgmm_backward(Tensor grad_output, Tensor input, Tensor x, str side, int want) -> (Tensor, Tensor)")
+WT_OPERATOR(cdgmm_backward,
+            "cdgmm_backward(Tensor grad_output, Tensor input, Tensor x, str side, int want) -> (Tensor, Tensor)")

@@ -1,5 +1,6 @@
-/* What the operators of convolution share: its geometry, the checks of data, weights and bias, the epilogue, the size of the result.
- * The rank of the weights says 1D, 2D or 3D; data with one axis less than the weights is unbatched. */
+/* What the operators of convolution share: its geometry, the checks of data, weights and bias, the epilogue, the
+ * size of the result. The rank of the weights says 1D, 2D or 3D; data with one axis less than the weights is
+ * unbatched. */
 #include <string.h>
 
 #include "binding.h"
@@ -8,62 +9,76 @@
 bool wt_read_geometry(wt_call *call, wt_geometry *g, int at) {
     for (int a = 0; a < 3; a++) g->stride[a] = g->dilation[a] = 1, g->pad_lo[a] = g->pad_hi[a] = 0;
     g->groups = call->arg[at + 3].integer;
-    if (g->groups < 1 || g->groups > 1 << 30) return wt_fail(call, "groups: is %lld, allowed: 1 to 2^30", (long long)g->groups);
-    return wt_read_axes(call, at, g->rank, 1, g->stride, NULL) && wt_read_axes(call, at + 1, g->rank, 2, g->pad_lo, g->pad_hi) &&
-           wt_read_axes(call, at + 2, g->rank, 1, g->dilation, NULL) && wt_check_range(call, at, g->rank, g->stride, 1) &&
-           wt_check_range(call, at + 1, g->rank, g->pad_lo, 0) && wt_check_range(call, at + 1, g->rank, g->pad_hi, 0) &&
-           wt_check_range(call, at + 2, g->rank, g->dilation, 1);
+    if (g->groups < 1 || g->groups > 1 << 30)
+        return wt_fail(call, "groups: is %lld, allowed: 1 to 2^30", (long long)g->groups);
+    return wt_read_axes(call, at, g->rank, 1, g->stride, NULL) &&
+           wt_read_axes(call, at + 1, g->rank, 2, g->pad_lo, g->pad_hi) &&
+           wt_read_axes(call, at + 2, g->rank, 1, g->dilation, NULL) &&
+           wt_check_range(call, at, g->rank, g->stride, 1) && wt_check_range(call, at + 1, g->rank, g->pad_lo, 0) &&
+           wt_check_range(call, at + 1, g->rank, g->pad_hi, 0) && wt_check_range(call, at + 2, g->rank, g->dilation, 1);
 }
 
 bool wt_check_pair(wt_call *call, wt_geometry *g, int data, int weight) {
     const wt_tensor *x = &call->arg[data].tensor, *w = &call->arg[weight].tensor;
     const char *name = call->op->name[data];
-    if (w->rank < 3 || w->rank > 5) return wt_fail(call, "weight: has %lld dimensions, allowed: 3 (1D), 4 (2D) or 5 (3D)", (long long)w->rank);
+    if (w->rank < 3 || w->rank > 5)
+        return wt_fail(call, "weight: has %lld dimensions, allowed: 3 (1D), 4 (2D) or 5 (3D)", (long long)w->rank);
     g->rank = (int)w->rank - 2;
     g->batched = x->rank == w->rank;
     if (!g->batched && x->rank != w->rank - 1)
-        return wt_fail(call, "%s: has %lld dimensions, allowed with a weight of %lld: %lld (batched) or %lld (unbatched)", name, (long long)x->rank,
-                       (long long)w->rank, (long long)w->rank, (long long)w->rank - 1);
-    return wt_check_float(call, data) && wt_check_float(call, weight) && wt_check_same_type(call, weight, data) && wt_check_sizes(call, data) &&
-           wt_check_sizes(call, weight);
+        return wt_fail(call,
+                       "%s: has %lld dimensions, allowed with a weight of %lld: %lld (batched) or %lld (unbatched)",
+                       name, (long long)x->rank, (long long)w->rank, (long long)w->rank, (long long)w->rank - 1);
+    return wt_check_float(call, data) && wt_check_float(call, weight) && wt_check_same_type(call, weight, data) &&
+           wt_check_sizes(call, data) && wt_check_sizes(call, weight);
 }
 
 bool wt_check_bias(wt_call *call, int at, int64_t channels) {
     const wt_tensor *b = &call->arg[at].tensor, *x = &call->arg[0].tensor;
     if (!b->handle) return true;
     if (b->rank != 1 || b->sizes[0] != channels)
-        return wt_fail(call, "bias: has %lld dimensions of which the first is %lld, allowed: one dimension of %lld, the output channels",
-                       (long long)b->rank, (long long)(b->rank ? b->sizes[0] : 0), (long long)channels);
+        return wt_fail(
+            call,
+            "bias: has %lld dimensions of which the first is %lld, allowed: one dimension of %lld, the output channels",
+            (long long)b->rank, (long long)(b->rank ? b->sizes[0] : 0), (long long)channels);
     if (b->code != x->code && b->dtype != WEFT_DTYPE_F32)
-        return wt_fail(call, "bias: is %s, allowed: the type of input, %s, or float32", wt_dtype_name(b->code), wt_dtype_name(x->code));
+        return wt_fail(call, "bias: is %s, allowed: the type of input, %s, or float32", wt_dtype_name(b->code),
+                       wt_dtype_name(x->code));
     return true;
 }
 
 bool wt_check_bias_dtype(wt_call *call, int at, int input) {
     int32_t code = (int32_t)call->arg[at].integer, allowed = call->arg[input].tensor.code;
     return code == allowed || wt_dtype_of(code) == WEFT_DTYPE_F32 ||
-           wt_fail(call, "bias_dtype: is %s, allowed: the type of input, %s, or float32", wt_dtype_name(code), wt_dtype_name(allowed));
+           wt_fail(call, "bias_dtype: is %s, allowed: the type of input, %s, or float32", wt_dtype_name(code),
+                   wt_dtype_name(allowed));
 }
 
 bool wt_grouped_channels(wt_call *call, const wt_geometry *g, const wt_view *w, int64_t *channels) {
     if (!__builtin_mul_overflow(w->dims[1], g->groups, channels)) return true;
-    return wt_fail(call, "groups: is %lld with %lld channels each, allowed: fewer than 2^63 in all", (long long)g->groups, (long long)w->dims[1]);
+    return wt_fail(call, "groups: is %lld with %lld channels each, allowed: fewer than 2^63 in all",
+                   (long long)g->groups, (long long)w->dims[1]);
 }
 
-bool wt_check_channels(wt_call *call, const wt_geometry *g, const wt_view *x, const wt_view *w, int data_axis, const char *name) {
+bool wt_check_channels(wt_call *call, const wt_geometry *g, const wt_view *x, const wt_view *w, int data_axis,
+                       const char *name) {
     int64_t other = data_axis ? w->dims[0] : x->dims[1], expected = w->dims[0];
-    if (w->dims[!data_axis] < 1) return wt_fail(call, "weight: has %lld output channels, allowed: 1 or more", (long long)w->dims[!data_axis]);
+    if (w->dims[!data_axis] < 1)
+        return wt_fail(call, "weight: has %lld output channels, allowed: 1 or more", (long long)w->dims[!data_axis]);
     if (data_axis && !wt_grouped_channels(call, g, w, &expected)) return false;
     if (x->dims[1] != expected)
-        return wt_fail(call, "%s: has %lld channels, allowed with groups=%lld and a weight of (%lld, %lld, ...): %lld", name, (long long)x->dims[1],
-                       (long long)g->groups, (long long)w->dims[0], (long long)w->dims[1], (long long)expected);
+        return wt_fail(call, "%s: has %lld channels, allowed with groups=%lld and a weight of (%lld, %lld, ...): %lld",
+                       name, (long long)x->dims[1], (long long)g->groups, (long long)w->dims[0], (long long)w->dims[1],
+                       (long long)expected);
     if (other % g->groups)
-        return wt_fail(call, "groups: is %lld, allowed: a divisor of the first dimension of weight, %lld", (long long)g->groups, (long long)w->dims[0]);
+        return wt_fail(call, "groups: is %lld, allowed: a divisor of the first dimension of weight, %lld",
+                       (long long)g->groups, (long long)w->dims[0]);
     return true;
 }
 
 /* ---------------------------------------------------------------- the problem */
-void wt_begin(weft_problem *p, weft_op op, weft_pass pass, const wt_geometry *g, const wt_view *src, const wt_view *weights) {
+void wt_begin(weft_problem *p, weft_op op, weft_pass pass, const wt_geometry *g, const wt_view *src,
+              const wt_view *weights) {
     weft_problem_init(p, op, pass, g->rank);
     p->n = src->dims[0];
     p->c = src->dims[1];
@@ -77,13 +92,17 @@ void wt_begin(weft_problem *p, weft_op op, weft_pass pass, const wt_geometry *g,
     memcpy(p->pad_hi, g->pad_hi, sizeof(p->pad_hi));
 }
 
-void wt_add_step(weft_problem *p, int kind, double lo, double hi) { p->step[p->nsteps++] = (weft_step){kind, 0, lo, hi}; }
+void wt_add_step(weft_problem *p, int kind, double lo, double hi) {
+    p->step[p->nsteps++] = (weft_step){.kind = kind, .lo = lo, .hi = hi};
+}
 
 bool wt_check_act(wt_call *call, int at) {
     const char *act = call->arg[at].text;
     double lo = call->arg[at + 1].real, hi = call->arg[at + 2].real;
-    if (act[0] && strcmp(act, "relu") && strcmp(act, "clip")) return wt_fail(call, "act: is '%s', allowed: '', 'relu' or 'clip'", act);
-    return strcmp(act, "clip") || lo <= hi || wt_fail(call, "lo: is %g with hi %g, allowed: a low bound not above the high one", lo, hi);
+    if (act[0] && strcmp(act, "relu") && strcmp(act, "clip"))
+        return wt_fail(call, "act: is '%s', allowed: '', 'relu' or 'clip'", act);
+    return strcmp(act, "clip") || lo <= hi ||
+           wt_fail(call, "lo: is %g with hi %g, allowed: a low bound not above the high one", lo, hi);
 }
 
 bool wt_put_epilogue(wt_call *call, weft_problem *p, weft_args *args, int bias, int at) {
@@ -99,17 +118,26 @@ bool wt_put_epilogue(wt_call *call, weft_problem *p, weft_args *args, int bias, 
     return true;
 }
 
-bool wt_out_sizes(wt_call *call, const wt_geometry *g, const wt_view *x, const wt_view *w, const int64_t *extra, int64_t dims[5]) {
+bool wt_out_sizes(wt_call *call, const wt_geometry *g, const wt_view *x, const wt_view *w, const int64_t *extra,
+                  int64_t dims[5]) {
     for (int a = 0; a < 3; a++) {
-        int64_t window = g->dilation[a] * (w->dims[2 + a] - 1) + 1, pads = g->pad_lo[a] + g->pad_hi[a], in = x->dims[2 + a];
-        bool fits = extra ? (in - 1) * g->stride[a] + window + extra[a] - pads >= (x->dims[0] ? 1 : 0) : in + pads >= window;
+        int64_t window = g->dilation[a] * (w->dims[2 + a] - 1) + 1, pads = g->pad_lo[a] + g->pad_hi[a],
+                in = x->dims[2 + a];
+        bool fits =
+            extra ? (in - 1) * g->stride[a] + window + extra[a] - pads >= (x->dims[0] ? 1 : 0) : in + pads >= window;
         if (!in && x->dims[0] && x->dims[1])
-            return wt_fail(call, "input: spatial axis %d has 0 elements, allowed: 1 or more, but for an empty batch or no channels", a - 3 + g->rank);
+            return wt_fail(
+                call,
+                "input: spatial axis %d has 0 elements, allowed: 1 or more, but for an empty batch or no channels",
+                a - 3 + g->rank);
         if (!fits || w->dims[2 + a] < 1)
-            return wt_fail(call, "input: spatial axis %d has %lld elements, too few for kernel %lld, stride %lld, dilation %lld, padding %lld+%lld",
-                           a - 3 + g->rank, (long long)in, (long long)w->dims[2 + a], (long long)g->stride[a], (long long)g->dilation[a],
-                           (long long)g->pad_lo[a], (long long)g->pad_hi[a]);
-        dims[2 + a] = extra ? (in - 1) * g->stride[a] + window + extra[a] - pads : (in + pads - window) / g->stride[a] + 1;
+            return wt_fail(call,
+                           "input: spatial axis %d has %lld elements, too few for kernel %lld, stride %lld, dilation "
+                           "%lld, padding %lld+%lld",
+                           a - 3 + g->rank, (long long)in, (long long)w->dims[2 + a], (long long)g->stride[a],
+                           (long long)g->dilation[a], (long long)g->pad_lo[a], (long long)g->pad_hi[a]);
+        dims[2 + a] =
+            extra ? (in - 1) * g->stride[a] + window + extra[a] - pads : (in + pads - window) / g->stride[a] + 1;
     }
     return true;
 }
@@ -117,14 +145,18 @@ bool wt_out_sizes(wt_call *call, const wt_geometry *g, const wt_view *x, const w
 /* ---------------------------------------------------------------- gradients */
 /* Results that are not wanted have no elements. */
 bool wt_create_wanted(wt_call *call, wt_gradients *d, bool vector, int input, int bias_dtype) {
-    const int64_t none = 0, unit = 1, channels = d->dy.dims[1] || vector ? d->dy.dims[1] : d->w.dims[0];   /* see conv on no channels */
+    /* see conv on no channels */
+    const int64_t none = 0, unit = 1, channels = d->dy.dims[1] || vector ? d->dy.dims[1] : d->w.dims[0];
     int32_t code = call->arg[input].tensor.code, bias_code = (int32_t)call->arg[bias_dtype].integer;
     bool weight = d->want & WT_WANT_WEIGHT;
-    bool ok = d->want & WT_WANT_INPUT ? wt_create(call, 0, &d->dx, d->x.dims, d->g.rank, wt_is_last(&d->x), d->g.batched, code)
-                                      : wt_empty(call, &call->out[0], 1, &none, &unit, code, &d->dx.data);
-    ok = ok && (weight && !vector ? wt_create(call, 1, &d->dw, d->w.dims, d->g.rank, wt_is_last(&d->w), true, code)
-                                  : wt_empty(call, &call->out[1], 1, weight ? d->w.dims : &none, &unit, code, &d->dw.data));
-    ok = ok && wt_empty(call, &call->out[2], 1, d->want & WT_WANT_BIAS ? &channels : &none, &unit, bias_code, &d->db.data);
+    bool ok = d->want & WT_WANT_INPUT
+                  ? wt_create(call, 0, &d->dx, d->x.dims, d->g.rank, wt_is_last(&d->x), d->g.batched, code)
+                  : wt_empty(call, &call->out[0], 1, &none, &unit, code, &d->dx.data);
+    ok = ok &&
+         (weight && !vector ? wt_create(call, 1, &d->dw, d->w.dims, d->g.rank, wt_is_last(&d->w), true, code)
+                            : wt_empty(call, &call->out[1], 1, weight ? d->w.dims : &none, &unit, code, &d->dw.data));
+    ok = ok &&
+         wt_empty(call, &call->out[2], 1, d->want & WT_WANT_BIAS ? &channels : &none, &unit, bias_code, &d->db.data);
     d->dw.dtype = wt_dtype_of(code);
     d->db.dtype = wt_dtype_of(bias_code);
     return ok;
@@ -147,16 +179,18 @@ static bool run_pass(wt_call *call, const wt_gradients *d, weft_pass pass, bool 
 }
 
 int64_t wt_wanted_of(weft_pass pass, bool bias) {
-    bool data = pass == WEFT_PASS_BWD_DATA || pass == WEFT_PASS_BWD || pass == WEFT_PASS_FWD, weights = pass == WEFT_PASS_BWD_WEIGHTS || pass == WEFT_PASS_BWD;
+    bool data = pass == WEFT_PASS_BWD_DATA || pass == WEFT_PASS_BWD || pass == WEFT_PASS_FWD,
+         weights = pass == WEFT_PASS_BWD_WEIGHTS || pass == WEFT_PASS_BWD;
     return (data ? WT_WANT_INPUT : 0) | (weights ? WT_WANT_WEIGHT : 0) | (bias ? WT_WANT_BIAS : 0);
 }
 
 /* Both large gradients: in one pass, unless two kernels of their own promise to be faster than the one for both. */
 static bool run_both(wt_call *call, const wt_gradients *d, bool bias) {
-    const double worth_asking = 20e3;   /* ns; below it the question costs as much as the answer */
+    const double worth_asking = 20e3; /* ns; below it the question costs as much as the answer */
     weft_args args[3] = {WEFT_ARGS_INIT, WEFT_ARGS_INIT, WEFT_ARGS_INIT};
     weft_plan *both = d->plan(call, d, WEFT_PASS_BWD, bias, &args[0]);
-    if (!both || wt_estimate(both) < worth_asking) return finish(call, d, both, &args[0], wt_wanted_of(WEFT_PASS_BWD, bias));
+    if (!both || wt_estimate(both) < worth_asking)
+        return finish(call, d, both, &args[0], wt_wanted_of(WEFT_PASS_BWD, bias));
     weft_plan *data = d->plan(call, d, WEFT_PASS_BWD_DATA, false, &args[1]);
     weft_plan *weights = data ? d->plan(call, d, WEFT_PASS_BWD_WEIGHTS, bias, &args[2]) : NULL;
     bool apart = weights && wt_estimate(data) + wt_estimate(weights) < wt_estimate(both);
@@ -176,5 +210,6 @@ bool wt_run_wanted(wt_call *call, const wt_gradients *d) {
     bool data = d->want & WT_WANT_INPUT, weights = d->want & WT_WANT_WEIGHT, bias = d->want & WT_WANT_BIAS;
     if (data && weights) return run_both(call, d, bias);
     if (weights) return run_pass(call, d, WEFT_PASS_BWD_WEIGHTS, bias);
-    return (!data || run_pass(call, d, WEFT_PASS_BWD_DATA, false)) && (!bias || run_pass(call, d, WEFT_PASS_BWD_BIAS, true));
+    return (!data || run_pass(call, d, WEFT_PASS_BWD_DATA, false)) &&
+           (!bias || run_pass(call, d, WEFT_PASS_BWD_BIAS, true));
 }

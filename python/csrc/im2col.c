@@ -1,11 +1,12 @@
-/* im2col, an image to the columns of its windows, and col2im, columns to the image they add up to. Each is the gradient of the other.
- * The length of kernel_size says 1D, 2D or 3D. An image is (n) c d h w. Columns are (n) c kd kh kw do ho wo, or, flat, PyTorch's
- * (n) c*kd*kh*kw do*ho*wo: both are eight axes by strides, so nothing is copied. Results are contiguous whatever the input, as PyTorch's. */
+/* im2col, an image to the columns of its windows, and col2im, columns to the image they add up to. Each is the
+ * gradient of the other. The length of kernel_size says 1D, 2D or 3D. An image is (n) c d h w. Columns are (n) c kd
+ * kh kw do ho wo, or, flat, PyTorch's (n) c*kd*kh*kw do*ho*wo: both are eight axes by strides, so nothing is copied.
+ * Results are contiguous whatever the input, as PyTorch's. */
 #include <string.h>
 
 #include "binding.h"
 
-#define MOST (INT64_C(1) << 40)      /* the largest size of one axis of a problem */
+#define MOST (INT64_C(1) << 40) /* the largest size of one axis of a problem */
 
 typedef struct columns {
     int rank;
@@ -18,7 +19,8 @@ typedef struct columns {
 /* The rank from kernel_size, in list `list`; flat is the last argument but for out. */
 static bool begin(wt_call *call, columns *g, int list) {
     size_t rank = call->arg[list].list.size;
-    if (rank < 1 || rank > 3) return wt_fail(call, "%s: has %zu values, allowed: 1 (1D), 2 (2D) or 3 (3D)", call->op->name[list], rank);
+    if (rank < 1 || rank > 3)
+        return wt_fail(call, "%s: has %zu values, allowed: 1 (1D), 2 (2D) or 3 (3D)", call->op->name[list], rank);
     g->rank = (int)rank;
     g->flat = call->arg[call->op->nargs - 1 - call->op->into].integer;
     for (int a = 0; a < 3; a++) g->in[a] = g->out[a] = g->kernel[a] = g->stride[a] = g->dilation[a] = 1, g->pad[a] = 0;
@@ -30,25 +32,34 @@ static bool check_input(wt_call *call, columns *g, int unbatched) {
     const wt_tensor *t = &call->arg[0].tensor;
     g->batched = t->rank == unbatched + 1;
     if (!g->batched && t->rank != unbatched)
-        return wt_fail(call, "input: has %lld dimensions, allowed: %d (batched) or %d (unbatched)", (long long)t->rank, unbatched + 1, unbatched);
+        return wt_fail(call, "input: has %lld dimensions, allowed: %d (batched) or %d (unbatched)", (long long)t->rank,
+                       unbatched + 1, unbatched);
     if (!wt_check_float(call, 0) || !wt_check_sizes(call, 0)) return false;
     g->n = g->batched ? t->sizes[0] : 1;
     for (int64_t a = g->batched; a < t->rank; a++)
         if (!t->sizes[a])
-            return wt_fail(call, "input: has 0 elements along dimension %lld, allowed: 1 or more; only the batch may be empty", (long long)a);
+            return wt_fail(
+                call, "input: has 0 elements along dimension %lld, allowed: 1 or more; only the batch may be empty",
+                (long long)a);
     return true;
 }
 
 /* at: where kernel_size stands; stride, padding and dilation follow it. */
 static bool read_window(wt_call *call, columns *g, int at) {
-    bool ok = wt_read_axes(call, at, g->rank, 1, g->kernel, NULL) && wt_read_axes(call, at + 1, g->rank, 1, g->stride, NULL) &&
-              wt_read_axes(call, at + 2, g->rank, 1, g->pad, NULL) && wt_read_axes(call, at + 3, g->rank, 1, g->dilation, NULL);
-    if (!ok || !wt_check_range(call, at, g->rank, g->kernel, 1) || !wt_check_range(call, at + 3, g->rank, g->dilation, 1)) return false;
+    bool ok = wt_read_axes(call, at, g->rank, 1, g->kernel, NULL) &&
+              wt_read_axes(call, at + 1, g->rank, 1, g->stride, NULL) &&
+              wt_read_axes(call, at + 2, g->rank, 1, g->pad, NULL) &&
+              wt_read_axes(call, at + 3, g->rank, 1, g->dilation, NULL);
+    if (!ok || !wt_check_range(call, at, g->rank, g->kernel, 1) ||
+        !wt_check_range(call, at + 3, g->rank, g->dilation, 1))
+        return false;
     for (int a = 3 - g->rank; a < 3; a++) {
         if (g->stride[a] < 1 || g->stride[a] > MOST)
-            return wt_fail(call, "stride: is %lld along spatial axis %d, allowed: 1 to 2^40", (long long)g->stride[a], a - 3 + g->rank);
+            return wt_fail(call, "stride: is %lld along spatial axis %d, allowed: 1 to 2^40", (long long)g->stride[a],
+                           a - 3 + g->rank);
         if (g->pad[a] < 0 || g->pad[a] > MOST)
-            return wt_fail(call, "padding: is %lld along spatial axis %d, allowed: 0 to 2^40", (long long)g->pad[a], a - 3 + g->rank);
+            return wt_fail(call, "padding: is %lld along spatial axis %d, allowed: 0 to 2^40", (long long)g->pad[a],
+                           a - 3 + g->rank);
     }
     return true;
 }
@@ -58,8 +69,11 @@ static bool out_sizes(wt_call *call, columns *g, const char *name) {
     for (int a = 3 - g->rank; a < 3; a++) {
         int64_t spare = g->in[a] + 2 * g->pad[a] - g->dilation[a] * (g->kernel[a] - 1) - 1;
         if (spare < 0)
-            return wt_fail(call, "%s: spatial axis %d has %lld elements, too few for kernel_size %lld, padding %lld, dilation %lld", name, a - 3 + g->rank,
-                           (long long)g->in[a], (long long)g->kernel[a], (long long)g->pad[a], (long long)g->dilation[a]);
+            return wt_fail(
+                call,
+                "%s: spatial axis %d has %lld elements, too few for kernel_size %lld, padding %lld, dilation %lld",
+                name, a - 3 + g->rank, (long long)g->in[a], (long long)g->kernel[a], (long long)g->pad[a],
+                (long long)g->dilation[a]);
         g->out[a] = spare / g->stride[a] + 1;
     }
     return true;
@@ -100,11 +114,13 @@ static void spread_out(const columns *g, const int64_t *strides, int64_t step[8]
     }
     step[4] = strides[0];
     step[7] = strides[1];
-    for (int a = 1; a >= 0; a--) step[2 + a] = step[3 + a] * g->kernel[a + 1], step[5 + a] = step[6 + a] * g->out[a + 1];
+    for (int a = 1; a >= 0; a--)
+        step[2 + a] = step[3 + a] * g->kernel[a + 1], step[5 + a] = step[6 + a] * g->out[a + 1];
     step[1] = step[2] * g->kernel[0];
 }
 
-static void put_columns(weft_problem *p, weft_args *args, weft_role role, const columns *g, const wt_view *v, const int64_t *strides) {
+static void put_columns(weft_problem *p, weft_args *args, weft_role role, const columns *g, const wt_view *v,
+                        const int64_t *strides) {
     wt_put(p, args, role, v);
     spread_out(g, strides, weft_problem_tensor(p, role)->strides);
 }
@@ -124,7 +140,8 @@ static void describe(weft_problem *p, const columns *g, weft_op op) {
 /* ---------------------------------------------------------------- PyTorch's own operators, which are flat and 2D */
 enum { INPUT, KERNEL, SIZE = 1, BACK_KERNEL };
 
-/* Another shape, of the same memory where strides allow it; the tensor given is freed. 0: failed, as is what is given as 0. */
+/* Another shape, of the same memory where strides allow it; the tensor given is freed. 0: failed, as is what is
+ * given as 0. */
 static wt_value viewed(wt_call *call, wt_value tensor, const int64_t *sizes, int rank) {
     wt_stack s = {.n = 0};
     if (!tensor) return 0;
@@ -164,7 +181,8 @@ static bool take(wt_call *call, wt_value tensor, const int64_t *sizes, int rank)
     int64_t *strides = NULL;
     bool failed = wt.aoti_torch_get_strides((wt_handle)(uintptr_t)tensor, &strides);
     if (!call->op->into && !failed) return wt_keep(call, 0, tensor, rank, sizes, strides);
-    failed = failed || !call->op->into || wt.aoti_torch_copy_(call->arg[call->op->nargs - 1].tensor.handle, (wt_handle)(uintptr_t)tensor, 0);
+    failed = failed || !call->op->into ||
+             wt.aoti_torch_copy_(call->arg[call->op->nargs - 1].tensor.handle, (wt_handle)(uintptr_t)tensor, 0);
     wt_free(tensor);
     return !failed || wt_fail(call, "%s: could not be written", call->op->into ? "out" : "the result");
 }
@@ -191,13 +209,15 @@ static bool col2im_peer(wt_call *call, const void *state) {
     return take(call, torchs(call, g, "aten::col2im", viewed(call, input_of(call), sizes, 3), true), image, rank);
 }
 
-/* PyTorch's col2im sums in the type of the data: of 16 bits that is not enough. On CUDA both count the elements of a sample in 32 bits. */
+/* PyTorch's col2im sums in the type of the data: of 16 bits that is not enough. On CUDA both count the elements of a
+ * sample in 32 bits. */
 static wt_peer peer_of(const wt_call *call, const columns *g, bool sums) {
     int32_t dtype = call->arg[INPUT].tensor.dtype;
     int64_t taps = 0, image = 0;
     if (g->rank > 2 || (sums && dtype != WEFT_DTYPE_F32 && dtype != WEFT_DTYPE_F64)) return NULL;
     bool fits = product(&taps, g->c, g->kernel) && product(&taps, taps, g->out) && product(&image, g->c, g->in);
-    if (call->device_type != wt.aoti_torch_device_type_cpu() && !(fits && taps <= INT32_MAX && image <= INT32_MAX)) return NULL;
+    if (call->device_type != wt.aoti_torch_device_type_cpu() && !(fits && taps <= INT32_MAX && image <= INT32_MAX))
+        return NULL;
     return sums ? col2im_peer : im2col_peer;
 }
 
@@ -234,7 +254,8 @@ static bool run_im2col(wt_call *call) {
     put_columns(&p, &args, WEFT_ROLE_DST, &g, &y, strides);
     return wt_run(call, &p, &args, peer_of(call, &g, false), &g);
 }
-WT_OPERATOR_OUT(im2col, "im2col(Tensor input, SymInt[] kernel_size, SymInt[] stride, SymInt[] padding, SymInt[] dilation, bool flat) -> Tensor")
+WT_OPERATOR_OUT(im2col, "im2col(Tensor input, SymInt[] kernel_size, SymInt[] stride, SymInt[] padding, SymInt[] "
+                        "dilation, bool flat) -> Tensor")
 
 /* Columns must have the sizes that the image and the window give. */
 static bool check_fits(wt_call *call, columns *g) {
@@ -242,13 +263,17 @@ static bool check_fits(wt_call *call, columns *g) {
     int64_t taps, sizes[8], channels = t->sizes[g->batched];
     bool fits = product(&taps, 1, g->kernel);
     if (g->flat && channels % taps)
-        return wt_fail(call, "input: has %lld elements along dimension %d, allowed: a multiple of the elements of a window, %lld, from kernel_size",
+        return wt_fail(call,
+                       "input: has %lld elements along dimension %d, allowed: a multiple of the elements of a window, "
+                       "%lld, from kernel_size",
                        (long long)channels, g->batched, (long long)taps);
     g->c = g->flat ? channels / taps : channels;
     int rank = sizes_of(g, sizes, &fits);
     for (int a = g->batched; a < rank && fits; a++)
         if (t->sizes[a] != sizes[a])
-            return wt_fail(call, "input: has %lld elements along dimension %d, allowed with this %s, kernel_size, stride, padding and dilation: %lld",
+            return wt_fail(call,
+                           "input: has %lld elements along dimension %d, allowed with this %s, kernel_size, stride, "
+                           "padding and dilation: %lld",
                            (long long)t->sizes[a], a, g->flat ? "output_size" : "input_size", (long long)sizes[a]);
     return fits || wt_fail(call, "padding: gives 2^63 windows or more, allowed: fewer");
 }
@@ -256,13 +281,14 @@ static bool check_fits(wt_call *call, columns *g) {
 static bool run_col2im(wt_call *call) {
     columns g;
     wt_view y;
-    if (!begin(call, &g, BACK_KERNEL) || !check_input(call, &g, g.flat ? 2 : 2 * g.rank + 1) || !read_window(call, &g, BACK_KERNEL) ||
-        !wt_read_axes(call, SIZE, g.rank, 1, g.in, NULL))
+    if (!begin(call, &g, BACK_KERNEL) || !check_input(call, &g, g.flat ? 2 : 2 * g.rank + 1) ||
+        !read_window(call, &g, BACK_KERNEL) || !wt_read_axes(call, SIZE, g.rank, 1, g.in, NULL))
         return false;
     const char *name = g.flat ? "output_size" : "input_size";
     for (int a = 3 - g.rank; a < 3; a++)
         if (g.in[a] < 1 || g.in[a] > MOST)
-            return wt_fail(call, "%s: is %lld along spatial axis %d, allowed: 1 to 2^40", name, (long long)g.in[a], a - 3 + g.rank);
+            return wt_fail(call, "%s: is %lld along spatial axis %d, allowed: 1 to 2^40", name, (long long)g.in[a],
+                           a - 3 + g.rank);
     if (!out_sizes(call, &g, name) || !check_fits(call, &g)) return false;
     int64_t dims[5] = {g.n, g.c, g.in[0], g.in[1], g.in[2]};
     const wt_tensor *t = &call->arg[INPUT].tensor;
@@ -276,4 +302,5 @@ static bool run_col2im(wt_call *call) {
     wt_put(&p, &args, WEFT_ROLE_DST, &y);
     return wt_run(call, &p, &args, peer_of(call, &g, true), &g);
 }
-WT_OPERATOR_OUT(col2im, "col2im(Tensor input, SymInt[] size, SymInt[] kernel_size, SymInt[] stride, SymInt[] padding, SymInt[] dilation, bool flat) -> Tensor")
+WT_OPERATOR_OUT(col2im, "col2im(Tensor input, SymInt[] size, SymInt[] kernel_size, SymInt[] stride, SymInt[] padding, "
+                        "SymInt[] dilation, bool flat) -> Tensor")

@@ -1,21 +1,24 @@
-/* Local response normalisation across channels, and its gradient. Data has 3 to 5 dimensions, (n, c) and spatial axes. */
+/* Local response normalisation across channels, and its gradient. Data has 3 to 5 dimensions, (n, c) and spatial
+ * axes. */
 #include <string.h>
 
 #include "binding.h"
 
 enum { INPUT, SIZE, ALPHA, BETA, K };
-enum { B_GRAD, B_INPUT };            /* size, alpha, beta and k follow as above, one further on */
+enum { B_GRAD, B_INPUT }; /* size, alpha, beta and k follow as above, one further on */
 
 static bool check_data(wt_call *call, int at) {
     const wt_tensor *t = &call->arg[at].tensor;
     if (t->rank < 3 || t->rank > 5)
-        return wt_fail(call, "%s: has %lld dimensions, allowed: 3 to 5, batch and channels first", call->op->name[at], (long long)t->rank);
+        return wt_fail(call, "%s: has %lld dimensions, allowed: 3 to 5, batch and channels first", call->op->name[at],
+                       (long long)t->rank);
     return wt_check_float(call, at) && wt_check_sizes(call, at);
 }
 
 static bool check_size(wt_call *call, int at) {
     int64_t size = call->arg[at].integer;
-    return (size >= 1 && size <= INT64_C(1) << 40) || wt_fail(call, "size: is %lld, allowed: 1 to 2^40", (long long)size);
+    return (size >= 1 && size <= INT64_C(1) << 40) ||
+           wt_fail(call, "size: is %lld, allowed: 1 to 2^40", (long long)size);
 }
 
 /* at: where size stands */
@@ -48,7 +51,8 @@ WT_OPERATOR_OUT(lrn, "lrn(Tensor input, SymInt size, float alpha, float beta, fl
 
 static bool run_lrn_backward(wt_call *call) {
     const wt_tensor *t = &call->arg[B_INPUT].tensor, *grad = &call->arg[B_GRAD].tensor;
-    if (!check_data(call, B_INPUT) || !wt_check_same_type(call, B_GRAD, B_INPUT) || !check_size(call, SIZE + 1)) return false;
+    if (!check_data(call, B_INPUT) || !wt_check_same_type(call, B_GRAD, B_INPUT) || !check_size(call, SIZE + 1))
+        return false;
     bool same = grad->rank == t->rank;
     for (int64_t a = 0; same && a < t->rank; a++) same = grad->sizes[a] == t->sizes[a];
     if (!same) {
@@ -71,4 +75,5 @@ static bool run_lrn_backward(wt_call *call) {
     wt_put(&p, &args, WEFT_ROLE_DIFF_SRC, &dx);
     return wt_execute(call, wt_plan(call, &p), &args);
 }
-WT_OPERATOR(lrn_backward, "lrn_backward(Tensor grad_output, Tensor input, SymInt size, float alpha, float beta, float k) -> Tensor")
+WT_OPERATOR(lrn_backward,
+            "lrn_backward(Tensor grad_output, Tensor input, SymInt size, float alpha, float beta, float k) -> Tensor")

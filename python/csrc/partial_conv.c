@@ -1,10 +1,23 @@
-/* Partial convolution, transposed or not, and its gradients: (output, new mask, window sums). A mask is (n, c, spatial), each of n and c
- * those of input or 1, or (n, spatial): one channel, and the new mask then has none either; beside unbatched input n is left out.
- * float32 sums hold counts up to 2^24 exactly, also beside 16-bit data; backward needs them, the mask, input and weight. */
+/* Partial convolution, transposed or not, and its gradients: (output, new mask, window sums). A mask is (n, c,
+ * spatial), each of n and c those of input or 1, or (n, spatial): one channel, and the new mask then has none
+ * either; beside unbatched input n is left out. float32 sums hold counts up to 2^24 exactly, also beside 16-bit
+ * data; backward needs them, the mask, input and weight. */
 #include "partial_conv.h"
 
 enum { INPUT, WEIGHT, BIAS, MASK, STRIDE, ACT = 8, TRANSPOSED = 11, OUTPUT_PADDING, LEGACY };
-enum { B_GRAD, B_INPUT, B_WEIGHT, B_MASK, B_SUMS, B_STRIDE, B_TRANSPOSED = 9, B_OUTPUT_PADDING, B_BIASED, B_WANT, B_BIAS_DTYPE };
+enum {
+    B_GRAD,
+    B_INPUT,
+    B_WEIGHT,
+    B_MASK,
+    B_SUMS,
+    B_STRIDE,
+    B_TRANSPOSED = 9,
+    B_OUTPUT_PADDING,
+    B_BIASED,
+    B_WANT,
+    B_BIAS_DTYPE
+};
 
 /* ---------------------------------------------------------------- arguments */
 static bool see_mask(wt_call *call, int at, wt_partial *q) {
@@ -15,11 +28,13 @@ static bool see_mask(wt_call *call, int at, wt_partial *q) {
     q->plane = t->handle && t->rank == full - 1;
     if (!t->handle) return true;
     if (t->rank != full && t->rank != full - 1)
-        return wt_fail(call, "mask: has %lld dimensions, allowed with input of %d: %d, or %d without channels", (long long)t->rank, full, full, full - 1);
+        return wt_fail(call, "mask: has %lld dimensions, allowed with input of %d: %d, or %d without channels",
+                       (long long)t->rank, full, full, full - 1);
     if (!wt_is_float(t->dtype) && t->dtype != WEFT_DTYPE_U8)
-        return wt_fail(call, "mask: is %s, allowed: bool, uint8, float32, float64, float16 or bfloat16", wt_dtype_name(t->code));
+        return wt_fail(call, "mask: is %s, allowed: bool, uint8, float32, float64, float16 or bfloat16",
+                       wt_dtype_name(t->code));
     q->mask = wt_see(t, g->rank);
-    if (q->plane) {                  /* wt_see took n for c */
+    if (q->plane) { /* wt_see took n for c */
         q->mask.dims[0] = g->batched ? q->mask.dims[1] : 1;
         q->mask.strides[0] = g->batched ? q->mask.strides[1] : 0;
         q->mask.dims[1] = 1;
@@ -28,8 +43,8 @@ static bool see_mask(wt_call *call, int at, wt_partial *q) {
     for (int a = 0; a < 5; a++) {
         int64_t got = q->mask.dims[a], allowed = q->d.x.dims[a];
         if (got != allowed && (a > 1 || got != 1))
-            return wt_fail(call, "mask: has %lld elements along axis %c, allowed: %s%lld, as input has", (long long)got, "ncdhw"[a], a > 1 ? "" : "1 or ",
-                           (long long)allowed);
+            return wt_fail(call, "mask: has %lld elements along axis %c, allowed: %s%lld, as input has", (long long)got,
+                           "ncdhw"[a], a > 1 ? "" : "1 or ", (long long)allowed);
     }
     return true;
 }
@@ -41,8 +56,10 @@ static bool read_output_padding(wt_call *call, int at, wt_partial *q) {
     for (int a = 0; a < 3; a++) {
         int64_t most = !q->transposed ? 1 : g->stride[a] > g->dilation[a] ? g->stride[a] : g->dilation[a];
         if (q->extra[a] < 0 || q->extra[a] >= most)
-            return wt_fail(call, "output_padding: is %lld along spatial axis %d, allowed: 0%s", (long long)q->extra[a], a - 3 + g->rank,
-                           q->transposed ? " or more, below the stride or the dilation" : " unless the convolution is transposed");
+            return wt_fail(call, "output_padding: is %lld along spatial axis %d, allowed: 0%s", (long long)q->extra[a],
+                           a - 3 + g->rank,
+                           q->transposed ? " or more, below the stride or the dilation"
+                                         : " unless the convolution is transposed");
     }
     return true;
 }
@@ -58,8 +75,9 @@ static bool open_partial(wt_call *call, wt_partial *q, int input, int mask, int 
     q->out[1] = d->w.dims[0];
     if (q->transposed && !wt_grouped_channels(call, &d->g, &d->w, &q->out[1])) return false;
     if (!d->x.dims[1]) return wt_fail(call, "input: has 0 channels, allowed: 1 or more");
-    return wt_check_channels(call, &d->g, &d->x, &d->w, q->transposed ? 0 : 1, "input") && read_output_padding(call, transposed + 1, q) &&
-           see_mask(call, mask, q) && wt_out_sizes(call, &d->g, &d->x, &d->w, q->transposed ? q->extra : NULL, q->out);
+    return wt_check_channels(call, &d->g, &d->x, &d->w, q->transposed ? 0 : 1, "input") &&
+           read_output_padding(call, transposed + 1, q) && see_mask(call, mask, q) &&
+           wt_out_sizes(call, &d->g, &d->x, &d->w, q->transposed ? q->extra : NULL, q->out);
 }
 
 /* ---------------------------------------------------------------- the problem */
@@ -88,9 +106,11 @@ static bool create_mask(wt_call *call, wt_partial *q, bool last) {
     int64_t sizes[5], strides[5];
     int axis[5], n = 0;
     mask_dims(q, q->out[1], v->dims);
-    if (!wt_dense(v->strides, v->dims, last)) return wt_fail(call, "the new mask has more elements than memory, allowed: fewer than 2^63");
+    if (!wt_dense(v->strides, v->dims, last))
+        return wt_fail(call, "the new mask has more elements than memory, allowed: fewer than 2^63");
     for (int a = 0; a < 5; a++)
-        if (a == 0 ? g->batched : a == 1 ? !q->plane : a >= 5 - g->rank) sizes[n] = v->dims[a], strides[n] = v->strides[a], axis[n++] = a;
+        if (a == 0 ? g->batched : a == 1 ? !q->plane : a >= 5 - g->rank)
+            sizes[n] = v->dims[a], strides[n] = v->strides[a], axis[n++] = a;
     int32_t code = call->arg[q->mask.handle ? MASK : INPUT].tensor.code;
     v->dtype = wt_dtype_of(code);
     if (!wt_result(call, 1, n, sizes, strides, code, &v->data)) return false;
@@ -102,22 +122,25 @@ static bool create_mask(wt_call *call, wt_partial *q, bool last) {
 /* ---------------------------------------------------------------- forward */
 static bool run_partial_conv(wt_call *call) {
     wt_partial q;
-    if (!open_partial(call, &q, INPUT, MASK, STRIDE, TRANSPOSED) || !wt_check_bias(call, BIAS, q.out[1]) || !wt_check_act(call, ACT)) return false;
+    if (!open_partial(call, &q, INPUT, MASK, STRIDE, TRANSPOSED) || !wt_check_bias(call, BIAS, q.out[1]) ||
+        !wt_check_act(call, ACT))
+        return false;
     const wt_geometry *g = &q.d.g;
-    int32_t code = call->arg[INPUT].tensor.code, wide = q.d.x.dtype == WEFT_DTYPE_F64 ? code : wt.aoti_torch_dtype_float32();
+    int32_t code = call->arg[INPUT].tensor.code,
+            wide = q.d.x.dtype == WEFT_DTYPE_F64 ? code : wt.aoti_torch_dtype_float32();
     bool last = wt_is_last(&q.d.x);
     int64_t dims[5];
     mask_dims(&q, g->groups, dims);
     if (!wt_create(call, 0, &q.y, q.out, g->rank, last, g->batched, code) || !create_mask(call, &q, last) ||
         !wt_create(call, 2, &q.sums, dims, g->rank, last, g->batched, wide))
         return false;
-    if (wt_is_empty(&q.sums)) return true;   /* an empty batch still has a new mask where one mask serves all */
+    if (wt_is_empty(&q.sums)) return true; /* an empty batch still has a new mask where one mask serves all */
     q.bias = call->arg[BIAS].tensor;
     q.biased = q.bias.handle != NULL;
     q.legacy = q.biased && call->arg[LEGACY].integer;
     q.act = ACT;
     const char *why = wt_partial_no_peer(call, &q, false);
-    if (q.legacy && !why) {          /* no kernel of weft rounds that way */
+    if (q.legacy && !why) { /* no kernel of weft rounds that way */
         wt_kernels_add("torch");
         return wt_partial_peer(call, &q);
     }
@@ -133,9 +156,11 @@ static bool run_partial_conv(wt_call *call) {
     wt_put(&p, &args, WEFT_ROLE_SUMS, &q.sums);
     return wt_put_epilogue(call, &p, &args, BIAS, ACT) && wt_run(call, &p, &args, why ? NULL : wt_partial_peer, &q);
 }
-WT_OPERATOR_OUT_PAIR(partial_conv, "partial_conv(Tensor input, Tensor weight, Tensor? bias, Tensor? mask, SymInt[] stride, SymInt[] padding, "
-                                   "SymInt[] dilation, SymInt groups, str act, float lo, float hi, bool transposed, SymInt[] output_padding, "
-                                   "bool legacy) -> (Tensor, Tensor, Tensor)")
+WT_OPERATOR_OUT_PAIR(
+    partial_conv,
+    "partial_conv(Tensor input, Tensor weight, Tensor? bias, Tensor? mask, SymInt[] stride, SymInt[] padding, "
+    "SymInt[] dilation, SymInt groups, str act, float lo, float hi, bool transposed, SymInt[] output_padding, "
+    "bool legacy) -> (Tensor, Tensor, Tensor)")
 
 /* ---------------------------------------------------------------- gradients */
 static weft_plan *plan_pass(wt_call *call, const wt_gradients *d, weft_pass pass, bool bias, weft_args *args) {
@@ -143,7 +168,8 @@ static weft_plan *plan_pass(wt_call *call, const wt_gradients *d, weft_pass pass
     weft_problem p;
     begin(&p, q, pass);
     p.attr[WEFT_PARTIAL_BIASED] = q->biased;
-    bool data = pass == WEFT_PASS_BWD_DATA || pass == WEFT_PASS_BWD, weights = pass == WEFT_PASS_BWD_WEIGHTS || pass == WEFT_PASS_BWD;
+    bool data = pass == WEFT_PASS_BWD_DATA || pass == WEFT_PASS_BWD,
+         weights = pass == WEFT_PASS_BWD_WEIGHTS || pass == WEFT_PASS_BWD;
     if (weights) wt_put(&p, args, WEFT_ROLE_SRC, &d->x), wt_put(&p, args, WEFT_ROLE_DIFF_WEIGHTS, &d->dw);
     if (data) wt_put(&p, args, WEFT_ROLE_WEIGHTS, &d->w), wt_put(&p, args, WEFT_ROLE_DIFF_SRC, &d->dx);
     if (q->mask.handle && pass != WEFT_PASS_BWD_BIAS) wt_put(&p, args, WEFT_ROLE_MASK, &q->mask);
@@ -152,7 +178,8 @@ static weft_plan *plan_pass(wt_call *call, const wt_gradients *d, weft_pass pass
     if (bias && pass != WEFT_PASS_BWD_BIAS) wt_add_step(&p, WEFT_STEP_BIAS, 0, 0);
     if (bias) wt_put_vector(&p, args, WEFT_ROLE_DIFF_BIAS, d->db.data, d->db.dtype, 1);
     wt_share share = {d, wt_wanted_of(pass, bias)};
-    return pass == WEFT_PASS_BWD_BIAS ? wt_plan(call, &p) : wt_plan_with(call, &p, d->peer, &share);   /* the peer plans that pass too */
+    /* the peer plans that pass too */
+    return pass == WEFT_PASS_BWD_BIAS ? wt_plan(call, &p) : wt_plan_with(call, &p, d->peer, &share);
 }
 
 /* A tensor that must have these dims, and the rank that such dims have beside input. */
@@ -160,12 +187,13 @@ static bool see_exactly(wt_call *call, int at, const wt_partial *q, const int64_
     const wt_tensor *t = &call->arg[at].tensor;
     int full = q->d.g.rank + (q->d.g.batched ? 2 : 1);
     const char *name = call->op->name[at];
-    if (t->rank != full) return wt_fail(call, "%s: has %lld dimensions, allowed: as many as input, %d", name, (long long)t->rank, full);
+    if (t->rank != full)
+        return wt_fail(call, "%s: has %lld dimensions, allowed: as many as input, %d", name, (long long)t->rank, full);
     *v = wt_see(t, q->d.g.rank);
     for (int a = 0; a < 5; a++)
         if (v->dims[a] != dims[a])
-            return wt_fail(call, "%s: has %lld elements along axis %c, allowed: %lld, as the forward operator gives", name, (long long)v->dims[a], "ncdhw"[a],
-                           (long long)dims[a]);
+            return wt_fail(call, "%s: has %lld elements along axis %c, allowed: %lld, as the forward operator gives",
+                           name, (long long)v->dims[a], "ncdhw"[a], (long long)dims[a]);
     return true;
 }
 
@@ -181,21 +209,29 @@ static bool open_gradients(wt_call *call, wt_partial *q) {
         !wt_check_same_type(call, B_GRAD, B_INPUT))
         return false;
     if (q->sums.dtype != wide)
-        return wt_fail(call, "sums: is %s, allowed: %s", wt_dtype_name(call->arg[B_SUMS].tensor.code), wide == WEFT_DTYPE_F64 ? "float64" : "float32");
+        return wt_fail(call, "sums: is %s, allowed: %s", wt_dtype_name(call->arg[B_SUMS].tensor.code),
+                       wide == WEFT_DTYPE_F64 ? "float64" : "float32");
     if (q->d.want & WT_WANT_BIAS && !q->biased)
-        return wt_fail(call, "want: is %lld with biased false, allowed: the gradient of a bias only where the forward operator had one", (long long)q->d.want);
+        return wt_fail(
+            call,
+            "want: is %lld with biased false, allowed: the gradient of a bias only where the forward operator had one",
+            (long long)q->d.want);
     return true;
 }
 
 static bool run_partial_conv_backward(wt_call *call) {
     wt_partial q;
-    if (!open_partial(call, &q, B_INPUT, B_MASK, B_STRIDE, B_TRANSPOSED) || !wt_check_bias_dtype(call, B_BIAS_DTYPE, B_INPUT) || !open_gradients(call, &q) ||
+    if (!open_partial(call, &q, B_INPUT, B_MASK, B_STRIDE, B_TRANSPOSED) ||
+        !wt_check_bias_dtype(call, B_BIAS_DTYPE, B_INPUT) || !open_gradients(call, &q) ||
         !wt_create_wanted(call, &q.d, false, B_INPUT, B_BIAS_DTYPE))
         return false;
     if (wt_is_empty(&q.d.dy)) return wt_zero_wanted(call);
     q.d.peer = wt_partial_no_peer(call, &q, true) ? NULL : wt_partial_backward_peer;
-    return wt_run_wanted(call, &q.d);   /* whatever the strides of grad_output: a copy of it would be the largest tensor of all */
+    /* whatever the strides of grad_output: a copy of it would be the largest tensor of all */
+    return wt_run_wanted(call, &q.d);
 }
-WT_OPERATOR(partial_conv_backward, "partial_conv_backward(Tensor grad_output, Tensor input, Tensor weight, Tensor? mask, Tensor sums, SymInt[] stride, "
-                                   "SymInt[] padding, SymInt[] dilation, SymInt groups, bool transposed, SymInt[] output_padding, bool biased, int want, "
+WT_OPERATOR(partial_conv_backward, "partial_conv_backward(Tensor grad_output, Tensor input, Tensor weight, Tensor? "
+                                   "mask, Tensor sums, SymInt[] stride, "
+                                   "SymInt[] padding, SymInt[] dilation, SymInt groups, bool transposed, SymInt[] "
+                                   "output_padding, bool biased, int want, "
                                    "ScalarType bias_dtype) -> (Tensor, Tensor, Tensor)")

@@ -1,9 +1,11 @@
-/* Partial convolution by PyTorch's convolution, some images at a time: a masked copy of a few images, their convolution, and the scale
- * by the ratio stay within the workspace limit, however large the batch.
- *   fwd        y = conv(x*m) * (r*u) + b*u with a bias, conv(x*m) * r without one; legacy: (conv(x*m) + b - b) in place of conv(x*m)
- *   gradients  D = dy * (r*u), or dy * r; dx = m * conv_backward_data(D), dw = the sum over the images of conv_backward_weight(x*m, D)
- * The window sums, u and r are planes of one channel, or of one a group: weft's own kernels make them, with sums that are exact for whole
- * masks, which a fast convolution of ones does not promise. So does the gradient of the bias. Uneven padding is put into the copy. */
+/* Partial convolution by PyTorch's convolution, some images at a time: a masked copy of a few images, their
+ * convolution, and the scale by the ratio stay within the workspace limit, however large the batch.
+ *   fwd        y = conv(x*m) * (r*u) + b*u with a bias, conv(x*m) * r without one; legacy: (conv(x*m) + b - b) in
+ *   place of conv(x*m) gradients  D = dy * (r*u), or dy * r; dx = m * conv_backward_data(D), dw = the sum over the
+ *   images of conv_backward_weight(x*m, D)
+ * The window sums, u and r are planes of one channel, or of one a group: weft's own kernels make them, with sums
+ * that are exact for whole masks, which a fast convolution of ones does not promise. So does the gradient of the
+ * bias. Uneven padding is put into the copy. */
 #include <string.h>
 
 #include "conv_peer.h"
@@ -14,11 +16,12 @@
 typedef struct road {
     wt_call *call;
     const wt_partial *q;
-    int64_t from, count;             /* the images at hand */
-    int64_t planes;                  /* channels of sums, u and r: groups where masks have a channel each, else 1 */
-    int32_t code, wide;              /* PyTorch's types of data and of planes */
-    bool uneven, last;               /* last: copies are channels-last */
-    wt_handle one, zero, held[HELD]; /* one, zero: numbers on the device, of the type of planes and of data. held: freed after these images */
+    int64_t from, count; /* the images at hand */
+    int64_t planes;      /* channels of sums, u and r: groups where masks have a channel each, else 1 */
+    int32_t code, wide;  /* PyTorch's types of data and of planes */
+    bool uneven, last;   /* last: copies are channels-last */
+    /* one, zero: numbers on the device, of the type of planes and of data. held: freed after these images */
+    wt_handle one, zero, held[HELD];
     int nheld;
 } road;
 
@@ -36,19 +39,22 @@ static void let_go(road *r, int keep) {
     while (r->nheld > keep) wt_free((wt_value)(uintptr_t)r->held[--r->nheld]);
 }
 
-/* v as PyTorch's operators take it: n, c and the spatial axes of its rank; split > 0: c apart, as groups of so many channels. */
+/* v as PyTorch's operators take it: n, c and the spatial axes of its rank; split > 0: c apart, as groups of so many
+ * channels. */
 static wt_handle as_tensor(road *r, const wt_view *v, int64_t split) {
     int64_t sizes[6], strides[6], n = 0;
     wt_handle view = NULL;
     for (int a = 0; a < 5; a++) {
         if (a >= 2 && a < 5 - r->q->d.g.rank) continue;
         sizes[n] = v->dims[a], strides[n++] = v->strides[a];
-        if (a == 1 && split) sizes[n - 1] /= split, strides[n - 1] *= split, sizes[n] = split, strides[n++] = v->strides[1];
+        if (a == 1 && split)
+            sizes[n - 1] /= split, strides[n - 1] *= split, sizes[n] = split, strides[n++] = v->strides[1];
     }
     void *at = NULL;
     if (!v->handle || wt.aoti_torch_get_data_ptr(v->handle, &at)) return NULL;
     int64_t offset = ((char *)v->data - (char *)at) / (int64_t)wt_dtype_bytes(v->dtype);
-    return wt.aoti_torch__reinterpret_tensor(v->handle, n, sizes, strides, offset, &view) || !hold(r, view) ? NULL : view;
+    return wt.aoti_torch__reinterpret_tensor(v->handle, n, sizes, strides, offset, &view) || !hold(r, view) ? NULL
+                                                                                                            : view;
 }
 
 /* The images at hand of v; of one that serves all, that one. */
@@ -63,7 +69,8 @@ static wt_view of_images(const road *r, const wt_view *v) {
 static bool make(road *r, wt_view *v, const int64_t dims[5], bool last, int32_t code) {
     memcpy(v->dims, dims, sizeof(v->dims));
     v->dtype = wt_dtype_of(code);
-    if (!wt_dense(v->strides, dims, last)) return wt_fail(r->call, "a copy of the input has more elements than memory, allowed: fewer than 2^63");
+    if (!wt_dense(v->strides, dims, last))
+        return wt_fail(r->call, "a copy of the input has more elements than memory, allowed: fewer than 2^63");
     return wt_empty(r->call, &v->handle, 5, v->dims, v->strides, code, &v->data) && hold(r, v->handle);
 }
 
@@ -102,7 +109,8 @@ static bool aten(road *r, const char *name, const char *overload, int n, const w
     aten(r, name, overload, (int)(sizeof((wt_handle[]){__VA_ARGS__}) / sizeof(wt_handle)), (wt_handle[]){__VA_ARGS__})
 
 static bool copy(road *r, wt_handle into, wt_handle from) {
-    return (into && from && !wt.aoti_torch_copy_(into, from, 0)) || wt_fail(r->call, "a part of a result could not be copied");
+    return (into && from && !wt.aoti_torch_copy_(into, from, 0)) ||
+           wt_fail(r->call, "a part of a result could not be copied");
 }
 
 static void push_one_of_a_list(wt_stack *s, wt_handle tensor) {
@@ -132,8 +140,10 @@ static bool make_numbers(road *r) {
     if (!wt_empty(r->call, &like, 0, NULL, NULL, r->wide, &data) || !hold(r, like)) return false;
     wt_push_tensor(&s, like);
     for (int i = 0; i < 5; i++) wt_push_none(&s);
-    if (!wt_aten(r->call, &s, "aten::ones_like", "", 1) || !hold(r, r->one = (wt_handle)(uintptr_t)s.item[0])) return false;
-    return wt_empty(r->call, &r->zero, 0, NULL, NULL, r->code, &data) && hold(r, r->zero) && !wt.aoti_torch_zero_(r->zero);
+    if (!wt_aten(r->call, &s, "aten::ones_like", "", 1) || !hold(r, r->one = (wt_handle)(uintptr_t)s.item[0]))
+        return false;
+    return wt_empty(r->call, &r->zero, 0, NULL, NULL, r->code, &data) && hold(r, r->zero) &&
+           !wt.aoti_torch_zero_(r->zero);
 }
 
 /* ---------------------------------------------------------------- masks */
@@ -194,7 +204,8 @@ static bool add_channels(road *r, wt_view *mask) {
     const int64_t axis = 2;
     wt_stack s = {.n = 0};
     wt_view part = of_images(r, &r->q->mask);
-    int64_t each = part.dims[1] / r->planes, dims[5] = {part.dims[0], r->planes, part.dims[2], part.dims[3], part.dims[4]};
+    int64_t each = part.dims[1] / r->planes,
+            dims[5] = {part.dims[0], r->planes, part.dims[2], part.dims[3], part.dims[4]};
     wt_handle counted = part.dtype == WEFT_DTYPE_U8 ? selected(r, &part, each) : as_tensor(r, &part, each);
     wt_handle into = counted && make(r, mask, dims, false, r->wide) ? as_tensor(r, mask, 0) : NULL;
     if (!into) return false;
@@ -208,7 +219,8 @@ static bool add_channels(road *r, wt_view *mask) {
     return true;
 }
 
-/* The sums of one channel of a window, from a partial convolution of ones with one channel a plane. spare: memory for its other results. */
+/* The sums of one channel of a window, from a partial convolution of ones with one channel a plane. spare: memory
+ * for its other results. */
 static bool window_sums(road *r, const wt_view *sums, const wt_view spare[2]) {
     const wt_partial *q = r->q;
     wt_geometry g = q->d.g;
@@ -252,7 +264,8 @@ static bool ratios(road *r, const wt_view *sums, const wt_view *ratio) {
     const wt_partial *q = r->q;
     const int64_t pixel[5] = {r->planes, 1, 1, 1, 1};
     const wt_geometry g = {q->d.g.rank, true, {1, 1, 1}, {0}, {0}, {1, 1, 1}, r->planes};
-    double window = (double)(q->d.x.dims[1] / q->d.g.groups) * (double)(q->d.w.dims[2] * q->d.w.dims[3] * q->d.w.dims[4]);
+    double window =
+        (double)(q->d.x.dims[1] / q->d.g.groups) * (double)(q->d.w.dims[2] * q->d.w.dims[3] * q->d.w.dims[4]);
     weft_problem p;
     weft_args args = WEFT_ARGS_INIT;
     wt_view ones = constant(r, ratio->dims), weights = constant(r, pixel);
@@ -264,7 +277,8 @@ static bool ratios(road *r, const wt_view *sums, const wt_view *ratio) {
     wt_put(&p, &args, WEFT_ROLE_DIFF_DST, &ones);
     wt_put(&p, &args, WEFT_ROLE_SUMS, sums);
     wt_put(&p, &args, WEFT_ROLE_DIFF_SRC, ratio);
-    return wt_execute(r->call, wt_plan(r->call, &p), &args) && ATEN(r, "aten::mul_", "Tensor", ratio->handle, number(r, window, false));
+    return wt_execute(r->call, wt_plan(r->call, &p), &args) &&
+           ATEN(r, "aten::mul_", "Tensor", ratio->handle, number(r, window, false));
 }
 
 static bool make_plane(road *r, wt_view *v) {
@@ -282,8 +296,10 @@ static bool make_planes(road *r, wt_view *u, wt_view *ratio) {
     spare[0] = *u, spare[1] = *ratio;
     double channels = wt_mask_kind(q) == 2 ? 1 : (double)(q->d.x.dims[1] / q->d.g.groups);
     return window_sums(r, &one_channel, spare) &&
-           ATEN(r, "aten::mul", "out", as_tensor(r, &one_channel, 0), number(r, channels, false), as_tensor(r, &sums, 0)) && clamp_sums(r, &sums, u) &&
-           copy(r, as_tensor(r, &fresh, fresh.dims[1] / r->planes), as_tensor(r, u, 1)) && ratios(r, &sums, ratio);
+           ATEN(r, "aten::mul", "out", as_tensor(r, &one_channel, 0), number(r, channels, false),
+                as_tensor(r, &sums, 0)) &&
+           clamp_sums(r, &sums, u) && copy(r, as_tensor(r, &fresh, fresh.dims[1] / r->planes), as_tensor(r, u, 1)) &&
+           ratios(r, &sums, ratio);
 }
 
 /* ---------------------------------------------------------------- some images at a time */
@@ -291,13 +307,15 @@ static int64_t pixels(const int64_t *spatial) { return spatial[0] * spatial[1] *
 
 /* Bytes that one image needs besides the results: the copy and a result of convolution of either side, and planes. */
 static int64_t bytes_an_image(const wt_partial *q) {
-    int64_t planes = wt_mask_kind(q) == 2 ? q->d.g.groups : 1, wide = q->d.x.dtype == WEFT_DTYPE_F64 ? 8 : 4, of_mask = 0;
+    int64_t planes = wt_mask_kind(q) == 2 ? q->d.g.groups : 1, wide = q->d.x.dtype == WEFT_DTYPE_F64 ? 8 : 4,
+            of_mask = 0;
     int64_t in = pixels(q->d.x.dims + 2), out = pixels(q->out + 2), data = q->d.x.dims[1] * in + q->out[1] * out;
     if (q->mask.handle && q->mask.dims[0] > 1) of_mask = q->mask.dims[1] * in + wide * planes * (4 * out + in);
     return data * (int64_t)wt_dtype_bytes(q->d.x.dtype) + of_mask;
 }
 
-/* What is needed once: the sums, which are no result to the caller, planes that serve all images, and weights in forms of PyTorch's. */
+/* What is needed once: the sums, which are no result to the caller, planes that serve all images, and weights in
+ * forms of PyTorch's. */
 static int64_t bytes_for_all(const wt_partial *q) {
     const int64_t *w = q->d.w.dims;
     int64_t wide = q->d.x.dtype == WEFT_DTYPE_F64 ? 8 : 4, sums = 1;
@@ -321,8 +339,10 @@ const char *wt_partial_no_peer(const wt_call *call, const wt_partial *q, bool ba
     for (int a = 0; a < 3; a++)
         if (q->transposed && q->d.g.pad_lo[a] != q->d.g.pad_hi[a]) return "uneven padding of a transposed convolution";
     if (!q->d.x.dims[0]) return "there is no image";
-    if (limit && limit != WEFT_NO_LIMIT && bytes_an_image(q) + bytes_for_all(q) > (int64_t)limit) return "one image needs more than the workspace limit";
-    if (backward && call->device_type == wt.aoti_torch_device_type_cuda() && q->d.x.dtype == WEFT_DTYPE_F32 && exact_math())
+    if (limit && limit != WEFT_NO_LIMIT && bytes_an_image(q) + bytes_for_all(q) > (int64_t)limit)
+        return "one image needs more than the workspace limit";
+    if (backward && call->device_type == wt.aoti_torch_device_type_cuda() && q->d.x.dtype == WEFT_DTYPE_F32 &&
+        exact_math())
         return "PyTorch's gradients may round to TF32, and the math asked for does not";
     return NULL;
 }
@@ -332,7 +352,8 @@ static bool begin(road *r, wt_call *call, const wt_partial *q) {
     *r = (road){.call = call, .q = q, .planes = wt_mask_kind(q) == 2 ? q->d.g.groups : 1};
     r->wide = wide ? wt.aoti_torch_dtype_float64() : wt.aoti_torch_dtype_float32();
     r->count = images_at_once(q);
-    /* On the CPU PyTorch makes blocks out of planes, copies of its own on top of ours; but NVIDIA's module rounds as planes do. */
+    /* On the CPU PyTorch makes blocks out of planes, copies of its own on top of ours; but NVIDIA's module rounds as
+     * planes do. */
     r->last = wt_is_last(&q->d.x) || (call->device_type == wt.aoti_torch_device_type_cpu() && !q->legacy);
     for (int a = 0; a < 3; a++) r->uneven |= q->d.g.pad_lo[a] != q->d.g.pad_hi[a];
     return !wt.aoti_torch_get_dtype(q->d.x.handle, &r->code) && make_numbers(r);
@@ -378,7 +399,9 @@ static wt_handle bias_of_conv(road *r) {
     wt_handle same = NULL;
     void *data;
     if (b->code == r->code) return b->handle;
-    return wt_empty(r->call, &same, 1, b->sizes, &unit, r->code, &data) && hold(r, same) && copy(r, same, b->handle) ? same : NULL;
+    return wt_empty(r->call, &same, 1, b->sizes, &unit, r->code, &data) && hold(r, same) && copy(r, same, b->handle)
+               ? same
+               : NULL;
 }
 
 /* Strict math, and fast, do not round products to TF32; without either PyTorch's own flag decides. */
@@ -393,17 +416,22 @@ static bool convolve(road *r, wt_handle x, wt_view *y) {
     wt_push_tensor(&s, q->d.w.handle);
     wt_push_optional(&s, b);
     push_geometry(&s, r);
-    for (int i = 0; i < 4 && exact; i++) wt_push_bool(&s, i == 2);   /* benchmark, deterministic, cudnn_enabled, allow_tf32 */
+    /* benchmark, deterministic, cudnn_enabled, allow_tf32 */
+    for (int i = 0; i < 4 && exact; i++) wt_push_bool(&s, i == 2);
     if (!wt_aten(r->call, &s, exact ? "aten::_convolution" : "aten::convolution", "", 1)) return false;
     *y = (wt_view){(wt_handle)(uintptr_t)s.item[0], NULL, q->d.x.dtype, {1, 1, 1, 1, 1}, {0}};
     like_images(r, q->out[1], q->out + 2, y->dims);
-    if (!hold(r, y->handle) || wt.aoti_torch_get_strides(y->handle, &strides) || wt.aoti_torch_get_data_ptr(y->handle, &y->data)) return false;
+    if (!hold(r, y->handle) || wt.aoti_torch_get_strides(y->handle, &strides) ||
+        wt.aoti_torch_get_data_ptr(y->handle, &y->data))
+        return false;
     for (int a = 0, at = 0; a < 5; a++)
         if (a < 2 || a >= 5 - q->d.g.rank) y->strides[a] = strides[at++];
     return true;
 }
 
-typedef struct planes { wt_view u, ratio; } planes;   /* made once where one mask serves all images */
+typedef struct planes {
+    wt_view u, ratio;
+} planes; /* made once where one mask serves all images */
 
 static bool forward_some(road *r, void *state) {
     const wt_partial *q = r->q;
@@ -428,13 +456,18 @@ bool wt_partial_peer(wt_call *call, const void *state) {
     planes all;
     road r;
     bool shared = is_shared(q), ok = begin(&r, call, q) && (!shared || make_planes(&r, &all.u, &all.ratio)) &&
-                                     over_images(&r, forward_some, shared ? &all : NULL) && wt_activate(call, q->y.handle, &q->y, q->act, q->d.g.rank);
+                                     over_images(&r, forward_some, shared ? &all : NULL) &&
+                                     wt_activate(call, q->y.handle, &q->y, q->act, q->d.g.rank);
     let_go(&r, 0);
     return ok;
 }
 
 /* ---------------------------------------------------------------- gradients */
-typedef struct gradients { wt_view ratio, sum; int64_t want; } gradients;   /* sum: of the weight gradients so far, where there is more than one */
+/* sum: of the weight gradients so far, where there is more than one */
+typedef struct gradients {
+    wt_view ratio, sum;
+    int64_t want;
+} gradients;
 
 /* One of the two large gradients of convolution. */
 static wt_handle convolve_back(road *r, wt_handle d, wt_handle x, int which) {
@@ -449,13 +482,16 @@ static wt_handle convolve_back(road *r, wt_handle d, wt_handle x, int which) {
     wt_push_bools(&s, 1 << which, 3);
     if (!wt_aten(r->call, &s, "aten::convolution_backward", "", 3)) return NULL;
     for (int i = 0; i < 3; i++) {
-        if (i != which) wt_free(s.item[i]);
-        else got = (wt_handle)(uintptr_t)s.item[i];
+        if (i != which)
+            wt_free(s.item[i]);
+        else
+            got = (wt_handle)(uintptr_t)s.item[i];
     }
     return hold(r, got) ? got : NULL;
 }
 
-/* A tensor of the shape and the format of seen(), whose values do not count: x, its memory read in the other order where it has no gaps. */
+/* A tensor of the shape and the format of seen(), whose values do not count: x, its memory read in the other order
+ * where it has no gaps. */
 static wt_handle shaped(road *r) {
     wt_view x = of_images(r, &r->q->d.x);
     bool dense = !r->uneven && wt_is_last(&x) == r->last;
@@ -473,7 +509,8 @@ static bool backward_data(road *r, wt_handle d) {
     wt_view x = of_images(r, &q->d.x), into = of_images(r, &q->d.dx), v = {NULL, NULL, x.dtype, {0}, {0}};
     int64_t *strides = NULL;
     v.handle = convolve_back(r, d, shaped(r), 0);
-    if (!v.handle || wt.aoti_torch_get_strides(v.handle, &strides) || wt.aoti_torch_get_data_ptr(v.handle, &v.data)) return false;
+    if (!v.handle || wt.aoti_torch_get_strides(v.handle, &strides) || wt.aoti_torch_get_data_ptr(v.handle, &v.data))
+        return false;
     memcpy(v.dims, x.dims, sizeof(v.dims));
     for (int a = 0, at = 0; a < 5; a++)
         if (a < 2 || a >= 5 - q->d.g.rank) v.strides[a] = strides[at++];
@@ -497,7 +534,8 @@ static bool backward_some(road *r, void *state) {
     int keep = r->nheld;
     if (g->want & WT_WANT_WEIGHT) {
         wt_handle dw = convolve_back(r, scaled, seen(r), 1);
-        bool ok = dw && (g->sum.handle ? add_product(r, g->sum.handle, dw, r->one, 1) : copy(r, as_tensor(r, &q->d.dw, 0), dw));
+        bool ok = dw && (g->sum.handle ? add_product(r, g->sum.handle, dw, r->one, 1)
+                                       : copy(r, as_tensor(r, &q->d.dw, 0), dw));
         if (!ok) return false;
         let_go(r, keep);
     }
@@ -512,9 +550,11 @@ bool wt_partial_backward_peer(wt_call *call, const void *state) {
     bool ok = begin(&r, call, q);
     if (ok && is_shared(q)) ok = make_plane(&r, &g.ratio) && ratios(&r, &q->sums, &g.ratio);
     if (ok && share->want & WT_WANT_WEIGHT && r.count < q->d.x.dims[0]) {
-        ok = make(&r, &g.sum, q->d.w.dims, wt_is_last(&q->d.w), r.wide) && (g.sum.handle = as_tensor(&r, &g.sum, 0)) && !wt.aoti_torch_zero_(g.sum.handle);
+        ok = make(&r, &g.sum, q->d.w.dims, wt_is_last(&q->d.w), r.wide) && (g.sum.handle = as_tensor(&r, &g.sum, 0)) &&
+             !wt.aoti_torch_zero_(g.sum.handle);
     }
-    ok = ok && over_images(&r, backward_some, &g) && (!g.sum.handle || copy(&r, as_tensor(&r, &q->d.dw, 0), g.sum.handle));
+    ok = ok && over_images(&r, backward_some, &g) &&
+         (!g.sum.handle || copy(&r, as_tensor(&r, &q->d.dw, 0), g.sum.handle));
     let_go(&r, 0);
     if (!ok || !(share->want & WT_WANT_BIAS)) return ok;
     weft_args args = WEFT_ARGS_INIT;

@@ -1,4 +1,5 @@
-/* PyTorch  as an alternative to weft's kernels: calling its operators through the dispatcher, and what the planner asks about it. */
+/* PyTorch  as an alternative to weft's kernels: calling its operators through the dispatcher, and what the planner
+ * asks about it. */
 #include <stdio.h>
 #include <string.h>
 #include <time.h>
@@ -8,16 +9,22 @@
 
 /* ---------------------------------------------------------------- the arguments of an operator of PyTorch */
 static void push(wt_stack *s, wt_value value) {
-    if (s->n < (int)(sizeof(s->item) / sizeof(s->item[0]))) s->item[s->n++] = value;
-    else s->failed = true;
+    if (s->n < (int)(sizeof(s->item) / sizeof(s->item[0])))
+        s->item[s->n++] = value;
+    else
+        s->failed = true;
 }
 
 static wt_value boxed(wt_stack *s, wt_value content) {
     wt_value *box = NULL;
-    if (wt.torch_new_stable_ivalue) s->failed |= wt.torch_new_stable_ivalue(&box) != 0;
-    else if (wt._Znwm) box = wt._Znwm(sizeof(*box));
-    if (box) *box = content;
-    else s->failed = true;
+    if (wt.torch_new_stable_ivalue)
+        s->failed |= wt.torch_new_stable_ivalue(&box) != 0;
+    else if (wt._Znwm)
+        box = wt._Znwm(sizeof(*box));
+    if (box)
+        *box = content;
+    else
+        s->failed = true;
     return (wt_value)(uintptr_t)box;
 }
 
@@ -29,7 +36,7 @@ static wt_value list_of(wt_stack *s, const int64_t *values, int count) {
 }
 
 void wt_push_tensor(wt_stack *s, wt_handle tensor) {
-    wt_handle copy = NULL;           /* the operator takes a reference of its own */
+    wt_handle copy = NULL; /* the operator takes a reference of its own */
     s->failed |= wt.aoti_torch_new_tensor_handle(tensor, &copy) != 0;
     push(s, (wt_value)(uintptr_t)copy);
 }
@@ -48,7 +55,9 @@ void wt_push_int(wt_stack *s, int64_t value) { push(s, (wt_value)value); }
 void wt_push_bool(wt_stack *s, bool value) { push(s, value); }
 void wt_push_optional_int(wt_stack *s, bool given, int64_t value) { push(s, given ? boxed(s, (wt_value)value) : 0); }
 void wt_push_list(wt_stack *s, const int64_t *values, int count) { push(s, list_of(s, values, count)); }
-void wt_push_optional_list(wt_stack *s, const int64_t *values, int count) { push(s, boxed(s, list_of(s, values, count))); }
+void wt_push_optional_list(wt_stack *s, const int64_t *values, int count) {
+    push(s, boxed(s, list_of(s, values, count)));
+}
 
 void wt_push_real(wt_stack *s, double value) {
     wt_value bits;
@@ -65,7 +74,8 @@ void wt_push_bools(wt_stack *s, int bits, int count) {
 bool wt_aten(wt_call *call, wt_stack *s, const char *name, const char *overload, int nout) {
     if (s->failed) return wt_fail(call, "the arguments of %s could not be made", name);
     if (!wt.torch_call_dispatcher(name, overload, s->item, WT_BUILD_VERSION)) return nout <= s->n || nout <= 16;
-    const char *what = wt.torch_exception_get_what_without_backtrace ? wt.torch_exception_get_what_without_backtrace() : "PyTorch before 2.13 gives no reason here";
+    const char *what = wt.torch_exception_get_what_without_backtrace ? wt.torch_exception_get_what_without_backtrace()
+                                                                     : "PyTorch before 2.13 gives no reason here";
     return wt_fail(call, "%s: %s", name, what);
 }
 
@@ -100,16 +110,20 @@ bool wt_take_copy(wt_call *call, int slot, wt_value tensor, const wt_view *v, in
     int32_t code = 0;
     void *data;
     bool ok = !wt.aoti_torch_get_dtype(got, &code);
-    if (slot < call->op->into) into = call->arg[call->op->nargs - call->op->into + slot].tensor.handle;
-    else if (ok && (ok = wt_empty(call, &call->out[slot], n, sizes, strides, code, &data))) into = call->out[slot];
+    if (slot < call->op->into)
+        into = call->arg[call->op->nargs - call->op->into + slot].tensor.handle;
+    else if (ok && (ok = wt_empty(call, &call->out[slot], n, sizes, strides, code, &data)))
+        into = call->out[slot];
     if (ok && wt.aoti_torch_copy_(into, got, 0)) ok = wt_fail(call, "a result of PyTorch could not be copied");
     wt_free(tensor);
     return ok;
 }
 
-/* What PyTorch made by a squeeze or a reshape is a view to it, and a Function's result that is one cannot be changed in place afterwards. */
+/* What PyTorch made by a squeeze or a reshape is a view to it, and a Function's result that is one cannot be changed
+ * in place afterwards. */
 bool wt_keep(wt_call *call, int slot, wt_value tensor, int64_t rank, const int64_t *sizes, const int64_t *strides) {
-    wt_error failed = wt.aoti_torch__reinterpret_tensor((wt_handle)(uintptr_t)tensor, rank, sizes, strides, 0, &call->out[slot]);
+    wt_error failed =
+        wt.aoti_torch__reinterpret_tensor((wt_handle)(uintptr_t)tensor, rank, sizes, strides, 0, &call->out[slot]);
     wt_free(tensor);
     return !failed || wt_fail(call, "a result of PyTorch could not be taken over");
 }
@@ -125,33 +139,43 @@ bool wt_take(wt_call *call, int slot, wt_value tensor, const wt_view *v, int ran
 
 /* ---------------------------------------------------------------- the external */
 static const char external_name[] = "torch";
-static _Thread_local struct { wt_call *call; wt_peer peer; const void *state; } stage;   /* whose plan is being made on this thread */
+/* whose plan is being made on this thread */
+static _Thread_local struct {
+    wt_call *call;
+    wt_peer peer;
+    const void *state;
+} stage;
 
 /* Exact sums in f32 are promised by `fast` and `strict`; PyTorch's convolutions on CUDA may round products to TF32. */
 static const char *reject(void *user, const weft_problem *p) {
     (void)user;
     if (!stage.peer) return "PyTorch has no operator for it";
-    if (p->device == WEFT_DEVICE_CUDA && p->op == WEFT_OP_CONV && p->tensor[0].dtype == WEFT_DTYPE_F32 && wt_settings()->math)
+    if (p->device == WEFT_DEVICE_CUDA && p->op == WEFT_OP_CONV && p->tensor[0].dtype == WEFT_DTYPE_F32 &&
+        wt_settings()->math)
         return "PyTorch's may round to TF32, and the math asked for does not";
     return NULL;
 }
 
-/* Rough: what keeps the order right. Measured on two AVX-512 cores and on an H200: dense convolution runs at half the peak and more, with
- * few channels a group at a few percent; 16-bit types have fast CPU kernels in few operators; one call costs its allocations and checks. */
+/* Rough: what keeps the order right. Measured on two AVX-512 cores and on an H200: dense convolution runs at half
+ * the peak and more, with few channels a group at a few percent; 16-bit types have fast CPU kernels in few
+ * operators; one call costs its allocations and checks. */
 static void rates(void *user, const weft_problem *p, weft_rates *r) {
     (void)user;
-    bool cuda = p->device == WEFT_DEVICE_CUDA, wide = p->tensor[0].dtype == WEFT_DTYPE_F64, half = p->tensor[0].dtype == WEFT_DTYPE_F16 || p->tensor[0].dtype == WEFT_DTYPE_BF16;
+    bool cuda = p->device == WEFT_DEVICE_CUDA, wide = p->tensor[0].dtype == WEFT_DTYPE_F64,
+         half = p->tensor[0].dtype == WEFT_DTYPE_F16 || p->tensor[0].dtype == WEFT_DTYPE_BF16;
     *r = (weft_rates){cuda ? 4000 : 5000, 0.3, 0.4};
     if (p->op == WEFT_OP_CONV) {
         bool dense = p->c / (p->groups ? p->groups : 1) >= 8;
         *r = (weft_rates){cuda ? 15000 : p->groups == 1 ? 4000 : 30000, dense ? 0.5 : 0.02, dense ? 0.5 : 0.2};
         if (half && !cuda) r->of_peak *= 0.2;
     }
-    if (p->op == WEFT_OP_PARTIAL_CONV) *r = (weft_rates){cuda ? 200000 : 100000, 0.3, 0.1};   /* a score of calls for some images, and planes besides */
+    /* a score of calls for some images, and planes besides */
+    if (p->op == WEFT_OP_PARTIAL_CONV) *r = (weft_rates){cuda ? 200000 : 100000, 0.3, 0.1};
     if (wide) r->of_peak *= 0.25;
 }
 
-/* On the call's own tensors: PyTorch chooses its kernels by more than a problem says. A copy of the call takes what it makes. */
+/* On the call's own tensors: PyTorch chooses its kernels by more than a problem says. A copy of the call takes what
+ * it makes. */
 static weft_status run_once(void *user, const weft_problem *p, const weft_args *args, void *stream) {
     (void)user, (void)args;
     wt_handle guard = NULL;

@@ -1,5 +1,6 @@
-/* relu, clip, tanh and sigmoid of a tensor of any rank and strides, into the strides that PyTorch gives; out may be the input itself.
- * ncrelu along dimension 1, and its gradient. The gradients of the others are PyTorch's own, from the result alone: weft._ops.pointwise. */
+/* relu, clip, tanh and sigmoid of a tensor of any rank and strides, into the strides that PyTorch gives; out may be
+ * the input itself. ncrelu along dimension 1, and its gradient. The gradients of the others are PyTorch's own, from
+ * the result alone: weft._ops.pointwise. */
 #include <string.h>
 
 #include "rows.h"
@@ -7,8 +8,8 @@
 enum { INPUT, LO, HI };
 
 /* ---------------------------------------------------------------- axes in the order of memory */
-/* From the nearest to the farthest, as PyTorch's loops take them: an expanded axis (stride 0) stays where it is among the others, and of
- * equal strides the smaller axis is nearer. */
+/* From the nearest to the farthest, as PyTorch's loops take them: an expanded axis (stride 0) stays where it is
+ * among the others, and of equal strides the smaller axis is nearer. */
 static void order(const wt_shape *s, const int64_t *strides, int *axis) {
     for (int a = 0; a < s->rank; a++) axis[a] = s->rank - 1 - a;
     for (int i = 1; i < s->rank; i++)
@@ -37,8 +38,9 @@ static bool agree(const wt_shape *s, const int64_t *a, const int64_t *b) {
     return true;
 }
 
-/* Strides of a result: those of the input where it is dense, else dense in the order of its memory. What is contiguous or channels-last
- * gets the plain strides of that format, also along axes of one element, but from hardtanh. false: too many elements. */
+/* Strides of a result: those of the input where it is dense, else dense in the order of its memory. What is
+ * contiguous or channels-last gets the plain strides of that format, also along axes of one element, but from
+ * hardtanh. false: too many elements. */
 static bool preserve(const wt_shape *s, const int64_t *input, const int *axis, bool plainly, int64_t *strides) {
     static const int last[4] = {1, 3, 2, 0};
     int plain[WT_MAX_AXES];
@@ -58,8 +60,9 @@ static bool preserve(const wt_shape *s, const int64_t *input, const int *axis, b
     return true;
 }
 
-/* Input and result as a problem sees them: behind one channel, the axes from the farthest to the nearest, so that dense ones fold into
- * one row whatever their order. There are fewer than 63 of more than one element. Where they do not fold, dense copies do. */
+/* Input and result as a problem sees them: behind one channel, the axes from the farthest to the nearest, so that
+ * dense ones fold into one row whatever their order. There are fewer than 63 of more than one element. Where they do
+ * not fold, dense copies do. */
 static bool fold(wt_call *call, const wt_shape *s, const int *axis, wt_rows t[2], wt_view v[2]) {
     int plain[WT_MAX_AXES];
     for (bool copied = false;; copied = true) {
@@ -72,17 +75,24 @@ static bool fold(wt_call *call, const wt_shape *s, const int *axis, wt_rows t[2]
             row.rank++;
         }
         if (wt_rows_view(&row, u, 2, v)) return true;
-        if (copied || !wt_rows_copy(call, s, &t[0]) || !wt_rows_copy(call, s, &t[1])) return wt_fail(call, "%d dimensions could not be folded", s->rank);
+        if (copied || !wt_rows_copy(call, s, &t[0]) || !wt_rows_copy(call, s, &t[1]))
+            return wt_fail(call, "%d dimensions could not be folded", s->rank);
         for (int a = 0; a < s->rank; a++) plain[a] = s->rank - 1 - a;
         axis = plain;
     }
 }
 
 /* ---------------------------------------------------------------- PyTorch's own */
-typedef struct pointwise { weft_op op; wt_handle input, result; bool in_place; double lo, hi; } pointwise;
+typedef struct pointwise {
+    weft_op op;
+    wt_handle input, result;
+    bool in_place;
+    double lo, hi;
+} pointwise;
 
-/* A bound is a tensor without dimensions, in float64, which does not change the type of the result. One bound at a time: PyTorch's loop
- * takes one operand of one element in vectors, and two of them element by element, at a fifth of the speed. */
+/* A bound is a tensor without dimensions, in float64, which does not change the type of the result. One bound at a
+ * time: PyTorch's loop takes one operand of one element in vectors, and two of them element by element, at a fifth
+ * of the speed. */
 static bool clamp(wt_call *call, const char *name, wt_handle input, double bound, wt_handle result) {
     wt_stack s = {.n = 0};
     wt_handle *slot = wt_scratch(call);
@@ -101,12 +111,15 @@ static bool clamp(wt_call *call, const char *name, wt_handle input, double bound
 static bool peer_relu(wt_call *call, const pointwise *f) {
     wt_stack s = {.n = 0};
     bool fresh = !call->op->into;
-    if (!fresh && !f->in_place && wt.aoti_torch_copy_(f->result, f->input, 0)) return wt_fail(call, "input: could not be copied");
+    if (!fresh && !f->in_place && wt.aoti_torch_copy_(f->result, f->input, 0))
+        return wt_fail(call, "input: could not be copied");
     wt_push_tensor(&s, fresh ? f->input : f->result);
     if (fresh) wt_drop(call, 0);
     if (!wt_aten(call, &s, fresh ? "aten::relu" : "aten::relu_", "", 1)) return false;
-    if (fresh) call->out[0] = (wt_handle)(uintptr_t)s.item[0];
-    else wt_free(s.item[0]);
+    if (fresh)
+        call->out[0] = (wt_handle)(uintptr_t)s.item[0];
+    else
+        wt_free(s.item[0]);
     return true;
 }
 
@@ -115,7 +128,8 @@ static bool peer(wt_call *call, const void *state) {
     wt_stack s = {.n = 0};
     if (f->op == WEFT_OP_RELU) return peer_relu(call, f);
     if (f->op == WEFT_OP_CLIP)
-        return clamp(call, "aten::clamp_min", f->input, f->lo, f->result) && clamp(call, "aten::clamp_max", f->result, f->hi, f->result);
+        return clamp(call, "aten::clamp_min", f->input, f->lo, f->result) &&
+               clamp(call, "aten::clamp_max", f->result, f->hi, f->result);
     wt_push_tensor(&s, f->input);
     wt_push_tensor(&s, f->result);
     if (!wt_aten(call, &s, f->op == WEFT_OP_TANH ? "aten::tanh" : "aten::sigmoid", "out", 1)) return false;
@@ -134,14 +148,16 @@ static bool check_in_place(wt_call *call, const wt_shape *s) {
     if (!call->op->into || call->arg[call->op->nargs - 1].tensor.data != x->data) return true;
     for (int64_t a = 0; a < x->rank; a++)
         if (s->sizes[a] > 1 && !x->strides[a])
-            return wt_fail(call, "input: is expanded along dimension %lld, allowed in place: memory for every element", (long long)a);
+            return wt_fail(call, "input: is expanded along dimension %lld, allowed in place: memory for every element",
+                           (long long)a);
     return true;
 }
 
 static bool make_result(wt_call *call, const wt_shape *s, wt_rows *t, const int *axis, bool plainly) {
     int32_t code = call->arg[INPUT].tensor.code;
     t[1] = (wt_rows){.code = code, .channels = true, .written = true};
-    if (!preserve(s, t[0].strides, axis, plainly, t[1].strides)) return wt_fail(call, "the result has 2^63 elements or more, allowed: fewer");
+    if (!preserve(s, t[0].strides, axis, plainly, t[1].strides))
+        return wt_fail(call, "the result has 2^63 elements or more, allowed: fewer");
     if (!wt_result(call, 0, s->scalar ? 0 : s->rank, s->sizes, t[1].strides, code, &t[1].data)) return false;
     t[1].handle = call->op->into ? call->arg[call->op->nargs - 1].tensor.handle : call->out[0];
     return true;
@@ -152,7 +168,9 @@ static bool run_with(wt_call *call, weft_op op, double lo, double hi) {
     wt_rows t[2];
     wt_view v[2];
     int axis[WT_MAX_AXES];
-    if (!wt_check_float(call, INPUT) || !wt_shape_of(call, INPUT, &s) || !check_in_place(call, &s) || !wt_rows_of(call, INPUT, &s, true, &t[0])) return false;
+    if (!wt_check_float(call, INPUT) || !wt_shape_of(call, INPUT, &s) || !check_in_place(call, &s) ||
+        !wt_rows_of(call, INPUT, &s, true, &t[0]))
+        return false;
     order(&s, t[0].strides, axis);
     if (!make_result(call, &s, t, axis, op != WEFT_OP_CLIP)) return false;
     if (!wt_shape_rows(&s) || !s.sizes[0]) return true;
@@ -165,7 +183,7 @@ static bool run_with(wt_call *call, weft_op op, double lo, double hi) {
     wt_put(&p, &args, WEFT_ROLE_SRC, &v[0]);
     wt_put(&p, &args, WEFT_ROLE_DST, &v[1]);
     weft_plan *plan = wt_plan_with(call, &p, peer_of(call, op, &s), &f);
-    bool copied = !wt_is_peer(plan);   /* PyTorch's writes to the result itself */
+    bool copied = !wt_is_peer(plan); /* PyTorch's writes to the result itself */
     return wt_finish(call, plan, &args, peer, &f) && (!copied || wt_rows_finish(call, t, 2));
 }
 
@@ -181,10 +199,13 @@ WT_OPERATOR_IN_PLACE(sigmoid, "sigmoid(Tensor input) -> Tensor")
 /* A finite bound that the type of the data cannot hold is refused, as PyTorch does. */
 static bool check_bound(wt_call *call, int at, int32_t dtype) {
     const double infinity = __builtin_inf(), value = call->arg[at].real, size = value < 0 ? -value : value;
-    double most = dtype == WEFT_DTYPE_F16 ? 65504.0 : dtype == WEFT_DTYPE_BF16 ? 0x1.fep127 : dtype == WEFT_DTYPE_F32 ? 0x1.fffffep127 : infinity;
+    double most = dtype == WEFT_DTYPE_F16    ? 65504.0
+                  : dtype == WEFT_DTYPE_BF16 ? 0x1.fep127
+                  : dtype == WEFT_DTYPE_F32  ? 0x1.fffffep127
+                                             : infinity;
     return size == infinity || size <= most ||
-           wt_fail(call, "%s: is %g, allowed for %s: -%g to %g, or infinity", call->op->name[at], value, wt_dtype_name(call->arg[INPUT].tensor.code), most,
-                   most);
+           wt_fail(call, "%s: is %g, allowed for %s: -%g to %g, or infinity", call->op->name[at], value,
+                   wt_dtype_name(call->arg[INPUT].tensor.code), most, most);
 }
 
 static bool run_clip(wt_call *call) {
@@ -203,7 +224,8 @@ enum { B_GRAD, B_INPUT };
 static bool read_halves(wt_call *call, int at, wt_shape *s, wt_shape *wide) {
     if (!wt_check_float(call, at) || !wt_shape_of(call, at, s)) return false;
     if (call->arg[at].tensor.rank < 2)
-        return wt_fail(call, "%s: has %lld dimensions, allowed: 2 or more", call->op->name[at], (long long)call->arg[at].tensor.rank);
+        return wt_fail(call, "%s: has %lld dimensions, allowed: 2 or more", call->op->name[at],
+                       (long long)call->arg[at].tensor.rank);
     s->channel = 1;
     *wide = *s;
     wide->sizes[1] *= 2;
@@ -211,7 +233,8 @@ static bool read_halves(wt_call *call, int at, wt_shape *s, wt_shape *wide) {
 }
 
 /* t[at] has twice the channels; its views differ from the others' in nothing that a problem asks for. */
-static bool run_halves(wt_call *call, weft_pass pass, const wt_shape *s, const wt_shape *wide, wt_rows *t, int count, int at, const weft_role *roles) {
+static bool run_halves(wt_call *call, weft_pass pass, const wt_shape *s, const wt_shape *wide, wt_rows *t, int count,
+                       int at, const weft_role *roles) {
     wt_view v[3];
     bool folded = wt_rows_view(s, t, count, v);
     for (int i = 0; i < count && !folded; i++)
@@ -239,8 +262,9 @@ static bool run_ncrelu_backward(wt_call *call) {
     static const weft_role roles[] = {WEFT_ROLE_SRC, WEFT_ROLE_DIFF_DST, WEFT_ROLE_DIFF_SRC};
     wt_shape s, wide;
     wt_rows t[3];
-    if (!read_halves(call, B_INPUT, &s, &wide) || !wt_check_same_type(call, B_GRAD, B_INPUT) || !wt_check_sizes(call, B_GRAD) ||
-        !wt_rows_of(call, B_INPUT, &s, true, &t[0]) || !wt_rows_of(call, B_GRAD, &wide, true, &t[1]) ||
+    if (!read_halves(call, B_INPUT, &s, &wide) || !wt_check_same_type(call, B_GRAD, B_INPUT) ||
+        !wt_check_sizes(call, B_GRAD) || !wt_rows_of(call, B_INPUT, &s, true, &t[0]) ||
+        !wt_rows_of(call, B_GRAD, &wide, true, &t[1]) ||
         !wt_rows_create(call, 0, &s, true, wt_rows_last(&s, &t[0]), t[0].code, &t[2]))
         return false;
     return !wt_shape_rows(&s) || !s.sizes[1] || run_halves(call, WEFT_PASS_BWD, &s, &wide, t, 3, 1, roles);

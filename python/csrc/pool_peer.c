@@ -1,6 +1,6 @@
-/* Pooling by PyTorch's own operators, in 2D and 3D. On CUDA some of its gradients add in an order that changes from run to run: those
- * are never called. On the CPU it has kernels for 16 bits in some of them only, and sums in 16 bits in others. The byte index of max pooling
- * is weft's alone. */
+/* Pooling by PyTorch's own operators, in 2D and 3D. On CUDA some of its gradients add in an order that changes from
+ * run to run: those are never called. On the CPU it has kernels for 16 bits in some of them only, and sums in 16
+ * bits in others. The byte index of max pooling is weft's alone. */
 #include <stdio.h>
 
 #include "pool_peer.h"
@@ -34,7 +34,9 @@ static void push_window(wt_stack *s, const wt_pool *g, bool dilated) {
 }
 
 /* ---------------------------------------------------------------- forward */
-static bool take_first(wt_call *call, const wt_stack *s, const wt_pool_state *c) { return wt_take(call, 0, s->item[0], c->result, c->g->rank, c->g->batched); }
+static bool take_first(wt_call *call, const wt_stack *s, const wt_pool_state *c) {
+    return wt_take(call, 0, s->item[0], c->result, c->g->rank, c->g->batched);
+}
 
 static bool max_pool(wt_call *call, const void *state) {
     const wt_pool_state *c = state;
@@ -70,7 +72,8 @@ static bool adaptive_avg_pool(wt_call *call, const void *state) {
     wt_drop(call, 0);
     wt_push_tensor(&s, call->arg[0].tensor.handle);
     push_axes(&s, c->g->out, c->g->rank);
-    return wt_aten(call, &s, named(name, "aten::adaptive_avg_pool%dd", c->g->rank), "", 1) && take_first(call, &s, c);   /* to one pixel: a mean */
+    /* to one pixel: a mean */
+    return wt_aten(call, &s, named(name, "aten::adaptive_avg_pool%dd", c->g->rank), "", 1) && take_first(call, &s, c);
 }
 
 static bool to_one(const wt_pool *g) { return g->out[0] == 1 && g->out[1] == 1 && g->out[2] == 1; }
@@ -82,7 +85,8 @@ wt_peer wt_pool_peer(const wt_call *call, const wt_pool_state *c, weft_op op) {
 }
 
 /* ---------------------------------------------------------------- gradients
- * PyTorch's ask for the input and look at its shape alone: the result that was made for weft stands for it, and goes afterwards. */
+ * PyTorch's ask for the input and look at its shape alone: the result that was made for weft stands for it, and goes
+ * afterwards. */
 static bool finish(wt_call *call, wt_stack *s, const char *name, const wt_pool_state *c) {
     if (!wt_aten(call, s, name, "", 1)) return false;
     wt_drop(call, 0);
@@ -118,7 +122,7 @@ static bool adaptive_avg_pool_backward(wt_call *call, const void *state) {
     wt_stack s = {.n = 0};
     wt_push_tensor(&s, c->gradient->handle);
     wt_push_tensor(&s, c->result->handle);
-    if (to_one(c->g)) {              /* of a window as large as the image */
+    if (to_one(c->g)) { /* of a window as large as the image */
         push_axes(&s, c->g->in, c->g->rank);
         push_axes(&s, c->g->in, c->g->rank);
         push_axes(&s, (const int64_t[3]){0, 0, 0}, c->g->rank);

@@ -9,16 +9,17 @@ typedef struct wt_pool {
     bool batched;
     int64_t in[3], out[3];
     int64_t kernel[3], stride[3], pad[3], dilation[3];
-    bool up;                         /* ceil_mode */
+    bool up; /* ceil_mode */
 } wt_pool;
 
 typedef struct wt_pool_state {
     const wt_pool *g;
-    const wt_view *result, *index, *gradient;   /* the call's first result; the index and grad_output, where it has them */
-    int include;                     /* where count_include_pad stands; the divisor follows it */
+    /* the call's first result; the index and grad_output, where it has them */
+    const wt_view *result, *index, *gradient;
+    int include; /* where count_include_pad stands; the divisor follows it */
 } wt_pool_state;
 
-wt_peer wt_pool_peer(const wt_call *call, const wt_pool_state *c, weft_op op);   /* NULL: none */
+wt_peer wt_pool_peer(const wt_call *call, const wt_pool_state *c, weft_op op); /* NULL: none */
 wt_peer wt_pool_backward_peer(const wt_call *call, const wt_pool_state *c, weft_op op);
 
 #endif

@@ -1,6 +1,8 @@
 /* The floor of the benchmark: how fast this machine, in this run, moves bytes and multiplies.
- * Memory: an elementwise kernel dst[i] = src[i] over the bytes read and written, each once, with regular or streaming stores; what one
- * side has more of is only read (summed) or only written (filled). Compute: chains of fused multiply-adds that touch no memory. */
+ * Memory: an elementwise kernel dst[i] = src[i] over the bytes read and written, each once, with regular or
+ *         streaming stores; what one
+ * side has more of is only read (summed) or only written (filled). Compute: chains of fused multiply-adds that touch
+ * no memory. */
 #include <string.h>
 
 #include "binding.h"
@@ -10,16 +12,27 @@
 #define WT_X86 1
 #endif
 
-typedef struct move { const char *src; char *dst; int64_t read, write; int64_t parts; int streaming; uint64_t sink[64]; } move;
+typedef struct move {
+    const char *src;
+    char *dst;
+    int64_t read, write;
+    int64_t parts;
+    int streaming;
+    uint64_t sink[64];
+} move;
 
-static void move_regular(char *restrict dst, const char *restrict src, int64_t bytes) { memcpy(dst, src, (size_t)bytes); }
+static void move_regular(char *restrict dst, const char *restrict src, int64_t bytes) {
+    memcpy(dst, src, (size_t)bytes);
+}
 
 /* Both ends on whole lines: what is left of the last line is copied. */
 static void move_streaming(char *restrict dst, const char *restrict src, int64_t bytes) {
 #ifdef WT_X86
     int64_t i = 0;
     for (; i + 64 <= bytes; i += 64)
-        for (int j = 0; j < 64; j += 16) _mm_stream_si128((__m128i *)(void *)(dst + i + j), _mm_loadu_si128((const __m128i *)(const void *)(src + i + j)));
+        for (int j = 0; j < 64; j += 16)
+            _mm_stream_si128((__m128i *)(void *)(dst + i + j),
+                             _mm_loadu_si128((const __m128i *)(const void *)(src + i + j)));
     memcpy(dst + i, src + i, (size_t)(bytes - i));
     _mm_sfence();
 #else
@@ -63,8 +76,10 @@ static void move_parts(int64_t begin, int64_t end, void *arg) {
         rest = m->write - both;
         at = edge(rest, i, m->parts);
         bytes = edge(rest, i + 1, m->parts) - at;
-        if (m->streaming && both % 64 == 0) fill_streaming(m->dst + both + at, bytes);
-        else memset(m->dst + both + at, 0, (size_t)bytes);
+        if (m->streaming && both % 64 == 0)
+            fill_streaming(m->dst + both + at, bytes);
+        else
+            memset(m->dst + both + at, 0, (size_t)bytes);
     }
 }
 
@@ -80,18 +95,22 @@ WEFT_API uint64_t weft_torch_move(const void *src, int64_t read, void *dst, int6
 }
 
 /* ---------------------------------------------------------------- multiply-adds */
-typedef struct burn { int64_t rounds; int isa; float sink[64]; } burn;
-#define CHAINS 12                    /* more than latency times ports */
+typedef struct burn {
+    int64_t rounds;
+    int isa;
+    float sink[64];
+} burn;
+#define CHAINS 12 /* more than latency times ports */
 
 #ifdef WT_X86
-#define BURN(name, isa, vector, set1, fmadd, first)                                             \
-    __attribute__((target(isa))) static float name(int64_t rounds) {                            \
-        vector a[CHAINS], x = set1(0.999f), y = set1(0.001f);                                   \
-        for (int j = 0; j < CHAINS; j++) a[j] = set1((float)j);                                 \
-        for (int64_t i = 0; i < rounds; i++)                                                    \
-            for (int j = 0; j < CHAINS; j++) a[j] = fmadd(a[j], x, y);                          \
-        for (int j = 1; j < CHAINS; j++) a[0] = fmadd(a[0], x, a[j]);                           \
-        return first(a[0]);                                                                     \
+#define BURN(name, isa, vector, set1, fmadd, first)                    \
+    __attribute__((target(isa))) static float name(int64_t rounds) {   \
+        vector a[CHAINS], x = set1(0.999f), y = set1(0.001f);          \
+        for (int j = 0; j < CHAINS; j++) a[j] = set1((float)j);        \
+        for (int64_t i = 0; i < rounds; i++)                           \
+            for (int j = 0; j < CHAINS; j++) a[j] = fmadd(a[j], x, y); \
+        for (int j = 1; j < CHAINS; j++) a[0] = fmadd(a[0], x, a[j]);  \
+        return first(a[0]);                                            \
     }
 BURN(burn_avx512, "avx512f", __m512, _mm512_set1_ps, _mm512_fmadd_ps, _mm512_cvtss_f32)
 BURN(burn_avx2, "avx2,fma", __m256, _mm256_set1_ps, _mm256_fmadd_ps, _mm256_cvtss_f32)
@@ -119,7 +138,8 @@ static void burn_parts(int64_t begin, int64_t end, void *arg) {
     }
 }
 
-/* Run `rounds` of multiply-adds on every thread of PyTorch, with the ISA named or, for NULL, the best here. Returns the flops done. */
+/* Run `rounds` of multiply-adds on every thread of PyTorch, with the ISA named or, for NULL, the best here. Returns
+ * the flops done. */
 WEFT_API double weft_torch_burn(int64_t rounds, const char *isa) {
     uint32_t threads = 1;
     burn b = {rounds, 0, {0}};

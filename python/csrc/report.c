@@ -1,4 +1,5 @@
-/* What Python asks by ctypes: a problem text explained, the machine described. Python parses no problem text of its own. */
+/* What Python asks by ctypes: a problem text explained, the machine described. Python parses no problem text of its
+ * own. */
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdio.h>
@@ -6,7 +7,10 @@
 
 #include "binding.h"
 
-typedef struct text { char *at; size_t capacity, length; } text;
+typedef struct text {
+    char *at;
+    size_t capacity, length;
+} text;
 
 static void say(text *t, const char *format, ...) WT_PRINTF(2, 3);
 static void say(text *t, const char *format, ...) {
@@ -18,7 +22,7 @@ static void say(text *t, const char *format, ...) {
     if (n > 0) t->length += (size_t)n;
 }
 
-static void say_reals(text *t, const char *key, const double *values, int count) {   /* as text: JSON has no infinity */
+static void say_reals(text *t, const char *key, const double *values, int count) { /* as text: JSON has no infinity */
     say(t, "\"%s\": [", key);
     for (int i = 0; i < count; i++) say(t, i ? ", \"%.17g\"" : "\"%.17g\"", values[i]);
     say(t, "], ");
@@ -32,7 +36,7 @@ static void say_list(text *t, const char *key, const int64_t *values, int count)
 
 static const char *const pass_names[] = {"none",
 #define X(NAME, name) #name,
-    WEFT_PASS_LIST(X)
+                                         WEFT_PASS_LIST(X)
 #undef X
 };
 static const char *const role_names[] = {
@@ -42,17 +46,20 @@ static const char *const role_names[] = {
 };
 static const char *const dtype_names[] = {"none",
 #define X(NAME, name, bytes) #name,
-    WEFT_DTYPE_LIST(X)
+                                          WEFT_DTYPE_LIST(X)
 #undef X
 };
 static const char *const layout_names[] = {"none", "first", "last", "strided"};
 static const char *const op_names[] = {"none",
 #define X(NAME, name) #name,
-    WEFT_OP_LIST(X)
+                                       WEFT_OP_LIST(X)
 #undef X
 };
-static const char *const step_names[] = {[WEFT_STEP_NONE] = "none", [WEFT_STEP_BIAS] = "bias", [WEFT_STEP_RELU] = "relu",
-                                         [WEFT_STEP_CLIP] = "clip", [WEFT_STEP_ACC] = "acc"};
+static const char *const step_names[] = {[WEFT_STEP_NONE] = "none",
+                                         [WEFT_STEP_BIAS] = "bias",
+                                         [WEFT_STEP_RELU] = "relu",
+                                         [WEFT_STEP_CLIP] = "clip",
+                                         [WEFT_STEP_ACC] = "acc"};
 static const char *const device_names[] = {"none", "cpu", "cuda"};
 static const char *const math_names[] = {"none", "fast", "strict", "tf32"};
 
@@ -60,24 +67,34 @@ static void say_tensor(text *t, const weft_problem *p, const weft_tensor *x) {
     int64_t dims[WEFT_MAX_RANK], strides[WEFT_MAX_RANK];
     int n = 0;
     for (int a = 0; a < x->rank; a++) {
-        if (x->rank == 5 && a >= 2 && a < 5 - p->rank) continue;   /* axes that the user does not see */
+        if (x->rank == 5 && a >= 2 && a < 5 - p->rank) continue; /* axes that the user does not see */
         dims[n] = x->dims[a];
         strides[n++] = x->strides[a];
     }
     say(t, "\"%s\": {", role_names[x->role]);
     say_list(t, "dims", dims, n);
     say_list(t, "strides", strides, n);
-    say(t, "\"dtype\": \"%s\", \"layout\": \"%s\", \"align\": %d}", dtype_names[x->dtype], layout_names[x->layout], x->align);
+    say(t, "\"dtype\": \"%s\", \"layout\": \"%s\", \"align\": %d}", dtype_names[x->dtype], layout_names[x->layout],
+        x->align);
 }
 
 /* Roles that stand for the same data in different passes share a family; others are alone in theirs. */
 static int family(int role) {
     switch (role) {
-    case WEFT_ROLE_SRC: case WEFT_ROLE_DIFF_SRC: return 1;
-    case WEFT_ROLE_WEIGHTS: case WEFT_ROLE_DIFF_WEIGHTS: return 2;
-    case WEFT_ROLE_BIAS: case WEFT_ROLE_DIFF_BIAS: return 3;
-    case WEFT_ROLE_DST: case WEFT_ROLE_DIFF_DST: return 4;
-    default: return 5 + role;
+    case WEFT_ROLE_SRC:
+    case WEFT_ROLE_DIFF_SRC:
+        return 1;
+    case WEFT_ROLE_WEIGHTS:
+    case WEFT_ROLE_DIFF_WEIGHTS:
+        return 2;
+    case WEFT_ROLE_BIAS:
+    case WEFT_ROLE_DIFF_BIAS:
+        return 3;
+    case WEFT_ROLE_DST:
+    case WEFT_ROLE_DIFF_DST:
+        return 4;
+    default:
+        return 5 + role;
     }
 }
 
@@ -87,13 +104,17 @@ static const weft_tensor *partner(const weft_problem *p, int role) {
     return NULL;
 }
 
-static bool is_rnn(int op) { return op == WEFT_OP_RNN_RELU || op == WEFT_OP_RNN_TANH || op == WEFT_OP_LSTM || op == WEFT_OP_GRU; }
+static bool is_rnn(int op) {
+    return op == WEFT_OP_RNN_RELU || op == WEFT_OP_RNN_TANH || op == WEFT_OP_LSTM || op == WEFT_OP_GRU;
+}
 
-/* The steps of p that q's pass takes. Only a convolution has an epilogue on bwd_data; a partial one must know that there was a bias, and
- * the gradient of a recurrent layer that its forward pass kept the reserve. */
+/* The steps of p that q's pass takes. Only a convolution has an epilogue on bwd_data; a partial one must know that
+ * there was a bias, and the gradient of a recurrent layer that its forward pass kept the reserve. */
 static void take_steps(const weft_problem *p, weft_problem *q) {
-    bool ends = q->pass == WEFT_PASS_FWD || (q->pass == WEFT_PASS_BWD_DATA && q->op == WEFT_OP_CONV), takes_bias = ends || q->pass != WEFT_PASS_BWD_DATA;
-    bool biased = q->op == WEFT_OP_PARTIAL_CONV && p->attr[WEFT_PARTIAL_BIASED];   /* said by the attribute instead of a step */
+    bool ends = q->pass == WEFT_PASS_FWD || (q->pass == WEFT_PASS_BWD_DATA && q->op == WEFT_OP_CONV),
+         takes_bias = ends || q->pass != WEFT_PASS_BWD_DATA;
+    /* said by the attribute instead of a step */
+    bool biased = q->op == WEFT_OP_PARTIAL_CONV && p->attr[WEFT_PARTIAL_BIASED];
     if (biased && takes_bias) q->step[q->nsteps++].kind = WEFT_STEP_BIAS;
     for (int i = 0; i < p->nsteps; i++) {
         int kind = p->step[i].kind;
@@ -113,7 +134,7 @@ static weft_status change_pass(weft_problem *p, int pass) {
     q.device = p->device, q.ordinal = p->ordinal, q.math = p->math;
     take_steps(p, &q);
     bare = q;
-    weft_status s = weft_problem_complete(&bare);   /* shows which tensors take part */
+    weft_status s = weft_problem_complete(&bare); /* shows which tensors take part */
     for (int i = 0; s == WEFT_OK && i < bare.ntensors; i++) {
         const weft_tensor *like = partner(p, bare.tensor[i].role);
         if (!like) continue;
@@ -132,8 +153,9 @@ static int pass_of(const char *name) {
     return WEFT_PASS_NONE;
 }
 
-/* Flops of the direct sum; 0 where there is no plan, as for the GPU of a machine without one. The plan is one of a single engine: a plan
- * that any may run would be found again by the operator, and outside of an operator's call PyTorch does not take part. */
+/* Flops of the direct sum; 0 where there is no plan, as for the GPU of a machine without one. The plan is one of a
+ * single engine: a plan that any may run would be found again by the operator, and outside of an operator's call
+ * PyTorch does not take part. */
 static double flops_of(const weft_problem *p) {
     weft_plan *plan;
     weft_plan_opts opts = WEFT_PLAN_OPTS_INIT;
@@ -146,8 +168,8 @@ static double flops_of(const weft_problem *p) {
     return said ? cost.flops : 0;
 }
 
-/* The problem as JSON: its normal text, every attribute and every tensor. pass: NULL, or the pass to change to. Returns the length, or
- * -1: see weft_last_error. Axes are those the user sees. */
+/* The problem as JSON: its normal text, every attribute and every tensor. pass: NULL, or the pass to change to.
+ * Returns the length, or -1: see weft_last_error. Axes are those the user sees. */
 WEFT_API int64_t weft_torch_problem(const char *problem, const char *pass, char *json, size_t capacity) {
     weft_problem p;
     char normal[WEFT_TEXT_MAX];
@@ -156,8 +178,11 @@ WEFT_API int64_t weft_torch_problem(const char *problem, const char *pass, char 
     if (pass && pass_of(pass) != p.pass && change_pass(&p, pass_of(pass)) != WEFT_OK) return -1;
     if (weft_problem_format(&p, normal, sizeof(normal), NULL) != WEFT_OK) return -1;
     int hidden = 3 - p.rank;
-    say(&t, "{\"text\": \"%s\", \"op\": \"%s\", \"pass\": \"%s\", \"device\": \"%s\", \"ordinal\": %d, \"math\": \"%s\", \"rank\": %d, \"groups\": %lld, ", normal,
-        op_names[p.op], pass_names[p.pass], device_names[p.device], p.ordinal, math_names[p.math], p.rank, (long long)p.groups);
+    say(&t,
+        "{\"text\": \"%s\", \"op\": \"%s\", \"pass\": \"%s\", \"device\": \"%s\", \"ordinal\": %d, \"math\": \"%s\", "
+        "\"rank\": %d, \"groups\": %lld, ",
+        normal, op_names[p.op], pass_names[p.pass], device_names[p.device], p.ordinal, math_names[p.math], p.rank,
+        (long long)p.groups);
     say(&t, "\"n\": %lld, \"c\": %lld, \"o\": %lld, ", (long long)p.n, (long long)p.c, (long long)p.o);
     say_list(&t, "in", p.in + hidden, p.rank);
     say_list(&t, "out", p.out + hidden, p.rank);
@@ -170,8 +195,9 @@ WEFT_API int64_t weft_torch_problem(const char *problem, const char *pass, char 
     say_reals(&t, "real", p.real, WEFT_MAX_ATTRS);
     say(&t, "\"flops\": %.17g, ", flops_of(&p));
     say(&t, "\"steps\": [");
-    for (int i = 0; i < p.nsteps; i++)   /* bounds as text: JSON has no infinity */
-        say(&t, "%s{\"kind\": \"%s\", \"lo\": \"%.17g\", \"hi\": \"%.17g\"}", i ? ", " : "", step_names[p.step[i].kind], p.step[i].lo, p.step[i].hi);
+    for (int i = 0; i < p.nsteps; i++) /* bounds as text: JSON has no infinity */
+        say(&t, "%s{\"kind\": \"%s\", \"lo\": \"%.17g\", \"hi\": \"%.17g\"}", i ? ", " : "", step_names[p.step[i].kind],
+            p.step[i].lo, p.step[i].hi);
     say(&t, "], \"tensors\": {");
     for (int i = 0; i < p.ntensors; i++) {
         say(&t, i ? ", " : "");
@@ -194,18 +220,24 @@ WEFT_API const char *weft_torch_error(void) { return weft_last_error(); }
 /* The name of kernel i of all of weft's; NULL: there are fewer. */
 WEFT_API const char *weft_torch_kernel_name(size_t i) {
     weft_kernel_desc d = WEFT_KERNEL_DESC_INIT;
-    return i < weft_kernel_count(wt_context(), NULL) && weft_kernel_info(wt_context(), NULL, i, &d) == WEFT_OK ? d.name : NULL;
+    return i < weft_kernel_count(wt_context(), NULL) && weft_kernel_info(wt_context(), NULL, i, &d) == WEFT_OK ? d.name
+                                                                                                               : NULL;
 }
 
-/* load, save (with a path), forget or count. report: entries, bad lines, entries of other machines. NULL, or what went wrong. */
+/* load, save (with a path), forget or count. report: entries, bad lines, entries of other machines. NULL, or what
+ * went wrong. */
 WEFT_API const char *weft_torch_wisdom(const char *action, const char *path, int64_t report[3]) {
     weft_wisdom_report r = WEFT_WISDOM_REPORT_INIT;
     weft_ctx *ctx = wt_context();
     weft_status s = WEFT_OK;
-    if (!strcmp(action, "load")) s = weft_wisdom_load(ctx, path, &r);
-    else if (!strcmp(action, "save")) s = weft_wisdom_save(ctx, path, &r);
-    else if (!strcmp(action, "forget")) s = weft_wisdom_forget(ctx, NULL);
-    else r.entries = (int64_t)weft_wisdom_count(ctx);
+    if (!strcmp(action, "load"))
+        s = weft_wisdom_load(ctx, path, &r);
+    else if (!strcmp(action, "save"))
+        s = weft_wisdom_save(ctx, path, &r);
+    else if (!strcmp(action, "forget"))
+        s = weft_wisdom_forget(ctx, NULL);
+    else
+        r.entries = (int64_t)weft_wisdom_count(ctx);
     report[0] = r.entries, report[1] = r.bad_lines, report[2] = r.other_machines;
     return s == WEFT_OK ? NULL : weft_last_error();
 }

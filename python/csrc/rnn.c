@@ -1,16 +1,22 @@
 /* Recurrent layers: rnn_relu, rnn_tanh, lstm, gru as torch._VF has them, from separate parameters.
- * weft takes the weights as one vector and the biases as another (src/ref/rnn.h), so parameters are gathered into scratch, unless they
- * lie in that order already; gradients come back as those two vectors. Sequences of different lengths come packed, with the number of
- * rows of each step in batch_sizes, a tensor of the CPU. What a step leaves for the gradient is the fourth result, `reserve`. */
+ * weft takes the weights as one vector and the biases as another (src/ref/rnn.h), so parameters are gathered into
+ * scratch, unless they lie in that order already; gradients come back as those two vectors. Sequences of different
+ * lengths come packed, with the number of rows of each step in batch_sizes, a tensor of the CPU. What a step leaves
+ * for the gradient is the fourth result, `reserve`. */
 #include <stdio.h>
 #include <string.h>
 
 #include "binding.h"
 
-enum { INPUT, H0, C0, RESERVE, GRAD_OUTPUT, GRAD_HN, GRAD_CN };                                /* of rnn_forward the first three */
-enum { PARAMS, BATCH_SIZES, KIND, HAS_BIASES, NUM_LAYERS, DROPOUT, BIDIRECTIONAL, BATCH_FIRST, SEED, KEEP };   /* from s.at on */
+enum { INPUT, H0, C0, RESERVE, GRAD_OUTPUT, GRAD_HN, GRAD_CN }; /* of rnn_forward the first three */
+/* from s.at on */
+enum { PARAMS, BATCH_SIZES, KIND, HAS_BIASES, NUM_LAYERS, DROPOUT, BIDIRECTIONAL, BATCH_FIRST, SEED, KEEP };
 
-static const struct { const char *name, *torch; weft_op op; int64_t gates, states; } kinds[] = {
+static const struct {
+    const char *name, *torch;
+    weft_op op;
+    int64_t gates, states;
+} kinds[] = {
     {"rnn_relu", "torch_rnn_relu", WEFT_OP_RNN_RELU, 1, 0},
     {"rnn_tanh", "torch_rnn_tanh", WEFT_OP_RNN_TANH, 1, 0},
     {"lstm", "torch_lstm", WEFT_OP_LSTM, 4, 5},
@@ -18,10 +24,10 @@ static const struct { const char *name, *torch; weft_op op; int64_t gates, state
 };
 enum { KINDS = sizeof(kinds) / sizeof(kinds[0]) };
 
-typedef struct layers {              /* sizes by the names of src/ref/rnn.h */
-    int kind, at;                    /* at: where the settings begin */
-    bool packed, swapped, biases;    /* swapped: batch first */
-    int64_t T, n, c, H, P, L, D, gates, rows, part;   /* gates: G*H; part: parameters of one layer and direction */
+typedef struct layers {                             /* sizes by the names of src/ref/rnn.h */
+    int kind, at;                                   /* at: where the settings begin */
+    bool packed, swapped, biases;                   /* swapped: batch first */
+    int64_t T, n, c, H, P, L, D, gates, rows, part; /* gates: G*H; part: parameters of one layer and direction */
     int32_t code, dtype;
 } layers;
 
@@ -43,7 +49,8 @@ static bool check_shape(wt_call *call, const char *name, const wt_tensor *t, int
 }
 
 static bool check_type(wt_call *call, const char *name, const wt_tensor *t, int32_t code) {
-    return t->code == code || wt_fail(call, "%s: is %s, allowed: the type of input, %s", name, wt_dtype_name(t->code), wt_dtype_name(code));
+    return t->code == code || wt_fail(call, "%s: is %s, allowed: the type of input, %s", name, wt_dtype_name(t->code),
+                                      wt_dtype_name(code));
 }
 
 static bool read_kind(wt_call *call, layers *s) {
@@ -52,14 +59,16 @@ static bool read_kind(wt_call *call, layers *s) {
         if (!strcmp(text, kinds[s->kind].name)) break;
     if (s->kind == KINDS) return wt_fail(call, "kind: is '%s', allowed: 'rnn_relu', 'rnn_tanh', 'lstm' or 'gru'", text);
     bool cell = call->arg[C0].tensor.handle, lstm = kinds[s->kind].op == WEFT_OP_LSTM;
-    return cell == lstm || wt_fail(call, "c0: is %s with kind '%s', allowed: %s", cell ? "given" : "None", text, lstm ? "a tensor" : "None");
+    return cell == lstm || wt_fail(call, "c0: is %s with kind '%s', allowed: %s", cell ? "given" : "None", text,
+                                   lstm ? "a tensor" : "None");
 }
 
 /* Steps and sequences: of packed data, by batch_sizes, whose sum is the number of rows. */
 static bool read_packed(wt_call *call, layers *s, const wt_tensor *x) {
     const wt_tensor *b = &call->arg[s->at + BATCH_SIZES].tensor;
     if (b->rank != 1 || b->dtype != WEFT_DTYPE_I64 || b->device_type != wt.aoti_torch_device_type_cpu())
-        return wt_fail(call, "batch_sizes: is %s of %lld dimensions, allowed: int64 of one dimension on the CPU", wt_dtype_name(b->code), (long long)b->rank);
+        return wt_fail(call, "batch_sizes: is %s of %lld dimensions, allowed: int64 of one dimension on the CPU",
+                       wt_dtype_name(b->code), (long long)b->rank);
     const int64_t *sizes = b->data;
     int64_t sum = 0, last = INT64_MAX;
     s->T = b->sizes[0];
@@ -67,27 +76,33 @@ static bool read_packed(wt_call *call, layers *s, const wt_tensor *x) {
     for (int64_t t = 0; t < s->T; t++) {
         int64_t size = sizes[t * b->strides[0]];
         if (size < 0 || size > last || size > s->rows - sum)
-            return wt_fail(call, "batch_sizes: is %lld at step %lld, allowed: 0 or more, not rising, of the sum %lld, the rows of input", (long long)size,
-                           (long long)t, (long long)s->rows);
+            return wt_fail(
+                call,
+                "batch_sizes: is %lld at step %lld, allowed: 0 or more, not rising, of the sum %lld, the rows of input",
+                (long long)size, (long long)t, (long long)s->rows);
         sum += last = size;
         if (!t) s->n = size;
     }
-    return sum == s->rows || wt_fail(call, "batch_sizes: has the sum %lld, allowed: the rows of input, %lld", (long long)sum, (long long)s->rows);
+    return sum == s->rows || wt_fail(call, "batch_sizes: has the sum %lld, allowed: the rows of input, %lld",
+                                     (long long)sum, (long long)s->rows);
 }
 
 static bool read_input(wt_call *call, layers *s) {
     const wt_tensor *x = &call->arg[INPUT].tensor;
     int64_t rank = s->packed ? 2 : 3;
     if (!wt_check_float(call, INPUT) || !wt_check_sizes(call, INPUT)) return false;
-    if (x->rank != rank) return wt_fail(call, "input: has %lld dimensions, allowed: %lld", (long long)x->rank, (long long)rank);
+    if (x->rank != rank)
+        return wt_fail(call, "input: has %lld dimensions, allowed: %lld", (long long)x->rank, (long long)rank);
     s->code = x->code;
     s->dtype = x->dtype;
     s->c = x->sizes[rank - 1];
     s->T = s->n = 0;
     if (s->packed && !read_packed(call, s, x)) return false;
     if (!s->packed) s->T = x->sizes[s->swapped], s->n = x->sizes[!s->swapped];
-    if (s->T < 1 || s->T > (1 << 24)) return wt_fail(call, "input: has %lld steps, allowed: 1 to 2^24", (long long)s->T);
-    if (!s->packed && __builtin_mul_overflow(s->T, s->n, &s->rows)) return wt_fail(call, "input: has more rows than 2^63");
+    if (s->T < 1 || s->T > (1 << 24))
+        return wt_fail(call, "input: has %lld steps, allowed: 1 to 2^24", (long long)s->T);
+    if (!s->packed && __builtin_mul_overflow(s->T, s->n, &s->rows))
+        return wt_fail(call, "input: has more rows than 2^63");
     return true;
 }
 
@@ -104,8 +119,10 @@ static bool read_states(wt_call *call, layers *s) {
     if (!check_shape(call, "h0", h, 3, of_h) || !check_type(call, "h0", h, s->code)) return false;
     if (c->handle && (!check_shape(call, "c0", c, 3, of_c) || !check_type(call, "c0", c, s->code))) return false;
     if (s->H < 1 || s->H > (1 << 20) || s->P < 1 || s->P > s->H)
-        return wt_fail(call, "h0: has %lld units beside a hidden size of %lld, allowed: 1 to the hidden size, which is at most 2^20", (long long)s->P,
-                       (long long)s->H);
+        return wt_fail(
+            call,
+            "h0: has %lld units beside a hidden size of %lld, allowed: 1 to the hidden size, which is at most 2^20",
+            (long long)s->P, (long long)s->H);
     s->gates = kinds[s->kind].gates * s->H;
     return true;
 }
@@ -117,15 +134,20 @@ static bool check_params(wt_call *call, layers *s) {
     bool projected = s->P != s->H;
     s->part = 2 + 2 * s->biases + projected;
     if ((int64_t)p->size != s->L * s->D * s->part)
-        return wt_fail(call, "params: has %zu tensors, allowed with num_layers=%lld, bidirectional=%s, has_biases=%s%s: %lld", p->size, (long long)s->L,
-                       s->D > 1 ? "True" : "False", s->biases ? "True" : "False", projected ? " and a projection" : "", (long long)(s->L * s->D * s->part));
+        return wt_fail(call,
+                       "params: has %zu tensors, allowed with num_layers=%lld, bidirectional=%s, has_biases=%s%s: %lld",
+                       p->size, (long long)s->L, s->D > 1 ? "True" : "False", s->biases ? "True" : "False",
+                       projected ? " and a projection" : "", (long long)(s->L * s->D * s->part));
     for (int64_t i = 0; i < (int64_t)p->size; i++) {
         char name[32];
-        int64_t k = i % s->part, inputs = i < s->D * s->part ? s->c : s->D * s->P, matrix[2] = {s->gates, k ? s->P : inputs};
+        int64_t k = i % s->part, inputs = i < s->D * s->part ? s->c : s->D * s->P,
+                matrix[2] = {s->gates, k ? s->P : inputs};
         bool last = projected && k == s->part - 1;
         if (last) matrix[0] = s->P, matrix[1] = s->H;
         snprintf(name, sizeof(name), "params[%lld]", (long long)i);
-        if (!check_shape(call, name, &p->item[i], k < 2 || last ? 2 : 1, matrix) || !check_type(call, name, &p->item[i], s->code)) return false;
+        if (!check_shape(call, name, &p->item[i], k < 2 || last ? 2 : 1, matrix) ||
+            !check_type(call, name, &p->item[i], s->code))
+            return false;
     }
     return true;
 }
@@ -149,7 +171,9 @@ static const wt_tensor *part_of(const wt_call *call, const layers *s, bool bias,
     int64_t per = bias ? (s->biases ? 2 : 0) : 2 + (s->P != s->H);
     if (k >= per * s->L * s->D) return NULL;
     int64_t inside = k % per;
-    return &call->arg[s->at + PARAMS].tensors.item[k / per * s->part + (bias ? 2 + inside : inside < 2 ? inside : s->part - 1)];
+    return &call->arg[s->at + PARAMS].tensors.item[k / per * s->part + (bias         ? 2 + inside
+                                                                        : inside < 2 ? inside
+                                                                                     : s->part - 1)];
 }
 
 static int64_t count_of(const wt_tensor *t) { return t->sizes[0] * (t->rank == 2 ? t->sizes[1] : 1); }
@@ -217,14 +241,16 @@ static void begin(weft_problem *p, const wt_call *call, const layers *s, weft_pa
 /* Rows in the problem's order: step, sequence, unit; packed: row, unit. A state is as it is. */
 static void put(weft_problem *p, weft_args *args, weft_role role, const layers *s, const wt_tensor *t) {
     wt_view v = {t->handle, t->data, t->dtype, {0}, {0}};
-    bool rows = role == WEFT_ROLE_SRC || role == WEFT_ROLE_DST || role == WEFT_ROLE_DIFF_SRC || role == WEFT_ROLE_DIFF_DST;
+    bool rows =
+        role == WEFT_ROLE_SRC || role == WEFT_ROLE_DST || role == WEFT_ROLE_DIFF_SRC || role == WEFT_ROLE_DIFF_DST;
     for (int64_t a = 0; a < t->rank; a++) v.strides[rows && s->swapped && a < 2 ? 1 - a : a] = t->strides[a];
     wt_put(p, args, role, &v);
 }
 
-/* A result of this shape, put in its role. Its last axis is nearest, and of the others the last is nearer; of rows the sequence, as
- * PyTorch leaves them, batch first or not. */
-static bool make(wt_call *call, weft_problem *p, weft_args *args, weft_role role, const layers *s, int slot, int rank, const int64_t *sizes, bool swapped) {
+/* A result of this shape, put in its role. Its last axis is nearest, and of the others the last is nearer; of rows
+ * the sequence, as PyTorch leaves them, batch first or not. */
+static bool make(wt_call *call, weft_problem *p, weft_args *args, weft_role role, const layers *s, int slot, int rank,
+                 const int64_t *sizes, bool swapped) {
     int64_t strides[3] = {0};
     int near = rank == 2 ? 0 : swapped ? 0 : 1, far = 1 - near;
     strides[rank - 1] = 1;
@@ -236,17 +262,20 @@ static bool make(wt_call *call, weft_problem *p, weft_args *args, weft_role role
     return true;
 }
 
-static bool make_rows(wt_call *call, weft_problem *p, weft_args *args, weft_role role, const layers *s, int slot, int64_t width) {
+static bool make_rows(wt_call *call, weft_problem *p, weft_args *args, weft_role role, const layers *s, int slot,
+                      int64_t width) {
     const int64_t packed[2] = {s->rows, width}, rows[3] = {s->swapped ? s->n : s->T, s->swapped ? s->T : s->n, width};
     return make(call, p, args, role, s, slot, s->packed ? 2 : 3, s->packed ? packed : rows, s->swapped);
 }
 
-static bool make_state(wt_call *call, weft_problem *p, weft_args *args, weft_role role, const layers *s, int slot, int64_t units) {
+static bool make_state(wt_call *call, weft_problem *p, weft_args *args, weft_role role, const layers *s, int slot,
+                       int64_t units) {
     const int64_t sizes[3] = {s->L * s->D, s->n, units};
     return make(call, p, args, role, s, slot, 3, sizes, false);
 }
 
-static bool make_vector(wt_call *call, weft_problem *p, weft_args *args, weft_role role, wt_handle *slot, int64_t length, int32_t code) {
+static bool make_vector(wt_call *call, weft_problem *p, weft_args *args, weft_role role, wt_handle *slot,
+                        int64_t length, int32_t code) {
     const int64_t unit = 1;
     void *data = NULL;
     if (!wt_empty(call, slot, 1, &length, &unit, code, &data)) return false;
@@ -254,7 +283,9 @@ static bool make_vector(wt_call *call, weft_problem *p, weft_args *args, weft_ro
     return true;
 }
 
-static int32_t reserve_code(const layers *s) { return s->dtype == WEFT_DTYPE_F64 ? s->code : wt.aoti_torch_dtype_float32(); }
+static int32_t reserve_code(const layers *s) {
+    return s->dtype == WEFT_DTYPE_F64 ? s->code : wt.aoti_torch_dtype_float32();
+}
 static int64_t reserve_length(const layers *s) { return s->L * s->D * s->rows * (kinds[s->kind].states * s->H + s->P); }
 
 /* Where the rows of each step begin, and the end of the last, on the call's device. */
@@ -271,7 +302,8 @@ static bool put_offsets(wt_call *call, weft_problem *p, weft_args *args, const l
     int64_t *offsets = data;
     offsets[0] = 0;
     for (int64_t t = 0; t < s->T; t++) offsets[t + 1] = offsets[t] + sizes[t * b->strides[0]];
-    if (call->device_type != cpu && (!wt_empty(call, there, 1, &length, &unit, code, &data) || wt.aoti_torch_copy_(*there, *host, 0)))
+    if (call->device_type != cpu &&
+        (!wt_empty(call, there, 1, &length, &unit, code, &data) || wt.aoti_torch_copy_(*there, *host, 0)))
         return wt_fail(call, "batch_sizes: could not be copied to the device");
     wt_put_vector(p, args, WEFT_ROLE_LENGTHS, data, WEFT_DTYPE_I64, 1);
     return true;
@@ -292,35 +324,44 @@ static bool put_given(wt_call *call, weft_problem *p, weft_args *args, const lay
 static bool run_rnn_forward(wt_call *call) {
     layers s;
     if (!read_layers(call, &s, RESERVE)) return false;
-    bool cell = call->arg[C0].tensor.handle, keep = call->arg[s.at + KEEP].integer, drops = call->arg[s.at + DROPOUT].real > 0;
+    bool cell = call->arg[C0].tensor.handle, keep = call->arg[s.at + KEEP].integer,
+         drops = call->arg[s.at + DROPOUT].real > 0;
     const int64_t none = 0, unit = 1;
     weft_problem p;
     weft_args args = WEFT_ARGS_INIT;
     void *data = NULL;
     begin(&p, call, &s, WEFT_PASS_FWD, keep || drops);
-    bool ok = make_rows(call, &p, &args, WEFT_ROLE_DST, &s, 0, s.D * s.P) && make_state(call, &p, &args, WEFT_ROLE_HN, &s, 1, s.P);
-    ok = ok && (cell ? make_state(call, &p, &args, WEFT_ROLE_CN, &s, 2, s.H) : wt_empty(call, &call->out[2], 1, &none, &unit, s.code, &data));
+    bool ok = make_rows(call, &p, &args, WEFT_ROLE_DST, &s, 0, s.D * s.P) &&
+              make_state(call, &p, &args, WEFT_ROLE_HN, &s, 1, s.P);
+    ok = ok && (cell ? make_state(call, &p, &args, WEFT_ROLE_CN, &s, 2, s.H)
+                     : wt_empty(call, &call->out[2], 1, &none, &unit, s.code, &data));
     wt_handle *scratch = drops && !keep ? wt_scratch(call) : &call->out[3];
-    ok = ok && scratch && (!(drops && !keep) || wt_empty(call, &call->out[3], 1, &none, &unit, reserve_code(&s), &data));
-    ok = ok && make_vector(call, &p, &args, WEFT_ROLE_RESERVE, scratch, keep || drops ? reserve_length(&s) : 0, reserve_code(&s));
+    ok =
+        ok && scratch && (!(drops && !keep) || wt_empty(call, &call->out[3], 1, &none, &unit, reserve_code(&s), &data));
+    ok = ok && make_vector(call, &p, &args, WEFT_ROLE_RESERVE, scratch, keep || drops ? reserve_length(&s) : 0,
+                           reserve_code(&s));
     if (!ok || !s.rows) return ok;
     if (s.biases && !gather(call, &s, true, &data)) return false;
     if (s.biases) wt_put_vector(&p, &args, WEFT_ROLE_BIAS, data, s.dtype, 1);
     return put_given(call, &p, &args, &s) && wt_execute(call, wt_plan(call, &p), &args);
 }
-WT_ENTRY(rnn_forward,
-         "rnn_forward(Tensor input, Tensor h0, Tensor? c0, Tensor[] params, Tensor? batch_sizes, str kind, bool has_biases, int num_layers, "
-         "float dropout, bool bidirectional, bool batch_first, int seed, bool keep) -> (Tensor, Tensor, Tensor, Tensor)",
-         run_rnn_forward, .into = 0, .host = "batch_sizes")
+WT_ENTRY(
+    rnn_forward,
+    "rnn_forward(Tensor input, Tensor h0, Tensor? c0, Tensor[] params, Tensor? batch_sizes, str kind, bool has_biases, "
+    "int num_layers, "
+    "float dropout, bool bidirectional, bool batch_first, int seed, bool keep) -> (Tensor, Tensor, Tensor, Tensor)",
+    run_rnn_forward, .into = 0, .host = "batch_sizes")
 
 /* ---------------------------------------------------------------- backward */
 /* The gradient of a result; one that nobody used is one 0, seen at every place. */
-static bool put_gradient(wt_call *call, weft_problem *p, weft_args *args, weft_role role, const layers *s, int at, int rank, const int64_t *sizes) {
+static bool put_gradient(wt_call *call, weft_problem *p, weft_args *args, weft_role role, const layers *s, int at,
+                         int rank, const int64_t *sizes) {
     const wt_tensor *g = &call->arg[at].tensor;
     const int64_t one = 1, still[3] = {0, 0, 0};
     wt_tensor zero = {.rank = rank, .sizes = sizes, .strides = still, .dtype = s->dtype};
     if (g->handle) {
-        if (!check_shape(call, call->op->name[at], g, rank, sizes) || !check_type(call, call->op->name[at], g, s->code)) return false;
+        if (!check_shape(call, call->op->name[at], g, rank, sizes) || !check_type(call, call->op->name[at], g, s->code))
+            return false;
         put(p, args, role, s, g);
         return true;
     }
@@ -332,19 +373,23 @@ static bool put_gradient(wt_call *call, weft_problem *p, weft_args *args, weft_r
 }
 
 static bool put_gradients(wt_call *call, weft_problem *p, weft_args *args, const layers *s) {
-    const int64_t width = s->D * s->P, packed[2] = {s->rows, width}, dense[3] = {s->swapped ? s->n : s->T, s->swapped ? s->T : s->n, width};
+    const int64_t width = s->D * s->P, packed[2] = {s->rows, width},
+                  dense[3] = {s->swapped ? s->n : s->T, s->swapped ? s->T : s->n, width};
     const int64_t of_h[3] = {s->L * s->D, s->n, s->P}, of_c[3] = {s->L * s->D, s->n, s->H};
     bool cell = call->arg[C0].tensor.handle;
     if (!cell && call->arg[GRAD_CN].tensor.handle) return wt_fail(call, "grad_cn: is given without c0, allowed: None");
-    return put_gradient(call, p, args, WEFT_ROLE_DIFF_DST, s, GRAD_OUTPUT, s->packed ? 2 : 3, s->packed ? packed : dense) &&
-           put_gradient(call, p, args, WEFT_ROLE_DIFF_HN, s, GRAD_HN, 3, of_h) && (!cell || put_gradient(call, p, args, WEFT_ROLE_DIFF_CN, s, GRAD_CN, 3, of_c));
+    return put_gradient(call, p, args, WEFT_ROLE_DIFF_DST, s, GRAD_OUTPUT, s->packed ? 2 : 3,
+                        s->packed ? packed : dense) &&
+           put_gradient(call, p, args, WEFT_ROLE_DIFF_HN, s, GRAD_HN, 3, of_h) &&
+           (!cell || put_gradient(call, p, args, WEFT_ROLE_DIFF_CN, s, GRAD_CN, 3, of_c));
 }
 
 static bool put_reserve(wt_call *call, weft_problem *p, weft_args *args, const layers *s) {
     const wt_tensor *r = &call->arg[RESERVE].tensor;
     const int64_t length = reserve_length(s);
     if (!check_shape(call, "reserve", r, 1, &length)) return false;
-    if (r->code != reserve_code(s)) return wt_fail(call, "reserve: is %s, allowed: %s", wt_dtype_name(r->code), wt_dtype_name(reserve_code(s)));
+    if (r->code != reserve_code(s))
+        return wt_fail(call, "reserve: is %s, allowed: %s", wt_dtype_name(r->code), wt_dtype_name(reserve_code(s)));
     wt_put_vector(p, args, WEFT_ROLE_RESERVE, r->data, r->dtype, r->strides[0]);
     return true;
 }
@@ -359,17 +404,22 @@ static bool run_rnn_backward(wt_call *call) {
     bool cell = call->arg[C0].tensor.handle;
     begin(&p, call, &s, WEFT_PASS_BWD, true);
     bool ok = put_gradients(call, &p, &args, &s) && put_reserve(call, &p, &args, &s);
-    ok = ok && make_rows(call, &p, &args, WEFT_ROLE_DIFF_SRC, &s, 0, s.c) && make_state(call, &p, &args, WEFT_ROLE_DIFF_H0, &s, 1, s.P);
-    ok = ok && (cell ? make_state(call, &p, &args, WEFT_ROLE_DIFF_C0, &s, 2, s.H) : wt_empty(call, &call->out[2], 1, &none, &unit, s.code, &data));
-    ok = ok && make_vector(call, &p, &args, WEFT_ROLE_DIFF_WEIGHTS, &call->out[3], vector_length(call, &s, false), s.code);
+    ok = ok && make_rows(call, &p, &args, WEFT_ROLE_DIFF_SRC, &s, 0, s.c) &&
+         make_state(call, &p, &args, WEFT_ROLE_DIFF_H0, &s, 1, s.P);
+    ok = ok && (cell ? make_state(call, &p, &args, WEFT_ROLE_DIFF_C0, &s, 2, s.H)
+                     : wt_empty(call, &call->out[2], 1, &none, &unit, s.code, &data));
+    ok = ok &&
+         make_vector(call, &p, &args, WEFT_ROLE_DIFF_WEIGHTS, &call->out[3], vector_length(call, &s, false), s.code);
     ok = ok && make_vector(call, &p, &args, WEFT_ROLE_DIFF_BIAS, &call->out[4], vector_length(call, &s, true), s.code);
-    for (int i = 0; ok && !s.rows && i < 5; i++)   /* the gradients of nothing */
+    for (int i = 0; ok && !s.rows && i < 5; i++) /* the gradients of nothing */
         ok = !wt.aoti_torch_zero_(call->out[i]) || wt_fail(call, "a gradient could not be set to 0");
     if (!ok || !s.rows) return ok;
     return put_given(call, &p, &args, &s) && wt_execute(call, wt_plan(call, &p), &args);
 }
 WT_ENTRY(rnn_backward,
-         "rnn_backward(Tensor input, Tensor h0, Tensor? c0, Tensor reserve, Tensor? grad_output, Tensor? grad_hn, Tensor? grad_cn, Tensor[] params, "
-         "Tensor? batch_sizes, str kind, bool has_biases, int num_layers, float dropout, bool bidirectional, bool batch_first, int seed) "
+         "rnn_backward(Tensor input, Tensor h0, Tensor? c0, Tensor reserve, Tensor? grad_output, Tensor? grad_hn, "
+         "Tensor? grad_cn, Tensor[] params, "
+         "Tensor? batch_sizes, str kind, bool has_biases, int num_layers, float dropout, bool bidirectional, bool "
+         "batch_first, int seed) "
          "-> (Tensor, Tensor, Tensor, Tensor, Tensor)",
          run_rnn_backward, .into = 0, .host = "batch_sizes")

@@ -3,14 +3,15 @@
 
 #include "rows.h"
 
-#define PLACES 4                     /* axes of a problem besides the channels: n d h w */
-#define MOST (INT64_C(1) << 40)      /* the largest size of one axis of a problem */
+#define PLACES 4                /* axes of a problem besides the channels: n d h w */
+#define MOST (INT64_C(1) << 40) /* the largest size of one axis of a problem */
 
 /* ---------------------------------------------------------------- shapes */
 bool wt_shape_of(wt_call *call, int at, wt_shape *s) {
     const wt_tensor *t = &call->arg[at].tensor;
     if (t->rank > WT_MAX_AXES)
-        return wt_fail(call, "%s: has %lld dimensions, allowed: at most %d", call->op->name[at], (long long)t->rank, WT_MAX_AXES);
+        return wt_fail(call, "%s: has %lld dimensions, allowed: at most %d", call->op->name[at], (long long)t->rank,
+                       WT_MAX_AXES);
     if (!wt_check_sizes(call, at)) return false;
     s->scalar = !t->rank;
     s->rank = s->scalar ? 1 : (int)t->rank;
@@ -55,7 +56,8 @@ bool wt_rows_of(wt_call *call, int at, const wt_shape *s, bool channels, wt_rows
 bool wt_rows_last(const wt_shape *s, const wt_rows *t) {
     if (s->rank < 3) return false;
     int64_t channel = t->strides[s->channel], pixel = t->strides[s->rank - 1];
-    return channel > 0 && (channel < pixel || (channel == pixel && s->sizes[s->channel] == 1 && s->sizes[s->rank - 1] > 1));
+    return channel > 0 &&
+           (channel < pixel || (channel == pixel && s->sizes[s->channel] == 1 && s->sizes[s->rank - 1] > 1));
 }
 
 /* ---------------------------------------------------------------- making */
@@ -72,14 +74,17 @@ static bool dense(const wt_shape *s, bool channels, bool last, int64_t *strides)
     return fits;
 }
 
-static bool make(wt_call *call, int slot, wt_handle *scratch, const wt_shape *s, bool channels, bool last, int32_t code, wt_rows *t) {
+static bool make(wt_call *call, int slot, wt_handle *scratch, const wt_shape *s, bool channels, bool last, int32_t code,
+                 wt_rows *t) {
     int64_t sizes[WT_MAX_AXES], strides[WT_MAX_AXES], rank = 0;
     *t = (wt_rows){.code = code, .channels = channels, .written = true};
-    if (!dense(s, channels, last, t->strides)) return wt_fail(call, "the result has 2^63 elements or more, allowed: fewer");
+    if (!dense(s, channels, last, t->strides))
+        return wt_fail(call, "the result has 2^63 elements or more, allowed: fewer");
     bool scalar = s->scalar && channels;
     for (int a = 0; a < s->rank && !scalar; a++)
         if (channels || a != s->channel) sizes[rank] = s->sizes[a], strides[rank++] = t->strides[a];
-    bool ok = scratch ? wt_empty(call, scratch, rank, sizes, strides, code, &t->data) : wt_result(call, slot, rank, sizes, strides, code, &t->data);
+    bool ok = scratch ? wt_empty(call, scratch, rank, sizes, strides, code, &t->data)
+                      : wt_result(call, slot, rank, sizes, strides, code, &t->data);
     if (!ok) return false;
     t->handle = scratch ? *scratch : call->out[slot] ? call->out[slot] : call->arg[call->op->nargs - 1].tensor.handle;
     for (int a = s->rank - 1; a >= 0 && !scalar; a--)
@@ -92,15 +97,16 @@ bool wt_rows_create(wt_call *call, int slot, const wt_shape *s, bool channels, b
 }
 
 /* ---------------------------------------------------------------- folding */
-/* Axes in order, sizes of one left out, each joined to the one before it where every tensor has them one after the other.
- * outer: the axes before the channels. False: more are left than a problem has. */
+/* Axes in order, sizes of one left out, each joined to the one before it where every tensor has them one after the
+ * other. outer: the axes before the channels. False: more are left than a problem has. */
 bool wt_rows_view(const wt_shape *s, const wt_rows *t, int count, wt_view *v) {
     int64_t size[PLACES];
-    int from[PLACES], used = 0, outer = 0;   /* from: the last axis of the group, whose stride is the group's */
+    int from[PLACES], used = 0, outer = 0; /* from: the last axis of the group, whose stride is the group's */
     for (int a = 0; a < s->rank; a++) {
         if (a == s->channel) outer = used;
         if (a == s->channel || s->sizes[a] == 1) continue;
-        bool joins = used > 0 && !(a > s->channel && used == outer) && s->sizes[a] && size[used - 1] <= MOST / s->sizes[a];
+        bool joins =
+            used > 0 && !(a > s->channel && used == outer) && s->sizes[a] && size[used - 1] <= MOST / s->sizes[a];
         for (int i = 0; joins && i < count; i++) joins = t[i].strides[from[used - 1]] == t[i].strides[a] * s->sizes[a];
         if (!joins && used == PLACES) return false;
         if (!joins) size[used++] = 1;
@@ -109,7 +115,11 @@ bool wt_rows_view(const wt_shape *s, const wt_rows *t, int count, wt_view *v) {
     }
     /* n is what lies outside of the channels; the others end with w */
     for (int i = 0; i < count; i++) {
-        v[i] = (wt_view){t[i].handle, t[i].data, wt_dtype_of(t[i].code), {1, s->sizes[s->channel], 1, 1, 1}, {0, t[i].strides[s->channel]}};
+        v[i] = (wt_view){t[i].handle,
+                         t[i].data,
+                         wt_dtype_of(t[i].code),
+                         {1, s->sizes[s->channel], 1, 1, 1},
+                         {0, t[i].strides[s->channel]}};
         for (int g = 0; g < used; g++) {
             int at = g == 0 && (outer > 0 || used == PLACES) ? 0 : 5 - used + g;
             v[i].dims[at] = size[g];
@@ -125,8 +135,10 @@ bool wt_rows_copy(wt_call *call, const wt_shape *s, wt_rows *t) {
     wt_handle *slot = wt_scratch(call);
     if (!slot || !make(call, 0, slot, s, old.channels, false, old.code, t)) return false;
     t->written = old.written;
-    if (old.written) t->copy_of = old.handle;
-    else if (wt.aoti_torch_copy_(t->handle, old.handle, 0)) return wt_fail(call, "a tensor of %d dimensions could not be copied", s->rank);
+    if (old.written)
+        t->copy_of = old.handle;
+    else if (wt.aoti_torch_copy_(t->handle, old.handle, 0))
+        return wt_fail(call, "a tensor of %d dimensions could not be copied", s->rank);
     return true;
 }
 
@@ -139,7 +151,8 @@ bool wt_rows_fold(wt_call *call, const wt_shape *s, wt_rows *t, int count, wt_vi
 
 bool wt_rows_finish(wt_call *call, const wt_rows *t, int count) {
     for (int i = 0; i < count; i++)
-        if (t[i].copy_of && wt.aoti_torch_copy_(t[i].copy_of, t[i].handle, 0)) return wt_fail(call, "a result could not be copied to its place");
+        if (t[i].copy_of && wt.aoti_torch_copy_(t[i].copy_of, t[i].handle, 0))
+            return wt_fail(call, "a result could not be copied to its place");
     return true;
 }
 

@@ -5,13 +5,13 @@
 #include "binding.h"
 
 typedef struct wt_config {
-    int32_t mode;                    /* weft_mode, for a problem that is not known yet */
-    int32_t delegate;                /* PyTorch's own code is a candidate */
-    int32_t math;                    /* weft_math; 0: the default, and PyTorch's flags for its code */
-    uint32_t verbose;                /* WEFT_LOG_* */
-    size_t workspace_limit;          /* bytes; 0: the default, WEFT_NO_LIMIT: none */
-    double measure_seconds;          /* time limit of one measurement; 0: the default */
-    char pin[128];                   /* a kernel's name, used where it applies; "": none */
+    int32_t mode;           /* weft_mode, for a problem that is not known yet */
+    int32_t delegate;       /* PyTorch's own code is a candidate */
+    int32_t math;           /* weft_math; 0: the default, and PyTorch's flags for its code */
+    uint32_t verbose;       /* WEFT_LOG_* */
+    size_t workspace_limit; /* bytes; 0: the default, WEFT_NO_LIMIT: none */
+    double measure_seconds; /* time limit of one measurement; 0: the default */
+    char pin[128];          /* a kernel's name, used where it applies; "": none */
 } wt_config;
 
 const wt_config *wt_settings(void);

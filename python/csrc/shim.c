@@ -9,12 +9,16 @@ wt_shim wt;
 /* libtorch.so sees the symbols of the CPU and the CUDA library; it must be loaded already, by `import torch`. */
 const char *wt_shim_load(void) {
     static char why[256];
-    static const struct { const char *name; size_t offset; bool required; } table[] = {
+    static const struct {
+        const char *name;
+        size_t offset;
+        bool required;
+    } table[] = {
 #define X(returns, name, parameters) {#name, offsetof(wt_shim, name), true},
         WT_REQUIRED(X)
 #undef X
 #define X(returns, name, parameters) {#name, offsetof(wt_shim, name), false},
-        WT_OPTIONAL(X)
+            WT_OPTIONAL(X)
 #undef X
     };
     void *torch = dlopen("libtorch.so", RTLD_NOW | RTLD_NOLOAD);
@@ -22,12 +26,14 @@ const char *wt_shim_load(void) {
     for (size_t i = 0; i < sizeof(table) / sizeof(table[0]); i++) {
         void *symbol = dlsym(torch, table[i].name);
         if (!symbol && table[i].required) {
-            snprintf(why, sizeof(why), "this PyTorch has no %s, which weft needs: PyTorch 2.10 or later is supported", table[i].name);
+            snprintf(why, sizeof(why), "this PyTorch has no %s, which weft needs: PyTorch 2.10 or later is supported",
+                     table[i].name);
             return why;
         }
         *(void **)((char *)&wt + table[i].offset) = symbol;
     }
-    if (!wt.torch_delete_stable_ivalue && !wt._ZdlPv) return "this PyTorch offers no way to free optional arguments: PyTorch 2.10 or later is supported";
+    if (!wt.torch_delete_stable_ivalue && !wt._ZdlPv)
+        return "this PyTorch offers no way to free optional arguments: PyTorch 2.10 or later is supported";
     return NULL;
 }
 

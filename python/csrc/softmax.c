@@ -1,5 +1,6 @@
-/* softmax and log_softmax along any dimension of a tensor of any rank, and their gradient from the result alone. The result is dense
- * and channels-first whatever the input, as PyTorch's; its type may be another than that of the input. */
+/* softmax and log_softmax along any dimension of a tensor of any rank, and their gradient from the result alone. The
+ * result is dense and channels-first whatever the input, as PyTorch's; its type may be another than that of the
+ * input. */
 #include "rows.h"
 
 enum { INPUT, DIM, DTYPE };
@@ -15,18 +16,20 @@ static bool check_dtype(wt_call *call, int at) {
 static bool read_shape(wt_call *call, int tensor, int dim, wt_shape *s) {
     int64_t at = call->arg[dim].integer;
     if (!wt_check_float(call, tensor) || !wt_shape_of(call, tensor, s)) return false;
-    if (at < -s->rank || at >= s->rank) return wt_fail(call, "dim: is %lld, allowed: %d to %d", (long long)at, -s->rank, s->rank - 1);
+    if (at < -s->rank || at >= s->rank)
+        return wt_fail(call, "dim: is %lld, allowed: %d to %d", (long long)at, -s->rank, s->rank - 1);
     s->channel = (int)(at < 0 ? at + s->rank : at);
     return true;
 }
 
 /* ---------------------------------------------------------------- PyTorch's own
- * It writes into the result that is there, dense as its own would be; the caller's out may lie in a way that it does not follow. On the
- * CPU it is asked for the types that it computes in. */
+ * It writes into the result that is there, dense as its own would be; the caller's out may lie in a way that it does
+ * not follow. On the CPU it is asked for the types that it computes in. */
 static bool has_peer(const wt_call *call, int tensor, int dtype) {
     const wt_tensor *t = &call->arg[tensor].tensor;
     bool cpu = call->device_type == wt.aoti_torch_device_type_cpu();
-    return t->rank && !call->op->into && t->code == (int32_t)call->arg[dtype].integer && (!cpu || t->dtype == WEFT_DTYPE_F32 || t->dtype == WEFT_DTYPE_F64);
+    return t->rank && !call->op->into && t->code == (int32_t)call->arg[dtype].integer &&
+           (!cpu || t->dtype == WEFT_DTYPE_F32 || t->dtype == WEFT_DTYPE_F64);
 }
 
 static bool write_into(wt_call *call, wt_stack *s, const char *name, wt_handle result) {
@@ -36,7 +39,10 @@ static bool write_into(wt_call *call, wt_stack *s, const char *name, wt_handle r
     return true;
 }
 
-typedef struct written { wt_handle result; bool log; } written;
+typedef struct written {
+    wt_handle result;
+    bool log;
+} written;
 
 static bool forward_peer(wt_call *call, const void *state) {
     const written *w = state;
@@ -54,7 +60,8 @@ static bool backward_peer(wt_call *call, const void *state) {
     wt_push_tensor(&s, call->arg[B_OUTPUT].tensor.handle);
     wt_push_int(&s, call->arg[B_DIM].integer);
     wt_push_int(&s, call->arg[B_DTYPE].integer);
-    return write_into(call, &s, w->log ? "aten::_log_softmax_backward_data" : "aten::_softmax_backward_data", w->result);
+    return write_into(call, &s, w->log ? "aten::_log_softmax_backward_data" : "aten::_softmax_backward_data",
+                      w->result);
 }
 
 /* ---------------------------------------------------------------- operators */
@@ -90,8 +97,9 @@ static bool run_softmax_backward(wt_call *call) {
     wt_shape s;
     wt_rows t[3];
     wt_view v[3];
-    if (!check_dtype(call, B_DTYPE) || !read_shape(call, B_OUTPUT, B_DIM, &s) || !wt_check_same_type(call, B_GRAD, B_OUTPUT) ||
-        !wt_rows_of(call, B_OUTPUT, &s, true, &t[0]) || !wt_rows_of(call, B_GRAD, &s, true, &t[1]) ||
+    if (!check_dtype(call, B_DTYPE) || !read_shape(call, B_OUTPUT, B_DIM, &s) ||
+        !wt_check_same_type(call, B_GRAD, B_OUTPUT) || !wt_rows_of(call, B_OUTPUT, &s, true, &t[0]) ||
+        !wt_rows_of(call, B_GRAD, &s, true, &t[1]) ||
         !wt_rows_create(call, 0, &s, true, false, (int32_t)call->arg[B_DTYPE].integer, &t[2]))
         return false;
     if (!wt_shape_rows(&s) || !s.sizes[s.channel]) return true;
@@ -108,4 +116,5 @@ static bool run_softmax_backward(wt_call *call) {
     bool theirs = wt_is_peer(plan);
     return wt_finish(call, plan, &args, peer, &result) && (theirs || wt_rows_finish(call, t, 3));
 }
-WT_OPERATOR(softmax_backward, "softmax_backward(Tensor grad_output, Tensor output, int dim, bool log, ScalarType dtype) -> Tensor")
+WT_OPERATOR(softmax_backward,
+            "softmax_backward(Tensor grad_output, Tensor output, int dim, bool log, ScalarType dtype) -> Tensor")

@@ -1,6 +1,7 @@
-/* Convolution with sparse weights and its gradients; building the weights' CSR form in host memory. `shape` is that of the dense weights:
- * output channels, input channels of a group, kernel. Columns are plain, so that they do not depend on the size of input. What is in rows
- * and cols is checked where they are made (sparse_build, sparse_positions): kernels stay in bounds whatever it is. */
+/* Convolution with sparse weights and its gradients; building the weights' CSR form in host memory. `shape` is that
+ * of the dense weights: output channels, input channels of a group, kernel. Columns are plain, so that they do not
+ * depend on the size of input. What is in rows and cols is checked where they are made (sparse_build,
+ * sparse_positions): kernels stay in bounds whatever it is. */
 #include <string.h>
 
 #include "binding.h"
@@ -9,8 +10,8 @@ enum { INPUT, VALUES, BIAS, ROWS, COLS, SHAPE, STRIDE, ACT = 10 };
 enum { B_GRAD, B_INPUT, B_VALUES, B_ROWS, B_COLS, B_SHAPE, B_STRIDE, B_WANT = 10, B_BIAS_DTYPE };
 
 typedef struct sparse {
-    wt_gradients d;                  /* first: the passes of gradients are planned from it; d.w holds the values */
-    wt_view dense;                   /* the dims of the dense weights */
+    wt_gradients d; /* first: the passes of gradients are planned from it; d.w holds the values */
+    wt_view dense;  /* the dims of the dense weights */
     const wt_tensor *rows, *cols;
 } sparse;
 
@@ -18,12 +19,15 @@ typedef struct sparse {
 static bool read_shape(wt_call *call, int at, int *rank, wt_view *w) {
     const wt_list *list = &call->arg[at].list;
     if (list->size < 3 || list->size > 5)
-        return wt_fail(call, "shape: has %zu values, allowed: 3 to 5 (output channels, input channels of a group, kernel)", list->size);
+        return wt_fail(call,
+                       "shape: has %zu values, allowed: 3 to 5 (output channels, input channels of a group, kernel)",
+                       list->size);
     *rank = (int)list->size - 2;
     *w = (wt_view){.dims = {1, 1, 1, 1, 1}};
     for (size_t i = 0; i < list->size; i++) {
         int64_t size = list->item[i];
-        if (size < 1 || size > INT64_C(1) << 40) return wt_fail(call, "shape: value %zu is %lld, allowed: 1 to 2^40", i, (long long)size);
+        if (size < 1 || size > INT64_C(1) << 40)
+            return wt_fail(call, "shape: value %zu is %lld, allowed: 1 to 2^40", i, (long long)size);
         w->dims[i < 2 ? i : i + 3 - (size_t)*rank] = size;
     }
     return true;
@@ -32,17 +36,20 @@ static bool read_shape(wt_call *call, int at, int *rank, wt_view *w) {
 static bool check_vector(wt_call *call, int at, int64_t length, const char *why) {
     const wt_tensor *t = &call->arg[at].tensor;
     if (t->rank == 1 && t->sizes[0] == length) return true;
-    return wt_fail(call, "%s: has %lld dimensions of which the first is %lld, allowed: one dimension of %lld, %s", call->op->name[at], (long long)t->rank,
-                   (long long)(t->rank ? t->sizes[0] : 0), (long long)length, why);
+    return wt_fail(call, "%s: has %lld dimensions of which the first is %lld, allowed: one dimension of %lld, %s",
+                   call->op->name[at], (long long)t->rank, (long long)(t->rank ? t->sizes[0] : 0), (long long)length,
+                   why);
 }
 
 static bool check_index(wt_call *call, int at) {
     const wt_tensor *t = &call->arg[at].tensor;
-    return t->dtype == WEFT_DTYPE_I32 || t->dtype == WEFT_DTYPE_I64 || wt_fail(call, "%s: is %s, allowed: int32 or int64", call->op->name[at], wt_dtype_name(t->code));
+    return t->dtype == WEFT_DTYPE_I32 || t->dtype == WEFT_DTYPE_I64 ||
+           wt_fail(call, "%s: is %s, allowed: int32 or int64", call->op->name[at], wt_dtype_name(t->code));
 }
 
 static bool check_csr(wt_call *call, int rows, int cols, int64_t outputs, int64_t nnz) {
-    return check_index(call, rows) && check_index(call, cols) && check_vector(call, rows, outputs + 1, "one more than the output channels") &&
+    return check_index(call, rows) && check_index(call, cols) &&
+           check_vector(call, rows, outputs + 1, "one more than the output channels") &&
            check_vector(call, cols, nnz, "as many as values");
 }
 
@@ -53,15 +60,17 @@ static bool open_sparse(wt_call *call, sparse *q, int input, int rows, int shape
     if (!read_shape(call, shape, &g->rank, &q->dense)) return false;
     g->batched = x->rank == g->rank + 2;
     if (!g->batched && x->rank != g->rank + 1)
-        return wt_fail(call, "input: has %lld dimensions, allowed with a weight of %d: %d (batched) or %d (unbatched)", (long long)x->rank, g->rank + 2,
-                       g->rank + 2, g->rank + 1);
+        return wt_fail(call, "input: has %lld dimensions, allowed with a weight of %d: %d (batched) or %d (unbatched)",
+                       (long long)x->rank, g->rank + 2, g->rank + 2, g->rank + 1);
     if (!wt_check_float(call, input) || !wt_check_same_type(call, input + 1, input) || !wt_check_sizes(call, input) ||
         !wt_read_geometry(call, g, stride))
         return false;
     if (values->rank != 1) return wt_fail(call, "values: has %lld dimensions, allowed: 1", (long long)values->rank);
-    if (!wt_check_sizes(call, input + 1) || !check_csr(call, rows, rows + 1, q->dense.dims[0], values->sizes[0])) return false;
+    if (!wt_check_sizes(call, input + 1) || !check_csr(call, rows, rows + 1, q->dense.dims[0], values->sizes[0]))
+        return false;
     q->d.x = wt_see(x, g->rank);
-    q->d.w = (wt_view){values->handle, values->data, values->dtype, {values->sizes[0], 1, 1, 1, 1}, {values->strides[0]}};
+    q->d.w =
+        (wt_view){values->handle, values->data, values->dtype, {values->sizes[0], 1, 1, 1, 1}, {values->strides[0]}};
     q->rows = &call->arg[rows].tensor;
     q->cols = &call->arg[rows + 1].tensor;
     return wt_check_channels(call, g, &q->d.x, &q->dense, 1, "input");
@@ -79,7 +88,9 @@ static void begin(weft_problem *p, weft_args *args, const sparse *q, weft_pass p
     if (pass == WEFT_PASS_BWD_BIAS) return;
     put_vector(p, args, WEFT_ROLE_ROWS, q->rows);
     put_vector(p, args, WEFT_ROLE_COLS, q->cols);
-    if (pass != WEFT_PASS_BWD_WEIGHTS) wt_put_vector(p, args, WEFT_ROLE_WEIGHTS, values->data, values->dtype, values->dims[0] > 1 ? values->strides[0] : 1);
+    if (pass != WEFT_PASS_BWD_WEIGHTS)
+        wt_put_vector(p, args, WEFT_ROLE_WEIGHTS, values->data, values->dtype,
+                      values->dims[0] > 1 ? values->strides[0] : 1);
 }
 
 /* ---------------------------------------------------------------- forward */
@@ -88,7 +99,8 @@ static bool run_sparse_conv(wt_call *call) {
     wt_view y;
     if (!open_sparse(call, &q, INPUT, ROWS, SHAPE, STRIDE)) return false;
     int64_t dims[5] = {q.d.x.dims[0], q.dense.dims[0]};
-    if (!wt_check_bias(call, BIAS, dims[1]) || !wt_check_act(call, ACT) || !wt_out_sizes(call, &q.d.g, &q.d.x, &q.dense, NULL, dims) ||
+    if (!wt_check_bias(call, BIAS, dims[1]) || !wt_check_act(call, ACT) ||
+        !wt_out_sizes(call, &q.d.g, &q.d.x, &q.dense, NULL, dims) ||
         !wt_create(call, 0, &y, dims, q.d.g.rank, wt_is_last(&q.d.x), q.d.g.batched, call->arg[INPUT].tensor.code))
         return false;
     if (wt_is_empty(&y)) return true;
@@ -99,15 +111,20 @@ static bool run_sparse_conv(wt_call *call) {
     wt_put(&p, &args, WEFT_ROLE_DST, &y);
     return wt_put_epilogue(call, &p, &args, BIAS, ACT) && wt_execute(call, wt_plan(call, &p), &args);
 }
-WT_OPERATOR_OUT(sparse_conv, "sparse_conv(Tensor input, Tensor values, Tensor? bias, Tensor rows, Tensor cols, SymInt[] shape, SymInt[] stride, "
-                             "SymInt[] padding, SymInt[] dilation, SymInt groups, str act, float lo, float hi) -> Tensor")
+WT_OPERATOR_OUT(
+    sparse_conv,
+    "sparse_conv(Tensor input, Tensor values, Tensor? bias, Tensor rows, Tensor cols, SymInt[] shape, SymInt[] stride, "
+    "SymInt[] padding, SymInt[] dilation, SymInt groups, str act, float lo, float hi) -> Tensor")
 
 /* ---------------------------------------------------------------- gradients */
 static weft_plan *plan_pass(wt_call *call, const wt_gradients *d, weft_pass pass, bool bias, weft_args *args) {
     weft_problem p;
     begin(&p, args, (const sparse *)d, pass);
-    bool data = pass == WEFT_PASS_BWD_DATA || pass == WEFT_PASS_BWD, weights = pass == WEFT_PASS_BWD_WEIGHTS || pass == WEFT_PASS_BWD;
-    if (weights) wt_put(&p, args, WEFT_ROLE_SRC, &d->x), wt_put_vector(&p, args, WEFT_ROLE_DIFF_WEIGHTS, d->dw.data, d->dw.dtype, 1);
+    bool data = pass == WEFT_PASS_BWD_DATA || pass == WEFT_PASS_BWD,
+         weights = pass == WEFT_PASS_BWD_WEIGHTS || pass == WEFT_PASS_BWD;
+    if (weights)
+        wt_put(&p, args, WEFT_ROLE_SRC, &d->x),
+            wt_put_vector(&p, args, WEFT_ROLE_DIFF_WEIGHTS, d->dw.data, d->dw.dtype, 1);
     if (data) wt_put(&p, args, WEFT_ROLE_DIFF_SRC, &d->dx);
     wt_put(&p, args, WEFT_ROLE_DIFF_DST, &d->dy);
     if (bias && pass != WEFT_PASS_BWD_BIAS) wt_add_step(&p, WEFT_STEP_BIAS, 0, 0);
@@ -118,33 +135,43 @@ static weft_plan *plan_pass(wt_call *call, const wt_gradients *d, weft_pass pass
 static bool see_grad(wt_call *call, sparse *q) {
     const wt_tensor *t = &call->arg[B_GRAD].tensor, *x = &call->arg[B_INPUT].tensor;
     int64_t dims[5] = {q->d.x.dims[0], q->dense.dims[0]};
-    if (t->rank != x->rank) return wt_fail(call, "grad_output: has %lld dimensions, allowed: as many as input, %lld", (long long)t->rank, (long long)x->rank);
-    if (!wt_check_same_type(call, B_GRAD, B_INPUT) || !wt_out_sizes(call, &q->d.g, &q->d.x, &q->dense, NULL, dims)) return false;
+    if (t->rank != x->rank)
+        return wt_fail(call, "grad_output: has %lld dimensions, allowed: as many as input, %lld", (long long)t->rank,
+                       (long long)x->rank);
+    if (!wt_check_same_type(call, B_GRAD, B_INPUT) || !wt_out_sizes(call, &q->d.g, &q->d.x, &q->dense, NULL, dims))
+        return false;
     q->d.dy = wt_see(t, q->d.g.rank);
     for (int a = 0; a < 5; a++)
         if (q->d.dy.dims[a] != dims[a])
-            return wt_fail(call, "grad_output: has %lld elements along axis %c, allowed: %lld, as the forward operator gives", (long long)q->d.dy.dims[a],
-                           "ncdhw"[a], (long long)dims[a]);
+            return wt_fail(call,
+                           "grad_output: has %lld elements along axis %c, allowed: %lld, as the forward operator gives",
+                           (long long)q->d.dy.dims[a], "ncdhw"[a], (long long)dims[a]);
     return true;
 }
 
 static bool run_sparse_conv_backward(wt_call *call) {
     sparse q;
-    if (!open_sparse(call, &q, B_INPUT, B_ROWS, B_SHAPE, B_STRIDE) || !wt_check_bias_dtype(call, B_BIAS_DTYPE, B_INPUT) || !see_grad(call, &q)) return false;
+    if (!open_sparse(call, &q, B_INPUT, B_ROWS, B_SHAPE, B_STRIDE) ||
+        !wt_check_bias_dtype(call, B_BIAS_DTYPE, B_INPUT) || !see_grad(call, &q))
+        return false;
     q.d.want = call->arg[B_WANT].integer;
     q.d.plan = plan_pass;
     if (!wt_create_wanted(call, &q.d, true, B_INPUT, B_BIAS_DTYPE)) return false;
     if (wt_is_empty(&q.d.dy)) return wt_zero_wanted(call);
-    return wt_match_format(call, &q.d.dy, q.d.g.rank, wt_is_last(&q.d.x), q.d.g.batched, call->arg[B_GRAD].tensor.code, "grad_output") &&
+    return wt_match_format(call, &q.d.dy, q.d.g.rank, wt_is_last(&q.d.x), q.d.g.batched, call->arg[B_GRAD].tensor.code,
+                           "grad_output") &&
            wt_run_wanted(call, &q.d);
 }
-WT_OPERATOR(sparse_conv_backward, "sparse_conv_backward(Tensor grad_output, Tensor input, Tensor values, Tensor rows, Tensor cols, SymInt[] shape, "
-                                  "SymInt[] stride, SymInt[] padding, SymInt[] dilation, SymInt groups, int want, ScalarType bias_dtype) "
-                                  "-> (Tensor, Tensor, Tensor)")
+WT_OPERATOR(
+    sparse_conv_backward,
+    "sparse_conv_backward(Tensor grad_output, Tensor input, Tensor values, Tensor rows, Tensor cols, SymInt[] shape, "
+    "SymInt[] stride, SymInt[] padding, SymInt[] dilation, SymInt groups, int want, ScalarType bias_dtype) "
+    "-> (Tensor, Tensor, Tensor)")
 
 /* ---------------------------------------------------------------- the CSR itself, in host memory */
 static bool on_host(wt_call *call) {
-    return call->device_type == wt.aoti_torch_device_type_cpu() || wt_fail(call, "%s: is not on the CPU, allowed: CPU tensors", call->op->name[0]);
+    return call->device_type == wt.aoti_torch_device_type_cpu() ||
+           wt_fail(call, "%s: is not on the CPU, allowed: CPU tensors", call->op->name[0]);
 }
 
 /* A problem of the smallest input that such weights take: their CSR does not depend on it. */
@@ -156,12 +183,15 @@ static void begin_weights(weft_problem *p, int rank, const wt_view *dense, int64
     p->attr[WEFT_SPARSE_NNZ] = nnz;
 }
 
-static bool failed(wt_call *call, weft_status status) { return status != WEFT_OK && !wt_fail(call, "%s", weft_last_error()); }
+static bool failed(wt_call *call, weft_status status) {
+    return status != WEFT_OK && !wt_fail(call, "%s", weft_last_error());
+}
 
 /* The elements of the dense weights that are not 0. Indices are int32 where the number of all elements fits. */
 static bool run_sparse_build(wt_call *call) {
     const wt_tensor *t = &call->arg[0].tensor;
-    if (t->rank < 3 || t->rank > 5) return wt_fail(call, "weight: has %lld dimensions, allowed: 3 (1D), 4 (2D) or 5 (3D)", (long long)t->rank);
+    if (t->rank < 3 || t->rank > 5)
+        return wt_fail(call, "weight: has %lld dimensions, allowed: 3 (1D), 4 (2D) or 5 (3D)", (long long)t->rank);
     if (!on_host(call) || !wt_check_float(call, 0) || !wt_check_sizes(call, 0)) return false;
     int rank = (int)t->rank - 2;
     wt_view w = wt_see(t, rank);
@@ -170,14 +200,16 @@ static bool run_sparse_build(wt_call *call) {
     bool small = true;
     for (int a = 0; a < 5; a++) small = small && !__builtin_mul_overflow(all, w.dims[a], &all) && all <= INT32_MAX;
     int32_t index = small ? wt.aoti_torch_dtype_int32() : wt.aoti_torch_dtype_int64();
-    weft_tensor dense = {.dtype = (int16_t)w.dtype, .layout = WEFT_LAYOUT_STRIDED, .align = (int32_t)wt_dtype_bytes(w.dtype)};
+    weft_tensor dense = {
+        .dtype = (int16_t)w.dtype, .layout = WEFT_LAYOUT_STRIDED, .align = (int32_t)wt_dtype_bytes(w.dtype)};
     memcpy(dense.strides, w.strides, sizeof(w.strides));
     weft_problem p;
     weft_args args = WEFT_ARGS_INIT;
     begin_weights(&p, rank, &w, 0);
     if (failed(call, weft_sparse_count(&p, &dense, t->data, &nnz))) return false;
     void *out[3];
-    if (!wt_empty(call, &call->out[0], 1, &nnz, &unit, t->code, &out[0]) || !wt_empty(call, &call->out[1], 1, &rows, &unit, index, &out[1]) ||
+    if (!wt_empty(call, &call->out[0], 1, &nnz, &unit, t->code, &out[0]) ||
+        !wt_empty(call, &call->out[1], 1, &rows, &unit, index, &out[1]) ||
         !wt_empty(call, &call->out[2], 1, &nnz, &unit, index, &out[2]))
         return false;
     begin_weights(&p, rank, &w, nnz);
@@ -189,7 +221,8 @@ static bool run_sparse_build(wt_call *call) {
 WT_OPERATOR(sparse_build, "sparse_build(Tensor weight) -> (Tensor, Tensor, Tensor)")
 
 static int64_t item_of(const wt_tensor *t, int64_t i) {
-    return t->dtype == WEFT_DTYPE_I32 ? ((const int32_t *)t->data)[i * t->strides[0]] : ((const int64_t *)t->data)[i * t->strides[0]];
+    return t->dtype == WEFT_DTYPE_I32 ? ((const int32_t *)t->data)[i * t->strides[0]]
+                                      : ((const int64_t *)t->data)[i * t->strides[0]];
 }
 
 /* Where in the dense weights each value lies, counted channels-first; what is not CSR for such weights is an error. */
@@ -201,7 +234,8 @@ static bool run_sparse_positions(wt_call *call) {
     if (!on_host(call) || !read_shape(call, 2, &rank, &w) || !check_csr(call, 0, 1, w.dims[0], nnz)) return false;
     bool fits = true;
     for (int a = 1; a < 5; a++) fits = fits && !__builtin_mul_overflow(columns, w.dims[a], &columns);
-    if (!fits || __builtin_mul_overflow(columns, w.dims[0], &all)) return wt_fail(call, "shape: has 2^63 elements or more, allowed: fewer");
+    if (!fits || __builtin_mul_overflow(columns, w.dims[0], &all))
+        return wt_fail(call, "shape: has 2^63 elements or more, allowed: fewer");
     weft_problem p;
     weft_args args = WEFT_ARGS_INIT;
     void *data;
@@ -212,7 +246,8 @@ static bool run_sparse_positions(wt_call *call) {
     if (failed(call, weft_sparse_check(&p, rows->data, cols->data))) return false;
     if (!wt_empty(call, &call->out[0], 1, &nnz, &unit, wt.aoti_torch_dtype_int64(), &data)) return false;
     for (int64_t o = 0; o < w.dims[0]; o++)
-        for (int64_t j = item_of(rows, o), end = item_of(rows, o + 1); j < end; j++) ((int64_t *)data)[j] = o * columns + item_of(cols, j);
+        for (int64_t j = item_of(rows, o), end = item_of(rows, o + 1); j < end; j++)
+            ((int64_t *)data)[j] = o * columns + item_of(cols, j);
     return true;
 }
 WT_OPERATOR(sparse_positions, "sparse_positions(Tensor rows, Tensor cols, SymInt[] shape) -> Tensor")

@@ -1,4 +1,5 @@
-/* The plan cache: a hash table with chains and a list in order of use. Bounded, so that dynamic shapes cannot grow it for ever. */
+/* The plan cache: a hash table with chains and a list in order of use. Bounded, so that dynamic shapes cannot grow
+ * it for ever. */
 #include <pthread.h>
 #include <string.h>
 
@@ -38,23 +39,30 @@ weft__cache *weft__cache_create(const weft_ctx *ctx, size_t capacity) {
 pthread_mutex_t *weft__cache_lock(weft__cache *c) { return &c->lock; }
 
 static void unlink_use(weft__cache *c, entry *e) {
-    if (e->newer) e->newer->older = e->older;
-    else c->newest = e->older;
-    if (e->older) e->older->newer = e->newer;
-    else c->oldest = e->newer;
+    if (e->newer)
+        e->newer->older = e->older;
+    else
+        c->newest = e->older;
+    if (e->older)
+        e->older->newer = e->newer;
+    else
+        c->oldest = e->newer;
 }
 
 static void link_newest(weft__cache *c, entry *e) {
     e->newer = NULL;
     e->older = c->newest;
-    if (c->newest) c->newest->newer = e;
-    else c->oldest = e;
+    if (c->newest)
+        c->newest->newer = e;
+    else
+        c->oldest = e;
     c->newest = e;
 }
 
 static entry **find(weft__cache *c, const uint64_t *key, size_t n, uint64_t hash) {
     entry **at = &c->bucket[hash & c->mask];
-    while (*at && !((*at)->hash == hash && (*at)->n == n && memcmp((*at)->key, key, n * sizeof(*key)) == 0)) at = &(*at)->next_in_bucket;
+    while (*at && !((*at)->hash == hash && (*at)->n == n && memcmp((*at)->key, key, n * sizeof(*key)) == 0))
+        at = &(*at)->next_in_bucket;
     return at;
 }
 
@@ -86,7 +94,8 @@ weft_plan *weft__cache_get(weft__cache *c, const uint64_t *key, size_t n, uint64
     return plan;
 }
 
-weft_status weft__cache_put(const weft_ctx *ctx, weft__cache *c, const uint64_t *key, size_t n, uint64_t hash, weft_plan **plan) {
+weft_status weft__cache_put(const weft_ctx *ctx, weft__cache *c, const uint64_t *key, size_t n, uint64_t hash,
+                            weft_plan **plan) {
     entry *e = weft__alloc(ctx, sizeof(*e) + n * sizeof(*key));
     if (!e) return weft__fail(WEFT_ERR_MEMORY, "out of memory for the plan cache");
     e->hash = hash;
@@ -94,7 +103,7 @@ weft_status weft__cache_put(const weft_ctx *ctx, weft__cache *c, const uint64_t 
     memcpy(e->key, key, n * sizeof(*key));
     pthread_mutex_lock(&c->lock);
     entry **at = find(c, key, n, hash), *evicted = NULL;
-    if (*at) {                       /* another thread planned the same meanwhile: its plan serves both */
+    if (*at) { /* another thread planned the same meanwhile: its plan serves both */
         weft_plan *first = weft_plan_retain((*at)->plan);
         pthread_mutex_unlock(&c->lock);
         weft__free(ctx, e);

@@ -10,19 +10,19 @@
 #include "core/internal.h"
 
 struct weft_ctx {
-    weft_ctx *next;                  /* of all there are, for fork */
-    weft_ctx_opts opts;              /* every 0 replaced by what it stands for */
+    weft_ctx *next;     /* of all there are, for fork */
+    weft_ctx_opts opts; /* every 0 replaced by what it stands for */
     weft__hw hw;
-    _Atomic int refs;                /* the user's handle and one a plan */
+    _Atomic int refs; /* the user's handle and one a plan */
     weft__pool *pool;
-    pthread_mutex_t lend_lock;       /* of the next two, which belong together */
+    pthread_mutex_t lend_lock; /* of the next two, which belong together */
     weft_parallel_for parallel_for;
     void *parallel_user;
-    _Atomic int threads;             /* of whichever pool runs */
+    _Atomic int threads; /* of whichever pool runs */
     weft__cache *cache;
     weft__wisdom *wisdom;
-    weft__external external;               /* its name NULL: none */
-    _Atomic uint32_t topics;         /* logged: those of the options, or as set since */
+    weft__external external; /* its name NULL: none */
+    _Atomic uint32_t topics; /* logged: those of the options, or as set since */
     pthread_mutex_t cuda_lock;
     weft__cuda *cuda;
     bool cuda_tried;
@@ -39,11 +39,15 @@ void *weft__alloc(const weft_ctx *ctx, size_t bytes) {
 
 void weft__free(const weft_ctx *ctx, void *block) {
     if (!block) return;
-    if (ctx->opts.free) ctx->opts.free(ctx->opts.alloc_user, block);
-    else free(block);
+    if (ctx->opts.free)
+        ctx->opts.free(ctx->opts.alloc_user, block);
+    else
+        free(block);
 }
 
-bool weft__logs(const weft_ctx *ctx, int topic) { return (atomic_load_explicit(&ctx->topics, memory_order_relaxed) & (uint32_t)topic) != 0; }
+bool weft__logs(const weft_ctx *ctx, int topic) {
+    return (atomic_load_explicit(&ctx->topics, memory_order_relaxed) & (uint32_t)topic) != 0;
+}
 
 void weft__log(const weft_ctx *ctx, int topic, const char *format, ...) {
     if (!weft__logs(ctx, topic)) return;
@@ -52,8 +56,10 @@ void weft__log(const weft_ctx *ctx, int topic, const char *format, ...) {
     va_start(args, format);
     vsnprintf(line, sizeof(line), format, args);
     va_end(args);
-    if (ctx->opts.log) ctx->opts.log(ctx->opts.log_user, topic, line);
-    else fprintf(stderr, "weft: %s\n", line);
+    if (ctx->opts.log)
+        ctx->opts.log(ctx->opts.log_user, topic, line);
+    else
+        fprintf(stderr, "weft: %s\n", line);
 }
 
 uint64_t weft__now_ns(void) {
@@ -70,9 +76,11 @@ static weft_status verbose_from_env(uint32_t *topics) {
     while (at && *at) {
         size_t n = strcspn(at, ",");
         int i = weft__word(names, (int)WEFT__COUNT(names), at, n);
-        if (i >= 0) *topics |= bits[i];
+        if (i >= 0)
+            *topics |= bits[i];
         else if (n && !(n == 1 && *at == '0'))
-            return weft__fail(WEFT_ERR_INVALID, "WEFT_VERBOSE has '%.*s', allowed: dispatch,tune,exec,error,all", (int)n, at);
+            return weft__fail(WEFT_ERR_INVALID, "WEFT_VERBOSE has '%.*s', allowed: dispatch,tune,exec,error,all",
+                              (int)n, at);
         at += n + (at[n] == ',');
     }
     return WEFT_OK;
@@ -101,10 +109,15 @@ static weft_status thread_count(const weft_ctx_opts *opts, int *threads) {
 }
 
 static weft_status check_opts(weft_ctx_opts *o) {
-    if (o->engines & ~(uint32_t)WEFT_ENGINE_ALL) return weft__fail(WEFT_ERR_INVALID, "engines is 0x%x, allowed: a sum of WEFT_ENGINE_*", o->engines);
-    if ((unsigned)o->mode > WEFT_MODE_WISDOM_ONLY) return weft__fail(WEFT_ERR_INVALID, "mode is %d, allowed: one of weft_mode", o->mode);
-    if (!o->alloc != !o->free) return weft__fail(WEFT_ERR_INVALID, "%s is NULL, allowed: alloc and free together or neither", o->alloc ? "free" : "alloc");
-    if (!(o->measure_seconds >= 0)) return weft__fail(WEFT_ERR_INVALID, "measure_seconds is %g, allowed: 0 or more", o->measure_seconds);
+    if (o->engines & ~(uint32_t)WEFT_ENGINE_ALL)
+        return weft__fail(WEFT_ERR_INVALID, "engines is 0x%x, allowed: a sum of WEFT_ENGINE_*", o->engines);
+    if ((unsigned)o->mode > WEFT_MODE_WISDOM_ONLY)
+        return weft__fail(WEFT_ERR_INVALID, "mode is %d, allowed: one of weft_mode", o->mode);
+    if (!o->alloc != !o->free)
+        return weft__fail(WEFT_ERR_INVALID, "%s is NULL, allowed: alloc and free together or neither",
+                          o->alloc ? "free" : "alloc");
+    if (!(o->measure_seconds >= 0))
+        return weft__fail(WEFT_ERR_INVALID, "measure_seconds is %g, allowed: 0 or more", o->measure_seconds);
     if (!o->engines) o->engines = WEFT_ENGINE_ALL;
     if (!o->mode) o->mode = WEFT_MODE_ESTIMATE;
     if (!o->workspace_limit) o->workspace_limit = (size_t)64 << 20;
@@ -114,15 +127,16 @@ static weft_status check_opts(weft_ctx_opts *o) {
 }
 
 /* ---------------------------------------------------------------- fork
- * A child has only the thread that forked, and the locks as they were. So every lock of every context is taken before a fork and
- * let go after it on both sides: in the child nothing is held by a thread that is not there. */
+ * A child has only the thread that forked, and the locks as they were. So every lock of every context is taken
+ * before a fork and let go after it on both sides: in the child nothing is held by a thread that is not there. */
 static pthread_mutex_t contexts_lock = PTHREAD_MUTEX_INITIALIZER;
 static weft_ctx *contexts;
 static pthread_once_t fork_once = PTHREAD_ONCE_INIT;
 
 static void each_lock(int (*act)(pthread_mutex_t *)) {
     for (weft_ctx *c = contexts; c; c = c->next) {
-        pthread_mutex_t *locks[] = {&c->cuda_lock, weft__wisdom_lock(c->wisdom), weft__cache_lock(c->cache), &c->lend_lock};
+        pthread_mutex_t *locks[] = {&c->cuda_lock, weft__wisdom_lock(c->wisdom), weft__cache_lock(c->cache),
+                                    &c->lend_lock};
         for (size_t i = 0; i < WEFT__COUNT(locks); i++) act(locks[i]);
     }
 }
@@ -168,7 +182,7 @@ static void destroy(weft_ctx *ctx) {
     pthread_mutex_destroy(&ctx->lend_lock);
     weft__free(ctx, (char *)ctx->opts.nvrtc);
     weft__free(ctx, (char *)ctx->opts.cache_dir);
-    weft_ctx last = {.opts = ctx->opts};   /* the allocator that frees the block lives in the block */
+    weft_ctx last = {.opts = ctx->opts}; /* the allocator that frees the block lives in the block */
     weft__free(&last, ctx);
 }
 
@@ -182,7 +196,7 @@ static weft_status own_text(const weft_ctx *ctx, const char **text) {
 
 static weft_status fill(weft_ctx *ctx) {
     const char *cache_dir = ctx->opts.cache_dir;
-    ctx->opts.cache_dir = NULL;      /* so that a failure in between frees only what is owned */
+    ctx->opts.cache_dir = NULL; /* so that a failure in between frees only what is owned */
     WEFT__TRY(own_text(ctx, &ctx->opts.nvrtc));
     ctx->opts.cache_dir = cache_dir;
     WEFT__TRY(own_text(ctx, &ctx->opts.cache_dir));
@@ -197,7 +211,8 @@ weft_status weft_ctx_create(weft_ctx **out, const weft_ctx_opts *opts) {
     *out = NULL;
     weft_ctx seed = {.opts = WEFT_CTX_OPTS_INIT};
     if (opts && !weft__adopt(&seed.opts, sizeof(seed.opts), opts, WEFT__LEAST(weft_ctx_opts, cache_dir)))
-        return weft__fail(WEFT_ERR_INVALID, "opts.size is %zu, allowed: %zu (start from WEFT_CTX_OPTS_INIT)", opts->size, sizeof(seed.opts));
+        return weft__fail(WEFT_ERR_INVALID, "opts.size is %zu, allowed: %zu (start from WEFT_CTX_OPTS_INIT)",
+                          opts->size, sizeof(seed.opts));
     WEFT__TRY(check_opts(&seed.opts));
     weft__hw_detect(&seed.hw);
     WEFT__TRY(isa_limit(&seed.opts, &seed.hw.isa));
@@ -205,7 +220,7 @@ weft_status weft_ctx_create(weft_ctx **out, const weft_ctx_opts *opts) {
     weft_ctx *ctx = weft__alloc(&seed, sizeof(*ctx));
     if (!ctx) return weft__fail(WEFT_ERR_MEMORY, "out of memory for the context");
     ctx->opts = seed.opts;
-    ctx->opts.isa = NULL;            /* spent; the caller's text may go away */
+    ctx->opts.isa = NULL; /* spent; the caller's text may go away */
     ctx->hw = seed.hw;
     atomic_init(&ctx->refs, 1);
     atomic_init(&ctx->topics, ctx->opts.verbose);
@@ -233,14 +248,15 @@ void weft__ctx_drop(weft_ctx *ctx) {
 
 void weft_ctx_release(weft_ctx *ctx) {
     if (!ctx) return;
-    weft__cache_clear(ctx, ctx->cache, NULL, 0);   /* its plans hold the context */
+    weft__cache_clear(ctx, ctx->cache, NULL, 0); /* its plans hold the context */
     weft__ctx_drop(ctx);
 }
 
 /* ---------------------------------------------------------------- threads */
 weft_status weft_ctx_set_parallel_for(weft_ctx *ctx, weft_parallel_for fn, void *user, int threads) {
     if (!ctx) return weft__fail(WEFT_ERR_INVALID, "ctx is NULL, allowed: a context");
-    if (fn && (threads < 1 || threads > 1024)) return weft__fail(WEFT_ERR_INVALID, "threads is %d, allowed: 1..1024", threads);
+    if (fn && (threads < 1 || threads > 1024))
+        return weft__fail(WEFT_ERR_INVALID, "threads is %d, allowed: 1..1024", threads);
     pthread_mutex_lock(&ctx->lend_lock);
     ctx->parallel_for = fn;
     ctx->parallel_user = user;
@@ -258,8 +274,10 @@ void weft__parallel(weft_ctx *ctx, int64_t slots, weft_task task, void *arg) {
     weft_parallel_for lent = ctx->parallel_for;
     void *user = ctx->parallel_user;
     pthread_mutex_unlock(&ctx->lend_lock);
-    if (lent) lent(user, slots, task, arg);
-    else weft__pool_run(ctx->pool, slots, task, arg);
+    if (lent)
+        lent(user, slots, task, arg);
+    else
+        weft__pool_run(ctx->pool, slots, task, arg);
 }
 
 /* ---------------------------------------------------------------- parts */
@@ -267,7 +285,8 @@ int weft__ctx_threads(const weft_ctx *ctx) { return atomic_load(&ctx->threads); 
 const weft_ctx_opts *weft__opts(const weft_ctx *ctx) { return &ctx->opts; }
 weft_status weft_ctx_set_verbose(weft_ctx *ctx, uint32_t topics) {
     if (!ctx) return weft__fail(WEFT_ERR_INVALID, "ctx is NULL, allowed: a context");
-    if (topics & ~(uint32_t)WEFT_LOG_ALL) return weft__fail(WEFT_ERR_INVALID, "topics is 0x%x, allowed: a sum of WEFT_LOG_*", topics);
+    if (topics & ~(uint32_t)WEFT_LOG_ALL)
+        return weft__fail(WEFT_ERR_INVALID, "topics is 0x%x, allowed: a sum of WEFT_LOG_*", topics);
     WEFT__TRY(verbose_from_env(&topics));
     atomic_store_explicit(&ctx->topics, topics, memory_order_relaxed);
     return WEFT_OK;
@@ -281,8 +300,10 @@ weft__cuda *weft__ctx_cuda(weft_ctx *ctx, const char **why) {
     pthread_mutex_lock(&ctx->cuda_lock);
     if (!ctx->cuda_tried) {
         ctx->cuda_tried = true;
-        if (!(ctx->opts.engines & WEFT_ENGINE_CUDA)) snprintf(ctx->cuda_why, sizeof(ctx->cuda_why), "switched off by the context's options");
-        else if (weft__cuda_open(&ctx->cuda, ctx) != WEFT_OK) snprintf(ctx->cuda_why, sizeof(ctx->cuda_why), "%.250s", weft_last_error());
+        if (!(ctx->opts.engines & WEFT_ENGINE_CUDA))
+            snprintf(ctx->cuda_why, sizeof(ctx->cuda_why), "switched off by the context's options");
+        else if (weft__cuda_open(&ctx->cuda, ctx) != WEFT_OK)
+            snprintf(ctx->cuda_why, sizeof(ctx->cuda_why), "%.250s", weft_last_error());
     }
     weft__cuda *cuda = ctx->cuda;
     pthread_mutex_unlock(&ctx->cuda_lock);
@@ -299,26 +320,31 @@ weft_status weft__ctx_hw(weft_ctx *ctx, const weft_problem *p, weft__hw *hw) {
     weft__cuda *cuda = weft__ctx_cuda(ctx, &why);
     if (!cuda) return weft__fail(WEFT_ERR_UNSUPPORTED, "device cuda: %s", why);
     hw->gpu = weft__cuda_gpu(cuda, p->ordinal);
-    if (!hw->gpu) return weft__fail(WEFT_ERR_INVALID, "device ordinal is %d, allowed here: below %d", p->ordinal, weft__cuda_count(cuda));
+    if (!hw->gpu)
+        return weft__fail(WEFT_ERR_INVALID, "device ordinal is %d, allowed here: below %d", p->ordinal,
+                          weft__cuda_count(cuda));
     return WEFT_OK;
 }
 
 weft_status weft_ctx_describe(weft_ctx *ctx, char *text, size_t capacity, size_t *length) {
     if (!ctx) return weft__fail(WEFT_ERR_INVALID, "ctx is NULL, allowed: a context");
-    if (!text && capacity) return weft__fail(WEFT_ERR_INVALID, "text is NULL, allowed: room for capacity (%zu) bytes", capacity);
+    if (!text && capacity)
+        return weft__fail(WEFT_ERR_INVALID, "text is NULL, allowed: room for capacity (%zu) bytes", capacity);
     char device[160];
     pthread_mutex_lock(&ctx->lend_lock);
     bool lent = ctx->parallel_for != NULL;
     pthread_mutex_unlock(&ctx->lend_lock);
     weft__device_name(&ctx->hw, WEFT_DEVICE_CPU, device, sizeof(device));
     weft__text t = {text, capacity, 0};
-    weft__put(&t, "version: %s\ncpu: %s\nisa: %s\nthreads: %d%s\n", WEFT_VERSION, device, weft__isa_names[ctx->hw.isa], atomic_load(&ctx->threads),
-              lent ? " (lent)" : "");
+    weft__put(&t, "version: %s\ncpu: %s\nisa: %s\nthreads: %d%s\n", WEFT_VERSION, device, weft__isa_names[ctx->hw.isa],
+              atomic_load(&ctx->threads), lent ? " (lent)" : "");
     weft__put(&t, "cache: L1 %zu KB, L2 %zu KB, L3 %zu KB\n", ctx->hw.l1 >> 10, ctx->hw.l2 >> 10, ctx->hw.l3 >> 10);
-    weft__put(&t, "workspace limit: %zu MB\nplan cache: %zu\nwisdom: %zu entries\nkernels: %zu\n", ctx->opts.workspace_limit >> 20, ctx->opts.plan_cache,
-              weft_wisdom_count(ctx), weft_kernel_count(ctx, NULL));
+    weft__put(&t, "workspace limit: %zu MB\nplan cache: %zu\nwisdom: %zu entries\nkernels: %zu\n",
+              ctx->opts.workspace_limit >> 20, ctx->opts.plan_cache, weft_wisdom_count(ctx),
+              weft_kernel_count(ctx, NULL));
     weft__cuda_describe(ctx, &t);
     if (length) *length = t.length;
-    if (capacity && t.length >= capacity) return weft__fail(WEFT_ERR_INVALID, "capacity is %zu, allowed here: at least %zu", capacity, t.length + 1);
+    if (capacity && t.length >= capacity)
+        return weft__fail(WEFT_ERR_INVALID, "capacity is %zu, allowed here: at least %zu", capacity, t.length + 1);
     return WEFT_OK;
 }

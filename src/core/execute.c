@@ -10,13 +10,14 @@ struct weft_plan {
     weft__hw hw;
     weft__choice choice;
     weft_ctx *ctx;
-    uint64_t roles;                  /* that need a pointer */
+    uint64_t roles; /* that need a pointer */
     bool empty;
     void *state;
     _Atomic int refs;
 };
 
-weft_status weft__plan_build(weft_plan **out, weft_ctx *ctx, const weft_problem *p, const weft__hw *hw, const weft__choice *c) {
+weft_status weft__plan_build(weft_plan **out, weft_ctx *ctx, const weft_problem *p, const weft__hw *hw,
+                             const weft__choice *c) {
     weft_plan *plan = weft__alloc(ctx, sizeof(*plan));
     if (!plan) return weft__fail(WEFT_ERR_MEMORY, "out of memory for a plan");
     plan->p = *p;
@@ -37,7 +38,8 @@ weft_status weft__plan_build(weft_plan **out, weft_ctx *ctx, const weft_problem 
     if (weft__logs(ctx, WEFT_LOG_DISPATCH)) {
         char text[WEFT_TEXT_MAX];
         if (weft_problem_format(p, text, sizeof(text), NULL) == WEFT_OK)
-            weft__log(ctx, WEFT_LOG_DISPATCH, "dispatch: %s -> %s (%s, %.0f ns, workspace %zu)", text, c->kernel->name, c->why, c->ns, c->workspace);
+            weft__log(ctx, WEFT_LOG_DISPATCH, "dispatch: %s -> %s (%s, %.0f ns, workspace %zu)", text, c->kernel->name,
+                      c->why, c->ns, c->workspace);
     }
     *out = plan;
     return WEFT_OK;
@@ -64,7 +66,8 @@ const weft__choice *weft__plan_choice(const weft_plan *plan) { return &plan->cho
 weft_status weft_plan_cost(const weft_plan *plan, weft_cost *cost) {
     if (!plan) return weft__fail(WEFT_ERR_INVALID, "plan is NULL, allowed: a plan");
     if (!cost || cost->size < WEFT__LEAST(weft_cost, ns))
-        return weft__fail(WEFT_ERR_INVALID, "cost is %s, allowed: a weft_cost started from WEFT_COST_INIT", cost ? "of another size" : "NULL");
+        return weft__fail(WEFT_ERR_INVALID, "cost is %s, allowed: a weft_cost started from WEFT_COST_INIT",
+                          cost ? "of another size" : "NULL");
     weft_cost c = {sizeof(c), weft__flops(&plan->p), weft__bytes(&plan->p), plan->choice.ns};
     weft__return(cost, &c, sizeof(c));
     return WEFT_OK;
@@ -77,20 +80,28 @@ static weft_status check_pointers(const weft_plan *plan, const weft_args *args) 
         const void *ptr = args->ptr[t->role];
         bool packed = t->role == WEFT_ROLE_WEIGHTS && plan->choice.packed && args->packed;
         if (!(plan->roles & WEFT__BIT(t->role)) || packed) continue;
-        if (!ptr) return weft__fail(WEFT_ERR_INVALID, "%s: the pointer is NULL, allowed: %lld elements of %s", weft__role_name(t->role), (long long)weft__numel(t), weft__dtype_name(t->dtype));
+        if (!ptr)
+            return weft__fail(WEFT_ERR_INVALID, "%s: the pointer is NULL, allowed: %lld elements of %s",
+                              weft__role_name(t->role), (long long)weft__numel(t), weft__dtype_name(t->dtype));
         if ((uintptr_t)ptr % (uintptr_t)t->align)
-            return weft__fail(WEFT_ERR_INVALID, "%s: the pointer %p is not a multiple of %d, allowed: the alignment the problem states", weft__role_name(t->role), ptr, t->align);
+            return weft__fail(WEFT_ERR_INVALID,
+                              "%s: the pointer %p is not a multiple of %d, allowed: the alignment the problem states",
+                              weft__role_name(t->role), ptr, t->align);
     }
     return WEFT_OK;
 }
 
 static weft_status check_workspace(const weft_plan *plan, const void *packed, const void *workspace, size_t bytes) {
     size_t need = weft_plan_workspace_bytes(plan) - (packed ? plan->choice.packed : 0);
-    if (packed && plan->choice.packed && (uintptr_t)packed % 64) return weft__fail(WEFT_ERR_INVALID, "packed %p is not a multiple of 64, allowed: 64-byte alignment", packed);
+    if (packed && plan->choice.packed && (uintptr_t)packed % 64)
+        return weft__fail(WEFT_ERR_INVALID, "packed %p is not a multiple of 64, allowed: 64-byte alignment", packed);
     if (!need) return WEFT_OK;
     if (!workspace) return weft__fail(WEFT_ERR_WORKSPACE, "workspace is NULL, allowed: %zu bytes", need);
-    if (bytes < need) return weft__fail(WEFT_ERR_WORKSPACE, "workspace has %zu bytes, allowed: %zu or more", bytes, need);
-    if ((uintptr_t)workspace % 64) return weft__fail(WEFT_ERR_INVALID, "workspace %p is not a multiple of 64, allowed: 64-byte alignment", workspace);
+    if (bytes < need)
+        return weft__fail(WEFT_ERR_WORKSPACE, "workspace has %zu bytes, allowed: %zu or more", bytes, need);
+    if ((uintptr_t)workspace % 64)
+        return weft__fail(WEFT_ERR_INVALID, "workspace %p is not a multiple of 64, allowed: 64-byte alignment",
+                          workspace);
     return WEFT_OK;
 }
 
@@ -103,8 +114,10 @@ static weft__exec exec_of(const weft_plan *plan, void *const *ptr, void *workspa
 weft_status weft_pack(const weft_plan *plan, const void *weights, void *packed, void *stream) {
     if (!plan) return weft__fail(WEFT_ERR_INVALID, "plan is NULL, allowed: a plan");
     if (!plan->choice.packed) return WEFT_OK;
-    if (!weights || !packed) return weft__fail(WEFT_ERR_INVALID, "%s is NULL, allowed: a pointer", weights ? "packed" : "weights");
-    if ((uintptr_t)packed % 64) return weft__fail(WEFT_ERR_INVALID, "packed %p is not a multiple of 64, allowed: 64-byte alignment", packed);
+    if (!weights || !packed)
+        return weft__fail(WEFT_ERR_INVALID, "%s is NULL, allowed: a pointer", weights ? "packed" : "weights");
+    if ((uintptr_t)packed % 64)
+        return weft__fail(WEFT_ERR_INVALID, "packed %p is not a multiple of 64, allowed: 64-byte alignment", packed);
     weft__exec e = exec_of(plan, NULL, NULL, stream);
     return plan->choice.kernel->pack(&e, weights, packed);
 }
@@ -112,10 +125,14 @@ weft_status weft_pack(const weft_plan *plan, const void *weights, void *packed, 
 weft_status weft_execute(const weft_plan *plan, const weft_args *args, void *workspace, size_t bytes, void *stream) {
     if (!plan) return weft__fail(WEFT_ERR_INVALID, "plan is NULL, allowed: a plan");
     if (!args || args->size < WEFT__LEAST(weft_args, ptr))
-        return weft__fail(WEFT_ERR_INVALID, "args is %s, allowed: a weft_args started from WEFT_ARGS_INIT", args ? "of another size" : "NULL");
+        return weft__fail(WEFT_ERR_INVALID, "args is %s, allowed: a weft_args started from WEFT_ARGS_INIT",
+                          args ? "of another size" : "NULL");
     if (plan->empty) return WEFT_OK;
     if (plan->choice.kernel->engine == WEFT_ENGINE_EXTERNAL)
-        return weft__fail(WEFT_ERR_UNSUPPORTED, "the plan names %s, the host's own code, allowed: plans of weft's kernels (the host runs its own)", plan->choice.kernel->name);
+        return weft__fail(
+            WEFT_ERR_UNSUPPORTED,
+            "the plan names %s, the host's own code, allowed: plans of weft's kernels (the host runs its own)",
+            plan->choice.kernel->name);
     WEFT__TRY(check_pointers(plan, args));
     WEFT__TRY(check_workspace(plan, args->packed, workspace, bytes));
     const weft__kernel *k = plan->choice.kernel;
@@ -131,6 +148,7 @@ weft_status weft_execute(const weft_plan *plan, const weft_args *args, void *wor
     weft_status s = k->run(&e);
     char text[WEFT_TEXT_MAX] = "";
     weft_problem_format(&plan->p, text, sizeof(text), NULL);
-    weft__log(plan->ctx, WEFT_LOG_EXEC, "exec: %s %s %s %llu ns", text, k->name, weft_status_name(s), (unsigned long long)(weft__now_ns() - start));
+    weft__log(plan->ctx, WEFT_LOG_EXEC, "exec: %s %s %s %llu ns", text, k->name, weft_status_name(s),
+              (unsigned long long)(weft__now_ns() - start));
     return s;
 }

@@ -1,12 +1,16 @@
-/* The host's implementation, dressed as a kernel of every operator so that planning, measuring and wisdom treat it as one. */
+/* The host's implementation, dressed as a kernel of every operator so that planning, measuring and wisdom treat it
+ * as one. */
 #include "core/internal.h"
 
-const char *weft__external_refusal(const weft__external *r, const weft_problem *p) { return r->of.reject ? r->of.reject(r->of.user, p) : NULL; }
+const char *weft__external_refusal(const weft__external *r, const weft_problem *p) {
+    return r->of.reject ? r->of.reject(r->of.user, p) : NULL;
+}
 
 double weft__external_cost(const weft__external *r, const weft_problem *p, const weft__hw *hw) {
     weft_rates rates = {0, 1, 1};
     bool cuda = p->device == WEFT_DEVICE_CUDA;
-    double peak = cuda ? hw->gpu->gflops : hw->gflops[hw->isa] * WEFT__MAX(WEFT__MIN(hw->threads, hw->cores), 1), gbs = cuda ? hw->gpu->gbs : hw->gbs;
+    double peak = cuda ? hw->gpu->gflops : hw->gflops[hw->isa] * WEFT__MAX(WEFT__MIN(hw->threads, hw->cores), 1),
+           gbs = cuda ? hw->gpu->gbs : hw->gbs;
     r->of.estimate(r->of.user, p, &rates);
     return rates.ns + WEFT__MAX(weft__flops(p) / (peak * rates.of_peak), weft__bytes(p) / (gbs * rates.of_bandwidth));
 }
@@ -22,13 +26,21 @@ weft_status weft_ctx_set_external(weft_ctx *ctx, const weft_external *external) 
     if (!ctx) return weft__fail(WEFT_ERR_INVALID, "ctx is NULL, allowed: a context");
     weft_external of;
     if (!external || !weft__adopt(&of, sizeof(of), external, WEFT__LEAST(weft_external, run_once)))
-        return weft__fail(WEFT_ERR_INVALID, "external is %s, allowed: a weft_external started from WEFT_EXTERNAL_INIT", external ? "of another size" : "NULL");
+        return weft__fail(WEFT_ERR_INVALID, "external is %s, allowed: a weft_external started from WEFT_EXTERNAL_INIT",
+                          external ? "of another size" : "NULL");
     if (!of.name || !of.name[0] || !of.estimate || !of.run_once)
-        return weft__fail(WEFT_ERR_INVALID, "%s of external is missing, allowed: a name and functions for estimate and run_once", !of.estimate ? "estimate" : !of.run_once ? "run_once" : "name");
+        return weft__fail(WEFT_ERR_INVALID,
+                          "%s of external is missing, allowed: a name and functions for estimate and run_once",
+                          !of.estimate   ? "estimate"
+                          : !of.run_once ? "run_once"
+                                         : "name");
     weft__external *r = weft__ctx_external(ctx);
-    if (r->of.name) return weft__fail(WEFT_ERR_INVALID, "the context has the external implementation %s already, allowed: one", r->of.name);
+    if (r->of.name)
+        return weft__fail(WEFT_ERR_INVALID, "the context has the external implementation %s already, allowed: one",
+                          r->of.name);
     for (int op = 1; op < WEFT_OP_COUNT; op++)
-        r->kernel[op] = (weft__kernel){.name = of.name, .version = of.version, .op = op, .engine = WEFT_ENGINE_EXTERNAL, .run = run_once};
+        r->kernel[op] = (weft__kernel){
+            .name = of.name, .version = of.version, .op = op, .engine = WEFT_ENGINE_EXTERNAL, .run = run_once};
     r->of = of;
     return WEFT_OK;
 }

@@ -24,14 +24,15 @@
 weft_status weft__fail(weft_status s, const char *format, ...) WEFT__PRINTF(2, 3);
 
 /* Pass a failure up. */
-#define WEFT__TRY(call)                                                                            \
-    do {                                                                                           \
-        weft_status weft__try_status = (call);                                                     \
-        if (weft__try_status != WEFT_OK) return weft__try_status;                                  \
+#define WEFT__TRY(call)                                           \
+    do {                                                          \
+        weft_status weft__try_status = (call);                    \
+        if (weft__try_status != WEFT_OK) return weft__try_status; \
     } while (0)
 
-/* Structs of callers built against another header. LEAST: the size a struct had when `last` was its last member. Adopt copies what
- * both know, the rest zero; false: shorter than `least`, or it asks for what this library does not know. Return writes back. */
+/* Structs of callers built against another header. LEAST: the size a struct had when `last` was its last member.
+ * Adopt copies what both know, the rest zero; false: shorter than `least`, or it asks for what this library does not
+ * know. Return writes back. */
 #define WEFT__LEAST(type, last) (offsetof(type, last) + sizeof(((type *)0)->last))
 bool weft__adopt(void *to, size_t known, const void *from, size_t least);
 void weft__return(void *to, const void *from, size_t known);
@@ -53,53 +54,56 @@ const char *weft__math_name(int math);
 int weft__word(const char *const *names, int count, const char *text, size_t n);
 extern const char *const weft__dtype_names[WEFT_DTYPE_COUNT], *const weft__role_names[WEFT_ROLE_COUNT];
 enum { WEFT__STEPS = WEFT_STEP_ACC + 1 };
-extern const char *const weft__pass_names[WEFT_PASS_COUNT], *const weft__math_names[4], *const weft__step_names[WEFT__STEPS];
+extern const char *const weft__pass_names[WEFT_PASS_COUNT], *const weft__math_names[4],
+                                                                *const weft__step_names[WEFT__STEPS];
 
 /* ---------------------------------------------------------------- hardware */
 typedef enum weft__isa { WEFT__SCALAR, WEFT__AVX2, WEFT__AVX512, WEFT__ISA_COUNT } weft__isa;
 extern const char *const weft__isa_names[WEFT__ISA_COUNT];
 
 typedef struct weft__gpu {
-    int ordinal, cc;                 /* compute capability: 90 for 9.0 */
+    int ordinal, cc; /* compute capability: 90 for 9.0 */
     int sms;
-    size_t l2, smem;                 /* smem: the opt-in limit of one block */
-    double gbs, gflops;              /* rough rates for estimates */
+    size_t l2, smem;    /* smem: the opt-in limit of one block */
+    double gbs, gflops; /* rough rates for estimates */
     char name[64];
 } weft__gpu;
 
 /* What ok() and cost() may ask. Rates are rough: only ratios between kernels matter. */
 typedef struct weft__hw {
-    weft__isa isa;                   /* the highest usable */
+    weft__isa isa; /* the highest usable */
     int threads, cores;
     size_t l1, l2, l3;
-    double gbs;                      /* memory, all threads */
-    double gflops[WEFT__ISA_COUNT];  /* f32 multiply-add, one thread */
-    const weft__gpu *gpu;            /* of the problem's device; NULL: none */
+    double gbs;                     /* memory, all threads */
+    double gflops[WEFT__ISA_COUNT]; /* f32 multiply-add, one thread */
+    const weft__gpu *gpu;           /* of the problem's device; NULL: none */
 } weft__hw;
 void weft__hw_detect(weft__hw *hw);
 
 /* ---------------------------------------------------------------- ops: one record an operator
  * A new operator is a record in src/ops/NAME.c, items in src/ref/NAME.h, and a line in WEFT_OP_LIST. */
-typedef struct weft__field {         /* one letter of the problem text, at an offset in weft_problem */
+typedef struct weft__field { /* one letter of the problem text, at an offset in weft_problem */
     const char *key;
-    enum { WEFT__FIELD_INT, WEFT__FIELD_AXES, WEFT__FIELD_PADS, WEFT__FIELD_REAL } kind;   /* one value; one an axis; low+high an axis; a real */
-    size_t offset;                   /* PADS: of pad_lo; pad_hi follows it */
-    double fallback;                 /* printed only when different ... */
-    bool always;                     /* ... or when this is set */
-    int min_rank;                    /* not present for problems of lower rank */
-    int section;                     /* 0: sizes, 1: attributes */
+    /* one value; one an axis; low+high an axis; a real */
+    enum { WEFT__FIELD_INT, WEFT__FIELD_AXES, WEFT__FIELD_PADS, WEFT__FIELD_REAL } kind;
+    size_t offset;   /* PADS: of pad_lo; pad_hi follows it */
+    double fallback; /* printed only when different ... */
+    bool always;     /* ... or when this is set */
+    int min_rank;    /* not present for problems of lower rank */
+    int section;     /* 0: sizes, 1: attributes */
 } weft__field;
 
 #define WEFT__BIT(x) (UINT64_C(1) << (x))
-typedef struct weft__pass_def {      /* reads, writes: sets of roles. A role of `biased` takes part if the epilogue has bias */
+/* reads, writes: sets of roles. A role of `biased` takes part if the epilogue has bias */
+typedef struct weft__pass_def {
     int pass;
     uint64_t reads, writes, biased;
-    bool epilogue;                   /* relu and clip allowed */
-    bool acc;                        /* accumulation allowed */
+    bool epilogue; /* relu and clip allowed */
+    bool acc;      /* accumulation allowed */
 } weft__pass_def;
 
-typedef struct weft__items {         /* the reference, see src/ref/item.h */
-    const char *source, *name;       /* embedded text and item function, for the CUDA engine */
+typedef struct weft__items {   /* the reference, see src/ref/item.h */
+    const char *source, *name; /* embedded text and item function, for the CUDA engine */
     int (*phases)(const weft_problem *p);
     int64_t (*count)(const weft_problem *p, int phase);
     size_t (*workspace)(const weft_problem *p);
@@ -113,32 +117,35 @@ typedef struct weft__op {
     size_t nfields;
     const weft__pass_def *passes;
     size_t npasses;
-    weft_status (*check)(weft_problem *p);   /* geometry: ranges, divisibility, overflow; sets derived fields */
-    void (*shape)(const weft_problem *p, int role, weft_tensor *t);   /* rank and dims of a role's tensor */
-    uint64_t (*dtypes)(const weft_problem *p, int role);     /* bit set of allowed weft_dtype; a main type not in it gives way to the first that is */
-    uint64_t (*absent)(const weft_problem *p);               /* roles of the pass that this problem's attributes leave out; NULL: none */
-    uint64_t (*kept)(const weft_problem *p);                 /* roles the pass writes that this problem only reads; NULL: none */
+    weft_status (*check)(weft_problem *p); /* geometry: ranges, divisibility, overflow; sets derived fields */
+    void (*shape)(const weft_problem *p, int role, weft_tensor *t); /* rank and dims of a role's tensor */
+    /* bit set of allowed weft_dtype; a main type not in it gives way to the first that is */
+    uint64_t (*dtypes)(const weft_problem *p, int role);
+    /* roles of the pass that this problem's attributes leave out; NULL: none */
+    uint64_t (*absent)(const weft_problem *p);
+    uint64_t (*kept)(const weft_problem *p); /* roles the pass writes that this problem only reads; NULL: none */
     double (*flops)(const weft_problem *p);
-    bool transcendental;             /* its items call exp, log, tanh or pow, whose last bits differ between engines */
+    bool transcendental; /* its items call exp, log, tanh or pow, whose last bits differ between engines */
     const weft__items *items;
 } weft__op;
-const weft__op *weft__op_of(int op);                 /* NULL: no such operator */
+const weft__op *weft__op_of(int op); /* NULL: no such operator */
 const weft__pass_def *weft__pass_of(const weft_problem *p);
 /* Every role that takes part, in role order; bit set of weft_role. */
 uint64_t weft__roles(const weft_problem *p);
 bool weft__is_output(const weft_problem *p, int role);
-bool weft__is_input(const weft_problem *p, int role);    /* its old value counts; running statistics and accumulated gradients are both */
+/* its old value counts; running statistics and accumulated gradients are both */
+bool weft__is_input(const weft_problem *p, int role);
 
 /* ---------------------------------------------------------------- problem.c: questions kernels ask */
-const weft_tensor *weft__tensor(const weft_problem *p, int role);   /* NULL: takes no part */
+const weft_tensor *weft__tensor(const weft_problem *p, int role); /* NULL: takes no part */
 int64_t weft__numel(const weft_tensor *t);
 /* Dense in that order; axes of size 1 do not count. A tensor may be both. */
 bool weft__is_first(const weft_tensor *t);
 bool weft__is_last(const weft_tensor *t);
 bool weft__all_dtype(const weft_problem *p, int dtype);
 bool weft__has_step(const weft_problem *p, int kind);
-bool weft__is_empty(const weft_problem *p);          /* no output element */
-double weft__bytes(const weft_problem *p);           /* each tensor once */
+bool weft__is_empty(const weft_problem *p); /* no output element */
+double weft__bytes(const weft_problem *p);  /* each tensor once */
 double weft__flops(const weft_problem *p);
 /* a * b in int64; false on overflow. */
 bool weft__mul(int64_t a, int64_t b, int64_t *r);
@@ -149,11 +156,13 @@ weft_status weft__complete(weft_problem *p);
 weft_status weft__take_problem(weft_problem *p, const weft_problem *given);
 /* Zeroed, unit sizes, and the fallback of every field. */
 void weft__problem_defaults(weft_problem *p, const weft__op *op, int rank);
-#define WEFT__FLOATS (WEFT__BIT(WEFT_DTYPE_F32) | WEFT__BIT(WEFT_DTYPE_F64) | WEFT__BIT(WEFT_DTYPE_F16) | WEFT__BIT(WEFT_DTYPE_BF16))
+#define WEFT__FLOATS \
+    (WEFT__BIT(WEFT_DTYPE_F32) | WEFT__BIT(WEFT_DTYPE_F64) | WEFT__BIT(WEFT_DTYPE_F16) | WEFT__BIT(WEFT_DTYPE_BF16))
 /* The layout a role has when the text says nothing: weights are channels-first whatever the data is. */
 weft_layout weft__default_layout(int role, weft_layout data);
-int weft__default_dtype(const weft_problem *p, int role, int main);   /* the main type where the role allows it, else the first it does */
-weft_layout weft__data_layout(const weft_problem *p);    /* that of the first tensor, in a completed problem */
+/* the main type where the role allows it, else the first it does */
+int weft__default_dtype(const weft_problem *p, int role, int main);
+weft_layout weft__data_layout(const weft_problem *p); /* that of the first tensor, in a completed problem */
 /* The axes of a tensor that the user sees: indices into dims, count returned. */
 int weft__visible_axes(const weft_problem *p, const weft_tensor *t, int axes[WEFT_MAX_RANK]);
 
@@ -163,35 +172,35 @@ size_t weft__problem_key(const weft_problem *p, uint64_t *key);
 uint64_t weft__hash(const uint64_t *words, size_t n);
 
 /* ---------------------------------------------------------------- kernels: one record each, listed in kernels.def */
-typedef struct weft__exec {          /* one call, as a kernel sees it: checked, roles filled */
+typedef struct weft__exec { /* one call, as a kernel sees it: checked, roles filled */
     const weft_problem *p;
     const weft__hw *hw;
     weft_ctx *ctx;
-    void *const *ptr;                /* by role */
+    void *const *ptr; /* by role */
     const void *packed;
     void *workspace, *stream;
-    void *state;                     /* of the plan, from prepare */
+    void *state; /* of the plan, from prepare */
 } weft__exec;
 
 typedef struct weft__kernel {
-    const char *name;                /* dtype_operator_pass_layout_tile__isa */
-    int version;                     /* wisdom of another version is not used */
+    const char *name; /* dtype_operator_pass_layout_tile__isa */
+    int version;      /* wisdom of another version is not used */
     int op;
-    unsigned engine;                 /* WEFT_ENGINE_* */
-    weft__isa isa;                   /* least ISA, for the CPU engine */
-    bool reference;                  /* takes every valid problem, empty inputs too; others never see those */
-    bool exact;                      /* equal to the reference on integers; else within `bound` */
-    bool accumulates;                /* takes the acc step */
-    double bound;                    /* error over that of the direct f32 sum; 0 means 1 */
-    const char *(*ok)(const weft_problem *, const weft__hw *);          /* NULL: applies; else the reason */
-    size_t (*workspace)(const weft_problem *, const weft__hw *);        /* NULL: none */
-    size_t (*packed)(const weft_problem *, const weft__hw *);           /* NULL: weights as they are */
-    double (*cost)(const weft_problem *, const weft__hw *);             /* ns */
+    unsigned engine;  /* WEFT_ENGINE_* */
+    weft__isa isa;    /* least ISA, for the CPU engine */
+    bool reference;   /* takes every valid problem, empty inputs too; others never see those */
+    bool exact;       /* equal to the reference on integers; else within `bound` */
+    bool accumulates; /* takes the acc step */
+    double bound;     /* error over that of the direct f32 sum; 0 means 1 */
+    const char *(*ok)(const weft_problem *, const weft__hw *);   /* NULL: applies; else the reason */
+    size_t (*workspace)(const weft_problem *, const weft__hw *); /* NULL: none */
+    size_t (*packed)(const weft_problem *, const weft__hw *);    /* NULL: weights as they are */
+    double (*cost)(const weft_problem *, const weft__hw *);      /* ns */
     weft_status (*pack)(const weft__exec *, const void *weights, void *packed);
     weft_status (*run)(const weft__exec *);
     /* CUDA: the embedded source, its entry, and -D options for this problem, one per call of add. */
     const char *source, *entry;
-    void (*defines)(const weft_problem *, const weft__hw *, weft__text *t);   /* space-separated "-DA=1 -DB=2" */
+    void (*defines)(const weft_problem *, const weft__hw *, weft__text *t); /* space-separated "-DA=1 -DB=2" */
 } weft__kernel;
 
 /* Kernels of one operator, best first, reference last. */
@@ -201,7 +210,8 @@ const weft__kernel *weft__kernel_at(const weft_ctx *ctx, int op, size_t index);
 double weft__kernel_cost(const weft_ctx *ctx, const weft__kernel *k, const weft_problem *p, const weft__hw *hw);
 /* Its engine runs on the problem's device, is enabled, ISA is there, and ok() agrees; else why not. */
 const char *weft__kernel_refusal(const weft_ctx *ctx, const weft__kernel *k, const weft_problem *p, const weft__hw *hw);
-size_t weft__kernel_workspace(const weft__kernel *k, const weft_problem *p, const weft__hw *hw);   /* with room for packing */
+/* with room for packing */
+size_t weft__kernel_workspace(const weft__kernel *k, const weft_problem *p, const weft__hw *hw);
 extern const weft__kernel *const weft__ref_kernels[WEFT_OP_COUNT];      /* ref.c */
 extern const weft__kernel *const weft__cuda_ref_kernels[WEFT_OP_COUNT]; /* cuda/ref.c */
 
@@ -211,16 +221,19 @@ typedef struct weft__cuda weft__cuda;
 typedef struct weft__wisdom weft__wisdom;
 typedef struct weft__cache weft__cache;
 
-void *weft__alloc(const weft_ctx *ctx, size_t bytes);     /* NULL on failure; zeroed */
+void *weft__alloc(const weft_ctx *ctx, size_t bytes); /* NULL on failure; zeroed */
 void weft__free(const weft_ctx *ctx, void *block);
 const weft_ctx_opts *weft__opts(const weft_ctx *ctx);
 /* The hardware as the problem's device shows it; for CUDA opens the engine. Fails with the reason if it is absent. */
 weft_status weft__ctx_hw(weft_ctx *ctx, const weft_problem *p, weft__hw *hw);
 weft_ctx *weft__ctx_retain(weft_ctx *ctx);
-void weft__ctx_drop(weft_ctx *ctx);                        /* the other half of retain */
-int weft__ctx_threads(const weft_ctx *ctx);                /* of whichever pool runs */
+void weft__ctx_drop(weft_ctx *ctx);         /* the other half of retain */
+int weft__ctx_threads(const weft_ctx *ctx); /* of whichever pool runs */
 /* external.c: the host's implementation as a kernel of the operator; NULL: none. */
-typedef struct weft__external { weft_external of; weft__kernel kernel[WEFT_OP_COUNT]; } weft__external;
+typedef struct weft__external {
+    weft_external of;
+    weft__kernel kernel[WEFT_OP_COUNT];
+} weft__external;
 weft__external *weft__ctx_external(const weft_ctx *ctx);
 const char *weft__external_refusal(const weft__external *r, const weft_problem *p);
 double weft__external_cost(const weft__external *r, const weft_problem *p, const weft__hw *hw);
@@ -235,43 +248,53 @@ weft_status weft__pool_create(const weft_ctx *ctx, weft__pool **pool, int thread
 void weft__pool_destroy(const weft_ctx *ctx, weft__pool *pool);
 void weft__pool_run(weft__pool *pool, int64_t slots, weft_task task, void *arg);
 
-bool weft__logs(const weft_ctx *ctx, int topic);          /* ask before building a line */
+bool weft__logs(const weft_ctx *ctx, int topic); /* ask before building a line */
 void weft__log(const weft_ctx *ctx, int topic, const char *format, ...) WEFT__PRINTF(3, 4);
 uint64_t weft__now_ns(void);
 
 /* ---------------------------------------------------------------- planner.c, measure.c, wisdom.c, cache.c */
-typedef struct weft__choice {        /* what planning decides */
+typedef struct weft__choice { /* what planning decides */
     const weft__kernel *kernel;
     double ns;
     size_t workspace, packed;
-    const char *why;                 /* "estimate", "measured", "wisdom", "pinned" */
+    const char *why; /* "estimate", "measured", "wisdom", "pinned" */
 } weft__choice;
-typedef struct weft__want { int mode; uint32_t engines; size_t limit; const weft__kernel *pin; double seconds; } weft__want;
+typedef struct weft__want {
+    int mode;
+    uint32_t engines;
+    size_t limit;
+    const weft__kernel *pin;
+    double seconds;
+} weft__want;
 
 /* Time one kernel on private buffers: median ns; abandoned (HUGE_VAL) when a run exceeds give_up_ns. */
 weft_status weft__measure(weft_ctx *ctx, const weft_problem *p, const weft__hw *hw, const weft__kernel *k,
                           double give_up_ns, double seconds, double *ns);
-weft_status weft__plan_build(weft_plan **plan, weft_ctx *ctx, const weft_problem *p, const weft__hw *hw, const weft__choice *c);
-const weft__choice *weft__plan_choice(const weft_plan *plan);   /* for the command: what was chosen, and why */
+weft_status weft__plan_build(weft_plan **plan, weft_ctx *ctx, const weft_problem *p, const weft__hw *hw,
+                             const weft__choice *c);
+const weft__choice *weft__plan_choice(const weft_plan *plan); /* for the command: what was chosen, and why */
 
 /* "cpu:<model>:avx512" or "cuda:<name>:cc90", no spaces: the device field of wisdom. */
 void weft__device_name(const weft__hw *hw, int device, char *text, size_t capacity);
 weft__wisdom *weft__wisdom_create(const weft_ctx *ctx);
 void weft__wisdom_destroy(const weft_ctx *ctx, weft__wisdom *w);
 /* The fastest remembered kernel that applies and fits, or NULL. */
-const weft__kernel *weft__wisdom_find(weft_ctx *ctx, const weft_problem *p, const weft__hw *hw, uint32_t engines, size_t limit, double *ns);
-weft_status weft__wisdom_add(weft_ctx *ctx, const weft_problem *p, const weft__hw *hw, const weft__kernel *k, double ns, size_t workspace);
+const weft__kernel *weft__wisdom_find(weft_ctx *ctx, const weft_problem *p, const weft__hw *hw, uint32_t engines,
+                                      size_t limit, double *ns);
+weft_status weft__wisdom_add(weft_ctx *ctx, const weft_problem *p, const weft__hw *hw, const weft__kernel *k, double ns,
+                             size_t workspace);
 
-pthread_mutex_t *weft__cache_lock(weft__cache *c);         /* for fork alone */
+pthread_mutex_t *weft__cache_lock(weft__cache *c); /* for fork alone */
 pthread_mutex_t *weft__wisdom_lock(weft__wisdom *w);
 weft__cache *weft__cache_create(const weft_ctx *ctx, size_t capacity);
 void weft__cache_destroy(const weft_ctx *ctx, weft__cache *c);
-weft_plan *weft__cache_get(weft__cache *c, const uint64_t *key, size_t n, uint64_t hash);      /* retained, or NULL */
+weft_plan *weft__cache_get(weft__cache *c, const uint64_t *key, size_t n, uint64_t hash); /* retained, or NULL */
 /* Keeps *plan, or replaces it by the equal one that is there already. */
-weft_status weft__cache_put(const weft_ctx *ctx, weft__cache *c, const uint64_t *key, size_t n, uint64_t hash, weft_plan **plan);
+weft_status weft__cache_put(const weft_ctx *ctx, weft__cache *c, const uint64_t *key, size_t n, uint64_t hash,
+                            weft_plan **plan);
 /* Drop the plans whose key begins with these words; n 0: all. */
 void weft__cache_clear(const weft_ctx *ctx, weft__cache *c, const uint64_t *key, size_t n);
 
-#include "cuda/cuda.h"               /* the CUDA engine, as the others see it */
+#include "cuda/cuda.h" /* the CUDA engine, as the others see it */
 
 #endif

@@ -10,9 +10,7 @@ const char *const weft__dtype_names[WEFT_DTYPE_COUNT] = {"none", WEFT_DTYPE_LIST
 
 static const size_t dtype_sizes[WEFT_DTYPE_COUNT] = {0, WEFT_DTYPE_LIST(BYTES3)};
 
-const char *const weft__role_names[WEFT_ROLE_COUNT] = {
-    WEFT_ROLE_LIST(TEXT2)
-};
+const char *const weft__role_names[WEFT_ROLE_COUNT] = {WEFT_ROLE_LIST(TEXT2)};
 
 const char *const weft__pass_names[WEFT_PASS_COUNT] = {"none", WEFT_PASS_LIST(TEXT2)};
 
@@ -39,10 +37,9 @@ int weft__word(const char *const *names, int count, const char *text, size_t n) 
 WEFT_OP_LIST(X)
 #undef X
 
-static const weft__op *const ops[WEFT_OP_COUNT] = {
-    NULL,
+static const weft__op *const ops[WEFT_OP_COUNT] = {NULL,
 #define X(NAME, name) &weft__op_##name,
-    WEFT_OP_LIST(X)
+                                                   WEFT_OP_LIST(X)
 #undef X
 };
 
@@ -79,6 +76,7 @@ bool weft__is_output(const weft_problem *p, int role) {
 bool weft__is_input(const weft_problem *p, int role) {
     const weft__pass_def *pass = weft__pass_of(p);
     bool old = false;
-    for (int i = 0; i < p->nsteps && i < WEFT_MAX_STEPS; i++) old |= p->step[i].kind == WEFT_STEP_ACC && p->step[i].beta != 0;
+    for (int i = 0; i < p->nsteps && i < WEFT_MAX_STEPS; i++)
+        old |= p->step[i].kind == WEFT_STEP_ACC && p->step[i].beta != 0;
     return pass && ((pass->reads | (old ? pass->writes : 0)) & WEFT__BIT(role));
 }

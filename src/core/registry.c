@@ -10,15 +10,17 @@
 #define IF_X86(...)
 #endif
 
-#define CPU(op, name)                                                                                                  \
-    IF_X86(extern const weft__kernel weft__cpu_##name##_avx512; extern const weft__kernel weft__cpu_##name##_avx2;)    \
+#define CPU(op, name)                                                                                               \
+    IF_X86(extern const weft__kernel weft__cpu_##name##_avx512; extern const weft__kernel weft__cpu_##name##_avx2;) \
     extern const weft__kernel weft__cpu_##name##_scalar;
 #define CUDA(op, name) extern const weft__kernel weft__cuda_##name;
 #include "core/kernels.def"
 #undef CPU
 #undef CUDA
 
-static const weft__kernel *const table[] = {   /* best ISA first */
+/* Best ISA first. */
+/* clang-format off */
+static const weft__kernel *const table[] = {
 #define CUDA(op, name) &weft__cuda_##name,
 #define CPU(op, name) IF_X86(&weft__cpu_##name##_avx512,)
 #include "core/kernels.def"
@@ -34,6 +36,7 @@ static const weft__kernel *const table[] = {   /* best ISA first */
 #undef CUDA
     NULL,
 };
+/* clang-format on */
 
 /* Kernels of each operator, and of all of them at index 0: pointers into one array, references last. */
 #define TABLE_MAX (WEFT__COUNT(table) + 2 * WEFT_OP_COUNT)
@@ -78,9 +81,11 @@ static bool has_empty_input(const weft_problem *p) {
     return false;
 }
 
-const char *weft__kernel_refusal(const weft_ctx *ctx, const weft__kernel *k, const weft_problem *p, const weft__hw *hw) {
+const char *weft__kernel_refusal(const weft_ctx *ctx, const weft__kernel *k, const weft_problem *p,
+                                 const weft__hw *hw) {
     if (k->op != p->op) return "for another operator";
-    if (k->engine != WEFT_ENGINE_EXTERNAL && (k->engine == WEFT_ENGINE_CUDA) != (p->device == WEFT_DEVICE_CUDA)) return "for another device";
+    if (k->engine != WEFT_ENGINE_EXTERNAL && (k->engine == WEFT_ENGINE_CUDA) != (p->device == WEFT_DEVICE_CUDA))
+        return "for another device";
     if (!(weft__opts(ctx)->engines & k->engine)) return "its engine is switched off";
     if (k->engine == WEFT_ENGINE_CPU && k->isa > hw->isa) return "the CPU, or WEFT_ISA, does not have its instructions";
     if (p->device == WEFT_DEVICE_CUDA && !hw->gpu) return "no GPU";
@@ -93,7 +98,7 @@ const char *weft__kernel_refusal(const weft_ctx *ctx, const weft__kernel *k, con
 size_t weft__kernel_workspace(const weft__kernel *k, const weft_problem *p, const weft__hw *hw) {
     size_t bytes = k->workspace ? k->workspace(p, hw) : 0;
     bytes = (bytes + 63) & ~(size_t)63;
-    return k->packed ? bytes + k->packed(p, hw) : bytes;   /* room to pack when the caller did not */
+    return k->packed ? bytes + k->packed(p, hw) : bytes; /* room to pack when the caller did not */
 }
 
 /* ---------------------------------------------------------------- public */
@@ -106,16 +111,26 @@ size_t weft_kernel_count(const weft_ctx *ctx, const weft_problem *p) {
 weft_status weft_kernel_info(const weft_ctx *ctx, const weft_problem *p, size_t index, weft_kernel_desc *desc) {
     if (!ctx) return weft__fail(WEFT_ERR_INVALID, "ctx is NULL, allowed: a context");
     if (!desc || desc->size < WEFT__LEAST(weft_kernel_desc, ns))
-        return weft__fail(WEFT_ERR_INVALID, "desc is %s, allowed: a weft_kernel_desc started from WEFT_KERNEL_DESC_INIT", desc ? "of another size" : "NULL");
+        return weft__fail(WEFT_ERR_INVALID,
+                          "desc is %s, allowed: a weft_kernel_desc started from WEFT_KERNEL_DESC_INIT",
+                          desc ? "of another size" : "NULL");
     weft_problem q;
     if (p) WEFT__TRY(weft__take_problem(&q, p));
     const weft__kernel *k = weft__kernel_at(ctx, p ? q.op : 0, index);
-    if (!k) return weft__fail(WEFT_ERR_INVALID, "index is %zu, allowed: below %zu", index, weft_kernel_count(ctx, p ? &q : NULL));
+    if (!k)
+        return weft__fail(WEFT_ERR_INVALID, "index is %zu, allowed: below %zu", index,
+                          weft_kernel_count(ctx, p ? &q : NULL));
     static const char *const engines[] = {"", "ref", "cpu", "", "cuda", "", "", "", "external"};
-    weft_kernel_desc d = {.size = sizeof(d), .name = k->name, .engine = engines[k->engine], .op = k->op, .version = k->version, .exact = k->exact};
+    weft_kernel_desc d = {.size = sizeof(d),
+                          .name = k->name,
+                          .engine = engines[k->engine],
+                          .op = k->op,
+                          .version = k->version,
+                          .exact = k->exact};
     d.isa = k->engine == WEFT_ENGINE_CPU ? weft__isa_names[k->isa] : "";
     weft__hw hw;
-    if (p && weft__ctx_hw((weft_ctx *)ctx, &q, &hw) != WEFT_OK) hw.gpu = NULL;   /* the engine opens once, under its lock */
+    /* the engine opens once, under its lock */
+    if (p && weft__ctx_hw((weft_ctx *)ctx, &q, &hw) != WEFT_OK) hw.gpu = NULL;
     if (p) d.reason = weft__kernel_refusal(ctx, k, &q, &hw);
     d.applies = p && !d.reason;
     if (d.applies) {

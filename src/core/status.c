@@ -7,10 +7,11 @@
 
 static _Thread_local char last_error[WEFT_TEXT_MAX * 2];
 
-static const struct { const char *name, *text; } statuses[] = {
-    {"OK", "success"},
+static const struct {
+    const char *name, *text;
+} statuses[] = {{"OK", "success"},
 #define X(name, text) {#name, text},
-    WEFT_ERR_LIST(X)
+                WEFT_ERR_LIST(X)
 #undef X
 };
 
@@ -27,7 +28,7 @@ const char *weft_status_text(weft_status s) {
 const char *weft_last_error(void) { return last_error; }
 
 weft_status weft__fail(weft_status s, const char *format, ...) {
-    char text[sizeof(last_error)];   /* an argument may be the last error itself */
+    char text[sizeof(last_error)]; /* an argument may be the last error itself */
     va_list args;
     va_start(args, format);
     vsnprintf(text, sizeof(text), format, args);

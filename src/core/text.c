@@ -10,13 +10,15 @@
 
 #include "core/internal.h"
 
-static const char *const layout_names[2][3][2] = {   /* [weights][rank - 1][last] */
+static const char *const layout_names[2][3][2] = {
+    /* [weights][rank - 1][last] */
     {{"ncw", "nwc"}, {"nchw", "nhwc"}, {"ncdhw", "ndhwc"}},
     {{"oiw", "owi"}, {"oihw", "ohwi"}, {"oidhw", "odhwi"}},
 };
 
 static const char *layout_name(const weft_problem *p, int role, bool last) {
-    return p->rank ? layout_names[weft__default_layout(role, WEFT_LAYOUT_LAST) == WEFT_LAYOUT_FIRST][p->rank - 1][last] : "dense";
+    return p->rank ? layout_names[weft__default_layout(role, WEFT_LAYOUT_LAST) == WEFT_LAYOUT_FIRST][p->rank - 1][last]
+                   : "dense";
 }
 
 /* Numbers are written with a point whatever the user's locale is. */
@@ -36,7 +38,7 @@ static void leave_c_locale(locale_t old) {
 /* ---------------------------------------------------------------- format */
 static void put_real(weft__text *t, double v) {
     char text[40];
-    for (int digits = 6; digits <= 17; digits++) {   /* the shortest that reads back the same */
+    for (int digits = 6; digits <= 17; digits++) { /* the shortest that reads back the same */
         snprintf(text, sizeof(text), "%.*g", digits, v);
         if (strtod(text, NULL) == v) break;
     }
@@ -123,7 +125,8 @@ static void put_problem(weft__text *t, const weft_problem *p) {
 }
 
 weft_status weft_problem_format(const weft_problem *p, char *text, size_t capacity, size_t *length) {
-    if (!text && capacity) return weft__fail(WEFT_ERR_INVALID, "text is NULL, allowed: room for capacity (%zu) bytes", capacity);
+    if (!text && capacity)
+        return weft__fail(WEFT_ERR_INVALID, "text is NULL, allowed: room for capacity (%zu) bytes", capacity);
     if (text && capacity) text[0] = 0;
     weft_problem q;
     WEFT__TRY(weft__take_problem(&q, p));
@@ -132,22 +135,23 @@ weft_status weft_problem_format(const weft_problem *p, char *text, size_t capaci
     put_problem(&t, &q);
     leave_c_locale(old);
     if (length) *length = t.length;
-    if (capacity && t.length >= capacity) return weft__fail(WEFT_ERR_INVALID, "capacity is %zu, allowed here: at least %zu", capacity, t.length + 1);
+    if (capacity && t.length >= capacity)
+        return weft__fail(WEFT_ERR_INVALID, "capacity is %zu, allowed here: at least %zu", capacity, t.length + 1);
     return WEFT_OK;
 }
 
 /* ---------------------------------------------------------------- parse */
 typedef struct scan {
     const char *text, *at;
-    const char *layout[WEFT_ROLE_COUNT];   /* where a tensor's own layout begins; checked when the shapes are known */
+    const char *layout[WEFT_ROLE_COUNT]; /* where a tensor's own layout begins; checked when the shapes are known */
 } scan;
 
 static weft_status expected(const scan *s, const char *what) {
     char got[24];
     size_t n = strcspn(s->at, ":@");
     snprintf(got, sizeof(got), "%.*s%s", (int)WEFT__MIN(n ? n : 1, 16u), s->at, n > 16 ? "..." : "");
-    return weft__fail(WEFT_ERR_SYNTAX, "problem, column %zu: expected %s, got %s%s%s", (size_t)(s->at - s->text) + 1, what, *s->at ? "'" : "",
-                      *s->at ? got : "the end", *s->at ? "'" : "");
+    return weft__fail(WEFT_ERR_SYNTAX, "problem, column %zu: expected %s, got %s%s%s", (size_t)(s->at - s->text) + 1,
+                      what, *s->at ? "'" : "", *s->at ? got : "the end", *s->at ? "'" : "");
 }
 
 static size_t word_length(const scan *s) {
@@ -209,7 +213,8 @@ static weft_status parse_op(scan *s, weft_problem *p) {
     weft__text t = {list, sizeof(list), 0};
     weft__put(&t, "an operator:");
     for (int i = 1; i < WEFT_OP_COUNT; i++)
-        for (int rank = weft__op_of(i)->min_rank; rank <= weft__op_of(i)->max_rank; rank++) weft__put(&t, rank ? " %s%dd" : " %s", weft__op_of(i)->name, rank);
+        for (int rank = weft__op_of(i)->min_rank; rank <= weft__op_of(i)->max_rank; rank++)
+            weft__put(&t, rank ? " %s%dd" : " %s", weft__op_of(i)->name, rank);
     return expected(s, list);
 }
 
@@ -284,7 +289,7 @@ static weft_status parse_layouts(scan *s, weft_problem *p, int *main) {
         if (!accept(s, '/')) continue;
         int64_t align;
         WEFT__TRY(number(s, &align));
-        t->align = align > 0 && align <= 4096 ? (int32_t)align : -1;   /* refused by complete, with its range */
+        t->align = align > 0 && align <= 4096 ? (int32_t)align : -1; /* refused by complete, with its range */
     }
     return WEFT_OK;
 }
@@ -327,7 +332,9 @@ static const weft__field *field_at(const scan *s, const weft_problem *p, int sec
     for (size_t i = 0; i < op->nfields; i++) {
         const weft__field *f = &op->fields[i];
         size_t n = strlen(f->key);
-        if (f->section != section || p->rank < f->min_rank || strncmp(f->key, s->at, n) || (best && strlen(best->key) > n)) continue;
+        if (f->section != section || p->rank < f->min_rank || strncmp(f->key, s->at, n) ||
+            (best && strlen(best->key) > n))
+            continue;
         const char *value = s->at + n + (s->at[n] == '-');
         if (isdigit((unsigned char)*value) || (f->kind == WEFT__FIELD_REAL && strncmp(value, "inf", 3) == 0)) best = f;
     }
@@ -341,7 +348,8 @@ static weft_status parse_section(scan *s, weft_problem *p, int section) {
     weft__text t = {list, sizeof(list), 0};
     weft__put(&t, section ? "an attribute:" : "a size:");
     for (size_t i = 0; i < op->nfields; i++)
-        if (op->fields[i].section == section && p->rank >= op->fields[i].min_rank) weft__put(&t, " %s", op->fields[i].key);
+        if (op->fields[i].section == section && p->rank >= op->fields[i].min_rank)
+            weft__put(&t, " %s", op->fields[i].key);
     while (isalnum((unsigned char)*s->at)) {
         const weft__field *f = field_at(s, p, section);
         if (!f) return expected(s, list);
@@ -366,9 +374,10 @@ static weft_status parse_steps(scan *s, weft_problem *p) {
         weft_step *step = &p->step[p->nsteps];
         size_t n = 0;
         while (isalpha((unsigned char)s->at[n])) n++;
-        if (strncmp(s->at, "clip", 4) == 0) n = 4;   /* a bound may begin with a letter: inf */
+        if (strncmp(s->at, "clip", 4) == 0) n = 4; /* a bound may begin with a letter: inf */
         int kind = weft__word(weft__step_names + 1, WEFT__STEPS - 1, s->at, n);
-        if (kind < 0) return expected(s, "an epilogue step (bias, relu, clipLO_HI, accNEW_OLD) or a math (fast, strict, tf32)");
+        if (kind < 0)
+            return expected(s, "an epilogue step (bias, relu, clipLO_HI, accNEW_OLD) or a math (fast, strict, tf32)");
         s->at += n;
         step->kind = kind + 1;
         p->nsteps++;
@@ -406,11 +415,12 @@ static weft_status parse_tail(scan *s, weft_problem *p) {
 /* Whatever no override named takes the main words, where the operator allows them. */
 static weft_status finish(scan *s, weft_problem *p, int dtype, int layout) {
     const weft__op *op = weft__op_of(p->op);
-    if (!weft__pass_of(p)) return weft__complete(p);   /* fails, with the reason */
+    if (!weft__pass_of(p)) return weft__complete(p); /* fails, with the reason */
     WEFT__TRY(op->check(p));
     uint64_t roles = weft__roles(p);
     if (!(op->dtypes(p, __builtin_ctzll(roles)) & WEFT__BIT(dtype)))
-        return weft__fail(WEFT_ERR_INVALID, "data type is %s, which %s does not take", weft__dtype_name(dtype), op->name);
+        return weft__fail(WEFT_ERR_INVALID, "data type is %s, which %s does not take", weft__dtype_name(dtype),
+                          op->name);
     for (int role = 0; role < WEFT_ROLE_COUNT; role++) {
         if (!(roles & WEFT__BIT(role))) continue;
         weft_tensor *t = weft_problem_tensor(p, (weft_role)role);
@@ -444,7 +454,9 @@ static weft_status parse_all(scan *s, weft_problem *p) {
 weft_status weft_problem_parse(weft_problem *p, const char *text) {
     if (!p) return weft__fail(WEFT_ERR_INVALID, "problem is NULL, allowed: a weft_problem to fill");
     if (!text) return weft__fail(WEFT_ERR_INVALID, "text is NULL, allowed: a problem's text");
-    if (strlen(text) >= WEFT_TEXT_MAX) return weft__fail(WEFT_ERR_SYNTAX, "problem, column %d: expected the end, the text has %zu characters", WEFT_TEXT_MAX, strlen(text));
+    if (strlen(text) >= WEFT_TEXT_MAX)
+        return weft__fail(WEFT_ERR_SYNTAX, "problem, column %d: expected the end, the text has %zu characters",
+                          WEFT_TEXT_MAX, strlen(text));
     weft_problem q;
     scan s = {text, text, {NULL}};
     locale_t old = enter_c_locale();

@@ -1,6 +1,6 @@
-/* A small pool behind parallel_for(slots, task). One job runs at a time; a caller that finds the pool busy (another thread's job,
- * or a task that calls again) runs its slots itself. Workers that are asleep never hold up a job: only those that joined are
- * waited for. After fork the child starts its own workers on first use. */
+/* A small pool behind parallel_for(slots, task). One job runs at a time; a caller that finds the pool busy (another
+ * thread's job, or a task that calls again) runs its slots itself. Workers that are asleep never hold up a job: only
+ * those that joined are waited for. After fork the child starts its own workers on first use. */
 #include <pthread.h>
 #include <signal.h>
 #include <stdatomic.h>
@@ -16,14 +16,14 @@ typedef struct job {
 } job;
 
 struct weft__pool {
-    pthread_mutex_t owner;           /* held by the caller whose job runs */
-    pthread_mutex_t lock;            /* guards what follows */
+    pthread_mutex_t owner; /* held by the caller whose job runs */
+    pthread_mutex_t lock;  /* guards what follows */
     pthread_cond_t work, done;
-    job *current;                    /* open to joiners; NULL: closed */
-    int inside;                      /* workers in the job */
+    job *current; /* open to joiners; NULL: closed */
+    int inside;   /* workers in the job */
     bool stop;
-    _Atomic unsigned generation;     /* bumped for each job, so that workers may spin a little before they sleep */
-    _Atomic long pid;                /* whose workers these are; 0: none started */
+    _Atomic unsigned generation; /* bumped for each job, so that workers may spin a little before they sleep */
+    _Atomic long pid;            /* whose workers these are; 0: none started */
     int threads, started;
     pthread_t *workers;
 };
@@ -42,9 +42,11 @@ static void *worker(void *arg) {
     weft__pool *pool = arg;
     unsigned seen = 0;
     for (;;) {
-        for (int spin = 0; spin < 1000 && atomic_load_explicit(&pool->generation, memory_order_relaxed) == seen; spin++) pause_cpu();
+        for (int spin = 0; spin < 1000 && atomic_load_explicit(&pool->generation, memory_order_relaxed) == seen; spin++)
+            pause_cpu();
         pthread_mutex_lock(&pool->lock);
-        while (!pool->stop && (!pool->current || atomic_load(&pool->generation) == seen)) pthread_cond_wait(&pool->work, &pool->lock);
+        while (!pool->stop && (!pool->current || atomic_load(&pool->generation) == seen))
+            pthread_cond_wait(&pool->work, &pool->lock);
         if (pool->stop) break;
         job *j = pool->current;
         seen = atomic_load(&pool->generation);
@@ -69,13 +71,14 @@ static void init_locks(weft__pool *pool) {
 static void start_workers(weft__pool *pool) {
     long pid = (long)getpid();
     if (atomic_load(&pool->pid) == pid) return;
-    if (atomic_load(&pool->pid) != 0) init_locks(pool);   /* a child: the parent's workers and waiters are not here */
+    if (atomic_load(&pool->pid) != 0) init_locks(pool); /* a child: the parent's workers and waiters are not here */
     pool->current = NULL;
     pool->inside = pool->started = 0;
-    sigset_t all, old;               /* the application's signals are not for these threads */
+    sigset_t all, old; /* the application's signals are not for these threads */
     sigfillset(&all);
     pthread_sigmask(SIG_SETMASK, &all, &old);
-    while (pool->started < pool->threads - 1 && pthread_create(&pool->workers[pool->started], NULL, worker, pool) == 0) pool->started++;
+    while (pool->started < pool->threads - 1 && pthread_create(&pool->workers[pool->started], NULL, worker, pool) == 0)
+        pool->started++;
     pthread_sigmask(SIG_SETMASK, &old, NULL);
     atomic_store(&pool->pid, pid);
 }

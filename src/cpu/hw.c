@@ -15,11 +15,11 @@
 static weft__isa cpu_isa(void) {
 #if defined(__x86_64__)
     __builtin_cpu_init();
-    unsigned a, b, c = 0, d;         /* f16c by its bit: clang's builtin does not know the name */
+    unsigned a, b, c = 0, d; /* f16c by its bit: clang's builtin does not know the name */
     bool f16c = __get_cpuid(1, &a, &b, &c, &d) && (c & bit_F16C);
     bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && f16c;
-    bool avx512 = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512bw") &&
-                  __builtin_cpu_supports("avx512dq");
+    bool avx512 = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512vl") &&
+                  __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq");
     return avx2 && avx512 ? WEFT__AVX512 : avx2 ? WEFT__AVX2 : WEFT__SCALAR;
 #else
     return WEFT__SCALAR;
@@ -31,7 +31,8 @@ static size_t cache_size(int name, size_t fallback) {
     return v > 0 ? (size_t)v : fallback;
 }
 
-/* The last level as one core sees it: sysconf sums the parts of some CPUs, ten times too much on a slice of a large one. */
+/* The last level as one core sees it: sysconf sums the parts of some CPUs, ten times too much on a slice of a large
+ * one. */
 static size_t last_level(size_t fallback) {
     size_t kb = 0;
     FILE *f = fopen("/sys/devices/system/cpu/cpu0/cache/index3/size", "r");
@@ -45,7 +46,7 @@ void weft__hw_detect(weft__hw *hw) {
     memset(hw, 0, sizeof(*hw));
     long cores = sysconf(_SC_NPROCESSORS_ONLN);
 #ifdef CPU_COUNT
-    cpu_set_t allowed;               /* a container or taskset may give fewer than there are */
+    cpu_set_t allowed; /* a container or taskset may give fewer than there are */
     if (sched_getaffinity(0, sizeof(allowed), &allowed) == 0) cores = CPU_COUNT(&allowed);
 #endif
     hw->isa = cpu_isa();
@@ -78,8 +79,10 @@ static void read_model(void) {
         if (strncmp(line, "model name", 10) || !colon) continue;
         size_t n = 0;
         for (char *c = colon + 1; *c && n + 1 < capacity; c++)
-            if (isalnum((unsigned char)*c)) text[n++] = *c;
-            else if (n && text[n - 1] != '-') text[n++] = '-';
+            if (isalnum((unsigned char)*c))
+                text[n++] = *c;
+            else if (n && text[n - 1] != '-')
+                text[n++] = '-';
         while (n && text[n - 1] == '-') n--;
         text[n] = 0;
         break;

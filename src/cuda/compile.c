@@ -25,8 +25,8 @@ static const char prelude[] =
 
 enum { MAX_HEADERS = 256, MAX_OPTIONS = 64, MAX_DEFINES = 4096 };
 
-typedef struct job {                    /* everything that decides the code */
-    const char *name, *text;            /* text: prelude and source */
+typedef struct job {         /* everything that decides the code */
+    const char *name, *text; /* text: prelude and source */
     size_t bytes;
     int nheaders, noptions;
     const char *headers[MAX_HEADERS], *header_names[MAX_HEADERS];
@@ -41,7 +41,7 @@ static void job_headers(job *j) {
         const weft__embedded *e = &weft__embedded_files[i];
         size_t n = strlen(e->name);
         if (n < 2 || strcmp(e->name + n - 2, ".h") != 0) continue;
-        j->headers[j->nheaders] = (const char *)e->text;   /* embedded texts end in a 0 that `bytes` leaves out */
+        j->headers[j->nheaders] = (const char *)e->text; /* embedded texts end in a 0 that `bytes` leaves out */
         j->header_names[j->nheaders] = e->name;
         j->header_bytes[j->nheaders++] = e->bytes;
     }
@@ -132,7 +132,10 @@ static weft_status find_or_compile(const weft_ctx *ctx, const job *j, weft__code
     if (weft__logs(ctx, WEFT_LOG_TUNE))
         weft__log(ctx, WEFT_LOG_TUNE, "cuda: %s %s %s in %.1f ms, %zu bytes, %s %s", j->name, strchr(j->arch, '=') + 1,
                   found ? "found" : "compiled", (double)(weft__now_ns() - start) * 1e-6, code->size,
-                  kept ? "kept in" : keep ? "could not be kept in" : "not kept:", keep ? dir : "no cache folder");
+                  kept   ? "kept in"
+                  : keep ? "could not be kept in"
+                         : "not kept:",
+                  keep ? dir : "no cache folder");
     return WEFT_OK;
 }
 

@@ -4,11 +4,13 @@
 
 weft_status weft__cuda_open(weft__cuda **cuda, const weft_ctx *ctx);
 void weft__cuda_close(weft__cuda *cuda);
-const weft__gpu *weft__cuda_gpu(weft__cuda *cuda, int ordinal);     /* NULL: no such device */
+const weft__gpu *weft__cuda_gpu(weft__cuda *cuda, int ordinal); /* NULL: no such device */
 int weft__cuda_count(const weft__cuda *cuda);
 /* Compile (or find in memory or on disk) a kernel for a problem: a CUfunction kept by the engine. */
-weft_status weft__cuda_prepare(weft__cuda *cuda, const weft__kernel *k, const weft_problem *p, const weft__hw *hw, void **function);
-weft_status weft__cuda_launch(const weft__exec *e, const uint32_t grid[3], const uint32_t block[3], size_t smem, void **params);
+weft_status weft__cuda_prepare(weft__cuda *cuda, const weft__kernel *k, const weft_problem *p, const weft__hw *hw,
+                               void **function);
+weft_status weft__cuda_launch(const weft__exec *e, const uint32_t grid[3], const uint32_t block[3], size_t smem,
+                              void **params);
 weft_status weft__cuda_alloc(weft__cuda *cuda, int ordinal, size_t bytes, void **block);
 void weft__cuda_free(weft__cuda *cuda, int ordinal, void *block);
 weft_status weft__cuda_copy_in(weft__cuda *cuda, int ordinal, void *dst, const void *src, size_t bytes);
@@ -16,12 +18,17 @@ weft_status weft__cuda_copy_out(weft__cuda *cuda, int ordinal, void *dst, const 
 /* Time `runs` executions by events, the cache flushed before each: ns of each. */
 weft_status weft__cuda_time(const weft__exec *e, const weft__kernel *k, int runs, double *ns);
 /* Compile only, no GPU needed: for tests. options as in weft__kernel.defines; arch "sm_90". *size: bytes of code. */
-weft_status weft__cuda_compile(const weft_ctx *ctx, const char *source, const char *defines, const char *arch, size_t *size);
+weft_status weft__cuda_compile(const weft_ctx *ctx, const char *source, const char *defines, const char *arch,
+                               size_t *size);
 /* The lines of weft_ctx_describe about CUDA. */
 void weft__cuda_describe(weft_ctx *ctx, weft__text *t);
 
 /* Texts embedded at build time: weft.h, src/ref/<name>.h, src/cuda/kernels/<name>.cu */
-typedef struct weft__embedded { const char *name; const unsigned char *text; size_t bytes; } weft__embedded;
+typedef struct weft__embedded {
+    const char *name;
+    const unsigned char *text;
+    size_t bytes;
+} weft__embedded;
 extern const weft__embedded weft__embedded_files[];
 extern const size_t weft__embedded_count;
 const weft__embedded *weft__embedded_find(const char *name);

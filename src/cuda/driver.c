@@ -7,7 +7,10 @@
 
 #include "cuda/driver.h"
 
-typedef struct symbol { const char *name; size_t offset; } symbol;
+typedef struct symbol {
+    const char *name;
+    size_t offset;
+} symbol;
 
 /* Fill a table of function pointers; the name of the first missing one, or NULL. POSIX lets dlsym results become
  * functions. */
@@ -62,7 +65,7 @@ static weft_status open_driver(weft__driver *d) {
 
 const weft__driver *weft__driver_get(weft_status *status) {
     *status = WEFT_OK;
-    if (driver.forked) {   /* the lock may be held by a thread that does not exist here */
+    if (driver.forked) { /* the lock may be held by a thread that does not exist here */
         *status = weft__fail(WEFT_ERR_DEVICE, "this process was forked after CUDA was initialised; use spawn");
         return NULL;
     }
@@ -83,7 +86,7 @@ void weft__nvrtc_builtins(const weft__nvrtc *nvrtc) {
     const char *slash = strrchr(nvrtc->path, '/');
     int folder = slash ? (int)(slash - nvrtc->path + 1) : 0;
     snprintf(path, sizeof(path), "%.*slibnvrtc-builtins.so.%d.%d", folder, nvrtc->path, nvrtc->major, nvrtc->minor);
-    dlopen(path, RTLD_LAZY | RTLD_GLOBAL);   /* absent: the compile says so */
+    dlopen(path, RTLD_LAZY | RTLD_GLOBAL); /* absent: the compile says so */
 }
 
 static weft_status adopt_nvrtc(void *library, const char *asked, weft__nvrtc *nvrtc) {
@@ -94,7 +97,8 @@ static weft_status adopt_nvrtc(void *library, const char *asked, weft__nvrtc *nv
     };
     const char *missing = resolve(library, symbols, WEFT__COUNT(symbols), nvrtc);
     if (missing) return weft__fail(WEFT_ERR_UNSUPPORTED, "libnvrtc: %s: has no %s", asked, missing);
-    if (nvrtc->version(&nvrtc->major, &nvrtc->minor)) return weft__fail(WEFT_ERR_DEVICE, "libnvrtc: %s: no version", asked);
+    if (nvrtc->version(&nvrtc->major, &nvrtc->minor))
+        return weft__fail(WEFT_ERR_DEVICE, "libnvrtc: %s: no version", asked);
     void *symbol_in_it;
     memcpy(&symbol_in_it, &nvrtc->version, sizeof(symbol_in_it));
     Dl_info info;
@@ -114,7 +118,8 @@ weft_status weft__nvrtc_open(const weft_ctx *ctx, weft__nvrtc *nvrtc) {
         if (!library) return weft__fail(WEFT_ERR_UNSUPPORTED, "libnvrtc: %s", dlerror());
         return adopt_nvrtc(library, path, nvrtc);
     }
-    static const int ways[] = {RTLD_LAZY | RTLD_NOLOAD, RTLD_LAZY | RTLD_LOCAL}; /* a loaded one of any name goes first */
+    /* a loaded one of any name goes first */
+    static const int ways[] = {RTLD_LAZY | RTLD_NOLOAD, RTLD_LAZY | RTLD_LOCAL};
     for (size_t w = 0; w < WEFT__COUNT(ways); w++)
         for (size_t i = 0; i < WEFT__COUNT(names); i++) {
             void *library = dlopen(names[i], ways[w]);

@@ -14,52 +14,58 @@ typedef struct CUstream_st *CUstream;
 typedef struct CUevent_st *CUevent;
 
 enum { CUDA_SUCCESS_ = 0, CUDA_ERROR_NOT_INITIALIZED_ = 3, CUDA_ERROR_NO_DEVICE_ = 100 };
-enum {   /* CUdevice_attribute */
-    CU_CLOCK_RATE = 13, CU_MULTIPROCESSORS = 16, CU_MEMORY_CLOCK_RATE = 36, CU_BUS_WIDTH = 37, CU_L2_BYTES = 38,
-    CU_CC_MAJOR = 75, CU_CC_MINOR = 76, CU_SMEM_OPTIN = 97
+enum { /* CUdevice_attribute */
+       CU_CLOCK_RATE = 13,
+       CU_MULTIPROCESSORS = 16,
+       CU_MEMORY_CLOCK_RATE = 36,
+       CU_BUS_WIDTH = 37,
+       CU_L2_BYTES = 38,
+       CU_CC_MAJOR = 75,
+       CU_CC_MINOR = 76,
+       CU_SMEM_OPTIN = 97
 };
-enum { CU_FUNC_STATIC_SMEM = 1, CU_FUNC_MAX_DYNAMIC_SMEM = 8 };   /* CUfunction_attribute */
-enum { CU_CAPTURE_RELAXED = 2 };                                  /* CUstreamCaptureMode */
+enum { CU_FUNC_STATIC_SMEM = 1, CU_FUNC_MAX_DYNAMIC_SMEM = 8 }; /* CUfunction_attribute */
+enum { CU_CAPTURE_RELAXED = 2 };                                /* CUstreamCaptureMode */
 
 /* X(member, exported name, parameters). The exported names carry the version of the ABI. */
-#define WEFT__DRIVER_LIST(X)                                                                       \
-    X(init, "cuInit", (unsigned))                                                                  \
-    X(version, "cuDriverGetVersion", (int *))                                                      \
-    X(error_name, "cuGetErrorName", (CUresult, const char **))                                     \
-    X(error_text, "cuGetErrorString", (CUresult, const char **))                                   \
-    X(device_count, "cuDeviceGetCount", (int *))                                                   \
-    X(device_get, "cuDeviceGet", (CUdevice *, int))                                                \
-    X(device_name, "cuDeviceGetName", (char *, int, CUdevice))                                     \
-    X(device_attribute, "cuDeviceGetAttribute", (int *, int, CUdevice))                            \
-    X(primary_retain, "cuDevicePrimaryCtxRetain", (CUcontext *, CUdevice))                         \
-    X(ctx_get, "cuCtxGetCurrent", (CUcontext *))                                                   \
-    X(ctx_push, "cuCtxPushCurrent_v2", (CUcontext))                                                \
-    X(ctx_pop, "cuCtxPopCurrent_v2", (CUcontext *))                                                \
-    X(module_load, "cuModuleLoadData", (CUmodule *, const void *))                                 \
-    X(module_unload, "cuModuleUnload", (CUmodule))                                                 \
-    X(module_function, "cuModuleGetFunction", (CUfunction *, CUmodule, const char *))              \
-    X(func_get, "cuFuncGetAttribute", (int *, int, CUfunction))                                    \
-    X(func_set, "cuFuncSetAttribute", (CUfunction, int, int))                                      \
-    X(capture_mode, "cuThreadExchangeStreamCaptureMode", (int *))                                  \
-    X(launch, "cuLaunchKernel",                                                                    \
+#define WEFT__DRIVER_LIST(X)                                                                                          \
+    X(init, "cuInit", (unsigned))                                                                                     \
+    X(version, "cuDriverGetVersion", (int *))                                                                         \
+    X(error_name, "cuGetErrorName", (CUresult, const char **))                                                        \
+    X(error_text, "cuGetErrorString", (CUresult, const char **))                                                      \
+    X(device_count, "cuDeviceGetCount", (int *))                                                                      \
+    X(device_get, "cuDeviceGet", (CUdevice *, int))                                                                   \
+    X(device_name, "cuDeviceGetName", (char *, int, CUdevice))                                                        \
+    X(device_attribute, "cuDeviceGetAttribute", (int *, int, CUdevice))                                               \
+    X(primary_retain, "cuDevicePrimaryCtxRetain", (CUcontext *, CUdevice))                                            \
+    X(ctx_get, "cuCtxGetCurrent", (CUcontext *))                                                                      \
+    X(ctx_push, "cuCtxPushCurrent_v2", (CUcontext))                                                                   \
+    X(ctx_pop, "cuCtxPopCurrent_v2", (CUcontext *))                                                                   \
+    X(module_load, "cuModuleLoadData", (CUmodule *, const void *))                                                    \
+    X(module_unload, "cuModuleUnload", (CUmodule))                                                                    \
+    X(module_function, "cuModuleGetFunction", (CUfunction *, CUmodule, const char *))                                 \
+    X(func_get, "cuFuncGetAttribute", (int *, int, CUfunction))                                                       \
+    X(func_set, "cuFuncSetAttribute", (CUfunction, int, int))                                                         \
+    X(capture_mode, "cuThreadExchangeStreamCaptureMode", (int *))                                                     \
+    X(launch, "cuLaunchKernel",                                                                                       \
       (CUfunction, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, CUstream, void **, void **)) \
-    X(mem_alloc, "cuMemAlloc_v2", (CUdeviceptr *, size_t))                                         \
-    X(mem_free, "cuMemFree_v2", (CUdeviceptr))                                                     \
-    X(copy_in, "cuMemcpyHtoD_v2", (CUdeviceptr, const void *, size_t))                             \
-    X(copy_out, "cuMemcpyDtoH_v2", (void *, CUdeviceptr, size_t))                                  \
-    X(fill, "cuMemsetD32Async", (CUdeviceptr, unsigned, size_t, CUstream))                         \
-    X(event_create, "cuEventCreate", (CUevent *, unsigned))                                        \
-    X(event_destroy, "cuEventDestroy_v2", (CUevent))                                               \
-    X(event_record, "cuEventRecord", (CUevent, CUstream))                                          \
-    X(event_wait, "cuEventSynchronize", (CUevent))                                                 \
-    X(event_ms, "cuEventElapsedTime", (float *, CUevent, CUevent))                                 \
+    X(mem_alloc, "cuMemAlloc_v2", (CUdeviceptr *, size_t))                                                            \
+    X(mem_free, "cuMemFree_v2", (CUdeviceptr))                                                                        \
+    X(copy_in, "cuMemcpyHtoD_v2", (CUdeviceptr, const void *, size_t))                                                \
+    X(copy_out, "cuMemcpyDtoH_v2", (void *, CUdeviceptr, size_t))                                                     \
+    X(fill, "cuMemsetD32Async", (CUdeviceptr, unsigned, size_t, CUstream))                                            \
+    X(event_create, "cuEventCreate", (CUevent *, unsigned))                                                           \
+    X(event_destroy, "cuEventDestroy_v2", (CUevent))                                                                  \
+    X(event_record, "cuEventRecord", (CUevent, CUstream))                                                             \
+    X(event_wait, "cuEventSynchronize", (CUevent))                                                                    \
+    X(event_ms, "cuEventElapsedTime", (float *, CUevent, CUevent))                                                    \
     X(stream_wait, "cuStreamSynchronize", (CUstream))
 
 typedef struct weft__driver {
 #define X(member, symbol, parameters) CUresult(*member) parameters;
     WEFT__DRIVER_LIST(X)
 #undef X
-    CUresult (*func_load)(CUfunction);   /* CUDA 12.4 and later; NULL before */
+    CUresult (*func_load)(CUfunction); /* CUDA 12.4 and later; NULL before */
 } weft__driver;
 
 /* The driver, opened and initialised once a process; NULL with the reason recorded by weft__fail, *status its class. */
@@ -98,7 +104,10 @@ weft_status weft__nvrtc_open(const weft_ctx *ctx, weft__nvrtc *nvrtc);
 void weft__nvrtc_builtins(const weft__nvrtc *nvrtc);
 
 /* ---------------------------------------------------------------- compile.c, store.c */
-typedef struct weft__code { void *bytes; size_t size; } weft__code;   /* a cubin, from malloc */
+typedef struct weft__code {
+    void *bytes;
+    size_t size;
+} weft__code; /* a cubin, from malloc */
 
 /* A cubin of an embedded or given source, from disk or compiled. source: an embedded file's name, else the text
  * itself. */
@@ -106,7 +115,9 @@ weft_status weft__code_get(const weft_ctx *ctx, const char *source, const char *
                            weft__code *code);
 
 /* Files of the cache: HASH.cubin. A file that cannot be read, or is not whole, is as good as absent. */
-typedef struct weft__digest { uint64_t a, b; } weft__digest;
+typedef struct weft__digest {
+    uint64_t a, b;
+} weft__digest;
 void weft__digest_start(weft__digest *d);
 void weft__digest_add(weft__digest *d, const void *bytes, size_t n);
 /* The directory for compiled code; false: none wanted. */

@@ -10,11 +10,11 @@
 
 enum { MAX_DEVICES = 64, BUCKETS = 256, DEFINES = 2048 };
 
-typedef struct function {            /* the state of a CUDA plan */
+typedef struct function { /* the state of a CUDA plan */
     struct function *next;
     uint64_t hash;
-    char *key;                       /* ordinal, source, entry, defines */
-    bool ready;                      /* until then some thread is building it */
+    char *key;  /* ordinal, source, entry, defines */
+    bool ready; /* until then some thread is building it */
     const weft__driver *driver;
     CUcontext context;
     CUfunction handle;
@@ -23,14 +23,21 @@ typedef struct function {            /* the state of a CUDA plan */
 static struct {
     pthread_mutex_t lock;
     pthread_cond_t built;
-    int count;                       /* devices; 0: not looked yet */
-    struct { CUdevice id; CUcontext context; weft__gpu gpu; } device[MAX_DEVICES];
+    int count; /* devices; 0: not looked yet */
+    struct {
+        CUdevice id;
+        CUcontext context;
+        weft__gpu gpu;
+    } device[MAX_DEVICES];
     function *bucket[BUCKETS];
 } engine = {.lock = PTHREAD_MUTEX_INITIALIZER, .built = PTHREAD_COND_INITIALIZER};
 
 /* ---------------------------------------------------------------- devices */
 /* Rough figures where the driver does not tell: f32 lanes of a multiprocessor and memory of the usual board. */
-static const struct { int cc, lanes; double gbs; } generations[] = {
+static const struct {
+    int cc, lanes;
+    double gbs;
+} generations[] = {
     {120, 128, 1500}, {100, 128, 7000}, {90, 128, 3300}, {89, 128, 900}, {86, 128, 700}, {80, 64, 1500}, {0, 64, 500},
 };
 
@@ -98,7 +105,8 @@ const weft__gpu *weft__cuda_gpu(weft__cuda *cuda, int ordinal) {
 
 /* ---------------------------------------------------------------- contexts */
 static weft_status refuse_fork(void) {
-    return weft__fail(WEFT_ERR_DEVICE, "this process was forked after CUDA was initialised; start it with spawn instead");
+    return weft__fail(WEFT_ERR_DEVICE,
+                      "this process was forked after CUDA was initialised; start it with spawn instead");
 }
 
 weft_status weft__cuda_context(weft__cuda *cuda, int ordinal, CUcontext *context) {
@@ -153,7 +161,7 @@ static weft_status load(const weft__driver *d, const weft__gpu *gpu, const void 
         s = weft__driver_check(d, d->func_set(*handle, CU_FUNC_MAX_DYNAMIC_SMEM, (int)gpu->smem - fixed),
                                "cuFuncSetAttribute");
     if (s != WEFT_OK && module) d->module_unload(module);
-    d->capture_mode(&mode);          /* back to what it was */
+    d->capture_mode(&mode); /* back to what it was */
     return s;
 }
 
@@ -190,7 +198,7 @@ static function *claim(const char *key, uint64_t hash, bool *mine) {
             return f;
         } else {
             pthread_cond_wait(&engine.built, &engine.lock);
-            f = *bucket;             /* built, or failed and gone */
+            f = *bucket; /* built, or failed and gone */
         }
     }
     function *fresh = calloc(1, sizeof(*fresh));
@@ -234,11 +242,13 @@ weft_status weft__cuda_prepare(weft__cuda *cuda, const weft__kernel *k, const we
     pthread_mutex_unlock(&engine.lock);
     if (!f) return weft__fail(WEFT_ERR_MEMORY, "%s: no memory to prepare it", k->name);
     weft_status s = WEFT_OK;
-    if (mine) {                      /* compiled without the lock: others may prepare other kernels meanwhile */
+    if (mine) { /* compiled without the lock: others may prepare other kernels meanwhile */
         s = build(cuda, k, p->ordinal, defines, f);
         pthread_mutex_lock(&engine.lock);
-        if (s == WEFT_OK) f->ready = true;
-        else discard(f);
+        if (s == WEFT_OK)
+            f->ready = true;
+        else
+            discard(f);
         pthread_cond_broadcast(&engine.built);
         pthread_mutex_unlock(&engine.lock);
     }
@@ -280,7 +290,8 @@ void weft__cuda_describe(weft_ctx *ctx, weft__text *t) {
     weft__nvrtc nvrtc;
     if (weft__nvrtc_open(ctx, &nvrtc) == WEFT_OK)
         weft__put(t, "nvrtc: %d.%d, %s\n", nvrtc.major, nvrtc.minor, nvrtc.path);
-    else weft__put(t, "nvrtc: absent: %s\n", weft_last_error());
+    else
+        weft__put(t, "nvrtc: absent: %s\n", weft_last_error());
     char dir[1024];
     weft__put(t, "cuda cache: %s\n", weft__store_dir(ctx, dir, sizeof(dir)) ? dir : "none");
 }

@@ -5,7 +5,7 @@
 #include "cuda/driver.h"
 
 struct weft__cuda {
-    const weft_ctx *ctx;             /* options, log and allocator */
+    const weft_ctx *ctx; /* options, log and allocator */
     const weft__driver *driver;
 };
 

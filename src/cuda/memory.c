@@ -49,7 +49,7 @@ weft_status weft__cuda_copy_out(weft__cuda *cuda, int ordinal, void *dst, const 
 typedef struct stopwatch {
     const weft__driver *d;
     CUstream stream;
-    CUdeviceptr flush;               /* larger than twice the L2 cache */
+    CUdeviceptr flush; /* larger than twice the L2 cache */
     size_t words;
     CUevent start, stop;
 } stopwatch;
@@ -74,7 +74,7 @@ static weft_status time_runs(stopwatch *w, const weft__exec *e, const weft__kern
     WEFT__TRY(weft__driver_check(d, d->mem_alloc(&w->flush, w->words * sizeof(uint32_t)), "cuMemAlloc"));
     WEFT__TRY(weft__driver_check(d, d->event_create(&w->start, 0), "cuEventCreate"));
     WEFT__TRY(weft__driver_check(d, d->event_create(&w->stop, 0), "cuEventCreate"));
-    WEFT__TRY(k->run(e));            /* warm */
+    WEFT__TRY(k->run(e)); /* warm */
     WEFT__TRY(weft__driver_check(d, d->stream_wait(w->stream), "cuStreamSynchronize"));
     for (int i = 0; i < runs; i++) WEFT__TRY(time_once(w, e, k, (unsigned)i, &ns[i]));
     return WEFT_OK;

@@ -52,11 +52,21 @@ static weft_status run(const weft__exec *e) {
     return WEFT_OK;
 }
 
-#define X(NAME, op_name)                                                                           \
-    static const weft__kernel op_name##_ref = {                                                    \
-        .name = #op_name "_ref__cuda", .version = 1, .op = WEFT_OP_##NAME, .engine = WEFT_ENGINE_CUDA, .exact = true, \
-        .reference = true, .ok = ok, .workspace = workspace, .cost = cost, .run = run, .source = "ref.h", \
-        .entry = "weft_ref", .defines = defines,                                                   \
+#define X(NAME, op_name)                        \
+    static const weft__kernel op_name##_ref = { \
+        .name = #op_name "_ref__cuda",          \
+        .version = 1,                           \
+        .op = WEFT_OP_##NAME,                   \
+        .engine = WEFT_ENGINE_CUDA,             \
+        .exact = true,                          \
+        .reference = true,                      \
+        .ok = ok,                               \
+        .workspace = workspace,                 \
+        .cost = cost,                           \
+        .run = run,                             \
+        .source = "ref.h",                      \
+        .entry = "weft_ref",                    \
+        .defines = defines,                     \
     };
 WEFT_OP_LIST(X)
 #undef X

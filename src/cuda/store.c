@@ -47,9 +47,12 @@ bool weft__store_dir(const weft_ctx *ctx, char *dir, size_t capacity) {
     const char *said = weft__opts(ctx)->cache_dir, *xdg = getenv("XDG_CACHE_HOME"), *home = getenv("HOME");
     if (!said) said = getenv("WEFT_CACHE_DIR");
     int n = 0;
-    if (said) n = snprintf(dir, capacity, "%s", said);
-    else if (xdg && xdg[0] == '/') n = snprintf(dir, capacity, "%s/weft", xdg);
-    else if (home && home[0] == '/') n = snprintf(dir, capacity, "%s/.cache/weft", home);
+    if (said)
+        n = snprintf(dir, capacity, "%s", said);
+    else if (xdg && xdg[0] == '/')
+        n = snprintf(dir, capacity, "%s/weft", xdg);
+    else if (home && home[0] == '/')
+        n = snprintf(dir, capacity, "%s/.cache/weft", home);
     return n > 0 && (size_t)n < capacity;
 }
 
@@ -69,7 +72,7 @@ static void make_dirs(const char *dir) {
             mkdir(path, 0700);
             *at = '/';
         }
-    mkdir(path, 0700);   /* failures show when the file is opened */
+    mkdir(path, 0700); /* failures show when the file is opened */
 }
 
 bool weft__store_read(const char *dir, weft__digest key, weft__code *code) {

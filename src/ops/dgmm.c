@@ -1,6 +1,6 @@
-/* dgmm: n matrices of h rows and w columns times a diagonal given as a vector: A diag(v) (side 1, v of length w) or diag(v) A
- * (side 0, v of length h). cdgmm: the same for complex numbers, stored as pairs along a last axis of 2, the memory of complex tensors.
- * Further leading axes are part of n. */
+/* dgmm: n matrices of h rows and w columns times a diagonal given as a vector: A diag(v) (side 1, v of length w) or
+ * diag(v) A (side 0, v of length h). cdgmm: the same for complex numbers, stored as pairs along a last axis of 2,
+ * the memory of complex tensors. Further leading axes are part of n. */
 #include "ops/common.h"
 #include "ref/dgmm.h"
 
@@ -20,12 +20,16 @@ static const weft__pass_def passes[] = {
 };
 
 static weft_status check(weft_problem *p) {
-    const struct { const char *name; int64_t value; } sizes[] = {
-        {"batch n", p->n}, {"rows h", p->attr[WEFT_DGMM_ROWS]}, {"columns w", p->attr[WEFT_DGMM_COLS]}};
+    const struct {
+        const char *name;
+        int64_t value;
+    } sizes[] = {{"batch n", p->n}, {"rows h", p->attr[WEFT_DGMM_ROWS]}, {"columns w", p->attr[WEFT_DGMM_COLS]}};
     for (size_t i = 0; i < WEFT__COUNT(sizes); i++)
-        if (sizes[i].value < 0 || sizes[i].value > WEFT__BIG) return weft__bad_size(p, sizes[i].name, 3, sizes[i].value, "0..2^40");
+        if (sizes[i].value < 0 || sizes[i].value > WEFT__BIG)
+            return weft__bad_size(p, sizes[i].name, 3, sizes[i].value, "0..2^40");
     if (p->attr[WEFT_DGMM_SIDE] != 0 && p->attr[WEFT_DGMM_SIDE] != 1)
-        return weft__bad_size(p, "side", 3, p->attr[WEFT_DGMM_SIDE], "0 (left, one factor a row) or 1 (right, one factor a column)");
+        return weft__bad_size(p, "side", 3, p->attr[WEFT_DGMM_SIDE],
+                              "0 (left, one factor a row) or 1 (right, one factor a column)");
     return WEFT_OK;
 }
 
@@ -44,15 +48,27 @@ static void shape(const weft_problem *p, int role, weft_tensor *t) {
 /* A multiplication a number and output; a complex one is four multiplications and two additions. */
 static double flops(const weft_problem *p) {
     double numbers = (double)p->n * (double)p->attr[WEFT_DGMM_ROWS] * (double)p->attr[WEFT_DGMM_COLS];
-    return numbers * (p->op == WEFT_OP_CDGMM ? 6 : 1) * (p->pass == WEFT_PASS_FWD || p->pass == WEFT_PASS_BWD_DATA ? 1 : p->pass == WEFT_PASS_BWD ? 3 : 2);
+    return numbers * (p->op == WEFT_OP_CDGMM ? 6 : 1) *
+           (p->pass == WEFT_PASS_FWD || p->pass == WEFT_PASS_BWD_DATA ? 1
+            : p->pass == WEFT_PASS_BWD                                ? 3
+                                                                      : 2);
 }
 
 static const weft__items items = {"dgmm.h", "dgmm_item", dgmm_phases, dgmm_count, weft__no_workspace, dgmm_item};
 
-#define DGMM(NAME, name_)                                                                                              \
-    const weft__op weft__op_##name_ = {                                                                                \
-        .name = #name_, .op = WEFT_OP_##NAME, .min_rank = 0, .max_rank = 0, .fields = fields,                             \
-        .nfields = WEFT__COUNT(fields), .passes = passes, .npasses = WEFT__COUNT(passes), .check = check,              \
-        .shape = shape, .dtypes = weft__floats, .flops = flops, .items = &items}
+#define DGMM(NAME, name_)                                              \
+    const weft__op weft__op_##name_ = {.name = #name_,                 \
+                                       .op = WEFT_OP_##NAME,           \
+                                       .min_rank = 0,                  \
+                                       .max_rank = 0,                  \
+                                       .fields = fields,               \
+                                       .nfields = WEFT__COUNT(fields), \
+                                       .passes = passes,               \
+                                       .npasses = WEFT__COUNT(passes), \
+                                       .check = check,                 \
+                                       .shape = shape,                 \
+                                       .dtypes = weft__floats,         \
+                                       .flops = flops,                 \
+                                       .items = &items}
 DGMM(DGMM, dgmm);
 DGMM(CDGMM, cdgmm);

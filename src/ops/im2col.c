@@ -1,6 +1,6 @@
-/* im2col: image n c d h w to columns n c kd kh kw do ho wo; col2im: columns to the image they add up to. In both the sizes of the
- * problem are those of the image. F.unfold and F.fold have the same memory, seen as n, c*kd*kh*kw, do*ho*wo. Channels-last columns
- * are n kd kh kw do ho wo c; any other order is a matter of strides. */
+/* im2col: image n c d h w to columns n c kd kh kw do ho wo; col2im: columns to the image they add up to. In both the
+ * sizes of the problem are those of the image. F.unfold and F.fold have the same memory, seen as n, c*kd*kh*kw,
+ * do*ho*wo. Channels-last columns are n kd kh kw do ho wo c; any other order is a matter of strides. */
 #include "ops/conv.h"
 #include "ref/im2col.h"
 
@@ -29,12 +29,22 @@ static double flops(const weft_problem *p) {
     return count;
 }
 
-static const weft__items items = {"im2col.h", "im2col_item", weft__one_phase, im2col_count, weft__no_workspace, im2col_item};
+static const weft__items items = {"im2col.h",   "im2col_item",      weft__one_phase,
+                                  im2col_count, weft__no_workspace, im2col_item};
 
-#define COLUMNS(NAME, name_)                                                                                           \
-    const weft__op weft__op_##name_ = {                                                                                \
-        .name = #name_, .op = WEFT_OP_##NAME, .min_rank = 1, .max_rank = 3, .fields = fields,                             \
-        .nfields = WEFT__COUNT(fields), .passes = passes, .npasses = WEFT__COUNT(passes), .check = weft__conv_check,   \
-        .shape = shape, .dtypes = weft__floats, .flops = flops, .items = &items}
+#define COLUMNS(NAME, name_)                                           \
+    const weft__op weft__op_##name_ = {.name = #name_,                 \
+                                       .op = WEFT_OP_##NAME,           \
+                                       .min_rank = 1,                  \
+                                       .max_rank = 3,                  \
+                                       .fields = fields,               \
+                                       .nfields = WEFT__COUNT(fields), \
+                                       .passes = passes,               \
+                                       .npasses = WEFT__COUNT(passes), \
+                                       .check = weft__conv_check,      \
+                                       .shape = shape,                 \
+                                       .dtypes = weft__floats,         \
+                                       .flops = flops,                 \
+                                       .items = &items}
 COLUMNS(IM2COL, im2col);
 COLUMNS(COL2IM, col2im);

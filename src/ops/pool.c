@@ -1,15 +1,18 @@
-/* Pooling: max_pool, avg_pool, adaptive_avg_pool (global average is to1). Sizes, padding and ceil mode follow torch; low and high
- * padding may differ. A text without s has stride 1. */
+/* Pooling: max_pool, avg_pool, adaptive_avg_pool (global average is to1). Sizes, padding and ceil mode follow torch;
+ * low and high padding may differ. A text without s has stride 1. */
 #include "ops/common.h"
 #include "ref/pool.h"
 
 static const weft__field max_fields[] = {
-    WEFT__DATA_FIELDS, WEFT__WINDOW_FIELDS, WEFT__DILATION_FIELD,
+    WEFT__DATA_FIELDS,
+    WEFT__WINDOW_FIELDS,
+    WEFT__DILATION_FIELD,
     {"ceil", WEFT__FIELD_INT, WEFT__AT(attr[WEFT_POOL_CEIL]), 0, false, 1, 1},
     {"index", WEFT__FIELD_INT, WEFT__AT(attr[WEFT_MAX_POOL_INDEX]), 0, false, 1, 1},
 };
 static const weft__field avg_fields[] = {
-    WEFT__DATA_FIELDS, WEFT__WINDOW_FIELDS,
+    WEFT__DATA_FIELDS,
+    WEFT__WINDOW_FIELDS,
     {"ceil", WEFT__FIELD_INT, WEFT__AT(attr[WEFT_POOL_CEIL]), 0, false, 1, 1},
     {"include_pad", WEFT__FIELD_INT, WEFT__AT(attr[WEFT_AVG_POOL_INCLUDE_PAD]), 1, false, 1, 1},
     {"divisor", WEFT__FIELD_INT, WEFT__AT(attr[WEFT_AVG_POOL_DIVISOR]), 0, false, 1, 1},
@@ -42,20 +45,23 @@ static weft_status check_switch(const weft_problem *p, int attr, const char *nam
     return v == 0 || v == 1 ? WEFT_OK : weft__bad_size(p, name, 3, v, "0 or 1");
 }
 
-/* out = floor((in + lo + hi - window) / stride) + 1; with ceil: rounded up, less a last window that starts past the input. */
+/* out = floor((in + lo + hi - window) / stride) + 1; with ceil: rounded up, less a last window that starts past the
+ * input. */
 static weft_status check_axis(weft_problem *p, int a) {
     WEFT__TRY(weft__check_window(p, a));
     int64_t window = p->dilation[a] * (p->kernel[a] - 1) + 1, up = p->attr[WEFT_POOL_CEIL] ? p->stride[a] - 1 : 0;
     int64_t padded = p->in[a] + p->pad_lo[a] + p->pad_hi[a], pad = WEFT__MAX(p->pad_lo[a], p->pad_hi[a]);
     const char *name = weft__op_of(p->op)->name;
     if (pad > p->kernel[a] / 2)
-        return weft__fail(WEFT_ERR_INVALID, "%s: padding along %c is %lld, allowed: at most half of the kernel size, %lld", name, "dhw"[a],
-                          (long long)pad, (long long)(p->kernel[a] / 2));
-    if (padded + up < window)
         return weft__fail(WEFT_ERR_INVALID,
-                          "%s: the window along %c is %lld (kernel %lld, dilation %lld), allowed: at most the padded input, %lld%s",
-                          name, "dhw"[a], (long long)window, (long long)p->kernel[a], (long long)p->dilation[a], (long long)(padded + up),
-                          up ? " (in ceil mode with stride - 1 more)" : "");
+                          "%s: padding along %c is %lld, allowed: at most half of the kernel size, %lld", name,
+                          "dhw"[a], (long long)pad, (long long)(p->kernel[a] / 2));
+    if (padded + up < window)
+        return weft__fail(
+            WEFT_ERR_INVALID,
+            "%s: the window along %c is %lld (kernel %lld, dilation %lld), allowed: at most the padded input, %lld%s",
+            name, "dhw"[a], (long long)window, (long long)p -> kernel[a], (long long)p -> dilation[a],
+            (long long)(padded + up), up ? " (in ceil mode with stride - 1 more)" : "");
     p->out[a] = (padded + up - window) / p->stride[a] + 1;
     if (up && (p->out[a] - 1) * p->stride[a] >= p->in[a] + p->pad_lo[a]) p->out[a]--;
     return WEFT_OK;
@@ -71,13 +77,15 @@ static weft_status check_max(weft_problem *p) {
     for (int a = 0; a < 3; a++) WEFT__TRY(check_axis(p, a));
     const weft_tensor *index = weft__tensor(p, WEFT_ROLE_INDEX);
     if (index && index->dtype == WEFT_DTYPE_U8 && volume(p->kernel) > 256)
-        return weft__fail(WEFT_ERR_INVALID,
-                          "max_pool: index is u8 and a window has %.0f places, allowed: at most 256, or an index of i32 or i64",
-                          volume(p->kernel));
+        return weft__fail(
+            WEFT_ERR_INVALID,
+            "max_pool: index is u8 and a window has %.0f places, allowed: at most 256, or an index of i32 or i64",
+            volume(p->kernel));
     if (index && index->dtype == WEFT_DTYPE_I32 && volume(p->in) > INT32_MAX)
-        return weft__fail(WEFT_ERR_INVALID,
-                          "max_pool: index is i32 and a channel has %.0f places, allowed: at most 2^31 - 1, or an index of i64",
-                          volume(p->in));
+        return weft__fail(
+            WEFT_ERR_INVALID,
+            "max_pool: index is i32 and a channel has %.0f places, allowed: at most 2^31 - 1, or an index of i64",
+            volume(p->in));
     return WEFT_OK;
 }
 
@@ -100,7 +108,8 @@ static weft_status check_adaptive(weft_problem *p) {
         if (a < 3 - p->rank) *to = 1;
         int64_t most = (INT64_C(1) << 61) / (p->in[a] + 1);
         if (*to < 0 || *to > WEFT__BIG || *to > most)
-            return weft__bad_size(p, "output size", a, *to, most < WEFT__BIG ? "0..2^61 / (input size + 1)" : "0..2^40");
+            return weft__bad_size(p, "output size", a, *to,
+                                  most < WEFT__BIG ? "0..2^61 / (input size + 1)" : "0..2^40");
         p->out[a] = *to;
     }
     return WEFT_OK;
@@ -113,7 +122,8 @@ static void shape(const weft_problem *p, int role, weft_tensor *t) {
 /* An index type must hold every index. */
 static uint64_t max_dtypes(const weft_problem *p, int role) {
     if (role != WEFT_ROLE_INDEX) return WEFT__FLOATS;
-    uint64_t tap = volume(p->kernel) <= 256 ? WEFT__BIT(WEFT_DTYPE_U8) : 0, place = volume(p->in) <= INT32_MAX ? WEFT__BIT(WEFT_DTYPE_I32) : 0;
+    uint64_t tap = volume(p->kernel) <= 256 ? WEFT__BIT(WEFT_DTYPE_U8) : 0,
+             place = volume(p->in) <= INT32_MAX ? WEFT__BIT(WEFT_DTYPE_I32) : 0;
     return tap | place | WEFT__BIT(WEFT_DTYPE_I64);
 }
 
@@ -128,11 +138,21 @@ static double flops(const weft_problem *p) {
 
 static const weft__items items = {"pool.h", "pool_item", weft__one_phase, pool_count, weft__no_workspace, pool_item};
 
-#define POOL(NAME, name_, kind, passes_, dtypes_, absent_)                                                             \
-    const weft__op weft__op_##name_ = {                                                                                \
-        .name = #name_, .op = WEFT_OP_##NAME, .min_rank = 1, .max_rank = 3, .fields = kind##_fields,                      \
-        .nfields = WEFT__COUNT(kind##_fields), .passes = passes_, .npasses = WEFT__COUNT(passes_),                     \
-        .check = check_##kind, .shape = shape, .dtypes = dtypes_, .absent = absent_, .flops = flops, .items = &items}
+#define POOL(NAME, name_, kind, passes_, dtypes_, absent_)                    \
+    const weft__op weft__op_##name_ = {.name = #name_,                        \
+                                       .op = WEFT_OP_##NAME,                  \
+                                       .min_rank = 1,                         \
+                                       .max_rank = 3,                         \
+                                       .fields = kind##_fields,               \
+                                       .nfields = WEFT__COUNT(kind##_fields), \
+                                       .passes = passes_,                     \
+                                       .npasses = WEFT__COUNT(passes_),       \
+                                       .check = check_##kind,                 \
+                                       .shape = shape,                        \
+                                       .dtypes = dtypes_,                     \
+                                       .absent = absent_,                     \
+                                       .flops = flops,                        \
+                                       .items = &items}
 POOL(MAX_POOL, max_pool, max, max_passes, max_dtypes, max_absent);
 POOL(AVG_POOL, avg_pool, avg, avg_passes, weft__floats, NULL);
 POOL(ADAPTIVE_AVG_POOL, adaptive_avg_pool, adaptive, avg_passes, weft__floats, NULL);

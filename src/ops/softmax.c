@@ -21,12 +21,23 @@ static void shape(const weft_problem *p, int role, weft_tensor *t) {
 /* Maximum, difference, exponential, sum and quotient of every element. */
 static double flops(const weft_problem *p) { return 5 * weft__data_numel(p); }
 
-static const weft__items items = {"softmax.h", "softmax_item", weft__one_phase, softmax_count, weft__no_workspace, softmax_item};
+static const weft__items items = {"softmax.h",   "softmax_item",     weft__one_phase,
+                                  softmax_count, weft__no_workspace, softmax_item};
 
-#define SOFTMAX(NAME, name_)                                                                                           \
-    const weft__op weft__op_##name_ = {                                                                                \
-        .name = #name_, .op = WEFT_OP_##NAME, .min_rank = 1, .max_rank = 3, .fields = fields,                             \
-        .nfields = WEFT__COUNT(fields), .passes = passes, .npasses = WEFT__COUNT(passes), .check = check,              \
-        .shape = shape, .dtypes = weft__floats, .flops = flops, .transcendental = true, .items = &items}
+#define SOFTMAX(NAME, name_)                                           \
+    const weft__op weft__op_##name_ = {.name = #name_,                 \
+                                       .op = WEFT_OP_##NAME,           \
+                                       .min_rank = 1,                  \
+                                       .max_rank = 3,                  \
+                                       .fields = fields,               \
+                                       .nfields = WEFT__COUNT(fields), \
+                                       .passes = passes,               \
+                                       .npasses = WEFT__COUNT(passes), \
+                                       .check = check,                 \
+                                       .shape = shape,                 \
+                                       .dtypes = weft__floats,         \
+                                       .flops = flops,                 \
+                                       .transcendental = true,         \
+                                       .items = &items}
 SOFTMAX(SOFTMAX, softmax);
 SOFTMAX(LOG_SOFTMAX, log_softmax);

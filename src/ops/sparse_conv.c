@@ -1,6 +1,6 @@
-/* Convolution with sparse weights, 1D to 3D, grouped: the weights are nnz values with the row ends (rows, o+1 of them) and the columns
- * (cols) of a CSR matrix, i32 or i64; src/ref/sparse_conv.h has the formulas and both forms of columns. src/ops/sparse_csr.c
- * builds and checks them. */
+/* Convolution with sparse weights, 1D to 3D, grouped: the weights are nnz values with the row ends (rows, o+1 of
+ * them) and the columns (cols) of a CSR matrix, i32 or i64; src/ref/sparse_conv.h has the formulas and both forms of
+ * columns. src/ops/sparse_csr.c builds and checks them. */
 #include "ops/conv.h"
 #include "ref/sparse_conv.h"
 
@@ -17,7 +17,8 @@ static const weft__pass_def passes[] = {
     {WEFT_PASS_BWD_DATA, R(WEIGHTS) | CSR | R(DIFF_DST), R(DIFF_SRC), 0, false, true},
     {WEFT_PASS_BWD_WEIGHTS, R(SRC) | CSR | R(DIFF_DST), R(DIFF_WEIGHTS) | R(DIFF_BIAS), R(DIFF_BIAS), false, true},
     {WEFT_PASS_BWD_BIAS, R(DIFF_DST), R(DIFF_BIAS), 0, false, true},
-    {WEFT_PASS_BWD, R(SRC) | R(WEIGHTS) | CSR | R(DIFF_DST), R(DIFF_SRC) | R(DIFF_WEIGHTS) | R(DIFF_BIAS), R(DIFF_BIAS), false, true},
+    {WEFT_PASS_BWD, R(SRC) | R(WEIGHTS) | CSR | R(DIFF_DST), R(DIFF_SRC) | R(DIFF_WEIGHTS) | R(DIFF_BIAS), R(DIFF_BIAS),
+     false, true},
 };
 
 static weft_status check(weft_problem *p) {
@@ -25,10 +26,10 @@ static weft_status check(weft_problem *p) {
     WEFT__TRY(weft__conv_check(p));
     if (nnz < 0 || nnz > WEFT__BIG) return weft__bad_size(p, "nnz", 3, nnz, "0..2^40");
     if (stretched < 0 || stretched > 1) return weft__bad_size(p, "stretched", 3, stretched, "0 or 1");
-    for (int a = 0; a < 3; a++)   /* the padded size is also the most that dilated taps reach */
+    for (int a = 0; a < 3; a++) /* the padded size is also the most that dilated taps reach */
         if (!weft__mul(columns, p->in[a] + p->pad_lo[a] + p->pad_hi[a], &columns))
             return weft__fail(WEFT_ERR_INVALID, "sparse_conv: the padded input has more than 2^63 elements, "
-                              "allowed: fewer, so that columns fit 63 bits");
+                                                "allowed: fewer, so that columns fit 63 bits");
     return WEFT_OK;
 }
 
@@ -36,15 +37,22 @@ static void shape(const weft_problem *p, int role, weft_tensor *t) {
     switch (role) {
     case WEFT_ROLE_WEIGHTS:
     case WEFT_ROLE_DIFF_WEIGHTS:
-    case WEFT_ROLE_COLS: weft__vector_shape(t, p->attr[WEFT_SPARSE_NNZ]); break;
-    case WEFT_ROLE_ROWS: weft__vector_shape(t, p->o + 1); break;
-    default: weft__conv_shape(p, role, t); break;
+    case WEFT_ROLE_COLS:
+        weft__vector_shape(t, p->attr[WEFT_SPARSE_NNZ]);
+        break;
+    case WEFT_ROLE_ROWS:
+        weft__vector_shape(t, p->o + 1);
+        break;
+    default:
+        weft__conv_shape(p, role, t);
+        break;
     }
 }
 
 static uint64_t dtypes(const weft_problem *p, int role) {
     (void)p;
-    return role == WEFT_ROLE_ROWS || role == WEFT_ROLE_COLS ? WEFT__BIT(WEFT_DTYPE_I32) | WEFT__BIT(WEFT_DTYPE_I64) : WEFT__FLOATS;
+    return role == WEFT_ROLE_ROWS || role == WEFT_ROLE_COLS ? WEFT__BIT(WEFT_DTYPE_I32) | WEFT__BIT(WEFT_DTYPE_I64)
+                                                            : WEFT__FLOATS;
 }
 
 static double flops(const weft_problem *p) {
@@ -53,10 +61,21 @@ static double flops(const weft_problem *p) {
     return (p->pass == WEFT_PASS_BWD ? 4 : 2) * places * (double)p->attr[WEFT_SPARSE_NNZ];
 }
 
-static const weft__items items = {"sparse_conv.h", "sparse_conv_item", conv_phases, conv_count, weft__no_workspace, sparse_conv_item};
+static const weft__items items = {"sparse_conv.h", "sparse_conv_item", conv_phases,
+                                  conv_count,      weft__no_workspace, sparse_conv_item};
 
 const weft__op weft__op_sparse_conv = {
-    .name = "sparse_conv", .op = WEFT_OP_SPARSE_CONV, .min_rank = 1, .max_rank = 3,
-    .fields = fields, .nfields = WEFT__COUNT(fields), .passes = passes, .npasses = WEFT__COUNT(passes),
-    .check = check, .shape = shape, .dtypes = dtypes, .flops = flops, .items = &items,
+    .name = "sparse_conv",
+    .op = WEFT_OP_SPARSE_CONV,
+    .min_rank = 1,
+    .max_rank = 3,
+    .fields = fields,
+    .nfields = WEFT__COUNT(fields),
+    .passes = passes,
+    .npasses = WEFT__COUNT(passes),
+    .check = check,
+    .shape = shape,
+    .dtypes = dtypes,
+    .flops = flops,
+    .items = &items,
 };

@@ -1,5 +1,7 @@
-/* Batch normalisation, the truth. Over the N = n d h w elements x of a channel, with weight w and bias b (1 and 0 if not affine):
- *   fwd, train   m = sum x / N, v = sum (x - m)^2 / N, r = 1 / sqrt(v + eps);  running mean and var move by the momentum f:
+/* Batch normalisation, the truth. Over the N = n d h w elements x of a channel, with weight w and bias b (1 and 0 if
+ * not affine):
+ *   fwd, train   m = sum x / N, v = sum (x - m)^2 / N, r = 1 / sqrt(v + eps);  running mean and var move by the
+ *   momentum f:
  *                mean = (1 - f) mean + f m,  var = (1 - f) var + f v N / (N - 1)
  *   fwd, eval    m = running mean, r = 1 / sqrt(running var + eps)
  *                dst = (x - m) r w + b
@@ -7,15 +9,17 @@
  *   train        diff_src = r w (dy - B / N - (x - m) r D / N)
  *   eval         diff_src = r w dy
  * Without elements m and v are 0, the running statistics stay, and B and D are 0.
- * A first phase takes the channels one by one and leaves two numbers of each in the workspace, m and r or B and D; a second
- * one takes the elements. */
+ * A first phase takes the channels one by one and leaves two numbers of each in the workspace, m and r or B and D; a
+ * second one takes the elements. */
 #ifndef WEFT_REF_BATCH_NORM_H
 #define WEFT_REF_BATCH_NORM_H
 
 #include "rows.h"
 
 /* What the first phase leaves of a channel. */
-typedef struct batch_norm_sums { double first, second; } batch_norm_sums;
+typedef struct batch_norm_sums {
+    double first, second;
+} batch_norm_sums;
 
 /* m and r of a channel where an earlier pass or training left them. */
 WEFT_ITEM batch_norm_sums batch_norm_given(const weft_problem *p, void *const *ptr, int64_t c) {
@@ -73,12 +77,14 @@ WEFT_ITEM void batch_norm_fwd(const weft_problem *p, void *const *ptr, const bat
     double x = item_load(src->dtype, ptr[WEFT_ROLE_SRC], item_at(src, i, at));
     batch_norm_sums s = p->attr[WEFT_BN_TRAIN] ? sums[at[1]] : batch_norm_given(p, ptr, at[1]);
     double v = (x - s.first) * s.second;
-    if (p->attr[WEFT_BN_AFFINE]) v = v * vector_get(p, ptr, WEFT_ROLE_WEIGHTS, at[1]) + vector_get(p, ptr, WEFT_ROLE_BIAS, at[1]);
+    if (p->attr[WEFT_BN_AFFINE])
+        v = v * vector_get(p, ptr, WEFT_ROLE_WEIGHTS, at[1]) + vector_get(p, ptr, WEFT_ROLE_BIAS, at[1]);
     item_out(p, dst, ptr[WEFT_ROLE_DST], item_at(dst, i, at), v);
 }
 
 WEFT_ITEM void batch_norm_bwd(const weft_problem *p, void *const *ptr, const batch_norm_sums *sums, int64_t i) {
-    const weft_tensor *src = item_tensor(p, WEFT_ROLE_SRC), *diff_dst = item_tensor(p, WEFT_ROLE_DIFF_DST), *diff_src = item_tensor(p, WEFT_ROLE_DIFF_SRC);
+    const weft_tensor *src = item_tensor(p, WEFT_ROLE_SRC), *diff_dst = item_tensor(p, WEFT_ROLE_DIFF_DST),
+                      *diff_src = item_tensor(p, WEFT_ROLE_DIFF_SRC);
     int64_t at[5];
     double x = item_load(src->dtype, ptr[WEFT_ROLE_SRC], item_at(src, i, at)), n = (double)row_count(p);
     double v = item_load(diff_dst->dtype, ptr[WEFT_ROLE_DIFF_DST], item_at(diff_dst, i, at));
@@ -90,7 +96,9 @@ WEFT_ITEM void batch_norm_bwd(const weft_problem *p, void *const *ptr, const bat
 }
 
 /* fwd in eval has nothing to sum. */
-WEFT_ITEM int batch_norm_phases(const weft_problem *p) { return p->pass == WEFT_PASS_FWD && !p->attr[WEFT_BN_TRAIN] ? 1 : 2; }
+WEFT_ITEM int batch_norm_phases(const weft_problem *p) {
+    return p->pass == WEFT_PASS_FWD && !p->attr[WEFT_BN_TRAIN] ? 1 : 2;
+}
 
 WEFT_ITEM int batch_norm_by_channel(const weft_problem *p, int phase) { return phase + 1 < batch_norm_phases(p); }
 
@@ -105,9 +113,12 @@ WEFT_ITEM size_t batch_norm_workspace(const weft_problem *p) {
 WEFT_ITEM void batch_norm_item(const weft_problem *p, void *const *ptr, void *workspace, int phase, int64_t i) {
     batch_norm_sums *sums = (batch_norm_sums *)workspace;
     int fwd = p->pass == WEFT_PASS_FWD;
-    if (batch_norm_by_channel(p, phase)) sums[i] = fwd ? batch_norm_statistics(p, ptr, i) : batch_norm_gradients(p, ptr, i);
-    else if (fwd) batch_norm_fwd(p, ptr, sums, i);
-    else batch_norm_bwd(p, ptr, sums, i);
+    if (batch_norm_by_channel(p, phase))
+        sums[i] = fwd ? batch_norm_statistics(p, ptr, i) : batch_norm_gradients(p, ptr, i);
+    else if (fwd)
+        batch_norm_fwd(p, ptr, sums, i);
+    else
+        batch_norm_bwd(p, ptr, sums, i);
 }
 
 #endif

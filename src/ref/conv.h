@@ -1,8 +1,8 @@
 /* Convolution, the truth. One item is one element of the phase's output:
  *   fwd           dst[n,o,out]      = epilogue(sum_{i,k} src[n, g*I+i, out*s - p + k*d] * weights[o,i,k])
- *   bwd_data      diff_src[n,c,in]  = epilogue(sum_{o in group, k} diff_dst[n,o,(in + p - k*d)/s] * weights[o, c mod I, k]), whole quotients only
- *   bwd_weights   diff_weights[o,i,k] = sum_{n,out} src[n, g*I+i, out*s - p + k*d] * diff_dst[n,o,out]
- *   bwd_bias      diff_bias[o]      = sum_{n,out} diff_dst[n,o,out]
+ *   bwd_data      diff_src[n,c,in]  = epilogue(sum_{o in group, k} diff_dst[n,o,(in + p - k*d)/s] * weights[o, c mod
+ *   I, k]), whole quotients only bwd_weights   diff_weights[o,i,k] = sum_{n,out} src[n, g*I+i, out*s - p + k*d] *
+ *   diff_dst[n,o,out] bwd_bias      diff_bias[o]      = sum_{n,out} diff_dst[n,o,out]
  * I = c/groups, g = the group of the output channel; in, out, k, s, p, d have three axes. */
 #ifndef WEFT_REF_CONV_H
 #define WEFT_REF_CONV_H
@@ -10,7 +10,10 @@
 #include "item.h"
 
 /* A tensor and its data, ready to read. */
-typedef struct conv_view { const weft_tensor *t; void *ptr; } conv_view;
+typedef struct conv_view {
+    const weft_tensor *t;
+    void *ptr;
+} conv_view;
 
 WEFT_ITEM conv_view conv_see(const weft_problem *p, void *const *ptr, int role) {
     conv_view v;
@@ -24,7 +27,8 @@ WEFT_ITEM double conv_get(conv_view v, int64_t a, int64_t b, int64_t z, int64_t 
     return item_load(v.t->dtype, v.ptr, a * s[0] + b * s[1] + z * s[2] + y * s[3] + x * s[4]);
 }
 
-/* Where the window of position `at` reads, `delta` after its first tap, along an axis of that size; negative in the padding. */
+/* Where the window of position `at` reads, `delta` after its first tap, along an axis of that size; negative in the
+ * padding. */
 WEFT_ITEM int64_t conv_ahead(const weft_problem *p, int a, int64_t at, int64_t delta, int64_t size) {
     int64_t to = at * p->stride[a] - p->pad_lo[a] + delta;
     return to < size ? to : -1;
@@ -48,17 +52,19 @@ WEFT_ITEM int64_t conv_feeds(const weft_problem *p, int a, int64_t in, int64_t k
     return conv_back(p, a, in, k * p->dilation[a], p->out[a]);
 }
 
-/* For every tap (r, s, t) of the window at at[2..4] that `where`, conv_reads or conv_feeds, sends to a position (z, y, x). */
-#define CONV_TAPS(where)                                                                                               \
-    for (int64_t r = 0, z; r < p->kernel[0]; r++)                                                                      \
-        if ((z = where(p, 0, at[2], r)) >= 0)                                                                          \
-            for (int64_t s = 0, y; s < p->kernel[1]; s++)                                                              \
-                if ((y = where(p, 1, at[3], s)) >= 0)                                                                  \
-                    for (int64_t t = 0, x; t < p->kernel[2]; t++)                                                      \
+/* For every tap (r, s, t) of the window at at[2..4] that `where`, conv_reads or conv_feeds, sends to a position (z,
+ * y, x). */
+#define CONV_TAPS(where)                                          \
+    for (int64_t r = 0, z; r < p->kernel[0]; r++)                 \
+        if ((z = where(p, 0, at[2], r)) >= 0)                     \
+            for (int64_t s = 0, y; s < p->kernel[1]; s++)         \
+                if ((y = where(p, 1, at[3], s)) >= 0)             \
+                    for (int64_t t = 0, x; t < p->kernel[2]; t++) \
                         if ((x = where(p, 2, at[4], t)) >= 0)
 
 WEFT_ITEM void conv_fwd(const weft_problem *p, void *const *ptr, int64_t i) {
-    conv_view src = conv_see(p, ptr, WEFT_ROLE_SRC), weights = conv_see(p, ptr, WEFT_ROLE_WEIGHTS), dst = conv_see(p, ptr, WEFT_ROLE_DST);
+    conv_view src = conv_see(p, ptr, WEFT_ROLE_SRC), weights = conv_see(p, ptr, WEFT_ROLE_WEIGHTS),
+              dst = conv_see(p, ptr, WEFT_ROLE_DST);
     int64_t at[5], offset = item_at(dst.t, i, at);
     int64_t per_group = p->c / p->groups, first = at[1] / (p->o / p->groups) * per_group;
     double sum = 0;
@@ -73,13 +79,15 @@ WEFT_ITEM void conv_bwd_data(const weft_problem *p, void *const *ptr, int64_t i)
     conv_view diff_dst = conv_see(p, ptr, WEFT_ROLE_DIFF_DST), weights = conv_see(p, ptr, WEFT_ROLE_WEIGHTS);
     conv_view diff_src = conv_see(p, ptr, WEFT_ROLE_DIFF_SRC);
     int64_t at[5], offset = item_at(diff_src.t, i, at);
-    int64_t per_group = p->c / p->groups, outs = p->o / p->groups, c = at[1] % per_group, first = at[1] / per_group * outs;
+    int64_t per_group = p->c / p->groups, outs = p->o / p->groups, c = at[1] % per_group,
+            first = at[1] / per_group * outs;
     double sum = 0;
     CONV_TAPS(conv_feeds) {
         for (int64_t o = first; o < first + outs; o++)
             sum += conv_get(diff_dst, at[0], o, z, y, x) * conv_get(weights, o, c, r, s, t);
     }
-    if (p->pass == WEFT_PASS_BWD_DATA) sum = item_epilogue(p, ptr, at[1], sum);   /* in bwd, bias only asks for diff_bias */
+    /* in bwd, bias only asks for diff_bias */
+    if (p->pass == WEFT_PASS_BWD_DATA) sum = item_epilogue(p, ptr, at[1], sum);
     item_out(p, diff_src.t, diff_src.ptr, offset, sum);
 }
 
@@ -119,11 +127,16 @@ WEFT_ITEM void conv_bwd_bias(const weft_problem *p, void *const *ptr, int64_t o)
 /* Each phase fills one output tensor: the outputs of the pass in role order. */
 WEFT_ITEM int conv_output(const weft_problem *p, int phase) {
     switch (p->pass) {
-    case WEFT_PASS_FWD: return WEFT_ROLE_DST;
-    case WEFT_PASS_BWD_DATA: return WEFT_ROLE_DIFF_SRC;
-    case WEFT_PASS_BWD_WEIGHTS: return WEFT_ROLE_DIFF_WEIGHTS + phase;
-    case WEFT_PASS_BWD_BIAS: return WEFT_ROLE_DIFF_BIAS;
-    default: return WEFT_ROLE_DIFF_SRC + phase;
+    case WEFT_PASS_FWD:
+        return WEFT_ROLE_DST;
+    case WEFT_PASS_BWD_DATA:
+        return WEFT_ROLE_DIFF_SRC;
+    case WEFT_PASS_BWD_WEIGHTS:
+        return WEFT_ROLE_DIFF_WEIGHTS + phase;
+    case WEFT_PASS_BWD_BIAS:
+        return WEFT_ROLE_DIFF_BIAS;
+    default:
+        return WEFT_ROLE_DIFF_SRC + phase;
     }
 }
 
@@ -137,7 +150,9 @@ WEFT_ITEM int conv_phases(const weft_problem *p) {
     return p->pass == WEFT_PASS_BWD ? 2 + conv_biased(p) : p->pass == WEFT_PASS_BWD_WEIGHTS ? 1 + conv_biased(p) : 1;
 }
 
-WEFT_ITEM int64_t conv_count(const weft_problem *p, int phase) { return item_numel(item_tensor(p, conv_output(p, phase))); }
+WEFT_ITEM int64_t conv_count(const weft_problem *p, int phase) {
+    return item_numel(item_tensor(p, conv_output(p, phase)));
+}
 
 WEFT_ITEM size_t conv_workspace(const weft_problem *p) {
     (void)p;
@@ -147,10 +162,18 @@ WEFT_ITEM size_t conv_workspace(const weft_problem *p) {
 WEFT_ITEM void conv_item(const weft_problem *p, void *const *ptr, void *workspace, int phase, int64_t i) {
     (void)workspace;
     switch (conv_output(p, phase)) {
-    case WEFT_ROLE_DST: conv_fwd(p, ptr, i); break;
-    case WEFT_ROLE_DIFF_SRC: conv_bwd_data(p, ptr, i); break;
-    case WEFT_ROLE_DIFF_WEIGHTS: conv_bwd_weights(p, ptr, i); break;
-    default: conv_bwd_bias(p, ptr, i); break;
+    case WEFT_ROLE_DST:
+        conv_fwd(p, ptr, i);
+        break;
+    case WEFT_ROLE_DIFF_SRC:
+        conv_bwd_data(p, ptr, i);
+        break;
+    case WEFT_ROLE_DIFF_WEIGHTS:
+        conv_bwd_weights(p, ptr, i);
+        break;
+    default:
+        conv_bwd_bias(p, ptr, i);
+        break;
     }
 }
 

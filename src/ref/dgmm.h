@@ -1,5 +1,6 @@
-/* Matrices times a diagonal, the truth: dgmm of real numbers, cdgmm of complex ones (pairs along a last axis of 2). One item is one
- * number of the output; v(y,x) is the number of the vector there: v[x] on the right side, v[y] on the left.
+/* Matrices times a diagonal, the truth: dgmm of real numbers, cdgmm of complex ones (pairs along a last axis of 2).
+ * One item is one number of the output; v(y,x) is the number of the vector there: v[x] on the right side, v[y] on
+ * the left.
  *   dst[n,y,x]      = src[n,y,x] * v(y,x)
  *   diff_src[n,y,x] = diff_dst[n,y,x] * conj(v(y,x))
  *   diff_weights[j] = sum of diff_dst[n,y,x] * conj(src[n,y,x]) over all n and all places (y,x) that v[j] scales */
@@ -8,7 +9,9 @@
 
 #include "item.h"
 
-typedef struct dgmm_number { double re, im; } dgmm_number;
+typedef struct dgmm_number {
+    double re, im;
+} dgmm_number;
 
 WEFT_ITEM dgmm_number dgmm_load(const weft_tensor *t, const void *ptr, int64_t at, int pair) {
     dgmm_number v;
@@ -20,12 +23,14 @@ WEFT_ITEM dgmm_number dgmm_load(const weft_tensor *t, const void *ptr, int64_t a
 /* pair: the axis of a number's two halves; negative: real numbers. */
 WEFT_ITEM dgmm_number dgmm_matrix(const weft_problem *p, void *const *ptr, int role, int64_t n, int64_t y, int64_t x) {
     const weft_tensor *t = item_tensor(p, role);
-    return dgmm_load(t, ptr[role], n * t->strides[0] + y * t->strides[1] + x * t->strides[2], p->op == WEFT_OP_CDGMM ? 3 : -1);
+    return dgmm_load(t, ptr[role], n * t->strides[0] + y * t->strides[1] + x * t->strides[2],
+                     p->op == WEFT_OP_CDGMM ? 3 : -1);
 }
 
 WEFT_ITEM dgmm_number dgmm_vector(const weft_problem *p, void *const *ptr, int64_t y, int64_t x) {
     const weft_tensor *t = item_tensor(p, WEFT_ROLE_WEIGHTS);
-    return dgmm_load(t, ptr[WEFT_ROLE_WEIGHTS], (p->attr[WEFT_DGMM_SIDE] ? x : y) * t->strides[0], p->op == WEFT_OP_CDGMM ? 1 : -1);
+    return dgmm_load(t, ptr[WEFT_ROLE_WEIGHTS], (p->attr[WEFT_DGMM_SIDE] ? x : y) * t->strides[0],
+                     p->op == WEFT_OP_CDGMM ? 1 : -1);
 }
 
 /* a * b; sign -1: a * conj(b). */
@@ -53,7 +58,8 @@ WEFT_ITEM dgmm_number dgmm_diff_weight(const weft_problem *p, void *const *ptr, 
     for (int64_t n = 0; n < p->n; n++)
         for (int64_t k = 0; k < along; k++) {
             int64_t y = right ? k : j, x = right ? j : k;
-            dgmm_number v = dgmm_times(p, dgmm_matrix(p, ptr, WEFT_ROLE_DIFF_DST, n, y, x), dgmm_matrix(p, ptr, WEFT_ROLE_SRC, n, y, x), -1);
+            dgmm_number v = dgmm_times(p, dgmm_matrix(p, ptr, WEFT_ROLE_DIFF_DST, n, y, x),
+                                       dgmm_matrix(p, ptr, WEFT_ROLE_SRC, n, y, x), -1);
             sum.re += v.re;
             sum.im += v.im;
         }
@@ -78,8 +84,11 @@ WEFT_ITEM void dgmm_item(const weft_problem *p, void *const *ptr, void *workspac
     const weft_tensor *t = item_tensor(p, role);
     int64_t at[4], offset = item_at(t, pair ? 2 * i : i, at);
     dgmm_number v;
-    if (role == WEFT_ROLE_DIFF_WEIGHTS) v = dgmm_diff_weight(p, ptr, i);
-    else v = dgmm_scaled(p, ptr, role == WEFT_ROLE_DST ? WEFT_ROLE_SRC : WEFT_ROLE_DIFF_DST, at, role == WEFT_ROLE_DST ? 1 : -1);
+    if (role == WEFT_ROLE_DIFF_WEIGHTS)
+        v = dgmm_diff_weight(p, ptr, i);
+    else
+        v = dgmm_scaled(p, ptr, role == WEFT_ROLE_DST ? WEFT_ROLE_SRC : WEFT_ROLE_DIFF_DST, at,
+                        role == WEFT_ROLE_DST ? 1 : -1);
     item_out(p, t, ptr[role], offset, v.re);
     if (pair) item_out(p, t, ptr[role], offset + t->strides[t->rank - 1], v.im);
 }

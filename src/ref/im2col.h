@@ -1,5 +1,5 @@
-/* Image to columns and back, the truth: each is the adjoint, and so the gradient, of the other. The image is n c d h w, the columns
- * are n c kd kh kw do ho wo. One item is one element of the output:
+/* Image to columns and back, the truth: each is the adjoint, and so the gradient, of the other. The image is n c d h
+ * w, the columns are n c kd kh kw do ho wo. One item is one element of the output:
  *   columns[n,c,k,o] = image[n,c,o*s - p + k*d], 0 in the padding
  *   image[n,c,x]     = sum_k columns[n,c,k,(x + p - k*d)/s], whole quotients only */
 #ifndef WEFT_REF_IM2COL_H
@@ -28,7 +28,9 @@ WEFT_ITEM void im2col_image(const weft_problem *p, conv_view columns, conv_view 
     item_out(p, image.t, image.ptr, offset, sum);
 }
 
-WEFT_ITEM int im2col_output(const weft_problem *p) { return p->pass == WEFT_PASS_FWD ? WEFT_ROLE_DST : WEFT_ROLE_DIFF_SRC; }
+WEFT_ITEM int im2col_output(const weft_problem *p) {
+    return p->pass == WEFT_PASS_FWD ? WEFT_ROLE_DST : WEFT_ROLE_DIFF_SRC;
+}
 
 WEFT_ITEM int64_t im2col_count(const weft_problem *p, int phase) {
     (void)phase;
@@ -37,9 +39,12 @@ WEFT_ITEM int64_t im2col_count(const weft_problem *p, int phase) {
 
 WEFT_ITEM void im2col_item(const weft_problem *p, void *const *ptr, void *workspace, int phase, int64_t i) {
     (void)workspace, (void)phase;
-    conv_view in = conv_see(p, ptr, p->pass == WEFT_PASS_FWD ? WEFT_ROLE_SRC : WEFT_ROLE_DIFF_DST), out = conv_see(p, ptr, im2col_output(p));
-    if ((p->op == WEFT_OP_IM2COL) == (p->pass == WEFT_PASS_FWD)) im2col_columns(p, in, out, i);
-    else im2col_image(p, in, out, i);
+    conv_view in = conv_see(p, ptr, p->pass == WEFT_PASS_FWD ? WEFT_ROLE_SRC : WEFT_ROLE_DIFF_DST),
+              out = conv_see(p, ptr, im2col_output(p));
+    if ((p->op == WEFT_OP_IM2COL) == (p->pass == WEFT_PASS_FWD))
+        im2col_columns(p, in, out, i);
+    else
+        im2col_image(p, in, out, i);
 }
 
 #endif

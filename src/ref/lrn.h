@@ -1,14 +1,18 @@
 /* Local response normalisation across channels, the truth. One item is one element. The window of channel c is
- * c - size/2 .. c + (size-1)/2, cut at the first and last channel; q_c = k + alpha / size * sum of x_j^2 over its window.
+ * c - size/2 .. c + (size-1)/2, cut at the first and last channel; q_c = k + alpha / size * sum of x_j^2 over its
+ * window.
  *   fwd   dst_c = x_c / q_c^beta
- *   bwd   diff_src_c = dy_c / q_c^beta - 2 alpha beta / size * x_c * sum of dy_j x_j / q_j^(beta + 1) over the j whose window holds c,
+ *   bwd   diff_src_c = dy_c / q_c^beta - 2 alpha beta / size * x_c * sum of dy_j x_j / q_j^(beta + 1) over the j
+ *   whose window holds c,
  *         which are c - (size-1)/2 .. c + size/2 */
 #ifndef WEFT_REF_LRN_H
 #define WEFT_REF_LRN_H
 
 #include "rows.h"
 
-typedef struct lrn_span { int64_t first, last; } lrn_span;
+typedef struct lrn_span {
+    int64_t first, last;
+} lrn_span;
 
 /* before .. after around c, cut at the ends. */
 WEFT_ITEM lrn_span lrn_around(const weft_problem *p, int64_t c, int64_t before, int64_t after) {
@@ -31,8 +35,10 @@ WEFT_ITEM double lrn_gradient(const weft_problem *p, void *const *ptr, row src, 
     int64_t size = p->attr[WEFT_LRN_SIZE];
     double alpha = p->real[WEFT_LRN_ALPHA], beta = p->real[WEFT_LRN_BETA], sum = 0;
     lrn_span s = lrn_around(p, c, (size - 1) / 2, size / 2);
-    for (int64_t j = s.first; j <= s.last; j++) sum += row_get(diff_dst, j) * row_get(src, j) / pow(lrn_scale(p, src, j), beta + 1);
-    return row_get(diff_dst, c) / pow(lrn_scale(p, src, c), beta) - 2 * alpha * beta / (double)size * row_get(src, c) * sum;
+    for (int64_t j = s.first; j <= s.last; j++)
+        sum += row_get(diff_dst, j) * row_get(src, j) / pow(lrn_scale(p, src, j), beta + 1);
+    return row_get(diff_dst, c) / pow(lrn_scale(p, src, c), beta) -
+           2 * alpha * beta / (double)size * row_get(src, c) * sum;
 }
 
 WEFT_ITEM int64_t lrn_count(const weft_problem *p, int phase) {
@@ -45,7 +51,8 @@ WEFT_ITEM void lrn_item(const weft_problem *p, void *const *ptr, void *workspace
     (void)workspace, (void)phase;
     int64_t at = i / p->c, c = i % p->c;
     row src = row_of(p, ptr, WEFT_ROLE_SRC, at);
-    double v = p->pass == WEFT_PASS_FWD ? row_get(src, c) / pow(lrn_scale(p, src, c), p->real[WEFT_LRN_BETA]) : lrn_gradient(p, ptr, src, at, c);
+    double v = p->pass == WEFT_PASS_FWD ? row_get(src, c) / pow(lrn_scale(p, src, c), p->real[WEFT_LRN_BETA])
+                                        : lrn_gradient(p, ptr, src, at, c);
     row_put(p, row_of(p, ptr, p->pass == WEFT_PASS_FWD ? WEFT_ROLE_DST : WEFT_ROLE_DIFF_SRC, at), c, v);
 }
 

@@ -24,7 +24,8 @@ WEFT_ITEM void ncrelu_item(const weft_problem *p, void *const *ptr, void *worksp
         item_out(p, wide, ptr[wide_role], second, x > 0 ? 0 : x);
         return;
     }
-    double positive = item_load(wide->dtype, ptr[wide_role], first), negative = item_load(wide->dtype, ptr[wide_role], second);
+    double positive = item_load(wide->dtype, ptr[wide_role], first),
+           negative = item_load(wide->dtype, ptr[wide_role], second);
     const weft_tensor *diff_src = item_tensor(p, WEFT_ROLE_DIFF_SRC);
     double v = x >= 0 ? positive : x < 0 ? negative : positive + negative;
     item_out(p, diff_src, ptr[WEFT_ROLE_DIFF_SRC], item_at(diff_src, i, at), v);

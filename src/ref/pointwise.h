@@ -11,8 +11,10 @@
 WEFT_ITEM double pointwise_value(const weft_problem *p, double x) {
     double lo = p->op == WEFT_OP_CLIP ? p->real[WEFT_CLIP_LO] : 0;
     switch (p->op) {
-    case WEFT_OP_TANH: return tanh(x);
-    case WEFT_OP_SIGMOID: return 1 / (1 + exp(-x));
+    case WEFT_OP_TANH:
+        return tanh(x);
+    case WEFT_OP_SIGMOID:
+        return 1 / (1 + exp(-x));
     default:
         if (x < lo) x = lo;
         return p->op == WEFT_OP_CLIP && x > p->real[WEFT_CLIP_HI] ? p->real[WEFT_CLIP_HI] : x;
@@ -21,10 +23,14 @@ WEFT_ITEM double pointwise_value(const weft_problem *p, double x) {
 
 WEFT_ITEM double pointwise_gradient(const weft_problem *p, double y, double dy) {
     switch (p->op) {
-    case WEFT_OP_TANH: return dy * (1 - y * y);
-    case WEFT_OP_SIGMOID: return dy * y * (1 - y);
-    case WEFT_OP_CLIP: return y <= p->real[WEFT_CLIP_LO] || y >= p->real[WEFT_CLIP_HI] ? 0 : dy;
-    default: return y <= 0 ? 0 : dy;
+    case WEFT_OP_TANH:
+        return dy * (1 - y * y);
+    case WEFT_OP_SIGMOID:
+        return dy * y * (1 - y);
+    case WEFT_OP_CLIP:
+        return y <= p->real[WEFT_CLIP_LO] || y >= p->real[WEFT_CLIP_HI] ? 0 : dy;
+    default:
+        return y <= 0 ? 0 : dy;
     }
 }
 
@@ -41,7 +47,8 @@ WEFT_ITEM void pointwise_item(const weft_problem *p, void *const *ptr, void *wor
         double x = item_load(src->dtype, ptr[WEFT_ROLE_SRC], item_at(src, i, at));
         item_out(p, dst, ptr[WEFT_ROLE_DST], item_at(dst, i, at), pointwise_value(p, x));
     } else {
-        const weft_tensor *dst = item_tensor(p, WEFT_ROLE_DST), *diff_dst = item_tensor(p, WEFT_ROLE_DIFF_DST), *diff_src = item_tensor(p, WEFT_ROLE_DIFF_SRC);
+        const weft_tensor *dst = item_tensor(p, WEFT_ROLE_DST), *diff_dst = item_tensor(p, WEFT_ROLE_DIFF_DST),
+                          *diff_src = item_tensor(p, WEFT_ROLE_DIFF_SRC);
         double y = item_load(dst->dtype, ptr[WEFT_ROLE_DST], item_at(dst, i, at));
         double dy = item_load(diff_dst->dtype, ptr[WEFT_ROLE_DIFF_DST], item_at(diff_dst, i, at));
         item_out(p, diff_src, ptr[WEFT_ROLE_DIFF_SRC], item_at(diff_src, i, at), pointwise_gradient(p, y, dy));

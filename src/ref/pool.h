@@ -1,11 +1,12 @@
 /* Pooling, the truth. One item is one element of the output; NaN wins a maximum and spreads in a mean.
  *   max   dst[n,c,o] = max_k src[n,c,o*s - p + k*d], over taps inside the input; none: -infinity
- *         index: the first greatest tap (of several NaN the last, as torch has it), as its number in the window (u8) or as the flat
- *         place in d h w of the channel (i32, i64; a window without a tap has -1)
- *         diff_src[n,c,x] = sum of diff_dst[n,c,o] over the windows o whose index says x
+ *         index: the first greatest tap (of several NaN the last, as torch has it), as its number in the window (u8)
+ *         or as the flat place in d h w of the channel (i32, i64; a window without a tap has -1) diff_src[n,c,x] =
+ *         sum of diff_dst[n,c,o] over the windows o whose index says x
  *   avg   dst[n,c,o] = sum of src over window o / divisor
  *         diff_src[n,c,x] = sum of diff_dst[n,c,o] / divisor over the windows o that hold x
- *         the divisor is given, or the number of places of the window: inside the input, or (include_pad) inside its padding too
+ *         the divisor is given, or the number of places of the window: inside the input, or (include_pad) inside its
+ *         padding too
  *   adaptive avg: the same with windows floor(o*in/out) .. ceil((o+1)*in/out) - 1 along each axis. */
 #ifndef WEFT_REF_POOL_H
 #define WEFT_REF_POOL_H
@@ -13,12 +14,14 @@
 #include "conv.h"
 
 /* ---------------------------------------------------------------- max */
-WEFT_ITEM int64_t pool_place(const int64_t size[3], int64_t z, int64_t y, int64_t x) { return (z * size[1] + y) * size[2] + x; }
+WEFT_ITEM int64_t pool_place(const int64_t size[3], int64_t z, int64_t y, int64_t x) {
+    return (z * size[1] + y) * size[2] + x;
+}
 
 WEFT_ITEM void pool_max_fwd(const weft_problem *p, void *const *ptr, int64_t i) {
     conv_view src = conv_see(p, ptr, WEFT_ROLE_SRC), dst = conv_see(p, ptr, WEFT_ROLE_DST);
     int64_t at[5], offset = item_at(dst.t, i, at), place = -1, tap = 0;
-    double best = item_unpack(0xfc00, 5, 10);   /* -infinity */
+    double best = item_unpack(0xfc00, 5, 10); /* -infinity */
     CONV_TAPS(conv_reads) {
         double v = conv_get(src, at[0], at[1], z, y, x);
         if (place >= 0 && !(v > best || v != v)) continue;
@@ -29,7 +32,8 @@ WEFT_ITEM void pool_max_fwd(const weft_problem *p, void *const *ptr, int64_t i) 
     item_out(p, dst.t, dst.ptr, offset, best);
     if (!p->attr[WEFT_MAX_POOL_INDEX]) return;
     conv_view index = conv_see(p, ptr, WEFT_ROLE_INDEX);
-    item_store(index.t->dtype, index.ptr, item_at(index.t, i, at), (double)(index.t->dtype == WEFT_DTYPE_U8 ? tap : place));
+    item_store(index.t->dtype, index.ptr, item_at(index.t, i, at),
+               (double)(index.t->dtype == WEFT_DTYPE_U8 ? tap : place));
 }
 
 WEFT_ITEM int64_t pool_said(conv_view index, const int64_t *at, int64_t z, int64_t y, int64_t x) {
@@ -38,7 +42,8 @@ WEFT_ITEM int64_t pool_said(conv_view index, const int64_t *at, int64_t z, int64
 }
 
 WEFT_ITEM void pool_max_bwd(const weft_problem *p, void *const *ptr, int64_t i) {
-    conv_view index = conv_see(p, ptr, WEFT_ROLE_INDEX), diff_dst = conv_see(p, ptr, WEFT_ROLE_DIFF_DST), diff_src = conv_see(p, ptr, WEFT_ROLE_DIFF_SRC);
+    conv_view index = conv_see(p, ptr, WEFT_ROLE_INDEX), diff_dst = conv_see(p, ptr, WEFT_ROLE_DIFF_DST),
+              diff_src = conv_see(p, ptr, WEFT_ROLE_DIFF_SRC);
     int64_t at[5], offset = item_at(diff_src.t, i, at), place = pool_place(p->in, at[2], at[3], at[4]);
     double sum = 0;
     CONV_TAPS(conv_feeds) {
@@ -50,7 +55,9 @@ WEFT_ITEM void pool_max_bwd(const weft_problem *p, void *const *ptr, int64_t i) 
 
 /* ---------------------------------------------------------------- average */
 /* Places lo .. hi - 1 along an axis; size: how many count in the divisor. */
-typedef struct pool_span { int64_t lo, hi, size; } pool_span;
+typedef struct pool_span {
+    int64_t lo, hi, size;
+} pool_span;
 
 /* What window o reads. */
 WEFT_ITEM pool_span pool_reads(const weft_problem *p, int a, int64_t o) {
@@ -63,7 +70,8 @@ WEFT_ITEM pool_span pool_reads(const weft_problem *p, int a, int64_t o) {
     }
     w.lo = o * p->stride[a] - p->pad_lo[a];
     w.hi = w.lo + p->kernel[a];
-    if (w.hi > p->in[a] + p->pad_hi[a]) w.hi = p->in[a] + p->pad_hi[a];   /* a last window of ceil mode ends with the padding */
+    /* a last window of ceil mode ends with the padding */
+    if (w.hi > p->in[a] + p->pad_hi[a]) w.hi = p->in[a] + p->pad_hi[a];
     w.size = w.hi - w.lo;
     if (w.lo < 0) w.lo = 0;
     if (w.hi > p->in[a]) w.hi = p->in[a];
@@ -78,7 +86,7 @@ WEFT_ITEM pool_span pool_feeds(const weft_problem *p, int a, int64_t x) {
         w.lo = x * p->out[a] / p->in[a];
         w.hi = ((x + 1) * p->out[a] + p->in[a] - 1) / p->in[a];
     } else {
-        int64_t before = x + p->pad_lo[a] - p->kernel[a];   /* windows that start there or earlier end before x */
+        int64_t before = x + p->pad_lo[a] - p->kernel[a]; /* windows that start there or earlier end before x */
         w.lo = before < 0 ? 0 : before / p->stride[a] + 1;
         w.hi = (x + p->pad_lo[a]) / p->stride[a] + 1;
         if (w.hi > p->out[a]) w.hi = p->out[a];
@@ -125,10 +133,14 @@ WEFT_ITEM int64_t pool_count(const weft_problem *p, int phase) {
 
 WEFT_ITEM void pool_item(const weft_problem *p, void *const *ptr, void *workspace, int phase, int64_t i) {
     (void)workspace, (void)phase;
-    if (p->op == WEFT_OP_MAX_POOL && p->pass == WEFT_PASS_FWD) pool_max_fwd(p, ptr, i);
-    else if (p->op == WEFT_OP_MAX_POOL) pool_max_bwd(p, ptr, i);
-    else if (p->pass == WEFT_PASS_FWD) pool_avg_fwd(p, ptr, i);
-    else pool_avg_bwd(p, ptr, i);
+    if (p->op == WEFT_OP_MAX_POOL && p->pass == WEFT_PASS_FWD)
+        pool_max_fwd(p, ptr, i);
+    else if (p->op == WEFT_OP_MAX_POOL)
+        pool_max_bwd(p, ptr, i);
+    else if (p->pass == WEFT_PASS_FWD)
+        pool_avg_fwd(p, ptr, i);
+    else
+        pool_avg_bwd(p, ptr, i);
 }
 
 #endif

@@ -1,6 +1,6 @@
 /* The reference kernel of every operator: its items in a parallel loop.
- * Speed is not its aim: about 3 ns a multiply-add, from the data-type switch on every load, and 20 ns an item, which divides to find its
- * place in each tensor. */
+ * Speed is not its aim: about 3 ns a multiply-add, from the data-type switch on every load, and 20 ns an item, which
+ * divides to find its place in each tensor. */
 #include "core/internal.h"
 
 static size_t workspace(const weft_problem *p, const weft__hw *hw) {
@@ -15,11 +15,16 @@ static double cost(const weft_problem *p, const weft__hw *hw) {
     return 2000 + ns / WEFT__MAX(WEFT__MIN(hw->threads, hw->cores), 1);
 }
 
-typedef struct span { const weft__exec *e; const weft__items *items; int phase; int64_t count, slots; } span;
+typedef struct span {
+    const weft__exec *e;
+    const weft__items *items;
+    int phase;
+    int64_t count, slots;
+} span;
 
 static void run_span(void *arg, int64_t slot) {
     const span *s = arg;
-    int64_t step = s->count / s->slots, rest = s->count % s->slots;   /* the first `rest` slots take one more */
+    int64_t step = s->count / s->slots, rest = s->count % s->slots; /* the first `rest` slots take one more */
     int64_t i = slot * step + WEFT__MIN(slot, rest), end = i + step + (slot < rest);
     for (; i < end; i++) s->items->item(s->e->p, s->e->ptr, s->e->workspace, s->phase, i);
 }
@@ -35,16 +40,21 @@ static weft_status run(const weft__exec *e) {
     return WEFT_OK;
 }
 
-#define X(NAME, NAME_)                                                                                                 \
-    static const weft__kernel ref_##NAME_ = {                                                                          \
-        .name = #NAME_ "_ref", .version = 1, .op = WEFT_OP_##NAME, .engine = WEFT_ENGINE_REF, .reference = true,          \
-        .exact = true, .workspace = workspace, .cost = cost, .run = run};
+#define X(NAME, NAME_)                                                  \
+    static const weft__kernel ref_##NAME_ = {.name = #NAME_ "_ref",     \
+                                             .version = 1,              \
+                                             .op = WEFT_OP_##NAME,      \
+                                             .engine = WEFT_ENGINE_REF, \
+                                             .reference = true,         \
+                                             .exact = true,             \
+                                             .workspace = workspace,    \
+                                             .cost = cost,              \
+                                             .run = run};
 WEFT_OP_LIST(X)
 #undef X
 
-const weft__kernel *const weft__ref_kernels[WEFT_OP_COUNT] = {
-    NULL,
+const weft__kernel *const weft__ref_kernels[WEFT_OP_COUNT] = {NULL,
 #define X(NAME, NAME_) &ref_##NAME_,
-    WEFT_OP_LIST(X)
+                                                              WEFT_OP_LIST(X)
 #undef X
 };

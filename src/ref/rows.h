@@ -1,11 +1,16 @@
 /* Rows along the channels of n c d h w, for operators that work across channels or over all else of one channel.
- * Row i is a place (n, d, h, w), the last axis fastest; its elements are a channel stride apart. Also vectors of one value a channel. */
+ * Row i is a place (n, d, h, w), the last axis fastest; its elements are a channel stride apart. Also vectors of one
+ * value a channel. */
 #ifndef WEFT_REF_ROWS_H
 #define WEFT_REF_ROWS_H
 
 #include "item.h"
 
-typedef struct row { const weft_tensor *t; void *ptr; int64_t at, step; } row;
+typedef struct row {
+    const weft_tensor *t;
+    void *ptr;
+    int64_t at, step;
+} row;
 
 WEFT_ITEM int64_t row_count(const weft_problem *p) { return p->n * p->in[0] * p->in[1] * p->in[2]; }
 
@@ -25,7 +30,9 @@ WEFT_ITEM row row_of(const weft_problem *p, void *const *ptr, int role, int64_t 
 
 WEFT_ITEM double row_get(row r, int64_t c) { return item_load(r.t->dtype, r.ptr, r.at + c * r.step); }
 
-WEFT_ITEM void row_put(const weft_problem *p, row r, int64_t c, double v) { item_out(p, r.t, r.ptr, r.at + c * r.step, v); }
+WEFT_ITEM void row_put(const weft_problem *p, row r, int64_t c, double v) {
+    item_out(p, r.t, r.ptr, r.at + c * r.step, v);
+}
 
 WEFT_ITEM double vector_get(const weft_problem *p, void *const *ptr, int role, int64_t c) {
     const weft_tensor *t = item_tensor(p, role);
@@ -39,7 +46,9 @@ WEFT_ITEM void vector_put(const weft_problem *p, void *const *ptr, int role, int
 
 /* The greatest m of x_1 .. x_C and sum_c exp(x_c - m), which cannot overflow: log sum_c exp(x_c) = m + log(sum).
  * A NaN, +infinity or nothing but -infinity in the row makes the sum NaN. At least one channel. */
-typedef struct row_exp { double greatest, sum; } row_exp;
+typedef struct row_exp {
+    double greatest, sum;
+} row_exp;
 
 WEFT_ITEM row_exp row_exp_sum(row x, int64_t channels) {
     row_exp r;

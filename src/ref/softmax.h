@@ -18,7 +18,8 @@ WEFT_ITEM void softmax_fwd(const weft_problem *p, void *const *ptr, int64_t i) {
 }
 
 WEFT_ITEM void softmax_bwd(const weft_problem *p, void *const *ptr, int64_t i) {
-    row dst = row_of(p, ptr, WEFT_ROLE_DST, i), diff_dst = row_of(p, ptr, WEFT_ROLE_DIFF_DST, i), diff_src = row_of(p, ptr, WEFT_ROLE_DIFF_SRC, i);
+    row dst = row_of(p, ptr, WEFT_ROLE_DST, i), diff_dst = row_of(p, ptr, WEFT_ROLE_DIFF_DST, i),
+        diff_src = row_of(p, ptr, WEFT_ROLE_DIFF_SRC, i);
     int plain = p->op == WEFT_OP_SOFTMAX;
     double sum = 0;
     for (int64_t c = 0; c < p->c; c++) sum += (plain ? row_get(dst, c) : 1) * row_get(diff_dst, c);
@@ -35,8 +36,10 @@ WEFT_ITEM int64_t softmax_count(const weft_problem *p, int phase) {
 
 WEFT_ITEM void softmax_item(const weft_problem *p, void *const *ptr, void *workspace, int phase, int64_t i) {
     (void)workspace, (void)phase;
-    if (p->pass == WEFT_PASS_FWD) softmax_fwd(p, ptr, i);
-    else softmax_bwd(p, ptr, i);
+    if (p->pass == WEFT_PASS_FWD)
+        softmax_fwd(p, ptr, i);
+    else
+        softmax_bwd(p, ptr, i);
 }
 
 #endif

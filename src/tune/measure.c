@@ -1,4 +1,5 @@
-/* Timing a kernel on private buffers: warm, the caches emptied before each run, median of a few runs, given up early when hopeless. */
+/* Timing a kernel on private buffers: warm, the caches emptied before each run, median of a few runs, given up early
+ * when hopeless. */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -10,7 +11,7 @@
 
 typedef struct buffers {
     weft_ctx *ctx;
-    weft__cuda *cuda;                /* NULL: host memory */
+    weft__cuda *cuda; /* NULL: host memory */
     int ordinal;
     void *block[WEFT_ROLE_COUNT], *ptr[WEFT_ROLE_COUNT];
     void *workspace_block, *workspace, *flush;
@@ -45,8 +46,10 @@ static weft_status take(buffers *b, size_t bytes, void **block, void **ptr) {
 }
 
 static void give(buffers *b, void *block) {
-    if (b->cuda && block) weft__cuda_free(b->cuda, b->ordinal, block);
-    else weft__free(b->ctx, block);
+    if (b->cuda && block)
+        weft__cuda_free(b->cuda, b->ordinal, block);
+    else
+        weft__free(b->ctx, block);
 }
 
 static weft_status take_tensor(buffers *b, const weft_tensor *t) {
@@ -67,10 +70,12 @@ static weft_status take_tensor(buffers *b, const weft_tensor *t) {
 static weft_status take_all(buffers *b, const weft_problem *p, const weft__hw *hw, size_t workspace) {
     for (int i = 0; i < p->ntensors; i++) WEFT__TRY(take_tensor(b, &p->tensor[i]));
     if (workspace) WEFT__TRY(take(b, workspace, &b->workspace_block, &b->workspace));
-    if (b->cuda) return WEFT_OK;     /* the engine empties the GPU's cache itself */
+    if (b->cuda) return WEFT_OK; /* the engine empties the GPU's cache itself */
     b->flush_bytes = WEFT__MIN(2 * hw->l3, (size_t)256 << 20);
     b->flush = weft__alloc(b->ctx, b->flush_bytes);
-    return b->flush ? WEFT_OK : weft__fail(WEFT_ERR_MEMORY, "out of memory for %zu bytes to empty the caches with", b->flush_bytes);
+    return b->flush
+               ? WEFT_OK
+               : weft__fail(WEFT_ERR_MEMORY, "out of memory for %zu bytes to empty the caches with", b->flush_bytes);
 }
 
 static void give_all(buffers *b) {
@@ -91,9 +96,10 @@ static int by_value(const void *a, const void *b) {
     return (x > y) - (x < y);
 }
 
-static weft_status time_cpu(const buffers *b, const weft__exec *e, const weft__kernel *k, double give_up, double seconds, double *runs, int *n) {
+static weft_status time_cpu(const buffers *b, const weft__exec *e, const weft__kernel *k, double give_up,
+                            double seconds, double *runs, int *n) {
     uint64_t begin = weft__now_ns();
-    for (int i = -1; i < RUNS_MAX; i++) {   /* -1 warms up, and gives up on the hopeless */
+    for (int i = -1; i < RUNS_MAX; i++) { /* -1 warms up, and gives up on the hopeless */
         if (i >= 0) empty_caches(b);
         uint64_t start = weft__now_ns();
         WEFT__TRY(k->run(e));
@@ -104,8 +110,10 @@ static weft_status time_cpu(const buffers *b, const weft__exec *e, const weft__k
     return WEFT_OK;
 }
 
-weft_status weft__measure(weft_ctx *ctx, const weft_problem *p, const weft__hw *hw, const weft__kernel *k, double give_up_ns, double seconds, double *ns) {
-    buffers b = {.ctx = ctx, .cuda = p->device == WEFT_DEVICE_CUDA ? weft__ctx_cuda(ctx, NULL) : NULL, .ordinal = p->ordinal};
+weft_status weft__measure(weft_ctx *ctx, const weft_problem *p, const weft__hw *hw, const weft__kernel *k,
+                          double give_up_ns, double seconds, double *ns) {
+    buffers b = {
+        .ctx = ctx, .cuda = p->device == WEFT_DEVICE_CUDA ? weft__ctx_cuda(ctx, NULL) : NULL, .ordinal = p->ordinal};
     weft__exec e = {.p = p, .hw = hw, .ctx = ctx, .ptr = b.ptr};
     double runs[RUNS_MAX];
     int n = 0;
@@ -117,8 +125,9 @@ weft_status weft__measure(weft_ctx *ctx, const weft_problem *p, const weft__hw *
         e.packed = (char *)b.workspace + (workspace - packed);
         s = k->pack(&e, b.ptr[WEFT_ROLE_WEIGHTS], (void *)e.packed);
     }
-    if (s == WEFT_OK && b.cuda) s = weft__cuda_time(&e, k, n = 1, runs);   /* one tells whether more are worth it */
-    if (s == WEFT_OK && b.cuda && runs[0] <= give_up_ns && runs[0] * 1e-9 * RUNS_MAX < seconds) s = weft__cuda_time(&e, k, n = RUNS_MAX, runs);
+    if (s == WEFT_OK && b.cuda) s = weft__cuda_time(&e, k, n = 1, runs); /* one tells whether more are worth it */
+    if (s == WEFT_OK && b.cuda && runs[0] <= give_up_ns && runs[0] * 1e-9 * RUNS_MAX < seconds)
+        s = weft__cuda_time(&e, k, n = RUNS_MAX, runs);
     if (s == WEFT_OK && !b.cuda) s = time_cpu(&b, &e, k, give_up_ns, seconds, runs, &n);
     give_all(&b);
     if (s != WEFT_OK) return s;

@@ -1,7 +1,8 @@
 /* Wisdom: what was measured, as text. A line:
  *   device weft-version tTHREADS problem kernel vVERSION ns workspace
- * Lines of other machines, thread counts, kernel versions and other versions of weft are kept and written back, just not used.
- * What was forgotten stays forgotten when the next save merges with the file: a dead line, never written, marks it. */
+ * Lines of other machines, thread counts, kernel versions and other versions of weft are kept and written back, just
+ * not used. What was forgotten stays forgotten when the next save merges with the file: a dead line, never written,
+ * marks it. */
 #include <errno.h>
 #include <fcntl.h>
 #include <math.h>
@@ -18,8 +19,8 @@
 enum { DEVICE, VERSION, THREADS, PROBLEM, KERNEL, KERNEL_VERSION, NS, WORKSPACE, FIELDS };
 
 typedef struct line {
-    struct line *next;               /* in its bucket: same hash of the problem */
-    const char *field[FIELDS];       /* into text */
+    struct line *next;         /* in its bucket: same hash of the problem */
+    const char *field[FIELDS]; /* into text */
     double ns;
     size_t workspace;
     int threads, version;
@@ -30,7 +31,7 @@ typedef struct line {
 #define BUCKETS 1024
 struct weft__wisdom {
     pthread_mutex_t lock;
-    size_t count;                    /* without the dead */
+    size_t count; /* without the dead */
     bool forgot_all;
     line *bucket[BUCKETS];
 };
@@ -100,10 +101,12 @@ static bool read_fields(line *l) {
     l->workspace = (size_t)workspace;
     weft_problem p;
     char normal[WEFT_TEXT_MAX];
-    if (!whole_number(l->field[THREADS], 't', &l->threads) || !whole_number(l->field[KERNEL_VERSION], 'v', &l->version)) return false;
-    if (strcmp(l->field[VERSION], WEFT_VERSION)) return true;   /* another weft may know problems that this one does not */
-    return weft_problem_parse(&p, l->field[PROBLEM]) == WEFT_OK && weft_problem_format(&p, normal, sizeof(normal), NULL) == WEFT_OK &&
-           strcmp(normal, l->field[PROBLEM]) == 0;
+    if (!whole_number(l->field[THREADS], 't', &l->threads) || !whole_number(l->field[KERNEL_VERSION], 'v', &l->version))
+        return false;
+    /* another weft may know problems that this one does not */
+    if (strcmp(l->field[VERSION], WEFT_VERSION)) return true;
+    return weft_problem_parse(&p, l->field[PROBLEM]) == WEFT_OK &&
+           weft_problem_format(&p, normal, sizeof(normal), NULL) == WEFT_OK && strcmp(normal, l->field[PROBLEM]) == 0;
 }
 
 static bool same_entry(const line *a, const line *b) {
@@ -143,13 +146,16 @@ static weft_status add_text(const weft_ctx *ctx, weft__wisdom *w, const char *te
     if (!l) return weft__fail(WEFT_ERR_MEMORY, "out of memory for wisdom");
     memcpy(l->text, text, n);
     *good = !memchr(text, 0, n) && read_fields(l);
-    if (*good) insert(ctx, w, l, keep);
-    else weft__free(ctx, l);
+    if (*good)
+        insert(ctx, w, l, keep);
+    else
+        weft__free(ctx, l);
     return WEFT_OK;
 }
 
 /* Lines end with newline; empty ones and those from # on are comments. Called with the lock held. */
-static weft_status add_lines(const weft_ctx *ctx, weft__wisdom *w, const char *text, size_t length, bool keep, int64_t *bad) {
+static weft_status add_lines(const weft_ctx *ctx, weft__wisdom *w, const char *text, size_t length, bool keep,
+                             int64_t *bad) {
     for (size_t i = 0; i < length;) {
         const char *end = memchr(text + i, '\n', length - i);
         size_t n = end ? (size_t)(end - (text + i)) : length - i, skip = n + 1;
@@ -164,7 +170,8 @@ static weft_status add_lines(const weft_ctx *ctx, weft__wisdom *w, const char *t
 }
 
 /* ---------------------------------------------------------------- use */
-const weft__kernel *weft__wisdom_find(weft_ctx *ctx, const weft_problem *p, const weft__hw *hw, uint32_t engines, size_t limit, double *ns) {
+const weft__kernel *weft__wisdom_find(weft_ctx *ctx, const weft_problem *p, const weft__hw *hw, uint32_t engines,
+                                      size_t limit, double *ns) {
     weft__wisdom *w = weft__ctx_wisdom(ctx);
     char text[WEFT_TEXT_MAX], device[160];
     const weft__kernel *best = NULL, *k;
@@ -176,10 +183,13 @@ const weft__kernel *weft__wisdom_find(weft_ctx *ctx, const weft_problem *p, cons
     *ns = HUGE_VAL;
     pthread_mutex_lock(&w->lock);
     for (line *l = w->bucket[bucket_of(text)]; l; l = l->next) {
-        if (l->dead || strcmp(l->field[PROBLEM], text) || strcmp(l->field[VERSION], WEFT_VERSION) || strcmp(l->field[DEVICE], device) || l->threads != hw->threads) continue;
+        if (l->dead || strcmp(l->field[PROBLEM], text) || strcmp(l->field[VERSION], WEFT_VERSION) ||
+            strcmp(l->field[DEVICE], device) || l->threads != hw->threads)
+            continue;
         if (l->workspace > limit || l->ns >= *ns) continue;
         for (size_t i = 0; (k = weft__kernel_at(ctx, p->op, i)); i++)
-            if (strcmp(k->name, l->field[KERNEL]) == 0 && k->version == l->version && (engines & k->engine) && !weft__kernel_refusal(ctx, k, p, hw)) {
+            if (strcmp(k->name, l->field[KERNEL]) == 0 && k->version == l->version && (engines & k->engine) &&
+                !weft__kernel_refusal(ctx, k, p, hw)) {
                 best = k;
                 *ns = l->ns;
             }
@@ -188,32 +198,40 @@ const weft__kernel *weft__wisdom_find(weft_ctx *ctx, const weft_problem *p, cons
     return best;
 }
 
-weft_status weft__wisdom_add(weft_ctx *ctx, const weft_problem *p, const weft__hw *hw, const weft__kernel *k, double ns, size_t workspace) {
+weft_status weft__wisdom_add(weft_ctx *ctx, const weft_problem *p, const weft__hw *hw, const weft__kernel *k, double ns,
+                             size_t workspace) {
     char problem[WEFT_TEXT_MAX], device[160], text[WEFT_TEXT_MAX + 400];
     WEFT__TRY(weft_problem_format(p, problem, sizeof(problem), NULL));
     weft__device_name(hw, p->device, device, sizeof(device));
-    int n = snprintf(text, sizeof(text), "%s %s t%d %s %s v%d %.0f %zu", device, WEFT_VERSION, hw->threads, problem, k->name, k->version, fmax(ns, 1), workspace);
+    int n = snprintf(text, sizeof(text), "%s %s t%d %s %s v%d %.0f %zu", device, WEFT_VERSION, hw->threads, problem,
+                     k->name, k->version, fmax(ns, 1), workspace);
     weft__wisdom *w = weft__ctx_wisdom(ctx);
     bool good;
     pthread_mutex_lock(&w->lock);
     weft_status s = add_text(ctx, w, text, (size_t)n, false, &good);
     pthread_mutex_unlock(&w->lock);
-    return s != WEFT_OK || good ? s : weft__fail(WEFT_ERR_INTERNAL, "wisdom: a line of its own making does not parse: %s", text);
+    return s != WEFT_OK || good
+               ? s
+               : weft__fail(WEFT_ERR_INTERNAL, "wisdom: a line of its own making does not parse: %s", text);
 }
 
 /* ---------------------------------------------------------------- files */
 static weft_status read_file(const weft_ctx *ctx, const char *path, bool may_miss, char **text, size_t *length) {
     *text = NULL;
     *length = 0;
-    int fd = open(path, O_RDONLY | O_NONBLOCK | O_CLOEXEC);   /* a pipe must not hold us up before we see that it is one */
+    /* a pipe must not hold us up before we see that it is one */
+    int fd = open(path, O_RDONLY | O_NONBLOCK | O_CLOEXEC);
     FILE *f = fd < 0 ? NULL : fdopen(fd, "rb");
     if (!f && may_miss && errno == ENOENT) return WEFT_OK;
     if (!f) return weft__fail(WEFT_ERR_IO, "wisdom '%s' cannot be read: %s", path, strerror(errno));
     struct stat st;
     weft_status s = WEFT_OK;
-    if (fstat(fileno(f), &st) != 0 || !S_ISREG(st.st_mode)) s = weft__fail(WEFT_ERR_IO, "wisdom '%s' cannot be read: not a file", path);
-    else if (!(*text = weft__alloc(ctx, (size_t)st.st_size + 1))) s = weft__fail(WEFT_ERR_MEMORY, "out of memory for wisdom '%s'", path);
-    else if ((*length = fread(*text, 1, (size_t)st.st_size, f)) != (size_t)st.st_size) s = weft__fail(WEFT_ERR_IO, "wisdom '%s' cannot be read whole", path);
+    if (fstat(fileno(f), &st) != 0 || !S_ISREG(st.st_mode))
+        s = weft__fail(WEFT_ERR_IO, "wisdom '%s' cannot be read: not a file", path);
+    else if (!(*text = weft__alloc(ctx, (size_t)st.st_size + 1)))
+        s = weft__fail(WEFT_ERR_MEMORY, "out of memory for wisdom '%s'", path);
+    else if ((*length = fread(*text, 1, (size_t)st.st_size, f)) != (size_t)st.st_size)
+        s = weft__fail(WEFT_ERR_IO, "wisdom '%s' cannot be read whole", path);
     fclose(f);
     return s;
 }
@@ -239,7 +257,9 @@ static void report_on(weft_ctx *ctx, weft__wisdom *w, weft_wisdom_report *report
 static weft_status check_report(const weft_ctx *ctx, const char *path, const weft_wisdom_report *report) {
     if (!ctx) return weft__fail(WEFT_ERR_INVALID, "ctx is NULL, allowed: a context");
     if (!path) return weft__fail(WEFT_ERR_INVALID, "path is NULL, allowed: a file's name");
-    if (report && report->size < WEFT__LEAST(weft_wisdom_report, other_machines)) return weft__fail(WEFT_ERR_INVALID, "report.size is %zu, allowed: %zu (start from WEFT_WISDOM_REPORT_INIT)", report->size, sizeof(*report));
+    if (report && report->size < WEFT__LEAST(weft_wisdom_report, other_machines))
+        return weft__fail(WEFT_ERR_INVALID, "report.size is %zu, allowed: %zu (start from WEFT_WISDOM_REPORT_INIT)",
+                          report->size, sizeof(*report));
     return WEFT_OK;
 }
 
@@ -287,13 +307,15 @@ weft_status weft_wisdom_save(weft_ctx *ctx, const char *path, weft_wisdom_report
     WEFT__TRY(check_report(ctx, path, report));
     char temp[4096], *text;
     size_t length;
-    if (snprintf(temp, sizeof(temp), "%s.lock", path) >= (int)sizeof(temp) - 32) return weft__fail(WEFT_ERR_INVALID, "path has %zu characters, allowed: up to 4000", strlen(path));
+    if (snprintf(temp, sizeof(temp), "%s.lock", path) >= (int)sizeof(temp) - 32)
+        return weft__fail(WEFT_ERR_INVALID, "path has %zu characters, allowed: up to 4000", strlen(path));
     int lock = open(temp, O_CREAT | O_RDWR | O_CLOEXEC, 0666);
     if (lock < 0) return weft__fail(WEFT_ERR_IO, "wisdom '%s' cannot be locked: %s", path, strerror(errno));
     int locked;
     while ((locked = flock(lock, LOCK_EX)) != 0 && errno == EINTR) {}
     text = NULL;
-    weft_status s = locked == 0 ? read_file(ctx, path, true, &text, &length) : weft__fail(WEFT_ERR_IO, "wisdom '%s' cannot be locked: %s", path, strerror(errno));
+    weft_status s = locked == 0 ? read_file(ctx, path, true, &text, &length)
+                                : weft__fail(WEFT_ERR_IO, "wisdom '%s' cannot be locked: %s", path, strerror(errno));
     if (s == WEFT_OK) {
         weft__wisdom *w = weft__ctx_wisdom(ctx);
         int64_t bad = 0;
@@ -301,7 +323,7 @@ weft_status weft_wisdom_save(weft_ctx *ctx, const char *path, weft_wisdom_report
         pthread_mutex_lock(&w->lock);
         s = add_lines(ctx, w, text, length, true, &bad);
         if (s == WEFT_OK) s = write_all(w, path, temp);
-        if (s == WEFT_OK) {          /* the file has forgotten too: from here on others' lines count again */
+        if (s == WEFT_OK) { /* the file has forgotten too: from here on others' lines count again */
             w->forgot_all = false;
             clear(ctx, w, NULL, true);
         }

@@ -111,8 +111,10 @@ static void check_results(int problems, uint64_t seed) {
             const int *s = sizes[i];
             snprintf(text, sizeof(text), edges[e], s[0], s[1], s[2], s[3], s[1], s[1],
                      steps[(e + i) % WEFT__COUNT(steps)]);
-            if (weft_problem_parse(&p, text) != WEFT_OK) judge(false, text, weft_last_error());
-            else check_problem(&h, text, &p, e * 100 + i, s[1] * s[2] * s[3] < 30000);
+            if (weft_problem_parse(&p, text) != WEFT_OK)
+                judge(false, text, weft_last_error());
+            else
+                check_problem(&h, text, &p, e * 100 + i, s[1] * s[2] * s[3] < 30000);
         }
     printf("edges: %d passed, %d failed, %.0f s\n", passed, failed, ms_since(start) * 1e-3);
     for (int i = 0; i < problems; i++) {
@@ -131,9 +133,9 @@ static void check_results(int problems, uint64_t seed) {
 }
 
 /* ---------------------------------------------------------------- times */
-static const char copy_source[] =
-    "extern \"C\" __global__ void copy(const float4 *src, float4 *dst, int64_t n) {\n"
-    "  for (int64_t i = blockIdx.x * (int64_t)blockDim.x + threadIdx.x; i < n; i += (int64_t)gridDim.x * blockDim.x) dst[i] = src[i];\n}\n";
+static const char copy_source[] = "extern \"C\" __global__ void copy(const float4 *src, float4 *dst, int64_t n) {\n"
+                                  "  for (int64_t i = blockIdx.x * (int64_t)blockDim.x + threadIdx.x; i < n; i += "
+                                  "(int64_t)gridDim.x * blockDim.x) dst[i] = src[i];\n}\n";
 
 /* Half of the problem's bytes read, half written: the floor of a kernel whose src and dst are of one size. */
 static weft_status copy_run(const weft__exec *e) {
@@ -202,12 +204,18 @@ static weft_status time_problem(weft_ctx *ctx, const char *text) {
 
 static void show_times(weft_ctx *ctx) {
     static const char *const timed[] = {
-        "conv2d:fwd:f32:nchw:n64c128h56w56:o128k3p1g128@cuda", "conv2d:fwd:f32:nchw:n64c128h56w56:o128k3p1g128:bias+relu@cuda",
-        "conv2d:fwd:f32:nchw:n64c128h57w57:o128k3p1g128@cuda", "conv2d:fwd:f32:nchw:n64c64h112w112:o64k3p1g64@cuda",
-        "conv2d:fwd:f32:nchw:n64c256h28w28:o256k3p1g256@cuda", "conv2d:fwd:f32:nchw:n64c512h14w14:o512k3p1g512@cuda",
-        "conv2d:fwd:f32:nchw:n64c1024h7w7:o1024k3p1g1024@cuda", "conv2d:fwd:f32:nchw:n8c32h512w512:o32k3p1g32@cuda",
-        "conv2d:fwd:f32:nchw:n1c32h112w112:o32k3p1g32@cuda", "conv2d:fwd:f32:nhwc:n64c128h56w56:o128k3p1g128@cuda",
-        "conv2d:fwd:f32:nhwc:n64c512h14w14:o512k3p1g512@cuda", "conv2d:fwd:f32:nhwc:n64c1024h7w7:o1024k3p1g1024@cuda",
+        "conv2d:fwd:f32:nchw:n64c128h56w56:o128k3p1g128@cuda",
+        "conv2d:fwd:f32:nchw:n64c128h56w56:o128k3p1g128:bias+relu@cuda",
+        "conv2d:fwd:f32:nchw:n64c128h57w57:o128k3p1g128@cuda",
+        "conv2d:fwd:f32:nchw:n64c64h112w112:o64k3p1g64@cuda",
+        "conv2d:fwd:f32:nchw:n64c256h28w28:o256k3p1g256@cuda",
+        "conv2d:fwd:f32:nchw:n64c512h14w14:o512k3p1g512@cuda",
+        "conv2d:fwd:f32:nchw:n64c1024h7w7:o1024k3p1g1024@cuda",
+        "conv2d:fwd:f32:nchw:n8c32h512w512:o32k3p1g32@cuda",
+        "conv2d:fwd:f32:nchw:n1c32h112w112:o32k3p1g32@cuda",
+        "conv2d:fwd:f32:nhwc:n64c128h56w56:o128k3p1g128@cuda",
+        "conv2d:fwd:f32:nhwc:n64c512h14w14:o512k3p1g512@cuda",
+        "conv2d:fwd:f32:nhwc:n64c1024h7w7:o1024k3p1g1024@cuda",
         "conv2d:fwd:f32:nhwc:n64c50h56w56:o50k3p1g50@cuda",
     };
     for (size_t i = 0; i < WEFT__COUNT(timed); i++) {

@@ -24,13 +24,13 @@ static jmp_buf test_leave;
 static enum { TEST_OK, TEST_FAIL, TEST_SKIP } test_result;
 static char test_why[4096];
 
-#define TEST(NAME)                                                                                 \
-    static void case_##NAME(void);                                                                 \
-    __attribute__((constructor)) static void case_add_##NAME(void) {                               \
-        static test_case self = {#NAME, case_##NAME, NULL};                                        \
-        *test_end = &self;                                                                         \
-        test_end = &self.next;                                                                     \
-    }                                                                                              \
+#define TEST(NAME)                                                   \
+    static void case_##NAME(void);                                   \
+    __attribute__((constructor)) static void case_add_##NAME(void) { \
+        static test_case self = {#NAME, case_##NAME, NULL};          \
+        *test_end = &self;                                           \
+        test_end = &self.next;                                       \
+    }                                                                \
     static void case_##NAME(void)
 
 /* Ends the running test; from the thread that runs it only. */
@@ -53,9 +53,9 @@ __attribute__((noreturn, unused)) static void test_failed(int line, const char *
     test_stop(TEST_FAIL, "line %d: not %s: %s", line, condition, text);
 }
 
-#define CHECK(condition, ...)                                                                      \
-    do {                                                                                           \
-        if (!(condition)) test_failed(__LINE__, #condition, __VA_ARGS__);                          \
+#define CHECK(condition, ...)                                             \
+    do {                                                                  \
+        if (!(condition)) test_failed(__LINE__, #condition, __VA_ARGS__); \
     } while (0)
 #define SKIP(...) test_stop(TEST_SKIP, __VA_ARGS__)
 

@@ -83,7 +83,7 @@ static void exhaust(scenario run, const char *name) {
               weft_status_name(s), weft_last_error());
         if (met) CHECK(strstr(weft_last_error(), "memory"), "%s: the error is \"%s\"", name, weft_last_error());
         if (ctx && met) {
-            s = run(ctx);                            /* memory is back: so is the context */
+            s = run(ctx); /* memory is back: so is the context */
             CHECK(s == WEFT_OK, "%s after the failure of allocation %lld: %s", name, (long long)k, weft_last_error());
         }
         weft_ctx_release(ctx);
@@ -109,7 +109,8 @@ static weft_status plan_drawn(weft_ctx *ctx) {
 TEST(planning_every_operator) {
     for (int op = 1; op < WEFT_OP_COUNT; op++)
         for (uint64_t seed = 1; seed <= 5; seed++) {
-            CHECK(harness_random_of(&drawn, seed, WEFT_DEVICE_CPU, op), "%s: %s", weft__op_of(op)->name, weft_last_error());
+            CHECK(harness_random_of(&drawn, seed, WEFT_DEVICE_CPU, op), "%s: %s", weft__op_of(op)->name,
+                  weft_last_error());
             exhaust(plan_drawn, weft__op_of(op)->name);
         }
 }
@@ -168,7 +169,7 @@ TEST(execute_allocates_nothing) {
     int64_t before = atomic_load(&calls);
     for (int i = 0; i < 100; i++) OK(weft_execute(plan, &args, workspace, sizeof(workspace), NULL));
     CHECK(atomic_load(&calls) == before, "%lld allocations", (long long)(atomic_load(&calls) - before));
-    for (int i = 0; i < 100; i++) {                  /* nor does planning again */
+    for (int i = 0; i < 100; i++) { /* nor does planning again */
         weft_plan *again;
         OK(weft_plan_create(&again, ctx, &p, NULL));
         weft_plan_release(again);

@@ -88,7 +88,10 @@ TEST(context_options) {
     weft_ctx_opts o;
     FAILS(weft_ctx_create(NULL, NULL), WEFT_ERR_INVALID, "ctx is NULL");
     o = good, o.size = 0, refuses_options(o, "size is 0");
-    struct { weft_ctx_opts opts; int64_t later; } newer = {WEFT_CTX_OPTS_INIT, 1}; /* an option unknown here */
+    struct {
+        weft_ctx_opts opts;
+        int64_t later;
+    } newer = {WEFT_CTX_OPTS_INIT, 1}; /* an option unknown here */
     newer.opts.size = sizeof(newer);
     weft_ctx *ctx = NULL;
     FAILS(weft_ctx_create(&ctx, &newer.opts), WEFT_ERR_INVALID, "size");
@@ -148,7 +151,10 @@ TEST(context_calls) {
 }
 
 /* ---------------------------------------------------------------- the log */
-typedef struct lines { int count, topics; char last[4096]; } lines;
+typedef struct lines {
+    int count, topics;
+    char last[4096];
+} lines;
 
 static void keep(void *user, int topic, const char *line) {
     lines *l = user;
@@ -220,8 +226,8 @@ TEST(no_gpu) {
     weft_problem p = test_problem("conv2d:fwd:f32:nchw:n1c4h12w20:o4k3p1g4@cuda1000");
     weft_plan *plan = NULL;
     weft_status s = weft_plan_create(&plan, ctx, &p, NULL);
-    CHECK((s == WEFT_ERR_UNSUPPORTED || s == WEFT_ERR_INVALID) && !plan && strstr(weft_last_error(), "device"), "%s: %s",
-          weft_status_name(s), weft_last_error());
+    CHECK((s == WEFT_ERR_UNSUPPORTED || s == WEFT_ERR_INVALID) && !plan && strstr(weft_last_error(), "device"),
+          "%s: %s", weft_status_name(s), weft_last_error());
     weft_ctx_release(ctx);
 }
 

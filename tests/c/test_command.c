@@ -14,9 +14,12 @@ static int run(const char *arguments, char *text, size_t capacity) {
     weft__put(&t, "'%s' ", WEFT_COMMAND);
     for (const char *at = arguments; *at; at++) {
         bool alone = (at == arguments || at[-1] == ' ') && (at[1] == 0 || at[1] == ' ' || at[1] == '/');
-        if (*at == 'P' && alone) weft__put(&t, "%s", good);
-        else if (*at == 'D' && alone) weft__put(&t, "%s", folder);
-        else weft__put(&t, "%c", *at);
+        if (*at == 'P' && alone)
+            weft__put(&t, "%s", good);
+        else if (*at == 'D' && alone)
+            weft__put(&t, "%s", folder);
+        else
+            weft__put(&t, "%c", *at);
     }
     weft__put(&t, " 2>&1");
     FILE *f = popen(line, "r");
@@ -68,7 +71,8 @@ TEST(operators_page_is_fresh) {
     CHECK(f, "docs/operators.md is missing");
     kept[fread(kept, 1, sizeof(kept) - 1, f)] = 0;
     fclose(f);
-    CHECK(strcmp(made, kept) == 0, "docs/operators.md is stale: make it anew with weft list --operators > docs/operators.md");
+    CHECK(strcmp(made, kept) == 0,
+          "docs/operators.md is stale: make it anew with weft list --operators > docs/operators.md");
 }
 
 TEST(misuse) {
@@ -121,7 +125,7 @@ TEST(a_walk) {
     expect("tune P --wisdom D/w --seconds 0.1", 0, "known before");
     expect("wisdom show D/w", 0, "0 bad lines|conv2d:fwd");
     expect("tune P dgmm:fwd:f32:dense:n1h2w2:side1@cuda63 --wisdom D/part --seconds 0.1", 1, "weft tune: ");
-    expect("wisdom show D/part", 0, "0 bad lines|conv2d:fwd");   /* what came before the failure is kept */
+    expect("wisdom show D/part", 0, "0 bad lines|conv2d:fwd"); /* what came before the failure is kept */
     expect("wisdom merge D/w2 D/w", 0, "entries");
     expect("plan --wisdom D/w2 P", 0, "why:       wisdom|(measured)");
     expect("wisdom forget D/w2 P", 0, "forgotten");

@@ -6,7 +6,10 @@
 #include "test.h"
 
 /* A tensor as doubles, in canonical order. */
-typedef struct plain { const weft_tensor *t; double *v; } plain;
+typedef struct plain {
+    const weft_tensor *t;
+    double *v;
+} plain;
 
 static plain read_tensor(const weft_problem *p, int role, const harness_buffer *b) {
     plain x = {weft__tensor(p, role), NULL};
@@ -26,8 +29,10 @@ static double *at(plain x, const int64_t i[5]) {
 /* One product: the three elements it joins, any of which may take no part. */
 static void visit(const plain *x, const int64_t in[5], const int64_t w[5], const int64_t out[5]) {
     if (x[WEFT_ROLE_DST].t) *at(x[WEFT_ROLE_DST], out) += *at(x[WEFT_ROLE_SRC], in) * *at(x[WEFT_ROLE_WEIGHTS], w);
-    if (x[WEFT_ROLE_DIFF_SRC].t) *at(x[WEFT_ROLE_DIFF_SRC], in) += *at(x[WEFT_ROLE_DIFF_DST], out) * *at(x[WEFT_ROLE_WEIGHTS], w);
-    if (x[WEFT_ROLE_DIFF_WEIGHTS].t) *at(x[WEFT_ROLE_DIFF_WEIGHTS], w) += *at(x[WEFT_ROLE_DIFF_DST], out) * *at(x[WEFT_ROLE_SRC], in);
+    if (x[WEFT_ROLE_DIFF_SRC].t)
+        *at(x[WEFT_ROLE_DIFF_SRC], in) += *at(x[WEFT_ROLE_DIFF_DST], out) * *at(x[WEFT_ROLE_WEIGHTS], w);
+    if (x[WEFT_ROLE_DIFF_WEIGHTS].t)
+        *at(x[WEFT_ROLE_DIFF_WEIGHTS], w) += *at(x[WEFT_ROLE_DIFF_DST], out) * *at(x[WEFT_ROLE_SRC], in);
 }
 
 /* All taps of one pair of channels in one image. */
@@ -54,9 +59,12 @@ static void finish(const weft_problem *p, plain y, plain bias) {
     int64_t i = 0;
     for (harness_walk w = harness_first(y.t); !w.done; harness_step(&w), i++)
         for (int s = 0; s < p->nsteps; s++) {
-            if (p->step[s].kind == WEFT_STEP_BIAS) y.v[i] += bias.v[w.index[1]];
-            else if (p->step[s].kind == WEFT_STEP_RELU) y.v[i] = fmax(y.v[i], 0);
-            else if (p->step[s].kind == WEFT_STEP_CLIP) y.v[i] = fmin(fmax(y.v[i], p->step[s].lo), p->step[s].hi);
+            if (p->step[s].kind == WEFT_STEP_BIAS)
+                y.v[i] += bias.v[w.index[1]];
+            else if (p->step[s].kind == WEFT_STEP_RELU)
+                y.v[i] = fmax(y.v[i], 0);
+            else if (p->step[s].kind == WEFT_STEP_CLIP)
+                y.v[i] = fmin(fmax(y.v[i], p->step[s].lo), p->step[s].hi);
         }
 }
 
@@ -128,14 +136,20 @@ TEST(reference_against_a_plain_loop) {
 
 /* The harness's own conversions, on values whose encodings the formats fix. */
 TEST(values_of_16_bits) {
-    static const struct { int dtype; double value; uint16_t bits;
+    static const struct {
+        int dtype;
+        double value;
+        uint16_t bits;
     } known[] = {
-        {WEFT_DTYPE_F16, 1, 0x3c00},           {WEFT_DTYPE_F16, -2, 0xc000},          {WEFT_DTYPE_F16, 65504, 0x7bff},
-        {WEFT_DTYPE_F16, 65519, 0x7bff},       {WEFT_DTYPE_F16, 65520, 0x7c00},       {WEFT_DTYPE_F16, 0x1p-24, 0x0001},
-        {WEFT_DTYPE_F16, 0x1p-25, 0x0000},     {WEFT_DTYPE_F16, 0x1.8p-25, 0x0001},   {WEFT_DTYPE_F16, 1 + 0x1p-11, 0x3c00},
-        {WEFT_DTYPE_F16, 1 + 0x3p-11, 0x3c02}, {WEFT_DTYPE_F16, 0x1p-14, 0x0400},     {WEFT_DTYPE_BF16, 1, 0x3f80},
-        {WEFT_DTYPE_BF16, 1 + 0x1p-8, 0x3f80}, {WEFT_DTYPE_BF16, 1 + 0x3p-8, 0x3f82}, {WEFT_DTYPE_BF16, -0.0, 0x8000},
-        {WEFT_DTYPE_BF16, 0x1p-133, 0x0001},   {WEFT_DTYPE_BF16, 3.4e38, 0x7f80},     {WEFT_DTYPE_BF16, (double)INFINITY, 0x7f80},
+        {WEFT_DTYPE_F16, 1, 0x3c00},           {WEFT_DTYPE_F16, -2, 0xc000},
+        {WEFT_DTYPE_F16, 65504, 0x7bff},       {WEFT_DTYPE_F16, 65519, 0x7bff},
+        {WEFT_DTYPE_F16, 65520, 0x7c00},       {WEFT_DTYPE_F16, 0x1p-24, 0x0001},
+        {WEFT_DTYPE_F16, 0x1p-25, 0x0000},     {WEFT_DTYPE_F16, 0x1.8p-25, 0x0001},
+        {WEFT_DTYPE_F16, 1 + 0x1p-11, 0x3c00}, {WEFT_DTYPE_F16, 1 + 0x3p-11, 0x3c02},
+        {WEFT_DTYPE_F16, 0x1p-14, 0x0400},     {WEFT_DTYPE_BF16, 1, 0x3f80},
+        {WEFT_DTYPE_BF16, 1 + 0x1p-8, 0x3f80}, {WEFT_DTYPE_BF16, 1 + 0x3p-8, 0x3f82},
+        {WEFT_DTYPE_BF16, -0.0, 0x8000},       {WEFT_DTYPE_BF16, 0x1p-133, 0x0001},
+        {WEFT_DTYPE_BF16, 3.4e38, 0x7f80},     {WEFT_DTYPE_BF16, (double)INFINITY, 0x7f80},
     };
     for (size_t i = 0; i < WEFT__COUNT(known); i++) {
         uint16_t bits;

@@ -14,14 +14,10 @@ static void open_harness(void) {
 
 /* The geometries: %s is the pass. Every property holds in each of them. */
 static const char *const geometries[] = {
-    "conv2d:%s:f32:nchw:n2c4h11w23:o4k3p1g4",
-    "conv2d:%s:f32:nchw:n1c3h9w40:o3k3g3",
-    "conv2d:%s:f32:nhwc:n2c19h6w9:o19k3p1g19",
-    "conv2d:%s:f32:nchw:n2c3h12w18:o3k3s2p1g3",
-    "conv2d:%s:f32:nhwc:n1c16h9w8:o16k3s2p1g16",
-    "conv2d:%s:f32:nchw:n2c6h7w8:o9k3x2s1x2p1+0x2d2x1g3",
-    "conv1d:%s:f64:ncw:n2c4w15:o6k5p2g2",
-    "conv3d:%s:f32:ndhwc:n1c4d4h5w6:o4k3p1g4",
+    "conv2d:%s:f32:nchw:n2c4h11w23:o4k3p1g4",    "conv2d:%s:f32:nchw:n1c3h9w40:o3k3g3",
+    "conv2d:%s:f32:nhwc:n2c19h6w9:o19k3p1g19",   "conv2d:%s:f32:nchw:n2c3h12w18:o3k3s2p1g3",
+    "conv2d:%s:f32:nhwc:n1c16h9w8:o16k3s2p1g16", "conv2d:%s:f32:nchw:n2c6h7w8:o9k3x2s1x2p1+0x2d2x1g3",
+    "conv1d:%s:f64:ncw:n2c4w15:o6k5p2g2",        "conv3d:%s:f32:ndhwc:n1c4d4h5w6:o4k3p1g4",
 };
 
 static weft_problem geometry(size_t i, const char *pass) {
@@ -47,8 +43,10 @@ static int64_t offset_of(const weft_tensor *t, const int64_t i[5]) {
 
 static void fresh(harness_buffer *b, const weft_tensor *t, uint64_t seed) {
     CHECK(harness_open(b, t, HARNESS_END), "no memory");
-    if (seed) harness_fill(b, HARNESS_INTEGERS, seed);
-    else for (harness_walk w = harness_first(t); !w.done; harness_step(&w)) put(b, w.offset, 0);
+    if (seed)
+        harness_fill(b, HARNESS_INTEGERS, seed);
+    else
+        for (harness_walk w = harness_first(t); !w.done; harness_step(&w)) put(b, w.offset, 0);
 }
 
 /* a . b over all elements; both have the same dims. */
@@ -61,8 +59,8 @@ static double dot(const harness_buffer *a, const harness_buffer *b) {
 }
 
 /* For each kernel that takes the problem. */
-#define FOR_KERNELS(p, desc)                                                                       \
-    for (size_t k_ = 0, n_ = weft_kernel_count(h.ctx[0], (p)); k_ < n_; k_++)                      \
+#define FOR_KERNELS(p, desc)                                                  \
+    for (size_t k_ = 0, n_ = weft_kernel_count(h.ctx[0], (p)); k_ < n_; k_++) \
         if (weft_kernel_info(h.ctx[0], (p), k_, (desc)) == WEFT_OK && (desc)->applies)
 
 static void run(const weft_problem *p, const char *kernel, harness_buffer *in, harness_buffer *out) {
@@ -90,7 +88,8 @@ TEST(impulse) {
                     tap[2 + a] = reach / p.dilation[a];
                     meets = meets && reach >= 0 && reach % p.dilation[a] == 0 && tap[2 + a] < p.kernel[a];
                 }
-                double want = meets ? get(&h.in[WEFT_ROLE_WEIGHTS], offset_of(&h.in[WEFT_ROLE_WEIGHTS].tensor, tap)) : 0,
+                double want =
+                           meets ? get(&h.in[WEFT_ROLE_WEIGHTS], offset_of(&h.in[WEFT_ROLE_WEIGHTS].tensor, tap)) : 0,
                        got = get(&h.out[WEFT_ROLE_DST], w.offset);
                 CHECK(got == want, "%s in geometry %zu: %g, wanted %g", d.name, g, got, want);
             }
@@ -118,12 +117,13 @@ TEST(linearity) {
             run(&p, d.name, y, ay);
             run(&p, d.name, h.in, h.out);
             for (harness_walk w = harness_first(dst); !w.done; harness_step(&w))
-                CHECK(get(&h.out[WEFT_ROLE_DST], w.offset) == get(&ax[WEFT_ROLE_DST], w.offset) + get(&ay[WEFT_ROLE_DST], w.offset),
+                CHECK(get(&h.out[WEFT_ROLE_DST], w.offset) ==
+                          get(&ax[WEFT_ROLE_DST], w.offset) + get(&ay[WEFT_ROLE_DST], w.offset),
                       "%s in geometry %zu", d.name, g);
         }
     }
     for (int role = 0; role < WEFT_ROLE_COUNT; role++) {
-        if (role == WEFT_ROLE_WEIGHTS) continue;          /* shared with the harness */
+        if (role == WEFT_ROLE_WEIGHTS) continue; /* shared with the harness */
         harness_close(&x[role]), harness_close(&y[role]), harness_close(&ax[role]), harness_close(&ay[role]);
     }
 }
@@ -141,7 +141,8 @@ TEST(shift) {
         fresh(&moved[WEFT_ROLE_SRC], src, 0);
         for (harness_walk w = harness_first(src); !w.done; harness_step(&w))
             if (w.index[4] >= p.stride[2])
-                put(&moved[WEFT_ROLE_SRC], w.offset, get(&h.in[WEFT_ROLE_SRC], w.offset - p.stride[2] * src->strides[4]));
+                put(&moved[WEFT_ROLE_SRC], w.offset,
+                    get(&h.in[WEFT_ROLE_SRC], w.offset - p.stride[2] * src->strides[4]));
         moved[WEFT_ROLE_WEIGHTS] = h.in[WEFT_ROLE_WEIGHTS];
         FOR_KERNELS(&p, &d) {
             run(&p, d.name, h.in, h.out);
@@ -172,8 +173,7 @@ TEST(adjoint) {
         run(&fwd, weft__ref_kernels[WEFT_OP_CONV]->name, h.in, h.out);
         double want = dot(&h.out[WEFT_ROLE_DST], &h.in[WEFT_ROLE_DIFF_DST]);
         const weft_problem *const passes[] = {&fwd, &data, &weights, &both};
-        for (size_t i = 0; i < 4; i++)
-            FOR_KERNELS(passes[i], &d) {
+        for (size_t i = 0; i < 4; i++) FOR_KERNELS(passes[i], &d) {
                 run(passes[i], d.name, h.in, h.out);
                 double got = i == 0   ? dot(&h.out[WEFT_ROLE_DST], &h.in[WEFT_ROLE_DIFF_DST])
                              : i == 2 ? dot(&h.out[WEFT_ROLE_DIFF_WEIGHTS], &h.in[WEFT_ROLE_WEIGHTS])
@@ -211,8 +211,8 @@ TEST(finite_differences) {
                     run(&fwd, NULL, stepped, h.out);
                     loss[step] = dot(&h.out[WEFT_ROLE_DST], &h.in[WEFT_ROLE_DIFF_DST]);
                 }
-                double got =
-                    get(&grad[WEFT_ROLE_DIFF_WEIGHTS], offset_of(weft__tensor(&weights, WEFT_ROLE_DIFF_WEIGHTS), spot.index));
+                double got = get(&grad[WEFT_ROLE_DIFF_WEIGHTS],
+                                 offset_of(weft__tensor(&weights, WEFT_ROLE_DIFF_WEIGHTS), spot.index));
                 CHECK(got == loss[1] - loss[0], "%s in geometry %zu: %g, the difference is %g", d.name, g, got,
                       loss[1] - loss[0]);
             }

@@ -57,10 +57,12 @@ static void sweep(int pass, int64_t k, int64_t stride, int64_t pad, bool last) {
             if (p.in[a] + 2 * pad < k) p.in[a] = k;
         }
         bool reads_src = weft__pass_of(&p)->reads & WEFT__BIT(WEFT_ROLE_SRC);
-        weft_problem_tensor(&p, reads_src ? WEFT_ROLE_SRC : WEFT_ROLE_DIFF_DST)->layout = last ? WEFT_LAYOUT_LAST : WEFT_LAYOUT_FIRST;
+        weft_problem_tensor(&p, reads_src ? WEFT_ROLE_SRC : WEFT_ROLE_DIFF_DST)->layout =
+            last ? WEFT_LAYOUT_LAST : WEFT_LAYOUT_FIRST;
         OK(weft_problem_complete(&p));
         for (int i = 0; i < p.ntensors && size % 3 == 0; i++) p.tensor[i].align = 4;
-        p.math = size % 4 ? WEFT_MATH_FAST : WEFT_MATH_STRICT; /* with NaN and infinity, which every fourth seed brings */
+        /* with NaN and infinity, which every fourth seed brings */
+        p.math = size % 4 ? WEFT_MATH_FAST : WEFT_MATH_STRICT;
         check(&p, (uint64_t)(size % 4 ? size * 7 + pass : size), false);
     }
 }

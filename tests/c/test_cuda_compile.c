@@ -7,13 +7,15 @@
 #include "cuda/driver.h"
 #include "test.h"
 
-static const weft__gpu generations[] = {   /* as the driver describes such devices */
+static const weft__gpu generations[] = {
+    /* as the driver describes such devices */
     {0, 75, 40, (size_t)4 << 20, 64 << 10, 300, 8000, "fake Turing"},
     {0, 90, 132, (size_t)50 << 20, 227 << 10, 4300, 60000, "fake Hopper"},
     {0, 100, 148, (size_t)126 << 20, 227 << 10, 7000, 70000, "fake Blackwell"},
 };
 
-static const char *const problems[] = {    /* what changes defines: passes, data types, epilogues, layouts */
+static const char *const problems[] = {
+    /* what changes defines: passes, data types, epilogues, layouts */
     "conv2d:fwd:f32:nchw:n64c128h56w56:o128k3p1g128@cuda",
     "conv2d:fwd:f32:nchw:n2c3h17w9:o3k3p0+2x2+0g3:bias+relu@cuda",
     "conv2d:fwd:f32:nchw:n2c3h300w401:o3k3p1g3:clip-1_6+bias@cuda",
@@ -101,7 +103,7 @@ static void lengthen(const char *path) {
     fputc(0, f);
     fclose(f);
 }
-static void flip(const char *path) {     /* one bit of the code */
+static void flip(const char *path) { /* one bit of the code */
     FILE *f = fopen(path, "r+b");
     CHECK(f && fseek(f, -100, SEEK_END) == 0, "%s", path);
     int c = fgetc(f);
@@ -131,8 +133,8 @@ static bool compile_for(weft_ctx *ctx, const weft__kernel *k, const weft__gpu *g
     size_t size = 0;
     const weft__embedded *source = weft__embedded_find(k->source);
     CHECK(source, "%s: .source is %s, allowed: a file of src/cuda/kernels", k->name, k->source);
-    CHECK(memmem(source->text, source->bytes, k->entry, strlen(k->entry)), "%s: .entry is %s, which %s does not define", k->name,
-          k->entry, k->source);
+    CHECK(memmem(source->text, source->bytes, k->entry, strlen(k->entry)), "%s: .entry is %s, which %s does not define",
+          k->name, k->entry, k->source);
     OK(weft__cuda_compile(ctx, k->source, defines, arch, &size));
     CHECK(size > 1000, "%s %s: %zu bytes", k->name, arch, size);
     return true;
@@ -210,8 +212,14 @@ TEST(code_is_kept_by_source_options_and_architecture) {
 }
 
 TEST(a_damaged_file_is_compiled_again) {
-    static const struct { const char *name; void (*damage)(const char *); } ways[] = {
-        {"empty", empty}, {"cut", halve}, {"longer", lengthen}, {"a bit flipped", flip},
+    static const struct {
+        const char *name;
+        void (*damage)(const char *);
+    } ways[] = {
+        {"empty", empty},
+        {"cut", halve},
+        {"longer", lengthen},
+        {"a bit flipped", flip},
     };
     weft_ctx *ctx = open_compiler();
     expect(ctx, "-DSCALE=1", "sm_90", "compiled");
@@ -243,10 +251,17 @@ TEST(a_folder_that_takes_no_files_is_not_fatal) {
 }
 
 TEST(the_folder_follows_the_environment) {
-    static const struct { const char *opts, *weft, *xdg, *home, *want; } cases[] = {
-        {"/a", "/b", "/c", "/d", "/a"}, {"", "/b", "/c", "/d", NULL}, {NULL, "/b", "/c", "/d", "/b"}, {NULL, "", "/c", "/d", NULL},
-        {NULL, NULL, "/c", "/d", "/c/weft"}, {NULL, NULL, "relative", "/d", "/d/.cache/weft"},
-        {NULL, NULL, NULL, "/d", "/d/.cache/weft"}, {NULL, NULL, NULL, NULL, NULL},
+    static const struct {
+        const char *opts, *weft, *xdg, *home, *want;
+    } cases[] = {
+        {"/a", "/b", "/c", "/d", "/a"},
+        {"", "/b", "/c", "/d", NULL},
+        {NULL, "/b", "/c", "/d", "/b"},
+        {NULL, "", "/c", "/d", NULL},
+        {NULL, NULL, "/c", "/d", "/c/weft"},
+        {NULL, NULL, "relative", "/d", "/d/.cache/weft"},
+        {NULL, NULL, NULL, "/d", "/d/.cache/weft"},
+        {NULL, NULL, NULL, NULL, NULL},
     };
     static const char *const names[] = {"WEFT_CACHE_DIR", "XDG_CACHE_HOME", "HOME"};
     char *before[WEFT__COUNT(names)];

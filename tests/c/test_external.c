@@ -1,7 +1,12 @@
 /* The host's implementation: weighed by estimate, by measuring, by wisdom and by name, and never run by weft. */
 #include "test.h"
 
-typedef struct host { int rehearsals, refusals; double of_peak; long spin; const char *why; } host;
+typedef struct host {
+    int rehearsals, refusals;
+    double of_peak;
+    long spin;
+    const char *why;
+} host;
 
 static const char *reject(void *user, const weft_problem *p) {
     host *h = user;
@@ -71,7 +76,8 @@ TEST(by_name_and_by_engine) {
     weft_kernel_desc d = WEFT_KERNEL_DESC_INIT;
     size_t n = weft_kernel_count(ctx, &p);
     OK(weft_kernel_info(ctx, &p, n - 1, &d));
-    CHECK(!strcmp(d.name, "host_conv") && !strcmp(d.engine, "external") && d.applies && d.ns > 0, "%s %s", d.name, d.engine);
+    CHECK(!strcmp(d.name, "host_conv") && !strcmp(d.engine, "external") && d.applies && d.ns > 0, "%s %s", d.name,
+          d.engine);
     weft_ctx_release(ctx);
 }
 
@@ -80,12 +86,14 @@ TEST(by_measuring_and_wisdom) {
     weft_ctx *ctx = context_with(&quick), *other = context_with(&slow);
     weft_plan_opts opts = WEFT_PLAN_OPTS_INIT;
     opts.mode = WEFT_MODE_MEASURE;
-    CHECK(!strcmp(kernel_of(ctx, &opts), "host_conv") && quick.rehearsals > 1, "%s after %d", kernel_of(ctx, &opts), quick.rehearsals);
+    CHECK(!strcmp(kernel_of(ctx, &opts), "host_conv") && quick.rehearsals > 1, "%s after %d", kernel_of(ctx, &opts),
+          quick.rehearsals);
     CHECK(!strcmp(kernel_of(ctx, NULL), "host_conv"), "wisdom is not used: %s", kernel_of(ctx, NULL));
     opts.engines = WEFT_ENGINE_REF | WEFT_ENGINE_CPU;
-    CHECK(!strcmp(kernel_of(ctx, &opts), "conv_ref"), "wisdom of an engine that is off is used: %s", kernel_of(ctx, &opts));
+    CHECK(!strcmp(kernel_of(ctx, &opts), "conv_ref"), "wisdom of an engine that is off is used: %s",
+          kernel_of(ctx, &opts));
     opts.engines = 0;
-    weft_problem p = test_problem("conv2d:fwd:f32:nchw:n1c8h64w64:o8k3p1g8");   /* one that has a fast kernel */
+    weft_problem p = test_problem("conv2d:fwd:f32:nchw:n1c8h64w64:o8k3p1g8"); /* one that has a fast kernel */
     weft_plan *plan = NULL;
     OK(weft_plan_create(&plan, other, &p, &opts));
     CHECK(strcmp(weft_plan_kernel_name(plan), "host_conv") && slow.rehearsals, "%s", weft_plan_kernel_name(plan));
@@ -124,4 +132,3 @@ TEST(wrong_implementations) {
     FAILS(weft_ctx_set_external(ctx, &r), WEFT_ERR_INVALID, "has the external implementation host_conv already");
     weft_ctx_release(ctx);
 }
-

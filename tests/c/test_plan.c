@@ -43,14 +43,14 @@ TEST(pin) {
     weft_plan_opts opts = WEFT_PLAN_OPTS_INIT;
     opts.kernel = "conv_ref";
     weft_plan *plan = plan_of(ctx, usual, &opts);
-    CHECK(strcmp(weft_plan_kernel_name(plan), "conv_ref") == 0 && strcmp(weft__plan_choice(plan)->why, "pinned") == 0, "%s",
-          weft_plan_kernel_name(plan));
+    CHECK(strcmp(weft_plan_kernel_name(plan), "conv_ref") == 0 && strcmp(weft__plan_choice(plan)->why, "pinned") == 0,
+          "%s", weft_plan_kernel_name(plan));
     weft_plan_release(plan);
     weft_problem p = test_problem("conv2d:fwd:f32:nchw:n1c4h12w20:o4k5p1g4");
     opts.kernel = "no_such_kernel";
     FAILS(weft_plan_create(&plan, ctx, &p, &opts), WEFT_ERR_INVALID, "no_such_kernel|conv");
     CHECK(plan == NULL, "a plan in spite of the error");
-    for (size_t i = 0; i < weft_kernel_count(ctx, &p); i++) {    /* a refusal comes with its reason */
+    for (size_t i = 0; i < weft_kernel_count(ctx, &p); i++) { /* a refusal comes with its reason */
         weft_kernel_desc d = WEFT_KERNEL_DESC_INIT;
         OK(weft_kernel_info(ctx, &p, i, &d));
         if (d.applies) continue;
@@ -137,9 +137,9 @@ TEST(measure_remembers) {
     CHECK(strcmp(weft__plan_choice(plan)->why, "measured") == 0, "%s", weft__plan_choice(plan)->why);
     CHECK(weft_wisdom_count(ctx) >= 1, "nothing was remembered");
     weft_plan_release(plan);
-    plan = plan_of(ctx, usual, NULL);                /* an estimate asked for later takes what was measured */
-    CHECK(strcmp(weft__plan_choice(plan)->why, "wisdom") == 0 && strcmp(weft_plan_kernel_name(plan), name) == 0, "%s: %s",
-          weft__plan_choice(plan)->why, weft_plan_kernel_name(plan));
+    plan = plan_of(ctx, usual, NULL); /* an estimate asked for later takes what was measured */
+    CHECK(strcmp(weft__plan_choice(plan)->why, "wisdom") == 0 && strcmp(weft_plan_kernel_name(plan), name) == 0,
+          "%s: %s", weft__plan_choice(plan)->why, weft_plan_kernel_name(plan));
     weft_plan_release(plan);
     weft_ctx_release(ctx);
 }
@@ -150,7 +150,8 @@ TEST(wisdom_only_takes_what_is_known) {
     weft_plan *plan = NULL;
     weft_plan_opts ask = WEFT_PLAN_OPTS_INIT;
     ask.mode = WEFT_MODE_WISDOM_ONLY;
-    FAILS(weft_plan_create(&plan, ctx, &p, &ask), WEFT_ERR_UNSUPPORTED, "no wisdom for conv2d:fwd:f32:nchw:n1c4h12w20:o4k3p1g4@cpu");
+    FAILS(weft_plan_create(&plan, ctx, &p, &ask), WEFT_ERR_UNSUPPORTED,
+          "no wisdom for conv2d:fwd:f32:nchw:n1c4h12w20:o4k3p1g4@cpu");
     CHECK(plan == NULL, "a plan of a problem that is not known");
     ask.mode = WEFT_MODE_MEASURE;
     ask.measure_seconds = -1;
@@ -161,7 +162,8 @@ TEST(wisdom_only_takes_what_is_known) {
     plan = plan_of(ctx, usual, &ask);
     CHECK(strcmp(weft__plan_choice(plan)->why, "wisdom") == 0, "%s", weft__plan_choice(plan)->why);
     weft_plan_release(plan);
-    weft_plan_release(plan_of(ctx, "conv2d:fwd:f32:nchw:n0c4h12w20:o4k3p1g4", &ask));   /* empty: there is nothing to know */
+    /* empty: there is nothing to know */
+    weft_plan_release(plan_of(ctx, "conv2d:fwd:f32:nchw:n0c4h12w20:o4k3p1g4", &ask));
     weft_ctx_release(ctx);
 }
 
@@ -213,11 +215,11 @@ TEST(the_cache_is_bounded_and_drops_the_oldest) {
     OK(weft_ctx_create(&ctx, &opts));
     weft_plan *first = sized(ctx, 1);
     for (int n = 2; n <= 4; n++) weft_plan_release(sized(ctx, n));
-    weft_plan *again = sized(ctx, 1);                /* used again: now the newest */
+    weft_plan *again = sized(ctx, 1); /* used again: now the newest */
     CHECK(again == first, "not from the cache");
     weft_plan_release(again);
     int64_t full = atomic_load(&blocks);
-    weft_plan_release(sized(ctx, 5));                /* 2 goes */
+    weft_plan_release(sized(ctx, 5)); /* 2 goes */
     again = sized(ctx, 1);
     CHECK(again == first, "the plan used last was dropped");
     weft_plan_release(again);
@@ -226,7 +228,7 @@ TEST(the_cache_is_bounded_and_drops_the_oldest) {
           (long long)full);
     again = sized(ctx, 1);
     CHECK(again != first, "a dropped plan came back");
-    weft_ctx_release(ctx);                           /* plans outlive the context */
+    weft_ctx_release(ctx); /* plans outlive the context */
     CHECK(weft_plan_problem(first)->n == 1 && strcmp(weft_plan_kernel_name(again), "conv_ref") == 0,
           "plans after the context");
     weft_plan_release(first), weft_plan_release(again);
@@ -239,7 +241,7 @@ static double time_plans(weft_ctx *ctx, const weft_problem *base, int runs, bool
     weft_plan *plan;
     for (int i = -1; i < runs; i++) {
         weft_problem p = *base;
-        if (!cached) p.n = 2 + i, p.ntensors = 0;    /* tensors follow the new batch */
+        if (!cached) p.n = 2 + i, p.ntensors = 0; /* tensors follow the new batch */
         uint64_t start = weft__now_ns();
         OK(weft_plan_create(&plan, ctx, &p, NULL));
         uint64_t stop = weft__now_ns();
@@ -273,14 +275,19 @@ TEST(planning_is_quick) {
 
 /* ---------------------------------------------------------------- many threads */
 enum { WORKERS = 6, ROUNDS = 60, SHAPES = 5 };
-typedef struct worker { weft_ctx *ctx; weft_problem p; int number; char why[256]; } worker;
+typedef struct worker {
+    weft_ctx *ctx;
+    weft_problem p;
+    int number;
+    char why[256];
+} worker;
 
 static bool one_round(worker *w, int shape) {
     weft_problem p = w->p;
     weft_plan *plan = NULL;
     float src[8 * 9] = {0}, weights[8] = {0}, dst[8 * 9];
     p.nsteps = 1;
-    p.step[0] = (weft_step){WEFT_STEP_CLIP, 0, -100, shape + 1};   /* another problem for each shape */
+    p.step[0] = (weft_step){.kind = WEFT_STEP_CLIP, .lo = -100, .hi = shape + 1}; /* another problem for each shape */
     for (int i = 0; i < 8; i++) weights[i] = (float)(i + 1);
     for (int i = 0; i < 72; i++) src[i] = (float)i;
     weft_args args = WEFT_ARGS_INIT;
@@ -312,7 +319,7 @@ TEST(many_threads_plan_and_execute) {
     weft_ctx_opts opts = WEFT_CTX_OPTS_INIT;
     weft_ctx *ctx;
     opts.threads = 3;
-    opts.plan_cache = 3;                             /* fewer than shapes: plans come and go meanwhile */
+    opts.plan_cache = 3; /* fewer than shapes: plans come and go meanwhile */
     OK(weft_ctx_create(&ctx, &opts));
     static worker workers[WORKERS];
     pthread_t threads[WORKERS];
@@ -327,7 +334,11 @@ TEST(many_threads_plan_and_execute) {
 }
 
 /* ---------------------------------------------------------------- what execute refuses */
-typedef struct call { weft_plan *plan; weft_args args; harness_buffer b[WEFT_ROLE_COUNT], workspace; } call;
+typedef struct call {
+    weft_plan *plan;
+    weft_args args;
+    harness_buffer b[WEFT_ROLE_COUNT], workspace;
+} call;
 
 static void prepare(call *c, weft_ctx *ctx, const char *text) {
     memset(c, 0, sizeof(*c));
@@ -373,7 +384,7 @@ TEST(execute_refuses_and_writes_nothing) {
             weft_args args = c.args;
             args.ptr[role] = NULL;
             refuses(&c, &args, workspace, need, WEFT_ERR_INVALID, weft__role_name(role));
-            args.ptr[role] = (char *)c.args.ptr[role] + 8;   /* the problem promises 16 */
+            args.ptr[role] = (char *)c.args.ptr[role] + 8; /* the problem promises 16 */
             refuses(&c, &args, workspace, need, WEFT_ERR_INVALID, weft__role_name(role));
             args.ptr[role] = (char *)c.args.ptr[role] + 1;
             refuses(&c, &args, workspace, need, WEFT_ERR_INVALID, weft__role_name(role));

@@ -7,7 +7,8 @@
 
 /* ---------------------------------------------------------------- the text */
 /* Read, then written: NULL means as it was. */
-static const struct { const char *text, *normal;
+static const struct {
+    const char *text, *normal;
 } texts[] = {
     {"conv2d:fwd:f32:nchw:n64c128h56w56:o128k3p1g128@cpu", NULL},
     {"conv2d:fwd:f32:nchw:n64c128h56w56:o128k3p1g128", "conv2d:fwd:f32:nchw:n64c128h56w56:o128k3p1g128@cpu"},
@@ -45,8 +46,8 @@ TEST(round_trip) {
     }
     for (uint64_t seed = 0; seed < 20000; seed++) {
         weft_problem p;
-        CHECK(harness_random(&p, seed, seed % 3 ? WEFT_DEVICE_CPU : WEFT_DEVICE_CUDA), "seed %llu: %s", (unsigned long long)seed,
-              weft_last_error());
+        CHECK(harness_random(&p, seed, seed % 3 ? WEFT_DEVICE_CPU : WEFT_DEVICE_CUDA), "seed %llu: %s",
+              (unsigned long long)seed, weft_last_error());
         CHECK(harness_round_trip(&p, why, sizeof(why)), "seed %llu: %s", (unsigned long long)seed, why);
     }
 }
@@ -78,7 +79,11 @@ TEST(capacity) {
 }
 
 /* ---------------------------------------------------------------- syntax errors: the column, and what was expected */
-static const struct { const char *text; int column; const char *expected; } errors[] = {
+static const struct {
+    const char *text;
+    int column;
+    const char *expected;
+} errors[] = {
     {"", 1, "an operator"},
     {"conf2d:fwd:f32:nchw:n1c8h9w9:o8k3", 1, "conv2d"},
     {"conv4d:fwd:f32:nchw:n1c8h9w9:o8k3", 1, "conv3d"},
@@ -154,7 +159,9 @@ TEST(syntax_errors) {
 }
 
 /* ---------------------------------------------------------------- what is read but refused */
-static const struct { const char *text, *words; } refused[] = {
+static const struct {
+    const char *text, *words;
+} refused[] = {
     {"conv2d:fwd:f32:nchw:n-1c8h9w9:o8k3", "batch n is -1"},
     {"conv2d:fwd:f32:nchw:n1c0h9w9:o8k3", "channels c is 0"},
     {"conv2d:fwd:f32:nchw:n1c8h9w9:o-8k3", "output channels o is -8"},
@@ -196,8 +203,8 @@ TEST(refused) {
     for (size_t i = 0; i < WEFT__COUNT(refused); i++) {
         weft_problem p;
         weft_status s = weft_problem_parse(&p, refused[i].text);
-        CHECK(s == WEFT_ERR_INVALID || (s == WEFT_ERR_SYNTAX && !refused[i].words[0]), "'%s' gave %s: %s", refused[i].text,
-              weft_status_name(s), weft_last_error());
+        CHECK(s == WEFT_ERR_INVALID || (s == WEFT_ERR_SYNTAX && !refused[i].words[0]), "'%s' gave %s: %s",
+              refused[i].text, weft_status_name(s), weft_last_error());
         test_fails(s, s, refused[i].words, refused[i].text, __LINE__);
     }
 }
@@ -217,8 +224,8 @@ TEST(completes_from_the_struct) {
     CHECK(p.ntensors == 3 && p.out[0] == 1 && p.out[1] == 56 && p.out[2] == 56, "%d tensors, out %lld %lld", p.ntensors,
           (long long)p.out[1], (long long)p.out[2]);
     const weft_tensor *dst = weft__tensor(&p, WEFT_ROLE_DST), *weights = weft__tensor(&p, WEFT_ROLE_WEIGHTS);
-    CHECK(dst->dtype == WEFT_DTYPE_BF16 && dst->layout == WEFT_LAYOUT_FIRST && dst->align == 16 && dst->rank == 5, "dst %d %d %d",
-          dst->dtype, dst->layout, dst->align);
+    CHECK(dst->dtype == WEFT_DTYPE_BF16 && dst->layout == WEFT_LAYOUT_FIRST && dst->align == 16 && dst->rank == 5,
+          "dst %d %d %d", dst->dtype, dst->layout, dst->align);
     CHECK(dst->strides[1] == 56 * 56 && dst->strides[3] == 56 && dst->strides[4] == 1, "dst strides");
     CHECK(weights->dims[0] == 64 && weights->dims[1] == 1 && weights->dims[3] == 3, "weights dims");
     OK(weft_problem_format(&p, text, sizeof(text), NULL));
@@ -273,7 +280,8 @@ TEST(wrong_fields) {
     p = good, p.nsteps = 5, with_wrong_tensor(p, "5 steps");
     p = good, p.nsteps = -1, with_wrong_tensor(p, "-1 steps");
     p = good, p.nsteps = 1, p.step[0].kind = 9, with_wrong_tensor(p, "step 0 is 9");
-    p = good, p.nsteps = 1, p.step[0] = (weft_step){WEFT_STEP_CLIP, 0, (double)NAN, 1}, with_wrong_tensor(p, "clips");
+    p = good, p.nsteps = 1, p.step[0] = (weft_step){.kind = WEFT_STEP_CLIP, .lo = NAN, .hi = 1},
+    with_wrong_tensor(p, "clips");
     p = good, p.ntensors = 17, with_wrong_tensor(p, "17 tensors");
     p = good, p.ntensors = -1, with_wrong_tensor(p, "-1 tensors");
     p = good, p.tensor[0].role = 99, with_wrong_tensor(p, "role is 99");
@@ -301,7 +309,7 @@ TEST(infinite_bounds) {
     for (size_t i = 0; i < WEFT__COUNT(bounds); i++) {
         weft_problem p = test_problem("conv2d:fwd:f32:nchw:n1c2h9w9:o2k3");
         p.nsteps = 1;
-        p.step[0] = (weft_step){WEFT_STEP_CLIP, 0, bounds[i][0], bounds[i][1]};
+        p.step[0] = (weft_step){.kind = WEFT_STEP_CLIP, .lo = bounds[i][0], .hi = bounds[i][1]};
         OK(weft_problem_complete(&p));
         CHECK(harness_round_trip(&p, why, sizeof(why)), "%s", why);
     }
@@ -320,14 +328,17 @@ TEST(keys) {
 
 /* ---------------------------------------------------------------- callers of another version, and of none */
 TEST(older_and_newer_callers) {
-    struct { weft_problem p; char more[64]; } newer = {0};
+    struct {
+        weft_problem p;
+        char more[64];
+    } newer = {0};
     newer.p = test_problem("conv2d:fwd:f32:nchw:n1c2h9w9:o2k3");
     newer.p.size = sizeof(newer);
     OK(weft_problem_complete(&newer.p));
     CHECK(newer.p.size == sizeof(newer), "the caller's size changed");
     newer.more[40] = 1;
     FAILS(weft_problem_complete(&newer.p), WEFT_ERR_INVALID, "problem.size");
-    size_t *shorter = malloc(sizeof(size_t));        /* nothing may be read behind it */
+    size_t *shorter = malloc(sizeof(size_t)); /* nothing may be read behind it */
     *shorter = sizeof(size_t);
     weft_ctx *ctx = NULL;
     weft_plan *plan = NULL;
@@ -336,7 +347,8 @@ TEST(older_and_newer_callers) {
     OK(weft_ctx_create(&ctx, NULL));
     FAILS(weft_plan_create(&plan, ctx, (weft_problem *)(void *)shorter, NULL), WEFT_ERR_INVALID, "problem.size is 8");
     newer.more[40] = 0;
-    FAILS(weft_plan_create(&plan, ctx, &newer.p, (weft_plan_opts *)(void *)shorter), WEFT_ERR_INVALID, "opts.size is 8");
+    FAILS(weft_plan_create(&plan, ctx, &newer.p, (weft_plan_opts *)(void *)shorter), WEFT_ERR_INVALID,
+          "opts.size is 8");
     free(shorter);
     weft_ctx_release(ctx);
 }
@@ -357,11 +369,12 @@ TEST(garbage_is_refused_and_nothing_written) {
 }
 
 TEST(a_completed_problem_can_be_changed) {
-    weft_problem p = test_problem("conv2d:fwd:f32:nhwc:n1c8h9w9:o8k3g8"), q = test_problem("conv2d:fwd:f32:nhwc:n4c8h20w9:o8k3g8");
+    weft_problem p = test_problem("conv2d:fwd:f32:nhwc:n1c8h9w9:o8k3g8"),
+                 q = test_problem("conv2d:fwd:f32:nhwc:n4c8h20w9:o8k3g8");
     p.n = 4, p.in[1] = 20;
     OK(weft_problem_complete(&p));
     CHECK(memcmp(&p, &q, sizeof(p)) == 0, "not the problem of the new sizes");
-    weft_problem_tensor(&p, WEFT_ROLE_SRC)->derived = 0;  /* dims of the caller's own are checked */
+    weft_problem_tensor(&p, WEFT_ROLE_SRC)->derived = 0; /* dims of the caller's own are checked */
     p.n = 5;
     FAILS(weft_problem_complete(&p), WEFT_ERR_INVALID, "src: shape is (4");
 }

@@ -7,7 +7,10 @@
 #include "test.h"
 
 enum { SLOTS = 1000 };
-typedef struct tally { _Atomic int hits[SLOTS]; weft_ctx *ctx; } tally;
+typedef struct tally {
+    _Atomic int hits[SLOTS];
+    weft_ctx *ctx;
+} tally;
 
 static void hit(void *arg, int64_t slot) { atomic_fetch_add(&((tally *)arg)->hits[slot], 1); }
 
@@ -38,7 +41,7 @@ TEST(the_pool_rests_and_wakes) {
     for (int round = 0; round < 5; round++) {
         static tally t;
         memset(&t, 0, sizeof(t));
-        usleep(2000);                                /* long enough for workers to fall asleep */
+        usleep(2000); /* long enough for workers to fall asleep */
         weft__parallel(ctx, 50, hit, &t);
         CHECK(each_once(&t, 50, 1), "round %d", round);
     }
@@ -78,7 +81,10 @@ TEST(many_callers_share_a_pool) {
 }
 
 /* ---------------------------------------------------------------- a lent pool */
-typedef struct lender { int calls; int64_t slots; } lender;
+typedef struct lender {
+    int calls;
+    int64_t slots;
+} lender;
 
 static void backwards(void *user, int64_t slots, weft_task task, void *arg) {
     lender *l = user;
@@ -157,7 +163,7 @@ TEST(a_child_has_a_pool) {
         CHECK(child >= 0, "fork");
         if (child == 0) {
             static tally t;
-            alarm(20);                               /* a pool that waits for the parent's workers would hang */
+            alarm(20); /* a pool that waits for the parent's workers would hang */
             for (int i = 0; i < 10; i++) weft__parallel(ctx, 30, hit, &t);
             if (!each_once(&t, 30, 10)) _exit(1);
             execute(ctx, work, after, OUTPUTS);
@@ -193,7 +199,8 @@ TEST(a_child_of_busy_threads_can_plan) {
     weft_ctx *ctx = test_context(2);
     pthread_t threads[3];
     atomic_store(&forking, true);
-    for (size_t i = 0; i < WEFT__COUNT(threads); i++) CHECK(!pthread_create(&threads[i], NULL, keep_planning, ctx), "no thread");
+    for (size_t i = 0; i < WEFT__COUNT(threads); i++)
+        CHECK(!pthread_create(&threads[i], NULL, keep_planning, ctx), "no thread");
     int hung = 0;
     fflush(NULL);
     for (int round = 0; round < 100; round++) {

@@ -64,7 +64,7 @@ TEST(wisdom_is_preferred) {
     const char *why, *name = chosen(ctx, &why);
     CHECK(strcmp(why, "estimate") == 0, "%s", why);
     learn(ctx, here(ctx), 2, small, "conv_ref", 1, 50, 0);
-    name = chosen(ctx, &why);                        /* the plan of before is not what the cache gives now */
+    name = chosen(ctx, &why); /* the plan of before is not what the cache gives now */
     CHECK(strcmp(name, "conv_ref") == 0 && strcmp(why, "wisdom") == 0, "%s by %s", name, why);
     weft_problem p = test_problem(small);
     OK(weft_wisdom_forget(ctx, &p));
@@ -126,7 +126,7 @@ TEST(bad_lines_are_counted) {
     weft_ctx *ctx = test_context(1);
     for (size_t i = 0; i < WEFT__COUNT(bad); i++) {
         char text[4096], line[1024];
-        const char *at = strchr(bad[i], 'P');        /* P stands for a good problem */
+        const char *at = strchr(bad[i], 'P'); /* P stands for a good problem */
         snprintf(line, sizeof(line), "%.*s%s%s", at ? (int)(at - bad[i]) : (int)strlen(bad[i]), bad[i], at ? small : "",
                  at ? at + 1 : "");
         int n = snprintf(text, sizeof(text), "# comment\n\n%s\r\ncpu:a:avx2 0.1.0 t2 %s k v1 5 0", line, small);
@@ -197,7 +197,7 @@ static int save_some(int saver) {
 }
 
 TEST(many_processes_lose_nothing) {
-    path_of("shared");                               /* the folder, before the processes part */
+    path_of("shared"); /* the folder, before the processes part */
     pid_t children[SAVERS];
     for (int i = 0; i < SAVERS; i++) {
         fflush(NULL);

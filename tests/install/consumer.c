@@ -1,4 +1,5 @@
-/* A stranger's program, built against an installed weft: one 3x3 depthwise convolution of ones, whose sums are known. */
+/* A stranger's program, built against an installed weft: one 3x3 depthwise convolution of ones, whose sums are
+ * known. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>

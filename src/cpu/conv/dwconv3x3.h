@@ -15,7 +15,7 @@
 #include "cpu/simd/stage.h"
 
 typedef struct dw_window {
-    int64_t n, c, m;                 /* images, planes of `in` an image, planes of `out` for each of them */
+    int64_t n, c, m; /* images, planes of `in` an image, planes of `out` for each of them */
     int64_t ih, iw, oh, ow, ph, pw;
     int stride;
     bool flip;
@@ -53,7 +53,7 @@ VF_INLINE void dw_weights(vf w[9], const float *weights, bool flip) {
 
 /* bias, then relu, then clip, each or not: an offset to begin the sum with, and an interval. */
 typedef struct dw_epilogue {
-    const float *bias;               /* NULL: none */
+    const float *bias; /* NULL: none */
     float lo, hi;
 } dw_epilogue;
 
@@ -86,7 +86,8 @@ VF_INLINE const char *dw_ok(const weft_problem *p, int pass, dw_layout layout, i
         if (p->step[i].kind <= p->step[i - 1].kind) return "the epilogue is not in the order bias, relu, clip";
     for (int role = 0; role < WEFT_ROLE_COUNT; role++) {
         const weft_tensor *t = weft__tensor(p, role);
-        const bool data = role == WEFT_ROLE_SRC || role == WEFT_ROLE_DST || role == WEFT_ROLE_DIFF_SRC || role == WEFT_ROLE_DIFF_DST;
+        const bool data =
+            role == WEFT_ROLE_SRC || role == WEFT_ROLE_DST || role == WEFT_ROLE_DIFF_SRC || role == WEFT_ROLE_DIFF_DST;
         if (!t) continue;
         if (data && layout == DW_FIRST && !weft__is_first(t)) return "src or dst is not dense channels-first";
         if (data && layout == DW_LAST && !weft__is_last(t)) return "src or dst is not dense channels-last";
@@ -107,8 +108,8 @@ VF_INLINE int64_t dw_slots(int64_t items, double bytes) {
     return items < most ? items : most;
 }
 
-/* Streaming pays where the output would push itself out of the caches before anyone reads it. Of a last-level cache over
- * 32 MB the rest is taken to be other people's. */
+/* Streaming pays where the output would push itself out of the caches before anyone reads it. Of a last-level cache
+ * over 32 MB the rest is taken to be other people's. */
 VF_INLINE bool dw_streams(const weft__hw *hw, double out_bytes) {
     return out_bytes > (double)WEFT__MIN(hw->l3, (size_t)32 << 20) / 8;
 }

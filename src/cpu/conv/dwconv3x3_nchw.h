@@ -7,9 +7,9 @@
 /* Where the taps of outputs x .. x + VF_LANES - 1 lie in a row. Lane i of tap s is column at + s + S i. */
 typedef struct dw_columns {
     int64_t at;
-    bool edge;                       /* some lie outside the row, or the caller asks for masks */
-    vmask load[4];                   /* what may be read; set at an edge: S = 1 [s], S = 2 the four loads in order */
-    vmask tap[3];                    /* lanes of tap s inside the row; set at an edge */
+    bool edge;     /* some lie outside the row, or the caller asks for masks */
+    vmask load[4]; /* what may be read; set at an edge: S = 1 [s], S = 2 the four loads in order */
+    vmask tap[3];  /* lanes of tap s inside the row; set at an edge */
 } dw_columns;
 
 VF_INLINE dw_columns dw_columns_of(const dw_window *g, int64_t x, const int S, bool masked) {
@@ -56,8 +56,8 @@ VF_INLINE vf dw_fma(const dw_columns *k, int s, vf a, vf b, vf c, const bool edg
 VF_INLINE void dw_prefetch(const float *row, int64_t w, int64_t x, const int rows, const int S) {
     const int64_t ahead = WEFT__MAX(2048, 2 * rows * w * 4);
     if (S * x % 16) return;
-    VF_UNROLL for (int i = 0; i < rows; i++)
-        VF_UNROLL for (int b = 0; b < S * VF_LANES; b += 16) vf_prefetch(row, ahead + (i * w + S * x + b) * 4);
+    VF_UNROLL for (int i = 0; i < rows; i++) VF_UNROLL for (int b = 0; b < S * VF_LANES; b += 16)
+        vf_prefetch(row, ahead + (i * w + S * x + b) * 4);
 }
 
 #endif

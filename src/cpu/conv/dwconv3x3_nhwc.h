@@ -46,8 +46,8 @@ VF_INLINE vf dw_load_channels(const float *p, vmask m, const bool tail) {
 
 /* Ask for the line at p of `count` pixels of c in the next `rows` rows of w pixels, a few at a time. */
 VF_INLINE void dw_prefetch_rows(const float *p, int64_t w, int64_t c, const int count, const int rows) {
-    VF_UNROLL for (int r = 1; r <= rows; r++)
-        VF_UNROLL for (int i = 0; i < count; i++) vf_prefetch(p, (r * w + i) * c * 4);
+    VF_UNROLL for (int r = 1; r <= rows; r++) VF_UNROLL for (int i = 0; i < count; i++)
+        vf_prefetch(p, (r * w + i) * c * 4);
 }
 
 VF_INLINE void dw_store_channels(float *p, vf v, vmask m, const bool tail, bool stream) {

@@ -12,7 +12,7 @@
  * Try:       weft bench conv2d:bwd:f32:nchw:n8c128h56w56:o128k3p1g128 */
 #include "cpu/conv/dwconv3x3_nchw.h"
 
-enum { ROWS = VF_REGS >= 32 ? 4 : 2, SUMS = 10 };   /* 9 weights and the bias */
+enum { ROWS = VF_REGS >= 32 ? 4 : 2, SUMS = 10 }; /* 9 weights and the bias */
 #if VF_REGS >= 32
 #define TILE "4x1v"
 #else
@@ -32,7 +32,7 @@ static const char *ok_bwd(const weft_problem *p, const weft__hw *hw) {
 /* parts > 1: slot = channel * parts + part, a part being a run of row blocks through all images.
  * parts = 1: a slot is a run of channels. */
 typedef struct split {
-    int64_t slots, parts, channels, blocks;   /* channels: most of one slot; blocks: of one channel in one image */
+    int64_t slots, parts, channels, blocks; /* channels: most of one slot; blocks: of one channel in one image */
 } split;
 
 static split split_of(const weft_problem *p, const dw_window *g) {
@@ -72,8 +72,8 @@ VF_INLINE void block(vf sums[9], float *out, const float *in, const float *cente
     if (edge) {
         const vmask inside = vm_range(0, g->ow - x);
         VF_UNROLL for (int s = 0; s < 3; s++) both[s] = vm_and(k->tap[s], inside);
-        VF_UNROLL for (int j = 0; j < ROWS; j++)
-            at[j] = j < live ? vf_load_in(inside, center + (y + j) * g->ow + x) : vf_zero();
+        VF_UNROLL for (int j = 0; j < ROWS; j++) at[j] =
+            j < live ? vf_load_in(inside, center + (y + j) * g->ow + x) : vf_zero();
     } else {
         VF_UNROLL for (int j = 0; j < ROWS; j++) at[j] = vf_load(center + (y + j) * g->ow + x);
     }
@@ -239,6 +239,14 @@ WEFT__KERNEL(f32_dwconv3x3_bwd_weights_nchw) = {
 };
 
 WEFT__KERNEL(f32_dwconv3x3_bwd_nchw) = {
-    .name = WEFT__NAME("f32_dwconv3x3_bwd_nchw_" TILE), .version = 1, .op = WEFT_OP_CONV, .engine = WEFT_ENGINE_CPU,
-    .isa = WEFT__ISA_HERE, .exact = true, .ok = ok_bwd, .workspace = workspace, .cost = cost, .run = run,
+    .name = WEFT__NAME("f32_dwconv3x3_bwd_nchw_" TILE),
+    .version = 1,
+    .op = WEFT_OP_CONV,
+    .engine = WEFT_ENGINE_CPU,
+    .isa = WEFT__ISA_HERE,
+    .exact = true,
+    .ok = ok_bwd,
+    .workspace = workspace,
+    .cost = cost,
+    .run = run,
 };

@@ -13,7 +13,7 @@
  * Try:       weft bench conv2d:bwd:f32:nhwc:n8c128h56w56:o128k3p1g128 */
 #include "cpu/conv/dwconv3x3_nhwc.h"
 
-enum { PIXELS = VF_REGS >= 32 ? 8 : 4, SUMS = 10 };   /* 9 weights and the bias */
+enum { PIXELS = VF_REGS >= 32 ? 8 : 4, SUMS = 10 }; /* 9 weights and the bias */
 #if VF_REGS >= 32
 #define TILE "8x1v"
 #else
@@ -54,7 +54,7 @@ static double cost(const weft_problem *p, const weft__hw *hw) {
 
 typedef struct job {
     dw_window g;
-    const float *in, *center, *diff_dst, *weights;   /* weights packed */
+    const float *in, *center, *diff_dst, *weights; /* weights packed */
     float *out, *diff_weights, *diff_bias, *workspace;
     int64_t dst_h, dst_w, slots, slot_floats;
     bool stream;
@@ -93,8 +93,8 @@ VF_INLINE void block(const job *q, float *sums, float *out, const float *center,
         VF_UNROLL for (int s = 0; s < 3; s++) vf_store(to + s * VF_LANES, d[s]);
     }
     if (!data) return;
-    VF_UNROLL for (int i = 0; i < PIXELS; i++)
-        if (!edge || i < live) dw_store_channels(out + i * g->c + c, sum[i], m, tail, q->stream);
+    VF_UNROLL for (int i = 0; i < PIXELS; i++) if (!edge || i < live)
+        dw_store_channels(out + i * g->c + c, sum[i], m, tail, q->stream);
 }
 
 VF_INLINE void pixels(const job *q, float *sums, float *out, const float *center, const dw_rows *rows, int64_t x,

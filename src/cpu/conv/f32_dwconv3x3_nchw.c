@@ -10,7 +10,7 @@
  * Try:       weft bench conv2d:fwd:f32:nchw:n8c128h56w56:o128k3p1g128 */
 #include "cpu/conv/dwconv3x3_nchw.h"
 
-enum { ROWS = 4 };                   /* of outputs in a block */
+enum { ROWS = 4 }; /* of outputs in a block */
 
 static const char *ok_fwd(const weft_problem *p, const weft__hw *hw) {
     (void)hw;
@@ -109,8 +109,10 @@ static void task_s2(void *arg, int64_t slot) { run_blocks(arg, slot, 2); }
 
 static weft_status run(const weft__exec *e) {
     const bool fwd = e->p->pass == WEFT_PASS_FWD;
-    job q = {
-        .g = dw_window_of(e->p), .f = dw_epilogue_of(e), .weights = e->ptr[WEFT_ROLE_WEIGHTS], .workspace = e->workspace};
+    job q = {.g = dw_window_of(e->p),
+             .f = dw_epilogue_of(e),
+             .weights = e->ptr[WEFT_ROLE_WEIGHTS],
+             .workspace = e->workspace};
     q.in = e->ptr[fwd ? WEFT_ROLE_SRC : WEFT_ROLE_DIFF_DST];
     q.out = e->ptr[fwd ? WEFT_ROLE_DST : WEFT_ROLE_DIFF_SRC];
     q.slots = slots_of(e->p, &q.g);
@@ -120,11 +122,27 @@ static weft_status run(const weft__exec *e) {
 }
 
 WEFT__KERNEL(f32_dwconv3x3_fwd_nchw) = {
-    .name = WEFT__NAME("f32_dwconv3x3_fwd_nchw_4x1v"), .version = 1, .op = WEFT_OP_CONV, .engine = WEFT_ENGINE_CPU,
-    .isa = WEFT__ISA_HERE, .exact = true, .ok = ok_fwd, .workspace = workspace, .cost = cost, .run = run,
+    .name = WEFT__NAME("f32_dwconv3x3_fwd_nchw_4x1v"),
+    .version = 1,
+    .op = WEFT_OP_CONV,
+    .engine = WEFT_ENGINE_CPU,
+    .isa = WEFT__ISA_HERE,
+    .exact = true,
+    .ok = ok_fwd,
+    .workspace = workspace,
+    .cost = cost,
+    .run = run,
 };
 
 WEFT__KERNEL(f32_dwconv3x3_bwd_data_nchw) = {
-    .name = WEFT__NAME("f32_dwconv3x3_bwd_data_nchw_4x1v"), .version = 1, .op = WEFT_OP_CONV, .engine = WEFT_ENGINE_CPU,
-    .isa = WEFT__ISA_HERE, .exact = true, .ok = ok_bwd_data, .workspace = workspace, .cost = cost, .run = run,
+    .name = WEFT__NAME("f32_dwconv3x3_bwd_data_nchw_4x1v"),
+    .version = 1,
+    .op = WEFT_OP_CONV,
+    .engine = WEFT_ENGINE_CPU,
+    .isa = WEFT__ISA_HERE,
+    .exact = true,
+    .ok = ok_bwd_data,
+    .workspace = workspace,
+    .cost = cost,
+    .run = run,
 };

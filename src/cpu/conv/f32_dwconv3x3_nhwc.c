@@ -32,7 +32,7 @@ static double cost(const weft_problem *p, const weft__hw *hw) {
 typedef struct job {
     dw_window g;
     dw_epilogue f;
-    const float *in, *weights;       /* weights packed */
+    const float *in, *weights; /* weights packed */
     float *out;
     int64_t slots;
     bool stream;
@@ -63,8 +63,8 @@ VF_INLINE void block(const job *q, float *out, const dw_rows *rows, int64_t x, i
         }
     }
     const vf lo = vf_set1(q->f.lo), hi = vf_set1(q->f.hi);
-    VF_UNROLL for (int i = 0; i < PIXELS; i++)
-        if (!edge || x + i < g->ow) dw_store_channels(out + i * g->c + c, vf_clip(sum[i], lo, hi), m, tail, q->stream);
+    VF_UNROLL for (int i = 0; i < PIXELS; i++) if (!edge || x + i < g->ow)
+        dw_store_channels(out + i * g->c + c, vf_clip(sum[i], lo, hi), m, tail, q->stream);
 }
 
 VF_INLINE void pixels(const job *q, float *out, const dw_rows *rows, int64_t x, int64_t c, const int S,
@@ -113,13 +113,29 @@ static weft_status run(const weft__exec *e) {
 }
 
 WEFT__KERNEL(f32_dwconv3x3_fwd_nhwc) = {
-    .name = WEFT__NAME("f32_dwconv3x3_fwd_nhwc_4x1v"), .version = 1, .op = WEFT_OP_CONV, .engine = WEFT_ENGINE_CPU,
-    .isa = WEFT__ISA_HERE, .exact = true, .ok = ok_fwd, .packed = dw_packed, .cost = cost, .pack = dw_pack,
+    .name = WEFT__NAME("f32_dwconv3x3_fwd_nhwc_4x1v"),
+    .version = 1,
+    .op = WEFT_OP_CONV,
+    .engine = WEFT_ENGINE_CPU,
+    .isa = WEFT__ISA_HERE,
+    .exact = true,
+    .ok = ok_fwd,
+    .packed = dw_packed,
+    .cost = cost,
+    .pack = dw_pack,
     .run = run,
 };
 
 WEFT__KERNEL(f32_dwconv3x3_bwd_data_nhwc) = {
-    .name = WEFT__NAME("f32_dwconv3x3_bwd_data_nhwc_4x1v"), .version = 1, .op = WEFT_OP_CONV, .engine = WEFT_ENGINE_CPU,
-    .isa = WEFT__ISA_HERE, .exact = true, .ok = ok_bwd_data, .packed = dw_packed, .cost = cost,
-    .pack = dw_pack, .run = run,
+    .name = WEFT__NAME("f32_dwconv3x3_bwd_data_nhwc_4x1v"),
+    .version = 1,
+    .op = WEFT_OP_CONV,
+    .engine = WEFT_ENGINE_CPU,
+    .isa = WEFT__ISA_HERE,
+    .exact = true,
+    .ok = ok_bwd_data,
+    .packed = dw_packed,
+    .cost = cost,
+    .pack = dw_pack,
+    .run = run,
 };

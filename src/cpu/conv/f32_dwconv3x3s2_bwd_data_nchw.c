@@ -51,11 +51,10 @@ VF_INLINE void block(float *out, const float *in, const dw_window *g, const dw_c
         VF_UNROLL for (int v = 0; v < ROWS; v++) {
             const int r = v + odd_h - 2 * (i - 1);
             if (r < 0 || r > 2) continue;
-            VF_UNROLL for (int u = 0; u < 2; u++)
-                VF_UNROLL for (int j = 0; j < 3; j++) {
-                    const int s = u + odd_w - 2 * (j - 1);
-                    if (s >= 0 && s < 3) sum[v][u] = dw_fma(k, j, t[j], w[3 * r + s], sum[v][u], edge);
-                }
+            VF_UNROLL for (int u = 0; u < 2; u++) VF_UNROLL for (int j = 0; j < 3; j++) {
+                const int s = u + odd_w - 2 * (j - 1);
+                if (s >= 0 && s < 3) sum[v][u] = dw_fma(k, j, t[j], w[3 * r + s], sum[v][u], edge);
+            }
         }
     }
     VF_UNROLL for (int v = 0; v < ROWS; v++) {
@@ -118,8 +117,12 @@ static void task_11(void *arg, int64_t slot) { run_blocks(arg, slot, 1, 1); }
 static weft_status run(const weft__exec *e) {
     static const weft_task tasks[2][2] = {{task_00, task_01}, {task_10, task_11}};
     const dw_up u = dw_up_of(e->p);
-    job q = {.g = u.g, .f = dw_epilogue_of(e), .in = e->ptr[WEFT_ROLE_DIFF_DST], .weights = e->ptr[WEFT_ROLE_WEIGHTS],
-             .out = e->ptr[WEFT_ROLE_DIFF_SRC], .workspace = e->workspace};
+    job q = {.g = u.g,
+             .f = dw_epilogue_of(e),
+             .in = e->ptr[WEFT_ROLE_DIFF_DST],
+             .weights = e->ptr[WEFT_ROLE_WEIGHTS],
+             .out = e->ptr[WEFT_ROLE_DIFF_SRC],
+             .workspace = e->workspace};
     q.slots = slots_of(e->p, &q.g);
     q.stream = dw_streams(e->hw, 4.0 * (double)(q.g.n * q.g.c) * (double)(q.g.oh * q.g.ow));
     weft__parallel(e->ctx, q.slots, tasks[u.odd_h][u.odd_w], &q);
@@ -127,6 +130,14 @@ static weft_status run(const weft__exec *e) {
 }
 
 WEFT__KERNEL(f32_dwconv3x3s2_bwd_data_nchw) = {
-    .name = WEFT__NAME("f32_dwconv3x3s2_bwd_data_nchw_" TILE), .version = 1, .op = WEFT_OP_CONV, .engine = WEFT_ENGINE_CPU,
-    .isa = WEFT__ISA_HERE, .exact = true, .ok = ok, .workspace = workspace, .cost = cost, .run = run,
+    .name = WEFT__NAME("f32_dwconv3x3s2_bwd_data_nchw_" TILE),
+    .version = 1,
+    .op = WEFT_OP_CONV,
+    .engine = WEFT_ENGINE_CPU,
+    .isa = WEFT__ISA_HERE,
+    .exact = true,
+    .ok = ok,
+    .workspace = workspace,
+    .cost = cost,
+    .run = run,
 };

@@ -10,7 +10,7 @@
  * Try:       weft bench conv2d:bwd_data:f32:nhwc:n8c64h112w112:o64k3s2p1g64 */
 #include "cpu/conv/dwconv3x3_nhwc.h"
 
-enum { PIXELS = 4, TAPS = PIXELS / 2 + 2 };   /* outputs; pixels of diff_dst they meet */
+enum { PIXELS = 4, TAPS = PIXELS / 2 + 2 }; /* outputs; pixels of diff_dst they meet */
 
 static const char *ok(const weft_problem *p, const weft__hw *hw) {
     (void)hw;
@@ -27,7 +27,7 @@ static double cost(const weft_problem *p, const weft__hw *hw) {
 typedef struct job {
     dw_window g;
     dw_epilogue f;
-    const float *in, *weights;       /* weights packed, and turned as for stride 1: tap k is at 8 - k */
+    const float *in, *weights; /* weights packed, and turned as for stride 1: tap k is at 8 - k */
     float *out;
     int64_t slots;
     bool stream;
@@ -57,8 +57,8 @@ VF_INLINE void block(const job *q, float *out, const dw_rows *rows, int64_t x, i
         }
     }
     const vf lo = vf_set1(q->f.lo), hi = vf_set1(q->f.hi);
-    VF_UNROLL for (int u = 0; u < PIXELS; u++)
-        if (!edge || x + u < g->ow) dw_store_channels(out + u * g->c + c, vf_clip(sum[u], lo, hi), m, tail, q->stream);
+    VF_UNROLL for (int u = 0; u < PIXELS; u++) if (!edge || x + u < g->ow)
+        dw_store_channels(out + u * g->c + c, vf_clip(sum[u], lo, hi), m, tail, q->stream);
 }
 
 VF_INLINE void pixels(const job *q, float *out, const dw_rows *rows, int64_t x, int64_t c, const int odd_w,
@@ -120,6 +120,15 @@ static weft_status run(const weft__exec *e) {
 }
 
 WEFT__KERNEL(f32_dwconv3x3s2_bwd_data_nhwc) = {
-    .name = WEFT__NAME("f32_dwconv3x3s2_bwd_data_nhwc_4x1v"), .version = 1, .op = WEFT_OP_CONV, .engine = WEFT_ENGINE_CPU,
-    .isa = WEFT__ISA_HERE, .exact = true, .ok = ok, .packed = dw_packed, .cost = cost, .pack = dw_pack, .run = run,
+    .name = WEFT__NAME("f32_dwconv3x3s2_bwd_data_nhwc_4x1v"),
+    .version = 1,
+    .op = WEFT_OP_CONV,
+    .engine = WEFT_ENGINE_CPU,
+    .isa = WEFT__ISA_HERE,
+    .exact = true,
+    .ok = ok,
+    .packed = dw_packed,
+    .cost = cost,
+    .pack = dw_pack,
+    .run = run,
 };

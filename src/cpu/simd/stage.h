@@ -15,12 +15,12 @@
 
 #include "cpu/simd/simd.h"
 
-enum { STAGE_LINE = 16, STAGE_FULL = 512 };   /* floats: a cache line; keep at least this many together */
+enum { STAGE_LINE = 16, STAGE_FULL = 512 }; /* floats: a cache line; keep at least this many together */
 
 typedef struct weft__stage {
-    float *buffer;                   /* same place in its line as dst */
-    float *dst;                      /* where buffer[0] goes, a line's begin */
-    int64_t skip, fill;              /* buffer[skip..fill) is meant; skip > 0 only in the run's first line */
+    float *buffer;      /* same place in its line as dst */
+    float *dst;         /* where buffer[0] goes, a line's begin */
+    int64_t skip, fill; /* buffer[skip..fill) is meant; skip > 0 only in the run's first line */
     bool stream;
 } weft__stage;
 

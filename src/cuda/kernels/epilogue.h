@@ -5,7 +5,9 @@
 
 #include "weft.h"
 
-typedef struct weft__epilogue { float lo[WEFT_MAX_STEPS], hi[WEFT_MAX_STEPS]; } weft__epilogue;
+typedef struct weft__epilogue {
+    float lo[WEFT_MAX_STEPS], hi[WEFT_MAX_STEPS];
+} weft__epilogue;
 
 #ifndef __CUDACC_RTC__
 static inline void weft__epilogue_defines(const weft_problem *p, weft__text *t) {

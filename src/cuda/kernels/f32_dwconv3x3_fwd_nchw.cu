@@ -9,8 +9,9 @@
  * Roofline:  bandwidth / 8 outputs per second. Instructions are the second bound, about 24 an output: so sizes are
  *            divided by reciprocals, and a tap column that a thread does not have is jumped over, not tested by row.
  *            Stores straight from registers would split sectors wherever a row is not a multiple of 128 bytes; a
- *            contiguous bulk store never does. Measured share of a plain copy of the same bytes on an H200, cache emptied:
- *            64x128x56x56 0.87, 57x57 0.83, 64x64x112x112 0.88, 64x256x28x28 0.81, 64x512x14x14 0.73, 64x1024x7x7 0.72
+ *            contiguous bulk store never does. Measured share of a plain copy of the same bytes on an H200, cache
+ *            emptied: 64x128x56x56 0.87, 57x57 0.83, 64x64x112x112 0.88, 64x256x28x28 0.81, 64x512x14x14 0.73,
+ *            64x1024x7x7 0.72
  * Assumes:   any n, c, h, pads 0..2; any w of which 3 rows of src and 1 of dst fit shared memory twice (over 6000
  *            columns); 4-byte alignment. Taps in the padding are left out, not multiplied by 0: infinite weights
  *            behave. Rows that two threads or two blocks share are written twice, with the same values
@@ -21,21 +22,23 @@
 #endif
 #include "epilogue.h"
 
-enum { MAX_STAGES = 4, MAX_THREADS = 768 };      /* threads of a multiprocessor, over its blocks */
-enum { RESERVED = 128 };             /* bytes of shared memory for the barriers, with the alignment of what follows */
+enum { MAX_STAGES = 4, MAX_THREADS = 768 }; /* threads of a multiprocessor, over its blocks */
+enum { RESERVED = 128 }; /* bytes of shared memory for the barriers, with the alignment of what follows */
 
-typedef struct divisor { uint32_t by, factor, shift; } divisor;  /* n / by = n * factor >> shift, for n < 2^31 */
+typedef struct divisor {
+    uint32_t by, factor, shift;
+} divisor; /* n / by = n * factor >> shift, for n < 2^31 */
 
 typedef struct dwconv_args {
     const float *src, *weights, *bias;
     float *dst;
-    int64_t total;                       /* elements of src */
-    uint32_t planes, units;              /* planes: n * c */
+    int64_t total;          /* elements of src */
+    uint32_t planes, units; /* planes: n * c */
     int32_t h, w, oh, ow, pt, pl;
-    int32_t batch, rows;         /* a unit is `batch` planes; or, with strips of a plane, `rows` output rows of one */
-    int32_t tall;                        /* output rows a thread: 14, 7, 4 or 1, at most `rows` */
-    divisor channels, strips, groups, columns;   /* groups: of `tall` rows in a unit's plane; columns: ow */
-    int32_t stages, in_slot, out_slot;   /* input slots; floats of a slot */
+    int32_t batch, rows; /* a unit is `batch` planes; or, with strips of a plane, `rows` output rows of one */
+    int32_t tall;        /* output rows a thread: 14, 7, 4 or 1, at most `rows` */
+    divisor channels, strips, groups, columns; /* groups: of `tall` rows in a unit's plane; columns: ow */
+    int32_t stages, in_slot, out_slot;         /* input slots; floats of a slot */
     weft__epilogue epilogue;
 } dwconv_args;
 
@@ -43,14 +46,18 @@ typedef struct dwconv_args {
 typedef struct tile {
     uint32_t grid, threads;
     size_t smem;
-    double price;                        /* time of the busiest multiprocessor, over that of an even share copied */
+    double price; /* time of the busiest multiprocessor, over that of an even share copied */
     dwconv_args args;
 } tile;
 
 /* Blocks a multiprocessor, slots a block. `price`: few loads under way, or few blocks, hide less of the waiting. */
-typedef struct occupancy { int blocks, stages, outs; double price; } occupancy;
-static const occupancy bulk_tries[] = {{3, 4, 2, 1}, {3, 3, 2, 1.01}, {2, 4, 2, 1.03}, {2, 3, 2, 1.04}, {3, 2, 2, 1.06},
-                                       {2, 2, 2, 1.08}, {1, 4, 2, 1.1}, {1, 3, 2, 1.1}, {1, 2, 2, 1.15}};
+typedef struct occupancy {
+    int blocks, stages, outs;
+    double price;
+} occupancy;
+static const occupancy bulk_tries[] = {{3, 4, 2, 1},    {3, 3, 2, 1.01}, {2, 4, 2, 1.03},
+                                       {2, 3, 2, 1.04}, {3, 2, 2, 1.06}, {2, 2, 2, 1.08},
+                                       {1, 4, 2, 1.1},  {1, 3, 2, 1.1},  {1, 2, 2, 1.15}};
 static const occupancy plain_tries[] = {{4, 1, 1, 1}, {3, 1, 1, 1.05}, {2, 1, 1, 1.1}, {1, 1, 1, 1.5}};
 
 static bool is_bulk(const weft__gpu *gpu) { return gpu->cc >= 90; }
@@ -105,8 +112,10 @@ static bool fit_one(tile *t, const weft__gpu *gpu, const occupancy *o) {
     int64_t in_plane = (int64_t)a->h * a->w, out_plane = (int64_t)a->oh * a->ow;
     int64_t plane = in_plane * o->stages + out_plane * o->outs, wave = (int64_t)gpu->sms * o->blocks;
     int64_t rows = a->oh, batch = 1, strips;
-    if (plane <= floats) batch = balance(a->planes, floats / plane, wave);
-    else rows = (floats - (int64_t)2 * a->w * o->stages) / ((int64_t)a->w * o->stages + (int64_t)a->ow * o->outs);
+    if (plane <= floats)
+        batch = balance(a->planes, floats / plane, wave);
+    else
+        rows = (floats - (int64_t)2 * a->w * o->stages) / ((int64_t)a->w * o->stages + (int64_t)a->ow * o->outs);
     if (rows < 1) return false;
     if (a->planes < wave) /* too few planes for the device: strips, none shorter than a thread's rows */
         rows = WEFT__MIN(rows, WEFT__MAX(dwconv_ceil(a->oh, dwconv_ceil(wave, a->planes)), 7));
@@ -141,11 +150,18 @@ static bool fit(const weft_problem *p, const weft__gpu *gpu, tile *best) {
     const occupancy *tries = is_bulk(gpu) ? bulk_tries : plain_tries;
     size_t count = is_bulk(gpu) ? WEFT__COUNT(bulk_tries) : WEFT__COUNT(plain_tries);
     tile t = {.args = {
-        .total = p->n * p->c * p->in[1] * p->in[2], .planes = (uint32_t)(p->n * p->c),
-        .h = (int32_t)p->in[1], .w = (int32_t)p->in[2], .oh = (int32_t)p->out[1], .ow = (int32_t)p->out[2],
-        .pt = (int32_t)p->pad_lo[1], .pl = (int32_t)p->pad_lo[2],
-        .channels = divisor_of(p->c), .columns = divisor_of(p->out[2]), .epilogue = weft__epilogue_args(p),
-    }};
+                  .total = p->n * p->c * p->in[1] * p->in[2],
+                  .planes = (uint32_t)(p->n * p->c),
+                  .h = (int32_t)p->in[1],
+                  .w = (int32_t)p->in[2],
+                  .oh = (int32_t)p->out[1],
+                  .ow = (int32_t)p->out[2],
+                  .pt = (int32_t)p->pad_lo[1],
+                  .pl = (int32_t)p->pad_lo[2],
+                  .channels = divisor_of(p->c),
+                  .columns = divisor_of(p->out[2]),
+                  .epilogue = weft__epilogue_args(p),
+              }};
     best->price = 0;
     for (size_t i = 0; i < count; i++)
         if (fit_one(&t, gpu, &tries[i]) && (best->price == 0 || t.price < best->price)) *best = t;
@@ -157,7 +173,7 @@ static const char *ok(const weft_problem *p, const weft__hw *hw) {
     if (refusal) return refusal;
     for (int i = 0; i < p->ntensors; i++)
         if (!weft__is_first(&p->tensor[i])) return "a tensor is not dense channels-first";
-    if (p->in[2] > 1 << 20) return "an image wider than 2^20";   /* far over shared memory; keeps sums in range */
+    if (p->in[2] > 1 << 20) return "an image wider than 2^20"; /* far over shared memory; keeps sums in range */
     tile t;
     return fit(p, hw->gpu, &t) ? NULL : "rows too wide for shared memory";
 }
@@ -186,9 +202,17 @@ static weft_status run(const weft__exec *e) {
 }
 
 const weft__kernel weft__cuda_f32_dwconv3x3_fwd_nchw = {
-    .name = "f32_dwconv3x3_fwd_nchw_14x1__cuda", .version = 2, .op = WEFT_OP_CONV, .engine = WEFT_ENGINE_CUDA,
-    .exact = true, .ok = ok, .cost = cost, .run = run,
-    .source = "f32_dwconv3x3_fwd_nchw.cu", .entry = "dwconv3x3", .defines = defines,
+    .name = "f32_dwconv3x3_fwd_nchw_14x1__cuda",
+    .version = 2,
+    .op = WEFT_OP_CONV,
+    .engine = WEFT_ENGINE_CUDA,
+    .exact = true,
+    .ok = ok,
+    .cost = cost,
+    .run = run,
+    .source = "f32_dwconv3x3_fwd_nchw.cu",
+    .entry = "dwconv3x3",
+    .defines = defines,
 };
 
 #else
@@ -199,8 +223,8 @@ static __device__ __forceinline__ uint32_t quotient(uint32_t n, const divisor &d
 }
 
 struct unit {
-    uint32_t first;                  /* plane */
-    int planes, y0, lo;              /* output rows y0 .. y0 + rows - 1 of each, input rows from lo */
+    uint32_t first;     /* plane */
+    int planes, y0, lo; /* output rows y0 .. y0 + rows - 1 of each, input rows from lo */
 };
 
 /* The last strip ends where the plane does, over rows of the one before: all units have the same shape. */
@@ -239,7 +263,7 @@ static __device__ __forceinline__ void compute(const dwconv_args &a, const unit 
         float sum[TALL];
 #pragma unroll
         for (int r = 0; r < TALL + 2; r++) {
-            row[r] = r % 4 < 3 ? shared_pin(from + r * a.w) : row[r - 1] + a.w;  /* not all: 80 registers a thread */
+            row[r] = r % 4 < 3 ? shared_pin(from + r * a.w) : row[r - 1] + a.w; /* not all: 80 registers a thread */
         }
 #pragma unroll
         for (int j = 0; j < TALL; j++) sum[j] = 0;
@@ -254,9 +278,8 @@ static __device__ __forceinline__ void compute(const dwconv_args &a, const unit 
                 bool there = (r >= 2 || top + r >= 0) && (r < TALL || top + r < a.h);
                 float v = there ? row[r][s] : 0;
 #pragma unroll
-                for (int k = 0; k < 3; k++)      /* the output row for which this one is tap row k */
-                    if (r - k >= 0 && r - k < TALL && there)
-                        sum[r - k] = fmaf(v, weights[k], sum[r - k]);
+                for (int k = 0; k < 3; k++) /* the output row for which this one is tap row k */
+                    if (r - k >= 0 && r - k < TALL && there) sum[r - k] = fmaf(v, weights[k], sum[r - k]);
             }
         }
         float bias = weft__epilogue_biased() ? __ldg(a.bias + channel) : 0;
@@ -280,30 +303,34 @@ extern "C" __global__ void __launch_bounds__(MAX_THREADS, 1) dwconv3x3(const __g
     __syncthreads();
     uint32_t parity = 0;
     int stage = 0;
-    bool odd = false;                /* which of the two output slots; without BULK there is one */
+    bool odd = false; /* which of the two output slots; without BULK there is one */
     for (uint32_t u = blockIdx.x; u < a.units; u += gridDim.x) {
         unit t = unit_of(a, u);
         float *in_slot = smem + stage * a.in_slot, *out_slot = outs + (BULK && odd ? a.out_slot : 0);
         const float *in = in_slot + span_shift(a.src, (t.first * (uint32_t)a.h + (uint32_t)t.lo) * (uint32_t)a.w);
         float *out = out_slot + span_shift(a.dst, (t.first * (uint32_t)a.oh + (uint32_t)t.y0) * (uint32_t)a.ow);
         arrival_wait(&arrival[stage], parity);
-        if (a.tall == 14) compute<14>(a, t, in, out);
-        else if (a.tall == 7) compute<7>(a, t, in, out);
-        else if (a.tall == 4) compute<4>(a, t, in, out);
-        else compute<1>(a, t, in, out);
-        span_store_wait();           /* the other output slot is free */
+        if (a.tall == 14)
+            compute<14>(a, t, in, out);
+        else if (a.tall == 7)
+            compute<7>(a, t, in, out);
+        else if (a.tall == 4)
+            compute<4>(a, t, in, out);
+        else
+            compute<1>(a, t, in, out);
+        span_store_wait(); /* the other output slot is free */
         fence_async();
-        __syncthreads();             /* this one is full, the input slot is free */
+        __syncthreads(); /* this one is full, the input slot is free */
         store(a, t, out_slot);
         uint32_t next = u + (uint32_t)a.stages * gridDim.x;
         if (next < a.units) load(a, next, in_slot, &arrival[stage]);
-        if (!BULK) __syncthreads();  /* one slot each: the store has read its own, the load has filled its own */
+        if (!BULK) __syncthreads(); /* one slot each: the store has read its own, the load has filled its own */
         if (++stage == a.stages) {
             stage = 0;
             parity ^= 1;
         }
         odd = !odd;
     }
-    span_store_wait();               /* shared memory must outlive the copies that read it */
+    span_store_wait(); /* shared memory must outlive the copies that read it */
 }
 #endif

@@ -5,8 +5,8 @@
  *            by side. The last rows and columns of an image are shifted to end with it
  * Traffic:   8 bytes and 18 flops an output: memory-bound. Of the 4 columns a thread reads, two are its neighbour's too
  *            (L1); strips read 2 rows in 9 again (L2)
- * Roofline:  bandwidth / 8 outputs per second. Measured share of a plain copy of the same bytes on an H200, cache emptied:
- *            64x128x56x56 0.86, 64x512x14x14 0.81, 64x1024x7x7 0.75, 64x50x56x56 0.79
+ * Roofline:  bandwidth / 8 outputs per second. Measured share of a plain copy of the same bytes on an H200, cache
+ *            emptied: 64x128x56x56 0.86, 64x512x14x14 0.81, 64x1024x7x7 0.75, 64x50x56x56 0.79
  * Assumes:   any n, c, h, w, pads 0..2; VEC x 4 bytes of alignment. Taps in the padding are left
  *            out, not multiplied by 0. Outputs that two warps share are written twice, with the same values
  * Try:       weft bench --kernel f32_dwconv3x3_fwd_nhwc_7x2__cuda
@@ -17,15 +17,15 @@
 #include "epilogue.h"
 
 enum { ROWS = 7, COLUMNS = 2, LANES = 32, WARPS = 8 };
-enum { AHEAD = 2 };                  /* rows loaded before they are summed: none is 12% slower, one 6%; 8 rows a tile gain nothing */
+enum { AHEAD = 2 }; /* rows loaded before they are summed: none is 12% slower, one 6%; 8 rows a tile gain nothing */
 
 typedef struct dwconv_args {
     const float *src, *weights, *bias;
     float *dst;
-    int32_t channels, slabs;             /* slabs: of LANES * VEC channels */
+    int32_t channels, slabs; /* slabs: of LANES * VEC channels */
     int32_t h, w, oh, ow, pt, pl;
-    int32_t strips, pairs;               /* of ROWS output rows in a plane; of COLUMNS columns in a row */
-    uint32_t groups;                     /* n * strips * pairs: one a warp */
+    int32_t strips, pairs; /* of ROWS output rows in a plane; of COLUMNS columns in a row */
+    uint32_t groups;       /* n * strips * pairs: one a warp */
     weft__epilogue epilogue;
 } dwconv_args;
 
@@ -67,21 +67,39 @@ static void defines(const weft_problem *p, const weft__hw *hw, weft__text *t) {
 static weft_status run(const weft__exec *e) {
     const weft_problem *p = e->p;
     dwconv_args a = {
-        .src = e->ptr[WEFT_ROLE_SRC], .weights = e->ptr[WEFT_ROLE_WEIGHTS], .bias = e->ptr[WEFT_ROLE_BIAS], .dst = e->ptr[WEFT_ROLE_DST],
-        .channels = (int32_t)p->c, .slabs = (int32_t)dwconv_ceil(p->c, LANES * vec_of(p)),
-        .h = (int32_t)p->in[1], .w = (int32_t)p->in[2], .oh = (int32_t)p->out[1], .ow = (int32_t)p->out[2],
-        .pt = (int32_t)p->pad_lo[1], .pl = (int32_t)p->pad_lo[2],
-        .strips = (int32_t)dwconv_ceil(p->out[1], ROWS), .pairs = (int32_t)dwconv_ceil(p->out[2], COLUMNS),
-        .groups = (uint32_t)groups_of(p), .epilogue = weft__epilogue_args(p),
+        .src = e->ptr[WEFT_ROLE_SRC],
+        .weights = e->ptr[WEFT_ROLE_WEIGHTS],
+        .bias = e->ptr[WEFT_ROLE_BIAS],
+        .dst = e->ptr[WEFT_ROLE_DST],
+        .channels = (int32_t)p->c,
+        .slabs = (int32_t)dwconv_ceil(p->c, LANES * vec_of(p)),
+        .h = (int32_t)p->in[1],
+        .w = (int32_t)p->in[2],
+        .oh = (int32_t)p->out[1],
+        .ow = (int32_t)p->out[2],
+        .pt = (int32_t)p->pad_lo[1],
+        .pl = (int32_t)p->pad_lo[2],
+        .strips = (int32_t)dwconv_ceil(p->out[1], ROWS),
+        .pairs = (int32_t)dwconv_ceil(p->out[2], COLUMNS),
+        .groups = (uint32_t)groups_of(p),
+        .epilogue = weft__epilogue_args(p),
     };
     uint32_t grid = (uint32_t)(dwconv_ceil(a.groups, WARPS) * a.slabs);
     return weft__cuda_launch(e, (uint32_t[]){grid, 1, 1}, (uint32_t[]){LANES * WARPS, 1, 1}, 0, (void *[]){&a});
 }
 
 const weft__kernel weft__cuda_f32_dwconv3x3_fwd_nhwc = {
-    .name = "f32_dwconv3x3_fwd_nhwc_7x2__cuda", .version = 4, .op = WEFT_OP_CONV, .engine = WEFT_ENGINE_CUDA,
-    .exact = true, .ok = ok, .cost = cost, .run = run,
-    .source = "f32_dwconv3x3_fwd_nhwc.cu", .entry = "dwconv3x3", .defines = defines,
+    .name = "f32_dwconv3x3_fwd_nhwc_7x2__cuda",
+    .version = 4,
+    .op = WEFT_OP_CONV,
+    .engine = WEFT_ENGINE_CUDA,
+    .exact = true,
+    .ok = ok,
+    .cost = cost,
+    .run = run,
+    .source = "f32_dwconv3x3_fwd_nhwc.cu",
+    .entry = "dwconv3x3",
+    .defines = defines,
 };
 
 #else
@@ -100,7 +118,9 @@ static __device__ __forceinline__ vec load(const float *at) {
 
 /* Counted from the pixel under the first tap of the first output: rows and columns that exist, lo .. hi - 1; and
  * outputs wanted. */
-struct window { int row_lo, row_hi, column_lo, column_hi, rows, columns; };
+struct window {
+    int row_lo, row_hi, column_lo, column_hi, rows, columns;
+};
 
 /* What to test. INSIDE: nothing, every pixel exists and all outputs are wanted. EDGE: all outputs are wanted, so only
  * the first two and the last two rows can be padding. SMALL: everything. */
@@ -115,14 +135,14 @@ template <int CARE> static __device__ __forceinline__ bool row_there(const windo
 template <int CARE>
 static __device__ __forceinline__ void outputs(const dwconv_args &a, const float *src, float *dst,
                                                const vec (&weights)[9], const vec &bias, const window &at) {
-    vec sum[3][COLUMNS];             /* output row y is in sum[y % 3] while its three input rows pass */
+    vec sum[3][COLUMNS]; /* output row y is in sum[y % 3] while its three input rows pass */
     vec pixel[AHEAD + 1][COLUMNS + 2];
     int64_t in_row = (int64_t)a.w * a.channels, out_row = (int64_t)a.ow * a.channels;
     bool there[COLUMNS + 2];
 #pragma unroll
     for (int q = 0; q < COLUMNS + 2; q++) there[q] = CARE == INSIDE || (q >= at.column_lo && q < at.column_hi);
 #pragma unroll
-    for (int l = 0; l < ROWS + 2 + AHEAD; l++) {     /* row l is loaded, row r summed */
+    for (int l = 0; l < ROWS + 2 + AHEAD; l++) { /* row l is loaded, row r summed */
         int r = l - AHEAD;
         if (l < ROWS + 2 && row_there<CARE>(at, l))
 #pragma unroll
@@ -150,7 +170,7 @@ static __device__ __forceinline__ void outputs(const dwconv_args &a, const float
                     }
             }
         }
-        int y = r - 2;               /* complete now */
+        int y = r - 2; /* complete now */
         if (y < 0 || (CARE == SMALL && y >= at.rows)) continue;
 #pragma unroll
         for (int x = 0; x < COLUMNS; x++) {
@@ -163,8 +183,8 @@ static __device__ __forceinline__ void outputs(const dwconv_args &a, const float
     }
 }
 
-extern "C" __global__ void __launch_bounds__(LANES * WARPS, 3) dwconv3x3(const __grid_constant__ dwconv_args a) {
-    __shared__ float taps[9 * LANES * VEC];          /* weights of this slab, channels fastest */
+extern "C" __global__ void __launch_bounds__(LANES *WARPS, 3) dwconv3x3(const __grid_constant__ dwconv_args a) {
+    __shared__ float taps[9 * LANES * VEC]; /* weights of this slab, channels fastest */
     uint32_t slab = blockIdx.x % (uint32_t)a.slabs,
              group = blockIdx.x / (uint32_t)a.slabs * WARPS + threadIdx.x / LANES;
     int first = (int)slab * (LANES * VEC), here = min(LANES * VEC, a.channels - first);
@@ -189,8 +209,11 @@ extern "C" __global__ void __launch_bounds__(LANES * WARPS, 3) dwconv3x3(const _
     float *dst = a.dst + (((int64_t)image * a.oh + y) * a.ow + x) * a.channels + first + lane;
     window at = {-top, a.h - top, -left, a.w - left, a.oh - y, a.ow - x};
     bool inside = top >= 0 && left >= 0 && at.row_hi >= ROWS + 2 && at.column_hi >= COLUMNS + 2;
-    if (inside) outputs<INSIDE>(a, src, dst, weights, bias, at);
-    else if (at.rows >= ROWS && at.columns >= COLUMNS) outputs<EDGE>(a, src, dst, weights, bias, at);
-    else outputs<SMALL>(a, src, dst, weights, bias, at);
+    if (inside)
+        outputs<INSIDE>(a, src, dst, weights, bias, at);
+    else if (at.rows >= ROWS && at.columns >= COLUMNS)
+        outputs<EDGE>(a, src, dst, weights, bias, at);
+    else
+        outputs<SMALL>(a, src, dst, weights, bias, at);
 }
 #endif

@@ -9,7 +9,7 @@ typedef struct weft__ref_args {
     weft_problem p;
     void *ptr[WEFT_ROLE_COUNT];
     void *workspace;
-    int64_t count;                   /* items of this phase */
+    int64_t count; /* items of this phase */
     int64_t phase;
 } weft__ref_args;
 

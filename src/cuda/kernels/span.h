@@ -25,7 +25,7 @@ static __device__ __forceinline__ const float *shared_pin(const float *p) {
 }
 
 #if BULK
-enum { SPAN_THREADS = 32 };          /* the first threads of the block move spans, the others go on */
+enum { SPAN_THREADS = 32 }; /* the first threads of the block move spans, the others go on */
 
 static __device__ __forceinline__ uint32_t shared_address(const void *p) {
     return (uint32_t)__cvta_generic_to_shared(p);
@@ -98,10 +98,10 @@ static __device__ __forceinline__ void span_load(float *slot, const float *tenso
                                                  uint64_t *bar) {
     if (threadIdx.x >= SPAN_THREADS) return;
     int skew = span_shift(tensor, 0);
-    const float *line = tensor - skew;                   /* the tensor's first line: positions below are from here */
-    int64_t begin = (skew + at) & ~(int64_t)3;           /* the line that is the slot's first */
-    int lo = (int)(skew + at - begin), hi = lo + count;  /* the run, from there */
-    int first = begin < skew ? 4 : 0;                    /* whole lines of the tensor: first .. last - 1 */
+    const float *line = tensor - skew;                  /* the tensor's first line: positions below are from here */
+    int64_t begin = (skew + at) & ~(int64_t)3;          /* the line that is the slot's first */
+    int lo = (int)(skew + at - begin), hi = lo + count; /* the run, from there */
+    int first = begin < skew ? 4 : 0;                   /* whole lines of the tensor: first .. last - 1 */
     int last = (int)min((int64_t)((hi + 3) & ~3), ((skew + total) & ~(int64_t)3) - begin);
     lines_load(slot + first, line + begin + first, max(last - first, 0), bar);
     if (first > lo || last < hi)
