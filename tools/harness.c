@@ -17,6 +17,7 @@
 #include <math.h>
 #include <signal.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
@@ -70,8 +71,23 @@ void harness_text(const weft_problem *p, char text[WEFT_TEXT_MAX]) {
 }
 
 /* ---------------------------------------------------------------- life */
+static bool count_kernels(harness *h) {
+    const weft__kernel *const *list;
+    h->take = calloc(weft__kernels(0, &list), sizeof(*h->take));
+    bool room = h->take != NULL;
+    for (int op = 1; op < WEFT_OP_COUNT; op++) {
+        h->checked[op] = calloc(weft__kernels(op, &list), sizeof(*h->checked[op]));
+        room = room && h->checked[op];
+    }
+    return room;
+}
+
 weft_status harness_create(harness *h, const weft_ctx_opts *opts, const int *threads, int count) {
     memset(h, 0, sizeof(*h));
+    if (!count_kernels(h)) {
+        harness_destroy(h);
+        return weft__fail(WEFT_ERR_MEMORY, "out of memory for the list of kernels");
+    }
     for (int i = 0; i < count && i < HARNESS_CTX_MAX; i++) {
         weft_ctx_opts o = *opts;
         o.threads = h->threads[i] = threads[i];
@@ -91,6 +107,8 @@ void harness_destroy(harness *h) {
         for (int role = 0; role < WEFT_ROLE_COUNT; role++) harness_close(&sets[i][role]);
     harness_close(&h->workspace);
     harness_close(&h->packed);
+    for (int op = 1; op < WEFT_OP_COUNT; op++) free(h->checked[op]);
+    free(h->take);
     for (int i = 0; i < h->nctx; i++) weft_ctx_release(h->ctx[i]);
     memset(h, 0, sizeof(*h));
 }
@@ -136,6 +154,7 @@ static bool failed(harness *h, const char *kernel, const char *what) {
 
 static bool reference(harness *h, const weft_problem *p, harness_kind kind, harness_place place, uint64_t seed) {
     const char *name = weft__ref_kernels[p->op]->name;
+    h->l3 = 0;
     weft_problem plain = on_cpu(p), sums = without_clipping(p);
     note(p, name, seed);
     if (kind == HARNESS_REALS) {
@@ -240,10 +259,15 @@ static bool same_bits(harness *h, const weft_problem *p, int ctx) {
     return true;
 }
 
+/* Kernels stream large outputs past the caches. Told of a cache this small they do so on problems of any size. */
+enum { TINY_CACHE = 4096 };
+
 /* One kernel on the data at hand, with every number of threads. */
 static bool check_kernel(harness *h, const weft_problem *p, const weft__kernel *k, harness_kind kind,
-                         harness_place place, uint64_t seed) {
+                         harness_place place, const harness_ask *ask) {
+    uint64_t seed = ask->seed;
     note(NULL, k->name, seed);
+    h->l3 = ask->own_cache || (seed + (uint64_t)kind) % 2 ? 0 : TINY_CACHE;
     for (int i = 0; i < h->nctx; i++) {
         bool keep = i == 0 && h->nctx > 1;
         if (harness_run(h, h->ctx[i], p, k->name, h->in, h->out, place, seed >> 8 & 1) != WEFT_OK)
@@ -261,16 +285,16 @@ static bool check_kernel(harness *h, const weft_problem *p, const weft__kernel *
 
 /* The kernels asked for that apply: a set of indices. */
 static size_t applicable(harness *h, const weft_problem *p, const harness_ask *ask, const weft__kernel *const *list,
-                         size_t count, bool *take) {
+                         size_t count) {
     weft__hw hw;
     size_t n = 0;
-    memset(take, 0, HARNESS_KERNEL_MAX * sizeof(*take));
     if (weft__ctx_hw(h->ctx[0], p, &hw) != WEFT_OK) return 0;
-    for (size_t i = 0; i < count && i < HARNESS_KERNEL_MAX; i++) {
-        if (ask->kernel && strcmp(ask->kernel, list[i]->name) != 0) continue;
-        take[i] = !(ask->fast_only && list[i]->reference) && !weft__kernel_refusal(h->ctx[0], list[i], p, &hw);
-        n += take[i];
-        h->checked[p->op][i] += take[i];
+    for (size_t i = 0; i < count; i++) {
+        bool wanted =
+            !(ask->fast_only && list[i]->reference) && (!ask->kernel || strcmp(ask->kernel, list[i]->name) == 0);
+        h->take[i] = wanted && !weft__kernel_refusal(h->ctx[0], list[i], p, &hw);
+        n += h->take[i];
+        h->checked[p->op][i] += h->take[i];
     }
     return n;
 }
@@ -278,17 +302,16 @@ static size_t applicable(harness *h, const weft_problem *p, const harness_ask *a
 bool harness_check(harness *h, const weft_problem *p, const harness_ask *ask) {
     const weft__kernel *const *list = NULL;
     size_t count = weft__kernels(p->op, &list);
-    bool take[HARNESS_KERNEL_MAX];
     h->why[0] = h->kernel[0] = 0;
-    if (!applicable(h, p, ask, list, count, take)) return true;
+    if (!applicable(h, p, ask, list, count)) return true;
     h->problems++;
     for (int kind = HARNESS_INTEGERS; kind <= HARNESS_SPECIALS; kind++) {
         if (kind == HARNESS_SPECIALS && !ask->thorough && ask->seed % 4) continue;
         for (int place = 0; place < HARNESS_PLACES; place++) {
             if (!ask->thorough && (uint64_t)place != (ask->seed / 4 + (uint64_t)kind) % HARNESS_PLACES) continue;
             if (!reference(h, p, (harness_kind)kind, (harness_place)place, ask->seed)) return false;
-            for (size_t i = 0; i < count && i < HARNESS_KERNEL_MAX; i++)
-                if (take[i] && !check_kernel(h, p, list[i], (harness_kind)kind, (harness_place)place, ask->seed))
+            for (size_t i = 0; i < count; i++)
+                if (h->take[i] && !check_kernel(h, p, list[i], (harness_kind)kind, (harness_place)place, ask))
                     return false;
         }
     }

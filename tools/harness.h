@@ -75,6 +75,12 @@ void harness_window(const harness_buffer *b, char **start, size_t *bytes);
 /* A completed problem; the same for the same seed. false: the operator's generator gave nothing valid (a fault). */
 bool harness_random(weft_problem *p, uint64_t seed, int device);
 bool harness_random_of(weft_problem *p, uint64_t seed, int device, int op); /* of one operator; 0: any */
+/* The first of many draws that the kernel takes; *seed becomes what draws it again. false: none of them. */
+bool harness_random_for(weft_problem *p, uint64_t *seed, int device, const weft_ctx *ctx, const weft__kernel *k,
+                        const weft__hw *hw);
+/* Problem i of a stream: every second one for a fast kernel of the table, each kernel in turn; the others of any kind.
+ * *seed becomes that of its data. */
+bool harness_stream(weft_problem *p, uint64_t *seed, int device, weft_ctx *ctx, uint64_t i);
 /* How many products are summed into one element of that output. */
 double harness_terms(const weft_problem *p, int role);
 /* What an input is given: by the operator's own fill, else harness_fill; integers (masks, ...) are 0 and 1. */
@@ -92,21 +98,24 @@ typedef struct harness_generator {
 } harness_generator;
 extern const harness_generator harness_conv; /* its family starts from the same geometry */
 #define HARNESS_PICK(r, list) ((list)[harness_below((r), (int64_t)WEFT__COUNT(list))])
+/* One of the list; now and then a size past several vectors of any instruction set. */
+#define HARNESS_SIZE(r, list) (harness_chance((r), 6) ? 34 + harness_below((r), 167) : HARNESS_PICK(r, list))
 
 /* ---------------------------------------------------------------- harness.c: a kernel against the reference */
 #define HARNESS_CTX_MAX 8
-#define HARNESS_KERNEL_MAX 256
 typedef struct harness {
     weft_ctx *ctx[HARNESS_CTX_MAX]; /* one per number of threads */
     int threads[HARNESS_CTX_MAX], nctx;
     harness_buffer in[WEFT_ROLE_COUNT], out[WEFT_ROLE_COUNT], want[WEFT_ROLE_COUNT], size[WEFT_ROLE_COUNT];
     harness_buffer first[WEFT_ROLE_COUNT]; /* outputs of the first number of threads */
     harness_buffer workspace, packed;
-    int64_t problems, runs;                             /* done so far */
-    int64_t checked[WEFT_OP_COUNT][HARNESS_KERNEL_MAX]; /* problems per kernel, in the order of weft__kernels */
-    double worst;                                       /* largest error over its bound */
-    char why[2048];                                     /* of the last failure */
-    char kernel[128];                                   /* in which it happened */
+    size_t l3;                       /* last-level cache that kernels are told of; 0: the machine's */
+    int64_t problems, runs;          /* done so far */
+    int64_t *checked[WEFT_OP_COUNT]; /* problems per kernel, in the order of weft__kernels */
+    bool *take;                      /* kernels that apply to the problem at hand */
+    double worst;                    /* largest error over its bound */
+    char why[2048];                  /* of the last failure */
+    char kernel[128];                /* in which it happened */
 } harness;
 
 typedef struct harness_ask {
@@ -114,6 +123,7 @@ typedef struct harness_ask {
     const char *kernel; /* NULL: every one that applies */
     bool thorough;      /* every kind of data in every place; else one place a kind, from the seed */
     bool fast_only;     /* leave out references, which are slow on large problems */
+    bool own_cache;     /* always the machine's cache; else every second kernel believes in a tiny one and streams */
 } harness_ask;
 
 weft_status harness_create(harness *h, const weft_ctx_opts *opts, const int *threads, int count);
@@ -125,7 +135,7 @@ bool harness_check(harness *h, const weft_problem *p, const harness_ask *ask);
 bool harness_round_trip(const weft_problem *p, char *why, size_t capacity);
 bool harness_same_problem(const weft_problem *a, const weft_problem *b);
 /* Pin a kernel, execute once: inputs from `in`, outputs into `out` (opened and poisoned here). On the problem's
- * device. */
+ * device. With h->l3 the kernel plans and runs as on a machine with such a cache, if it then still applies. */
 weft_status harness_run(harness *h, weft_ctx *ctx, const weft_problem *p, const char *kernel, harness_buffer *in,
                         harness_buffer *out, harness_place place, bool prepacked);
 bool harness_inputs(harness *h, const weft_problem *p, harness_kind kind, harness_place place, uint64_t seed);

@@ -89,13 +89,28 @@ static weft_status run_plan(harness *h, weft_ctx *ctx, const weft_plan *plan, ha
                                          : run_cpu(h, plan, buffers, prepacked);
 }
 
+/* The plan for a machine with another cache; NULL: the kernel does not apply there. */
+static weft_status plan_elsewhere(const harness *h, weft_ctx *ctx, const weft_problem *p, const char *kernel,
+                                  weft_plan **plan) {
+    const weft__kernel *k;
+    weft__hw hw;
+    WEFT__TRY(weft__ctx_hw(ctx, p, &hw));
+    hw.l3 = h->l3;
+    for (size_t i = 0; (k = weft__kernel_at(ctx, p->op, i)); i++)
+        if (strcmp(k->name, kernel) == 0) break;
+    if (!k || weft__kernel_refusal(ctx, k, p, &hw)) return WEFT_OK;
+    weft__choice c = {k, 0, weft__kernel_workspace(k, p, &hw), k->packed ? k->packed(p, &hw) : 0, "pinned"};
+    return weft__plan_build(plan, ctx, p, &hw, &c);
+}
+
 weft_status harness_run(harness *h, weft_ctx *ctx, const weft_problem *p, const char *kernel, harness_buffer *in,
                         harness_buffer *out, harness_place place, bool prepacked) {
     weft_plan_opts opts = WEFT_PLAN_OPTS_INIT;
     opts.kernel = kernel;
     opts.workspace_limit = WEFT_NO_LIMIT;
     weft_plan *plan = NULL;
-    WEFT__TRY(weft_plan_create(&plan, ctx, p, &opts));
+    if (h->l3 && p->device == WEFT_DEVICE_CPU) WEFT__TRY(plan_elsewhere(h, ctx, p, kernel, &plan));
+    if (!plan) WEFT__TRY(weft_plan_create(&plan, ctx, p, &opts));
     weft_status s = run_plan(h, ctx, plan, in, out, place, prepacked);
     weft_plan_release(plan);
     return s;

@@ -9,6 +9,7 @@
 
 #define PICK HARNESS_PICK
 enum { PRODUCTS = 100000, TRIES = 200 }; /* multiply-adds of the direct sum, about; draws until one is valid */
+enum { DRAWS = 5000 };                   /* until a kernel takes one */
 
 /* ---------------------------------------------------------------- conv */
 /* Around vectors of 4, 8 and 16, rows of 14, 28 and 56, and blocks of a few rows or columns. */
@@ -18,15 +19,16 @@ static const int shorter[] = {1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 16,
 static const int channels[] = {1, 2, 3, 4, 5, 7, 8, 9, 12, 15, 16, 17, 24, 31, 32, 33, 40, 48, 64, 65};
 
 static void conv_channels(weft_problem *p, harness_rng *r, bool usual) {
-    int64_t how = harness_below(r, usual ? 70 : 100);
-    if (how < 70) { /* depthwise, some with a multiplier */
-        p->c = p->groups = PICK(r, channels);
-        p->o = p->c * (how < 58 ? 1 : 2 + harness_below(r, 3));
+    int64_t how = harness_below(r, usual ? 90 : 100);
+    if (how < 60) { /* depthwise, some with a multiplier */
+        p->c = p->groups = HARNESS_SIZE(r, channels);
+        p->o = p->c * (how < 50 ? 1 : 2 + harness_below(r, 3));
         return;
     }
-    p->groups = how < 85 ? 2 + harness_below(r, 5) : 1;
-    p->c = p->groups * (1 + harness_below(r, 6));
-    p->o = p->groups * (1 + harness_below(r, 6));
+    bool wide = harness_chance(r, 40);
+    p->groups = how < 80 ? 2 + harness_below(r, 5) : 1;
+    p->c = p->groups * (wide ? HARNESS_SIZE(r, channels) : 1 + harness_below(r, 6));
+    p->o = p->groups * (wide ? HARNESS_SIZE(r, channels) : 1 + harness_below(r, 6));
 }
 
 /* One axis of the window; plain: of that size, not dilated; 0: any. */
@@ -37,7 +39,8 @@ static void conv_axis(weft_problem *p, harness_rng *r, int a, int64_t plain, int
     bool usual = harness_chance(r, plain ? 70 : 30);
     p->pad_lo[a] = usual ? p->kernel[a] / 2 : harness_below(r, 4);
     p->pad_hi[a] = usual ? p->kernel[a] / 2 : harness_below(r, 4);
-    p->in[a] = a == 2 ? PICK(r, edges) : a == 1 ? PICK(r, shorter) : 1 + harness_below(r, 6);
+    p->in[a] = a == 2 ? HARNESS_SIZE(r, edges) : a == 1 ? PICK(r, shorter) : 1 + harness_below(r, 6);
+    if (p->c > 66 || p->o > 66) p->in[a] = 1 + harness_below(r, 5); /* so that the channels stay as many */
     if (harness_chance(r, 1)) p->in[a] = 0;
     int64_t window = p->dilation[a] * (p->kernel[a] - 1) + 1;
     if (p->in[a] + p->pad_lo[a] + p->pad_hi[a] < window) p->in[a] = window;
@@ -145,8 +148,10 @@ static void any_draw(weft_problem *p, harness_rng *r, bool usual) {
 
 void harness_draw_data(weft_problem *p, harness_rng *r, double most) {
     p->n = harness_chance(r, 2) ? 0 : 1 + harness_below(r, 3);
-    p->c = PICK(r, channels);
-    for (int a = 3 - p->rank; a < 3; a++) p->in[a] = harness_chance(r, 1) ? 0 : PICK(r, shorter);
+    p->c = HARNESS_SIZE(r, channels);
+    for (int a = 3 - p->rank; a < 3; a++)
+        p->in[a] = harness_chance(r, 1) ? 0 : p->c > 66 ? 1 + harness_below(r, 4) : PICK(r, shorter);
+    if (p->in[2] && p->c < 10 && harness_chance(r, 40)) p->in[2] = HARNESS_SIZE(r, edges);
     for (int turn = 0; (double)p->n * (double)p->c * (double)p->in[0] * (double)p->in[1] * (double)p->in[2] > most;
          turn++) {
         int64_t *size = turn % 4 < 3 ? &p->in[turn % 4] : &p->c;
@@ -170,25 +175,19 @@ void harness_fill_input(const weft_problem *p, harness_buffer *b, harness_kind k
         harness_fill_below(b, 2, seed);
 }
 
+/* Up to three of bias, relu and clip in any order, a bias at most once; then, where it is allowed, accumulation. */
 static void draw_epilogue(weft_problem *p, harness_rng *r) {
-    static const unsigned char forms[][2] = {{0, 0},
-                                             {0, 0},
-                                             {0, 0},
-                                             {WEFT_STEP_BIAS, 0},
-                                             {WEFT_STEP_BIAS, 0},
-                                             {WEFT_STEP_RELU, 0},
-                                             {WEFT_STEP_CLIP, 0},
-                                             {WEFT_STEP_BIAS, WEFT_STEP_RELU},
-                                             {WEFT_STEP_BIAS, WEFT_STEP_CLIP},
-                                             {WEFT_STEP_RELU, WEFT_STEP_BIAS}};
+    static const int counts[] = {0, 0, 0, 0, 1, 1, 1, 2, 2, 3};
     static const double lows[] = {0, -1, -0.3, -7};
     const weft__pass_def *pass = weft__pass_of(p);
-    const unsigned char *form = PICK(r, forms);
-    for (int i = 0; i < 2; i++) {
-        if (form[i] == WEFT_STEP_NONE || (form[i] == WEFT_STEP_BIAS ? !pass->biased : !pass->epilogue)) continue;
+    bool bias = pass->biased;
+    for (int left = PICK(r, counts); left > 0; left--) {
+        int16_t kind = harness_chance(r, 50) ? WEFT_STEP_BIAS : harness_chance(r, 50) ? WEFT_STEP_RELU : WEFT_STEP_CLIP;
+        if (kind == WEFT_STEP_BIAS ? !bias : !pass->epilogue) continue;
         weft_step *s = &p->step[p->nsteps++];
-        s->kind = form[i];
-        if (s->kind != WEFT_STEP_CLIP) continue;
+        s->kind = kind;
+        if (kind == WEFT_STEP_BIAS) bias = false;
+        if (kind != WEFT_STEP_CLIP) continue;
         s->lo = PICK(r, lows);
         s->hi = s->lo + (harness_chance(r, 50) ? 6 : 0.5);
     }
@@ -274,4 +273,41 @@ bool harness_random_of(weft_problem *p, uint64_t seed, int device, int wanted) {
         if (known) return false; /* a record draws only valid problems */
     }
     return false;
+}
+
+bool harness_random_for(weft_problem *p, uint64_t *seed, int device, const weft_ctx *ctx, const weft__kernel *k,
+                        const weft__hw *hw) {
+    for (uint64_t t = 0; t < DRAWS; t++, *seed = harness_mix(*seed, t)) {
+        if (!harness_random_of(p, *seed, device, k->op)) return false;
+        if (!weft__kernel_refusal(ctx, k, p, hw)) return true;
+    }
+    weft__fail(WEFT_ERR_UNSUPPORTED, "none of %d problems is for %s: name problems for it", DRAWS, k->name);
+    return false;
+}
+
+/* The fast kernel number i, around the table, that runs on this machine; NULL: there is none. */
+static const weft__kernel *fast_kernel(int device, const weft__hw *hw, uint64_t i) {
+    const weft__kernel *const *list;
+    const size_t count = weft__kernels(0, &list);
+    size_t usable = 0;
+    for (int pass = 0; pass < 2; pass++) {
+        const size_t wanted = pass ? i % usable : SIZE_MAX;
+        usable = 0;
+        for (size_t k = 0; k < count; k++) {
+            bool cuda = list[k]->engine == WEFT_ENGINE_CUDA;
+            if (list[k]->reference || cuda != (device == WEFT_DEVICE_CUDA) || list[k]->isa > hw->isa) continue;
+            if (usable++ == wanted) return list[k];
+        }
+        if (!usable) return NULL;
+    }
+    return NULL;
+}
+
+bool harness_stream(weft_problem *p, uint64_t *seed, int device, weft_ctx *ctx, uint64_t i) {
+    weft__hw hw;
+    weft_problem probe = {.device = device};
+    if (weft__ctx_hw(ctx, &probe, &hw) != WEFT_OK) return false;
+    const weft__kernel *k = i % 2 ? fast_kernel(device, &hw, i / 2) : NULL;
+    if (k && harness_random_for(p, seed, device, ctx, k, &hw)) return true;
+    return harness_random(p, *seed, device);
 }

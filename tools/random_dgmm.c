@@ -5,8 +5,8 @@ static void draw(weft_problem *p, harness_rng *r, bool usual) {
     static const int sizes[] = {1, 2, 3, 4, 5, 7, 8, 9, 15, 16, 17, 31, 33, 64, 65};
     (void)usual;
     p->n = harness_chance(r, 2) ? 0 : 1 + harness_below(r, 4);
-    p->attr[WEFT_DGMM_ROWS] = harness_chance(r, 1) ? 0 : HARNESS_PICK(r, sizes);
-    p->attr[WEFT_DGMM_COLS] = harness_chance(r, 1) ? 0 : HARNESS_PICK(r, sizes);
+    p->attr[WEFT_DGMM_ROWS] = harness_chance(r, 1) ? 0 : HARNESS_SIZE(r, sizes);
+    p->attr[WEFT_DGMM_COLS] = harness_chance(r, 1) ? 0 : HARNESS_SIZE(r, sizes);
     p->attr[WEFT_DGMM_SIDE] = harness_chance(r, 50);
 }
 

@@ -3,6 +3,13 @@
 
 enum { READS = 40000 }; /* taps read, about */
 static const int widths[] = {1, 2, 3, 4, 5, 7, 8, 9, 13, 15, 16, 17, 28, 31, 33}, few[] = {1, 2, 3, 4, 5, 6, 7, 9};
+static const int channels[] = {1, 2, 3, 4, 5, 6, 7, 8, 9, 15, 16, 17, 32, 33, 48};
+
+/* Many channels come with small images: tiles of one kind or the other are filled. */
+static int64_t draw_size(const weft_problem *p, harness_rng *r, int a) {
+    if (p->c > 9) return 1 + harness_below(r, 4);
+    return a == 2 ? HARNESS_SIZE(r, widths) : HARNESS_PICK(r, few);
+}
 
 /* in is at least the dilation: a window that steps over the whole input has nothing to point at, and its index looks
  * unwritten. */
@@ -14,7 +21,7 @@ static void window(weft_problem *p, harness_rng *r, int a, bool usual) {
     int64_t most = pool ? p->kernel[a] / 2 : 3;
     p->pad_lo[a] = harness_below(r, most + 1);
     p->pad_hi[a] = harness_chance(r, 70) ? p->pad_lo[a] : harness_below(r, most + 1);
-    p->in[a] = a == 2 ? HARNESS_PICK(r, widths) : HARNESS_PICK(r, few);
+    p->in[a] = draw_size(p, r, a);
     int64_t least = p->dilation[a] * (p->kernel[a] - 1) + 1 - p->pad_lo[a] - p->pad_hi[a];
     p->in[a] = WEFT__MAX(p->in[a], WEFT__MAX(least, p->dilation[a]));
 }
@@ -27,7 +34,7 @@ static double reads(const weft_problem *p) {
 
 static void draw(weft_problem *p, harness_rng *r, bool usual) {
     p->n = harness_chance(r, 2) ? 0 : 1 + harness_below(r, 3);
-    p->c = 1 + harness_below(r, 9);
+    p->c = HARNESS_SIZE(r, channels);
     for (int a = 3 - p->rank; a < 3; a++) window(p, r, a, usual);
     while (reads(p) > READS && (p->n > 1 || p->c > 1)) p->n > 1 ? p->n-- : p->c--;
 }
@@ -48,9 +55,9 @@ static void draw_avg(weft_problem *p, harness_rng *r, bool usual) {
 static void draw_adaptive(weft_problem *p, harness_rng *r, bool usual) {
     (void)usual;
     p->n = harness_chance(r, 2) ? 0 : 1 + harness_below(r, 2);
-    p->c = 1 + harness_below(r, 5);
+    p->c = HARNESS_SIZE(r, channels);
     for (int a = 3 - p->rank; a < 3; a++) {
-        p->in[a] = a == 2 ? HARNESS_PICK(r, widths) : HARNESS_PICK(r, few);
+        p->in[a] = draw_size(p, r, a);
         p->attr[WEFT_ADAPTIVE_AVG_POOL_TO + a] = harness_chance(r, 2) ? 0 : HARNESS_PICK(r, few);
     }
 }

@@ -3,13 +3,14 @@
 #include "harness.h"
 
 static void draw(weft_problem *p, harness_rng *r, bool usual) {
+    static const int sizes[] = {1, 2, 3, 4, 5, 6, 1, 2, 3, 4, 5, 6, 7, 8, 9, 15, 16, 17, 24, 33};
     int64_t *attr = p->attr;
     attr[WEFT_RNN_STEPS] = 1 + harness_below(r, 5);
     attr[WEFT_RNN_LAYERS] = harness_chance(r, 70) ? 1 : 2;
     attr[WEFT_RNN_BIDIRECTIONAL] = harness_chance(r, 40);
     p->n = harness_chance(r, 3) ? 0 : 1 + harness_below(r, 4);
-    p->c = 1 + harness_below(r, 6);
-    p->o = 1 + harness_below(r, 6);
+    p->c = HARNESS_PICK(r, sizes);
+    p->o = HARNESS_PICK(r, sizes);
     attr[WEFT_RNN_PROJECTION] =
         p->op == WEFT_OP_LSTM && p->o > 1 && harness_chance(r, 30) ? 1 + harness_below(r, p->o - 1) : 0;
     attr[WEFT_RNN_BIAS] = harness_chance(r, 75);
