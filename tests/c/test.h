@@ -103,6 +103,20 @@ __attribute__((unused)) static weft_ctx *test_context(int threads) {
     return ctx;
 }
 
+/* Everything in full was asked for: make slow. */
+__attribute__((unused)) static bool test_slow(void) {
+    const char *v = getenv("WEFT_SLOW");
+    return v && *v && strcmp(v, "0") != 0;
+}
+
+__attribute__((unused)) static bool test_sanitized(void) {
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+    return true;
+#else
+    return false;
+#endif
+}
+
 int main(int argc, char **argv) {
     static int counts[3];
     harness_catch_faults();
