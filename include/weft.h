@@ -251,6 +251,12 @@ typedef struct weft_problem {
     weft_tensor tensor[WEFT_MAX_TENSORS];
 } weft_problem;
 
+/* clang-format off */
+#define WEFT_PROBLEM_INIT                                                                                              \
+    {sizeof(weft_problem), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, {0}, {0}, {0}, {0}, {0}, {0}, {0}, {0}, {0}, 0, 0,            \
+     {{0, 0, {0}, {0}}}, {{0, 0, 0, 0, 0, 0, {0}, {0}}}}
+/* clang-format on */
+
 /* A convolution with unit stride, dilation and groups and no padding, to be adjusted by assignment and completed:
  *   weft_problem_init(&p, WEFT_OP_CONV, WEFT_PASS_FWD, 2);
  *   p.n = 8; p.c = p.o = p.groups = 64; p.in[1] = p.in[2] = 56;
@@ -319,8 +325,10 @@ typedef struct weft_ctx_opts {
     const char *isa;       /* "scalar" | "avx2" | "avx512": go no higher; NULL: WEFT_ISA, else what the CPU has */
     const char *nvrtc;     /* path of libnvrtc; NULL: WEFT_NVRTC, else by name */
     const char *cache_dir; /* compiled CUDA code; NULL: WEFT_CACHE_DIR, else the user's cache; "": none */
+    double lock_seconds;   /* how long weft_wisdom_save waits for another process that saves; 0: 10 s */
 } weft_ctx_opts;
-#define WEFT_CTX_OPTS_INIT {sizeof(weft_ctx_opts), 0, 0, 0, 0, 0, 0, 0, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL}
+#define WEFT_CTX_OPTS_INIT \
+    {sizeof(weft_ctx_opts), 0, 0, 0, 0, 0, 0, 0, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, 0}
 
 WEFT_API weft_status weft_ctx_create(weft_ctx **ctx, const weft_ctx_opts *opts);
 WEFT_API void weft_ctx_release(weft_ctx *ctx); /* plans made from it stay usable */
@@ -429,9 +437,10 @@ typedef struct weft_external {
 WEFT_API weft_status weft_ctx_set_external(weft_ctx *ctx, const weft_external *external);
 
 /* ------------------------------------------------------------------ 8. Wisdom
- * Text, one line an entry: device, weft version, threads, problem, kernel and its version, ns, workspace. A bad line is
- * skipped and counted, never fatal. Saving merges with what the file holds, under a lock, by temporary file and
- * rename. */
+ * Text, one line for each entry: device, weft version, threads, problem, kernel and its version, ns, workspace. Lines
+ * that begin with # are comments. A bad line is skipped and counted, never fatal. Saving merges with what the file
+ * holds, under the lock of FILE.lock, and replaces it by rename: mode, owner and symbolic links stay. A file that is not
+ * wisdom is left alone and is an error; so is a lock that another process holds for longer than lock_seconds. */
 typedef struct weft_wisdom_report {
     size_t size;                                /* sizeof(weft_wisdom_report) */
     int64_t entries, bad_lines, other_machines; /* of this CPU or of any GPU; skipped; kept for other CPUs */
@@ -441,6 +450,8 @@ typedef struct weft_wisdom_report {
 WEFT_API weft_status weft_wisdom_load(weft_ctx *ctx, const char *path, weft_wisdom_report *report);
 WEFT_API weft_status weft_wisdom_save(weft_ctx *ctx, const char *path, weft_wisdom_report *report);
 WEFT_API weft_status weft_wisdom_parse(weft_ctx *ctx, const char *text, size_t length, weft_wisdom_report *report);
+/* All entries as text, always 0-terminated if capacity > 0. *length (may be NULL) is what it takes without the 0. */
+WEFT_API weft_status weft_wisdom_format(const weft_ctx *ctx, char *text, size_t capacity, size_t *length);
 WEFT_API weft_status weft_wisdom_forget(weft_ctx *ctx, const weft_problem *p); /* p NULL: everything */
 WEFT_API size_t weft_wisdom_count(const weft_ctx *ctx);
 

@@ -1,5 +1,7 @@
 /* The host's implementation, dressed as a kernel of every operator so that planning, measuring and wisdom treat it
  * as one. */
+#include <string.h>
+
 #include "core/internal.h"
 
 const char *weft__external_refusal(const weft__external *r, const weft_problem *p) {
@@ -34,6 +36,8 @@ weft_status weft_ctx_set_external(weft_ctx *ctx, const weft_external *external) 
                           !of.estimate   ? "estimate"
                           : !of.run_once ? "run_once"
                                          : "name");
+    if (of.name[strcspn(of.name, " \t\r\n")])
+        return weft__fail(WEFT_ERR_INVALID, "name of external is '%s', allowed: without spaces", of.name);
     weft__external *r = weft__ctx_external(ctx);
     if (r->of.name)
         return weft__fail(WEFT_ERR_INVALID, "the context has the external implementation %s already, allowed: one",

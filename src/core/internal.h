@@ -224,6 +224,7 @@ typedef struct weft__cache weft__cache;
 void *weft__alloc(const weft_ctx *ctx, size_t bytes); /* NULL on failure; zeroed */
 void weft__free(const weft_ctx *ctx, void *block);
 const weft_ctx_opts *weft__opts(const weft_ctx *ctx);
+const char *weft__env(const char *name); /* secure_getenv: NULL too where the process has rights its caller has not */
 /* The hardware as the problem's device shows it; for CUDA opens the engine. Fails with the reason if it is absent. */
 weft_status weft__ctx_hw(weft_ctx *ctx, const weft_problem *p, weft__hw *hw);
 weft_ctx *weft__ctx_retain(weft_ctx *ctx);

@@ -111,7 +111,7 @@ weft_status weft__nvrtc_open(const weft_ctx *ctx, weft__nvrtc *nvrtc) {
     static const char *const names[] = {"libnvrtc.so.13", "libnvrtc.so.12", "libnvrtc.so",
                                         "/usr/local/cuda/lib64/libnvrtc.so"};
     const weft_ctx_opts *opts = weft__opts(ctx);
-    const char *path = opts->nvrtc ? opts->nvrtc : getenv("WEFT_NVRTC");
+    const char *path = opts->nvrtc ? opts->nvrtc : weft__env("WEFT_NVRTC");
     memset(nvrtc, 0, sizeof(*nvrtc));
     if (path && *path) {
         void *library = dlopen(path, RTLD_LAZY | RTLD_LOCAL);

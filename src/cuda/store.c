@@ -44,8 +44,8 @@ static weft__digest digest_of(const weft__code *code) {
 static bool same(weft__digest x, weft__digest y) { return x.a == y.a && x.b == y.b; }
 
 bool weft__store_dir(const weft_ctx *ctx, char *dir, size_t capacity) {
-    const char *said = weft__opts(ctx)->cache_dir, *xdg = getenv("XDG_CACHE_HOME"), *home = getenv("HOME");
-    if (!said) said = getenv("WEFT_CACHE_DIR");
+    const char *said = weft__opts(ctx)->cache_dir, *xdg = weft__env("XDG_CACHE_HOME"), *home = weft__env("HOME");
+    if (!said) said = weft__env("WEFT_CACHE_DIR");
     int n = 0;
     if (said)
         n = snprintf(dir, capacity, "%s", said);

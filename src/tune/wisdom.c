@@ -1,260 +1,305 @@
 /* Wisdom: what was measured, as text. A line:
  *   device weft-version tTHREADS problem kernel vVERSION ns workspace
- * Lines of other machines, thread counts, kernel versions and other versions of weft are kept and written back, just
- * not used. What was forgotten stays forgotten when the next save merges with the file: a dead line, never written,
- * marks it. */
-#include <errno.h>
-#include <fcntl.h>
+ * Lines of other machines, thread counts, kernel versions and other versions of weft are kept and written back, but
+ * not used. An entry is found by its first five fields in a hash table, so reading n lines takes O(n). What was
+ * forgotten stays forgotten when the next save merges with the file: a mark, never written, remembers it. */
+#include "tune/wisdom.h"
+
 #include <math.h>
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/file.h>
-#include <sys/stat.h>
-#include <unistd.h>
 
-#include "core/internal.h"
-
-enum { DEVICE, VERSION, THREADS, PROBLEM, KERNEL, KERNEL_VERSION, NS, WORKSPACE, FIELDS };
-
-typedef struct line {
-    struct line *next;         /* in its bucket: same hash of the problem */
-    const char *field[FIELDS]; /* into text */
-    double ns;
-    size_t workspace;
-    int threads, version;
-    bool dead;
-    char text[];
-} line;
-
-#define BUCKETS 1024
 struct weft__wisdom {
     pthread_mutex_t lock;
-    size_t count; /* without the dead */
-    bool forgot_all;
-    line *bucket[BUCKETS];
+    size_t entries, lines; /* lines: entries and marks */
+    size_t buckets;        /* a power of two, at least `lines` */
+    wisdom_line **bucket, *first, **end;
+    uint64_t stamp, forgot_all; /* counts calls of forget; the one that forgot everything, 0: none */
 };
 
 weft__wisdom *weft__wisdom_create(const weft_ctx *ctx) {
     weft__wisdom *w = weft__alloc(ctx, sizeof(*w));
-    if (w) pthread_mutex_init(&w->lock, NULL);
+    if (!w) return NULL;
+    pthread_mutex_init(&w->lock, NULL);
+    w->end = &w->first;
     return w;
 }
 
 pthread_mutex_t *weft__wisdom_lock(weft__wisdom *w) { return &w->lock; }
 
-/* Remove the lines of a problem (NULL: of all); with only_dead, just the marks of what was forgotten. */
-static void clear(const weft_ctx *ctx, weft__wisdom *w, const char *problem, bool only_dead) {
-    for (int i = 0; i < BUCKETS; i++)
-        for (line **at = &w->bucket[i]; *at;) {
-            line *l = *at;
-            if ((only_dead && !l->dead) || (problem && strcmp(l->field[PROBLEM], problem))) {
-                at = &l->next;
-                continue;
-            }
-            *at = l->next;
-            w->count -= !l->dead;
-            weft__free(ctx, l);
-        }
+static void free_list(const weft_ctx *ctx, wisdom_line *l) {
+    for (wisdom_line *next; l; l = next) {
+        next = l->later;
+        weft__free(ctx, l);
+    }
 }
 
 void weft__wisdom_destroy(const weft_ctx *ctx, weft__wisdom *w) {
     if (!w) return;
-    clear(ctx, w, NULL, false);
+    free_list(ctx, w->first);
     pthread_mutex_destroy(&w->lock);
+    weft__free(ctx, w->bucket);
     weft__free(ctx, w);
 }
 
-static size_t bucket_of(const char *problem) {
-    uint64_t h = 14695981039346656037u;
-    for (; *problem; problem++) h = (h ^ (unsigned char)*problem) * 1099511628211u;
-    return (size_t)(h % BUCKETS);
+/* ---------------------------------------------------------------- the table */
+static uint64_t hash_text(uint64_t h, const char *text) {
+    for (; *text; text++) h = (h ^ (unsigned char)*text) * 1099511628211u;
+    return (h ^ 0xff) * 1099511628211u;
+}
+
+static uint64_t hash_entry(const wisdom_line *l) {
+    uint64_t h = hash_text(hash_text(14695981039346656037u, l->problem), l->device);
+    h = hash_text(hash_text(h, l->version), l->kernel) ^ (uint64_t)l->threads;
+    return h * 0x9e3779b97f4a7c15u >> 16;
+}
+
+static bool same_entry(const wisdom_line *a, const wisdom_line *b) {
+    return a->hash == b->hash && a->threads == b->threads && strcmp(a->problem, b->problem) == 0 &&
+           strcmp(a->device, b->device) == 0 && strcmp(a->version, b->version) == 0 &&
+           strcmp(a->kernel, b->kernel) == 0;
+}
+
+/* A mark stands in the table as the entry of its problem with every other field empty. */
+static wisdom_line mark_of(const char *problem) {
+    wisdom_line l = {.problem = problem, .device = "", .version = "", .kernel = "", .forgotten = true};
+    l.hash = hash_entry(&l);
+    return l;
+}
+
+static wisdom_line *find(const weft__wisdom *w, const wisdom_line *key) {
+    wisdom_line *l = w->buckets ? w->bucket[key->hash & (w->buckets - 1)] : NULL;
+    while (l && !same_entry(l, key)) l = l->next;
+    return l;
+}
+
+static void link_line(weft__wisdom *w, wisdom_line *l) {
+    wisdom_line **bucket = &w->bucket[l->hash & (w->buckets - 1)];
+    l->next = *bucket;
+    *bucket = l;
+}
+
+static void append(weft__wisdom *w, wisdom_line *l) {
+    link_line(w, l);
+    l->later = NULL;
+    *w->end = l;
+    w->end = &l->later;
+    w->lines++;
+    w->entries += !l->forgotten;
+}
+
+/* Take out the lines that `drop` names; returns them as a list, to be freed without the lock. */
+static wisdom_line *take_out(weft__wisdom *w, bool (*drop)(const wisdom_line *, const void *), const void *arg) {
+    wisdom_line *out = NULL, *l = w->first;
+    for (size_t i = 0; i < w->buckets; i++) w->bucket[i] = NULL;
+    w->end = &w->first;
+    w->first = NULL;
+    w->lines = w->entries = 0;
+    for (wisdom_line *later; l; l = later) {
+        later = l->later;
+        if (!drop(l, arg)) {
+            append(w, l);
+            continue;
+        }
+        l->later = out;
+        out = l;
+    }
+    return out;
+}
+
+/* Lock with room for n more lines. Buckets are allocated without the lock, so others may have grown the table since:
+ * look again. */
+static weft_status lock_with_room(const weft_ctx *ctx, weft__wisdom *w, size_t n) {
+    for (;;) {
+        pthread_mutex_lock(&w->lock);
+        size_t buckets = WEFT__MAX(w->buckets, 64), need = w->lines + n;
+        if (need <= w->buckets) return WEFT_OK;
+        pthread_mutex_unlock(&w->lock);
+        while (buckets < need) buckets *= 2;
+        wisdom_line **bucket = weft__alloc(ctx, buckets * sizeof(*bucket)), **old = bucket;
+        if (!bucket) return weft__fail(WEFT_ERR_MEMORY, "out of memory for wisdom");
+        pthread_mutex_lock(&w->lock);
+        if (buckets > w->buckets) {
+            old = w->bucket;
+            w->bucket = bucket;
+            w->buckets = buckets;
+            for (wisdom_line *l = w->first; l; l = l->later) link_line(w, l);
+        }
+        pthread_mutex_unlock(&w->lock);
+        weft__free(ctx, old);
+    }
+}
+
+static bool was_forgotten(const weft__wisdom *w, const char *problem) {
+    wisdom_line mark = mark_of(problem);
+    return w->forgot_all || find(w, &mark);
+}
+
+weft_status wisdom_merge(const weft_ctx *ctx, wisdom_lines *lines, bool keep) {
+    weft__wisdom *w = weft__ctx_wisdom(ctx);
+    weft_status s = lock_with_room(ctx, w, lines->count);
+    if (s != WEFT_OK) {
+        wisdom_free_lines(ctx, lines);
+        return s;
+    }
+    wisdom_line *unused = NULL;
+    for (wisdom_line *l = lines->first, *later; l; l = later) {
+        wisdom_line *old = find(w, l);
+        later = l->later;
+        if (!old && !(keep && was_forgotten(w, l->problem))) {
+            append(w, l);
+            continue;
+        }
+        if (old && !keep) {
+            old->kernel_version = l->kernel_version;
+            old->ns = l->ns;
+            old->workspace = l->workspace;
+        }
+        l->later = unused;
+        unused = l;
+    }
+    pthread_mutex_unlock(&w->lock);
+    free_list(ctx, unused);
+    return WEFT_OK;
 }
 
 /* ---------------------------------------------------------------- lines */
-static bool whole_number(const char *text, char prefix, int *v) {
+static bool whole_number(const char *text, char prefix, uint64_t most, uint64_t *v) {
     char *end;
     if (prefix && *text++ != prefix) return false;
-    long n = strtol(text, &end, 10);
-    *v = (int)n;
-    return *text && !*end && n >= 0 && n <= 1 << 20;
+    if (*text < '0' || *text > '9') return false;
+    *v = strtoull(text, &end, 10);
+    return !*end && *v <= most;
 }
 
-/* Cut the text into fields and check each; false: a bad line. */
-static bool read_fields(line *l) {
-    char *at = l->text;
-    for (int i = 0; i < FIELDS; i++) {
-        at += strspn(at, " \t");
-        if (!*at) return false;
-        l->field[i] = at;
-        at += strcspn(at, " \t");
-        if (*at) *at++ = 0;
-    }
-    if (at[strspn(at, " \t")]) return false;
-    char *end;
-    unsigned long long ns = strtoull(l->field[NS], &end, 10);
-    if (*end || ns == 0 || l->field[NS][0] == '-') return false;
-    unsigned long long workspace = strtoull(l->field[WORKSPACE], &end, 10);
-    if (*end || l->field[WORKSPACE][0] == '-') return false;
-    l->ns = (double)ns;
-    l->workspace = (size_t)workspace;
-    weft_problem p;
+/* Is it a problem in its normal form? In most files many lines in a row are of one problem: `good` is the last that was
+ * found to be. */
+static bool is_problem(const char *text, const char **good) {
+    weft_problem p = WEFT_PROBLEM_INIT;
     char normal[WEFT_TEXT_MAX];
-    if (!whole_number(l->field[THREADS], 't', &l->threads) || !whole_number(l->field[KERNEL_VERSION], 'v', &l->version))
+    if (*good && strcmp(*good, text) == 0) return true;
+    if (weft_problem_parse(&p, text) != WEFT_OK || weft_problem_format(&p, normal, sizeof(normal), NULL) != WEFT_OK ||
+        strcmp(normal, text))
         return false;
-    /* another weft may know problems that this one does not */
-    if (strcmp(l->field[VERSION], WEFT_VERSION)) return true;
-    return weft_problem_parse(&p, l->field[PROBLEM]) == WEFT_OK &&
-           weft_problem_format(&p, normal, sizeof(normal), NULL) == WEFT_OK && strcmp(normal, l->field[PROBLEM]) == 0;
-}
-
-static bool same_entry(const line *a, const line *b) {
-    static const int key[] = {PROBLEM, DEVICE, VERSION, THREADS, KERNEL};
-    for (size_t i = 0; i < WEFT__COUNT(key); i++)
-        if (strcmp(a->field[key[i]], b->field[key[i]])) return false;
+    *good = text;
     return true;
 }
 
-/* Takes l over. A newer entry replaces the older, unless `keep`: then what is there, or was forgotten, stays so. */
-static void insert(const weft_ctx *ctx, weft__wisdom *w, line *l, bool keep) {
-    line **at = &w->bucket[bucket_of(l->field[PROBLEM])];
-    bool drop = keep && w->forgot_all;
-    for (line *old; (old = *at);) {
-        bool forgotten = old->dead && strcmp(old->field[PROBLEM], l->field[PROBLEM]) == 0;
-        bool same = !old->dead && same_entry(old, l);
-        drop = drop || (keep && (forgotten || same));
-        if (!same || keep) {
-            at = &old->next;
-            continue;
-        }
-        *at = old->next;
-        weft__free(ctx, old);
-        w->count--;
+/* Cut the text into fields and check each; false: a bad line. */
+static bool read_fields(wisdom_line *l, const char **good) {
+    enum { DEVICE, VERSION, THREADS, PROBLEM, KERNEL, KERNEL_VERSION, NS, WORKSPACE, FIELDS };
+    char *at = l->text, *field[FIELDS];
+    for (int i = 0; i < FIELDS; i++) {
+        at += strspn(at, " \t");
+        if (!*at) return false;
+        field[i] = at;
+        at += strcspn(at, " \t");
+        if (*at) *at++ = 0;
     }
-    if (drop) {
-        weft__free(ctx, l);
-        return;
-    }
-    *at = l;
-    l->next = NULL;
-    w->count++;
+    uint64_t threads, version;
+    if (at[strspn(at, " \t")] || !whole_number(field[THREADS], 't', 1 << 20, &threads) ||
+        !whole_number(field[KERNEL_VERSION], 'v', 1 << 20, &version) ||
+        !whole_number(field[NS], 0, INT64_MAX, &l->ns) || !l->ns ||
+        !whole_number(field[WORKSPACE], 0, INT64_MAX, &l->workspace))
+        return false;
+    l->device = field[DEVICE], l->version = field[VERSION], l->problem = field[PROBLEM], l->kernel = field[KERNEL];
+    l->threads = (int)threads;
+    l->kernel_version = (int)version;
+    l->hash = hash_entry(l);
+    /* another weft may know problems that this one does not */
+    return strcmp(l->version, WEFT_VERSION) || is_problem(l->problem, good);
 }
 
-static weft_status add_text(const weft_ctx *ctx, weft__wisdom *w, const char *text, size_t n, bool keep, bool *good) {
-    line *l = weft__alloc(ctx, sizeof(*l) + n + 1);
+static weft_status read_line(const weft_ctx *ctx, const char *text, size_t n, const char **good, wisdom_lines *lines) {
+    wisdom_line *l = weft__alloc(ctx, sizeof(*l) + n + 1);
     if (!l) return weft__fail(WEFT_ERR_MEMORY, "out of memory for wisdom");
     memcpy(l->text, text, n);
-    *good = !memchr(text, 0, n) && read_fields(l);
-    if (*good)
-        insert(ctx, w, l, keep);
-    else
+    if (memchr(text, 0, n) || !read_fields(l, good)) {
+        lines->bad++;
         weft__free(ctx, l);
+        return WEFT_OK;
+    }
+    *lines->end = l;
+    lines->end = &l->later;
+    lines->count++;
     return WEFT_OK;
 }
 
-/* Lines end with newline; empty ones and those from # on are comments. Called with the lock held. */
-static weft_status add_lines(const weft_ctx *ctx, weft__wisdom *w, const char *text, size_t length, bool keep,
-                             int64_t *bad) {
-    for (size_t i = 0; i < length;) {
-        const char *end = memchr(text + i, '\n', length - i);
-        size_t n = end ? (size_t)(end - (text + i)) : length - i, skip = n + 1;
-        const char *start = text + i;
-        while (n && (start[n - 1] == '\r' || start[n - 1] == ' ')) n--;
-        bool good = true;
-        if (n && *start != '#') WEFT__TRY(add_text(ctx, w, start, n, keep, &good));
-        *bad += !good;
-        i += skip;
+/* Lines end with a newline; empty ones and those whose first character is # are comments. */
+weft_status wisdom_read_lines(const weft_ctx *ctx, const char *text, size_t length, wisdom_lines *lines) {
+    const char *good = NULL;
+    *lines = (wisdom_lines){0};
+    lines->end = &lines->first;
+    for (size_t i = 0, skip; i < length; i += skip) {
+        const char *start = text + i, *end = memchr(start, '\n', length - i);
+        size_t n = end ? (size_t)(end - start) : length - i;
+        skip = n + 1;
+        while (n && strchr(" \t\r", start[n - 1]) && start[n - 1]) n--;
+        while (n && (*start == ' ' || *start == '\t')) start++, n--;
+        weft_status s = n && *start != '#' ? read_line(ctx, start, n, &good, lines) : WEFT_OK;
+        if (s == WEFT_OK) continue;
+        wisdom_free_lines(ctx, lines);
+        return s;
     }
     return WEFT_OK;
+}
+
+void wisdom_free_lines(const weft_ctx *ctx, wisdom_lines *lines) {
+    free_list(ctx, lines->first);
+    *lines = (wisdom_lines){0};
 }
 
 /* ---------------------------------------------------------------- use */
+/* One question for each kernel that may run. The lock is held for the look-up alone: whether a kernel applies is for
+ * the host's code to say where the kernel is the host's. */
 const weft__kernel *weft__wisdom_find(weft_ctx *ctx, const weft_problem *p, const weft__hw *hw, uint32_t engines,
                                       size_t limit, double *ns) {
     weft__wisdom *w = weft__ctx_wisdom(ctx);
     char text[WEFT_TEXT_MAX], device[160];
     const weft__kernel *best = NULL, *k;
-    pthread_mutex_lock(&w->lock);
-    size_t total = w->count;
-    pthread_mutex_unlock(&w->lock);
-    if (!total || weft_problem_format(p, text, sizeof(text), NULL) != WEFT_OK) return NULL;
+    if (!weft_wisdom_count(ctx) || weft_problem_format(p, text, sizeof(text), NULL) != WEFT_OK) return NULL;
     weft__device_name(hw, p->device, device, sizeof(device));
     *ns = HUGE_VAL;
-    pthread_mutex_lock(&w->lock);
-    for (line *l = w->bucket[bucket_of(text)]; l; l = l->next) {
-        if (l->dead || strcmp(l->field[PROBLEM], text) || strcmp(l->field[VERSION], WEFT_VERSION) ||
-            strcmp(l->field[DEVICE], device) || l->threads != hw->threads)
-            continue;
-        if (l->workspace > limit || l->ns >= *ns) continue;
-        for (size_t i = 0; (k = weft__kernel_at(ctx, p->op, i)); i++)
-            if (strcmp(k->name, l->field[KERNEL]) == 0 && k->version == l->version && (engines & k->engine) &&
-                !weft__kernel_refusal(ctx, k, p, hw)) {
-                best = k;
-                *ns = l->ns;
-            }
+    for (size_t i = 0; (k = weft__kernel_at(ctx, p->op, i)); i++) {
+        if (!(engines & k->engine)) continue;
+        wisdom_line key = {.problem = text, .device = device, .version = WEFT_VERSION, .kernel = k->name};
+        key.threads = hw->threads;
+        key.hash = hash_entry(&key);
+        pthread_mutex_lock(&w->lock);
+        const wisdom_line *l = find(w, &key);
+        double known = l && l->kernel_version == k->version ? (double)l->ns : HUGE_VAL;
+        pthread_mutex_unlock(&w->lock);
+        if (known >= *ns || weft__kernel_refusal(ctx, k, p, hw)) continue;
+        if (weft__kernel_workspace(k, p, hw) > limit && !k->reference) continue;
+        best = k;
+        *ns = known;
     }
-    pthread_mutex_unlock(&w->lock);
     return best;
 }
 
 weft_status weft__wisdom_add(weft_ctx *ctx, const weft_problem *p, const weft__hw *hw, const weft__kernel *k, double ns,
                              size_t workspace) {
-    char problem[WEFT_TEXT_MAX], device[160], text[WEFT_TEXT_MAX + 400];
+    char problem[WEFT_TEXT_MAX], device[160];
     WEFT__TRY(weft_problem_format(p, problem, sizeof(problem), NULL));
     weft__device_name(hw, p->device, device, sizeof(device));
-    int n = snprintf(text, sizeof(text), "%s %s t%d %s %s v%d %.0f %zu", device, WEFT_VERSION, hw->threads, problem,
-                     k->name, k->version, fmax(ns, 1), workspace);
-    weft__wisdom *w = weft__ctx_wisdom(ctx);
-    bool good;
-    pthread_mutex_lock(&w->lock);
-    weft_status s = add_text(ctx, w, text, (size_t)n, false, &good);
-    pthread_mutex_unlock(&w->lock);
-    return s != WEFT_OK || good
-               ? s
-               : weft__fail(WEFT_ERR_INTERNAL, "wisdom: a line of its own making does not parse: %s", text);
-}
-
-/* ---------------------------------------------------------------- files */
-static weft_status read_file(const weft_ctx *ctx, const char *path, bool may_miss, char **text, size_t *length) {
-    *text = NULL;
-    *length = 0;
-    /* a pipe must not hold us up before we see that it is one */
-    int fd = open(path, O_RDONLY | O_NONBLOCK | O_CLOEXEC);
-    FILE *f = fd < 0 ? NULL : fdopen(fd, "rb");
-    if (!f && may_miss && errno == ENOENT) return WEFT_OK;
-    if (!f) return weft__fail(WEFT_ERR_IO, "wisdom '%s' cannot be read: %s", path, strerror(errno));
-    struct stat st;
-    weft_status s = WEFT_OK;
-    if (fstat(fileno(f), &st) != 0 || !S_ISREG(st.st_mode))
-        s = weft__fail(WEFT_ERR_IO, "wisdom '%s' cannot be read: not a file", path);
-    else if (!(*text = weft__alloc(ctx, (size_t)st.st_size + 1)))
-        s = weft__fail(WEFT_ERR_MEMORY, "out of memory for wisdom '%s'", path);
-    else if ((*length = fread(*text, 1, (size_t)st.st_size, f)) != (size_t)st.st_size)
-        s = weft__fail(WEFT_ERR_IO, "wisdom '%s' cannot be read whole", path);
-    fclose(f);
+    size_t room = strlen(problem) + strlen(device) + strlen(k->name) + 160;
+    char *text = weft__alloc(ctx, room); /* the host names its kernel, with as many letters as it likes */
+    if (!text) return weft__fail(WEFT_ERR_MEMORY, "out of memory for wisdom");
+    int n = snprintf(text, room, "%s %s t%d %s %s v%d %.0f %zu", device, WEFT_VERSION, hw->threads, problem, k->name,
+                     k->version, fmin(fmax(ns, 1), 1e18), workspace);
+    wisdom_lines lines;
+    weft_status s = wisdom_read_lines(ctx, text, (size_t)n, &lines);
+    if (s == WEFT_OK && lines.bad)
+        s = weft__fail(WEFT_ERR_INTERNAL, "wisdom: a line of its own making does not parse: %s", text);
+    if (s == WEFT_OK) s = wisdom_merge(ctx, &lines, false);
+    weft__free(ctx, text);
     return s;
 }
 
-static void report_on(weft_ctx *ctx, weft__wisdom *w, weft_wisdom_report *report, int64_t bad) {
-    if (!report) return;
-    char device[160];
-    weft_problem cpu = {.device = WEFT_DEVICE_CPU};
-    weft__hw hw;
-    weft__ctx_hw(ctx, &cpu, &hw);
-    weft__device_name(&hw, WEFT_DEVICE_CPU, device, sizeof(device));
-    weft_wisdom_report r = {sizeof(r), 0, bad, 0};
-    for (int i = 0; i < BUCKETS; i++)
-        for (line *l = w->bucket[i]; l; l = l->next) {
-            if (l->dead) continue;
-            bool here = strcmp(l->field[DEVICE], device) == 0 || strncmp(l->field[DEVICE], "cuda:", 5) == 0;
-            r.entries += here;
-            r.other_machines += !here;
-        }
-    weft__return(report, &r, sizeof(r));
-}
-
-static weft_status check_report(const weft_ctx *ctx, const char *path, const weft_wisdom_report *report) {
+/* ---------------------------------------------------------------- public */
+weft_status wisdom_check(const weft_ctx *ctx, const char *path, const weft_wisdom_report *report) {
     if (!ctx) return weft__fail(WEFT_ERR_INVALID, "ctx is NULL, allowed: a context");
     if (!path) return weft__fail(WEFT_ERR_INVALID, "path is NULL, allowed: a file's name");
     if (report && report->size < WEFT__LEAST(weft_wisdom_report, other_machines))
@@ -263,106 +308,115 @@ static weft_status check_report(const weft_ctx *ctx, const char *path, const wef
     return WEFT_OK;
 }
 
-weft_status weft_wisdom_parse(weft_ctx *ctx, const char *text, size_t length, weft_wisdom_report *report) {
-    WEFT__TRY(check_report(ctx, "", report));
-    if (!text && length) return weft__fail(WEFT_ERR_INVALID, "text is NULL, allowed: %zu bytes", length);
+void wisdom_report(weft_ctx *ctx, weft_wisdom_report *report, int64_t bad) {
+    if (!report) return;
     weft__wisdom *w = weft__ctx_wisdom(ctx);
-    int64_t bad = 0;
+    char device[160];
+    weft_problem cpu = {.device = WEFT_DEVICE_CPU};
+    weft__hw hw;
+    weft__ctx_hw(ctx, &cpu, &hw);
+    weft__device_name(&hw, WEFT_DEVICE_CPU, device, sizeof(device));
+    weft_wisdom_report r = {sizeof(r), 0, bad, 0};
     pthread_mutex_lock(&w->lock);
-    weft_status s = add_lines(ctx, w, text, length, false, &bad);
-    report_on(ctx, w, report, bad);
+    for (const wisdom_line *l = w->first; l; l = l->later) {
+        if (l->forgotten) continue;
+        bool here = strcmp(l->device, device) == 0 || strncmp(l->device, "cuda:", 5) == 0;
+        r.entries += here;
+        r.other_machines += !here;
+    }
     pthread_mutex_unlock(&w->lock);
+    weft__return(report, &r, sizeof(r));
+}
+
+weft_status weft_wisdom_parse(weft_ctx *ctx, const char *text, size_t length, weft_wisdom_report *report) {
+    WEFT__TRY(wisdom_check(ctx, "", report));
+    if (!text && length) return weft__fail(WEFT_ERR_INVALID, "text is NULL, allowed: %zu bytes", length);
+    wisdom_lines lines;
+    WEFT__TRY(wisdom_read_lines(ctx, text, length, &lines));
+    int64_t bad = lines.bad;
+    WEFT__TRY(wisdom_merge(ctx, &lines, false));
+    wisdom_report(ctx, report, bad);
     weft__cache_clear(ctx, weft__ctx_cache(ctx), NULL, 0);
     if (bad) weft__log(ctx, WEFT_LOG_ERROR, "wisdom: %lld bad lines skipped", (long long)bad);
-    return s;
+    return WEFT_OK;
 }
 
-weft_status weft_wisdom_load(weft_ctx *ctx, const char *path, weft_wisdom_report *report) {
-    WEFT__TRY(check_report(ctx, path, report));
-    char *text;
-    size_t length;
-    weft_status s = read_file(ctx, path, false, &text, &length);
-    if (s == WEFT_OK) s = weft_wisdom_parse(ctx, text, length, report);
-    weft__free(ctx, text);
-    return s;
+size_t wisdom_print(const weft_ctx *ctx, char *text, size_t capacity, uint64_t *stamp) {
+    weft__wisdom *w = weft__ctx_wisdom(ctx);
+    weft__text t = {text, capacity, 0};
+    weft__put(&t, "%s: device version threads problem kernel kernel-version ns workspace\n", WISDOM_HEADER);
+    pthread_mutex_lock(&w->lock);
+    for (const wisdom_line *l = w->first; l; l = l->later)
+        if (!l->forgotten)
+            weft__put(&t, "%s %s t%d %s %s v%d %llu %llu\n", l->device, l->version, l->threads, l->problem, l->kernel,
+                      l->kernel_version, (unsigned long long)l->ns, (unsigned long long)l->workspace);
+    if (stamp) *stamp = w->stamp;
+    pthread_mutex_unlock(&w->lock);
+    return t.length;
 }
 
-static weft_status write_all(weft__wisdom *w, const char *path, const char *temp) {
-    FILE *f = fopen(temp, "wb");
-    if (!f) return weft__fail(WEFT_ERR_IO, "wisdom '%s' cannot be written: %s", path, strerror(errno));
-    fprintf(f, "# weft wisdom: device version threads problem kernel kernel-version ns workspace\n");
-    for (int i = 0; i < BUCKETS; i++)
-        for (line *l = w->bucket[i]; l; l = l->next)
-            for (int k = 0; k < FIELDS && !l->dead; k++) fprintf(f, "%s%c", l->field[k], k + 1 < FIELDS ? ' ' : '\n');
-    bool written = fflush(f) == 0 && !ferror(f) && fsync(fileno(f)) == 0;
-    written = fclose(f) == 0 && written;
-    if (written && rename(temp, path) == 0) return WEFT_OK;
-    weft_status s = weft__fail(WEFT_ERR_IO, "wisdom '%s' cannot be written: %s", path, strerror(errno));
-    remove(temp);
-    return s;
+weft_status weft_wisdom_format(const weft_ctx *ctx, char *text, size_t capacity, size_t *length) {
+    if (!ctx) return weft__fail(WEFT_ERR_INVALID, "ctx is NULL, allowed: a context");
+    if (!text && capacity)
+        return weft__fail(WEFT_ERR_INVALID, "text is NULL, allowed: room for capacity (%zu) bytes", capacity);
+    size_t n = wisdom_print(ctx, text, capacity, NULL);
+    if (length) *length = n;
+    if (capacity && n >= capacity)
+        return weft__fail(WEFT_ERR_INVALID, "capacity is %zu, allowed here: at least %zu", capacity, n + 1);
+    return WEFT_OK;
 }
 
-/* Under the lock of <path>.lock: read what others saved, add ours over it, and replace the file in one step. */
-weft_status weft_wisdom_save(weft_ctx *ctx, const char *path, weft_wisdom_report *report) {
-    WEFT__TRY(check_report(ctx, path, report));
-    char temp[4096], *text;
-    size_t length;
-    if (snprintf(temp, sizeof(temp), "%s.lock", path) >= (int)sizeof(temp) - 32)
-        return weft__fail(WEFT_ERR_INVALID, "path has %zu characters, allowed: up to 4000", strlen(path));
-    int lock = open(temp, O_CREAT | O_RDWR | O_CLOEXEC, 0666);
-    if (lock < 0) return weft__fail(WEFT_ERR_IO, "wisdom '%s' cannot be locked: %s", path, strerror(errno));
-    int locked;
-    while ((locked = flock(lock, LOCK_EX)) != 0 && errno == EINTR) {}
-    text = NULL;
-    weft_status s = locked == 0 ? read_file(ctx, path, true, &text, &length)
-                                : weft__fail(WEFT_ERR_IO, "wisdom '%s' cannot be locked: %s", path, strerror(errno));
-    if (s == WEFT_OK) {
-        weft__wisdom *w = weft__ctx_wisdom(ctx);
-        int64_t bad = 0;
-        snprintf(temp, sizeof(temp), "%s.%ld.tmp", path, (long)getpid());
-        pthread_mutex_lock(&w->lock);
-        s = add_lines(ctx, w, text, length, true, &bad);
-        if (s == WEFT_OK) s = write_all(w, path, temp);
-        if (s == WEFT_OK) { /* the file has forgotten too: from here on others' lines count again */
-            w->forgot_all = false;
-            clear(ctx, w, NULL, true);
-        }
-        report_on(ctx, w, report, bad);
-        pthread_mutex_unlock(&w->lock);
-    }
-    weft__free(ctx, text);
-    close(lock);
-    return s;
+static bool of_problem(const wisdom_line *l, const void *problem) {
+    return !problem || strcmp(l->problem, problem) == 0;
 }
 
 weft_status weft_wisdom_forget(weft_ctx *ctx, const weft_problem *p) {
     if (!ctx) return weft__fail(WEFT_ERR_INVALID, "ctx is NULL, allowed: a context");
-    char text[WEFT_TEXT_MAX];
-    if (p) WEFT__TRY(weft_problem_format(p, text, sizeof(text), NULL));
     weft__wisdom *w = weft__ctx_wisdom(ctx);
-    line *mark = p ? weft__alloc(ctx, sizeof(*mark) + strlen(text) + 1) : NULL;
-    if (p && !mark) return weft__fail(WEFT_ERR_MEMORY, "out of memory for wisdom");
-    pthread_mutex_lock(&w->lock);
-    clear(ctx, w, p ? text : NULL, false);
-    if (mark) {
-        strcpy(mark->text, text);
-        mark->field[PROBLEM] = mark->text;
-        mark->dead = true;
-        mark->next = w->bucket[bucket_of(text)];
-        w->bucket[bucket_of(text)] = mark;
-    } else {
-        w->forgot_all = true;
+    wisdom_line *mark = NULL;
+    if (p) {
+        char text[WEFT_TEXT_MAX];
+        WEFT__TRY(weft_problem_format(p, text, sizeof(text), NULL));
+        mark = weft__alloc(ctx, sizeof(*mark) + strlen(text) + 1);
+        if (!mark) return weft__fail(WEFT_ERR_MEMORY, "out of memory for wisdom");
+        *mark = mark_of(text);
+        mark->problem = strcpy(mark->text, text);
     }
+    weft_status s = lock_with_room(ctx, w, 1);
+    if (s != WEFT_OK) {
+        weft__free(ctx, mark);
+        return s;
+    }
+    wisdom_line *out = take_out(w, of_problem, p ? mark->problem : NULL);
+    w->stamp++;
+    if (mark)
+        mark->stamp = w->stamp, append(w, mark);
+    else
+        w->forgot_all = w->stamp;
     pthread_mutex_unlock(&w->lock);
+    free_list(ctx, out);
     weft__cache_clear(ctx, weft__ctx_cache(ctx), NULL, 0);
     return WEFT_OK;
+}
+
+static bool old_mark(const wisdom_line *l, const void *stamp) {
+    return l->forgotten && l->stamp <= *(const uint64_t *)stamp;
+}
+
+void wisdom_drop_marks(const weft_ctx *ctx, uint64_t stamp) {
+    weft__wisdom *w = weft__ctx_wisdom(ctx);
+    pthread_mutex_lock(&w->lock);
+    if (w->forgot_all <= stamp) w->forgot_all = 0;
+    wisdom_line *out = take_out(w, old_mark, &stamp);
+    pthread_mutex_unlock(&w->lock);
+    free_list(ctx, out);
 }
 
 size_t weft_wisdom_count(const weft_ctx *ctx) {
     if (!ctx) return 0;
     weft__wisdom *w = weft__ctx_wisdom(ctx);
     pthread_mutex_lock(&w->lock);
-    size_t n = w->count;
+    size_t n = w->entries;
     pthread_mutex_unlock(&w->lock);
     return n;
 }

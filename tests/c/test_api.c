@@ -1,6 +1,7 @@
 /* Every public call with every argument wrong in turn: a named error, nothing written, nothing broken. */
 #include <math.h>
 #include <pthread.h>
+#include <unistd.h>
 
 #include "test.h"
 
@@ -122,8 +123,34 @@ TEST(context_variables) {
     with_variable("WEFT_THREADS", "0", "WEFT_THREADS|0");
     with_variable("WEFT_THREADS", "99999", "99999");
     with_variable("WEFT_ISA", "mmx", "mmx");
-    with_variable("WEFT_VERBOSE", "dispatch,everything", "WEFT_VERBOSE|everything");
     if (kept[0]) setenv("WEFT_ISA", kept, 1);
+}
+
+/* A wrong word in WEFT_VERBOSE is named on stderr; the words beside it count and the context is made. */
+TEST(a_wrong_word_of_the_log) {
+    char said[512] = "", *verbose = getenv("WEFT_VERBOSE") ? strdup(getenv("WEFT_VERBOSE")) : NULL;
+    weft_ctx *ctx = NULL;
+    FILE *file = tmpfile();
+    CHECK(file, "no file");
+    fflush(stderr);
+    int old = dup(2);
+    dup2(fileno(file), 2);
+    setenv("WEFT_VERBOSE", "1,dispatch,everything", 1);
+    weft_status s = weft_ctx_create(&ctx, NULL);
+    dup2(old, 2);
+    close(old);
+    rewind(file);
+    said[fread(said, 1, sizeof(said) - 1, file)] = 0;
+    fclose(file);
+    if (verbose)
+        setenv("WEFT_VERBOSE", verbose, 1);
+    else
+        unsetenv("WEFT_VERBOSE");
+    free(verbose);
+    OK(s);
+    CHECK(strstr(said, "'1'") && strstr(said, "'everything'") && strstr(said, "allowed: dispatch"), "%s", said);
+    CHECK(weft__logs(ctx, WEFT_LOG_DISPATCH), "the good word is lost");
+    weft_ctx_release(ctx);
 }
 
 static void no_pool(void *user, int64_t slots, weft_task task, void *arg) {

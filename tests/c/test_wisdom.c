@@ -1,33 +1,9 @@
-/* Wisdom: what is read, kept, used, merged and forgotten; many processes on one file. */
-#include <errno.h>
-#include <sys/stat.h>
-#include <sys/wait.h>
-#include <unistd.h>
+/* Wisdom in memory: what is read, kept, used and forgotten. Files: test_wisdom_file.c. */
+#include <pthread.h>
 
 #include "test.h"
 
 static const char small[] = "conv2d:fwd:f32:nchw:n1c4h12w20:o4k3p1g4@cpu";
-static char folder[] = "/tmp/weft-wisdom-XXXXXX";
-
-static const char *path_of(const char *name) {
-    static char path[2][256];
-    static int turn;
-    turn = !turn;
-    if (strstr(folder, "XXXXXX") && !mkdtemp(folder)) test_stop(TEST_FAIL, "no folder for files");
-    snprintf(path[turn], sizeof(path[turn]), "%s/%s", folder, name);
-    return path[turn];
-}
-
-static void remove_files(void) {
-    static const char *const names[] = {"a", "b", "shared", "kept", "bad", "odd"};
-    for (size_t i = 0; i < WEFT__COUNT(names); i++) {
-        remove(path_of(names[i]));
-        char lock[300];
-        snprintf(lock, sizeof(lock), "%s.lock", path_of(names[i]));
-        remove(lock);
-    }
-}
-
 static const char *here(weft_ctx *ctx) {
     static char device[200];
     weft_problem cpu = {.device = WEFT_DEVICE_CPU};
@@ -87,9 +63,33 @@ TEST(wisdom_of_others_is_not_used) {
     learn(ctx, here(ctx), 2, small, "conv_ref", 99, 50, 0);
     chosen(ctx, &why);
     CHECK(strcmp(why, "estimate") == 0, "%s by another version of a kernel", why);
-    learn(ctx, here(ctx), 2, small, "conv_ref", 1, 50, (size_t)1 << 40);
-    chosen(ctx, &why);
-    CHECK(strcmp(why, "estimate") == 0, "%s beyond the workspace limit", why);
+    weft_ctx_release(ctx);
+}
+
+/* The workspace limit is about what the kernel needs now; the line's number is of when it was measured. */
+TEST(the_limit_is_compared_with_the_kernels_need) {
+    weft_problem p = test_problem("conv2d:bwd_weights:f32:nchw:n4c8h24w24:o8k3p1g8@cpu");
+    weft_ctx *ctx = test_context(2);
+    char text[WEFT_TEXT_MAX], name[128] = "";
+    weft_kernel_desc d = WEFT_KERNEL_DESC_INIT;
+    for (size_t i = 0; i < weft_kernel_count(ctx, &p) && !name[0]; i++) {
+        OK(weft_kernel_info(ctx, &p, i, &d));
+        if (d.applies && d.workspace && strcmp(d.engine, "cpu") == 0) snprintf(name, sizeof(name), "%s", d.name);
+    }
+    CHECK(name[0], "no kernel needs workspace for this problem");
+    OK(weft_problem_format(&p, text, sizeof(text), NULL));
+    for (int fits = 0; fits < 2; fits++) {
+        OK(weft_wisdom_forget(ctx, NULL));
+        learn(ctx, here(ctx), 2, text, name, d.version, 1, fits ? (size_t)1 << 40 : 0);
+        weft_plan_opts opts = WEFT_PLAN_OPTS_INIT;
+        weft_plan *plan = NULL;
+        opts.workspace_limit = d.workspace - !fits;
+        OK(weft_plan_create(&plan, ctx, &p, &opts));
+        const char *why = weft__plan_choice(plan)->why;
+        CHECK((strcmp(why, "wisdom") == 0) == fits, "%s by %s with a limit of %zu", weft_plan_kernel_name(plan), why,
+              opts.workspace_limit);
+        weft_plan_release(plan);
+    }
     weft_ctx_release(ctx);
 }
 
@@ -129,7 +129,8 @@ TEST(bad_lines_are_counted) {
         const char *at = strchr(bad[i], 'P'); /* P stands for a good problem */
         snprintf(line, sizeof(line), "%.*s%s%s", at ? (int)(at - bad[i]) : (int)strlen(bad[i]), bad[i], at ? small : "",
                  at ? at + 1 : "");
-        int n = snprintf(text, sizeof(text), "# comment\n\n%s\r\ncpu:a:avx2 0.1.0 t2 %s k v1 5 0", line, small);
+        int n = snprintf(text, sizeof(text), "# comment\n \t # indented\n\n%s\r\ncpu:a:avx2 0.1.0 t2 %s k v1 5 0", line,
+                         small);
         weft_wisdom_report report = WEFT_WISDOM_REPORT_INIT;
         OK(weft_wisdom_forget(ctx, NULL));
         OK(weft_wisdom_parse(ctx, text, (size_t)n, &report));
@@ -140,113 +141,97 @@ TEST(bad_lines_are_counted) {
     weft_ctx_release(ctx);
 }
 
-/* ---------------------------------------------------------------- files */
-TEST(save_and_load) {
+/* 200,000 lines of one problem: with a search through all of them for each, this would take minutes. */
+TEST(reading_takes_as_long_as_the_text_is) {
+    enum { LINES = 200000 };
+    size_t room = LINES * (sizeof(small) + 64), n = 0;
+    char *text = malloc(room);
+    CHECK(text, "no memory");
+    for (int i = 0; i < LINES; i++)
+        n += (size_t)snprintf(text + n, room - n, "cpu:a:avx2 %s t1 %s kernel%d v1 5 0\n", WEFT_VERSION, small, i);
+    weft_ctx *ctx = test_context(1);
+    for (int round = 0; round < 2; round++) {
+        OK(weft_wisdom_parse(ctx, text, n, NULL));
+        CHECK(weft_wisdom_count(ctx) == LINES, "%zu entries", weft_wisdom_count(ctx));
+    }
+    free(text);
+    weft_ctx_release(ctx);
+}
+
+/* ---------------------------------------------------------------- text */
+TEST(to_a_buffer_and_back) {
     weft_ctx *a = test_context(2), *b = test_context(2);
-    weft_wisdom_report report = WEFT_WISDOM_REPORT_INIT;
+    char text[4096], again[4096];
+    size_t length = 0;
     learn(a, here(a), 2, small, "conv_ref", 1, 50, 0);
-    learn(a, "cpu:another:avx2", 4, small, "conv_ref", 1, 60, 128);
-    OK(weft_wisdom_save(a, path_of("a"), &report));
-    CHECK(report.entries == 1 && report.other_machines == 1 && report.bad_lines == 0, "%lld %lld",
-          (long long)report.entries, (long long)report.other_machines);
-    OK(weft_wisdom_load(b, path_of("a"), &report));
-    CHECK(report.entries == 1 && report.other_machines == 1, "%lld %lld", (long long)report.entries,
-          (long long)report.other_machines);
-    const char *why;
-    chosen(b, &why);
-    CHECK(strcmp(why, "wisdom") == 0, "%s", why);
+    learn(a, "cpu:another:avx2", 4, small, "conv_ref", 3, 60, 128);
+    FAILS(weft_wisdom_format(NULL, text, sizeof(text), NULL), WEFT_ERR_INVALID, "ctx is NULL");
+    FAILS(weft_wisdom_format(a, NULL, 5, NULL), WEFT_ERR_INVALID, "text is NULL");
+    FAILS(weft_wisdom_format(a, text, 20, &length), WEFT_ERR_INVALID, "capacity is 20");
+    CHECK(strlen(text) == 19 && length > 100, "%zu of %zu", strlen(text), length);
+    OK(weft_wisdom_format(a, text, length + 1, &length));
+    OK(weft_wisdom_parse(b, text, length, NULL));
+    OK(weft_wisdom_format(b, again, sizeof(again), NULL));
+    CHECK(strcmp(text, again) == 0 && strstr(text, " conv_ref v3 60 128\n"), "%s", again);
     weft_ctx_release(a), weft_ctx_release(b);
 }
 
-/* What a file holds stays in it, whoever saves; what both know, the saver knows better. */
-TEST(saving_merges) {
-    weft_ctx *a = test_context(2), *b = test_context(2);
-    weft_wisdom_report report = WEFT_WISDOM_REPORT_INIT;
-    learn(a, "cpu:one:avx2", 2, small, "conv_ref", 1, 50, 0);
-    learn(a, "cpu:both:avx2", 2, small, "conv_ref", 1, 10, 0);
-    learn(b, "cpu:two:avx2", 2, small, "conv_ref", 1, 60, 0);
-    learn(b, "cpu:both:avx2", 2, small, "conv_ref", 1, 20, 0);
-    OK(weft_wisdom_save(a, path_of("b"), &report));
-    OK(weft_wisdom_save(b, path_of("b"), &report));
-    CHECK(report.other_machines == 3 && weft_wisdom_count(b) == 3, "%lld entries", (long long)report.other_machines);
-    FILE *f = fopen(path_of("b"), "r");
-    char text[4096];
-    size_t n = fread(text, 1, sizeof(text) - 1, f);
-    text[n] = 0;
-    fclose(f);
-    CHECK(strstr(text, "cpu:one:avx2") && strstr(text, "cpu:two:avx2") && strstr(text, " v1 20 0\n") &&
-              !strstr(text, " v1 10 0\n"),
-          "%s", text);
-    weft_ctx_release(a), weft_ctx_release(b);
+/* ---------------------------------------------------------------- callbacks */
+static weft_ctx *watched;
+static int calls, under_the_lock;
+
+static void look(void) {
+    if (!watched) return;
+    pthread_mutex_t *lock = weft__wisdom_lock(weft__ctx_wisdom(watched));
+    calls++;
+    if (pthread_mutex_trylock(lock) == 0)
+        pthread_mutex_unlock(lock);
+    else
+        under_the_lock++;
+}
+static void *looking_alloc(void *user, size_t bytes) { return look(), (void)user, malloc(bytes); }
+static void looking_free(void *user, void *block) { look(), (void)user, free(block); }
+static const char *looking_reject(void *user, const weft_problem *p) { return look(), (void)user, (void)p, NULL; }
+static void no_time(void *user, const weft_problem *p, weft_rates *rates) {
+    (void)user, (void)p;
+    look();
+    rates->ns = 1;
+}
+static weft_status do_nothing(void *user, const weft_problem *p, const weft_args *args, void *stream) {
+    (void)user, (void)p, (void)args, (void)stream;
+    return look(), WEFT_OK;
 }
 
-enum { SAVERS = 6, EACH = 8 };
-
-static int save_some(int saver) {
+/* The host's functions may call weft: none of them is called with the lock of wisdom held. Its name may be long. */
+TEST(callbacks_without_the_lock_and_a_long_name) {
+    weft_ctx_opts opts = WEFT_CTX_OPTS_INIT;
+    weft_external external = WEFT_EXTERNAL_INIT;
+    char name[6000], text[16000];
+    memset(name, 'n', sizeof(name) - 1);
+    name[sizeof(name) - 1] = 0;
+    opts.alloc = looking_alloc, opts.free = looking_free, opts.threads = 2, opts.mode = WEFT_MODE_MEASURE;
+    external.name = "two words", external.reject = looking_reject, external.estimate = no_time;
+    external.run_once = do_nothing;
     weft_ctx *ctx = NULL;
-    if (weft_ctx_create(&ctx, NULL) != WEFT_OK) return 1;
-    for (int i = 0; i < EACH; i++) {
-        char line[512];
-        int n = snprintf(line, sizeof(line), "cpu:saver%d:avx2 0.1.0 t%d %s conv_ref v1 5 0\n", saver, i + 1, small);
-        if (weft_wisdom_parse(ctx, line, (size_t)n, NULL) != WEFT_OK ||
-            weft_wisdom_save(ctx, path_of("shared"), NULL) != WEFT_OK)
-            return 1;
-    }
+    OK(weft_ctx_create(&ctx, &opts));
+    FAILS(weft_ctx_set_external(ctx, &external), WEFT_ERR_INVALID, "two words|without spaces");
+    external.name = name;
+    OK(weft_ctx_set_external(ctx, &external));
+    watched = ctx;
+    const char *why = NULL;
+    chosen(ctx, &why);
+    CHECK(strcmp(why, "measured") == 0, "%s", why);
+    OK(weft_wisdom_format(ctx, text, sizeof(text), NULL));
+    CHECK(strstr(text, name), "the name is cut");
+    OK(weft_wisdom_forget(ctx, NULL));
+    OK(weft_wisdom_parse(ctx, text, strlen(text), NULL));
+    weft_problem p = test_problem(small);
+    weft_plan *plan = NULL;
+    OK(weft_plan_create(&plan, ctx, &p, NULL));
+    CHECK(strcmp(weft_plan_kernel_name(plan), name) == 0 && strcmp(weft__plan_choice(plan)->why, "wisdom") == 0,
+          "%.20s by %s", weft_plan_kernel_name(plan), weft__plan_choice(plan)->why);
+    weft_plan_release(plan);
+    watched = NULL;
+    CHECK(calls > 10 && under_the_lock == 0, "%d of %d calls with the lock held", under_the_lock, calls);
     weft_ctx_release(ctx);
-    return 0;
-}
-
-TEST(many_processes_lose_nothing) {
-    path_of("shared"); /* the folder, before the processes part */
-    pid_t children[SAVERS];
-    for (int i = 0; i < SAVERS; i++) {
-        fflush(NULL);
-        children[i] = fork();
-        CHECK(children[i] >= 0, "fork: %s", strerror(errno));
-        if (children[i] == 0) _exit(save_some(i));
-    }
-    int failed = 0;
-    for (int i = 0; i < SAVERS; i++) {
-        int status = 1;
-        waitpid(children[i], &status, 0);
-        failed += status != 0;
-    }
-    CHECK(failed == 0, "%d savers failed", failed);
-    weft_ctx *ctx = test_context(1);
-    weft_wisdom_report report = WEFT_WISDOM_REPORT_INIT;
-    OK(weft_wisdom_load(ctx, path_of("shared"), &report));
-    CHECK(report.other_machines == SAVERS * EACH && report.bad_lines == 0, "%lld entries of %d, %lld bad",
-          (long long)report.other_machines, SAVERS * EACH, (long long)report.bad_lines);
-    weft_ctx_release(ctx);
-}
-
-TEST(a_file_that_cannot_be) {
-    weft_ctx *ctx = test_context(1);
-    weft_wisdom_report report = WEFT_WISDOM_REPORT_INIT;
-    FAILS(weft_wisdom_load(ctx, "/nowhere/at/all", &report), WEFT_ERR_IO, "/nowhere/at/all|cannot be read");
-    FAILS(weft_wisdom_load(ctx, "/tmp", &report), WEFT_ERR_IO, "/tmp");
-    FAILS(weft_wisdom_save(ctx, "/nowhere/at/all", &report), WEFT_ERR_IO, "/nowhere/at/all");
-    FAILS(weft_wisdom_save(ctx, "/proc/weft-wisdom", &report), WEFT_ERR_IO, "/proc/weft-wisdom");
-    char longer[6000];
-    memset(longer, 'a', sizeof(longer) - 1);
-    longer[sizeof(longer) - 1] = 0;
-    FAILS(weft_wisdom_save(ctx, longer, &report), WEFT_ERR_INVALID, "path");
-    weft_ctx_release(ctx);
-}
-
-/* A folder in the way of the file: nothing is left behind. */
-TEST(a_failed_save_leaves_nothing) {
-    weft_ctx *ctx = test_context(1);
-    learn(ctx, "cpu:one:avx2", 2, small, "conv_ref", 1, 50, 0);
-    CHECK(mkdir(path_of("odd"), 0777) == 0 || errno == EEXIST, "mkdir");
-    weft_status s = weft_wisdom_save(ctx, path_of("odd"), NULL);
-    CHECK(s == WEFT_ERR_IO, "%s", weft_status_name(s));
-    CHECK(weft_wisdom_count(ctx) == 1, "what was known is gone");
-    char temp[400];
-    snprintf(temp, sizeof(temp), "%s.%ld.tmp", path_of("odd"), (long)getpid());
-    CHECK(access(temp, F_OK) != 0, "%s is left", temp);
-    rmdir(path_of("odd"));
-    weft_ctx_release(ctx);
-    remove_files();
-    rmdir(folder);
 }

@@ -1,0 +1,282 @@
+/* Wisdom files: saved, merged, shared by many processes; links, modes, locks and what is not wisdom. */
+#include <errno.h>
+#include <fcntl.h>
+#include <signal.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "test.h"
+
+static const char small[] = "conv2d:fwd:f32:nchw:n1c4h12w20:o4k3p1g4@cpu";
+static char folder[] = "/tmp/weft-wisdom-XXXXXX";
+
+static const char *path_of(const char *name) {
+    static char path[2][256];
+    static int turn;
+    turn = !turn;
+    if (strstr(folder, "XXXXXX") && !mkdtemp(folder)) test_stop(TEST_FAIL, "no folder for files");
+    snprintf(path[turn], sizeof(path[turn]), "%s/%s", folder, name);
+    return path[turn];
+}
+
+static void remove_files(void) {
+    static const char *const names[] = {"a", "b", "shared", "kept", "bad", "odd", "link", "victim", "folder"};
+    for (size_t i = 0; i < WEFT__COUNT(names); i++) {
+        remove(path_of(names[i]));
+        char lock[300];
+        snprintf(lock, sizeof(lock), "%s.lock", path_of(names[i]));
+        remove(lock);
+    }
+}
+
+static void learn(weft_ctx *ctx, const char *device, const char *kernel, int ns) {
+    char line[1024];
+    weft_wisdom_report report = WEFT_WISDOM_REPORT_INIT;
+    int n = snprintf(line, sizeof(line), "%s %s t2 %s %s v1 %d 0\n", device, WEFT_VERSION, small, kernel, ns);
+    OK(weft_wisdom_parse(ctx, line, (size_t)n, &report));
+    CHECK(report.bad_lines == 0, "a bad line: %s", line);
+}
+
+static const char *content(const char *name) {
+    static char text[8192];
+    FILE *f = fopen(path_of(name), "r");
+    CHECK(f, "%s: %s", name, strerror(errno));
+    text[fread(text, 1, sizeof(text) - 1, f)] = 0;
+    fclose(f);
+    return text;
+}
+
+static void put(const char *name, const char *text) {
+    FILE *f = fopen(path_of(name), "w");
+    CHECK(f && fputs(text, f) >= 0 && fclose(f) == 0, "%s cannot be written", name);
+}
+
+/* ---------------------------------------------------------------- files */
+TEST(save_and_load) {
+    weft_ctx *a = test_context(2), *b = test_context(2);
+    weft_wisdom_report report = WEFT_WISDOM_REPORT_INIT;
+    learn(a, "cuda:some:cc90", "conv_ref", 50);
+    learn(a, "cpu:another:avx2", "conv_ref", 60);
+    OK(weft_wisdom_save(a, path_of("a"), &report));
+    CHECK(report.entries == 1 && report.other_machines == 1 && report.bad_lines == 0, "%lld %lld",
+          (long long)report.entries, (long long)report.other_machines);
+    OK(weft_wisdom_load(b, path_of("a"), &report));
+    CHECK(report.entries == 1 && report.other_machines == 1, "%lld %lld", (long long)report.entries,
+          (long long)report.other_machines);
+    char text[4096];
+    OK(weft_wisdom_format(b, text, sizeof(text), NULL));
+    CHECK(strcmp(text, content("a")) == 0, "%s", text);
+    weft_ctx_release(a), weft_ctx_release(b);
+}
+
+/* What a file holds stays in it, whoever saves; what both know, the saver knows better. */
+TEST(saving_merges) {
+    weft_ctx *a = test_context(2), *b = test_context(2);
+    weft_wisdom_report report = WEFT_WISDOM_REPORT_INIT;
+    learn(a, "cpu:one:avx2", "conv_ref", 50);
+    learn(a, "cpu:both:avx2", "conv_ref", 10);
+    learn(b, "cpu:two:avx2", "conv_ref", 60);
+    learn(b, "cpu:both:avx2", "conv_ref", 20);
+    OK(weft_wisdom_save(a, path_of("b"), &report));
+    OK(weft_wisdom_save(b, path_of("b"), &report));
+    CHECK(report.other_machines == 3 && weft_wisdom_count(b) == 3, "%lld entries", (long long)report.other_machines);
+    const char *text = content("b");
+    CHECK(strstr(text, "cpu:one:avx2") && strstr(text, "cpu:two:avx2") && strstr(text, " v1 20 0\n") &&
+              !strstr(text, " v1 10 0\n"),
+          "%s", text);
+    weft_ctx_release(a), weft_ctx_release(b);
+}
+
+enum { SAVERS = 6, EACH = 8 };
+
+static int save_some(int saver) {
+    weft_ctx *ctx = NULL;
+    if (weft_ctx_create(&ctx, NULL) != WEFT_OK) return 1;
+    for (int i = 0; i < EACH; i++) {
+        char line[512];
+        int n = snprintf(line, sizeof(line), "cpu:saver%d:avx2 0.1.0 t%d %s conv_ref v1 5 0\n", saver, i + 1, small);
+        if (weft_wisdom_parse(ctx, line, (size_t)n, NULL) != WEFT_OK ||
+            weft_wisdom_save(ctx, path_of("shared"), NULL) != WEFT_OK)
+            return 1;
+    }
+    weft_ctx_release(ctx);
+    return 0;
+}
+
+TEST(many_processes_lose_nothing) {
+    path_of("shared"); /* the folder, before the processes part */
+    pid_t children[SAVERS];
+    for (int i = 0; i < SAVERS; i++) {
+        fflush(NULL);
+        children[i] = fork();
+        CHECK(children[i] >= 0, "fork: %s", strerror(errno));
+        if (children[i] == 0) _exit(save_some(i));
+    }
+    int failed = 0;
+    for (int i = 0; i < SAVERS; i++) {
+        int status = 1;
+        waitpid(children[i], &status, 0);
+        failed += status != 0;
+    }
+    CHECK(failed == 0, "%d savers failed", failed);
+    weft_ctx *ctx = test_context(1);
+    weft_wisdom_report report = WEFT_WISDOM_REPORT_INIT;
+    OK(weft_wisdom_load(ctx, path_of("shared"), &report));
+    CHECK(report.other_machines == SAVERS * EACH && report.bad_lines == 0, "%lld entries of %d, %lld bad",
+          (long long)report.other_machines, SAVERS * EACH, (long long)report.bad_lines);
+    weft_ctx_release(ctx);
+}
+
+TEST(a_file_that_cannot_be) {
+    weft_ctx *ctx = test_context(1);
+    weft_wisdom_report report = WEFT_WISDOM_REPORT_INIT;
+    FAILS(weft_wisdom_load(ctx, "/nowhere/at/all", &report), WEFT_ERR_IO, "/nowhere/at/all|cannot be read");
+    FAILS(weft_wisdom_load(ctx, "/tmp", &report), WEFT_ERR_IO, "/tmp");
+    FAILS(weft_wisdom_save(ctx, "/nowhere/at/all", &report), WEFT_ERR_IO, "/nowhere/at/all");
+    FAILS(weft_wisdom_save(ctx, "/proc/weft-wisdom", &report), WEFT_ERR_IO, "/proc/weft-wisdom");
+    char longer[6000];
+    memset(longer, 'a', sizeof(longer) - 1);
+    longer[sizeof(longer) - 1] = 0;
+    FAILS(weft_wisdom_save(ctx, longer, &report), WEFT_ERR_INVALID, "path");
+    weft_ctx_release(ctx);
+}
+
+/* Names in the folder that contain the text. */
+static int files_with(const char *part) {
+    char command[512], answer[32] = "";
+    snprintf(command, sizeof(command), "ls -A '%s' | grep -cF -- '%s'", folder, part);
+    FILE *f = popen(command, "r");
+    CHECK(f && fgets(answer, sizeof(answer), f), "%s", command);
+    pclose(f);
+    return atoi(answer);
+}
+
+/* A folder in the way of the file: nothing is left behind. */
+TEST(a_failed_save_leaves_nothing) {
+    weft_ctx *ctx = test_context(1);
+    learn(ctx, "cpu:one:avx2", "conv_ref", 50);
+    CHECK(mkdir(path_of("odd"), 0777) == 0 || errno == EEXIST, "mkdir");
+    weft_status s = weft_wisdom_save(ctx, path_of("odd"), NULL);
+    CHECK(s == WEFT_ERR_IO, "%s", weft_status_name(s));
+    CHECK(weft_wisdom_count(ctx) == 1, "what was known is gone");
+    rmdir(path_of("odd"));
+    CHECK(files_with("odd.") == 1 && files_with("odd.lock") == 1, "more than the lock is left");
+    weft_ctx_release(ctx);
+}
+
+/* ---------------------------------------------------------------- what is there stays */
+TEST(what_is_not_wisdom_is_left_alone) {
+    static const char *const foreign[] = {"#!/bin/sh\nrm -rf x\n", "a\n", "# notes\n", "{\"json\": 1}"};
+    static const char *const good[] = {"", " \n\n", "# weft wisdom: nothing yet\n"};
+    weft_ctx *ctx = test_context(1);
+    learn(ctx, "cpu:one:avx2", "conv_ref", 50);
+    for (size_t i = 0; i < WEFT__COUNT(foreign); i++) {
+        put("bad", foreign[i]);
+        FAILS(weft_wisdom_save(ctx, path_of("bad"), NULL), WEFT_ERR_IO, "is not wisdom|bad");
+        CHECK(strcmp(content("bad"), foreign[i]) == 0, "it became %s", content("bad"));
+    }
+    for (size_t i = 0; i < WEFT__COUNT(good); i++) {
+        put("bad", good[i]);
+        OK(weft_wisdom_save(ctx, path_of("bad"), NULL));
+        CHECK(strstr(content("bad"), "cpu:one:avx2"), "%s", content("bad"));
+    }
+    weft_ctx_release(ctx);
+}
+
+TEST(mode_and_link_are_kept) {
+    weft_ctx *ctx = test_context(1);
+    struct stat st;
+    learn(ctx, "cpu:one:avx2", "conv_ref", 50);
+    CHECK(mkdir(path_of("folder"), 0777) == 0 || errno == EEXIST, "mkdir");
+    put("folder/real", "");
+    CHECK(chmod(path_of("folder/real"), 0604) == 0, "chmod");
+    CHECK(symlink("folder/real", path_of("link")) == 0, "symlink: %s", strerror(errno));
+    OK(weft_wisdom_save(ctx, path_of("link"), NULL));
+    CHECK(lstat(path_of("link"), &st) == 0 && S_ISLNK(st.st_mode), "the link is gone");
+    CHECK(stat(path_of("folder/real"), &st) == 0 && (st.st_mode & 0777) == 0604, "mode %o", st.st_mode & 0777);
+    CHECK(strstr(content("folder/real"), "cpu:one:avx2"), "%s", content("folder/real"));
+    remove(path_of("folder/real")); /* the link leads to a file that is not there yet */
+    OK(weft_wisdom_save(ctx, path_of("link"), NULL));
+    CHECK(strstr(content("folder/real"), "cpu:one:avx2"), "%s", content("folder/real"));
+    mode_t mask = umask(027);
+    remove(path_of("kept"));
+    OK(weft_wisdom_save(ctx, path_of("kept"), NULL));
+    umask(mask);
+    CHECK(stat(path_of("kept"), &st) == 0 && (st.st_mode & 0777) == 0640, "mode %o of a new file", st.st_mode & 0777);
+    remove(path_of("folder/real")), remove(path_of("folder/real.lock")), rmdir(path_of("folder"));
+    weft_ctx_release(ctx);
+}
+
+/* A link laid under a name that could be guessed; and what killed savers left is removed, but nothing else. */
+TEST(temporary_files) {
+    weft_ctx *ctx = test_context(1);
+    char guess[64];
+    learn(ctx, "cpu:one:avx2", "conv_ref", 50);
+    put("victim", "precious");
+    snprintf(guess, sizeof(guess), "kept.%ld.tmp", (long)getpid());
+    CHECK(symlink(path_of("victim"), path_of(guess)) == 0, "symlink");
+    put("kept.0123456789abcdef.weft-tmp", "half a");
+    put("kept.backup.tmp", "mine");
+    OK(weft_wisdom_save(ctx, path_of("kept"), NULL));
+    CHECK(strcmp(content("victim"), "precious") == 0, "written through a link: %s", content("victim"));
+    CHECK(files_with("weft-tmp") == 0 && strcmp(content("kept.backup.tmp"), "mine") == 0, "%d left",
+          files_with("weft-tmp"));
+    remove(path_of(guess)), remove(path_of("kept.backup.tmp"));
+    weft_ctx_release(ctx);
+}
+
+/* ---------------------------------------------------------------- the lock */
+static weft_ctx *impatient(void *(*alloc)(void *, size_t), void (*free_it)(void *, void *)) {
+    weft_ctx_opts opts = WEFT_CTX_OPTS_INIT;
+    weft_ctx *ctx = NULL;
+    opts.threads = 1, opts.lock_seconds = 0.05, opts.alloc = alloc, opts.free = free_it;
+    OK(weft_ctx_create(&ctx, &opts));
+    learn(ctx, "cpu:one:avx2", "conv_ref", 50);
+    return ctx;
+}
+
+TEST(a_lock_that_is_held) {
+    weft_ctx *ctx = impatient(NULL, NULL);
+    int fd = open(path_of("a.lock"), O_RDWR | O_CREAT, 0666);
+    CHECK(fd >= 0 && flock(fd, LOCK_EX) == 0, "%s", strerror(errno));
+    FAILS(weft_wisdom_save(ctx, path_of("a"), NULL), WEFT_ERR_IO, "locked by another process|0.05 s|lock_seconds");
+    flock(fd, LOCK_UN);
+    OK(weft_wisdom_save(ctx, path_of("a"), NULL));
+    close(fd);
+    weft_ctx_release(ctx);
+}
+
+static bool armed;
+static pid_t child;
+
+static void *forking_alloc(void *user, size_t bytes) {
+    (void)user;
+    if (armed) { /* in the middle of a save */
+        armed = false;
+        child = fork();
+        while (child == 0) pause();
+    }
+    return malloc(bytes);
+}
+static void plain_free(void *user, void *block) {
+    (void)user;
+    free(block);
+}
+
+/* A child of fork shares the open lock file: it must not keep the lock after the parent has saved. */
+TEST(a_fork_during_a_save) {
+    weft_ctx *ctx = impatient(forking_alloc, plain_free);
+    OK(weft_wisdom_save(ctx, path_of("a"), NULL));
+    armed = true;
+    weft_status first = weft_wisdom_save(ctx, path_of("a"), NULL), second = weft_wisdom_save(ctx, path_of("a"), NULL);
+    CHECK(!armed && child > 0, "no fork");
+    kill(child, SIGKILL);
+    waitpid(child, NULL, 0);
+    CHECK(first == WEFT_OK && second == WEFT_OK, "%s, then %s: %s", weft_status_name(first), weft_status_name(second),
+          weft_last_error());
+    weft_ctx_release(ctx);
+    remove_files();
+    CHECK(rmdir(folder) == 0, "%s is not empty", folder);
+}
