@@ -35,7 +35,9 @@
  *   - Releasing NULL is fine. Objects are reference-counted where it says so.
  *   - A context, a plan and every call are safe to use from many threads at once, and in the child after fork (CUDA
  *     apart).
- *   - Results have the same bits on every run and for every number of threads.
+ *   - Results of one kernel and variant have the same bits on every run and for every number of threads. The first choice
+ *     of a kernel for a problem holds for the process, until the problem is measured or wisdom is loaded or forgotten. What
+ *     is chosen first depends on the number of threads and on measured rates, unless `deterministic` is set.
  */
 #ifndef WEFT_H
 #define WEFT_H
@@ -326,9 +328,13 @@ typedef struct weft_ctx_opts {
     const char *nvrtc;     /* path of libnvrtc; NULL: WEFT_NVRTC, else by name */
     const char *cache_dir; /* compiled CUDA code; NULL: WEFT_CACHE_DIR, else the user's cache; "": none */
     double lock_seconds;   /* how long weft_wisdom_save waits for another process that saves; 0: 10 s */
+    /* 1: choices use neither the number of threads nor anything measured, so that they, and with them the bits of
+     * results, are the same wherever the hardware is the same */
+    int32_t deterministic;
+    int32_t reserved;
 } weft_ctx_opts;
 #define WEFT_CTX_OPTS_INIT \
-    {sizeof(weft_ctx_opts), 0, 0, 0, 0, 0, 0, 0, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, 0}
+    {sizeof(weft_ctx_opts), 0, 0, 0, 0, 0, 0, 0, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, 0, 0, 0}
 
 WEFT_API weft_status weft_ctx_create(weft_ctx **ctx, const weft_ctx_opts *opts);
 WEFT_API void weft_ctx_release(weft_ctx *ctx); /* plans made from it stay usable */
@@ -354,8 +360,10 @@ typedef struct weft_plan_opts {
     size_t workspace_limit; /* 0: the context's; WEFT_NO_LIMIT: none */
     const char *kernel;     /* pin this kernel; an error with the reason if it does not apply */
     double measure_seconds; /* time limit of this measurement; 0: the context's */
+    int32_t deterministic;  /* 1: as in the context's options; 0: the context's */
+    int32_t reserved;
 } weft_plan_opts;
-#define WEFT_PLAN_OPTS_INIT {sizeof(weft_plan_opts), 0, 0, 0, NULL, 0}
+#define WEFT_PLAN_OPTS_INIT {sizeof(weft_plan_opts), 0, 0, 0, NULL, 0, 0, 0}
 
 typedef struct weft_args {
     size_t size; /* sizeof(weft_args) */
@@ -405,9 +413,10 @@ typedef struct weft_kernel_desc {
     int32_t applies;    /* to the problem given */
     const char *reason; /* why not; NULL if it applies or no problem was given */
     size_t workspace, packed;
-    double ns; /* its estimate */
+    double ns;           /* its estimate */
+    const char *variant; /* of a kernel with several: "name#variant" names it; "" where there is one */
 } weft_kernel_desc;
-#define WEFT_KERNEL_DESC_INIT {sizeof(weft_kernel_desc), NULL, NULL, NULL, 0, 0, 0, 0, NULL, 0, 0, 0}
+#define WEFT_KERNEL_DESC_INIT {sizeof(weft_kernel_desc), NULL, NULL, NULL, 0, 0, 0, 0, NULL, 0, 0, 0, NULL}
 
 /* p NULL: every kernel of every operator; else those of p's operator, best ISA first, the references, and the
  * external implementation if there is one. */

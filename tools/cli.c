@@ -125,7 +125,11 @@ int cli_kernel(const cli_command *self, int op, const char *name) {
     const weft__kernel *const *list = NULL;
     size_t count = weft__kernels(op, &list);
     for (size_t i = 0; i < count; i++)
-        if (strcmp(list[i]->name, name) == 0) return CLI_OK;
+        for (int v = -1; v < weft__kernel_variants(list[i]); v++) {
+            char text[WEFT__NAME_MAX];
+            weft__kernel_name(list[i], WEFT__MAX(v, 0), text);
+            if (strcmp(v < 0 ? list[i]->name : text, name) == 0) return CLI_OK;
+        }
     return cli_misuse(self, "--kernel: got '%s', allowed: a name from `weft list PROBLEM`, such as %s", name,
                       list[count - 1]->name);
 }

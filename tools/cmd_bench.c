@@ -116,14 +116,11 @@ static int time_cpu(bench *b, const weft_problem *p) {
 /* The engine's own timer: events around each run, the cache flushed before it. No floor is measured here. */
 static int time_cuda(bench *b, const weft_problem *p) {
     weft__hw hw;
-    const weft__kernel *const *list = NULL;
-    size_t count = weft__kernels(p->op, &list);
     if (weft__ctx_hw(b->ctx, p, &hw) != WEFT_OK) return cli_failed(b->self, "%s", weft_last_error());
     for (size_t i = 0; i < b->count; i++)
-        for (size_t k = 0; k < count; k++)
-            if (strcmp(list[k]->name, weft_plan_kernel_name(b->entries[i].plan)) == 0 &&
-                weft__measure(b->ctx, p, &hw, list[k], HUGE_VAL, 2, &b->entries[i].median) != WEFT_OK)
-                return cli_failed(b->self, "%s", weft_last_error());
+        if (weft__measure(b->ctx, p, &hw, weft__plan_choice(b->entries[i].plan), HUGE_VAL, 2, &b->entries[i].median) !=
+            WEFT_OK)
+            return cli_failed(b->self, "%s", weft_last_error());
     b->regular = b->streaming = 0;
     return CLI_OK;
 }

@@ -30,11 +30,13 @@ static int print_others(const cli_command *self, const weft_ctx *ctx, const weft
         weft_kernel_desc d = WEFT_KERNEL_DESC_INIT;
         if (weft_kernel_info(ctx, p, i, &d) != WEFT_OK) return cli_failed(self, "%s", weft_last_error());
         bool fits = d.workspace <= limit;
+        char name[WEFT__NAME_MAX];
+        snprintf(name, sizeof(name), "%s%s%s", d.name, d.variant[0] ? "#" : "", d.variant);
         if (!d.applies)
-            printf("  - %-46s refused: %s\n", d.name, d.reason);
+            printf("  - %-46s refused: %s\n", name, d.reason);
         else
-            printf("  %c %-46s applies, estimate %s%s\n", weft__plan_choice(plan)->kernel->name == d.name ? '*' : ' ',
-                   d.name, cli_time(d.ns, time), fits ? "" : ", workspace over the limit");
+            printf("  %c %-46s applies, estimate %s%s\n", strcmp(weft_plan_kernel_name(plan), name) == 0 ? '*' : ' ',
+                   name, cli_time(d.ns, time), fits ? "" : ", workspace over the limit");
     }
     return CLI_OK;
 }

@@ -263,17 +263,19 @@ static bool same_bits(harness *h, const weft_problem *p, int ctx) {
 enum { TINY_CACHE = 4096 };
 
 /* One kernel on the data at hand, with every number of threads. */
-static bool check_kernel(harness *h, const weft_problem *p, const weft__kernel *k, harness_kind kind,
-                         harness_place place, const harness_ask *ask) {
+static bool check_variant(harness *h, const weft_problem *p, const weft__kernel *k, int variant, harness_kind kind,
+                          harness_place place, const harness_ask *ask) {
     uint64_t seed = ask->seed;
-    note(NULL, k->name, seed);
+    char name[WEFT__NAME_MAX];
+    weft__kernel_name(k, variant, name);
+    note(NULL, name, seed);
     h->l3 = ask->own_cache || (seed + (uint64_t)kind) % 2 ? 0 : TINY_CACHE;
     for (int i = 0; i < h->nctx; i++) {
         bool keep = i == 0 && h->nctx > 1;
-        if (harness_run(h, h->ctx[i], p, k->name, h->in, h->out, place, seed >> 8 & 1) != WEFT_OK)
-            return failed(h, k->name, weft_last_error());
+        if (harness_run(h, h->ctx[i], p, name, h->in, h->out, place, seed >> 8 & 1) != WEFT_OK)
+            return failed(h, name, weft_last_error());
         bool good = i == 0 ? outputs_good(h, p, k, kind) : same_bits(h, p, i);
-        if (!good) return failed(h, k->name, h->why);
+        if (!good) return failed(h, name, h->why);
         for (int role = 0; keep && role < WEFT_ROLE_COUNT; role++) {
             harness_buffer swap = h->first[role];
             h->first[role] = h->out[role];
@@ -281,6 +283,25 @@ static bool check_kernel(harness *h, const weft_problem *p, const weft__kernel *
         }
     }
     return true;
+}
+
+/* Every variant that applies. */
+static bool check_kernel(harness *h, const weft_problem *p, const weft__kernel *k, harness_kind kind,
+                         harness_place place, const harness_ask *ask) {
+    weft__hw hw;
+    weft__decision d;
+    if (weft__ctx_hw(h->ctx[0], p, &hw) != WEFT_OK) return failed(h, k->name, weft_last_error());
+    for (int v = 0; v < weft__kernel_variants(k); v++)
+        if (!weft__kernel_plan(h->ctx[0], k, v, p, &hw, &d) && !check_variant(h, p, k, v, kind, place, ask))
+            return false;
+    return true;
+}
+
+bool harness_takes(const weft_ctx *ctx, const weft__kernel *k, const weft_problem *p, const weft__hw *hw) {
+    weft__decision d;
+    for (int v = 0; v < weft__kernel_variants(k); v++)
+        if (!weft__kernel_plan(ctx, k, v, p, hw, &d)) return true;
+    return false;
 }
 
 /* The kernels asked for that apply: a set of indices. */
@@ -292,7 +313,7 @@ static size_t applicable(harness *h, const weft_problem *p, const harness_ask *a
     for (size_t i = 0; i < count; i++) {
         bool wanted =
             !(ask->fast_only && list[i]->reference) && (!ask->kernel || strcmp(ask->kernel, list[i]->name) == 0);
-        h->take[i] = wanted && !weft__kernel_refusal(h->ctx[0], list[i], p, &hw);
+        h->take[i] = wanted && harness_takes(h->ctx[0], list[i], p, &hw);
         n += h->take[i];
         h->checked[p->op][i] += h->take[i];
     }

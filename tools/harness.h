@@ -130,6 +130,8 @@ weft_status harness_create(harness *h, const weft_ctx_opts *opts, const int *thr
 void harness_destroy(harness *h);
 /* Every applicable kernel against the reference, the same bits for every number of threads; else false, h->why,
  * h->kernel. */
+bool harness_takes(const weft_ctx *ctx, const weft__kernel *k, const weft_problem *p,
+                   const weft__hw *hw); /* any variant */
 bool harness_check(harness *h, const weft_problem *p, const harness_ask *ask);
 /* parse(format(p)) = p; else false and why. */
 bool harness_round_trip(const weft_problem *p, char *why, size_t capacity);

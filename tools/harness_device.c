@@ -92,15 +92,18 @@ static weft_status run_plan(harness *h, weft_ctx *ctx, const weft_plan *plan, ha
 /* The plan for a machine with another cache; NULL: the kernel does not apply there. */
 static weft_status plan_elsewhere(const harness *h, weft_ctx *ctx, const weft_problem *p, const char *kernel,
                                   weft_plan **plan) {
-    const weft__kernel *k;
+    weft__choice c = {.why = "pinned"};
+    char name[WEFT__NAME_MAX];
     weft__hw hw;
     WEFT__TRY(weft__ctx_hw(ctx, p, &hw));
     hw.l3 = h->l3;
-    for (size_t i = 0; (k = weft__kernel_at(ctx, p->op, i)); i++)
-        if (strcmp(k->name, kernel) == 0) break;
-    if (!k || weft__kernel_refusal(ctx, k, p, &hw)) return WEFT_OK;
-    weft__choice c = {k, 0, weft__kernel_workspace(k, p, &hw), k->packed ? k->packed(p, &hw) : 0, "pinned"};
-    return weft__plan_build(plan, ctx, p, &hw, &c);
+    for (size_t i = 0; (c.kernel = weft__kernel_at(ctx, p->op, i)); i++)
+        for (c.variant = 0; c.variant < weft__kernel_variants(c.kernel); c.variant++) {
+            weft__kernel_name(c.kernel, c.variant, name);
+            if (strcmp(name, kernel) == 0 && !weft__kernel_plan(ctx, c.kernel, c.variant, p, &hw, &c.d))
+                return weft__plan_build(plan, ctx, p, &hw, &c);
+        }
+    return WEFT_OK;
 }
 
 weft_status harness_run(harness *h, weft_ctx *ctx, const weft_problem *p, const char *kernel, harness_buffer *in,

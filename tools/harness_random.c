@@ -279,7 +279,7 @@ bool harness_random_for(weft_problem *p, uint64_t *seed, int device, const weft_
                         const weft__hw *hw) {
     for (uint64_t t = 0; t < DRAWS; t++, *seed = harness_mix(*seed, t)) {
         if (!harness_random_of(p, *seed, device, k->op)) return false;
-        if (!weft__kernel_refusal(ctx, k, p, hw)) return true;
+        if (harness_takes(ctx, k, p, hw)) return true;
     }
     weft__fail(WEFT_ERR_UNSUPPORTED, "none of %d problems is for %s: name problems for it", DRAWS, k->name);
     return false;

@@ -12,7 +12,8 @@ struct weft_plan {
     weft_ctx *ctx;
     uint64_t roles; /* that need a pointer */
     bool empty;
-    void *state;
+    void *functions[WEFT__PARTS_MAX]; /* CUDA */
+    char name[WEFT__NAME_MAX];
     _Atomic int refs;
 };
 
@@ -23,12 +24,13 @@ weft_status weft__plan_build(weft_plan **out, weft_ctx *ctx, const weft_problem 
     plan->p = *p;
     plan->hw = *hw;
     plan->choice = *c;
+    weft__kernel_name(c->kernel, c->variant, plan->name);
     plan->empty = weft__is_empty(p);
     for (int i = 0; i < p->ntensors; i++)
         if (weft__numel(&p->tensor[i])) plan->roles |= WEFT__BIT(p->tensor[i].role);
     atomic_init(&plan->refs, 1);
     if (c->kernel->engine == WEFT_ENGINE_CUDA && !plan->empty) {
-        weft_status s = weft__cuda_prepare(weft__ctx_cuda(ctx, NULL), c->kernel, p, hw, &plan->state);
+        weft_status s = weft__cuda_prepare(weft__ctx_cuda(ctx, NULL), c, p, hw, plan->functions);
         if (s != WEFT_OK) {
             weft__free(ctx, plan);
             return s;
@@ -38,8 +40,8 @@ weft_status weft__plan_build(weft_plan **out, weft_ctx *ctx, const weft_problem 
     if (weft__logs(ctx, WEFT_LOG_DISPATCH)) {
         char text[WEFT_TEXT_MAX];
         if (weft_problem_format(p, text, sizeof(text), NULL) == WEFT_OK)
-            weft__log(ctx, WEFT_LOG_DISPATCH, "dispatch: %s -> %s (%s, %.0f ns, workspace %zu)", text, c->kernel->name,
-                      c->why, c->ns, c->workspace);
+            weft__log(ctx, WEFT_LOG_DISPATCH, "dispatch: %s -> %s (%s, %.0f ns, workspace %zu)", text, plan->name,
+                      c->why, c->d.ns, weft__decision_bytes(&c->d));
     }
     *out = plan;
     return WEFT_OK;
@@ -58,9 +60,11 @@ void weft_plan_release(weft_plan *plan) {
 }
 
 const weft_problem *weft_plan_problem(const weft_plan *plan) { return plan ? &plan->p : NULL; }
-const char *weft_plan_kernel_name(const weft_plan *plan) { return plan ? plan->choice.kernel->name : ""; }
-size_t weft_plan_workspace_bytes(const weft_plan *plan) { return plan && !plan->empty ? plan->choice.workspace : 0; }
-size_t weft_plan_packed_bytes(const weft_plan *plan) { return plan ? plan->choice.packed : 0; }
+const char *weft_plan_kernel_name(const weft_plan *plan) { return plan ? plan->name : ""; }
+size_t weft_plan_workspace_bytes(const weft_plan *plan) {
+    return plan && !plan->empty ? weft__decision_bytes(&plan->choice.d) : 0;
+}
+size_t weft_plan_packed_bytes(const weft_plan *plan) { return plan ? plan->choice.d.packed : 0; }
 const weft__choice *weft__plan_choice(const weft_plan *plan) { return &plan->choice; }
 
 weft_status weft_plan_cost(const weft_plan *plan, weft_cost *cost) {
@@ -68,7 +72,7 @@ weft_status weft_plan_cost(const weft_plan *plan, weft_cost *cost) {
     if (!cost || cost->size < WEFT__LEAST(weft_cost, ns))
         return weft__fail(WEFT_ERR_INVALID, "cost is %s, allowed: a weft_cost started from WEFT_COST_INIT",
                           cost ? "of another size" : "NULL");
-    weft_cost c = {sizeof(c), weft__flops(&plan->p), weft__bytes(&plan->p), plan->choice.ns};
+    weft_cost c = {sizeof(c), weft__flops(&plan->p), weft__bytes(&plan->p), plan->choice.d.ns};
     weft__return(cost, &c, sizeof(c));
     return WEFT_OK;
 }
@@ -78,7 +82,7 @@ static weft_status check_pointers(const weft_plan *plan, const weft_args *args) 
     for (int i = 0; i < plan->p.ntensors; i++) {
         const weft_tensor *t = &plan->p.tensor[i];
         const void *ptr = args->ptr[t->role];
-        bool packed = t->role == WEFT_ROLE_WEIGHTS && plan->choice.packed && args->packed;
+        bool packed = t->role == WEFT_ROLE_WEIGHTS && plan->choice.d.packed && args->packed;
         if (!(plan->roles & WEFT__BIT(t->role)) || packed) continue;
         if (!ptr)
             return weft__fail(WEFT_ERR_INVALID, "%s: the pointer is NULL, allowed: %lld elements of %s",
@@ -92,8 +96,8 @@ static weft_status check_pointers(const weft_plan *plan, const weft_args *args) 
 }
 
 static weft_status check_workspace(const weft_plan *plan, const void *packed, const void *workspace, size_t bytes) {
-    size_t need = weft_plan_workspace_bytes(plan) - (packed ? plan->choice.packed : 0);
-    if (packed && plan->choice.packed && (uintptr_t)packed % 64)
+    size_t need = weft_plan_workspace_bytes(plan) - (packed ? plan->choice.d.packed : 0);
+    if (packed && plan->choice.d.packed && (uintptr_t)packed % 64)
         return weft__fail(WEFT_ERR_INVALID, "packed %p is not a multiple of 64, allowed: 64-byte alignment", packed);
     if (!need) return WEFT_OK;
     if (!workspace) return weft__fail(WEFT_ERR_WORKSPACE, "workspace is NULL, allowed: %zu bytes", need);
@@ -106,14 +110,15 @@ static weft_status check_workspace(const weft_plan *plan, const void *packed, co
 }
 
 static weft__exec exec_of(const weft_plan *plan, void *const *ptr, void *workspace, void *stream) {
-    weft__exec e = {&plan->p, &plan->hw, plan->ctx, ptr, NULL, workspace, stream, plan->state};
+    weft__exec e = {&plan->p, &plan->hw, plan->ctx, plan->choice.d.params, ptr,
+                    NULL,     workspace, stream,    plan->functions};
     return e;
 }
 
 /* ---------------------------------------------------------------- run */
 weft_status weft_pack(const weft_plan *plan, const void *weights, void *packed, void *stream) {
     if (!plan) return weft__fail(WEFT_ERR_INVALID, "plan is NULL, allowed: a plan");
-    if (!plan->choice.packed) return WEFT_OK;
+    if (!plan->choice.d.packed) return WEFT_OK;
     if (!weights || !packed)
         return weft__fail(WEFT_ERR_INVALID, "%s is NULL, allowed: a pointer", weights ? "packed" : "weights");
     if ((uintptr_t)packed % 64)
@@ -138,8 +143,8 @@ weft_status weft_execute(const weft_plan *plan, const weft_args *args, void *wor
     const weft__kernel *k = plan->choice.kernel;
     weft__exec e = exec_of(plan, args->ptr, workspace, stream);
     e.packed = args->packed;
-    if (plan->choice.packed && !e.packed) {
-        void *room = (char *)workspace + (plan->choice.workspace - plan->choice.packed);
+    if (plan->choice.d.packed && !e.packed) {
+        void *room = (char *)workspace + plan->choice.d.workspace;
         WEFT__TRY(k->pack(&e, args->ptr[WEFT_ROLE_WEIGHTS], room));
         e.packed = room;
     }

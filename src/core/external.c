@@ -4,17 +4,16 @@
 
 #include "core/internal.h"
 
-const char *weft__external_refusal(const weft__external *r, const weft_problem *p) {
-    return r->of.reject ? r->of.reject(r->of.user, p) : NULL;
-}
-
-double weft__external_cost(const weft__external *r, const weft_problem *p, const weft__hw *hw) {
+const char *weft__external_plan(const weft__external *x, const weft_problem *p, const weft__hw *hw, weft__decision *d) {
+    const char *reason = x->of.reject ? x->of.reject(x->of.user, p) : NULL;
+    if (reason) return reason;
     weft_rates rates = {0, 1, 1};
-    bool cuda = p->device == WEFT_DEVICE_CUDA;
-    double peak = cuda ? hw->gpu->gflops : hw->gflops[hw->isa] * WEFT__MAX(WEFT__MIN(hw->threads, hw->cores), 1),
-           gbs = cuda ? hw->gpu->gbs : hw->gbs;
-    r->of.estimate(r->of.user, p, &rates);
-    return rates.ns + WEFT__MAX(weft__flops(p) / (peak * rates.of_peak), weft__bytes(p) / (gbs * rates.of_bandwidth));
+    const bool cuda = p->device == WEFT_DEVICE_CUDA;
+    const double cores = WEFT__MAX(WEFT__MIN(hw->threads, hw->cores), 1);
+    const double peak = cuda ? hw->gpu->gflops : hw->gflops[hw->isa] * cores, gbs = cuda ? hw->gpu->gbs : hw->gbs;
+    x->of.estimate(x->of.user, p, &rates);
+    d->ns = rates.ns + WEFT__MAX(weft__flops(p) / (peak * rates.of_peak), weft__bytes(p) / (gbs * rates.of_bandwidth));
+    return NULL;
 }
 
 static weft_status run_once(const weft__exec *e) {
@@ -36,15 +35,21 @@ weft_status weft_ctx_set_external(weft_ctx *ctx, const weft_external *external) 
                           !of.estimate   ? "estimate"
                           : !of.run_once ? "run_once"
                                          : "name");
-    if (of.name[strcspn(of.name, " \t\r\n")])
-        return weft__fail(WEFT_ERR_INVALID, "name of external is '%s', allowed: without spaces", of.name);
+    if (of.name[strcspn(of.name, " \t\r\n#")] || strlen(of.name) >= WEFT__NAME_MAX)
+        return weft__fail(WEFT_ERR_INVALID,
+                          "name of external is '%.40s', allowed: up to %d characters without spaces or #", of.name,
+                          WEFT__NAME_MAX - 1);
     weft__external *r = weft__ctx_external(ctx);
     if (r->of.name)
         return weft__fail(WEFT_ERR_INVALID, "the context has the external implementation %s already, allowed: one",
                           r->of.name);
     for (int op = 1; op < WEFT_OP_COUNT; op++)
-        r->kernel[op] = (weft__kernel){
-            .name = of.name, .version = of.version, .op = op, .engine = WEFT_ENGINE_EXTERNAL, .run = run_once};
+        r->kernel[op] = (weft__kernel){.name = of.name,
+                                       .version = of.version,
+                                       .op = op,
+                                       .engine = WEFT_ENGINE_EXTERNAL,
+                                       .steps = WEFT__STEPS_ALL & ~WEFT__STEP_SET(ACC),
+                                       .run = run_once};
     r->of = of;
     return WEFT_OK;
 }

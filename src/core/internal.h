@@ -79,6 +79,7 @@ typedef struct weft__hw {
     const weft__gpu *gpu;           /* of the problem's device; NULL: none */
 } weft__hw;
 void weft__hw_detect(weft__hw *hw);
+void weft__hw_nominal(weft__hw *hw); /* one thread and rates that were not measured */
 
 /* ---------------------------------------------------------------- ops: one record an operator
  * A new operator is a record in src/ops/NAME.c, items in src/ref/NAME.h, and a line in WEFT_OP_LIST. */
@@ -172,46 +173,77 @@ size_t weft__problem_key(const weft_problem *p, uint64_t *key);
 uint64_t weft__hash(const uint64_t *words, size_t n);
 
 /* ---------------------------------------------------------------- kernels: one record each, listed in kernels.def */
+/* What a kernel answers when it is asked about a problem; zeroed before. run, pack and defines read the parameters. */
+enum { WEFT__PARAM_BYTES = 512 };
+typedef struct weft__decision {
+    double ns;                /* estimated */
+    size_t workspace, packed; /* bytes of scratch; bytes of weights in the kernel's own order, 0: taken as they are */
+    _Alignas(16) unsigned char params[WEFT__PARAM_BYTES]; /* tile, split, slots: the kernel's own struct */
+} weft__decision;
+/* The parameters as a struct of the kernel's own type; too large a type does not compile. */
+#define WEFT__PARAMS(type, d) ((type *)((d)->params + 0 * sizeof(char[sizeof(type) <= WEFT__PARAM_BYTES ? 1 : -1])))
+
 typedef struct weft__exec { /* one call, as a kernel sees it: checked, roles filled */
     const weft_problem *p;
     const weft__hw *hw;
     weft_ctx *ctx;
-    void *const *ptr; /* by role */
+    const void *params; /* of the decision */
+    void *const *ptr;   /* by role */
     const void *packed;
     void *workspace, *stream;
-    void *state; /* of the plan, from prepare */
+    void *const *functions; /* CUDA: of each part */
 } weft__exec;
+
+/* CUDA: a device function of a kernel, compiled by itself. defines writes space-separated options: "-DA=1 -DB=2". */
+typedef struct weft__part {
+    const char *source, *entry; /* embedded file, extern "C" function */
+    void (*defines)(const weft_problem *, const weft__hw *, const void *params, weft__text *t);
+    bool arch_specific; /* compile for sm_90a and the like: instructions of one generation */
+} weft__part;
+enum { WEFT__PARTS_MAX = 8 };
+#define WEFT__PARTS(...)                         \
+    .parts = (const weft__part[]) {              \
+        __VA_ARGS__, { NULL, NULL, NULL, false } \
+    }
 
 typedef struct weft__kernel {
     const char *name; /* dtype_operator_pass_layout_tile__isa */
     int version;      /* wisdom of another version is not used */
     int op;
-    unsigned engine;  /* WEFT_ENGINE_* */
-    weft__isa isa;    /* least ISA, for the CPU engine */
-    bool reference;   /* takes every valid problem, empty inputs too; others never see those */
-    bool exact;       /* equal to the reference on integers; else within `bound` */
-    bool accumulates; /* takes the acc step */
-    double bound;     /* error over that of the direct f32 sum; 0 means 1 */
-    const char *(*ok)(const weft_problem *, const weft__hw *);   /* NULL: applies; else the reason */
-    size_t (*workspace)(const weft_problem *, const weft__hw *); /* NULL: none */
-    size_t (*packed)(const weft_problem *, const weft__hw *);    /* NULL: weights as they are */
-    double (*cost)(const weft_problem *, const weft__hw *);      /* ns */
+    unsigned engine; /* WEFT_ENGINE_* */
+    weft__isa isa;   /* least ISA, for the CPU engine */
+    /* What it takes, checked before plan is asked: sets of weft_pass, weft_step_kind, and weft_dtype of every tensor of
+     * floating point; 0 of passes and dtypes: any. A step that is not in the set is refused. */
+    uint32_t passes, steps, dtypes;
+    bool reference;              /* takes every valid problem, empty inputs too; others never see those */
+    bool exact;                  /* equal to the reference on integers; else within `bound` */
+    bool not_strict;             /* refuses strict math */
+    double bound;                /* error over that of the direct f32 sum; 0 means 1 */
+    const char *const *variants; /* names, ended by NULL; NULL: one variant without a name */
+    /* NULL: takes it, *d is filled; else the reason why not. */
+    const char *(*plan)(const weft_problem *, const weft__hw *, int variant, weft__decision *d);
     weft_status (*pack)(const weft__exec *, const void *weights, void *packed);
     weft_status (*run)(const weft__exec *);
-    /* CUDA: the embedded source, its entry, and -D options for this problem, one per call of add. */
-    const char *source, *entry;
-    void (*defines)(const weft_problem *, const weft__hw *, weft__text *t); /* space-separated "-DA=1 -DB=2" */
+    const weft__part *parts; /* CUDA: at most WEFT__PARTS_MAX, see WEFT__PARTS */
 } weft__kernel;
+#define WEFT__STEPS_ALL (~0u)
+#define WEFT__PASS_SET(name) (1u << WEFT_PASS_##name)
+#define WEFT__STEP_SET(name) (1u << WEFT_STEP_##name)
+#define WEFT__DTYPE_SET(name) (1u << WEFT_DTYPE_##name)
 
 /* Kernels of one operator, best first, reference last. */
 size_t weft__kernels(int op, const weft__kernel *const **list);
 /* Those of the operator and, after them, the context's external implementation; NULL: no more. */
 const weft__kernel *weft__kernel_at(const weft_ctx *ctx, int op, size_t index);
-double weft__kernel_cost(const weft_ctx *ctx, const weft__kernel *k, const weft_problem *p, const weft__hw *hw);
-/* Its engine runs on the problem's device, is enabled, ISA is there, and ok() agrees; else why not. */
-const char *weft__kernel_refusal(const weft_ctx *ctx, const weft__kernel *k, const weft_problem *p, const weft__hw *hw);
-/* with room for packing */
-size_t weft__kernel_workspace(const weft__kernel *k, const weft_problem *p, const weft__hw *hw);
+int weft__kernel_variants(const weft__kernel *k); /* at least 1 */
+#define WEFT__NAME_MAX 128
+/* "name", or "name#variant" of a kernel with variants. */
+void weft__kernel_name(const weft__kernel *k, int variant, char text[WEFT__NAME_MAX]);
+/* The decision of one variant: its engine runs on the problem's device, is enabled, the ISA is there, the record and plan
+ * agree; else why not. */
+const char *weft__kernel_plan(const weft_ctx *ctx, const weft__kernel *k, int variant, const weft_problem *p,
+                              const weft__hw *hw, weft__decision *d);
+size_t weft__decision_bytes(const weft__decision *d);                   /* of workspace, with room for packing */
 extern const weft__kernel *const weft__ref_kernels[WEFT_OP_COUNT];      /* ref.c */
 extern const weft__kernel *const weft__cuda_ref_kernels[WEFT_OP_COUNT]; /* cuda/ref.c */
 
@@ -230,14 +262,13 @@ weft_status weft__ctx_hw(weft_ctx *ctx, const weft_problem *p, weft__hw *hw);
 weft_ctx *weft__ctx_retain(weft_ctx *ctx);
 void weft__ctx_drop(weft_ctx *ctx);         /* the other half of retain */
 int weft__ctx_threads(const weft_ctx *ctx); /* of whichever pool runs */
-/* external.c: the host's implementation as a kernel of the operator; NULL: none. */
+/* external.c: the host's implementation as a kernel of each operator; its name NULL: none. */
 typedef struct weft__external {
     weft_external of;
     weft__kernel kernel[WEFT_OP_COUNT];
 } weft__external;
 weft__external *weft__ctx_external(const weft_ctx *ctx);
-const char *weft__external_refusal(const weft__external *r, const weft_problem *p);
-double weft__external_cost(const weft__external *r, const weft_problem *p, const weft__hw *hw);
+const char *weft__external_plan(const weft__external *x, const weft_problem *p, const weft__hw *hw, weft__decision *d);
 weft__wisdom *weft__ctx_wisdom(const weft_ctx *ctx);
 weft__cache *weft__ctx_cache(const weft_ctx *ctx);
 /* The CUDA engine, opened on first use; NULL and *why if absent. Never opened by a CPU problem. */
@@ -256,20 +287,21 @@ uint64_t weft__now_ns(void);
 /* ---------------------------------------------------------------- planner.c, measure.c, wisdom.c, cache.c */
 typedef struct weft__choice { /* what planning decides */
     const weft__kernel *kernel;
-    double ns;
-    size_t workspace, packed;
-    const char *why; /* "estimate", "measured", "wisdom", "pinned" */
+    int variant;
+    weft__decision d;
+    const char *why; /* "estimate", "measured", "wisdom", "pinned", "only": no other applies */
 } weft__choice;
 typedef struct weft__want {
-    int mode;
+    int mode, variant; /* variant: of the pinned kernel, -1: the one with the least estimate */
+    bool deterministic;
     uint32_t engines;
     size_t limit;
     const weft__kernel *pin;
     double seconds;
 } weft__want;
 
-/* Time one kernel on private buffers: median ns; abandoned (HUGE_VAL) when a run exceeds give_up_ns. */
-weft_status weft__measure(weft_ctx *ctx, const weft_problem *p, const weft__hw *hw, const weft__kernel *k,
+/* Time one choice on private buffers: median ns; abandoned (HUGE_VAL) when a run exceeds give_up_ns. */
+weft_status weft__measure(weft_ctx *ctx, const weft_problem *p, const weft__hw *hw, const weft__choice *c,
                           double give_up_ns, double seconds, double *ns);
 weft_status weft__plan_build(weft_plan **plan, weft_ctx *ctx, const weft_problem *p, const weft__hw *hw,
                              const weft__choice *c);
@@ -279,11 +311,10 @@ const weft__choice *weft__plan_choice(const weft_plan *plan); /* for the command
 void weft__device_name(const weft__hw *hw, int device, char *text, size_t capacity);
 weft__wisdom *weft__wisdom_create(const weft_ctx *ctx);
 void weft__wisdom_destroy(const weft_ctx *ctx, weft__wisdom *w);
-/* The fastest remembered kernel that applies and fits, or NULL. */
-const weft__kernel *weft__wisdom_find(weft_ctx *ctx, const weft_problem *p, const weft__hw *hw, uint32_t engines,
-                                      size_t limit, double *ns);
-weft_status weft__wisdom_add(weft_ctx *ctx, const weft_problem *p, const weft__hw *hw, const weft__kernel *k, double ns,
-                             size_t workspace);
+/* The fastest remembered choice that applies and fits; false: none. */
+bool weft__wisdom_find(weft_ctx *ctx, const weft_problem *p, const weft__hw *hw, uint32_t engines, size_t limit,
+                       weft__choice *c);
+weft_status weft__wisdom_add(weft_ctx *ctx, const weft_problem *p, const weft__hw *hw, const weft__choice *c);
 
 pthread_mutex_t *weft__cache_lock(weft__cache *c); /* for fork alone */
 pthread_mutex_t *weft__wisdom_lock(weft__wisdom *w);

@@ -8,17 +8,47 @@
 #define CANDIDATES_MAX 8 /* measured at most: the best by estimate, each given up at 3x the best time */
 #define GIVE_UP 3.0
 
-static weft_status find_pin(const weft_ctx *ctx, const weft_problem *p, const char *name, const weft__kernel **pin) {
-    for (size_t i = 0; (*pin = weft__kernel_at(ctx, p->op, i)); i++)
-        if (strcmp((*pin)->name, name) == 0) return WEFT_OK;
+/* "name" or "name#variant". */
+static weft_status find_pin(const weft_ctx *ctx, const weft_problem *p, const char *name, weft__want *want) {
+    const weft__kernel *k;
+    char text[WEFT__NAME_MAX];
+    for (size_t i = 0; (k = weft__kernel_at(ctx, p->op, i)); i++)
+        for (int v = -1; v < weft__kernel_variants(k); v++) {
+            weft__kernel_name(k, WEFT__MAX(v, 0), text);
+            if (strcmp(v < 0 ? k->name : text, name)) continue;
+            want->pin = k;
+            want->variant = v;
+            return WEFT_OK;
+        }
     return weft__fail(WEFT_ERR_INVALID, "kernel is '%s', allowed: a kernel of %s (weft list shows them)", name,
                       weft__op_of(p->op)->name);
 }
 
-static weft__choice choice_of(const weft__kernel *k, const weft_problem *p, const weft__hw *hw, double ns,
-                              const char *why) {
-    weft__choice c = {k, ns, weft__kernel_workspace(k, p, hw), k->packed ? k->packed(p, hw) : 0, why};
-    return c;
+/* Does it apply and fit? *c is the choice; else the reason. */
+static const char *consider(weft_ctx *ctx, const weft_problem *p, const weft__hw *hw, const weft__want *want,
+                            const weft__kernel *k, int variant, weft__choice *c) {
+    if (!(want->engines & k->engine)) return "its engine is switched off";
+    const char *reason = weft__kernel_plan(ctx, k, variant, p, hw, &c->d);
+    if (!reason && weft__decision_bytes(&c->d) > want->limit && !k->reference)
+        reason = "its workspace is over the limit";
+    c->kernel = k;
+    c->variant = variant;
+    c->why = "estimate";
+    return reason;
+}
+
+static bool same_design(const weft__kernel *a, const weft__kernel *b) {
+    const char *isa = strstr(a->name, "__");
+    const size_t n = isa ? (size_t)(isa - a->name) : strlen(a->name);
+    return a->engine == WEFT_ENGINE_CPU && b->engine == WEFT_ENGINE_CPU && strncmp(a->name, b->name, n) == 0 &&
+           strncmp(b->name + n, "__", 2) == 0;
+}
+
+/* Of one design and variant at most two ISAs are worth a measurement: those with the least estimates. */
+static bool third_isa(const weft__choice *list, size_t n, const weft__choice *c) {
+    int same = 0;
+    for (size_t i = 0; i < n; i++) same += list[i].variant == c->variant && same_design(list[i].kernel, c->kernel);
+    return same >= 2;
 }
 
 /* Those that apply and fit, least estimate first; at most CANDIDATES_MAX. */
@@ -26,68 +56,65 @@ static size_t candidates(weft_ctx *ctx, const weft_problem *p, const weft__hw *h
                          weft__choice *best) {
     const weft__kernel *k;
     size_t n = 0;
-    for (size_t i = 0; (k = weft__kernel_at(ctx, p->op, i)); i++) {
-        const char *reason =
-            want->engines & k->engine ? weft__kernel_refusal(ctx, k, p, hw) : "its engine is switched off";
-        if (!reason && weft__kernel_workspace(k, p, hw) > want->limit && !k->reference)
-            reason = "its workspace is over the limit";
-        if (reason) {
-            weft__log(ctx, WEFT_LOG_DISPATCH, "dispatch: %s refused: %s", k->name, reason);
-            continue;
+    for (size_t i = 0; (k = weft__kernel_at(ctx, p->op, i)); i++)
+        for (int v = 0; v < weft__kernel_variants(k); v++) {
+            weft__choice c;
+            const char *reason = consider(ctx, p, hw, want, k, v, &c);
+            if (reason) {
+                weft__log(ctx, WEFT_LOG_DISPATCH, "dispatch: %s refused: %s", k->name, reason);
+                continue;
+            }
+            if (third_isa(best, n, &c) || (n == CANDIDATES_MAX && best[n - 1].d.ns <= c.d.ns)) continue;
+            size_t at = n < CANDIDATES_MAX ? n++ : n - 1;
+            for (; at > 0 && best[at - 1].d.ns > c.d.ns; at--) best[at] = best[at - 1];
+            best[at] = c;
         }
-        weft__choice c = choice_of(k, p, hw, weft__kernel_cost(ctx, k, p, hw), "estimate");
-        size_t at = n < CANDIDATES_MAX ? n++ : n - 1;
-        if (at == CANDIDATES_MAX - 1 && n == CANDIDATES_MAX && best[at].kernel && best[at].ns <= c.ns) continue;
-        while (at > 0 && best[at - 1].ns > c.ns) {
-            best[at] = best[at - 1];
-            at--;
-        }
-        best[at] = c;
-    }
     return n;
 }
 
-/* The reference is the oracle, not a candidate: it is measured only where nothing else runs. */
-static void reference_last(weft__choice *list, size_t n) {
-    for (size_t i = 0; i + 1 < n; i++) {
-        if (!list[i].kernel->reference) continue;
-        weft__choice reference = list[i];
-        list[i] = list[i + 1];
-        list[i + 1] = reference;
-    }
+/* The reference is the oracle: it is taken, and measured, only where nothing else runs. Returns how many are left. */
+static size_t without_reference(weft__choice *list, size_t n) {
+    size_t kept = 0;
+    for (size_t i = 0; i < n; i++)
+        if (!list[i].kernel->reference) list[kept++] = list[i];
+    return kept ? kept : n;
 }
 
+/* Time one candidate within `seconds`; false: it failed or was given up. */
+static bool measure_one(weft_ctx *ctx, const weft_problem *p, const weft__hw *hw, double best, double seconds,
+                        weft__choice *c) {
+    char name[WEFT__NAME_MAX];
+    double ns = HUGE_VAL;
+    weft__kernel_name(c->kernel, c->variant, name);
+    if (weft__measure(ctx, p, hw, c, GIVE_UP * best, seconds, &ns) != WEFT_OK) {
+        weft__log(ctx, WEFT_LOG_TUNE, "tune: %s failed and is skipped: %s", name, weft_last_error());
+        return false;
+    }
+    if (!isfinite(ns)) {
+        weft__log(ctx, WEFT_LOG_TUNE, "tune: %s given up, over %.0f ns (estimate %.0f)", name, GIVE_UP * best, c->d.ns);
+        return false;
+    }
+    weft__log(ctx, WEFT_LOG_TUNE, "tune: %s %.0f ns (estimate %.0f)", name, ns, c->d.ns);
+    c->d.ns = ns;
+    c->why = "measured";
+    if (weft__wisdom_add(ctx, p, hw, c) != WEFT_OK) weft__log(ctx, WEFT_LOG_ERROR, "tune: %s", weft_last_error());
+    return true;
+}
+
+/* The fastest to list[0]. */
 static void measure_all(weft_ctx *ctx, const weft_problem *p, const weft__hw *hw, double seconds, weft__choice *list,
                         size_t n) {
     double best = HUGE_VAL;
     size_t winner = 0;
     uint64_t start = weft__now_ns();
-    reference_last(list, n);
     for (size_t i = 0; i < n; i++) {
-        double left = seconds - (double)(weft__now_ns() - start) * 1e-9, ns = HUGE_VAL;
+        double left = seconds - (double)(weft__now_ns() - start) * 1e-9;
         if (i > 0 && left <= 0) break;
-        if (list[i].kernel->reference && isfinite(best)) break;
-        weft_status s = weft__measure(ctx, p, hw, list[i].kernel, GIVE_UP * best, left / (double)(n - i), &ns);
-        if (s != WEFT_OK) {
-            weft__log(ctx, WEFT_LOG_TUNE, "tune: %s failed and is skipped: %s", list[i].kernel->name,
-                      weft_last_error());
-            continue;
-        }
-        if (!isfinite(ns)) {
-            weft__log(ctx, WEFT_LOG_TUNE, "tune: %s given up, over %.0f ns (estimate %.0f)", list[i].kernel->name,
-                      GIVE_UP * best, list[i].ns);
-            continue;
-        }
-        weft__log(ctx, WEFT_LOG_TUNE, "tune: %s %.0f ns (estimate %.0f)", list[i].kernel->name, ns, list[i].ns);
-        if (weft__wisdom_add(ctx, p, hw, list[i].kernel, ns, list[i].workspace) != WEFT_OK)
-            weft__log(ctx, WEFT_LOG_ERROR, "tune: %s", weft_last_error());
-        if (!(ns < best)) continue;
-        best = ns;
+        if (!measure_one(ctx, p, hw, best, left / (double)(n - i), &list[i]) || !(list[i].d.ns < best)) continue;
+        best = list[i].d.ns;
         winner = i;
     }
-    weft__choice c = list[winner];
-    if (isfinite(best)) c.ns = best, c.why = "measured";
-    list[0] = c;
+    list[0] = list[winner];
 }
 
 static weft_status unknown(const weft_problem *p) {
@@ -97,39 +124,54 @@ static weft_status unknown(const weft_problem *p) {
                       "no wisdom for %s on this machine, with this many threads and these settings", text);
 }
 
+static weft_status choose_pinned(weft_ctx *ctx, const weft_problem *p, const weft__hw *hw, const weft__want *want,
+                                 weft__choice *out) {
+    const weft__kernel *k = want->pin;
+    const int first = WEFT__MAX(want->variant, 0), last = want->variant < 0 ? weft__kernel_variants(k) : first + 1;
+    const char *reason = NULL;
+    weft__choice c;
+    out->kernel = NULL;
+    for (int v = first; v < last; v++) {
+        const char *why_not = consider(ctx, p, hw, want, k, v, &c);
+        if (why_not)
+            reason = why_not;
+        else if (!out->kernel || c.d.ns < out->d.ns)
+            *out = c;
+    }
+    if (!out->kernel && weft__decision_bytes(&c.d) > want->limit)
+        return weft__fail(WEFT_ERR_UNSUPPORTED, "kernel %s needs %zu bytes of workspace, the limit is %zu", k->name,
+                          weft__decision_bytes(&c.d), want->limit);
+    if (!out->kernel) return weft__fail(WEFT_ERR_UNSUPPORTED, "kernel %s does not apply: %s", k->name, reason);
+    out->why = "pinned";
+    return WEFT_OK;
+}
+
 static weft_status choose(weft_ctx *ctx, const weft_problem *p, const weft__hw *hw, const weft__want *want,
                           weft__choice *out) {
-    if (want->pin) {
-        const char *reason = weft__kernel_refusal(ctx, want->pin, p, hw);
-        size_t bytes = reason ? 0 : weft__kernel_workspace(want->pin, p, hw);
-        if (reason) return weft__fail(WEFT_ERR_UNSUPPORTED, "kernel %s does not apply: %s", want->pin->name, reason);
-        if (bytes > want->limit && !want->pin->reference)
-            return weft__fail(WEFT_ERR_UNSUPPORTED, "kernel %s needs %zu bytes of workspace, the limit is %zu",
-                              want->pin->name, bytes, want->limit);
-        *out = choice_of(want->pin, p, hw, weft__kernel_cost(ctx, want->pin, p, hw), "pinned");
-        return WEFT_OK;
-    }
-    double ns;
-    const weft__kernel *known = weft__wisdom_find(ctx, p, hw, want->engines, want->limit, &ns);
-    if (known) {
-        *out = choice_of(known, p, hw, ns, "wisdom");
-        return WEFT_OK;
-    }
-    /* nothing to know of an empty one */
-    if (want->mode == WEFT_MODE_WISDOM_ONLY && !weft__is_empty(p)) return unknown(p);
-    weft__choice list[CANDIDATES_MAX] = {{0}};
-    size_t n = candidates(ctx, p, hw, want, list);
+    if (want->pin) return choose_pinned(ctx, p, hw, want, out);
+    if (!want->deterministic && weft__wisdom_find(ctx, p, hw, want->engines, want->limit, out)) return WEFT_OK;
+    weft__choice list[CANDIDATES_MAX];
+    size_t n = without_reference(list, candidates(ctx, p, hw, want, list));
     if (n == 0)
         return weft__fail(WEFT_ERR_UNSUPPORTED, "no kernel takes this problem with the engines enabled (0x%x)",
                           weft__opts(ctx)->engines & want->engines);
-    if (want->mode == WEFT_MODE_MEASURE && !weft__is_empty(p)) measure_all(ctx, p, hw, want->seconds, list, n);
+    if (n == 1 || weft__is_empty(p))
+        list[0].why = "only"; /* nothing to measure, nothing to know */
+    else if (want->mode == WEFT_MODE_WISDOM_ONLY)
+        return unknown(p);
+    else if (want->mode == WEFT_MODE_MEASURE)
+        measure_all(ctx, p, hw, want->seconds, list, n);
     *out = list[0];
     return WEFT_OK;
 }
 
 static weft_status read_opts(weft_ctx *ctx, const weft_problem *p, const weft_plan_opts *opts, weft__want *want) {
     const weft_ctx_opts *o = weft__opts(ctx);
-    *want = (weft__want){o->mode, WEFT_ENGINE_ALL, o->workspace_limit, NULL, o->measure_seconds};
+    *want = (weft__want){.mode = o->mode,
+                         .deterministic = o->deterministic,
+                         .engines = WEFT_ENGINE_ALL,
+                         .limit = o->workspace_limit,
+                         .seconds = o->measure_seconds};
     if (!opts) return WEFT_OK;
     weft_plan_opts q;
     if (!weft__adopt(&q, sizeof(q), opts, WEFT__LEAST(weft_plan_opts, kernel)))
@@ -145,7 +187,13 @@ static weft_status read_opts(weft_ctx *ctx, const weft_problem *p, const weft_pl
     if (q.engines) want->engines = q.engines;
     if (q.workspace_limit) want->limit = q.workspace_limit;
     if (q.measure_seconds > 0) want->seconds = q.measure_seconds;
-    return q.kernel ? find_pin(ctx, p, q.kernel, &want->pin) : WEFT_OK;
+    want->deterministic |= q.deterministic != 0;
+    return q.kernel ? find_pin(ctx, p, q.kernel, want) : WEFT_OK;
+}
+
+/* A plan made for another mode may serve: an estimate does not where a measurement or wisdom is asked for. */
+static bool serves(const weft_plan *plan, const weft__want *want) {
+    return want->mode == WEFT_MODE_ESTIMATE || strcmp(weft__plan_choice(plan)->why, "estimate") != 0;
 }
 
 weft_status weft_plan_create(weft_plan **plan, weft_ctx *ctx, const weft_problem *problem, const weft_plan_opts *opts) {
@@ -156,20 +204,25 @@ weft_status weft_plan_create(weft_plan **plan, weft_ctx *ctx, const weft_problem
     WEFT__TRY(weft__take_problem(&p, problem));
     weft__want want;
     WEFT__TRY(read_opts(ctx, &p, opts, &want));
+    if (want.deterministic) want.mode = WEFT_MODE_ESTIMATE;
     uint64_t key[WEFT__KEY_MAX];
     size_t n = weft__problem_key(&p, key), named = n;
-    key[n++] = (uint64_t)want.mode | (uint64_t)want.engines << 8 | (uint64_t)weft__ctx_threads(ctx) << 16;
+    key[n++] = (uint64_t)want.engines | (uint64_t)want.deterministic << 32 | (uint64_t)(want.variant + 1) << 40;
     key[n++] = want.limit;
     key[n++] = (uint64_t)(uintptr_t)want.pin;
     uint64_t hash = weft__hash(key, n);
     *plan = weft__cache_get(weft__ctx_cache(ctx), key, n, hash);
-    if (*plan) return WEFT_OK;
+    if (*plan && serves(*plan, &want)) return WEFT_OK;
+    const bool known = *plan != NULL;
+    weft_plan_release(*plan);
+    *plan = NULL;
     weft__hw hw;
     WEFT__TRY(weft__ctx_hw(ctx, &p, &hw));
+    if (want.deterministic) weft__hw_nominal(&hw);
     weft__choice c;
     WEFT__TRY(choose(ctx, &p, &hw, &want, &c));
     /* its older plans knew less */
-    if (strcmp(c.why, "measured") == 0) weft__cache_clear(ctx, weft__ctx_cache(ctx), key, named);
+    if (known || strcmp(c.why, "measured") == 0) weft__cache_clear(ctx, weft__ctx_cache(ctx), key, named);
     WEFT__TRY(weft__plan_build(plan, ctx, &p, &hw, &c));
     weft_status s = weft__cache_put(ctx, weft__ctx_cache(ctx), key, n, hash, plan);
     if (s != WEFT_OK) {

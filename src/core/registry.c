@@ -1,5 +1,6 @@
 /* The list of kernels per operator, from kernels.def, and what can be asked of it. */
 #include <pthread.h>
+#include <stdio.h>
 #include <string.h>
 
 #include "core/internal.h"
@@ -71,40 +72,71 @@ const weft__kernel *weft__kernel_at(const weft_ctx *ctx, int op, size_t index) {
     return index == count && op && r->of.name ? &r->kernel[op] : NULL;
 }
 
-double weft__kernel_cost(const weft_ctx *ctx, const weft__kernel *k, const weft_problem *p, const weft__hw *hw) {
-    return k->engine == WEFT_ENGINE_EXTERNAL ? weft__external_cost(weft__ctx_external(ctx), p, hw) : k->cost(p, hw);
-}
-
 static bool has_empty_input(const weft_problem *p) {
     for (int i = 0; i < p->ntensors; i++)
         if (!weft__is_output(p, p->tensor[i].role) && weft__numel(&p->tensor[i]) == 0) return true;
     return false;
 }
 
-const char *weft__kernel_refusal(const weft_ctx *ctx, const weft__kernel *k, const weft_problem *p,
-                                 const weft__hw *hw) {
+int weft__kernel_variants(const weft__kernel *k) {
+    int n = 0;
+    while (k->variants && k->variants[n]) n++;
+    return WEFT__MAX(n, 1);
+}
+
+void weft__kernel_name(const weft__kernel *k, int variant, char text[WEFT__NAME_MAX]) {
+    snprintf(text, WEFT__NAME_MAX, "%s%s%s", k->name, k->variants ? "#" : "", k->variants ? k->variants[variant] : "");
+}
+
+/* What the record says, so that no plan function has to. */
+static const char *refusal_of_record(const weft__kernel *k, const weft_problem *p) {
+    static const char *const steps[WEFT__STEPS] = {"", "does not add a bias", "does not perform relu",
+                                                   "does not perform clip", "does not accumulate"};
+    if (k->passes && !(k->passes >> p->pass & 1)) return "for another pass";
+    for (int i = 0; i < p->nsteps; i++)
+        if (!(k->steps >> p->step[i].kind & 1)) return steps[p->step[i].kind];
+    for (int i = 0; k->dtypes && i < p->ntensors; i++)
+        if ((WEFT__FLOATS >> p->tensor[i].dtype & 1) && !(k->dtypes >> p->tensor[i].dtype & 1))
+            return "for other data types";
+    return k->not_strict && p->math == WEFT_MATH_STRICT ? "not for strict math" : NULL;
+}
+
+const char *weft__kernel_plan(const weft_ctx *ctx, const weft__kernel *k, int variant, const weft_problem *p,
+                              const weft__hw *hw, weft__decision *d) {
+    const bool external = k->engine == WEFT_ENGINE_EXTERNAL, cuda = p->device == WEFT_DEVICE_CUDA;
+    memset(d, 0, sizeof(*d));
     if (k->op != p->op) return "for another operator";
-    if (k->engine != WEFT_ENGINE_EXTERNAL && (k->engine == WEFT_ENGINE_CUDA) != (p->device == WEFT_DEVICE_CUDA))
-        return "for another device";
+    if (!external && (k->engine == WEFT_ENGINE_CUDA) != cuda) return "for another device";
     if (!(weft__opts(ctx)->engines & k->engine)) return "its engine is switched off";
     if (k->engine == WEFT_ENGINE_CPU && k->isa > hw->isa) return "the CPU, or WEFT_ISA, does not have its instructions";
-    if (p->device == WEFT_DEVICE_CUDA && !hw->gpu) return "no GPU";
+    if (cuda && !hw->gpu) return "no GPU";
     if (!k->reference && has_empty_input(p)) return "an input is empty";
-    if (!k->reference && !k->accumulates && weft__has_step(p, WEFT_STEP_ACC)) return "does not accumulate";
-    if (k->engine == WEFT_ENGINE_EXTERNAL) return weft__external_refusal(weft__ctx_external(ctx), p);
-    return k->ok ? k->ok(p, hw) : NULL;
+    const char *reason = refusal_of_record(k, p);
+    if (reason) return reason;
+    reason = external ? weft__external_plan(weft__ctx_external(ctx), p, hw, d) : k->plan(p, hw, variant, d);
+    d->workspace = (d->workspace + 63) & ~(size_t)63;
+    d->packed = (d->packed + 63) & ~(size_t)63;
+    return reason;
 }
 
-size_t weft__kernel_workspace(const weft__kernel *k, const weft_problem *p, const weft__hw *hw) {
-    size_t bytes = k->workspace ? k->workspace(p, hw) : 0;
-    bytes = (bytes + 63) & ~(size_t)63;
-    return k->packed ? bytes + k->packed(p, hw) : bytes; /* room to pack when the caller did not */
-}
+size_t weft__decision_bytes(const weft__decision *d) { return d->workspace + d->packed; }
 
 /* ---------------------------------------------------------------- public */
+/* The index-th kernel and variant; false: there are fewer. */
+static bool candidate_at(const weft_ctx *ctx, int op, size_t index, const weft__kernel **k, int *variant) {
+    for (size_t i = 0; (*k = weft__kernel_at(ctx, op, i)); i++) {
+        const size_t variants = (size_t)weft__kernel_variants(*k);
+        *variant = (int)index;
+        if (index < variants) return true;
+        index -= variants;
+    }
+    return false;
+}
+
 size_t weft_kernel_count(const weft_ctx *ctx, const weft_problem *p) {
+    const weft__kernel *k;
     size_t n = 0;
-    while (ctx && weft__kernel_at(ctx, p ? p->op : 0, n)) n++;
+    for (size_t i = 0; ctx && (k = weft__kernel_at(ctx, p ? p->op : 0, i)); i++) n += (size_t)weft__kernel_variants(k);
     return n;
 }
 
@@ -116,27 +148,30 @@ weft_status weft_kernel_info(const weft_ctx *ctx, const weft_problem *p, size_t 
                           desc ? "of another size" : "NULL");
     weft_problem q;
     if (p) WEFT__TRY(weft__take_problem(&q, p));
-    const weft__kernel *k = weft__kernel_at(ctx, p ? q.op : 0, index);
-    if (!k)
+    const weft__kernel *k;
+    int variant;
+    if (!candidate_at(ctx, p ? q.op : 0, index, &k, &variant))
         return weft__fail(WEFT_ERR_INVALID, "index is %zu, allowed: below %zu", index,
                           weft_kernel_count(ctx, p ? &q : NULL));
     static const char *const engines[] = {"", "ref", "cpu", "", "cuda", "", "", "", "external"};
     weft_kernel_desc d = {.size = sizeof(d),
                           .name = k->name,
+                          .variant = k->variants ? k->variants[variant] : "",
                           .engine = engines[k->engine],
                           .op = k->op,
                           .version = k->version,
                           .exact = k->exact};
     d.isa = k->engine == WEFT_ENGINE_CPU ? weft__isa_names[k->isa] : "";
     weft__hw hw;
-    /* the engine opens once, under its lock */
-    if (p && weft__ctx_hw((weft_ctx *)ctx, &q, &hw) != WEFT_OK) hw.gpu = NULL;
-    if (p) d.reason = weft__kernel_refusal(ctx, k, &q, &hw);
+    weft__decision decision;
+    if (p && weft__ctx_hw((weft_ctx *)ctx, &q, &hw) != WEFT_OK)
+        hw.gpu = NULL; /* the engine opens once, under its lock */
+    if (p) d.reason = weft__kernel_plan(ctx, k, variant, &q, &hw, &decision);
     d.applies = p && !d.reason;
     if (d.applies) {
-        d.workspace = weft__kernel_workspace(k, &q, &hw);
-        d.packed = k->packed ? k->packed(&q, &hw) : 0;
-        d.ns = weft__kernel_cost(ctx, k, &q, &hw);
+        d.workspace = weft__decision_bytes(&decision);
+        d.packed = decision.packed;
+        d.ns = decision.ns;
     }
     weft__return(desc, &d, sizeof(d));
     return WEFT_OK;

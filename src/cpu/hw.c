@@ -59,7 +59,15 @@ void weft__hw_detect(weft__hw *hw) {
     (void)cache_size;
     hw->l1 = 32u << 10, hw->l2 = 1u << 20, hw->l3 = last_level(32u << 20);
 #endif
-    hw->gbs = WEFT__MIN(12.0 * hw->threads, 200.0);
+    const int threads = hw->threads;
+    weft__hw_nominal(hw);
+    hw->threads = threads;
+    hw->gbs = WEFT__MIN(hw->gbs * threads, 200.0);
+}
+
+void weft__hw_nominal(weft__hw *hw) {
+    hw->threads = 1;
+    hw->gbs = 12;
     hw->gflops[WEFT__SCALAR] = 6;
     hw->gflops[WEFT__AVX2] = 70;
     hw->gflops[WEFT__AVX512] = 130;

@@ -53,8 +53,12 @@ static weft_status open_driver(weft__driver *d) {
     if (!library) return weft__fail(WEFT_ERR_UNSUPPORTED, "libcuda.so.1: not found (no NVIDIA driver on this machine)");
     const char *missing = resolve(library, symbols, WEFT__COUNT(symbols), d);
     if (missing) return weft__fail(WEFT_ERR_UNSUPPORTED, "libcuda.so.1: has no %s (the driver is too old)", missing);
-    static const symbol optional = {"cuFuncLoad", offsetof(weft__driver, func_load)};
-    resolve(library, &optional, 1, d);
+    static const symbol optional[] = {
+#define X(member, symbol, parameters) {symbol, offsetof(weft__driver, member)},
+        WEFT__DRIVER_OPTIONAL_LIST(X)
+#undef X
+    };
+    for (size_t i = 0; i < WEFT__COUNT(optional); i++) resolve(library, &optional[i], 1, d);
     CUresult r = d->init(0);
     if (r == CUDA_ERROR_NO_DEVICE_) return weft__fail(WEFT_ERR_UNSUPPORTED, "no device");
     if (r == CUDA_ERROR_NOT_INITIALIZED_)

@@ -13,7 +13,12 @@ typedef struct CUfunc_st *CUfunction;
 typedef struct CUstream_st *CUstream;
 typedef struct CUevent_st *CUevent;
 
-enum { CUDA_SUCCESS_ = 0, CUDA_ERROR_NOT_INITIALIZED_ = 3, CUDA_ERROR_NO_DEVICE_ = 100 };
+enum {
+    CUDA_SUCCESS_ = 0,
+    CUDA_ERROR_NOT_INITIALIZED_ = 3,
+    CUDA_ERROR_NO_DEVICE_ = 100,
+    CUDA_ERROR_NOT_SUPPORTED_ = 801
+};
 enum { /* CUdevice_attribute */
        CU_CLOCK_RATE = 13,
        CU_MULTIPROCESSORS = 16,
@@ -26,6 +31,19 @@ enum { /* CUdevice_attribute */
 };
 enum { CU_FUNC_STATIC_SMEM = 1, CU_FUNC_MAX_DYNAMIC_SMEM = 8 }; /* CUfunction_attribute */
 enum { CU_CAPTURE_RELAXED = 2 };                                /* CUstreamCaptureMode */
+
+/* CUlaunchAttributeID, and the structs of cuLaunchKernelEx. */
+enum { CU_LAUNCH_COOPERATIVE = 2, CU_LAUNCH_CLUSTER = 4, CU_LAUNCH_PROGRAMMATIC = 6 };
+typedef struct CUlaunchAttribute {
+    uint32_t id, pad;
+    uint32_t value[16];
+} CUlaunchAttribute;
+typedef struct CUlaunchConfig {
+    unsigned grid[3], block[3], smem;
+    CUstream stream;
+    CUlaunchAttribute *attributes;
+    unsigned count;
+} CUlaunchConfig;
 
 /* X(member, exported name, parameters). The exported names carry the version of the ABI. */
 #define WEFT__DRIVER_LIST(X)                                                                                          \
@@ -61,11 +79,21 @@ enum { CU_CAPTURE_RELAXED = 2 };                                /* CUstreamCaptu
     X(event_ms, "cuEventElapsedTime", (float *, CUevent, CUevent))                                                    \
     X(stream_wait, "cuStreamSynchronize", (CUstream))
 
+/* NULL where the driver is too old for them: 12.4 for the first, 11.8 for launch_ex, 12.0 for tensor maps. */
+#define WEFT__DRIVER_OPTIONAL_LIST(X)                                                                              \
+    X(func_load, "cuFuncLoad", (CUfunction))                                                                       \
+    X(launch_ex, "cuLaunchKernelEx", (const CUlaunchConfig *, CUfunction, void **, void **))                       \
+    X(tensor_map, "cuTensorMapEncodeTiled",                                                                        \
+      (void *, int, uint32_t, void *, const uint64_t *, const uint64_t *, const uint32_t *, const uint32_t *, int, \
+       int, int, int))
+
 typedef struct weft__driver {
 #define X(member, symbol, parameters) CUresult(*member) parameters;
     WEFT__DRIVER_LIST(X)
 #undef X
-    CUresult (*func_load)(CUfunction); /* CUDA 12.4 and later; NULL before */
+#define X(member, symbol, parameters) CUresult(*member) parameters;
+    WEFT__DRIVER_OPTIONAL_LIST(X)
+#undef X
 } weft__driver;
 
 /* The driver, opened and initialised once a process; NULL with the reason recorded by weft__fail, *status its class. */

@@ -165,24 +165,25 @@ static weft_status load(const weft__driver *d, const weft__gpu *gpu, const void 
     return s;
 }
 
-static weft_status build(weft__cuda *cuda, const weft__kernel *k, int ordinal, const char *defines, function *f) {
+static weft_status build(weft__cuda *cuda, const char *name, const weft__part *part, int ordinal, const char *defines,
+                         function *f) {
     const weft__driver *d = cuda->driver;
     const weft__gpu *gpu = &engine.device[ordinal].gpu;
     char arch[16];
-    snprintf(arch, sizeof(arch), "sm_%d", gpu->cc);
+    snprintf(arch, sizeof(arch), "sm_%d%s", gpu->cc, part->arch_specific && gpu->cc >= 90 ? "a" : "");
     weft__code code = {NULL, 0};
     bool pushed = false;
     f->driver = d;
     WEFT__TRY(weft__cuda_context(cuda, ordinal, &f->context));
-    WEFT__TRY(weft__code_get(cuda->ctx, k->source, defines, arch, &code));
+    WEFT__TRY(weft__code_get(cuda->ctx, part->source, defines, arch, &code));
     uint64_t start = weft__now_ns();
     weft_status s = weft__cuda_enter(d, f->context, &pushed);
-    if (s == WEFT_OK) s = load(d, gpu, code.bytes, k->entry, &f->handle);
+    if (s == WEFT_OK) s = load(d, gpu, code.bytes, part->entry, &f->handle);
     weft__cuda_leave(d, pushed);
     free(code.bytes);
-    if (s != WEFT_OK) return weft__fail(s, "%s: %s", k->name, weft_last_error());
+    if (s != WEFT_OK) return weft__fail(s, "%s: %s", name, weft_last_error());
     if (weft__logs(cuda->ctx, WEFT_LOG_TUNE))
-        weft__log(cuda->ctx, WEFT_LOG_TUNE, "cuda: %s loaded on device %d in %.1f ms: %s", k->name, ordinal,
+        weft__log(cuda->ctx, WEFT_LOG_TUNE, "cuda: %s loaded on device %d in %.1f ms: %s", name, ordinal,
                   (double)(weft__now_ns() - start) * 1e-6, defines);
     return WEFT_OK;
 }
@@ -223,16 +224,15 @@ static void discard(function *f) {
     free(f);
 }
 
-weft_status weft__cuda_prepare(weft__cuda *cuda, const weft__kernel *k, const weft_problem *p, const weft__hw *hw,
-                               void **out) {
+static weft_status prepare_part(weft__cuda *cuda, const weft__choice *c, const weft__part *part, const weft_problem *p,
+                                const weft__hw *hw, void **out) {
     char defines[DEFINES] = "", key[DEFINES + 256];
-    *out = NULL;
-    if (weft__driver_forked()) return refuse_fork();
+    const char *name = c->kernel->name;
     weft__text t = {defines, sizeof(defines), 0};
-    if (k->defines) k->defines(p, hw, &t);
-    int n = snprintf(key, sizeof(key), "%d %s %s %s", p->ordinal, k->source, k->entry, defines);
+    if (part->defines) part->defines(p, hw, c->d.params, &t);
+    int n = snprintf(key, sizeof(key), "%d %s %s %s", p->ordinal, part->source, part->entry, defines);
     if (t.length >= sizeof(defines) || n >= (int)sizeof(key))
-        return weft__fail(WEFT_ERR_INTERNAL, "%s: its defines are longer than %d characters", k->name, DEFINES);
+        return weft__fail(WEFT_ERR_INTERNAL, "%s: its defines are longer than %d characters", name, DEFINES);
     weft__digest digest;
     weft__digest_start(&digest);
     weft__digest_add(&digest, key, (size_t)n);
@@ -240,10 +240,10 @@ weft_status weft__cuda_prepare(weft__cuda *cuda, const weft__kernel *k, const we
     pthread_mutex_lock(&engine.lock);
     function *f = claim(key, digest.a, &mine);
     pthread_mutex_unlock(&engine.lock);
-    if (!f) return weft__fail(WEFT_ERR_MEMORY, "%s: no memory to prepare it", k->name);
+    if (!f) return weft__fail(WEFT_ERR_MEMORY, "%s: no memory to prepare it", name);
     weft_status s = WEFT_OK;
     if (mine) { /* compiled without the lock: others may prepare other kernels meanwhile */
-        s = build(cuda, k, p->ordinal, defines, f);
+        s = build(cuda, name, part, p->ordinal, defines, f);
         pthread_mutex_lock(&engine.lock);
         if (s == WEFT_OK)
             f->ready = true;
@@ -256,21 +256,47 @@ weft_status weft__cuda_prepare(weft__cuda *cuda, const weft__kernel *k, const we
     return s;
 }
 
-weft_status weft__cuda_launch(const weft__exec *e, const uint32_t grid[3], const uint32_t block[3], size_t smem,
-                              void **params) {
-    const function *f = e->state;
-    if (!f) return weft__fail(WEFT_ERR_INTERNAL, "cuda: launch without a prepared function");
+weft_status weft__cuda_prepare(weft__cuda *cuda, const weft__choice *c, const weft_problem *p, const weft__hw *hw,
+                               void *functions[WEFT__PARTS_MAX]) {
+    if (weft__driver_forked()) return refuse_fork();
+    for (int i = 0; i < WEFT__PARTS_MAX && c->kernel->parts[i].source; i++)
+        WEFT__TRY(prepare_part(cuda, c, &c->kernel->parts[i], p, hw, &functions[i]));
+    return WEFT_OK;
+}
+
+/* The plain call where it will do: older drivers have no other. */
+static CUresult launch_on(const function *f, const weft__launch *l, void *stream, void **args) {
+    const weft__driver *d = f->driver;
+    const uint32_t *g = l->grid, *b = l->block, *c = l->cluster;
+    if (!c[0] && !l->cooperative && !l->programmatic)
+        return d->launch(f->handle, g[0], g[1], g[2], b[0], b[1], b[2], (unsigned)l->smem, stream, args, NULL);
+    if (!d->launch_ex) return CUDA_ERROR_NOT_SUPPORTED_;
+    CUlaunchAttribute attribute[3];
+    unsigned n = 0;
+    memset(attribute, 0, sizeof(attribute));
+    if (c[0]) {
+        attribute[n].id = CU_LAUNCH_CLUSTER;
+        memcpy(attribute[n++].value, c, 3 * sizeof(*c));
+    }
+    if (l->cooperative) attribute[n].id = CU_LAUNCH_COOPERATIVE, attribute[n++].value[0] = 1;
+    if (l->programmatic) attribute[n].id = CU_LAUNCH_PROGRAMMATIC, attribute[n++].value[0] = 1;
+    const CUlaunchConfig config = {{g[0], g[1], g[2]}, {b[0], b[1], b[2]}, (unsigned)l->smem, stream, attribute, n};
+    return d->launch_ex(&config, f->handle, args, NULL);
+}
+
+weft_status weft__cuda_launch(const weft__exec *e, int part, const weft__launch *l, const void *args) {
+    const function *f = e->functions[part];
+    if (!f) return weft__fail(WEFT_ERR_INTERNAL, "cuda: launch of part %d, which was not prepared", part);
     const weft__driver *d = f->driver;
     bool pushed;
     WEFT__TRY(weft__cuda_enter(d, f->context, &pushed));
-    CUresult r = d->launch(f->handle, grid[0], grid[1], grid[2], block[0], block[1], block[2], (unsigned)smem,
-                           e->stream, params, NULL);
+    CUresult r = launch_on(f, l, e->stream, (void *[]){(void *)args});
     weft__cuda_leave(d, pushed);
     if (r == CUDA_SUCCESS_) return WEFT_OK;
     weft__driver_check(d, r, "cuLaunchKernel");
-    return weft__fail(WEFT_ERR_DEVICE,
-                      "%s; grid %u x %u x %u, block %u x %u x %u, %zu bytes of shared memory, function %.200s",
-                      weft_last_error(), grid[0], grid[1], grid[2], block[0], block[1], block[2], smem, f->key);
+    return weft__fail(
+        WEFT_ERR_DEVICE, "%s; grid %u x %u x %u, block %u x %u x %u, %zu bytes of shared memory, function %.200s",
+        weft_last_error(), l->grid[0], l->grid[1], l->grid[2], l->block[0], l->block[1], l->block[2], l->smem, f->key);
 }
 
 /* ---------------------------------------------------------------- describe */

@@ -8,32 +8,25 @@
 enum { THREADS = 256, MAX_BLOCKS = 1 << 20 };
 _Static_assert(sizeof(weft__ref_args) <= 4000, "kernel parameters end at 4 KB");
 
-static const char *ok(const weft_problem *p, const weft__hw *hw) {
-    (void)p, (void)hw;
+/* A thread does about 0.0005 flop a nanosecond (doubles, and index arithmetic for each), and a phase of few items fills
+ * few threads. */
+static const char *plan(const weft_problem *p, const weft__hw *hw, int variant, weft__decision *d) {
+    const weft__items *items = weft__op_of(p->op)->items;
+    const int phases = items->phases(p);
+    const double full = 1024.0 * hw->gpu->sms;
+    (void)variant;
+    d->ns = 8000.0 * phases;
+    for (int i = 0; i < phases; i++) {
+        double lanes = WEFT__MAX(WEFT__MIN((double)items->count(p, i), full), 1);
+        d->ns += weft__flops(p) / phases / (0.0005 * lanes);
+    }
+    d->workspace = items->workspace(p);
     return NULL;
 }
 
-static size_t workspace(const weft_problem *p, const weft__hw *hw) {
-    (void)hw;
-    return weft__op_of(p->op)->items->workspace(p);
-}
-
-/* A thread does about 0.0005 flop a nanosecond (doubles, and index arithmetic for each), and a phase of few items fills
- * few threads. */
-static double cost(const weft_problem *p, const weft__hw *hw) {
-    const weft__items *items = weft__op_of(p->op)->items;
-    int phases = items->phases(p);
-    double ns = 8000.0 * phases, full = 1024.0 * hw->gpu->sms;
-    for (int i = 0; i < phases; i++) {
-        double lanes = WEFT__MAX(WEFT__MIN((double)items->count(p, i), full), 1);
-        ns += weft__flops(p) / phases / (0.0005 * lanes);
-    }
-    return ns;
-}
-
-static void defines(const weft_problem *p, const weft__hw *hw, weft__text *t) {
+static void defines(const weft_problem *p, const weft__hw *hw, const void *params, weft__text *t) {
     const weft__op *op = weft__op_of(p->op);
-    (void)hw;
+    (void)hw, (void)params;
     weft__put(t, "--fmad=false -DWEFT_OP_SOURCE=\"%s\" -DWEFT_OP_ITEM=%s", op->items->source, op->items->name);
 }
 
@@ -45,28 +38,25 @@ static weft_status run(const weft__exec *e) {
         a.phase = phase;
         a.count = items->count(e->p, phase);
         if (!a.count) continue;
-        int64_t blocks = WEFT__MIN((a.count + THREADS - 1) / THREADS, MAX_BLOCKS);
-        WEFT__TRY(
-            weft__cuda_launch(e, (uint32_t[]){(uint32_t)blocks, 1, 1}, (uint32_t[]){THREADS, 1, 1}, 0, (void *[]){&a}));
+        const int64_t blocks = WEFT__MIN((a.count + THREADS - 1) / THREADS, MAX_BLOCKS);
+        const weft__launch launch = {.grid = {(uint32_t)blocks, 1, 1}, .block = {THREADS, 1, 1}};
+        WEFT__TRY(weft__cuda_launch(e, 0, &launch, &a));
     }
     return WEFT_OK;
 }
 
-#define X(NAME, op_name)                        \
-    static const weft__kernel op_name##_ref = { \
-        .name = #op_name "_ref__cuda",          \
-        .version = 1,                           \
-        .op = WEFT_OP_##NAME,                   \
-        .engine = WEFT_ENGINE_CUDA,             \
-        .exact = true,                          \
-        .reference = true,                      \
-        .ok = ok,                               \
-        .workspace = workspace,                 \
-        .cost = cost,                           \
-        .run = run,                             \
-        .source = "ref.h",                      \
-        .entry = "weft_ref",                    \
-        .defines = defines,                     \
+#define X(NAME, op_name)                                    \
+    static const weft__kernel op_name##_ref = {             \
+        .name = #op_name "_ref__cuda",                      \
+        .version = 1,                                       \
+        .op = WEFT_OP_##NAME,                               \
+        .engine = WEFT_ENGINE_CUDA,                         \
+        .exact = true,                                      \
+        .reference = true,                                  \
+        .steps = WEFT__STEPS_ALL,                           \
+        .plan = plan,                                       \
+        .run = run,                                         \
+        WEFT__PARTS({"ref.h", "weft_ref", defines, false}), \
     };
 WEFT_OP_LIST(X)
 #undef X

@@ -3,16 +3,14 @@
  * divides to find its place in each tensor. */
 #include "core/internal.h"
 
-static size_t workspace(const weft_problem *p, const weft__hw *hw) {
-    (void)hw;
-    return weft__op_of(p->op)->items->workspace(p);
-}
-
-static double cost(const weft_problem *p, const weft__hw *hw) {
+static const char *plan(const weft_problem *p, const weft__hw *hw, int variant, weft__decision *d) {
     const weft__items *items = weft__op_of(p->op)->items;
     double ns = 1.5 * weft__flops(p);
+    (void)variant;
     for (int phase = 0; phase < items->phases(p); phase++) ns += 20.0 * (double)items->count(p, phase);
-    return 2000 + ns / WEFT__MAX(WEFT__MIN(hw->threads, hw->cores), 1);
+    d->ns = 2000 + ns / WEFT__MAX(WEFT__MIN(hw->threads, hw->cores), 1);
+    d->workspace = items->workspace(p);
+    return NULL;
 }
 
 typedef struct span {
@@ -47,8 +45,8 @@ static weft_status run(const weft__exec *e) {
                                              .engine = WEFT_ENGINE_REF, \
                                              .reference = true,         \
                                              .exact = true,             \
-                                             .workspace = workspace,    \
-                                             .cost = cost,              \
+                                             .steps = WEFT__STEPS_ALL,  \
+                                             .plan = plan,              \
                                              .run = run};
 WEFT_OP_LIST(X)
 #undef X

@@ -110,19 +110,20 @@ static weft_status time_cpu(const buffers *b, const weft__exec *e, const weft__k
     return WEFT_OK;
 }
 
-weft_status weft__measure(weft_ctx *ctx, const weft_problem *p, const weft__hw *hw, const weft__kernel *k,
+weft_status weft__measure(weft_ctx *ctx, const weft_problem *p, const weft__hw *hw, const weft__choice *c,
                           double give_up_ns, double seconds, double *ns) {
+    const weft__kernel *k = c->kernel;
     buffers b = {
         .ctx = ctx, .cuda = p->device == WEFT_DEVICE_CUDA ? weft__ctx_cuda(ctx, NULL) : NULL, .ordinal = p->ordinal};
-    weft__exec e = {.p = p, .hw = hw, .ctx = ctx, .ptr = b.ptr};
+    void *functions[WEFT__PARTS_MAX] = {NULL};
+    weft__exec e = {.p = p, .hw = hw, .ctx = ctx, .params = c->d.params, .ptr = b.ptr, .functions = functions};
     double runs[RUNS_MAX];
     int n = 0;
-    size_t workspace = weft__kernel_workspace(k, p, hw), packed = k->packed ? k->packed(p, hw) : 0;
-    weft_status s = take_all(&b, p, hw, workspace);
+    weft_status s = take_all(&b, p, hw, weft__decision_bytes(&c->d));
     e.workspace = b.workspace;
-    if (s == WEFT_OK && k->engine == WEFT_ENGINE_CUDA) s = weft__cuda_prepare(b.cuda, k, p, hw, &e.state);
-    if (s == WEFT_OK && packed) {
-        e.packed = (char *)b.workspace + (workspace - packed);
+    if (s == WEFT_OK && k->engine == WEFT_ENGINE_CUDA) s = weft__cuda_prepare(b.cuda, c, p, hw, functions);
+    if (s == WEFT_OK && c->d.packed) {
+        e.packed = (char *)b.workspace + c->d.workspace;
         s = k->pack(&e, b.ptr[WEFT_ROLE_WEIGHTS], (void *)e.packed);
     }
     if (s == WEFT_OK && b.cuda) s = weft__cuda_time(&e, k, n = 1, runs); /* one tells whether more are worth it */

@@ -252,49 +252,53 @@ void wisdom_free_lines(const weft_ctx *ctx, wisdom_lines *lines) {
 }
 
 /* ---------------------------------------------------------------- use */
-/* One question for each kernel that may run. The lock is held for the look-up alone: whether a kernel applies is for
- * the host's code to say where the kernel is the host's. */
-const weft__kernel *weft__wisdom_find(weft_ctx *ctx, const weft_problem *p, const weft__hw *hw, uint32_t engines,
-                                      size_t limit, double *ns) {
-    weft__wisdom *w = weft__ctx_wisdom(ctx);
-    char text[WEFT_TEXT_MAX], device[160];
-    const weft__kernel *best = NULL, *k;
-    if (!weft_wisdom_count(ctx) || weft_problem_format(p, text, sizeof(text), NULL) != WEFT_OK) return NULL;
-    weft__device_name(hw, p->device, device, sizeof(device));
-    *ns = HUGE_VAL;
-    for (size_t i = 0; (k = weft__kernel_at(ctx, p->op, i)); i++) {
-        if (!(engines & k->engine)) continue;
-        wisdom_line key = {.problem = text, .device = device, .version = WEFT_VERSION, .kernel = k->name};
-        key.threads = hw->threads;
-        key.hash = hash_entry(&key);
-        pthread_mutex_lock(&w->lock);
-        const wisdom_line *l = find(w, &key);
-        double known = l && l->kernel_version == k->version ? (double)l->ns : HUGE_VAL;
-        pthread_mutex_unlock(&w->lock);
-        if (known >= *ns || weft__kernel_refusal(ctx, k, p, hw)) continue;
-        if (weft__kernel_workspace(k, p, hw) > limit && !k->reference) continue;
-        best = k;
-        *ns = known;
-    }
-    return best;
+/* The line of one choice, if there is one: its time, else HUGE_VAL. The lock is held for the look-up alone: whether a
+ * kernel applies is for the host's code to say where the kernel is the host's. */
+static double known_ns(weft__wisdom *w, const char *problem, const char *device, int threads, const weft__choice *c) {
+    char name[WEFT__NAME_MAX];
+    weft__kernel_name(c->kernel, c->variant, name);
+    wisdom_line key = {.problem = problem, .device = device, .version = WEFT_VERSION, .kernel = name};
+    key.threads = threads;
+    key.hash = hash_entry(&key);
+    pthread_mutex_lock(&w->lock);
+    const wisdom_line *l = find(w, &key);
+    double ns = l && l->kernel_version == c->kernel->version ? (double)l->ns : HUGE_VAL;
+    pthread_mutex_unlock(&w->lock);
+    return ns;
 }
 
-weft_status weft__wisdom_add(weft_ctx *ctx, const weft_problem *p, const weft__hw *hw, const weft__kernel *k, double ns,
-                             size_t workspace) {
-    char problem[WEFT_TEXT_MAX], device[160];
+bool weft__wisdom_find(weft_ctx *ctx, const weft_problem *p, const weft__hw *hw, uint32_t engines, size_t limit,
+                       weft__choice *best) {
+    weft__wisdom *w = weft__ctx_wisdom(ctx);
+    char text[WEFT_TEXT_MAX], device[160];
+    weft__choice c = {.why = "wisdom"};
+    double least = HUGE_VAL;
+    if (!weft_wisdom_count(ctx) || weft_problem_format(p, text, sizeof(text), NULL) != WEFT_OK) return false;
+    weft__device_name(hw, p->device, device, sizeof(device));
+    for (size_t i = 0; (c.kernel = weft__kernel_at(ctx, p->op, i)); i++)
+        for (c.variant = 0; c.variant < weft__kernel_variants(c.kernel); c.variant++) {
+            if (!(engines & c.kernel->engine)) continue;
+            const double ns = known_ns(w, text, device, hw->threads, &c);
+            if (ns >= least || weft__kernel_plan(ctx, c.kernel, c.variant, p, hw, &c.d)) continue;
+            if (weft__decision_bytes(&c.d) > limit && !c.kernel->reference) continue;
+            c.d.ns = least = ns;
+            *best = c;
+        }
+    return least < HUGE_VAL;
+}
+
+weft_status weft__wisdom_add(weft_ctx *ctx, const weft_problem *p, const weft__hw *hw, const weft__choice *c) {
+    char problem[WEFT_TEXT_MAX], device[160], name[WEFT__NAME_MAX], text[WEFT_TEXT_MAX + 512];
     WEFT__TRY(weft_problem_format(p, problem, sizeof(problem), NULL));
     weft__device_name(hw, p->device, device, sizeof(device));
-    size_t room = strlen(problem) + strlen(device) + strlen(k->name) + 160;
-    char *text = weft__alloc(ctx, room); /* the host names its kernel, with as many letters as it likes */
-    if (!text) return weft__fail(WEFT_ERR_MEMORY, "out of memory for wisdom");
-    int n = snprintf(text, room, "%s %s t%d %s %s v%d %.0f %zu", device, WEFT_VERSION, hw->threads, problem, k->name,
-                     k->version, fmin(fmax(ns, 1), 1e18), workspace);
+    weft__kernel_name(c->kernel, c->variant, name);
+    int n = snprintf(text, sizeof(text), "%s %s t%d %s %s v%d %.0f %zu", device, WEFT_VERSION, hw->threads, problem,
+                     name, c->kernel->version, fmin(fmax(c->d.ns, 1), 1e18), weft__decision_bytes(&c->d));
     wisdom_lines lines;
     weft_status s = wisdom_read_lines(ctx, text, (size_t)n, &lines);
     if (s == WEFT_OK && lines.bad)
         s = weft__fail(WEFT_ERR_INTERNAL, "wisdom: a line of its own making does not parse: %s", text);
     if (s == WEFT_OK) s = wisdom_merge(ctx, &lines, false);
-    weft__free(ctx, text);
     return s;
 }
 

@@ -133,7 +133,9 @@ static void check_results(int problems, uint64_t seed) {
 }
 
 /* ---------------------------------------------------------------- times */
-static const char copy_source[] = "extern \"C\" __global__ void copy(const float4 *src, float4 *dst, int64_t n) {\n"
+static const char copy_source[] = "struct args { const float4 *src; float4 *dst; int64_t n; };\n"
+                                  "extern \"C\" __global__ void copy(const args a) {\n"
+                                  "  const float4 *src = a.src; float4 *dst = a.dst; const int64_t n = a.n;\n"
                                   "  for (int64_t i = blockIdx.x * (int64_t)blockDim.x + threadIdx.x; i < n; i += "
                                   "(int64_t)gridDim.x * blockDim.x) dst[i] = src[i];\n}\n";
 
@@ -142,10 +144,15 @@ static weft_status copy_run(const weft__exec *e) {
     int64_t n = (int64_t)(weft__bytes(e->p) / 32);
     void *src = e->ptr[WEFT_ROLE_SRC], *dst = e->ptr[WEFT_ROLE_DST];
     int64_t blocks = WEFT__MIN((n + 255) / 256, 1 << 20);
-    return weft__cuda_launch(e, (uint32_t[]){(uint32_t)blocks, 1, 1}, (uint32_t[]){256, 1, 1}, 0,
-                             (void *[]){&src, &dst, &n});
+    const struct {
+        void *src, *dst;
+        int64_t n;
+    } args = {src, dst, n};
+    const weft__launch launch = {.grid = {(uint32_t)blocks, 1, 1}, .block = {256, 1, 1}};
+    return weft__cuda_launch(e, 0, &launch, &args);
 }
-static const weft__kernel copy_kernel = {.name = "copy", .run = copy_run, .source = copy_source, .entry = "copy"};
+static const weft__kernel copy_kernel = {
+    .name = "copy", .run = copy_run, WEFT__PARTS({copy_source, "copy", NULL, false})};
 
 static weft_status fill_src(weft__cuda *cuda, void *device, size_t bytes) {
     float *host = malloc(bytes);
@@ -162,10 +169,14 @@ static weft_status time_both(weft_ctx *ctx, const weft_problem *p, const weft__h
                              void **ptr, double us[2]) {
     static double ns[2][RUNS * ROUNDS];
     const weft__kernel *kernels[2] = {k, &copy_kernel};
+    weft__choice choice[2] = {{.kernel = k}, {.kernel = &copy_kernel}};
+    void *functions[2][WEFT__PARTS_MAX];
     weft__exec e[2];
+    if (weft__kernel_plan(ctx, k, 0, p, hw, &choice[0].d)) return WEFT_ERR_UNSUPPORTED;
     for (int i = 0; i < 2; i++) {
-        e[i] = (weft__exec){.p = p, .hw = hw, .ctx = ctx, .ptr = ptr};
-        WEFT__TRY(weft__cuda_prepare(weft__ctx_cuda(ctx, NULL), kernels[i], p, hw, &e[i].state));
+        e[i] = (weft__exec){
+            .p = p, .hw = hw, .ctx = ctx, .params = choice[i].d.params, .ptr = ptr, .functions = functions[i]};
+        WEFT__TRY(weft__cuda_prepare(weft__ctx_cuda(ctx, NULL), &choice[i], p, hw, functions[i]));
     }
     for (int round = 0; round < ROUNDS; round++)
         for (int i = 0; i < 2; i++) WEFT__TRY(weft__cuda_time(&e[i], kernels[i], RUNS, ns[i] + round * RUNS));
@@ -190,13 +201,13 @@ static weft_status time_problem(weft_ctx *ctx, const char *text) {
     const weft__kernel *const *list;
     size_t count = weft__kernels(p.op, &list);
     for (size_t i = 0; i < count && s == WEFT_OK; i++) {
-        if (list[i]->reference || weft__kernel_refusal(ctx, list[i], &p, &hw)) continue;
+        weft__decision d;
+        if (list[i]->reference || weft__kernel_plan(ctx, list[i], 0, &p, &hw, &d)) continue;
         double us[2] = {0, 0};
         s = time_both(ctx, &p, &hw, list[i], ptr, us);
         if (s == WEFT_OK)
             printf("%-58s %-34s %8.1f us, copy %8.1f us (%4.0f GB/s), share %.2f, estimate %8.1f us\n", text,
-                   list[i]->name, us[0], us[1], weft__bytes(&p) / us[1] * 1e-3, us[1] / us[0],
-                   list[i]->cost(&p, &hw) * 1e-3);
+                   list[i]->name, us[0], us[1], weft__bytes(&p) / us[1] * 1e-3, us[1] / us[0], d.ns * 1e-3);
     }
     for (int role = 0; role < WEFT_ROLE_COUNT; role++) weft__cuda_free(cuda, 0, ptr[role]);
     return s;

@@ -120,23 +120,30 @@ static void close_compiler(weft_ctx *ctx) {
 
 static const char tiny[] = "extern \"C\" __global__ void k(float *p) { p[0] = SCALE; }\n";
 
+static void compile_part(weft_ctx *ctx, const weft__kernel *k, const weft__part *part, const weft__hw *hw,
+                         const weft_problem *p, const void *params) {
+    char arch[16], defines[2048] = "";
+    weft__text t = {defines, sizeof(defines), 0};
+    if (part->defines) part->defines(p, hw, params, &t);
+    snprintf(arch, sizeof(arch), "sm_%d%s", hw->gpu->cc, part->arch_specific && hw->gpu->cc >= 90 ? "a" : "");
+    size_t size = 0;
+    const weft__embedded *source = weft__embedded_find(part->source);
+    CHECK(source, "%s: its source is %s, allowed: a file of src/cuda/kernels", k->name, part->source);
+    CHECK(memmem(source->text, source->bytes, part->entry, strlen(part->entry)), "%s: %s does not define %s", k->name,
+          part->source, part->entry);
+    OK(weft__cuda_compile(ctx, part->source, defines, arch, &size));
+    CHECK(size > 1000, "%s %s: %zu bytes", k->name, arch, size);
+}
+
 /* false: the kernel does not take that problem on that GPU. */
 static bool compile_for(weft_ctx *ctx, const weft__kernel *k, const weft__gpu *gpu, const weft_problem *p) {
-    char arch[16], defines[2048] = "", text[WEFT_TEXT_MAX];
+    char text[WEFT_TEXT_MAX];
     weft__hw hw = {.threads = 1, .gpu = gpu};
-    if (p->op != k->op || k->ok(p, &hw)) return false;
-    weft__text t = {defines, sizeof(defines), 0};
-    if (k->defines) k->defines(p, &hw, &t);
+    weft__decision d;
+    if (weft__kernel_plan(ctx, k, 0, p, &hw, &d)) return false;
     harness_text(p, text);
-    CHECK(k->cost(p, &hw) > 0, "%s on %s", k->name, text);
-    snprintf(arch, sizeof(arch), "sm_%d", gpu->cc);
-    size_t size = 0;
-    const weft__embedded *source = weft__embedded_find(k->source);
-    CHECK(source, "%s: .source is %s, allowed: a file of src/cuda/kernels", k->name, k->source);
-    CHECK(memmem(source->text, source->bytes, k->entry, strlen(k->entry)), "%s: .entry is %s, which %s does not define",
-          k->name, k->entry, k->source);
-    OK(weft__cuda_compile(ctx, k->source, defines, arch, &size));
-    CHECK(size > 1000, "%s %s: %zu bytes", k->name, arch, size);
+    CHECK(d.ns > 0, "%s on %s", k->name, text);
+    for (int i = 0; k->parts[i].source; i++) compile_part(ctx, k, &k->parts[i], &hw, p, d.params);
     return true;
 }
 

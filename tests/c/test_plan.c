@@ -138,7 +138,7 @@ TEST(measure_remembers) {
     CHECK(weft_wisdom_count(ctx) >= 1, "nothing was remembered");
     weft_plan_release(plan);
     plan = plan_of(ctx, usual, NULL); /* an estimate asked for later takes what was measured */
-    CHECK(strcmp(weft__plan_choice(plan)->why, "wisdom") == 0 && strcmp(weft_plan_kernel_name(plan), name) == 0,
+    CHECK(strcmp(weft__plan_choice(plan)->why, "measured") == 0 && strcmp(weft_plan_kernel_name(plan), name) == 0,
           "%s: %s", weft__plan_choice(plan)->why, weft_plan_kernel_name(plan));
     weft_plan_release(plan);
     weft_ctx_release(ctx);
@@ -160,7 +160,7 @@ TEST(wisdom_only_takes_what_is_known) {
     weft_plan_release(plan_of(ctx, usual, &ask));
     ask.mode = WEFT_MODE_WISDOM_ONLY;
     plan = plan_of(ctx, usual, &ask);
-    CHECK(strcmp(weft__plan_choice(plan)->why, "wisdom") == 0, "%s", weft__plan_choice(plan)->why);
+    CHECK(strcmp(weft__plan_choice(plan)->why, "measured") == 0, "%s", weft__plan_choice(plan)->why);
     weft_plan_release(plan);
     /* empty: there is nothing to know */
     weft_plan_release(plan_of(ctx, "conv2d:fwd:f32:nchw:n0c4h12w20:o4k3p1g4", &ask));

@@ -85,7 +85,7 @@ static void find_bases(const weft__kernel *k) {
     weft_problem p;
     int found = 0;
     for (size_t i = 0; i < ncases && found < PER_KERNEL - 1; i++) {
-        if (cases[i].op != k->op || !dense(&cases[i]) || weft__kernel_refusal(h.ctx[0], k, &cases[i], &hw)) continue;
+        if (cases[i].op != k->op || !dense(&cases[i]) || !harness_takes(h.ctx[0], k, &cases[i], &hw)) continue;
         add_base(&cases[i], k, found++ == 0);
     }
     for (uint64_t seed = 1; found < PER_KERNEL; seed++) {
@@ -196,7 +196,7 @@ static void grow_size(const base *b, const weft__field *f, int axis) {
     int64_t size = ((int64_t *)(void *)((char *)&grown + f->offset))[axis];
     bool channels = f->offset == offsetof(weft_problem, c) || f->offset == offsetof(weft_problem, o);
     if (channels || is_large() || !resize(&p, &grown, f, axis, 2 * size + 1)) return;
-    if (!weft__kernel_refusal(h.ctx[0], b->k, &p, &hw)) grown = p;
+    if (harness_takes(h.ctx[0], b->k, &p, &hw)) grown = p;
 }
 
 static void grow(const base *b) {
@@ -205,7 +205,7 @@ static void grow(const base *b) {
     grown = b->p;
     for (size_t i = 0; i < op->nfields; i++)
         if (op->fields[i].offset == offsetof(weft_problem, c) && resize(&p, &b->p, &op->fields[i], 0, 48) &&
-            !weft__kernel_refusal(h.ctx[0], b->k, &p, &hw))
+            harness_takes(h.ctx[0], b->k, &p, &hw))
             grown = p;
     for (int turn = 0; turn < 24 && !is_large(); turn++) each_size(&(base){grown, b->k, true}, grow_size);
 }

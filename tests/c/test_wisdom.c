@@ -202,7 +202,7 @@ static weft_status do_nothing(void *user, const weft_problem *p, const weft_args
     return look(), WEFT_OK;
 }
 
-/* The host's functions may call weft: none of them is called with the lock of wisdom held. Its name may be long. */
+/* The host's functions may call weft: none of them is called with the lock of wisdom held. Its name is kept whole. */
 TEST(callbacks_without_the_lock_and_a_long_name) {
     weft_ctx_opts opts = WEFT_CTX_OPTS_INIT;
     weft_external external = WEFT_EXTERNAL_INIT;
@@ -216,6 +216,8 @@ TEST(callbacks_without_the_lock_and_a_long_name) {
     OK(weft_ctx_create(&ctx, &opts));
     FAILS(weft_ctx_set_external(ctx, &external), WEFT_ERR_INVALID, "two words|without spaces");
     external.name = name;
+    FAILS(weft_ctx_set_external(ctx, &external), WEFT_ERR_INVALID, "nnnn|up to 127 characters");
+    name[127] = 0;
     OK(weft_ctx_set_external(ctx, &external));
     watched = ctx;
     const char *why = NULL;

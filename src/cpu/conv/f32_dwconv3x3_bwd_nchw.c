@@ -19,16 +19,6 @@ enum { ROWS = VF_REGS >= 32 ? 4 : 2, SUMS = 10 }; /* 9 weights and the bias */
 #define TILE "2x1v"
 #endif
 
-static const char *ok_bwd_weights(const weft_problem *p, const weft__hw *hw) {
-    (void)hw;
-    return dw_ok(p, WEFT_PASS_BWD_WEIGHTS, DW_FIRST, 2, true);
-}
-
-static const char *ok_bwd(const weft_problem *p, const weft__hw *hw) {
-    (void)hw;
-    return dw_ok(p, WEFT_PASS_BWD, DW_FIRST, 1, false);
-}
-
 /* parts > 1: slot = channel * parts + part, a part being a run of row blocks through all images.
  * parts = 1: a slot is a run of channels. */
 typedef struct split {
@@ -225,6 +215,24 @@ static weft_status run(const weft__exec *e) {
     return WEFT_OK;
 }
 
+static const char *plan_bwd_weights(const weft_problem *p, const weft__hw *hw, int variant, weft__decision *d) {
+    const char *reason = dw_ok(p, WEFT_PASS_BWD_WEIGHTS, DW_FIRST, 2, true);
+    (void)variant;
+    if (reason) return reason;
+    d->workspace = workspace(p, hw);
+    d->ns = cost(p, hw);
+    return NULL;
+}
+
+static const char *plan_bwd(const weft_problem *p, const weft__hw *hw, int variant, weft__decision *d) {
+    const char *reason = dw_ok(p, WEFT_PASS_BWD, DW_FIRST, 1, false);
+    (void)variant;
+    if (reason) return reason;
+    d->workspace = workspace(p, hw);
+    d->ns = cost(p, hw);
+    return NULL;
+}
+
 WEFT__KERNEL(f32_dwconv3x3_bwd_weights_nchw) = {
     .name = WEFT__NAME("f32_dwconv3x3_bwd_weights_nchw_" TILE),
     .version = 1,
@@ -232,9 +240,8 @@ WEFT__KERNEL(f32_dwconv3x3_bwd_weights_nchw) = {
     .engine = WEFT_ENGINE_CPU,
     .isa = WEFT__ISA_HERE,
     .exact = true,
-    .ok = ok_bwd_weights,
-    .workspace = workspace,
-    .cost = cost,
+    .steps = WEFT__STEP_SET(BIAS) | WEFT__STEP_SET(RELU) | WEFT__STEP_SET(CLIP),
+    .plan = plan_bwd_weights,
     .run = run,
 };
 
@@ -245,8 +252,7 @@ WEFT__KERNEL(f32_dwconv3x3_bwd_nchw) = {
     .engine = WEFT_ENGINE_CPU,
     .isa = WEFT__ISA_HERE,
     .exact = true,
-    .ok = ok_bwd,
-    .workspace = workspace,
-    .cost = cost,
+    .steps = WEFT__STEP_SET(BIAS) | WEFT__STEP_SET(RELU) | WEFT__STEP_SET(CLIP),
+    .plan = plan_bwd,
     .run = run,
 };

@@ -20,16 +20,6 @@ enum { PIXELS = VF_REGS >= 32 ? 8 : 4, SUMS = 10 }; /* 9 weights and the bias */
 #define TILE "4x1v"
 #endif
 
-static const char *ok_bwd_weights(const weft_problem *p, const weft__hw *hw) {
-    (void)hw;
-    return dw_ok(p, WEFT_PASS_BWD_WEIGHTS, DW_LAST, 2, false);
-}
-
-static const char *ok_bwd(const weft_problem *p, const weft__hw *hw) {
-    (void)hw;
-    return dw_ok(p, WEFT_PASS_BWD, DW_LAST, 1, false);
-}
-
 /* Runs of rows of the center; so few that the sums stay a small part of what a slot reads. */
 static int64_t slots_of(const weft_problem *p, const dw_window *g) {
     const int64_t most = (int64_t)(weft__bytes(p) / (double)(8 * SUMS * 4 * g->c)),
@@ -189,6 +179,25 @@ static weft_status run(const weft__exec *e) {
     return WEFT_OK;
 }
 
+static const char *plan_bwd_weights(const weft_problem *p, const weft__hw *hw, int variant, weft__decision *d) {
+    const char *reason = dw_ok(p, WEFT_PASS_BWD_WEIGHTS, DW_LAST, 2, false);
+    (void)variant;
+    if (reason) return reason;
+    d->workspace = workspace(p, hw);
+    d->ns = cost(p, hw);
+    return NULL;
+}
+
+static const char *plan_bwd(const weft_problem *p, const weft__hw *hw, int variant, weft__decision *d) {
+    const char *reason = dw_ok(p, WEFT_PASS_BWD, DW_LAST, 1, false);
+    (void)variant;
+    if (reason) return reason;
+    d->workspace = workspace(p, hw);
+    d->packed = dw_packed(p, hw);
+    d->ns = cost(p, hw);
+    return NULL;
+}
+
 WEFT__KERNEL(f32_dwconv3x3_bwd_weights_nhwc) = {
     .name = WEFT__NAME("f32_dwconv3x3_bwd_weights_nhwc_" TILE),
     .version = 1,
@@ -196,9 +205,8 @@ WEFT__KERNEL(f32_dwconv3x3_bwd_weights_nhwc) = {
     .engine = WEFT_ENGINE_CPU,
     .isa = WEFT__ISA_HERE,
     .exact = true,
-    .ok = ok_bwd_weights,
-    .workspace = workspace,
-    .cost = cost,
+    .steps = WEFT__STEP_SET(BIAS) | WEFT__STEP_SET(RELU) | WEFT__STEP_SET(CLIP),
+    .plan = plan_bwd_weights,
     .run = run,
 };
 
@@ -209,10 +217,8 @@ WEFT__KERNEL(f32_dwconv3x3_bwd_nhwc) = {
     .engine = WEFT_ENGINE_CPU,
     .isa = WEFT__ISA_HERE,
     .exact = true,
-    .ok = ok_bwd,
-    .workspace = workspace,
-    .packed = dw_packed,
-    .cost = cost,
+    .steps = WEFT__STEP_SET(BIAS) | WEFT__STEP_SET(RELU) | WEFT__STEP_SET(CLIP),
+    .plan = plan_bwd,
     .pack = dw_pack,
     .run = run,
 };

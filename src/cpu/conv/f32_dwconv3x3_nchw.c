@@ -12,16 +12,6 @@
 
 enum { ROWS = 4 }; /* of outputs in a block */
 
-static const char *ok_fwd(const weft_problem *p, const weft__hw *hw) {
-    (void)hw;
-    return dw_ok(p, WEFT_PASS_FWD, DW_FIRST, 2, true);
-}
-
-static const char *ok_bwd_data(const weft_problem *p, const weft__hw *hw) {
-    (void)hw;
-    return dw_ok(p, WEFT_PASS_BWD_DATA, DW_FIRST, 1, false);
-}
-
 /* A slot takes a run of blocks, counted through all planes. */
 static int64_t blocks_of(const dw_window *g) { return g->n * g->c * g->m * ((g->oh + ROWS - 1) / ROWS); }
 
@@ -121,6 +111,24 @@ static weft_status run(const weft__exec *e) {
     return WEFT_OK;
 }
 
+static const char *plan_fwd(const weft_problem *p, const weft__hw *hw, int variant, weft__decision *d) {
+    const char *reason = dw_ok(p, WEFT_PASS_FWD, DW_FIRST, 2, true);
+    (void)variant;
+    if (reason) return reason;
+    d->workspace = workspace(p, hw);
+    d->ns = cost(p, hw);
+    return NULL;
+}
+
+static const char *plan_bwd_data(const weft_problem *p, const weft__hw *hw, int variant, weft__decision *d) {
+    const char *reason = dw_ok(p, WEFT_PASS_BWD_DATA, DW_FIRST, 1, false);
+    (void)variant;
+    if (reason) return reason;
+    d->workspace = workspace(p, hw);
+    d->ns = cost(p, hw);
+    return NULL;
+}
+
 WEFT__KERNEL(f32_dwconv3x3_fwd_nchw) = {
     .name = WEFT__NAME("f32_dwconv3x3_fwd_nchw_4x1v"),
     .version = 1,
@@ -128,9 +136,8 @@ WEFT__KERNEL(f32_dwconv3x3_fwd_nchw) = {
     .engine = WEFT_ENGINE_CPU,
     .isa = WEFT__ISA_HERE,
     .exact = true,
-    .ok = ok_fwd,
-    .workspace = workspace,
-    .cost = cost,
+    .steps = WEFT__STEP_SET(BIAS) | WEFT__STEP_SET(RELU) | WEFT__STEP_SET(CLIP),
+    .plan = plan_fwd,
     .run = run,
 };
 
@@ -141,8 +148,7 @@ WEFT__KERNEL(f32_dwconv3x3_bwd_data_nchw) = {
     .engine = WEFT_ENGINE_CPU,
     .isa = WEFT__ISA_HERE,
     .exact = true,
-    .ok = ok_bwd_data,
-    .workspace = workspace,
-    .cost = cost,
+    .steps = WEFT__STEP_SET(BIAS) | WEFT__STEP_SET(RELU) | WEFT__STEP_SET(CLIP),
+    .plan = plan_bwd_data,
     .run = run,
 };

@@ -11,16 +11,6 @@
 
 enum { PIXELS = 4 };
 
-static const char *ok_fwd(const weft_problem *p, const weft__hw *hw) {
-    (void)hw;
-    return dw_ok(p, WEFT_PASS_FWD, DW_LAST, 2, false);
-}
-
-static const char *ok_bwd_data(const weft_problem *p, const weft__hw *hw) {
-    (void)hw;
-    return dw_ok(p, WEFT_PASS_BWD_DATA, DW_LAST, 1, false);
-}
-
 /* A slot takes a run of output rows, counted through all images. */
 static int64_t slots_of(const weft_problem *p, const dw_window *g) { return dw_slots(g->n * g->oh, weft__bytes(p)); }
 
@@ -112,6 +102,24 @@ static weft_status run(const weft__exec *e) {
     return WEFT_OK;
 }
 
+static const char *plan_fwd(const weft_problem *p, const weft__hw *hw, int variant, weft__decision *d) {
+    const char *reason = dw_ok(p, WEFT_PASS_FWD, DW_LAST, 2, false);
+    (void)variant;
+    if (reason) return reason;
+    d->packed = dw_packed(p, hw);
+    d->ns = cost(p, hw);
+    return NULL;
+}
+
+static const char *plan_bwd_data(const weft_problem *p, const weft__hw *hw, int variant, weft__decision *d) {
+    const char *reason = dw_ok(p, WEFT_PASS_BWD_DATA, DW_LAST, 1, false);
+    (void)variant;
+    if (reason) return reason;
+    d->packed = dw_packed(p, hw);
+    d->ns = cost(p, hw);
+    return NULL;
+}
+
 WEFT__KERNEL(f32_dwconv3x3_fwd_nhwc) = {
     .name = WEFT__NAME("f32_dwconv3x3_fwd_nhwc_4x1v"),
     .version = 1,
@@ -119,9 +127,8 @@ WEFT__KERNEL(f32_dwconv3x3_fwd_nhwc) = {
     .engine = WEFT_ENGINE_CPU,
     .isa = WEFT__ISA_HERE,
     .exact = true,
-    .ok = ok_fwd,
-    .packed = dw_packed,
-    .cost = cost,
+    .steps = WEFT__STEP_SET(BIAS) | WEFT__STEP_SET(RELU) | WEFT__STEP_SET(CLIP),
+    .plan = plan_fwd,
     .pack = dw_pack,
     .run = run,
 };
@@ -133,9 +140,8 @@ WEFT__KERNEL(f32_dwconv3x3_bwd_data_nhwc) = {
     .engine = WEFT_ENGINE_CPU,
     .isa = WEFT__ISA_HERE,
     .exact = true,
-    .ok = ok_bwd_data,
-    .packed = dw_packed,
-    .cost = cost,
+    .steps = WEFT__STEP_SET(BIAS) | WEFT__STEP_SET(RELU) | WEFT__STEP_SET(CLIP),
+    .plan = plan_bwd_data,
     .pack = dw_pack,
     .run = run,
 };

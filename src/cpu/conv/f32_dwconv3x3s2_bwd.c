@@ -11,11 +11,6 @@ extern WEFT__KERNEL(f32_dwconv3x3s2_bwd_data_nhwc);
 extern WEFT__KERNEL(f32_dwconv3x3_bwd_weights_nchw);
 extern WEFT__KERNEL(f32_dwconv3x3_bwd_weights_nhwc);
 
-static const char *ok(const weft_problem *p, const weft__hw *hw) {
-    (void)hw;
-    return dw_ok_up(p, WEFT_PASS_BWD, DW_FIRST) ? dw_ok_up(p, WEFT_PASS_BWD, DW_LAST) : NULL;
-}
-
 /* The two problems: pass by pass, with the epilogue where it asks for diff_bias; and who solves them. */
 typedef struct halves {
     weft_problem data, weights;
@@ -31,22 +26,6 @@ static halves halves_of(const weft_problem *p) {
     h.data.nsteps = 0;
     h.weights.pass = WEFT_PASS_BWD_WEIGHTS;
     return h;
-}
-
-static size_t workspace(const weft_problem *p, const weft__hw *hw) {
-    const halves h = halves_of(p);
-    const size_t data = h.of_data->workspace ? h.of_data->workspace(&h.data, hw) : 0,
-                 weights = h.of_weights->workspace(&h.weights, hw);
-    return WEFT__MAX(data, weights);
-}
-
-static size_t packed(const weft_problem *p, const weft__hw *hw) {
-    const halves h = halves_of(p);
-    return h.of_data->packed ? h.of_data->packed(&h.data, hw) : 0;
-}
-
-static double cost(const weft_problem *p, const weft__hw *hw) {
-    return dw_cost(p, hw, 4.5 * (double)(p->n * p->c) * (double)(p->in[1] * p->in[2]));
 }
 
 static weft_status pack(const weft__exec *e, const void *weights, void *to) {
@@ -65,6 +44,19 @@ static weft_status run(const weft__exec *e) {
     return h.of_weights->run(&call);
 }
 
+static const char *plan(const weft_problem *p, const weft__hw *hw, int variant, weft__decision *d) {
+    const char *reason = dw_ok_up(p, WEFT_PASS_BWD, DW_FIRST) ? dw_ok_up(p, WEFT_PASS_BWD, DW_LAST) : NULL;
+    if (reason) return reason;
+    const halves h = halves_of(p);
+    weft__decision data = {0}, weights = {0};
+    h.of_data->plan(&h.data, hw, variant, &data);
+    h.of_weights->plan(&h.weights, hw, variant, &weights);
+    d->workspace = WEFT__MAX(data.workspace, weights.workspace);
+    d->packed = data.packed;
+    d->ns = dw_cost(p, hw, 4.5 * (double)(p->n * p->c) * (double)(p->in[1] * p->in[2]));
+    return NULL;
+}
+
 WEFT__KERNEL(f32_dwconv3x3s2_bwd) = {
     .name = WEFT__NAME("f32_dwconv3x3s2_bwd_2pass"),
     .version = 1,
@@ -72,10 +64,8 @@ WEFT__KERNEL(f32_dwconv3x3s2_bwd) = {
     .engine = WEFT_ENGINE_CPU,
     .isa = WEFT__ISA_HERE,
     .exact = true,
-    .ok = ok,
-    .workspace = workspace,
-    .packed = packed,
-    .cost = cost,
+    .steps = WEFT__STEP_SET(BIAS) | WEFT__STEP_SET(RELU) | WEFT__STEP_SET(CLIP),
+    .plan = plan,
     .pack = pack,
     .run = run,
 };

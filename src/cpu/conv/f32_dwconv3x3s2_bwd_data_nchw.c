@@ -16,11 +16,6 @@ enum { ROWS = VF_REGS >= 32 ? 4 : 2 };
 #define TILE "2x2v"
 #endif
 
-static const char *ok(const weft_problem *p, const weft__hw *hw) {
-    (void)hw;
-    return dw_ok_up(p, WEFT_PASS_BWD_DATA, DW_FIRST);
-}
-
 static int64_t blocks_of(const dw_window *g) { return g->n * g->c * ((g->oh + ROWS - 1) / ROWS); }
 
 static int64_t slots_of(const weft_problem *p, const dw_window *g) { return dw_slots(blocks_of(g), weft__bytes(p)); }
@@ -129,6 +124,15 @@ static weft_status run(const weft__exec *e) {
     return WEFT_OK;
 }
 
+static const char *plan(const weft_problem *p, const weft__hw *hw, int variant, weft__decision *d) {
+    const char *reason = dw_ok_up(p, WEFT_PASS_BWD_DATA, DW_FIRST);
+    (void)variant;
+    if (reason) return reason;
+    d->workspace = workspace(p, hw);
+    d->ns = cost(p, hw);
+    return NULL;
+}
+
 WEFT__KERNEL(f32_dwconv3x3s2_bwd_data_nchw) = {
     .name = WEFT__NAME("f32_dwconv3x3s2_bwd_data_nchw_" TILE),
     .version = 1,
@@ -136,8 +140,7 @@ WEFT__KERNEL(f32_dwconv3x3s2_bwd_data_nchw) = {
     .engine = WEFT_ENGINE_CPU,
     .isa = WEFT__ISA_HERE,
     .exact = true,
-    .ok = ok,
-    .workspace = workspace,
-    .cost = cost,
+    .steps = WEFT__STEP_SET(BIAS) | WEFT__STEP_SET(RELU) | WEFT__STEP_SET(CLIP),
+    .plan = plan,
     .run = run,
 };

@@ -12,11 +12,6 @@
 
 enum { PIXELS = 4, TAPS = PIXELS / 2 + 2 }; /* outputs; pixels of diff_dst they meet */
 
-static const char *ok(const weft_problem *p, const weft__hw *hw) {
-    (void)hw;
-    return dw_ok_up(p, WEFT_PASS_BWD_DATA, DW_LAST);
-}
-
 static int64_t slots_of(const weft_problem *p, const dw_window *g) { return dw_slots(g->n * g->oh, weft__bytes(p)); }
 
 static double cost(const weft_problem *p, const weft__hw *hw) {
@@ -119,6 +114,15 @@ static weft_status run(const weft__exec *e) {
     return WEFT_OK;
 }
 
+static const char *plan(const weft_problem *p, const weft__hw *hw, int variant, weft__decision *d) {
+    const char *reason = dw_ok_up(p, WEFT_PASS_BWD_DATA, DW_LAST);
+    (void)variant;
+    if (reason) return reason;
+    d->packed = dw_packed(p, hw);
+    d->ns = cost(p, hw);
+    return NULL;
+}
+
 WEFT__KERNEL(f32_dwconv3x3s2_bwd_data_nhwc) = {
     .name = WEFT__NAME("f32_dwconv3x3s2_bwd_data_nhwc_4x1v"),
     .version = 1,
@@ -126,9 +130,8 @@ WEFT__KERNEL(f32_dwconv3x3s2_bwd_data_nhwc) = {
     .engine = WEFT_ENGINE_CPU,
     .isa = WEFT__ISA_HERE,
     .exact = true,
-    .ok = ok,
-    .packed = dw_packed,
-    .cost = cost,
+    .steps = WEFT__STEP_SET(BIAS) | WEFT__STEP_SET(RELU) | WEFT__STEP_SET(CLIP),
+    .plan = plan,
     .pack = dw_pack,
     .run = run,
 };

@@ -10,6 +10,9 @@ typedef struct weft__epilogue {
 } weft__epilogue;
 
 #ifndef __CUDACC_RTC__
+/* What weft__epilogue_apply performs: the .steps of a kernel that calls it. */
+#define WEFT__EPILOGUE_STEPS (WEFT__STEP_SET(BIAS) | WEFT__STEP_SET(RELU) | WEFT__STEP_SET(CLIP))
+
 static inline void weft__epilogue_defines(const weft_problem *p, weft__text *t) {
     for (int i = 0; i < WEFT_MAX_STEPS; i++) weft__put(t, " -DSTEP%d=%d", i, i < p->nsteps ? p->step[i].kind : 0);
 }

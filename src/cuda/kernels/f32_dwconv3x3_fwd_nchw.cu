@@ -168,37 +168,36 @@ static bool fit(const weft_problem *p, const weft__gpu *gpu, tile *best) {
     return best->price > 0;
 }
 
-static const char *ok(const weft_problem *p, const weft__hw *hw) {
+/* The time: what the busiest multiprocessor does, at the device's rate; the launch, with a first load and a last
+ * store. */
+static const char *plan(const weft_problem *p, const weft__hw *hw, int variant, weft__decision *d) {
+    tile *t = WEFT__PARAMS(tile, d);
     const char *refusal = dwconv_refusal(p, WEFT_PASS_FWD, hw->gpu);
+    (void)variant;
     if (refusal) return refusal;
     for (int i = 0; i < p->ntensors; i++)
         if (!weft__is_first(&p->tensor[i])) return "a tensor is not dense channels-first";
     if (p->in[2] > 1 << 20) return "an image wider than 2^20"; /* far over shared memory; keeps sums in range */
-    tile t;
-    return fit(p, hw->gpu, &t) ? NULL : "rows too wide for shared memory";
+    if (!fit(p, hw->gpu, t)) return "rows too wide for shared memory";
+    d->ns = 4000 + t->price * (is_bulk(hw->gpu) ? 1.05 : 1.3) * weft__bytes(p) / hw->gpu->gbs;
+    return NULL;
 }
 
-/* What the busiest multiprocessor does, at the device's rate; the launch, with a first load and a last store. */
-static double cost(const weft_problem *p, const weft__hw *hw) {
-    tile t;
-    if (!fit(p, hw->gpu, &t)) return 1e18;
-    return 4000 + t.price * (is_bulk(hw->gpu) ? 1.05 : 1.3) * weft__bytes(p) / hw->gpu->gbs;
-}
-
-static void defines(const weft_problem *p, const weft__hw *hw, weft__text *t) {
+static void defines(const weft_problem *p, const weft__hw *hw, const void *params, weft__text *t) {
+    (void)params;
     weft__put(t, "-DBULK=%d", is_bulk(hw->gpu));
     weft__epilogue_defines(p, t);
 }
 
 static weft_status run(const weft__exec *e) {
-    tile t;
-    if (!fit(e->p, e->hw->gpu, &t))
-        return weft__fail(WEFT_ERR_INTERNAL, "dwconv3x3: planned for a problem that does not fit");
-    t.args.src = e->ptr[WEFT_ROLE_SRC];
-    t.args.weights = e->ptr[WEFT_ROLE_WEIGHTS];
-    t.args.bias = e->ptr[WEFT_ROLE_BIAS];
-    t.args.dst = e->ptr[WEFT_ROLE_DST];
-    return weft__cuda_launch(e, (uint32_t[]){t.grid, 1, 1}, (uint32_t[]){t.threads, 1, 1}, t.smem, (void *[]){&t.args});
+    const tile *t = e->params;
+    dwconv_args a = t->args;
+    a.src = e->ptr[WEFT_ROLE_SRC];
+    a.weights = e->ptr[WEFT_ROLE_WEIGHTS];
+    a.bias = e->ptr[WEFT_ROLE_BIAS];
+    a.dst = e->ptr[WEFT_ROLE_DST];
+    const weft__launch launch = {.grid = {t->grid, 1, 1}, .block = {t->threads, 1, 1}, .smem = t->smem};
+    return weft__cuda_launch(e, 0, &launch, &a);
 }
 
 const weft__kernel weft__cuda_f32_dwconv3x3_fwd_nchw = {
@@ -207,12 +206,10 @@ const weft__kernel weft__cuda_f32_dwconv3x3_fwd_nchw = {
     .op = WEFT_OP_CONV,
     .engine = WEFT_ENGINE_CUDA,
     .exact = true,
-    .ok = ok,
-    .cost = cost,
+    .steps = WEFT__EPILOGUE_STEPS,
+    .plan = plan,
     .run = run,
-    .source = "f32_dwconv3x3_fwd_nchw.cu",
-    .entry = "dwconv3x3",
-    .defines = defines,
+    WEFT__PARTS({"f32_dwconv3x3_fwd_nchw.cu", "dwconv3x3", defines, false}),
 };
 
 #else

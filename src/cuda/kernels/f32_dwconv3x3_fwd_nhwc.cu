@@ -40,26 +40,24 @@ static double groups_of(const weft_problem *p) {
     return (double)p->n * (double)dwconv_ceil(p->out[1], ROWS) * (double)dwconv_ceil(p->out[2], COLUMNS);
 }
 
-static const char *ok(const weft_problem *p, const weft__hw *hw) {
+/* The time: bytes at the device's rate, the idle lanes of a last slab, and the launch. */
+static const char *plan(const weft_problem *p, const weft__hw *hw, int variant, weft__decision *d) {
     const char *refusal = dwconv_refusal(p, WEFT_PASS_FWD, hw->gpu);
     const weft_tensor *bias = weft__tensor(p, WEFT_ROLE_BIAS);
+    (void)variant;
     if (refusal) return refusal;
     if (!weft__is_last(weft__tensor(p, WEFT_ROLE_SRC))) return "src is not dense channels-last";
     if (!weft__is_last(weft__tensor(p, WEFT_ROLE_DST))) return "dst is not dense channels-last";
     if (!weft__is_first(weft__tensor(p, WEFT_ROLE_WEIGHTS))) return "weights are not dense channels-first";
     if (bias && !weft__is_first(bias)) return "bias is not dense";
     if (groups_of(p) * (double)dwconv_ceil(p->c, LANES) > 2e9) return "2^31 blocks or more";
+    const double slab = LANES * vec_of(p), idle = (double)dwconv_ceil(p->c, (int64_t)slab) * slab / (double)p->c;
+    d->ns = 4000 + 1.2 * WEFT__MAX(1, 0.5 * idle) * weft__bytes(p) / hw->gpu->gbs;
     return NULL;
 }
 
-/* Bytes at the device's rate, the idle lanes of a last slab, and the launch. */
-static double cost(const weft_problem *p, const weft__hw *hw) {
-    double slab = LANES * vec_of(p), idle = (double)dwconv_ceil(p->c, (int64_t)slab) * slab / (double)p->c;
-    return 4000 + 1.2 * WEFT__MAX(1, 0.5 * idle) * weft__bytes(p) / hw->gpu->gbs;
-}
-
-static void defines(const weft_problem *p, const weft__hw *hw, weft__text *t) {
-    (void)hw;
+static void defines(const weft_problem *p, const weft__hw *hw, const void *params, weft__text *t) {
+    (void)hw, (void)params;
     weft__put(t, "-DVEC=%d", vec_of(p));
     weft__epilogue_defines(p, t);
 }
@@ -85,7 +83,8 @@ static weft_status run(const weft__exec *e) {
         .epilogue = weft__epilogue_args(p),
     };
     uint32_t grid = (uint32_t)(dwconv_ceil(a.groups, WARPS) * a.slabs);
-    return weft__cuda_launch(e, (uint32_t[]){grid, 1, 1}, (uint32_t[]){LANES * WARPS, 1, 1}, 0, (void *[]){&a});
+    const weft__launch launch = {.grid = {grid, 1, 1}, .block = {LANES * WARPS, 1, 1}};
+    return weft__cuda_launch(e, 0, &launch, &a);
 }
 
 const weft__kernel weft__cuda_f32_dwconv3x3_fwd_nhwc = {
@@ -94,12 +93,10 @@ const weft__kernel weft__cuda_f32_dwconv3x3_fwd_nhwc = {
     .op = WEFT_OP_CONV,
     .engine = WEFT_ENGINE_CUDA,
     .exact = true,
-    .ok = ok,
-    .cost = cost,
+    .steps = WEFT__EPILOGUE_STEPS,
+    .plan = plan,
     .run = run,
-    .source = "f32_dwconv3x3_fwd_nhwc.cu",
-    .entry = "dwconv3x3",
-    .defines = defines,
+    WEFT__PARTS({"f32_dwconv3x3_fwd_nhwc.cu", "dwconv3x3", defines, false}),
 };
 
 #else
