@@ -18,7 +18,7 @@ int main(void) {
 
     weft_ctx *ctx = NULL;
     weft_plan *plan = NULL;
-    weft_problem p;
+    weft_problem p = WEFT_PROBLEM_INIT;
     void *workspace = NULL;
     int failed = 1;
 

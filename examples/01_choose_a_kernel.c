@@ -42,7 +42,7 @@ int main(int argc, char **argv) {
     weft_ctx_opts opts = WEFT_CTX_OPTS_INIT;
     opts.measure_seconds = 0.2;
     weft_ctx *ctx;
-    weft_problem p;
+    weft_problem p = WEFT_PROBLEM_INIT;
     TRY(weft_ctx_create(&ctx, &opts));
     TRY(weft_problem_parse(&p, text));
     printf("%s\n", text);

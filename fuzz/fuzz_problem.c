@@ -30,6 +30,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     text[size] = 0;
     weft_problem p, again;
     memset(&p, 0x5a, sizeof(p));
+    p.size = sizeof(p);
     memcpy(&again, &p, sizeof(p));
     weft_status s = weft_problem_parse(&p, text);
     if (s == WEFT_OK) {

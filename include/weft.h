@@ -15,7 +15,7 @@
  *
  * 1. Ten lines
  * ------------
- *   weft_ctx *ctx;  weft_plan *plan;  weft_problem p;
+ *   weft_ctx *ctx;  weft_plan *plan;  weft_problem p = WEFT_PROBLEM_INIT;
  *   weft_ctx_create(&ctx, NULL);
  *   weft_problem_parse(&p, "conv2d:fwd:f32:nchw:n1c8h32w32:o8k3p1g8");
  *   weft_plan_create(&plan, ctx, &p, NULL);
@@ -260,6 +260,7 @@ typedef struct weft_problem {
 /* clang-format on */
 
 /* A convolution with unit stride, dilation and groups and no padding, to be adjusted by assignment and completed:
+ *   weft_problem p = WEFT_PROBLEM_INIT;
  *   weft_problem_init(&p, WEFT_OP_CONV, WEFT_PASS_FWD, 2);
  *   p.n = 8; p.c = p.o = p.groups = 64; p.in[1] = p.in[2] = 56;
  *   p.kernel[1] = p.kernel[2] = 3; p.pad_lo[1] = p.pad_hi[1] = p.pad_lo[2] = p.pad_hi[2] = 1;
@@ -278,7 +279,7 @@ WEFT_API weft_tensor *weft_problem_tensor(weft_problem *p, weft_role role);
  * channels-first). */
 WEFT_API weft_status weft_problem_complete(weft_problem *p);
 
-/* Text to completed problem. On WEFT_ERR_SYNTAX the error gives the column and what was expected. */
+/* Text to completed problem, from any p with its size set. On WEFT_ERR_SYNTAX the error gives the column and what was expected. */
 WEFT_API weft_status weft_problem_parse(weft_problem *p, const char *text);
 
 /* Completed problem to text, always 0-terminated if capacity > 0. *length (may be NULL) is what it takes without the
@@ -471,6 +472,7 @@ WEFT_API size_t weft_wisdom_count(const weft_ctx *ctx);
  * = in + low pad + high pad; the input itself is never padded. The functions here work in host memory. p is a
  * sparse_conv problem whose pass is fwd, bwd_data or bwd; the data types and the strides of the vectors are those of
  * its tensors weights, rows and cols.
+ *   weft_problem p = WEFT_PROBLEM_INIT;
  *   weft_problem_parse(&p, "sparse_conv2d:fwd:f32:nchw:n1c8h32w32:o8k3p1nnz0");
  *   weft_sparse_count(&p, NULL, dense, &nnz);                      say 123: room for 123 values, 9 rows, 123 columns
  *   weft_problem_parse(&p, "sparse_conv2d:fwd:f32:nchw:n1c8h32w32:o8k3p1nnz123");

@@ -165,7 +165,7 @@ static void write_json(bench *b, const weft_problem *p, const char *text, const 
 }
 
 static int bench_one(bench *b, const char *given) {
-    weft_problem p;
+    weft_problem p = WEFT_PROBLEM_INIT;
     char text[WEFT_TEXT_MAX], chosen[128] = "";
     int code = cli_problem(b->self, given, &p);
     if (code == CLI_OK && b->kernel) code = cli_kernel(b->self, p.op, b->kernel);

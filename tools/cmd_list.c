@@ -34,7 +34,7 @@ static int run(const cli_command *self, int argc, char **argv) {
     const cli_option options[] = {
         {"operators", NULL, "every operator instead, as Markdown", CLI_FLAG, &operators, 0, 0}};
     int code = cli_parse(self, options, WEFT__COUNT(options), &argc, argv);
-    weft_problem p;
+    weft_problem p = WEFT_PROBLEM_INIT;
     weft_ctx *ctx = NULL;
     if (code != CLI_OK) return code;
     if (operators && argc) return cli_misuse(self, "got a problem and --operators, allowed: one of them");

@@ -52,7 +52,7 @@ static int run(const cli_command *self, int argc, char **argv) {
         {"wisdom", "FILE", "measured choices to take into account", CLI_TEXT, &wisdom, 0, 0},
     };
     int code = cli_parse(self, options, WEFT__COUNT(options), &argc, argv);
-    weft_problem p;
+    weft_problem p = WEFT_PROBLEM_INIT;
     weft_ctx *ctx = NULL;
     weft_plan *plan = NULL;
     if (code != CLI_OK) return code;

@@ -48,7 +48,7 @@ static int run(const cli_command *self, int argc, char **argv) {
     opts.measure_seconds = seconds;
     opts.threads = (int32_t)threads;
     weft_ctx *ctx = NULL;
-    weft_problem p;
+    weft_problem p = WEFT_PROBLEM_INIT;
     for (int i = 0; i < argc; i++) /* all are read before any is measured */
         if ((code = cli_problem(self, argv[i], &p)) != CLI_OK) return code;
     if ((code = cli_context(self, &ctx, &opts)) != CLI_OK) return code;

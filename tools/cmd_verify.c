@@ -68,7 +68,7 @@ static int check_random(verify *v) {
     int64_t i = 0;
     for (; (v->random == 0 || i < v->random) && v->failures < GIVE_UP; i++) {
         if (v->seconds > 0 && elapsed(v) > v->seconds) break;
-        weft_problem p;
+        weft_problem p = WEFT_PROBLEM_INIT;
         uint64_t seed;
         if (!draw(v, i, &p, &seed))
             return cli_failed(v->self, "random problem %lld of seed %lld could not be drawn: %s", (long long)i,
@@ -84,7 +84,7 @@ static int check_random(verify *v) {
 
 static int check_named(verify *v, int argc, char **argv) {
     for (int i = 0; i < argc; i++) {
-        weft_problem p;
+        weft_problem p = WEFT_PROBLEM_INIT;
         int code = cli_problem(v->self, argv[i], &p);
         if (code == CLI_OK && v->kernel) code = cli_kernel(v->self, p.op, v->kernel);
         if (code != CLI_OK) return code;

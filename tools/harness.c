@@ -348,7 +348,7 @@ bool harness_same_problem(const weft_problem *a, const weft_problem *b) {
 
 bool harness_round_trip(const weft_problem *p, char *why, size_t capacity) {
     char text[WEFT_TEXT_MAX], again[WEFT_TEXT_MAX];
-    weft_problem q;
+    weft_problem q = WEFT_PROBLEM_INIT;
     if (weft_problem_format(p, text, sizeof(text), NULL) != WEFT_OK) {
         snprintf(why, capacity, "format: %s", weft_last_error());
     } else if (weft_problem_parse(&q, text) != WEFT_OK) {

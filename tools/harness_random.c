@@ -260,6 +260,7 @@ bool harness_random_of(weft_problem *p, uint64_t seed, int device, int wanted) {
         bool usual = harness_chance(&r, 50);
         int rank = op->min_rank + (int)harness_below(&r, op->max_rank - op->min_rank + 1);
         if (usual) rank = WEFT__MAX(op->min_rank, WEFT__MIN(2, op->max_rank));
+        p->size = sizeof(*p);
         if (weft_problem_init(p, (weft_op)op->op, (weft_pass)pass->pass, rank) != WEFT_OK) return false;
         p->device = device;
         p->math = harness_chance(&r, 80) ? WEFT_MATH_FAST : harness_chance(&r, 70) ? WEFT_MATH_STRICT : WEFT_MATH_TF32;

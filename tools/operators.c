@@ -109,7 +109,7 @@ int operators_markdown(const cli_command *self) {
         "`:accNEW_OLD`.\n\n"
         "| operator | meaning | formula | example | passes | data types | kernels |\n|---|---|---|---|---|---|---|\n");
     for (int op = 1; op < WEFT_OP_COUNT; op++) {
-        weft_problem p;
+        weft_problem p = WEFT_PROBLEM_INIT;
         if (!rows[op].example)
             return cli_failed(self, "operator %s has no row in tools/operators.c", weft__op_of(op)->name);
         if (weft_problem_parse(&p, rows[op].example) != WEFT_OK)

@@ -97,6 +97,7 @@ static bool make_vector(wt_call *call, int slot, wt_view *v, int64_t length, int
 
 /* ---------------------------------------------------------------- the problem */
 static void begin(weft_problem *p, weft_pass pass, const wt_view *x, int64_t rank, bool training, double eps) {
+    p->size = sizeof(*p);
     weft_problem_init(p, WEFT_OP_BATCH_NORM, pass, rank > 3 ? (int)rank - 2 : 1);
     p->n = x->dims[0];
     p->c = x->dims[1];

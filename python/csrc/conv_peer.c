@@ -114,6 +114,7 @@ bool wt_activate(wt_call *call, wt_handle y, const wt_view *v, int act, int rank
     weft_args args = WEFT_ARGS_INIT;
     wt_view w = *v;
     if (wt.aoti_torch_get_data_ptr(y, &w.data)) return wt_fail(call, "the result has no memory");
+    p.size = sizeof(p);
     weft_problem_init(&p, WEFT_OP_CLIP, WEFT_PASS_FWD, rank);
     p.n = w.dims[0], p.c = w.dims[1];
     memcpy(p.in, w.dims + 2, sizeof(p.in));

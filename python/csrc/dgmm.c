@@ -168,6 +168,7 @@ static wt_view vector(const product *m, const wt_tensor *t, const int64_t *strid
 static wt_view see_vector(const product *m, const wt_tensor *t) { return vector(m, t, t->strides, t->data); }
 
 static void describe(weft_problem *p, const product *m, weft_pass pass) {
+    p->size = sizeof(*p);
     weft_problem_init(p, m->op, pass, 0);
     p->n = m->n;
     p->attr[WEFT_DGMM_ROWS] = m->rows;

@@ -79,6 +79,7 @@ bool wt_check_channels(wt_call *call, const wt_geometry *g, const wt_view *x, co
 /* ---------------------------------------------------------------- the problem */
 void wt_begin(weft_problem *p, weft_op op, weft_pass pass, const wt_geometry *g, const wt_view *src,
               const wt_view *weights) {
+    p->size = sizeof(*p);
     weft_problem_init(p, op, pass, g->rank);
     p->n = src->dims[0];
     p->c = src->dims[1];

@@ -126,6 +126,7 @@ static void put_columns(weft_problem *p, weft_args *args, weft_role role, const 
 }
 
 static void describe(weft_problem *p, const columns *g, weft_op op) {
+    p->size = sizeof(*p);
     weft_problem_init(p, op, WEFT_PASS_FWD, g->rank);
     p->n = g->n;
     p->c = g->c;

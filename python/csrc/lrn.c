@@ -23,6 +23,7 @@ static bool check_size(wt_call *call, int at) {
 
 /* at: where size stands */
 static void begin(wt_call *call, weft_problem *p, weft_pass pass, const wt_view *x, int rank, int at) {
+    p->size = sizeof(*p);
     weft_problem_init(p, WEFT_OP_LRN, pass, rank);
     p->n = x->dims[0];
     p->c = x->dims[1];

@@ -250,6 +250,7 @@ static bool window_sums(road *r, const wt_view *sums, const wt_view spare[2]) {
 static bool clamp_sums(road *r, const wt_view *sums, const wt_view *u) {
     weft_problem p;
     weft_args args = WEFT_ARGS_INIT;
+    p.size = sizeof(p);
     weft_problem_init(&p, WEFT_OP_CLIP, WEFT_PASS_FWD, r->q->d.g.rank);
     p.n = u->dims[0], p.c = u->dims[1];
     memcpy(p.in, u->dims + 2, sizeof(p.in));

@@ -75,6 +75,7 @@ static bool out_sizes(wt_call *call, wt_pool *g, const char *name, bool whole) {
 
 /* ---------------------------------------------------------------- the problem */
 static void describe(weft_problem *p, const wt_pool *g, weft_op op, weft_pass pass, const wt_view *data) {
+    p->size = sizeof(*p);
     weft_problem_init(p, op, pass, g->rank);
     p->n = data->dims[0];
     p->c = data->dims[1];

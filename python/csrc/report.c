@@ -127,7 +127,7 @@ static void take_steps(const weft_problem *p, weft_problem *q) {
 
 /* The same geometry and data in another pass; activations go where the pass has none. */
 static weft_status change_pass(weft_problem *p, int pass) {
-    weft_problem q, bare;
+    weft_problem q = WEFT_PROBLEM_INIT, bare;
     if (weft_problem_init(&q, (weft_op)p->op, (weft_pass)pass, p->rank) != WEFT_OK) return WEFT_ERR_INVALID;
     size_t from = offsetof(weft_problem, n), to = offsetof(weft_problem, nsteps);
     memcpy((char *)&q + from, (const char *)p + from, to - from);
@@ -171,7 +171,7 @@ static double flops_of(const weft_problem *p) {
 /* The problem as JSON: its normal text, every attribute and every tensor. pass: NULL, or the pass to change to.
  * Returns the length, or -1: see weft_last_error. Axes are those the user sees. */
 WEFT_API int64_t weft_torch_problem(const char *problem, const char *pass, char *json, size_t capacity) {
-    weft_problem p;
+    weft_problem p = WEFT_PROBLEM_INIT;
     char normal[WEFT_TEXT_MAX];
     text t = {json, capacity, 0};
     if (weft_problem_parse(&p, problem) != WEFT_OK) return -1;

@@ -222,6 +222,7 @@ static bool gather(wt_call *call, const layers *s, bool bias, void **data) {
 /* ---------------------------------------------------------------- the problem */
 static void begin(weft_problem *p, const wt_call *call, const layers *s, weft_pass pass, bool keep) {
     const wt_arg *arg = call->arg + s->at;
+    p->size = sizeof(*p);
     weft_problem_init(p, kinds[s->kind].op, pass, 0);
     p->n = s->n;
     p->c = s->c;

@@ -157,6 +157,7 @@ bool wt_rows_finish(wt_call *call, const wt_rows *t, int count) {
 }
 
 void wt_rows_problem(weft_problem *p, weft_op op, weft_pass pass, const wt_view *v) {
+    p->size = sizeof(*p);
     weft_problem_init(p, op, pass, v->dims[2] > 1 ? 3 : v->dims[3] > 1 ? 2 : 1);
     p->n = v->dims[0];
     p->c = v->dims[1];

@@ -32,8 +32,9 @@ weft_status weft__fail(weft_status s, const char *format, ...) WEFT__PRINTF(2, 3
 
 /* Structs of callers built against another header. LEAST: the size a struct had when `last` was its last member.
  * Adopt copies what both know, the rest zero; false: shorter than `least`, or it asks for what this library does not
- * know. Return writes back. */
+ * know. Return writes back, zero where the caller knows more. MOST: a larger size is not one. */
 #define WEFT__LEAST(type, last) (offsetof(type, last) + sizeof(((type *)0)->last))
+#define WEFT__MOST ((size_t)1 << 20)
 bool weft__adopt(void *to, size_t known, const void *from, size_t least);
 void weft__return(void *to, const void *from, size_t known);
 
@@ -153,6 +154,8 @@ bool weft__mul(int64_t a, int64_t b, int64_t *r);
 
 /* weft_problem_complete in place, on a problem of our own; after a failure *p means nothing. */
 weft_status weft__complete(weft_problem *p);
+/* The caller's problem has a size that can be written to. */
+weft_status weft__check_problem_size(const weft_problem *p);
 /* A caller's problem, completed, as one of our own. */
 weft_status weft__take_problem(weft_problem *p, const weft_problem *given);
 /* Zeroed, unit sizes, and the fallback of every field. */

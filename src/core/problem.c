@@ -266,14 +266,24 @@ static weft_status check_head(weft_problem *p) {
     return WEFT_OK;
 }
 
-weft_status weft_problem_init(weft_problem *p, weft_op op, weft_pass pass, int rank) {
+static weft_status wrong_size(const weft_problem *p) {
+    return weft__fail(WEFT_ERR_INVALID, "problem.size is %zu, allowed: %zu (start from WEFT_PROBLEM_INIT)", p->size,
+                      sizeof(*p));
+}
+
+weft_status weft__check_problem_size(const weft_problem *p) {
     if (!p) return weft__fail(WEFT_ERR_INVALID, "problem is NULL, allowed: a weft_problem to fill");
+    return p->size < WEFT__LEAST(weft_problem, tensor) || p->size > WEFT__MOST ? wrong_size(p) : WEFT_OK;
+}
+
+weft_status weft_problem_init(weft_problem *p, weft_op op, weft_pass pass, int rank) {
+    WEFT__TRY(weft__check_problem_size(p));
     weft_problem q;
     weft__problem_defaults(&q, weft__op_of(op), rank);
     q.op = op;
     q.pass = pass;
     WEFT__TRY(check_head(&q));
-    *p = q;
+    weft__return(p, &q, sizeof(q));
     return WEFT_OK;
 }
 
@@ -374,9 +384,7 @@ static void said(const weft_problem *p, int *dtype, weft_layout *layout) {
 
 weft_status weft__take_problem(weft_problem *p, const weft_problem *given) {
     if (!given) return weft__fail(WEFT_ERR_INVALID, "problem is NULL, allowed: a weft_problem");
-    if (!weft__adopt(p, sizeof(*p), given, WEFT__LEAST(weft_problem, tensor)))
-        return weft__fail(WEFT_ERR_INVALID, "problem.size is %zu, allowed: %zu (set by weft_problem_init)", given->size,
-                          sizeof(*p));
+    if (!weft__adopt(p, sizeof(*p), given, WEFT__LEAST(weft_problem, tensor))) return wrong_size(given);
     return weft__complete(p);
 }
 

@@ -39,7 +39,7 @@ weft_status weft__fail(weft_status s, const char *format, ...) {
 
 bool weft__adopt(void *to, size_t known, const void *from, size_t least) {
     size_t given = *(const size_t *)from;
-    if (given < least || given > (1 << 20)) return false;
+    if (given < least || given > WEFT__MOST) return false;
     for (size_t i = known; i < given; i++)
         if (((const char *)from)[i]) return false;
     memset(to, 0, known);
@@ -51,6 +51,7 @@ bool weft__adopt(void *to, size_t known, const void *from, size_t least) {
 void weft__return(void *to, const void *from, size_t known) {
     size_t given = *(const size_t *)to;
     memcpy(to, from, WEFT__MIN(given, known));
+    if (given > known) memset((char *)to + known, 0, given - known);
     *(size_t *)to = given;
 }
 

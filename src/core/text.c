@@ -452,7 +452,7 @@ static weft_status parse_all(scan *s, weft_problem *p) {
 }
 
 weft_status weft_problem_parse(weft_problem *p, const char *text) {
-    if (!p) return weft__fail(WEFT_ERR_INVALID, "problem is NULL, allowed: a weft_problem to fill");
+    WEFT__TRY(weft__check_problem_size(p));
     if (!text) return weft__fail(WEFT_ERR_INVALID, "text is NULL, allowed: a problem's text");
     if (strlen(text) >= WEFT_TEXT_MAX)
         return weft__fail(WEFT_ERR_SYNTAX, "problem, column %d: expected the end, the text has %zu characters",
@@ -463,6 +463,6 @@ weft_status weft_problem_parse(weft_problem *p, const char *text) {
     weft_status status = parse_all(&s, &q);
     leave_c_locale(old);
     if (status == WEFT_OK) status = weft__complete(&q);
-    if (status == WEFT_OK) *p = q;
+    if (status == WEFT_OK) weft__return(p, &q, sizeof(q));
     return status;
 }

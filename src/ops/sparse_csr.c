@@ -23,7 +23,7 @@ static weft_status open_csr(const weft_problem *p, csr *s) {
 /* Dense weights are those of the convolution of the same geometry, which checks them. */
 static weft_status open_dense(const csr *s, const weft_tensor *dense, const void *weights, weft_tensor *t) {
     const weft_problem *p = &s->p;
-    weft_problem q;
+    weft_problem q = WEFT_PROBLEM_INIT;
     if (!weights) return weft__fail(WEFT_ERR_INVALID, "weights is NULL, allowed: the dense weights");
     WEFT__TRY(weft_problem_init(&q, WEFT_OP_CONV, WEFT_PASS_FWD, p->rank));
     q.c = p->c, q.o = p->o, q.groups = p->groups;

@@ -25,7 +25,7 @@ static const char first_problem[] = "conv2d:fwd:f32:nchw:n64c128h56w56:o128k3p1g
 static const char other_batch[] = "conv2d:fwd:f32:nchw:n63c128h56w56:o128k3p1g128@cuda";
 
 static double plan_ms(weft_ctx *ctx, const char *text, const char *kernel) {
-    weft_problem p;
+    weft_problem p = WEFT_PROBLEM_INIT;
     weft_plan *plan = NULL;
     weft_plan_opts opts = WEFT_PLAN_OPTS_INIT;
     opts.kernel = kernel;
@@ -104,7 +104,7 @@ static void check_results(int problems, uint64_t seed) {
         return;
     }
     char text[WEFT_TEXT_MAX];
-    weft_problem p;
+    weft_problem p = WEFT_PROBLEM_INIT;
     uint64_t start = weft__now_ns();
     for (size_t e = 0; e < WEFT__COUNT(edges); e++)
         for (size_t i = 0; i < WEFT__COUNT(sizes); i++) {
@@ -185,7 +185,7 @@ static weft_status time_both(weft_ctx *ctx, const weft_problem *p, const weft__h
 }
 
 static weft_status time_problem(weft_ctx *ctx, const char *text) {
-    weft_problem p;
+    weft_problem p = WEFT_PROBLEM_INIT;
     weft__hw hw;
     WEFT__TRY(weft_problem_parse(&p, text));
     WEFT__TRY(weft__ctx_hw(ctx, &p, &hw));

@@ -87,7 +87,7 @@ __attribute__((unused)) static void test_fails(weft_status got, weft_status want
 }
 
 __attribute__((unused)) static weft_problem test_problem(const char *text) {
-    weft_problem p;
+    weft_problem p = WEFT_PROBLEM_INIT;
     weft_status s = weft_problem_parse(&p, text);
     if (s != WEFT_OK) test_stop(TEST_FAIL, "'%s': %s", text, weft_last_error());
     return p;

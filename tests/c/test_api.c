@@ -26,7 +26,7 @@ static void *look(void *arg) {
 TEST(the_last_error_is_per_thread) {
     size_t length = 99;
     pthread_t other;
-    weft_problem p;
+    weft_problem p = WEFT_PROBLEM_INIT;
     FAILS(weft_problem_parse(&p, "nonsense"), WEFT_ERR_SYNTAX, "column 1");
     CHECK(pthread_create(&other, NULL, look, &length) == 0, "no thread");
     pthread_join(other, NULL);
@@ -35,7 +35,7 @@ TEST(the_last_error_is_per_thread) {
 
 /* ---------------------------------------------------------------- problem */
 TEST(problem_calls) {
-    weft_problem p;
+    weft_problem p = WEFT_PROBLEM_INIT;
     char text[64];
     FAILS(weft_problem_init(NULL, WEFT_OP_CONV, WEFT_PASS_FWD, 2), WEFT_ERR_INVALID, "NULL");
     FAILS(weft_problem_init(&p, WEFT_OP_NONE, WEFT_PASS_FWD, 2), WEFT_ERR_INVALID, "op is 0");
@@ -58,7 +58,7 @@ TEST(problem_calls) {
 }
 
 TEST(problem_tensor) {
-    weft_problem p;
+    weft_problem p = WEFT_PROBLEM_INIT;
     OK(weft_problem_init(&p, WEFT_OP_CONV, WEFT_PASS_FWD, 2));
     CHECK(!weft_problem_tensor(NULL, WEFT_ROLE_SRC), "a tensor of NULL");
     CHECK(!weft_problem_tensor(&p, (weft_role)-1) && !weft_problem_tensor(&p, WEFT_ROLE_COUNT), "a tensor of no role");

@@ -45,7 +45,7 @@ TEST(round_trip) {
         CHECK(harness_round_trip(&p, why, sizeof(why)), "%s", why);
     }
     for (uint64_t seed = 0; seed < 20000; seed++) {
-        weft_problem p;
+        weft_problem p = WEFT_PROBLEM_INIT;
         CHECK(harness_random(&p, seed, seed % 3 ? WEFT_DEVICE_CPU : WEFT_DEVICE_CUDA), "seed %llu: %s",
               (unsigned long long)seed, weft_last_error());
         CHECK(harness_round_trip(&p, why, sizeof(why)), "seed %llu: %s", (unsigned long long)seed, why);
@@ -140,6 +140,7 @@ TEST(syntax_errors) {
     for (size_t i = 0; i < WEFT__COUNT(errors); i++) {
         weft_problem p, before;
         memset(&before, 0x33, sizeof(before));
+        before.size = sizeof(before);
         p = before;
         weft_status s = weft_problem_parse(&p, errors[i].text);
         char column[32];
@@ -153,7 +154,7 @@ TEST(syntax_errors) {
     char *longer = malloc(5000);
     memset(longer, 'a', 4999);
     longer[4999] = 0;
-    weft_problem p;
+    weft_problem p = WEFT_PROBLEM_INIT;
     FAILS(weft_problem_parse(&p, longer), WEFT_ERR_SYNTAX, "column");
     free(longer);
 }
@@ -201,7 +202,7 @@ static const struct {
 
 TEST(refused) {
     for (size_t i = 0; i < WEFT__COUNT(refused); i++) {
-        weft_problem p;
+        weft_problem p = WEFT_PROBLEM_INIT;
         weft_status s = weft_problem_parse(&p, refused[i].text);
         CHECK(s == WEFT_ERR_INVALID || (s == WEFT_ERR_SYNTAX && !refused[i].words[0]), "'%s' gave %s: %s",
               refused[i].text, weft_status_name(s), weft_last_error());
@@ -211,7 +212,7 @@ TEST(refused) {
 
 /* ---------------------------------------------------------------- the struct */
 TEST(completes_from_the_struct) {
-    weft_problem p;
+    weft_problem p = WEFT_PROBLEM_INIT;
     char text[WEFT_TEXT_MAX];
     OK(weft_problem_init(&p, WEFT_OP_CONV, WEFT_PASS_FWD, 2));
     p.n = 8;
@@ -243,7 +244,7 @@ TEST(complete_is_idempotent) {
 }
 
 TEST(given_shapes_are_checked) {
-    weft_problem p;
+    weft_problem p = WEFT_PROBLEM_INIT;
     OK(weft_problem_init(&p, WEFT_OP_CONV, WEFT_PASS_FWD, 1));
     p.in[2] = 9;
     weft_tensor *src = weft_problem_tensor(&p, WEFT_ROLE_SRC);
@@ -343,10 +344,24 @@ TEST(older_and_newer_callers) {
     weft_ctx *ctx = NULL;
     weft_plan *plan = NULL;
     FAILS(weft_problem_complete((weft_problem *)(void *)shorter), WEFT_ERR_INVALID, "problem.size is 8");
+    FAILS(weft_problem_parse((weft_problem *)(void *)shorter, "conv2d:fwd:f32:nchw:n1c2h9w9:o2k3"), WEFT_ERR_INVALID,
+          "problem.size is 8|WEFT_PROBLEM_INIT");
+    FAILS(weft_problem_init((weft_problem *)(void *)shorter, WEFT_OP_CONV, WEFT_PASS_FWD, 2), WEFT_ERR_INVALID,
+          "problem.size is 8|WEFT_PROBLEM_INIT");
+    CHECK(*shorter == sizeof(size_t), "its size changed");
     FAILS(weft_ctx_create(&ctx, (weft_ctx_opts *)(void *)shorter), WEFT_ERR_INVALID, "opts.size is 8");
     OK(weft_ctx_create(&ctx, NULL));
     FAILS(weft_plan_create(&plan, ctx, (weft_problem *)(void *)shorter, NULL), WEFT_ERR_INVALID, "problem.size is 8");
-    newer.more[40] = 0;
+    OK(weft_problem_parse(&newer.p, "conv2d:fwd:f32:nchw:n1c2h9w9:o2k3")); /* sets all of it */
+    CHECK(newer.p.size == sizeof(newer) && newer.more[40] == 0, "size %zu, then %d", newer.p.size, newer.more[40]);
+    newer.more[40] = 1;
+    OK(weft_problem_init(&newer.p, WEFT_OP_CONV, WEFT_PASS_FWD, 2));
+    CHECK(newer.p.size == sizeof(newer) && newer.more[40] == 0, "size %zu, then %d", newer.p.size, newer.more[40]);
+    newer.p.size = (size_t)-1;
+    FAILS(weft_problem_parse(&newer.p, "conv2d:fwd:f32:nchw:n1c2h9w9:o2k3"), WEFT_ERR_INVALID, "problem.size is");
+    newer.p.size = 0;
+    FAILS(weft_problem_parse(&newer.p, "conv2d:fwd:f32:nchw:n1c2h9w9:o2k3"), WEFT_ERR_INVALID, "problem.size is 0");
+    newer.p.size = sizeof(newer);
     FAILS(weft_plan_create(&plan, ctx, &newer.p, (weft_plan_opts *)(void *)shorter), WEFT_ERR_INVALID,
           "opts.size is 8");
     free(shorter);
@@ -354,7 +369,7 @@ TEST(older_and_newer_callers) {
 }
 
 TEST(garbage_is_refused_and_nothing_written) {
-    weft_problem p, before;
+    weft_problem p = WEFT_PROBLEM_INIT, before;
     OK(weft_problem_init(&p, WEFT_OP_MAX_POOL, WEFT_PASS_FWD, 2));
     p.ntensors = 1 << 28;
     FAILS(weft_problem_complete(&p), WEFT_ERR_INVALID, "268435456 tensors");
@@ -387,7 +402,7 @@ TEST(unused_fields_do_not_count) {
 }
 
 TEST(infinite_fields_read_back) {
-    weft_problem p = test_problem("clip2d:fwd:f32:nchw:n1c8h9w9:lo-infhiinf"), q;
+    weft_problem p = test_problem("clip2d:fwd:f32:nchw:n1c8h9w9:lo-infhiinf"), q = WEFT_PROBLEM_INIT;
     char text[WEFT_TEXT_MAX];
     OK(weft_problem_format(&p, text, sizeof(text), NULL));
     OK(weft_problem_parse(&q, text));

@@ -25,7 +25,7 @@ int main(void) {
 
     weft_ctx *ctx = NULL;
     weft_plan *plan = NULL;
-    weft_problem p;
+    weft_problem p = WEFT_PROBLEM_INIT;
     if (weft_ctx_create(&ctx, NULL)) return fail("weft_ctx_create");
     if (weft_problem_parse(&p, "conv2d:fwd:f32:nchw:n1c2h4w4:o2k3p1g2")) return fail("weft_problem_parse");
     if (weft_plan_create(&plan, ctx, &p, NULL)) return fail("weft_plan_create");

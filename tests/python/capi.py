@@ -83,7 +83,8 @@ def context():
 
 def parse(text):
     """The completed problem as an opaque buffer; raises WeftError with the library's text."""
-    problem = ctypes.create_string_buffer(16384)
+    problem = ctypes.create_string_buffer(ctypes.sizeof(Problem))
+    Problem.from_buffer(problem).size = ctypes.sizeof(Problem)
     check(LIB.weft_problem_parse(problem, text.encode()))
     return problem
 
