@@ -23,13 +23,20 @@ static weft_status mirror_in(weft__cuda *cuda, int ordinal, mirror *m, harness_b
 /* The device's pointer has the host's offset from a multiple of 256. */
 static void *there(const mirror *m) { return m->b ? (char *)m->device + ((char *)m->b->at - m->start) : NULL; }
 
+/* With packed weights neither the weights nor the room for packing them is asked for. */
+static size_t workspace_bytes(const weft_plan *plan, bool prepacked) {
+    size_t all = weft_plan_workspace_bytes(plan); /* 0 where there is nothing to compute */
+    return all && prepacked ? all - weft_plan_packed_bytes(plan) : all;
+}
+
 static weft_status launch(const weft_plan *plan, weft_args *args, mirror *m, bool prepacked) {
     for (int role = 0; role < WEFT_ROLE_COUNT; role++) args->ptr[role] = there(&m[role]);
     if (prepacked) {
         WEFT__TRY(weft_pack(plan, args->ptr[WEFT_ROLE_WEIGHTS], there(&m[PACKED]), NULL));
         args->packed = there(&m[PACKED]);
+        args->ptr[WEFT_ROLE_WEIGHTS] = NULL;
     }
-    return weft_execute(plan, args, there(&m[WORKSPACE]), weft_plan_workspace_bytes(plan), NULL);
+    return weft_execute(plan, args, there(&m[WORKSPACE]), workspace_bytes(plan, prepacked), NULL);
 }
 
 static weft_status run_cuda(harness *h, weft_ctx *ctx, const weft_plan *plan, harness_buffer *const *buffers,
@@ -44,7 +51,7 @@ static weft_status run_cuda(harness *h, weft_ctx *ctx, const weft_plan *plan, ha
     weft_status s = WEFT_OK;
     for (int role = 0; role < WEFT_ROLE_COUNT && s == WEFT_OK; role++)
         if (buffers[role]) s = mirror_in(cuda, p->ordinal, &m[role], buffers[role]);
-    if (s == WEFT_OK && weft_plan_workspace_bytes(plan)) s = mirror_in(cuda, p->ordinal, &m[WORKSPACE], &h->workspace);
+    if (s == WEFT_OK && workspace_bytes(plan, prepacked)) s = mirror_in(cuda, p->ordinal, &m[WORKSPACE], &h->workspace);
     if (s == WEFT_OK && prepacked) s = mirror_in(cuda, p->ordinal, &m[PACKED], &h->packed);
     if (s == WEFT_OK) s = launch(plan, &args, m, prepacked);
     for (int i = 0; i < MIRRORS; i++) {
@@ -62,9 +69,11 @@ static weft_status run_cpu(harness *h, const weft_plan *plan, harness_buffer *co
     if (prepacked) {
         WEFT__TRY(weft_pack(plan, args.ptr[WEFT_ROLE_WEIGHTS], h->packed.at, NULL));
         args.packed = h->packed.at;
+        args.ptr[WEFT_ROLE_WEIGHTS] = NULL;
+        harness_seal(&h->packed);
     }
-    return weft_execute(plan, &args, weft_plan_workspace_bytes(plan) ? h->workspace.at : NULL,
-                        weft_plan_workspace_bytes(plan), NULL);
+    size_t bytes = workspace_bytes(plan, prepacked);
+    return weft_execute(plan, &args, bytes ? h->workspace.at : NULL, bytes, NULL);
 }
 
 static weft_status run_plan(harness *h, weft_ctx *ctx, const weft_plan *plan, harness_buffer *in, harness_buffer *out,
@@ -81,7 +90,7 @@ static weft_status run_plan(harness *h, weft_ctx *ctx, const weft_plan *plan, ha
         if (written && weft__is_input(p, role)) memcpy(out[role].low, in[role].low, in[role].bytes);
     }
     prepacked = prepacked && weft_plan_packed_bytes(plan);
-    if (!harness_open_bytes(&h->workspace, weft_plan_workspace_bytes(plan), 64, HARNESS_END) ||
+    if (!harness_open_bytes(&h->workspace, workspace_bytes(plan, prepacked), 64, HARNESS_END) ||
         !harness_open_bytes(&h->packed, weft_plan_packed_bytes(plan), 64, HARNESS_END))
         return weft__fail(WEFT_ERR_MEMORY, "no memory for the workspace");
     h->runs++;

@@ -129,7 +129,7 @@ static weft_status choose_pinned(weft_ctx *ctx, const weft_problem *p, const wef
     const weft__kernel *k = want->pin;
     const int first = WEFT__MAX(want->variant, 0), last = want->variant < 0 ? weft__kernel_variants(k) : first + 1;
     const char *reason = NULL;
-    weft__choice c;
+    weft__choice c = {0};
     out->kernel = NULL;
     for (int v = first; v < last; v++) {
         const char *why_not = consider(ctx, p, hw, want, k, v, &c);

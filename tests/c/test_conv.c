@@ -3,6 +3,7 @@
  * rounding to the output. */
 #include <math.h>
 
+#include "ref/item.h"
 #include "test.h"
 
 /* A tensor as doubles, in canonical order. */
@@ -163,5 +164,32 @@ TEST(values_of_16_bits) {
             double v = harness_load(dtype, &in);
             harness_store(dtype, &out, v);
             CHECK(in == out || isnan(v), "%s 0x%04x comes back as 0x%04x", weft__dtype_name(dtype), in, out);
+        }
+}
+
+/* The library's conversions to and from 16 bits beside the harness's, which are written apart from them: every value
+ * of the formats, those half way between two, just beside, and below the least subnormal. */
+TEST(the_library_rounds_as_the_harness) {
+    for (int dtype = WEFT_DTYPE_F16; dtype <= WEFT_DTYPE_BF16; dtype++)
+        for (uint32_t bits = 0; bits < 65536; bits++) {
+            uint16_t in = (uint16_t)bits, ours, theirs;
+            double v = harness_load(dtype, &in), next;
+            double got = item_load(dtype, &in, 0);
+            CHECK(got == v || (isnan(got) && isnan(v)), "%s 0x%04x is read as %g", weft__dtype_name(dtype), in, got);
+            if (!isfinite(v) || (in & 0x7fff) == 0x7fff) continue;
+            uint16_t up = (uint16_t)(in + 1);
+            next = harness_load(dtype, &up);
+            double near[] = {v,
+                             v + (next - v) * 0.25,
+                             v + (next - v) * 0.5,
+                             nextafter(v + (next - v) * 0.5, 0),
+                             nextafter(v + (next - v) * 0.5, 2 * next),
+                             v * 0x1p-40,
+                             nextafter(v, 0)};
+            for (size_t i = 0; i < WEFT__COUNT(near) && isfinite(near[i]); i++) {
+                harness_store(dtype, &theirs, near[i]);
+                item_store(dtype, &ours, 0, near[i]);
+                CHECK(ours == theirs, "%s of %a is 0x%04x, not 0x%04x", weft__dtype_name(dtype), near[i], theirs, ours);
+            }
         }
 }

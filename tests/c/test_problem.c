@@ -210,6 +210,26 @@ TEST(refused) {
     }
 }
 
+/* Gaps between the elements of an output are allowed, down to the least that keeps them apart. */
+TEST(gapped_outputs) {
+    static const char *const taken[] = {"[392.49.7.1]",   "[400.50.7.1]",  "[1000.100.13.2]", "[1000.92.13.2]",
+                                        "[1000.91.13.2]", "[800.1.80.11]", "[56.1.392.8]",    "[1.49.7.1]"};
+    for (size_t i = 0; i < WEFT__COUNT(taken); i++) {
+        char text[256];
+        snprintf(text, sizeof(text), "conv2d:fwd:f32:nchw,dst=%s:n%dc8h9w9:o8k3", taken[i],
+                 taken[i][1] == '1' && taken[i][2] == '.' ? 1 : 2);
+        weft_problem p;
+        CHECK(weft_problem_parse(&p, text) == WEFT_OK, "%s: %s", text, weft_last_error());
+    }
+    static const char *const refused_ones[] = {"[392.49.6.1]", "[1000.90.13.2]", "[1000.91.12.2]", "[391.49.7.1]"};
+    for (size_t i = 0; i < WEFT__COUNT(refused_ones); i++) {
+        char text[256];
+        weft_problem p;
+        snprintf(text, sizeof(text), "conv2d:fwd:f32:nchw,dst=%s:n2c8h9w9:o8k3", refused_ones[i]);
+        FAILS(weft_problem_parse(&p, text), WEFT_ERR_INVALID, "dst|overlap");
+    }
+}
+
 /* ---------------------------------------------------------------- the struct */
 TEST(completes_from_the_struct) {
     weft_problem p = WEFT_PROBLEM_INIT;
@@ -325,6 +345,56 @@ TEST(keys) {
     CHECK(!harness_same_problem(&a, &b), "clip bounds are not in the key");
     CHECK(harness_same_problem(&a, &c), "two spellings, two keys");
     CHECK(!harness_same_problem(&a, &d), "alignment is not in the key");
+}
+
+/* Other text, other key; the same text, the same key. Everything a problem says is changed in turn. */
+static void changed(const weft_problem *p, weft_problem q, const char *what) {
+    char text[WEFT_TEXT_MAX], other[WEFT_TEXT_MAX];
+    if (weft_problem_complete(&q) != WEFT_OK) return; /* not a problem any more */
+    harness_text(p, text);
+    harness_text(&q, other);
+    CHECK((strcmp(text, other) == 0) == harness_same_problem(p, &q), "%s: '%s' and '%s' %s", what, text, other,
+          harness_same_problem(p, &q) ? "have one key" : "have two keys");
+}
+
+TEST(keys_follow_the_text) {
+    for (uint64_t seed = 0; seed < 3000; seed++) {
+        weft_problem p, q;
+        CHECK(harness_random(&p, seed, seed % 3 ? WEFT_DEVICE_CPU : WEFT_DEVICE_CUDA), "%s", weft_last_error());
+        const weft__op *op = weft__op_of(p.op);
+        for (size_t i = 0; i < op->nfields; i++) {
+            const weft__field *f = &op->fields[i];
+            for (int a = 0; a < (f->kind == WEFT__FIELD_AXES ? 3 : f->kind == WEFT__FIELD_PADS ? 6 : 1); a++) {
+                void *at = (char *)(q = p, &q) + f->offset;
+                if (f->kind == WEFT__FIELD_REAL)
+                    *(double *)at += 0.5;
+                else
+                    ((int64_t *)at)[a] += 1;
+                for (int t = 0; t < q.ntensors; t++) /* shapes follow; strides would not */
+                    if (q.tensor[t].layout == WEFT_LAYOUT_STRIDED) q.tensor[t].layout = WEFT_LAYOUT_FIRST;
+                changed(&p, q, f->key);
+            }
+        }
+        for (int math = WEFT_MATH_FAST; math <= WEFT_MATH_TF32; math++) q = p, q.math = math, changed(&p, q, "math");
+        q = p, q.device = p.device == WEFT_DEVICE_CPU ? WEFT_DEVICE_CUDA : WEFT_DEVICE_CPU, changed(&p, q, "device");
+        q = p, q.ordinal++, changed(&p, q, "ordinal");
+        q = p, q.nsteps = WEFT__MAX(0, p.nsteps - 1), changed(&p, q, "one step less");
+        for (int i = 0; i < p.nsteps; i++) {
+            q = p, q.step[i].hi += 1, changed(&p, q, "hi of a step");
+            q = p, q.step[i].lo -= 1, changed(&p, q, "lo of a step");
+            for (int kind = WEFT_STEP_BIAS; kind < WEFT_STEP_ACC; kind++)
+                q = p, q.step[i].kind = kind, changed(&p, q, "kind of a step");
+        }
+        for (int i = 0; i < p.ntensors; i++) {
+            q = p, q.tensor[i].align = p.tensor[i].align * 2, changed(&p, q, "alignment");
+            for (int dtype = 1; dtype < WEFT_DTYPE_COUNT; dtype++)
+                q = p, q.tensor[i].dtype = (int16_t)dtype, changed(&p, q, "data type");
+            for (int layout = WEFT_LAYOUT_FIRST; layout <= WEFT_LAYOUT_LAST; layout++)
+                q = p, q.tensor[i].layout = (int16_t)layout, changed(&p, q, "layout");
+            for (int a = 0; a < p.tensor[i].rank && p.tensor[i].layout == WEFT_LAYOUT_STRIDED; a++)
+                q = p, q.tensor[i].strides[a] += 3, changed(&p, q, "stride");
+        }
+    }
 }
 
 /* ---------------------------------------------------------------- callers of another version, and of none */

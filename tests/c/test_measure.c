@@ -1,0 +1,212 @@
+/* Measuring on a clock that the test moves: which runs count, what is given up, what is remembered and what is chosen.
+ * The program is linked so that the library reads this clock (weft__now_ns); a lent pool moves it by the time that the
+ * test gives to the kernel being measured, and the log says when the next one's turn comes. */
+#include "test.h"
+
+enum { CANDIDATES = 8, RUNS = 16, REST = 6000 }; /* REST: ns of a kernel that the test says nothing of */
+static uint64_t clock_ns;
+uint64_t __wrap_weft__now_ns(void);
+uint64_t __wrap_weft__now_ns(void) { return clock_ns; }
+
+/* What each kernel takes in each of its runs, the first of which warms up; 0 ends a list, the value before it holds. */
+static struct bed {
+    uint64_t ns[CANDIDATES][RUNS];
+    int candidate, runs[CANDIDATES];
+    char name[CANDIDATES][128], given_up[CANDIDATES];
+} bed;
+
+static void pool(void *user, int64_t slots, weft_task task, void *arg) {
+    struct bed *b = user;
+    for (int64_t i = 0; i < slots; i++) task(arg, i);
+    if (b->candidate >= CANDIDATES) return;
+    const uint64_t *ns = b->ns[b->candidate];
+    int last = 0, run = b->runs[b->candidate]++;
+    while (last < run && last < RUNS - 1 && ns[last + 1]) last++;
+    clock_ns += ns[last] ? ns[last] : REST;
+}
+
+static void listen(void *user, int topic, const char *line) {
+    struct bed *b = user;
+    if (topic != WEFT_LOG_TUNE || strncmp(line, "tune: ", 6) != 0 || b->candidate >= CANDIDATES) return;
+    snprintf(b->name[b->candidate], sizeof(b->name[0]), "%.*s", (int)strcspn(line + 6, " "), line + 6);
+    b->given_up[b->candidate] = strstr(line, "given up") != NULL;
+    b->candidate++;
+}
+
+static weft_ctx *context(unsigned engines, double seconds) {
+    weft_ctx_opts opts = WEFT_CTX_OPTS_INIT;
+    weft_ctx *ctx = NULL;
+    opts.engines = engines;
+    opts.measure_seconds = seconds;
+    opts.verbose = WEFT_LOG_TUNE;
+    opts.log = listen;
+    opts.log_user = &bed;
+    opts.cache_dir = "";
+    OK(weft_ctx_create(&ctx, &opts));
+    OK(weft_ctx_set_parallel_for(ctx, pool, &bed, 1));
+    return ctx;
+}
+
+/* One call of the pool per run, one kernel per instruction set and at least two of those. */
+static const char usual[] = "conv2d:fwd:f32:nchw:n2c32h32w32:o32k3p1g32";
+
+static weft_plan *plan_in(weft_ctx *ctx, int mode) {
+    weft_plan_opts opts = WEFT_PLAN_OPTS_INIT;
+    weft_problem p = test_problem(usual);
+    weft_plan *plan = NULL;
+    opts.mode = mode;
+    OK(weft_plan_create(&plan, ctx, &p, &opts));
+    return plan;
+}
+
+static double ns_of(const weft_plan *plan) { return weft__plan_choice(plan)->d.ns; }
+static const char *why_of(const weft_plan *plan) { return weft__plan_choice(plan)->why; }
+
+static weft_plan *measure(weft_ctx *ctx, struct bed times) {
+    bed = times;
+    weft_plan *plan = plan_in(ctx, WEFT_MODE_MEASURE);
+    if (!bed.name[1][0] && !bed.runs[1]) SKIP("one instruction set: nothing to choose from");
+    return plan;
+}
+
+TEST(the_fastest_is_chosen_and_all_are_remembered) {
+    weft_ctx *ctx = context(WEFT_ENGINE_CPU, 1);
+    weft_plan *plan = measure(ctx, (struct bed){.ns = {{5000}, {3000}, {4000}}});
+    CHECK(strcmp(weft_plan_kernel_name(plan), bed.name[1]) == 0 && strcmp(why_of(plan), "measured") == 0 &&
+              ns_of(plan) == 3000,
+          "%s by %s in %g ns", weft_plan_kernel_name(plan), why_of(plan), ns_of(plan));
+    CHECK(weft_wisdom_count(ctx) == (size_t)bed.candidate, "%zu of %d", weft_wisdom_count(ctx), bed.candidate);
+    weft_plan_release(plan);
+    weft_ctx_release(ctx);
+}
+
+TEST(the_median_counts_and_the_warm_run_does_not) {
+    weft_ctx *ctx = context(WEFT_ENGINE_CPU, 1);
+    weft_plan *plan = measure(ctx, (struct bed){.ns = {{10, 700, 100, 600, 200, 500, 300, 400}, {600}}});
+    CHECK(strcmp(weft_plan_kernel_name(plan), bed.name[0]) == 0 && ns_of(plan) == 400, "%g ns", ns_of(plan));
+    weft_plan_release(plan);
+    weft_ctx_release(ctx);
+}
+
+TEST(three_times_the_best_is_given_up) {
+    weft_ctx *ctx = context(WEFT_ENGINE_CPU, 1);
+    weft_plan *plan = measure(ctx, (struct bed){.ns = {{1000}, {3001}, {3001}, {3001}}});
+    CHECK(bed.given_up[1] && bed.runs[1] == 1, "%d runs of a hopeless kernel", bed.runs[1]);
+    CHECK(!bed.given_up[0] && bed.runs[0] == 8, "%d runs of the best", bed.runs[0]);
+    CHECK(weft_wisdom_count(ctx) == 1, "%zu entries", weft_wisdom_count(ctx));
+    weft_plan_release(plan);
+    weft_ctx_release(ctx);
+    ctx = context(WEFT_ENGINE_CPU, 1);
+    plan = measure(ctx, (struct bed){.ns = {{1000}, {3000, 900}, {3000}, {3000}}});
+    CHECK(!bed.given_up[1] && strcmp(weft_plan_kernel_name(plan), bed.name[1]) == 0,
+          "a warm run of three times the best is the end of it");
+    weft_plan_release(plan);
+    weft_ctx_release(ctx);
+}
+
+TEST(the_time_limit_holds) {
+    weft_ctx *ctx = context(WEFT_ENGINE_CPU, 1e-6);
+    bed = (struct bed){.ns = {{2000}, {1}, {1}, {1}}};
+    weft_plan *plan = plan_in(ctx, WEFT_MODE_MEASURE);
+    CHECK(bed.runs[0] == 2 && !bed.runs[1], "%d and %d runs in no time", bed.runs[0], bed.runs[1]);
+    CHECK(strcmp(weft_plan_kernel_name(plan), bed.name[0]) == 0 && ns_of(plan) == 2000, "%g ns", ns_of(plan));
+    weft_plan_release(plan);
+    weft_ctx_release(ctx);
+    weft_plan_opts opts = WEFT_PLAN_OPTS_INIT;
+    weft_problem p = test_problem(usual);
+    opts.mode = WEFT_MODE_MEASURE;
+    opts.measure_seconds = 1e-6; /* the plan's own limit, over the context's */
+    ctx = context(WEFT_ENGINE_CPU, 1);
+    bed = (struct bed){.ns = {{2000}, {1}, {1}, {1}}};
+    OK(weft_plan_create(&plan, ctx, &p, &opts));
+    CHECK(bed.runs[0] == 2 && !bed.runs[1], "%d and %d runs within the plan's limit", bed.runs[0], bed.runs[1]);
+    weft_plan_release(plan);
+    weft_ctx_release(ctx);
+}
+
+TEST(the_reference_is_not_measured_beside_others) {
+    weft_ctx *ctx = context(WEFT_ENGINE_CPU | WEFT_ENGINE_REF, 1);
+    weft_plan *plan = measure(ctx, (struct bed){.ns = {{5000}, {4000}, {3000}}});
+    for (int i = 0; i < bed.candidate; i++) CHECK(!strstr(bed.name[i], "_ref"), "%s was measured", bed.name[i]);
+    weft_plan_release(plan);
+    weft_ctx_release(ctx);
+}
+
+static weft_plan *plan_without_limit(weft_ctx *ctx) {
+    weft_plan_opts opts = WEFT_PLAN_OPTS_INIT;
+    weft_problem p = test_problem(usual);
+    weft_plan *plan = NULL;
+    opts.workspace_limit = WEFT_NO_LIMIT;
+    OK(weft_plan_create(&plan, ctx, &p, &opts));
+    return plan;
+}
+
+/* An estimate after a measurement is what was measured, also where an estimate was made before, with these settings or
+ * with others. */
+TEST(estimate_measure_estimate) {
+    weft_ctx *ctx = context(WEFT_ENGINE_CPU, 1);
+    weft_plan *before = plan_in(ctx, WEFT_MODE_ESTIMATE);
+    weft_plan_release(plan_without_limit(ctx));
+    CHECK(strcmp(why_of(before), "estimate") == 0, "%s", why_of(before));
+    weft_plan *plan = measure(ctx, (struct bed){.ns = {{5000}, {3000}, {4000}}});
+    CHECK(strcmp(weft_plan_kernel_name(plan), weft_plan_kernel_name(before)) != 0, "the test wants another kernel");
+    weft_plan *after = plan_in(ctx, WEFT_MODE_ESTIMATE);
+    CHECK(strcmp(weft_plan_kernel_name(after), weft_plan_kernel_name(plan)) == 0 &&
+              strcmp(why_of(after), "measured") == 0 && ns_of(after) == 3000,
+          "%s by %s", weft_plan_kernel_name(after), why_of(after));
+    weft_plan_release(after);
+    after = plan_without_limit(ctx);
+    CHECK(strcmp(weft_plan_kernel_name(after), weft_plan_kernel_name(plan)) == 0 &&
+              strcmp(why_of(after), "wisdom") == 0 && ns_of(after) == 3000,
+          "an older plan is kept: %s by %s", weft_plan_kernel_name(after), why_of(after));
+    CHECK(bed.candidate >= 2 && bed.runs[0] == 8, "measured again");
+    weft_plan_release(before), weft_plan_release(plan), weft_plan_release(after);
+    weft_ctx_release(ctx);
+}
+
+/* ---------------------------------------------------------------- the host's implementation */
+typedef struct host {
+    uint64_t ns;
+    int runs;
+    bool fails;
+} host;
+
+static void rates(void *user, const weft_problem *p, weft_rates *r) {
+    (void)user, (void)p;
+    *r = (weft_rates){1e9, 1, 1}; /* hopeless by estimate: measured last */
+}
+
+static weft_status run_once(void *user, const weft_problem *p, const weft_args *args, void *stream) {
+    host *e = user;
+    (void)stream;
+    e->runs++;
+    clock_ns += e->ns;
+    for (int i = 0; i < p->ntensors; i++)
+        if (!args->ptr[p->tensor[i].role]) return WEFT_ERR_INTERNAL;
+    return e->fails ? weft__fail(WEFT_ERR_INTERNAL, "not today") : WEFT_OK;
+}
+
+static weft_plan *measure_beside(host *e, weft_ctx **ctx) {
+    weft_external x = WEFT_EXTERNAL_INIT;
+    x.name = "host_conv", x.user = e, x.estimate = rates, x.run_once = run_once;
+    *ctx = context(WEFT_ENGINE_CPU | WEFT_ENGINE_EXTERNAL, 1);
+    OK(weft_ctx_set_external(*ctx, &x));
+    return measure(*ctx, (struct bed){.ns = {{5000}, {3000}, {4000}}});
+}
+
+TEST(the_host_wins_by_a_nanosecond) {
+    host quick = {.ns = 2999}, slow = {.ns = 3001}, broken = {.ns = 1, .fails = true};
+    weft_ctx *ctx;
+    weft_plan *plan = measure_beside(&quick, &ctx);
+    CHECK(strcmp(weft_plan_kernel_name(plan), "host_conv") == 0 && quick.runs == 8, "%s after %d runs",
+          weft_plan_kernel_name(plan), quick.runs);
+    weft_plan_release(plan), weft_ctx_release(ctx);
+    plan = measure_beside(&slow, &ctx);
+    CHECK(strcmp(weft_plan_kernel_name(plan), "host_conv") != 0 && slow.runs == 8, "%s after %d runs",
+          weft_plan_kernel_name(plan), slow.runs);
+    weft_plan_release(plan), weft_ctx_release(ctx);
+    plan = measure_beside(&broken, &ctx); /* one that fails is left out */
+    CHECK(strcmp(weft_plan_kernel_name(plan), "host_conv") != 0 && broken.runs == 1, "%s after %d runs",
+          weft_plan_kernel_name(plan), broken.runs);
+    weft_plan_release(plan), weft_ctx_release(ctx);
+}
