@@ -201,7 +201,7 @@ weft_plan *wt_plan_with(wt_call *call, weft_problem *p, wt_peer peer, const void
     return plan;
 }
 
-bool wt_is_peer(const weft_plan *plan) { return plan && weft_plan_kernel_name(plan) == external_name; }
+bool wt_is_peer(const weft_plan *plan) { return plan && strcmp(weft_plan_kernel_name(plan), external_name) == 0; }
 
 static bool run_peer(wt_call *call, const weft_plan *plan, wt_peer peer, const void *state) {
     struct timespec from, to;
