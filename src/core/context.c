@@ -152,11 +152,13 @@ static void each_lock(int (*act)(pthread_mutex_t *)) {
 
 static void before_fork(void) {
     pthread_mutex_lock(&contexts_lock);
+    pthread_mutex_lock(weft__rates_lock());
     each_lock(pthread_mutex_lock);
 }
 
 static void after_fork(void) {
     each_lock(pthread_mutex_unlock);
+    pthread_mutex_unlock(weft__rates_lock());
     pthread_mutex_unlock(&contexts_lock);
 }
 
@@ -347,6 +349,12 @@ weft_status weft_ctx_describe(weft_ctx *ctx, char *text, size_t capacity, size_t
     weft__put(&t, "version: %s\ncpu: %s\nisa: %s\nthreads: %d%s\n", WEFT_VERSION, device, weft__isa_names[ctx->hw.isa],
               atomic_load(&ctx->threads), lent ? " (lent)" : "");
     weft__put(&t, "cache: L1 %zu KB, L2 %zu KB, L3 %zu KB\n", ctx->hw.l1 >> 10, ctx->hw.l2 >> 10, ctx->hw.l3 >> 10);
+    weft__hw hw = ctx->hw;
+    hw.threads = atomic_load(&ctx->threads);
+    weft__rates(ctx, &hw);
+    weft__put(&t, "rates: memory %.1f GB/s; multiply-adds per thread", hw.gbs);
+    for (int i = 0; i <= (int)hw.isa; i++) weft__put(&t, "%s %s %.1f", i ? "," : "", weft__isa_names[i], hw.gflops[i]);
+    weft__put(&t, " GFLOP/s\n");
     weft__put(&t, "workspace limit: %zu MB\nplan cache: %zu\nwisdom: %zu entries\nkernels: %zu\n",
               ctx->opts.workspace_limit >> 20, ctx->opts.plan_cache, weft_wisdom_count(ctx),
               weft_kernel_count(ctx, NULL));

@@ -80,7 +80,10 @@ typedef struct weft__hw {
     const weft__gpu *gpu;           /* of the problem's device; NULL: none */
 } weft__hw;
 void weft__hw_detect(weft__hw *hw);
-void weft__hw_nominal(weft__hw *hw); /* one thread and rates that were not measured */
+/* rates.c: measured rates for hw->threads, where the machine has them or can be measured. */
+void weft__rates(weft_ctx *ctx, weft__hw *hw);
+pthread_mutex_t *weft__rates_lock(void); /* for fork alone */
+void weft__hw_nominal(weft__hw *hw);     /* one thread and rates that were not measured */
 
 /* ---------------------------------------------------------------- ops: one record an operator
  * A new operator is a record in src/ops/NAME.c, items in src/ref/NAME.h, and a line in WEFT_OP_LIST. */

@@ -218,7 +218,10 @@ weft_status weft_plan_create(weft_plan **plan, weft_ctx *ctx, const weft_problem
     *plan = NULL;
     weft__hw hw;
     WEFT__TRY(weft__ctx_hw(ctx, &p, &hw));
-    if (want.deterministic) weft__hw_nominal(&hw);
+    if (want.deterministic)
+        weft__hw_nominal(&hw);
+    else
+        weft__rates(ctx, &hw);
     weft__choice c;
     WEFT__TRY(choose(ctx, &p, &hw, &want, &c));
     /* its older plans knew less */

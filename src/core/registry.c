@@ -166,6 +166,7 @@ weft_status weft_kernel_info(const weft_ctx *ctx, const weft_problem *p, size_t 
     weft__decision decision;
     if (p && weft__ctx_hw((weft_ctx *)ctx, &q, &hw) != WEFT_OK)
         hw.gpu = NULL; /* the engine opens once, under its lock */
+    if (p && !weft__opts(ctx)->deterministic) weft__rates((weft_ctx *)ctx, &hw);
     if (p) d.reason = weft__kernel_plan(ctx, k, variant, &q, &hw, &decision);
     d.applies = p && !d.reason;
     if (d.applies) {

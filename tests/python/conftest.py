@@ -10,6 +10,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT / "python"), str(Path(__file__).resolve().parent)]
+os.environ.setdefault("WEFT_RATES", "nominal")  # choices in tests do not depend on the clock
 if "WEFT_LIBRARY" not in os.environ and "BUILD" in os.environ:
     os.environ["WEFT_LIBRARY"] = str((ROOT / os.environ["BUILD"] / "libweft_torch.so").resolve())
 

@@ -1,0 +1,160 @@
+/* The machine's rates for estimates: memory bandwidth and multiply-adds per ISA, with this many threads.
+ * They are measured once per machine and number of threads, in about a tenth of a second, kept in the cache directory and
+ * read from there by every later process; nothing revises them. WEFT_RATES=nominal goes without: tests do, and so does
+ * `deterministic`. What is measured is the best of a few short runs, so that other load does the least harm. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "core/internal.h"
+#include "cuda/driver.h"
+#include "tune/rates.h"
+
+enum { RUNS = 10, FLOATS = 6 << 20, SLOTS_MAX = 1024, KNOWN_MAX = 16 };
+
+typedef struct rates {
+    int threads, isa;
+    double gbs, gflops[WEFT__ISA_COUNT];
+} rates;
+
+static struct { /* of this process */
+    pthread_mutex_t lock;
+    int count;
+    rates of[KNOWN_MAX];
+} known = {.lock = PTHREAD_MUTEX_INITIALIZER};
+
+pthread_mutex_t *weft__rates_lock(void) { return &known.lock; }
+
+#if defined(WEFT__HAVE_AVX512)
+extern const weft__rate_loops weft__cpu_rate_loops_avx512, weft__cpu_rate_loops_avx2;
+#endif
+extern const weft__rate_loops weft__cpu_rate_loops_scalar;
+
+static const weft__rate_loops *loops_of(int isa) {
+#if defined(WEFT__HAVE_AVX512)
+    if (isa == WEFT__AVX512) return &weft__cpu_rate_loops_avx512;
+    if (isa == WEFT__AVX2) return &weft__cpu_rate_loops_avx2;
+#endif
+    (void)isa;
+    return &weft__cpu_rate_loops_scalar;
+}
+
+/* ---------------------------------------------------------------- measuring */
+typedef struct job {
+    const weft__rate_loops *loops;
+    int64_t rounds, floats, slots; /* floats: of each slot */
+    float *src, *dst;
+    float sink[SLOTS_MAX];
+} job;
+
+static void multiply(void *arg, int64_t slot) {
+    job *q = arg;
+    q->loops->multiply_adds(q->rounds, &q->sink[slot]);
+}
+
+static void copy(void *arg, int64_t slot) {
+    job *q = arg;
+    q->loops->copy(q->dst + slot * q->floats, q->src + slot * q->floats, q->floats);
+}
+
+static double best_ns(weft_ctx *ctx, job *q, weft_task task) {
+    double best = 1e18;
+    for (int i = 0; i <= RUNS; i++) { /* the first wakes the threads and touches the pages */
+        const uint64_t start = weft__now_ns();
+        weft__parallel(ctx, q->slots, task, q);
+        const double ns = (double)(weft__now_ns() - start);
+        if (i > 0) best = WEFT__MIN(best, ns);
+    }
+    return WEFT__MAX(best, 1);
+}
+
+static bool measure(weft_ctx *ctx, const weft__hw *hw, rates *r) {
+    job *q = weft__alloc(ctx, sizeof(*q));
+    const size_t bytes = (size_t)FLOATS * sizeof(float) + 64;
+    float *src = weft__alloc(ctx, bytes), *dst = weft__alloc(ctx, bytes);
+    const bool enough = q && src && dst;
+    if (enough) {
+        q->slots = WEFT__MIN(hw->threads, SLOTS_MAX);
+        for (int isa = 0; isa <= (int)hw->isa; isa++) {
+            q->loops = loops_of(isa);
+            q->rounds = (int64_t)(5e7 / q->loops->flops); /* a millisecond or a few */
+            r->gflops[isa] = q->loops->flops * (double)q->rounds / best_ns(ctx, q, multiply);
+        }
+        q->floats = FLOATS / q->slots / 16 * 16;
+        q->src = src;
+        q->dst = (float *)(((uintptr_t)dst + 63) & ~(uintptr_t)63);
+        r->gbs = 2.0 * sizeof(float) * (double)(q->floats * q->slots) / best_ns(ctx, q, copy);
+    }
+    weft__free(ctx, dst);
+    weft__free(ctx, src);
+    weft__free(ctx, q);
+    return enough && r->gbs > 0;
+}
+
+/* ---------------------------------------------------------------- the file */
+static weft__digest key_of(const weft__hw *hw) {
+    char device[160], text[256];
+    weft__device_name(hw, WEFT_DEVICE_CPU, device, sizeof(device));
+    int n = snprintf(text, sizeof(text), "rates 1 %s %s t%d c%d", WEFT_VERSION, device, hw->threads, hw->cores);
+    weft__digest d;
+    weft__digest_start(&d);
+    weft__digest_add(&d, text, (size_t)n);
+    return d;
+}
+
+static bool plausible(const weft__hw *hw, const rates *r) {
+    bool good = r->threads == hw->threads && r->isa == (int)hw->isa && r->gbs > 0.1 && r->gbs < 1e5;
+    for (int i = 0; i <= (int)hw->isa; i++) good = good && r->gflops[i] > 0.01 && r->gflops[i] < 1e4;
+    return good;
+}
+
+static bool from_file(const weft_ctx *ctx, const weft__hw *hw, rates *r) {
+    char dir[1024];
+    weft__code file = {NULL, 0};
+    if (!weft__store_dir(ctx, dir, sizeof(dir)) || !weft__store_read(dir, key_of(hw), &file)) return false;
+    const bool whole = file.size == sizeof(*r);
+    if (whole) memcpy(r, file.bytes, sizeof(*r));
+    free(file.bytes);
+    return whole && plausible(hw, r);
+}
+
+static void to_file(const weft_ctx *ctx, const weft__hw *hw, rates *r) {
+    char dir[1024];
+    const weft__code file = {r, sizeof(*r)};
+    if (weft__store_dir(ctx, dir, sizeof(dir))) weft__store_write(dir, key_of(hw), &file);
+}
+
+/* ---------------------------------------------------------------- use */
+static const rates *find(const weft__hw *hw) {
+    for (int i = 0; i < known.count; i++)
+        if (known.of[i].threads == hw->threads && known.of[i].isa == (int)hw->isa) return &known.of[i];
+    return NULL;
+}
+
+void weft__rates(weft_ctx *ctx, weft__hw *hw) {
+    const char *word = weft__env("WEFT_RATES");
+    if (word && strcmp(word, "nominal") == 0) return;
+    rates r = {0};
+    pthread_mutex_lock(&known.lock);
+    const rates *there = find(hw);
+    if (there) r = *there;
+    pthread_mutex_unlock(&known.lock);
+    if (!there) { /* without the lock: two threads may both measure, and the first to finish counts */
+        r = (rates){.threads = hw->threads, .isa = (int)hw->isa};
+        if (!from_file(ctx, hw, &r)) {
+            if (!measure(ctx, hw, &r) || !plausible(hw, &r)) return;
+            to_file(ctx, hw, &r);
+            weft__log(ctx, WEFT_LOG_TUNE, "tune: rates with %d threads: %.1f GB/s, %.1f GFLOP/s per thread", r.threads,
+                      r.gbs, r.gflops[r.isa]);
+        }
+        pthread_mutex_lock(&known.lock);
+        there = find(hw);
+        if (there)
+            r = *there;
+        else if (known.count < KNOWN_MAX)
+            known.of[known.count++] = r;
+        pthread_mutex_unlock(&known.lock);
+    }
+    hw->gbs = r.gbs;
+    memcpy(hw->gflops, r.gflops, sizeof(r.gflops));
+}

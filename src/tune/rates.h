@@ -1,0 +1,13 @@
+/* What src/cpu/rates/loops.c gives for each ISA. */
+#ifndef WEFT_TUNE_RATES_H
+#define WEFT_TUNE_RATES_H
+
+#include <stdint.h>
+
+typedef struct weft__rate_loops {
+    double flops; /* of one round */
+    void (*multiply_adds)(int64_t rounds, float *sink);
+    void (*copy)(float *dst, const float *src, int64_t count); /* dst: a multiple of 64 bytes */
+} weft__rate_loops;
+
+#endif
