@@ -97,7 +97,7 @@ def edit(where, path, diff):
 def follow_how_to(scratch):
     """Do what both pages say, in one copy of the tree, then run their commands there."""
     tree = scratch / "tree"
-    shutil.copytree(ROOT, tree, ignore=shutil.ignore_patterns(".git", ".venv", "build*", "__pycache__", ".pytest_cache"))
+    shutil.copytree(ROOT, tree, ignore=shutil.ignore_patterns(".git", ".venv", "build", "build-*", "wt", "__pycache__", ".pytest_cache"))
     commands, files = [], []
     for page in HOW_TO:
         for where, language, file, body in blocks(page):
