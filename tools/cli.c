@@ -169,3 +169,14 @@ const char *cli_time(double ns, char text[32]) {
     snprintf(text, 32, isfinite(ns) ? "%.4g %s" : "not measured", ns / units[u].scale, units[u].unit);
     return text;
 }
+
+const char *const *cli_find_set(const cli_command *self, const char *name) {
+    char known[256] = "";
+    weft__text t = {known, sizeof(known), 0};
+    for (const cli_set *s = cli_sets; s->name; s++) {
+        if (strcmp(s->name, name) == 0) return s->problems;
+        weft__put(&t, "%s%s", t.length ? ", " : "", s->name);
+    }
+    cli_misuse(self, "--set: got '%s', allowed: %s", name, known);
+    return NULL;
+}

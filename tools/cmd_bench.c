@@ -7,6 +7,7 @@
 #include "cli.h"
 
 enum { ROUNDS_MAX = 1001, LONG_ROUNDS = 3 };
+#define REGRET 1.15
 #define LONG_NS 1e8 /* a kernel slower than this takes part in fewer rounds */
 
 typedef struct entry { /* one kernel on one problem */
@@ -19,8 +20,11 @@ typedef struct entry { /* one kernel on one problem */
 
 typedef struct bench {
     const cli_command *self;
-    const char *kernel, *json;
+    const char *kernel, *json, *set;
     int64_t rounds, threads;
+    bool regret;        /* only the table of choices */
+    double worst;       /* time of the planner's choice over that of the fastest kernel */
+    int64_t over, many; /* problems with a choice over REGRET times the best; with a choice */
     weft_ctx *ctx;
     FILE *out;
     bool comma;
@@ -39,9 +43,12 @@ static int add_kernels(bench *b, const weft_problem *p) {
     for (size_t i = 0; i < count; i++) {
         weft_kernel_desc d = WEFT_KERNEL_DESC_INIT;
         if (weft_kernel_info(b->ctx, p, i, &d) != WEFT_OK) return cli_failed(b->self, "%s", weft_last_error());
-        if (b->kernel ? strcmp(b->kernel, d.name) != 0 : !d.applies) continue;
+        char name[WEFT__NAME_MAX];
+        snprintf(name, sizeof(name), "%s%s%s", d.name, d.variant[0] ? "#" : "", d.variant);
+        if (b->kernel ? strcmp(b->kernel, d.name) && strcmp(b->kernel, name) : !d.applies) continue;
+        if (b->regret && strcmp(d.engine, "ref") == 0 && b->count) continue; /* never chosen, and slow */
         weft_plan_opts opts = WEFT_PLAN_OPTS_INIT;
-        opts.kernel = d.name;
+        opts.kernel = name;
         opts.workspace_limit = WEFT_NO_LIMIT;
         entry *e = &b->entries[b->count];
         if (weft_plan_create(&e->plan, b->ctx, p, &opts) != WEFT_OK)
@@ -145,6 +152,24 @@ static void print_table(const bench *b, const weft_problem *p, const char *text,
     }
 }
 
+/* One line: what the planner takes beside the fastest. */
+static void print_regret(bench *b, const char *text, const char *chosen) {
+    const entry *best = b->entries, *taken = NULL;
+    char time[2][32];
+    for (size_t i = 0; i < b->count; i++) {
+        if (b->entries[i].median < best->median) best = &b->entries[i];
+        if (strcmp(weft_plan_kernel_name(b->entries[i].plan), chosen) == 0) taken = &b->entries[i];
+    }
+    if (!taken) return;
+    const double regret = taken->median / best->median;
+    b->many++;
+    b->over += regret > REGRET;
+    b->worst = fmax(b->worst, regret);
+    printf("%5.2f%c %-72s %s %s", regret, regret > REGRET ? '!' : ' ', text, chosen, cli_time(taken->median, time[0]));
+    if (best != taken) printf(", best %s %s", weft_plan_kernel_name(best->plan), cli_time(best->median, time[1]));
+    printf("\n");
+}
+
 static void write_json(bench *b, const weft_problem *p, const char *text, const char *chosen) {
     double bytes = weft__bytes(p), flops = weft__flops(p), floor = fmin(b->regular, b->streaming);
     for (size_t i = 0; i < b->count; i++) {
@@ -178,11 +203,28 @@ static int bench_one(bench *b, const char *given) {
     code = add_kernels(b, &p);
     if (code == CLI_OK && p.device == WEFT_DEVICE_CPU) code = add_data(b, &p);
     if (code == CLI_OK) code = p.device == WEFT_DEVICE_CPU ? time_cpu(b, &p) : time_cuda(b, &p);
-    if (code == CLI_OK) print_table(b, &p, text, chosen);
+    if (code == CLI_OK && b->regret)
+        print_regret(b, text, chosen);
+    else if (code == CLI_OK)
+        print_table(b, &p, text, chosen);
     if (code == CLI_OK && b->out) write_json(b, &p, text, chosen);
     drop(b);
     fflush(stdout);
     return code;
+}
+
+/* train stands for fwd and bwd. */
+static int bench_text(bench *b, const char *given) {
+    const char *train = strstr(given, ":train:");
+    char text[WEFT_TEXT_MAX];
+    if (!train || strlen(given) >= sizeof(text)) return bench_one(b, given);
+    static const char *const passes[] = {"fwd", "bwd"};
+    for (int i = 0; i < 2; i++) {
+        snprintf(text, sizeof(text), "%.*s:%s:%s", (int)(train - given), given, passes[i], train + strlen(":train:"));
+        int code = bench_one(b, text);
+        if (code != CLI_OK) return code;
+    }
+    return CLI_OK;
 }
 
 static int run(const cli_command *self, int argc, char **argv) {
@@ -191,18 +233,27 @@ static int run(const cli_command *self, int argc, char **argv) {
         {"kernel", "NAME", "only this kernel", CLI_TEXT, &b.kernel, 0, 0},
         {"rounds", "N", "timed rounds (15); kernels over 0.1 s take part in 3", CLI_COUNT, &b.rounds, 1, ROUNDS_MAX},
         {"threads", "N", "of the pool (one per core)", CLI_COUNT, &b.threads, 1, 1024},
+        {"set", "NAME", "the problems of bench/NAME.txt of the source tree", CLI_TEXT, &b.set, 0, 0},
+        {"regret", NULL, "one line per problem: the planner's choice over the fastest kernel", CLI_FLAG, &b.regret, 0,
+         0},
         {"json", "FILE", "write the rows as a list of objects too", CLI_TEXT, &b.json, 0, 0},
     };
     int code = cli_parse(self, options, WEFT__COUNT(options), &argc, argv);
     if (code != CLI_OK) return code;
-    if (!argc) return cli_misuse(self, "no problem given, allowed: one or more PROBLEM");
+    const char *const *set = b.set ? cli_find_set(self, b.set) : NULL;
+    if (b.set && !set) return CLI_MISUSE;
+    if (!argc && !set) return cli_misuse(self, "no problem given, allowed: one or more PROBLEM, or --set NAME");
     weft_ctx_opts opts = WEFT_CTX_OPTS_INIT;
     opts.threads = (int32_t)b.threads;
     if ((code = cli_context(self, &b.ctx, &opts)) != CLI_OK) return code;
     if (b.json && !(b.out = fopen(b.json, "w")))
         code = cli_failed(self, "--json: '%s' could not be written: %s", b.json, strerror(errno));
     if (b.out) fputs("[\n", b.out);
-    for (int i = 0; i < argc && code == CLI_OK; i++) code = bench_one(&b, argv[i]);
+    for (int i = 0; i < argc && code == CLI_OK; i++) code = bench_text(&b, argv[i]);
+    for (; set && *set && code == CLI_OK; set++) code = bench_text(&b, *set);
+    if (b.regret && code == CLI_OK)
+        printf("worst %.2f; %lld of %lld choices over %.2f of the best\n", b.worst, (long long)b.over,
+               (long long)b.many, REGRET);
     if (b.out) {
         fputs(b.comma ? "\n]\n" : "]\n", b.out);
         if (fclose(b.out) != 0 && code == CLI_OK)
@@ -213,9 +264,9 @@ static int run(const cli_command *self, int argc, char **argv) {
 }
 
 const cli_command cmd_bench = {
-    "bench", "[--kernel NAME] [--rounds N] [--json FILE] PROBLEM...",
+    "bench", "[--kernel NAME] [--set NAME] [--regret] [--rounds N] [--json FILE] PROBLEM...",
     "time kernels beside the floor measured in the same run",
     "Every applicable kernel runs warm with caches emptied before each run; medians over interleaved rounds.\n"
     "The floor is a plain loop that reads and writes the same bytes once, the better of regular and streaming\n"
-    "stores. * marks the kernel the planner takes.",
+    "stores. * marks the kernel the planner takes. The pass train stands for fwd and bwd.",
     run};

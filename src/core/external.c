@@ -48,7 +48,7 @@ weft_status weft_ctx_set_external(weft_ctx *ctx, const weft_external *external) 
                                        .version = of.version,
                                        .op = op,
                                        .engine = WEFT_ENGINE_EXTERNAL,
-                                       .steps = WEFT__STEPS_ALL & ~WEFT__STEP_SET(ACC),
+                                       .steps = WEFT__STEP_SET(BIAS) | WEFT__STEP_SET(RELU) | WEFT__STEP_SET(CLIP),
                                        .run = run_once};
     r->of = of;
     return WEFT_OK;

@@ -90,11 +90,9 @@ void weft__kernel_name(const weft__kernel *k, int variant, char text[WEFT__NAME_
 
 /* What the record says, so that no plan function has to. */
 static const char *refusal_of_record(const weft__kernel *k, const weft_problem *p) {
-    static const char *const steps[WEFT__STEPS] = {"", "does not add a bias", "does not perform relu",
-                                                   "does not perform clip", "does not accumulate"};
     if (k->passes && !(k->passes >> p->pass & 1)) return "for another pass";
     for (int i = 0; i < p->nsteps; i++)
-        if (!(k->steps >> p->step[i].kind & 1)) return steps[p->step[i].kind];
+        if (!(k->steps >> p->step[i].kind & 1)) return "does not perform a step of the epilogue";
     for (int i = 0; k->dtypes && i < p->ntensors; i++)
         if ((WEFT__FLOATS >> p->tensor[i].dtype & 1) && !(k->dtypes >> p->tensor[i].dtype & 1))
             return "for other data types";

@@ -38,6 +38,28 @@ TEST(estimate_takes_the_least_cost) {
     weft_ctx_release(ctx);
 }
 
+/* A kind of step that is added later reaches no kernel that does not name it in its record. */
+TEST(a_step_nobody_knows_is_refused) {
+    weft_ctx *ctx = test_context(2);
+    weft_problem p = test_problem(usual);
+    const weft__kernel *const *list;
+    size_t count = weft__kernels(p.op, &list), took = 0;
+    weft__hw hw;
+    weft__decision d;
+    OK(weft__ctx_hw(ctx, &p, &hw));
+    for (size_t i = 0; i < count; i++) {
+        const weft__kernel *k = list[i];
+        p.nsteps = 0;
+        if (k->reference || weft__kernel_plan(ctx, k, 0, &p, &hw, &d)) continue;
+        took++;
+        p.nsteps = 1;
+        p.step[0] = (weft_step){.kind = WEFT__STEPS};
+        CHECK(weft__kernel_plan(ctx, k, 0, &p, &hw, &d), "%s takes a step that it does not know", k->name);
+    }
+    CHECK(took > 0, "no fast kernel takes %s", usual);
+    weft_ctx_release(ctx);
+}
+
 TEST(pin) {
     weft_ctx *ctx = test_context(1);
     weft_plan_opts opts = WEFT_PLAN_OPTS_INIT;
