@@ -325,7 +325,7 @@ typedef struct weft_ctx_opts {
     void *(*alloc)(void *user, size_t bytes);
     void (*free)(void *user, void *block);
     void *alloc_user;
-    const char *isa;       /* "scalar" | "avx2" | "avx512": go no higher; NULL: WEFT_ISA, else what the CPU has */
+    const char *isa; /* "scalar" | "avx2" | "avx512" | "avx512bf16": only its instructions; NULL: WEFT_ISA, else all */
     const char *nvrtc;     /* path of libnvrtc; NULL: WEFT_NVRTC, else by name */
     const char *cache_dir; /* compiled CUDA code; NULL: WEFT_CACHE_DIR, else the user's cache; "": none */
     double lock_seconds;   /* how long weft_wisdom_save waits for another process that saves; 0: 10 s */

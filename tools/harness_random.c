@@ -296,7 +296,8 @@ static const weft__kernel *fast_kernel(int device, const weft__hw *hw, uint64_t 
         usable = 0;
         for (size_t k = 0; k < count; k++) {
             bool cuda = list[k]->engine == WEFT_ENGINE_CUDA;
-            if (list[k]->reference || cuda != (device == WEFT_DEVICE_CUDA) || list[k]->isa > hw->isa) continue;
+            if (list[k]->reference || cuda != (device == WEFT_DEVICE_CUDA) || !weft__hw_runs(hw, list[k]->isa))
+                continue;
             if (usable++ == wanted) return list[k];
         }
         if (!usable) return NULL;

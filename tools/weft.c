@@ -13,7 +13,9 @@ static void help(FILE *to) {
         fprintf(to, "  %-8s %s\n", commands[i]->name, commands[i]->summary);
     fprintf(to, "\n`weft COMMAND --help` says more. A PROBLEM is a text such as\n"
                 "  conv2d:fwd:f32:nchw:n8c128h56w56:o128k3p1g128\n"
-                "variables: WEFT_ISA=scalar|avx2|avx512, WEFT_THREADS=N, WEFT_VERBOSE=dispatch,tune,exec,error|all\n");
+                "variables: WEFT_ISA=");
+    for (int i = 0; i < WEFT__ISA_COUNT; i++) fprintf(to, "%s%s", i ? "|" : "", weft__isa_names[i]);
+    fprintf(to, ", WEFT_THREADS=N, WEFT_VERBOSE=dispatch,tune,exec,error|all\n");
 }
 
 int main(int argc, char **argv) {

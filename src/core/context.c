@@ -91,12 +91,17 @@ static uint32_t verbose_from_env(void) {
     return topics;
 }
 
-static weft_status isa_limit(const weft_ctx_opts *opts, weft__isa *isa) {
+static weft_status isa_limit(const weft_ctx_opts *opts, weft__hw *hw) {
     const char *name = opts->isa ? opts->isa : weft__env("WEFT_ISA");
     if (!name || !*name) return WEFT_OK;
     int i = weft__word(weft__isa_names, WEFT__ISA_COUNT, name, strlen(name));
-    if (i < 0) return weft__fail(WEFT_ERR_INVALID, "isa is '%s', allowed: scalar, avx2, avx512", name);
-    *isa = WEFT__MIN(*isa, (weft__isa)i);
+    if (i < 0) {
+        char words[128];
+        weft__text t = {words, sizeof(words), 0};
+        for (int k = 0; k < WEFT__ISA_COUNT; k++) weft__put(&t, "%s%s", k ? ", " : "", weft__isa_names[k]);
+        return weft__fail(WEFT_ERR_INVALID, "isa is '%s', allowed: %s", name, words);
+    }
+    weft__hw_limit(hw, (weft__isa)i);
     return WEFT_OK;
 }
 
@@ -226,7 +231,7 @@ weft_status weft_ctx_create(weft_ctx **out, const weft_ctx_opts *opts) {
                           opts->size, sizeof(seed.opts));
     WEFT__TRY(check_opts(&seed.opts));
     weft__hw_detect(&seed.hw);
-    WEFT__TRY(isa_limit(&seed.opts, &seed.hw.isa));
+    WEFT__TRY(isa_limit(&seed.opts, &seed.hw));
     WEFT__TRY(thread_count(&seed.opts, &seed.hw.threads));
     weft_ctx *ctx = weft__alloc(&seed, sizeof(*ctx));
     if (!ctx) return weft__fail(WEFT_ERR_MEMORY, "out of memory for the context");
@@ -346,8 +351,10 @@ weft_status weft_ctx_describe(weft_ctx *ctx, char *text, size_t capacity, size_t
     pthread_mutex_unlock(&ctx->lend_lock);
     weft__device_name(&ctx->hw, WEFT_DEVICE_CPU, device, sizeof(device));
     weft__text t = {text, capacity, 0};
-    weft__put(&t, "version: %s\ncpu: %s\nisa: %s\nthreads: %d%s\n", WEFT_VERSION, device, weft__isa_names[ctx->hw.isa],
-              atomic_load(&ctx->threads), lent ? " (lent)" : "");
+    weft__put(&t, "version: %s\ncpu: %s\nisa: %s\nfeatures:", WEFT_VERSION, device, weft__isa_names[ctx->hw.isa]);
+    for (int i = 0; i < WEFT__FEATURE_COUNT; i++)
+        if (ctx->hw.features >> i & 1) weft__put(&t, " %s", weft__feature_names[i]);
+    weft__put(&t, "\nthreads: %d%s\n", atomic_load(&ctx->threads), lent ? " (lent)" : "");
     weft__put(&t, "cache: L1 %zu KB, L2 %zu KB, L3 %zu KB\n", ctx->hw.l1 >> 10, ctx->hw.l2 >> 10, ctx->hw.l3 >> 10);
     weft__hw hw = ctx->hw;
     hw.threads = atomic_load(&ctx->threads);

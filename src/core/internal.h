@@ -10,6 +10,8 @@
 
 #include "weft.h"
 
+#include "cpu/isa.h"
+
 #define WEFT__COUNT(a) (sizeof(a) / sizeof((a)[0]))
 #define WEFT__MIN(a, b) ((a) < (b) ? (a) : (b))
 #define WEFT__MAX(a, b) ((a) > (b) ? (a) : (b))
@@ -59,8 +61,11 @@ extern const char *const weft__pass_names[WEFT_PASS_COUNT], *const weft__math_na
                                                                 *const weft__step_names[WEFT__STEPS];
 
 /* ---------------------------------------------------------------- hardware */
-typedef enum weft__isa { WEFT__SCALAR, WEFT__AVX2, WEFT__AVX512, WEFT__ISA_COUNT } weft__isa;
-extern const char *const weft__isa_names[WEFT__ISA_COUNT];
+#define WEFT__ISA_ID(arg, ID, ...) WEFT__##ID,
+typedef enum weft__isa { WEFT__ISA_LIST(WEFT__ISA_ID, ) WEFT__ISA_COUNT } weft__isa; /* higher is wider */
+#define WEFT__FEATURE_ID(ID, ...) WEFT__FEATURE_##ID,
+enum { WEFT__FEATURE_LIST(WEFT__FEATURE_ID) WEFT__FEATURE_COUNT };
+extern const char *const weft__isa_names[WEFT__ISA_COUNT], *const weft__feature_names[WEFT__FEATURE_COUNT + 1];
 
 typedef struct weft__gpu {
     int ordinal, cc; /* compute capability: 90 for 9.0 */
@@ -72,7 +77,8 @@ typedef struct weft__gpu {
 
 /* What ok() and cost() may ask. Rates are rough: only ratios between kernels matter. */
 typedef struct weft__hw {
-    weft__isa isa; /* the highest usable */
+    uint32_t features; /* of the CPU, as far as WEFT_ISA allows them */
+    weft__isa isa;     /* the highest usable */
     int threads, cores;
     size_t l1, l2, l3;
     double gbs;                     /* memory, all threads */
@@ -80,6 +86,8 @@ typedef struct weft__hw {
     const weft__gpu *gpu;           /* of the problem's device; NULL: none */
 } weft__hw;
 void weft__hw_detect(weft__hw *hw);
+void weft__hw_limit(weft__hw *hw, weft__isa isa); /* no features but those of isa */
+bool weft__hw_runs(const weft__hw *hw, weft__isa isa);
 /* rates.c: measured rates for hw->threads, where the machine has them or can be measured. */
 void weft__rates(weft_ctx *ctx, weft__hw *hw);
 pthread_mutex_t *weft__rates_lock(void); /* for fork alone */

@@ -16,7 +16,10 @@ const char *const weft__pass_names[WEFT_PASS_COUNT] = {"none", WEFT_PASS_LIST(TE
 
 const char *const weft__math_names[4] = {"none", "fast", "strict", "tf32"};
 const char *const weft__step_names[WEFT__STEPS] = {"none", "bias", "relu", "clip", "acc"};
-const char *const weft__isa_names[WEFT__ISA_COUNT] = {"scalar", "avx2", "avx512"};
+#define ISA_TEXT(arg, ID, name, ...) #name,
+const char *const weft__isa_names[WEFT__ISA_COUNT] = {WEFT__ISA_LIST(ISA_TEXT, )};
+#define FEATURE_TEXT(ID, name, supported) #name,
+const char *const weft__feature_names[WEFT__FEATURE_COUNT + 1] = {WEFT__FEATURE_LIST(FEATURE_TEXT) NULL};
 
 #define NAME_OF(names, i) ((unsigned)(i) < WEFT__COUNT(names) ? names[i] : "?")
 const char *weft__dtype_name(int dtype) { return NAME_OF(weft__dtype_names, dtype); }

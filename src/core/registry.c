@@ -5,39 +5,28 @@
 
 #include "core/internal.h"
 
-#if defined(WEFT__HAVE_AVX512)
-#define IF_X86(...) __VA_ARGS__
-#else
-#define IF_X86(...)
-#endif
-
-#define CPU(op, name)                                                                                               \
-    IF_X86(extern const weft__kernel weft__cpu_##name##_avx512; extern const weft__kernel weft__cpu_##name##_avx2;) \
-    extern const weft__kernel weft__cpu_##name##_scalar;
+/* The builds of a kernel: CPU is compiled for the rows of cpu/isa.h with all files, CPU_BF16 also for those with bf16. */
+#define ALWAYS_all(...) __VA_ARGS__
+#define ALWAYS_bf16(...)
+#define DECLARE(kernel, ID, isa, ...) extern const weft__kernel weft__cpu_##kernel##_##isa;
+#define DECLARE_USUAL(kernel, ID, isa, vectors, files, ...) ALWAYS_##files(DECLARE(kernel, ID, isa, ))
+#define CPU(op, name) WEFT__ISA_LIST(DECLARE_USUAL, name)
+#define CPU_BF16(op, name) WEFT__ISA_LIST(DECLARE, name)
 #define CUDA(op, name) extern const weft__kernel weft__cuda_##name;
 #include "core/kernels.def"
 #undef CPU
+#undef CPU_BF16
 #undef CUDA
 
-/* Best ISA first. */
-/* clang-format off */
-static const weft__kernel *const table[] = {
+#define REFER(kernel, ID, isa, ...) &weft__cpu_##kernel##_##isa,
+#define REFER_USUAL(kernel, ID, isa, vectors, files, ...) ALWAYS_##files(REFER(kernel, ID, isa, ))
+#define CPU(op, name) WEFT__ISA_LIST(REFER_USUAL, name)
+#define CPU_BF16(op, name) WEFT__ISA_LIST(REFER, name)
 #define CUDA(op, name) &weft__cuda_##name,
-#define CPU(op, name) IF_X86(&weft__cpu_##name##_avx512,)
+static const weft__kernel *const table[] = {
 #include "core/kernels.def"
-#undef CPU
-#undef CUDA
-#define CUDA(op, name)
-#define CPU(op, name) IF_X86(&weft__cpu_##name##_avx2,)
-#include "core/kernels.def"
-#undef CPU
-#define CPU(op, name) &weft__cpu_##name##_scalar,
-#include "core/kernels.def"
-#undef CPU
-#undef CUDA
     NULL,
 };
-/* clang-format on */
 
 /* Kernels of each operator, and of all of them at index 0: pointers into one array, references last. */
 #define TABLE_MAX (WEFT__COUNT(table) + 2 * WEFT_OP_COUNT)
@@ -45,12 +34,15 @@ static const weft__kernel *sorted[TABLE_MAX];
 static size_t begin[WEFT_OP_COUNT + 1];
 static pthread_once_t once = PTHREAD_ONCE_INIT;
 
+static int rank(const weft__kernel *k) { return k->engine == WEFT_ENGINE_CPU ? (int)k->isa : WEFT__ISA_COUNT; }
+
 static void sort_by_op(void) {
     size_t n = 0;
     for (int op = 1; op < WEFT_OP_COUNT; op++) {
         begin[op] = n;
-        for (size_t i = 0; table[i]; i++)
-            if (table[i]->op == op) sorted[n++] = table[i];
+        for (int isa = WEFT__ISA_COUNT; isa >= 0; isa--) /* CUDA, then the best ISA first */
+            for (size_t i = 0; table[i]; i++)
+                if (table[i]->op == op && rank(table[i]) == isa) sorted[n++] = table[i];
         if (weft__cuda_ref_kernels[op]) sorted[n++] = weft__cuda_ref_kernels[op];
         sorted[n++] = weft__ref_kernels[op];
     }
@@ -106,7 +98,8 @@ const char *weft__kernel_plan(const weft_ctx *ctx, const weft__kernel *k, int va
     if (k->op != p->op) return "for another operator";
     if (!external && (k->engine == WEFT_ENGINE_CUDA) != cuda) return "for another device";
     if (!(weft__opts(ctx)->engines & k->engine)) return "its engine is switched off";
-    if (k->engine == WEFT_ENGINE_CPU && k->isa > hw->isa) return "the CPU, or WEFT_ISA, does not have its instructions";
+    if (k->engine == WEFT_ENGINE_CPU && !weft__hw_runs(hw, k->isa))
+        return "the CPU, or WEFT_ISA, does not have its instructions";
     if (cuda && !hw->gpu) return "no GPU";
     if (!k->reference && has_empty_input(p)) return "an input is empty";
     const char *reason = refusal_of_record(k, p);

@@ -12,18 +12,35 @@
 
 #include "core/internal.h"
 
-static weft__isa cpu_isa(void) {
+/* Sets of features, and by these names what each row of cpu/isa.h needs. */
+#define FEATURE_BIT(ID, ...) ID = 1u << WEFT__FEATURE_##ID,
+#define ISA_FEATURES(arg, ID, name, vectors, files, gflops, features) [WEFT__##ID] = features,
+#define ISA_GFLOPS(arg, ID, name, vectors, files, gflops, features) [WEFT__##ID] = gflops,
+enum { WEFT__FEATURE_LIST(FEATURE_BIT) NO_FEATURES = 0 };
+static const uint32_t needed[WEFT__ISA_COUNT] = {WEFT__ISA_LIST(ISA_FEATURES, )};
+static const double nominal_gflops[WEFT__ISA_COUNT] = {WEFT__ISA_LIST(ISA_GFLOPS, )};
+
 #if defined(__x86_64__)
-    __builtin_cpu_init();
-    unsigned a, b, c = 0, d; /* f16c by its bit: clang's builtin does not know the name */
-    bool f16c = __get_cpuid(1, &a, &b, &c, &d) && (c & bit_F16C);
-    bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && f16c;
-    bool avx512 = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512vl") &&
-                  __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq");
-    return avx2 && avx512 ? WEFT__AVX512 : avx2 ? WEFT__AVX2 : WEFT__SCALAR;
-#else
-    return WEFT__SCALAR;
+/* By its bit: clang's builtin does not know the name. */
+static bool has_f16c(void) {
+    unsigned a, b, c = 0, d;
+    return __get_cpuid(1, &a, &b, &c, &d) && (c & bit_F16C);
+}
 #endif
+
+static uint32_t cpu_features(void) {
+    uint32_t set = NO_FEATURES;
+#define FEATURE_TEST(ID, name, supported) set |= supported ? ID : 0;
+    WEFT__FEATURE_LIST(FEATURE_TEST)
+    return set;
+}
+
+bool weft__hw_runs(const weft__hw *hw, weft__isa isa) { return !(needed[isa] & ~hw->features); }
+
+void weft__hw_limit(weft__hw *hw, weft__isa isa) {
+    hw->features &= needed[isa];
+    for (int i = 0; i < WEFT__ISA_COUNT; i++)
+        if (weft__hw_runs(hw, (weft__isa)i)) hw->isa = (weft__isa)i;
 }
 
 static size_t cache_size(int name, size_t fallback) {
@@ -49,7 +66,8 @@ void weft__hw_detect(weft__hw *hw) {
     cpu_set_t allowed; /* a container or taskset may give fewer than there are */
     if (sched_getaffinity(0, sizeof(allowed), &allowed) == 0) cores = CPU_COUNT(&allowed);
 #endif
-    hw->isa = cpu_isa();
+    hw->features = cpu_features();
+    weft__hw_limit(hw, WEFT__ISA_COUNT - 1);
     hw->threads = hw->cores = cores > 0 ? (int)WEFT__MIN(cores, 1024) : 1;
 #ifdef _SC_LEVEL1_DCACHE_SIZE
     hw->l1 = cache_size(_SC_LEVEL1_DCACHE_SIZE, 32u << 10);
@@ -68,9 +86,7 @@ void weft__hw_detect(weft__hw *hw) {
 void weft__hw_nominal(weft__hw *hw) {
     hw->threads = 1;
     hw->gbs = 12;
-    hw->gflops[WEFT__SCALAR] = 6;
-    hw->gflops[WEFT__AVX2] = 70;
-    hw->gflops[WEFT__AVX512] = 130;
+    memcpy(hw->gflops, nominal_gflops, sizeof(hw->gflops));
 }
 
 /* The model's name from the system, in letters, digits and dashes. */

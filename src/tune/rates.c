@@ -25,18 +25,19 @@ static struct { /* of this process */
 
 pthread_mutex_t *weft__rates_lock(void) { return &known.lock; }
 
-#if defined(WEFT__HAVE_AVX512)
-extern const weft__rate_loops weft__cpu_rate_loops_avx512, weft__cpu_rate_loops_avx2;
-#endif
-extern const weft__rate_loops weft__cpu_rate_loops_scalar;
+/* The loops of each build that compiles them; a build of few files has those of the next lower one. */
+#define LOOPS_DECLARE(arg, ID, isa, vectors, files, ...) LOOPS_DECLARE_##files(isa)
+#define LOOPS_DECLARE_all(isa) extern const weft__rate_loops weft__cpu_rate_loops_##isa;
+#define LOOPS_DECLARE_bf16(isa)
+#define LOOPS_REFER(arg, ID, isa, vectors, files, ...) LOOPS_REFER_##files(isa)
+#define LOOPS_REFER_all(isa) &weft__cpu_rate_loops_##isa,
+#define LOOPS_REFER_bf16(isa) NULL,
+WEFT__ISA_LIST(LOOPS_DECLARE, )
 
 static const weft__rate_loops *loops_of(int isa) {
-#if defined(WEFT__HAVE_AVX512)
-    if (isa == WEFT__AVX512) return &weft__cpu_rate_loops_avx512;
-    if (isa == WEFT__AVX2) return &weft__cpu_rate_loops_avx2;
-#endif
-    (void)isa;
-    return &weft__cpu_rate_loops_scalar;
+    static const weft__rate_loops *const loops[WEFT__ISA_COUNT] = {WEFT__ISA_LIST(LOOPS_REFER, )};
+    while (!loops[isa]) isa--;
+    return loops[isa];
 }
 
 /* ---------------------------------------------------------------- measuring */
@@ -75,7 +76,8 @@ static bool measure(weft_ctx *ctx, const weft__hw *hw, rates *r) {
     const bool enough = q && src && dst;
     if (enough) {
         q->slots = WEFT__MIN(hw->threads, SLOTS_MAX);
-        for (int isa = 0; isa <= (int)hw->isa; isa++) {
+        for (int isa = 0; isa < WEFT__ISA_COUNT; isa++) {
+            if (!weft__hw_runs(hw, (weft__isa)isa)) continue;
             q->loops = loops_of(isa);
             q->rounds = (int64_t)(5e7 / q->loops->flops); /* a millisecond or a few */
             r->gflops[isa] = q->loops->flops * (double)q->rounds / best_ns(ctx, q, multiply);
@@ -104,7 +106,8 @@ static weft__digest key_of(const weft__hw *hw) {
 
 static bool plausible(const weft__hw *hw, const rates *r) {
     bool good = r->threads == hw->threads && r->isa == (int)hw->isa && r->gbs > 0.1 && r->gbs < 1e5;
-    for (int i = 0; i <= (int)hw->isa; i++) good = good && r->gflops[i] > 0.01 && r->gflops[i] < 1e4;
+    for (int i = 0; i < WEFT__ISA_COUNT; i++)
+        good = good && (!weft__hw_runs(hw, (weft__isa)i) || (r->gflops[i] > 0.01 && r->gflops[i] < 1e4));
     return good;
 }
 

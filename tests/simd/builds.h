@@ -5,23 +5,16 @@
 #include "build.h"
 #include "test.h"
 
-extern const simd_build simd_build_scalar;
-#if defined(__x86_64__)
-extern const simd_build simd_build_avx2, simd_build_avx512;
-#endif
+#define SIMD_DECLARE(arg, ID, isa, ...) extern const simd_build simd_build_##isa;
+#define SIMD_REFER(arg, ID, isa, ...) &simd_build_##isa,
+WEFT__ISA_LIST(SIMD_DECLARE, )
 
 typedef struct simd_builds {
     const simd_build *at[WEFT__ISA_COUNT + 1]; /* NULL at the end */
 } simd_builds;
 
 static simd_builds simd_usable(void) {
-    static const simd_build *const all[WEFT__ISA_COUNT] = {
-        [WEFT__SCALAR] = &simd_build_scalar,
-#if defined(__x86_64__)
-        [WEFT__AVX2] = &simd_build_avx2,
-        [WEFT__AVX512] = &simd_build_avx512,
-#endif
-    };
+    static const simd_build *const all[WEFT__ISA_COUNT] = {WEFT__ISA_LIST(SIMD_REFER, )};
     const weft_problem p = test_problem("conv2d:fwd:f32:nchw:n1c1h3w3:o1k3");
     weft_ctx *ctx = test_context(1);
     weft__hw hw;
@@ -29,8 +22,8 @@ static simd_builds simd_usable(void) {
     int n = 0;
     OK(weft__ctx_hw(ctx, &p, &hw));
     weft_ctx_release(ctx);
-    for (int isa = (int)hw.isa; isa >= 0; isa--)
-        if (all[isa]) list.at[n++] = all[isa];
+    for (int isa = WEFT__ISA_COUNT - 1; isa >= 0; isa--)
+        if (weft__hw_runs(&hw, (weft__isa)isa)) list.at[n++] = all[isa];
     return list;
 }
 

@@ -116,10 +116,10 @@ VF_INLINE bool dw_streams(const weft__hw *hw, double out_bytes) {
 
 /* Memory and arithmetic overlap for the most part. lanes: multiply-adds done, with those of unused lanes and rows. */
 VF_INLINE double dw_cost(const weft_problem *p, const weft__hw *hw, double lanes) {
-    static const double slower[WEFT__ISA_COUNT] = {1.4, 1.1, 1.0};
+    const double slower = VF_LANES >= 16 ? 1.0 : VF_LANES >= 8 ? 1.1 : 1.4;
     const double memory = weft__bytes(p) / hw->gbs;
     const double sums = 2 * lanes / (0.5 * hw->gflops[WEFT__ISA_HERE] * hw->threads);
-    return (1000 + WEFT__MAX(memory, sums) + 0.2 * WEFT__MIN(memory, sums)) * slower[WEFT__ISA_HERE];
+    return (1000 + WEFT__MAX(memory, sums) + 0.2 * WEFT__MIN(memory, sums)) * slower;
 }
 
 VF_INLINE double dw_round_up(int64_t size, int64_t tile) { return (double)((size + tile - 1) / tile * tile); }

@@ -71,10 +71,10 @@
 /* A function whose constant arguments select what is compiled, as template arguments would. */
 #define VF_INLINE static inline __attribute__((always_inline, unused))
 
-#if defined(WEFT__BUILD_AVX512)
+#if defined(WEFT__VECTORS_AVX512)
 #include "cpu/simd/avx512.h"
 #include "cpu/simd/avx512_int.h"
-#elif defined(WEFT__BUILD_AVX2)
+#elif defined(WEFT__VECTORS_AVX2)
 #include "cpu/simd/avx2.h"
 #include "cpu/simd/avx2_int.h"
 #else
