@@ -30,6 +30,9 @@ static bool has_f16c(void) {
 
 static uint32_t cpu_features(void) {
     uint32_t set = NO_FEATURES;
+#if defined(__x86_64__)
+    __builtin_cpu_init();
+#endif
 #define FEATURE_TEST(ID, name, supported) set |= supported ? ID : 0;
     WEFT__FEATURE_LIST(FEATURE_TEST)
     return set;
@@ -37,11 +40,13 @@ static uint32_t cpu_features(void) {
 
 bool weft__hw_runs(const weft__hw *hw, weft__isa isa) { return !(needed[isa] & ~hw->features); }
 
-void weft__hw_limit(weft__hw *hw, weft__isa isa) {
-    hw->features &= needed[isa];
+static void set_features(weft__hw *hw, uint32_t features) {
+    hw->features = features;
     for (int i = 0; i < WEFT__ISA_COUNT; i++)
         if (weft__hw_runs(hw, (weft__isa)i)) hw->isa = (weft__isa)i;
 }
+
+void weft__hw_limit(weft__hw *hw, weft__isa isa) { set_features(hw, hw->features & needed[isa]); }
 
 static size_t cache_size(int name, size_t fallback) {
     long v = sysconf(name);
@@ -66,8 +71,7 @@ void weft__hw_detect(weft__hw *hw) {
     cpu_set_t allowed; /* a container or taskset may give fewer than there are */
     if (sched_getaffinity(0, sizeof(allowed), &allowed) == 0) cores = CPU_COUNT(&allowed);
 #endif
-    hw->features = cpu_features();
-    weft__hw_limit(hw, WEFT__ISA_COUNT - 1);
+    set_features(hw, cpu_features());
     hw->threads = hw->cores = cores > 0 ? (int)WEFT__MIN(cores, 1024) : 1;
 #ifdef _SC_LEVEL1_DCACHE_SIZE
     hw->l1 = cache_size(_SC_LEVEL1_DCACHE_SIZE, 32u << 10);
