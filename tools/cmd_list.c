@@ -3,11 +3,11 @@
 
 static int list_all(const cli_command *self, const weft_ctx *ctx) {
     size_t count = weft_kernel_count(ctx, NULL);
-    printf("%-48s %-6s %-7s %7s  %s\n", "kernel", "engine", "isa", "version", "result");
+    printf("%-48s %-6s %-10s %7s  %s\n", "kernel", "engine", "isa", "version", "result");
     for (size_t i = 0; i < count; i++) {
         weft_kernel_desc d = WEFT_KERNEL_DESC_INIT;
         if (weft_kernel_info(ctx, NULL, i, &d) != WEFT_OK) return cli_failed(self, "%s", weft_last_error());
-        printf("%-48s %-6s %-7s %7d  %s\n", d.name, d.engine, d.isa[0] ? d.isa : "-", d.version,
+        printf("%-48s %-6s %-10s %7d  %s\n", d.name, d.engine, d.isa[0] ? d.isa : "-", d.version,
                d.exact ? "exact" : "bounded");
     }
     return CLI_OK;
