@@ -21,7 +21,7 @@ problems = $$(sed 's/\#.*//' bench/$(1).txt)
 export PYTHON
 
 .DEFAULT_GOAL := all
-.PHONY: all venv ready test demo bench asan tsan valgrind fuzz verify gpu-test gpu-bench install format clean help
+.PHONY: all venv ready test demo bench regret asan tsan valgrind fuzz verify gpu-test gpu-bench install format clean help
 
 all: ## build the libraries, the command, the tests and the PyTorch binding into build/
 	@mkdir -p $(BUILD)
@@ -40,9 +40,12 @@ test: ## run every tier of tests; the last line is "N passed, N failed, N skippe
 demo: ready ## build, then show torch beside weft on this machine: a table, and the page report.html
 	@$(WEFT_PY) demo
 
-bench: ready ## time the cases of bench/cpu.txt beside torch; rows to $(OUT)/cpu.json
+bench: ready ## time the cases of bench/cpu.txt beside torch, name what fell against bench/record-cpu.json; rows to $(OUT)/cpu.json
 	@mkdir -p $(OUT)
-	@$(WEFT_PY) bench --json $(OUT)/cpu.json $(call problems,cpu)
+	@$(WEFT_PY) bench --json $(OUT)/cpu.json $(if $(wildcard bench/record-cpu.json),--against bench/record-cpu.json) --set cpu
+
+regret: ready ## the planner's choices beside the better of weft's kernels and torch, over bench/regret.txt
+	@$(WEFT_PY) bench --set regret
 
 asan: ## the C tests under AddressSanitizer and UBSan
 	@$(RUN) asan

@@ -63,6 +63,7 @@ def _parsers() -> tuple[argparse.ArgumentParser, argparse.ArgumentParser]:
     b.add_argument("--models", metavar="A,B", help="of the set models, only these")
     b.add_argument("--batch", type=_count(1 << 20), metavar="N", help="of the set models (default: 2 on the CPU, each model's own on CUDA)")
     b.add_argument("--device", choices=("cpu", "cuda"), help="of the set models (default cpu); a problem names its own")
+    b.add_argument("--against", metavar="FILE", help="rows of an earlier run: name what fell by more than a tenth")
     b.add_argument("--json", metavar="FILE", help="write the rows there as well")
     b.add_argument("--rounds", type=_count(1001), default=11, metavar="N", help=f"samples of each side, at least {bench.MIN_ROUNDS} (default 11)")
     b.add_argument("--threads", type=_count(_MOST_THREADS), metavar="N", help="for both sides (default: PyTorch's)")
@@ -90,7 +91,11 @@ def _bench(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
         problems = bench.problems_of(args.named) if args.named else args.problem
     except ValueError as problem:
         parser.error(str(problem))
-    return bench.run(problems, args.passes, args.rounds, args.threads, args.json)
+    if args.named == bench.REGRET:
+        return bench.run_regret(problems, args.rounds, args.threads, args.json)
+    if args.against and not Path(args.against).is_file():
+        parser.error(f"--against: is {args.against!r}, allowed: a file of rows that --json wrote")
+    return bench.run(problems, args.passes, args.rounds, args.threads, args.json, record=args.against)
 
 
 def main(argv: list[str] | None = None) -> int:

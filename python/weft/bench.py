@@ -16,10 +16,12 @@ from typing import Optional, TextIO
 
 import torch
 
-from . import _clock, _library, _memory, _models, _twin
+from . import _clock, _library, _memory, _models, _regret, _twin
 
 MIN_ROUNDS = 7
 MODELS = "models"                    # the set that is no file
+REGRET = "regret"                    # the set that is timed in another way
+DROP = 0.9                           # a ratio that fell below this part of the recorded one is marked
 _COLUMNS = (("problem", 0), ("kernel", 0), ("peer ms", 9), ("weft ms", 9), ("ratio", 6), ("floor ms", 9), ("share", 6))
 _MODEL_COLUMNS = (("model", 16), ("pass", 8), ("batch", 5), ("peer ms", 10), ("weft ms", 10), ("ratio", 6), ("peer MB", 9), ("weft MB", 9), ("error", 8),
                   ("rounding", 8))
@@ -82,7 +84,7 @@ def problems_of(name: str) -> list[str]:
 
         >>> from weft import bench
         >>> bench.problems_of("cpu")[0]
-        'conv2d:fwd:f32:nchw:n8c128h56w56:o128k3p1g128@cpu'
+        'conv2d:fwd:f32:nchw:n8c128h56w56:o128k3p1g128'
     """
     directory = Path(__file__).resolve().parents[2] / "bench"
     known = sorted(p.stem for p in directory.glob("*.txt"))
@@ -138,8 +140,8 @@ def _end(rows: list[dict], file: Optional[str], out: TextIO) -> int:
 
 
 def run(problems: list[str], passes: Optional[str] = None, rounds: int = 11, threads: Optional[int] = None, file: Optional[str] = None,
-        out: Optional[TextIO] = None) -> int:
-    """The command: a table on `out` (stdout), the same rows as JSON in `file`. Returns the exit code.
+        out: Optional[TextIO] = None, record: Optional[str] = None) -> int:
+    """The command: a table on `out` (stdout), the same rows as JSON in `file`; what fell against the rows in `record` is named. Returns the exit code.
 
         >>> import io
         >>> from weft import bench
@@ -167,7 +169,39 @@ def run(problems: list[str], passes: Optional[str] = None, rounds: int = 11, thr
             continue
         rows.append(row)
         print(_line(_cells(row), widths), file=out, flush=True)
+    if record:
+        for line in fallen(rows, json.loads(Path(record).read_text(encoding="utf-8"))):
+            print(line, file=out)
     return max(code, _end(rows, file, out))
+
+
+def run_regret(problems: list[str], rounds: int = 7, threads: Optional[int] = None, file: Optional[str] = None, out: Optional[TextIO] = None) -> int:
+    """The command for the set regret: the default choice beside the better of weft's own kernel and PyTorch. Returns the exit code.
+
+        >>> import io
+        >>> from weft import bench
+        >>> bench.run_regret(["relu2d:fwd:f32:nchw:n1c8h56w56"], rounds=3, out=io.StringIO())
+        0
+    """
+    out = out or sys.stdout
+    if why := refusal(file):
+        _complain(why)
+        return 1
+    _begin(str(rounds), threads, out)
+    rows, _ = _regret.run(problems, rounds, out)
+    return _end(rows, file, out)
+
+
+def fallen(rows: list[dict], record: list[dict]) -> list[str]:
+    """What is slower than recorded: rows whose ratio to PyTorch fell by more than a tenth, as lines for a person.
+
+        >>> from weft import bench
+        >>> bench.fallen([{"problem": "p", "ratio": 1.0}], [{"problem": "p", "ratio": 2.0}])
+        ['fell: p was 2.00, is 1.00']
+    """
+    before = {row["problem"]: row["ratio"] for row in record}
+    return [f"fell: {row['problem']} was {before[row['problem']]:.2f}, is {row['ratio']:.2f}" for row in rows
+            if row["problem"] in before and row["ratio"] < DROP * before[row["problem"]]]
 
 
 def run_models(names: Optional[str] = None, batch: Optional[int] = None, device: str = "cpu", rounds: int = 11, threads: Optional[int] = None,

@@ -18,7 +18,7 @@ import pytest
 import torch
 import weft
 from torch import nn
-from weft import _clock, _library, _memory, _models, _twin, _twin_table, bench
+from weft import _clock, _library, _memory, _models, _regret, _twin, _twin_table, bench
 from weft.__main__ import main
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -165,7 +165,7 @@ def test_a_wrong_result_is_no_row(monkeypatch, capsys, tmp_path):
 # ---------------------------------------------------------------------------------------------- the command
 
 @pytest.mark.parametrize("args, code, text", [
-    (["bench", "--set", "nope"], 2, "--set: is 'nope', allowed: cpu, gpu, operators, models"),
+    (["bench", "--set", "nope"], 2, "--set: is 'nope', allowed: cpu, gpu, operators, regret, models"),
     (["bench", "relu1d:fwd:f32:ncw:n1c2w3", "--set", "cpu"], 2, "expects PROBLEM... or --set NAME, not both"),
     (["bench"], 2, "expects PROBLEM... or --set NAME"),
     (["bench", "relu1d:fwd:f32:ncw:n1c2w3", "--batch", "4"], 2, "--batch goes with --set models"),
@@ -408,3 +408,44 @@ def test_mobilenet_benchmark_as_a_script():
                           capture_output=True, text=True, timeout=120,
                           env={**os.environ, "PYTHONPATH": str(ROOT / "python"), "WEFT_LIBRARY": str(_library.path)})
     assert done.returncode == 0 and "images/s" in done.stdout, done.stderr
+
+
+# ---------------------------------------------------------------------------------------------- regret and records
+
+class _Told:
+    """A clock that says what it is told, by the call that it is asked to time."""
+
+    def __init__(self, ms):
+        self.ms = ms
+
+    def sample(self, run):
+        return self.ms[run]
+
+
+def test_regret_is_the_default_over_the_better_side(monkeypatch):
+    default, torch_side, own_side = object(), object(), object()
+    twin = _twin.Twin("p", torch.device("cpu"), torch.float32, default, torch_side, 1, 1, 1.0, 1, "torch")
+    own = _twin.Twin("p", torch.device("cpu"), torch.float32, own_side, torch_side, 1, 1, 1.0, 1, "some_kernel")
+    clock = _Told({default: 6.0, torch_side: 5.0, own_side: 2.0})
+    monkeypatch.setattr(_regret._clock, "of", lambda device: clock)
+    monkeypatch.setattr(_regret._twin, "build", lambda text: own if not weft.backends.delegate else twin)
+    row = _regret.measure("p")
+    assert (row["regret"], row["best"], row["default_ms"], row["torch_ms"], row["weft_ms"]) == (3.0, "weft", 6.0, 5.0, 2.0)
+    out = io.StringIO()
+    rows, over = _regret.run(["p"], out=out)
+    assert over == 1 and " 3.00!" in out.getvalue() and "1 of 1 choices over" in out.getvalue()
+    own.kernel = "conv_ref"          # the reference is never the default: it does not count as a side
+    row = _regret.measure("p")
+    assert (row["regret"], row["best"], row["weft_ms"]) == (1.2, "torch", None)
+
+
+def test_what_fell_is_named():
+    record = [{"problem": "a", "ratio": 2.0}, {"problem": "b", "ratio": 2.0}, {"problem": "gone", "ratio": 9.0}]
+    rows = [{"problem": "a", "ratio": 1.79}, {"problem": "b", "ratio": 1.81}, {"problem": "new", "ratio": 0.1}]
+    assert bench.fallen(rows, record) == ["fell: a was 2.00, is 1.79"]
+
+
+def test_every_problem_of_the_sets_is_valid():
+    for name in ("cpu", "regret", "operators"):
+        for text in bench.problems_of(name):
+            assert _library.problem(text.replace(":train:", ":fwd:"))["op"], text
