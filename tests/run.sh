@@ -160,7 +160,7 @@ tier_docs() { check docs with_python tests/docs.py; }
 # The tests in Python are three tiers of about the same length: the operators by ctypes and the spine of the binding; the functions and
 # modules beside their twins; everything built on them.
 BESIDE_TWINS='test_torch_|samples'
-BUILT_ON='ecosystem|public|layers|convert|models|bench|demo|documents|old_systems|pconv_|sparse_mod|prune|torch7|grouped3d|cost|hostile|distributed|peer'
+BUILT_ON='ecosystem|public|layers|convert|models|bench|demo|documents|old_systems|pconv_|sparse_mod|prune|torch7|grouped3d|memory|hostile|distributed|peer'
 python_files() { # PATTERN [EXCEPT]
     find tests/python -name 'test_*.py' | sort | grep -E "$1" | grep -vE "${2:-^$}"
 }

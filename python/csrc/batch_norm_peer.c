@@ -2,8 +2,17 @@
  * float32 beside it; that is also what makes the statistics they return those that weft keeps. */
 #include "batch_norm_peer.h"
 
+/* Its gradient reads parameters as if they lay side by side (2.13, CPU): a vector with gaps is not for it. */
+static bool has_gaps(const wt_tensor *t) {
+    int64_t next = 1;
+    for (int64_t a = t->rank - 1; a >= 0; next *= t->sizes[a--])
+        if (t->sizes[a] > 1 && t->strides[a] != next) return true;
+    return false;
+}
+
 static bool fits_beside(const wt_tensor *x, const wt_tensor *t) {
     bool narrow = x->dtype == WEFT_DTYPE_F16 || x->dtype == WEFT_DTYPE_BF16;
+    if (t->handle && has_gaps(t)) return false;
     return !t->handle || (narrow ? t->dtype == WEFT_DTYPE_F32 : t->code == x->code);
 }
 

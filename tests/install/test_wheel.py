@@ -173,10 +173,13 @@ def test_pkg_config(installed: Scratch) -> None:
     installed.compile_and_run(ROOT / "tests" / "install" / "consumer.c", f"{flags} -Wl,-rpath,{installed.package}/lib")
 
 
-def test_importing_is_quick(installed: Scratch) -> None:
-    """At most 60 ms after `import torch`: the least of three, since anything else on the machine only adds."""
-    clock = "import time, torch; t = time.perf_counter(); import weft; print(time.perf_counter() - t)"
-    assert min(float(installed.run(installed.python, "-W", "ignore", "-c", clock).stdout) for _ in range(3)) <= 0.060
+def test_importing_brings_little(installed: Scratch) -> None:
+    """Beside its own modules a few small ones: what is heavy (torch._dynamo, torch.testing, numpy) waits until it is used. bench/overheads.py has
+    the time."""
+    program = "import sys, torch; before = set(sys.modules); import weft; print(*sorted(set(sys.modules) - before))"
+    brought = installed.run(installed.python, "-W", "ignore", "-c", program).stdout.split()
+    others = {name.partition(".")[0].lstrip("_") for name in brought if name.split(".")[0] != "weft" and name != "torch.nn.utils.prune"}
+    assert "weft.functional" in brought and others <= {"decimal", "fractions", "numbers", "statistics", "pydecimal"}, sorted(others)
 
 
 def test_a_source_distribution_builds_the_same_wheel(scratch: Scratch, wheel: Path) -> None:

@@ -145,12 +145,18 @@ def test_benchmark_of_gradients():
 
 
 def test_workspace_limit_and_fastest():
-    """A kernel that needs more than the limit is not taken."""
+    """A kernel that needs more than the limit is not taken; the gradients are the same, by whichever kernels."""
     x, w = torch.randn(1, 64, 64, 64, requires_grad=True), torch.randn(64, 1, 3, 3, requires_grad=True)
+    found, ran = [], []
     for settings in (dict(workspace_limit=1), dict(fastest=True), dict()):
-        with weft.backends.flags(**settings):
+        with weft.backends.flags(**settings, delegate=False):
             y = W.conv2d(x, w, padding=1, groups=64)
-            torch.autograd.grad(y, (x, w), torch.ones_like(y))
+            forward = weft.backends.kernels()
+            found.append((y, *torch.autograd.grad(y, (x, w), torch.ones_like(y))))
+            ran.append((forward, weft.backends.kernels()))
+    assert ran[0][1] != ran[2][1], f"the gradient wants no workspace, or the limit does nothing: {ran}"
+    for other in found[1:]:
+        torch.testing.assert_close(other, found[0], rtol=1e-4, atol=1e-4)
 
 
 def child(code: str, *args: str) -> subprocess.CompletedProcess:
@@ -180,7 +186,8 @@ def test_autosave(tmp_path):
 
 def test_verbose_speaks_of_weft_and_torch():
     code = ("import torch, weft, weft.functional as W; weft.backends.verbose = True\n"
-            "W.conv2d(torch.randn(2, 32, 32, 32), torch.randn(32, 32, 3, 3)); W.conv2d(torch.randn(2, 8, 32, 32), torch.randn(8, 1, 3, 3), groups=8)")
+            "with weft.backends.pin('torch'): W.conv2d(torch.randn(2, 32, 32, 32), torch.randn(32, 32, 3, 3))\n"
+            "W.conv2d(torch.randn(2, 8, 32, 32), torch.randn(8, 1, 3, 3), groups=8)")
     done = child(code)
-    assert "-> torch (estimate" in done.stderr and " torch OK " in done.stderr
+    assert "-> torch (pinned" in done.stderr and " torch OK " in done.stderr
     assert "-> f32_dwconv3x3_fwd_nchw" in done.stderr and "exec: conv2d:fwd:f32:nchw:n2c8h32w32" in done.stderr

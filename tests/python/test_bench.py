@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 import torch
 import weft
+from fake_clock import FakeClock, FakeTime
 from torch import nn
 from weft import _clock, _library, _memory, _models, _regret, _twin, _twin_table, bench
 from weft.__main__ import main
@@ -146,6 +147,76 @@ def test_row_of_any_operator(capsys, tmp_path):
         assert row["problem"] == text + "@cpu" and row["kernel"] in shown
         assert {"peer", "peer_ms", "weft_ms", "ratio", "floor_ms", "share", "weft_bytes", "peer_bytes"} <= row.keys()
         assert row["floor_ms"] > 0 and row["share"] == row["floor_ms"] / row["weft_ms"] and row["weft_bytes"] > 0
+
+
+@pytest.fixture
+def timed(monkeypatch):
+    """Rows on a faked clock: weft takes 2 ms, PyTorch 6, moving the bytes 1.5; weft holds 100 MB at most, PyTorch 300. Returns the clock."""
+    clock, build, kept = FakeClock({}, 1.5), _twin.build, {}
+
+    def known(*args):
+        twin = build(*args)
+        clock.ms.update({twin.weft: [9.0, 2.0], twin.peer: [6.0]})     # the first sample of weft's is an accident: medians do not see it
+        kept.update({twin.weft: 100_000_000, twin.peer: 300_000_000})
+        return twin
+    monkeypatch.setattr(_twin, "build", known)
+    monkeypatch.setattr(_clock, "of", lambda device: clock)
+    monkeypatch.setattr(_memory, "peak", lambda run, device: kept[run])
+    monkeypatch.setattr(_clock, "watch", lambda *_: lambda: "")
+    return clock
+
+
+def test_a_row_on_a_faked_clock(timed, tmp_path, capsys):
+    """Which side is which, the direction of the ratio, and the order of the cells."""
+    text, file = "tanh2d:fwd:f32:nchw:n2c4h8w8", tmp_path / "rows.json"
+    assert main(["bench", text, "--json", str(file), "--threads", "1", "--rounds", "7"]) == 0
+    [row], shown = json.loads(file.read_text()), capsys.readouterr().out
+    assert (row["weft_ms"], row["peer_ms"], row["ratio"], row["rounds"]) == (2.0, 6.0, 3.0, 7)
+    assert (row["weft_bytes"], row["peer_bytes"]) == (100_000_000, 300_000_000)
+    assert (row["floor_ms"], row["share"], row["floor_is"], row["move_ms"]) == (1.5, 0.75, "bytes", 1.5)
+    assert timed.moved == (512 * 4, 512 * 4) and row["bytes"] == 2 * 512 * 4 and timed.taken == 7 * 4
+    head, line = (next(x for x in shown.splitlines() if x.startswith(word)) for word in ("problem", "tanh2d"))
+    assert re.split(r"  +", head) == ["problem", "kernel", "peer ms", "weft ms", "ratio", "floor ms", "share"]
+    assert line.split() == [f"{text}@cpu", row["kernel"], "6.000", "2.000", "3.00", "1.500", "0.75"]
+
+
+def test_flops_can_be_the_floor(timed):
+    timed.rate = 1.0
+    row = bench.measure("relu1d:fwd:f32:ncw:n1c2w3", rounds=7)
+    assert row["floor_is"] == "flops" and row["floor_ms"] == row["compute_ms"] == row["flops"] and row["share"] == row["flops"] / 2.0
+
+
+def test_a_model_on_a_faked_clock(tiny, monkeypatch, tmp_path, capsys):
+    """PyTorch takes 8 ms and 50 MB, weft 2 ms and 20 MB."""
+    made, runs = _models.PASSES["forward"], []
+
+    def forward(net, inputs):
+        runs.append(made(net, inputs))
+        return runs[-1]
+    clock = FakeClock({}, 0.0)
+    monkeypatch.setattr(clock, "sample", lambda run: 8.0 if run is runs[0] else 2.0)
+    monkeypatch.setattr(_models, "PASSES", {"forward": forward})
+    monkeypatch.setattr(_clock, "of", lambda device: clock)
+    monkeypatch.setattr(_clock, "watch", lambda *_: lambda: "")
+    monkeypatch.setattr(_memory, "peak", lambda run, device: 50_000_000 if run is runs[0] else 20_000_000)
+    measure = _models.measure
+    monkeypatch.setattr(_models, "measure", lambda *args: measure(*args, passes=["forward"]))
+    file = tmp_path / "models.json"
+    assert main(["bench", "--set", "models", "--models", "lenet5", "--rounds", "3", "--batch", "2", "--json", str(file)]) == 0
+    [row], shown = json.loads(file.read_text()), capsys.readouterr().out
+    assert (row["peer_ms"], row["weft_ms"], row["ratio"]) == (8.0, 2.0, 4.0) and (row["peer_bytes"], row["weft_bytes"]) == (50_000_000, 20_000_000)
+    head, line = (next(x for x in shown.splitlines() if x.startswith(word)) for word in ("model", "lenet5"))
+    assert re.split(r"  +", head) == ["model", "pass", "batch", "peer ms", "weft ms", "ratio", "peer MB", "weft MB", "error", "rounding"]
+    assert line.split()[:8] == ["lenet5", "forward", "2", "8.00", "2.00", "4.00", "50.0", "20.0"]
+
+
+def test_both_sides_take_turns(monkeypatch):
+    """Interleaved, each round beginning with another side, so that what drifts touches both."""
+    order, clock = [], FakeClock({}, 1.0)
+    monkeypatch.setattr(clock, "sample", lambda run: order.append(run()) or 1.0)
+    monkeypatch.setattr(_clock, "of", lambda device: clock)
+    samples = _models.interleaved([lambda: "a", lambda: "b"], torch.device("cpu"), 4, 1e9)
+    assert order == ["a", "b", "b", "a", "a", "b", "b", "a"] and [len(s) for s in samples] == [4, 4]
 
 
 def test_a_wrong_result_is_no_row(monkeypatch, capsys, tmp_path):
@@ -326,24 +397,49 @@ def test_peak_memory_sees_weft(device):
     assert out <= _memory.peak(lambda: W.conv2d(x, w, padding=1, groups=8), device) < 2 * out
 
 
-def test_other_work_is_noticed():
-    """As many programs as cores for a second; alone there is no telling what else runs here."""
-    cores = len(os.sched_getaffinity(0))
-    others = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(cores + 1)]
-    try:
-        torch.set_num_threads(cores)
-        look = _clock.watch(1.0)
-        assert "other work takes" in _clock.busy(1.0)
-        assert "other work takes" in look()
-    finally:
-        for other in others:
-            other.kill()
-            other.wait()
+@pytest.mark.parametrize("others, threads, noticed", [(0.0, 2, False), (0.2, 2, False), (0.5, 2, True), (1.2, 1, False), (1.5, 1, True)])
+def test_other_work_is_noticed(others, threads, noticed, monkeypatch):
+    """Of two cores: what other programs used while a second went by, beyond the cores that are free anyway and a quarter."""
+    clock = FakeTime(0)
+    monkeypatch.setattr(_clock, "time", clock)
+    monkeypatch.setattr(_clock.os, "sched_getaffinity", lambda pid: {0, 1})
+    monkeypatch.setattr(_clock, "_used", lambda cores: clock.now * others)
+    torch.set_num_threads(threads)
+    assert bool(_clock.busy(1.0)) == noticed
+    look = _clock.watch(1.0)
+    clock.sleep(3.0)
+    said = look()
+    assert said == (f"other work takes {others:.1f} of 2 cores: do not trust these times" if noticed else "")
 
 
-def test_roof(device):
+def test_time_used_by_others_is_read(monkeypatch, tmp_path):
+    """/proc/stat in hundredths: user, nice, system, idle, iowait, irq, softirq, steal. This process's own time is taken off."""
+    stat = tmp_path / "stat"
+    stat.write_text("cpu  9 9 9 9 9 9 9 9 0 0\ncpu0 100 10 20 7000 60 1 2 3 0 0\ncpu1 200 0 0 0 0 0 0 0 0 0\ncpu2 9999 0 0 0 0 0 0 0 0 0\nintr 1\n")
+    monkeypatch.setattr(_clock, "Path", lambda name: stat)
+    monkeypatch.setattr(_clock.os, "sysconf", lambda name: 100)
+    clock = FakeTime()
+    clock.process_time = lambda: 1.0
+    monkeypatch.setattr(_clock, "time", clock)
+    assert _clock._used({0, 1}) == pytest.approx((136 + 200) / 100 - 1.0)
+
+
+def test_roof(monkeypatch):
+    """Twice 64 MB in the better of two ways to move them, and the rate of multiply-adds."""
+    clock, half = FakeClock({}, 2.0, 5e8), 64 << 20
+    monkeypatch.setattr(_clock, "of", lambda device: clock)
+    assert _clock.roof(torch.device("cpu")) == (half, 5e8) and clock.moved == (half, half)
+
+
+def test_a_sample_is_what_the_run_took(monkeypatch):
+    clock, cpu = FakeTime(0), _clock.Cpu()
+    monkeypatch.setattr(_clock, "time", clock)
+    assert cpu.sample(clock.work(0.003)) == pytest.approx(3.0)
+
+
+def test_the_real_clock_runs(device):
     bandwidth, flops = _clock.roof(device)
-    assert 1e5 < bandwidth < 1e11 and 1e5 < flops < 1e14 and math.isfinite(bandwidth)
+    assert math.isfinite(bandwidth) and bandwidth > 0 and math.isfinite(flops) and flops > 0
 
 
 def test_docstring_examples():

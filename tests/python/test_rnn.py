@@ -5,6 +5,7 @@ import pytest
 import torch
 
 import capi
+import weft.nn
 
 torch.set_num_threads(1)   # the twins are tiny: more threads would only wait for each other
 
@@ -273,5 +274,11 @@ def test_refusals(text, message):
 
 
 def test_zero_batch():
+    """Nothing is written, and the gradient of the weights is that of no example at all."""
     capi.run("lstm:fwd:f32:dense:t2n0c3o4:train0", src=torch.empty(2, 0, 3), weights=torch.randn(4 * 4 * 7), bias=torch.randn(32),
              dst=torch.empty(2, 0, 4), hn=torch.empty(1, 0, 4), cn=torch.empty(1, 0, 4))
+    layer = weft.nn.LSTM(3, 4)
+    y, (h, c) = layer(torch.empty(2, 0, 3))
+    y.sum().backward()
+    assert y.shape == (2, 0, 4) and h.shape == c.shape == (1, 0, 4)
+    assert all(p.grad is not None and p.grad.eq(0).all() for p in layer.parameters())

@@ -219,9 +219,15 @@ def test_vmap_with_statistics(device):
 def test_evaluation_then_training_before_backward(device):
     """As in the twin, moving the statistics does not disturb a gradient that waits for them with an error."""
     x, mean, var, weight, bias = tensors((3, 4, 5), device=device)
-    y = W.batch_norm(x.requires_grad_(), mean, var, weight, bias)
-    W.batch_norm(x, mean, var, training=True)
-    y.sum().backward()
+    found = []
+    for function in (W.batch_norm, F.batch_norm):
+        leaf, m, v = x.detach().clone().requires_grad_(), mean.clone(), var.clone()
+        y = function(leaf, m, v, weight, bias)
+        function(leaf, m, v, training=True)
+        assert not torch.equal(m, mean) and not torch.equal(v, var)
+        y.sum().backward()
+        found.append(leaf.grad)
+    torch.testing.assert_close(*found)
 
 
 # ---------------------------------------------------------------------------------------------- the ecosystem
