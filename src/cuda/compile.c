@@ -1,6 +1,6 @@
 /* CUDA C to a cubin for one architecture: NVRTC, and the files of store.c in front of it. Needs no GPU. */
+#include <pthread.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
 #include "cuda/driver.h"
@@ -30,20 +30,22 @@ typedef struct job {         /* everything that decides the code */
     size_t bytes;
     int nheaders, noptions;
     const char *headers[MAX_HEADERS], *header_names[MAX_HEADERS];
-    size_t header_bytes[MAX_HEADERS];
     const char *options[MAX_OPTIONS];
     char arch[64], defines[MAX_DEFINES];
 } job;
+
+static bool is_header(const char *name) {
+    size_t n = strlen(name);
+    return n > 2 && strcmp(name + n - 2, ".h") == 0;
+}
 
 /* Each embedded .h can be included by its bare name. */
 static void job_headers(job *j) {
     for (size_t i = 0; i < weft__embedded_count && j->nheaders < MAX_HEADERS; i++) {
         const weft__embedded *e = &weft__embedded_files[i];
-        size_t n = strlen(e->name);
-        if (n < 2 || strcmp(e->name + n - 2, ".h") != 0) continue;
+        if (!is_header(e->name)) continue;
         j->headers[j->nheaders] = (const char *)e->text; /* embedded texts end in a 0 that `bytes` leaves out */
-        j->header_names[j->nheaders] = e->name;
-        j->header_bytes[j->nheaders++] = e->bytes;
+        j->header_names[j->nheaders++] = e->name;
     }
 }
 
@@ -64,38 +66,53 @@ static weft_status job_options(job *j, const char *defines, const char *arch) {
     return WEFT_OK;
 }
 
-static weft__digest job_digest(const job *j, const weft__nvrtc *nvrtc) {
-    weft__digest d;
-    int version[2] = {nvrtc->major, nvrtc->minor};
-    weft__digest_start(&d);
-    weft__digest_add(&d, version, sizeof(version));
-    weft__digest_add(&d, j->text, j->bytes);
-    for (int i = 0; i < j->nheaders; i++) {
-        weft__digest_add(&d, j->header_names[i], strlen(j->header_names[i]) + 1);
-        weft__digest_add(&d, j->headers[i], j->header_bytes[i]);
+static weft__digest headers_digest; /* the same for every job */
+static pthread_once_t headers_once = PTHREAD_ONCE_INIT;
+
+static void digest_headers(void) {
+    weft__sha256 s;
+    weft__sha256_start(&s);
+    for (size_t i = 0; i < weft__embedded_count; i++) {
+        const weft__embedded *e = &weft__embedded_files[i];
+        if (!is_header(e->name)) continue;
+        weft__sha256_add(&s, e->name, strlen(e->name) + 1);
+        weft__sha256_add(&s, &e->bytes, sizeof(e->bytes));
+        weft__sha256_add(&s, e->text, e->bytes);
     }
-    for (int i = 0; i < j->noptions; i++) weft__digest_add(&d, j->options[i], strlen(j->options[i]) + 1);
-    return d;
+    headers_digest = weft__sha256_end(&s);
+}
+
+static weft__digest job_digest(const job *j, const weft__nvrtc *nvrtc) {
+    weft__sha256 s;
+    const uint64_t counts[] = {(uint64_t)nvrtc->major, (uint64_t)nvrtc->minor, j->bytes, (uint64_t)j->noptions};
+    weft__sha256_start(&s);
+    weft__sha256_add(&s, counts, sizeof(counts));
+    weft__sha256_add(&s, j->text, j->bytes);
+    pthread_once(&headers_once, digest_headers);
+    weft__sha256_add(&s, &headers_digest, sizeof(headers_digest));
+    for (int i = 0; i < j->noptions; i++) weft__sha256_add(&s, j->options[i], strlen(j->options[i]) + 1);
+    return weft__sha256_end(&s);
 }
 
 /* The first lines of the compiler's log: the first error is the one that matters. */
-static weft_status compile_error(const job *j, const weft__nvrtc *nvrtc, nvrtcProgram program, int error) {
+static weft_status compile_error(const weft_ctx *ctx, const job *j, const weft__nvrtc *nvrtc, nvrtcProgram program,
+                                 int error) {
     enum { COMPILATION = 6, LINES = 8, CHARACTERS = 1200 };
     char excerpt[CHARACTERS] = "";
     size_t size = 0;
-    char *log = !nvrtc->log_size(program, &size) && size ? malloc(size + 1) : NULL;
+    char *log = !nvrtc->log_size(program, &size) && size ? weft__alloc(ctx, size + 1) : NULL;
     if (log && !nvrtc->log(program, log)) {
         log[size] = 0;
         char *end = log;
         for (int i = 0; i < LINES && *end; i++) end += strcspn(end, "\n") + (end[strcspn(end, "\n")] != 0);
         snprintf(excerpt, sizeof(excerpt), "%.*s", (int)(end - log), log);
     }
-    free(log);
+    weft__free(ctx, log);
     return weft__fail(error == COMPILATION ? WEFT_ERR_INTERNAL : WEFT_ERR_DEVICE, "nvrtc %d.%d: %s with %s: %s\n%s",
                       nvrtc->major, nvrtc->minor, j->name, j->arch, nvrtc->error_text(error), excerpt);
 }
 
-static weft_status compile(const job *j, const weft__nvrtc *nvrtc, weft__code *code) {
+static weft_status compile(const weft_ctx *ctx, const job *j, const weft__nvrtc *nvrtc, weft__code *code) {
     nvrtcProgram program = NULL;
     weft__nvrtc_builtins(nvrtc);
     int error = nvrtc->create(&program, j->text, j->name, j->nheaders, j->headers, j->header_names);
@@ -103,14 +120,14 @@ static weft_status compile(const job *j, const weft__nvrtc *nvrtc, weft__code *c
     weft_status s = WEFT_OK;
     code->bytes = NULL;
     if ((error = nvrtc->compile(program, j->noptions, j->options)) || (error = nvrtc->code_size(program, &code->size)))
-        s = compile_error(j, nvrtc, program, error);
-    else if (!(code->bytes = malloc(code->size)))
+        s = compile_error(ctx, j, nvrtc, program, error);
+    else if (!(code->bytes = weft__alloc(ctx, code->size)))
         s = weft__fail(WEFT_ERR_MEMORY, "nvrtc: %s: no memory for %zu bytes of code", j->name, code->size);
     else if ((error = nvrtc->code(program, code->bytes)))
         s = weft__fail(WEFT_ERR_DEVICE, "nvrtc: %s: %s", j->name, nvrtc->error_text(error));
     nvrtc->destroy(&program);
     if (s != WEFT_OK) {
-        free(code->bytes);
+        weft__free(ctx, code->bytes);
         code->bytes = NULL;
     }
     return s;
@@ -123,11 +140,11 @@ static weft_status find_or_compile(const weft_ctx *ctx, const job *j, weft__code
     char dir[1024];
     bool keep = weft__store_dir(ctx, dir, sizeof(dir));
     weft__digest key = job_digest(j, &nvrtc);
-    bool found = keep && weft__store_read(dir, key, code);
+    bool found = keep && weft__store_read(ctx, dir, &key, code);
     bool kept = found;
     if (!found) {
-        WEFT__TRY(compile(j, &nvrtc, code));
-        kept = keep && weft__store_write(dir, key, code);
+        WEFT__TRY(compile(ctx, j, &nvrtc, code));
+        kept = keep && weft__store_write(dir, &key, code);
     }
     if (weft__logs(ctx, WEFT_LOG_TUNE))
         weft__log(ctx, WEFT_LOG_TUNE, "cuda: %s %s %s in %.1f ms, %zu bytes, %s %s", j->name, strchr(j->arch, '=') + 1,
@@ -144,8 +161,8 @@ weft_status weft__code_get(const weft_ctx *ctx, const char *source, const char *
     const weft__embedded *e = weft__embedded_find(source);
     const char *name = e ? e->name : "source", *text = e ? (const char *)e->text : source;
     size_t capacity = sizeof(prelude) + strlen(name) + strlen(text) + 32;
-    char *whole = malloc(capacity);
-    job *j = calloc(1, sizeof(*j));
+    char *whole = weft__alloc(ctx, capacity);
+    job *j = weft__alloc(ctx, sizeof(*j));
     weft_status s = whole && j ? WEFT_OK : weft__fail(WEFT_ERR_MEMORY, "cuda: no memory to compile %s", name);
     if (s == WEFT_OK) {
         j->name = name;
@@ -155,8 +172,8 @@ weft_status weft__code_get(const weft_ctx *ctx, const char *source, const char *
         s = job_options(j, defines, arch);
     }
     if (s == WEFT_OK) s = find_or_compile(ctx, j, code);
-    free(j);
-    free(whole);
+    weft__free(ctx, j);
+    weft__free(ctx, whole);
     return s;
 }
 
@@ -166,6 +183,6 @@ weft_status weft__cuda_compile(const weft_ctx *ctx, const char *source, const ch
     *size = 0;
     WEFT__TRY(weft__code_get(ctx, source, defines, arch, &code));
     *size = code.size;
-    free(code.bytes);
+    weft__free(ctx, code.bytes);
     return WEFT_OK;
 }

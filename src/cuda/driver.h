@@ -135,22 +135,30 @@ void weft__nvrtc_builtins(const weft__nvrtc *nvrtc);
 typedef struct weft__code {
     void *bytes;
     size_t size;
-} weft__code; /* a cubin, from malloc */
+} weft__code; /* a cubin, from the context's allocator */
 
 /* A cubin of an embedded or given source, from disk or compiled. source: an embedded file's name, else the text
  * itself. */
 weft_status weft__code_get(const weft_ctx *ctx, const char *source, const char *defines, const char *arch,
                            weft__code *code);
 
-/* Files of the cache: HASH.cubin. A file that cannot be read, or is not whole, is as good as absent. */
 typedef struct weft__digest {
-    uint64_t a, b;
+    unsigned char byte[32];
 } weft__digest;
-void weft__digest_start(weft__digest *d);
-void weft__digest_add(weft__digest *d, const void *bytes, size_t n);
+typedef struct weft__sha256 {
+    uint32_t h[8];
+    uint64_t bytes;
+    unsigned char block[64];
+} weft__sha256;
+void weft__sha256_start(weft__sha256 *s);
+void weft__sha256_add(weft__sha256 *s, const void *bytes, size_t n);
+weft__digest weft__sha256_end(weft__sha256 *s);
+
+/* Files of the cache: DIGEST.cubin. A file that cannot be read, is not whole, or that others may write, is as good as
+ * absent. */
 /* The directory for compiled code; false: none wanted. */
 bool weft__store_dir(const weft_ctx *ctx, char *dir, size_t capacity);
-bool weft__store_read(const char *dir, weft__digest key, weft__code *code);
-bool weft__store_write(const char *dir, weft__digest key, const weft__code *code);
+bool weft__store_read(const weft_ctx *ctx, const char *dir, const weft__digest *key, weft__code *code);
+bool weft__store_write(const char *dir, const weft__digest *key, const weft__code *code);
 
 #endif

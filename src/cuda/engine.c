@@ -180,7 +180,7 @@ static weft_status build(weft__cuda *cuda, const char *name, const weft__part *p
     weft_status s = weft__cuda_enter(d, f->context, &pushed);
     if (s == WEFT_OK) s = load(d, gpu, code.bytes, part->entry, &f->handle);
     weft__cuda_leave(d, pushed);
-    free(code.bytes);
+    weft__free(cuda->ctx, code.bytes);
     if (s != WEFT_OK) return weft__fail(s, "%s: %s", name, weft_last_error());
     if (weft__logs(cuda->ctx, WEFT_LOG_TUNE))
         weft__log(cuda->ctx, WEFT_LOG_TUNE, "cuda: %s loaded on device %d in %.1f ms: %s", name, ordinal,
@@ -189,7 +189,7 @@ static weft_status build(weft__cuda *cuda, const char *name, const weft__part *p
 }
 
 /* The entry of that key, or a fresh one for the caller to build (*mine). Waits while another thread builds it. Lock
- * held. */
+ * held. Entries stay for the life of the process, which no context's allocator does: they are malloc's. */
 static function *claim(const char *key, uint64_t hash, bool *mine) {
     function **bucket = &engine.bucket[hash % BUCKETS];
     for (function *f = *bucket; f;) {
@@ -233,12 +233,11 @@ static weft_status prepare_part(weft__cuda *cuda, const weft__choice *c, const w
     int n = snprintf(key, sizeof(key), "%d %s %s %s", p->ordinal, part->source, part->entry, defines);
     if (t.length >= sizeof(defines) || n >= (int)sizeof(key))
         return weft__fail(WEFT_ERR_INTERNAL, "%s: its defines are longer than %d characters", name, DEFINES);
-    weft__digest digest;
-    weft__digest_start(&digest);
-    weft__digest_add(&digest, key, (size_t)n);
+    uint64_t hash = 14695981039346656037u;
+    for (int i = 0; i < n; i++) hash = (hash ^ (unsigned char)key[i]) * 1099511628211u;
     bool mine = false;
     pthread_mutex_lock(&engine.lock);
-    function *f = claim(key, digest.a, &mine);
+    function *f = claim(key, hash, &mine);
     pthread_mutex_unlock(&engine.lock);
     if (!f) return weft__fail(WEFT_ERR_MEMORY, "%s: no memory to prepare it", name);
     weft_status s = WEFT_OK;

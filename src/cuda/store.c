@@ -1,6 +1,8 @@
 /* Compiled code on disk. Many processes may share the folder: a file appears whole by rename, under a name that is the
- * digest of everything that made it, and carries its length and checksum. Nothing here is fatal: without the file weft
- * compiles again. */
+ * digest of everything that made it, and carries its length and the digest of its content. What is read runs on the GPU:
+ * a file, or a folder, that others could have written is not used. Nothing here is fatal: without the file weft compiles
+ * again. */
+#include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -12,43 +14,27 @@
 typedef struct header {
     char magic[8];
     uint64_t size;
-    weft__digest key, sum;
+    weft__digest key, sum; /* sum: of key and code */
 } header;
-static const char magic[8] = "weftcub";
+static const char magic[8] = "weftcu2";
 #define MAX_CODE ((uint64_t)64 << 20)
 
-/* Two lanes of multiply-and-mix: names and checksums, no defence against forgery. */
-void weft__digest_start(weft__digest *d) {
-    d->a = UINT64_C(0xcbf29ce484222325);
-    d->b = UINT64_C(0x9e3779b97f4a7c15);
+static weft__digest digest_of(const weft__digest *key, const weft__code *code) {
+    weft__sha256 s;
+    weft__sha256_start(&s);
+    weft__sha256_add(&s, key, sizeof(*key));
+    weft__sha256_add(&s, code->bytes, code->size);
+    return weft__sha256_end(&s);
 }
 
-void weft__digest_add(weft__digest *d, const void *bytes, size_t n) {
-    const unsigned char *at = bytes;
-    uint64_t a = d->a, b = d->b;
-    for (size_t i = 0; i < n; i++) {
-        a = (a ^ at[i]) * UINT64_C(0x100000001b3);
-        b = (((b << 7) | (b >> 57)) + at[i]) * UINT64_C(0xff51afd7ed558ccd);
-    }
-    d->a = a ^ n;
-    d->b = b ^ (b >> 31);
-}
-
-static weft__digest digest_of(const weft__code *code) {
-    weft__digest d;
-    weft__digest_start(&d);
-    weft__digest_add(&d, code->bytes, code->size);
-    return d;
-}
-
-static bool same(weft__digest x, weft__digest y) { return x.a == y.a && x.b == y.b; }
+static bool same(const weft__digest *x, const weft__digest *y) { return memcmp(x, y, sizeof(*x)) == 0; }
 
 bool weft__store_dir(const weft_ctx *ctx, char *dir, size_t capacity) {
-    const char *said = weft__opts(ctx)->cache_dir, *xdg = weft__env("XDG_CACHE_HOME"), *home = weft__env("HOME");
-    if (!said) said = weft__env("WEFT_CACHE_DIR");
+    const char *given = weft__opts(ctx)->cache_dir, *xdg = weft__env("XDG_CACHE_HOME"), *home = weft__env("HOME");
+    if (!given) given = weft__env("WEFT_CACHE_DIR");
     int n = 0;
-    if (said)
-        n = snprintf(dir, capacity, "%s", said);
+    if (given)
+        n = snprintf(dir, capacity, "%s", given);
     else if (xdg && xdg[0] == '/')
         n = snprintf(dir, capacity, "%s/weft", xdg);
     else if (home && home[0] == '/')
@@ -56,10 +42,23 @@ bool weft__store_dir(const weft_ctx *ctx, char *dir, size_t capacity) {
     return n > 0 && (size_t)n < capacity;
 }
 
-static int path_of(char *path, size_t capacity, const char *dir, weft__digest key, const char *ending) {
-    int n = snprintf(path, capacity, "%s/%016llx%016llx.%s", dir, (unsigned long long)key.a, (unsigned long long)key.b,
-                     ending);
-    return n > 0 && (size_t)n < capacity;
+static void name_of(char name[80], const weft__digest *key, const char *ending) {
+    for (int i = 0; i < 32; i++) snprintf(name + 2 * i, 3, "%02x", key->byte[i]);
+    snprintf(name + 64, 16, ".%s", ending);
+}
+
+/* Nobody but this user and root can change it. */
+static bool is_private(const struct stat *st) {
+    return (st->st_uid == geteuid() || st->st_uid == 0) && !(st->st_mode & (S_IWGRP | S_IWOTH));
+}
+
+/* The folder, open; -1: not there, or others can write to it. */
+static int open_dir(const char *dir) {
+    struct stat st;
+    int fd = open(dir, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    if (fd >= 0 && fstat(fd, &st) == 0 && is_private(&st)) return fd;
+    if (fd >= 0) close(fd);
+    return -1;
 }
 
 /* mkdir -p */
@@ -75,32 +74,51 @@ static void make_dirs(const char *dir) {
     mkdir(path, 0700); /* failures show when the file is opened */
 }
 
-bool weft__store_read(const char *dir, weft__digest key, weft__code *code) {
-    char path[1200];
-    if (!path_of(path, sizeof(path), dir, key, "cubin")) return false;
-    FILE *f = fopen(path, "rb");
+/* A pipe must not hold us up: it is opened without waiting and then seen not to be a file. */
+static FILE *open_file(int folder, const char *name) {
+    struct stat st;
+    int fd = openat(folder, name, O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
+    FILE *f = fd >= 0 && fstat(fd, &st) == 0 && S_ISREG(st.st_mode) && is_private(&st) ? fdopen(fd, "rb") : NULL;
+    if (fd >= 0 && !f) close(fd);
+    return f;
+}
+
+bool weft__store_read(const weft_ctx *ctx, const char *dir, const weft__digest *key, weft__code *code) {
+    char name[80];
+    name_of(name, key, "cubin");
+    int folder = open_dir(dir);
+    FILE *f = folder >= 0 ? open_file(folder, name) : NULL;
+    if (folder >= 0) close(folder);
     if (!f) return false;
     header h;
-    bool whole = fread(&h, sizeof(h), 1, f) == 1 && memcmp(h.magic, magic, sizeof(magic)) == 0 && same(h.key, key) &&
+    bool whole = fread(&h, sizeof(h), 1, f) == 1 && memcmp(h.magic, magic, sizeof(magic)) == 0 && same(&h.key, key) &&
                  h.size > 0 && h.size <= MAX_CODE;
     code->size = whole ? (size_t)h.size : 0;
-    code->bytes = whole ? malloc(code->size) : NULL;
-    whole = code->bytes && fread(code->bytes, 1, code->size, f) == code->size && fgetc(f) == EOF &&
-            same(digest_of(code), h.sum);
+    code->bytes = whole ? weft__alloc(ctx, code->size) : NULL;
+    whole = code->bytes && fread(code->bytes, 1, code->size, f) == code->size && fgetc(f) == EOF;
+    if (whole) {
+        const weft__digest sum = digest_of(key, code);
+        whole = same(&sum, &h.sum);
+    }
     fclose(f);
     if (!whole) {
-        free(code->bytes);
+        weft__free(ctx, code->bytes);
         code->bytes = NULL;
     }
     return whole;
 }
 
-bool weft__store_write(const char *dir, weft__digest key, const weft__code *code) {
-    char path[1200], temporary[1200];
-    if (!path_of(path, sizeof(path), dir, key, "cubin") || !path_of(temporary, sizeof(temporary), dir, key, "XXXXXX"))
-        return false;
+bool weft__store_write(const char *dir, const weft__digest *key, const weft__code *code) {
+    char name[80], path[1200], temporary[1200];
+    name_of(name, key, "cubin");
+    if (snprintf(path, sizeof(path), "%s/%s", dir, name) >= (int)sizeof(path)) return false;
+    name_of(name, key, "XXXXXX");
+    snprintf(temporary, sizeof(temporary), "%s/%s", dir, name);
     make_dirs(dir);
-    int fd = mkstemp(temporary);
+    int folder = open_dir(dir);
+    if (folder < 0) return false;
+    close(folder);
+    int fd = mkostemp(temporary, O_CLOEXEC);
     if (fd < 0) return false;
     FILE *f = fdopen(fd, "wb");
     if (!f) {
@@ -108,7 +126,7 @@ bool weft__store_write(const char *dir, weft__digest key, const weft__code *code
         unlink(temporary);
         return false;
     }
-    header h = {.size = code->size, .key = key, .sum = digest_of(code)};
+    header h = {.size = code->size, .key = *key, .sum = digest_of(key, code)};
     memcpy(h.magic, magic, sizeof(magic));
     bool done = fwrite(&h, sizeof(h), 1, f) == 1 && fwrite(code->bytes, 1, code->size, f) == code->size;
     done = fclose(f) == 0 && done && rename(temporary, path) == 0;
