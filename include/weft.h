@@ -271,6 +271,10 @@ WEFT_API weft_status weft_problem_init(weft_problem *p, weft_op op, weft_pass pa
 /* The tensor of that role; added, all unsaid, if the problem has none yet and there is room. NULL: p or role is
  * wrong. */
 WEFT_API weft_tensor *weft_problem_tensor(weft_problem *p, weft_role role);
+/* The same, but nothing is added; NULL: no such tensor. A completed problem has one for each role that takes part. */
+WEFT_API const weft_tensor *weft_problem_find(const weft_problem *p, weft_role role);
+/* Bytes of memory from its first element to its last, in a completed problem. */
+WEFT_API size_t weft_tensor_bytes(const weft_tensor *t);
 
 /* Validate, derive what was not said, and bring into the one normal form that the text names. Idempotent; on failure
  * *p is as it was. To go on from a completed problem, assign sizes or attributes and complete again: shapes follow.
@@ -394,12 +398,16 @@ WEFT_API const char *weft_plan_kernel_name(const weft_plan *plan); /* its name *
 WEFT_API size_t weft_plan_workspace_bytes(const weft_plan *plan);  /* bytes weft_execute needs, 64-byte aligned */
 WEFT_API size_t weft_plan_packed_bytes(const weft_plan *plan);     /* bytes of packed weights; 0: taken as they are */
 WEFT_API weft_status weft_plan_cost(const weft_plan *plan, weft_cost *cost);
+/* Packed weights serve every plan with the same id, in any process of this version of weft; 0: nothing is packed. */
+WEFT_API uint64_t weft_plan_packed_id(const weft_plan *plan);
 /* packed: weft_plan_packed_bytes() bytes, a multiple of 64. */
 WEFT_API weft_status weft_pack(const weft_plan *plan, const void *weights, void *packed, void *stream);
 
 /* Run. workspace may be NULL when weft_plan_workspace_bytes() is 0. stream: a CUstream for a CUDA plan, else NULL.
- * On the CPU the result is there on return; on CUDA the work is queued on the stream. Outputs must not overlap
- * inputs, but for pointwise operators and softmax, where dst may be src and diff_src diff_dst. With args.packed
+ * On the CPU the result is there on return; on CUDA the work is queued on the stream. Outputs must not overlap other
+ * tensors, except that relu, clip, tanh, sigmoid, softmax and log_softmax may have dst = src or diff_src = diff_dst, of one
+ * data type and with the same strides. An overlap of dense tensors is an error; of strided ones, if it shows at their
+ * first elements. With args.packed
  * neither the weights nor the part of the workspace that is for packing is needed. Allocates nothing and
  * synchronises nothing; safe inside CUDA graph capture. */
 WEFT_API weft_status weft_execute(const weft_plan *plan, const weft_args *args, void *workspace, size_t bytes,

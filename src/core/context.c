@@ -142,7 +142,7 @@ static weft_status check_opts(weft_ctx_opts *o) {
 
 /* ---------------------------------------------------------------- fork
  * A child has only the thread that forked, and the locks as they were. So every lock of every context is taken
- * before a fork and let go after it on both sides: in the child nothing is held by a thread that is not there. */
+ * before a fork and released after it on both sides: in the child nothing is held by a thread that is not there. */
 static pthread_mutex_t contexts_lock = PTHREAD_MUTEX_INITIALIZER;
 static weft_ctx *contexts;
 static pthread_once_t fork_once = PTHREAD_ONCE_INIT;
@@ -167,10 +167,18 @@ static void after_fork(void) {
     pthread_mutex_unlock(&contexts_lock);
 }
 
-static void watch_forks(void) { pthread_atfork(before_fork, after_fork, after_fork); }
+static _Atomic unsigned forks = 1; /* changes in every child; process ids do not: each PID namespace has its own 1 */
+unsigned weft__process(void) { return atomic_load(&forks); }
+
+static void in_child(void) {
+    atomic_fetch_add(&forks, 1);
+    after_fork();
+}
+
+static void register_fork(void) { pthread_atfork(before_fork, after_fork, in_child); }
 
 static void enlist(weft_ctx *ctx) {
-    pthread_once(&fork_once, watch_forks);
+    pthread_once(&fork_once, register_fork);
     pthread_mutex_lock(&contexts_lock);
     ctx->next = contexts;
     contexts = ctx;

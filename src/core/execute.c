@@ -12,6 +12,10 @@ struct weft_plan {
     weft_ctx *ctx;
     uint64_t roles; /* that need a pointer */
     bool empty;
+    struct { /* of each tensor, for the check that outputs overlap nothing */
+        size_t bytes;
+        bool dense, output;
+    } extent[WEFT_MAX_TENSORS];
     void *functions[WEFT__PARTS_MAX]; /* CUDA */
     char name[WEFT__NAME_MAX];
     _Atomic int refs;
@@ -26,8 +30,13 @@ weft_status weft__plan_build(weft_plan **out, weft_ctx *ctx, const weft_problem 
     plan->choice = *c;
     weft__kernel_name(c->kernel, c->variant, plan->name);
     plan->empty = weft__is_empty(p);
-    for (int i = 0; i < p->ntensors; i++)
-        if (weft__numel(&p->tensor[i])) plan->roles |= WEFT__BIT(p->tensor[i].role);
+    for (int i = 0; i < p->ntensors; i++) {
+        const weft_tensor *t = &p->tensor[i];
+        if (weft__numel(t)) plan->roles |= WEFT__BIT(t->role);
+        plan->extent[i].bytes = weft_tensor_bytes(t);
+        plan->extent[i].dense = plan->extent[i].bytes == (size_t)weft__numel(t) * weft__dtype_size(t->dtype);
+        plan->extent[i].output = weft__is_output(p, t->role);
+    }
     atomic_init(&plan->refs, 1);
     if (c->kernel->engine == WEFT_ENGINE_CUDA && !plan->empty) {
         weft_status s = weft__cuda_prepare(weft__ctx_cuda(ctx, NULL), c, p, hw, plan->functions);
@@ -65,6 +74,25 @@ size_t weft_plan_workspace_bytes(const weft_plan *plan) {
     return plan && !plan->empty ? weft__decision_bytes(&plan->choice.d) : 0;
 }
 size_t weft_plan_packed_bytes(const weft_plan *plan) { return plan ? plan->choice.d.packed : 0; }
+
+uint64_t weft_plan_packed_id(const weft_plan *plan) {
+    if (!weft_plan_packed_bytes(plan)) return 0;
+    const weft_tensor *t = weft__tensor(&plan->p, WEFT_ROLE_WEIGHTS);
+    uint64_t words[8 + 2 * WEFT_MAX_RANK + (WEFT__NAME_MAX + WEFT__PARAM_BYTES) / 8] = {
+        WEFT_VERSION_MAJOR << 16 | WEFT_VERSION_MINOR,
+        (uint64_t)plan->choice.kernel->version,
+        weft_plan_packed_bytes(plan),
+        (uint64_t)plan->p.pass,
+        (uint64_t)plan->p.groups,
+        (uint64_t)t->dtype};
+    uint64_t *at = words + 8;
+    memcpy(at, t->dims, sizeof(t->dims));
+    memcpy(at += WEFT_MAX_RANK, t->strides, sizeof(t->strides));
+    strcpy((char *)(at += WEFT_MAX_RANK), plan->name);
+    memcpy(at + WEFT__NAME_MAX / 8, plan->choice.d.params, WEFT__PARAM_BYTES);
+    return weft__hash(words, WEFT__COUNT(words)) | 1; /* 0: not packed */
+}
+
 const weft__choice *weft__plan_choice(const weft_plan *plan) { return &plan->choice; }
 
 weft_status weft_plan_cost(const weft_plan *plan, weft_cost *cost) {
@@ -78,6 +106,12 @@ weft_status weft_plan_cost(const weft_plan *plan, weft_cost *cost) {
 }
 
 /* ---------------------------------------------------------------- checks */
+static weft_status misaligned(const weft_tensor *t, const void *ptr) {
+    return weft__fail(WEFT_ERR_INVALID,
+                      "%s: the pointer %p is not a multiple of %d, allowed: the alignment the problem states",
+                      weft__role_name(t->role), ptr, t->align);
+}
+
 static weft_status check_pointers(const weft_plan *plan, const weft_args *args) {
     for (int i = 0; i < plan->p.ntensors; i++) {
         const weft_tensor *t = &plan->p.tensor[i];
@@ -87,11 +121,41 @@ static weft_status check_pointers(const weft_plan *plan, const weft_args *args) 
         if (!ptr)
             return weft__fail(WEFT_ERR_INVALID, "%s: the pointer is NULL, allowed: %lld elements of %s",
                               weft__role_name(t->role), (long long)weft__numel(t), weft__dtype_name(t->dtype));
-        if ((uintptr_t)ptr % (uintptr_t)t->align)
-            return weft__fail(WEFT_ERR_INVALID,
-                              "%s: the pointer %p is not a multiple of %d, allowed: the alignment the problem states",
-                              weft__role_name(t->role), ptr, t->align);
+        if ((uintptr_t)ptr % (uintptr_t)t->align) return misaligned(t, ptr);
     }
+    return WEFT_OK;
+}
+
+/* The first or the last byte of x lies in y. */
+static bool reaches(uintptr_t x, size_t x_bytes, uintptr_t y, size_t y_bytes) {
+    return x - y < y_bytes || x + x_bytes - 1 - y < y_bytes;
+}
+
+static bool may_share(const weft_problem *p, const weft_tensor *x, const weft_tensor *y) {
+    const bool pair = (x->role == WEFT_ROLE_SRC && y->role == WEFT_ROLE_DST) ||
+                      (x->role == WEFT_ROLE_DIFF_SRC && y->role == WEFT_ROLE_DIFF_DST);
+    return pair && weft__op_of(p->op)->in_place && x->dtype == y->dtype &&
+           memcmp(x->strides, y->strides, sizeof(x->strides)) == 0;
+}
+
+/* Two tensors, one of them an output, that certainly have a byte in common: the same first element, or an end of one
+ * inside the other, which is dense. Strided tensors that interleave may be good, and are left to the caller. */
+static weft_status check_overlap(const weft_plan *plan, const weft_args *args) {
+    for (int i = 0; i < plan->p.ntensors; i++)
+        for (int k = i + 1; k < plan->p.ntensors; k++) {
+            const weft_tensor *x = &plan->p.tensor[i], *y = &plan->p.tensor[k];
+            const uintptr_t at = (uintptr_t)args->ptr[x->role], to = (uintptr_t)args->ptr[y->role];
+            const size_t x_bytes = plan->extent[i].bytes, y_bytes = plan->extent[k].bytes;
+            if (!(plan->extent[i].output || plan->extent[k].output) || !at || !to || !x_bytes || !y_bytes) continue;
+            if (at != to && !(plan->extent[k].dense && reaches(at, x_bytes, to, y_bytes)) &&
+                !(plan->extent[i].dense && reaches(to, y_bytes, at, x_bytes)))
+                continue;
+            if (at == to && may_share(&plan->p, x, y)) continue;
+            return weft__fail(WEFT_ERR_INVALID,
+                              "%s and %s overlap in memory, allowed: outputs apart from all other tensors%s",
+                              weft__role_name(x->role), weft__role_name(y->role),
+                              weft__op_of(plan->p.op)->in_place ? ", or the same data with the same strides" : "");
+        }
     return WEFT_OK;
 }
 
@@ -121,6 +185,8 @@ weft_status weft_pack(const weft_plan *plan, const void *weights, void *packed, 
     if (!plan->choice.d.packed) return WEFT_OK;
     if (!weights || !packed)
         return weft__fail(WEFT_ERR_INVALID, "%s is NULL, allowed: a pointer", weights ? "packed" : "weights");
+    const weft_tensor *t = weft__tensor(&plan->p, WEFT_ROLE_WEIGHTS);
+    if (t && (uintptr_t)weights % (uintptr_t)t->align) return misaligned(t, weights);
     if ((uintptr_t)packed % 64)
         return weft__fail(WEFT_ERR_INVALID, "packed %p is not a multiple of 64, allowed: 64-byte alignment", packed);
     weft__exec e = exec_of(plan, NULL, NULL, stream);
@@ -139,6 +205,7 @@ weft_status weft_execute(const weft_plan *plan, const weft_args *args, void *wor
             "the plan names %s, the host's own code, allowed: plans of weft's kernels (the host runs its own)",
             plan->choice.kernel->name);
     WEFT__TRY(check_pointers(plan, args));
+    WEFT__TRY(check_overlap(plan, args));
     WEFT__TRY(check_workspace(plan, args->packed, workspace, bytes));
     const weft__kernel *k = plan->choice.kernel;
     weft__exec e = exec_of(plan, args->ptr, workspace, stream);

@@ -138,6 +138,7 @@ typedef struct weft__op {
     uint64_t (*absent)(const weft_problem *p);
     uint64_t (*kept)(const weft_problem *p); /* roles the pass writes that this problem only reads; NULL: none */
     double (*flops)(const weft_problem *p);
+    bool in_place;       /* dst may be src, and diff_src diff_dst */
     bool transcendental; /* its items call exp, log, tanh or pow, whose last bits differ between engines */
     const weft__items *items;
 } weft__op;
@@ -236,6 +237,7 @@ typedef struct weft__kernel {
     const char *const *variants; /* names, ended by NULL; NULL: one variant without a name */
     /* NULL: takes it, *d is filled; else the reason why not. */
     const char *(*plan)(const weft_problem *, const weft__hw *, int variant, weft__decision *d);
+    /* Follows from weights, pass, groups and params alone: see weft_plan_packed_id. */
     weft_status (*pack)(const weft__exec *, const void *weights, void *packed);
     weft_status (*run)(const weft__exec *);
     const weft__part *parts; /* CUDA: at most WEFT__PARTS_MAX, see WEFT__PARTS */
@@ -261,7 +263,7 @@ size_t weft__decision_bytes(const weft__decision *d);                   /* of wo
 extern const weft__kernel *const weft__ref_kernels[WEFT_OP_COUNT];      /* ref.c */
 extern const weft__kernel *const weft__cuda_ref_kernels[WEFT_OP_COUNT]; /* cuda/ref.c */
 
-/* ---------------------------------------------------------------- context.c, threads.c, log.c */
+/* ---------------------------------------------------------------- context.c, cpu/threads.c */
 typedef struct weft__pool weft__pool;
 typedef struct weft__cuda weft__cuda;
 typedef struct weft__wisdom weft__wisdom;
@@ -290,6 +292,7 @@ weft__cuda *weft__ctx_cuda(weft_ctx *ctx, const char **why);
 
 /* Slots and everything a slot computes must follow from the problem alone. */
 void weft__parallel(weft_ctx *ctx, int64_t slots, weft_task task, void *arg);
+unsigned weft__process(void); /* which process this is, counted from 1 through forks */
 weft_status weft__pool_create(const weft_ctx *ctx, weft__pool **pool, int threads);
 void weft__pool_destroy(const weft_ctx *ctx, weft__pool *pool);
 void weft__pool_run(weft__pool *pool, int64_t slots, weft_task task, void *arg);

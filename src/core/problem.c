@@ -107,13 +107,24 @@ void weft__problem_defaults(weft_problem *p, const weft__op *op, int rank) {
     }
 }
 
+const weft_tensor *weft_problem_find(const weft_problem *p, weft_role role) {
+    if (!p || p->size < WEFT__LEAST(weft_problem, tensor) || (unsigned)p->ntensors > WEFT_MAX_TENSORS) return NULL;
+    return weft__tensor(p, role);
+}
+
+size_t weft_tensor_bytes(const weft_tensor *t) {
+    if (!t || (unsigned)t->rank > WEFT_MAX_RANK || !weft__numel(t)) return 0;
+    int64_t last = 0;
+    for (int a = 0; a < t->rank; a++) last += (t->dims[a] - 1) * t->strides[a];
+    return ((size_t)last + 1) * weft__dtype_size(t->dtype);
+}
+
 weft_tensor *weft_problem_tensor(weft_problem *p, weft_role role) {
-    if (!p || p->size < WEFT__LEAST(weft_problem, tensor) || (unsigned)role >= WEFT_ROLE_COUNT ||
-        (unsigned)p->ntensors > WEFT_MAX_TENSORS)
-        return NULL;
-    const weft_tensor *found = weft__tensor(p, role);
+    const weft_tensor *found = weft_problem_find(p, role);
     if (found) return &p->tensor[found - p->tensor];
-    if (p->ntensors == WEFT_MAX_TENSORS) return NULL;
+    if (!p || p->size < WEFT__LEAST(weft_problem, tensor) || (unsigned)role >= WEFT_ROLE_COUNT ||
+        (unsigned)p->ntensors >= WEFT_MAX_TENSORS)
+        return NULL;
     weft_tensor *t = &p->tensor[p->ntensors++];
     memset(t, 0, sizeof(*t));
     t->role = (int16_t)role;

@@ -43,6 +43,7 @@ static const weft__items items = {"pointwise.h",   "pointwise_item",   weft__one
                                        .shape = shape,                  \
                                        .dtypes = weft__floats,          \
                                        .flops = weft__data_numel,       \
+                                       .in_place = true,                \
                                        .transcendental = smooth,        \
                                        .items = &items}
 POINTWISE(RELU, relu, plain_fields, false);

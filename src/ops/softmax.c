@@ -37,6 +37,7 @@ static const weft__items items = {"softmax.h",   "softmax_item",     weft__one_p
                                        .shape = shape,                 \
                                        .dtypes = weft__floats,         \
                                        .flops = flops,                 \
+                                       .in_place = true,               \
                                        .transcendental = true,         \
                                        .items = &items}
 SOFTMAX(SOFTMAX, softmax);

@@ -18,16 +18,9 @@ typedef struct buffers {
     size_t flush_bytes;
 } buffers;
 
-static size_t span_bytes(const weft_tensor *t) {
-    int64_t last = 0;
-    for (int a = 0; a < t->rank; a++)
-        if (t->dims[a]) last += (t->dims[a] - 1) * t->strides[a];
-    return ((size_t)last + 1) * weft__dtype_size(t->dtype);
-}
-
 /* Values around one in size: no subnormals, no overflow, nothing a kernel could shorten. */
 static void fill(const weft_tensor *t, void *ptr, uint64_t seed) {
-    size_t n = span_bytes(t) / weft__dtype_size(t->dtype);
+    size_t n = weft_tensor_bytes(t) / weft__dtype_size(t->dtype);
     for (size_t i = 0; i < n; i++) {
         seed = seed * 6364136223846793005u + 1442695040888963407u;
         item_store(t->dtype, ptr, (int64_t)i, (double)(int64_t)(seed >> 40) * 0x1p-23 - 1.0);
@@ -53,7 +46,7 @@ static void give(buffers *b, void *block) {
 }
 
 static weft_status take_tensor(buffers *b, const weft_tensor *t) {
-    size_t bytes = span_bytes(t);
+    size_t bytes = weft_tensor_bytes(t);
     WEFT__TRY(take(b, bytes, &b->block[t->role], &b->ptr[t->role]));
     if (!b->cuda) {
         fill(t, b->ptr[t->role], 88172645463325252u + (uint64_t)t->role);

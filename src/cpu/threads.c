@@ -4,7 +4,6 @@
 #include <pthread.h>
 #include <signal.h>
 #include <stdatomic.h>
-#include <unistd.h>
 
 #include "core/internal.h"
 
@@ -23,7 +22,7 @@ struct weft__pool {
     int inside;   /* workers in the job */
     bool stop;
     _Atomic unsigned generation; /* bumped for each job, so that workers may spin a little before they sleep */
-    _Atomic long pid;            /* whose workers these are; 0: none started */
+    _Atomic unsigned process;    /* whose workers these are; 0: none started */
     int threads, started;
     pthread_t *workers;
 };
@@ -69,9 +68,9 @@ static void init_locks(weft__pool *pool) {
 
 /* Called with `owner` held. Fewer workers than asked for, even none, is fine: the caller works too. */
 static void start_workers(weft__pool *pool) {
-    long pid = (long)getpid();
-    if (atomic_load(&pool->pid) == pid) return;
-    if (atomic_load(&pool->pid) != 0) init_locks(pool); /* a child: the parent's workers and waiters are not here */
+    const unsigned process = weft__process();
+    if (atomic_load(&pool->process) == process) return;
+    if (atomic_load(&pool->process) != 0) init_locks(pool); /* a child: the parent's workers and waiters are not here */
     pool->current = NULL;
     pool->inside = pool->started = 0;
     sigset_t all, old; /* the application's signals are not for these threads */
@@ -80,7 +79,7 @@ static void start_workers(weft__pool *pool) {
     while (pool->started < pool->threads - 1 && pthread_create(&pool->workers[pool->started], NULL, worker, pool) == 0)
         pool->started++;
     pthread_sigmask(SIG_SETMASK, &old, NULL);
-    atomic_store(&pool->pid, pid);
+    atomic_store(&pool->process, process);
 }
 
 weft_status weft__pool_create(const weft_ctx *ctx, weft__pool **out, int threads) {
@@ -101,7 +100,7 @@ weft_status weft__pool_create(const weft_ctx *ctx, weft__pool **out, int threads
 
 void weft__pool_destroy(const weft_ctx *ctx, weft__pool *pool) {
     if (!pool) return;
-    if (atomic_load(&pool->pid) == (long)getpid()) {
+    if (atomic_load(&pool->process) == weft__process()) {
         pthread_mutex_lock(&pool->lock);
         pool->stop = true;
         pthread_cond_broadcast(&pool->work);
