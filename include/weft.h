@@ -32,6 +32,7 @@
  *     what it got and what is allowed, and writes nothing.
  *   - Every struct begins with its size, set by its WEFT_*_INIT, and grows only at its end: a caller built against
  *     an older or a newer header is served as long as it asks for nothing this library does not know.
+ *   - 64 KB of stack are enough for every call.
  *   - Releasing NULL is fine. Objects are reference-counted where it says so.
  *   - A context, a plan and every call are safe to use from many threads at once, and in the child after fork (CUDA
  *     apart).

@@ -1,0 +1,190 @@
+/* Arguments of weft_execute and weft_pack: memory that overlaps, alignment, packed weights that are shared; and the
+ * tensors of a problem as a caller sees them. */
+#include "test.h"
+
+typedef struct run {
+    weft_ctx *ctx;
+    weft_plan *plan;
+    weft_args args;
+    void *workspace, *block[WEFT_ROLE_COUNT];
+    size_t bytes;
+} run;
+
+static void *aligned(size_t bytes) {
+    void *block = aligned_alloc(64, (bytes + 127) / 64 * 64);
+    CHECK(block, "no memory");
+    return memset(block, 0, bytes);
+}
+
+/* A plan with memory of its own for every tensor. */
+static run open_run(const char *text, const char *kernel) {
+    run r = {.ctx = test_context(1), .args = WEFT_ARGS_INIT};
+    weft_problem p = test_problem(text);
+    weft_plan_opts opts = WEFT_PLAN_OPTS_INIT;
+    opts.kernel = kernel;
+    OK(weft_plan_create(&r.plan, r.ctx, &p, &opts));
+    for (int i = 0; i < p.ntensors; i++)
+        r.args.ptr[p.tensor[i].role] = r.block[p.tensor[i].role] = aligned(weft_tensor_bytes(&p.tensor[i]));
+    r.bytes = weft_plan_workspace_bytes(r.plan);
+    r.workspace = aligned(r.bytes);
+    return r;
+}
+
+static weft_status execute(run *r) { return weft_execute(r->plan, &r->args, r->workspace, r->bytes, NULL); }
+
+static void close_run(run *r) {
+    for (int i = 0; i < WEFT_ROLE_COUNT; i++) free(r->block[i]);
+    free(r->workspace);
+    weft_plan_release(r->plan);
+    weft_ctx_release(r->ctx);
+}
+
+/* ---------------------------------------------------------------- tensors */
+TEST(tensors_of_a_problem) {
+    weft_problem p = test_problem("conv2d:fwd:bf16,bias=f32:nchw,src=[1000.200.20.2]:n2c4h6w7:o8k3p1:bias");
+    const int before = p.ntensors;
+    const weft_tensor *src = weft_problem_find(&p, WEFT_ROLE_SRC), *bias = weft_problem_find(&p, WEFT_ROLE_BIAS),
+                      *dst = weft_problem_find(&p, WEFT_ROLE_DST);
+    CHECK(src && bias && dst && !weft_problem_find(&p, WEFT_ROLE_MASK) && p.ntensors == before, "%d tensors",
+          p.ntensors);
+    CHECK(weft_tensor_bytes(src) == 2 * (1000 + 3 * 200 + 5 * 20 + 6 * 2 + 1), "%zu", weft_tensor_bytes(src));
+    CHECK(weft_tensor_bytes(bias) == 32 && weft_tensor_bytes(dst) == 2 * 2 * 8 * 6 * 7, "%zu %zu",
+          weft_tensor_bytes(bias), weft_tensor_bytes(dst));
+    CHECK(dst->rank == 5 && dst->dims[1] == 8 && dst->dims[3] == 6, "dims of dst");
+    p = test_problem("conv2d:fwd:f32:nchw:n0c4h6w7:o8k3p1");
+    CHECK(weft_tensor_bytes(weft_problem_find(&p, WEFT_ROLE_SRC)) == 0, "an empty tensor has bytes");
+    p.size = 1;
+    CHECK(!weft_problem_find(&p, WEFT_ROLE_SRC) && !weft_problem_find(NULL, WEFT_ROLE_SRC) && !weft_tensor_bytes(NULL),
+          "tensors of nothing");
+}
+
+/* ---------------------------------------------------------------- overlap */
+TEST(outputs_that_overlap) {
+    run r = open_run("conv2d:fwd:f32:nchw:n1c4h12w16:o4k3p1g4", NULL);
+    char *src = r.args.ptr[WEFT_ROLE_SRC];
+    const int64_t bytes = 4 * 12 * 16 * 4;
+    OK(execute(&r));
+    static const int64_t shifts[] = {0, 64, -64, 4 * 12 * 16 * 4 - 64, 64 - 4 * 12 * 16 * 4};
+    for (size_t i = 0; i < WEFT__COUNT(shifts); i++) {
+        char *room = aligned((size_t)(3 * bytes));
+        r.args.ptr[WEFT_ROLE_SRC] = room + bytes;
+        r.args.ptr[WEFT_ROLE_DST] = room + bytes + shifts[i];
+        FAILS(execute(&r), WEFT_ERR_INVALID, "src and dst overlap");
+        for (int64_t k = 0; k < 3 * bytes; k++) CHECK(room[k] == 0, "written although refused");
+        for (int side = -1; side < 2; side += 2) { /* neighbours are fine */
+            r.args.ptr[WEFT_ROLE_DST] = room + bytes + side * bytes;
+            OK(execute(&r));
+        }
+        free(room);
+    }
+    r.args.ptr[WEFT_ROLE_SRC] = src;
+    r.args.ptr[WEFT_ROLE_DST] = r.args.ptr[WEFT_ROLE_WEIGHTS];
+    FAILS(execute(&r), WEFT_ERR_INVALID, "weights and dst overlap");
+    close_run(&r);
+    r = open_run("conv2d:bwd:f32:nchw:n1c4h12w16:o4k3p1g4", NULL); /* two outputs */
+    r.args.ptr[WEFT_ROLE_DIFF_WEIGHTS] = r.args.ptr[WEFT_ROLE_DIFF_SRC];
+    FAILS(execute(&r), WEFT_ERR_INVALID, "diff_src and diff_weights overlap");
+    r.args.ptr[WEFT_ROLE_DIFF_WEIGHTS] = r.block[WEFT_ROLE_DIFF_WEIGHTS];
+    r.args.ptr[WEFT_ROLE_SRC] = r.args.ptr[WEFT_ROLE_DIFF_DST]; /* two inputs may be one */
+    OK(execute(&r));
+    close_run(&r);
+}
+
+TEST(outputs_in_place) {
+    static const struct {
+        const char *text;
+        int in, out;
+        bool good;
+    } cases[] = {
+        {"relu2d:fwd:f32:nchw:n1c4h12w16", WEFT_ROLE_SRC, WEFT_ROLE_DST, true},
+        {"tanh2d:bwd:f16:nhwc:n1c4h12w16", WEFT_ROLE_DIFF_DST, WEFT_ROLE_DIFF_SRC, true},
+        {"clip2d:fwd:f32:nchw:n1c4h12w16", WEFT_ROLE_SRC, WEFT_ROLE_DST, true},
+        {"sigmoid1d:bwd:f32:ncw:n1c4w16", WEFT_ROLE_DIFF_DST, WEFT_ROLE_DIFF_SRC, true},
+        {"softmax2d:fwd:f32:nchw:n1c4h12w16", WEFT_ROLE_SRC, WEFT_ROLE_DST, true},
+        {"log_softmax2d:bwd:f32:nchw:n1c4h12w16", WEFT_ROLE_DIFF_DST, WEFT_ROLE_DIFF_SRC, true},
+        {"relu2d:fwd:f32,dst=f16:nchw:n1c4h12w16", WEFT_ROLE_SRC, WEFT_ROLE_DST, false},
+        {"relu2d:fwd:f32:nchw,dst=nhwc:n1c4h12w16", WEFT_ROLE_SRC, WEFT_ROLE_DST, false},
+        {"max_pool2d:fwd:f32:nchw:n1c4h12w16:k1", WEFT_ROLE_SRC, WEFT_ROLE_DST, false},
+    };
+    for (size_t i = 0; i < WEFT__COUNT(cases); i++) {
+        weft_problem p = WEFT_PROBLEM_INIT;
+        if (weft_problem_parse(&p, cases[i].text) != WEFT_OK) continue; /* of two data types, where there are none */
+        run r = open_run(cases[i].text, NULL);
+        r.args.ptr[cases[i].out] = r.args.ptr[cases[i].in];
+        const weft_status s = execute(&r);
+        CHECK((s == WEFT_OK) == cases[i].good, "%s in place: %s", cases[i].text, weft_status_name(s));
+        close_run(&r);
+    }
+}
+
+/* Two halves of the channels of one channels-last tensor: they interleave and share nothing. */
+TEST(tensors_that_interleave) {
+    run r = open_run("conv2d:fwd:f32:nhwc,src=[1536.1.128.8]/16,dst=[1536.1.128.8]/16:n1c4h12w16:o4k3p1g4", NULL);
+    char *room = aligned(1536 * 4 + 64);
+    r.args.ptr[WEFT_ROLE_SRC] = room;
+    r.args.ptr[WEFT_ROLE_DST] = room + 16;
+    OK(execute(&r));
+    r.args.ptr[WEFT_ROLE_DST] = room;
+    FAILS(execute(&r), WEFT_ERR_INVALID, "src and dst overlap");
+    free(room);
+    close_run(&r);
+}
+
+/* ---------------------------------------------------------------- packed weights */
+static const char packs[] = "f32_dwconv3x3_fwd_nhwc";
+
+static weft_plan *plan_that_packs(weft_ctx *ctx, const char *text) {
+    weft_problem p = test_problem(text);
+    weft_kernel_desc d = WEFT_KERNEL_DESC_INIT;
+    weft_plan *plan = NULL;
+    weft_plan_opts opts = WEFT_PLAN_OPTS_INIT;
+    char name[160];
+    for (size_t i = 0; i < weft_kernel_count(ctx, &p); i++) {
+        OK(weft_kernel_info(ctx, &p, i, &d));
+        if (!d.applies || !d.packed || strncmp(d.name, packs, strlen(packs))) continue;
+        snprintf(name, sizeof(name), "%s%s%s", d.name, d.variant[0] ? "#" : "", d.variant);
+        opts.kernel = name;
+        OK(weft_plan_create(&plan, ctx, &p, &opts));
+        return plan;
+    }
+    test_stop(TEST_FAIL, "no kernel %s packs weights of %s", packs, text);
+}
+
+TEST(the_id_of_packed_weights) {
+    static const char base[] = "conv2d:fwd:f32:nhwc:n1c24h12w16:o24k3p1g24";
+    static const char *const same[] = {"conv2d:fwd:f32:nhwc:n3c24h12w16:o24k3p1g24",
+                                       "conv2d:fwd:f32:nhwc:n1c24h30w9:o24k3p1g24:relu"};
+    static const char *const other[] = {"conv2d:fwd:f32:nhwc:n1c32h12w16:o32k3p1g32"};
+    weft_ctx *ctx = test_context(1);
+    weft_plan *first = plan_that_packs(ctx, base), *plan;
+    const uint64_t id = weft_plan_packed_id(first);
+    CHECK(id, "0 for a plan that packs");
+    for (size_t i = 0; i < WEFT__COUNT(same); i++) {
+        plan = plan_that_packs(ctx, same[i]);
+        if (strcmp(weft_plan_kernel_name(plan), weft_plan_kernel_name(first)) == 0)
+            CHECK(weft_plan_packed_id(plan) == id, "%s has another id", same[i]);
+        weft_plan_release(plan);
+    }
+    for (size_t i = 0; i < WEFT__COUNT(other); i++) {
+        plan = plan_that_packs(ctx, other[i]);
+        CHECK(weft_plan_packed_id(plan) != id, "%s has the same id", other[i]);
+        weft_plan_release(plan);
+    }
+    weft_plan_release(first);
+    weft_ctx_release(ctx);
+    run r = open_run("conv2d:fwd:f32:nchw:n1c4h12w16:o4k3p1g4", "conv_ref");
+    CHECK(weft_plan_packed_id(r.plan) == 0 && weft_plan_packed_id(NULL) == 0, "an id without packed weights");
+    close_run(&r);
+}
+
+TEST(alignment_of_pack) {
+    weft_ctx *ctx = test_context(1);
+    weft_plan *plan = plan_that_packs(ctx, "conv2d:fwd:f32:nhwc:n1c24h12w16:o24k3p1g24");
+    char *weights = aligned(24 * 9 * 4 + 64), *packed = aligned(weft_plan_packed_bytes(plan) + 64);
+    FAILS(weft_pack(plan, weights + 4, packed, NULL), WEFT_ERR_INVALID, "weights|multiple of 16");
+    FAILS(weft_pack(plan, weights, packed + 16, NULL), WEFT_ERR_INVALID, "packed|multiple of 64");
+    OK(weft_pack(plan, weights, packed, NULL));
+    free(weights), free(packed);
+    weft_plan_release(plan);
+    weft_ctx_release(ctx);
+}
