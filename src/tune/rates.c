@@ -98,10 +98,10 @@ static weft__digest key_of(const weft__hw *hw) {
     char device[160], text[256];
     weft__device_name(hw, WEFT_DEVICE_CPU, device, sizeof(device));
     int n = snprintf(text, sizeof(text), "rates 1 %s %s t%d c%d", WEFT_VERSION, device, hw->threads, hw->cores);
-    weft__digest d;
-    weft__digest_start(&d);
-    weft__digest_add(&d, text, (size_t)n);
-    return d;
+    weft__sha256 s;
+    weft__sha256_start(&s);
+    weft__sha256_add(&s, text, (size_t)n);
+    return weft__sha256_end(&s);
 }
 
 static bool plausible(const weft__hw *hw, const rates *r) {
@@ -114,17 +114,19 @@ static bool plausible(const weft__hw *hw, const rates *r) {
 static bool from_file(const weft_ctx *ctx, const weft__hw *hw, rates *r) {
     char dir[1024];
     weft__code file = {NULL, 0};
-    if (!weft__store_dir(ctx, dir, sizeof(dir)) || !weft__store_read(dir, key_of(hw), &file)) return false;
+    const weft__digest key = key_of(hw);
+    if (!weft__store_dir(ctx, dir, sizeof(dir)) || !weft__store_read(ctx, dir, &key, &file)) return false;
     const bool whole = file.size == sizeof(*r);
     if (whole) memcpy(r, file.bytes, sizeof(*r));
-    free(file.bytes);
+    weft__free(ctx, file.bytes);
     return whole && plausible(hw, r);
 }
 
 static void to_file(const weft_ctx *ctx, const weft__hw *hw, rates *r) {
     char dir[1024];
     const weft__code file = {r, sizeof(*r)};
-    if (weft__store_dir(ctx, dir, sizeof(dir))) weft__store_write(dir, key_of(hw), &file);
+    const weft__digest key = key_of(hw);
+    if (weft__store_dir(ctx, dir, sizeof(dir))) weft__store_write(dir, &key, &file);
 }
 
 /* ---------------------------------------------------------------- use */
