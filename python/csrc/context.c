@@ -92,7 +92,6 @@ static weft_plan *plan_by(weft_problem *p, const weft_plan_opts *opts) {
     return weft_plan_create(&plan, context, p, opts) == WEFT_OK ? plan : NULL;
 }
 
-/* The reference is PyTorch's, wherever PyTorch has the operator: it is here to be right, not to be fast. */
 weft_plan *wt_plan_by(weft_problem *p, bool once, uint32_t engines) {
     weft_plan_opts opts = WEFT_PLAN_OPTS_INIT;
     opts.mode = once ? WEFT_MODE_ESTIMATE : config.mode;
@@ -104,18 +103,19 @@ weft_plan *wt_plan_by(weft_problem *p, bool once, uint32_t engines) {
     if (config.pin[0]) { /* one for another operator or pass is not for this problem */
         weft_plan_opts pinned = opts;
         pinned.kernel = config.pin;
+        pinned.engines |= WEFT_ENGINE_REF;
         plan = plan_by(p, &pinned);
     }
     return plan ? plan : plan_by(p, &opts);
 }
 
 weft_plan *wt_plan_among(wt_call *call, weft_problem *p, bool external) {
-    bool cuda = call->device_type != wt.aoti_torch_device_type_cpu(), both = external && config.delegate;
+    bool cuda = call->device_type != wt.aoti_torch_device_type_cpu();
     p->device = cuda ? WEFT_DEVICE_CUDA : WEFT_DEVICE_CPU;
     p->ordinal = cuda ? call->device_index : 0;
     p->math = config.math;
-    weft_plan *plan = both ? wt_plan_by(p, call->once, WEFT_ENGINE_ALL & ~(uint32_t)WEFT_ENGINE_REF) : NULL;
-    if (!plan) plan = wt_plan_by(p, call->once, WEFT_ENGINE_ALL & ~(uint32_t)(both ? 0 : WEFT_ENGINE_EXTERNAL));
+    uint32_t engines = WEFT_ENGINE_ALL & ~(uint32_t)(external && config.delegate ? 0 : WEFT_ENGINE_EXTERNAL);
+    weft_plan *plan = wt_plan_by(p, call->once, engines);
     if (!plan) wt_fail(call, "%s", weft_last_error());
     return plan;
 }

@@ -91,7 +91,7 @@ static void raise_forward(seat_call *c) {
 #if defined(__x86_64__)
     const wt_list *l = c->list;
     struct {
-        wt_handle tensor; /* what is in the handle: std::optional<at::Tensor> holds it by value */
+        wt_handle tensor; /* by value, as an optional of C++ holds it */
         bool given;
     } bias = {NULL, false};
     if (!wt.WT_THROWING_CONVOLUTION || wt.aoti_torch_new_uninitialized_tensor(&c->out[0])) return;
