@@ -22,7 +22,9 @@ const char *dwf_cut(dwf_plan *f, const dw_window *g, bool gradient, double bytes
     if (g->ins * p->kernel[0] > DW_PLANES) return "an output is a sum over more than 64 planes";
     f->cols = WEFT__MIN(g->out[2], cpu_round_up(WIDE, VF_LANES * g->phases[2]));
     f->tiles = cpu_ceil(g->out[2], f->cols);
-    f->phase = cpu_round_up(cpu_ceil(reach(g, 2, f->cols), step) + VF_LANES, 16);
+    f->lead = g->up ? 0 : cpu_round_up(WEFT__MAX(0, p->pad_lo[2]), 16 * step) / step - WEFT__MAX(0, p->pad_lo[2]) / step;
+    if (g->up) f->lead = cpu_round_up(WEFT__MAX(0, -dw_floor(p->pad_lo[2] - (p->kernel[2] - 1) * p->dilation[2], p->stride[2])), 16) - WEFT__MAX(0, -dw_floor(p->pad_lo[2] - (p->kernel[2] - 1) * p->dilation[2], p->stride[2]));
+    f->phase = cpu_round_up(f->lead + cpu_ceil(reach(g, 2, f->cols), step) + VF_LANES, 16);
     f->row = step * f->phase + (step * f->phase % 1024 == 0 ? 16 : 0);
     f->ring = reach(g, 0, 1);
 
@@ -34,7 +36,7 @@ const char *dwf_cut(dwf_plan *f, const dw_window *g, bool gradient, double bytes
     f->strips = cpu_ceil(g->out[1], f->rows);
     f->rows = WEFT__MIN(g->out[1], cpu_round_up(cpu_ceil(g->out[1], f->strips), unit));
     f->strips = cpu_ceil(g->out[1], f->rows);
-    f->plane = reach(g, 1, f->rows) * f->row;
+    f->plane = reach(g, 1, f->rows) * f->row + 16;
 
     const int64_t few = p->n * p->c * f->strips * f->tiles;
     f->chunks = WEFT__MAX(1, WEFT__MIN(cpu_ceil(32, few), g->out[0] / (2 * f->ring)));
@@ -61,7 +63,8 @@ const char *dwf_cut(dwf_plan *f, const dw_window *g, bool gradient, double bytes
 }
 
 void dwf_start(dwf_work *w, const dwf_plan *f, const weft__exec *e, bool up, float *scratch) {
-    *w = (dwf_work){.f = f, .g = dw_window_of(e->p, up), .dtype = e->p->tensor[0].dtype, .c = -1};
+    *w = (dwf_work){.f = f, .g = dw_window_of(e->p, up), .dtype = e->p->tensor[0].dtype};
+    w->c = w->at = w->b_at = -1;
     w->in = e->ptr[up ? WEFT_ROLE_DIFF_DST : WEFT_ROLE_SRC];
     w->out = e->ptr[up ? WEFT_ROLE_DIFF_SRC : WEFT_ROLE_DST];
     w->weights = e->ptr[WEFT_ROLE_WEIGHTS];
@@ -73,14 +76,17 @@ void dwf_start(dwf_work *w, const dwf_plan *f, const weft__exec *e, bool up, flo
 
 void dwf_unit(dwf_work *w, int64_t n, int64_t c, int64_t at) {
     const dwf_plan *f = w->f;
-    const int64_t size[3] = {f->deep, f->rows, f->cols};
-    const int64_t index[3] = {at / f->tiles / f->strips, at / f->tiles % f->strips, at % f->tiles};
     if (c != w->c && w->weights) {
         const int64_t count = w->g.ins * w->g.outs * dwf_taps(w->g.p);
         DW_BY_DTYPE(w->dtype, dw_widen, w->raw, w->weights, c * count, count)
         w->finite = dw_finite(w->raw, count);
     }
     w->n = n, w->c = c;
+    w->filled = w->lo[0];
+    if (at == w->at) return;
+    const int64_t size[3] = {f->deep, f->rows, f->cols};
+    const int64_t index[3] = {at / f->tiles / f->strips, at / f->tiles % f->strips, at % f->tiles};
+    w->at = at;
     for (int a = 0; a < 3; a++) {
         w->from[a] = index[a] * size[a];
         w->to[a] = WEFT__MIN(w->g.out[a], w->from[a] + size[a]);
@@ -107,44 +113,45 @@ VF_INLINE void fill_pairs(float *row, int64_t phase, int64_t rel, const void *in
     vf_store_count(b + i / 2, vf_odd(u, v), (count - i) / 2);
 }
 
+/* To whole vectors: what follows is filled later, or slack. */
 VF_INLINE void zeros(float *to, int64_t count) {
-    int64_t i = 0;
-    for (; i + VF_LANES <= count; i += VF_LANES) vf_store(to + i, vf_zero());
-    vf_store_count(to + i, vf_zero(), count - i);
+    for (int64_t i = 0; i < count; i += VF_LANES) vf_store(to + i, vf_keep(vf_zero()));
 }
 
 /* Columns [lo, hi) of a row of width cols at in[index], to a row in scratch. */
-VF_INLINE void fill_row(const dwf_work *w, float *row, const void *in, int64_t index, int64_t cols, const int dtype) {
-    const int64_t lo = w->lo[2], step = w->g.up ? 1 : w->g.p->stride[2], phase = w->f->phase;
-    const int64_t from = WEFT__MAX(0, lo), to = WEFT__MAX(from, WEFT__MIN(cols, w->hi[2])), count = to - from;
+VF_INLINE void fill_row(const dwf_work *w, float *row, const void *in, int64_t index, int64_t from, int64_t count,
+                        int64_t step, const int dtype) {
+    const int64_t rel = from - w->lo[2], phase = w->f->phase;
     if (step == 1) {
-        zeros(row, from - lo);
-        row += from - lo;
         int64_t i = 0;
-        for (; i + VF_LANES <= count; i += VF_LANES) vf_store(row + i, vf_load_as(dtype, in, index + from + i));
-        vf_store(row + i, vf_load_count_as(dtype, in, index + from + i, count - i));
-        zeros(row + i + VF_LANES, phase - (from - lo) - i - VF_LANES);
-        return;
-    }
-    zeros(row, step * phase);
-    if (step == 2) {
-        fill_pairs(row, phase, from - lo, in, index + from, count, dtype);
-        return;
-    }
-    dw_widen(w->line, in, index + from, count, dtype);
-    for (int64_t i = 0; i < WEFT__MIN(step, count); i++) {
-        float *at = row + (from - lo + i) % step * phase + (from - lo + i) / step;
-        for (int64_t j = i; j < count; j += step) *at++ = w->line[j];
+        zeros(row, rel);
+        row += rel;
+        for (; i + VF_LANES <= count; i += VF_LANES) vf_store(row + i, vf_load_as(dtype, in, index + i));
+        vf_store(row + i, vf_load_count_as(dtype, in, index + i, count - i));
+        zeros(row + i + VF_LANES, phase - w->f->lead - rel - i - VF_LANES);
+    } else if (step == 2) {
+        zeros(row, 2 * phase - w->f->lead);
+        fill_pairs(row, phase, rel, in, index, count, dtype);
+    } else {
+        zeros(row, step * phase - w->f->lead);
+        dw_widen(w->line, in, index, count, dtype);
+        for (int64_t i = 0; i < WEFT__MIN(step, count); i++) {
+            float *at = row + (rel + i) % step * phase + (rel + i) / step;
+            for (int64_t j = i; j < count; j += step) *at++ = w->line[j];
+        }
     }
 }
 
 VF_INLINE void fill_plane(const dwf_work *w, float *plane, int64_t channel, int64_t iz, const int dtype) {
     const int64_t *in = w->g.in, volume = ((w->n * w->g.p->c * w->g.ins + channel) * in[0] + iz) * in[1];
-    for (int64_t y = w->lo[1]; y < w->hi[1]; y++, plane += w->f->row) {
+    const int64_t from = WEFT__MAX(0, w->lo[2]), to = WEFT__MAX(from, WEFT__MIN(in[2], w->hi[2]));
+    const int64_t step = w->g.up ? 1 : w->g.p->stride[2];
+    float *row = plane + w->f->lead;
+    for (int64_t y = w->lo[1]; y < w->hi[1]; y++, row += w->f->row) {
         if (y < 0 || y >= in[1])
-            zeros(plane, w->f->row);
+            zeros(row, w->f->row - w->f->lead);
         else
-            fill_row(w, plane, w->in, (volume + y) * in[2], in[2], dtype);
+            fill_row(w, row, w->in, (volume + y) * in[2] + from, from, to - from, step, dtype);
     }
 }
 
@@ -173,16 +180,15 @@ VF_INLINE void interleave(float *to, const float *split, int64_t pitch, int64_t 
             for (x = f; x < cols; x += phases) to[x] = split[f * pitch + x / phases];
 }
 
-void dwf_block_of(dwf_block *b, dwf_work *w, const dw_axis *h, const dw_axis *v, int64_t *at) {
-    const int64_t *phases = w->g.phases, top = w->from[1] / phases[1] * h->step + h->off;
-    b->planes = 0;
+int64_t dwf_block_of(dwf_block *b, dwf_work *w, const dw_axis *h, const dw_axis *v) {
+    const int64_t *phases = w->g.phases, *in = w->g.in, top = w->from[1] / phases[1] * h->step + h->off;
     b->row = h->step * w->f->row, b->tap_row = h->gap * w->f->row, b->phase = w->f->phase;
     b->kh = h->count, b->kw = v->count, b->step_h = h->step, b->step_w = v->step, b->gap_h = h->gap, b->gap_w = v->gap;
-    b->lo = -top, b->hi = w->g.in[1] - top;
-    b->pace = 0;
+    b->lo = -top, b->hi = in[1] - top;
+    b->pace = cpu_ceil(4 * (w->hi[1] - w->lo[1]) * in[2] * (int64_t)weft__dtype_size(w->dtype), w->to[1] - w->from[1]);
     for (int64_t s = 0; s < v->count; s++) w->col[s] = dwf_column(w, s * v->gap);
     b->col = w->col;
-    *at = (top - w->lo[1]) * w->f->row + w->from[2] / phases[2] * v->step + v->off - w->lo[2];
+    return (top - w->lo[1]) * w->f->row + w->from[2] / phases[2] * v->step + v->off - w->lo[2] + w->f->lead;
 }
 
 /* The weights of the planes that meet plane z, in the order of the taps. */
@@ -190,6 +196,8 @@ static void order_weights(dwf_block *b, dwf_work *w, int64_t z, int64_t i, const
     const int64_t *k = w->g.p->kernel, taps = dwf_taps(w->g.p);
     const dw_axis d = axis[0], h = axis[1], v = axis[2];
     float *to = w->ordered;
+    b->planes = 0;
+    if (!h.count || !v.count) return;
     for (int64_t in = 0; in < w->g.ins; in++)
         for (int64_t t = 0; t < d.count; t++) {
             const int64_t iz = z / w->g.phases[0] * d.step + d.off + t * d.gap;
@@ -219,7 +227,7 @@ static float one_output(const dwf_work *w, const int64_t at[3], int64_t i, float
                     const int64_t tap = ((a[0].first + t * a[0].next) * k[1] + a[1].first + r * a[1].next) * k[2] +
                                         a[2].first + s * a[2].next;
                     if (z < 0 || z >= g->in[0] || y < 0 || y >= g->in[1] || x < 0 || x >= g->in[2]) continue;
-                    sum += dwf_plane(w, in, z)[(y - w->lo[1]) * w->f->row + dwf_column(w, x - w->lo[2])] *
+                    sum += dwf_plane(w, in, z)[w->f->lead + (y - w->lo[1]) * w->f->row + dwf_column(w, x - w->lo[2])] *
                            w->raw[(i + in) * dwf_taps(g->p) + tap];
                 }
     return sum;
@@ -234,45 +242,60 @@ static void slowly(const dwf_work *w, const dwf_block *b, int64_t z, int64_t i, 
 }
 
 /* The next rows of the input follow those of this unit in memory. */
-static void read_ahead(dwf_block *b, const dwf_work *w) {
-    const int64_t *in = w->g.in, size = (int64_t)weft__dtype_size(w->dtype), rows = w->to[1] - w->from[1];
-    const int64_t volume = (w->n * w->g.p->c + w->c) * w->g.ins, row = WEFT__MIN(in[1], w->hi[1]);
+static const void *read_ahead(const dwf_work *w) {
+    const int64_t *in = w->g.in, volume = (w->n * w->g.p->c + w->c) * w->g.ins, row = WEFT__MIN(in[1], w->hi[1]);
     const int64_t done = (volume * in[0] + WEFT__MIN(in[0], w->filled) - 1) * in[1] + row;
-    b->ahead = (const char *)w->in + done * in[2] * size;
-    b->pace = cpu_ceil(4 * (w->hi[1] - w->lo[1]) * in[2] * size, rows);
+    return (const char *)w->in + done * in[2] * (int64_t)weft__dtype_size(w->dtype);
+}
+
+/* Every phase of the rows and columns of plane z; to rows `pitch` apart. */
+static void all_phases(dwf_work *w, int64_t z, int64_t i, const dwf_block *like, float *to, int64_t pitch) {
+    const int64_t *phases = w->g.phases, split = w->f->split, rows = w->to[1] - w->from[1], cols = w->to[2] - w->from[2];
+    dw_axis axis[3] = {dw_axis_of(&w->g, 0, z % phases[0])};
+    for (int64_t fh = 0; fh < WEFT__MIN(phases[1], rows); fh++) {
+        axis[1] = dw_axis_of(&w->g, 1, fh);
+        for (int64_t fw = 0; fw < WEFT__MIN(phases[2], cols); fw++) {
+            axis[2] = dw_axis_of(&w->g, 2, fw);
+            dwf_block b = *like;
+            const int64_t at = dwf_block_of(&b, w, &axis[1], &axis[2]);
+            if (fh + fw) b.pace = 0;
+            order_weights(&b, w, z, i, axis, at);
+            float *first = split ? w->split + fh * phases[2] * split + fw * split : to + fh * pitch;
+            dwf_sum(&b, first, phases[1] * (split ? phases[2] * split : pitch), cpu_ceil(rows - fh, phases[1]),
+                    cpu_ceil(cols - fw, phases[2]));
+        }
+    }
+    for (int64_t y = 0; y < rows && split; y++)
+        interleave(to + y * pitch, w->split + y * phases[2] * split, split, phases[2], cols);
+}
+
+/* The same where there is one phase: the block is the same for every channel. */
+static void one_phase(dwf_work *w, int64_t z, int64_t i, const dwf_block *like, float *to, int64_t pitch) {
+    const dw_axis axis[3] = {dw_axis_of(&w->g, 0, 0), dw_axis_of(&w->g, 1, 0), dw_axis_of(&w->g, 2, 0)};
+    if (w->b_at != w->at) w->first = dwf_block_of(&w->b, w, &axis[1], &axis[2]), w->b_at = w->at;
+    w->b.bias = like->bias, w->b.min = like->min, w->b.max = like->max, w->b.ahead = like->ahead;
+    order_weights(&w->b, w, z, i, axis, w->first);
+    dwf_sum(&w->b, to, pitch, w->to[1] - w->from[1], w->to[2] - w->from[2]);
 }
 
 void dwf_outputs(dwf_work *w, int64_t z, int64_t i) {
-    const dwf_plan *f = w->f;
     const int64_t *out = w->g.out, *phases = w->g.phases, rows = w->to[1] - w->from[1], cols = w->to[2] - w->from[2];
     const int64_t plane = ((w->n * w->g.p->c + w->c) * w->g.outs + i) * out[0] + z;
     const int64_t index = (plane * out[1] + w->from[1]) * out[2] + w->from[2];
     const bool in_place = w->dtype == WEFT_DTYPE_F32 && !w->stream && phases[2] == 1;
     float *to = in_place ? (float *)w->out + index : w->strip;
     const int64_t pitch = in_place ? out[2] : cols;
-    dwf_block b;
-    b.bias = w->e.bias ? dw_get(w->e.bias_dtype, w->e.bias, w->c * w->g.outs + i) : 0;
-    b.min = w->e.lo, b.max = w->e.hi;
-    if (!w->finite) slowly(w, &b, z, i, to, pitch);
-    dw_axis axis[3] = {dw_axis_of(&w->g, 0, z % phases[0])};
-    for (int64_t fh = 0; fh < WEFT__MIN(phases[1], rows) && w->finite; fh++) {
-        axis[1] = dw_axis_of(&w->g, 1, fh);
-        for (int64_t fw = 0; fw < WEFT__MIN(phases[2], cols); fw++) {
-            axis[2] = dw_axis_of(&w->g, 2, fw);
-            int64_t at;
-            dwf_block_of(&b, w, &axis[1], &axis[2], &at);
-            if (fh + fw == 0) read_ahead(&b, w);
-            if (axis[1].count && axis[2].count) order_weights(&b, w, z, i, axis, at);
-            float *first = f->split ? w->split + fh * phases[2] * f->split + fw * f->split : to + fh * pitch;
-            dwf_sum(&b, first, phases[1] * (f->split ? phases[2] * f->split : pitch), cpu_ceil(rows - fh, phases[1]),
-                    cpu_ceil(cols - fw, phases[2]));
-        }
-    }
-    if (f->split && w->finite)
-        for (int64_t y = 0; y < rows; y++)
-            interleave(to + y * pitch, w->split + y * phases[2] * f->split, f->split, phases[2], cols);
+    dwf_block like;
+    like.bias = w->e.bias ? dw_get(w->e.bias_dtype, w->e.bias, w->c * w->g.outs + i) : 0;
+    like.min = w->e.lo, like.max = w->e.hi, like.ahead = read_ahead(w);
+    if (!w->finite)
+        slowly(w, &like, z, i, to, pitch);
+    else if (phases[0] * phases[1] * phases[2] == 1)
+        one_phase(w, z, i, &like, to, pitch);
+    else
+        all_phases(w, z, i, &like, to, pitch);
     if (in_place) return;
-    const int64_t runs = cols == out[2] ? 1 : rows, run = rows * cols / runs;
+    const int64_t runs = cols == out[2] ? 1 : rows, run = cols == out[2] ? rows * cols : cols;
     for (int64_t y = 0; y < runs; y++) {
         DW_BY_DTYPE(w->dtype, dw_narrow, w->out, index + y * out[2], w->strip + y * run, run, w->stream)
     }

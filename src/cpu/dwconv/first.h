@@ -14,6 +14,7 @@ typedef struct dwf_plan {
     int64_t deep, rows, cols;       /* outputs of a unit */
     int64_t chunks, strips, tiles;  /* units of a plane or volume, along each axis */
     int64_t ring, phase, row, plane; /* planes kept; floats of one phase of columns, of a row, of a plane */
+    int64_t lead;                   /* floats before a row, so that its data begins with a line */
     int64_t split;                  /* floats from one row of one phase of outputs to the next; 0: one phase */
     int64_t pitch;                  /* of the centers of a weight gradient */
     int64_t planes_at, strip_at, split_at, line_at, raw_at, ordered_at, col_at, center_at, sums_at; /* in scratch */
@@ -32,9 +33,11 @@ typedef struct dwf_work { /* of one slot */
     float *planes, *strip, *split, *line, *raw, *ordered, *center, *sums;
     int64_t *col;
     /* the unit: its image and channel, outputs [from, to) and the inputs [lo, hi) they meet */
-    int64_t n, c, from[3], to[3], lo[3], hi[3];
+    int64_t n, c, at, from[3], to[3], lo[3], hi[3];
     int64_t filled; /* planes up to here are in the ring */
     bool finite;    /* the weights of the channel */
+    dwf_block b;    /* of the unit, where outputs have one phase */
+    int64_t b_at, first;
 } dwf_work;
 
 /* Cut the window of a pass; gradient: weights too. NULL, or why not. */
@@ -51,8 +54,8 @@ void WEFT__ISA_NAME(dwf_fill)(dwf_work *w, int64_t z);
 /* Sum and store plane z of the outputs, of output `i` of the channel. */
 void WEFT__ISA_NAME(dwf_outputs)(dwf_work *w, int64_t z, int64_t i);
 #define dwf_outputs WEFT__ISA_NAME(dwf_outputs)
-/* The taps of one phase, as a block: everything but planes, weights and what is read ahead. */
-void WEFT__ISA_NAME(dwf_block_of)(dwf_block *b, dwf_work *w, const dw_axis *h, const dw_axis *v, int64_t *at);
+/* The taps of one phase, as a block: everything but planes and weights. Where the first of them lies in a plane. */
+int64_t WEFT__ISA_NAME(dwf_block_of)(dwf_block *b, dwf_work *w, const dw_axis *h, const dw_axis *v);
 #define dwf_block_of WEFT__ISA_NAME(dwf_block_of)
 
 /* Where plane iz of input i of the channel lies. */

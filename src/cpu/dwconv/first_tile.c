@@ -12,8 +12,15 @@ enum { UNROLLED, SHARED, APART };
 
 /* Vectors of one input row at one tap. last: where the last of them begins. */
 VF_INLINE void load_row(vf t[], const float *in, int64_t last, const int V) {
-    VF_UNROLL for (int v = 0; v < V - 1; v++) t[v] = vf_load(in + v * VF_LANES);
-    t[V - 1] = vf_load(in + last);
+    VF_UNROLL for (int v = 0; v < V - 1; v++) t[v] = vf_keep(vf_load(in + v * VF_LANES));
+    t[V - 1] = vf_keep(vf_load(in + last));
+}
+
+/* The same pointer, about which the compiler knows nothing: weights are loaded where they are used, not kept for later
+ * rows in registers that are not there. */
+VF_INLINE const float *fresh(const float *p) {
+    __asm__("" : "+r"(p));
+    return p;
 }
 
 /* One tap of an input row for output rows [from, to]; w: its weight for output row `from`, kw apart. */
@@ -29,6 +36,7 @@ VF_INLINE void shared_tap(vf sum[], const float *in, const float *w, int64_t kw,
 
 VF_INLINE void shared_row(vf sum[], const dwf_block *b, const float *in, const float *w, int64_t last, const int V,
                           const int KW, const int from, const int to) {
+    w = fresh(w);
     if (KW) {
         VF_UNROLL for (int s = 0; s < KW; s++) shared_tap(sum, in + s, w + s, KW, last, V, from, to);
     } else {
@@ -52,7 +60,7 @@ VF_INLINE void shared(vf sum[], const dwf_block *b, const float *in, const float
 VF_INLINE void unrolled(vf sum[], const dwf_block *b, const float *in, const float *weights, int64_t last, const int V,
                         const int S) {
     vf w[9];
-    VF_UNROLL for (int k = 0; k < 9; k++) w[k] = vf_broadcast(weights + k);
+    VF_UNROLL for (int k = 0; k < 9; k++) w[k] = VF_REGS >= 32 ? vf_keep(vf_broadcast(weights + k)) : vf_broadcast(weights + k);
     VF_UNROLL for (int i = 0; i < S * (ROWS - 1) + 3; i++) VF_UNROLL for (int s = 0; s < 3; s++) {
         vf t[VECTORS];
         load_row(t, in + i * b->tap_row + s % S * b->phase + s / S, last, V);
