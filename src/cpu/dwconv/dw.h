@@ -18,8 +18,8 @@ typedef struct dw_axis {
 
 typedef struct dw_window {
     const weft_problem *p;
-    bool up;                      /* the data gradient */
-    int64_t ins, outs;            /* planes of `in` and of `out` that belong to one channel of src */
+    bool up;           /* the data gradient */
+    int64_t ins, outs; /* planes of `in` and of `out` that belong to one channel of src */
     int64_t in[3], out[3], phases[3];
 } dw_window;
 
@@ -88,17 +88,17 @@ VF_INLINE void dw_put(int dtype, void *p, int64_t index, float x) {
 }
 
 /* A function with the data type as its last argument, called with each as a constant. */
-#define DW_BY_DTYPE(dtype, call, ...)                 \
-    switch (dtype) {                                  \
-    case WEFT_DTYPE_F16:                              \
-        call(__VA_ARGS__, WEFT_DTYPE_F16);            \
-        break;                                        \
-    case WEFT_DTYPE_BF16:                             \
-        call(__VA_ARGS__, WEFT_DTYPE_BF16);           \
-        break;                                        \
-    default:                                          \
-        call(__VA_ARGS__, WEFT_DTYPE_F32);            \
-        break;                                        \
+#define DW_BY_DTYPE(dtype, call, ...)       \
+    switch (dtype) {                        \
+    case WEFT_DTYPE_F16:                    \
+        call(__VA_ARGS__, WEFT_DTYPE_F16);  \
+        break;                              \
+    case WEFT_DTYPE_BF16:                   \
+        call(__VA_ARGS__, WEFT_DTYPE_BF16); \
+        break;                              \
+    default:                                \
+        call(__VA_ARGS__, WEFT_DTYPE_F32);  \
+        break;                              \
     }
 
 /* count elements from p[index] on as f32. */
@@ -127,8 +127,7 @@ VF_INLINE void dw_narrow(void *p, int64_t index, const float *from, int64_t coun
 /* Whether every one of count numbers is finite: then 0 times each is 0. */
 VF_INLINE bool dw_finite(const float *x, int64_t count) {
     vf sum = vf_zero();
-    for (int64_t i = 0; i < count; i += VF_LANES)
-        sum = vf_fma(vf_load_count(x + i, count - i), vf_zero(), sum);
+    for (int64_t i = 0; i < count; i += VF_LANES) sum = vf_fma(vf_load_count(x + i, count - i), vf_zero(), sum);
     return vf_sum(sum) == 0;
 }
 

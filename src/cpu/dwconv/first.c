@@ -22,8 +22,12 @@ const char *dwf_cut(dwf_plan *f, const dw_window *g, bool gradient, double bytes
     if (g->ins * p->kernel[0] > DW_PLANES) return "an output is a sum over more than 64 planes";
     f->cols = WEFT__MIN(g->out[2], cpu_round_up(WIDE, VF_LANES * g->phases[2]));
     f->tiles = cpu_ceil(g->out[2], f->cols);
-    f->lead = g->up ? 0 : cpu_round_up(WEFT__MAX(0, p->pad_lo[2]), 16 * step) / step - WEFT__MAX(0, p->pad_lo[2]) / step;
-    if (g->up) f->lead = cpu_round_up(WEFT__MAX(0, -dw_floor(p->pad_lo[2] - (p->kernel[2] - 1) * p->dilation[2], p->stride[2])), 16) - WEFT__MAX(0, -dw_floor(p->pad_lo[2] - (p->kernel[2] - 1) * p->dilation[2], p->stride[2]));
+    f->lead =
+        g->up ? 0 : cpu_round_up(WEFT__MAX(0, p->pad_lo[2]), 16 * step) / step - WEFT__MAX(0, p->pad_lo[2]) / step;
+    if (g->up)
+        f->lead = cpu_round_up(
+                      WEFT__MAX(0, -dw_floor(p->pad_lo[2] - (p->kernel[2] - 1) * p->dilation[2], p->stride[2])), 16) -
+                  WEFT__MAX(0, -dw_floor(p->pad_lo[2] - (p->kernel[2] - 1) * p->dilation[2], p->stride[2]));
     f->phase = cpu_round_up(f->lead + cpu_ceil(reach(g, 2, f->cols), step) + VF_LANES, 16);
     f->row = step * f->phase + (step * f->phase % 1024 == 0 ? 16 : 0);
     f->ring = reach(g, 0, 1);
@@ -217,7 +221,8 @@ static float one_output(const dwf_work *w, const int64_t at[3], int64_t i, float
     const dw_window *g = &w->g;
     dw_axis a[3];
     int64_t j[3];
-    for (int x = 0; x < 3; x++) a[x] = dw_axis_of(g, x, at[x] % g->phases[x]), j[x] = at[x] / g->phases[x] * a[x].step + a[x].off;
+    for (int x = 0; x < 3; x++)
+        a[x] = dw_axis_of(g, x, at[x] % g->phases[x]), j[x] = at[x] / g->phases[x] * a[x].step + a[x].off;
     for (int64_t in = 0; in < g->ins; in++)
         for (int64_t t = 0; t < a[0].count; t++)
             for (int64_t r = 0; r < a[1].count; r++)
@@ -250,7 +255,8 @@ static const void *read_ahead(const dwf_work *w) {
 
 /* Every phase of the rows and columns of plane z; to rows `pitch` apart. */
 static void all_phases(dwf_work *w, int64_t z, int64_t i, const dwf_block *like, float *to, int64_t pitch) {
-    const int64_t *phases = w->g.phases, split = w->f->split, rows = w->to[1] - w->from[1], cols = w->to[2] - w->from[2];
+    const int64_t *phases = w->g.phases, split = w->f->split, rows = w->to[1] - w->from[1],
+                  cols = w->to[2] - w->from[2];
     dw_axis axis[3] = {dw_axis_of(&w->g, 0, z % phases[0])};
     for (int64_t fh = 0; fh < WEFT__MIN(phases[1], rows); fh++) {
         axis[1] = dw_axis_of(&w->g, 1, fh);

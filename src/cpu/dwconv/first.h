@@ -11,15 +11,15 @@
 #include "cpu/dwconv/first_tile.h"
 
 typedef struct dwf_plan {
-    int64_t deep, rows, cols;       /* outputs of a unit */
-    int64_t chunks, strips, tiles;  /* units of a plane or volume, along each axis */
+    int64_t deep, rows, cols;        /* outputs of a unit */
+    int64_t chunks, strips, tiles;   /* units of a plane or volume, along each axis */
     int64_t ring, phase, row, plane; /* planes kept; floats of one phase of columns, of a row, of a plane */
-    int64_t lead;                   /* floats before a row, so that its data begins with a line */
-    int64_t split;                  /* floats from one row of one phase of outputs to the next; 0: one phase */
-    int64_t pitch;                  /* of the centers of a weight gradient */
+    int64_t lead;                    /* floats before a row, so that its data begins with a line */
+    int64_t split;                   /* floats from one row of one phase of outputs to the next; 0: one phase */
+    int64_t pitch;                   /* of the centers of a weight gradient */
     int64_t planes_at, strip_at, split_at, line_at, raw_at, ordered_at, col_at, center_at, sums_at; /* in scratch */
-    int64_t floats;                 /* of scratch */
-    int64_t slots, parts;           /* parts: of the images, for weight gradients */
+    int64_t floats;                                                                                 /* of scratch */
+    int64_t slots, parts; /* parts: of the images, for weight gradients */
 } dwf_plan;
 
 typedef struct dwf_work { /* of one slot */

@@ -51,8 +51,8 @@ VF_INLINE void apart(vf sum[], const pass *p, int64_t x, const int T, const int 
     const float *in = p->in + x, *center = p->center + x;
     for (int64_t y = 0; y < p->rows; y++, in += p->row, center += p->pitch) {
         const vf d = vf_load(center);
-        VF_UNROLL for (int j = 0; j < T; j++) VF_UNROLL for (int s = 0; s < K; s++)
-            sum[j * K + s] = vf_fma(vf_load(in + j * p->tap_row + p->col[s]), d, sum[j * K + s]);
+        VF_UNROLL for (int j = 0; j < T; j++) VF_UNROLL for (int s = 0; s < K; s++) sum[j * K + s] =
+            vf_fma(vf_load(in + j * p->tap_row + p->col[s]), d, sum[j * K + s]);
     }
 }
 

@@ -60,7 +60,8 @@ VF_INLINE void shared(vf sum[], const dwf_block *b, const float *in, const float
 VF_INLINE void unrolled(vf sum[], const dwf_block *b, const float *in, const float *weights, int64_t last, const int V,
                         const int S) {
     vf w[9];
-    VF_UNROLL for (int k = 0; k < 9; k++) w[k] = VF_REGS >= 32 ? vf_keep(vf_broadcast(weights + k)) : vf_broadcast(weights + k);
+    VF_UNROLL for (int k = 0; k < 9; k++) w[k] =
+        VF_REGS >= 32 ? vf_keep(vf_broadcast(weights + k)) : vf_broadcast(weights + k);
     VF_UNROLL for (int i = 0; i < S * (ROWS - 1) + 3; i++) VF_UNROLL for (int s = 0; s < 3; s++) {
         vf t[VECTORS];
         load_row(t, in + i * b->tap_row + s % S * b->phase + s / S, last, V);

@@ -8,14 +8,14 @@
 typedef struct dwf_block { /* outputs of one phase, a few rows of them */
     int planes;            /* summed into one output: taps along d, times inputs of one channel */
     const float *plane[DW_PLANES], *weights[DW_PLANES]; /* at the first tap of the first output; [kh][kw] */
-    int64_t row, tap_row;  /* floats from one output row to the next, from one tap row to the next */
-    int64_t phase;         /* floats of one phase of columns: column S j + i of a row is at i phase + j */
+    int64_t row, tap_row; /* floats from one output row to the next, from one tap row to the next */
+    int64_t phase;        /* floats of one phase of columns: column S j + i of a row is at i phase + j */
     int64_t kh, kw;
     int64_t step_h, step_w, gap_h, gap_w;
-    const int64_t *col;    /* where tap s lies */
-    int64_t lo, hi;        /* rows below lo and from hi on are outside the plane, counted from the first tap */
+    const int64_t *col; /* where tap s lies */
+    int64_t lo, hi;     /* rows below lo and from hi on are outside the plane, counted from the first tap */
     float bias, min, max;
-    const void *ahead;     /* read next: asked for while this is summed, `pace` bytes for each 4 rows */
+    const void *ahead; /* read next: asked for while this is summed, `pace` bytes for each 4 rows */
     int64_t pace;
 } dwf_block;
 

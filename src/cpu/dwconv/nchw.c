@@ -55,12 +55,19 @@ static const char *plan(const weft_problem *p, const weft__hw *hw, int variant, 
     return NULL;
 }
 
-#define RECORD(pass_name, PASS)                                                                                  \
-    WEFT__KERNEL(dwconv_##pass_name##_nchw) = {                                                                  \
-        .name = WEFT__NAME("dwconv_" #pass_name "_nchw_4x" TILE), .version = 1, .op = WEFT_OP_CONV,              \
-        .engine = WEFT_ENGINE_CPU, .isa = WEFT__ISA_HERE, .passes = WEFT__PASS_SET(PASS),                        \
-        .dtypes = WEFT__DTYPE_SET(F32) | WEFT__DTYPE_SET(F16) | WEFT__DTYPE_SET(BF16),                           \
-        .steps = CPU_EPILOGUE_STEPS, .exact = true, .plan = plan, .run = run,                                    \
+#define RECORD(pass_name, PASS)                                                        \
+    WEFT__KERNEL(dwconv_##pass_name##_nchw) = {                                        \
+        .name = WEFT__NAME("dwconv_" #pass_name "_nchw_4x" TILE),                      \
+        .version = 1,                                                                  \
+        .op = WEFT_OP_CONV,                                                            \
+        .engine = WEFT_ENGINE_CPU,                                                     \
+        .isa = WEFT__ISA_HERE,                                                         \
+        .passes = WEFT__PASS_SET(PASS),                                                \
+        .dtypes = WEFT__DTYPE_SET(F32) | WEFT__DTYPE_SET(F16) | WEFT__DTYPE_SET(BF16), \
+        .steps = CPU_EPILOGUE_STEPS,                                                   \
+        .exact = true,                                                                 \
+        .plan = plan,                                                                  \
+        .run = run,                                                                    \
     }
 #if VF_REGS >= 32
 #define TILE "4v"
