@@ -70,6 +70,12 @@ VF_INLINE const char *dw_refusal(const weft_problem *p, weft_layout layout) {
     return why ? why : cpu_layout_refusal(p, layout);
 }
 
+/* flops at `share` of the peak, with those of lanes that are not used; narrower vectors pay more for the rest. */
+VF_INLINE double dw_cost(const weft_problem *p, const weft__hw *hw, double lanes, double share) {
+    static const double slower[WEFT__ISA_COUNT] = {1.6, 1.15, 1.0};
+    return cpu_cost(hw, weft__bytes(p), weft__flops(p) * lanes, share) * slower[WEFT__ISA_HERE];
+}
+
 /* One element of the bias, or of any other tensor of floating point, as f32. */
 VF_INLINE float dw_get(int dtype, const void *p, int64_t index) {
     float lanes[VF_LANES];

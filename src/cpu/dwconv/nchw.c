@@ -51,7 +51,7 @@ static const char *plan(const weft_problem *p, const weft__hw *hw, int variant, 
     if ((why = dwf_cut(f, &g, false, weft__bytes(p)))) return why;
     d->workspace = (size_t)(f->slots * f->floats) * sizeof(float);
     const double lanes = (double)cpu_round_up(p->out[2], VF_LANES) / (double)p->out[2];
-    d->ns = cpu_cost(hw, weft__bytes(p), weft__flops(p) * lanes + 4 * (double)(p->n * p->c) * 8, 0.5);
+    d->ns = dw_cost(p, hw, WEFT__MIN(lanes, 2), 0.5);
     return NULL;
 }
 
