@@ -21,7 +21,7 @@ problems = $$(sed 's/\#.*//' bench/$(1).txt)
 export PYTHON
 
 .DEFAULT_GOAL := all
-.PHONY: all venv ready test demo bench regret asan tsan valgrind fuzz verify gpu-test gpu-bench install format clean help
+.PHONY: all venv ready test slow demo bench regret asan tsan valgrind fuzz verify gpu-test gpu-bench install format clean help
 
 all: ## build the libraries, the command, the tests and the PyTorch binding into build/
 	@mkdir -p $(BUILD)
@@ -36,6 +36,9 @@ ready: # both at once: one waits for the network, the other for the compiler
 
 test: ## run every tier of tests; the last line is "N passed, N failed, N skipped"
 	@$(RUN)
+
+slow: ## the same in full, an hour or two: every sample of PyTorch's tests, every size of the sweeps, every NVRTC instance
+	@WEFT_SLOW=1 RANDOM_PROBLEMS=$(RANDOM_PROBLEMS) FUZZ_SECONDS=$(FUZZ_SECONDS) $(RUN)
 
 demo: ready ## build, then show torch beside weft on this machine: a table, and the page report.html
 	@$(WEFT_PY) demo

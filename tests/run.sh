@@ -2,6 +2,7 @@
 # Run the tiers of tests and add them up. docs/testing.md says what each tier is for.
 #   tests/run.sh              every tier of `make test`
 #   tests/run.sh asan fuzz    those
+#   WEFT_SLOW=1 tests/run.sh  everything in full: make slow
 # Two tiers run side by side where there are two cores. A tier that fails stops no other. The last line is
 # "N passed, N failed, N skipped" over all of them; the exit status is 1 if anything failed.
 # Read from the environment: BUILD, OUT, JOBS, PYTHON (tests/venv.sh), RANDOM_PROBLEMS, SEED, FUZZ_SECONDS.
@@ -13,6 +14,10 @@ OUT=$(cd "$OUT" && pwd)
 JOBS=${JOBS:-$(nproc 2> /dev/null || echo 2)}
 LOGS=$OUT/logs
 SEED=${SEED:-7}
+SLOTS=$((JOBS < 4 ? JOBS : 4))                                # tiers at a time
+PROCESSES=$((JOBS / SLOTS < 8 ? JOBS / SLOTS : 8))            # of pytest in a tier
+case ${WEFT_SLOW:-0} in 0 | '') LIMIT=900 ;; *) LIMIT=7200 ;; esac # seconds of one program: it hangs
+export WEFT_SLOW=${WEFT_SLOW:-0}
 export WEFT_RATES=${WEFT_RATES:-nominal} # choices in tests do not depend on the clock
 mkdir -p "$LOGS"
 
@@ -30,7 +35,7 @@ check() {
     shift
     log=$(mktemp)
     echo "--- $name: $*"
-    if [ "$(type -t "$1")" = function ]; then "$@"; else timeout --foreground 400 "$@"; fi > "$log" 2>&1
+    if [ "$(type -t "$1")" = function ]; then "$@"; else timeout --foreground "$LIMIT" "$@"; fi > "$log" 2>&1
     rc=$?
     cat "$log"
     if [ $rc = 77 ]; then
@@ -71,7 +76,7 @@ build_with() { # DIR SANITIZERS. -O1: the kernels are unrolled by hand, and sani
     cmake -S . -B "$1" -DCMAKE_BUILD_TYPE=None -DCMAKE_C_FLAGS=-O1 -DWEFT_SANITIZE="$2" -DWEFT_TORCH=OFF &&
         cmake --build "$1" -j "$JOBS" || { echo "FAILED build in $1"; counts 0 1 0; return 1; }
 }
-with_python() { WEFT_LIBRARY=$BUILD/libweft_torch.so PYTHONPATH=python${PYTHONPATH:+:$PYTHONPATH} timeout --foreground 900 "$(cat "$BUILD/python")" "$@"; }
+with_python() { WEFT_LIBRARY=$BUILD/libweft_torch.so PYTHONPATH=python${PYTHONPATH:+:$PYTHONPATH} timeout --foreground "$LIMIT" "$(cat "$BUILD/python")" "$@"; }
 pytest_counts() { # pytest, its summary said the way the other tiers say it
     local log rc
     log=$(mktemp)
@@ -88,6 +93,24 @@ pytest_counts() { # pytest, its summary said the way the other tiers say it
     }'
     rm -f "$log"
     return "$rc"
+}
+
+each_file() { # FILES...: in one process where there are few cores, else a process for each, the largest files first
+    [ "$PROCESSES" -gt 1 ] || { check pytest pytest_counts "$@"; return; }
+    local file dir running=0
+    dir=$(mktemp -d)
+    set +m # they belong to the tier's process group
+    for file in $(ls -S "$@"); do
+        if [ $running -ge "$PROCESSES" ]; then
+            wait -n
+            running=$((running - 1))
+        fi
+        check "${file##*/}" pytest_counts "$file" > "$dir/${file##*/}.log" 2>&1 &
+        running=$((running + 1))
+    done
+    wait
+    cat "$dir"/*.log
+    rm -r "$dir"
 }
 
 # ---------------------------------------------------------------- the tiers
@@ -164,9 +187,9 @@ BUILT_ON='ecosystem|public|layers|convert|models|bench|demo|documents|old_system
 python_files() { # PATTERN [EXCEPT]
     find tests/python -name 'test_*.py' | sort | grep -E "$1" | grep -vE "${2:-^$}"
 }
-tier_python() { check pytest pytest_counts $(python_files . "$BESIDE_TWINS|$BUILT_ON"); }
-tier_torch() { check pytest pytest_counts $(python_files "$BESIDE_TWINS"  "$BUILT_ON"); }
-tier_package() { check pytest pytest_counts $(python_files "$BUILT_ON"); }
+tier_python() { each_file $(python_files . "$BESIDE_TWINS|$BUILT_ON"); }
+tier_torch() { each_file $(python_files "$BESIDE_TWINS"  "$BUILT_ON"); }
+tier_package() { each_file $(python_files "$BUILT_ON"); }
 
 no_gpu() { # why there is none, or nothing
     "$BUILD/weft" info | sed -nE 's/^cuda: *(absent.*)/\1/p'
@@ -239,9 +262,9 @@ main() {
     trap 'for job in $(jobs -p); do kill -- -"$job"; done 2> /dev/null; exit 130' INT TERM
     rm -f "$LOGS"/*.sum
     prepare
-    local slots=$((JOBS < 4 ? JOBS : 4)) running=0
+    local running=0
     for name in "$@"; do
-        if [ $running -ge "$slots" ]; then
+        if [ $running -ge "$SLOTS" ]; then
             wait -n
             running=$((running - 1))
         fi

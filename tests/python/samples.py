@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 import importlib.util
 import inspect
+import os
 import random
 import re
 import sys
@@ -28,7 +29,9 @@ from torch.utils._pytree import tree_flatten, tree_map
 
 from cases import DTYPES, tolerance
 
-MOST = 64        # samples of one test; where there are more, a draw that is the same each time
+SLOW = os.environ.get("WEFT_SLOW", "0") not in ("", "0")   # make slow: many more of them
+MOST = 64 if SLOW else 12    # samples of one test; where there are more, a draw that is the same each time
+FEW = 32 if SLOW else 8      # of one that goes through each in many ways
 KINDS = (RuntimeError, ValueError, TypeError)
 LARGEST = 50000  # elements of a sample; a few go to a million, which shows no more
 SHOWN = 5        # failing samples that a test prints

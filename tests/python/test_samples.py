@@ -11,7 +11,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 import weft.functional as W
 from cases import DTYPES
-from samples import (MOST, Sample, arguments_of, asks_inplace, compare, copied, draw, infos, internals, of_function, report, run, same_error, wanted)
+from samples import (FEW, MOST, Sample, arguments_of, asks_inplace, compare, copied, draw, infos, internals, of_function, report, run, same_error, wanted)
 
 # Each function, and where op_db has it under another name than nn.functional.*, that name. fold, which op_db has not, is given
 # the columns that the samples of unfold make.
@@ -28,7 +28,7 @@ def _turned(sample):
     return Sample((columns, tuple(x.shape[-2:]), *rest), sample.kwargs)
 
 
-def samples(name, device, dtype, most=32, wide=False):
+def samples(name, device, dtype, most=FEW, wide=False):
     if name == "fold":
         return [_turned(s) for s in samples("unfold", device, dtype, most, wide) if run(F.unfold, s).error is None]
     return of_function(TWINS[name] or f"nn.functional.{name}", name, device, dtype, most, wide)
