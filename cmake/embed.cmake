@@ -1,10 +1,20 @@
-# FILES (separated by |) become byte arrays in OUT, found by their file name.
+# FILES (separated by |) become byte arrays in OUT, found by their path below one of ROOTS. Two files of one name are an error.
 string(REPLACE "|" ";" FILES "${FILES}")
+string(REPLACE "|" ";" ROOTS "${ROOTS}")
+set(names "")
+cmake_policy(SET CMP0057 NEW) # IN_LIST
 set(arrays "")
 set(table "")
 set(i 0)
 foreach(file ${FILES})
-  get_filename_component(name ${file} NAME)
+  set(name ${file})
+  foreach(root ${ROOTS})
+    string(REGEX REPLACE "^${root}/" "" name "${name}")
+  endforeach()
+  if(name IN_LIST names)
+    message(FATAL_ERROR "${file}: a device source named ${name} is there already; names are paths below ${ROOTS}")
+  endif()
+  list(APPEND names ${name})
   file(READ ${file} hex HEX)
   string(REGEX REPLACE "(..)" "0x\\1," bytes "${hex}")
   string(REGEX REPLACE "(0x..,0x..,0x..,0x..,0x..,0x..,0x..,0x..,0x..,0x..,0x..,0x..,0x..,0x..,0x..,0x..,)" "\\1\n" bytes "${bytes}")

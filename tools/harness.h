@@ -95,7 +95,11 @@ typedef struct harness_generator {
     double (*terms)(const weft_problem *p, int role);
     /* Data that must mean something: indices, labels, variances, offsets. false: any values of that kind will do. */
     bool (*fill)(const weft_problem *p, harness_buffer *b, harness_kind kind, uint64_t seed);
+    /* Outputs are differences of sums, and may be small where the sums are not: errors are measured against the largest
+     * value of the output. */
+    bool differences;
 } harness_generator;
+bool harness_differences(const weft_problem *p);
 extern const harness_generator harness_conv; /* its family starts from the same geometry */
 #define HARNESS_PICK(r, list) ((list)[harness_below((r), (int64_t)WEFT__COUNT(list))])
 /* One of the list; now and then a size past several vectors of any instruction set. */

@@ -93,7 +93,7 @@ static double conv_terms(const weft_problem *p, int role) {
     }
 }
 
-const harness_generator harness_conv = {conv_draw, conv_terms, NULL};
+const harness_generator harness_conv = {conv_draw, conv_terms, NULL, false};
 
 /* random_norm.c */
 extern const harness_generator harness_softmax, harness_cross_entropy, harness_batch_norm, harness_lrn;
@@ -165,6 +165,8 @@ double harness_terms(const weft_problem *p, int role) {
     if (g && g->terms) return g->terms(p, role);
     return WEFT__MAX(1, weft__flops(p) / 2 / (double)WEFT__MAX(1, weft__numel(t)));
 }
+
+bool harness_differences(const weft_problem *p) { return generators[p->op] && generators[p->op]->differences; }
 
 void harness_fill_input(const weft_problem *p, harness_buffer *b, harness_kind kind, uint64_t seed) {
     const harness_generator *g = generators[p->op];

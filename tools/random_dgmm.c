@@ -17,4 +17,4 @@ static double terms(const weft_problem *p, int role) {
     return (double)(halves * p->n * p->attr[p->attr[WEFT_DGMM_SIDE] ? WEFT_DGMM_ROWS : WEFT_DGMM_COLS]);
 }
 
-const harness_generator harness_dgmm = {draw, terms, NULL};
+const harness_generator harness_dgmm = {draw, terms, NULL, false};

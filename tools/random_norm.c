@@ -10,7 +10,7 @@ static void softmax_draw(weft_problem *p, harness_rng *r, bool usual) {
     harness_draw_data(p, r, ELEMENTS);
 }
 
-const harness_generator harness_softmax = {softmax_draw, NULL, NULL};
+const harness_generator harness_softmax = {softmax_draw, NULL, NULL, true};
 
 /* ---------------------------------------------------------------- cross_entropy */
 static void cross_entropy_draw(weft_problem *p, harness_rng *r, bool usual) {
@@ -36,7 +36,7 @@ static bool cross_entropy_fill(const weft_problem *p, harness_buffer *b, harness
     return true;
 }
 
-const harness_generator harness_cross_entropy = {cross_entropy_draw, NULL, cross_entropy_fill};
+const harness_generator harness_cross_entropy = {cross_entropy_draw, NULL, cross_entropy_fill, true};
 
 /* ---------------------------------------------------------------- batch_norm */
 static void batch_norm_draw(weft_problem *p, harness_rng *r, bool usual) {
@@ -62,7 +62,7 @@ static bool batch_norm_fill(const weft_problem *p, harness_buffer *b, harness_ki
     return true;
 }
 
-const harness_generator harness_batch_norm = {batch_norm_draw, NULL, batch_norm_fill};
+const harness_generator harness_batch_norm = {batch_norm_draw, NULL, batch_norm_fill, true};
 
 /* ---------------------------------------------------------------- lrn */
 static void lrn_draw(weft_problem *p, harness_rng *r, bool usual) {
@@ -74,4 +74,4 @@ static void lrn_draw(weft_problem *p, harness_rng *r, bool usual) {
     p->real[WEFT_LRN_K] = HARNESS_PICK(r, k);
 }
 
-const harness_generator harness_lrn = {lrn_draw, NULL, NULL};
+const harness_generator harness_lrn = {lrn_draw, NULL, NULL, true};

@@ -44,4 +44,4 @@ static bool fill(const weft_problem *p, harness_buffer *b, harness_kind kind, ui
     return true;
 }
 
-const harness_generator harness_partial_conv = {draw, terms, fill};
+const harness_generator harness_partial_conv = {draw, terms, fill, false};

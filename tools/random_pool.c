@@ -81,7 +81,7 @@ static bool fill_index(const weft_problem *p, harness_buffer *b, harness_kind ki
     return true;
 }
 
-const harness_generator harness_max_pool = {draw_max, terms, fill_index};
-const harness_generator harness_avg_pool = {draw_avg, terms, NULL};
-const harness_generator harness_adaptive_avg_pool = {draw_adaptive, terms, NULL};
-const harness_generator harness_columns = {draw, terms, NULL};
+const harness_generator harness_max_pool = {draw_max, terms, fill_index, false};
+const harness_generator harness_avg_pool = {draw_avg, terms, NULL, false};
+const harness_generator harness_adaptive_avg_pool = {draw_adaptive, terms, NULL, false};
+const harness_generator harness_columns = {draw, terms, NULL, false};

@@ -46,4 +46,4 @@ static bool fill(const weft_problem *p, harness_buffer *b, harness_kind kind, ui
     return true;
 }
 
-const harness_generator harness_rnn = {draw, terms, fill};
+const harness_generator harness_rnn = {draw, terms, fill, false};

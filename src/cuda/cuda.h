@@ -30,7 +30,8 @@ weft_status weft__cuda_compile(const weft_ctx *ctx, const char *source, const ch
 /* The lines of weft_ctx_describe about CUDA. */
 void weft__cuda_describe(weft_ctx *ctx, weft__text *t);
 
-/* Texts embedded at build time: weft.h, src/ref/<name>.h, src/cuda/kernels/<name>.cu */
+/* Texts embedded at build time, named by their path below include, src/ref or src/cuda/kernels: "weft.h", "item.h",
+ * "conv/NAME.cu". */
 typedef struct weft__embedded {
     const char *name;
     const unsigned char *text;

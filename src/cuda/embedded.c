@@ -1,4 +1,4 @@
-/* Texts embedded at build time, found by file name. */
+/* Texts embedded at build time, found by their path. */
 #include <string.h>
 
 #include "core/internal.h"

@@ -96,7 +96,7 @@ const weft__kernel weft__cuda_f32_dwconv3x3_fwd_nhwc = {
     .steps = WEFT__EPILOGUE_STEPS,
     .plan = plan,
     .run = run,
-    WEFT__PARTS({"f32_dwconv3x3_fwd_nhwc.cu", "dwconv3x3", defines, false}),
+    WEFT__PARTS({"conv/f32_dwconv3x3_fwd_nhwc.cu", "dwconv3x3", defines, false}),
 };
 
 #else

@@ -1,0 +1,316 @@
+/* Batch normalisation, training and inference, and its gradients; f32, f16, bf16 with f32 statistics; both layouts.
+ * Math:      as in src/ref/batch_norm.h. Sums are of x - K with K the channel's first element, and of dy and dy (x - m):
+ *            in f32 within a thread, in f64 from there on. The mean is kept as two floats: x - m loses nothing where
+ *            they are close
+ * Blocking:  a block has one channel (channels-first) or LX x VEC neighbouring ones, and a slice of the rest; slices
+ *            follow from the problem. Launches: sums of slices; a warp a channel adds them up; all elements
+ * Traffic:   inputs twice, outputs once; inference once
+ * Roofline:  bandwidth
+ * Assumes:   all tensors dense in one order
+ * Try:       weft bench batch_norm2d:fwd:f32:nchw:n64c256h56w56:train1@cuda */
+#ifndef __CUDACC_RTC__
+#include "frame.h"
+#endif
+#include "weft.h"
+
+enum { THREADS = 256, UNROLL = 4 };
+
+typedef struct batch_norm_sums {
+    double first, second;
+} batch_norm_sums;
+
+/* What the last launch needs of a channel. fwd: the mean (two floats) and 1/sqrt(var + eps). bwd: the mean, and of dx =
+ * scale (dy - flat - (x - mean) slope) the other three. */
+typedef struct batch_norm_channel {
+    float mean, rest, scale, flat, slope;
+} batch_norm_channel;
+
+typedef struct batch_norm_args {
+    const void *src, *diff_dst, *weights, *bias;
+    void *dst; /* or diff_src */
+    void *diff_weights, *diff_bias;
+    float *mean, *var, *save_mean, *save_invstd;
+    batch_norm_sums *sums; /* [slice][channel] */
+    batch_norm_channel *channel;
+    int64_t outer, channels, inner; /* channels in vectors where they lie together, else inner is */
+    int64_t tiles, slices, slice;   /* tiles of channels; slices of outer x inner, of `slice` vectors */
+    double count, eps, momentum;
+} batch_norm_args;
+
+#ifndef __CUDACC_RTC__
+typedef struct tile {
+    cuda_data d;
+    int vec, lx;
+    int64_t tiles;
+} tile;
+
+static bool has_sums(const weft_problem *p) {
+    return p->attr[WEFT_BN_TRAIN] || (p->pass == WEFT_PASS_BWD && p->attr[WEFT_BN_AFFINE]);
+}
+
+/* Slices that make about so many blocks, each with something to do. */
+static int64_t slices_of(const tile *t, int64_t blocks) {
+    const int64_t steps =
+        t->d.inner == 1 ? cuda_ceil(t->d.outer, THREADS / t->lx) : cuda_ceil(t->d.outer * t->d.inner / t->vec, THREADS);
+    return WEFT__MAX(WEFT__MIN(cuda_ceil(blocks, t->tiles), cuda_ceil(steps, UNROLL)), 1);
+}
+
+static const char *plan(const weft_problem *p, const weft__hw *hw, int variant, weft__decision *d) {
+    tile *t = WEFT__PARAMS(tile, d);
+    const char *refusal = cuda_data_of(p, &t->d);
+    (void)variant;
+    if (refusal) return refusal;
+    const bool last = t->d.inner == 1;
+    t->vec = cuda_vec(p, last ? t->d.channels : t->d.inner);
+    if (last) t->vec = WEFT__MIN(t->vec, 4); /* each channel of a thread takes registers */
+    t->lx = last ? WEFT__MIN(cuda_power(t->d.channels / t->vec), 32) : THREADS;
+    t->tiles = last ? cuda_ceil(t->d.channels / t->vec, t->lx) : t->d.channels;
+    if (t->tiles > 1 << 24) return "2^24 channels or more";
+    const double bytes = weft__bytes(p);
+    d->workspace = !has_sums(p) ? 0
+                                : (size_t)t->d.channels * ((size_t)slices_of(t, 1024) * sizeof(batch_norm_sums) +
+                                                           sizeof(batch_norm_channel));
+    d->ns =
+        has_sums(p) ? cuda_ns(hw, bytes * (p->pass == WEFT_PASS_FWD ? 1.5 : 1.67), 0.8, 3) : cuda_ns(hw, bytes, 0.8, 1);
+    return NULL;
+}
+
+static void defines(const weft_problem *p, const weft__hw *hw, const void *params, weft__text *text) {
+    const tile *t = params;
+    (void)hw;
+    cuda_defines(p, t->vec, text);
+    weft__put(text, " -DLAST=%d -DLX=%d -DTRAIN=%d -DAFFINE=%d -DTRACK=%d -DBWD=%d -DSUMS=%d", t->d.inner == 1, t->lx,
+              p->attr[WEFT_BN_TRAIN] != 0, p->attr[WEFT_BN_AFFINE] != 0, p->attr[WEFT_BN_TRACK] != 0,
+              p->pass != WEFT_PASS_FWD, has_sums(p));
+    cuda_define_type(p, WEFT_ROLE_WEIGHTS, "WEIGHTS_T", text);
+    cuda_define_type(p, p->pass == WEFT_PASS_FWD ? WEFT_ROLE_BIAS : WEFT_ROLE_DIFF_BIAS, "BIAS_T", text);
+    cuda_define_type(p, WEFT_ROLE_DIFF_WEIGHTS, "DIFF_T", text);
+}
+
+static weft_status run(const weft__exec *e) {
+    const weft_problem *p = e->p;
+    const tile *t = e->params;
+    const bool fwd = p->pass == WEFT_PASS_FWD, last = t->d.inner == 1;
+    batch_norm_args a = {.src = e->ptr[WEFT_ROLE_SRC],
+                         .diff_dst = e->ptr[WEFT_ROLE_DIFF_DST],
+                         .weights = e->ptr[WEFT_ROLE_WEIGHTS],
+                         .bias = e->ptr[WEFT_ROLE_BIAS],
+                         .dst = e->ptr[fwd ? WEFT_ROLE_DST : WEFT_ROLE_DIFF_SRC],
+                         .diff_weights = e->ptr[WEFT_ROLE_DIFF_WEIGHTS],
+                         .diff_bias = e->ptr[WEFT_ROLE_DIFF_BIAS],
+                         .mean = e->ptr[WEFT_ROLE_MEAN],
+                         .var = e->ptr[WEFT_ROLE_VAR],
+                         .save_mean = e->ptr[WEFT_ROLE_SAVE_MEAN],
+                         .save_invstd = e->ptr[WEFT_ROLE_SAVE_INVSTD],
+                         .outer = t->d.outer,
+                         .channels = last ? t->d.channels / t->vec : t->d.channels,
+                         .inner = last ? 1 : t->d.inner / t->vec,
+                         .tiles = t->tiles,
+                         .count = (double)t->d.outer * (double)t->d.inner,
+                         .eps = p->real[WEFT_BN_EPS],
+                         .momentum = p->real[WEFT_BN_MOMENTUM]};
+    const int64_t vectors = last ? a.outer : a.outer * a.inner;
+    weft__launch launch = {.block = {THREADS, 1, 1}};
+    if (has_sums(p)) {
+        a.slices = slices_of(t, 1024);
+        a.slice = cuda_ceil(vectors, a.slices);
+        a.sums = e->workspace;
+        a.channel = (batch_norm_channel *)(a.sums + a.slices * t->d.channels);
+        launch.grid[0] = (uint32_t)(a.tiles * a.slices), launch.grid[1] = launch.grid[2] = 1;
+        WEFT__TRY(weft__cuda_launch(e, 0, &launch, &a));
+        launch.grid[0] = (uint32_t)cuda_ceil(t->d.channels, THREADS / 32);
+        WEFT__TRY(weft__cuda_launch(e, 1, &launch, &a));
+    }
+    a.slices = slices_of(t, 8192);
+    a.slice = cuda_ceil(vectors, a.slices);
+    launch.grid[0] = (uint32_t)(a.tiles * a.slices), launch.grid[1] = launch.grid[2] = 1;
+    return weft__cuda_launch(e, 2, &launch, &a);
+}
+
+const weft__kernel weft__cuda_batch_norm = {
+    .name = "batch_norm_slices__cuda",
+    .version = 1,
+    .op = WEFT_OP_BATCH_NORM,
+    .engine = WEFT_ENGINE_CUDA,
+    .dtypes = CUDA_FLOATS,
+    .bound = 4,
+    .plan = plan,
+    .run = run,
+    WEFT__PARTS({"batch_norm/batch_norm.cu", "sums", defines, false},
+                {"batch_norm/batch_norm.cu", "finish", defines, false},
+                {"batch_norm/batch_norm.cu", "apply", defines, false}),
+};
+
+#else
+#include "reduce.h"
+#include "vec.h"
+
+enum { WIDE = LAST ? VEC : 1, RY = THREADS / LX }; /* channels of a thread; threads that share them */
+
+struct place {
+    int64_t channel;          /* the first of WIDE; negative: none */
+    int64_t begin, end, step; /* vectors of the slice that are this thread's */
+};
+
+static __device__ __forceinline__ place place_of(const batch_norm_args &a) {
+    place p;
+    const int64_t tile = blockIdx.x % a.tiles, slice = blockIdx.x / a.tiles;
+    const int64_t vector = LAST ? tile * LX + threadIdx.x % LX : tile;
+    p.channel = vector < a.channels ? vector * WIDE : -1;
+    p.begin = slice * a.slice + (LAST ? threadIdx.x / LX : threadIdx.x);
+    p.end = vector < a.channels ? min((slice + 1) * a.slice, LAST ? a.outer : a.outer * a.inner) : 0;
+    p.step = LAST ? RY : THREADS;
+    return p;
+}
+
+/* The offset in elements of vector j of the channel. */
+static __device__ __forceinline__ int64_t offset(const batch_norm_args &a, const place &p, int64_t j) {
+    if (LAST) return j * a.channels * VEC + p.channel;
+    const INDEX n = (INDEX)j / (INDEX)a.inner;
+    return ((n * a.channels + p.channel) * a.inner + ((INDEX)j - n * (INDEX)a.inner)) * VEC;
+}
+
+static __device__ __forceinline__ float given_scale(const batch_norm_args &a, int64_t c) {
+    return TRAIN ? a.save_invstd[c] : (float)(1 / sqrt((double)a.var[c] + a.eps));
+}
+
+static __device__ __forceinline__ float given_mean(const batch_norm_args &a, int64_t c) {
+    return TRAIN ? a.save_mean[c] : a.mean[c];
+}
+
+/* K: the first element of the channel, if it is finite. */
+static __device__ __forceinline__ float shift(const batch_norm_args &a, int64_t c) {
+    const float x = widen(((const T *)a.src)[LAST ? c : c * a.inner * VEC]);
+    return fabsf(x) < INFINITY ? x : 0;
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS) sums(const __grid_constant__ batch_norm_args a) {
+    __shared__ batch_norm_sums scratch[LAST ? THREADS * VEC : THREADS / 32];
+    const place p = place_of(a);
+    float first[WIDE] = {}, second[WIDE] = {}, from[WIDE];
+#pragma unroll
+    for (int i = 0; i < WIDE; i++)
+        if (p.channel >= 0) from[i] = BWD ? given_mean(a, p.channel + i) : shift(a, p.channel + i);
+    for (int64_t j = p.begin; j < p.end; j += UNROLL * p.step) {
+        float x[UNROLL][VEC], dy[UNROLL][VEC];
+#pragma unroll
+        for (int u = 0; u < UNROLL; u++)
+            if (j + u * p.step < p.end) {
+                const int64_t at = offset(a, p, j + u * p.step);
+                load((const T *)a.src + at, x[u]);
+                if (BWD) load((const T *)a.diff_dst + at, dy[u]);
+            }
+#pragma unroll
+        for (int u = 0; u < UNROLL; u++)
+#pragma unroll
+            for (int i = 0; i < VEC; i++)
+                if (j + u * p.step < p.end) {
+                    const float d = x[u][i] - from[i % WIDE], by = BWD ? dy[u][i] : d;
+                    first[i % WIDE] += by;
+                    second[i % WIDE] = fmaf(by, d, second[i % WIDE]);
+                }
+    }
+    batch_norm_sums *out = a.sums + blockIdx.x / a.tiles * a.channels * WIDE;
+    if (!LAST) {
+        double *room = (double *)scratch;
+        const batch_norm_sums s = {block_all<plus, THREADS>((double)first[0], room),
+                                   block_all<plus, THREADS>((double)second[0], room + THREADS / 32)};
+        if (threadIdx.x == 0) out[p.channel] = s;
+        return;
+    }
+#pragma unroll
+    for (int i = 0; i < WIDE; i++) scratch[i * THREADS + threadIdx.x] = {first[i], second[i]};
+    __syncthreads();
+    for (int k = threadIdx.x; k < LX * WIDE; k += THREADS) {
+        const int lane = k / WIDE, i = k % WIDE;
+        const int64_t channel = (blockIdx.x % a.tiles * LX + lane) * WIDE + i;
+        batch_norm_sums s = {0, 0};
+        for (int y = 0; y < RY; y++) {
+            s.first += scratch[i * THREADS + y * LX + lane].first;
+            s.second += scratch[i * THREADS + y * LX + lane].second;
+        }
+        if (channel < a.channels * WIDE) out[channel] = s;
+    }
+}
+
+/* Statistics, or gradients of the parameters, of channel c from its sums. */
+static __device__ __forceinline__ batch_norm_channel statistics(const batch_norm_args &a, int64_t c,
+                                                                batch_norm_sums s) {
+    const double distance = s.first / a.count, mean = shift(a, c) + distance;
+    const double squares = s.second - s.first * distance,
+                 var = squares > 0 || squares != squares ? squares / a.count : 0;
+    const float scale = (float)(1 / sqrt(var + a.eps));
+    a.save_mean[c] = (float)mean;
+    a.save_invstd[c] = scale;
+    if (TRACK) {
+        a.mean[c] = (float)((1 - a.momentum) * a.mean[c] + a.momentum * mean);
+        a.var[c] = (float)((1 - a.momentum) * a.var[c] + a.momentum * (var * a.count / (a.count - 1)));
+    }
+    const float high = (float)mean;
+    return {high, fabsf(high) < INFINITY ? (float)(mean - high) : 0, scale, 0, 0};
+}
+
+static __device__ __forceinline__ batch_norm_channel gradients(const batch_norm_args &a, int64_t c, batch_norm_sums s) {
+    const float scale = given_scale(a, c), weight = AFFINE ? widen(((const WEIGHTS_T *)a.weights)[c]) : 1;
+    const double slope = s.second * scale;
+    if (AFFINE) {
+        ((BIAS_T *)a.diff_bias)[c] = narrow<BIAS_T>((float)s.first);
+        ((DIFF_T *)a.diff_weights)[c] = narrow<DIFF_T>((float)slope);
+    }
+    return {given_mean(a, c), 0, scale * weight, TRAIN ? (float)(s.first / a.count) : 0,
+            TRAIN ? (float)(slope * scale / a.count) : 0};
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS) finish(const __grid_constant__ batch_norm_args a) {
+    const int64_t channels = a.channels * WIDE, c = (int64_t)blockIdx.x * (THREADS / 32) + threadIdx.x / 32;
+    if (c >= channels) return;
+    batch_norm_sums s = {0, 0};
+    for (int64_t i = threadIdx.x % 32; i < a.slices; i += 32) {
+        s.first += a.sums[i * channels + c].first;
+        s.second += a.sums[i * channels + c].second;
+    }
+    s.first = lanes_all<plus, 32>(s.first);
+    s.second = lanes_all<plus, 32>(s.second);
+    if (threadIdx.x % 32 == 0) a.channel[c] = BWD ? gradients(a, c, s) : statistics(a, c, s);
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS) apply(const __grid_constant__ batch_norm_args a) {
+    const place p = place_of(a);
+    if (p.channel < 0) return;
+    batch_norm_channel k[WIDE];
+    float weight[WIDE], bias[WIDE];
+#pragma unroll
+    for (int i = 0; i < WIDE; i++) {
+        const int64_t c = p.channel + i;
+        weight[i] = AFFINE ? widen(((const WEIGHTS_T *)a.weights)[c]) : 1;
+        bias[i] = AFFINE && !BWD ? widen(((const BIAS_T *)a.bias)[c]) : 0;
+        if (SUMS)
+            k[i] = a.channel[c];
+        else
+            k[i] = {given_mean(a, c), 0, given_scale(a, c) * (BWD ? weight[i] : 1), 0, 0};
+    }
+    for (int64_t j = p.begin; j < p.end; j += UNROLL * p.step) {
+        float x[UNROLL][VEC], dy[UNROLL][VEC];
+#pragma unroll
+        for (int u = 0; u < UNROLL; u++)
+            if (j + u * p.step < p.end) {
+                const int64_t at = offset(a, p, j + u * p.step);
+                if (!BWD || TRAIN) load((const T *)a.src + at, x[u]);
+                if (BWD) load((const T *)a.diff_dst + at, dy[u]);
+            }
+#pragma unroll
+        for (int u = 0; u < UNROLL; u++)
+            if (j + u * p.step < p.end) {
+#pragma unroll
+                for (int i = 0; i < VEC; i++) {
+                    const batch_norm_channel &c = k[i % WIDE];
+                    if (BWD)
+                        x[u][i] = c.scale * (TRAIN ? dy[u][i] - c.flat - (x[u][i] - c.mean) * c.slope : dy[u][i]);
+                    else
+                        x[u][i] = fmaf((x[u][i] - c.mean - c.rest) * c.scale, weight[i % WIDE], bias[i % WIDE]);
+                }
+                store((T *)a.dst + offset(a, p, j + u * p.step), x[u]);
+            }
+    }
+}
+#endif

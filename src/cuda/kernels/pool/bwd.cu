@@ -1,0 +1,148 @@
+/* Gradients of maximum, average and adaptive average pooling, in gather form; f32, f16, bf16; both layouts.
+ * Math:      as in src/ref/pool.h: each input adds up the windows that hold it, in their order; no atomics
+ * Blocking:  ROWS x COLUMNS neighbouring inputs a thread, of VEC channels where they lie together; it reads each
+ *            window over them once
+ * Traffic:   each tensor once from memory; windows over several threads' inputs again from L1
+ * Roofline:  bandwidth
+ * Assumes:   all tensors dense in one order
+ * Try:       weft bench max_pool2d:bwd:f32:nchw:n64c256h56w56:k3s2p1@cuda */
+#include "pool/pool.h"
+
+#ifndef __CUDACC_RTC__
+static const char *plan(const weft_problem *p, const weft__hw *hw, int variant, weft__decision *d) {
+    pool_tile *t = WEFT__PARAMS(pool_tile, d);
+    const char *refusal = pool_refusal(p, t);
+    (void)variant;
+    if (refusal) return refusal;
+    if (p->op != WEFT_OP_ADAPTIVE_AVG_POOL) {
+        t->columns = t->last ? (int)WEFT__MIN(p->in[2], 2) : cuda_vec(p, p->in[2]);
+        t->rows = (int)WEFT__MIN(p->in[1], 2);
+    }
+    d->ns = cuda_ns(hw, weft__bytes(p), 0.65, 1) + weft__flops(p) / (0.1 * hw->gpu->gflops);
+    return NULL;
+}
+
+static weft_status run(const weft__exec *e) {
+    pool_args a = pool_args_of(e);
+    return pool_launch(e, &a, a.in);
+}
+
+POOL_KERNELS(bwd, BWD, "pool/bwd.cu", "pool_bwd");
+
+#else
+enum { PLACES = ROWS * COLUMNS };
+
+/* Tap number along an axis with which window o reads place x; negative: with none. */
+template <int A> static __device__ __forceinline__ int tap(int o, int x) {
+    const int distance = x + pad<A>() - o * stride<A>();
+    if (distance < 0 || distance % dilation<A>() || distance / dilation<A>() >= kernel<A>()) return -1;
+    return distance / dilation<A>();
+}
+
+template <int A> static __device__ __forceinline__ bool holds(const pool_args &a, int o, int x) {
+    if (!ADAPTIVE) return tap<A>(o, x) >= 0;
+    const span w = reads<A>(a, o);
+    return x >= w.lo && x < w.hi;
+}
+
+#if MAXIMUM
+/* Which place of the tile window (oz, oy, ox) says, in its own count; negative: none. r: its tap along z. */
+static __device__ __forceinline__ int place_said(const pool_args &a, const tile &t, int r, int oy, int ox,
+                                                 int64_t said) {
+    if (TAPS) {
+        const unsigned tap = (unsigned)((int)said - r * (K1 * K2));
+        const int y = oy * S1 - P1 + (int)(tap / K2) * D1 - t.y, x = ox * S2 - P2 + (int)(tap % K2) * D2 - t.x;
+        return tap < K1 * K2 && (unsigned)y < ROWS && (unsigned)x < COLUMNS ? y * COLUMNS + x : -1;
+    }
+    const int64_t from = said - (((int64_t)t.z * a.in[1] + t.y) * a.in[2] + t.x);
+    int place = -1;
+#pragma unroll
+    for (int k = 0; k < PLACES; k++)
+        if (from == (int64_t)(k / COLUMNS) * a.in[2] + k % COLUMNS && holds<1>(a, oy, t.y + k / COLUMNS) &&
+            t.x + k % COLUMNS < a.in[2] && holds<2>(a, ox, t.x + k % COLUMNS))
+            place = k;
+    return place;
+}
+
+static __device__ __forceinline__ void window(const pool_args &a, const tile &t, int oz, int oy, int ox, int64_t at,
+                                              float (&sum)[PLACES][VEC]) {
+    const int r = tap<0>(oz, t.z);
+    if (r < 0) return;
+    pack<INDEX_T, VEC> said;
+    float dy[VEC];
+    load((const T *)a.from + at, dy);
+    said.word = *(const typename access<sizeof(INDEX_T) * VEC>::word *)((const INDEX_T *)a.index + at);
+#pragma unroll
+    for (int i = 0; i < VEC; i++) {
+        const int place = place_said(a, t, r, oy, ox, (int64_t)said.v[i]);
+#pragma unroll
+        for (int k = 0; k < PLACES; k++)
+            if (place == k) sum[k][i] += dy[i];
+    }
+}
+#else
+static __device__ __forceinline__ void window(const pool_args &a, const tile &t, int oz, int oy, int ox, int64_t at,
+                                              float (&sum)[PLACES][VEC]) {
+    float dy[VEC];
+    load((const T *)a.from + at, dy);
+    const float divisor = divisor_of(reads<0>(a, oz), reads<1>(a, oy), reads<2>(a, ox));
+#pragma unroll
+    for (int i = 0; i < VEC; i++) dy[i] /= divisor;
+#pragma unroll
+    for (int k = 0; k < PLACES; k++)
+        if (PLACES == 1 || (holds<1>(a, oy, t.y + k / COLUMNS) && holds<2>(a, ox, t.x + k % COLUMNS)))
+#pragma unroll
+            for (int i = 0; i < VEC; i++) sum[k][i] += dy[i];
+}
+#endif
+
+/* Channels-first the columns of a row lie together: one store. */
+static __device__ __forceinline__ void put(const pool_args &a, const tile &t, const float (&sum)[PLACES][VEC]) {
+    T *to = (T *)a.to + (((t.plane * a.in[0] + t.z) * a.in[1] + t.y) * a.in[2] + t.x) * t.pixel + t.channel;
+#pragma unroll
+    for (int y = 0; y < ROWS; y++) {
+        if (t.y + y >= a.in[1]) break;
+        T *row = to + (int64_t)y * a.in[2] * t.pixel;
+        if (LAST) {
+#pragma unroll
+            for (int x = 0; x < COLUMNS; x++)
+                if (t.x + x < a.in[2]) store(row + x * t.pixel, sum[y * COLUMNS + x]);
+        } else {
+            float v[COLUMNS];
+#pragma unroll
+            for (int x = 0; x < COLUMNS; x++) v[x] = sum[y * COLUMNS + x][0];
+            store(row, v);
+        }
+    }
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS) pool_bwd(const __grid_constant__ pool_args a) {
+    /* windows over a tile, at most */
+    constexpr int Y = (ROWS - 1 + (K1 - 1) * D1) / S1 + 1, X = (COLUMNS - 1 + (K2 - 1) * D2) / S2 + 1;
+    constexpr bool SMALL = !ADAPTIVE && Y * X <= 16;
+    for (int64_t unit = (int64_t)blockIdx.x * THREADS + threadIdx.x; unit < a.units;
+         unit += (int64_t)gridDim.x * THREADS) {
+        const tile t = tile_of(a, unit, a.in[0]);
+        const span d = feeds<0>(a, t.z, 1), h = feeds<1>(a, t.y, ROWS), w = feeds<2>(a, t.x, COLUMNS);
+        float sum[PLACES][VEC] = {};
+        for (int oz = d.lo; oz < d.hi; oz++) {
+            const int64_t from = ((t.plane * a.out[0] + oz) * a.out[1]) * a.out[2] * t.pixel + t.channel;
+            if (SMALL) {
+#pragma unroll
+                for (int s = 0; s < Y; s++)
+#pragma unroll
+                    for (int u = 0; u < X; u++) {
+                        const int oy = h.lo + s, ox = w.lo + u;
+                        if (oy < h.hi && ox < w.hi)
+                            window(a, t, oz, oy, ox, from + ((int64_t)oy * a.out[2] + ox) * t.pixel, sum);
+                    }
+                continue;
+            }
+            for (int oy = h.lo; oy < h.hi; oy++)
+                for (int ox = w.lo; ox < w.hi; ox++)
+                    window(a, t, oz, oy, ox, from + ((int64_t)oy * a.out[2] + ox) * t.pixel, sum);
+        }
+        put(a, t, sum);
+    }
+}
+#endif

@@ -1,0 +1,191 @@
+/* Maximum, average and adaptive average pooling, forward; f32, f16, bf16; both layouts.
+ * Math:      as in src/ref/pool.h
+ * Blocking:  ROWS outputs below each other a thread, of VEC channels where they lie together: rows of windows that
+ *            overlap are reduced once. Adaptive windows of 16 places and more, channels-first: an output a warp
+ * Traffic:   each tensor once from memory; windows that overlap read again from L1
+ * Roofline:  bandwidth
+ * Assumes:   all tensors dense in one order
+ * Try:       weft bench max_pool2d:fwd:f32:nchw:n64c256h56w56:k3s2p1index1@cuda */
+#include "pool/pool.h"
+
+#ifndef __CUDACC_RTC__
+static const char *plan(const weft_problem *p, const weft__hw *hw, int variant, weft__decision *d) {
+    pool_tile *t = WEFT__PARAMS(pool_tile, d);
+    const char *refusal = pool_refusal(p, t);
+    (void)variant;
+    if (refusal) return refusal;
+    const double outputs = (double)weft__numel(weft__tensor(p, WEFT_ROLE_DST)), places = weft__flops(p) / outputs;
+    if (p->op == WEFT_OP_ADAPTIVE_AVG_POOL) {
+        t->warp = !t->last && places >= 16;
+    } else {
+        t->rows = (int)WEFT__MIN(p->out[1], t->last ? 1 : 4);
+        /* code for every row that a tile reads */
+        while (t->rows > 1 &&
+               ((t->rows - 1) * p->stride[1] + (p->kernel[1] - 1) * p->dilation[1] + 1) * p->kernel[2] > 64)
+            t->rows--;
+    }
+    d->ns = cuda_ns(hw, weft__bytes(p), 0.7, 1) + outputs * places / (0.1 * hw->gpu->gflops);
+    return NULL;
+}
+
+static weft_status run(const weft__exec *e) {
+    pool_args a = pool_args_of(e);
+    return pool_launch(e, &a, a.out);
+}
+
+POOL_KERNELS(fwd, FWD, "pool/fwd.cu", "pool_fwd");
+
+#else
+enum { SPAN = (ROWS - 1) * S1 + (K1 - 1) * D1 + 1 }; /* rows that a tile reads */
+enum { SMALL = SPAN * K2 <= 64 };
+
+/* The window's greatest so far and its number, or its sum. */
+struct best {
+    float value[VEC];
+    int tap[VEC];
+};
+
+/* First tap of a window along an axis that is inside. */
+template <int A> static __device__ __forceinline__ int first_tap(int o) {
+    const int at = o * stride<A>() - pad<A>();
+    return at < 0 ? (dilation<A>() - 1 - at) / dilation<A>() : 0;
+}
+
+template <int A> static __device__ __forceinline__ bool has_tap(const pool_args &a, int o) {
+    const int first = first_tap<A>(o);
+    return first < kernel<A>() && o * stride<A>() - pad<A>() + first * dilation<A>() < a.in[A];
+}
+
+/* One row of the window at x: src is the row's first element. Taps outside are left out. */
+static __device__ __forceinline__ best row_of(const pool_args &a, const T *src, const tile &t, int first) {
+    best b;
+#pragma unroll
+    for (int i = 0; i < VEC; i++) b.value[i] = MAXIMUM ? -INFINITY : 0, b.tap[i] = first;
+#pragma unroll(SMALL ? K2 : 1)
+    for (int s = 0; s < K2; s++) {
+        const int x = t.x * S2 - P2 + s * D2;
+        if ((unsigned)x >= (unsigned)a.in[2]) continue;
+        float v[VEC];
+        load(src + x * t.pixel, v);
+#pragma unroll
+        for (int i = 0; i < VEC; i++) {
+            if (!MAXIMUM)
+                b.value[i] += v[i];
+            else if (v[i] > b.value[i] || v[i] != v[i])
+                b.value[i] = v[i], b.tap[i] = s;
+        }
+    }
+    return b;
+}
+
+/* Row `above`, tap row number `tap` of the window, joins what came before. */
+static __device__ __forceinline__ void join(best &b, const best &row, int tap) {
+#pragma unroll
+    for (int i = 0; i < VEC; i++) {
+        if (!MAXIMUM)
+            b.value[i] += row.value[i];
+        else if (row.value[i] > b.value[i] || row.value[i] != row.value[i])
+            b.value[i] = row.value[i], b.tap[i] = tap * K2 + row.tap[i];
+    }
+}
+
+static __device__ __forceinline__ void put_index(const pool_args &a, int64_t at, const best &b, const tile &t, int oy,
+                                                 bool any) {
+    pack<INDEX_T, VEC> p;
+#pragma unroll
+    for (int i = 0; i < VEC; i++) {
+        const int tap = b.tap[i], z = t.z * S0 - P0 + tap / (K1 * K2) * D0, y = oy * S1 - P1 + tap / K2 % K1 * D1,
+                  x = t.x * S2 - P2 + tap % K2 * D2;
+        p.v[i] = (INDEX_T)(TAPS ? any ? tap : 0 : any ? (z * a.in[1] + y) * a.in[2] + x : -1);
+    }
+    *(typename access<sizeof(INDEX_T) * VEC>::word *)((INDEX_T *)a.index + at) = p.word;
+}
+
+static __device__ __forceinline__ void put(const pool_args &a, best &b, const tile &t, int oy) {
+    const int64_t at = (((t.plane * a.out[0] + t.z) * a.out[1] + oy) * a.out[2] + t.x) * t.pixel + t.channel;
+    if (!MAXIMUM) {
+        const float divisor = divisor_of(reads<0>(a, t.z), reads<1>(a, oy), reads<2>(a, t.x));
+#pragma unroll
+        for (int i = 0; i < VEC; i++) b.value[i] /= divisor;
+    }
+    store((T *)a.to + at, b.value);
+    if (INDEXED) put_index(a, at, b, t, oy, has_tap<0>(a, t.z) && has_tap<1>(a, oy) && has_tap<2>(a, t.x));
+}
+
+static __device__ __forceinline__ void windows(const pool_args &a, const T *src, const tile &t) {
+    best b[ROWS];
+    const int first = first_tap<2>(t.x);
+#pragma unroll
+    for (int k = 0; k < ROWS; k++)
+#pragma unroll
+        for (int i = 0; i < VEC; i++) {
+            b[k].value[i] = MAXIMUM ? -INFINITY : 0;
+            b[k].tap[i] = (first_tap<0>(t.z) * K1 + first_tap<1>(t.y + k)) * K2 + first;
+        }
+    for (int r = 0; r < K0; r++) {
+        const int z = t.z * S0 - P0 + r * D0;
+        if ((unsigned)z >= (unsigned)a.in[0]) continue;
+#pragma unroll(SMALL ? SPAN : 1)
+        for (int l = 0; l < SPAN; l++) {
+            bool used = false;
+#pragma unroll
+            for (int k = 0; k < ROWS; k++)
+                used = used || (l >= k * S1 && (l - k * S1) % D1 == 0 && (l - k * S1) / D1 < K1);
+            const int y = t.y * S1 - P1 + l;
+            if (!used || (unsigned)y >= (unsigned)a.in[1]) continue;
+            const best row = row_of(a, src + ((int64_t)z * a.in[1] + y) * a.in[2] * t.pixel, t, first);
+#pragma unroll
+            for (int k = 0; k < ROWS; k++)
+                if (l >= k * S1 && (l - k * S1) % D1 == 0 && (l - k * S1) / D1 < K1)
+                    join(b[k], row, r * K1 + (l - k * S1) / D1);
+        }
+    }
+#pragma unroll
+    for (int k = 0; k < ROWS; k++)
+        if (t.y + k < a.out[1]) put(a, b[k], t, t.y + k);
+}
+
+static __device__ __forceinline__ void adaptive(const pool_args &a, const T *src, const tile &t) {
+    const span d = reads<0>(a, t.z), h = reads<1>(a, t.y), w = reads<2>(a, t.x);
+    best b = {};
+    for (int z = d.lo; z < d.hi; z++)
+        for (int y = h.lo; y < h.hi; y++)
+#pragma unroll 4
+            for (int x = w.lo; x < w.hi; x++) {
+                float v[VEC];
+                load(src + (((int64_t)z * a.in[1] + y) * a.in[2] + x) * t.pixel, v);
+#pragma unroll
+                for (int i = 0; i < VEC; i++) b.value[i] += v[i];
+            }
+    put(a, b, t, t.y);
+}
+
+/* The lanes of a warp share the places of a window. */
+static __device__ __forceinline__ void adaptive_warp(const pool_args &a, const T *src, const tile &t) {
+    const span d = reads<0>(a, t.z), h = reads<1>(a, t.y), w = reads<2>(a, t.x);
+    const uint32_t width = w.hi - w.lo, height = h.hi - h.lo, count = (d.hi - d.lo) * height * width;
+    float sum = 0;
+#pragma unroll 4
+    for (uint32_t i = threadIdx.x % 32; i < count; i += 32) {
+        const uint32_t y = i / width, z = y / height;
+        sum += widen(src[((int64_t)(d.lo + z) * a.in[1] + h.lo + (y - z * height)) * a.in[2] + w.lo + (i - y * width)]);
+    }
+    best b = {{lanes_all<plus, 32>(sum)}, {0}};
+    if (threadIdx.x % 32 == 0) put(a, b, t, t.y);
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS) pool_fwd(const __grid_constant__ pool_args a) {
+    constexpr int UNITS = WARP ? THREADS / 32 : THREADS; /* of a block */
+    for (int64_t unit = (int64_t)blockIdx.x * UNITS + threadIdx.x / (THREADS / UNITS); unit < a.units;
+         unit += (int64_t)gridDim.x * UNITS) {
+        const tile t = tile_of(a, unit, a.out[0]);
+        const T *src = (const T *)a.from + t.plane * a.in[0] * a.in[1] * a.in[2] * t.pixel + t.channel;
+        if (!ADAPTIVE)
+            windows(a, src, t);
+        else if (WARP)
+            adaptive_warp(a, src, t);
+        else
+            adaptive(a, src, t);
+    }
+}
+#endif
