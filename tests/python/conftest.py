@@ -2,8 +2,10 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 import warnings
+import zlib
 from pathlib import Path
 
 import pytest
@@ -35,6 +37,35 @@ def _steady() -> None:
         torch._C._set_cudnn_allow_tf32(False)   # not by the flags: PyTorch's own samples freeze them
         torch._C._set_cublas_allow_tf32(False)
         torch._C._set_cudnn_deterministic(True)   # PyTorch's own kernels, where they run, shall give the same bits twice
+
+
+# ---------------------------------------------------------------- a second time without PyTorch's kernels
+# By default weft hands to PyTorch what PyTorch computes faster, and such a test compares PyTorch with itself. So every test of values runs again with
+# that switched off: a fixed quarter of them, all with WEFT_SLOW=1 (make slow). A test about what is handed on is marked `delegates` and runs once.
+_VALUES = re.compile(r"test_(torch_\w+|conv|gradients|autograd|layers|samples|module_samples)$")
+_SLOW = os.environ.get("WEFT_SLOW", "0") not in ("", "0")
+SHARE = 1 if _SLOW else 4
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "delegates: about what weft hands to PyTorch")
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if _VALUES.match(metafunc.module.__name__) and not metafunc.definition.get_closest_marker("delegates"):
+        metafunc.fixturenames.append("_kernels")
+        metafunc.parametrize("_kernels", ["any", "own"], indirect=True)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    own = lambda item: getattr(item, "callspec", None) is not None and item.callspec.params.get("_kernels") == "own"   # noqa: E731
+    items[:] = [i for i in items if not own(i) or zlib.crc32(i.nodeid.encode()) % SHARE == 0]
+
+
+@pytest.fixture
+def _kernels(request: pytest.FixtureRequest):   # type: ignore[no-untyped-def]
+    with weft.backends.flags(delegate=request.param == "any"):
+        yield
 
 
 def pytest_terminal_summary(terminalreporter, exitstatus, config) -> None:   # type: ignore[no-untyped-def]
