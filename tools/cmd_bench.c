@@ -65,7 +65,7 @@ static int add_data(bench *b, const weft_problem *p) {
         harness_buffer *d = &b->data[p->tensor[i].role];
         if (!harness_open(d, &p->tensor[i], HARNESS_START))
             return cli_failed(b->self, "out of memory for %s", weft__role_name(p->tensor[i].role));
-        harness_fill(d, HARNESS_REALS, (uint64_t)i);
+        harness_fill_input(p, d, HARNESS_REALS, (uint64_t)i);
     }
     return CLI_OK;
 }

@@ -138,6 +138,9 @@ typedef struct weft__op {
     uint64_t (*absent)(const weft_problem *p);
     uint64_t (*kept)(const weft_problem *p); /* roles the pass writes that this problem only reads; NULL: none */
     double (*flops)(const weft_problem *p);
+    /* Fills a tensor as callers would, for measuring: indices and offsets, which no random number replaces. false: it is
+     * none of those. NULL: no tensor is. */
+    bool (*sample)(const weft_problem *p, const weft_tensor *t, void *ptr);
     bool in_place;       /* dst may be src, and diff_src diff_dst */
     bool transcendental; /* its items call exp, log, tanh or pow, whose last bits differ between engines */
     const weft__items *items;

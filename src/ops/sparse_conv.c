@@ -61,6 +61,31 @@ static double flops(const weft_problem *p) {
     return (p->pass == WEFT_PASS_BWD ? 4 : 2) * places * (double)p->attr[WEFT_SPARSE_NNZ];
 }
 
+/* Rows of equal length, columns spread over each row without an order that a cache would like. */
+static bool sample(const weft_problem *p, const weft_tensor *t, void *ptr) {
+    const int64_t nnz = p->attr[WEFT_SPARSE_NNZ], count = weft__numel(t);
+    uint64_t seed = 1;
+    if (t->role != WEFT_ROLE_ROWS && t->role != WEFT_ROLE_COLS) return false;
+    for (int64_t i = 0; i < count; i++) {
+        int64_t value = (int64_t)((double)nnz * (double)i / (double)p->o);
+        if (t->role == WEFT_ROLE_COLS) {
+            seed = seed * 6364136223846793005u + 1442695040888963407u;
+            value = (int64_t)(seed >> 33) % (p->c / p->groups);
+            for (int a = 0; a < 3; a++) {
+                const int64_t tap = (int64_t)(seed >> (20 + 8 * a) & 4095) % p->kernel[a];
+                value = p->attr[WEFT_SPARSE_STRETCHED]
+                            ? value * (p->in[a] + p->pad_lo[a] + p->pad_hi[a]) + tap * p->dilation[a]
+                            : value * p->kernel[a] + tap;
+            }
+        }
+        if (t->dtype == WEFT_DTYPE_I32)
+            ((int32_t *)ptr)[i * t->strides[0]] = (int32_t)value;
+        else
+            ((int64_t *)ptr)[i * t->strides[0]] = value;
+    }
+    return true;
+}
+
 static const weft__items items = {"sparse_conv.h", "sparse_conv_item", conv_phases,
                                   conv_count,      weft__no_workspace, sparse_conv_item};
 
@@ -77,5 +102,6 @@ const weft__op weft__op_sparse_conv = {
     .shape = shape,
     .dtypes = dtypes,
     .flops = flops,
+    .sample = sample,
     .items = &items,
 };

@@ -19,7 +19,10 @@ typedef struct buffers {
 } buffers;
 
 /* Values around one in size: no subnormals, no overflow, nothing a kernel could shorten. */
-static void fill(const weft_tensor *t, void *ptr, uint64_t seed) {
+static void fill(const weft_problem *p, const weft_tensor *t, void *ptr) {
+    const weft__op *op = weft__op_of(p->op);
+    uint64_t seed = 88172645463325252u + (uint64_t)t->role;
+    if (op->sample && op->sample(p, t, ptr)) return;
     size_t n = weft_tensor_bytes(t) / weft__dtype_size(t->dtype);
     for (size_t i = 0; i < n; i++) {
         seed = seed * 6364136223846793005u + 1442695040888963407u;
@@ -45,23 +48,23 @@ static void give(buffers *b, void *block) {
         weft__free(b->ctx, block);
 }
 
-static weft_status take_tensor(buffers *b, const weft_tensor *t) {
+static weft_status take_tensor(buffers *b, const weft_problem *p, const weft_tensor *t) {
     size_t bytes = weft_tensor_bytes(t);
     WEFT__TRY(take(b, bytes, &b->block[t->role], &b->ptr[t->role]));
     if (!b->cuda) {
-        fill(t, b->ptr[t->role], 88172645463325252u + (uint64_t)t->role);
+        fill(p, t, b->ptr[t->role]);
         return WEFT_OK;
     }
     void *host = weft__alloc(b->ctx, bytes);
     if (!host) return weft__fail(WEFT_ERR_MEMORY, "out of memory for %zu bytes to measure with", bytes);
-    fill(t, host, 88172645463325252u + (uint64_t)t->role);
+    fill(p, t, host);
     weft_status s = weft__cuda_copy_in(b->cuda, b->ordinal, b->ptr[t->role], host, bytes);
     weft__free(b->ctx, host);
     return s;
 }
 
 static weft_status take_all(buffers *b, const weft_problem *p, const weft__hw *hw, size_t workspace) {
-    for (int i = 0; i < p->ntensors; i++) WEFT__TRY(take_tensor(b, &p->tensor[i]));
+    for (int i = 0; i < p->ntensors; i++) WEFT__TRY(take_tensor(b, p, &p->tensor[i]));
     if (workspace) WEFT__TRY(take(b, workspace, &b->workspace_block, &b->workspace));
     if (b->cuda) return WEFT_OK; /* the engine empties the GPU's cache itself */
     b->flush_bytes = WEFT__MIN(2 * hw->l3, (size_t)256 << 20);

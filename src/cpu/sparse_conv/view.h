@@ -1,0 +1,196 @@
+/* Sparse convolution as a stride-1 product of a sparse matrix with shifted copies of the data.
+ *
+ * Both directions have one shape: out[q] = sum_j in[row_j, q*step + reach(tap_j)] * value_j along each axis.
+ *   forward         in = src, step = stride, reach = tap*dilation - pad, out position q
+ *   data gradient   in = diff_dst, step 1; positions x = q*stride + at are one class for each `at` below stride, with
+ *                   reach = (at + pad - tap*dilation) / stride where that is whole; other taps do not feed the class
+ *
+ * Pixels: VF_LANES positions (n, x), counted through the images along x, are one vector; a block is R vectors. Its panel
+ * holds for each channel, each tap along d and w, and some rows a vector of the input, zero in the padding: aligned, in
+ * L1, f32 whatever the data is. An entry of the matrix is then one offset into the panel and one value:
+ *   shared      the vectors of a block are R neighbours along h; taps along h read neighbouring rows of one copy. Rows
+ *               stand by phase of `step`, so that the vectors of a tap always follow each other
+ *   apart       they are any R vectors; each tap along h has its own R rows
+ * A chunk is as many channels as a panel holds. */
+#ifndef WEFT_CPU_SPARSE_CONV_VIEW_H
+#define WEFT_CPU_SPARSE_CONV_VIEW_H
+
+#include "cpu/frame.h"
+
+enum { SP_R = 8, SP_SLOTS = 32 }; /* vectors of a block at most; slots at most */
+
+typedef struct sp_axis {
+    int64_t in, out, step, up, at; /* q of 0 .. out stands at q*up + at of the output */
+    int64_t kernel, dilation, pad, stride;
+    int64_t taps, low, high; /* taps that reach, and the range of reach */
+} sp_axis;
+
+typedef struct sp_view {
+    const weft_problem *p;
+    bool back, shared;
+    int r;                          /* vectors of a block */
+    sp_axis axis[3];                /* d, h, w */
+    int64_t ic, oc;                 /* channels of a group, read and written */
+    int64_t phases, rows;           /* of a panel, for one channel and taps along d and w */
+    int64_t channel, chunk, chunks; /* floats of a channel in the panel; channels of a chunk; chunks of a group */
+    int64_t across, blocks;         /* vectors along (n, x); blocks in all */
+    int64_t parts, part;            /* of the channels written; how many in each */
+    int64_t items, slots;           /* (group, part, block), and how they are spread */
+    double cycles;                  /* estimated, of one core */
+} sp_view;
+
+/* The reach of a tap; false: it feeds no position of the class. */
+VF_INLINE bool sp_reach(const sp_view *v, int a, int64_t tap, int64_t *reach) {
+    const sp_axis *x = &v->axis[a];
+    const int64_t distance = tap * x->dilation - x->pad;
+    *reach = v->back ? (x->at - distance) / x->stride : distance;
+    return !v->back || (x->at - distance) % x->stride == 0;
+}
+
+/* ---------------------------------------------------------------- choosing the block */
+/* Cycles of one core, roughly: an entry costs a multiply-add a vector, more where the panel is not in L1, and one for
+ * itself; a row of a chunk reads and writes its sums, and ends a loop of unforeseen length; each vector of the panel is
+ * written once. */
+VF_INLINE double sp_cycles(const sp_view *v, const weft__hw *hw) {
+    const double entries = (double)v->p->attr[WEFT_SPARSE_NNZ] / (double)(v->p->groups * v->oc);
+    const double panel = 4.0 * (double)(v->channel * v->chunk), l1 = (double)hw->l1;
+    const double far = panel <= l1 ? 1 : panel <= 2 * l1 ? 1.15 : 1.7;
+    const double vector = VF_LANES == 8 ? 0.6 : 1; /* AVX2 takes two each cycle */
+    const double row = entries * (v->r * far * vector + 1) + (double)v->chunks * (20 + 4 * v->r * vector);
+    const bool last = weft__data_layout(v->p) == WEFT_LAYOUT_LAST;
+    const double pack = (double)(v->ic * v->channel / VF_LANES) * (last ? 6 : 2.5);
+    return (double)(v->p->groups * v->blocks) * ((double)v->oc * row + (double)v->parts * pack);
+}
+
+/* The rest of the view for one block shape; false: it does not fit. */
+VF_INLINE bool sp_shape(sp_view *v, bool shared, int r, int64_t bytes) {
+    const sp_axis *d = &v->axis[0], *h = &v->axis[1], *w = &v->axis[2];
+    const int64_t span = h->taps ? h->high - h->low + 1 : 0;
+    v->shared = shared;
+    v->r = r;
+    v->phases = WEFT__MIN(h->step, span);
+    v->rows = shared ? v->phases * (r + (span + h->step - 1) / h->step - 1) : h->taps * r;
+    v->channel = d->taps * w->taps * v->rows * VF_LANES;
+    if (v->channel * (int64_t)sizeof(float) > bytes) return false;
+    const int64_t most = v->channel ? bytes / (v->channel * (int64_t)sizeof(float)) : v->ic;
+    v->chunks = cpu_ceil(v->ic, WEFT__MIN(most, v->ic));
+    v->chunk = cpu_ceil(v->ic, v->chunks);
+    v->chunks = cpu_ceil(v->ic, v->chunk);
+    v->blocks = shared ? d->out * cpu_ceil(h->out, r) * v->across : cpu_ceil(d->out * h->out * v->across, r);
+    v->parts = WEFT__MIN(cpu_ceil(SP_SLOTS / 2, WEFT__MAX(v->p->groups * v->blocks, 1)), cpu_ceil(v->oc, 32));
+    v->part = cpu_round_up(cpu_ceil(v->oc, v->parts), VF_LANES);
+    v->parts = cpu_ceil(v->oc, v->part);
+    v->items = v->p->groups * v->parts * v->blocks;
+    v->slots = WEFT__MIN(v->items, SP_SLOTS);
+    return true;
+}
+
+/* The view of a class (forward: 0 0 0) with the block of least cost; false: no panel holds one channel. */
+VF_INLINE bool sp_view_of(sp_view *v, const weft_problem *p, const weft__hw *hw, bool back, const int64_t at[3]) {
+    sp_view best = {0};
+    *v = (sp_view){.p = p, .back = back};
+    for (int a = 0; a < 3; a++) {
+        sp_axis *x = &v->axis[a];
+        x->kernel = p->kernel[a], x->dilation = p->dilation[a], x->pad = p->pad_lo[a], x->stride = p->stride[a];
+        x->in = back ? p->out[a] : p->in[a];
+        x->at = at[a];
+        x->up = back ? p->stride[a] : 1;
+        x->step = back ? 1 : p->stride[a];
+        x->out = back ? cpu_ceil(p->in[a] - at[a], x->up) : p->out[a];
+        for (int64_t tap = 0, reach; tap < x->kernel; tap++)
+            if (sp_reach(v, a, tap, &reach)) {
+                x->low = x->taps ? WEFT__MIN(x->low, reach) : reach;
+                x->high = x->taps ? WEFT__MAX(x->high, reach) : reach;
+                x->taps++;
+            }
+    }
+    v->ic = (back ? p->o : p->c) / p->groups;
+    v->oc = (back ? p->c : p->o) / p->groups;
+    v->across = cpu_ceil(p->n * v->axis[2].out, VF_LANES);
+    const int64_t bytes[3] = {(int64_t)hw->l1 * 3 / 4, (int64_t)hw->l1 * 2, (int64_t)hw->l2 / 2};
+    for (int shared = 0; shared < 2; shared++)
+        for (int r = 4; r <= SP_R; r++)
+            for (int level = 0; level < 3; level++) {
+                if (!sp_shape(v, shared, r, bytes[level])) continue;
+                v->cycles = sp_cycles(v, hw);
+                if (!best.r || v->cycles < best.cycles) best = *v;
+            }
+    *v = best;
+    return best.r != 0;
+}
+
+/* The next class of a data gradient, from 0 0 0 on; false: it was the last. */
+VF_INLINE bool sp_next_class(const weft_problem *p, int64_t at[3]) {
+    for (int a = 2; a >= 0; a--) {
+        if (++at[a] < WEFT__MIN(p->stride[a], p->in[a])) return true;
+        at[a] = 0;
+    }
+    return false;
+}
+
+/* NULL, or why the kernels do not take the problem. */
+VF_INLINE const char *sp_refusal(const weft_problem *p) {
+    const char *order = cpu_epilogue_refusal(p);
+    if (order) return order;
+    if (p->attr[WEFT_SPARSE_NNZ] > INT32_MAX) return "nnz is over 2^31";
+    for (int i = 0; i < p->ntensors; i++) {
+        const weft_tensor *t = &p->tensor[i];
+        if (t->rank == 5 && !weft__is_first(t) && !weft__is_last(t)) return "a data tensor is not dense";
+    }
+    return NULL;
+}
+
+/* ---------------------------------------------------------------- blocks */
+typedef struct sp_run { /* lanes [lane, lane + count) are the positions from x on of image n */
+    int64_t n, x;
+    int lane, count;
+} sp_run;
+
+typedef struct sp_vector { /* one vector of a block; runs 0: it is past the end */
+    int64_t z, y;
+    int runs;
+    sp_run run[VF_LANES];
+} sp_vector;
+
+typedef struct sp_block {
+    int64_t group, first, last; /* channels [first, last) of the group are written */
+    sp_vector at[SP_R];
+} sp_block;
+
+VF_INLINE void sp_lanes(const sp_view *v, int64_t across, sp_vector *to) {
+    const int64_t width = v->axis[2].out, end = WEFT__MIN((across + 1) * VF_LANES, v->p->n * width);
+    to->runs = 0;
+    for (int64_t q = across * VF_LANES; q < end;) {
+        sp_run *run = &to->run[to->runs++];
+        run->n = q / width, run->x = q % width;
+        run->lane = (int)(q - across * VF_LANES);
+        run->count = (int)WEFT__MIN(width - run->x, end - q);
+        q += run->count;
+    }
+}
+
+VF_INLINE void sp_block_at(const sp_view *v, int64_t item, sp_block *b) {
+    const int64_t index = item % v->blocks, part = item / v->blocks % v->parts, tall = v->axis[1].out;
+    b->group = item / v->blocks / v->parts;
+    b->first = part * v->part;
+    b->last = WEFT__MIN(b->first + v->part, v->oc);
+    for (int i = 0; i < v->r; i++) {
+        sp_vector *at = &b->at[i];
+        if (v->shared) {
+            const int64_t bands = cpu_ceil(tall, v->r);
+            at->z = index / v->across / bands, at->y = index / v->across % bands * v->r + i;
+            if (i == 0)
+                sp_lanes(v, index % v->across, at);
+            else
+                at->runs = b->at[0].runs, memcpy(at->run, b->at[0].run, (size_t)at->runs * sizeof(sp_run));
+            if (at->y >= tall) at->runs = 0;
+        } else {
+            const int64_t u = index * v->r + i;
+            at->z = u / v->across / tall, at->y = u / v->across % tall;
+            sp_lanes(v, u % v->across, at);
+            if (at->z >= v->axis[0].out) at->runs = 0;
+        }
+    }
+}
+
+#endif
