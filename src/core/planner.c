@@ -80,6 +80,10 @@ static size_t without_reference(weft__choice *list, size_t n) {
     return kept ? kept : n;
 }
 
+static void remember(weft_ctx *ctx, const weft_problem *p, const weft__hw *hw, const weft__choice *c) {
+    if (weft__wisdom_add(ctx, p, hw, c) != WEFT_OK) weft__log(ctx, WEFT_LOG_ERROR, "tune: %s", weft_last_error());
+}
+
 /* Time one candidate within `seconds`; false: it failed or was given up. */
 static bool measure_one(weft_ctx *ctx, const weft_problem *p, const weft__hw *hw, double best, double seconds,
                         weft__choice *c) {
@@ -97,7 +101,7 @@ static bool measure_one(weft_ctx *ctx, const weft_problem *p, const weft__hw *hw
     weft__log(ctx, WEFT_LOG_TUNE, "tune: %s %.0f ns (estimate %.0f)", name, ns, c->d.ns);
     c->d.ns = ns;
     c->why = "measured";
-    if (weft__wisdom_add(ctx, p, hw, c) != WEFT_OK) weft__log(ctx, WEFT_LOG_ERROR, "tune: %s", weft_last_error());
+    remember(ctx, p, hw, c);
     return true;
 }
 
@@ -155,12 +159,16 @@ static weft_status choose(weft_ctx *ctx, const weft_problem *p, const weft__hw *
     if (n == 0)
         return weft__fail(WEFT_ERR_UNSUPPORTED, "no kernel takes this problem with the engines enabled (0x%x)",
                           weft__opts(ctx)->engines & want->engines);
-    if (n == 1 || weft__is_empty(p))
+    if (weft__is_empty(p)) {
         list[0].why = "only"; /* nothing to measure, nothing to know */
-    else if (want->mode == WEFT_MODE_WISDOM_ONLY)
+    } else if (want->mode == WEFT_MODE_WISDOM_ONLY) {
         return unknown(p);
-    else if (want->mode == WEFT_MODE_MEASURE)
+    } else if (n == 1) { /* nothing to time; asked for, it is remembered with its estimate */
+        list[0].why = want->mode == WEFT_MODE_MEASURE ? "wisdom" : "only";
+        if (want->mode == WEFT_MODE_MEASURE) remember(ctx, p, hw, &list[0]);
+    } else if (want->mode == WEFT_MODE_MEASURE) {
         measure_all(ctx, p, hw, want->seconds, list, n);
+    }
     *out = list[0];
     return WEFT_OK;
 }
@@ -191,9 +199,11 @@ static weft_status read_opts(weft_ctx *ctx, const weft_problem *p, const weft_pl
     return q.kernel ? find_pin(ctx, p, q.kernel, want) : WEFT_OK;
 }
 
-/* A plan made for another mode may serve: an estimate does not where a measurement or wisdom is asked for. */
+/* A plan made for another mode may serve: one that was not measured does not where that, or wisdom, is asked for. */
 static bool serves(const weft_plan *plan, const weft__want *want) {
-    return want->mode == WEFT_MODE_ESTIMATE || strcmp(weft__plan_choice(plan)->why, "estimate") != 0;
+    const char *why = weft__plan_choice(plan)->why;
+    return want->mode == WEFT_MODE_ESTIMATE || weft__is_empty(weft_plan_problem(plan)) ||
+           (strcmp(why, "estimate") && strcmp(why, "only"));
 }
 
 weft_status weft_plan_create(weft_plan **plan, weft_ctx *ctx, const weft_problem *problem, const weft_plan_opts *opts) {
