@@ -151,8 +151,11 @@ typedef enum weft_role { WEFT_ROLE_LIST(WEFT__ROLE) WEFT_ROLE_COUNT } weft_role;
 
 typedef enum weft_device { WEFT_DEVICE_NONE, WEFT_DEVICE_CPU, WEFT_DEVICE_CUDA } weft_device;
 
-/* strict: errors like the direct sum in f32, NaN and infinity only where the formula sends them.
- * fast (default): errors at most 4x those of strict; may spread a NaN inside its tile.
+/* strict: the error of each output element is within the bound of the direct f32 sum of its products; NaN and infinity
+ *   come only where the formula sends them.
+ * fast (default): within 4 times that bound; of methods that work on tiles (FFT, Winograd) relative to the largest sum of
+ *   products within the tile instead of each element's own, and they may spread a NaN or an infinity inside the tile.
+ * 16-bit results are rounded once: sums stay f32 to the end, and accumulation reads the old value once.
  * tf32: products rounded to 10 bits on hardware that has such units; else the same as fast. */
 typedef enum weft_math { WEFT_MATH_NONE, WEFT_MATH_FAST, WEFT_MATH_STRICT, WEFT_MATH_TF32 } weft_math;
 

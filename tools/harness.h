@@ -63,6 +63,8 @@ bool harness_open_bytes(harness_buffer *b, size_t bytes, size_t align, harness_p
 void harness_close(harness_buffer *b);
 void harness_poison(harness_buffer *b);
 void harness_fill(harness_buffer *b, harness_kind kind, uint64_t seed);
+void harness_spread(harness_buffer *b,
+                    uint64_t seed); /* each float times a power of two from 2^-20 to 2^20; f16 stays */
 void harness_fill_below(harness_buffer *b, int64_t below, uint64_t seed); /* 0 .. below-1, for tensors of integers */
 void harness_seal(harness_buffer *b);                                     /* writing faults until the next open */
 /* Every element written, nothing else touched; else false and why. */

@@ -123,6 +123,17 @@ void harness_fill(harness_buffer *b, harness_kind kind, uint64_t seed) {
         harness_store(b->tensor.dtype, (char *)b->at + w.offset * (int64_t)size, value_of(kind, &r) * scale);
 }
 
+void harness_spread(harness_buffer *b, uint64_t seed) {
+    harness_rng r = {seed};
+    const int dtype = b->tensor.dtype;
+    const int64_t bytes = (int64_t)weft__dtype_size(dtype);
+    if (dtype != WEFT_DTYPE_F32 && dtype != WEFT_DTYPE_F64 && dtype != WEFT_DTYPE_BF16) return;
+    for (harness_walk w = harness_first(&b->tensor); !w.done; harness_step(&w)) {
+        char *at = (char *)b->at + w.offset * bytes;
+        harness_store(dtype, at, ldexp(harness_load(dtype, at), (int)harness_below(&r, 41) - 20));
+    }
+}
+
 void harness_fill_below(harness_buffer *b, int64_t below, uint64_t seed) {
     harness_rng r = {seed};
     size_t size = weft__dtype_size(b->tensor.dtype);

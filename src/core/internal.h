@@ -236,7 +236,8 @@ typedef struct weft__kernel {
     bool reference;              /* takes every valid problem, empty inputs too; others never see those */
     bool exact;                  /* equal to the reference on integers; else within `bound` */
     bool not_strict;             /* refuses strict math */
-    double bound;                /* error over that of the direct f32 sum; 0 means 1 */
+    bool tiled;                  /* FFT, Winograd: its error is relative to the largest sum of products within a tile */
+    double bound;                /* error over that of the direct f32 sum; 0 means 1; at most 4 */
     const char *const *variants; /* names, ended by NULL; NULL: one variant without a name */
     /* NULL: takes it, *d is filled; else the reason why not. */
     const char *(*plan)(const weft_problem *, const weft__hw *, int variant, weft__decision *d);
