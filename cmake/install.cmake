@@ -8,9 +8,9 @@ if(SKBUILD)
   set(WEFT_COMMAND_DIR ${SKBUILD_SCRIPTS_DIR})
   install(TARGETS weft_torch LIBRARY DESTINATION .)
   # Wheels have no symbolic links. The library lies there once, under its soname, and libweft.so is a line for the linker.
-  set_target_properties(weft_shared PROPERTIES VERSION ${PROJECT_VERSION_MAJOR})
+  set_target_properties(weft_shared PROPERTIES VERSION ${WEFT_SERIES})
   set(WEFT_NAMELINK NAMELINK_SKIP)
-  file(WRITE ${CMAKE_BINARY_DIR}/wheel/libweft.so "INPUT(libweft.so.${PROJECT_VERSION_MAJOR})\n")
+  file(WRITE ${CMAKE_BINARY_DIR}/wheel/libweft.so "INPUT(libweft.so.${WEFT_SERIES})\n")
   install(FILES ${CMAKE_BINARY_DIR}/wheel/libweft.so DESTINATION ${CMAKE_INSTALL_LIBDIR})
 endif()
 

@@ -22,6 +22,9 @@ BUILD = ROOT / os.environ.get("BUILD", "build")
 HOW_TO = ["docs/adding-a-kernel.md", "docs/adding-an-operator.md"]
 BLOCK = re.compile(r"^```(\w+)(?: file=(\S+))?\n(.*?)^```$", re.M | re.S)
 PROBLEM = re.compile(r"(?<![\w/])[a-z_]+(?:[123]d)?:(?:fwd|bwd\w*):[^\s`\"'|)]+")
+# The example kernel of the first page, and the same without the mask of its tail: its verify line must see the difference.
+MASKED = ("src/cpu/conv/f32_dwconv1x1_nchw.c", "vf_store_in(tail, dst + x, vf_mul(vf_load_in(tail, src + x), factor))",
+          "(void)tail, vf_store(dst + x, vf_mul(vf_load(src + x), factor))")
 
 passed = failed = 0
 
@@ -55,6 +58,9 @@ def run_program(where, source, scratch):
     libraries = [f"{BUILD}/libweft.a", "-lpthread", "-ldl", "-lm"]
     if run(f"{where} compiles", [*compiler, str(path), "-o", str(scratch / "snippet"), *libraries]):
         run(f"{where} runs", [str(scratch / "snippet")])
+    if shutil.which("g++"):
+        strict = ["-std=c++17", "-Wall", "-Wextra", "-Wpedantic", "-Werror", f"-I{ROOT}/include"]
+        run(f"{where} is C++17 too", ["g++", *strict, "-x", "c++", "-fsyntax-only", str(path)])
 
 
 def run_snippets(page, scratch):
@@ -115,6 +121,12 @@ def follow_how_to(scratch):
         environment.pop(name, None)
     for where, body in commands:
         run(f"{where} works", ["bash", "-e", "-o", "pipefail", "-c", body], quiet=files, cwd=tree, env=environment)
+    example, masked = tree / MASKED[0], MASKED[1]
+    verify = next(line for _, body in commands for line in body.splitlines() if line.startswith("build/weft verify"))
+    check(f"{MASKED[0]}: has the mask of its tail", masked in example.read_text())
+    example.write_text(example.read_text().replace(masked, MASKED[2]))
+    broken = subprocess.run(["bash", "-c", f"make >&2 && {verify}"], cwd=tree, env=environment, capture_output=True, text=True)
+    check(f"{verify}: fails without the mask", broken.returncode != 0 and "past its end" in broken.stdout + broken.stderr, broken.stdout[-2000:])
 
 
 def main():

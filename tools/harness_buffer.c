@@ -1,5 +1,7 @@
 /* Memory between guard pages: a read or write past either end faults, and poison shows what was not written or should
- * not have been. The poison is the byte 0xff, a NaN in every floating type and one that no computation makes. */
+ * not have been. The poison of outputs is the byte 0xff, a NaN in every floating type and one that no computation on
+ * the inputs makes: what lies around an input is the byte 0x7f, a huge number or another NaN, so that a value read from
+ * there and written past the end of an output shows. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -9,7 +11,7 @@
 
 #include "harness.h"
 
-enum { POISON = 0xff, SHORE = 1024 }; /* bytes looked at on the side without a guard */
+enum { POISON = 0xff, INPUT_POISON = 0x7f, SHORE = 1024 }; /* shore: bytes looked at on the side without a guard */
 
 static size_t page_size(void) { return (size_t)sysconf(_SC_PAGESIZE); }
 
@@ -81,7 +83,32 @@ void harness_poison(harness_buffer *b) {
     memset(start, POISON, bytes);
 }
 
+/* 1 for each byte of the span that belongs to an element; NULL: no memory. */
+static char *element_bytes(const harness_buffer *b) {
+    const size_t size = weft__dtype_size(b->tensor.dtype);
+    char *mine = calloc(b->bytes + 1, 1);
+    for (harness_walk w = harness_first(&b->tensor); mine && !w.done; harness_step(&w))
+        memset(mine + ((char *)b->at - b->low) + w.offset * (int64_t)size, 1, size);
+    return mine;
+}
+
+static bool has_gaps(const harness_buffer *b) {
+    return b->tensor.rank && b->bytes != (size_t)weft__numel(&b->tensor) * weft__dtype_size(b->tensor.dtype);
+}
+
+static void poison_input(harness_buffer *b) {
+    char *start, *mine = has_gaps(b) ? element_bytes(b) : NULL;
+    size_t bytes;
+    harness_window(b, &start, &bytes);
+    memset(start, INPUT_POISON, (size_t)(b->low - start));
+    memset(b->low + b->bytes, INPUT_POISON, bytes - (size_t)(b->low - start) - b->bytes);
+    for (size_t i = 0; mine && i < b->bytes; i++)
+        if (!mine[i]) b->low[i] = INPUT_POISON;
+    free(mine);
+}
+
 void harness_seal(harness_buffer *b) {
+    if (b->map && !b->sealed) poison_input(b);
     if (b->map && mprotect(b->map, b->room, PROT_READ) == 0) b->sealed = true;
 }
 
@@ -157,13 +184,10 @@ bool harness_untouched(const harness_buffer *b) {
 
 /* Bytes of the span that belong to no element must keep their poison; only a strided tensor has any. */
 static bool gaps_kept(const harness_buffer *b, char *why, size_t capacity) {
-    size_t size = weft__dtype_size(b->tensor.dtype);
-    if (b->bytes == (size_t)weft__numel(&b->tensor) * size) return true;
-    char *mine = calloc(b->bytes, 1);
+    if (!has_gaps(b)) return true;
+    char *mine = element_bytes(b);
     bool kept = mine != NULL;
     if (!mine) snprintf(why, capacity, "no memory to look for gaps");
-    for (harness_walk w = harness_first(&b->tensor); mine && !w.done; harness_step(&w))
-        memset(mine + ((char *)b->at - b->low) + w.offset * (int64_t)size, 1, size);
     for (size_t i = 0; kept && i < b->bytes; i++)
         if (!mine[i] && (unsigned char)b->low[i] != POISON) {
             snprintf(why, capacity, "%s: byte %zu lies between elements and was written",

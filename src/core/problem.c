@@ -168,7 +168,7 @@ static weft_status check_extent(const weft_tensor *t) {
                !__builtin_add_overflow(reach, span, &reach);
     }
     fits = fits && weft__mul(count, (int64_t)weft__dtype_size(t->dtype), &bytes) &&
-           weft__mul(reach, (int64_t)weft__dtype_size(t->dtype), &bytes);
+           !__builtin_add_overflow(reach, 1, &reach) && weft__mul(reach, (int64_t)weft__dtype_size(t->dtype), &bytes);
     if (!fits)
         return weft__fail(WEFT_ERR_INVALID, "%s: its size overflows 63 bits, allowed: fewer bytes than 2^63",
                           weft__role_name(t->role));

@@ -1,6 +1,6 @@
 /* The vocabulary of reference items: text that is both C and CUDA C.
  * An operator is written once as items: item(problem, ptr, workspace, phase, i) computes output i of a phase alone,
- * in gather form, so items may run in any order on any thread. C runs them in a parallel loop, the CUDA engine one a
+ * in gather form, so items may run in any order on any thread. C runs them in a parallel loop, the CUDA engine one per
  * thread. Values are loaded to double, summed in double, and rounded once on the way out. */
 #ifndef WEFT_REF_ITEM_H
 #define WEFT_REF_ITEM_H
@@ -61,9 +61,24 @@ WEFT_ITEM uint32_t item_pack(double v, int e, int m) {
     return sign | (value >= infinity ? infinity : (uint32_t)value);
 }
 
-/* ---------------------------------------------------------------- elements */
+WEFT_ITEM double item_nan(void) {
+    item_bits b;
+    b.u = UINT64_C(0x7ff8) << 48;
+    return b.f;
+}
+
+/* ---------------------------------------------------------------- elements
+ * Without a default, so that the compiler names the switch that a new data type is missing from. What is no element here
+ * (complex numbers are pairs) reads as NaN, and is not written. */
+#define ITEM_NO_ELEMENT    \
+    case WEFT_DTYPE_NONE:  \
+    case WEFT_DTYPE_C64:   \
+    case WEFT_DTYPE_C128:  \
+    case WEFT_DTYPE_COUNT: \
+        break
+
 WEFT_ITEM double item_load(int dtype, const void *ptr, int64_t at) {
-    switch (dtype) {
+    switch ((weft_dtype)dtype) {
     case WEFT_DTYPE_F32:
         return ((const float *)ptr)[at];
     case WEFT_DTYPE_F64:
@@ -76,25 +91,29 @@ WEFT_ITEM double item_load(int dtype, const void *ptr, int64_t at) {
         return ((const uint8_t *)ptr)[at];
     case WEFT_DTYPE_I32:
         return ((const int32_t *)ptr)[at];
-    default:
+    case WEFT_DTYPE_I64:
         return (double)((const int64_t *)ptr)[at];
+        ITEM_NO_ELEMENT;
     }
+    return item_nan();
 }
 
-/* Of integer tensors: exact beyond 2^53 too. */
+/* Of integer tensors: exact beyond 2^53 too. Of others the least number, which is no index of anything. */
 WEFT_ITEM int64_t item_whole(int dtype, const void *ptr, int64_t at) {
     switch (dtype) {
     case WEFT_DTYPE_U8:
         return ((const uint8_t *)ptr)[at];
     case WEFT_DTYPE_I32:
         return ((const int32_t *)ptr)[at];
-    default:
+    case WEFT_DTYPE_I64:
         return ((const int64_t *)ptr)[at];
+    default:
+        return INT64_MIN;
     }
 }
 
 WEFT_ITEM void item_store(int dtype, void *ptr, int64_t at, double v) {
-    switch (dtype) {
+    switch ((weft_dtype)dtype) {
     case WEFT_DTYPE_F32:
         ((float *)ptr)[at] = (float)v;
         break;
@@ -113,9 +132,10 @@ WEFT_ITEM void item_store(int dtype, void *ptr, int64_t at, double v) {
     case WEFT_DTYPE_I32:
         ((int32_t *)ptr)[at] = (int32_t)v;
         break;
-    default:
+    case WEFT_DTYPE_I64:
         ((int64_t *)ptr)[at] = (int64_t)v;
         break;
+        ITEM_NO_ELEMENT;
     }
 }
 
@@ -144,17 +164,23 @@ WEFT_ITEM int64_t item_at(const weft_tensor *t, int64_t i, int64_t *coord) {
     return at;
 }
 
-/* One step of the epilogue. NaN stays NaN. */
+/* One step of the epilogue. NaN stays NaN, and what is no step gives it. */
 WEFT_ITEM double item_step(const weft_problem *p, void *const *ptr, const weft_step *s, int64_t channel, double v) {
-    if (s->kind == WEFT_STEP_BIAS) {
-        const weft_tensor *b = item_tensor(p, WEFT_ROLE_BIAS);
-        v += item_load(b->dtype, ptr[WEFT_ROLE_BIAS], channel * b->strides[0]);
-    } else if (s->kind != WEFT_STEP_ACC) {
-        double lo = s->kind == WEFT_STEP_RELU ? 0 : s->lo;
-        if (v < lo) v = lo;
-        if (s->kind == WEFT_STEP_CLIP && v > s->hi) v = s->hi;
+    const weft_tensor *b;
+    switch ((weft_step_kind)s->kind) {
+    case WEFT_STEP_BIAS:
+        b = item_tensor(p, WEFT_ROLE_BIAS);
+        return v + item_load(b->dtype, ptr[WEFT_ROLE_BIAS], channel * b->strides[0]);
+    case WEFT_STEP_RELU:
+        return v < 0 ? 0 : v;
+    case WEFT_STEP_CLIP:
+        return v < s->lo ? s->lo : v > s->hi ? s->hi : v;
+    case WEFT_STEP_ACC:
+        return v; /* see item_out */
+    case WEFT_STEP_NONE:
+        break;
     }
-    return v;
+    return item_nan();
 }
 
 /* The epilogue, in its order. */

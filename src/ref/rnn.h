@@ -57,7 +57,8 @@ WEFT_ITEM int64_t rnn_row(const rnn *v, int64_t t, int64_t b) {
     const int64_t *lengths = (const int64_t *)v->ptr[WEFT_ROLE_LENGTHS],
                   step = item_tensor(v->p, WEFT_ROLE_LENGTHS)->strides[0];
     int64_t begin = lengths[t * step], end = lengths[(t + 1) * step];
-    return b < end - begin && begin >= 0 && begin + b < v->rows ? begin + b : -1;
+    /* the offsets are the caller's data: whatever they are, no row outside is used and no sum overflows */
+    return begin >= 0 && begin < end && begin < v->rows && b < end - begin && b < v->rows - begin ? begin + b : -1;
 }
 
 WEFT_ITEM int64_t rnn_last(const rnn *v, int64_t b) {

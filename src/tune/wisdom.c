@@ -137,11 +137,11 @@ static bool was_forgotten(const weft__wisdom *w, const char *problem) {
     return w->forgot_all || find(w, &mark);
 }
 
-weft_status wisdom_merge(const weft_ctx *ctx, wisdom_lines *lines, bool keep) {
+weft_status weft__wisdom_merge(const weft_ctx *ctx, wisdom_lines *lines, bool keep) {
     weft__wisdom *w = weft__ctx_wisdom(ctx);
     weft_status s = lock_with_room(ctx, w, lines->count);
     if (s != WEFT_OK) {
-        wisdom_free_lines(ctx, lines);
+        weft__wisdom_free_lines(ctx, lines);
         return s;
     }
     wisdom_line *unused = NULL;
@@ -228,7 +228,7 @@ static weft_status read_line(const weft_ctx *ctx, const char *text, size_t n, co
 }
 
 /* Lines end with a newline; empty ones and those whose first character is # are comments. */
-weft_status wisdom_read_lines(const weft_ctx *ctx, const char *text, size_t length, wisdom_lines *lines) {
+weft_status weft__wisdom_read_lines(const weft_ctx *ctx, const char *text, size_t length, wisdom_lines *lines) {
     const char *good = NULL;
     *lines = (wisdom_lines){0};
     lines->end = &lines->first;
@@ -240,13 +240,13 @@ weft_status wisdom_read_lines(const weft_ctx *ctx, const char *text, size_t leng
         while (n && (*start == ' ' || *start == '\t')) start++, n--;
         weft_status s = n && *start != '#' ? read_line(ctx, start, n, &good, lines) : WEFT_OK;
         if (s == WEFT_OK) continue;
-        wisdom_free_lines(ctx, lines);
+        weft__wisdom_free_lines(ctx, lines);
         return s;
     }
     return WEFT_OK;
 }
 
-void wisdom_free_lines(const weft_ctx *ctx, wisdom_lines *lines) {
+void weft__wisdom_free_lines(const weft_ctx *ctx, wisdom_lines *lines) {
     free_list(ctx, lines->first);
     *lines = (wisdom_lines){0};
 }
@@ -295,15 +295,15 @@ weft_status weft__wisdom_add(weft_ctx *ctx, const weft_problem *p, const weft__h
     int n = snprintf(text, sizeof(text), "%s %s t%d %s %s v%d %.0f %zu", device, WEFT_VERSION, hw->threads, problem,
                      name, c->kernel->version, fmin(fmax(c->d.ns, 1), 1e18), weft__decision_bytes(&c->d));
     wisdom_lines lines;
-    weft_status s = wisdom_read_lines(ctx, text, (size_t)n, &lines);
+    weft_status s = weft__wisdom_read_lines(ctx, text, (size_t)n, &lines);
     if (s == WEFT_OK && lines.bad)
         s = weft__fail(WEFT_ERR_INTERNAL, "wisdom: a line of its own making does not parse: %s", text);
-    if (s == WEFT_OK) s = wisdom_merge(ctx, &lines, false);
+    if (s == WEFT_OK) s = weft__wisdom_merge(ctx, &lines, false);
     return s;
 }
 
 /* ---------------------------------------------------------------- public */
-weft_status wisdom_check(const weft_ctx *ctx, const char *path, const weft_wisdom_report *report) {
+weft_status weft__wisdom_check(const weft_ctx *ctx, const char *path, const weft_wisdom_report *report) {
     if (!ctx) return weft__fail(WEFT_ERR_INVALID, "ctx is NULL, allowed: a context");
     if (!path) return weft__fail(WEFT_ERR_INVALID, "path is NULL, allowed: a file's name");
     if (report && report->size < WEFT__LEAST(weft_wisdom_report, other_machines))
@@ -312,7 +312,7 @@ weft_status wisdom_check(const weft_ctx *ctx, const char *path, const weft_wisdo
     return WEFT_OK;
 }
 
-void wisdom_report(weft_ctx *ctx, weft_wisdom_report *report, int64_t bad) {
+void weft__wisdom_report(weft_ctx *ctx, weft_wisdom_report *report, int64_t bad) {
     if (!report) return;
     weft__wisdom *w = weft__ctx_wisdom(ctx);
     char device[160];
@@ -333,19 +333,19 @@ void wisdom_report(weft_ctx *ctx, weft_wisdom_report *report, int64_t bad) {
 }
 
 weft_status weft_wisdom_parse(weft_ctx *ctx, const char *text, size_t length, weft_wisdom_report *report) {
-    WEFT__TRY(wisdom_check(ctx, "", report));
+    WEFT__TRY(weft__wisdom_check(ctx, "", report));
     if (!text && length) return weft__fail(WEFT_ERR_INVALID, "text is NULL, allowed: %zu bytes", length);
     wisdom_lines lines;
-    WEFT__TRY(wisdom_read_lines(ctx, text, length, &lines));
+    WEFT__TRY(weft__wisdom_read_lines(ctx, text, length, &lines));
     int64_t bad = lines.bad;
-    WEFT__TRY(wisdom_merge(ctx, &lines, false));
-    wisdom_report(ctx, report, bad);
+    WEFT__TRY(weft__wisdom_merge(ctx, &lines, false));
+    weft__wisdom_report(ctx, report, bad);
     weft__cache_clear(ctx, weft__ctx_cache(ctx), NULL, 0);
     if (bad) weft__log(ctx, WEFT_LOG_ERROR, "wisdom: %lld bad lines skipped", (long long)bad);
     return WEFT_OK;
 }
 
-size_t wisdom_print(const weft_ctx *ctx, char *text, size_t capacity, uint64_t *stamp) {
+size_t weft__wisdom_print(const weft_ctx *ctx, char *text, size_t capacity, uint64_t *stamp) {
     weft__wisdom *w = weft__ctx_wisdom(ctx);
     weft__text t = {text, capacity, 0};
     weft__put(&t, "%s: device version threads problem kernel kernel-version ns workspace\n", WISDOM_HEADER);
@@ -363,7 +363,7 @@ weft_status weft_wisdom_format(const weft_ctx *ctx, char *text, size_t capacity,
     if (!ctx) return weft__fail(WEFT_ERR_INVALID, "ctx is NULL, allowed: a context");
     if (!text && capacity)
         return weft__fail(WEFT_ERR_INVALID, "text is NULL, allowed: room for capacity (%zu) bytes", capacity);
-    size_t n = wisdom_print(ctx, text, capacity, NULL);
+    size_t n = weft__wisdom_print(ctx, text, capacity, NULL);
     if (length) *length = n;
     if (capacity && n >= capacity)
         return weft__fail(WEFT_ERR_INVALID, "capacity is %zu, allowed here: at least %zu", capacity, n + 1);
@@ -407,7 +407,7 @@ static bool old_mark(const wisdom_line *l, const void *stamp) {
     return l->forgotten && l->stamp <= *(const uint64_t *)stamp;
 }
 
-void wisdom_drop_marks(const weft_ctx *ctx, uint64_t stamp) {
+void weft__wisdom_drop_marks(const weft_ctx *ctx, uint64_t stamp) {
     weft__wisdom *w = weft__ctx_wisdom(ctx);
     pthread_mutex_lock(&w->lock);
     if (w->forgot_all <= stamp) w->forgot_all = 0;

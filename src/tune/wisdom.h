@@ -22,16 +22,16 @@ typedef struct wisdom_lines { /* read, not yet in the table */
     int64_t bad;
 } wisdom_lines;
 
-weft_status wisdom_read_lines(const weft_ctx *ctx, const char *text, size_t length, wisdom_lines *lines);
-void wisdom_free_lines(const weft_ctx *ctx, wisdom_lines *lines);
+weft_status weft__wisdom_read_lines(const weft_ctx *ctx, const char *text, size_t length, wisdom_lines *lines);
+void weft__wisdom_free_lines(const weft_ctx *ctx, wisdom_lines *lines);
 /* Takes the lines over, also when it fails. An entry replaces an older one; with `keep` the table's own entries and
  * what was forgotten stay as they are. */
-weft_status wisdom_merge(const weft_ctx *ctx, wisdom_lines *lines, bool keep);
+weft_status weft__wisdom_merge(const weft_ctx *ctx, wisdom_lines *lines, bool keep);
 /* All entries as text, one line each; *length is what it takes. The stamp tells later calls of forget apart. */
-size_t wisdom_print(const weft_ctx *ctx, char *text, size_t capacity, uint64_t *stamp);
+size_t weft__wisdom_print(const weft_ctx *ctx, char *text, size_t capacity, uint64_t *stamp);
 /* The file has forgotten too what was forgotten up to the stamp. */
-void wisdom_drop_marks(const weft_ctx *ctx, uint64_t stamp);
-weft_status wisdom_check(const weft_ctx *ctx, const char *path, const weft_wisdom_report *report);
-void wisdom_report(weft_ctx *ctx, weft_wisdom_report *report, int64_t bad);
+void weft__wisdom_drop_marks(const weft_ctx *ctx, uint64_t stamp);
+weft_status weft__wisdom_check(const weft_ctx *ctx, const char *path, const weft_wisdom_report *report);
+void weft__wisdom_report(weft_ctx *ctx, weft_wisdom_report *report, int64_t bad);
 
 #endif

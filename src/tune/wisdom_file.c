@@ -43,7 +43,7 @@ static weft_status read_file(const weft_ctx *ctx, const char *path, bool may_mis
 }
 
 weft_status weft_wisdom_load(weft_ctx *ctx, const char *path, weft_wisdom_report *report) {
-    WEFT__TRY(wisdom_check(ctx, path, report));
+    WEFT__TRY(weft__wisdom_check(ctx, path, report));
     char *text;
     size_t length;
     struct stat st;
@@ -178,10 +178,10 @@ static bool is_foreign(const char *text, size_t length, const wisdom_lines *line
 }
 
 static weft_status print_all(const weft_ctx *ctx, char **text, size_t *length, uint64_t *stamp) {
-    for (size_t room = wisdom_print(ctx, NULL, 0, stamp) + 1;; room = *length + 1) {
+    for (size_t room = weft__wisdom_print(ctx, NULL, 0, stamp) + 1;; room = *length + 1) {
         *text = weft__alloc(ctx, room);
         if (!*text) return weft__fail(WEFT_ERR_MEMORY, "out of memory for wisdom");
-        *length = wisdom_print(ctx, *text, room, stamp);
+        *length = weft__wisdom_print(ctx, *text, room, stamp);
         if (*length < room) return WEFT_OK;
         weft__free(ctx, *text); /* another thread measured in between */
     }
@@ -194,13 +194,13 @@ static weft_status merge_and_replace(weft_ctx *ctx, const char *file, int64_t *b
     struct stat old;
     wisdom_lines lines = {0};
     weft_status s = read_file(ctx, file, true, &text, &length, &old);
-    if (s == WEFT_OK && text) s = wisdom_read_lines(ctx, text, length, &lines);
+    if (s == WEFT_OK && text) s = weft__wisdom_read_lines(ctx, text, length, &lines);
     *bad = lines.bad;
     if (s == WEFT_OK && text && is_foreign(text, length, &lines))
         s = weft__fail(WEFT_ERR_IO,
                        "'%s' is not wisdom and is left alone, allowed: a wisdom file, an empty or a new one", file);
     weft__free(ctx, text);
-    if (s == WEFT_OK) s = wisdom_merge(ctx, &lines, true);
+    if (s == WEFT_OK) s = weft__wisdom_merge(ctx, &lines, true);
     text = NULL;
     uint64_t stamp = 0;
     if (s == WEFT_OK) s = print_all(ctx, &text, &length, &stamp);
@@ -209,12 +209,12 @@ static weft_status merge_and_replace(weft_ctx *ctx, const char *file, int64_t *b
         s = replace(file, &old, text, length);
         weft__free(ctx, text);
     }
-    if (s == WEFT_OK) wisdom_drop_marks(ctx, stamp);
+    if (s == WEFT_OK) weft__wisdom_drop_marks(ctx, stamp);
     return s;
 }
 
 weft_status weft_wisdom_save(weft_ctx *ctx, const char *path, weft_wisdom_report *report) {
-    WEFT__TRY(wisdom_check(ctx, path, report));
+    WEFT__TRY(weft__wisdom_check(ctx, path, report));
     char file[PATH_MOST];
     int lock;
     int64_t bad = 0;
@@ -222,6 +222,6 @@ weft_status weft_wisdom_save(weft_ctx *ctx, const char *path, weft_wisdom_report
     WEFT__TRY(lock_file(ctx, file, &lock));
     weft_status s = merge_and_replace(ctx, file, &bad);
     unlock_file(lock);
-    wisdom_report(ctx, report, bad);
+    weft__wisdom_report(ctx, report, bad);
     return s;
 }

@@ -1,5 +1,8 @@
 /* Arguments of weft_execute and weft_pack: memory that overlaps, alignment, packed weights that are shared; and the
  * tensors of a problem as a caller sees them. */
+#include <math.h>
+
+#include "ref/item.h"
 #include "test.h"
 
 typedef struct run {
@@ -187,4 +190,71 @@ TEST(alignment_of_pack) {
     free(weights), free(packed);
     weft_plan_release(plan);
     weft_ctx_release(ctx);
+}
+
+/* ---------------------------------------------------------------- reference items */
+/* What is no data type is not read as one, and what is no step is not taken for one. */
+TEST(unknown_words_in_items) {
+    static const int dtypes[] = {WEFT_DTYPE_NONE, WEFT_DTYPE_C64, WEFT_DTYPE_C128, WEFT_DTYPE_COUNT, 99, -1};
+    int64_t value = 7;
+    for (size_t i = 0; i < WEFT__COUNT(dtypes); i++) {
+        CHECK(isnan(item_load(dtypes[i], &value, 0)), "data type %d reads as %g", dtypes[i],
+              item_load(dtypes[i], &value, 0));
+        CHECK(item_whole(dtypes[i], &value, 0) == INT64_MIN, "data type %d reads as a number", dtypes[i]);
+        item_store(dtypes[i], &value, 0, 3);
+        CHECK(value == 7, "data type %d was written", dtypes[i]);
+    }
+    weft_problem p = test_problem("relu2d:fwd:f32:nchw:n1c1h1w1");
+    static const int kinds[] = {WEFT_STEP_NONE, WEFT__STEPS, 99, -1};
+    for (size_t i = 0; i < WEFT__COUNT(kinds); i++) {
+        weft_step s = {.kind = kinds[i]};
+        CHECK(isnan(item_step(&p, NULL, &s, 0, 1)), "step %d gives %g", kinds[i], item_step(&p, NULL, &s, 0, 1));
+    }
+    weft_step relu = {.kind = WEFT_STEP_RELU}, clip = {.kind = WEFT_STEP_CLIP, .lo = -1, .hi = 2};
+    CHECK(item_step(&p, NULL, &relu, 0, -3) == 0 && item_step(&p, NULL, &relu, 0, 3) == 3 &&
+              item_step(&p, NULL, &clip, 0, -3) == -1 && item_step(&p, NULL, &clip, 0, 3) == 2 &&
+              isnan(item_step(&p, NULL, &relu, 0, (double)NAN)) && isnan(item_step(&p, NULL, &clip, 0, (double)NAN)),
+          "relu or clip");
+}
+
+/* Offsets of packed sequences are data: no value of them reads outside, or overflows (run under UBSan too). */
+TEST(hostile_lengths) {
+    static const int64_t values[] = {INT64_MIN, -1, 0, 1, 5, INT64_MAX};
+    static const char *const texts[] = {"lstm:fwd:f32:dense:t3n2c2o2:rows5", "gru:bwd:f32:dense:t3n2c2o2:rows5train1"};
+    for (size_t i = 0; i < WEFT__COUNT(texts); i++) {
+        run r = open_run(texts[i], NULL);
+        int64_t *lengths = r.args.ptr[WEFT_ROLE_LENGTHS];
+        harness_rng g = {i};
+        for (int round = 0; round < 300; round++) {
+            for (int k = 0; k < 4; k++) lengths[k] = HARNESS_PICK(&g, values);
+            OK(execute(&r));
+        }
+        close_run(&r);
+    }
+}
+
+/* ---------------------------------------------------------------- the harness itself */
+/* A kernel without the mask of its tail: what it reads behind the input must not look like untouched output. */
+TEST(a_missing_tail_mask_is_noticed) {
+    static const char *const texts[] = {"relu1d:fwd:f32:ncw:n1c1w5",
+                                        "relu1d:fwd:f32:ncw,src=[10.10.2],dst=[10.10.2]:n1c1w5"};
+    for (size_t i = 0; i < WEFT__COUNT(texts); i++) {
+        weft_problem p = test_problem(texts[i]);
+        static harness_buffer in, out;
+        char why[256] = "";
+        CHECK(harness_open(&in, weft_problem_find(&p, WEFT_ROLE_SRC), HARNESS_END) &&
+                  harness_open(&out, weft_problem_find(&p, WEFT_ROLE_DST), HARNESS_END),
+              "no memory");
+        harness_fill(&in, HARNESS_REALS, 1);
+        harness_seal(&in);
+        const float *src = in.at;
+        float *dst = out.at;
+        const int step = i ? 2 : 1;
+        for (int k = 0; k < 5; k++) dst[k * step] = 1.5f * src[k * step];
+        CHECK(harness_intact(&out, why, sizeof(why)), "%s", why);
+        const int stray = i ? 1 : 5; /* between elements; behind the last */
+        dst[stray] = 1.5f * src[stray];
+        CHECK(!harness_intact(&out, why, sizeof(why)), "not noticed in %s", texts[i]);
+        harness_close(&in), harness_close(&out);
+    }
 }

@@ -192,6 +192,8 @@ static const struct {
     {"conv2d:fwd:f32:nchw,dst=[392.49.7.0]:n1c8h9w9:o8k3", "dst|overlap"},
     {"conv2d:fwd:f32:nchw,dst=[392.49.6.1]:n1c8h9w9:o8k3", "dst|overlap"},
     {"conv2d:fwd:f32:nchw,src=[1.9223372036854775807.9.1]:n1c8h9w9:o8k3", "src|overflow"},
+    {"partial_conv1d:fwd:f32,mask=u8,new_mask=u8:ncw,new_mask=[9223372036854775807.1.1]:n2c2w1:o2k1",
+     "new_mask|overflow"},
     {"conv2d:bwd_weights:f32:nchw:n1c8h9w9:o8k3:relu", "relu|pass bwd_weights of conv does not take"},
     {"conv2d:bwd_bias:f32:nchw:n1c8h9w9:o8k3:bias", "bias"},
     {"conv2d:fwd:f32:nchw:n1c8h9w9:o8k3:bias+bias", "bias"},

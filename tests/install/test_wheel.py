@@ -108,7 +108,7 @@ def test_the_tag_and_the_metadata(wheel: Path) -> None:
 def test_the_files(wheel: Path) -> None:
     """Every module of the tree, what C programs need, and nothing else."""
     tree = {f"weft/{path.relative_to(ROOT / 'python' / 'weft')}" for path in (ROOT / "python" / "weft").rglob("*.py")}
-    for_c = {f"weft/{name}" for name in ("include/weft.h", "lib/libweft.so", "lib/libweft.so.0", "lib/libweft.a", "lib/pkgconfig/weft.pc")}
+    for_c = {f"weft/{name}" for name in ("include/weft.h", "lib/libweft.so", "lib/libweft.so.0.1", "lib/libweft.a", "lib/pkgconfig/weft.pc")}
     cmake = {f"weft/lib/cmake/weft/weft{part}.cmake" for part in ("Config", "ConfigVersion", "Targets", "Targets-release")}
     about = {f"weft-{VERSION}.dist-info/{name}" for name in ("METADATA", "WHEEL", "RECORD", "licenses/LICENSE")}
     expected = {*tree, "weft/py.typed", "weft/libweft_torch.so", *for_c, *cmake, *about, f"weft-{VERSION}.data/scripts/weft"}
@@ -142,7 +142,7 @@ def test_the_command(installed: Scratch) -> None:
 def test_a_c_program_from_the_flags(installed: Scratch) -> None:
     flags = installed.run(installed.python, "-W", "ignore", "-m", "weft", "--cflags", "--libs").stdout
     printed, found = installed.compile_and_run(next((ROOT / "examples").glob("00*.c")), flags)
-    assert printed and f"libweft.so.0 => {installed.package}/lib/libweft.so.0 " in found
+    assert printed and f"libweft.so.0.1 => {installed.package}/lib/libweft.so.0.1 " in found
 
 
 def test_a_c_program_from_the_flags_in_the_tree(installed: Scratch) -> None:
@@ -154,7 +154,7 @@ def test_a_c_program_from_the_flags_in_the_tree(installed: Scratch) -> None:
     done = installed.run("env", *(f"{k}={v}" for k, v in in_tree.items()), sys.executable, "-W", "ignore", "-m", "weft", "--cflags", "--libs")
     assert f"-I{ROOT}/include " in done.stdout
     printed, found = installed.compile_and_run(next((ROOT / "examples").glob("00*.c")), done.stdout)
-    assert printed and re.search(rf"libweft\.so\.\d+ => {re.escape(str(library.parent))}/", found)
+    assert printed and re.search(rf"libweft\.so\.\d+\.\d+ => {re.escape(str(library.parent))}/", found)
 
 
 def test_a_cmake_project(installed: Scratch) -> None:
