@@ -67,6 +67,7 @@ void harness_spread(harness_buffer *b,
                     uint64_t seed); /* each float times a power of two from 2^-20 to 2^20; f16 stays */
 void harness_fill_below(harness_buffer *b, int64_t below, uint64_t seed); /* 0 .. below-1, for tensors of integers */
 void harness_seal(harness_buffer *b); /* an input: its surroundings are poison of its own, writing faults */
+void harness_copy(harness_buffer *to, const harness_buffer *from); /* the elements, of one tensor */
 /* Every element written, nothing else touched; else false and why. */
 bool harness_intact(const harness_buffer *b, char *why, size_t capacity);
 bool harness_untouched(const harness_buffer *b); /* still all poison */

@@ -107,6 +107,16 @@ static void poison_input(harness_buffer *b) {
     free(mine);
 }
 
+void harness_copy(harness_buffer *to, const harness_buffer *from) {
+    const size_t size = weft__dtype_size(from->tensor.dtype);
+    if (!has_gaps(from)) {
+        memcpy(to->low, from->low, from->bytes);
+        return;
+    }
+    for (harness_walk w = harness_first(&from->tensor); !w.done; harness_step(&w))
+        memcpy((char *)to->at + w.offset * (int64_t)size, (const char *)from->at + w.offset * (int64_t)size, size);
+}
+
 void harness_seal(harness_buffer *b) {
     if (b->map && !b->sealed) poison_input(b);
     if (b->map && mprotect(b->map, b->room, PROT_READ) == 0) b->sealed = true;

@@ -87,7 +87,7 @@ static weft_status run_plan(harness *h, weft_ctx *ctx, const weft_plan *plan, ha
         if (written && !harness_open(&out[role], &p->tensor[i], place))
             return weft__fail(WEFT_ERR_MEMORY, "no memory for %s", weft__role_name(role));
         /* the poison of gaps too */
-        if (written && weft__is_input(p, role)) memcpy(out[role].low, in[role].low, in[role].bytes);
+        if (written && weft__is_input(p, role)) harness_copy(&out[role], &in[role]);
     }
     prepacked = prepacked && weft_plan_packed_bytes(plan);
     if (!harness_open_bytes(&h->workspace, workspace_bytes(plan, prepacked), 64, HARNESS_END) ||
