@@ -30,9 +30,13 @@
  * Rules that hold everywhere
  *   - Nothing aborts, exits or prints unless asked. Bad input gives an error that names the argument,
  *     what it got and what is allowed, and writes nothing.
- *   - Every struct begins with its size, set by its WEFT_*_INIT, and grows only at its end: a caller built against
- *     an older or a newer header is served as long as it asks for nothing this library does not know.
+ *   - A struct with a WEFT_*_INIT begins with its size, which that sets, and grows only at its end: a caller built
+ *     against an older or a newer header is served as long as it asks for nothing this library does not know. Other
+ *     structs (weft_tensor, weft_step, weft_rates) stand inside of such a struct or call and never grow.
  *   - 64 KB of stack are enough for every call.
+ *   - Callbacks alloc, free and log may call weft_version, weft_status_* and weft_last_error, and nothing else of weft.
+ *     parallel_for, reject, estimate and run_once may call everything but the release of their context; reject and
+ *     estimate must not plan the problem they are asked about.
  *   - Releasing NULL is fine. Objects are reference-counted where it says so.
  *   - A context, a plan and every call are safe to use from many threads at once, and in the child after fork (CUDA
  *     apart).
@@ -91,7 +95,8 @@ WEFT_API const char *weft_status_text(weft_status s); /* the meaning above */
 WEFT_API const char *weft_last_error(void);           /* this thread's; "" before the first error */
 
 /* ------------------------------------------------------------------- 3. Words
- * In every enum 0 means "not said": weft_problem_complete() fills in the default. */
+ * Where an enum has a NONE, it is 0 and means "not given": weft_problem_complete() fills in the default, except for the
+ * operator and the pass, which have none. */
 
 /* X(NAME, text, bytes) */
 /* clang-format off */
@@ -179,13 +184,13 @@ typedef enum weft_math { WEFT_MATH_NONE, WEFT_MATH_FAST, WEFT_MATH_STRICT, WEFT_
 #define WEFT_MAX_ROLES 64
 
 /* Names of attr[] and real[], by operator. */
-enum { WEFT_CLIP_LO, WEFT_CLIP_HI }; /* clip, real: bounds, 0 and 6 if not said */
+enum { WEFT_CLIP_LO, WEFT_CLIP_HI }; /* clip, real: bounds, 0 and 6 if not given */
 enum { WEFT_POOL_CEIL };             /* max_pool, avg_pool, attr: round output sizes up 0/1 */
 enum { WEFT_MAX_POOL_INDEX = 1 };    /* max_pool, attr: fwd writes the index that bwd needs 0/1 */
-/* avg_pool, attr: padding counts in the divisor 0/1, 1 if not said; a fixed divisor, 0: none */
+/* avg_pool, attr: padding counts in the divisor 0/1, 1 if not given; a fixed divisor, 0: none */
 enum { WEFT_AVG_POOL_INCLUDE_PAD = 1, WEFT_AVG_POOL_DIVISOR };
 enum { WEFT_ADAPTIVE_AVG_POOL_TO }; /* adaptive_avg_pool, attr: output size, three axes */
-/* dgmm, cdgmm, attr: sizes of a matrix; 1: one factor a column, 0: a row */
+/* dgmm, cdgmm, attr: sizes of a matrix; 1: one factor per column, 0: per row */
 enum { WEFT_DGMM_ROWS, WEFT_DGMM_COLS, WEFT_DGMM_SIDE };
 /* rnn_relu, rnn_tanh, lstm, gru. attr: steps; layers; both directions 0/1; projected size (lstm); biases 0/1; first
  * states given 0/1; rows of packed data, 0: not packed; train 0/1 (fwd keeps the reserve that bwd needs); seed of
@@ -203,16 +208,16 @@ enum {
 };
 enum { WEFT_RNN_DROPOUT };
 /* cross_entropy. attr: target holds probabilities 0/1; class weights 0/1; the label that does not count, -100 if not
- * said; a weft_ce. real: label smoothing */
+ * given; a weft_ce. real: label smoothing */
 enum { WEFT_CE_PROBABILITIES, WEFT_CE_WEIGHTED, WEFT_CE_IGNORE, WEFT_CE_REDUCTION };
 enum { WEFT_CE_SMOOTHING };
-typedef enum weft_ce { WEFT_CE_NONE, WEFT_CE_MEAN, WEFT_CE_SUM } weft_ce; /* mean if not said */
-/* batch_norm. attr: statistics of the batch 0/1; weights and bias 0/1; running statistics 0/1; all 1 if not said.
- * real: added to the variance; what the newest batch counts in the running statistics. 1e-5 and 0.1 if not said */
+typedef enum weft_ce { WEFT_CE_NONE, WEFT_CE_MEAN, WEFT_CE_SUM } weft_ce; /* mean if not given */
+/* batch_norm. attr: statistics of the batch 0/1; weights and bias 0/1; running statistics 0/1; all 1 if not given.
+ * real: added to the variance; what the newest batch counts in the running statistics. 1e-5 and 0.1 if not given */
 enum { WEFT_BN_TRAIN, WEFT_BN_AFFINE, WEFT_BN_TRACK };
 enum { WEFT_BN_EPS, WEFT_BN_MOMENTUM };
 enum { WEFT_LRN_SIZE };                             /* lrn, attr: channels in the window */
-enum { WEFT_LRN_ALPHA, WEFT_LRN_BETA, WEFT_LRN_K }; /* lrn, real: 1e-4, 0.75 and 1 if not said */
+enum { WEFT_LRN_ALPHA, WEFT_LRN_BETA, WEFT_LRN_K }; /* lrn, real: 1e-4, 0.75 and 1 if not given */
 /* partial_conv. attr: mask 0 none, 1 one channel, 2 every channel; one mask for the batch 0/1; the forward pass had
  * a bias 0/1 (gradient passes without a bias step); transposed 0/1; output padding along d h w (transposed) */
 enum { WEFT_PARTIAL_MASK, WEFT_PARTIAL_SHARED, WEFT_PARTIAL_BIASED, WEFT_PARTIAL_TRANSPOSED, WEFT_PARTIAL_OUTPAD };
@@ -221,7 +226,7 @@ enum { WEFT_SPARSE_NNZ, WEFT_SPARSE_STRETCHED };
 
 typedef struct weft_tensor {
     int16_t role, dtype, layout;    /* weft_role, weft_dtype, weft_layout */
-    int16_t rank;                   /* 0: dims not said */
+    int16_t rank;                   /* 0: dims not given */
     int32_t align;                  /* the pointer is a multiple of this; 0: the default, 16 */
     int32_t derived;                /* set by weft_problem_complete: the dims follow from the sizes and need no check */
     int64_t dims[WEFT_MAX_RANK];    /* canonical: n c d h w, or o i d h w; unit where absent */
@@ -248,7 +253,7 @@ typedef struct weft_problem {
     int64_t n, c, o, groups; /* batch, channels in, channels out, groups */
     int64_t in[3];           /* d h w of src */
     int64_t kernel[3], stride[3], dilation[3], pad_lo[3], pad_hi[3];
-    /* further whole numbers and switches; each operator names its own (WEFT_<OP>_<NAME> below) */
+    /* further whole numbers and switches; each operator names its own (WEFT_<OP>_<NAME> above) */
     int64_t attr[WEFT_MAX_ATTRS];
     double real[WEFT_MAX_ATTRS]; /* further real numbers, likewise */
     int64_t out[3];              /* d h w of dst: derived */
@@ -272,7 +277,7 @@ typedef struct weft_problem {
  *   weft_problem_complete(&p); */
 WEFT_API weft_status weft_problem_init(weft_problem *p, weft_op op, weft_pass pass, int rank);
 
-/* The tensor of that role; added, all unsaid, if the problem has none yet and there is room. NULL: p or role is
+/* The tensor of that role; added, with nothing given, if the problem has none yet and there is room. NULL: p or role is
  * wrong. */
 WEFT_API weft_tensor *weft_problem_tensor(weft_problem *p, weft_role role);
 /* The same, but nothing is added; NULL: no such tensor. A completed problem has one for each role that takes part. */
@@ -280,10 +285,10 @@ WEFT_API const weft_tensor *weft_problem_find(const weft_problem *p, weft_role r
 /* Bytes of memory from its first element to its last, in a completed problem. */
 WEFT_API size_t weft_tensor_bytes(const weft_tensor *t);
 
-/* Validate, derive what was not said, and bring into the one normal form that the text names. Idempotent; on failure
+/* Validate, derive what was not given, and bring into the one normal form that the text names. Idempotent; on failure
  * *p is as it was. To go on from a completed problem, assign sizes or attributes and complete again: shapes follow.
  * Sorts the tensors by role, so pointers from weft_problem_tensor end here. What an operator does not use is set
- * back to its default. Data tensors not said take the data type and layout of the first said tensor (else f32,
+ * back to its default. Data tensors not given take the data type and layout of the first one given (else f32,
  * channels-first). */
 WEFT_API weft_status weft_problem_complete(weft_problem *p);
 
@@ -329,14 +334,17 @@ typedef struct weft_ctx_opts {
     double measure_seconds; /* time limit of one measurement; 0: 2 s */
     weft_log_fn log;        /* NULL: lines asked for go to stderr */
     void *log_user;
-    /* both or neither, from any thread, aligned as malloc's; NULL: malloc and free */
+    /* both or neither, from any thread, aligned as malloc's; NULL: malloc and free. Of host memory all comes from there
+     * but the table of loaded CUDA functions, which outlives every context */
     void *(*alloc)(void *user, size_t bytes);
     void (*free)(void *user, void *block);
     void *alloc_user;
     const char *isa; /* "scalar" | "avx2" | "avx512" | "avx512bf16": only its instructions; NULL: WEFT_ISA, else all */
-    const char *nvrtc;     /* path of libnvrtc; NULL: WEFT_NVRTC, else by name */
-    const char *cache_dir; /* compiled CUDA code; NULL: WEFT_CACHE_DIR, else the user's cache; "": none */
-    double lock_seconds;   /* how long weft_wisdom_save waits for another process that saves; 0: 10 s */
+    const char *nvrtc; /* path of libnvrtc; NULL: WEFT_NVRTC, else by name */
+    /* compiled CUDA code; NULL: WEFT_CACHE_DIR, else the user's cache; "": none. Used if it is the user's or root's and
+     * nobody else may write to it. A setuid program does not read WEFT_* and HOME */
+    const char *cache_dir;
+    double lock_seconds; /* how long weft_wisdom_save waits for another process that saves; 0: 10 s */
     /* 1: choices use neither the number of threads nor anything measured, so that they, and with them the bits of
      * results, are the same wherever the hardware is the same */
     int32_t deterministic;
@@ -438,7 +446,7 @@ WEFT_API weft_status weft_kernel_info(const weft_ctx *ctx, const weft_problem *p
 
 /* An external implementation: the host's own code for the same problems, a framework's convolution for one. The
  * planner weighs it beside weft's kernels, by estimate, by measuring and in wisdom. Where it wins, the plan bears
- * its name and the host runs its code itself: weft_execute reject. rates: how it does on the problem, as shares of
+ * its name and the host runs its code itself: weft_execute refuses it. rates: how it does on the problem, as shares of
  * the machine's f32 multiply-adds and of its memory bandwidth, and ns for each call. run_once: run once on these
  * buffers so that it can be timed; where the results go does not matter. */
 typedef struct weft_rates {

@@ -77,13 +77,13 @@ def parse_problems(page):
     """Parse and format every problem text of a page, and parse what was formatted."""
     library = ctypes.CDLL(str(BUILD / "libweft.so"))
     library.weft_last_error.restype = ctypes.c_char_p
-    problem, text = ctypes.create_string_buffer(1 << 16), ctypes.create_string_buffer(1024)
+    problem, text = ctypes.create_string_buffer(1 << 16), ctypes.create_string_buffer(4096)
     shown_refused = re.compile(r"^\$ weft .*\nweft .*\n(  .*\n)*", re.M)
     size = ctypes.c_size_t.from_buffer(problem)  # the first member of weft_problem
     size.value = len(problem)
     for found in PROBLEM.findall(shown_refused.sub("", (ROOT / page).read_text())):
         good = library.weft_problem_parse(problem, found.encode()) == 0
-        good = good and library.weft_problem_format(problem, text, ctypes.c_size_t(1024), None) == 0
+        good = good and library.weft_problem_format(problem, text, ctypes.c_size_t(4096), None) == 0
         good = good and library.weft_problem_parse(problem, text) == 0
         check(f"{page}: {found}", good, library.weft_last_error().decode())
 

@@ -132,7 +132,7 @@ static int time_cuda(bench *b, const weft_problem *p) {
     return CLI_OK;
 }
 
-/* ---------------------------------------------------------------- what is said */
+/* ---------------------------------------------------------------- what is printed */
 static void print_table(const bench *b, const weft_problem *p, const char *text, const char *chosen) {
     char room[32], time[32];
     double bytes = weft__bytes(p), flops = weft__flops(p), floor = fmin(b->regular, b->streaming);

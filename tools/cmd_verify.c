@@ -11,7 +11,7 @@ typedef struct verify {
     double seconds;
     bool cuda;
     int64_t failures;
-    uint64_t start, said;
+    uint64_t start, shown;
     harness h;
 } verify;
 
@@ -38,8 +38,8 @@ static void check(verify *v, const weft_problem *p, uint64_t seed, bool thorough
 
 static void progress(verify *v, int64_t done) {
     uint64_t now = weft__now_ns();
-    if (!isatty(STDERR_FILENO) || now - v->said < 300000000u) return;
-    v->said = now;
+    if (!isatty(STDERR_FILENO) || now - v->shown < 300000000u) return;
+    v->shown = now;
     fprintf(stderr, "\r%lld problems, %lld executions, %lld failures, %.0f s ", (long long)done, (long long)v->h.runs,
             (long long)v->failures, elapsed(v));
 }
@@ -76,7 +76,7 @@ static int check_random(verify *v) {
         check(v, &p, seed, false);
         progress(v, i);
     }
-    if (v->said) fprintf(stderr, "\n");
+    if (v->shown) fprintf(stderr, "\n");
     if (v->random && i < v->random)
         printf("stopped after %lld of %lld random problems\n", (long long)i, (long long)v->random);
     return CLI_OK;

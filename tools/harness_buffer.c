@@ -21,7 +21,7 @@ static bool reserve(harness_buffer *b, size_t bytes) {
     b->sealed = false;
     if (b->map && b->room >= room) return true;
     harness_close(b);
-    room += room / 2 / page * page; /* grow by halves: few maps over many problems */
+    room += room / 2 / page * page; /* grow by half: few maps over many problems */
     char *all = mmap(NULL, room + 2 * page, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (all == MAP_FAILED) return false;
     b->map = all + page;

@@ -1,5 +1,5 @@
 /* docs/operators.md, made from the tables: what weft list --operators prints. A row an operator; what the records
- * know (passes, data types, kernels) is read from them, the rest is said here. */
+ * know (passes, data types, kernels) is read from them, the rest is written here. */
 #include <string.h>
 
 #include "cli.h"
@@ -31,8 +31,8 @@ static const row rows[WEFT_OP_COUNT] = {
                       "tanh2d:bwd:f32:nchw:n8c64h56w56"},
     [WEFT_OP_SIGMOID] = {"logistic function; its gradient from the output", "y = 1/(1+exp(-x)), dx = dy · y · (1-y)",
                          "sigmoid2d:bwd:f32:nchw:n8c64h56w56"},
-    [WEFT_OP_NCRELU] = {"both halves of the input, side by side in the channels", "y = cat(max(x, 0), min(x, 0))",
-                        "ncrelu2d:fwd:f32:nchw:n8c64h56w56"},
+    [WEFT_OP_NCRELU] = {"positive and negative part of the input, side by side in the channels",
+                        "y = cat(max(x, 0), min(x, 0))", "ncrelu2d:fwd:f32:nchw:n8c64h56w56"},
     [WEFT_OP_SOFTMAX] = {"softmax over the channels, maximum subtracted", "y[c] = exp(x[c]-m) / sum of exp(x-m)",
                          "softmax2d:fwd:f32:nchw:n2c19h64w64"},
     [WEFT_OP_LOG_SOFTMAX] = {"its logarithm", "y[c] = x[c] - m - log(sum of exp(x-m))",

@@ -12,9 +12,9 @@ static void draw(weft_problem *p, harness_rng *r, bool usual) {
 
 /* Half a complex number is the sum of two products. */
 static double terms(const weft_problem *p, int role) {
-    int64_t halves = p->op == WEFT_OP_CDGMM ? 2 : 1;
-    if (role != WEFT_ROLE_DIFF_WEIGHTS) return (double)halves;
-    return (double)(halves * p->n * p->attr[p->attr[WEFT_DGMM_SIDE] ? WEFT_DGMM_ROWS : WEFT_DGMM_COLS]);
+    int64_t parts = p->op == WEFT_OP_CDGMM ? 2 : 1;
+    if (role != WEFT_ROLE_DIFF_WEIGHTS) return (double)parts;
+    return (double)(parts * p->n * p->attr[p->attr[WEFT_DGMM_SIDE] ? WEFT_DGMM_ROWS : WEFT_DGMM_COLS]);
 }
 
 const harness_generator harness_dgmm = {draw, terms, NULL, false};

@@ -63,7 +63,7 @@ static void draw_adaptive(weft_problem *p, harness_rng *r, bool usual) {
 }
 
 /* Forward a window, backward the windows over one place: at most a tap each; with adaptive windows at most out + in
- * places an axis. */
+ * places per axis. */
 static double terms(const weft_problem *p, int role) {
     double count = 1;
     (void)role;

@@ -13,7 +13,7 @@ struct weft_ctx {
     weft_ctx *next;     /* of all there are, for fork */
     weft_ctx_opts opts; /* every 0 replaced by what it stands for */
     weft__hw hw;
-    _Atomic int refs; /* the user's handle and one a plan */
+    _Atomic int refs; /* the user's handle, and one for each plan */
     weft__pool *pool;
     pthread_mutex_t lend_lock; /* of the next two, which belong together */
     weft_parallel_for parallel_for;
@@ -30,19 +30,32 @@ struct weft_ctx {
 };
 
 /* ---------------------------------------------------------------- memory, log, time */
+static _Thread_local int in_callback; /* this thread is inside of alloc, free or log: locks may be held */
+
+weft_status weft__check_ctx(const weft_ctx *ctx) {
+    if (!ctx) return weft__fail(WEFT_ERR_INVALID, "ctx is NULL, allowed: a context");
+    if (!in_callback) return WEFT_OK;
+    return weft__fail(WEFT_ERR_INVALID,
+                      "called from alloc, free or log, allowed there: version, status and last error");
+}
+
 void *weft__alloc(const weft_ctx *ctx, size_t bytes) {
     bytes = WEFT__MAX(bytes, 1);
+    in_callback++;
     void *block = ctx->opts.alloc ? ctx->opts.alloc(ctx->opts.alloc_user, bytes) : malloc(bytes);
+    in_callback--;
     if (block) memset(block, 0, bytes);
     return block;
 }
 
 void weft__free(const weft_ctx *ctx, void *block) {
     if (!block) return;
+    in_callback++;
     if (ctx->opts.free)
         ctx->opts.free(ctx->opts.alloc_user, block);
     else
         free(block);
+    in_callback--;
 }
 
 bool weft__logs(const weft_ctx *ctx, int topic) {
@@ -56,10 +69,12 @@ void weft__log(const weft_ctx *ctx, int topic, const char *format, ...) {
     va_start(args, format);
     vsnprintf(line, sizeof(line), format, args);
     va_end(args);
+    in_callback++;
     if (ctx->opts.log)
         ctx->opts.log(ctx->opts.log_user, topic, line);
     else
         fprintf(stderr, "weft: %s\n", line);
+    in_callback--;
 }
 
 uint64_t weft__now_ns(void) {
@@ -278,7 +293,7 @@ void weft_ctx_release(weft_ctx *ctx) {
 
 /* ---------------------------------------------------------------- threads */
 weft_status weft_ctx_set_parallel_for(weft_ctx *ctx, weft_parallel_for fn, void *user, int threads) {
-    if (!ctx) return weft__fail(WEFT_ERR_INVALID, "ctx is NULL, allowed: a context");
+    WEFT__TRY(weft__check_ctx(ctx));
     if (fn && (threads < 1 || threads > 1024))
         return weft__fail(WEFT_ERR_INVALID, "threads is %d, allowed: 1..1024", threads);
     pthread_mutex_lock(&ctx->lend_lock);
@@ -308,7 +323,7 @@ void weft__parallel(weft_ctx *ctx, int64_t slots, weft_task task, void *arg) {
 int weft__ctx_threads(const weft_ctx *ctx) { return atomic_load(&ctx->threads); }
 const weft_ctx_opts *weft__opts(const weft_ctx *ctx) { return &ctx->opts; }
 weft_status weft_ctx_set_verbose(weft_ctx *ctx, uint32_t topics) {
-    if (!ctx) return weft__fail(WEFT_ERR_INVALID, "ctx is NULL, allowed: a context");
+    WEFT__TRY(weft__check_ctx(ctx));
     if (topics & ~(uint32_t)WEFT_LOG_ALL)
         return weft__fail(WEFT_ERR_INVALID, "topics is 0x%x, allowed: a sum of WEFT_LOG_*", topics);
     atomic_store_explicit(&ctx->topics, topics | verbose_from_env(), memory_order_relaxed);
@@ -350,7 +365,7 @@ weft_status weft__ctx_hw(weft_ctx *ctx, const weft_problem *p, weft__hw *hw) {
 }
 
 weft_status weft_ctx_describe(weft_ctx *ctx, char *text, size_t capacity, size_t *length) {
-    if (!ctx) return weft__fail(WEFT_ERR_INVALID, "ctx is NULL, allowed: a context");
+    WEFT__TRY(weft__check_ctx(ctx));
     if (!text && capacity)
         return weft__fail(WEFT_ERR_INVALID, "text is NULL, allowed: room for capacity (%zu) bytes", capacity);
     char device[160];

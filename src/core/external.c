@@ -24,7 +24,7 @@ static weft_status run_once(const weft__exec *e) {
 }
 
 weft_status weft_ctx_set_external(weft_ctx *ctx, const weft_external *external) {
-    if (!ctx) return weft__fail(WEFT_ERR_INVALID, "ctx is NULL, allowed: a context");
+    WEFT__TRY(weft__check_ctx(ctx));
     weft_external of;
     if (!external || !weft__adopt(&of, sizeof(of), external, WEFT__LEAST(weft_external, run_once)))
         return weft__fail(WEFT_ERR_INVALID, "external is %s, allowed: a weft_external started from WEFT_EXTERNAL_INIT",

@@ -93,11 +93,11 @@ void weft__rates(weft_ctx *ctx, weft__hw *hw);
 pthread_mutex_t *weft__rates_lock(void); /* for fork alone */
 void weft__hw_nominal(weft__hw *hw);     /* one thread and rates that were not measured */
 
-/* ---------------------------------------------------------------- ops: one record an operator
+/* ---------------------------------------------------------------- ops: one record per operator
  * A new operator is a record in src/ops/NAME.c, items in src/ref/NAME.h, and a line in WEFT_OP_LIST. */
 typedef struct weft__field { /* one letter of the problem text, at an offset in weft_problem */
     const char *key;
-    /* one value; one an axis; low+high an axis; a real */
+    /* one value; one per axis; low+high per axis; a real */
     enum { WEFT__FIELD_INT, WEFT__FIELD_AXES, WEFT__FIELD_PADS, WEFT__FIELD_REAL } kind;
     size_t offset;   /* PADS: of pad_lo; pad_hi follows it */
     double fallback; /* printed only when different ... */
@@ -273,6 +273,7 @@ typedef struct weft__cuda weft__cuda;
 typedef struct weft__wisdom weft__wisdom;
 typedef struct weft__cache weft__cache;
 
+weft_status weft__check_ctx(const weft_ctx *ctx);     /* it is one, and this is no callback of alloc, free or log */
 void *weft__alloc(const weft_ctx *ctx, size_t bytes); /* NULL on failure; zeroed */
 void weft__free(const weft_ctx *ctx, void *block);
 const weft_ctx_opts *weft__opts(const weft_ctx *ctx);

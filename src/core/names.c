@@ -1,4 +1,4 @@
-/* The words of the problem language, each said once: texts, sizes, and the search for a word. */
+/* The words of the problem language, each defined once: texts, sizes, and the search for a word. */
 #include <string.h>
 
 #include "core/internal.h"

@@ -209,7 +209,7 @@ static bool serves(const weft_plan *plan, const weft__want *want) {
 weft_status weft_plan_create(weft_plan **plan, weft_ctx *ctx, const weft_problem *problem, const weft_plan_opts *opts) {
     if (!plan) return weft__fail(WEFT_ERR_INVALID, "plan is NULL, allowed: a place for the plan");
     *plan = NULL;
-    if (!ctx) return weft__fail(WEFT_ERR_INVALID, "ctx is NULL, allowed: a context");
+    WEFT__TRY(weft__check_ctx(ctx));
     weft_problem p;
     WEFT__TRY(weft__take_problem(&p, problem));
     weft__want want;

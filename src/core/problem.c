@@ -1,4 +1,4 @@
-/* The problem: validation, derivation of what was not said, the one normal form, and the questions kernels ask of
+/* The problem: validation, derivation of what was not given, the one normal form, and the questions kernels ask of
  * it. */
 #include <math.h>
 #include <stdio.h>
@@ -198,9 +198,10 @@ static weft_status check_strides(const weft_problem *p, const weft_tensor *t) {
                               weft__role_name(t->role), a, (long long)t->strides[a]);
     WEFT__TRY(check_extent(t));
     if (weft__is_output(p, t->role) && weft__numel(t) && overlaps(t))
-        return weft__fail(WEFT_ERR_INVALID,
-                          "%s: its strides make elements overlap, allowed for an output: one place an element",
-                          weft__role_name(t->role));
+        return weft__fail(
+            WEFT_ERR_INVALID,
+            "%s: its strides make elements overlap, allowed for an output: a place of its own for each element",
+            weft__role_name(t->role));
     return WEFT_OK;
 }
 
@@ -378,8 +379,8 @@ static weft_status check_roles(const weft_problem *p, uint64_t roles) {
     return WEFT_OK;
 }
 
-/* Unsaid tensors follow the first said one. */
-static void said(const weft_problem *p, int *dtype, weft_layout *layout) {
+/* Data type and layout of the first tensor that has one: those without follow it. */
+static void first_given(const weft_problem *p, int *dtype, weft_layout *layout) {
     *dtype = WEFT_DTYPE_NONE;
     *layout = WEFT_LAYOUT_NONE;
     for (int i = 0; i < p->ntensors; i++) {
@@ -416,7 +417,7 @@ weft_status weft__complete(weft_problem *p) {
     WEFT__TRY(check_roles(p, roles));
     int dtype, count = 0;
     weft_layout layout;
-    said(p, &dtype, &layout);
+    first_given(p, &dtype, &layout);
     weft_tensor done[WEFT_MAX_TENSORS];
     for (int role = 0; role < WEFT_ROLE_COUNT; role++) {
         if (!(roles & WEFT__BIT(role))) continue;

@@ -45,9 +45,9 @@ static void put_real(weft__text *t, double v) {
     weft__put(t, "%s", text);
 }
 
-static bool has_section(const weft__op *op, int section) {
+static bool has_section(const weft__op *op, int section, bool required) {
     for (size_t i = 0; i < op->nfields; i++)
-        if (op->fields[i].section == section) return true;
+        if (op->fields[i].section == section && (op->fields[i].always || !required)) return true;
     return false;
 }
 
@@ -113,7 +113,7 @@ static void put_problem(weft__text *t, const weft_problem *p) {
     weft_layout data = weft__data_layout(p);
     weft__put(t, ":%s", layout_name(p, WEFT_ROLE_SRC, data == WEFT_LAYOUT_LAST));
     for (int i = 0; i < p->ntensors; i++) put_tensor_layout(t, p, &p->tensor[i], data);
-    for (int section = 0; section < 2 && has_section(op, section); section++) {
+    for (int section = 0; section < 2 && has_section(op, section, false); section++) {
         weft__put(t, ":");
         for (size_t i = 0; i < op->nfields; i++)
             if (op->fields[i].section == section) put_field(t, p, &op->fields[i]);
@@ -218,7 +218,7 @@ static weft_status parse_op(scan *s, weft_problem *p) {
     return expected(s, list);
 }
 
-/* The tensor an override "role=" speaks of: added, unsaid, and checked against the pass at the end. */
+/* The tensor that an override "role=" is about: added empty, and checked against the pass at the end. */
 static weft_status override(scan *s, weft_problem *p, weft_tensor **t) {
     int role = 0;
     WEFT__TRY(word(s, weft__role_names, 0, WEFT_ROLE_COUNT, "a tensor", &role));
@@ -310,7 +310,7 @@ static weft_status parse_value(scan *s, weft_problem *p, const weft__field *f) {
     int64_t lo[3], hi[3];
     int count = 0;
     do {
-        if (count == p->rank) return expected(s, "at most one value an axis");
+        if (count == p->rank) return expected(s, "at most one value per axis");
         WEFT__TRY(number(s, &lo[count]));
         hi[count] = lo[count];
         if (pads && accept(s, '+')) WEFT__TRY(number(s, &hi[count]));
@@ -443,7 +443,8 @@ static weft_status parse_all(scan *s, weft_problem *p) {
     WEFT__TRY(parse_layouts(s, p, &layout));
     WEFT__TRY(need(s, ':', "':' and sizes"));
     WEFT__TRY(parse_section(s, p, 0));
-    if (has_section(weft__op_of(p->op), 1)) {
+    /* where no attribute is required and nothing but a device follows, their colon may be left out too */
+    if (has_section(weft__op_of(p->op), 1, true) || (has_section(weft__op_of(p->op), 1, false) && *s->at == ':')) {
         WEFT__TRY(need(s, ':', "':' and attributes"));
         WEFT__TRY(parse_section(s, p, 1));
     }

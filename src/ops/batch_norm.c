@@ -58,7 +58,7 @@ static weft_status check(weft_problem *p) {
     if (p->attr[WEFT_BN_TRAIN] && p->n == 1 && p->in[0] == 1 && p->in[1] == 1 && p->in[2] == 1)
         return weft__fail(
             WEFT_ERR_INVALID,
-            "batch_norm: there is 1 value a channel (n 1, spatial size 1), allowed in training: more than 1");
+            "batch_norm: there is 1 value per channel (n 1, spatial size 1), allowed in training: more than 1");
     return WEFT_OK;
 }
 

@@ -29,7 +29,7 @@ static weft_status check(weft_problem *p) {
             return weft__bad_size(p, sizes[i].name, 3, sizes[i].value, "0..2^40");
     if (p->attr[WEFT_DGMM_SIDE] != 0 && p->attr[WEFT_DGMM_SIDE] != 1)
         return weft__bad_size(p, "side", 3, p->attr[WEFT_DGMM_SIDE],
-                              "0 (left, one factor a row) or 1 (right, one factor a column)");
+                              "0 (left, one factor per row) or 1 (right, one factor per column)");
     return WEFT_OK;
 }
 

@@ -1,4 +1,4 @@
-/* Batch normalisation, the truth. Over the N = n d h w elements x of a channel, with weight w and bias b (1 and 0 if
+/* Batch normalisation, the reference. Over the N = n d h w elements x of a channel, with weight w and bias b (1 and 0 if
  * not affine):
  *   fwd, train   m = sum x / N, v = sum (x - m)^2 / N, r = 1 / sqrt(v + eps);  running mean and var move by the
  *   momentum f:

@@ -1,4 +1,4 @@
-/* Convolution, the truth. One item is one element of the phase's output:
+/* Convolution, the reference. One item is one element of the phase's output:
  *   fwd           dst[n,o,out]      = epilogue(sum_{i,k} src[n, g*I+i, out*s - p + k*d] * weights[o,i,k])
  *   bwd_data      diff_src[n,c,in]  = epilogue(sum_{o in group, k} diff_dst[n,o,(in + p - k*d)/s] * weights[o, c mod
  *   I, k]), whole quotients only bwd_weights   diff_weights[o,i,k] = sum_{n,out} src[n, g*I+i, out*s - p + k*d] *

@@ -1,4 +1,4 @@
-/* Cross entropy, the truth. With l_c = log softmax(x)_c of a row (a place n, d, h, w), smoothing s and class weights
+/* Cross entropy, the reference. With l_c = log softmax(x)_c of a row (a place n, d, h, w), smoothing s and class weights
  * w (1 if none):
  *   share     a_c = (1 - s) w_t [c = t] + s w_c / C           for a target class t
  *             a_c = w_c ((1 - s) t_c + s / C)                 for target probabilities t_1 .. t_C

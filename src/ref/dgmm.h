@@ -1,4 +1,4 @@
-/* Matrices times a diagonal, the truth: dgmm of real numbers, cdgmm of complex ones (pairs along a last axis of 2).
+/* Matrices times a diagonal, the reference: dgmm of real numbers, cdgmm of complex ones (pairs along a last axis of 2).
  * One item is one number of the output; v(y,x) is the number of the vector there: v[x] on the right side, v[y] on
  * the left.
  *   dst[n,y,x]      = src[n,y,x] * v(y,x)
@@ -20,7 +20,7 @@ WEFT_ITEM dgmm_number dgmm_load(const weft_tensor *t, const void *ptr, int64_t a
     return v;
 }
 
-/* pair: the axis of a number's two halves; negative: real numbers. */
+/* pair: the axis of a number's real and imaginary part; negative: real numbers. */
 WEFT_ITEM dgmm_number dgmm_matrix(const weft_problem *p, void *const *ptr, int role, int64_t n, int64_t y, int64_t x) {
     const weft_tensor *t = item_tensor(p, role);
     return dgmm_load(t, ptr[role], n * t->strides[0] + y * t->strides[1] + x * t->strides[2],

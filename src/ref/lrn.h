@@ -1,4 +1,4 @@
-/* Local response normalisation across channels, the truth. One item is one element. The window of channel c is
+/* Local response normalisation across channels, the reference. One item is one element. The window of channel c is
  * c - size/2 .. c + (size-1)/2, cut at the first and last channel; q_c = k + alpha / size * sum of x_j^2 over its
  * window.
  *   fwd   dst_c = x_c / q_c^beta

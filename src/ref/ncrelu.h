@@ -1,6 +1,6 @@
-/* NCReLU, the truth. One item is one element of src:
- *   fwd   dst[n,c] = max(x, 0), dst[n,C+c] = min(x, 0); NaN in both halves
- *   bwd   diff_src[n,c] = x >= 0 ? diff_dst[n,c] : diff_dst[n,C+c]; at NaN the sum of both, as the two halves give */
+/* NCReLU, the reference. One item is one element of src:
+ *   fwd   dst[n,c] = max(x, 0), dst[n,C+c] = min(x, 0); NaN in both parts
+ *   bwd   diff_src[n,c] = x >= 0 ? diff_dst[n,c] : diff_dst[n,C+c]; at NaN the sum of both, as the two parts give */
 #ifndef WEFT_REF_NCRELU_H
 #define WEFT_REF_NCRELU_H
 

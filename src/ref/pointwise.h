@@ -1,4 +1,4 @@
-/* Pointwise operators, the truth. One item is one element; NaN stays NaN; gradients come from the output y alone.
+/* Pointwise operators, the reference. One item is one element; NaN stays NaN; gradients come from the output y alone.
  *   relu      y = max(x, 0)             dx = y <= 0 ? 0 : dy
  *   clip      y = min(max(x, lo), hi)   dx = y <= lo or y >= hi ? 0 : dy
  *   tanh      y = tanh(x)               dx = dy (1 - y^2)

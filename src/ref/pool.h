@@ -1,4 +1,4 @@
-/* Pooling, the truth. One item is one element of the output; NaN wins a maximum and spreads in a mean.
+/* Pooling, the reference. One item is one element of the output; NaN wins a maximum and spreads in a mean.
  *   max   dst[n,c,o] = max_k src[n,c,o*s - p + k*d], over taps inside the input; none: -infinity
  *         index: the first greatest tap (of several NaN the last, as torch has it), as its number in the window (u8)
  *         or as the flat place in d h w of the channel (i32, i64; a window without a tap has -1) diff_src[n,c,x] =

@@ -1,4 +1,4 @@
-/* Recurrent layers, the truth. T steps, n sequences, c inputs, H hidden units, P outputs a direction (P = H without
+/* Recurrent layers, the reference. T steps, n sequences, c inputs, H hidden units, P outputs per direction (P = H without
  * projection), L layers, D directions. Of each step, with x the input of the layer (layer 0: src; above: the outputs
  * of both directions below, times the dropout factor) and h', c' the state before the step:
  *   rnn    h = act(Wx x + bx + Wh h' + bh)

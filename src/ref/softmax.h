@@ -1,4 +1,4 @@
-/* Softmax and log-softmax over the channels, the truth. One item is one row x_1 .. x_C, with m = max_c x_c:
+/* Softmax and log-softmax over the channels, the reference. One item is one row x_1 .. x_C, with m = max_c x_c:
  *   softmax       y_c = exp(x_c - m) / sum_k exp(x_k - m)         dx_c = y_c (dy_c - sum_k y_k dy_k)
  *   log_softmax   y_c = x_c - m - log sum_k exp(x_k - m)          dx_c = dy_c - exp(y_c) sum_k dy_k
  * A row with a NaN or +infinity, or of nothing but -infinity, is NaN throughout. */

@@ -1,4 +1,4 @@
-/* Convolution with sparse weights, the truth. The weights are a matrix of o rows and (c/groups)*kd*kh*kw columns in
+/* Convolution with sparse weights, the reference. The weights are a matrix of o rows and (c/groups)*kd*kh*kw columns in
  * CSR: row o has the entries j of [rows[o], rows[o+1]), with value weights[j] at column cols[j]. A column says
  * channel i of the group and a tap:
  *   plain       cols[j] = ((i*kd + r)*kh + s)*kw + t                tap (r, s, t), which reads (r*dd, s*dh, t*dw)

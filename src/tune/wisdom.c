@@ -304,7 +304,7 @@ weft_status weft__wisdom_add(weft_ctx *ctx, const weft_problem *p, const weft__h
 
 /* ---------------------------------------------------------------- public */
 weft_status weft__wisdom_check(const weft_ctx *ctx, const char *path, const weft_wisdom_report *report) {
-    if (!ctx) return weft__fail(WEFT_ERR_INVALID, "ctx is NULL, allowed: a context");
+    WEFT__TRY(weft__check_ctx(ctx));
     if (!path) return weft__fail(WEFT_ERR_INVALID, "path is NULL, allowed: a file's name");
     if (report && report->size < WEFT__LEAST(weft_wisdom_report, other_machines))
         return weft__fail(WEFT_ERR_INVALID, "report.size is %zu, allowed: %zu (start from WEFT_WISDOM_REPORT_INIT)",
@@ -360,7 +360,7 @@ size_t weft__wisdom_print(const weft_ctx *ctx, char *text, size_t capacity, uint
 }
 
 weft_status weft_wisdom_format(const weft_ctx *ctx, char *text, size_t capacity, size_t *length) {
-    if (!ctx) return weft__fail(WEFT_ERR_INVALID, "ctx is NULL, allowed: a context");
+    WEFT__TRY(weft__check_ctx(ctx));
     if (!text && capacity)
         return weft__fail(WEFT_ERR_INVALID, "text is NULL, allowed: room for capacity (%zu) bytes", capacity);
     size_t n = weft__wisdom_print(ctx, text, capacity, NULL);
@@ -375,7 +375,7 @@ static bool of_problem(const wisdom_line *l, const void *problem) {
 }
 
 weft_status weft_wisdom_forget(weft_ctx *ctx, const weft_problem *p) {
-    if (!ctx) return weft__fail(WEFT_ERR_INVALID, "ctx is NULL, allowed: a context");
+    WEFT__TRY(weft__check_ctx(ctx));
     weft__wisdom *w = weft__ctx_wisdom(ctx);
     wisdom_line *mark = NULL;
     if (p) {

@@ -212,6 +212,35 @@ TEST(log_callback) {
     weft_ctx_release(ctx);
 }
 
+/* A callback that holds weft up from inside: refused, not a deadlock. */
+static weft_ctx *logged;
+static weft_status from_the_log[3];
+static void call_again(void *user, int topic, const char *line) {
+    (void)user, (void)topic, (void)line;
+    char text[64];
+    weft_plan *plan = NULL;
+    weft_problem p = test_problem(small);
+    if (!logged) return;
+    from_the_log[0] = weft_plan_create(&plan, logged, &p, NULL);
+    from_the_log[1] = weft_ctx_describe(logged, text, sizeof(text), NULL);
+    from_the_log[2] = weft_wisdom_forget(logged, NULL);
+}
+
+TEST(calls_from_a_callback) {
+    weft_ctx_opts opts = WEFT_CTX_OPTS_INIT;
+    weft_plan *plan = NULL;
+    weft_problem p = test_problem(small);
+    opts.log = call_again;
+    opts.verbose = WEFT_LOG_DISPATCH;
+    OK(weft_ctx_create(&logged, &opts));
+    OK(weft_plan_create(&plan, logged, &p, NULL));
+    for (int i = 0; i < 3; i++)
+        CHECK(from_the_log[i] == WEFT_ERR_INVALID, "call %d gave %s", i, weft_status_name(from_the_log[i]));
+    weft_plan_release(plan);
+    weft_ctx_release(logged);
+    logged = NULL;
+}
+
 /* ---------------------------------------------------------------- plan */
 TEST(plan_calls) {
     weft_ctx *ctx = test_context(1);

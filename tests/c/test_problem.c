@@ -486,3 +486,50 @@ TEST(empty_tensors_have_one_form) {
     OK(weft_problem_complete(&q));
     CHECK(memcmp(&p, &q, sizeof(p)) == 0, "completing twice changes it");
 }
+
+/* ---------------------------------------------------------------- docs/problem.md */
+static void put_fields(weft__text *t, const weft__op *op, int section) {
+    size_t n = 0;
+    for (size_t i = 0; i < op->nfields; i++) {
+        const weft__field *f = &op->fields[i];
+        if (f->section != section || (op->max_rank && f->min_rank > 2)) continue;
+        weft__put(t, f->always ? "%s**%s**" : "%s%s", n++ ? " " : "", f->key);
+    }
+    weft__put(t, "%s | ", n ? "" : "-");
+}
+
+/* What the page says of lengths, words and fields is what the parser does. */
+TEST(the_page_agrees_with_the_parser) {
+    static char page[1 << 16], row[1024];
+    FILE *f = fopen(WEFT_SOURCE "/docs/problem.md", "r");
+    CHECK(f, "no docs/problem.md");
+    page[fread(page, 1, sizeof(page) - 1, f)] = 0;
+    fclose(f);
+    snprintf(row, sizeof(row), "%d characters (`WEFT_TEXT_MAX`)", WEFT_TEXT_MAX);
+    CHECK(strstr(page, row), "the page does not say: %s", row);
+    weft__text words = {row, sizeof(row), 0};
+    weft__put(&words, "dtype      = ");
+    for (int i = 1; i < WEFT_DTYPE_COUNT; i++) weft__put(&words, "%s\"%s\"", i > 1 ? " | " : "", weft__dtype_name(i));
+    CHECK(strstr(page, row), "the page does not have: %s", row);
+    for (int op = 1; op < WEFT_OP_COUNT; op++) {
+        weft__text t = {row, sizeof(row), 0};
+        weft__put(&t, "| %s | ", weft__op_of(op)->name);
+        put_fields(&t, weft__op_of(op), 0);
+        put_fields(&t, weft__op_of(op), 1);
+        CHECK(strstr(page, row), "the page has no row: %s", row);
+    }
+}
+
+TEST(attributes_may_be_left_out) {
+    static const char *const same[][2] = {
+        {"lstm:fwd:f32:dense:t5n3c4o6", "lstm:fwd:f32:dense:t5n3c4o6:@cpu"},
+        {"cross_entropy1d:fwd:f32:ncw:n2c8w9@cpu", "cross_entropy1d:fwd:f32:ncw:n2c8w9:@cpu"},
+        {"gru:fwd:f32:dense:t5n3c4o6::strict", "gru:fwd:f32:dense:t5n3c4o6::strict@cpu"},
+    };
+    for (size_t i = 0; i < WEFT__COUNT(same); i++) {
+        weft_problem p = test_problem(same[i][0]);
+        char text[WEFT_TEXT_MAX];
+        OK(weft_problem_format(&p, text, sizeof(text), NULL));
+        CHECK(strcmp(text, same[i][1]) == 0, "%s became %s", same[i][0], text);
+    }
+}
