@@ -445,7 +445,7 @@ WEFT_API size_t weft_kernel_count(const weft_ctx *ctx, const weft_problem *p);
 WEFT_API weft_status weft_kernel_info(const weft_ctx *ctx, const weft_problem *p, size_t index, weft_kernel_desc *desc);
 
 /* An external implementation: the host's own code for the same problems, a framework's convolution for one. The
- * planner weighs it beside weft's kernels, by estimate, by measuring and in wisdom. Where it wins, the plan bears
+ * planner compares it with weft's kernels, by estimate, by measuring and in wisdom. Where it wins, the plan has
  * its name and the host runs its code itself: weft_execute refuses it. rates: how it does on the problem, as shares of
  * the machine's f32 multiply-adds and of its memory bandwidth, and ns for each call. run_once: run once on these
  * buffers so that it can be timed; where the results go does not matter. */

@@ -130,7 +130,7 @@ typedef struct harness_ask {
     const char *kernel; /* NULL: every one that applies */
     bool thorough;      /* every kind of data in every place; else one place a kind, from the seed */
     bool fast_only;     /* leave out references, which are slow on large problems */
-    bool own_cache;     /* always the machine's cache; else every second kernel believes in a tiny one and streams */
+    bool own_cache;     /* always the machine's cache; else every second kernel is told of a tiny one, and streams */
 } harness_ask;
 
 weft_status harness_create(harness *h, const weft_ctx_opts *opts, const int *threads, int count);

@@ -1,5 +1,5 @@
 /* The plan cache: a hash table with chains and a list in order of use. Bounded, so that dynamic shapes cannot grow
- * it for ever. */
+ * it without end. */
 #include <pthread.h>
 #include <string.h>
 

@@ -15,7 +15,7 @@ struct weft_ctx {
     weft__hw hw;
     _Atomic int refs; /* the user's handle, and one for each plan */
     weft__pool *pool;
-    pthread_mutex_t lend_lock; /* of the next two, which belong together */
+    pthread_mutex_t pool_lock; /* of the next two, which belong together */
     weft_parallel_for parallel_for;
     void *parallel_user;
     _Atomic int threads; /* of whichever pool runs */
@@ -165,7 +165,7 @@ static pthread_once_t fork_once = PTHREAD_ONCE_INIT;
 static void each_lock(int (*act)(pthread_mutex_t *)) {
     for (weft_ctx *c = contexts; c; c = c->next) {
         pthread_mutex_t *locks[] = {&c->cuda_lock, weft__wisdom_lock(c->wisdom), weft__cache_lock(c->cache),
-                                    &c->lend_lock};
+                                    &c->pool_lock};
         for (size_t i = 0; i < WEFT__COUNT(locks); i++) act(locks[i]);
     }
 }
@@ -218,7 +218,7 @@ static void destroy(weft_ctx *ctx) {
     weft__cuda_close(ctx->cuda);
     weft__pool_destroy(ctx, ctx->pool);
     pthread_mutex_destroy(&ctx->cuda_lock);
-    pthread_mutex_destroy(&ctx->lend_lock);
+    pthread_mutex_destroy(&ctx->pool_lock);
     weft__free(ctx, (char *)ctx->opts.nvrtc);
     weft__free(ctx, (char *)ctx->opts.cache_dir);
     weft_ctx last = {.opts = ctx->opts}; /* the allocator that frees the block lives in the block */
@@ -265,7 +265,7 @@ weft_status weft_ctx_create(weft_ctx **out, const weft_ctx_opts *opts) {
     atomic_init(&ctx->topics, ctx->opts.verbose);
     atomic_init(&ctx->threads, ctx->hw.threads);
     pthread_mutex_init(&ctx->cuda_lock, NULL);
-    pthread_mutex_init(&ctx->lend_lock, NULL);
+    pthread_mutex_init(&ctx->pool_lock, NULL);
     weft_status s = fill(ctx);
     if (s != WEFT_OK) {
         destroy(ctx);
@@ -296,11 +296,11 @@ weft_status weft_ctx_set_parallel_for(weft_ctx *ctx, weft_parallel_for fn, void 
     WEFT__TRY(weft__check_ctx(ctx));
     if (fn && (threads < 1 || threads > 1024))
         return weft__fail(WEFT_ERR_INVALID, "threads is %d, allowed: 1..1024", threads);
-    pthread_mutex_lock(&ctx->lend_lock);
+    pthread_mutex_lock(&ctx->pool_lock);
     ctx->parallel_for = fn;
     ctx->parallel_user = user;
     atomic_store(&ctx->threads, fn ? threads : ctx->hw.threads);
-    pthread_mutex_unlock(&ctx->lend_lock);
+    pthread_mutex_unlock(&ctx->pool_lock);
     return WEFT_OK;
 }
 
@@ -309,12 +309,12 @@ void weft__parallel(weft_ctx *ctx, int64_t slots, weft_task task, void *arg) {
         task(arg, 0);
         return;
     }
-    pthread_mutex_lock(&ctx->lend_lock);
-    weft_parallel_for lent = ctx->parallel_for;
+    pthread_mutex_lock(&ctx->pool_lock);
+    weft_parallel_for given = ctx->parallel_for;
     void *user = ctx->parallel_user;
-    pthread_mutex_unlock(&ctx->lend_lock);
-    if (lent)
-        lent(user, slots, task, arg);
+    pthread_mutex_unlock(&ctx->pool_lock);
+    if (given)
+        given(user, slots, task, arg);
     else
         weft__pool_run(ctx->pool, slots, task, arg);
 }
@@ -369,15 +369,15 @@ weft_status weft_ctx_describe(weft_ctx *ctx, char *text, size_t capacity, size_t
     if (!text && capacity)
         return weft__fail(WEFT_ERR_INVALID, "text is NULL, allowed: room for capacity (%zu) bytes", capacity);
     char device[160];
-    pthread_mutex_lock(&ctx->lend_lock);
-    bool lent = ctx->parallel_for != NULL;
-    pthread_mutex_unlock(&ctx->lend_lock);
+    pthread_mutex_lock(&ctx->pool_lock);
+    bool given = ctx->parallel_for != NULL;
+    pthread_mutex_unlock(&ctx->pool_lock);
     weft__device_name(&ctx->hw, WEFT_DEVICE_CPU, device, sizeof(device));
     weft__text t = {text, capacity, 0};
     weft__put(&t, "version: %s\ncpu: %s\nisa: %s\nfeatures:", WEFT_VERSION, device, weft__isa_names[ctx->hw.isa]);
     for (int i = 0; i < WEFT__FEATURE_COUNT; i++)
         if (ctx->hw.features >> i & 1) weft__put(&t, " %s", weft__feature_names[i]);
-    weft__put(&t, "\nthreads: %d%s\n", atomic_load(&ctx->threads), lent ? " (lent)" : "");
+    weft__put(&t, "\nthreads: %d%s\n", atomic_load(&ctx->threads), given ? " (of the caller)" : "");
     weft__put(&t, "cache: L1 %zu KB, L2 %zu KB, L3 %zu KB\n", ctx->hw.l1 >> 10, ctx->hw.l2 >> 10, ctx->hw.l3 >> 10);
     weft__hw hw = ctx->hw;
     hw.threads = atomic_load(&ctx->threads);

@@ -1,4 +1,4 @@
-/* The host's implementation, dressed as a kernel of every operator so that planning, measuring and wisdom treat it
+/* The host's implementation, presented as a kernel of every operator so that planning, measuring and wisdom treat it
  * as one. */
 #include <string.h>
 

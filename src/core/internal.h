@@ -1,4 +1,4 @@
-/* What the parts of weft know of each other. The walk: problem -> plan -> execute; everything here hangs on it.
+/* What the parts of weft know of each other. The order of work is problem -> plan -> execute.
  * weft__ is internal, weft_ is public. */
 #ifndef WEFT_INTERNAL_H
 #define WEFT_INTERNAL_H
@@ -132,7 +132,7 @@ typedef struct weft__op {
     size_t npasses;
     weft_status (*check)(weft_problem *p); /* geometry: ranges, divisibility, overflow; sets derived fields */
     void (*shape)(const weft_problem *p, int role, weft_tensor *t); /* rank and dims of a role's tensor */
-    /* bit set of allowed weft_dtype; a main type not in it gives way to the first that is */
+    /* bit set of allowed weft_dtype; a main type that is not in it is replaced by the first that is */
     uint64_t (*dtypes)(const weft_problem *p, int role);
     /* roles of the pass that this problem's attributes leave out; NULL: none */
     uint64_t (*absent)(const weft_problem *p);
@@ -281,7 +281,7 @@ const char *weft__env(const char *name); /* secure_getenv: NULL too where the pr
 /* The hardware as the problem's device shows it; for CUDA opens the engine. Fails with the reason if it is absent. */
 weft_status weft__ctx_hw(weft_ctx *ctx, const weft_problem *p, weft__hw *hw);
 weft_ctx *weft__ctx_retain(weft_ctx *ctx);
-void weft__ctx_drop(weft_ctx *ctx);         /* the other half of retain */
+void weft__ctx_drop(weft_ctx *ctx);         /* undoes retain */
 int weft__ctx_threads(const weft_ctx *ctx); /* of whichever pool runs */
 /* external.c: the host's implementation as a kernel of each operator; its name NULL: none. */
 typedef struct weft__external {

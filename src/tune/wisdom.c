@@ -62,7 +62,7 @@ static bool same_entry(const wisdom_line *a, const wisdom_line *b) {
            strcmp(a->kernel, b->kernel) == 0;
 }
 
-/* A mark stands in the table as the entry of its problem with every other field empty. */
+/* A mark is kept in the table as an entry of its problem whose other fields are empty. */
 static wisdom_line mark_of(const char *problem) {
     wisdom_line l = {.problem = problem, .device = "", .version = "", .kernel = "", .forgotten = true};
     l.hash = hash_entry(&l);
