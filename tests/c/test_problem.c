@@ -116,7 +116,7 @@ static const struct {
     {"conv2d:fwd:f32:nchw:n1c8h9w9", 29, "':' and attributes"},
     {"conv2d:fwd:f32:nchw:n1c8h9w9:", 30, "'o' and a number"},
     {"conv2d:fwd:f32:nchw:n1c8h9w9:o8", 32, "'k' and a number"},
-    {"conv2d:fwd:f32:nchw:n1c8h9w9:o8k3x3x3", 37, "one value an axis"},
+    {"conv2d:fwd:f32:nchw:n1c8h9w9:o8k3x3x3", 37, "one value per axis"},
     {"conv3d:fwd:f32:ncdhw:n1c8d9h9w9:o8k3x3", 39, "'x' and the next axis"},
     {"conv2d:fwd:f32:nchw:n1c8h9w9:o8k3q1", 34, "an attribute: o k s p d g"},
     {"conv2d:fwd:f32:nchw:n1c8h9w9:o8k3p1+", 37, "a number"},
