@@ -108,7 +108,7 @@ def test_a_large_mean_costs_no_digits():
 
 
 def test_one_value_a_channel():
-    with pytest.raises(capi.WeftError, match=r"there is 1 value a channel \(n 1, spatial size 1\), allowed in training: more than 1"):
+    with pytest.raises(capi.WeftError, match=r"there is 1 value per channel \(n 1, spatial size 1\), allowed in training: more than 1"):
         Case(3).forward(torch.randn(1, 3, 1))
     Case(3, train=False).check(torch.randn(1, 3, 1, 1))
 

@@ -154,7 +154,7 @@ def test_rows_beyond_31_bits():
 
 
 REFUSALS = {
-    "dgmm:fwd:f32:dense:n1h2w3:side2": r"dgmm: side is 2, allowed: 0 \(left, one factor a row\) or 1 \(right, one factor a column\)",
+    "dgmm:fwd:f32:dense:n1h2w3:side2": r"dgmm: side is 2, allowed: 0 \(left, one factor per row\) or 1 \(right, one factor per column\)",
     "dgmm:fwd:f32:dense:n1h-2w3:side1": "dgmm: rows h is -2, allowed: 0..2",
     "cdgmm:fwd:f32:dense:n1h2w-1:side1": "cdgmm: columns w is -1, allowed: 0..2",
     "dgmm:fwd:f32:dense:n-1h2w1:side1": "dgmm: batch n is -1, allowed: 0..2",

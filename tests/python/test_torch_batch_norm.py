@@ -496,7 +496,7 @@ def test_wrong_calls_of_the_operators():
                       (lambda: ops.batch_norm(x, weight, None, mean, var, 1e-5), "bias: is None with weight given, allowed: both or none"),
                       (lambda: ops.batch_norm_train(x, None, None, mean, None, 1e-5, 0.1), "running_var: is None with running_mean given"),
                       (lambda: ops.batch_norm(x, None, None, mean, var, -1.0), "eps is -1, allowed: 0 or more, finite"),
-                      (lambda: ops.batch_norm_train(x[:1, :, :1], None, None, None, None, 1e-5, 0.1), "there is 1 value a channel"),
+                      (lambda: ops.batch_norm_train(x[:1, :, :1], None, None, None, None, 1e-5, 0.1), "there is 1 value per channel"),
                       (lambda: ops.batch_norm_backward(x[:2], x, weight, mean, var, True, 1e-5),
                        r"grad_output: has the shape \[2, 4, 5\], allowed: the shape of input, \[3, 4, 5\]"),
                       (lambda: ops.batch_norm_backward(x.double(), x, weight, mean, var, True, 1e-5),
