@@ -91,6 +91,11 @@ struct wt_call {
 const char *wt_op_prepare(wt_op *op);
 /* The life of one call: decode, run, free every argument, return the results or raise. */
 void wt_dispatch(const wt_op *op, wt_value *stack, uint64_t nin, uint64_t nout);
+/* One argument off the stack: 0, or it cannot be read. A list is freed, a tensor is t->handle, the caller's. */
+wt_error wt_read_tensor(wt_handle handle, wt_tensor *t);
+wt_error wt_read_list(wt_handle list, wt_list *out);
+/* What an optional argument points to; the box is freed, its content is the caller's. */
+wt_handle wt_unbox(wt_value slot);
 /* Record the reason and return false. */
 bool wt_fail(wt_call *call, const char *format, ...) WT_PRINTF(2, 3);
 /* Allocate a result or scratch on the call's device. */

@@ -115,7 +115,7 @@ const char *wt_op_prepare(wt_op *op) {
 }
 
 /* ---------------------------------------------------------------- decoding */
-static bool take_tensor(wt_call *call, const char *name, wt_handle handle, wt_tensor *t) {
+wt_error wt_read_tensor(wt_handle handle, wt_tensor *t) {
     const void *data = NULL;
     t->handle = handle; /* first, so that it is freed whatever follows */
     wt_error failed = wt.aoti_torch_get_dim(handle, &t->rank);
@@ -125,25 +125,31 @@ static bool take_tensor(wt_call *call, const char *name, wt_handle handle, wt_te
     failed |= wt.aoti_torch_get_device_type(handle, &t->device_type);
     failed |= wt.aoti_torch_get_device_index(handle, &t->device_index);
     failed |= wt.torch_get_const_data_ptr(handle, &data);
-    if (failed) return wt_fail(call, "%s: not a dense tensor with memory of its own", name);
     t->data = (void *)(uintptr_t)data; /* the roles of a problem say which pointers are only read */
     t->dtype = wt_dtype_of(t->code);
-    return true;
+    return failed;
 }
 
-static bool take_list(wt_call *call, const char *name, wt_handle list, wt_list *out) {
+static bool take_tensor(wt_call *call, const char *name, wt_handle handle, wt_tensor *t) {
+    return !wt_read_tensor(handle, t) || wt_fail(call, "%s: not a dense tensor with memory of its own", name);
+}
+
+wt_error wt_read_list(wt_handle list, wt_list *out) {
     wt_value item = 0;
-    size_t size = 0;
-    wt_error failed = wt.torch_list_size(list, &size);
-    for (size_t i = 0; i < size && i < WT_MAX_LIST; i++) {
+    out->size = 0;
+    wt_error failed = wt.torch_list_size(list, &out->size);
+    for (size_t i = 0; i < out->size && i < WT_MAX_LIST; i++) {
         failed |= wt.torch_list_get_item(list, i, &item);
         out->item[i] = (int64_t)item;
     }
-    out->size = size;
     wt.torch_delete_list(list);
-    if (failed) return wt_fail(call, "%s: the list cannot be read", name);
-    if (size > WT_MAX_LIST) return wt_fail(call, "%s: has %zu values, allowed: at most %d", name, size, WT_MAX_LIST);
-    return true;
+    return failed;
+}
+
+static bool take_list(wt_call *call, const char *name, wt_handle list, wt_list *out) {
+    if (wt_read_list(list, out)) return wt_fail(call, "%s: the list cannot be read", name);
+    return out->size <= WT_MAX_LIST ||
+           wt_fail(call, "%s: has %zu values, allowed: at most %d", name, out->size, WT_MAX_LIST);
 }
 
 /* Each item taken from the list is a reference of its own. */
@@ -171,8 +177,7 @@ static bool take_text(wt_call *call, const char *name, wt_handle string, char *o
     return true;
 }
 
-/* What an optional argument points to; the box is freed, its content is the caller's. */
-static wt_handle unbox(wt_value slot) {
+wt_handle wt_unbox(wt_value slot) {
     wt_value *box = (wt_value *)(uintptr_t)slot, content = *box;
     if (wt.torch_delete_stable_ivalue)
         wt.torch_delete_stable_ivalue(box);
@@ -188,7 +193,7 @@ static bool take_one(wt_call *call, int i, wt_value slot) {
     case WT_TENSOR:
         return take_tensor(call, name, (wt_handle)(uintptr_t)slot, &arg->tensor);
     case WT_TENSOR_OR_NONE:
-        return slot ? take_tensor(call, name, unbox(slot), &arg->tensor) : true;
+        return slot ? take_tensor(call, name, wt_unbox(slot), &arg->tensor) : true;
     case WT_TENSORS:
         return take_tensors(call, name, (wt_handle)(uintptr_t)slot, &arg->tensors);
     case WT_LIST:

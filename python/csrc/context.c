@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "binding.h"
+#include "seat.h"
 #include "settings.h"
 
 static weft_ctx *context;
@@ -82,6 +83,7 @@ WEFT_API const char *weft_torch_set(int32_t mode, int32_t delegate, int32_t math
     if (weft_ctx_set_verbose(context, verbose) != WEFT_OK) return weft_last_error();
     config = (wt_config){mode, delegate, math, verbose, workspace_limit, measure_seconds, ""};
     snprintf(config.pin, sizeof(config.pin), "%s", pin ? pin : "");
+    wt_seat_forget();
     return NULL;
 }
 
@@ -90,24 +92,30 @@ static weft_plan *plan_by(weft_problem *p, const weft_plan_opts *opts) {
     return weft_plan_create(&plan, context, p, opts) == WEFT_OK ? plan : NULL;
 }
 
-weft_plan *wt_plan_among(wt_call *call, weft_problem *p, bool external) {
-    bool cuda = call->device_type != wt.aoti_torch_device_type_cpu();
+weft_plan *wt_plan_by(weft_problem *p, bool once, uint32_t engines) {
     weft_plan_opts opts = WEFT_PLAN_OPTS_INIT;
-    p->device = cuda ? WEFT_DEVICE_CUDA : WEFT_DEVICE_CPU;
-    p->ordinal = cuda ? call->device_index : 0;
-    p->math = config.math;
-    opts.mode = call->once ? WEFT_MODE_ESTIMATE : config.mode;
+    opts.mode = once ? WEFT_MODE_ESTIMATE : config.mode;
     opts.measure_seconds = config.measure_seconds;
     opts.workspace_limit = config.workspace_limit;
-    opts.engines = WEFT_ENGINE_ALL & ~(uint32_t)(external && config.delegate ? 0 : WEFT_ENGINE_EXTERNAL);
-    if (!cuda) follow_threads();
+    opts.engines = engines;
+    if (p->device == WEFT_DEVICE_CPU) follow_threads();
     weft_plan *plan = NULL;
     if (config.pin[0]) { /* one for another operator or pass is not for this problem */
         weft_plan_opts pinned = opts;
         pinned.kernel = config.pin;
+        pinned.engines |= WEFT_ENGINE_REF;
         plan = plan_by(p, &pinned);
     }
-    if (!plan) plan = plan_by(p, &opts);
+    return plan ? plan : plan_by(p, &opts);
+}
+
+weft_plan *wt_plan_among(wt_call *call, weft_problem *p, bool external) {
+    bool cuda = call->device_type != wt.aoti_torch_device_type_cpu();
+    p->device = cuda ? WEFT_DEVICE_CUDA : WEFT_DEVICE_CPU;
+    p->ordinal = cuda ? call->device_index : 0;
+    p->math = config.math;
+    uint32_t engines = WEFT_ENGINE_ALL & ~(uint32_t)(external && config.delegate ? 0 : WEFT_ENGINE_EXTERNAL);
+    weft_plan *plan = wt_plan_by(p, call->once, engines);
     if (!plan) wt_fail(call, "%s", weft_last_error());
     return plan;
 }

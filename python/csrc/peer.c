@@ -1,10 +1,10 @@
-/* PyTorch  as an alternative to weft's kernels: calling its operators through the dispatcher, and what the planner
+/* PyTorch as an alternative to weft's kernels: calling its operators through the dispatcher, and what the planner
  * asks about it. */
 #include <stdio.h>
 #include <string.h>
 #include <time.h>
 
-#include "binding.h"
+#include "seat.h"
 #include "settings.h"
 
 /* ---------------------------------------------------------------- the arguments of an operator of PyTorch */
@@ -73,7 +73,10 @@ void wt_push_bools(wt_stack *s, int bits, int count) {
 
 bool wt_aten(wt_call *call, wt_stack *s, const char *name, const char *overload, int nout) {
     if (s->failed) return wt_fail(call, "the arguments of %s could not be made", name);
-    if (!wt.torch_call_dispatcher(name, overload, s->item, WT_BUILD_VERSION)) return nout <= s->n || nout <= 16;
+    wt_seat_bypass(1);
+    wt_error failed = wt.torch_call_dispatcher(name, overload, s->item, WT_BUILD_VERSION);
+    wt_seat_bypass(-1);
+    if (!failed) return nout <= s->n || nout <= 16;
     const char *what = wt.torch_exception_get_what_without_backtrace ? wt.torch_exception_get_what_without_backtrace()
                                                                      : "PyTorch before 2.13 gives no reason here";
     return wt_fail(call, "%s: %s", name, what);
@@ -143,13 +146,22 @@ static const char external_name[] = "torch";
 static _Thread_local struct {
     wt_call *call;
     wt_peer peer;
+    wt_rehearsal run; /* instead of a peer: the seat's */
     const void *state;
 } stage;
+
+void wt_rehearse(wt_rehearsal run, const void *state) { stage.run = run, stage.state = state; }
+
+double wt_external_ns(const weft_problem *p) {
+    weft_kernel_desc d = WEFT_KERNEL_DESC_INIT;
+    size_t last = weft_kernel_count(wt_context(), p) - 1;
+    return weft_kernel_info(wt_context(), p, last, &d) == WEFT_OK && d.applies ? d.ns : 0;
+}
 
 /* Exact sums in f32 are promised by `fast` and `strict`; PyTorch's convolutions on CUDA may round products to TF32. */
 static const char *reject(void *user, const weft_problem *p) {
     (void)user;
-    if (!stage.peer) return "PyTorch has no operator for it";
+    if (!stage.peer && !stage.run) return "PyTorch has no operator for it";
     if (p->device == WEFT_DEVICE_CUDA && p->op == WEFT_OP_CONV && p->tensor[0].dtype == WEFT_DTYPE_F32 &&
         wt_settings()->math)
         return "PyTorch's may round to TF32, and the math asked for does not";
@@ -178,6 +190,7 @@ static void rates(void *user, const weft_problem *p, weft_rates *r) {
  * it makes. */
 static weft_status run_once(void *user, const weft_problem *p, const weft_args *args, void *stream) {
     (void)user, (void)args;
+    if (stage.run) return stage.run(stage.state) ? WEFT_OK : WEFT_ERR_INTERNAL;
     wt_handle guard = NULL;
     wt_call copy = *stage.call;
     memset(copy.out, 0, sizeof(copy.out));

@@ -15,8 +15,14 @@ typedef struct wt_config {
 } wt_config;
 
 const wt_config *wt_settings(void);
-/* Plan by the settings; external: PyTorch's code may win. */
+/* The plan by the settings, among these engines; once: nothing is measured. NULL: see weft_last_error. */
+weft_plan *wt_plan_by(weft_problem *p, bool once, uint32_t engines);
+/* The same for a call, without PyTorch's code unless `external`. */
 weft_plan *wt_plan_among(wt_call *call, weft_problem *p, bool external);
 extern const weft_external wt_external;
+/* Until the next one, PyTorch's code takes part in this thread's plans: run(state) runs it once. NULL: no more. */
+typedef bool (*wt_rehearsal)(const void *state);
+void wt_rehearse(wt_rehearsal run, const void *state);
+double wt_external_ns(const weft_problem *p); /* estimate of PyTorch's code, in that state */
 
 #endif

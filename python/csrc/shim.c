@@ -5,6 +5,7 @@
 #include <stdio.h>
 
 wt_shim wt;
+#define NAME_OF(name) #name /* of a macro: what it stands for */
 
 /* libtorch.so sees the symbols of the CPU and the CUDA library; it must be loaded already, by `import torch`. */
 const char *wt_shim_load(void) {
@@ -17,7 +18,7 @@ const char *wt_shim_load(void) {
 #define X(returns, name, parameters) {#name, offsetof(wt_shim, name), true},
         WT_REQUIRED(X)
 #undef X
-#define X(returns, name, parameters) {#name, offsetof(wt_shim, name), false},
+#define X(returns, name, parameters) {NAME_OF(name), offsetof(wt_shim, name), false},
             WT_OPTIONAL(X)
 #undef X
     };

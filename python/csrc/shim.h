@@ -17,6 +17,25 @@ typedef void (*wt_range)(int64_t begin, int64_t end, void *arg);
 /* The encoding of stack values that this binding follows: that of PyTorch 2.11. */
 #define WT_BUILD_VERSION ((UINT64_C(2) << 56) | (UINT64_C(11) << 48))
 
+/* PyTorch's implementation of a convolution and its gradient, below the dispatcher. */
+#define WT_CONVOLUTION                                                                                         \
+    (wt_handle input, wt_handle weight, wt_handle * bias, const int64_t *stride, int64_t strides,              \
+     const int64_t *padding, int64_t paddings, const int64_t *dilation, int64_t dilations, int32_t transposed, \
+     const int64_t *output_padding, int64_t output_paddings, int64_t groups, wt_handle *output)
+#define WT_CONVOLUTION_BACKWARD                                                                                     \
+    (wt_handle grad_output, wt_handle input, wt_handle weight, const int64_t **bias_sizes, int64_t bias_dims,       \
+     const int64_t *stride, int64_t strides, const int64_t *padding, int64_t paddings, const int64_t *dilation,     \
+     int64_t dilations, int32_t transposed, const int64_t *output_padding, int64_t output_paddings, int64_t groups, \
+     const int32_t *output_mask, int64_t masks, wt_handle *grad_input, wt_handle *grad_weight, wt_handle *grad_bias)
+/* The same as C++ sees it: at::compositeexplicitautograd::convolution(const Tensor &, ...). It throws what PyTorch
+ * throws. */
+#define WT_THROWING_CONVOLUTION \
+    _ZN2at25compositeexplicitautograd11convolutionERKNS_6TensorES3_RKSt8optionalIS1_EN3c108ArrayRefIlEESA_SA_bSA_l
+typedef struct wt_array { /* c10::ArrayRef<long> */
+    const int64_t *data;
+    size_t size;
+} wt_array;
+
 /* X(returns, name, parameters). Missing from the first list: PyTorch is too old. The second depends on the build or
  * the version. */
 #define WT_REQUIRED(X)                                                                                                 \
@@ -75,6 +94,15 @@ typedef void (*wt_range)(int64_t begin, int64_t end, void *arg);
     X(wt_error, aoti_torch_create_cuda_stream_guard, (void *stream, int32_t device_index, wt_handle *guard))     \
     X(wt_error, aoti_torch_delete_cuda_stream_guard, (wt_handle guard))                                          \
     X(const char *, torch_exception_get_what_without_backtrace, (void))                                          \
+    X(wt_error, aoti_torch_is_defined, (wt_handle tensor, bool *is_defined))                                     \
+    X(wt_error, aoti_torch_new_uninitialized_tensor, (wt_handle * tensor))                                       \
+    X(wt_error, aoti_torch_cpu_convolution, WT_CONVOLUTION)                                                      \
+    X(wt_error, aoti_torch_cuda_convolution, WT_CONVOLUTION)                                                     \
+    X(wt_error, aoti_torch_cpu_convolution_backward, WT_CONVOLUTION_BACKWARD)                                    \
+    X(wt_error, aoti_torch_cuda_convolution_backward, WT_CONVOLUTION_BACKWARD)                                   \
+    X(void *, WT_THROWING_CONVOLUTION,                                                                           \
+      (wt_handle out, wt_handle input, wt_handle weight, const void *bias, wt_array stride, wt_array padding,    \
+       wt_array dilation, bool transposed, wt_array output_padding, int64_t groups))                             \
     X(wt_error, aoti_torch_get_current_cuda_stream, (int32_t device_index, void **stream))                       \
     X(wt_error, aoti_torch_create_cuda_guard, (int32_t device_index, wt_handle * guard))                         \
     X(wt_error, aoti_torch_delete_cuda_guard, (wt_handle guard))

@@ -10,7 +10,8 @@ weft.functional has the functions, weft.nn the modules, weft.backends what runs 
 from importlib import import_module as _import_module
 from typing import Any as _Any
 
-from . import _library, backends, functional, nn, prune, sparse
+from . import _enable, _library, backends, functional, nn, prune, sparse
+from ._enable import disable, enable, enabled
 from .convert import convert
 from .functional import cdgmm, col2im, conv2d_depthwise, dgmm, im2col, ncrelu
 from .nn import Conv2dDepthwise, Conv3DTC, Grouped3D, TunerConfig
@@ -18,7 +19,7 @@ from .sparse import SparseWeight
 
 __version__ = _library.version()
 __all__ = ["Conv2dDepthwise", "Conv3DTC", "Grouped3D", "SparseWeight", "TunerConfig", "backends", "cdgmm", "col2im", "conv2d_depthwise", "convert",
-           "dgmm", "functional", "im2col", "ncrelu", "nn", "prune", "sparse", "torch7", "__version__"]
+           "dgmm", "disable", "enable", "enabled", "functional", "im2col", "ncrelu", "nn", "prune", "sparse", "torch7", "__version__"]
 
 
 def __getattr__(name: str) -> _Any:
@@ -26,3 +27,6 @@ def __getattr__(name: str) -> _Any:
     if name == "torch7":
         return _import_module(".torch7", __name__)
     raise AttributeError(f"module 'weft' has no attribute {name!r}")
+
+
+_enable.from_environment()

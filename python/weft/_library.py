@@ -55,6 +55,12 @@ def _declare(lib: ctypes.CDLL) -> None:
         "weft_torch_kernel_name": (text, [size]),
         "weft_torch_wisdom": (text, [text, text, ctypes.POINTER(count)]),
         "weft_torch_move": (ctypes.c_uint64, [ctypes.c_void_p, count, ctypes.c_void_p, count, ctypes.c_int]),
+        "weft_torch_seat_register": (text, [text]),
+        "weft_torch_seat_switch": (ctypes.c_int32, [ctypes.c_int32, ctypes.c_int32]),
+        "weft_torch_seat_state": (ctypes.c_int32, []),
+        "weft_torch_seat_math": (ctypes.c_int32, []),
+        "weft_torch_seat_bypass": (None, [ctypes.c_int32]),
+        "weft_torch_seat_report": (count, [text, size, ctypes.c_int]),
         "weft_torch_burn": (ctypes.c_double, [count, text]),
     }
     for name, (result, arguments) in signatures.items():
@@ -81,6 +87,11 @@ def _load() -> tuple[ctypes.CDLL, Path]:
 
 
 lib, path = _load()
+
+
+def buffer(size: int) -> ctypes.Array:
+    """Room for a text of the C library."""
+    return ctypes.create_string_buffer(size)
 
 
 def version() -> str:

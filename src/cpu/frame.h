@@ -55,9 +55,10 @@ VF_INLINE cpu_epilogue cpu_epilogue_of(const weft__exec *e) {
     cpu_epilogue f = {NULL, WEFT_DTYPE_F32, -INFINITY, INFINITY};
     for (int i = 0; i < e->p->nsteps; i++) {
         const weft_step *step = &e->p->step[i];
-        if (step->kind == WEFT_STEP_BIAS && e->p->pass == WEFT_PASS_FWD) {
+        const weft_tensor *bias = weft__tensor(e->p, WEFT_ROLE_BIAS); /* bwd has none: it asks for diff_bias */
+        if (step->kind == WEFT_STEP_BIAS && bias) {
             f.bias = e->ptr[WEFT_ROLE_BIAS];
-            f.bias_dtype = weft__tensor(e->p, WEFT_ROLE_BIAS)->dtype;
+            f.bias_dtype = bias->dtype;
         }
         if (step->kind == WEFT_STEP_RELU) f.lo = 0;
         if (step->kind == WEFT_STEP_CLIP) f.lo = fmaxf(f.lo, (float)step->lo), f.hi = (float)step->hi;

@@ -246,7 +246,7 @@ static void counted_free(void *user, void *block) {
 
 static weft_plan *sized(weft_ctx *ctx, int n) {
     char text[128];
-    snprintf(text, sizeof(text), "conv1d:fwd:f32:ncw:n%dc1w9:o1k3", n);
+    snprintf(text, sizeof(text), "conv1d:fwd:f64:ncw:n%dc1w9:o1k3", n);
     return plan_of(ctx, text, NULL);
 }
 

@@ -104,6 +104,10 @@ def _layers(name: str, *args: Any, **options: Any) -> Callable[[], Any]:
 _hidden, _params = x(1, 3, 6), [x(6, 4), x(6, 6), x(6), x(6)]
 _rest = (True, 1, 0.0, False, False, False)
 HERE = [
+    Wrong("enable", lambda: weft.enable("softmax"), ValueError, "operators: has 'softmax', allowed: 'convolution'"),
+    Wrong("enable", lambda: weft.enable(math="tf32"), ValueError, "math: is 'tf32', allowed: None, 'strict' or 'fast'"),
+    Wrong("enable", lambda: weft.enable(device="meta"), ValueError, "device: is 'meta', allowed: 'cpu', 'cuda'"),
+    Wrong("enabled", lambda: weft.enabled(math=1).__enter__(), ValueError, "math: is 1, allowed"),
     Wrong("flags", lambda: weft.backends.flags(fast=True).__enter__(), TypeError, "fast: is no setting, allowed: benchmark"),
     Wrong("sparsity", lambda: weft.prune.sparsity(None), TypeError, "net: is NoneType, allowed: Module"),
     Wrong("conv3d", lambda: W.conv3d(x(), x(4, 4, 3, 3)), RuntimeError, r"conv3d: weight has 4 dimensions \[4, 4, 3, 3\], allowed: 5"),

@@ -1,0 +1,146 @@
+/* What the seat has decided, by all that the decision depends on. A lookup reads about forty words and takes one lock;
+ * nothing is planned twice. Bounded: a program of ever new sizes starts again from an empty table. */
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "seat.h"
+
+enum { BUCKETS = 1024, ENTRIES_MAX = 4096 };
+
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static seat_entry *bucket[BUCKETS];
+static int entries;
+static _Atomic int64_t settings; /* counts their changes */
+
+static void before_fork(void) { pthread_mutex_lock(&lock); }
+static void after_fork(void) { pthread_mutex_unlock(&lock); }
+__attribute__((constructor)) static void guard_forks(void) { pthread_atfork(before_fork, after_fork, after_fork); }
+
+/* ---------------------------------------------------------------- the key */
+static int64_t alignment(const void *data) {
+    uintptr_t low = (uintptr_t)data & 15;
+    return (int64_t)(low & (~low + 1));
+}
+
+static int add_tensor(int64_t *key, int n, const wt_tensor *t) {
+    if (!t->handle) {
+        key[n] = 0;
+        return n + 1;
+    }
+    key[n++] = 1 | t->rank << 1 | (int64_t)t->code << 8 | alignment(t->data) << 24 | (int64_t)t->device_type << 32 |
+               (int64_t)t->device_index << 40;
+    for (int64_t a = 0; a < t->rank; a++) key[n++] = t->sizes[a];
+    for (int64_t a = 0; a < t->rank; a++) key[n++] = t->strides[a];
+    return n;
+}
+
+/* Three tensors of at most five axes, four lists of at most three values: 53 words. */
+static int make_key(const seat_call *c, int math, int64_t key[SEAT_KEY_MAX]) {
+    uint32_t threads = 1;
+    int n = 0;
+    wt.torch_get_num_threads(&threads);
+    key[n++] = c->backward | c->transposed << 1 | c->biased << 2 | c->want << 3 | math << 8 | (int64_t)threads << 16;
+    key[n++] = atomic_load_explicit(&settings, memory_order_relaxed);
+    key[n++] = c->groups;
+    for (int i = 0; i < SEAT_INPUTS; i++) n = add_tensor(key, n, &c->in[i]);
+    for (int i = 0; i < SEAT_LISTS; i++) {
+        key[n++] = (int64_t)c->list[i].size;
+        for (size_t j = 0; j < c->list[i].size; j++) key[n++] = c->list[i].item[j];
+    }
+    return n;
+}
+
+static uint64_t hash_of(const int64_t *key, int n) {
+    uint64_t h = 0;
+    for (int i = 0; i < n; i++) {
+        h = (h ^ (uint64_t)key[i]) * UINT64_C(0x9E3779B97F4A7C15);
+        h ^= h >> 32;
+    }
+    return h;
+}
+
+/* ---------------------------------------------------------------- the table */
+void seat_release(seat_entry *e) {
+    if (!e || atomic_fetch_sub(&e->refs, 1) != 1) return;
+    for (int i = 0; i < e->nsteps; i++) weft_plan_release(e->step[i].plan);
+    free(e);
+}
+
+static seat_entry *look(uint64_t hash, const int64_t *key, int n) {
+    seat_entry *e = bucket[hash % BUCKETS];
+    while (e && (e->hash != hash || e->words != n || memcmp(e->key, key, (size_t)n * sizeof(*key)))) e = e->next;
+    if (e) atomic_fetch_add_explicit(&e->refs, 1, memory_order_relaxed);
+    return e;
+}
+
+static void clear(void) {
+    for (int i = 0; i < BUCKETS; i++) {
+        for (seat_entry *e = bucket[i], *next; e; e = next) {
+            next = e->next;
+            seat_release(e);
+        }
+        bucket[i] = NULL;
+    }
+    entries = 0;
+}
+
+/* Two threads may decide the same call at once: the first one's entry stays. */
+static seat_entry *keep(seat_entry *e) {
+    pthread_mutex_lock(&lock);
+    seat_entry *there = look(e->hash, e->key, e->words);
+    if (!there) {
+        if (entries == ENTRIES_MAX) clear();
+        entries++;
+        e->next = bucket[e->hash % BUCKETS];
+        bucket[e->hash % BUCKETS] = e;
+        atomic_fetch_add_explicit(&e->refs, 1, memory_order_relaxed);
+    }
+    pthread_mutex_unlock(&lock);
+    if (!there) return e;
+    seat_release(e);
+    return there;
+}
+
+seat_entry *seat_find(const seat_call *c, int math) {
+    int64_t key[SEAT_KEY_MAX];
+    int n = make_key(c, math, key);
+    uint64_t hash = hash_of(key, n);
+    pthread_mutex_lock(&lock);
+    seat_entry *e = look(hash, key, n);
+    pthread_mutex_unlock(&lock);
+    if (e) return e;
+    e = calloc(1, sizeof(*e));
+    if (!e) return NULL;
+    atomic_init(&e->refs, 1);
+    e->hash = hash, e->words = n;
+    memcpy(e->key, key, (size_t)n * sizeof(*key));
+    seat_decide(c, math, e);
+    return keep(e);
+}
+
+void wt_seat_forget(void) { atomic_fetch_add(&settings, 1); }
+
+/* ---------------------------------------------------------------- the report */
+/* One line for each call that was decided: backward, calls, ns by weft, ns by PyTorch, kernels or "torch", reason or
+ * "", problem; separated by tabs. Returns the length it takes. forget: calls are counted from 0 again. */
+WEFT_API int64_t weft_torch_seat_report(char *text, size_t capacity, int forget) {
+    size_t length = 0;
+    if (capacity) text[0] = 0;
+    pthread_mutex_lock(&lock);
+    for (int i = 0; i < BUCKETS; i++)
+        for (seat_entry *e = bucket[i]; e; e = e->next) {
+            uint64_t calls = forget ? atomic_exchange(&e->calls, 0) : atomic_load(&e->calls);
+            bool taken = atomic_load(&e->taken);
+            if (!calls) continue;
+            bool room = length < capacity;
+            length += (size_t)snprintf(
+                room ? text + length : NULL, room ? capacity - length : 0, "%d\t%llu\t%.0f\t%.0f\t%s%s%s\t%s\t%s\n",
+                (int)(e->key[0] & 1), (unsigned long long)calls, e->ns, e->torch_ns,
+                taken ? weft_plan_kernel_name(e->step[0].plan) : "torch", taken && e->nsteps > 1 ? " + " : "",
+                taken && e->nsteps > 1 ? weft_plan_kernel_name(e->step[1].plan) : "", taken ? "" : e->reason, e->text);
+        }
+    pthread_mutex_unlock(&lock);
+    return (int64_t)length;
+}

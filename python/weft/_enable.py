@@ -1,0 +1,160 @@
+"""weft.enable(): weft's kernels under PyTorch's own operators.
+
+The C side sits at the dispatch keys of aten::convolution and aten::convolution_backward. Here it is put there, once, and switched on and off.
+"""
+from __future__ import annotations
+
+import os
+import threading
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple, Optional
+
+import torch
+
+from . import _library, _settings
+
+OPERATORS = {"convolution": ("aten::convolution", "aten::convolution_backward")}
+_BIT = {"cpu": 1, "cuda": 2}   # the switches of python/csrc/seat.c
+_lib = _library.lib
+_lock = threading.Lock()
+_seated: dict[str, bool] = {}   # by device: registered, or refused for good
+
+
+def _register(device: str) -> bool:
+    """Put the operators at the device's key, if nobody else is there."""
+    key = device.upper()
+    for names in OPERATORS.values():
+        for name in names:
+            if torch._C._dispatch_has_kernel_for_dispatch_key(name, key):
+                warnings.warn(f"weft.enable: another library has put its own {name} at {key}; weft leaves it there and is not enabled on {device}",
+                              RuntimeWarning, stacklevel=4)
+                return False
+    why = _lib.weft_torch_seat_register(key.encode())
+    if why is not None:
+        warnings.warn(f"weft.enable: not enabled on {device}: {why.decode()}", RuntimeWarning, stacklevel=4)
+    return why is None
+
+
+def _fast_on_cuda() -> bool:
+    """Kernels of weft for both directions of a convolution, the reference apart."""
+    names = [n for n in _library.kernel_names() if "conv" in n and "__cuda" in n or n.startswith("cuda_")]
+    return any("fwd" in n for n in names) and any("bwd" in n for n in names)
+
+
+def _devices(device: Any) -> list[str]:
+    if device is None:
+        return ["cpu", "cuda"] if torch.cuda.is_available() and _fast_on_cuda() else ["cpu"]
+    kind = torch.device(device).type
+    if kind not in _BIT:
+        raise ValueError(f"device: is {device!r}, allowed: 'cpu', 'cuda', or None for those where weft has fast kernels")
+    if kind == "cuda" and not torch.cuda.is_available():
+        raise RuntimeError("device: is 'cuda', allowed here: 'cpu' (PyTorch sees no GPU)")
+    return [kind]
+
+
+def _check(operators: tuple, math: Optional[str]) -> None:
+    for name in operators:
+        if name not in OPERATORS:
+            raise ValueError(f"operators: has {name!r}, allowed: {', '.join(map(repr, OPERATORS))}, or none for all of them")
+    if math not in (None, "strict", "fast"):
+        raise ValueError(f"math: is {math!r}, allowed: None, 'strict' or 'fast'")
+
+
+def _switch(operators: tuple, device: Any, math: Optional[str]) -> tuple[int, int]:
+    """Turn it on and return what held before."""
+    _check(operators, math)
+    wanted = _devices(device)
+    with _lock:
+        for name in wanted:
+            if name not in _seated:
+                _seated[name] = _register(name)
+        before = _lib.weft_torch_seat_state(), _lib.weft_torch_seat_math()
+        _lib.weft_torch_seat_switch(sum(_BIT[n] for n in wanted if _seated[n]), _settings.MATHS[math or "strict"])
+    return before
+
+
+def enable(*operators: str, device: Any = None, math: Optional[str] = None) -> None:
+    """Run PyTorch's own convolutions on weft's kernels wherever these are faster: every torch.nn.Conv2d of any program, forward and backward.
+    Everything else goes straight to PyTorch. Holds for the whole process, until disable().
+
+    operators: names, now only "convolution"; none: all of them. device: "cpu" or "cuda"; None: where weft has fast kernels. math: "strict", the
+    default, keeps to errors like the direct sum in float32; "fast" allows 4 times as much (weft.backends.math, where set, counts before it).
+
+        >>> weft.enable()
+        >>> torch.nn.Conv2d(8, 8, 3, padding=1, groups=8)(torch.randn(2, 8, 32, 32)).shape
+        torch.Size([2, 8, 32, 32])
+        >>> weft.disable()
+    """
+    _switch(operators, device, math)
+
+
+def disable() -> None:
+    """Back to PyTorch's own convolutions. Backward passes that are still to come run there too.
+
+        >>> weft.disable()
+    """
+    _lib.weft_torch_seat_switch(0, _lib.weft_torch_seat_math())
+
+
+@contextmanager
+def enabled(*operators: str, device: Any = None, math: Optional[str] = None) -> Iterator[None]:
+    """enable() inside a `with` block, for the whole process; what held before returns at its end.
+
+        >>> with weft.enabled():
+        ...     y = torch.nn.functional.conv1d(torch.randn(1, 4, 100), torch.randn(4, 1, 5), groups=4)
+    """
+    before = _switch(operators, device, math)
+    try:
+        yield
+    finally:
+        _lib.weft_torch_seat_switch(*before)
+
+
+def is_enabled() -> bool:
+    """Whether PyTorch's convolutions go by weft now."""
+    return bool(_lib.weft_torch_seat_state())
+
+
+@contextmanager
+def bypassed() -> Iterator[None]:
+    """On this thread PyTorch's operators are PyTorch's own: for measuring it, and for calls that were left to it."""
+    _lib.weft_torch_seat_bypass(1)
+    try:
+        yield
+    finally:
+        _lib.weft_torch_seat_bypass(-1)
+
+
+class Seen(NamedTuple):
+    """One kind of call that came by while weft was enabled."""
+
+    problem: str
+    backward: bool
+    calls: int
+    kernel: str    # "torch": left to PyTorch
+    reason: str    # why
+    ns: float      # estimates for one call
+    torch_ns: float
+
+
+def seen(forget: bool = False) -> list[Seen]:
+    """Every kind of call since the start, or since forget=True was said."""
+    buffer, size = None, 1 << 16
+    while buffer is None or size > len(buffer):
+        buffer = _library.buffer(size)
+        size = _lib.weft_torch_seat_report(buffer, len(buffer), 0) + 1
+    if forget:
+        _lib.weft_torch_seat_report(buffer, 0, 1)
+    rows = [line.split("\t") for line in buffer.value.decode().splitlines()]
+    return [Seen(r[6], r[0] == "1", int(r[1]), r[4], r[5], float(r[2]), float(r[3])) for r in rows]
+
+
+def from_environment() -> None:
+    """WEFT_ENABLE=1 enables at import."""
+    value = os.environ.get("WEFT_ENABLE", "")
+    if value == "1":
+        enable()
+    elif value not in ("", "0"):
+        warnings.warn(f"WEFT_ENABLE is {value!r}, allowed: 1 or 0; weft is not enabled", RuntimeWarning, stacklevel=3)

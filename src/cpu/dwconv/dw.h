@@ -1,0 +1,140 @@
+/* What the depthwise kernels share: the window of a pass, along each axis, and who may use them.
+ *
+ * Forward and the data gradient are one operation. Outputs v = f + F j of phase f meet the inputs
+ *   in[j step + off + i gap],  i < count,  with the weights first + i next
+ * forward:        in = src,      out = dst,      F = 1,          step = the stride
+ * data gradient:  in = diff_dst, out = diff_src, F = the stride, step = 1: each phase meets some of the taps
+ * Inputs outside the tensor are left out. Only low pads enter; the high ones are in the sizes. Negative pads crop. */
+#ifndef WEFT_CPU_DWCONV_DW_H
+#define WEFT_CPU_DWCONV_DW_H
+
+#include "cpu/frame.h"
+
+enum { DW_PLANES = 64 }; /* most planes one output may be summed from */
+
+typedef struct dw_axis {
+    int64_t count, step, off, gap, first, next;
+} dw_axis;
+
+typedef struct dw_window {
+    const weft_problem *p;
+    bool up;           /* the data gradient */
+    int64_t ins, outs; /* planes of `in` and of `out` that belong to one channel of src */
+    int64_t in[3], out[3], phases[3];
+} dw_window;
+
+VF_INLINE int64_t dw_floor(int64_t a, int64_t b) { return a >= 0 ? a / b : -((b - 1 - a) / b); }
+
+/* The window of forward, or of the data gradient. */
+VF_INLINE dw_window dw_window_of(const weft_problem *p, bool up) {
+    const int64_t m = p->o / p->c;
+    dw_window g = {.p = p, .up = up, .ins = up ? m : 1, .outs = up ? 1 : m};
+    for (int a = 0; a < 3; a++) {
+        g.in[a] = up ? p->out[a] : p->in[a];
+        g.out[a] = up ? p->in[a] : p->out[a];
+        g.phases[a] = up ? p->stride[a] : 1;
+    }
+    return g;
+}
+
+VF_INLINE dw_axis dw_axis_of(const dw_window *g, int a, int64_t f) {
+    const int64_t k = g->p->kernel[a], s = g->p->stride[a], d = g->p->dilation[a], pad = g->p->pad_lo[a];
+    if (!g->up) return (dw_axis){k, s, -pad, d, 0, 1};
+    int64_t every = 1, t = 0; /* taps t, t + every, ... reach whole positions of diff_dst */
+    while (every * d % s) every++;
+    while (t < every && (f + pad - t * d) % s) t++;
+    if (t == every || t >= k) return (dw_axis){0, 1, 0, 1, 0, 0};
+    const int64_t count = (k - 1 - t) / every + 1, last = t + (count - 1) * every;
+    return (dw_axis){count, 1, (f + pad - last * d) / s, every * d / s, last, -every};
+}
+
+/* The inputs that outputs [from, to) meet lie in [lo, hi). */
+VF_INLINE void dw_reach(const dw_window *g, int a, int64_t from, int64_t to, int64_t *lo, int64_t *hi) {
+    const int64_t s = g->p->stride[a], pad = g->p->pad_lo[a], span = (g->p->kernel[a] - 1) * g->p->dilation[a];
+    *lo = g->up ? dw_floor(from + pad - span, s) : from * s - pad;
+    *hi = (g->up ? dw_floor(to - 1 + pad, s) : (to - 1) * s - pad + span) + 1;
+}
+
+/* NULL, or why a depthwise kernel of that layout does not take it. */
+VF_INLINE const char *dw_refusal(const weft_problem *p, weft_layout layout) {
+    if (p->groups != p->c) return "not depthwise: groups differ from c";
+    for (int a = 0; a < 3; a++)
+        if (p->in[a] < 1) return "an axis is empty";
+    const int dtype = p->tensor[0].dtype;
+    for (int i = 0; i < p->ntensors; i++) {
+        const weft_tensor *t = &p->tensor[i];
+        if (t->dtype != dtype && t->role != WEFT_ROLE_BIAS && t->role != WEFT_ROLE_DIFF_BIAS)
+            return "src, weights and dst differ in data type";
+    }
+    const char *why = cpu_epilogue_refusal(p);
+    return why ? why : cpu_layout_refusal(p, layout);
+}
+
+/* flops at `share` of the peak, with those of lanes that are not used; narrower vectors pay more for the rest. */
+VF_INLINE double dw_cost(const weft_problem *p, const weft__hw *hw, double lanes, double share) {
+    static const double slower[WEFT__ISA_COUNT] = {1.6, 1.15, 1.0};
+    return cpu_cost(hw, weft__bytes(p), weft__flops(p) * lanes, share) * slower[WEFT__ISA_HERE];
+}
+
+/* One element of the bias, or of any other tensor of floating point, as f32. */
+VF_INLINE float dw_get(int dtype, const void *p, int64_t index) {
+    float lanes[VF_LANES];
+    if (dtype == WEFT_DTYPE_F32) return ((const float *)p)[index];
+    vf_store(lanes, dtype == WEFT_DTYPE_F16 ? vf_load_count_as(WEFT_DTYPE_F16, p, index, 1)
+                                            : vf_load_count_as(WEFT_DTYPE_BF16, p, index, 1));
+    return lanes[0];
+}
+VF_INLINE void dw_put(int dtype, void *p, int64_t index, float x) {
+    if (dtype == WEFT_DTYPE_F32)
+        ((float *)p)[index] = x;
+    else if (dtype == WEFT_DTYPE_F16)
+        vf_store_count_as(WEFT_DTYPE_F16, p, index, vf_set1(x), 1);
+    else
+        vf_store_count_as(WEFT_DTYPE_BF16, p, index, vf_set1(x), 1);
+}
+
+/* A function with the data type as its last argument, called with each as a constant. */
+#define DW_BY_DTYPE(dtype, call, ...)       \
+    switch (dtype) {                        \
+    case WEFT_DTYPE_F16:                    \
+        call(__VA_ARGS__, WEFT_DTYPE_F16);  \
+        break;                              \
+    case WEFT_DTYPE_BF16:                   \
+        call(__VA_ARGS__, WEFT_DTYPE_BF16); \
+        break;                              \
+    default:                                \
+        call(__VA_ARGS__, WEFT_DTYPE_F32);  \
+        break;                              \
+    }
+
+/* count elements from p[index] on as f32. */
+VF_INLINE void dw_widen(float *to, const void *p, int64_t index, int64_t count, const int dtype) {
+    int64_t i = 0;
+    for (; i + VF_LANES <= count; i += VF_LANES) vf_store(to + i, vf_load_as(dtype, p, index + i));
+    if (i < count) vf_store_count(to + i, vf_load_count_as(dtype, p, index + i, count - i), count - i);
+}
+
+/* The other way, rounded; in whole lines past the caches if `stream`. */
+VF_INLINE void dw_narrow(void *p, int64_t index, const float *from, int64_t count, bool stream, const int dtype) {
+    const int64_t size = vf_size_of(dtype), address = (int64_t)(uintptr_t)p + index * size;
+    int64_t i = 0;
+    if (stream) {
+        i = WEFT__MIN(count, (64 - address % 64) % 64 / size);
+        for (int64_t j = 0; j < i; j += VF_LANES)
+            vf_store_count_as(dtype, p, index + j, vf_load_count(from + j, i - j), i - j);
+        for (; i + 64 / size <= count; i += 64 / size)
+            VF_UNROLL for (int j = 0; j < 64 / size; j += VF_LANES)
+                vf_stream_as(dtype, p, index + i + j, vf_load(from + i + j));
+    }
+    for (; i + VF_LANES <= count; i += VF_LANES) vf_store_as(dtype, p, index + i, vf_load(from + i));
+    if (i < count) vf_store_count_as(dtype, p, index + i, vf_load_count(from + i, count - i), count - i);
+}
+
+/* Whether every one of count numbers is finite: then 0 times each is 0. */
+VF_INLINE bool dw_finite(const float *x, int64_t count) {
+    vf sum = vf_zero();
+    for (int64_t i = 0; i < count; i += VF_LANES) sum = vf_fma(vf_load_count(x + i, count - i), vf_zero(), sum);
+    return vf_sum(sum) == 0;
+}
+
+#endif
