@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "conv_peer.h"
+#include "seat.h"
 
 static void push_axes(wt_stack *s, const int64_t values[3], int rank) { wt_push_list(s, values + 3 - rank, rank); }
 
@@ -193,6 +194,26 @@ static bool sum_of_channels(wt_call *call, const wt_gradients *d) {
     return true;
 }
 
+/* PyTorch is not asked for weight gradients in which it writes outside of its memory: see seat_run.c. Copies
+ * that are channels-first take another way through it. */
+static wt_handle channels_first(wt_call *call, wt_handle tensor) {
+    wt_tensor t;
+    int64_t strides[5], step = 1;
+    void *data;
+    wt_handle *slot = wt_scratch(call);
+    if (!slot || wt_read_tensor(tensor, &t)) return NULL;
+    for (int64_t a = t.rank - 1; a >= 0; a--) strides[a] = step, step *= t.sizes[a];
+    if (!wt_empty(call, slot, t.rank, t.sizes, strides, t.code, &data) || wt.aoti_torch_copy_(*slot, tensor, 0))
+        return NULL;
+    return *slot;
+}
+
+static bool is_dangerous(const wt_call *call, const wt_gradients *d, int64_t want) {
+    return want & WT_WANT_WEIGHT && call->device_type == wt.aoti_torch_device_type_cpu() &&
+           (wt_is_last(&d->x) || seat_suggests_last(&call->arg[2].tensor)) && d->x.dims[1] < 16 && d->w.dims[2] == 1 &&
+           d->w.dims[3] == 1 && d->w.dims[4] == 1 && (d->g.stride[0] > 1 || d->g.stride[1] > 1 || d->g.stride[2] > 1);
+}
+
 bool wt_conv_backward_peer(wt_call *call, const void *state) {
     const wt_share *share = state;
     const wt_gradients *d = share->d;
@@ -208,13 +229,20 @@ bool wt_conv_backward_peer(wt_call *call, const void *state) {
     wt_handle dy =
         uneven ? widen(call, d, pad, skip, call->arg[0].tensor.code) : batch_of_one(call, d->dy.handle, g->batched);
     wt_handle x = dy ? batch_of_one(call, call->arg[1].tensor.handle, g->batched) : NULL;
+    wt_handle w = call->arg[2].tensor.handle;
     wt_stack s = {.n = 0};
+    if (x && is_dangerous(call, d, share->want)) {
+        x = channels_first(call, x);
+        dy = x ? channels_first(call, dy) : NULL;
+        w = dy ? channels_first(call, w) : NULL;
+        if (!w) return wt_fail(call, "input: could not be copied");
+    }
     if (!x) return false;
     for (int i = 0; i < 3; i++)
         if (share->want >> i & 1) wt_drop(call, i);
     wt_push_tensor(&s, dy);
     wt_push_tensor(&s, x);
-    wt_push_tensor(&s, call->arg[2].tensor.handle);
+    wt_push_tensor(&s, w);
     if (share->want & WT_WANT_BIAS)
         wt_push_optional_list(&s, &channels, 1);
     else

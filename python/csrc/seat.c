@@ -66,6 +66,9 @@ static void take_backward(seat_call *c, const wt_value *stack) {
 }
 
 /* ---------------------------------------------------------------- one call */
+/* torch.jit.trace writes down what PyTorch's implementation calls, not the convolution itself. */
+static bool is_traced(void) { return wt.WT_TRACING_STATE && *wt.WT_TRACING_STATE(); }
+
 static bool try_weft(seat_call *c) {
     bool cuda = seat_is_cuda(c);
     if (!c->plain || seat_bypassed() ||
@@ -78,7 +81,7 @@ static bool try_weft(seat_call *c) {
     if (!e) return false;
     atomic_fetch_add_explicit(&e->calls, 1, memory_order_relaxed);
     bool ran = false;
-    if (atomic_load_explicit(&e->taken, memory_order_relaxed)) {
+    if (atomic_load_explicit(&e->taken, memory_order_relaxed) && !is_traced()) {
         ran = seat_run(c, e);
         if (!ran && !seat_is_cuda(c)) e->reason = "weft's kernel failed", atomic_store(&e->taken, false);
     }

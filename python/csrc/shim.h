@@ -31,6 +31,8 @@ typedef void (*wt_range)(int64_t begin, int64_t end, void *arg);
  * throws. */
 #define WT_THROWING_CONVOLUTION \
     _ZN2at25compositeexplicitautograd11convolutionERKNS_6TensorES3_RKSt8optionalIS1_EN3c108ArrayRefIlEESA_SA_bSA_l
+/* torch::jit::tracer::getTracingState: not a null pointer within, torch.jit.trace is at work on this thread. */
+#define WT_TRACING_STATE _ZN5torch3jit6tracer15getTracingStateEv
 typedef struct wt_array { /* c10::ArrayRef<long> */
     const int64_t *data;
     size_t size;
@@ -94,6 +96,7 @@ typedef struct wt_array { /* c10::ArrayRef<long> */
     X(wt_error, aoti_torch_create_cuda_stream_guard, (void *stream, int32_t device_index, wt_handle *guard))     \
     X(wt_error, aoti_torch_delete_cuda_stream_guard, (wt_handle guard))                                          \
     X(const char *, torch_exception_get_what_without_backtrace, (void))                                          \
+    X(void *const *, WT_TRACING_STATE, (void))                                                                   \
     X(wt_error, aoti_torch_is_defined, (wt_handle tensor, bool *is_defined))                                     \
     X(wt_error, aoti_torch_new_uninitialized_tensor, (wt_handle * tensor))                                       \
     X(wt_error, aoti_torch_cpu_convolution, WT_CONVOLUTION)                                                      \

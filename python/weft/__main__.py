@@ -1,4 +1,4 @@
-"""The command: python -m weft bench | demo | info, and --cflags --libs for programs in C."""
+"""The command: python -m weft bench | demo | info | run, and --cflags --libs for programs in C."""
 from __future__ import annotations
 
 import argparse
@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 
-from . import _library, _twin, bench, demo
+from . import _library, _run, _twin, bench, demo
 
 _PROBLEM_HELP = """A problem is a text such as conv2d:fwd:f32:nchw:n8c128h56w56:o128k3p1g128 (docs/problem.md has the grammar);
 its pass may also be train: forward and every gradient through autograd.
@@ -73,6 +73,13 @@ def _parsers() -> tuple[argparse.ArgumentParser, argparse.ArgumentParser]:
                                         "same as a page with drawings. Exit codes: 0 done, 1 a result is wrong or FILE cannot be written, 2 misuse.")
     d.add_argument("--html", default="report.html", metavar="FILE", help="where the page goes (default report.html)")
     d.add_argument("--only", metavar="A,B", help="only the cases whose names contain one of these words")
+    r = commands.add_parser("run", help="run a program with weft.enable() on", usage="python -m weft run [--report] (SCRIPT | -m MODULE) [ARGUMENT ...]",
+                            description="Run a program with weft's kernels under PyTorch's own convolutions, in it and in the processes that it starts. "
+                                        "Its exit status is this one's. docs/enable.md says what weft.enable() does.")
+    r.add_argument("--report", action="store_true", help="end with a table on stderr: problem, calls, kernel or why not, time saved by estimate")
+    r.add_argument("-m", dest="module", action="store_true", help="run a module instead of a script")
+    r.add_argument("program", metavar="SCRIPT | MODULE")
+    r.add_argument("arguments", nargs=argparse.REMAINDER, metavar="ARGUMENT")
     commands.add_parser("info", help="the library, PyTorch and the machine as weft sees it")
     return parser, b
 
@@ -111,6 +118,8 @@ def main(argv: list[str] | None = None) -> int:
         return demo.run(args.html, args.only)
     if args.command == "info":
         return _info()
+    if args.command == "run":
+        return _run.run(args.program, args.arguments, args.module, args.report)
     parser.print_help(sys.stderr)
     return 2
 

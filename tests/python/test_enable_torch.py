@@ -1,0 +1,458 @@
+"""weft.enable() beside everything in PyTorch that looks at, changes or repeats a convolution, and in processes and threads."""
+from __future__ import annotations
+
+import gc
+import os
+import subprocess
+import sys
+import threading
+import warnings
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import weft
+from test_enable import SLOW, assert_same, enabled, taken
+from weft import _enable
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def net() -> torch.nn.Module:
+    """weft's fast kernels take the second layer, PyTorch keeps the others."""
+    torch.manual_seed(5)
+    return torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3, padding=1), torch.nn.ReLU(), torch.nn.Conv2d(8, 8, 3, padding=1, groups=8),
+                               torch.nn.Conv2d(8, 4, 1), torch.nn.Flatten(1))
+
+
+def image(n: int = 2) -> torch.Tensor:
+    return torch.randn(n, 3, 12, 12, generator=torch.Generator().manual_seed(2))
+
+
+def step(module, x) -> list[torch.Tensor]:
+    """Result and gradients of one step."""
+    module.zero_grad()
+    y = module(x)
+    y.square().sum().backward()
+    return [y.detach(), *(p.grad for p in module.parameters())]
+
+
+@pytest.fixture(params=["fast", "every"])
+def on(request):
+    _enable.seen(forget=True)
+    with enabled(request.param):
+        yield
+        assert taken(), "weft took no part"
+
+
+@pytest.fixture
+def expected():
+    with _enable.bypassed():
+        return step(net(), image())
+
+
+def same(got, expected):
+    assert_same(expected, got, 4096, exactly=1)
+
+
+# ------------------------------------------------------------------------------------------------------------ transforms and modes
+
+def test_eager(expected, on):
+    same(step(net(), image()), expected)
+
+
+def test_channels_last(on):
+    module = net().to(memory_format=torch.channels_last)
+    x = image().contiguous(memory_format=torch.channels_last)
+    with _enable.bypassed():
+        off = step(module, x)
+        off = [off[0], *(g.clone() for g in off[1:])]
+    same(step(module, x), off)
+
+
+def test_double_backward(on):
+    w = torch.randn(4, 1, 3, 3, dtype=torch.float64, requires_grad=True)
+    x = torch.randn(1, 4, 5, 5, dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradgradcheck(lambda x, w: F.conv2d(x, w, padding=1, groups=4), (x, w))
+    F.conv2d(torch.randn(1, 8, 8, 8), torch.randn(8, 1, 3, 3), groups=8)   # of a type with fast kernels
+
+
+def test_vmap_and_per_sample_gradients(on):
+    module = net()
+    parameters = dict(module.named_parameters())
+
+    def loss(p, x):
+        return torch.func.functional_call(module, p, (x[None],)).square().sum()
+    by_one = torch.func.vmap(torch.func.grad(loss), (None, 0))(parameters, image())
+    module.zero_grad()
+    module(image()).square().sum().backward()
+    for name, p in module.named_parameters():
+        torch.testing.assert_close(by_one[name].sum(0), p.grad, rtol=1e-4, atol=1e-4)
+
+
+def test_forward_mode(on):
+    w = torch.randn(8, 1, 3, 3)
+    x, dx = torch.randn(1, 8, 6, 6), torch.randn(1, 8, 6, 6)
+    y, dy = torch.func.jvp(lambda x: F.conv2d(x, w, padding=1, groups=8), (x,), (dx,))
+    with _enable.bypassed():
+        torch.testing.assert_close(dy, F.conv2d(dx, w, padding=1, groups=8))
+
+
+def test_jacobian(on):
+    w = torch.randn(2, 1, 3, 3)
+    x = torch.randn(1, 2, 4, 4)
+    F.conv2d(torch.randn(1, 8, 8, 8), torch.randn(8, 1, 3, 3), groups=8)
+    j = torch.func.jacrev(lambda x: F.conv2d(x, w, groups=2))(x)
+    torch.testing.assert_close(j, torch.func.jacfwd(lambda x: F.conv2d(x, w, groups=2))(x))
+
+
+def test_autocast(on):
+    module, x = net(), image()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        y = module(x)
+        with _enable.bypassed():
+            off = module(x)
+    assert y.dtype == off.dtype == torch.bfloat16
+    torch.testing.assert_close(y, off, rtol=0.03, atol=0.03)
+    F.conv2d(torch.randn(1, 8, 8, 8), torch.randn(8, 1, 3, 3), groups=8)
+
+
+def test_inference_mode(on):
+    with torch.inference_mode():
+        y = net()(image())
+    assert y.is_inference()
+
+
+def test_checkpoint(expected, on):
+    from torch.utils.checkpoint import checkpoint
+    module = net()
+    y = checkpoint(module, image().requires_grad_(), use_reentrant=False)
+    y.square().sum().backward()
+    same([y.detach(), *(p.grad for p in module.parameters())], expected)
+
+
+def test_compile(expected, on):
+    module = net()
+    fast = torch.compile(module, backend="aot_eager", fullgraph=True)
+    y = fast(image())
+    y.square().sum().backward()
+    same([y.detach(), *(p.grad for p in module.parameters())], expected)
+
+
+@pytest.mark.skipif(not SLOW, reason="Inductor compiles for a minute: WEFT_SLOW=1")
+def test_inductor(expected, on):
+    module = net()
+    y = torch.compile(module, fullgraph=True)(image())
+    y.square().sum().backward()
+    same([y.detach(), *(p.grad for p in module.parameters())], expected)
+
+
+def test_export_and_fx(expected, on):
+    program = torch.export.export(net(), (image(),))
+    assert [n.target for n in program.graph.nodes].count(torch.ops.aten.conv2d.default) == 3
+    assert_same(expected[:1], [program.module()(image()).detach()], 4096)
+    traced = torch.fx.symbolic_trace(net())
+    assert_same(expected[:1], [traced(image()).detach()], 4096)
+
+
+def test_script_and_trace(expected, on):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for made in (torch.jit.script(net()), torch.jit.trace(net(), image())):
+            same(step(made, image()), expected)
+
+
+def test_flops_are_counted(on):
+    from torch.utils.flop_counter import FlopCounterMode
+    counts = []
+    for bypass in (True, False):
+        with FlopCounterMode(display=False) as counter:
+            if bypass:
+                with _enable.bypassed():
+                    step(net(), image())
+            else:
+                step(net(), image())
+        counts.append(counter.get_total_flops())
+    assert counts[0] == counts[1] > 0
+
+
+def test_profiler(expected, on):
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as record:
+        same(step(net(), image()), expected)
+    names = {e.key: e.count for e in record.key_averages()}
+    assert names["aten::convolution"] == 3 and names["aten::convolution_backward"] == 3
+
+
+def test_autograd_hooks(on):
+    """A hook that runs convolutions of its own in the middle of backward, with weft switched off and on."""
+    x, w = torch.randn(1, 8, 8, 8, requires_grad=True), torch.randn(8, 1, 3, 3, requires_grad=True)
+    seen = []
+
+    def hook(grad):
+        with _enable.bypassed():
+            seen.append(F.conv2d(grad, w.detach(), groups=8, padding=1))
+        seen.append(F.conv2d(grad, w.detach(), groups=8, padding=1))
+        return 2 * grad
+    y = F.conv2d(x, w, groups=8, padding=1)
+    y.register_hook(hook)
+    got = torch.autograd.grad(y.sum(), (x, w))
+    with _enable.bypassed():
+        off = torch.autograd.grad(2 * F.conv2d(x, w, groups=8, padding=1).sum(), (x, w))
+    torch.testing.assert_close(got, off)
+    torch.testing.assert_close(seen[0], seen[1])
+
+
+class Logged(torch.Tensor):
+    """A subclass that sees every operator."""
+
+    seen: list[str] = []
+
+    @staticmethod
+    def __new__(cls, inner):
+        return torch.Tensor._make_wrapper_subclass(cls, inner.shape, strides=inner.stride(), dtype=inner.dtype, requires_grad=inner.requires_grad)
+
+    def __init__(self, inner):
+        self.inner = inner
+
+    @classmethod
+    def __torch_dispatch__(cls, function, types, args=(), kwargs=None):
+        cls.seen.append(str(function))
+        open = lambda t: t.inner if isinstance(t, Logged) else t
+        result = function(*map(open, args), **(kwargs or {}))
+        return Logged(result) if isinstance(result, torch.Tensor) else result
+
+
+def test_tensor_subclass(on):
+    x, w = torch.randn(1, 8, 8, 8), torch.randn(8, 1, 3, 3)
+    Logged.seen.clear()
+    y = F.conv2d(Logged(x), w, groups=8)
+    assert isinstance(y, Logged) and "aten.convolution.default" in Logged.seen
+    with _enable.bypassed():
+        torch.testing.assert_close(y.inner, F.conv2d(x, w, groups=8))
+
+
+def test_dispatch_mode(expected, on):
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    class Mode(TorchDispatchMode):
+        seen: list[str] = []
+
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+            self.seen.append(str(function))
+            return function(*args, **(kwargs or {}))
+    with Mode() as mode:
+        same(step(net(), image()), expected)
+    assert mode.seen.count("aten.convolution.default") == 3 and mode.seen.count("aten.convolution_backward.default") == 3
+
+
+def test_fake_tensors(on):
+    from torch._subclasses.fake_tensor import FakeTensorMode
+    F.conv2d(torch.randn(1, 8, 8, 8), torch.randn(8, 1, 3, 3), groups=8)
+    with FakeTensorMode():
+        assert F.conv2d(torch.empty(1, 8, 8, 8), torch.empty(8, 1, 3, 3), groups=8).shape == (1, 8, 6, 6)
+    assert net().to("meta")(image().to("meta")).shape == (2, 4 * 144)
+
+
+def test_optimizers_agree_over_steps(on):
+    losses = []
+    for bypass in (True, False):
+        module = net()
+        optimizer = torch.optim.SGD(module.parameters(), 1e-3)
+        made = []
+        for i in range(10):
+            if bypass:
+                with _enable.bypassed():
+                    loss = _train(module, optimizer)
+            else:
+                loss = _train(module, optimizer)
+            made.append(loss)
+        losses.append(torch.tensor(made))
+    torch.testing.assert_close(*losses, rtol=1e-4, atol=1e-4)
+
+
+def _train(module, optimizer):
+    optimizer.zero_grad()
+    loss = module(image()).square().mean()
+    loss.backward()
+    optimizer.step()
+    return loss.item()
+
+
+# ------------------------------------------------------------------------------------------------------------ threads and processes
+
+def test_threads(expected, on):
+    """Many at once, while another one switches weft off and on."""
+    results, done = [], threading.Event()
+    modules = [net() for _ in range(4)]
+
+    def work(module):
+        for _ in range(10):
+            results.append([t.clone() for t in step(module, image())])
+
+    def flip():
+        while not done.is_set():
+            with weft.enabled():
+                pass
+    threads = [threading.Thread(target=work, args=(module,)) for module in modules]
+    other = threading.Thread(target=flip)
+    other.start()
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join()
+    done.set()
+    other.join()
+    assert len(results) == 40
+    for got in results:
+        same(got, expected)
+
+
+def test_a_bypass_is_of_one_thread(on):
+    with _enable.bypassed():
+        before = taken()
+        thread = threading.Thread(target=lambda: F.conv2d(torch.randn(1, 8, 8, 8), torch.randn(8, 1, 3, 3), groups=8))
+        thread.start()
+        thread.join()
+        assert taken() == before + 1
+
+
+def test_fork(expected, on):
+    reader, writer = os.pipe()
+    F.conv2d(torch.randn(1, 8, 8, 8), torch.randn(8, 1, 3, 3), groups=8)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        child = os.fork()
+    if child == 0:
+        try:
+            same(step(net(), image()), expected)
+            weft.disable()
+            same(step(net(), image()), expected)
+            os.write(writer, b"done")
+        finally:
+            os._exit(0)
+    os.close(writer)
+    assert os.read(reader, 4) == b"done"
+    os.waitpid(child, 0)
+    os.close(reader)
+
+
+def python(*args: str, **env: str) -> subprocess.CompletedProcess:
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("WEFT_")}
+    environment.update({"PYTHONPATH": str(ROOT / "python"), "WEFT_LIBRARY": weft.backends.library(), **env})
+    return subprocess.run([sys.executable, "-W", "ignore", *args], capture_output=True, text=True, env=environment, timeout=240)
+
+
+STATE = "import torch, weft; print(weft._enable.is_enabled())"
+
+
+def test_environment():
+    assert python("-c", STATE, WEFT_ENABLE="1").stdout == "True\n"
+    assert python("-c", STATE, WEFT_ENABLE="0").stdout == python("-c", STATE).stdout == "False\n"
+    wrong = python("-W", "default", "-c", STATE, WEFT_ENABLE="yes")
+    assert wrong.stdout == "False\n" and "WEFT_ENABLE is 'yes', allowed: 1 or 0" in wrong.stderr
+
+
+def test_import_alone_registers_nothing():
+    made = python("-c", "import torch, weft; print(torch._C._dispatch_has_kernel_for_dispatch_key('aten::convolution', 'CPU'))")
+    assert made.stdout == "False\n"
+
+
+def test_somebody_else_holds_the_key():
+    made = python("-W", "default", "-c", """
+import torch, weft
+library = torch.library.Library("aten", "IMPL")
+library.impl("convolution", lambda *args: torch.zeros(7), "CPU")
+weft.enable()
+print(weft._enable.is_enabled(), torch.nn.functional.conv1d(torch.ones(1, 1, 3), torch.ones(1, 1, 3)).shape)""")
+    assert made.stdout == "False torch.Size([7])\n" and "another library has put its own aten::convolution at CPU" in made.stderr
+
+
+PROGRAM = """
+import sys, subprocess, torch
+print(sys.argv[1:], __name__, torch.nn.functional.conv2d(torch.ones(1, 8, 8, 8), torch.ones(8, 1, 3, 3), groups=8)[0, 0, 0, 0].item())
+print(subprocess.run([sys.executable, "-W", "ignore", "-c", "import torch, sys; print('weft' in sys.modules and sys.modules['weft']._enable.is_enabled())"],
+                     capture_output=True, text=True).stdout.strip())
+print(subprocess.run([sys.executable, "-c", "import sys; print('torch' in sys.modules)"], capture_output=True, text=True).stdout.strip())
+sys.exit(int(sys.argv[2]))
+"""
+
+
+def test_run(tmp_path):
+    """A script and a module as Python itself would run them, their children too; the report names what ran."""
+    script = tmp_path / "program.py"
+    script.write_text(PROGRAM)
+    for target in ([str(script)], ["-m", "program"]):
+        made = python("-m", "weft", "run", "--report", *target, "--report", "3", PYTHONPATH=f"{ROOT / 'python'}{os.pathsep}{tmp_path}")
+        assert made.returncode == 3, made.stderr
+        assert made.stdout == "['--report', '3'] __main__ 9.0\nTrue\nFalse\n"
+        assert "conv2d:fwd:f32:nchw:n1c8h8w8:o8k3g8:strict@cpu" in made.stderr and "1 calls and saved" in made.stderr
+
+
+def test_run_refuses(tmp_path):
+    made = python("-m", "weft", "run", str(tmp_path / "missing.py"))
+    assert made.returncode == 2 and "missing.py is not there, allowed: the path of a script, or -m MODULE" in made.stderr
+    script = tmp_path / "raises.py"
+    script.write_text("raise KeyError('here')")
+    made = python("-m", "weft", "run", "--report", str(script))
+    assert made.returncode == 1 and "KeyError: 'here'" in made.stderr and "no convolution of PyTorch came by" in made.stderr
+
+
+@pytest.mark.parametrize("wrapped", [False, True])
+def test_neither_goes_where_pytorch_crashes(wrapped):
+    """PyTorch 2.13 corrupts the heap in this training step, alone."""
+    made = python("-c", f"""
+import torch, weft
+torch.set_num_threads(1)
+torch.manual_seed(0)
+conv = (weft.nn if {wrapped} else torch.nn).Conv2d(3, 48, 1, stride=2).to(memory_format=torch.channels_last)
+x = torch.randn(2, 3, 96, 96)
+plain = torch.nn.Linear(3, 48)
+plain.weight.data, plain.bias.data = conv.weight.data.view(48, 3).clone(), conv.bias.data.clone()
+plain(x[:, :, ::2, ::2].movedim(1, -1)).square().sum().backward()
+expected = plain.weight.grad.view(48, 3, 1, 1)
+if not {wrapped}:
+    weft.enable()
+for i in range(10):
+    conv.zero_grad()
+    y = conv(x.contiguous(memory_format=torch.channels_last if i else torch.contiguous_format).requires_grad_())
+    y.square().sum().backward()
+    assert conv.weight.grad.stride() == conv.weight.stride() and (not i or y.is_contiguous(memory_format=torch.channels_last))
+    torch.testing.assert_close(conv.weight.grad, expected, rtol=1e-4, atol=1e-2)
+print("done")""")
+    assert made.returncode == 0 and made.stdout == "done\n", made.stderr[-500:]
+
+
+# ------------------------------------------------------------------------------------------------------------ memory
+
+def resident() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+@pytest.mark.parametrize("taken_", [False, True])
+def test_calls_do_not_grow(taken_):
+    """10^5 calls (20,000 that PyTorch runs), 10^6 with WEFT_SLOW: forward, and a tenth of it backward; refused ones as well."""
+    x, w, b = torch.randn(1, 2, 4, 4), torch.randn(2, 1, 3, 3), torch.randn(2)
+    leaves = [t.clone().requires_grad_() for t in (x, w, b)]
+
+    def run(times):
+        for i in range(times):
+            F.conv2d(x, w, b, padding=1, groups=2)
+            if i % 10 == 0:
+                torch.autograd.grad(F.conv2d(*leaves, padding=1, groups=2).sum(), leaves)
+        for _ in range(20):
+            with pytest.raises(RuntimeError):
+                F.conv2d(x, w, b[:1], groups=2)
+    with enabled("fast") if taken_ else weft.enabled():
+        if not taken_:
+            weft.backends.set_flags(pin="torch")
+        try:
+            run(3000)
+            gc.collect()
+            before = resident()
+            run(1000000 if SLOW else 100000 if taken_ else 20000)
+            gc.collect()
+            assert resident() - before < 1 << 20
+        finally:
+            weft.backends.set_flags(pin=None)
