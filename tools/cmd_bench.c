@@ -21,10 +21,10 @@ typedef struct entry { /* one kernel on one problem */
 typedef struct bench {
     const cli_command *self;
     const char *kernel, *json, *set;
-    int64_t rounds, threads;
-    bool regret;        /* only the table of choices */
-    double worst;       /* time of the planner's choice over that of the fastest kernel */
-    int64_t over, many; /* problems with a choice over REGRET times the best; with a choice */
+    int64_t rounds, threads, calls; /* calls: time the host's side of weft_execute with so many; 0: no */
+    bool regret;                    /* only the table of choices */
+    double worst;                   /* time of the planner's choice over that of the fastest kernel */
+    int64_t over, many;             /* problems with a choice over REGRET times the best; with a choice */
     weft_ctx *ctx;
     FILE *out;
     bool comma;
@@ -120,6 +120,35 @@ static int time_cpu(bench *b, const weft_problem *p) {
     return s == WEFT_OK ? CLI_OK : cli_failed(b->self, "%s", weft_last_error());
 }
 
+/* What weft_execute costs beyond the kernel: both are called `calls` times on warm data, in turn; the least of the rounds counts. */
+static int time_calls(bench *b, const weft_problem *p) {
+    entry *e = &b->entries[0];
+    const weft__choice *c = weft__plan_choice(e->plan);
+    weft_args args = WEFT_ARGS_INIT;
+    double least[2] = {HUGE_VAL, HUGE_VAL};
+    weft__hw hw;
+    if (p->device != WEFT_DEVICE_CPU || c->d.packed)
+        return cli_failed(b->self, "--calls: %s packs weights or runs on a GPU, allowed: a CPU kernel that does not",
+                          c->kernel->name);
+    if (weft__ctx_hw(b->ctx, p, &hw) != WEFT_OK) return cli_failed(b->self, "%s", weft_last_error());
+    for (int i = 0; i < p->ntensors; i++) args.ptr[p->tensor[i].role] = b->data[p->tensor[i].role].at;
+    const weft__exec direct = {
+        .p = p, .hw = &hw, .ctx = b->ctx, .params = c->d.params, .ptr = args.ptr, .workspace = e->workspace.at};
+    for (int64_t round = 0; round < b->rounds; round++)
+        for (int side = 0; side < 2; side++) {
+            weft_status s = WEFT_OK;
+            uint64_t start = weft__now_ns();
+            for (int64_t i = 0; i < b->calls && s == WEFT_OK; i++)
+                s = side ? c->kernel->run(&direct)
+                         : weft_execute(e->plan, &args, e->workspace.at, weft_plan_workspace_bytes(e->plan), NULL);
+            if (s != WEFT_OK) return cli_failed(b->self, "%s", weft_last_error());
+            least[side] = fmin(least[side], (double)(weft__now_ns() - start) / (double)b->calls);
+        }
+    printf("%s: weft_execute %.0f ns, the kernel alone %.0f ns, beyond it %.0f ns\n", weft_plan_kernel_name(e->plan),
+           least[0], least[1], least[0] - least[1]);
+    return CLI_OK;
+}
+
 /* The engine's own timer: events around each run, the cache flushed before it. No floor is measured here. */
 static int time_cuda(bench *b, const weft_problem *p) {
     weft__hw hw;
@@ -202,7 +231,12 @@ static int bench_one(bench *b, const char *given) {
     harness_text(&p, text);
     code = add_kernels(b, &p);
     if (code == CLI_OK && p.device == WEFT_DEVICE_CPU) code = add_data(b, &p);
-    if (code == CLI_OK) code = p.device == WEFT_DEVICE_CPU ? time_cpu(b, &p) : time_cuda(b, &p);
+    if (code == CLI_OK && b->calls) code = time_calls(b, &p);
+    if (code == CLI_OK && !b->calls) code = p.device == WEFT_DEVICE_CPU ? time_cpu(b, &p) : time_cuda(b, &p);
+    if (code == CLI_OK && b->calls) {
+        drop(b);
+        return code;
+    }
     if (code == CLI_OK && b->regret)
         print_regret(b, text, chosen);
     else if (code == CLI_OK)
@@ -236,6 +270,8 @@ static int run(const cli_command *self, int argc, char **argv) {
         {"set", "NAME", "the problems of bench/NAME.txt of the source tree", CLI_TEXT, &b.set, 0, 0},
         {"regret", NULL, "one line per problem: the planner's choice over the fastest kernel", CLI_FLAG, &b.regret, 0,
          0},
+        {"calls", "N", "time what weft_execute costs beyond the first kernel, over N calls", CLI_COUNT, &b.calls, 1,
+         1e9},
         {"json", "FILE", "write the rows as a list of objects too", CLI_TEXT, &b.json, 0, 0},
     };
     int code = cli_parse(self, options, WEFT__COUNT(options), &argc, argv);
