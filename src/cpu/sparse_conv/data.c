@@ -8,7 +8,7 @@
  * Strict:    padding is zero in the panel, so a value that is not finite is left to the reference
  * Try:       weft bench sparse_conv2d:fwd:f32:nchw:n1c256h56w56:o256k3p1nnz58982 */
 #include "cpu/sparse_conv/entries.h"
-#include "cpu/sparse_conv/panel.h"
+#include "cpu/sparse_conv/out.h"
 
 /* The rows [b->first, b->last) of the block, one chunk. */
 typedef struct product {
