@@ -135,3 +135,23 @@ TEST(wrong_implementations) {
     FAILS(weft_ctx_set_external(ctx, &r), WEFT_ERR_INVALID, "has the external implementation host_conv already");
     weft_ctx_release(ctx);
 }
+
+/* With one candidate there is nothing to compare: no run, no wisdom, also where a measurement is asked for. */
+TEST(one_candidate_is_not_measured) {
+    static const uint32_t engines[] = {WEFT_ENGINE_REF, WEFT_ENGINE_EXTERNAL, WEFT_ENGINE_REF | WEFT_ENGINE_EXTERNAL};
+    for (size_t i = 0; i < WEFT__COUNT(engines); i++) {
+        host h = {.of_peak = 1};
+        weft_ctx *ctx = context_with(&h);
+        weft_plan_opts opts = WEFT_PLAN_OPTS_INIT;
+        weft_problem p = test_problem(usual);
+        weft_plan *plan = NULL;
+        opts.mode = WEFT_MODE_MEASURE;
+        opts.engines = engines[i];
+        OK(weft_plan_create(&plan, ctx, &p, &opts));
+        CHECK(strcmp(weft__plan_choice(plan)->why, "only") == 0 && h.rehearsals == 0 && weft_wisdom_count(ctx) == 0,
+              "engines %u: %s by %s, %d runs, %zu entries", engines[i], weft_plan_kernel_name(plan),
+              weft__plan_choice(plan)->why, h.rehearsals, weft_wisdom_count(ctx));
+        weft_plan_release(plan);
+        weft_ctx_release(ctx);
+    }
+}

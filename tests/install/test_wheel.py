@@ -161,7 +161,7 @@ def test_a_cmake_project(installed: Scratch) -> None:
     build = installed.root / "by_cmake"
     installed.run("cmake", "-S", ROOT / "tests" / "install", "-B", build, f"-DCMAKE_PREFIX_PATH={installed.package}")
     installed.run("cmake", "--build", build)
-    for program in ("consumer_shared", "consumer_static"):
+    for program in ("sections_weft_c", "sections_weft_cc", "sections_weft_static_c", "sections_weft_static_cc"):
         installed.run(build / program)
 
 
@@ -170,7 +170,7 @@ def test_pkg_config(installed: Scratch) -> None:
         pytest.skip("no pkg-config on this machine")
     path = f"PKG_CONFIG_PATH={installed.package}/lib/pkgconfig"
     flags = installed.run("env", path, "pkg-config", "--cflags", "--libs", "weft").stdout
-    installed.compile_and_run(ROOT / "tests" / "install" / "consumer.c", f"{flags} -Wl,-rpath,{installed.package}/lib")
+    installed.compile_and_run(ROOT / "tests" / "install" / "sections.c", flags)
 
 
 def test_importing_brings_little(installed: Scratch) -> None:
