@@ -220,13 +220,13 @@ TEST(gapped_outputs) {
         char text[256];
         snprintf(text, sizeof(text), "conv2d:fwd:f32:nchw,dst=%s:n%dc8h9w9:o8k3", taken[i],
                  taken[i][1] == '1' && taken[i][2] == '.' ? 1 : 2);
-        weft_problem p;
+        weft_problem p = WEFT_PROBLEM_INIT;
         CHECK(weft_problem_parse(&p, text) == WEFT_OK, "%s: %s", text, weft_last_error());
     }
     static const char *const refused_ones[] = {"[392.49.6.1]", "[1000.90.13.2]", "[1000.91.12.2]", "[391.49.7.1]"};
     for (size_t i = 0; i < WEFT__COUNT(refused_ones); i++) {
         char text[256];
-        weft_problem p;
+        weft_problem p = WEFT_PROBLEM_INIT;
         snprintf(text, sizeof(text), "conv2d:fwd:f32:nchw,dst=%s:n2c8h9w9:o8k3", refused_ones[i]);
         FAILS(weft_problem_parse(&p, text), WEFT_ERR_INVALID, "dst|overlap");
     }
