@@ -25,7 +25,7 @@ static double median_ns(weft_ctx *ctx, const weft_problem *base, int runs, bool 
 
 int main(void) {
     static const char line[] = "cpu:none:scalar 0.1.0 t1 conv1d:fwd:f32:ncw:n1c1w9:o1k3@cpu conv_ref v1 100 0\n";
-    weft_problem p;
+    weft_problem p = WEFT_PROBLEM_INIT;
     weft_ctx *ctx = NULL;
     if (weft_ctx_create(&ctx, NULL) != WEFT_OK ||
         weft_problem_parse(&p, "conv2d:fwd:f32:nchw:n8c128h56w56:o128k3p1g128") != WEFT_OK)
