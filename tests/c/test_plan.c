@@ -149,6 +149,27 @@ TEST(engines) {
     weft_ctx_release(ctx);
 }
 
+/* A build runs where all of its features are, whatever else there is. */
+TEST(features) {
+    weft__hw all, hw;
+    weft__hw_detect(&all);
+    CHECK(weft__hw_runs(&all, WEFT__SCALAR) && weft__hw_runs(&all, all.isa), "isa %s", weft__isa_names[all.isa]);
+    for (int i = 0; i < WEFT__ISA_COUNT; i++) {
+        hw = all;
+        weft__hw_limit(&hw, (weft__isa)i);
+        CHECK(!(hw.features & ~all.features), "limit %s gave features", weft__isa_names[i]);
+        CHECK(weft__hw_runs(&hw, (weft__isa)i) == weft__hw_runs(&all, (weft__isa)i), "limit %s", weft__isa_names[i]);
+        if (!weft__hw_runs(&hw, (weft__isa)i)) continue;
+        CHECK((int)hw.isa == i, "limit %s is %s", weft__isa_names[i], weft__isa_names[hw.isa]);
+        const uint32_t needed = hw.features; /* no more than the row's, and none to spare */
+        for (int f = 0; f < WEFT__FEATURE_COUNT; f++) {
+            hw.features = needed & ~(1u << f);
+            CHECK(weft__hw_runs(&hw, (weft__isa)i) == !(needed >> f & 1), "%s without %s", weft__isa_names[i],
+                  weft__feature_names[f]);
+        }
+    }
+}
+
 /* How much of a name is the design: up to the ISA. */
 static size_t design(const char *name) {
     const char *isa = strstr(name, "__");

@@ -105,7 +105,7 @@ VF_INLINE vf vf_from_f16(vh v) {
 /* Ties to even: half of the last kept bit less one, and that bit. The sum with 1/2 rounds subnormals to whole 2^-24. */
 VF_INLINE vh vf_to_f16(vf v) {
     const vi bits = vf_bits(v), size = bits & INT32_MAX, sign = vi_shr(bits, 16) & 0x8000;
-    const vi normal = (size + 0xfff + (size >> 13 & 1) - (112 << 23)) >> 13;
+    const vi normal = vi_sar(vi_add(size - (112 << 23), 0xfff + (size >> 13 & 1)), 13);
     const vi tiny = vf_bits(vf_from_bits(size) + vf_set1(0.5f)) - vf_bits(vf_set1(0.5f));
     const vi huge = 0x7c00 | (0x200 & (size > 0x7f800000));
     vi value = (tiny & (size < 0x38800000)) | (normal & (size >= 0x38800000));
