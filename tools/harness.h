@@ -86,7 +86,7 @@ bool harness_random_for(weft_problem *p, uint64_t *seed, int device, const weft_
 bool harness_stream(weft_problem *p, uint64_t *seed, int device, weft_ctx *ctx, uint64_t i);
 /* How many products are summed into one element of that output. */
 double harness_terms(const weft_problem *p, int role);
-/* What an input is given: by the operator's own fill, else harness_fill; integers (masks, ...) are 0 and 1. */
+/* What an input is given: by the fill of the operator's record, else harness_fill; other integers are 0 and 1. */
 void harness_fill_input(const weft_problem *p, harness_buffer *b, harness_kind kind, uint64_t seed);
 
 /* n, c and the visible axes of data n c d h w; about `most` elements at most, sometimes none. */
@@ -96,8 +96,8 @@ void harness_draw_data(weft_problem *p, harness_rng *r, double most);
 typedef struct harness_generator {
     void (*draw)(weft_problem *p, harness_rng *r, bool usual); /* geometry, always valid; pass and rank are set */
     double (*terms)(const weft_problem *p, int role);
-    /* Data that must mean something: indices, labels, variances, offsets. false: any values of that kind will do. */
-    bool (*fill)(const weft_problem *p, harness_buffer *b, harness_kind kind, uint64_t seed);
+    /* Put into data that the operator's record has filled, for the specials: labels that are no class. NULL: nothing. */
+    void (*spoil)(const weft_problem *p, harness_buffer *b, uint64_t seed);
     /* Outputs are differences of sums, and may be small where the sums are not: errors are measured against the largest
      * value of the output. */
     bool differences;

@@ -170,7 +170,11 @@ bool harness_differences(const weft_problem *p) { return generators[p->op] && ge
 
 void harness_fill_input(const weft_problem *p, harness_buffer *b, harness_kind kind, uint64_t seed) {
     const harness_generator *g = generators[p->op];
-    if (g && g->fill && g->fill(p, b, kind, seed)) return;
+    const weft__op *op = weft__op_of(p->op);
+    if (op->fill && op->fill(p, &b->tensor, b->at, seed)) {
+        if (g && g->spoil && kind == HARNESS_SPECIALS) g->spoil(p, b, seed);
+        return;
+    }
     if (WEFT__FLOATS & WEFT__BIT(b->tensor.dtype))
         harness_fill(b, kind, seed);
     else
@@ -200,7 +204,7 @@ static void draw_epilogue(weft_problem *p, harness_rng *r) {
 }
 
 /* Any order of the axes, gaps behind some of them; inputs sometimes repeat an axis with stride 0. Whole numbers are
- * offsets, indices or labels, which must differ where fill() says so: they do not repeat. */
+ * offsets, indices or labels, which must differ where the operator's fill says so: they do not repeat. */
 static void draw_strides(const weft_problem *p, weft_tensor *t, harness_rng *r) {
     weft_tensor shape = {0};
     weft__op_of(p->op)->shape(p, t->role, &shape);

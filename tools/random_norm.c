@@ -1,5 +1,5 @@
-/* Random problems of softmax, cross entropy, batch norm and LRN, with labels, variances and deviations that can
- * occur. */
+/* Random problems of softmax, cross entropy, batch norm and LRN, with labels that are no
+ * class. */
 #include "harness.h"
 
 enum { ELEMENTS = 6000 };
@@ -23,20 +23,15 @@ static void cross_entropy_draw(weft_problem *p, harness_rng *r, bool usual) {
     p->real[WEFT_CE_SMOOTHING] = HARNESS_PICK(r, smooth);
 }
 
-/* Every tenth label is ignored; among specials some are no class at all. */
-static bool cross_entropy_fill(const weft_problem *p, harness_buffer *b, harness_kind kind, uint64_t seed) {
-    if (b->tensor.dtype != WEFT_DTYPE_I64) return false;
-    harness_rng r = {seed};
-    for (harness_walk w = harness_first(&b->tensor); !w.done; harness_step(&w)) {
-        int64_t label = harness_below(&r, p->c);
-        if (harness_chance(&r, 10)) label = p->attr[WEFT_CE_IGNORE];
-        if (kind == HARNESS_SPECIALS && harness_chance(&r, 5)) label = harness_chance(&r, 50) ? p->c : INT64_MIN;
-        ((int64_t *)b->at)[w.offset] = label;
-    }
-    return true;
+/* Some labels are no class at all. */
+static void cross_entropy_spoil(const weft_problem *p, harness_buffer *b, uint64_t seed) {
+    harness_rng r = {harness_mix(seed, 1)};
+    if (b->tensor.dtype != WEFT_DTYPE_I64) return;
+    for (harness_walk w = harness_first(&b->tensor); !w.done; harness_step(&w))
+        if (harness_chance(&r, 5)) ((int64_t *)b->at)[w.offset] = harness_chance(&r, 50) ? p->c : INT64_MIN;
 }
 
-const harness_generator harness_cross_entropy = {cross_entropy_draw, NULL, cross_entropy_fill, true};
+const harness_generator harness_cross_entropy = {cross_entropy_draw, NULL, cross_entropy_spoil, true};
 
 /* ---------------------------------------------------------------- batch_norm */
 static void batch_norm_draw(weft_problem *p, harness_rng *r, bool usual) {
@@ -51,18 +46,7 @@ static void batch_norm_draw(weft_problem *p, harness_rng *r, bool usual) {
     if (p->n == 1 && p->in[0] * p->in[1] * p->in[2] == 1) p->n = 2;
 }
 
-/* Variances and inverse deviations are positive. */
-static bool batch_norm_fill(const weft_problem *p, harness_buffer *b, harness_kind kind, uint64_t seed) {
-    (void)p, (void)kind;
-    if (b->tensor.role != WEFT_ROLE_VAR && b->tensor.role != WEFT_ROLE_SAVE_INVSTD) return false;
-    harness_rng r = {seed};
-    int64_t size = (int64_t)weft__dtype_size(b->tensor.dtype);
-    for (harness_walk w = harness_first(&b->tensor); !w.done; harness_step(&w))
-        harness_store(b->tensor.dtype, (char *)b->at + w.offset * size, 1.25 + harness_real(&r));
-    return true;
-}
-
-const harness_generator harness_batch_norm = {batch_norm_draw, NULL, batch_norm_fill, true};
+const harness_generator harness_batch_norm = {batch_norm_draw, NULL, NULL, true};
 
 /* ---------------------------------------------------------------- lrn */
 static void lrn_draw(weft_problem *p, harness_rng *r, bool usual) {

@@ -1,5 +1,4 @@
-/* Random problems of partial convolution: the geometry of convolution, every kind of mask, and sums that a mask can
- * give. */
+/* Random problems of partial convolution: the geometry of convolution, every kind of mask. */
 #include "harness.h"
 
 /* Any geometry but one that leaves nothing of dst; smaller, since dst is larger than src. */
@@ -27,21 +26,4 @@ static double terms(const weft_problem *p, int role) {
     return harness_conv.terms(p, role == WEFT_ROLE_NEW_MASK || role == WEFT_ROLE_SUMS ? WEFT_ROLE_DST : role);
 }
 
-/* Holes, ones, and for float masks some quarters between: the same for every kind of data, as masks are never
- * negative. */
-static bool fill(const weft_problem *p, harness_buffer *b, harness_kind kind, uint64_t seed) {
-    (void)kind;
-    int role = b->tensor.role;
-    if (role != WEFT_ROLE_MASK && role != WEFT_ROLE_SUMS) return false;
-    harness_rng r = {seed};
-    int64_t window = p->c / p->groups * p->kernel[0] * p->kernel[1] * p->kernel[2],
-            size = (int64_t)weft__dtype_size(b->tensor.dtype);
-    for (harness_walk w = harness_first(&b->tensor); !w.done; harness_step(&w)) {
-        bool whole = b->tensor.dtype == WEFT_DTYPE_U8 || harness_chance(&r, 80);
-        double v = role == WEFT_ROLE_SUMS ? (double)harness_below(&r, window + 1) : (double)harness_chance(&r, 70);
-        harness_store(b->tensor.dtype, (char *)b->at + w.offset * size, whole ? v : (double)harness_below(&r, 5) / 4);
-    }
-    return true;
-}
-
-const harness_generator harness_partial_conv = {draw, terms, fill, false};
+const harness_generator harness_partial_conv = {draw, terms, NULL, false};

@@ -72,16 +72,7 @@ static double terms(const weft_problem *p, int role) {
     return count;
 }
 
-/* An index is one of the window (u8) or of the channel, mostly of another window: then it must be passed over. */
-static bool fill_index(const weft_problem *p, harness_buffer *b, harness_kind kind, uint64_t seed) {
-    const int64_t *size = b->tensor.dtype == WEFT_DTYPE_U8 ? p->kernel : p->in;
-    (void)kind;
-    if (b->tensor.role != WEFT_ROLE_INDEX) return false;
-    harness_fill_below(b, size[0] * size[1] * size[2], seed);
-    return true;
-}
-
-const harness_generator harness_max_pool = {draw_max, terms, fill_index, false};
+const harness_generator harness_max_pool = {draw_max, terms, NULL, false};
 const harness_generator harness_avg_pool = {draw_avg, terms, NULL, false};
 const harness_generator harness_adaptive_avg_pool = {draw_adaptive, terms, NULL, false};
 const harness_generator harness_columns = {draw, terms, NULL, false};

@@ -29,21 +29,4 @@ static double terms(const weft_problem *p, int role) {
     return step * chain * (double)WEFT__MAX(1, p->n);
 }
 
-/* Offsets of the steps' rows: all n sequences at the first step, then never more than before, `rows` in all. */
-static bool fill(const weft_problem *p, harness_buffer *b, harness_kind kind, uint64_t seed) {
-    (void)kind;
-    if (b->tensor.role != WEFT_ROLE_LENGTHS) return false;
-    harness_rng r = {seed};
-    int64_t begin = 0, rows = p->attr[WEFT_RNN_ROWS], alive = p->n;
-    for (harness_walk w = harness_first(&b->tensor); !w.done; harness_step(&w)) {
-        int64_t t = w.index[0], left = p->attr[WEFT_RNN_STEPS] - t, rest = rows - begin;
-        harness_store(b->tensor.dtype, (char *)b->at + w.offset * (int64_t)sizeof(int64_t), (double)begin);
-        if (left == 0) break;
-        int64_t least = (rest + left - 1) / left; /* fewer now would leave more than the later steps can take */
-        if (t) alive = least + harness_below(&r, WEFT__MIN(alive, rest) - least + 1);
-        begin += alive;
-    }
-    return true;
-}
-
-const harness_generator harness_rnn = {draw, terms, fill, false};
+const harness_generator harness_rnn = {draw, terms, NULL, false};

@@ -21,31 +21,4 @@ static double terms(const weft_problem *p, int role) {
                                                                : harness_conv.terms(p, role);
 }
 
-static int64_t draw_column(const weft_problem *p, harness_rng *r) {
-    int64_t col = harness_below(r, p->c / p->groups);
-    for (int a = 0; a < 3; a++) {
-        int64_t tap = harness_below(r, p->kernel[a]);
-        if (p->attr[WEFT_SPARSE_STRETCHED])
-            col = col * (p->in[a] + p->pad_lo[a] + p->pad_hi[a]) + tap * p->dilation[a];
-        else
-            col = col * p->kernel[a] + tap;
-    }
-    return col;
-}
-
-static bool fill(const weft_problem *p, harness_buffer *b, harness_kind kind, uint64_t seed) {
-    (void)kind;
-    int role = b->tensor.role;
-    if (role != WEFT_ROLE_ROWS && role != WEFT_ROLE_COLS) return false;
-    harness_rng r = {seed};
-    int64_t begin = 0, size = (int64_t)weft__dtype_size(b->tensor.dtype);
-    for (harness_walk w = harness_first(&b->tensor); !w.done; harness_step(&w)) {
-        int64_t rest = p->attr[WEFT_SPARSE_NNZ] - begin, left = p->o - w.index[0];
-        int64_t v = role == WEFT_ROLE_COLS ? draw_column(p, &r) : left ? begin : begin + rest;
-        harness_store(b->tensor.dtype, (char *)b->at + w.offset * size, (double)v);
-        if (role == WEFT_ROLE_ROWS && left) begin += harness_below(&r, WEFT__MIN(rest, 2 * rest / left) + 1);
-    }
-    return true;
-}
-
-const harness_generator harness_sparse_conv = {draw, terms, fill, false};
+const harness_generator harness_sparse_conv = {draw, terms, NULL, false};

@@ -138,9 +138,8 @@ typedef struct weft__op {
     uint64_t (*absent)(const weft_problem *p);
     uint64_t (*kept)(const weft_problem *p); /* roles the pass writes that this problem only reads; NULL: none */
     double (*flops)(const weft_problem *p);
-    /* Fills a tensor as callers would, for measuring: indices and offsets, which no random number replaces. false: it is
-     * none of those. NULL: no tensor is. */
-    bool (*sample)(const weft_problem *p, const weft_tensor *t, void *ptr);
+    /* Values for an input, in host memory, that mean something (src/ops/fill.h); false, or NULL: any will do. */
+    bool (*fill)(const weft_problem *p, const weft_tensor *t, void *ptr, uint64_t seed);
     bool in_place;       /* dst may be src, and diff_src diff_dst */
     bool transcendental; /* its items call exp, log, tanh or pow, whose last bits differ between engines */
     const weft__items *items;

@@ -5,6 +5,7 @@
 #include <math.h>
 
 #include "ops/common.h"
+#include "ops/fill.h"
 #include "ref/batch_norm.h"
 
 static const weft__field fields[] = {
@@ -85,6 +86,14 @@ static const weft__items items = {
     "batch_norm.h", "batch_norm_item", batch_norm_phases, batch_norm_count, batch_norm_workspace, batch_norm_item,
 };
 
+/* Variances and inverse deviations are above 0: 0.25 .. 2.25. */
+static bool fill(const weft_problem *p, const weft_tensor *t, void *ptr, uint64_t seed) {
+    (void)p;
+    if (t->role != WEFT_ROLE_VAR && t->role != WEFT_ROLE_SAVE_INVSTD) return false;
+    WEFT__EACH(t, i, at, coord) item_store(t->dtype, ptr, at, 0.25 + (double)(weft__draw(&seed) >> 11) * 0x1p-52);
+    return true;
+}
+
 const weft__op weft__op_batch_norm = {
     .name = "batch_norm",
     .op = WEFT_OP_BATCH_NORM,
@@ -100,5 +109,6 @@ const weft__op weft__op_batch_norm = {
     .absent = absent,
     .kept = kept,
     .flops = flops,
+    .fill = fill,
     .items = &items,
 };

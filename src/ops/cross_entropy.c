@@ -3,6 +3,7 @@
  * log-sum-exp of every place, which bwd needs. A target outside 0..c-1 that is not ignored cannot be refused by
  * then: it gives NaN, see src/ref/cross_entropy.h. */
 #include "ops/common.h"
+#include "ops/fill.h"
 #include "ref/cross_entropy.h"
 
 static const weft__field fields[] = {
@@ -62,6 +63,16 @@ static const weft__items items = {
     cross_entropy_count, cross_entropy_workspace, cross_entropy_item,
 };
 
+/* Classes; every tenth label is the one that is ignored. */
+static bool fill(const weft_problem *p, const weft_tensor *t, void *ptr, uint64_t seed) {
+    if (t->dtype != WEFT_DTYPE_I64) return false;
+    WEFT__EACH(t, i, at, coord) {
+        const int64_t label = weft__draw_below(&seed, p->c);
+        ((int64_t *)ptr)[at] = weft__draw_chance(&seed, 10) ? p->attr[WEFT_CE_IGNORE] : label;
+    }
+    return true;
+}
+
 const weft__op weft__op_cross_entropy = {
     .name = "cross_entropy",
     .op = WEFT_OP_CROSS_ENTROPY,
@@ -76,6 +87,7 @@ const weft__op weft__op_cross_entropy = {
     .dtypes = dtypes,
     .absent = absent,
     .flops = flops,
+    .fill = fill,
     .transcendental = true,
     .items = &items,
 };

@@ -10,6 +10,7 @@
  *   weights (c, o/groups, kernel)
  * sums are f32 or f64, also beside 16-bit data: they count beyond 2048. */
 #include "ops/conv.h"
+#include "ops/fill.h"
 #include "ref/partial_conv.h"
 
 static const weft__field fields[] = {
@@ -124,6 +125,19 @@ static double flops(const weft_problem *p) {
 static const weft__items items = {"partial_conv.h",   "partial_conv_item", partial_conv_phases,
                                   partial_conv_count, weft__no_workspace,  partial_conv_item};
 
+/* Holes, ones, and in float masks some quarters between; sums that a window can give. */
+static bool fill(const weft_problem *p, const weft_tensor *t, void *ptr, uint64_t seed) {
+    const int64_t window = p->c / p->groups * p->kernel[0] * p->kernel[1] * p->kernel[2];
+    if (t->role != WEFT_ROLE_MASK && t->role != WEFT_ROLE_SUMS) return false;
+    WEFT__EACH(t, i, at, coord) {
+        const bool whole = t->dtype == WEFT_DTYPE_U8 || weft__draw_chance(&seed, 80);
+        const int64_t v =
+            t->role == WEFT_ROLE_SUMS ? weft__draw_below(&seed, window + 1) : weft__draw_chance(&seed, 70);
+        item_store(t->dtype, ptr, at, whole ? (double)v : (double)weft__draw_below(&seed, 5) / 4);
+    }
+    return true;
+}
+
 const weft__op weft__op_partial_conv = {
     .name = "partial_conv",
     .op = WEFT_OP_PARTIAL_CONV,
@@ -138,5 +152,6 @@ const weft__op weft__op_partial_conv = {
     .dtypes = dtypes,
     .absent = absent,
     .flops = flops,
+    .fill = fill,
     .items = &items,
 };

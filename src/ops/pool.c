@@ -1,6 +1,7 @@
 /* Pooling: max_pool, avg_pool, adaptive_avg_pool (global average is to1). Sizes, padding and ceil mode follow torch;
  * low and high padding may differ. A text without s has stride 1. */
 #include "ops/common.h"
+#include "ops/fill.h"
 #include "ref/pool.h"
 
 static const weft__field max_fields[] = {
@@ -138,6 +139,15 @@ static double flops(const weft_problem *p) {
 
 static const weft__items items = {"pool.h", "pool_item", weft__one_phase, pool_count, weft__no_workspace, pool_item};
 
+/* An index is one of the window (u8) or of the channel, mostly of another window: then it is passed over. */
+static bool fill(const weft_problem *p, const weft_tensor *t, void *ptr, uint64_t seed) {
+    const int64_t *size = t->dtype == WEFT_DTYPE_U8 ? p->kernel : p->in;
+    if (t->role != WEFT_ROLE_INDEX) return false;
+    WEFT__EACH(t, i, at, coord)
+    item_store(t->dtype, ptr, at, (double)weft__draw_below(&seed, size[0] * size[1] * size[2]));
+    return true;
+}
+
 #define POOL(NAME, name_, kind, passes_, dtypes_, absent_)                    \
     const weft__op weft__op_##name_ = {.name = #name_,                        \
                                        .op = WEFT_OP_##NAME,                  \
@@ -152,6 +162,7 @@ static const weft__items items = {"pool.h", "pool_item", weft__one_phase, pool_c
                                        .dtypes = dtypes_,                     \
                                        .absent = absent_,                     \
                                        .flops = flops,                        \
+                                       .fill = fill,                          \
                                        .items = &items}
 POOL(MAX_POOL, max_pool, max, max_passes, max_dtypes, max_absent);
 POOL(AVG_POOL, avg_pool, avg, avg_passes, weft__floats, NULL);

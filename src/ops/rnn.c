@@ -2,6 +2,7 @@
  * reserve and packed sequences lie in memory. Batch-first data are strides. Without `state` the first states are 0
  * and have no gradient. */
 #include "ops/common.h"
+#include "ops/fill.h"
 #include "ref/rnn.h"
 
 #define ATTR(key, name, fallback, always) \
@@ -131,6 +132,21 @@ static double flops(const weft_problem *p) {
 
 static const weft__items items = {"rnn.h", "rnn_item", rnn_phases, rnn_count, rnn_workspace, rnn_item};
 
+/* Offsets of the steps' rows: all n sequences at the first step, then never more than before, `rows` in all. */
+static bool fill(const weft_problem *p, const weft_tensor *t, void *ptr, uint64_t seed) {
+    int64_t begin = 0, alive = p->n;
+    if (t->role != WEFT_ROLE_LENGTHS) return false;
+    WEFT__EACH(t, i, at, coord) {
+        const int64_t left = p->attr[WEFT_RNN_STEPS] - i, rest = p->attr[WEFT_RNN_ROWS] - begin;
+        item_store(t->dtype, ptr, at, (double)begin);
+        if (left <= 0) break;
+        const int64_t least = (rest + left - 1) / left; /* fewer now would leave more than the later steps can take */
+        if (i) alive = least + weft__draw_below(&seed, WEFT__MIN(alive, rest) - least + 1);
+        begin += alive;
+    }
+    return true;
+}
+
 #define RNN(NAME, name_)                                               \
     const weft__op weft__op_##name_ = {.name = #name_,                 \
                                        .op = WEFT_OP_##NAME,           \
@@ -143,6 +159,7 @@ static const weft__items items = {"rnn.h", "rnn_item", rnn_phases, rnn_count, rn
                                        .dtypes = dtypes,               \
                                        .absent = absent,               \
                                        .flops = flops,                 \
+                                       .fill = fill,                   \
                                        .transcendental = true,         \
                                        .items = &items}
 RNN(RNN_RELU, rnn_relu);

@@ -2,6 +2,7 @@
  * them) and the columns (cols) of a CSR matrix, i32 or i64; src/ref/sparse_conv.h has the formulas and both forms of
  * columns. src/ops/sparse_csr.c builds and checks them. */
 #include "ops/conv.h"
+#include "ops/fill.h"
 #include "ref/sparse_conv.h"
 
 static const weft__field fields[] = {
@@ -61,33 +62,33 @@ static double flops(const weft_problem *p) {
     return (p->pass == WEFT_PASS_BWD ? 4 : 2) * places * (double)p->attr[WEFT_SPARSE_NNZ];
 }
 
-/* Rows of equal length, columns spread over each row without an order that a cache would like. */
-static bool sample(const weft_problem *p, const weft_tensor *t, void *ptr) {
-    const int64_t nnz = p->attr[WEFT_SPARSE_NNZ], count = weft__numel(t);
-    uint64_t seed = 1;
+static const weft__items items = {"sparse_conv.h", "sparse_conv_item", conv_phases,
+                                  conv_count,      weft__no_workspace, sparse_conv_item};
+
+static int64_t draw_column(const weft_problem *p, uint64_t *seed) {
+    int64_t col = weft__draw_below(seed, p->c / p->groups);
+    for (int a = 0; a < 3; a++) {
+        const int64_t tap = weft__draw_below(seed, p->kernel[a]), padded = p->in[a] + p->pad_lo[a] + p->pad_hi[a];
+        col = p->attr[WEFT_SPARSE_STRETCHED] ? col * padded + tap * p->dilation[a] : col * p->kernel[a] + tap;
+    }
+    return col;
+}
+
+/* Rows of uneven length, none of them more than twice the mean of those that follow; columns in any order. */
+static bool fill(const weft_problem *p, const weft_tensor *t, void *ptr, uint64_t seed) {
+    int64_t begin = 0;
     if (t->role != WEFT_ROLE_ROWS && t->role != WEFT_ROLE_COLS) return false;
-    for (int64_t i = 0; i < count; i++) {
-        int64_t value = (int64_t)((double)nnz * (double)i / (double)p->o);
+    WEFT__EACH(t, i, at, coord) {
+        const int64_t rest = p->attr[WEFT_SPARSE_NNZ] - begin, left = p->o - i;
         if (t->role == WEFT_ROLE_COLS) {
-            seed = seed * 6364136223846793005u + 1442695040888963407u;
-            value = (int64_t)(seed >> 33) % (p->c / p->groups);
-            for (int a = 0; a < 3; a++) {
-                const int64_t tap = (int64_t)(seed >> (20 + 8 * a) & 4095) % p->kernel[a];
-                value = p->attr[WEFT_SPARSE_STRETCHED]
-                            ? value * (p->in[a] + p->pad_lo[a] + p->pad_hi[a]) + tap * p->dilation[a]
-                            : value * p->kernel[a] + tap;
-            }
+            item_store(t->dtype, ptr, at, (double)draw_column(p, &seed));
+            continue;
         }
-        if (t->dtype == WEFT_DTYPE_I32)
-            ((int32_t *)ptr)[i * t->strides[0]] = (int32_t)value;
-        else
-            ((int64_t *)ptr)[i * t->strides[0]] = value;
+        item_store(t->dtype, ptr, at, (double)(left ? begin : begin + rest));
+        if (left) begin += weft__draw_below(&seed, WEFT__MIN(rest, 2 * rest / left) + 1);
     }
     return true;
 }
-
-static const weft__items items = {"sparse_conv.h", "sparse_conv_item", conv_phases,
-                                  conv_count,      weft__no_workspace, sparse_conv_item};
 
 const weft__op weft__op_sparse_conv = {
     .name = "sparse_conv",
@@ -102,6 +103,6 @@ const weft__op weft__op_sparse_conv = {
     .shape = shape,
     .dtypes = dtypes,
     .flops = flops,
-    .sample = sample,
+    .fill = fill,
     .items = &items,
 };

@@ -18,16 +18,19 @@ typedef struct buffers {
     size_t flush_bytes;
 } buffers;
 
-/* Values around one in size: no subnormals, no overflow, nothing a kernel could shorten. */
+/* What the operator says of the tensor, else values around one in size: no subnormals, no overflow, nothing a kernel
+ * could shorten; whole numbers are 0 and 1. */
 static void fill(const weft_problem *p, const weft_tensor *t, void *ptr) {
     const weft__op *op = weft__op_of(p->op);
+    const bool real = WEFT__FLOATS & WEFT__BIT(t->dtype);
     uint64_t seed = 88172645463325252u + (uint64_t)t->role;
-    if (op->sample && op->sample(p, t, ptr)) return;
     size_t n = weft_tensor_bytes(t) / weft__dtype_size(t->dtype);
     for (size_t i = 0; i < n; i++) {
         seed = seed * 6364136223846793005u + 1442695040888963407u;
-        item_store(t->dtype, ptr, (int64_t)i, (double)(int64_t)(seed >> 40) * 0x1p-23 - 1.0);
+        item_store(t->dtype, ptr, (int64_t)i,
+                   real ? (double)(int64_t)(seed >> 40) * 0x1p-23 - 1.0 : (double)(seed >> 63));
     }
+    if (op->fill && weft__is_input(p, t->role)) op->fill(p, t, ptr, seed);
 }
 
 static weft_status take(buffers *b, size_t bytes, void **block, void **ptr) {

@@ -210,3 +210,90 @@ TEST(the_host_wins_by_a_nanosecond) {
           weft_plan_kernel_name(plan), broken.runs);
     weft_plan_release(plan), weft_ctx_release(ctx);
 }
+
+/* ---------------------------------------------------------------- the data that is measured on */
+static int inspected;
+static const int64_t *numbers(const weft__exec *e, int role, int64_t *count) {
+    *count = weft__numel(weft__tensor(e->p, role));
+    return e->ptr[role];
+}
+
+static const char *wrong_sparse(const weft__exec *e) {
+    return weft_sparse_check(e->p, e->ptr[WEFT_ROLE_ROWS], e->ptr[WEFT_ROLE_COLS]) == WEFT_OK ? NULL : "no CSR matrix";
+}
+static const char *wrong_labels(const weft__exec *e) {
+    int64_t n, classes = 0;
+    const int64_t *label = numbers(e, WEFT_ROLE_TARGET, &n);
+    for (int64_t i = 0; i < n; i++) {
+        if (label[i] != -100 && (label[i] < 0 || label[i] >= e->p->c)) return "a label is no class";
+        classes |= label[i] >= 0 ? (int64_t)1 << label[i] : 0;
+    }
+    return classes & (classes - 1) ? NULL : "one class for all";
+}
+static const char *wrong_lengths(const weft__exec *e) {
+    int64_t n;
+    const int64_t *begin = numbers(e, WEFT_ROLE_LENGTHS, &n);
+    for (int64_t i = 1; i < n; i++)
+        if (begin[i] <= begin[i - 1] || begin[i] - begin[i - 1] > e->p->n) return "steps do not follow each other";
+    return begin[0] == 0 && begin[n - 1] == e->p->attr[WEFT_RNN_ROWS] ? NULL : "not all rows";
+}
+static const char *wrong_index(const weft__exec *e) {
+    int64_t n, most = 0;
+    const int64_t *index = numbers(e, WEFT_ROLE_INDEX, &n);
+    for (int64_t i = 0; i < n; i++) {
+        if (index[i] < 0 || index[i] >= e->p->in[1] * e->p->in[2]) return "an index lies outside";
+        most = WEFT__MAX(most, index[i]);
+    }
+    return most > 1 ? NULL : "every index is 0 or 1";
+}
+static const char *wrong_variance(const weft__exec *e) {
+    const float *var = e->ptr[WEFT_ROLE_VAR];
+    for (int64_t c = 0; c < e->p->c; c++)
+        if (!(var[c] > 0)) return "a variance is not above 0";
+    return NULL;
+}
+static const char *wrong_mask(const weft__exec *e) {
+    const uint8_t *mask = e->ptr[WEFT_ROLE_MASK];
+    int64_t n = weft__numel(weft__tensor(e->p, WEFT_ROLE_MASK)), ones = 0;
+    for (int64_t i = 0; i < n; i++) {
+        if (mask[i] > 1) return "a mask is neither 0 nor 1";
+        ones += mask[i];
+    }
+    return ones > n / 2 && ones < n ? NULL : "no holes, or nothing else";
+}
+
+static const char *(*inspect)(const weft__exec *);
+static weft_status run_inspection(const weft__exec *e) {
+    inspected++;
+    const char *why = inspect(e);
+    return why ? weft__fail(WEFT_ERR_INTERNAL, "%s", why) : WEFT_OK;
+}
+
+TEST(measured_on_data_that_means_something) {
+    static const struct {
+        const char *text;
+        const char *(*wrong)(const weft__exec *);
+    } cases[] = {
+        {"sparse_conv2d:fwd:f32,rows=i64,cols=i64:nchw:n2c8h9w9:o16k3p1nnz200", wrong_sparse},
+        {"sparse_conv2d:bwd_data:f32,rows=i32,cols=i32:nchw:n2c8h9w9:o16k3p1g2nnz100stretched1", wrong_sparse},
+        {"cross_entropy2d:fwd:f32:nchw:n2c19h8w8:ignore-100", wrong_labels},
+        {"lstm:fwd:f32:dense:t9n5c4o6:rows30", wrong_lengths},
+        {"max_pool2d:bwd:f32,index=i64:nchw:n2c3h9w9:k3s2p1", wrong_index},
+        {"batch_norm2d:fwd:f32:nchw:n2c8h9w9:train0", wrong_variance},
+        {"partial_conv2d:fwd:f32,mask=u8,new_mask=u8:nchw:n2c4h9w9:o4k3p1mask2", wrong_mask},
+    };
+    weft_ctx *ctx = test_context(1);
+    for (size_t i = 0; i < WEFT__COUNT(cases); i++) {
+        weft_problem p = test_problem(cases[i].text);
+        weft__kernel k = {.name = "inspection", .op = p.op, .engine = WEFT_ENGINE_CPU, .run = run_inspection};
+        weft__choice c = {.kernel = &k, .why = "pinned"};
+        weft__hw hw;
+        double ns;
+        OK(weft__ctx_hw(ctx, &p, &hw));
+        inspect = cases[i].wrong;
+        inspected = 0;
+        weft_status s = weft__measure(ctx, &p, &hw, &c, 1e18, 1, &ns);
+        CHECK(s == WEFT_OK && inspected > 0, "%s: %s", cases[i].text, weft_last_error());
+    }
+    weft_ctx_release(ctx);
+}
