@@ -1,0 +1,93 @@
+/* Both gradients of dense and grouped convolution, either layout: the data gradient, then the weight gradient.
+ * Math:      of the two kernels it runs
+ * Traffic:   diff_dst twice; next to the multiply-adds that costs nothing
+ * Try:       weft bench conv2d:bwd:f32:nchw:n8c128h28w28:o128k3p1 */
+#include "cpu/conv/gemm_view.h"
+
+extern WEFT__KERNEL(conv_gemm_nchw);
+extern WEFT__KERNEL(conv_gemm_nhwc);
+extern WEFT__KERNEL(conv_gemm_bwd_weights);
+
+static const weft__kernel *const of_data[] = {&WEFT__RECORD(conv_gemm_nchw), &WEFT__RECORD(conv_gemm_nhwc)};
+static const weft__kernel *const of_weights[] = {&WEFT__RECORD(conv_gemm_bwd_weights)};
+
+enum { HALF = 224 }; /* bytes of the parameters of one half */
+typedef struct params {
+    int data, weights; /* who solves it */
+    _Alignas(16) unsigned char half[2][HALF];
+} params;
+
+/* The problem of one pass: the epilogue without the bias, which only asks for diff_bias. */
+static weft_problem half_of(const weft_problem *p, int pass) {
+    weft_problem h = *p;
+    h.pass = pass;
+    if (pass == WEFT_PASS_BWD_WEIGHTS) return h;
+    h.nsteps = 0;
+    for (int i = 0; i < p->nsteps; i++)
+        if (p->step[i].kind == WEFT_STEP_ACC) h.step[h.nsteps++] = p->step[i];
+    return h;
+}
+
+static weft_status pack(const weft__exec *e, const void *weights, void *to) {
+    const params *d = e->params;
+    const weft_problem h = half_of(e->p, WEFT_PASS_BWD_DATA);
+    weft__exec call = *e;
+    call.p = &h, call.params = d->half[0];
+    return of_data[d->data]->pack(&call, weights, to);
+}
+
+static weft_status run(const weft__exec *e) {
+    const params *d = e->params;
+    weft_problem h = half_of(e->p, WEFT_PASS_BWD_DATA);
+    weft__exec call = *e;
+    call.p = &h, call.params = d->half[0];
+    WEFT__TRY(of_data[d->data]->run(&call));
+    h = half_of(e->p, WEFT_PASS_BWD_WEIGHTS);
+    call.params = d->half[1];
+    return of_weights[d->weights]->run(&call);
+}
+
+/* The fastest of a few kernels; NULL: found. */
+static const char *choose(const weft__kernel *const *list, size_t count, const weft_problem *p, const weft__hw *hw,
+                          int *which, weft__decision *best) {
+    const char *reason = NULL;
+    best->ns = HUGE_VAL;
+    for (size_t i = 0; i < count; i++) {
+        weft__decision d = {0};
+        const char *why = list[i]->plan(p, hw, 0, &d);
+        if (why) reason = why;
+        if (!why && d.ns < best->ns) *best = d, *which = (int)i;
+    }
+    return best->ns < HUGE_VAL ? NULL : reason;
+}
+
+static const char *plan(const weft_problem *p, const weft__hw *hw, int variant, weft__decision *out) {
+    (void)variant;
+    params *d = WEFT__PARAMS(params, out);
+    weft__decision data, weights;
+    weft_problem h = half_of(p, WEFT_PASS_BWD_DATA);
+    const char *reason = choose(of_data, WEFT__COUNT(of_data), &h, hw, &d->data, &data);
+    h = half_of(p, WEFT_PASS_BWD_WEIGHTS);
+    if (!reason) reason = choose(of_weights, WEFT__COUNT(of_weights), &h, hw, &d->weights, &weights);
+    if (reason) return reason;
+    memcpy(d->half[0], data.params, HALF), memcpy(d->half[1], weights.params, HALF);
+    out->workspace = WEFT__MAX(data.workspace, weights.workspace);
+    out->packed = data.packed;
+    out->ns = data.ns + weights.ns;
+    return NULL;
+}
+
+WEFT__KERNEL(conv_gemm_bwd) = {
+    .name = WEFT__NAME("float_conv_bwd_gemm_2pass"),
+    .version = 1,
+    .op = WEFT_OP_CONV,
+    .engine = WEFT_ENGINE_CPU,
+    .isa = WEFT__ISA_HERE,
+    .passes = WEFT__PASS_SET(BWD),
+    .steps = GEMM_STEPS,
+    .dtypes = GEMM_DTYPES,
+    .exact = true,
+    .plan = plan,
+    .pack = pack,
+    .run = run,
+};

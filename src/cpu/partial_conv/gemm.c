@@ -1,0 +1,233 @@
+/* Partial convolution, every pass, both layouts, as the dense one with factors on the way in and out.
+ * Math:      S = window sums of the mask, u = clamp(S, 0, 1), r = W / (S + 1e-8) * u
+ *            fwd: dst = (conv(src * m) * r + bias) * u; gradients: diff_dst * r (* u) takes the place of diff_dst, src * m
+ *            that of src, and diff_src is multiplied by m
+ * Blocking:  planes of m, r and u, one channel of f32 each, are made once; S by one pass along each axis (box filter: the
+ *            cost of a window is kd + kh + kw, not their product). The matrix product multiplies by them while it copies its
+ *            panels and while it stores: no masked copy of a tensor is kept
+ * Traffic:   that of the dense convolution and a few planes of one channel
+ * Roofline:  multiply-add peak
+ * Assumes:   a mask of one channel or none; convolution, not transposed
+ * Try:       weft bench partial_conv2d:fwd:f32:nchw:n4c256h32w32:o256k3p1 */
+#include "cpu/conv/gemm_view.h"
+
+extern WEFT__KERNEL(conv_gemm_nchw);
+extern WEFT__KERNEL(conv_gemm_nhwc);
+extern WEFT__KERNEL(conv_gemm_bwd_weights);
+
+enum { HALF = 224 }; /* bytes of the parameters of one product */
+typedef struct params {
+    bool last;           /* channels-last */
+    size_t planes, sums; /* bytes of the planes of the factors; of the running sums */
+    _Alignas(16) unsigned char data[HALF], weights[HALF];
+} params;
+
+typedef struct job {
+    const weft__exec *e;
+    int64_t images, in, out; /* planes, and positions of each */
+    float *mask, *ratio, *keep, *scale;
+    double *sums; /* two buffers of a plane for each image */
+    int64_t most; /* positions of such a buffer */
+} job;
+
+static bool is_biased(const weft_problem *p) {
+    return p->attr[WEFT_PARTIAL_BIASED] || weft__has_step(p, WEFT_STEP_BIAS);
+}
+
+/* ---------------------------------------------------------------- window sums */
+/* One pass along axis a: to[.., q, ..] = the sum over the taps of from[.., q * stride - pad + k * dilation, ..]. */
+static void sum_axis(const weft_problem *p, int a, const double *from, double *to) {
+    int64_t outer = 1, inner = 1;
+    for (int b = 0; b < a; b++) outer *= p->out[b];
+    for (int b = a + 1; b < 3; b++) inner *= p->in[b];
+    for (int64_t i = 0; i < outer; i++)
+        for (int64_t q = 0; q < p->out[a]; q++) {
+            double *row = to + (i * p->out[a] + q) * inner;
+            for (int64_t j = 0; j < inner; j++) row[j] = 0;
+            for (int64_t k = 0; k < p->kernel[a]; k++) {
+                const int64_t x = q * p->stride[a] - p->pad_lo[a] + k * p->dilation[a];
+                if (x < 0 || x >= p->in[a]) continue;
+                const double *line = from + (i * p->in[a] + x) * inner;
+                for (int64_t j = 0; j < inner; j++) row[j] += line[j];
+            }
+        }
+}
+
+static void put_sum(const weft_problem *p, void *const *ptr, int role, int64_t at, double value) {
+    const weft_tensor *t = weft__tensor(p, role);
+    const vf v = vf_set1((float)value);
+    if (t->dtype == WEFT_DTYPE_U8)
+        ((uint8_t *)ptr[role])[at] = (uint8_t)value;
+    else if (t->dtype == WEFT_DTYPE_F32)
+        vf_store_count_as(WEFT_DTYPE_F32, ptr[role], at, v, 1);
+    else if (t->dtype == WEFT_DTYPE_BF16)
+        vf_store_count_as(WEFT_DTYPE_BF16, ptr[role], at, v, 1);
+    else
+        vf_store_count_as(WEFT_DTYPE_F16, ptr[role], at, v, 1);
+}
+
+/* r and u of a sum, as the definition has them, and the factor of diff_dst. */
+static void set_factors(const job *q, int64_t at, double sum) {
+    const weft_problem *p = q->e->p;
+    const double window = (double)(p->c / p->groups) * (double)(p->kernel[0] * p->kernel[1] * p->kernel[2]);
+    const double u = sum < 0 ? 0 : sum > 1 ? 1 : sum, r = window / (sum + 1e-8) * u;
+    q->ratio[at] = (float)r;
+    q->keep[at] = (float)u;
+    q->scale[at] = (float)(is_biased(p) ? r * u : r);
+}
+
+/* One image: the mask as f32, its window sums, and what follows from them. */
+static void make_planes(void *arg, int64_t n) {
+    const job *q = arg;
+    const weft_problem *p = q->e->p;
+    const weft_tensor *mask = weft__tensor(p, WEFT_ROLE_MASK);
+    for (int64_t i = 0; i < q->in && mask; i++) {
+        const void *from = q->e->ptr[WEFT_ROLE_MASK];
+        q->mask[n * q->in + i] = mask->dtype == WEFT_DTYPE_U8 ? (float)(((const uint8_t *)from)[n * q->in + i] != 0)
+                                                              : gemm_load(mask->dtype, from, n * q->in + i);
+    }
+    if (p->pass != WEFT_PASS_FWD) {
+        const float *sums = (const float *)q->e->ptr[WEFT_ROLE_SUMS] + n * q->out;
+        for (int64_t i = 0; i < q->out; i++) set_factors(q, n * q->out + i, sums[i]);
+        return;
+    }
+    double *a = q->sums + 2 * n * q->most, *b = a + q->most, *t;
+    for (int64_t i = 0; i < q->in; i++) a[i] = mask ? q->mask[n * q->in + i] : 1;
+    for (int axis = 0; axis < 3; axis++) {
+        sum_axis(p, axis, a, b);
+        t = a, a = b, b = t;
+    }
+    for (int64_t i = 0; i < q->out; i++) {
+        const int64_t at = n * q->out + i;
+        const double sum = a[i] * (double)(p->c / p->groups);
+        set_factors(q, at, sum);
+        put_sum(p, q->e->ptr, WEFT_ROLE_SUMS, at, sum);
+        put_sum(p, q->e->ptr, WEFT_ROLE_NEW_MASK, at, sum < 0 ? 0 : sum > 1 ? 1 : sum);
+    }
+}
+
+/* ---------------------------------------------------------------- driver */
+static int64_t images_of(const weft_problem *p) {
+    return p->attr[WEFT_PARTIAL_MASK] == 0 || p->attr[WEFT_PARTIAL_SHARED] ? 1 : p->n;
+}
+static int64_t in_of(const weft_problem *p) { return p->in[0] * p->in[1] * p->in[2]; }
+static int64_t out_of(const weft_problem *p) { return p->out[0] * p->out[1] * p->out[2]; }
+/* The largest plane on the way from in to out, an axis at a time. */
+static int64_t most_of(const weft_problem *p) {
+    int64_t most = in_of(p), now = most;
+    for (int a = 0; a < 3; a++) {
+        now = now / p->in[a] * p->out[a];
+        most = WEFT__MAX(most, now);
+    }
+    return most;
+}
+
+/* The problem of one pass: the data gradient has no bias step, which only asks for diff_bias. */
+static weft_problem half_of(const weft_problem *p, int pass) {
+    weft_problem h = *p;
+    h.pass = pass;
+    if (p->pass != WEFT_PASS_BWD || pass == WEFT_PASS_BWD_WEIGHTS) return h;
+    h.nsteps = 0;
+    for (int i = 0; i < p->nsteps; i++)
+        if (p->step[i].kind == WEFT_STEP_ACC) h.step[h.nsteps++] = p->step[i];
+    return h;
+}
+
+static bool has_data(const weft_problem *p) {
+    return p->pass == WEFT_PASS_FWD || p->pass == WEFT_PASS_BWD_DATA || p->pass == WEFT_PASS_BWD;
+}
+static bool has_weights(const weft_problem *p) { return p->pass != WEFT_PASS_FWD && p->pass != WEFT_PASS_BWD_DATA; }
+static int data_pass(const weft_problem *p) { return p->pass == WEFT_PASS_FWD ? WEFT_PASS_FWD : WEFT_PASS_BWD_DATA; }
+static int weights_pass(const weft_problem *p) {
+    return p->pass == WEFT_PASS_BWD_BIAS ? WEFT_PASS_BWD_BIAS : WEFT_PASS_BWD_WEIGHTS;
+}
+
+static weft_status pack(const weft__exec *e, const void *weights, void *packed) {
+    const params *d = e->params;
+    const weft_problem h = half_of(e->p, data_pass(e->p));
+    weft__exec call = *e;
+    call.p = &h, call.params = d->data;
+    return (d->last ? &WEFT__RECORD(conv_gemm_nhwc) : &WEFT__RECORD(conv_gemm_nchw))->pack(&call, weights, packed);
+}
+
+static gemm_factors factors_of(const job *q, bool fwd) {
+    const weft_problem *p = q->e->p;
+    const weft_tensor *mask = weft__tensor(p, WEFT_ROLE_MASK);
+    const bool many = q->images > 1, selects = mask && mask->dtype == WEFT_DTYPE_U8;
+    const gemm_factor m = {mask ? q->mask : NULL, many ? q->in : 0, selects};
+    const gemm_factor r = {q->ratio, many ? q->out : 0, false}, u = {q->keep, many ? q->out : 0, false};
+    const gemm_factor s = {q->scale, many ? q->out : 0, false};
+    gemm_factors f = {.in = m, .diff = s, .bias = u};
+    if (fwd) {
+        f.ratio = r;
+        if (is_biased(p)) f.out = u;
+    }
+    return f;
+}
+
+static weft_status run(const weft__exec *e) {
+    const params *d = e->params;
+    const weft_problem *p = e->p;
+    job q = {.e = e, .images = images_of(p), .in = in_of(p), .out = out_of(p)};
+    if (p->pass == WEFT_PASS_FWD) q.most = most_of(p);
+    q.mask = e->workspace;
+    q.ratio = q.mask + q.images * q.in, q.keep = q.ratio + q.images * q.out, q.scale = q.keep + q.images * q.out;
+    q.sums = (double *)(void *)((char *)e->workspace + d->planes);
+    weft__parallel(e->ctx, q.images, make_planes, &q);
+    gemm_factors f = factors_of(&q, p->pass == WEFT_PASS_FWD);
+    weft__exec call = *e;
+    call.workspace = (char *)e->workspace + d->planes + d->sums;
+    if (has_weights(p)) {
+        const weft_problem h = half_of(p, weights_pass(p));
+        call.p = &h, call.params = d->weights;
+        WEFT__TRY(WEFT__ISA_NAME(weft__gemm_weights)(&call, &f));
+    }
+    if (!has_data(p)) return WEFT_OK;
+    if (p->pass != WEFT_PASS_FWD) f.out = f.in, f.in = f.diff;
+    const weft_problem h = half_of(p, data_pass(p));
+    call.p = &h, call.params = d->data;
+    return d->last ? WEFT__ISA_NAME(weft__gemm_nhwc)(&call, &f) : WEFT__ISA_NAME(weft__gemm_nchw)(&call, &f);
+}
+
+static const char *plan(const weft_problem *p, const weft__hw *hw, int variant, weft__decision *out) {
+    if (p->attr[WEFT_PARTIAL_TRANSPOSED]) return "transposed";
+    if (p->attr[WEFT_PARTIAL_MASK] == 2) return "a mask with a channel each";
+    if (weft__has_step(p, WEFT_STEP_BIAS) && p->pass == WEFT_PASS_FWD && p->step[0].kind != WEFT_STEP_BIAS)
+        return "the epilogue is not in the order bias, relu, clip";
+    params *d = WEFT__PARAMS(params, out);
+    d->last = cpu_layout_refusal(p, WEFT_LAYOUT_FIRST) != NULL;
+    const int64_t images = images_of(p);
+    d->planes = (size_t)cpu_round_up(images * (in_of(p) + 3 * out_of(p)) * 4, 64);
+    d->sums = p->pass == WEFT_PASS_FWD ? (size_t)cpu_round_up(2 * images * most_of(p) * 8, 64) : 0;
+    weft__decision data = {0}, weights = {0};
+    const char *reason = NULL;
+    if (has_data(p)) {
+        const weft_problem h = half_of(p, data_pass(p));
+        const weft__kernel *k = d->last ? &WEFT__RECORD(conv_gemm_nhwc) : &WEFT__RECORD(conv_gemm_nchw);
+        reason = k->plan(&h, hw, variant, &data);
+    }
+    if (has_weights(p) && !reason) {
+        const weft_problem h = half_of(p, weights_pass(p));
+        reason = WEFT__RECORD(conv_gemm_bwd_weights).plan(&h, hw, variant, &weights);
+    }
+    if (reason) return reason;
+    memcpy(d->data, data.params, HALF), memcpy(d->weights, weights.params, HALF);
+    out->workspace = d->planes + d->sums + WEFT__MAX(data.workspace, weights.workspace);
+    out->packed = data.packed;
+    out->ns = data.ns + weights.ns;
+    return NULL;
+}
+
+WEFT__KERNEL(partial_conv_gemm) = {
+    .name = WEFT__NAME("float_partial_conv_gemm"),
+    .version = 1,
+    .op = WEFT_OP_PARTIAL_CONV,
+    .engine = WEFT_ENGINE_CPU,
+    .isa = WEFT__ISA_HERE,
+    .steps = GEMM_STEPS,
+    .dtypes = GEMM_DTYPES,
+    .bound = 2,
+    .plan = plan,
+    .pack = pack,
+    .run = run,
+};
