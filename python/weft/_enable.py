@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, Optional
 
 import torch
 
-from . import _library, _settings
+from . import _calibrate, _library, _settings
 
 OPERATORS = {"convolution": ("aten::convolution", "aten::convolution_backward")}
 _BIT = {"cpu": 1, "cuda": 2}   # the switches of python/csrc/seat.c
@@ -66,6 +66,7 @@ def _switch(operators: tuple, device: Any, math: Optional[str]) -> tuple[int, in
     """Turn it on and return what held before."""
     _check(operators, math)
     wanted = _devices(device)
+    _calibrate.ensure()
     with _lock:
         for name in wanted:
             if name not in _seated:
