@@ -11,8 +11,6 @@ const char *const fuzz_seeds[] = {
     "cpu:A:scalar 0.1.0 t1 conv1d:fwd:f16:nwc:n1c8w9:o8k3p1:bias@cpu conv_ref v1 1 64\ncuda:B:cc90 0.1.0 t1 "
     "conv2d:bwd:f32:nchw:n1c8h9w9:o8k3@cuda k v3 7 0\n",
     "bad\n\n \r\n\t\n#\ncpu:A:avx2 9.9.9 t8 conv2d:fwd:f32:nchw:n1c8h9w9:o8k3p1g8@cpu other v2 5 1048576",
-    "  # indented\n\t#\n cpu:A:avx2 0.1.0 t2 lstm:fwd:f32:dense:t5n3c4o6:@cpu a#variant v1 18446744073709551615 1\n"
-    "cpu:A:avx2 0.1.0 t1048576 dgmm:bwd:f32:dense:n2h3w4:side1@cpu k v1048577 9223372036854775807 0\n",
     NULL,
 };
 

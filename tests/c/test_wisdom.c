@@ -93,29 +93,6 @@ TEST(the_limit_is_compared_with_the_kernels_need) {
     weft_ctx_release(ctx);
 }
 
-/* Of several kernels the one with the least time, in whichever order they were learnt. */
-TEST(the_fastest_entry_wins) {
-    weft_problem p = test_problem(small);
-    for (size_t turn = 0; turn < 2; turn++) {
-        weft_ctx *ctx = test_context(2);
-        const char *why;
-        char names[2][WEFT__NAME_MAX];
-        size_t found = 0;
-        for (size_t i = 0; i < weft_kernel_count(ctx, &p) && found < 2; i++) {
-            weft_kernel_desc d = WEFT_KERNEL_DESC_INIT;
-            OK(weft_kernel_info(ctx, &p, i, &d));
-            if (!d.applies) continue;
-            snprintf(names[found], sizeof(names[0]), "%s%s%s", d.name, d.variant[0] ? "#" : "", d.variant);
-            learn(ctx, here(ctx), 2, small, names[found], d.version, found == turn ? 50 : 70, 0);
-            found++;
-        }
-        CHECK(found == 2, "%zu kernels apply", found);
-        const char *name = chosen(ctx, &why);
-        CHECK(strcmp(name, names[turn]) == 0 && strcmp(why, "wisdom") == 0, "%s by %s, not %s", name, why, names[turn]);
-        weft_ctx_release(ctx);
-    }
-}
-
 TEST(a_newer_entry_replaces) {
     weft_ctx *ctx = test_context(2);
     learn(ctx, here(ctx), 2, small, "conv_ref", 1, 50, 0);
@@ -246,72 +223,17 @@ TEST(callbacks_without_the_lock_and_a_long_name) {
     const char *why = NULL;
     chosen(ctx, &why);
     CHECK(strcmp(why, "measured") == 0, "%s", why);
-    OK(weft_wisdom_forget(ctx, NULL));
-    weft_problem p = test_problem(small);
-    weft_plan *plan = NULL;
-    weft_plan_opts only = WEFT_PLAN_OPTS_INIT; /* one candidate is remembered without a clock */
-    only.engines = WEFT_ENGINE_EXTERNAL;
-    OK(weft_plan_create(&plan, ctx, &p, &only));
-    weft_plan_release(plan);
     OK(weft_wisdom_format(ctx, text, sizeof(text), NULL));
     CHECK(strstr(text, name), "the name is cut");
     OK(weft_wisdom_forget(ctx, NULL));
     OK(weft_wisdom_parse(ctx, text, strlen(text), NULL));
+    weft_problem p = test_problem(small);
+    weft_plan *plan = NULL;
     OK(weft_plan_create(&plan, ctx, &p, NULL));
     CHECK(strcmp(weft_plan_kernel_name(plan), name) == 0 && strcmp(weft__plan_choice(plan)->why, "wisdom") == 0,
           "%.20s by %s", weft_plan_kernel_name(plan), weft__plan_choice(plan)->why);
     weft_plan_release(plan);
     watched = NULL;
     CHECK(calls > 10 && under_the_lock == 0, "%d of %d calls with the lock held", under_the_lock, calls);
-    weft_ctx_release(ctx);
-}
-
-/* ---------------------------------------------------------------- threads */
-typedef struct user {
-    weft_ctx *ctx;
-    const char *device;
-    int index, failures;
-    pthread_t thread;
-} user;
-
-static void *use_wisdom(void *arg) {
-    user *u = arg;
-    const weft_problem p = test_problem(small);
-    for (int i = 0; i < 100; i++) {
-        char text[1 << 14];
-        weft_plan *plan = NULL;
-        size_t length = 0;
-        int n = snprintf(text, sizeof(text), "%s %s t2 %s conv_ref v1 %d 0\ncpu:u%d:avx2 %s t%d %s k v1 5 0\n",
-                         u->device, WEFT_VERSION, small, 40 + i, u->index, WEFT_VERSION, i + 1, small);
-        u->failures += weft_wisdom_parse(u->ctx, text, (size_t)n, NULL) != WEFT_OK;
-        u->failures += weft_plan_create(&plan, u->ctx, &p, NULL) != WEFT_OK;
-        weft_plan_release(plan);
-        weft_wisdom_format(u->ctx, text, sizeof(text), &length);
-        if (i % 10 == 9) u->failures += weft_wisdom_forget(u->ctx, i % 20 == 9 ? &p : NULL) != WEFT_OK;
-    }
-    return NULL;
-}
-
-/* Reading, planning, writing and forgetting at once: nothing fails, and what is learnt last is there (run under
- * ThreadSanitizer too). */
-TEST(many_threads) {
-    weft_ctx *ctx = test_context(2);
-    user users[4];
-    const char *device = here(ctx); /* its text is static */
-    for (int i = 0; i < 4; i++) {
-        users[i] = (user){.ctx = ctx, .device = device, .index = i};
-        CHECK(pthread_create(&users[i].thread, NULL, use_wisdom, &users[i]) == 0, "no thread");
-    }
-    int failures = 0;
-    for (int i = 0; i < 4; i++) {
-        pthread_join(users[i].thread, NULL);
-        failures += users[i].failures;
-    }
-    CHECK(failures == 0, "%d calls failed", failures);
-    OK(weft_wisdom_forget(ctx, NULL));
-    learn(ctx, here(ctx), 2, small, "conv_ref", 1, 50, 0);
-    const char *why;
-    chosen(ctx, &why);
-    CHECK(weft_wisdom_count(ctx) == 1 && strcmp(why, "wisdom") == 0, "%zu entries, %s", weft_wisdom_count(ctx), why);
     weft_ctx_release(ctx);
 }

@@ -77,6 +77,11 @@ template <class E, int N> union pack {
     __device__ __forceinline__ pack() {}
 };
 
+/* As they are: 16-bit values kept so take half the registers. */
+template <class E, int N> static __device__ __forceinline__ void load_raw(const E *at, pack<E, N> &to) {
+    to.word = *(const typename access<N * sizeof(E)>::word *)at;
+}
+
 template <class E, int N> static __device__ __forceinline__ void load(const E *at, float (&to)[N]) {
     pack<E, N> p;
     p.word = *(const typename access<N * sizeof(E)>::word *)at;

@@ -145,6 +145,8 @@ const weft__kernel weft__cuda_batch_norm = {
 #include "reduce.h"
 #include "vec.h"
 
+/* Loads of a thread under way: narrow ones are more. */
+enum { FLIGHT = VEC * sizeof(T) == 16 ? UNROLL : VEC * sizeof(T) == 8 ? 2 * UNROLL : 4 * UNROLL };
 enum { WIDE = LAST ? VEC : 1, RY = THREADS / LX }; /* channels of a thread; threads that share them */
 
 struct place {
@@ -191,21 +193,21 @@ extern "C" __global__ void __launch_bounds__(THREADS) sums(const __grid_constant
 #pragma unroll
     for (int i = 0; i < WIDE; i++)
         if (p.channel >= 0) from[i] = BWD ? given_mean(a, p.channel + i) : shift(a, p.channel + i);
-    for (int64_t j = p.begin; j < p.end; j += UNROLL * p.step) {
-        float x[UNROLL][VEC], dy[UNROLL][VEC];
+    for (int64_t j = p.begin; j < p.end; j += FLIGHT * p.step) {
+        pack<T, VEC> x[FLIGHT], dy[FLIGHT];
 #pragma unroll
-        for (int u = 0; u < UNROLL; u++)
+        for (int u = 0; u < FLIGHT; u++)
             if (j + u * p.step < p.end) {
                 const int64_t at = offset(a, p, j + u * p.step);
-                load((const T *)a.src + at, x[u]);
-                if (BWD) load((const T *)a.diff_dst + at, dy[u]);
+                load_raw((const T *)a.src + at, x[u]);
+                if (BWD) load_raw((const T *)a.diff_dst + at, dy[u]);
             }
 #pragma unroll
-        for (int u = 0; u < UNROLL; u++)
+        for (int u = 0; u < FLIGHT; u++)
 #pragma unroll
             for (int i = 0; i < VEC; i++)
                 if (j + u * p.step < p.end) {
-                    const float d = x[u][i] - from[i % WIDE], by = BWD ? dy[u][i] : d;
+                    const float d = widen(x[u].v[i]) - from[i % WIDE], by = BWD ? widen(dy[u].v[i]) : d;
                     first[i % WIDE] += by;
                     second[i % WIDE] = fmaf(by, d, second[i % WIDE]);
                 }
@@ -289,27 +291,29 @@ extern "C" __global__ void __launch_bounds__(THREADS) apply(const __grid_constan
         else
             k[i] = {given_mean(a, c), 0, given_scale(a, c) * (BWD ? weight[i] : 1), 0, 0};
     }
-    for (int64_t j = p.begin; j < p.end; j += UNROLL * p.step) {
-        float x[UNROLL][VEC], dy[UNROLL][VEC];
+    for (int64_t j = p.begin; j < p.end; j += FLIGHT * p.step) {
+        pack<T, VEC> x[FLIGHT], dy[FLIGHT];
 #pragma unroll
-        for (int u = 0; u < UNROLL; u++)
+        for (int u = 0; u < FLIGHT; u++)
             if (j + u * p.step < p.end) {
                 const int64_t at = offset(a, p, j + u * p.step);
-                if (!BWD || TRAIN) load((const T *)a.src + at, x[u]);
-                if (BWD) load((const T *)a.diff_dst + at, dy[u]);
+                if (!BWD || TRAIN) load_raw((const T *)a.src + at, x[u]);
+                if (BWD) load_raw((const T *)a.diff_dst + at, dy[u]);
             }
 #pragma unroll
-        for (int u = 0; u < UNROLL; u++)
+        for (int u = 0; u < FLIGHT; u++)
             if (j + u * p.step < p.end) {
+                float y[VEC];
 #pragma unroll
                 for (int i = 0; i < VEC; i++) {
                     const batch_norm_channel &c = k[i % WIDE];
+                    const float v = !BWD || TRAIN ? widen(x[u].v[i]) : 0, g = BWD ? widen(dy[u].v[i]) : 0;
                     if (BWD)
-                        x[u][i] = c.scale * (TRAIN ? dy[u][i] - c.flat - (x[u][i] - c.mean) * c.slope : dy[u][i]);
+                        y[i] = c.scale * (TRAIN ? g - c.flat - (v - c.mean) * c.slope : g);
                     else
-                        x[u][i] = fmaf((x[u][i] - c.mean - c.rest) * c.scale, weight[i % WIDE], bias[i % WIDE]);
+                        y[i] = fmaf((v - c.mean - c.rest) * c.scale, weight[i % WIDE], bias[i % WIDE]);
                 }
-                store((T *)a.dst + offset(a, p, j + u * p.step), x[u]);
+                store((T *)a.dst + offset(a, p, j + u * p.step), y);
             }
     }
 }

@@ -31,7 +31,8 @@ static const char *plan(const weft_problem *p, const weft__hw *hw, int variant, 
         return "strict math with shares of every class: they are added up before the logarithm";
     const bool rows = t->d.inner == 1, mean = p->attr[WEFT_CE_REDUCTION] == WEFT_CE_MEAN;
     t->vec = cuda_vec(p, rows ? t->d.channels : t->d.inner);
-    if (!rows) /* few pixels: more threads rather than wide ones */
+    if (!rows) t->vec = WEFT__MIN(t->vec, 4); /* a chunk of wider ones takes too many registers */
+    if (!rows)                                /* few pixels: more threads rather than wide ones */
         while (t->vec > 1 && t->d.outer * t->d.inner / t->vec < 1 << 16) t->vec /= 2;
     t->copy = 0;
     if (rows && t->d.channels <= STAGED_MOST && !p->attr[WEFT_CE_PROBABILITIES]) {

@@ -14,7 +14,7 @@ static const char *plan(const weft_problem *p, const weft__hw *hw, int variant, 
     const char *refusal = pool_refusal(p, t);
     (void)variant;
     if (refusal) return refusal;
-    if (p->op != WEFT_OP_ADAPTIVE_AVG_POOL) {
+    if (p->op != WEFT_OP_ADAPTIVE_AVG_POOL || pool_even(p)) {
         t->columns = t->last ? (int)WEFT__MIN(p->in[2], 2) : cuda_vec(p, p->in[2]);
         t->rows = (int)WEFT__MIN(p->in[1], 2);
     }
@@ -64,10 +64,11 @@ static __device__ __forceinline__ int place_said(const pool_args &a, const tile 
     return place;
 }
 
-static __device__ __forceinline__ void window(const pool_args &a, const tile &t, int oz, int oy, int ox, int64_t at,
-                                              float (&sum)[PLACES][VEC]) {
+/* there: the window exists; else `at` is that of another one. */
+static __device__ __forceinline__ void window(const pool_args &a, const tile &t, int oz, int oy, int ox, bool there,
+                                              int64_t at, float (&sum)[PLACES][VEC]) {
     const int r = tap<0>(oz, t.z);
-    if (r < 0) return;
+    if (!there || r < 0) return;
     pack<INDEX_T, VEC> said;
     float dy[VEC];
     load((const T *)a.from + at, dy);
@@ -81,16 +82,16 @@ static __device__ __forceinline__ void window(const pool_args &a, const tile &t,
     }
 }
 #else
-static __device__ __forceinline__ void window(const pool_args &a, const tile &t, int oz, int oy, int ox, int64_t at,
-                                              float (&sum)[PLACES][VEC]) {
+static __device__ __forceinline__ void window(const pool_args &a, const tile &t, int oz, int oy, int ox, bool there,
+                                              int64_t at, float (&sum)[PLACES][VEC]) {
     float dy[VEC];
     load((const T *)a.from + at, dy);
-    const float divisor = divisor_of(reads<0>(a, oz), reads<1>(a, oy), reads<2>(a, ox));
+    const float share = share_of(reads<0>(a, oz), reads<1>(a, oy), reads<2>(a, ox));
 #pragma unroll
-    for (int i = 0; i < VEC; i++) dy[i] /= divisor;
+    for (int i = 0; i < VEC; i++) dy[i] *= share;
 #pragma unroll
     for (int k = 0; k < PLACES; k++)
-        if (PLACES == 1 || (holds<1>(a, oy, t.y + k / COLUMNS) && holds<2>(a, ox, t.x + k % COLUMNS)))
+        if (there && (PLACES == 1 || (holds<1>(a, oy, t.y + k / COLUMNS) && holds<2>(a, ox, t.x + k % COLUMNS))))
 #pragma unroll
             for (int i = 0; i < VEC; i++) sum[k][i] += dy[i];
 }
@@ -133,14 +134,14 @@ extern "C" __global__ void __launch_bounds__(THREADS) pool_bwd(const __grid_cons
 #pragma unroll
                     for (int u = 0; u < X; u++) {
                         const int oy = h.lo + s, ox = w.lo + u;
-                        if (oy < h.hi && ox < w.hi)
-                            window(a, t, oz, oy, ox, from + ((int64_t)oy * a.out[2] + ox) * t.pixel, sum);
+                        const int64_t at = (int64_t)min(oy, a.out[1] - 1) * a.out[2] + min(ox, a.out[2] - 1);
+                        window(a, t, oz, oy, ox, oy < h.hi && ox < w.hi, from + at * t.pixel, sum);
                     }
                 continue;
             }
             for (int oy = h.lo; oy < h.hi; oy++)
                 for (int ox = w.lo; ox < w.hi; ox++)
-                    window(a, t, oz, oy, ox, from + ((int64_t)oy * a.out[2] + ox) * t.pixel, sum);
+                    window(a, t, oz, oy, ox, true, from + ((int64_t)oy * a.out[2] + ox) * t.pixel, sum);
         }
         put(a, t, sum);
     }

@@ -1,7 +1,7 @@
 /* Maximum, average and adaptive average pooling, forward; f32, f16, bf16; both layouts.
  * Math:      as in src/ref/pool.h
  * Blocking:  ROWS outputs below each other a thread, of VEC channels where they lie together: rows of windows that
- *            overlap are reduced once. Adaptive windows of 16 places and more, channels-first: an output a warp
+ *            overlap are reduced once. Adaptive windows of more than 64 places, channels-first: an output a warp
  * Traffic:   each tensor once from memory; windows that overlap read again from L1
  * Roofline:  bandwidth
  * Assumes:   all tensors dense in one order
@@ -15,13 +15,13 @@ static const char *plan(const weft_problem *p, const weft__hw *hw, int variant, 
     (void)variant;
     if (refusal) return refusal;
     const double outputs = (double)weft__numel(weft__tensor(p, WEFT_ROLE_DST)), places = weft__flops(p) / outputs;
-    if (p->op == WEFT_OP_ADAPTIVE_AVG_POOL) {
-        t->warp = !t->last && places >= 16;
-    } else {
+    t->warp = p->op == WEFT_OP_ADAPTIVE_AVG_POOL && !t->last && places > 64;
+    if (!t->warp && (p->op != WEFT_OP_ADAPTIVE_AVG_POOL || pool_even(p))) {
         t->rows = (int)WEFT__MIN(p->out[1], t->last ? 1 : 4);
         /* code for every row that a tile reads */
         while (t->rows > 1 &&
-               ((t->rows - 1) * p->stride[1] + (p->kernel[1] - 1) * p->dilation[1] + 1) * p->kernel[2] > 64)
+               ((t->rows - 1) * pool_step(p, 1) + (pool_window(p, 1) - 1) * p->dilation[1] + 1) * pool_window(p, 2) >
+                   64)
             t->rows--;
     }
     d->ns = cuda_ns(hw, weft__bytes(p), 0.7, 1) + outputs * places / (0.1 * hw->gpu->gflops);
@@ -56,21 +56,27 @@ template <int A> static __device__ __forceinline__ bool has_tap(const pool_args 
     return first < kernel<A>() && o * stride<A>() - pad<A>() + first * dilation<A>() < a.in[A];
 }
 
-/* One row of the window at x: src is the row's first element. Taps outside are left out. */
-static __device__ __forceinline__ best row_of(const pool_args &a, const T *src, const tile &t, int first) {
+/* One row of the window at x: src is the row's first element. Taps outside read the nearest place and count for nothing:
+ * without branches all loads of a tile may be under way at once. */
+static __device__ __forceinline__ best row_of(const pool_args &a, const T *src, const tile &t, int first, bool there) {
     best b;
 #pragma unroll
     for (int i = 0; i < VEC; i++) b.value[i] = MAXIMUM ? -INFINITY : 0, b.tap[i] = first;
 #pragma unroll(SMALL ? K2 : 1)
     for (int s = 0; s < K2; s++) {
         const int x = t.x * S2 - P2 + s * D2;
-        if ((unsigned)x >= (unsigned)a.in[2]) continue;
+        const bool inside = there && (unsigned)x < (unsigned)a.in[2];
         float v[VEC];
-        load(src + x * t.pixel, v);
+        if (MAXIMUM) { /* its comparisons leave no registers for more loads */
+            if ((unsigned)x >= (unsigned)a.in[2]) continue;
+            load(src + x * t.pixel, v);
+        } else {
+            load(src + min(max(x, 0), a.in[2] - 1) * t.pixel, v);
+        }
 #pragma unroll
         for (int i = 0; i < VEC; i++) {
             if (!MAXIMUM)
-                b.value[i] += v[i];
+                b.value[i] += inside ? v[i] : 0;
             else if (v[i] > b.value[i] || v[i] != v[i])
                 b.value[i] = v[i], b.tap[i] = s;
         }
@@ -78,7 +84,7 @@ static __device__ __forceinline__ best row_of(const pool_args &a, const T *src, 
     return b;
 }
 
-/* Row `above`, tap row number `tap` of the window, joins what came before. */
+/* A row, tap row number `tap` of the window, joins what came before. */
 static __device__ __forceinline__ void join(best &b, const best &row, int tap) {
 #pragma unroll
     for (int i = 0; i < VEC; i++) {
@@ -104,9 +110,9 @@ static __device__ __forceinline__ void put_index(const pool_args &a, int64_t at,
 static __device__ __forceinline__ void put(const pool_args &a, best &b, const tile &t, int oy) {
     const int64_t at = (((t.plane * a.out[0] + t.z) * a.out[1] + oy) * a.out[2] + t.x) * t.pixel + t.channel;
     if (!MAXIMUM) {
-        const float divisor = divisor_of(reads<0>(a, t.z), reads<1>(a, oy), reads<2>(a, t.x));
+        const float share = share_of(reads<0>(a, t.z), reads<1>(a, oy), reads<2>(a, t.x));
 #pragma unroll
-        for (int i = 0; i < VEC; i++) b.value[i] /= divisor;
+        for (int i = 0; i < VEC; i++) b.value[i] *= share;
     }
     store((T *)a.to + at, b.value);
     if (INDEXED) put_index(a, at, b, t, oy, has_tap<0>(a, t.z) && has_tap<1>(a, oy) && has_tap<2>(a, t.x));
@@ -132,8 +138,10 @@ static __device__ __forceinline__ void windows(const pool_args &a, const T *src,
             for (int k = 0; k < ROWS; k++)
                 used = used || (l >= k * S1 && (l - k * S1) % D1 == 0 && (l - k * S1) / D1 < K1);
             const int y = t.y * S1 - P1 + l;
-            if (!used || (unsigned)y >= (unsigned)a.in[1]) continue;
-            const best row = row_of(a, src + ((int64_t)z * a.in[1] + y) * a.in[2] * t.pixel, t, first);
+            if (!used || (MAXIMUM && (unsigned)y >= (unsigned)a.in[1])) continue;
+            const int near = min(max(y, 0), a.in[1] - 1);
+            const best row = row_of(a, src + ((int64_t)z * a.in[1] + near) * a.in[2] * t.pixel, t, first,
+                                    (unsigned)y < (unsigned)a.in[1]);
 #pragma unroll
             for (int k = 0; k < ROWS; k++)
                 if (l >= k * S1 && (l - k * S1) % D1 == 0 && (l - k * S1) / D1 < K1)

@@ -20,6 +20,21 @@ typedef struct pool_args {
 #ifndef __CUDACC_RTC__
 #include "frame.h"
 
+/* Adaptive windows of one size that touch: pooling with that window and stride. */
+static inline bool pool_even(const weft_problem *p) {
+    for (int a = 0; a < 3; a++)
+        if (p->out[a] < 1 || p->in[a] % p->out[a] || p->in[a] / p->out[a] > 1 << 12) return false;
+    return p->op == WEFT_OP_ADAPTIVE_AVG_POOL;
+}
+
+static inline int64_t pool_window(const weft_problem *p, int a) {
+    return pool_even(p) ? p->in[a] / p->out[a] : p->kernel[a];
+}
+
+static inline int64_t pool_step(const weft_problem *p, int a) {
+    return pool_even(p) ? p->in[a] / p->out[a] : p->stride[a];
+}
+
 /* A thread has rows x columns neighbouring places of `vec` channels. */
 typedef struct pool_tile {
     bool last;
@@ -48,18 +63,19 @@ static inline void pool_defines(const weft_problem *p, const weft__hw *hw, const
     const weft_tensor *index = weft__tensor(p, WEFT_ROLE_INDEX);
     (void)hw;
     cuda_defines(p, t->vec, text);
-    weft__put(text,
-              " -DOP=%d -DMAXIMUM=%d -DLAST=%d -DROWS=%d -DCOLUMNS=%d -DWARP=%d -DINDEXED=%d -DINDEX_T=%s -DTAPS=%d",
-              p->op, p->op == WEFT_OP_MAX_POOL, t->last, t->rows, t->columns, t->warp, index != NULL,
+    const bool sized = p->op == WEFT_OP_ADAPTIVE_AVG_POOL, adaptive = sized && !pool_even(p),
+               average = p->op == WEFT_OP_AVG_POOL;
+    weft__put(text, " -DADAPTIVE=%d -DMAXIMUM=%d -DLAST=%d -DROWS=%d -DCOLUMNS=%d -DWARP=%d", adaptive,
+              p->op == WEFT_OP_MAX_POOL, t->last, t->rows, t->columns, t->warp);
+    weft__put(text, " -DINDEXED=%d -DINDEX_T=%s -DTAPS=%d", index != NULL,
               index && index->dtype == WEFT_DTYPE_I32   ? "int32_t"
               : index && index->dtype == WEFT_DTYPE_I64 ? "int64_t"
                                                         : "uint8_t",
               index && index->dtype == WEFT_DTYPE_U8);
-    const bool adaptive = p->op == WEFT_OP_ADAPTIVE_AVG_POOL, average = p->op == WEFT_OP_AVG_POOL;
     for (int a = 0; a < 3; a++)
-        weft__put(text, " -DK%d=%d -DS%d=%d -DP%d=%d -DD%d=%d", a, adaptive ? 1 : (int)p->kernel[a], a,
-                  adaptive ? 1 : (int)p->stride[a], a, adaptive ? 0 : (int)p->pad_lo[a], a,
-                  adaptive ? 1 : (int)p->dilation[a]);
+        weft__put(text, " -DK%d=%d -DS%d=%d -DP%d=%d -DD%d=%d", a, adaptive ? 1 : (int)pool_window(p, a), a,
+                  adaptive ? 1 : (int)pool_step(p, a), a, sized ? 0 : (int)p->pad_lo[a], a,
+                  sized ? 1 : (int)p->dilation[a]);
     weft__put(text, " -DINCLUDE_PAD=%d -DDIVISOR=%lld", average && p->attr[WEFT_AVG_POOL_INCLUDE_PAD] != 0,
               average ? (long long)p->attr[WEFT_AVG_POOL_DIVISOR] : 0);
 }
@@ -125,7 +141,6 @@ static inline weft_status pool_launch(const weft__exec *e, pool_args *a, const i
 #include "reduce.h"
 #include "vec.h"
 
-enum { ADAPTIVE = OP == WEFT_OP_ADAPTIVE_AVG_POOL }; /* windows follow from the sizes */
 template <int A> static __device__ constexpr int kernel() { return A == 0 ? K0 : A == 1 ? K1 : K2; }
 template <int A> static __device__ constexpr int stride() { return A == 0 ? S0 : A == 1 ? S1 : S2; }
 template <int A> static __device__ constexpr int pad() { return A == 0 ? P0 : A == 1 ? P1 : P2; }
@@ -153,8 +168,12 @@ template <int A> static __device__ __forceinline__ span reads(const pool_args &a
     return w;
 }
 
-static __device__ __forceinline__ float divisor_of(const span &z, const span &y, const span &x) {
-    return DIVISOR ? (float)DIVISOR : (float)z.size * (float)y.size * (float)x.size;
+/* 1 over the divisor. */
+static __device__ __forceinline__ float share_of(const span &z, const span &y, const span &x) {
+    float share;
+    const float divisor = DIVISOR ? (float)DIVISOR : (float)z.size * (float)y.size * (float)x.size;
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(share) : "f"(divisor));
+    return share;
 }
 
 /* A tile: its first place, and where its channels lie. */

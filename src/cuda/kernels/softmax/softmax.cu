@@ -11,7 +11,7 @@
 #endif
 #include "weft.h"
 
-enum { THREADS = 256, MOST = 1024, VALUES = 64 }; /* VALUES: floats a thread keeps */
+enum { THREADS = 256, MOST = 1024, BYTES = 256 }; /* BYTES: of data that a thread keeps */
 
 typedef struct softmax_args {
     const void *src, *diff_dst; /* src: dst in a gradient */
@@ -26,17 +26,19 @@ typedef struct tile {
     int vec, lx, ry, each; /* each: vectors a thread */
 } tile;
 
-static const char *tile_of(const weft_problem *p, tile *t) {
+static const char *tile_of(const weft_problem *p, int variant, tile *t) {
     const char *refusal = cuda_data_of(p, &t->d);
     if (refusal) return refusal;
     const bool rows = t->d.inner == 1;
     t->vec = cuda_vec(p, rows ? t->d.channels : t->d.inner);
-    const int64_t most = VALUES / t->vec / (p->pass == WEFT_PASS_FWD ? 1 : 2), few = WEFT__MIN(rows ? 4 : 16, most);
+    if (rows && variant) return "rows that lie together have one tile";
+    const int bytes = t->vec * (int)weft__dtype_size(p->tensor[0].dtype);
+    const int64_t most = BYTES / bytes / (p->pass == WEFT_PASS_FWD ? 1 : 2), few = WEFT__MIN(rows ? 4 : 16, most);
     const int64_t vectors = rows ? t->d.channels / t->vec : t->d.channels;
-    t->lx = rows ? 1 : WEFT__MIN(cuda_power(t->d.inner / t->vec), WEFT__MAX(32 / t->vec, 8));
+    t->lx = rows ? 1 : WEFT__MIN(cuda_power(t->d.inner / t->vec), (variant ? 256 : 128) / bytes);
     if (vectors > most * (MOST / t->lx)) return "a row is longer than the registers of a block hold";
     t->ry = cuda_power(cuda_ceil(vectors, few));
-    while (t->ry * t->lx > MOST || (t->ry > THREADS && cuda_ceil(vectors, t->ry / 2) <= most)) t->ry /= 2;
+    while (t->ry * t->lx > MOST || (t->ry > 2 * THREADS && cuda_ceil(vectors, t->ry / 2) <= most)) t->ry /= 2;
     t->each = (int)cuda_ceil(vectors, t->ry);
     while (!rows && t->ry * t->lx < THREADS / 2 && t->lx * t->vec < t->d.inner) t->lx *= 2;
     if (rows && t->ry < THREADS && t->ry > 32) t->lx = 1;
@@ -45,16 +47,18 @@ static const char *tile_of(const weft_problem *p, tile *t) {
     return NULL;
 }
 
+/* Bytes of a channel that a block reads together. */
+static const char *const variants[] = {"128b", "256b", NULL};
+
 static const char *plan(const weft_problem *p, const weft__hw *hw, int variant, weft__decision *d) {
     tile *t = WEFT__PARAMS(tile, d);
-    const char *refusal = tile_of(p, t);
-    (void)variant;
+    const char *refusal = tile_of(p, variant, t);
     if (refusal) return refusal;
     /* blocks that leave multiprocessors idle take as long as full ones */
     const double blocks = t->d.inner == 1 ? (double)t->d.outer / t->lx
                                           : (double)t->d.outer * (double)cuda_ceil(t->d.inner, (int64_t)t->lx * t->vec);
     const double idle = WEFT__MAX(hw->gpu->sms * 256.0 / (t->lx * t->ry) / WEFT__MAX(blocks, 1), 1);
-    d->ns = cuda_ns(hw, weft__bytes(p) * idle, 0.8, 1);
+    d->ns = cuda_ns(hw, weft__bytes(p) * idle, variant ? 0.79 : 0.8, 1);
     return NULL;
 }
 
@@ -90,6 +94,7 @@ static weft_status run(const weft__exec *e) {
         .engine = WEFT_ENGINE_CUDA,                                     \
         .dtypes = CUDA_FLOATS,                                          \
         .bound = 4,                                                     \
+        .variants = variants,                                           \
         .plan = plan,                                                   \
         .run = run,                                                     \
         WEFT__PARTS({"softmax/softmax.cu", "softmax", defines, false}), \
@@ -162,60 +167,59 @@ static __device__ __forceinline__ place place_of(const softmax_args &a, int64_t 
 }
 
 static __device__ __forceinline__ void forward(const softmax_args &a, const place &p) {
-    float x[EACH][VEC], m[WIDTH], s[WIDTH];
+    pack<T, VEC> x[EACH];
+    float m[WIDTH], s[WIDTH];
 #pragma unroll
     for (int k = 0; k < EACH; k++)
-        if (k < p.count) load((const T *)a.src + p.at + k * p.step, x[k]);
+        if (k < p.count) load_raw((const T *)a.src + p.at + k * p.step, x[k]);
 #pragma unroll
     for (int i = 0; i < WIDTH; i++) m[i] = -INFINITY, s[i] = 0;
 #pragma unroll
     for (int k = 0; k < EACH; k++)
 #pragma unroll
         for (int i = 0; i < VEC; i++)
-            if (k < p.count) m[i % WIDTH] = greatest::of(m[i % WIDTH], x[k][i]);
+            if (k < p.count) m[i % WIDTH] = greatest::of(m[i % WIDTH], widen(x[k].v[i]));
     over_row<greatest>(m);
 #pragma unroll
     for (int k = 0; k < EACH; k++)
 #pragma unroll
         for (int i = 0; i < VEC; i++)
-            if (k < p.count) {
-                const float e = exp_small(x[k][i] - m[i % WIDTH]);
-                s[i % WIDTH] += e;
-                if (!LOG) x[k][i] = e;
-            }
+            if (k < p.count) s[i % WIDTH] += exp_small(widen(x[k].v[i]) - m[i % WIDTH]);
     over_row<plus>(s);
 #pragma unroll
     for (int i = 0; i < WIDTH; i++) s[i] = softmax_scale(s[i]);
 #pragma unroll
     for (int k = 0; k < EACH; k++)
         if (k < p.count) {
+            float y[VEC];
 #pragma unroll
-            for (int i = 0; i < VEC; i++)
-                x[k][i] = LOG ? x[k][i] - m[i % WIDTH] - s[i % WIDTH] : x[k][i] * s[i % WIDTH];
-            store((T *)a.dst + p.at + k * p.step, x[k]);
+            for (int i = 0; i < VEC; i++) y[i] = softmax_value(widen(x[k].v[i]), m[i % WIDTH], s[i % WIDTH]);
+            store((T *)a.dst + p.at + k * p.step, y);
         }
 }
 
 static __device__ __forceinline__ void backward(const softmax_args &a, const place &p) {
-    float y[EACH][VEC], dy[EACH][VEC], s[WIDTH] = {};
+    pack<T, VEC> y[EACH], dy[EACH];
+    float s[WIDTH] = {};
 #pragma unroll
     for (int k = 0; k < EACH; k++)
         if (k < p.count) {
-            load((const T *)a.src + p.at + k * p.step, y[k]);
-            load((const T *)a.diff_dst + p.at + k * p.step, dy[k]);
+            load_raw((const T *)a.src + p.at + k * p.step, y[k]);
+            load_raw((const T *)a.diff_dst + p.at + k * p.step, dy[k]);
         }
 #pragma unroll
     for (int k = 0; k < EACH; k++)
 #pragma unroll
         for (int i = 0; i < VEC; i++)
-            if (k < p.count) s[i % WIDTH] = softmax_term(y[k][i], dy[k][i], s[i % WIDTH]);
+            if (k < p.count) s[i % WIDTH] = softmax_term(widen(y[k].v[i]), widen(dy[k].v[i]), s[i % WIDTH]);
     over_row<plus>(s);
 #pragma unroll
     for (int k = 0; k < EACH; k++)
         if (k < p.count) {
+            float dx[VEC];
 #pragma unroll
-            for (int i = 0; i < VEC; i++) y[k][i] = softmax_gradient(y[k][i], dy[k][i], s[i % WIDTH]);
-            store((T *)a.dst + p.at + k * p.step, y[k]);
+            for (int i = 0; i < VEC; i++) dx[i] = softmax_gradient(widen(y[k].v[i]), widen(dy[k].v[i]), s[i % WIDTH]);
+            store((T *)a.dst + p.at + k * p.step, dx);
         }
 }
 
