@@ -184,6 +184,14 @@ def test_autosave(tmp_path):
     assert counts[0] == 0 and counts[1] >= 1
 
 
+@pytest.mark.parametrize("math", ["strict", "tf32", None])
+def test_math_reaches_the_problem(math):
+    code = (f"import torch, weft, weft.functional as W; weft.backends.verbose, weft.backends.math = 'exec', {math!r}\n"
+            "W.conv2d(torch.randn(2, 8, 32, 32), torch.randn(8, 1, 3, 3), groups=8)")
+    line = next(line for line in child(code).stderr.splitlines() if "exec: conv2d:fwd:f32:nchw:n2c8h32w32:o8k3g8" in line)
+    assert (f":{math}@cpu " if math else "o8k3g8@cpu ") in line
+
+
 def test_verbose_speaks_of_weft_and_torch():
     code = ("import torch, weft, weft.functional as W; weft.backends.verbose = True\n"
             "with weft.backends.pin('torch'): W.conv2d(torch.randn(2, 32, 32, 32), torch.randn(32, 32, 3, 3))\n"

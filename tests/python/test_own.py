@@ -11,7 +11,7 @@ import torch.nn.functional as F
 import weft
 import weft.functional as W
 from cases import CASES, Case, channels_last, close, scattered, shifted, truth_of
-from everything import FUNCTIONS, gradients
+from everything import FUNCTIONS, gradients, results
 
 
 @pytest.fixture
@@ -55,6 +55,26 @@ def test_transposed(c, own, device):
     grad = torch.randn_like(y)
     for ours, exact in zip([y, *torch.autograd.grad(y, [v for v in views if v is not None], grad)], truth_of(c, tensors, grad), strict=True):
         close(ours.detach().cpu(), exact, terms=max(64, grad.numel()))
+
+
+# ---------------------------------------------------------------------------------------------- gradients in other formats
+
+@pytest.mark.parametrize("delegate", [True, False], ids=["torch", "own"])
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_gradients_in_other_formats(name, delegate, device):
+    """The gradient that comes in need not lie as the result does."""
+    example = FUNCTIONS[name]
+    tensors = example.make(device, grad=True)
+    leaves = [t for t in tensors if t.requires_grad]
+    with weft.backends.flags(delegate=delegate):
+        y = results(example.weft(*tensors))[0]
+        dy = torch.randn_like(y, memory_format=torch.contiguous_format)
+        want = torch.autograd.grad(y, leaves, dy, retain_graph=True)
+        for layout in (scattered, shifted, lambda t: channels_last(t) if t.dim() > 2 else t, lambda t: t.flip(-1).contiguous().flip(-1)):
+            torch.full((4 * dy.numel() + 64,), float("nan"), device=device)   # fresh memory holds no zeros
+            got = torch.autograd.grad(y, leaves, layout(dy) if dy.dim() else dy.clone(), retain_graph=True)
+            for a, b in zip(got, want, strict=True):
+                torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-4)
 
 
 # ---------------------------------------------------------------------------------------------- results into their own input
