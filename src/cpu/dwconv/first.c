@@ -20,6 +20,11 @@ const char *dwf_cut(dwf_plan *f, const dw_window *g, bool gradient, double bytes
     const weft_problem *p = g->p;
     const int64_t step = g->up ? 1 : p->stride[2], taps = dwf_taps(p), m = p->o / p->c;
     if (g->ins * p->kernel[0] > DW_PLANES) return "an output is a sum over more than 64 planes";
+    const int64_t left = g->up ? p->kernel[2] - 1 - p->pad_lo[2] : p->pad_lo[2];
+    const int64_t right = g->out[2] - left + p->kernel[2] - 1 - g->in[2];
+    f->in_place = !gradient && p->tensor[0].dtype == WEFT_DTYPE_F32 &&
+                  p->stride[0] * p->stride[1] * p->stride[2] == 1 && p->dilation[2] == 1 &&
+                  p->kernel[2] <= DWF_MASKED && left <= VF_LANES && right <= VF_LANES;
     f->cols = WEFT__MIN(g->out[2], cpu_round_up(WIDE, VF_LANES * g->phases[2]));
     f->tiles = cpu_ceil(g->out[2], f->cols);
     f->lead =
@@ -162,9 +167,10 @@ VF_INLINE void fill_plane(const dwf_work *w, float *plane, int64_t channel, int6
 void dwf_fill(dwf_work *w, int64_t z) {
     int64_t lo, hi;
     dw_reach(&w->g, 0, z, z + 1, &lo, &hi);
-    for (int64_t iz = WEFT__MAX(0, WEFT__MAX(lo, w->filled)); iz < WEFT__MIN(hi, w->g.in[0]); iz++)
+    for (int64_t iz = WEFT__MAX(0, WEFT__MAX(lo, w->filled)); iz < WEFT__MIN(hi, w->g.in[0]) && !dwf_in_place(w); iz++)
         for (int64_t i = 0; i < w->g.ins; i++) {
-            DW_BY_DTYPE(w->dtype, fill_plane, w, dwf_plane(w, i, iz), w->c * w->g.ins + i, iz)
+            DW_BY_DTYPE(w->dtype, fill_plane, w, w->planes + (i * w->f->ring + iz % w->f->ring) * w->f->plane,
+                        w->c * w->g.ins + i, iz)
         }
     w->filled = WEFT__MAX(hi, w->filled);
 }
@@ -186,13 +192,17 @@ VF_INLINE void interleave(float *to, const float *split, int64_t pitch, int64_t 
 
 int64_t dwf_block_of(dwf_block *b, dwf_work *w, const dw_axis *h, const dw_axis *v) {
     const int64_t *phases = w->g.phases, *in = w->g.in, top = w->from[1] / phases[1] * h->step + h->off;
-    b->row = h->step * w->f->row, b->tap_row = h->gap * w->f->row, b->phase = w->f->phase;
+    const bool in_place = dwf_in_place(w);
+    const int64_t row = in_place ? in[2] : w->f->row, reach = w->hi[1] - w->lo[1], rows = w->to[1] - w->from[1];
+    b->row = h->step * row, b->tap_row = h->gap * row, b->phase = w->f->phase;
     b->kh = h->count, b->kw = v->count, b->step_h = h->step, b->step_w = v->step, b->gap_h = h->gap, b->gap_w = v->gap;
     b->lo = -top, b->hi = in[1] - top;
-    b->pace = cpu_ceil(4 * (w->hi[1] - w->lo[1]) * in[2] * (int64_t)weft__dtype_size(w->dtype), w->to[1] - w->from[1]);
+    b->pace = cpu_ceil(4 * (in_place ? rows : reach) * in[2] * (int64_t)weft__dtype_size(w->dtype), rows);
     for (int64_t s = 0; s < v->count; s++) w->col[s] = dwf_column(w, s * v->gap);
     b->col = w->col;
-    return (top - w->lo[1]) * w->f->row + w->from[2] / phases[2] * v->step + v->off - w->lo[2] + w->f->lead;
+    b->in_place = in_place, b->left = w->from[2] + v->off, b->width = in[2];
+    if (in_place) return top * row + b->left;
+    return (top - w->lo[1]) * row + w->from[2] / phases[2] * v->step + v->off - w->lo[2] + w->f->lead;
 }
 
 /* The weights of the planes that meet plane z, in the order of the taps. */
@@ -249,7 +259,8 @@ static void slowly(const dwf_work *w, const dwf_block *b, int64_t z, int64_t i, 
 /* The next rows of the input follow those of this unit in memory. */
 static const void *read_ahead(const dwf_work *w) {
     const int64_t *in = w->g.in, volume = (w->n * w->g.p->c + w->c) * w->g.ins, row = WEFT__MIN(in[1], w->hi[1]);
-    const int64_t done = (volume * in[0] + WEFT__MIN(in[0], w->filled) - 1) * in[1] + row;
+    const int64_t plane = volume * in[0] + WEFT__MAX(0, WEFT__MIN(in[0], w->filled) - 1);
+    const int64_t done = plane * in[1] + (dwf_in_place(w) ? w->lo[1] + w->g.p->kernel[1] + 8 : row);
     return (const char *)w->in + done * in[2] * (int64_t)weft__dtype_size(w->dtype);
 }
 
@@ -278,7 +289,8 @@ static void all_phases(dwf_work *w, int64_t z, int64_t i, const dwf_block *like,
 /* The same where there is one phase: the block is the same for every channel. */
 static void one_phase(dwf_work *w, int64_t z, int64_t i, const dwf_block *like, float *to, int64_t pitch) {
     const dw_axis axis[3] = {dw_axis_of(&w->g, 0, 0), dw_axis_of(&w->g, 1, 0), dw_axis_of(&w->g, 2, 0)};
-    if (w->b_at != w->at) w->first = dwf_block_of(&w->b, w, &axis[1], &axis[2]), w->b_at = w->at;
+    if (w->b_at != 2 * w->at + dwf_in_place(w))
+        w->first = dwf_block_of(&w->b, w, &axis[1], &axis[2]), w->b_at = 2 * w->at + dwf_in_place(w);
     w->b.bias = like->bias, w->b.min = like->min, w->b.max = like->max, w->b.ahead = like->ahead;
     order_weights(&w->b, w, z, i, axis, w->first);
     dwf_sum(&w->b, to, pitch, w->to[1] - w->from[1], w->to[2] - w->from[2]);

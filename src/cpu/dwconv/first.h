@@ -14,6 +14,7 @@ typedef struct dwf_plan {
     int64_t deep, rows, cols;        /* outputs of a unit */
     int64_t chunks, strips, tiles;   /* units of a plane or volume, along each axis */
     int64_t ring, phase, row, plane; /* planes kept; floats of one phase of columns, of a row, of a plane */
+    int64_t in_place;                /* 1: rows are read where they lie, if the weights are finite */
     int64_t lead;                    /* floats before a row, so that its data begins with a line */
     int64_t split;                   /* floats from one row of one phase of outputs to the next; 0: one phase */
     int64_t pitch;                   /* of the centers of a weight gradient */
@@ -34,10 +35,10 @@ typedef struct dwf_work { /* of one slot */
     int64_t *col;
     /* the unit: its image and channel, outputs [from, to) and the inputs [lo, hi) they meet */
     int64_t n, c, at, from[3], to[3], lo[3], hi[3];
-    int64_t filled; /* planes up to here are in the ring */
-    bool finite;    /* the weights of the channel */
-    dwf_block b;    /* of the unit, where outputs have one phase */
-    int64_t b_at, first;
+    int64_t filled;      /* planes up to here are in the ring */
+    bool finite;         /* the weights of the channel */
+    dwf_block b;         /* of the unit, where outputs have one phase */
+    int64_t b_at, first; /* of unit 2 at + in_place; where its first tap lies in a plane */
 } dwf_work;
 
 /* Cut the window of a pass; gradient: weights too. NULL, or why not. */
@@ -58,8 +59,11 @@ void WEFT__ISA_NAME(dwf_outputs)(dwf_work *w, int64_t z, int64_t i);
 int64_t WEFT__ISA_NAME(dwf_block_of)(dwf_block *b, dwf_work *w, const dw_axis *h, const dw_axis *v);
 #define dwf_block_of WEFT__ISA_NAME(dwf_block_of)
 
+VF_INLINE bool dwf_in_place(const dwf_work *w) { return w->f->in_place && w->finite; }
 /* Where plane iz of input i of the channel lies. */
-VF_INLINE float *dwf_plane(const dwf_work *w, int64_t i, int64_t iz) {
+VF_INLINE const float *dwf_plane(const dwf_work *w, int64_t i, int64_t iz) {
+    const int64_t channel = (w->n * w->g.p->c + w->c) * w->g.ins + i;
+    if (dwf_in_place(w)) return (const float *)w->in + (channel * w->g.in[0] + iz) * w->g.in[1] * w->g.in[2];
     return w->planes + (i * w->f->ring + iz % w->f->ring) * w->f->plane;
 }
 VF_INLINE int64_t dwf_taps(const weft_problem *p) { return p->kernel[0] * p->kernel[1] * p->kernel[2]; }

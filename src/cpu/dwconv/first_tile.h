@@ -5,6 +5,8 @@
 
 #include "cpu/dwconv/dw.h"
 
+enum { DWF_MASKED = 8, DWF_EDGES = 4 }; /* where rows are read in place: most taps of a row, tiles at its edges */
+
 typedef struct dwf_block { /* outputs of one phase, a few rows of them */
     int planes;            /* summed into one output: taps along d, times inputs of one channel */
     const float *plane[DW_PLANES], *weights[DW_PLANES]; /* at the first tap of the first output; [kh][kw] */
@@ -14,6 +16,9 @@ typedef struct dwf_block { /* outputs of one phase, a few rows of them */
     int64_t step_h, step_w, gap_h, gap_w;
     const int64_t *col; /* where tap s lies */
     int64_t lo, hi;     /* rows below lo and from hi on are outside the plane, counted from the first tap */
+    bool
+        in_place; /* rows lie where the caller has them, without padding: taps outside are masked; step_w = gap_w = 1 */
+    int64_t left, width; /* in_place: the column of the first tap of the first output; columns of a row */
     float bias, min, max;
     const void *ahead; /* read next: asked for while this is summed, `pace` bytes for each 4 rows */
     int64_t pace;

@@ -53,7 +53,7 @@ VF_INLINE void sum_values(float *sum, const void *p, int64_t index, int64_t coun
 static void add_plane(dwf_work *w, const void *center, int64_t z, const dw_axis axis[3]) {
     const weft_problem *p = w->g.p;
     const int64_t m = w->g.ins * w->g.outs, taps = dwf_taps(p), rows = w->to[1] - w->from[1];
-    if (w->b_at != w->at) w->first = dwf_block_of(&w->b, w, &axis[1], &axis[2]), w->b_at = w->at;
+    if (w->b_at != 2 * w->at) w->first = dwf_block_of(&w->b, w, &axis[1], &axis[2]), w->b_at = 2 * w->at;
     for (int64_t i = 0; i < m; i++) {
         const int64_t plane = ((w->n * p->c + w->c) * w->g.outs + (w->g.up ? 0 : i)) * w->g.out[0] + z;
         if (i == 0 || !w->g.up) {
