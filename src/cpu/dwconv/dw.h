@@ -72,7 +72,7 @@ VF_INLINE const char *dw_refusal(const weft_problem *p, weft_layout layout) {
 
 /* flops at `share` of the peak, with those of lanes that are not used; narrower vectors pay more for the rest. */
 VF_INLINE double dw_cost(const weft_problem *p, const weft__hw *hw, double lanes, double share) {
-    static const double slower[WEFT__ISA_COUNT] = {1.6, 1.15, 1.0};
+    static const double slower[WEFT__ISA_COUNT] = {2.0, 1.45, 1.25};
     return cpu_cost(hw, weft__bytes(p), weft__flops(p) * lanes, share) * slower[WEFT__ISA_HERE];
 }
 

@@ -3,6 +3,7 @@
 
 /* Floats of scratch that planes should keep to: the nearest cache; with several planes the next one. */
 enum { NEAR = 8192, NEXT = 32768, MOST = 1 << 22, WIDE = 1024 };
+enum { FLUSH = 16 }; /* rows of outputs that leave scratch together, of more than twice as many */
 
 static int64_t take(int64_t *floats, int64_t count) {
     const int64_t at = *floats;
@@ -287,13 +288,34 @@ static void all_phases(dwf_work *w, int64_t z, int64_t i, const dwf_block *like,
 }
 
 /* The same where there is one phase: the block is the same for every channel. */
-static void one_phase(dwf_work *w, int64_t z, int64_t i, const dwf_block *like, float *to, int64_t pitch) {
+static void one_phase(dwf_work *w, int64_t z, int64_t i, const dwf_block *like) {
     const dw_axis axis[3] = {dw_axis_of(&w->g, 0, 0), dw_axis_of(&w->g, 1, 0), dw_axis_of(&w->g, 2, 0)};
     if (w->b_at != 2 * w->at + dwf_in_place(w))
         w->first = dwf_block_of(&w->b, w, &axis[1], &axis[2]), w->b_at = 2 * w->at + dwf_in_place(w);
     w->b.bias = like->bias, w->b.min = like->min, w->b.max = like->max, w->b.ahead = like->ahead;
     order_weights(&w->b, w, z, i, axis, w->first);
-    dwf_sum(&w->b, to, pitch, w->to[1] - w->from[1], w->to[2] - w->from[2]);
+}
+
+/* rows of outputs, cols each, from scratch to out[index]. */
+static void store_rows(const dwf_work *w, int64_t index, int64_t rows, int64_t cols) {
+    const int64_t width = w->g.out[2], runs = cols == width ? 1 : rows, run = cols == width ? rows * cols : cols;
+    for (int64_t y = 0; y < runs; y++) {
+        DW_BY_DTYPE(w->dtype, dw_narrow, w->out, index + y * width, w->strip + y * run, run, w->stream)
+    }
+}
+
+/* A few rows at a time, so that loads and stores take turns. */
+static void sum_and_store(const dwf_work *w, int64_t index, int64_t rows, int64_t cols) {
+    dwf_block b = w->b;
+    for (int64_t y = 0; y < rows; y += FLUSH) {
+        const int64_t count = rows - y < 2 * FLUSH ? rows - y : FLUSH;
+        dwf_sum(&b, w->strip, cols, count, cols);
+        store_rows(w, index + y * w->g.out[2], count, cols);
+        if (count != FLUSH) break;
+        for (int q = 0; q < b.planes; q++) b.plane[q] += FLUSH * b.row;
+        b.lo -= FLUSH * b.step_h, b.hi -= FLUSH * b.step_h;
+        b.ahead = (const char *)b.ahead + FLUSH / 4 * b.pace;
+    }
 }
 
 void dwf_outputs(dwf_work *w, int64_t z, int64_t i) {
@@ -306,15 +328,17 @@ void dwf_outputs(dwf_work *w, int64_t z, int64_t i) {
     dwf_block like;
     like.bias = w->e.bias ? dw_get(w->e.bias_dtype, w->e.bias, w->c * w->g.outs + i) : 0;
     like.min = w->e.lo, like.max = w->e.hi, like.ahead = read_ahead(w);
-    if (!w->finite)
-        slowly(w, &like, z, i, to, pitch);
-    else if (phases[0] * phases[1] * phases[2] == 1)
-        one_phase(w, z, i, &like, to, pitch);
-    else
-        all_phases(w, z, i, &like, to, pitch);
-    if (in_place) return;
-    const int64_t runs = cols == out[2] ? 1 : rows, run = cols == out[2] ? rows * cols : cols;
-    for (int64_t y = 0; y < runs; y++) {
-        DW_BY_DTYPE(w->dtype, dw_narrow, w->out, index + y * out[2], w->strip + y * run, run, w->stream)
+    if (w->finite && phases[0] * phases[1] * phases[2] == 1) {
+        one_phase(w, z, i, &like);
+        if (in_place)
+            dwf_sum(&w->b, to, pitch, rows, cols);
+        else
+            sum_and_store(w, index, rows, cols);
+        return;
     }
+    if (w->finite)
+        all_phases(w, z, i, &like, to, pitch);
+    else
+        slowly(w, &like, z, i, to, pitch);
+    if (!in_place) store_rows(w, index, rows, cols);
 }

@@ -8,8 +8,8 @@
 
 #include "cpu/dwconv/dw.h"
 
-enum { DWL_ROWS = 256 };                     /* most rows one output may be summed from */
-enum { DWL_PIXELS = VF_REGS >= 32 ? 8 : 4 }; /* of a tile */
+enum { DWL_ROWS = 256 };                                   /* most rows one output may be summed from */
+enum { DWL_PIXELS = VF_REGS >= 32 ? 8 : 4, DWL_EDGE = 4 }; /* of a tile; of one at an edge of the row */
 
 typedef struct dwl_plan {
     int64_t chunk, cols;                /* channels and columns of a unit */

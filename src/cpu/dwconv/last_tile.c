@@ -75,7 +75,7 @@ VF_INLINE void tile(const dwl_work *w, const span *a, const sink *k, int64_t j, 
     VF_UNROLL for (int x = 0; x < P; x++) if (!edge || x < live) put(w, k, a->f + a->phases * (j + x), c, sum[x], tail);
 }
 
-static vf bias_of(const dwl_work *w, const sink *k, int64_t c) {
+VF_INLINE vf bias_of(const dwl_work *w, const sink *k, int64_t c) {
     const cpu_epilogue *e = &k->o->e;
     if (!e->bias || k->temp) return vf_zero();
     if (e->bias_dtype == WEFT_DTYPE_F32) return vf_load_count((const float *)e->bias + c, w->c1 - c);
@@ -83,9 +83,8 @@ static vf bias_of(const dwl_work *w, const sink *k, int64_t c) {
                                            : vf_load_count_as(WEFT_DTYPE_BF16, e->bias, c, w->c1 - c);
 }
 
-VF_INLINE void channels(const dwl_work *w, const span *a, const sink *k, int64_t j, int64_t live, const int KW,
-                        const int S, const bool edge) {
-    enum { P = DWL_PIXELS };
+VF_INLINE void channels(const dwl_work *w, const span *a, const sink *k, int64_t j, int64_t live, const int P,
+                        const int KW, const int S, const bool edge) {
     const int64_t at = (j * a->v.step + a->v.off - w->from) * w->pixel - w->c0, below = w->g.in[2] * w->pixel;
     int64_t c = w->c0;
     for (; c + VF_LANES <= w->c1; c += VF_LANES) {
@@ -98,11 +97,14 @@ VF_INLINE void channels(const dwl_work *w, const span *a, const sink *k, int64_t
 
 VF_INLINE void sum_span(const dwl_work *w, const span *a, const sink *k, int64_t from, int64_t to, const int KW,
                         const int S) {
-    for (int64_t j = from; j < to; j += DWL_PIXELS) {
-        if (j >= a->inside && j + DWL_PIXELS <= WEFT__MIN(a->past, to))
-            channels(w, a, k, j, DWL_PIXELS, KW, S, false);
-        else
-            channels(w, a, k, j, to - j, KW, S, true);
+    for (int64_t j = from; j < to;) {
+        if (j >= a->inside && j + DWL_PIXELS <= WEFT__MIN(a->past, to)) {
+            channels(w, a, k, j, DWL_PIXELS, DWL_PIXELS, KW, S, false);
+            j += DWL_PIXELS;
+        } else {
+            channels(w, a, k, j, to - j, DWL_EDGE, KW, S, true);
+            j += DWL_EDGE;
+        }
     }
 }
 

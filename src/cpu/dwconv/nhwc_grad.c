@@ -12,7 +12,7 @@
  * Try:       weft bench conv2d:bwd:f32:nhwc:n8c128h56w56:o128k3p1g128 */
 #include "cpu/dwconv/last.h"
 
-enum { P = DWL_PIXELS, SLOTS = 32 };
+enum { SLOTS = 32 };
 
 typedef struct grad_params {
     dwl_plan data, weights; /* data: where it is a pass of its own; its slots are 0 where not */
@@ -55,14 +55,14 @@ VF_INLINE void put(const rows *a, int64_t x, int64_t c, vf v, const bool tail) {
 }
 
 /* P centers from column x on, `live` of them exist. KW 0: any window. */
-VF_INLINE void tile(const rows *a, int64_t x, int64_t live, int64_t c, const int KW, const int S, const bool data,
-                    const bool edge, const bool tail) {
+VF_INLINE void tile(const rows *a, int64_t x, int64_t live, int64_t c, const int P, const int KW, const int S,
+                    const bool data, const bool edge, const bool tail) {
     const dwl_work *w = a->w;
     const int64_t left = x * a->v.step + a->v.off, cols = w->g.in[2], count = w->c1 - c, taps = dwl_taps(w->g.p);
     const int64_t at = (left - w->from) * w->pixel + c - w->c0, next = a->v.next * VF_LANES;
     const float *weights = data ? w->weights + c * taps + a->v.first * VF_LANES : a->center;
     float *sums = a->sums + (c - w->c0) * (taps + 1) + a->v.first * VF_LANES;
-    vf center[P], sum[P];
+    vf center[DWL_PIXELS], sum[DWL_PIXELS];
     VF_UNROLL for (int i = 0; i < P; i++) {
         center[i] =
             !edge || i < live ? dwl_load(a->center + (x - w->x0 + i) * a->pixel + c - w->c0, count, tail) : vf_zero();
@@ -105,7 +105,7 @@ VF_INLINE void tile(const rows *a, int64_t x, int64_t live, int64_t c, const int
     VF_UNROLL for (int i = 0; i < P; i++) if (!edge || i < live) put(a, x + i, c, sum[i], tail);
 }
 
-VF_INLINE void channels(const rows *a, int64_t x, int64_t live, const int KW, const int S, const bool data,
+VF_INLINE void channels(const rows *a, int64_t x, int64_t live, const int P, const int KW, const int S, const bool data,
                         const bool edge) {
     const dwl_work *w = a->w;
     const int64_t at = (x * a->v.step + a->v.off - w->from) * w->pixel - w->c0, below = w->g.in[2] * w->pixel;
@@ -115,20 +115,23 @@ VF_INLINE void channels(const rows *a, int64_t x, int64_t live, const int KW, co
             dwl_ahead(w->row[w->rows - 1] + at + c, below, w->pixel, S ? S * P : P);
             dwl_ahead(a->center + (x - w->x0) * a->pixel + c - w->c0, w->g.out[2] * a->pixel, a->pixel, P);
         }
-        tile(a, x, live, c, KW, S, data, edge, false);
+        tile(a, x, live, c, P, KW, S, data, edge, false);
     }
-    if (c < w->c1) tile(a, x, live, c, KW, S, data, edge, true);
+    if (c < w->c1) tile(a, x, live, c, P, KW, S, data, edge, true);
 }
 
 VF_INLINE void add_row(const rows *a, const int KW, const int S, const bool data) {
     const dwl_work *w = a->w;
     const int64_t step = a->v.step, inside = a->v.off < 0 ? cpu_ceil(-a->v.off, step) : 0;
     const int64_t past = dw_floor(w->g.in[2] - 1 - a->v.off - (a->v.count - 1) * a->v.gap, step) + 1;
-    for (int64_t x = w->x0; x < w->x1; x += P) {
-        if (x >= inside && x + P <= WEFT__MIN(past, w->x1))
-            channels(a, x, P, KW, S, data, false);
-        else
-            channels(a, x, w->x1 - x, KW, S, data, true);
+    for (int64_t x = w->x0; x < w->x1;) {
+        if (x >= inside && x + DWL_PIXELS <= WEFT__MIN(past, w->x1)) {
+            channels(a, x, DWL_PIXELS, DWL_PIXELS, KW, S, data, false);
+            x += DWL_PIXELS;
+        } else {
+            channels(a, x, w->x1 - x, DWL_EDGE, KW, S, data, true);
+            x += DWL_EDGE;
+        }
     }
 }
 
