@@ -42,22 +42,22 @@ typedef struct dwf_work { /* of one slot */
 } dwf_work;
 
 /* Cut the window of a pass; gradient: weights too. NULL, or why not. */
-const char *WEFT__ISA_NAME(dwf_cut)(dwf_plan *f, const dw_window *g, bool gradient, double bytes);
-#define dwf_cut WEFT__ISA_NAME(dwf_cut)
-void WEFT__ISA_NAME(dwf_start)(dwf_work *w, const dwf_plan *f, const weft__exec *e, bool up, float *scratch);
-#define dwf_start WEFT__ISA_NAME(dwf_start)
+const char *WEFT__ISA_NAME(weft__dwf_cut)(dwf_plan *f, const dw_window *g, bool gradient, double bytes);
+#define dwf_cut WEFT__ISA_NAME(weft__dwf_cut)
+void WEFT__ISA_NAME(weft__dwf_start)(dwf_work *w, const dwf_plan *f, const weft__exec *e, bool up, float *scratch);
+#define dwf_start WEFT__ISA_NAME(weft__dwf_start)
 /* Unit `at` of channel c of image n: chunks, strips, tiles, innermost last. */
-void WEFT__ISA_NAME(dwf_unit)(dwf_work *w, int64_t n, int64_t c, int64_t at);
-#define dwf_unit WEFT__ISA_NAME(dwf_unit)
+void WEFT__ISA_NAME(weft__dwf_unit)(dwf_work *w, int64_t n, int64_t c, int64_t at);
+#define dwf_unit WEFT__ISA_NAME(weft__dwf_unit)
 /* Bring in what plane z of the outputs meets. */
-void WEFT__ISA_NAME(dwf_fill)(dwf_work *w, int64_t z);
-#define dwf_fill WEFT__ISA_NAME(dwf_fill)
+void WEFT__ISA_NAME(weft__dwf_fill)(dwf_work *w, int64_t z);
+#define dwf_fill WEFT__ISA_NAME(weft__dwf_fill)
 /* Sum and store plane z of the outputs, of output `i` of the channel. */
-void WEFT__ISA_NAME(dwf_outputs)(dwf_work *w, int64_t z, int64_t i);
-#define dwf_outputs WEFT__ISA_NAME(dwf_outputs)
+void WEFT__ISA_NAME(weft__dwf_outputs)(dwf_work *w, int64_t z, int64_t i);
+#define dwf_outputs WEFT__ISA_NAME(weft__dwf_outputs)
 /* The taps of one phase, as a block: everything but planes and weights. Where the first of them lies in a plane. */
-int64_t WEFT__ISA_NAME(dwf_block_of)(dwf_block *b, dwf_work *w, const dw_axis *h, const dw_axis *v);
-#define dwf_block_of WEFT__ISA_NAME(dwf_block_of)
+int64_t WEFT__ISA_NAME(weft__dwf_block_of)(dwf_block *b, dwf_work *w, const dw_axis *h, const dw_axis *v);
+#define dwf_block_of WEFT__ISA_NAME(weft__dwf_block_of)
 
 VF_INLINE bool dwf_in_place(const dwf_work *w) { return w->f->in_place && w->finite; }
 /* Where plane iz of input i of the channel lies. */

@@ -25,12 +25,12 @@ typedef struct dwf_block { /* outputs of one phase, a few rows of them */
 } dwf_block;
 
 /* rows x cols outputs, rows `pitch` apart. */
-void WEFT__ISA_NAME(dwf_sum)(const dwf_block *b, float *out, int64_t pitch, int64_t rows, int64_t cols);
-#define dwf_sum WEFT__ISA_NAME(dwf_sum)
+void WEFT__ISA_NAME(weft__dwf_sum)(const dwf_block *b, float *out, int64_t pitch, int64_t rows, int64_t cols);
+#define dwf_sum WEFT__ISA_NAME(weft__dwf_sum)
 
 /* sums[(r kw + s) VF_LANES + lane] += center * in, over rows x cols centers; center has zeros from cols on. */
-void WEFT__ISA_NAME(dwf_grad)(const dwf_block *b, const float *in, float *sums, const float *center, int64_t pitch,
-                              int64_t rows, int64_t cols);
-#define dwf_grad WEFT__ISA_NAME(dwf_grad)
+void WEFT__ISA_NAME(weft__dwf_grad)(const dwf_block *b, const float *in, float *sums, const float *center,
+                                    int64_t pitch, int64_t rows, int64_t cols);
+#define dwf_grad WEFT__ISA_NAME(weft__dwf_grad)
 
 #endif

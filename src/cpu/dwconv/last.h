@@ -36,29 +36,29 @@ typedef struct dwl_work { /* of one slot */
     int64_t pixel;              /* floats from one column to the next */
 } dwl_work;
 
-const char *WEFT__ISA_NAME(dwl_cut)(dwl_plan *f, const dw_window *g, bool gradient, double bytes);
-#define dwl_cut WEFT__ISA_NAME(dwl_cut)
-void WEFT__ISA_NAME(dwl_start)(dwl_work *w, const dwl_plan *f, const weft__exec *e, bool up, float *scratch);
-#define dwl_start WEFT__ISA_NAME(dwl_start)
+const char *WEFT__ISA_NAME(weft__dwl_cut)(dwl_plan *f, const dw_window *g, bool gradient, double bytes);
+#define dwl_cut WEFT__ISA_NAME(weft__dwl_cut)
+void WEFT__ISA_NAME(weft__dwl_start)(dwl_work *w, const dwl_plan *f, const weft__exec *e, bool up, float *scratch);
+#define dwl_start WEFT__ISA_NAME(weft__dwl_start)
 /* List the rows that the outputs of row y of plane z of image n meet, in a chunk of channels and a tile of columns. */
-void WEFT__ISA_NAME(dwl_unit)(dwl_work *w, int64_t n, int64_t z, int64_t y, int64_t chunk, int64_t tile);
-#define dwl_unit WEFT__ISA_NAME(dwl_unit)
+void WEFT__ISA_NAME(weft__dwl_unit)(dwl_work *w, int64_t n, int64_t z, int64_t y, int64_t chunk, int64_t tile);
+#define dwl_unit WEFT__ISA_NAME(weft__dwl_unit)
 /* Forward or data gradient of units [first, last), without an epilogue or with one. */
 typedef struct dwl_outputs {
     cpu_epilogue e;
     void *out;
     bool stream;
 } dwl_outputs;
-void WEFT__ISA_NAME(dwl_sum)(dwl_work *w, const dwl_outputs *o, int64_t first, int64_t last);
-#define dwl_sum WEFT__ISA_NAME(dwl_sum)
+void WEFT__ISA_NAME(weft__dwl_sum)(dwl_work *w, const dwl_outputs *o, int64_t first, int64_t last);
+#define dwl_sum WEFT__ISA_NAME(weft__dwl_sum)
 
 /* [o][taps] -> [o / VF_LANES][taps][VF_LANES]; channels that do not exist are 0. */
 VF_INLINE int64_t dwl_taps(const weft_problem *p) { return p->kernel[0] * p->kernel[1] * p->kernel[2]; }
 VF_INLINE size_t dwl_packed(const weft_problem *p) {
     return (size_t)(dwl_taps(p) * cpu_round_up(p->o, VF_LANES)) * sizeof(float);
 }
-weft_status WEFT__ISA_NAME(dwl_pack)(const weft__exec *e, const void *weights, void *packed);
-#define dwl_pack WEFT__ISA_NAME(dwl_pack)
+weft_status WEFT__ISA_NAME(weft__dwl_pack)(const weft__exec *e, const void *weights, void *packed);
+#define dwl_pack WEFT__ISA_NAME(weft__dwl_pack)
 
 /* Channels c .. of one column; tail: only `count` of them exist. */
 VF_INLINE vf dwl_load(const float *p, int64_t count, const bool tail) {
