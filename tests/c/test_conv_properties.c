@@ -1,5 +1,8 @@
 /* Convolution by its mathematical properties, for every kernel that applies: no reference is asked. Data are small
- * integers, so every sum is exact and the properties hold exactly. */
+ * integers, so every sum is exact and the properties hold exactly; kernels that are not exact come nearer to them than to
+ * any other integer. */
+#include <math.h>
+
 #include "test.h"
 
 static harness h;
@@ -18,6 +21,7 @@ static const char *const geometries[] = {
     "conv2d:%s:f32:nhwc:n2c19h6w9:o19k3p1g19",   "conv2d:%s:f32:nchw:n2c3h12w18:o3k3s2p1g3",
     "conv2d:%s:f32:nhwc:n1c16h9w8:o16k3s2p1g16", "conv2d:%s:f32:nchw:n2c6h7w8:o9k3x2s1x2p1+0x2d2x1g3",
     "conv1d:%s:f64:ncw:n2c4w15:o6k5p2g2",        "conv3d:%s:f32:ndhwc:n1c4d4h5w6:o4k3p1g4",
+    "conv2d:%s:f32:nchw:n1c4h30w33:o5k5p2",
 };
 
 static weft_problem geometry(size_t i, const char *pass) {
@@ -63,6 +67,14 @@ static double dot(const harness_buffer *a, const harness_buffer *b) {
     for (size_t k_ = 0, n_ = weft_kernel_count(h.ctx[0], (p)); k_ < n_; k_++) \
         if (weft_kernel_info(h.ctx[0], (p), k_, (desc)) == WEFT_OK && (desc)->applies)
 
+/* Equal, or for a kernel that is not exact as near as an integer is near. */
+static bool same(const char *kernel, double got, double want) {
+    const weft__kernel *const *list = NULL;
+    for (size_t i = 0, n = weft__kernels(WEFT_OP_CONV, &list); i < n; i++)
+        if (strcmp(list[i]->name, kernel) == 0 && !list[i]->exact) return fabs(got - want) < 0.25;
+    return got == want;
+}
+
 static void run(const weft_problem *p, const char *kernel, harness_buffer *in, harness_buffer *out) {
     OK(harness_run(&h, h.ctx[0], p, kernel, in, out, HARNESS_END, false));
 }
@@ -91,7 +103,7 @@ TEST(impulse) {
                 double want =
                            meets ? get(&h.in[WEFT_ROLE_WEIGHTS], offset_of(&h.in[WEFT_ROLE_WEIGHTS].tensor, tap)) : 0,
                        got = get(&h.out[WEFT_ROLE_DST], w.offset);
-                CHECK(got == want, "%s in geometry %zu: %g, wanted %g", d.name, g, got, want);
+                CHECK(same(d.name, got, want), "%s in geometry %zu: %g, wanted %g", d.name, g, got, want);
             }
         }
     }
@@ -117,8 +129,8 @@ TEST(linearity) {
             run(&p, d.name, y, ay);
             run(&p, d.name, h.in, h.out);
             for (harness_walk w = harness_first(dst); !w.done; harness_step(&w))
-                CHECK(get(&h.out[WEFT_ROLE_DST], w.offset) ==
-                          get(&ax[WEFT_ROLE_DST], w.offset) + get(&ay[WEFT_ROLE_DST], w.offset),
+                CHECK(same(d.name, get(&h.out[WEFT_ROLE_DST], w.offset),
+                           get(&ax[WEFT_ROLE_DST], w.offset) + get(&ay[WEFT_ROLE_DST], w.offset)),
                       "%s in geometry %zu", d.name, g);
         }
     }
@@ -151,7 +163,8 @@ TEST(shift) {
                 int64_t first = (w.index[4] - 1) * p.stride[2] - p.pad_lo[2],
                         last = w.index[4] * p.stride[2] - p.pad_lo[2] + p.dilation[2] * (p.kernel[2] - 1);
                 if (w.index[4] < 1 || first < 0 || last >= p.in[2]) continue;
-                CHECK(get(&out[WEFT_ROLE_DST], w.offset) == get(&h.out[WEFT_ROLE_DST], w.offset - dst->strides[4]),
+                CHECK(same(d.name, get(&out[WEFT_ROLE_DST], w.offset),
+                           get(&h.out[WEFT_ROLE_DST], w.offset - dst->strides[4])),
                       "%s in geometry %zu", d.name, g);
             }
         }
@@ -178,9 +191,9 @@ TEST(adjoint) {
                 double got = i == 0   ? dot(&h.out[WEFT_ROLE_DST], &h.in[WEFT_ROLE_DIFF_DST])
                              : i == 2 ? dot(&h.out[WEFT_ROLE_DIFF_WEIGHTS], &h.in[WEFT_ROLE_WEIGHTS])
                                       : dot(&h.out[WEFT_ROLE_DIFF_SRC], &h.in[WEFT_ROLE_SRC]);
-                CHECK(got == want, "%s in geometry %zu: %.17g, forward gives %.17g", d.name, g, got, want);
+                CHECK(same(d.name, got, want), "%s in geometry %zu: %.17g, forward gives %.17g", d.name, g, got, want);
                 if (i == 3)
-                    CHECK(dot(&h.out[WEFT_ROLE_DIFF_WEIGHTS], &h.in[WEFT_ROLE_WEIGHTS]) == want,
+                    CHECK(same(d.name, dot(&h.out[WEFT_ROLE_DIFF_WEIGHTS], &h.in[WEFT_ROLE_WEIGHTS]), want),
                           "%s in geometry %zu: the weights gradient", d.name, g);
             }
     }
@@ -208,13 +221,13 @@ TEST(finite_differences) {
                 for (int step = 0; step < 2; step++) {
                     fresh(&stepped[WEFT_ROLE_WEIGHTS], t, 43 + g);
                     put(&stepped[WEFT_ROLE_WEIGHTS], spot.offset, get(&stepped[WEFT_ROLE_WEIGHTS], spot.offset) + step);
-                    run(&fwd, NULL, stepped, h.out);
+                    run(&fwd, weft__ref_kernels[WEFT_OP_CONV]->name, stepped, h.out);
                     loss[step] = dot(&h.out[WEFT_ROLE_DST], &h.in[WEFT_ROLE_DIFF_DST]);
                 }
                 double got = get(&grad[WEFT_ROLE_DIFF_WEIGHTS],
                                  offset_of(weft__tensor(&weights, WEFT_ROLE_DIFF_WEIGHTS), spot.index));
-                CHECK(got == loss[1] - loss[0], "%s in geometry %zu: %g, the difference is %g", d.name, g, got,
-                      loss[1] - loss[0]);
+                CHECK(same(d.name, got, loss[1] - loss[0]), "%s in geometry %zu: %g, the difference is %g", d.name, g,
+                      got, loss[1] - loss[0]);
             }
         }
     }

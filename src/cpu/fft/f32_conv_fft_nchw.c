@@ -275,7 +275,7 @@ static const char *refusal(const weft_problem *p) {
         if (p->in[a] < p->kernel[a]) return "the input is smaller than the window";
         if (p->pad_lo[a] >= p->kernel[a] || p->pad_hi[a] >= p->kernel[a]) return "outputs that see only padding";
     }
-    if (p->kernel[1] * p->kernel[2] < 9) return "the window has under 9 taps: a direct sum is shorter";
+    if (p->kernel[1] * p->kernel[2] < 15) return "the window has under 15 taps: a direct sum is shorter";
     return cpu_layout_refusal(p, WEFT_LAYOUT_FIRST);
 }
 
