@@ -209,7 +209,10 @@ def test_cross_entropy(device, shape, weighted, reduction, dtype):
                 ran = weft.backends.kernels()
                 grads = torch.autograd.grad(y, leaf, torch.linspace(1, 2, y.numel(), device=device, dtype=dtype).view(y.shape))
             results.append([y, *grads])
-        assert ran == weft.backends.kernels() == ("torch" if device.type == "cpu" else "cross_entropy_ref__cuda")
+        if device.type == "cpu":
+            assert ran == weft.backends.kernels() == "torch"
+        else:   # PyTorch is no candidate there
+            assert ran.startswith("cross_entropy_") and weft.backends.kernels().startswith("cross_entropy_")
         for theirs, ours in zip(*results, strict=True):
             torch.testing.assert_close(ours, theirs)
 

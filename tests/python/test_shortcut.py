@@ -148,9 +148,9 @@ def test_max_pooling_in_training(device, rank, form):
     for settings in ({}, {}, {"delegate": False}):
         with weft.backends.flags(**settings):
             y = function(x, 3, 2, 1)
-            unordered = device.type == "cuda" and (rank == 3 or form == "last")   # PyTorch's sums there change from run to run
-            assert type(y.grad_fn).__name__.startswith("weft_") == bool(settings or unordered)
-            assert weft.backends.kernels() == "torch" or settings or unordered
+            own = device.type == "cuda"   # weft wins there, and PyTorch's sums may change from run to run
+            assert type(y.grad_fn).__name__.startswith("weft_") == bool(settings or own)
+            assert weft.backends.kernels() == "torch" or settings or own
             got = torch.autograd.grad(y, x, torch.linspace(-1, 1, y.numel(), device=device).view(y.shape))[0]
         torch.testing.assert_close(y.double().cpu(), want)
         torch.testing.assert_close(got.double().cpu(), grads, rtol=1e-4, atol=1e-5)

@@ -463,7 +463,8 @@ def test_out(c, device):
     expected = f(x, *args, **options)
     for out in (torch.empty_like(expected), scattered(torch.zeros_like(expected)), torch.zeros_like(expected).transpose(0, 1).contiguous().transpose(0, 1)):
         version = out._version
-        assert f(x, *args, **options, out=out) is out and torch.equal(out, expected) and out._version > version
+        assert f(x, *args, **options, out=out) is out and out._version > version
+        torch.testing.assert_close(out, expected, **({"rtol": 0, "atol": 0} if name.startswith("max") else {}))   # strides may choose another kernel
     if name.startswith("max"):
         expected = f(x, *args, **options, return_indices=True)
         out = torch.empty_like(expected[0]), torch.zeros(*expected[1].shape, 2, dtype=torch.int64, device=device)[..., 0]
