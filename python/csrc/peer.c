@@ -168,26 +168,6 @@ static const char *reject(void *user, const weft_problem *p) {
     return NULL;
 }
 
-/* Rough: what keeps the order right. Measured on two AVX-512 cores and on an H200: dense convolution runs at half
- * the peak and more, with few channels a group at a few percent; 16-bit types have fast CPU kernels in few
- * operators; one call costs its allocations and checks. */
-static void rates(void *user, const weft_problem *p, weft_rates *r) {
-    (void)user;
-    bool cuda = p->device == WEFT_DEVICE_CUDA, wide = p->tensor[0].dtype == WEFT_DTYPE_F64,
-         half = p->tensor[0].dtype == WEFT_DTYPE_F16 || p->tensor[0].dtype == WEFT_DTYPE_BF16;
-    *r = (weft_rates){cuda ? 4000 : 5000, 0.3, 0.4};
-    if (p->op == WEFT_OP_CONV) {
-        bool dense = p->c / (p->groups ? p->groups : 1) >= 8;
-        *r = (weft_rates){cuda ? 15000 : p->groups == 1 ? 4000 : 30000, dense ? 0.5 : 0.02, dense ? 0.5 : 0.2};
-        if (half && !cuda) r->of_peak *= 0.2;
-        /* cuDNN has kernels of its own for these; one filter a channel in 3D and f32 channels-first it has not */
-        if (half && cuda && !dense && p->rank < 3 && p->tensor[0].strides[1] == 1) *r = (weft_rates){8000, 0.3, 0.4};
-    }
-    /* a score of calls for some images, and planes besides */
-    if (p->op == WEFT_OP_PARTIAL_CONV) *r = (weft_rates){cuda ? 200000 : 100000, 0.3, 0.1};
-    if (wide) r->of_peak *= 0.25;
-}
-
 /* On the call's own tensors: PyTorch chooses its kernels by more than a problem says. A copy of the call takes what
  * it makes. */
 static weft_status run_once(void *user, const weft_problem *p, const weft_args *args, void *stream) {
@@ -207,7 +187,7 @@ static weft_status run_once(void *user, const weft_problem *p, const weft_args *
     return ok ? WEFT_OK : WEFT_ERR_INTERNAL;
 }
 
-const weft_external wt_external = {sizeof(weft_external), external_name, 1, 0, NULL, reject, rates, run_once};
+const weft_external wt_external = {sizeof(weft_external), external_name, 1, 0, NULL, reject, wt_torch_rates, run_once};
 
 weft_plan *wt_plan_with(wt_call *call, weft_problem *p, wt_peer peer, const void *state) {
     stage.call = call, stage.peer = peer, stage.state = state;

@@ -248,7 +248,7 @@ static bool rehearse(const void *state) {
  * estimates of both. */
 static weft_plan *plan_of(draft *d, seat_step *s, weft_pass pass, bool bias, bool beside_torch, double *ns,
                           double *torch_ns) {
-    weft_problem p;
+    weft_problem p = WEFT_PROBLEM_INIT;
     describe(d, &p, s, pass, bias);
     *torch_ns = 0;
     if (weft_problem_complete(&p) != WEFT_OK) return NULL;

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_map
 
+from . import _enable
 from ._fusion import Chain, fuse, torch_class
 from ._pairs import TO_WEFT, set_class
 from ._shadow import shadow
@@ -172,6 +173,7 @@ def devices(net: nn.Module, example: Any) -> list[torch.device]:
     return list({t.device for t in tensors if t.device.type == "cuda"})
 
 
+@_enable.suspended()
 def measure(net: nn.Module, copy: nn.Module, units: Sequence[Unit], example: Any, names: dict[nn.Module, str]) -> None:
     """Fills in the times of the units, from a forward pass of the net's copy in its mode, with gradients where it is training.
 

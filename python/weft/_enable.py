@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, Optional
 
 import torch
 
-from . import _library, _settings
+from . import _calibrate, _library, _settings, _shortcut
 
 OPERATORS = {"convolution": ("aten::convolution", "aten::convolution_backward")}
 _BIT = {"cpu": 1, "cuda": 2}   # the switches of python/csrc/seat.c
@@ -62,16 +62,22 @@ def _check(operators: tuple, math: Optional[str]) -> None:
         raise ValueError(f"math: is {math!r}, allowed: None, 'strict' or 'fast'")
 
 
+def _set(devices: int, math: int) -> None:
+    _lib.weft_torch_seat_switch(devices, math)
+    _shortcut.seat_on = bool(devices)
+
+
 def _switch(operators: tuple, device: Any, math: Optional[str]) -> tuple[int, int]:
     """Turn it on and return what held before."""
     _check(operators, math)
     wanted = _devices(device)
+    _calibrate.ensure()
     with _lock:
         for name in wanted:
             if name not in _seated:
                 _seated[name] = _register(name)
         before = _lib.weft_torch_seat_state(), _lib.weft_torch_seat_math()
-        _lib.weft_torch_seat_switch(sum(_BIT[n] for n in wanted if _seated[n]), _settings.MATHS[math or "strict"])
+        _set(sum(_BIT[n] for n in wanted if _seated[n]), _settings.MATHS[math or "strict"])
     return before
 
 
@@ -95,7 +101,7 @@ def disable() -> None:
 
         >>> weft.disable()
     """
-    _lib.weft_torch_seat_switch(0, _lib.weft_torch_seat_math())
+    _set(0, _lib.weft_torch_seat_math())
 
 
 @contextmanager
@@ -109,12 +115,23 @@ def enabled(*operators: str, device: Any = None, math: Optional[str] = None) -> 
     try:
         yield
     finally:
-        _lib.weft_torch_seat_switch(*before)
+        _set(*before)
 
 
 def is_enabled() -> bool:
     """Whether PyTorch's convolutions go by weft now."""
     return bool(_lib.weft_torch_seat_state())
+
+
+@contextmanager
+def suspended() -> Iterator[None]:
+    """Off inside a `with` block, for every thread: what is measured as PyTorch is PyTorch, its backward threads included."""
+    before = _lib.weft_torch_seat_state(), _lib.weft_torch_seat_math()
+    _set(0, before[1])
+    try:
+        yield
+    finally:
+        _set(*before)
 
 
 @contextmanager

@@ -10,7 +10,7 @@ from typing import Any, Optional, TextIO
 
 import torch
 
-from . import _clock, _twin, backends
+from . import _clock, _enable, _twin, backends
 
 LIMIT = 1.15
 
@@ -47,6 +47,7 @@ def measure(text: str, rounds: int = 7) -> dict[str, Any]:
             "weft_ms": ms.get("weft"), "best": best, "regret": ms["default"] / ms[best], "busy": busy(), "threads": torch.get_num_threads()}
 
 
+@_enable.suspended()
 def run(problems: list[str], rounds: int = 7, out: Optional[TextIO] = None) -> tuple[list[dict[str, Any]], int]:
     """Every problem, a line each, and how many are over LIMIT."""
     out = out or sys.stdout

@@ -18,11 +18,13 @@ from . import _library, _settings
 
 _MOST = 4096                              # kinds of calls remembered for an operator
 _runs = _library.lib.weft_torch_runs      # how many kernels of weft this thread has run
+_bypass = _library.lib.weft_torch_seat_bypass
 _note = _library.lib.weft_torch_note      # for weft.backends.kernels()
 _profiled = torch.autograd._profiler_enabled
 _NOTHING = nullcontext()
 _all: list[Shortcut] = []
 _open = True
+seat_on = False   # weft.enable() holds: what was left to PyTorch must not come back to weft by it
 
 
 def settings_changed(allowed: bool) -> None:
@@ -100,7 +102,7 @@ class Shortcut:
 
     def _natively(self, where: dict, kind: Any, strides: Any, args: tuple, apply: Callable) -> Any:
         with torch.profiler.record_function(f"weft::{self.name}") if _profiled() else _NOTHING:
-            result = self.native(*args)
+            result = self._bypassing(args) if seat_on else self.native(*args)
         if result is NotImplemented:
             where[kind] = False
             return apply()
@@ -111,6 +113,13 @@ class Shortcut:
         where[kind] = False   # its format is another one: this time copied, as a second run might change what it reads again
         kept = first.new_empty_strided(first.shape, strides).copy_(first)
         return (kept, *result[1:]) if isinstance(result, tuple) else kept
+
+    def _bypassing(self, args: tuple) -> Any:
+        _bypass(1)
+        try:
+            return self.native(*args)
+        finally:
+            _bypass(-1)
 
     def forward_ran(self, kind: Any, before: int, output: Any) -> Optional[tuple]:
         """After a watched forward pass: what to hand to the backward pass."""

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, Optional
 import torch
 from torch import Tensor
 
-from . import _settings
+from . import _enable, _settings
 
 ROUNDS = 11              # samples of each side at most; the median of so many is not moved by a few interruptions
 SAMPLE = 1e-3            # seconds a sample lasts at least, by repetition: far above the resolution of the clock
@@ -55,6 +55,7 @@ def _sample(run: Callable[[], Any], times: int, device: torch.device) -> float:
     return (time.perf_counter() - start) / times
 
 
+@_enable.suspended()
 def measure(runs: Mapping[str, Callable[[], Any]], device: torch.device) -> Timing:
     """Times of runs["dense"] and runs["sparse"]: medians of samples taken in turn, for as long as weft.backends.measure_seconds allows. The
     first run of each warms up; it counts only where that took all the time there was."""

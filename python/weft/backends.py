@@ -31,13 +31,25 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, Optional
 
-from . import _library, _settings
+from . import _calibrate, _library, _settings
 from . import _wisdom as wisdom
 
-__all__ = ["describe", "flags", "kernel_names", "kernels", "library", "pin", "set_flags", "wisdom",
+__all__ = ["calibrate", "describe", "flags", "kernel_names", "kernels", "library", "pin", "set_flags", "wisdom",
            "benchmark", "delegate", "deterministic", "fastest", "math", "measure_seconds", "verbose", "wisdom_only", "workspace_limit"]
 
 _SETTINGS = ("benchmark", "delegate", "deterministic", "fastest", "math", "measure_seconds", "verbose", "wisdom_only", "workspace_limit")
+
+
+def calibrate(again: bool = False) -> int:
+    """Measure how fast PyTorch's own convolutions are on this machine, in less than 2 seconds, and keep it in the cache directory; estimates use it
+    from then on, in every process. weft.enable() does so if nobody did. again: measure also where it was done before. Returns how many were measured.
+
+        >>> weft.backends.calibrate() > 0
+        True
+    """
+    if not isinstance(again, bool):
+        raise TypeError(f"again: is {again!r}, allowed: True or False")
+    return _calibrate.calibrate(again)
 
 
 def describe() -> str:

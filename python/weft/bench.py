@@ -16,7 +16,7 @@ from typing import Optional, TextIO
 
 import torch
 
-from . import _clock, _library, _memory, _models, _regret, _twin
+from . import _clock, _enable, _library, _memory, _models, _regret, _twin
 
 MIN_ROUNDS = 7
 MODELS = "models"                    # the set that is no file
@@ -139,6 +139,7 @@ def _end(rows: list[dict], file: Optional[str], out: TextIO) -> int:
     return 0
 
 
+@_enable.suspended()
 def run(problems: list[str], passes: Optional[str] = None, rounds: int = 11, threads: Optional[int] = None, file: Optional[str] = None,
         out: Optional[TextIO] = None, record: Optional[str] = None) -> int:
     """The command: a table on `out` (stdout), the same rows as JSON in `file`; what fell against the rows in `record` is named. Returns the exit code.
@@ -204,6 +205,7 @@ def fallen(rows: list[dict], record: list[dict]) -> list[str]:
             if row["problem"] in before and row["ratio"] < DROP * before[row["problem"]]]
 
 
+@_enable.suspended()
 def run_models(names: Optional[str] = None, batch: Optional[int] = None, device: str = "cpu", rounds: int = 11, threads: Optional[int] = None,
                file: Optional[str] = None, out: Optional[TextIO] = None) -> int:
     """The command for the networks of examples/models: torch.nn's beside converted, inference and a step of training. error: the largest

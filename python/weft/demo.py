@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, Optional, TextIO
 
 import torch
 
-from . import _clock, _library, _models, _report, bench
+from . import _clock, _enable, _library, _models, _report, bench
 
 ROUNDS = bench.MIN_ROUNDS
 SECONDS = 6.0                        # of samples for one row of a network
@@ -125,6 +125,7 @@ def _measure_all(jobs: list[tuple[str, Callable[[], Iterator[dict]]]], out: Text
     return rows, failed
 
 
+@_enable.suspended()
 def run(html: str = "report.html", only: Optional[str] = None, out: Optional[TextIO] = None) -> int:
     """Measure, print the table, write the page. 1 if a result is wrong or the page cannot be written, 2 if `only` fits nothing.
 

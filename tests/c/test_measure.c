@@ -124,6 +124,23 @@ TEST(the_time_limit_holds) {
     weft_ctx_release(ctx);
 }
 
+/* A slow kernel uses up its share of the time, not that of the others; of two runs the slower one counts. */
+TEST(every_candidate_has_its_share) {
+    weft_ctx *ctx = context(WEFT_ENGINE_CPU, 1);
+    weft_plan *plan = measure(ctx, (struct bed){.ns = {{300000000}, {1000}}});
+    CHECK(bed.runs[1] > 1 && strcmp(weft_plan_kernel_name(plan), bed.name[1]) == 0, "%d runs of the second one",
+          bed.runs[1]);
+    weft_plan_release(plan);
+    weft_ctx_release(ctx);
+    ctx = context(WEFT_ENGINE_CPU, 1e-3);
+    bed = (struct bed){.ns = {{10, 1000, 3000000}, {1}}};
+    plan = plan_in(ctx, WEFT_MODE_MEASURE);
+    CHECK(bed.runs[0] == 3, "%d runs within a millisecond", bed.runs[0]);
+    CHECK(ns_of(plan) == 3000000 || bed.runs[1], "%g ns", ns_of(plan));
+    weft_plan_release(plan);
+    weft_ctx_release(ctx);
+}
+
 TEST(the_reference_is_not_measured_beside_others) {
     weft_ctx *ctx = context(WEFT_ENGINE_CPU | WEFT_ENGINE_REF, 1);
     weft_plan *plan = measure(ctx, (struct bed){.ns = {{5000}, {4000}, {3000}}});
@@ -147,6 +164,9 @@ TEST(estimate_measure_estimate) {
     weft_ctx *ctx = context(WEFT_ENGINE_CPU, 1);
     weft_plan *before = plan_in(ctx, WEFT_MODE_ESTIMATE);
     weft_plan_release(plan_without_limit(ctx));
+    weft_problem q = test_problem("conv2d:fwd:f32:nchw:n3c32h32w32:o32k3p1g32");
+    weft_plan *other = NULL, *again = NULL;
+    OK(weft_plan_create(&other, ctx, &q, NULL));
     CHECK(strcmp(why_of(before), "estimate") == 0, "%s", why_of(before));
     weft_plan *plan = measure(ctx, (struct bed){.ns = {{5000}, {3000}, {4000}}});
     CHECK(strcmp(weft_plan_kernel_name(plan), weft_plan_kernel_name(before)) != 0, "the test wants another kernel");
@@ -159,6 +179,9 @@ TEST(estimate_measure_estimate) {
     CHECK(strcmp(weft_plan_kernel_name(after), weft_plan_kernel_name(plan)) == 0 &&
               strcmp(why_of(after), "wisdom") == 0 && ns_of(after) == 3000,
           "an older plan is kept: %s by %s", weft_plan_kernel_name(after), why_of(after));
+    OK(weft_plan_create(&again, ctx, &q, NULL));
+    CHECK(again == other, "a plan of another problem was dropped too");
+    weft_plan_release(other), weft_plan_release(again);
     CHECK(bed.candidate >= 2 && bed.runs[0] == 8, "measured again");
     weft_plan_release(before), weft_plan_release(plan), weft_plan_release(after);
     weft_ctx_release(ctx);

@@ -450,7 +450,72 @@ TEST(execute_refuses_and_writes_nothing) {
     weft_ctx_release(ctx);
 }
 
+/* ---------------------------------------------------------------- the cache by itself */
+/* One hash, two keys: not one plan. A second plan for a key gives way to the first and is released. */
+TEST(the_cache_compares_keys) {
+    weft_ctx_opts opts = WEFT_CTX_OPTS_INIT;
+    weft_ctx *ctx;
+    opts.alloc = counted_alloc;
+    opts.free = counted_free;
+    atomic_store(&blocks, 0);
+    OK(weft_ctx_create(&ctx, &opts));
+    weft_plan *a = sized(ctx, 1), *b = sized(ctx, 2), *second = weft_plan_retain(b);
+    weft__cache *cache = weft__cache_create(ctx, 4);
+    const uint64_t key[] = {1, 2}, other[] = {1, 3}, hash = 5;
+    OK(weft__cache_put(ctx, cache, key, 2, hash, &a));
+    CHECK(!weft__cache_get(cache, other, 2, hash) && !weft__cache_get(cache, key, 1, hash), "a plan of another key");
+    OK(weft__cache_put(ctx, cache, key, 2, hash, &second));
+    CHECK(second == a, "a second plan for the same key");
+    weft__cache_clear(ctx, cache, other, 2);
+    weft_plan *found = weft__cache_get(cache, key, 2, hash);
+    CHECK(found == a, "dropped with another key");
+    weft__cache_clear(ctx, cache, key, 1); /* those that begin so */
+    CHECK(!weft__cache_get(cache, key, 2, hash), "not dropped");
+    weft_plan_release(found), weft_plan_release(second), weft_plan_release(a), weft_plan_release(b);
+    weft__cache_destroy(ctx, cache);
+    weft_ctx_release(ctx);
+    CHECK(atomic_load(&blocks) == 0, "%lld blocks left", (long long)atomic_load(&blocks));
+}
+
+TEST(two_pins_are_two_plans) {
+    weft_ctx *ctx = test_context(1);
+    weft_problem p = test_problem(usual);
+    weft_plan_opts opts = WEFT_PLAN_OPTS_INIT;
+    for (size_t i = 0; i < weft_kernel_count(ctx, &p); i++) {
+        weft_kernel_desc d = WEFT_KERNEL_DESC_INIT;
+        OK(weft_kernel_info(ctx, &p, i, &d));
+        if (!d.applies) continue;
+        opts.kernel = d.name;
+        weft_plan *plan = plan_of(ctx, usual, &opts);
+        CHECK(strncmp(weft_plan_kernel_name(plan), d.name, strlen(d.name)) == 0, "%s instead of %s",
+              weft_plan_kernel_name(plan), d.name);
+        weft_plan_release(plan);
+    }
+    weft_ctx_release(ctx);
+}
+
 /* ---------------------------------------------------------------- packed weights */
+static const char *fake_plan(const weft_problem *p, const weft__hw *hw, int variant, weft__decision *d) {
+    (void)p, (void)hw, (void)variant;
+    d->workspace = 1, d->packed = 65;
+    return NULL;
+}
+
+/* Scratch and packed weights come in whole cache lines, so that the one may lie behind the other. */
+TEST(bytes_are_rounded_up) {
+    static const weft__kernel kernel = {
+        .name = "fake", .op = WEFT_OP_CONV, .engine = WEFT_ENGINE_CPU, .plan = fake_plan};
+    weft_ctx *ctx = test_context(1);
+    weft_problem p = test_problem(usual);
+    weft__decision d;
+    weft__hw hw;
+    OK(weft__ctx_hw(ctx, &p, &hw));
+    const char *why = weft__kernel_plan(ctx, &kernel, 0, &p, &hw, &d);
+    CHECK(!why && d.workspace == 64 && d.packed == 128 && weft__decision_bytes(&d) == 192, "%s %zu %zu", why ? why : "",
+          d.workspace, d.packed);
+    weft_ctx_release(ctx);
+}
+
 enum { SCRATCH = 64, PACKED = 128 };
 static int packings, packed_runs;
 static const void *packed_at;

@@ -93,6 +93,29 @@ TEST(the_limit_is_compared_with_the_kernels_need) {
     weft_ctx_release(ctx);
 }
 
+/* Of several kernels the one with the least time, in whichever order they were learnt. */
+TEST(the_fastest_entry_wins) {
+    weft_problem p = test_problem(small);
+    for (size_t turn = 0; turn < 2; turn++) {
+        weft_ctx *ctx = test_context(2);
+        const char *why;
+        char names[2][WEFT__NAME_MAX];
+        size_t found = 0;
+        for (size_t i = 0; i < weft_kernel_count(ctx, &p) && found < 2; i++) {
+            weft_kernel_desc d = WEFT_KERNEL_DESC_INIT;
+            OK(weft_kernel_info(ctx, &p, i, &d));
+            if (!d.applies) continue;
+            snprintf(names[found], sizeof(names[0]), "%s%s%s", d.name, d.variant[0] ? "#" : "", d.variant);
+            learn(ctx, here(ctx), 2, small, names[found], d.version, found == turn ? 50 : 70, 0);
+            found++;
+        }
+        CHECK(found == 2, "%zu kernels apply", found);
+        const char *name = chosen(ctx, &why);
+        CHECK(strcmp(name, names[turn]) == 0 && strcmp(why, "wisdom") == 0, "%s by %s, not %s", name, why, names[turn]);
+        weft_ctx_release(ctx);
+    }
+}
+
 TEST(a_newer_entry_replaces) {
     weft_ctx *ctx = test_context(2);
     learn(ctx, here(ctx), 2, small, "conv_ref", 1, 50, 0);

@@ -89,6 +89,23 @@ TEST(saving_merges) {
     weft_ctx_release(a), weft_ctx_release(b);
 }
 
+/* What was forgotten does not come back from the file that it is saved to. */
+TEST(forgotten_stays_forgotten) {
+    weft_ctx *a = test_context(2), *b = test_context(2);
+    weft_problem p = test_problem(small);
+    learn(a, "cuda:some:cc90", "conv_ref", 50);
+    OK(weft_wisdom_save(a, path_of("kept"), NULL));
+    OK(weft_wisdom_load(b, path_of("kept"), NULL));
+    OK(weft_wisdom_forget(b, &p));
+    CHECK(weft_wisdom_count(b) == 0, "%zu entries", weft_wisdom_count(b));
+    OK(weft_wisdom_save(b, path_of("kept"), NULL));
+    CHECK(weft_wisdom_count(b) == 0 && !strstr(content("kept"), small), "it is back: %s", content("kept"));
+    learn(b, "cuda:some:cc90", "conv_ref", 70); /* learnt anew it is kept */
+    OK(weft_wisdom_save(b, path_of("kept"), NULL));
+    CHECK(strstr(content("kept"), " v1 70 0\n"), "%s", content("kept"));
+    weft_ctx_release(a), weft_ctx_release(b);
+}
+
 enum { SAVERS = 6, EACH = 8 };
 
 static int save_some(int saver) {

@@ -6,6 +6,7 @@ import re
 import sys
 import warnings
 import zlib
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -42,9 +43,11 @@ def _steady() -> None:
 # ---------------------------------------------------------------- a second time without PyTorch's kernels
 # By default weft hands to PyTorch what PyTorch computes faster, and such a test compares PyTorch with itself. So every test of values runs again with
 # that switched off: a fixed quarter of them, all with WEFT_SLOW=1 (make slow). A test about what is handed on is marked `delegates` and runs once.
+# Those where convolutions come by run once more under weft.enable(): a tenth of them, or all.
 _VALUES = re.compile(r"test_(torch_\w+|conv|gradients|autograd|layers|samples|module_samples)$")
 _SLOW = os.environ.get("WEFT_SLOW", "0") not in ("", "0")
-SHARE = 1 if _SLOW else 4
+SHARE = {"any": 1, "own": 1 if _SLOW else 4, "enabled": 1 if _SLOW else 10}
+_CONVOLUTIONS = re.compile(r"test_(conv|gradients|autograd|layers|samples|module_samples)$")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -54,17 +57,17 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if _VALUES.match(metafunc.module.__name__) and not metafunc.definition.get_closest_marker("delegates"):
         metafunc.fixturenames.append("_kernels")
-        metafunc.parametrize("_kernels", ["any", "own"], indirect=True)
+        metafunc.parametrize("_kernels", list(SHARE) if _CONVOLUTIONS.match(metafunc.module.__name__) else ["any", "own"], indirect=True)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    own = lambda item: getattr(item, "callspec", None) is not None and item.callspec.params.get("_kernels") == "own"   # noqa: E731
-    items[:] = [i for i in items if not own(i) or zlib.crc32(i.nodeid.encode()) % SHARE == 0]
+    share = lambda item: SHARE[getattr(item, "callspec", None) and item.callspec.params.get("_kernels") or "any"]   # noqa: E731
+    items[:] = [i for i in items if zlib.crc32(i.nodeid.encode()) % share(i) == 0]
 
 
 @pytest.fixture
 def _kernels(request: pytest.FixtureRequest):   # type: ignore[no-untyped-def]
-    with weft.backends.flags(delegate=request.param == "any"):
+    with weft.backends.flags(delegate=request.param != "own"), weft.enabled() if request.param == "enabled" else nullcontext():
         yield
 
 

@@ -5,6 +5,7 @@ run wherever they apply; `free` is what a user gets.
 """
 from __future__ import annotations
 
+import io
 import itertools
 import os
 from contextlib import contextmanager
@@ -14,12 +15,13 @@ import torch
 import torch.nn.functional as F
 
 import weft
+import weft.bench
 from cases import DTYPES, channels_last, tolerance
 from samples import compare, draw, of_function, report
 from weft import _enable
 
 NAMES = [f"{kind}{rank}d" for kind in ("conv", "conv_transpose") for rank in (1, 2, 3)]
-SLOW = bool(os.environ.get("WEFT_SLOW"))
+SLOW = os.environ.get("WEFT_SLOW", "0") not in ("", "0")
 
 
 @contextmanager
@@ -311,6 +313,26 @@ def test_what_weft_leaves_to_pytorch_stays_there():
             assert [s.kernel for s in _enable.seen()] == ["torch"]
         F.conv2d(torch.randn(1, 4, 8, 8)[:, ::2], torch.randn(2, 2, 3, 3))
         assert any(s.reason == "the strides of its input" for s in _enable.seen())
+
+
+def test_measurements_of_pytorch_are_of_pytorch():
+    """Benchmarks, conversion and regret switch weft off while they run, and on again."""
+    with enabled("fast"):
+        _enable.seen(forget=True)
+        weft.bench.run(["conv2d:fwd:f32:nchw:n1c8h8w8:o8k3p1g8@cpu"], rounds=3, out=io.StringIO())
+        weft.convert(torch.nn.Sequential(torch.nn.Conv2d(8, 8, 3, groups=8)).eval(), example=torch.randn(1, 8, 8, 8))
+        assert not _enable.seen() and _enable.is_enabled()
+
+
+def test_a_shortcut_to_pytorch_stays_there():
+    x, w = torch.randn(1, 4, 8, 8), torch.randn(6, 4, 3, 3)
+    for _ in range(3):
+        expected = weft.functional.conv2d(x, w)
+    with enabled("every"), weft.backends.flags(pin=None):
+        _enable.seen(forget=True)
+        for _ in range(3):
+            assert torch.equal(weft.functional.conv2d(x, w), expected)
+        assert weft.backends.kernels() == "torch" and not _enable.seen()
 
 
 def test_math():

@@ -172,4 +172,4 @@ def test_fake_tensors_teach_nothing():
             W.max_pool2d(torch.empty(2, 8, 20, 20, requires_grad=True), 2)
     for _ in range(2):
         W.conv2d(torch.randn(2, 8, 20, 20), torch.randn(8, 1, 3, 3), groups=8)
-        assert weft.backends.kernels().startswith("f32_dwconv3x3")
+        assert "dwconv" in weft.backends.kernels()

@@ -1,0 +1,113 @@
+/* How fast PyTorch's own operators are, for the planner's estimates: constants that keep the order right, and for
+ * convolution on the CPU what weft.backends.calibrate() has measured, kind by kind.
+ * A kind is what makes PyTorch take another way through its code: rank, window and groups, pass, layout, data type. */
+#include <math.h>
+#include <string.h>
+
+#include "seat.h"
+#include "settings.h"
+
+enum { FAMILIES = 6, PASSES = 4, LAYOUTS = 2, TYPES = 3, KINDS = 2 * FAMILIES * PASSES * LAYOUTS * TYPES };
+static const double tie = 0.9; /* weft must be faster than this share of PyTorch's time */
+
+static struct {
+    double ns, share; /* of a call, and of what the machine could do; share 0: not measured */
+} known[KINDS];
+static _Thread_local bool bare; /* the estimate is what the machine could do */
+
+/* Depthwise by the size of the window, groups, dense 1x1, dense. */
+static int family_of(const weft_problem *p) {
+    int64_t window = 1, inside = p->c / (p->groups ? p->groups : 1);
+    for (int a = 0; a < 3; a++) window = p->kernel[a] > window ? p->kernel[a] : window;
+    if (inside == 1 && p->groups > 1) return window <= 3 ? 0 : window <= 9 ? 1 : 2;
+    return p->groups > 1 ? 3 : window == 1 ? 4 : 5;
+}
+
+/* Of the data, not of the weights, which are channels-first by default. */
+static bool is_last(const weft_problem *p) {
+    for (int i = 0; i < p->ntensors; i++) {
+        int role = p->tensor[i].role;
+        if (role == WEFT_ROLE_SRC || role == WEFT_ROLE_DIFF_DST) return p->tensor[i].layout == WEFT_LAYOUT_LAST;
+    }
+    return false;
+}
+
+static int kind_of(const weft_problem *p) {
+    static const int pass[WEFT_PASS_COUNT] = {
+        [WEFT_PASS_FWD] = 1, [WEFT_PASS_BWD_DATA] = 2, [WEFT_PASS_BWD_WEIGHTS] = 3, [WEFT_PASS_BWD] = 4};
+    static const int type[WEFT_DTYPE_COUNT] = {[WEFT_DTYPE_F32] = 1, [WEFT_DTYPE_BF16] = 2, [WEFT_DTYPE_F16] = 3};
+    const weft_tensor *t = &p->tensor[0];
+    if (p->op != WEFT_OP_CONV || p->device != WEFT_DEVICE_CPU || !pass[p->pass] || !type[t->dtype]) return -1;
+    int kind = (p->rank == 3) * FAMILIES + family_of(p);
+    kind = (kind * PASSES + pass[p->pass] - 1) * LAYOUTS + is_last(p);
+    return kind * TYPES + type[t->dtype] - 1;
+}
+
+/* Measured on two AVX-512 cores and on an H200: dense convolution runs at half the peak and more, with few channels in
+ * a group at a few percent; 16-bit types have fast CPU kernels in few operators; one call costs its allocations and
+ * checks. */
+static void guess(const weft_problem *p, weft_rates *r) {
+    bool cuda = p->device == WEFT_DEVICE_CUDA, wide = p->tensor[0].dtype == WEFT_DTYPE_F64,
+         half = p->tensor[0].dtype == WEFT_DTYPE_F16 || p->tensor[0].dtype == WEFT_DTYPE_BF16;
+    *r = (weft_rates){cuda ? 4000 : 5000, 0.3, 0.4};
+    if (p->op == WEFT_OP_CONV) {
+        bool dense = p->c / (p->groups ? p->groups : 1) >= 8;
+        *r = (weft_rates){cuda ? 15000 : p->groups == 1 ? 4000 : 30000, dense ? 0.5 : 0.02, dense ? 0.5 : 0.2};
+        if (half && !cuda) r->of_peak *= 0.2;
+        /* cuDNN has kernels of its own for these; one filter a channel in 3D and f32 channels-first it has not */
+        if (half && cuda && !dense && p->rank < 3 && p->tensor[0].strides[1] == 1) *r = (weft_rates){8000, 0.3, 0.4};
+    }
+    /* a score of calls for some images, and planes besides */
+    if (p->op == WEFT_OP_PARTIAL_CONV) *r = (weft_rates){cuda ? 200000 : 100000, 0.3, 0.1};
+    if (wide) r->of_peak *= 0.25;
+}
+
+void wt_torch_rates(void *user, const weft_problem *p, weft_rates *r) {
+    (void)user;
+    int kind = kind_of(p);
+    guess(p, r);
+    if (kind >= 0 && known[kind].share > 0) *r = (weft_rates){known[kind].ns, known[kind].share, known[kind].share};
+    r->ns *= tie, r->of_peak /= tie, r->of_bandwidth /= tie;
+    if (bare) *r = (weft_rates){0, 1, 1};
+}
+
+/* ---------------------------------------------------------------- for weft.backends.calibrate() */
+static bool rehearse(const void *state) {
+    (void)state;
+    return false; /* nothing is run for an estimate */
+}
+
+static double estimate(const char *problem, bool without_rates) {
+    weft_problem p = WEFT_PROBLEM_INIT;
+    if (weft_problem_parse(&p, problem) != WEFT_OK) return -1;
+    wt_rehearse(rehearse, NULL);
+    bare = without_rates;
+    double ns = wt_external_ns(&p);
+    bare = false;
+    wt_rehearse(NULL, NULL);
+    return ns;
+}
+
+/* What the machine could do a problem in, ns; and PyTorch by estimate. -1: the text is wrong. */
+WEFT_API double weft_torch_bare_ns(const char *problem) { return estimate(problem, true); }
+WEFT_API double weft_torch_estimate_ns(const char *problem) { return estimate(problem, false); }
+
+/* Two measurements of the kind that both problems are of, a tiny one and a larger: the cost of a call and the share.
+ * false: they say nothing. */
+WEFT_API bool weft_torch_learn(const char *tiny, double tiny_ns, const char *large, double large_ns) {
+    weft_problem p = WEFT_PROBLEM_INIT;
+    double least = weft_torch_bare_ns(tiny), most = weft_torch_bare_ns(large);
+    int kind = weft_problem_parse(&p, large) == WEFT_OK ? kind_of(&p) : -1;
+    if (kind < 0 || least < 0 || !(most > least) || !(large_ns > tiny_ns) || !(tiny_ns > 0)) return false;
+    double slope = (large_ns - tiny_ns) / (most - least);
+    known[kind].share = 1 / slope;
+    known[kind].ns = fmax(tiny_ns - slope * least, 0);
+    wt_seat_forget();
+    return isfinite(known[kind].share);
+}
+
+/* Back to the constants. */
+WEFT_API void weft_torch_unlearn(void) {
+    memset(known, 0, sizeof(known));
+    wt_seat_forget();
+}

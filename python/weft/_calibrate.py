@@ -1,0 +1,181 @@
+"""How fast PyTorch is on this machine: its kinds of convolution on small made-up data, measured once and kept in the cache directory.
+
+The planner weighs weft's kernels beside PyTorch by estimates. These come from constants until calibrate() has run here, which weft.enable() does if
+nobody did before. The file is written once and never changed; every process reads it.
+"""
+from __future__ import annotations
+
+import hashlib
+import itertools
+import os
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Optional
+
+import torch
+
+from . import _clock, _library
+
+SECONDS = 1.6                       # for all of it, but for the last one
+_HEADER = "weft: rates of PyTorch 1"
+_lib = _library.lib
+_TYPES = {"f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16}
+_PASSES = ("fwd", "bwd_data", "bwd_weights")
+# window, channels of a group (0: all); sizes tiny and larger: channels, edge. A window of more than 9 in 3D would take most of the time.
+_FAMILIES = {2: ((3, 1), (7, 1), (13, 1), (3, 4), (1, 0), (3, 0)), 3: ((3, 1), (5, 1), (3, 4), (1, 0), (3, 0))}
+_SIZES = {2: ((8, 8), (64, 28)), 3: ((8, 4), (32, 12))}
+
+loaded = False
+
+
+def _directory() -> Optional[Path]:
+    """Where the C library keeps what it measured; None: nowhere."""
+    named = os.environ.get("WEFT_CACHE_DIR")
+    if named is not None:
+        return Path(named) if named else None
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "weft"
+
+
+def _file() -> Optional[Path]:
+    directory = _directory()
+    cpu = next((line for line in _library.describe().splitlines() if line.startswith("cpu")), "")
+    key = hashlib.sha256(f"{_HEADER} {_library.version()} {torch.__version__} {cpu} {torch.get_num_threads()}".encode()).hexdigest()[:16]
+    return None if directory is None else directory / f"torch-{key}.txt"
+
+
+def _problem(rank: int, passes: str, dtype: str, last: bool, family: tuple[int, int], size: tuple[int, int]) -> tuple[str, dict]:
+    window, divisor = family
+    channels, edge = size
+    edge = max(edge, window)
+    groups = channels // divisor if divisor else 1
+    layout = ("nhwc" if last else "nchw") if rank == 2 else ("ndhwc" if last else "ncdhw")
+    sizes = "".join(f"{axis}{edge}" for axis in "dhw"[3 - rank:])
+    text = f"conv{rank}d:{passes}:{dtype}:{layout}:n1c{channels}{sizes}:o{channels}k{window}p{window // 2}g{groups}@cpu"
+    return text, {"channels": channels, "edge": edge, "groups": groups, "window": window}
+
+
+def _call(rank: int, passes: str, dtype: str, last: bool, made: dict) -> Callable[[], object]:
+    """PyTorch's operator on made-up data."""
+    channels, window, groups = made["channels"], made["window"], made["groups"]
+    form = torch.contiguous_format if not last else torch.channels_last if rank == 2 else torch.channels_last_3d
+    x = torch.ones(1, channels, *[made["edge"]] * rank, dtype=_TYPES[dtype]).contiguous(memory_format=form)
+    w = torch.ones(channels, channels // groups, *[window] * rank, dtype=_TYPES[dtype]).contiguous(memory_format=form)
+    geometry = ([1] * rank, [window // 2] * rank, [1] * rank, False, [0] * rank, groups)
+    if passes == "fwd":
+        return lambda: torch.ops.aten.convolution(x, w, None, *geometry)
+    mask = [passes == "bwd_data", passes == "bwd_weights", False]
+    return lambda: torch.ops.aten.convolution_backward(x, x, w, None, *geometry, mask)
+
+
+def _least(run: Callable[[], object], times: int) -> float:
+    """ns of the fastest of a few runs; what takes 20 ms is not repeated."""
+    run()
+    best = float("inf")
+    for _ in range(times):
+        start = time.perf_counter_ns()
+        run()
+        took = time.perf_counter_ns() - start
+        best = min(best, took)
+        if took > 2e7:
+            break
+    return best
+
+
+def _kinds() -> Iterator[tuple]:
+    """The common ones first: time may run out."""
+    for dtype, rank, last in itertools.product(_TYPES, _SIZES, (False, True)):
+        for family in _FAMILIES[rank]:
+            yield rank, dtype, last, family
+
+
+def _measure() -> list[tuple[str, float]]:
+    from ._enable import bypassed
+    lines: list[tuple[str, float]] = []
+    end = time.monotonic() + SECONDS
+    with torch.no_grad(), bypassed():
+        for rank, dtype, last, family in _kinds():
+            for passes in _PASSES:
+                if time.monotonic() > end:
+                    return lines
+                for size, times in zip(_SIZES[rank], (4, 2)):
+                    text, made = _problem(rank, passes, dtype, last, family, size)
+                    lines.append((text, _least(_call(rank, passes, dtype, last, made), times)))
+    return lines
+
+
+def _learn(lines: list[tuple[str, float]]) -> int:
+    """Tell the C library; the two gradients together take the time of both."""
+    known = {}
+    for (tiny, tiny_ns), (large, large_ns) in zip(lines[::2], lines[1::2]):
+        _lib.weft_torch_learn(tiny.encode(), tiny_ns, large.encode(), large_ns)
+        known[tiny], known[large] = tiny_ns, large_ns
+    for (tiny, _), (large, _) in zip(lines[::2], lines[1::2]):
+        pair = [(text.replace(":bwd_data:", ":bwd:"), known[text] + known[other]) for text in (tiny, large)
+                if ":bwd_data:" in text and (other := text.replace(":bwd_data:", ":bwd_weights:")) in known]
+        if len(pair) == 2:
+            _lib.weft_torch_learn(pair[0][0].encode(), pair[0][1], pair[1][0].encode(), pair[1][1])
+    return len(lines)
+
+
+def _read(path: Optional[Path]) -> list[tuple[str, float]]:
+    try:
+        header, *rest = path.read_text().splitlines() if path is not None else [""]
+        return [(text, float(ns)) for text, ns in (line.split() for line in rest)] if header == _HEADER and len(rest) % 2 == 0 else []
+    except (OSError, ValueError):
+        return []
+
+
+def _write(path: Path, lines: list[tuple[str, float]]) -> None:
+    """Whole or not at all; a file that is there already stays."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, name = tempfile.mkstemp(dir=path.parent)
+    try:
+        with os.fdopen(handle, "w") as file:
+            file.write("\n".join([_HEADER, *(f"{text} {ns:.0f}" for text, ns in lines)]) + "\n")
+        os.link(name, path)
+    except FileExistsError:
+        pass
+    finally:
+        os.unlink(name)
+
+
+def _nominal() -> bool:
+    return os.environ.get("WEFT_RATES") == "nominal"
+
+
+def load() -> bool:
+    """Use what was measured on this machine before, if it was."""
+    global loaded
+    if not loaded and not _nominal():
+        loaded = _learn(_read(_file())) > 0
+    return loaded
+
+
+def calibrate(again: bool = False) -> int:
+    """Measure, keep and use; again: also where it was measured before. Returns the measurements in use."""
+    global loaded
+    path = _file()
+    lines = [] if again else _read(path)
+    if not lines:
+        lines = _measure()
+        try:
+            if again and path is not None:
+                path.unlink(missing_ok=True)
+            if path is not None:
+                _write(path, lines)
+                lines = _read(path) or lines   # another process may have been first: all use the same
+        except OSError:
+            pass                               # used here all the same
+    loaded = True
+    if again:
+        _lib.weft_torch_unlearn()
+    return _learn(lines)
+
+
+def ensure() -> None:
+    """For weft.enable(): what is known, else a measurement; none under deterministic algorithms, where rates are nominal, nor beside other work,
+    which would be measured with it."""
+    if not load() and not _nominal() and not torch.are_deterministic_algorithms_enabled() and not _clock.busy(0.1):
+        calibrate()

@@ -1,0 +1,117 @@
+"""weft.backends.calibrate(): PyTorch's speed on this machine, measured once, kept in a file, used by every estimate."""
+from __future__ import annotations
+
+import pytest
+import torch
+
+import weft
+from weft import _calibrate, _enable, _library
+
+lib = _library.lib
+TINY, LARGE = "conv2d:fwd:f32:nchw:n1c8h8w8:o8k3p1g8@cpu", "conv2d:fwd:f32:nchw:n1c64h28w28:o64k3p1g64@cpu"
+
+
+@pytest.fixture
+def alone(tmp_path, monkeypatch):
+    """A cache directory of its own, nothing loaded, and PyTorch's operators cost what the test says. Afterwards the constants count."""
+    monkeypatch.setenv("WEFT_CACHE_DIR", str(tmp_path))
+    monkeypatch.delenv("WEFT_RATES", raising=False)
+    monkeypatch.setattr(_calibrate, "loaded", False)
+    runs = []
+
+    def cost(run, times):
+        runs.append(run())
+        return 1e4 * len(runs)
+    monkeypatch.setattr(_calibrate, "_least", cost)
+    lib.weft_torch_unlearn()
+    yield runs
+    lib.weft_torch_unlearn()
+
+
+def test_every_kind_is_measured_once(alone, tmp_path):
+    count = weft.backends.calibrate()
+    assert count == len(alone) > 100 and count % 2 == 0
+    files = list(tmp_path.glob("torch-*.txt"))
+    assert len(files) == 1 and files[0].read_text().splitlines()[0] == _calibrate._HEADER
+    assert weft.backends.calibrate() == count == len(alone), "a second call reads the file"
+    text = files[0].read_text()
+    assert weft.backends.calibrate(again=True) == count and len(alone) == 2 * count and files[0].read_text() != text
+
+
+def test_every_problem_of_the_file_is_one(alone):
+    weft.backends.calibrate()
+    seen = set()
+    for text, _ in _calibrate._read(_calibrate._file()):
+        assert lib.weft_torch_bare_ns(text.encode()) > 0, text
+        seen.add(text)
+    assert len(seen) == len(alone)
+
+
+def test_estimates_follow(alone):
+    """A kind whose call costs a and whose work costs b times the least is estimated so, less the tie of 10% that PyTorch is given."""
+    bare = {t: lib.weft_torch_bare_ns(t.encode()) for t in (TINY, LARGE)}
+    assert 0 < bare[TINY] < bare[LARGE]
+    assert lib.weft_torch_learn(TINY.encode(), 5e4 + 3 * bare[TINY], LARGE.encode(), 5e4 + 3 * bare[LARGE])
+    middle = "conv2d:fwd:f32:nchw:n2c32h20w20:o32k3p1g32@cpu"
+    expected = 0.9 * (5e4 + 3 * lib.weft_torch_bare_ns(middle.encode()))
+    assert lib.weft_torch_estimate_ns(middle.encode()) == pytest.approx(expected, rel=1e-3)
+    for other in (middle.replace(":fwd:", ":bwd_data:"), middle.replace("nchw", "nhwc"), middle.replace("f32", "bf16")):
+        assert lib.weft_torch_estimate_ns(other.encode()) != pytest.approx(0.9 * (5e4 + 3 * lib.weft_torch_bare_ns(other.encode())), rel=1e-3)
+
+
+def test_measurements_that_say_nothing_are_left_out(alone):
+    before = lib.weft_torch_estimate_ns(LARGE.encode())
+    for tiny, large in ((1e5, 1e5), (1e5, 5e4), (0, 1e5), (float("nan"), 1e5)):
+        assert not lib.weft_torch_learn(TINY.encode(), tiny, LARGE.encode(), large)
+    assert not lib.weft_torch_learn(b"nonsense", 1e4, LARGE.encode(), 1e5) and lib.weft_torch_bare_ns(b"nonsense") < 0
+    assert lib.weft_torch_estimate_ns(LARGE.encode()) == before
+
+
+@pytest.mark.parametrize("text", ["", "another program", "{header}\nconv2d", "{header}\nconv2d:fwd:f32:nchw:n1c8h8w8:o8k3p1g8@cpu x"])
+def test_a_bad_file_is_measured_over(alone, text):
+    path = _calibrate._file()
+    path.write_text(text.format(header=_calibrate._HEADER))
+    assert weft.backends.calibrate() > 100
+
+
+def test_nowhere_to_keep_it(alone, tmp_path, monkeypatch):
+    for name in ("", str(tmp_path / "file" / "below")):
+        (tmp_path / "file").write_text("")
+        monkeypatch.setenv("WEFT_CACHE_DIR", name)
+        monkeypatch.setattr(_calibrate, "loaded", False)
+        assert weft.backends.calibrate() > 100
+    assert not list(tmp_path.rglob("torch-*.txt"))
+
+
+def test_when_enable_measures(alone, monkeypatch):
+    monkeypatch.setattr(_calibrate._clock, "busy", lambda seconds: "other work")
+    _calibrate.ensure()
+    assert not alone, "beside other work"
+    monkeypatch.setattr(_calibrate._clock, "busy", lambda seconds: "")
+    torch.use_deterministic_algorithms(True)
+    try:
+        _calibrate.ensure()
+    finally:
+        torch.use_deterministic_algorithms(False)
+    monkeypatch.setenv("WEFT_RATES", "nominal")
+    _calibrate.ensure()
+    assert not alone
+    monkeypatch.delenv("WEFT_RATES")
+    with weft.enabled():
+        assert alone
+        count = len(alone)
+    with weft.enabled():
+        assert len(alone) == count
+
+
+def test_pytorch_itself_is_measured(alone):
+    """Not what weft.enable() has put under it."""
+    with weft.backends.flags(delegate=False), weft.enabled():
+        _enable.seen(forget=True)
+        weft.backends.calibrate(again=True)
+        assert not _enable.seen()
+
+
+def test_wrong():
+    with pytest.raises(TypeError, match="again: is 1, allowed: True or False"):
+        weft.backends.calibrate(1)
