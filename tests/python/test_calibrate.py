@@ -17,6 +17,7 @@ def alone(tmp_path, monkeypatch):
     monkeypatch.setenv("WEFT_CACHE_DIR", str(tmp_path))
     monkeypatch.delenv("WEFT_RATES", raising=False)
     monkeypatch.setattr(_calibrate, "loaded", False)
+    monkeypatch.setattr(_calibrate, "SECONDS", float("inf"))
     runs = []
 
     def cost(run, times):
