@@ -37,18 +37,12 @@ def _register(device: str) -> bool:
     return why is None
 
 
-def _fast_on_cuda() -> bool:
-    """Kernels of weft for both directions of a convolution, the reference apart."""
-    names = [n for n in _library.kernel_names() if "conv" in n and "__cuda" in n or n.startswith("cuda_")]
-    return any("fwd" in n for n in names) and any("bwd" in n for n in names)
-
-
 def _devices(device: Any) -> list[str]:
     if device is None:
-        return ["cpu", "cuda"] if torch.cuda.is_available() and _fast_on_cuda() else ["cpu"]
+        return ["cpu"]   # on CUDA no network was measured with it yet
     kind = torch.device(device).type
     if kind not in _BIT:
-        raise ValueError(f"device: is {device!r}, allowed: 'cpu', 'cuda', or None for those where weft has fast kernels")
+        raise ValueError(f"device: is {device!r}, allowed: 'cpu', 'cuda', or None for 'cpu'")
     if kind == "cuda" and not torch.cuda.is_available():
         raise RuntimeError("device: is 'cuda', allowed here: 'cpu' (PyTorch sees no GPU)")
     return [kind]
@@ -85,7 +79,7 @@ def enable(*operators: str, device: Any = None, math: Optional[str] = None) -> N
     """Run PyTorch's own convolutions on weft's kernels wherever these are faster: every torch.nn.Conv2d of any program, forward and backward.
     Everything else goes straight to PyTorch. Holds for the whole process, until disable().
 
-    operators: names, now only "convolution"; none: all of them. device: "cpu" or "cuda"; None: where weft has fast kernels. math: "strict", the
+    operators: names, now only "convolution"; none: all of them. device: "cpu" or "cuda"; None: "cpu", on CUDA it must be asked for. math: "strict", the
     default, keeps to errors like the direct sum in float32; "fast" allows 4 times as much (weft.backends.math, where set, counts before it).
 
         >>> weft.enable()
