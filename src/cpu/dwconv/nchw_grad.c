@@ -9,6 +9,8 @@
  *            item is summed again, tap after tap
  * Traffic:   src, diff_dst and diff_src once
  * Roofline:  bandwidth for small windows, multiply-adds from about 5x5 on
+ *            Measured on two Zen 4 cores of a shared machine, all gradients: 107 Gflop/s for 7x7 8x96x56x56, 70 for 3x3x3
+ *            1x64x50x50x50
  * Try:       weft bench conv2d:bwd:f32:nchw:n8c128h56w56:o128k3p1g128 */
 #include "cpu/dwconv/first.h"
 
