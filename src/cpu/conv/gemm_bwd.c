@@ -6,9 +6,11 @@
 
 extern WEFT__KERNEL(conv_gemm_nchw);
 extern WEFT__KERNEL(conv_gemm_nhwc);
+extern WEFT__KERNEL(conv_grouped_nchw);
 extern WEFT__KERNEL(conv_gemm_bwd_weights);
 
-static const weft__kernel *const of_data[] = {&WEFT__RECORD(conv_gemm_nchw), &WEFT__RECORD(conv_gemm_nhwc)};
+static const weft__kernel *const of_data[] = {&WEFT__RECORD(conv_gemm_nchw), &WEFT__RECORD(conv_gemm_nhwc),
+                                              &WEFT__RECORD(conv_grouped_nchw)};
 static const weft__kernel *const of_weights[] = {&WEFT__RECORD(conv_gemm_bwd_weights)};
 
 enum { HALF = 224 }; /* bytes of the parameters of one half */
@@ -54,7 +56,8 @@ static const char *choose(const weft__kernel *const *list, size_t count, const w
     best->ns = HUGE_VAL;
     for (size_t i = 0; i < count; i++) {
         weft__decision d = {0};
-        const char *why = list[i]->plan(p, hw, 0, &d);
+        const bool strict = p->math == WEFT_MATH_STRICT && list[i]->not_strict;
+        const char *why = strict ? "strict math" : list[i]->plan(p, hw, 0, &d);
         if (why) reason = why;
         if (!why && d.ns < best->ns) *best = d, *which = (int)i;
     }

@@ -402,10 +402,10 @@ static const char *plan(const weft_problem *p, const weft__hw *hw, int variant, 
         d->scratch +=
             (size_t)(cpu_ceil(mp, d->parts) * cpu_ceil(d->strip, GEMM_NV) * GEMM_MR * GEMM_NR) * sizeof(float);
     out->workspace = d->weights + d->bias + (size_t)WEFT__MIN(d->items, GEMM_SLOTS) * d->scratch;
-    /* multiply-adds, and the copy: one vector costs as much as 3 of them */
-    const double sums = 2 * (double)(v.co + 3 * d->parts) * (double)v.ci * (double)window * (double)p->groups *
+    /* multiply-adds, and the copy: one vector costs as much as 6 of them */
+    const double sums = 2 * (double)(v.co + 6 * d->parts) * (double)v.ci * (double)window * (double)p->groups *
                         (double)(fwd ? v.pixels : p->n * p->out[0] * p->out[1] * p->out[2]);
-    out->ns = cpu_cost(hw, weft__bytes(p), sums, 0.92);
+    out->ns = cpu_cost(hw, weft__bytes(p), sums, GEMM_SHARE);
     return NULL;
 }
 

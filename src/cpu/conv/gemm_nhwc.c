@@ -384,7 +384,7 @@ static const char *plan(const weft_problem *p, const weft__hw *hw, int variant, 
     const double positions = (double)p->n * (double)(fwd ? v.pixels / p->n : p->out[0] * p->out[1] * p->out[2]);
     const double sums = 2 * (double)(lanes + (d->copied ? 4 * d->parts : 0)) * (double)v.ci * (double)window *
                         (double)p->groups * positions;
-    out->ns = cpu_cost(hw, weft__bytes(p), sums, 0.92);
+    out->ns = cpu_cost(hw, weft__bytes(p), sums, GEMM_SHARE);
     return NULL;
 }
 

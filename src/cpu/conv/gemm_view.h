@@ -273,6 +273,8 @@ weft_status WEFT__ISA_NAME(weft__gemm_nhwc)(const weft__exec *e, const gemm_fact
 weft_status WEFT__ISA_NAME(weft__gemm_weights)(const weft__exec *e, const gemm_factors *f);
 
 /* ---------------------------------------------------------------- what is taken, and strict math */
+/* Of the multiply-add peak, measured. */
+#define GEMM_SHARE (VF_REGS == 32 ? 0.92 : 0.87)
 #define GEMM_DTYPES (WEFT__DTYPE_SET(F32) | WEFT__DTYPE_SET(F16) | WEFT__DTYPE_SET(BF16))
 #define GEMM_STEPS (CPU_EPILOGUE_STEPS | WEFT__STEP_SET(ACC))
 

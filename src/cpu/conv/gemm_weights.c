@@ -396,7 +396,7 @@ static const char *plan(const weft_problem *p, const weft__hw *hw, int variant, 
     /* multiply-adds of whole vectors, and the layout: an element costs a share of one */
     const double positions = (double)v.pixels, n = (double)(vectors * VF_LANES * d->channels), m = (double)v.co;
     const double lay = (last ? 3 : 8) * (n * (double)d->outs + (double)d->channels * m * (d->rows_here ? 0 : 1));
-    out->ns += cpu_cost(hw, weft__bytes(p), 2 * (double)v.groups * positions * (n * m + lay), 0.92);
+    out->ns += cpu_cost(hw, weft__bytes(p), 2 * (double)v.groups * positions * (n * m + lay), GEMM_SHARE);
     return NULL;
 }
 

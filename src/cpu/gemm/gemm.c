@@ -60,6 +60,12 @@ VF_INLINE void tile(const gemm_tile *t, const int how, const int m, const int v)
             VF_UNROLL for (int i = 0; i < m; i++) a[i] = at + i;
             step(sum, a, 0, b, m, v);
         }
+    } else if (how == GEMM_OFFSETS) {
+        const float *at = t->a;
+        for (int64_t k = 0; k < t->k; k++, at += t->lda) {
+            VF_UNROLL for (int i = 0; i < m; i++) a[i] = at + i;
+            step(sum, a, 0, b + t->offsets[k], m, v);
+        }
     } else {
         for (int64_t s = 0; s < t->segments; s++) {
             VF_UNROLL for (int i = 0; i < m; i++) a[i] = t->rows[s * m + i];
@@ -88,6 +94,7 @@ VF_INLINE void tile(const gemm_tile *t, const int how, const int m, const int v)
 #endif
 GEMM_HEIGHTS(GEMM_WIDTHS, GEMM_STRIDED)
 GEMM_HEIGHTS(GEMM_WIDTHS, GEMM_ROWS)
+GEMM_HEIGHTS(GEMM_WIDTHS, GEMM_OFFSETS)
 
-const gemm_fn WEFT__ISA_NAME(weft__gemm_tiles)[2][GEMM_MR][GEMM_NV] = {GEMM_ROWS_OF(GEMM_STRIDED),
-                                                                       GEMM_ROWS_OF(GEMM_ROWS)};
+const gemm_fn WEFT__ISA_NAME(weft__gemm_tiles)[GEMM_HOW][GEMM_MR][GEMM_NV] = {
+    GEMM_ROWS_OF(GEMM_STRIDED), GEMM_ROWS_OF(GEMM_ROWS), GEMM_ROWS_OF(GEMM_OFFSETS)};

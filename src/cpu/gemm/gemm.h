@@ -3,6 +3,7 @@
  * A tile is m <= GEMM_MR rows of v <= GEMM_NV vectors. Its columns are vectors of b, its rows broadcast values of a:
  *   GEMM_STRIDED   a(i, k) = a[k * lda + i]                     packed panels, or a matrix whose rows lie along k
  *   GEMM_ROWS      a(i, k) = rows[s * m + i][k - s * length]    rows that are somewhere, in segments of equal length
+ *   GEMM_OFFSETS   as GEMM_STRIDED, and b(k, j) = b[offsets[k] + j]
  *   b(k, j)        = b[k * ldb + j]                             always whole vectors
  * The sum begins with 0 or with `from`, ends with bias and clip if there is an `end`, and goes to c; of the last vector
  * `tail` lanes are stored.
@@ -22,7 +23,7 @@ enum { GEMM_MR = 6, GEMM_NV = 2 };
 enum { GEMM_MR = 4, GEMM_NV = 2 };
 #endif
 enum { GEMM_NR = GEMM_NV * VF_LANES };
-enum { GEMM_STRIDED, GEMM_ROWS };
+enum { GEMM_STRIDED, GEMM_ROWS, GEMM_OFFSETS, GEMM_HOW };
 
 typedef struct gemm_end {
     const float *row_bias, *col_bias; /* NULL: none; col_bias: whole vectors */
@@ -32,6 +33,7 @@ typedef struct gemm_end {
 typedef struct gemm_tile {
     int64_t k, segments; /* GEMM_ROWS: k products in each segment */
     const float *const *rows;
+    const int64_t *offsets;
     const float *a, *b, *from; /* from NULL: 0 */
     int64_t lda, ldb, ld_from;
     float *c;
@@ -42,7 +44,7 @@ typedef struct gemm_tile {
 
 typedef void (*gemm_fn)(const gemm_tile *t);
 /* [how a is read][m - 1][v - 1] */
-extern const gemm_fn WEFT__ISA_NAME(weft__gemm_tiles)[2][GEMM_MR][GEMM_NV];
+extern const gemm_fn WEFT__ISA_NAME(weft__gemm_tiles)[GEMM_HOW][GEMM_MR][GEMM_NV];
 
 VF_INLINE void gemm_run(const gemm_tile *t, const int how, int64_t m, int64_t v) {
     WEFT__ISA_NAME(weft__gemm_tiles)[how][m - 1][v - 1](t);
