@@ -74,6 +74,13 @@ VF_INLINE void tap_of(const gemm_view *v, int64_t number, int64_t tap[3]) {
     for (int a = 2; a >= 0; number /= v->x[a].taps, a--) tap[a] = number % v->x[a].taps;
 }
 
+VF_INLINE void next_tap(const gemm_view *v, int64_t tap[3]) {
+    for (int a = 2; a >= 0; a--) {
+        if (++tap[a] < v->x[a].taps) return;
+        tap[a] = 0;
+    }
+}
+
 /* rows[tile][tap][position of the tile], as GEMM_ROWS wants them. */
 static void find_rows(const job *q, const gemm_view *v, const strip *s, int64_t tap0, int64_t tap1,
                       const float **rows) {
@@ -84,9 +91,9 @@ static void find_rows(const job *q, const gemm_view *v, const strip *s, int64_t 
         const int64_t first = gemm_first(s->count, tiles, i), m = gemm_first(s->count, tiles, i + 1) - first;
         for (int64_t r = 0; r < m; r++, next_position(v, at)) {
             const float **to = rows + first * (tap1 - tap0) + r;
-            for (int64_t t = tap0; t < tap1; t++, to += m) {
-                int64_t tap[3];
-                tap_of(v, t, tap);
+            int64_t tap[3];
+            tap_of(v, tap0, tap);
+            for (int64_t t = tap0; t < tap1; t++, to += m, next_tap(v, tap)) {
                 const int64_t from = input_at(v, at, tap, s->group);
                 *to = from < 0 ? q->zeros : (const float *)q->in + from;
             }
@@ -105,10 +112,9 @@ VF_INLINE void copy_rows(const job *q, const gemm_view *v, const strip *s, float
     const gemm_factor *f = &q->factors->in;
     int64_t at[4];
     find_position(v, s->first, at);
+    int64_t tap[3] = {0}; /* begins anew by itself */
     for (int64_t i = 0; i < s->count; i++, next_position(v, at))
-        for (int64_t t = 0; t < v->taps; t++, to += v->ci) {
-            int64_t tap[3];
-            tap_of(v, t, tap);
+        for (int64_t t = 0; t < v->taps; t++, to += v->ci, next_tap(v, tap)) {
             const int64_t from = input_at(v, at, tap, s->group);
             if (from < 0) {
                 memset(to, 0, (size_t)v->ci * sizeof(float));
@@ -380,10 +386,10 @@ static const char *plan(const weft_problem *p, const weft__hw *hw, int variant, 
     if (cpu_ceil(longest, d->copied ? d->block : d->block * v.ci) > 1)
         d->scratch += (size_t)(gemm_split(d->strip, GEMM_MR) * GEMM_MR * GEMM_NR) * sizeof(float);
     out->workspace = d->weights + d->bias + d->zeros + (size_t)WEFT__MIN(d->items, GEMM_SLOTS) * d->scratch;
-    /* multiply-adds of whole vectors, and the copy: one vector costs as much as 4 of them */
+    /* multiply-adds of whole vectors, and the copy: as many as 4 of a vector, and 200 for each position and tap */
     const double positions = (double)p->n * (double)(fwd ? v.pixels / p->n : p->out[0] * p->out[1] * p->out[2]);
-    const double sums = 2 * (double)(lanes + (d->copied ? 4 * d->parts : 0)) * (double)v.ci * (double)window *
-                        (double)p->groups * positions;
+    const double copy = d->copied ? (double)d->parts * (200 + 4 * (double)v.ci) : 0;
+    const double sums = 2 * ((double)lanes * (double)v.ci + copy) * (double)window * (double)p->groups * positions;
     out->ns = cpu_cost(hw, weft__bytes(p), sums, GEMM_SHARE);
     return NULL;
 }

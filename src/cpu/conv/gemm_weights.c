@@ -393,9 +393,13 @@ static const char *plan(const weft_problem *p, const weft__hw *hw, int variant, 
     d->scratch = d->columns + d->rows + (d->partial ? 0 : (size_t)d->tiles * sizeof(float));
     const size_t bytes = d->partial + (size_t)WEFT__MIN(items * d->splits, GEMM_SLOTS) * d->scratch;
     out->workspace = WEFT__MAX(out->workspace, bytes);
-    /* multiply-adds of whole vectors, and the layout: an element costs a share of one */
+    /* Multiply-adds of whole vectors, and the layout: channels-first, 180 for the taps and positions of a block that is
+     * transposed; channels-last, 200 for each of them and 4 for each channel. */
     const double positions = (double)v.pixels, n = (double)(vectors * VF_LANES * d->channels), m = (double)v.co;
-    const double lay = (last ? 3 : 8) * (n * (double)d->outs + (double)d->channels * m * (d->rows_here ? 0 : 1));
+    const double parts = (double)d->channels * (double)d->outs, turned = 11 * VF_LANES;
+    const double block = last ? 200 + 4 * (double)cr : turned * (double)cpu_ceil(cr, VF_LANES);
+    const double side = d->rows_here ? 0 : last ? 200 + 4 * (double)mr : turned * (double)cpu_ceil(mr, VF_LANES);
+    const double lay = parts * ((d->columns_here ? 0 : block * (double)v.taps) + side);
     out->ns += cpu_cost(hw, weft__bytes(p), 2 * (double)v.groups * positions * (n * m + lay), GEMM_SHARE);
     return NULL;
 }
