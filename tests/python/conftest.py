@@ -56,7 +56,6 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if _VALUES.match(metafunc.module.__name__) and not metafunc.definition.get_closest_marker("delegates"):
-        metafunc.fixturenames.append("_kernels")
         metafunc.parametrize("_kernels", list(SHARE) if _CONVOLUTIONS.match(metafunc.module.__name__) else ["any", "own"], indirect=True)
 
 
@@ -65,9 +64,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items[:] = [i for i in items if zlib.crc32(i.nodeid.encode()) % share(i) == 0]
 
 
-@pytest.fixture
+@pytest.fixture(autouse=True)            # so that pytest does not drop it from tests with parameters of their own
 def _kernels(request: pytest.FixtureRequest):   # type: ignore[no-untyped-def]
-    with weft.backends.flags(delegate=request.param != "own"), weft.enabled() if request.param == "enabled" else nullcontext():
+    kind = getattr(request, "param", "any")
+    if kind == "any":
+        yield
+        return
+    with weft.backends.flags(delegate=kind != "own"), weft.enabled() if kind == "enabled" else nullcontext():
         yield
 
 

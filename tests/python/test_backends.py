@@ -86,10 +86,10 @@ def test_pin_holds_where_it_applies():
         depthwise()
         assert weft.backends.kernels() == "conv_ref"
     depthwise()
-    assert weft.backends.kernels().startswith("f32_dwconv3x3")
+    assert "dwconv" in weft.backends.kernels()
     with weft.backends.pin("relu_ref"):   # of another operator
         depthwise()
-        assert weft.backends.kernels().startswith("f32_dwconv3x3")
+        assert "dwconv" in weft.backends.kernels()
 
 
 def test_benchmark_measures_and_remembers(tmp_path):
@@ -198,4 +198,4 @@ def test_verbose_speaks_of_weft_and_torch():
             "W.conv2d(torch.randn(2, 8, 32, 32), torch.randn(8, 1, 3, 3), groups=8)")
     done = child(code)
     assert "-> torch (pinned" in done.stderr and " torch OK " in done.stderr
-    assert "-> f32_dwconv3x3_fwd_nchw" in done.stderr and "exec: conv2d:fwd:f32:nchw:n2c8h32w32" in done.stderr
+    assert "dwconv" in done.stderr and "exec: conv2d:fwd:f32:nchw:n2c8h32w32" in done.stderr

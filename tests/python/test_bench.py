@@ -302,7 +302,7 @@ def test_ends_without_a_traceback(how):
 
 def test_set_runs_its_file(monkeypatch):
     seen = []
-    monkeypatch.setattr(bench, "run", lambda problems, *rest: seen.append(problems) or 0)
+    monkeypatch.setattr(bench, "run", lambda problems, *rest, **more: seen.append(problems) or 0)
     assert main(["bench", "--set", "cpu"]) == 0
     lines = [line for line in (ROOT / "bench" / "cpu.txt").read_text().splitlines() if line and not line.startswith("#")]
     assert seen == [lines]

@@ -196,7 +196,8 @@ def test_forward_mode(example, device):
 def test_checkpoint(example, reentrant, device):
     tensors = example.make(device, grad=True)
     again = gradients_by_backward(lambda *t: checkpoint(example.weft, *t, use_reentrant=reentrant), tensors)
-    assert all(torch.equal(a, b) for a, b in zip(again, gradients_by_backward(example.weft, tensors)))
+    for a, b in zip(again, gradients_by_backward(example.weft, tensors)):   # a later call may reach PyTorch's code by a shorter way
+        torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-5)
 
 
 def gradients_by_backward(run, tensors):

@@ -61,13 +61,13 @@ def test_few_images_at_a_time(kind, device):
         assert weft.backends.kernels() == own(device)   # no image fits
 
 
-def test_large_ones_go_there_and_small_ones_do_not(device):
-    big, small = (torch.randn(1, 32, s, s, device=device) for s in (48, 3))
-    w = torch.randn(32, 32, 3, 3, device=device)
+def test_they_go_there_unless_delegation_is_off(device):
+    big, small = (torch.randn(1, 32, s, s, device=device, dtype=torch.float64) for s in (48, 3))
+    w = torch.randn(32, 32, 3, 3, device=device, dtype=torch.float64)
     W.partial_conv2d(big, w, None, torch.rand(1, 48, 48, device=device) > 0.5, padding=1)
     assert weft.backends.kernels().startswith("torch")
     W.partial_conv2d(small[:, :1], w[:1, :1], None, torch.rand(1, 3, 3, device=device) > 0.5, padding=1)
-    assert weft.backends.kernels() == own(device)
+    assert weft.backends.kernels().startswith("torch")       # the reference is never taken over PyTorch
     with weft.backends.flags(delegate=False):
         W.partial_conv2d(small, w, None, padding=1)
         assert weft.backends.kernels() == own(device)

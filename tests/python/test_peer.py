@@ -71,7 +71,7 @@ def test_activation_and_out(device, name, act, clip):
 
 def test_dense_convolution_is_left_to_torch(device):
     """The planner's own choice, where weft has only the reference."""
-    x, w = torch.randn(2, 32, 40, 40, device=device), torch.randn(32, 32, 3, 3, device=device)
+    x, w = (torch.randn(*shape, device=device, dtype=torch.float64) for shape in ((2, 32, 40, 40), (32, 32, 3, 3)))
     y = W.conv2d(x, w, padding=1)
     assert weft.backends.kernels() == "torch"
     torch.testing.assert_close(y, F.conv2d(x, w, padding=1))
@@ -83,7 +83,7 @@ def test_dense_convolution_is_left_to_torch(device):
 def test_a_fast_kernel_is_kept(device):
     x, w = torch.randn(4, 32, 56, 56, device=device), torch.randn(32, 1, 3, 3, device=device)
     W.conv2d(x, w, padding=1, groups=32)
-    assert weft.backends.kernels().startswith("f32_dwconv3x3_fwd_nchw")
+    assert "dwconv" in weft.backends.kernels()
 
 
 def test_half_with_float_bias_is_computed_by_weft(device):

@@ -13,8 +13,9 @@ from cases import channels_last
 N, C = 4, 16
 
 
-def data(device, *shape):
-    return torch.randn(*(shape or (N, C, 24, 24)), device=device, requires_grad=True)
+def data(device, *shape, dtype=torch.float64):
+    """In float64, for which weft has the reference alone: PyTorch computes it."""
+    return torch.randn(*(shape or (N, C, 24, 24)), device=device, dtype=dtype, requires_grad=True)
 
 
 CALLS = {
@@ -39,7 +40,7 @@ CALLS = {
 
 def parameters(device):
     made = {"w": data(device, C, C, 3, 3), "g": data(device, C, C // 2, 3, 3), "b": data(device, C), "c": data(device, C)}
-    return {**made, "mean": torch.randn(C, device=device), "var": torch.rand(C, device=device) + 0.5}
+    return {**made, "mean": torch.randn(C, device=device, dtype=torch.float64), "var": torch.rand(C, device=device, dtype=torch.float64) + 0.5}
 
 
 def results(m, name, x, p):
@@ -73,7 +74,7 @@ def test_every_call_is_the_same(device, name, form):
 
 
 def test_kernels_of_weft_keep_their_way(device):
-    x, w = data(device), data(device, C, 1, 3, 3)
+    x, w = data(device, dtype=torch.float32), data(device, C, 1, 3, 3, dtype=torch.float32)
     for _ in range(3):
         y = W.conv2d(x, w, padding=1, groups=C)
         assert type(y.grad_fn).__name__ == "weft_convBackward"
@@ -101,7 +102,7 @@ def test_other_kinds_of_calls_are_seen_by_themselves():
         y = W.conv2d(x, w)
         torch.autograd.grad(y, (x, w), torch.ones_like(y))
     assert type(W.conv2d(x, w).grad_fn).__name__ == "ConvolutionBackward0"
-    for other in (W.conv2d(x.detach(), w), W.conv2d(x, w, padding=1), W.conv2d(x, w, act="relu"), W.conv2d(x[:2], w), W.conv2d(x.double(), w.double())):
+    for other in (W.conv2d(x.detach(), w), W.conv2d(x, w, padding=1), W.conv2d(x, w, act="relu"), W.conv2d(x[:2], w), W.conv2d(x.float(), w.float())):
         assert type(other.grad_fn).__name__ == "weft_convBackward"
 
 

@@ -140,6 +140,7 @@ def test_special_values(device):
     torch.testing.assert_close(weft.dgmm(a, x), a * x, equal_nan=True)
 
 
+@pytest.mark.delegates
 @pytest.mark.parametrize("view", ["plain", *VIEWS])
 @pytest.mark.parametrize("shape, side", SIZES[:8], ids=str)
 def test_by_torch(shape, side, view, device):

@@ -169,6 +169,7 @@ def test_special_values(device):
     torch.testing.assert_close(W.fold(y, (6, 1), (3, 1), 1, (1, 0)), F.fold(y, (6, 1), (3, 1), 1, (1, 0)), equal_nan=True)
 
 
+@pytest.mark.delegates
 @pytest.mark.parametrize("dtype", DTYPES, ids=lambda d: str(d)[6:])
 @pytest.mark.parametrize("w", WINDOWS[:6], ids=label)
 def test_by_torch(w, dtype, device):

@@ -213,7 +213,8 @@ def test_out(name, device):
     x = torch.randn(2, 3, 4, 5, device=device)
     want = ours(x)
     for out in (torch.full_like(want, nan), scattered(torch.zeros_like(want)), channels_last(torch.zeros_like(want))):
-        assert ours(x, out=out) is out and torch.equal(out, want)
+        assert ours(x, out=out) is out      # other strides may be another kernel, whose last bit may differ
+        torch.testing.assert_close(out, want, rtol=2.4e-7, atol=0)
     gaps = scattered(torch.zeros_like(want))
     ours(x, out=gaps)
     assert gaps.as_strided((gaps.numel(),), (2,), 1)[:-1].isnan().all()

@@ -195,6 +195,7 @@ def test_strides_of_the_twin(case, device, road):
         assert [(t.shape, t.stride()) for t in flat(ours(x))] == [(t.shape, t.stride()) for t in flat(twin(x))]
 
 
+@pytest.mark.delegates
 @pytest.mark.parametrize("case", CASES, ids=str)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_default_is_the_twin(case, dtype, device):
@@ -244,6 +245,7 @@ def test_no_sequences(case, device, road):
     assert all(p.grad.abs().sum() == 0 for p in ours.parameters()) and x.grad.shape == x.shape
 
 
+@pytest.mark.delegates
 def test_pinned_kernel_wins(device):
     net, x = weft.nn.GRU(INPUTS, HIDDEN).to(device), data(device, torch.float32)
     suffix = "__cuda" if device.type == "cuda" else ""
@@ -475,6 +477,7 @@ def test_autocast(case, dtype, device, road):
             assert ours.double()(x.double())[0].dtype == twin.double()(x.double())[0].dtype
 
 
+@pytest.mark.delegates
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_module_is_the_twin_but_for_its_name(case):
     ours, twin = getattr(weft.nn, case.module)(INPUTS, HIDDEN, **case.options), getattr(torch.nn, case.module)(INPUTS, HIDDEN, **case.options)

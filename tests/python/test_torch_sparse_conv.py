@@ -110,7 +110,8 @@ def test_out(device):
     held = from_dense(w)
     y = W.sparse_conv2d(x, held, b, **c.options)
     for given in (torch.empty_like(y), scattered(torch.empty_like(y)), channels_last(torch.empty_like(y))):
-        assert W.sparse_conv2d(x, held, b, **c.options, out=given) is given and torch.equal(given, y)
+        assert W.sparse_conv2d(x, held, b, **c.options, out=given) is given      # other strides may be another kernel, which sums in another order
+        torch.testing.assert_close(given, y, rtol=1e-5, atol=1e-6)
     square = torch.randn(2, 4, 6, 6, device=device)
     eye = from_dense(torch.eye(4, device=device).view(4, 4, 1, 1))
     for given, kind, text in ((3, TypeError, "out: is int, allowed: Tensor or None"), (square[:1], RuntimeError, "out: has the shape"),

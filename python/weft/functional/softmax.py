@@ -47,6 +47,8 @@ def _run(rule: Rule, name: str, input: Tensor, dim: Any, dtype: Optional[torch.d
         dtype = given
         if _any_autocast() and given in (torch.float16, torch.bfloat16) and input.device.type == "cuda" and autocast_dtype(input.device) is not None:
             dtype = torch.float32   # as PyTorch, which on the CPU keeps the type
+    if dtype not in TYPES and input.numel() == 0:   # PyTorch returns nothing of any type
+        return _twins(name, input, dim, None if dtype is given else dtype, out)
     if dtype not in TYPES:   # so are whole and complex numbers without a dtype
         raise NotImplementedError(f"{'input' if dtype is given else 'dtype'}: is {str(dtype)[6:]}, allowed: float32, float64, float16 or bfloat16")
     if dtype is not given and (given, dtype) not in _WIDER:
