@@ -39,7 +39,7 @@ def check(what, good, detail=""):
 
 def run(what, command, quiet=(), **options):
     """Run a command; compiler warnings about the files of `quiet` count as failure."""
-    done = subprocess.run(command, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=300, **options)
+    done = subprocess.run(command, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=1200, **options)
     clean = done.returncode == 0 and not any("warning:" in line and name in line for name in quiet for line in done.stdout.splitlines())
     return check(what, clean, f"$ {command}\n{done.stdout}")
 

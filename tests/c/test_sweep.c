@@ -50,7 +50,7 @@ TEST(cases) {
     open_harness();
     read_cases();
     CHECK(ncases > 50, "%zu cases", ncases);
-    for (size_t i = 0; i < ncases; i++) check(&cases[i], (harness_ask){.seed = i + 1, .thorough = true});
+    for (size_t i = 0; i < ncases; i++) check(&cases[i], (harness_ask){.seed = i + 1, .thorough = test_slow()});
 }
 
 /* ---------------------------------------------------------------- problems for a kernel */
@@ -178,7 +178,7 @@ static void sweep_size(const base *b, const weft__field *f, int axis) {
 
 TEST(tile_edges) {
     open_bases();
-    quick_sizes = test_sanitized() ? 1000 : 5000;
+    quick_sizes = test_sanitized() ? 100 : 600;
     planned = swept = left_out = 0;
     for (size_t i = 0; i < nbases; i++) each_size(&bases[i], count_sizes);
     for (size_t i = 0; i < nbases; i++) each_size(&bases[i], sweep_size);
@@ -239,7 +239,7 @@ TEST(large) {
 /* ---------------------------------------------------------------- any problem */
 TEST(random_problems) {
     open_harness();
-    for (uint64_t i = 0; i < 600; i++) {
+    for (uint64_t i = 0; i < (test_sanitized() ? 100 : 600); i++) {
         weft_problem p;
         uint64_t seed = harness_mix(3, i);
         CHECK(harness_stream(&p, &seed, WEFT_DEVICE_CPU, h.ctx[0], i), "problem %llu: %s", (unsigned long long)i,
@@ -252,6 +252,7 @@ TEST(random_problems) {
 TEST(no_kernel_is_left_out) {
     open_harness();
     if (!h.problems) SKIP("needs the tests before it");
+    if (test_sanitized()) SKIP("too few problems under a sanitizer");
     for (int op = 1; op < WEFT_OP_COUNT; op++) {
         const weft__kernel *const *list;
         size_t count = weft__kernels(op, &list);
