@@ -40,9 +40,10 @@
  *   - Releasing NULL is fine. Objects are reference-counted where it says so.
  *   - A context, a plan and every call are safe to use from many threads at once, and in the child after fork (CUDA
  *     apart).
- *   - Results of one kernel and variant have the same bits on every run and for every number of threads. The first choice
- *     of a kernel for a problem holds for the process, until the problem is measured or wisdom is loaded or forgotten. What
- *     is chosen first depends on the number of threads and on measured rates, unless `deterministic` is set.
+ *   - Results of one kernel and variant have the same bits on every run and for every number of threads. The first
+ *     choice of a kernel for a problem holds for the process, until the problem is measured or wisdom is loaded or
+ *     forgotten. What is chosen first depends on the number of threads and on measured rates, unless `deterministic`
+ *     is set.
  */
 #ifndef WEFT_H
 #define WEFT_H
@@ -158,7 +159,8 @@ typedef enum weft_device { WEFT_DEVICE_NONE, WEFT_DEVICE_CPU, WEFT_DEVICE_CUDA }
 
 /* strict: the error of each output element is within the bound of the direct f32 sum of its products; NaN and infinity
  *   come only where the formula sends them.
- * fast (default): within 4 times that bound; of methods that work on tiles (FFT, Winograd) relative to the largest sum of
+ * fast (default): within 4 times that bound; of methods that work on tiles (FFT, Winograd) relative to the largest
+ * sum of
  *   products within the tile instead of each element's own, and they may spread a NaN or an infinity inside the tile.
  * 16-bit results are rounded once: sums stay f32 to the end, and accumulation reads the old value once.
  * tf32: products rounded to 10 bits on hardware that has such units; else the same as fast. */
@@ -292,7 +294,8 @@ WEFT_API size_t weft_tensor_bytes(const weft_tensor *t);
  * channels-first). */
 WEFT_API weft_status weft_problem_complete(weft_problem *p);
 
-/* Text to completed problem, from any p with its size set. On WEFT_ERR_SYNTAX the error gives the column and what was expected. */
+/* Text to completed problem, from any p with its size set. On WEFT_ERR_SYNTAX the error gives the column and what
+ * was expected. */
 WEFT_API weft_status weft_problem_parse(weft_problem *p, const char *text);
 
 /* Completed problem to text, always 0-terminated if capacity > 0. *length (may be NULL) is what it takes without the
@@ -417,11 +420,10 @@ WEFT_API weft_status weft_pack(const weft_plan *plan, const void *weights, void 
 
 /* Run. workspace may be NULL when weft_plan_workspace_bytes() is 0. stream: a CUstream for a CUDA plan, else NULL.
  * On the CPU the result is there on return; on CUDA the work is queued on the stream. Outputs must not overlap other
- * tensors, except that relu, clip, tanh, sigmoid, softmax and log_softmax may have dst = src or diff_src = diff_dst, of one
- * data type and with the same strides. An overlap of dense tensors is an error; of strided ones, if it shows at their
- * first elements. With args.packed
- * neither the weights nor the part of the workspace that is for packing is needed. Allocates nothing and
- * synchronises nothing; safe inside CUDA graph capture. */
+ * tensors, except that relu, clip, tanh, sigmoid, softmax and log_softmax may have dst = src or diff_src = diff_dst,
+ * of one data type and with the same strides. An overlap of dense tensors is an error; of strided ones, if it shows
+ * at their first elements. With args.packed neither the weights nor the part of the workspace that is for packing is
+ * needed. Allocates nothing and synchronises nothing; safe inside CUDA graph capture. */
 WEFT_API weft_status weft_execute(const weft_plan *plan, const weft_args *args, void *workspace, size_t bytes,
                                   void *stream);
 
@@ -469,8 +471,8 @@ WEFT_API weft_status weft_ctx_set_external(weft_ctx *ctx, const weft_external *e
 /* ------------------------------------------------------------------ 8. Wisdom
  * Text, one line for each entry: device, weft version, threads, problem, kernel and its version, ns, workspace. Lines
  * that begin with # are comments. A bad line is skipped and counted, never fatal. Saving merges with what the file
- * holds, under the lock of FILE.lock, and replaces it by rename: mode, owner and symbolic links stay. A file that is not
- * wisdom is left alone and is an error; so is a lock that another process holds for longer than lock_seconds. */
+ * holds, under the lock of FILE.lock, and replaces it by rename: mode, owner and symbolic links stay. A file that is
+ * not wisdom is left alone and is an error; so is a lock that another process holds for longer than lock_seconds. */
 typedef struct weft_wisdom_report {
     size_t size;                                /* sizeof(weft_wisdom_report) */
     int64_t entries, bad_lines, other_machines; /* of this CPU or of any GPU; skipped; kept for other CPUs */

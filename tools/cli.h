@@ -39,7 +39,8 @@ int cli_context(const cli_command *self, weft_ctx **ctx, const weft_ctx_opts *op
 int cli_kernel(const cli_command *self, int op, const char *name);
 /* "1,2,7" into values; how many, or 0 if it is not such a list. */
 int cli_list(const char *text, int *values, int room);
-/* The lists of bench/, ended by a NULL name; problems, ended by NULL, may have the pass train: forward and gradients. */
+/* The lists of bench/, ended by a NULL name; problems, ended by NULL, may have the pass train: forward and
+ * gradients. */
 typedef struct cli_set {
     const char *name;
     const char *const *problems;

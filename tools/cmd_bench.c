@@ -120,7 +120,8 @@ static int time_cpu(bench *b, const weft_problem *p) {
     return s == WEFT_OK ? CLI_OK : cli_failed(b->self, "%s", weft_last_error());
 }
 
-/* What weft_execute costs beyond the kernel: both are called `calls` times on warm data, in turn; the least of the rounds counts. */
+/* What weft_execute costs beyond the kernel: both are called `calls` times on warm data, in turn; the least of the
+ * rounds counts. */
 static int time_calls(bench *b, const weft_problem *p) {
     entry *e = &b->entries[0];
     const weft__choice *c = weft__plan_choice(e->plan);

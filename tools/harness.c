@@ -115,8 +115,8 @@ void harness_destroy(harness *h) {
     memset(h, 0, sizeof(*h));
 }
 
-/* Every fifth problem of a convolution has real data that span many orders of magnitude side by side: a method that works on
- * tiles loses the small ones there, and its bound must say so. */
+/* Every fifth problem of a convolution has real data that span many orders of magnitude side by side: a method that
+ * works on tiles loses the small ones there, and its bound must say so. */
 static bool wide(const weft_problem *p, harness_kind kind, uint64_t seed) {
     const bool sums = p->op == WEFT_OP_CONV || p->op == WEFT_OP_PARTIAL_CONV || p->op == WEFT_OP_SPARSE_CONV;
     return sums && seed % 5 == 0 && (kind == HARNESS_REALS || kind == HARNESS_MAGNITUDES);

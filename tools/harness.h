@@ -96,7 +96,8 @@ void harness_draw_data(weft_problem *p, harness_rng *r, double most);
 typedef struct harness_generator {
     void (*draw)(weft_problem *p, harness_rng *r, bool usual); /* geometry, always valid; pass and rank are set */
     double (*terms)(const weft_problem *p, int role);
-    /* Put into data that the operator's record has filled, for the specials: labels that are no class. NULL: nothing. */
+    /* Put into data that the operator's record has filled, for the specials: labels that are no class. NULL:
+     * nothing. */
     void (*spoil)(const weft_problem *p, harness_buffer *b, uint64_t seed);
     /* Outputs are differences of sums, and may be small where the sums are not: errors are measured against the largest
      * value of the output. */

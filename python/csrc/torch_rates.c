@@ -43,9 +43,9 @@ static int kind_of(const weft_problem *p) {
     return kind * TYPES + type[t->dtype] - 1;
 }
 
-/* Convolution on the CPU, measured on two AVX-512 cores. Dense f32 runs at 0.87 of the peak and more, its gradients at 0.8;
- * one filter per channel runs well forward (not channels-first with a large window or in 3D) and badly backward; bf16 is
- * twice as fast as f32 where the CPU has its dot products, and 16-bit types are slow otherwise. */
+/* Convolution on the CPU, measured on two AVX-512 cores. Dense f32 runs at 0.87 of the peak and more, its gradients
+ * at 0.8; one filter per channel runs well forward (not channels-first with a large window or in 3D) and badly
+ * backward; bf16 is twice as fast as f32 where the CPU has its dot products, and 16-bit types are slow otherwise. */
 #if defined(__x86_64__)
 #define HAS_BF16_DOTS __builtin_cpu_supports("avx512bf16")
 #else

@@ -258,8 +258,8 @@ int weft__kernel_variants(const weft__kernel *k); /* at least 1 */
 #define WEFT__NAME_MAX 128
 /* "name", or "name#variant" of a kernel with variants. */
 void weft__kernel_name(const weft__kernel *k, int variant, char text[WEFT__NAME_MAX]);
-/* The decision of one variant: its engine runs on the problem's device, is enabled, the ISA is there, the record and plan
- * agree; else why not. */
+/* The decision of one variant: its engine runs on the problem's device, is enabled, the ISA is there, the record and
+ * plan agree; else why not. */
 const char *weft__kernel_plan(const weft_ctx *ctx, const weft__kernel *k, int variant, const weft_problem *p,
                               const weft__hw *hw, weft__decision *d);
 size_t weft__decision_bytes(const weft__decision *d);                   /* of workspace, with room for packing */

@@ -72,8 +72,8 @@ static size_t candidates(weft_ctx *ctx, const weft_problem *p, const weft__hw *h
     return n;
 }
 
-/* The reference defines results and is slow: it is taken, and measured, only where nothing else applies. Returns how many
- * are left. */
+/* The reference defines results and is slow: it is taken, and measured, only where nothing else applies. Returns how
+ * many are left. */
 static size_t without_reference(weft__choice *list, size_t n) {
     size_t kept = 0;
     for (size_t i = 0; i < n; i++)

@@ -5,7 +5,8 @@
 
 #include "core/internal.h"
 
-/* The builds of a kernel: CPU is compiled for the rows of cpu/isa.h with all files, CPU_BF16 also for those with bf16. */
+/* The builds of a kernel: CPU is compiled for the rows of cpu/isa.h with all files, CPU_BF16 also for those with
+ * bf16. */
 #define ALWAYS_all(...) __VA_ARGS__
 #define ALWAYS_bf16(...)
 #define DECLARE(kernel, ID, isa, ...) extern const weft__kernel weft__cpu_##kernel##_##isa;

@@ -21,8 +21,8 @@ VF_INLINE int64_t cpu_slots(int64_t items, double bytes) {
 /* Items [first, last) of a slot. */
 VF_INLINE int64_t cpu_first(int64_t items, int64_t slots, int64_t slot) { return slot * items / slots; }
 
-/* Streaming pays where the output would push itself out of the caches before anyone reads it. Of a last-level cache over
- * 32 MB the rest is taken to be other people's. */
+/* Streaming pays where the output would push itself out of the caches before anyone reads it. Of a last-level cache
+ * over 32 MB the rest is taken to be other people's. */
 VF_INLINE bool cpu_streams(const weft__hw *hw, double out_bytes) {
     return out_bytes > (double)WEFT__MIN(hw->l3, (size_t)32 << 20) / 8;
 }

@@ -1,5 +1,6 @@
-/* The instruction sets that CPU kernels are built for: one row each, lowest first. Everything else follows from the rows:
- * the compiler's flags, which sources are compiled, the tables of kernels, what the machine has, what WEFT_ISA allows.
+/* The instruction sets that CPU kernels are built for: one row each, lowest first. Everything else follows from the
+ * rows: the compiler's flags, which sources are compiled, the tables of kernels, what the machine has, what WEFT_ISA
+ * allows.
  *
  *   X(arg, ID, name, vectors, files, gflops, features)
  *     ID, name    WEFT__ID, and the word in kernel names and in WEFT_ISA

@@ -1,7 +1,8 @@
-/* What every CPU kernel file includes. The file is compiled once per row of cpu/isa.h, which gives the name WEFT__BUILD: WEFT__KERNEL(name) defines the record of this
- * build, WEFT__RECORD(name) refers to it, WEFT__NAME("...") is its name with the ISA behind, WEFT__ISA_HERE the ISA.
- * A function or table that the kernels of one build share across files is named WEFT__ISA_NAME(name), in the header that
- * declares it and in the source, a src/cpu/<folder>/<file>.c, that defines it: one of each per ISA. */
+/* What every CPU kernel file includes. The file is compiled once per row of cpu/isa.h, which gives the name
+ * WEFT__BUILD: WEFT__KERNEL(name) defines the record of this build, WEFT__RECORD(name) refers to it,
+ * WEFT__NAME("...") is its name with the ISA behind, WEFT__ISA_HERE the ISA. A function or table that the kernels of
+ * one build share across files is named WEFT__ISA_NAME(name), in the header that declares it and in the source, a
+ * src/cpu/<folder>/<file>.c, that defines it: one of each per ISA. */
 #ifndef WEFT_CPU_KERNEL_H
 #define WEFT_CPU_KERNEL_H
 

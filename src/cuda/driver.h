@@ -96,7 +96,8 @@ typedef struct weft__driver {
 #undef X
 } weft__driver;
 
-/* The driver, opened and initialised once per process; NULL with the reason recorded by weft__fail, *status its class. */
+/* The driver, opened and initialised once per process; NULL with the reason recorded by weft__fail, *status its
+ * class. */
 const weft__driver *weft__driver_get(weft_status *status);
 /* This process was forked after cuInit: nothing of CUDA may be called. */
 bool weft__driver_forked(void);

@@ -1,7 +1,7 @@
 /* Compiled code on disk. Many processes may share the folder: a file appears whole by rename, under a name that is the
- * digest of everything that made it, and carries its length and the digest of its content. What is read runs on the GPU:
- * a file, or a folder, that others could have written is not used. Nothing here is fatal: without the file weft compiles
- * again. */
+ * digest of everything that made it, and carries its length and the digest of its content. What is read runs on the
+ * GPU: a file, or a folder, that others could have written is not used. Nothing here is fatal: without the file weft
+ * compiles again. */
 #include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>

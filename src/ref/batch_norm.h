@@ -1,5 +1,5 @@
-/* Batch normalisation, the reference. Over the N = n d h w elements x of a channel, with weight w and bias b (1 and 0 if
- * not affine):
+/* Batch normalisation, the reference. Over the N = n d h w elements x of a channel, with weight w and bias b (1 and
+ * 0 if not affine):
  *   fwd, train   m = sum x / N, v = sum (x - m)^2 / N, r = 1 / sqrt(v + eps);  running mean and var move by the
  *   momentum f:
  *                mean = (1 - f) mean + f m,  var = (1 - f) var + f v N / (N - 1)

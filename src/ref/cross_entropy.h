@@ -1,5 +1,5 @@
-/* Cross entropy, the reference. With l_c = log softmax(x)_c of a row (a place n, d, h, w), smoothing s and class weights
- * w (1 if none):
+/* Cross entropy, the reference. With l_c = log softmax(x)_c of a row (a place n, d, h, w), smoothing s and class
+ * weights w (1 if none):
  *   share     a_c = (1 - s) w_t [c = t] + s w_c / C           for a target class t
  *             a_c = w_c ((1 - s) t_c + s / C)                 for target probabilities t_1 .. t_C
  *   loss      L = -sum_c a_c l_c;  an ignored target has L = 0

@@ -1,5 +1,5 @@
-/* Image to columns and back, the reference: each is the adjoint, and so the gradient, of the other. The image is n c d h
- * w, the columns are n c kd kh kw do ho wo. One item is one element of the output:
+/* Image to columns and back, the reference: each is the adjoint, and so the gradient, of the other. The image is n c
+ * d h w, the columns are n c kd kh kw do ho wo. One item is one element of the output:
  *   columns[n,c,k,o] = image[n,c,o*s - p + k*d], 0 in the padding
  *   image[n,c,x]     = sum_k columns[n,c,k,(x + p - k*d)/s], whole quotients only */
 #ifndef WEFT_REF_IM2COL_H

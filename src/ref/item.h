@@ -68,8 +68,8 @@ WEFT_ITEM double item_nan(void) {
 }
 
 /* ---------------------------------------------------------------- elements
- * Without a default, so that the compiler names the switch that a new data type is missing from. What is no element here
- * (complex numbers are pairs) reads as NaN, and is not written. */
+ * Without a default, so that the compiler names the switch that a new data type is missing from. What is no element
+ * here (complex numbers are pairs) reads as NaN, and is not written. */
 #define ITEM_NO_ELEMENT    \
     case WEFT_DTYPE_NONE:  \
     case WEFT_DTYPE_C64:   \

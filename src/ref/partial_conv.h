@@ -1,4 +1,5 @@
-/* Partial convolution, the reference: src counts only where the mask m is, and the sum is scaled up for what is missing.
+/* Partial convolution, the reference: src counts only where the mask m is, and the sum is scaled up for what is
+ * missing.
  *   I = c/groups, the channels an output channel sees; W = I * kd*kh*kw
  *   S[n,g,y] = sum_{i,k} m[n, g*I+i, x]        over the taps k of position y that fall on a position x of src;
  *   padding is a hole.

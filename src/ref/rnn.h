@@ -1,6 +1,6 @@
-/* Recurrent layers, the reference. T steps, n sequences, c inputs, H hidden units, P outputs per direction (P = H without
- * projection), L layers, D directions. Of each step, with x the input of the layer (layer 0: src; above: the outputs
- * of both directions below, times the dropout factor) and h', c' the state before the step:
+/* Recurrent layers, the reference. T steps, n sequences, c inputs, H hidden units, P outputs per direction (P = H
+ * without projection), L layers, D directions. Of each step, with x the input of the layer (layer 0: src; above: the
+ * outputs of both directions below, times the dropout factor) and h', c' the state before the step:
  *   rnn    h = act(Wx x + bx + Wh h' + bh)
  *   lstm   i, f, g, o = sigma, sigma, tanh, sigma of (Wx x + bx + Wh h' + bh);  c = f c' + i g;  h = o tanh(c),
  *   projected: Wr h gru    r, z = sigma(Wx x + bx + Wh h' + bh);  q = Wh h' + bh;  m = tanh(Wx x + bx + r q);  h =

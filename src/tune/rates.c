@@ -1,7 +1,8 @@
 /* The machine's rates for estimates: memory bandwidth and multiply-adds per ISA, with this many threads.
- * They are measured once per machine and number of threads, in about a tenth of a second, kept in the cache directory and
- * read from there by every later process; nothing revises them. WEFT_RATES=nominal goes without: tests do, and so does
- * `deterministic`. What is measured is the best of a few short runs, so that other load does the least harm. */
+ * They are measured once per machine and number of threads, in about a tenth of a second, kept in the cache
+ * directory and read from there by every later process; nothing revises them. WEFT_RATES=nominal goes without: tests
+ * do, and so does `deterministic`. What is measured is the best of a few short runs, so that other load does the
+ * least harm. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>

@@ -1,7 +1,7 @@
 /* Wisdom files. Many processes may share one: a saver holds <file>.lock while it reads the file, merges it with what it
- * knows and replaces it by rename. The lock is a flock, which belongs to the open file: a child of fork shares it, so it
- * is released by name and not by closing. A new file is written beside the old one under a name nobody can guess, with
- * the mode and owner of the old one; a symbolic link stays a link, its target is replaced. */
+ * knows and replaces it by rename. The lock is a flock, which belongs to the open file: a child of fork shares it,
+ * so it is released by name and not by closing. A new file is written beside the old one under a name nobody can
+ * guess, with the mode and owner of the old one; a symbolic link stays a link, its target is replaced. */
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>

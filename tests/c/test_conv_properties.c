@@ -1,6 +1,6 @@
 /* Convolution by its mathematical properties, for every kernel that applies: no reference is asked. Data are small
- * integers, so every sum is exact and the properties hold exactly; kernels that are not exact come nearer to them than to
- * any other integer. */
+ * integers, so every sum is exact and the properties hold exactly; kernels that are not exact come nearer to them
+ * than to any other integer. */
 #include <math.h>
 
 #include "test.h"

@@ -1,6 +1,6 @@
 /* The CUDA engine as far as it goes without a GPU: every embedded source through NVRTC, one problem for each kernel and
- * one generation, or with WEFT_SLOW=1 (make slow) every problem here, every variant and three generations; and the files
- * that keep compiled code. WEFT_NVRTC may name the library. */
+ * one generation, or with WEFT_SLOW=1 (make slow) every problem here, every variant and three generations; and the
+ * files that keep compiled code. WEFT_NVRTC may name the library. */
 #include <dirent.h>
 #include <sys/stat.h>
 #include <unistd.h>

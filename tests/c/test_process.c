@@ -68,7 +68,8 @@ TEST(a_setuid_program) {
 /* ---------------------------------------------------------------- fork */
 static void no_work(void *arg, int64_t slot) { (void)arg, (void)slot; }
 
-/* Parent and child are both process 1 of their namespaces: the child must not wait for threads that it does not have. */
+/* Parent and child are both process 1 of their namespaces: the child must not wait for threads that it does not
+ * have. */
 static int in_namespaces(void) {
     if (unshare(CLONE_NEWPID) != 0) return 77;
     pid_t first = fork();

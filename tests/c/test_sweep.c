@@ -187,7 +187,8 @@ TEST(tile_edges) {
 
 /* ---------------------------------------------------------------- large */
 /* Outputs that would fill much of the last-level cache: real streaming stores, prefetching, many slots. Channels are
- * whole cache lines, as streaming wants them; the seed lays one kind of data at a cache line and the other beside it. */
+ * whole cache lines, as streaming wants them; the seed lays one kind of data at a cache line and the other beside
+ * it. */
 static weft_problem grown;
 static double wanted_bytes, most_work;
 

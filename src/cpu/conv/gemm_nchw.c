@@ -1,9 +1,10 @@
 /* Dense and grouped convolution and its data gradient, channels-first, as a matrix product that is never stored.
  * Math:      dst[o][q] = end(sum_k weights[o][k] * image[k][q]),  k = (tap, channel), q = a position of the batch
- * Blocking:  a strip of positions, all images end to end, is copied into panels of GEMM_NV vectors for up to KC of k, which
- *            stay in the second-level cache while the packed weights pass by once. Padding becomes zeros on that way,
- *            16-bit data becomes f32, strides are taken out. Sums of more than KC products wait in scratch.
- *            1x1 windows are the same with rows of whole images; bwd_data has one view for each residue of the stride
+ * Blocking:  a strip of positions, all images end to end, is copied into panels of GEMM_NV vectors for up to KC of
+ *            k, which stay in the second-level cache while the packed weights pass by once. Padding becomes zeros on
+ *            that way, 16-bit data becomes f32, strides are taken out. Sums of more than KC products wait in
+ *            scratch. 1x1 windows are the same with rows of whole images; bwd_data has one view for each residue of
+ *            the stride
  * Traffic:   weights from the last-level cache once a strip, data once a tap from there or nearer
  * Roofline:  multiply-add peak; the copy costs about 3 cycles a vector against M multiply-adds
  * Assumes:   src and dst dense channels-first, weights dense

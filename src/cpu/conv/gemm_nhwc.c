@@ -1,9 +1,9 @@
 /* Dense and grouped convolution and its data gradient, channels-last, as a matrix product that is never stored.
  * Math:      dst[q][o] = end(sum_k image[q][k] * weights[k][o]),  k = (tap, channel), q = a position of the batch
- * Blocking:  vectors along the output channels. A panel of packed weights, GEMM_NV vectors by a block of k, stays in the
- *            near caches while a strip of positions passes by; sums of several blocks wait in scratch. Positions are read
- *            where they are, a pointer for each position and tap, padding from a row of zeros. 16-bit data, and windows of
- *            few channels, are first copied to one row of f32 for each position (`copied`)
+ * Blocking:  vectors along the output channels. A panel of packed weights, GEMM_NV vectors by a block of k, stays in
+ *            the near caches while a strip of positions passes by; sums of several blocks wait in scratch. Positions
+ *            are read where they are, a pointer for each position and tap, padding from a row of zeros. 16-bit data,
+ *            and windows of few channels, are first copied to one row of f32 for each position (`copied`)
  * Traffic:   weights once a strip, data once a tap from the near caches
  * Roofline:  multiply-add peak
  * Assumes:   src and dst dense channels-last, weights dense channels-first

@@ -1,7 +1,8 @@
 /* Convolution and its data gradient as one sum, so that the same loops serve both.
  *   out[q] = sum over taps j and reduced channels of weights[tap(j)] * in[q * move + at + j * hop]     along each axis
  * fwd           positions q are those of dst, move is the stride
- * bwd_data      one view for each residue of the stride: positions first + q * step of diff_src meet every stride-th tap,
+ * bwd_data      one view for each residue of the stride: positions first + q * step of diff_src meet every stride-th
+ * tap,
  *               and diff_dst is read at unit distance. A residue that no tap meets has an empty sum.
  * The order of the sum is k = tap * ci + channel, in weights and in data. */
 #ifndef WEFT_CPU_CONV_GEMM_VIEW_H

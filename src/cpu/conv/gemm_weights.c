@@ -4,7 +4,8 @@
  *            positions is laid out as rows of f32, channels in vectors, in the second-level cache: there channels-first
  *            data is transposed, 16-bit data converted, padding becomes zeros. Channels-last f32 is read where it is if
  *            the window is 1x1 (image) and always (diff_dst). Sums wait in scratch from strip to strip
- * Sums:      positions are cut by the problem alone, and the parts are added in their order: bits do not depend on threads
+ * Sums:      positions are cut by the problem alone, and the parts are added in their order: bits do not depend on
+ *            threads
  * Roofline:  multiply-add peak
  * Assumes:   src and diff_dst dense in one layout, diff_weights dense channels-first
  * Try:       weft bench conv2d:bwd_weights:f32:nchw:n1c256h56w56:o256k3p1 */
@@ -87,8 +88,8 @@ VF_INLINE vf read_lanes(const void *in, int64_t at, int64_t move, int64_t lo, in
     return vf_load(lane);
 }
 
-/* Channels-first: lanes lo <= i < hi of VF_LANES positions from `from` on, every `move`-th, of `channels` planes, to rows
- * of pitch ld, `count` of them; other positions are zeros. Whole vectors are written. */
+/* Channels-first: lanes lo <= i < hi of VF_LANES positions from `from` on, every `move`-th, of `channels` planes, to
+ * rows of pitch ld, `count` of them; other positions are zeros. Whole vectors are written. */
 VF_INLINE void turn(float *to, int64_t ld, const void *in, int64_t from, int64_t plane, int64_t move, int64_t channels,
                     int64_t count, int64_t lo, int64_t hi, const float *factor, bool selects, const int dtype) {
     const vmask inside = vm_range(lo, hi);

@@ -1,8 +1,10 @@
-/* Convolution with few channels a group, and its data gradient, channels-first, stride 1: a direct sum in register tiles.
+/* Convolution with few channels a group, and its data gradient, channels-first, stride 1: a direct sum in register
+ * tiles.
  * Math:      dst[o][q] = end(sum_k weights[o][k] * image[k][q]),  k = (tap, channel), as in gemm_nchw.c
- * Blocking:  an item is some rows of one plane of one group. Its input, padding included, is laid out once as f32 with rows
- *            of one pitch: then a tap is an offset, the same for every position, and vectors run over whole blocks of rows.
- *            What they compute between the rows, span / pitch of it, is left out on the way to dst
+ * Blocking:  an item is some rows of one plane of one group. Its input, padding included, is laid out once as f32
+ *            with rows of one pitch: then a tap is an offset, the same for every position, and vectors run over
+ *            whole blocks of rows. What they compute between the rows, span / pitch of it, is left out on the way to
+ *            dst
  * Traffic:   the input once for each tap along depth, from the near caches; each output once
  * Roofline:  multiply-add peak; with 2 outputs a group the loads, which split cache lines, are as many as the sums
  * Assumes:   src and dst dense channels-first, weights dense

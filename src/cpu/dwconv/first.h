@@ -1,10 +1,10 @@
 /* Depthwise, channels-first: how a pass is cut into units, and the work of one.
  *
- * A unit is a strip of outputs of one channel of one image: `deep` planes x `rows` x `cols`. The rows it reads are copied
- * once into scratch as f32, with zeros for the padding and columns sorted by their place in the stride, and stay in the
- * nearest caches for all taps; along d the last planes are kept in a ring. Outputs are summed in scratch where they are to
- * be converted, interleaved or streamed, else in place. Where a weight is not finite, zeros of the padding would not
- * vanish: such a channel takes the slow way, tap after tap. */
+ * A unit is a strip of outputs of one channel of one image: `deep` planes x `rows` x `cols`. The rows it reads are
+ * copied once into scratch as f32, with zeros for the padding and columns sorted by their place in the stride, and
+ * stay in the nearest caches for all taps; along d the last planes are kept in a ring. Outputs are summed in scratch
+ * where they are to be converted, interleaved or streamed, else in place. Where a weight is not finite, zeros of the
+ * padding would not vanish: such a channel takes the slow way, tap after tap. */
 #ifndef WEFT_CPU_DWCONV_FIRST_H
 #define WEFT_CPU_DWCONV_FIRST_H
 

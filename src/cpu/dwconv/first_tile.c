@@ -1,9 +1,11 @@
 /* Depthwise, channels-first: sums of a window over rows in cache.
- * Blocking:  4 rows x up to 4 vectors (2 with 16 registers) of outputs stay in registers over all taps. Where neighbours
- *            share rows a vector of a row is loaded once for the up to 4 output rows it feeds, and a weight once for
- *            the vectors of a row: 3x3 has its weights in registers, larger windows load 8 values for 16 multiply-adds.
- *            The last vector of a row and the last 4 rows overlap what was done: no lane is masked from one vector on
- * Roofline:  multiply-adds; loads at odd offsets split lines, at most one load for two multiply-adds in the shared case */
+ * Blocking:  4 rows x up to 4 vectors (2 with 16 registers) of outputs stay in registers over all taps. Where
+ *            neighbours share rows a vector of a row is loaded once for the up to 4 output rows it feeds, and a
+ *            weight once for the vectors of a row: 3x3 has its weights in registers, larger windows load 8 values
+ *            for 16 multiply-adds. The last vector of a row and the last 4 rows overlap what was done: no lane is
+ *            masked from one vector on
+ * Roofline:  multiply-adds; loads at odd offsets split lines, at most one load for two multiply-adds in the shared
+ *            case */
 #include "cpu/dwconv/first_tile.h"
 
 enum { ROWS = 4, VECTORS = VF_REGS >= 32 ? 4 : 2 };
@@ -121,8 +123,8 @@ VF_INLINE void tile(const dwf_block *b, float *out, int64_t pitch, int64_t y, in
     }
 }
 
-/* A row of outputs in tiles of `fit` vectors: where the last of them begins, from x on, and whether taps of the tile lie
- * outside the row. */
+/* A row of outputs in tiles of `fit` vectors: where the last of them begins, from x on, and whether taps of the tile
+ * lie outside the row. */
 typedef struct step {
     int64_t x, fit, last;
     bool edge;

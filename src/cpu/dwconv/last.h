@@ -1,8 +1,8 @@
 /* Depthwise, channels-last: how a pass is cut into rows, and the rows of one.
  *
  * Lanes lie along channels. A unit is one row of outputs, some of its columns and some channels. The rows of inputs it
- * meets are listed, those in the padding left out: f32 is read where it lies; 16-bit rows, and rows of a channel multiplier,
- * are copied once into a ring of rows in scratch, as f32 and with one channel for each output. */
+ * meets are listed, those in the padding left out: f32 is read where it lies; 16-bit rows, and rows of a channel
+ * multiplier, are copied once into a ring of rows in scratch, as f32 and with one channel for each output. */
 #ifndef WEFT_CPU_DWCONV_LAST_H
 #define WEFT_CPU_DWCONV_LAST_H
 

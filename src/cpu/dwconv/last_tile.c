@@ -1,8 +1,9 @@
 /* Depthwise, channels-last: sums of a window over listed rows.
- * Blocking:  8 outputs of a row (4 with 16 registers) x 1 vector of channels stay in registers over all taps; windows of 3, 5
- *            and 7 columns load a pixel once for the outputs of the row it feeds, others once for each tap. Channels run
- *            inside pixels, pixels along the row
- * Edges:     pixels whose windows reach out of the row ask at each tap; nothing is multiplied by a zero of the padding */
+ * Blocking:  8 outputs of a row (4 with 16 registers) x 1 vector of channels stay in registers over all taps;
+ *            windows of 3, 5 and 7 columns load a pixel once for the outputs of the row it feeds, others once for
+ *            each tap. Channels run inside pixels, pixels along the row
+ * Edges:     pixels whose windows reach out of the row ask at each tap; nothing is multiplied by a zero of the
+ *            padding */
 #include "cpu/dwconv/last.h"
 
 typedef struct span { /* a run of outputs of one phase of columns */

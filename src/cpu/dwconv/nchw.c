@@ -5,8 +5,8 @@
  * Traffic:   every input is read once, but for the halo of a strip, every output written once, past the caches where
  *            they are large
  * Roofline:  bandwidth for small windows, multiply-adds from about 7x7 on
- *            Measured on two Zen 4 cores of a shared machine: 48% of a streaming copy for 3x3 8x128x56x56, 73 Gflop/s for 3x3x3
- *            1x64x50x50x50; on one core, in cache, 76 Gflop/s for 7x7 and 113 for 31x31
+ *            Measured on two Zen 4 cores of a shared machine: 48% of a streaming copy for 3x3 8x128x56x56, 73
+ *            Gflop/s for 3x3x3 1x64x50x50x50; on one core, in cache, 76 Gflop/s for 7x7 and 113 for 31x31
  * Assumes:   dense tensors; any sizes. Nothing is read or written out of bounds
  * Try:       weft bench conv2d:fwd:f32:nchw:n8c128h56w56:o128k3p1g128 */
 #include "cpu/dwconv/first.h"

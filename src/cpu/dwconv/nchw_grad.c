@@ -1,16 +1,17 @@
-/* Depthwise convolution, channels-first: weight gradient, and every gradient at once. Any window, stride, dilation, padding
- * and channel multiplier, one to three axes, f32, f16 and bf16 with f32 sums.
+/* Depthwise convolution, channels-first: weight gradient, and every gradient at once. Any window, stride, dilation,
+ * padding and channel multiplier, one to three axes, f32, f16 and bf16 with f32 sums.
  * Math:      diff_weights[k] = sum center * in at tap k of the window of dw.h
- *            weights alone: center = diff_dst, in = src. All at stride 1: center = src, in = diff_dst through the window of
- *            the data gradient, whose rows are in cache once for both. All at other strides: one after the other
+ *            weights alone: center = diff_dst, in = src. All at stride 1: center = src, in = diff_dst through the
+ *            window of the data gradient, whose rows are in cache once for both. All at other strides: one after the
+ *            other
  * Blocking:  units as in nchw.c, the centers copied beside; tiles of taps in registers, see first_grad.c
- * Sums:      an item is a channel and a part of its units, the same for any number of threads; parts are added in order.
- *            A zero of the padding does not vanish beside a center that is not finite: where a sum is not finite the
- *            item is summed again, tap after tap
+ * Sums:      an item is a channel and a part of its units, the same for any number of threads; parts are added in
+ *            order. A zero of the padding does not vanish beside a center that is not finite: where a sum is not
+ *            finite the item is summed again, tap after tap
  * Traffic:   src, diff_dst and diff_src once
  * Roofline:  bandwidth for small windows, multiply-adds from about 5x5 on
- *            Measured on two Zen 4 cores of a shared machine, all gradients: 107 Gflop/s for 7x7 8x96x56x56, 70 for 3x3x3
- *            1x64x50x50x50
+ *            Measured on two Zen 4 cores of a shared machine, all gradients: 107 Gflop/s for 7x7 8x96x56x56, 70 for
+ *            3x3x3 1x64x50x50x50
  * Try:       weft bench conv2d:bwd:f32:nchw:n8c128h56w56:o128k3p1g128 */
 #include "cpu/dwconv/first.h"
 

@@ -5,8 +5,8 @@
  * Output:    streamed past the caches where it is large and its pixels are whole cache lines
  * Traffic:   every input from memory once, its rows from L2 once for each row of taps; every output once
  * Roofline:  bandwidth for small windows, multiply-adds from about 7x7 on
- *            Measured on two Zen 4 cores of a shared machine: 48% of a streaming copy for 3x3 8x128x56x56, 132 Gflop/s for
- *            7x7 8x96x56x56
+ *            Measured on two Zen 4 cores of a shared machine: 48% of a streaming copy for 3x3 8x128x56x56, 132
+ *            Gflop/s for 7x7 8x96x56x56
  * Assumes:   dense tensors; any sizes. Nothing is read or written out of bounds
  * Try:       weft bench conv2d:fwd:f32:nhwc:n8c128h56w56:o128k3p1g128 */
 #include "cpu/dwconv/last.h"

@@ -1,16 +1,17 @@
-/* Depthwise convolution, channels-last: weight gradient, and every gradient at once. Any window, stride, dilation, padding
- * and channel multiplier, one to three axes, f32, f16 and bf16 with f32 sums.
+/* Depthwise convolution, channels-last: weight gradient, and every gradient at once. Any window, stride, dilation,
+ * padding and channel multiplier, one to three axes, f32, f16 and bf16 with f32 sums.
  * Math:      diff_weights[k] = sum center * in at tap k of the window of dw.h
- *            weights alone: center = diff_dst, in = src. All at stride 1: center = src, in = diff_dst through the window of
- *            the data gradient: each pixel of diff_dst is loaded once for both. Else one pass after the other
- * Blocking:  8 centers of a row (4 with 16 registers) x 1 vector of channels, one row of taps at a time: the sums of a row of
- *            taps, its weights, and a center and an output for each pixel live
- * Sums:      a slot owns a run of rows and a group of channels, and an array of sums for these, [c / VF_LANES][taps + 1]
- *            [VF_LANES]; the arrays are then added in order. Slots follow from the problem alone
+ *            weights alone: center = diff_dst, in = src. All at stride 1: center = src, in = diff_dst through the
+ *            window of the data gradient: each pixel of diff_dst is loaded once for both. Else one pass after the
+ *            other
+ * Blocking:  8 centers of a row (4 with 16 registers) x 1 vector of channels, one row of taps at a time: the sums of
+ *            a row of taps, its weights, and a center and an output for each pixel live
+ * Sums:      a slot owns a run of rows and a group of channels, and an array of sums for these, [c / VF_LANES][taps
+ *            + 1] [VF_LANES]; the arrays are then added in order. Slots follow from the problem alone
  * Traffic:   src, diff_dst and diff_src once
  * Roofline:  bandwidth for small windows, multiply-adds from about 5x5 on
- *            Measured on two Zen 4 cores of a shared machine, all gradients: 51% of a streaming copy for 3x3 8x128x56x56, 156
- *            Gflop/s for 7x7 8x96x56x56
+ *            Measured on two Zen 4 cores of a shared machine, all gradients: 51% of a streaming copy for 3x3
+ *            8x128x56x56, 156 Gflop/s for 7x7 8x96x56x56
  * Try:       weft bench conv2d:bwd:f32:nhwc:n8c128h56w56:o128k3p1g128 */
 #include "cpu/dwconv/last.h"
 

@@ -1,13 +1,14 @@
 /* f32 convolution by tiled Fourier transforms, channels-first, stride 1, 2D: forward and data gradient.
  * Math:      out = inverse(sum_c X_c * conj(W_oc)) over tiles of 32 x 32 inputs, of which 33 - k rows and columns of
- *            outputs are free of wrap-around; the data gradient is the same with the window turned and channels exchanged
+ *            outputs are free of wrap-around; the data gradient is the same with the window turned and channels
+ *            exchanged
  * Blocking:  VF_LANES channels in lanes; two real rows in one complex transform, 17 x 32 points kept; the product of
  *            each point is a complex GEMM, 6 tiles x 2 vectors of outputs (AVX2: 4 x 1). Strips of tiles, so that both
  *            spectra stay near the last-level cache; weights are transformed in pack
  * Traffic:   the spectrum of the weights once per strip, those of the tiles once
- * Roofline:  8 * 544 * tiles * c * o flops of the GEMM, two thirds of the time. A tile of 24 x 24 outputs takes 4352 flops
- *            for a pair of channels where a direct sum with k 9 takes 93312. Measured: 51 ms for k 9, 64 -> 128 channels
- *            of 256 x 256, weights transformed in the call (two Zen 4 cores)
+ * Roofline:  8 * 544 * tiles * c * o flops of the GEMM, two thirds of the time. A tile of 24 x 24 outputs takes 4352
+ *            flops for a pair of channels where a direct sum with k 9 takes 93312. Measured: 51 ms for k 9, 64 ->
+ *            128 channels of 256 x 256, weights transformed in the call (two Zen 4 cores)
  * Accuracy:  0.4 of the bound of a direct sum, relative to the largest in the tile, not to each output. Not strict
  * Try:       weft bench conv2d:fwd:f32:nchw:n1c64h256w256:o128k9p4 */
 #include "cpu/fft/fft32.h"

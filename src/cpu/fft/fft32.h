@@ -1,5 +1,6 @@
 /* Complex Fourier transforms of 32 points and real ones of 32 x 32, each point a vector: the lanes are channels, so
- * nothing is shuffled. The inverse is the forward transform with the parts of input and output exchanged, times 1/32. */
+ * nothing is shuffled. The inverse is the forward transform with the parts of input and output exchanged, times
+ * 1/32. */
 #ifndef WEFT_CPU_FFT_FFT32_H
 #define WEFT_CPU_FFT_FFT32_H
 

@@ -1,4 +1,5 @@
-/* The inner loop that dense, grouped and partial convolution share: c = a * b in register tiles, linked by name per ISA.
+/* The inner loop that dense, grouped and partial convolution share: c = a * b in register tiles, linked by name per
+ * ISA.
  *
  * A tile is m <= GEMM_MR rows of v <= GEMM_NV vectors. Its columns are vectors of b, its rows broadcast values of a:
  *   GEMM_STRIDED   a(i, k) = a[k * lda + i]                     packed panels, or a matrix whose rows lie along k

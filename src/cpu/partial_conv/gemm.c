@@ -1,10 +1,10 @@
 /* Partial convolution, every pass, both layouts, as the dense one with factors on the way in and out.
  * Math:      S = window sums of the mask, u = clamp(S, 0, 1), r = W / (S + 1e-8) * u
- *            fwd: dst = (conv(src * m) * r + bias) * u; gradients: diff_dst * r (* u) takes the place of diff_dst, src * m
- *            that of src, and diff_src is multiplied by m
- * Blocking:  planes of m, r and u, one channel of f32 each, are made once; S by one pass along each axis (box filter: the
- *            cost of a window is kd + kh + kw, not their product). The matrix product multiplies by them while it copies its
- *            panels and while it stores: no masked copy of a tensor is kept
+ *            fwd: dst = (conv(src * m) * r + bias) * u; gradients: diff_dst * r (* u) takes the place of diff_dst,
+ *            src * m that of src, and diff_src is multiplied by m
+ * Blocking:  planes of m, r and u, one channel of f32 each, are made once; S by one pass along each axis (box
+ *            filter: the cost of a window is kd + kh + kw, not their product). The matrix product multiplies by them
+ *            while it copies its panels and while it stores: no masked copy of a tensor is kept
  * Traffic:   that of the dense convolution and a few planes of one channel
  * Roofline:  multiply-add peak
  * Assumes:   a mask of one channel or none; convolution, not transposed

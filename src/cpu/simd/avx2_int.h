@@ -1,5 +1,5 @@
-/* AVX2: integers, 16-bit floats and bytes. See simd.h and dtype.h. There are no masked loads and stores of 8 or 16 bits:
- * by count they are done in pieces of 4, 2 and 1 values, by mask value after value. */
+/* AVX2: integers, 16-bit floats and bytes. See simd.h and dtype.h. There are no masked loads and stores of 8 or 16
+ * bits: by count they are done in pieces of 4, 2 and 1 values, by mask value after value. */
 #ifndef WEFT_CPU_SIMD_AVX2_INT_H
 #define WEFT_CPU_SIMD_AVX2_INT_H
 

@@ -112,7 +112,8 @@ VF_INLINE vf vf_slide(vf a, vf b, const int k) {
     }
 }
 
-/* Inside blocks of 4x4, then the blocks: u[4 g + j] holds in its quarter q column 4 q + j of the rows 4 g .. 4 g + 3. */
+/* Inside blocks of 4x4, then the blocks: u[4 g + j] holds in its quarter q column 4 q + j of the rows 4 g .. 4 g +
+ * 3. */
 VF_INLINE void vf_transpose(vf v[16]) {
     vf u[16];
     VF_UNROLL for (int g = 0; g < 16; g += 4) {

@@ -1,7 +1,8 @@
 /* Elements of 16 bits, and of a data type that is a constant of the build: one kernel source serves f32, f16 and bf16.
  * Registers hold f32; a store rounds to nearest, ties to even, as src/ref/item.h does. NaN stays NaN.
  *
- *   vf_load_f16(p), vf_store_f16(p, v), and _bf16     VF_LANES values; with _in(m, ...) and _count(..., n) as in simd.h.
+ *   vf_load_f16(p), vf_store_f16(p, v), and _bf16     VF_LANES values; with _in(m, ...) and _count(..., n) as in
+ *   simd.h.
  *                                                     _in is slow on AVX2 unless all lanes are in: prefer _count
  *   vf_stream_f16(p, v), _bf16                        past the caches, p a multiple of 2 * VF_LANES bytes
  *   vf_from_bf16(h), vf_to_bf16(v), and _f16          in registers; vh: VF_LANES values of 16 bits
@@ -11,8 +12,8 @@
  *
  * The type as an argument, always a constant: WEFT_DTYPE_F32, F16 or BF16. index counts elements of the type from p.
  *   vf_load_as(dtype, p, index)           vf_load_in_as(dtype, m, p, index)      vf_load_count_as(dtype, p, index, n)
- *   vf_store_as(dtype, p, index, v)       vf_store_in_as(dtype, m, p, index, v)  vf_store_count_as(dtype, p, index, v, n)
- *   vf_stream_as(dtype, p, index, v)      vf_broadcast_as(dtype, p, index): one element in all lanes
+ *   vf_store_as(dtype, p, index, v)       vf_store_in_as(dtype, m, p, index, v)  vf_store_count_as(dtype, p, index,
+ *   v, n) vf_stream_as(dtype, p, index, v)      vf_broadcast_as(dtype, p, index): one element in all lanes
  *   vf_size_of(dtype)                     bytes of an element
  *
  *   VF_INLINE void rows(const job *q, int64_t slot, const int dtype) { ... vf_load_as(dtype, q->src, i) ... }

@@ -93,8 +93,8 @@ VF_INLINE vf vf_tanh(vf v) {
     return vf_copysign(vf_select(vf_lt(size, vf_set1(0.625f)), near, vf_sub(vf_set1(1), below)), v);
 }
 
-/* e = e^-|v| does not overflow: 1 / (1 + e), or e / (1 + e) for negative v. What 1 + e loses corrects the quotient, which
- * times 1 / (1 + e) is its derivative by the sum. */
+/* e = e^-|v| does not overflow: 1 / (1 + e), or e / (1 + e) for negative v. What 1 + e loses corrects the quotient,
+ * which times 1 / (1 + e) is its derivative by the sum. */
 VF_INLINE vf vf_sigmoid(vf v) {
     const vmask negative = vf_lt(v, vf_zero());
     const vf e = vf_exp_as(vf_neg(vf_abs(v)), true), one = vf_set1(1);

@@ -1,5 +1,5 @@
-/* Sums on their way out: epilogue, accumulation, and the stores to a tensor of either layout and any of the three types.
- * Channels-last data is turned in registers as in panel.h. */
+/* Sums on their way out: epilogue, accumulation, and the stores to a tensor of either layout and any of the three
+ * types. Channels-last data is turned in registers as in panel.h. */
 #ifndef WEFT_CPU_SPARSE_CONV_OUT_H
 #define WEFT_CPU_SPARSE_CONV_OUT_H
 

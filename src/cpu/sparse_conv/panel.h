@@ -1,4 +1,5 @@
-/* Panels: vectors of pixels gathered from a tensor of either layout and any of the three types. Channels-last data is turned in registers, VF_LANES channels by VF_LANES pixels. */
+/* Panels: vectors of pixels gathered from a tensor of either layout and any of the three types. Channels-last data
+ * is turned in registers, VF_LANES channels by VF_LANES pixels. */
 #ifndef WEFT_CPU_SPARSE_CONV_PANEL_H
 #define WEFT_CPU_SPARSE_CONV_PANEL_H
 
@@ -76,7 +77,8 @@ VF_INLINE void sp_rows_first(const sp_view *v, const sp_tensor *x, const sp_vect
     }
 }
 
-/* Channels [c, c + count) of the tensor for one vector of the block (shared: for its whole band) and one tap along w. */
+/* Channels [c, c + count) of the tensor for one vector of the block (shared: for its whole band) and one tap along
+ * w. */
 VF_INLINE void sp_pack_vector(const sp_view *v, const sp_block *b, const sp_tensor *x, int64_t c, int64_t count, int i,
                               int64_t reach, float *panel, const int dtype) {
     const sp_axis *d = &v->axis[0], *h = &v->axis[1];

@@ -5,7 +5,8 @@
  *   data gradient   in = diff_dst, step 1; positions x = q*stride + at are one class for each `at` below stride, with
  *                   reach = (at + pad - tap*dilation) / stride where that is whole; other taps do not feed the class
  *
- * Pixels: VF_LANES positions (n, x), counted through the images along x, are one vector; a block is R vectors. Its panel
+ * Pixels: VF_LANES positions (n, x), counted through the images along x, are one vector; a block is R vectors. Its
+ *         panel
  * holds for each channel, each tap along d and w, and some rows a vector of the input, zero in the padding: aligned, in
  * L1, f32 whatever the data is. An entry of the matrix is then one offset into the panel and one value:
  *   shared      the vectors of a block are R neighbours along h; taps along h read neighbouring rows of one copy. Rows

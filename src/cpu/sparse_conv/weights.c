@@ -2,8 +2,9 @@
  * layouts, any geometry.
  * Math:      diff_weights[j] = sum over q of panel[offset_j + q] * diff_dst[row of j, q], see view.h: sums only for the
  *            entries that are stored
- * Blocking:  the R vectors of diff_dst of one row in registers, the panel of a chunk of channels in L1 or L2; a slot is a
- *            chunk and a range of blocks, with sums of its own for its entries, added up at the end in a fixed order
+ * Blocking:  the R vectors of diff_dst of one row in registers, the panel of a chunk of channels in L1 or L2; a slot
+ *            is a chunk and a range of blocks, with sums of its own for its entries, added up at the end in a fixed
+ *            order
  * Traffic:   as the forward pass, and one sum across lanes for each entry and block: some 40% of the time
  * Strict:    padding is zero in the panel; where a NaN comes out, the reference tells whether it belongs there
  * Try:       weft bench sparse_conv2d:bwd_weights:f32:nchw:n1c256h56w56:o256k3p1nnz58982 */

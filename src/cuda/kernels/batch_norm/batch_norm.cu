@@ -1,7 +1,7 @@
 /* Batch normalisation, training and inference, and its gradients; f32, f16, bf16 with f32 statistics; both layouts.
- * Math:      as in src/ref/batch_norm.h. Sums are of x - K with K the channel's first element, and of dy and dy (x - m):
- *            in f32 within a thread, in f64 from there on. The mean is kept as two floats: x - m loses nothing where
- *            they are close
+ * Math:      as in src/ref/batch_norm.h. Sums are of x - K with K the channel's first element, and of dy and dy (x -
+ *            m): in f32 within a thread, in f64 from there on. The mean is kept as two floats: x - m loses nothing
+ *            where they are close
  * Blocking:  a block has one channel (channels-first) or LX x VEC neighbouring ones, and a slice of the rest; slices
  *            follow from the problem. Launches: sums of slices; a warp a channel adds them up; all elements
  * Traffic:   inputs twice, outputs once; inference once

@@ -2,7 +2,8 @@
  * gradients over slices. A "dest" is dst in fwd and diff_src in the gradients, where src is read at the same places; a
  * "source" is src in fwd and diff_dst in the gradients. Both sides read this file.
  *   fwd         source = dest * stride - pad + tap * dilation
- *   gradients   dest = source * stride - pad + tap * dilation; a tile begins at a dest with (dest + pad) % stride = 0 */
+ *   gradients   dest = source * stride - pad + tap * dilation; a tile begins at a dest with (dest + pad) % stride =
+ *   0 */
 #ifndef WEFT_CUDA_DEPTHWISE_H
 #define WEFT_CUDA_DEPTHWISE_H
 

@@ -1,8 +1,8 @@
 /* Depthwise convolution, channels-last, 1D to 3D, any window, stride up to 4: forward and gradients; f32, f16, bf16.
  * Math:      see depthwise.h; dx[p] = sum w[k] dy[q] and dw[k] = sum x[p] dy[q] share the window of dy
  * Blocking:  a warp has LX x VEC neighbouring channels, a thread RY x RX outputs of VEC of them; rows of sources come
- *            from L1 and meet every output row of the tile. The gradient of the weights stays in registers while a block
- *            walks its slice of tiles; slices follow from the problem, and a second launch adds them up
+ *            from L1 and meet every output row of the tile. The gradient of the weights stays in registers while a
+ *            block walks its slice of tiles; slices follow from the problem, and a second launch adds them up
  * Traffic:   each tensor once from memory, rows at the edges of tiles again from L1 and L2
  * Roofline:  bandwidth for windows up to 5x5
  * Assumes:   all tensors dense. Sources in the padding count as 0; under strict math what is not finite is computed
@@ -92,8 +92,8 @@ static __device__ __forceinline__ void products(const depthwise_args &a, const p
 #pragma unroll
         for (int l = low<1>(); l <= high<1>(); l++) {
             const bool row = (unsigned)(y + l) < (unsigned)a.from[1];
-            /* 16 bits: no branches, so that all loads of a tile may be under way at once; padding reads the nearest place
-             * and counts as 0. 32 bits have no registers for that. */
+            /* 16 bits: no branches, so that all loads of a tile may be under way at once; padding reads the nearest
+             * place and counts as 0. 32 bits have no registers for that. */
             const int64_t line = (p.n * a.from[0] + z) * a.from[1] + near(y + l, a.from[1]);
             const T *from = (const T *)a.source + line * a.from[2] * a.channels + channel;
             float v[LINE][VEC];

@@ -55,8 +55,8 @@ static __device__ __forceinline__ float share(const cross_entropy_args &a, int64
 }
 
 /* Where the elements of the WIDE rows of a unit lie: the first at `at`, class k of this thread `step` further on each.
- * With ROWS, LANES threads share a row and the elements of a vector are classes. With STAGED a thread has a row, and the
- * rows of a block go through shared memory as floats, an odd number of them apart. */
+ * With ROWS, LANES threads share a row and the elements of a vector are classes. With STAGED a thread has a row, and
+ * the rows of a block go through shared memory as floats, an odd number of them apart. */
 struct walk {
     int64_t row, at, step;
     int first, stride, count; /* class of the first vector; classes from one vector to the next; vectors */

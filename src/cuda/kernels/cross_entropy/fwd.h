@@ -1,8 +1,8 @@
 /* Losses and log-sum-exps of rows, and their total: the device half of cross_entropy.cu. */
 #include "cross_entropy/cross_entropy.h"
 
-/* What the classes of one row add up to: the log-sum-exp, the target's logit, and sums of shares and of share * (logit -
- * base), base the first logit where it is finite. */
+/* What the classes of one row add up to: the log-sum-exp, the target's logit, and sums of shares and of share *
+ * (logit - base), base the first logit where it is finite. */
 struct row_state {
     running lse;
     float own, shares, products, base;

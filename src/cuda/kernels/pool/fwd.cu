@@ -56,8 +56,8 @@ template <int A> static __device__ __forceinline__ bool has_tap(const pool_args 
     return first < kernel<A>() && o * stride<A>() - pad<A>() + first * dilation<A>() < a.in[A];
 }
 
-/* One row of the window at x: src is the row's first element. Taps outside read the nearest place and count for nothing:
- * without branches all loads of a tile may be under way at once. */
+/* One row of the window at x: src is the row's first element. Taps outside read the nearest place and count for
+ * nothing: without branches all loads of a tile may be under way at once. */
 static __device__ __forceinline__ best row_of(const pool_args &a, const T *src, const tile &t, int first, bool there) {
     best b;
 #pragma unroll

@@ -1,7 +1,8 @@
 /* softmax and log-softmax over the channels, and their gradients, a row at a time in registers; f32, f16, bf16.
  * Math:      as in src/ref/softmax.h; m and the sum are reduced in f32 in a fixed order
- * Blocking:  columns (channels-first): a block has LX x VEC pixels and all channels; thread (x, y) holds channels y, y +
- *            RY, ... of its VEC pixels. rows (the channels lie together): RY lanes share a row, 256 / RY rows a block
+ * Blocking:  columns (channels-first): a block has LX x VEC pixels and all channels; thread (x, y) holds channels y,
+ *            y + RY, ... of its VEC pixels. rows (the channels lie together): RY lanes share a row, 256 / RY rows a
+ *            block
  * Traffic:   each tensor once
  * Roofline:  bandwidth. Measured on an H200: 64x256x56x56 f32 3.1 TB/s forward, 4.0 backward
  * Assumes:   all tensors dense in one order; rows that fit into the registers of a block. dst may be src
