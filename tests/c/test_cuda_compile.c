@@ -122,6 +122,18 @@ static void close_compiler(weft_ctx *ctx) {
 
 static const char tiny[] = "extern \"C\" __global__ void k(float *p) { p[0] = SCALE; }\n";
 
+/* Whether an embedded file, or an embedded header that it includes, has `entry` in its text. */
+static bool has_entry(const weft__embedded *file, const char *entry) {
+    if (memmem(file->text, file->bytes, entry, strlen(entry))) return true;
+    for (size_t i = 0; i < weft__embedded_count; i++) {
+        char include[128];
+        int n = snprintf(include, sizeof(include), "#include \"%s\"", weft__embedded_files[i].name);
+        const weft__embedded *header = &weft__embedded_files[i];
+        if (memmem(file->text, file->bytes, include, (size_t)n) && has_entry(header, entry)) return true;
+    }
+    return false;
+}
+
 static void compile_part(weft_ctx *ctx, const weft__kernel *k, const weft__part *part, const weft__hw *hw,
                          const weft_problem *p, const void *params) {
     char arch[16], defines[2048] = "";
@@ -131,8 +143,7 @@ static void compile_part(weft_ctx *ctx, const weft__kernel *k, const weft__part 
     size_t size = 0;
     const weft__embedded *source = weft__embedded_find(part->source);
     CHECK(source, "%s: its source is %s, allowed: a file of src/cuda/kernels", k->name, part->source);
-    CHECK(memmem(source->text, source->bytes, part->entry, strlen(part->entry)), "%s: %s does not define %s", k->name,
-          part->source, part->entry);
+    CHECK(has_entry(source, part->entry), "%s: %s does not define %s", k->name, part->source, part->entry);
     OK(weft__cuda_compile(ctx, part->source, defines, arch, &size));
     CHECK(size > 1000, "%s %s: %zu bytes", k->name, arch, size);
 }
