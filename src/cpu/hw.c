@@ -20,7 +20,7 @@ enum { WEFT__FEATURE_LIST(FEATURE_BIT) NO_FEATURES = 0 };
 static const uint32_t needed[WEFT__ISA_COUNT] = {WEFT__ISA_LIST(ISA_FEATURES, )};
 static const double nominal_gflops[WEFT__ISA_COUNT] = {WEFT__ISA_LIST(ISA_GFLOPS, )};
 
-#if defined(__x86_64__)
+#if defined(__x86_64__) && !defined(WEFT__ONLY_SCALAR)
 /* By its bit: clang's builtin does not know the name. */
 static bool has_f16c(void) {
     unsigned a, b, c = 0, d;

@@ -10,11 +10,14 @@
  *     features    what a machine must have, and by the same name, in lower case behind -m, the compiler's flags
  *   X(ID, name, supported)   a feature; supported: an expression of cpu/hw.c
  *
+ * WEFT__ONLY_SCALAR or WEFT__NO_AVX512 among the compiler's flags leaves the higher rows out: for builds that test
+ * something else than the kernels, in a third of the time.
+ *
  * CMake reads the rows through the compiler's preprocessor (cmake/isa.cmake): this file includes nothing. */
 #ifndef WEFT_CPU_ISA_H
 #define WEFT_CPU_ISA_H
 
-#if defined(__x86_64__)
+#if defined(__x86_64__) && !defined(WEFT__ONLY_SCALAR)
 #define WEFT__FEATURE_LIST(X)                                 \
     X(AVX2, avx2, __builtin_cpu_supports("avx2"))             \
     X(FMA, fma, __builtin_cpu_supports("fma"))                \
@@ -26,11 +29,17 @@
     X(AVX512BF16, avx512bf16, __builtin_cpu_supports("avx512bf16"))
 #define WEFT__AVX2_FEATURES AVX2 | FMA | F16C
 #define WEFT__AVX512_FEATURES WEFT__AVX2_FEATURES | AVX512F | AVX512VL | AVX512BW | AVX512DQ
+#define WEFT__UP_TO_AVX2(X, arg)                        \
+    X(arg, SCALAR, scalar, SCALAR, all, 6, NO_FEATURES) \
+    X(arg, AVX2, avx2, AVX2, all, 70, WEFT__AVX2_FEATURES)
+#ifdef WEFT__NO_AVX512
+#define WEFT__ISA_LIST(X, arg) WEFT__UP_TO_AVX2(X, arg)
+#else
 #define WEFT__ISA_LIST(X, arg)                                      \
-    X(arg, SCALAR, scalar, SCALAR, all, 6, NO_FEATURES)             \
-    X(arg, AVX2, avx2, AVX2, all, 70, WEFT__AVX2_FEATURES)          \
+    WEFT__UP_TO_AVX2(X, arg)                                        \
     X(arg, AVX512, avx512, AVX512, all, 130, WEFT__AVX512_FEATURES) \
     X(arg, AVX512BF16, avx512bf16, AVX512, bf16, 130, WEFT__AVX512_FEATURES | AVX512BF16)
+#endif
 #else
 #define WEFT__FEATURE_LIST(X)
 #define WEFT__ISA_LIST(X, arg) X(arg, SCALAR, scalar, SCALAR, all, 6, NO_FEATURES)

@@ -33,6 +33,14 @@ WEFT_ITEM int sparse_column(const weft_problem *p, int64_t col, int64_t *channel
     return col < p->c / p->groups;
 }
 
+/* The channel that a column of the group stands for: one division, where sparse_column takes six. */
+WEFT_ITEM int64_t sparse_channel(const weft_problem *p, int64_t col) {
+    int64_t size = 1;
+    for (int a = 0; a < 3; a++)
+        size *= p->attr[WEFT_SPARSE_STRETCHED] ? p->in[a] + p->pad_lo[a] + p->pad_hi[a] : p->kernel[a];
+    return col < 0 ? -1 : col / size;
+}
+
 WEFT_ITEM int sparse_entry(const weft_problem *p, conv_view cols, int64_t j, int64_t *channel, int64_t *distance) {
     return sparse_column(p, item_whole(cols.t->dtype, cols.ptr, j * cols.t->strides[0]), channel, distance);
 }
@@ -92,14 +100,16 @@ WEFT_ITEM void sparse_bwd_data(const weft_problem *p, void *const *ptr, int64_t 
     conv_view diff_src = conv_see(p, ptr, WEFT_ROLE_DIFF_SRC), rows = conv_see(p, ptr, WEFT_ROLE_ROWS),
               cols = conv_see(p, ptr, WEFT_ROLE_COLS);
     int64_t at[5], offset = item_at(diff_src.t, i, at), per_group = p->c / p->groups, outs = p->o / p->groups;
-    int64_t first = at[1] / per_group * outs, c, distance[3], y[3];
+    int64_t first = at[1] / per_group * outs, wanted = at[1] % per_group, c, distance[3], y[3];
     double sum = 0;
     for (int64_t o = first; o < first + outs; o++) {
         int64_t end = sparse_begin(p, rows, o + 1);
-        for (int64_t j = sparse_begin(p, rows, o); j < end; j++)
-            if (sparse_entry(p, cols, j, &c, distance) && c == at[1] % per_group &&
-                sparse_feeds(p, at + 2, distance, y))
+        for (int64_t j = sparse_begin(p, rows, o); j < end; j++) {
+            int64_t col = item_whole(cols.t->dtype, cols.ptr, j * cols.t->strides[0]);
+            if (sparse_channel(p, col) != wanted || !sparse_column(p, col, &c, distance)) continue;
+            if (sparse_feeds(p, at + 2, distance, y))
                 sum += conv_get(diff_dst, at[0], o, y[0], y[1], y[2]) * sparse_value(weights, j);
+        }
     }
     item_out(p, diff_src.t, diff_src.ptr, offset, sum);
 }

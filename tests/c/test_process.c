@@ -82,7 +82,7 @@ static int in_namespaces(void) {
         if (unshare(CLONE_NEWPID) != 0) _exit(3);
         pid_t second = fork();
         if (second == 0) {
-            alarm(60);
+            alarm(600);
             if (getpid() != 1) _exit(4);
             weft__parallel(ctx, 100, no_work, NULL);
             weft_ctx_release(ctx);

@@ -1,7 +1,8 @@
 /* Every kernel that applies, on the one list of cases, around tile edges and on large problems: exact on integers,
  * bounded on reals, between guard pages, with the same bits for 1, 2 and 7 threads. All of it follows from the tables:
  * a fast kernel of any operator gets problems that it takes, with one size after another swept past its tiles, and one
- * that outgrows the caches. WEFT_SLOW=1 (make slow) tries every size; else a fixed part of them. */
+ * that outgrows the caches. WEFT_SLOW=1 (make slow) tries every size; else a fixed part of them. WEFT_SWEEP=NAME
+ * resizes problems only for the kernels with NAME in theirs. */
 #include "test.h"
 
 static harness h;
@@ -108,12 +109,16 @@ static bool is_best(const weft__kernel *const *list, size_t count, size_t i) {
 
 static void open_bases(void) {
     const weft__kernel *const *list;
+    const char *only = getenv("WEFT_SWEEP");
     open_harness();
     read_cases();
     if (bases) return;
     size_t count = weft__kernels(0, &list);
-    for (size_t i = 0; i < count; i++)
-        if (!list[i]->reference && list[i]->engine == WEFT_ENGINE_CPU && is_best(list, count, i)) find_bases(list[i]);
+    for (size_t i = 0; i < count; i++) {
+        if (list[i]->reference || list[i]->engine != WEFT_ENGINE_CPU || !is_best(list, count, i)) continue;
+        if (!only || strstr(list[i]->name, only)) find_bases(list[i]);
+    }
+    CHECK(nbases || !only, "WEFT_SWEEP is '%s', allowed: a part of the name of a kernel that `weft list` shows", only);
 }
 
 /* The problem with one of its sizes changed: channels along with the groups and outputs that depend on them, an output

@@ -163,7 +163,7 @@ TEST(a_child_has_a_pool) {
         CHECK(child >= 0, "fork");
         if (child == 0) {
             static tally t;
-            alarm(20); /* a pool that waits for the parent's workers would hang */
+            alarm(600); /* a pool that waits for the parent's workers would hang */
             for (int i = 0; i < 10; i++) weft__parallel(ctx, 30, hit, &t);
             if (!each_once(&t, 30, 10)) _exit(1);
             execute(ctx, work, after, OUTPUTS);
@@ -206,7 +206,7 @@ TEST(a_child_of_busy_threads_can_plan) {
     for (int round = 0; round < 100; round++) {
         pid_t child = fork();
         if (child == 0) {
-            alarm(20);
+            alarm(600);
             weft_problem p = test_problem("conv2d:fwd:f32:nchw:n2c4h6w7:o4k3p1g4");
             weft_plan *plan = NULL;
             _exit(weft_plan_create(&plan, ctx, &p, NULL) != WEFT_OK);

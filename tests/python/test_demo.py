@@ -253,10 +253,10 @@ def look(text: str, where: Path, width: int, dark: bool) -> tuple[dict, bytes]:
     (where / "probe.html").write_text(text.replace("</body>", PROBE + "</body>"))
     common = [browser(), "--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", f"--user-data-dir={where / 'profile'}",
               f"--window-size={width},2000", f"--blink-settings=preferredColorScheme={0 if dark else 1}"]
-    done = subprocess.run([*common, "--dump-dom", (where / "probe.html").as_uri()], capture_output=True, text=True, timeout=120)
+    done = subprocess.run([*common, "--dump-dom", (where / "probe.html").as_uri()], capture_output=True, text=True, timeout=900)
     title = re.search("<title>(.*?)</title>", done.stdout, re.S)
     assert title, done.stderr
-    subprocess.run([*common, f"--screenshot={where / 'page.png'}", (where / "page.html").as_uri()], capture_output=True, timeout=120)
+    subprocess.run([*common, f"--screenshot={where / 'page.png'}", (where / "page.html").as_uri()], capture_output=True, timeout=900)
     return json.loads(title[1].replace("&amp;", "&").replace("&lt;", "<").replace("&gt;", ">")), (where / "page.png").read_bytes()
 
 

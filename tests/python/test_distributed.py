@@ -72,7 +72,7 @@ def _work(rank: int, folder: str) -> None:
     """All ways in one pair of processes: starting them costs more than the work."""
     torch.set_num_threads(1)
     store = distributed.FileStore(f"{folder}/store", RANKS)
-    distributed.init_process_group("gloo", store=store, rank=rank, world_size=RANKS, timeout=timedelta(seconds=60))
+    distributed.init_process_group("gloo", store=store, rank=rank, world_size=RANKS, timeout=timedelta(seconds=900))
     x, target = data()
     mine = slice(rank * BATCH // RANKS, (rank + 1) * BATCH // RANKS)
     for way, wrap in WAYS.items():

@@ -341,7 +341,7 @@ def test_fork(expected, on):
 def python(*args: str, **env: str) -> subprocess.CompletedProcess:
     environment = {k: v for k, v in os.environ.items() if not k.startswith("WEFT_")}
     environment.update({"PYTHONPATH": str(ROOT / "python"), "WEFT_LIBRARY": weft.backends.library(), **env})
-    return subprocess.run([sys.executable, "-W", "ignore", *args], capture_output=True, text=True, env=environment, timeout=240)
+    return subprocess.run([sys.executable, "-W", "ignore", *args], capture_output=True, text=True, env=environment, timeout=900)
 
 
 STATE = "import torch, weft; print(weft._enable.is_enabled())"

@@ -25,7 +25,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 def _command(*args: str, **env: str) -> subprocess.CompletedProcess:
     environment = {**os.environ, "PYTHONPATH": str(ROOT / "python"), "WEFT_LIBRARY": weft.backends.library(), **env}
-    return subprocess.run([sys.executable, *args], capture_output=True, text=True, env=environment, timeout=120)
+    return subprocess.run([sys.executable, *args], capture_output=True, text=True, env=environment, timeout=900)
 
 
 def _resident() -> int:
@@ -117,8 +117,8 @@ context = multiprocessing.get_context("fork")
 queue = context.Queue()
 process = context.Process(target=child, args=(queue,))
 process.start()
-print(queue.get(timeout=60))
-process.join(60)
+print(queue.get(timeout=900))
+process.join(900)
 """
 
 

@@ -72,8 +72,8 @@ VF_INLINE const char *dw_refusal(const weft_problem *p, weft_layout layout) {
 
 /* flops at `share` of the peak, with those of lanes that are not used; narrower vectors pay more for the rest. */
 VF_INLINE double dw_cost(const weft_problem *p, const weft__hw *hw, double lanes, double share) {
-    static const double slower[WEFT__ISA_COUNT] = {2.0, 1.45, 1.25};
-    return cpu_cost(hw, weft__bytes(p), weft__flops(p) * lanes, share) * slower[WEFT__ISA_HERE];
+    const double slower = VF_LANES >= 16 ? 1.25 : VF_LANES >= 8 ? 1.45 : 2.0;
+    return cpu_cost(hw, weft__bytes(p), weft__flops(p) * lanes, share) * slower;
 }
 
 /* One element of the bias, or of any other tensor of floating point, as f32. */
