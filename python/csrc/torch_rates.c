@@ -60,7 +60,8 @@ static weft_rates guess_cpu_conv(const weft_problem *p) {
     const double *share = is_last(p) ? (fwd ? last : last_backward) : (fwd ? forward : backward);
     weft_rates r = {p->groups == 1 ? 4000 : 30000, share[family], 0.5};
     if (deep && !(fwd && is_last(p))) r.of_peak = 0.02;
-    if (family == 3 && p->c / p->groups < 8) r.of_peak = 0.02;
+    if (family == 3 && p->rank == 3 && !fwd) r.of_peak = is_last(p) ? 0.2 : 0.08;
+    if (family == 3 && p->c / p->groups < 8) r.of_peak = 0.03;
     if (family < 4) r.of_bandwidth = 0.4;
     if (dtype == WEFT_DTYPE_BF16) r.of_peak *= !HAS_BF16_DOTS ? 0.2 : family < 3 && !is_last(p) ? 1 : 1.6;
     if (dtype == WEFT_DTYPE_BF16 && family < 3 && fwd && is_last(p) && HAS_BF16_DOTS) r = (weft_rates){15000, 0.9, 1};

@@ -6,12 +6,14 @@
 
 extern WEFT__KERNEL(conv_gemm_nchw);
 extern WEFT__KERNEL(conv_gemm_nhwc);
-extern WEFT__KERNEL(conv_grouped_nchw);
+extern WEFT__KERNEL(conv_grouped);
 extern WEFT__KERNEL(conv_gemm_bwd_weights);
+extern WEFT__KERNEL(conv_grouped_bwd_weights);
 
 static const weft__kernel *const of_data[] = {&WEFT__RECORD(conv_gemm_nchw), &WEFT__RECORD(conv_gemm_nhwc),
-                                              &WEFT__RECORD(conv_grouped_nchw)};
-static const weft__kernel *const of_weights[] = {&WEFT__RECORD(conv_gemm_bwd_weights)};
+                                              &WEFT__RECORD(conv_grouped)};
+static const weft__kernel *const of_weights[] = {&WEFT__RECORD(conv_gemm_bwd_weights),
+                                                 &WEFT__RECORD(conv_grouped_bwd_weights)};
 
 enum { HALF = 224 }; /* bytes of the parameters of one half */
 typedef struct params {

@@ -132,6 +132,17 @@ VF_INLINE int gemm_take(gemm_scratch *s) {
 VF_INLINE void gemm_give(gemm_scratch *s, int i) { atomic_fetch_and(&s->taken, ~(UINT64_C(1) << i)); }
 
 /* ---------------------------------------------------------------- elements */
+/* call(..., dtype) with the data type as a constant. */
+#define GEMM_BY_DTYPE(dtype, call, ...)         \
+    do {                                        \
+        if ((dtype) == WEFT_DTYPE_F32)          \
+            call(__VA_ARGS__, WEFT_DTYPE_F32);  \
+        else if ((dtype) == WEFT_DTYPE_BF16)    \
+            call(__VA_ARGS__, WEFT_DTYPE_BF16); \
+        else                                    \
+            call(__VA_ARGS__, WEFT_DTYPE_F16);  \
+    } while (0)
+
 VF_INLINE float gemm_load(int dtype, const void *p, int64_t at) {
     const uint16_t *h = (const uint16_t *)p + at;
     if (dtype == WEFT_DTYPE_F32) return ((const float *)p)[at];
@@ -179,21 +190,27 @@ static inline gemm_out gemm_out_of(const weft__exec *e, int role, float *room) {
     return f;
 }
 
+/* The first `left` lanes to consecutive elements from `at`. */
+VF_INLINE void gemm_put_vector(const gemm_out *f, int64_t at, vf v, vf bias, int64_t left, const int dtype) {
+    v = vf_clip(vf_add(v, bias), vf_set1(f->lo), vf_set1(f->hi));
+    if (f->acc) v = vf_mul(v, vf_set1(f->alpha));
+    if (f->acc && f->beta != 0) v = vf_fma(vf_load_count_as(dtype, f->dst, at, left), vf_set1(f->beta), v);
+    vf_store_count_as(dtype, f->dst, at, v, left);
+}
+
 /* count values to consecutive elements from `at`, or to every `step`-th. */
 VF_INLINE void gemm_put(const gemm_out *f, int64_t at, int64_t step, const float *values, vf bias, const float *biases,
                         int64_t count, const int dtype) {
     const vf lo = vf_set1(f->lo), hi = vf_set1(f->hi), alpha = vf_set1(f->alpha), beta = vf_set1(f->beta);
     for (int64_t j = 0; j < count; j += VF_LANES) {
         const int64_t left = count - j;
-        vf v = vf_load_count(values + j, left);
-        v = vf_clip(vf_add(v, biases ? vf_load(biases + j) : bias), lo, hi);
+        const vf value = vf_load_count(values + j, left), start = biases ? vf_load(biases + j) : bias;
         if (step == 1) {
-            if (f->acc) v = vf_mul(v, alpha);
-            if (f->acc && f->beta != 0) v = vf_fma(vf_load_count_as(dtype, f->dst, at + j, left), beta, v);
-            vf_store_count_as(dtype, f->dst, at + j, v, left);
+            gemm_put_vector(f, at + j, value, start, left, dtype);
             continue;
         }
         float lane[VF_LANES];
+        vf v = vf_clip(vf_add(value, start), lo, hi);
         if (f->acc) v = vf_mul(v, alpha);
         vf_store(lane, v);
         for (int64_t i = 0; i < WEFT__MIN(left, VF_LANES); i++) {

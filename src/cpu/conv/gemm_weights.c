@@ -176,16 +176,6 @@ VF_INLINE void lay_rows(const job *q, const item *it, int64_t q0, int64_t q1, in
     }
 }
 
-#define BY_DTYPE(dtype, call, ...)              \
-    do {                                        \
-        if ((dtype) == WEFT_DTYPE_F32)          \
-            call(__VA_ARGS__, WEFT_DTYPE_F32);  \
-        else if ((dtype) == WEFT_DTYPE_BF16)    \
-            call(__VA_ARGS__, WEFT_DTYPE_BF16); \
-        else                                    \
-            call(__VA_ARGS__, WEFT_DTYPE_F16);  \
-    } while (0)
-
 /* ---------------------------------------------------------------- one item */
 static void run_item(const job *q, const item *it, char *scratch, float *sums) {
     const params *d = q->d;
@@ -201,11 +191,11 @@ static void run_item(const job *q, const item *it, char *scratch, float *sums) {
         if (d->columns_here)
             ldb = v->groups * v->ci, b = (const float *)q->src + q0 * ldb + it->group * v->ci + it->c0;
         else
-            BY_DTYPE(q->src_dtype, lay_columns, q, it, q0, q1, columns);
+            GEMM_BY_DTYPE(q->src_dtype, lay_columns, q, it, q0, q1, columns);
         if (d->rows_here)
             lda = v->groups * v->co, a = (const float *)q->diff_dst + q0 * lda + it->group * v->co + it->m0;
         else
-            BY_DTYPE(q->diff_dtype, lay_rows, q, it, q0, q1, lda, rows);
+            GEMM_BY_DTYPE(q->diff_dtype, lay_rows, q, it, q0, q1, lda, rows);
         for (int64_t j = 0; j < np; j++) {
             const int64_t n0 = gemm_first(it->vectors, np, j), n1 = gemm_first(it->vectors, np, j + 1);
             for (int64_t k = 0; k < mp; k++) {
@@ -312,7 +302,7 @@ VF_INLINE void sum_outputs(const job *q, int64_t slot, const int dtype) {
 }
 static void sum_task(void *arg, int64_t slot) {
     const job *q = arg;
-    BY_DTYPE(q->diff_dtype, sum_outputs, q, slot);
+    GEMM_BY_DTYPE(q->diff_dtype, sum_outputs, q, slot);
 }
 
 static void run_bias(job *q) {
