@@ -69,6 +69,17 @@ static weft_rates guess_cpu_conv(const weft_problem *p) {
     return r;
 }
 
+/* relu, clip, sigmoid and all gradients run at the speed of memory, but store what does not fit the caches through them;
+ * tanh is computed one value after the other. cat of two clamps, and its gradient, make ncrelu. */
+static weft_rates guess_cpu_pointwise(const weft_problem *p) {
+    double count = 1;
+    for (int a = 0; a < p->tensor[0].rank; a++) count *= (double)p->tensor[0].dims[a];
+    const bool fwd = p->pass == WEFT_PASS_FWD, large = count > 1 << 20 && p->tensor[0].dtype == WEFT_DTYPE_F32;
+    if (p->op == WEFT_OP_NCRELU) return (weft_rates){20000, 1, fwd ? 0.35 : 0.15};
+    if (p->op == WEFT_OP_TANH && fwd) return (weft_rates){2000, 0.0025, 1};
+    return (weft_rates){2000, 1, fwd && large && p->op != WEFT_OP_SIGMOID ? 0.7 : 1.1};
+}
+
 /* On an H200 dense convolution runs at half the peak and more, with few channels in a group at a few percent; 16-bit
  * types have fast CPU kernels in few operators; one call costs its allocations and checks. */
 static void guess(const weft_problem *p, weft_rates *r) {
@@ -82,6 +93,9 @@ static void guess(const weft_problem *p, weft_rates *r) {
         /* cuDNN has kernels of its own for these; one filter a channel in 3D and f32 channels-first it has not */
         if (half && cuda && !dense && p->rank < 3 && p->tensor[0].strides[1] == 1) *r = (weft_rates){8000, 0.3, 0.4};
     }
+    bool pointwise = p->op == WEFT_OP_RELU || p->op == WEFT_OP_CLIP || p->op == WEFT_OP_TANH ||
+                     p->op == WEFT_OP_SIGMOID || p->op == WEFT_OP_NCRELU;
+    if (pointwise && !cuda) *r = guess_cpu_pointwise(p);
     /* a score of calls for some images, and planes besides */
     if (p->op == WEFT_OP_PARTIAL_CONV) *r = (weft_rates){cuda ? 200000 : 100000, 0.3, 0.1};
     if (wide) r->of_peak *= 0.25;

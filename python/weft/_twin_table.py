@@ -232,7 +232,10 @@ def _adaptive_avg_pool(p: Problem) -> Case:
 
 
 def _ncrelu(p: Problem) -> Case:
-    return Case(p.inputs("src"), W.ncrelu, lambda x: torch.cat((x.clamp(min=0), x.clamp(max=0)), 1), {"fwd": 1}, note="cat of two clamps")
+    inputs = p.inputs("src")
+    for _, x in inputs:
+        x.masked_fill_(x == 0, 1)   # at 0 the gradients of two clamps add up; that of ncrelu follows the positive part
+    return Case(inputs, W.ncrelu, lambda x: torch.cat((x.clamp(min=0), x.clamp(max=0)), 1), {"fwd": 1}, note="cat of two clamps")
 
 
 def _cross_entropy(p: Problem) -> Case:
