@@ -69,7 +69,7 @@ static weft_rates guess_cpu_conv(const weft_problem *p) {
     return r;
 }
 
-/* relu, clip, sigmoid and all gradients run at the speed of memory, but store what does not fit the caches through them;
+/* relu, clip, sigmoid and all gradients run at the speed of memory, but what does not fit the caches goes through them;
  * tanh is computed one value after the other. cat of two clamps, and its gradient, make ncrelu. */
 static weft_rates guess_cpu_pointwise(const weft_problem *p) {
     double count = 1;

@@ -58,10 +58,14 @@ VF_INLINE void part(const job *q, int64_t slot, const bool bwd, const int dtype)
         part(q, slot, WEFT_PASS_##pass == WEFT_PASS_BWD, WEFT_DTYPE_##type); \
     }
 PART(FWD, F32)
-PART(FWD, F16) PART(FWD, BF16) PART(BWD, F32) PART(BWD, F16) PART(BWD, BF16)
+PART(FWD, F16)
+PART(FWD, BF16)
+PART(BWD, F32)
+PART(BWD, F16)
+PART(BWD, BF16)
 #define TYPES_OF(pass) \
     {[WEFT_DTYPE_F32] = part_##pass##_F32, [WEFT_DTYPE_F16] = part_##pass##_F16, [WEFT_DTYPE_BF16] = part_##pass##_BF16}
-    static const weft_task parts[2][WEFT_DTYPE_COUNT] = {TYPES_OF(FWD), TYPES_OF(BWD)};
+static const weft_task parts[2][WEFT_DTYPE_COUNT] = {TYPES_OF(FWD), TYPES_OF(BWD)};
 
 static weft_status run(const weft__exec *e) {
     const weft_problem *p = e->p;
