@@ -1,22 +1,28 @@
-"""What weft.enable() adds to a call of PyTorch's convolution: microseconds for tiny tensors, the least of many rounds.
+"""What a call costs: microseconds for tiny tensors, the least of many rounds. Run it on an idle machine.
 
-    python bench/calls.py [--rounds N]
+    python bench/calls.py [--rounds N] [--only TEXT] [--seat]
 
-stock: before the seat is registered; not taken: a call that is left to PyTorch; taken: one that weft computes. The same function each time,
-so the difference is the way into C. Run it on an idle machine.
+The table sets weft's functions and modules beside their twins: without a gradient, recording one, forward and backward. Tensors are so small that
+nearly all of it is the way into C. Twins are timed first, before anything of weft has run.
+
+--seat: what weft.enable() adds to a call of PyTorch's own convolution. stock: before the seat is registered; not taken: a call that is left to
+PyTorch; taken: one that weft computes; disabled: after weft.disable().
 """
 from __future__ import annotations
 
 import argparse
 import time
+from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
 
 import weft
 
+PASSES = ("no_grad", "recording", "forward+backward")
 
-def least(run, rounds: int, calls: int = 200) -> float:
+
+def least(run: Callable, rounds: int, calls: int = 100) -> float:
     best = float("inf")
     for _ in range(rounds):
         start = time.perf_counter()
@@ -26,8 +32,64 @@ def least(run, rounds: int, calls: int = 200) -> float:
     return best * 1e6
 
 
+# ---------------------------------------------------------------------------------------------- functions and modules
+
+def functions(m) -> dict[str, tuple[Callable, tuple]]:
+    """m: torch.nn.functional or weft.functional. By name: a function of tensors, and their shapes."""
+    return {"conv2d 1x1": (m.conv2d, ((1, 1, 2, 2), (1, 1, 1, 1))),
+            "conv2d depthwise": (lambda x, w: m.conv2d(x, w, None, 1, 1, 1, 8), ((1, 8, 4, 4), (8, 1, 3, 3))),
+            "conv_transpose2d": (lambda x, w: m.conv_transpose2d(x, w, None, 2), ((1, 4, 3, 3), (4, 4, 2, 2))),
+            "max_pool2d": (lambda x: m.max_pool2d(x, 2), ((1, 2, 4, 4),)),
+            "avg_pool2d": (lambda x: m.avg_pool2d(x, 2), ((1, 2, 4, 4),)),
+            "adaptive_avg_pool2d": (lambda x: m.adaptive_avg_pool2d(x, 1), ((1, 2, 4, 4),)),
+            "relu": (m.relu, ((4,),)), "hardtanh": (m.hardtanh, ((4,),)), "tanh": (m.tanh, ((4,),)), "sigmoid": (m.sigmoid, ((4,),)),
+            "softmax": (lambda x: m.softmax(x, 1), ((2, 4),)), "log_softmax": (lambda x: m.log_softmax(x, 1), ((2, 4),)),
+            "batch_norm": (lambda x, a, b: m.batch_norm(x, _MEAN, _VAR, a, b), ((2, 4, 2, 2), (4,), (4,)))}
+
+
+_MEAN, _VAR = torch.zeros(4), torch.ones(4)
+
+
+def modules(m) -> dict[str, tuple[Callable, tuple]]:
+    """m: torch.nn or weft.nn."""
+    return {"Conv2d 1x1": (m.Conv2d(1, 1, 1), ((1, 1, 2, 2),)),
+            "Conv2d depthwise": (m.Conv2d(8, 8, 3, padding=1, groups=8), ((1, 8, 4, 4),)),
+            "ConvTranspose2d": (m.ConvTranspose2d(4, 4, 2, 2), ((1, 4, 3, 3),)),
+            "MaxPool2d": (m.MaxPool2d(2), ((1, 2, 4, 4),)), "AvgPool2d": (m.AvgPool2d(2), ((1, 2, 4, 4),)),
+            "AdaptiveAvgPool2d": (m.AdaptiveAvgPool2d(1), ((1, 2, 4, 4),)),
+            "ReLU": (m.ReLU(), ((4,),)), "Tanh": (m.Tanh(), ((4,),)), "Softmax": (m.Softmax(1), ((2, 4),)),
+            "BatchNorm2d eval": (m.BatchNorm2d(4).eval(), ((2, 4, 2, 2),)), "BatchNorm2d": (m.BatchNorm2d(4), ((2, 4, 2, 2),))}
+
+
+def time_call(call: Callable, shapes: tuple, rounds: int) -> list[float]:
+    """One figure for each of PASSES."""
+    plain = [torch.randn(s) for s in shapes]
+    leaves = [t.clone().requires_grad_() for t in plain]
+    wanted = leaves + (list(call.parameters()) if isinstance(call, torch.nn.Module) else [])
+    g = torch.ones_like(call(*plain))
+    for _ in range(3):   # whatever is decided by the first calls
+        torch.autograd.grad(call(*leaves), wanted, g)
+    with torch.no_grad():
+        made = [least(lambda: call(*plain), rounds)]
+    made.append(least(lambda: call(*leaves), rounds))
+    return made + [least(lambda: torch.autograd.grad(call(*leaves), wanted, g), rounds)]
+
+
+def compare(rounds: int, only: str) -> None:
+    sides = []
+    for source in ((functions(F), modules(torch.nn)), (functions(weft.functional), modules(weft.nn))):
+        rows = {name: row for part in source for name, row in part.items() if only in name}
+        sides.append({name: time_call(*row, rounds) for name, row in rows.items()})
+    print(f"| call | {' | '.join(f'{p}: twin | weft | ratio' for p in PASSES)} |\n|---|{'---|' * 9}")
+    for name in sides[0]:
+        cells = [f"{a:.2f} | {b:.2f} | {b / a:.2f}" for a, b in zip(sides[0][name], sides[1][name])]
+        print(f"| {name} | {' | '.join(cells)} |")
+
+
+# ---------------------------------------------------------------------------------------------- weft.enable()
+
 def cases(requires_grad: bool):
-    """Depthwise, which weft takes, and pointwise, which it leaves."""
+    """Depthwise, which weft takes, and pointwise."""
     for name, x, w, options in (("1x1", torch.randn(1, 1, 2, 2), torch.randn(1, 1, 1, 1), {}),
                                 ("depthwise 3x3", torch.randn(1, 8, 4, 4), torch.randn(8, 1, 3, 3), {"padding": 1, "groups": 8})):
         yield name, x.requires_grad_(requires_grad), w.requires_grad_(requires_grad), options
@@ -45,11 +107,7 @@ def measure(rounds: int) -> dict[tuple[str, str], float]:
     return made
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--rounds", type=int, default=60, metavar="N")
-    rounds = parser.parse_args().rounds
-    torch.set_num_threads(1)
+def seat(rounds: int) -> None:
     sides = {"stock": measure(rounds)}
     with weft.backends.pin("torch"), weft.enabled():
         sides["not taken"] = measure(rounds)
@@ -60,8 +118,20 @@ def main() -> None:
     print(f"| call | {' | '.join(sides)} | not taken adds |\n|---|{'---|' * (len(sides) + 1)}")
     for key in sides["stock"]:
         row = [side[key] for side in sides.values()]
-        shown = [f"{v:.2f}" if not (side == "taken" and key[0] == "1x1") else "-" for side, v in zip(sides, row)]
-        print(f"| {key[0]}, {key[1]} | {' | '.join(shown)} | {row[1] - row[0]:+.2f} |")
+        print(f"| {key[0]}, {key[1]} | {' | '.join(f'{v:.2f}' for v in row)} | {row[1] - row[0]:+.2f} |")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--rounds", type=int, default=60, metavar="N")
+    parser.add_argument("--only", default="", metavar="TEXT", help="rows whose name has this text")
+    parser.add_argument("--seat", action="store_true", help="what weft.enable() adds instead")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    if options.seat:
+        seat(options.rounds)
+    else:
+        compare(options.rounds, options.only)
 
 
 if __name__ == "__main__":

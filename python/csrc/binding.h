@@ -91,6 +91,9 @@ struct wt_call {
 const char *wt_op_prepare(wt_op *op);
 /* The life of one call: decode, run, free every argument, return the results or raise. */
 void wt_dispatch(const wt_op *op, wt_value *stack, uint64_t nin, uint64_t nout);
+/* The parts of it: an empty call, and running one whose arguments are read. */
+void wt_call_begin(wt_call *call, const wt_op *op);
+bool wt_call_run(wt_call *call);
 /* One argument off the stack: 0, or it cannot be read. A list is freed, a tensor is t->handle, the caller's. */
 wt_error wt_read_tensor(wt_handle handle, wt_tensor *t);
 wt_error wt_read_list(wt_handle list, wt_list *out);
@@ -222,6 +225,7 @@ int64_t wt_wanted_of(weft_pass pass, bool bias);
 /* Start a call's list of kernels, which weft_torch_kernels() shows. */
 void wt_kernels_clear(void);
 void wt_kernels_add(const char *name);
+void wt_note_torch(void); /* PyTorch's code alone ran */
 /* The plan, from the context's cache, for the call's device; NULL: call->error says why. PyTorch's own code is no
  * candidate here. */
 weft_plan *wt_plan(wt_call *call, weft_problem *p);

@@ -344,32 +344,41 @@ static void drop(wt_handle *tensor) {
     *tensor = NULL;
 }
 
+void wt_call_begin(wt_call *call, const wt_op *op) {
+    call->op = op;
+    call->guard = NULL;
+    call->nscratch = 0;
+    call->once = false;
+    memset(call->out, 0, sizeof(call->out));
+    memset(call->scratch, 0, sizeof(call->scratch));
+    for (int i = 0; i < op->nargs; i++) {
+        if (op->kind[i] == WT_TENSORS)
+            call->arg[i].tensors = (wt_tensors){NULL, 0};
+        else
+            call->arg[i].tensor.handle = NULL;
+    }
+}
+
+bool wt_call_run(wt_call *call) {
+    wt_kernels_clear();
+    bool ok = enter_device(call) && call->op->run(call);
+    for (int i = 0; i < call->nscratch; i++) drop(&call->scratch[i]);
+    if (call->guard) wt.aoti_torch_delete_cuda_guard(call->guard);
+    return ok;
+}
+
 void wt_dispatch(const wt_op *op, wt_value *stack, uint64_t nin, uint64_t nout) {
     wt_call call;
     bool ok = true;
-    call.op = op;
-    call.guard = NULL;
-    call.nscratch = 0;
-    call.once = false;
-    memset(call.out, 0, sizeof(call.out));
-    memset(call.scratch, 0, sizeof(call.scratch));
-    for (int i = 0; i < op->nargs; i++) {
-        if (op->kind[i] == WT_TENSORS)
-            call.arg[i].tensors = (wt_tensors){NULL, 0};
-        else
-            call.arg[i].tensor.handle = NULL;
-    }
+    wt_call_begin(&call, op);
     /* Every argument is decoded even after a failure: each one must be freed. */
     for (int i = 0; i < op->nargs && (uint64_t)i < nin; i++) ok &= take_one(&call, i, stack[i]);
-    wt_kernels_clear();
-    ok = ok && enter_device(&call) && op->run(&call);
+    ok = ok && wt_call_run(&call);
     for (int i = 0; i < op->nargs; i++) {
         wt_tensor *t;
         for (size_t k = 0; (t = tensor_of(&call, i, k)); k++) drop(&t->handle);
         if (op->kind[i] == WT_TENSORS) free(call.arg[i].tensors.item);
     }
-    for (int i = 0; i < call.nscratch; i++) drop(&call.scratch[i]);
-    if (call.guard) wt.aoti_torch_delete_cuda_guard(call.guard);
     if (ok) {
         for (uint64_t i = 0; i < nout && i < WT_MAX_OUTS; i++) stack[i] = (wt_value)(uintptr_t)call.out[i];
         /* what an operator with out makes besides */

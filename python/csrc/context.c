@@ -3,8 +3,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "binding.h"
-#include "seat.h"
+#include "entry.h"
 #include "settings.h"
 
 static weft_ctx *context;
@@ -69,9 +68,16 @@ void wt_kernels_add(const char *name) {
 WEFT_API uint64_t weft_torch_runs(void) { return runs; }
 
 /* Python called PyTorch's own function itself. */
-WEFT_API void weft_torch_note(void) {
+void wt_note_torch(void) {
     wt_kernels_clear();
     wt_kernels_add("torch");
+}
+WEFT_API void weft_torch_note(void) { wt_note_torch(); }
+
+bool entry_is_torchs(void) {
+    bool torchs = kernels.count > 0;
+    for (int i = 0; i < kernels.count; i++) torchs &= !strcmp(kernels.name[i], "torch");
+    return torchs;
 }
 
 static wt_config config = {.delegate = 1};

@@ -69,14 +69,42 @@ static void take_backward(seat_call *c, const wt_value *stack) {
 /* torch.jit.trace writes down what PyTorch's implementation calls, not the convolution itself. */
 static bool is_traced(void) { return wt.WT_TRACING_STATE && *wt.WT_TRACING_STATE(); }
 
+/* Convolutions that weft's own functions called: the graph of PyTorch that holds one does not say so, so its gradient is
+ * known by its problem. A plain module of the same shape may get weft's gradient then. */
+enum { MARKS = 1024, MARK_STEPS = 8 };
+static _Atomic uint64_t marks[MARKS];
+static _Thread_local int marked;
+void wt_seat_mark(int step) { marked += step; }
+
+static bool find_mark(const seat_call *c, bool make) {
+    const uint64_t problem = seat_problem(c) | 1;
+    for (uint64_t i = 0; i < MARK_STEPS; i++) {
+        _Atomic uint64_t *m = &marks[(problem >> 8 ^ i) % MARKS];
+        uint64_t there = atomic_load_explicit(m, memory_order_relaxed);
+        if (there == problem) return true;
+        if (there) continue;
+        if (make) atomic_store_explicit(m, problem, memory_order_relaxed);
+        return make;
+    }
+    if (make) atomic_store_explicit(&marks[(problem >> 8) % MARKS], problem, memory_order_relaxed);
+    return make;
+}
+
+static bool is_ours(const seat_call *c) {
+    static _Atomic bool any;
+    if (!c->backward && !marked) return false;
+    if (!c->backward) atomic_store_explicit(&any, true, memory_order_relaxed);
+    return atomic_load_explicit(&any, memory_order_relaxed) && find_mark(c, !c->backward);
+}
+
 static bool try_weft(seat_call *c) {
     bool cuda = seat_is_cuda(c);
-    if (!c->plain || seat_bypassed() ||
-        !(atomic_load_explicit(&switched, memory_order_relaxed) & (cuda ? ON_CUDA : ON_CPU)))
-        return false;
+    if (!c->plain || seat_bypassed()) return false;
+    bool ours = is_ours(c);
+    if (!ours && !(atomic_load_explicit(&switched, memory_order_relaxed) & (cuda ? ON_CUDA : ON_CPU))) return false;
     if (cuda && wt.aoti_torch_create_cuda_guard(c->in[SEAT_X].device_index, &c->guard)) return false;
     const int asked =
-        wt_settings()->math ? wt_settings()->math : atomic_load_explicit(&math_asked, memory_order_relaxed);
+        wt_settings()->math || ours ? wt_settings()->math : atomic_load_explicit(&math_asked, memory_order_relaxed);
     seat_entry *e = seat_find(c, asked);
     if (!e) return false;
     atomic_fetch_add_explicit(&e->calls, 1, memory_order_relaxed);
@@ -85,6 +113,7 @@ static bool try_weft(seat_call *c) {
         ran = seat_run(c, e);
         if (!ran && !seat_is_cuda(c)) e->reason = "weft's kernel failed", atomic_store(&e->taken, false);
     }
+    if (ours && !ran) wt_note_torch();
     seat_release(e);
     return ran;
 }

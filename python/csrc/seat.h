@@ -43,6 +43,7 @@ typedef struct seat_entry {
     struct seat_entry *next;
     _Atomic int refs;
     _Atomic bool taken; /* by weft; else PyTorch's, for this reason */
+    bool sound;         /* nothing is wrong with the arguments */
     const char *reason;
     int nsteps;
     seat_step step[SEAT_STEPS];
@@ -60,6 +61,7 @@ typedef struct seat_entry {
 /* The entry for a call, made on first sight; NULL: no memory. Released after use. */
 seat_entry *seat_find(const seat_call *c, int math);
 void seat_release(seat_entry *e);
+uint64_t seat_problem(const seat_call *c);                     /* the same for a convolution and its gradient */
 void seat_decide(const seat_call *c, int math, seat_entry *e); /* fills a zeroed entry */
 
 /* PyTorch's implementation; false: it failed, see its text. */
@@ -73,7 +75,9 @@ bool seat_is_cuda(const seat_call *c);
 bool seat_suggests_last(const wt_tensor *t);
 
 /* ---------------------------------------------------------------- for the rest of the binding */
-void wt_seat_bypass(int step); /* +1 and -1: on this thread the seat hands everything to PyTorch */
-void wt_seat_forget(void);     /* the settings have changed */
+void wt_seat_bypass(int step);  /* +1 and -1: on this thread the seat hands everything to PyTorch */
+void wt_seat_mark(int step);    /* +1 and -1: on this thread the seat takes convolutions for weft's own functions */
+void wt_seat_forget(void);      /* the settings have changed */
+int64_t wt_seat_settings(void); /* counts their changes */
 
 #endif

@@ -163,6 +163,7 @@ static const char *read_call(draft *d) {
     if (b->handle && (b->rank != 1 || b->sizes[0] != dims[1] || b->strides[0] < 1)) return "its bias";
     if (c->backward && memcmp(dims, d->view[SEAT_DY].dims, sizeof(dims))) return "its sizes";
     if (b->handle) d->view[SEAT_BIAS] = (wt_view){b->handle, b->data, b->dtype, {b->sizes[0]}, {b->strides[0]}};
+    d->e->sound = true;
     if (c->backward && !(c->want & (WT_WANT_INPUT | WT_WANT_WEIGHT))) return "only the gradient of a bias is asked for";
     if (!know_format(d) && !learn_format(d)) return "PyTorch refuses it";
     if (!is_dense(&d->view[SEAT_X], d->last)) return "the strides of its input";
@@ -300,6 +301,7 @@ static bool choose(draft *d) {
     const wt_config *set = wt_settings();
     bool data = c->want & WT_WANT_INPUT, weights = c->want & WT_WANT_WEIGHT, bias = c->want & WT_WANT_BIAS,
          free = set->delegate && !set->pin[0], estimates = set->mode != WEFT_MODE_MEASURE || !free;
+    if (!strcmp(set->pin, "torch")) return false;
     if (!c->backward)
         return choose_pass(d, c->transposed ? WEFT_PASS_BWD_DATA : WEFT_PASS_FWD, c->in[SEAT_BIAS].handle);
     /* of a transposed one the bias belongs to what is src here, and without the weights no plan sums it up */

@@ -61,6 +61,17 @@ static uint64_t hash_of(const int64_t *key, int n) {
     return h;
 }
 
+uint64_t seat_problem(const seat_call *c) {
+    int64_t key[SEAT_KEY_MAX];
+    int n = 0;
+    key[n++] = c->transposed | c->groups << 1;
+    n = add_tensor(key, n, &c->in[SEAT_X]);
+    n = add_tensor(key, n, &c->in[SEAT_W]);
+    for (int i = 0; i < SEAT_LISTS; i++)
+        for (size_t j = 0; j < c->list[i].size; j++) key[n++] = c->list[i].item[j];
+    return hash_of(key, n);
+}
+
 /* ---------------------------------------------------------------- the table */
 void seat_release(seat_entry *e) {
     if (!e || atomic_fetch_sub(&e->refs, 1) != 1) return;
@@ -121,6 +132,7 @@ seat_entry *seat_find(const seat_call *c, int math) {
 }
 
 void wt_seat_forget(void) { atomic_fetch_add(&settings, 1); }
+int64_t wt_seat_settings(void) { return atomic_load_explicit(&settings, memory_order_relaxed); }
 
 /* ---------------------------------------------------------------- the report */
 /* One line for each call that was decided: backward, calls, ns by weft, ns by PyTorch, kernels or "torch", reason or

@@ -37,6 +37,14 @@ def _register(device: str) -> bool:
     return why is None
 
 
+def seated(device: str) -> bool:
+    """Whether the operators are at the device's key; they are put there if they can be."""
+    with _lock:
+        if device not in _seated:
+            _seated[device] = _register(device)
+        return _seated[device]
+
+
 def _devices(device: Any) -> list[str]:
     if device is None:
         return ["cpu"]   # on CUDA no network was measured with it yet
@@ -66,10 +74,9 @@ def _switch(operators: tuple, device: Any, math: Optional[str]) -> tuple[int, in
     _check(operators, math)
     wanted = _devices(device)
     _calibrate.ensure()
+    for name in wanted:
+        seated(name)
     with _lock:
-        for name in wanted:
-            if name not in _seated:
-                _seated[name] = _register(name)
         before = _lib.weft_torch_seat_state(), _lib.weft_torch_seat_math()
         _set(sum(_BIT[n] for n in wanted if _seated[n]), _settings.MATHS[math or "strict"])
     return before

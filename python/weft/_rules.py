@@ -16,7 +16,7 @@ from torch import Tensor
 from torch._functorch.utils import enable_single_level_autograd_function
 
 from . import _library  # noqa: F401  loads the operators
-from . import _shortcut
+from . import _entry, _shortcut
 
 _C = torch._C
 _BelowAutograd = _C._AutoDispatchBelowAutograd
@@ -25,6 +25,7 @@ _in_transform = _C._are_functorch_transforms_active
 _grad_enabled = torch.is_grad_enabled
 _kernels = torch.library.Library("weft", "IMPL")   # registrations live as long as this
 _ops = torch.ops.weft
+_run = _entry.run
 
 TYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)   # what weft computes with
 
@@ -42,13 +43,13 @@ class Rule:
     native(*args) is PyTorch's own function of the same arguments, where it has one: see _shortcut.
     """
 
-    __slots__ = ("op", "out", "outs", "tensors", "listed", "apply", "short")
+    __slots__ = ("op", "number", "out", "outs", "tensors", "listed", "apply", "short")
 
     def __init__(self, name: str, tensors: int, fake: Callable, save: Callable, gradient: Callable, tangent: Callable | None = None,
                  batch: Callable | None = None, listed: bool = False, native: Callable | None = None) -> None:
         op = getattr(_ops, name).default
         short = self.short = None if native is None else _shortcut.Shortcut(name, native)
-        self.op, self.tensors, self.listed = op, tensors, listed
+        self.op, self.number, self.tensors, self.listed = op, _entry.number(name), tensors, listed
         self.out, self.outs = _register_out(name, fake)
         torch.library.register_fake(f"weft::{name}", fake)
 
@@ -173,6 +174,9 @@ def call(rule: Rule, *args: Any) -> Any:
                     return rule.short.call(args, lambda: rule.apply(*inputs, settings))
         if rule.short is not None and rule.short.without_gradient and _shortcut._open:
             return rule.short.call_plain(args, lambda: _below(rule.op, args))
+        result = _run(rule.number, *args)
+        if result is not NotImplemented:
+            return result
         with _BelowAutograd():
             return rule.op(*args)
     except RuntimeError as error:

@@ -82,10 +82,16 @@ def test_training_step(device):
 
 @pytest.mark.parametrize("name, args, options, shape", MODULES)
 def test_symbolic_trace(name, args, options, shape):
-    module = torch.nn.Sequential(getattr(weft.nn, name)(*args, **options))
+    """The nodes of the twin: a module is kept whole. One that is itself traced shows its function."""
+    module, twin = (torch.nn.Sequential(getattr(m, name)(*args, **options)) for m in (weft.nn, torch.nn))
     traced, x = torch.fx.symbolic_trace(module), torch.randn(shape)
     assert torch.equal(traced(x), module(x))
-    assert any(n.op == "call_function" and n.target is type(module[0])._function for n in traced.graph.nodes)
+    assert [(n.op, n.name) for n in traced.graph.nodes] == [(n.op, n.name) for n in torch.fx.symbolic_trace(twin).graph.nodes]
+    if name.startswith("ConvTranspose"):
+        return   # output_size decides, and is not known in a trace: the twin's stops too
+    alone = torch.fx.symbolic_trace(module[0])
+    assert torch.equal(alone(x), module(x))
+    assert any(n.op == "call_function" and n.target is type(module[0])._function for n in alone.graph.nodes)
 
 
 def test_symbolic_trace_of_functions():

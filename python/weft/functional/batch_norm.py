@@ -8,6 +8,7 @@ from torch import Tensor
 from torch.overrides import handle_torch_function, has_torch_function_variadic
 
 from .._arguments import flattened, foreign, real
+from .._entry import front
 from .._ops import batch_norm as _ops
 from .._rules import call, call_into
 
@@ -16,6 +17,7 @@ __all__ = ["batch_norm"]
 _grad_enabled = torch.is_grad_enabled
 _is_compiling = torch.compiler.is_compiling
 _INF = float("inf")
+_batch_norm = front("batch_norm")
 
 
 def _complain(input: Any, training: Any, *others: Any) -> None:
@@ -63,6 +65,10 @@ def batch_norm(input: Tensor, running_mean: Optional[Tensor], running_var: Optio
         >>> weft.functional.batch_norm(x, mean, var, training=True).shape
         torch.Size([8, 4, 16, 16])
     """
+    if out is None and not _is_compiling():
+        y = _batch_norm(input, weight, bias, running_mean, running_var, training, momentum, eps, True)
+        if y is not NotImplemented:
+            return y
     if has_torch_function_variadic(input, running_mean, running_var, weight, bias):
         return handle_torch_function(batch_norm, (input, running_mean, running_var, weight, bias), input, running_mean, running_var, weight=weight,
                                      bias=bias, training=training, momentum=momentum, eps=eps, out=out)

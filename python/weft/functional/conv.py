@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.overrides import handle_torch_function, has_torch_function_variadic
 
+from .._entry import front
 from .._arguments import Padding, Size, foreign, lowered, spread, whole_groups
 from .._ops import conv as _ops
 from .._rules import call, call_into
@@ -16,6 +17,8 @@ from .._rules import call, call_into
 __all__ = ["conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d", "conv_transpose3d", "conv2d_depthwise"]
 
 _is_compiling = torch.compiler.is_compiling
+_conv1d, _conv2d, _conv3d = map(front, ("conv1d", "conv2d", "conv3d"))
+_conv_transpose1d, _conv_transpose2d, _conv_transpose3d = map(front, ("conv_transpose1d", "conv_transpose2d", "conv_transpose3d"))
 
 
 # ---------------------------------------------------------------------------------------------- arguments
@@ -144,6 +147,10 @@ def conv1d(input: Tensor, weight: Tensor, bias: Optional[Tensor] = None, stride:
         >>> weft.functional.conv1d(torch.randn(2, 4, 100), torch.randn(8, 4, 5), padding="same").shape
         torch.Size([2, 8, 100])
     """
+    if act is None and out is None and not _is_compiling():
+        y = _conv1d(input, weight, bias, stride, padding, dilation, groups)
+        if y is not NotImplemented:
+            return y
     return _conv("conv1d", 1, input, weight, bias, stride, padding, dilation, groups, act, clip, out)
 
 
@@ -155,6 +162,10 @@ def conv2d(input: Tensor, weight: Tensor, bias: Optional[Tensor] = None, stride:
         >>> weft.functional.conv2d(torch.randn(2, 8, 32, 32), torch.randn(8, 1, 3, 3), padding=1, groups=8, act="relu").shape
         torch.Size([2, 8, 32, 32])
     """
+    if act is None and out is None and not _is_compiling():
+        y = _conv2d(input, weight, bias, stride, padding, dilation, groups)
+        if y is not NotImplemented:
+            return y
     return _conv("conv2d", 2, input, weight, bias, stride, padding, dilation, groups, act, clip, out)
 
 
@@ -166,6 +177,10 @@ def conv3d(input: Tensor, weight: Tensor, bias: Optional[Tensor] = None, stride:
         >>> weft.functional.conv3d(torch.randn(1, 8, 9, 9, 9), torch.randn(8, 1, 3, 3, 3), groups=8).shape
         torch.Size([1, 8, 7, 7, 7])
     """
+    if act is None and out is None and not _is_compiling():
+        y = _conv3d(input, weight, bias, stride, padding, dilation, groups)
+        if y is not NotImplemented:
+            return y
     return _conv("conv3d", 3, input, weight, bias, stride, padding, dilation, groups, act, clip, out)
 
 
@@ -177,6 +192,10 @@ def conv_transpose1d(input: Tensor, weight: Tensor, bias: Optional[Tensor] = Non
         >>> weft.functional.conv_transpose1d(torch.randn(2, 4, 10), torch.randn(4, 3, 4), stride=2, padding=1).shape
         torch.Size([2, 3, 20])
     """
+    if act is None and out is None and not _is_compiling():
+        y = _conv_transpose1d(input, weight, bias, stride, padding, output_padding, groups, dilation)
+        if y is not NotImplemented:
+            return y
     return _conv_transpose("conv_transpose1d", 1, input, weight, bias, stride, padding, output_padding, groups, dilation, act, clip, out)
 
 
@@ -188,6 +207,10 @@ def conv_transpose2d(input: Tensor, weight: Tensor, bias: Optional[Tensor] = Non
         >>> weft.functional.conv_transpose2d(torch.randn(2, 4, 8, 8), torch.randn(4, 1, 3, 3), stride=2, output_padding=1, groups=4).shape
         torch.Size([2, 4, 18, 18])
     """
+    if act is None and out is None and not _is_compiling():
+        y = _conv_transpose2d(input, weight, bias, stride, padding, output_padding, groups, dilation)
+        if y is not NotImplemented:
+            return y
     return _conv_transpose("conv_transpose2d", 2, input, weight, bias, stride, padding, output_padding, groups, dilation, act, clip, out)
 
 
@@ -199,6 +222,10 @@ def conv_transpose3d(input: Tensor, weight: Tensor, bias: Optional[Tensor] = Non
         >>> weft.functional.conv_transpose3d(torch.randn(1, 4, 5, 5, 5), torch.randn(4, 2, 2, 2, 2), stride=2).shape
         torch.Size([1, 2, 10, 10, 10])
     """
+    if act is None and out is None and not _is_compiling():
+        y = _conv_transpose3d(input, weight, bias, stride, padding, output_padding, groups, dilation)
+        if y is not NotImplemented:
+            return y
     return _conv_transpose("conv_transpose3d", 3, input, weight, bias, stride, padding, output_padding, groups, dilation, act, clip, out)
 
 
@@ -219,4 +246,8 @@ def conv2d_depthwise(input: Tensor, weight: Tensor, bias: Optional[Tensor] = Non
     if weight.shape[1] != 1 or weight.shape[0] % channels:
         raise RuntimeError(f"conv2d_depthwise: weight is {list(weight.shape)}, allowed with {channels} input channels: "
                            f"(a multiple of {channels}, 1, kh, kw)")
+    if act is None and out is None and not _is_compiling():
+        y = _conv2d(input, weight, bias, stride, padding, dilation, channels)
+        if y is not NotImplemented:
+            return y
     return _conv("conv2d", 2, input, weight, bias, stride, padding, dilation, channels, act, clip, out)

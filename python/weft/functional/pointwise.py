@@ -8,6 +8,7 @@ from torch import Tensor
 from torch.overrides import handle_torch_function, has_torch_function_unary
 
 from .._arguments import NoTensor
+from .._entry import front
 from .._ops import pointwise as _ops
 from .._rules import TYPES, call, call_into
 
@@ -15,6 +16,8 @@ __all__ = ["relu", "clipped_relu", "hardtanh", "tanh", "sigmoid", "ncrelu"]
 
 Number = Union[int, float]
 _strided = torch.strided
+_is_compiling = torch.compiler.is_compiling
+_relu, _hardtanh, _tanh, _sigmoid = map(front, ("relu", "hardtanh", "tanh", "sigmoid"))
 
 
 # ---------------------------------------------------------------------------------------------- arguments
@@ -70,6 +73,10 @@ def relu(input: Tensor, inplace: bool = False, *, out: Optional[Tensor] = None) 
         >>> weft.functional.relu(torch.tensor([-1.0, 2.0]))
         tensor([0., 2.])
     """
+    if not inplace and out is None and not _is_compiling():
+        y = _relu(input)
+        if y is not NotImplemented:
+            return y
     if has_torch_function_unary(input):
         return handle_torch_function(relu, (input,), input, inplace=inplace, out=out)
     if not _known("relu", input):
@@ -83,6 +90,10 @@ def hardtanh(input: Tensor, min_val: Number = -1.0, max_val: Number = 1.0, inpla
         >>> weft.functional.hardtanh(torch.tensor([-3.0, 0.5, 3.0]), -1, 2)
         tensor([-1.0000,  0.5000,  2.0000])
     """
+    if not inplace and out is None and not _is_compiling():
+        y = _hardtanh(input, min_val, max_val)
+        if y is not NotImplemented:
+            return y
     if has_torch_function_unary(input):
         return handle_torch_function(hardtanh, (input,), input, min_val=min_val, max_val=max_val, inplace=inplace, out=out)
     known, lo, hi = _known("hardtanh", input), _bound("min_val", min_val), _bound("max_val", max_val)
@@ -100,6 +111,10 @@ def clipped_relu(input: Tensor, ceiling: Number, inplace: bool = False, *, out: 
         >>> weft.functional.clipped_relu(torch.tensor([-1.0, 2.0, 30.0]), 20)
         tensor([ 0.,  2., 20.])
     """
+    if not inplace and out is None and type(ceiling) is float and ceiling > 0 and not _is_compiling():
+        y = _hardtanh(input, 0.0, ceiling)
+        if y is not NotImplemented:
+            return y
     if has_torch_function_unary(input):
         return handle_torch_function(clipped_relu, (input,), input, ceiling, inplace=inplace, out=out)
     known, hi = _known("clipped_relu", input), _bound("ceiling", ceiling)
@@ -116,6 +131,10 @@ def tanh(input: Tensor, *, inplace: bool = False, out: Optional[Tensor] = None) 
         >>> weft.functional.tanh(torch.tensor([0.0, 100.0]))
         tensor([0., 1.])
     """
+    if not inplace and out is None and not _is_compiling():
+        y = _tanh(input)
+        if y is not NotImplemented:
+            return y
     if has_torch_function_unary(input):
         return handle_torch_function(tanh, (input,), input, inplace=inplace, out=out)
     if not _known("tanh", input):
@@ -129,6 +148,10 @@ def sigmoid(input: Tensor, *, inplace: bool = False, out: Optional[Tensor] = Non
         >>> weft.functional.sigmoid(torch.tensor([0.0, 100.0]))
         tensor([0.5000, 1.0000])
     """
+    if not inplace and out is None and not _is_compiling():
+        y = _sigmoid(input)
+        if y is not NotImplemented:
+            return y
     if has_torch_function_unary(input):
         return handle_torch_function(sigmoid, (input,), input, inplace=inplace, out=out)
     if not _known("sigmoid", input):

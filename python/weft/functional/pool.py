@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.overrides import handle_torch_function, has_torch_function_unary
 
 from .._arguments import NoTensor, Size, foreign, raised, spread, whole
+from .._entry import front, torchs
 from .._ops import pool as _ops
 from .._rules import call, call_into
 
@@ -21,6 +22,9 @@ Pair = Union[Tensor, tuple[Tensor, Tensor]]
 _is_compiling = torch.compiler.is_compiling
 _in_transform = torch._C._are_functorch_transforms_active
 _grad_enabled = torch.is_grad_enabled
+_max_pool1d, _max_pool2d, _max_pool3d = (front(f"max_pool{rank}d") for rank in (1, 2, 3))
+_avg_pool1d, _avg_pool2d, _avg_pool3d = (front(f"avg_pool{rank}d") for rank in (1, 2, 3))
+_adaptive_avg_pool1d, _adaptive_avg_pool2d, _adaptive_avg_pool3d = (front(f"adaptive_avg_pool{rank}d") for rank in (1, 2, 3))
 
 
 # ---------------------------------------------------------------------------------------------- arguments
@@ -147,7 +151,9 @@ def _max_pool(name: str, rank: int, input: Tensor, kernel_size: Size, stride: Op
     if _grad_enabled() and (input.requires_grad or (not _is_compiling() and _in_transform())):
         if rank > 1 and not _is_compiling() and _ops.torch_trains(args):
             with torch.profiler.record_function("weft::max_pool_index") if torch.autograd._profiler_enabled() else nullcontext():
-                return _TRAINED[rank - 2](*args)
+                y = _TRAINED[rank - 2](*args)
+            torchs(input)
+            return y
         return call(_ops.max_pool_index, *args, False)[0]   # what a gradient needs: a byte for each window
     return call(_ops.max_pool, *args)
 
@@ -199,6 +205,10 @@ def max_pool1d(input: Tensor, kernel_size: Size, stride: Optional[Size] = None, 
         >>> weft.functional.max_pool1d(torch.randn(2, 4, 100), 3, stride=2, padding=1).shape
         torch.Size([2, 4, 50])
     """
+    if not return_indices and out is None and not _is_compiling():
+        y = _max_pool1d(input, kernel_size, () if stride is None else stride, padding, dilation, ceil_mode)
+        if y is not NotImplemented:
+            return y
     return _max_pool("max_pool1d", 1, input, kernel_size, stride, padding, dilation, ceil_mode, return_indices, out)
 
 
@@ -210,6 +220,10 @@ def max_pool2d(input: Tensor, kernel_size: Size, stride: Optional[Size] = None, 
         >>> y.shape, where.dtype
         (torch.Size([2, 8, 16, 16]), torch.int64)
     """
+    if not return_indices and out is None and not _is_compiling():
+        y = _max_pool2d(input, kernel_size, () if stride is None else stride, padding, dilation, ceil_mode)
+        if y is not NotImplemented:
+            return y
     return _max_pool("max_pool2d", 2, input, kernel_size, stride, padding, dilation, ceil_mode, return_indices, out)
 
 
@@ -220,6 +234,10 @@ def max_pool3d(input: Tensor, kernel_size: Size, stride: Optional[Size] = None, 
         >>> weft.functional.max_pool3d(torch.randn(1, 8, 9, 9, 9), (1, 3, 3), ceil_mode=True).shape
         torch.Size([1, 8, 9, 3, 3])
     """
+    if not return_indices and out is None and not _is_compiling():
+        y = _max_pool3d(input, kernel_size, () if stride is None else stride, padding, dilation, ceil_mode)
+        if y is not NotImplemented:
+            return y
     return _max_pool("max_pool3d", 3, input, kernel_size, stride, padding, dilation, ceil_mode, return_indices, out)
 
 
@@ -230,6 +248,10 @@ def avg_pool1d(input: Tensor, kernel_size: Size, stride: Optional[Size] = None, 
         >>> weft.functional.avg_pool1d(torch.ones(1, 1, 4), 3, stride=1, padding=1, count_include_pad=False)
         tensor([[[1., 1., 1., 1.]]])
     """
+    if out is None and not _is_compiling():
+        y = _avg_pool1d(input, kernel_size, () if stride is None else stride, padding, ceil_mode, count_include_pad)
+        if y is not NotImplemented:
+            return y
     return _avg_pool("avg_pool1d", 1, input, kernel_size, stride, padding, ceil_mode, count_include_pad, (), out)
 
 
@@ -240,6 +262,10 @@ def avg_pool2d(input: Tensor, kernel_size: Size, stride: Optional[Size] = None, 
         >>> weft.functional.avg_pool2d(torch.randn(2, 8, 32, 32), 3, stride=2, padding=1).shape
         torch.Size([2, 8, 16, 16])
     """
+    if out is None and not _is_compiling():
+        y = _avg_pool2d(input, kernel_size, () if stride is None else stride, padding, ceil_mode, count_include_pad, divisor_override)
+        if y is not NotImplemented:
+            return y
     return _avg_pool("avg_pool2d", 2, input, kernel_size, stride, padding, ceil_mode, count_include_pad, (divisor_override,), out)
 
 
@@ -250,6 +276,10 @@ def avg_pool3d(input: Tensor, kernel_size: Size, stride: Optional[Size] = None, 
         >>> weft.functional.avg_pool3d(torch.randn(1, 8, 9, 9, 9), 3, divisor_override=1).shape
         torch.Size([1, 8, 3, 3, 3])
     """
+    if out is None and not _is_compiling():
+        y = _avg_pool3d(input, kernel_size, () if stride is None else stride, padding, ceil_mode, count_include_pad, divisor_override)
+        if y is not NotImplemented:
+            return y
     return _avg_pool("avg_pool3d", 3, input, kernel_size, stride, padding, ceil_mode, count_include_pad, (divisor_override,), out)
 
 
@@ -259,6 +289,10 @@ def adaptive_avg_pool1d(input: Tensor, output_size: Size, *, out: Optional[Tenso
         >>> weft.functional.adaptive_avg_pool1d(torch.randn(2, 4, 100), 7).shape
         torch.Size([2, 4, 7])
     """
+    if out is None and not _is_compiling():
+        y = _adaptive_avg_pool1d(input, output_size)
+        if y is not NotImplemented:
+            return y
     return _adaptive_avg_pool("adaptive_avg_pool1d", 1, input, output_size, out)
 
 
@@ -268,6 +302,10 @@ def adaptive_avg_pool2d(input: Tensor, output_size: Union[int, None, Sequence[Op
         >>> weft.functional.adaptive_avg_pool2d(torch.randn(2, 8, 32, 32), (None, 1)).shape
         torch.Size([2, 8, 32, 1])
     """
+    if out is None and not _is_compiling():
+        y = _adaptive_avg_pool2d(input, output_size)
+        if y is not NotImplemented:
+            return y
     return _adaptive_avg_pool("adaptive_avg_pool2d", 2, input, output_size, out)
 
 
@@ -277,4 +315,8 @@ def adaptive_avg_pool3d(input: Tensor, output_size: Union[int, None, Sequence[Op
         >>> weft.functional.adaptive_avg_pool3d(torch.randn(1, 8, 9, 9, 9), 1).shape
         torch.Size([1, 8, 1, 1, 1])
     """
+    if out is None and not _is_compiling():
+        y = _adaptive_avg_pool3d(input, output_size)
+        if y is not NotImplemented:
+            return y
     return _adaptive_avg_pool("adaptive_avg_pool3d", 3, input, output_size, out)

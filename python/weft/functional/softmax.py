@@ -9,12 +9,15 @@ from torch.nn.functional import _get_softmax_dim
 from torch.overrides import handle_torch_function, has_torch_function_unary
 
 from .._arguments import autocast_dtype, whole
+from .._entry import front
 from .._ops import softmax as _ops
 from .._rules import TYPES, Rule, call, call_into
 
 __all__ = ["softmax", "log_softmax"]
 
 _any_autocast = torch._C._is_any_autocast_enabled
+_is_compiling = torch.compiler.is_compiling
+_softmax, _log_softmax = front("softmax"), front("log_softmax")
 _WIDER = {(torch.float16, torch.float32), (torch.float16, torch.float64), (torch.bfloat16, torch.float32), (torch.bfloat16, torch.float64),
           (torch.float32, torch.float64)}
 
@@ -69,6 +72,10 @@ def softmax(input: Tensor, dim: Optional[int] = None, _stacklevel: int = 3, dtyp
         >>> weft.functional.softmax(torch.zeros(2, 4), dim=1)[0]
         tensor([0.2500, 0.2500, 0.2500, 0.2500])
     """
+    if dim is not None and dtype is None and out is None and not _is_compiling():
+        y = _softmax(input, dim)
+        if y is not NotImplemented:
+            return y
     if has_torch_function_unary(input):
         return handle_torch_function(softmax, (input,), input, dim=dim, _stacklevel=_stacklevel, dtype=dtype, out=out)
     _check_input(input)
@@ -84,6 +91,10 @@ def log_softmax(input: Tensor, dim: Optional[int] = None, _stacklevel: int = 3, 
         >>> weft.functional.log_softmax(torch.tensor([[1000.0, 0.0]]), dim=1)
         tensor([[    0., -1000.]])
     """
+    if dim is not None and dtype is None and out is None and not _is_compiling():
+        y = _log_softmax(input, dim)
+        if y is not NotImplemented:
+            return y
     if has_torch_function_unary(input):
         return handle_torch_function(log_softmax, (input,), input, dim=dim, _stacklevel=_stacklevel, dtype=dtype, out=out)
     _check_input(input)

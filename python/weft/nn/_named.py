@@ -20,6 +20,15 @@ def kept_whole(module: Any, input: Proxy, *more: Any) -> Proxy:
     return input.tracer.create_proxy("call_module", input.tracer.path_of_module(module), (input, *more), {})
 
 
+def own_parameters(module: Any) -> tuple[Any, Any]:
+    """weight and bias, from where they lie: to ask the module costs half a microsecond each. A parametrized one is asked."""
+    own = module._parameters
+    try:
+        return own["weight"], own["bias"]
+    except KeyError:
+        return module.weight, module.bias
+
+
 class Activated(Named):
     """Prints also its activation."""
 

@@ -6,7 +6,7 @@ from torch import Tensor
 from torch.fx import Proxy
 
 from .. import functional as F
-from ._named import Named, kept_whole
+from ._named import Named, kept_whole, own_parameters
 
 __all__ = ["BatchNorm1d", "BatchNorm2d", "BatchNorm3d"]
 
@@ -25,9 +25,11 @@ class _BatchNorm(Named):
             self.num_batches_tracked.add_(1)
             if self.momentum is None:
                 momentum = 1.0 / float(self.num_batches_tracked)
-        mean, var = (self.running_mean, self.running_var) if tracked or not self.training else (None, None)
-        of_batch = self.training or (self.running_mean is None and self.running_var is None)
-        return F.batch_norm(input, mean, var, self.weight, self.bias, of_batch, momentum, self.eps)
+        buffers = self._buffers
+        running = (buffers["running_mean"], buffers["running_var"]) if "running_mean" in buffers else (self.running_mean, self.running_var)
+        mean, var = running if tracked or not self.training else (None, None)
+        of_batch = self.training or (running[0] is None and running[1] is None)
+        return F.batch_norm(input, mean, var, *own_parameters(self), of_batch, momentum, self.eps)
 
 
 class BatchNorm1d(_BatchNorm, torch.nn.BatchNorm1d):

@@ -5,10 +5,11 @@ from typing import Any, Optional
 
 import torch
 from torch import Tensor
+from torch.fx import Proxy
 
 from .. import functional as F
 from .._arguments import Padding, Size
-from ._named import Activated
+from ._named import Activated, kept_whole, own_parameters
 
 __all__ = ["Conv1d", "Conv2d", "Conv3d", "ConvTranspose1d", "ConvTranspose2d", "ConvTranspose3d", "Conv2dDepthwise"]
 
@@ -30,7 +31,14 @@ class _Conv(Activated):
         if self.padding_mode != "zeros":
             input = torch.nn.functional.pad(input, self._reversed_padding_repeated_twice, mode=self.padding_mode)
             padding = 0
-        return type(self)._function(input, weight, bias, self.stride, padding, self.dilation, self.groups, act=self.act, clip=self.clip)
+        if self.act is None:
+            return self._function(input, weight, bias, self.stride, padding, self.dilation, self.groups)
+        return self._function(input, weight, bias, self.stride, padding, self.dilation, self.groups, act=self.act, clip=self.clip)
+
+    def forward(self, input: Tensor) -> Tensor:
+        if isinstance(input, Proxy) and input.tracer.root is not self:
+            return kept_whole(self, input)
+        return self._conv_forward(input, *own_parameters(self))
 
 
 class Conv1d(_Conv, torch.nn.Conv1d):
@@ -89,10 +97,14 @@ class _ConvTranspose(Activated):
 
     def _conv_forward(self, input: Tensor, weight: Tensor, bias: Optional[Tensor], output_size: Optional[list[int]] = None) -> Tensor:
         extra = self._output_padding(input, output_size, self.stride, self.padding, self.kernel_size, self._rank, self.dilation)
-        return type(self)._function(input, weight, bias, self.stride, self.padding, extra, self.groups, self.dilation, act=self.act, clip=self.clip)
+        if self.act is None:
+            return self._function(input, weight, bias, self.stride, self.padding, extra, self.groups, self.dilation)
+        return self._function(input, weight, bias, self.stride, self.padding, extra, self.groups, self.dilation, act=self.act, clip=self.clip)
 
     def forward(self, input: Tensor, output_size: Optional[list[int]] = None) -> Tensor:
-        return self._conv_forward(input, self.weight, self.bias, output_size)
+        if isinstance(input, Proxy) and input.tracer.root is not self:
+            return kept_whole(self, input, *(() if output_size is None else (output_size,)))
+        return self._conv_forward(input, *own_parameters(self), output_size)
 
 
 class ConvTranspose1d(_ConvTranspose, torch.nn.ConvTranspose1d):

@@ -3,9 +3,10 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
+from torch.fx import Proxy
 
 from .. import functional as F
-from ._named import Named
+from ._named import Named, kept_whole
 
 __all__ = ["Unfold", "Fold"]
 
@@ -18,6 +19,8 @@ class Unfold(Named, torch.nn.Unfold):
     """
 
     def forward(self, input: Tensor) -> Tensor:
+        if isinstance(input, Proxy) and input.tracer.root is not self:
+            return kept_whole(self, input)
         return F.unfold(input, self.kernel_size, self.dilation, self.padding, self.stride)
 
 
@@ -29,4 +32,6 @@ class Fold(Named, torch.nn.Fold):
     """
 
     def forward(self, input: Tensor) -> Tensor:
+        if isinstance(input, Proxy) and input.tracer.root is not self:
+            return kept_whole(self, input)
         return F.fold(input, self.output_size, self.kernel_size, self.dilation, self.padding, self.stride)

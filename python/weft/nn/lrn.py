@@ -3,9 +3,10 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
+from torch.fx import Proxy
 
 from .. import functional as F
-from ._named import Named
+from ._named import Named, kept_whole
 
 __all__ = ["LocalResponseNorm"]
 
@@ -18,4 +19,6 @@ class LocalResponseNorm(Named, torch.nn.LocalResponseNorm):
     """
 
     def forward(self, input: Tensor) -> Tensor:
+        if isinstance(input, Proxy) and input.tracer.root is not self:
+            return kept_whole(self, input)
         return F.local_response_norm(input, self.size, self.alpha, self.beta, self.k)

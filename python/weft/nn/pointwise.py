@@ -3,9 +3,10 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
+from torch.fx import Proxy
 
 from .. import functional as F
-from ._named import Named
+from ._named import Named, kept_whole
 
 __all__ = ["ReLU", "ClippedReLU", "Hardtanh", "Tanh", "Sigmoid", "NCReLU"]
 
@@ -20,6 +21,8 @@ class ReLU(Named, torch.nn.ReLU):
     _function = staticmethod(F.relu)
 
     def forward(self, input: Tensor) -> Tensor:
+        if isinstance(input, Proxy) and input.tracer.root is not self:
+            return kept_whole(self, input)
         return F.relu(input, self.inplace)
 
 
@@ -33,6 +36,8 @@ class Hardtanh(Named, torch.nn.Hardtanh):
     _function = staticmethod(F.hardtanh)
 
     def forward(self, input: Tensor) -> Tensor:
+        if isinstance(input, Proxy) and input.tracer.root is not self:
+            return kept_whole(self, input)
         return F.hardtanh(input, self.min_val, self.max_val, self.inplace)
 
 
@@ -65,7 +70,9 @@ class _Smooth(Named):
         return "inplace=True" if self.inplace else ""
 
     def forward(self, input: Tensor) -> Tensor:
-        return type(self)._function(input, inplace=self.inplace)   # type: ignore[attr-defined]
+        if isinstance(input, Proxy) and input.tracer.root is not self:
+            return kept_whole(self, input)
+        return self._function(input, inplace=self.inplace)   # type: ignore[attr-defined]
 
 
 class Tanh(_Smooth, torch.nn.Tanh):
@@ -96,4 +103,6 @@ class NCReLU(Named, torch.nn.Module):
     """
 
     def forward(self, input: Tensor) -> Tensor:
+        if isinstance(input, Proxy) and input.tracer.root is not self:
+            return kept_whole(self, input)
         return F.ncrelu(input)

@@ -5,9 +5,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.fx import Proxy
 
 from .. import functional as F
-from ._named import Named
+from ._named import Named, kept_whole
 
 __all__ = ["MaxPool1d", "MaxPool2d", "MaxPool3d", "AvgPool1d", "AvgPool2d", "AvgPool3d", "AdaptiveAvgPool1d", "AdaptiveAvgPool2d", "AdaptiveAvgPool3d"]
 
@@ -18,8 +19,9 @@ class _MaxPool(Named):
     _function: Any
 
     def forward(self, input: Tensor) -> Any:
-        return type(self)._function(input, self.kernel_size, self.stride, self.padding, self.dilation, ceil_mode=self.ceil_mode,
-                                    return_indices=self.return_indices)
+        if isinstance(input, Proxy) and input.tracer.root is not self:
+            return kept_whole(self, input)
+        return self._function(input, self.kernel_size, self.stride, self.padding, self.dilation, self.ceil_mode, self.return_indices)
 
 
 class MaxPool1d(_MaxPool, torch.nn.MaxPool1d):
@@ -62,6 +64,8 @@ class AvgPool1d(Named, torch.nn.AvgPool1d):
     _function = staticmethod(F.avg_pool1d)
 
     def forward(self, input: Tensor) -> Tensor:
+        if isinstance(input, Proxy) and input.tracer.root is not self:
+            return kept_whole(self, input)
         return F.avg_pool1d(input, self.kernel_size, self.stride, self.padding, self.ceil_mode, self.count_include_pad)
 
 
@@ -71,7 +75,9 @@ class _AvgPool(Named):
     _function: Any
 
     def forward(self, input: Tensor) -> Tensor:
-        return type(self)._function(input, self.kernel_size, self.stride, self.padding, self.ceil_mode, self.count_include_pad, self.divisor_override)
+        if isinstance(input, Proxy) and input.tracer.root is not self:
+            return kept_whole(self, input)
+        return self._function(input, self.kernel_size, self.stride, self.padding, self.ceil_mode, self.count_include_pad, self.divisor_override)
 
 
 class AvgPool2d(_AvgPool, torch.nn.AvgPool2d):
@@ -100,7 +106,9 @@ class _AdaptiveAvgPool(Named):
     _function: Any
 
     def forward(self, input: Tensor) -> Tensor:
-        return type(self)._function(input, self.output_size)
+        if isinstance(input, Proxy) and input.tracer.root is not self:
+            return kept_whole(self, input)
+        return self._function(input, self.output_size)
 
 
 class AdaptiveAvgPool1d(_AdaptiveAvgPool, torch.nn.AdaptiveAvgPool1d):

@@ -3,9 +3,10 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
+from torch.fx import Proxy
 
 from .. import functional as F
-from ._named import Named
+from ._named import Named, kept_whole
 
 __all__ = ["Softmax", "LogSoftmax"]
 
@@ -20,6 +21,8 @@ class Softmax(Named, torch.nn.Softmax):
     _function = staticmethod(F.softmax)
 
     def forward(self, input: Tensor) -> Tensor:
+        if isinstance(input, Proxy) and input.tracer.root is not self:
+            return kept_whole(self, input)
         return F.softmax(input, self.dim, _stacklevel=5)
 
 
@@ -33,4 +36,6 @@ class LogSoftmax(Named, torch.nn.LogSoftmax):
     _function = staticmethod(F.log_softmax)
 
     def forward(self, input: Tensor) -> Tensor:
+        if isinstance(input, Proxy) and input.tracer.root is not self:
+            return kept_whole(self, input)
         return F.log_softmax(input, self.dim, _stacklevel=5)

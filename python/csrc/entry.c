@@ -1,0 +1,177 @@
+/* The builtins. Cost of a call that runs a plan of weft, without the computing: docs/enable.md. */
+#include "entry.h"
+
+#include <string.h>
+
+static _Atomic bool opened;      /* weft.backends leaves the choice to the planner */
+static py_object *register_seat; /* of Python: true if the seat is at its key */
+
+#define ENTRY_FRONTS(X)                          \
+    X(conv1d, 3, ENTRY_CONV)                     \
+    X(conv2d, 3, ENTRY_CONV)                     \
+    X(conv3d, 3, ENTRY_CONV)                     \
+    X(conv_transpose1d, 3, ENTRY_CONV_TRANSPOSE) \
+    X(conv_transpose2d, 3, ENTRY_CONV_TRANSPOSE) \
+    X(conv_transpose3d, 3, ENTRY_CONV_TRANSPOSE) \
+    X(relu, 1, ENTRY_UNARY)                      \
+    X(hardtanh, 1, ENTRY_UNARY)                  \
+    X(tanh, 1, ENTRY_UNARY)                      \
+    X(sigmoid, 1, ENTRY_UNARY)                   \
+    X(softmax, 1, ENTRY_OTHER)                   \
+    X(log_softmax, 1, ENTRY_OTHER)               \
+    X(max_pool1d, 1, ENTRY_OTHER)                \
+    X(max_pool2d, 1, ENTRY_OTHER)                \
+    X(max_pool3d, 1, ENTRY_OTHER)                \
+    X(avg_pool1d, 1, ENTRY_OTHER)                \
+    X(avg_pool2d, 1, ENTRY_OTHER)                \
+    X(avg_pool3d, 1, ENTRY_OTHER)                \
+    X(adaptive_avg_pool1d, 1, ENTRY_OTHER)       \
+    X(adaptive_avg_pool2d, 1, ENTRY_OTHER)       \
+    X(adaptive_avg_pool3d, 1, ENTRY_OTHER)       \
+    X(batch_norm, 5, ENTRY_OTHER)
+
+/* ---------------------------------------------------------------- the ways */
+bool entry_register_seat(void) {
+    py_object *answer = py.PyObject_Vectorcall(register_seat, NULL, 0, NULL);
+    if (!answer) py.PyErr_Clear();
+    bool yes = answer == py._Py_TrueStruct;
+    if (answer) py.Py_DecRef(answer);
+    return yes;
+}
+
+static py_object *by_torch(const entry_call *k, bool marked) {
+    if (marked)
+        wt_seat_mark(1);
+    else
+        wt_seat_bypass(1);
+    py_object *result = py.PyObject_Vectorcall(k->front->builtin, k->arg, (size_t)k->nargs, NULL);
+    if (marked)
+        wt_seat_mark(-1);
+    else
+        wt_seat_bypass(-1), wt_note_torch();
+    return result;
+}
+
+static py_object *by_seat(const entry_call *k, entry_record *r) {
+    wt_handle out = NULL;
+    r->refs++;
+    void *thread = r->slow ? py.PyEval_SaveThread() : NULL;
+    bool ok = entry_run_conv(k, r, &out);
+    if (thread) py.PyEval_RestoreThread(thread);
+    entry_release(r);
+    return ok ? entry_wrap(out) : entry_refuse();
+}
+
+static py_object *by_operator(const entry_call *k, entry_record *r) {
+    wt_handle out[WT_MAX_OUTS];
+    r->refs++;
+    int n = entry_run_op(k, r, out);
+    entry_release(r);
+    for (int i = 1; i < n; i++) wt.aoti_torch_delete_tensor_object(out[i]);
+    return n > 0 ? entry_wrap(out[0]) : entry_refuse();
+}
+
+/* PyTorch's builtins take bounds in any order, its functions do not. */
+static bool has_order(const entry_call *k) {
+    if (k->nargs == 1) return true;
+    const py_object *lo = k->arg[1]->type, *hi = k->arg[2]->type;
+    return (lo == py.PyFloat_Type || lo == py.PyLong_Type) && (hi == py.PyFloat_Type || hi == py.PyLong_Type) &&
+           py.PyFloat_AsDouble(k->arg[1]) <= py.PyFloat_AsDouble(k->arg[2]);
+}
+
+static entry_record *decide(entry_call *k) {
+    const int kind = k->front->kind;
+    if (kind == ENTRY_CONV || kind == ENTRY_CONV_TRANSPOSE) {
+        entry_record draft = {.refs = 1};
+        entry_way way = entry_decide_conv(k, &draft);
+        entry_record *r = entry_keep(k, way);
+        if (!r) {
+            seat_release(draft.seat);
+            return NULL;
+        }
+        r->slow = draft.slow, r->seat = draft.seat, r->groups = draft.groups, r->transposed = draft.transposed;
+        memcpy(r->list, draft.list, sizeof(r->list));
+        return r;
+    }
+    if (k->records && kind == ENTRY_UNARY && has_order(k)) return entry_keep(k, ENTRY_TORCH);
+    entry_offer(k);
+    return NULL;
+}
+
+static bool read_call(entry_call *k) {
+    bool wanted = false;
+    if (k->nargs < k->front->tensors || !atomic_load_explicit(&opened, memory_order_relaxed) || !entry_is_plain_here())
+        return false;
+    for (int i = 0; i < k->front->tensors; i++) {
+        if (!entry_read(k->arg[i], &k->in[i])) return false;
+        wanted |= k->wants[i] = entry_requires_grad(&k->in[i]);
+    }
+    k->records = wanted && entry_records();
+    for (int i = 0; i < k->front->tensors && !k->records; i++) k->wants[i] = false;
+    return entry_make_key(k);
+}
+
+static py_object *enter(entry_front *front, py_object *const *args, intptr_t nargs) {
+    entry_call k;
+    k.front = front, k.arg = args, k.nargs = (int)nargs;
+    entry_offer(NULL);
+    if (!read_call(&k)) return entry_refuse();
+    entry_record *r = entry_look(&k);
+    if (!r) r = decide(&k);
+    switch (r ? r->way : ENTRY_LONG) {
+    case ENTRY_TORCH:
+        return by_torch(&k, false);
+    case ENTRY_MARK:
+        return by_torch(&k, true);
+    case ENTRY_SEAT:
+    case ENTRY_SHIM:
+        return by_seat(&k, r);
+    case ENTRY_OP:
+        return by_operator(&k, r);
+    case ENTRY_UNKNOWN:
+    case ENTRY_LONG:
+        break;
+    }
+    return entry_refuse();
+}
+
+/* ---------------------------------------------------------------- for Python */
+#define X(name, tensors, kind) FRONT_##name,
+enum { ENTRY_FRONTS(X) FRONT_COUNT };
+#undef X
+static entry_front fronts[] = {
+#define X(name, tensors, kind) {#name, tensors, kind, NULL},
+    ENTRY_FRONTS(X)
+#undef X
+};
+#define X(name, tensors, kind)                                                                \
+    static py_object *enter_##name(py_object *self, py_object *const *args, intptr_t nargs) { \
+        (void)self;                                                                           \
+        return enter(&fronts[FRONT_##name], args, nargs);                                     \
+    }
+ENTRY_FRONTS(X)
+#undef X
+static py_method methods[] = {
+#define X(name, tensors, kind) {#name, enter_##name, PY_FASTCALL, NULL},
+    ENTRY_FRONTS(X)
+#undef X
+};
+
+/* The builtin of a front, in front of PyTorch's. */
+WEFT_API py_object *weft_torch_entry(const char *name, py_object *builtin) {
+    for (int i = 0; i < FRONT_COUNT; i++) {
+        if (strcmp(fronts[i].name, name)) continue;
+        py.Py_IncRef(builtin);
+        fronts[i].builtin = builtin;
+        return py.PyCFunction_NewEx(&methods[i], NULL, NULL);
+    }
+    return entry_none();
+}
+
+WEFT_API void weft_torch_entry_seat(py_object *function) {
+    py.Py_IncRef(function);
+    register_seat = function;
+}
+
+/* Open: the planner chooses freely. */
+WEFT_API void weft_torch_entry_open(int32_t open) { atomic_store(&opened, open); }

@@ -1,0 +1,88 @@
+/* The entries: weft's functions as builtins of Python, in front of the dispatcher. A call with plain tensors, outside of
+ * everything that traces, transforms or watches, is looked up by its arguments and runs what was decided for its kind: a
+ * plan of weft, or PyTorch's own builtin. Everything else gets NotImplemented, and Python takes the long way.
+ *   entry.c        the builtins: look up, run, wrap
+ *   entry_guard.c  is this a plain call? and reading tensors; facts about PyTorch that are checked at load
+ *   entry_table.c  what was decided, by all that it depends on
+ *   entry_conv.c   convolution, which goes by the seat
+ *   entry_op.c     other operators, by the schema of weft's own
+ * Everything here holds the GIL but for the computing itself, so nothing is locked. */
+#ifndef WEFT_TORCH_ENTRY_H
+#define WEFT_TORCH_ENTRY_H
+
+#include "python.h"
+#include "seat.h"
+
+enum { ENTRY_TENSORS = 5, ENTRY_WORDS = 112, ENTRY_LONG_NS = 20000 };
+
+/* ---------------------------------------------------------------- the guard */
+bool entry_is_plain_here(void); /* on this thread, now */
+/* A plain tensor on the CPU, read without taking a reference; None is no tensor: handle NULL. */
+bool entry_read(py_object *object, wt_tensor *t);
+bool entry_requires_grad(const wt_tensor *t);
+bool entry_records(void);                /* gradient mode */
+py_object *entry_wrap(wt_handle tensor); /* a new object; the handle is freed */
+py_object *entry_none(void);
+py_object *entry_refuse(void); /* NotImplemented */
+
+/* ---------------------------------------------------------------- what was decided */
+typedef enum entry_way {
+    ENTRY_UNKNOWN,
+    ENTRY_LONG,  /* Python's way */
+    ENTRY_TORCH, /* PyTorch's builtin */
+    ENTRY_MARK,  /* the same, and the seat below it takes what weft wins */
+    ENTRY_SEAT,  /* the seat's plans, here */
+    ENTRY_SHIM,  /* PyTorch's convolution below the dispatcher */
+    ENTRY_OP,    /* weft's operator */
+} entry_way;
+
+typedef struct entry_record {
+    struct entry_record *next;
+    uint64_t hash;
+    int words, refs;
+    entry_way way;
+    bool slow; /* the GIL is released while it runs */
+    seat_entry *seat;
+    wt_list list[SEAT_LISTS]; /* of a convolution */
+    int64_t groups;
+    bool transposed;
+    const wt_op *op; /* of an operator: its settings, without tensors */
+    wt_arg *arg;
+    int64_t word[];
+} entry_record;
+
+typedef struct entry_front {
+    const char *name;
+    int tensors;        /* so many leading arguments are tensors, or None */
+    int kind;           /* ENTRY_CONV, ... */
+    py_object *builtin; /* PyTorch's, of the same arguments */
+} entry_front;
+enum { ENTRY_CONV = 1, ENTRY_CONV_TRANSPOSE, ENTRY_UNARY, ENTRY_OTHER };
+
+typedef struct entry_call { /* one call of a front */
+    entry_front *front;
+    py_object *const *arg;
+    int nargs;
+    bool records; /* a gradient is wanted */
+    wt_tensor in[ENTRY_TENSORS];
+    bool wants[ENTRY_TENSORS];
+    uint64_t hash;
+    int words;
+    int64_t word[ENTRY_WORDS];
+} entry_call;
+
+bool entry_make_key(entry_call *k); /* false: an argument that no key can have */
+entry_record *entry_look(const entry_call *k);
+entry_record *entry_keep(const entry_call *k, entry_way way); /* NULL: no memory */
+void entry_release(entry_record *r);
+
+/* ---------------------------------------------------------------- by operator */
+entry_way entry_decide_conv(const entry_call *k, entry_record *r); /* fills r */
+bool entry_run_conv(const entry_call *k, const entry_record *r, wt_handle *out);
+bool entry_register_seat(void); /* true: the seat is at the CPU's key */
+/* weft's operator on these tensors; the number of results, or -1. */
+int entry_run_op(const entry_call *k, const entry_record *r, wt_handle out[WT_MAX_OUTS]);
+bool entry_is_torchs(void);      /* the last operator of this thread ran PyTorch's code alone */
+void entry_offer(entry_call *k); /* the next operator that Python runs on these tensors is the answer to this call */
+
+#endif

@@ -1,0 +1,191 @@
+/* weft's own operators without the dispatcher. Python's long way reads the arguments of a function and ends in an
+ * operator: `run` calls that one here, by its schema. If a front has just offered its call, what ran becomes the answer
+ * to it: the operator and its settings, or PyTorch's builtin where PyTorch won. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "entry.h"
+
+static wt_op *const ops[] = {
+#define X(name) &wt_op_##name,
+#include "operators.def"
+#undef X
+};
+
+/* ---------------------------------------------------------------- arguments by the schema */
+static bool read_list(py_object *value, wt_list *to) {
+    bool tuple = value->type == py.PyTuple_Type;
+    if (!tuple && value->type != py.PyList_Type) return false;
+    intptr_t n = tuple ? py.PyTuple_Size(value) : py.PyList_Size(value);
+    if (n > WT_MAX_LIST) return false;
+    to->size = (size_t)n;
+    for (intptr_t i = 0; i < n; i++) {
+        py_object *item = tuple ? py.PyTuple_GetItem(value, i) : py.PyList_GetItem(value, i);
+        if (item->type != py.PyLong_Type) return false;
+        to->item[i] = py.PyLong_AsLongLong(item);
+    }
+    return true;
+}
+
+static bool read_text(py_object *value, char *to, size_t capacity) {
+    intptr_t size = 0;
+    if (value->type != py.PyUnicode_Type) return false;
+    const char *text = py.PyUnicode_AsUTF8AndSize(value, &size);
+    if (!text || (size_t)size >= capacity) return false;
+    memcpy(to, text, (size_t)size + 1);
+    return true;
+}
+
+/* What cannot be read, a type of data among it, is the dispatcher's. */
+static bool read_one(wt_kind kind, py_object *value, wt_arg *to) {
+    switch (kind) {
+    case WT_TENSOR:
+        return value != py._Py_NoneStruct && entry_read(value, &to->tensor);
+    case WT_TENSOR_OR_NONE:
+        return entry_read(value, &to->tensor);
+    case WT_LIST:
+        return read_list(value, &to->list);
+    case WT_INT:
+        to->integer = value->type == py.PyLong_Type ? py.PyLong_AsLongLong(value) : 0;
+        return value->type == py.PyLong_Type;
+    case WT_BOOL:
+        to->integer = value == py._Py_TrueStruct;
+        return value == py._Py_TrueStruct || value == py._Py_FalseStruct;
+    case WT_REAL:
+        if (value->type != py.PyFloat_Type) return false;
+        to->real = py.PyFloat_AsDouble(value);
+        return true;
+    case WT_TEXT:
+        return read_text(value, to->text, sizeof(to->text));
+    case WT_TENSORS:
+    case WT_DTYPE:
+        break;
+    }
+    return false;
+}
+
+static bool read_all(const wt_op *op, py_object *const *args, intptr_t nargs, wt_arg *to) {
+    bool ok = nargs == op->nargs;
+    for (int i = 0; ok && i < op->nargs; i++) ok = read_one(op->kind[i], args[i], &to[i]);
+    if (ok || !py.PyErr_Occurred()) return ok;
+    py.PyErr_Clear(); /* a number that is too large */
+    return false;
+}
+
+/* ---------------------------------------------------------------- running */
+static int results_of(const wt_op *op) {
+    int n = 0;
+    for (const char *s = strstr(op->text, "->"); s && (s = strstr(s + 1, "Tensor")); n++) continue;
+    return n;
+}
+
+/* Results are in call->out; false: nothing is, and the dispatcher will say why. */
+static bool run(wt_call *call, bool slow) {
+    void *thread = slow ? py.PyEval_SaveThread() : NULL;
+    bool ok = wt_call_run(call);
+    if (thread) py.PyEval_RestoreThread(thread);
+    for (int i = 0; i < WT_MAX_OUTS && !ok; i++) wt_drop(call, i);
+    return ok;
+}
+
+int entry_run_op(const entry_call *k, const entry_record *r, wt_handle out[WT_MAX_OUTS]) {
+    wt_call call;
+    wt_call_begin(&call, r->op);
+    memcpy(call.arg, r->arg, (size_t)r->op->nargs * sizeof(call.arg[0]));
+    for (int i = 0; i < r->op->nargs; i++) {
+        wt_arg *a = &call.arg[i];
+        if (r->op->kind[i] == WT_TENSOR || r->op->kind[i] == WT_TENSOR_OR_NONE)
+            a->tensor = k->in[a->integer]; /* where it stands in the front's arguments */
+    }
+    if (!run(&call, r->slow)) return -1;
+    int n = 0;
+    while (n < results_of(r->op)) out[n] = call.out[n], n++;
+    return n;
+}
+
+/* ---------------------------------------------------------------- learning */
+/* The call that waits for its answer, on this thread. */
+static _Thread_local struct {
+    bool waits;
+    entry_call call;
+} offered;
+
+void entry_offer(entry_call *k) {
+    offered.waits = k != NULL;
+    if (k) memcpy(&offered.call, k, sizeof(*k));
+}
+
+static const void *impl_of(const wt_tensor *t) { return t->handle ? *(void **)t->handle : NULL; }
+
+/* Which of the front's tensors it is; -1: another one. */
+static int place_of(const entry_call *k, const wt_tensor *t) {
+    for (int i = 0; i < k->front->tensors; i++)
+        if (impl_of(&k->in[i]) == impl_of(t) && !k->in[i].handle == !t->handle) return i;
+    return -1;
+}
+
+/* The result of a front is one tensor: the operator's first. */
+static void learn(const wt_call *call, bool torchs, bool slow) {
+    const entry_call *k = &offered.call;
+    const wt_op *op = call->op;
+    wt_arg *arg = calloc((size_t)op->nargs, sizeof(*arg));
+    bool ok = arg && offered.waits && !k->records;
+    offered.waits = false;
+    for (int i = 0; ok && i < op->nargs; i++) {
+        arg[i] = call->arg[i];
+        if (op->kind[i] != WT_TENSOR && op->kind[i] != WT_TENSOR_OR_NONE) continue;
+        int place = place_of(k, &call->arg[i].tensor);
+        memset(&arg[i], 0, sizeof(arg[i]));
+        arg[i].integer = place;
+        ok = place >= 0;
+    }
+    entry_record *r = ok && !entry_look(k) ? entry_keep(k, torchs ? ENTRY_TORCH : ENTRY_OP) : NULL;
+    if (!r) {
+        free(arg);
+        return;
+    }
+    r->op = op;
+    r->arg = arg;
+    r->slow = slow;
+}
+
+/* run(operator's number, its arguments...) -> its result, a tuple of them, or NotImplemented. Gradients are not
+ * recorded. */
+static py_object *run_by_number(py_object *self, py_object *const *args, intptr_t nargs) {
+    wt_call call;
+    py_object *result = NULL;
+    (void)self;
+    if (nargs < 2 || !entry_is_plain_here()) return entry_refuse();
+    const wt_op *op = ops[py.PyLong_AsLongLong(args[0])];
+    if (strchr(op->text, '!')) return entry_refuse(); /* the dispatcher counts what is written to */
+    wt_call_begin(&call, op);
+    if (!read_all(op, args + 1, nargs - 1, call.arg) || !run(&call, true)) return entry_refuse();
+    if (offered.waits) learn(&call, entry_is_torchs(), true);
+    const int n = results_of(op);
+    if (n == 1) return entry_wrap(call.out[0]);
+    result = py.PyTuple_New(n);
+    for (int i = 0; i < n; i++) py.PyTuple_SetItem(result, i, entry_wrap(call.out[i]));
+    return result;
+}
+
+/* torchs(a tensor): the call that was offered with it is PyTorch's, forward and backward. */
+static py_object *torchs(py_object *self, py_object *const *args, intptr_t nargs) {
+    wt_tensor t;
+    (void)self;
+    bool same = nargs == 1 && offered.waits && entry_read(args[0], &t) && impl_of(&t) == impl_of(&offered.call.in[0]);
+    if (same && !entry_look(&offered.call)) entry_keep(&offered.call, ENTRY_TORCH);
+    offered.waits = false;
+    return entry_none();
+}
+
+/* The number of an operator for run(); -1: there is none. */
+WEFT_API int32_t weft_torch_entry_op(const char *name) {
+    for (size_t i = 0; i < sizeof(ops) / sizeof(ops[0]); i++)
+        if (strlen(name) == strcspn(ops[i]->text, "(") && !strncmp(name, ops[i]->text, strlen(name))) return (int32_t)i;
+    return -1;
+}
+
+WEFT_API py_object *weft_torch_entry_run(int32_t which) {
+    static py_method methods[] = {{"run", run_by_number, PY_FASTCALL, NULL}, {"torchs", torchs, PY_FASTCALL, NULL}};
+    return py.PyCFunction_NewEx(&methods[which], NULL, NULL);
+}

@@ -1,0 +1,129 @@
+/* What was decided for a call of a front, by all that the decision depends on: sizes, strides, types and alignment of its
+ * tensors, which of them want a gradient, its settings, those of weft.backends, the number of threads. Bounded: a program
+ * of ever new sizes starts again from an empty table. Used under the GIL. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "entry.h"
+
+enum { BUCKETS = 1024, RECORDS_MAX = 4096 };
+static entry_record *bucket[BUCKETS];
+static int records;
+
+/* ---------------------------------------------------------------- the key */
+enum { IS_NONE = 1, IS_FALSE, IS_TRUE, IS_INT, IS_FLOAT, IS_INTS, IS_TEXT };
+
+static bool put(entry_call *k, int64_t word) {
+    if (k->words == ENTRY_WORDS) return false;
+    k->word[k->words++] = word;
+    return true;
+}
+
+static bool put_tensor(entry_call *k, int i) {
+    const wt_tensor *t = &k->in[i];
+    uintptr_t low = (uintptr_t)t->data & 15;
+    if (!t->handle) return put(k, 0);
+    if (t->rank > 8 || k->words + 1 + 2 * (int)t->rank > ENTRY_WORDS) return false;
+    int64_t *w = k->word + k->words;
+    *w++ = 1 | t->rank << 1 | (int64_t)t->code << 8 | (int64_t)(low & (~low + 1)) << 24 | (int64_t)k->wants[i] << 32;
+    for (int64_t a = 0; a < t->rank; a++) *w++ = t->sizes[a];
+    for (int64_t a = 0; a < t->rank; a++) *w++ = t->strides[a];
+    k->words = (int)(w - k->word);
+    return true;
+}
+
+static bool put_int(entry_call *k, py_object *value) {
+    if (value->type != py.PyLong_Type) return false;
+    long long number = py.PyLong_AsLongLong(value);
+    if (number == -1 && py.PyErr_Occurred()) {
+        py.PyErr_Clear();
+        return false;
+    }
+    return put(k, number);
+}
+
+static bool put_ints(entry_call *k, py_object *values, bool tuple) {
+    intptr_t n = tuple ? py.PyTuple_Size(values) : py.PyList_Size(values);
+    bool ok = n <= 6 && put(k, IS_INTS | n << 8);
+    for (intptr_t i = 0; ok && i < n; i++)
+        ok = put_int(k, tuple ? py.PyTuple_GetItem(values, i) : py.PyList_GetItem(values, i));
+    return ok;
+}
+
+/* Words of up to eight letters: 'same', 'valid'. */
+static bool put_text(entry_call *k, py_object *value) {
+    intptr_t size = 0;
+    const char *text = py.PyUnicode_AsUTF8AndSize(value, &size);
+    int64_t letters = 0;
+    if (!text) py.PyErr_Clear();
+    if (!text || size > 8) return false;
+    memcpy(&letters, text, (size_t)size);
+    return put(k, IS_TEXT | size << 8) && put(k, letters);
+}
+
+static bool put_setting(entry_call *k, py_object *value) {
+    const py_object *type = value->type;
+    if (value == py._Py_NoneStruct) return put(k, IS_NONE);
+    if (value == py._Py_FalseStruct) return put(k, IS_FALSE);
+    if (value == py._Py_TrueStruct) return put(k, IS_TRUE);
+    if (type == py.PyLong_Type) return put(k, IS_INT) && put_int(k, value);
+    if (type == py.PyTuple_Type || type == py.PyList_Type) return put_ints(k, value, type == py.PyTuple_Type);
+    if (type == py.PyUnicode_Type) return put_text(k, value);
+    if (type != py.PyFloat_Type) return false;
+    double real = py.PyFloat_AsDouble(value);
+    int64_t bits;
+    memcpy(&bits, &real, sizeof(bits));
+    return put(k, IS_FLOAT) && put(k, bits);
+}
+
+bool entry_make_key(entry_call *k) {
+    uint32_t threads = 1;
+    wt.torch_get_num_threads(&threads);
+    k->words = 0;
+    k->word[k->words++] = (int64_t)(uintptr_t)k->front;
+    k->word[k->words++] = wt_seat_settings() << 24 | (int64_t)threads << 1 | k->records;
+    for (int i = 0; i < k->front->tensors; i++)
+        if (!put_tensor(k, i)) return false;
+    for (int i = k->front->tensors; i < k->nargs; i++)
+        if (!put_setting(k, k->arg[i])) return false;
+    uint64_t h = 0;
+    for (int i = 0; i < k->words; i++) h = (h ^ (uint64_t)k->word[i]) * UINT64_C(0x9E3779B97F4A7C15), h ^= h >> 32;
+    k->hash = h;
+    return true;
+}
+
+/* ---------------------------------------------------------------- the table */
+void entry_release(entry_record *r) {
+    if (--r->refs) return;
+    seat_release(r->seat);
+    free(r->arg);
+    free(r);
+}
+
+static void clear(void) {
+    for (int i = 0; i < BUCKETS; i++) {
+        for (entry_record *r = bucket[i], *next; r; r = next) next = r->next, entry_release(r);
+        bucket[i] = NULL;
+    }
+    records = 0;
+}
+
+entry_record *entry_look(const entry_call *k) {
+    entry_record *r = bucket[k->hash % BUCKETS];
+    while (r && (r->hash != k->hash || r->words != k->words ||
+                 memcmp(r->word, k->word, (size_t)k->words * sizeof(k->word[0]))))
+        r = r->next;
+    return r;
+}
+
+entry_record *entry_keep(const entry_call *k, entry_way way) {
+    entry_record *r = calloc(1, sizeof(*r) + (size_t)k->words * sizeof(k->word[0]));
+    if (!r) return NULL;
+    if (records == RECORDS_MAX) clear();
+    memcpy(r->word, k->word, (size_t)k->words * sizeof(k->word[0]));
+    r->hash = k->hash, r->words = k->words, r->refs = 1, r->way = way;
+    r->next = bucket[k->hash % BUCKETS];
+    bucket[k->hash % BUCKETS] = r;
+    records++;
+    return r;
+}

@@ -1,0 +1,101 @@
+"""The C entries: builtins in front of the dispatcher, for calls with plain tensors that nothing traces, transforms or watches.
+
+Each answers NotImplemented where the long way is to be taken: through Python and PyTorch's dispatcher. What the entries read of PyTorch is no public
+interface, so every fact is compared here with what Python says; if one does not hold there are no entries, and calls only take longer.
+"""
+from __future__ import annotations
+
+import ctypes
+import os
+import sysconfig
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.autograd.forward_ad as _forward_ad
+
+from . import _library, _settings
+
+_object = ctypes.py_object
+_BUILTINS: dict[str, Any] = {
+    **{f"{name}{rank}d": getattr(torch, f"{name}{rank}d") for name in ("conv", "conv_transpose") for rank in (1, 2, 3)},
+    **{f"max_pool{rank}d": getattr(torch, f"max_pool{rank}d") for rank in (1, 2, 3)},
+    "avg_pool1d": torch.avg_pool1d, "avg_pool2d": torch._C._nn.avg_pool2d, "avg_pool3d": torch._C._nn.avg_pool3d,
+    "adaptive_avg_pool1d": torch.adaptive_avg_pool1d, "adaptive_avg_pool2d": torch._C._nn.adaptive_avg_pool2d,
+    "adaptive_avg_pool3d": torch._C._nn.adaptive_avg_pool3d,
+    "relu": torch.relu, "tanh": torch.tanh, "sigmoid": torch.sigmoid, "hardtanh": torch._C._nn.hardtanh,
+    "softmax": torch.softmax, "log_softmax": torch.log_softmax, "batch_norm": torch.batch_norm,
+}
+
+
+def _refuse(*args: Any) -> Any:
+    return NotImplemented
+
+
+def _test(begin: Callable, tensor: Callable, thread: Callable) -> bool:
+    """Whether all that the entries read is as they take it to be."""
+    if begin(torch.Tensor, torch.nn.Parameter, _forward_ad.__dict__, "_current_level", -1) is NotImplemented:
+        return False
+
+    def fits(t: torch.Tensor, inference: bool = False) -> bool:
+        return tensor(t, t._cdata, torch._C._dispatch_keys(t).raw_repr(), t.requires_grad, inference) is not NotImplemented
+
+    x = torch.empty(2, 3)
+    kinds = [x, torch.empty(1, 2, 3, dtype=torch.float64), torch.empty(0), torch.nn.Parameter(x), x[1:], x.t(), torch.empty((), requires_grad=True)]
+    with torch.inference_mode():
+        kinds_inference = [torch.empty(2), torch.empty(2, 3, 4)]
+        known = thread(True)
+    if not all([fits(t) for t in kinds] + [fits(t, True) for t in kinds_inference] + [fits(torch.empty(4, device="meta")), fits(x)]):
+        return False
+    states, records = [thread(), known], torch.is_grad_enabled()
+    with torch.no_grad():
+        states.append(thread())
+    expected = [(True, records), (True, False), (True, False)]
+    others = [torch.autocast("cpu", torch.bfloat16), torch.overrides.TorchFunctionMode(), torch.utils._python_dispatch.TorchDispatchMode(),
+              torch._C._AutoDispatchBelowAutograd(), _forward_ad.dual_level()]
+    for context in others:
+        with context:
+            states.append(thread())
+            expected.append((False, records))
+    return states == expected
+
+
+def _make() -> tuple[dict[str, Callable], Callable, Callable]:
+    if os.environ.get("WEFT_ENTRY", "1") == "0" or sysconfig.get_config_var("Py_GIL_DISABLED"):
+        return {}, _refuse, _refuse
+    lib = ctypes.PyDLL(_library.path)   # with the GIL, as the functions deal in objects
+    lib.weft_torch_entry_test.restype = lib.weft_torch_entry.restype = lib.weft_torch_entry_run.restype = _object
+    lib.weft_torch_entry_run.argtypes = [ctypes.c_int32]
+    lib.weft_torch_entry.argtypes = [ctypes.c_char_p, _object]
+    lib.weft_torch_entry_seat.argtypes = [_object]
+    lib.weft_torch_entry_seat.restype = None
+    try:
+        if not _test(*(lib.weft_torch_entry_test(i) for i in range(3))):
+            return {}, _refuse, _refuse
+    except Exception:   # of a PyTorch that lacks one of the names above
+        return {}, _refuse, _refuse
+    lib.weft_torch_entry_seat(_register_seat)
+    return {name: lib.weft_torch_entry(name.encode(), builtin) for name, builtin in _BUILTINS.items()}, lib.weft_torch_entry_run(0), lib.weft_torch_entry_run(1)
+
+
+def _register_seat() -> bool:
+    from . import _enable
+    return _enable.seated("cpu")
+
+
+fronts, run, torchs = _make()   # torchs(input): the call that was refused with this input is PyTorch's, also the next time
+available = bool(fronts)
+if available:
+    _settings.listeners.append(_library.lib.weft_torch_entry_open)
+    _library.lib.weft_torch_entry_open(1)
+
+
+def front(name: str) -> Callable:
+    """The entry of a function. Called with the arguments of PyTorch's builtin, it returns the result or NotImplemented. Not for torch.compile, which
+    would stop at it."""
+    return fronts.get(name, _refuse)
+
+
+def number(name: str) -> int:
+    """Of an operator, for run(number, *arguments), which returns its result or NotImplemented and records no gradient."""
+    return _library.lib.weft_torch_entry_op(name.encode())

@@ -1,0 +1,402 @@
+"""The C entries: calls with plain tensors that run what was decided for their kind, weft's plan or PyTorch's function, with the same results, gradients
+and formats as the long way; and every surrounding in which they must step aside."""
+from __future__ import annotations
+
+import gc
+import os
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import weft
+import weft.functional as W
+from cases import channels_last
+from weft import _entry
+
+N, C = 4, 16
+ROOT = Path(__file__).resolve().parents[2]
+SLOW = os.environ.get("WEFT_SLOW", "0") not in ("", "0")
+needs_entries = pytest.mark.skipif(not _entry.available, reason="this PyTorch has no entries")
+
+
+def data(device, *shape, dtype=torch.float64):
+    """In float64, for which weft has the reference alone: PyTorch computes it."""
+    return torch.randn(*(shape or (N, C, 24, 24)), device=device, dtype=dtype, requires_grad=True)
+
+
+CALLS = {
+    "conv": lambda m, x, p: m.conv2d(x, p["w"], p["b"], padding=1),
+    "conv-stride": lambda m, x, p: m.conv2d(x, p["w"], None, stride=2, dilation=2),
+    "conv-groups": lambda m, x, p: m.conv2d(x, p["g"], p["b"], groups=2),
+    "conv-transpose": lambda m, x, p: m.conv_transpose2d(x, p["w"], None, stride=2, output_padding=1),
+    "batch-norm": lambda m, x, p: m.batch_norm(x, p["mean"].clone(), p["var"].clone(), p["b"], p["c"], True),
+    "batch-norm-eval": lambda m, x, p: m.batch_norm(x, p["mean"], p["var"], p["b"], p["c"], False),
+    "avg-pool": lambda m, x, p: m.avg_pool2d(x, 3, 2, 1, count_include_pad=False),
+    "adaptive": lambda m, x, p: m.adaptive_avg_pool2d(x, (5, 3)),
+    "relu": lambda m, x, p: m.relu(x),
+    "hardtanh": lambda m, x, p: m.hardtanh(x, -0.5, 0.75),
+    "tanh": lambda m, x, p: m.tanh(x),
+    "sigmoid": lambda m, x, p: m.sigmoid(x),
+    "relu-in-place": lambda m, x, p: m.relu(x * 1.0, inplace=True),
+    "hardtanh-in-place": lambda m, x, p: m.hardtanh(x * 1.0, -0.5, 0.75, inplace=True),
+    "softmax": lambda m, x, p: m.softmax(x, 1),
+    "log-softmax": lambda m, x, p: m.log_softmax(x, -1),
+    "max-pool": lambda m, x, p: m.max_pool2d(x, 3, 2, 1),
+}
+
+
+def parameters(device):
+    made = {"w": data(device, C, C, 3, 3), "g": data(device, C, C // 2, 3, 3), "b": data(device, C), "c": data(device, C)}
+    return {**made, "mean": torch.randn(C, device=device, dtype=torch.float64), "var": torch.rand(C, device=device, dtype=torch.float64) + 0.5}
+
+
+def results(m, name, x, p):
+    y = CALLS[name](m, x, p)
+    leaves = [t for t in (x, *p.values()) if t.requires_grad]
+    grads = torch.autograd.grad(y, leaves, torch.linspace(-1, 1, y.numel(), dtype=y.dtype, device=y.device).view(y.shape), allow_unused=True)
+    return y, grads
+
+
+
+@pytest.mark.parametrize("form", ["first", "last"])
+@pytest.mark.parametrize("name", CALLS)
+def test_every_call_is_the_same(device, name, form):
+    weft.backends.set_flags(delegate=True)   # starts anew
+    x, p = data(device), parameters(device)
+    x = (channels_last(x) if form == "last" else x).detach().requires_grad_()
+    exact = {k: v.detach().double().cpu().requires_grad_(v.requires_grad) for k, v in {"x": x, **p}.items()}   # the twin on CUDA has its own faults
+    want, grads = results(F, name, exact.pop("x"), exact)
+    kinds = []
+    for _ in range(3):
+        y, ours = results(W, name, x, p)
+        kinds.append(type(y.grad_fn).__name__)
+        assert y.stride() == want.stride()
+        torch.testing.assert_close(y.double().cpu(), want, rtol=1e-4, atol=1e-4)
+        for a, b in zip(ours, grads):
+            assert (a is None) == (b is None)
+            if a is not None:
+                torch.testing.assert_close(a.double().cpu(), b, rtol=1e-3, atol=1e-3)
+    if device.type == "cpu" and not name.endswith("in-place"):
+        assert not kinds[1].startswith("weft_") and kinds[1] == kinds[2] and weft.backends.kernels() == "torch", kinds
+    with torch.no_grad():
+        for _ in range(3):
+            y = CALLS[name](W, x.detach(), p)
+            assert y.stride() == want.stride() and not y.requires_grad
+            torch.testing.assert_close(y.double().cpu(), want, rtol=1e-4, atol=1e-4)
+
+
+def depthwise(grad=True, device="cpu"):
+    return data(device, dtype=torch.float32).detach().requires_grad_(grad), data(device, C, 1, 3, 3, dtype=torch.float32).detach().requires_grad_(grad)
+
+
+@needs_entries
+def test_a_gradient_of_weft_under_a_graph_of_pytorch():
+    x, w = depthwise()
+    want = F.conv2d(x, w, padding=1, groups=C)
+    for _ in range(3):
+        y = W.conv2d(x, w, padding=1, groups=C)
+        assert type(y.grad_fn).__name__ == "ConvolutionBackward0" and "dwconv" in weft.backends.kernels()
+        grads = torch.autograd.grad(y, (x, w), torch.ones_like(y))
+        assert "dwconv" in weft.backends.kernels() and "bwd" in weft.backends.kernels()
+        torch.testing.assert_close(y, want, rtol=1e-4, atol=1e-4)
+    with weft._enable.bypassed():
+        for a, b in zip(grads, torch.autograd.grad(want, (x, w), torch.ones_like(want))):
+            torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("settings", [dict(delegate=False), dict(math="strict"), dict(verbose="error")])
+def test_settings_close_it(device, settings):
+    x, w = data(device, 1, C, 8, 8), data(device, C, C, 3, 3)
+
+    def run():
+        y = W.conv2d(x, w)
+        torch.autograd.grad(y, (x, w), torch.ones_like(y))
+        return type(y.grad_fn).__name__
+    for _ in range(2):
+        run()
+    with weft.backends.flags(**settings):
+        assert run() == run() == "weft_convBackward"
+
+
+def test_second_derivatives_later_on():
+    x, w = torch.randn(1, 4, 6, 6, dtype=torch.float64, requires_grad=True), torch.randn(4, 4, 3, 3, dtype=torch.float64, requires_grad=True)
+    for _ in range(3):
+        assert torch.autograd.gradgradcheck(lambda x, w: W.tanh(W.conv2d(x, w)), (x, w))
+
+
+def test_the_profiler_shows_the_name():
+    for x, w in (depthwise(False), depthwise(True)):
+        for _ in range(2):
+            W.conv2d(x, w, groups=C)
+        with torch.profiler.profile() as profile:
+            W.conv2d(x, w, groups=C)
+        assert "weft::conv" in {event.key for event in profile.key_averages()}
+
+
+# ---------------------------------------------------------------------------------------------- surroundings
+
+FUNCTIONS = {"conv": lambda x, w: W.conv2d(x, w, None, 1, 1, 1, C), "relu": lambda x, w: W.relu(x), "softmax": lambda x, w: W.softmax(x, 1),
+             "pool": lambda x, w: W.avg_pool2d(x, 2), "norm": lambda x, w: W.batch_norm(x, torch.zeros(C), torch.ones(C))}
+some = pytest.mark.parametrize("name", FUNCTIONS)
+
+
+def warm(name, grad=False):
+    """A call that the entry knows."""
+    x, w = depthwise(grad)
+    for _ in range(3):
+        y = FUNCTIONS[name](x, w)
+    return FUNCTIONS[name], x, w, y.detach()
+
+
+@some
+def test_subclass(name):
+    class Marked(torch.Tensor):
+        pass
+    call, x, w, want = warm(name)
+    y = call(x.as_subclass(Marked), w)
+    assert type(y) is Marked and torch.equal(y.as_subclass(torch.Tensor), want)
+
+
+@some
+def test_function_mode(name):
+    class Counts(TorchFunctionMode):
+        seen = 0
+
+        def __torch_function__(self, function, types, args=(), kwargs=None):
+            self.seen += 1
+            return function(*args, **(kwargs or {}))
+    call, x, w, want = warm(name)
+    with Counts() as mode:
+        torch.testing.assert_close(call(x, w), want)
+    assert mode.seen
+
+
+@some
+def test_dispatch_mode(name):
+    class Counts(TorchDispatchMode):
+        seen = 0
+
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+            self.seen += 1
+            return function(*args, **(kwargs or {}))
+    call, x, w, want = warm(name)
+    with Counts() as mode:
+        torch.testing.assert_close(call(x, w), want)
+    assert mode.seen
+
+
+@some
+def test_transforms(name):
+    call, x, w, want = warm(name)
+    torch.testing.assert_close(torch.vmap(lambda t: call(t.unsqueeze(0), w).squeeze(0))(x), want, rtol=1e-4, atol=1e-5)
+    x, w = x.double(), w.double()
+    if name == "norm":
+        return   # its statistics are float32
+    value, moved = torch.func.jvp(lambda t: call(t, w), (x,), (torch.ones_like(x),))
+    torch.testing.assert_close(value, call(x, w))
+    near = (call(x + 1e-6, w) - call(x - 1e-6, w)) / 2e-6
+    assert (moved - near).abs().median() < 1e-6
+    gradient = torch.func.grad(lambda t: call(t, w).sum())(x)
+    leaf = x.clone().requires_grad_()
+    torch.testing.assert_close(gradient, torch.autograd.grad(call(leaf, w).sum(), leaf)[0])
+
+
+@some
+def test_forward_mode_under_no_grad(name):
+    call, x, w, _ = warm(name)
+    with torch.no_grad(), torch.autograd.forward_ad.dual_level():
+        y = call(torch.autograd.forward_ad.make_dual(x, torch.ones_like(x)), w)
+        assert torch.autograd.forward_ad.unpack_dual(y).tangent is not None
+
+
+@some
+def test_autocast_and_inference_mode(name):
+    call, x, w, want = warm(name)
+    with torch.inference_mode():
+        for _ in range(2):
+            y = call(x, w)
+            assert y.is_inference()
+            torch.testing.assert_close(y, want)
+            assert call(x.clone(), w).is_inference()
+    with torch.autocast("cpu", torch.bfloat16):
+        assert call(x, w).dtype == (torch.bfloat16 if name == "conv" else torch.float32)
+    assert not call(x, w).is_inference()
+
+
+@some
+def test_tensors_that_are_not_plain(name):
+    call, x, w, want = warm(name)
+    negative = torch._neg_view(-x)
+    assert negative.is_neg()
+    torch.testing.assert_close(call(negative, w), want)
+    with FakeTensorMode() as mode:
+        y = call(mode.from_tensor(x), mode.from_tensor(w)) if name != "norm" else None
+        assert name == "norm" or type(y).__name__ == "FakeTensor"
+    assert call(x.to("meta"), w.to("meta")).is_meta if name != "norm" else True
+    torch.testing.assert_close(call(x, w), want)
+
+
+@some
+def test_hooks(name):
+    call, x, w, _ = warm(name, grad=True)
+    plain = torch.autograd.grad(call(x, w).sum(), x)[0]
+    seen = []
+    y = call(x, w)
+    y.register_hook(lambda g: g * 2)
+    y.grad_fn.register_hook(lambda *a: seen.append(1))
+    torch.testing.assert_close(torch.autograd.grad(y.sum(), x)[0], 2 * plain)
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: seen.append(2) or t, lambda t: t):
+        torch.testing.assert_close(torch.autograd.grad(call(x, w).sum(), x)[0], plain)
+    assert 1 in seen and 2 in seen
+
+
+@some
+def test_threads(name):
+    call, x, w, want = warm(name)
+    wrong = []
+
+    def work():
+        for i in range(200):
+            if not torch.equal(call(x, w), want):
+                wrong.append(i)
+            call(x[:, :, :9 + i % 7], w)   # other kinds of calls meanwhile
+    workers = [threading.Thread(target=work) for _ in range(4)]
+    for t in workers:
+        t.start()
+    for t in workers:
+        t.join()
+    assert not wrong
+
+
+def run_python(code: str, **env: str) -> str:
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "python"), "WEFT_LIBRARY": weft.backends.library(), **env}
+    done = subprocess.run([sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, env=environment, timeout=120)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+FORK = """
+import os, torch, weft.functional as W
+torch.set_num_threads(1)
+x, w = torch.ones(1, 2, 5, 5, requires_grad=True), torch.ones(2, 1, 3, 3)
+def run():
+    y = W.conv2d(x, w, groups=2)
+    return (torch.autograd.grad(y.sum(), x)[0].sum() + y.sum() + W.relu(x).sum()).item()
+first = run()
+child = os.fork()
+if not child:
+    os._exit(0 if run() == first else 1)
+print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), run() == first)
+"""
+
+
+def test_fork():
+    assert run_python(FORK) == "0 True"
+
+
+@needs_entries
+def test_without_entries():
+    code = ("import torch, weft, weft.functional as W\nfrom weft import _entry\ntorch.manual_seed(0)\nx, w = torch.randn(2, 4, 9, 9), torch.randn(4, 1, 3, 3)\n"
+            "print(_entry.available, W.relu(W.conv2d(x, w, groups=4)).double().sum().item())")
+    with_them, without = run_python(code).split(), run_python(code, WEFT_ENTRY="0").split()
+    assert with_them[0] == "True" and without[0] == "False" and with_them[1] == without[1]
+
+
+# ---------------------------------------------------------------------------------------------- memory
+
+def resident() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+@pytest.mark.parametrize("grad", [False, True], ids=["no_grad", "grad"])
+@some
+def test_memory_does_not_grow(name, grad):
+    call, x, w, _ = warm(name, grad)
+    calls = (100_000 if grad else 1_000_000) if SLOW else 3000
+    x, w = x[:1, :, :4, :4].detach().requires_grad_(grad), w
+    wanted = (x, w) if name == "conv" else (x,)
+
+    def run(times):
+        for _ in range(times):
+            y = call(x, w)
+            if grad:
+                torch.autograd.grad(y, wanted, torch.ones_like(y))
+    run(1000)
+    gc.collect()
+    before = resident()
+    run(calls)
+    gc.collect()
+    assert resident() - before < 1 << 20
+
+
+def test_the_table_is_bounded():
+    w = torch.randn(1, 1, 1)
+    for n in range(1, 5000):
+        W.conv1d(torch.zeros(1, 1, n), w)
+    gc.collect()
+    before = resident()
+    for n in range(5000, 10000):
+        W.conv1d(torch.zeros(1, 1, n), w)
+    assert resident() - before < 8 << 20
+
+
+def test_another_format_is_copied_and_nothing_runs_twice():
+    """PyTorch's 1D batch norm of channels-last data is channels-first; the statistics move once."""
+    x = torch.randn(4, 9, 5).transpose(1, 2).requires_grad_()
+    results = []
+    for f in (F.batch_norm, W.batch_norm):
+        mean, var = torch.zeros(5), torch.ones(5)
+        for _ in range(4):
+            y = f(x, mean, var, training=True)
+            y.sum().backward()
+        results.append((y.detach(), mean, var))
+    for theirs, ours in zip(*results):
+        torch.testing.assert_close(ours, theirs)
+
+
+@pytest.mark.parametrize("form", ["first", "last"])
+@pytest.mark.parametrize("rank", [2, 3])
+def test_max_pooling_in_training(device, rank, form):
+    """By PyTorch where it wins without an index; by weft, with a byte index, where it does not or was not asked."""
+    x = torch.randn((4, 16, 24, 24) if rank == 2 else (2, 8, 12, 12, 12), device=device)
+    x = (channels_last(x) if form == "last" else x).requires_grad_()
+    function, twin = getattr(W, f"max_pool{rank}d"), getattr(F, f"max_pool{rank}d")
+    exact = x.detach().cpu().double().contiguous().requires_grad_()
+    want = twin(exact, 3, 2, 1)
+    grads = torch.autograd.grad(want, exact, torch.linspace(-1, 1, want.numel(), dtype=torch.float64).view(want.shape))[0]
+    for settings in ({}, {}, {"delegate": False}):
+        with weft.backends.flags(**settings):
+            y = function(x, 3, 2, 1)
+            own = device.type == "cuda"   # weft wins there, and PyTorch's sums may change from run to run
+            assert type(y.grad_fn).__name__.startswith("weft_") == bool(settings or own)
+            assert weft.backends.kernels() == "torch" or settings or own
+            got = torch.autograd.grad(y, x, torch.linspace(-1, 1, y.numel(), device=device).view(y.shape))[0]
+        torch.testing.assert_close(y.double().cpu(), want)
+        torch.testing.assert_close(got.double().cpu(), grads, rtol=1e-4, atol=1e-5)
+    torch.use_deterministic_algorithms(True)
+    try:
+        y = function(x, 3, 2, 1)
+        torch.autograd.grad(y, x, torch.ones_like(y))
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
+def test_fake_tensors_teach_nothing():
+    """What runs on a fake tensor is no kernel: the real one with the same shape keeps weft's."""
+    from torch._subclasses.fake_tensor import FakeTensorMode
+    weft.backends.set_flags(delegate=True)
+    with FakeTensorMode():
+        for _ in range(2):
+            W.conv2d(torch.empty(2, 8, 20, 20), torch.empty(8, 1, 3, 3), groups=8)
+            W.max_pool2d(torch.empty(2, 8, 20, 20, requires_grad=True), 2)
+    for _ in range(2):
+        W.conv2d(torch.randn(2, 8, 20, 20), torch.randn(8, 1, 3, 3), groups=8)
+        assert "dwconv" in weft.backends.kernels()
