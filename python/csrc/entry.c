@@ -39,16 +39,19 @@ bool entry_register_seat(void) {
     return yes;
 }
 
+/* Trailing arguments that are the defaults, the very objects, need not be read by PyTorch. */
+static size_t arguments_of(const entry_call *k) {
+    intptr_t known = py.PyTuple_Size(k->front->defaults), n = k->nargs;
+    while (known > 0 && k->arg[n - 1] == py.PyTuple_GetItem(k->front->defaults, known - 1)) n--, known--;
+    return (size_t)n;
+}
+
 static py_object *by_torch(const entry_call *k, bool marked) {
-    if (marked)
-        wt_seat_mark(1);
-    else
-        wt_seat_bypass(1);
-    py_object *result = py.PyObject_Vectorcall(k->front->builtin, k->arg, (size_t)k->nargs, NULL);
-    if (marked)
-        wt_seat_mark(-1);
-    else
-        wt_seat_bypass(-1), wt_note_torch();
+    const bool seated = k->front->kind == ENTRY_CONV || k->front->kind == ENTRY_CONV_TRANSPOSE;
+    if (seated) (marked ? wt_seat_mark : wt_seat_bypass)(1);
+    py_object *result = py.PyObject_Vectorcall(k->front->builtin, k->arg, arguments_of(k), NULL);
+    if (seated) (marked ? wt_seat_mark : wt_seat_bypass)(-1);
+    if (!marked) wt_note_torch();
     return result;
 }
 
@@ -140,7 +143,7 @@ static py_object *enter(entry_front *front, py_object *const *args, intptr_t nar
 enum { ENTRY_FRONTS(X) FRONT_COUNT };
 #undef X
 static entry_front fronts[] = {
-#define X(name, tensors, kind) {#name, tensors, kind, NULL},
+#define X(name, tensors, kind) {#name, tensors, kind, NULL, NULL},
     ENTRY_FRONTS(X)
 #undef X
 };
@@ -157,12 +160,13 @@ static py_method methods[] = {
 #undef X
 };
 
-/* The builtin of a front, in front of PyTorch's. */
-WEFT_API py_object *weft_torch_entry(const char *name, py_object *builtin) {
+/* The builtin of a front, in front of PyTorch's; defaults: a tuple. */
+WEFT_API py_object *weft_torch_entry(const char *name, py_object *builtin, py_object *defaults) {
     for (int i = 0; i < FRONT_COUNT; i++) {
         if (strcmp(fronts[i].name, name)) continue;
         py.Py_IncRef(builtin);
-        fronts[i].builtin = builtin;
+        py.Py_IncRef(defaults);
+        fronts[i].builtin = builtin, fronts[i].defaults = defaults;
         return py.PyCFunction_NewEx(&methods[i], NULL, NULL);
     }
     return entry_none();

@@ -19,6 +19,7 @@ enum { ENTRY_TENSORS = 5, ENTRY_WORDS = 112, ENTRY_LONG_NS = 20000 };
 bool entry_is_plain_here(void); /* on this thread, now */
 /* A plain tensor on the CPU, read without taking a reference; None is no tensor: handle NULL. */
 bool entry_read(py_object *object, wt_tensor *t);
+bool entry_read_dtype(const py_object *object, int64_t *code);
 bool entry_requires_grad(const wt_tensor *t);
 bool entry_records(void);                /* gradient mode */
 py_object *entry_wrap(wt_handle tensor); /* a new object; the handle is freed */
@@ -53,9 +54,10 @@ typedef struct entry_record {
 
 typedef struct entry_front {
     const char *name;
-    int tensors;        /* so many leading arguments are tensors, or None */
-    int kind;           /* ENTRY_CONV, ... */
-    py_object *builtin; /* PyTorch's, of the same arguments */
+    int tensors;         /* so many leading arguments are tensors, or None */
+    int kind;            /* ENTRY_CONV, ... */
+    py_object *builtin;  /* PyTorch's, of the same arguments */
+    py_object *defaults; /* of its last arguments: what equals them is not given */
 } entry_front;
 enum { ENTRY_CONV = 1, ENTRY_CONV_TRANSPOSE, ENTRY_UNARY, ENTRY_OTHER };
 

@@ -23,6 +23,8 @@ static struct {
     size_t offset;                        /* of a tensor's key set in its implementation */
     uint64_t keys, inference_keys;        /* of a plain tensor on the CPU; of one made in inference mode */
     uint64_t inference[2];                /* the thread's words in inference mode */
+    py_object *dtype[4];
+    int32_t code[4];
 } facts;
 
 static uint64_t *keys_here(void) {
@@ -55,6 +57,15 @@ bool entry_read(py_object *object, wt_tensor *t) {
     const uint64_t keys = keys_of(object);
     if (keys != facts.keys && keys != facts.inference_keys) return false;
     return !wt_read_tensor((wt_handle)((char *)object + 16), t);
+}
+
+bool entry_read_dtype(const py_object *object, int64_t *code) {
+    for (int i = 0; i < 4; i++) {
+        if (object != facts.dtype[i]) continue;
+        *code = facts.code[i];
+        return true;
+    }
+    return false;
 }
 
 bool entry_requires_grad(const wt_tensor *t) { return t->handle && torch.requires_grad(*(void **)t->handle); }
@@ -97,11 +108,14 @@ static bool find_all(void) {
     return torch.function_modes && torch.has_callbacks && torch.records && torch.requires_grad && torch.wrap;
 }
 
-/* (Tensor, Parameter, dict of torch.autograd.forward_ad, "_current_level", -1): kept for good. */
+/* (Tensor, Parameter, dict of torch.autograd.forward_ad, "_current_level", -1, four types of data): kept for good. */
 static py_object *begin(py_object *self, py_object *const *args, intptr_t nargs) {
     (void)self;
-    if (nargs != 5 || !find_all()) return entry_refuse();
-    for (int i = 0; i < 5; i++) py.Py_IncRef(args[i]);
+    if (nargs != 9 || !find_all()) return entry_refuse();
+    for (int i = 0; i < 9; i++) py.Py_IncRef(args[i]);
+    for (int i = 0; i < 4; i++) facts.dtype[i] = args[5 + i];
+    facts.code[0] = wt.aoti_torch_dtype_float32(), facts.code[1] = wt.aoti_torch_dtype_float64();
+    facts.code[2] = wt.aoti_torch_dtype_float16(), facts.code[3] = wt.aoti_torch_dtype_bfloat16();
     facts.tensor = args[0], facts.parameter = args[1];
     facts.levels = args[2], facts.level = args[3], facts.no_level = args[4];
     return entry_none();

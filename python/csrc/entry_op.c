@@ -36,7 +36,7 @@ static bool read_text(py_object *value, char *to, size_t capacity) {
     return true;
 }
 
-/* What cannot be read, a type of data among it, is the dispatcher's. */
+/* What cannot be read is the dispatcher's. */
 static bool read_one(wt_kind kind, py_object *value, wt_arg *to) {
     switch (kind) {
     case WT_TENSOR:
@@ -57,8 +57,9 @@ static bool read_one(wt_kind kind, py_object *value, wt_arg *to) {
         return true;
     case WT_TEXT:
         return read_text(value, to->text, sizeof(to->text));
-    case WT_TENSORS:
     case WT_DTYPE:
+        return entry_read_dtype(value, &to->integer);
+    case WT_TENSORS:
         break;
     }
     return false;
@@ -156,7 +157,9 @@ static py_object *run_by_number(py_object *self, py_object *const *args, intptr_
     py_object *result = NULL;
     (void)self;
     if (nargs < 2 || !entry_is_plain_here()) return entry_refuse();
-    const wt_op *op = ops[py.PyLong_AsLongLong(args[0])];
+    const long long number = py.PyLong_AsLongLong(args[0]);
+    if (number < 0) return entry_refuse();
+    const wt_op *op = ops[number];
     if (strchr(op->text, '!')) return entry_refuse(); /* the dispatcher counts what is written to */
     wt_call_begin(&call, op);
     if (!read_all(op, args + 1, nargs - 1, call.arg) || !run(&call, true)) return entry_refuse();
@@ -178,6 +181,13 @@ static py_object *torchs(py_object *self, py_object *const *args, intptr_t nargs
     return entry_none();
 }
 
+/* bypass(True or False): on this thread PyTorch's operators are its own from here on, or again weft's as well. */
+static py_object *bypass(py_object *self, py_object *const *args, intptr_t nargs) {
+    (void)self;
+    wt_seat_bypass(nargs == 1 && args[0] == py._Py_TrueStruct ? 1 : -1);
+    return entry_none();
+}
+
 /* The number of an operator for run(); -1: there is none. */
 WEFT_API int32_t weft_torch_entry_op(const char *name) {
     for (size_t i = 0; i < sizeof(ops) / sizeof(ops[0]); i++)
@@ -186,6 +196,8 @@ WEFT_API int32_t weft_torch_entry_op(const char *name) {
 }
 
 WEFT_API py_object *weft_torch_entry_run(int32_t which) {
-    static py_method methods[] = {{"run", run_by_number, PY_FASTCALL, NULL}, {"torchs", torchs, PY_FASTCALL, NULL}};
+    static py_method methods[] = {{"run", run_by_number, PY_FASTCALL, NULL},
+                                  {"torchs", torchs, PY_FASTCALL, NULL},
+                                  {"bypass", bypass, PY_FASTCALL, NULL}};
     return py.PyCFunction_NewEx(&methods[which], NULL, NULL);
 }

@@ -6,7 +6,7 @@
 
 #include "entry.h"
 
-enum { BUCKETS = 1024, RECORDS_MAX = 4096 };
+enum { BUCKETS = 1024, RECORDS_MAX = 1024 };
 static entry_record *bucket[BUCKETS];
 static int records;
 

@@ -7,7 +7,7 @@
 
 #include "seat.h"
 
-enum { BUCKETS = 1024, ENTRIES_MAX = 4096 };
+enum { BUCKETS = 1024, ENTRIES_MAX = 1024 };
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static seat_entry *bucket[BUCKETS];

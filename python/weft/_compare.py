@@ -5,6 +5,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any, Optional
 
@@ -71,8 +72,9 @@ def _timer(device: torch.device) -> tuple[Callable[[], Any], Callable[[Any, Any]
 class _Runner:
     """One side on one input: fresh arguments outside the clock, forward and, where something asks for gradients, backward inside."""
 
-    def __init__(self, modules: list[nn.Module], args: Any) -> None:
-        self.modules, self.args = modules, args
+    def __init__(self, modules: list[nn.Module], args: Any, alone: Callable[[], Any] = nullcontext) -> None:
+        """alone: the context that it runs in."""
+        self.modules, self.args, self.alone = modules, args, alone
         self.parameters = [p for m in modules for p in m.parameters() if p.requires_grad]
         tensors = [t for t in tree_flatten(args)[0] if isinstance(t, Tensor)]
         self.mark, self.between = _timer(next((t.device for t in tensors), torch.device("cpu")))
@@ -110,11 +112,12 @@ class _Runner:
         """Seconds a run."""
         total = 0.0
         marks = []
-        for _ in range(times):
-            (args, kwargs), leaves = self._ready()
-            start = self.mark()
-            self._run(args, kwargs, leaves + self.parameters)
-            marks.append((start, self.mark()))
+        with self.alone():
+            for _ in range(times):
+                (args, kwargs), leaves = self._ready()
+                start = self.mark()
+                self._run(args, kwargs, leaves + self.parameters)
+                marks.append((start, self.mark()))
         for start, end in marks:
             total += self.between(start, end)
         return total / times
@@ -122,7 +125,7 @@ class _Runner:
 
 def _measure(members: Sequence[nn.Module], chain: Optional[Chain], args: Any) -> dict[str, float]:
     """Milliseconds of both sides: medians of samples taken in turn, after two runs that warm up."""
-    runners = {side: _Runner(_side(members, side, chain), args) for side in SIDES}
+    runners = {side: _Runner(_side(members, side, chain), args, _enable.bypassed if side == "torch" else nullcontext) for side in SIDES}
     for runner in runners.values():
         runner.sample(1)
     first = {side: runner.sample(1) for side, runner in runners.items()}

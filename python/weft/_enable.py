@@ -7,13 +7,13 @@ from __future__ import annotations
 import os
 import threading
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple, Optional
 
 import torch
 
-from . import _calibrate, _library, _settings, _shortcut
+from . import _calibrate, _entry, _library, _settings, _shortcut
 
 OPERATORS = {"convolution": ("aten::convolution", "aten::convolution_backward")}
 _BIT = {"cpu": 1, "cuda": 2}   # the switches of python/csrc/seat.c
@@ -138,11 +138,24 @@ def suspended() -> Iterator[None]:
 @contextmanager
 def bypassed() -> Iterator[None]:
     """On this thread PyTorch's operators are PyTorch's own: for measuring it, and for calls that were left to it."""
-    _lib.weft_torch_seat_bypass(1)
+    _entry.bypass(True)
     try:
         yield
     finally:
-        _lib.weft_torch_seat_bypass(-1)
+        _entry.bypass(False)
+
+
+def as_torch(run: Callable[[], Any]) -> Callable[[], Any]:
+    """The same call as PyTorch alone computes it, also where weft would take the gradient of a convolution that its own functions share with it."""
+    bypass = _entry.bypass
+
+    def alone() -> Any:
+        bypass(True)
+        try:
+            return run()
+        finally:
+            bypass(False)
+    return alone
 
 
 class Seen(NamedTuple):

@@ -26,6 +26,9 @@ _BUILTINS: dict[str, Any] = {
     "relu": torch.relu, "tanh": torch.tanh, "sigmoid": torch.sigmoid, "hardtanh": torch._C._nn.hardtanh,
     "softmax": torch.softmax, "log_softmax": torch.log_softmax, "batch_norm": torch.batch_norm,
 }
+# of PyTorch's builtins, for their last arguments: the very objects that Python's own functions have as theirs
+_DEFAULTS: dict[str, tuple] = {"conv": (None, 1, 0, 1, 1), "conv_transpose": (None, 1, 0, 0, 1, 1), "max_pool": ((), 0, 1, False),
+                               "avg_pool1d": ((), 0, False, True), "avg_pool": ((), 0, False, True, None)}
 
 
 def _refuse(*args: Any) -> Any:
@@ -34,7 +37,7 @@ def _refuse(*args: Any) -> Any:
 
 def _test(begin: Callable, tensor: Callable, thread: Callable) -> bool:
     """Whether all that the entries read is as they take it to be."""
-    if begin(torch.Tensor, torch.nn.Parameter, _forward_ad.__dict__, "_current_level", -1) is NotImplemented:
+    if begin(torch.Tensor, torch.nn.Parameter, _forward_ad.__dict__, "_current_level", -1, torch.float32, torch.float64, torch.float16, torch.bfloat16) is NotImplemented:
         return False
 
     def fits(t: torch.Tensor, inference: bool = False) -> bool:
@@ -60,22 +63,27 @@ def _test(begin: Callable, tensor: Callable, thread: Callable) -> bool:
     return states == expected
 
 
-def _make() -> tuple[dict[str, Callable], Callable, Callable]:
+def _bypass(on: bool) -> None:
+    _library.lib.weft_torch_seat_bypass(1 if on else -1)
+
+
+def _make() -> tuple[dict[str, Callable], Callable, Callable, Callable]:
     if os.environ.get("WEFT_ENTRY", "1") == "0" or sysconfig.get_config_var("Py_GIL_DISABLED"):
-        return {}, _refuse, _refuse
+        return {}, _refuse, _refuse, _bypass
     lib = ctypes.PyDLL(_library.path)   # with the GIL, as the functions deal in objects
     lib.weft_torch_entry_test.restype = lib.weft_torch_entry.restype = lib.weft_torch_entry_run.restype = _object
     lib.weft_torch_entry_run.argtypes = [ctypes.c_int32]
-    lib.weft_torch_entry.argtypes = [ctypes.c_char_p, _object]
+    lib.weft_torch_entry.argtypes = [ctypes.c_char_p, _object, _object]
     lib.weft_torch_entry_seat.argtypes = [_object]
     lib.weft_torch_entry_seat.restype = None
     try:
         if not _test(*(lib.weft_torch_entry_test(i) for i in range(3))):
-            return {}, _refuse, _refuse
+            return {}, _refuse, _refuse, _bypass
     except Exception:   # of a PyTorch that lacks one of the names above
-        return {}, _refuse, _refuse
+        return {}, _refuse, _refuse, _bypass
     lib.weft_torch_entry_seat(_register_seat)
-    return {name: lib.weft_torch_entry(name.encode(), builtin) for name, builtin in _BUILTINS.items()}, lib.weft_torch_entry_run(0), lib.weft_torch_entry_run(1)
+    return {name: lib.weft_torch_entry(name.encode(), builtin, _DEFAULTS.get(name) or _DEFAULTS.get(name.rstrip("123d"), ())) for name, builtin in _BUILTINS.items()}, \
+        lib.weft_torch_entry_run(0), lib.weft_torch_entry_run(1), lib.weft_torch_entry_run(2)
 
 
 def _register_seat() -> bool:
@@ -83,7 +91,8 @@ def _register_seat() -> bool:
     return _enable.seated("cpu")
 
 
-fronts, run, torchs = _make()   # torchs(input): the call that was refused with this input is PyTorch's, also the next time
+# torchs(input): the call that was refused with this input is PyTorch's, also the next time. bypass(True or False): the seat is passed by on this thread
+fronts, run, torchs, bypass = _make()
 available = bool(fronts)
 if available:
     _settings.listeners.append(_library.lib.weft_torch_entry_open)

@@ -153,9 +153,13 @@ def _out_of_memory(error: RuntimeError) -> bool:
     return "could not allocate" in text and " on cuda" in text
 
 
-def _below(op: Any, args: tuple) -> Any:
+def _below(rule: Rule, args: tuple) -> Any:
+    """The operator itself, by its entry where that can be."""
+    result = _run(rule.number, *args)
+    if result is not NotImplemented:
+        return result
     with _BelowAutograd():
-        return op(*args)
+        return rule.op(*args)
 
 
 def call(rule: Rule, *args: Any) -> Any:
@@ -173,12 +177,8 @@ def call(rule: Rule, *args: Any) -> Any:
                         return rule.apply(*inputs, settings)
                     return rule.short.call(args, lambda: rule.apply(*inputs, settings))
         if rule.short is not None and rule.short.without_gradient and _shortcut._open:
-            return rule.short.call_plain(args, lambda: _below(rule.op, args))
-        result = _run(rule.number, *args)
-        if result is not NotImplemented:
-            return result
-        with _BelowAutograd():
-            return rule.op(*args)
+            return rule.short.call_plain(args, lambda: _below(rule, args))
+        return _below(rule, args)
     except RuntimeError as error:
         if not _out_of_memory(error):
             raise

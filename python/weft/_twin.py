@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from . import _library
+from ._enable import as_torch, bypassed
 from ._twin_table import DTYPES, TABLE, Case, Problem, random_tensor, transposed_conv
 
 PASSES = ("fwd", "bwd_data", "bwd_weights", "bwd", "train")
@@ -116,12 +117,16 @@ def _grads(case: Case, problem: dict, device: torch.device) -> list[Tensor]:
 def _calls(case: Case, problem: dict, passes: str, device: torch.device) -> tuple[Callable[[], Results], Callable[[], Results]]:
     """weft's, PyTorch's."""
     sides = ((case.weft, case.inputs), (case.peer, case.peer_inputs or case.inputs))
-    if passes == "fwd":
-        return tuple(_forward(*side) for side in sides)
-    grads = _grads(case, problem, device)
-    if passes == "train":
-        return tuple(_train(*side, grads) for side in sides)
-    return tuple(_backward(*side, grads, _WANTED.get(passes)) for side in sides)
+    grads = None if passes == "fwd" else _grads(case, problem, device)
+
+    def made(side: tuple) -> Callable[[], Results]:
+        if grads is None:
+            return _forward(*side)
+        return _train(*side, grads) if passes == "train" else _backward(*side, grads, _WANTED.get(passes))
+    ours = made(sides[0])
+    with bypassed():
+        theirs = made(sides[1])
+    return ours, as_torch(theirs)
 
 
 def _kernels(runs: Sequence[Callable[[], Results]]) -> str:

@@ -16,6 +16,7 @@ __all__ = ["batch_norm"]
 
 _grad_enabled = torch.is_grad_enabled
 _is_compiling = torch.compiler.is_compiling
+_in_dynamo = torch.compiler.is_dynamo_compiling   # which stops at builtins
 _INF = float("inf")
 _batch_norm = front("batch_norm")
 
@@ -65,7 +66,7 @@ def batch_norm(input: Tensor, running_mean: Optional[Tensor], running_var: Optio
         >>> weft.functional.batch_norm(x, mean, var, training=True).shape
         torch.Size([8, 4, 16, 16])
     """
-    if out is None and not _is_compiling():
+    if out is None and not _in_dynamo():
         y = _batch_norm(input, weight, bias, running_mean, running_var, training, momentum, eps, True)
         if y is not NotImplemented:
             return y

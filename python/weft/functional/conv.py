@@ -17,6 +17,7 @@ from .._rules import call, call_into
 __all__ = ["conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d", "conv_transpose3d", "conv2d_depthwise"]
 
 _is_compiling = torch.compiler.is_compiling
+_in_dynamo = torch.compiler.is_dynamo_compiling   # which stops at builtins
 _conv1d, _conv2d, _conv3d = map(front, ("conv1d", "conv2d", "conv3d"))
 _conv_transpose1d, _conv_transpose2d, _conv_transpose3d = map(front, ("conv_transpose1d", "conv_transpose2d", "conv_transpose3d"))
 
@@ -147,7 +148,7 @@ def conv1d(input: Tensor, weight: Tensor, bias: Optional[Tensor] = None, stride:
         >>> weft.functional.conv1d(torch.randn(2, 4, 100), torch.randn(8, 4, 5), padding="same").shape
         torch.Size([2, 8, 100])
     """
-    if act is None and out is None and not _is_compiling():
+    if act is None and out is None and not _in_dynamo():
         y = _conv1d(input, weight, bias, stride, padding, dilation, groups)
         if y is not NotImplemented:
             return y
@@ -162,7 +163,7 @@ def conv2d(input: Tensor, weight: Tensor, bias: Optional[Tensor] = None, stride:
         >>> weft.functional.conv2d(torch.randn(2, 8, 32, 32), torch.randn(8, 1, 3, 3), padding=1, groups=8, act="relu").shape
         torch.Size([2, 8, 32, 32])
     """
-    if act is None and out is None and not _is_compiling():
+    if act is None and out is None and not _in_dynamo():
         y = _conv2d(input, weight, bias, stride, padding, dilation, groups)
         if y is not NotImplemented:
             return y
@@ -177,7 +178,7 @@ def conv3d(input: Tensor, weight: Tensor, bias: Optional[Tensor] = None, stride:
         >>> weft.functional.conv3d(torch.randn(1, 8, 9, 9, 9), torch.randn(8, 1, 3, 3, 3), groups=8).shape
         torch.Size([1, 8, 7, 7, 7])
     """
-    if act is None and out is None and not _is_compiling():
+    if act is None and out is None and not _in_dynamo():
         y = _conv3d(input, weight, bias, stride, padding, dilation, groups)
         if y is not NotImplemented:
             return y
@@ -192,7 +193,7 @@ def conv_transpose1d(input: Tensor, weight: Tensor, bias: Optional[Tensor] = Non
         >>> weft.functional.conv_transpose1d(torch.randn(2, 4, 10), torch.randn(4, 3, 4), stride=2, padding=1).shape
         torch.Size([2, 3, 20])
     """
-    if act is None and out is None and not _is_compiling():
+    if act is None and out is None and not _in_dynamo():
         y = _conv_transpose1d(input, weight, bias, stride, padding, output_padding, groups, dilation)
         if y is not NotImplemented:
             return y
@@ -207,7 +208,7 @@ def conv_transpose2d(input: Tensor, weight: Tensor, bias: Optional[Tensor] = Non
         >>> weft.functional.conv_transpose2d(torch.randn(2, 4, 8, 8), torch.randn(4, 1, 3, 3), stride=2, output_padding=1, groups=4).shape
         torch.Size([2, 4, 18, 18])
     """
-    if act is None and out is None and not _is_compiling():
+    if act is None and out is None and not _in_dynamo():
         y = _conv_transpose2d(input, weight, bias, stride, padding, output_padding, groups, dilation)
         if y is not NotImplemented:
             return y
@@ -222,7 +223,7 @@ def conv_transpose3d(input: Tensor, weight: Tensor, bias: Optional[Tensor] = Non
         >>> weft.functional.conv_transpose3d(torch.randn(1, 4, 5, 5, 5), torch.randn(4, 2, 2, 2, 2), stride=2).shape
         torch.Size([1, 2, 10, 10, 10])
     """
-    if act is None and out is None and not _is_compiling():
+    if act is None and out is None and not _in_dynamo():
         y = _conv_transpose3d(input, weight, bias, stride, padding, output_padding, groups, dilation)
         if y is not NotImplemented:
             return y
@@ -246,7 +247,7 @@ def conv2d_depthwise(input: Tensor, weight: Tensor, bias: Optional[Tensor] = Non
     if weight.shape[1] != 1 or weight.shape[0] % channels:
         raise RuntimeError(f"conv2d_depthwise: weight is {list(weight.shape)}, allowed with {channels} input channels: "
                            f"(a multiple of {channels}, 1, kh, kw)")
-    if act is None and out is None and not _is_compiling():
+    if act is None and out is None and not _in_dynamo():
         y = _conv2d(input, weight, bias, stride, padding, dilation, channels)
         if y is not NotImplemented:
             return y

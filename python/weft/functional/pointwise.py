@@ -16,7 +16,7 @@ __all__ = ["relu", "clipped_relu", "hardtanh", "tanh", "sigmoid", "ncrelu"]
 
 Number = Union[int, float]
 _strided = torch.strided
-_is_compiling = torch.compiler.is_compiling
+_in_dynamo = torch.compiler.is_dynamo_compiling   # which stops at builtins
 _relu, _hardtanh, _tanh, _sigmoid = map(front, ("relu", "hardtanh", "tanh", "sigmoid"))
 
 
@@ -73,7 +73,7 @@ def relu(input: Tensor, inplace: bool = False, *, out: Optional[Tensor] = None) 
         >>> weft.functional.relu(torch.tensor([-1.0, 2.0]))
         tensor([0., 2.])
     """
-    if not inplace and out is None and not _is_compiling():
+    if not inplace and out is None and not _in_dynamo():
         y = _relu(input)
         if y is not NotImplemented:
             return y
@@ -90,7 +90,7 @@ def hardtanh(input: Tensor, min_val: Number = -1.0, max_val: Number = 1.0, inpla
         >>> weft.functional.hardtanh(torch.tensor([-3.0, 0.5, 3.0]), -1, 2)
         tensor([-1.0000,  0.5000,  2.0000])
     """
-    if not inplace and out is None and not _is_compiling():
+    if not inplace and out is None and not _in_dynamo():
         y = _hardtanh(input, min_val, max_val)
         if y is not NotImplemented:
             return y
@@ -111,7 +111,7 @@ def clipped_relu(input: Tensor, ceiling: Number, inplace: bool = False, *, out: 
         >>> weft.functional.clipped_relu(torch.tensor([-1.0, 2.0, 30.0]), 20)
         tensor([ 0.,  2., 20.])
     """
-    if not inplace and out is None and type(ceiling) is float and ceiling > 0 and not _is_compiling():
+    if not inplace and out is None and type(ceiling) is float and ceiling > 0 and not _in_dynamo():
         y = _hardtanh(input, 0.0, ceiling)
         if y is not NotImplemented:
             return y
@@ -131,7 +131,7 @@ def tanh(input: Tensor, *, inplace: bool = False, out: Optional[Tensor] = None) 
         >>> weft.functional.tanh(torch.tensor([0.0, 100.0]))
         tensor([0., 1.])
     """
-    if not inplace and out is None and not _is_compiling():
+    if not inplace and out is None and not _in_dynamo():
         y = _tanh(input)
         if y is not NotImplemented:
             return y
@@ -148,7 +148,7 @@ def sigmoid(input: Tensor, *, inplace: bool = False, out: Optional[Tensor] = Non
         >>> weft.functional.sigmoid(torch.tensor([0.0, 100.0]))
         tensor([0.5000, 1.0000])
     """
-    if not inplace and out is None and not _is_compiling():
+    if not inplace and out is None and not _in_dynamo():
         y = _sigmoid(input)
         if y is not NotImplemented:
             return y

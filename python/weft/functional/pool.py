@@ -20,6 +20,7 @@ __all__ = ["max_pool1d", "max_pool2d", "max_pool3d", "avg_pool1d", "avg_pool2d",
 
 Pair = Union[Tensor, tuple[Tensor, Tensor]]
 _is_compiling = torch.compiler.is_compiling
+_in_dynamo = torch.compiler.is_dynamo_compiling   # which stops at builtins
 _in_transform = torch._C._are_functorch_transforms_active
 _grad_enabled = torch.is_grad_enabled
 _max_pool1d, _max_pool2d, _max_pool3d = (front(f"max_pool{rank}d") for rank in (1, 2, 3))
@@ -205,7 +206,7 @@ def max_pool1d(input: Tensor, kernel_size: Size, stride: Optional[Size] = None, 
         >>> weft.functional.max_pool1d(torch.randn(2, 4, 100), 3, stride=2, padding=1).shape
         torch.Size([2, 4, 50])
     """
-    if not return_indices and out is None and not _is_compiling():
+    if not return_indices and out is None and not _in_dynamo():
         y = _max_pool1d(input, kernel_size, () if stride is None else stride, padding, dilation, ceil_mode)
         if y is not NotImplemented:
             return y
@@ -220,7 +221,7 @@ def max_pool2d(input: Tensor, kernel_size: Size, stride: Optional[Size] = None, 
         >>> y.shape, where.dtype
         (torch.Size([2, 8, 16, 16]), torch.int64)
     """
-    if not return_indices and out is None and not _is_compiling():
+    if not return_indices and out is None and not _in_dynamo():
         y = _max_pool2d(input, kernel_size, () if stride is None else stride, padding, dilation, ceil_mode)
         if y is not NotImplemented:
             return y
@@ -234,7 +235,7 @@ def max_pool3d(input: Tensor, kernel_size: Size, stride: Optional[Size] = None, 
         >>> weft.functional.max_pool3d(torch.randn(1, 8, 9, 9, 9), (1, 3, 3), ceil_mode=True).shape
         torch.Size([1, 8, 9, 3, 3])
     """
-    if not return_indices and out is None and not _is_compiling():
+    if not return_indices and out is None and not _in_dynamo():
         y = _max_pool3d(input, kernel_size, () if stride is None else stride, padding, dilation, ceil_mode)
         if y is not NotImplemented:
             return y
@@ -248,7 +249,7 @@ def avg_pool1d(input: Tensor, kernel_size: Size, stride: Optional[Size] = None, 
         >>> weft.functional.avg_pool1d(torch.ones(1, 1, 4), 3, stride=1, padding=1, count_include_pad=False)
         tensor([[[1., 1., 1., 1.]]])
     """
-    if out is None and not _is_compiling():
+    if out is None and not _in_dynamo():
         y = _avg_pool1d(input, kernel_size, () if stride is None else stride, padding, ceil_mode, count_include_pad)
         if y is not NotImplemented:
             return y
@@ -262,7 +263,7 @@ def avg_pool2d(input: Tensor, kernel_size: Size, stride: Optional[Size] = None, 
         >>> weft.functional.avg_pool2d(torch.randn(2, 8, 32, 32), 3, stride=2, padding=1).shape
         torch.Size([2, 8, 16, 16])
     """
-    if out is None and not _is_compiling():
+    if out is None and not _in_dynamo():
         y = _avg_pool2d(input, kernel_size, () if stride is None else stride, padding, ceil_mode, count_include_pad, divisor_override)
         if y is not NotImplemented:
             return y
@@ -276,7 +277,7 @@ def avg_pool3d(input: Tensor, kernel_size: Size, stride: Optional[Size] = None, 
         >>> weft.functional.avg_pool3d(torch.randn(1, 8, 9, 9, 9), 3, divisor_override=1).shape
         torch.Size([1, 8, 3, 3, 3])
     """
-    if out is None and not _is_compiling():
+    if out is None and not _in_dynamo():
         y = _avg_pool3d(input, kernel_size, () if stride is None else stride, padding, ceil_mode, count_include_pad, divisor_override)
         if y is not NotImplemented:
             return y
@@ -289,7 +290,7 @@ def adaptive_avg_pool1d(input: Tensor, output_size: Size, *, out: Optional[Tenso
         >>> weft.functional.adaptive_avg_pool1d(torch.randn(2, 4, 100), 7).shape
         torch.Size([2, 4, 7])
     """
-    if out is None and not _is_compiling():
+    if out is None and not _in_dynamo():
         y = _adaptive_avg_pool1d(input, output_size)
         if y is not NotImplemented:
             return y
@@ -302,7 +303,7 @@ def adaptive_avg_pool2d(input: Tensor, output_size: Union[int, None, Sequence[Op
         >>> weft.functional.adaptive_avg_pool2d(torch.randn(2, 8, 32, 32), (None, 1)).shape
         torch.Size([2, 8, 32, 1])
     """
-    if out is None and not _is_compiling():
+    if out is None and not _in_dynamo():
         y = _adaptive_avg_pool2d(input, output_size)
         if y is not NotImplemented:
             return y
@@ -315,7 +316,7 @@ def adaptive_avg_pool3d(input: Tensor, output_size: Union[int, None, Sequence[Op
         >>> weft.functional.adaptive_avg_pool3d(torch.randn(1, 8, 9, 9, 9), 1).shape
         torch.Size([1, 8, 1, 1, 1])
     """
-    if out is None and not _is_compiling():
+    if out is None and not _in_dynamo():
         y = _adaptive_avg_pool3d(input, output_size)
         if y is not NotImplemented:
             return y

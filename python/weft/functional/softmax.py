@@ -16,7 +16,7 @@ from .._rules import TYPES, Rule, call, call_into
 __all__ = ["softmax", "log_softmax"]
 
 _any_autocast = torch._C._is_any_autocast_enabled
-_is_compiling = torch.compiler.is_compiling
+_in_dynamo = torch.compiler.is_dynamo_compiling   # which stops at builtins
 _softmax, _log_softmax = front("softmax"), front("log_softmax")
 _WIDER = {(torch.float16, torch.float32), (torch.float16, torch.float64), (torch.bfloat16, torch.float32), (torch.bfloat16, torch.float64),
           (torch.float32, torch.float64)}
@@ -72,7 +72,7 @@ def softmax(input: Tensor, dim: Optional[int] = None, _stacklevel: int = 3, dtyp
         >>> weft.functional.softmax(torch.zeros(2, 4), dim=1)[0]
         tensor([0.2500, 0.2500, 0.2500, 0.2500])
     """
-    if dim is not None and dtype is None and out is None and not _is_compiling():
+    if dim is not None and dtype is None and out is None and not _in_dynamo():
         y = _softmax(input, dim)
         if y is not NotImplemented:
             return y
@@ -91,7 +91,7 @@ def log_softmax(input: Tensor, dim: Optional[int] = None, _stacklevel: int = 3, 
         >>> weft.functional.log_softmax(torch.tensor([[1000.0, 0.0]]), dim=1)
         tensor([[    0., -1000.]])
     """
-    if dim is not None and dtype is None and out is None and not _is_compiling():
+    if dim is not None and dtype is None and out is None and not _in_dynamo():
         y = _log_softmax(input, dim)
         if y is not NotImplemented:
             return y
