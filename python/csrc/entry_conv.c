@@ -73,7 +73,7 @@ static void make_call(const entry_call *k, const entry_record *r, seat_call *c) 
 }
 
 /* ---------------------------------------------------------------- deciding */
-/* Would weft compute the gradient of this call? grad_output is made up, in the format of the result. */
+/* Is the gradient of this call the seat's, by weft or as one in which PyTorch needs care? grad_output is made up, in the format of the result. */
 static bool takes_backward(const entry_call *k, const entry_record *r, const seat_shape *y) {
     seat_call c;
     wt_handle dy = NULL;
@@ -89,7 +89,7 @@ static bool takes_backward(const entry_call *k, const entry_record *r, const sea
         wt_read_tensor(dy, &c.in[SEAT_DY]))
         return false;
     seat_entry *e = seat_find(&c, wt_settings()->math);
-    bool taken = e && atomic_load(&e->taken);
+    bool taken = (e && atomic_load(&e->taken)) || seat_is_dangerous(&c);
     seat_release(e);
     wt.aoti_torch_delete_tensor_object(dy);
     return taken;

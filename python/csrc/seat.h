@@ -71,6 +71,7 @@ bool seat_run(seat_call *c, seat_entry *e);
 void seat_drop_results(seat_call *c);
 bool seat_bypassed(void); /* on this thread */
 bool seat_is_cuda(const seat_call *c);
+bool seat_is_dangerous(const seat_call *c); /* PyTorch alone would write outside of its memory */
 /* PyTorch's rule: a tensor of four or five axes looks like channels-last. */
 bool seat_suggests_last(const wt_tensor *t);
 

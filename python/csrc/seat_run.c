@@ -43,7 +43,7 @@ static bool backward_by_torch(seat_call *c) {
 
 /* PyTorch 2.13 writes outside of its memory in the weight gradient of channels-last 1x1 convolutions with a stride
  * and fewer than 16 channels. It is not asked for that: contiguous tensors take another way through it. */
-static bool is_dangerous(const seat_call *c) {
+bool seat_is_dangerous(const seat_call *c) {
     const wt_tensor *x = &c->in[SEAT_X], *w = &c->in[SEAT_W];
     if (!c->backward || !(c->want & WT_WANT_WEIGHT) || !c->plain || w->rank < 4 || x->rank != w->rank ||
         x->sizes[1] >= 16 || seat_is_cuda(c))
@@ -109,7 +109,9 @@ static bool backward_contiguously(seat_call *c) {
 
 bool seat_delegate(seat_call *c) {
     bypass++;
-    bool ok = !c->backward ? forward_by_torch(c) : is_dangerous(c) ? backward_contiguously(c) : backward_by_torch(c);
+    bool ok = !c->backward           ? forward_by_torch(c)
+              : seat_is_dangerous(c) ? backward_contiguously(c)
+                                     : backward_by_torch(c);
     bypass--;
     return ok;
 }
