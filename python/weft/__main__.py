@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 
-from . import _library, _run, _twin, bench, demo
+from . import _calibrate, _entry, _library, _run, _twin, bench, demo
 
 _PROBLEM_HELP = """A problem is a text such as conv2d:fwd:f32:nchw:n8c128h56w56:o128k3p1g128 (docs/problem.md has the grammar);
 its pass may also be train: forward and every gradient through autograd.
@@ -36,7 +36,8 @@ def _flags(cflags: bool, libs: bool) -> int:
 
 def _info() -> int:
     print(f"weft {_library.version()}\nlibrary: {_library.path}\ntorch: {torch.__version__} (CUDA {torch.version.cuda or 'absent'})"
-          f"\npython: {sys.version.split()[0]}\n{_library.describe().rstrip()}")
+          f"\npython: {sys.version.split()[0]}\n{_library.describe().rstrip()}\n{_calibrate.describe()}"
+          f"\nentries: {'in use' if _entry.available else 'none, calls take the long way'}")
     return 0
 
 

@@ -153,6 +153,17 @@ def load() -> bool:
     return loaded
 
 
+def describe() -> str:
+    """What is known of PyTorch on this machine, for `python -m weft info`: a line, and one for each measurement, ns of PyTorch's call."""
+    path = _file()
+    if _nominal():
+        return "calibration: not used, WEFT_RATES is 'nominal'"
+    lines = _read(path)
+    if not lines:
+        return "calibration: none, estimates of PyTorch are constants; weft.backends.calibrate() measures them"
+    return "\n".join([f"calibration: {len(lines)} measurements of PyTorch's convolutions in {path}", *(f"  {text} {ns:.0f} ns" for text, ns in lines)])
+
+
 def calibrate(again: bool = False) -> int:
     """Measure, keep and use; again: also where it was measured before. Returns the measurements in use."""
     global loaded
