@@ -95,13 +95,22 @@ static bool takes_backward(const entry_call *k, const entry_record *r, const sea
     return taken;
 }
 
+/* In 3D PyTorch may give a channels-first result of channels-last data, depending on the kernel that it takes, where the
+ * operator keeps the format, and torch.compile is told so: those are the operator's. */
+static bool turns_format(const entry_call *k, const seat_entry *e) {
+    const wt_tensor *x = &k->in[0];
+    if (x->rank != 5) return false;
+    wt_view v = wt_see(x, 3);
+    return wt_is_last(&v) && !(e->out[0].rank == 5 && e->out[0].strides[1] < e->out[0].strides[4]);
+}
+
 entry_way entry_decide_conv(const entry_call *k, entry_record *r) {
     seat_call c;
     if (!k->in[0].handle || !k->in[1].handle || !read_settings(k, r)) return ENTRY_LONG;
     make_call(k, r, &c);
     seat_entry *e = seat_find(&c, wt_settings()->math);
     if (!e) return ENTRY_LONG;
-    bool sound = e->sound, taken = atomic_load(&e->taken);
+    bool sound = e->sound && !turns_format(k, e), taken = atomic_load(&e->taken);
     double ns = taken ? e->ns : e->torch_ns;
     r->slow = ns <= 0 || ns > ENTRY_LONG_NS;
     if (!k->records && sound) {
@@ -110,7 +119,7 @@ entry_way entry_decide_conv(const entry_call *k, entry_record *r) {
     }
     taken = taken || (sound && e->out[0].rank && takes_backward(k, r, &e->out[0]));
     seat_release(e);
-    if (!sound) return ENTRY_LONG;
+    if (!sound) return ENTRY_LONG; /* what is wrong is said there */
     return !taken ? ENTRY_TORCH : entry_register_seat() ? ENTRY_MARK : ENTRY_LONG;
 }
 

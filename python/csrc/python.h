@@ -39,10 +39,11 @@ enum { PY_FASTCALL = 0x80 };
     X(void, Py_DecRef, (py_object * object))                                                                 \
     X(void *, PyEval_SaveThread, (void))                                                                     \
     X(void, PyEval_RestoreThread, (void *state))
-#define WT_PYTHON_OBJECTS(X)                                                                                        \
-    X(_Py_NoneStruct)                                                                                               \
-    X(_Py_TrueStruct) X(_Py_FalseStruct) X(_Py_NotImplementedStruct) X(PyLong_Type) X(PyFloat_Type) X(PyTuple_Type) \
-        X(PyList_Type) X(PyUnicode_Type)
+#define WT_PYTHON_OBJECTS(X) \
+    X(_Py_NoneStruct)        \
+    X(_Py_TrueStruct)        \
+    X(_Py_FalseStruct)       \
+    X(_Py_NotImplementedStruct) X(PyLong_Type) X(PyFloat_Type) X(PyTuple_Type) X(PyList_Type) X(PyUnicode_Type)
 
 typedef struct wt_python {
 #define X(returns, name, parameters) returns(*name) parameters;
