@@ -49,9 +49,9 @@ static bool read_padding(py_object *value, const wt_tensor *w, const wt_list *st
 static bool read_settings(const entry_call *k, entry_record *r) {
     enum { STRIDE = 3, PADDING, DILATION, GROUPS, T_EXTRA = 5, T_GROUPS, T_DILATION, NARGS };
     const wt_tensor *w = &k->in[1];
-    const int rank = (int)w->rank - 2;
+    const int rank = (int)w->rank - 2, named = k->front->name[strlen(k->front->name) - 2] - '0'; /* conv2d */
     r->transposed = k->front->kind == ENTRY_CONV_TRANSPOSE;
-    if (k->nargs != (r->transposed ? NARGS : GROUPS + 1) || rank < 1 || rank > 3) return false;
+    if (k->nargs != (r->transposed ? NARGS : GROUPS + 1) || rank != named) return false;
     memset(&r->list[SEAT_EXTRA], 0, sizeof(r->list[0]));
     r->list[SEAT_EXTRA].size = (size_t)rank;
     return read_ints(k->arg[STRIDE], rank, &r->list[SEAT_STRIDE]) &&
