@@ -1,6 +1,7 @@
-/* The entries: weft's functions as builtins of Python, in front of the dispatcher. A call with plain tensors, outside of
- * everything that traces, transforms or watches, is looked up by its arguments and runs what was decided for its kind: a
- * plan of weft, or PyTorch's own builtin. Everything else gets NotImplemented, and Python takes the long way.
+/* The entries: weft's functions as builtins of Python, in front of the dispatcher. A call with plain tensors,
+ * outside of everything that traces, transforms or watches, is looked up by its arguments and runs what was decided
+ * for its kind: a plan of weft, or PyTorch's own builtin. Everything else gets NotImplemented, and Python takes the
+ * long way.
  *   entry.c        the builtins: look up, run, wrap
  *   entry_guard.c  is this a plain call? and reading tensors; facts about PyTorch that are checked at load
  *   entry_table.c  what was decided, by all that it depends on

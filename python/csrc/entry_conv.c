@@ -1,5 +1,6 @@
-/* Convolution: the seat decides and runs. Without a gradient its plans, or PyTorch's convolution below the dispatcher,
- * are run at once; with one PyTorch's builtin makes the graph, and the seat under it takes the passes that weft wins. */
+/* Convolution: the seat decides and runs. Without a gradient its plans, or PyTorch's convolution below the
+ * dispatcher, are run at once; with one PyTorch's builtin makes the graph, and the seat under it takes the passes
+ * that weft wins. */
 #include <string.h>
 
 #include "entry.h"
@@ -73,7 +74,8 @@ static void make_call(const entry_call *k, const entry_record *r, seat_call *c) 
 }
 
 /* ---------------------------------------------------------------- deciding */
-/* Is the gradient of this call the seat's, by weft or as one in which PyTorch needs care? grad_output is made up, in the format of the result. */
+/* Is the gradient of this call the seat's, by weft or as one in which PyTorch needs care? grad_output is made up, in
+ * the format of the result. */
 static bool takes_backward(const entry_call *k, const entry_record *r, const seat_shape *y) {
     seat_call c;
     wt_handle dy = NULL;
@@ -95,8 +97,8 @@ static bool takes_backward(const entry_call *k, const entry_record *r, const sea
     return taken;
 }
 
-/* In 3D PyTorch may give a channels-first result of channels-last data, depending on the kernel that it takes, where the
- * operator keeps the format, and torch.compile is told so: those are the operator's. */
+/* In 3D PyTorch may give a channels-first result of channels-last data, depending on the kernel that it takes, where
+ * the operator keeps the format, and torch.compile is told so: those are the operator's. */
 static bool turns_format(const entry_call *k, const seat_entry *e) {
     const wt_tensor *x = &k->in[0];
     if (x->rank != 5) return false;

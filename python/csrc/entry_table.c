@@ -1,6 +1,6 @@
-/* What was decided for a call of a front, by all that the decision depends on: sizes, strides, types and alignment of its
- * tensors, which of them want a gradient, its settings, those of weft.backends, the number of threads. Bounded: a program
- * of ever new sizes starts again from an empty table. Used under the GIL. */
+/* What was decided for a call of a front, by all that the decision depends on: sizes, strides, types and alignment
+ * of its tensors, which of them want a gradient, its settings, those of weft.backends, the number of threads.
+ * Bounded: a program of ever new sizes starts again from an empty table. Used under the GIL. */
 #include <stdlib.h>
 #include <string.h>
 

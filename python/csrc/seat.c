@@ -69,8 +69,8 @@ static void take_backward(seat_call *c, const wt_value *stack) {
 /* torch.jit.trace writes down what PyTorch's implementation calls, not the convolution itself. */
 static bool is_traced(void) { return wt.WT_TRACING_STATE && *wt.WT_TRACING_STATE(); }
 
-/* Convolutions that weft's own functions called: the graph of PyTorch that holds one does not say so, so its gradient is
- * known by its problem. A plain module of the same shape may get weft's gradient then. */
+/* Convolutions that weft's own functions called: the graph of PyTorch that holds one does not say so, so its
+ * gradient is known by its problem. A plain module of the same shape may get weft's gradient then. */
 enum { MARKS = 1024, MARK_STEPS = 8 };
 static _Atomic uint64_t marks[MARKS];
 static _Thread_local int marked;
