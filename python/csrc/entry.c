@@ -57,10 +57,13 @@ static py_object *by_torch(const entry_call *k, bool marked) {
 
 static py_object *by_seat(const entry_call *k, entry_record *r) {
     wt_handle out = NULL;
+    const void *packed = NULL;
+    py_object *pack = k->packs ? entry_pack(k, r, &packed) : NULL;
     r->refs++;
     void *thread = r->slow ? py.PyEval_SaveThread() : NULL;
-    bool ok = entry_run_conv(k, r, &out);
+    bool ok = entry_run_conv(k, r, packed, &out);
     if (thread) py.PyEval_RestoreThread(thread);
+    if (pack) py.Py_DecRef(pack);
     entry_release(r);
     return ok ? entry_wrap(out) : entry_refuse();
 }
@@ -116,7 +119,8 @@ static bool read_call(entry_call *k) {
 
 static py_object *enter(entry_front *front, py_object *const *args, intptr_t nargs) {
     entry_call k;
-    k.front = front, k.arg = args, k.nargs = (int)nargs;
+    k.front = front, k.arg = args, k.nargs = (int)nargs, k.packs = NULL;
+    if (nargs && args[nargs - 1]->type == py.PyDict_Type) k.packs = args[--k.nargs];
     entry_offer(NULL);
     if (!read_call(&k)) return entry_refuse();
     entry_record *r = entry_look(&k);

@@ -66,7 +66,8 @@ typedef struct entry_call { /* one call of a front */
     entry_front *front;
     py_object *const *arg;
     int nargs;
-    bool records; /* a gradient is wanted */
+    py_object *packs; /* NULL, or a dict of packed weights by their id */
+    bool records;     /* a gradient is wanted */
     wt_tensor in[ENTRY_TENSORS];
     bool wants[ENTRY_TENSORS];
     uint64_t hash;
@@ -81,7 +82,9 @@ void entry_release(entry_record *r);
 
 /* ---------------------------------------------------------------- by operator */
 entry_way entry_decide_conv(const entry_call *k, entry_record *r); /* fills r */
-bool entry_run_conv(const entry_call *k, const entry_record *r, wt_handle *out);
+bool entry_run_conv(const entry_call *k, const entry_record *r, const void *packed, wt_handle *out);
+/* The weights as the plan reads them, from k->packs, packed at first sight; NULL: there are none. A new reference. */
+py_object *entry_pack(const entry_call *k, const entry_record *r, const void **packed);
 bool entry_register_seat(void); /* true: the seat is at the CPU's key */
 /* weft's operator on these tensors; the number of results, or -1. */
 int entry_run_op(const entry_call *k, const entry_record *r, wt_handle out[WT_MAX_OUTS]);

@@ -125,9 +125,45 @@ entry_way entry_decide_conv(const entry_call *k, entry_record *r) {
     return !taken ? ENTRY_TORCH : entry_register_seat() ? ENTRY_MARK : ENTRY_LONG;
 }
 
-bool entry_run_conv(const entry_call *k, const entry_record *r, wt_handle *out) {
+/* ---------------------------------------------------------------- packed weights */
+static py_object *pack_new(const weft_plan *plan, const wt_tensor *w, py_object *id, py_object *packs) {
+    const int64_t bytes = (int64_t)weft_plan_packed_bytes(plan), unit = 1;
+    wt_handle memory = NULL;
+    void *data = NULL;
+    if (wt.aoti_torch_empty_strided(1, &bytes, &unit, wt.aoti_torch_dtype_uint8(), w->device_type, w->device_index,
+                                    &memory))
+        return NULL;
+    if (wt.aoti_torch_get_data_ptr(memory, &data) || weft_pack(plan, w->data, data, NULL) != WEFT_OK) {
+        wt.aoti_torch_delete_tensor_object(memory);
+        return NULL;
+    }
+    py_object *made = entry_wrap(memory);
+    if (made && !py.PyDict_SetItem(packs, id, made)) return made;
+    if (made) py.Py_DecRef(made);
+    py.PyErr_Clear();
+    return NULL;
+}
+
+py_object *entry_pack(const entry_call *k, const entry_record *r, const void **packed) {
+    const weft_plan *plan = r->way == ENTRY_SEAT ? r->seat->step[0].plan : NULL;
+    wt_tensor t;
+    *packed = NULL;
+    if (!plan || !k->packs || !weft_plan_packed_bytes(plan)) return NULL;
+    py_object *id = py.PyLong_FromUnsignedLongLong(weft_plan_packed_id(plan));
+    py_object *kept = id ? py.PyDict_GetItem(k->packs, id) : NULL;
+    if (kept)
+        py.Py_IncRef(kept);
+    else if (id)
+        kept = pack_new(plan, &k->in[1], id, k->packs);
+    if (id) py.Py_DecRef(id);
+    if (kept && entry_read(kept, &t)) *packed = t.data;
+    return kept;
+}
+
+bool entry_run_conv(const entry_call *k, const entry_record *r, const void *packed, wt_handle *out) {
     seat_call c;
     make_call(k, r, &c);
+    c.packed = packed;
     bool ok = r->way == ENTRY_SEAT ? seat_run(&c, r->seat) : seat_delegate(&c);
     if (ok && r->way == ENTRY_SHIM) wt_note_torch();
     *out = c.out[0];

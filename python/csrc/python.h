@@ -33,17 +33,20 @@ enum { PY_FASTCALL = 0x80 };
     X(py_object *, PyList_GetItem, (py_object * list, intptr_t i))                                           \
     X(const char *, PyUnicode_AsUTF8AndSize, (py_object * text, intptr_t * size))                            \
     X(py_object *, PyDict_GetItem, (py_object * dict, py_object * key))                                      \
+    X(int, PyDict_SetItem, (py_object * dict, py_object * key, py_object * item))                            \
+    X(py_object *, PyLong_FromUnsignedLongLong, (unsigned long long value))                                  \
     X(py_object *, PyErr_Occurred, (void))                                                                   \
     X(void, PyErr_Clear, (void))                                                                             \
     X(void, Py_IncRef, (py_object * object))                                                                 \
     X(void, Py_DecRef, (py_object * object))                                                                 \
     X(void *, PyEval_SaveThread, (void))                                                                     \
     X(void, PyEval_RestoreThread, (void *state))
-#define WT_PYTHON_OBJECTS(X) \
-    X(_Py_NoneStruct)        \
-    X(_Py_TrueStruct)        \
-    X(_Py_FalseStruct)       \
-    X(_Py_NotImplementedStruct) X(PyLong_Type) X(PyFloat_Type) X(PyTuple_Type) X(PyList_Type) X(PyUnicode_Type)
+#define WT_PYTHON_OBJECTS(X)    \
+    X(_Py_NoneStruct)           \
+    X(_Py_TrueStruct)           \
+    X(_Py_FalseStruct)          \
+    X(_Py_NotImplementedStruct) \
+    X(PyLong_Type) X(PyFloat_Type) X(PyTuple_Type) X(PyList_Type) X(PyUnicode_Type) X(PyDict_Type)
 
 typedef struct wt_python {
 #define X(returns, name, parameters) returns(*name) parameters;

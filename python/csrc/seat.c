@@ -154,6 +154,7 @@ static void enter(wt_value *stack, uint64_t nout, bool backward) {
     c.biased = false;
     c.bias_sizes.size = 0;
     c.guard = c.out[0] = c.out[1] = c.out[2] = NULL;
+    c.packed = NULL;
     c.backward = backward;
     c.plain = true;
     (backward ? take_backward : take_forward)(&c, stack);

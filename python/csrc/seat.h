@@ -24,6 +24,7 @@ typedef struct seat_call {
     bool biased; /* backward: bias_sizes is given */
     int64_t groups;
     wt_handle out[3], guard; /* results; the CUDA device */
+    const void *packed;      /* forward: the weights as the plan reads them, or NULL */
 } seat_call;
 
 /* ---------------------------------------------------------------- what was decided */

@@ -135,6 +135,7 @@ static bool run_step(const seat_call *c, const seat_step *s, void *const slot[SE
                   wt.aoti_torch_get_data_ptr(memory, &workspace)))
         return false;
     for (int i = 0; i < s->n; i++) args.ptr[s->role[i]] = slot[s->slot[i]];
+    args.packed = c->packed;
     bool ok = weft_execute(s->plan, &args, workspace, (size_t)bytes, stream) == WEFT_OK;
     if (memory) wt.aoti_torch_delete_tensor_object(memory);
     if (ok) wt_kernels_add(weft_plan_kernel_name(s->plan));

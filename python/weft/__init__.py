@@ -12,6 +12,7 @@ from typing import Any as _Any
 
 from . import _enable, _library, backends, functional, nn, prune, sparse
 from ._enable import disable, enable, enabled
+from ._pack import pack
 from .convert import convert
 from .functional import cdgmm, col2im, conv2d_depthwise, dgmm, im2col, ncrelu
 from .nn import Conv2dDepthwise, Conv3DTC, Grouped3D, TunerConfig
@@ -19,7 +20,7 @@ from .sparse import SparseWeight
 
 __version__ = _library.version()
 __all__ = ["Conv2dDepthwise", "Conv3DTC", "Grouped3D", "SparseWeight", "TunerConfig", "backends", "cdgmm", "col2im", "conv2d_depthwise", "convert",
-           "dgmm", "disable", "enable", "enabled", "functional", "im2col", "ncrelu", "nn", "prune", "sparse", "torch7", "__version__"]
+           "dgmm", "disable", "enable", "enabled", "functional", "im2col", "ncrelu", "nn", "pack", "prune", "sparse", "torch7", "__version__"]
 
 
 def __getattr__(name: str) -> _Any:

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from . import _clock, _memory
+from ._enable import as_torch
 from ._twin import distance
 
 ROUNDS = 11
@@ -145,6 +146,7 @@ def measure(name: str, batch: Optional[int] = None, device: str = "cpu", rounds:
         error, rounding = errors(net, other, few, passed == "train")
         nets = [copy.deepcopy(net), copy.deepcopy(other)]
         runs = [PASSES[passed](m, inputs) for m in nets]
+        runs[0] = as_torch(runs[0])
         ours, theirs = interleaved(runs[::-1], where, rounds, seconds)
         for m in nets:
             m.zero_grad(set_to_none=True)   # the peak counts a step's own gradients, not those of the step before

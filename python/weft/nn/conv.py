@@ -14,7 +14,36 @@ from ._named import Activated, kept_whole, own_parameters
 __all__ = ["Conv1d", "Conv2d", "Conv3d", "ConvTranspose1d", "ConvTranspose2d", "ConvTranspose3d", "Conv2dDepthwise"]
 
 
-class _Conv(Activated):
+class _Packed(Activated):
+    """What weft.pack() adds: weights in the order that a kernel reads them, made at the first call of a kind and dropped where they may have changed."""
+
+    _function: Any
+
+    def refresh(self) -> None:
+        """Drop packed weights: after a write to weight.data, which nothing else shows."""
+        packs = self.__dict__.get("_packs")
+        if packs is not None:
+            packs.drop()
+
+    def train(self, mode: bool = True) -> Any:
+        self.refresh()
+        return super().train(mode)   # type: ignore[misc]
+
+    def _apply(self, *args: Any, **options: Any) -> Any:
+        self.refresh()
+        return super()._apply(*args, **options)   # type: ignore[misc]
+
+    def _run(self, *args: Any) -> Tensor:
+        """The function, by packed weights where there are some."""
+        packs = self.__dict__.get("_packs")
+        if packs is not None:
+            y = packs.run(self._function.__name__, *args)
+            if y is not NotImplemented:
+                return y
+        return self._function(*args)
+
+
+class _Conv(_Packed):
     """What Conv1d, Conv2d and Conv3d add to their twins."""
 
     _function: Any
@@ -32,7 +61,7 @@ class _Conv(Activated):
             input = torch.nn.functional.pad(input, self._reversed_padding_repeated_twice, mode=self.padding_mode)
             padding = 0
         if self.act is None:
-            return self._function(input, weight, bias, self.stride, padding, self.dilation, self.groups)
+            return self._run(input, weight, bias, self.stride, padding, self.dilation, self.groups)
         return self._function(input, weight, bias, self.stride, padding, self.dilation, self.groups, act=self.act, clip=self.clip)
 
     def forward(self, input: Tensor) -> Tensor:
@@ -83,7 +112,7 @@ class Conv2dDepthwise(Conv2d):
         super().__init__(channels, channels, kernel_size, stride, padding, dilation, channels, bias, device=device, dtype=dtype, act=act, clip=clip)
 
 
-class _ConvTranspose(Activated):
+class _ConvTranspose(_Packed):
     """What the transposed convolutions add to their twins."""
 
     _function: Any
@@ -98,7 +127,7 @@ class _ConvTranspose(Activated):
     def _conv_forward(self, input: Tensor, weight: Tensor, bias: Optional[Tensor], output_size: Optional[list[int]] = None) -> Tensor:
         extra = self._output_padding(input, output_size, self.stride, self.padding, self.kernel_size, self._rank, self.dilation)
         if self.act is None:
-            return self._function(input, weight, bias, self.stride, self.padding, extra, self.groups, self.dilation)
+            return self._run(input, weight, bias, self.stride, self.padding, extra, self.groups, self.dilation)
         return self._function(input, weight, bias, self.stride, self.padding, extra, self.groups, self.dilation, act=self.act, clip=self.clip)
 
     def forward(self, input: Tensor, output_size: Optional[list[int]] = None) -> Tensor:
