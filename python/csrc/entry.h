@@ -88,7 +88,7 @@ py_object *entry_pack(const entry_call *k, const entry_record *r, const void **p
 bool entry_register_seat(void); /* true: the seat is at the CPU's key */
 /* weft's operator on these tensors; the number of results, or -1. */
 int entry_run_op(const entry_call *k, const entry_record *r, wt_handle out[WT_MAX_OUTS]);
-bool entry_is_torchs(void);      /* the last operator of this thread ran PyTorch's code alone */
-void entry_offer(entry_call *k); /* the next operator that Python runs on these tensors is the answer to this call */
+bool entry_is_torchs(void);            /* the last operator of this thread ran PyTorch's code alone */
+void entry_offer(const entry_call *k); /* the long way is taken for this call; NULL: for none */
 
 #endif

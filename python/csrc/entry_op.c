@@ -1,6 +1,7 @@
 /* weft's own operators without the dispatcher. Python's long way reads the arguments of a function and ends in an
- * operator: `run` calls that one here, by its schema. If a front has just offered its call, what ran becomes the answer
- * to it: the operator and its settings, or PyTorch's builtin where PyTorch won. */
+ * operator: `run` calls that one here, by its schema. If a front has refused the call before, what ran is noted; the
+ * long way ends with `kept`, and it becomes the answer: the operator and its settings, or PyTorch's builtin where
+ * PyTorch won. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -105,49 +106,75 @@ int entry_run_op(const entry_call *k, const entry_record *r, wt_handle out[WT_MA
 }
 
 /* ---------------------------------------------------------------- learning */
-/* The call that waits for its answer, on this thread. */
+/* The call of this thread that a front has refused, and what the long way has run for it since. */
 static _Thread_local struct {
     bool waits;
-    entry_call call;
+    entry_call call; /* of its arguments only the key is used: they may be gone */
+    const void *impl[ENTRY_TENSORS];
+    int runs;      /* of operators */
+    entry_way way; /* of the last one, UNKNOWN: no answer */
+    const wt_op *op;
+    wt_arg arg[WT_MAX_ARGS];
 } offered;
-
-void entry_offer(entry_call *k) {
-    offered.waits = k != NULL;
-    if (k) memcpy(&offered.call, k, sizeof(*k));
-}
 
 static const void *impl_of(const wt_tensor *t) { return t->handle ? *(void **)t->handle : NULL; }
 
+void entry_offer(const entry_call *k) {
+    offered.waits = k != NULL;
+    if (!k) return;
+    offered.runs = 0;
+    offered.way = ENTRY_UNKNOWN;
+    memcpy(&offered.call, k, sizeof(*k));
+    for (int i = 0; i < k->front->tensors; i++) offered.impl[i] = impl_of(&k->in[i]);
+}
+
 /* Which of the front's tensors it is; -1: another one. */
-static int place_of(const entry_call *k, const wt_tensor *t) {
-    for (int i = 0; i < k->front->tensors; i++)
-        if (impl_of(&k->in[i]) == impl_of(t) && !k->in[i].handle == !t->handle) return i;
+static int place_of(const wt_tensor *t) {
+    for (int i = 0; i < offered.call.front->tensors; i++)
+        if (offered.impl[i] == impl_of(t)) return i;
     return -1;
 }
 
-/* The result of a front is one tensor: the operator's first. */
-static void learn(const wt_call *call, bool torchs, bool slow) {
-    const entry_call *k = &offered.call;
+static void note(const wt_call *call, bool torchs) {
     const wt_op *op = call->op;
-    wt_arg *arg = calloc((size_t)op->nargs, sizeof(*arg));
-    bool ok = arg && offered.waits && !k->records;
-    offered.waits = false;
+    bool ok = offered.runs++ == 0 && !offered.call.records;
     for (int i = 0; ok && i < op->nargs; i++) {
-        arg[i] = call->arg[i];
+        offered.arg[i] = call->arg[i];
         if (op->kind[i] != WT_TENSOR && op->kind[i] != WT_TENSOR_OR_NONE) continue;
-        int place = place_of(k, &call->arg[i].tensor);
-        memset(&arg[i], 0, sizeof(arg[i]));
-        arg[i].integer = place;
-        ok = place >= 0;
+        memset(&offered.arg[i], 0, sizeof(offered.arg[i]));
+        offered.arg[i].integer = place_of(&call->arg[i].tensor);
+        ok = offered.arg[i].integer >= 0;
     }
-    entry_record *r = ok && !entry_look(k) ? entry_keep(k, torchs ? ENTRY_TORCH : ENTRY_OP) : NULL;
+    offered.op = op;
+    offered.way = !ok ? ENTRY_UNKNOWN : torchs ? ENTRY_TORCH : ENTRY_OP;
+}
+
+static void learn(void) {
+    const size_t bytes = offered.way == ENTRY_OP ? (size_t)offered.op->nargs * sizeof(wt_arg) : 0;
+    wt_arg *arg = bytes ? malloc(bytes) : NULL;
+    if ((bytes && !arg) || entry_look(&offered.call)) {
+        free(arg);
+        return;
+    }
+    entry_record *r = entry_keep(&offered.call, offered.way);
     if (!r) {
         free(arg);
         return;
     }
-    r->op = op;
+    if (bytes) memcpy(arg, offered.arg, bytes);
+    r->op = offered.op;
     r->arg = arg;
-    r->slow = slow;
+    r->slow = true;
+}
+
+/* kept(result of the long way) -> the same: what has run for the call that was refused is its answer from now on. */
+static py_object *kept(py_object *self, py_object *const *args, intptr_t nargs) {
+    (void)self;
+    if (nargs != 1) return entry_refuse();
+    if (offered.waits && offered.way != ENTRY_UNKNOWN) learn();
+    offered.waits = false;
+    py.Py_IncRef(args[0]);
+    return args[0];
 }
 
 /* run(operator's number, its arguments...) -> its result, a tuple of them, or NotImplemented. Gradients are not
@@ -163,7 +190,7 @@ static py_object *run_by_number(py_object *self, py_object *const *args, intptr_
     if (strchr(op->text, '!')) return entry_refuse(); /* the dispatcher counts what is written to */
     wt_call_begin(&call, op);
     if (!read_all(op, args + 1, nargs - 1, call.arg) || !run(&call, true)) return entry_refuse();
-    if (offered.waits) learn(&call, entry_is_torchs(), true);
+    if (offered.waits) note(&call, entry_is_torchs());
     const int n = results_of(op);
     if (n == 1) return entry_wrap(call.out[0]);
     result = py.PyTuple_New(n);
@@ -171,13 +198,10 @@ static py_object *run_by_number(py_object *self, py_object *const *args, intptr_
     return result;
 }
 
-/* torchs(a tensor): the call that was offered with it is PyTorch's, forward and backward. */
+/* torchs(): the call that was refused is PyTorch's, forward and backward. */
 static py_object *torchs(py_object *self, py_object *const *args, intptr_t nargs) {
-    wt_tensor t;
-    (void)self;
-    bool same = nargs == 1 && offered.waits && entry_read(args[0], &t) && impl_of(&t) == impl_of(&offered.call.in[0]);
-    if (same && !entry_look(&offered.call)) entry_keep(&offered.call, ENTRY_TORCH);
-    offered.waits = false;
+    (void)self, (void)args, (void)nargs;
+    if (offered.waits) offered.way = offered.runs ? ENTRY_UNKNOWN : ENTRY_TORCH;
     return entry_none();
 }
 
@@ -198,6 +222,7 @@ WEFT_API int32_t weft_torch_entry_op(const char *name) {
 WEFT_API py_object *weft_torch_entry_run(int32_t which) {
     static py_method methods[] = {{"run", run_by_number, PY_FASTCALL, NULL},
                                   {"torchs", torchs, PY_FASTCALL, NULL},
-                                  {"bypass", bypass, PY_FASTCALL, NULL}};
+                                  {"bypass", bypass, PY_FASTCALL, NULL},
+                                  {"kept", kept, PY_FASTCALL, NULL}};
     return py.PyCFunction_NewEx(&methods[which], NULL, NULL);
 }

@@ -67,9 +67,13 @@ def _bypass(on: bool) -> None:
     _library.lib.weft_torch_seat_bypass(1 if on else -1)
 
 
-def _make() -> tuple[dict[str, Callable], Callable, Callable, Callable]:
+def _same(result: Any) -> Any:
+    return result
+
+
+def _make() -> tuple[dict[str, Callable], Callable, Callable, Callable, Callable]:
     if os.environ.get("WEFT_ENTRY", "1") == "0" or sysconfig.get_config_var("Py_GIL_DISABLED"):
-        return {}, _refuse, _refuse, _bypass
+        return {}, _refuse, _refuse, _bypass, _same
     lib = ctypes.PyDLL(_library.path)   # with the GIL, as the functions deal in objects
     lib.weft_torch_entry_test.restype = lib.weft_torch_entry.restype = lib.weft_torch_entry_run.restype = _object
     lib.weft_torch_entry_run.argtypes = [ctypes.c_int32]
@@ -78,12 +82,12 @@ def _make() -> tuple[dict[str, Callable], Callable, Callable, Callable]:
     lib.weft_torch_entry_seat.restype = None
     try:
         if not _test(*(lib.weft_torch_entry_test(i) for i in range(3))):
-            return {}, _refuse, _refuse, _bypass
+            return {}, _refuse, _refuse, _bypass, _same
     except Exception:   # of a PyTorch that lacks one of the names above
-        return {}, _refuse, _refuse, _bypass
+        return {}, _refuse, _refuse, _bypass, _same
     lib.weft_torch_entry_seat(_register_seat)
     return {name: lib.weft_torch_entry(name.encode(), builtin, _DEFAULTS.get(name) or _DEFAULTS.get(name.rstrip("123d"), ())) for name, builtin in _BUILTINS.items()}, \
-        lib.weft_torch_entry_run(0), lib.weft_torch_entry_run(1), lib.weft_torch_entry_run(2)
+        lib.weft_torch_entry_run(0), lib.weft_torch_entry_run(1), lib.weft_torch_entry_run(2), lib.weft_torch_entry_run(3)
 
 
 def _register_seat() -> bool:
@@ -91,8 +95,9 @@ def _register_seat() -> bool:
     return _enable.seated("cpu")
 
 
-# torchs(input): the call that was refused with this input is PyTorch's, also the next time. bypass(True or False): the seat is passed by on this thread
-fronts, run, torchs, bypass = _make()
+# torchs(): the call that was refused is PyTorch's. kept(result): the same; the answer that the long way found is that of the next call of the kind.
+# bypass(True or False): the seat is passed by on this thread
+fronts, run, torchs, bypass, kept = _make()
 available = bool(fronts)
 if available:
     _settings.listeners.append(_library.lib.weft_torch_entry_open)

@@ -310,6 +310,24 @@ def test_without_entries():
     assert with_them[0] == "True" and without[0] == "False" and with_them[1] == without[1]
 
 
+def test_what_was_refused_teaches_nothing():
+    """A call that fails leaves no answer behind for the next one on the same tensor to fill in."""
+    x = torch.randn(2, 4)
+    for grad in (False, True):
+        x.requires_grad_(grad)
+        for _ in range(2):
+            with pytest.raises(ValueError, match="min_val"):
+                W.hardtanh(x, 3.0, 1.0)
+            for ceiling in (6, torch.tensor(6.0), 6.0):
+                torch.testing.assert_close(W.clipped_relu(x, ceiling), x.clamp(0, 6))
+            with pytest.raises(IndexError):
+                W.softmax(x, 9)
+            torch.testing.assert_close(W.softmax(x, 1, dtype=torch.float64), torch.softmax(x.double(), 1))
+            with pytest.raises(RuntimeError):
+                W.max_pool2d(x.view(1, 1, 2, 4), (2, 2, 2))
+            assert W.max_pool2d(x.view(1, 1, 2, 4), 2, return_indices=True)[1].dtype == torch.int64
+
+
 # ---------------------------------------------------------------------------------------------- memory
 
 def resident() -> int:

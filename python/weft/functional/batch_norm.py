@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.overrides import handle_torch_function, has_torch_function_variadic
 
 from .._arguments import flattened, foreign, real
-from .._entry import front
+from .._entry import front, kept
 from .._ops import batch_norm as _ops
 from .._rules import call, call_into
 
@@ -99,11 +99,11 @@ def batch_norm(input: Tensor, running_mean: Optional[Tensor], running_var: Optio
         return y.view(input.shape) if out is None else out
     if (weight is None) is not (bias is None) or (weight is not None and (weight.dim() != 1 or bias.dim() != 1)):   # type: ignore[union-attr]
         weight, bias = _completed(input, weight, bias)
-    if not training:
-        args = (input, weight, bias, running_mean, running_var, eps)
-        return call(_ops.batch_norm, *args) if out is None else call_into(_ops.batch_norm, out, *args)
-    args = (input, weight, bias, running_mean, running_var, eps, momentum)
-    return call(_ops.batch_norm_train, *args)[0] if out is None else call_into(_ops.batch_norm_train, out, *args)
+    args = (input, weight, bias, running_mean, running_var, eps, *((momentum,) if training else ()))
+    if out is not None:
+        return call_into(_ops.batch_norm_train if training else _ops.batch_norm, out, *args)
+    y = call(_ops.batch_norm_train, *args)[0] if training else call(_ops.batch_norm, *args)
+    return y if _in_dynamo() else kept(y)
 
 
 def _torchs(out: Optional[Tensor], input: Tensor, *args: Any) -> Tensor:

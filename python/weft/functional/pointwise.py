@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.overrides import handle_torch_function, has_torch_function_unary
 
 from .._arguments import NoTensor
-from .._entry import front
+from .._entry import front, kept
 from .._ops import pointwise as _ops
 from .._rules import TYPES, call, call_into
 
@@ -62,7 +62,9 @@ def _run(rule: _ops.Pointwise, inplace: bool, out: Optional[Tensor], input: Tens
     if out is not None:
         _check_place(inplace, out)
         return call_into(rule, out, input, *bounds)
-    return _ops.call_in_place(rule, input, *bounds) if inplace else call(rule, input, *bounds)
+    if inplace:
+        return _ops.call_in_place(rule, input, *bounds)
+    return call(rule, input, *bounds) if _in_dynamo() else kept(call(rule, input, *bounds))
 
 
 # ---------------------------------------------------------------------------------------------- public
@@ -111,8 +113,8 @@ def clipped_relu(input: Tensor, ceiling: Number, inplace: bool = False, *, out: 
         >>> weft.functional.clipped_relu(torch.tensor([-1.0, 2.0, 30.0]), 20)
         tensor([ 0.,  2., 20.])
     """
-    if not inplace and out is None and type(ceiling) is float and ceiling > 0 and not _in_dynamo():
-        y = _hardtanh(input, 0.0, ceiling)
+    if not inplace and out is None and not _in_dynamo():
+        y = _hardtanh(input, 0.0, ceiling) if type(ceiling) in (int, float) and ceiling > 0 else _hardtanh()   # without arguments: refused
         if y is not NotImplemented:
             return y
     if has_torch_function_unary(input):

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.overrides import handle_torch_function, has_torch_function_unary
 
 from .._arguments import NoTensor, Size, foreign, raised, spread, whole
-from .._entry import front, torchs
+from .._entry import front, kept, torchs
 from .._ops import pool as _ops
 from .._rules import call, call_into
 
@@ -153,7 +153,7 @@ def _max_pool(name: str, rank: int, input: Tensor, kernel_size: Size, stride: Op
         if rank > 1 and not _is_compiling() and _ops.torch_trains(args):
             with torch.profiler.record_function("weft::max_pool_index") if torch.autograd._profiler_enabled() else nullcontext():
                 y = _TRAINED[rank - 2](*args)
-            torchs(input)
+            torchs()
             return y
         return call(_ops.max_pool_index, *args, False)[0]   # what a gradient needs: a byte for each window
     return call(_ops.max_pool, *args)
@@ -210,6 +210,7 @@ def max_pool1d(input: Tensor, kernel_size: Size, stride: Optional[Size] = None, 
         y = _max_pool1d(input, kernel_size, () if stride is None else stride, padding, dilation, ceil_mode)
         if y is not NotImplemented:
             return y
+        return kept(_max_pool("max_pool1d", 1, input, kernel_size, stride, padding, dilation, ceil_mode, return_indices, out))
     return _max_pool("max_pool1d", 1, input, kernel_size, stride, padding, dilation, ceil_mode, return_indices, out)
 
 
@@ -225,6 +226,7 @@ def max_pool2d(input: Tensor, kernel_size: Size, stride: Optional[Size] = None, 
         y = _max_pool2d(input, kernel_size, () if stride is None else stride, padding, dilation, ceil_mode)
         if y is not NotImplemented:
             return y
+        return kept(_max_pool("max_pool2d", 2, input, kernel_size, stride, padding, dilation, ceil_mode, return_indices, out))
     return _max_pool("max_pool2d", 2, input, kernel_size, stride, padding, dilation, ceil_mode, return_indices, out)
 
 
@@ -239,6 +241,7 @@ def max_pool3d(input: Tensor, kernel_size: Size, stride: Optional[Size] = None, 
         y = _max_pool3d(input, kernel_size, () if stride is None else stride, padding, dilation, ceil_mode)
         if y is not NotImplemented:
             return y
+        return kept(_max_pool("max_pool3d", 3, input, kernel_size, stride, padding, dilation, ceil_mode, return_indices, out))
     return _max_pool("max_pool3d", 3, input, kernel_size, stride, padding, dilation, ceil_mode, return_indices, out)
 
 
@@ -253,6 +256,7 @@ def avg_pool1d(input: Tensor, kernel_size: Size, stride: Optional[Size] = None, 
         y = _avg_pool1d(input, kernel_size, () if stride is None else stride, padding, ceil_mode, count_include_pad)
         if y is not NotImplemented:
             return y
+        return kept(_avg_pool("avg_pool1d", 1, input, kernel_size, stride, padding, ceil_mode, count_include_pad, (), out))
     return _avg_pool("avg_pool1d", 1, input, kernel_size, stride, padding, ceil_mode, count_include_pad, (), out)
 
 
@@ -267,6 +271,7 @@ def avg_pool2d(input: Tensor, kernel_size: Size, stride: Optional[Size] = None, 
         y = _avg_pool2d(input, kernel_size, () if stride is None else stride, padding, ceil_mode, count_include_pad, divisor_override)
         if y is not NotImplemented:
             return y
+        return kept(_avg_pool("avg_pool2d", 2, input, kernel_size, stride, padding, ceil_mode, count_include_pad, (divisor_override,), out))
     return _avg_pool("avg_pool2d", 2, input, kernel_size, stride, padding, ceil_mode, count_include_pad, (divisor_override,), out)
 
 
@@ -281,6 +286,7 @@ def avg_pool3d(input: Tensor, kernel_size: Size, stride: Optional[Size] = None, 
         y = _avg_pool3d(input, kernel_size, () if stride is None else stride, padding, ceil_mode, count_include_pad, divisor_override)
         if y is not NotImplemented:
             return y
+        return kept(_avg_pool("avg_pool3d", 3, input, kernel_size, stride, padding, ceil_mode, count_include_pad, (divisor_override,), out))
     return _avg_pool("avg_pool3d", 3, input, kernel_size, stride, padding, ceil_mode, count_include_pad, (divisor_override,), out)
 
 
@@ -294,6 +300,7 @@ def adaptive_avg_pool1d(input: Tensor, output_size: Size, *, out: Optional[Tenso
         y = _adaptive_avg_pool1d(input, output_size)
         if y is not NotImplemented:
             return y
+        return kept(_adaptive_avg_pool("adaptive_avg_pool1d", 1, input, output_size, out))
     return _adaptive_avg_pool("adaptive_avg_pool1d", 1, input, output_size, out)
 
 
@@ -307,6 +314,7 @@ def adaptive_avg_pool2d(input: Tensor, output_size: Union[int, None, Sequence[Op
         y = _adaptive_avg_pool2d(input, output_size)
         if y is not NotImplemented:
             return y
+        return kept(_adaptive_avg_pool("adaptive_avg_pool2d", 2, input, output_size, out))
     return _adaptive_avg_pool("adaptive_avg_pool2d", 2, input, output_size, out)
 
 
@@ -320,4 +328,5 @@ def adaptive_avg_pool3d(input: Tensor, output_size: Union[int, None, Sequence[Op
         y = _adaptive_avg_pool3d(input, output_size)
         if y is not NotImplemented:
             return y
+        return kept(_adaptive_avg_pool("adaptive_avg_pool3d", 3, input, output_size, out))
     return _adaptive_avg_pool("adaptive_avg_pool3d", 3, input, output_size, out)

@@ -9,7 +9,7 @@ from torch.nn.functional import _get_softmax_dim
 from torch.overrides import handle_torch_function, has_torch_function_unary
 
 from .._arguments import autocast_dtype, whole
-from .._entry import front
+from .._entry import front, kept
 from .._ops import softmax as _ops
 from .._rules import TYPES, Rule, call, call_into
 
@@ -72,7 +72,8 @@ def softmax(input: Tensor, dim: Optional[int] = None, _stacklevel: int = 3, dtyp
         >>> weft.functional.softmax(torch.zeros(2, 4), dim=1)[0]
         tensor([0.2500, 0.2500, 0.2500, 0.2500])
     """
-    if dim is not None and dtype is None and out is None and not _in_dynamo():
+    entered = dim is not None and dtype is None and out is None and not _in_dynamo()
+    if entered:
         y = _softmax(input, dim)
         if y is not NotImplemented:
             return y
@@ -81,7 +82,8 @@ def softmax(input: Tensor, dim: Optional[int] = None, _stacklevel: int = 3, dtyp
     _check_input(input)
     if dim is None:
         dim = _get_softmax_dim("softmax", input.dim(), _stacklevel)
-    return _run(_ops.softmax, "softmax", input, dim, dtype, out)
+    y = _run(_ops.softmax, "softmax", input, dim, dtype, out)
+    return kept(y) if entered else y
 
 
 def log_softmax(input: Tensor, dim: Optional[int] = None, _stacklevel: int = 3, dtype: Optional[torch.dtype] = None, *,
@@ -91,7 +93,8 @@ def log_softmax(input: Tensor, dim: Optional[int] = None, _stacklevel: int = 3, 
         >>> weft.functional.log_softmax(torch.tensor([[1000.0, 0.0]]), dim=1)
         tensor([[    0., -1000.]])
     """
-    if dim is not None and dtype is None and out is None and not _in_dynamo():
+    entered = dim is not None and dtype is None and out is None and not _in_dynamo()
+    if entered:
         y = _log_softmax(input, dim)
         if y is not NotImplemented:
             return y
@@ -100,4 +103,5 @@ def log_softmax(input: Tensor, dim: Optional[int] = None, _stacklevel: int = 3, 
     _check_input(input)
     if dim is None:
         dim = _get_softmax_dim("log_softmax", input.dim(), _stacklevel)
-    return _run(_ops.log_softmax, "log_softmax", input, dim, dtype, out)
+    y = _run(_ops.log_softmax, "log_softmax", input, dim, dtype, out)
+    return kept(y) if entered else y
