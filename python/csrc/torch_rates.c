@@ -80,6 +80,18 @@ static weft_rates guess_cpu_pointwise(const weft_problem *p) {
     return (weft_rates){2000, 1, fwd && large && p->op != WEFT_OP_SIGMOID ? 0.7 : 1.1};
 }
 
+/* Channels-first, one output after the other: 1 to 3 ns a tap; one window for a whole image is a sum at memory's speed.
+ * Channels-last, vectors along the channels. A call of weft costs some 10 us more than one of PyTorch, with autograd:
+ * tiny problems are PyTorch's. */
+static weft_rates guess_cpu_pool(const weft_problem *p) {
+    const bool fwd = p->pass == WEFT_PASS_FWD, half = p->tensor[0].dtype != WEFT_DTYPE_F32,
+               max = p->op == WEFT_OP_MAX_POOL;
+    weft_rates r = {-10000, fwd && p->op == WEFT_OP_AVG_POOL ? 0.01 : 0.005, 1};
+    if (is_last(p)) r.of_peak = (fwd ? max ? 0.045 : 0.065 : 0.03) * (half ? 0.6 : 1);
+    if (p->op == WEFT_OP_ADAPTIVE_AVG_POOL && p->out[1] * p->out[2] == 1) r.of_peak = 1;
+    return r;
+}
+
 /* On an H200 dense convolution runs at half the peak and more, with few channels in a group at a few percent; 16-bit
  * types have fast CPU kernels in few operators; one call costs its allocations and checks. */
 static void guess(const weft_problem *p, weft_rates *r) {
@@ -95,7 +107,9 @@ static void guess(const weft_problem *p, weft_rates *r) {
     }
     bool pointwise = p->op == WEFT_OP_RELU || p->op == WEFT_OP_CLIP || p->op == WEFT_OP_TANH ||
                      p->op == WEFT_OP_SIGMOID || p->op == WEFT_OP_NCRELU;
+    bool pool = p->op == WEFT_OP_MAX_POOL || p->op == WEFT_OP_AVG_POOL || p->op == WEFT_OP_ADAPTIVE_AVG_POOL;
     if (pointwise && !cuda) *r = guess_cpu_pointwise(p);
+    if (pool && !cuda) *r = guess_cpu_pool(p);
     /* a score of calls for some images, and planes besides */
     if (p->op == WEFT_OP_PARTIAL_CONV) *r = (weft_rates){cuda ? 200000 : 100000, 0.3, 0.1};
     if (wide) r->of_peak *= 0.25;

@@ -1,0 +1,278 @@
+/* Gradients of max and average pooling, channels-first, any window, stride, dilation and padding, on f32, f16 and bf16.
+ * Math:      max: diff_src[x] = sum of diff_dst[o] over the windows o whose index says x
+ *            average: diff_src[x] = sum of diff_dst[o] / count(o) over the windows o that hold x
+ * Blocking:  one row of diff_src at a time, gathered: no place is written twice, whatever the windows. Places m, m + s,
+ *            m + 2 s, ... of a row (s: the stride) have the same taps, and a tap of a vector of them is a vector of
+ *            neighbouring windows: one load of diff_dst, and one of the index with a comparison. Vectors of the
+ *            classes m are zipped to the row. Rows of diff_dst wait in the nearest cache as f32, with zeros around
+ *            them, divided where it is an average; those that the next row needs again stay
+ * Slots:     runs of rows of diff_src; each has its own rows and buffer
+ * Traffic:   diff_dst and index once, diff_src once and streamed where it is large: memory-bound for small windows
+ * Assumes:   all tensors dense channels-first, data of one type; index of any type
+ * Try:       weft bench max_pool2d:bwd:f32:nchw:n8c256h56w56:k3s2p1 avg_pool2d:bwd:f32:nchw:n8c256h56w56:k3s2p1 */
+#include "pool.h"
+#include "rows.h"
+
+typedef enum kind { MAX_TAP, MAX_PLACE, MEAN } kind;
+
+typedef struct params {
+    int64_t slots, bytes; /* bytes of scratch per slot */
+    int64_t before, row;  /* windows of zeros before a row of diff_dst; its length with those and others behind */
+    int64_t span[2];      /* windows over one place, along depth and height */
+} params;
+
+typedef struct source { /* a row of windows over the row of diff_src, and what its tap 0 is called in the index */
+    const float *diff;
+    const int32_t *index;
+    int32_t tap;
+} source;
+
+typedef struct tap { /* number in the row, and which window it is for place 0 of its class */
+    int64_t number, window;
+} tap;
+
+typedef struct state { /* of a slot */
+    const weft_problem *p;
+    float *rows;
+    int32_t *indices;
+    int64_t *tags;
+    tap *taps;
+    int64_t *classes; /* class m has the taps classes[m] .. classes[m + 1] - 1 */
+    source *from;
+    int sources;
+    int32_t place; /* of the row's first element in its channel */
+    float *counts;
+    sink out;
+} state;
+
+typedef struct task {
+    const weft__exec *e;
+    params s;
+    int index_dtype;
+} task;
+
+/* ---------------------------------------------------------------- one row */
+/* The gradients of places m + s j, m + s (j + 1), ... */
+VF_INLINE vf places(const state *t, int64_t m, int64_t j, const kind k) {
+    const vi x = vi_add(vi_mul(vi_add(vi_set1((int32_t)j), vi_iota()), vi_set1((int32_t)t->p->stride[2])),
+                        vi_set1((int32_t)(t->place + m)));
+    vf sum = vf_zero();
+    for (int r = 0; r < t->sources; r++) {
+        const source *s = &t->from[r];
+        for (int64_t i = t->classes[m]; i < t->classes[m + 1]; i++) {
+            const int64_t o = t->taps[i].window + j;
+            const vf dy = vf_load(s->diff + o);
+            if (k == MEAN) {
+                sum = vf_add(sum, dy);
+            } else {
+                const vi mine = k == MAX_PLACE ? x : vi_set1(s->tap + (int32_t)t->taps[i].number);
+                sum = vf_add(sum, vf_select(vi_eq(vi_load(s->index + o), mine), dy, vf_zero()));
+            }
+        }
+    }
+    return sum;
+}
+
+VF_INLINE void row_of_places(const state *t, const kind k) {
+    const int64_t width = t->p->in[2], stride = t->p->stride[2];
+    float *to = sink_room(&t->out);
+    if (stride == 1) {
+        for (int64_t x = 0; x < width; x += VF_LANES) vf_store(to + x, places(t, 0, x, k));
+    } else if (stride == 2) {
+        for (int64_t x = 0, j = 0; x < width; x += 2 * VF_LANES, j += VF_LANES) {
+            const vf even = places(t, 0, j, k), odd = places(t, 1, j, k);
+            vf_store(to + x, vf_zip_lo(even, odd));
+            vf_store(to + x + VF_LANES, vf_zip_hi(even, odd));
+        }
+    } else {
+        float lane[VF_LANES];
+        for (int64_t m = 0; m < WEFT__MIN(stride, width); m++)
+            for (int64_t j = 0; m + j * stride < width; j += VF_LANES) {
+                vf_store(lane, places(t, m, j, k));
+                for (int64_t i = 0; i < VF_LANES && m + (j + i) * stride < width; i++)
+                    to[m + (j + i) * stride] = lane[i];
+            }
+    }
+}
+
+/* ---------------------------------------------------------------- a slot */
+/* A row of diff_dst, divided for an average, and of the index. */
+VF_INLINE void fill_as(const task *q, const state *t, int64_t row, int64_t slot, float scale, const int dtype) {
+    float *to = t->rows + slot * q->s.row + q->s.before;
+    int32_t *index = t->indices + slot * q->s.row + q->s.before;
+    const int64_t wide = t->p->out[2], at = row * wide;
+    for (int64_t o = 0; o < wide; o += VF_LANES) {
+        const int64_t n = WEFT__MIN(wide - o, VF_LANES);
+        const vf dy = n == VF_LANES ? vf_load_as(dtype, q->e->ptr[WEFT_ROLE_DIFF_DST], at + o)
+                                    : vf_load_count_as(dtype, q->e->ptr[WEFT_ROLE_DIFF_DST], at + o, n);
+        if (t->p->op == WEFT_OP_AVG_POOL) {
+            vf_store(to + o, vf_div(dy, vf_mul(vf_load(t->counts + o), vf_set1(scale))));
+        } else {
+            vf_store(to + o, dy);
+            vi_store(index + o, pool_index(q->e->ptr[WEFT_ROLE_INDEX], q->index_dtype, at + o, n));
+        }
+    }
+}
+
+static int64_t row_in(const task *q, state *t, int64_t plane, int64_t z, int64_t y) {
+    const weft_problem *p = t->p;
+    const int64_t slot = z % q->s.span[0] * q->s.span[1] + y % q->s.span[1];
+    const int64_t row = (plane * p->out[0] + z) * p->out[1] + y;
+    if (t->tags[slot] == row) return slot;
+    float scale = 1;
+    if (p->op == WEFT_OP_AVG_POOL && !p->attr[WEFT_AVG_POOL_DIVISOR])
+        scale = (float)(pool_counted(p, 0, z) * pool_counted(p, 1, y));
+    if (t->out.dtype == WEFT_DTYPE_F32)
+        fill_as(q, t, row, slot, scale, WEFT_DTYPE_F32);
+    else if (t->out.dtype == WEFT_DTYPE_F16)
+        fill_as(q, t, row, slot, scale, WEFT_DTYPE_F16);
+    else
+        fill_as(q, t, row, slot, scale, WEFT_DTYPE_BF16);
+    t->tags[slot] = row;
+    return slot;
+}
+
+/* The window whose tap k is place x; false: none. */
+static bool window_of(const weft_problem *p, int a, int64_t x, int64_t k, int64_t *o) {
+    const int64_t at = x + p->pad_lo[a] - k * p->dilation[a];
+    *o = at / p->stride[a];
+    return at >= 0 && at % p->stride[a] == 0 && *o < p->out[a];
+}
+
+static void collect(const task *q, state *t, int64_t plane, int64_t z, int64_t y) {
+    const weft_problem *p = t->p;
+    int64_t oz, oy;
+    t->sources = 0;
+    for (int64_t i = 0; i < p->kernel[0]; i++)
+        for (int64_t j = 0; window_of(p, 0, z, i, &oz) && j < p->kernel[1]; j++) {
+            if (!window_of(p, 1, y, j, &oy)) continue;
+            const int64_t at = row_in(q, t, plane, oz, oy) * q->s.row + q->s.before;
+            t->from[t->sources++] =
+                (source){t->rows + at, t->indices + at, (int32_t)((i * p->kernel[1] + j) * p->kernel[2])};
+        }
+    t->place = (int32_t)((z * p->in[1] + y) * p->in[2]);
+}
+
+static void *carve(char **at, int64_t bytes) {
+    void *here = *at;
+    *at += cpu_round_up(bytes, 64);
+    return here;
+}
+
+/* Cuts the scratch of a slot into its parts; returns how long it is. */
+static int64_t layout(const weft_problem *p, const params *s, char *at, state *t) {
+    char *const begin = at;
+    const int64_t rows = s->span[0] * s->span[1];
+    t->rows = carve(&at, rows * s->row * 4);
+    t->indices = carve(&at, p->op == WEFT_OP_MAX_POOL ? rows * s->row * 4 : 0);
+    t->out.buffer = carve(&at, sink_floats(p->in[2] + VF_LANES) * 4);
+    t->counts = carve(&at, cpu_round_up(p->out[2], VF_LANES) * 4);
+    t->tags = carve(&at, rows * 8);
+    t->taps = carve(&at, p->kernel[2] * (int64_t)sizeof(tap));
+    t->classes = carve(&at, (WEFT__MIN(p->stride[2], p->in[2]) + 2) * 8);
+    t->from = carve(&at, p->kernel[0] * p->kernel[1] * (int64_t)sizeof(source));
+    return at - begin;
+}
+
+/* Which taps each class has. */
+static void sort_taps(const weft_problem *p, state *t) {
+    int64_t count = 0;
+    for (int64_t m = 0; m < WEFT__MAX(WEFT__MIN(p->stride[2], p->in[2]), 2); m++) {
+        t->classes[m] = count;
+        for (int64_t k = 0; k < p->kernel[2] && m < p->stride[2]; k++) {
+            const int64_t at = m + p->pad_lo[2] - k * p->dilation[2];
+            if (at % p->stride[2] == 0) t->taps[count++] = (tap){k, at / p->stride[2]};
+        }
+        t->classes[m + 1] = count;
+    }
+}
+
+static void start(const task *q, int64_t slot, state *t) {
+    const weft_problem *p = t->p = q->e->p;
+    const int64_t rows = q->s.span[0] * q->s.span[1];
+    layout(p, &q->s, (char *)q->e->workspace + slot * q->s.bytes, t);
+    memset(t->rows, 0, (size_t)(rows * q->s.row) * sizeof(float));
+    for (int64_t i = 0; p->op == WEFT_OP_MAX_POOL && i < rows * q->s.row; i++) t->indices[i] = -1;
+    for (int64_t i = 0; i < rows; i++) t->tags[i] = -1;
+    for (int64_t o = 0; p->op == WEFT_OP_AVG_POOL && o < cpu_round_up(p->out[2], VF_LANES); o++) {
+        const int64_t given = p->attr[WEFT_AVG_POOL_DIVISOR];
+        t->counts[o] = (float)(given ? given : pool_counted(p, 2, WEFT__MIN(o, p->out[2] - 1)));
+    }
+    sort_taps(p, t);
+    const weft_tensor *dx = weft__tensor(p, WEFT_ROLE_DIFF_SRC);
+    t->out.dst = q->e->ptr[WEFT_ROLE_DIFF_SRC], t->out.dtype = dx->dtype, t->out.fill = 0;
+    t->out.stream = cpu_streams(q->e->hw, (double)weft__numel(dx) * (double)weft__dtype_size(dx->dtype));
+}
+
+VF_INLINE void rows_of_places(const task *q, int64_t slot, const kind k) {
+    const weft_problem *p = q->e->p;
+    state t = {0};
+    start(q, slot, &t);
+    const int64_t per_plane = p->in[0] * p->in[1], all = p->n * p->c * per_plane;
+    int64_t row = cpu_first(all, q->s.slots, slot);
+    const int64_t end = cpu_first(all, q->s.slots, slot + 1);
+    for (t.out.at = row * p->in[2]; row < end; row++) {
+        collect(q, &t, row / per_plane, row % per_plane / p->in[1], row % p->in[1]);
+        row_of_places(&t, k);
+        sink_commit(&t.out, p->in[2]);
+    }
+    sink_end(&t.out);
+}
+
+static void rows_tap(void *q, int64_t slot) { rows_of_places(q, slot, MAX_TAP); }
+static void rows_place(void *q, int64_t slot) { rows_of_places(q, slot, MAX_PLACE); }
+static void rows_mean(void *q, int64_t slot) { rows_of_places(q, slot, MEAN); }
+
+static weft_status run(const weft__exec *e) {
+    const weft_tensor *index = weft__tensor(e->p, WEFT_ROLE_INDEX);
+    task q = {.e = e, .s = *(const params *)e->params, .index_dtype = index ? index->dtype : WEFT_DTYPE_U8};
+    weft__parallel(e->ctx, q.s.slots, !index ? rows_mean : q.index_dtype == WEFT_DTYPE_U8 ? rows_tap : rows_place, &q);
+    return WEFT_OK;
+}
+
+/* ---------------------------------------------------------------- the record */
+static const char *plan(const weft_problem *p, const weft__hw *hw, int variant, weft__decision *d) {
+    (void)variant;
+    const char *reason = pool_refusal(p);
+    if (!reason) reason = pool_layout_refusal(p, WEFT_LAYOUT_FIRST);
+    if (reason) return reason;
+    params *s = WEFT__PARAMS(params, d);
+    const int64_t reach = cpu_ceil((p->kernel[2] - 1) * p->dilation[2], p->stride[2]),
+                  all = p->n * p->c * p->in[0] * p->in[1];
+    const int64_t last = cpu_ceil(p->in[2] + p->pad_lo[2], p->stride[2]);
+    s->before = cpu_round_up(reach, 16);
+    s->row = s->before + cpu_round_up(WEFT__MAX(p->out[2], last) + 2 * VF_LANES, 16);
+    for (int a = 0; a < 2; a++)
+        s->span[a] = WEFT__MIN((p->kernel[a] - 1) * p->dilation[a] / p->stride[a] + 1, p->out[a]);
+    if ((double)s->span[0] * (double)s->span[1] * (double)s->row > 1 << 16)
+        return "the rows of a window are over 512 KB";
+    if (p->stride[2] > 1 << 12) return "the stride is over 4096";
+    state unused;
+    s->bytes = layout(p, s, NULL, &unused);
+    s->slots = cpu_slots(all, weft__bytes(p));
+    d->workspace = (size_t)(s->slots * s->bytes);
+    double share = 1; /* of the taps a place has */
+    for (int a = 0; a < 3; a++) share /= (double)WEFT__MIN(p->stride[a], p->kernel[a]);
+    const int64_t per_row = p->stride[2] > 2 ? p->in[2] : cpu_ceil(p->in[2], p->stride[2] * VF_LANES) * p->stride[2];
+    const double taps = share * (double)(p->kernel[0] * p->kernel[1] * p->kernel[2]);
+    const double ns = (double)(all * per_row) * (2 + 2 * taps) + 25 * (double)all;
+    d->ns = 1000 + WEFT__MAX(ns / hw->threads, weft__bytes(p) / hw->gbs) + 0.2 * ns / hw->threads;
+    return NULL;
+}
+
+#define FIRST_GRAD(NAME, record, word, exact_)                                         \
+    WEFT__KERNEL(record) = {                                                           \
+        .name = WEFT__NAME(word),                                                      \
+        .version = 1,                                                                  \
+        .op = WEFT_OP_##NAME,                                                          \
+        .engine = WEFT_ENGINE_CPU,                                                     \
+        .isa = WEFT__ISA_HERE,                                                         \
+        .passes = WEFT__PASS_SET(BWD),                                                 \
+        .dtypes = WEFT__DTYPE_SET(F32) | WEFT__DTYPE_SET(F16) | WEFT__DTYPE_SET(BF16), \
+        .exact = exact_,                                                               \
+        .bound = exact_ ? 1 : 2, /* quotients are rounded before they are added */     \
+        .plan = plan,                                                                  \
+        .run = run,                                                                    \
+    }
+FIRST_GRAD(MAX_POOL, max_pool_bwd_nchw, "max_pool_bwd_nchw_1v", true);
+FIRST_GRAD(AVG_POOL, avg_pool_bwd_nchw, "avg_pool_bwd_nchw_1v", false);

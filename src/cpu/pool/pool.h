@@ -1,0 +1,71 @@
+/* Geometry that pooling kernels share. An axis is 0 depth, 1 height, 2 width. */
+#ifndef WEFT_CPU_POOL_H
+#define WEFT_CPU_POOL_H
+
+#include <stdlib.h>
+
+#include "cpu/frame.h"
+
+/* Windows first .. last - 1 of an axis, or taps; see below. */
+typedef struct pool_range {
+    int64_t first, last;
+} pool_range;
+
+/* The taps of window o inside the input. */
+VF_INLINE pool_range pool_taps(const weft_problem *p, int a, int64_t o) {
+    const int64_t at = o * p->stride[a] - p->pad_lo[a], d = p->dilation[a];
+    const int64_t first = at >= 0 ? 0 : cpu_ceil(-at, d), last = at >= p->in[a] ? 0 : (p->in[a] - 1 - at) / d + 1;
+    return (pool_range){first, WEFT__MIN(last, p->kernel[a])};
+}
+
+/* How many places of window o count in the divisor of an average. */
+VF_INLINE int64_t pool_counted(const weft_problem *p, int a, int64_t o) {
+    const int64_t at = o * p->stride[a] - p->pad_lo[a], end = WEFT__MIN(at + p->kernel[a], p->in[a] + p->pad_hi[a]);
+    if (p->attr[WEFT_AVG_POOL_INCLUDE_PAD]) return end - at;
+    return WEFT__MIN(end, p->in[a]) - WEFT__MAX(at, 0);
+}
+
+/* Every window has a tap inside the input (see src/ops/pool.c: padding is at most half of the window), and an index of
+ * 32 bits will do; else why not. */
+VF_INLINE const char *pool_refusal(const weft_problem *p) {
+    double places = 1, taps = 1;
+    for (int a = 0; a < 3; a++) {
+        places *= (double)p->in[a], taps *= (double)p->kernel[a];
+        if (p->op == WEFT_OP_MAX_POOL && p->dilation[a] > p->in[a]) return "the dilation is over the input size";
+    }
+    if (p->op == WEFT_OP_AVG_POOL && llabs(p->attr[WEFT_AVG_POOL_DIVISOR]) > 1 << 24) return "the divisor is over 2^24";
+    if (places > INT32_MAX) return "a channel has over 2^31 - 1 places";
+    return taps > 1 << 20 ? "a window has over 2^20 places" : NULL;
+}
+
+/* The data tensors of one data type and dense in one layout, the index too; else why not. */
+VF_INLINE const char *pool_layout_refusal(const weft_problem *p, weft_layout layout) {
+    const weft_tensor *index = weft__tensor(p, WEFT_ROLE_INDEX);
+    for (int i = 0; i < p->ntensors; i++) {
+        const weft_tensor *t = &p->tensor[i];
+        if (layout == WEFT_LAYOUT_FIRST ? !weft__is_first(t) : !weft__is_last(t))
+            return layout == WEFT_LAYOUT_FIRST ? "a tensor is not dense channels-first"
+                                               : "a tensor is not dense channels-last";
+        if (t != index &&
+            t->dtype != weft__tensor(p, p->pass == WEFT_PASS_FWD ? WEFT_ROLE_DST : WEFT_ROLE_DIFF_SRC)->dtype)
+            return "tensors of several data types";
+    }
+    return NULL;
+}
+
+/* n lanes of an index from element `at` on. */
+VF_INLINE vi pool_index(const void *index, int dtype, int64_t at, int64_t n) {
+    if (dtype == WEFT_DTYPE_U8) return vi_load_u8_count((const uint8_t *)index + at, n);
+    if (dtype == WEFT_DTYPE_I32) return vi_load_count((const int32_t *)index + at, n);
+    return vi_load_i64_count((const int64_t *)index + at, n);
+}
+VF_INLINE void pool_put_index(void *index, int dtype, int64_t at, vi v, int64_t n) {
+    if (dtype == WEFT_DTYPE_U8)
+        vi_store_u8_count((uint8_t *)index + at, v, n);
+    else if (dtype == WEFT_DTYPE_I32)
+        vi_store_count((int32_t *)index + at, v, n);
+    else
+        vi_store_i64_count((int64_t *)index + at, v, n);
+}
+
+#endif
