@@ -2,6 +2,7 @@
  * running ones), and the gradients of both. Data has 2 to 5 dimensions, (n, c) and spatial axes; parameters and
  * statistics have one value a channel. Weight and bias come together or not at all. Statistics are kept in float32,
  * or float64 for such data: running ones of 16 bits are read and written through a copy. */
+#include <stdio.h>
 #include <string.h>
 
 #include "batch_norm_peer.h"
@@ -26,12 +27,9 @@ static bool check_data(wt_call *call, int at) {
 static bool check_vector(wt_call *call, int at, int data) {
     const wt_tensor *t = &call->arg[at].tensor, *x = &call->arg[data].tensor;
     if (!t->handle) return true;
-    if (t->rank != 1 || t->sizes[0] != x->sizes[1])
-        return wt_fail(
-            call,
-            "%s: has %lld dimensions of which the first is %lld, allowed: one dimension of %lld, the channels of %s",
-            call->op->name[at], (long long)t->rank, (long long)(t->rank ? t->sizes[0] : 0), (long long)x->sizes[1],
-            call->op->name[data]);
+    char what[64];
+    snprintf(what, sizeof(what), "the channels of %s", call->op->name[data]);
+    if (!wt_check_length(call, at, x->sizes[1], what)) return false;
     bool narrow = x->dtype == WEFT_DTYPE_F16 || x->dtype == WEFT_DTYPE_BF16;
     if (t->code != x->code && !(narrow && t->dtype == WEFT_DTYPE_F32))
         return wt_fail(call, "%s: is %s, allowed: the type of %s, %s%s", call->op->name[at], wt_dtype_name(t->code),

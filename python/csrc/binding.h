@@ -179,8 +179,9 @@ typedef struct wt_geometry {
 bool wt_read_geometry(wt_call *call, wt_geometry *g, int at);
 /* Ranks, sizes and types of data and weights; sets rank and batched. */
 bool wt_check_pair(wt_call *call, wt_geometry *g, int data, int weight);
-bool wt_check_bias(wt_call *call, int at, int64_t channels); /* beside input, the first argument */
-bool wt_check_bias_dtype(wt_call *call, int at, int input);  /* of a gradient */
+bool wt_check_length(wt_call *call, int at, int64_t length, const char *what); /* one dimension of length */
+bool wt_check_bias(wt_call *call, int at, int64_t channels);                   /* beside input, the first argument */
+bool wt_check_bias_dtype(wt_call *call, int at, int input);                    /* of a gradient */
 /* groups times the second dimension of the weights: the channels on the side of src. */
 bool wt_grouped_channels(wt_call *call, const wt_geometry *g, const wt_view *w, int64_t *channels);
 /* Channels of data and weights. data_axis: which dimension of the weights, times groups if it is 1, counts the

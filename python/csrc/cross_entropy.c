@@ -52,10 +52,7 @@ static bool read_weight(wt_call *call, loss *l, int input) {
     int64_t classes = l->s.sizes[l->s.channel];
     l->weight = w;
     if (!w->handle) return true;
-    if (w->rank != 1 || w->sizes[0] != classes)
-        return wt_fail(
-            call, "weight: has %lld dimensions of which the first is %lld, allowed: one dimension of %lld, the classes",
-            (long long)w->rank, (long long)(w->rank ? w->sizes[0] : 0), (long long)classes);
+    if (!wt_check_length(call, input + 2, classes, "the classes")) return false;
     return wt_check_same_type(call, input + 2, input);
 }
 

@@ -33,14 +33,22 @@ bool wt_check_pair(wt_call *call, wt_geometry *g, int data, int weight) {
            wt_check_sizes(call, data) && wt_check_sizes(call, weight);
 }
 
+bool wt_check_length(wt_call *call, int at, int64_t length, const char *what) {
+    const wt_tensor *t = &call->arg[at].tensor;
+    const char *name = call->op->name[at];
+    if (t->rank != 1)
+        return wt_fail(call, "%s: has %lld dimensions, allowed: one of %lld elements, %s", name, (long long)t->rank,
+                       (long long)length, what);
+    if (t->sizes[0] != length)
+        return wt_fail(call, "%s: has %lld elements, allowed: %lld, %s", name, (long long)t->sizes[0],
+                       (long long)length, what);
+    return true;
+}
+
 bool wt_check_bias(wt_call *call, int at, int64_t channels) {
     const wt_tensor *b = &call->arg[at].tensor, *x = &call->arg[0].tensor;
     if (!b->handle) return true;
-    if (b->rank != 1 || b->sizes[0] != channels)
-        return wt_fail(
-            call,
-            "bias: has %lld dimensions of which the first is %lld, allowed: one dimension of %lld, the output channels",
-            (long long)b->rank, (long long)(b->rank ? b->sizes[0] : 0), (long long)channels);
+    if (!wt_check_length(call, at, channels, "the output channels")) return false;
     if (b->code != x->code && b->dtype != WEFT_DTYPE_F32)
         return wt_fail(call, "bias: is %s, allowed: the type of input, %s, or float32", wt_dtype_name(b->code),
                        wt_dtype_name(x->code));

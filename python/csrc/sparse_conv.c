@@ -33,14 +33,6 @@ static bool read_shape(wt_call *call, int at, int *rank, wt_view *w) {
     return true;
 }
 
-static bool check_vector(wt_call *call, int at, int64_t length, const char *why) {
-    const wt_tensor *t = &call->arg[at].tensor;
-    if (t->rank == 1 && t->sizes[0] == length) return true;
-    return wt_fail(call, "%s: has %lld dimensions of which the first is %lld, allowed: one dimension of %lld, %s",
-                   call->op->name[at], (long long)t->rank, (long long)(t->rank ? t->sizes[0] : 0), (long long)length,
-                   why);
-}
-
 static bool check_index(wt_call *call, int at) {
     const wt_tensor *t = &call->arg[at].tensor;
     return t->dtype == WEFT_DTYPE_I32 || t->dtype == WEFT_DTYPE_I64 ||
@@ -49,8 +41,8 @@ static bool check_index(wt_call *call, int at) {
 
 static bool check_csr(wt_call *call, int rows, int cols, int64_t outputs, int64_t nnz) {
     return check_index(call, rows) && check_index(call, cols) &&
-           check_vector(call, rows, outputs + 1, "one more than the output channels") &&
-           check_vector(call, cols, nnz, "as many as values");
+           wt_check_length(call, rows, outputs + 1, "one more than the output channels") &&
+           wt_check_length(call, cols, nnz, "as many as values");
 }
 
 /* What both operators have. stride: where it stands; input is followed by values. */

@@ -247,3 +247,9 @@ def known(holds: Any) -> bool:
 def check(holds: Any, why: Callable[[], str]) -> None:
     if not known(holds):
         raise RuntimeError(why())
+
+
+def check_length(name: str, t: Tensor, length: Any, what: str) -> None:
+    """One dimension of that length."""
+    check(t.dim() == 1, lambda: f"{name}: has {t.dim()} dimensions, allowed: one of {length} elements, {what}")
+    check(t.shape[0] == length, lambda: f"{name}: has {t.shape[0]} elements, allowed: {length}, {what}")

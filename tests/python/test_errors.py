@@ -38,7 +38,7 @@ WRONG = {
     "groups-zero": (lambda: W.conv2d(x(), x(*w4), groups=0), RuntimeError, "groups: is 0"),
     "groups-negative": (lambda: W.conv2d(x(), x(*w4), groups=-4), RuntimeError, "groups: is -4"),
     "groups-huge": (lambda: W.conv2d(x(), x(*w4), groups=2**62), RuntimeError, "groups: is 4611686018427387904"),
-    "bias-length": (lambda: W.conv2d(x(), x(*w4), x(5), groups=4), RuntimeError, "bias: has 1 dimensions of which the first is 5"),
+    "bias-length": (lambda: W.conv2d(x(), x(*w4), x(5), groups=4), RuntimeError, "bias: has 5 elements"),
     "bias-rank": (lambda: W.conv2d(x(), x(*w4), x(4, 1), groups=4), RuntimeError, "bias: has 2 dimensions"),
     "stride-zero": (lambda: W.conv2d(x(), x(*w4), groups=4, stride=0), RuntimeError, "stride: is 0 along spatial axis 0"),
     "stride-negative": (lambda: W.conv2d(x(), x(*w4), groups=4, stride=(1, -1)), RuntimeError, "stride: is -1 along spatial axis 1"),

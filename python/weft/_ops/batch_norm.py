@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .._rules import TYPES, Rule, call, check, dense, is_last, known
+from .._rules import TYPES, Rule, call, check, check_length, dense, is_last, known
 
 _NARROW = (torch.float16, torch.bfloat16)
 
@@ -30,9 +30,7 @@ def _check_vector(name: str, t: Tensor | None, input: Tensor, like: tuple[str, T
         return
     narrow = input.dtype in _NARROW
     check(t.device == input.device, lambda: f"{name}: is on {t.device}, allowed: the device of input, {input.device}")
-    check(t.dim() == 1, lambda: f"{name}: has {t.dim()} dimensions, allowed: one dimension of {input.shape[1]}, the channels of input")
-    check(t.shape[0] == input.shape[1], lambda: f"{name}: has 1 dimensions of which the first is {t.shape[0]}, allowed: one dimension of "
-                                                f"{input.shape[1]}, the channels of input")
+    check_length(name, t, input.shape[1], "the channels of input")
     check(t.dtype == input.dtype or (narrow and t.dtype == torch.float32),
           lambda: f"{name}: is {str(t.dtype)[6:]}, allowed: the type of input, {str(input.dtype)[6:]}{', or float32' if narrow else ''}")
     if like is not None:

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .._rules import TYPES, Rule, call, check, dense, is_last, known
+from .._rules import TYPES, Rule, call, check, check_length, dense, is_last, known
 from ._bilinear import WANT_BIAS, WANT_INPUT, WANT_WEIGHT, gradient_of_backward, tangent_of_backward
 
 
@@ -46,9 +46,7 @@ def check_results(bias: Tensor | None, input: Tensor, weight: Tensor, channels: 
                lambda: f"input: spatial axis {a} has {input.shape[a - len(spatial)]} elements, too few for kernel "
                        f"{weight.shape[2 + a]} with this stride, dilation and padding")
     if bias is not None:
-        check(bias.dim() == 1, lambda: f"bias: has {bias.dim()} dimensions, allowed: one dimension of {channels}, the output channels")
-        check(bias.shape[0] == channels, lambda: f"bias: has 1 dimensions of which the first is {bias.shape[0]}, allowed: one dimension of {channels}, "
-                                                  "the output channels")
+        check_length("bias", bias, channels, "the output channels")
         check(bias.dtype in (input.dtype, torch.float32),
                lambda: f"bias: is {str(bias.dtype)[6:]}, allowed: the type of input, {str(input.dtype)[6:]}, or float32")
 

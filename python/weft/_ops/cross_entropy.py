@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .._rules import TYPES, Rule, call, check, dense, is_last, known
+from .._rules import TYPES, Rule, call, check, check_length, dense, is_last, known
 from .softmax import softmax
 
 NONE, MEAN, SUM = range(3)
@@ -45,9 +45,7 @@ def _check(input: Tensor, target: Tensor, weight: Tensor | None, reduction: int,
     check(_fits(target, shape), lambda: f"target: has the shape {list(target.shape)}, allowed: {list(shape)}")
     if weight is not None:
         classes = input.shape[_classes_at(input)]
-        check(_fits(weight, (classes,)),
-              lambda: f"weight: has {weight.dim()} dimensions of which the first is {weight.shape[0] if weight.dim() else 0}, "
-                      f"allowed: one dimension of {classes}, the classes")
+        check_length("weight", weight, classes, "the classes")
         check(weight.dtype == input.dtype, lambda: f"weight: is {str(weight.dtype)[6:]}, allowed: the type of input, {str(input.dtype)[6:]}")
     for other, t in (("input", input), ("target", target), ("weight", weight)):
         check(t is None or t.device == first.device, lambda: f"{other}: is on {t.device}, allowed: the device of {name}, {first.device}")

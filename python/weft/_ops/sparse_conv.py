@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .._rules import TYPES, Rule, call, check, dense, is_last
+from .._rules import TYPES, Rule, call, check, check_length, dense, is_last
 from ._bilinear import WANT_BIAS, WANT_INPUT, WANT_WEIGHT, gradient_of_backward, tangent_of_backward
 from .conv import batched, into_channels, logical, out_of_channels, rounded, through_act
 
@@ -20,8 +20,7 @@ _INDEX = (torch.int32, torch.int64)
 def _check_csr(rows: Tensor, cols: Tensor, outputs: Any, nnz: Any) -> None:
     for name, t, length, why in (("rows", rows, outputs + 1, "one more than the output channels"), ("cols", cols, nnz, "as many as values")):
         check(t.dtype in _INDEX, lambda: f"{name}: is {str(t.dtype)[6:]}, allowed: int32 or int64")
-        check(t.dim() == 1 and t.shape[0] == length,
-              lambda: f"{name}: has {t.dim()} dimensions of which the first is {t.shape[0] if t.dim() else 0}, allowed: one dimension of {length}, {why}")
+        check_length(name, t, length, why)
 
 
 def _check_shape(shape: Sequence[Any]) -> int:
@@ -63,9 +62,7 @@ def _check(input: Tensor, values: Tensor, rows: Tensor, cols: Tensor, shape: Seq
 def _fake_sparse_conv(input, values, bias, rows, cols, shape, stride, padding, dilation, groups, act, lo, hi):
     spatial = _check(input, values, rows, cols, shape, (stride, padding, dilation, groups), [("bias", bias)])
     if bias is not None:
-        check(bias.dim() == 1, lambda: f"bias: has {bias.dim()} dimensions, allowed: one dimension of {shape[0]}, the output channels")
-        check(bias.shape[0] == shape[0],
-              lambda: f"bias: has 1 dimensions of which the first is {bias.shape[0]}, allowed: one dimension of {shape[0]}, the output channels")
+        check_length("bias", bias, shape[0], "the output channels")
         check(bias.dtype in (input.dtype, torch.float32),
               lambda: f"bias: is {str(bias.dtype)[6:]}, allowed: the type of input, {str(input.dtype)[6:]}, or float32")
     rank = len(stride)
