@@ -133,6 +133,16 @@ double wt_estimate(const weft_plan *plan) {
     return weft_plan_cost(plan, &cost) == WEFT_OK ? cost.ns : 0;
 }
 
+static _Thread_local wt_capture *capture;
+void wt_capture_into(wt_capture *to) { capture = to; }
+
+static void note_execution(weft_plan *plan, const weft_args *args) {
+    weft_plan_release(capture->plan);
+    capture->runs++;
+    capture->plan = weft_plan_retain(plan);
+    capture->args = *args;
+}
+
 static bool execute(wt_call *call, const weft_plan *plan, const weft_args *args) {
     wt_handle memory = NULL;
     void *workspace = NULL, *stream = NULL;
@@ -151,6 +161,7 @@ static bool execute(wt_call *call, const weft_plan *plan, const weft_args *args)
 
 bool wt_execute(wt_call *call, weft_plan *plan, const weft_args *args) {
     bool ok = plan && execute(call, plan, args);
+    if (ok && capture) note_execution(plan, args);
     weft_plan_release(plan);
     return ok;
 }

@@ -38,6 +38,17 @@ typedef enum entry_way {
     ENTRY_OP,    /* weft's operator */
 } entry_way;
 
+/* An operator that was one plan on its tensors as they lie, and one new tensor: the plan is run again without asking
+ * the operator. */
+typedef struct entry_replay {
+    weft_plan *plan;
+    int roles, rank;
+    uint8_t role[WEFT_MAX_ROLES];
+    int8_t place[WEFT_MAX_ROLES]; /* of the front's tensors; -1: the result */
+    int32_t code;
+    int64_t sizes[8], strides[8];
+} entry_replay;
+
 typedef struct entry_record {
     struct entry_record *next;
     uint64_t hash;
@@ -50,6 +61,7 @@ typedef struct entry_record {
     bool transposed;
     const wt_op *op; /* of an operator: its settings, without tensors */
     wt_arg *arg;
+    entry_replay *replay; /* NULL: it is run by its function */
     int64_t word[];
 } entry_record;
 

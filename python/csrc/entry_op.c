@@ -90,8 +90,40 @@ static bool run(wt_call *call, bool slow) {
     return ok;
 }
 
+static bool execute(const entry_replay *p, const weft_args *args) {
+    const int64_t bytes = (int64_t)weft_plan_workspace_bytes(p->plan), unit = 1;
+    wt_handle memory = NULL;
+    void *workspace = NULL;
+    const int32_t byte = wt.aoti_torch_dtype_uint8(), cpu = wt.aoti_torch_device_type_cpu();
+    bool ok = !bytes || (!wt.aoti_torch_empty_strided(1, &bytes, &unit, byte, cpu, 0, &memory) &&
+                         !wt.aoti_torch_get_data_ptr(memory, &workspace));
+    ok = ok && weft_execute(p->plan, args, workspace, (size_t)bytes, NULL) == WEFT_OK;
+    if (memory) wt.aoti_torch_delete_tensor_object(memory);
+    return ok;
+}
+
+static bool replay(const entry_call *k, const entry_record *r, wt_handle *out) {
+    const entry_replay *p = r->replay;
+    weft_args args = WEFT_ARGS_INIT;
+    void *data = NULL;
+    if (wt.aoti_torch_empty_strided(p->rank, p->sizes, p->strides, p->code, k->in[0].device_type, k->in[0].device_index,
+                                    out) ||
+        wt.aoti_torch_get_data_ptr(*out, &data))
+        return false;
+    for (int i = 0; i < p->roles; i++) args.ptr[p->role[i]] = p->place[i] < 0 ? data : k->in[p->place[i]].data;
+    void *thread = r->slow ? py.PyEval_SaveThread() : NULL;
+    bool ok = execute(p, &args);
+    if (thread) py.PyEval_RestoreThread(thread);
+    wt_kernels_clear();
+    wt_kernels_add(weft_plan_kernel_name(p->plan));
+    if (ok) return true;
+    wt.aoti_torch_delete_tensor_object(*out);
+    return false;
+}
+
 int entry_run_op(const entry_call *k, const entry_record *r, wt_handle out[WT_MAX_OUTS]) {
     wt_call call;
+    if (r->replay) return replay(k, r, out) ? 1 : -1;
     wt_call_begin(&call, r->op);
     memcpy(call.arg, r->arg, (size_t)r->op->nargs * sizeof(call.arg[0]));
     for (int i = 0; i < r->op->nargs; i++) {
@@ -115,13 +147,18 @@ static _Thread_local struct {
     entry_way way; /* of the last one, UNKNOWN: no answer */
     const wt_op *op;
     wt_arg arg[WT_MAX_ARGS];
+    bool replays;
+    entry_replay replay; /* its plan is a reference */
 } offered;
 
 static const void *impl_of(const wt_tensor *t) { return t->handle ? *(void **)t->handle : NULL; }
 
+static void forget_plan(void);
+
 void entry_offer(const entry_call *k) {
     offered.waits = k != NULL;
     if (!k) return;
+    forget_plan();
     offered.runs = 0;
     offered.way = ENTRY_UNKNOWN;
     memcpy(&offered.call, k, sizeof(*k));
@@ -135,7 +172,37 @@ static int place_of(const wt_tensor *t) {
     return -1;
 }
 
-static void note(const wt_call *call, bool torchs) {
+static void forget_plan(void) {
+    if (offered.replays) weft_plan_release(offered.replay.plan);
+    offered.replays = false;
+}
+
+/* Is what ran one plan on tensors of the front and on the one result? Takes the capture's plan over if so. */
+static bool can_replay(const wt_call *call, wt_capture *ran) {
+    entry_replay *p = &offered.replay;
+    wt_tensor y;
+    if (ran->runs != 1 || call->nscratch || results_of(call->op) != 1 || wt_read_tensor(call->out[0], &y) || y.rank > 8)
+        return false;
+    p->roles = 0, p->rank = (int)y.rank, p->code = y.code;
+    memcpy(p->sizes, y.sizes, (size_t)y.rank * sizeof(p->sizes[0]));
+    memcpy(p->strides, y.strides, (size_t)y.rank * sizeof(p->strides[0]));
+    for (int role = 0; role < WEFT_MAX_ROLES; role++) {
+        const void *data = ran->args.ptr[role];
+        int place = -2;
+        for (int i = 0; i < call->op->nargs && data && place < 0; i++)
+            if ((call->op->kind[i] == WT_TENSOR || call->op->kind[i] == WT_TENSOR_OR_NONE) &&
+                call->arg[i].tensor.handle && call->arg[i].tensor.data == data)
+                place = place_of(&call->arg[i].tensor);
+        if (data == y.data) place = -1;
+        if (data && place == -2) return false;
+        if (data) p->role[p->roles] = (uint8_t)role, p->place[p->roles++] = (int8_t)place;
+    }
+    p->plan = ran->plan;
+    ran->plan = NULL;
+    return true;
+}
+
+static void note(const wt_call *call, bool torchs, wt_capture *ran) {
     const wt_op *op = call->op;
     bool ok = offered.runs++ == 0 && !offered.call.records;
     for (int i = 0; ok && i < op->nargs; i++) {
@@ -146,6 +213,8 @@ static void note(const wt_call *call, bool torchs) {
         ok = offered.arg[i].integer >= 0;
     }
     offered.op = op;
+    forget_plan();
+    offered.replays = ok && !torchs && can_replay(call, ran);
     offered.way = !ok ? ENTRY_UNKNOWN : torchs ? ENTRY_TORCH : ENTRY_OP;
 }
 
@@ -165,6 +234,10 @@ static void learn(void) {
     r->op = offered.op;
     r->arg = arg;
     r->slow = true;
+    if (!offered.replays || !(r->replay = malloc(sizeof(*r->replay)))) return;
+    *r->replay = offered.replay;
+    r->slow = wt_estimate(r->replay->plan) > ENTRY_LONG_NS;
+    offered.replays = false;
 }
 
 /* kept(result of the long way) -> the same: what has run for the call that was refused is its answer from now on. */
@@ -189,8 +262,14 @@ static py_object *run_by_number(py_object *self, py_object *const *args, intptr_
     const wt_op *op = ops[number];
     if (strchr(op->text, '!')) return entry_refuse(); /* the dispatcher counts what is written to */
     wt_call_begin(&call, op);
-    if (!read_all(op, args + 1, nargs - 1, call.arg) || !run(&call, true)) return entry_refuse();
-    if (offered.waits) note(&call, entry_is_torchs());
+    if (!read_all(op, args + 1, nargs - 1, call.arg)) return entry_refuse();
+    wt_capture ran = {.runs = 0};
+    if (offered.waits) wt_capture_into(&ran);
+    bool ok = run(&call, true);
+    wt_capture_into(NULL);
+    if (ok && offered.waits) note(&call, entry_is_torchs(), &ran);
+    weft_plan_release(ran.plan);
+    if (!ok) return entry_refuse();
     const int n = results_of(op);
     if (n == 1) return entry_wrap(call.out[0]);
     result = py.PyTuple_New(n);

@@ -93,6 +93,25 @@ def test_every_call_is_the_same(device, name, form):
             torch.testing.assert_close(y.double().cpu(), want, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["f32", "bf16"])
+@pytest.mark.parametrize("form", ["first", "last", "part"])
+@pytest.mark.parametrize("name", [n for n in CALLS if not n.endswith("in-place")])
+def test_plans_that_are_run_again(name, form, dtype):
+    """Without a gradient, on the types that weft's kernels are for: the first call is the operator's, later ones run its plan at once."""
+    p = {k: v.detach().to(dtype if k not in ("mean", "var") else torch.float32) for k, v in parameters("cpu").items()}
+    if name.startswith("batch-norm") and dtype is torch.bfloat16:
+        p["b"], p["c"] = p["b"].float(), p["c"].float()
+    for size in ((N, C, 24, 24), (1, C, 7, 9)):
+        x = data("cpu", *size, dtype=torch.float32).detach().to(dtype)
+        x = channels_last(x) if form == "last" else x[:, :, 1:, 1:] if form == "part" else x
+        want = CALLS[name](F, x.double(), {k: v.double() for k, v in p.items()})
+        for _ in range(4):
+            fresh = x.clone(memory_format=torch.preserve_format) if form != "part" else x
+            y = CALLS[name](W, fresh, p)
+            near = 1e-4 if dtype is torch.float32 else 5e-2
+            torch.testing.assert_close(y.double(), want, rtol=near, atol=near * max(1.0, want.abs().max().item()))
+
+
 def depthwise(grad=True, device="cpu"):
     return data(device, dtype=torch.float32).detach().requires_grad_(grad), data(device, C, 1, 3, 3, dtype=torch.float32).detach().requires_grad_(grad)
 
