@@ -154,6 +154,11 @@ WEFT_API bool weft_torch_learn(const char *tiny, double tiny_ns, const char *lar
     if (kind < 0 || least < 0 || !(most > least) || !(large_ns > tiny_ns) || !(tiny_ns > 0)) return false;
     double slope = (large_ns - tiny_ns) / (most - least);
     known[kind].share = 1 / slope;
+    if (family_of(&p) >= 4) { /* dense: a small measurement does not show how near to the peak a large one runs */
+        weft_rates nominal;
+        guess(&p, &nominal);
+        known[kind].share = fmax(known[kind].share, nominal.of_peak);
+    }
     known[kind].ns = fmax(tiny_ns - slope * least, 0);
     wt_seat_forget();
     return isfinite(known[kind].share);

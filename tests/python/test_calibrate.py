@@ -20,10 +20,11 @@ def alone(tmp_path, monkeypatch):
     monkeypatch.setattr(_calibrate, "SECONDS", float("inf"))
     runs = []
 
-    def cost(run, times):
+    def cost(run):
         runs.append(run())
         return 1e4 * len(runs)
     monkeypatch.setattr(_calibrate, "_least", cost)
+    monkeypatch.setattr(_calibrate, "_way_in", lambda: 0.0)
     lib.weft_torch_unlearn()
     yield runs
     lib.weft_torch_unlearn()
@@ -58,6 +59,15 @@ def test_estimates_follow(alone):
     assert lib.weft_torch_estimate_ns(middle.encode()) == pytest.approx(expected, rel=1e-3)
     for other in (middle.replace(":fwd:", ":bwd_data:"), middle.replace("nchw", "nhwc"), middle.replace("f32", "bf16")):
         assert lib.weft_torch_estimate_ns(other.encode()) != pytest.approx(0.9 * (5e4 + 3 * lib.weft_torch_bare_ns(other.encode())), rel=1e-3)
+
+
+def test_dense_convolution_is_not_taken_for_slow(alone):
+    """A small one runs far from the peak, a large one near it: of a measurement the cost of a call counts, and a share that is above the constant."""
+    tiny, large = (t.replace("g8", "g1").replace("g64", "g1") for t in (TINY, LARGE))
+    many = large.replace("n1", "n32")
+    before, bare = lib.weft_torch_estimate_ns(many.encode()), [lib.weft_torch_bare_ns(t.encode()) for t in (tiny, large)]
+    assert lib.weft_torch_learn(tiny.encode(), 4e3 + 9 * bare[0], large.encode(), 4e3 + 9 * bare[1])
+    assert lib.weft_torch_estimate_ns(many.encode()) <= 1.05 * before
 
 
 def test_measurements_that_say_nothing_are_left_out(alone):
