@@ -233,7 +233,7 @@ weft_plan *wt_plan(wt_call *call, weft_problem *p);
 double wt_estimate(const weft_plan *plan); /* ns */
 /* Take workspace from PyTorch, execute on its current stream, release the plan. A NULL plan has failed already. */
 bool wt_execute(wt_call *call, weft_plan *plan, const weft_args *args);
-/* What an operator executes on this thread, from here to NULL: the last plan, a reference of its own, and its arguments. */
+/* What an operator executes on this thread, from here to NULL: the last plan, a reference, and its arguments. */
 typedef struct wt_capture {
     int runs;
     weft_plan *plan;
