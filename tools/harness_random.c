@@ -99,7 +99,7 @@ const harness_generator harness_conv = {conv_draw, conv_terms, NULL, false};
 extern const harness_generator harness_softmax, harness_cross_entropy, harness_batch_norm, harness_lrn;
 /* random_pool.c */
 extern const harness_generator harness_max_pool, harness_avg_pool, harness_adaptive_avg_pool, harness_columns;
-extern const harness_generator harness_dgmm; /* random_dgmm.c */
+extern const harness_generator harness_dgmm, harness_cdgmm; /* random_dgmm.c */
 /* random_partial_conv.c, random_sparse_conv.c */
 extern const harness_generator harness_partial_conv, harness_sparse_conv;
 extern const harness_generator harness_rnn; /* random_rnn.c */
@@ -115,7 +115,7 @@ static const harness_generator *const generators[WEFT_OP_COUNT] = {
     [WEFT_OP_IM2COL] = &harness_columns,
     [WEFT_OP_COL2IM] = &harness_columns,
     [WEFT_OP_DGMM] = &harness_dgmm,
-    [WEFT_OP_CDGMM] = &harness_dgmm,
+    [WEFT_OP_CDGMM] = &harness_cdgmm,
     [WEFT_OP_SOFTMAX] = &harness_softmax,
     [WEFT_OP_LOG_SOFTMAX] = &harness_softmax,
     [WEFT_OP_CROSS_ENTROPY] = &harness_cross_entropy,

@@ -18,3 +18,5 @@ static double terms(const weft_problem *p, int role) {
 }
 
 const harness_generator harness_dgmm = {draw, terms, NULL, false};
+/* A part of a complex product is a difference of products. */
+const harness_generator harness_cdgmm = {draw, terms, NULL, true};
