@@ -92,6 +92,16 @@ static weft_rates guess_cpu_pool(const weft_problem *p) {
     return r;
 }
 
+/* Made of several of PyTorch's operators (lrn, complex numbers as pairs), or not of vectors (columns). The product with
+ * a diagonal itself runs at the speed of memory. */
+static weft_rates guess_cpu_other(const weft_problem *p) {
+    const bool fwd = p->pass == WEFT_PASS_FWD;
+    if (p->op == WEFT_OP_LRN) return (weft_rates){20000, fwd ? 0.016 : 0.05, 0.1};
+    if (p->op == WEFT_OP_IM2COL || p->op == WEFT_OP_COL2IM) return (weft_rates){2000, 1, fwd ? 0.15 : 0.12};
+    if (p->op == WEFT_OP_DGMM) return (weft_rates){2000, 1, fwd || p->pass == WEFT_PASS_BWD_DATA ? 0.9 : 0.2};
+    return (weft_rates){10000, 1, 0.2};
+}
+
 /* On an H200 dense convolution runs at half the peak and more, with few channels in a group at a few percent; 16-bit
  * types have fast CPU kernels in few operators; one call costs its allocations and checks. */
 static void guess(const weft_problem *p, weft_rates *r) {
@@ -109,7 +119,10 @@ static void guess(const weft_problem *p, weft_rates *r) {
                      p->op == WEFT_OP_SIGMOID || p->op == WEFT_OP_NCRELU;
     bool pool = p->op == WEFT_OP_MAX_POOL || p->op == WEFT_OP_AVG_POOL || p->op == WEFT_OP_ADAPTIVE_AVG_POOL;
     if (pointwise && !cuda) *r = guess_cpu_pointwise(p);
+    bool other = p->op == WEFT_OP_LRN || p->op == WEFT_OP_IM2COL || p->op == WEFT_OP_COL2IM || p->op == WEFT_OP_DGMM ||
+                 p->op == WEFT_OP_CDGMM;
     if (pool && !cuda) *r = guess_cpu_pool(p);
+    if (other && !cuda) *r = guess_cpu_other(p);
     /* a score of calls for some images, and planes besides */
     if (p->op == WEFT_OP_PARTIAL_CONV) *r = (weft_rates){cuda ? 200000 : 100000, 0.3, 0.1};
     if (wide) r->of_peak *= 0.25;

@@ -1,0 +1,208 @@
+/* Image to columns and columns to image, channels-first, any window, stride, dilation and padding, on f32, f16, bf16.
+ * Each is the gradient of the other, so one kernel serves both operators. See src/ref/im2col.h.
+ * Math:      columns[n,c,k,o] = image[n,c,o s - p + k d], 0 in the padding
+ *            image[n,c,x] = sum_k columns[n,c,k,(x + p - k d) / s], whole quotients only
+ * Blocking:  one output row at a time, vectors along it. A row of columns is a row of the image, shifted, and every
+ *            second element of it for stride 2. A row of the image gathers from the rows of columns of its taps; places
+ *            m, m + s, m + 2 s, ... have the same taps, and a tap of a vector of them is a run of columns. Vectors at
+ *            the edges are masked; nothing is copied before
+ * Slots:     runs of output rows
+ * Output:    leaves in whole lines, streamed past the caches where it is large
+ * Traffic:   image once, columns once: memory-bound
+ * Assumes:   both tensors dense channels-first, of one data type
+ * Try:       weft bench im2col2d:fwd:f32:nchw:n4c64h56w56:k3p1 col2im2d:fwd:f32:nchw:n4c64h56w56:k3p1 */
+#include "cpu/frame.h"
+#include "cpu/pool/rows.h"
+
+typedef struct params {
+    int64_t slots, floats; /* floats of scratch per slot */
+} params;
+
+typedef struct task {
+    const weft__exec *e;
+    params s;
+    const void *from;
+    void *to;
+    int dtype;
+    bool stream;
+} task;
+
+/* Elements x .. x + VF_LANES - 1 of a row that begins at `row` and has `width` elements; 0 outside. */
+VF_INLINE vf cut(const void *from, int64_t row, int64_t x, int64_t width, const int dtype) {
+    if (x >= 0 && x + VF_LANES <= width) return vf_load_as(dtype, from, row + x);
+    if (x >= width || x <= -VF_LANES) return vf_zero();
+    return x >= 0 ? vf_load_count_as(dtype, from, row + x, width - x)
+                  : vf_load_in_as(dtype, vm_range(-x, width - x), from, row + x);
+}
+
+/* Elements x, x + step, x + 2 step, ... */
+VF_INLINE vf cut_by(const void *from, int64_t row, int64_t x, int64_t width, int64_t step, const int dtype) {
+    if (step == 1) return cut(from, row, x, width, dtype);
+    if (step == 2) return vf_even(cut(from, row, x, width, dtype), cut(from, row, x + VF_LANES, width, dtype));
+    float lane[VF_LANES];
+    for (int i = 0; i < VF_LANES; i++) {
+        const int64_t at = x + i * step;
+        float one[VF_LANES] = {0};
+        if (at >= 0 && at < width) vf_store(one, vf_load_count_as(dtype, from, row + at, 1));
+        lane[i] = one[0];
+    }
+    return vf_load(lane);
+}
+
+/* Row i of the columns: n c, the tap, depth and height. */
+VF_INLINE void row_of_columns(const task *q, int64_t i, float *to, const int dtype) {
+    const weft_problem *p = q->e->p;
+    const int64_t *k = p->kernel, *in = p->in;
+    const int64_t y = i % p->out[1], z = i / p->out[1] % p->out[0], tap = i / (p->out[1] * p->out[0]);
+    const int64_t kx = tap % k[2], ky = tap / k[2] % k[1], kz = tap / (k[2] * k[1]) % k[0];
+    const int64_t iz = z * p->stride[0] - p->pad_lo[0] + kz * p->dilation[0];
+    const int64_t iy = y * p->stride[1] - p->pad_lo[1] + ky * p->dilation[1];
+    const bool inside = iz >= 0 && iz < in[0] && iy >= 0 && iy < in[1];
+    const int64_t row = ((tap / (k[2] * k[1] * k[0]) * in[0] + iz) * in[1] + iy) * in[2];
+    const int64_t first = kx * p->dilation[2] - p->pad_lo[2];
+    for (int64_t o = 0; o < p->out[2]; o += VF_LANES)
+        vf_store(to + o,
+                 inside ? cut_by(q->from, row, o * p->stride[2] + first, in[2], p->stride[2], dtype) : vf_zero());
+}
+
+/* The window whose tap k is place x; false: none. */
+VF_INLINE bool window_of(const weft_problem *p, int a, int64_t x, int64_t k, int64_t *o) {
+    const int64_t at = x + p->pad_lo[a] - k * p->dilation[a];
+    *o = at / p->stride[a];
+    return at >= 0 && at % p->stride[a] == 0 && *o < p->out[a];
+}
+
+typedef struct tap_row { /* a tap of a row of the image: where its columns begin, and the tap along the row */
+    int64_t at, kx;
+} tap_row;
+
+/* Sums of places m + s j, m + s (j + 1), ... */
+VF_INLINE vf places(const task *q, const tap_row *rows, int64_t count, int64_t m, int64_t j, const int dtype) {
+    const weft_problem *p = q->e->p;
+    vf sum = vf_zero();
+    for (int64_t r = 0; r < count; r++) {
+        const int64_t at = m + p->pad_lo[2] - rows[r].kx * p->dilation[2];
+        if (p->stride[2] == 1)
+            sum = vf_add(sum, cut(q->from, rows[r].at, at + j, p->out[2], dtype));
+        else if (at % p->stride[2] == 0)
+            sum = vf_add(sum, cut(q->from, rows[r].at, at / p->stride[2] + j, p->out[2], dtype));
+    }
+    return sum;
+}
+
+/* Row i of the image: n c, depth and height. */
+VF_INLINE void row_of_image(const task *q, int64_t i, tap_row *rows, float *to, const int dtype) {
+    const weft_problem *p = q->e->p;
+    const int64_t y = i % p->in[1], z = i / p->in[1] % p->in[0], plane = i / (p->in[1] * p->in[0]);
+    int64_t count = 0, oz, oy;
+    for (int64_t a = 0; a < p->kernel[0]; a++)
+        for (int64_t b = 0; window_of(p, 0, z, a, &oz) && b < p->kernel[1]; b++)
+            for (int64_t c = 0; window_of(p, 1, y, b, &oy) && c < p->kernel[2]; c++) {
+                const int64_t tap = ((plane * p->kernel[0] + a) * p->kernel[1] + b) * p->kernel[2] + c;
+                rows[count++] = (tap_row){((tap * p->out[0] + oz) * p->out[1] + oy) * p->out[2], c};
+            }
+    const int64_t width = p->in[2], stride = p->stride[2];
+    float lane[VF_LANES];
+    if (stride == 1) {
+        for (int64_t x = 0; x < width; x += VF_LANES) vf_store(to + x, places(q, rows, count, 0, x, dtype));
+    } else if (stride == 2) {
+        for (int64_t x = 0, j = 0; x < width; x += 2 * VF_LANES, j += VF_LANES) {
+            const vf even = places(q, rows, count, 0, j, dtype), odd = places(q, rows, count, 1, j, dtype);
+            vf_store(to + x, vf_zip_lo(even, odd));
+            vf_store(to + x + VF_LANES, vf_zip_hi(even, odd));
+        }
+    } else {
+        for (int64_t m = 0; m < WEFT__MIN(stride, width); m++)
+            for (int64_t j = 0; m + j * stride < width; j += VF_LANES) {
+                vf_store(lane, places(q, rows, count, m, j, dtype));
+                for (int64_t l = 0; l < VF_LANES && m + (j + l) * stride < width; l++)
+                    to[m + (j + l) * stride] = lane[l];
+            }
+    }
+}
+
+/* ---------------------------------------------------------------- slots */
+static bool makes_columns(const weft_problem *p) { return (p->op == WEFT_OP_IM2COL) == (p->pass == WEFT_PASS_FWD); }
+
+static int64_t rows_of(const weft_problem *p) {
+    const int64_t planes = p->n * p->c;
+    return makes_columns(p) ? planes * p->kernel[0] * p->kernel[1] * p->kernel[2] * p->out[0] * p->out[1]
+                            : planes * p->in[0] * p->in[1];
+}
+
+VF_INLINE void rows_as(const task *q, int64_t slot, const bool columns, const int dtype) {
+    const int64_t all = rows_of(q->e->p), end = cpu_first(all, q->s.slots, slot + 1);
+    const int64_t width = columns ? q->e->p->out[2] : q->e->p->in[2];
+    float *scratch = (float *)q->e->workspace + slot * q->s.floats;
+    int64_t row = cpu_first(all, q->s.slots, slot);
+    sink to = {scratch, q->to, row * width, 0, dtype, q->stream};
+    tap_row *taps = (tap_row *)(void *)(scratch + sink_floats(width + VF_LANES));
+    for (; row < end; row++) {
+        if (columns)
+            row_of_columns(q, row, sink_room(&to), dtype);
+        else
+            row_of_image(q, row, taps, sink_room(&to), dtype);
+        sink_commit(&to, width);
+    }
+    sink_end(&to);
+}
+
+static void rows(void *arg, int64_t slot) {
+    const task *q = arg;
+    const bool columns = makes_columns(q->e->p);
+#define ROWS(type) (columns ? rows_as(q, slot, true, type) : rows_as(q, slot, false, type))
+    if (q->dtype == WEFT_DTYPE_F32)
+        ROWS(WEFT_DTYPE_F32);
+    else if (q->dtype == WEFT_DTYPE_F16)
+        ROWS(WEFT_DTYPE_F16);
+    else
+        ROWS(WEFT_DTYPE_BF16);
+#undef ROWS
+}
+
+static weft_status run(const weft__exec *e) {
+    const bool fwd = e->p->pass == WEFT_PASS_FWD;
+    const weft_tensor *to = weft__tensor(e->p, fwd ? WEFT_ROLE_DST : WEFT_ROLE_DIFF_SRC);
+    task q = {.e = e, .s = *(const params *)e->params, .dtype = to->dtype, .to = e->ptr[to->role]};
+    q.from = e->ptr[fwd ? WEFT_ROLE_SRC : WEFT_ROLE_DIFF_DST];
+    q.stream = cpu_streams(e->hw, (double)weft__numel(to) * (double)weft__dtype_size(to->dtype));
+    weft__parallel(e->ctx, q.s.slots, rows, &q);
+    return WEFT_OK;
+}
+
+/* ---------------------------------------------------------------- the record */
+static const char *plan(const weft_problem *p, const weft__hw *hw, int variant, weft__decision *d) {
+    (void)variant;
+    if (!weft__all_dtype(p, p->tensor[0].dtype)) return "tensors of several data types";
+    if (!weft__is_first(&p->tensor[0]) || !weft__is_first(&p->tensor[1])) return "a tensor is not dense channels-first";
+    const bool columns = makes_columns(p);
+    const int64_t width = columns ? p->out[2] : p->in[2], all = rows_of(p);
+    const double taps = (double)p->kernel[0] * (double)p->kernel[1] * (double)p->kernel[2];
+    if (taps > 1 << 14) return "a window has over 2^14 places";
+    if (width > 1 << 20) return "a row has over 2^20 elements";
+    params *s = WEFT__PARAMS(params, d);
+    s->floats = sink_floats(width + VF_LANES) + (columns ? 0 : cpu_round_up((int64_t)taps * 4, 16));
+    s->slots = cpu_slots(all, weft__bytes(p));
+    d->workspace = (size_t)(s->slots * s->floats) * sizeof(float);
+    const double vector = columns && p->stride[2] > 2 ? 1.5 * VF_LANES : 1.5;
+    const double each =
+        columns ? vector : 1.5 * (taps / (double)(p->stride[0] * p->stride[1]) + 1) + (p->stride[2] > 2 ? VF_LANES : 0);
+    const double ns = (double)all * (10 + each * (double)cpu_ceil(width, VF_LANES));
+    d->ns = 1000 + WEFT__MAX(ns / hw->threads, weft__bytes(p) / hw->gbs) + 0.2 * ns / hw->threads;
+    return NULL;
+}
+
+#define COLUMNS(NAME, word)                                                            \
+    WEFT__KERNEL(word) = {                                                             \
+        .name = WEFT__NAME(#word "_nchw_1v"),                                          \
+        .version = 1,                                                                  \
+        .op = WEFT_OP_##NAME,                                                          \
+        .engine = WEFT_ENGINE_CPU,                                                     \
+        .isa = WEFT__ISA_HERE,                                                         \
+        .dtypes = WEFT__DTYPE_SET(F32) | WEFT__DTYPE_SET(F16) | WEFT__DTYPE_SET(BF16), \
+        .exact = true,                                                                 \
+        .plan = plan,                                                                  \
+        .run = run,                                                                    \
+    }
+COLUMNS(IM2COL, im2col);
+COLUMNS(COL2IM, col2im);
