@@ -85,6 +85,16 @@ static bool has_order(const entry_call *k) {
            py.PyFloat_AsDouble(k->arg[1]) <= py.PyFloat_AsDouble(k->arg[2]);
 }
 
+/* A gradient recorded from Python costs 10 us, which a comparison never earns back, and tanh and sigmoid only where
+ * there is much to compute: elsewhere they are PyTorch's. */
+static bool is_left(const entry_call *k) {
+    const wt_tensor *x = &k->in[0];
+    int64_t count = 1;
+    for (int64_t a = 0; a < x->rank; a++) count *= x->sizes[a];
+    bool compares = !strcmp(k->front->name, "relu") || !strcmp(k->front->name, "hardtanh");
+    return k->records && (compares || count < 1 << 16);
+}
+
 static entry_record *decide(entry_call *k) {
     const int kind = k->front->kind;
     if (kind == ENTRY_CONV || kind == ENTRY_CONV_TRANSPOSE) {
@@ -99,7 +109,7 @@ static entry_record *decide(entry_call *k) {
         memcpy(r->list, draft.list, sizeof(r->list));
         return r;
     }
-    if (k->records && kind == ENTRY_UNARY && has_order(k)) return entry_keep(k, ENTRY_TORCH);
+    if (kind == ENTRY_UNARY && has_order(k) && is_left(k)) return entry_keep(k, ENTRY_TORCH);
     entry_offer(k);
     return NULL;
 }

@@ -89,7 +89,8 @@ def test_twin(name, where, device):
         if name in SLOPES and dtype.itemsize == 2:   # from the rounded result, as PyTorch's: near 1 it has lost most of 1 - y
             slope = grad.double().cpu() * SLOPES[name](y.detach().double().cpu())
         close(dx.cpu(), slope)
-        assert torch.equal(ours(x), y.detach())
+        close(ours(x).cpu(), truth)   # of a small tensor the one with a gradient is PyTorch's
+        assert name in SLOPES or torch.equal(ours(x), y.detach())
         theirs = twin(x)
         if name != "ncrelu":
             assert y.stride() == theirs.stride(), f"{y.stride()}, PyTorch's {theirs.stride()} of {x.stride()}"
