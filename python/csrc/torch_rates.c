@@ -92,14 +92,14 @@ static weft_rates guess_cpu_pool(const weft_problem *p) {
     return r;
 }
 
-/* Made of several of PyTorch's operators (lrn, complex numbers as pairs), or not of vectors (columns). The product with
- * a diagonal itself runs at the speed of memory. */
+/* lrn is made of several of PyTorch's operators, columns take some 1.6 ns an element, and the product with a diagonal
+ * runs at the speed of memory, but for complex numbers and sums. Tiny problems are PyTorch's, as above. */
 static weft_rates guess_cpu_other(const weft_problem *p) {
-    const bool fwd = p->pass == WEFT_PASS_FWD;
-    if (p->op == WEFT_OP_LRN) return (weft_rates){20000, fwd ? 0.016 : 0.05, 0.1};
-    if (p->op == WEFT_OP_IM2COL || p->op == WEFT_OP_COL2IM) return (weft_rates){2000, 1, fwd ? 0.15 : 0.12};
-    if (p->op == WEFT_OP_DGMM) return (weft_rates){2000, 1, fwd || p->pass == WEFT_PASS_BWD_DATA ? 0.9 : 0.2};
-    return (weft_rates){10000, 1, 0.2};
+    const bool fwd = p->pass == WEFT_PASS_FWD, scales = fwd || p->pass == WEFT_PASS_BWD_DATA;
+    if (p->op == WEFT_OP_LRN) return (weft_rates){10000, fwd ? 0.016 : 0.05, 0.1};
+    if (p->op == WEFT_OP_IM2COL || p->op == WEFT_OP_COL2IM) return (weft_rates){-10000, 0.006, 1};
+    if (p->op == WEFT_OP_DGMM) return (weft_rates){-10000, 1, scales ? 1.2 : 0.5};
+    return (weft_rates){-10000, 1, scales ? 0.5 : 0.3};
 }
 
 /* On an H200 dense convolution runs at half the peak and more, with few channels in a group at a few percent; 16-bit

@@ -90,6 +90,20 @@ VF_INLINE vf places(const task *q, const tap_row *rows, int64_t count, int64_t m
     return sum;
 }
 
+/* The same for strides without a permutation: each column goes where it belongs, one after the other. */
+VF_INLINE void scatter(const task *q, const tap_row *rows, int64_t count, float *to, const int dtype) {
+    const weft_problem *p = q->e->p;
+    float lane[VF_LANES];
+    memset(to, 0, (size_t)p->in[2] * sizeof(float));
+    for (int64_t r = 0; r < count; r++)
+        for (int64_t o = 0; o < p->out[2]; o += VF_LANES) {
+            const int64_t first = o * p->stride[2] - p->pad_lo[2] + rows[r].kx * p->dilation[2];
+            vf_store(lane, cut(q->from, rows[r].at, o, p->out[2], dtype));
+            for (int64_t i = 0, x = first; i < VF_LANES && o + i < p->out[2]; i++, x += p->stride[2])
+                if (x >= 0 && x < p->in[2]) to[x] += lane[i];
+        }
+}
+
 /* Row i of the image: n c, depth and height. */
 VF_INLINE void row_of_image(const task *q, int64_t i, tap_row *rows, float *to, const int dtype) {
     const weft_problem *p = q->e->p;
@@ -101,23 +115,17 @@ VF_INLINE void row_of_image(const task *q, int64_t i, tap_row *rows, float *to, 
                 const int64_t tap = ((plane * p->kernel[0] + a) * p->kernel[1] + b) * p->kernel[2] + c;
                 rows[count++] = (tap_row){((tap * p->out[0] + oz) * p->out[1] + oy) * p->out[2], c};
             }
-    const int64_t width = p->in[2], stride = p->stride[2];
-    float lane[VF_LANES];
-    if (stride == 1) {
+    const int64_t width = p->in[2];
+    if (p->stride[2] == 1) {
         for (int64_t x = 0; x < width; x += VF_LANES) vf_store(to + x, places(q, rows, count, 0, x, dtype));
-    } else if (stride == 2) {
+    } else if (p->stride[2] == 2) {
         for (int64_t x = 0, j = 0; x < width; x += 2 * VF_LANES, j += VF_LANES) {
             const vf even = places(q, rows, count, 0, j, dtype), odd = places(q, rows, count, 1, j, dtype);
             vf_store(to + x, vf_zip_lo(even, odd));
             vf_store(to + x + VF_LANES, vf_zip_hi(even, odd));
         }
     } else {
-        for (int64_t m = 0; m < WEFT__MIN(stride, width); m++)
-            for (int64_t j = 0; m + j * stride < width; j += VF_LANES) {
-                vf_store(lane, places(q, rows, count, m, j, dtype));
-                for (int64_t l = 0; l < VF_LANES && m + (j + l) * stride < width; l++)
-                    to[m + (j + l) * stride] = lane[l];
-            }
+        scatter(q, rows, count, to, dtype);
     }
 }
 
@@ -184,10 +192,11 @@ static const char *plan(const weft_problem *p, const weft__hw *hw, int variant, 
     s->floats = sink_floats(width + VF_LANES) + (columns ? 0 : cpu_round_up((int64_t)taps * 4, 16));
     s->slots = cpu_slots(all, weft__bytes(p));
     d->workspace = (size_t)(s->slots * s->floats) * sizeof(float);
-    const double vector = columns && p->stride[2] > 2 ? 1.5 * VF_LANES : 1.5;
-    const double each =
-        columns ? vector : 1.5 * (taps / (double)(p->stride[0] * p->stride[1]) + 1) + (p->stride[2] > 2 ? VF_LANES : 0);
-    const double ns = (double)all * (10 + each * (double)cpu_ceil(width, VF_LANES));
+    const bool slow = p->stride[2] > 2; /* one value after the other */
+    const double cells = weft__flops(p), vectors = (double)all * (double)cpu_ceil(width, VF_LANES);
+    const double ns = 12 * (double)all + (slow      ? 1.6 * cells
+                                          : columns ? 2 * vectors
+                                                    : 1.5 * cells / VF_LANES + vectors);
     d->ns = 1000 + WEFT__MAX(ns / hw->threads, weft__bytes(p) / hw->gbs) + 0.2 * ns / hw->threads;
     return NULL;
 }

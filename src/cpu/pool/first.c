@@ -88,7 +88,7 @@ VF_INLINE void windows_of(state *t, float scale, bool place, const kind k) {
 /* The input row z, y of a channel, from the rows that are there or from memory. */
 static const float *row_of(const task *q, state *t, int64_t plane, int64_t z, int64_t y) {
     const weft_problem *p = t->p;
-    const int64_t slot = z % q->s.span[0] * q->s.span[1] + y % q->s.span[1];
+    const int64_t slot = pool_kept(z, q->s.span[0]) * q->s.span[1] + pool_kept(y, q->s.span[1]);
     const int64_t tag = (plane * p->in[0] + z) * p->in[1] + y;
     float *row = t->rows + slot * q->s.row;
     if (t->tags[slot] != tag)
@@ -165,9 +165,10 @@ VF_INLINE void rows_of_windows(const task *q, int64_t slot, const kind k) {
     const int64_t per_plane = p->out[0] * p->out[1], all = p->n * p->c * per_plane;
     int64_t row = cpu_first(all, q->s.slots, slot);
     const int64_t end = cpu_first(all, q->s.slots, slot + 1);
-    for (t.out.at = row * p->out[2]; row < end; row++) {
-        const int64_t z = row % per_plane / p->out[1], y = row % p->out[1];
-        collect(q, &t, row / per_plane, z, y);
+    int64_t plane = row / per_plane, z = row % per_plane / p->out[1], y = row % p->out[1];
+    t.out.at = row * p->out[2];
+    for (; row < end; row++, pool_next_row(&plane, &z, &y, p->out[0], p->out[1])) {
+        collect(q, &t, plane, z, y);
         float scale = 1;
         if (k == MEAN && !p->attr[WEFT_AVG_POOL_DIVISOR])
             scale = (float)(pool_counted(p, 0, z) * pool_counted(p, 1, y));

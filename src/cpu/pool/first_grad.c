@@ -31,6 +31,10 @@ typedef struct tap { /* number in the row, and which window it is for place 0 of
     int64_t number, window;
 } tap;
 
+typedef struct window { /* over a place, and which of its taps that is */
+    int64_t number, tap;
+} window;
+
 typedef struct state { /* of a slot */
     const weft_problem *p;
     float *rows;
@@ -38,6 +42,8 @@ typedef struct state { /* of a slot */
     int64_t *tags;
     tap *taps;
     int64_t *classes; /* class m has the taps classes[m] .. classes[m + 1] - 1 */
+    window *over[2];  /* along depth and height: those over place x are begin[x] .. begin[x + 1] - 1 */
+    int64_t *begin[2];
     source *from;
     int sources;
     int32_t place; /* of the row's first element in its channel */
@@ -116,7 +122,7 @@ VF_INLINE void fill_as(const task *q, const state *t, int64_t row, int64_t slot,
 
 static int64_t row_in(const task *q, state *t, int64_t plane, int64_t z, int64_t y) {
     const weft_problem *p = t->p;
-    const int64_t slot = z % q->s.span[0] * q->s.span[1] + y % q->s.span[1];
+    const int64_t slot = pool_kept(z, q->s.span[0]) * q->s.span[1] + pool_kept(y, q->s.span[1]);
     const int64_t row = (plane * p->out[0] + z) * p->out[1] + y;
     if (t->tags[slot] == row) return slot;
     float scale = 1;
@@ -141,14 +147,14 @@ static bool window_of(const weft_problem *p, int a, int64_t x, int64_t k, int64_
 
 static void collect(const task *q, state *t, int64_t plane, int64_t z, int64_t y) {
     const weft_problem *p = t->p;
-    int64_t oz, oy;
+    const int64_t *dz = t->begin[0] + z, *dy = t->begin[1] + y;
     t->sources = 0;
-    for (int64_t i = 0; i < p->kernel[0]; i++)
-        for (int64_t j = 0; window_of(p, 0, z, i, &oz) && j < p->kernel[1]; j++) {
-            if (!window_of(p, 1, y, j, &oy)) continue;
-            const int64_t at = row_in(q, t, plane, oz, oy) * q->s.row + q->s.before;
+    for (int64_t i = dz[0]; i < dz[1]; i++)
+        for (int64_t j = dy[0]; j < dy[1]; j++) {
+            const window a = t->over[0][i], b = t->over[1][j];
+            const int64_t at = row_in(q, t, plane, a.number, b.number) * q->s.row + q->s.before;
             t->from[t->sources++] =
-                (source){t->rows + at, t->indices + at, (int32_t)((i * p->kernel[1] + j) * p->kernel[2])};
+                (source){t->rows + at, t->indices + at, (int32_t)((a.tap * p->kernel[1] + b.tap) * p->kernel[2])};
         }
     t->place = (int32_t)((z * p->in[1] + y) * p->in[2]);
 }
@@ -170,6 +176,10 @@ static int64_t layout(const weft_problem *p, const params *s, char *at, state *t
     t->tags = carve(&at, rows * 8);
     t->taps = carve(&at, p->kernel[2] * (int64_t)sizeof(tap));
     t->classes = carve(&at, (WEFT__MIN(p->stride[2], p->in[2]) + 2) * 8);
+    for (int a = 0; a < 2; a++) {
+        t->over[a] = carve(&at, p->in[a] * s->span[a] * (int64_t)sizeof(window));
+        t->begin[a] = carve(&at, (p->in[a] + 1) * 8);
+    }
     t->from = carve(&at, p->kernel[0] * p->kernel[1] * (int64_t)sizeof(source));
     return at - begin;
 }
@@ -187,6 +197,17 @@ static void sort_taps(const weft_problem *p, state *t) {
     }
 }
 
+/* Which windows are over each place of an axis, by rising taps. */
+static void sort_windows(const weft_problem *p, int a, state *t) {
+    int64_t count = 0, o;
+    for (int64_t x = 0; x < p->in[a]; x++) {
+        t->begin[a][x] = count;
+        for (int64_t k = 0; k < p->kernel[a]; k++)
+            if (window_of(p, a, x, k, &o)) t->over[a][count++] = (window){o, k};
+    }
+    t->begin[a][p->in[a]] = count;
+}
+
 static void start(const task *q, int64_t slot, state *t) {
     const weft_problem *p = t->p = q->e->p;
     const int64_t rows = q->s.span[0] * q->s.span[1];
@@ -199,6 +220,8 @@ static void start(const task *q, int64_t slot, state *t) {
         t->counts[o] = (float)(given ? given : pool_counted(p, 2, WEFT__MIN(o, p->out[2] - 1)));
     }
     sort_taps(p, t);
+    sort_windows(p, 0, t);
+    sort_windows(p, 1, t);
     const weft_tensor *dx = weft__tensor(p, WEFT_ROLE_DIFF_SRC);
     t->out.dst = q->e->ptr[WEFT_ROLE_DIFF_SRC], t->out.dtype = dx->dtype, t->out.fill = 0;
     t->out.stream = cpu_streams(q->e->hw, (double)weft__numel(dx) * (double)weft__dtype_size(dx->dtype));
@@ -211,8 +234,10 @@ VF_INLINE void rows_of_places(const task *q, int64_t slot, const kind k) {
     const int64_t per_plane = p->in[0] * p->in[1], all = p->n * p->c * per_plane;
     int64_t row = cpu_first(all, q->s.slots, slot);
     const int64_t end = cpu_first(all, q->s.slots, slot + 1);
-    for (t.out.at = row * p->in[2]; row < end; row++) {
-        collect(q, &t, row / per_plane, row % per_plane / p->in[1], row % p->in[1]);
+    int64_t plane = row / per_plane, z = row % per_plane / p->in[1], y = row % p->in[1];
+    t.out.at = row * p->in[2];
+    for (; row < end; row++, pool_next_row(&plane, &z, &y, p->in[0], p->in[1])) {
+        collect(q, &t, plane, z, y);
         row_of_places(&t, k);
         sink_commit(&t.out, p->in[2]);
     }
@@ -247,6 +272,8 @@ static const char *plan(const weft_problem *p, const weft__hw *hw, int variant, 
     if ((double)s->span[0] * (double)s->span[1] * (double)s->row > 1 << 16)
         return "the rows of a window are over 512 KB";
     if (p->stride[2] > 1 << 12) return "the stride is over 4096";
+    if ((double)p->in[0] * (double)s->span[0] + (double)p->in[1] * (double)s->span[1] > 1 << 15)
+        return "over 2^15 windows are over the places of an axis";
     state unused;
     s->bytes = layout(p, s, NULL, &unused);
     s->slots = cpu_slots(all, weft__bytes(p));

@@ -14,6 +14,7 @@ typedef struct pool_range {
 /* The taps of window o inside the input. */
 VF_INLINE pool_range pool_taps(const weft_problem *p, int a, int64_t o) {
     const int64_t at = o * p->stride[a] - p->pad_lo[a], d = p->dilation[a];
+    if (d == 1) return (pool_range){WEFT__MAX(-at, 0), WEFT__MIN(p->in[a] - at, p->kernel[a])};
     const int64_t first = at >= 0 ? 0 : cpu_ceil(-at, d), last = at >= p->in[a] ? 0 : (p->in[a] - 1 - at) / d + 1;
     return (pool_range){first, WEFT__MIN(last, p->kernel[a])};
 }
@@ -51,6 +52,18 @@ VF_INLINE const char *pool_layout_refusal(const weft_problem *p, weft_layout lay
             return "tensors of several data types";
     }
     return NULL;
+}
+
+/* Which of `rows` kept rows holds row y. Sizes are below 2^31: a short division. */
+VF_INLINE int64_t pool_kept(int64_t y, int64_t rows) { return rows == 1 ? 0 : (uint32_t)y % (uint32_t)rows; }
+
+/* The next row of images with `depth` times `height` rows. */
+VF_INLINE void pool_next_row(int64_t *plane, int64_t *z, int64_t *y, int64_t depth, int64_t height) {
+    if (++*y < height) return;
+    *y = 0;
+    if (++*z < depth) return;
+    *z = 0;
+    ++*plane;
 }
 
 /* n lanes of an index from element `at` on. */
