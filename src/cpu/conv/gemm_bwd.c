@@ -1,4 +1,5 @@
-/* Both gradients of dense and grouped convolution, either layout: the data gradient, then the weight gradient.
+/* Both gradients of dense and grouped convolution, either layout: the data gradient, then the weight gradient. One
+ * record takes the exact kernels alone, the other those in tiles too, by Fourier transform and Winograd.
  * Math:      of the two kernels it runs
  * Traffic:   diff_dst twice; next to the multiply-adds that costs nothing
  * Try:       weft bench conv2d:bwd:f32:nchw:n8c128h28w28:o128k3p1 */
@@ -9,11 +10,16 @@ extern WEFT__KERNEL(conv_gemm_nhwc);
 extern WEFT__KERNEL(conv_grouped);
 extern WEFT__KERNEL(conv_gemm_bwd_weights);
 extern WEFT__KERNEL(conv_grouped_bwd_weights);
+extern WEFT__KERNEL(f32_conv_fft_bwd_data_nchw);
+extern WEFT__KERNEL(f32_conv_fft_bwd_weights_nchw);
+extern WEFT__KERNEL(f32_winograd_bwd_data_nchw);
 
 static const weft__kernel *const of_data[] = {&WEFT__RECORD(conv_gemm_nchw), &WEFT__RECORD(conv_gemm_nhwc),
-                                              &WEFT__RECORD(conv_grouped)};
+                                              &WEFT__RECORD(conv_grouped), &WEFT__RECORD(f32_conv_fft_bwd_data_nchw),
+                                              &WEFT__RECORD(f32_winograd_bwd_data_nchw)};
 static const weft__kernel *const of_weights[] = {&WEFT__RECORD(conv_gemm_bwd_weights),
-                                                 &WEFT__RECORD(conv_grouped_bwd_weights)};
+                                                 &WEFT__RECORD(conv_grouped_bwd_weights),
+                                                 &WEFT__RECORD(f32_conv_fft_bwd_weights_nchw)};
 
 enum { HALF = 224 }; /* bytes of the parameters of one half */
 typedef struct params {
@@ -51,29 +57,35 @@ static weft_status run(const weft__exec *e) {
     return of_weights[d->weights]->run(&call);
 }
 
-/* The fastest of a few kernels; NULL: found. */
-static const char *choose(const weft__kernel *const *list, size_t count, const weft_problem *p, const weft__hw *hw,
-                          int *which, weft__decision *best) {
+/* The fastest of the kernels that are exact, or of those that are not; NULL: found. */
+static const char *choose(const weft__kernel *const *list, size_t count, bool exact, const weft_problem *p,
+                          const weft__hw *hw, int *which, weft__decision *best) {
     const char *reason = NULL;
     best->ns = HUGE_VAL;
     for (size_t i = 0; i < count; i++) {
         weft__decision d = {0};
+        if (exact != list[i]->exact) continue;
         const bool strict = p->math == WEFT_MATH_STRICT && list[i]->not_strict;
         const char *why = strict ? "strict math" : list[i]->plan(p, hw, 0, &d);
         if (why) reason = why;
         if (!why && d.ns < best->ns) *best = d, *which = (int)i;
     }
-    return best->ns < HUGE_VAL ? NULL : reason;
+    return best->ns < HUGE_VAL ? NULL : reason ? reason : "no kernel";
 }
 
-static const char *plan(const weft_problem *p, const weft__hw *hw, int variant, weft__decision *out) {
-    (void)variant;
+/* Not exact: a kernel in tiles for each gradient that has one. Whether it applies follows from the problem alone. */
+static const char *plan_of(const weft_problem *p, const weft__hw *hw, weft__decision *out, bool exact) {
     params *d = WEFT__PARAMS(params, out);
+    const size_t ndata = WEFT__COUNT(of_data), nweights = WEFT__COUNT(of_weights);
     weft__decision data, weights;
     weft_problem h = half_of(p, WEFT_PASS_BWD_DATA);
-    const char *reason = choose(of_data, WEFT__COUNT(of_data), &h, hw, &d->data, &data);
+    const char *reason = choose(of_data, ndata, exact, &h, hw, &d->data, &data), *data_reason = reason;
+    if (reason && !exact) reason = choose(of_data, ndata, true, &h, hw, &d->data, &data);
+    if (reason) return reason;
     h = half_of(p, WEFT_PASS_BWD_WEIGHTS);
-    if (!reason) reason = choose(of_weights, WEFT__COUNT(of_weights), &h, hw, &d->weights, &weights);
+    reason = choose(of_weights, nweights, exact, &h, hw, &d->weights, &weights);
+    if (reason && data_reason) return data_reason;
+    if (reason && !exact) reason = choose(of_weights, nweights, true, &h, hw, &d->weights, &weights);
     if (reason) return reason;
     memcpy(d->half[0], data.params, HALF), memcpy(d->half[1], weights.params, HALF);
     out->workspace = WEFT__MAX(data.workspace, weights.workspace);
@@ -81,10 +93,18 @@ static const char *plan(const weft_problem *p, const weft__hw *hw, int variant, 
     out->ns = data.ns + weights.ns;
     return NULL;
 }
+static const char *plan(const weft_problem *p, const weft__hw *hw, int variant, weft__decision *out) {
+    (void)variant;
+    return plan_of(p, hw, out, true);
+}
+static const char *plan_tiled(const weft_problem *p, const weft__hw *hw, int variant, weft__decision *out) {
+    (void)variant;
+    return plan_of(p, hw, out, false);
+}
 
 WEFT__KERNEL(conv_gemm_bwd) = {
     .name = WEFT__NAME("float_conv_bwd_gemm_2pass"),
-    .version = 1,
+    .version = 2,
     .op = WEFT_OP_CONV,
     .engine = WEFT_ENGINE_CPU,
     .isa = WEFT__ISA_HERE,
@@ -93,6 +113,22 @@ WEFT__KERNEL(conv_gemm_bwd) = {
     .dtypes = GEMM_DTYPES,
     .exact = true,
     .plan = plan,
+    .pack = pack,
+    .run = run,
+};
+
+WEFT__KERNEL(f32_conv_tiled_bwd_nchw) = {
+    .name = WEFT__NAME("f32_conv_bwd_nchw_tiled_2pass"),
+    .version = 1,
+    .op = WEFT_OP_CONV,
+    .engine = WEFT_ENGINE_CPU,
+    .isa = WEFT__ISA_HERE,
+    .passes = WEFT__PASS_SET(BWD),
+    .steps = WEFT__STEP_SET(BIAS),
+    .dtypes = WEFT__DTYPE_SET(F32),
+    .not_strict = true,
+    .tiled = true,
+    .plan = plan_tiled,
     .pack = pack,
     .run = run,
 };

@@ -258,30 +258,33 @@ VF_INLINE vf gemm_factor_apply(vf v, vf factor, const bool selects) {
     return selects ? vf_select(vf_eq(factor, vf_zero()), vf_zero(), v) : vf_mul(v, factor);
 }
 
-/* count values, at every step-th position from `at` of image n; one bias, or one each. */
+/* count values, at every step-th position from `at` of image n; one bias. */
 static inline void gemm_scale(const gemm_factors *f, int64_t n, int64_t at, int64_t step, float *values, int64_t count,
                               float bias) {
     const float *ratio = f->ratio.at ? f->ratio.at + n * f->ratio.image + at : NULL;
     const float *out = f->out.at ? f->out.at + n * f->out.image + at : NULL;
-    for (int64_t j = 0; j < count; j++) {
-        float v = values[j];
-        if (ratio) v *= ratio[j * step];
-        v += bias;
-        if (out && f->out.selects)
-            v = out[j * step] != 0 ? v : 0;
-        else if (out)
-            v *= out[j * step];
-        values[j] = v;
+    for (int64_t j = 0; j < count; j += VF_LANES) {
+        const int64_t left = WEFT__MIN(count - j, VF_LANES);
+        float r[VF_LANES] = {0}, u[VF_LANES] = {0};
+        for (int64_t i = 0; i < left && step > 1; i++) {
+            if (ratio) r[i] = ratio[(j + i) * step];
+            if (out) u[i] = out[(j + i) * step];
+        }
+        vf v = vf_load_count(values + j, left);
+        if (ratio) v = vf_mul(v, step > 1 ? vf_load(r) : vf_load_count(ratio + j, left));
+        v = vf_add(v, vf_set1(bias));
+        if (out) v = gemm_factor_apply(v, step > 1 ? vf_load(u) : vf_load_count(out + j, left), f->out.selects);
+        vf_store_count(values + j, v, left);
     }
 }
-/* The same for `count` channels of one position. */
+/* The same for `count` channels of one position: whole vectors, bias too. */
 static inline void gemm_scale_channels(const gemm_factors *f, int64_t n, int64_t at, float *values, int64_t count,
                                        const float *bias) {
-    const float ratio = f->ratio.at ? f->ratio.at[n * f->ratio.image + at] : 1;
-    const float out = f->out.at ? f->out.at[n * f->out.image + at] : 1;
-    for (int64_t j = 0; j < count; j++) {
-        const float v = values[j] * ratio + (bias ? bias[j] : 0);
-        values[j] = !f->out.selects ? v * out : out != 0 ? v : 0;
+    const vf ratio = vf_set1(f->ratio.at ? f->ratio.at[n * f->ratio.image + at] : 1);
+    const vf out = vf_set1(f->out.at ? f->out.at[n * f->out.image + at] : 1);
+    for (int64_t j = 0; j < count; j += VF_LANES) {
+        const vf v = vf_fma(vf_load(values + j), ratio, bias ? vf_load(bias + j) : vf_zero());
+        vf_store(values + j, gemm_factor_apply(v, out, f->out.selects));
     }
 }
 
@@ -289,6 +292,10 @@ static inline void gemm_scale_channels(const gemm_factors *f, int64_t n, int64_t
 weft_status WEFT__ISA_NAME(weft__gemm_nchw)(const weft__exec *e, const gemm_factors *f);
 weft_status WEFT__ISA_NAME(weft__gemm_nhwc)(const weft__exec *e, const gemm_factors *f);
 weft_status WEFT__ISA_NAME(weft__gemm_weights)(const weft__exec *e, const gemm_factors *f);
+weft_status WEFT__ISA_NAME(weft__winograd_nchw)(const weft__exec *e, const gemm_factors *f);
+weft_status WEFT__ISA_NAME(weft__fft_nchw)(const weft__exec *e, const gemm_factors *f);
+weft_status WEFT__ISA_NAME(weft__fft_weights)(const weft__exec *e, const gemm_factors *f);
+enum { GEMM_WEIGHTS_PARAMS = 128 }; /* bytes of the parameters of weft__gemm_weights, at most */
 
 /* ---------------------------------------------------------------- what is taken, and strict math */
 /* Of the multiply-add peak, measured. */

@@ -23,6 +23,7 @@ typedef struct params {
     size_t columns, rows, scratch; /* bytes of one slot */
     size_t partial;                /* bytes of the sums of all parts; 0: one part */
 } params;
+_Static_assert(sizeof(params) <= GEMM_WEIGHTS_PARAMS, "the kernels that use this one keep its parameters");
 
 typedef struct job {
     const weft__exec *e;

@@ -1,4 +1,5 @@
-/* Partial convolution, every pass, both layouts, as the dense one with factors on the way in and out.
+/* Partial convolution, every pass, as the dense one with factors on the way in and out: by matrix products, both
+ * layouts, and by Fourier transforms, channels-first.
  * Math:      S = window sums of the mask, u = clamp(S, 0, 1), r = W / (S + 1e-8) * u
  *            fwd: dst = (conv(src * m) * r + bias) * u; gradients: diff_dst * r (* u) takes the place of diff_dst,
  *            src * m that of src, and diff_src is multiplied by m
@@ -14,10 +15,34 @@
 extern WEFT__KERNEL(conv_gemm_nchw);
 extern WEFT__KERNEL(conv_gemm_nhwc);
 extern WEFT__KERNEL(conv_gemm_bwd_weights);
+extern WEFT__KERNEL(f32_conv_fft_fwd_nchw);
+extern WEFT__KERNEL(f32_conv_fft_bwd_weights_nchw);
+extern WEFT__KERNEL(f32_winograd_fwd_nchw);
+
+/* The products with factors, and the records that plan and pack for them. */
+typedef weft_status (*product_fn)(const weft__exec *, const gemm_factors *);
+typedef struct product {
+    const weft__kernel *kernel;
+    product_fn run;
+} product;
+enum { GEMM_FIRST, GEMM_LAST, FFT_FIRST, WINOGRAD_FIRST };
+static const product of_data[] = {
+    [GEMM_FIRST] = {&WEFT__RECORD(conv_gemm_nchw), WEFT__ISA_NAME(weft__gemm_nchw)},
+    [GEMM_LAST] = {&WEFT__RECORD(conv_gemm_nhwc), WEFT__ISA_NAME(weft__gemm_nhwc)},
+    /* these two: the data gradient too */
+    [FFT_FIRST] = {&WEFT__RECORD(f32_conv_fft_fwd_nchw), WEFT__ISA_NAME(weft__fft_nchw)},
+    [WINOGRAD_FIRST] = {&WEFT__RECORD(f32_winograd_fwd_nchw), WEFT__ISA_NAME(weft__winograd_nchw)},
+};
+static const product of_weights[] = {
+    [GEMM_FIRST] = {&WEFT__RECORD(conv_gemm_bwd_weights), WEFT__ISA_NAME(weft__gemm_weights)},
+    [GEMM_LAST] = {&WEFT__RECORD(conv_gemm_bwd_weights), WEFT__ISA_NAME(weft__gemm_weights)},
+    [FFT_FIRST] = {&WEFT__RECORD(f32_conv_fft_bwd_weights_nchw), WEFT__ISA_NAME(weft__fft_weights)},
+    [WINOGRAD_FIRST] = {&WEFT__RECORD(conv_gemm_bwd_weights), WEFT__ISA_NAME(weft__gemm_weights)},
+};
 
 enum { HALF = 224 }; /* bytes of the parameters of one product */
 typedef struct params {
-    bool last;           /* channels-last */
+    int how;             /* which product */
     size_t planes, sums; /* bytes of the planes of the factors; of the running sums */
     _Alignas(16) unsigned char data[HALF], weights[HALF];
 } params;
@@ -147,7 +172,7 @@ static weft_status pack(const weft__exec *e, const void *weights, void *packed) 
     const weft_problem h = half_of(e->p, data_pass(e->p));
     weft__exec call = *e;
     call.p = &h, call.params = d->data;
-    return (d->last ? &WEFT__RECORD(conv_gemm_nhwc) : &WEFT__RECORD(conv_gemm_nchw))->pack(&call, weights, packed);
+    return of_data[d->how].kernel->pack(&call, weights, packed);
 }
 
 static gemm_factors factors_of(const job *q, bool fwd) {
@@ -180,22 +205,22 @@ static weft_status run(const weft__exec *e) {
     if (has_weights(p)) {
         const weft_problem h = half_of(p, weights_pass(p));
         call.p = &h, call.params = d->weights;
-        WEFT__TRY(WEFT__ISA_NAME(weft__gemm_weights)(&call, &f));
+        WEFT__TRY(of_weights[d->how].run(&call, &f));
     }
     if (!has_data(p)) return WEFT_OK;
     if (p->pass != WEFT_PASS_FWD) f.out = f.in, f.in = f.diff;
     const weft_problem h = half_of(p, data_pass(p));
     call.p = &h, call.params = d->data;
-    return d->last ? WEFT__ISA_NAME(weft__gemm_nhwc)(&call, &f) : WEFT__ISA_NAME(weft__gemm_nchw)(&call, &f);
+    return of_data[d->how].run(&call, &f);
 }
 
-static const char *plan(const weft_problem *p, const weft__hw *hw, int variant, weft__decision *out) {
+static const char *plan_with(const weft_problem *p, const weft__hw *hw, int how, weft__decision *out) {
     if (p->attr[WEFT_PARTIAL_TRANSPOSED]) return "transposed";
     if (p->attr[WEFT_PARTIAL_MASK] == 2) return "a mask with a channel each";
     if (weft__has_step(p, WEFT_STEP_BIAS) && p->pass == WEFT_PASS_FWD && p->step[0].kind != WEFT_STEP_BIAS)
         return "the epilogue is not in the order bias, relu, clip";
     params *d = WEFT__PARAMS(params, out);
-    d->last = cpu_layout_refusal(p, WEFT_LAYOUT_FIRST) != NULL;
+    d->how = how;
     const int64_t images = images_of(p);
     d->planes = (size_t)cpu_round_up(images * (in_of(p) + 3 * out_of(p)) * 4, 64);
     d->sums = p->pass == WEFT_PASS_FWD ? (size_t)cpu_round_up(2 * images * most_of(p) * 8, 64) : 0;
@@ -203,12 +228,11 @@ static const char *plan(const weft_problem *p, const weft__hw *hw, int variant, 
     const char *reason = NULL;
     if (has_data(p)) {
         const weft_problem h = half_of(p, data_pass(p));
-        const weft__kernel *k = d->last ? &WEFT__RECORD(conv_gemm_nhwc) : &WEFT__RECORD(conv_gemm_nchw);
-        reason = k->plan(&h, hw, variant, &data);
+        reason = of_data[how].kernel->plan(&h, hw, 0, &data);
     }
     if (has_weights(p) && !reason) {
         const weft_problem h = half_of(p, weights_pass(p));
-        reason = WEFT__RECORD(conv_gemm_bwd_weights).plan(&h, hw, variant, &weights);
+        reason = of_weights[how].kernel->plan(&h, hw, 0, &weights);
     }
     if (reason) return reason;
     memcpy(d->data, data.params, HALF), memcpy(d->weights, weights.params, HALF);
@@ -218,9 +242,22 @@ static const char *plan(const weft_problem *p, const weft__hw *hw, int variant, 
     return NULL;
 }
 
+static const char *plan(const weft_problem *p, const weft__hw *hw, int variant, weft__decision *out) {
+    (void)variant;
+    return plan_with(p, hw, cpu_layout_refusal(p, WEFT_LAYOUT_FIRST) ? GEMM_LAST : GEMM_FIRST, out);
+}
+static const char *plan_fft(const weft_problem *p, const weft__hw *hw, int variant, weft__decision *out) {
+    (void)variant;
+    return plan_with(p, hw, FFT_FIRST, out);
+}
+static const char *plan_winograd(const weft_problem *p, const weft__hw *hw, int variant, weft__decision *out) {
+    (void)variant;
+    return plan_with(p, hw, WINOGRAD_FIRST, out);
+}
+
 WEFT__KERNEL(partial_conv_gemm) = {
     .name = WEFT__NAME("float_partial_conv_gemm"),
-    .version = 1,
+    .version = 2,
     .op = WEFT_OP_PARTIAL_CONV,
     .engine = WEFT_ENGINE_CPU,
     .isa = WEFT__ISA_HERE,
@@ -228,6 +265,40 @@ WEFT__KERNEL(partial_conv_gemm) = {
     .dtypes = GEMM_DTYPES,
     .bound = 2,
     .plan = plan,
+    .pack = pack,
+    .run = run,
+};
+
+WEFT__KERNEL(f32_partial_conv_fft) = {
+    .name = WEFT__NAME("f32_partial_conv_fft_nchw_32"),
+    .version = 1,
+    .op = WEFT_OP_PARTIAL_CONV,
+    .engine = WEFT_ENGINE_CPU,
+    .isa = WEFT__ISA_HERE,
+    .passes = WEFT__PASS_SET(FWD) | WEFT__PASS_SET(BWD_DATA) | WEFT__PASS_SET(BWD_WEIGHTS) | WEFT__PASS_SET(BWD),
+    .steps = CPU_EPILOGUE_STEPS,
+    .dtypes = WEFT__DTYPE_SET(F32),
+    .not_strict = true,
+    .tiled = true,
+    .bound = 2,
+    .plan = plan_fft,
+    .pack = pack,
+    .run = run,
+};
+
+WEFT__KERNEL(f32_partial_conv_winograd) = {
+    .name = WEFT__NAME("f32_partial_conv3x3_nchw_winograd2"),
+    .version = 1,
+    .op = WEFT_OP_PARTIAL_CONV,
+    .engine = WEFT_ENGINE_CPU,
+    .isa = WEFT__ISA_HERE,
+    .passes = WEFT__PASS_SET(FWD) | WEFT__PASS_SET(BWD_DATA) | WEFT__PASS_SET(BWD),
+    .steps = CPU_EPILOGUE_STEPS,
+    .dtypes = WEFT__DTYPE_SET(F32),
+    .not_strict = true,
+    .tiled = true,
+    .bound = 2,
+    .plan = plan_winograd,
     .pack = pack,
     .run = run,
 };
