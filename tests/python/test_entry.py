@@ -402,7 +402,7 @@ def test_another_format_is_copied_and_nothing_runs_twice():
 @pytest.mark.parametrize("form", ["first", "last"])
 @pytest.mark.parametrize("rank", [2, 3])
 def test_max_pooling_in_training(device, rank, form):
-    """By PyTorch where it wins without an index; by weft, with a byte index, where it does not or was not asked."""
+    """By PyTorch, graph and all, where it wins; by weft, with a byte index, where it does not or was not asked."""
     x = torch.randn((4, 16, 24, 24) if rank == 2 else (2, 8, 12, 12, 12), device=device)
     x = (channels_last(x) if form == "last" else x).requires_grad_()
     function, twin = getattr(W, f"max_pool{rank}d"), getattr(F, f"max_pool{rank}d")
@@ -412,9 +412,8 @@ def test_max_pooling_in_training(device, rank, form):
     for settings in ({}, {}, {"delegate": False}):
         with weft.backends.flags(**settings):
             y = function(x, 3, 2, 1)
-            own = device.type == "cuda"   # weft wins there, and PyTorch's sums may change from run to run
-            assert type(y.grad_fn).__name__.startswith("weft_") == bool(settings or own)
-            assert weft.backends.kernels() == "torch" or settings or own
+            own = type(y.grad_fn).__name__.startswith("weft_")
+            assert own == (weft.backends.kernels() != "torch") and (own or not settings)
             got = torch.autograd.grad(y, x, torch.linspace(-1, 1, y.numel(), device=device).view(y.shape))[0]
         torch.testing.assert_close(y.double().cpu(), want)
         torch.testing.assert_close(got.double().cpu(), grads, rtol=1e-4, atol=1e-5)
