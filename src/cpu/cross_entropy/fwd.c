@@ -1,0 +1,139 @@
+/* Cross entropy forward: losses or their sum or mean, and the log-sum-exp of each place; f32, bf16, f16.
+ * Math:      as in src/ref/cross_entropy.h. With z_c = x_c - m and l = log sum exp z: loss = A l - sum_c a_c z_c, where
+ *            A = sum_c a_c. A label with smoothing s is (1 - s) w_t (l - z_t) + s / C (W l - sum_c w_c z_c)
+ * Blocking:  a tile of places: the greatest, exp and sum, then place by place what the label picks. Classes a plane
+ *            apart: places in lanes (lines.h); classes together: classes in lanes. Sums over places in double by slot
+ * Traffic:   each tensor once
+ * Roofline:  bandwidth / 4 logits per second in f32; one exp for each
+ * Assumes:   logits and probabilities dense in one order, of one type with the loss
+ * Try:       weft bench cross_entropy2d:fwd:f32:nchw:n2c21h256w256:ignore255 */
+#include "cpu/cross_entropy/job.h"
+
+/* Of the places of a tile: the greatest, log sum exp(x - m), sum_c a_c z_c and sum_c a_c. */
+typedef struct state {
+    _Alignas(64) float m[TILE_ARRAY], log_sum[TILE_ARRAY], dot[TILE_ARRAY], shares[TILE_ARRAY];
+} state;
+
+/* What smoothing and probabilities add: shares of every class. */
+VF_INLINE void columns_dot(const job *q, const int dtype, const tile *t, state *s) {
+    for (int64_t i = 0; i < t->count; i += VF_LANES)
+        vf_store(s->dot + i, vf_zero()), vf_store(s->shares + i, vf_zero());
+    for (int64_t c = 0, at = t->at; c < q->v.channels; c++, at += t->across) {
+        const vf w = vf_set1(weight_of(q, c));
+        for (int64_t i = 0; i < t->count; i += VF_LANES) {
+            const vf z = vf_sub(run_load(dtype, q->x, at + i, t->count - i), vf_load(s->m + i));
+            const vf a = q->probs ? share_of(q, dtype, at + i, t->count - i, w) : w;
+            vf_store(s->dot + i, vf_fma(a, z, vf_load(s->dot + i)));
+            vf_store(s->shares + i, vf_add(a, vf_load(s->shares + i)));
+        }
+    }
+}
+
+VF_INLINE void row_dot(const job *q, const int dtype, int64_t at, float m, float *dot, float *shares) {
+    vf sum = vf_zero(), all = vf_zero();
+    for (int64_t c = 0; c < q->v.channels; c += VF_LANES) {
+        const int64_t left = q->v.channels - c;
+        const vf z = vf_sub(run_load(dtype, q->x, at + c, left), vf_set1(m)), w = weights_at(q, c, left);
+        const vf a = q->probs ? share_of(q, dtype, at + c, left, w) : w;
+        sum = vf_fma_in(vm_first(left), a, z, sum);
+        all = vf_add(all, vf_select(vm_first(left), a, vf_zero()));
+    }
+    *dot = vf_sum(sum);
+    *shares = vf_sum(all);
+}
+
+VF_INLINE void sweep(const job *q, const int dtype, const tile *t, state *s) {
+    const bool every = q->probs || q->smooth > 0;
+    if (q->v.inner > 1) {
+        sweep_max(dtype, &q->v, q->x, t->at, t->count, s->m);
+        sweep_exp(dtype, &q->v, q->x, t->at, t->count, s->m, s->log_sum, NULL, 0);
+        if (every) columns_dot(q, dtype, t, s);
+    } else {
+        for (int64_t i = 0; i < t->count; i++) {
+            const int64_t at = t->at + i * t->along;
+            s->m[i] = row_greatest(dtype, q->x, at, q->v.channels);
+            s->log_sum[i] = row_exp_sum(dtype, q->x, at, q->v.channels, s->m[i], NULL);
+            if (every) row_dot(q, dtype, at, s->m[i], s->dot + i, s->shares + i);
+        }
+    }
+    for (int64_t i = 0; i < t->count; i += VF_LANES) {
+        const vf log_sum = vf_log(vf_load(s->log_sum + i));
+        vf_store(s->log_sum + i, log_sum);
+        run_store(WEFT_DTYPE_F32, q->lse, t->place + i, vf_add(vf_load(s->m + i), log_sum), t->count - i, false);
+    }
+}
+
+/* The loss of place i, and its weight. */
+VF_INLINE float loss_of(const job *q, const int dtype, const tile *t, const state *s, int64_t i, float *weight) {
+    const float l = s->log_sum[i];
+    *weight = 1;
+    if (q->probs) return s->shares[i] * l - s->dot[i];
+    const int64_t label = label_of(q, t->place + i);
+    *weight = label == -1 ? 0 : label < 0 ? NAN : weight_of(q, label);
+    if (label < 0) return *weight;
+    float loss = 0;
+    if (q->smooth < 1) {
+        const float z = element(dtype, q->x, t->at + label * t->across + i * t->along) - s->m[i];
+        loss = (float)(1 - q->smooth) * *weight * (l - z);
+    }
+    if (q->smooth > 0) loss += (float)(q->smooth / (double)q->v.channels) * ((float)q->weights_sum * l - s->dot[i]);
+    return loss;
+}
+
+VF_INLINE void slot_of(const job *q, int64_t slot, const int dtype) {
+    state s;
+    sums all = {0, 0};
+    const int64_t last = cpu_first(q->tiles, q->slots, slot + 1);
+    for (int64_t item = cpu_first(q->tiles, q->slots, slot); item < last; item++) {
+        const tile t = tile_of(q, item);
+        sweep(q, dtype, &t, &s);
+        for (int64_t i = 0; i < t.count; i++) {
+            float weight;
+            const float loss = loss_of(q, dtype, &t, &s, i, &weight);
+            all.loss += loss;
+            all.weight += weight;
+            s.m[i] = loss; /* no longer needed: its place takes the result */
+        }
+        for (int64_t i = 0; q->each && i < t.count; i += VF_LANES)
+            run_store(dtype, q->out, t.place + i, vf_load(s.m + i), t.count - i, false);
+    }
+    q->parts[slot] = all;
+}
+
+static void slot_f32(void *q, int64_t slot) { slot_of(q, slot, WEFT_DTYPE_F32); }
+static void slot_f16(void *q, int64_t slot) { slot_of(q, slot, WEFT_DTYPE_F16); }
+static void slot_bf16(void *q, int64_t slot) { slot_of(q, slot, WEFT_DTYPE_BF16); }
+
+static weft_status run(const weft__exec *e) {
+    static const weft_task tasks[WEFT_DTYPE_COUNT] = {
+        [WEFT_DTYPE_F32] = slot_f32, [WEFT_DTYPE_F16] = slot_f16, [WEFT_DTYPE_BF16] = slot_bf16};
+    const int dtype = weft__tensor(e->p, WEFT_ROLE_SRC)->dtype;
+    job q = WEFT__ISA_NAME(weft__cross_entropy_job)(e);
+    sums all = {0, 0};
+    weft__parallel(e->ctx, q.slots, tasks[dtype], &q);
+    if (q.each) return WEFT_OK;
+    for (int64_t i = 0; i < q.slots; i++) all.loss += q.parts[i].loss, all.weight += q.parts[i].weight;
+    const vf loss = vf_set1((float)(e->p->attr[WEFT_CE_REDUCTION] == WEFT_CE_MEAN ? all.loss / all.weight : all.loss));
+    if (dtype == WEFT_DTYPE_F32) vf_store_count_as(WEFT_DTYPE_F32, q.out, 0, loss, 1);
+    if (dtype == WEFT_DTYPE_F16) vf_store_count_as(WEFT_DTYPE_F16, q.out, 0, loss, 1);
+    if (dtype == WEFT_DTYPE_BF16) vf_store_count_as(WEFT_DTYPE_BF16, q.out, 0, loss, 1);
+    return WEFT_OK;
+}
+
+static const char *plan(const weft_problem *p, const weft__hw *hw, int variant, weft__decision *d) {
+    (void)variant;
+    return WEFT__ISA_NAME(weft__cross_entropy_plan)(p, hw, d);
+}
+
+WEFT__KERNEL(cross_entropy_fwd) = {
+    .name = WEFT__NAME("cross_entropy_fwd_tiles"),
+    .version = 1,
+    .op = WEFT_OP_CROSS_ENTROPY,
+    .engine = WEFT_ENGINE_CPU,
+    .isa = WEFT__ISA_HERE,
+    .passes = WEFT__PASS_SET(FWD),
+    .dtypes = WEFT__DTYPE_SET(F32) | WEFT__DTYPE_SET(F16) | WEFT__DTYPE_SET(BF16),
+    .bound = 4,
+    .plan = plan,
+    .run = run,
+};
