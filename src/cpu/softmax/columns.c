@@ -48,7 +48,7 @@ VF_INLINE void forward(const columns *q, const int dtype, const bool log, int64_
     const int64_t pitch = cpu_round_up(count, VF_LANES);
     const bool keep = !log && pitch * q->v.channels <= KEEP;
     sweep_max(dtype, &q->v, q->x, at, count, m);
-    sweep_exp(dtype, &q->v, q->x, at, count, m, scale, keep ? kept : NULL, pitch);
+    sweep_exp(dtype, &q->v, q->x, at, count, m, scale, keep ? kept : NULL, pitch, count);
     for (int64_t i = 0; i < count; i += VF_LANES) {
         const vf sum = vf_load(scale + i);
         vf_store(scale + i, log ? vf_log(sum) : vf_div(vf_set1(1), sum));
@@ -60,6 +60,9 @@ VF_INLINE void forward(const columns *q, const int dtype, const bool log, int64_
 /* ---------------------------------------------------------------- gradient */
 VF_INLINE void grad(const columns *q, const int dtype, const bool log, int64_t at, int64_t i, int64_t left,
                     const float *sum, const bool stream) {
+    const int64_t size = vf_size_of(dtype), next = (at + i + q->pixels) * size;
+    vf_prefetch(q->x, next); /* the tile that comes next */
+    vf_prefetch(q->dy, next);
     const vf y = run_load(dtype, q->x, at + i, left), dy = run_load(dtype, q->dy, at + i, left), s = vf_load(sum + i);
     run_store(dtype, q->out, at + i, log ? vf_fnma(vf_exp(y), s, dy) : vf_mul(y, vf_sub(dy, s)), left, stream);
 }
@@ -97,7 +100,7 @@ VF_INLINE void strip_sum(const columns *q, const int dtype, const bool log, int6
 VF_INLINE void backward(const columns *q, const int dtype, const bool log, int64_t at, int64_t count) {
     _Alignas(64) float sum[TILE_ARRAY];
 #define CALL(vectors) strip_sum(q, dtype, log, at + i, left, sum + i, vectors)
-    SWEEP_STRIPS(count, CALL)
+    SWEEP_STRIPS(count, CALL);
 #undef CALL
     for (int64_t c = 0; c < q->v.channels; c++, at += q->v.inner) grad_run(q, dtype, log, at, count, sum);
 }
@@ -158,7 +161,7 @@ static const char *plan(const weft_problem *p, const weft__hw *hw, int variant, 
     q->slots = cpu_slots(q->v.outer * q->tiles, bytes);
     q->stream = cpu_streams(hw, bytes / (bwd ? 3 : 2));
     const double exps = bwd ? (log ? 1 : 0) : keep || log ? 1 : 2;
-    d->ns = cpu_cost(hw, bytes, weft__flops(p) / 5 * lanes * (4 + 24 * exps), 0.5);
+    d->ns = lines_cost(hw, bytes, weft__flops(p) / 5 * lanes, exps, bwd ? 3 : 4, q->slots);
     return NULL;
 }
 

@@ -74,6 +74,17 @@ VF_INLINE int64_t run_head(const int dtype, const void *p, int64_t at, int64_t c
     return over % size ? count : WEFT__MIN((vector - over) / size, count);
 }
 
+/* ns on this build of one exponential and of what else a sweep does to an element (one Zen 4 core, see math.h), and of
+ * `exps` of the first and `sweeps` of the second for each element beside `bytes` of memory traffic. */
+#define LINES_EXP_NS (VF_LANES == 16 ? 0.2 : VF_LANES == 8 ? 0.38 : 1.2)
+#define LINES_SWEEP_NS (VF_LANES == 16 ? 0.05 : VF_LANES == 8 ? 0.06 : 0.2)
+VF_INLINE double lines_cost(const weft__hw *hw, double bytes, double elements, double exps, double sweeps,
+                            int64_t slots) {
+    const double memory = bytes / hw->gbs, threads = (double)WEFT__MIN(hw->threads, WEFT__MAX(slots, 1));
+    const double sums = elements * (exps * LINES_EXP_NS + sweeps * LINES_SWEEP_NS) / threads;
+    return 1000 + WEFT__MAX(memory, sums) + 0.3 * WEFT__MIN(memory, sums);
+}
+
 /* Pixels of a tile: `floats` of all their channels, whole lines, no more than TILE_MOST and no more than there are. */
 VF_INLINE int64_t tile_pixels(const lines_view *v, int64_t floats) {
     int64_t most = floats / v->channels / 16 * 16;
@@ -86,7 +97,7 @@ VF_INLINE int64_t tile_pixels(const lines_view *v, int64_t floats) {
  * A strip of `vectors` goes down all channels with its sums in registers; only a strip of one vector may have a tail. */
 enum { STRIP = 4 };
 #define SWEEP_STRIPS(count, call)                                        \
-    {                                                                    \
+    do {                                                                 \
         int64_t i = 0;                                                   \
         for (; i + STRIP * VF_LANES <= (count); i += STRIP * VF_LANES) { \
             const int64_t left = VF_LANES;                               \
@@ -96,7 +107,7 @@ enum { STRIP = 4 };
             const int64_t left = (count) - i;                            \
             call(1);                                                     \
         }                                                                \
-    }
+    } while (0)
 
 VF_INLINE void strip_max(const int dtype, const lines_view *v, const void *x, int64_t at, int64_t left, float *m,
                          const int vectors) {
@@ -113,18 +124,20 @@ VF_INLINE void strip_max(const int dtype, const lines_view *v, const void *x, in
 }
 
 /* m[i] = the greatest channel of pixel i; a NaN is left out, the sum of exponentials will have it. */
-VF_INLINE void sweep_max(const int dtype, const lines_view *v, const void *x, int64_t at, int64_t count, float *m){
+VF_INLINE void sweep_max(const int dtype, const lines_view *v, const void *x, int64_t at, int64_t count, float *m) {
 #define CALL(vectors) strip_max(dtype, v, x, at + i, left, m + i, vectors)
-    SWEEP_STRIPS(count, CALL)
+    SWEEP_STRIPS(count, CALL);
 #undef CALL
 }
 
 VF_INLINE void strip_exp(const int dtype, const lines_view *v, const void *x, int64_t at, int64_t left, const float *m,
-                         float *s, float *keep, int64_t pitch, const int vectors) {
+                         float *s, float *keep, int64_t pitch, int64_t next, const int vectors) {
+    const int64_t size = vf_size_of(dtype);
     vf most[STRIP], sum[STRIP];
     VF_UNROLL for (int k = 0; k < vectors; k++) most[k] = vf_load(m + k * VF_LANES), sum[k] = vf_zero();
     for (int64_t c = 0; c < v->channels; c++, at += v->inner) {
         VF_UNROLL for (int k = 0; k < vectors; k++) {
+            if (k * VF_LANES * size % 64 == 0) vf_prefetch(x, (at + k * VF_LANES + next) * size);
             const vf e = vf_exp(vf_sub(run_load(dtype, x, at + k * VF_LANES, left), most[k]));
             if (keep) vf_store(keep + c * pitch + k * VF_LANES, e);
             sum[k] = vf_add(sum[k], e);
@@ -133,11 +146,12 @@ VF_INLINE void strip_exp(const int dtype, const lines_view *v, const void *x, in
     VF_UNROLL for (int k = 0; k < vectors; k++) vf_store(s + k * VF_LANES, sum[k]);
 }
 
-/* s[i] = sum_c exp(x_c - m[i]); keep: the terms, channel after channel, `pitch` apart; NULL: nowhere. */
+/* s[i] = sum_c exp(x_c - m[i]); keep: the terms, channel after channel, `pitch` apart; NULL: nowhere. Meanwhile the tile
+ * that comes next, `next` elements further, is fetched. */
 VF_INLINE void sweep_exp(const int dtype, const lines_view *v, const void *x, int64_t at, int64_t count, const float *m,
-                         float *s, float *keep, int64_t pitch){
-#define CALL(vectors) strip_exp(dtype, v, x, at + i, left, m + i, s + i, keep ? keep + i : NULL, pitch, vectors)
-    SWEEP_STRIPS(count, CALL)
+                         float *s, float *keep, int64_t pitch, int64_t next) {
+#define CALL(vectors) strip_exp(dtype, v, x, at + i, left, m + i, s + i, keep ? keep + i : NULL, pitch, next, vectors)
+    SWEEP_STRIPS(count, CALL);
 #undef CALL
 }
 
