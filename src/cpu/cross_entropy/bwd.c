@@ -26,7 +26,7 @@ VF_INLINE void begin(const job *q, const int dtype, const tile *t, state *s) {
         s->g[i] = g;
         s->label[i] = (int32_t)label;
         s->own[i] = label < 0 || q->probs ? 0 : g * (float)(1 - q->smooth) * weight_of(q, label);
-        s->all[i] = q->smooth > 0 ? s->own[i] + g * spread : label == -2 ? NAN : s->own[i];
+        s->all[i] = label == -1 ? 0 : q->smooth > 0 ? s->own[i] + g * spread : label == -2 ? NAN : s->own[i];
     }
 }
 
@@ -53,7 +53,7 @@ VF_INLINE float row_shares(const job *q, const int dtype, int64_t at, float g) {
 /* What one class of one vector of places, or one vector of classes of one place, is made from. */
 typedef struct piece {
     vf lse, g, all, own, weight;
-    vmask mine; /* lanes of the own class */
+    vmask mine, ignored; /* lanes of the own class; of places that do not count */
 } piece;
 
 VF_INLINE void put(const job *q, const int dtype, int64_t at, int64_t left, piece k, const bool stream) {
@@ -63,15 +63,20 @@ VF_INLINE void put(const job *q, const int dtype, int64_t at, int64_t left, piec
         d = vf_fnma(k.g, share_of(q, dtype, at, left, k.weight), d);
     } else {
         d = vf_select(k.mine, vf_sub(d, k.own), d);
-        if (q->smooth > 0) d = vf_fnma(vf_mul(k.g, vf_set1((float)(q->smooth / (double)q->v.channels))), k.weight, d);
+        if (q->smooth > 0) {
+            const vf other = vf_mul(k.g, vf_set1((float)(q->smooth / (double)q->v.channels)));
+            d = vf_select(k.ignored, d, vf_fnma(other, k.weight, d));
+        }
     }
     run_store(dtype, q->out, at, d, left, stream);
 }
 
 VF_INLINE void put_places(const job *q, const int dtype, const state *s, int64_t c, int64_t at, int64_t i, int64_t left,
                           const bool stream) {
-    const piece k = {vf_load(s->lse + i), vf_load(s->g + i),        vf_load(s->all + i),
-                     vf_load(s->own + i), vf_set1(weight_of(q, c)), vi_eq(vi_load(s->label + i), vi_set1((int32_t)c))};
+    const vi label = vi_load(s->label + i);
+    const piece k = {vf_load(s->lse + i),      vf_load(s->g + i),        vf_load(s->all + i),
+                     vf_load(s->own + i),      vf_set1(weight_of(q, c)), vi_eq(label, vi_set1((int32_t)c)),
+                     vi_eq(label, vi_set1(-1))};
     put(q, dtype, at + i, left, k, stream);
 }
 
@@ -100,7 +105,13 @@ VF_INLINE void put_classes(const job *q, const int dtype, piece k, int32_t label
 VF_INLINE void row(const job *q, const int dtype, const state *s, int64_t at, int64_t i) {
     const int64_t count = q->v.channels;
     const float all = q->probs ? row_shares(q, dtype, at, s->g[i]) : s->all[i];
-    const piece k = {vf_set1(s->lse[i]), vf_set1(s->g[i]), vf_set1(all), vf_set1(s->own[i]), vf_zero(), vm_first(0)};
+    const piece k = {vf_set1(s->lse[i]),
+                     vf_set1(s->g[i]),
+                     vf_set1(all),
+                     vf_set1(s->own[i]),
+                     vf_zero(),
+                     vm_first(0),
+                     vm_first(s->label[i] == -1 ? VF_LANES : 0)};
     if (q->stream) {
         int64_t c = run_head(dtype, q->out, at, count);
         for (int64_t j = 0; j < c; j += VF_LANES) put_classes(q, dtype, k, s->label[i], at, j, c - j, false);

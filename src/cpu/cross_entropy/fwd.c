@@ -46,7 +46,7 @@ VF_INLINE void sweep(const job *q, const int dtype, const tile *t, state *s) {
     const bool every = q->probs || q->smooth > 0;
     if (q->v.inner > 1) {
         sweep_max(dtype, &q->v, q->x, t->at, t->count, s->m);
-        sweep_exp(dtype, &q->v, q->x, t->at, t->count, s->m, s->log_sum, NULL, 0);
+        sweep_exp(dtype, &q->v, q->x, t->at, t->count, s->m, s->log_sum, NULL, 0, t->count);
         if (every) columns_dot(q, dtype, t, s);
     } else {
         for (int64_t i = 0; i < t->count; i++) {

@@ -28,8 +28,8 @@ const char *WEFT__ISA_NAME(weft__cross_entropy_plan)(const weft_problem *p, cons
     d->workspace = (size_t)q->slots * sizeof(sums) + (size_t)padded(q->v.channels) * sizeof(float);
     const int64_t run = q->v.inner == 1 ? q->v.channels : q->places;
     const double lanes = (double)cpu_round_up(run, VF_LANES) / (double)run;
-    d->ns = cpu_cost(hw, bytes, elements * lanes * 32, 0.5) +
-            (double)(q->v.outer * q->v.inner) * (q->v.inner == 1 ? 25 : 4) / (double)WEFT__MIN(hw->threads, q->slots);
+    d->ns = lines_cost(hw, bytes, elements * lanes, 1, bwd ? 3 : 2, q->slots) +
+            (double)(q->v.outer * q->v.inner) * (q->v.inner == 1 ? 20 : 3) / (double)WEFT__MIN(hw->threads, q->slots);
     return NULL;
 }
 
