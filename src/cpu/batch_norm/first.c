@@ -80,6 +80,9 @@ VF_INLINE moments sums_of(const norm *q, const int dtype, int64_t c, int64_t lo,
 /* ---------------------------------------------------------------- results */
 VF_INLINE void put(const norm *q, const int dtype, const bool fwd, const bool train, int64_t at, int64_t left,
                    const vf k[4], const bool stream) {
+    const int64_t next = (at + q->v.inner) * vf_size_of(dtype); /* the channel that comes next */
+    if (fwd || train) vf_prefetch(q->x, next);
+    if (!fwd) vf_prefetch(q->dy, next);
     const vf x = fwd || train ? run_load(dtype, q->x, at, left) : vf_zero();
     const vf dy = fwd ? vf_zero() : run_load(dtype, q->dy, at, left);
     run_store(dtype, q->out, at, norm_value(fwd, train, x, dy, k[0], k[1], k[2], k[3]), left, stream);

@@ -58,17 +58,17 @@ typedef struct piece {
 
 VF_INLINE void put(const job *q, const int dtype, int64_t at, int64_t left, piece k, const bool stream) {
     const vf e = vf_exp(vf_sub(run_load(dtype, q->x, at, left), k.lse));
-    vf d = vf_mul(e, k.all);
+    vf share;
     if (q->probs) {
-        d = vf_fnma(k.g, share_of(q, dtype, at, left, k.weight), d);
+        share = vf_mul(k.g, share_of(q, dtype, at, left, k.weight));
     } else {
-        d = vf_select(k.mine, vf_sub(d, k.own), d);
-        if (q->smooth > 0) {
+        share = vf_select(k.mine, k.own, vf_zero());
+        if (q->smooth > 0) { /* the same sum as in `all`: a single class gets 0 */
             const vf other = vf_mul(k.g, vf_set1((float)(q->smooth / (double)q->v.channels)));
-            d = vf_select(k.ignored, d, vf_fnma(other, k.weight, d));
+            share = vf_select(k.ignored, vf_zero(), vf_add(share, vf_mul(other, k.weight)));
         }
     }
-    run_store(dtype, q->out, at, d, left, stream);
+    run_store(dtype, q->out, at, vf_fms(e, k.all, share), left, stream);
 }
 
 VF_INLINE void put_places(const job *q, const int dtype, const state *s, int64_t c, int64_t at, int64_t i, int64_t left,
