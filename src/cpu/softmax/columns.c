@@ -9,7 +9,7 @@
  * Try:       weft bench softmax2d:fwd:f32:nchw:n8c256h56w56 softmax2d:bwd:f32:nchw:n8c256h56w56 */
 #include "cpu/softmax/lines.h"
 
-enum { KEEP = 16384, SWEEP = 49152 }; /* floats: of exponentials on the stack; of a tile that is read twice */
+enum { KEEP = 16384 }; /* floats of exponentials on the stack */
 
 typedef struct columns {
     lines_view v;
@@ -155,7 +155,7 @@ static const char *plan(const weft_problem *p, const weft__hw *hw, int variant, 
     if (!lines_same_type(p, ~UINT64_C(0))) return "tensors of several data types";
     if (q->v.inner == 1) return "the channels of a pixel lie together";
     const bool keep = !bwd && !log && q->v.channels <= KEEP / 32;
-    q->pixels = tile_pixels(&q->v, keep ? KEEP : SWEEP / (bwd ? 2 : 1));
+    q->pixels = tile_pixels(&q->v, keep ? KEEP : WEFT__MAX(KEEP, 64 * q->v.channels));
     q->tiles = cpu_ceil(q->v.inner, q->pixels);
     const double bytes = weft__bytes(p), lanes = (double)cpu_round_up(q->pixels, VF_LANES) / (double)q->pixels;
     q->slots = cpu_slots(q->v.outer * q->tiles, bytes);
