@@ -1,7 +1,7 @@
 /* Batch norm channels-first, both passes, training and evaluation; f32, bf16, f16.
  * Math:      as in src/ref/batch_norm.h; moments and sums as in norm.h
  * Blocking:  a channel's elements are runs of a plane each, taken in blocks of up to 4096. Where the channel fits into
- *            the second-level cache a slot takes it from the first look to the result; else, and where channels are few,
+ *            the second-level cache a slot takes it from the first look to the result; else, and where they are few,
  *            pieces of channels leave their sums, which the caller merges, and a second sweep takes planes in order
  * Traffic:   each tensor once where a channel fits, else the inputs twice; large outputs are streamed
  * Roofline:  bandwidth / 8 (forward) or 12 (gradient) elements per second in f32

@@ -94,7 +94,7 @@ VF_INLINE int64_t tile_pixels(const lines_view *v, int64_t floats) {
 }
 
 /* ---------------------------------------------------------------- sweeps
- * A strip of `vectors` goes down all channels with its sums in registers; only a strip of one vector may have a tail. */
+ * A strip of `vectors` goes down all channels with its sums in registers; only a strip of one vector has a tail. */
 enum { STRIP = 4 };
 #define SWEEP_STRIPS(count, call)                                        \
     do {                                                                 \
@@ -146,8 +146,8 @@ VF_INLINE void strip_exp(const int dtype, const lines_view *v, const void *x, in
     VF_UNROLL for (int k = 0; k < vectors; k++) vf_store(s + k * VF_LANES, sum[k]);
 }
 
-/* s[i] = sum_c exp(x_c - m[i]); keep: the terms, channel after channel, `pitch` apart; NULL: nowhere. Meanwhile the tile
- * that comes next, `next` elements further, is fetched. */
+/* s[i] = sum_c exp(x_c - m[i]); keep: the terms, channel after channel, `pitch` apart; NULL: nowhere. Meanwhile the
+ * tile that comes next, `next` elements further, is fetched. */
 VF_INLINE void sweep_exp(const int dtype, const lines_view *v, const void *x, int64_t at, int64_t count, const float *m,
                          float *s, float *keep, int64_t pitch, int64_t next) {
 #define CALL(vectors) strip_exp(dtype, v, x, at + i, left, m + i, s + i, keep ? keep + i : NULL, pitch, next, vectors)
