@@ -1,7 +1,7 @@
 /* softmax and log-softmax over channels that lie a plane apart, and their gradients; f32, bf16, f16.
  * Math:      as in src/ref/softmax.h; sums in f32, the channels in order
  * Blocking:  a tile of pixels, in lanes, with all its channels. Forward: the greatest, exp and sum, the quotient;
- *            softmax keeps the exponentials of the tile in 64 KB of stack where they fit (up to 512 channels) and
+ *            softmax keeps the exponentials of the tile in 64 KB of its slot where they fit (up to 512 channels) and
  *            computes them again where not. Gradient: the sum, then the result. See lines.h
  * Traffic:   each tensor once: the tile stays in the second-level cache between its sweeps, large outputs are streamed
  * Roofline:  bandwidth / 8 (forward) or 12 (gradient) elements per second in f32
@@ -9,14 +9,16 @@
  * Try:       weft bench softmax2d:fwd:f32:nchw:n8c256h56w56 softmax2d:bwd:f32:nchw:n8c256h56w56 */
 #include "cpu/softmax/lines.h"
 
-enum { KEEP = 16384 }; /* floats of exponentials on the stack */
+/* Floats of exponentials in a slot, those and a vector for a tail, slots that have them. */
+enum { KEEP = 16384, KEEP_ROOM = KEEP + 16, SLOTS = 32 };
 
 typedef struct columns {
     lines_view v;
     const void *x, *dy; /* x: of the gradient y */
     void *out;
+    float *kept;                  /* KEEP of each slot; NULL: none */
     int64_t pixels, tiles, slots; /* of a tile; tiles of an outer; slots in all */
-    bool stream;
+    bool stream, keep;
 } columns;
 
 /* ---------------------------------------------------------------- forward */
@@ -43,10 +45,10 @@ VF_INLINE void put_run(const columns *q, const int dtype, const bool log, int64_
     }
 }
 
-VF_INLINE void forward(const columns *q, const int dtype, const bool log, int64_t at, int64_t count) {
-    _Alignas(64) float m[TILE_ARRAY], scale[TILE_ARRAY], kept[KEEP + VF_LANES];
+VF_INLINE void forward(const columns *q, const int dtype, const bool log, int64_t at, int64_t count, float *kept) {
+    _Alignas(64) float m[TILE_ARRAY], scale[TILE_ARRAY];
     const int64_t pitch = cpu_round_up(count, VF_LANES);
-    const bool keep = !log && pitch * q->v.channels <= KEEP;
+    const bool keep = !log && kept && pitch * q->v.channels <= KEEP;
     sweep_max(dtype, &q->v, q->x, at, count, m);
     sweep_exp(dtype, &q->v, q->x, at, count, m, scale, keep ? kept : NULL, pitch, count);
     for (int64_t i = 0; i < count; i += VF_LANES) {
@@ -114,7 +116,7 @@ VF_INLINE void tiles(const columns *q, int64_t slot, const int dtype, const bool
         if (bwd)
             backward(q, dtype, log, at, count);
         else
-            forward(q, dtype, log, at, count);
+            forward(q, dtype, log, at, count, q->kept ? q->kept + slot * KEEP_ROOM : NULL);
     }
     if (q->stream) vf_stream_end();
 }
@@ -141,6 +143,7 @@ static weft_status run(const weft__exec *e) {
     q.x = e->ptr[bwd ? WEFT_ROLE_DST : WEFT_ROLE_SRC];
     q.dy = e->ptr[WEFT_ROLE_DIFF_DST];
     q.out = e->ptr[bwd ? WEFT_ROLE_DIFF_SRC : WEFT_ROLE_DST];
+    q.kept = q.keep ? e->workspace : NULL;
     weft__parallel(e->ctx, q.slots, tasks[e->p->tensor[0].dtype][log][bwd], &q);
     return WEFT_OK;
 }
@@ -155,10 +158,13 @@ static const char *plan(const weft_problem *p, const weft__hw *hw, int variant, 
     if (!lines_same_type(p, ~UINT64_C(0))) return "tensors of several data types";
     if (q->v.inner == 1) return "the channels of a pixel lie together";
     const bool keep = !bwd && !log && q->v.channels <= KEEP / 32;
+    q->keep = keep;
     q->pixels = tile_pixels(&q->v, keep ? KEEP : WEFT__MAX(KEEP, 64 * q->v.channels));
     q->tiles = cpu_ceil(q->v.inner, q->pixels);
     const double bytes = weft__bytes(p), lanes = (double)cpu_round_up(q->pixels, VF_LANES) / (double)q->pixels;
     q->slots = cpu_slots(q->v.outer * q->tiles, bytes);
+    if (keep) q->slots = WEFT__MIN(q->slots, SLOTS);
+    d->workspace = keep ? (size_t)q->slots * KEEP_ROOM * sizeof(float) : 0;
     q->stream = cpu_streams(hw, bytes / (bwd ? 3 : 2));
     const double exps = bwd ? (log ? 1 : 0) : keep || log ? 1 : 2;
     d->ns = lines_cost(hw, bytes, weft__flops(p) / 5 * lanes, exps, bwd ? 3 : 4, q->slots);

@@ -1,6 +1,6 @@
 /* softmax and log-softmax over channels that lie together, and their gradients; f32, bf16, f16.
  * Math:      as in src/ref/softmax.h; sums in f32, four vectors of lanes, added by halves
- * Blocking:  a row at a time, its channels in lanes; softmax keeps exponentials of up to 16384 channels on the stack
+ * Blocking:  a row at a time, its channels in lanes; softmax keeps exponentials of up to 4096 channels on the stack
  *            and computes them again of longer rows. Few long rows (a whole instance) are cut into chunks of 32768: a
  *            first sweep leaves the greatest and the sum of each, which the caller merges, a second one the results
  * Traffic:   each tensor once; of chunks the inputs twice
@@ -9,7 +9,7 @@
  * Try:       weft bench softmax2d:fwd:f32:nhwc:n8c256h56w56 softmax1d:fwd:f32:ncw:n4c1000000w1 */
 #include "cpu/softmax/lines.h"
 
-enum { KEEP = 16384, CHUNK = 32768, FEW = 64 };
+enum { KEEP = 4096, CHUNK = 32768, FEW = 64 };
 
 /* Of a chunk: forward m and sum exp(x - m), gradient 0 and the sum. Merged into the first chunk of the row. */
 typedef struct part {

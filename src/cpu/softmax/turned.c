@@ -1,6 +1,6 @@
 /* softmax and log-softmax of channels-last data into a channels-first result, as PyTorch lays it out; f32, bf16, f16.
  * Math:      as in src/ref/softmax.h
- * Blocking:  the rows of up to 64 pixels, channels in lanes, into 64 KB of stack; from there squares of lanes are
+ * Blocking:  the rows of up to 64 pixels, channels in lanes, into 64 KB of the slot; from there squares of lanes are
  *            transposed and go to the planes
  * Traffic:   each tensor once; large outputs are streamed
  * Roofline:  bandwidth / 8 elements per second in f32
@@ -8,11 +8,12 @@
  * Try:       weft bench softmax2d:fwd:f32:nhwc,dst=nchw:n8c256h56w56 */
 #include "cpu/softmax/lines.h"
 
-enum { KEEP = 16384, PIXELS = 64 };
+enum { KEEP = 16384, PIXELS = 64, SLOTS = 32 };
 
 typedef struct turned {
     const void *x;
     void *out;
+    float *kept;                                           /* KEEP of each slot */
     int64_t images, channels, inner, pixels, tiles, slots; /* pixels of a tile, tiles of an image */
     bool stream;
 } turned;
@@ -44,7 +45,7 @@ VF_INLINE void square(const turned *q, const int dtype, const float *from, int64
 }
 
 VF_INLINE void tiles(const turned *q, int64_t slot, const int dtype, const bool log) {
-    _Alignas(64) float kept[KEEP + PIXELS * VF_LANES];
+    float *kept = q->kept + slot * KEEP;
     const int64_t items = q->images * q->tiles, last = cpu_first(items, q->slots, slot + 1), n = q->channels;
     const int64_t pitch = cpu_round_up(n, VF_LANES);
     for (int64_t item = cpu_first(items, q->slots, slot); item < last; item++) {
@@ -72,6 +73,7 @@ static weft_status run(const weft__exec *e) {
     turned q = *(const turned *)e->params;
     q.x = e->ptr[WEFT_ROLE_SRC];
     q.out = e->ptr[WEFT_ROLE_DST];
+    q.kept = e->workspace;
     weft__parallel(e->ctx, q.slots, tasks[e->p->tensor[0].dtype][e->p->op == WEFT_OP_LOG_SOFTMAX], &q);
     return WEFT_OK;
 }
@@ -88,7 +90,8 @@ static const char *plan(const weft_problem *p, const weft__hw *hw, int variant, 
     q->pixels = WEFT__MIN(PIXELS, KEEP / cpu_round_up(p->c, 16) / 16 * 16);
     q->tiles = cpu_ceil(q->inner, q->pixels);
     const double bytes = weft__bytes(p), lanes = (double)cpu_round_up(p->c, VF_LANES) / (double)p->c;
-    q->slots = cpu_slots(q->images * q->tiles, bytes);
+    q->slots = WEFT__MIN(cpu_slots(q->images * q->tiles, bytes), SLOTS);
+    d->workspace = (size_t)q->slots * KEEP * sizeof(float);
     q->stream = VF_LANES == 16 && cpu_streams(hw, bytes / 2);
     d->ns = lines_cost(hw, bytes, weft__flops(p) / 5 * lanes, 1, 6, q->slots) +
             (double)(q->images * q->inner) * (VF_LANES == 4 ? 30 : 15) / (double)WEFT__MIN(hw->threads, q->slots);
