@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import os
-import sysconfig
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -72,7 +72,7 @@ def _same(result: Any) -> Any:
 
 
 def _make() -> tuple[dict[str, Callable], Callable, Callable, Callable, Callable]:
-    if os.environ.get("WEFT_ENTRY", "1") == "0" or sysconfig.get_config_var("Py_GIL_DISABLED"):
+    if os.environ.get("WEFT_ENTRY", "1") == "0" or not getattr(sys, "_is_gil_enabled", lambda: True)():
         return {}, _refuse, _refuse, _bypass, _same
     lib = ctypes.PyDLL(_library.path)   # with the GIL, as the functions deal in objects
     lib.weft_torch_entry_test.restype = lib.weft_torch_entry.restype = lib.weft_torch_entry_run.restype = _object
