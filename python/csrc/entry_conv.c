@@ -86,12 +86,14 @@ static bool takes_backward(const entry_call *k, const entry_record *r, const sea
     c.bias_sizes.size = c.biased;
     c.bias_sizes.item[0] = y->sizes[1];
     for (int i = 0; i < 3; i++) c.want |= k->wants[i] << i;
+    if (seat_is_dangerous(&c)) return true;
+    if (!y->rank) return false; /* a call that the seat leaves */
     if (wt.aoti_torch_empty_strided(y->rank, y->sizes, y->strides, k->in[0].code, k->in[0].device_type,
                                     k->in[0].device_index, &dy) ||
         wt_read_tensor(dy, &c.in[SEAT_DY]))
         return false;
     seat_entry *e = seat_find(&c, wt_settings()->math);
-    bool taken = (e && atomic_load(&e->taken)) || seat_is_dangerous(&c);
+    bool taken = e && atomic_load(&e->taken);
     seat_release(e);
     wt.aoti_torch_delete_tensor_object(dy);
     return taken;
@@ -119,7 +121,7 @@ entry_way entry_decide_conv(const entry_call *k, entry_record *r) {
         r->seat = e;
         return taken ? ENTRY_SEAT : ENTRY_SHIM;
     }
-    taken = taken || (sound && e->out[0].rank && takes_backward(k, r, &e->out[0]));
+    taken = taken || (sound && takes_backward(k, r, &e->out[0]));
     seat_release(e);
     if (!sound) return ENTRY_LONG; /* what is wrong is said there */
     return !taken ? ENTRY_TORCH : entry_register_seat() ? ENTRY_MARK : ENTRY_LONG;
