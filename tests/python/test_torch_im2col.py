@@ -118,7 +118,8 @@ def test_views_of_every_rank(w, view, device):
     x, columns = (VIEWS[view](t.to(device)) for t in (torch.randn(shape), columns_of(w)))
     assert torch.equal(weft.im2col(x, k, s, p, dilation=d), weft.im2col(x.contiguous(), k, s, p, dilation=d))
     size = shape[-len(k):]
-    assert torch.equal(weft.col2im(columns, k, s, p, size, dilation=d), weft.col2im(columns.contiguous(), k, s, p, size, dilation=d))
+    # sums, whose last bits are the kernel's: one takes what is dense, another any strides
+    close(weft.col2im(columns, k, s, p, size, dilation=d).cpu(), weft.col2im(columns.contiguous().double(), k, s, p, size, dilation=d).cpu())
 
 
 def test_old_definition(device):
