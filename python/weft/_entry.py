@@ -37,16 +37,17 @@ def _refuse(*args: Any) -> Any:
 
 def _test(begin: Callable, tensor: Callable, thread: Callable) -> bool:
     """Whether all that the entries read is as they take it to be."""
-    if begin(torch.Tensor, torch.nn.Parameter, _forward_ad.__dict__, "_current_level", -1, torch.float32, torch.float64, torch.float16, torch.bfloat16) is NotImplemented:
+    types = torch.float32, torch.float64, torch.float16, torch.bfloat16
+    if begin(torch.Tensor, torch.nn.Parameter, _forward_ad.__dict__, "_current_level", -1, *types) is NotImplemented:
         return False
 
     def fits(t: torch.Tensor, inference: bool = False) -> bool:
         return tensor(t, t._cdata, torch._C._dispatch_keys(t).raw_repr(), t.requires_grad, inference) is not NotImplemented
 
-    x = torch.empty(2, 3)
-    kinds = [x, torch.empty(1, 2, 3, dtype=torch.float64), torch.empty(0), torch.nn.Parameter(x), x[1:], x.t(), torch.empty((), requires_grad=True)]
+    x = torch.empty(2, 3, device="cpu")
+    kinds = [x, x.double().unsqueeze(0), x[:0], torch.nn.Parameter(x), x[1:], x.t(), torch.empty((), device="cpu", requires_grad=True)]
     with torch.inference_mode():
-        kinds_inference = [torch.empty(2), torch.empty(2, 3, 4)]
+        kinds_inference = [torch.empty(2, device="cpu"), torch.empty(2, 3, 4, device="cpu")]
         known = thread(True)
     if not all([fits(t) for t in kinds] + [fits(t, True) for t in kinds_inference] + [fits(torch.empty(4, device="meta")), fits(x)]):
         return False
@@ -86,8 +87,9 @@ def _make() -> tuple[dict[str, Callable], Callable, Callable, Callable, Callable
     except Exception:   # of a PyTorch that lacks one of the names above
         return {}, _refuse, _refuse, _bypass, _same
     lib.weft_torch_entry_seat(_register_seat)
-    return {name: lib.weft_torch_entry(name.encode(), builtin, _DEFAULTS.get(name) or _DEFAULTS.get(name.rstrip("123d"), ())) for name, builtin in _BUILTINS.items()}, \
-        lib.weft_torch_entry_run(0), lib.weft_torch_entry_run(1), lib.weft_torch_entry_run(2), lib.weft_torch_entry_run(3)
+    made = {name: lib.weft_torch_entry(name.encode(), builtin, _DEFAULTS.get(name) or _DEFAULTS.get(name.rstrip("123d"), ()))
+            for name, builtin in _BUILTINS.items()}
+    return (made, *(lib.weft_torch_entry_run(i) for i in range(4)))   # type: ignore[return-value]
 
 
 def _register_seat() -> bool:
