@@ -122,7 +122,8 @@ typedef enum weft_layout { WEFT_LAYOUT_NONE, WEFT_LAYOUT_FIRST, WEFT_LAYOUT_LAST
     X(SOFTMAX, softmax) X(LOG_SOFTMAX, log_softmax) X(CROSS_ENTROPY, cross_entropy)                \
     X(BATCH_NORM, batch_norm) X(LRN, lrn)                                                          \
     X(DGMM, dgmm) X(CDGMM, cdgmm) X(IM2COL, im2col) X(COL2IM, col2im)                              \
-    X(RNN_RELU, rnn_relu) X(RNN_TANH, rnn_tanh) X(LSTM, lstm) X(GRU, gru)
+    X(RNN_RELU, rnn_relu) X(RNN_TANH, rnn_tanh) X(LSTM, lstm) X(GRU, gru)                          \
+    X(CAUSAL_CONV, causal_conv) X(CAUSAL_UPDATE, causal_update)
 /* clang-format on */
 
 #define WEFT__OP(NAME, name) WEFT_OP_##NAME,
@@ -149,7 +150,7 @@ typedef enum weft_pass { WEFT_PASS_NONE, WEFT_PASS_LIST(WEFT__PASS) WEFT_PASS_CO
     X(MEAN, mean) X(VAR, var) X(SAVE_MEAN, save_mean) X(SAVE_INVSTD, save_invstd) X(ROWS, rows)    \
     X(COLS, cols) X(H0, h0) X(C0, c0) X(HN, hn) X(CN, cn) X(RESERVE, reserve)                      \
     X(LENGTHS, lengths) X(DIFF_H0, diff_h0) X(DIFF_C0, diff_c0) X(DIFF_HN, diff_hn)                \
-    X(DIFF_CN, diff_cn)
+    X(DIFF_CN, diff_cn) X(SEQ_IDX, seq_idx) X(STATE, state)
 /* clang-format on */
 
 #define WEFT__ROLE(NAME, name) WEFT_ROLE_##NAME,
@@ -226,6 +227,11 @@ enum { WEFT_PARTIAL_MASK, WEFT_PARTIAL_SHARED, WEFT_PARTIAL_BIASED, WEFT_PARTIAL
 /* sparse_conv. attr: stored weights; columns are stretched 0/1: see section 9 */
 enum { WEFT_SPARSE_NNZ, WEFT_SPARSE_STRETCHED };
 
+/* causal_conv, attr: tokens before the first, h0, given 0/1; the last tokens, hn, wanted 0/1; seq_idx given 0/1.
+ * causal_update, attr: rows of state, n if 0; tokens in a row; state is a ring, lengths given 0/1; index given 0/1 */
+enum { WEFT_CAUSAL_H0, WEFT_CAUSAL_HN, WEFT_CAUSAL_SEQ_IDX };
+enum { WEFT_CAUSAL_ROWS, WEFT_CAUSAL_LEN, WEFT_CAUSAL_RING, WEFT_CAUSAL_INDEX };
+
 typedef struct weft_tensor {
     int16_t role, dtype, layout;    /* weft_role, weft_dtype, weft_layout */
     int16_t rank;                   /* 0: dims not given */
@@ -240,7 +246,8 @@ typedef enum weft_step_kind {
     WEFT_STEP_BIAS,
     WEFT_STEP_RELU,
     WEFT_STEP_CLIP, /* min(max(x, lo), hi); NaN stays NaN */
-    WEFT_STEP_ACC   /* gradient passes, last: out = alpha * x + beta * out; with beta 0 the old value is not read */
+    WEFT_STEP_ACC,  /* gradient passes, last: out = alpha * x + beta * out; with beta 0 the old value is not read */
+    WEFT_STEP_SILU  /* x / (1 + exp(-x)): causal_conv and causal_update, after the bias; gradient passes too */
 } weft_step_kind;
 typedef struct weft_step {
     int32_t kind, reserved;

@@ -102,9 +102,12 @@ extern const harness_generator harness_max_pool, harness_avg_pool, harness_adapt
 extern const harness_generator harness_dgmm, harness_cdgmm; /* random_dgmm.c */
 /* random_partial_conv.c, random_sparse_conv.c */
 extern const harness_generator harness_partial_conv, harness_sparse_conv;
-extern const harness_generator harness_rnn; /* random_rnn.c */
+extern const harness_generator harness_rnn;                                /* random_rnn.c */
+extern const harness_generator harness_causal_conv, harness_causal_update; /* random_causal_conv.c */
 
 static const harness_generator *const generators[WEFT_OP_COUNT] = {
+    [WEFT_OP_CAUSAL_CONV] = &harness_causal_conv,
+    [WEFT_OP_CAUSAL_UPDATE] = &harness_causal_update,
     [WEFT_OP_RNN_RELU] = &harness_rnn,
     [WEFT_OP_RNN_TANH] = &harness_rnn,
     [WEFT_OP_LSTM] = &harness_rnn,
@@ -197,6 +200,7 @@ static void draw_epilogue(weft_problem *p, harness_rng *r) {
         s->lo = PICK(r, lows);
         s->hi = s->lo + (harness_chance(r, 50) ? 6 : 0.5);
     }
+    if (pass->silu && harness_chance(r, 60)) p->step[p->nsteps++].kind = WEFT_STEP_SILU;
     static const double factors[] = {1, 0, -1, 0.5, 2};
     if (!pass->acc || !harness_chance(r, 15)) return;
     double fresh = PICK(r, factors), old = PICK(r, factors);

@@ -56,6 +56,13 @@ static const row rows[WEFT_OP_COUNT] = {
     [WEFT_OP_COL2IM] = {"its adjoint: windows summed back into an image",
                         "y[c,i] = sum over k, p with s·p+d·k-pad = i of x[c,k,p]",
                         "col2im2d:fwd:f32:nchw:n4c64h56w56:k3p1"},
+    [WEFT_OP_CAUSAL_CONV] =
+        {"depthwise convolution that looks only back; sequences kept apart by seq_idx, states h0, hn",
+         "y[t] = silu(b + sum over k of x[t-(width-1)+k] · w[k])",
+         "causal_conv1d:fwd:bf16,weights=f32,bias=f32:ncw:n1c64w128:k4:bias+silu"},
+    [WEFT_OP_CAUSAL_UPDATE] = {"its next tokens; the state moves on in place, by a shift or as a ring",
+                               "y[t] = silu(b + sum over k of (state, x)[t-(width-1)+k] · w[k])",
+                               "causal_update1d:fwd:f32:ncw:n4c64w1:k4len3:bias+silu"},
     [WEFT_OP_RNN_RELU] = {"recurrent layer with relu", "h = relu(Wx x + bx + Wh h' + bh)",
                           "rnn_relu:fwd:f32:dense:t5n3c4o6:l2both1"},
     [WEFT_OP_RNN_TANH] = {"recurrent layer with tanh", "h = tanh(Wx x + bx + Wh h' + bh)",

@@ -55,11 +55,9 @@ static const char *const op_names[] = {"none",
                                        WEFT_OP_LIST(X)
 #undef X
 };
-static const char *const step_names[] = {[WEFT_STEP_NONE] = "none",
-                                         [WEFT_STEP_BIAS] = "bias",
-                                         [WEFT_STEP_RELU] = "relu",
-                                         [WEFT_STEP_CLIP] = "clip",
-                                         [WEFT_STEP_ACC] = "acc"};
+static const char *const step_names[] = {
+    [WEFT_STEP_NONE] = "none", [WEFT_STEP_BIAS] = "bias", [WEFT_STEP_RELU] = "relu",
+    [WEFT_STEP_CLIP] = "clip", [WEFT_STEP_ACC] = "acc",   [WEFT_STEP_SILU] = "silu"};
 static const char *const device_names[] = {"none", "cpu", "cuda"};
 static const char *const math_names[] = {"none", "fast", "strict", "tf32"};
 

@@ -10,7 +10,7 @@ weft.functional has the functions, weft.nn the modules, weft.backends what runs 
 from importlib import import_module as _import_module
 from typing import Any as _Any
 
-from . import _enable, _library, backends, functional, nn, prune, sparse
+from . import _enable, _library, backends, causal_conv1d, functional, nn, prune, sparse
 from ._enable import disable, enable, enabled
 from ._pack import pack
 from .convert import convert
@@ -19,8 +19,8 @@ from .nn import Conv2dDepthwise, Conv3DTC, Grouped3D, TunerConfig
 from .sparse import SparseWeight
 
 __version__ = _library.version()
-__all__ = ["Conv2dDepthwise", "Conv3DTC", "Grouped3D", "SparseWeight", "TunerConfig", "backends", "cdgmm", "col2im", "conv2d_depthwise", "convert",
-           "dgmm", "disable", "enable", "enabled", "functional", "im2col", "ncrelu", "nn", "pack", "prune", "sparse", "torch7", "__version__"]
+__all__ = ["Conv2dDepthwise", "Conv3DTC", "Grouped3D", "SparseWeight", "TunerConfig", "backends", "causal_conv1d", "cdgmm", "col2im", "conv2d_depthwise",
+           "convert", "dgmm", "disable", "enable", "enabled", "functional", "im2col", "ncrelu", "nn", "pack", "prune", "sparse", "torch7", "__version__"]
 
 
 def __getattr__(name: str) -> _Any:

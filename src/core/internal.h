@@ -56,7 +56,7 @@ const char *weft__math_name(int math);
 /* The index of the word text[0..n) in a table of names, or -1. */
 int weft__word(const char *const *names, int count, const char *text, size_t n);
 extern const char *const weft__dtype_names[WEFT_DTYPE_COUNT], *const weft__role_names[WEFT_ROLE_COUNT];
-enum { WEFT__STEPS = WEFT_STEP_ACC + 1 };
+enum { WEFT__STEPS = WEFT_STEP_SILU + 1 };
 extern const char *const weft__pass_names[WEFT_PASS_COUNT], *const weft__math_names[4],
                                                                 *const weft__step_names[WEFT__STEPS];
 
@@ -113,6 +113,7 @@ typedef struct weft__pass_def {
     uint64_t reads, writes, biased;
     bool epilogue; /* relu and clip allowed */
     bool acc;      /* accumulation allowed */
+    bool silu;     /* silu allowed */
 } weft__pass_def;
 
 typedef struct weft__items {   /* the reference, see src/ref/item.h */

@@ -15,7 +15,7 @@ const char *const weft__role_names[WEFT_ROLE_COUNT] = {WEFT_ROLE_LIST(TEXT2)};
 const char *const weft__pass_names[WEFT_PASS_COUNT] = {"none", WEFT_PASS_LIST(TEXT2)};
 
 const char *const weft__math_names[4] = {"none", "fast", "strict", "tf32"};
-const char *const weft__step_names[WEFT__STEPS] = {"none", "bias", "relu", "clip", "acc"};
+const char *const weft__step_names[WEFT__STEPS] = {"none", "bias", "relu", "clip", "acc", "silu"};
 #define ISA_TEXT(arg, ID, name, ...) #name,
 const char *const weft__isa_names[WEFT__ISA_COUNT] = {WEFT__ISA_LIST(ISA_TEXT, )};
 #define FEATURE_TEXT(ID, name, supported) #name,

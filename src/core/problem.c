@@ -326,8 +326,8 @@ static weft_status check_steps(weft_problem *p) {
         if (s->kind == WEFT_STEP_BIAS && (!pass->biased || biases++))
             return weft__fail(WEFT_ERR_INVALID, "epilogue step %d is bias, allowed: once, in a pass that takes a bias",
                               i);
-        bool acc = s->kind == WEFT_STEP_ACC;
-        if (s->kind != WEFT_STEP_BIAS && !(acc ? pass->acc : pass->epilogue))
+        bool acc = s->kind == WEFT_STEP_ACC, silu = s->kind == WEFT_STEP_SILU;
+        if (s->kind != WEFT_STEP_BIAS && !(acc ? pass->acc : silu ? pass->silu : pass->epilogue))
             return weft__fail(WEFT_ERR_INVALID, "epilogue step %d is %s, which pass %s of %s does not take", i,
                               weft__step_names[s->kind], weft__pass_name(p->pass), weft__op_of(p->op)->name);
         if (acc && (i != p->nsteps - 1 || !isfinite(s->alpha) || !isfinite(s->beta)))

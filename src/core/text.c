@@ -377,7 +377,8 @@ static weft_status parse_steps(scan *s, weft_problem *p) {
         if (strncmp(s->at, "clip", 4) == 0) n = 4; /* a bound may begin with a letter: inf */
         int kind = weft__word(weft__step_names + 1, WEFT__STEPS - 1, s->at, n);
         if (kind < 0)
-            return expected(s, "an epilogue step (bias, relu, clipLO_HI, accNEW_OLD) or a math (fast, strict, tf32)");
+            return expected(
+                s, "an epilogue step (bias, relu, clipLO_HI, accNEW_OLD, silu) or a math (fast, strict, tf32)");
         s->at += n;
         step->kind = kind + 1;
         p->nsteps++;

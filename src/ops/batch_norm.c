@@ -22,9 +22,9 @@ static const weft__field fields[] = {
 #define SAVED (R(SAVE_MEAN) | R(SAVE_INVSTD))
 #define PARAMETERS (R(WEIGHTS) | R(BIAS) | R(DIFF_WEIGHTS) | R(DIFF_BIAS))
 static const weft__pass_def passes[] = {
-    {WEFT_PASS_FWD, R(SRC) | R(WEIGHTS) | R(BIAS) | RUNNING, R(DST) | RUNNING | SAVED, 0, false, false},
+    {WEFT_PASS_FWD, R(SRC) | R(WEIGHTS) | R(BIAS) | RUNNING, R(DST) | RUNNING | SAVED, 0, false, false, false},
     {WEFT_PASS_BWD, R(SRC) | R(WEIGHTS) | RUNNING | SAVED | R(DIFF_DST), R(DIFF_SRC) | R(DIFF_WEIGHTS) | R(DIFF_BIAS),
-     0, false, true},
+     0, false, true, false},
 };
 
 static uint64_t absent(const weft_problem *p) {

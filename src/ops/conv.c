@@ -9,12 +9,12 @@ static const weft__field fields[] = {WEFT__CONV_FIELDS};
 
 #define R(role) WEFT__R(role)
 static const weft__pass_def passes[] = {
-    {WEFT_PASS_FWD, R(SRC) | R(WEIGHTS) | R(BIAS), R(DST), R(BIAS), true, false},
-    {WEFT_PASS_BWD_DATA, R(WEIGHTS) | R(DIFF_DST) | R(BIAS), R(DIFF_SRC), R(BIAS), true, true},
-    {WEFT_PASS_BWD_WEIGHTS, R(SRC) | R(DIFF_DST), R(DIFF_WEIGHTS) | R(DIFF_BIAS), R(DIFF_BIAS), false, true},
-    {WEFT_PASS_BWD_BIAS, R(DIFF_DST), R(DIFF_BIAS), 0, false, true},
+    {WEFT_PASS_FWD, R(SRC) | R(WEIGHTS) | R(BIAS), R(DST), R(BIAS), true, false, false},
+    {WEFT_PASS_BWD_DATA, R(WEIGHTS) | R(DIFF_DST) | R(BIAS), R(DIFF_SRC), R(BIAS), true, true, false},
+    {WEFT_PASS_BWD_WEIGHTS, R(SRC) | R(DIFF_DST), R(DIFF_WEIGHTS) | R(DIFF_BIAS), R(DIFF_BIAS), false, true, false},
+    {WEFT_PASS_BWD_BIAS, R(DIFF_DST), R(DIFF_BIAS), 0, false, true, false},
     {WEFT_PASS_BWD, R(SRC) | R(WEIGHTS) | R(DIFF_DST), R(DIFF_SRC) | R(DIFF_WEIGHTS) | R(DIFF_BIAS), R(DIFF_BIAS),
-     false, true},
+     false, true, false},
 };
 
 static weft_status check_axis(weft_problem *p, int a) {

@@ -17,8 +17,8 @@ static const weft__field fields[] = {
 
 #define R(role) WEFT__R(role)
 static const weft__pass_def passes[] = {
-    {WEFT_PASS_FWD, R(SRC) | R(TARGET) | R(WEIGHTS), R(DST) | R(LSE), 0, false, false},
-    {WEFT_PASS_BWD, R(SRC) | R(TARGET) | R(WEIGHTS) | R(LSE) | R(DIFF_DST), R(DIFF_SRC), 0, false, true},
+    {WEFT_PASS_FWD, R(SRC) | R(TARGET) | R(WEIGHTS), R(DST) | R(LSE), 0, false, false, false},
+    {WEFT_PASS_BWD, R(SRC) | R(TARGET) | R(WEIGHTS) | R(LSE) | R(DIFF_DST), R(DIFF_SRC), 0, false, true, false},
 };
 
 static weft_status check(weft_problem *p) {

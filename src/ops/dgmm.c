@@ -13,10 +13,10 @@ static const weft__field fields[] = {
 
 #define R(role) WEFT__R(role)
 static const weft__pass_def passes[] = {
-    {WEFT_PASS_FWD, R(SRC) | R(WEIGHTS), R(DST), 0, false, false},
-    {WEFT_PASS_BWD_DATA, R(WEIGHTS) | R(DIFF_DST), R(DIFF_SRC), 0, false, true},
-    {WEFT_PASS_BWD_WEIGHTS, R(SRC) | R(DIFF_DST), R(DIFF_WEIGHTS), 0, false, true},
-    {WEFT_PASS_BWD, R(SRC) | R(WEIGHTS) | R(DIFF_DST), R(DIFF_SRC) | R(DIFF_WEIGHTS), 0, false, true},
+    {WEFT_PASS_FWD, R(SRC) | R(WEIGHTS), R(DST), 0, false, false, false},
+    {WEFT_PASS_BWD_DATA, R(WEIGHTS) | R(DIFF_DST), R(DIFF_SRC), 0, false, true, false},
+    {WEFT_PASS_BWD_WEIGHTS, R(SRC) | R(DIFF_DST), R(DIFF_WEIGHTS), 0, false, true, false},
+    {WEFT_PASS_BWD, R(SRC) | R(WEIGHTS) | R(DIFF_DST), R(DIFF_SRC) | R(DIFF_WEIGHTS), 0, false, true, false},
 };
 
 static weft_status check(weft_problem *p) {

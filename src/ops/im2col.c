@@ -7,8 +7,8 @@
 static const weft__field fields[] = {WEFT__DATA_FIELDS, WEFT__WINDOW_FIELDS, WEFT__DILATION_FIELD};
 
 static const weft__pass_def passes[] = {
-    {WEFT_PASS_FWD, WEFT__R(SRC), WEFT__R(DST), 0, false, false},
-    {WEFT_PASS_BWD, WEFT__R(DIFF_DST), WEFT__R(DIFF_SRC), 0, false, true},
+    {WEFT_PASS_FWD, WEFT__R(SRC), WEFT__R(DST), 0, false, false, false},
+    {WEFT_PASS_BWD, WEFT__R(DIFF_DST), WEFT__R(DIFF_SRC), 0, false, true, false},
 };
 
 static void shape(const weft_problem *p, int role, weft_tensor *t) {

@@ -24,13 +24,14 @@ static const weft__field fields[] = {
 
 #define R(role) WEFT__R(role)
 static const weft__pass_def passes[] = {
-    {WEFT_PASS_FWD, R(SRC) | R(WEIGHTS) | R(BIAS) | R(MASK), R(DST) | R(NEW_MASK) | R(SUMS), R(BIAS), true, false},
-    {WEFT_PASS_BWD_DATA, R(WEIGHTS) | R(DIFF_DST) | R(MASK) | R(SUMS), R(DIFF_SRC), 0, false, true},
+    {WEFT_PASS_FWD, R(SRC) | R(WEIGHTS) | R(BIAS) | R(MASK), R(DST) | R(NEW_MASK) | R(SUMS), R(BIAS), true, false,
+     false},
+    {WEFT_PASS_BWD_DATA, R(WEIGHTS) | R(DIFF_DST) | R(MASK) | R(SUMS), R(DIFF_SRC), 0, false, true, false},
     {WEFT_PASS_BWD_WEIGHTS, R(SRC) | R(DIFF_DST) | R(MASK) | R(SUMS), R(DIFF_WEIGHTS) | R(DIFF_BIAS), R(DIFF_BIAS),
-     false, true},
-    {WEFT_PASS_BWD_BIAS, R(DIFF_DST) | R(SUMS), R(DIFF_BIAS), 0, false, true},
+     false, true, false},
+    {WEFT_PASS_BWD_BIAS, R(DIFF_DST) | R(SUMS), R(DIFF_BIAS), 0, false, true, false},
     {WEFT_PASS_BWD, R(SRC) | R(WEIGHTS) | R(DIFF_DST) | R(MASK) | R(SUMS), R(DIFF_SRC) | R(DIFF_WEIGHTS) | R(DIFF_BIAS),
-     R(DIFF_BIAS), false, true},
+     R(DIFF_BIAS), false, true, false},
 };
 
 static weft_status check_transposed(weft_problem *p) {

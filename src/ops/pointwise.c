@@ -11,8 +11,8 @@ static const weft__field clip_fields[] = {
 };
 
 static const weft__pass_def passes[] = {
-    {WEFT_PASS_FWD, WEFT__R(SRC), WEFT__R(DST), 0, false, false},
-    {WEFT_PASS_BWD, WEFT__R(DST) | WEFT__R(DIFF_DST), WEFT__R(DIFF_SRC), 0, false, true},
+    {WEFT_PASS_FWD, WEFT__R(SRC), WEFT__R(DST), 0, false, false, false},
+    {WEFT_PASS_BWD, WEFT__R(DST) | WEFT__R(DIFF_DST), WEFT__R(DIFF_SRC), 0, false, true, false},
 };
 
 static weft_status check(weft_problem *p) {

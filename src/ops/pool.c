@@ -25,12 +25,12 @@ static const weft__field adaptive_fields[] = {
 
 #define R(role) WEFT__R(role)
 static const weft__pass_def max_passes[] = {
-    {WEFT_PASS_FWD, R(SRC), R(DST) | R(INDEX), 0, false, false},
-    {WEFT_PASS_BWD, R(INDEX) | R(DIFF_DST), R(DIFF_SRC), 0, false, true},
+    {WEFT_PASS_FWD, R(SRC), R(DST) | R(INDEX), 0, false, false, false},
+    {WEFT_PASS_BWD, R(INDEX) | R(DIFF_DST), R(DIFF_SRC), 0, false, true, false},
 };
 static const weft__pass_def avg_passes[] = {
-    {WEFT_PASS_FWD, R(SRC), R(DST), 0, false, false},
-    {WEFT_PASS_BWD, R(DIFF_DST), R(DIFF_SRC), 0, false, true},
+    {WEFT_PASS_FWD, R(SRC), R(DST), 0, false, false, false},
+    {WEFT_PASS_BWD, R(DIFF_DST), R(DIFF_SRC), 0, false, true, false},
 };
 
 /* ---------------------------------------------------------------- geometry */

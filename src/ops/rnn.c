@@ -26,10 +26,10 @@ static const weft__field fields[] = {
 #define R(role) WEFT__R(role)
 static const weft__pass_def passes[] = {
     {WEFT_PASS_FWD, R(SRC) | R(WEIGHTS) | R(BIAS) | R(H0) | R(C0) | R(LENGTHS), R(DST) | R(HN) | R(CN) | R(RESERVE), 0,
-     false, false},
+     false, false, false},
     {WEFT_PASS_BWD,
      R(SRC) | R(WEIGHTS) | R(H0) | R(C0) | R(LENGTHS) | R(RESERVE) | R(DIFF_DST) | R(DIFF_HN) | R(DIFF_CN),
-     R(DIFF_SRC) | R(DIFF_WEIGHTS) | R(DIFF_BIAS) | R(DIFF_H0) | R(DIFF_C0), 0, false, true},
+     R(DIFF_SRC) | R(DIFF_WEIGHTS) | R(DIFF_BIAS) | R(DIFF_H0) | R(DIFF_C0), 0, false, true, false},
 };
 
 static uint64_t absent(const weft_problem *p) {

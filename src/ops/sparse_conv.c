@@ -14,12 +14,13 @@ static const weft__field fields[] = {
 #define R(role) WEFT__R(role)
 #define CSR (R(ROWS) | R(COLS))
 static const weft__pass_def passes[] = {
-    {WEFT_PASS_FWD, R(SRC) | R(WEIGHTS) | CSR | R(BIAS), R(DST), R(BIAS), true, false},
-    {WEFT_PASS_BWD_DATA, R(WEIGHTS) | CSR | R(DIFF_DST), R(DIFF_SRC), 0, false, true},
-    {WEFT_PASS_BWD_WEIGHTS, R(SRC) | CSR | R(DIFF_DST), R(DIFF_WEIGHTS) | R(DIFF_BIAS), R(DIFF_BIAS), false, true},
-    {WEFT_PASS_BWD_BIAS, R(DIFF_DST), R(DIFF_BIAS), 0, false, true},
+    {WEFT_PASS_FWD, R(SRC) | R(WEIGHTS) | CSR | R(BIAS), R(DST), R(BIAS), true, false, false},
+    {WEFT_PASS_BWD_DATA, R(WEIGHTS) | CSR | R(DIFF_DST), R(DIFF_SRC), 0, false, true, false},
+    {WEFT_PASS_BWD_WEIGHTS, R(SRC) | CSR | R(DIFF_DST), R(DIFF_WEIGHTS) | R(DIFF_BIAS), R(DIFF_BIAS), false, true,
+     false},
+    {WEFT_PASS_BWD_BIAS, R(DIFF_DST), R(DIFF_BIAS), 0, false, true, false},
     {WEFT_PASS_BWD, R(SRC) | R(WEIGHTS) | CSR | R(DIFF_DST), R(DIFF_SRC) | R(DIFF_WEIGHTS) | R(DIFF_BIAS), R(DIFF_BIAS),
-     false, true},
+     false, true, false},
 };
 
 static weft_status check(weft_problem *p) {

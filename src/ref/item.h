@@ -177,6 +177,8 @@ WEFT_ITEM double item_step(const weft_problem *p, void *const *ptr, const weft_s
         return v < s->lo ? s->lo : v > s->hi ? s->hi : v;
     case WEFT_STEP_ACC:
         return v; /* see item_out */
+    case WEFT_STEP_SILU:
+        return v / (1 + exp(-v));
     case WEFT_STEP_NONE:
         break;
     }

@@ -41,6 +41,9 @@ CASES = [
     ("dgmm", "dgmm:{}:bf16:dense:n{N}h5w21:side1", ["fwd", "bwd_data"]),
     ("cdgmm", "cdgmm:{}:bf16:dense:n1h{N}w33:side0", ["fwd", "bwd"]),
     ("cdgmm", "cdgmm:{}:bf16:dense:n{N}h3w11:side1", ["fwd", "bwd_data"]),
+    ("causal_conv", "causal_conv1d:{}:bf16:ncw:" + DATA + ":k4first1last1:bias+silu", ["fwd", "bwd_data"]),
+    ("causal_conv", "causal_conv1d:{}:bf16:ncw:n1c{N}w67:k4:bias+silu", ["fwd", "bwd"]),
+    ("causal_update", "causal_update1d:{}:bf16:ncw:" + DATA + ":k4len3:bias+silu", ["fwd"]),
     *[(op, f"{op}:{{}}:bf16:dense:t1n{{N}}c32771o1:train1state1", ["fwd", "bwd"]) for op in ("rnn_relu", "rnn_tanh", "lstm", "gru")],
 ]
 
@@ -83,7 +86,7 @@ class Variant:
             torch.cuda.synchronize()
 
 
-INPUTS = {"src", "weights", "bias", "mask", "target", "mean", "var", "rows", "cols", "h0", "c0", "diff_dst", "diff_hn", "diff_cn"}
+INPUTS = {"src", "weights", "bias", "mask", "target", "mean", "var", "rows", "cols", "h0", "c0", "diff_dst", "diff_hn", "diff_cn", "state"}
 
 
 def fill(role, tensor):

@@ -5,8 +5,9 @@
     >>> net(torch.randn(2, 8, 32, 32)).shape
     torch.Size([2, 16, 32, 32])
 """
-from . import batch_norm, conv, cross_entropy, grouped3d, im2col, lrn, partial_conv, pointwise, pool, rnn, softmax, sparse_conv, sparse_model
+from . import batch_norm, causal_conv, conv, cross_entropy, grouped3d, im2col, lrn, partial_conv, pointwise, pool, rnn, softmax, sparse_conv, sparse_model
 from .batch_norm import *  # noqa: F403
+from .causal_conv import *  # noqa: F403
 from .conv import *  # noqa: F403
 from .cross_entropy import *  # noqa: F403
 from .grouped3d import *  # noqa: F403
@@ -20,5 +21,5 @@ from .softmax import *  # noqa: F403
 from .sparse_conv import *  # noqa: F403
 from .sparse_model import *  # noqa: F403
 
-__all__ = [*batch_norm.__all__, *conv.__all__, *cross_entropy.__all__, *grouped3d.__all__, *im2col.__all__, *lrn.__all__, *partial_conv.__all__, *pointwise.__all__,
+__all__ = [*batch_norm.__all__, *causal_conv.__all__, *conv.__all__, *cross_entropy.__all__, *grouped3d.__all__, *im2col.__all__, *lrn.__all__, *partial_conv.__all__, *pointwise.__all__,
            *pool.__all__, *rnn.__all__, *softmax.__all__, *sparse_conv.__all__, *sparse_model.__all__]

@@ -1,0 +1,246 @@
+"""Short causal convolution: shapes, derivatives and batching of weft::causal_conv1d, causal_conv1d_backward and causal_conv1d_update.
+
+The second derivative is PyTorch's: the layer is computed once more by its operators, which can be differentiated to any order.
+"""
+from __future__ import annotations
+
+from typing import Any, Optional
+
+import torch
+from torch import Tensor
+from torch._functorch.eager_transforms import enable_inplace_requires_grad
+
+from .._rules import TYPES, Rule, _BelowAutograd, _kernels, call, check, dense, is_last, known
+from .conv import batched, into_channels, logical, out_of_channels
+
+WANT_X, WANT_PARAMETERS = 1, 2
+
+
+# ---------------------------------------------------------------------------------------------- shapes
+
+def _need_shape(name: str, t: Tensor, want: tuple) -> None:
+    check(t.dim() == len(want) and all(known(a == b) for a, b in zip(t.shape, want)),
+          lambda: f"{name}: has the shape {list(t.shape)}, allowed: {list(want)}")
+
+
+def _need_type(name: str, t: Tensor, dtypes: tuple, allowed: str) -> None:
+    check(t.dtype in dtypes, lambda: f"{name}: is {str(t.dtype)[6:]}, allowed: {allowed}")
+
+
+def _need_device(x: Tensor, **given: Optional[Tensor]) -> None:
+    for name, t in given.items():
+        if t is not None:
+            check(t.device == x.device, lambda: f"{name}: is on {t.device}, allowed: the device of x, {x.device}")
+
+
+def _check_layer(x: Tensor, weight: Tensor, bias: Optional[Tensor], ranks: tuple = (3,)) -> int:
+    check(x.dim() in ranks, lambda: f"x: has {x.dim()} dimensions, allowed: {' or '.join(map(str, ranks))}")
+    _need_type("x", x, TYPES, "float32, float64, float16 or bfloat16")
+    check(weight.dim() == 2, lambda: f"weight: has {weight.dim()} dimensions, allowed: 2")
+    _need_shape("weight", weight, (x.shape[1], weight.shape[1]))
+    _need_type("weight", weight, (x.dtype, torch.float32), f"float32 or the type of x, {str(x.dtype)[6:]}")
+    if bias is not None:
+        _need_shape("bias", bias, (x.shape[1],))
+        _need_type("bias", bias, (x.dtype, torch.float32), f"float32 or the type of x, {str(x.dtype)[6:]}")
+    return weight.shape[1] - 1
+
+
+def _check(x, weight, bias, seq_idx, initial_states):
+    before = _check_layer(x, weight, bias)
+    _need_device(x, weight=weight, bias=bias, seq_idx=seq_idx, initial_states=initial_states)
+    if seq_idx is not None:
+        check(initial_states is None, lambda: "initial_states: is given beside seq_idx, allowed: one of them")
+        _need_shape("seq_idx", seq_idx, (x.shape[0], x.shape[2]))
+        _need_type("seq_idx", seq_idx, (torch.int32,), "int32")
+    if initial_states is not None:
+        _need_shape("initial_states", initial_states, (x.shape[0], x.shape[1], before))
+        _need_type("initial_states", initial_states, (x.dtype,), f"the type of x, {str(x.dtype)[6:]}")
+    return before
+
+
+def _fake_forward(x, weight, bias, seq_idx, initial_states, final_states, silu):
+    before, last = _check(x, weight, bias, seq_idx, initial_states), is_last(x, 1)
+    check(seq_idx is None or not final_states, lambda: "return_final_states: is True beside seq_idx, allowed: False")
+    return dense(x, x.shape, last, 1), dense(x, (x.shape[0], x.shape[1], before), last, 1) if final_states else x.new_empty(0)
+
+
+def _fake_backward(grad_output, x, weight, bias, seq_idx, initial_states, grad_final, silu, want):
+    before, last = _check(x, weight, bias, seq_idx, initial_states), is_last(x, 1)
+    _need_shape("grad_output", grad_output, tuple(x.shape))
+    data, parameters = want & WANT_X, want & WANT_PARAMETERS
+    states = data and initial_states is not None
+    return (dense(x, x.shape, last, 1) if data else x.new_empty(0),
+            weight.new_empty(weight.shape) if parameters else weight.new_empty(0),
+            (weight if bias is None else bias).new_empty(weight.shape[0] if parameters and bias is not None else 0),
+            dense(x, (x.shape[0], x.shape[1], before), last, 1) if states else x.new_empty(0))
+
+
+def _fake_update(x, conv_state, weight, bias, cache_seqlens, conv_state_indices, silu):
+    before = _check_layer(x, weight, bias, (2, 3))
+    _need_device(x, conv_state=conv_state, weight=weight, bias=bias, cache_seqlens=cache_seqlens, conv_state_indices=conv_state_indices)
+    check(conv_state.dim() == 3, lambda: f"conv_state: has {conv_state.dim()} dimensions, allowed: 3")
+    _need_shape("conv_state", conv_state, (conv_state.shape[0] if conv_state_indices is not None else x.shape[0], x.shape[1], conv_state.shape[2]))
+    _need_type("conv_state", conv_state, (x.dtype,), f"the type of x, {str(x.dtype)[6:]}")
+    check(conv_state.shape[2] >= before, lambda: f"conv_state: holds {conv_state.shape[2]} tokens, allowed with a width of {before + 1}: {before} or more")
+    for name, t in (("cache_seqlens", cache_seqlens), ("conv_state_indices", conv_state_indices)):
+        if t is not None:
+            _need_shape(name, t, (x.shape[0],))
+            _need_type(name, t, (torch.int32,), "int32")
+    return x.new_empty(x.shape) if x.dim() == 2 else dense(x, x.shape, is_last(x, 1), 1)
+
+
+# ---------------------------------------------------------------------------------------------- the formula by PyTorch's operators
+
+def _wide(t: Optional[Tensor]) -> Optional[Tensor]:
+    return t.float() if t is not None and t.dtype in (torch.float16, torch.bfloat16) else t
+
+
+def _before(x: Tensor, states: Optional[Tensor], width: int) -> Tensor:
+    """The tokens with those before them."""
+    return torch.cat([x.new_zeros(*x.shape[:2], width - 1) if states is None else states.to(x.dtype), x], 2)
+
+
+def _linear(x: Tensor, weight: Tensor, bias: Optional[Tensor], seq_idx: Optional[Tensor], states: Optional[Tensor]) -> Tensor:
+    """What the activation is applied to, in float32 or wider; 0 for padding."""
+    width, length = weight.shape[1], x.shape[2]
+    v, w = _wide(_before(x, states, width)), _wide(weight)
+    z = v.new_zeros(x.shape) if bias is None else _wide(bias)[:, None].to(v.dtype).expand(x.shape)
+    if seq_idx is None:
+        for j in range(width):
+            z = z + w[:, j, None] * v[:, :, j:j + length]
+        return z
+    seen = torch.nn.functional.pad(seq_idx, (width - 1, 0), value=-1)
+    for j in range(width):
+        z = z + torch.where((seen[:, j:j + length] == seq_idx)[:, None], w[:, j, None] * v[:, :, j:j + length], 0)
+    return torch.where((seq_idx >= 0)[:, None], z, 0)
+
+
+def formula(x, weight, bias, seq_idx, states, silu) -> Tensor:
+    z = _linear(x, weight, bias, seq_idx, states)
+    return (torch.nn.functional.silu(z) if silu else z).to(x.dtype)
+
+
+def final_states(x: Tensor, states: Optional[Tensor], width: int) -> Tensor:
+    return _before(x, states, width)[:, :, x.shape[2]:]
+
+
+# ---------------------------------------------------------------------------------------------- gradients
+
+def _save_forward(ctx, inputs, output):
+    ctx.final, ctx.silu = inputs[5:]
+    ctx.set_materialize_grads(False)
+    if not ctx.final:
+        ctx.mark_non_differentiable(output[1])
+    return inputs[:5]
+
+
+def _gradient_of_forward(ctx, grad, grad_final):
+    x, weight, bias, seq_idx, states = ctx.saved_tensors
+    if grad is None and grad_final is None:
+        return None, None, None, None, None
+    of_x, of_weight, of_bias, _, of_states = ctx.needs_input_grad[:5]
+    want = WANT_X * (of_x or of_states) + WANT_PARAMETERS * (of_weight or of_bias)
+    grad = torch.zeros_like(x) if grad is None else grad
+    dx, dw, db, ds = call(causal_conv1d_backward, grad, x, weight, bias, seq_idx, states, grad_final if ctx.final else None, ctx.silu, want)
+    return dx if of_x else None, dw if of_weight else None, db if of_bias else None, None, ds if of_states else None
+
+
+def _slope(z: Tensor) -> Tensor:
+    s = torch.sigmoid(z)
+    return s * (1 + z * (1 - s))
+
+
+def _tangent_of_forward(ctx, x, weight, bias, seq_idx, states, dx, dw, db, _, ds):
+    moved = []
+    if dx is not None or ds is not None:
+        moved.append(_linear(torch.zeros_like(x) if dx is None else dx, weight, None, seq_idx, ds))
+    if dw is not None or db is not None:
+        moved.append(_linear(x, torch.zeros_like(weight) if dw is None else dw, db, seq_idx, states))
+    dz = sum(moved[1:], moved[0])
+    dy = dz * _slope(_linear(x, weight, bias, seq_idx, states)) if ctx.silu else dz
+    of_final = None
+    if ctx.final:
+        of_final = final_states(torch.zeros_like(x) if dx is None else dx, ds, weight.shape[1])
+    return dy.to(x.dtype), of_final
+
+
+def _save_backward(ctx, inputs, output):
+    ctx.silu, ctx.want = inputs[7:]
+    ctx.set_materialize_grads(False)
+    return inputs[:7]
+
+
+def _gradient_of_backward(ctx, *doubles):
+    grad, x, weight, bias, seq_idx, states, grad_final = ctx.saved_tensors
+    again = torch.is_grad_enabled()
+    with torch.enable_grad(), enable_inplace_requires_grad(True):
+        every = [None if t is None else t.view_as(t).requires_grad_() for t in (grad, x, weight, bias, states, grad_final)]
+        g, x, w, b, s, f = every
+        outputs, of = [formula(x, w, b, seq_idx, s, ctx.silu)], [g]
+        if f is not None:
+            outputs, of = [*outputs, final_states(x, s, w.shape[1])], [g, f]
+        inputs = [x if ctx.want & WANT_X else None, w if ctx.want & WANT_PARAMETERS else None, b if ctx.want & WANT_PARAMETERS else None,
+                  s if ctx.want & WANT_X else None]
+        pairs = [(t, d) for t, d in zip(inputs, doubles) if t is not None and d is not None]
+        if not pairs:
+            return (None,) * 7
+        first = torch.autograd.grad(outputs, [t for t, _ in pairs], of, create_graph=True, allow_unused=True)
+        used = [(t, d) for t, (_, d) in zip(first, pairs) if t is not None]
+        found = iter(torch.autograd.grad([t for t, _ in used], [t for t in every if t is not None], [d for _, d in used], create_graph=again,
+                                         allow_unused=True))
+    of_grad, of_x, of_w, of_b, of_s, of_f = (None if t is None else next(found) for t in every)
+    return of_grad, of_x, of_w, of_b, None, of_s, of_f
+
+
+# ---------------------------------------------------------------------------------------------- batching
+
+def _one_by_one(rule: Rule, size: int, in_dims: Any, args: tuple) -> tuple:
+    """Sequences that differ from batch to batch beside weights that do."""
+    results = [call(rule, *(t if d is None else t.select(d, i) for t, d in zip(args, in_dims))) for i in range(size)]
+    return tuple(torch.stack(ts) for ts in zip(*results)), (0,) * len(results[0])
+
+
+def _batch_forward(info, in_dims, *args):
+    size, (x, weight, bias, seq_idx, states, *settings) = info.batch_size, args
+    if in_dims[1] is None and in_dims[2] is None:   # a larger batch
+        lies = [None if t is None else batched(t, d, size, logical(t, d)).flatten(0, 1) for t, d in ((x, in_dims[0]), (seq_idx, in_dims[3]), (states, in_dims[4]))]
+        y, final = call(causal_conv1d, lies[0], weight, bias, lies[1], lies[2], *settings)
+        return (y.unflatten(0, (size, -1)), final.unflatten(0, (size, -1)) if settings[0] else final), (0, 0 if settings[0] else None)
+    if seq_idx is not None and in_dims[3] is not None:
+        return _one_by_one(causal_conv1d, size, in_dims, args)
+    wide = [None if t is None else into_channels(batched(t, d, size, 3)) for t, d in ((x, in_dims[0]), (states, in_dims[4]))]
+    w = batched(weight, in_dims[1], size, 2).flatten(0, 1)
+    b = None if bias is None else batched(bias, in_dims[2], size, 1).flatten()
+    y, final = call(causal_conv1d, wide[0], w, b, seq_idx, wide[1], *settings)
+    return (out_of_channels(y, size, False), out_of_channels(final, size, False) if settings[0] else final), (0, 0 if settings[0] else None)
+
+
+def _batch_backward(info, in_dims, *args):
+    size, (grad, x, weight, bias, seq_idx, states, grad_final, silu, want) = info.batch_size, args
+    if seq_idx is not None and in_dims[4] is not None:
+        return _one_by_one(causal_conv1d_backward, size, in_dims, args)
+    dy, v, s, f = (None if t is None else into_channels(batched(t, d, size, 3))
+                   for t, d in ((grad, in_dims[0]), (x, in_dims[1]), (states, in_dims[5]), (grad_final, in_dims[6])))
+    w = batched(weight, in_dims[2], size, 2).flatten(0, 1)
+    b = None if bias is None else batched(bias, in_dims[3], size, 1).flatten()
+    dx, dw, db, ds = call(causal_conv1d_backward, dy, v, w, b, seq_idx, s, f, silu, want)
+    data, parameters = want & WANT_X, want & WANT_PARAMETERS
+    made = (data, parameters, parameters and bias is not None, data and states is not None)
+    return (out_of_channels(dx, size, False) if data else dx, dw.unflatten(0, (size, -1)) if parameters else dw,
+            db.unflatten(0, (size, -1)) if made[2] else db, out_of_channels(ds, size, False) if made[3] else ds), tuple(0 if m else None for m in made)
+
+
+causal_conv1d = Rule("causal_conv1d", 5, _fake_forward, _save_forward, _gradient_of_forward, _tangent_of_forward, _batch_forward)
+causal_conv1d_backward = Rule("causal_conv1d_backward", 7, _fake_backward, _save_backward, _gradient_of_backward, None, _batch_backward)
+
+# The update has no gradient: it records nothing, whatever its arguments require.
+update = torch.ops.weft.causal_conv1d_update.default
+torch.library.register_fake("weft::causal_conv1d_update", _fake_update)
+
+
+def _update_below(keys: Any, *args: Any) -> Tensor:
+    with _BelowAutograd():
+        return update.redispatch(keys & torch._C._after_autograd_keyset, *args)
+
+
+_kernels.impl("causal_conv1d_update", _update_below, "Autograd", with_keyset=True)
