@@ -109,7 +109,9 @@ static bool is_rnn(int op) {
 /* The steps of p that q's pass takes. Only a convolution has an epilogue on bwd_data; a partial one must know that
  * there was a bias, and the gradient of a recurrent layer that its forward pass kept the reserve. */
 static void take_steps(const weft_problem *p, weft_problem *q) {
-    bool ends = q->pass == WEFT_PASS_FWD || (q->pass == WEFT_PASS_BWD_DATA && q->op == WEFT_OP_CONV),
+    /* the causal convolution computes its activation again in every pass */
+    bool ends = q->pass == WEFT_PASS_FWD || (q->pass == WEFT_PASS_BWD_DATA && q->op == WEFT_OP_CONV) ||
+                q->op == WEFT_OP_CAUSAL_CONV,
          takes_bias = ends || q->pass != WEFT_PASS_BWD_DATA;
     /* said by the attribute instead of a step */
     bool biased = q->op == WEFT_OP_PARTIAL_CONV && p->attr[WEFT_PARTIAL_BIASED];

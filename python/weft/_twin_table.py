@@ -17,6 +17,7 @@ from . import functional as W
 from ._ops import conv as _conv_ops
 from ._ops import rnn as _rnn_ops
 from ._rules import call
+from .causal_conv1d import causal_conv1d_fn, causal_conv1d_ref, causal_conv1d_update, causal_conv1d_update_ref
 from .sparse import SparseWeight
 
 F = torch.nn.functional
@@ -25,7 +26,8 @@ DTYPES = {"f32": torch.float32, "f64": torch.float64, "f16": torch.float16, "bf1
 _RNN = ("t", "layers", "both", "proj", "biases", "state", "rows", "train", "seed")
 _ATTRS = {"max_pool": ("ceil", "index"), "avg_pool": ("ceil", "include_pad", "divisor"), "dgmm": ("rows", "cols", "side"), "cdgmm": ("rows", "cols", "side"),
           "cross_entropy": ("probs", "weighted", "ignore", "reduction"), "batch_norm": ("train", "affine", "track"), "lrn": ("channels",),
-          "partial_conv": ("mask", "shared", "biased", "transposed"), "sparse_conv": ("nnz", "stretched"), **dict.fromkeys(_rnn_ops.KINDS, _RNN)}
+          "partial_conv": ("mask", "shared", "biased", "transposed"), "sparse_conv": ("nnz", "stretched"),
+          "causal_conv": ("first", "last", "seqs"), "causal_update": ("rows", "len", "ring", "index"), **dict.fromkeys(_rnn_ops.KINDS, _RNN)}
 _REALS = {"clip": ("lo", "hi"), "cross_entropy": ("smooth",), "batch_norm": ("eps", "momentum"), "lrn": ("alpha", "beta", "k"),
           **dict.fromkeys(_rnn_ops.KINDS, ("drop",))}   # the names of attr[] and real[], in the order of weft.h
 
@@ -67,8 +69,8 @@ class Problem:
         steps = self.told["steps"]
         kinds = [s["kind"] for s in steps]
         rest = [s for s in steps if s["kind"] != "bias"]
-        if len(rest) > 1 or any(s["kind"] not in ("relu", "clip") for s in rest) or "bias" in kinds[1:]:
-            raise ValueError(f"{self.text}: the epilogue {'+'.join(kinds)} has no PyTorch call, allowed: bias, then relu or clip")
+        if len(rest) > 1 or any(s["kind"] not in ("relu", "clip", "silu") for s in rest) or "bias" in kinds[1:]:
+            raise ValueError(f"{self.text}: the epilogue {'+'.join(kinds)} has no PyTorch call, allowed: bias, then relu, clip or silu")
         bias = "bias" in kinds
         return (bias, rest[0]["kind"], float(rest[0]["lo"]), float(rest[0]["hi"])) if rest else (bias, "", 0.0, 0.0)
 
@@ -344,8 +346,38 @@ def _rnn(p: Problem) -> Case:
                 {"fwd": p.t * p.layers * max(hidden, p.c), "bwd": p.t * p.layers * max(4 * hidden, p.c, p.n)})
 
 
+def _causal_conv(p: Problem) -> Case:
+    """PyTorch's side is its own convolution of padded tokens, in the type of the weights."""
+    p.refuse(bool(p.seqs), "seq_idx")
+    x, w, *rest = p.inputs("src", "weights", "bias", "h0", scale=1 / math.sqrt(p.window))
+    act, given = p.act or None, [role for role, _ in rest]
+
+    def side(function: Callable) -> Callable:
+        def run(x: Tensor, w: Tensor, *rest: Tensor) -> Any:
+            more = dict(zip(given, rest))
+            return function(x, w, more.get("bias"), initial_states=more.get("h0"), return_final_states=bool(p.last), activation=act)
+        return run
+    inputs = [x, ("weights", w[1][:, 0]), *rest]
+    return Case(inputs, side(causal_conv1d_fn), side(causal_conv1d_ref), {"fwd": p.window, "bwd_data": p.window**2, "bwd_weights": p.n * math.prod(p.size)},
+                note="conv1d, silu")
+
+
+def _causal_update(p: Problem) -> Case:
+    """The state holds what the update writes to it: every call finds the same."""
+    p.refuse(bool(p.ring or p.index), "a ring or an index")
+    (_, x), (_, w), *rest = p.inputs("src", "weights", "bias", scale=1 / math.sqrt(p.window))
+    x.copy_(x[..., :1].expand_as(x))
+    state = p.tensor("state").copy_(x[..., :1].expand(*x.shape[:2], p.len))
+    act, x = p.act or None, x[..., 0] if x.shape[2] == 1 else x
+
+    def side(function: Callable, state: Tensor) -> Callable:
+        return lambda x, w, b=None: function(x, state, w, b, act)
+    return Case([("src", x), ("weights", w[:, 0]), *rest], side(causal_conv1d_update, state), side(causal_conv1d_update_ref, state.clone()), {"fwd": p.window},
+                note="cat, conv1d, silu, copy_")
+
+
 TABLE: dict[str, Callable[[Problem], Case]] = {
-    "conv": _conv, "partial_conv": _partial_conv, "sparse_conv": _sparse_conv,
+    "causal_conv": _causal_conv, "causal_update": _causal_update, "conv": _conv, "partial_conv": _partial_conv, "sparse_conv": _sparse_conv,
     "max_pool": _max_pool, "avg_pool": _avg_pool, "adaptive_avg_pool": _adaptive_avg_pool,
     "relu": lambda p: _same(p, "relu"), "clip": lambda p: _same(p, "hardtanh", p.lo, p.hi), "tanh": lambda p: _same(p, "tanh"),
     "sigmoid": lambda p: _same(p, "sigmoid"), "ncrelu": _ncrelu,

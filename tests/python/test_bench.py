@@ -42,7 +42,8 @@ SMALL = [
     "cdgmm:fwd:f64:dense:n3h6w7:side0", "cdgmm:fwd:bf16:dense:n3h6w7:side1", "im2col2d:fwd:f32:nchw:n2c4h9w8:k3p1", "im2col1d:fwd:f32:ncw:n2c3w20:k3s2p1d2",
     "im2col3d:fwd:f32:ncdhw:n2c3d5h6w7:k3x2x1s2p1x0x0", "col2im2d:fwd:f32:nchw:n2c4h9w8:k3p1", "col2im1d:fwd:f32:ncw:n2c3w20:k3s2p1d2",
     "col2im3d:fwd:f32:ncdhw:n2c3d5h6w7:k3x2x1s2p1x0x0", "rnn_relu:fwd:f32:dense:t5n3c4o6:l2both1", "rnn_tanh:fwd:f32:dense:t5n3c4o6:state1",
-    "lstm:fwd:f32:dense:t5n3c4o6:l2both1proj3state1b0", "gru:fwd:f64:dense:t5n3c4o6:rows11state1",
+    "causal_conv1d:fwd:f32:ncw:n2c5w33:k4:bias+silu", "causal_conv1d:fwd:bf16,weights=f32,bias=f32:nwc:n2c5w33:k3first1last1:bias",
+    "causal_update1d:fwd:f32:ncw:n2c5w1:k4len3:bias+silu", "lstm:fwd:f32:dense:t5n3c4o6:l2both1proj3state1b0", "gru:fwd:f64:dense:t5n3c4o6:rows11state1",
 ]
 NO_SUCH_PASS = ("which", "a transposed convolution")   # not every operator has every pass; uneven padding has no transposed form in PyTorch
 
@@ -74,7 +75,7 @@ def test_every_pass_agrees(text, device):
         assert error <= allowed, f"{twin.text}: {error:.2e}, allowed {allowed:.2e}"
         assert twin.kernel and f":{passes}:" in twin.text and twin.read > 0 and twin.write > 0 and twin.flops > 0
         checked += 1
-    assert checked >= 2
+    assert checked >= min(2, len(passes_of(text)))
 
 
 def test_every_operator_is_tried():

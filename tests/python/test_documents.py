@@ -21,7 +21,8 @@ LINK = re.compile(r"\]\(([^)#]+)(?:#[^)]*)?\)")
 NAME = re.compile(r"`(weft(?:\.\w+)+)[^`]*`")
 PAGES = sorted(str(p.relative_to(ROOT)) for p in [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
 WITH_PYTHON = [page for page in PAGES if BLOCK.search((ROOT / page).read_text())]
-OLD_SYSTEMS = ["docs/from-pyinn.md", "docs/from-torch-pconv.md", "docs/from-grouped3d.md", "docs/from-cudnn-torch.md", "docs/from-escoin.md"]
+OLD_SYSTEMS = ["docs/from-pyinn.md", "docs/from-torch-pconv.md", "docs/from-grouped3d.md", "docs/from-cudnn-torch.md", "docs/from-escoin.md",
+               "docs/from-causal-conv1d.md"]
 EXAMPLES = sorted(p.name for p in (ROOT / "examples").glob("[0-9][0-9]_*"))
 
 
@@ -168,9 +169,14 @@ def check_grouped(out: str) -> None:
     assert "stored in volumes.wisdom: True" in out and number(r"largest difference (\S+)", out) < 1e-4 and "has no entry for" in out
 
 
+def check_state_space(out: str) -> None:
+    assert number(r"step 60: loss (\S+)", out) < 0.5 * number(r"step  0: loss (\S+)", out)
+    assert number(r"differ by at most (\S+)", out) < 1e-4 and "goes on with" in out
+
+
 CHECKS = {"02_functions.py": check_functions, "03_modules_and_training.py": check_training, "04_convert_a_network.py": check_convert,
           "05_partial_convolution.py": check_partial, "06_prune_and_run_sparse.py": check_sparse, "07_tune_and_keep_wisdom.py": check_wisdom,
-          "08_torch7_names.py": check_torch7, "09_grouped3d.py": check_grouped}
+          "08_torch7_names.py": check_torch7, "09_grouped3d.py": check_grouped, "10_state_space_model.py": check_state_space}
 
 
 def test_every_python_example_is_checked():
