@@ -98,7 +98,8 @@ static weft_rates guess_cpu_other(const weft_problem *p) {
     const bool fwd = p->pass == WEFT_PASS_FWD, scales = fwd || p->pass == WEFT_PASS_BWD_DATA;
     if (p->op == WEFT_OP_LRN) return (weft_rates){10000, fwd ? 0.016 : 0.05, 0.1};
     if (p->op == WEFT_OP_IM2COL || p->op == WEFT_OP_COL2IM) return (weft_rates){-10000, 0.006, 1};
-    if (p->op == WEFT_OP_DGMM) return (weft_rates){-10000, 1, scales ? 1.2 : 0.5};
+    const bool large = (double)p->n * (double)p->attr[WEFT_DGMM_ROWS] * (double)p->attr[WEFT_DGMM_COLS] > 1 << 22;
+    if (p->op == WEFT_OP_DGMM) return (weft_rates){-10000, 1, scales ? large ? 0.7 : 1.2 : 0.5};
     return (weft_rates){-10000, 1, scales ? 0.5 : 0.3};
 }
 

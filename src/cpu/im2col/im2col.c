@@ -51,17 +51,30 @@ VF_INLINE vf cut_by(const void *from, int64_t row, int64_t x, int64_t width, int
     return vf_load(lane);
 }
 
-/* Row i of the columns: n c, the tap, depth and height. */
-VF_INLINE void row_of_columns(const task *q, int64_t i, float *to, const int dtype) {
+/* Which row it is, the last count fastest: plane, tap along each axis, depth and height; of the image plane, depth and
+ * height, the others 1. */
+enum { PLANE, KZ, KY, KX, Z, Y, COUNTS };
+
+/* Divisions cost as much as a row: they are for the first row of a slot. */
+VF_INLINE void find(int64_t i, const int64_t size[COUNTS], int64_t at[COUNTS]) {
+    for (int a = Y; a > PLANE; a--) at[a] = i % size[a], i /= size[a];
+    at[PLANE] = i;
+}
+VF_INLINE void next(const int64_t size[COUNTS], int64_t at[COUNTS]) {
+    int a = Y;
+    for (; a > PLANE && ++at[a] == size[a]; a--) at[a] = 0;
+    if (a == PLANE) at[PLANE]++;
+}
+
+/* A row of the columns. */
+VF_INLINE void row_of_columns(const task *q, const int64_t at[COUNTS], float *to, const int dtype) {
     const weft_problem *p = q->e->p;
-    const int64_t *k = p->kernel, *in = p->in;
-    const int64_t y = i % p->out[1], z = i / p->out[1] % p->out[0], tap = i / (p->out[1] * p->out[0]);
-    const int64_t kx = tap % k[2], ky = tap / k[2] % k[1], kz = tap / (k[2] * k[1]) % k[0];
-    const int64_t iz = z * p->stride[0] - p->pad_lo[0] + kz * p->dilation[0];
-    const int64_t iy = y * p->stride[1] - p->pad_lo[1] + ky * p->dilation[1];
+    const int64_t *in = p->in;
+    const int64_t iz = at[Z] * p->stride[0] - p->pad_lo[0] + at[KZ] * p->dilation[0];
+    const int64_t iy = at[Y] * p->stride[1] - p->pad_lo[1] + at[KY] * p->dilation[1];
     const bool inside = iz >= 0 && iz < in[0] && iy >= 0 && iy < in[1];
-    const int64_t row = ((tap / (k[2] * k[1] * k[0]) * in[0] + iz) * in[1] + iy) * in[2];
-    const int64_t first = kx * p->dilation[2] - p->pad_lo[2];
+    const int64_t row = ((at[PLANE] * in[0] + iz) * in[1] + iy) * in[2];
+    const int64_t first = at[KX] * p->dilation[2] - p->pad_lo[2];
     for (int64_t o = 0; o < p->out[2]; o += VF_LANES)
         vf_store(to + o,
                  inside ? cut_by(q->from, row, o * p->stride[2] + first, in[2], p->stride[2], dtype) : vf_zero());
@@ -70,6 +83,8 @@ VF_INLINE void row_of_columns(const task *q, int64_t i, float *to, const int dty
 /* The window whose tap k is place x; false: none. */
 VF_INLINE bool window_of(const weft_problem *p, int a, int64_t x, int64_t k, int64_t *o) {
     const int64_t at = x + p->pad_lo[a] - k * p->dilation[a];
+    *o = at;
+    if (p->stride[a] == 1) return at >= 0 && at < p->out[a];
     *o = at / p->stride[a];
     return at >= 0 && at % p->stride[a] == 0 && *o < p->out[a];
 }
@@ -106,17 +121,17 @@ VF_INLINE void scatter(const task *q, const tap_row *rows, int64_t count, float 
         }
 }
 
-/* Row i of the image: n c, depth and height. */
-VF_INLINE void row_of_image(const task *q, int64_t i, tap_row *rows, float *to, const int dtype) {
+/* A row of the image. */
+VF_INLINE void row_of_image(const task *q, const int64_t at[COUNTS], tap_row *rows, float *to, const int dtype) {
     const weft_problem *p = q->e->p;
-    const int64_t y = i % p->in[1], z = i / p->in[1] % p->in[0], plane = i / (p->in[1] * p->in[0]);
     int64_t count = 0, oz, oy;
     for (int64_t a = 0; a < p->kernel[0]; a++)
-        for (int64_t b = 0; window_of(p, 0, z, a, &oz) && b < p->kernel[1]; b++)
-            for (int64_t c = 0; window_of(p, 1, y, b, &oy) && c < p->kernel[2]; c++) {
-                const int64_t tap = ((plane * p->kernel[0] + a) * p->kernel[1] + b) * p->kernel[2] + c;
-                rows[count++] = (tap_row){((tap * p->out[0] + oz) * p->out[1] + oy) * p->out[2], c};
-            }
+        for (int64_t b = 0; window_of(p, 0, at[Z], a, &oz) && b < p->kernel[1]; b++) {
+            if (!window_of(p, 1, at[Y], b, &oy)) continue;
+            const int64_t tap = ((at[PLANE] * p->kernel[0] + a) * p->kernel[1] + b) * p->kernel[2];
+            for (int64_t c = 0; c < p->kernel[2]; c++)
+                rows[count++] = (tap_row){(((tap + c) * p->out[0] + oz) * p->out[1] + oy) * p->out[2], c};
+        }
     const int64_t width = p->in[2];
     if (p->stride[2] == 1) {
         for (int64_t x = 0; x < width; x += VF_LANES) vf_store(to + x, places(q, rows, count, 0, x, dtype));
@@ -147,11 +162,16 @@ VF_INLINE void rows_as(const task *q, int64_t slot, const bool columns, const in
     int64_t row = cpu_first(all, q->s.slots, slot);
     sink to = {scratch, q->to, row * width, 0, dtype, q->stream};
     tap_row *taps = (tap_row *)(void *)(scratch + sink_floats(width + VF_LANES));
-    for (; row < end; row++) {
+    const weft_problem *p = q->e->p;
+    const int64_t of_columns[COUNTS] = {0, p->kernel[0], p->kernel[1], p->kernel[2], p->out[0], p->out[1]};
+    const int64_t of_image[COUNTS] = {0, 1, 1, 1, p->in[0], p->in[1]}, *size = columns ? of_columns : of_image;
+    int64_t at[COUNTS];
+    find(row, size, at);
+    for (; row < end; row++, next(size, at)) {
         if (columns)
-            row_of_columns(q, row, sink_room(&to), dtype);
+            row_of_columns(q, at, sink_room(&to), dtype);
         else
-            row_of_image(q, row, taps, sink_room(&to), dtype);
+            row_of_image(q, at, taps, sink_room(&to), dtype);
         sink_commit(&to, width);
     }
     sink_end(&to);
