@@ -126,6 +126,8 @@ static void guess(const weft_problem *p, weft_rates *r) {
     if (other && !cuda) *r = guess_cpu_other(p);
     /* a score of calls for some images, and planes besides */
     if (p->op == WEFT_OP_PARTIAL_CONV) *r = (weft_rates){cuda ? 200000 : 100000, 0.3, 0.1};
+    /* log-softmax, likelihood and lse one after the other, the gradient makes the log-softmax again */
+    if (p->op == WEFT_OP_CROSS_ENTROPY && !cuda) *r = (weft_rates){10000, 0.3, 0.15};
     if (wide) r->of_peak *= 0.25;
 }
 

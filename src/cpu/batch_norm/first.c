@@ -5,6 +5,8 @@
  *            pieces of channels leave their sums, which the caller merges, and a second sweep takes planes in order
  * Traffic:   each tensor once where a channel fits, else the inputs twice; large outputs are streamed
  * Roofline:  bandwidth / 8 (forward) or 12 (gradient) elements per second in f32
+ *            Measured on 2 cores of an EPYC (Zen 4, AVX-512), 8x256x56x56 f32: training 0.56 of the copy forward,
+ *            0.73 gradient; evaluation 1.0 and 0.82
  * Assumes:   data dense channels-first of one type; parameters of any type. Fewer pixels than lanes waste the others
  * Try:       weft bench batch_norm2d:fwd:f32:nchw:n8c256h56w56:train1 batch_norm2d:bwd:f32:nchw:n8c256h56w56:train1 */
 #include "cpu/batch_norm/norm.h"

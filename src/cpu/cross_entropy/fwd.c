@@ -5,6 +5,7 @@
  *            apart: places in lanes (lines.h); classes together: classes in lanes. Sums over places in double by slot
  * Traffic:   each tensor once
  * Roofline:  bandwidth / 4 logits per second in f32; one exp for each
+ *            Measured on 2 cores of an EPYC (Zen 4, AVX-512), 2x21x256x256 f32: 0.5 of the copy
  * Assumes:   logits and probabilities dense in one order, of one type with the loss
  * Try:       weft bench cross_entropy2d:fwd:f32:nchw:n2c21h256w256:ignore255 */
 #include "cpu/cross_entropy/job.h"

@@ -5,6 +5,8 @@
  *            computes them again where not. Gradient: the sum, then the result. See lines.h
  * Traffic:   each tensor once: the tile stays in the second-level cache between its sweeps, large outputs are streamed
  * Roofline:  bandwidth / 8 (forward) or 12 (gradient) elements per second in f32
+ *            Measured on 2 cores of an EPYC (Zen 4, AVX-512), 8x256x56x56 f32: 0.45 of the copy forward, 0.64
+ *            gradient; log-softmax 0.5 and 0.63
  * Assumes:   all tensors dense channels-first of one type; dst may be src. Fewer pixels than lanes waste the others
  * Try:       weft bench softmax2d:fwd:f32:nchw:n8c256h56w56 softmax2d:bwd:f32:nchw:n8c256h56w56 */
 #include "cpu/softmax/lines.h"

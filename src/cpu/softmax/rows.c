@@ -5,6 +5,8 @@
  *            first sweep leaves the greatest and the sum of each, which the caller merges, a second one the results
  * Traffic:   each tensor once; of chunks the inputs twice
  * Roofline:  bandwidth / 8 (forward) or 12 (gradient) elements per second in f32; below 32 channels the sums over lanes
+ *            Measured on 2 cores of an EPYC (Zen 4, AVX-512), 8x256x56x56 f32: 0.76 of the copy forward, 1.0
+ *            gradient
  * Assumes:   all tensors dense of one type with the channels innermost; dst may be src
  * Try:       weft bench softmax2d:fwd:f32:nhwc:n8c256h56w56 softmax1d:fwd:f32:ncw:n4c1000000w1 */
 #include "cpu/softmax/lines.h"
