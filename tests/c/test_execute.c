@@ -134,7 +134,7 @@ TEST(tensors_that_interleave) {
 }
 
 /* ---------------------------------------------------------------- packed weights */
-static const char packs[] = "f32_dwconv3x3_fwd_nhwc";
+static const char packs[] = "dwconv_fwd_nhwc";
 
 static weft_plan *plan_that_packs(weft_ctx *ctx, const char *text) {
     weft_problem p = test_problem(text);

@@ -1,4 +1,5 @@
-/* What the f32 depthwise 3x3 kernels share: the geometry of one pass, who may use them, slots and the estimate.
+/* What the f32 depthwise 3x3 kernels share, channels-first: the geometry of one pass, who may use them, the estimate,
+ * and how the three taps of a row reach the lanes of VF_LANES outputs. Lanes lie along a row.
  *
  * Forward and the data gradient at stride 1 are one operation, a window of 3x3 taps over a plane:
  *   out[y,x] = sum_{r,s} in[S y + r - ph, S x + s - pw] * w[r,s]            taps outside the plane are left out
@@ -8,10 +9,7 @@
 #ifndef WEFT_CPU_CONV_DWCONV3X3_H
 #define WEFT_CPU_CONV_DWCONV3X3_H
 
-#include <math.h>
-
-#include "cpu/kernel.h"
-#include "cpu/simd/simd.h"
+#include "cpu/frame.h"
 #include "cpu/simd/stage.h"
 
 typedef struct dw_window {
@@ -51,77 +49,99 @@ VF_INLINE void dw_weights(vf w[9], const float *weights, bool flip) {
     for (int k = 0; k < 9; k++) w[k] = vf_set1(weights[flip ? 8 - k : k]);
 }
 
-/* bias, then relu, then clip, each or not: an offset to begin the sum with, and an interval. */
-typedef struct dw_epilogue {
-    const float *bias; /* NULL: none */
-    float lo, hi;
-} dw_epilogue;
-
-VF_INLINE dw_epilogue dw_epilogue_of(const weft__exec *e) {
-    dw_epilogue f = {NULL, -INFINITY, INFINITY};
-    for (int i = 0; i < e->p->nsteps; i++) {
-        const weft_step *step = &e->p->step[i];
-        if (step->kind == WEFT_STEP_BIAS) f.bias = e->ptr[WEFT_ROLE_BIAS];
-        if (step->kind == WEFT_STEP_RELU) f.lo = 0;
-        if (step->kind == WEFT_STEP_CLIP) f.lo = fmaxf(f.lo, (float)step->lo), f.hi = (float)step->hi;
-    }
-    return f;
+/* Where a sum begins, and the interval it is cut to, for channel c. */
+VF_INLINE void dw_ends(vf ends[3], const cpu_epilogue *f, int64_t c) {
+    ends[0] = vf_set1(f->bias ? ((const float *)f->bias)[c] : 0);
+    ends[1] = vf_set1(f->lo), ends[2] = vf_set1(f->hi);
 }
 
-typedef enum dw_layout { DW_FIRST, DW_LAST } dw_layout;
-
-/* NULL, or why not. max_stride: the largest this kernel has; multiplier: it takes o = m c. */
-VF_INLINE const char *dw_ok(const weft_problem *p, int pass, dw_layout layout, int max_stride, bool multiplier) {
-    if (p->pass != pass) return "another pass";
+/* NULL, or why not. strides: the least and the largest this kernel has; multiplier: it takes o = m c. */
+VF_INLINE const char *dw_refusal(const weft_problem *p, int64_t least, int64_t most, bool multiplier) {
     if (p->groups != p->c) return "not depthwise: groups differ from c";
     if (p->o != p->c && !multiplier) return "a channel multiplier: o differs from c";
     if (p->in[0] != 1 || p->out[0] != 1 || p->kernel[0] != 1) return "not 2D: depth is not 1";
     if (p->kernel[1] != 3 || p->kernel[2] != 3) return "the kernel is not 3x3";
     if (p->dilation[1] != 1 || p->dilation[2] != 1) return "dilation is not 1";
-    if (p->stride[1] != p->stride[2] || p->stride[1] > max_stride)
-        return max_stride == 1 ? "stride is not 1" : "stride is neither 1x1 nor 2x2";
+    if (p->stride[1] != p->stride[2] || p->stride[1] < least || p->stride[1] > most)
+        return least == 2 ? "stride is not 2x2" : most == 1 ? "stride is not 1" : "stride is neither 1x1 nor 2x2";
     if (p->pad_lo[0] || p->pad_hi[0]) return "padding in depth";
-    if (!weft__all_dtype(p, WEFT_DTYPE_F32)) return "a tensor is not f32";
-    for (int i = 1; i < p->nsteps; i++)
-        if (p->step[i].kind <= p->step[i - 1].kind) return "the epilogue is not in the order bias, relu, clip";
-    for (int role = 0; role < WEFT_ROLE_COUNT; role++) {
-        const weft_tensor *t = weft__tensor(p, role);
-        const bool data =
-            role == WEFT_ROLE_SRC || role == WEFT_ROLE_DST || role == WEFT_ROLE_DIFF_SRC || role == WEFT_ROLE_DIFF_DST;
-        if (!t) continue;
-        if (data && layout == DW_FIRST && !weft__is_first(t)) return "src or dst is not dense channels-first";
-        if (data && layout == DW_LAST && !weft__is_last(t)) return "src or dst is not dense channels-last";
-        if (!data && !weft__is_first(t) && !weft__is_last(t)) return "weights or bias are not dense";
-    }
-    return NULL;
+    const char *why = cpu_epilogue_refusal(p);
+    return why ? why : cpu_layout_refusal(p, WEFT_LAYOUT_FIRST);
 }
 
-VF_INLINE const char *dw_ok_up(const weft_problem *p, int pass, dw_layout layout) {
-    const char *why = dw_ok(p, pass, layout, 2, false);
-    return why ? why : p->stride[1] != 2 ? "stride is not 2" : NULL;
-}
-
-/* How many slots for `items` equal pieces of `bytes` in all: enough for many cores, each worth waking a thread for. */
-VF_INLINE int64_t dw_slots(int64_t items, double bytes) {
-    const double want = bytes / 131072;
-    const int64_t most = want > 128 ? 128 : want < 1 ? 1 : (int64_t)want;
-    return items < most ? items : most;
-}
-
-/* Streaming pays where the output would push itself out of the caches before anyone reads it. Of a last-level cache
- * over 32 MB the rest is taken to be other people's. */
-VF_INLINE bool dw_streams(const weft__hw *hw, double out_bytes) {
-    return out_bytes > (double)WEFT__MIN(hw->l3, (size_t)32 << 20) / 8;
-}
-
-/* Memory and arithmetic overlap for the most part. lanes: multiply-adds done, with those of unused lanes and rows. */
+/* lanes: multiply-adds done, with those of unused lanes and rows. */
 VF_INLINE double dw_cost(const weft_problem *p, const weft__hw *hw, double lanes) {
-    const double slower = VF_LANES >= 16 ? 1.0 : VF_LANES >= 8 ? 1.1 : 1.4;
-    const double memory = weft__bytes(p) / hw->gbs;
-    const double sums = 2 * lanes / (0.5 * hw->gflops[WEFT__ISA_HERE] * hw->threads);
-    return (1000 + WEFT__MAX(memory, sums) + 0.2 * WEFT__MIN(memory, sums)) * slower;
+    return cpu_cost(hw, weft__bytes(p), 2 * lanes, 0.5) * (VF_LANES >= 16 ? 1.0 : VF_LANES >= 8 ? 1.1 : 1.4);
 }
 
-VF_INLINE double dw_round_up(int64_t size, int64_t tile) { return (double)((size + tile - 1) / tile * tile); }
+#define DW_RECORD(id, text, PASS, STEPS, ...)           \
+    WEFT__KERNEL(id) = {.name = WEFT__NAME(text),       \
+                        .version = 1,                   \
+                        .op = WEFT_OP_CONV,             \
+                        .engine = WEFT_ENGINE_CPU,      \
+                        .isa = WEFT__ISA_HERE,          \
+                        .passes = WEFT__PASS_SET(PASS), \
+                        .dtypes = WEFT__DTYPE_SET(F32), \
+                        .steps = STEPS,                 \
+                        .exact = true,                  \
+                        .plan = plan,                   \
+                        .run = run,                     \
+                        __VA_ARGS__}
+
+/* Where the taps of outputs x .. x + VF_LANES - 1 lie in a row. Lane i of tap s is column at + s + S i. */
+typedef struct dw_columns {
+    int64_t at;
+    bool edge;     /* some lie outside the row, or the caller asks for masks */
+    vmask load[4]; /* what may be read; set at an edge: S = 1 [s], S = 2 the four loads in order */
+    vmask tap[3];  /* lanes of tap s inside the row; set at an edge */
+} dw_columns;
+
+VF_INLINE dw_columns dw_columns_of(const dw_window *g, int64_t x, const int S, bool masked) {
+    dw_columns k;
+    k.at = S * x - g->pw;
+    k.edge = masked || k.at < 0 || k.at + S * (VF_LANES - 1) + 2 + (S - 1) >= g->iw;
+    if (!k.edge) return k;
+    if (S == 1) {
+        VF_UNROLL for (int s = 0; s < 3; s++) k.tap[s] = k.load[s] = vm_range(-k.at - s, g->iw - k.at - s);
+    } else {
+        VF_UNROLL for (int i = 0; i < 4; i++) {
+            const int64_t from = k.at + 2 * (i / 2) + VF_LANES * (i % 2);
+            k.load[i] = vm_range(-from, g->iw - from);
+        }
+        /* at + s + 2 i >= 0 and < iw; both bounds by a shift that rounds down. */
+        VF_UNROLL for (int s = 0; s < 3; s++) k.tap[s] = vm_range((1 - k.at - s) >> 1, (g->iw - k.at - s + 1) >> 1);
+    }
+    return k;
+}
+
+VF_INLINE vf dw_load(const dw_columns *k, const float *p, int i, const bool edge) {
+    return edge ? vf_load_in(k->load[i], p) : vf_load(p);
+}
+
+/* row: column 0 of the row. At an edge lanes outside the row are 0. */
+VF_INLINE void dw_taps(vf t[3], const dw_columns *k, const float *row, const int S, const bool edge) {
+    const float *p = row + k->at;
+    if (S == 1) {
+        VF_UNROLL for (int s = 0; s < 3; s++) t[s] = dw_load(k, p + s, s, edge);
+        return;
+    }
+    const vf a = dw_load(k, p, 0, edge), b = dw_load(k, p + VF_LANES, 1, edge);
+    t[0] = vf_even(a, b);
+    t[1] = vf_odd(a, b);
+    t[2] = vf_even(dw_load(k, p + 2, 2, edge), dw_load(k, p + 2 + VF_LANES, 3, edge));
+}
+
+VF_INLINE vf dw_fma(const dw_columns *k, int s, vf a, vf b, vf c, const bool edge) {
+    return edge ? vf_fma_in(k->tap[s], a, b, c) : vf_fma(a, b, c);
+}
+
+/* Ask for the S VF_LANES columns from S x on of `rows` rows of w, two blocks of rows (at least 2 KB) ahead.
+ * A few lines at a time: a burst fills the miss buffers and stalls the loads behind it. */
+VF_INLINE void dw_prefetch(const float *row, int64_t w, int64_t x, const int rows, const int S) {
+    const int64_t ahead = WEFT__MAX(2048, 2 * rows * w * 4);
+    if (S * x % 16) return;
+    VF_UNROLL for (int i = 0; i < rows; i++) VF_UNROLL for (int b = 0; b < S * VF_LANES; b += 16)
+        vf_prefetch(row, ahead + (i * w + S * x + b) * 4);
+}
 
 #endif

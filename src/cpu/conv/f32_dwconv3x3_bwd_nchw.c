@@ -10,7 +10,7 @@
  * Roofline:  bandwidth / 12 elements a second; measured against a copy of the same bytes:
  *            58% with AVX-512, 51% with AVX2 (one Zen 4 core, data from memory, 8x128x56x56)
  * Try:       weft bench conv2d:bwd:f32:nchw:n8c128h56w56:o128k3p1g128 */
-#include "cpu/conv/dwconv3x3_nchw.h"
+#include "cpu/conv/dwconv3x3.h"
 
 enum { ROWS = VF_REGS >= 32 ? 4 : 2, SUMS = 10 }; /* 9 weights and the bias */
 #if VF_REGS >= 32
@@ -27,7 +27,7 @@ typedef struct split {
 
 static split split_of(const weft_problem *p, const dw_window *g) {
     split d = {.blocks = (g->oh + ROWS - 1) / ROWS};
-    const int64_t o = g->c * g->m, want = dw_slots(o * g->n * d.blocks, weft__bytes(p));
+    const int64_t o = g->c * g->m, want = cpu_slots(o * g->n * d.blocks, weft__bytes(p));
     d.parts = o >= want ? 1 : WEFT__MIN(g->n * d.blocks, (want + o - 1) / o);
     d.slots = d.parts == 1 ? WEFT__MIN(o, want) : o * d.parts;
     d.channels = d.parts == 1 ? (o + d.slots - 1) / d.slots : 1;
@@ -38,19 +38,6 @@ static split split_of(const weft_problem *p, const dw_window *g) {
 static int64_t slot_floats(const weft_problem *p, const dw_window *g, const split *d) {
     const int64_t sums = d->channels * SUMS * VF_LANES;
     return (sums + 15) / 16 * 16 + (p->pass == WEFT_PASS_BWD ? stage_floats(ROWS * g->ow) : 0);
-}
-
-static size_t workspace(const weft_problem *p, const weft__hw *hw) {
-    const dw_window g = dw_window_of(p);
-    const split d = split_of(p, &g);
-    (void)hw;
-    return (size_t)(d.slots * (slot_floats(p, &g, &d) + (d.parts > 1 ? SUMS : 0))) * sizeof(float);
-}
-
-static double cost(const weft_problem *p, const weft__hw *hw) {
-    const dw_window g = dw_window_of(p);
-    const double lanes = (double)(g.n * g.c * g.m) * dw_round_up(g.oh, ROWS) * dw_round_up(g.ow, VF_LANES);
-    return dw_cost(p, hw, (p->pass == WEFT_PASS_BWD ? 18 : 9) * lanes);
 }
 
 /* ROWS x VF_LANES centers from (y, x) on, `live` rows of them real, to sums; with data their window sums to out. */
@@ -209,50 +196,25 @@ static weft_status run(const weft__exec *e) {
     q.slot_floats = slot_floats(p, &q.g, &q.d);
     q.stage_at = (q.d.channels * SUMS * VF_LANES + 15) / 16 * 16;
     q.partial = q.workspace + q.d.slots * q.slot_floats;
-    q.stream = dw_streams(e->hw, 4.0 * (double)(q.g.n * q.g.c) * (double)(q.g.oh * q.g.ow));
+    q.stream = cpu_streams(e->hw, 4.0 * (double)(q.g.n * q.g.c) * (double)(q.g.oh * q.g.ow));
     weft__parallel(e->ctx, q.d.slots, data ? task_both : q.g.stride == 1 ? task_s1 : task_s2, &q);
     if (q.d.parts > 1) add_parts(&q);
     return WEFT_OK;
 }
 
-static const char *plan_bwd_weights(const weft_problem *p, const weft__hw *hw, int variant, weft__decision *d) {
-    const char *reason = dw_ok(p, WEFT_PASS_BWD_WEIGHTS, DW_FIRST, 2, true);
+static const char *plan(const weft_problem *p, const weft__hw *hw, int variant, weft__decision *d) {
+    const bool alone = p->pass == WEFT_PASS_BWD_WEIGHTS;
+    const char *why = dw_refusal(p, 1, alone ? 2 : 1, alone);
     (void)variant;
-    if (reason) return reason;
-    d->workspace = workspace(p, hw);
-    d->ns = cost(p, hw);
+    if (why) return why;
+    const dw_window g = dw_window_of(p);
+    const split s = split_of(p, &g);
+    const double rows = (double)(g.n * g.c * g.m * cpu_round_up(g.oh, ROWS));
+    d->workspace = (size_t)(s.slots * (slot_floats(p, &g, &s) + (s.parts > 1 ? SUMS : 0))) * sizeof(float);
+    d->ns = dw_cost(p, hw, (alone ? 9 : 18) * rows * (double)cpu_round_up(g.ow, VF_LANES));
     return NULL;
 }
 
-static const char *plan_bwd(const weft_problem *p, const weft__hw *hw, int variant, weft__decision *d) {
-    const char *reason = dw_ok(p, WEFT_PASS_BWD, DW_FIRST, 1, false);
-    (void)variant;
-    if (reason) return reason;
-    d->workspace = workspace(p, hw);
-    d->ns = cost(p, hw);
-    return NULL;
-}
-
-WEFT__KERNEL(f32_dwconv3x3_bwd_weights_nchw) = {
-    .name = WEFT__NAME("f32_dwconv3x3_bwd_weights_nchw_" TILE),
-    .version = 1,
-    .op = WEFT_OP_CONV,
-    .engine = WEFT_ENGINE_CPU,
-    .isa = WEFT__ISA_HERE,
-    .exact = true,
-    .steps = WEFT__STEP_SET(BIAS) | WEFT__STEP_SET(RELU) | WEFT__STEP_SET(CLIP),
-    .plan = plan_bwd_weights,
-    .run = run,
-};
-
-WEFT__KERNEL(f32_dwconv3x3_bwd_nchw) = {
-    .name = WEFT__NAME("f32_dwconv3x3_bwd_nchw_" TILE),
-    .version = 1,
-    .op = WEFT_OP_CONV,
-    .engine = WEFT_ENGINE_CPU,
-    .isa = WEFT__ISA_HERE,
-    .exact = true,
-    .steps = WEFT__STEP_SET(BIAS) | WEFT__STEP_SET(RELU) | WEFT__STEP_SET(CLIP),
-    .plan = plan_bwd,
-    .run = run,
-};
+DW_RECORD(f32_dwconv3x3_bwd_weights_nchw, "f32_dwconv3x3_bwd_weights_nchw_" TILE, BWD_WEIGHTS, WEFT__STEP_SET(BIAS),
+          .pack = NULL);
+DW_RECORD(f32_dwconv3x3_bwd_nchw, "f32_dwconv3x3_bwd_nchw_" TILE, BWD, WEFT__STEP_SET(BIAS), .pack = NULL);

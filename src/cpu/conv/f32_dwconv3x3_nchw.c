@@ -8,25 +8,14 @@
  * Roofline:  bandwidth / 8 outputs a second; measured against a copy of the same bytes:
  *            82% with AVX-512, 74% with AVX2 (one Zen 4 core, data from memory, 8x128x56x56)
  * Try:       weft bench conv2d:fwd:f32:nchw:n8c128h56w56:o128k3p1g128 */
-#include "cpu/conv/dwconv3x3_nchw.h"
+#include "cpu/conv/dwconv3x3.h"
 
 enum { ROWS = 4 }; /* of outputs in a block */
 
 /* A slot takes a run of blocks, counted through all planes. */
 static int64_t blocks_of(const dw_window *g) { return g->n * g->c * g->m * ((g->oh + ROWS - 1) / ROWS); }
 
-static int64_t slots_of(const weft_problem *p, const dw_window *g) { return dw_slots(blocks_of(g), weft__bytes(p)); }
-
-static size_t workspace(const weft_problem *p, const weft__hw *hw) {
-    const dw_window g = dw_window_of(p);
-    (void)hw;
-    return (size_t)(slots_of(p, &g) * stage_floats(ROWS * g.ow)) * sizeof(float);
-}
-
-static double cost(const weft_problem *p, const weft__hw *hw) {
-    const dw_window g = dw_window_of(p);
-    return dw_cost(p, hw, 9.0 * (double)(g.n * g.c * g.m) * dw_round_up(g.oh, ROWS) * dw_round_up(g.ow, VF_LANES));
-}
+static int64_t slots_of(const weft_problem *p, const dw_window *g) { return cpu_slots(blocks_of(g), weft__bytes(p)); }
 
 /* ROWS x VF_LANES outputs from row y on, to out with rows ow apart. edge: some tap may lie outside the plane. */
 VF_INLINE void block(float *out, const float *in, const dw_window *g, const dw_columns *k, int64_t y, const vf w[9],
@@ -64,7 +53,7 @@ VF_INLINE void rows(float *out, const float *in, const dw_window *g, int64_t y, 
 
 typedef struct job {
     dw_window g;
-    dw_epilogue f;
+    cpu_epilogue f;
     const float *in, *weights;
     float *out, *workspace;
     int64_t slots;
@@ -81,8 +70,8 @@ VF_INLINE void run_blocks(const job *q, int64_t slot, const int S) {
     for (int64_t b = first; b < last;) {
         const int64_t plane = b / per_plane, c = plane % (g->c * g->m);
         const float *in = q->in + plane / g->m * g->ih * g->iw;
-        const vf ends[3] = {vf_set1(q->f.bias ? q->f.bias[c] : 0), vf_set1(q->f.lo), vf_set1(q->f.hi)};
-        vf w[9];
+        vf w[9], ends[3];
+        dw_ends(ends, &q->f, c);
         dw_weights(w, q->weights + 9 * c, g->flip);
         const int64_t end = WEFT__MIN(last, (plane + 1) * per_plane);
         for (; b < end; b++) {
@@ -100,55 +89,28 @@ static void task_s2(void *arg, int64_t slot) { run_blocks(arg, slot, 2); }
 static weft_status run(const weft__exec *e) {
     const bool fwd = e->p->pass == WEFT_PASS_FWD;
     job q = {.g = dw_window_of(e->p),
-             .f = dw_epilogue_of(e),
+             .f = cpu_epilogue_of(e),
              .weights = e->ptr[WEFT_ROLE_WEIGHTS],
              .workspace = e->workspace};
     q.in = e->ptr[fwd ? WEFT_ROLE_SRC : WEFT_ROLE_DIFF_DST];
     q.out = e->ptr[fwd ? WEFT_ROLE_DST : WEFT_ROLE_DIFF_SRC];
     q.slots = slots_of(e->p, &q.g);
-    q.stream = dw_streams(e->hw, 4.0 * (double)(q.g.n * q.g.c * q.g.m) * (double)(q.g.oh * q.g.ow));
+    q.stream = cpu_streams(e->hw, 4.0 * (double)(q.g.n * q.g.c * q.g.m) * (double)(q.g.oh * q.g.ow));
     weft__parallel(e->ctx, q.slots, q.g.stride == 1 ? task_s1 : task_s2, &q);
     return WEFT_OK;
 }
 
-static const char *plan_fwd(const weft_problem *p, const weft__hw *hw, int variant, weft__decision *d) {
-    const char *reason = dw_ok(p, WEFT_PASS_FWD, DW_FIRST, 2, true);
+static const char *plan(const weft_problem *p, const weft__hw *hw, int variant, weft__decision *d) {
+    const bool fwd = p->pass == WEFT_PASS_FWD;
+    const char *why = dw_refusal(p, 1, fwd ? 2 : 1, fwd);
     (void)variant;
-    if (reason) return reason;
-    d->workspace = workspace(p, hw);
-    d->ns = cost(p, hw);
+    if (why) return why;
+    const dw_window g = dw_window_of(p);
+    const double rows = (double)(g.n * g.c * g.m * cpu_round_up(g.oh, ROWS));
+    d->workspace = (size_t)(slots_of(p, &g) * stage_floats(ROWS * g.ow)) * sizeof(float);
+    d->ns = dw_cost(p, hw, 9 * rows * (double)cpu_round_up(g.ow, VF_LANES));
     return NULL;
 }
 
-static const char *plan_bwd_data(const weft_problem *p, const weft__hw *hw, int variant, weft__decision *d) {
-    const char *reason = dw_ok(p, WEFT_PASS_BWD_DATA, DW_FIRST, 1, false);
-    (void)variant;
-    if (reason) return reason;
-    d->workspace = workspace(p, hw);
-    d->ns = cost(p, hw);
-    return NULL;
-}
-
-WEFT__KERNEL(f32_dwconv3x3_fwd_nchw) = {
-    .name = WEFT__NAME("f32_dwconv3x3_fwd_nchw_4x1v"),
-    .version = 1,
-    .op = WEFT_OP_CONV,
-    .engine = WEFT_ENGINE_CPU,
-    .isa = WEFT__ISA_HERE,
-    .exact = true,
-    .steps = WEFT__STEP_SET(BIAS) | WEFT__STEP_SET(RELU) | WEFT__STEP_SET(CLIP),
-    .plan = plan_fwd,
-    .run = run,
-};
-
-WEFT__KERNEL(f32_dwconv3x3_bwd_data_nchw) = {
-    .name = WEFT__NAME("f32_dwconv3x3_bwd_data_nchw_4x1v"),
-    .version = 1,
-    .op = WEFT_OP_CONV,
-    .engine = WEFT_ENGINE_CPU,
-    .isa = WEFT__ISA_HERE,
-    .exact = true,
-    .steps = WEFT__STEP_SET(BIAS) | WEFT__STEP_SET(RELU) | WEFT__STEP_SET(CLIP),
-    .plan = plan_bwd_data,
-    .run = run,
-};
+DW_RECORD(f32_dwconv3x3_fwd_nchw, "f32_dwconv3x3_fwd_nchw_4x1v", FWD, CPU_EPILOGUE_STEPS, .pack = NULL);
+DW_RECORD(f32_dwconv3x3_bwd_data_nchw, "f32_dwconv3x3_bwd_data_nchw_4x1v", BWD_DATA, CPU_EPILOGUE_STEPS, .pack = NULL);

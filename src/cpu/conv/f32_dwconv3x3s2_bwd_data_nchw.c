@@ -7,7 +7,7 @@
  * Roofline:  bandwidth / 5 outputs a second; measured against a copy of the same bytes:
  *            99% with AVX-512, 85% with AVX2 (one Zen 4 core, data from memory, 8x64x112x112)
  * Try:       weft bench conv2d:bwd_data:f32:nchw:n8c64h112w112:o64k3s2p1g64 */
-#include "cpu/conv/dwconv3x3_nchw.h"
+#include "cpu/conv/dwconv3x3.h"
 
 enum { ROWS = VF_REGS >= 32 ? 4 : 2 };
 #if VF_REGS >= 32
@@ -18,20 +18,9 @@ enum { ROWS = VF_REGS >= 32 ? 4 : 2 };
 
 static int64_t blocks_of(const dw_window *g) { return g->n * g->c * ((g->oh + ROWS - 1) / ROWS); }
 
-static int64_t slots_of(const weft_problem *p, const dw_window *g) { return dw_slots(blocks_of(g), weft__bytes(p)); }
+static int64_t slots_of(const weft_problem *p, const dw_window *g) { return cpu_slots(blocks_of(g), weft__bytes(p)); }
 
 static int64_t slot_floats(const dw_window *g) { return stage_floats(ROWS * g->ow + VF_LANES); }
-
-static size_t workspace(const weft_problem *p, const weft__hw *hw) {
-    const dw_up u = dw_up_of(p);
-    (void)hw;
-    return (size_t)(slots_of(p, &u.g) * slot_floats(&u.g)) * sizeof(float);
-}
-
-static double cost(const weft_problem *p, const weft__hw *hw) {
-    const dw_window g = dw_window_of(p);
-    return dw_cost(p, hw, 2.25 * (double)(g.n * g.c) * dw_round_up(g.oh, ROWS) * dw_round_up(g.ow, 2 * VF_LANES));
-}
 
 /* ROWS x 2 VF_LANES outputs from the even row y on; edge: some tap may lie outside the plane. */
 VF_INLINE void block(float *out, const float *in, const dw_window *g, const dw_columns *k, int64_t y, const vf w[9],
@@ -76,7 +65,7 @@ VF_INLINE void rows(float *out, const float *in, const dw_window *g, int64_t y, 
 
 typedef struct job {
     dw_window g;
-    dw_epilogue f;
+    cpu_epilogue f;
     const float *in, *weights;
     float *out, *workspace;
     int64_t slots;
@@ -92,8 +81,8 @@ VF_INLINE void run_blocks(const job *q, int64_t slot, const int odd_h, const int
                 q->out + (first / per_plane) * g->oh * g->ow + first % per_plane * ROWS * g->ow, q->stream);
     for (int64_t b = first; b < last;) {
         const int64_t plane = b / per_plane, c = plane % g->c, end = WEFT__MIN(last, (plane + 1) * per_plane);
-        const vf ends[3] = {vf_set1(q->f.bias ? q->f.bias[c] : 0), vf_set1(q->f.lo), vf_set1(q->f.hi)};
-        vf w[9];
+        vf w[9], ends[3];
+        dw_ends(ends, &q->f, c);
         dw_weights(w, q->weights + 9 * c, false);
         for (; b < end; b++) {
             const int64_t y = (b - plane * per_plane) * ROWS;
@@ -113,34 +102,27 @@ static weft_status run(const weft__exec *e) {
     static const weft_task tasks[2][2] = {{task_00, task_01}, {task_10, task_11}};
     const dw_up u = dw_up_of(e->p);
     job q = {.g = u.g,
-             .f = dw_epilogue_of(e),
+             .f = cpu_epilogue_of(e),
              .in = e->ptr[WEFT_ROLE_DIFF_DST],
              .weights = e->ptr[WEFT_ROLE_WEIGHTS],
              .out = e->ptr[WEFT_ROLE_DIFF_SRC],
              .workspace = e->workspace};
     q.slots = slots_of(e->p, &q.g);
-    q.stream = dw_streams(e->hw, 4.0 * (double)(q.g.n * q.g.c) * (double)(q.g.oh * q.g.ow));
+    q.stream = cpu_streams(e->hw, 4.0 * (double)(q.g.n * q.g.c) * (double)(q.g.oh * q.g.ow));
     weft__parallel(e->ctx, q.slots, tasks[u.odd_h][u.odd_w], &q);
     return WEFT_OK;
 }
 
 static const char *plan(const weft_problem *p, const weft__hw *hw, int variant, weft__decision *d) {
-    const char *reason = dw_ok_up(p, WEFT_PASS_BWD_DATA, DW_FIRST);
+    const char *why = dw_refusal(p, 2, 2, false);
     (void)variant;
-    if (reason) return reason;
-    d->workspace = workspace(p, hw);
-    d->ns = cost(p, hw);
+    if (why) return why;
+    const dw_window g = dw_up_of(p).g;
+    const double rows = (double)(g.n * g.c * cpu_round_up(g.oh, ROWS));
+    d->workspace = (size_t)(slots_of(p, &g) * slot_floats(&g)) * sizeof(float);
+    d->ns = dw_cost(p, hw, 2.25 * rows * (double)cpu_round_up(g.ow, 2 * VF_LANES));
     return NULL;
 }
 
-WEFT__KERNEL(f32_dwconv3x3s2_bwd_data_nchw) = {
-    .name = WEFT__NAME("f32_dwconv3x3s2_bwd_data_nchw_" TILE),
-    .version = 1,
-    .op = WEFT_OP_CONV,
-    .engine = WEFT_ENGINE_CPU,
-    .isa = WEFT__ISA_HERE,
-    .exact = true,
-    .steps = WEFT__STEP_SET(BIAS) | WEFT__STEP_SET(RELU) | WEFT__STEP_SET(CLIP),
-    .plan = plan,
-    .run = run,
-};
+DW_RECORD(f32_dwconv3x3s2_bwd_data_nchw, "f32_dwconv3x3s2_bwd_data_nchw_" TILE, BWD_DATA, CPU_EPILOGUE_STEPS,
+          .pack = NULL);

@@ -4,7 +4,7 @@
  *            weights alone: center = diff_dst, in = src. All at stride 1: center = src, in = diff_dst through the
  *            window of the data gradient, whose rows are in cache once for both. All at other strides: one after the
  *            other
- * Blocking:  units as in nchw.c, the centers copied beside; tiles of taps in registers, see first_grad.c
+ * Blocking:  units as in dwconv.c, the centers copied beside; tiles of taps in registers, see first_grad.c
  * Sums:      an item is a channel and a part of its units, the same for any number of threads; parts are added in
  *            order. A zero of the padding does not vanish beside a center that is not finite: where a sum is not
  *            finite the item is summed again, tap after tap

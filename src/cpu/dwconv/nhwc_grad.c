@@ -33,46 +33,58 @@ typedef struct job {
 typedef struct rows { /* of one unit */
     const dwl_work *w;
     dw_axis v;
-    const float *center; /* at column x0, channel c0 */
-    int64_t pixel;       /* floats from one center to the next */
-    float *sums;         /* of channel c0 */
-    void *out;           /* diff_src, the row at channel 0; NULL: weights alone */
+    const void *center; /* at column x0, channel c0 */
+    int64_t pixel;      /* elements from one center to the next */
+    float *sums;
+    void *out; /* diff_src, the row at channel 0; NULL: weights alone */
     bool stream;
 } rows;
 
 static int64_t sum_floats(const weft_problem *p) { return (dwl_taps(p) + 1) * cpu_round_up(p->o, VF_LANES); }
 
-VF_INLINE void put(const rows *a, int64_t x, int64_t c, vf v, const bool tail) {
+/* Where rows come from the ring: the last vector may be a part, data types of load and store differ. */
+static void put(const rows *a, int64_t x, int64_t c, vf v) {
     const dwl_work *w = a->w;
     const int64_t index = x * w->channels + c;
     if (w->dtype == WEFT_DTYPE_F16)
         vf_store_count_as(WEFT_DTYPE_F16, a->out, index, v, w->c1 - c);
     else if (w->dtype == WEFT_DTYPE_BF16)
         vf_store_count_as(WEFT_DTYPE_BF16, a->out, index, v, w->c1 - c);
-    else if (tail)
-        vf_store_count((float *)a->out + index, v, w->c1 - c);
-    else if (a->stream)
-        vf_stream((float *)a->out + index, v);
     else
-        vf_store((float *)a->out + index, v);
+        vf_store_count_as(WEFT_DTYPE_F32, a->out, index, v, w->c1 - c);
+}
+
+VF_INLINE void put_all(const rows *a, int64_t x, int64_t live, int64_t c, const vf sum[], const int P, const bool edge,
+                       const int dtype) {
+    const int64_t index = x * a->w->channels + c, next = a->w->channels;
+    if (a->w->f->ring) {
+        for (int i = 0; i < P && i < live; i++) put(a, x + i, c, sum[i]);
+    } else if (a->stream) {
+        VF_UNROLL for (int i = 0; i < P; i++) if (!edge || i < live)
+            vf_stream_as(dtype, a->out, index + i * next, sum[i]);
+    } else {
+        VF_UNROLL for (int i = 0; i < P; i++) if (!edge || i < live)
+            vf_store_as(dtype, a->out, index + i * next, sum[i]);
+    }
 }
 
 /* P centers from column x on, `live` of them exist. KW 0: any window. */
 VF_INLINE void tile(const rows *a, int64_t x, int64_t live, int64_t c, const int P, const int KW, const int S,
-                    const bool data, const bool edge, const bool tail) {
+                    const bool data, const bool edge, const int dtype) {
     const dwl_work *w = a->w;
-    const int64_t left = x * a->v.step + a->v.off, cols = w->g.in[2], count = w->c1 - c, taps = dwl_taps(w->g.p);
-    const int64_t at = (left - w->from) * w->pixel + c - w->c0, next = a->v.next * VF_LANES;
-    const float *weights = data ? w->weights + c * taps + a->v.first * VF_LANES : a->center;
-    float *sums = a->sums + (c - w->c0) * (taps + 1) + a->v.first * VF_LANES;
+    const int64_t left = x * a->v.step + a->v.off, cols = w->until, taps = dwl_taps(w->g.p), pixel = w->pixel;
+    const int64_t at = dwl_at(w, left, c), next = a->v.next * VF_LANES;
+    const float *weights = data ? w->weights + (dwl_vector(c) * taps + a->v.first) * VF_LANES : NULL;
+    float *sums = a->sums + (dwl_vector(c) * (taps + 1) + a->v.first) * VF_LANES;
     vf center[DWL_PIXELS], sum[DWL_PIXELS];
     VF_UNROLL for (int i = 0; i < P; i++) {
-        center[i] =
-            !edge || i < live ? dwl_load(a->center + (x - w->x0 + i) * a->pixel + c - w->c0, count, tail) : vf_zero();
+        center[i] = !edge || i < live ? vf_keep(vf_load_as(dtype, a->center, (x - w->x0 + i) * a->pixel + c - w->c0))
+                                      : vf_zero();
         sum[i] = vf_zero();
     }
     for (int r = 0; r < w->rows; r++) {
-        const float *p = w->row[r] + at, *of_row = data ? weights + w->tap[r] * VF_LANES : weights;
+        const float *of_row = data ? weights + w->tap[r] * VF_LANES : NULL;
+        const void *p = w->row[r];
         float *to = sums + w->tap[r] * VF_LANES;
         if (KW) {
             vf d[8], weight[8];
@@ -80,7 +92,7 @@ VF_INLINE void tile(const rows *a, int64_t x, int64_t live, int64_t c, const int
             VF_UNROLL for (int s = 0; s < KW; s++) weight[s] = data ? vf_keep(vf_load(of_row + s * next)) : d[s];
             VF_UNROLL for (int i = 0; i < S * (P - 1) + KW; i++) {
                 if (edge && (left + i < 0 || left + i >= cols)) continue;
-                const vf t = dwl_load(p + i * w->pixel, count, tail);
+                const vf t = vf_keep(vf_load_as(dtype, p, at + i * pixel));
                 VF_UNROLL for (int j = 0; j < P; j++) {
                     const int s = i - S * j;
                     if (s < 0 || s >= KW || (edge && j >= live)) continue;
@@ -96,7 +108,7 @@ VF_INLINE void tile(const rows *a, int64_t x, int64_t live, int64_t c, const int
                 VF_UNROLL for (int j = 0; j < P; j++) {
                     const int64_t col = j * a->v.step + s * a->v.gap;
                     if (edge && (left + col < 0 || left + col >= cols || j >= live)) continue;
-                    const vf t = dwl_load(p + col * w->pixel, count, tail);
+                    const vf t = vf_load_as(dtype, p, at + col * pixel);
                     d = vf_fma(t, center[j], d);
                     if (data) sum[j] = vf_fma(t, weight, sum[j]);
                 }
@@ -104,70 +116,71 @@ VF_INLINE void tile(const rows *a, int64_t x, int64_t live, int64_t c, const int
             }
         }
     }
-    if (!data) return;
-    VF_UNROLL for (int i = 0; i < P; i++) if (!edge || i < live) put(a, x + i, c, sum[i], tail);
+    if (data) put_all(a, x, live, c, sum, P, edge, dtype);
 }
 
 VF_INLINE void channels(const rows *a, int64_t x, int64_t live, const int P, const int KW, const int S, const bool data,
-                        const bool edge) {
+                        const bool edge, const int dtype) {
     const dwl_work *w = a->w;
-    const int64_t at = (x * a->v.step + a->v.off - w->from) * w->pixel - w->c0, below = w->g.in[2] * w->pixel;
-    int64_t c = w->c0;
-    for (; c + VF_LANES <= w->c1; c += VF_LANES) {
-        if (c % 16 == 0 && w->rows && !w->f->ring) {
-            dwl_ahead(w->row[w->rows - 1] + at + c, below, w->pixel, S ? S * P : P);
-            dwl_ahead(a->center + (x - w->x0) * a->pixel + c - w->c0, w->g.out[2] * a->pixel, a->pixel, P);
+    const int64_t left = x * a->v.step + a->v.off, line = 64 / vf_size_of(dtype);
+    for (int64_t c = w->c0; c < w->c1; c += VF_LANES) {
+        if (c % line == 0 && w->rows && !w->f->ring) {
+            dwl_ahead(w->row[w->rows - 1], dwl_at(w, left, c), w->g.in[2] * w->pixel, w->next, w->pixel, S ? S * P : P,
+                      dtype);
+            dwl_ahead(a->center, (x - w->x0) * a->pixel + c - w->c0, w->g.out[2] * a->pixel, 1, a->pixel, P, dtype);
         }
-        tile(a, x, live, c, P, KW, S, data, edge, false);
+        tile(a, x, live, dwl_whole(w, c), P, KW, S, data, edge, dtype);
     }
-    if (c < w->c1) tile(a, x, live, c, P, KW, S, data, edge, true);
 }
 
-VF_INLINE void add_row(const rows *a, const int KW, const int S, const bool data) {
+VF_INLINE void add_span(const rows *a, const int KW, const int S, const bool data, const int dtype) {
     const dwl_work *w = a->w;
     const int64_t step = a->v.step, inside = a->v.off < 0 ? cpu_ceil(-a->v.off, step) : 0;
     const int64_t past = dw_floor(w->g.in[2] - 1 - a->v.off - (a->v.count - 1) * a->v.gap, step) + 1;
+    const int P = S > 1 ? DWL_EDGE : DWL_PIXELS;
     for (int64_t x = w->x0; x < w->x1;) {
-        if (x >= inside && x + DWL_PIXELS <= WEFT__MIN(past, w->x1)) {
-            channels(a, x, DWL_PIXELS, DWL_PIXELS, KW, S, data, false);
-            x += DWL_PIXELS;
+        if (x >= inside && x + P <= WEFT__MIN(past, w->x1)) {
+            channels(a, x, P, P, KW, S, data, false, dtype);
+            x += P;
         } else {
-            channels(a, x, w->x1 - x, DWL_EDGE, KW, S, data, true);
+            channels(a, x, w->x1 - x, DWL_EDGE, KW, S, data, true, dtype);
             x += DWL_EDGE;
         }
     }
 }
 
-static void add_rows(const rows *a) {
-    const int64_t kw = a->v.gap == 1 ? a->v.count : 0, step = a->v.step;
-    if (a->out && kw == 3)
-        add_row(a, 3, 1, true);
-    else if (a->out && kw == 5)
-        add_row(a, 5, 1, true);
-    else if (a->out && kw == 7)
-        add_row(a, 7, 1, true);
-    else if (a->out)
-        add_row(a, 0, 0, true);
-    else if (kw == 3 && step == 1)
-        add_row(a, 3, 1, false);
-    else if (kw == 3 && step == 2)
-        add_row(a, 3, 2, false);
-    else if (kw == 5 && step == 1)
-        add_row(a, 5, 1, false);
-    else if (kw == 7 && step == 1)
-        add_row(a, 7, 1, false);
+VF_INLINE void add_row(const rows *a, const int dtype) {
+    const int64_t kw = a->v.gap == 1 ? a->v.count : 0;
+#define WINDOW(KW, S, data)                                       \
+    if (kw == KW && a->v.step == S && (a->out != NULL) == data) { \
+        add_span(a, KW, S, data, dtype);                          \
+        return;                                                   \
+    }
+    WINDOW(3, 1, true)
+    WINDOW(5, 1, true)
+    WINDOW(7, 1, true)
+    WINDOW(3, 1, false)
+    WINDOW(3, 2, false)
+    WINDOW(5, 1, false)
+    WINDOW(5, 2, false)
+    WINDOW(7, 1, false)
+#undef WINDOW
+    if (a->out)
+        add_span(a, 0, 0, true, dtype);
     else
-        add_row(a, 0, 0, false);
+        add_span(a, 0, 0, false, dtype);
 }
 
 /* ---------------------------------------------------------------- slots */
 /* Pixels [first, last) of diff_dst, channels [c0, c1), to the sum of the bias. */
 VF_INLINE void add_bias(float *sums, const void *p, int64_t first, int64_t last, int64_t c0, int64_t c1,
-                        int64_t channels, int64_t taps, const int dtype) {
-    for (int64_t c = c0; c < c1; c += VF_LANES) {
-        float *to = sums + c * (taps + 1) + taps * VF_LANES;
+                        const weft_problem *q, const int dtype) {
+    const int64_t taps = dwl_taps(q);
+    for (int64_t v = dwl_vector(c0); v < dwl_vector(c1); v++) {
+        const int64_t c = dwl_channel(q, v);
+        float *to = sums + (v * (taps + 1) + taps) * VF_LANES;
         vf sum = vf_load(to);
-        for (int64_t i = first; i < last; i++) sum = vf_add(sum, vf_load_count_as(dtype, p, i * channels + c, c1 - c));
+        for (int64_t i = first; i < last; i++) sum = vf_add(sum, vf_load_count_as(dtype, p, i * q->o + c, c1 - c));
         vf_store(to, sum);
     }
 }
@@ -178,19 +191,19 @@ VF_INLINE void fill_center(const dwl_work *w, float *to, const void *p, int64_t 
             vf_store(to + c - w->c0, vf_load_count_as(dtype, p, (row * w->g.out[2] + x) * w->channels + c, w->c1 - c));
 }
 
-static void run_row(const job *q, dwl_work *w, float *sums, int64_t row, int64_t chunk, int64_t tile_of) {
-    const int64_t *out = w->g.out, size = (int64_t)weft__dtype_size(w->dtype), first = row * out[2];
-    dwl_unit(w, row / out[1] / out[0], row / out[1] % out[0], row % out[1], chunk, tile_of);
-    rows a = {
-        .w = w, .v = dw_axis_of(&w->g, 2, 0), .sums = sums + w->c0 * (dwl_taps(w->g.p) + 1), .stream = q->o.stream};
+static void run_row(const job *q, dwl_work *w, float *sums, int64_t index, int64_t chunk, int64_t tile_of) {
+    const int64_t *out = w->g.out, size = (int64_t)weft__dtype_size(w->dtype);
+    dwl_unit(w, index, chunk, tile_of);
+    const int64_t row = (w->n * out[0] + w->z) * out[1] + w->y, first = row * out[2];
+    rows a = {.w = w, .v = dw_axis_of(&w->g, 2, 0), .sums = sums, .stream = q->o.stream};
     a.out = q->g->up ? (char *)q->o.out + first * w->channels * size : NULL;
-    a.center = (const float *)q->center + (first + w->x0) * w->channels + w->c0, a.pixel = w->channels;
+    a.center = (const char *)q->center + ((first + w->x0) * w->channels + w->c0) * size, a.pixel = w->channels;
     if (w->f->ring) {
         float *to = w->ring + w->f->center_at;
         DW_BY_DTYPE(w->dtype, fill_center, w, to, q->center, row)
         a.center = to, a.pixel = w->f->chunk;
     }
-    add_rows(&a);
+    DW_BY_DTYPE(w->f->ring ? WEFT_DTYPE_F32 : w->dtype, add_row, &a)
 }
 
 static void run_slot(void *arg, int64_t slot) {
@@ -206,10 +219,11 @@ static void run_slot(void *arg, int64_t slot) {
     dwl_start(&w, f, q->e, q->g->up, (float *)q->e->workspace + slot * f->floats);
     const int64_t all = p->n * w.g.out[0] * w.g.out[1], from = cpu_first(all, f->parts, part),
                   to = cpu_first(all, f->parts, part + 1);
-    memset(sums + c0 * (taps + 1), 0, (size_t)(cpu_round_up(c1 - c0, VF_LANES) * (taps + 1)) * sizeof(float));
+    memset(sums + dwl_vector(c0) * (taps + 1) * VF_LANES, 0,
+           (size_t)(cpu_round_up(c1 - c0, VF_LANES) * (taps + 1)) * sizeof(float));
     if (weft__tensor(p, WEFT_ROLE_DIFF_BIAS)) {
         DW_BY_DTYPE(w.dtype, add_bias, sums, q->diff_dst, cpu_first(pixels, f->parts, part),
-                    cpu_first(pixels, f->parts, part + 1), c0, c1, p->o, taps)
+                    cpu_first(pixels, f->parts, part + 1), c0, c1, p)
     }
     if (f->ring) {
         for (int64_t piece = chunk0 * f->tiles; piece < chunk1 * f->tiles; piece++)
@@ -239,10 +253,10 @@ static void finish(void *arg, int64_t slot) {
     const int64_t taps = dwl_taps(p), slots = WEFT__MIN(p->o, 16), parts = q->g->weights.parts;
     const weft_tensor *bias = weft__tensor(p, WEFT_ROLE_DIFF_BIAS);
     for (int64_t c = cpu_first(p->o, slots, slot); c < cpu_first(p->o, slots, slot + 1); c++)
-        for (int64_t k = 0; k <= taps; k++) {
+        for (int64_t k = 0, v = c / VF_LANES; k <= taps; k++) {
             float sum = 0;
             for (int64_t part = 0; part < parts; part++)
-                sum += q->partial[part * sum_floats(p) + (c / VF_LANES * (taps + 1) + k) * VF_LANES + c % VF_LANES];
+                sum += q->partial[part * sum_floats(p) + (v * (taps + 1) + k) * VF_LANES + c - dwl_channel(p, v)];
             if (k < taps)
                 dw_put(p->tensor[0].dtype, q->e->ptr[WEFT_ROLE_DIFF_WEIGHTS], c * taps + k, sum);
             else if (bias)
@@ -262,7 +276,7 @@ static weft_status run(const weft__exec *e) {
     q.center = e->ptr[g->up ? WEFT_ROLE_SRC : WEFT_ROLE_DIFF_DST];
     q.partial = (float *)(void *)((char *)e->workspace + scratch_bytes(g));
     q.o = (dwl_outputs){{NULL, WEFT_DTYPE_F32, -INFINITY, INFINITY}, out ? e->ptr[WEFT_ROLE_DIFF_SRC] : NULL, false};
-    q.o.stream = out && out->dtype == WEFT_DTYPE_F32 && dwl_streams(e->hw, out, q.o.out);
+    q.o.stream = out && dwl_streams(e->hw, out, q.o.out);
     if (g->data.slots) weft__parallel(e->ctx, g->data.slots, run_data, &q);
     if (!g->up) q.o.stream = false;
     weft__parallel(e->ctx, g->weights.slots, run_slot, &q);
@@ -279,8 +293,8 @@ static const char *plan(const weft_problem *p, const weft__hw *hw, int variant, 
     const bool all = p->pass == WEFT_PASS_BWD;
     g->up = all && p->stride[0] * p->stride[1] * p->stride[2] == 1 && p->o == p->c;
     const dw_window data = dw_window_of(p, true), weights = dw_window_of(p, g->up);
-    if ((why = dwl_cut(&g->weights, &weights, true, bytes))) return why;
-    if (all && !g->up && (why = dwl_cut(&g->data, &data, false, bytes))) return why;
+    if ((why = dwl_cut(&g->weights, &weights, dwl_chunk(p), true, bytes))) return why;
+    if (all && !g->up && (why = dwl_cut(&g->data, &data, dwl_chunk(p), false, bytes))) return why;
     dwl_plan *f = &g->weights;
     const int64_t worth = (int64_t)(bytes / (double)(8 * 4 * sum_floats(p))),
                   rows_of_all = p->n * weights.out[0] * weights.out[1];
@@ -295,7 +309,7 @@ static const char *plan(const weft_problem *p, const weft__hw *hw, int variant, 
 
 #define RECORD(pass_name, PASS, ...)                                                                   \
     WEFT__KERNEL(dwconv_##pass_name##_nhwc) = {.name = WEFT__NAME("dwconv_" #pass_name "_nhwc_" TILE), \
-                                               .version = 1,                                           \
+                                               .version = 2,                                           \
                                                .op = WEFT_OP_CONV,                                     \
                                                .engine = WEFT_ENGINE_CPU,                              \
                                                .isa = WEFT__ISA_HERE,                                  \
