@@ -5,8 +5,7 @@
 
 #include "core/internal.h"
 
-#define CANDIDATES_MAX 8 /* measured at most: the best by estimate, each given up at 3x the best time */
-#define GIVE_UP 3.0
+#define GIVE_UP 3.0 /* times the best: a candidate that takes longer is measured no further */
 
 /* "name" or "name#variant". */
 static weft_status find_pin(const weft_ctx *ctx, const weft_problem *p, const char *name, weft__want *want) {
@@ -44,14 +43,19 @@ static bool same_design(const weft__kernel *a, const weft__kernel *b) {
            strncmp(b->name + n, "__", 2) == 0;
 }
 
-/* Of one design and variant at most two ISAs are worth a measurement: those with the least estimates. */
-static bool third_isa(const weft__choice *list, size_t n, const weft__choice *c) {
-    int same = 0;
-    for (size_t i = 0; i < n; i++) same += list[i].variant == c->variant && same_design(list[i].kernel, c->kernel);
-    return same >= 2;
+size_t weft__add_candidate(weft__choice *best, size_t n, const weft__choice *c) {
+    size_t same = 0, at = n; /* the place that becomes free: behind all, or the dearer one's of two ISAs, or the last */
+    for (size_t i = 0; i < n; i++)
+        if (best[i].variant == c->variant && same_design(best[i].kernel, c->kernel)) same++, at = i;
+    if (same < 2) at = n < WEFT__CANDIDATES_MAX ? n : n - 1;
+    if (at < n && best[at].d.ns <= c->d.ns) return n;
+    const size_t count = WEFT__MAX(n, at + 1);
+    for (; at > 0 && best[at - 1].d.ns > c->d.ns; at--) best[at] = best[at - 1];
+    best[at] = *c;
+    return count;
 }
 
-/* Those that apply and fit, least estimate first; at most CANDIDATES_MAX. */
+/* Those that apply and fit, least estimate first; at most WEFT__CANDIDATES_MAX. */
 static size_t candidates(weft_ctx *ctx, const weft_problem *p, const weft__hw *hw, const weft__want *want,
                          weft__choice *best) {
     const weft__kernel *k;
@@ -64,10 +68,7 @@ static size_t candidates(weft_ctx *ctx, const weft_problem *p, const weft__hw *h
                 weft__log(ctx, WEFT_LOG_DISPATCH, "dispatch: %s refused: %s", k->name, reason);
                 continue;
             }
-            if (third_isa(best, n, &c) || (n == CANDIDATES_MAX && best[n - 1].d.ns <= c.d.ns)) continue;
-            size_t at = n < CANDIDATES_MAX ? n++ : n - 1;
-            for (; at > 0 && best[at - 1].d.ns > c.d.ns; at--) best[at] = best[at - 1];
-            best[at] = c;
+            n = weft__add_candidate(best, n, &c);
         }
     return n;
 }
@@ -155,7 +156,7 @@ static weft_status choose(weft_ctx *ctx, const weft_problem *p, const weft__hw *
                           weft__choice *out) {
     if (want->pin) return choose_pinned(ctx, p, hw, want, out);
     if (!want->deterministic && weft__wisdom_find(ctx, p, hw, want->engines, want->limit, out)) return WEFT_OK;
-    weft__choice list[CANDIDATES_MAX];
+    weft__choice list[WEFT__CANDIDATES_MAX];
     size_t n = without_reference(list, candidates(ctx, p, hw, want, list));
     if (n == 0)
         return weft__fail(WEFT_ERR_UNSUPPORTED, "no kernel takes this problem with the engines enabled (0x%x)",

@@ -187,6 +187,79 @@ TEST(estimate_measure_estimate) {
     weft_ctx_release(ctx);
 }
 
+/* ---------------------------------------------------------------- candidates */
+TEST(two_instruction_sets_of_a_design_are_measured) {
+    static const weft__kernel a512 = {.name = "a__avx512", .engine = WEFT_ENGINE_CPU},
+                              a2 = {.name = "a__avx2", .engine = WEFT_ENGINE_CPU},
+                              a0 = {.name = "a__scalar", .engine = WEFT_ENGINE_CPU},
+                              b0 = {.name = "b__scalar", .engine = WEFT_ENGINE_CPU};
+    const weft__choice all[] = {{.kernel = &a512, .d.ns = 30},
+                                {.kernel = &a2, .d.ns = 20},
+                                {.kernel = &a0, .d.ns = 10},
+                                {.kernel = &b0, .d.ns = 40},
+                                {.kernel = &a0, .d.ns = 50, .variant = 1}};
+    const char *const want[] = {"a__scalar", "a__avx2", "b__scalar", "a__scalar"};
+    weft__choice list[WEFT__CANDIDATES_MAX];
+    size_t n = 0;
+    for (int i = 0; i < 5; i++) n = weft__add_candidate(list, n, &all[i]);
+    CHECK(n == 4, "%zu candidates", n);
+    for (size_t i = 0; i < n && i < 4; i++)
+        CHECK(strcmp(list[i].kernel->name, want[i]) == 0, "candidate %zu is %s", i, list[i].kernel->name);
+}
+
+TEST(a_full_list_keeps_the_least_estimates) {
+    static char name[12][16];
+    static weft__kernel kernel[12];
+    weft__choice list[WEFT__CANDIDATES_MAX];
+    size_t n = 0;
+    for (int i = 0; i < 12; i++) {
+        snprintf(name[i], sizeof(name[i]), "k%d__avx2", i);
+        kernel[i].name = name[i], kernel[i].engine = WEFT_ENGINE_CPU;
+        n = weft__add_candidate(list, n, &(weft__choice){.kernel = &kernel[i], .d.ns = 7 * i % 12});
+    }
+    CHECK(n == WEFT__CANDIDATES_MAX, "%zu candidates", n);
+    for (size_t i = 0; i < n; i++) CHECK(list[i].d.ns == (double)i, "candidate %zu has %g ns", i, list[i].d.ns);
+}
+
+/* Variants of a kernel are measured like kernels; the name with the variant is what wisdom keeps and finds. */
+TEST(a_variant_is_chosen_by_measurement) {
+    static const char text[] = "conv2d:fwd:f32:nhwc:n1c256h6w6:o256k3p1g256";
+    weft_problem p = test_problem(text);
+    weft_plan_opts opts = WEFT_PLAN_OPTS_INIT;
+    weft_plan *plan = NULL;
+    int second = -1;
+    char wanted[128], wisdom[8192];
+    size_t length = 0;
+    opts.mode = WEFT_MODE_MEASURE;
+    weft_ctx *ctx = context(WEFT_ENGINE_CPU, 1);
+    bed = (struct bed){0};
+    OK(weft_plan_create(&plan, ctx, &p, &opts)); /* in what order they are measured */
+    const size_t name = strcspn(bed.name[0], "#");
+    for (int i = 1; i < bed.candidate; i++)
+        if (bed.name[0][name] && strncmp(bed.name[i], bed.name[0], name + 1) == 0) second = i;
+    CHECK(second > 0, "no second variant of %s is measured", bed.name[0]);
+    weft_plan_release(plan), weft_ctx_release(ctx);
+    if (second < 0) return;
+    snprintf(wanted, sizeof(wanted), "%s", bed.name[second]);
+    bed = (struct bed){0};
+    for (int i = 0; i < CANDIDATES; i++) bed.ns[i][0] = i == second ? 2000 : 2500;
+    ctx = context(WEFT_ENGINE_CPU, 1);
+    OK(weft_plan_create(&plan, ctx, &p, &opts));
+    CHECK(strcmp(weft_plan_kernel_name(plan), wanted) == 0 && strcmp(why_of(plan), "measured") == 0, "%s by %s",
+          weft_plan_kernel_name(plan), why_of(plan));
+    OK(weft_wisdom_format(ctx, wisdom, sizeof(wisdom), &length));
+    CHECK(strstr(wisdom, wanted) != NULL, "wisdom does not name %s", wanted);
+    weft_plan_release(plan), weft_ctx_release(ctx);
+    ctx = context(WEFT_ENGINE_CPU, 1);
+    weft_wisdom_report report = WEFT_WISDOM_REPORT_INIT;
+    OK(weft_wisdom_parse(ctx, wisdom, length, &report));
+    opts.mode = WEFT_MODE_WISDOM_ONLY;
+    OK(weft_plan_create(&plan, ctx, &p, &opts));
+    CHECK(strcmp(weft_plan_kernel_name(plan), wanted) == 0 && strcmp(why_of(plan), "wisdom") == 0, "%s by %s",
+          weft_plan_kernel_name(plan), why_of(plan));
+    weft_plan_release(plan), weft_ctx_release(ctx);
+}
+
 /* ---------------------------------------------------------------- the host's implementation */
 typedef struct host {
     uint64_t ns;
