@@ -1,7 +1,6 @@
 """Clocks for the benchmarks: samples that start with empty caches, and what the machine can do at most."""
 from __future__ import annotations
 
-import ctypes
 import os
 import time
 from collections.abc import Callable, Sequence
@@ -16,15 +15,9 @@ pages = "default"                    # or "kept", after keep_pages(); part of ev
 
 
 def keep_pages() -> bool:
-    """Tell the C allocator to keep memory instead of giving it back: else page faults on fresh results cost more than the operator.
-    It holds for both sides."""
+    """weft.backends.keep_pages for a benchmark: else page faults on fresh results cost more than the operator. It holds for both sides."""
     global pages
-    try:
-        mallopt = ctypes.CDLL(None).mallopt
-    except (AttributeError, OSError):
-        return False
-    m_trim_threshold, m_top_pad, m_mmap_max = -1, -2, -4
-    kept = bool(mallopt(m_mmap_max, 0)) and bool(mallopt(m_trim_threshold, -1)) and bool(mallopt(m_top_pad, 64 << 20))
+    kept = bool(_library.lib.weft_torch_keep_pages(True))
     pages = "kept" if kept else "default"
     return kept
 

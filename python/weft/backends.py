@@ -34,7 +34,7 @@ from typing import Any, Optional
 from . import _calibrate, _library, _settings
 from . import _wisdom as wisdom
 
-__all__ = ["calibrate", "describe", "flags", "kernel_names", "kernels", "library", "pin", "set_flags", "wisdom",
+__all__ = ["calibrate", "describe", "flags", "keep_pages", "kernel_names", "kernels", "library", "pin", "set_flags", "wisdom",
            "benchmark", "delegate", "deterministic", "fastest", "math", "measure_seconds", "verbose", "wisdom_only", "workspace_limit"]
 
 _SETTINGS = ("benchmark", "delegate", "deterministic", "fastest", "math", "measure_seconds", "verbose", "wisdom_only", "workspace_limit")
@@ -59,6 +59,20 @@ def describe() -> str:
         True
     """
     return _library.describe()
+
+
+def keep_pages(keep: bool = True) -> bool:
+    """Tell the C allocator, for the whole process, to keep the memory of large CPU tensors that were freed, instead of giving it back to the system.
+    Each large result is otherwise mapped afresh, and its page faults cost more than many operators; PyTorch's own operators gain as much as weft's.
+    The cost: the process holds as much memory as it ever used at once, and up to 64 MB more. False: back to the allocator's defaults, and what is
+    free now is given back. Returns whether the C library has this switch (glibc has).
+
+        >>> weft.backends.keep_pages() == weft.backends.keep_pages(False)
+        True
+    """
+    if not isinstance(keep, bool):
+        raise TypeError(f"keep: is {keep!r}, allowed: True or False")
+    return bool(_library.lib.weft_torch_keep_pages(keep))
 
 
 def kernels() -> str:

@@ -199,3 +199,42 @@ def test_verbose_speaks_of_weft_and_torch():
     done = child(code)
     assert "-> torch (pinned" in done.stderr and " torch OK " in done.stderr
     assert "dwconv" in done.stderr and "exec: conv2d:fwd:f32:nchw:n2c8h32w32" in done.stderr
+
+
+_PAGES = """
+import resource
+import torch
+import weft
+
+BYTES = 96 << 20
+
+def resident():
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[1]) * resource.getpagesize()
+
+def left_behind():
+    before = resident()
+    x = torch.ones(BYTES // 4)
+    assert resident() - before > BYTES // 2
+    del x
+    return resident() - before
+
+assert left_behind() < BYTES // 4
+assert weft.backends.keep_pages(True)
+assert left_behind() > BYTES // 2      # it stays with the process
+assert left_behind() < BYTES // 4      # and serves the next tensor
+before = resident()
+assert weft.backends.keep_pages(False)
+assert before - resident() > BYTES // 2
+assert left_behind() < BYTES // 4
+"""
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux") or not weft.backends.keep_pages(False), reason="the C allocator has no such switch")
+def test_pages_are_kept_and_given_back():
+    child(_PAGES)
+
+
+def test_keep_pages_wants_a_truth_value():
+    with pytest.raises(TypeError, match="keep: is 1, allowed: True or False"):
+        weft.backends.keep_pages(1)
