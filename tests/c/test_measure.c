@@ -223,7 +223,7 @@ TEST(a_full_list_keeps_the_least_estimates) {
 
 /* Variants of a kernel are measured like kernels; the name with the variant is what wisdom keeps and finds. */
 TEST(a_variant_is_chosen_by_measurement) {
-    static const char text[] = "conv2d:fwd:f32:nhwc:n1c256h6w6:o256k3p1g256";
+    static const char text[] = "conv2d:fwd:f32:nhwc:n2c256h14w14:o256k3p1g256";
     weft_problem p = test_problem(text);
     weft_plan_opts opts = WEFT_PLAN_OPTS_INIT;
     weft_plan *plan = NULL;

@@ -21,6 +21,7 @@ static const int64_t chunk_of[] = {DWL_NEAR, DWL_MANY};
 typedef struct job {
     const weft__exec *e;
     dwl_outputs o;
+    dwl_plan last; /* channels-last: see cut_last */
     int64_t units;
 } job;
 
@@ -46,7 +47,7 @@ static void first_units(void *arg, int64_t slot) {
 
 static void last_units(void *arg, int64_t slot) {
     const job *q = arg;
-    const dwl_plan *f = q->e->params;
+    const dwl_plan *f = &q->last;
     dwl_work w;
     dwl_start(&w, f, q->e, is_up(q->e->p), (float *)q->e->workspace + slot * f->floats);
     dwl_sum(&w, &q->o, cpu_first(q->units, f->slots, slot), cpu_first(q->units, f->slots, slot + 1));
@@ -68,10 +69,18 @@ static weft_status run_first(const weft__exec *e) {
     return WEFT_OK;
 }
 
+/* The parameter is the chunk alone, and the rest is worked out again: packed weights then serve images of all sizes. */
+static const char *cut_last(dwl_plan *f, const weft_problem *p, int64_t chunk) {
+    const dw_window g = dw_window_of(p, is_up(p));
+    return dwl_cut(f, &g, chunk, false, weft__bytes(p));
+}
+
 static weft_status run_last(const weft__exec *e) {
-    const dwl_plan *f = e->params;
+    const int64_t *chunk = e->params;
     const weft_tensor *out;
     job q = job_of(e, &out);
+    const dwl_plan *f = &q.last;
+    cut_last(&q.last, e->p, *chunk);
     q.o.stream = dwl_streams(e->hw, out, q.o.out);
     q.units = e->p->n * out->dims[2] * out->dims[3] * f->tiles * f->chunks;
     weft__parallel(e->ctx, f->slots, last_units, &q);
@@ -95,10 +104,11 @@ static const char *plan_last(const weft_problem *p, const weft__hw *hw, int vari
     const char *why = dw_refusal(p, WEFT_LAYOUT_LAST);
     if (why) return why;
     if (variant && !(dwl_in_place(p) && p->c > DWL_NEAR)) return "one chunk has all channels, or rows go to scratch";
-    const dw_window g = dw_window_of(p, is_up(p));
-    dwl_plan *f = WEFT__PARAMS(dwl_plan, d);
-    if ((why = dwl_cut(f, &g, chunk_of[variant], false, weft__bytes(p)))) return why;
-    d->workspace = (size_t)(f->slots * f->floats) * sizeof(float);
+    int64_t *chunk = WEFT__PARAMS(int64_t, d);
+    dwl_plan f = {0};
+    *chunk = chunk_of[variant];
+    if ((why = cut_last(&f, p, *chunk))) return why;
+    d->workspace = (size_t)(f.slots * f.floats) * sizeof(float);
     d->packed = dwl_packed(p);
     d->ns = dw_cost(p, hw, (double)cpu_round_up(p->o, VF_LANES) / (double)p->o, 0.5) *
             (chunk_of[variant] == dwl_chunk(p) ? 1 : 1.02);
@@ -127,6 +137,6 @@ static const char *plan_last(const weft_problem *p, const weft__hw *hw, int vari
     }
 RECORD(dwconv_fwd_nchw, FIRST_TILE, FWD, .plan = plan_first, .run = run_first);
 RECORD(dwconv_bwd_data_nchw, FIRST_TILE, BWD_DATA, .plan = plan_first, .run = run_first);
-RECORD(dwconv_fwd_nhwc, LAST_TILE, FWD, .variants = variants, .plan = plan_last, .pack = dwl_pack, .run = run_last);
-RECORD(dwconv_bwd_data_nhwc, LAST_TILE, BWD_DATA, .variants = variants, .plan = plan_last, .pack = dwl_pack,
-       .run = run_last);
+#define PACKED .variants = variants, .plan = plan_last, .pack = dwl_pack, .run = run_last
+RECORD(dwconv_fwd_nhwc, LAST_TILE, FWD, PACKED);
+RECORD(dwconv_bwd_data_nhwc, LAST_TILE, BWD_DATA, PACKED);

@@ -1,0 +1,72 @@
+"""Cliffs: the planner's choice timed while batch and width move by one around each problem, as time per element.
+
+    python bench/cliffs.py build/weft conv2d:fwd:f32:nchw:n8c128h56w56:o128k3p1g128 ...      # default: the depthwise rows of bench/cpu.txt
+
+A step between neighbours of more than 1.3x is a cliff: it is marked, and the exit code is 1. A mark that does not return in a second run was the machine.
+"""
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+STEP, REACH, ROUNDS = 1.3, 3, 7
+
+
+def moved(problem: str, letter: str, by: int) -> str:
+    """The problem with that size of its input changed; sizes stand in the fifth field."""
+    fields = problem.split(":")
+    fields[4] = re.sub(rf"{letter}(\d+)", lambda m: f"{letter}{int(m[1]) + by}", fields[4], count=1)
+    return ":".join(fields)
+
+
+def size_of(problem: str, letter: str) -> int:
+    found = re.search(rf"{letter}(\d+)", problem.split(":")[4])
+    return int(found[1]) if found else 0
+
+
+def time_of(weft: str, problem: str) -> tuple[float, str]:
+    """Milliseconds of the planner's choice, and its name."""
+    plan = subprocess.run([weft, "plan", problem], capture_output=True, text=True, check=True).stdout
+    kernel = re.search(r"^\s*kernel:?\s+(\S+)", plan, re.MULTILINE)
+    assert kernel, plan
+    with tempfile.NamedTemporaryFile(suffix=".json") as file:
+        command = [weft, "bench", "--rounds", str(ROUNDS), "--kernel", kernel[1], "--json", file.name, problem]
+        subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+        return json.loads(Path(file.name).read_text(encoding="utf-8"))[0]["ms"], kernel[1]
+
+
+def sweep(weft: str, problem: str, letter: str) -> int:
+    """Time per element, against that of the neighbour below; how many steps are cliffs."""
+    cliffs, before = 0, 0.0
+    for by in range(-REACH, REACH + 1):
+        case = moved(problem, letter, by)
+        if size_of(case, letter) < 1:
+            continue
+        ms, kernel = time_of(weft, case)
+        per = ms / size_of(case, letter)
+        step = max(per, before) / min(per, before) if before else 1.0
+        cliffs += step > STEP
+        print(f"{case:58} {ms:9.3f} ms  {step:5.2f}x {'CLIFF' if step > STEP else '     '} {kernel}", flush=True)
+        before = per
+    return cliffs
+
+
+def rows() -> list[str]:
+    lines = (Path(__file__).parent / "cpu.txt").read_text(encoding="utf-8").splitlines()
+    sizes = (re.search(r"c(\d+).*:o\d+.*g(\d+)", line) for line in lines)
+    return [line for line, size in zip(lines, sizes) if ":train:" not in line and size and size[1] == size[2]]
+
+
+def main() -> int:
+    weft, *problems = sys.argv[1:] or ["build/weft"]
+    cliffs = sum(sweep(weft, problem, letter) for problem in problems or rows() for letter in "nw")
+    print(f"{cliffs} steps over {STEP}x")
+    return 1 if cliffs else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
