@@ -9,8 +9,8 @@
 
 enum { PAD = 64 << 20, USUAL = 128 << 10, USUAL_MAPS = 65536 }; /* bytes; the allocator's defaults; of mappings */
 
-/* keep: nothing is mapped apart, nothing is trimmed, the heap grows by PAD at least. Else the defaults, and what is free
- * goes back to the system. False: this C library has no such switches. */
+/* keep: nothing is mapped apart, nothing is trimmed, the heap grows by PAD at least. Else the defaults, and what is
+ * free goes back to the system. False: this C library has no such switches. */
 WEFT_API bool weft_torch_keep_pages(bool keep) {
 #if defined(__GLIBC__)
     const bool done = mallopt(M_MMAP_MAX, keep ? 0 : USUAL_MAPS) && mallopt(M_TRIM_THRESHOLD, keep ? -1 : USUAL) &&

@@ -1,5 +1,5 @@
-/* Depthwise convolution: forward and data gradient. Any window, stride, dilation, padding and channel multiplier, one to
- * three axes, f32, f16 and bf16 with f32 sums, both layouts.
+/* Depthwise convolution: forward and data gradient. Any window, stride, dilation, padding and channel multiplier, one
+ * to three axes, f32, f16 and bf16 with f32 sums, both layouts.
  * Math:      see dw.h
  * Blocking:  channels-first: units of rows in the nearest cache, see first.h; 4 rows x up to 4 vectors of sums, see
  *            first_tile.c. Channels-last: rows of outputs, see last.h; 8 pixels x 1 vector of channels, see last_tile.c
