@@ -10,6 +10,8 @@
  *            left out, never multiplied by 0
  * Traffic:   src and dst once; src, diff_dst and diff_src once
  * Roofline:  bandwidth; silu costs about as much as reading and writing f32, more than that of 16 bits
+ *            Measured on two Zen 4 cores of a shared machine, 1x1024x4096, bias and silu, share of a streaming copy:
+ *            f32 forward 58%, gradients 45%; bf16 29%, 21%
  * Try:       weft bench causal_conv1d:fwd:f32:nwc:n1c1024w4096:k4:bias+silu */
 #include "cpu/causal_conv/causal.h"
 

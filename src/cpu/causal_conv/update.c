@@ -6,6 +6,7 @@
  *            channels are brought into rows of f32 in the nearest cache, whatever their strides; then a token at a time
  * Traffic:   state, weights and tokens once
  * Roofline:  the calls: a token of 2048 channels is a few microseconds of one core
+ *            Measured there with f32, channel-major state: 16 us; the strided state is what costs
  * Try:       weft bench causal_update1d:fwd:f32:ncw:n1c2048w1:k4len3:bias+silu */
 #include "cpu/causal_conv/causal.h"
 
