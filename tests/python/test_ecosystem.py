@@ -250,7 +250,7 @@ def test_torch_function(example, grad, device):
     plain = results(example.weft(*tensors))
     marked = results(example.weft(tensors[0].as_subclass(Marked), *tensors[1:]))
     assert all(type(t) is Marked for t in marked) and [t.requires_grad for t in marked] == [t.requires_grad for t in plain]
-    assert all(torch.equal(a.as_subclass(torch.Tensor), b) for a, b in zip(marked, plain))
+    near(tuple(t.as_subclass(torch.Tensor) for t in marked), tuple(plain))   # a plain call may be PyTorch's where this one is not
     with Seen() as mode:
         example.weft(*tensors)
     assert example.function in mode.functions
