@@ -57,20 +57,25 @@ static weft_status run(const weft__exec *e) {
     return of_weights[d->weights]->run(&call);
 }
 
-/* The fastest of the kernels that are exact, or of those that are not; NULL: found. */
+/* The fastest of the kernels that are exact, or of those that are not, by rates that no machine measured: which it is
+ * follows from the problem alone, and so do the bits. NULL: found. */
 static const char *choose(const weft__kernel *const *list, size_t count, bool exact, const weft_problem *p,
                           const weft__hw *hw, int *which, weft__decision *best) {
     const char *reason = NULL;
-    best->ns = HUGE_VAL;
+    double least = HUGE_VAL;
+    weft__hw nominal = *hw;
+    weft__hw_nominal(&nominal);
     for (size_t i = 0; i < count; i++) {
         weft__decision d = {0};
         if (exact != list[i]->exact) continue;
         const bool strict = p->math == WEFT_MATH_STRICT && list[i]->not_strict;
-        const char *why = strict ? "strict math" : list[i]->plan(p, hw, 0, &d);
+        const char *why = strict ? "strict math" : list[i]->plan(p, &nominal, 0, &d);
         if (why) reason = why;
-        if (!why && d.ns < best->ns) *best = d, *which = (int)i;
+        if (!why && d.ns < least) least = d.ns, *which = (int)i;
     }
-    return best->ns < HUGE_VAL ? NULL : reason ? reason : "no kernel";
+    if (least == HUGE_VAL) return reason ? reason : "no kernel";
+    *best = (weft__decision){0};
+    return list[*which]->plan(p, hw, 0, best);
 }
 
 /* Not exact: a kernel in tiles for each gradient that has one. Whether it applies follows from the problem alone. */
