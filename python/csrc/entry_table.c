@@ -118,10 +118,13 @@ entry_record *entry_look(const entry_call *k) {
     return r;
 }
 
+/* Records of other settings are never found again: each change of a setting has a number of its own. */
 entry_record *entry_keep(const entry_call *k, entry_way way) {
+    static int64_t settings;
     entry_record *r = calloc(1, sizeof(*r) + (size_t)k->words * sizeof(k->word[0]));
     if (!r) return NULL;
-    if (records == RECORDS_MAX) clear();
+    if (records == RECORDS_MAX || settings != k->word[1] >> 24) clear();
+    settings = k->word[1] >> 24;
     memcpy(r->word, k->word, (size_t)k->words * sizeof(k->word[0]));
     r->hash = k->hash, r->words = k->words, r->refs = 1, r->way = way;
     r->next = bucket[k->hash % BUCKETS];

@@ -195,11 +195,11 @@ def test_a_model_on_a_faked_clock(tiny, monkeypatch, tmp_path, capsys):
         runs.append(made(net, inputs))
         return runs[-1]
     clock = FakeClock({}, 0.0)
-    monkeypatch.setattr(clock, "sample", lambda run: 8.0 if run is runs[0] else 2.0)
+    monkeypatch.setattr(clock, "sample", lambda run: 2.0 if run is runs[1] else 8.0)
     monkeypatch.setattr(_models, "PASSES", {"forward": forward})
     monkeypatch.setattr(_clock, "of", lambda device: clock)
     monkeypatch.setattr(_clock, "watch", lambda *_: lambda: "")
-    monkeypatch.setattr(_memory, "peak", lambda run, device: 50_000_000 if run is runs[0] else 20_000_000)
+    monkeypatch.setattr(_memory, "peak", lambda run, device: 20_000_000 if run is runs[1] else 50_000_000)
     measure = _models.measure
     monkeypatch.setattr(_models, "measure", lambda *args: measure(*args, passes=["forward"]))
     file = tmp_path / "models.json"
