@@ -176,7 +176,7 @@ def check_state_space(out: str) -> None:
 
 CHECKS = {"02_functions.py": check_functions, "03_modules_and_training.py": check_training, "04_convert_a_network.py": check_convert,
           "05_partial_convolution.py": check_partial, "06_prune_and_run_sparse.py": check_sparse, "07_tune_and_keep_wisdom.py": check_wisdom,
-          "08_torch7_names.py": check_torch7, "09_grouped3d.py": check_grouped, "10_state_space_model.py": check_state_space}
+          "08_torch7_names.py": check_torch7, "09_grouped3d.py": check_grouped, "11_state_space_model.py": check_state_space}
 
 
 def test_every_python_example_is_checked():

@@ -1,6 +1,6 @@
 /* A streaming decoder in C: the first tokens of a sequence in one call, then one token at a time by causal_update,
  * which keeps the last tokens in a state. Both ways give the same numbers.
- * Build and run:  make && build/example_11_streaming_decoder */
+ * Build and run:  make && build/example_12_streaming_decoder */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>

@@ -1,6 +1,6 @@
 """What one learns: a tiny state-space language model on weft.nn.CausalConv1d, trained on whole sequences and decoded token by token.
 
-    python examples/10_state_space_model.py
+    python examples/11_state_space_model.py
 """
 import torch
 from torch import Tensor, nn
