@@ -97,12 +97,15 @@ static void clear(void) {
     entries = 0;
 }
 
-/* Two threads may decide the same call at once: the first one's entry stays. */
+/* Two threads may decide the same call at once: the first one's entry stays. Entries of former settings are never
+ * found again: each change of a setting has a number of its own, the second word of the key. */
 static seat_entry *keep(seat_entry *e) {
+    static int64_t kept_settings;
     pthread_mutex_lock(&lock);
     seat_entry *there = look(e->hash, e->key, e->words);
     if (!there) {
-        if (entries == ENTRIES_MAX) clear();
+        if (entries == ENTRIES_MAX || kept_settings != e->key[1]) clear();
+        kept_settings = e->key[1];
         entries++;
         e->next = bucket[e->hash % BUCKETS];
         bucket[e->hash % BUCKETS] = e;
