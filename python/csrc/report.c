@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "binding.h"
+#include "seat.h"
 
 typedef struct text {
     char *at;
@@ -238,6 +239,7 @@ WEFT_API const char *weft_torch_wisdom(const char *action, const char *path, int
         s = weft_wisdom_forget(ctx, NULL);
     else
         r.entries = (int64_t)weft_wisdom_count(ctx);
+    wt_seat_forget(); /* calls that were decided by other wisdom */
     report[0] = r.entries, report[1] = r.bad_lines, report[2] = r.other_machines;
     return s == WEFT_OK ? NULL : weft_last_error();
 }

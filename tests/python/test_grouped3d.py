@@ -119,11 +119,12 @@ def test_compiled_and_transformed(file):
     expected = twin_of(net)(x[0])
     torch.testing.assert_close(torch.compile(net, backend="eager", fullgraph=True)(x[0]), expected, rtol=1e-4, atol=1e-4)
     torch.testing.assert_close(torch.vmap(net)(x)[0], expected, rtol=1e-4, atol=1e-4)
-    torch.testing.assert_close(torch.fx.symbolic_trace(torch.nn.Sequential(net))(x[0]), expected, rtol=1e-4, atol=1e-4)
     assert not os.path.exists(file)
+    torch.testing.assert_close(torch.fx.symbolic_trace(torch.nn.Sequential(net))(x[0]), expected, rtol=1e-4, atol=1e-4)
+    assert {line[3].split(":")[2] for line in lines(file)} == {"f32"}   # in fx it is a leaf: the module itself runs, and tunes
     with torch.autocast("cpu", dtype=torch.bfloat16):
         assert net(x[0]).dtype == torch.bfloat16
-    assert {line[3].split(":")[2] for line in lines(file)} == {"bf16"}
+    assert {line[3].split(":")[2] for line in lines(file)} == {"f32", "bf16"}
 
 
 def test_the_time_is_limited(file, monkeypatch):

@@ -115,6 +115,8 @@ def _conv(name: str, rank: int, input: Tensor, weight: Tensor, bias: Optional[Te
         groups = whole_groups(groups)
     s, p, d = geometry(rank, stride, padding, dilation, weight)
     input, weight, bias = lowered(input, weight, bias)
+    if rank == 1:
+        input = input.contiguous()   # as PyTorch does, whose results in 1D are contiguous
     args = (input, weight, bias, s, p, d, groups, *check_activation(act, clip))
     return call(_ops.conv, *args) if out is None else call_into(_ops.conv, out, *args)
 
