@@ -221,11 +221,11 @@ def left_behind():
 assert left_behind() < BYTES // 4
 assert weft.backends.keep_pages(True)
 before = resident()
-for _ in range(6):
+for _ in range(12):
     left_behind()
 kept = resident() - before
 assert kept > BYTES // 2           # it stays with the process
-assert kept < 3 * BYTES            # and serves the next tensors
+assert kept < 8 * BYTES            # and serves the next tensors, up to what others put between them
 assert weft.backends.keep_pages(False)
 assert resident() - before < BYTES // 4
 """

@@ -105,6 +105,7 @@ _hidden, _params = x(1, 3, 6), [x(6, 4), x(6, 6), x(6), x(6)]
 _rest = (True, 1, 0.0, False, False, False)
 HERE = [
     Wrong("calibrate", lambda: weft.backends.calibrate(1), TypeError, "again: is 1, allowed: True or False"),
+    Wrong("keep_pages", lambda: weft.backends.keep_pages(1), TypeError, "keep: is 1, allowed: True or False"),
     Wrong("pack", lambda: weft.pack(torch.zeros(1)), TypeError, "net: is Tensor, allowed: torch.nn.Module"),
     Wrong("enable", lambda: weft.enable("softmax"), ValueError, "operators: has 'softmax', allowed: 'convolution'"),
     Wrong("enable", lambda: weft.enable(math="tf32"), ValueError, "math: is 'tf32', allowed: None, 'strict' or 'fast'"),

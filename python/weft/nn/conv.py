@@ -21,16 +21,19 @@ class _Packed(Activated):
 
     def refresh(self) -> None:
         """Drop packed weights: after a write to weight.data, which nothing else shows."""
+        self._drop_packs()
+
+    def _drop_packs(self) -> None:   # not refresh(), which a class of modules may have in another meaning
         packs = self.__dict__.get("_packs")
         if packs is not None:
             packs.drop()
 
     def train(self, mode: bool = True) -> Any:
-        self.refresh()
+        self._drop_packs()
         return super().train(mode)   # type: ignore[misc]
 
     def _apply(self, *args: Any, **options: Any) -> Any:
-        self.refresh()
+        self._drop_packs()
         return super()._apply(*args, **options)   # type: ignore[misc]
 
     def _run(self, *args: Any) -> Tensor:

@@ -160,4 +160,4 @@ class TemporalConvolution(_Convolution, nn.Conv1d):
             raise TypeError(f"TemporalConvolution: input is {type(input).__name__}, allowed: Tensor")
         if input.dim() not in (2, 3) or input.shape[-1] != self.in_channels:
             raise RuntimeError(f"TemporalConvolution: input is {list(input.shape)}, allowed: (T, {self.in_channels}) or (B, T, {self.in_channels})")
-        return super().forward(input.transpose(-1, -2)).transpose(-1, -2)
+        return super().forward(input.transpose(-1, -2)).transpose(-1, -2).contiguous()
