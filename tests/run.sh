@@ -174,7 +174,7 @@ tier_format() { # one formatting: make format
 }
 all_formatted() {
     git ls-files -z '*.c' '*.h' '*.cu' | xargs -0 "$1" --dry-run -Werror &&
-        ! git ls-files -z '*.c' '*.h' '*.cu' | xargs -0 grep -nE '^.{121}' /dev/null
+        ! git ls-files -z '*.c' '*.h' '*.cu' | LC_ALL=C.UTF-8 xargs -0 grep -nE '^.{121}' /dev/null
 }
 tier_examples() {
     local example

@@ -36,7 +36,10 @@ typedef struct sp_entries {
     unsigned char bad[SP_SLOTS];
 } sp_entries;
 
-VF_INLINE int64_t sp_columns(const sp_view *v) { return v->ic * v->p->kernel[0] * v->p->kernel[1] * v->p->kernel[2]; }
+/* Columns of the CSR, whichever way the view looks. */
+VF_INLINE int64_t sp_columns(const sp_view *v) {
+    return v->p->c / v->p->groups * v->p->kernel[0] * v->p->kernel[1] * v->p->kernel[2];
+}
 VF_INLINE int64_t sp_spans(const sp_view *v) { return v->chunks * v->p->groups * v->oc; }
 
 /* Bytes of the three tables, each a multiple of 64. */
