@@ -206,7 +206,7 @@ import resource
 import torch
 import weft
 
-BYTES = 96 << 20
+BYTES = 48 << 20
 
 def resident():
     with open("/proc/self/statm") as file:
@@ -221,11 +221,11 @@ def left_behind():
 assert left_behind() < BYTES // 4
 assert weft.backends.keep_pages(True)
 before = resident()
-for _ in range(12):
+for _ in range(60):
     left_behind()
 kept = resident() - before
 assert kept > BYTES // 2           # it stays with the process
-assert kept < 8 * BYTES            # and serves the next tensors, up to what others put between them
+assert kept < 30 * BYTES           # and serves the next tensors: an aligned block does not fit where one of its size was, only where two were
 assert weft.backends.keep_pages(False)
 assert resident() - before < BYTES // 4
 """
