@@ -35,6 +35,12 @@ VF_INLINE double cpu_cost(const weft__hw *hw, double bytes, double flops, double
     return 1000 + WEFT__MAX(memory, sums) + 0.2 * WEFT__MIN(memory, sums);
 }
 
+/* ns of `work` ns on one thread beside the problem's memory traffic, for kernels that are not sums of products. */
+VF_INLINE double cpu_work_cost(const weft_problem *p, const weft__hw *hw, double work) {
+    const double each = work / hw->threads;
+    return 1000 + WEFT__MAX(each, weft__bytes(p) / hw->gbs) + 0.2 * each;
+}
+
 /* bias, then relu, then clip, each or not: an offset to begin the sum with, and an interval. */
 #define CPU_EPILOGUE_STEPS (WEFT__STEP_SET(BIAS) | WEFT__STEP_SET(RELU) | WEFT__STEP_SET(CLIP))
 typedef struct cpu_epilogue {

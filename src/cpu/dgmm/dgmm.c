@@ -207,7 +207,7 @@ static const char *plan(const weft_problem *p, const weft__hw *hw, int variant, 
     if (adds) d->workspace = (size_t)(right ? s->slots * s->sums : s->sums) * sizeof(float);
     const double vectors = (double)rows * (double)(cpu_ceil(cols, VF_LANES) * each);
     const double ns = vectors * (adds ? 3 : 1.5) + 3 * (double)rows + (adds ? (double)d->workspace / 4 : 0);
-    d->ns = 1000 + WEFT__MAX(ns / hw->threads, weft__bytes(p) / hw->gbs) + 0.2 * ns / hw->threads;
+    d->ns = cpu_work_cost(p, hw, ns);
     return NULL;
 }
 

@@ -219,7 +219,7 @@ static const char *plan(const weft_problem *p, const weft__hw *hw, int variant, 
     const double ns = 12 * (double)all + (slow      ? 1.6 * cells
                                           : columns ? 2 * vectors
                                                     : 1.5 * cells / VF_LANES + vectors);
-    d->ns = 1000 + WEFT__MAX(ns / hw->threads, weft__bytes(p) / hw->gbs) + 0.2 * ns / hw->threads;
+    d->ns = cpu_work_cost(p, hw, ns);
     return NULL;
 }
 

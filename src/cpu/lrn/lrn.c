@@ -208,7 +208,7 @@ static const char *plan(const weft_problem *p, const weft__hw *hw, int variant, 
     const double vectors = weft__numel(p->tensor) / (double)(first ? VF_LANES : WEFT__MIN(p->c, VF_LANES));
     const bool easy = p->real[WEFT_LRN_BETA] == 0.75 || p->real[WEFT_LRN_BETA] == 0.5;
     const double ns = vectors * ((bwd ? 0.8 : 0.4) * (double)rows + (easy ? 10 : 20) * (bwd ? 1.6 : 1));
-    d->ns = 1000 + WEFT__MAX(ns / hw->threads, weft__bytes(p) / hw->gbs) + 0.2 * ns / hw->threads;
+    d->ns = cpu_work_cost(p, hw, ns);
     return NULL;
 }
 

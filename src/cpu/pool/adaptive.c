@@ -174,7 +174,7 @@ static const char *plan(const weft_problem *p, const weft__hw *hw, int variant, 
     const bool one = s->out[2] == 1;
     const double each = one ? 0 : 1.2 * (double)WEFT__MAX(in[2], out[2]);
     const double ns = (double)all * (15 + each + taps * (3 + 1.2 * (double)cpu_ceil(in[2], VF_LANES)));
-    d->ns = 1000 + WEFT__MAX(ns / hw->threads, weft__bytes(p) / hw->gbs) + 0.2 * ns / hw->threads;
+    d->ns = cpu_work_cost(p, hw, ns);
     return NULL;
 }
 

@@ -222,7 +222,7 @@ static const char *plan(const weft_problem *p, const weft__hw *hw, int variant, 
     const double taps = vectors * (double)(p->kernel[0] * p->kernel[1] * p->kernel[2]) * (index ? 3 : 1);
     const double in = (double)weft__numel(weft__tensor(p, WEFT_ROLE_SRC)) / VF_LANES;
     const double ns = taps + in * (p->stride[2] > 2 ? VF_LANES : 2) + 25 * (double)all;
-    d->ns = 1000 + WEFT__MAX(ns / hw->threads, weft__bytes(p) / hw->gbs) + 0.2 * ns / hw->threads;
+    d->ns = cpu_work_cost(p, hw, ns);
     return NULL;
 }
 

@@ -285,7 +285,7 @@ static const char *plan(const weft_problem *p, const weft__hw *hw, int variant, 
     const int64_t per_row = p->stride[2] > 2 ? p->in[2] : cpu_ceil(p->in[2], p->stride[2] * VF_LANES) * p->stride[2];
     const double taps = share * (double)(p->kernel[0] * p->kernel[1] * p->kernel[2]);
     const double ns = (double)(all * per_row) * (2 + 2 * taps) + 25 * (double)all;
-    d->ns = 1000 + WEFT__MAX(ns / hw->threads, weft__bytes(p) / hw->gbs) + 0.2 * ns / hw->threads;
+    d->ns = cpu_work_cost(p, hw, ns);
     return NULL;
 }
 
