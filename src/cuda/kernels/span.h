@@ -7,71 +7,35 @@
 #ifndef WEFT_CUDA_SPAN_H
 #define WEFT_CUDA_SPAN_H
 
+#include "ptx.h"
+
 /* Floats from the line's begin to element `at` of a tensor: both matter modulo 4 only. */
 static __device__ __forceinline__ int span_shift(const float *tensor, uint32_t at) {
     return (int)((((uint32_t)(uintptr_t)tensor >> 2) + at) & 3);
 }
 
-/* The same address, held in a register: the compiler would else compute it again in every branch. */
-static __device__ __forceinline__ const float *pin(const float *p) {
-    asm("" : "+l"(p));
-    return p;
-}
-
-static __device__ __forceinline__ const float *shared_pin(const float *p) {
-    uint32_t at = (uint32_t)__cvta_generic_to_shared(p);
-    asm("" : "+r"(at));
-    return (const float *)__cvta_shared_to_generic(at);
-}
-
 #if BULK
 enum { SPAN_THREADS = 32 }; /* the first threads of the block move spans, the others go on */
 
-static __device__ __forceinline__ uint32_t shared_address(const void *p) {
-    return (uint32_t)__cvta_generic_to_shared(p);
-}
-
-static __device__ __forceinline__ void arrival_init(uint64_t *bar) {
-    asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(shared_address(bar)) : "memory");
-}
-
-/* Ordinary shared-memory accesses of this thread before those the copy engine makes after the next barrier. */
-static __device__ __forceinline__ void fence_async() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
-
-static __device__ __forceinline__ void arrival_wait(uint64_t *bar, uint32_t parity) {
-    uint32_t done = 0;
-    while (!done)
-        asm volatile(
-            "{\n .reg .pred p;\n mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\n selp.u32 %0, 1, 0, p;\n}"
-            : "=r"(done)
-            : "r"(shared_address(bar)), "r"(parity)
-            : "memory");
-}
+static __device__ __forceinline__ void arrival_init(uint64_t *bar) { ptx_mbarrier_init(bar, 1); }
+static __device__ __forceinline__ void fence_async() { ptx_fence_async(); }
+static __device__ __forceinline__ void arrival_wait(uint64_t *bar, uint32_t parity) { ptx_mbarrier_wait(bar, parity); }
 
 static __device__ __forceinline__ void lines_load(float *to, const float *from, int count, uint64_t *bar) {
     if (threadIdx.x) return;
-    uint32_t bytes = (uint32_t)count * 4;
-    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(bar)), "r"(bytes)
-                 : "memory");
-    if (bytes)
-        asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
-                         shared_address(to)),
-                     "l"(__cvta_generic_to_global(from)), "r"(bytes), "r"(shared_address(bar))
-                     : "memory");
+    ptx_mbarrier_expect(bar, (uint32_t)count * 4);
+    if (count) ptx_bulk_load(to, from, (uint32_t)count * 4, bar);
 }
 
 static __device__ __forceinline__ void lines_store(float *to, const float *from, int count) {
     if (threadIdx.x) return;
-    if (count)
-        asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(__cvta_generic_to_global(to)),
-                     "r"(shared_address(from)), "r"((uint32_t)count * 4)
-                     : "memory");
-    asm volatile("cp.async.bulk.commit_group;" ::: "memory");
+    if (count) ptx_bulk_store(to, from, (uint32_t)count * 4);
+    ptx_bulk_commit();
 }
 
 /* All stores of this block have read their slots. Barrier after it. */
 static __device__ __forceinline__ void span_store_wait() {
-    if (threadIdx.x == 0) asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
+    if (threadIdx.x == 0) ptx_bulk_wait_read<0>();
 }
 
 #else

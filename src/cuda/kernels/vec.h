@@ -1,18 +1,15 @@
-/* Elements of f32, f16 and bf16 as floats, by vectors of up to 16 bytes. For device code only: no header of CUDA's is
- * there, so conversions are instructions. */
+/* Elements of f32, f16 and bf16 as floats, by vectors of up to 16 bytes. For device code only. */
 #ifndef WEFT_CUDA_VEC_H
 #define WEFT_CUDA_VEC_H
+
+#include "ptx.h"
 
 #define INFINITY __int_as_float(0x7f800000)
 #define NAN __int_as_float(0x7fc00000)
 
 /* exp(x) for x <= 0 or not far above: the error of 2 + |x| units in the last place counts little where exp(x) is
  * small beside 1. */
-static __device__ __forceinline__ float exp_small(float x) {
-    float y;
-    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x * 1.44269504f));
-    return y;
-}
+static __device__ __forceinline__ float exp_small(float x) { return ptx_ex2(x * 1.44269504f); }
 
 typedef float f32_t;
 struct f16_t {
@@ -24,30 +21,13 @@ struct bf16_t {
 
 static __device__ __forceinline__ float widen(f32_t v) { return v; }
 static __device__ __forceinline__ float widen(bf16_t v) { return __uint_as_float((uint32_t)v.bits << 16); }
-static __device__ __forceinline__ float widen(f16_t v) {
-    float f;
-    asm("cvt.f32.f16 %0, %1;" : "=f"(f) : "h"(v.bits));
-    return f;
-}
+static __device__ __forceinline__ float widen(f16_t v) { return ptx_f16_to_f32(v.bits); }
 
 /* To nearest, ties to even. */
 template <class E> static __device__ __forceinline__ E narrow(float v);
 template <> __device__ __forceinline__ f32_t narrow<f32_t>(float v) { return v; }
-template <> __device__ __forceinline__ f16_t narrow<f16_t>(float v) {
-    f16_t r;
-    asm("cvt.rn.f16.f32 %0, %1;" : "=h"(r.bits) : "f"(v));
-    return r;
-}
-template <> __device__ __forceinline__ bf16_t narrow<bf16_t>(float v) {
-    bf16_t r;
-#if __CUDA_ARCH__ >= 800
-    asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(r.bits) : "f"(v));
-#else
-    uint32_t u = __float_as_uint(v);
-    r.bits = (uint16_t)(v != v ? 0x7fff : (u + 0x7fff + (u >> 16 & 1)) >> 16);
-#endif
-    return r;
-}
+template <> __device__ __forceinline__ f16_t narrow<f16_t>(float v) { return {ptx_f32_to_f16(v)}; }
+template <> __device__ __forceinline__ bf16_t narrow<bf16_t>(float v) { return {ptx_f32_to_bf16(v)}; }
 
 /* One access of that many bytes; of more than 16, several. */
 template <int BYTES> struct access {

@@ -256,11 +256,11 @@ static __device__ __forceinline__ void compute(const dwconv_args &a, const unit 
         int x = (int)(i - line * a.columns.by), left = x - a.pl;
         int y = min((int)(line - plane * a.groups.by) * TALL, a.rows - TALL), top = t.y0 + y - a.pt;
         const float *from = in + ((int)plane * a.h + top - t.lo) * a.w + left, *row[TALL + 2];
-        const float *filter = pin(a.weights + (size_t)channel * 9);
+        const float *filter = ptx_pin(a.weights + (size_t)channel * 9);
         float sum[TALL];
 #pragma unroll
         for (int r = 0; r < TALL + 2; r++) {
-            row[r] = r % 4 < 3 ? shared_pin(from + r * a.w) : row[r - 1] + a.w; /* not all: 80 registers a thread */
+            row[r] = r % 4 < 3 ? ptx_pin_shared(from + r * a.w) : row[r - 1] + a.w; /* not all: 80 registers a thread */
         }
 #pragma unroll
         for (int j = 0; j < TALL; j++) sum[j] = 0;

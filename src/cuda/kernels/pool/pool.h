@@ -170,10 +170,7 @@ template <int A> static __device__ __forceinline__ span reads(const pool_args &a
 
 /* 1 over the divisor. */
 static __device__ __forceinline__ float share_of(const span &z, const span &y, const span &x) {
-    float share;
-    const float divisor = DIVISOR ? (float)DIVISOR : (float)z.size * (float)y.size * (float)x.size;
-    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(share) : "f"(divisor));
-    return share;
+    return ptx_rcp(DIVISOR ? (float)DIVISOR : (float)z.size * (float)y.size * (float)x.size);
 }
 
 /* A tile: its first place, and where its channels lie. */

@@ -1,0 +1,111 @@
+/* Every instruction that CUDA C has no name for: inline PTX stands here and nowhere else, one function each, so that
+ * tests/emulator can put plain code in its place. For device code only. */
+#ifndef WEFT_CUDA_PTX_H
+#define WEFT_CUDA_PTX_H
+
+/* ---------------------------------------------------------------- arithmetic */
+/* 2^x with an error of 2 units in the last place; what is subnormal is 0. */
+static __device__ __forceinline__ float ptx_ex2(float x) {
+    float y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+
+/* 1 / x with an error of 1 unit in the last place; what is subnormal is 0. */
+static __device__ __forceinline__ float ptx_rcp(float x) {
+    float y;
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+
+/* ---------------------------------------------------------------- conversions, to nearest, ties to even */
+static __device__ __forceinline__ float ptx_f16_to_f32(uint16_t v) {
+    float f;
+    asm("cvt.f32.f16 %0, %1;" : "=f"(f) : "h"(v));
+    return f;
+}
+
+static __device__ __forceinline__ uint16_t ptx_f32_to_f16(float v) {
+    uint16_t r;
+    asm("cvt.rn.f16.f32 %0, %1;" : "=h"(r) : "f"(v));
+    return r;
+}
+
+static __device__ __forceinline__ uint16_t ptx_f32_to_bf16(float v) {
+#if __CUDA_ARCH__ >= 800
+    uint16_t r;
+    asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(r) : "f"(v));
+    return r;
+#else
+    uint32_t u = __float_as_uint(v);
+    return (uint16_t)(v != v ? 0x7fff : (u + 0x7fff + (u >> 16 & 1)) >> 16);
+#endif
+}
+
+/* ---------------------------------------------------------------- registers */
+/* The same address, held in a register: the compiler would else compute it again in every branch. */
+static __device__ __forceinline__ const float *ptx_pin(const float *p) {
+    asm("" : "+l"(p));
+    return p;
+}
+
+static __device__ __forceinline__ const float *ptx_pin_shared(const float *p) {
+    uint32_t at = (uint32_t)__cvta_generic_to_shared(p);
+    asm("" : "+r"(at));
+    return (const float *)__cvta_shared_to_generic(at);
+}
+
+/* ---------------------------------------------------------------- the bulk copy engine: compute capability 9.0 and up */
+#if __CUDA_ARCH__ >= 900
+static __device__ __forceinline__ uint32_t ptx_shared(const void *p) { return (uint32_t)__cvta_generic_to_shared(p); }
+
+/* A barrier that `count` arrivals and the bytes they expect complete. One thread; the block's barrier after it. */
+static __device__ __forceinline__ void ptx_mbarrier_init(uint64_t *bar, uint32_t count) {
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(ptx_shared(bar)), "r"(count) : "memory");
+}
+
+static __device__ __forceinline__ void ptx_mbarrier_expect(uint64_t *bar, uint32_t bytes) {
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(ptx_shared(bar)), "r"(bytes)
+                 : "memory");
+}
+
+/* Until the phase of that parity is complete. */
+static __device__ __forceinline__ void ptx_mbarrier_wait(uint64_t *bar, uint32_t parity) {
+    uint32_t done = 0;
+    while (!done)
+        asm volatile(
+            "{\n .reg .pred p;\n mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\n selp.u32 %0, 1, 0, p;\n}"
+            : "=r"(done)
+            : "r"(ptx_shared(bar)), "r"(parity)
+            : "memory");
+}
+
+/* Ordinary shared-memory accesses of this thread before those the copy engine makes after the next barrier. */
+static __device__ __forceinline__ void ptx_fence_async() {
+    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+}
+
+/* To shared memory, 16-byte aligned and a multiple of 16 bytes; completes bytes of the barrier. */
+static __device__ __forceinline__ void ptx_bulk_load(void *to, const void *from, uint32_t bytes, uint64_t *bar) {
+    asm volatile(
+        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(ptx_shared(to)),
+        "l"(__cvta_generic_to_global(from)), "r"(bytes), "r"(ptx_shared(bar))
+        : "memory");
+}
+
+/* From shared memory; part of the group that the next commit ends. */
+static __device__ __forceinline__ void ptx_bulk_store(void *to, const void *from, uint32_t bytes) {
+    asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(__cvta_generic_to_global(to)),
+                 "r"(ptx_shared(from)), "r"(bytes)
+                 : "memory");
+}
+
+static __device__ __forceinline__ void ptx_bulk_commit() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
+
+/* Until at most `Left` of this thread's groups of stores have still to read their shared memory. */
+template <int Left> static __device__ __forceinline__ void ptx_bulk_wait_read() {
+    asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(Left) : "memory");
+}
+#endif
+
+#endif
