@@ -23,7 +23,7 @@ export WEFT_RATES=${WEFT_RATES:-nominal} # choices in tests do not depend on the
 mkdir -p "$LOGS"
 
 # Longest first, so that the last ones to finish are short.
-ALL=(torch package python asan docs wheel tsan c verify avx2 scalar fuzz valgrind install header format examples gpu)
+ALL=(torch package python asan docs wheel tsan c verify emulated avx2 scalar fuzz valgrind install header format examples gpu)
 
 # ---------------------------------------------------------------- helpers a tier is written with
 CLOSING='^[0-9]+ passed, [0-9]+ failed, [0-9]+ skipped$'
@@ -125,6 +125,12 @@ at_isa() { # the kernels again on a lower instruction set
     WEFT_ISA=$1 check "verify on $1" "$BUILD/weft" verify --random 2000 --seed "$SEED"
 }
 tier_verify() { check verify "$BUILD/weft" verify --random "${RANDOM_PROBLEMS:-3000}" --seed "$SEED"; }
+tier_emulated() { # the CUDA kernels on the CPU
+    [ -d "$BUILD/emulator" ] || { skip emulated 'the emulator knows x86-64 alone'; return; }
+    has "${CXX:-g++}" || { skip emulated "no ${CXX:-g++} on this machine"; return; }
+    BUILD=$BUILD check 'verify on the emulated GPU' tests/emulator/run "$BUILD/weft" verify --device cuda \
+        --random "${RANDOM_PROBLEMS:-120}" --seed "$SEED"
+}
 tier_fuzz() { fuzzers "$BUILD" "${FUZZ_SECONDS:-5}"; }
 fuzzers() { # DIR SECONDS
     local target

@@ -1,0 +1,70 @@
+/* src/cuda/kernels/ptx.h as plain code: the emulator's compiler puts this file in its place. */
+#ifndef WEFT_CUDA_PTX_H
+#define WEFT_CUDA_PTX_H
+
+/* ---------------------------------------------------------------- arithmetic */
+static inline float ptx_ex2(float x) { return exp2f(x); }
+static inline float ptx_rcp(float x) { return 1 / x; }
+
+/* ---------------------------------------------------------------- conversions */
+static inline float ptx_f16_to_f32(uint16_t v) {
+    _Float16 f;
+    memcpy(&f, &v, sizeof(f));
+    return (float)f;
+}
+
+static inline uint16_t ptx_f32_to_f16(float v) {
+    const _Float16 f = (_Float16)v;
+    uint16_t bits;
+    memcpy(&bits, &f, sizeof(f));
+    return bits;
+}
+
+static inline uint16_t ptx_f32_to_bf16(float v) {
+    const uint32_t u = __float_as_uint(v);
+    return (uint16_t)(v != v ? 0x7fff : (u + 0x7fff + (u >> 16 & 1)) >> 16);
+}
+
+/* ---------------------------------------------------------------- registers */
+static inline const float *ptx_pin(const float *p) { return p; }
+static inline const float *ptx_pin_shared(const float *p) { return p; }
+
+/* ---------------------------------------------------------------- the bulk copy engine
+ * Copies are made at once. A barrier holds the arrivals it waits for in each phase, those that came, and the phase. */
+struct emulated_mbarrier {
+    uint16_t count, came;
+    uint32_t phase;
+};
+static inline emulated_mbarrier *emulated_bar(uint64_t *bar) { return (emulated_mbarrier *)bar; }
+
+static inline void emulated_aligned(const void *a, const void *b, uint32_t bytes) {
+    if (((uintptr_t)a | (uintptr_t)b | bytes) & 15) emulated->fail("a bulk copy that is not aligned to 16 bytes");
+}
+
+static inline uint32_t ptx_shared(const void *p) { return (uint32_t)(uintptr_t)p; }
+static inline void ptx_mbarrier_init(uint64_t *bar, uint32_t count) {
+    *emulated_bar(bar) = emulated_mbarrier{(uint16_t)count, 0, 0};
+}
+static inline void ptx_mbarrier_arrive(uint64_t *bar) {
+    emulated_mbarrier *b = emulated_bar(bar);
+    if (++b->came == b->count) b->came = 0, b->phase++;
+}
+static inline void ptx_mbarrier_expect(uint64_t *bar, uint32_t) { ptx_mbarrier_arrive(bar); }
+/* The data of a phase is copied by the thread that expects it, behind the arrival: others must not run in between. They
+ * do not: a thread runs alone until it waits. */
+static inline void ptx_mbarrier_wait(uint64_t *bar, uint32_t parity) {
+    while ((emulated_bar(bar)->phase & 1) == parity) emulated->poll();
+}
+static inline void ptx_fence_async() {}
+static inline void ptx_bulk_load(void *to, const void *from, uint32_t bytes, uint64_t *) {
+    emulated_aligned(to, from, bytes);
+    memcpy(to, from, bytes);
+}
+static inline void ptx_bulk_store(void *to, const void *from, uint32_t bytes) {
+    emulated_aligned(to, from, bytes);
+    memcpy(to, from, bytes);
+}
+static inline void ptx_bulk_commit() {}
+template <int Left> static inline void ptx_bulk_wait_read() {}
+
+#endif
