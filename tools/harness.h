@@ -99,10 +99,14 @@ typedef struct harness_generator {
     /* Put into data that the operator's record has filled, for the specials: labels that are no class. NULL:
      * nothing. */
     void (*spoil)(const weft_problem *p, harness_buffer *b, uint64_t seed);
-    /* Outputs are differences of sums, and may be small where the sums are not: errors are measured against the largest
-     * value of the output. */
-    bool differences;
+    /* Passes whose outputs are differences of sums, and may be small where the sums are not: errors are measured
+     * against the largest value of the output. A set of WEFT__PASS_SET. */
+    uint32_t differences;
+    /* Random floats of an input made into values as the operator has them; the same for reals and their magnitudes,
+     * which bound the terms of every sum. NULL: as drawn. */
+    void (*settle)(const weft_problem *p, harness_buffer *b, harness_kind kind);
 } harness_generator;
+#define HARNESS_EVERY_PASS (~0u)
 bool harness_differences(const weft_problem *p);
 extern const harness_generator harness_conv; /* its family starts from the same geometry */
 #define HARNESS_PICK(r, list) ((list)[harness_below((r), (int64_t)WEFT__COUNT(list))])

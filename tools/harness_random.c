@@ -93,7 +93,7 @@ static double conv_terms(const weft_problem *p, int role) {
     }
 }
 
-const harness_generator harness_conv = {conv_draw, conv_terms, NULL, false};
+const harness_generator harness_conv = {conv_draw, conv_terms, NULL, 0, NULL};
 
 /* random_norm.c */
 extern const harness_generator harness_softmax, harness_cross_entropy, harness_batch_norm, harness_lrn;
@@ -169,7 +169,9 @@ double harness_terms(const weft_problem *p, int role) {
     return WEFT__MAX(1, weft__flops(p) / 2 / (double)WEFT__MAX(1, weft__numel(t)));
 }
 
-bool harness_differences(const weft_problem *p) { return generators[p->op] && generators[p->op]->differences; }
+bool harness_differences(const weft_problem *p) {
+    return generators[p->op] && generators[p->op]->differences >> p->pass & 1;
+}
 
 void harness_fill_input(const weft_problem *p, harness_buffer *b, harness_kind kind, uint64_t seed) {
     const harness_generator *g = generators[p->op];
@@ -182,6 +184,7 @@ void harness_fill_input(const weft_problem *p, harness_buffer *b, harness_kind k
         harness_fill(b, kind, seed);
     else
         harness_fill_below(b, 2, seed);
+    if (g && g->settle && (kind == HARNESS_REALS || kind == HARNESS_MAGNITUDES)) g->settle(p, b, kind);
 }
 
 /* Up to three of bias, relu and clip in any order, a bias at most once; then, where it is allowed, accumulation. */

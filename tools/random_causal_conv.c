@@ -41,7 +41,7 @@ static double causal_conv_terms(const weft_problem *p, int role) {
     return (sqrt(own) + slope) * (sqrt(own) + slope);
 }
 
-const harness_generator harness_causal_conv = {causal_conv_draw, causal_conv_terms, NULL, false};
+const harness_generator harness_causal_conv = {causal_conv_draw, causal_conv_terms, NULL, 0, NULL};
 
 static void causal_update_draw(weft_problem *p, harness_rng *r, bool usual) {
     draw_sizes(p, r, usual);
@@ -67,4 +67,4 @@ static void causal_update_spoil(const weft_problem *p, harness_buffer *b, uint64
             ((int32_t *)b->at)[w.offset] = harness_chance(&r, 50) ? (int32_t)p->attr[WEFT_CAUSAL_ROWS] : INT32_MIN;
 }
 
-const harness_generator harness_causal_update = {causal_update_draw, causal_update_terms, causal_update_spoil, false};
+const harness_generator harness_causal_update = {causal_update_draw, causal_update_terms, causal_update_spoil, 0, NULL};

@@ -10,7 +10,7 @@ static void softmax_draw(weft_problem *p, harness_rng *r, bool usual) {
     harness_draw_data(p, r, ELEMENTS);
 }
 
-const harness_generator harness_softmax = {softmax_draw, NULL, NULL, true};
+const harness_generator harness_softmax = {softmax_draw, NULL, NULL, HARNESS_EVERY_PASS, NULL};
 
 /* ---------------------------------------------------------------- cross_entropy */
 static void cross_entropy_draw(weft_problem *p, harness_rng *r, bool usual) {
@@ -31,7 +31,8 @@ static void cross_entropy_spoil(const weft_problem *p, harness_buffer *b, uint64
         if (harness_chance(&r, 5)) ((int64_t *)b->at)[w.offset] = harness_chance(&r, 50) ? p->c : INT64_MIN;
 }
 
-const harness_generator harness_cross_entropy = {cross_entropy_draw, NULL, cross_entropy_spoil, true};
+const harness_generator harness_cross_entropy = {cross_entropy_draw, NULL, cross_entropy_spoil, HARNESS_EVERY_PASS,
+                                                 NULL};
 
 /* ---------------------------------------------------------------- batch_norm */
 static void batch_norm_draw(weft_problem *p, harness_rng *r, bool usual) {
@@ -46,7 +47,7 @@ static void batch_norm_draw(weft_problem *p, harness_rng *r, bool usual) {
     if (p->n == 1 && p->in[0] * p->in[1] * p->in[2] == 1) p->n = 2;
 }
 
-const harness_generator harness_batch_norm = {batch_norm_draw, NULL, NULL, true};
+const harness_generator harness_batch_norm = {batch_norm_draw, NULL, NULL, HARNESS_EVERY_PASS, NULL};
 
 /* ---------------------------------------------------------------- lrn */
 static void lrn_draw(weft_problem *p, harness_rng *r, bool usual) {
@@ -58,4 +59,4 @@ static void lrn_draw(weft_problem *p, harness_rng *r, bool usual) {
     p->real[WEFT_LRN_K] = HARNESS_PICK(r, k);
 }
 
-const harness_generator harness_lrn = {lrn_draw, NULL, NULL, true};
+const harness_generator harness_lrn = {lrn_draw, NULL, NULL, HARNESS_EVERY_PASS, NULL};

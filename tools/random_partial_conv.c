@@ -26,4 +26,4 @@ static double terms(const weft_problem *p, int role) {
     return harness_conv.terms(p, role == WEFT_ROLE_NEW_MASK || role == WEFT_ROLE_SUMS ? WEFT_ROLE_DST : role);
 }
 
-const harness_generator harness_partial_conv = {draw, terms, NULL, false};
+const harness_generator harness_partial_conv = {draw, terms, NULL, 0, NULL};

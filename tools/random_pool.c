@@ -72,7 +72,7 @@ static double terms(const weft_problem *p, int role) {
     return count;
 }
 
-const harness_generator harness_max_pool = {draw_max, terms, NULL, false};
-const harness_generator harness_avg_pool = {draw_avg, terms, NULL, false};
-const harness_generator harness_adaptive_avg_pool = {draw_adaptive, terms, NULL, false};
-const harness_generator harness_columns = {draw, terms, NULL, false};
+const harness_generator harness_max_pool = {draw_max, terms, NULL, 0, NULL};
+const harness_generator harness_avg_pool = {draw_avg, terms, NULL, 0, NULL};
+const harness_generator harness_adaptive_avg_pool = {draw_adaptive, terms, NULL, 0, NULL};
+const harness_generator harness_columns = {draw, terms, NULL, 0, NULL};

@@ -21,4 +21,4 @@ static double terms(const weft_problem *p, int role) {
                                                                : harness_conv.terms(p, role);
 }
 
-const harness_generator harness_sparse_conv = {draw, terms, NULL, false};
+const harness_generator harness_sparse_conv = {draw, terms, NULL, 0, NULL};
