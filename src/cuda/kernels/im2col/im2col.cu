@@ -1,0 +1,219 @@
+/* Image to columns and back, each the gradient of the other, the whole batch at once; f32, f16, bf16; both layouts.
+ * Math:      columns[n,c,k,o] = image[n,c,o s - p + k d], 0 in the padding
+ *            image[n,c,x] = sum_k columns[n,c,k,(x + p - k d) / s], whole quotients only: in gather form, no atomics
+ * Blocking:  columns: a thread has VEC windows of a row, or VEC channels of a window where they lie together, and writes
+ *            all their taps; a row of the image is read once per row of taps. Image: a thread has a place (VEC
+ *            channels of it where they lie together) and adds up the windows over it, neighbours in neighbouring lanes
+ * Traffic:   image once, columns once; taps of windows that overlap from L1
+ * Roofline:  bandwidth
+ * Assumes:   both tensors dense in one order and of one data type
+ * Try:       weft bench im2col2d:fwd:f32:nchw:n32c64h56w56:k3p1@cuda col2im2d:fwd:f32:nchw:n32c64h56w56:k3p1@cuda */
+#ifndef __CUDACC_RTC__
+#include "frame.h"
+#endif
+#include "weft.h"
+
+enum { THREADS = 256, SEGMENT_MOST = 24 };
+
+typedef struct im2col_args {
+    const void *from;
+    void *to;
+    int64_t units;         /* threads with work */
+    int64_t planes, pixel; /* planes: n c, or n where the channels lie together; pixel: elements of one there, else 1 */
+    int32_t in[3], out[3];
+} im2col_args;
+
+#ifndef __CUDACC_RTC__
+typedef struct tile {
+    bool last, columns;
+    int vec;
+} tile;
+
+static const char *plan(const weft_problem *p, const weft__hw *hw, int variant, weft__decision *d) {
+    tile *t = WEFT__PARAMS(tile, d);
+    const char *refusal = cuda_dense(p, &t->last);
+    (void)variant;
+    if (refusal) return refusal;
+    for (int a = 0; a < 3; a++)
+        if (p->in[a] > 1 << 28 || p->out[a] > 1 << 28 || p->kernel[a] > 1 << 12 || p->stride[a] > 1 << 20 ||
+            p->dilation[a] > 1 << 16 || p->pad_lo[a] > 1 << 28)
+            return "an axis of 2^28 or more, or a window of 2^12 or more";
+    t->columns = (p->op == WEFT_OP_IM2COL) == (p->pass == WEFT_PASS_FWD);
+    t->vec = t->last ? cuda_vec(p, p->c) : t->columns ? cuda_vec(p, p->out[2]) : 1;
+    const int64_t reach = (p->kernel[2] - 1) * p->dilation[2] + 1; /* places of a row that a window spans */
+    while (!t->last && t->vec > 1 && (t->vec - 1) * p->stride[2] + reach > SEGMENT_MOST) t->vec /= 2;
+    const double taps = (double)p->kernel[0] * (double)p->kernel[1] * (double)p->kernel[2];
+    if (taps > 1 << 20) return "a window has over 2^20 places";
+    d->ns = cuda_ns(hw, weft__bytes(p), t->vec * (int)weft__dtype_size(p->tensor[0].dtype) >= 4 ? 0.8 : 0.5, 1);
+    return NULL;
+}
+
+static void defines(const weft_problem *p, const weft__hw *hw, const void *params, weft__text *text) {
+    const tile *t = params;
+    (void)hw;
+    cuda_defines(p, t->vec, text);
+    weft__put(text, " -DLAST=%d", t->last);
+    for (int a = 0; a < 3; a++)
+        weft__put(text, " -DK%d=%d -DS%d=%d -DP%d=%d -DD%d=%d", a, (int)p->kernel[a], a, (int)p->stride[a], a,
+                  (int)p->pad_lo[a], a, (int)p->dilation[a]);
+}
+
+static weft_status run(const weft__exec *e) {
+    const weft_problem *p = e->p;
+    const tile *t = e->params;
+    const bool fwd = p->pass == WEFT_PASS_FWD;
+    im2col_args a = {.from = e->ptr[fwd ? WEFT_ROLE_SRC : WEFT_ROLE_DIFF_DST],
+                     .to = e->ptr[fwd ? WEFT_ROLE_DST : WEFT_ROLE_DIFF_SRC],
+                     .planes = t->last ? p->n : p->n * p->c,
+                     .pixel = t->last ? p->c : 1};
+    a.units = a.planes * a.pixel;
+    for (int i = 0; i < 3; i++) {
+        a.in[i] = (int32_t)p->in[i], a.out[i] = (int32_t)p->out[i];
+        a.units *= t->columns ? p->out[i] : p->in[i];
+    }
+    a.units /= t->vec;
+    const weft__launch launch = {.grid = {(uint32_t)WEFT__MIN(cuda_ceil(a.units, THREADS), 1 << 30), 1, 1},
+                                 .block = {THREADS, 1, 1}};
+    return weft__cuda_launch(e, t->columns ? 0 : 1, &launch, &a);
+}
+
+#define COLUMNS(NAME, name_)                                                                                         \
+    const weft__kernel weft__cuda_##name_ = {                                                                        \
+        .name = #name_ "_gather__cuda",                                                                              \
+        .version = 1,                                                                                                \
+        .op = WEFT_OP_##NAME,                                                                                        \
+        .engine = WEFT_ENGINE_CUDA,                                                                                  \
+        .dtypes = CUDA_FLOATS,                                                                                       \
+        .exact = true,                                                                                               \
+        .plan = plan,                                                                                                \
+        .run = run,                                                                                                  \
+        WEFT__PARTS({"im2col/im2col.cu", "columns", defines, false}, {"im2col/im2col.cu", "image", defines, false}), \
+    }
+COLUMNS(IM2COL, im2col);
+COLUMNS(COL2IM, col2im);
+
+#else
+#include "vec.h"
+
+enum { TAPS = K0 * K1 * K2, ACROSS = LAST ? 1 : VEC }; /* ACROSS: neighbouring places of a thread */
+enum { SEGMENT = (ACROSS - 1) * S2 + (K2 - 1) * D2 + 1 };
+
+/* The first place of a unit among `size`, and where its channels lie. */
+struct place {
+    int64_t plane, channel;
+    int z, y, x;
+};
+
+static __device__ __forceinline__ place place_of(const im2col_args &a, int64_t unit, const int32_t (&size)[3]) {
+    place p;
+    INDEX rest = (INDEX)unit;
+    p.channel = 0;
+    if (LAST) {
+        const INDEX vectors = (INDEX)a.pixel / VEC, at = rest / vectors;
+        p.channel = (int64_t)(rest - at * vectors) * VEC;
+        rest = at;
+    }
+    const INDEX wide = (INDEX)size[2] / ACROSS, row = rest / wide, slab = row / (INDEX)size[1];
+    p.x = (int)(rest - row * wide) * ACROSS;
+    p.y = (int)(row - slab * (INDEX)size[1]);
+    p.plane = size[0] == 1 ? slab : slab / (INDEX)size[0];
+    p.z = size[0] == 1 ? 0 : (int)(slab - (INDEX)p.plane * (INDEX)size[0]);
+    return p;
+}
+
+/* A row of taps of windows that lie side by side: each place of the image row is loaded once. */
+static __device__ __forceinline__ void tap_row(const T *row, bool inside, int x, int width, T *to, int64_t tap) {
+    pack<T, 1> segment[SEGMENT];
+#pragma unroll
+    for (int i = 0; i < SEGMENT; i++) {
+        segment[i].v[0] = narrow<T>(0);
+        if (inside && (unsigned)(x + i) < (unsigned)width) load_raw(row + x + i, segment[i]);
+    }
+#pragma unroll
+    for (int s = 0; s < K2; s++) {
+        pack<T, VEC> v;
+#pragma unroll
+        for (int i = 0; i < VEC; i++) v.v[i] = segment[i * S2 + s * D2].v[0];
+        *(typename access<sizeof(T) * VEC>::word *)(to + s * tap) = v.word;
+    }
+}
+
+/* The same of one window, or of VEC of its channels. */
+static __device__ __forceinline__ void tap_row_of_one(const T *row, bool inside, int x, int width, int64_t pixel, T *to,
+                                                      int64_t tap) {
+#pragma unroll(K2 <= 8 ? K2 : 4)
+    for (int s = 0; s < K2; s++) {
+        pack<T, VEC> v;
+#pragma unroll
+        for (int i = 0; i < VEC; i++) v.v[i] = narrow<T>(0);
+        if (inside && (unsigned)(x + s * D2) < (unsigned)width) load_raw(row + (x + s * D2) * pixel, v);
+        *(typename access<sizeof(T) * VEC>::word *)(to + s * tap) = v.word;
+    }
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS) columns(const __grid_constant__ im2col_args a) {
+    const int64_t pixel = LAST ? a.pixel : 1, tap = (int64_t)a.out[0] * a.out[1] * a.out[2] * pixel;
+    for (int64_t unit = (int64_t)blockIdx.x * THREADS + threadIdx.x; unit < a.units;
+         unit += (int64_t)gridDim.x * THREADS) {
+        const place p = place_of(a, unit, a.out);
+        const T *image = (const T *)a.from + p.plane * a.in[0] * a.in[1] * a.in[2] * pixel + p.channel;
+        T *to =
+            (T *)a.to + p.plane * TAPS * tap + (((int64_t)p.z * a.out[1] + p.y) * a.out[2] + p.x) * pixel + p.channel;
+#pragma unroll 1
+        for (int r = 0; r < K0; r++)
+#pragma unroll(K1 <= 3 ? K1 : 1)
+            for (int q = 0; q < K1; q++) {
+                const int z = p.z * S0 - P0 + r * D0, y = p.y * S1 - P1 + q * D1, x = p.x * S2 - P2;
+                const bool inside = (unsigned)z < (unsigned)a.in[0] && (unsigned)y < (unsigned)a.in[1];
+                const T *row = image + ((int64_t)z * a.in[1] + y) * a.in[2] * pixel;
+                if (ACROSS > 1)
+                    tap_row(row, inside, x, a.in[2], to + (r * K1 + q) * K2 * tap, tap);
+                else
+                    tap_row_of_one(row, inside, x, a.in[2], pixel, to + (r * K1 + q) * K2 * tap, tap);
+            }
+    }
+}
+
+/* The windows over place x along an axis are o = (x + P) / S - i, i = 0 .. windows - 1; each with at most one tap. */
+struct over {
+    int o, tap; /* tap negative: none */
+};
+template <int K, int S, int P, int D> static __device__ __forceinline__ over window(int x, int i, int out) {
+    const int last = (x + P) / S, distance = (x + P) % S + i * S;
+    over w = {last - i, distance / D};
+    if (distance % D || w.tap >= K || w.o < 0 || w.o >= out) w.tap = -1;
+    return w;
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS) image(const __grid_constant__ im2col_args a) {
+    constexpr int W0 = (K0 - 1) * D0 / S0 + 1, W1 = (K1 - 1) * D1 / S1 + 1, W2 = (K2 - 1) * D2 / S2 + 1;
+    const int64_t pixel = LAST ? a.pixel : 1, tap = (int64_t)a.out[0] * a.out[1] * a.out[2] * pixel;
+    for (int64_t unit = (int64_t)blockIdx.x * THREADS + threadIdx.x; unit < a.units;
+         unit += (int64_t)gridDim.x * THREADS) {
+        const place p = place_of(a, unit, a.in);
+        const T *from = (const T *)a.from + p.plane * TAPS * tap + p.channel;
+        float sum[VEC] = {};
+#pragma unroll 1
+        for (int i = 0; i < W0; i++) {
+            const over z = window<K0, S0, P0, D0>(p.z, i, a.out[0]);
+            if (z.tap < 0) continue;
+#pragma unroll(W1 <= 3 ? W1 : 1)
+            for (int j = 0; j < W1; j++) {
+                const over y = window<K1, S1, P1, D1>(p.y, j, a.out[1]);
+#pragma unroll(W2 <= 8 ? W2 : 4)
+                for (int k = 0; k < W2; k++) {
+                    const over x = window<K2, S2, P2, D2>(p.x, k, a.out[2]);
+                    if (y.tap < 0 || x.tap < 0) continue;
+                    float v[VEC];
+                    load(from + ((z.tap * K1 + y.tap) * K2 + x.tap) * tap +
+                             (((int64_t)z.o * a.out[1] + y.o) * a.out[2] + x.o) * pixel,
+                         v);
+#pragma unroll
+                    for (int n = 0; n < VEC; n++) sum[n] += v[n];
+                }
+            }
+        }
+        store((T *)a.to + (((p.plane * a.in[0] + p.z) * a.in[1] + p.y) * a.in[2] + p.x) * pixel + p.channel, sum);
+    }
+}
+#endif
