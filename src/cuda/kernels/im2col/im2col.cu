@@ -52,7 +52,7 @@ static void defines(const weft_problem *p, const weft__hw *hw, const void *param
     const tile *t = params;
     (void)hw;
     cuda_defines(p, t->vec, text);
-    weft__put(text, " -DLAST=%d", t->last);
+    weft__put(text, " -DLAST=%d -DTO_COLUMNS=%d", t->last, t->columns);
     for (int a = 0; a < 3; a++)
         weft__put(text, " -DK%d=%d -DS%d=%d -DP%d=%d -DD%d=%d", a, (int)p->kernel[a], a, (int)p->stride[a], a,
                   (int)p->pad_lo[a], a, (int)p->dilation[a]);
@@ -74,20 +74,20 @@ static weft_status run(const weft__exec *e) {
     a.units /= t->vec;
     const weft__launch launch = {.grid = {(uint32_t)WEFT__MIN(cuda_ceil(a.units, THREADS), 1 << 30), 1, 1},
                                  .block = {THREADS, 1, 1}};
-    return weft__cuda_launch(e, t->columns ? 0 : 1, &launch, &a);
+    return weft__cuda_launch(e, 0, &launch, &a);
 }
 
-#define COLUMNS(NAME, name_)                                                                                         \
-    const weft__kernel weft__cuda_##name_ = {                                                                        \
-        .name = #name_ "_gather__cuda",                                                                              \
-        .version = 1,                                                                                                \
-        .op = WEFT_OP_##NAME,                                                                                        \
-        .engine = WEFT_ENGINE_CUDA,                                                                                  \
-        .dtypes = CUDA_FLOATS,                                                                                       \
-        .exact = true,                                                                                               \
-        .plan = plan,                                                                                                \
-        .run = run,                                                                                                  \
-        WEFT__PARTS({"im2col/im2col.cu", "columns", defines, false}, {"im2col/im2col.cu", "image", defines, false}), \
+#define COLUMNS(NAME, name_)                                         \
+    const weft__kernel weft__cuda_##name_ = {                        \
+        .name = #name_ "_gather__cuda",                              \
+        .version = 1,                                                \
+        .op = WEFT_OP_##NAME,                                        \
+        .engine = WEFT_ENGINE_CUDA,                                  \
+        .dtypes = CUDA_FLOATS,                                       \
+        .exact = true,                                               \
+        .plan = plan,                                                \
+        .run = run,                                                  \
+        WEFT__PARTS({"im2col/im2col.cu", "im2col", defines, false}), \
     }
 COLUMNS(IM2COL, im2col);
 COLUMNS(COL2IM, col2im);
@@ -97,6 +97,7 @@ COLUMNS(COL2IM, col2im);
 
 enum { TAPS = K0 * K1 * K2, ACROSS = LAST ? 1 : VEC }; /* ACROSS: neighbouring places of a thread */
 enum { SEGMENT = (ACROSS - 1) * S2 + (K2 - 1) * D2 + 1 };
+enum { UNROLL_ROWS = K1 <= 3 ? K1 : 1, UNROLL_TAPS = K2 <= 8 ? K2 : 4 };
 
 /* The first place of a unit among `size`, and where its channels lie. */
 struct place {
@@ -141,7 +142,7 @@ static __device__ __forceinline__ void tap_row(const T *row, bool inside, int x,
 /* The same of one window, or of VEC of its channels. */
 static __device__ __forceinline__ void tap_row_of_one(const T *row, bool inside, int x, int width, int64_t pixel, T *to,
                                                       int64_t tap) {
-#pragma unroll(K2 <= 8 ? K2 : 4)
+#pragma unroll(UNROLL_TAPS)
     for (int s = 0; s < K2; s++) {
         pack<T, VEC> v;
 #pragma unroll
@@ -151,7 +152,7 @@ static __device__ __forceinline__ void tap_row_of_one(const T *row, bool inside,
     }
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS) columns(const __grid_constant__ im2col_args a) {
+static __device__ __forceinline__ void columns(const im2col_args &a) {
     const int64_t pixel = LAST ? a.pixel : 1, tap = (int64_t)a.out[0] * a.out[1] * a.out[2] * pixel;
     for (int64_t unit = (int64_t)blockIdx.x * THREADS + threadIdx.x; unit < a.units;
          unit += (int64_t)gridDim.x * THREADS) {
@@ -161,7 +162,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) columns(const __grid_const
             (T *)a.to + p.plane * TAPS * tap + (((int64_t)p.z * a.out[1] + p.y) * a.out[2] + p.x) * pixel + p.channel;
 #pragma unroll 1
         for (int r = 0; r < K0; r++)
-#pragma unroll(K1 <= 3 ? K1 : 1)
+#pragma unroll(UNROLL_ROWS)
             for (int q = 0; q < K1; q++) {
                 const int z = p.z * S0 - P0 + r * D0, y = p.y * S1 - P1 + q * D1, x = p.x * S2 - P2;
                 const bool inside = (unsigned)z < (unsigned)a.in[0] && (unsigned)y < (unsigned)a.in[1];
@@ -185,7 +186,7 @@ template <int K, int S, int P, int D> static __device__ __forceinline__ over win
     return w;
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS) image(const __grid_constant__ im2col_args a) {
+static __device__ __forceinline__ void image(const im2col_args &a) {
     constexpr int W0 = (K0 - 1) * D0 / S0 + 1, W1 = (K1 - 1) * D1 / S1 + 1, W2 = (K2 - 1) * D2 / S2 + 1;
     const int64_t pixel = LAST ? a.pixel : 1, tap = (int64_t)a.out[0] * a.out[1] * a.out[2] * pixel;
     for (int64_t unit = (int64_t)blockIdx.x * THREADS + threadIdx.x; unit < a.units;
@@ -197,10 +198,10 @@ extern "C" __global__ void __launch_bounds__(THREADS) image(const __grid_constan
         for (int i = 0; i < W0; i++) {
             const over z = window<K0, S0, P0, D0>(p.z, i, a.out[0]);
             if (z.tap < 0) continue;
-#pragma unroll(W1 <= 3 ? W1 : 1)
+#pragma unroll(UNROLL_ROWS)
             for (int j = 0; j < W1; j++) {
                 const over y = window<K1, S1, P1, D1>(p.y, j, a.out[1]);
-#pragma unroll(W2 <= 8 ? W2 : 4)
+#pragma unroll(UNROLL_TAPS)
                 for (int k = 0; k < W2; k++) {
                     const over x = window<K2, S2, P2, D2>(p.x, k, a.out[2]);
                     if (y.tap < 0 || x.tap < 0) continue;
@@ -215,5 +216,9 @@ extern "C" __global__ void __launch_bounds__(THREADS) image(const __grid_constan
         }
         store((T *)a.to + (((p.plane * a.in[0] + p.z) * a.in[1] + p.y) * a.in[2] + p.x) * pixel + p.channel, sum);
     }
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS) im2col(const __grid_constant__ im2col_args a) {
+    TO_COLUMNS ? columns(a) : image(a);
 }
 #endif

@@ -53,8 +53,8 @@ static void defines(const weft_problem *p, const weft__hw *hw, const void *param
     const double beta = p->real[WEFT_LRN_BETA];
     (void)hw;
     cuda_defines(p, t->vec, text);
-    weft__put(text, " -DBEFORE=%d -DAFTER=%d -DH=%d -DBWD=%d -DROOTS=%d", t->before, t->after, t->around,
-              p->pass != WEFT_PASS_FWD,
+    weft__put(text, " -DBEFORE=%d -DAFTER=%d -DLAST=%d -DH=%d -DBWD=%d -DROOTS=%d", t->before, t->after,
+              t->d.inner == 1, t->around, p->pass != WEFT_PASS_FWD,
               beta == 0.75  ? 2
               : beta == 0.5 ? 1
               : beta == 1   ? 0
@@ -81,7 +81,7 @@ static weft_status run(const weft__exec *e) {
         last ? cuda_ceil(a.outer * a.channels, THREADS - 2 * t->around) * THREADS : a.outer * a.chunks * a.inner;
     const weft__launch launch = {.grid = {(uint32_t)WEFT__MIN(cuda_ceil(units, THREADS), 1 << 30), 1, 1},
                                  .block = {THREADS, 1, 1}};
-    return weft__cuda_launch(e, last ? 1 : 0, &launch, &a);
+    return weft__cuda_launch(e, 0, &launch, &a);
 }
 
 const weft__kernel weft__cuda_lrn = {
@@ -93,7 +93,7 @@ const weft__kernel weft__cuda_lrn = {
     .bound = 4,
     .plan = plan,
     .run = run,
-    WEFT__PARTS({"lrn/lrn.cu", "lrn_first", defines, false}, {"lrn/lrn.cu", "lrn_last", defines, false}),
+    WEFT__PARTS({"lrn/lrn.cu", "lrn", defines, false}),
 };
 
 #else
@@ -186,7 +186,7 @@ template <> struct step<STEPS> {
                                                const pack<T, VEC> (&)[STEPS], const pack<T, VEC> (&)[STEPS]) {}
 };
 
-extern "C" __global__ void __launch_bounds__(THREADS) lrn_first(const __grid_constant__ lrn_args a) {
+static __device__ __forceinline__ void lrn_first(const lrn_args &a) {
     const int64_t units = a.outer * a.chunks * a.inner, inner = a.inner;
     for (int64_t unit = (int64_t)blockIdx.x * THREADS + threadIdx.x; unit < units;
          unit += (int64_t)gridDim.x * THREADS) {
@@ -219,7 +219,7 @@ static __device__ __forceinline__ float sum_of(const float (&v)[WIDE], int i, in
     return sum;
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS) lrn_last(const __grid_constant__ lrn_args a) {
+static __device__ __forceinline__ void lrn_last(const lrn_args &a) {
     __shared__ float terms[BWD ? (THREADS + 2 * H) * VEC : 1];
     constexpr int OUT = THREADS - 2 * H;
     const int64_t vectors = a.outer * a.channels;
@@ -258,5 +258,9 @@ extern "C" __global__ void __launch_bounds__(THREADS) lrn_last(const __grid_cons
         }
         if (mine) store((T *)a.out + at * VEC, y);
     }
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS) lrn(const __grid_constant__ lrn_args a) {
+    LAST ? lrn_last(a) : lrn_first(a);
 }
 #endif
