@@ -120,6 +120,8 @@ static void guess(const weft_problem *p, weft_rates *r) {
                      p->op == WEFT_OP_SIGMOID || p->op == WEFT_OP_NCRELU;
     bool pool = p->op == WEFT_OP_MAX_POOL || p->op == WEFT_OP_AVG_POOL || p->op == WEFT_OP_ADAPTIVE_AVG_POOL;
     if (pointwise && !cuda) *r = guess_cpu_pointwise(p);
+    /* one call at the speed of memory; ncrelu takes several */
+    if (pointwise && cuda) *r = p->op == WEFT_OP_NCRELU ? (weft_rates){12000, 1, 0.3} : (weft_rates){4000, 1, 0.95};
     bool other = p->op == WEFT_OP_LRN || p->op == WEFT_OP_IM2COL || p->op == WEFT_OP_COL2IM || p->op == WEFT_OP_DGMM ||
                  p->op == WEFT_OP_CDGMM;
     if (pool && !cuda) *r = guess_cpu_pool(p);
