@@ -1,8 +1,8 @@
 /* Image to columns and back, each the gradient of the other, the whole batch at once; f32, f16, bf16; both layouts.
  * Math:      columns[n,c,k,o] = image[n,c,o s - p + k d], 0 in the padding
  *            image[n,c,x] = sum_k columns[n,c,k,(x + p - k d) / s], whole quotients only: in gather form, no atomics
- * Blocking:  columns: a thread has VEC windows of a row, or VEC channels of a window where they lie together, and writes
- *            all their taps; a row of the image is read once per row of taps. Image: a thread has a place (VEC
+ * Blocking:  columns: a thread has VEC windows of a row, or VEC channels of a window where they lie together, and
+ *            writes all their taps; a row of the image is read once per row of taps. Image: a thread has a place (VEC
  *            channels of it where they lie together) and adds up the windows over it, neighbours in neighbouring lanes
  * Traffic:   image once, columns once; taps of windows that overlap from L1
  * Roofline:  bandwidth
