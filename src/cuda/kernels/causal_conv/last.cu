@@ -1,0 +1,346 @@
+/* Causal convolution of sequences whose channels lie side by side: forward, and every gradient in one pass; widths to 8,
+ * f32, f16 and bf16 with f32 sums, states, seq_idx, bias and silu.
+ * Math:      as in first.cu
+ * Blocking:  a thread has VEC channels and walks a run of tokens forwards: the k - 1 tokens before, weights and sums
+ *            stay in registers, AHEAD tokens are under way at once. Gradients walk k - 1 tokens further than their run,
+ *            for the dz that the last of its tokens need, and write diff_src k - 1 tokens behind
+ * Sums:      in registers over a run, then over the runs of a block; a second launch adds the blocks up in their order.
+ *            Runs follow from the problem
+ * Edges:     tokens outside are 0; under strict math and with seq_idx such taps are left out
+ * Traffic:   src and dst once; src, diff_dst and diff_src once; k - 1 tokens of a run again, from L2
+ * Roofline:  bandwidth; instructions come close in 16 bits
+ * Try:       weft bench causal_conv1d:bwd:bf16:nwc:n8c4096w2048:k4:bias+silu@cuda */
+#include "causal_conv/causal.h"
+
+#ifndef __CUDACC_RTC__
+typedef struct tile {
+    int vec, lanes;
+    int32_t run;
+    int64_t slices, tiles; /* blocks along the tokens of a sequence, and along its channels */
+    uint32_t blocks;
+} tile;
+
+static const char *const variants[] = {"8b", "16b", "4b", NULL};
+static const int bytes[] = {8, 16, 4};
+
+/* Runs so long that about 2^18 threads are busy, from 16 tokens to 256. */
+static int32_t run_of(const weft_problem *p, int vec) {
+    const int64_t work = p->n * p->in[2] * (p->c / vec);
+    int64_t run = 16;
+    while (run < 256 && work / run > 1 << 18) run *= 2;
+    return (int32_t)run;
+}
+
+static const char *plan(const weft_problem *p, const weft__hw *hw, int variant, weft__decision *d) {
+    tile *t = WEFT__PARAMS(tile, d);
+    const char *refusal = causal_refusal(p, 1);
+    const bool fwd = p->pass == WEFT_PASS_FWD;
+    if (refusal) return refusal;
+    if (p->kernel[2] > CAUSAL_NARROW) return "the window is over 8 tokens";
+    t->vec = causal_vec(p, 1, bytes[variant]);
+    while (p->c % t->vec) t->vec /= 2;
+    if (variant && t->vec * (int)weft__dtype_size(weft__tensor(p, WEFT_ROLE_SRC)->dtype) < bytes[variant])
+        return "channels that do not make such vectors";
+    t->lanes = WEFT__MIN(cuda_power(p->c / t->vec), 32);
+    t->tiles = cuda_ceil(p->c / t->vec, t->lanes);
+    t->run = run_of(p, t->vec);
+    t->slices = cuda_ceil(cuda_ceil(p->in[2], t->run), CAUSAL_THREADS / t->lanes);
+    const int64_t blocks = t->tiles * t->slices * p->n;
+    if (blocks > INT32_MAX || t->tiles > INT32_MAX) return "2^31 blocks or more";
+    t->blocks = (uint32_t)blocks;
+    if (p->pass == WEFT_PASS_BWD || p->pass == WEFT_PASS_BWD_WEIGHTS)
+        d->workspace = (size_t)(p->n * t->slices * p->c * (p->kernel[2] + 1)) * sizeof(float);
+    d->ns = cuda_ns(hw, weft__bytes(p), (t->vec > 1 ? 0.7 : 0.4) - 0.02 * variant, fwd ? 1 : 2);
+    return NULL;
+}
+
+static void defines(const weft_problem *p, const weft__hw *hw, const void *params, weft__text *text) {
+    const tile *t = params;
+    (void)hw;
+    causal_defines(p, text);
+    weft__put(text, " -DVEC=%d -DLX=%d", t->vec, t->lanes);
+}
+
+static weft_status run(const weft__exec *e) {
+    const tile *t = e->params;
+    causal_args a = causal_args_of(e);
+    a.run = t->run;
+    a.slices = t->slices;
+    const weft__launch launch = {.grid = {t->blocks, 1, 1}, .block = {CAUSAL_THREADS, 1, 1}};
+    WEFT__TRY(weft__cuda_launch(e, 0, &launch, &a));
+    return causal_mode(e->p) < MODE_WEIGHTS ? WEFT_OK : causal_finish(e, 1, a, a.n * t->slices);
+}
+
+const weft__kernel weft__cuda_causal_conv_fwd_nwc = {
+    .name = "causal_conv_fwd_nwc__cuda",
+    .version = 1,
+    .op = WEFT_OP_CAUSAL_CONV,
+    .engine = WEFT_ENGINE_CUDA,
+    .passes = WEFT__PASS_SET(FWD),
+    .steps = CAUSAL_STEPS,
+    .dtypes = CUDA_FLOATS,
+    .bound = 2,
+    .variants = variants,
+    .plan = plan,
+    .run = run,
+    WEFT__PARTS({"causal_conv/last.cu", "causal_fwd", defines, false}),
+};
+
+const weft__kernel weft__cuda_causal_conv_bwd_nwc = {
+    .name = "causal_conv_bwd_nwc__cuda",
+    .version = 1,
+    .op = WEFT_OP_CAUSAL_CONV,
+    .engine = WEFT_ENGINE_CUDA,
+    .passes = CAUSAL_GRADIENTS,
+    .steps = CAUSAL_STEPS,
+    .dtypes = CUDA_FLOATS,
+    .bound = 2,
+    .variants = variants,
+    .plan = plan,
+    .run = run,
+    WEFT__PARTS({"causal_conv/last.cu", "causal_bwd", defines, false},
+                {"causal_conv/last.cu", "causal_sums", defines, false}),
+};
+
+#else
+enum { AHEAD = 4, RUNS = CAUSAL_THREADS / LX };
+
+struct place { /* VEC channels from c on, of a run of sequence n */
+    int64_t n, c, slice;
+    int begin, end; /* tokens; none where they are equal */
+    float weight[K][VEC], bias[VEC];
+};
+
+static __device__ __forceinline__ place open_run(const causal_args &a) {
+    place p;
+    const uint32_t tiles = (uint32_t)((a.c / VEC + LX - 1) / LX);
+    const uint32_t slice = blockIdx.x / tiles, n = slice / (uint32_t)a.slices;
+    p.n = n;
+    p.slice = slice;
+    p.c = ((int64_t)(blockIdx.x - slice * tiles) * LX + threadIdx.x % LX) * VEC;
+    const int64_t first = ((int64_t)(slice - n * (uint32_t)a.slices) * RUNS + threadIdx.x / LX) * a.run;
+    p.begin = (int)(first < a.w ? first : a.w);
+    p.end = p.c < a.c ? min(p.begin + a.run, a.w) : p.begin;
+    if (p.begin < p.end)
+#pragma unroll
+        for (int i = 0; i < VEC; i++) {
+            p.bias[i] = bias_at(a, p.c + i);
+#pragma unroll
+            for (int b = 0; b < K; b++) p.weight[b][i] = weight_at(a, p.c + i, b);
+        }
+    return p;
+}
+
+template <class E> static __device__ __forceinline__ E *token_at(const causal_view &v, const place &p, int t) {
+    return (E *)v.at + p.n * v.by_n + p.c * v.by_c + t * v.by_t;
+}
+
+/* A token of the state, or of its gradients: index t + k - 1, whatever its strides. */
+static __device__ __forceinline__ void load_state(const causal_view &v, const place &p, int at, float (&to)[VEC]) {
+    const T *from = token_at<T>(v, p, at);
+#pragma unroll
+    for (int i = 0; i < VEC; i++) to[i] = widen(from[i * v.by_c]);
+}
+static __device__ __forceinline__ void store_state(const causal_view &v, const place &p, int at,
+                                                   const float (&from)[VEC]) {
+    T *to = token_at<T>(v, p, at);
+#pragma unroll
+    for (int i = 0; i < VEC; i++) to[i * v.by_c] = narrow<T>(from[i]);
+}
+
+/* The tokens in registers: the k - 1 before t, and AHEAD from t on. */
+struct tokens {
+    float v[K - 1 + AHEAD][VEC];
+    int seq[SEQ ? K - 1 + AHEAD : 1];
+};
+
+static __device__ __forceinline__ void open_tokens(const causal_args &a, const place &p, tokens &x) {
+#pragma unroll
+    for (int k = 0; k < K - 1; k++) {
+        const int t = p.begin - (K - 1) + k;
+#pragma unroll
+        for (int i = 0; i < VEC; i++) x.v[k][i] = 0;
+        if (t >= 0)
+            load(token_at<T>(a.src, p, t), x.v[k]);
+        else if (HAS_H0)
+            load_state(a.h0, p, t + K - 1, x.v[k]);
+        if (SEQ) x.seq[SEQ ? k : 0] = seq_at(a, p.n, t);
+    }
+}
+
+static __device__ __forceinline__ void move_tokens(tokens &x) {
+#pragma unroll
+    for (int k = 0; k < K - 1; k++) {
+#pragma unroll
+        for (int i = 0; i < VEC; i++) x.v[k][i] = x.v[k + AHEAD][i];
+        if (SEQ) x.seq[SEQ ? k : 0] = x.seq[SEQ ? k + AHEAD : 0];
+    }
+}
+
+/* Does token t, the one at `at`, see the one `back` before it? */
+static __device__ __forceinline__ bool sees(const tokens &x, int t, int at, int back) {
+    if (SEQ) return x.seq[SEQ ? at : 0] == x.seq[SEQ ? at - back : 0];
+    return !CAREFUL || t - back >= 0;
+}
+
+static __device__ __forceinline__ void sums_of(const place &p, const tokens &x, int t, int at, float (&z)[VEC]) {
+#pragma unroll
+    for (int i = 0; i < VEC; i++) z[i] = p.bias[i];
+#pragma unroll
+    for (int b = 0; b < K; b++)
+        if (sees(x, t, at, b))
+#pragma unroll
+            for (int i = 0; i < VEC; i++) z[i] = fmaf(p.weight[b][i], x.v[at - b][i], z[i]);
+}
+
+/* ---------------------------------------------------------------- forward */
+static __device__ __forceinline__ void keep_last(const causal_args &a, const place &p) {
+    for (int k = 0; k < K - 1; k++) {
+        const int from = a.w - (K - 1) + k;
+        float v[VEC] = {};
+        if (from >= 0)
+            load(token_at<T>(a.src, p, from), v);
+        else if (HAS_H0)
+            load_state(a.h0, p, from + K - 1, v);
+        store_state(a.hn, p, k, v);
+    }
+}
+
+#if MODE == 0
+extern "C" __global__ void __launch_bounds__(CAUSAL_THREADS) causal_fwd(const __grid_constant__ causal_args a) {
+    const place p = open_run(a);
+    if (p.begin >= p.end) return;
+    tokens x;
+    open_tokens(a, p, x);
+    for (int t = p.begin; t < p.end; t += AHEAD) {
+        pack<T, VEC> raw[AHEAD];
+#pragma unroll
+        for (int u = 0; u < AHEAD; u++)
+            if (t + u < p.end) load_raw(token_at<T>(a.src, p, t + u), raw[u]);
+#pragma unroll
+        for (int u = 0; u < AHEAD; u++) {
+            if (t + u >= p.end) break;
+#pragma unroll
+            for (int i = 0; i < VEC; i++) x.v[K - 1 + u][i] = widen(raw[u].v[i]);
+            if (SEQ) x.seq[SEQ ? K - 1 + u : 0] = seq_at(a, p.n, t + u);
+            float z[VEC];
+            sums_of(p, x, t + u, K - 1 + u, z);
+            const bool padding = SEQ && x.seq[SEQ ? K - 1 + u : 0] < 0;
+#pragma unroll
+            for (int i = 0; i < VEC; i++) z[i] = padding ? 0 : activate(z[i]);
+            store(token_at<T>(a.dst, p, t + u), z);
+        }
+        move_tokens(x);
+    }
+    if (HAS_HN && p.end == a.w) keep_last(a, p);
+}
+
+/* ---------------------------------------------------------------- gradients */
+#else
+struct totals {
+    float weight[K][VEC], bias[VEC];
+};
+
+/* dz of token t; 0 where there is none. */
+static __device__ __forceinline__ void diff_sums_of(const place &p, const tokens &x, int t, int at,
+                                                    const pack<T, VEC> &dy, float (&dz)[VEC]) {
+    float z[VEC];
+    if (SILU) sums_of(p, x, t, at, z);
+#pragma unroll
+    for (int i = 0; i < VEC; i++) dz[i] = widen(dy.v[i]) * (SILU ? slope(z[i]) : 1.0f);
+}
+
+static __device__ __forceinline__ void add_up(const tokens &x, int t, int at, const float (&dz)[VEC], totals &s) {
+#pragma unroll
+    for (int i = 0; i < VEC; i++) s.bias[i] += dz[i];
+#pragma unroll
+    for (int b = 0; b < K; b++)
+        if (sees(x, t, at, b))
+#pragma unroll
+            for (int i = 0; i < VEC; i++) s.weight[b][i] = fmaf(dz[i], x.v[at - b][i], s.weight[b][i]);
+}
+
+/* diff_src of the token k - 1 before t; before the first token, diff_h0. `at`: of that token. */
+static __device__ __forceinline__ void put_diff(const causal_args &a, const place &p, const tokens &x,
+                                                const float (&dz)[K - 1 + AHEAD][VEC], int t, int at) {
+    const int to = t - (K - 1), held = to - a.w + K - 1;
+    if (to >= a.w || (to < p.begin && (to >= 0 || !HAS_H0))) return;
+    float dx[VEC] = {};
+#pragma unroll
+    for (int b = 0; b < K; b++) {
+        if (SEQ && (x.seq[SEQ ? at + b : 0] != x.seq[SEQ ? at : 0] || x.seq[SEQ ? at : 0] < 0)) continue;
+        if (STRICT && (to + b < 0 || to + b >= a.w)) continue;
+#pragma unroll
+        for (int i = 0; i < VEC; i++) dx[i] = fmaf(p.weight[b][i], dz[at + b][i], dx[i]);
+    }
+    if (HAS_HN && held >= 0) {
+        float more[VEC];
+        load_state(a.diff_hn, p, held, more);
+#pragma unroll
+        for (int i = 0; i < VEC; i++) dx[i] += more[i];
+    }
+    if (to >= 0)
+        store(token_at<T>(a.diff_src, p, to), dx);
+    else
+        store_state(a.diff_h0, p, to + K - 1, dx);
+}
+
+/* The sums of the block's runs, a tap at a time. */
+static __device__ __forceinline__ void put_totals(const causal_args &a, const place &p, const totals &s) {
+    __shared__ float scratch[CAUSAL_THREADS * VEC];
+    const int64_t first = p.c - threadIdx.x % LX * VEC;
+#pragma unroll
+    for (int b = 0; b <= K; b++) {
+        __syncthreads();
+#pragma unroll
+        for (int i = 0; i < VEC; i++) scratch[threadIdx.x * VEC + i] = b < K ? s.weight[b < K ? b : 0][i] : s.bias[i];
+        __syncthreads();
+        for (int i = (int)threadIdx.x; i < LX * VEC; i += CAUSAL_THREADS) {
+            float sum = 0;
+#pragma unroll
+            for (int y = 0; y < RUNS; y++) sum += scratch[y * LX * VEC + i];
+            if (first + i < a.c) a.partial[(p.slice * a.c + first + i) * (K + 1) + b] = sum;
+        }
+    }
+}
+
+extern "C" __global__ void __launch_bounds__(CAUSAL_THREADS) causal_bwd(const __grid_constant__ causal_args a) {
+    const place p = open_run(a);
+    totals s = {};
+    if (p.begin < p.end) {
+        const int stop = DATA ? p.end + K - 1 : p.end;
+        tokens x;
+        float dz[K - 1 + AHEAD][VEC] = {};
+        open_tokens(a, p, x);
+        for (int t = p.begin; t < stop; t += AHEAD) {
+            pack<T, VEC> raw[AHEAD], dy[AHEAD];
+#pragma unroll
+            for (int u = 0; u < AHEAD; u++)
+                if (t + u < min(stop, a.w)) {
+                    load_raw(token_at<T>(a.src, p, t + u), raw[u]);
+                    load_raw(token_at<T>(a.diff_dst, p, t + u), dy[u]);
+                }
+#pragma unroll
+            for (int u = 0; u < AHEAD; u++) {
+                enum { OWN = K - 1 };
+                const int now = t + u;
+                if (now >= stop) break;
+                if (SEQ) x.seq[SEQ ? OWN + u : 0] = seq_at(a, p.n, now);
+                const bool there = now < a.w && !(SEQ && x.seq[SEQ ? OWN + u : 0] < 0);
+#pragma unroll
+                for (int i = 0; i < VEC; i++) x.v[OWN + u][i] = now < a.w ? widen(raw[u].v[i]) : 0, dz[OWN + u][i] = 0;
+                if (there) diff_sums_of(p, x, now, OWN + u, dy[u], dz[OWN + u]);
+                if (WEIGHTS && there && now < p.end) add_up(x, now, OWN + u, dz[OWN + u], s);
+                if (DATA) put_diff(a, p, x, dz, now, u);
+            }
+            move_tokens(x);
+#pragma unroll
+            for (int k = 0; k < K - 1; k++)
+#pragma unroll
+                for (int i = 0; i < VEC; i++) dz[k][i] = dz[k + AHEAD][i];
+        }
+    }
+    if (WEIGHTS) put_totals(a, p, s);
+}
+#endif
+#endif
