@@ -25,6 +25,13 @@ static inline uint16_t ptx_f32_to_bf16(float v) {
     return (uint16_t)(v != v ? 0x7fff : (u + 0x7fff + (u >> 16 & 1)) >> 16);
 }
 
+static inline uint32_t ptx_f32_to_f16x2(float lo, float hi) {
+    return ptx_f32_to_f16(lo) | (uint32_t)ptx_f32_to_f16(hi) << 16;
+}
+static inline uint32_t ptx_f32_to_bf16x2(float lo, float hi) {
+    return ptx_f32_to_bf16(lo) | (uint32_t)ptx_f32_to_bf16(hi) << 16;
+}
+
 /* ---------------------------------------------------------------- registers */
 static inline const float *ptx_pin(const float *p) { return p; }
 static inline const float *ptx_pin_shared(const float *p) { return p; }

@@ -42,6 +42,27 @@ static __device__ __forceinline__ uint16_t ptx_f32_to_bf16(float v) {
 #endif
 }
 
+/* Two at once: lo in the lower half. */
+static __device__ __forceinline__ uint32_t ptx_f32_to_f16x2(float lo, float hi) {
+#if __CUDA_ARCH__ >= 800
+    uint32_t r;
+    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(r) : "f"(hi), "f"(lo));
+    return r;
+#else
+    return ptx_f32_to_f16(lo) | (uint32_t)ptx_f32_to_f16(hi) << 16;
+#endif
+}
+
+static __device__ __forceinline__ uint32_t ptx_f32_to_bf16x2(float lo, float hi) {
+#if __CUDA_ARCH__ >= 800
+    uint32_t r;
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(r) : "f"(hi), "f"(lo));
+    return r;
+#else
+    return ptx_f32_to_bf16(lo) | (uint32_t)ptx_f32_to_bf16(hi) << 16;
+#endif
+}
+
 /* ---------------------------------------------------------------- registers */
 /* The same address, held in a register: the compiler would else compute it again in every branch. */
 static __device__ __forceinline__ const float *ptx_pin(const float *p) {

@@ -69,10 +69,23 @@ template <class E, int N> static __device__ __forceinline__ void load(const E *a
     for (int i = 0; i < N; i++) to[i] = widen(p.v[i]);
 }
 
+/* Two of 16 bits by one instruction. */
+static __device__ __forceinline__ uint32_t narrow_two(f16_t, float lo, float hi) { return ptx_f32_to_f16x2(lo, hi); }
+static __device__ __forceinline__ uint32_t narrow_two(bf16_t, float lo, float hi) { return ptx_f32_to_bf16x2(lo, hi); }
+
 template <class E, int N> static __device__ __forceinline__ void store(E *at, const float (&from)[N]) {
-    pack<E, N> p;
+    union {
+        typename access<N * sizeof(E)>::word word;
+        uint32_t two[N > 1 ? N / 2 : 1];
+        E v[N];
+    } p;
+    if constexpr (sizeof(E) == 2 && N % 2 == 0) {
 #pragma unroll
-    for (int i = 0; i < N; i++) p.v[i] = narrow<E>(from[i]);
+        for (int i = 0; i < N / 2; i++) p.two[i] = narrow_two(E(), from[2 * i], from[2 * i + 1]);
+    } else {
+#pragma unroll
+        for (int i = 0; i < N; i++) p.v[i] = narrow<E>(from[i]);
+    }
     *(typename access<N * sizeof(E)>::word *)at = p.word;
 }
 

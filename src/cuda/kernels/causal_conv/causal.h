@@ -127,8 +127,8 @@ static inline weft_status causal_finish(const weft__exec *e, int part, causal_ar
 #include "vec.h"
 
 enum { FWD = MODE == MODE_FWD, DATA = MODE == MODE_DATA || MODE == MODE_BOTH, WEIGHTS = MODE >= MODE_WEIGHTS };
-enum { CAREFUL = SEQ || (STRICT && !HAS_H0) }; /* taps that read outside are left out, not multiplied by 0 */
-enum { NONE = (int)0x80000000 };               /* seq_idx of a place without a token */
+enum { CAREFUL = SEQ || STRICT }; /* taps that read outside are left out, not multiplied by 0 */
+enum { NONE = (int)0x80000000 };  /* seq_idx of a place without a token */
 
 /* 1 / (1 + e^-z): e^-z errs by 2 + |z| roundoffs and is less than 1 where z > 0; infinity gives 0. */
 static __device__ __forceinline__ float sigmoid(float z) { return ptx_rcp(1 + ptx_ex2(z * -1.44269504f)); }

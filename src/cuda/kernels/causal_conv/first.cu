@@ -164,8 +164,8 @@ static __device__ __forceinline__ void open_window(const causal_args &a, const p
 /* f(r, i, x[t + i - b]) for the taps b = g TOK + r, r < TOK, that token t + i sees: high are the tokens from t - g TOK
  * on, low those before them, own those from t on. */
 template <class F>
-static __device__ __forceinline__ void each_tap(int t, int g, const window &own, const window &high, const window &low,
-                                                F f) {
+static __device__ __forceinline__ void each_tap(int w, int t, int g, const window &own, const window &high,
+                                                const window &low, F f) {
 #pragma unroll
     for (int r = 0; r < TOK; r++) {
         if (g * TOK + r >= K) continue;
@@ -178,7 +178,7 @@ static __device__ __forceinline__ void each_tap(int t, int g, const window &own,
                           other = SEQ ? (at < 0 ? low.seq : high.seq)[SEQ ? at & (TOK - 1) : 0] : 0;
                 counts = mine == other && mine >= 0;
             } else if (CAREFUL) {
-                counts = t + i - (g * TOK + r) >= 0;
+                counts = t + i < w && (HAS_H0 || t + i - (g * TOK + r) >= 0);
             }
             if (counts) f(r, i, at < 0 ? low.v[at & (TOK - 1)] : high.v[at & (TOK - 1)]);
         }
@@ -195,7 +195,7 @@ static __device__ __forceinline__ void sums_of(const causal_args &a, const place
         for (int g = 1; g <= LOW; g++) open_window(a, p, t - g * TOK, x[g]);
 #pragma unroll
         for (int g = 0; g < GROUPS; g++)
-            each_tap(t, g, x[0], x[g < LOW ? g : LOW], x[g + 1 < LOW ? g + 1 : LOW],
+            each_tap(a.w, t, g, x[0], x[g < LOW ? g : LOW], x[g + 1 < LOW ? g + 1 : LOW],
                      [&](int r, int i, float v) { z[i] = fmaf(p.weight[NARROW ? g * TOK + r : 0], v, z[i]); });
         return;
     }
@@ -206,7 +206,7 @@ static __device__ __forceinline__ void sums_of(const causal_args &a, const place
 #pragma unroll
         for (int r = 0; r < TOK; r++) weight[r] = g * TOK + r < K ? weight_at(a, p.c, g * TOK + r) : 0;
         open_window(a, p, t - (g + 1) * TOK, low);
-        each_tap(t, g, x[0], high, low, [&](int r, int i, float v) { z[i] = fmaf(weight[r], v, z[i]); });
+        each_tap(a.w, t, g, x[0], high, low, [&](int r, int i, float v) { z[i] = fmaf(weight[r], v, z[i]); });
         high = low;
     }
 }
@@ -372,7 +372,7 @@ static __device__ __forceinline__ void add_up(const causal_args &a, const place 
     if (NARROW) {
 #pragma unroll
         for (int g = 0; g < GROUPS; g++)
-            each_tap(t, g, x[0], x[g < LOW ? g : LOW], x[g + 1 < LOW ? g + 1 : LOW], [&](int r, int i, float v) {
+            each_tap(a.w, t, g, x[0], x[g < LOW ? g : LOW], x[g + 1 < LOW ? g + 1 : LOW], [&](int r, int i, float v) {
                 s.own[NARROW ? g * TOK + r : 0] = fmaf(dz[i], v, s.own[NARROW ? g * TOK + r : 0]);
             });
         return;
@@ -382,7 +382,7 @@ static __device__ __forceinline__ void add_up(const causal_args &a, const place 
     for (int g = 0; g < GROUPS; g++) {
         float sum[TOK] = {};
         open_window(a, p, t - (g + 1) * TOK, low);
-        each_tap(t, g, x[0], high, low, [&](int r, int i, float v) { sum[r] = fmaf(dz[i], v, sum[r]); });
+        each_tap(a.w, t, g, x[0], high, low, [&](int r, int i, float v) { sum[r] = fmaf(dz[i], v, sum[r]); });
 #pragma unroll
         for (int r = 0; r < TOK; r++) {
             const float all = lanes_all<plus, LANES>(sum[r]);

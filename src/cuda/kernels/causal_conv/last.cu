@@ -180,7 +180,7 @@ static __device__ __forceinline__ void move_tokens(tokens &x) {
 /* Does token t, the one at `at`, see the one `back` before it? */
 static __device__ __forceinline__ bool sees(const tokens &x, int t, int at, int back) {
     if (SEQ) return x.seq[SEQ ? at : 0] == x.seq[SEQ ? at - back : 0];
-    return !CAREFUL || t - back >= 0;
+    return !CAREFUL || HAS_H0 || t - back >= 0;
 }
 
 static __device__ __forceinline__ void sums_of(const place &p, const tokens &x, int t, int at, float (&z)[VEC]) {
@@ -207,31 +207,41 @@ static __device__ __forceinline__ void keep_last(const causal_args &a, const pla
 }
 
 #if MODE == 0
+/* AHEAD tokens from t on; WHOLE: the run has them all. */
+template <bool WHOLE>
+static __device__ __forceinline__ void forward(const causal_args &a, const place &p, int t, const T *src, T *dst,
+                                               tokens &x) {
+    pack<T, VEC> raw[AHEAD];
+#pragma unroll
+    for (int u = 0; u < AHEAD; u++, src += a.src.by_t)
+        if (WHOLE || t + u < p.end) load_raw(src, raw[u]);
+#pragma unroll
+    for (int u = 0; u < AHEAD; u++, dst += a.dst.by_t) {
+        if (!WHOLE && t + u >= p.end) break;
+#pragma unroll
+        for (int i = 0; i < VEC; i++) x.v[K - 1 + u][i] = widen(raw[u].v[i]);
+        if (SEQ) x.seq[SEQ ? K - 1 + u : 0] = seq_at(a, p.n, t + u);
+        float z[VEC];
+        sums_of(p, x, t + u, K - 1 + u, z);
+        const bool padding = SEQ && x.seq[SEQ ? K - 1 + u : 0] < 0;
+#pragma unroll
+        for (int i = 0; i < VEC; i++) z[i] = padding ? 0 : activate(z[i]);
+        store(dst, z);
+    }
+    move_tokens(x);
+}
+
 extern "C" __global__ void __launch_bounds__(CAUSAL_THREADS) causal_fwd(const __grid_constant__ causal_args a) {
     const place p = open_run(a);
     if (p.begin >= p.end) return;
     tokens x;
     open_tokens(a, p, x);
-    for (int t = p.begin; t < p.end; t += AHEAD) {
-        pack<T, VEC> raw[AHEAD];
-#pragma unroll
-        for (int u = 0; u < AHEAD; u++)
-            if (t + u < p.end) load_raw(token_at<T>(a.src, p, t + u), raw[u]);
-#pragma unroll
-        for (int u = 0; u < AHEAD; u++) {
-            if (t + u >= p.end) break;
-#pragma unroll
-            for (int i = 0; i < VEC; i++) x.v[K - 1 + u][i] = widen(raw[u].v[i]);
-            if (SEQ) x.seq[SEQ ? K - 1 + u : 0] = seq_at(a, p.n, t + u);
-            float z[VEC];
-            sums_of(p, x, t + u, K - 1 + u, z);
-            const bool padding = SEQ && x.seq[SEQ ? K - 1 + u : 0] < 0;
-#pragma unroll
-            for (int i = 0; i < VEC; i++) z[i] = padding ? 0 : activate(z[i]);
-            store(token_at<T>(a.dst, p, t + u), z);
-        }
-        move_tokens(x);
-    }
+    const T *src = token_at<T>(a.src, p, p.begin);
+    T *dst = token_at<T>(a.dst, p, p.begin);
+    int t = p.begin;
+    for (; t + AHEAD <= p.end; t += AHEAD, src += AHEAD * a.src.by_t, dst += AHEAD * a.dst.by_t)
+        forward<true>(a, p, t, src, dst, x);
+    if (t < p.end) forward<false>(a, p, t, src, dst, x);
     if (HAS_HN && p.end == a.w) keep_last(a, p);
 }
 
@@ -260,29 +270,71 @@ static __device__ __forceinline__ void add_up(const tokens &x, int t, int at, co
             for (int i = 0; i < VEC; i++) s.weight[b][i] = fmaf(dz[i], x.v[at - b][i], s.weight[b][i]);
 }
 
-/* diff_src of the token k - 1 before t; before the first token, diff_h0. `at`: of that token. */
+/* diff_src of the token k - 1 before t, at `place`; before the first token, diff_h0. `at`: its dz. WHOLE: the run has it,
+ * and tokens behind its window. */
+template <bool WHOLE>
 static __device__ __forceinline__ void put_diff(const causal_args &a, const place &p, const tokens &x,
-                                                const float (&dz)[K - 1 + AHEAD][VEC], int t, int at) {
+                                                const float (&dz)[K - 1 + AHEAD][VEC], int t, int at, T *place) {
     const int to = t - (K - 1), held = to - a.w + K - 1;
-    if (to >= a.w || (to < p.begin && (to >= 0 || !HAS_H0))) return;
+    if (!WHOLE && (to >= a.w || (to < p.begin && (to >= 0 || !HAS_H0)))) return;
     float dx[VEC] = {};
 #pragma unroll
     for (int b = 0; b < K; b++) {
         if (SEQ && (x.seq[SEQ ? at + b : 0] != x.seq[SEQ ? at : 0] || x.seq[SEQ ? at : 0] < 0)) continue;
-        if (STRICT && (to + b < 0 || to + b >= a.w)) continue;
+        if (!WHOLE && STRICT && (to + b < 0 || to + b >= a.w)) continue;
 #pragma unroll
         for (int i = 0; i < VEC; i++) dx[i] = fmaf(p.weight[b][i], dz[at + b][i], dx[i]);
     }
-    if (HAS_HN && held >= 0) {
+    if (!WHOLE && HAS_HN && held >= 0) {
         float more[VEC];
         load_state(a.diff_hn, p, held, more);
 #pragma unroll
         for (int i = 0; i < VEC; i++) dx[i] += more[i];
     }
-    if (to >= 0)
-        store(token_at<T>(a.diff_src, p, to), dx);
+    if (WHOLE || to >= 0)
+        store(place, dx);
     else
         store_state(a.diff_h0, p, to + K - 1, dx);
+}
+
+struct cursors { /* of token t, and of the one that is written then */
+    const T *src, *diff_dst;
+    T *diff_src;
+};
+
+/* AHEAD tokens from t on. WHOLE: they and the k - 1 before them are of the run. */
+template <bool WHOLE>
+static __device__ __forceinline__ void backward(const causal_args &a, const place &p, int t, cursors at, tokens &x,
+                                                float (&dz)[K - 1 + AHEAD][VEC], totals &s) {
+    enum { OWN = K - 1 };
+    const int stop = DATA ? p.end + K - 1 : p.end, last = min(stop, a.w);
+    pack<T, VEC> raw[AHEAD], dy[AHEAD];
+#pragma unroll
+    for (int u = 0; u < AHEAD; u++, at.src += a.src.by_t, at.diff_dst += a.diff_dst.by_t)
+        if (WHOLE || t + u < last) {
+            load_raw(at.src, raw[u]);
+            load_raw(at.diff_dst, dy[u]);
+        }
+#pragma unroll
+    for (int u = 0; u < AHEAD; u++, at.diff_src += a.diff_src.by_t) {
+        const int now = t + u;
+        if (!WHOLE && now >= stop) break;
+        if (SEQ) x.seq[SEQ ? OWN + u : 0] = seq_at(a, p.n, now);
+        const bool there = (WHOLE || now < a.w) && !(SEQ && x.seq[SEQ ? OWN + u : 0] < 0);
+#pragma unroll
+        for (int i = 0; i < VEC; i++) {
+            x.v[OWN + u][i] = WHOLE || now < a.w ? widen(raw[u].v[i]) : 0;
+            dz[OWN + u][i] = 0;
+        }
+        if (there) diff_sums_of(p, x, now, OWN + u, dy[u], dz[OWN + u]);
+        if (WEIGHTS && there && (WHOLE || now < p.end)) add_up(x, now, OWN + u, dz[OWN + u], s);
+        if (DATA) put_diff<WHOLE>(a, p, x, dz, now, u, at.diff_src);
+    }
+    move_tokens(x);
+#pragma unroll
+    for (int k = 0; k < K - 1; k++)
+#pragma unroll
+        for (int i = 0; i < VEC; i++) dz[k][i] = dz[k + AHEAD][i];
 }
 
 /* The sums of the block's runs, a tap at a time. */
@@ -308,36 +360,19 @@ extern "C" __global__ void __launch_bounds__(CAUSAL_THREADS) causal_bwd(const __
     const place p = open_run(a);
     totals s = {};
     if (p.begin < p.end) {
-        const int stop = DATA ? p.end + K - 1 : p.end;
+        cursors at = {token_at<T>(a.src, p, p.begin), token_at<T>(a.diff_dst, p, p.begin),
+                      token_at<T>(a.diff_src, p, p.begin - (K - 1))};
         tokens x;
         float dz[K - 1 + AHEAD][VEC] = {};
         open_tokens(a, p, x);
-        for (int t = p.begin; t < stop; t += AHEAD) {
-            pack<T, VEC> raw[AHEAD], dy[AHEAD];
-#pragma unroll
-            for (int u = 0; u < AHEAD; u++)
-                if (t + u < min(stop, a.w)) {
-                    load_raw(token_at<T>(a.src, p, t + u), raw[u]);
-                    load_raw(token_at<T>(a.diff_dst, p, t + u), dy[u]);
-                }
-#pragma unroll
-            for (int u = 0; u < AHEAD; u++) {
-                enum { OWN = K - 1 };
-                const int now = t + u;
-                if (now >= stop) break;
-                if (SEQ) x.seq[SEQ ? OWN + u : 0] = seq_at(a, p.n, now);
-                const bool there = now < a.w && !(SEQ && x.seq[SEQ ? OWN + u : 0] < 0);
-#pragma unroll
-                for (int i = 0; i < VEC; i++) x.v[OWN + u][i] = now < a.w ? widen(raw[u].v[i]) : 0, dz[OWN + u][i] = 0;
-                if (there) diff_sums_of(p, x, now, OWN + u, dy[u], dz[OWN + u]);
-                if (WEIGHTS && there && now < p.end) add_up(x, now, OWN + u, dz[OWN + u], s);
-                if (DATA) put_diff(a, p, x, dz, now, u);
-            }
-            move_tokens(x);
-#pragma unroll
-            for (int k = 0; k < K - 1; k++)
-#pragma unroll
-                for (int i = 0; i < VEC; i++) dz[k][i] = dz[k + AHEAD][i];
+        for (int t = p.begin; t < (DATA ? p.end + K - 1 : p.end); t += AHEAD) {
+            if (t >= p.begin + K - 1 && t + AHEAD <= p.end)
+                backward<true>(a, p, t, at, x, dz, s);
+            else
+                backward<false>(a, p, t, at, x, dz, s);
+            at.src += AHEAD * a.src.by_t;
+            at.diff_dst += AHEAD * a.diff_dst.by_t;
+            at.diff_src += AHEAD * a.diff_src.by_t;
         }
     }
     if (WEIGHTS) put_totals(a, p, s);
