@@ -76,7 +76,7 @@ static __device__ __forceinline__ const float *ptx_pin_shared(const float *p) {
     return (const float *)__cvta_shared_to_generic(at);
 }
 
-/* ---------------------------------------------------------------- the bulk copy engine: compute capability 9.0 and up */
+/* ---------------------------------------------------------------- the bulk copy engine: compute capability 9.0 */
 #if __CUDA_ARCH__ >= 900
 static __device__ __forceinline__ uint32_t ptx_shared(const void *p) { return (uint32_t)__cvta_generic_to_shared(p); }
 

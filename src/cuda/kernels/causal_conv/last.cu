@@ -1,5 +1,5 @@
-/* Causal convolution of sequences whose channels lie side by side: forward, and every gradient in one pass; widths to 8,
- * f32, f16 and bf16 with f32 sums, states, seq_idx, bias and silu.
+/* Causal convolution of sequences whose channels lie side by side: forward, and every gradient in one pass; widths to
+ * 8, f32, f16 and bf16 with f32 sums, states, seq_idx, bias and silu.
  * Math:      as in first.cu
  * Blocking:  a thread has VEC channels and walks a run of tokens forwards: the k - 1 tokens before, weights and sums
  *            stay in registers, AHEAD tokens are under way at once. Gradients walk k - 1 tokens further than their run,
@@ -270,8 +270,8 @@ static __device__ __forceinline__ void add_up(const tokens &x, int t, int at, co
             for (int i = 0; i < VEC; i++) s.weight[b][i] = fmaf(dz[i], x.v[at - b][i], s.weight[b][i]);
 }
 
-/* diff_src of the token k - 1 before t, at `place`; before the first token, diff_h0. `at`: its dz. WHOLE: the run has it,
- * and tokens behind its window. */
+/* diff_src of the token k - 1 before t, at `place`; before the first token, diff_h0. `at`: its dz. WHOLE: the run has
+ * it, and tokens behind its window. */
 template <bool WHOLE>
 static __device__ __forceinline__ void put_diff(const causal_args &a, const place &p, const tokens &x,
                                                 const float (&dz)[K - 1 + AHEAD][VEC], int t, int at, T *place) {
