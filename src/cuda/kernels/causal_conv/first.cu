@@ -3,8 +3,9 @@
  * Math:      z[t] = bias + sum_b w[b] x[t - b], dst = silu(z); dz = diff_dst silu'(z);
  *            diff_src[t] = sum_b w[b] dz[t + b], diff_w[b] = sum dz[t] x[t - b]; b is the tap counted backwards
  * Blocking:  LANES lanes have one row, each 16 bytes of tokens; the 16 bytes before are read again, from L1. A unit of
- *            lanes walks the chunks of a segment of its row, so that weights are loaded once. Gradients go from the last
- *            chunk to the first: dz of the tokens behind come from the next lane, and those of the chunk behind are kept
+ *            lanes walks the chunks of a segment of its row, so that weights are loaded once. Gradients go from the
+ *            last chunk to the first: dz of the tokens behind come from the next lane, and those of the chunk behind
+ *            are kept
  * Sums:      in registers over a segment (windows over 8: in shared memory), then over lanes; a second launch adds the
  *            segments up in their order
  * Edges:     tokens outside are 0; under strict math and with seq_idx such taps are left out
