@@ -31,9 +31,15 @@ foreach(row ${WEFT_ISA_ROWS})
 endforeach()
 
 # An object library of sources compiled for an ISA.
+add_library(weft_fewer_checks INTERFACE)
+target_compile_options(weft_fewer_checks INTERFACE -fno-sanitize=null,alignment,object-size,pointer-overflow,bounds -g1)
+
 function(weft_isa_library target isa)
   add_library(${target} OBJECT ${ARGN})
   weft_configure(${target})
   target_compile_definitions(${target} PRIVATE ${WEFT_ISA_DEFINES_${isa}})
   target_compile_options(${target} PRIVATE ${WEFT_ISA_FLAGS_${isa}})
+  if(WEFT_SANITIZE MATCHES undefined AND NOT WEFT_SANITIZE_ALL)
+    target_link_libraries(${target} PRIVATE weft_fewer_checks) # behind weft_flags, whose options it takes back
+  endif()
 endfunction()

@@ -17,7 +17,8 @@ SEED=${SEED:-7}
 SLOTS=$((JOBS < 4 ? JOBS : 4))                                # tiers at a time
 PROCESSES=$((JOBS / SLOTS < 8 ? JOBS / SLOTS : 8))            # of pytest in a tier
 # LIMIT: seconds of one program, on a machine that is busy, too: it hangs. SANITIZED: how much of cpu/isa.h asan builds.
-case ${WEFT_SLOW:-0} in 0 | '') LIMIT=3000 SANITIZED=ONLY_SCALAR ;; *) LIMIT=7200 SANITIZED=NO_AVX512 ;; esac
+case ${WEFT_SLOW:-0} in 0 | '') LIMIT=3000 SANITIZED=ONLY_SCALAR ALL_CHECKS=OFF ;;
+    *) LIMIT=7200 SANITIZED=NO_AVX512 ALL_CHECKS=ON ;; esac
 export WEFT_SLOW=${WEFT_SLOW:-0}
 export WEFT_RATES=${WEFT_RATES:-nominal} # choices in tests do not depend on the clock
 mkdir -p "$LOGS"
@@ -76,7 +77,7 @@ programs() { # DIR PATTERN [EXCEPT]: the C test programs whose names match the o
 # -O1: the kernels are unrolled by hand, and sanitized at -O2 they compile ten times longer. One source serves every
 # instruction set, so the lower ones show what a sanitizer can see (cpu/isa.h).
 build_with() { # DIR SANITIZERS ISAS
-    cmake -S . -B "$1" -DCMAKE_BUILD_TYPE=None "-DCMAKE_C_FLAGS=-O1 -DWEFT__$3" -DWEFT_SANITIZE="$2" -DWEFT_TORCH=OFF &&
+    cmake -S . -B "$1" -DCMAKE_BUILD_TYPE=None "-DCMAKE_C_FLAGS=-O1 -DWEFT__$3" -DWEFT_SANITIZE="$2" -DWEFT_SANITIZE_ALL=$ALL_CHECKS -DWEFT_TORCH=OFF &&
         cmake --build "$1" -j "$JOBS" || { echo "FAILED build in $1"; counts 0 1 0; return 1; }
 }
 with_python() { WEFT_LIBRARY=$BUILD/libweft_torch.so PYTHONPATH=python${PYTHONPATH:+:$PYTHONPATH} timeout --foreground "$LIMIT" "$(cat "$BUILD/python")" "$@"; }
