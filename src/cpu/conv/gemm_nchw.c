@@ -4,7 +4,7 @@
  *            k, which stay in the second-level cache while the packed weights pass by once. Padding becomes zeros on
  *            that way, 16-bit data becomes f32, strides are taken out. Sums of more than KC products wait in
  *            scratch. 1x1 windows are the same with rows of whole images; bwd_data has one view for each residue of
- *            the stride
+ *            the stride, and one for all where kernel = stride
  * Traffic:   weights from the last-level cache once a strip, data once a tap from there or nearer
  * Roofline:  multiply-add peak; the copy costs about 3 cycles a vector against M multiply-adds
  * Assumes:   src and dst dense channels-first, weights dense
@@ -111,18 +111,9 @@ static int find_pieces(const gemm_view *v, const strip *strip, int64_t tap, int6
     return found;
 }
 
-/* The positions of a piece, every move-th element from `from` on. */
 VF_INLINE vf read_piece(const piece *p, const void *in, int64_t from, int64_t move, const int dtype) {
     if (move == 1) return vf_load_in_as(dtype, p->inside, in, from);
-    if (move == 2) {
-        const vf a = vf_load_in_as(dtype, vm_range(2 * p->lo, 2 * p->hi - 1), in, from);
-        const vf b =
-            vf_load_in_as(dtype, vm_range(2 * p->lo - VF_LANES, 2 * p->hi - 1 - VF_LANES), in, from + VF_LANES);
-        return vf_even(a, b);
-    }
-    float lane[VF_LANES] = {0};
-    for (int j = p->lo; j < p->hi; j++) lane[j] = gemm_load(dtype, in, from + j * move);
-    return vf_load(lane);
+    return gemm_load_every(in, from, move, p->lo, p->hi, dtype);
 }
 
 /* Row k of every panel. Whole vectors are written: the excess is written again by what follows. */
@@ -179,11 +170,12 @@ static void put_tile(const job *q, const gemm_view *v, const strip *s, int64_t m
         int64_t at = 0;
         for (int a = 0; a < 3; a++) at = at * v->x[a].out + v->x[a].first + u.at[a] * v->x[a].step;
         for (int64_t r = 0; r < rows; r++) {
-            const int64_t channel = s->group * v->co + m + r, step = v->x[2].step;
+            const int64_t row = s->group * v->co + m + r, channel = row / v->spread, step = v->x[2].step;
+            const int64_t to = at + gemm_spread_at(q->e->p, v, row % v->spread);
             float *values = tile + r * GEMM_NR + u.lane;
-            if (q->scaled) gemm_scale(q->factors, u.n, at, step, values, u.count, q->bias ? q->bias[channel] : 0);
-            gemm_put_run(&q->out, (u.n * v->groups * v->co + channel) * v->out_plane + at, step, values, u.count,
-                         channel, false);
+            if (q->scaled) gemm_scale(q->factors, u.n, to, step, values, u.count, q->bias ? q->bias[channel] : 0);
+            gemm_put_run(&q->out, (u.n * v->groups * v->co / v->spread + channel) * v->out_plane + to, step, values,
+                         u.count, channel, false);
         }
         p += u.count;
     }
@@ -326,8 +318,8 @@ static void pack_panel(void *arg, int64_t slot) {
 
 static void pack_into(const weft__exec *e, const void *weights, void *packed) {
     pack_job q = {e->p, e->p->pass == WEFT_PASS_FWD, weights, weft__tensor(e->p, WEFT_ROLE_WEIGHTS)->dtype, packed};
-    const int64_t co = (q.fwd ? e->p->o : e->p->c) / e->p->groups;
-    weft__parallel(e->ctx, e->p->groups * gemm_split(co, GEMM_MR), pack_panel, &q);
+    const gemm_view v = gemm_view_of(e->p, q.fwd, 0);
+    weft__parallel(e->ctx, v.groups * gemm_split(v.co, GEMM_MR), pack_panel, &q);
 }
 static weft_status pack(const weft__exec *e, const void *weights, void *packed) {
     pack_into(e, weights, packed);
@@ -374,8 +366,8 @@ static const char *plan(const weft_problem *p, const weft__hw *hw, int variant, 
     if (reason) return reason;
     params *d = WEFT__PARAMS(params, out);
     if (gemm_views(p) > GEMM_VIEWS) return "the stride has too many residues";
-    const int64_t window = p->kernel[0] * p->kernel[1] * p->kernel[2];
     const gemm_view v = gemm_view_of(p, fwd, 0);
+    const int64_t window = gemm_window(p) / v.spread;
     int64_t longest = 1;
     for (int64_t i = 0; i < gemm_views(p); i++) longest = WEFT__MAX(longest, gemm_view_of(p, fwd, i).k);
     d->kc = cpu_ceil(longest, cpu_ceil(longest, KC));
@@ -395,7 +387,7 @@ static const char *plan(const weft_problem *p, const weft__hw *hw, int variant, 
     const bool strict = p->math == WEFT_MATH_STRICT && (!fwd || gemm_is_padded(p));
     d->weights = strict ? cpu_round_up((int64_t)packed, 64) : 0;
     out->packed = strict ? 0 : packed;
-    d->bias = gemm_bias_bytes(p, v.co * v.groups);
+    d->bias = gemm_bias_bytes(p, v.co / v.spread * v.groups);
     d->panels = (size_t)strip_floats(d->strip, d->kc) * sizeof(float);
     d->pieces = (size_t)cpu_round_up(d->strip * (VF_LANES + 1) * (int64_t)sizeof(piece), 64);
     d->scratch = d->panels + d->pieces;
@@ -403,10 +395,14 @@ static const char *plan(const weft_problem *p, const weft__hw *hw, int variant, 
         d->scratch +=
             (size_t)(cpu_ceil(mp, d->parts) * cpu_ceil(d->strip, GEMM_NV) * GEMM_MR * GEMM_NR) * sizeof(float);
     out->workspace = d->weights + d->bias + (size_t)WEFT__MIN(d->items, GEMM_SLOTS) * d->scratch;
-    /* multiply-adds, and the copy: one vector costs as much as 6 of them */
-    const double sums = 2 * (double)(v.co + 6 * d->parts) * (double)v.ci * (double)window * (double)p->groups *
+    /* multiply-adds; the copy: a vector costs as much as 8 of them, with a stride more; results that lie apart: 16 */
+    const int64_t move = v.x[2].move;
+    const double copy = (double)(d->parts * (move == 1 ? 8 : move == 2 ? 20 : 40));
+    const double sums = 2 * ((double)v.co + copy) * (double)v.ci * (double)window * (double)p->groups *
                         (double)(fwd ? v.pixels : p->n * p->out[0] * p->out[1] * p->out[2]);
-    out->ns = cpu_cost(hw, weft__bytes(p), sums, GEMM_SHARE);
+    const double apart =
+        v.x[2].step == 1 ? 0 : 2 * 16 * (double)p->n * (double)p->c * (double)(p->in[0] * p->in[1] * p->in[2]);
+    out->ns = cpu_cost(hw, weft__bytes(p), sums + apart, GEMM_SHARE);
     return NULL;
 }
 

@@ -68,7 +68,7 @@ VF_INLINE int64_t input_at(const gemm_view *v, const int64_t at[4], const int64_
 VF_INLINE int64_t output_at(const gemm_view *v, const int64_t at[4], int64_t group) {
     int64_t to = at[0];
     for (int a = 0; a < 3; a++) to = to * v->x[a].out + v->x[a].first + at[a + 1] * v->x[a].step;
-    return (to * v->groups + group) * v->co;
+    return (to * v->groups + group) * (v->co / v->spread);
 }
 VF_INLINE void tap_of(const gemm_view *v, int64_t number, int64_t tap[3]) {
     for (int a = 2; a >= 0; number /= v->x[a].taps, a--) tap[a] = number % v->x[a].taps;
@@ -152,33 +152,40 @@ static columns columns_of(const job *q, const gemm_view *v, int64_t group, int64
                      q->weights + before * VF_LANES};
 }
 
+/* The results of one position: a run of channels, one for each tap if they are spread. */
+static void put_row(const job *q, const gemm_view *v, const strip *s, const columns *c, const int64_t at[4],
+                    float *values) {
+    const int64_t channels = v->co / v->spread, first = output_at(v, at, s->group), width = v->groups * channels;
+    for (int64_t j = c->first, count; j < c->first + c->count; j += count, values += count) {
+        const int64_t tap = j / channels, channel = s->group * channels + j % channels;
+        const int64_t to = first + gemm_spread_at(q->e->p, v, tap) * width;
+        count = WEFT__MIN(c->first + c->count - j, channels - j % channels);
+        if (q->scaled)
+            gemm_scale_channels(q->factors, at[0], to / width - at[0] * v->out_plane, values, count,
+                                q->bias ? q->bias + channel : NULL);
+        gemm_put_run(&q->out, to + j % channels, 1, values, count, channel, true);
+    }
+}
+
 static void finish_tile(const job *q, const gemm_view *v, const strip *s, const columns *c, gemm_tile *t, int64_t first,
                         int64_t m) {
     const bool direct = q->out.dtype == WEFT_DTYPE_F32 && !q->out.acc && !q->scaled && v->x[0].step == 1 &&
                         v->x[1].step == 1 && v->x[2].step == 1;
-    float tile[GEMM_MR * GEMM_NR];
+    float tile[GEMM_MR * GEMM_NR + VF_LANES];
     int64_t at[4];
     gemm_end end = q->end;
-    const int64_t channel = s->group * v->co + c->first;
     find_position(v, s->first + first, at);
     if (direct) {
         t->c = (float *)q->out.dst + output_at(v, at, s->group) + c->first;
         t->ldc = v->groups * v->co;
-        if (end.col_bias) end.col_bias += channel;
+        if (end.col_bias) end.col_bias += s->group * v->co + c->first;
         t->end = &end;
     } else {
         t->c = tile, t->ldc = GEMM_NR, t->end = NULL;
     }
     t->tail = (int)(c->count - (c->vectors - 1) * VF_LANES);
     gemm_run(t, GEMM_ROWS, m, c->vectors);
-    if (direct) return;
-    for (int64_t r = 0; r < m; r++, next_position(v, at)) {
-        const int64_t to = output_at(v, at, s->group), pixel = to / (v->groups * v->co) - at[0] * v->out_plane;
-        if (q->scaled)
-            gemm_scale_channels(q->factors, at[0], pixel, tile + r * GEMM_NR, c->count,
-                                q->bias ? q->bias + channel : NULL);
-        gemm_put_run(&q->out, to + c->first, 1, tile + r * GEMM_NR, c->count, channel, true);
-    }
+    for (int64_t r = 0; r < m && !direct; r++, next_position(v, at)) put_row(q, v, s, c, at, tile + r * GEMM_NR);
 }
 
 /* The sums of block [k0, k1) of one panel of output channels, for every position of the strip. */
@@ -267,13 +274,16 @@ enum { PACK_CHANNELS = 16 };
 VF_INLINE void pack_columns(const pack_job *q, const gemm_view *v, int64_t group, int64_t first, int64_t width,
                             float *to, const int dtype) {
     const int64_t out = gemm_weight_out(q->p, v, q->fwd), in = gemm_weight_in(q->p, v, q->fwd);
-    const int64_t count = WEFT__MIN(width, v->co - first);
+    const int64_t count = WEFT__MIN(width, v->co - first), channels = v->co / v->spread;
+    int64_t column[GEMM_NR];
+    for (int64_t j = 0; j < count; j++)
+        column[j] = v->spread == 1 ? (first + j) * out : (first + j) % channels * v->spread + (first + j) / channels;
     for (int64_t c0 = 0; c0 < v->ci; c0 += PACK_CHANNELS)
         for (int64_t tap = 0; tap < v->taps; tap++) {
-            const int64_t at = gemm_weight_at(q->p, v, group, tap) + first * out;
+            const int64_t at = gemm_weight_at(q->p, v, group, tap);
             for (int64_t c = c0; c < WEFT__MIN(c0 + PACK_CHANNELS, v->ci); c++) {
                 float *row = to + (tap * v->ci + c) * width;
-                for (int64_t j = 0; j < count; j++) row[j] = gemm_load(dtype, q->weights, at + c * in + j * out);
+                for (int64_t j = 0; j < count; j++) row[j] = gemm_load(dtype, q->weights, at + c * in + column[j]);
                 for (int64_t j = count; j < width; j++) row[j] = 0;
             }
         }
@@ -349,8 +359,8 @@ static const char *plan(const weft_problem *p, const weft__hw *hw, int variant, 
     if (reason) return reason;
     if (gemm_views(p) > GEMM_VIEWS) return "the stride has too many residues";
     params *d = WEFT__PARAMS(params, out);
-    const int64_t window = p->kernel[0] * p->kernel[1] * p->kernel[2];
     const gemm_view v = gemm_view_of(p, fwd, 0);
+    const int64_t window = gemm_window(p) / v.spread;
     int64_t longest = 1, taps = 1;
     for (int64_t i = 0; i < gemm_views(p); i++) {
         longest = WEFT__MAX(longest, gemm_view_of(p, fwd, i).k);
@@ -378,7 +388,7 @@ static const char *plan(const weft_problem *p, const weft__hw *hw, int variant, 
     const bool strict = p->math == WEFT_MATH_STRICT && (!fwd || gemm_is_padded(p));
     d->weights = strict ? (size_t)cpu_round_up((int64_t)packed, 64) : 0;
     out->packed = strict ? 0 : packed;
-    d->bias = gemm_bias_bytes(p, v.co * v.groups);
+    d->bias = gemm_bias_bytes(p, v.co / v.spread * v.groups);
     d->zeros = (size_t)cpu_round_up(v.ci, 16) * sizeof(float);
     d->copy = d->copied ? (size_t)cpu_round_up(d->strip * longest + VF_LANES, 16) * sizeof(float) : 0;
     d->pointers = d->copied ? 0 : (size_t)cpu_round_up(d->strip * taps, 8) * sizeof(float *);
@@ -386,10 +396,13 @@ static const char *plan(const weft_problem *p, const weft__hw *hw, int variant, 
     if (cpu_ceil(longest, d->copied ? d->block : d->block * v.ci) > 1)
         d->scratch += (size_t)(gemm_split(d->strip, GEMM_MR) * GEMM_MR * GEMM_NR) * sizeof(float);
     out->workspace = d->weights + d->bias + d->zeros + (size_t)WEFT__MIN(d->items, GEMM_SLOTS) * d->scratch;
-    /* multiply-adds of whole vectors, and the copy: as many as 4 of a vector, and 200 for each position and tap */
+    /* multiply-adds of whole vectors, slower in narrow tiles, where each broadcast serves one or two; and the copy: as
+     * many as 4 of a vector, and 200 for each position and tap */
     const double positions = (double)p->n * (double)(fwd ? v.pixels / p->n : p->out[0] * p->out[1] * p->out[2]);
     const double copy = d->copied ? (double)d->parts * (200 + 4 * (double)v.ci) : 0;
-    const double sums = 2 * ((double)lanes * (double)v.ci + copy) * (double)window * (double)p->groups * positions;
+    const double narrow = lanes == VF_LANES ? 2 : lanes == 2 * VF_LANES ? 1.15 : 1;
+    const double sums =
+        2 * (narrow * (double)lanes * (double)v.ci + copy) * (double)window * (double)p->groups * positions;
     out->ns = cpu_cost(hw, weft__bytes(p), sums, GEMM_SHARE);
     return NULL;
 }

@@ -4,6 +4,8 @@
  * bwd_data      one view for each residue of the stride: positions first + q * step of diff_src meet every stride-th
  * tap,
  *               and diff_dst is read at unit distance. A residue that no tap meets has an empty sum.
+ *               Windows side by side (kernel = stride, no padding) are one view: a position of diff_dst makes a window
+ *               of diff_src, and the taps of a channel are as many rows of the product (`spread`).
  * The order of the sum is k = tap * ci + channel, in weights and in data. */
 #ifndef WEFT_CPU_CONV_GEMM_VIEW_H
 #define WEFT_CPU_CONV_GEMM_VIEW_H
@@ -21,7 +23,8 @@ typedef struct gemm_axis {
 
 typedef struct gemm_view {
     gemm_axis x[3];
-    int64_t n, groups, ci, co;   /* reduced and produced channels of a group */
+    int64_t n, groups, ci, co;   /* reduced and produced channels of a group; co counts each `spread` times */
+    int64_t spread;              /* positions that one position of the view makes of a channel: its taps, or 1 */
     int64_t in_plane, out_plane; /* positions of an image in the tensors */
     int64_t taps, k, pixels;     /* pixels: produced positions of the batch */
     int64_t first_tap;           /* taps of the views before this one */
@@ -72,18 +75,40 @@ VF_INLINE bool gemm_is_pointwise(const weft_problem *p) {
     return true;
 }
 
+VF_INLINE int64_t gemm_window(const weft_problem *p) { return p->kernel[0] * p->kernel[1] * p->kernel[2]; }
+
+/* The windows of diff_src lie side by side and leave nothing out. */
+VF_INLINE bool gemm_is_spread(const weft_problem *p) {
+    for (int a = 0; a < 3; a++)
+        if (p->kernel[a] != p->stride[a] || (p->kernel[a] > 1 && p->dilation[a] > 1) || p->pad_lo[a] || p->pad_hi[a] ||
+            p->in[a] != p->out[a] * p->stride[a])
+            return false;
+    return gemm_window(p) > 1;
+}
+
 enum { GEMM_VIEWS = 4096 }; /* at most */
 VF_INLINE int64_t gemm_views(const weft_problem *p) {
-    return p->pass == WEFT_PASS_FWD ? 1 : p->stride[0] * p->stride[1] * p->stride[2];
+    return p->pass == WEFT_PASS_FWD || gemm_is_spread(p) ? 1 : p->stride[0] * p->stride[1] * p->stride[2];
+}
+
+VF_INLINE gemm_axis gemm_axis_spread(const weft_problem *p, int a) {
+    return (gemm_axis){.count = p->out[a],
+                       .step = p->stride[a],
+                       .out = p->in[a],
+                       .in = p->out[a],
+                       .move = 1,
+                       .taps = 1,
+                       .tap_step = 1};
 }
 
 /* View number i; first_tap is the caller's to count. A 1x1 window makes rows of whole images. */
 VF_INLINE gemm_view gemm_view_of(const weft_problem *p, bool fwd, int64_t i) {
-    gemm_view v = {.n = p->n, .groups = p->groups};
+    const bool spread = !fwd && gemm_is_spread(p);
+    gemm_view v = {.n = p->n, .groups = p->groups, .spread = spread ? gemm_window(p) : 1};
     v.ci = (fwd ? p->c : p->o) / p->groups;
-    v.co = (fwd ? p->o : p->c) / p->groups;
+    v.co = (fwd ? p->o : p->c) / p->groups * v.spread;
     for (int a = 2; a >= 0; i /= p->stride[a], a--)
-        v.x[a] = fwd ? gemm_axis_fwd(p, a) : gemm_axis_bwd(p, a, i % p->stride[a]);
+        v.x[a] = fwd ? gemm_axis_fwd(p, a) : spread ? gemm_axis_spread(p, a) : gemm_axis_bwd(p, a, i % p->stride[a]);
     if (gemm_is_pointwise(p)) {
         gemm_axis *x = &v.x[2];
         x->count = x->out = x->in = x->count * v.x[0].count * v.x[1].count;
@@ -99,17 +124,22 @@ VF_INLINE gemm_view gemm_view_of(const weft_problem *p, bool fwd, int64_t i) {
 
 /* The weight of output channel 0 of the group, reduced channel 0 and tap number `tap` of the view. */
 VF_INLINE int64_t gemm_weight_at(const weft_problem *p, const gemm_view *v, int64_t group, int64_t tap) {
-    const int64_t window = p->kernel[0] * p->kernel[1] * p->kernel[2];
     int64_t at[3];
     for (int a = 2; a >= 0; tap /= v->x[a].taps, a--) at[a] = v->x[a].tap + tap % v->x[a].taps * v->x[a].tap_step;
-    return group * v->ci * v->co * window + (at[0] * p->kernel[1] + at[1]) * p->kernel[2] + at[2];
+    return group * v->ci * v->co * (gemm_window(p) / v->spread) + (at[0] * p->kernel[1] + at[1]) * p->kernel[2] + at[2];
 }
-/* Steps in the weights from one output channel, and from one reduced channel, to the next. */
+/* Steps in the weights from one output channel, or row of a spread one, and from one reduced channel, to the next. */
 VF_INLINE int64_t gemm_weight_out(const weft_problem *p, const gemm_view *v, bool fwd) {
-    return (fwd ? v->ci : 1) * p->kernel[0] * p->kernel[1] * p->kernel[2];
+    return (fwd ? v->ci : 1) * gemm_window(p) / v->spread;
 }
 VF_INLINE int64_t gemm_weight_in(const weft_problem *p, const gemm_view *v, bool fwd) {
-    return (fwd ? 1 : v->co) * p->kernel[0] * p->kernel[1] * p->kernel[2];
+    return (fwd ? 1 : v->co) * gemm_window(p) / v->spread;
+}
+
+/* How far tap number `tap` of a spread window is from its first, in positions of the output. */
+VF_INLINE int64_t gemm_spread_at(const weft_problem *p, const gemm_view *v, int64_t tap) {
+    const int64_t t = tap % p->kernel[2], s = tap / p->kernel[2] % p->kernel[1], r = tap / p->kernel[2] / p->kernel[1];
+    return v->spread == 1 ? 0 : (r * v->x[1].out + s) * v->x[2].out + t;
 }
 
 /* ---------------------------------------------------------------- scratch
@@ -157,6 +187,19 @@ VF_INLINE float gemm_load(int dtype, const void *p, int64_t at) {
     return lane[0];
 }
 
+/* Lanes lo <= i < hi of every move-th element from `at` on, the others 0; move a constant where it matters. */
+VF_INLINE vf gemm_load_every(const void *in, int64_t at, int64_t move, int64_t lo, int64_t hi, const int dtype) {
+    if (move == 1) return vf_load_in_as(dtype, vm_range(lo, hi), in, at);
+    if (move == 2) {
+        const vf a = vf_load_in_as(dtype, vm_range(2 * lo, 2 * hi - 1), in, at);
+        const vf b = vf_load_in_as(dtype, vm_range(2 * lo - VF_LANES, 2 * hi - 1 - VF_LANES), in, at + VF_LANES);
+        return vf_even(a, b);
+    }
+    float lane[VF_LANES] = {0};
+    for (int64_t j = lo; j < WEFT__MIN(hi, VF_LANES); j++) lane[j] = gemm_load(dtype, in, at + j * move);
+    return vf_load(lane);
+}
+
 /* Values that leave: bias, clip, accumulation, one rounding. */
 typedef struct gemm_out {
     void *dst;
@@ -202,6 +245,7 @@ VF_INLINE void gemm_put_vector(const gemm_out *f, int64_t at, vf v, vf bias, int
 VF_INLINE void gemm_put(const gemm_out *f, int64_t at, int64_t step, const float *values, vf bias, const float *biases,
                         int64_t count, const int dtype) {
     const vf lo = vf_set1(f->lo), hi = vf_set1(f->hi), alpha = vf_set1(f->alpha), beta = vf_set1(f->beta);
+    const vmask even = vi_eq(vi_and(vi_iota(), vi_set1(1)), vi_zero());
     for (int64_t j = 0; j < count; j += VF_LANES) {
         const int64_t left = count - j;
         const vf value = vf_load_count(values + j, left), start = biases ? vf_load(biases + j) : bias;
@@ -211,6 +255,12 @@ VF_INLINE void gemm_put(const gemm_out *f, int64_t at, int64_t step, const float
         }
         float lane[VF_LANES];
         vf v = vf_clip(vf_add(value, start), lo, hi);
+        if (VF_LANES == 16 && step == 2 && dtype == WEFT_DTYPE_F32 && !f->acc) {
+            float *to = (float *)f->dst + at + 2 * j;
+            vf_store_in(vm_and(even, vm_first(2 * left - 1)), to, vf_zip_lo(v, v));
+            vf_store_in(vm_and(even, vm_first(2 * left - 1 - VF_LANES)), to + VF_LANES, vf_zip_hi(v, v));
+            continue;
+        }
         if (f->acc) v = vf_mul(v, alpha);
         vf_store(lane, v);
         for (int64_t i = 0; i < WEFT__MIN(left, VF_LANES); i++) {
@@ -277,14 +327,14 @@ static inline void gemm_scale(const gemm_factors *f, int64_t n, int64_t at, int6
         vf_store_count(values + j, v, left);
     }
 }
-/* The same for `count` channels of one position: whole vectors, bias too. */
+/* The same for `count` channels of one position; of values and bias whole vectors are read. */
 static inline void gemm_scale_channels(const gemm_factors *f, int64_t n, int64_t at, float *values, int64_t count,
                                        const float *bias) {
     const vf ratio = vf_set1(f->ratio.at ? f->ratio.at[n * f->ratio.image + at] : 1);
     const vf out = vf_set1(f->out.at ? f->out.at[n * f->out.image + at] : 1);
     for (int64_t j = 0; j < count; j += VF_LANES) {
         const vf v = vf_fma(vf_load(values + j), ratio, bias ? vf_load(bias + j) : vf_zero());
-        vf_store(values + j, gemm_factor_apply(v, out, f->out.selects));
+        vf_store_count(values + j, gemm_factor_apply(v, out, f->out.selects), count - j);
     }
 }
 

@@ -75,31 +75,16 @@ VF_INLINE void copy_run(float *to, const void *in, int64_t from, int64_t count, 
     if (j < count) vf_store(to + j, vf_load_count_as(dtype, in, from + j, count - j));
 }
 
-/* Lanes lo <= i < hi of every move-th element. */
-VF_INLINE vf read_lanes(const void *in, int64_t at, int64_t move, int64_t lo, int64_t hi, vmask inside,
-                        const int dtype) {
-    if (move == 1) return vf_load_in_as(dtype, inside, in, at);
-    if (move == 2) {
-        const vf a = vf_load_in_as(dtype, vm_range(2 * lo, 2 * hi - 1), in, at);
-        const vf b = vf_load_in_as(dtype, vm_range(2 * lo - VF_LANES, 2 * hi - 1 - VF_LANES), in, at + VF_LANES);
-        return vf_even(a, b);
-    }
-    float lane[VF_LANES] = {0};
-    for (int64_t j = lo; j < hi; j++) lane[j] = gemm_load(dtype, in, at + j * move);
-    return vf_load(lane);
-}
-
 /* Channels-first: lanes lo <= i < hi of VF_LANES positions from `from` on, every `move`-th, of `channels` planes, to
  * rows of pitch ld, `count` of them; other positions are zeros. Whole vectors are written. */
 VF_INLINE void turn(float *to, int64_t ld, const void *in, int64_t from, int64_t plane, int64_t move, int64_t channels,
                     int64_t count, int64_t lo, int64_t hi, const float *factor, bool selects, const int dtype) {
-    const vmask inside = vm_range(lo, hi);
-    const vf scale = factor && lo < hi ? read_lanes(factor, 0, move, lo, hi, inside, WEFT_DTYPE_F32) : vf_zero();
+    const vf scale = factor && lo < hi ? gemm_load_every(factor, 0, move, lo, hi, WEFT_DTYPE_F32) : vf_zero();
     for (int64_t c = 0; c < channels; c += VF_LANES) {
         vf block[VF_LANES];
         VF_UNROLL for (int i = 0; i < VF_LANES; i++) {
             const int64_t at = from + (c + i) * plane;
-            block[i] = c + i < channels && lo < hi ? read_lanes(in, at, move, lo, hi, inside, dtype) : vf_zero();
+            block[i] = c + i < channels && lo < hi ? gemm_load_every(in, at, move, lo, hi, dtype) : vf_zero();
             if (factor) block[i] = gemm_factor_apply(block[i], scale, selects);
         }
         vf_transpose(block);

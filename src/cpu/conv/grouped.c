@@ -1,5 +1,4 @@
-/* Convolution with few channels a group, and its data gradient, both layouts, stride 1: a direct sum in register
- * tiles.
+/* Convolution with few channels a group, and its data gradient, both layouts: a direct sum in register tiles.
  * Math:      dst[o][q] = end(sum_k weights[o][k] * image[k][q]),  k = (tap, channel), as in gemm_nchw.c
  * Blocking:  an item is some rows of one plane of a bundle of groups, its input a slab of f32 (grouped.h). Along depth
  *            only the new plane is laid. Sums wait in scratch and leave without what is between the rows; for
@@ -17,14 +16,15 @@ extern WEFT__KERNEL(conv_gemm_nchw);
 enum { SLAB_BYTES = 288 << 10 };
 
 typedef struct params {
-    grouped_slab slab;
-    int64_t items, ld;             /* ld: floats of the sums of an output */
+    bool last;                     /* channels-last */
+    int64_t items;                 /* of all views: bwd_data has one for each residue of the stride */
     size_t bias, offsets, scratch; /* bytes; offsets, scratch: of one slot */
 } params;
 
 typedef struct job {
+    const weft_problem *p;
     const params *d;
-    gemm_view v;
+    bool fwd;
     grouped_image in;
     const float *weights;
     gemm_out out;
@@ -32,66 +32,89 @@ typedef struct job {
     int64_t slots;
 } job;
 
+typedef struct part { /* a view and its blocks */
+    gemm_view v;
+    grouped_slab slab;
+    int64_t items, ld; /* ld: floats of the sums of an output */
+} part;
+
+static const char *part_of(part *t, const weft_problem *p, bool fwd, bool last, int64_t number) {
+    t->v = gemm_view_of(p, fwd, number);
+    t->items = t->ld = 0;
+    if (t->v.pixels == 0) return NULL;
+    const char *reason = grouped_cut(&t->slab, &t->v, last, SLAB_BYTES);
+    if (reason) return reason;
+    t->items = t->slab.bundles * t->v.n * t->slab.blocks * t->v.x[0].count;
+    t->ld = t->slab.rows * t->slab.pitch + GEMM_NR;
+    return NULL;
+}
+
 /* ---------------------------------------------------------------- sums out */
-VF_INLINE void put_last(const job *q, const grouped_block *b, const float *sums, const int dtype) {
-    const gemm_view *v = &q->v;
+/* Position (z, y, 0) of the view, in rows of the output of one channel, or of all. */
+VF_INLINE int64_t row_of(const gemm_view *v, int64_t plane, int64_t z, int64_t y) {
+    const int64_t at = (plane * v->x[0].out + v->x[0].first + z * v->x[0].step) * v->x[1].out;
+    return (at + v->x[1].first + y * v->x[1].step) * v->x[2].out + v->x[2].first;
+}
+
+VF_INLINE void put_last(const job *q, const part *t, const grouped_block *b, const float *sums, const int dtype) {
+    const gemm_view *v = &t->v;
     const int64_t outs = b->groups * v->co, channels = v->groups * v->co, channel = b->first * v->co;
-    for (int64_t y = b->y0; y < b->y1; y++, sums += q->d->slab.pitch)
+    for (int64_t y = b->y0; y < b->y1; y++, sums += t->slab.pitch)
         for (int64_t j = 0; j < v->x[2].count; j += VF_LANES)
             for (int64_t c = 0; c < outs; c += VF_LANES) {
-                const int64_t pixel = ((b->n * v->x[0].out + b->z) * v->x[1].out + y) * v->x[2].out + j;
+                const int64_t pixel = row_of(v, b->n, b->z, y), step = v->x[2].step;
                 const vf bias = q->out.bias ? vf_load(q->out.bias + channel + c) : vf_zero();
                 vf block[VF_LANES];
                 VF_UNROLL for (int l = 0; l < VF_LANES; l++) block[l] =
-                    c + l < outs ? vf_load(sums + (c + l) * q->d->ld + j) : vf_zero();
+                    c + l < outs ? vf_load(sums + (c + l) * t->ld + j) : vf_zero();
                 vf_transpose(block);
                 VF_UNROLL for (int l = 0; l < VF_LANES; l++) {
                     if (j + l < v->x[2].count)
-                        gemm_put_vector(&q->out, (pixel + l) * channels + channel + c, block[l], bias, outs - c, dtype);
+                        gemm_put_vector(&q->out, (pixel + (j + l) * step) * channels + channel + c, block[l], bias,
+                                        outs - c, dtype);
                 }
             }
 }
 
-static void put_sums(const job *q, const grouped_block *b, const float *sums) {
-    const gemm_view *v = &q->v;
-    if (q->d->slab.last) {
-        GEMM_BY_DTYPE(q->out.dtype, put_last, q, b, sums);
+static void put_sums(const job *q, const part *t, const grouped_block *b, const float *sums) {
+    const gemm_view *v = &t->v;
+    if (q->d->last) {
+        GEMM_BY_DTYPE(q->out.dtype, put_last, q, t, b, sums);
         return;
     }
     for (int64_t o = 0; o < b->groups * v->co; o++) {
         const int64_t channel = b->first * v->co + o;
-        const int64_t to = ((b->n * v->groups * v->co + channel) * v->x[0].out + b->z) * v->x[1].out;
         for (int64_t y = b->y0; y < b->y1; y++)
-            gemm_put_run(&q->out, (to + y) * v->x[2].out, 1, sums + o * q->d->ld + (y - b->y0) * q->d->slab.pitch,
-                         v->x[2].count, channel, false);
+            gemm_put_run(&q->out, row_of(v, b->n * v->groups * v->co + channel, b->z, y), v->x[2].step,
+                         sums + o * t->ld + (y - b->y0) * t->slab.pitch, v->x[2].count, channel, false);
     }
 }
 
 /* ---------------------------------------------------------------- one item */
-static void find_offsets(const job *q, int64_t z, int64_t *to) {
-    const gemm_view *v = &q->v;
-    const grouped_slab *d = &q->d->slab;
+static void find_offsets(const part *p, int64_t z, int64_t *to) {
+    const gemm_view *v = &p->v;
+    const grouped_slab *d = &p->slab;
     for (int64_t r = 0; r < v->x[0].taps; r++)
         for (int64_t s = 0; s < v->x[1].taps; s++)
             for (int64_t t = 0; t < v->x[2].taps; t++)
                 for (int64_t c = 0; c < v->ci; c++) *to++ = c * d->channel + grouped_offset(d, v, z, r, s, t);
 }
 
-static void run_group(const job *q, int64_t group, const int64_t *offsets, int64_t vectors, const float *slab,
+static void run_group(const part *p, const float *weights, const int64_t *offsets, int64_t vectors, const float *slab,
                       float *sums) {
-    const gemm_view *v = &q->v;
+    const gemm_view *v = &p->v;
     const int64_t np = gemm_split(vectors, GEMM_NV), mp = gemm_split(v->co, GEMM_MR);
     for (int64_t j = 0; j < np; j++) {
         const int64_t a = gemm_first(vectors, np, j), b = gemm_first(vectors, np, j + 1);
         for (int64_t i = 0; i < mp; i++) {
             const int64_t m = gemm_first(v->co, mp, i), count = gemm_first(v->co, mp, i + 1) - m;
             gemm_tile t = {.k = v->k,
-                           .a = q->weights + (group * v->co + m) * v->k,
+                           .a = weights + m * v->k,
                            .lda = count,
                            .b = slab + a * VF_LANES,
                            .offsets = offsets,
-                           .c = sums + m * q->d->ld + a * VF_LANES,
-                           .ldc = q->d->ld,
+                           .c = sums + m * p->ld + a * VF_LANES,
+                           .ldc = p->ld,
                            .tail = VF_LANES};
             gemm_run(&t, GEMM_OFFSETS, count, b - a);
         }
@@ -99,24 +122,37 @@ static void run_group(const job *q, int64_t group, const int64_t *offsets, int64
 }
 
 /* ---------------------------------------------------------------- driver */
+static void run_block(const job *q, const part *t, const grouped_block *b, bool next, char *scratch) {
+    const gemm_view *v = &t->v;
+    int64_t *offsets = (int64_t *)(void *)scratch;
+    float *slab = (float *)(void *)(scratch + q->d->offsets), *sums = slab + t->slab.size;
+    const float *weights = q->weights + (v->first_tap * v->groups + b->first * v->taps) * v->ci * v->co;
+    const int64_t vectors = cpu_ceil((b->y1 - b->y0 - 1) * t->slab.pitch + v->x[2].count, VF_LANES);
+    grouped_move(&t->slab, v, &q->in, b, next, slab);
+    find_offsets(t, b->z, offsets);
+    for (int64_t g = 0; g < b->groups; g++)
+        run_group(t, weights + g * v->co * v->k, offsets, vectors, slab + g * v->ci * t->slab.channel,
+                  sums + g * v->co * t->ld);
+    put_sums(q, t, b, sums);
+}
+
 static void task(void *arg, int64_t slot) {
     job *q = arg;
     const params *d = q->d;
-    const gemm_view *v = &q->v;
     const int mine = gemm_take(&q->scratch);
-    char *scratch = q->scratch.base + (size_t)mine * q->scratch.bytes;
-    int64_t *offsets = (int64_t *)(void *)scratch;
-    float *slab = (float *)(void *)(scratch + d->offsets), *sums = slab + d->slab.size;
     const int64_t first = cpu_first(d->items, q->slots, slot), last = cpu_first(d->items, q->slots, slot + 1);
-    const int64_t blocks = d->items / d->slab.bundles;
+    int64_t number = 0, taps = 0, before = 0;
+    part t;
+    part_of(&t, q->p, q->fwd, d->last, 0);
     for (int64_t i = first; i < last; i++) {
-        const grouped_block b = grouped_block_of(&d->slab, v, i / blocks, i % blocks);
-        const int64_t vectors = cpu_ceil((b.y1 - b.y0 - 1) * d->slab.pitch + v->x[2].count, VF_LANES);
-        grouped_move(&d->slab, v, &q->in, &b, i > first, slab);
-        find_offsets(q, b.z, offsets);
-        for (int64_t g = 0; g < b.groups; g++)
-            run_group(q, b.first + g, offsets, vectors, slab + g * v->ci * d->slab.channel, sums + g * v->co * d->ld);
-        put_sums(q, &b, sums);
+        while (i >= before + t.items) {
+            before += t.items, taps += t.v.taps;
+            part_of(&t, q->p, q->fwd, d->last, ++number);
+        }
+        t.v.first_tap = taps;
+        const int64_t blocks = t.items / t.slab.bundles, item = i - before;
+        const grouped_block b = grouped_block_of(&t.slab, &t.v, item / blocks, item % blocks);
+        run_block(q, &t, &b, i > first && item > 0, q->scratch.base + (size_t)mine * q->scratch.bytes);
     }
     gemm_give(&q->scratch, mine);
 }
@@ -125,9 +161,9 @@ static weft_status run(const weft__exec *e) {
     const params *d = e->params;
     const weft_problem *p = e->p;
     const bool fwd = p->pass == WEFT_PASS_FWD;
-    job q = {.d = d, .v = gemm_view_of(p, fwd, 0), .weights = e->packed, .slots = WEFT__MIN(d->items, GEMM_SLOTS)};
-    q.in = grouped_image_of(e, fwd ? WEFT_ROLE_SRC : WEFT_ROLE_DIFF_DST, fwd ? p->c : p->o, fwd ? p->in : p->out,
-                            d->slab.last);
+    job q = {.p = p, .d = d, .fwd = fwd, .weights = e->packed, .slots = WEFT__MIN(d->items, GEMM_SLOTS)};
+    q.in =
+        grouped_image_of(e, fwd ? WEFT_ROLE_SRC : WEFT_ROLE_DIFF_DST, fwd ? p->c : p->o, fwd ? p->in : p->out, d->last);
     q.out = gemm_out_of(e, fwd ? WEFT_ROLE_DST : WEFT_ROLE_DIFF_SRC, e->workspace);
     q.scratch.base = (char *)e->workspace + d->bias, q.scratch.bytes = d->scratch;
     weft__parallel(e->ctx, q.slots, task, &q);
@@ -142,22 +178,35 @@ static weft_status pack(const weft__exec *e, const void *weights, void *packed) 
 static const char *plan(const weft_problem *p, const weft__hw *hw, int variant, weft__decision *out) {
     (void)variant;
     params *d = WEFT__PARAMS(params, out);
-    const gemm_view v = gemm_view_of(p, p->pass == WEFT_PASS_FWD, 0);
-    const char *reason = grouped_plan(&d->slab, p, &v, SLAB_BYTES);
+    const bool fwd = p->pass == WEFT_PASS_FWD;
+    const char *reason = grouped_refusal(p, fwd, &d->last);
     if (reason) return reason;
-    d->items = d->slab.bundles * v.n * d->slab.blocks * v.x[0].count;
-    d->ld = d->slab.rows * d->slab.pitch + GEMM_NR;
-    d->bias = gemm_bias_bytes(p, v.co * v.groups);
-    d->offsets = (size_t)cpu_round_up(v.k * 8, 64);
-    d->scratch = d->offsets + (size_t)cpu_round_up((d->slab.size + d->slab.bundle * v.co * d->ld) * 4, 64);
+    const double way = d->last ? 10 : 4;
+    double sums = 0;
+    int64_t room = 0, k = 0;
+    part t;
+    for (int64_t i = 0; i < gemm_views(p); i++) {
+        if ((reason = part_of(&t, p, fwd, d->last, i))) return reason;
+        if (!t.items) continue;
+        const gemm_view *v = &t.v;
+        d->items += t.items, k = WEFT__MAX(k, v->k);
+        room = WEFT__MAX(room, t.slab.size + t.slab.bundle * v->co * t.ld);
+        /* for each vector: its multiply-adds, loads that split lines, and the way in and out, 4 a vector, 10 transposed
+         * or with a stride */
+        const double halo =
+            (double)(v->x[1].move * v->x[2].move) * (double)(t.slab.rows + t.slab.reach[1]) / (double)t.slab.rows;
+        const double each = (double)v->k * ((double)v->co + 1 + 0.3 * (double)gemm_split(v->co, GEMM_MR)) +
+                            (v->x[2].move > 1 ? 10 : way) * halo * (double)v->ci +
+                            (v->x[2].step > 1 ? 10 : way) * (double)v->co;
+        sums += each * (double)(v->n * v->groups * v->x[0].count) * (double)(v->x[1].count * t.slab.pitch);
+    }
+    if (!d->items) return "no positions";
+    d->bias = gemm_bias_bytes(p, t.v.co * t.v.groups);
+    d->offsets = (size_t)cpu_round_up(k * 8, 64);
+    d->scratch = d->offsets + (size_t)cpu_round_up(room * 4, 64);
     out->workspace = d->bias + (size_t)WEFT__MIN(d->items, GEMM_SLOTS) * d->scratch;
-    out->packed = (size_t)(v.ci * v.co * v.groups * v.taps) * sizeof(float);
-    /* for each vector: its multiply-adds, loads that split lines, and the way in and out, 4 a vector, 10 transposed */
-    const double halo = (double)(d->slab.rows + d->slab.span[1]) / (double)d->slab.rows, way = d->slab.last ? 10 : 4;
-    const double sums = (double)v.k * ((double)v.co + 1 + 0.3 * (double)gemm_split(v.co, GEMM_MR)) +
-                        way * (halo * (double)v.ci + (double)v.co);
-    const double vectors = (double)(v.n * v.groups * v.x[0].count) * (double)(v.x[1].count * d->slab.pitch);
-    out->ns = cpu_cost(hw, weft__bytes(p), 2 * sums * vectors, GEMM_SHARE);
+    out->packed = (size_t)(p->c / p->groups * p->o * gemm_window(p)) * sizeof(float);
+    out->ns = cpu_cost(hw, weft__bytes(p), 2 * sums, GEMM_SHARE);
     return NULL;
 }
 

@@ -1,18 +1,22 @@
 /* Convolution with few channels a group: what its kernels share.
  * The image of one or more groups is laid out as f32 planes with rows of one pitch, padding included. Then a tap is an
  * offset, the same for every position, and vectors run over whole blocks of rows; between the rows they compute what
- * nobody reads, span / pitch of it. Channels-last data is transposed on that way, a vector of channels at a time: so
- * many groups are laid together as fill one. */
+ * nobody reads, span / pitch of it. With a stride, each residue of row and column has a sheet of its own, and the same
+ * holds for it. Channels-last data is transposed on that way, a vector of channels at a time: so many groups are laid
+ * together as fill one. */
 #ifndef WEFT_CPU_CONV_GROUPED_H
 #define WEFT_CPU_CONV_GROUPED_H
 
 #include "cpu/conv/gemm_view.h"
 
-enum { GROUPED_OUTS = 32, GROUPED_CHANNELS = 32 }; /* of a group, at most */
+enum { GROUPED_CHANNELS = 32 }; /* of a group, in and out, at most */
 
-/* The blocks of rows of a view, and the slab of one of them: [channel][tap along depth][row][pitch]. */
+/* The blocks of rows of a view, and the slab of one of them: [channel][tap along depth][residue of row, of
+ * column][row][pitch]. */
 typedef struct grouped_slab {
     int64_t lo[3], span[3];       /* where the window begins, and how far it reaches */
+    int64_t reach[3];             /* the same in positions of the view */
+    int64_t sheet;                /* floats of one residue */
     int64_t bundle, bundles;      /* groups laid together, at most; how many such bundles */
     int64_t rows, blocks, pitch;  /* rows of a block, at most; blocks of a plane; floats of a row */
     int64_t plane, channel, size; /* floats of a plane; of the planes of a channel; of the slab */
@@ -31,28 +35,37 @@ VF_INLINE grouped_image grouped_image_of(const weft__exec *e, int role, int64_t 
     return (grouped_image){e->ptr[role], weft__tensor(e->p, role)->dtype, last, channels, {size[0], size[1], size[2]}};
 }
 
-/* NULL, or why not. bytes: of a slab that stays near. */
-static inline const char *grouped_plan(grouped_slab *d, const weft_problem *p, const gemm_view *v, int64_t bytes) {
-    d->last = cpu_layout_refusal(p, WEFT_LAYOUT_FIRST) != NULL;
-    const char *reason = gemm_refusal(p, d->last ? WEFT_LAYOUT_LAST : WEFT_LAYOUT_FIRST);
+/* NULL, or why not. */
+static inline const char *grouped_refusal(const weft_problem *p, bool fwd, bool *last) {
+    *last = cpu_layout_refusal(p, WEFT_LAYOUT_FIRST) != NULL;
+    const char *reason = gemm_refusal(p, *last ? WEFT_LAYOUT_LAST : WEFT_LAYOUT_FIRST);
     if (reason) return reason;
-    for (int a = 0; a < 3; a++)
-        if (p->stride[a] != 1) return "the stride is not 1";
-    if (gemm_is_pointwise(p)) return "a 1x1 window";
+    if (p->stride[0] > 4 || p->stride[1] > 4 || p->stride[2] > 4) return "a stride is over 4";
+    if (gemm_is_pointwise(p) || (!fwd && gemm_is_spread(p))) return "a 1x1 window, or windows side by side";
+    if (p->c > GROUPED_CHANNELS * p->groups || p->o > GROUPED_CHANNELS * p->groups)
+        return "more than 32 channels a group";
+    return NULL;
+}
+
+/* The slab of a view. bytes: what stays near. NULL, or why not. */
+static inline const char *grouped_cut(grouped_slab *d, const gemm_view *v, bool last, int64_t bytes) {
     if (v->pixels == 0) return "no positions";
-    if (v->co > GROUPED_OUTS || v->ci > GROUPED_CHANNELS) return "more than 32 channels a group";
+    d->last = last;
     for (int a = 0; a < 3; a++) {
-        const int64_t end = v->x[a].at + (v->x[a].taps - 1) * v->x[a].hop;
+        const int64_t end = v->x[a].at + WEFT__MAX(v->x[a].taps - 1, 0) * v->x[a].hop;
         d->lo[a] = WEFT__MIN(v->x[a].at, end), d->span[a] = WEFT__MAX(v->x[a].at, end) - d->lo[a];
+        d->reach[a] = d->span[a] / v->x[a].move;
     }
-    const int64_t most = d->last ? VF_LANES / WEFT__MAX(v->ci, v->co) : 1;
+    const int64_t most = d->last ? VF_LANES / WEFT__MAX(v->ci, v->co) : 1, sheets = v->x[1].move * v->x[2].move;
     d->bundles = cpu_ceil(v->groups, WEFT__MAX(most, 1)), d->bundle = cpu_ceil(v->groups, d->bundles);
-    d->pitch = v->x[2].count + d->span[2];
-    const int64_t planes = d->bundle * v->ci * v->x[0].taps, fit = bytes / (planes * d->pitch * 4) - d->span[1];
+    d->pitch = v->x[2].count + d->reach[2];
+    const int64_t planes = d->bundle * v->ci * WEFT__MAX(v->x[0].taps, 1) * sheets;
+    const int64_t fit = bytes / (planes * d->pitch * 4) - d->reach[1];
     if (fit < 1) return "one row of the group's input is larger than a cache";
     d->blocks = cpu_ceil(v->x[1].count, WEFT__MIN(fit, v->x[1].count));
     d->rows = cpu_ceil(v->x[1].count, d->blocks);
-    d->plane = (d->rows + d->span[1]) * d->pitch + VF_LANES;
+    d->sheet = (d->rows + d->reach[1]) * d->pitch;
+    d->plane = sheets * d->sheet + VF_LANES;
     d->channel = v->x[0].taps * d->plane;
     d->size = cpu_round_up(d->bundle * v->ci * d->channel + GEMM_NR, 16);
     return NULL;
@@ -63,32 +76,43 @@ VF_INLINE void grouped_zero(float *to, int64_t count) {
     for (int64_t j = 0; j < count; j += VF_LANES) vf_store(to + j, vf_zero());
 }
 
-/* A place in an image: rows y .. y + height of plane z, columns x .. x + pitch; outside the image are zeros. */
+/* A place in an image: of plane z every down-th row from y on, `height` of them, and every move-th column from x on,
+ * `pitch` of them; outside the image are zeros. */
 typedef struct grouped_place {
     int64_t n, channel, count; /* count channels from `channel` on */
     int64_t z, y, x, height, pitch;
+    int64_t down, move;
 } grouped_place;
 
+/* Columns lo <= j < hi of it are in the image. */
+VF_INLINE void grouped_columns(const grouped_image *m, const grouped_place *at, int64_t *lo, int64_t *hi) {
+    *lo = at->x < 0 ? WEFT__MIN(cpu_ceil(-at->x, at->move), at->pitch) : 0;
+    *hi = at->x < m->size[2] ? WEFT__MIN(at->pitch, cpu_ceil(m->size[2] - at->x, at->move)) : 0;
+}
+
 VF_INLINE bool grouped_is_outside(const grouped_image *m, const grouped_place *at, int64_t row) {
-    return at->z < 0 || at->z >= m->size[0] || at->y + row < 0 || at->y + row >= m->size[1];
+    return at->z < 0 || at->z >= m->size[0] || at->y + row * at->down < 0 || at->y + row * at->down >= m->size[1];
 }
 
 VF_INLINE void grouped_lay_first(const grouped_image *m, const grouped_place *at, float *to, int64_t channel,
                                  const int dtype) {
-    const int64_t lo = WEFT__MIN(WEFT__MAX(-at->x, 0), at->pitch), hi = WEFT__MIN(at->pitch, m->size[2] - at->x);
+    int64_t lo, hi;
+    grouped_columns(m, at, &lo, &hi);
     for (int64_t c = 0; c < at->count; c++) {
         float *row = to + c * channel;
         const int64_t plane = ((at->n * m->channels + at->channel + c) * m->size[0] + at->z) * m->size[1] + at->y;
         for (int64_t i = 0; i < at->height; i++, row += at->pitch) {
-            const int64_t from = (plane + i) * m->size[2] + at->x;
+            const int64_t from = (plane + i * at->down) * m->size[2] + at->x;
             if (grouped_is_outside(m, at, i) || lo >= hi) {
                 grouped_zero(row, at->pitch);
                 continue;
             }
             grouped_zero(row, lo);
             int64_t j = lo;
-            for (; j + VF_LANES <= hi; j += VF_LANES) vf_store(row + j, vf_load_as(dtype, m->at, from + j));
-            if (j < hi) vf_store(row + j, vf_load_count_as(dtype, m->at, from + j, hi - j));
+            for (; j + VF_LANES <= hi && at->move == 1; j += VF_LANES)
+                vf_store(row + j, vf_load_as(dtype, m->at, from + j));
+            for (; j < hi; j += VF_LANES)
+                vf_store(row + j, gemm_load_every(m->at, from + j * at->move, at->move, 0, hi - j, dtype));
             grouped_zero(row + hi, at->pitch - hi);
         }
         vf_store(row, vf_zero());
@@ -97,17 +121,18 @@ VF_INLINE void grouped_lay_first(const grouped_image *m, const grouped_place *at
 
 VF_INLINE void grouped_lay_last(const grouped_image *m, const grouped_place *at, float *to, int64_t channel,
                                 const int dtype) {
-    const int64_t lo = WEFT__MIN(WEFT__MAX(-at->x, 0), at->pitch), hi = WEFT__MIN(at->pitch, m->size[2] - at->x);
+    int64_t lo, hi;
+    grouped_columns(m, at, &lo, &hi);
     for (int64_t i = 0; i < at->height; i++, to += at->pitch) {
         const bool outside = grouped_is_outside(m, at, i) || lo >= hi;
         for (int64_t c = 0; c < at->count; c++) grouped_zero(to + c * channel, outside ? at->pitch : lo);
         if (outside) continue;
-        const int64_t pixel = ((at->n * m->size[0] + at->z) * m->size[1] + at->y + i) * m->size[2] + at->x;
+        const int64_t pixel = ((at->n * m->size[0] + at->z) * m->size[1] + at->y + i * at->down) * m->size[2] + at->x;
         for (int64_t j = lo; j < hi; j += VF_LANES)
             for (int64_t c = 0; c < at->count; c += VF_LANES) {
                 vf block[VF_LANES];
                 VF_UNROLL for (int l = 0; l < VF_LANES; l++) {
-                    const int64_t from = (pixel + j + l) * m->channels + at->channel + c;
+                    const int64_t from = (pixel + (j + l) * at->move) * m->channels + at->channel + c;
                     block[l] = j + l < hi ? vf_load_count_as(dtype, m->at, from, at->count - c) : vf_zero();
                 }
                 vf_transpose(block);
@@ -143,31 +168,38 @@ VF_INLINE grouped_block grouped_block_of(const grouped_slab *d, const gemm_view 
     return b;
 }
 
-VF_INLINE bool grouped_is_next(const gemm_view *v, int64_t z) {
-    return z > 0 && (v->x[0].taps == 1 || v->x[0].hop == 1 || v->x[0].hop == -1);
+/* Neighbours along depth have all planes but one in common. */
+VF_INLINE bool grouped_rolls(const gemm_view *v) {
+    return v->x[0].move == 1 && (v->x[0].taps == 1 || v->x[0].hop == 1 || v->x[0].hop == -1);
 }
 /* Which of the planes of a channel tap r along depth is in. */
 VF_INLINE int64_t grouped_ring(const gemm_view *v, int64_t z, int64_t r) {
     const int64_t taps = v->x[0].taps, iz = z + v->x[0].at + r * v->x[0].hop;
-    return v->x[0].hop == 1 || v->x[0].hop == -1 ? (iz % taps + taps) % taps : r;
+    return grouped_rolls(v) ? (iz % taps + taps) % taps : r;
 }
 
 /* The planes a block reads; `next`: the slab has those of the plane before. */
 static inline void grouped_move(const grouped_slab *d, const gemm_view *v, const grouped_image *m,
                                 const grouped_block *b, bool next, float *slab) {
-    const bool some = next && grouped_is_next(v, b->z);
+    const bool some = next && b->z > 0 && grouped_rolls(v);
+    const int64_t down = v->x[1].move, move = v->x[2].move;
     for (int64_t r = 0; r < v->x[0].taps; r++) {
-        const int64_t z = b->z + v->x[0].at + r * v->x[0].hop;
+        const int64_t z = b->z * v->x[0].move + v->x[0].at + r * v->x[0].hop;
         if (some && z < b->z + d->lo[0] + d->span[0]) continue;
-        const grouped_place at = {.n = b->n,
-                                  .channel = b->first * v->ci,
-                                  .count = b->groups * v->ci,
-                                  .z = z,
-                                  .y = b->y0 + d->lo[1],
-                                  .x = d->lo[2],
-                                  .height = b->y1 - b->y0 + d->span[1],
-                                  .pitch = d->pitch};
-        grouped_lay(m, &at, slab + grouped_ring(v, b->z, r) * d->plane, d->channel);
+        float *to = slab + grouped_ring(v, b->z, r) * d->plane;
+        for (int64_t i = 0; i < down * move; i++, to += d->sheet) {
+            const grouped_place at = {.n = b->n,
+                                      .channel = b->first * v->ci,
+                                      .count = b->groups * v->ci,
+                                      .z = z,
+                                      .y = b->y0 * down + d->lo[1] + i / move,
+                                      .x = d->lo[2] + i % move,
+                                      .height = b->y1 - b->y0 + d->reach[1],
+                                      .pitch = d->pitch,
+                                      .down = down,
+                                      .move = move};
+            grouped_lay(m, &at, to, d->channel);
+        }
     }
 }
 
@@ -175,7 +207,8 @@ static inline void grouped_move(const grouped_slab *d, const gemm_view *v, const
 VF_INLINE int64_t grouped_offset(const grouped_slab *d, const gemm_view *v, int64_t z, int64_t r, int64_t s,
                                  int64_t t) {
     const int64_t y = v->x[1].at + s * v->x[1].hop - d->lo[1], x = v->x[2].at + t * v->x[2].hop - d->lo[2];
-    return grouped_ring(v, z, r) * d->plane + y * d->pitch + x;
+    const int64_t down = v->x[1].move, move = v->x[2].move, sheet = y % down * move + x % move;
+    return grouped_ring(v, z, r) * d->plane + sheet * d->sheet + y / down * d->pitch + x / move;
 }
 
 #endif

@@ -1,4 +1,4 @@
-/* The weight gradient of convolution with few channels a group, both layouts, stride 1: dot products over positions.
+/* The weight gradient of convolution with few channels a group, both layouts: dot products over positions.
  * Math:      diff_weights[o][k] = sum_q diff_dst[o][q] * image[k][q],  k = (channel, tap); diff_bias[o] = sum_q
  *            diff_dst[o][q]
  * Blocking:  an item is a bundle of groups and a range of blocks of rows. Image and diff_dst of a block are laid out as
@@ -129,7 +129,9 @@ static void lay_diff(const job *q, const grouped_block *b, float *to) {
                               .z = b->z,
                               .y = b->y0,
                               .height = b->y1 - b->y0,
-                              .pitch = q->d->slab.pitch};
+                              .pitch = q->d->slab.pitch,
+                              .down = 1,
+                              .move = 1};
     grouped_lay(&q->diff, &at, to, q->d->ld);
 }
 
@@ -207,7 +209,9 @@ static const char *plan(const weft_problem *p, const weft__hw *hw, int variant, 
     (void)variant;
     params *d = WEFT__PARAMS(params, out);
     const gemm_view v = gemm_view_of(p, true, 0);
-    const char *reason = grouped_plan(&d->slab, p, &v, SLAB_BYTES);
+    bool last;
+    const char *reason = grouped_refusal(p, true, &last);
+    if (!reason) reason = grouped_cut(&d->slab, &v, last, SLAB_BYTES);
     if (reason) return reason;
     d->blocks = v.n * d->slab.blocks * v.x[0].count;
     d->splits = WEFT__MIN(cpu_ceil(WANTED, d->slab.bundles), d->blocks);
@@ -221,7 +225,9 @@ static const char *plan(const weft_problem *p, const weft__hw *hw, int variant, 
     d->scratch = d->offsets + d->diff + (size_t)(d->slab.size + outs * (v.k + 1) * VF_LANES) * sizeof(float);
     out->workspace = d->partial + (size_t)WEFT__MIN(d->items, GEMM_SLOTS) * d->scratch;
     /* for each vector: its multiply-adds, loads that split lines, and the layout, 4 a vector, 10 transposed */
-    const double halo = (double)(d->slab.rows + d->slab.span[1]) / (double)d->slab.rows, way = d->slab.last ? 10 : 4;
+    const double halo = (double)(v.x[1].move * v.x[2].move) * (double)(d->slab.rows + d->slab.reach[1]) /
+                        (double)d->slab.rows,
+                 way = d->slab.last ? 10 : 4;
     const double sums = (double)v.k * ((double)v.co + 1 + 0.8 * (double)gemm_split(v.co, OUTS)) +
                         way * (halo * (double)v.ci + (double)v.co);
     const double vectors = (double)(v.n * v.groups * v.x[0].count) * (double)(v.x[1].count * d->slab.pitch);
