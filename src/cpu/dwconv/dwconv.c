@@ -96,7 +96,7 @@ static const char *plan_first(const weft_problem *p, const weft__hw *hw, int var
     if ((why = dwf_cut(f, &g, false, weft__bytes(p)))) return why;
     d->workspace = (size_t)(f->slots * f->floats) * sizeof(float);
     const double lanes = (double)cpu_round_up(p->out[2], VF_LANES) / (double)p->out[2];
-    d->ns = dw_cost(p, hw, WEFT__MIN(lanes, 2), 0.5);
+    d->ns = dw_cost(p, hw, WEFT__MIN(lanes, 2), dw_first_extra(p));
     return NULL;
 }
 
@@ -110,8 +110,9 @@ static const char *plan_last(const weft_problem *p, const weft__hw *hw, int vari
     if ((why = cut_last(&f, p, *chunk))) return why;
     d->workspace = (size_t)(f.slots * f.floats) * sizeof(float);
     d->packed = dwl_packed(p);
-    d->ns = dw_cost(p, hw, (double)cpu_round_up(p->o, VF_LANES) / (double)p->o, 0.5) *
-            (chunk_of[variant] == dwl_chunk(p) ? 1 : 1.02);
+    const double outputs = (double)weft__numel(weft__tensor(p, is_up(p) ? WEFT_ROLE_DIFF_SRC : WEFT_ROLE_DST));
+    d->ns = dw_cost(p, hw, (double)cpu_round_up(p->o, VF_LANES) / (double)p->o, DW_LAST_EXTRA) *
+            (chunk_of[variant] == dwl_chunk(p) ? 1 : 1.02) * (weft__flops(p) > 512 * outputs ? 1.3 : 1);
     return NULL;
 }
 

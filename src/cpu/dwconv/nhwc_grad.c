@@ -303,7 +303,7 @@ static const char *plan(const weft_problem *p, const weft__hw *hw, int variant, 
     f->slots = f->parts * f->groups;
     d->workspace = scratch_bytes(g) + (size_t)(f->parts * sum_floats(p)) * sizeof(float);
     d->packed = all ? dwl_packed(p) : 0;
-    d->ns = dw_cost(p, hw, (double)cpu_round_up(p->o, VF_LANES) / (double)p->o, 0.4);
+    d->ns = dw_cost(p, hw, (double)cpu_round_up(p->o, VF_LANES) / (double)p->o, DW_LAST_EXTRA);
     return NULL;
 }
 
