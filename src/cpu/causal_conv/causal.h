@@ -4,6 +4,8 @@
 #ifndef WEFT_CPU_CAUSAL_H
 #define WEFT_CPU_CAUSAL_H
 
+#include <string.h>
+
 #include "cpu/frame.h"
 #include "cpu/simd/math.h"
 #include "ref/item.h"
@@ -40,36 +42,95 @@ VF_INLINE void causal_set(causal_tensor v, int64_t n, int64_t c, int64_t at, flo
 
 VF_INLINE double causal_numel(const weft_problem *p) { return (double)p->n * (double)p->c * (double)p->in[2]; }
 
-/* e^-z as 2^n 2^f with -z log2(e) = n + f, |f| <= 1/2: within 3 roundoffs where
- * 1 + e^-z can tell. z is bounded from above alone, so that -infinity gives NaN
- * in what follows, as in PyTorch, and infinity does not. */
-VF_INLINE vf causal_exp_minus(vf z) {
-    static const float p[] = {1.0f,
-                              6.931472028550421e-1f,
-                              2.402264791363012e-1f,
-                              5.550332471162809e-2f,
-                              9.618437357674640e-3f,
-                              1.339887440266574e-3f,
-                              1.535336188319500e-4f};
-    const vf scale = vf_set1(-0x1.715476p+0f), bounded = vf_min(vf_set1(100), z);
-    const vf n = vf_nearest(vf_mul(bounded, scale)), f = vf_fms(bounded, scale, n);
-    return vf_scale(vf_polynomial(f, p, 6), vf_min(n, vf_set1(120)));
-}
-/* 1 / (1 + e^-z). Where the machine has an estimate of 14 bits, one step of
- * Newton's costs a third of a division. */
-VF_INLINE vf causal_sigmoid(vf z) {
-    const vf one = vf_set1(1), sum = vf_add(one, causal_exp_minus(z));
+/* e^-z as 2^n 2^f with -z log2(e) = n + f, 0 <= f < 1. The polynomials of degree 3, 4, 5 err by 7.5e-5, 2.6e-6 and
+ * 7.5e-8. -infinity gives infinity or NaN, either of which becomes NaN in silu, as in PyTorch; infinity gives 0. */
+VF_INLINE vf causal_exp_minus(vf z, const int degree) {
+    static const float p[3][6] = {
+        {0x1.fff632p-1f, 0x1.64444cp-1f, 0x1.cefc4cp-3f, 0x1.3f96a4p-4f},
+        {0x1.00002cp+0f, 0x1.62d166p-1f, 0x1.ee798ap-3f, 0x1.aa13f0p-5f, 0x1.bb7cd4p-7f},
+        {0x1.fffffep-1f, 0x1.62e4f6p-1f, 0x1.ebd5a8p-3f, 0x1.c95446p-5f, 0x1.26900cp-7f, 0x1.ec320ap-10f},
+    };
+    const vf v = vf_mul(z, vf_set1(-0x1.715476p+0f));
 #if defined(WEFT__VECTORS_AVX512)
-    const vf near = _mm512_rcp14_ps(sum);
-    return vf_fma(near, vf_fnma(sum, near, one), near);
+    const vf f = _mm512_reduce_ps(v, _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC);
+    return _mm512_scalef_ps(vf_polynomial(f, p[degree - 3], degree), v);
 #else
-    return vf_div(one, sum);
+    const vf bounded = vf_max(vf_set1(-126), v), n = vf_floor(bounded);
+    return vf_scale(vf_polynomial(vf_sub(bounded, n), p[degree - 3], degree), vf_min(n, vf_set1(126)));
 #endif
 }
-VF_INLINE vf causal_silu(vf z) { return vf_mul(z, causal_sigmoid(z)); }
-VF_INLINE vf causal_slope(vf z) {
-    const vf one = vf_set1(1), sigmoid = causal_sigmoid(z);
-    return vf_mul(sigmoid, vf_fma(z, vf_sub(one, sigmoid), one));
+/* 1 / (1 + e^-z). Where the machine has an estimate of 14 bits, one step of Newton's costs a third of a division
+ * (infinity times 0 in it is 2), and none is needed for a result of 16 bits. */
+VF_INLINE vf causal_sigmoid(vf z, const int degree, const bool estimate) {
+    const vf sum = vf_add(vf_set1(1), causal_exp_minus(z, degree));
+#if defined(WEFT__VECTORS_AVX512)
+    const vf near = _mm512_rcp14_ps(sum), two = vf_set1(2);
+    return estimate ? near : vf_mul(near, vf_min(vf_fnma(sum, near, two), two));
+#else
+    (void)estimate;
+    return vf_div(vf_set1(1), sum);
+#endif
+}
+/* For a result of that type: of 16 bits, it errs by less than a fifth of the last place. */
+VF_INLINE vf causal_silu_as(vf z, const int dtype) {
+    const int degree = dtype == WEFT_DTYPE_BF16 ? 3 : dtype == WEFT_DTYPE_F16 ? 4 : 5;
+    return vf_mul(z, causal_sigmoid(z, degree, dtype != WEFT_DTYPE_F32));
+}
+VF_INLINE vf causal_silu(vf z) { return causal_silu_as(z, WEFT_DTYPE_F32); }
+/* s + z s (1 - s). Degree 4 errs by 1e-6. */
+VF_INLINE vf causal_slope_of(vf z, const int degree) {
+    const vf sigmoid = causal_sigmoid(z, degree, false);
+    return vf_fma(vf_mul(z, sigmoid), vf_sub(vf_set1(1), sigmoid), sigmoid);
+}
+VF_INLINE vf causal_slope(vf z) { return causal_slope_of(z, 5); }
+
+VF_INLINE void causal_store(const int dtype, void *to, int64_t at, vf v, bool stream) {
+    if (stream)
+        vf_stream_as(dtype, to, at, v);
+    else
+        vf_store_as(dtype, to, at, v);
+}
+
+/* Pairs of bf16, the form in which a vector of 2 VF_LANES of them is quickly widened: the even ones and the odd ones.
+ * Where the machine rounds to bf16 by itself, subnormal results become 0. */
+typedef struct causal_pair {
+    vf even, odd;
+} causal_pair;
+VF_INLINE causal_pair causal_widen(vi two) {
+    return (causal_pair){vf_from_bits(vi_shl(two, 16)), vf_from_bits(vi_and(two, vi_set1((int32_t)0xffff0000u)))};
+}
+VF_INLINE vi causal_round_bits(vf v) {
+    const vi bits = vf_bits(v), last = vi_and(vi_shr(bits, 16), vi_set1(1));
+    const vi rounded = vi_add(vi_add(bits, vi_set1(0x7fff)), last), quiet = vi_or(bits, vi_set1(0x400000));
+    return vi_select(vf_is_nan(v), quiet, rounded);
+}
+VF_INLINE vi causal_narrow(causal_pair v) {
+#if defined(__AVX512BF16__)
+    static const uint16_t order[32] = {0, 16, 1, 17, 2,  18, 3,  19, 4,  20, 5,  21, 6,  22, 7,  23,
+                                       8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31};
+    return _mm512_permutexvar_epi16(_mm512_loadu_si512(order), (__m512i)_mm512_cvtne2ps_pbh(v.odd, v.even));
+#else
+    const vi high = vi_and(causal_round_bits(v.odd), vi_set1((int32_t)0xffff0000u));
+    return vi_or(high, vi_shr(causal_round_bits(v.even), 16));
+#endif
+}
+/* count of them, 0 behind. */
+VF_INLINE causal_pair causal_load_pair(const uint16_t *from, int64_t count) {
+    uint16_t some[2 * VF_LANES] = {0};
+    if (count >= 2 * VF_LANES) return causal_widen(vi_load((const int32_t *)(const void *)from));
+    memcpy(some, from, sizeof(*some) * (size_t)WEFT__MAX(count, 0));
+    return causal_widen(vi_load((const int32_t *)(const void *)some));
+}
+VF_INLINE void causal_store_pair(uint16_t *to, causal_pair v, int64_t count, bool stream) {
+    uint16_t some[2 * VF_LANES];
+    if (count >= 2 * VF_LANES && stream) {
+        vf_stream((float *)(void *)to, vf_from_bits(causal_narrow(v)));
+    } else if (count >= 2 * VF_LANES) {
+        vi_store((int32_t *)(void *)to, causal_narrow(v));
+    } else {
+        vi_store((int32_t *)(void *)some, causal_narrow(v));
+        memcpy(to, some, sizeof(*some) * (size_t)WEFT__MAX(count, 0));
+    }
 }
 
 /* Every data tensor has unit steps along `axis` (4: tokens, 1: channels), and
@@ -109,6 +170,19 @@ VF_INLINE void causal_put_sums(const weft__exec *e, int64_t c, const float *sums
     const int64_t k = e->p->kernel[2];
     for (int64_t j = 0; weights.t && j < k; j++) causal_set(weights, c, 0, j, sums[j * step]);
     if (bias.t) item_store(bias.t->dtype, bias.ptr, c * bias.t->strides[0], (double)sums[k * step]);
+}
+
+/* The gradients of channels [c, end) from k + 1 sums of each of their rows, added in the order of n. */
+VF_INLINE void causal_add_rows(const weft__exec *e, const float *sums, int64_t c, int64_t end) {
+    const int64_t k = e->p->kernel[2];
+    float sum[CAUSAL_WIDTH + 1];
+    for (; c < end; c++) {
+        for (int64_t j = 0; j <= k; j++) {
+            sum[j] = 0;
+            for (int64_t n = 0; n < e->p->n; n++) sum[j] += sums[(n * e->p->c + c) * (k + 1) + j];
+        }
+        causal_put_sums(e, c, sum, 1);
+    }
 }
 
 #endif

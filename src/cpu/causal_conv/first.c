@@ -4,14 +4,12 @@
  *            diff_src[t] = sum_j w[j] dz[t + (k-1) - j], diff_weights[j] = sum dz[t] v[t - (k-1) + j]
  * Blocking:  a row is one channel of one sequence, cut into chunks of 512 tokens that stay in the nearest cache as f32
  *            (f32 is read in place but for the first chunk); gradients go from the last chunk to the first and carry
- *            the k - 1 dz behind a chunk. Width 4 keeps weights and sums in registers
+ *            the k - 1 dz behind a chunk
  * Sums:      k + 1 for each row, in the workspace; those of a channel are then added in the order of n
  * Edges:     taps outside of a sequence are left out by masks, never multiplied by 0
  * Traffic:   src and dst once; src, diff_dst and diff_src once
- * Roofline:  bandwidth; silu costs about as much as reading and writing f32, more than that of 16 bits
- *            Measured on two Zen 4 cores of a shared machine, 1x1024x4096, bias and silu, share of a streaming copy:
- *            f32 forward 69%, gradients 42%; bf16 29%, 21%
- * Try:       weft bench causal_conv1d:fwd:f32:ncw:n1c1024w4096:k4:bias+silu */
+ * Roofline:  bandwidth for short windows, which short_first.c and pairs_first_bf16.c take; multiply-adds for long ones
+ * Try:       weft bench causal_conv1d:fwd:f32:ncw:n1c256w2048:k31:bias+silu */
 #include "cpu/causal_conv/causal.h"
 
 enum { CHUNK = 512, PAD = CAUSAL_WIDTH };
@@ -140,29 +138,22 @@ VF_INLINE vf careful_sum(const job *q, const row *r, int64_t i, int64_t count) {
     return z;
 }
 
-/* U vectors of sums from token t0 + i on, all of them whole. K 0: any width. */
-VF_INLINE void sums(const job *q, const row *r, const vf *w, int64_t i, vf *z, const int K, const int U) {
-    const int64_t k = K ? K : q->k;
-    const float *v = r->v + i - (k - 1);
+/* U vectors of sums from token t0 + i on, all of them whole. */
+VF_INLINE void sums(const job *q, const row *r, int64_t i, vf *z, const int U) {
+    const float *v = r->v + i - (q->k - 1);
     VF_UNROLL for (int u = 0; u < U; u++) z[u] = vf_set1(r->bias);
-    if (K) {
-        VF_UNROLL for (int j = 0; j < K; j++) VF_UNROLL for (int u = 0; u < U; u++) z[u] =
-            vf_fma(w[j], vf_load(v + j + u * VF_LANES), z[u]);
-    } else {
-        for (int64_t j = 0; j < k; j++) {
-            const vf weight = vf_set1(r->weight[j]);
-            VF_UNROLL for (int u = 0; u < U; u++) z[u] = vf_fma(weight, vf_load(v + j + u * VF_LANES), z[u]);
-        }
+    for (int64_t j = 0; j < q->k; j++) {
+        const vf weight = vf_set1(r->weight[j]);
+        VF_UNROLL for (int u = 0; u < U; u++) z[u] = vf_fma(weight, vf_load(v + j + u * VF_LANES), z[u]);
     }
 }
 
 /* ---------------------------------------------------------------- forward */
-VF_INLINE void forward_chunk(const job *q, const row *r, const int K) {
+static void forward_chunk(const job *q, const row *r) {
     const int64_t base = causal_offset(q->dst.t, r->n, r->c, r->t0);
     const bool stream = lies(q, q->dst.ptr, base);
     enum { U = 4 };
-    vf w[4], z[U];
-    VF_UNROLL for (int j = 0; j < K; j++) w[j] = vf_set1(r->weight[j]);
+    vf z[U];
     int64_t i = 0;
     for (; i < r->count && (is_head(q, r, i) || i + VF_LANES > r->count); i += VF_LANES) {
         const int64_t count = WEFT__MIN(r->count - i, VF_LANES);
@@ -171,12 +162,12 @@ VF_INLINE void forward_chunk(const job *q, const row *r, const int K) {
         put(q->dtype, q->dst.ptr, base + i, vf_select(valid(q, r, i, count), y, vf_zero()), count);
     }
     for (; i + U * VF_LANES <= r->count; i += U * VF_LANES) {
-        sums(q, r, w, i, z, K, U);
+        sums(q, r, i, z, U);
         VF_UNROLL for (int u = 0; u < U; u++)
             put_full(q->dtype, q->dst.ptr, base + i + u * VF_LANES, q->silu ? causal_silu(z[u]) : z[u], stream);
     }
     for (; i + VF_LANES <= r->count; i += VF_LANES) {
-        sums(q, r, w, i, z, K, 1);
+        sums(q, r, i, z, 1);
         put_full(q->dtype, q->dst.ptr, base + i, q->silu ? causal_silu(z[0]) : z[0], stream);
     }
     if (i < r->count) {
@@ -192,10 +183,7 @@ static void forward_rows(void *arg, int64_t slot) {
         open_row(q, &r, at);
         for (int64_t t0 = 0; t0 < q->w; t0 += CHUNK) {
             open_chunk(q, &r, t0, WEFT__MIN(CHUNK, q->w - t0));
-            if (q->k == 4)
-                forward_chunk(q, &r, 4);
-            else
-                forward_chunk(q, &r, 0);
+            forward_chunk(q, &r);
         }
         causal_keep(q->e, r.n, r.c, r.c + 1);
     }
@@ -221,29 +209,12 @@ static void careful_dz(const job *q, row *r, int64_t i, int64_t count, int64_t b
     add_to(r->sum + q->k * VF_LANES, dz);
 }
 
-/* Whole vectors [i, end) of width 4: tokens are loaded once for z and for the sums. */
-VF_INLINE void dz_of_4(const job *q, row *r, int64_t i, int64_t end, int64_t base, const bool silu) {
-    vf w[4], sum[5];
-    VF_UNROLL for (int j = 0; j < 4; j++) w[j] = vf_set1(r->weight[j]);
-    VF_UNROLL for (int j = 0; j < 5; j++) sum[j] = vf_load(r->sum + j * VF_LANES);
-    for (; i < end; i += VF_LANES) {
-        vf v[4], z = vf_set1(r->bias), dz = get_full(q->dtype, q->diff_dst.ptr, base + i);
-        VF_UNROLL for (int j = 0; j < 4; j++) v[j] = vf_keep(vf_load(r->v + i - 3 + j));
-        VF_UNROLL for (int j = 0; j < 4; j++) z = vf_fma(w[j], v[j], z);
-        if (silu) dz = vf_mul(dz, causal_slope(z));
-        vf_store(r->dz + i, dz);
-        VF_UNROLL for (int j = 0; j < 4; j++) sum[j] = vf_fma(dz, v[j], sum[j]);
-        sum[4] = vf_add(sum[4], dz);
-    }
-    VF_UNROLL for (int j = 0; j < 5; j++) vf_store(r->sum + j * VF_LANES, sum[j]);
-}
-
-/* Whole vectors of any width; the sums of four taps at a time. */
-static void dz_of_any(const job *q, row *r, int64_t begin, int64_t end, int64_t base) {
+/* Whole vectors; the sums of four taps at a time. */
+static void dz_of_vectors(const job *q, row *r, int64_t begin, int64_t end, int64_t base) {
     for (int64_t i = begin; i < end; i += VF_LANES) {
         vf z, dz = get_full(q->dtype, q->diff_dst.ptr, base + i);
         if (q->silu) {
-            sums(q, r, NULL, i, &z, 0, 1);
+            sums(q, r, i, &z, 1);
             dz = vf_mul(dz, causal_slope(z));
         }
         vf_store(r->dz + i, dz);
@@ -268,12 +239,7 @@ static void dz_of_chunk(const job *q, row *r) {
     for (; i < r->count && (is_head(q, r, i) || i + VF_LANES > r->count); i += VF_LANES)
         careful_dz(q, r, i, WEFT__MIN(r->count - i, VF_LANES), base);
     end = i + WEFT__MAX(r->count - i, 0) / VF_LANES * VF_LANES;
-    if (q->k == 4 && q->silu)
-        dz_of_4(q, r, i, end, base, true);
-    else if (q->k == 4)
-        dz_of_4(q, r, i, end, base, false);
-    else
-        dz_of_any(q, r, i, end, base);
+    dz_of_vectors(q, r, i, end, base);
     if (end < r->count) careful_dz(q, r, end, r->count - end, base);
 }
 
@@ -286,20 +252,14 @@ VF_INLINE vf careful_diff(const job *q, const row *r, int64_t i, int64_t count) 
     return vf_select(valid(q, r, i, count), sum, vf_zero());
 }
 
-VF_INLINE void diff_of_chunk(const job *q, const row *r, const int K) {
-    const int64_t k = K ? K : q->k, base = causal_offset(q->diff_src.t, r->n, r->c, r->t0);
+static void diff_of_chunk(const job *q, const row *r) {
+    const int64_t k = q->k, base = causal_offset(q->diff_src.t, r->n, r->c, r->t0);
     const bool stream = lies(q, q->diff_src.ptr, base);
-    vf w[4];
-    VF_UNROLL for (int j = 0; j < K; j++) w[j] = vf_set1(r->weight[j]);
     int64_t i = 0;
     for (; !q->seq.t && r->t0 + i + VF_LANES + k - 1 <= q->w && i + VF_LANES <= r->count; i += VF_LANES) {
         const float *dz = r->dz + i + k - 1;
         vf sum = vf_zero();
-        if (K) {
-            VF_UNROLL for (int j = 0; j < K; j++) sum = vf_fma(w[j], vf_load(dz - j), sum);
-        } else {
-            for (int64_t j = 0; j < k; j++) sum = vf_fma(vf_set1(r->weight[j]), vf_load(dz - j), sum);
-        }
+        for (int64_t j = 0; j < k; j++) sum = vf_fma(vf_set1(r->weight[j]), vf_load(dz - j), sum);
         put_full(q->dtype, q->diff_src.ptr, base + i, sum, stream);
     }
     for (; i < r->count; i += VF_LANES) {
@@ -339,10 +299,7 @@ static void backward_row(const job *q, row *r, int64_t at) {
         open_chunk(q, r, t0, count);
         dz_of_chunk(q, r);
         if (!q->diff_src.t) continue;
-        if (q->k == 4)
-            diff_of_chunk(q, r, 4);
-        else
-            diff_of_chunk(q, r, 0);
+        diff_of_chunk(q, r);
         diff_states(q, r);
     }
     for (int64_t j = 0; q->sums && j <= q->k; j++)
@@ -357,17 +314,9 @@ static void backward_rows(void *arg, int64_t slot) {
     if (q->stream) vf_stream_end();
 }
 
-/* The sums of a channel over the sequences, in their order. */
 static void add_rows(void *arg, int64_t slot) {
     const job *q = arg;
-    float sum[CAUSAL_WIDTH + 1];
-    for (int64_t c = cpu_first(q->c, q->slots, slot); c < cpu_first(q->c, q->slots, slot + 1); c++) {
-        for (int64_t j = 0; j <= q->k; j++) {
-            sum[j] = 0;
-            for (int64_t n = 0; n < q->n; n++) sum[j] += q->sums[(n * q->c + c) * (q->k + 1) + j];
-        }
-        causal_put_sums(q->e, c, sum, 1);
-    }
+    causal_add_rows(q->e, q->sums, cpu_first(q->c, q->slots, slot), cpu_first(q->c, q->slots, slot + 1));
 }
 
 /* ---------------------------------------------------------------- running */
