@@ -145,7 +145,7 @@ VF_INLINE void backward(const row *r, int64_t t, pair before, sweep *s, const bo
     taps(before, s->own, v, K);
     if (silu) {
         const pair z = sums_of(r, t, v, edge, K);
-        dz = (pair){vf_mul(dz.even, causal_slope_of(z.even, 4)), vf_mul(dz.odd, causal_slope_of(z.odd, 4))};
+        dz = (pair){vf_mul(dz.even, causal_slope(z.even)), vf_mul(dz.odd, causal_slope(z.odd))};
     }
     if (edge) {
         dz.even = vf_select(vm_first((count + 1) >> 1), dz.even, vf_zero());
