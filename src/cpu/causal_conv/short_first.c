@@ -148,7 +148,7 @@ static void diff_state(const row *r, vf first) {
     }
 }
 
-/* Are the tokens from t on not all there, or not only sums of dz? Outside of strict math 0 stands for dz behind them. */
+/* Are the tokens from t on not all there, or not only sums of dz? But for strict math, dz behind them is 0. */
 VF_INLINE bool at_end(const row *r, int64_t t) {
     const job *q = r->q;
     return t + VF_LANES > q->w || ((q->strict || q->diff_hn.t) && t + VF_LANES + q->k - 1 > q->w);
