@@ -10,7 +10,7 @@ static void draw(weft_problem *p, harness_rng *r, bool usual) {
     attr[WEFT_RNN_STEPS] = 1 + harness_below(r, 5);
     attr[WEFT_RNN_LAYERS] = harness_chance(r, 70) ? 1 : 2;
     attr[WEFT_RNN_BIDIRECTIONAL] = harness_chance(r, 40);
-    p->n = harness_chance(r, 3) ? 0 : 1 + harness_below(r, 4);
+    p->n = harness_chance(r, 3) ? 0 : harness_chance(r, 30) ? 5 + harness_below(r, 16) : 1 + harness_below(r, 4);
     p->c = HARNESS_PICK(r, sizes);
     p->o = HARNESS_PICK(r, sizes);
     attr[WEFT_RNN_PROJECTION] =

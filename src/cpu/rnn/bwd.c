@@ -1,38 +1,40 @@
 /* f32 recurrent layers, the gradient: rnn_relu, rnn_tanh, lstm, gru; whole and packed sequences, both directions.
  * Math:      as in src/ref/rnn.h; sums in f32
- * Blocking:  of each layer, from the last: Wh transposed once; step by step, slots of 32 hidden units: what the step
- *            after sends back (products with the transposed weights), then the gradients before the activations; then
- *            one product per layer and direction for each of Wx, Wh and the input, slots of 64 columns or rows
- * Traffic:   the transposed Wh once a step from the cache that holds it; weights and gradients once
- * Roofline:  one sequence: bandwidth of the cache in the steps, multiply-adds in the products
+ * Blocking:  of each layer, from the last, the steps by a team of threads that keep their blocks of 32 hidden units
+ *            (team.h): what the step after sends back, then the gradients before the activations. Few sequences: a
+ *            block multiplies its own rows of Wh, which thus are read as they lie, and the next step adds up the
+ *            blocks. 8 and more: products of Wh, turned once, with the turned gradients. Then one product per layer
+ *            and direction for each of Wx, Wh and the input, slots of 64 columns or 32 rows
+ * Traffic:   Wh once a step from the cache that holds it; weights and gradients once
+ * Roofline:  one sequence: bandwidth of the caches in the steps, multiply-adds in the products
  * Assumes:   f32, rows of src and dst contiguous, no projection
  * Try:       weft bench lstm:bwd:f32:dense:t100n1c512o512:train1 */
 #include "cpu/rnn/layers.h"
 
-enum { COLUMNS = 64, GATE_ROWS = 32 };
+enum { COLUMNS = 64, NEAR = 256, SENT = UNITS + VF_LANES }; /* NEAR: rows of Wx that stay in the cache */
 
 /* Gradients before the activations at a row, as Wx (hidden: as Wh) sees them. */
 VF_INLINE float *grads_of(const layers *q, int64_t d, int64_t row, bool hidden) {
     const int64_t GH = q->v.G * q->v.H;
     return (hidden && q->p->op == WEFT_OP_GRU ? q->dh : q->dx) + (d * q->v.rows + row) * GH;
 }
-VF_INLINE float *back_of(const layers *q, float *array, int64_t d, int64_t row) {
-    return array + (d * q->v.rows + row) * q->v.H;
+/* Of a step's parity and a sequence. */
+VF_INLINE float *cell_of(const layers *q, int64_t parity, int64_t d, int64_t b) {
+    return q->dcell + ((parity * q->v.D + d) * q->v.n + b) * q->v.H;
+}
+VF_INLINE float *part_of(const layers *q, int64_t parity, int64_t d, int64_t block, int64_t b) {
+    const int64_t blocks = cpu_ceil(q->v.H, UNITS);
+    return q->parts + (((parity * q->v.D + d) * blocks + block) * q->v.n + b) * q->v.H;
 }
 
-/* ---------------------------------------------------------------- Wh transposed: H rows of G H */
-static void transpose_rows(void *arg, int64_t slot) {
+/* ---------------------------------------------------------------- Wh turned: H rows of G H */
+static void turn_weights(void *arg, int64_t slot) {
     const layers *q = arg;
-    const int64_t H = q->v.H, GH = q->v.G * H, blocks = cpu_ceil(GH, VF_LANES), d = slot / blocks;
-    const int64_t g = slot % blocks * VF_LANES, rows = WEFT__MIN(VF_LANES, GH - g);
-    const float *w = weights_of(q, q->l, d, true) + g * H;
-    float *to = q->transposed + d * H * GH + g;
-    for (int64_t j = 0; j < H; j += VF_LANES) {
-        vf v[VF_LANES];
-        for (int64_t i = 0; i < VF_LANES; i++) v[i] = i < rows ? vf_load_count(w + i * H + j, H - j) : vf_zero();
-        vf_transpose(v);
-        for (int64_t i = 0; i < VF_LANES && j + i < H; i++) vf_store_count(to + (j + i) * GH, v[i], rows);
-    }
+    const int64_t H = q->v.H, GH = q->v.G * H, blocks = cpu_ceil(GH, UNITS), d = slot / blocks;
+    const int64_t g = slot % blocks * UNITS, rows = WEFT__MIN(UNITS, GH - g);
+    const float *list[UNITS];
+    for (int64_t i = 0; i < rows; i++) list[i] = weights_of(q, q->l, d, true) + (g + i) * H;
+    layers_turn(list, rows, H, q->transposed + d * H * GH + g, GH);
 }
 
 /* ---------------------------------------------------------------- a step */
@@ -40,7 +42,7 @@ typedef struct place {
     const float *sent, *above; /* what the step after sends to h, and what comes from above, from the first unit on */
     const float *record, *before, *cell, *later; /* later: the gradient of c that the step after sends */
     const float *h;
-    float *dh, *dc, *gates, *hidden;
+    float *dc, *gates, *hidden;
     int64_t H;
 } place;
 
@@ -53,7 +55,6 @@ VF_INLINE vf tanh_slope(vf y) { return vf_fnma(y, y, vf_set1(1)); }
 VF_INLINE void grad(const place *k, const int op, int64_t j, int64_t i, int64_t left) {
     const int64_t H = k->H;
     const vf dh = vf_add(vf_load(k->sent + i), vf_load_count(k->above + j, left));
-    vf_store_count(k->dh + j, dh, left);
     if (op == WEFT_OP_LSTM) {
         const vf in = saved(k, 0, j, left), f = saved(k, 1, j, left), g = saved(k, 2, j, left),
                  o = saved(k, 3, j, left);
@@ -85,38 +86,81 @@ VF_INLINE void grads(const place *k, const int op, int64_t j, int64_t count) {
     for (int64_t i = 0; i < count; i += VF_LANES) grad(k, op, j + i, i, count - i);
 }
 
-/* What a step sends to the h before it, of `count` units: n rows of out. Of no step: the gradient of the last state. */
-static void send_back(const layers *q, int64_t d, const int64_t *after, int64_t b, int64_t n, int64_t j, int64_t count,
-                      float out[SIDE][UNITS + VF_LANES]) {
-    const int64_t GH = q->v.G * q->v.H;
-    const float *a[SIDE], *w = q->transposed + (d * q->v.H + j) * GH;
-    for (int64_t i = 0, run; i < n; i += run) {
-        for (run = 0; i + run < n && after[i + run] >= 0; run++) a[run] = grads_of(q, d, after[i + run], true);
-        if (run) layers_dots(w, GH, count, a, run, GH, out[i], UNITS + VF_LANES);
-        for (int64_t r = 0; r < run && q->p->op == WEFT_OP_GRU; r++)
-            for (int64_t u = 0; u < count; u++) out[i + r][u] += back_of(q, q->dcell, d, after[i + r])[j + u];
-        if (run) continue;
-        run = 1;
-        memcpy(out[i], state_of(q, WEFT_ROLE_DIFF_HN, q->l, d, b + i) + j, (size_t)count * sizeof(float));
+VF_INLINE void grads_of_cell(const place *k, const int op, int64_t j, int64_t count) {
+    switch (op) {
+    case WEFT_OP_LSTM:
+        grads(k, WEFT_OP_LSTM, j, count);
+        break;
+    case WEFT_OP_GRU:
+        grads(k, WEFT_OP_GRU, j, count);
+        break;
+    case WEFT_OP_RNN_TANH:
+        grads(k, WEFT_OP_RNN_TANH, j, count);
+        break;
+    default:
+        grads(k, WEFT_OP_RNN_RELU, j, count);
     }
 }
 
-static void step_units(void *arg, int64_t slot) {
-    const layers *q = arg;
+/* What the step of that parity sends to h of the step before, of `count` units and n sequences: rows of out. */
+static void send_back(const layers *q, int64_t parity, int64_t d, int64_t b, int64_t n, int64_t j, int64_t count,
+                      float out[LOT][SENT]) {
+    const int64_t H = q->v.H, GH = q->v.G * H;
+    if (is_many(q)) {
+        float sums[UNITS][LOT];
+        const float *list[UNITS];
+        for (int64_t i = 0; i < UNITS; i++) list[i] = sums[i];
+        layers_product(q->transposed + (d * H + j) * GH, GH, count, turned_of(q, parity, d, GH) + b, q->span, n, GH,
+                       sums[0]);
+        layers_turn(list, count, n, out[0], SENT);
+    }
+    for (int64_t i = 0; i < n; i++)
+        for (int64_t u = 0; u < count; u += VF_LANES) {
+            vf sum = is_many(q) ? vf_load_count(out[i] + u, count - u) : vf_zero();
+            for (int64_t block = 0; !is_many(q) && block * UNITS < H; block++)
+                sum = vf_add(sum, vf_load_count(part_of(q, parity, d, block, b + i) + j + u, count - u));
+            if (q->p->op == WEFT_OP_GRU)
+                sum = vf_add(sum, vf_load_count(cell_of(q, parity, d, b + i) + j + u, count - u));
+            vf_store(out[i] + u, sum);
+        }
+}
+
+/* What this block of units has for send_back. */
+static void leave(const layers *q, int64_t parity, int64_t d, int64_t b, int64_t n, const int64_t *rows, int64_t j,
+                  int64_t count) {
+    const int64_t H = q->v.H, G = q->v.G;
+    const float *list[LOT], *weights[4 * UNITS];
+    for (int64_t g = 0; is_many(q) && g < G; g++) {
+        for (int64_t i = 0; i < n; i++) list[i] = grads_of(q, d, rows[i], true) + g * H + j;
+        layers_turn(list, n, count, turned_of(q, parity, d, G * H) + (g * H + j) * q->span + b, q->span);
+    }
+    if (is_many(q)) return;
+    float grads[SIDE][4 * UNITS];
+    for (int64_t g = 0; g < G; g++) {
+        for (int64_t u = 0; u < count; u++) weights[g * count + u] = weights_of(q, q->l, d, true) + (g * H + j + u) * H;
+        for (int64_t i = 0; i < n; i++)
+            memcpy(grads[i] + g * count, grads_of(q, d, rows[i], true) + g * H + j, (size_t)count * sizeof(float));
+    }
+    layers_outer(grads[0], 1, 4 * UNITS, n, weights, G * count, 0, H, part_of(q, parity, d, j / UNITS, b), H, false);
+}
+
+static void step_block(const layers *q, int64_t step, int64_t at) {
     const rnn *v = &q->v;
-    const int64_t H = v->H, blocks = cpu_ceil(H, UNITS), at = q->step % 2 ? v->D * blocks - 1 - slot : slot;
+    const int64_t H = v->H, blocks = cpu_ceil(H, UNITS), most = is_many(q) ? LOT : SIDE, parity = step % 2;
     const int64_t d = at / blocks, j = at % blocks * UNITS, count = WEFT__MIN(UNITS, H - j);
-    const int64_t t = d ? v->T - 1 - q->step : q->step;
+    const int64_t t = d ? step : v->T - 1 - step;
     const bool lstm = q->p->op == WEFT_OP_LSTM, top = q->l == v->L - 1;
-    float sent[SIDE][UNITS + VF_LANES];
-    for (int64_t b = 0; b < v->n; b += SIDE) {
-        int64_t n = 0, rows[SIDE], after[SIDE];
-        for (; n < SIDE && b + n < v->n && (rows[n] = rnn_row(v, t, b + n)) >= 0; n++)
-            after[n] = rnn_after(v, d, t, b + n);
+    float sent[LOT][SENT];
+    for (int64_t b = 0; b < v->n; b += most) {
+        int64_t n = 0, rows[LOT];
+        for (; n < most && b + n < v->n && (rows[n] = rnn_row(v, t, b + n)) >= 0; n++) {}
         if (n == 0) break; /* sequences are sorted: those that follow have ended too */
-        send_back(q, d, after, b, n, j, count, sent);
+        if (step) send_back(q, !parity, d, b, n, j, count, sent);
         for (int64_t i = 0; i < n; i++) {
             const int64_t row = rows[i];
+            const bool last = rnn_after(v, d, t, b + i) < 0;
+            if (last)
+                memcpy(sent[i], state_of(q, WEFT_ROLE_DIFF_HN, q->l, d, b + i) + j, (size_t)count * sizeof(float));
             const place k = {.sent = sent[i],
                              .H = H,
                              .record = record_of(q, q->l, d, row),
@@ -125,27 +169,49 @@ static void step_units(void *arg, int64_t slot) {
                                  (top ? data_of(q, WEFT_ROLE_DIFF_DST, row) : q->below + row * v->D * v->P) + d * v->P,
                              .before = h_before(q, q->l, d, t, b + i),
                              .cell = lstm ? c_before(q, q->l, d, t, b + i) : NULL,
-                             .later = !lstm          ? NULL
-                                      : after[i] < 0 ? state_of(q, WEFT_ROLE_DIFF_CN, q->l, d, b + i)
-                                                     : back_of(q, q->dcell, d, after[i]),
-                             .dh = back_of(q, q->dstate, d, row),
-                             .dc = back_of(q, q->dcell, d, row),
+                             .later = !lstm  ? NULL
+                                      : last ? state_of(q, WEFT_ROLE_DIFF_CN, q->l, d, b + i)
+                                             : cell_of(q, !parity, d, b + i),
+                             .dc = cell_of(q, parity, d, b + i),
                              .gates = grads_of(q, d, row, false),
                              .hidden = grads_of(q, d, row, true)};
-            switch (q->p->op) {
-            case WEFT_OP_LSTM:
-                grads(&k, WEFT_OP_LSTM, j, count);
-                break;
-            case WEFT_OP_GRU:
-                grads(&k, WEFT_OP_GRU, j, count);
-                break;
-            case WEFT_OP_RNN_TANH:
-                grads(&k, WEFT_OP_RNN_TANH, j, count);
-                break;
-            default:
-                grads(&k, WEFT_OP_RNN_RELU, j, count);
-            }
+            grads_of_cell(&k, q->p->op, j, count);
         }
+        leave(q, parity, d, b, n, rows, j, count);
+    }
+}
+
+/* Gradients of the first states, after all steps: what the first step of each sequence sends back. */
+static void first_block(const layers *q, int64_t at) {
+    const rnn *v = &q->v;
+    const int64_t H = v->H, blocks = cpu_ceil(H, UNITS), most = is_many(q) ? LOT : SIDE;
+    const int64_t d = at / blocks, j = at % blocks * UNITS, count = WEFT__MIN(UNITS, H - j);
+    const size_t bytes = (size_t)count * sizeof(float);
+    float sent[2][LOT][SENT];
+    for (int64_t b = 0; b < v->n; b += most) {
+        const int64_t n = WEFT__MIN(most, v->n - b);
+        for (int parity = 0; parity < (v->T > 1 ? 2 : 1); parity++)
+            send_back(q, parity, d, b, n, j, count, sent[parity]);
+        for (int64_t i = 0; i < n; i++) {
+            const int64_t t = d ? rnn_last(v, b + i) : 0, parity = (d ? t : v->T - 1) % 2;
+            const bool none = rnn_row(v, t, b + i) < 0;
+            const float *dh = none ? state_of(q, WEFT_ROLE_DIFF_HN, q->l, d, b + i) + j : sent[parity][i];
+            memcpy((float *)(uintptr_t)state_of(q, WEFT_ROLE_DIFF_H0, q->l, d, b + i) + j, dh, bytes);
+            if (q->p->op != WEFT_OP_LSTM) continue;
+            const float *dc = none ? state_of(q, WEFT_ROLE_DIFF_CN, q->l, d, b + i) : cell_of(q, parity, d, b + i);
+            memcpy((float *)(uintptr_t)state_of(q, WEFT_ROLE_DIFF_C0, q->l, d, b + i) + j, dc + j, bytes);
+        }
+    }
+}
+
+static void step_unit(void *arg, int64_t step, int64_t unit) {
+    const layers *q = arg;
+    const int64_t blocks = layers_blocks(q), units = layers_units(q), last = cpu_first(blocks, units, unit + 1);
+    for (int64_t at = cpu_first(blocks, units, unit); at < last; at++) {
+        if (step < q->v.T)
+            step_block(q, step, at);
+        else
+            first_block(q, at);
     }
 }
 
@@ -157,9 +223,10 @@ static void weight_rows(void *arg, int64_t slot) {
     const int64_t GH = v->G * v->H, K = rnn_inputs(v, q->l), blocks = cpu_ceil(GH, GATE_ROWS), d = slot / blocks;
     const int64_t g = slot % blocks * GATE_ROWS, count = WEFT__MIN(GATE_ROWS, GH - g);
     float *w = (float *)q->ptr[WEFT_ROLE_DIFF_WEIGHTS] + rnn_begin(v, q->l, d);
-    layers_outer(grads_of(q, d, 0, false) + g, GH, 1, count, q->input_rows, v->rows, 0, K, w + g * K, K, false);
-    layers_outer(grads_of(q, d, 0, true) + g, GH, 1, count, q->state_rows + d * v->rows, v->rows, 0, v->P,
-                 w + GH * K + g * v->P, v->P, false);
+    const float *const *rows = q->grad_rows + d * v->rows;
+    layers_weights(rows, g, count, q->input_rows, v->rows, K, w + g * K, K, q->streams);
+    layers_weights(rows + v->D * v->rows, g, count, q->state_rows + d * v->rows, v->rows, v->P, w + GH * K + g * v->P,
+                   v->P, q->streams);
     if (!q->p->attr[WEFT_RNN_BIAS]) return;
     for (int hidden = 0; hidden < 2; hidden++) {
         float *bias = (float *)q->ptr[WEFT_ROLE_DIFF_BIAS] + ((q->l * v->D + d) * 2 + hidden) * GH + g;
@@ -175,15 +242,13 @@ static void input_columns(void *arg, int64_t slot) {
     const rnn *v = &q->v;
     const int64_t GH = v->G * v->H, K = rnn_inputs(v, q->l), first = slot * COLUMNS,
                   last = WEFT__MIN(first + COLUMNS, K);
+    const int64_t ld = q->l ? K : q->source_step, together = ld ? v->rows : 1;
     for (int64_t d = 0; d < v->D; d++)
-        for (int64_t row = 0; row < v->rows; row++) {
-            float *to = q->l ? q->below + row * K : data_of(q, WEFT_ROLE_DIFF_SRC, row);
-            const int64_t ld = q->l ? K : q->source_step;
-            const int64_t rows = ld ? WEFT__MIN(SIDE, v->rows - row) : 1;
-            layers_outer(grads_of(q, d, row, false), 1, GH, rows, q->weight_rows + d * GH, GH, first, last, to, ld,
-                         d > 0);
-            row += rows - 1;
-        }
+        for (int64_t g = 0; g < GH; g += NEAR)
+            for (int64_t row = 0; row < v->rows; row += together)
+                layers_outer(grads_of(q, d, row, false) + g, 1, GH, together, q->weight_rows + d * GH + g,
+                             WEFT__MIN(NEAR, GH - g), first, last,
+                             q->l ? q->below + row * K : data_of(q, WEFT_ROLE_DIFF_SRC, row), ld, d > 0 || g > 0);
 }
 
 /* ---------------------------------------------------------------- driver */
@@ -192,7 +257,11 @@ static void list_rows(layers *q) {
     const int64_t K = rnn_inputs(v, q->l);
     for (int64_t row = 0; row < v->rows; row++) {
         q->input_rows[row] = input_of(q, q->l, row);
-        for (int64_t d = 0; d < v->D; d++) q->state_rows[d * v->rows + row] = q->zeros;
+        for (int64_t d = 0; d < v->D; d++) {
+            q->state_rows[d * v->rows + row] = q->zeros;
+            for (int hidden = 0; hidden < 2; hidden++)
+                q->grad_rows[(hidden * v->D + d) * v->rows + row] = grads_of(q, d, row, hidden);
+        }
     }
     for (int64_t d = 0; d < v->D; d++)
         for (int64_t t = 0; t < v->T; t++)
@@ -212,45 +281,27 @@ static void drop(const layers *q) {
         for (int64_t i = 0; i < width; i++) q->below[row * width + i] *= (float)rnn_dropout(&q->v, q->l - 1, row, i);
 }
 
-static void first_states(const layers *q) {
-    const rnn *v = &q->v;
-    float out[SIDE][UNITS + VF_LANES];
-    if (!weft__tensor(q->p, WEFT_ROLE_DIFF_H0)) return;
-    for (int64_t d = 0; d < v->D; d++)
-        for (int64_t b = 0; b < v->n; b++) {
-            const int64_t row = rnn_row(v, d ? rnn_last(v, b) : 0, b);
-            float *dh = (float *)(uintptr_t)state_of(q, WEFT_ROLE_DIFF_H0, q->l, d, b);
-            for (int64_t j = 0; j < v->H; j += UNITS) {
-                const int64_t count = WEFT__MIN(UNITS, v->H - j);
-                send_back(q, d, &row, b, 1, j, count, out);
-                memcpy(dh + j, out[0], (size_t)count * sizeof(float));
-            }
-            if (q->p->op != WEFT_OP_LSTM) continue;
-            const float *dc = row < 0 ? state_of(q, WEFT_ROLE_DIFF_CN, q->l, d, b) : back_of(q, q->dcell, d, row);
-            memcpy((float *)(uintptr_t)state_of(q, WEFT_ROLE_DIFF_C0, q->l, d, b), dc, (size_t)v->H * sizeof(float));
-        }
-}
-
 /* Everything in the workspace, one after the other; at NULL: the size alone, in bytes. */
 static size_t place_all(layers *q, char *at) {
     const rnn *v = &q->v;
     const int64_t GH = v->G * v->H, rows = v->D * v->rows;
     const bool gru = q->p->op == WEFT_OP_GRU;
     size_t used = 0;
-#define PLACE(member, count) \
-    q->member = at ? (void *)(at + used) : NULL, used += (size_t)cpu_round_up((count) * (int64_t)sizeof(*q->member), 64)
-    PLACE(input_rows, v->rows);
-    PLACE(state_rows, rows);
-    PLACE(weight_rows, v->D * GH);
-    PLACE(zeros, v->H);
-    PLACE(inputs, v->L > 1 ? rows * v->P : 0);
-    PLACE(below, v->L > 1 ? rows * v->P : 0);
-    PLACE(transposed, v->D * GH * v->H);
-    PLACE(dx, rows * GH);
-    PLACE(dh, gru ? rows * GH : 0);
-    PLACE(dstate, rows * v->H);
-    PLACE(dcell, rows * v->H);
-#undef PLACE
+    const bool many = is_many(q);
+    q->span = cpu_round_up(v->n, VF_LANES);
+    LAYERS_PLACE(input_rows, v->rows);
+    LAYERS_PLACE(state_rows, rows);
+    LAYERS_PLACE(grad_rows, 2 * rows);
+    LAYERS_PLACE(weight_rows, v->D * GH);
+    LAYERS_PLACE(zeros, v->H);
+    LAYERS_PLACE(inputs, v->L > 1 ? rows * v->P : 0);
+    LAYERS_PLACE(below, v->L > 1 ? rows * v->P : 0);
+    LAYERS_PLACE(transposed, many ? v->D * GH * v->H : 0);
+    LAYERS_PLACE(turned, many ? 2 * v->D * GH * q->span : 0);
+    LAYERS_PLACE(parts, many ? 0 : 2 * v->D * cpu_ceil(v->H, UNITS) * v->n * v->H);
+    LAYERS_PLACE(dx, rows * GH);
+    LAYERS_PLACE(dh, gru ? rows * GH : 0);
+    LAYERS_PLACE(dcell, 2 * v->D * v->n * v->H);
     return used;
 }
 
@@ -259,16 +310,20 @@ static weft_status run(const weft__exec *e) {
     const rnn *v = &q.v;
     place_all(&q, e->workspace);
     memset(q.zeros, 0, (size_t)v->H * sizeof(float));
+    q.streams = cpu_streams(e->hw, 4.0 * (double)rnn_begin(v, v->L, 0));
     const weft_tensor *src = weft__tensor(e->p, WEFT_ROLE_DIFF_SRC);
     const int64_t *step = src->strides;
     q.source_step = src->rank == 2 || v->n == 1 ? step[0] : v->T == 1 || step[0] == v->n * step[1] ? step[1] : 0;
     for (q.l = v->L - 1; q.l >= 0; q.l--) {
         if (q.l) layers_inputs(&q, q.l);
         list_rows(&q);
-        weft__parallel(e->ctx, v->D * cpu_ceil(v->G * v->H, VF_LANES), transpose_rows, &q);
-        for (q.step = v->T - 1; q.step >= 0; q.step--)
-            weft__parallel(e->ctx, v->D * cpu_ceil(v->H, UNITS), step_units, &q);
-        first_states(&q);
+        if (is_many(&q)) {
+            weft__parallel(e->ctx, v->D * cpu_ceil(v->G * v->H, UNITS), turn_weights, &q);
+            memset(q.turned, 0, (size_t)(2 * v->D * v->G * v->H * q.span) * sizeof(float));
+        }
+        const bool states = weft__tensor(e->p, WEFT_ROLE_DIFF_H0);
+        team steps = {.run = step_unit, .arg = &q, .steps = v->T + states, .units = layers_units(&q)};
+        team_go(e->ctx, &steps);
         weft__parallel(e->ctx, v->D * cpu_ceil(v->G * v->H, GATE_ROWS), weight_rows, &q);
         weft__parallel(e->ctx, cpu_ceil(rnn_inputs(v, q.l), COLUMNS), input_columns, &q);
         if (q.l) drop(&q);
@@ -279,14 +334,11 @@ static weft_status run(const weft__exec *e) {
 /* ---------------------------------------------------------------- plan */
 static const char *plan(const weft_problem *p, const weft__hw *hw, int variant, weft__decision *d) {
     layers q = {.v = rnn_of(p, NULL, NULL), .p = p};
-    const rnn *v = &q.v;
     (void)variant;
     const char *refusal = layers_refusal(p);
     if (refusal) return refusal;
     d->workspace = place_all(&q, NULL);
-    const double weights = 4.0 * (double)(v->L * v->D * v->G * v->H * v->H);
-    d->ns = cpu_cost(hw, weft__bytes(p), weft__flops(p), 0.4) +
-            (double)(v->L * v->T) * (3000 + weights / (double)v->L / (1.5 * hw->gbs * hw->threads));
+    d->ns = layers_cost(p, hw);
     return NULL;
 }
 
