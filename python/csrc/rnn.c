@@ -354,12 +354,12 @@ WT_ENTRY(
     run_rnn_forward, .into = 0, .host = "batch_sizes")
 
 /* ---------------------------------------------------------------- backward */
-/* The gradient of a result; one that nobody used is one 0, seen at every place. */
+/* The gradient of a result; one that nobody used is one row of zeros, seen at every place. */
 static bool put_gradient(wt_call *call, weft_problem *p, weft_args *args, weft_role role, const layers *s, int at,
                          int rank, const int64_t *sizes) {
     const wt_tensor *g = &call->arg[at].tensor;
-    const int64_t one = 1, still[3] = {0, 0, 0};
-    wt_tensor zero = {.rank = rank, .sizes = sizes, .strides = still, .dtype = s->dtype};
+    const int64_t unit = 1, width = sizes[rank - 1], strides[3] = {0, rank == 2, 1};
+    wt_tensor zero = {.rank = rank, .sizes = sizes, .strides = strides, .dtype = s->dtype};
     if (g->handle) {
         if (!check_shape(call, call->op->name[at], g, rank, sizes) || !check_type(call, call->op->name[at], g, s->code))
             return false;
@@ -367,7 +367,7 @@ static bool put_gradient(wt_call *call, weft_problem *p, weft_args *args, weft_r
         return true;
     }
     wt_handle *slot = wt_scratch(call);
-    if (!slot || !wt_empty(call, slot, 1, &one, &one, s->code, &zero.data)) return false;
+    if (!slot || !wt_empty(call, slot, 1, &width, &unit, s->code, &zero.data)) return false;
     if (wt.aoti_torch_zero_(*slot)) return wt_fail(call, "%s: could not be set to 0", call->op->name[at]);
     put(p, args, role, s, &zero);
     return true;

@@ -118,6 +118,24 @@ static weft_rates guess_cpu_other(const weft_problem *p) {
     return (weft_rates){-10000, 1, scales ? 0.5 : 0.3};
 }
 
+/* Recurrent layers. oneDNN has lstm without packed rows: products near the peak, of few sequences as fast as the caches
+ * give the weights. The others are loops over the steps, with 15 us forward and 40 back for the calls of a cell, twice
+ * that for gru; backward each step makes a whole gradient of the weights and adds it up. A call of weft costs some 60
+ * us more than one of PyTorch, and gathers the weights. */
+static weft_rates guess_cpu_rnn(const weft_problem *p) {
+    const double cells = p->op == WEFT_OP_LSTM ? 4 : p->op == WEFT_OP_GRU ? 3 : 1, H = (double)p->o, n = (double)p->n;
+    const double layers = (double)(p->attr[WEFT_RNN_LAYERS] * (1 + p->attr[WEFT_RNN_BIDIRECTIONAL]));
+    const double steps = layers * (double)p->attr[WEFT_RNN_STEPS], weights = 4 * cells * H * H;
+    const double call = -60000 - layers * 4 * cells * H * (H + (double)p->c) / 12;
+    const bool fwd = p->pass == WEFT_PASS_FWD, few = n < 8;
+    if (p->op == WEFT_OP_LSTM && !p->attr[WEFT_RNN_ROWS])
+        return (weft_rates){call + (fwd ? 150000 : 300000) +
+                                steps * ((fwd ? 5000 : 10000) + (few ? weights / (fwd ? 95 : 60) : 0)),
+                            few ? 1.7 : 0.85, 1};
+    const double cell = (fwd ? 15000 : 40000) * (p->op == WEFT_OP_GRU ? 2.0 : 1.0) + cells * H * n * (fwd ? 2 : 4);
+    return (weft_rates){call + steps * (cell + weights / 80 + (fwd ? 0 : 6 * weights / 25)), 0.85, 1};
+}
+
 /* On an H200 dense convolution runs at half the peak and more, with few channels in a group at a few percent; 16-bit
  * types have fast CPU kernels in few operators; one call costs its allocations and checks. */
 static void guess(const weft_problem *p, weft_rates *r) {
@@ -145,6 +163,9 @@ static void guess(const weft_problem *p, weft_rates *r) {
     if (p->op == WEFT_OP_PARTIAL_CONV) *r = (weft_rates){cuda ? 200000 : 100000, 0.3, 0.1};
     /* log-softmax, likelihood and lse one after the other, the gradient makes the log-softmax again */
     if (p->op == WEFT_OP_CROSS_ENTROPY && !cuda) *r = (weft_rates){10000, 0.3, 0.15};
+    bool recurrent =
+        p->op == WEFT_OP_LSTM || p->op == WEFT_OP_GRU || p->op == WEFT_OP_RNN_TANH || p->op == WEFT_OP_RNN_RELU;
+    if (recurrent && !cuda) *r = guess_cpu_rnn(p);
     if (wide) r->of_peak *= 0.25;
 }
 
@@ -178,6 +199,20 @@ static double estimate(const char *problem, bool without_rates) {
 /* What the machine could do a problem in, ns; and PyTorch by estimate. -1: the text is wrong. */
 WEFT_API double weft_torch_bare_ns(const char *problem) { return estimate(problem, true); }
 WEFT_API double weft_torch_estimate_ns(const char *problem) { return estimate(problem, false); }
+
+/* The least estimate of weft's own kernels within the limit of workspace; infinity: only the reference. */
+WEFT_API double weft_torch_own_ns(const char *problem) {
+    weft_problem p = WEFT_PROBLEM_INIT;
+    double least = INFINITY;
+    const size_t limit = wt_settings()->workspace_limit ? wt_settings()->workspace_limit : (size_t)64 << 20;
+    if (weft_problem_parse(&p, problem) != WEFT_OK) return -1;
+    for (size_t i = weft_kernel_count(wt_context(), &p); i-- > 0;) {
+        weft_kernel_desc d = WEFT_KERNEL_DESC_INIT;
+        if (weft_kernel_info(wt_context(), &p, i, &d) != WEFT_OK || !d.applies || d.workspace > limit) continue;
+        if (!strcmp(d.engine, "cpu") || !strcmp(d.engine, "cuda")) least = fmin(least, d.ns);
+    }
+    return least;
+}
 
 /* Two measurements of the kind that both problems are of, a tiny one and a larger: the cost of a call and the share.
  * false: they say nothing. */

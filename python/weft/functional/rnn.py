@@ -134,10 +134,37 @@ def _overridden(function: Callable, tensors: tuple, args: tuple, named: dict) ->
     return handle_torch_function(function, tensors, *args, **named)
 
 
+@lru_cache(maxsize=1024)
+def _wins(kind: str, time: int, many: int, inputs: int, hidden: int, layers: int, both: bool, biases: bool, rows: int, gradient: bool) -> bool:
+    """Is weft expected to be faster than PyTorch, both passes together where a gradient is wanted?"""
+    sizes = f"f32:dense:t{time}n{many}c{inputs}o{hidden}:l{layers}both{int(both)}b{int(biases)}state1rows{rows}train{int(gradient)}@cpu"
+    texts = [f"{kind}:{step}:{sizes}".encode() for step in (("fwd", "bwd") if gradient else ("fwd",))]
+    return sum(map(_library.lib.weft_torch_own_ns, texts)) < sum(map(_library.lib.weft_torch_estimate_ns, texts))
+
+
+_settings.listeners.append(lambda allowed: _wins.cache_clear())
+
+
+def _chosen(kind: str, x: Tensor, batch_sizes: Optional[Tensor], h: Tensor, c: Optional[Tensor], params: Sequence[Tensor], has_biases: bool,
+            num_layers: int, dropout: float, bidirectional: bool, batch_first: bool) -> bool:
+    """weft's kernels of the CPU are in float32, without a projection. Where something is dropped, in a trace and in a transform PyTorch's run."""
+    if not x.is_cpu or x.dtype != torch.float32 or dropout > 0 or _is_compiling() or _is_tracing() or _any_autocast() or _in_transform():
+        return False
+    rank = 3 if batch_sizes is None else 2
+    if x.dim() != rank or h.dim() != 3 or (c is not None and h.shape[2] != c.shape[2]):
+        return False   # what is wrong is said where it is used
+    if batch_sizes is None:
+        time, many, rows = x.shape[1 if batch_first else 0], x.shape[0 if batch_first else 1], 0
+    else:
+        time, many, rows = batch_sizes.shape[0] if batch_sizes.dim() else 0, h.shape[1], x.shape[0]
+    return time > 0 and many > 0 and _wins(kind, time, many, x.shape[-1], h.shape[2], num_layers, bidirectional, has_biases, rows,
+                                           _wants_grad(x, h, c, params))
+
+
 def _delegates(kind: str, x: Tensor, rest: Sequence[Tensor]) -> bool:
-    """weft's only recurrent kernels are its references, so PyTorch's run unless that is forbidden or a kernel of weft is pinned. Nor can
-    torch.compile keep what oneDNN's LSTM saves for its gradient. And autocast to float16 comes after PyTorch has chosen oneDNN, which has no
-    such LSTM on most machines. Before cuDNN's layers PyTorch asks where the weights lie, which tensors that torch.func differentiates cannot tell."""
+    """PyTorch's layers may run unless that is forbidden or a kernel of weft is pinned. Nor can torch.compile keep what oneDNN's LSTM saves for
+    its gradient. And autocast to float16 comes after PyTorch has chosen oneDNN, which has no such LSTM on most machines. Before cuDNN's layers
+    PyTorch asks where the weights lie, which tensors that torch.func differentiates cannot tell."""
     chosen = _settings.now()
     if chosen.pin is not None and kind in chosen.pin:
         return False
@@ -172,9 +199,9 @@ def prepare(function: Callable, args: tuple, named: dict[str, Any]) -> tuple[Cal
         raise RuntimeError(f"{kind}: dropout is {dropout}, allowed: 0 to 1")
     h, c = hx if kind == "lstm" else (hx, None)
     strange = foreign(x)
-    if not strange and not _delegates(kind, x, (h, *params) if c is None else (h, c, *params)):
-        return _wefts, (kind, x, batch_sizes, h, c, params, has_biases, num_layers, float(dropout) if train and num_layers > 1 else 0.0, bidirectional,
-                        batch_first)
+    given = (kind, x, batch_sizes, h, c, params, has_biases, num_layers, float(dropout) if train and num_layers > 1 else 0.0, bidirectional, batch_first)
+    if not strange and (not _delegates(kind, x, (h, *params) if c is None else (h, c, *params)) or (_settings.now().pin != "torch" and _chosen(*given))):
+        return _wefts, given
     if not strange and (_is_compiling() or not _is_tracing()):   # in a trace of torch.jit sizes are tensors
         _verify(kind, x, batch_sizes, h, c, params, has_biases, num_layers, bidirectional, batch_first)
     if not _is_compiling():

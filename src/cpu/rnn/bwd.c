@@ -344,7 +344,7 @@ static const char *plan(const weft_problem *p, const weft__hw *hw, int variant, 
 
 #define RNN(NAME, name_)                               \
     WEFT__KERNEL(name_##_bwd) = {                      \
-        .name = WEFT__NAME("f32_" #name_ "_bwd_dots"), \
+        .name = WEFT__NAME("f32_" #name_ "_bwd_team"), \
         .version = 1,                                  \
         .op = WEFT_OP_##NAME,                          \
         .engine = WEFT_ENGINE_CPU,                     \

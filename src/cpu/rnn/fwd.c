@@ -31,16 +31,17 @@ const char *layers_refusal(const weft_problem *p) {
     return NULL;
 }
 
-/* Steps of few sequences read Wh from the caches, at some 0.6 bytes in the time of a flop; all else is multiply-adds.
- * A step ends with a wait, and the cells take 5 ns for each unit. */
+/* Steps of few sequences read Wh from the caches, at some 0.75 bytes in the time of a flop; all else is multiply-adds.
+ * A step ends with a wait, and the cells take 3 ns for each unit. */
 double layers_cost(const weft_problem *p, const weft__hw *hw) {
     const rnn v = rnn_of(p, NULL, NULL);
-    const double rate = hw->gflops[WEFT__ISA_HERE] * hw->threads, weights = (double)(v.D * v.G * v.H * v.H);
-    const double sums = 2 * weights * (double)v.n / ((v.n < MANY ? 0.65 : 0.8) * rate);
+    const double rate = hw->gflops[WEFT__ISA_HERE] * hw->threads * (VF_REGS == 32 ? 1 : 0.8),
+                 weights = (double)(v.D * v.G * v.H * v.H);
+    const double sums = 2 * weights * (double)v.n / ((v.n < MANY ? 0.65 : 0.85) * rate);
     const double step =
-        fmax(sums, v.n < MANY ? 4 * weights / (0.6 * rate) : 0) + 1500 + 5.0 * (double)(v.D * v.n * v.H) / hw->threads;
+        fmax(sums, v.n < MANY ? 4 * weights / (0.75 * rate) : 0) + 1500 + 3.0 * (double)(v.D * v.n * v.H) / hw->threads;
     const double others = fmax(weft__flops(p) - 2 * weights * (double)(v.L * v.rows), 0);
-    return 3000 + (double)(v.L * v.T) * step + others / (0.8 * rate) + 0.5 * weft__bytes(p) / hw->gbs;
+    return 3000 + (double)(v.L * v.T) * step + others / (0.85 * rate) + 0.5 * weft__bytes(p) / hw->gbs;
 }
 
 /* ---------------------------------------------------------------- products with the input */
@@ -286,7 +287,7 @@ static const char *plan(const weft_problem *p, const weft__hw *hw, int variant, 
 
 #define RNN(NAME, name_)                               \
     WEFT__KERNEL(name_##_fwd) = {                      \
-        .name = WEFT__NAME("f32_" #name_ "_fwd_dots"), \
+        .name = WEFT__NAME("f32_" #name_ "_fwd_team"), \
         .version = 1,                                  \
         .op = WEFT_OP_##NAME,                          \
         .engine = WEFT_ENGINE_CPU,                     \

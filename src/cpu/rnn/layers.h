@@ -1,4 +1,4 @@
-/* What the passes of the recurrent layers share: the job, where rows and records lie, and two small matrix products.
+/* What the passes of the recurrent layers share: the job, where rows and records lie, and their matrix products.
  *
  * src/ref/rnn.h has the formulas and the layout of weights, biases and records; its functions that only compute places
  * (rows, dropout, the begin of weights) are used here too. A record of a row begins with the gates: the products with
@@ -14,7 +14,7 @@
 
 /* UNITS: hidden units of a block. SIDE: rows of data in a tile of dots. MANY: from so many rows on they are turned.
  * LOT: turned rows side by side at most. GATE_ROWS: rows of weights whose gradients are made together. */
-enum { UNITS = 32, SIDE = 4, MANY = 8, LOT = GEMM_NR, GATE_ROWS = 32 };
+enum { UNITS = 32, SIDE = 4, MANY = 8, LOT = GEMM_NR, GATE_ROWS = 64 };
 
 typedef struct layers {
     rnn v;

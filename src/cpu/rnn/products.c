@@ -7,7 +7,8 @@
 #include "cpu/gemm/gemm.h"
 #include "cpu/rnn/layers.h"
 
-enum { TALL = VF_REGS == 32 ? 4 : 2, WIDE = VF_REGS == 32 ? 4 : 2, LONG = VF_REGS == 32 ? 16 : 8, CHUNK = 128 };
+enum { TALL = VF_REGS == 32 ? 4 : 2, WIDE = VF_REGS == 32 ? 4 : 2, LONG = VF_REGS == 32 ? 16 : 8 };
+enum { CHUNK = 128, ACROSS = 256 }; /* rows and columns of a gradient of weights that are summed together */
 
 /* ---------------------------------------------------------------- few rows of data */
 /* out[j * ldo + i] = sum_k w[i][k] a[j][k] for m rows of weights and n of data, both contiguous along k. */
@@ -134,40 +135,45 @@ VF_INLINE void copy_runs(const float *const *from, int64_t rows, int64_t at, int
 }
 
 VF_INLINE void put_run(float *to, const float *from, int64_t count, bool stream) {
-    if (!stream || count < GEMM_NR || (uintptr_t)to % (VF_LANES * sizeof(float))) {
+    if (!stream || (uintptr_t)to % (VF_LANES * sizeof(float))) {
         memcpy(to, from, (size_t)count * sizeof(float));
         return;
     }
-    VF_UNROLL for (int i = 0; i < GEMM_NR; i += VF_LANES) vf_stream(to + i, vf_load(from + i));
+    int64_t i = 0;
+    for (; i + VF_LANES <= count; i += VF_LANES) vf_stream(to + i, vf_load(from + i));
+    if (i < count) vf_store_count(to + i, vf_load(from + i), count - i);
 }
 
 void layers_weights(const float *const *a, int64_t at, int64_t count, const float *const *b, int64_t rows,
                     int64_t columns, float *c, int64_t ldc, bool stream) {
-    _Alignas(64) float left[CHUNK * GATE_ROWS], right[CHUNK * GEMM_NR], sums[GATE_ROWS * GEMM_NR];
+    _Alignas(64) float left[CHUNK * GATE_ROWS], right[CHUNK * GEMM_NR], sums[GATE_ROWS * ACROSS];
     const int64_t panels = gemm_split(count, GEMM_MR);
-    for (int64_t col = 0; col < columns; col += GEMM_NR) {
-        const int64_t width = WEFT__MIN(GEMM_NR, columns - col);
+    for (int64_t begin = 0; begin < columns; begin += ACROSS) {
+        const int64_t end = WEFT__MIN(begin + ACROSS, columns);
         for (int64_t row = 0; row < rows; row += CHUNK) {
             const int64_t k = WEFT__MIN(CHUNK, rows - row);
             copy_runs(a + row, k, at, count, left, GATE_ROWS);
-            copy_runs(b + row, k, col, width, right, GEMM_NR);
-            for (int64_t p = 0; p < panels; p++) {
-                const int64_t first = gemm_first(count, panels, p), m = gemm_first(count, panels, p + 1) - first;
-                float *out = sums + first * GEMM_NR;
-                const gemm_tile t = {.k = k,
-                                     .a = left + first,
-                                     .lda = GATE_ROWS,
-                                     .b = right,
-                                     .ldb = GEMM_NR,
-                                     .from = row ? out : NULL,
-                                     .ld_from = GEMM_NR,
-                                     .c = out,
-                                     .ldc = GEMM_NR,
-                                     .tail = VF_LANES};
-                gemm_run(&t, GEMM_STRIDED, m, cpu_ceil(width, VF_LANES));
+            for (int64_t col = begin; col < end; col += GEMM_NR) {
+                const int64_t width = WEFT__MIN(GEMM_NR, end - col);
+                copy_runs(b + row, k, col, width, right, GEMM_NR);
+                for (int64_t p = 0; p < panels; p++) {
+                    const int64_t first = gemm_first(count, panels, p), m = gemm_first(count, panels, p + 1) - first;
+                    float *out = sums + first * ACROSS + (col - begin);
+                    const gemm_tile t = {.k = k,
+                                         .a = left + first,
+                                         .lda = GATE_ROWS,
+                                         .b = right,
+                                         .ldb = GEMM_NR,
+                                         .from = row ? out : NULL,
+                                         .ld_from = ACROSS,
+                                         .c = out,
+                                         .ldc = ACROSS,
+                                         .tail = VF_LANES};
+                    gemm_run(&t, GEMM_STRIDED, m, cpu_ceil(width, VF_LANES));
+                }
             }
         }
-        for (int64_t i = 0; i < count; i++) put_run(c + i * ldc + col, sums + i * GEMM_NR, width, stream);
+        for (int64_t i = 0; i < count; i++) put_run(c + i * ldc + begin, sums + i * ACROSS, end - begin, stream);
     }
     if (stream) vf_stream_end();
 }

@@ -2,8 +2,9 @@
  * for a step, and a thread keeps its units from step to step, so that their weights stay in its cache.
  *
  * A thread begins with the units of its own part, forth in one step and back in the next; if the others are not done
- * soon after, it helps with theirs, the last ones first. Whoever has none left waits until the step is done. A thread that comes late, or never,
- * holds nobody up: its units are taken by the others. What a unit computes does not depend on who runs it. */
+ * soon after, it helps with theirs, the last ones first. Whoever has none left waits until the step is done. A thread
+ * that comes late, or never, holds nobody up: its units are taken by the others. What a unit computes does not
+ * depend on who runs it. */
 #ifndef WEFT_CPU_RNN_TEAM_H
 #define WEFT_CPU_RNN_TEAM_H
 
