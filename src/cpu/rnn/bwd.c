@@ -104,7 +104,7 @@ VF_INLINE void grads_of_cell(const place *k, const int op, int64_t j, int64_t co
 
 /* What the step of that parity sends to h of the step before, of `count` units and n sequences: rows of out. */
 static void send_back(const layers *q, int64_t parity, int64_t d, int64_t b, int64_t n, int64_t j, int64_t count,
-                      float out[LOT][SENT]) {
+                      float out[GROUP][SENT]) {
     const int64_t H = q->v.H, GH = q->v.G * H;
     if (is_many(q)) {
         float sums[UNITS][LOT];
@@ -129,7 +129,7 @@ static void send_back(const layers *q, int64_t parity, int64_t d, int64_t b, int
 static void leave(const layers *q, int64_t parity, int64_t d, int64_t b, int64_t n, const int64_t *rows, int64_t j,
                   int64_t count) {
     const int64_t H = q->v.H, G = q->v.G;
-    const float *list[LOT], *weights[4 * UNITS];
+    const float *list[GROUP], *weights[4 * UNITS];
     for (int64_t g = 0; is_many(q) && g < G; g++) {
         for (int64_t i = 0; i < n; i++) list[i] = grads_of(q, d, rows[i], true) + g * H + j;
         layers_turn(list, n, count, turned_of(q, parity, d, G * H) + (g * H + j) * q->span + b, q->span);
@@ -146,13 +146,13 @@ static void leave(const layers *q, int64_t parity, int64_t d, int64_t b, int64_t
 
 static void step_block(const layers *q, int64_t step, int64_t at) {
     const rnn *v = &q->v;
-    const int64_t H = v->H, blocks = cpu_ceil(H, UNITS), most = is_many(q) ? LOT : SIDE, parity = step % 2;
+    const int64_t H = v->H, blocks = cpu_ceil(H, UNITS), most = is_many(q) ? GROUP : SIDE, parity = step % 2;
     const int64_t d = at / blocks, j = at % blocks * UNITS, count = WEFT__MIN(UNITS, H - j);
     const int64_t t = d ? step : v->T - 1 - step;
     const bool lstm = q->p->op == WEFT_OP_LSTM, top = q->l == v->L - 1;
-    float sent[LOT][SENT];
+    float sent[GROUP][SENT];
     for (int64_t b = 0; b < v->n; b += most) {
-        int64_t n = 0, rows[LOT];
+        int64_t n = 0, rows[GROUP];
         for (; n < most && b + n < v->n && (rows[n] = rnn_row(v, t, b + n)) >= 0; n++) {}
         if (n == 0) break; /* sequences are sorted: those that follow have ended too */
         if (step) send_back(q, !parity, d, b, n, j, count, sent);
@@ -184,10 +184,10 @@ static void step_block(const layers *q, int64_t step, int64_t at) {
 /* Gradients of the first states, after all steps: what the first step of each sequence sends back. */
 static void first_block(const layers *q, int64_t at) {
     const rnn *v = &q->v;
-    const int64_t H = v->H, blocks = cpu_ceil(H, UNITS), most = is_many(q) ? LOT : SIDE;
+    const int64_t H = v->H, blocks = cpu_ceil(H, UNITS), most = is_many(q) ? GROUP : SIDE;
     const int64_t d = at / blocks, j = at % blocks * UNITS, count = WEFT__MIN(UNITS, H - j);
     const size_t bytes = (size_t)count * sizeof(float);
-    float sent[2][LOT][SENT];
+    float sent[2][GROUP][SENT];
     for (int64_t b = 0; b < v->n; b += most) {
         const int64_t n = WEFT__MIN(most, v->n - b);
         for (int parity = 0; parity < (v->T > 1 ? 2 : 1); parity++)
@@ -217,16 +217,15 @@ static void step_unit(void *arg, int64_t step, int64_t unit) {
 
 /* ---------------------------------------------------------------- gradients of weights, biases and inputs */
 /* GATE_ROWS rows of Wx and of Wh of one direction, and of their biases. */
-static void weight_rows(void *arg, int64_t slot) {
-    const layers *q = arg;
+static void weight_rows(const layers *q, int64_t block, float *scratch) {
     const rnn *v = &q->v;
-    const int64_t GH = v->G * v->H, K = rnn_inputs(v, q->l), blocks = cpu_ceil(GH, GATE_ROWS), d = slot / blocks;
-    const int64_t g = slot % blocks * GATE_ROWS, count = WEFT__MIN(GATE_ROWS, GH - g);
+    const int64_t GH = v->G * v->H, K = rnn_inputs(v, q->l), blocks = cpu_ceil(GH, GATE_ROWS), d = block / blocks;
+    const int64_t g = block % blocks * GATE_ROWS, count = WEFT__MIN(GATE_ROWS, GH - g);
     float *w = (float *)q->ptr[WEFT_ROLE_DIFF_WEIGHTS] + rnn_begin(v, q->l, d);
     const float *const *rows = q->grad_rows + d * v->rows;
-    layers_weights(rows, g, count, q->input_rows, v->rows, K, w + g * K, K, q->streams);
+    layers_weights(rows, g, count, q->input_rows, v->rows, K, w + g * K, K, q->streams, scratch);
     layers_weights(rows + v->D * v->rows, g, count, q->state_rows + d * v->rows, v->rows, v->P, w + GH * K + g * v->P,
-                   v->P, q->streams);
+                   v->P, q->streams, scratch);
     if (!q->p->attr[WEFT_RNN_BIAS]) return;
     for (int hidden = 0; hidden < 2; hidden++) {
         float *bias = (float *)q->ptr[WEFT_ROLE_DIFF_BIAS] + ((q->l * v->D + d) * 2 + hidden) * GH + g;
@@ -234,6 +233,16 @@ static void weight_rows(void *arg, int64_t slot) {
         for (int64_t row = 0; row < v->rows; row++)
             for (int64_t i = 0; i < count; i++) bias[i] += grads_of(q, d, row, hidden)[g + i];
     }
+}
+
+static int64_t weight_blocks(const layers *q) { return q->v.D * cpu_ceil(q->v.G * q->v.H, GATE_ROWS); }
+static int64_t weight_slots(const layers *q) { return WEFT__MIN(weight_blocks(q), WEIGHT_SLOTS); }
+
+static void weight_slot(void *arg, int64_t slot) {
+    const layers *q = arg;
+    const int64_t blocks = weight_blocks(q), slots = weight_slots(q), last = cpu_first(blocks, slots, slot + 1);
+    for (int64_t block = cpu_first(blocks, slots, slot); block < last; block++)
+        weight_rows(q, block, q->scratch + slot * WEIGHT_FLOATS);
 }
 
 /* COLUMNS of the gradient of the layer's input, both directions added. */
@@ -299,6 +308,7 @@ static size_t place_all(layers *q, char *at) {
     LAYERS_PLACE(transposed, many ? v->D * GH * v->H : 0);
     LAYERS_PLACE(turned, many ? 2 * v->D * GH * q->span : 0);
     LAYERS_PLACE(parts, many ? 0 : 2 * v->D * cpu_ceil(v->H, UNITS) * v->n * v->H);
+    LAYERS_PLACE(scratch, weight_slots(q) * WEIGHT_FLOATS);
     LAYERS_PLACE(dx, rows * GH);
     LAYERS_PLACE(dh, gru ? rows * GH : 0);
     LAYERS_PLACE(dcell, 2 * v->D * v->n * v->H);
@@ -324,7 +334,7 @@ static weft_status run(const weft__exec *e) {
         const bool states = weft__tensor(e->p, WEFT_ROLE_DIFF_H0);
         team steps = {.run = step_unit, .arg = &q, .steps = v->T + states, .units = layers_units(&q)};
         team_go(e->ctx, &steps);
-        weft__parallel(e->ctx, v->D * cpu_ceil(v->G * v->H, GATE_ROWS), weight_rows, &q);
+        weft__parallel(e->ctx, weight_slots(&q), weight_slot, &q);
         weft__parallel(e->ctx, cpu_ceil(rnn_inputs(v, q.l), COLUMNS), input_columns, &q);
         if (q.l) drop(&q);
     }

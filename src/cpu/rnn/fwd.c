@@ -161,7 +161,7 @@ enum { SUMS = 4 * UNITS + VF_LANES }; /* of one sequence: UNITS of each gate, an
 
 /* Products of Wh with h of n sequences from b on, for `count` units from j on of every gate. */
 static void step_products(const layers *q, int64_t step, int64_t d, int64_t j, int64_t count, int64_t b, int64_t n,
-                          const float *const *before, float z[LOT][SUMS]) {
+                          const float *const *before, float z[GROUP][SUMS]) {
     const int64_t H = q->v.H;
     const float *w = weights_of(q, q->l, d, true), *list[UNITS], *turned = turned_of(q, step % 2, d, H) + b;
     float out[UNITS][LOT];
@@ -178,14 +178,14 @@ static void step_products(const layers *q, int64_t step, int64_t d, int64_t j, i
 
 static void step_block(const layers *q, int64_t step, int64_t at) {
     const rnn *v = &q->v;
-    const int64_t H = v->H, blocks = cpu_ceil(H, UNITS), most = is_many(q) ? LOT : SIDE;
+    const int64_t H = v->H, blocks = cpu_ceil(H, UNITS), most = is_many(q) ? GROUP : SIDE;
     const int64_t d = at / blocks, j = at % blocks * UNITS, count = WEFT__MIN(UNITS, H - j);
     const int64_t t = d ? v->T - 1 - step : step;
     const float *bias = bias_of(q, q->l, d, 1);
-    float z[LOT][SUMS];
+    float z[GROUP][SUMS];
     for (int64_t b = 0; b < v->n; b += most) {
-        int64_t n = 0, rows[LOT];
-        const float *before[LOT], *after[LOT];
+        int64_t n = 0, rows[GROUP];
+        const float *before[GROUP], *after[GROUP];
         for (; n < most && b + n < v->n && (rows[n] = rnn_row(v, t, b + n)) >= 0; n++)
             before[n] = h_before(q, q->l, d, t, b + n);
         if (n == 0) break; /* sequences are sorted: those that follow have ended too */

@@ -13,8 +13,11 @@
 #include "ref/rnn.h"
 
 /* UNITS: hidden units of a block. SIDE: rows of data in a tile of dots. MANY: from so many rows on they are turned.
- * LOT: turned rows side by side at most. GATE_ROWS: rows of weights whose gradients are made together. */
-enum { UNITS = 32, SIDE = 4, MANY = 8, LOT = GEMM_NR, GATE_ROWS = 64 };
+ * LOT: turned rows side by side at most; in a step GROUP, as stacks are small. GATE_ROWS: rows of weights whose
+ * gradients are made together, in so many slots at most. */
+enum { UNITS = 32, SIDE = 4, MANY = 8, LOT = GEMM_NR, GROUP = LOT < 32 ? LOT : 32, GATE_ROWS = 64, WEIGHT_SLOTS = 32 };
+/* Rows and columns of a gradient of weights that are summed together, and floats that this takes. */
+enum { CHUNK = 128, ACROSS = 256, WEIGHT_FLOATS = CHUNK * (GATE_ROWS + LOT) + GATE_ROWS * ACROSS };
 
 typedef struct layers {
     rnn v;
@@ -31,7 +34,7 @@ typedef struct layers {
     /* bwd: gradients before the activations, as Wx and as Wh see them (gru: they differ); of c (gru: what goes straight
      * to the h before) of the last two steps; of the layer's inputs; Wh turned; or, of few sequences, what each block
      * of units sends to h of the step before, of the last two steps: (2, D, blocks, n, H). Rows as lists */
-    float *dx, *dh, *dcell, *below, *transposed, *parts;
+    float *dx, *dh, *dcell, *below, *transposed, *parts, *scratch;
     const float **input_rows, **state_rows, **weight_rows, **grad_rows;
     bool streams;        /* diff_weights outgrow the caches */
     int64_t source_step; /* between rows of diff_src; 0: they do not lie at one distance */
@@ -106,10 +109,10 @@ void layers_product(const float *w, int64_t ldw, int64_t rows, const float *turn
 void layers_outer(const float *a, int64_t step, int64_t side, int64_t rows, const float *const *b, int64_t k,
                   int64_t first, int64_t last, float *c, int64_t ldc, bool add);
 /* c[i][j] = sum_k a[k][at + i] b[k][j] for count <= GATE_ROWS rows of c, all columns, k of `rows`; stream: past the
- * caches. */
+ * caches; scratch: WEIGHT_FLOATS. */
 #define layers_weights WEFT__ISA_NAME(weft__rnn_weights)
 void layers_weights(const float *const *a, int64_t at, int64_t count, const float *const *b, int64_t rows,
-                    int64_t columns, float *c, int64_t ldc, bool stream);
+                    int64_t columns, float *c, int64_t ldc, bool stream, float *scratch);
 
 /* ---------------------------------------------------------------- fwd.c, for both passes */
 /* The inputs of layer l > 0: the outputs of every direction below, times the dropout factor. */

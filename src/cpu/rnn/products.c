@@ -8,7 +8,6 @@
 #include "cpu/rnn/layers.h"
 
 enum { TALL = VF_REGS == 32 ? 4 : 2, WIDE = VF_REGS == 32 ? 4 : 2, LONG = VF_REGS == 32 ? 16 : 8 };
-enum { CHUNK = 128, ACROSS = 256 }; /* rows and columns of a gradient of weights that are summed together */
 
 /* ---------------------------------------------------------------- few rows of data */
 /* out[j * ldo + i] = sum_k w[i][k] a[j][k] for m rows of weights and n of data, both contiguous along k. */
@@ -145,8 +144,8 @@ VF_INLINE void put_run(float *to, const float *from, int64_t count, bool stream)
 }
 
 void layers_weights(const float *const *a, int64_t at, int64_t count, const float *const *b, int64_t rows,
-                    int64_t columns, float *c, int64_t ldc, bool stream) {
-    _Alignas(64) float left[CHUNK * GATE_ROWS], right[CHUNK * GEMM_NR], sums[GATE_ROWS * ACROSS];
+                    int64_t columns, float *c, int64_t ldc, bool stream, float *scratch) {
+    float *left = scratch, *right = left + CHUNK * GATE_ROWS, *sums = right + CHUNK * GEMM_NR;
     const int64_t panels = gemm_split(count, GEMM_MR);
     for (int64_t begin = 0; begin < columns; begin += ACROSS) {
         const int64_t end = WEFT__MIN(begin + ACROSS, columns);
