@@ -36,6 +36,58 @@ static inline uint32_t ptx_f32_to_bf16x2(float lo, float hi) {
 static inline const float *ptx_pin(const float *p) { return p; }
 static inline const float *ptx_pin_shared(const float *p) { return p; }
 
+/* ---------------------------------------------------------------- matrices of 16-bit data */
+static inline void ptx_copy_async(void *to, const void *from, bool there) {
+    if (((uintptr_t)to | (uintptr_t)(there ? from : to)) & 15) emulated->fail("a copy that is not aligned to 16 bytes");
+    if (there)
+        memcpy(to, from, 16);
+    else
+        memset(to, 0, 16);
+}
+static inline void ptx_copy_commit() {}
+template <int Left> static inline void ptx_copy_wait() {}
+
+static inline void emulated_matrices(uint32_t (&to)[4], const void *row, bool transposed) {
+    const uint64_t *all = emulated->exchange(0xffffffffu, (uint64_t)(uintptr_t)row);
+    const int lane = (int)threadIdx.x % 32, r = lane / 4, c = 2 * (lane % 4);
+    for (int i = 0; i < 4; i++) {
+        uint16_t pair[2];
+        for (int j = 0; j < 2; j++) {
+            const uint16_t *from = (const uint16_t *)(uintptr_t)all[8 * i + (transposed ? c + j : r)];
+            pair[j] = from[transposed ? r : c + j];
+        }
+        memcpy(&to[i], pair, sizeof(pair));
+    }
+    emulated->exchange(0xffffffffu, 0); /* nobody writes before all have read */
+}
+static inline void ptx_load_matrices(uint32_t (&to)[4], const void *row) { emulated_matrices(to, row, false); }
+static inline void ptx_load_transposed(uint32_t (&to)[4], const void *row) { emulated_matrices(to, row, true); }
+
+static inline float emulated_bf16(uint16_t v) { return __uint_as_float((uint32_t)v << 16); }
+static inline void emulated_multiply(float (&sum)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1,
+                                     float (*widen)(uint16_t)) {
+    uint64_t rows[2][32], columns[32];
+    const uint64_t mine[3] = {a[0] | (uint64_t)a[1] << 32, a[2] | (uint64_t)a[3] << 32, b0 | (uint64_t)b1 << 32};
+    for (int i = 0; i < 3; i++)
+        memcpy(i < 2 ? rows[i] : columns, emulated->exchange(0xffffffffu, mine[i]), sizeof(columns));
+    const int lane = (int)threadIdx.x % 32;
+    for (int i = 0; i < 4; i++) {
+        const int r = lane / 4, high = i / 2, c = 2 * (lane % 4) + i % 2;
+        for (int k = 0; k < 16; k++) {
+            const uint64_t at = rows[k / 8][4 * r + k % 8 / 2], bt = columns[4 * c + k % 8 / 2];
+            const uint16_t x = (uint16_t)(at >> (32 * high + 16 * (k % 2)));
+            const uint16_t y = (uint16_t)(bt >> (32 * (k / 8) + 16 * (k % 2)));
+            sum[i] += widen(x) * widen(y);
+        }
+    }
+}
+static inline void ptx_multiply_bf16(float (&sum)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
+    emulated_multiply(sum, a, b0, b1, emulated_bf16);
+}
+static inline void ptx_multiply_f16(float (&sum)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
+    emulated_multiply(sum, a, b0, b1, ptx_f16_to_f32);
+}
+
 /* ---------------------------------------------------------------- the bulk copy engine
  * Copies are made at once. A barrier holds the arrivals it waits for in each phase, those that came, and the phase. */
 struct emulated_mbarrier {

@@ -76,6 +76,56 @@ static __device__ __forceinline__ const float *ptx_pin_shared(const float *p) {
     return (const float *)__cvta_shared_to_generic(at);
 }
 
+/* ---------------------------------------------------------------- matrices of 16-bit data: compute capability 8.0 */
+#if __CUDA_ARCH__ >= 800
+/* 16 bytes to shared memory, zeros where `there` is false; part of the group that the next commit ends. */
+static __device__ __forceinline__ void ptx_copy_async(void *to, const void *from, bool there) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"((uint32_t)__cvta_generic_to_shared(to)),
+                 "l"(__cvta_generic_to_global(from)), "r"(there ? 16 : 0)
+                 : "memory");
+}
+
+static __device__ __forceinline__ void ptx_copy_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+
+/* Until at most `Left` of this thread's groups are under way. */
+template <int Left> static __device__ __forceinline__ void ptx_copy_wait() {
+    asm volatile("cp.async.wait_group %0;" ::"n"(Left) : "memory");
+}
+
+/* Four 8 x 8 matrices: lanes 8 i .. 8 i + 7 give the rows of matrix i; of each, a lane gets row lane / 4, columns
+ * 2 (lane % 4) and the next, or of the transposed. */
+static __device__ __forceinline__ void ptx_load_matrices(uint32_t (&to)[4], const void *row) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])
+                 : "r"((uint32_t)__cvta_generic_to_shared(row))
+                 : "memory");
+}
+
+static __device__ __forceinline__ void ptx_load_transposed(uint32_t (&to)[4], const void *row) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])
+                 : "r"((uint32_t)__cvta_generic_to_shared(row))
+                 : "memory");
+}
+
+/* sum (16 x 8) += a (16 x 16) b (16 x 8), of bf16 or f16. */
+static __device__ __forceinline__ void ptx_multiply_bf16(float (&sum)[4], const uint32_t (&a)[4], uint32_t b0,
+                                                         uint32_t b1) {
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+        "{%0, %1, %2, %3};"
+        : "+f"(sum[0]), "+f"(sum[1]), "+f"(sum[2]), "+f"(sum[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
+static __device__ __forceinline__ void ptx_multiply_f16(float (&sum)[4], const uint32_t (&a)[4], uint32_t b0,
+                                                        uint32_t b1) {
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+        "{%0, %1, %2, %3};"
+        : "+f"(sum[0]), "+f"(sum[1]), "+f"(sum[2]), "+f"(sum[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+#endif
+
 /* ---------------------------------------------------------------- the bulk copy engine: compute capability 9.0 */
 #if __CUDA_ARCH__ >= 900
 static __device__ __forceinline__ uint32_t ptx_shared(const void *p) { return (uint32_t)__cvta_generic_to_shared(p); }
