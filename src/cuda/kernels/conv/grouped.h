@@ -1,0 +1,167 @@
+/* What the grouped kernels share: sizes, strides and the relation of dests to sources, as in depthwise.h. In fwd a group's
+ * dests are its output channels and the sources src; in the data gradient they are its input channels and diff_dst.
+ * Both sides read this file. */
+#ifndef WEFT_CUDA_GROUPED_H
+#define WEFT_CUDA_GROUPED_H
+
+#ifndef __CUDACC_RTC__
+#include "frame.h"
+#endif
+#include "epilogue.h"
+
+enum { MODE_FWD, MODE_DATA, MODE_WEIGHTS, MODE_BOTH };
+enum { THREADS = 128, FINISH_THREADS = 256 };
+
+typedef struct grouped_args {
+    const void *source, *weights, *bias, *at; /* at: src in the gradient of the weights */
+    void *dest, *diff_weights, *diff_bias;
+    float *partial;                                   /* [slice][weight] */
+    int64_t source_step[5], dest_step[5], at_step[5]; /* elements between neighbours in n c d h w */
+    int32_t from[3], to[3];                           /* d h w of source and dest */
+    int32_t inner, outer;                             /* channels of a group in source and dest */
+    int32_t across, down, tiles;                      /* tiles of a row, of a column, of all images */
+    int32_t n, groups;
+    int32_t slices, per, chunks; /* weights: of all positions; chunks of a slice, and of a plane */
+    weft__epilogue epilogue;
+} grouped_args;
+
+#ifndef __CUDACC_RTC__
+typedef struct grouped_tile {
+    int32_t mode, ry, rx, many, parts; /* dests of a thread: rows, columns, channels; parts: of a group's dests */
+    size_t smem;
+    int32_t outs, ins, warps, slices, per; /* weights: channels of a warp, warps of a block; slices of the positions */
+} grouped_tile;
+
+static inline int grouped_mode(const weft_problem *p) {
+    return p->pass == WEFT_PASS_FWD           ? MODE_FWD
+           : p->pass == WEFT_PASS_BWD_DATA    ? MODE_DATA
+           : p->pass == WEFT_PASS_BWD_WEIGHTS ? MODE_WEIGHTS
+                                              : MODE_BOTH;
+}
+
+/* NULL, or why not. */
+static inline const char *grouped_refusal(const weft_problem *p) {
+    const int64_t in = p->c / p->groups, out = p->o / p->groups;
+    if (in < 2 || out < 1 || in > 32 || out > 64) return "2 to 32 input channels of a group, up to 64 output channels";
+    if (p->groups < 2) return "one group";
+    if (p->groups > 4096) return "over 4096 groups";
+    if (p->pass == WEFT_PASS_BWD_DATA && p->nsteps) return "an epilogue of transposed convolution";
+    if (p->n > 1 << 20) return "2^20 images or more";
+    for (int a = 0; a < 3; a++) {
+        if (p->in[a] > 1 << 20 || p->out[a] > 1 << 20) return "an axis of 2^20 or more";
+        if (p->stride[a] > 2 || p->dilation[a] > 4 || p->kernel[a] > 7)
+            return "stride over 2, dilation over 4, kernel over 7";
+        if (p->pad_lo[a] > (p->kernel[a] - 1) * p->dilation[a]) return "padding as wide as the window";
+    }
+    if (p->kernel[1] * p->kernel[2] > 25) return "a window of too many taps";
+    for (int i = 0; i < p->ntensors; i++) {
+        const weft_tensor *t = &p->tensor[i];
+        const bool weights = t->role == WEFT_ROLE_WEIGHTS || t->role == WEFT_ROLE_DIFF_WEIGHTS;
+        if ((t->rank < 5 || weights) && !weft__is_first(t)) return "weights that are not dense channels-first";
+        if (t->rank == 5 && t->dtype != p->tensor[0].dtype) return "data of several types";
+    }
+    return NULL;
+}
+
+static inline void grouped_steps(const weft_tensor *t, int64_t step[5]) {
+    for (int a = 0; a < 5 && t; a++) step[a] = t->strides[a];
+}
+
+static inline grouped_args grouped_args_of(const weft__exec *e, bool fwd) {
+    const weft_problem *p = e->p;
+    const int64_t in = p->c / p->groups, out = p->o / p->groups;
+    grouped_args a = {.source = e->ptr[fwd ? WEFT_ROLE_SRC : WEFT_ROLE_DIFF_DST],
+                      .weights = e->ptr[WEFT_ROLE_WEIGHTS],
+                      .bias = e->ptr[WEFT_ROLE_BIAS],
+                      .at = e->ptr[WEFT_ROLE_SRC],
+                      .dest = e->ptr[fwd ? WEFT_ROLE_DST : WEFT_ROLE_DIFF_SRC],
+                      .diff_weights = e->ptr[WEFT_ROLE_DIFF_WEIGHTS],
+                      .diff_bias = e->ptr[WEFT_ROLE_DIFF_BIAS],
+                      .partial = e->workspace,
+                      .inner = (int32_t)(fwd ? in : out),
+                      .outer = (int32_t)(fwd ? out : in),
+                      .n = (int32_t)p->n,
+                      .groups = (int32_t)p->groups};
+    grouped_steps(weft__tensor(p, fwd ? WEFT_ROLE_SRC : WEFT_ROLE_DIFF_DST), a.source_step);
+    grouped_steps(weft__tensor(p, fwd ? WEFT_ROLE_DST : WEFT_ROLE_DIFF_SRC), a.dest_step);
+    grouped_steps(weft__tensor(p, WEFT_ROLE_SRC), a.at_step);
+    for (int i = 0; i < 3; i++) {
+        a.from[i] = (int32_t)(fwd ? p->in[i] : p->out[i]);
+        a.to[i] = (int32_t)(fwd ? p->out[i] : p->in[i]);
+    }
+    if (fwd) a.epilogue = weft__epilogue_args(p);
+    return a;
+}
+
+static inline void grouped_defines(const weft_problem *p, int mode, weft__text *text) {
+    cuda_defines(p, 1, text);
+    weft__put(text, " -DSTRICT=%d -DMODE=%d -DBIASED=%d", p->math == WEFT_MATH_STRICT, mode,
+              mode == MODE_WEIGHTS && weft__has_step(p, WEFT_STEP_BIAS));
+    for (int a = 0; a < 3; a++)
+        weft__put(text, " -DK%d=%d -DS%d=%d -DP%d=%d -DD%d=%d", a, (int)p->kernel[a], a, (int)p->stride[a], a,
+                  (int)p->pad_lo[a], a, (int)p->dilation[a]);
+    cuda_define_type(p, mode == MODE_FWD ? WEFT_ROLE_BIAS : WEFT_ROLE_DIFF_BIAS, "BIAS_T", text);
+    if (mode == MODE_FWD)
+        weft__epilogue_defines(p, text);
+    else
+        weft__put(text, " -DSTEP0=0 -DSTEP1=0 -DSTEP2=0 -DSTEP3=0");
+}
+
+/* Columns or rows of a thread: few past the end. */
+static inline int grouped_best(const weft_problem *p, int axis, const int *many, int step) {
+    const int64_t to = p->pass == WEFT_PASS_FWD ? p->out[axis] : p->in[axis];
+    int best = step;
+    double least = 1e30;
+    for (int i = 0; many[i]; i++) {
+        if (many[i] % step) continue;
+        const double cost = (double)cuda_ceil(to + step - 1, many[i]) * (many[i] + 0.3 * (double)p->kernel[axis]);
+        if (cost < least) best = many[i], least = cost;
+    }
+    return best;
+}
+
+static inline const char *grouped_tile_of(const weft_problem *p, grouped_tile *t) {
+    static const int columns[] = {5, 4, 2, 1, 0}, wide[] = {4, 2, 0}, two[] = {2, 1, 0}, four[] = {4, 2, 1, 0};
+    const bool fwd = p->pass == WEFT_PASS_FWD;
+    const int64_t outer = (fwd ? p->o : p->c) / p->groups, inner = (fwd ? p->c : p->o) / p->groups;
+    t->mode = fwd ? MODE_FWD : MODE_DATA;
+    t->many = outer % 8 == 0 ? 8 : outer % 4 == 0 ? 4 : outer % 2 == 0 ? 2 : 1;
+    t->parts = (int32_t)(outer / t->many);
+    t->rx = grouped_best(p, 2, fwd ? columns : p->stride[2] == 2 ? wide : columns, fwd ? 1 : (int)p->stride[2]);
+    t->ry = grouped_best(p, 1, t->many == 8 ? two : four, fwd ? 1 : (int)p->stride[1]);
+    t->smem = (size_t)(inner * p->kernel[0] * p->kernel[1] * p->kernel[2] * t->many) * sizeof(float);
+    if (t->smem > 96 << 10) return "weights that do not fit into shared memory";
+    return NULL;
+}
+
+static inline void grouped_place(const weft_problem *p, const grouped_tile *t, grouped_args *a) {
+    const bool fwd = t->mode == MODE_FWD;
+    const int64_t phase[2] = {fwd ? 0 : p->pad_lo[1] % p->stride[1], fwd ? 0 : p->pad_lo[2] % p->stride[2]};
+    a->across = (int32_t)cuda_ceil(a->to[2] + phase[1], t->rx);
+    a->down = (int32_t)cuda_ceil(a->to[1] + phase[0], t->ry);
+    a->tiles = (int32_t)((int64_t)a->n * a->to[0] * a->down * a->across);
+}
+
+/* Of the device's multiply-adds, as loads let it. */
+static inline double grouped_share(const grouped_tile *t) { return t->many == 8 ? 0.5 : t->many == 4 ? 0.35 : 0.2; }
+
+static inline void grouped_tile_defines(const weft_problem *p, const weft__hw *hw, const void *params,
+                                        weft__text *text) {
+    const grouped_tile *t = params;
+    (void)hw;
+    grouped_defines(p, t->mode, text);
+    weft__put(text, " -DRY=%d -DRX=%d -DMANY=%d", t->ry, t->rx, t->many);
+}
+
+static inline weft_status grouped_run(const weft__exec *e) {
+    const grouped_tile *t = e->params;
+    grouped_args a = grouped_args_of(e, t->mode == MODE_FWD);
+    grouped_place(e->p, t, &a);
+    const weft__launch launch = {.grid = {(uint32_t)cuda_ceil(a.tiles, THREADS), (uint32_t)(a.groups * t->parts), 1},
+                                 .block = {THREADS, 1, 1},
+                                 .smem = t->smem};
+    return weft__cuda_launch(e, 0, &launch, &a);
+}
+#endif
+
+#endif

@@ -1,0 +1,212 @@
+/* Grouped convolution with few channels in a group, 1D to 3D, both layouts: gradient of the weights, alone or after
+ * that of the data; f32, f16, bf16.
+ * Math:      dw[o,c,k] = sum_q dy[o,q] x[c, q stride - pad + k dilation]
+ * Blocking:  a warp has OUTS x INS channels and one row of taps, K2: all those sums are in its registers while it walks
+ *            over positions of dy, a lane each. The warps of a block have the other rows of taps and meet the same
+ *            positions, so that loads come from L1. Slices of the positions follow from the problem; a last launch adds
+ *            them up in f64
+ * Traffic:   OUTS + INS K2 loads from L1 for OUTS INS K2 products
+ * Roofline:  L1: 0.6 of the multiply-adds at 8 x 2 channels
+ * Assumes:   any strides of the data. Under strict math sums that are not finite are made again without the padding
+ * Try:       weft bench conv3d:bwd:f32:ncdhw:n1c64d50h50w50:o64k3p1g8@cuda */
+#include "conv/grouped.h"
+
+#ifndef __CUDACC_RTC__
+enum { BLOCKS_WANTED = 528, WARPS_MOST = 9 };
+
+static int divisor(int64_t n, int most) {
+    int best = 1;
+    for (int i = 2; i <= most; i *= 2)
+        if (n % i == 0) best = i;
+    return best;
+}
+
+static int64_t blocks_of(const weft_problem *p, const grouped_tile *t) {
+    const int64_t in = p->c / p->groups, out = p->o / p->groups, rows = p->kernel[0] * p->kernel[1];
+    return p->groups * (out / t->outs) * (in / t->ins) * cuda_ceil(rows, t->warps);
+}
+
+static int64_t sums_of(const weft_problem *p) {
+    return p->o * (p->c / p->groups) * p->kernel[0] * p->kernel[1] * p->kernel[2] +
+           (weft__has_step(p, WEFT_STEP_BIAS) ? p->o : 0);
+}
+
+static const char *plan(const weft_problem *p, const weft__hw *hw, int variant, weft__decision *d) {
+    grouped_tile *t = WEFT__PARAMS(grouped_tile, d);
+    const char *refusal = grouped_refusal(p);
+    (void)variant;
+    if (refusal || (refusal = grouped_tile_of(p, t))) return refusal;
+    if ((double)weft__numel(&p->tensor[0]) > 1e9) return "2^30 tiles or more";
+    const int64_t in = p->c / p->groups, out = p->o / p->groups, rows = p->kernel[0] * p->kernel[1];
+    t->outs = divisor(out, 8);
+    t->ins = divisor(in, WEFT__MAX(64 / (t->outs * (int)p->kernel[2]), 1));
+    t->warps = (int32_t)cuda_ceil(rows, cuda_ceil(rows, WARPS_MOST));
+    const int64_t chunks = p->n * p->out[0] * cuda_ceil(p->out[1] * p->out[2], 32);
+    const int64_t slices = WEFT__MAX(WEFT__MIN(cuda_ceil(chunks, 16), BLOCKS_WANTED / blocks_of(p, t)), 1);
+    t->per = (int32_t)cuda_ceil(chunks, slices);
+    t->slices = (int32_t)cuda_ceil(chunks, t->per);
+    if (blocks_of(p, t) * t->slices > INT32_MAX) return "2^31 blocks or more";
+    d->workspace = (size_t)(t->slices * sums_of(p)) * sizeof(float);
+    const double each = weft__flops(p) / (p->pass == WEFT_PASS_BWD ? 2 : 1), share = grouped_share(t);
+    d->ns = cuda_ns(hw, weft__bytes(p), 0.3, 2) + each / (0.8 * share * hw->gpu->gflops) +
+            (p->pass == WEFT_PASS_BWD ? 1500 + each / (share * hw->gpu->gflops) : 0);
+    return NULL;
+}
+
+static void weights_defines(const weft_problem *p, const weft__hw *hw, const void *params, weft__text *text) {
+    const grouped_tile *t = params;
+    (void)hw;
+    grouped_defines(p, MODE_WEIGHTS, text);
+    weft__put(text, " -DOUTS=%d -DINS=%d -DWARPS=%d", t->outs, t->ins, t->warps);
+}
+
+static weft_status run(const weft__exec *e) {
+    const weft_problem *p = e->p;
+    const grouped_tile *t = e->params;
+    const int first = p->pass == WEFT_PASS_BWD; /* part of the weights */
+    if (first) WEFT__TRY(grouped_run(e));
+    grouped_args a = grouped_args_of(e, false);
+    a.slices = t->slices;
+    a.per = t->per;
+    a.chunks = (int32_t)cuda_ceil(p->out[1] * p->out[2], 32);
+    const weft__launch launch = {.grid = {(uint32_t)(blocks_of(p, t) * t->slices), 1, 1},
+                                 .block = {(uint32_t)t->warps * 32, 1, 1}};
+    const weft__launch finish = {.grid = {(uint32_t)cuda_ceil(sums_of(p), FINISH_THREADS), 1, 1},
+                                 .block = {FINISH_THREADS, 1, 1}};
+    WEFT__TRY(weft__cuda_launch(e, first, &launch, &a));
+    return weft__cuda_launch(e, first + 1, &finish, &a);
+}
+
+#define GROUPED_KERNEL(name_, text_, pass_, ...)                              \
+    const weft__kernel weft__cuda_##name_ = {.name = text_,                   \
+                                             .version = 1,                    \
+                                             .op = WEFT_OP_CONV,              \
+                                             .engine = WEFT_ENGINE_CUDA,      \
+                                             .passes = WEFT__PASS_SET(pass_), \
+                                             .dtypes = CUDA_FLOATS,           \
+                                             .steps = WEFT__STEP_SET(BIAS),   \
+                                             .exact = true,                   \
+                                             .plan = plan,                    \
+                                             .run = run,                      \
+                                             WEFT__PARTS(__VA_ARGS__)}
+
+GROUPED_KERNEL(conv_grouped_bwd_weights, "conv_grouped_bwd_weights_rows__cuda", BWD_WEIGHTS,
+               {"conv/grouped_weights.cu", "grouped_weights", weights_defines, false},
+               {"conv/grouped_weights.cu", "finish", weights_defines, false});
+GROUPED_KERNEL(conv_grouped_bwd, "conv_grouped_bwd_rows__cuda", BWD,
+               {"conv/grouped.cu", "grouped", grouped_tile_defines, false},
+               {"conv/grouped_weights.cu", "grouped_weights", weights_defines, false},
+               {"conv/grouped_weights.cu", "finish", weights_defines, false});
+
+#else
+#include "reduce.h"
+#include "vec.h"
+
+enum { TAPS = K0 * K1 * K2 };
+
+struct sums {
+    float dw[OUTS][INS][K2], db[OUTS];
+};
+
+/* What a warp has: channels, a row of taps, and chunks of 32 positions. */
+struct share {
+    int64_t out, in; /* first channels, of all */
+    int group, row, begin, end;
+};
+
+/* Adds what the lane's positions give. CAREFUL: products with the padding are left out, not multiplied by 0. */
+template <bool CAREFUL> static __device__ __forceinline__ void add(const grouped_args &a, const share &w, sums &s) {
+    const int lane = (int)threadIdx.x % 32, r = w.row / K1, t1 = w.row - r * K1, pixels = a.from[1] * a.from[2];
+    int plane = w.begin / a.chunks, chunk = w.begin - plane * a.chunks;
+    for (int i = w.begin; i < w.end; i++) {
+        const int n = plane / a.from[0], z = plane - n * a.from[0], q = chunk * 32 + lane;
+        if (++chunk == a.chunks) chunk = 0, plane++;
+        const int qy = q / a.from[2], qx = q - qy * a.from[2];
+        const int sz = z * S0 - P0 + r * D0, y = qy * S1 - P1 + t1 * D1, x = qx * S2 - P2;
+        const bool here = q < pixels, row = here && (unsigned)sz < (unsigned)a.to[0] && (unsigned)y < (unsigned)a.to[1];
+        const T *dy = (const T *)a.source + n * a.source_step[0] + w.out * a.source_step[1] + z * a.source_step[2] +
+                      qy * a.source_step[3] + qx * a.source_step[4];
+        const T *at = (const T *)a.at + n * a.at_step[0] + w.in * a.at_step[1] + sz * a.at_step[2] + y * a.at_step[3] +
+                      x * a.at_step[4];
+        float g[OUTS], v[INS][K2];
+        bool there[K2];
+#pragma unroll
+        for (int o = 0; o < OUTS; o++) g[o] = here ? widen(dy[o * a.source_step[1]]) : 0;
+#pragma unroll
+        for (int t = 0; t < K2; t++) there[t] = row && (unsigned)(x + t * D2) < (unsigned)a.to[2];
+#pragma unroll
+        for (int c = 0; c < INS; c++)
+#pragma unroll
+            for (int t = 0; t < K2; t++) v[c][t] = there[t] ? widen(at[c * a.at_step[1] + t * D2 * a.at_step[4]]) : 0;
+#pragma unroll
+        for (int o = 0; o < OUTS; o++) {
+            if (BIASED) s.db[o] += g[o];
+#pragma unroll
+            for (int c = 0; c < INS; c++)
+#pragma unroll
+                for (int t = 0; t < K2; t++)
+                    if (!CAREFUL || there[t]) s.dw[o][c][t] = fmaf(g[o], v[c][t], s.dw[o][c][t]);
+        }
+    }
+}
+
+static __device__ __forceinline__ bool finite(const sums &s) {
+    float zero = 0;
+#pragma unroll
+    for (int i = 0; i < OUTS * INS * K2; i++) zero = fmaf(s.dw[i / (INS * K2)][i / K2 % INS][i % K2], 0, zero);
+    return zero == 0;
+}
+
+extern "C" __global__ void __launch_bounds__(WARPS * 32, 2) grouped_weights(const __grid_constant__ grouped_args a) {
+    constexpr int ROWS = K0 * K1, GROUPS_OF_ROWS = (ROWS + WARPS - 1) / WARPS;
+    const int outs = a.inner / OUTS, ins = a.outer / INS;
+    int block = (int)blockIdx.x;
+    const int slice = block % a.slices;
+    block /= a.slices;
+    share w;
+    w.row = block % GROUPS_OF_ROWS * WARPS + (int)threadIdx.x / 32;
+    block /= GROUPS_OF_ROWS;
+    const int in = block % ins, out = block / ins % outs;
+    w.group = block / (ins * outs);
+    w.out = (int64_t)w.group * a.inner + out * OUTS;
+    w.in = (int64_t)w.group * a.outer + in * INS;
+    w.begin = slice * a.per;
+    w.end = min(w.begin + a.per, a.n * a.from[0] * a.chunks);
+    if (w.row >= ROWS) return;
+    sums s = {};
+    add<false>(a, w, s);
+    if (STRICT && !finite(s)) {
+        s = {};
+        add<true>(a, w, s);
+    }
+    const int64_t weights = (int64_t)a.groups * a.inner * a.outer * TAPS;
+    float *to = a.partial + slice * (weights + (BIASED ? (int64_t)a.groups * a.inner : 0));
+#pragma unroll
+    for (int i = 0; i < OUTS * INS * K2; i++) {
+        const int o = i / (INS * K2), c = i / K2 % INS, t = i % K2;
+        const float sum = lanes_all<plus, 32>(s.dw[o][c][t]);
+        if (threadIdx.x % 32 == 0) to[((w.out + o) * a.outer + in * INS + c) * TAPS + w.row * K2 + t] = sum;
+    }
+    if (!BIASED || w.row || in) return;
+#pragma unroll
+    for (int o = 0; o < OUTS; o++) {
+        const float sum = lanes_all<plus, 32>(s.db[o]);
+        if (threadIdx.x % 32 == 0) to[weights + w.out + o] = sum;
+    }
+}
+
+/* Sums over slices in their order, in f64. */
+extern "C" __global__ void __launch_bounds__(FINISH_THREADS) finish(const __grid_constant__ grouped_args a) {
+    const int64_t weights = (int64_t)a.groups * a.inner * a.outer * TAPS;
+    const int64_t all = weights + (BIASED ? (int64_t)a.groups * a.inner : 0);
+    const int64_t i = (int64_t)blockIdx.x * FINISH_THREADS + threadIdx.x;
+    if (i >= all) return;
+    double sum = 0;
+#pragma unroll 8
+    for (int s = 0; s < a.slices; s++) sum += a.partial[s * all + i];
+    if (i < weights)
+        ((T *)a.diff_weights)[i] = narrow<T>((float)sum);
+    else
+        ((BIAS_T *)a.diff_bias)[i - weights] = narrow<BIAS_T>((float)sum);
+}
+#endif
