@@ -136,19 +136,36 @@ static weft_rates guess_cpu_rnn(const weft_problem *p) {
     return (weft_rates){call + steps * (cell + weights / 80 + (fwd ? 0 : 6 * weights / 25)), 0.85, 1};
 }
 
-/* On an H200 dense convolution runs at half the peak and more, with few channels in a group at a few percent; 16-bit
- * types have fast CPU kernels in few operators; one call costs its allocations and checks. */
+/* Convolution on CUDA, measured on an H200, as shares of the f32 peak and of the bandwidth, forward and backward. cuDNN
+ * has kernels of its own for one filter per channel in 2D, channels-last above all, and none in 3D. Dense 16-bit data
+ * runs on the tensor cores, but not where windows lie side by side. */
+static weft_rates guess_cuda_conv(const weft_problem *p) {
+    static const double plane[2][2][4] = {{{0.1, 0.2, 0.036, 0.09}, {0.1, 0.27, 0.036, 0.16}},
+                                          {{0.1, 0.65, 0.06, 0.3}, {0.17, 0.63, 0.06, 0.4}}}; /* last, 16 bits */
+    static const double volume[2][4] = {{0.045, 0.2, 0.024, 0.1}, {0.007, 0.2, 0.0001, 0.1}}; /* last */
+    static const double few[4] = {0.042, 0.3, 0.03, 0.2}, many[4] = {0.36, 0.5, 0.05, 0.3},
+                        half_many[4] = {1, 0.5, 0.2, 0.3}, dense[4] = {0.5, 0.5, 0.5, 0.5},
+                        half_dense[4] = {6, 0.5, 6, 0.5}, beside[4] = {0.43, 0.3, 0.4, 0.3};
+    const int family = family_of(p), back = p->pass != WEFT_PASS_FWD;
+    const bool half = p->tensor[0].dtype == WEFT_DTYPE_F16 || p->tensor[0].dtype == WEFT_DTYPE_BF16, last = is_last(p);
+    bool side = p->kernel[0] * p->kernel[1] * p->kernel[2] > 1;
+    for (int a = 0; a < 3; a++) side = side && (p->kernel[a] == p->stride[a] || p->out[a] == 1);
+    const double *row = family < 3    ? (p->rank == 3 ? volume[last] : plane[last][half])
+                        : family == 3 ? (p->c / p->groups < 8 ? few
+                                         : half               ? half_many
+                                                              : many)
+                        : half        ? (side ? beside : half_dense)
+                                      : dense;
+    weft_rates r = {family < 3 && last ? 8000 : 15000, row[2 * back], row[2 * back + 1]};
+    if (family == 2 && last && half) r.of_peak = 0.01;
+    return r;
+}
+
+/* 16-bit types have fast CPU kernels in few operators; one call costs its allocations and checks. */
 static void guess(const weft_problem *p, weft_rates *r) {
-    bool cuda = p->device == WEFT_DEVICE_CUDA, wide = p->tensor[0].dtype == WEFT_DTYPE_F64,
-         half = p->tensor[0].dtype == WEFT_DTYPE_F16 || p->tensor[0].dtype == WEFT_DTYPE_BF16;
+    bool cuda = p->device == WEFT_DEVICE_CUDA, wide = p->tensor[0].dtype == WEFT_DTYPE_F64;
     *r = (weft_rates){cuda ? 4000 : 5000, 0.3, 0.4};
-    if (p->op == WEFT_OP_CONV) {
-        bool dense = p->c / (p->groups ? p->groups : 1) >= 8;
-        *r = (weft_rates){cuda ? 15000 : p->groups == 1 ? 4000 : 30000, dense ? 0.5 : 0.02, dense ? 0.5 : 0.2};
-        if (!cuda) *r = guess_cpu_conv(p);
-        /* cuDNN has kernels of its own for these; one filter a channel in 3D and f32 channels-first it has not */
-        if (half && cuda && !dense && p->rank < 3 && p->tensor[0].strides[1] == 1) *r = (weft_rates){8000, 0.3, 0.4};
-    }
+    if (p->op == WEFT_OP_CONV) *r = cuda ? guess_cuda_conv(p) : guess_cpu_conv(p);
     bool pointwise = p->op == WEFT_OP_RELU || p->op == WEFT_OP_CLIP || p->op == WEFT_OP_TANH ||
                      p->op == WEFT_OP_SIGMOID || p->op == WEFT_OP_NCRELU;
     bool pool = p->op == WEFT_OP_MAX_POOL || p->op == WEFT_OP_AVG_POOL || p->op == WEFT_OP_ADAPTIVE_AVG_POOL;
