@@ -3,8 +3,9 @@
  * Blocking:  a unit is a plane of one channel, a strip of rows of one, some planes of a volume, or the planes of a run
  *            of channels: contiguous in memory. Blocks walk over units of the same channels, through images and depth.
  *            Bulk copies bring planes of sources into a ring of slots, ahead of their use; a thread has one place of a
- *            unit, RY x RX dests, for as long as the channels stay. Dests leave by bulk copy from slots of their own; in
- *            the gradient dx takes the slot of x. Sums of the weights' gradient stay in registers while the channels do
+ *            unit, RY x RX dests, for as long as the channels stay. Dests leave by bulk copy from slots of their own;
+ *            in the gradient dx takes the slot of x. Sums of the weights' gradient stay in registers while the
+ *            channels do
  * Traffic:   each tensor once; rows between strips, and planes where the depth is cut, again from L2
  * Roofline:  bandwidth for windows up to 5x5. RX is odd, so that threads side by side read different banks; rows that
  *            do not exist are read from a row of zeros: no branches between loads

@@ -1,6 +1,6 @@
-/* What the grouped kernels share: sizes, strides and the relation of dests to sources, as in depthwise.h. In fwd a group's
- * dests are its output channels and the sources src; in the data gradient they are its input channels and diff_dst.
- * Both sides read this file. */
+/* What the grouped kernels share: sizes, strides and the relation of dests to sources, as in depthwise.h. In fwd a
+ * group's dests are its output channels and the sources src; in the data gradient they are its input channels and
+ * diff_dst. Both sides read this file. */
 #ifndef WEFT_CUDA_GROUPED_H
 #define WEFT_CUDA_GROUPED_H
 

@@ -1,7 +1,8 @@
 /* The relation of the dests of a tile to their sources, compiled in: K, S, P, D of the axes d h w, and the MODE. For
  * device code only.
  *   fwd         source = dest * stride - pad + tap * dilation
- *   gradients   dest = source * stride - pad + tap * dilation; a tile begins at a dest with (dest + pad) % stride = 0 */
+ *   gradients   dest = source * stride - pad + tap * dilation
+ * A tile of gradients begins at a dest with (dest + pad) % stride = 0. */
 #ifndef WEFT_CUDA_TAPS_H
 #define WEFT_CUDA_TAPS_H
 
