@@ -9,16 +9,23 @@
 #include "pool/pool.h"
 
 #ifndef __CUDACC_RTC__
+/* Rows of windows over a strip of input rows, at most. */
+static int64_t read_rows(const weft_problem *p, int64_t strip) {
+    if (p->op == WEFT_OP_ADAPTIVE_AVG_POOL) return (strip * p->out[1] + p->in[1] - 1) / p->in[1] + 2;
+    return (strip - 1 + (p->kernel[1] - 1) * p->dilation[1]) / p->stride[1] + 2;
+}
+
 static const char *plan(const weft_problem *p, const weft__hw *hw, int variant, weft__decision *d) {
     pool_tile *t = WEFT__PARAMS(pool_tile, d);
     const char *refusal = pool_refusal(p, t);
-    (void)variant;
     if (refusal) return refusal;
     if (p->op != WEFT_OP_ADAPTIVE_AVG_POOL || pool_even(p)) {
         t->columns = t->last ? (int)WEFT__MIN(p->in[2], 2) : cuda_vec(p, p->in[2]);
         t->rows = (int)WEFT__MIN(p->in[1], 2);
     }
-    d->ns = cuda_ns(hw, weft__bytes(p), 0.65, 1) + weft__flops(p) / (0.1 * hw->gpu->gflops);
+    if (variant == 0) pool_stage(p, t, read_rows);
+    if (variant == 0 && !t->staged) return "channels-last, or too large for shared memory";
+    d->ns = cuda_ns(hw, weft__bytes(p), t->staged ? 0.8 : 0.65, 1) + weft__flops(p) / (0.1 * hw->gpu->gflops);
     return NULL;
 }
 
@@ -85,6 +92,7 @@ static __device__ __forceinline__ void window(const pool_args &a, const tile &t,
 static __device__ __forceinline__ void window(const pool_args &a, const tile &t, int oz, int oy, int ox, bool there,
                                               int64_t at, float (&sum)[PLACES][VEC]) {
     float dy[VEC];
+    if (STAGED && !there) return; /* another window may not be in shared memory */
     load((const T *)a.from + at, dy);
     const float share = share_of(reads<0>(a, oz), reads<1>(a, oy), reads<2>(a, ox));
 #pragma unroll
@@ -117,33 +125,64 @@ static __device__ __forceinline__ void put(const pool_args &a, const tile &t, co
     }
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS) pool_bwd(const __grid_constant__ pool_args a) {
+static __device__ __forceinline__ void gather(const pool_args &a, const tile &t) {
     /* windows over a tile, at most */
     constexpr int Y = (ROWS - 1 + (K1 - 1) * D1) / S1 + 1, X = (COLUMNS - 1 + (K2 - 1) * D2) / S2 + 1;
     constexpr bool SMALL = !ADAPTIVE && Y * X <= 16;
-    for (int64_t unit = (int64_t)blockIdx.x * THREADS + threadIdx.x; unit < a.units;
-         unit += (int64_t)gridDim.x * THREADS) {
-        const tile t = tile_of(a, unit, a.in[0]);
-        const span d = feeds<0>(a, t.z, 1), h = feeds<1>(a, t.y, ROWS), w = feeds<2>(a, t.x, COLUMNS);
-        float sum[PLACES][VEC] = {};
-        for (int oz = d.lo; oz < d.hi; oz++) {
-            const int64_t from = ((t.plane * a.out[0] + oz) * a.out[1]) * a.out[2] * t.pixel + t.channel;
-            if (SMALL) {
+    const span d = feeds<0>(a, t.z, 1), h = feeds<1>(a, t.y, ROWS), w = feeds<2>(a, t.x, COLUMNS);
+    float sum[PLACES][VEC] = {};
+    for (int oz = d.lo; oz < d.hi; oz++) {
+        const int64_t from = ((t.plane * a.out[0] + oz) * a.out[1]) * a.out[2] * t.pixel + t.channel;
+        if (SMALL) {
 #pragma unroll
-                for (int s = 0; s < Y; s++)
+            for (int s = 0; s < Y; s++)
 #pragma unroll
-                    for (int u = 0; u < X; u++) {
-                        const int oy = h.lo + s, ox = w.lo + u;
-                        const int64_t at = (int64_t)min(oy, a.out[1] - 1) * a.out[2] + min(ox, a.out[2] - 1);
-                        window(a, t, oz, oy, ox, oy < h.hi && ox < w.hi, from + at * t.pixel, sum);
-                    }
-                continue;
-            }
-            for (int oy = h.lo; oy < h.hi; oy++)
-                for (int ox = w.lo; ox < w.hi; ox++)
-                    window(a, t, oz, oy, ox, true, from + ((int64_t)oy * a.out[2] + ox) * t.pixel, sum);
+                for (int u = 0; u < X; u++) {
+                    const int oy = h.lo + s, ox = w.lo + u;
+                    const int64_t at = (int64_t)min(oy, a.out[1] - 1) * a.out[2] + min(ox, a.out[2] - 1);
+                    window(a, t, oz, oy, ox, oy < h.hi && ox < w.hi, from + at * t.pixel, sum);
+                }
+            continue;
         }
-        put(a, t, sum);
+        for (int oy = h.lo; oy < h.hi; oy++)
+            for (int ox = w.lo; ox < w.hi; ox++)
+                window(a, t, oz, oy, ox, true, from + ((int64_t)oy * a.out[2] + ox) * t.pixel, sum);
     }
+    put(a, t, sum);
+}
+
+/* The same code on runs in shared memory, with the addresses and counts of the block's part. */
+static __device__ __forceinline__ void staged(const pool_args &a) {
+    extern __shared__ uint4 slots[];
+    const job j = job_of(a, blockIdx.x, a.in[1]);
+    const span over = feeds<1>(a, j.lo, j.hi - j.lo);
+    const stretch dy = stretch_of(a, j, a.out, over.lo, over.hi), dx = stretch_of(a, j, a.in, j.lo, j.hi);
+    T *from = run_in_slot<T>(slots, (const T *)a.from + dy.at),
+      *to = run_in_slot<T>((char *)slots + a.slot_to, (T *)a.to + dx.at);
+    INDEX_T *index = run_in_slot<INDEX_T>((char *)slots + a.slot_index, (INDEX_T *)a.index + dy.at);
+    run_copy<THREADS>(from, (const T *)a.from + dy.at, dy.count);
+    if (INDEXED) run_copy<THREADS>(index, (const INDEX_T *)a.index + dy.at, dy.count);
+    __syncthreads();
+    pool_args part = a;
+    part.from = from - dy.skip, part.to = to - dx.skip, part.index = index - dy.skip;
+    part.groups = (j.hi - j.lo + ROWS - 1) / ROWS;
+    const int units = j.count * a.in[0] * part.groups * a.across;
+    for (int unit = (int)threadIdx.x; unit < units; unit += THREADS) {
+        tile t = tile_of(part, unit, a.in[0]);
+        t.y += j.lo;
+        gather(part, t);
+    }
+    __syncthreads();
+    run_copy<THREADS>((T *)a.to + dx.at, to, dx.count);
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS) pool_bwd(const __grid_constant__ pool_args a) {
+    if (STAGED) {
+        staged(a);
+        return;
+    }
+    for (int64_t unit = (int64_t)blockIdx.x * THREADS + threadIdx.x; unit < a.units;
+         unit += (int64_t)gridDim.x * THREADS)
+        gather(a, tile_of(a, unit, a.in[0]));
 }
 #endif

@@ -9,10 +9,15 @@
 #include "pool/pool.h"
 
 #ifndef __CUDACC_RTC__
+/* Rows that a strip of output rows reads, at most. */
+static int64_t read_rows(const weft_problem *p, int64_t strip) {
+    if (p->op == WEFT_OP_ADAPTIVE_AVG_POOL) return (strip * p->in[1] + p->out[1] - 1) / p->out[1] + 2;
+    return (strip - 1) * p->stride[1] + (p->kernel[1] - 1) * p->dilation[1] + 1;
+}
+
 static const char *plan(const weft_problem *p, const weft__hw *hw, int variant, weft__decision *d) {
     pool_tile *t = WEFT__PARAMS(pool_tile, d);
     const char *refusal = pool_refusal(p, t);
-    (void)variant;
     if (refusal) return refusal;
     const double outputs = (double)weft__numel(weft__tensor(p, WEFT_ROLE_DST)), places = weft__flops(p) / outputs;
     t->warp = p->op == WEFT_OP_ADAPTIVE_AVG_POOL && !t->last && places > 64;
@@ -24,7 +29,10 @@ static const char *plan(const weft_problem *p, const weft__hw *hw, int variant, 
                    64)
             t->rows--;
     }
-    d->ns = cuda_ns(hw, weft__bytes(p), 0.7, 1) + outputs * places / (0.1 * hw->gpu->gflops);
+    if (variant == 0) pool_stage(p, t, read_rows);
+    if (variant == 0 && !t->staged) return "channels-last, or too large for shared memory";
+    if (t->staged && p->op == WEFT_OP_ADAPTIVE_AVG_POOL && places >= 32) t->warp = 1, t->rows = 1;
+    d->ns = cuda_ns(hw, weft__bytes(p), t->staged ? 0.8 : 0.7, 1) + outputs * places / (0.1 * hw->gpu->gflops);
     return NULL;
 }
 
@@ -37,7 +45,7 @@ POOL_KERNELS(fwd, FWD, "pool/fwd.cu", "pool_fwd");
 
 #else
 enum { SPAN = (ROWS - 1) * S1 + (K1 - 1) * D1 + 1 }; /* rows that a tile reads */
-enum { SMALL = SPAN * K2 <= 64 };
+enum { SMALL = SPAN * K2 <= 64, UNROLL_TAPS = SMALL ? K2 : 1, UNROLL_SPAN = SMALL ? SPAN : 1 };
 
 /* The window's greatest so far and its number, or its sum. */
 struct best {
@@ -56,13 +64,21 @@ template <int A> static __device__ __forceinline__ bool has_tap(const pool_args 
     return first < kernel<A>() && o * stride<A>() - pad<A>() + first * dilation<A>() < a.in[A];
 }
 
+/* Rows of the input that window o reads: the first, and the one behind the last. */
+static __device__ __forceinline__ int row_first(const pool_args &a, int o) {
+    return ADAPTIVE ? reads<1>(a, o).lo : max(o * S1 - P1, 0);
+}
+static __device__ __forceinline__ int row_end(const pool_args &a, int o) {
+    return ADAPTIVE ? reads<1>(a, o).hi : min(o * S1 - P1 + (K1 - 1) * D1 + 1, a.in[1]);
+}
+
 /* One row of the window at x: src is the row's first element. Taps outside read the nearest place and count for
  * nothing: without branches all loads of a tile may be under way at once. */
 static __device__ __forceinline__ best row_of(const pool_args &a, const T *src, const tile &t, int first, bool there) {
     best b;
 #pragma unroll
     for (int i = 0; i < VEC; i++) b.value[i] = MAXIMUM ? -INFINITY : 0, b.tap[i] = first;
-#pragma unroll(SMALL ? K2 : 1)
+#pragma unroll(UNROLL_TAPS)
     for (int s = 0; s < K2; s++) {
         const int x = t.x * S2 - P2 + s * D2;
         const bool inside = there && (unsigned)x < (unsigned)a.in[2];
@@ -131,12 +147,13 @@ static __device__ __forceinline__ void windows(const pool_args &a, const T *src,
     for (int r = 0; r < K0; r++) {
         const int z = t.z * S0 - P0 + r * D0;
         if ((unsigned)z >= (unsigned)a.in[0]) continue;
-#pragma unroll(SMALL ? SPAN : 1)
+#pragma unroll(UNROLL_SPAN)
         for (int l = 0; l < SPAN; l++) {
             bool used = false;
 #pragma unroll
             for (int k = 0; k < ROWS; k++)
-                used = used || (l >= k * S1 && (l - k * S1) % D1 == 0 && (l - k * S1) / D1 < K1);
+                used = used || (l >= k * S1 && (l - k * S1) % D1 == 0 && (l - k * S1) / D1 < K1 &&
+                                (!STAGED || t.y + k < a.out[1])); /* rows of others are not in shared memory */
             const int y = t.y * S1 - P1 + l;
             if (!used || (MAXIMUM && (unsigned)y >= (unsigned)a.in[1])) continue;
             const int near = min(max(y, 0), a.in[1] - 1);
@@ -168,8 +185,8 @@ static __device__ __forceinline__ void adaptive(const pool_args &a, const T *src
     put(a, b, t, t.y);
 }
 
-/* The lanes of a warp share the places of a window. */
-static __device__ __forceinline__ void adaptive_warp(const pool_args &a, const T *src, const tile &t) {
+/* Averages: the lanes of a warp share the places of a window. */
+static __device__ __forceinline__ void window_of_warp(const pool_args &a, const T *src, const tile &t) {
     const span d = reads<0>(a, t.z), h = reads<1>(a, t.y), w = reads<2>(a, t.x);
     const uint32_t width = w.hi - w.lo, height = h.hi - h.lo, count = (d.hi - d.lo) * height * width;
     float sum = 0;
@@ -182,18 +199,50 @@ static __device__ __forceinline__ void adaptive_warp(const pool_args &a, const T
     if (threadIdx.x % 32 == 0) put(a, b, t, t.y);
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS) pool_fwd(const __grid_constant__ pool_args a) {
-    constexpr int UNITS = WARP ? THREADS / 32 : THREADS; /* of a block */
-    for (int64_t unit = (int64_t)blockIdx.x * UNITS + threadIdx.x / (THREADS / UNITS); unit < a.units;
-         unit += (int64_t)gridDim.x * UNITS) {
-        const tile t = tile_of(a, unit, a.out[0]);
-        const T *src = (const T *)a.from + t.plane * a.in[0] * a.in[1] * a.in[2] * t.pixel + t.channel;
-        if (!ADAPTIVE)
-            windows(a, src, t);
-        else if (WARP)
-            adaptive_warp(a, src, t);
-        else
-            adaptive(a, src, t);
+static __device__ __forceinline__ void pool(const pool_args &a, const tile &t) {
+    const T *src = (const T *)a.from + t.plane * a.in[0] * a.in[1] * a.in[2] * t.pixel + t.channel;
+    if (WARP)
+        window_of_warp(a, src, t);
+    else if (ADAPTIVE)
+        adaptive(a, src, t);
+    else
+        windows(a, src, t);
+}
+
+enum { UNITS = WARP ? THREADS / 32 : THREADS }; /* of a block */
+
+/* The same code on runs in shared memory, with the addresses and counts of the block's part. */
+static __device__ __forceinline__ void staged(const pool_args &a) {
+    extern __shared__ uint4 slots[];
+    const job j = job_of(a, blockIdx.x, a.out[1]);
+    const stretch in = stretch_of(a, j, a.in, row_first(a, j.lo), row_end(a, j.hi - 1)),
+                  out = stretch_of(a, j, a.out, j.lo, j.hi);
+    T *from = run_in_slot<T>(slots, (const T *)a.from + in.at),
+      *to = run_in_slot<T>((char *)slots + a.slot_to, (T *)a.to + out.at);
+    INDEX_T *index = run_in_slot<INDEX_T>((char *)slots + a.slot_index, (INDEX_T *)a.index + out.at);
+    run_copy<THREADS>(from, (const T *)a.from + in.at, in.count);
+    __syncthreads();
+    pool_args part = a;
+    part.from = from - in.skip, part.to = to - out.skip, part.index = index - out.skip;
+    part.groups = (j.hi - j.lo + ROWS - 1) / ROWS;
+    const int units = j.count * a.out[0] * part.groups * a.across;
+    for (int unit = (int)threadIdx.x / (THREADS / UNITS); unit < units; unit += UNITS) {
+        tile t = tile_of(part, unit, a.out[0]);
+        t.y += j.lo;
+        pool(part, t);
     }
+    __syncthreads();
+    run_copy<THREADS>((T *)a.to + out.at, to, out.count);
+    if (INDEXED) run_copy<THREADS>((INDEX_T *)a.index + out.at, index, out.count);
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS) pool_fwd(const __grid_constant__ pool_args a) {
+    if (STAGED) {
+        staged(a);
+        return;
+    }
+    for (int64_t unit = (int64_t)blockIdx.x * UNITS + threadIdx.x / (THREADS / UNITS); unit < a.units;
+         unit += (int64_t)gridDim.x * UNITS)
+        pool(a, tile_of(a, unit, a.out[0]));
 }
 #endif
