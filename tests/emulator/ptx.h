@@ -126,4 +126,11 @@ static inline void ptx_bulk_store(void *to, const void *from, uint32_t bytes) {
 static inline void ptx_bulk_commit() {}
 template <int Left> static inline void ptx_bulk_wait_read() {}
 
+/* Writes are seen at once; all threads meet where they wait. */
+static inline void ptx_cluster_arrive() {}
+static inline void ptx_cluster_wait() { emulated->cluster_barrier(); }
+static inline double ptx_cluster_load(const double *place, uint32_t rank) {
+    return *(const double *)emulated->shared_of(place, rank);
+}
+
 #endif

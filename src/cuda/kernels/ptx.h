@@ -177,6 +177,28 @@ static __device__ __forceinline__ void ptx_bulk_commit() { asm volatile("cp.asyn
 template <int Left> static __device__ __forceinline__ void ptx_bulk_wait_read() {
     asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(Left) : "memory");
 }
+
+/* ---------------------------------------------------------------- clusters */
+/* This thread's writes to shared memory are seen by all threads of the cluster that wait; every thread calls both. */
+static __device__ __forceinline__ void ptx_cluster_arrive() {
+    asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
+}
+static __device__ __forceinline__ void ptx_cluster_wait() {
+    asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
+}
+
+/* The same place in the shared memory of block `rank` of the cluster. */
+static __device__ __forceinline__ double ptx_cluster_load(const double *place, uint32_t rank) {
+    double v;
+    uint32_t at;
+    asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(at) : "r"(ptx_shared(place)), "r"(rank));
+    asm volatile("ld.shared::cluster.f64 %0, [%1];" : "=d"(v) : "r"(at) : "memory");
+    return v;
+}
+#else
+static __device__ __forceinline__ void ptx_cluster_arrive() {}
+static __device__ __forceinline__ void ptx_cluster_wait() {}
+static __device__ __forceinline__ double ptx_cluster_load(const double *place, uint32_t) { return *place; }
 #endif
 
 #endif

@@ -8,34 +8,9 @@
  * Roofline:  bandwidth. Measured on an H200: 64x256x56x56 f32 0.6 of the floor of each tensor once, training
  * Assumes:   all tensors dense in one order
  * Try:       weft bench batch_norm2d:fwd:f32:nchw:n64c256h56w56:train1@cuda */
-#ifndef __CUDACC_RTC__
-#include "frame.h"
-#endif
-#include "weft.h"
+#include "batch_norm/batch_norm.h"
 
-enum { THREADS = 256, UNROLL = 4 };
-
-typedef struct batch_norm_sums {
-    double first, second;
-} batch_norm_sums;
-
-/* What the last launch needs of a channel. fwd: the mean (two floats) and 1/sqrt(var + eps). bwd: the mean, and of dx =
- * scale (dy - flat - (x - mean) slope) the other three. */
-typedef struct batch_norm_channel {
-    float mean, rest, scale, flat, slope;
-} batch_norm_channel;
-
-typedef struct batch_norm_args {
-    const void *src, *diff_dst, *weights, *bias;
-    void *dst; /* or diff_src */
-    void *diff_weights, *diff_bias;
-    float *mean, *var, *save_mean, *save_invstd;
-    batch_norm_sums *sums; /* [slice][channel] */
-    batch_norm_channel *channel;
-    int64_t outer, channels, inner; /* channels in vectors where they lie together, else inner is */
-    int64_t tiles, slices, slice;   /* tiles of channels; slices of outer x inner, of `slice` vectors */
-    double count, eps, momentum;
-} batch_norm_args;
+enum { UNROLL = 4 };
 
 #ifndef __CUDACC_RTC__
 typedef struct tile {
@@ -43,10 +18,6 @@ typedef struct tile {
     int vec, lx;
     int64_t tiles;
 } tile;
-
-static bool has_sums(const weft_problem *p) {
-    return p->attr[WEFT_BN_TRAIN] || (p->pass == WEFT_PASS_BWD && p->attr[WEFT_BN_AFFINE]);
-}
 
 /* Slices that make about so many blocks, each with something to do. */
 static int64_t slices_of(const tile *t, int64_t blocks) {
@@ -67,51 +38,31 @@ static const char *plan(const weft_problem *p, const weft__hw *hw, int variant, 
     t->tiles = last ? cuda_ceil(t->d.channels / t->vec, t->lx) : t->d.channels;
     if (t->tiles > 1 << 24) return "2^24 channels or more";
     const double bytes = weft__bytes(p);
-    d->workspace = !has_sums(p) ? 0
-                                : (size_t)t->d.channels * ((size_t)slices_of(t, 1024) * sizeof(batch_norm_sums) +
-                                                           sizeof(batch_norm_channel));
-    d->ns =
-        has_sums(p) ? cuda_ns(hw, bytes * (p->pass == WEFT_PASS_FWD ? 1.5 : 1.67), 0.8, 3) : cuda_ns(hw, bytes, 0.8, 1);
+    d->workspace = !batch_norm_sums_needed(p)
+                       ? 0
+                       : (size_t)t->d.channels *
+                             ((size_t)slices_of(t, 1024) * sizeof(batch_norm_sums) + sizeof(batch_norm_channel));
+    d->ns = batch_norm_sums_needed(p) ? cuda_ns(hw, bytes * (p->pass == WEFT_PASS_FWD ? 1.5 : 1.67), 0.8, 3)
+                                      : cuda_ns(hw, bytes, 0.8, 1);
     return NULL;
 }
 
 static void defines(const weft_problem *p, const weft__hw *hw, const void *params, weft__text *text) {
     const tile *t = params;
     (void)hw;
-    cuda_defines(p, t->vec, text);
-    weft__put(text, " -DLAST=%d -DLX=%d -DTRAIN=%d -DAFFINE=%d -DTRACK=%d -DBWD=%d -DSUMS=%d", t->d.inner == 1, t->lx,
-              p->attr[WEFT_BN_TRAIN] != 0, p->attr[WEFT_BN_AFFINE] != 0, p->attr[WEFT_BN_TRACK] != 0,
-              p->pass != WEFT_PASS_FWD, has_sums(p));
-    cuda_define_type(p, WEFT_ROLE_WEIGHTS, "WEIGHTS_T", text);
-    cuda_define_type(p, p->pass == WEFT_PASS_FWD ? WEFT_ROLE_BIAS : WEFT_ROLE_DIFF_BIAS, "BIAS_T", text);
-    cuda_define_type(p, WEFT_ROLE_DIFF_WEIGHTS, "DIFF_T", text);
+    batch_norm_defines(p, &t->d, t->vec, text);
+    weft__put(text, " -DLX=%d", t->lx);
 }
 
 static weft_status run(const weft__exec *e) {
     const weft_problem *p = e->p;
     const tile *t = e->params;
-    const bool fwd = p->pass == WEFT_PASS_FWD, last = t->d.inner == 1;
-    batch_norm_args a = {.src = e->ptr[WEFT_ROLE_SRC],
-                         .diff_dst = e->ptr[WEFT_ROLE_DIFF_DST],
-                         .weights = e->ptr[WEFT_ROLE_WEIGHTS],
-                         .bias = e->ptr[WEFT_ROLE_BIAS],
-                         .dst = e->ptr[fwd ? WEFT_ROLE_DST : WEFT_ROLE_DIFF_SRC],
-                         .diff_weights = e->ptr[WEFT_ROLE_DIFF_WEIGHTS],
-                         .diff_bias = e->ptr[WEFT_ROLE_DIFF_BIAS],
-                         .mean = e->ptr[WEFT_ROLE_MEAN],
-                         .var = e->ptr[WEFT_ROLE_VAR],
-                         .save_mean = e->ptr[WEFT_ROLE_SAVE_MEAN],
-                         .save_invstd = e->ptr[WEFT_ROLE_SAVE_INVSTD],
-                         .outer = t->d.outer,
-                         .channels = last ? t->d.channels / t->vec : t->d.channels,
-                         .inner = last ? 1 : t->d.inner / t->vec,
-                         .tiles = t->tiles,
-                         .count = (double)t->d.outer * (double)t->d.inner,
-                         .eps = p->real[WEFT_BN_EPS],
-                         .momentum = p->real[WEFT_BN_MOMENTUM]};
+    const bool last = t->d.inner == 1;
+    batch_norm_args a = batch_norm_args_of(e, &t->d, t->vec);
+    a.tiles = t->tiles;
     const int64_t vectors = last ? a.outer : a.outer * a.inner;
     weft__launch launch = {.block = {THREADS, 1, 1}};
-    if (has_sums(p)) {
+    if (batch_norm_sums_needed(p)) {
         a.slices = slices_of(t, 1024);
         a.slice = cuda_ceil(vectors, a.slices);
         a.sums = e->workspace;
@@ -142,9 +93,6 @@ const weft__kernel weft__cuda_batch_norm = {
 };
 
 #else
-#include "reduce.h"
-#include "vec.h"
-
 /* Loads of a thread under way: narrow ones are more. */
 enum { FLIGHT = VEC * sizeof(T) == 16 ? UNROLL : VEC * sizeof(T) == 8 ? 2 * UNROLL : 4 * UNROLL };
 enum { WIDE = LAST ? VEC : 1, RY = THREADS / LX }; /* channels of a thread; threads that share them */
@@ -154,9 +102,9 @@ struct place {
     int64_t begin, end, step; /* vectors of the slice that are this thread's */
 };
 
-static __device__ __forceinline__ place place_of(const batch_norm_args &a) {
+static __device__ __forceinline__ place place_of(const batch_norm_args &a, uint32_t block) {
     place p;
-    const int64_t tile = blockIdx.x % a.tiles, slice = blockIdx.x / a.tiles;
+    const int64_t tile = block % a.tiles, slice = block / a.tiles;
     const int64_t vector = LAST ? tile * LX + threadIdx.x % LX : tile;
     p.channel = vector < a.channels ? vector * WIDE : -1;
     p.begin = slice * a.slice + (LAST ? threadIdx.x / LX : threadIdx.x);
@@ -172,23 +120,9 @@ static __device__ __forceinline__ int64_t offset(const batch_norm_args &a, const
     return ((n * a.channels + p.channel) * a.inner + ((INDEX)j - n * (INDEX)a.inner)) * VEC;
 }
 
-static __device__ __forceinline__ float given_scale(const batch_norm_args &a, int64_t c) {
-    return TRAIN ? a.save_invstd[c] : (float)(1 / sqrt((double)a.var[c] + a.eps));
-}
-
-static __device__ __forceinline__ float given_mean(const batch_norm_args &a, int64_t c) {
-    return TRAIN ? a.save_mean[c] : a.mean[c];
-}
-
-/* K: the first element of the channel, if it is finite. */
-static __device__ __forceinline__ float shift(const batch_norm_args &a, int64_t c) {
-    const float x = widen(((const T *)a.src)[LAST ? c : c * a.inner * VEC]);
-    return fabsf(x) < INFINITY ? x : 0;
-}
-
 extern "C" __global__ void __launch_bounds__(THREADS) sums(const __grid_constant__ batch_norm_args a) {
     __shared__ batch_norm_sums scratch[LAST ? THREADS * VEC : THREADS / 32];
-    const place p = place_of(a);
+    const place p = place_of(a, blockIdx.x);
     float first[WIDE] = {}, second[WIDE] = {}, from[WIDE];
 #pragma unroll
     for (int i = 0; i < WIDE; i++)
@@ -212,12 +146,12 @@ extern "C" __global__ void __launch_bounds__(THREADS) sums(const __grid_constant
                     second[i % WIDE] = fmaf(by, d, second[i % WIDE]);
                 }
     }
-    batch_norm_sums *out = a.sums + blockIdx.x / a.tiles * a.channels * WIDE;
+    batch_norm_sums *out = a.sums + blockIdx.x / a.tiles; /* of channel c at c * slices */
     if (!LAST) {
         double *room = (double *)scratch;
         const batch_norm_sums s = {block_all<plus, THREADS>((double)first[0], room),
                                    block_all<plus, THREADS>((double)second[0], room + THREADS / 32)};
-        if (threadIdx.x == 0) out[p.channel] = s;
+        if (threadIdx.x == 0) out[p.channel * a.slices] = s;
         return;
     }
 #pragma unroll
@@ -231,36 +165,8 @@ extern "C" __global__ void __launch_bounds__(THREADS) sums(const __grid_constant
             s.first += scratch[i * THREADS + y * LX + lane].first;
             s.second += scratch[i * THREADS + y * LX + lane].second;
         }
-        if (channel < a.channels * WIDE) out[channel] = s;
+        if (channel < a.channels * WIDE) out[channel * a.slices] = s;
     }
-}
-
-/* Statistics, or gradients of the parameters, of channel c from its sums. */
-static __device__ __forceinline__ batch_norm_channel statistics(const batch_norm_args &a, int64_t c,
-                                                                batch_norm_sums s) {
-    const double distance = s.first / a.count, mean = shift(a, c) + distance;
-    const double squares = s.second - s.first * distance,
-                 var = squares > 0 || squares != squares ? squares / a.count : 0;
-    const float scale = (float)(1 / sqrt(var + a.eps));
-    a.save_mean[c] = (float)mean;
-    a.save_invstd[c] = scale;
-    if (TRACK) {
-        a.mean[c] = (float)((1 - a.momentum) * a.mean[c] + a.momentum * mean);
-        a.var[c] = (float)((1 - a.momentum) * a.var[c] + a.momentum * (var * a.count / (a.count - 1)));
-    }
-    const float high = (float)mean;
-    return {high, fabsf(high) < INFINITY ? (float)(mean - high) : 0, scale, 0, 0};
-}
-
-static __device__ __forceinline__ batch_norm_channel gradients(const batch_norm_args &a, int64_t c, batch_norm_sums s) {
-    const float scale = given_scale(a, c), weight = AFFINE ? widen(((const WEIGHTS_T *)a.weights)[c]) : 1;
-    const double slope = s.second * scale;
-    if (AFFINE) {
-        ((BIAS_T *)a.diff_bias)[c] = narrow<BIAS_T>((float)s.first);
-        ((DIFF_T *)a.diff_weights)[c] = narrow<DIFF_T>((float)slope);
-    }
-    return {given_mean(a, c), 0, scale * weight, TRAIN ? (float)(s.first / a.count) : 0,
-            TRAIN ? (float)(slope * scale / a.count) : 0};
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS) finish(const __grid_constant__ batch_norm_args a) {
@@ -268,16 +174,17 @@ extern "C" __global__ void __launch_bounds__(THREADS) finish(const __grid_consta
     if (c >= channels) return;
     batch_norm_sums s = {0, 0};
     for (int64_t i = threadIdx.x % 32; i < a.slices; i += 32) {
-        s.first += a.sums[i * channels + c].first;
-        s.second += a.sums[i * channels + c].second;
+        s.first += a.sums[c * a.slices + i].first;
+        s.second += a.sums[c * a.slices + i].second;
     }
     s.first = lanes_all<plus, 32>(s.first);
     s.second = lanes_all<plus, 32>(s.second);
-    if (threadIdx.x % 32 == 0) a.channel[c] = BWD ? gradients(a, c, s) : statistics(a, c, s);
+    if (threadIdx.x % 32 == 0) a.channel[c] = BWD ? gradients(a, c, s, true) : statistics(a, c, s, true);
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS) apply(const __grid_constant__ batch_norm_args a) {
-    const place p = place_of(a);
+    /* what was summed last is still in the L2 cache: from the end to the beginning */
+    const place p = place_of(a, gridDim.x - 1 - blockIdx.x);
     if (p.channel < 0) return;
     batch_norm_channel k[WIDE];
     float weight[WIDE], bias[WIDE];
@@ -306,12 +213,8 @@ extern "C" __global__ void __launch_bounds__(THREADS) apply(const __grid_constan
                 float y[VEC];
 #pragma unroll
                 for (int i = 0; i < VEC; i++) {
-                    const batch_norm_channel &c = k[i % WIDE];
                     const float v = !BWD || TRAIN ? widen(x[u].v[i]) : 0, g = BWD ? widen(dy[u].v[i]) : 0;
-                    if (BWD)
-                        y[i] = c.scale * (TRAIN ? g - c.flat - (v - c.mean) * c.slope : g);
-                    else
-                        y[i] = fmaf((v - c.mean - c.rest) * c.scale, weight[i % WIDE], bias[i % WIDE]);
+                    y[i] = batch_norm_value(k[i % WIDE], v, g, weight[i % WIDE], bias[i % WIDE]);
                 }
                 store((T *)a.dst + offset(a, p, j + u * p.step), y);
             }
