@@ -3,7 +3,7 @@
  * Blocking:  a row is cut into at most 1024 spans of LEAST elements or more. The first launch leaves (m, sum) of
  *            each span in the workspace, or the sum of a gradient; in the second every block adds up those of its row
  *            in their order, and writes its span
- * Traffic:   inputs twice, outputs once
+ * Traffic:   inputs twice, the second time in part from the L2 cache, outputs once
  * Roofline:  bandwidth
  * Assumes:   rows that lie together (channels-last, or one pixel). dst may be src
  * Try:       weft bench softmax1d:fwd:f32:ncw:n8c602112w1@cuda */
@@ -12,7 +12,7 @@
 #endif
 #include "weft.h"
 
-enum { THREADS = 256, LEAST = 4096 };
+enum { THREADS = 256, LEAST = 4096, UNROLL = 4 };
 
 typedef struct softmax_args {
     const void *src, *diff_dst;
@@ -88,19 +88,33 @@ SOFTMAX(LOG_SOFTMAX, log_softmax);
 #include "softmax/softmax.h"
 #include "softmax/running.h"
 
+/* UNROLL vectors of a row, THREADS apart, those below `end`; x of others is left as it is. */
+struct batch {
+    float x[UNROLL][VEC], dy[UNROLL][VEC];
+};
+
+static __device__ __forceinline__ void fetch(const softmax_args &a, int64_t row, int64_t v, int64_t end, batch &b) {
+#pragma unroll
+    for (int u = 0; u < UNROLL; u++)
+        if (v + u * THREADS < end) {
+            const int64_t at = (row * a.vectors + v + u * THREADS) * VEC;
+            load((const T *)a.src + at, b.x[u]);
+            if (BWD) load((const T *)a.diff_dst + at, b.dy[u]);
+        }
+}
+
 static __device__ __forceinline__ running sum_span(const softmax_args &a, int64_t row, int64_t begin, int64_t end) {
     running r = {-INFINITY, 0};
-    const T *src = (const T *)a.src + row * a.vectors * VEC, *diff_dst = (const T *)a.diff_dst + row * a.vectors * VEC;
-    for (int64_t v = begin + threadIdx.x; v < end; v += THREADS) {
-        float x[VEC], dy[VEC];
-        load(src + v * VEC, x);
-        if (BWD) {
-            load(diff_dst + v * VEC, dy);
+    for (int64_t v = begin + threadIdx.x; v < end; v += UNROLL * THREADS) {
+        batch b;
+        fetch(a, row, v, end, b);
 #pragma unroll
-            for (int i = 0; i < VEC; i++) r.sum = softmax_term(x[i], dy[i], r.sum);
-            continue;
+        for (int u = 0; u < UNROLL; u++) {
+            if (v + u * THREADS >= end) continue;
+            if (!BWD) r = merge(r, running_of(b.x[u]));
+#pragma unroll
+            for (int i = 0; i < VEC && BWD; i++) r.sum = softmax_term(b.x[u][i], b.dy[u][i], r.sum);
         }
-        r = merge(r, running_of(x));
     }
     return r;
 }
@@ -124,7 +138,8 @@ extern "C" __global__ void __launch_bounds__(THREADS) partial(const __grid_const
 
 extern "C" __global__ void __launch_bounds__(THREADS) apply(const __grid_constant__ softmax_args a) {
     __shared__ float scratch[THREADS / 32];
-    for (int64_t block = blockIdx.x; block < a.rows * a.spans; block += gridDim.x) {
+    /* what was read last is still in the L2 cache: from the end to the beginning */
+    for (int64_t block = a.rows * a.spans - 1 - blockIdx.x; block >= 0; block -= gridDim.x) {
         const int64_t row = block / a.spans, begin = block % a.spans * a.span, end = min(begin + a.span, a.vectors);
         const float *m = a.partial + row * a.spans, *sum = a.partial + (a.rows + row) * a.spans;
         running r = {-INFINITY, 0};
@@ -137,15 +152,18 @@ extern "C" __global__ void __launch_bounds__(THREADS) apply(const __grid_constan
         else
             r = block_merge<THREADS>(r);
         const float scale = BWD ? 0 : softmax_scale(r.sum);
-        for (int64_t v = begin + threadIdx.x; v < end; v += THREADS) {
-            const int64_t at = (row * a.vectors + v) * VEC;
-            float x[VEC], dy[VEC];
-            load((const T *)a.src + at, x);
-            if (BWD) load((const T *)a.diff_dst + at, dy);
+        for (int64_t v = begin + threadIdx.x; v < end; v += UNROLL * THREADS) {
+            batch b;
+            fetch(a, row, v, end, b);
 #pragma unroll
-            for (int i = 0; i < VEC; i++)
-                x[i] = BWD ? softmax_gradient(x[i], dy[i], r.sum) : softmax_value(x[i], r.m, scale);
-            store((T *)a.dst + at, x);
+            for (int u = 0; u < UNROLL; u++) {
+                if (v + u * THREADS >= end) continue;
+#pragma unroll
+                for (int i = 0; i < VEC; i++)
+                    b.x[u][i] =
+                        BWD ? softmax_gradient(b.x[u][i], b.dy[u][i], r.sum) : softmax_value(b.x[u][i], r.m, scale);
+                store((T *)a.dst + (row * a.vectors + v + u * THREADS) * VEC, b.x[u]);
+            }
         }
         __syncthreads();
     }
