@@ -15,36 +15,42 @@
 #endif
 #include "weft.h"
 
-enum { THREADS = 128, CHUNK = 64, RING_MOST = 16, AROUND_MOST = 32 };
+enum { THREADS = 128, RING_MOST = 16, AROUND_MOST = 32 };
 
 typedef struct lrn_args {
     const void *src, *diff_dst;
     void *out;
     int64_t outer, channels, inner; /* channels in vectors where they lie together, else inner is */
-    int64_t chunks;
+    int64_t chunks, chunk;
     float k, alpha, beta, slope;
 } lrn_args;
 
 #ifndef __CUDACC_RTC__
 typedef struct tile {
     cuda_data d;
+    int chunk;
     int vec, before, after, around; /* channels of a window before and after its own; vectors of it, channels-last */
 } tile;
+
+/* Channels of a chunk, channels-first. */
+static const char *const variants[] = {"64", "128", "32", "256", NULL};
+static const int chunks[] = {64, 128, 32, 256};
 
 static const char *plan(const weft_problem *p, const weft__hw *hw, int variant, weft__decision *d) {
     tile *t = WEFT__PARAMS(tile, d);
     const char *refusal = cuda_data_of(p, &t->d);
     const int64_t size = p->attr[WEFT_LRN_SIZE], most = p->c - 1;
     const bool last = t->d.inner == 1, bwd = p->pass != WEFT_PASS_FWD;
-    (void)variant;
     if (refusal) return refusal;
+    if (variant && last) return "channels-last has one tile";
+    t->chunk = chunks[variant];
     if (WEFT__MIN(size, 2 * most + 1) > (last ? AROUND_MOST : RING_MOST)) return "a window of too many channels";
     t->before = (int)WEFT__MIN(size / 2, most), t->after = (int)WEFT__MIN((size - 1) / 2, most);
     t->vec = cuda_vec(p, last ? t->d.channels : t->d.inner);
     const int rows = t->before + t->after + 1; /* of the ring: its vectors take registers */
     if (!last) t->vec = WEFT__MIN(t->vec, rows <= 3 ? 4 : rows <= 7 ? (bwd ? 2 : 4) : bwd ? 1 : 2);
     t->around = last ? (int)cuda_ceil(WEFT__MAX(t->before, t->after), t->vec) : 0;
-    d->ns = cuda_ns(hw, weft__bytes(p), 0.75, 1);
+    d->ns = cuda_ns(hw, weft__bytes(p), 0.75 - 0.01 * variant, 1);
     return NULL;
 }
 
@@ -72,7 +78,8 @@ static weft_status run(const weft__exec *e) {
                   .outer = t->d.outer,
                   .channels = last ? t->d.channels / t->vec : t->d.channels,
                   .inner = last ? 1 : t->d.inner / t->vec,
-                  .chunks = cuda_ceil(t->d.channels, CHUNK),
+                  .chunks = cuda_ceil(t->d.channels, t->chunk),
+                  .chunk = t->chunk,
                   .k = (float)p->real[WEFT_LRN_K],
                   .alpha = (float)alpha,
                   .beta = (float)beta,
@@ -91,6 +98,7 @@ const weft__kernel weft__cuda_lrn = {
     .engine = WEFT_ENGINE_CUDA,
     .dtypes = CUDA_FLOATS,
     .bound = 4,
+    .variants = variants,
     .plan = plan,
     .run = run,
     WEFT__PARTS({"lrn/lrn.cu", "lrn", defines, false}),
@@ -192,7 +200,7 @@ static __device__ __forceinline__ void lrn_first(const lrn_args &a) {
          unit += (int64_t)gridDim.x * THREADS) {
         const INDEX row = (INDEX)unit / (INDEX)inner, n = row / (INDEX)a.chunks;
         const int64_t at = (n * a.channels * inner + ((INDEX)unit - row * (INDEX)inner)) * VEC;
-        const int lo = (int)(row - n * (INDEX)a.chunks) * CHUNK, hi = min(lo + CHUNK, (int)a.channels);
+        const int lo = (int)(row - n * (INDEX)a.chunks) * (int)a.chunk, hi = min(lo + (int)a.chunk, (int)a.channels);
         pack<T, VEC> x[STEPS], dy[STEPS], next_x[STEPS], next_dy[STEPS];
         ring r = {};
         fetch(a, at, lo - LEAD, x, dy);

@@ -23,9 +23,16 @@ static const char *plan(const weft_problem *p, const weft__hw *hw, int variant, 
         t->columns = t->last ? (int)WEFT__MIN(p->in[2], 2) : cuda_vec(p, p->in[2]);
         t->rows = (int)WEFT__MIN(p->in[1], 2);
     }
+    if (variant == 2 && (!t->last || p->in[1] < 4)) return "not channels-last";
+    if (variant == 2) t->rows = 4;
     if (variant == 0) pool_stage(p, t, read_rows);
     if (variant == 0 && !t->staged) return "channels-last, or too large for shared memory";
-    d->ns = cuda_ns(hw, weft__bytes(p), t->staged ? 0.8 : 0.65, 1) + weft__flops(p) / (0.1 * hw->gpu->gflops);
+    d->ns = cuda_ns(hw, weft__bytes(p),
+                    t->staged      ? 0.8
+                    : variant == 2 ? 0.64
+                                   : 0.65,
+                    1) +
+            weft__flops(p) / (0.1 * hw->gpu->gflops);
     return NULL;
 }
 

@@ -29,10 +29,17 @@ static const char *plan(const weft_problem *p, const weft__hw *hw, int variant, 
                    64)
             t->rows--;
     }
+    if (variant == 2 && (!t->last || t->warp || p->out[1] < 2)) return "not channels-last";
+    if (variant == 2) t->rows = 2;
     if (variant == 0) pool_stage(p, t, read_rows);
     if (variant == 0 && !t->staged) return "channels-last, or too large for shared memory";
     if (t->staged && p->op == WEFT_OP_ADAPTIVE_AVG_POOL && places >= 32) t->warp = 1, t->rows = 1;
-    d->ns = cuda_ns(hw, weft__bytes(p), t->staged ? 0.8 : 0.7, 1) + outputs * places / (0.1 * hw->gpu->gflops);
+    d->ns = cuda_ns(hw, weft__bytes(p),
+                    t->staged      ? 0.8
+                    : variant == 2 ? 0.69
+                                   : 0.7,
+                    1) +
+            outputs * places / (0.1 * hw->gpu->gflops);
     return NULL;
 }
 

@@ -79,7 +79,7 @@ static inline int64_t pool_slots(const weft_problem *p, pool_tile *t, int64_t re
 /* Channels-first: some planes of STAGE bytes in all, or a strip of rows of a large plane. read_rows: of a strip of so
  * many written rows, at most. */
 enum { STAGE = 24 << 10, STAGE_MOST = 56 << 10 };
-static const char *const pool_variants[] = {"staged", "gather", NULL};
+static const char *const pool_variants[] = {"staged", "gather", "wide", NULL};
 static inline void pool_stage(const weft_problem *p, pool_tile *t,
                               int64_t (*read_rows)(const weft_problem *, int64_t)) {
     const bool fwd = p->pass == WEFT_PASS_FWD;
