@@ -1,11 +1,21 @@
 /* The weights of the targets, and the gradients of the logits: the device half of cross_entropy.cu. */
 #include "cross_entropy/cross_entropy.h"
 
+/* The sum of the weights of all targets, by blocks. */
 extern "C" __global__ void __launch_bounds__(THREADS) weigh(const __grid_constant__ cross_entropy_args a) {
+    enum { UNROLL = 8 };
     __shared__ double scratch[THREADS / 32];
+    const int64_t step = (int64_t)gridDim.x * THREADS;
     double sum = 0;
-    for (int64_t row = (int64_t)blockIdx.x * THREADS + threadIdx.x; row < a.rows; row += (int64_t)gridDim.x * THREADS)
-        sum += target_of(a, row).weight;
+    for (int64_t row = (int64_t)blockIdx.x * THREADS + threadIdx.x; row < a.rows; row += UNROLL * step) {
+        int64_t label[UNROLL];
+#pragma unroll
+        for (int u = 0; u < UNROLL; u++)
+            if (row + u * step < a.rows) label[u] = ((const int64_t *)a.target)[row + u * step];
+#pragma unroll
+        for (int u = 0; u < UNROLL; u++)
+            if (row + u * step < a.rows) sum += target_as(a, label[u]).weight;
+    }
     sum = block_all<plus, THREADS>(sum, scratch);
     if (threadIdx.x == 0) a.sums[blockIdx.x] = {0, sum};
 }
@@ -36,11 +46,11 @@ struct row_gradient {
         sum; /* g: that of the loss; own: g times the target's share beside smoothing; sum: g times all */
 };
 
-static __device__ __forceinline__ row_gradient row_of(const cross_entropy_args &a, int64_t row, double divisor,
-                                                      float all) {
+static __device__ __forceinline__ row_gradient row_of(const cross_entropy_args &a, int64_t row, const target &t,
+                                                      float lse, double divisor, float all) {
     row_gradient r;
-    r.t = target_of(a, row);
-    r.lse = a.lse[row];
+    r.t = t;
+    r.lse = lse;
     const float g = widen(((const LOSS_T *)a.diff_dst)[REDUCTION == WEFT_CE_NONE ? row : 0]);
     r.g = r.t.ignored ? 0 : REDUCTION == WEFT_CE_MEAN ? (float)(g / divisor) : g;
     const float weight = PROBS ? 0 : SMOOTH ? (1 - a.smooth) * r.t.weight : r.t.weight;
@@ -95,9 +105,15 @@ extern "C" __global__ void __launch_bounds__(THREADS) gradients(const __grid_con
         const int64_t unit = unit_of(turn);
         const walk w = walk_of(a, unit);
         row_gradient r[WIDE];
+        if (unit < a.units) {
+            target t[WIDE];
+            float lse[WIDE];
+            targets_of(a, w.row, t);
+            if (ALIGNED) load(a.lse + w.row, lse);
 #pragma unroll
-        for (int i = 0; i < WIDE; i++)
-            if (unit < a.units) r[i] = row_of(a, w.row + i, divisor, all);
+            for (int i = 0; i < WIDE; i++)
+                r[i] = row_of(a, w.row + i, t[i], ALIGNED ? lse[i] : a.lse[w.row + i], divisor, all);
+        }
         if (PROBS) {
             float sum[WIDE] = {};
             for (int k = 0; k < w.count; k++) {

@@ -19,7 +19,13 @@ typedef struct tile {
     int vec, lanes, chunk,
         copy; /* chunk: classes at a time; copy: elements of a vector through shared memory, 0: none */
     int64_t units, blocks;
+    bool aligned; /* neighbouring rows of target and lse, by vectors */
 } tile;
+
+static bool aligned(const weft_problem *p, int role) {
+    const weft_tensor *t = weft__tensor(p, role);
+    return !t || t->align >= 16;
+}
 
 static const char *plan(const weft_problem *p, const weft__hw *hw, int variant, weft__decision *d) {
     tile *t = WEFT__PARAMS(tile, d);
@@ -47,6 +53,7 @@ static const char *plan(const weft_problem *p, const weft__hw *hw, int variant, 
     if (hw->gpu->smem < (size_t)(STAGED_MOST + 1) * THREADS * sizeof(float) && t->copy)
         return "too little shared memory";
     if (t->lanes > 32) t->lanes = t->d.channels > 4096 ? THREADS : 32;
+    t->aligned = !rows && aligned(p, WEFT_ROLE_LSE) && aligned(p, WEFT_ROLE_TARGET);
     t->units = t->d.outer * t->d.inner / (rows ? 1 : t->vec);
     t->blocks = cuda_ceil(t->units, THREADS / t->lanes);
     const bool reduces = p->pass == WEFT_PASS_FWD ? p->attr[WEFT_CE_REDUCTION] != WEFT_CE_NONE : mean;
@@ -61,10 +68,11 @@ static void defines(const weft_problem *p, const weft__hw *hw, const void *param
     cuda_defines(p, t->vec, text);
     weft__put(
         text,
-        " -DROWS=%d -DSTAGED=%d -DCOPY=%d -DCHUNK=%d -DLANES=%d -DPROBS=%d -DWEIGHTED=%d -DSMOOTH=%d -DREDUCTION=%d",
+        " -DROWS=%d -DSTAGED=%d -DCOPY=%d -DCHUNK=%d -DLANES=%d -DPROBS=%d -DWEIGHTED=%d -DSMOOTH=%d -DREDUCTION=%d "
+        "-DALIGNED=%d",
         t->d.inner == 1 && !t->copy, t->copy != 0, t->copy ? t->copy : 1, t->chunk, t->lanes,
         p->attr[WEFT_CE_PROBABILITIES] != 0, p->attr[WEFT_CE_WEIGHTED] != 0, p->real[WEFT_CE_SMOOTHING] > 0,
-        (int)p->attr[WEFT_CE_REDUCTION]);
+        (int)p->attr[WEFT_CE_REDUCTION], t->aligned);
     cuda_define_type(p, WEFT_ROLE_WEIGHTS, "WEIGHTS_T", text);
     cuda_define_type(p, p->pass == WEFT_PASS_FWD ? WEFT_ROLE_DST : WEFT_ROLE_DIFF_DST, "LOSS_T", text);
 }
@@ -109,7 +117,7 @@ static weft_status run_fwd(const weft__exec *e) {
 static weft_status run_bwd(const weft__exec *e) {
     const tile *t = e->params;
     cross_entropy_args a = args_of(e);
-    a.nsums = WEFT__MIN(cuda_ceil(a.rows, 4 * THREADS), SUMS);
+    a.nsums = WEFT__MIN(cuda_ceil(a.rows, 4 * THREADS), WEIGHTS);
     const weft__launch weigh = {.grid = {(uint32_t)a.nsums, 1, 1}, .block = {THREADS, 1, 1}};
     const weft__launch launch = {
         .grid = {(uint32_t)WEFT__MIN(t->blocks, 1 << 30), 1, 1}, .block = {THREADS, 1, 1}, .smem = stage_bytes(t)};

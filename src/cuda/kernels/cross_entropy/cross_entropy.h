@@ -4,7 +4,13 @@
 
 #include "weft.h"
 
-enum { THREADS = 256, SUMS = 1024, STAGED_MOST = 96 }; /* SUMS: blocks that leave a partial sum, at most */
+enum {
+    THREADS = 256,
+    SUMS = 4096,
+    WEIGHTS = 512,
+    STAGED_MOST = 96
+}; /* blocks that leave a sum of losses, or of
+ weights alone, at most */
 
 typedef struct cross_entropy_sum {
     double loss, weight;
@@ -36,15 +42,26 @@ struct target {
     float weight;
 };
 
-static __device__ __forceinline__ target target_of(const cross_entropy_args &a, int64_t row) {
+static __device__ __forceinline__ target target_as(const cross_entropy_args &a, int64_t label) {
     target t = {-1, false, 1};
     if (PROBS) return t;
-    const int64_t label = ((const int64_t *)a.target)[row];
     const bool valid = label >= 0 && label < a.channels;
     t.ignored = label == a.ignore;
     if (valid) t.label = (int)label;
     t.weight = t.ignored ? 0 : valid ? class_weight(a, label) : NAN;
     return t;
+}
+
+/* Of WIDE neighbouring rows: one access, or few, where they are aligned. */
+static __device__ __forceinline__ void targets_of(const cross_entropy_args &a, int64_t row, target (&t)[WIDE]) {
+    pack<int64_t, WIDE> label;
+    if (!PROBS && ALIGNED)
+        load_raw((const int64_t *)a.target + row, label);
+    else if (!PROBS)
+#pragma unroll
+        for (int i = 0; i < WIDE; i++) label.v[i] = ((const int64_t *)a.target)[row + i];
+#pragma unroll
+    for (int i = 0; i < WIDE; i++) t[i] = target_as(a, PROBS ? 0 : label.v[i]);
 }
 
 /* The share a_c of class c that smoothing or probabilities give; the target's own (1 - s) w_t comes on top. */

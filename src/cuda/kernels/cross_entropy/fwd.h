@@ -76,17 +76,18 @@ extern "C" __global__ void __launch_bounds__(THREADS) losses(const __grid_consta
         const walk w = walk_of(a, unit);
         row_state s[WIDE];
         target t[WIDE];
+        if (there) targets_of(a, w.row, t);
 #pragma unroll
         for (int i = 0; i < WIDE; i++) {
             s[i] = {{-INFINITY, 0}, 0, 0, 0, 0};
             if (!there) continue;
-            t[i] = target_of(a, w.row + i);
             if (PROBS || SMOOTH) {
                 const float x = STAGED ? stage[w.at] : widen(((const T *)a.src)[ROWS ? w.row * a.channels : w.at + i]);
                 if (fabsf(x) < INFINITY) s[i].base = x;
             }
         }
         for (int k = 0; k < w.count; k += ROWS ? 2 : CHUNK) chunk(a, w, k, s, t);
+        float lse[WIDE];
 #pragma unroll
         for (int i = 0; i < WIDE; i++) {
             if (ROWS && LANES > 1) {
@@ -99,11 +100,13 @@ extern "C" __global__ void __launch_bounds__(THREADS) losses(const __grid_consta
             /* nothing but -infinity: its sum is NaN */
             if (s[i].lse.m == -INFINITY) s[i].lse.sum = NAN;
             const float loss = loss_of(a, s[i], t[i]);
-            a.lse[w.row + i] = s[i].lse.m + logf(s[i].lse.sum);
+            lse[i] = s[i].lse.m + logf(s[i].lse.sum);
+            if (!ALIGNED) a.lse[w.row + i] = lse[i];
             if (REDUCTION == WEFT_CE_NONE) ((LOSS_T *)a.dst)[w.row + i] = narrow<LOSS_T>(loss);
             sum.loss += loss;
             sum.weight += t[i].weight;
         }
+        if (ALIGNED && there && threadIdx.x % LANES == 0) store(a.lse + w.row, lse);
     }
     if (REDUCTION == WEFT_CE_NONE) return;
     sum.loss = block_all<plus, THREADS>(sum.loss, scratch[0]);
