@@ -26,14 +26,17 @@ static int64_t slices_of(const tile *t, int64_t blocks) {
     return WEFT__MAX(WEFT__MIN(cuda_ceil(blocks, t->tiles), cuda_ceil(steps, UNROLL)), 1);
 }
 
+/* Channels of a thread where they lie together, at most: each takes registers. */
+static const char *const variants[] = {"4", "8", NULL};
+
 static const char *plan(const weft_problem *p, const weft__hw *hw, int variant, weft__decision *d) {
     tile *t = WEFT__PARAMS(tile, d);
     const char *refusal = cuda_data_of(p, &t->d);
-    (void)variant;
     if (refusal) return refusal;
     const bool last = t->d.inner == 1;
     t->vec = cuda_vec(p, last ? t->d.channels : t->d.inner);
-    if (last) t->vec = WEFT__MIN(t->vec, 4); /* each channel of a thread takes registers */
+    if (variant && (!last || t->vec < 8)) return "no eight channels in a vector";
+    if (last && !variant) t->vec = WEFT__MIN(t->vec, 4);
     t->lx = last ? WEFT__MIN(cuda_power(t->d.channels / t->vec), 32) : THREADS;
     t->tiles = last ? cuda_ceil(t->d.channels / t->vec, t->lx) : t->d.channels;
     if (t->tiles > 1 << 24) return "2^24 channels or more";
@@ -44,6 +47,7 @@ static const char *plan(const weft_problem *p, const weft__hw *hw, int variant, 
                              ((size_t)slices_of(t, 1024) * sizeof(batch_norm_sums) + sizeof(batch_norm_channel));
     d->ns = batch_norm_sums_needed(p) ? cuda_ns(hw, bytes * (p->pass == WEFT_PASS_FWD ? 1.5 : 1.67), 0.8, 3)
                                       : cuda_ns(hw, bytes, 0.8, 1);
+    if (variant) d->ns *= 1.01;
     return NULL;
 }
 
@@ -85,6 +89,7 @@ const weft__kernel weft__cuda_batch_norm = {
     .engine = WEFT_ENGINE_CUDA,
     .dtypes = CUDA_FLOATS,
     .bound = 4,
+    .variants = variants,
     .plan = plan,
     .run = run,
     WEFT__PARTS({"batch_norm/batch_norm.cu", "sums", defines, false},
