@@ -10,7 +10,7 @@
  * Try:       weft bench batch_norm2d:fwd:f32:nchw:n64c256h56w56:train1@cuda */
 #include "batch_norm/batch_norm.h"
 
-enum { UNROLL = 4 };
+enum { UNROLL = 4 }; /* steps of a block, at least */
 
 #ifndef __CUDACC_RTC__
 typedef struct tile {
@@ -98,8 +98,8 @@ const weft__kernel weft__cuda_batch_norm = {
 };
 
 #else
-/* Loads of a thread under way: narrow ones are more. */
-enum { FLIGHT = VEC * sizeof(T) == 16 ? UNROLL : VEC * sizeof(T) == 8 ? 2 * UNROLL : 4 * UNROLL };
+/* Vectors of a tensor under way per thread: narrow ones are more, of two tensors less. */
+enum { FLIGHT = (BWD ? 2 : 4) * (16 / (VEC * sizeof(T)) < 4 ? 16 / (VEC * sizeof(T)) : 4) };
 enum { WIDE = LAST ? VEC : 1, RY = THREADS / LX }; /* channels of a thread; threads that share them */
 
 struct place {
