@@ -23,7 +23,7 @@ static const char *plan(const weft_problem *p, const weft__hw *hw, int variant, 
         t->columns = t->last ? (int)WEFT__MIN(p->in[2], 2) : cuda_vec(p, p->in[2]);
         t->rows = (int)WEFT__MIN(p->in[1], 2);
     }
-    if (variant == 2 && (!t->last || p->in[1] < 4)) return "not channels-last";
+    if (variant == 2 && (!t->last || t->rows < 2 || p->in[1] < 4)) return "not channels-last";
     if (variant == 2) t->rows = 4;
     if (variant == 0) pool_stage(p, t, read_rows);
     if (variant == 0 && !t->staged) return "channels-last, or too large for shared memory";

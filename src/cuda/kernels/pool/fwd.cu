@@ -29,7 +29,8 @@ static const char *plan(const weft_problem *p, const weft__hw *hw, int variant, 
                    64)
             t->rows--;
     }
-    if (variant == 2 && (!t->last || t->warp || p->out[1] < 2)) return "not channels-last";
+    if (variant == 2 && (!t->last || t->warp || p->out[1] < 2 || (p->op == WEFT_OP_ADAPTIVE_AVG_POOL && !pool_even(p))))
+        return "not channels-last";
     if (variant == 2) t->rows = 2;
     if (variant == 0) pool_stage(p, t, read_rows);
     if (variant == 0 && !t->staged) return "channels-last, or too large for shared memory";
