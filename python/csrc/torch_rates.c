@@ -161,17 +161,41 @@ static weft_rates guess_cuda_conv(const weft_problem *p) {
     return r;
 }
 
+/* Memory-bound operators on an H200: shares of the bandwidth, each tensor once, forward and gradients. Pointwise ones
+ * and softmax of rows that lie together run at the speed of memory; gradients of pooling and columns go by atomics or
+ * one element per thread; batch norm reads its input twice; ncrelu, lrn and complex pairs take several calls. */
+static bool guess_cuda(const weft_problem *p, weft_rates *r) {
+    static const struct {
+        double ns, fwd, bwd;
+    } shares[WEFT_OP_COUNT] = {
+        [WEFT_OP_RELU] = {4000, 0.95, 0.95},       [WEFT_OP_CLIP] = {4000, 0.95, 0.95},
+        [WEFT_OP_TANH] = {4000, 0.95, 0.95},       [WEFT_OP_SIGMOID] = {4000, 0.95, 0.95},
+        [WEFT_OP_NCRELU] = {12000, 0.35, 0.3},     [WEFT_OP_SOFTMAX] = {4000, 0.15, 0.3},
+        [WEFT_OP_LOG_SOFTMAX] = {4000, 0.27, 0.5}, [WEFT_OP_MAX_POOL] = {4000, 0.3, 0.15},
+        [WEFT_OP_AVG_POOL] = {4000, 0.35, 0.07},   [WEFT_OP_ADAPTIVE_AVG_POOL] = {4000, 0.3, 0.15},
+        [WEFT_OP_BATCH_NORM] = {6000, 0.5, 0.5},   [WEFT_OP_CROSS_ENTROPY] = {8000, 0.2, 0.3},
+        [WEFT_OP_LRN] = {25000, 0.1, 0.1},         [WEFT_OP_DGMM] = {4000, 0.65, 0.45},
+        [WEFT_OP_CDGMM] = {6000, 0.85, 0.4},       [WEFT_OP_IM2COL] = {4000, 0.2, 0.1},
+        [WEFT_OP_COL2IM] = {4000, 0.1, 0.2},
+    };
+    if (p->device != WEFT_DEVICE_CUDA || !shares[p->op].ns) return false;
+    double share = p->pass == WEFT_PASS_FWD ? shares[p->op].fwd : shares[p->op].bwd;
+    const bool rows = is_last(p) || p->in[0] * p->in[1] * p->in[2] == 1;
+    if ((p->op == WEFT_OP_SOFTMAX || p->op == WEFT_OP_LOG_SOFTMAX) && rows) share = 0.85;
+    *r = (weft_rates){shares[p->op].ns, 1, share};
+    return true;
+}
+
 /* 16-bit types have fast CPU kernels in few operators; one call costs its allocations and checks. */
 static void guess(const weft_problem *p, weft_rates *r) {
     bool cuda = p->device == WEFT_DEVICE_CUDA, wide = p->tensor[0].dtype == WEFT_DTYPE_F64;
     *r = (weft_rates){cuda ? 4000 : 5000, 0.3, 0.4};
+    if (guess_cuda(p, r)) return;
     if (p->op == WEFT_OP_CONV) *r = cuda ? guess_cuda_conv(p) : guess_cpu_conv(p);
     bool pointwise = p->op == WEFT_OP_RELU || p->op == WEFT_OP_CLIP || p->op == WEFT_OP_TANH ||
                      p->op == WEFT_OP_SIGMOID || p->op == WEFT_OP_NCRELU;
     bool pool = p->op == WEFT_OP_MAX_POOL || p->op == WEFT_OP_AVG_POOL || p->op == WEFT_OP_ADAPTIVE_AVG_POOL;
     if (pointwise && !cuda) *r = guess_cpu_pointwise(p);
-    /* one call at the speed of memory; ncrelu takes several */
-    if (pointwise && cuda) *r = p->op == WEFT_OP_NCRELU ? (weft_rates){12000, 1, 0.3} : (weft_rates){4000, 1, 0.95};
     bool other = p->op == WEFT_OP_LRN || p->op == WEFT_OP_IM2COL || p->op == WEFT_OP_COL2IM || p->op == WEFT_OP_DGMM ||
                  p->op == WEFT_OP_CDGMM;
     if (pool && !cuda) *r = guess_cpu_pool(p);
