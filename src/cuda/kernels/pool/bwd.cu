@@ -20,8 +20,10 @@ static const char *plan(const weft_problem *p, const weft__hw *hw, int variant, 
     const char *refusal = pool_refusal(p, t);
     if (refusal) return refusal;
     if (p->op != WEFT_OP_ADAPTIVE_AVG_POOL || pool_even(p)) {
-        t->columns = t->last ? (int)WEFT__MIN(p->in[2], 2) : cuda_vec(p, p->in[2]);
-        t->rows = (int)WEFT__MIN(p->in[1], 2);
+        /* whole strides, so that windows lie around every tile in the same way */
+        const int64_t sh = pool_step(p, 1), sw = pool_step(p, 2);
+        t->columns = t->last ? (int)(sw <= 2 ? WEFT__MIN(p->in[2], 2) : 1) : cuda_vec(p, p->in[2]);
+        t->rows = (int)WEFT__MIN(p->in[1], sh <= 4 && sh > 1 ? sh : 2);
     }
     if (variant == 2 && (!t->last || t->rows < 2 || p->in[1] < 4)) return "not channels-last";
     if (variant == 2) t->rows = 4;
@@ -59,6 +61,59 @@ template <int A> static __device__ __forceinline__ bool holds(const pool_args &a
     return x >= w.lo && x < w.hi;
 }
 
+/* Strides that divide the tile: how far each place is from the windows around it is known when this is compiled.
+ * Window j along an axis is number at / S + P / S + j of a tile at `at`. */
+enum { FIXED = !ADAPTIVE && ROWS % S1 == 0 && COLUMNS % S2 == 0 };
+template <int K, int S, int P, int D> struct around {
+    static constexpr int LO = (K - 1) * D > P % S ? -(((K - 1) * D - P % S) / S) : 0;
+    static constexpr int hi(int places) { return (places - 1 + P % S) / S; }
+    /* The tap with which window j reads place k; negative: none. */
+    static __device__ constexpr int tap(int j, int k) {
+        const int distance = k + P % S - j * S;
+        return distance < 0 || distance % D || distance / D >= K ? -1 : distance / D;
+    }
+};
+typedef around<K1, S1, P1, D1> rows_around;
+typedef around<K2, S2, P2, D2> columns_around;
+enum {
+    JLO = rows_around::LO,
+    JHI = rows_around::hi(ROWS),
+    ILO = columns_around::LO,
+    IHI = columns_around::hi(COLUMNS)
+};
+
+/* Window (j, i) around a tile, at element `at`; r: its tap along z. */
+static __device__ __forceinline__ void fixed_window(const pool_args &a, const tile &t, int r, int j, int i, int64_t at,
+                                                    float (&sum)[PLACES][VEC]) {
+    float dy[VEC];
+    load((const T *)a.from + at, dy);
+#if MAXIMUM
+    pack<INDEX_T, VEC> said;
+    const int64_t first = ((int64_t)t.z * a.in[1] + t.y) * a.in[2] + t.x;
+    load_raw((const INDEX_T *)a.index + at, said);
+#else
+    const int oy = t.y / S1 + P1 / S1 + j, ox = t.x / S2 + P2 / S2 + i;
+    const float share = DIVISOR ? 1 : share_of(reads<0>(a, (t.z + P0 - r * D0) / S0), reads<1>(a, oy), reads<2>(a, ox));
+#pragma unroll
+    for (int v = 0; v < VEC; v++) dy[v] *= share;
+#endif
+#pragma unroll
+    for (int k = 0; k < PLACES; k++) {
+        const int y = rows_around::tap(j, k / COLUMNS), x = columns_around::tap(i, k % COLUMNS);
+        if (y < 0 || x < 0) continue;
+#pragma unroll
+        for (int v = 0; v < VEC; v++) {
+#if MAXIMUM
+            const bool mine = TAPS ? (int)said.v[v] == (r * K1 + y) * K2 + x
+                                   : (int64_t)said.v[v] - first == (int64_t)(k / COLUMNS) * a.in[2] + k % COLUMNS;
+            if (mine) sum[k][v] += dy[v];
+#else
+            sum[k][v] += dy[v];
+#endif
+        }
+    }
+}
+
 #if MAXIMUM
 /* Which place of the tile window (oz, oy, ox) says, in its own count; negative: none. r: its tap along z. */
 static __device__ __forceinline__ int place_said(const pool_args &a, const tile &t, int r, int oy, int ox,
@@ -78,11 +133,10 @@ static __device__ __forceinline__ int place_said(const pool_args &a, const tile 
     return place;
 }
 
-/* there: the window exists; else `at` is that of another one. */
-static __device__ __forceinline__ void window(const pool_args &a, const tile &t, int oz, int oy, int ox, bool there,
-                                              int64_t at, float (&sum)[PLACES][VEC]) {
+static __device__ __forceinline__ void window(const pool_args &a, const tile &t, int oz, int oy, int ox, int64_t at,
+                                              float (&sum)[PLACES][VEC]) {
     const int r = tap<0>(oz, t.z);
-    if (!there || r < 0) return;
+    if (r < 0) return;
     pack<INDEX_T, VEC> said;
     float dy[VEC];
     load((const T *)a.from + at, dy);
@@ -96,17 +150,16 @@ static __device__ __forceinline__ void window(const pool_args &a, const tile &t,
     }
 }
 #else
-static __device__ __forceinline__ void window(const pool_args &a, const tile &t, int oz, int oy, int ox, bool there,
-                                              int64_t at, float (&sum)[PLACES][VEC]) {
+static __device__ __forceinline__ void window(const pool_args &a, const tile &t, int oz, int oy, int ox, int64_t at,
+                                              float (&sum)[PLACES][VEC]) {
     float dy[VEC];
-    if (STAGED && !there) return; /* another window may not be in shared memory */
     load((const T *)a.from + at, dy);
     const float share = share_of(reads<0>(a, oz), reads<1>(a, oy), reads<2>(a, ox));
 #pragma unroll
     for (int i = 0; i < VEC; i++) dy[i] *= share;
 #pragma unroll
     for (int k = 0; k < PLACES; k++)
-        if (there && (PLACES == 1 || (holds<1>(a, oy, t.y + k / COLUMNS) && holds<2>(a, ox, t.x + k % COLUMNS))))
+        if (PLACES == 1 || (holds<1>(a, oy, t.y + k / COLUMNS) && holds<2>(a, ox, t.x + k % COLUMNS)))
 #pragma unroll
             for (int i = 0; i < VEC; i++) sum[k][i] += dy[i];
 }
@@ -132,29 +185,45 @@ static __device__ __forceinline__ void put(const pool_args &a, const tile &t, co
     }
 }
 
-static __device__ __forceinline__ void gather(const pool_args &a, const tile &t) {
-    /* windows over a tile, at most */
-    constexpr int Y = (ROWS - 1 + (K1 - 1) * D1) / S1 + 1, X = (COLUMNS - 1 + (K2 - 1) * D2) / S2 + 1;
-    constexpr bool SMALL = !ADAPTIVE && Y * X <= 16;
+static __device__ __forceinline__ void gather_fixed(const pool_args &a, const tile &t, float (&sum)[PLACES][VEC]) {
+    const span d = feeds<0>(a, t.z, 1);
+    const int y = t.y / S1 + P1 / S1, x = t.x / S2 + P2 / S2;
+    for (int oz = d.lo; oz < d.hi; oz++) {
+        const int r = K0 == 1 ? 0 : tap<0>(oz, t.z);
+        if (r < 0) continue;
+        const int64_t from = ((t.plane * a.out[0] + oz) * a.out[1]) * a.out[2] * t.pixel + t.channel;
+#pragma unroll
+        for (int j = JLO; j <= JHI; j++)
+#pragma unroll
+            for (int i = ILO; i <= IHI; i++)
+                if ((unsigned)(y + j) < (unsigned)a.out[1] && (unsigned)(x + i) < (unsigned)a.out[2])
+                    fixed_window(a, t, r, j, i, from + (int64_t)((y + j) * a.out[2] + x + i) * t.pixel, sum);
+    }
+    if (DIVISOR)
+#pragma unroll
+        for (int k = 0; k < PLACES; k++)
+#pragma unroll
+            for (int v = 0; v < VEC; v++) sum[k][v] *= 1 / (float)DIVISOR;
+}
+
+static __device__ __forceinline__ void gather_any(const pool_args &a, const tile &t, float (&sum)[PLACES][VEC]) {
     const span d = feeds<0>(a, t.z, 1), h = feeds<1>(a, t.y, ROWS), w = feeds<2>(a, t.x, COLUMNS);
-    float sum[PLACES][VEC] = {};
     for (int oz = d.lo; oz < d.hi; oz++) {
         const int64_t from = ((t.plane * a.out[0] + oz) * a.out[1]) * a.out[2] * t.pixel + t.channel;
-        if (SMALL) {
-#pragma unroll
-            for (int s = 0; s < Y; s++)
-#pragma unroll
-                for (int u = 0; u < X; u++) {
-                    const int oy = h.lo + s, ox = w.lo + u;
-                    const int64_t at = (int64_t)min(oy, a.out[1] - 1) * a.out[2] + min(ox, a.out[2] - 1);
-                    window(a, t, oz, oy, ox, oy < h.hi && ox < w.hi, from + at * t.pixel, sum);
-                }
-            continue;
-        }
         for (int oy = h.lo; oy < h.hi; oy++)
             for (int ox = w.lo; ox < w.hi; ox++)
-                window(a, t, oz, oy, ox, true, from + ((int64_t)oy * a.out[2] + ox) * t.pixel, sum);
+                window(a, t, oz, oy, ox, from + ((int64_t)oy * a.out[2] + ox) * t.pixel, sum);
     }
+}
+
+static __device__ __forceinline__ void gather(const pool_args &a, const tile &t) {
+    /* windows around a tile in fixed places: code for each */
+    constexpr bool SMALL = FIXED && (JHI - JLO + 1) * (IHI - ILO + 1) <= 32;
+    float sum[PLACES][VEC] = {};
+    if (SMALL)
+        gather_fixed(a, t, sum);
+    else
+        gather_any(a, t, sum);
     put(a, t, sum);
 }
 

@@ -104,6 +104,18 @@ static inline void pool_stage(const weft_problem *p, pool_tile *t,
     t->staged = cuda_ceil(planes, t->together) <= (1 << 30) / cuda_ceil(written[1], t->strip);
 }
 
+/* What every window is divided by; 0: it differs. */
+static inline int64_t pool_divisor(const weft_problem *p) {
+    if (p->op == WEFT_OP_MAX_POOL || (p->op == WEFT_OP_ADAPTIVE_AVG_POOL && !pool_even(p))) return 0;
+    if (p->op == WEFT_OP_AVG_POOL && p->attr[WEFT_AVG_POOL_DIVISOR]) return p->attr[WEFT_AVG_POOL_DIVISOR];
+    for (int a = 0; a < 3 && p->op == WEFT_OP_AVG_POOL; a++) {
+        const bool padded = p->pad_lo[a] || p->pad_hi[a];
+        if ((p->out[a] - 1) * p->stride[a] + p->kernel[a] > p->in[a] + p->pad_lo[a] + p->pad_hi[a]) return 0;
+        if (padded && !p->attr[WEFT_AVG_POOL_INCLUDE_PAD]) return 0;
+    }
+    return pool_window(p, 0) * pool_window(p, 1) * pool_window(p, 2);
+}
+
 static inline void pool_defines(const weft_problem *p, const weft__hw *hw, const void *params, weft__text *text) {
     const pool_tile *t = params;
     const weft_tensor *index = weft__tensor(p, WEFT_ROLE_INDEX);
@@ -123,7 +135,7 @@ static inline void pool_defines(const weft_problem *p, const weft__hw *hw, const
                   adaptive ? 1 : (int)pool_step(p, a), a, sized ? 0 : (int)p->pad_lo[a], a,
                   sized ? 1 : (int)p->dilation[a]);
     weft__put(text, " -DINCLUDE_PAD=%d -DDIVISOR=%lld", average && p->attr[WEFT_AVG_POOL_INCLUDE_PAD] != 0,
-              average ? (long long)p->attr[WEFT_AVG_POOL_DIVISOR] : 0);
+              (long long)pool_divisor(p));
 }
 
 static inline pool_args pool_args_of(const weft__exec *e) {
@@ -229,7 +241,7 @@ template <int A> static __device__ __forceinline__ span reads(const pool_args &a
 
 /* 1 over the divisor. */
 static __device__ __forceinline__ float share_of(const span &z, const span &y, const span &x) {
-    return ptx_rcp(DIVISOR ? (float)DIVISOR : (float)z.size * (float)y.size * (float)x.size);
+    return DIVISOR ? 1 / (float)DIVISOR : ptx_rcp((float)z.size * (float)y.size * (float)x.size);
 }
 
 /* A tile: its first place, and where its channels lie. */
