@@ -8,11 +8,24 @@
  * Try:       weft bench max_pool2d:fwd:f32:nchw:n64c256h56w56:k3s2p1index1@cuda */
 #include "pool/pool.h"
 
+enum { SEGMENT_MOST = 32 };
+
 #ifndef __CUDACC_RTC__
 /* Rows that a strip of output rows reads, at most. */
 static int64_t read_rows(const weft_problem *p, int64_t strip) {
     if (p->op == WEFT_OP_ADAPTIVE_AVG_POOL) return (strip * p->in[1] + p->out[1] - 1) / p->out[1] + 2;
     return (strip - 1) * p->stride[1] + (p->kernel[1] - 1) * p->dilation[1] + 1;
+}
+
+/* Channels-first: neighbouring outputs of a thread, and vectors of a row that hold what they read. A row of tiles is
+ * stored in whole lines. */
+static void across(const weft_problem *p, pool_tile *t) {
+    const int64_t step = pool_step(p, 2), reach = (pool_window(p, 2) - 1) * p->dilation[2] + 1;
+    const weft_tensor *index = weft__tensor(p, WEFT_ROLE_INDEX);
+    t->columns = index && index->align < 16 ? 1 : cuda_vec(p, p->out[2]);
+    while (t->columns > 1 && (t->columns - 1) * step + reach > SEGMENT_MOST) t->columns /= 2;
+    t->vec = reach > SEGMENT_MOST ? 1 : cuda_vec(p, p->in[2]);
+    while (t->columns * step % t->vec) t->vec /= 2;
 }
 
 static const char *plan(const weft_problem *p, const weft__hw *hw, int variant, weft__decision *d) {
@@ -22,11 +35,12 @@ static const char *plan(const weft_problem *p, const weft__hw *hw, int variant, 
     const double outputs = (double)weft__numel(weft__tensor(p, WEFT_ROLE_DST)), places = weft__flops(p) / outputs;
     t->warp = p->op == WEFT_OP_ADAPTIVE_AVG_POOL && !t->last && places > 64;
     if (!t->warp && (p->op != WEFT_OP_ADAPTIVE_AVG_POOL || pool_even(p))) {
-        t->rows = (int)WEFT__MIN(p->out[1], t->last ? 1 : 4);
+        if (!t->last) across(p, t);
+        t->rows = (int)WEFT__MIN(p->out[1], t->last ? 1 : t->columns == 1 ? 4 : variant == 0 ? 2 : 1);
         /* code for every row that a tile reads */
-        while (t->rows > 1 &&
-               ((t->rows - 1) * pool_step(p, 1) + (pool_window(p, 1) - 1) * p->dilation[1] + 1) * pool_window(p, 2) >
-                   64)
+        while (t->rows > 1 && ((t->rows - 1) * pool_step(p, 1) + (pool_window(p, 1) - 1) * p->dilation[1] + 1) *
+                                      pool_window(p, 2) * t->columns >
+                                  128)
             t->rows--;
     }
     if (variant == 2 && (!t->last || t->warp || p->out[1] < 2 || (p->op == WEFT_OP_ADAPTIVE_AVG_POOL && !pool_even(p))))
@@ -34,7 +48,6 @@ static const char *plan(const weft_problem *p, const weft__hw *hw, int variant, 
     if (variant == 2) t->rows = 2;
     if (variant == 0) pool_stage(p, t, read_rows);
     if (variant == 0 && !t->staged) return "channels-last, or too large for shared memory";
-    if (t->staged && p->op == WEFT_OP_ADAPTIVE_AVG_POOL && places >= 32) t->warp = 1, t->rows = 1;
     d->ns = cuda_ns(hw, weft__bytes(p),
                     t->staged      ? 0.8
                     : variant == 2 ? 0.69
@@ -52,13 +65,16 @@ static weft_status run(const weft__exec *e) {
 POOL_KERNELS(fwd, FWD, "pool/fwd.cu", "pool_fwd");
 
 #else
-enum { SPAN = (ROWS - 1) * S1 + (K1 - 1) * D1 + 1 }; /* rows that a tile reads */
+enum { SPAN = (ROWS - 1) * S1 + (K1 - 1) * D1 + 1 };            /* rows that a tile reads */
+enum { SEGMENT = (COLUMNS - 1) * S2 + (K2 - 1) * D2 + 1 };      /* places of a row, channels-first */
+enum { KEPT = !LAST && SEGMENT <= SEGMENT_MOST ? SEGMENT : 1 }; /* of them in registers, or one after the other */
+enum { OUTS = LAST ? VEC : COLUMNS }; /* outputs of a thread and row: channels, or neighbours */
 enum { SMALL = SPAN * K2 <= 64, UNROLL_TAPS = SMALL ? K2 : 1, UNROLL_SPAN = SMALL ? SPAN : 1 };
 
-/* The window's greatest so far and its number, or its sum. */
+/* The greatest so far of each output's window and its number, or the sum. */
 struct best {
-    float value[VEC];
-    int tap[VEC];
+    float value[OUTS];
+    int tap[OUTS];
 };
 
 /* First tap of a window along an axis that is inside. */
@@ -80,77 +96,103 @@ static __device__ __forceinline__ int row_end(const pool_args &a, int o) {
     return ADAPTIVE ? reads<1>(a, o).hi : min(o * S1 - P1 + (K1 - 1) * D1 + 1, a.in[1]);
 }
 
-/* One row of the window at x: src is the row's first element. Taps outside read the nearest place and count for
- * nothing: without branches all loads of a tile may be under way at once. */
-static __device__ __forceinline__ best row_of(const pool_args &a, const T *src, const tile &t, int first, bool there) {
+/* Places of a row from x * S2 - P2 on, by vectors of VEC, which lie inside the row or outside as a whole. Outside
+ * nothing is greater, and nothing is added. */
+static __device__ __forceinline__ void segment_of(const pool_args &a, const T *row, int x, float (&to)[KEPT]) {
+    constexpr int SKIP = (VEC - P2 % VEC) % VEC, GROUPS = (SKIP + SEGMENT + VEC - 1) / VEC;
+    const int first = x * S2 - P2 - SKIP;
+#pragma unroll
+    for (int g = 0; g < GROUPS; g++) {
+        const int at = first + g * VEC;
+        const bool inside = (unsigned)at < (unsigned)a.in[2];
+        float v[VEC], one[1] = {MAXIMUM ? -INFINITY : 0};
+#pragma unroll
+        for (int i = 0; i < VEC; i++) v[i] = one[0];
+        if (g == 0 && SKIP == VEC - 1) { /* the last place alone */
+            if (inside) load(row + at + SKIP, one);
+            v[VEC - 1] = one[0];
+        } else if (inside) {
+            load(row + at, v);
+        }
+#pragma unroll
+        for (int i = 0; i < VEC; i++)
+            if (g * VEC + i >= SKIP && g * VEC + i - SKIP < KEPT) to[g * VEC + i - SKIP] = v[i];
+    }
+}
+
+static __device__ __forceinline__ void take(best &b, int i, float v, int tap) {
+    if (!MAXIMUM)
+        b.value[i] += v;
+    else if (v > b.value[i] || v != v)
+        b.value[i] = v, b.tap[i] = tap;
+}
+
+/* One row of the windows at x: src is the row's first element, first[] the first tap inside. */
+static __device__ __forceinline__ best row_of(const pool_args &a, const T *src, const tile &t,
+                                              const int (&first)[OUTS]) {
     best b;
 #pragma unroll
-    for (int i = 0; i < VEC; i++) b.value[i] = MAXIMUM ? -INFINITY : 0, b.tap[i] = first;
+    for (int i = 0; i < OUTS; i++) b.value[i] = MAXIMUM ? -INFINITY : 0, b.tap[i] = first[i];
+    if (LAST || SEGMENT > KEPT) {
 #pragma unroll(UNROLL_TAPS)
-    for (int s = 0; s < K2; s++) {
-        const int x = t.x * S2 - P2 + s * D2;
-        const bool inside = there && (unsigned)x < (unsigned)a.in[2];
-        float v[VEC];
-        if (MAXIMUM) { /* its comparisons leave no registers for more loads */
+        for (int s = 0; s < K2; s++) {
+            const int x = t.x * S2 - P2 + s * D2;
+            float v[VEC];
             if ((unsigned)x >= (unsigned)a.in[2]) continue;
             load(src + x * t.pixel, v);
-        } else {
-            load(src + min(max(x, 0), a.in[2] - 1) * t.pixel, v);
-        }
 #pragma unroll
-        for (int i = 0; i < VEC; i++) {
-            if (!MAXIMUM)
-                b.value[i] += inside ? v[i] : 0;
-            else if (v[i] > b.value[i] || v[i] != v[i])
-                b.value[i] = v[i], b.tap[i] = s;
+            for (int i = 0; i < VEC; i++) take(b, i, v[i], s);
         }
+        return b;
     }
+    float v[KEPT];
+    segment_of(a, src, t.x, v);
+#pragma unroll
+    for (int i = 0; i < OUTS; i++)
+#pragma unroll
+        for (int s = 0; s < K2; s++) take(b, i, v[(i * S2 + s * D2) % KEPT], s);
     return b;
 }
 
 /* A row, tap row number `tap` of the window, joins what came before. */
 static __device__ __forceinline__ void join(best &b, const best &row, int tap) {
 #pragma unroll
-    for (int i = 0; i < VEC; i++) {
-        if (!MAXIMUM)
-            b.value[i] += row.value[i];
-        else if (row.value[i] > b.value[i] || row.value[i] != row.value[i])
-            b.value[i] = row.value[i], b.tap[i] = tap * K2 + row.tap[i];
-    }
+    for (int i = 0; i < OUTS; i++) take(b, i, row.value[i], tap * K2 + row.tap[i]);
 }
 
-static __device__ __forceinline__ void put_index(const pool_args &a, int64_t at, const best &b, const tile &t, int oy,
-                                                 bool any) {
-    pack<INDEX_T, VEC> p;
+static __device__ __forceinline__ void put_index(const pool_args &a, int64_t at, const best &b, const tile &t, int oy) {
+    pack<INDEX_T, OUTS> p;
+    const bool rows = has_tap<0>(a, t.z) && has_tap<1>(a, oy);
 #pragma unroll
-    for (int i = 0; i < VEC; i++) {
-        const int tap = b.tap[i], z = t.z * S0 - P0 + tap / (K1 * K2) * D0, y = oy * S1 - P1 + tap / K2 % K1 * D1,
-                  x = t.x * S2 - P2 + tap % K2 * D2;
+    for (int i = 0; i < OUTS; i++) {
+        const int ox = t.x + (LAST ? 0 : i), tap = b.tap[i], z = t.z * S0 - P0 + tap / (K1 * K2) * D0,
+                  y = oy * S1 - P1 + tap / K2 % K1 * D1, x = ox * S2 - P2 + tap % K2 * D2;
+        const bool any = rows && has_tap<2>(a, ox);
         p.v[i] = (INDEX_T)(TAPS ? any ? tap : 0 : any ? (z * a.in[1] + y) * a.in[2] + x : -1);
     }
-    *(typename access<sizeof(INDEX_T) * VEC>::word *)((INDEX_T *)a.index + at) = p.word;
+    *(typename access<sizeof(INDEX_T) * OUTS>::word *)((INDEX_T *)a.index + at) = p.word;
 }
 
 static __device__ __forceinline__ void put(const pool_args &a, best &b, const tile &t, int oy) {
     const int64_t at = (((t.plane * a.out[0] + t.z) * a.out[1] + oy) * a.out[2] + t.x) * t.pixel + t.channel;
-    if (!MAXIMUM) {
-        const float share = share_of(reads<0>(a, t.z), reads<1>(a, oy), reads<2>(a, t.x));
 #pragma unroll
-        for (int i = 0; i < VEC; i++) b.value[i] *= share;
-    }
+    for (int i = 0; i < OUTS && !MAXIMUM; i++)
+        b.value[i] *= share_of(reads<0>(a, t.z), reads<1>(a, oy), reads<2>(a, t.x + (LAST ? 0 : i)));
     store((T *)a.to + at, b.value);
-    if (INDEXED) put_index(a, at, b, t, oy, has_tap<0>(a, t.z) && has_tap<1>(a, oy) && has_tap<2>(a, t.x));
+    if (INDEXED) put_index(a, at, b, t, oy);
 }
 
 static __device__ __forceinline__ void windows(const pool_args &a, const T *src, const tile &t) {
     best b[ROWS];
-    const int first = first_tap<2>(t.x);
+    int first[OUTS];
+#pragma unroll
+    for (int i = 0; i < OUTS; i++) first[i] = first_tap<2>(t.x + (LAST ? 0 : i));
 #pragma unroll
     for (int k = 0; k < ROWS; k++)
 #pragma unroll
-        for (int i = 0; i < VEC; i++) {
+        for (int i = 0; i < OUTS; i++) {
             b[k].value[i] = MAXIMUM ? -INFINITY : 0;
-            b[k].tap[i] = (first_tap<0>(t.z) * K1 + first_tap<1>(t.y + k)) * K2 + first;
+            b[k].tap[i] = (first_tap<0>(t.z) * K1 + first_tap<1>(t.y + k)) * K2 + first[i];
         }
     for (int r = 0; r < K0; r++) {
         const int z = t.z * S0 - P0 + r * D0;
@@ -163,10 +205,8 @@ static __device__ __forceinline__ void windows(const pool_args &a, const T *src,
                 used = used || (l >= k * S1 && (l - k * S1) % D1 == 0 && (l - k * S1) / D1 < K1 &&
                                 (!STAGED || t.y + k < a.out[1])); /* rows of others are not in shared memory */
             const int y = t.y * S1 - P1 + l;
-            if (!used || (MAXIMUM && (unsigned)y >= (unsigned)a.in[1])) continue;
-            const int near = min(max(y, 0), a.in[1] - 1);
-            const best row = row_of(a, src + ((int64_t)z * a.in[1] + near) * a.in[2] * t.pixel, t, first,
-                                    (unsigned)y < (unsigned)a.in[1]);
+            if (!used || (unsigned)y >= (unsigned)a.in[1]) continue;
+            const best row = row_of(a, src + ((int64_t)z * a.in[1] + y) * a.in[2] * t.pixel, t, first);
 #pragma unroll
             for (int k = 0; k < ROWS; k++)
                 if (l >= k * S1 && (l - k * S1) % D1 == 0 && (l - k * S1) / D1 < K1)
