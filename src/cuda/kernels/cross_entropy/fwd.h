@@ -61,7 +61,7 @@ static __device__ __forceinline__ void chunk(const cross_entropy_args &a, const 
                 add(a, s[i % WIDE], t[i % WIDE], w.first + (k + j) * w.stride + (ROWS ? i : 0), x[j][i], p[j][i]);
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS) losses(const __grid_constant__ cross_entropy_args a) {
+extern "C" __global__ void __launch_bounds__(THREADS, 3) losses(const __grid_constant__ cross_entropy_args a) {
     __shared__ double scratch[2][THREADS / 32];
     const int64_t turns = (a.units + THREADS / LANES - 1) / (THREADS / LANES);
     cross_entropy_sum sum = {0, 0};

@@ -39,9 +39,12 @@ static const char *plan(const weft_problem *p, const weft__hw *hw, int variant, 
             p->dilation[a] > 1 << 16 || p->pad_lo[a] > 1 << 28)
             return "an axis of 2^28 or more, or a window of 2^12 or more";
     t->columns = (p->op == WEFT_OP_IM2COL) == (p->pass == WEFT_PASS_FWD);
-    t->vec = t->last ? cuda_vec(p, p->c) : t->columns ? cuda_vec(p, p->out[2]) : 1;
+    t->vec = cuda_vec(p, t->last ? p->c : p->out[2]);
     const int64_t reach = (p->kernel[2] - 1) * p->dilation[2] + 1; /* places of a row that a window spans */
-    while (!t->last && t->vec > 1 && (t->vec - 1) * p->stride[2] + reach > SEGMENT_MOST) t->vec /= 2;
+    if (!t->last && t->columns)
+        while (t->vec > 1 && (t->vec - 1) * p->stride[2] + reach > SEGMENT_MOST) t->vec /= 2;
+    if (!t->last && !t->columns)
+        t->vec = p->stride[2] == 1 && p->kernel[2] <= 16 ? WEFT__MIN(t->vec, cuda_vec(p, p->in[2])) : 1;
     const double taps = (double)p->kernel[0] * (double)p->kernel[1] * (double)p->kernel[2];
     if (taps > 1 << 20) return "a window has over 2^20 places";
     d->ns = cuda_ns(hw, weft__bytes(p), t->vec * (int)weft__dtype_size(p->tensor[0].dtype) >= 4 ? 0.8 : 0.5, 1);
@@ -139,16 +142,21 @@ static __device__ __forceinline__ void tap_row(const T *row, bool inside, int x,
     }
 }
 
-/* The same of one window, or of VEC of its channels. */
+/* The same of one window, or of VEC of its channels; UNROLL_TAPS loads under way. */
 static __device__ __forceinline__ void tap_row_of_one(const T *row, bool inside, int x, int width, int64_t pixel, T *to,
                                                       int64_t tap) {
-#pragma unroll(UNROLL_TAPS)
-    for (int s = 0; s < K2; s++) {
-        pack<T, VEC> v;
+    for (int begin = 0; begin < K2; begin += UNROLL_TAPS) {
+        pack<T, VEC> v[UNROLL_TAPS];
 #pragma unroll
-        for (int i = 0; i < VEC; i++) v.v[i] = narrow<T>(0);
-        if (inside && (unsigned)(x + s * D2) < (unsigned)width) load_raw(row + (x + s * D2) * pixel, v);
-        *(typename access<sizeof(T) * VEC>::word *)(to + s * tap) = v.word;
+        for (int s = 0; s < UNROLL_TAPS; s++) {
+            const int at = x + (begin + s) * D2;
+#pragma unroll
+            for (int i = 0; i < VEC; i++) v[s].v[i] = narrow<T>(0);
+            if (inside && begin + s < K2 && (unsigned)at < (unsigned)width) load_raw(row + at * pixel, v[s]);
+        }
+#pragma unroll
+        for (int s = 0; s < UNROLL_TAPS; s++)
+            if (begin + s < K2) *(typename access<sizeof(T) * VEC>::word *)(to + (begin + s) * tap) = v[s].word;
     }
 }
 
@@ -186,8 +194,53 @@ template <int K, int S, int P, int D> static __device__ __forceinline__ over win
     return w;
 }
 
+/* Columns start .. start + VEC - 1 of a row of `width`, start = x + P - k D with x a multiple of VEC: one vector, or
+ * parts of two, each inside the row or outside as a whole. */
+template <int K> static __device__ __forceinline__ void add_tap(const T *row, int x, int width, float (&sum)[VEC]) {
+    constexpr int AWAY = P2 - K * D2, SHIFT = (AWAY % VEC + VEC) % VEC;
+    const int at = x + AWAY - SHIFT;
+    float v[2 * VEC] = {}, part[VEC];
+    if ((unsigned)at < (unsigned)width) {
+        load(row + at, part);
+#pragma unroll
+        for (int i = 0; i < VEC; i++) v[i] = part[i];
+    }
+    if (SHIFT && (unsigned)(at + VEC) < (unsigned)width) {
+        load(row + at + VEC, part);
+#pragma unroll
+        for (int i = 0; i < VEC; i++) v[VEC + i] = part[i];
+    }
+#pragma unroll
+    for (int i = 0; i < VEC; i++) sum[i] += v[SHIFT + i];
+}
+
+template <int K> struct taps { /* of a row, from K on */
+    static __device__ __forceinline__ void add(const T *row, int64_t tap, int x, int width, float (&sum)[VEC]) {
+        add_tap<K>(row + K * tap, x, width, sum);
+        taps<K + 1>::add(row, tap, x, width, sum);
+    }
+};
+template <> struct taps<K2> {
+    static __device__ __forceinline__ void add(const T *, int64_t, int, int, float (&)[VEC]) {}
+};
+
+/* The windows in one row over a place, or VEC of its channels, one by one. */
+static __device__ __forceinline__ void add_windows(const T *row, int64_t tap, int64_t pixel, int at, int width,
+                                                   float (&sum)[VEC]) {
+    constexpr int W2 = (K2 - 1) * D2 / S2 + 1;
+#pragma unroll(UNROLL_TAPS)
+    for (int k = 0; k < W2; k++) {
+        const over x = window<K2, S2, P2, D2>(at, k, width);
+        float v[VEC];
+        if (x.tap < 0) continue;
+        load(row + x.tap * tap + x.o * pixel, v);
+#pragma unroll
+        for (int n = 0; n < VEC; n++) sum[n] += v[n];
+    }
+}
+
 static __device__ __forceinline__ void image(const im2col_args &a) {
-    constexpr int W0 = (K0 - 1) * D0 / S0 + 1, W1 = (K1 - 1) * D1 / S1 + 1, W2 = (K2 - 1) * D2 / S2 + 1;
+    constexpr int W0 = (K0 - 1) * D0 / S0 + 1, W1 = (K1 - 1) * D1 / S1 + 1;
     const int64_t pixel = LAST ? a.pixel : 1, tap = (int64_t)a.out[0] * a.out[1] * a.out[2] * pixel;
     for (int64_t unit = (int64_t)blockIdx.x * THREADS + threadIdx.x; unit < a.units;
          unit += (int64_t)gridDim.x * THREADS) {
@@ -201,17 +254,13 @@ static __device__ __forceinline__ void image(const im2col_args &a) {
 #pragma unroll(UNROLL_ROWS)
             for (int j = 0; j < W1; j++) {
                 const over y = window<K1, S1, P1, D1>(p.y, j, a.out[1]);
-#pragma unroll(UNROLL_TAPS)
-                for (int k = 0; k < W2; k++) {
-                    const over x = window<K2, S2, P2, D2>(p.x, k, a.out[2]);
-                    if (y.tap < 0 || x.tap < 0) continue;
-                    float v[VEC];
-                    load(from + ((z.tap * K1 + y.tap) * K2 + x.tap) * tap +
-                             (((int64_t)z.o * a.out[1] + y.o) * a.out[2] + x.o) * pixel,
-                         v);
-#pragma unroll
-                    for (int n = 0; n < VEC; n++) sum[n] += v[n];
-                }
+                if (y.tap < 0) continue;
+                const T *row =
+                    from + (z.tap * K1 + y.tap) * K2 * tap + ((int64_t)z.o * a.out[1] + y.o) * a.out[2] * pixel;
+                if (ACROSS > 1)
+                    taps<(ACROSS > 1 ? 0 : K2)>::add(row, tap, p.x, a.out[2], sum);
+                else
+                    add_windows(row, tap, pixel, p.x, a.out[2], sum);
             }
         }
         store((T *)a.to + (((p.plane * a.in[0] + p.z) * a.in[1] + p.y) * a.in[2] + p.x) * pixel + p.channel, sum);

@@ -32,9 +32,9 @@ typedef struct tile {
     int vec, before, after, around; /* channels of a window before and after its own; vectors of it, channels-last */
 } tile;
 
-/* Channels of a chunk, channels-first. */
-static const char *const variants[] = {"64", "128", "32", "256", NULL};
-static const int chunks[] = {64, 128, 32, 256};
+/* Channels of a chunk x pixels of a vector at most, channels-first. */
+static const char *const variants[] = {"64x4", "64x2", "128x2", "64x1", NULL};
+static const int chunks[] = {64, 64, 128, 64}, pixels[] = {4, 2, 2, 1};
 
 static const char *plan(const weft_problem *p, const weft__hw *hw, int variant, weft__decision *d) {
     tile *t = WEFT__PARAMS(tile, d);
@@ -48,6 +48,7 @@ static const char *plan(const weft_problem *p, const weft__hw *hw, int variant, 
     t->before = (int)WEFT__MIN(size / 2, most), t->after = (int)WEFT__MIN((size - 1) / 2, most);
     t->vec = cuda_vec(p, last ? t->d.channels : t->d.inner);
     const int rows = t->before + t->after + 1; /* of the ring: its vectors take registers */
+    if (!last) t->vec = WEFT__MIN(t->vec, pixels[variant]);
     if (!last) t->vec = WEFT__MIN(t->vec, rows <= 3 ? 4 : rows <= 7 ? (bwd ? 2 : 4) : bwd ? 1 : 2);
     t->around = last ? (int)cuda_ceil(WEFT__MAX(t->before, t->after), t->vec) : 0;
     d->ns = cuda_ns(hw, weft__bytes(p), 0.75 - 0.01 * variant, 1);
