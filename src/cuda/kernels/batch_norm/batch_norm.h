@@ -1,6 +1,6 @@
-/* What the kernels of batch normalisation share: arguments, options, and what follows from a channel's sums. Both sides
- * read this file. Sums are of x - K, K the channel's first element, and of dy and dy (x - mean): in f32 within a thread,
- * in f64 from there on. The mean is kept as two floats: x - mean loses nothing where they are close. */
+/* What the kernels of batch normalisation share: arguments, options, and what follows from a channel's sums. Both
+ * sides read this file. Sums are of x - K, K the channel's first element, and of dy and dy (x - mean): in f32 within a
+ * thread, in f64 from there on. The mean is kept as two floats: x - mean loses nothing where they are close. */
 #ifndef WEFT_CUDA_BATCH_NORM_H
 #define WEFT_CUDA_BATCH_NORM_H
 

@@ -1,8 +1,8 @@
 /* Batch normalisation in training and its gradients, channels-first, each tensor read once; f32, f16, bf16 with f32
  * statistics.
  * Math:      as in src/ref/batch_norm.h; sums as batch_norm.h says
- * Blocking:  a channel stays on chip: in the registers of a block, or of a cluster of up to 8 blocks that exchange their
- *            sums through shared memory; the gradient keeps dy in shared memory. A thread has EACH vectors
+ * Blocking:  a channel stays on chip: in the registers of a block, or of a cluster of up to 8 blocks that exchange
+ *            their sums through shared memory; the gradient keeps dy in shared memory. A thread has EACH vectors
  * Traffic:   each tensor once
  * Roofline:  bandwidth
  * Assumes:   all tensors dense channels-first; a channel of at most about 800 KB (of x), clusters beyond 100 KB
@@ -17,7 +17,7 @@ enum {
 typedef struct resident_args {
     batch_norm_args a;
     int64_t span; /* vectors of a channel that a block has */
-    /* from one vector of a thread to the next: vectors in memory, those where a new image begins, places in the image */
+    /* from one vector of a thread to the next: vectors in memory, more where an image ends, places in the image */
     int64_t jump, wrap, rest;
 } resident_args;
 
