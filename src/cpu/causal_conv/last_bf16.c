@@ -68,8 +68,8 @@ VF_INLINE void store(const int dtype, line x, int64_t c, group g, int64_t count,
     else
         causal_store(dtype, to, x.at + c, g.v[0], stream);
 }
-/* Rows of f32 lie by vectors, all rows of one vector side by side: rows as long as those of the data would meet these in
- * the same sets of the cache. `step`: from a vector to the next. */
+/* Rows of f32 lie by vectors, all rows of one vector side by side: rows as long as those of the data would meet these
+ * in the same sets of the cache. `step`: from a vector to the next. */
 VF_INLINE group row_load(const int dtype, const float *row, int64_t step) {
     const vf v = vf_load(row);
     return (group){{v, dtype == WEFT_DTYPE_BF16 ? vf_load(row + step) : v}};
