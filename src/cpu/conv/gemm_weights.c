@@ -3,7 +3,9 @@
  * Blocking:  an item is a range of channels with all taps, a range of outputs and a range of positions. A strip of
  *            positions is laid out as rows of f32, channels in vectors, in the second-level cache: there channels-first
  *            data is transposed, 16-bit data converted, padding becomes zeros. Channels-last f32 is read where it is if
- *            the window is 1x1 (image) and always (diff_dst). Sums wait in scratch from strip to strip
+ *            the window is 1x1 (image) and always (diff_dst). Windows side by side (kernel = stride), channels-first:
+ *            columns are in the order of the weights, a row of the window of one channel is copied at once, and takes
+ *            the place of a channel (`run`). Sums wait in scratch from strip to strip
  * Sums:      positions are cut by the problem alone, and the parts are added in their order: bits do not depend on
  *            threads
  * Roofline:  multiply-add peak
@@ -11,11 +13,21 @@
  * Try:       weft bench conv2d:bwd_weights:f32:nchw:n1c256h56w56:o256k3p1 */
 #include "cpu/conv/gemm_view.h"
 
-enum { STRIP_BYTES = 256 << 10, STRIP_MOST = 256, STRIP_LEAST = 32, COLUMNS = 384, ROWS = 256, WANTED = 16 };
+enum {
+    STRIP_BYTES = 256 << 10,
+    STRIP_MOST = 256,
+    STRIP_LEAST = 32,
+    COLUMNS = 384,
+    ROWS = 256,
+    WANTED = 16,
+    LEAST = 8,
+    SPLIT_LEAST = 96
+};
 
 typedef struct params {
     bool last;                    /* channels-last */
     bool rows_here, columns_here; /* diff_dst, image: read where they are */
+    int64_t run;                  /* elements of a row of a window that is copied at once; 0: no such rows */
     int64_t channels, outs;       /* parts of the channels and of the outputs of a group */
     int64_t splits, strip;        /* parts of the positions; positions of a strip */
     int64_t tiles;                /* floats of the sums of an item */
@@ -39,13 +51,20 @@ typedef struct job {
 } job;
 
 typedef struct item {
-    int64_t group, c0, cr, m0, mr; /* channels and outputs of the group */
+    int64_t group, c0, cr, m0, mr; /* channels, or rows of windows, and outputs of the group */
     int64_t q0, q1;                /* positions */
-    int64_t n, vectors, pitch;     /* columns: taps * cr; floats from one row of them to the next */
+    int64_t n, vectors, pitch;     /* columns: of each channel its taps, or the run; floats from row to row of them */
 } item;
 
-/* Each tap of a row is written in whole vectors. */
-static int64_t pitch_of(const gemm_view *v, int64_t channels) {
+static int64_t channels_of(const gemm_view *v, int64_t run) {
+    return run ? v->ci * v->x[0].taps * v->x[1].taps : v->ci;
+}
+static int64_t columns_of(const gemm_view *v, int64_t run, int64_t channels) {
+    return (run ? run : v->taps) * channels;
+}
+/* Each tap of a row, and each run, is written in whole vectors. */
+static int64_t pitch_of(const gemm_view *v, int64_t run, int64_t channels) {
+    if (run) return cpu_round_up(run * channels, VF_LANES) + (run % VF_LANES ? VF_LANES : 0);
     return cpu_round_up((v->taps - 1) * channels + cpu_round_up(channels, VF_LANES), VF_LANES);
 }
 
@@ -54,12 +73,14 @@ static item item_of(const job *q, int64_t i) {
     const gemm_view *v = &q->v;
     const int64_t split = i % d->splits, out = i / d->splits % d->outs, channel = i / d->splits / d->outs % d->channels;
     item it = {.group = i / d->splits / d->outs / d->channels};
-    it.c0 = gemm_first(v->ci, d->channels, channel), it.cr = gemm_first(v->ci, d->channels, channel + 1) - it.c0;
+    const int64_t channels = channels_of(v, d->run);
+    it.c0 = gemm_first(channels, d->channels, channel);
+    it.cr = gemm_first(channels, d->channels, channel + 1) - it.c0;
     it.m0 = gemm_first(v->co, d->outs, out), it.mr = gemm_first(v->co, d->outs, out + 1) - it.m0;
     it.q0 = gemm_first(v->pixels, d->splits, split), it.q1 = gemm_first(v->pixels, d->splits, split + 1);
-    it.n = v->taps * it.cr;
+    it.n = columns_of(v, d->run, it.cr);
     it.vectors = cpu_ceil(it.n, VF_LANES);
-    it.pitch = pitch_of(v, it.cr);
+    it.pitch = pitch_of(v, d->run, it.cr);
     return it;
 }
 
@@ -143,6 +164,47 @@ VF_INLINE void lay_columns(const job *q, const item *it, int64_t q0, int64_t q1,
     }
 }
 
+/* Runs of 2 and 4 as one element. */
+static void copy_short(float *to, int64_t ld, const float *from, int64_t count, int64_t run) {
+    for (int64_t i = 0; i < count; i++, to += ld, from += run)
+        if (run == 2)
+            memcpy(to, from, 2 * sizeof(float));
+        else if (run == 4)
+            memcpy(to, from, 4 * sizeof(float));
+        else
+            for (int64_t j = 0; j < run; j++) to[j] = from[j];
+}
+
+/* The same where windows lie side by side: row c of the windows of a row of positions, one after the other. */
+VF_INLINE void lay_runs(const job *q, const item *it, int64_t q0, int64_t q1, float *to, const int dtype) {
+    const gemm_view *v = &q->v;
+    const gemm_factor *f = &q->factors->in;
+    const int64_t kh = v->x[1].taps, kd = v->x[0].taps, run = q->d->run, ld = it->pitch;
+    for (int64_t p = q0, step; p < q1; p += step, to += step * ld) {
+        int64_t at[4];
+        find_position(v, p, at);
+        step = WEFT__MIN(v->x[2].count - at[3], q1 - p);
+        for (int64_t c = it->c0; c < it->c0 + it->cr; c++) {
+            const int64_t z = at[1] * kd + c / kh % kd, y = at[2] * kh + c % kh, channel = c / kh / kd;
+            const int64_t pixel = (z * v->x[1].in + y) * v->x[2].in + at[3] * run;
+            const int64_t from = ((at[0] * v->groups + it->group) * v->ci + channel) * v->in_plane + pixel;
+            const float *scale = f->at ? f->at + at[0] * f->image + pixel : NULL;
+            float *row = to + (c - it->c0) * run;
+            if (dtype == WEFT_DTYPE_F32 && !scale && run <= 4) {
+                copy_short(row, ld, (const float *)q->src + from, step, run);
+                continue;
+            }
+            for (int64_t i = 0; i < step; i++, row += ld)
+                for (int64_t j = 0; j < run; j += VF_LANES) {
+                    vf value = vf_load_count_as(dtype, q->src, from + i * run + j, run - j);
+                    if (scale)
+                        value = gemm_factor_apply(value, vf_load_count(scale + i * run + j, run - j), f->selects);
+                    vf_store(row + j, value);
+                }
+        }
+    }
+}
+
 /* diff_dst: for each position a row of mr outputs, pitch ld. */
 VF_INLINE void lay_rows(const job *q, const item *it, int64_t q0, int64_t q1, int64_t ld, float *to, const int dtype) {
     const gemm_view *v = &q->v;
@@ -176,6 +238,8 @@ static void run_item(const job *q, const item *it, char *scratch, float *sums) {
         int64_t ldb = it->pitch, lda = cpu_round_up(it->mr, VF_LANES);
         if (d->columns_here)
             ldb = v->groups * v->ci, b = (const float *)q->src + q0 * ldb + it->group * v->ci + it->c0;
+        else if (d->run)
+            GEMM_BY_DTYPE(q->src_dtype, lay_runs, q, it, q0, q1, columns);
         else
             GEMM_BY_DTYPE(q->src_dtype, lay_columns, q, it, q0, q1, columns);
         if (d->rows_here)
@@ -203,7 +267,7 @@ static void run_item(const job *q, const item *it, char *scratch, float *sums) {
     }
 }
 
-/* Columns (tap, channel) of a row of sums to diff_weights[o][channel][tap]. */
+/* Columns (tap, channel) of a row of sums to diff_weights[o][channel][tap]; runs are in that order. */
 static void put_sums(const job *q, const item *it, const float *sums) {
     const gemm_view *v = &q->v;
     const int64_t np = gemm_split(it->vectors, GEMM_NV), mp = gemm_split(it->mr, GEMM_MR);
@@ -214,10 +278,11 @@ static void put_sums(const job *q, const item *it, const float *sums) {
                 const float *row = sums + (j * mp + k) * GEMM_MR * GEMM_NR + (m - m0) * GEMM_NR;
                 const int64_t n0 = gemm_first(it->vectors, np, j) * VF_LANES;
                 const int64_t n1 = WEFT__MIN(it->n, gemm_first(it->vectors, np, j + 1) * VF_LANES);
-                for (int64_t n = n0, count; n < n1; n += count) {
+                const int64_t o = it->group * v->co + it->m0 + m;
+                if (q->d->run) gemm_put_run(&q->out, o * v->k + it->c0 * q->d->run + n0, 1, row, n1 - n0, 0, false);
+                for (int64_t n = n0, count; n < n1 && !q->d->run; n += count) {
                     const int64_t tap = n / it->cr, c = n - tap * it->cr;
                     count = WEFT__MIN(n1 - n, it->cr - c);
-                    const int64_t o = it->group * v->co + it->m0 + m;
                     gemm_put_run(&q->out, (o * v->ci + it->c0 + c) * v->taps + tap, v->taps, row + n - n0, count, 0,
                                  false);
                 }
@@ -352,18 +417,24 @@ static const char *plan(const weft_problem *p, const weft__hw *hw, int variant, 
     const bool f32 = weft__tensor(p, WEFT_ROLE_SRC)->dtype == WEFT_DTYPE_F32;
     const bool plain = p->op == WEFT_OP_CONV; /* no factors */
     d->rows_here = plain && last && weft__tensor(p, WEFT_ROLE_DIFF_DST)->dtype == WEFT_DTYPE_F32;
+    d->run = !last && gemm_is_spread(p) ? p->kernel[2] : 0;
+    const int64_t channels = channels_of(&v, d->run);
     d->channels = cpu_ceil(v.ci * v.taps, COLUMNS);
-    d->channels = WEFT__MIN(d->channels, cpu_ceil(v.ci, VF_LANES));
+    d->channels = WEFT__MIN(d->channels, d->run ? channels : cpu_ceil(channels, VF_LANES));
     d->columns_here = plain && last && f32 && gemm_is_pointwise(p) && v.ci % (d->channels * VF_LANES) == 0;
     d->outs = cpu_ceil(v.co, ROWS);
-    const int64_t cr = cpu_ceil(v.ci, d->channels), mr = cpu_ceil(v.co, d->outs);
-    const int64_t vectors = cpu_ceil(cr * v.taps, VF_LANES);
+    const int64_t cr = cpu_ceil(channels, d->channels);
+    const int64_t vectors = cpu_ceil(columns_of(&v, d->run, cr), VF_LANES);
     const int64_t strip = STRIP_BYTES / (vectors * VF_LANES * 4);
     d->strip = WEFT__MAX(STRIP_LEAST, WEFT__MIN(strip, STRIP_MOST));
-    const int64_t items = v.groups * d->channels * d->outs;
-    d->splits = WEFT__MAX(1, WEFT__MIN(cpu_ceil(WANTED, items), v.pixels / (2 * d->strip)));
+    /* parts of the positions, long ones; short ones, then parts of the outputs, where cores would have nothing to do */
+    const int64_t wide = v.groups * d->channels * d->outs;
+    d->splits = WEFT__MAX(1, WEFT__MIN(cpu_ceil(WANTED, wide), v.pixels / (2 * d->strip)));
+    if (wide * d->splits < LEAST) d->splits = WEFT__MAX(1, WEFT__MIN(cpu_ceil(LEAST, wide), v.pixels / SPLIT_LEAST));
+    while (v.groups * d->channels * d->outs * d->splits < LEAST / 2 && v.co / d->outs > 8 * GEMM_MR) d->outs *= 2;
+    const int64_t items = v.groups * d->channels * d->outs, mr = cpu_ceil(v.co, d->outs);
     d->tiles = gemm_split(vectors, GEMM_NV) * gemm_split(mr, GEMM_MR) * GEMM_MR * GEMM_NR;
-    d->columns = d->columns_here ? 0 : (size_t)(d->strip * pitch_of(&v, cr) + VF_LANES) * sizeof(float);
+    d->columns = d->columns_here ? 0 : (size_t)(d->strip * pitch_of(&v, d->run, cr) + VF_LANES) * sizeof(float);
     d->rows = d->rows_here ? 0 : (size_t)(d->strip * cpu_round_up(mr, VF_LANES) + VF_LANES) * sizeof(float);
     d->columns = (size_t)cpu_round_up((int64_t)d->columns, 64), d->rows = (size_t)cpu_round_up((int64_t)d->rows, 64);
     d->partial = d->splits > 1 ? (size_t)(items * d->splits * d->tiles) * sizeof(float) : 0;
@@ -371,12 +442,13 @@ static const char *plan(const weft_problem *p, const weft__hw *hw, int variant, 
     const size_t bytes = d->partial + (size_t)WEFT__MIN(items * d->splits, GEMM_SLOTS) * d->scratch;
     out->workspace = WEFT__MAX(out->workspace, bytes);
     /* Multiply-adds of whole vectors, and the layout: channels-first, 180 for the taps and positions of a block that is
-     * transposed; channels-last, 200 for each of them and 4 for each channel. */
+     * transposed, 4 vectors for a run; channels-last, 200 for each of them and 4 for each channel. */
     const double positions = (double)v.pixels, n = (double)(vectors * VF_LANES * d->channels), m = (double)v.co;
     const double parts = (double)d->channels * (double)d->outs, turned = 11 * VF_LANES;
     const double block = last ? 200 + 4 * (double)cr : turned * (double)cpu_ceil(cr, VF_LANES);
     const double side = d->rows_here ? 0 : last ? 200 + 4 * (double)mr : turned * (double)cpu_ceil(mr, VF_LANES);
-    const double lay = parts * ((d->columns_here ? 0 : block * (double)v.taps) + side);
+    const double runs = 4.0 * (double)(cr * cpu_round_up(d->run, VF_LANES));
+    const double lay = parts * ((d->columns_here ? 0 : d->run ? runs : block * (double)v.taps) + side);
     out->ns += cpu_cost(hw, weft__bytes(p), 2 * (double)v.groups * positions * (n * m + lay), GEMM_SHARE);
     return NULL;
 }
