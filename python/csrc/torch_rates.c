@@ -60,6 +60,11 @@ static bool takes_onednn(const weft_problem *p) {
     const double elements = (double)p->n * (double)p->c * (double)(p->in[0] * p->in[1]) * (double)p->in[2];
     return p->groups > 1 || p->n > 1 || p->kernel[1] > 3 || elements > 20480;
 }
+/* kernel = stride: patches, and transposed convolution that enlarges. */
+static bool is_side_by_side(const weft_problem *p) {
+    return p->kernel[2] > 1 && p->kernel[2] == p->stride[2] && p->kernel[1] == p->stride[1] &&
+           p->kernel[0] == p->stride[0];
+}
 static double conv_call_ns(const weft_problem *p) { return !takes_onednn(p) ? 10000 : p->groups > 1 ? 30000 : 100000; }
 
 static weft_rates guess_cpu_conv(const weft_problem *p) {
@@ -74,6 +79,7 @@ static weft_rates guess_cpu_conv(const weft_problem *p) {
     if (family == 3 && p->rank == 3 && !fwd) r.of_peak = last ? 0.2 : 0.08;
     if (family == 3 && p->c / p->groups < 8) r.of_peak = p->rank == 3 ? 0.03 : 0.15;
     if (!takes_onednn(p)) r.of_peak *= 0.5;
+    if (p->pass == WEFT_PASS_BWD_DATA && !last && is_side_by_side(p)) r.of_peak = p->kernel[2] < 8 ? 0.4 : 0.1;
     if (family >= 4 && takes_onednn(p) && (p->c % 16 || p->o % 16)) r.of_peak *= 0.8;
     if (dtype == WEFT_DTYPE_BF16) r.of_peak *= !HAS_BF16_DOTS ? 0.2 : family < 3 && !last ? 1 : 1.6;
     if (dtype == WEFT_DTYPE_BF16 && family < 3 && fwd && HAS_BF16_DOTS) {

@@ -71,7 +71,7 @@ VF_INLINE const char *dw_refusal(const weft_problem *p, int64_t least, int64_t m
 
 /* lanes: multiply-adds done, with those of unused lanes and rows. */
 VF_INLINE double dw_cost(const weft_problem *p, const weft__hw *hw, double lanes) {
-    return cpu_cost(hw, weft__bytes(p), 2 * lanes, 0.5) * (VF_LANES >= 16 ? 1.0 : VF_LANES >= 8 ? 1.1 : 1.4);
+    return cpu_cost(hw, weft__bytes(p), 2 * lanes, 0.5) * (VF_LANES >= 16 ? 1.0 : VF_LANES >= 8 ? 1.35 : 1.8);
 }
 
 #define DW_RECORD(id, text, PASS, STEPS, ...)           \
