@@ -4,17 +4,18 @@
  * Math:      dst[t] = silu(bias + sum_j w[j] (state, src)[t - (k-1) + j])
  * Blocking:  a vector of channels of one row: the k - 1 tokens before the first new one and the weights of these
  *            channels are brought into rows of f32 in the nearest cache, whatever their strides; then a token at a time
+ *            One token, width 4 and a short channel-major state: see quads.h
  * Traffic:   state, weights and tokens once
  * Roofline:  the calls: a token of 2048 channels is a few microseconds of one core
  *            Measured there with f32, channel-major state: 16 us; the strided state is what costs
  * Try:       weft bench causal_update1d:fwd:f32:ncw:n1c2048w1:k4len3:bias+silu */
-#include "cpu/causal_conv/causal.h"
+#include "cpu/causal_conv/quads.h"
 
 typedef struct job {
     const weft__exec *e;
     causal_tensor src, dst, weights, bias, state, lengths, index;
     int64_t c, w, k, len, rows, vectors, slots, items;
-    bool silu;
+    bool silu, quads; /* quads: one token, and a state, for quads.h */
 } job;
 
 /* Lane l of `to` becomes element at + l * step. */
@@ -62,7 +63,11 @@ VF_INLINE void move(causal_tensor to, int64_t row, int64_t at, causal_tensor fro
                     int64_t end) {
     const int64_t i = causal_offset(to.t, row, 0, at), j = causal_offset(from.t, n, 0, t);
     const int64_t a = to.t->strides[1], b = from.t->strides[1];
-    if (to.t->dtype == WEFT_DTYPE_F32)
+    const size_t bytes = weft__dtype_size(to.t->dtype);
+    if (a == 1 && b == 1)
+        memmove((char *)to.ptr + (size_t)(i + c) * bytes, (const char *)from.ptr + (size_t)(j + c) * bytes,
+                (size_t)(end - c) * bytes);
+    else if (to.t->dtype == WEFT_DTYPE_F32)
         for (; c < end; c++) ((uint32_t *)to.ptr)[i + c * a] = ((const uint32_t *)from.ptr)[j + c * b];
     else
         for (; c < end; c++) ((uint16_t *)to.ptr)[i + c * a] = ((const uint16_t *)from.ptr)[j + c * b];
@@ -116,6 +121,58 @@ static void next_tokens(const job *q, int64_t n, int64_t row, int64_t c, int64_t
     }
 }
 
+#if defined(WEFT__VECTORS_AVX512)
+static vf load_any(int dtype, const void *from, int64_t at) {
+    return dtype == WEFT_DTYPE_F32   ? vf_load_as(WEFT_DTYPE_F32, from, at)
+           : dtype == WEFT_DTYPE_F16 ? vf_load_as(WEFT_DTYPE_F16, from, at)
+                                     : vf_load_as(WEFT_DTYPE_BF16, from, at);
+}
+
+/* VF_LANES channels. */
+VF_INLINE void next_token(const job *q, int64_t n, int64_t row, int64_t c, const int dtype, const int len) {
+    const int64_t x = causal_offset(q->src.t, n, c, 0), y = causal_offset(q->dst.t, n, c, 0);
+    const int64_t state = causal_offset(q->state.t, row, c, 0);
+    vf w[4], z, f[4];
+    vi h[2];
+    VF_UNROLL for (int i = 0; i < 4; i++) w[i] = load_any(q->weights.t->dtype, q->weights.ptr, c * 4 + i * VF_LANES);
+    if (dtype == WEFT_DTYPE_F32) {
+        quads_f32((float *)q->state.ptr + state, vf_load((const float *)q->src.ptr + x), f, len);
+        z = quads_sum_f32(f, w);
+    } else {
+        quads_bf16((uint16_t *)q->state.ptr + state, vh_load((const uint16_t *)q->src.ptr + x), h, len);
+        z = quads_sum_bf16(h, w);
+    }
+    if (q->bias.t) z = vf_add(z, load_any(q->bias.t->dtype, q->bias.ptr, c));
+    vf_store_as(dtype, q->dst.ptr, y, q->silu ? causal_silu_as(z, dtype) : z);
+}
+
+static void quads(const job *q, int64_t n, int64_t row, int64_t c) {
+    const bool f32 = q->src.t->dtype == WEFT_DTYPE_F32;
+    if (f32 && q->len == 3)
+        next_token(q, n, row, c, WEFT_DTYPE_F32, 3);
+    else if (f32)
+        next_token(q, n, row, c, WEFT_DTYPE_F32, 4);
+    else if (q->len == 3)
+        next_token(q, n, row, c, WEFT_DTYPE_BF16, 3);
+    else
+        next_token(q, n, row, c, WEFT_DTYPE_BF16, 4);
+}
+
+static bool has_quads(const job *q) {
+    const weft_tensor *w = q->weights.t, *state = q->state.t, *bias = q->bias.t;
+    return q->w == 1 && q->k == 4 && (q->len == 3 || q->len == 4) && !q->lengths.t &&
+           q->src.t->dtype != WEFT_DTYPE_F16 && state->strides[4] == 1 && state->strides[1] == q->len &&
+           q->src.t->strides[1] == 1 && q->dst.t->strides[1] == 1 && w->strides[0] == 4 && w->strides[4] == 1 &&
+           (!bias || bias->strides[0] == 1);
+}
+#else
+static void quads(const job *q, int64_t n, int64_t row, int64_t c) { (void)q, (void)n, (void)row, (void)c; }
+static bool has_quads(const job *q) {
+    (void)q;
+    return false;
+}
+#endif
+
 static void no_tokens(const job *q, int64_t n, int64_t c, int64_t count) {
     const float zero[VF_LANES] = {0};
     for (int64_t t = 0; t < q->w; t++) send_tokens(zero, q->dst, n, c, t, count);
@@ -123,15 +180,21 @@ static void no_tokens(const job *q, int64_t n, int64_t c, int64_t count) {
 
 static void update(void *arg, int64_t slot) {
     const job *q = arg;
-    for (int64_t i = cpu_first(q->items, q->slots, slot); i < cpu_first(q->items, q->slots, slot + 1); i++) {
-        const int64_t n = i / q->vectors, c = i % q->vectors * VF_LANES, count = WEFT__MIN(q->c - c, VF_LANES);
+    const int64_t first = cpu_first(q->items, q->slots, slot), last = cpu_first(q->items, q->slots, slot + 1);
+    int64_t n = first / q->vectors, c = first % q->vectors * VF_LANES;
+    for (int64_t i = first; i < last; i++) {
+        const int64_t count = WEFT__MIN(q->c - c, VF_LANES);
         const int64_t row = q->index.t ? ((const int32_t *)q->index.ptr)[n * q->index.t->strides[0]] : n;
         if (row < 0 || row >= q->rows) {
             no_tokens(q, n, c, count);
-            continue;
+        } else if (q->quads && count == VF_LANES) {
+            quads(q, n, row, c);
+        } else {
+            next_tokens(q, n, row, c, count);
+            move_on(q, n, row, c, c + count);
         }
-        next_tokens(q, n, row, c, count);
-        move_on(q, n, row, c, c + count);
+        c += VF_LANES;
+        if (c >= q->c) c = 0, n++;
     }
 }
 
@@ -147,6 +210,7 @@ static weft_status run(const weft__exec *e) {
     q.lengths = causal_find(e, WEFT_ROLE_LENGTHS);
     q.index = causal_find(e, WEFT_ROLE_INDEX);
     q.silu = weft__has_step(p, WEFT_STEP_SILU);
+    q.quads = has_quads(&q);
     q.vectors = cpu_ceil(q.c, VF_LANES);
     q.items = p->n * q.vectors;
     q.slots = cpu_slots(q.items, weft__bytes(p) - (double)(q.rows - p->n) * (double)(q.c * q.len) * 4);
