@@ -114,7 +114,7 @@ static entry_record *decide(entry_call *k) {
     return NULL;
 }
 
-static bool read_call(entry_call *k) {
+bool entry_read_call(entry_call *k) {
     bool wanted = false;
     if (k->nargs < k->front->tensors || !atomic_load_explicit(&opened, memory_order_relaxed) || !entry_is_plain_here())
         return false;
@@ -132,7 +132,7 @@ static py_object *enter(entry_front *front, py_object *const *args, intptr_t nar
     k.front = front, k.arg = args, k.nargs = (int)nargs, k.packs = NULL;
     if (nargs && args[nargs - 1]->type == py.PyDict_Type) k.packs = args[--k.nargs];
     entry_offer(NULL);
-    if (!read_call(&k)) return entry_refuse();
+    if (!entry_read_call(&k)) return entry_refuse();
     entry_record *r = entry_look(&k);
     if (!r) r = decide(&k);
     switch (r ? r->way : ENTRY_LONG) {

@@ -14,7 +14,7 @@
 #include "python.h"
 #include "seat.h"
 
-enum { ENTRY_TENSORS = 5, ENTRY_WORDS = 112, ENTRY_LONG_NS = 20000 };
+enum { ENTRY_TENSORS = 6, ENTRY_WORDS = 112, ENTRY_LONG_NS = 20000 };
 
 /* ---------------------------------------------------------------- the guard */
 bool entry_is_plain_here(void); /* on this thread, now */
@@ -22,6 +22,8 @@ bool entry_is_plain_here(void); /* on this thread, now */
 bool entry_read(py_object *object, wt_tensor *t);
 bool entry_read_dtype(const py_object *object, int64_t *code);
 bool entry_requires_grad(const wt_tensor *t);
+bool entry_may_write(
+    const py_object *tensor);            /* one of inference mode only there, one that requires a gradient never */
 bool entry_records(void);                /* gradient mode */
 py_object *entry_wrap(wt_handle tensor); /* a new object; the handle is freed */
 py_object *entry_none(void);
@@ -87,7 +89,8 @@ typedef struct entry_call { /* one call of a front */
     int64_t word[ENTRY_WORDS];
 } entry_call;
 
-bool entry_make_key(entry_call *k); /* false: an argument that no key can have */
+bool entry_read_call(entry_call *k); /* the tensors and the key; false: not plain */
+bool entry_make_key(entry_call *k);  /* false: an argument that no key can have */
 entry_record *entry_look(const entry_call *k);
 entry_record *entry_keep(const entry_call *k, entry_way way); /* NULL: no memory */
 void entry_release(entry_record *r);

@@ -69,6 +69,10 @@ bool entry_read_dtype(const py_object *object, int64_t *code) {
 }
 
 bool entry_requires_grad(const wt_tensor *t) { return t->handle && torch.requires_grad(*(void **)t->handle); }
+bool entry_may_write(const py_object *tensor) {
+    const bool inference = !memcmp(keys_here(), facts.inference, sizeof(facts.inference));
+    return !torch.requires_grad(impl_of(tensor)) && (keys_of(tensor) == facts.keys || inference);
+}
 bool entry_records(void) { return torch.records(); }
 
 py_object *entry_wrap(wt_handle tensor) {

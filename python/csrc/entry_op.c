@@ -250,6 +250,41 @@ static py_object *kept(py_object *self, py_object *const *args, intptr_t nargs) 
     return args[0];
 }
 
+/* update(x, conv_state, weight, bias, cache_seqlens, conv_state_indices, silu) -> the result of causal_conv1d_update.
+ * conv_state is changed, which the caller counts. The numbers of places and rows are read at each call: with them the
+ * operator itself runs. */
+static py_object *update(py_object *self, py_object *const *args, intptr_t nargs) {
+    enum { STATE = 1, LENGTHS = 4, INDEX = 5, TENSORS = 6 };
+    static entry_front front = {"causal_conv1d_update", TENSORS, ENTRY_OTHER, NULL, NULL};
+    entry_call k = {.front = &front, .arg = args, .nargs = (int)nargs};
+    wt_call call;
+    (void)self;
+    entry_offer(NULL);
+    if (nargs != TENSORS + 1 || !entry_read_call(&k) || !k.in[STATE].handle || !entry_may_write(args[STATE]))
+        return entry_refuse();
+    entry_record *r = entry_look(&k);
+    if (r && r->replay) {
+        wt_handle out;
+        r->refs++;
+        const bool ok = replay(&k, r, &out);
+        entry_release(r);
+        return ok ? entry_wrap(out) : entry_refuse();
+    }
+    wt_call_begin(&call, &wt_op_causal_conv1d_update);
+    if (!read_all(call.op, args, nargs, call.arg)) return entry_refuse();
+    const bool replays = !r && !k.in[LENGTHS].handle && !k.in[INDEX].handle;
+    wt_capture ran = {.runs = 0};
+    k.records = false; /* whatever the weight requires */
+    if (replays) entry_offer(&k), wt_capture_into(&ran);
+    const bool ok = run(&call, true);
+    wt_capture_into(NULL);
+    if (ok && replays) note(&call, false, &ran);
+    if (ok && replays && offered.way != ENTRY_UNKNOWN) learn();
+    offered.waits = false;
+    weft_plan_release(ran.plan);
+    return ok ? entry_wrap(call.out[0]) : entry_refuse();
+}
+
 /* run(operator's number, its arguments...) -> its result, a tuple of them, or NotImplemented. Gradients are not
  * recorded. */
 static py_object *run_by_number(py_object *self, py_object *const *args, intptr_t nargs) {
@@ -302,6 +337,7 @@ WEFT_API py_object *weft_torch_entry_run(int32_t which) {
     static py_method methods[] = {{"run", run_by_number, PY_FASTCALL, NULL},
                                   {"torchs", torchs, PY_FASTCALL, NULL},
                                   {"bypass", bypass, PY_FASTCALL, NULL},
-                                  {"kept", kept, PY_FASTCALL, NULL}};
+                                  {"kept", kept, PY_FASTCALL, NULL},
+                                  {"update", update, PY_FASTCALL, NULL}};
     return py.PyCFunction_NewEx(&methods[which], NULL, NULL);
 }

@@ -72,9 +72,9 @@ def _same(result: Any) -> Any:
     return result
 
 
-def _make() -> tuple[dict[str, Callable], Callable, Callable, Callable, Callable]:
+def _make() -> tuple[dict[str, Callable], Callable, Callable, Callable, Callable, Callable]:
     if os.environ.get("WEFT_ENTRY", "1") == "0" or not getattr(sys, "_is_gil_enabled", lambda: True)():
-        return {}, _refuse, _refuse, _bypass, _same
+        return {}, _refuse, _refuse, _bypass, _same, _refuse
     lib = ctypes.PyDLL(_library.path)   # with the GIL, as the functions deal in objects
     lib.weft_torch_entry_test.restype = lib.weft_torch_entry.restype = lib.weft_torch_entry_run.restype = _object
     lib.weft_torch_entry_run.argtypes = [ctypes.c_int32]
@@ -83,13 +83,13 @@ def _make() -> tuple[dict[str, Callable], Callable, Callable, Callable, Callable
     lib.weft_torch_entry_seat.restype = None
     try:
         if not _test(*(lib.weft_torch_entry_test(i) for i in range(3))):
-            return {}, _refuse, _refuse, _bypass, _same
+            return {}, _refuse, _refuse, _bypass, _same, _refuse
     except Exception:   # of a PyTorch that lacks one of the names above
-        return {}, _refuse, _refuse, _bypass, _same
+        return {}, _refuse, _refuse, _bypass, _same, _refuse
     lib.weft_torch_entry_seat(_register_seat)
     made = {name: lib.weft_torch_entry(name.encode(), builtin, _DEFAULTS.get(name) or _DEFAULTS.get(name.rstrip("123d"), ()))
             for name, builtin in _BUILTINS.items()}
-    return (made, *(lib.weft_torch_entry_run(i) for i in range(4)))   # type: ignore[return-value]
+    return (made, *(lib.weft_torch_entry_run(i) for i in range(5)))   # type: ignore[return-value]
 
 
 def _register_seat() -> bool:
@@ -98,8 +98,9 @@ def _register_seat() -> bool:
 
 
 # torchs(): the call that was refused is PyTorch's. kept(result): the same; the answer that the long way found is that of the next call of the kind.
-# bypass(True or False): the seat is passed by on this thread
-fronts, run, torchs, bypass, kept = _make()
+# bypass(True or False): the seat is passed by on this thread. update: causal_conv1d_update by its operator's arguments; the state's version is to be
+# counted by the caller
+fronts, run, torchs, bypass, kept, update = _make()
 available = bool(fronts)
 if available:
     _settings.listeners.append(_library.lib.weft_torch_entry_open)

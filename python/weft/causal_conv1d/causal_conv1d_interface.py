@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 from torch.overrides import handle_torch_function, has_torch_function
 
+from weft import _entry
 from weft._ops import causal_conv as _ops   # by its full name: a program may know this package by another one
 from weft._rules import _BelowAutograd, call, check_writable
 
@@ -16,7 +17,7 @@ _is_compiling = torch.compiler.is_compiling
 _in_transform = torch._C._are_functorch_transforms_active
 _moved_on = torch._C._increment_version if hasattr(torch._C, "_increment_version") else torch.autograd.graph.increment_version
 _SILU = {None: False, "silu": True, "swish": True}
-_update, _is_grad_enabled = _ops.update, torch.is_grad_enabled
+_update, _quick, _is_grad_enabled = _ops.update, _entry.update, torch.is_grad_enabled
 
 
 def _silu(activation: Optional[str]) -> bool:
@@ -81,6 +82,10 @@ def causal_conv1d_update(x: Tensor, conv_state: Tensor, weight: Tensor, bias: Op
     silu = _silu(activation)
     if _is_compiling():
         return _update(x, conv_state, weight, bias, cache_seqlens, conv_state_indices, silu)
+    out = _quick(x, conv_state, weight, bias, cache_seqlens, conv_state_indices, silu)
+    if out is not NotImplemented:
+        _moved_on((conv_state,))
+        return out
     tensors = (x, conv_state, weight, bias, cache_seqlens, conv_state_indices)
     if has_torch_function(tensors):
         return handle_torch_function(causal_conv1d_update, tensors, x, conv_state, weight, bias, activation, cache_seqlens, conv_state_indices)

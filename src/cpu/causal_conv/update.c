@@ -158,17 +158,20 @@ static void quads(const job *q, int64_t n, int64_t row, int64_t c) {
         next_token(q, n, row, c, WEFT_DTYPE_BF16, 4);
 }
 
-static bool has_quads(const job *q) {
-    const weft_tensor *w = q->weights.t, *state = q->state.t, *bias = q->bias.t;
-    return q->w == 1 && q->k == 4 && (q->len == 3 || q->len == 4) && !q->lengths.t &&
-           q->src.t->dtype != WEFT_DTYPE_F16 && state->strides[4] == 1 && state->strides[1] == q->len &&
-           q->src.t->strides[1] == 1 && q->dst.t->strides[1] == 1 && w->strides[0] == 4 && w->strides[4] == 1 &&
-           (!bias || bias->strides[0] == 1);
+static bool has_quads(const weft_problem *p) {
+    const weft_tensor *w = weft__tensor(p, WEFT_ROLE_WEIGHTS), *bias = weft__tensor(p, WEFT_ROLE_BIAS),
+                      *state = weft__tensor(p, WEFT_ROLE_STATE), *src = weft__tensor(p, WEFT_ROLE_SRC),
+                      *dst = weft__tensor(p, WEFT_ROLE_DST);
+    const int64_t len = p->attr[WEFT_CAUSAL_LEN];
+    return p->in[2] == 1 && p->kernel[2] == 4 && (len == 3 || len == 4) && !p->attr[WEFT_CAUSAL_RING] &&
+           src->dtype != WEFT_DTYPE_F16 && dst->dtype == src->dtype && state->strides[4] == 1 &&
+           state->strides[1] == len && src->strides[1] == 1 && dst->strides[1] == 1 && w->strides[0] == 4 &&
+           w->strides[4] == 1 && (!bias || bias->strides[0] == 1);
 }
 #else
 static void quads(const job *q, int64_t n, int64_t row, int64_t c) { (void)q, (void)n, (void)row, (void)c; }
-static bool has_quads(const job *q) {
-    (void)q;
+static bool has_quads(const weft_problem *p) {
+    (void)p;
     return false;
 }
 #endif
@@ -210,7 +213,7 @@ static weft_status run(const weft__exec *e) {
     q.lengths = causal_find(e, WEFT_ROLE_LENGTHS);
     q.index = causal_find(e, WEFT_ROLE_INDEX);
     q.silu = weft__has_step(p, WEFT_STEP_SILU);
-    q.quads = has_quads(&q);
+    q.quads = has_quads(p);
     q.vectors = cpu_ceil(q.c, VF_LANES);
     q.items = p->n * q.vectors;
     q.slots = cpu_slots(q.items, weft__bytes(p) - (double)(q.rows - p->n) * (double)(q.c * q.len) * 4);
@@ -223,7 +226,9 @@ static const char *plan(const weft_problem *p, const weft__hw *hw, int variant, 
     const int dtype = weft__tensor(p, WEFT_ROLE_SRC)->dtype;
     if (p->kernel[2] > CAUSAL_WIDTH) return "the window is over 128 tokens";
     if (weft__tensor(p, WEFT_ROLE_STATE)->dtype != dtype) return "a state of another type";
-    d->ns = cpu_cost(hw, weft__bytes(p), 10 * weft__flops(p), 0.5);
+    /* of a vector of channels: tokens and weights brought together, then the sums */
+    const double vectors = (double)(p->n * p->in[2]) * (double)cpu_ceil(p->c, VF_LANES);
+    d->ns = cpu_work_cost(p, hw, vectors * (has_quads(p) ? 20 : 20 + 16 * (double)p->kernel[2]));
     return NULL;
 }
 
