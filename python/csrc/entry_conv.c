@@ -66,9 +66,10 @@ static bool read_settings(const entry_call *k, entry_record *r) {
 
 static void make_call(const entry_call *k, const entry_record *r, seat_call *c) {
     memset(c, 0, sizeof(*c));
-    c->plain = true;
-    c->transposed = r->transposed;
-    c->groups = r->groups;
+    c->op = &seat_op_convolution;
+    c->plain = c->read = true;
+    c->value[SEAT_TRANSPOSED] = r->transposed;
+    c->value[SEAT_GROUPS] = r->groups;
     for (int i = 0; i < 3; i++) c->in[i] = k->in[i]; /* SEAT_X, SEAT_W, SEAT_BIAS */
     memcpy(c->list, r->list, sizeof(c->list));
 }
@@ -80,7 +81,7 @@ static bool takes_backward(const entry_call *k, const entry_record *r, const sea
     seat_call c;
     wt_handle dy = NULL;
     make_call(k, r, &c);
-    c.backward = true;
+    c.op = &seat_op_convolution_backward;
     memset(&c.in[SEAT_BIAS], 0, sizeof(c.in[0]));
     c.biased = k->in[2].handle != NULL;
     c.bias_sizes.size = c.biased;

@@ -56,25 +56,30 @@ static bool read_window(wt_call *call, wt_pool *g, int at, bool dilated) {
 }
 
 /* out = floor((in + 2 pad - window) / stride) + 1; rounded up in ceil mode, less a last window that starts past the
- * input. whole: the input without padding must hold the kernel, as PyTorch asks of avg_pool3d. */
+ * input. */
+bool wt_pool_out_size(wt_pool *g, int a) {
+    int64_t window = g->dilation[a] * (g->kernel[a] - 1) + 1,
+            padded = g->in[a] + 2 * g->pad[a] + (g->up ? g->stride[a] - 1 : 0);
+    if (padded < window) return false;
+    g->out[a] = (padded - window) / g->stride[a] + 1;
+    if (g->up && (g->out[a] - 1) * g->stride[a] >= g->in[a] + g->pad[a]) g->out[a]--;
+    return true;
+}
+
+/* whole: the input without padding must hold the kernel, as PyTorch asks of avg_pool3d. */
 static bool out_sizes(wt_call *call, wt_pool *g, const char *name, bool whole) {
-    for (int a = 3 - g->rank; a < 3; a++) {
-        int64_t window = g->dilation[a] * (g->kernel[a] - 1) + 1,
-                padded = g->in[a] + 2 * g->pad[a] + (g->up ? g->stride[a] - 1 : 0);
-        if (padded < window || (whole && g->in[a] < g->kernel[a]))
+    for (int a = 3 - g->rank; a < 3; a++)
+        if (!wt_pool_out_size(g, a) || (whole && g->in[a] < g->kernel[a]))
             return wt_fail(call,
                            "%s: spatial axis %d has %lld elements, too few for kernel_size %lld, stride %lld, padding "
                            "%lld, dilation %lld",
                            name, a - 3 + g->rank, (long long)g->in[a], (long long)g->kernel[a], (long long)g->stride[a],
                            (long long)g->pad[a], (long long)g->dilation[a]);
-        g->out[a] = (padded - window) / g->stride[a] + 1;
-        if (g->up && (g->out[a] - 1) * g->stride[a] >= g->in[a] + g->pad[a]) g->out[a]--;
-    }
     return true;
 }
 
 /* ---------------------------------------------------------------- the problem */
-static void describe(weft_problem *p, const wt_pool *g, weft_op op, weft_pass pass, const wt_view *data) {
+void wt_pool_describe(weft_problem *p, const wt_pool *g, weft_op op, weft_pass pass, const wt_view *data) {
     p->size = sizeof(*p);
     weft_problem_init(p, op, pass, g->rank);
     p->n = data->dims[0];
@@ -141,7 +146,7 @@ static bool run_max(wt_call *call, bool indexed) {
     if (wt_is_empty(&v.dst)) return true;
     weft_problem p;
     weft_args args = WEFT_ARGS_INIT;
-    describe(&p, &g, WEFT_OP_MAX_POOL, WEFT_PASS_FWD, &v.src);
+    wt_pool_describe(&p, &g, WEFT_OP_MAX_POOL, WEFT_PASS_FWD, &v.src);
     p.attr[WEFT_MAX_POOL_INDEX] = indexed;
     wt_put(&p, &args, WEFT_ROLE_SRC, &v.src);
     wt_put(&p, &args, WEFT_ROLE_DST, &v.dst);
@@ -165,7 +170,7 @@ static bool run_mean(wt_call *call, const wt_pool *g, images *v, weft_op op) {
     if (wt_is_empty(&v->dst)) return true;
     weft_problem p;
     weft_args args = WEFT_ARGS_INIT;
-    describe(&p, g, op, WEFT_PASS_FWD, &v->src);
+    wt_pool_describe(&p, g, op, WEFT_PASS_FWD, &v->src);
     if (op == WEFT_OP_AVG_POOL) put_divisor(call, &p, AVG_INCLUDE);
     wt_put(&p, &args, WEFT_ROLE_SRC, &v->src);
     wt_put(&p, &args, WEFT_ROLE_DST, &v->dst);
@@ -249,7 +254,7 @@ static bool run_gradient(wt_call *call, const wt_pool *g, gradient *d, weft_op o
     if (!wt_match_format(call, &d->dy, g->rank, last, g->batched, code, "grad_output")) return false;
     weft_problem p;
     weft_args args = WEFT_ARGS_INIT;
-    describe(&p, g, op, WEFT_PASS_BWD, &d->dy);
+    wt_pool_describe(&p, g, op, WEFT_PASS_BWD, &d->dy);
     if (op == WEFT_OP_AVG_POOL) put_divisor(call, &p, B_INCLUDE);
     if (op == WEFT_OP_MAX_POOL) wt_put(&p, &args, WEFT_ROLE_INDEX, &d->index);
     wt_put(&p, &args, WEFT_ROLE_DIFF_DST, &d->dy);

@@ -19,6 +19,11 @@ typedef struct wt_pool_state {
     int include; /* where count_include_pad stands; the divisor follows it */
 } wt_pool_state;
 
+/* pool.c: the size of the result along axis a; false: the input is too small. The problem, without its tensors and
+ * without what only one kind of pooling has. */
+bool wt_pool_out_size(wt_pool *g, int a);
+void wt_pool_describe(weft_problem *p, const wt_pool *g, weft_op op, weft_pass pass, const wt_view *data);
+
 wt_peer wt_pool_peer(const wt_call *call, const wt_pool_state *c, weft_op op); /* NULL: none */
 wt_peer wt_pool_backward_peer(const wt_call *call, const wt_pool_state *c, weft_op op);
 

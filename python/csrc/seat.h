@@ -1,30 +1,51 @@
-/* The aten seat: weft's kernels under PyTorch's own operators aten::convolution and aten::convolution_backward, at the
- * dispatch keys CPU and CUDA. Above it PyTorch's C++ does everything: autograd, vmap, autocast, compile.
- *   seat.c        the operators: arguments off the stack, run or delegate, results onto it
+/* The aten seat: weft's kernels under operators of PyTorch itself, at the dispatch keys CPU and CUDA. Above it
+ * PyTorch's C++ does everything: autograd, vmap, autocast, compile.
+ *   seat.c        the entries: arguments off the stack, run or delegate, results onto it
  *   seat_table.c  what was decided for a call: a table keyed by sizes, strides, types and settings
- *   seat_plan.c   deciding: the problem, the strides of the results, plans beside PyTorch's estimate
- *   seat_run.c    running: PyTorch's implementation, or weft's plans on tensors made like PyTorch's */
+ *   seat_plan.c   deciding: the strides of the results, plans beside PyTorch's estimate
+ *   seat_run.c    running weft's plans on tensors made like PyTorch's
+ *   seat_conv.c   convolution and its gradient: arguments, problem, roles, the way back to PyTorch
+ *   seat_pool.c   the same for pooling
+ * Another operator is a record (seat_op), a line in SEAT_OPS and a line in weft._enable.OPERATORS. */
 #ifndef WEFT_TORCH_SEAT_H
 #define WEFT_TORCH_SEAT_H
 
 #include <stdatomic.h>
 
-#include "binding.h"
+#include "pool_peer.h"
 
-enum { SEAT_X, SEAT_W, SEAT_BIAS, SEAT_DY, SEAT_INPUTS };                  /* tensors given */
-enum { SEAT_OUT = SEAT_INPUTS, SEAT_SLOTS = SEAT_OUT + 3 };                /* results: y, or dx, dw and db */
-enum { SEAT_STRIDE, SEAT_PADDING, SEAT_DILATION, SEAT_EXTRA, SEAT_LISTS }; /* extra: output_padding */
+#define SEAT_OPS(X)                     \
+    X(convolution)                      \
+    X(convolution_backward)             \
+    X(max_pool2d_with_indices)          \
+    X(max_pool2d_with_indices_backward) \
+    X(avg_pool2d)                       \
+    X(avg_pool2d_backward)              \
+    X(_adaptive_avg_pool2d)             \
+    X(_adaptive_avg_pool2d_backward)
+
+/* Operators that are put at a key and switched on together; the order of weft._enable.OPERATORS. */
+enum { SEAT_CONV, SEAT_MAX_POOL, SEAT_AVG_POOL, SEAT_ADAPTIVE_AVG_POOL, SEAT_FAMILIES };
+
+/* ---------------------------------------------------------------- a call */
+enum { SEAT_X, SEAT_W, SEAT_BIAS, SEAT_DY, SEAT_INDEX, SEAT_INPUTS }; /* tensors given */
+enum { SEAT_OUT = SEAT_INPUTS, SEAT_SLOTS = SEAT_OUT + 3 };           /* results: y and index, or dx, dw and db */
+/* extra: output_padding, output_size */
+enum { SEAT_STRIDE, SEAT_PADDING, SEAT_DILATION, SEAT_EXTRA, SEAT_KERNEL = SEAT_EXTRA, SEAT_LISTS };
+enum { SEAT_TRANSPOSED, SEAT_GROUPS, SEAT_CEIL = 0, SEAT_INCLUDE, SEAT_DIVISOR, SEAT_DIVIDED, SEAT_VALUES };
 
 typedef struct seat_call {
-    bool backward, transposed;
-    bool plain;                /* every argument could be read, and none is longer than a convolution's */
-    int want;                  /* backward: WT_WANT_* */
+    const struct seat_op *op;
+    bool cuda;
+    bool plain;  /* every argument could be read, and none is longer than these operators have */
+    bool read;   /* of tensors more than the handle */
+    bool biased; /* the gradient of a convolution: bias_sizes is given */
+    int want;    /* the same: WT_WANT_* */
+    int64_t value[SEAT_VALUES];
+    wt_handle out[3], guard;   /* results; the CUDA device */
+    const void *packed;        /* convolution: the weights as the plan reads them, or NULL */
     wt_tensor in[SEAT_INPUTS]; /* handle NULL: none */
     wt_list list[SEAT_LISTS], bias_sizes;
-    bool biased; /* backward: bias_sizes is given */
-    int64_t groups;
-    wt_handle out[3], guard; /* results; the CUDA device */
-    const void *packed;      /* forward: the weights as the plan reads them, or NULL */
 } seat_call;
 
 /* ---------------------------------------------------------------- what was decided */
@@ -36,12 +57,14 @@ typedef struct seat_step { /* one plan, and which tensor is which of its roles *
 
 typedef struct seat_shape { /* of a result */
     int rank;
+    int32_t code;
     int64_t sizes[5], strides[5];
 } seat_shape;
 
-enum { SEAT_STEPS = 2, SEAT_KEY_MAX = 64 };
+enum { SEAT_STEPS = 2, SEAT_KEY_MAX = 72 };
 typedef struct seat_entry {
     struct seat_entry *next;
+    const struct seat_op *op;
     _Atomic int refs;
     _Atomic bool taken; /* by weft; else PyTorch's, for this reason */
     bool sound;         /* nothing is wrong with the arguments */
@@ -62,23 +85,88 @@ typedef struct seat_entry {
 /* The entry for a call, made on first sight; NULL: no memory. Released after use. */
 seat_entry *seat_find(const seat_call *c, int math);
 void seat_release(seat_entry *e);
-uint64_t seat_problem(const seat_call *c);                     /* the same for a convolution and its gradient */
+uint64_t seat_problem(const seat_call *c);                     /* the same for an operator and its gradient */
 void seat_decide(const seat_call *c, int math, seat_entry *e); /* fills a zeroed entry */
 
+/* ---------------------------------------------------------------- deciding */
+typedef struct seat_draft { /* a decision being made */
+    const seat_call *c;
+    seat_entry *e;
+    int math, rank; /* rank: spatial axes */
+    bool batched;   /* data has a batch axis */
+    bool last;      /* PyTorch computes in channels-last */
+    union {
+        wt_geometry g;
+        wt_pool pool;
+    };
+    wt_view view[SEAT_SLOTS]; /* what each plan's roles are; results have no memory yet */
+} seat_draft;
+
+/* Each is NULL, or why it is PyTorch's to compute or to refuse. Tensors: all but a bias have the rank of the data, and
+ * all but an index its type. */
+const char *seat_see_tensors(seat_draft *d);
+/* The format of the results is `last`, and `sure` of it; else PyTorch shows it. The data is dense in it. */
+const char *seat_fix_format(seat_draft *d, bool last, bool sure);
+const char *seat_fix_gradient(seat_draft *d); /* grad_output: a copy in that format, where it has another */
+/* A result of these dims and this type, dense in PyTorch's format. */
+bool seat_add_result(seat_draft *d, int i, const int64_t dims[5], int32_t code);
+bool seat_is_dense(const wt_view *v, bool last);
+/* A list of one value, or one for each axis, each `least` or more, onto d h w. */
+bool seat_read_axes(const wt_list *l, int rank, int64_t least, int64_t *to);
+
+void seat_put(const seat_draft *d, weft_problem *p, seat_step *s, weft_role role, int slot);
+/* The step's plan, by one of weft's fast kernels; NULL: there is none, or PyTorch won where it took part. ns: estimates
+ * of both. */
+weft_plan *seat_plan(seat_draft *d, weft_problem *p, seat_step *s, bool beside_torch, double *ns, double *torch_ns);
+/* The entry is one step: weft's or PyTorch's as the planner has it. */
+bool seat_plan_alone(seat_draft *d, weft_problem *p);
+
+/* ---------------------------------------------------------------- running */
+bool seat_read(seat_call *c); /* the tensors; false: not plain */
 /* PyTorch's implementation; false: it failed, see its text. */
 bool seat_delegate(seat_call *c);
 /* weft's plans; false: nothing was done and PyTorch is to do it. */
 bool seat_run(seat_call *c, seat_entry *e);
 void seat_drop_results(seat_call *c);
-bool seat_bypassed(void); /* on this thread */
-bool seat_is_cuda(const seat_call *c);
-bool seat_is_dangerous(const seat_call *c); /* PyTorch alone would write outside of its memory */
+bool seat_bypassed(void);             /* on this thread */
+bool seat_is_dangerous(seat_call *c); /* the gradient of a convolution: PyTorch would write outside of its memory */
 /* PyTorch's rule: a tensor of four or five axes looks like channels-last. */
 bool seat_suggests_last(const wt_tensor *t);
 
+/* ---------------------------------------------------------------- an operator */
+typedef enum seat_kind {
+    SEAT_TENSOR = 1,   /* in[at] */
+    SEAT_TENSOR_OR_NO, /* in[at] */
+    SEAT_LIST,         /* list[at] */
+    SEAT_SIZES_OR_NO,  /* bias_sizes */
+    SEAT_MASK,         /* want */
+    SEAT_INT,          /* value[at] */
+    SEAT_BOOL,         /* value[at] */
+    SEAT_INT_OR_NO     /* value[at], and value[at + 1] says that it is given */
+} seat_kind;
+
+typedef struct seat_op {
+    const char *name;
+    int family, nout;
+    bool backward;
+    struct {
+        seat_kind kind;
+        int at;
+    } arg[12];                          /* by the operator's schema; kind 0: no more */
+    const char *(*read)(seat_draft *d); /* the call; NULL, or why it is PyTorch's. Sets e->sound, sees the tensors */
+    bool (*choose)(seat_draft *d);      /* the steps; false: PyTorch's */
+    bool (*has_torch)(bool cuda);       /* this PyTorch has a way back */
+    bool (*torch)(seat_call *c);        /* by it; false: it failed */
+    void (*raise)(seat_call *c);        /* throws PyTorch's own exception; NULL, or returns: it cannot */
+} seat_op;
+
+#define X(name) extern const seat_op seat_op_##name;
+SEAT_OPS(X)
+#undef X
+
 /* ---------------------------------------------------------------- for the rest of the binding */
 void wt_seat_bypass(int step);  /* +1 and -1: on this thread the seat hands everything to PyTorch */
-void wt_seat_mark(int step);    /* +1 and -1: on this thread the seat takes convolutions for weft's own functions */
+void wt_seat_mark(int step);    /* +1 and -1: on this thread the seat takes operators for weft's own functions */
 void wt_seat_forget(void);      /* the settings have changed */
 int64_t wt_seat_settings(void); /* counts their changes */
 

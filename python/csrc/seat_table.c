@@ -36,14 +36,15 @@ static int add_tensor(int64_t *key, int n, const wt_tensor *t) {
     return n;
 }
 
-/* Three tensors of at most five axes, four lists of at most three values: 53 words. */
+/* Three tensors of at most five axes, four lists of at most three values: 58 words. */
 static int make_key(const seat_call *c, int math, int64_t key[SEAT_KEY_MAX]) {
     uint32_t threads = 1;
     int n = 0;
     wt.torch_get_num_threads(&threads);
-    key[n++] = c->backward | c->transposed << 1 | c->biased << 2 | c->want << 3 | math << 8 | (int64_t)threads << 16;
+    key[n++] = c->biased | c->want << 1 | math << 8 | (int64_t)threads << 16;
     key[n++] = atomic_load_explicit(&settings, memory_order_relaxed);
-    key[n++] = c->groups;
+    key[n++] = (int64_t)(uintptr_t)c->op;
+    for (int i = 0; i < SEAT_VALUES; i++) key[n++] = c->value[i];
     for (int i = 0; i < SEAT_INPUTS; i++) n = add_tensor(key, n, &c->in[i]);
     for (int i = 0; i < SEAT_LISTS; i++) {
         key[n++] = (int64_t)c->list[i].size;
@@ -64,7 +65,8 @@ static uint64_t hash_of(const int64_t *key, int n) {
 uint64_t seat_problem(const seat_call *c) {
     int64_t key[SEAT_KEY_MAX];
     int n = 0;
-    key[n++] = c->transposed | c->groups << 1;
+    key[n++] = c->op->family;
+    for (int i = 0; i < SEAT_VALUES; i++) key[n++] = c->value[i];
     n = add_tensor(key, n, &c->in[SEAT_X]);
     n = add_tensor(key, n, &c->in[SEAT_W]);
     for (int i = 0; i < SEAT_LISTS; i++)
@@ -152,7 +154,7 @@ WEFT_API int64_t weft_torch_seat_report(char *text, size_t capacity, int forget)
             bool room = length < capacity;
             length += (size_t)snprintf(
                 room ? text + length : NULL, room ? capacity - length : 0, "%d\t%llu\t%.0f\t%.0f\t%s%s%s\t%s\t%s\n",
-                (int)(e->key[0] & 1), (unsigned long long)calls, e->ns, e->torch_ns,
+                (int)e->op->backward, (unsigned long long)calls, e->ns, e->torch_ns,
                 taken ? weft_plan_kernel_name(e->step[0].plan) : "torch", taken && e->nsteps > 1 ? " + " : "",
                 taken && e->nsteps > 1 ? weft_plan_kernel_name(e->step[1].plan) : "", taken ? "" : e->reason, e->text);
         }

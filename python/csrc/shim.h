@@ -27,10 +27,42 @@ typedef void (*wt_range)(int64_t begin, int64_t end, void *arg);
      const int64_t *stride, int64_t strides, const int64_t *padding, int64_t paddings, const int64_t *dilation,     \
      int64_t dilations, int32_t transposed, const int64_t *output_padding, int64_t output_paddings, int64_t groups, \
      const int32_t *output_mask, int64_t masks, wt_handle *grad_input, wt_handle *grad_weight, wt_handle *grad_bias)
+/* Pooling likewise. */
+#define WT_MAX_POOL                                                                                           \
+    (wt_handle input, const int64_t *kernel, int64_t kernels, const int64_t *stride, int64_t strides,         \
+     const int64_t *padding, int64_t paddings, const int64_t *dilation, int64_t dilations, int32_t ceil_mode, \
+     wt_handle *output, wt_handle *index)
+#define WT_MAX_POOL_BACKWARD                                                                                \
+    (wt_handle grad_output, wt_handle input, const int64_t *kernel, int64_t kernels, const int64_t *stride, \
+     int64_t strides, const int64_t *padding, int64_t paddings, const int64_t *dilation, int64_t dilations, \
+     int32_t ceil_mode, wt_handle index, wt_handle *grad_input)
+#define WT_AVG_POOL                                                                                      \
+    (wt_handle input, const int64_t *kernel, int64_t kernels, const int64_t *stride, int64_t strides,    \
+     const int64_t *padding, int64_t paddings, int32_t ceil_mode, int32_t include_pad, int64_t *divisor, \
+     wt_handle *output)
+#define WT_AVG_POOL_BACKWARD                                                                                \
+    (wt_handle grad_output, wt_handle input, const int64_t *kernel, int64_t kernels, const int64_t *stride, \
+     int64_t strides, const int64_t *padding, int64_t paddings, int32_t ceil_mode, int32_t include_pad,     \
+     int64_t *divisor, wt_handle *grad_input)
+#define WT_ADAPTIVE_AVG_POOL (wt_handle input, const int64_t *size, int64_t sizes, wt_handle *output)
+#define WT_ADAPTIVE_AVG_POOL_BACKWARD (wt_handle grad_output, wt_handle input, wt_handle * grad_input)
 /* The same as C++ sees it: at::compositeexplicitautograd::convolution(const Tensor &, ...). It throws what PyTorch
  * throws. */
 #define WT_THROWING_CONVOLUTION \
     _ZN2at25compositeexplicitautograd11convolutionERKNS_6TensorES3_RKSt8optionalIS1_EN3c108ArrayRefIlEESA_SA_bSA_l
+/* at::cpu::max_pool2d_with_indices(const Tensor &, ...) and so on */
+#define WT_THROWING_MAX_POOL _ZN2at3cpu23max_pool2d_with_indicesERKNS_6TensorEN3c108ArrayRefIlEES6_S6_S6_b
+#define WT_THROWING_MAX_POOL_BACKWARD \
+    _ZN2at3cpu32max_pool2d_with_indices_backwardERKNS_6TensorES3_N3c108ArrayRefIlEES6_S6_S6_bS3_
+#define WT_THROWING_AVG_POOL _ZN2at3cpu10avg_pool2dERKNS_6TensorEN3c108ArrayRefIlEES6_S6_bbSt8optionalIlE
+#define WT_THROWING_AVG_POOL_BACKWARD \
+    _ZN2at3cpu19avg_pool2d_backwardERKNS_6TensorES3_N3c108ArrayRefIlEES6_S6_bbSt8optionalIlE
+#define WT_THROWING_ADAPTIVE_AVG_POOL _ZN2at3cpu20_adaptive_avg_pool2dERKNS_6TensorEN3c108ArrayRefIlEE
+#define WT_THROWING_ADAPTIVE_AVG_POOL_BACKWARD _ZN2at3cpu29_adaptive_avg_pool2d_backwardERKNS_6TensorES3_
+typedef struct wt_maybe { /* std::optional<long> */
+    int64_t value;
+    bool given;
+} wt_maybe;
 /* torch::jit::tracer::getTracingState: not a null pointer within, torch.jit.trace is at work on this thread. */
 #define WT_TRACING_STATE _ZN5torch3jit6tracer15getTracingStateEv
 typedef struct wt_array { /* c10::ArrayRef<long> */
@@ -106,6 +138,32 @@ typedef struct wt_array { /* c10::ArrayRef<long> */
     X(void *, WT_THROWING_CONVOLUTION,                                                                           \
       (wt_handle out, wt_handle input, wt_handle weight, const void *bias, wt_array stride, wt_array padding,    \
        wt_array dilation, bool transposed, wt_array output_padding, int64_t groups))                             \
+    X(wt_error, aoti_torch_cpu_max_pool2d_with_indices, WT_MAX_POOL)                                             \
+    X(wt_error, aoti_torch_cuda_max_pool2d_with_indices, WT_MAX_POOL)                                            \
+    X(wt_error, aoti_torch_cpu_max_pool2d_with_indices_backward, WT_MAX_POOL_BACKWARD)                           \
+    X(wt_error, aoti_torch_cuda_max_pool2d_with_indices_backward, WT_MAX_POOL_BACKWARD)                          \
+    X(wt_error, aoti_torch_cpu_avg_pool2d, WT_AVG_POOL)                                                          \
+    X(wt_error, aoti_torch_cuda_avg_pool2d, WT_AVG_POOL)                                                         \
+    X(wt_error, aoti_torch_cpu_avg_pool2d_backward, WT_AVG_POOL_BACKWARD)                                        \
+    X(wt_error, aoti_torch_cuda_avg_pool2d_backward, WT_AVG_POOL_BACKWARD)                                       \
+    X(wt_error, aoti_torch_cpu__adaptive_avg_pool2d, WT_ADAPTIVE_AVG_POOL)                                       \
+    X(wt_error, aoti_torch_cuda__adaptive_avg_pool2d, WT_ADAPTIVE_AVG_POOL)                                      \
+    X(wt_error, aoti_torch_cpu__adaptive_avg_pool2d_backward, WT_ADAPTIVE_AVG_POOL_BACKWARD)                     \
+    X(wt_error, aoti_torch_cuda__adaptive_avg_pool2d_backward, WT_ADAPTIVE_AVG_POOL_BACKWARD)                    \
+    X(void *, WT_THROWING_MAX_POOL,                                                                              \
+      (void *out, wt_handle input, wt_array kernel, wt_array stride, wt_array padding, wt_array dilation,        \
+       bool ceil_mode))                                                                                          \
+    X(void *, WT_THROWING_MAX_POOL_BACKWARD,                                                                     \
+      (void *out, wt_handle grad_output, wt_handle input, wt_array kernel, wt_array stride, wt_array padding,    \
+       wt_array dilation, bool ceil_mode, wt_handle index))                                                      \
+    X(void *, WT_THROWING_AVG_POOL,                                                                              \
+      (void *out, wt_handle input, wt_array kernel, wt_array stride, wt_array padding, bool ceil_mode,           \
+       bool include_pad, wt_maybe divisor))                                                                      \
+    X(void *, WT_THROWING_AVG_POOL_BACKWARD,                                                                     \
+      (void *out, wt_handle grad_output, wt_handle input, wt_array kernel, wt_array stride, wt_array padding,    \
+       bool ceil_mode, bool include_pad, wt_maybe divisor))                                                      \
+    X(void *, WT_THROWING_ADAPTIVE_AVG_POOL, (void *out, wt_handle input, wt_array size))                        \
+    X(void *, WT_THROWING_ADAPTIVE_AVG_POOL_BACKWARD, (void *out, wt_handle grad_output, wt_handle input))       \
     X(wt_error, aoti_torch_get_current_cuda_stream, (int32_t device_index, void **stream))                       \
     X(wt_error, aoti_torch_create_cuda_guard, (int32_t device_index, wt_handle * guard))                         \
     X(wt_error, aoti_torch_delete_cuda_guard, (wt_handle guard))

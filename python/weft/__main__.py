@@ -75,7 +75,7 @@ def _parsers() -> tuple[argparse.ArgumentParser, argparse.ArgumentParser]:
     d.add_argument("--html", default="report.html", metavar="FILE", help="where the page goes (default report.html)")
     d.add_argument("--only", metavar="A,B", help="only the cases whose names contain one of these words")
     r = commands.add_parser("run", help="run a program with weft.enable() on", usage="python -m weft run [--report] (SCRIPT | -m MODULE) [ARGUMENT ...]",
-                            description="Run a program with weft's kernels under PyTorch's own convolutions, in it and in the processes that it starts. "
+                            description="Run a program with weft's kernels under PyTorch's own convolutions and pooling, in it and in the processes that it starts. "
                                         "Its exit status is this one's. docs/enable.md says what weft.enable() does.")
     r.add_argument("--report", action="store_true", help="end with a table on stderr: problem, calls, kernel or why not, time saved by estimate")
     r.add_argument("-m", dest="module", action="store_true", help="run a module instead of a script")

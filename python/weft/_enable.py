@@ -1,6 +1,6 @@
 """weft.enable(): weft's kernels under PyTorch's own operators.
 
-The C side sits at the dispatch keys of aten::convolution and aten::convolution_backward. Here it is put there, once, and switched on and off.
+The C side sits at the dispatch keys of PyTorch's operators (python/csrc/seat.h). Here it is put there, once, and switched on and off.
 """
 from __future__ import annotations
 
@@ -15,41 +15,70 @@ import torch
 
 from . import _calibrate, _entry, _library, _settings, _shortcut
 
-OPERATORS = {"convolution": ("aten::convolution", "aten::convolution_backward")}
-_BIT = {"cpu": 1, "cuda": 2}   # the switches of python/csrc/seat.c
+# in the order of the families in python/csrc/seat.h
+OPERATORS = {"convolution": ("aten::convolution", "aten::convolution_backward"),
+             "max_pool2d": ("aten::max_pool2d_with_indices", "aten::max_pool2d_with_indices_backward"),
+             "avg_pool2d": ("aten::avg_pool2d", "aten::avg_pool2d_backward"),
+             "adaptive_avg_pool2d": ("aten::_adaptive_avg_pool2d", "aten::_adaptive_avg_pool2d_backward")}
+_FAMILY = {name: i for i, name in enumerate(OPERATORS)}
+_DEVICE = {"cpu": 0, "cuda": 1}
 _lib = _library.lib
 _lock = threading.Lock()
-_seated: dict[str, bool] = {}   # by device: registered, or refused for good
+_seated: dict[tuple[str, str], bool] = {}   # by device and operator: registered, or refused for good
 
 
-def _register(device: str) -> bool:
-    """Put the operators at the device's key, if nobody else is there."""
+def _bit(device: str, operator: str) -> int:
+    """The switch of an operator on a device: python/csrc/seat.c."""
+    return 1 << (2 * _FAMILY[operator] + _DEVICE[device])
+
+
+def _held(name: str, key: str) -> bool:
+    """Whether a library other than PyTorch has put its own operator at the key."""
+    there = [line for line in torch._C._dispatch_dump(name).splitlines() if line.startswith(f"{key}: ")]
+    return any(f"/Register{key}" not in line for line in there)
+
+
+def _put(key: str, operator: str) -> Optional[str]:
+    """Register; None, or why not. PyTorch warns of operators that replace its own: inside one of its functions the warning comes to Python."""
+    why: list[Optional[bytes]] = []
+
+    def register(value: float) -> float:
+        why.append(_lib.weft_torch_seat_register(key.encode(), _FAMILY[operator]))
+        return value
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.zeros(1).apply_(register)
+    return None if why[0] is None else why[0].decode()
+
+
+def _register(device: str, operator: str) -> bool:
+    """Put an operator and its gradient at the device's key, if nobody else is there."""
     key = device.upper()
-    for names in OPERATORS.values():
-        for name in names:
-            if torch._C._dispatch_has_kernel_for_dispatch_key(name, key):
-                warnings.warn(f"weft.enable: another library has put its own {name} at {key}; weft leaves it there and is not enabled on {device}",
-                              RuntimeWarning, stacklevel=4)
-                return False
-    why = _lib.weft_torch_seat_register(key.encode())
+    for name in OPERATORS[operator]:
+        if _held(name, key):
+            warnings.warn(f"weft.enable: another library has put its own {name} at {key}; weft leaves it there and {operator} is not enabled on {device}",
+                          RuntimeWarning, stacklevel=4)
+            return False
+    why = _put(key, operator)
     if why is not None:
-        warnings.warn(f"weft.enable: not enabled on {device}: {why.decode()}", RuntimeWarning, stacklevel=4)
+        warnings.warn(f"weft.enable: {operator} is not enabled on {device}: {why}", RuntimeWarning, stacklevel=4)
     return why is None
 
 
-def seated(device: str) -> bool:
-    """Whether the operators are at the device's key; they are put there if they can be."""
+def seated(device: str, operator: str = "convolution") -> bool:
+    """Whether the operator is at the device's key; it is put there if it can be."""
     with _lock:
-        if device not in _seated:
-            _seated[device] = _register(device)
-        return _seated[device]
+        if (device, operator) not in _seated:
+            _seated[device, operator] = _register(device, operator)
+        return _seated[device, operator]
 
 
 def _devices(device: Any) -> list[str]:
     if device is None:
         return ["cpu"]   # on CUDA no network was measured with it yet
     kind = torch.device(device).type
-    if kind not in _BIT:
+    if kind not in _DEVICE:
         raise ValueError(f"device: is {device!r}, allowed: 'cpu', 'cuda', or None for 'cpu'")
     if kind == "cuda" and not torch.cuda.is_available():
         raise RuntimeError("device: is 'cuda', allowed here: 'cpu' (PyTorch sees no GPU)")
@@ -64,9 +93,9 @@ def _check(operators: tuple, math: Optional[str]) -> None:
         raise ValueError(f"math: is {math!r}, allowed: None, 'strict' or 'fast'")
 
 
-def _set(devices: int, math: int) -> None:
-    _lib.weft_torch_seat_switch(devices, math)
-    _shortcut.seat_on = bool(devices)
+def _set(on: int, math: int) -> None:
+    _lib.weft_torch_seat_switch(on, math)
+    _shortcut.seat_on = bool(on)
 
 
 def _switch(operators: tuple, device: Any, math: Optional[str]) -> tuple[int, int]:
@@ -74,19 +103,18 @@ def _switch(operators: tuple, device: Any, math: Optional[str]) -> tuple[int, in
     _check(operators, math)
     wanted = _devices(device)
     _calibrate.ensure()
-    for name in wanted:
-        seated(name)
+    on = sum(_bit(d, name) for d in wanted for name in dict.fromkeys(operators or OPERATORS) if seated(d, name))
     with _lock:
         before = _lib.weft_torch_seat_state(), _lib.weft_torch_seat_math()
-        _set(sum(_BIT[n] for n in wanted if _seated[n]), _settings.MATHS[math or "strict"])
+        _set(on, _settings.MATHS[math or "strict"])
     return before
 
 
 def enable(*operators: str, device: Any = None, math: Optional[str] = None) -> None:
-    """Run PyTorch's own convolutions on weft's kernels wherever these are faster: every torch.nn.Conv2d of any program, forward and backward.
-    Everything else goes straight to PyTorch. Holds for the whole process, until disable().
+    """Run PyTorch's own convolutions and 2D pooling on weft's kernels wherever these are faster: every torch.nn.Conv2d and torch.nn.MaxPool2d of any
+    program, forward and backward. Everything else goes straight to PyTorch. Holds for the whole process, until disable().
 
-    operators: names, now only "convolution"; none: all of them. device: "cpu" or "cuda"; None: "cpu", on CUDA it must be asked for. math: "strict", the
+    operators: "convolution", "max_pool2d", "avg_pool2d", "adaptive_avg_pool2d"; none: all of them. device: "cpu" or "cuda"; None: "cpu", on CUDA it must be asked for. math: "strict", the
     default, keeps to errors like the direct sum in float32; "fast" allows 4 times as much (weft.backends.math, where set, counts before it).
 
         >>> weft.enable()
@@ -98,7 +126,7 @@ def enable(*operators: str, device: Any = None, math: Optional[str] = None) -> N
 
 
 def disable() -> None:
-    """Back to PyTorch's own convolutions. Backward passes that are still to come run there too.
+    """Back to PyTorch's own operators. Backward passes that are still to come run there too.
 
         >>> weft.disable()
     """
@@ -120,7 +148,7 @@ def enabled(*operators: str, device: Any = None, math: Optional[str] = None) -> 
 
 
 def is_enabled() -> bool:
-    """Whether PyTorch's convolutions go by weft now."""
+    """Whether PyTorch's operators go by weft now."""
     return bool(_lib.weft_torch_seat_state())
 
 

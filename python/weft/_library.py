@@ -56,7 +56,7 @@ def _declare(lib: ctypes.CDLL) -> None:
         "weft_torch_kernel_name": (text, [size]),
         "weft_torch_wisdom": (text, [text, text, ctypes.POINTER(count)]),
         "weft_torch_move": (ctypes.c_uint64, [ctypes.c_void_p, count, ctypes.c_void_p, count, ctypes.c_int]),
-        "weft_torch_seat_register": (text, [text]),
+        "weft_torch_seat_register": (text, [text, ctypes.c_int32]),
         "weft_torch_entry_open": (None, [ctypes.c_int32]),
         "weft_torch_entry_op": (ctypes.c_int32, [text]),
         "weft_torch_seat_switch": (ctypes.c_int32, [ctypes.c_int32, ctypes.c_int32]),

@@ -29,7 +29,7 @@ def report() -> str:
     """A table of the calls that came by in this process: problem, calls, kernel or why not, time saved by estimate."""
     rows = sorted(_enable.seen(), key=lambda s: (s.kernel == "torch", -(s.torch_ns - s.ns) * s.calls, s.problem))
     if not rows:
-        return "weft: no convolution of PyTorch came by in this process"
+        return "weft: no convolution or pooling of PyTorch came by in this process"
     saved = sum((s.torch_ns - s.ns) * s.calls for s in rows if s.kernel != "torch")
     spent = sum(_EXTRA_US[s.backward] * 1e3 * s.calls for s in rows if s.kernel == "torch")
     lines = ["calls    saved      kernel, or why not; problem"]

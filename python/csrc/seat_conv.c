@@ -1,0 +1,343 @@
+/* Convolution and its gradient for the seat: is it one that weft computes, which passes of which problem is it, and the
+ * way back to PyTorch's implementation. */
+#include <math.h>
+#include <string.h>
+
+#include "seat.h"
+#include "settings.h"
+
+static bool is_transposed(const seat_call *c) { return c->value[SEAT_TRANSPOSED]; }
+
+/* ---------------------------------------------------------------- the call */
+static const char *read_geometry(seat_draft *d, int64_t extra[3]) {
+    const seat_call *c = d->c;
+    const wt_tensor *x = &c->in[SEAT_X], *w = &c->in[SEAT_W];
+    const int64_t groups = c->value[SEAT_GROUPS];
+    for (int a = 0; a < 3; a++) d->g.stride[a] = d->g.dilation[a] = 1, d->g.pad_lo[a] = extra[a] = 0;
+    d->g.rank = d->rank = (int)w->rank - 2;
+    d->g.batched = true;
+    d->g.groups = groups;
+    if (w->rank < 3 || w->rank > 5 || x->rank != w->rank) return "the ranks of its tensors";
+    if (groups < 1 || groups > 1 << 30 || !seat_read_axes(&c->list[SEAT_STRIDE], d->g.rank, 1, d->g.stride) ||
+        !seat_read_axes(&c->list[SEAT_PADDING], d->g.rank, 0, d->g.pad_lo) ||
+        !seat_read_axes(&c->list[SEAT_DILATION], d->g.rank, 1, d->g.dilation) ||
+        (is_transposed(c) && !seat_read_axes(&c->list[SEAT_EXTRA], d->g.rank, 0, extra)))
+        return "its geometry";
+    memcpy(d->g.pad_hi, d->g.pad_lo, sizeof(d->g.pad_hi));
+    return NULL;
+}
+
+/* dims of the far side of the convolution: y from x, or grad_output checked against x. */
+static bool out_dims(const seat_draft *d, const int64_t extra[3], int64_t dims[5]) {
+    const wt_view *x = &d->view[SEAT_X], *w = &d->view[SEAT_W];
+    bool transposed = is_transposed(d->c);
+    dims[0] = x->dims[0];
+    dims[1] = transposed ? w->dims[1] * d->g.groups : w->dims[0];
+    if (x->dims[1] != (transposed ? w->dims[0] : w->dims[1] * d->g.groups) || w->dims[0] % d->g.groups) return false;
+    for (int a = 0; a < 3; a++) {
+        int64_t window = d->g.dilation[a] * (w->dims[2 + a] - 1) + 1, pads = 2 * d->g.pad_lo[a], in = x->dims[2 + a];
+        dims[2 + a] = transposed ? (in - 1) * d->g.stride[a] + window + extra[a] - pads
+                                 : (in + pads - window < 0 ? 0 : (in + pads - window) / d->g.stride[a] + 1);
+        if (dims[2 + a] < 1) return false;
+    }
+    return true;
+}
+
+/* output_padding beyond a stride is taken off the high padding, where there is as much: see run_conv_transpose. */
+static bool fit_padding(seat_draft *d, const int64_t extra[3]) {
+    for (int a = 0; a < 3; a++) {
+        if (extra[a] < d->g.stride[a]) continue;
+        if (extra[a] > d->g.pad_hi[a] || extra[a] >= d->g.dilation[a]) return false;
+        d->g.pad_hi[a] -= extra[a];
+    }
+    return true;
+}
+
+static const char *read_call(seat_draft *d) {
+    const seat_call *c = d->c;
+    const wt_tensor *b = &c->in[SEAT_BIAS];
+    const int32_t code = c->in[SEAT_X].code;
+    int64_t extra[3], dims[5];
+    const char *why = read_geometry(d, extra);
+    if (!why) why = seat_see_tensors(d);
+    if (why) return why;
+    if (!out_dims(d, extra, dims)) return "its sizes";
+    if (is_transposed(c) && !fit_padding(d, extra)) return "its output padding";
+    if (b->handle && (b->rank != 1 || b->sizes[0] != dims[1] || b->strides[0] < 1)) return "its bias";
+    if (c->op->backward && memcmp(dims, d->view[SEAT_DY].dims, sizeof(dims))) return "its sizes";
+    if (b->handle) d->view[SEAT_BIAS] = (wt_view){b->handle, b->data, b->dtype, {b->sizes[0]}, {b->strides[0]}};
+    d->e->sound = true;
+    if (c->op->backward && !(c->want & (WT_WANT_INPUT | WT_WANT_WEIGHT)))
+        return "only the gradient of a bias is asked for";
+    /* in 3D and on CUDA it depends on which of its kernels runs whether PyTorch keeps to channels-last */
+    bool last = seat_suggests_last(&c->in[SEAT_X]) || seat_suggests_last(&c->in[SEAT_W]);
+    why = seat_fix_format(d, last, !last || (d->rank == 2 && !c->cuda));
+    if (why) return why;
+    if (!seat_is_dense(&d->view[SEAT_W], false) && !seat_is_dense(&d->view[SEAT_W], true))
+        return "the strides of its weight";
+    if (!c->op->backward) return seat_add_result(d, 0, dims, code) ? NULL : "its sizes";
+    if ((c->want & WT_WANT_INPUT && !seat_add_result(d, 0, d->view[SEAT_X].dims, code)) ||
+        (c->want & WT_WANT_WEIGHT && !seat_add_result(d, 1, d->view[SEAT_W].dims, code)))
+        return "its sizes";
+    return seat_fix_gradient(d);
+}
+
+/* ---------------------------------------------------------------- the problem */
+/* Which tensor a role is; a transposed convolution is the gradient of another, from its result to its input. */
+static int slot_of(const seat_call *c, int role) {
+    switch (role) {
+    case WEFT_ROLE_SRC:
+        return is_transposed(c) ? SEAT_DY : SEAT_X;
+    case WEFT_ROLE_DIFF_DST:
+        return is_transposed(c) ? SEAT_X : SEAT_DY;
+    case WEFT_ROLE_WEIGHTS:
+        return SEAT_W;
+    case WEFT_ROLE_BIAS:
+        return SEAT_BIAS;
+    case WEFT_ROLE_DIFF_WEIGHTS:
+        return SEAT_OUT + 1;
+    case WEFT_ROLE_DIFF_BIAS:
+        return SEAT_OUT + 2;
+    default:
+        return SEAT_OUT;
+    }
+}
+
+/* A pass of the convolution, bias with it if there is one to add or to sum up. */
+static void describe(seat_draft *d, weft_problem *p, seat_step *s, weft_pass pass, bool bias) {
+    static const struct {
+        weft_pass pass;
+        weft_role role[5];
+        int n;
+    } table[] = {
+        {WEFT_PASS_FWD, {WEFT_ROLE_SRC, WEFT_ROLE_WEIGHTS, WEFT_ROLE_DST}, 3},
+        {WEFT_PASS_BWD_DATA, {WEFT_ROLE_WEIGHTS, WEFT_ROLE_DIFF_DST, WEFT_ROLE_DIFF_SRC}, 3},
+        {WEFT_PASS_BWD_WEIGHTS, {WEFT_ROLE_SRC, WEFT_ROLE_DIFF_DST, WEFT_ROLE_DIFF_WEIGHTS}, 3},
+        {WEFT_PASS_BWD,
+         {WEFT_ROLE_SRC, WEFT_ROLE_WEIGHTS, WEFT_ROLE_DIFF_DST, WEFT_ROLE_DIFF_SRC, WEFT_ROLE_DIFF_WEIGHTS},
+         5},
+    };
+    const seat_call *c = d->c;
+    const wt_view *src = &d->view[!is_transposed(c) ? SEAT_X : c->op->backward ? SEAT_DY : SEAT_OUT];
+    *s = (seat_step){.n = 0};
+    wt_begin(p, WEFT_OP_CONV, pass, &d->g, src, &d->view[SEAT_W]);
+    if (bias) wt_add_step(p, WEFT_STEP_BIAS, 0, 0);
+    for (size_t i = 0; i < sizeof(table) / sizeof(table[0]); i++)
+        for (int r = 0; table[i].pass == pass && r < table[i].n; r++)
+            seat_put(d, p, s, table[i].role[r], slot_of(c, table[i].role[r]));
+    const weft_role role = c->op->backward ? WEFT_ROLE_DIFF_BIAS : WEFT_ROLE_BIAS;
+    if (bias) seat_put(d, p, s, role, slot_of(c, role));
+}
+
+/* ---------------------------------------------------------------- choosing */
+static bool choose_pass(seat_draft *d, weft_pass pass, bool bias) {
+    weft_problem p = WEFT_PROBLEM_INIT;
+    describe(d, &p, &d->e->step[0], pass, bias);
+    return seat_plan_alone(d, &p);
+}
+
+/* One of two passes, without PyTorch. */
+static weft_plan *plan_of(seat_draft *d, seat_step *s, weft_pass pass, bool bias, double *ns, double *torch_ns) {
+    weft_problem p = WEFT_PROBLEM_INIT;
+    describe(d, &p, s, pass, bias);
+    return seat_plan(d, &p, s, false, ns, torch_ns);
+}
+
+/* Two passes against `limit`, what the same costs otherwise; 0: PyTorch's two. */
+static bool choose_pair(seat_draft *d, weft_pass first, weft_pass second, bool bias, double limit) {
+    seat_entry *e = d->e;
+    seat_step step[2];
+    double ns[2], torch_ns[2];
+    if (!plan_of(d, &step[0], first, false, &ns[0], &torch_ns[0])) return false;
+    if (!plan_of(d, &step[1], second, bias, &ns[1], &torch_ns[1]) ||
+        ns[0] + ns[1] >= (limit > 0 ? limit : torch_ns[0] + torch_ns[1])) {
+        weft_plan_release(step[0].plan);
+        weft_plan_release(step[1].plan);
+        return false;
+    }
+    for (int i = 0; i < e->nsteps; i++) weft_plan_release(e->step[i].plan);
+    memcpy(e->step, step, sizeof(step));
+    e->nsteps = 2;
+    e->ns = ns[0] + ns[1];
+    if (e->torch_ns <= 0) e->torch_ns = torch_ns[0] + torch_ns[1];
+    return true;
+}
+
+static bool choose(seat_draft *d) {
+    const seat_call *c = d->c;
+    const wt_config *set = wt_settings();
+    bool data = c->want & WT_WANT_INPUT, weights = c->want & WT_WANT_WEIGHT, bias = c->want & WT_WANT_BIAS,
+         free = set->delegate && !set->pin[0], estimates = set->mode != WEFT_MODE_MEASURE || !free;
+    if (!c->op->backward)
+        return choose_pass(d, is_transposed(c) ? WEFT_PASS_BWD_DATA : WEFT_PASS_FWD, c->in[SEAT_BIAS].handle);
+    /* of a transposed one the bias belongs to what is src here, and without the weights no plan sums it up */
+    d->e->sums = bias && (is_transposed(c) || !weights);
+    bias = bias && !d->e->sums;
+    if (bias) {
+        int64_t channels[5] = {d->view[SEAT_DY].dims[1], 0, 0, 0, 0};
+        d->view[SEAT_OUT + 2] = (wt_view){NULL, NULL, c->in[SEAT_X].dtype, {channels[0]}, {1}};
+        d->e->out[2] = (seat_shape){1, c->in[SEAT_X].code, {channels[0]}, {1}};
+    }
+    if (!data) return choose_pass(d, WEFT_PASS_BWD_WEIGHTS, bias);
+    if (!weights) return choose_pass(d, is_transposed(c) ? WEFT_PASS_FWD : WEFT_PASS_BWD_DATA, false);
+    if (is_transposed(c))
+        return estimates && choose_pair(d, WEFT_PASS_FWD, WEFT_PASS_BWD_WEIGHTS, false, free ? 0 : HUGE_VAL);
+    bool both = choose_pass(d, WEFT_PASS_BWD, bias);
+    double limit = both ? d->e->ns : free ? d->e->torch_ns : HUGE_VAL;
+    return (estimates && choose_pair(d, WEFT_PASS_BWD_DATA, WEFT_PASS_BWD_WEIGHTS, bias, limit)) || both;
+}
+
+/* ---------------------------------------------------------------- PyTorch's */
+static bool forward_by_torch(seat_call *c) {
+    const wt_list *l = c->list;
+    wt_error(*run) WT_CONVOLUTION = c->cuda ? wt.aoti_torch_cuda_convolution : wt.aoti_torch_cpu_convolution;
+    return !run(c->in[SEAT_X].handle, c->in[SEAT_W].handle, c->in[SEAT_BIAS].handle ? &c->in[SEAT_BIAS].handle : NULL,
+                l[SEAT_STRIDE].item, (int64_t)l[SEAT_STRIDE].size, l[SEAT_PADDING].item, (int64_t)l[SEAT_PADDING].size,
+                l[SEAT_DILATION].item, (int64_t)l[SEAT_DILATION].size, is_transposed(c), l[SEAT_EXTRA].item,
+                (int64_t)l[SEAT_EXTRA].size, c->value[SEAT_GROUPS], &c->out[0]);
+}
+
+static bool backward_by_torch(seat_call *c) {
+    const wt_list *l = c->list;
+    const int64_t *sizes = c->bias_sizes.item;
+    int32_t mask[3];
+    for (int i = 0; i < 3; i++) mask[i] = c->want >> i & 1;
+    wt_error(*run) WT_CONVOLUTION_BACKWARD =
+        c->cuda ? wt.aoti_torch_cuda_convolution_backward : wt.aoti_torch_cpu_convolution_backward;
+    return !run(c->in[SEAT_DY].handle, c->in[SEAT_X].handle, c->in[SEAT_W].handle, c->biased ? &sizes : NULL,
+                (int64_t)c->bias_sizes.size, l[SEAT_STRIDE].item, (int64_t)l[SEAT_STRIDE].size, l[SEAT_PADDING].item,
+                (int64_t)l[SEAT_PADDING].size, l[SEAT_DILATION].item, (int64_t)l[SEAT_DILATION].size, is_transposed(c),
+                l[SEAT_EXTRA].item, (int64_t)l[SEAT_EXTRA].size, c->value[SEAT_GROUPS], mask, 3, &c->out[0], &c->out[1],
+                &c->out[2]);
+}
+
+/* PyTorch 2.13 writes outside of its memory in the weight gradient of channels-last 1x1 convolutions with a stride
+ * and fewer than 16 channels. It is not asked for that: contiguous tensors take another way through it. */
+bool seat_is_dangerous(seat_call *c) {
+    const wt_tensor *x = &c->in[SEAT_X], *w = &c->in[SEAT_W];
+    bool strided = false;
+    for (size_t i = 0; i < c->list[SEAT_STRIDE].size && i < WT_MAX_LIST; i++)
+        strided |= c->list[SEAT_STRIDE].item[i] > 1;
+    if (!strided || !(c->want & WT_WANT_WEIGHT) || c->cuda || !seat_read(c) || w->rank < 4 || x->rank != w->rank ||
+        x->sizes[1] >= 16)
+        return false;
+    for (int64_t a = 2; a < w->rank; a++)
+        if (w->sizes[a] != 1) return false;
+    return seat_suggests_last(x) || seat_suggests_last(w);
+}
+
+static void contiguous(int64_t strides[5], const int64_t *sizes, int64_t rank) {
+    int64_t step = 1;
+    for (int64_t a = rank - 1; a >= 0; a--) strides[a] = step, step *= sizes[a] > 1 ? sizes[a] : 1;
+}
+
+static wt_handle copy_of(wt_handle from, const wt_tensor *like, const int64_t *sizes, const int64_t *strides) {
+    wt_handle made = NULL;
+    if (wt.aoti_torch_empty_strided(like->rank, sizes, strides, like->code, like->device_type, like->device_index,
+                                    &made))
+        return NULL;
+    if (!wt.aoti_torch_copy_(made, from, 0)) return made;
+    wt.aoti_torch_delete_tensor_object(made);
+    return NULL;
+}
+
+/* A result in channels-last, as PyTorch would have given it. */
+static bool turn_last(wt_handle *tensor, const wt_tensor *like) {
+    wt_tensor is;
+    int64_t strides[5];
+    wt_view v;
+    if (wt_read_tensor(*tensor, &is)) return false;
+    v = wt_see(&is, (int)is.rank - 2);
+    wt_dense(v.strides, v.dims, true);
+    for (int64_t a = 0; a < is.rank; a++) strides[a] = v.strides[a < 2 ? a : a + 5 - is.rank];
+    wt_handle turned = copy_of(*tensor, like, is.sizes, strides);
+    if (!turned) return false;
+    wt.aoti_torch_delete_tensor_object(*tensor);
+    *tensor = turned;
+    return true;
+}
+
+static bool backward_contiguously(seat_call *c) {
+    seat_call safe = *c;
+    static const int used[] = {SEAT_X, SEAT_W, SEAT_DY};
+    bool ok = true, last = seat_suggests_last(&c->in[SEAT_X]) || seat_suggests_last(&c->in[SEAT_W]);
+    for (int i = 0; i < 3; i++) {
+        const wt_tensor *t = &c->in[used[i]];
+        int64_t strides[5];
+        contiguous(strides, t->sizes, t->rank);
+        safe.in[used[i]].handle = copy_of(t->handle, t, t->sizes, strides);
+        ok &= safe.in[used[i]].handle != NULL;
+    }
+    ok = ok && backward_by_torch(&safe);
+    for (int i = 0; i < 2 && ok && last; i++)
+        if (c->want >> i & 1) ok = turn_last(&safe.out[i], &c->in[i ? SEAT_W : SEAT_X]);
+    for (int i = 0; i < 3; i++)
+        if (safe.in[used[i]].handle) wt.aoti_torch_delete_tensor_object(safe.in[used[i]].handle);
+    memcpy(c->out, safe.out, sizeof(c->out));
+    return ok;
+}
+
+static bool gradient_by_torch(seat_call *c) {
+    return seat_is_dangerous(c) ? backward_contiguously(c) : backward_by_torch(c);
+}
+
+static bool has_forward(bool cuda) { return cuda ? wt.aoti_torch_cuda_convolution : wt.aoti_torch_cpu_convolution; }
+static bool has_backward(bool cuda) {
+    return cuda ? wt.aoti_torch_cuda_convolution_backward : wt.aoti_torch_cpu_convolution_backward;
+}
+
+/* PyTorch's own exception, type and text, by the C++ function that throws it; it runs through these frames. */
+static void raise_forward(seat_call *c) {
+#if defined(__x86_64__)
+    const wt_list *l = c->list;
+    struct {
+        wt_handle tensor; /* by value, as an optional of C++ holds it */
+        bool given;
+    } bias = {NULL, false};
+    if (!wt.WT_THROWING_CONVOLUTION || wt.aoti_torch_new_uninitialized_tensor(&c->out[0])) return;
+    if (c->in[SEAT_BIAS].handle) bias.tensor = *(wt_handle *)c->in[SEAT_BIAS].handle, bias.given = true;
+    wt.WT_THROWING_CONVOLUTION(c->out[0], c->in[SEAT_X].handle, c->in[SEAT_W].handle, &bias,
+                               (wt_array){l[SEAT_STRIDE].item, l[SEAT_STRIDE].size},
+                               (wt_array){l[SEAT_PADDING].item, l[SEAT_PADDING].size},
+                               (wt_array){l[SEAT_DILATION].item, l[SEAT_DILATION].size}, is_transposed(c),
+                               (wt_array){l[SEAT_EXTRA].item, l[SEAT_EXTRA].size}, c->value[SEAT_GROUPS]);
+#else
+    (void)c;
+#endif
+}
+
+/* ---------------------------------------------------------------- the operators */
+#define GEOMETRY                                                                                                   \
+    {SEAT_LIST, SEAT_STRIDE}, {SEAT_LIST, SEAT_PADDING}, {SEAT_LIST, SEAT_DILATION}, {SEAT_BOOL, SEAT_TRANSPOSED}, \
+        {SEAT_LIST, SEAT_EXTRA}, {                                                                                 \
+        SEAT_INT, SEAT_GROUPS                                                                                      \
+    }
+
+const seat_op seat_op_convolution = {
+    .name = "convolution",
+    .family = SEAT_CONV,
+    .nout = 1,
+    .arg = {{SEAT_TENSOR, SEAT_X}, {SEAT_TENSOR, SEAT_W}, {SEAT_TENSOR_OR_NO, SEAT_BIAS}, GEOMETRY},
+    .read = read_call,
+    .choose = choose,
+    .has_torch = has_forward,
+    .torch = forward_by_torch,
+    .raise = raise_forward,
+};
+
+const seat_op seat_op_convolution_backward = {
+    .name = "convolution_backward",
+    .family = SEAT_CONV,
+    .nout = 3,
+    .backward = true,
+    .arg = {{SEAT_TENSOR, SEAT_DY},
+            {SEAT_TENSOR, SEAT_X},
+            {SEAT_TENSOR, SEAT_W},
+            {SEAT_SIZES_OR_NO, 0},
+            GEOMETRY,
+            {SEAT_MASK, 0}},
+    .read = read_call,
+    .choose = choose,
+    .has_torch = has_backward,
+    .torch = gradient_by_torch,
+};

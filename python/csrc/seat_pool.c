@@ -1,0 +1,173 @@
+/* Pooling in 2D and its gradients for the seat: is it one that weft computes, which problem is it, and the way back to
+ * PyTorch's implementation. Indices are PyTorch's: int64, places in the image, the first of equal ones, the last NaN. */
+#include <string.h>
+
+#include "seat.h"
+
+/* ---------------------------------------------------------------- the call */
+static bool is_adaptive(const seat_call *c) { return c->op->family == SEAT_ADAPTIVE_AVG_POOL; }
+static bool is_max(const seat_call *c) { return c->op->family == SEAT_MAX_POOL; }
+
+/* No stride is that of the kernel. A window without a tap in the image, which a dilation beyond its size can make, has
+ * no place: PyTorch's index is of its own making there. */
+static bool read_window(seat_draft *d) {
+    const wt_list *l = d->c->list;
+    wt_pool *g = &d->pool;
+    if (!seat_read_axes(&l[SEAT_KERNEL], 2, 1, g->kernel) ||
+        !seat_read_axes(&l[l[SEAT_STRIDE].size ? SEAT_STRIDE : SEAT_KERNEL], 2, 1, g->stride) ||
+        !seat_read_axes(&l[SEAT_PADDING], 2, 0, g->pad) ||
+        (is_max(d->c) && !seat_read_axes(&l[SEAT_DILATION], 2, 1, g->dilation)))
+        return false;
+    for (int a = 1; a < 3; a++)
+        if (g->pad[a] > g->kernel[a] / 2 || g->dilation[a] > g->in[a] || !wt_pool_out_size(g, a)) return false;
+    return true;
+}
+
+/* Output sizes of the call; of adaptive pooling those of the list, or of grad_output. */
+static bool read_sizes(seat_draft *d) {
+    const seat_call *c = d->c;
+    wt_pool *g = &d->pool;
+    for (int a = 0; a < 3; a++) g->out[a] = g->kernel[a] = g->stride[a] = g->dilation[a] = 1, g->pad[a] = 0;
+    memcpy(g->in, d->view[SEAT_X].dims + 2, sizeof(g->in));
+    g->rank = 2;
+    g->batched = d->batched;
+    g->up = !is_adaptive(c) && c->value[SEAT_CEIL];
+    if (!is_adaptive(c)) return read_window(d);
+    if (!c->op->backward) return c->list[SEAT_EXTRA].size == 2 && seat_read_axes(&c->list[SEAT_EXTRA], 2, 1, g->out);
+    memcpy(g->out, d->view[SEAT_DY].dims + 2, sizeof(g->out));
+    return true;
+}
+
+static bool has_dims(const wt_view *v, const int64_t dims[5]) { return !memcmp(v->dims, dims, sizeof(v->dims)); }
+
+static const char *read_call(seat_draft *d) {
+    const seat_call *c = d->c;
+    const wt_tensor *x = &c->in[SEAT_X], *index = &c->in[SEAT_INDEX];
+    const int32_t code = x->code, wide = wt.aoti_torch_dtype_int64();
+    if (x->rank < 3 || x->rank > 4) return "the ranks of its tensors";
+    d->rank = 2;
+    d->batched = x->rank == 4;
+    const char *why = seat_see_tensors(d);
+    if (why) return why;
+    if (!read_sizes(d)) return "its geometry";
+    const int64_t *from = d->view[SEAT_X].dims, *to = d->pool.out, dims[5] = {from[0], from[1], to[0], to[1], to[2]};
+    if (c->op->backward && !has_dims(&d->view[SEAT_DY], dims)) return "its sizes";
+    if (index->handle && (index->code != wide || !has_dims(&d->view[SEAT_INDEX], dims))) return "its indices";
+    if (c->value[SEAT_DIVIDED] && c->value[SEAT_DIVISOR] < 1) return "its divisor";
+    d->e->sound = true;
+    const bool last = seat_suggests_last(x);
+    why = seat_fix_format(d, last, !last || !c->cuda);
+    if (why) return why;
+    if (index->handle && !seat_is_dense(&d->view[SEAT_INDEX], d->last)) return "the strides of its indices";
+    if (c->op->backward) return seat_add_result(d, 0, from, code) ? seat_fix_gradient(d) : "its sizes";
+    if (!seat_add_result(d, 0, dims, code) || (is_max(c) && !seat_add_result(d, 1, dims, wide))) return "its sizes";
+    return NULL;
+}
+
+static bool choose(seat_draft *d) {
+    static const weft_op ops[SEAT_FAMILIES] = {[SEAT_MAX_POOL] = WEFT_OP_MAX_POOL,
+                                               [SEAT_AVG_POOL] = WEFT_OP_AVG_POOL,
+                                               [SEAT_ADAPTIVE_AVG_POOL] = WEFT_OP_ADAPTIVE_AVG_POOL};
+    const seat_call *c = d->c;
+    const weft_op op = ops[c->op->family];
+    const bool back = c->op->backward;
+    weft_problem p = WEFT_PROBLEM_INIT;
+    seat_step *s = &d->e->step[0];
+    wt_pool_describe(&p, &d->pool, op, back ? WEFT_PASS_BWD : WEFT_PASS_FWD, &d->view[SEAT_X]);
+    if (op == WEFT_OP_MAX_POOL && !back) p.attr[WEFT_MAX_POOL_INDEX] = 1;
+    if (op == WEFT_OP_AVG_POOL) {
+        p.attr[WEFT_AVG_POOL_INCLUDE_PAD] = c->value[SEAT_INCLUDE];
+        p.attr[WEFT_AVG_POOL_DIVISOR] = c->value[SEAT_DIVISOR];
+    }
+    seat_put(d, &p, s, back ? WEFT_ROLE_DIFF_DST : WEFT_ROLE_SRC, back ? SEAT_DY : SEAT_X);
+    seat_put(d, &p, s, back ? WEFT_ROLE_DIFF_SRC : WEFT_ROLE_DST, SEAT_OUT);
+    if (op == WEFT_OP_MAX_POOL) seat_put(d, &p, s, WEFT_ROLE_INDEX, back ? SEAT_INDEX : SEAT_OUT + 1);
+    return seat_plan_alone(d, &p);
+}
+
+/* ---------------------------------------------------------------- PyTorch's */
+#define BY_DEVICE(c, name) ((c)->cuda ? wt.aoti_torch_cuda_##name : wt.aoti_torch_cpu_##name)
+#define AXES(c, at) (c)->list[at].item, (int64_t)(c)->list[at].size
+#define ARRAY(c, at) ((wt_array){(c)->list[at].item, (c)->list[at].size})
+static int64_t *divisor_of(seat_call *c) { return c->value[SEAT_DIVIDED] ? &c->value[SEAT_DIVISOR] : NULL; }
+static wt_maybe maybe_divisor(const seat_call *c) { return (wt_maybe){c->value[SEAT_DIVISOR], c->value[SEAT_DIVIDED]}; }
+
+static bool max_by_torch(seat_call *c) {
+    return !BY_DEVICE(c, max_pool2d_with_indices)(c->in[SEAT_X].handle, AXES(c, SEAT_KERNEL), AXES(c, SEAT_STRIDE),
+                                                  AXES(c, SEAT_PADDING), AXES(c, SEAT_DILATION),
+                                                  (int32_t)c->value[SEAT_CEIL], &c->out[0], &c->out[1]);
+}
+
+static bool max_backward_by_torch(seat_call *c) {
+    return !BY_DEVICE(c, max_pool2d_with_indices_backward)(
+        c->in[SEAT_DY].handle, c->in[SEAT_X].handle, AXES(c, SEAT_KERNEL), AXES(c, SEAT_STRIDE), AXES(c, SEAT_PADDING),
+        AXES(c, SEAT_DILATION), (int32_t)c->value[SEAT_CEIL], c->in[SEAT_INDEX].handle, &c->out[0]);
+}
+
+static bool avg_by_torch(seat_call *c) {
+    return !BY_DEVICE(c, avg_pool2d)(c->in[SEAT_X].handle, AXES(c, SEAT_KERNEL), AXES(c, SEAT_STRIDE),
+                                     AXES(c, SEAT_PADDING), (int32_t)c->value[SEAT_CEIL],
+                                     (int32_t)c->value[SEAT_INCLUDE], divisor_of(c), &c->out[0]);
+}
+
+static bool avg_backward_by_torch(seat_call *c) {
+    return !BY_DEVICE(c, avg_pool2d_backward)(c->in[SEAT_DY].handle, c->in[SEAT_X].handle, AXES(c, SEAT_KERNEL),
+                                              AXES(c, SEAT_STRIDE), AXES(c, SEAT_PADDING), (int32_t)c->value[SEAT_CEIL],
+                                              (int32_t)c->value[SEAT_INCLUDE], divisor_of(c), &c->out[0]);
+}
+
+static bool adaptive_by_torch(seat_call *c) {
+    return !BY_DEVICE(c, _adaptive_avg_pool2d)(c->in[SEAT_X].handle, AXES(c, SEAT_EXTRA), &c->out[0]);
+}
+
+static bool adaptive_backward_by_torch(seat_call *c) {
+    return !BY_DEVICE(c, _adaptive_avg_pool2d_backward)(c->in[SEAT_DY].handle, c->in[SEAT_X].handle, &c->out[0]);
+}
+
+/* PyTorch's own exception, type and text, by the C++ function that throws it; it runs through these frames. */
+#if defined(__x86_64__)
+#define RAISE(name, symbol, ...)                                   \
+    static void raise_##name(seat_call *c) {                       \
+        void *unused[2];                                           \
+        if (!c->cuda && wt.symbol) wt.symbol(unused, __VA_ARGS__); \
+    }
+#else
+#define RAISE(name, symbol, ...) \
+    static void raise_##name(seat_call *c) { (void)c; }
+#endif
+RAISE(max, WT_THROWING_MAX_POOL, c->in[SEAT_X].handle, ARRAY(c, SEAT_KERNEL), ARRAY(c, SEAT_STRIDE),
+      ARRAY(c, SEAT_PADDING), ARRAY(c, SEAT_DILATION), c->value[SEAT_CEIL])
+RAISE(max_backward, WT_THROWING_MAX_POOL_BACKWARD, c->in[SEAT_DY].handle, c->in[SEAT_X].handle, ARRAY(c, SEAT_KERNEL),
+      ARRAY(c, SEAT_STRIDE), ARRAY(c, SEAT_PADDING), ARRAY(c, SEAT_DILATION), c->value[SEAT_CEIL],
+      c->in[SEAT_INDEX].handle)
+RAISE(avg, WT_THROWING_AVG_POOL, c->in[SEAT_X].handle, ARRAY(c, SEAT_KERNEL), ARRAY(c, SEAT_STRIDE),
+      ARRAY(c, SEAT_PADDING), c->value[SEAT_CEIL], c->value[SEAT_INCLUDE], maybe_divisor(c))
+RAISE(avg_backward, WT_THROWING_AVG_POOL_BACKWARD, c->in[SEAT_DY].handle, c->in[SEAT_X].handle, ARRAY(c, SEAT_KERNEL),
+      ARRAY(c, SEAT_STRIDE), ARRAY(c, SEAT_PADDING), c->value[SEAT_CEIL], c->value[SEAT_INCLUDE], maybe_divisor(c))
+RAISE(adaptive, WT_THROWING_ADAPTIVE_AVG_POOL, c->in[SEAT_X].handle, ARRAY(c, SEAT_EXTRA))
+RAISE(adaptive_backward, WT_THROWING_ADAPTIVE_AVG_POOL_BACKWARD, c->in[SEAT_DY].handle, c->in[SEAT_X].handle)
+
+/* ---------------------------------------------------------------- the operators */
+#define WINDOW \
+    {SEAT_LIST, SEAT_KERNEL}, {SEAT_LIST, SEAT_STRIDE}, { SEAT_LIST, SEAT_PADDING }
+#define DILATED \
+    {SEAT_LIST, SEAT_DILATION}, { SEAT_BOOL, SEAT_CEIL }
+#define DIVIDED \
+    {SEAT_BOOL, SEAT_CEIL}, {SEAT_BOOL, SEAT_INCLUDE}, { SEAT_INT_OR_NO, SEAT_DIVISOR }
+#define GRADIENT \
+    {SEAT_TENSOR, SEAT_DY}, { SEAT_TENSOR, SEAT_X }
+#define POOL(id, of, outs, back, way, ...)                                                     \
+    static bool has_##way(bool cuda) {                                                         \
+        seat_call c = {.cuda = cuda};                                                          \
+        return BY_DEVICE(&c, id) != NULL;                                                      \
+    }                                                                                          \
+    const seat_op seat_op_##id = {#id,       of,     outs,      back,           {__VA_ARGS__}, \
+                                  read_call, choose, has_##way, way##_by_torch, raise_##way};
+
+POOL(max_pool2d_with_indices, SEAT_MAX_POOL, 2, false, max, {SEAT_TENSOR, SEAT_X}, WINDOW, DILATED)
+POOL(max_pool2d_with_indices_backward, SEAT_MAX_POOL, 1, true, max_backward, GRADIENT, WINDOW, DILATED,
+     {SEAT_TENSOR, SEAT_INDEX})
+POOL(avg_pool2d, SEAT_AVG_POOL, 1, false, avg, {SEAT_TENSOR, SEAT_X}, WINDOW, DIVIDED)
+POOL(avg_pool2d_backward, SEAT_AVG_POOL, 1, true, avg_backward, GRADIENT, WINDOW, DIVIDED)
+POOL(_adaptive_avg_pool2d, SEAT_ADAPTIVE_AVG_POOL, 1, false, adaptive, {SEAT_TENSOR, SEAT_X}, {SEAT_LIST, SEAT_EXTRA})
+POOL(_adaptive_avg_pool2d_backward, SEAT_ADAPTIVE_AVG_POOL, 1, true, adaptive_backward, GRADIENT)

@@ -1,0 +1,336 @@
+"""weft.enable() under PyTorch's own 2D pooling: its numbers, indices, strides and errors, with weft on, off, and switched between."""
+from __future__ import annotations
+
+import itertools
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import weft
+from cases import DTYPES, tolerance
+from samples import draw
+from weft import _enable
+
+ROOT = Path(__file__).resolve().parents[2]
+SLOW = os.environ.get("WEFT_SLOW", "0") not in ("", "0")
+REFERENCE = {"max": "max_pool_ref", "avg": "avg_pool_ref", "adaptive": "adaptive_avg_pool_ref"}
+HOW = ["free", "fast", "every"]   # as in test_enable.py
+aten = torch.ops.aten
+
+
+def settings(how, kind):
+    return {"free": {}, "fast": {"delegate": False}, "every": {"pin": REFERENCE[kind]}}[how]
+
+
+def taken() -> int:
+    return sum(s.calls for s in _enable.seen() if s.kernel != "torch")
+
+
+def values(shape, dtype):
+    """Many equal ones, some infinite, some no numbers."""
+    t = torch.randint(-3, 4, shape, generator=torch.Generator().manual_seed(len(shape) + sum(shape))).to(dtype)
+    t.view(-1)[::37] = float("nan")
+    t.view(-1)[5::53] = -float("inf")
+    return t
+
+
+def formats(t):
+    """Contiguous, channels-last, rows side by side with others, every second channel, one plane for all."""
+    last = t.contiguous(memory_format=torch.channels_last) if t.dim() == 4 else t.contiguous()
+    axis = t.dim() - 3
+    return [t.contiguous(), last, t.transpose(-1, -2).contiguous().transpose(-1, -2), t.repeat_interleave(2, axis).narrow(axis, 0, t.shape[axis]),
+            t.narrow(axis, 0, 1).expand_as(t)]
+
+
+def assert_same(off, on, terms):
+    for a, b in zip(off, on, strict=True):
+        assert a.shape == b.shape and a.dtype == b.dtype and a.stride() == b.stride()
+        if a.dtype == torch.int64:
+            assert torch.equal(a, b)
+        else:
+            scale = max(a.nan_to_num(0, 0, 0).abs().max().item() if a.numel() else 0, 1e-6)
+            torch.testing.assert_close(b, a, rtol=0, atol=2 * tolerance(a.dtype, terms) * scale, equal_nan=True)
+
+
+def run(kind, x, dy_format, args):
+    """Results of the operator and of its gradient."""
+    if kind == "max":
+        y, index = aten.max_pool2d_with_indices(x, *args)
+        dy = formats(torch.ones_like(y) * 2)[dy_format]
+        return [y, index, aten.max_pool2d_with_indices_backward(dy, x, *args, index)]
+    if kind == "avg":
+        y = aten.avg_pool2d(x, *args)
+        return [y, aten.avg_pool2d_backward(formats(torch.randn(y.shape, generator=torch.Generator().manual_seed(1)).to(y.dtype))[dy_format], x, *args)]
+    y = aten._adaptive_avg_pool2d(x, *args)
+    return [y, aten._adaptive_avg_pool2d_backward(formats(torch.randn(y.shape, generator=torch.Generator().manual_seed(1)).to(y.dtype))[dy_format], x)]
+
+
+def choices(kind):
+    """Arguments of the operator."""
+    if kind == "max":
+        made = itertools.product(([2, 2], [3, 2], [3, 3], [1, 5]), ([], [1, 1], [2, 3]), ([0, 0], [1, 0]), ([1, 1], [2, 1]), (False, True))
+        return [m for m in made if all(p <= k // 2 for p, k in zip(m[2], m[0]))]
+    if kind == "avg":
+        made = itertools.product(([2, 2], [3, 2], [3, 3], [1, 5]), ([], [1, 1], [2, 3]), ([0, 0], [1, 0]), (False, True), (False, True), (None, 1, 7))
+        return [m for m in made if all(p <= k // 2 for p, k in zip(m[2], m[0]))]
+    return [(s,) for s in ([1, 1], [3, 2], [7, 7], [10, 13], [1, 5])]
+
+
+# ------------------------------------------------------------------------------------------------------------------------ values
+
+@pytest.mark.parametrize("how", HOW)
+@pytest.mark.parametrize("dtype", DTYPES, ids=lambda d: str(d)[6:])
+@pytest.mark.parametrize("kind", REFERENCE)
+def test_numbers_indices_and_strides(kind, dtype, how):
+    """Over windows, layouts of data and gradient, with and without a batch: indices bit for bit, the rest by rounding alone."""
+    ran = total = 0
+    every = itertools.product(choices(kind), ((2, 5, 10, 13), (1, 1, 9, 12), (3, 9, 11)), range(5), (0, 1, 4))
+    for args, shape, layout, dy_format in draw(list(every), 300 if SLOW else 40):
+        x = formats(values(shape, dtype) if kind == "max" else torch.randn(shape).to(dtype))[layout]
+        off = run(kind, x, dy_format, args)
+        with weft.backends.flags(**settings(how, kind)), weft.enabled():
+            _enable.seen(forget=True)
+            on = run(kind, x, dy_format, args)
+            ran, total = ran + taken(), total + 2
+        assert_same(off, on, 512)
+    assert how == "free" or dtype is torch.float64 and how == "fast" or ran > total / 4   # of float64 there are no fast kernels
+
+
+@pytest.mark.parametrize("kind", REFERENCE)
+@pytest.mark.parametrize("shape", [(0, 3, 8, 8), (2, 3, 0, 8), (2, 0, 8, 8)], ids=str)
+def test_empty(kind, shape):
+    """What PyTorch makes of nothing, or its error."""
+    args = {"max": ([2, 2],), "avg": ([2, 2],), "adaptive": ([3, 3],)}[kind]
+    call = {"max": aten.max_pool2d_with_indices, "avg": aten.avg_pool2d, "adaptive": aten._adaptive_avg_pool2d}[kind]
+
+    def outcome():
+        try:
+            made = call(torch.zeros(shape), *args)
+            return [(t.shape, t.dtype) for t in (made if isinstance(made, tuple) else (made,))]
+        except Exception as error:
+            return type(error), str(error)
+    off = outcome()
+    with weft.backends.flags(delegate=False), weft.enabled():
+        assert outcome() == off
+
+
+MODULES = {"max": torch.nn.MaxPool2d(3, 2, 1), "indices": torch.nn.MaxPool2d(2, return_indices=True), "avg": torch.nn.AvgPool2d(3, 2, 1),
+           "adaptive": torch.nn.AdaptiveAvgPool2d(5), "global": torch.nn.AdaptiveAvgPool2d(1)}
+
+
+def step(module, x):
+    x = x.detach().clone(memory_format=torch.preserve_format).requires_grad_()
+    y = module(x)
+    y = y[0] if isinstance(y, tuple) else y
+    return [y.detach(), *torch.autograd.grad(y.square().sum(), x)]
+
+
+@pytest.fixture
+def on():
+    """weft's fast kernels wherever there are any."""
+    _enable.seen(forget=True)
+    with weft.backends.flags(delegate=False), weft.enabled():
+        yield
+
+
+@pytest.mark.parametrize("name", MODULES)
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last], ids=["first", "last"])
+def test_modules(name, layout):
+    x = torch.randn(2, 8, 20, 24).contiguous(memory_format=layout)
+    off = step(MODULES[name], x)
+    with weft.backends.flags(delegate=False), weft.enabled():
+        _enable.seen(forget=True)
+        assert_same(off, step(MODULES[name], x), 512)
+        assert name == "global" or taken() == 2
+
+
+@pytest.mark.parametrize("forward", [False, True])
+@pytest.mark.parametrize("name", ["max", "avg", "adaptive"])
+def test_switched_between_forward_and_backward(name, forward):
+    """Indices of one side serve the other."""
+    x = torch.randn(2, 8, 20, 24, requires_grad=True)
+    expected, = torch.autograd.grad(MODULES[name](x).square().sum(), x)
+    with weft.backends.flags(delegate=False):
+        with weft.enabled() if forward else torch.enable_grad():
+            loss = MODULES[name](x).square().sum()
+        with weft.enabled() if not forward else torch.enable_grad():
+            _enable.seen(forget=True)
+            got, = torch.autograd.grad(loss, x)
+            assert bool(taken()) is not forward
+    assert_same([expected], [got], 512)
+
+
+def test_unpooling_takes_the_indices(on):
+    x = torch.randn(2, 4, 8, 8)
+    y, index = F.max_pool2d(x, 2, return_indices=True)
+    with _enable.bypassed():
+        assert torch.equal(F.max_unpool2d(*F.max_pool2d(x, 2, return_indices=True), 2), F.max_unpool2d(y, index, 2))
+
+
+# ------------------------------------------------------------------------------------------------------------------------ errors
+
+X, I = torch.zeros(1, 2, 6, 6), torch.zeros(1, 2, 3, 3, dtype=torch.int64)
+WRONG = {
+    "kernel": lambda: F.max_pool2d(X, 0), "padding": lambda: F.max_pool2d(X, 2, padding=2), "small": lambda: F.max_pool2d(X, 9),
+    "dilation": lambda: F.max_pool2d(X, 2, dilation=0), "stride": lambda: aten.max_pool2d_with_indices(X, [2, 2], [0, 1]),
+    "type": lambda: aten.max_pool2d_with_indices(X.to(torch.complex64), [2, 2]), "rank": lambda: aten.max_pool2d_with_indices(X[0, 0], [2, 2]),
+    "long list": lambda: aten.max_pool2d_with_indices(X, [2, 2, 2, 2]), "avg type": lambda: aten.avg_pool2d(X.bool(), [2, 2]),
+    "divisor": lambda: aten.avg_pool2d(X, [2, 2], [], [0, 0], False, True, 0), "avg padding": lambda: F.avg_pool2d(X, 2, padding=3),
+    "avg small": lambda: F.avg_pool2d(X, 7), "gradient": lambda: aten.max_pool2d_with_indices_backward(X, X, [2, 2], [2, 2], [0, 0], [1, 1], False, I),
+    "index type": lambda: aten.max_pool2d_with_indices_backward(X[..., :3, :3], X, [2, 2], [2, 2], [0, 0], [1, 1], False, I.int()),
+    "index sizes": lambda: aten.max_pool2d_with_indices_backward(X[..., :3, :3], X, [2, 2], [2, 2], [0, 0], [1, 1], False, I[..., :2]),
+    "avg gradient": lambda: aten.avg_pool2d_backward(X, X, [2, 2], [2, 2], [0, 0], False, True, None), "target": lambda: aten._adaptive_avg_pool2d(X, [-1, 2]),
+    "target list": lambda: aten._adaptive_avg_pool2d(X, [1, 2, 3]), "target rank": lambda: aten._adaptive_avg_pool2d(X[0, 0], [1, 2]),
+    "adaptive gradient": lambda: aten._adaptive_avg_pool2d_backward(X[0], X),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_errors_are_those_of_pytorch(name):
+    with pytest.raises(Exception) as off:
+        WRONG[name]()
+    for _ in range(2):
+        with weft.backends.flags(delegate=False), weft.enabled(), pytest.raises(Exception) as on:
+            WRONG[name]()
+        assert type(on.value) is type(off.value)
+        if torch.__version__ >= "2.13":
+            assert str(on.value) == str(off.value)
+
+
+def test_types_that_are_left_to_pytorch(on):
+    assert torch.equal(aten.max_pool2d_with_indices(torch.arange(16).view(1, 1, 4, 4), [2, 2])[0].flatten(), torch.tensor([5, 7, 13, 15]))
+    assert taken() == 0
+
+
+# ------------------------------------------------------------------------------------------------------------------------ the switch
+
+def test_each_operator_has_its_switch():
+    x = torch.randn(1, 4, 16, 16)
+    calls = {"max_pool2d": lambda: F.max_pool2d(x, 2), "avg_pool2d": lambda: F.avg_pool2d(x, 2), "adaptive_avg_pool2d": lambda: F.adaptive_avg_pool2d(x, 3)}
+    for name in calls:
+        with weft.backends.flags(delegate=False), weft.enabled(name):
+            _enable.seen(forget=True)
+            for call in calls.values():
+                call()
+            F.conv2d(x, torch.randn(4, 1, 3, 3), groups=4)
+            assert taken() == 1
+            assert [s.problem.split(":")[0] for s in _enable.seen() if s.calls] == [name]
+        for call in calls.values():
+            call()
+        assert taken() == 1
+
+
+def test_bypass_and_pin():
+    x = torch.randn(1, 4, 16, 16)
+    with weft.backends.flags(delegate=False), weft.enabled():
+        _enable.seen(forget=True)
+        with _enable.bypassed():
+            F.max_pool2d(x, 2)
+        assert not _enable.seen()
+    with weft.backends.pin("torch"), weft.enabled():
+        F.max_pool2d(x, 2)
+        assert [s.kernel for s in _enable.seen()] == ["torch"]
+
+
+def test_deterministic_algorithms(on):
+    torch.use_deterministic_algorithms(True)
+    try:
+        first, second = (step(MODULES["max"], torch.ones(2, 4, 12, 12)) for _ in range(2))
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert all(torch.equal(a, b) for a, b in zip(first, second)) and taken() == 4
+
+
+def test_threads_give_the_same_bits(on):
+    x, before = torch.randn(3, 7, 33, 31), torch.get_num_threads()
+    made = []
+    try:
+        for threads in (1, 2):
+            torch.set_num_threads(threads)
+            made.append([t for name in ("max", "avg", "adaptive") for t in step(MODULES[name], x)])
+    finally:
+        torch.set_num_threads(before)
+    assert all(torch.equal(a, b) for a, b in zip(*made))
+
+
+# ------------------------------------------------------------------------------------------------------------------------ around it
+
+def test_vmap(on):
+    x = torch.randn(3, 2, 4, 12, 12)
+    for name in ("max", "avg", "adaptive"):
+        got = torch.vmap(MODULES[name])(x)
+        with _enable.bypassed():
+            torch.testing.assert_close(got, torch.stack([MODULES[name](t) for t in x]))
+    assert taken() >= 3
+
+
+def test_double_backward(on):
+    x = torch.randn(1, 2, 6, 6, dtype=torch.float64, requires_grad=True)
+    for name in ("max", "avg", "adaptive"):
+        assert torch.autograd.gradgradcheck(MODULES[name], (x,))
+
+
+def test_compile(on):
+    net = torch.nn.Sequential(MODULES["max"], MODULES["avg"], MODULES["adaptive"])
+    x = torch.randn(2, 4, 32, 32, requires_grad=True)
+    compiled = torch.compile(net, backend="aot_eager")
+    got = torch.autograd.grad(compiled(x).square().sum(), x)
+    assert taken()
+    with _enable.bypassed():
+        expected = torch.autograd.grad(net(x).square().sum(), x)
+    torch.testing.assert_close(got, expected)
+
+
+def test_trace_and_fake_tensors(on):
+    x = torch.randn(1, 4, 16, 16)
+    traced = torch.jit.trace(MODULES["max"], x)
+    assert torch.equal(traced(x), MODULES["max"](x))
+    assert MODULES["avg"](torch.empty(1, 4, 16, 16, device="meta")).shape == (1, 4, 8, 8)
+
+
+def python(*args):
+    return subprocess.run([sys.executable, *args], capture_output=True, text=True, cwd=ROOT, timeout=300)
+
+
+def test_fork(on):
+    x = torch.randn(2, 4, 16, 16)
+    expected = F.max_pool2d(x, 2)
+    child = os.fork()
+    if not child:
+        os._exit(0 if torch.equal(F.max_pool2d(x, 2), expected) else 1)
+    assert os.waitpid(child, 0)[1] == 0
+
+
+PROGRAM = """
+import torch, weft
+for m in (torch.nn.MaxPool2d(3, 2, 1), torch.nn.AvgPool2d(2)):
+    x = torch.randn(8, 64, 56, 56, requires_grad=True)
+    m(x).sum().backward()
+"""
+
+
+def test_report_and_no_warning(tmp_path):
+    """PyTorch warns when one of its own operators is replaced: users of weft are not told so."""
+    (tmp_path / "program.py").write_text(PROGRAM)
+    made = python("-m", "weft", "run", "--report", str(tmp_path / "program.py"))
+    assert made.returncode == 0, made.stderr
+    assert "max_pool2d:fwd:f32,index=i64" in made.stderr and "max_pool2d:bwd" in made.stderr and "avg_pool2d:fwd" in made.stderr
+    assert "weft took" in made.stderr and "verriding" not in made.stderr
+
+
+def test_somebody_else_holds_the_key():
+    made = python("-W", "always", "-c", """
+import torch, weft
+library = torch.library.Library("aten", "IMPL")
+library.impl("avg_pool2d", lambda x, *rest: x.new_zeros(3), "CPU")
+weft.enable()
+assert torch.nn.functional.avg_pool2d(torch.ones(1, 1, 4, 4), 2).shape == (3,)
+print(bin(weft._enable._lib.weft_torch_seat_state()))
+""")
+    assert made.stdout.strip() == "0b1000101", made.stderr
+    assert "another library has put its own aten::avg_pool2d at CPU" in made.stderr
