@@ -1,5 +1,6 @@
 /* Pooling in 2D and its gradients for the seat: is it one that weft computes, which problem is it, and the way back to
- * PyTorch's implementation. Indices are PyTorch's: int64, places in the image, the first of equal ones, the last NaN. */
+ * PyTorch's implementation. Indices are PyTorch's: int64, places in the image, the first of equal ones, the last NaN.
+ */
 #include <string.h>
 
 #include "seat.h"
