@@ -10,7 +10,7 @@
  * Try:       weft bench batch_norm2d:fwd:f32:nhwc:n8c256h56w56:train1 batch_norm2d:bwd:f32:nhwc:n8c256h56w56:train1 */
 #include "cpu/batch_norm/norm.h"
 
-enum { ROWS = 64 }; /* of a block */
+enum { ROWS = 256 }; /* of a block */
 
 /* The sums of a strip over the rows of a block: of x then of squares about their mean, or of the gradient. */
 VF_INLINE void strip(const norm *q, const int dtype, const bool fwd, int64_t at, int64_t c, int64_t left, int64_t rows,

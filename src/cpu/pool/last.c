@@ -15,7 +15,8 @@
 /* The gradient of a mean by divisors that are all the same, or not. */
 typedef enum kind { MAX, MAX_INDEX, MEAN, MAX_GRAD, MEAN_GRAD, MIXED_GRAD } kind;
 
-enum { WIDE = VF_REGS / 4 }; /* vectors of channels at once */
+enum { WIDE = VF_REGS / 4, WIDEST = VF_REGS / 2 }; /* vectors of channels at once; of a plain sum or maximum */
+enum { AHEAD = 8 };                                /* pixels */
 
 typedef struct entry {
     int64_t at;    /* first element of the pixel */
@@ -34,6 +35,7 @@ typedef struct task {
     void *out, *index;
     int dtype, index_dtype;
     bool stream, place;
+    int64_t ahead; /* elements from what is read to what is fetched */
 } task;
 
 /* ---------------------------------------------------------------- lists */
@@ -111,14 +113,15 @@ static int64_t list(const task *q, int64_t n, const reach r[3], const int64_t in
 /* Channels c .. of an output pixel at `at`: nv vectors, the last of them of n lanes. */
 VF_INLINE void channels(const task *q, const entry *list, int64_t count, float divisor, int64_t at, int64_t c,
                         int64_t n, const int nv, const kind k, const int dtype) {
-    vf best[WIDE];
-    vi index[WIDE];
+    vf best[WIDEST];
+    vi index[WIDEST];
     VF_UNROLL for (int v = 0; v < nv; v++) {
         best[v] = vf_set1(k == MAX || k == MAX_INDEX ? -INFINITY : 0);
         index[v] = vi_set1(list[0].name);
     }
     for (int64_t t = 0; t < count; t++) VF_UNROLL for (int v = 0; v < nv; v++) {
             const int64_t from = list[t].at + c + v * VF_LANES;
+            if (k == MEAN || k == MAX) vf_prefetch(q->in, (from + q->ahead) * vf_size_of(dtype));
             vf x = n == VF_LANES ? vf_load_as(dtype, q->in, from) : vf_load_count_as(dtype, q->in, from, n);
             if (k == MAX) {
                 best[v] = vf_max_nan(best[v], x);
@@ -150,6 +153,9 @@ VF_INLINE void channels(const task *q, const entry *list, int64_t count, float d
 VF_INLINE void pixel(const task *q, const entry *list, int64_t count, float divisor, int64_t at, const kind k,
                      const int dtype) {
     int64_t c = 0;
+    if (k == MAX || k == MEAN)
+        for (; c + WIDEST * VF_LANES <= q->e->p->c; c += WIDEST * VF_LANES)
+            channels(q, list, count, divisor, at, c, VF_LANES, WIDEST, k, dtype);
     for (; c + WIDE * VF_LANES <= q->e->p->c; c += WIDE * VF_LANES)
         channels(q, list, count, divisor, at, c, VF_LANES, WIDE, k, dtype);
     for (; c + VF_LANES <= q->e->p->c; c += VF_LANES) channels(q, list, count, divisor, at, c, VF_LANES, 1, k, dtype);
@@ -229,6 +235,7 @@ static weft_status run(const weft__exec *e) {
     const int64_t size = (int64_t)weft__dtype_size(out->dtype);
     q.stream =
         cpu_streams(e->hw, (double)(weft__numel(out) * size)) && p->c * size % 64 == 0 && (uintptr_t)q.out % 64 == 0;
+    q.ahead = AHEAD * p->c;
     weft__parallel(e->ctx, q.s.slots, pixels, &q);
     return WEFT_OK;
 }
