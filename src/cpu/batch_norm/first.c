@@ -26,7 +26,7 @@ VF_INLINE pair term(const norm *q, const int dtype, const int what, int64_t at, 
     vf d = vf_sub(x, m);
     if (what == SQUARES) {
         if (!whole) d = vf_select(vm_first(left), d, vf_zero());
-        return (pair){vf_fma(d, d, s.first), s.second};
+        return (pair){vf_fma(d, d, s.first), vf_add(s.second, d)};
     }
     const vf dy = run_load(dtype, q->dy, at, left);
     return (pair){vf_add(s.first, dy), whole ? vf_fma(dy, d, s.second) : vf_fma_in(vm_first(left), dy, d, s.second)};
@@ -54,7 +54,7 @@ VF_INLINE void reduce(const norm *q, const int dtype, const int what, int64_t c,
         for (; i < run; i += VF_LANES) s[0] = term(q, dtype, what, at + i, run - i, m, s[0]);
     }
     out[0] = vf_sum(vf_add(vf_add(s[0].first, s[1].first), vf_add(s[2].first, s[3].first)));
-    if (what == GRADIENTS) out[1] = vf_sum(vf_add(vf_add(s[0].second, s[1].second), vf_add(s[2].second, s[3].second)));
+    if (what != X) out[1] = vf_sum(vf_add(vf_add(s[0].second, s[1].second), vf_add(s[2].second, s[3].second)));
 }
 
 VF_INLINE moments sums_of(const norm *q, const int dtype, int64_t c, int64_t lo, int64_t hi) {
@@ -70,11 +70,11 @@ VF_INLINE moments sums_of(const norm *q, const int dtype, int64_t c, int64_t lo,
             reduce(q, dtype, X, c, lo, end, 0, s);
             s[0] = (float)(s[0] / count);
             reduce(q, dtype, SQUARES, c, lo, end, s[0], squares);
-            s[1] = squares[0];
+            moments_add(&all, moments_of(count, s[0], squares[0], squares[1]), true);
         } else {
             reduce(q, dtype, GRADIENTS, c, lo, end, (float)m, s);
+            moments_add(&all, (moments){count, s[0], s[1]}, false);
         }
-        moments_add(&all, (moments){count, s[0], s[1]}, q->fwd);
     }
     return all;
 }
@@ -185,7 +185,8 @@ static const char *plan(const weft_problem *p, const weft__hw *hw, int variant, 
     d->workspace = (size_t)norm_pitch(q->v.channels) * 4 * sizeof(float);
     if (q->pieces > 1 && q->sums) d->workspace += (size_t)(q->v.channels * q->pieces) * sizeof(moments);
     const double lanes = (double)cpu_round_up(q->v.inner, VF_LANES) / (double)q->v.inner;
-    const double again = q->pieces > 1 && q->sums ? (q->fwd ? 1.5 : 1.67) : 1;
+    /* a second look at the inputs; a streamed output costs no look at what it replaces */
+    const double again = q->pieces > 1 && q->sums ? (q->fwd ? 1.5 : 1.67) : !q->sums && q->fwd && q->stream ? 0.6 : 1;
     d->ns = lines_cost(hw, bytes * again, (double)(q->elements * q->v.channels) * lanes, 0, q->sums ? 3 : 1, q->slots) +
             100 * (double)(q->v.channels * q->pieces) / (double)WEFT__MIN(hw->threads, q->slots);
     return NULL;

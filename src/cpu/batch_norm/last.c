@@ -10,18 +10,29 @@
  * Try:       weft bench batch_norm2d:fwd:f32:nhwc:n8c256h56w56:train1 batch_norm2d:bwd:f32:nhwc:n8c256h56w56:train1 */
 #include "cpu/batch_norm/norm.h"
 
-enum { ROWS = 256 }; /* of a block */
+enum { ROWS = 128, AHEAD = 4 }; /* of a block; from what is read to what is fetched */
 
-/* The sums of a strip over the rows of a block: of x then of squares about their mean, or of the gradient. */
+/* A whole row, while the first strip goes down the block: the others find theirs near, and memory is read in order. */
+VF_INLINE void fetch(const norm *q, const int dtype, const bool fwd, int64_t at) {
+    const int64_t size = vf_size_of(dtype);
+    for (int64_t i = 0; i < q->v.channels * size; i += 64) {
+        vf_prefetch(q->x, at * size + i);
+        if (!fwd) vf_prefetch(q->dy, at * size + i);
+    }
+}
+
+/* The sums of a strip over the rows of a block: of x, then of squares and distances about their mean; or of the
+ * gradient. */
 VF_INLINE void strip(const norm *q, const int dtype, const bool fwd, int64_t at, int64_t c, int64_t left, int64_t rows,
-                     float *first, float *second, const int vectors) {
+                     float *first, float *second, float *rest, const int vectors) {
     const int64_t step = q->v.channels;
-    vf a[STRIP], b[STRIP], m[STRIP];
+    vf a[STRIP], b[STRIP], m[STRIP], e[STRIP];
     VF_UNROLL for (int k = 0; k < vectors; k++) {
-        a[k] = b[k] = vf_zero();
+        a[k] = b[k] = e[k] = vf_zero();
         m[k] = fwd ? vf_zero() : vf_load(q->m + c + k * VF_LANES);
     }
     for (int64_t r = 0; r < rows; r++) {
+        if (c == 0 && step > STRIP * VF_LANES) fetch(q, dtype, fwd, at + (r + AHEAD) * step);
         VF_UNROLL for (int k = 0; k < vectors; k++) {
             const int64_t i = at + r * step + k * VF_LANES;
             const vf x = run_load(dtype, q->x, i, left), dy = fwd ? x : run_load(dtype, q->dy, i, left);
@@ -34,13 +45,14 @@ VF_INLINE void strip(const norm *q, const int dtype, const bool fwd, int64_t at,
         for (int64_t r = 0; r < rows; r++) {
             VF_UNROLL for (int k = 0; k < vectors; k++) {
                 const vf d = vf_sub(run_load(dtype, q->x, at + r * step + k * VF_LANES, left), a[k]);
-                b[k] = vf_fma(d, d, b[k]);
+                b[k] = vf_fma(d, d, b[k]), e[k] = vf_add(e[k], d);
             }
         }
     }
     VF_UNROLL for (int k = 0; k < vectors; k++) {
         vf_store(first + k * VF_LANES, a[k]);
         vf_store(second + k * VF_LANES, b[k]);
+        vf_store(rest + k * VF_LANES, e[k]);
     }
 }
 
@@ -48,18 +60,18 @@ VF_INLINE void strip(const norm *q, const int dtype, const bool fwd, int64_t at,
 VF_INLINE void sums_of(const norm *q, int64_t slot, const int dtype, const bool fwd) {
     const int64_t begin = cpu_first(q->v.outer, q->pieces, slot), end = cpu_first(q->v.outer, q->pieces, slot + 1);
     moments *all = q->parts + slot * q->v.channels;
-    float first[STRIP * VF_LANES], second[STRIP * VF_LANES];
+    float first[STRIP * VF_LANES], second[STRIP * VF_LANES], rest[STRIP * VF_LANES];
     for (int64_t c = 0; c < q->v.channels; c++) all[c] = (moments){0, 0, 0};
     for (int64_t row = begin; row < end; row += ROWS) {
         const int64_t rows = WEFT__MIN(ROWS, end - row), at = row * q->v.channels;
         for (int64_t c = 0, left; c < q->v.channels; c += left) {
             left = q->v.channels - c;
             if (left >= STRIP * VF_LANES)
-                strip(q, dtype, fwd, at + c, c, left = STRIP * VF_LANES, rows, first, second, STRIP);
+                strip(q, dtype, fwd, at + c, c, left = STRIP * VF_LANES, rows, first, second, rest, STRIP);
             else
-                strip(q, dtype, fwd, at + c, c, left = WEFT__MIN(left, VF_LANES), rows, first, second, 1);
+                strip(q, dtype, fwd, at + c, c, left = WEFT__MIN(left, VF_LANES), rows, first, second, rest, 1);
             for (int64_t i = 0; i < left; i++)
-                moments_add(&all[c + i], (moments){(double)rows, first[i], second[i]}, fwd);
+                moments_add(&all[c + i], moments_of((double)rows, first[i], second[i], rest[i]), fwd);
         }
     }
 }
@@ -89,7 +101,9 @@ VF_INLINE void put_rows(const norm *q, int64_t slot, const int dtype, const bool
 }
 
 /* ---------------------------------------------------------------- driver */
-VF_INLINE void rows_of(const norm *q, int64_t slot, const int dtype) {
+/* The last rows first: they were read last, and are the ones that the caches may still hold. */
+VF_INLINE void rows_of(const norm *q, int64_t turn, const int dtype) {
+    const int64_t slot = q->slots - 1 - turn;
     if (q->fwd)
         put_rows(q, slot, dtype, true, true);
     else if (q->train)

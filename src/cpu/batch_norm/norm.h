@@ -1,8 +1,8 @@
 /* What the batch-norm kernels of both layouts share: the moments of a set of values, and what is made of them.
  *
  * Moments are merged by Chan's rule in double; inside a block of a few thousand values, which is read twice from the
- * nearest cache, f32 sums of x and then of (x - mean)^2. So memory is read once, and a large mean does no harm.
- * The gradient's sums, of dy and of dy (x - m), add up in the same blocks.
+ * nearest cache, f32 sums of x and then of (x - mean)^2 and of x - mean, which mends the rounded mean. So memory is
+ * read once, and a large mean does no harm. The gradient's sums, of dy and of dy (x - m), add up in the same blocks.
  *
  * Coefficients of a channel, arrays of whole vectors:
  *   fwd         dst = (x - m) a + b
@@ -27,6 +27,12 @@ typedef struct norm {
     int64_t slots, pieces, elements; /* pieces of a channel; elements of a channel */
     bool stream, fwd, train, affine, sums;
 } norm;
+
+/* Of sums about a mean that was rounded: `rest`, the sum of the distances from it, says by how much. */
+VF_INLINE moments moments_of(double count, double mean, double squares, double rest) {
+    if (!isfinite(rest)) return (moments){count, mean, squares};
+    return (moments){count, mean + rest / count, squares - rest * rest / count};
+}
 
 VF_INLINE void moments_add(moments *to, moments of, const bool mean) {
     if (of.count == 0) return;
@@ -98,6 +104,8 @@ VF_INLINE void norm_finish(const norm *q, int64_t c, moments s) {
     q->a[c] = (float)(q->affine ? r * norm_get(q, WEFT_ROLE_WEIGHTS, c) : r);
     if (q->fwd) {
         q->b[c] = q->affine ? norm_get(q, WEFT_ROLE_BIAS, c) : 0;
+        const double lost = (m - (double)q->m[c]) * (double)q->a[c]; /* values may be nearer to each other than that */
+        if (q->train && isfinite(lost)) q->b[c] = (float)((double)q->b[c] - lost);
         return;
     }
     q->b[c] = (float)(s.first / n);
