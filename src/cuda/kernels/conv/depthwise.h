@@ -32,10 +32,10 @@ typedef struct depthwise_args {
 typedef struct depthwise_tile {
     int32_t kernel[3], stride[3], pad[3], dilation[3];
     int32_t mode, vec, ry, rx;
-    int32_t threads, blocks; /* of a block; of a multiprocessor */
-    int32_t lanes;           /* last: threads side by side along channels */
-    int32_t deep, ring, owns, aligned,
-        bulk; /* planes: of a unit; slots of sources and of dests; spans of whole lines; copied in bulk */
+    int32_t threads, blocks;      /* of a block; of a multiprocessor */
+    int32_t lanes;                /* last: threads side by side along channels */
+    int32_t deep, ring, owns;     /* planes: of a unit; slots of sources and of dests */
+    int32_t aligned, bulk, pairs; /* planes: spans of whole lines; copied in bulk; two elements at a time */
     bool last;
     uint32_t grid;
     size_t smem;

@@ -14,10 +14,10 @@
 #ifndef __CUDACC_RTC__
 enum { WAVE = 132 };
 
-static const char *const variants[] = {"8b2", "8b3", "16b2", "4b3", "4b4", "16b1", "8b2a1", "8b2a3", NULL};
+static const char *const variants[] = {"8b2", "8b3", "16b2", "4b2", "4b3", NULL};
 static const struct {
-    int width, blocks, ahead; /* bytes of a vector, blocks of a multiprocessor, rows loaded ahead */
-} shapes[] = {{8, 2, 2}, {8, 3, 2}, {16, 2, 2}, {4, 3, 2}, {4, 4, 2}, {16, 1, 2}, {8, 2, 1}, {8, 2, 3}};
+    int width, blocks; /* bytes of a vector, blocks of a multiprocessor */
+} shapes[] = {{8, 2}, {8, 3}, {16, 2}, {4, 2}, {4, 3}};
 
 /* Rows of a tile: few, and few of them past the end. */
 static int best_rows(const depthwise_tile *t) {
@@ -42,14 +42,14 @@ static const char *plan(const weft_problem *p, const weft__hw *hw, int variant, 
     t->vec = WEFT__MIN(cuda_vec(p, p->c), shapes[variant].width / size);
     if (variant && t->vec * size != shapes[variant].width) return "vectors of that width do not fit the channels";
     if (t->vec > 4 || (weights && t->vec * taps > (size == 2 ? 108 : 56) && t->vec > 1)) return "too many registers";
-    if (taps > 9 && (variant == 1 || variant > 3)) return "a shape for small windows";
+    if (taps > 9 && shapes[variant].blocks == 3) return "a shape for small windows";
     const int step = t->mode == MODE_FWD ? 1 : t->stride[2];
-    t->rx = step * (int)cuda_ceil(taps > 9 && !weights && t->vec < 4 ? 4 : 2, step);
+    t->rx = step * (int)cuda_ceil(taps > 9 ? (!weights && t->vec < 4 ? 4 : 2) : 2, step);
     t->ry = best_rows(t);
     t->lanes = WEFT__MIN(cuda_power(p->c / t->vec), 32);
     t->threads = taps <= 9 ? 256 : 128;
     t->blocks = taps <= 9 ? shapes[variant].blocks : weights ? 2 : shapes[variant].blocks * 2;
-    t->ring = t->kernel[0] > 1 ? 0 : shapes[variant].ahead;
+    t->ring = t->kernel[0] > 1 ? 0 : 2;
     a->run = t->lanes * t->vec;
     a->strips = 1;
     a->across = depthwise_tiles(t, 2, t->rx);
@@ -58,7 +58,7 @@ static const char *plan(const weft_problem *p, const weft__hw *hw, int variant, 
     if (tiles > INT32_MAX / 2) return "2^30 tiles or more";
     a->chunks = (int32_t)tiles;
     const int64_t steps = cuda_ceil(tiles, t->threads / t->lanes);
-    const int64_t slices = weights ? WEFT__MIN(steps, cuda_ceil(WAVE * t->blocks, segments)) : steps;
+    const int64_t slices = WEFT__MIN(steps, cuda_ceil(WAVE * t->blocks, segments));
     refusal = depthwise_split(p, t, segments, slices, INT32_MAX, d);
     if (refusal) return refusal;
     t->smem = (size_t)(taps * a->run) * sizeof(float);
@@ -68,7 +68,10 @@ static const char *plan(const weft_problem *p, const weft__hw *hw, int variant, 
     const double loads = (double)(depthwise_line(t, 1, t->ry) * depthwise_line(t, 2, t->rx) * t->kernel[0]) /
                              (t->ry * t->rx) * (size == 2 ? 1.5 : 1) +
                          (taps > 9 ? taps : 0) / (double)(t->vec * t->rx);
-    d->ns = depthwise_ns(p, hw, t, size == 4 ? 0.8 : 0.7, idle * (loads + 4)) + variant;
+    /* as measured: wide vectors forward, few registers backward */
+    const int best = weights ? (size == 4 ? 8 : 4) : size == 4 ? 16 : 8;
+    d->ns = depthwise_ns(p, hw, t, size == 4 ? 0.8 : 0.7, idle * (loads + 4)) +
+            (t->vec * size == best && shapes[variant].blocks == 2 ? 0 : 1 + variant);
     return NULL;
 }
 
@@ -123,14 +126,29 @@ static __device__ __forceinline__ place place_of(const depthwise_args &a, int ti
     return p;
 }
 
-typedef pack<T, VEC> pixel;
+/* VEC elements as they lie. */
+typedef access<VEC * sizeof(T)>::word word;
 
-static __device__ __forceinline__ pixel fetch(const void *from, OFFSET at, bool there) {
-    pixel p;
-#pragma unroll
-    for (int i = 0; i < VEC; i++) p.v[i] = narrow<T>(0);
-    if (there) p.word = *(const typename access<VEC * sizeof(T)>::word *)((const char *)from + at);
-    return p;
+static __device__ __forceinline__ float element_of(const word &w, int i) {
+    pack<T, VEC> p;
+    p.word = w;
+    return widen(p.v[i]);
+}
+
+/* A place along an axis, and whether it exists. 16-bit data is read from the nearest that does, and what does not exist
+ * counts as 0 afterwards: a load that depends on a question would be waited for where it is asked. */
+enum { NEAR = sizeof(T) == 2 };
+static __device__ __forceinline__ int near(int at, int size) { return NEAR ? min(max(at, 0), size - 1) : at; }
+
+static __device__ __forceinline__ word fetch(const void *from, OFFSET at, bool there) {
+    const word *place = (const word *)((const char *)from + at);
+    word w = {};
+    if (NEAR) {
+        const word near = *place;
+        return there ? near : w;
+    }
+    if (there) w = *place;
+    return w;
 }
 
 /* One row of dests leaves. false: not finite. */
@@ -159,18 +177,23 @@ static __device__ __forceinline__ bool tile(const depthwise_args &a, const place
                  to_row = pixel_bytes * (OFFSET)a.to[2];
     const int y = origin<1>(p.y), x = origin<2>(p.x) + LOW2;
     bool plane[K0], there[LINE], good = true;
-    OFFSET from[K0];
+    OFFSET from[K0], columns[LINE], at[RX];
 #pragma unroll
     for (int r = 0; r < K0; r++) {
         const int z = source_of<0>(a, p.z, r);
         plane[r] = z >= 0;
-        from[r] = (OFFSET)element(a, a.from, p.n, channel, z, y, x) * (OFFSET)sizeof(T);
+        from[r] = (OFFSET)element(a, a.from, p.n, channel, near(z, a.from[0]), 0, 0) * (OFFSET)sizeof(T);
     }
 #pragma unroll
-    for (int i = 0; i < LINE; i++) there[i] = (unsigned)(x + i) < (unsigned)a.from[2];
-    const OFFSET to = (OFFSET)element(a, a.to, p.n, channel, p.z, p.y, p.x) * (OFFSET)sizeof(T);
+    for (int i = 0; i < LINE; i++) {
+        there[i] = (unsigned)(x + i) < (unsigned)a.from[2];
+        columns[i] = (OFFSET)near(x + i, a.from[2]) * pixel_bytes;
+    }
+    const OFFSET to = (OFFSET)element(a, a.to, p.n, channel, p.z, 0, 0) * (OFFSET)sizeof(T);
+#pragma unroll
+    for (int c = 0; c < RX; c++) at[c] = (OFFSET)near(p.x + c, a.to[2]) * pixel_bytes;
     float sum[RY][RX][VEC] = {};
-    pixel line[AHEAD + 1][K0][LINE], own[RY][RX];
+    word line[AHEAD + 1][K0][LINE], own[RY][RX];
 #pragma unroll
     for (int l = LOW1; l <= HIGH1 + AHEAD; l++) { /* row l is loaded, row m summed */
         if (l <= HIGH1)
@@ -179,7 +202,7 @@ static __device__ __forceinline__ bool tile(const depthwise_args &a, const place
 #pragma unroll
                 for (int i = 0; i < LINE; i++)
                     line[(l - LOW1) % (AHEAD + 1)][r][i] =
-                        fetch(a.source, from[r] + (OFFSET)l * from_row + (OFFSET)i * pixel_bytes,
+                        fetch(a.source, from[r] + (OFFSET)near(y + l, a.from[1]) * from_row + columns[i],
                               plane[r] && there[i] && (unsigned)(y + l) < (unsigned)a.from[1]);
         if (WEIGHTS)
 #pragma unroll
@@ -188,7 +211,7 @@ static __device__ __forceinline__ bool tile(const depthwise_args &a, const place
 #pragma unroll
                     for (int c = 0; c < RX; c++)
                         own[k][c] =
-                            fetch(a.at, to + (OFFSET)k * to_row + (OFFSET)c * pixel_bytes,
+                            fetch(a.at, to + (OFFSET)near(p.y + k, a.to[1]) * to_row + at[c],
                                   (unsigned)(p.y + k) < (unsigned)a.to[1] && (unsigned)(p.x + c) < (unsigned)a.to[2]);
         const int m = l - AHEAD;
         if (m < LOW1) continue;
@@ -198,7 +221,7 @@ static __device__ __forceinline__ bool tile(const depthwise_args &a, const place
 #pragma unroll
             for (int i = 0; i < LINE; i++)
 #pragma unroll
-                for (int j = 0; j < VEC; j++) v[i][j] = widen(line[(m - LOW1) % (AHEAD + 1)][r][i].v[j]);
+                for (int j = 0; j < VEC; j++) v[i][j] = element_of(line[(m - LOW1) % (AHEAD + 1)][r][i], j);
 #pragma unroll
             for (int k = 0; k < RY; k++) {
                 if (tap<1>(k, m) < 0) continue;
@@ -220,7 +243,7 @@ static __device__ __forceinline__ bool tile(const depthwise_args &a, const place
                             if (OUT) sum[k][c][j] = fmaf(v[i][j], w[j], sum[k][c][j]);
                             if (WEIGHTS)
                                 total.dw[WEIGHTS ? number : 0][j] =
-                                    fmaf(widen(own[k][c].v[j]), v[i][j], total.dw[WEIGHTS ? number : 0][j]);
+                                    fmaf(element_of(own[k][c], j), v[i][j], total.dw[WEIGHTS ? number : 0][j]);
                         }
                     }
                 }
@@ -229,7 +252,9 @@ static __device__ __forceinline__ bool tile(const depthwise_args &a, const place
         if (OUT)
 #pragma unroll
             for (int k = 0; k < RY; k++)
-                if (last_row(k) == m) good &= leave(a, p, k, channel, to + (OFFSET)k * to_row, sum[k]);
+                if (last_row(k) == m)
+                    good &=
+                        leave(a, p, k, channel, to + (OFFSET)(p.y + k) * to_row + (OFFSET)p.x * pixel_bytes, sum[k]);
     }
     return good;
 }

@@ -19,11 +19,11 @@ enum { SCRATCH = 4 }; /* sums of the weights' gradient that a block adds up at a
 #ifndef __CUDACC_RTC__
 enum { WAVE = 132, MOST_THREADS = 512, MARGIN = 256 };
 
-static const char *const variants[] = {"b2", "b3", "b4", NULL};
+static const char *const variants[] = {"b2", "b3", NULL}; /* blocks of a multiprocessor */
 
 /* Dests of a thread along an axis: the cost of loads and products, with what a last tile wastes. */
 static int best_many(const depthwise_tile *t, int axis, int most) {
-    const int step = t->mode == MODE_FWD ? 1 : t->stride[axis];
+    const int step = (t->mode == MODE_FWD ? 1 : t->stride[axis]) * (axis == 2 && t->pairs ? 2 : 1);
     int best = step;
     double least = 1e30;
     for (int odd = 1; odd * step <= WEFT__MAX(most, step); odd += axis == 2 || t->a.to[2] == 1 ? 2 : 1) {
@@ -53,7 +53,7 @@ static bool fit(const weft_problem *p, depthwise_tile *t, int64_t smem, int bloc
     const bool flat = a->from[0] == 1 && a->to[0] == 1 && t->kernel[0] == 1, weights = t->mode >= MODE_WEIGHTS;
     a->down = (int32_t)cuda_ceil(tiles, strips);
     a->strips = (int32_t)cuda_ceil(tiles, a->down);
-    const int64_t items = (int64_t)a->down * a->across, most = size == 2 ? 256 : 128;
+    const int64_t items = (int64_t)a->down * a->across, most = flat && size == 2 ? 256 : 128;
     if (items > MOST_THREADS) return false;
     const int64_t rows = WEFT__MIN((int64_t)a->down * t->ry, a->to[1]), own = rows * a->to[2];
     const int64_t source = (a->strips == 1 ? a->from[1] : sources(t, 1, (int64_t)a->down * t->ry)) * a->from[2];
@@ -73,7 +73,7 @@ static bool fit(const weft_problem *p, depthwise_tile *t, int64_t smem, int bloc
             4 * (a->run * depthwise_taps(t) + 4 + (weights ? SCRATCH * t->threads : 0)) + size * 64 + 8 * 24;
         for (int ahead = size == 2 ? 4 : 3; ahead >= (flat ? 2 : group == 1 ? 2 : 1); ahead--) {
             t->ring = t->bulk ? least + ahead : WEFT__MAX(2 * least, least + ahead);
-            t->owns = weights ? WEFT__MIN(ahead + 1, 4) : 2;
+            t->owns = weights ? (ahead > 2 ? 4 : 3) : 2;
             t->smem = (size_t)(fixed + size * ((int64_t)t->ring * a->slot + (int64_t)t->owns * a->own));
             if ((int64_t)t->smem <= budget) return true;
         }
@@ -91,19 +91,24 @@ static int blocks_of(const weft_problem *p, depthwise_tile *t, int64_t smem, int
     return fit(p, t, smem, 1, tiles);
 }
 
-/* The tensors of data begin at a line. */
-static bool at_lines(const weft_problem *p) {
+/* The tensors of data begin at a multiple of so many bytes. */
+static bool begin_at(const weft_problem *p, int bytes) {
     for (int i = 0; i < p->ntensors; i++)
         if (p->tensor[i].rank >= 5 && p->tensor[i].role != WEFT_ROLE_WEIGHTS &&
-            p->tensor[i].role != WEFT_ROLE_DIFF_WEIGHTS && p->tensor[i].align % 16)
+            p->tensor[i].role != WEFT_ROLE_DIFF_WEIGHTS && p->tensor[i].align % bytes)
             return false;
     return true;
+}
+
+/* 16-bit data whose rows begin at 4 bytes. */
+static bool is_paired(const weft_problem *p, const depthwise_tile *t) {
+    return weft__dtype_size(p->tensor[0].dtype) == 2 && begin_at(p, 4) && t->a.from[2] % 2 == 0 && t->a.to[2] % 2 == 0;
 }
 
 /* Every run of elements begins and ends at a line. */
 static bool is_aligned(const weft_problem *p, const depthwise_tile *t) {
     const int64_t size = (int64_t)weft__dtype_size(p->tensor[0].dtype);
-    if (!at_lines(p)) return false;
+    if (!begin_at(p, 16)) return false;
     const depthwise_args *a = &t->a;
     const int32_t *const sizes[] = {a->from, a->to};
     for (int i = 0; i < 2; i++) {
@@ -121,18 +126,19 @@ static const char *plan(const weft_problem *p, const weft__hw *hw, int variant, 
     if (t->last && p->c > 1) return "a tensor is not dense channels-first";
     depthwise_args *a = &t->a;
     const int taps = depthwise_taps(t);
-    const int most = taps <= 9 ? 28 : taps <= 32 ? 20 : taps <= 64 ? 14 : 10; /* dests of a thread */
+    const int most = (taps <= 9 ? 28 : taps <= 32 ? 20 : taps <= 64 ? 14 : 10);
     t->vec = 1;
     t->bulk = hw->gpu->cc >= 90;
-    t->rx = best_many(t, 2, t->mode == MODE_FWD ? 7 : 7 * t->stride[2]);
+    t->pairs = is_paired(p, t);
+    t->rx = best_many(t, 2, WEFT__MIN(most, t->pairs ? 14 : t->mode == MODE_FWD ? 7 : 7 * t->stride[2]));
     t->ry = best_many(t, 1, WEFT__MIN(most / t->rx, 8));
-    if (depthwise_line(t, 2, t->rx) > 32 || t->rx > 32) return "a window wider than 32 columns";
+    if (depthwise_line(t, 2, t->rx) > 30 || t->rx > 30) return "a window wider than 30 columns";
     a->across = depthwise_tiles(t, 2, t->rx);
     const int64_t smem = (int64_t)hw->gpu->smem;
     const int step = t->mode == MODE_FWD ? 1 : t->stride[1];
     while (!(t->blocks = blocks_of(p, t, smem, variant + 2)) && t->ry > step) t->ry -= step;
     if (!t->blocks) return "rows that do not fit into shared memory";
-    const int registers = 40 + t->rx * t->ry * (t->mode == MODE_BOTH ? 2 : 1) + depthwise_line(t, 2, t->rx) +
+    const int registers = 24 + t->rx * t->ry * (t->mode == MODE_BOTH ? 2 : 1) + depthwise_line(t, 2, t->rx) +
                           WEFT__MIN(taps, 27) + (t->mode >= MODE_WEIGHTS ? taps : 0);
     t->blocks = WEFT__MAX(WEFT__MIN(t->blocks, 65536 / (t->threads * registers)), 1);
     t->aligned = is_aligned(p, t);
@@ -143,7 +149,7 @@ static const char *plan(const weft_problem *p, const weft__hw *hw, int variant, 
     const double loads =
         (double)(depthwise_line(t, 1, t->ry) * depthwise_line(t, 2, t->rx) * t->kernel[0]) / (t->ry * t->rx);
     d->ns = depthwise_ns(p, hw, t, 0.85, loads * (weft__dtype_size(p->tensor[0].dtype) == 2 ? 2 : 1) + 4) +
-            (variant == 1 ? 0 : 1);
+            (variant == (taps > 9 && t->kernel[0] == 1) ? 0 : 1); /* many products hide behind more blocks */
     return NULL;
 }
 
@@ -157,11 +163,11 @@ static void planes_defines(const weft_problem *p, const weft__hw *hw, const void
     const int first = t->mode == MODE_FWD ? last * t->stride[2] - t->pad[2]
                                           : (last + t->pad[2]) / t->stride[2] - reach / t->stride[2];
     const int there = WEFT__MAX(WEFT__MIN(a->from[2] - first, line), 0);
-    weft__put(
-        text,
-        " -DLAST=0 -DBULK=%d -DALIGNED=%d -DFLAT=%d -DDEEP=%d -DRING=%d -DOWNS=%d -DRIGHT=%d -DSPARE=%d -DDIRECT=%d",
-        t->bulk, t->aligned, a->from[0] == 1 && a->to[0] == 1 && t->kernel[0] == 1, t->deep, t->ring, t->owns,
-        line - there, a->across * t->rx - phase - a->to[2], t->mode == MODE_BOTH && !at_lines(p));
+    weft__put(text,
+              " -DLAST=0 -DBULK=%d -DALIGNED=%d -DFLAT=%d -DDEEP=%d -DRING=%d -DOWNS=%d -DRIGHT=%d -DSPARE=%d "
+              "-DDIRECT=%d -DPAIRS=%d",
+              t->bulk, t->aligned, a->from[0] == 1 && a->to[0] == 1 && t->kernel[0] == 1, t->deep, t->ring, t->owns,
+              line - there, a->across * t->rx - phase - a->to[2], t->mode == MODE_BOTH && !begin_at(p, 16), t->pairs);
 }
 
 DEPTHWISE_KERNELS(planes, "nchw_planes", "conv/depthwise_planes.cu", planes_defines);
@@ -171,6 +177,8 @@ DEPTHWISE_KERNELS(planes, "nchw_planes", "conv/depthwise_planes.cu", planes_defi
 
 enum { OUT = FWD || DATA }; /* DIRECT: straight to memory, since dx does not begin at a line where x does */
 enum { LOW1 = low<1>(), HIGH1 = high<1>(RY), LOW2 = low<2>(), LINE = high<2>(RX) - low<2>() + 1 };
+/* PAIRS: the parity of the first column that a tile reads, and of its own first. */
+enum { SKEW = PAIRS ? (FWD ? P2 : P2 / S2 - LOW2) % 2 : 0, OWN_SKEW = PAIRS ? PHASE2 % 2 : 0 };
 enum { LEFT_MOST = FWD ? P2 : -LOW2 - P2 / S2, LEFT = LEFT_MOST > 0 ? LEFT_MOST : 0 };
 
 /* The place of a thread: it stays while the segment does. */
@@ -200,6 +208,17 @@ static __device__ __forceinline__ float filter_at(const float *filter, int numbe
     return TAPS > 27 ? *(const volatile float *)(filter + number) : filter[number];
 }
 
+/* Elements from `row` on. PAIRS: two at a time, Skew tells whether the first is the second of a pair. */
+template <int Skew, int N> static __device__ __forceinline__ void load_row(const T *row, float (&to)[N]) {
+#pragma unroll
+    for (int i = -Skew; i < N; i += 1 + PAIRS) {
+        float two[1 + PAIRS];
+        load(row + i, two);
+        if (i >= 0) to[i < 0 ? 0 : i] = two[0];
+        if (PAIRS && i + 1 < N) to[i + 1 < N ? i + 1 : 0] = two[PAIRS];
+    }
+}
+
 /* All products of a tile. */
 static __device__ __forceinline__ void products(const depthwise_args &a, const memory &m, const segment &s,
                                                 const walk &w, const window &v, const place &p,
@@ -215,11 +234,11 @@ static __device__ __forceinline__ void products(const depthwise_args &a, const m
 #pragma unroll
         for (int l = LOW1; l <= HIGH1; l++) {
             const bool there = (unsigned)(y + l) < (unsigned)s.source_rows && (FLAT || source >= 0);
-            const T *row = there ? plane + (y + l) * a.from[2] : m.zeros;
+            const T *row = there ? plane + (y + l) * a.from[2] : m.zeros + SKEW;
             float line[LINE];
+            load_row<SKEW>(row, line);
 #pragma unroll
             for (int i = 0; i < LINE; i++) {
-                line[i] = widen(row[i]);
                 if (i < LEFT || i >= LINE - RIGHT) line[i] = (unsigned)(first + i) < (unsigned)a.from[2] ? line[i] : 0;
             }
 #pragma unroll
@@ -258,12 +277,11 @@ static __device__ __forceinline__ void tile(const depthwise_args &a, const memor
     if (WEIGHTS)
 #pragma unroll
         for (int k = 0; k < RY; k++) {
-            const T *row = (unsigned)(p.y + k - s.top) < (unsigned)s.rows ? at + k * a.to[2] : m.zeros;
+            const T *row = (unsigned)(p.y + k - s.top) < (unsigned)s.rows ? at + k * a.to[2] : m.zeros + OWN_SKEW;
+            float line[RX];
+            load_row<OWN_SKEW>(row, line);
 #pragma unroll
-            for (int c = 0; c < RX; c++) {
-                const float value = widen(row[c]);
-                x[WEIGHTS ? k : 0][WEIGHTS ? c : 0] = column(a, p, c) ? value : 0;
-            }
+            for (int c = 0; c < RX; c++) x[WEIGHTS ? k : 0][WEIGHTS ? c : 0] = column(a, p, c) ? line[c] : 0;
         }
     products(a, m, s, w, v, p, x, sum, total);
     if (BIASED) {
@@ -283,8 +301,18 @@ static __device__ __forceinline__ void tile(const depthwise_args &a, const memor
 #pragma unroll
         for (int c = 0; c < RX; c++) {
             if (STRICT) zero = fmaf(sum[k][c], 0, zero);
-            const float value = FWD ? weft__epilogue_apply(a.epilogue, bias, sum[k][c]) : sum[k][c];
-            if (column(a, p, c)) to[k * a.to[2] + c] = narrow<T>(value);
+            if (FWD) sum[k][c] = weft__epilogue_apply(a.epilogue, bias, sum[k][c]);
+        }
+#pragma unroll
+        for (int c = -OWN_SKEW; c < RX; c += 1 + PAIRS) {
+            T *const here = to + k * a.to[2] + c;
+            if (PAIRS && c >= 0 && c + 1 < RX) { /* both exist, or none */
+                const float two[2] = {sum[k][c < 0 ? 0 : c], sum[k][c + 1 < RX ? c + 1 : 0]};
+                if (column(a, p, c)) store(here, two);
+            } else {
+                const int only = c < 0 ? c + 1 : c;
+                if (column(a, p, only)) here[only - c] = narrow<T>(sum[k][only]);
+            }
         }
     }
     if (STRICT && zero != 0)
