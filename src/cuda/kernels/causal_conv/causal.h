@@ -23,6 +23,7 @@ typedef struct causal_args {
     float *partial;       /* [slice][channel][back, then bias] */
     int64_t n, c, slices; /* slices: of one sequence, for the grid; all of them, for the sums */
     int32_t w, run;       /* tokens; tokens of a slice */
+    int32_t together;     /* sequences of a slice */
 } causal_args;
 
 #ifndef __CUDACC_RTC__
@@ -130,13 +131,35 @@ enum { FWD = MODE == MODE_FWD, DATA = MODE == MODE_DATA || MODE == MODE_BOTH, WE
 enum { CAREFUL = SEQ || STRICT }; /* taps that read outside are left out, not multiplied by 0 */
 enum { NONE = (int)0x80000000 };  /* seq_idx of a place without a token */
 
-/* 1 / (1 + e^-z): e^-z errs by 2 + |z| roundoffs and is less than 1 where z > 0; infinity gives 0. */
-static __device__ __forceinline__ float sigmoid(float z) { return ptx_rcp(1 + ptx_ex2(z * -1.44269504f)); }
-static __device__ __forceinline__ float activate(float z) { return SILU ? z * sigmoid(z) : z; }
-/* silu'(z) = s + z s (1 - s) */
-static __device__ __forceinline__ float slope(float z) {
-    const float s = sigmoid(z);
-    return fmaf(z * s, 1 - s, s);
+/* With silu, sums are made of weights and bias times -log2(e): v = -z log2(e) is what 2^v = e^-z wants, and the factor
+ * goes into the fractions. e^-z errs by 2 + |z| roundoffs and is less than 1 where z > 0; infinity gives 0. */
+#define SCALE (SILU ? -1.44269504f : 1.0f)
+static __device__ __forceinline__ float activate(float v) {
+    return SILU ? v * ptx_rcp(fmaf(ptx_ex2(v), SCALE, SCALE)) : v;
+}
+/* silu'(z) = s + z s (1 - s), s = 1 / (1 + e^-z) */
+static __device__ __forceinline__ float slope(float v) {
+    const float s = ptx_rcp(1 + ptx_ex2(v));
+    return fmaf(v * s, fmaf(s, -1 / SCALE, 1 / SCALE), s);
+}
+
+/* All elements of a vector as floats: of bf16 an even one is a shift, an odd one a mask. */
+template <class E, int N> static __device__ __forceinline__ void widen_all(const pack<E, N> &from, float (&to)[N]) {
+#pragma unroll
+    for (int i = 0; i < N; i++) to[i] = widen(from.v[i]);
+}
+template <int N> static __device__ __forceinline__ void widen_all(const pack<bf16_t, N> &from, float (&to)[N]) {
+    union {
+        typename access<2 * N>::word word;
+        uint32_t two[N > 1 ? N / 2 : 1];
+        bf16_t v[N];
+    } u;
+    u.word = from.word;
+#pragma unroll
+    for (int i = 0; i < N; i++)
+        to[i] = N == 1  ? widen(u.v[0])
+                : i % 2 ? __uint_as_float(u.two[i / 2] & 0xffff0000u)
+                        : __uint_as_float(u.two[i / 2] << 16);
 }
 
 template <class E> static __device__ __forceinline__ const E *row_of(const causal_view &v, int64_t n, int64_t c) {

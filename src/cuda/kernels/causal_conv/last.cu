@@ -23,12 +23,11 @@ typedef struct tile {
 static const char *const variants[] = {"8b", "16b", "4b", NULL};
 static const int bytes[] = {8, 16, 4};
 
-/* Runs so long that about 2^18 threads are busy, from 16 tokens to 256. */
+/* Runs so short that many threads are busy, and so long that what a run repeats, k - 1 tokens, weighs little. */
 static int32_t run_of(const weft_problem *p, int vec) {
     const int64_t work = p->n * p->in[2] * (p->c / vec);
-    int64_t run = 16;
-    while (run < 256 && work / run > 1 << 18) run *= 2;
-    return (int32_t)run;
+    const int64_t run = p->pass == WEFT_PASS_FWD ? work >> 20 : work >> 18, least = p->pass == WEFT_PASS_FWD ? 16 : 32;
+    return (int32_t)WEFT__MAX(WEFT__MIN(cuda_ceil(run, 8) * 8, 256), least);
 }
 
 static const char *plan(const weft_problem *p, const weft__hw *hw, int variant, weft__decision *d) {
@@ -50,7 +49,8 @@ static const char *plan(const weft_problem *p, const weft__hw *hw, int variant, 
     t->blocks = (uint32_t)blocks;
     if (p->pass == WEFT_PASS_BWD || p->pass == WEFT_PASS_BWD_WEIGHTS)
         d->workspace = (size_t)(p->n * t->slices * p->c * (p->kernel[2] + 1)) * sizeof(float);
-    d->ns = cuda_ns(hw, weft__bytes(p), (t->vec > 1 ? 0.7 : 0.4) - 0.02 * variant, fwd ? 1 : 2);
+    const bool small = p->n * p->in[2] * p->c < 1 << 25; /* threads count for more than the width of loads */
+    d->ns = cuda_ns(hw, weft__bytes(p), (t->vec > 1 ? 0.7 : 0.4) - 0.02 * (small ? 2 - variant : variant), fwd ? 1 : 2);
     return NULL;
 }
 
@@ -107,8 +107,8 @@ enum { AHEAD = 4, RUNS = CAUSAL_THREADS / LX };
 
 struct place { /* VEC channels from c on, of a run of sequence n */
     int64_t n, c, slice;
-    int begin, end; /* tokens; none where they are equal */
-    float weight[K][VEC], bias[VEC];
+    int begin, end;                  /* tokens; none where they are equal */
+    float weight[K][VEC], bias[VEC]; /* forward: scaled, see SCALE */
 };
 
 static __device__ __forceinline__ place open_run(const causal_args &a) {
@@ -124,9 +124,9 @@ static __device__ __forceinline__ place open_run(const causal_args &a) {
     if (p.begin < p.end)
 #pragma unroll
         for (int i = 0; i < VEC; i++) {
-            p.bias[i] = bias_at(a, p.c + i);
+            p.bias[i] = bias_at(a, p.c + i) * (FWD ? SCALE : 1);
 #pragma unroll
-            for (int b = 0; b < K; b++) p.weight[b][i] = weight_at(a, p.c + i, b);
+            for (int b = 0; b < K; b++) p.weight[b][i] = weight_at(a, p.c + i, b) * (FWD ? SCALE : 1);
         }
     return p;
 }
@@ -218,8 +218,7 @@ static __device__ __forceinline__ void forward(const causal_args &a, const place
 #pragma unroll
     for (int u = 0; u < AHEAD; u++, dst += a.dst.by_t) {
         if (!WHOLE && t + u >= p.end) break;
-#pragma unroll
-        for (int i = 0; i < VEC; i++) x.v[K - 1 + u][i] = widen(raw[u].v[i]);
+        widen_all(raw[u], x.v[K - 1 + u]);
         if (SEQ) x.seq[SEQ ? K - 1 + u : 0] = seq_at(a, p.n, t + u);
         float z[VEC];
         sums_of(p, x, t + u, K - 1 + u, z);
@@ -253,11 +252,11 @@ struct totals {
 
 /* dz of token t; 0 where there is none. */
 static __device__ __forceinline__ void diff_sums_of(const place &p, const tokens &x, int t, int at,
-                                                    const pack<T, VEC> &dy, float (&dz)[VEC]) {
+                                                    const float (&dy)[VEC], float (&dz)[VEC]) {
     float z[VEC];
     if (SILU) sums_of(p, x, t, at, z);
 #pragma unroll
-    for (int i = 0; i < VEC; i++) dz[i] = widen(dy.v[i]) * (SILU ? slope(z[i]) : 1.0f);
+    for (int i = 0; i < VEC; i++) dz[i] = dy[i] * (SILU ? slope(z[i] * SCALE) : 1.0f);
 }
 
 static __device__ __forceinline__ void add_up(const tokens &x, int t, int at, const float (&dz)[VEC], totals &s) {
@@ -314,6 +313,9 @@ static __device__ __forceinline__ void backward(const causal_args &a, const plac
         if (WHOLE || t + u < last) {
             load_raw(at.src, raw[u]);
             load_raw(at.diff_dst, dy[u]);
+        } else {
+#pragma unroll
+            for (int i = 0; i < VEC; i++) raw[u].v[i] = dy[u].v[i] = narrow<T>(0);
         }
 #pragma unroll
     for (int u = 0; u < AHEAD; u++, at.diff_src += a.diff_src.by_t) {
@@ -321,12 +323,16 @@ static __device__ __forceinline__ void backward(const causal_args &a, const plac
         if (!WHOLE && now >= stop) break;
         if (SEQ) x.seq[SEQ ? OWN + u : 0] = seq_at(a, p.n, now);
         const bool there = (WHOLE || now < a.w) && !(SEQ && x.seq[SEQ ? OWN + u : 0] < 0);
+        float diff[VEC];
+        widen_all(raw[u], x.v[OWN + u]);
+        widen_all(dy[u], diff);
+        if (!WHOLE || SEQ)
 #pragma unroll
-        for (int i = 0; i < VEC; i++) {
-            x.v[OWN + u][i] = WHOLE || now < a.w ? widen(raw[u].v[i]) : 0;
-            dz[OWN + u][i] = 0;
-        }
-        if (there) diff_sums_of(p, x, now, OWN + u, dy[u], dz[OWN + u]);
+            for (int i = 0; i < VEC; i++) {
+                if (now >= a.w) x.v[OWN + u][i] = 0;
+                dz[OWN + u][i] = 0;
+            }
+        if (there) diff_sums_of(p, x, now, OWN + u, diff, dz[OWN + u]);
         if (WEIGHTS && there && (WHOLE || now < p.end)) add_up(x, now, OWN + u, dz[OWN + u], s);
         if (DATA) put_diff<WHOLE>(a, p, x, dz, now, u, at.diff_src);
     }

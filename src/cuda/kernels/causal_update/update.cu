@@ -4,7 +4,7 @@
  * Blocking:  a thread has VEC channels of one row at a time, and all of their state. One new token behind a short
  *            shifted state: the state passes through registers, read and written once, by 16 bytes where channels of
  *            a state or its tokens lie side by side. Else tokens are read as they are needed
- * Traffic:   state, tokens and results once; weights once for each PER rows
+ * Traffic:   state, tokens and results once; weights once for every 4 rows
  * Roofline:  L2, where states are warm; a launch for a few rows
  * Assumes:   rows of the state that differ. An index outside of the state is padding: 0, and nothing moves
  * Try:       weft bench causal_update1d:fwd:bf16:ncw:n64c8192w1:k4len3:bias+silu@cuda */
@@ -66,10 +66,10 @@ static const char *plan(const weft_problem *p, const weft__hw *hw, int variant, 
     }
     t->dense = k <= 8 && weights->align % 16 == 0 && side_by_side(weights, 4) && weights->strides[0] == k &&
                t->vec * k * (int64_t)weft__dtype_size(weights->dtype) % 16 == 0;
-    const int64_t across = cuda_ceil(p->c / t->vec, THREADS), per = p->n * p->c / t->vec >> 16;
+    const int64_t across = cuda_ceil(p->c / t->vec, 32);
     if (across > INT32_MAX) return "2^31 blocks or more";
     t->grid[0] = (uint32_t)across;
-    t->grid[1] = (uint32_t)WEFT__MIN(cuda_ceil(p->n, WEFT__MAX(WEFT__MIN(per, 8), 1)), 65535);
+    t->grid[1] = (uint32_t)WEFT__MIN(cuda_ceil(p->n, THREADS / 32), 65535);
     d->ns = cuda_ns(hw,
                     weft__bytes(p) * (double)WEFT__MIN(p->n, p->attr[WEFT_CAUSAL_ROWS]) /
                         (double)WEFT__MAX(p->attr[WEFT_CAUSAL_ROWS], 1),
@@ -137,6 +137,7 @@ enum { UNROLLED = K <= 8, AT_ONCE = UNROLLED ? K : 1 }; /* AT_ONCE: taps in a ro
 
 struct channels { /* VEC of them, from c on: what every row needs */
     int64_t c;
+    bool there; /* packed: lanes without channels help to move the others' states */
     float weight[UNROLLED ? K : 1][VEC], bias[VEC];
 };
 
@@ -182,33 +183,61 @@ struct held {
     T v[VEC * LEN];
 };
 
-static __device__ __forceinline__ void load_held(const update_args &a, const channels &o, int64_t row, held &h) {
+/* Packed: the states of a warp's channels lie side by side. They are read and written in that order, 16 bytes a lane,
+ * and change hands in shared memory. The whole warp calls. */
+struct staged {
+    uint4 *warp; /* in shared memory */
+    int lanes;   /* that have channels */
+};
+static __device__ __forceinline__ uint4 *packed_at(const update_args &a, const channels &o, int64_t row) {
+    return (uint4 *)token_at(a.state, o, row, 0) - (int)threadIdx.x % 32 * LEN;
+}
+
+static __device__ __forceinline__ void load_held(const update_args &a, const channels &o, const staged &st, int64_t row,
+                                                 held &h) {
+    const int lane = (int)threadIdx.x % 32;
     const T *at = token_at(a.state, o, row, 0);
+    if (PACKED) {
+        __syncwarp();
+#pragma unroll
+        for (int i = 0; i < LEN; i++)
+            if (lane + 32 * i < st.lanes * LEN) st.warp[lane + 32 * i] = packed_at(a, o, row)[lane + 32 * i];
+        __syncwarp();
+    }
 #pragma unroll
     for (int i = 0; i < LEN; i++) {
         pack<T, VEC> p;
-        load_raw(PACKED ? at + i * VEC : at + i * a.state.by_t, p);
+        load_raw(PACKED ? (const T *)(st.warp + lane * LEN + i) : at + i * a.state.by_t, p);
 #pragma unroll
         for (int k = 0; k < VEC; k++) h.v[i * VEC + k] = p.v[k];
     }
 }
-static __device__ __forceinline__ void store_held(const update_args &a, const channels &o, int64_t row, const held &h) {
+static __device__ __forceinline__ void store_held(const update_args &a, const channels &o, const staged &st,
+                                                  int64_t row, const held &h) {
+    const int lane = (int)threadIdx.x % 32;
     T *at = token_at(a.state, o, row, 0);
 #pragma unroll
     for (int i = 0; i < LEN; i++) {
         pack<T, VEC> p;
 #pragma unroll
         for (int k = 0; k < VEC; k++) p.v[k] = h.v[i * VEC + k];
-        *(typename access<VEC * sizeof(T)>::word *)(PACKED ? at + i * VEC : at + i * a.state.by_t) = p.word;
+        *(typename access<VEC * sizeof(T)>::word *)(PACKED ? (T *)(st.warp + lane * LEN + i) : at + i * a.state.by_t) =
+            p.word;
     }
+    if (!PACKED) return;
+    __syncwarp();
+#pragma unroll
+    for (int i = 0; i < LEN; i++)
+        if (lane + 32 * i < st.lanes * LEN) packed_at(a, o, row)[lane + 32 * i] = st.warp[lane + 32 * i];
 }
 
-static __device__ __forceinline__ void one_token(const update_args &a, const channels &o, int64_t n, int64_t row) {
+static __device__ __forceinline__ void one_token(const update_args &a, const channels &o, const staged &st, int64_t n,
+                                                 int64_t row) {
     held h;
     pack<T, VEC> x;
     float y[VEC];
-    load_raw(token_at(a.src, o, n, 0), x);
-    load_held(a, o, row, h);
+    load_raw(o.there ? token_at(a.src, o, n, 0) : (const T *)a.src.at, x);
+    load_held(a, o, st, row, h);
 #pragma unroll
     for (int k = 0; k < VEC; k++) {
         float z = o.bias[k];
@@ -221,8 +250,8 @@ static __device__ __forceinline__ void one_token(const update_args &a, const cha
 #pragma unroll
         for (int i = 0; i < LEN; i++) h.v[place(k, i)] = i + 1 < LEN ? h.v[place(k, i + 1 < LEN ? i + 1 : i)] : x.v[k];
     }
-    store_held(a, o, row, h);
-    store(token_at(a.dst, o, n, 0), y);
+    store_held(a, o, st, row, h);
+    if (o.there) store(token_at(a.dst, o, n, 0), y);
 }
 
 /* ---------------------------------------------------------------- any tokens, any state */
@@ -261,17 +290,24 @@ static __device__ __forceinline__ void any_tokens(const update_args &a, const ch
     }
 }
 
+/* A warp has 32 VEC channels of one row; those of a block have the same channels, whose weights come from L1. */
 extern "C" __global__ void __launch_bounds__(THREADS) causal_update(const __grid_constant__ update_args a) {
-    const int64_t c = ((int64_t)blockIdx.x * THREADS + threadIdx.x) * VEC;
-    if (c >= a.c) return;
-    const channels o = open_channels(a, c);
-    for (int64_t n = blockIdx.y; n < a.n; n += gridDim.y) {
+    enum { WARPS = THREADS / 32 };
+    __shared__ uint4 stage[PACKED ? WARPS : 1][PACKED ? 32 * LEN : 1];
+    const int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32;
+    const int64_t first = (int64_t)blockIdx.x * (32 * VEC), c = first + lane * VEC;
+    const staged st = {stage[PACKED ? warp : 0], (int)min((int64_t)32, (a.c - first) / VEC)};
+    if (!PACKED && c >= a.c) return;
+    channels o = open_channels(a, min(c, a.c - VEC));
+    o.c = c;
+    o.there = c < a.c;
+    for (int64_t n = (int64_t)blockIdx.y * WARPS + warp; n < a.n; n += (int64_t)gridDim.y * WARPS) {
         const int64_t row = INDEXED ? ((const int *)a.index.at)[n * a.index.by_n] : n;
         if (row < 0 || row >= a.rows) {
             const float zero[VEC] = {};
-            for (int64_t t = 0; t < a.w; t++) store(token_at(a.dst, o, n, t), zero);
+            for (int64_t t = 0; t < a.w && o.there; t++) store(token_at(a.dst, o, n, t), zero);
         } else if (ONE) {
-            one_token(a, o, n, row);
+            one_token(a, o, st, n, row);
         } else {
             any_tokens(a, o, n, row);
         }
