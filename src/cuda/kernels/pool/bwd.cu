@@ -61,26 +61,24 @@ template <int A> static __device__ __forceinline__ bool holds(const pool_args &a
     return x >= w.lo && x < w.hi;
 }
 
-/* Strides that divide the tile: how far each place is from the windows around it is known when this is compiled.
- * Window j along an axis is number at / S + P / S + j of a tile at `at`. */
-enum { FIXED = !ADAPTIVE && ROWS % S1 == 0 && COLUMNS % S2 == 0 };
-template <int K, int S, int P, int D> struct around {
-    static constexpr int LO = (K - 1) * D > P % S ? -(((K - 1) * D - P % S) / S) : 0;
-    static constexpr int hi(int places) { return (places - 1 + P % S) / S; }
-    /* The tap with which window j reads place k; negative: none. */
+/* Tiles of whole strides, or means over windows side by side that hold whole tiles: how far each place is from the
+ * windows around it is known when this is compiled. Window j along an axis is number at / S + P / S + j of a tile at
+ * `at`. */
+template <int K, int S, int P, int D, int PLACES_> struct around {
+    static constexpr bool WITHIN = !MAXIMUM && K == S && P == 0 && D == 1 && S % PLACES_ == 0;
+    static constexpr bool FIXED = WITHIN || PLACES_ % S == 0;
+    static constexpr int LO = !WITHIN && (K - 1) * D > P % S ? -(((K - 1) * D - P % S) / S) : 0,
+                         HI = WITHIN ? 0 : (PLACES_ - 1 + P % S) / S;
+    /* The tap with which window j reads place k; negative: none. WITHIN: some tap. */
     static __device__ constexpr int tap(int j, int k) {
         const int distance = k + P % S - j * S;
-        return distance < 0 || distance % D || distance / D >= K ? -1 : distance / D;
+        return !WITHIN && (distance < 0 || distance % D || distance / D >= K) ? -1 : distance / D;
     }
 };
-typedef around<K1, S1, P1, D1> rows_around;
-typedef around<K2, S2, P2, D2> columns_around;
-enum {
-    JLO = rows_around::LO,
-    JHI = rows_around::hi(ROWS),
-    ILO = columns_around::LO,
-    IHI = columns_around::hi(COLUMNS)
-};
+typedef around<K1, S1, P1, D1, ROWS> rows_around;
+typedef around<K2, S2, P2, D2, COLUMNS> columns_around;
+enum { JLO = rows_around::LO, JHI = rows_around::HI, ILO = columns_around::LO, IHI = columns_around::HI };
+enum { FIXED = !ADAPTIVE && rows_around::FIXED && columns_around::FIXED };
 
 /* Window (j, i) around a tile, at element `at`; r: its tap along z. */
 static __device__ __forceinline__ void fixed_window(const pool_args &a, const tile &t, int r, int j, int i, int64_t at,
