@@ -177,7 +177,7 @@ static weft_rates guess_cuda_conv(const weft_problem *p) {
 }
 
 /* Memory-bound operators on an H200: shares of the bandwidth, each tensor once, forward and gradients. Pointwise ones
- * and softmax of rows that lie together run at the speed of memory; gradients of pooling and columns go by atomics or
+ * run at the speed of memory; softmax does better where the rows lie together; gradients of pooling and columns go by atomics or
  * one element per thread; batch norm reads its input twice; ncrelu, lrn and complex pairs take several calls. */
 static bool guess_cuda(const weft_problem *p, weft_rates *r) {
     static const struct {
@@ -196,7 +196,7 @@ static bool guess_cuda(const weft_problem *p, weft_rates *r) {
     if (p->device != WEFT_DEVICE_CUDA || !shares[p->op].ns) return false;
     double share = p->pass == WEFT_PASS_FWD ? shares[p->op].fwd : shares[p->op].bwd;
     const bool rows = is_last(p) || p->in[0] * p->in[1] * p->in[2] == 1;
-    if ((p->op == WEFT_OP_SOFTMAX || p->op == WEFT_OP_LOG_SOFTMAX) && rows) share = 0.85;
+    if ((p->op == WEFT_OP_SOFTMAX || p->op == WEFT_OP_LOG_SOFTMAX) && rows) share = 0.6;
     *r = (weft_rates){shares[p->op].ns, 1, share};
     return true;
 }

@@ -10,7 +10,7 @@
  * Try:       weft bench batch_norm2d:fwd:f32:nchw:n64c256h56w56:train1@cuda */
 #include "batch_norm/batch_norm.h"
 
-enum { UNROLL = 4 }; /* steps of a block, at least */
+enum { UNROLL = 4, MANY = 64 }; /* steps of a block, at least; slices that a block adds up, and not a warp */
 
 #ifndef __CUDACC_RTC__
 typedef struct tile {
@@ -26,17 +26,14 @@ static int64_t slices_of(const tile *t, int64_t blocks) {
     return WEFT__MAX(WEFT__MIN(cuda_ceil(blocks, t->tiles), cuda_ceil(steps, UNROLL)), 1);
 }
 
-/* Channels of a thread where they lie together, at most: each takes registers. */
-static const char *const variants[] = {"4", "8", NULL};
-
 static const char *plan(const weft_problem *p, const weft__hw *hw, int variant, weft__decision *d) {
     tile *t = WEFT__PARAMS(tile, d);
     const char *refusal = cuda_data_of(p, &t->d);
+    (void)variant;
     if (refusal) return refusal;
     const bool last = t->d.inner == 1;
     t->vec = cuda_vec(p, last ? t->d.channels : t->d.inner);
-    if (variant && (!last || t->vec < 8)) return "no eight channels in a vector";
-    if (last && !variant) t->vec = WEFT__MIN(t->vec, 4);
+    if (last) t->vec = WEFT__MIN(t->vec, 4); /* each channel of a thread takes registers */
     t->lx = last ? WEFT__MIN(cuda_power(t->d.channels / t->vec), 32) : THREADS;
     t->tiles = last ? cuda_ceil(t->d.channels / t->vec, t->lx) : t->d.channels;
     if (t->tiles > 1 << 24) return "2^24 channels or more";
@@ -47,7 +44,6 @@ static const char *plan(const weft_problem *p, const weft__hw *hw, int variant, 
                              ((size_t)slices_of(t, 1024) * sizeof(batch_norm_sums) + sizeof(batch_norm_channel));
     d->ns = batch_norm_sums_needed(p) ? cuda_ns(hw, bytes * (p->pass == WEFT_PASS_FWD ? 1.5 : 1.67), 0.8, 3)
                                       : cuda_ns(hw, bytes, 0.8, 1);
-    if (variant) d->ns *= 1.01;
     return NULL;
 }
 
@@ -70,13 +66,13 @@ static weft_status run(const weft__exec *e) {
         a.slices = slices_of(t, 1024);
         a.slice = cuda_ceil(vectors, a.slices);
         a.sums = e->workspace;
-        a.channel = (batch_norm_channel *)(a.sums + a.slices * t->d.channels);
+        a.channel = (float *)(a.sums + a.slices * t->d.channels);
         launch.grid[0] = (uint32_t)(a.tiles * a.slices), launch.grid[1] = launch.grid[2] = 1;
         WEFT__TRY(weft__cuda_launch(e, 0, &launch, &a));
-        launch.grid[0] = (uint32_t)cuda_ceil(t->d.channels, THREADS / 32);
+        launch.grid[0] = (uint32_t)(a.slices > MANY ? t->d.channels : cuda_ceil(t->d.channels, THREADS / 32));
         WEFT__TRY(weft__cuda_launch(e, 1, &launch, &a));
     }
-    a.slices = slices_of(t, 8192);
+    a.slices = slices_of(t, last ? 2048 : 8192); /* where the channels lie together every thread reads many of them */
     a.slice = cuda_ceil(vectors, a.slices);
     launch.grid[0] = (uint32_t)(a.tiles * a.slices), launch.grid[1] = launch.grid[2] = 1;
     return weft__cuda_launch(e, 2, &launch, &a);
@@ -89,7 +85,6 @@ const weft__kernel weft__cuda_batch_norm = {
     .engine = WEFT_ENGINE_CUDA,
     .dtypes = CUDA_FLOATS,
     .bound = 4,
-    .variants = variants,
     .plan = plan,
     .run = run,
     WEFT__PARTS({"batch_norm/batch_norm.cu", "sums", defines, false},
@@ -174,34 +169,60 @@ extern "C" __global__ void __launch_bounds__(THREADS) sums(const __grid_constant
     }
 }
 
+/* A channel's slices, by a block or, where they are few, by a warp. */
 extern "C" __global__ void __launch_bounds__(THREADS) finish(const __grid_constant__ batch_norm_args a) {
-    const int64_t channels = a.channels * WIDE, c = (int64_t)blockIdx.x * (THREADS / 32) + threadIdx.x / 32;
+    __shared__ double scratch[2][THREADS / 32];
+    const bool many = a.slices > MANY;
+    const int threads = many ? THREADS : 32;
+    const int64_t channels = a.channels * WIDE,
+                  c = many ? blockIdx.x : (int64_t)blockIdx.x * (THREADS / 32) + threadIdx.x / 32;
     if (c >= channels) return;
     batch_norm_sums s = {0, 0};
-    for (int64_t i = threadIdx.x % 32; i < a.slices; i += 32) {
-        s.first += a.sums[c * a.slices + i].first;
-        s.second += a.sums[c * a.slices + i].second;
+    for (int64_t i = threadIdx.x % threads; i < a.slices; i += threads) {
+        const batch_norm_sums part = a.sums[c * a.slices + i];
+        s.first += part.first;
+        s.second += part.second;
     }
-    s.first = lanes_all<plus, 32>(s.first);
-    s.second = lanes_all<plus, 32>(s.second);
-    if (threadIdx.x % 32 == 0) a.channel[c] = BWD ? gradients(a, c, s, true) : statistics(a, c, s, true);
+    if (many) {
+        s.first = block_all<plus, THREADS>(s.first, scratch[0]);
+        s.second = block_all<plus, THREADS>(s.second, scratch[1]);
+    } else {
+        s.first = lanes_all<plus, 32>(s.first);
+        s.second = lanes_all<plus, 32>(s.second);
+    }
+    if (threadIdx.x % threads) return;
+    const batch_norm_channel k = BWD ? gradients(a, c, s, true) : statistics(a, c, s, true);
+    const float members[5] = {k.mean, k.rest, k.scale, k.flat, k.slope};
+#pragma unroll
+    for (int i = 0; i < 5; i++) a.channel[i * channels + c] = members[i];
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS) apply(const __grid_constant__ batch_norm_args a) {
+/* What WIDE neighbouring channels from c on have in the planes of `channel`. */
+static __device__ __forceinline__ void channels_of(const batch_norm_args &a, int64_t c, batch_norm_channel (&k)[WIDE]) {
+    const int64_t channels = a.channels * WIDE;
+    float mean[WIDE], rest[WIDE], scale[WIDE], flat[WIDE], slope[WIDE];
+    load(a.channel + c, mean);
+    load(a.channel + channels + c, rest);
+    load(a.channel + 2 * channels + c, scale);
+    load(a.channel + 3 * channels + c, flat);
+    load(a.channel + 4 * channels + c, slope);
+#pragma unroll
+    for (int i = 0; i < WIDE; i++) k[i] = {mean[i], rest[i], scale[i], flat[i], slope[i]};
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS, 3) apply(const __grid_constant__ batch_norm_args a) {
     /* what was summed last is still in the L2 cache: from the end to the beginning */
     const place p = place_of(a, gridDim.x - 1 - blockIdx.x);
     if (p.channel < 0) return;
     batch_norm_channel k[WIDE];
+    if (SUMS) channels_of(a, p.channel, k);
     float weight[WIDE], bias[WIDE];
 #pragma unroll
     for (int i = 0; i < WIDE; i++) {
         const int64_t c = p.channel + i;
         weight[i] = AFFINE ? widen(((const WEIGHTS_T *)a.weights)[c]) : 1;
         bias[i] = AFFINE && !BWD ? widen(((const BIAS_T *)a.bias)[c]) : 0;
-        if (SUMS)
-            k[i] = a.channel[c];
-        else
-            k[i] = {given_mean(a, c), 0, given_scale(a, c) * (BWD ? weight[i] : 1), 0, 0};
+        if (!SUMS) k[i] = {given_mean(a, c), 0, given_scale(a, c) * (BWD ? weight[i] : 1), 0, 0};
     }
     for (int64_t j = p.begin; j < p.end; j += FLIGHT * p.step) {
         pack<T, VEC> x[FLIGHT], dy[FLIGHT];

@@ -23,8 +23,8 @@ typedef struct batch_norm_args {
     void *dst; /* or diff_src */
     void *diff_weights, *diff_bias;
     float *mean, *var, *save_mean, *save_invstd;
-    batch_norm_sums *sums; /* [channel][slice] */
-    batch_norm_channel *channel;
+    batch_norm_sums *sums;          /* [channel][slice] */
+    float *channel;                 /* five planes of one number per channel: the members of batch_norm_channel */
     int64_t outer, channels, inner; /* channels in vectors where they lie together, else inner is */
     int64_t tiles, slices, slice;   /* tiles of channels; slices of outer x inner, of `slice` vectors */
     double count, eps, momentum;

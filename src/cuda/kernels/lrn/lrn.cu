@@ -33,8 +33,8 @@ typedef struct tile {
 } tile;
 
 /* Channels of a chunk x pixels of a vector at most, channels-first. */
-static const char *const variants[] = {"64x4", "64x2", "128x2", "64x1", NULL};
-static const int chunks[] = {64, 64, 128, 64}, pixels[] = {4, 2, 2, 1};
+static const char *const variants[] = {"64x2", "64x1", "8x4", "16x4", "32x1", NULL};
+static const int chunks[] = {64, 64, 8, 16, 32}, pixels[] = {2, 1, 4, 4, 1};
 
 static const char *plan(const weft_problem *p, const weft__hw *hw, int variant, weft__decision *d) {
     tile *t = WEFT__PARAMS(tile, d);
@@ -133,11 +133,11 @@ struct ring {
     float x[ROWS][VEC], own[ROWS][VEC], term[ROWS][VEC];
 };
 
-static __device__ __forceinline__ void fetch(const lrn_args &a, int64_t at, int channel, pack<T, VEC> (&x)[STEPS],
-                                             pack<T, VEC> (&dy)[STEPS]) {
+static __device__ __forceinline__ void fetch(const lrn_args &a, int64_t at, int channel, int end,
+                                             pack<T, VEC> (&x)[STEPS], pack<T, VEC> (&dy)[STEPS]) {
 #pragma unroll
     for (int u = 0; u < STEPS; u++) {
-        if (channel + u < 0 || channel + u >= a.channels) continue;
+        if (channel + u < 0 || channel + u >= end) continue;
         const int64_t from = at + (channel + u) * a.inner * VEC;
         load_raw((const T *)a.src + from, x[u]);
         if (BWD) load_raw((const T *)a.diff_dst + from, dy[u]);
@@ -204,9 +204,10 @@ static __device__ __forceinline__ void lrn_first(const lrn_args &a) {
         const int lo = (int)(row - n * (INDEX)a.chunks) * (int)a.chunk, hi = min(lo + (int)a.chunk, (int)a.channels);
         pack<T, VEC> x[STEPS], dy[STEPS], next_x[STEPS], next_dy[STEPS];
         ring r = {};
-        fetch(a, at, lo - LEAD, x, dy);
+        const int end = min(hi + TRAIL, (int)a.channels);
+        fetch(a, at, lo - LEAD, end, x, dy);
         for (int j = lo - LEAD; j < hi + TRAIL; j += STEPS) {
-            fetch(a, at, j + STEPS, next_x, next_dy);
+            fetch(a, at, j + STEPS, end, next_x, next_dy);
             step<0>::run(a, r, at, j, lo, hi, x, dy);
 #pragma unroll
             for (int u = 0; u < STEPS; u++) x[u].word = next_x[u].word, dy[u].word = next_dy[u].word;

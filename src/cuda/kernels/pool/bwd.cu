@@ -9,32 +9,19 @@
 #include "pool/pool.h"
 
 #ifndef __CUDACC_RTC__
-/* Rows of windows over a strip of input rows, at most. */
-static int64_t read_rows(const weft_problem *p, int64_t strip) {
-    if (p->op == WEFT_OP_ADAPTIVE_AVG_POOL) return (strip * p->out[1] + p->in[1] - 1) / p->in[1] + 2;
-    return (strip - 1 + (p->kernel[1] - 1) * p->dilation[1]) / p->stride[1] + 2;
-}
-
 static const char *plan(const weft_problem *p, const weft__hw *hw, int variant, weft__decision *d) {
     pool_tile *t = WEFT__PARAMS(pool_tile, d);
     const char *refusal = pool_refusal(p, t);
+    (void)variant;
     if (refusal) return refusal;
     if (p->op != WEFT_OP_ADAPTIVE_AVG_POOL || pool_even(p)) {
         /* whole strides, so that windows lie around every tile in the same way */
         const int64_t sh = pool_step(p, 1), sw = pool_step(p, 2);
-        t->columns = t->last ? (int)(sw <= 2 ? WEFT__MIN(p->in[2], 2) : 1) : cuda_vec(p, p->in[2]);
+        const int vec = cuda_vec(p, p->in[2]);
+        t->columns = t->last ? (int)(sw <= 2 ? WEFT__MIN(p->in[2], 2) : 1) : vec % sw && sw <= 4 ? (int)sw : vec;
         t->rows = (int)WEFT__MIN(p->in[1], sh <= 4 && sh > 1 ? sh : 2);
     }
-    if (variant == 2 && (!t->last || t->rows < 2 || p->in[1] < 4)) return "not channels-last";
-    if (variant == 2) t->rows = 4;
-    if (variant == 0) pool_stage(p, t, read_rows);
-    if (variant == 0 && !t->staged) return "channels-last, or too large for shared memory";
-    d->ns = cuda_ns(hw, weft__bytes(p),
-                    t->staged      ? 0.8
-                    : variant == 2 ? 0.64
-                                   : 0.65,
-                    1) +
-            weft__flops(p) / (0.1 * hw->gpu->gflops);
+    d->ns = cuda_ns(hw, weft__bytes(p), 0.75, 1) + weft__flops(p) / (0.1 * hw->gpu->gflops);
     return NULL;
 }
 
@@ -163,14 +150,14 @@ static __device__ __forceinline__ void window(const pool_args &a, const tile &t,
 }
 #endif
 
-/* Channels-first the columns of a row lie together: one store. */
+/* Channels-first the columns of a row lie together: one store where the rows are whole tiles. */
 static __device__ __forceinline__ void put(const pool_args &a, const tile &t, const float (&sum)[PLACES][VEC]) {
     T *to = (T *)a.to + (((t.plane * a.in[0] + t.z) * a.in[1] + t.y) * a.in[2] + t.x) * t.pixel + t.channel;
 #pragma unroll
     for (int y = 0; y < ROWS; y++) {
         if (t.y + y >= a.in[1]) break;
         T *row = to + (int64_t)y * a.in[2] * t.pixel;
-        if (LAST) {
+        if (LAST || !WHOLE) {
 #pragma unroll
             for (int x = 0; x < COLUMNS; x++)
                 if (t.x + x < a.in[2]) store(row + x * t.pixel, sum[y * COLUMNS + x]);
@@ -225,36 +212,7 @@ static __device__ __forceinline__ void gather(const pool_args &a, const tile &t)
     put(a, t, sum);
 }
 
-/* The same code on runs in shared memory, with the addresses and counts of the block's part. */
-static __device__ __forceinline__ void staged(const pool_args &a) {
-    extern __shared__ uint4 slots[];
-    const job j = job_of(a, blockIdx.x, a.in[1]);
-    const span over = feeds<1>(a, j.lo, j.hi - j.lo);
-    const stretch dy = stretch_of(a, j, a.out, over.lo, over.hi), dx = stretch_of(a, j, a.in, j.lo, j.hi);
-    T *from = run_in_slot<T>(slots, (const T *)a.from + dy.at),
-      *to = run_in_slot<T>((char *)slots + a.slot_to, (T *)a.to + dx.at);
-    INDEX_T *index = run_in_slot<INDEX_T>((char *)slots + a.slot_index, (INDEX_T *)a.index + dy.at);
-    run_copy<THREADS>(from, (const T *)a.from + dy.at, dy.count);
-    if (INDEXED) run_copy<THREADS>(index, (const INDEX_T *)a.index + dy.at, dy.count);
-    __syncthreads();
-    pool_args part = a;
-    part.from = from - dy.skip, part.to = to - dx.skip, part.index = index - dy.skip;
-    part.groups = (j.hi - j.lo + ROWS - 1) / ROWS;
-    const int units = j.count * a.in[0] * part.groups * a.across;
-    for (int unit = (int)threadIdx.x; unit < units; unit += THREADS) {
-        tile t = tile_of(part, unit, a.in[0]);
-        t.y += j.lo;
-        gather(part, t);
-    }
-    __syncthreads();
-    run_copy<THREADS>((T *)a.to + dx.at, to, dx.count);
-}
-
 extern "C" __global__ void __launch_bounds__(THREADS) pool_bwd(const __grid_constant__ pool_args a) {
-    if (STAGED) {
-        staged(a);
-        return;
-    }
     for (int64_t unit = (int64_t)blockIdx.x * THREADS + threadIdx.x; unit < a.units;
          unit += (int64_t)gridDim.x * THREADS)
         gather(a, tile_of(a, unit, a.in[0]));

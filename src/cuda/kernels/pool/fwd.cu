@@ -11,12 +11,6 @@
 enum { SEGMENT_MOST = 32 };
 
 #ifndef __CUDACC_RTC__
-/* Rows that a strip of output rows reads, at most. */
-static int64_t read_rows(const weft_problem *p, int64_t strip) {
-    if (p->op == WEFT_OP_ADAPTIVE_AVG_POOL) return (strip * p->in[1] + p->out[1] - 1) / p->out[1] + 2;
-    return (strip - 1) * p->stride[1] + (p->kernel[1] - 1) * p->dilation[1] + 1;
-}
-
 /* Channels-first: neighbouring outputs of a thread, and vectors of a row that hold what they read. A row of tiles is
  * stored in whole lines. */
 static void across(const weft_problem *p, pool_tile *t) {
@@ -31,29 +25,20 @@ static void across(const weft_problem *p, pool_tile *t) {
 static const char *plan(const weft_problem *p, const weft__hw *hw, int variant, weft__decision *d) {
     pool_tile *t = WEFT__PARAMS(pool_tile, d);
     const char *refusal = pool_refusal(p, t);
+    (void)variant;
     if (refusal) return refusal;
     const double outputs = (double)weft__numel(weft__tensor(p, WEFT_ROLE_DST)), places = weft__flops(p) / outputs;
     t->warp = p->op == WEFT_OP_ADAPTIVE_AVG_POOL && !t->last && places > 64;
     if (!t->warp && (p->op != WEFT_OP_ADAPTIVE_AVG_POOL || pool_even(p))) {
         if (!t->last) across(p, t);
-        t->rows = (int)WEFT__MIN(p->out[1], t->last ? 1 : t->columns == 1 ? 4 : variant == 0 ? 2 : 1);
+        t->rows = (int)WEFT__MIN(p->out[1], t->last ? 2 : t->columns == 1 ? 4 : 1);
         /* code for every row that a tile reads */
         while (t->rows > 1 && ((t->rows - 1) * pool_step(p, 1) + (pool_window(p, 1) - 1) * p->dilation[1] + 1) *
                                       pool_window(p, 2) * t->columns >
                                   128)
             t->rows--;
     }
-    if (variant == 2 && (!t->last || t->warp || p->out[1] < 2 || (p->op == WEFT_OP_ADAPTIVE_AVG_POOL && !pool_even(p))))
-        return "not channels-last";
-    if (variant == 2) t->rows = 2;
-    if (variant == 0) pool_stage(p, t, read_rows);
-    if (variant == 0 && !t->staged) return "channels-last, or too large for shared memory";
-    d->ns = cuda_ns(hw, weft__bytes(p),
-                    t->staged      ? 0.8
-                    : variant == 2 ? 0.69
-                                   : 0.7,
-                    1) +
-            outputs * places / (0.1 * hw->gpu->gflops);
+    d->ns = cuda_ns(hw, weft__bytes(p), 0.7, 1) + outputs * places / (0.1 * hw->gpu->gflops);
     return NULL;
 }
 
@@ -85,15 +70,8 @@ template <int A> static __device__ __forceinline__ int first_tap(int o) {
 
 template <int A> static __device__ __forceinline__ bool has_tap(const pool_args &a, int o) {
     const int first = first_tap<A>(o);
+    if (dilation<A>() == 1) return true; /* padding is at most half of a window */
     return first < kernel<A>() && o * stride<A>() - pad<A>() + first * dilation<A>() < a.in[A];
-}
-
-/* Rows of the input that window o reads: the first, and the one behind the last. */
-static __device__ __forceinline__ int row_first(const pool_args &a, int o) {
-    return ADAPTIVE ? reads<1>(a, o).lo : max(o * S1 - P1, 0);
-}
-static __device__ __forceinline__ int row_end(const pool_args &a, int o) {
-    return ADAPTIVE ? reads<1>(a, o).hi : min(o * S1 - P1 + (K1 - 1) * D1 + 1, a.in[1]);
 }
 
 /* Places of a row from x * S2 - P2 on, by vectors of VEC, which lie inside the row or outside as a whole. Outside
@@ -127,37 +105,36 @@ static __device__ __forceinline__ void take(best &b, int i, float v, int tap) {
         b.value[i] = v, b.tap[i] = tap;
 }
 
-/* One row of the windows at x: src is the row's first element, first[] the first tap inside. */
-static __device__ __forceinline__ best row_of(const pool_args &a, const T *src, const tile &t,
-                                              const int (&first)[OUTS]) {
-    best b;
+/* A row of the input, its first element at src, goes into every window of the tile that reads it; l: its number in the
+ * tile's span, r: the tap along z. */
+static __device__ __forceinline__ void into(best (&b)[ROWS], int s, int r, int l, const float (&v)[OUTS]) {
 #pragma unroll
-    for (int i = 0; i < OUTS; i++) b.value[i] = MAXIMUM ? -INFINITY : 0, b.tap[i] = first[i];
+    for (int k = 0; k < ROWS; k++)
+        if (l >= k * S1 && (l - k * S1) % D1 == 0 && (l - k * S1) / D1 < K1)
+#pragma unroll
+            for (int i = 0; i < OUTS; i++) take(b[k], i, v[i], (r * K1 + (l - k * S1) / D1) * K2 + s);
+}
+
+static __device__ __forceinline__ void row_into(const pool_args &a, const T *src, const tile &t, int r, int l,
+                                                best (&b)[ROWS]) {
+    float v[OUTS], kept[KEPT];
     if (LAST || SEGMENT > KEPT) {
 #pragma unroll(UNROLL_TAPS)
         for (int s = 0; s < K2; s++) {
             const int x = t.x * S2 - P2 + s * D2;
-            float v[VEC];
             if ((unsigned)x >= (unsigned)a.in[2]) continue;
             load(src + x * t.pixel, v);
-#pragma unroll
-            for (int i = 0; i < VEC; i++) take(b, i, v[i], s);
+            into(b, s, r, l, v);
         }
-        return b;
+        return;
     }
-    float v[KEPT];
-    segment_of(a, src, t.x, v);
+    segment_of(a, src, t.x, kept);
 #pragma unroll
-    for (int i = 0; i < OUTS; i++)
+    for (int s = 0; s < K2; s++) {
 #pragma unroll
-        for (int s = 0; s < K2; s++) take(b, i, v[(i * S2 + s * D2) % KEPT], s);
-    return b;
-}
-
-/* A row, tap row number `tap` of the window, joins what came before. */
-static __device__ __forceinline__ void join(best &b, const best &row, int tap) {
-#pragma unroll
-    for (int i = 0; i < OUTS; i++) take(b, i, row.value[i], tap * K2 + row.tap[i]);
+        for (int i = 0; i < OUTS; i++) v[i] = kept[(i * S2 + s * D2) % KEPT];
+        into(b, s, r, l, v);
+    }
 }
 
 static __device__ __forceinline__ void put_index(const pool_args &a, int64_t at, const best &b, const tile &t, int oy) {
@@ -184,33 +161,25 @@ static __device__ __forceinline__ void put(const pool_args &a, best &b, const ti
 
 static __device__ __forceinline__ void windows(const pool_args &a, const T *src, const tile &t) {
     best b[ROWS];
-    int first[OUTS];
-#pragma unroll
-    for (int i = 0; i < OUTS; i++) first[i] = first_tap<2>(t.x + (LAST ? 0 : i));
 #pragma unroll
     for (int k = 0; k < ROWS; k++)
 #pragma unroll
         for (int i = 0; i < OUTS; i++) {
             b[k].value[i] = MAXIMUM ? -INFINITY : 0;
-            b[k].tap[i] = (first_tap<0>(t.z) * K1 + first_tap<1>(t.y + k)) * K2 + first[i];
+            b[k].tap[i] = (first_tap<0>(t.z) * K1 + first_tap<1>(t.y + k)) * K2 + first_tap<2>(t.x + (LAST ? 0 : i));
         }
     for (int r = 0; r < K0; r++) {
         const int z = t.z * S0 - P0 + r * D0;
         if ((unsigned)z >= (unsigned)a.in[0]) continue;
 #pragma unroll(UNROLL_SPAN)
         for (int l = 0; l < SPAN; l++) {
+            const int y = t.y * S1 - P1 + l;
             bool used = false;
 #pragma unroll
             for (int k = 0; k < ROWS; k++)
-                used = used || (l >= k * S1 && (l - k * S1) % D1 == 0 && (l - k * S1) / D1 < K1 &&
-                                (!STAGED || t.y + k < a.out[1])); /* rows of others are not in shared memory */
-            const int y = t.y * S1 - P1 + l;
+                used = used || (l >= k * S1 && (l - k * S1) % D1 == 0 && (l - k * S1) / D1 < K1);
             if (!used || (unsigned)y >= (unsigned)a.in[1]) continue;
-            const best row = row_of(a, src + ((int64_t)z * a.in[1] + y) * a.in[2] * t.pixel, t, first);
-#pragma unroll
-            for (int k = 0; k < ROWS; k++)
-                if (l >= k * S1 && (l - k * S1) % D1 == 0 && (l - k * S1) / D1 < K1)
-                    join(b[k], row, r * K1 + (l - k * S1) / D1);
+            row_into(a, src + ((int64_t)z * a.in[1] + y) * a.in[2] * t.pixel, t, r, l, b);
         }
     }
 #pragma unroll
@@ -259,36 +228,7 @@ static __device__ __forceinline__ void pool(const pool_args &a, const tile &t) {
 
 enum { UNITS = WARP ? THREADS / 32 : THREADS }; /* of a block */
 
-/* The same code on runs in shared memory, with the addresses and counts of the block's part. */
-static __device__ __forceinline__ void staged(const pool_args &a) {
-    extern __shared__ uint4 slots[];
-    const job j = job_of(a, blockIdx.x, a.out[1]);
-    const stretch in = stretch_of(a, j, a.in, row_first(a, j.lo), row_end(a, j.hi - 1)),
-                  out = stretch_of(a, j, a.out, j.lo, j.hi);
-    T *from = run_in_slot<T>(slots, (const T *)a.from + in.at),
-      *to = run_in_slot<T>((char *)slots + a.slot_to, (T *)a.to + out.at);
-    INDEX_T *index = run_in_slot<INDEX_T>((char *)slots + a.slot_index, (INDEX_T *)a.index + out.at);
-    run_copy<THREADS>(from, (const T *)a.from + in.at, in.count);
-    __syncthreads();
-    pool_args part = a;
-    part.from = from - in.skip, part.to = to - out.skip, part.index = index - out.skip;
-    part.groups = (j.hi - j.lo + ROWS - 1) / ROWS;
-    const int units = j.count * a.out[0] * part.groups * a.across;
-    for (int unit = (int)threadIdx.x / (THREADS / UNITS); unit < units; unit += UNITS) {
-        tile t = tile_of(part, unit, a.out[0]);
-        t.y += j.lo;
-        pool(part, t);
-    }
-    __syncthreads();
-    run_copy<THREADS>((T *)a.to + out.at, to, out.count);
-    if (INDEXED) run_copy<THREADS>((INDEX_T *)a.index + out.at, index, out.count);
-}
-
 extern "C" __global__ void __launch_bounds__(THREADS) pool_fwd(const __grid_constant__ pool_args a) {
-    if (STAGED) {
-        staged(a);
-        return;
-    }
     for (int64_t unit = (int64_t)blockIdx.x * UNITS + threadIdx.x / (THREADS / UNITS); unit < a.units;
          unit += (int64_t)gridDim.x * UNITS)
         pool(a, tile_of(a, unit, a.out[0]));

@@ -15,9 +15,6 @@ typedef struct pool_args {
     int32_t in[3], out[3], pad_hi[3];
     int32_t channels;       /* vectors of a pixel; 1 where the pixels lie together */
     int32_t groups, across; /* tiles down and across */
-    /* Staged: a block has `together` whole planes, or one of `strips` of a plane's written rows, `strip` of them. */
-    int32_t together, strip, strips;
-    int32_t slot_to, slot_index; /* bytes before the slots of the written run, and of the index, in shared memory */
 } pool_args;
 
 #ifndef __CUDACC_RTC__
@@ -38,12 +35,10 @@ static inline int64_t pool_step(const weft_problem *p, int a) {
     return pool_even(p) ? p->in[a] / p->out[a] : p->stride[a];
 }
 
-/* A thread has rows x columns neighbouring places of `vec` channels. Staged: a block brings what it reads into shared
- * memory and its results out from there, in whole lines. */
+/* A thread has rows x columns neighbouring places of `vec` channels; channels-first vec is that of loads. */
 typedef struct pool_tile {
-    bool last, staged;
+    bool last;
     int vec, rows, columns, warp;
-    int64_t together, strip, slot_to, slot_index, smem;
 } pool_tile;
 
 static inline const char *pool_refusal(const weft_problem *p, pool_tile *t) {
@@ -61,47 +56,6 @@ static inline const char *pool_refusal(const weft_problem *p, pool_tile *t) {
     if (index && index->align < 16) t->vec = 1;
     if (p->c / t->vec > INT32_MAX / 2) return "2^30 channels or more";
     return NULL;
-}
-
-/* Bytes of a slot for a run of so many elements of `size` bytes, at any position inside 16 bytes. */
-static inline int64_t pool_slot(int64_t count, int64_t size) { return cuda_ceil(count * size + 15, 16) * 16; }
-
-static inline int64_t pool_slots(const weft_problem *p, pool_tile *t, int64_t read, int64_t written) {
-    const weft_tensor *index = weft__tensor(p, WEFT_ROLE_INDEX);
-    const int64_t size = (int64_t)weft__dtype_size(p->tensor[0].dtype),
-                  of_dst = p->pass == WEFT_PASS_FWD ? written : read;
-    t->slot_to = pool_slot(read, size);
-    t->slot_index = t->slot_to + pool_slot(written, size);
-    t->smem = t->slot_index + (index ? pool_slot(of_dst, (int64_t)weft__dtype_size(index->dtype)) : 0);
-    return t->smem;
-}
-
-/* Channels-first: some planes of STAGE bytes in all, or a strip of rows of a large plane. read_rows: of a strip of so
- * many written rows, at most. */
-enum { STAGE = 24 << 10, STAGE_MOST = 56 << 10 };
-static const char *const pool_variants[] = {"staged", "gather", "wide", NULL};
-static inline void pool_stage(const weft_problem *p, pool_tile *t,
-                              int64_t (*read_rows)(const weft_problem *, int64_t)) {
-    const bool fwd = p->pass == WEFT_PASS_FWD;
-    const int64_t *read = fwd ? p->in : p->out, *written = fwd ? p->out : p->in, planes = p->n * p->c;
-    const double volume = (double)read[0] * (double)read[1] * (double)read[2],
-                 to = (double)written[1] * (double)written[2];
-    t->staged = false;
-    if (t->last || !(volume * to > 0) || volume + to * (double)written[0] > 1e9) return;
-    const int64_t in = read[0] * read[1] * read[2], out = written[0] * written[1] * written[2];
-    t->strip = written[1];
-    for (t->together = 1;
-         planes / t->together >= 2048 && pool_slots(p, t, 2 * t->together * in, 2 * t->together * out) <= STAGE;)
-        t->together *= 2;
-    if (pool_slots(p, t, t->together * in, t->together * out) > STAGE_MOST) {
-        if (read[0] > 1 || written[0] > 1) return;
-        t->strip = (t->strip + t->rows - 1) / t->rows * t->rows;
-        while (t->strip > t->rows && pool_slots(p, t, read_rows(p, t->strip) * read[2], t->strip * written[2]) > STAGE)
-            t->strip = cuda_ceil(t->strip / 2, t->rows) * t->rows;
-        if (pool_slots(p, t, read_rows(p, t->strip) * read[2], t->strip * written[2]) > STAGE_MOST) return;
-        t->together = 1;
-    }
-    t->staged = cuda_ceil(planes, t->together) <= (1 << 30) / cuda_ceil(written[1], t->strip);
 }
 
 /* What every window is divided by; 0: it differs. */
@@ -123,8 +77,9 @@ static inline void pool_defines(const weft_problem *p, const weft__hw *hw, const
     cuda_defines(p, t->vec, text);
     const bool sized = p->op == WEFT_OP_ADAPTIVE_AVG_POOL, adaptive = sized && !pool_even(p),
                average = p->op == WEFT_OP_AVG_POOL;
-    weft__put(text, " -DADAPTIVE=%d -DMAXIMUM=%d -DLAST=%d -DROWS=%d -DCOLUMNS=%d -DWARP=%d -DSTAGED=%d", adaptive,
-              p->op == WEFT_OP_MAX_POOL, t->last, t->rows, t->columns, t->warp, t->staged);
+    weft__put(text, " -DADAPTIVE=%d -DMAXIMUM=%d -DLAST=%d -DROWS=%d -DCOLUMNS=%d -DWARP=%d -DWHOLE=%d", adaptive,
+              p->op == WEFT_OP_MAX_POOL, t->last, t->rows, t->columns, t->warp,
+              cuda_vec(p, p->in[2]) % t->columns == 0);
     weft__put(text, " -DINDEXED=%d -DINDEX_T=%s -DTAPS=%d", index != NULL,
               index && index->dtype == WEFT_DTYPE_I32   ? "int32_t"
               : index && index->dtype == WEFT_DTYPE_I64 ? "int64_t"
@@ -160,17 +115,8 @@ static inline weft_status pool_launch(const weft__exec *e, pool_args *a, const i
     a->groups = (int32_t)cuda_ceil(size[1], t->rows);
     a->across = (int32_t)cuda_ceil(size[2], t->columns);
     a->units = a->planes * size[0] * a->groups * a->across * a->channels;
-    int64_t blocks = cuda_ceil(a->units, t->warp ? THREADS / 32 : THREADS);
-    if (t->staged) {
-        a->together = (int32_t)t->together;
-        a->strip = (int32_t)t->strip;
-        a->strips = (int32_t)cuda_ceil(size[1], t->strip);
-        a->slot_to = (int32_t)t->slot_to, a->slot_index = (int32_t)t->slot_index;
-        blocks = cuda_ceil(a->planes, t->together) * a->strips;
-    }
-    const weft__launch launch = {.grid = {(uint32_t)WEFT__MIN(blocks, 1 << 30), 1, 1},
-                                 .block = {THREADS, 1, 1},
-                                 .smem = t->staged ? (size_t)t->smem : 0};
+    const int64_t blocks = cuda_ceil(a->units, t->warp ? THREADS / 32 : THREADS);
+    const weft__launch launch = {.grid = {(uint32_t)WEFT__MIN(blocks, 1 << 30), 1, 1}, .block = {THREADS, 1, 1}};
     return weft__cuda_launch(e, 0, &launch, a);
 }
 
@@ -182,7 +128,6 @@ static inline weft_status pool_launch(const weft__exec *e, pool_args *a, const i
                                                       .passes = WEFT__PASS_SET(PASS_),                              \
                                                       .dtypes = CUDA_FLOATS,                                        \
                                                       .exact = true,                                                \
-                                                      .variants = pool_variants,                                    \
                                                       .plan = plan,                                                 \
                                                       .run = run,                                                   \
                                                       WEFT__PARTS({source_, entry_, pool_defines, false})};         \
@@ -192,7 +137,6 @@ static inline weft_status pool_launch(const weft__exec *e, pool_args *a, const i
                                                       .engine = WEFT_ENGINE_CUDA,                                   \
                                                       .passes = WEFT__PASS_SET(PASS_),                              \
                                                       .dtypes = CUDA_FLOATS,                                        \
-                                                      .variants = pool_variants,                                    \
                                                       .plan = plan,                                                 \
                                                       .run = run,                                                   \
                                                       WEFT__PARTS({source_, entry_, pool_defines, false})};         \
@@ -202,14 +146,12 @@ static inline weft_status pool_launch(const weft__exec *e, pool_args *a, const i
                                                                .engine = WEFT_ENGINE_CUDA,                          \
                                                                .passes = WEFT__PASS_SET(PASS_),                     \
                                                                .dtypes = CUDA_FLOATS,                               \
-                                                               .variants = pool_variants,                           \
                                                                .plan = plan,                                        \
                                                                .run = run,                                          \
                                                                WEFT__PARTS({source_, entry_, pool_defines, false})}
 
 #else
 #include "reduce.h"
-#include "run.h"
 #include "vec.h"
 
 template <int A> static __device__ constexpr int kernel() { return A == 0 ? K0 : A == 1 ? K1 : K2; }
@@ -267,41 +209,6 @@ static __device__ __forceinline__ tile tile_of(const pool_args &a, int64_t unit,
     t.plane = depth == 1 ? group : group / (INDEX)depth;
     t.z = depth == 1 ? 0 : (int)(group - (INDEX)t.plane * (INDEX)depth);
     return t;
-}
-
-/* Bits of a staged block: planes first .. first + count - 1, rows lo .. hi - 1 of what it writes. */
-struct job {
-    int64_t first;
-    int count, lo, hi;
-};
-
-static __device__ __forceinline__ job job_of(const pool_args &a, int64_t block, int height) {
-    job j;
-    const int64_t group = block / a.strips;
-    j.first = group * a.together;
-    j.count = (int)min((int64_t)a.together, a.planes - j.first);
-    j.lo = (int)(block - group * a.strips) * a.strip;
-    j.hi = min(j.lo + a.strip, height);
-    return j;
-}
-
-/* Where a run of a tensor lies: rows lo .. hi - 1 of a plane, or whole planes. */
-struct stretch {
-    int64_t at; /* elements of the tensor before it */
-    int count;  /* elements */
-    int skip;   /* elements of the plane before it */
-};
-
-static __device__ __forceinline__ stretch stretch_of(const pool_args &a, const job &j, const int32_t (&size)[3], int lo,
-                                                     int hi) {
-    const int64_t plane = (int64_t)size[0] * size[1] * size[2];
-    stretch s = {j.first * plane, (int)(j.count * plane), 0};
-    if (a.strips > 1) {
-        s.skip = lo * size[2];
-        s.at += s.skip;
-        s.count = max(hi - lo, 0) * size[2];
-    }
-    return s;
 }
 
 /* The windows that read one of the places x .. x + many - 1. */

@@ -39,7 +39,7 @@ static const char *tile_of(const weft_problem *p, int variant, tile *t) {
                                                                                                             : 16,
                                                                                              most);
     const int64_t vectors = rows ? t->d.channels / t->vec : t->d.channels;
-    t->lx = rows ? 1 : WEFT__MIN(cuda_power(t->d.inner / t->vec), (variant == 1 ? 256 : 128) / bytes);
+    t->lx = rows ? 1 : WEFT__MIN(cuda_power(t->d.inner / t->vec), (variant ? 256 : 128) / bytes);
     if (vectors > most * (MOST / t->lx)) return "a row is longer than the registers of a block hold";
     t->ry = cuda_power(cuda_ceil(vectors, few));
     while (t->ry * t->lx > MOST || (t->ry > 2 * THREADS && cuda_ceil(vectors, t->ry / 2) <= most)) t->ry /= 2;
@@ -52,7 +52,7 @@ static const char *tile_of(const weft_problem *p, int variant, tile *t) {
 }
 
 /* Bytes of a channel that a block reads together. */
-static const char *const variants[] = {"128b", "256b", "few", NULL};
+static const char *const variants[] = {"128b", "256b", NULL};
 
 static const char *plan(const weft_problem *p, const weft__hw *hw, int variant, weft__decision *d) {
     tile *t = WEFT__PARAMS(tile, d);
@@ -62,7 +62,7 @@ static const char *plan(const weft_problem *p, const weft__hw *hw, int variant, 
     const double blocks = t->d.inner == 1 ? (double)t->d.outer / t->lx
                                           : (double)t->d.outer * (double)cuda_ceil(t->d.inner, (int64_t)t->lx * t->vec);
     const double idle = WEFT__MAX(hw->gpu->sms * 256.0 / (t->lx * t->ry) / WEFT__MAX(blocks, 1), 1);
-    d->ns = cuda_ns(hw, weft__bytes(p) * idle, variant == 1 ? 0.79 : variant == 2 ? 0.78 : 0.8, 1);
+    d->ns = cuda_ns(hw, weft__bytes(p) * idle, variant ? 0.79 : 0.8, 1);
     return NULL;
 }
 
