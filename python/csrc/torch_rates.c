@@ -177,8 +177,9 @@ static weft_rates guess_cuda_conv(const weft_problem *p) {
 }
 
 /* Memory-bound operators on an H200: shares of the bandwidth, each tensor once, forward and gradients. Pointwise ones
- * run at the speed of memory; softmax does better where the rows lie together; gradients of pooling and columns go by atomics or
- * one element per thread; batch norm reads its input twice; ncrelu, lrn and complex pairs take several calls. */
+ * run at the speed of memory; softmax does better where the rows lie together; gradients of pooling and columns go by
+ * atomics or one element per thread; batch norm reads its input twice; ncrelu, lrn and complex pairs take several
+ * calls. */
 static bool guess_cuda(const weft_problem *p, weft_rates *r) {
     static const struct {
         double ns, fwd, bwd;
