@@ -32,7 +32,7 @@ endforeach()
 
 # An object library of sources compiled for an ISA.
 add_library(weft_fewer_checks INTERFACE)
-target_compile_options(weft_fewer_checks INTERFACE -fno-sanitize=null,alignment,object-size,pointer-overflow,bounds -g1)
+target_compile_options(weft_fewer_checks INTERFACE -fno-sanitize=null,alignment,object-size,pointer-overflow,bounds)
 
 function(weft_isa_library target isa)
   add_library(${target} OBJECT ${ARGN})

@@ -76,9 +76,10 @@ programs() { # DIR PATTERN [EXCEPT]: the C test programs whose names match the o
 }
 # -O1: the kernels are unrolled by hand, and sanitized at -O2 they compile ten times longer. One source serves every
 # instruction set, so the lower ones show what a sanitizer can see (cpu/isa.h).
-build_with() { # DIR SANITIZERS ISAS
+build_with() { # DIR SANITIZERS ISAS [TARGETS...]
+    local targets=("${@:4}")
     cmake -S . -B "$1" -DCMAKE_BUILD_TYPE=None "-DCMAKE_C_FLAGS=-O1 -DWEFT__$3" -DWEFT_SANITIZE="$2" -DWEFT_SANITIZE_ALL=$ALL_CHECKS -DWEFT_TORCH=OFF &&
-        cmake --build "$1" -j "$JOBS" || { echo "FAILED build in $1"; counts 0 1 0; return 1; }
+        cmake --build "$1" -j "$JOBS" ${targets:+--target "${targets[@]}"} || { echo "FAILED build in $1"; counts 0 1 0; return 1; }
 }
 with_python() { WEFT_LIBRARY=$BUILD/libweft_torch.so PYTHONPATH=python${PYTHONPATH:+:$PYTHONPATH} timeout --foreground "$LIMIT" "$(cat "$BUILD/python")" "$@"; }
 pytest_counts() { # pytest, its summary said the way the other tiers say it
@@ -147,7 +148,7 @@ tier_asan() {
     check 'verify' "$BUILD-asan/weft" verify --random 300 --seed "$SEED"
 }
 tier_tsan() {
-    build_with "$BUILD-tsan" thread ONLY_SCALAR || return
+    build_with "$BUILD-tsan" thread ONLY_SCALAR weft test_{threads,wisdom,wisdom_file,plan} || return
     programs "$BUILD-tsan" 'thread|cache|wisdom|plan'
     check verify "$BUILD-tsan/weft" verify --random 300 --seed "$SEED"
 }
