@@ -119,7 +119,8 @@ static weft_rates guess_cpu_batch_norm(const weft_problem *p) {
     const bool fwd = p->pass == WEFT_PASS_FWD, train = p->attr[WEFT_BN_TRAIN];
     if (p->tensor[0].dtype != WEFT_DTYPE_F32) return (weft_rates){5000, 0.3, 0.4};
     if (!train) return (weft_rates){-50000, 1, fwd ? 1.2 : is_last(p) ? 0.8 : 0.63};
-    return (weft_rates){-50000, 1, fwd ? is_last(p) ? 0.72 : 0.26 : 0.75};
+    if (fwd) return (weft_rates){-50000, 1, is_last(p) ? 0.72 : 0.26};
+    return (weft_rates){is_last(p) ? -50000 : -20000, 1, is_last(p) ? 0.75 : 0.65};
 }
 
 /* lrn is made of several of PyTorch's operators, columns take some 1.6 ns an element, and the product with a diagonal
@@ -144,9 +145,8 @@ static weft_rates guess_cpu_rnn(const weft_problem *p) {
     const double call = -60000 - layers * 4 * cells * H * (H + (double)p->c) / 12;
     const bool fwd = p->pass == WEFT_PASS_FWD, few = n < 8;
     if (p->op == WEFT_OP_LSTM && !p->attr[WEFT_RNN_ROWS])
-        return (weft_rates){call + (fwd ? 150000 : 300000) +
-                                steps * ((fwd ? 5000 : 10000) + (few ? weights / (fwd ? 95 : 60) : 0)),
-                            few ? 1.7 : 0.85, 1};
+        return (weft_rates){call + (fwd ? 150000 : 300000) + steps * (fwd ? 2000 : 5000),
+                            few ? fmin(0.34 * n, 0.75) : 0.85, 1};
     const double cell = (fwd ? 15000 : 40000) * (p->op == WEFT_OP_GRU ? 2.0 : 1.0) + cells * H * n * (fwd ? 2 : 4);
     return (weft_rates){call + steps * (cell + weights / 80 + (fwd ? 0 : 6 * weights / 25)), 0.85, 1};
 }
