@@ -130,6 +130,21 @@ static bool try_weft(seat_call *c) {
     return ran;
 }
 
+static void end_bypass(const int *step) { wt_seat_bypass(-*step); }
+
+/* PyTorch's implementation by its C++ function. */
+static bool run_throwing(seat_call *c) {
+    void *made[3];
+    __attribute__((cleanup(end_bypass))) const int step = 1;
+    wt_seat_bypass(step);
+    if (c->cuda || !c->op->throwing || !c->op->throwing(c, made)) return false;
+    for (int i = 0; i < c->op->nout; i++) {
+        if (wt.aoti_torch_new_uninitialized_tensor(&c->out[i])) return false;
+        *(void **)c->out[i] = made[c->op->nout - 1 - i];
+    }
+    return true;
+}
+
 static void raise_text(const seat_call *c) {
     char text[160], name[64];
     snprintf(name, sizeof(name), "aten::%s", c->op->name);
@@ -149,10 +164,7 @@ static void enter(const seat_op *op, bool cuda, wt_value *stack) {
     c.cuda = cuda;
     c.plain = true;
     for (int i = 0; op->arg[i].kind; i++) take(&c, op->arg[i].kind, op->arg[i].at, stack[i]);
-    if (!try_weft(&c) && !seat_delegate(&c)) {
-        if (op->raise) op->raise(&c);
-        if (!c.out[0]) raise_text(&c);
-    }
+    if (!try_weft(&c) && !run_throwing(&c) && !seat_delegate(&c)) raise_text(&c);
     for (int i = 0; i < op->nout; i++) {
         stack[i] = (wt_value)(uintptr_t)c.out[i];
         c.out[i] = NULL;

@@ -157,7 +157,9 @@ typedef struct seat_op {
     bool (*choose)(seat_draft *d);      /* the steps; false: PyTorch's */
     bool (*has_torch)(bool cuda);       /* this PyTorch has a way back */
     bool (*torch)(seat_call *c);        /* by it; false: it failed */
-    void (*raise)(seat_call *c);        /* throws PyTorch's own exception; NULL, or returns: it cannot */
+    /* The same on the CPU by the C++ function, which throws PyTorch's own exceptions, type and text, through these
+     * frames, and copies no list: its results, the last one first. NULL, or false: it cannot be called. */
+    bool (*throwing)(seat_call *c, void *made[3]);
 } seat_op;
 
 #define X(name) extern const seat_op seat_op_##name;

@@ -286,23 +286,37 @@ static bool has_backward(bool cuda) {
     return cuda ? wt.aoti_torch_cuda_convolution_backward : wt.aoti_torch_cpu_convolution_backward;
 }
 
-/* PyTorch's own exception, type and text, by the C++ function that throws it; it runs through these frames. */
-static void raise_forward(seat_call *c) {
+#define ARRAY(c, at) ((wt_array){(c)->list[at].item, (c)->list[at].size})
+static bool forward_throwing(seat_call *c, void *made[3]) {
 #if defined(__x86_64__)
-    const wt_list *l = c->list;
     struct {
         wt_handle tensor; /* by value, as an optional of C++ holds it */
         bool given;
     } bias = {NULL, false};
-    if (!wt.WT_THROWING_CONVOLUTION || wt.aoti_torch_new_uninitialized_tensor(&c->out[0])) return;
+    if (!wt.WT_THROWING_CONVOLUTION) return false;
     if (c->in[SEAT_BIAS].handle) bias.tensor = *(wt_handle *)c->in[SEAT_BIAS].handle, bias.given = true;
-    wt.WT_THROWING_CONVOLUTION(c->out[0], c->in[SEAT_X].handle, c->in[SEAT_W].handle, &bias,
-                               (wt_array){l[SEAT_STRIDE].item, l[SEAT_STRIDE].size},
-                               (wt_array){l[SEAT_PADDING].item, l[SEAT_PADDING].size},
-                               (wt_array){l[SEAT_DILATION].item, l[SEAT_DILATION].size}, is_transposed(c),
-                               (wt_array){l[SEAT_EXTRA].item, l[SEAT_EXTRA].size}, c->value[SEAT_GROUPS]);
+    wt.WT_THROWING_CONVOLUTION(made, c->in[SEAT_X].handle, c->in[SEAT_W].handle, &bias, ARRAY(c, SEAT_STRIDE),
+                               ARRAY(c, SEAT_PADDING), ARRAY(c, SEAT_DILATION), is_transposed(c), ARRAY(c, SEAT_EXTRA),
+                               c->value[SEAT_GROUPS]);
+    return true;
 #else
-    (void)c;
+    (void)c, (void)made;
+    return false;
+#endif
+}
+
+static bool backward_throwing(seat_call *c, void *made[3]) {
+#if defined(__x86_64__)
+    if (!wt.WT_THROWING_CONVOLUTION_BACKWARD || seat_is_dangerous(c)) return false;
+    const wt_mask mask = {{c->want & 1, c->want >> 1 & 1, c->want >> 2 & 1}};
+    const wt_maybe_array sizes = {{c->bias_sizes.item, c->bias_sizes.size}, c->biased};
+    wt.WT_THROWING_CONVOLUTION_BACKWARD(made, c->in[SEAT_DY].handle, c->in[SEAT_X].handle, c->in[SEAT_W].handle, sizes,
+                                        ARRAY(c, SEAT_STRIDE), ARRAY(c, SEAT_PADDING), ARRAY(c, SEAT_DILATION),
+                                        is_transposed(c), ARRAY(c, SEAT_EXTRA), c->value[SEAT_GROUPS], mask);
+    return true;
+#else
+    (void)c, (void)made;
+    return false;
 #endif
 }
 
@@ -322,7 +336,7 @@ const seat_op seat_op_convolution = {
     .choose = choose,
     .has_torch = has_forward,
     .torch = forward_by_torch,
-    .raise = raise_forward,
+    .throwing = forward_throwing,
 };
 
 const seat_op seat_op_convolution_backward = {
@@ -340,4 +354,5 @@ const seat_op seat_op_convolution_backward = {
     .choose = choose,
     .has_torch = has_backward,
     .torch = gradient_by_torch,
+    .throwing = backward_throwing,
 };

@@ -125,28 +125,31 @@ static bool adaptive_backward_by_torch(seat_call *c) {
     return !BY_DEVICE(c, _adaptive_avg_pool2d_backward)(c->in[SEAT_DY].handle, c->in[SEAT_X].handle, &c->out[0]);
 }
 
-/* PyTorch's own exception, type and text, by the C++ function that throws it; it runs through these frames. */
 #if defined(__x86_64__)
-#define RAISE(name, symbol, ...)                                   \
-    static void raise_##name(seat_call *c) {                       \
-        void *unused[2];                                           \
-        if (!c->cuda && wt.symbol) wt.symbol(unused, __VA_ARGS__); \
+#define THROWING(name, symbol, ...)                            \
+    static bool throwing_##name(seat_call *c, void *made[3]) { \
+        if (wt.symbol) wt.symbol(made, __VA_ARGS__);           \
+        return wt.symbol != NULL;                              \
     }
 #else
-#define RAISE(name, symbol, ...) \
-    static void raise_##name(seat_call *c) { (void)c; }
+#define THROWING(name, symbol, ...)                            \
+    static bool throwing_##name(seat_call *c, void *made[3]) { \
+        (void)c, (void)made;                                   \
+        return false;                                          \
+    }
 #endif
-RAISE(max, WT_THROWING_MAX_POOL, c->in[SEAT_X].handle, ARRAY(c, SEAT_KERNEL), ARRAY(c, SEAT_STRIDE),
-      ARRAY(c, SEAT_PADDING), ARRAY(c, SEAT_DILATION), c->value[SEAT_CEIL])
-RAISE(max_backward, WT_THROWING_MAX_POOL_BACKWARD, c->in[SEAT_DY].handle, c->in[SEAT_X].handle, ARRAY(c, SEAT_KERNEL),
-      ARRAY(c, SEAT_STRIDE), ARRAY(c, SEAT_PADDING), ARRAY(c, SEAT_DILATION), c->value[SEAT_CEIL],
-      c->in[SEAT_INDEX].handle)
-RAISE(avg, WT_THROWING_AVG_POOL, c->in[SEAT_X].handle, ARRAY(c, SEAT_KERNEL), ARRAY(c, SEAT_STRIDE),
-      ARRAY(c, SEAT_PADDING), c->value[SEAT_CEIL], c->value[SEAT_INCLUDE], maybe_divisor(c))
-RAISE(avg_backward, WT_THROWING_AVG_POOL_BACKWARD, c->in[SEAT_DY].handle, c->in[SEAT_X].handle, ARRAY(c, SEAT_KERNEL),
-      ARRAY(c, SEAT_STRIDE), ARRAY(c, SEAT_PADDING), c->value[SEAT_CEIL], c->value[SEAT_INCLUDE], maybe_divisor(c))
-RAISE(adaptive, WT_THROWING_ADAPTIVE_AVG_POOL, c->in[SEAT_X].handle, ARRAY(c, SEAT_EXTRA))
-RAISE(adaptive_backward, WT_THROWING_ADAPTIVE_AVG_POOL_BACKWARD, c->in[SEAT_DY].handle, c->in[SEAT_X].handle)
+THROWING(max, WT_THROWING_MAX_POOL, c->in[SEAT_X].handle, ARRAY(c, SEAT_KERNEL), ARRAY(c, SEAT_STRIDE),
+         ARRAY(c, SEAT_PADDING), ARRAY(c, SEAT_DILATION), c->value[SEAT_CEIL])
+THROWING(max_backward, WT_THROWING_MAX_POOL_BACKWARD, c->in[SEAT_DY].handle, c->in[SEAT_X].handle,
+         ARRAY(c, SEAT_KERNEL), ARRAY(c, SEAT_STRIDE), ARRAY(c, SEAT_PADDING), ARRAY(c, SEAT_DILATION),
+         c->value[SEAT_CEIL], c->in[SEAT_INDEX].handle)
+THROWING(avg, WT_THROWING_AVG_POOL, c->in[SEAT_X].handle, ARRAY(c, SEAT_KERNEL), ARRAY(c, SEAT_STRIDE),
+         ARRAY(c, SEAT_PADDING), c->value[SEAT_CEIL], c->value[SEAT_INCLUDE], maybe_divisor(c))
+THROWING(avg_backward, WT_THROWING_AVG_POOL_BACKWARD, c->in[SEAT_DY].handle, c->in[SEAT_X].handle,
+         ARRAY(c, SEAT_KERNEL), ARRAY(c, SEAT_STRIDE), ARRAY(c, SEAT_PADDING), c->value[SEAT_CEIL],
+         c->value[SEAT_INCLUDE], maybe_divisor(c))
+THROWING(adaptive, WT_THROWING_ADAPTIVE_AVG_POOL, c->in[SEAT_X].handle, ARRAY(c, SEAT_EXTRA))
+THROWING(adaptive_backward, WT_THROWING_ADAPTIVE_AVG_POOL_BACKWARD, c->in[SEAT_DY].handle, c->in[SEAT_X].handle)
 
 /* ---------------------------------------------------------------- the operators */
 #define WINDOW \
@@ -163,7 +166,7 @@ RAISE(adaptive_backward, WT_THROWING_ADAPTIVE_AVG_POOL_BACKWARD, c->in[SEAT_DY].
         return BY_DEVICE(&c, id) != NULL;                                                      \
     }                                                                                          \
     const seat_op seat_op_##id = {#id,       of,     outs,      back,           {__VA_ARGS__}, \
-                                  read_call, choose, has_##way, way##_by_torch, raise_##way};
+                                  read_call, choose, has_##way, way##_by_torch, throwing_##way};
 
 POOL(max_pool2d_with_indices, SEAT_MAX_POOL, 2, false, max, {SEAT_TENSOR, SEAT_X}, WINDOW, DILATED)
 POOL(max_pool2d_with_indices_backward, SEAT_MAX_POOL, 1, true, max_backward, GRADIENT, WINDOW, DILATED,

@@ -50,6 +50,10 @@ typedef void (*wt_range)(int64_t begin, int64_t end, void *arg);
  * throws. */
 #define WT_THROWING_CONVOLUTION \
     _ZN2at25compositeexplicitautograd11convolutionERKNS_6TensorES3_RKSt8optionalIS1_EN3c108ArrayRefIlEESA_SA_bSA_l
+#define WT_JOINED(a, b) a##b
+#define WT_THROWING_CONVOLUTION_BACKWARD                                                                              \
+    WT_JOINED(_ZN2at25compositeexplicitautograd20convolution_backwardERKNS_6TensorES3_S3_N3c1016OptionalArrayRefIlEE, \
+              NS4_8ArrayRefIlEES8_S8_bS8_lSt5arrayIbLm3EE)
 /* at::cpu::max_pool2d_with_indices(const Tensor &, ...) and so on */
 #define WT_THROWING_MAX_POOL _ZN2at3cpu23max_pool2d_with_indicesERKNS_6TensorEN3c108ArrayRefIlEES6_S6_S6_b
 #define WT_THROWING_MAX_POOL_BACKWARD \
@@ -59,16 +63,23 @@ typedef void (*wt_range)(int64_t begin, int64_t end, void *arg);
     _ZN2at3cpu19avg_pool2d_backwardERKNS_6TensorES3_N3c108ArrayRefIlEES6_S6_bbSt8optionalIlE
 #define WT_THROWING_ADAPTIVE_AVG_POOL _ZN2at3cpu20_adaptive_avg_pool2dERKNS_6TensorEN3c108ArrayRefIlEE
 #define WT_THROWING_ADAPTIVE_AVG_POOL_BACKWARD _ZN2at3cpu29_adaptive_avg_pool2d_backwardERKNS_6TensorES3_
-typedef struct wt_maybe { /* std::optional<long> */
-    int64_t value;
-    bool given;
-} wt_maybe;
 /* torch::jit::tracer::getTracingState: not a null pointer within, torch.jit.trace is at work on this thread. */
 #define WT_TRACING_STATE _ZN5torch3jit6tracer15getTracingStateEv
 typedef struct wt_array { /* c10::ArrayRef<long> */
     const int64_t *data;
     size_t size;
 } wt_array;
+typedef struct wt_maybe_array { /* c10::OptionalArrayRef<long> */
+    wt_array array;
+    bool given;
+} wt_maybe_array;
+typedef struct wt_maybe { /* std::optional<long> */
+    int64_t value;
+    bool given;
+} wt_maybe;
+typedef struct wt_mask { /* std::array<bool, 3> */
+    bool item[3];
+} wt_mask;
 
 /* X(returns, name, parameters). Missing from the first list: PyTorch is too old. The second depends on the build or
  * the version. */
@@ -120,52 +131,56 @@ typedef struct wt_array { /* c10::ArrayRef<long> */
     X(wt_error, torch_string_c_str, (wt_handle string, const char **text))                                             \
     X(wt_error, torch_delete_string, (wt_handle string))
 
-#define WT_OPTIONAL(X)                                                                                           \
-    X(wt_error, torch_delete_stable_ivalue, (wt_value * box)) /* 2.13 and later */                               \
-    X(void, _ZdlPv, (void *block))                            /* operator delete: what freed the boxes before */ \
-    X(wt_error, torch_new_stable_ivalue, (wt_value * *box))   /* the other halves of the two above */            \
-    X(void *, _Znwm, (size_t bytes))                                                                             \
-    X(wt_error, aoti_torch_create_cuda_stream_guard, (void *stream, int32_t device_index, wt_handle *guard))     \
-    X(wt_error, aoti_torch_delete_cuda_stream_guard, (wt_handle guard))                                          \
-    X(const char *, torch_exception_get_what_without_backtrace, (void))                                          \
-    X(void *const *, WT_TRACING_STATE, (void))                                                                   \
-    X(wt_error, aoti_torch_is_defined, (wt_handle tensor, bool *is_defined))                                     \
-    X(wt_error, aoti_torch_new_uninitialized_tensor, (wt_handle * tensor))                                       \
-    X(wt_error, aoti_torch_cpu_convolution, WT_CONVOLUTION)                                                      \
-    X(wt_error, aoti_torch_cuda_convolution, WT_CONVOLUTION)                                                     \
-    X(wt_error, aoti_torch_cpu_convolution_backward, WT_CONVOLUTION_BACKWARD)                                    \
-    X(wt_error, aoti_torch_cuda_convolution_backward, WT_CONVOLUTION_BACKWARD)                                   \
-    X(void *, WT_THROWING_CONVOLUTION,                                                                           \
-      (wt_handle out, wt_handle input, wt_handle weight, const void *bias, wt_array stride, wt_array padding,    \
-       wt_array dilation, bool transposed, wt_array output_padding, int64_t groups))                             \
-    X(wt_error, aoti_torch_cpu_max_pool2d_with_indices, WT_MAX_POOL)                                             \
-    X(wt_error, aoti_torch_cuda_max_pool2d_with_indices, WT_MAX_POOL)                                            \
-    X(wt_error, aoti_torch_cpu_max_pool2d_with_indices_backward, WT_MAX_POOL_BACKWARD)                           \
-    X(wt_error, aoti_torch_cuda_max_pool2d_with_indices_backward, WT_MAX_POOL_BACKWARD)                          \
-    X(wt_error, aoti_torch_cpu_avg_pool2d, WT_AVG_POOL)                                                          \
-    X(wt_error, aoti_torch_cuda_avg_pool2d, WT_AVG_POOL)                                                         \
-    X(wt_error, aoti_torch_cpu_avg_pool2d_backward, WT_AVG_POOL_BACKWARD)                                        \
-    X(wt_error, aoti_torch_cuda_avg_pool2d_backward, WT_AVG_POOL_BACKWARD)                                       \
-    X(wt_error, aoti_torch_cpu__adaptive_avg_pool2d, WT_ADAPTIVE_AVG_POOL)                                       \
-    X(wt_error, aoti_torch_cuda__adaptive_avg_pool2d, WT_ADAPTIVE_AVG_POOL)                                      \
-    X(wt_error, aoti_torch_cpu__adaptive_avg_pool2d_backward, WT_ADAPTIVE_AVG_POOL_BACKWARD)                     \
-    X(wt_error, aoti_torch_cuda__adaptive_avg_pool2d_backward, WT_ADAPTIVE_AVG_POOL_BACKWARD)                    \
-    X(void *, WT_THROWING_MAX_POOL,                                                                              \
-      (void *out, wt_handle input, wt_array kernel, wt_array stride, wt_array padding, wt_array dilation,        \
-       bool ceil_mode))                                                                                          \
-    X(void *, WT_THROWING_MAX_POOL_BACKWARD,                                                                     \
-      (void *out, wt_handle grad_output, wt_handle input, wt_array kernel, wt_array stride, wt_array padding,    \
-       wt_array dilation, bool ceil_mode, wt_handle index))                                                      \
-    X(void *, WT_THROWING_AVG_POOL,                                                                              \
-      (void *out, wt_handle input, wt_array kernel, wt_array stride, wt_array padding, bool ceil_mode,           \
-       bool include_pad, wt_maybe divisor))                                                                      \
-    X(void *, WT_THROWING_AVG_POOL_BACKWARD,                                                                     \
-      (void *out, wt_handle grad_output, wt_handle input, wt_array kernel, wt_array stride, wt_array padding,    \
-       bool ceil_mode, bool include_pad, wt_maybe divisor))                                                      \
-    X(void *, WT_THROWING_ADAPTIVE_AVG_POOL, (void *out, wt_handle input, wt_array size))                        \
-    X(void *, WT_THROWING_ADAPTIVE_AVG_POOL_BACKWARD, (void *out, wt_handle grad_output, wt_handle input))       \
-    X(wt_error, aoti_torch_get_current_cuda_stream, (int32_t device_index, void **stream))                       \
-    X(wt_error, aoti_torch_create_cuda_guard, (int32_t device_index, wt_handle * guard))                         \
+#define WT_OPTIONAL(X)                                                                                                 \
+    X(wt_error, torch_delete_stable_ivalue, (wt_value * box)) /* 2.13 and later */                                     \
+    X(void, _ZdlPv, (void *block))                            /* operator delete: what freed the boxes before */       \
+    X(wt_error, torch_new_stable_ivalue, (wt_value * *box))   /* the other halves of the two above */                  \
+    X(void *, _Znwm, (size_t bytes))                                                                                   \
+    X(wt_error, aoti_torch_create_cuda_stream_guard, (void *stream, int32_t device_index, wt_handle *guard))           \
+    X(wt_error, aoti_torch_delete_cuda_stream_guard, (wt_handle guard))                                                \
+    X(const char *, torch_exception_get_what_without_backtrace, (void))                                                \
+    X(void *const *, WT_TRACING_STATE, (void))                                                                         \
+    X(wt_error, aoti_torch_is_defined, (wt_handle tensor, bool *is_defined))                                           \
+    X(wt_error, aoti_torch_new_uninitialized_tensor, (wt_handle * tensor))                                             \
+    X(wt_error, aoti_torch_cpu_convolution, WT_CONVOLUTION)                                                            \
+    X(wt_error, aoti_torch_cuda_convolution, WT_CONVOLUTION)                                                           \
+    X(wt_error, aoti_torch_cpu_convolution_backward, WT_CONVOLUTION_BACKWARD)                                          \
+    X(wt_error, aoti_torch_cuda_convolution_backward, WT_CONVOLUTION_BACKWARD)                                         \
+    X(void *, WT_THROWING_CONVOLUTION,                                                                                 \
+      (void *out, wt_handle input, wt_handle weight, const void *bias, wt_array stride, wt_array padding,              \
+       wt_array dilation, bool transposed, wt_array output_padding, int64_t groups))                                   \
+    X(wt_error, aoti_torch_cpu_max_pool2d_with_indices, WT_MAX_POOL)                                                   \
+    X(wt_error, aoti_torch_cuda_max_pool2d_with_indices, WT_MAX_POOL)                                                  \
+    X(wt_error, aoti_torch_cpu_max_pool2d_with_indices_backward, WT_MAX_POOL_BACKWARD)                                 \
+    X(wt_error, aoti_torch_cuda_max_pool2d_with_indices_backward, WT_MAX_POOL_BACKWARD)                                \
+    X(wt_error, aoti_torch_cpu_avg_pool2d, WT_AVG_POOL)                                                                \
+    X(wt_error, aoti_torch_cuda_avg_pool2d, WT_AVG_POOL)                                                               \
+    X(wt_error, aoti_torch_cpu_avg_pool2d_backward, WT_AVG_POOL_BACKWARD)                                              \
+    X(wt_error, aoti_torch_cuda_avg_pool2d_backward, WT_AVG_POOL_BACKWARD)                                             \
+    X(wt_error, aoti_torch_cpu__adaptive_avg_pool2d, WT_ADAPTIVE_AVG_POOL)                                             \
+    X(wt_error, aoti_torch_cuda__adaptive_avg_pool2d, WT_ADAPTIVE_AVG_POOL)                                            \
+    X(wt_error, aoti_torch_cpu__adaptive_avg_pool2d_backward, WT_ADAPTIVE_AVG_POOL_BACKWARD)                           \
+    X(wt_error, aoti_torch_cuda__adaptive_avg_pool2d_backward, WT_ADAPTIVE_AVG_POOL_BACKWARD)                          \
+    X(void *, WT_THROWING_MAX_POOL,                                                                                    \
+      (void *out, wt_handle input, wt_array kernel, wt_array stride, wt_array padding, wt_array dilation,              \
+       bool ceil_mode))                                                                                                \
+    X(void *, WT_THROWING_MAX_POOL_BACKWARD,                                                                           \
+      (void *out, wt_handle grad_output, wt_handle input, wt_array kernel, wt_array stride, wt_array padding,          \
+       wt_array dilation, bool ceil_mode, wt_handle index))                                                            \
+    X(void *, WT_THROWING_AVG_POOL,                                                                                    \
+      (void *out, wt_handle input, wt_array kernel, wt_array stride, wt_array padding, bool ceil_mode,                 \
+       bool include_pad, wt_maybe divisor))                                                                            \
+    X(void *, WT_THROWING_AVG_POOL_BACKWARD,                                                                           \
+      (void *out, wt_handle grad_output, wt_handle input, wt_array kernel, wt_array stride, wt_array padding,          \
+       bool ceil_mode, bool include_pad, wt_maybe divisor))                                                            \
+    X(void *, WT_THROWING_ADAPTIVE_AVG_POOL, (void *out, wt_handle input, wt_array size))                              \
+    X(void *, WT_THROWING_ADAPTIVE_AVG_POOL_BACKWARD, (void *out, wt_handle grad_output, wt_handle input))             \
+    X(void *, WT_THROWING_CONVOLUTION_BACKWARD,                                                                        \
+      (void *out, wt_handle grad_output, wt_handle input, wt_handle weight, wt_maybe_array bias_sizes,                 \
+       wt_array stride, wt_array padding, wt_array dilation, bool transposed, wt_array output_padding, int64_t groups, \
+       wt_mask mask))                                                                                                  \
+    X(wt_error, aoti_torch_get_current_cuda_stream, (int32_t device_index, void **stream))                             \
+    X(wt_error, aoti_torch_create_cuda_guard, (int32_t device_index, wt_handle * guard))                               \
     X(wt_error, aoti_torch_delete_cuda_guard, (wt_handle guard))
 
 typedef struct wt_shim {
