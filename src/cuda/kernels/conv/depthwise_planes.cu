@@ -19,7 +19,10 @@ enum { SCRATCH = 4 }; /* sums of the weights' gradient that a block adds up at a
 #ifndef __CUDACC_RTC__
 enum { WAVE = 132, MOST_THREADS = 512, MARGIN = 256 };
 
-static const char *const variants[] = {"b2", "b3", NULL}; /* blocks of a multiprocessor */
+static const char *const variants[] = {"b2", "b3", "b2h", NULL};
+static const struct {
+    int blocks, share; /* blocks of a multiprocessor; of the dests that the registers of a thread could hold, 1 in */
+} shapes[] = {{2, 1}, {3, 1}, {2, 2}};
 
 /* Dests of a thread along an axis: the cost of loads and products, with what a last tile wastes. */
 static int best_many(const depthwise_tile *t, int axis, int most) {
@@ -105,6 +108,11 @@ static bool is_paired(const weft_problem *p, const depthwise_tile *t) {
     return weft__dtype_size(p->tensor[0].dtype) == 2 && begin_at(p, 4) && t->a.from[2] % 2 == 0 && t->a.to[2] % 2 == 0;
 }
 
+/* A source plane meets the dest planes of all its taps at once: sums of so many planes are under way. */
+static bool rolls(const depthwise_tile *t) {
+    return t->mode < MODE_WEIGHTS && t->kernel[0] > 1 && t->stride[0] == 1 && t->dilation[0] == 1 && t->deep == 1;
+}
+
 /* Every run of elements begins and ends at a line. */
 static bool is_aligned(const weft_problem *p, const depthwise_tile *t) {
     const int64_t size = (int64_t)weft__dtype_size(p->tensor[0].dtype);
@@ -126,7 +134,7 @@ static const char *plan(const weft_problem *p, const weft__hw *hw, int variant, 
     if (t->last && p->c > 1) return "a tensor is not dense channels-first";
     depthwise_args *a = &t->a;
     const int taps = depthwise_taps(t);
-    const int most = (taps <= 9 ? 28 : taps <= 32 ? 20 : taps <= 64 ? 14 : 10);
+    const int most = (taps <= 9 ? 28 : taps <= 32 ? 20 : taps <= 64 ? 14 : 10) / shapes[variant].share;
     t->vec = 1;
     t->bulk = hw->gpu->cc >= 90;
     t->pairs = is_paired(p, t);
@@ -136,10 +144,14 @@ static const char *plan(const weft_problem *p, const weft__hw *hw, int variant, 
     a->across = depthwise_tiles(t, 2, t->rx);
     const int64_t smem = (int64_t)hw->gpu->smem;
     const int step = t->mode == MODE_FWD ? 1 : t->stride[1];
-    while (!(t->blocks = blocks_of(p, t, smem, variant + 2)) && t->ry > step) t->ry -= step;
+    while (!(t->blocks = blocks_of(p, t, smem, shapes[variant].blocks)) && t->ry > step) t->ry -= step;
     if (!t->blocks) return "rows that do not fit into shared memory";
-    const int registers = 24 + t->rx * t->ry * (t->mode == MODE_BOTH ? 2 : 1) + depthwise_line(t, 2, t->rx) +
-                          WEFT__MIN(taps, 27) + (t->mode >= MODE_WEIGHTS ? taps : 0);
+    const int registers = 24 +
+                          t->rx * t->ry *
+                              (t->mode == MODE_BOTH ? 2
+                               : rolls(t)           ? t->kernel[0]
+                                                    : 1) +
+                          depthwise_line(t, 2, t->rx) + WEFT__MIN(taps, 27) + (t->mode >= MODE_WEIGHTS ? taps : 0);
     t->blocks = WEFT__MAX(WEFT__MIN(t->blocks, 65536 / (t->threads * registers)), 1);
     t->aligned = is_aligned(p, t);
     a->chunks = (int32_t)cuda_ceil(a->to[0], t->deep);
@@ -165,9 +177,10 @@ static void planes_defines(const weft_problem *p, const weft__hw *hw, const void
     const int there = WEFT__MAX(WEFT__MIN(a->from[2] - first, line), 0);
     weft__put(text,
               " -DLAST=0 -DBULK=%d -DALIGNED=%d -DFLAT=%d -DDEEP=%d -DRING=%d -DOWNS=%d -DRIGHT=%d -DSPARE=%d "
-              "-DDIRECT=%d -DPAIRS=%d",
+              "-DDIRECT=%d -DPAIRS=%d -DROLL=%d",
               t->bulk, t->aligned, a->from[0] == 1 && a->to[0] == 1 && t->kernel[0] == 1, t->deep, t->ring, t->owns,
-              line - there, a->across * t->rx - phase - a->to[2], t->mode == MODE_BOTH && !begin_at(p, 16), t->pairs);
+              line - there, a->across * t->rx - phase - a->to[2], t->mode == MODE_BOTH && !begin_at(p, 16), t->pairs,
+              rolls(t));
 }
 
 DEPTHWISE_KERNELS(planes, "nchw_planes", "conv/depthwise_planes.cu", planes_defines);
@@ -219,17 +232,22 @@ template <int Skew, int N> static __device__ __forceinline__ void load_row(const
     }
 }
 
-/* All products of a tile. */
+/* The sums of a tile. ROLL: of the dest planes that the last source plane of a window meets, the unit's first. */
+enum { PLANES = ROLL ? K0 : 1 };
+typedef float tile_sums[PLANES][RY][RX];
+
+/* All products of a tile, by source planes. ROLL: those but the last were met by the units before, unless `fresh`. */
 static __device__ __forceinline__ void products(const depthwise_args &a, const memory &m, const segment &s,
-                                                const walk &w, const window &v, const place &p,
-                                                const float (&x)[WEIGHTS ? RY : 1][WEIGHTS ? RX : 1],
-                                                float (&sum)[RY][RX], sums &total) {
+                                                const walk &w, const window &v, const place &p, bool fresh,
+                                                const float (&x)[WEIGHTS ? RY : 1][WEIGHTS ? RX : 1], tile_sums &sum,
+                                                sums &total) {
     const float *filter = m.filter + p.channel * TAPS;
     const int z = w.chunk * DEEP + p.deep, y = origin<1>(p.y) - s.source_top, first = origin<2>(p.x) + LOW2;
     const int from = p.channel * s.source_rows * a.from[2] + first;
 #pragma unroll
-    for (int r = 0; r < K0; r++) {
-        const int source = FLAT ? 0 : source_of<0>(a, z, r);
+    for (int q = 0; q < K0; q++) {
+        if (ROLL && q < K0 - 1 && !fresh) continue;
+        const int source = FLAT ? 0 : source_of<0>(a, z, FWD ? q : K0 - 1 - q);
         const T *plane = plane_at(a, m, s, w, v, FLAT ? 0 : max(source, v.part.first)) + from;
 #pragma unroll
         for (int l = LOW1; l <= HIGH1; l++) {
@@ -238,29 +256,40 @@ static __device__ __forceinline__ void products(const depthwise_args &a, const m
             float line[LINE];
             load_row<SKEW>(row, line);
 #pragma unroll
-            for (int i = 0; i < LINE; i++) {
+            for (int i = 0; i < LINE; i++)
                 if (i < LEFT || i >= LINE - RIGHT) line[i] = (unsigned)(first + i) < (unsigned)a.from[2] ? line[i] : 0;
-            }
 #pragma unroll
-            for (int k = 0; k < RY; k++) {
-                if (tap<1>(k, l) < 0) continue;
+            for (int i = 0; i < PLANES * RY * K2; i++) {
+                const int j = i / (RY * K2), k = i / K2 % RY, t = i % K2;
+                const int r = FWD ? q - j : K0 - 1 - q + j; /* the tap plane of dest plane j */
+                if (r < 0 || r >= K0 || tap<1>(k, l) < 0) continue;
+                const int number = (r * K1 + tap<1>(k, l)) * K2 + t;
+                const float weight = OUT ? filter_at(filter, number) : 0;
 #pragma unroll
-                for (int t = 0; t < K2; t++) {
-                    const int number = (r * K1 + tap<1>(k, l)) * K2 + t;
-                    const float weight = OUT ? filter_at(filter, number) : 0;
-#pragma unroll
-                    for (int c = 0; c < RX; c++) {
-                        if (!FWD && (c - t * D2) % S2) continue;
-                        const int i = FWD ? c * S2 + t * D2 : (c - t * D2) / S2 - LOW2;
-                        if (OUT) sum[k][c] = fmaf(line[i], weight, sum[k][c]);
-                        if (WEIGHTS)
-                            total.dw[WEIGHTS ? number : 0] =
-                                fmaf(x[WEIGHTS ? k : 0][WEIGHTS ? c : 0], line[i], total.dw[WEIGHTS ? number : 0]);
-                    }
+                for (int c = 0; c < RX; c++) {
+                    if (!FWD && (c - t * D2) % S2) continue;
+                    const int at = FWD ? c * S2 + t * D2 : (c - t * D2) / S2 - LOW2;
+                    if (OUT) sum[j][k][c] = fmaf(line[at], weight, sum[j][k][c]);
+                    if (WEIGHTS)
+                        total.dw[WEIGHTS ? number : 0] =
+                            fmaf(x[WEIGHTS ? k : 0][WEIGHTS ? c : 0], line[at], total.dw[WEIGHTS ? number : 0]);
                 }
             }
         }
     }
+}
+
+static __device__ __forceinline__ void sum_clear(tile_sums &sum) {
+#pragma unroll
+    for (int i = 0; i < PLANES * RY * RX; i++) sum[i / (RY * RX)][i / RX % RY][i % RX] = 0;
+}
+
+/* To the next unit of a volume. */
+static __device__ __forceinline__ void roll(tile_sums &sum) {
+#pragma unroll
+    for (int i = 0; i < PLANES * RY * RX; i++)
+        sum[i / (RY * RX)][i / RX % RY][i % RX] =
+            i < (PLANES - 1) * RY * RX ? sum[(i / (RY * RX) + 1) % PLANES][i / RX % RY][i % RX] : 0;
 }
 
 /* Whether dest column c of a tile exists; most are known to. */
@@ -269,8 +298,9 @@ static __device__ __forceinline__ bool column(const depthwise_args &a, const pla
 }
 
 static __device__ __forceinline__ void tile(const depthwise_args &a, const memory &m, const segment &s, const walk &w,
-                                            const window &v, const place &p, T *own, T *out, sums &total) {
-    float sum[RY][RX] = {}, x[WEIGHTS ? RY : 1][WEIGHTS ? RX : 1] = {};
+                                            const window &v, const place &p, bool fresh, T *own, T *out, tile_sums &sum,
+                                            sums &total) {
+    float x[WEIGHTS ? RY : 1][WEIGHTS ? RX : 1] = {};
     const int offset = ((p.deep + p.channel) * s.rows + p.y - s.top) * a.to[2] + p.x;
     const T *at = own + offset;
     T *to = out + offset;
@@ -283,7 +313,7 @@ static __device__ __forceinline__ void tile(const depthwise_args &a, const memor
 #pragma unroll
             for (int c = 0; c < RX; c++) x[WEIGHTS ? k : 0][WEIGHTS ? c : 0] = column(a, p, c) ? line[c] : 0;
         }
-    products(a, m, s, w, v, p, x, sum, total);
+    products(a, m, s, w, v, p, fresh, x, sum, total);
     if (BIASED) {
         const int z = w.chunk * DEEP + p.deep;
         for (int q = FLAT ? 0 : bias_from<0>(a, z); q < (FLAT ? 1 : bias_from<0>(a, z + 1)); q++)
@@ -300,18 +330,18 @@ static __device__ __forceinline__ void tile(const depthwise_args &a, const memor
         if ((unsigned)(p.y + k - s.top) >= (unsigned)s.rows) continue;
 #pragma unroll
         for (int c = 0; c < RX; c++) {
-            if (STRICT) zero = fmaf(sum[k][c], 0, zero);
-            if (FWD) sum[k][c] = weft__epilogue_apply(a.epilogue, bias, sum[k][c]);
+            if (STRICT) zero = fmaf(sum[0][k][c], 0, zero);
+            if (FWD) sum[0][k][c] = weft__epilogue_apply(a.epilogue, bias, sum[0][k][c]);
         }
 #pragma unroll
         for (int c = -OWN_SKEW; c < RX; c += 1 + PAIRS) {
             T *const here = to + k * a.to[2] + c;
             if (PAIRS && c >= 0 && c + 1 < RX) { /* both exist, or none */
-                const float two[2] = {sum[k][c < 0 ? 0 : c], sum[k][c + 1 < RX ? c + 1 : 0]};
+                const float two[2] = {sum[0][k][c < 0 ? 0 : c], sum[0][k][c + 1 < RX ? c + 1 : 0]};
                 if (column(a, p, c)) store(here, two);
             } else {
                 const int only = c < 0 ? c + 1 : c;
-                if (column(a, p, only)) here[only - c] = narrow<T>(sum[k][only]);
+                if (column(a, p, only)) here[only - c] = narrow<T>(sum[0][k][only]);
             }
         }
     }
@@ -395,6 +425,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) depthwise(const __
     segment s = segment_of(a, w.segment);
     place p = place_of(a, w.segment, s);
     sums total = {};
+    tile_sums sum = {};
+    bool fresh = true; /* the first unit of a piece */
     leaving last = {};
     int number = -1, since = begin, arrived = 0, done = 0;
     for (; w.unit < end; done++) {
@@ -421,9 +453,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) depthwise(const __
             const int need = v.before + (FLAT ? 1 : (plane_last(a, w.chunk) - v.part.first + GROUP) / GROUP);
             for (; arrived < need; arrived++) arrival_wait(&m.arrival[arrived % RING], (uint32_t)(arrived / RING & 1));
             if (WEIGHTS) arrival_wait(&m.arrival[RING + done % OWNS], (uint32_t)(done / OWNS & 1));
+            if (ROLL && fresh) sum_clear(sum);
             if (p.there && (FLAT || w.chunk * DEEP + p.deep < a.to[0])) {
                 T *here = own + span_shift((const T *)(WEIGHTS ? a.at : a.dest), (uint32_t)to);
-                tile(a, m, s, w, v, p, here, DIRECT ? (T *)a.dest + to : here, total);
+                tile(a, m, s, w, v, p, fresh, here, DIRECT ? (T *)a.dest + to : here, sum, total);
+                roll(sum);
+                fresh = false;
             }
             if (OUT && !DIRECT) fence_async();
         }
@@ -433,6 +468,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) depthwise(const __
         next_unit(a, w);
         if (FLAT || w.image != image || w.segment != before) {
             v.before += groups(v.part);
+            fresh = true;
             if (w.unit < end) v.part = piece_of(a, w, end);
         }
     }
