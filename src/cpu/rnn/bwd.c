@@ -7,6 +7,8 @@
  *            and direction for each of Wx, Wh and the input, slots of 64 columns or 32 rows
  * Traffic:   Wh once a step from the cache that holds it; weights and gradients once
  * Roofline:  one sequence: bandwidth of the caches in the steps, multiply-adds in the products
+ *            Measured on 2 cores of an EPYC (Zen 4, AVX-512): lstm of 100 steps, 512 units, one sequence 6.9 ms; 50
+ *            steps of 32 sequences 180 GFLOP/s
  * Assumes:   f32, rows of src and dst contiguous, no projection
  * Try:       weft bench lstm:bwd:f32:dense:t100n1c512o512:train1 */
 #include "cpu/rnn/layers.h"

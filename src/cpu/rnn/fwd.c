@@ -5,6 +5,8 @@
  *            Wh, gates and state. Weights are read as they lie; 8 rows of data and more are turned, lanes along them
  * Traffic:   Wh once a step from the cache that holds it; all else once
  * Roofline:  one sequence: bandwidth of the caches; many: multiply-adds
+ *            Measured on 2 cores of an EPYC (Zen 4, AVX-512): lstm of 100 steps, 512 units, one sequence 4.2 ms, of
+ *            which 2.9 are steps at 69 GB/s a core (L3: 80 to 90); 50 steps of 32 sequences 190 GFLOP/s
  * Assumes:   f32, rows of src and dst contiguous, no projection
  * Try:       weft bench lstm:fwd:f32:dense:t100n1c512o512:l1 lstm:fwd:f32:dense:t50n32c512o512:l1 */
 #include "cpu/rnn/layers.h"
