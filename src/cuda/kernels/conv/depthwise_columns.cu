@@ -14,10 +14,14 @@
 #ifndef __CUDACC_RTC__
 enum { WAVE = 132 };
 
-static const char *const variants[] = {"8b2", "8b3", "16b2", "4b2", "4b3", NULL};
-static const struct {
-    int width, blocks; /* bytes of a vector, blocks of a multiprocessor */
-} shapes[] = {{8, 2}, {8, 3}, {16, 2}, {4, 2}, {4, 3}};
+static const char *const *const variants = NULL;
+
+/* Bytes of a thread's vector, as measured: wide where registers last. */
+static int width_of(const depthwise_tile *t, int size) {
+    const bool weights = t->mode >= MODE_WEIGHTS, small = depthwise_taps(t) <= 9;
+    if (size == 4) return small && !weights ? 16 : 8;
+    return (small && !weights) || (weights && t->kernel[0] > 1) ? 8 : 4;
+}
 
 /* Rows of a tile: few, and few of them past the end. */
 static int best_rows(const depthwise_tile *t) {
@@ -34,21 +38,20 @@ static int best_rows(const depthwise_tile *t) {
 static const char *plan(const weft_problem *p, const weft__hw *hw, int variant, weft__decision *d) {
     depthwise_tile *t = WEFT__PARAMS(depthwise_tile, d);
     const char *refusal = depthwise_refusal(p, t);
+    (void)variant;
     if (refusal) return refusal;
     if (!t->last) return "a tensor is not dense channels-last";
     depthwise_args *a = &t->a;
     const int taps = depthwise_taps(t), size = (int)weft__dtype_size(p->tensor[0].dtype);
     const bool weights = t->mode >= MODE_WEIGHTS;
-    t->vec = WEFT__MIN(cuda_vec(p, p->c), shapes[variant].width / size);
-    if (variant && t->vec * size != shapes[variant].width) return "vectors of that width do not fit the channels";
-    if (t->vec > 4 || (weights && t->vec * taps > (size == 2 ? 108 : 56) && t->vec > 1)) return "too many registers";
-    if (taps > 9 && shapes[variant].blocks == 3) return "a shape for small windows";
+    t->vec = WEFT__MIN(cuda_vec(p, p->c), width_of(t, size) / size);
+    while (weights && t->vec > 1 && t->vec * taps > (size == 2 ? 108 : 56)) t->vec /= 2; /* registers */
     const int step = t->mode == MODE_FWD ? 1 : t->stride[2];
     t->rx = step * (int)cuda_ceil(taps > 9 ? (!weights && t->vec < 4 ? 4 : 2) : 2, step);
     t->ry = best_rows(t);
     t->lanes = WEFT__MIN(cuda_power(p->c / t->vec), 32);
     t->threads = taps <= 9 ? 256 : 128;
-    t->blocks = taps <= 9 ? shapes[variant].blocks : weights ? 2 : shapes[variant].blocks * 2;
+    t->blocks = taps > 9 && !weights ? 4 : 2;
     t->ring = t->kernel[0] > 1 ? 0 : 2;
     a->run = t->lanes * t->vec;
     a->strips = 1;
@@ -68,10 +71,7 @@ static const char *plan(const weft_problem *p, const weft__hw *hw, int variant, 
     const double loads = (double)(depthwise_line(t, 1, t->ry) * depthwise_line(t, 2, t->rx) * t->kernel[0]) /
                              (t->ry * t->rx) * (size == 2 ? 1.5 : 1) +
                          (taps > 9 ? taps : 0) / (double)(t->vec * t->rx);
-    /* as measured: wide vectors forward, few registers backward */
-    const int best = weights ? (size == 4 ? 8 : 4) : size == 4 ? 16 : 8;
-    d->ns = depthwise_ns(p, hw, t, size == 4 ? 0.8 : 0.7, idle * (loads + 4)) +
-            (t->vec * size == best && shapes[variant].blocks == 2 ? 0 : 1 + variant);
+    d->ns = depthwise_ns(p, hw, t, size == 4 ? 0.8 : 0.6, idle * (loads + 4));
     return NULL;
 }
 

@@ -4,7 +4,8 @@
  *            tap plane the window of the tile is held in registers and meets all weights, which come from shared memory
  *            MANY at a time
  * Traffic:   sources come from L1, each some (RY + K1 - 1) (RX + K2 - 1) / (RY RX) times a tap plane
- * Roofline:  multiply-adds from 4 channels in a group on; below, loads from L1
+ * Roofline:  loads from L1. Measured on an H200: 0.33 of the multiply-adds at 8 channels in a group (50^3, 177 us),
+ *            0.14 at 2 (103 us)
  * Assumes:   any strides of the data. Sources in the padding count as 0; under strict math what is not finite is
  *            computed again, those products left out
  * Try:       weft bench conv3d:fwd:f32:ncdhw:n1c64d50h50w50:o64k3p1g8@cuda */

@@ -143,7 +143,7 @@ static inline void grouped_place(const weft_problem *p, const grouped_tile *t, g
 }
 
 /* Of the device's multiply-adds, as loads let it. */
-static inline double grouped_share(const grouped_tile *t) { return t->many == 8 ? 0.5 : t->many == 4 ? 0.35 : 0.2; }
+static inline double grouped_share(const grouped_tile *t) { return t->many == 8 ? 0.3 : t->many == 4 ? 0.2 : 0.13; }
 
 static inline void grouped_tile_defines(const weft_problem *p, const weft__hw *hw, const void *params,
                                         weft__text *text) {
