@@ -209,11 +209,19 @@ static __device__ __forceinline__ int64_t result_at(const patches_args &a, int o
     return ((int64_t)n * a.o + o) * a.pixels + p - n * a.pixels;
 }
 
-/* Element (row, r) of the left or right operand, r along the reduction. */
-template <bool B> static __device__ __forceinline__ const T *operand(const patches_args &a, int row, int r) {
-    if (B ? DATA : FWD) return (const T *)a.weights + (int64_t)(B ? r : row) * a.k + (B ? row : r);
-    if (B) return (const T *)a.src + (FWD ? patch_at(a, row) + window_at(a, r) : patch_at(a, r) + window_at(a, row));
-    return (const T *)a.diff_dst + (DATA ? result_at(a, r, row) : result_at(a, row, r));
+/* Element (row, r) of the left or right operand, r along the reduction: a place for the row and one for r add up. */
+template <bool B> static __device__ __forceinline__ const T *operand(const patches_args &a) {
+    return (const T *)((B ? DATA : FWD) ? a.weights : B ? a.src : a.diff_dst);
+}
+template <bool B> static __device__ __forceinline__ int64_t row_at(const patches_args &a, int row) {
+    if (B ? DATA : FWD) return B ? row : (int64_t)row * a.k;
+    if (B) return FWD ? patch_at(a, row) : window_at(a, row);
+    return DATA ? result_at(a, 0, row) : result_at(a, row, 0);
+}
+template <bool B> static __device__ __forceinline__ int64_t reduced_at(const patches_args &a, int r) {
+    if (B ? DATA : FWD) return B ? (int64_t)r * a.k : r;
+    if (B) return FWD ? window_at(a, r) : patch_at(a, r);
+    return DATA ? result_at(a, r, 0) : result_at(a, 0, r);
 }
 
 /* Where 16-byte piece j of a row lies: pieces are mixed so that 8 rows of one piece are in different banks. */
@@ -221,17 +229,37 @@ template <bool TURNED> static __device__ __forceinline__ T *piece(T *tile, int r
     return TURNED ? tile + row * TILE + (j ^ (row & 7)) * 8 : tile + row * STEP + (j ^ (row >> 1 & 3)) * 8;
 }
 
-/* One step of an operand: TILE rows from `first`, STEP of the reduction from r. */
-template <bool B>
-static __device__ __forceinline__ void fetch(const patches_args &a, T *tile, int first, int rows, int r, int end) {
-    constexpr bool TURNED = B ? TURNED_B : TURNED_A;
-    constexpr int PIECES = TURNED ? TILE / 8 : STEP / 8, LINES = TURNED ? STEP : TILE;
+/* The part of an operand that a thread copies: the same rows in every step. */
+template <bool B> struct share {
+    enum { TURNED = B ? TURNED_B : TURNED_A, PIECES = TURNED ? TILE / 8 : STEP / 8, MANY = TILE * STEP / 8 / THREADS };
+    const T *from[MANY];
+    bool there[MANY];
+};
+
+template <bool B> static __device__ __forceinline__ share<B> share_of(const patches_args &a, int first, int rows) {
+    share<B> s;
 #pragma unroll
-    for (int i = 0; i < LINES * PIECES / THREADS; i++) {
-        const int at = (int)threadIdx.x + i * THREADS, line = at / PIECES, j = at % PIECES;
-        const int row = first + (TURNED ? j * 8 : line), reduced = r + (TURNED ? line : j * 8);
-        const bool there = row < rows && reduced < end;
-        ptx_copy_async(piece<TURNED>(tile, line, j), there ? operand<B>(a, row, reduced) : (const T *)a.weights, there);
+    for (int i = 0; i < share<B>::MANY; i++) {
+        const int at = (int)threadIdx.x + i * THREADS;
+        const int row = first + (share<B>::TURNED ? at % share<B>::PIECES * 8 : at / share<B>::PIECES);
+        s.there[i] = row < rows;
+        s.from[i] = operand<B>(a) + row_at<B>(a, min(row, rows - 1));
+    }
+    return s;
+}
+
+/* One step: STEP of the reduction from r. */
+template <bool B>
+static __device__ __forceinline__ void fetch(const patches_args &a, const share<B> &s, T *tile, int r, int end) {
+    int64_t reduced = 0;
+#pragma unroll
+    for (int i = 0; i < share<B>::MANY; i++) {
+        const int at = (int)threadIdx.x + i * THREADS, line = at / share<B>::PIECES, j = at % share<B>::PIECES;
+        const int along = r + (share<B>::TURNED ? line : j * 8);
+        const bool there = s.there[i] && along < end;
+        if (share<B>::TURNED || i == 0) reduced = reduced_at<B>(a, min(along, end - 1)); /* else the same for all */
+        ptx_copy_async(piece<share<B>::TURNED>(tile, line, j), there ? s.from[i] + reduced : (const T *)a.weights,
+                       there);
     }
 }
 
@@ -254,17 +282,25 @@ static __device__ __forceinline__ void multiply(float (&sum)[4], const uint32_t 
         ptx_multiply_f16(sum, a, b0, b1);
 }
 
+/* Where results lie: again a place for the row and one for the column add up. */
+static __device__ __forceinline__ int64_t out_row(const patches_args &a, int row) {
+    return FWD ? result_at(a, row, 0) : DATA ? patch_at(a, row) : ((int64_t)blockIdx.z * a.o + row) * a.k;
+}
+static __device__ __forceinline__ int64_t out_column(const patches_args &a, int column) {
+    return FWD ? result_at(a, 0, column) : DATA ? window_at(a, column) : column;
+}
+
 /* Two neighbouring results. */
-static __device__ __forceinline__ void put(const patches_args &a, int row, int column, float v0, float v1) {
+static __device__ __forceinline__ void put(const patches_args &a, int row, int64_t at, float v0, float v1) {
     float v[2] = {v0, v1};
     if (FWD) {
         const float bias = weft__epilogue_biased() ? widen(((const BIAS_T *)a.bias)[row]) : 0;
         for (int i = 0; i < 2; i++) v[i] = weft__epilogue_apply(a.epilogue, bias, v[i]);
-        store((T *)a.dst + result_at(a, row, column), v);
+        store((T *)a.dst + at, v);
     } else if (DATA) {
-        store((T *)a.diff_src + patch_at(a, row) + window_at(a, column), v);
+        store((T *)a.diff_src + at, v);
     } else {
-        store(a.partial + ((int64_t)blockIdx.z * a.o + row) * a.k + column, v);
+        store(a.partial + at, v);
     }
 }
 
@@ -277,12 +313,14 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) product(const __grid_co
               end = WEIGHTS ? min(begin + a.per * STEP, all) : all;
     const int steps = (end - begin + STEP - 1) / STEP;
     const int warp = (int)threadIdx.x / 32, down = warp / 4 * 64, across = warp % 4 * 32;
+    const share<false> rows_of = share_of<false>(a, row, rows);
+    const share<true> columns_of = share_of<true>(a, column, columns);
     float sum[4][4][4] = {};
 #pragma unroll
     for (int s = 0; s < STAGES - 1; s++) {
         if (s < steps) {
-            fetch<false>(a, tiles + s * 2 * TILE * STEP, row, rows, begin + s * STEP, end);
-            fetch<true>(a, tiles + (s * 2 + 1) * TILE * STEP, column, columns, begin + s * STEP, end);
+            fetch(a, rows_of, tiles + s * 2 * TILE * STEP, begin + s * STEP, end);
+            fetch(a, columns_of, tiles + (s * 2 + 1) * TILE * STEP, begin + s * STEP, end);
         }
         ptx_copy_commit();
     }
@@ -291,8 +329,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) product(const __grid_co
         __syncthreads();
         const int next = s + STAGES - 1, slot = next % STAGES;
         if (next < steps) {
-            fetch<false>(a, tiles + slot * 2 * TILE * STEP, row, rows, begin + next * STEP, end);
-            fetch<true>(a, tiles + (slot * 2 + 1) * TILE * STEP, column, columns, begin + next * STEP, end);
+            fetch(a, rows_of, tiles + slot * 2 * TILE * STEP, begin + next * STEP, end);
+            fetch(a, columns_of, tiles + (slot * 2 + 1) * TILE * STEP, begin + next * STEP, end);
         }
         ptx_copy_commit();
         T *left = tiles + s % STAGES * 2 * TILE * STEP, *right = left + TILE * STEP;
@@ -309,16 +347,20 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) product(const __grid_co
                 for (int j = 0; j < 4; j++) multiply(sum[i][j], x[i], y[j / 2][j % 2 * 2], y[j / 2][j % 2 * 2 + 1]);
         }
     }
-    const int lane = (int)threadIdx.x % 32;
+    const int lane = (int)threadIdx.x % 32, x = column + across + lane % 4 * 2;
+    int64_t places[4];
 #pragma unroll
-    for (int i = 0; i < 4; i++)
+    for (int j = 0; j < 4; j++) places[j] = out_column(a, min(x + j * 8, columns - 2));
+#pragma unroll
+    for (int i = 0; i < 8; i++) {
+        const int y = row + down + i * 8 + lane / 4;
+        if (y >= rows) continue;
+        const int64_t place = out_row(a, y);
 #pragma unroll
         for (int j = 0; j < 4; j++)
-#pragma unroll
-            for (int half = 0; half < 2; half++) {
-                const int y = row + down + i * 16 + half * 8 + lane / 4, x = column + across + j * 8 + lane % 4 * 2;
-                if (y < rows && x < columns) put(a, y, x, sum[i][j][half * 2], sum[i][j][half * 2 + 1]);
-            }
+            if (x + j * 8 < columns)
+                put(a, y, place + places[j], sum[i / 2][j][i % 2 * 2], sum[i / 2][j][i % 2 * 2 + 1]);
+    }
 }
 
 /* Sums over slices in their order, in f64. */
