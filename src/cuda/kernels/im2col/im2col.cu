@@ -142,21 +142,23 @@ static __device__ __forceinline__ void tap_row(const T *row, bool inside, int x,
     }
 }
 
-/* The same of one window, or of VEC of its channels; UNROLL_TAPS loads under way. */
-static __device__ __forceinline__ void tap_row_of_one(const T *row, bool inside, int x, int width, int64_t pixel, T *to,
-                                                      int64_t tap) {
-    for (int begin = 0; begin < K2; begin += UNROLL_TAPS) {
-        pack<T, VEC> v[UNROLL_TAPS];
+/* The taps of one window in plane z of the image, or of VEC of its channels, BATCH loads under way. */
+static __device__ __forceinline__ void taps_of_one(const im2col_args &a, const T *plane, bool inside, const place &p,
+                                                   int64_t pixel, T *to, int64_t tap) {
+    constexpr int BATCH = K1 * K2 <= 9 ? K1 * K2 : 8;
+    for (int begin = 0; begin < K1 * K2; begin += BATCH) {
+        pack<T, VEC> v[BATCH];
 #pragma unroll
-        for (int s = 0; s < UNROLL_TAPS; s++) {
-            const int at = x + (begin + s) * D2;
+        for (int k = 0; k < BATCH; k++) {
+            const int y = p.y * S1 - P1 + (begin + k) / K2 * D1, x = p.x * S2 - P2 + (begin + k) % K2 * D2;
 #pragma unroll
-            for (int i = 0; i < VEC; i++) v[s].v[i] = narrow<T>(0);
-            if (inside && begin + s < K2 && (unsigned)at < (unsigned)width) load_raw(row + at * pixel, v[s]);
+            for (int i = 0; i < VEC; i++) v[k].v[i] = narrow<T>(0);
+            if (inside && begin + k < K1 * K2 && (unsigned)y < (unsigned)a.in[1] && (unsigned)x < (unsigned)a.in[2])
+                load_raw(plane + ((int64_t)y * a.in[2] + x) * pixel, v[k]);
         }
 #pragma unroll
-        for (int s = 0; s < UNROLL_TAPS; s++)
-            if (begin + s < K2) *(typename access<sizeof(T) * VEC>::word *)(to + (begin + s) * tap) = v[s].word;
+        for (int k = 0; k < BATCH; k++)
+            if (begin + k < K1 * K2) *(typename access<sizeof(T) * VEC>::word *)(to + (begin + k) * tap) = v[k].word;
     }
 }
 
@@ -169,17 +171,19 @@ static __device__ __forceinline__ void columns(const im2col_args &a) {
         T *to =
             (T *)a.to + p.plane * TAPS * tap + (((int64_t)p.z * a.out[1] + p.y) * a.out[2] + p.x) * pixel + p.channel;
 #pragma unroll 1
-        for (int r = 0; r < K0; r++)
+        for (int r = 0; r < K0; r++) {
+            const int z = p.z * S0 - P0 + r * D0;
+            const bool inside = (unsigned)z < (unsigned)a.in[0];
+            const T *plane = image + (int64_t)z * a.in[1] * a.in[2] * pixel;
+            T *first = to + r * K1 * K2 * tap;
+            if (ACROSS == 1) taps_of_one(a, plane, inside, p, pixel, first, tap);
 #pragma unroll(UNROLL_ROWS)
-            for (int q = 0; q < K1; q++) {
-                const int z = p.z * S0 - P0 + r * D0, y = p.y * S1 - P1 + q * D1, x = p.x * S2 - P2;
-                const bool inside = (unsigned)z < (unsigned)a.in[0] && (unsigned)y < (unsigned)a.in[1];
-                const T *row = image + ((int64_t)z * a.in[1] + y) * a.in[2] * pixel;
-                if (ACROSS > 1)
-                    tap_row(row, inside, x, a.in[2], to + (r * K1 + q) * K2 * tap, tap);
-                else
-                    tap_row_of_one(row, inside, x, a.in[2], pixel, to + (r * K1 + q) * K2 * tap, tap);
+            for (int q = 0; q < K1 && ACROSS > 1; q++) {
+                const int y = p.y * S1 - P1 + q * D1;
+                tap_row(plane + (int64_t)y * a.in[2], inside && (unsigned)y < (unsigned)a.in[1], p.x * S2 - P2, a.in[2],
+                        first + q * K2 * tap, tap);
             }
+        }
     }
 }
 
