@@ -197,6 +197,11 @@ static bool guess_cuda(const weft_problem *p, weft_rates *r) {
     if (p->device != WEFT_DEVICE_CUDA || !shares[p->op].ns) return false;
     double share = p->pass == WEFT_PASS_FWD ? shares[p->op].fwd : shares[p->op].bwd;
     const bool rows = is_last(p) || p->in[0] * p->in[1] * p->in[2] == 1;
+    if (p->op == WEFT_OP_BATCH_NORM) { /* inference, and channels-last, read less */
+        if (!is_last(p)) share = p->pass == WEFT_PASS_FWD ? 0.46 : 0.38;
+        if (is_last(p)) share = 0.55;
+        if (!p->attr[WEFT_BN_TRAIN]) share = 0.67;
+    }
     if ((p->op == WEFT_OP_SOFTMAX || p->op == WEFT_OP_LOG_SOFTMAX) && rows) share = 0.6;
     *r = (weft_rates){shares[p->op].ns, 1, share};
     return true;

@@ -5,7 +5,8 @@
  *            writes all their taps; a row of the image is read once per row of taps. Image: a thread has a place (VEC
  *            channels of it where they lie together) and adds up the windows over it, neighbours in neighbouring lanes
  * Traffic:   image once, columns once; taps of windows that overlap from L1
- * Roofline:  bandwidth
+ * Roofline:  bandwidth. Measured on an H200, 32x64x56x56 window 3: columns 3.6, image 3.7 TB/s in f32; 3.1 and 3.3 in
+ *            f16
  * Assumes:   both tensors dense in one order and of one data type
  * Try:       weft bench im2col2d:fwd:f32:nchw:n32c64h56w56:k3p1@cuda col2im2d:fwd:f32:nchw:n32c64h56w56:k3p1@cuda */
 #ifndef __CUDACC_RTC__

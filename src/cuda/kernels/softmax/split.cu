@@ -4,7 +4,7 @@
  *            each span in the workspace, or the sum of a gradient; in the second every block adds up those of its row
  *            in their order, and writes its span
  * Traffic:   inputs twice, the second time in part from the L2 cache, outputs once
- * Roofline:  bandwidth
+ * Roofline:  bandwidth. Measured on an H200, 64 rows of 602112 f32: 2.5 TB/s of each tensor once
  * Assumes:   rows that lie together (channels-last, or one pixel). dst may be src
  * Try:       weft bench softmax1d:fwd:f32:ncw:n8c602112w1@cuda */
 #ifndef __CUDACC_RTC__
