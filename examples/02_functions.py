@@ -10,7 +10,7 @@ import weft.functional as W
 
 torch.manual_seed(0)
 x = torch.randn(2, 32, 28, 28, requires_grad=True)
-depthwise = torch.randn(32, 1, 3, 3, requires_grad=True)
+depthwise, dense = torch.randn(32, 1, 3, 3, requires_grad=True), torch.randn(4, 32, 3, 3)
 
 # The same arguments as the twin's, the same gradients.
 ours, theirs = W.conv2d(x, depthwise, padding=1, groups=32), F.conv2d(x, depthwise, padding=1, groups=32)
@@ -20,7 +20,7 @@ errors = [(a - b).abs().max() / b.abs().max() for a, b in ((ours, theirs), *grad
 print(f"largest difference {max(errors):.1e} of the largest value, result and gradients")
 
 # Where PyTorch's own code is expected to win it runs: weft's operator calls it.
-W.conv2d(torch.randn(8, 128, 14, 14), torch.randn(128, 128, 3, 3))
+W.conv2d(torch.randn(8, 64, 56, 56), torch.randn(128, 64, 3, 3), stride=2)
 print("dense 3x3: kernel", weft.backends.kernels())
 
 # An activation in the same pass, and a result in memory that is there already.
@@ -38,6 +38,6 @@ threads, results = torch.get_num_threads(), []
 with weft.backends.flags(delegate=False), torch.no_grad():
     for n in (1, 2):
         torch.set_num_threads(n)
-        results.append(W.conv2d(x, dense[:4]))
+        results.append(W.conv2d(x, dense))
 torch.set_num_threads(threads)
 print("bits equal with 1 and 2 threads:", torch.equal(*results))
