@@ -255,6 +255,7 @@ typedef struct wt_stack {
 } wt_stack;
 
 weft_plan *wt_plan_with(wt_call *call, weft_problem *p, wt_peer peer, const void *state);
+void wt_plan_alone(bool on);            /* on this thread PyTorch takes no part */
 bool wt_is_peer(const weft_plan *plan); /* PyTorch won: run the peer, release the plan */
 /* Execute the plan, or run the peer where it won; releases the plan. A NULL plan has failed already. */
 bool wt_finish(wt_call *call, weft_plan *plan, const weft_args *args, wt_peer peer, const void *state);

@@ -15,6 +15,7 @@
 #include "seat.h"
 
 enum { ENTRY_TENSORS = 6, ENTRY_WORDS = 112, ENTRY_LONG_NS = 20000 };
+enum { ENTRY_SHORT_NS = 1500, ENTRY_SHORT_COUNT = 4096 }; /* see run_alone */
 
 /* ---------------------------------------------------------------- the guard */
 bool entry_is_plain_here(void); /* on this thread, now */

@@ -189,9 +189,12 @@ static weft_status run_once(void *user, const weft_problem *p, const weft_args *
 
 const weft_external wt_external = {sizeof(weft_external), external_name, 1, 0, NULL, reject, wt_torch_rates, run_once};
 
+static _Thread_local bool alone;
+void wt_plan_alone(bool on) { alone = on; }
+
 weft_plan *wt_plan_with(wt_call *call, weft_problem *p, wt_peer peer, const void *state) {
     stage.call = call, stage.peer = peer, stage.state = state;
-    weft_plan *plan = wt_plan_among(call, p, peer != NULL);
+    weft_plan *plan = wt_plan_among(call, p, peer != NULL && !alone);
     stage.peer = NULL;
     return plan;
 }

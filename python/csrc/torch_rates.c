@@ -226,6 +226,8 @@ static void guess(const weft_problem *p, weft_rates *r) {
     if (p->op == WEFT_OP_PARTIAL_CONV) *r = (weft_rates){cuda ? 200000 : 100000, 0.3, 0.1};
     /* log-softmax, likelihood and lse one after the other, the gradient makes the log-softmax again */
     if (p->op == WEFT_OP_CROSS_ENTROPY && !cuda) *r = (weft_rates){10000, 0.3, 0.15};
+    /* tiny ones are PyTorch's, as of pooling */
+    if ((p->op == WEFT_OP_SOFTMAX || p->op == WEFT_OP_LOG_SOFTMAX) && !cuda) r->ns = -5000;
     bool recurrent =
         p->op == WEFT_OP_LSTM || p->op == WEFT_OP_GRU || p->op == WEFT_OP_RNN_TANH || p->op == WEFT_OP_RNN_RELU;
     if (recurrent && !cuda) *r = guess_cpu_rnn(p);

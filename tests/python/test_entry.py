@@ -117,6 +117,23 @@ def depthwise(grad=True, device="cpu"):
 
 
 @needs_entries
+@pytest.mark.parametrize("name", ["softmax", "log_softmax", "max_pool2d", "avg_pool2d", "adaptive_avg_pool2d"])
+def test_tiny_calls_are_weft_own_without_a_gradient(name):
+    """Where PyTorch's function takes longer than the computing; with a gradient, which PyTorch records faster, they stay its own."""
+    x, setting = torch.randn(1, 2, 4, 5), 1 if "softmax" in name else 2
+    twin, ours = getattr(F, name), getattr(W, name)
+    for _ in range(3):
+        with torch.no_grad():
+            y = ours(x, setting)
+        torch.testing.assert_close(y, twin(x, setting))
+        assert y.stride() == twin(x, setting).stride() and "torch" not in weft.backends.kernels()
+    for _ in range(3):
+        y = ours(x.clone().requires_grad_(), setting)
+        y.sum().backward()
+    assert "weft" not in type(y.grad_fn).__name__ and weft.backends.kernels() == "torch"
+
+
+@needs_entries
 def test_a_gradient_of_weft_under_a_graph_of_pytorch():
     x, w = depthwise()
     want = F.conv2d(x, w, padding=1, groups=C)
