@@ -28,6 +28,7 @@ typedef struct gemm_view {
     int64_t in_plane, out_plane; /* positions of an image in the tensors */
     int64_t taps, k, pixels;     /* pixels: produced positions of the batch */
     int64_t first_tap;           /* taps of the views before this one */
+    int64_t across;              /* pairs of taps along a row: how far apart they are; 0: none, or pairs of channels */
 } gemm_view;
 
 VF_INLINE int64_t gemm_gcd(int64_t a, int64_t b) {

@@ -47,9 +47,15 @@ typedef void (*gemm_fn)(const gemm_tile *t);
 /* [how a is read][m - 1][v - 1] */
 extern const gemm_fn WEFT__ISA_NAME(weft__gemm_tiles)[GEMM_HOW][GEMM_MR][GEMM_NV];
 
+/* GEMM_STRIDED where each value of a and b is a pair of bf16 along k. [m - 1][v - 1] */
+extern const gemm_fn WEFT__ISA_NAME(weft__gemm_pairs)[GEMM_MR][GEMM_NV];
+
 VF_INLINE void gemm_run(const gemm_tile *t, const int how, int64_t m, int64_t v) {
     WEFT__ISA_NAME(weft__gemm_tiles)[how][m - 1][v - 1](t);
 }
+
+/* Two rows of f32 that hold values of bf16 as one row of pairs. */
+VF_INLINE vf gemm_pair(vf first, vf second) { return vf_from_bits(vi_or(vi_shr(vf_bits(first), 16), vf_bits(second))); }
 
 /* How many panels of at most `most` for `size`, and where panel i begins. */
 VF_INLINE int64_t gemm_split(int64_t size, int64_t most) { return cpu_ceil(size, most); }
