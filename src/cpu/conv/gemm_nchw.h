@@ -16,12 +16,6 @@
 
 #include "cpu/conv/gemm_view.h"
 
-#if defined(__AVX512BF16__)
-#define HAS_DOTS true
-#else
-#define HAS_DOTS false
-#endif
-
 enum { KC = 576, STRIP_BYTES = 288 << 10, PANELS = 16, WANTED = 24, LEAST_ROWS = 128 };
 
 typedef struct params {
@@ -195,13 +189,6 @@ static void fill_strip(const job *q, const gemm_view *v, const strip *s, int64_t
 }
 
 /* ---------------------------------------------------------------- one strip */
-VF_INLINE void multiply(const gemm_tile *t, int64_t rows, int64_t vectors) {
-    if (GEMM_PAIRS)
-        WEFT__ISA_NAME(weft__gemm_pairs)[rows - 1][vectors - 1](t);
-    else
-        gemm_run(t, GEMM_STRIDED, rows, vectors);
-}
-
 /* A tile whose positions are not one run of f32, as it is, through a tile in the nearest cache. */
 static void put_tile(const job *q, const gemm_view *v, const strip *s, int64_t m, int64_t rows, int64_t first,
                      int64_t count, float *tile) {
@@ -237,7 +224,7 @@ static void run_tile(const job *q, const gemm_view *v, const strip *s, gemm_tile
     } else {
         t->c = tile, t->ldc = GEMM_NR, t->end = NULL;
     }
-    multiply(t, rows, vectors);
+    gemm_multiply(t, rows, vectors);
     if (!direct) put_tile(q, v, s, m, rows, first, count, tile);
 }
 
@@ -261,7 +248,7 @@ static void run_strip(const job *q, const gemm_view *v, const strip *s, float *s
                                .ldb = width};
                 if (k1 < products) {
                     t.c = sum, t.ldc = GEMM_NR, t.tail = VF_LANES;
-                    multiply(&t, rows, width / VF_LANES);
+                    gemm_multiply(&t, rows, width / VF_LANES);
                 } else {
                     run_tile(q, v, s, &t, m, rows, s->first + first, WEFT__MIN(width, s->count - first),
                              width / VF_LANES);
@@ -414,8 +401,7 @@ static const char *plan(const weft_problem *p, const weft__hw *hw, int variant, 
     const bool fwd = p->pass == WEFT_PASS_FWD;
     const char *reason = gemm_refusal(p, WEFT_LAYOUT_FIRST);
     if (reason) return reason;
-    for (int i = 0; i < p->ntensors && GEMM_PAIRS; i++)
-        if (p->tensor[i].role != WEFT_ROLE_BIAS && p->tensor[i].dtype != WEFT_DTYPE_BF16) return "not all is bf16";
+    if (GEMM_PAIRS && !gemm_is_bf16(p)) return "not all is bf16";
     params *d = WEFT__PARAMS(params, out);
     if (gemm_views(p) > GEMM_VIEWS) return "the stride has too many residues";
     const gemm_view v = view_of(p, fwd, 0);
@@ -455,7 +441,7 @@ static const char *plan(const weft_problem *p, const weft__hw *hw, int variant, 
     const double copy = (double)(d->parts * (move == 1 ? 8 : move == 2 ? 20 : 40));
     const double sums = 2 * ((double)v.co + copy) * (double)depth_of(&v) * (double)window * (double)p->groups *
                         (double)(fwd ? v.pixels : p->n * p->out[0] * p->out[1] * p->out[2]);
-    const double slow = GEMM_PAIRS && !HAS_DOTS ? 6 : 1; /* for a pair */
+    const double slow = GEMM_PAIRS ? GEMM_PAIR_COST : 1;
     const double apart =
         v.x[2].step == 1 ? 0 : 2 * 16 * (double)p->n * (double)p->c * (double)(p->in[0] * p->in[1] * p->in[2]);
     out->ns = cpu_cost(hw, weft__bytes(p), slow * sums + apart, GEMM_SHARE);

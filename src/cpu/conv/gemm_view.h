@@ -348,6 +348,25 @@ weft_status WEFT__ISA_NAME(weft__fft_nchw)(const weft__exec *e, const gemm_facto
 weft_status WEFT__ISA_NAME(weft__fft_weights)(const weft__exec *e, const gemm_factors *f);
 enum { GEMM_WEIGHTS_PARAMS = 128 }; /* bytes of the parameters of weft__gemm_weights, at most */
 
+/* ---------------------------------------------------------------- pairs of bf16
+ * For files that say by GEMM_PAIRS what they multiply. Without the instruction a pair is taken apart. */
+#if defined(__AVX512BF16__)
+#define GEMM_PAIR_COST 1.0
+#else
+#define GEMM_PAIR_COST 6.0
+#endif
+#define gemm_multiply(t, m, v)                                          \
+    (GEMM_PAIRS ? WEFT__ISA_NAME(weft__gemm_pairs)[(m) - 1][(v) - 1](t) \
+                : WEFT__ISA_NAME(weft__gemm_tiles)[GEMM_STRIDED][(m) - 1][(v) - 1](t))
+
+VF_INLINE bool gemm_is_bf16(const weft_problem *p) {
+    for (int i = 0; i < p->ntensors; i++) {
+        const weft_tensor *t = &p->tensor[i];
+        if (t->role != WEFT_ROLE_BIAS && t->role != WEFT_ROLE_DIFF_BIAS && t->dtype != WEFT_DTYPE_BF16) return false;
+    }
+    return true;
+}
+
 /* ---------------------------------------------------------------- what is taken, and strict math */
 /* Of the multiply-add peak, measured. */
 #define GEMM_SHARE (VF_REGS == 32 ? 0.92 : 0.87)
