@@ -81,7 +81,7 @@ static weft_rates guess_cpu_conv(const weft_problem *p) {
     if (!takes_onednn(p)) r.of_peak *= 0.5;
     if (p->pass == WEFT_PASS_BWD_DATA && !last && is_side_by_side(p)) r.of_peak = p->kernel[2] < 8 ? 0.4 : 0.1;
     if (family >= 4 && takes_onednn(p) && (p->c % 16 || p->o % 16)) r.of_peak *= 0.8;
-    if (dtype == WEFT_DTYPE_BF16) r.of_peak *= !HAS_BF16_DOTS ? 0.2 : family < 3 && !last ? 1 : 1.6;
+    if (dtype == WEFT_DTYPE_BF16) r.of_peak *= !HAS_BF16_DOTS ? 0.2 : family < 3 && !last ? 1 : fwd ? 1.6 : 1.75;
     if (dtype == WEFT_DTYPE_BF16 && family < 3 && fwd && HAS_BF16_DOTS) {
         r = (weft_rates){100000, last ? (family || deep ? 0.6 : 0.27) : r.of_peak, 1};
         if (!last && !deep) r.of_peak = family ? 0.25 : 0.14;

@@ -444,7 +444,8 @@ static const char *plan(const weft_problem *p, const weft__hw *hw, int variant, 
     const double slow = GEMM_PAIRS ? GEMM_PAIR_COST : 1;
     const double apart =
         v.x[2].step == 1 ? 0 : 2 * 16 * (double)p->n * (double)p->c * (double)(p->in[0] * p->in[1] * p->in[2]);
-    out->ns = cpu_cost(hw, weft__bytes(p), slow * sums + apart, GEMM_SHARE);
+    const double pack = GEMM_PACK_NS * (double)(packed / sizeof(float)) / hw->threads;
+    out->ns = cpu_cost(hw, weft__bytes(p), slow * sums + apart, GEMM_SHARE) + pack;
     return NULL;
 }
 

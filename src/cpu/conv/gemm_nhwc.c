@@ -403,7 +403,8 @@ static const char *plan(const weft_problem *p, const weft__hw *hw, int variant, 
     const double narrow = lanes == VF_LANES ? 2 : lanes == 2 * VF_LANES ? 1.15 : 1;
     const double sums =
         2 * (narrow * (double)lanes * (double)v.ci + copy) * (double)window * (double)p->groups * positions;
-    out->ns = cpu_cost(hw, weft__bytes(p), sums, GEMM_SHARE);
+    const double pack = GEMM_PACK_NS * (double)(packed / sizeof(float)) / hw->threads;
+    out->ns = cpu_cost(hw, weft__bytes(p), sums, GEMM_SHARE) + pack;
     return NULL;
 }
 

@@ -351,7 +351,7 @@ enum { GEMM_WEIGHTS_PARAMS = 128 }; /* bytes of the parameters of weft__gemm_wei
 /* ---------------------------------------------------------------- pairs of bf16
  * For files that say by GEMM_PAIRS what they multiply. Without the instruction a pair is taken apart. */
 #if defined(__AVX512BF16__)
-#define GEMM_PAIR_COST 1.0
+#define GEMM_PAIR_COST 1.12
 #else
 #define GEMM_PAIR_COST 6.0
 #endif
@@ -368,6 +368,8 @@ VF_INLINE bool gemm_is_bf16(const weft_problem *p) {
 }
 
 /* ---------------------------------------------------------------- what is taken, and strict math */
+/* ns to pack one weight, on one thread. */
+#define GEMM_PACK_NS 0.8
 /* Of the multiply-add peak, measured. */
 #define GEMM_SHARE (VF_REGS == 32 ? 0.92 : 0.87)
 #define GEMM_DTYPES (WEFT__DTYPE_SET(F32) | WEFT__DTYPE_SET(F16) | WEFT__DTYPE_SET(BF16))
