@@ -11,7 +11,8 @@
  * Edges:     tokens near the ends of a sequence, and all of them with seq_idx, are done one at a time, and taps outside
  *            left out, never multiplied by 0
  * Traffic:   src and dst once; src, diff_dst and diff_src once
- * Roofline:  bandwidth; in 16 bits silu and its slope cost as much
+ * Roofline:  bandwidth; in 16 bits silu and its slope cost as much. Measured on two Zen 4 cores of a shared machine,
+ *            1x1024x4096 with bias and silu, share of a streaming copy: f32 71% and 64%, bf16 57% and 33%
  * Try:       weft bench causal_conv1d:fwd:f32:nwc:n1c1024w4096:k4:bias+silu */
 #include "cpu/causal_conv/causal.h"
 

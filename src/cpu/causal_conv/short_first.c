@@ -7,7 +7,8 @@
  * Sums:      k + 1 for each row, in the workspace; those of a channel are then added in the order of n
  * Edges:     tokens outside of a sequence are 0; under strict math such taps are left out, by masks
  * Traffic:   src and dst once; src, diff_dst and diff_src once
- * Roofline:  bandwidth; in 16 bits silu and its slope cost as much
+ * Roofline:  bandwidth; in 16 bits silu and its slope cost as much. Measured on two Zen 4 cores of a shared machine,
+ *            1x1024x4096 f32 with bias and silu, share of a streaming copy: forward 77%, gradients 67%
  * Try:       weft bench causal_conv1d:fwd:f32:ncw:n1c1024w4096:k4:bias+silu */
 #include "cpu/causal_conv/causal.h"
 

@@ -6,8 +6,8 @@
  *            channels are brought into rows of f32 in the nearest cache, whatever their strides; then a token at a time
  *            One token, width 4 and a short channel-major state: see quads.h
  * Traffic:   state, weights and tokens once
- * Roofline:  the calls: a token of 2048 channels is a few microseconds of one core
- *            Measured there with f32, channel-major state: 16 us; the strided state is what costs
+ * Roofline:  the calls: a token of 2048 channels is a few microseconds of one core. Measured there: channel-major
+ *            state 3.0 us in f32, 2.0 in bf16; time-major 6.3
  * Try:       weft bench causal_update1d:fwd:f32:ncw:n1c2048w1:k4len3:bias+silu */
 #include "cpu/causal_conv/quads.h"
 

@@ -23,7 +23,6 @@ typedef struct causal_args {
     float *partial;       /* [slice][channel][back, then bias] */
     int64_t n, c, slices; /* slices: of one sequence, for the grid; all of them, for the sums */
     int32_t w, run;       /* tokens; tokens of a slice */
-    int32_t together;     /* sequences of a slice */
 } causal_args;
 
 #ifndef __CUDACC_RTC__
@@ -131,8 +130,8 @@ enum { FWD = MODE == MODE_FWD, DATA = MODE == MODE_DATA || MODE == MODE_BOTH, WE
 enum { CAREFUL = SEQ || STRICT }; /* taps that read outside are left out, not multiplied by 0 */
 enum { NONE = (int)0x80000000 };  /* seq_idx of a place without a token */
 
-/* With silu, sums are made of weights and bias times -log2(e): v = -z log2(e) is what 2^v = e^-z wants, and the factor
- * goes into the fractions. e^-z errs by 2 + |z| roundoffs and is less than 1 where z > 0; infinity gives 0. */
+/* Of v = -z log2(e), which 2^v = e^-z wants, or of z without silu: sums times SCALE, or sums of weights and bias times
+ * SCALE. e^-z errs by 2 + |z| roundoffs and is less than 1 where z > 0; infinity gives 0. */
 #define SCALE (SILU ? -1.44269504f : 1.0f)
 static __device__ __forceinline__ float activate(float v) {
     return SILU ? v * ptx_rcp(fmaf(ptx_ex2(v), SCALE, SCALE)) : v;

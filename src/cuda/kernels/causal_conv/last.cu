@@ -8,7 +8,8 @@
  *            Runs follow from the problem
  * Edges:     tokens outside are 0; under strict math and with seq_idx such taps are left out
  * Traffic:   src and dst once; src, diff_dst and diff_src once; k - 1 tokens of a run again, from L2
- * Roofline:  bandwidth; instructions come close in 16 bits
+ * Roofline:  bandwidth; instructions come close in 16 bits. Measured on an H200, share of a copy: bf16 forward 0.76 to
+ *            0.86, gradients 0.54 to 0.75; f32 0.89 to 0.93 and 0.73 to 0.87
  * Try:       weft bench causal_conv1d:bwd:bf16:nwc:n8c4096w2048:k4:bias+silu@cuda */
 #include "causal_conv/causal.h"
 
@@ -20,8 +21,8 @@ typedef struct tile {
     uint32_t blocks;
 } tile;
 
-static const char *const variants[] = {"8b", "16b", "4b", NULL};
-static const int bytes[] = {8, 16, 4};
+static const char *const variants[] = {"8b", "4b", NULL};
+static const int bytes[] = {8, 4};
 
 /* Runs so short that many threads are busy, and so long that what a run repeats, k - 1 tokens, weighs little. */
 static int32_t run_of(const weft_problem *p, int vec) {
@@ -49,8 +50,11 @@ static const char *plan(const weft_problem *p, const weft__hw *hw, int variant, 
     t->blocks = (uint32_t)blocks;
     if (p->pass == WEFT_PASS_BWD || p->pass == WEFT_PASS_BWD_WEIGHTS)
         d->workspace = (size_t)(p->n * t->slices * p->c * (p->kernel[2] + 1)) * sizeof(float);
-    const bool small = p->n * p->in[2] * p->c < 1 << 25; /* threads count for more than the width of loads */
-    d->ns = cuda_ns(hw, weft__bytes(p), (t->vec > 1 ? 0.7 : 0.4) - 0.02 * (small ? 2 - variant : variant), fwd ? 1 : 2);
+    /* narrow vectors make more threads, where these are few; gradients of f32 have too many registers for wide ones */
+    const bool half = weft__dtype_size(weft__tensor(p, WEFT_ROLE_SRC)->dtype) == 2;
+    const bool narrow = fwd ? half && p->n * p->in[2] * p->c < 1 << 27 : !half;
+    d->ns = cuda_ns(hw, weft__bytes(p), (t->vec > 1 || !half ? 0.7 : 0.4) - 0.02 * (narrow ? 1 - variant : variant),
+                    fwd ? 1 : 2);
     return NULL;
 }
 

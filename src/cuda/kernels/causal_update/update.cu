@@ -4,7 +4,7 @@
  * Blocking:  a thread has VEC channels of one row at a time, and all of their state. One new token behind a short
  *            shifted state: the state passes through registers, read and written once, by 16 bytes where channels of
  *            a state or its tokens lie side by side. Else tokens are read as they are needed
- * Traffic:   state, tokens and results once; weights once for every 4 rows
+ * Traffic:   state, tokens and results once; weights once for every 4 rows, or more where rows are many
  * Roofline:  L2, where states are warm; a launch for a few rows
  * Assumes:   rows of the state that differ. An index outside of the state is padding: 0, and nothing moves
  * Try:       weft bench causal_update1d:fwd:bf16:ncw:n64c8192w1:k4len3:bias+silu@cuda */
@@ -67,9 +67,11 @@ static const char *plan(const weft_problem *p, const weft__hw *hw, int variant, 
     t->dense = k <= 8 && weights->align % 16 == 0 && side_by_side(weights, 4) && weights->strides[0] == k &&
                t->vec * k * (int64_t)weft__dtype_size(weights->dtype) % 16 == 0;
     const int64_t across = cuda_ceil(p->c / t->vec, 32);
+    const int64_t per =
+        WEFT__MAX(WEFT__MIN(p->n * p->c / t->vec >> 16, 8), 1); /* rows of a warp: weights once for all */
     if (across > INT32_MAX) return "2^31 blocks or more";
     t->grid[0] = (uint32_t)across;
-    t->grid[1] = (uint32_t)WEFT__MIN(cuda_ceil(p->n, THREADS / 32), 65535);
+    t->grid[1] = (uint32_t)WEFT__MIN(cuda_ceil(p->n, THREADS / 32 * per), 65535);
     d->ns = cuda_ns(hw,
                     weft__bytes(p) * (double)WEFT__MIN(p->n, p->attr[WEFT_CAUSAL_ROWS]) /
                         (double)WEFT__MAX(p->attr[WEFT_CAUSAL_ROWS], 1),
