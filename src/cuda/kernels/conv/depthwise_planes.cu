@@ -9,6 +9,9 @@
  * Traffic:   each tensor once; rows between strips, and planes where the depth is cut, again from L2
  * Roofline:  bandwidth for windows up to 5x5. RX is odd, so that threads side by side read different banks; rows that
  *            do not exist are read from a row of zeros: no branches between loads
+ *            Measured on an H200 (GB/s of tensors moved once; a plain copy 4270), forward and both gradients, f32:
+ *            64x128@56 3500, 3370; 64x64@112 stride 2 3380, 3470; 64x512@14 2530, 2280; 64x1024@7 1930, 1530; 64x240@28
+ *            5x5 2530, 2010
  * Assumes:   all tensors dense, rows that fit shared memory. Under strict math what is not finite is computed again,
  *            products with the padding left out
  * Try:       weft bench conv2d:bwd:f32:nchw:n64c128h56w56:o128k3p1g128@cuda */
