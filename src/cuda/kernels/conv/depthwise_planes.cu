@@ -22,10 +22,7 @@ enum { SCRATCH = 4 }; /* sums of the weights' gradient that a block adds up at a
 #ifndef __CUDACC_RTC__
 enum { WAVE = 132, MOST_THREADS = 512, MARGIN = 256 };
 
-static const char *const variants[] = {"b2", "b3", "b2h", NULL};
-static const struct {
-    int blocks, share; /* blocks of a multiprocessor; of the dests that the registers of a thread could hold, 1 in */
-} shapes[] = {{2, 1}, {3, 1}, {2, 2}};
+static const char *const *const variants = NULL;
 
 /* Dests of a thread along an axis: the cost of loads and products, with what a last tile wastes. */
 static int best_many(const depthwise_tile *t, int axis, int most) {
@@ -137,17 +134,20 @@ static const char *plan(const weft_problem *p, const weft__hw *hw, int variant, 
     if (t->last && p->c > 1) return "a tensor is not dense channels-first";
     depthwise_args *a = &t->a;
     const int taps = depthwise_taps(t);
-    const int most = (taps <= 9 ? 28 : taps <= 32 ? 20 : taps <= 64 ? 14 : 10) / shapes[variant].share;
+    /* dests of a thread, as measured: few in 3D where the sums of the weights take registers or planes are few */
+    t->pairs = is_paired(p, t);
+    const bool few = !t->pairs && t->kernel[0] > 1 && (t->mode >= MODE_WEIGHTS || planes_of(t) < 48 * WAVE);
+    const int most = taps <= 9 ? 28 : taps <= 32 && !few ? 20 : taps <= 64 ? 14 : 10;
+    (void)variant;
     t->vec = 1;
     t->bulk = hw->gpu->cc >= 90;
-    t->pairs = is_paired(p, t);
     t->rx = best_many(t, 2, WEFT__MIN(most, t->pairs ? 14 : t->mode == MODE_FWD ? 7 : 7 * t->stride[2]));
     t->ry = best_many(t, 1, WEFT__MIN(most / t->rx, 8));
     if (depthwise_line(t, 2, t->rx) > 30 || t->rx > 30) return "a window wider than 30 columns";
     a->across = depthwise_tiles(t, 2, t->rx);
     const int64_t smem = (int64_t)hw->gpu->smem;
     const int step = t->mode == MODE_FWD ? 1 : t->stride[1];
-    while (!(t->blocks = blocks_of(p, t, smem, shapes[variant].blocks)) && t->ry > step) t->ry -= step;
+    while (!(t->blocks = blocks_of(p, t, smem, taps > 9 && t->kernel[0] == 1 ? 3 : 2)) && t->ry > step) t->ry -= step;
     if (!t->blocks) return "rows that do not fit into shared memory";
     const int registers = 24 +
                           t->rx * t->ry *
@@ -163,8 +163,7 @@ static const char *plan(const weft_problem *p, const weft__hw *hw, int variant, 
     if (refusal) return refusal;
     const double loads =
         (double)(depthwise_line(t, 1, t->ry) * depthwise_line(t, 2, t->rx) * t->kernel[0]) / (t->ry * t->rx);
-    d->ns = depthwise_ns(p, hw, t, 0.85, loads * (weft__dtype_size(p->tensor[0].dtype) == 2 ? 2 : 1) + 4) +
-            (variant == (taps > 9 && t->kernel[0] == 1) ? 0 : 1); /* many products hide behind more blocks */
+    d->ns = depthwise_ns(p, hw, t, 0.8, loads * (weft__dtype_size(p->tensor[0].dtype) == 2 ? 2 : 1) + 4);
     return NULL;
 }
 
