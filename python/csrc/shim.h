@@ -73,11 +73,11 @@ typedef struct wt_maybe_array { /* c10::OptionalArrayRef<long> */
     wt_array array;
     bool given;
 } wt_maybe_array;
-typedef struct wt_maybe { /* std::optional<long> */
+typedef struct wt_maybe { /* an optional long of C++ */
     int64_t value;
     bool given;
 } wt_maybe;
-typedef struct wt_mask { /* std::array<bool, 3> */
+typedef struct wt_mask { /* an array of three bools of C++ */
     bool item[3];
 } wt_mask;
 
