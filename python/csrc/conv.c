@@ -51,9 +51,11 @@ static bool run_conv_transpose(wt_call *call) {
         return false;
     wt_view x = wt_see(&call->arg[INPUT].tensor, g.rank), w = wt_see(&call->arg[WEIGHT].tensor, g.rank), y;
     int64_t dims[5] = {x.dims[0]}, spare[3];
-    bool unsaid = false;
+    /* On CUDA PyTorch's result in these cases is channels-first whatever the input is. */
+    bool unsaid = false, first = call->device_type != wt.aoti_torch_device_type_cpu() && g.rank == 1;
     for (int a = 0; a < 3; a++) {
         spare[a] = extra[a] < g.stride[a] ? 0 : extra[a];
+        first |= spare[a] && call->device_type != wt.aoti_torch_device_type_cpu();
         unsaid |= spare[a] > g.pad_hi[a];
         if (extra[a] < 0 || (extra[a] >= g.stride[a] && extra[a] >= g.dilation[a]))
             return wt_fail(call,
@@ -64,7 +66,8 @@ static bool run_conv_transpose(wt_call *call) {
     if (!wt_grouped_channels(call, &g, &w, &dims[1]) || !wt_check_channels(call, &g, &x, &w, 0, "input") ||
         !wt_check_bias(call, BIAS, dims[1]) || !wt_out_sizes(call, &g, &x, &w, extra, dims))
         return false;
-    if (!wt_create(call, 0, &y, dims, g.rank, wt_is_last(&x), g.batched, call->arg[INPUT].tensor.code)) return false;
+    if (!wt_create(call, 0, &y, dims, g.rank, !first && wt_is_last(&x), g.batched, call->arg[INPUT].tensor.code))
+        return false;
     if (wt_is_empty(&y)) return wt_check_act(call, ACT);
     wt_conv_state state = {&g, &y, true, {extra[0], extra[1], extra[2]}, ACT};
     if (unsaid) return wt_check_act(call, ACT) && wt_conv_peer(call, &state);

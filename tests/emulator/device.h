@@ -225,7 +225,9 @@ static inline int __float2int_rd(float v) { return (int)floorf(v); }
 static inline int __float2int_rz(float v) { return (int)v; }
 static inline float __int2float_rn(int v) { return (float)v; }
 static inline unsigned __umulhi(unsigned a, unsigned b) { return (unsigned)((uint64_t)a * b >> 32); }
-static inline uint64_t __umul64hi(uint64_t a, uint64_t b) { return (uint64_t)((unsigned __int128)a * b >> 64); }
+static inline uint64_t __umul64hi(uint64_t a, uint64_t b) {
+    return (uint64_t)((__extension__(unsigned __int128) a) * b >> 64);
+}
 static inline int __mul24(int a, int b) { return a * b; }
 static inline int __popc(unsigned v) { return __builtin_popcount(v); }
 static inline int __clz(int v) { return v ? __builtin_clz((unsigned)v) : 32; }

@@ -85,7 +85,7 @@ API int nvrtcCompileProgram(program *p, int n, const char *const *options) {
     const char *argv[128] = {compiler ? compiler : "g++",
                              "-std=c++17",
                              "-O1",
-                             "-w",
+                             "-pedantic-errors",
                              "-fPIC",
                              "-shared",
                              "-march=native",

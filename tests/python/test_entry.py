@@ -320,7 +320,9 @@ def run_python(code: str, **env: str) -> str:
 
 
 FORK = """
-import os, torch, weft.functional as W
+import os
+os.environ["CUDA_VISIBLE_DEVICES"] = ""   # with a GPU, PyTorch refuses gradients in a child of a process that computed some
+import torch, weft.functional as W
 torch.set_num_threads(1)
 x, w = torch.ones(1, 2, 5, 5, requires_grad=True), torch.ones(2, 1, 3, 3)
 def run():

@@ -77,7 +77,9 @@ def _fake_conv_transpose(input, weight, bias, stride, padding, dilation, groups,
                + output_padding[a] + 1 for a in range(rank)]
     empty = input.dim() == rank + 2 and not known(input.shape[0] > 0)
     check_results(bias, input, weight, weight.shape[1] * groups, spatial, 0 if empty else 1)
-    return dense(input, [*input.shape[:-rank - 1], weight.shape[1] * groups, *spatial], is_last(input, rank), rank)
+    # on CUDA PyTorch's result in these cases is channels-first whatever the input is
+    first = input.device.type != "cpu" and (rank == 1 or any(known(e >= s) for e, s in zip(output_padding, stride)))
+    return dense(input, [*input.shape[:-rank - 1], weight.shape[1] * groups, *spatial], not first and is_last(input, rank), rank)
 
 
 def _fake_conv_backward(grad_output, input, weight, stride, padding, dilation, groups, transposed, want, bias_dtype):

@@ -29,10 +29,20 @@ template <> __device__ __forceinline__ f32_t narrow<f32_t>(float v) { return v; 
 template <> __device__ __forceinline__ f16_t narrow<f16_t>(float v) { return {ptx_f32_to_f16(v)}; }
 template <> __device__ __forceinline__ bf16_t narrow<bf16_t>(float v) { return {ptx_f32_to_bf16(v)}; }
 
-/* One access of that many bytes; of more than 16, several. */
+template <bool, class A, class B> struct either {
+    typedef A type;
+};
+template <class A, class B> struct either<false, A, B> {
+    typedef B type;
+};
+
+/* One access of that many bytes, or several of the widest kind that they are a multiple of. */
 template <int BYTES> struct access {
+    typedef
+        typename either<BYTES % 4 == 0, uint32_t, typename either<BYTES % 2 == 0, uint16_t, uint8_t>::type>::type few;
+    typedef typename either<BYTES % 16 == 0, uint4, typename either<BYTES % 8 == 0, uint2, few>::type>::type unit;
     struct word {
-        uint4 part[BYTES / 16];
+        unit part[BYTES / sizeof(unit)];
     };
 };
 template <> struct access<16> {
