@@ -66,7 +66,7 @@ verify: all ## check RANDOM_PROBLEMS (20000) random problems against the referen
 	@$(BUILD)/weft verify --random $(RANDOM_PROBLEMS) --seed $(SEED)
 
 gpu-test: ## on a machine with a GPU, offline, with its python3: the CUDA tiers; logs to $(OUT)
-	@PYTHON=$(or $(PYTHON),python3) $(RUN) gpu python torch package
+	@PYTHON=$(or $(PYTHON),python3) WEFT_TEST_DEVICE=cuda $(RUN) gpu python torch package
 
 gpu-bench: export PYTHON := $(or $(PYTHON),python3)
 gpu-bench: ready ## on a machine with a GPU, offline, with its python3: weft beside torch; rows and logs to $(OUT)
