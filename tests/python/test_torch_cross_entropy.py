@@ -143,6 +143,24 @@ def test_special_values(kind, device):
         torch.testing.assert_close(*(torch.autograd.grad(t.sum(), x)[0] for t in (y, want)), equal_nan=True)
 
 
+@pytest.mark.parametrize("last", [False, True], ids=["first", "last"])
+def test_infinite_weights_and_probabilities(last, device):
+    """A share that is infinite times the least loss is infinite; that of full smoothing, 0 times infinity, is NaN."""
+    inf, x = float("inf"), torch.randn(2, 5, 3, 7, device=device)
+    x[0, 2] += 9   # the greatest logit, whose difference to the greatest is 0
+    x = channels_last(x) if last else x
+    weight = torch.ones(5, device=device).index_fill(0, torch.tensor(2, device=device), inf)
+    probs, labels = torch.rand(2, 5, 3, 7, device=device), torch.randint(5, (2, 3, 7), device=device)
+    probs[0, 2, 1] = inf
+    with weft.backends.flags(delegate=False):
+        for target, smoothing in itertools.product((probs, labels), (0.0, 0.75, 1.0)):
+            for weights in (None, weight):
+                ours = W.cross_entropy(x, target, weights, reduction="none", label_smoothing=smoothing)
+                exact = [t.cpu().double() if t is not None and t.is_floating_point() else t for t in (x, target, weights)]
+                twin = F.cross_entropy(*(t if t is None else t.cpu() for t in exact), reduction="none", label_smoothing=smoothing)
+                torch.testing.assert_close(ours.cpu().double(), twin, equal_nan=True, rtol=1e-5, atol=1e-5)
+
+
 def test_types_of_probabilities(device):
     """The loss has the widest of the types, whole-number weights count as numbers."""
     x = torch.randn(4, 3)

@@ -1,6 +1,6 @@
 /* Cross entropy forward: losses or their sum or mean, and the log-sum-exp of each place; f32, bf16, f16.
- * Math:      as in src/ref/cross_entropy.h. With z_c = x_c - m and l = log sum exp z: loss = A l - sum_c a_c z_c, where
- *            A = sum_c a_c. A label with smoothing s is (1 - s) w_t (l - z_t) + s / C (W l - sum_c w_c z_c)
+ * Math:      as in src/ref/cross_entropy.h. With z_c = x_c - m and l = log sum exp z: loss = sum_c a_c (l - z_c).
+ *            A label with smoothing s is (1 - s) w_t (l - z_t) + s / C sum_c w_c (l - z_c)
  * Blocking:  a tile of places: the greatest, exp and sum, then place by place what the label picks. Classes a plane
  *            apart: places in lanes (lines.h); classes together: classes in lanes. Sums over places in double by slot
  * Traffic:   each tensor once
@@ -10,74 +10,70 @@
  * Try:       weft bench cross_entropy2d:fwd:f32:nchw:n2c21h256w256:ignore255 */
 #include "cpu/cross_entropy/job.h"
 
-/* Of the places of a tile: the greatest, log sum exp(x - m), sum_c a_c z_c and sum_c a_c. */
+/* Of the places of a tile: the greatest, log sum exp(x - m), sum_c a_c (l - z_c). */
 typedef struct state {
-    _Alignas(64) float m[TILE_ARRAY], log_sum[TILE_ARRAY], dot[TILE_ARRAY], shares[TILE_ARRAY];
+    _Alignas(64) float m[TILE_ARRAY], log_sum[TILE_ARRAY], dot[TILE_ARRAY];
 } state;
 
 /* What smoothing and probabilities add: shares of every class. */
 VF_INLINE void columns_dot(const job *q, const int dtype, const tile *t, state *s) {
-    for (int64_t i = 0; i < t->count; i += VF_LANES)
-        vf_store(s->dot + i, vf_zero()), vf_store(s->shares + i, vf_zero());
+    for (int64_t i = 0; i < t->count; i += VF_LANES) vf_store(s->dot + i, vf_zero());
     for (int64_t c = 0, at = t->at; c < q->v.channels; c++, at += t->across) {
         const vf w = vf_set1(weight_of(q, c));
         for (int64_t i = 0; i < t->count; i += VF_LANES) {
             const vf z = vf_sub(run_load(dtype, q->x, at + i, t->count - i), vf_load(s->m + i));
             const vf a = q->probs ? share_of(q, dtype, at + i, t->count - i, w) : w;
-            vf_store(s->dot + i, vf_fma(a, z, vf_load(s->dot + i)));
-            vf_store(s->shares + i, vf_add(a, vf_load(s->shares + i)));
+            vf_store(s->dot + i, vf_fma(a, vf_sub(vf_load(s->log_sum + i), z), vf_load(s->dot + i)));
         }
     }
 }
 
-VF_INLINE void row_dot(const job *q, const int dtype, int64_t at, float m, float *dot, float *shares) {
-    vf sum = vf_zero(), all = vf_zero();
+VF_INLINE float row_dot(const job *q, const int dtype, int64_t at, float m, float log_sum) {
+    vf sum = vf_zero();
     for (int64_t c = 0; c < q->v.channels; c += VF_LANES) {
         const int64_t left = q->v.channels - c;
         const vf z = vf_sub(run_load(dtype, q->x, at + c, left), vf_set1(m)), w = weights_at(q, c, left);
         const vf a = q->probs ? share_of(q, dtype, at + c, left, w) : w;
-        sum = vf_fma_in(vm_first(left), a, z, sum);
-        all = vf_add(all, vf_select(vm_first(left), a, vf_zero()));
+        sum = vf_fma_in(vm_first(left), a, vf_sub(vf_set1(log_sum), z), sum);
     }
-    *dot = vf_sum(sum);
-    *shares = vf_sum(all);
+    return vf_sum(sum);
 }
 
 VF_INLINE void sweep(const job *q, const int dtype, const tile *t, state *s) {
-    const bool every = q->probs || q->smooth > 0;
-    if (q->v.inner > 1) {
+    const bool columns = q->v.inner > 1;
+    if (columns) {
         sweep_max(dtype, &q->v, q->x, t->at, t->count, s->m);
         sweep_exp(dtype, &q->v, q->x, t->at, t->count, s->m, s->log_sum, NULL, 0, t->count);
-        if (every) columns_dot(q, dtype, t, s);
-    } else {
-        for (int64_t i = 0; i < t->count; i++) {
-            const int64_t at = t->at + i * t->along;
-            s->m[i] = row_greatest(dtype, q->x, at, q->v.channels);
-            s->log_sum[i] = row_exp_sum(dtype, q->x, at, q->v.channels, s->m[i], NULL);
-            if (every) row_dot(q, dtype, at, s->m[i], s->dot + i, s->shares + i);
-        }
+    }
+    for (int64_t i = 0; !columns && i < t->count; i++) {
+        const int64_t at = t->at + i * t->along;
+        s->m[i] = row_greatest(dtype, q->x, at, q->v.channels);
+        s->log_sum[i] = row_exp_sum(dtype, q->x, at, q->v.channels, s->m[i], NULL);
     }
     for (int64_t i = 0; i < t->count; i += VF_LANES) {
         const vf log_sum = vf_log(vf_load(s->log_sum + i));
         vf_store(s->log_sum + i, log_sum);
         run_store(WEFT_DTYPE_F32, q->lse, t->place + i, vf_add(vf_load(s->m + i), log_sum), t->count - i, false);
     }
+    if (!q->probs && !(q->smooth > 0)) return;
+    if (columns) columns_dot(q, dtype, t, s);
+    for (int64_t i = 0; !columns && i < t->count; i++)
+        s->dot[i] = row_dot(q, dtype, t->at + i * t->along, s->m[i], s->log_sum[i]);
 }
 
 /* The loss of place i, and its weight. */
 VF_INLINE float loss_of(const job *q, const int dtype, const tile *t, const state *s, int64_t i, float *weight) {
     const float l = s->log_sum[i];
     *weight = 1;
-    if (q->probs) return s->shares[i] * l - s->dot[i];
+    if (q->probs) return s->dot[i];
     const int64_t label = label_of(q, t->place + i);
     *weight = label == -1 ? 0 : label < 0 ? NAN : weight_of(q, label);
     if (label < 0) return *weight;
+    const float own = (float)(1 - q->smooth) * *weight;
     float loss = 0;
-    if (q->smooth < 1) {
-        const float z = element(dtype, q->x, t->at + label * t->across + i * t->along) - s->m[i];
-        loss = (float)(1 - q->smooth) * *weight * (l - z);
-    }
-    if (q->smooth > 0) loss += (float)(q->smooth / (double)q->v.channels) * ((float)q->weights_sum * l - s->dot[i]);
+    if (own != 0 || !(q->smooth > 0))
+        loss = own * (l - (element(dtype, q->x, t->at + label * t->across + i * t->along) - s->m[i]));
+    if (q->smooth > 0) loss += (float)(q->smooth / (double)q->v.channels) * s->dot[i];
     return loss;
 }
 
