@@ -42,7 +42,8 @@ def _steady() -> None:
 
 # ---------------------------------------------------------------- a second time without PyTorch's kernels
 # By default weft hands to PyTorch what PyTorch computes faster, and such a test compares PyTorch with itself. So every test of values runs again with
-# that switched off: a fixed quarter of them, all with WEFT_SLOW=1 (make slow). A test about what is handed on is marked `delegates` and runs once.
+# that switched off: a fixed quarter of them, all with WEFT_SLOW=1 (make slow). A test about what is handed on is marked `delegates` and runs once, and so
+# does one that has a fixture `side`, which runs it on either side.
 # Those where convolutions come by run once more under weft.enable(): a tenth of them, or all.
 _VALUES = re.compile(r"test_(torch_\w+|conv|gradients|autograd|layers|samples|module_samples)$")
 _SLOW = os.environ.get("WEFT_SLOW", "0") not in ("", "0")
@@ -58,7 +59,8 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    if _VALUES.match(metafunc.module.__name__) and not metafunc.definition.get_closest_marker("delegates"):
+    once = metafunc.definition.get_closest_marker("delegates") or "side" in metafunc.fixturenames
+    if _VALUES.match(metafunc.module.__name__) and not once:
         metafunc.parametrize("_kernels", list(SHARE) if _CONVOLUTIONS.match(metafunc.module.__name__) else ["any", "own"], indirect=True)
 
 

@@ -39,8 +39,9 @@ def test_other_types(c, dtype, device):
 def test_channels_last(c, device):
     x, w, b = c.tensors(device)
     y, got = check(c, [x, w, b], lambda t: channels_last(t) if t is not None and t.dim() > 2 else t)
+    first = device.type == "cuda" and str(c) == "t2d-output-padding-over-stride"   # PyTorch's result there is channels-first
     if c.input[0] and c.rank == 2 and y.shape[2] * y.shape[3] > 1:
-        assert y.is_contiguous(memory_format=torch.channels_last)
+        assert first or y.is_contiguous(memory_format=torch.channels_last)
         assert got[1].is_contiguous(memory_format=torch.channels_last) or x.shape[2] * x.shape[3] == 1
 
 

@@ -78,12 +78,14 @@ def test_copies(name, device):
         ours, twin = pair(name, m.constructor_input, device, torch.float32, False)
         twin.load_state_dict(ours.state_dict())
         sample = Sample(m.forward_input.args, m.forward_input.kwargs)
-        expected = run(ours, sample)
+        expected, again = run(ours, sample), run(ours, sample)
+        steady = all(torch.equal(a, b) for a, b in zip(again.outputs + again.grads, expected.outputs + expected.grads, strict=True))
+        assert steady or device.type == "cuda"   # PyTorch's gradient of adaptive pooling adds in any order there
         for other in (copy.deepcopy(ours), pickle.loads(pickle.dumps(ours))):
             got = run(other, sample)
             assert type(other) is type(ours) and got.error is None and expected.error is None
             for a, b in zip(got.outputs + got.grads, expected.outputs + expected.grads, strict=True):
-                assert torch.equal(a, b)
+                assert torch.equal(a, b) if steady else torch.allclose(a, b)
 
 
 @pytest.mark.parametrize("name", MODULES)

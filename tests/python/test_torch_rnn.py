@@ -68,7 +68,7 @@ def wefts():
 
 
 @pytest.fixture(params=["torch", "weft"])
-def road(request):
+def side(request):
     """PyTorch's kernels, then weft's."""
     with weft.backends.pin("torch") if request.param == "torch" else weft.backends.flags(delegate=False):
         yield request.param
@@ -188,7 +188,7 @@ def test_parameters_in_order_are_not_copied(device, wefts):
 # ---------------------------------------------------------------------------------------------- both roads beside the twin
 
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_strides_of_the_twin(case, device, road):
+def test_strides_of_the_twin(case, device, side):
     ours, _ = case.pair(device, torch.float32)
     twin = getattr(torch.nn, case.module)(INPUTS, HIDDEN, **case.options).to(device)
     first = case.options.get("batch_first", False)
@@ -222,7 +222,7 @@ def test_pinned_torch_is_the_twin(case, dtype, device):
 
 
 @pytest.mark.parametrize("case", PLAIN, ids=str)
-def test_functions_take_both_forms_by_position_and_by_name(case, device, road):
+def test_functions_take_both_forms_by_position_and_by_name(case, device, side):
     _, twin = case.pair("cpu")
     params, (h, *c) = [p.detach().to(device) for p in twin.parameters()], case.states(device, torch.float64)
     hx, function = (h, *c) if c else h, getattr(W, case.function)
@@ -239,7 +239,7 @@ def test_functions_take_both_forms_by_position_and_by_name(case, device, road):
 
 
 @pytest.mark.parametrize("case", PLAIN, ids=str)
-def test_no_sequences(case, device, road):
+def test_no_sequences(case, device, side):
     ours, _ = case.pair(device, torch.float32)
     x = torch.empty(STEPS, 0, INPUTS, device=device, requires_grad=True)
     got = flat(ours(x))
@@ -278,7 +278,7 @@ def test_the_faster_one_is_chosen():
 
 
 @pytest.mark.parametrize("case", [Case("RNN"), Case("LSTM"), Case("GRU")], ids=str)
-def test_types_that_weft_leaves_to_torch(case, device, road):
+def test_types_that_weft_leaves_to_torch(case, device, side):
     """Complex numbers."""
     if device.type == "cuda" and case.function != "rnn_tanh":
         pytest.skip("PyTorch has no complex LSTM or GRU on CUDA")
@@ -402,12 +402,13 @@ def test_forward_mode(case, packed, device):
 
 
 @pytest.mark.parametrize("case", [*CASES, Case("LSTM", {"num_layers": 2, "dropout": 0.5})], ids=str)
-def test_gradients_in_eval_mode(case, device, road):
+def test_gradients_in_eval_mode(case, device, side):
     """cuDNN refuses them. Nothing is dropped. In float64: in float32 cuDNN's own error is over the bound of a plain sum."""
     ours, twin = case.pair(device, torch.float64)
     agree(ours.eval(), twin.eval(), data(device, torch.float64, case.options.get("batch_first", False)).requires_grad_())
 
 
+@pytest.mark.delegates
 def test_vmap_is_refused(device):
     """By PyTorch's layers and by weft's operator, each in its words."""
     tensors, settings = operator_call(Case("GRU"), device, grad=False)
@@ -425,7 +426,7 @@ def test_vmap_is_refused(device):
 
 @pytest.mark.parametrize("case,dtype", [(Case("RNN"), torch.float64), (Case("LSTM"), torch.float32), (Case("LSTM"), torch.float64),
                                         (Case("GRU", {"batch_first": True}), torch.float32)], ids=str)
-def test_compiled_function(case, dtype, device, road):
+def test_compiled_function(case, dtype, device, side):
     """One graph, with gradients, for two sizes. Of PyTorch's layers it has every step: two will do."""
     torch.compiler.reset()
     tensors, (_, kind, *_, first) = operator_call(case, device)
@@ -449,7 +450,7 @@ def test_compiled_function(case, dtype, device, road):
 
 
 @pytest.mark.parametrize("case", PLAIN, ids=str)
-def test_compiled_module_runs(case, device, road):
+def test_compiled_module_runs(case, device, side):
     """torch.compile leaves recurrent modules out of its graphs; what surrounds them is compiled."""
     torch.compiler.reset()
 
@@ -466,7 +467,7 @@ def test_compiled_module_runs(case, device, road):
     torch.testing.assert_close(found[0], found[1])
 
 
-def test_export(device, road):
+def test_export(device, side):
     class Model(torch.nn.Module):
         def __init__(self):
             super().__init__()
@@ -482,14 +483,14 @@ def test_export(device, road):
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("case", [Case("RNN"), Case("LSTM"), Case("GRU")], ids=str)
-def test_autocast(case, dtype, device, road):
+def test_autocast(case, dtype, device, side):
     """Results have the twin's type. Where PyTorch's libraries have none of that type, or take float16 for it, weft's is what was asked for."""
     ours, _ = case.pair(device, torch.float32)
     twin = getattr(torch.nn, case.module)(INPUTS, HIDDEN).to(device)
     x = data(device, torch.float32)
     apart = device.type == "cuda" or (case.lstm and dtype == torch.float16)
     with torch.autocast(device.type, dtype=dtype):
-        if road == "weft":
+        if side == "weft":
             assert {t.dtype for t in flat(ours(x))} == ({dtype} if apart else {t.dtype for t in flat(twin(x))})
             assert ours.double()(x.double())[0].dtype == torch.float64
         elif device.type == "cuda" or not apart:
@@ -514,7 +515,7 @@ def test_module_is_the_twin_but_for_its_name(case):
     assert ours.double()(x.double())[0].dtype == torch.float64
 
 
-def test_changed_weights_are_seen(device, road):
+def test_changed_weights_are_seen(device, side):
     ours, _ = Case("LSTM").pair(device, torch.float32)
     x = data(device, torch.float32)
     before = ours(x)[0]
@@ -522,7 +523,7 @@ def test_changed_weights_are_seen(device, road):
     assert not torch.equal(ours(x)[0], before)
 
 
-def test_subclasses_of_tensor(road):
+def test_subclasses_of_tensor(side):
     seen = []
 
     class Watched(torch.Tensor):
@@ -536,7 +537,7 @@ def test_subclasses_of_tensor(road):
     assert W.gru in seen and torch.equal(torch.Tensor(y), W.gru(x, h, params, True, 1, 0.0, False, False, False)[0])
 
 
-def test_symbolic_trace(road):
+def test_symbolic_trace(side):
     """torch.fx records the function, in both forms."""
     params = list(torch.nn.GRU(INPUTS, HIDDEN).parameters())
 
@@ -556,14 +557,14 @@ def test_symbolic_trace(road):
 
 
 @pytest.mark.filterwarnings("ignore")   # of tracing: it is out of date, and sizes become constants
-def test_traced_and_exported_modules(device, road):
+def test_traced_and_exported_modules(device, side):
     net, x = weft.nn.GRU(INPUTS, HIDDEN).to(device), data(device, torch.float32)
     with torch.no_grad():
         torch.testing.assert_close(torch.jit.trace(net, x)(x)[0], net(x)[0])
         torch.testing.assert_close(torch.export.export(net, (x,)).module()(x), net(x))
 
 
-def test_checkpoint(device, road):
+def test_checkpoint(device, side):
     from torch.utils.checkpoint import checkpoint
     ours, _ = Case("LSTM", {"num_layers": 2, "dropout": 0.5}).pair(device, torch.float32)
     x = data(device, torch.float32).requires_grad_()
@@ -576,7 +577,7 @@ def test_checkpoint(device, road):
 
 # ---------------------------------------------------------------------------------------------- dropout
 
-def test_dropout_repeats_by_the_seed_and_rests_in_eval(device, road):
+def test_dropout_repeats_by_the_seed_and_rests_in_eval(device, side):
     net = weft.nn.GRU(INPUTS, HIDDEN, 2, dropout=0.5).to(device)
     x = data(device, torch.float32)
     results = []

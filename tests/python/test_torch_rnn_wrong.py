@@ -9,7 +9,7 @@ from torch.nn.utils.rnn import pack_sequence
 
 import weft
 import weft.functional as W
-from test_torch_rnn import HIDDEN, INPUTS, MANY, STEPS, Case, data, forward, operator_call, road  # noqa: F401  road: a fixture
+from test_torch_rnn import HIDDEN, INPUTS, MANY, STEPS, Case, data, forward, operator_call, side  # noqa: F401  side: a fixture
 
 
 def _wrong() -> dict[str, tuple[str, Any, type, str]]:
@@ -74,7 +74,7 @@ WRONG = _wrong()
 
 
 @pytest.mark.parametrize("name", WRONG)
-def test_wrong_calls(name, device, road):
+def test_wrong_calls(name, device, side):
     function, args, kind, text = WRONG[name]
 
     def move(v):
@@ -89,7 +89,7 @@ def test_wrong_calls(name, device, road):
             getattr(torch._VF, function)(*args)
 
 
-def test_two_devices(road):
+def test_two_devices(side):
     function, (x, h, params, *rest), _, _ = WRONG["batch of hx"]
     h = torch.randn(1, MANY, HIDDEN)
     with pytest.raises(RuntimeError, match="h0: is on meta, allowed: the device of input, cpu"):
@@ -101,7 +101,7 @@ def test_two_devices(road):
             W.gru(x.cuda(), h.cuda(), params, *rest)
 
 
-def test_what_the_twin_crashes_on_is_refused(road):
+def test_what_the_twin_crashes_on_is_refused(side):
     """oneDNN's LSTM reads states of any size as if they fitted."""
     _, args, _, _ = WRONG["states as a tensor"]
     x, h, params, *rest = args
@@ -158,7 +158,7 @@ MODULES = {
 
 
 @pytest.mark.parametrize("name", MODULES)
-def test_wrong_calls_of_modules(name, road):
+def test_wrong_calls_of_modules(name, side):
     module, options, args, kind, text = MODULES[name]
     x, h = data("cpu", torch.float32), torch.randn(1, MANY, HIDDEN)
     with pytest.raises(kind, match=text):
