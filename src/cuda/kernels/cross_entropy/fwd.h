@@ -29,6 +29,20 @@ static __device__ __forceinline__ float loss_of(const cross_entropy_args &a, con
     return PROBS || SMOOTH ? loss + ((s.lse.m - s.base + log_sum) * s.shares - s.products) : loss;
 }
 
+/* The loss by the formula of the reference, where sums of infinite shares gave NaN. */
+static __device__ __noinline__ float exact_loss(const cross_entropy_args &a, const running &lse, const target &t,
+                                                int64_t at) {
+    const int64_t step = ROWS || STAGED ? 1 : a.inner;
+    const float log_sum = logf(lse.sum), own = PROBS ? 0 : (1 - a.smooth) * t.weight;
+    float loss = 0;
+    for (int c = 0; c < a.channels; c++, at += step) {
+        const float part = share(a, c, PROBS ? widen(((const T *)a.target)[at]) : 0);
+        loss += (part + (c == t.label || (!PROBS && t.label < 0) ? own : 0)) *
+                (lse.m - widen(((const T *)a.src)[at]) + log_sum);
+    }
+    return loss;
+}
+
 /* CHUNK classes of WIDE rows, or CHUNK vectors of classes of one row. */
 static __device__ __forceinline__ void chunk(const cross_entropy_args &a, const walk &w, int k, row_state (&s)[WIDE],
                                              const target (&t)[WIDE]) {
@@ -99,7 +113,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 3) losses(const __grid_con
             if (!there || threadIdx.x % LANES) continue;
             /* nothing but -infinity: its sum is NaN */
             if (s[i].lse.m == -INFINITY) s[i].lse.sum = NAN;
-            const float loss = loss_of(a, s[i], t[i]);
+            float loss = loss_of(a, s[i], t[i]);
+            if ((PROBS || SMOOTH) && isnan(loss))
+                loss = exact_loss(a, s[i].lse, t[i], ROWS || STAGED ? w.row * a.channels : w.at + i);
             lse[i] = s[i].lse.m + logf(s[i].lse.sum);
             if (!ALIGNED) a.lse[w.row + i] = lse[i];
             if (REDUCTION == WEFT_CE_NONE) ((LOSS_T *)a.dst)[w.row + i] = narrow<LOSS_T>(loss);
