@@ -1,4 +1,4 @@
-/* What src/cpu/rates/loops.c gives for each ISA. */
+/* What src/cpu/rates/loops.c gives for each ISA, and the clock of measuring. */
 #ifndef WEFT_TUNE_RATES_H
 #define WEFT_TUNE_RATES_H
 
@@ -9,5 +9,8 @@ typedef struct weft__rate_loops {
     void (*multiply_adds)(int64_t rounds, float *sink);
     void (*copy)(float *dst, const float *src, int64_t count); /* dst: a multiple of 64 bytes */
 } weft__rate_loops;
+
+/* What measuring goes by; tests set another. */
+extern uint64_t (*weft__rates_clock)(void);
 
 #endif
