@@ -50,17 +50,31 @@ typedef struct job {
 } job;
 
 /* ---------------------------------------------------------------- weights */
-/* G w G' of one window, to every `point`-th float. */
-static void transform_window(const float *w, bool turned, float *to, int64_t point) {
-    float half[4][3];
+/* w0, (w0 + w1 + w2) / 2, (w0 - w1 + w2) / 2, w2 */
+VF_INLINE void turn_weights(vf a, vf b, vf c, vf to[4]) {
+    const vf half = vf_set1(0.5f), ends = vf_add(a, c);
+    to[0] = a, to[1] = vf_mul(half, vf_add(ends, b)), to[2] = vf_mul(half, vf_sub(ends, b)), to[3] = c;
+}
+
+/* G w G' of `count` windows in as many lanes, to every `point`-th vector. */
+static void transform_windows(const float *const from[VF_LANES], int64_t count, bool turned, float *to, int64_t point) {
+    vf v[VF_LANES], w[9], half[4][3];
+    VF_UNROLL for (int l = 0; l < VF_LANES; l++) v[l] = l < count ? vf_load_count(from[l], 9) : vf_zero();
+    vf_transpose(v);
+    VF_UNROLL for (int k = 0; k < 9; k++) {
+        float lane[VF_LANES] = {0};
+        for (int64_t l = 0; l < count && k >= VF_LANES; l++) lane[l] = from[l][k];
+        w[k] = k < VF_LANES ? v[k % VF_LANES] : vf_load(lane);
+    }
     for (int j = 0; j < 3; j++) {
-        const float a = w[turned ? 8 - j : j], b = w[turned ? 5 - j : 3 + j], c = w[turned ? 2 - j : 6 + j];
-        half[0][j] = a, half[1][j] = 0.5f * (a + b + c), half[2][j] = 0.5f * (a - b + c), half[3][j] = c;
+        vf column[4];
+        turn_weights(w[turned ? 8 - j : j], w[turned ? 5 - j : 3 + j], w[turned ? 2 - j : 6 + j], column);
+        for (int i = 0; i < 4; i++) half[i][j] = column[i];
     }
     for (int i = 0; i < 4; i++) {
-        const float a = half[i][0], b = half[i][1], c = half[i][2];
-        const float row[4] = {a, 0.5f * (a + b + c), 0.5f * (a - b + c), c};
-        for (int j = 0; j < 4; j++) to[(4 * i + j) * point] = row[j];
+        vf row[4];
+        turn_weights(half[i][0], half[i][1], half[i][2], row);
+        for (int j = 0; j < 4; j++) vf_store_count(to + (4 * i + j) * point, row[j], count);
     }
 }
 
@@ -71,11 +85,16 @@ static void weights_slot(void *arg, int64_t slot) {
     const int64_t mp = gemm_split(s->oc, GEMM_MR), g = slot / mp;
     const int64_t m = gemm_first(s->oc, mp, slot % mp), rows = gemm_first(s->oc, mp, slot % mp + 1) - m;
     float *to = q->w + (g * s->oc + m) * s->ic;
-    for (int64_t c = 0; c < s->ic; c++)
-        for (int64_t r = 0; r < rows; r++) {
+    for (int64_t i = 0, c = 0, r = 0; i < s->ic * rows; i += VF_LANES) {
+        const int64_t count = WEFT__MIN(s->ic * rows - i, VF_LANES);
+        const float *from[VF_LANES];
+        for (int64_t l = 0; l < count; l++) {
             const int64_t at = s->back ? (g * s->ic + c) * s->oc + m + r : (g * s->oc + m + r) * s->ic + c;
-            transform_window(q->weights + at * 9, s->back, to + c * rows + r, s->w_point);
+            from[l] = q->weights + at * 9;
+            if (++r == rows) r = 0, c++;
         }
+        transform_windows(from, count, s->back, to + i, s->w_point);
+    }
 }
 
 /* ---------------------------------------------------------------- tiles in */
