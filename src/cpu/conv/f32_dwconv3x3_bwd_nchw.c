@@ -94,6 +94,23 @@ VF_INLINE void rows(float *memory, float *out, const float *in, const float *cen
     VF_UNROLL for (int k = 0; k < 9; k++) vf_store(memory + k * VF_LANES, sums[k]);
 }
 
+/* Row blocks [from, to) where a row is one vector: its masks are the same in all rows, and the sums stay in
+ * registers. */
+VF_INLINE void narrow_rows(float *memory, weft__stage *stage, const float *in, const float *center, const dw_window *g,
+                           int64_t from, int64_t to, const vf w[9], const int S, const bool data) {
+    const dw_columns k = dw_columns_of(g, 0, S, true);
+    vf sums[9];
+    VF_UNROLL for (int i = 0; i < 9; i++) sums[i] = vf_load(memory + i * VF_LANES);
+    for (int64_t y = from * ROWS; y < to * ROWS; y += ROWS) {
+        const int64_t live = WEFT__MIN(ROWS, g->oh - y);
+        dw_prefetch(in + (S * y - g->ph + 2) * g->iw, g->iw, 0, S * ROWS, S);
+        dw_prefetch(center + y * g->ow, g->ow, 0, ROWS, 1);
+        block(sums, data ? stage_room(stage) : NULL, in, center, g, &k, y, 0, live, w, S, data, true);
+        if (data) stage_commit(stage, live * g->ow);
+    }
+    VF_UNROLL for (int i = 0; i < 9; i++) vf_store(memory + i * VF_LANES, sums[i]);
+}
+
 /* Add count floats to the vector at memory, lane by lane. */
 static void add_all(float *memory, const float *p, int64_t count) {
     vf sum = vf_load(memory);
@@ -120,7 +137,8 @@ VF_INLINE void run_plane(const job *q, int64_t n, int64_t c, int64_t from, int64
     const float *in = q->in + plane / g->m * g->ih * g->iw, *center = q->center + plane * g->oh * g->ow;
     vf w[9];
     if (data) dw_weights(w, q->weights + 9 * c, true);
-    for (int64_t b = from; b < to; b++) {
+    if (g->ow <= VF_LANES) narrow_rows(sums, stage, in, center, g, from, to, w, S, data);
+    for (int64_t b = from; b < to && g->ow > VF_LANES; b++) {
         rows(sums, data ? stage_room(stage) : NULL, in, center, g, b * ROWS, w, S, data);
         if (data) stage_commit(stage, WEFT__MIN(ROWS, g->oh - b * ROWS) * g->ow);
     }

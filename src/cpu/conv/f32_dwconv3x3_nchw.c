@@ -36,10 +36,15 @@ VF_INLINE void block(float *out, const float *in, const dw_window *g, const dw_c
     VF_UNROLL for (int j = 0; j < ROWS; j++) vf_store(out + j * g->ow, vf_clip(sum[j], ends[1], ends[2]));
 }
 
-/* ROWS whole rows of outputs, right to left. */
-VF_INLINE void rows(float *out, const float *in, const dw_window *g, int64_t y, const vf w[9], const vf ends[3],
-                    const int S) {
+/* ROWS whole rows of outputs, right to left. only: the columns of a row that is one vector. */
+VF_INLINE void rows(float *out, const float *in, const dw_window *g, const dw_columns *only, int64_t y, const vf w[9],
+                    const vf ends[3], const int S) {
     const int64_t top = S * y - g->ph;
+    if (g->ow <= VF_LANES) {
+        dw_prefetch(in + (top + 2) * g->iw, g->iw, 0, S * ROWS, S);
+        block(out, in, g, only, y, w, ends, S, true);
+        return;
+    }
     const bool border = top < 0 || top + S * (ROWS - 1) + 3 > g->ih;
     for (int64_t x = (g->ow - 1) / VF_LANES * VF_LANES; x >= 0; x -= VF_LANES) {
         const dw_columns k = dw_columns_of(g, x, S, border);
@@ -64,6 +69,7 @@ VF_INLINE void run_blocks(const job *q, int64_t slot, const int S) {
     const dw_window *g = &q->g;
     const int64_t per_plane = (g->oh + ROWS - 1) / ROWS, blocks = blocks_of(g);
     const int64_t first = slot * blocks / q->slots, last = (slot + 1) * blocks / q->slots;
+    const dw_columns only = dw_columns_of(g, 0, S, true);
     weft__stage stage;
     stage_begin(&stage, q->workspace + slot * stage_floats(ROWS * g->ow),
                 q->out + (first / per_plane) * g->oh * g->ow + first % per_plane * ROWS * g->ow, q->stream);
@@ -76,7 +82,7 @@ VF_INLINE void run_blocks(const job *q, int64_t slot, const int S) {
         const int64_t end = WEFT__MIN(last, (plane + 1) * per_plane);
         for (; b < end; b++) {
             const int64_t y = (b - plane * per_plane) * ROWS;
-            rows(stage_room(&stage), in, g, y, w, ends, S);
+            rows(stage_room(&stage), in, g, &only, y, w, ends, S);
             stage_commit(&stage, WEFT__MIN(ROWS, g->oh - y) * g->ow);
         }
     }
