@@ -188,9 +188,12 @@ VF_INLINE void row_of_outputs(const window *w, const phase *f, const float *in, 
             WIDE(3)
             WIDE(4)
             WIDE(5)
-            WIDE(6) WIDE(7) WIDE(8)
+            WIDE(6)
+            WIDE(7)
+            WIDE(8)
 #undef WIDE
-                default : break;
+        default:
+            break;
         }
     }
 }
@@ -250,9 +253,13 @@ static void add_all(const window *w, const params *d, const float *in, const flo
                 MANY(3)
                 MANY(4)
                 MANY(5)
-                MANY(6) MANY(7) MANY(8) MANY(9)
+                MANY(6)
+                MANY(7)
+                MANY(8)
+                MANY(9)
 #undef MANY
-                    default : break;
+            default:
+                break;
             }
         }
         if (!bias) continue;
