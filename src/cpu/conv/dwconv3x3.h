@@ -97,8 +97,7 @@ typedef struct dw_columns {
 } dw_columns;
 
 VF_INLINE dw_columns dw_columns_of(const dw_window *g, int64_t x, const int S, bool masked) {
-    dw_columns k;
-    k.at = S * x - g->pw;
+    dw_columns k = {.at = S * x - g->pw};
     k.edge = masked || k.at < 0 || k.at + S * (VF_LANES - 1) + 2 + (S - 1) >= g->iw;
     if (!k.edge) return k;
     if (S == 1) {
