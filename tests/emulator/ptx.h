@@ -44,6 +44,13 @@ static inline void ptx_copy_async(void *to, const void *from, bool there) {
     else
         memset(to, 0, 16);
 }
+template <int BYTES> static inline void ptx_copy_part(void *to, const void *from, bool there) {
+    if (((uintptr_t)to | (uintptr_t)(there ? from : to)) & (BYTES - 1)) emulated->fail("a copy that is not aligned");
+    if (there)
+        memcpy(to, from, BYTES);
+    else
+        memset(to, 0, BYTES);
+}
 static inline void ptx_copy_commit() {}
 template <int Left> static inline void ptx_copy_wait() {}
 

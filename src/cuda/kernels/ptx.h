@@ -76,8 +76,15 @@ static __device__ __forceinline__ const float *ptx_pin_shared(const float *p) {
     return (const float *)__cvta_shared_to_generic(at);
 }
 
-/* ---------------------------------------------------------------- matrices of 16-bit data: compute capability 8.0 */
+/* ---------------------------------------------------------------- copies to shared memory: compute capability 8.0 */
 #if __CUDA_ARCH__ >= 800
+/* BYTES, 4, 8 or 16, zeros where `there` is false; part of the group that the next commit ends. */
+template <int BYTES> static __device__ __forceinline__ void ptx_copy_part(void *to, const void *from, bool there) {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;" ::"r"((uint32_t)__cvta_generic_to_shared(to)),
+                 "l"(__cvta_generic_to_global(from)), "n"(BYTES), "r"(there ? BYTES : 0)
+                 : "memory");
+}
+
 /* 16 bytes to shared memory, zeros where `there` is false; part of the group that the next commit ends. */
 static __device__ __forceinline__ void ptx_copy_async(void *to, const void *from, bool there) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"((uint32_t)__cvta_generic_to_shared(to)),
@@ -92,6 +99,7 @@ template <int Left> static __device__ __forceinline__ void ptx_copy_wait() {
     asm volatile("cp.async.wait_group %0;" ::"n"(Left) : "memory");
 }
 
+/* ---------------------------------------------------------------- matrices of 16-bit data: compute capability 8.0 */
 /* Four 8 x 8 matrices: lanes 8 i .. 8 i + 7 give the rows of matrix i; of each, a lane gets row lane / 4, columns
  * 2 (lane % 4) and the next, or of the transposed. */
 static __device__ __forceinline__ void ptx_load_matrices(uint32_t (&to)[4], const void *row) {
@@ -124,6 +132,13 @@ static __device__ __forceinline__ void ptx_multiply_f16(float (&sum)[4], const u
         : "+f"(sum[0]), "+f"(sum[1]), "+f"(sum[2]), "+f"(sum[3])
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
+#else
+/* At once. */
+template <int BYTES> static __device__ __forceinline__ void ptx_copy_part(void *to, const void *from, bool there) {
+    for (int i = 0; i < BYTES / 4; i++) ((uint32_t *)to)[i] = there ? ((const uint32_t *)from)[i] : 0;
+}
+static __device__ __forceinline__ void ptx_copy_commit() {}
+template <int Left> static __device__ __forceinline__ void ptx_copy_wait() {}
 #endif
 
 /* ---------------------------------------------------------------- the bulk copy engine: compute capability 9.0 */

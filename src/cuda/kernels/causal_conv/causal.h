@@ -22,7 +22,8 @@ typedef struct causal_args {
     causal_view diff_src, diff_dst, diff_h0, diff_hn, diff_weights, diff_bias;
     float *partial;       /* [slice][channel][back, then bias] */
     int64_t n, c, slices; /* slices: of one sequence, for the grid; all of them, for the sums */
-    int32_t w, run;       /* tokens; tokens of a slice */
+    int64_t rows;         /* channels of all groups of `each` sequences */
+    int32_t w, run, each; /* tokens; tokens of a slice; sequences that share a slice */
 } causal_args;
 
 #ifndef __CUDACC_RTC__
@@ -130,16 +131,17 @@ enum { FWD = MODE == MODE_FWD, DATA = MODE == MODE_DATA || MODE == MODE_BOTH, WE
 enum { CAREFUL = SEQ || STRICT }; /* taps that read outside are left out, not multiplied by 0 */
 enum { NONE = (int)0x80000000 };  /* seq_idx of a place without a token */
 
-/* Of v = -z log2(e), which 2^v = e^-z wants, or of z without silu: sums times SCALE, or sums of weights and bias times
- * SCALE. e^-z errs by 2 + |z| roundoffs and is less than 1 where z > 0; infinity gives 0. */
+/* Weights and bias are multiplied by SCALE when they are loaded, so that sums of taps are v = -z log2(e), and 2^v = e^-z;
+ * dz is held divided by SCALE, which sums of weights times dz make up for, and causal_sums for those of tokens times
+ * dz. Without silu SCALE is 1. 2^v errs by 2 + |z| roundoffs and is less than 1 where z > 0; infinity gives 0. */
 #define SCALE (SILU ? -1.44269504f : 1.0f)
 static __device__ __forceinline__ float activate(float v) {
     return SILU ? v * ptx_rcp(fmaf(ptx_ex2(v), SCALE, SCALE)) : v;
 }
-/* silu'(z) = s + z s (1 - s), s = 1 / (1 + e^-z) */
+/* silu'(z) / SCALE, silu'(z) = s + z s (1 - s), from s / SCALE with s = 1 / (1 + e^-z) */
 static __device__ __forceinline__ float slope(float v) {
-    const float s = ptx_rcp(1 + ptx_ex2(v));
-    return fmaf(v * s, fmaf(s, -1 / SCALE, 1 / SCALE), s);
+    const float s = ptx_rcp(fmaf(ptx_ex2(v), SCALE, SCALE));
+    return fmaf(v * s, 1 / SCALE - s, s);
 }
 
 /* All elements of a vector as floats: of bf16 an even one is a shift, an odd one a mask. */
@@ -165,10 +167,10 @@ template <class E> static __device__ __forceinline__ const E *row_of(const causa
     return (const E *)v.at + n * v.by_n + c * v.by_c;
 }
 static __device__ __forceinline__ float weight_at(const causal_args &a, int64_t c, int back) {
-    return widen(row_of<WEIGHTS_T>(a.weights, 0, c)[(K - 1 - back) * a.weights.by_t]);
+    return widen(row_of<WEIGHTS_T>(a.weights, 0, c)[(K - 1 - back) * a.weights.by_t]) * SCALE;
 }
 static __device__ __forceinline__ float bias_at(const causal_args &a, int64_t c) {
-    return BIASED ? widen(row_of<BIAS_T>(a.bias, 0, c)[0]) : 0;
+    return BIASED ? widen(row_of<BIAS_T>(a.bias, 0, c)[0]) * SCALE : 0;
 }
 static __device__ __forceinline__ int seq_at(const causal_args &a, int64_t n, int t) {
     return t < 0 || t >= a.w ? NONE : row_of<int>(a.seq, n, 0)[t * a.seq.by_t];
@@ -187,6 +189,7 @@ extern "C" __global__ void __launch_bounds__(CAUSAL_THREADS) causal_sums(const _
     __syncthreads();
     if (part || i >= count) return;
     for (int k = 1; k < CAUSAL_THREADS / 32; k++) sum += scratch[k][lane];
+    sum *= SCALE;
     const int64_t c = i / (K + 1);
     const int back = (int)(i - c * (K + 1));
     if (back < K)

@@ -17,33 +17,40 @@
 #include "causal_conv/causal.h"
 
 #ifndef __CUDACC_RTC__
+enum { CHUNKS = 16, MANY_THREADS = 1 << 18 }; /* gradients: chunks of a unit, and threads that keep a GPU busy */
+
 typedef struct tile {
-    int vec, lanes;
+    int vec, lanes, each, depth; /* each: sequences of a unit; depth: chunks that are loaded ahead */
     int32_t run;
     int64_t segments, rows;
     uint32_t blocks;
 } tile;
 
+static const char *const variants[] = {"d2", "d3", "d1", "d2e1", NULL};
+static const int depths[] = {2, 3, 1, 2};
+
 static const char *plan(const weft_problem *p, const weft__hw *hw, int variant, weft__decision *d) {
     tile *t = WEFT__PARAMS(tile, d);
     const char *refusal = causal_refusal(p, 4);
     const bool fwd = p->pass == WEFT_PASS_FWD;
-    (void)variant;
+    t->depth = depths[variant];
     if (refusal) return refusal;
     const int64_t tokens = 16 / (int64_t)weft__dtype_size(weft__tensor(p, WEFT_ROLE_SRC)->dtype);
     t->vec = causal_vec(p, 4, 16);
     t->lanes = WEFT__MIN(cuda_power(cuda_ceil(WEFT__MAX(p->in[2], p->kernel[2] - 1), tokens)), 32);
     const int64_t chunk = tokens * t->lanes, chunks = cuda_ceil(p->in[2], chunk);
-    t->segments = cuda_ceil(chunks, fwd ? 4 : 16);
+    t->segments = cuda_ceil(chunks, fwd ? 4 : CHUNKS);
     t->run = (int32_t)(cuda_ceil(chunks, t->segments) * chunk);
     t->segments = cuda_ceil(p->in[2], t->run);
-    t->rows = p->n * p->c;
+    t->each = fwd || variant == 3 ? 1 : (int)WEFT__MAX(WEFT__MIN(CHUNKS / cuda_ceil(t->run, chunk), p->n), 1);
+    while (t->each > 1 && cuda_ceil(p->n, t->each) * p->c * t->segments * t->lanes < MANY_THREADS) t->each /= 2;
+    t->rows = cuda_ceil(p->n, t->each) * p->c;
     const int64_t blocks = cuda_ceil(t->rows, CAUSAL_THREADS / t->lanes) * t->segments;
     if (blocks > INT32_MAX) return "2^31 blocks or more";
     t->blocks = (uint32_t)blocks;
     if (p->pass == WEFT_PASS_BWD || p->pass == WEFT_PASS_BWD_WEIGHTS)
         d->workspace = (size_t)(t->rows * t->segments * (p->kernel[2] + 1)) * sizeof(float);
-    d->ns = cuda_ns(hw, weft__bytes(p), t->vec == tokens ? 0.7 : 0.3, fwd ? 1 : 2) +
+    d->ns = cuda_ns(hw, weft__bytes(p), (t->vec == tokens ? 0.7 : 0.3) - 0.01 * variant, fwd ? 1 : 2) +
             weft__flops(p) / (0.2 * hw->gpu->gflops);
     return NULL;
 }
@@ -52,7 +59,8 @@ static void defines(const weft_problem *p, const weft__hw *hw, const void *param
     const tile *t = params;
     (void)hw;
     causal_defines(p, text);
-    weft__put(text, " -DVEC=%d -DLANES=%d -DINDEX=%s", t->vec, t->lanes, t->rows < INT32_MAX ? "uint32_t" : "uint64_t");
+    weft__put(text, " -DVEC=%d -DLANES=%d -DDEPTH=%d -DINDEX=%s", t->vec, t->lanes, t->depth,
+              t->rows < INT32_MAX ? "uint32_t" : "uint64_t");
 }
 
 static weft_status run(const weft__exec *e) {
@@ -60,9 +68,11 @@ static weft_status run(const weft__exec *e) {
     causal_args a = causal_args_of(e);
     a.run = t->run;
     a.slices = t->segments;
+    a.each = t->each;
+    a.rows = t->rows;
     const weft__launch launch = {.grid = {t->blocks, 1, 1}, .block = {CAUSAL_THREADS, 1, 1}};
     WEFT__TRY(weft__cuda_launch(e, 0, &launch, &a));
-    return causal_mode(e->p) < MODE_WEIGHTS ? WEFT_OK : causal_finish(e, 1, a, a.n * t->segments);
+    return causal_mode(e->p) < MODE_WEIGHTS ? WEFT_OK : causal_finish(e, 1, a, t->rows / a.c * t->segments);
 }
 
 const weft__kernel weft__cuda_causal_conv_fwd_ncw = {
@@ -88,6 +98,7 @@ const weft__kernel weft__cuda_causal_conv_bwd_ncw = {
     .steps = CAUSAL_STEPS,
     .dtypes = CUDA_FLOATS,
     .bound = 2,
+    .variants = variants,
     .plan = plan,
     .run = run,
     WEFT__PARTS({"causal_conv/first.cu", "causal_bwd", defines, false},
@@ -98,9 +109,10 @@ const weft__kernel weft__cuda_causal_conv_bwd_ncw = {
 enum { TOK = 16 / sizeof(T), CHUNK = TOK * LANES, UNITS = CAUSAL_THREADS / LANES };
 enum { NARROW = K <= CAUSAL_NARROW, TAPS = NARROW ? K : 1, GROUPS = (K + TOK - 1) / TOK };
 enum { LOW = NARROW ? (K - 1 + TOK - 1) / TOK : 0 }; /* windows before a lane's own that are kept */
+enum { REACH = GROUPS * TOK };                       /* tokens before a chunk that are loaded with it */
 
-struct place { /* a row: what a unit of lanes works on */
-    int64_t n, c;
+struct place { /* what a unit of lanes works on: a row, or those of a channel in a group of sequences in turn */
+    int64_t n, c, group;
     int lane;
     bool live;
     float weight[TAPS], bias;
@@ -113,11 +125,13 @@ struct window { /* TOK tokens */
 
 static __device__ __forceinline__ place open_row(const causal_args &a) {
     place p;
-    const INDEX rows = (INDEX)(a.n * a.c), row = (INDEX)(blockIdx.x / (uint32_t)a.slices) * UNITS + threadIdx.x / LANES;
-    const INDEX near = row < rows ? row : rows - 1, n = near / (INDEX)a.c;
+    const INDEX rows = (INDEX)a.rows;
+    const INDEX row = (INDEX)(blockIdx.x / (uint32_t)a.slices) * UNITS + threadIdx.x / LANES;
+    const INDEX near = row < rows ? row : rows - 1, group = near / (INDEX)a.c;
     p.live = row < rows;
-    p.n = n;
-    p.c = near - n * (INDEX)a.c;
+    p.group = group;
+    p.n = (int64_t)group * a.each;
+    p.c = near - group * (INDEX)a.c;
     p.lane = (int)threadIdx.x % LANES;
     p.bias = bias_at(a, p.c);
     if (NARROW)
@@ -126,12 +140,15 @@ static __device__ __forceinline__ place open_row(const causal_args &a) {
     return p;
 }
 
-/* TOK elements from t on; 0 outside of the row. */
+/* TOK elements from t on; 0 outside of the row. Here and below, WHOLE: the chunk, what its taps read, and no token of
+ * the final state are inside. */
+template <bool WHOLE = false>
 static __device__ __forceinline__ pack<T, TOK> fetch(const causal_args &a, const T *row, int t) {
     pack<T, TOK> to;
+    if (!WHOLE)
 #pragma unroll
-    for (int i = 0; i < TOK; i++) to.v[i] = narrow<T>(0);
-    if (t >= 0 && t + TOK <= a.w) {
+        for (int i = 0; i < TOK; i++) to.v[i] = narrow<T>(0);
+    if (WHOLE || (t >= 0 && t + TOK <= a.w)) {
 #pragma unroll
         for (int i = 0; i < TOK; i += VEC) {
             pack<T, VEC> part;
@@ -148,11 +165,11 @@ static __device__ __forceinline__ pack<T, TOK> fetch(const causal_args &a, const
 }
 
 /* Tokens from t on as floats, behind those of the state. */
+template <bool WHOLE>
 static __device__ __forceinline__ void open_window(const causal_args &a, const place &p, int t, pack<T, TOK> raw,
                                                    window &x) {
-#pragma unroll
-    for (int i = 0; i < TOK; i++) x.v[i] = widen(raw.v[i]);
-    if (HAS_H0 && t < 0)
+    widen_all(raw, x.v);
+    if (!WHOLE && HAS_H0 && t < 0)
 #pragma unroll
         for (int i = 0; i < TOK; i++)
             if (t + i < 0 && t + i >= 1 - K) x.v[i] = widen(row_of<T>(a.h0, p.n, p.c)[(t + i + K - 1) * a.h0.by_t]);
@@ -160,13 +177,14 @@ static __device__ __forceinline__ void open_window(const causal_args &a, const p
 #pragma unroll
         for (int i = 0; i < TOK; i++) x.seq[SEQ ? i : 0] = seq_at(a, p.n, t + i);
 }
+template <bool WHOLE>
 static __device__ __forceinline__ void open_window(const causal_args &a, const place &p, int t, window &x) {
-    open_window(a, p, t, fetch(a, row_of<T>(a.src, p.n, p.c), t), x);
+    open_window<WHOLE>(a, p, t, fetch<WHOLE>(a, row_of<T>(a.src, p.n, p.c), t), x);
 }
 
 /* f(r, i, x[t + i - b]) for the taps b = g TOK + r, r < TOK, that token t + i sees: high are the tokens from t - g TOK
  * on, low those before them, own those from t on. */
-template <class F>
+template <bool WHOLE, class F>
 static __device__ __forceinline__ void each_tap(int w, int t, int g, const window &own, const window &high,
                                                 const window &low, F f) {
 #pragma unroll
@@ -180,7 +198,7 @@ static __device__ __forceinline__ void each_tap(int w, int t, int g, const windo
                 const int mine = own.seq[SEQ ? i : 0],
                           other = SEQ ? (at < 0 ? low.seq : high.seq)[SEQ ? at & (TOK - 1) : 0] : 0;
                 counts = mine == other && mine >= 0;
-            } else if (CAREFUL) {
+            } else if (CAREFUL && !WHOLE) {
                 counts = t + i < w && (HAS_H0 || t + i - (g * TOK + r) >= 0);
             }
             if (counts) f(r, i, at < 0 ? low.v[at & (TOK - 1)] : high.v[at & (TOK - 1)]);
@@ -189,17 +207,18 @@ static __device__ __forceinline__ void each_tap(int w, int t, int g, const windo
 }
 
 /* z of TOK tokens; x: their window and, where these are kept, those before it, which are loaded here. */
+template <bool WHOLE>
 static __device__ __forceinline__ void sums_of(const causal_args &a, const place &p, int t, window (&x)[LOW + 1],
                                                float (&z)[TOK]) {
 #pragma unroll
     for (int i = 0; i < TOK; i++) z[i] = p.bias;
     if (NARROW) {
 #pragma unroll
-        for (int g = 1; g <= LOW; g++) open_window(a, p, t - g * TOK, x[g]);
+        for (int g = 1; g <= LOW; g++) open_window<WHOLE>(a, p, t - g * TOK, x[g]);
 #pragma unroll
         for (int g = 0; g < GROUPS; g++)
-            each_tap(a.w, t, g, x[0], x[g < LOW ? g : LOW], x[g + 1 < LOW ? g + 1 : LOW],
-                     [&](int r, int i, float v) { z[i] = fmaf(p.weight[NARROW ? g * TOK + r : 0], v, z[i]); });
+            each_tap<WHOLE>(a.w, t, g, x[0], x[g < LOW ? g : LOW], x[g + 1 < LOW ? g + 1 : LOW],
+                            [&](int r, int i, float v) { z[i] = fmaf(p.weight[NARROW ? g * TOK + r : 0], v, z[i]); });
         return;
     }
     window high = x[0], low;
@@ -208,17 +227,18 @@ static __device__ __forceinline__ void sums_of(const causal_args &a, const place
         float weight[TOK];
 #pragma unroll
         for (int r = 0; r < TOK; r++) weight[r] = g * TOK + r < K ? weight_at(a, p.c, g * TOK + r) : 0;
-        open_window(a, p, t - (g + 1) * TOK, low);
-        each_tap(a.w, t, g, x[0], high, low, [&](int r, int i, float v) { z[i] = fmaf(weight[r], v, z[i]); });
+        open_window<WHOLE>(a, p, t - (g + 1) * TOK, low);
+        each_tap<WHOLE>(a.w, t, g, x[0], high, low, [&](int r, int i, float v) { z[i] = fmaf(weight[r], v, z[i]); });
         high = low;
     }
 }
 
+template <bool WHOLE>
 static __device__ __forceinline__ void put(const causal_args &a, const place &p, const causal_view &to, int t,
                                            const float (&v)[TOK]) {
     T *row = (T *)row_of<T>(to, p.n, p.c);
-    if (!p.live || t >= a.w) return;
-    if (t >= 0 && t + TOK <= a.w) {
+    if (!p.live || (!WHOLE && t >= a.w)) return;
+    if (WHOLE || (t >= 0 && t + TOK <= a.w)) {
 #pragma unroll
         for (int i = 0; i < TOK; i += VEC) {
             float part[VEC];
@@ -244,26 +264,33 @@ static __device__ __forceinline__ void keep_last(const causal_args &a, const pla
 }
 
 #if MODE == 0
+template <bool WHOLE>
+static __device__ __forceinline__ void forward(const causal_args &a, const place &p, int t, const pack<T, TOK> &raw) {
+    window x[LOW + 1];
+    float z[TOK];
+    open_window<WHOLE>(a, p, t, raw, x[0]);
+    sums_of<WHOLE>(a, p, t, x, z);
+#pragma unroll
+    for (int i = 0; i < TOK; i++) z[i] = SEQ && x[0].seq[SEQ ? i : 0] < 0 ? 0 : activate(z[i]);
+    put<WHOLE>(a, p, a.dst, t, z);
+}
+
 extern "C" __global__ void __launch_bounds__(CAUSAL_THREADS) causal_fwd(const __grid_constant__ causal_args a) {
     enum { AHEAD = 2 };
     const place p = open_row(a);
     const int begin = (int)(blockIdx.x % (uint32_t)a.slices) * a.run, end = min(begin + a.run, a.w);
     const T *src = row_of<T>(a.src, p.n, p.c);
-    for (int t0 = begin + p.lane * TOK; t0 < end; t0 += AHEAD * CHUNK) {
+    for (int t0 = begin; t0 < end; t0 += AHEAD * CHUNK) {
         pack<T, TOK> raw[AHEAD];
 #pragma unroll
-        for (int k = 0; k < AHEAD; k++) raw[k] = fetch(a, src, t0 + k * CHUNK);
+        for (int k = 0; k < AHEAD; k++) raw[k] = fetch(a, src, t0 + k * CHUNK + p.lane * TOK);
 #pragma unroll
         for (int k = 0; k < AHEAD; k++) {
-            const int t = t0 + k * CHUNK;
-            if (t >= end) continue;
-            window x[LOW + 1];
-            float z[TOK];
-            open_window(a, p, t, raw[k], x[0]);
-            sums_of(a, p, t, x, z);
-#pragma unroll
-            for (int i = 0; i < TOK; i++) z[i] = SEQ && x[0].seq[SEQ ? i : 0] < 0 ? 0 : activate(z[i] * SCALE);
-            put(a, p, a.dst, t, z);
+            const int from = t0 + k * CHUNK, t = from + p.lane * TOK;
+            if (from >= REACH && from + CHUNK <= end)
+                forward<true>(a, p, t, raw[k]);
+            else if (t < end)
+                forward<false>(a, p, t, raw[k]);
         }
     }
     if (HAS_HN && p.live && end == a.w) keep_last(a, p);
@@ -272,13 +299,15 @@ extern "C" __global__ void __launch_bounds__(CAUSAL_THREADS) causal_fwd(const __
 /* ---------------------------------------------------------------- gradients */
 #else
 /* dz of TOK tokens from the windows of x and from diff_dst; 0 where there is no token. */
+template <bool WHOLE>
 static __device__ __forceinline__ void diff_sums_of(const causal_args &a, const place &p, int t, window (&x)[LOW + 1],
                                                     const pack<T, TOK> &dy, float (&dz)[TOK]) {
     float z[TOK];
-    if (SILU || (WEIGHTS && NARROW)) sums_of(a, p, t, x, z);
+    if (SILU || (WEIGHTS && NARROW)) sums_of<WHOLE>(a, p, t, x, z);
+    widen_all(dy, dz);
 #pragma unroll
-    for (int i = 0; i < TOK; i++) dz[i] = widen(dy.v[i]) * (SILU ? slope(z[i] * SCALE) : 1.0f);
-    if (t + TOK > a.w)
+    for (int i = 0; i < TOK && SILU; i++) dz[i] *= slope(z[i]);
+    if (!WHOLE && t + TOK > a.w)
 #pragma unroll
         for (int i = 0; i < TOK; i++)
             if (t + i >= a.w) dz[i] = 0;
@@ -297,6 +326,7 @@ static __device__ __forceinline__ void behind(const place &p, int g, int count, 
 }
 
 /* Adds w[b] dz[t + i + b] for the taps b = g TOK + r. */
+template <bool WHOLE>
 static __device__ __forceinline__ void diff_taps(const causal_args &a, const place &p, int t, int g,
                                                  const float *weight, const float (&low)[TOK], const float (&high)[TOK],
                                                  float (&dx)[TOK]) {
@@ -309,7 +339,7 @@ static __device__ __forceinline__ void diff_taps(const causal_args &a, const pla
             bool counts = true;
             if (SEQ)
                 counts = seq_at(a, p.n, to) == seq_at(a, p.n, t + i);
-            else if (STRICT)
+            else if (STRICT && !WHOLE)
                 counts = to >= 0 && to < a.w;
             if (counts)
                 dx[i] = fmaf(weight[r], i + r < TOK ? low[(i + r) & (TOK - 1)] : high[(i + r) & (TOK - 1)], dx[i]);
@@ -318,6 +348,7 @@ static __device__ __forceinline__ void diff_taps(const causal_args &a, const pla
 }
 
 /* diff_src of TOK tokens; before the first token, diff_h0. The whole warp calls. */
+template <bool WHOLE>
 static __device__ __forceinline__ void put_diff(const causal_args &a, const place &p, int t, const float (&dz)[TOK],
                                                 const float (&kept)[TOK]) {
     float dx[TOK] = {}, low[TOK], high[TOK];
@@ -327,7 +358,7 @@ static __device__ __forceinline__ void put_diff(const causal_args &a, const plac
 #pragma unroll
         for (int g = 0; g < GROUPS; g++) {
             behind(p, g + 1, K - 1 - g * TOK, dz, kept, high);
-            diff_taps(a, p, t, g, p.weight + (NARROW ? g * TOK : 0), low, high, dx);
+            diff_taps<WHOLE>(a, p, t, g, p.weight + (NARROW ? g * TOK : 0), low, high, dx);
 #pragma unroll
             for (int i = 0; i < TOK; i++) low[i] = high[i];
         }
@@ -338,7 +369,7 @@ static __device__ __forceinline__ void put_diff(const causal_args &a, const plac
 #pragma unroll
             for (int r = 0; r < TOK; r++) weight[r] = g * TOK + r < K ? weight_at(a, p.c, g * TOK + r) : 0;
             behind(p, g + 1, TOK, dz, kept, high);
-            diff_taps(a, p, t, g, weight, low, high, dx);
+            diff_taps<WHOLE>(a, p, t, g, weight, low, high, dx);
 #pragma unroll
             for (int i = 0; i < TOK; i++) low[i] = high[i];
         }
@@ -347,15 +378,15 @@ static __device__ __forceinline__ void put_diff(const causal_args &a, const plac
 #pragma unroll
         for (int i = 0; i < TOK; i++)
             if (seq_at(a, p.n, t + i) < 0) dx[i] = 0;
-    if (HAS_HN && t + TOK > a.w - (K - 1))
+    if (!WHOLE && HAS_HN && t + TOK > a.w - (K - 1))
 #pragma unroll
         for (int i = 0; i < TOK; i++) {
             const int held = t + i - a.w + K - 1;
             if (held >= 0 && held < K - 1 && t + i >= 1 - K)
                 dx[i] += widen(row_of<T>(a.diff_hn, p.n, p.c)[held * a.diff_hn.by_t]);
         }
-    put(a, p, a.diff_src, t, dx);
-    if (HAS_H0 && t < 0 && p.live)
+    put<WHOLE>(a, p, a.diff_src, t, dx);
+    if (!WHOLE && HAS_H0 && t < 0 && p.live)
 #pragma unroll
         for (int i = 0; i < TOK; i++)
             if (t + i < 0 && t + i >= 1 - K)
@@ -368,6 +399,7 @@ struct totals {
     float *unit;           /* wide windows: of all lanes, in shared memory */
 };
 
+template <bool WHOLE>
 static __device__ __forceinline__ void add_up(const causal_args &a, const place &p, int t, const window (&x)[LOW + 1],
                                               const float (&dz)[TOK], totals &s) {
 #pragma unroll
@@ -375,17 +407,19 @@ static __device__ __forceinline__ void add_up(const causal_args &a, const place 
     if (NARROW) {
 #pragma unroll
         for (int g = 0; g < GROUPS; g++)
-            each_tap(a.w, t, g, x[0], x[g < LOW ? g : LOW], x[g + 1 < LOW ? g + 1 : LOW], [&](int r, int i, float v) {
-                s.own[NARROW ? g * TOK + r : 0] = fmaf(dz[i], v, s.own[NARROW ? g * TOK + r : 0]);
-            });
+            each_tap<WHOLE>(a.w, t, g, x[0], x[g < LOW ? g : LOW], x[g + 1 < LOW ? g + 1 : LOW],
+                            [&](int r, int i, float v) {
+                                float &sum = s.own[NARROW ? g * TOK + r : 0];
+                                sum = fmaf(dz[i], v, sum);
+                            });
         return;
     }
     window high = x[0], low;
 #pragma unroll 1
     for (int g = 0; g < GROUPS; g++) {
         float sum[TOK] = {};
-        open_window(a, p, t - (g + 1) * TOK, low);
-        each_tap(a.w, t, g, x[0], high, low, [&](int r, int i, float v) { sum[r] = fmaf(dz[i], v, sum[r]); });
+        open_window<WHOLE>(a, p, t - (g + 1) * TOK, low);
+        each_tap<WHOLE>(a.w, t, g, x[0], high, low, [&](int r, int i, float v) { sum[r] = fmaf(dz[i], v, sum[r]); });
 #pragma unroll
         for (int r = 0; r < TOK; r++) {
             const float all = lanes_all<plus, LANES>(sum[r]);
@@ -396,7 +430,7 @@ static __device__ __forceinline__ void add_up(const causal_args &a, const place 
 }
 
 static __device__ __forceinline__ void put_totals(const causal_args &a, const place &p, totals &s) {
-    const int64_t slice = p.n * a.slices + blockIdx.x % (uint32_t)a.slices;
+    const int64_t slice = p.group * a.slices + blockIdx.x % (uint32_t)a.slices;
     float *to = a.partial + (slice * a.c + p.c) * (K + 1);
 #pragma unroll
     for (int b = 0; b < TAPS && NARROW; b++) {
@@ -409,43 +443,84 @@ static __device__ __forceinline__ void put_totals(const causal_args &a, const pl
     for (int b = p.lane; b < K && !NARROW; b += LANES) to[b] = s.unit[b];
 }
 
+/* A chunk: its gradients, and what they add to the sums; dz of it stays in kept. */
+template <bool WHOLE>
+static __device__ __forceinline__ void backward(const causal_args &a, const place &p, int t, const pack<T, TOK> &raw,
+                                                const pack<T, TOK> &dy, float (&kept)[TOK], totals &s) {
+    window x[LOW + 1];
+    float dz[TOK];
+    open_window<WHOLE>(a, p, t, raw, x[0]);
+    diff_sums_of<WHOLE>(a, p, t, x, dy, dz);
+    if (WEIGHTS) add_up<WHOLE>(a, p, t, x, dz, s);
+    if (!DATA) return;
+    put_diff<WHOLE>(a, p, t, dz, kept);
+#pragma unroll
+    for (int i = 0; i < TOK; i++) kept[i] = dz[i];
+}
+
+/* The chunks of a unit in the order in which they are worked on, for what is loaded ahead. */
+struct walk {
+    const T *src, *diff_dst;
+    int t0, left; /* left: chunks */
+    __device__ __forceinline__ void next(const causal_args &a, int begin, int top) {
+        left--;
+        if (t0 > begin) {
+            t0 -= CHUNK;
+        } else {
+            t0 = top;
+            src += a.src.by_n;
+            diff_dst += a.diff_dst.by_n;
+        }
+    }
+};
+
 extern "C" __global__ void __launch_bounds__(CAUSAL_THREADS) causal_bwd(const __grid_constant__ causal_args a) {
     __shared__ float unit_sums[NARROW ? 1 : UNITS * K];
-    const place p = open_row(a);
+    place p = open_row(a);
     const int segment = (int)(blockIdx.x % (uint32_t)a.slices), begin = segment * a.run, end = min(begin + a.run, a.w);
-    const T *src = row_of<T>(a.src, p.n, p.c), *diff_dst = row_of<T>(a.diff_dst, p.n, p.c);
-    float dz[TOK] = {}, kept[TOK] = {};
-    window x[LOW + 1];
+    const int top = begin + (end - 1 - begin) / CHUNK * CHUNK, turns = (int)min((int64_t)a.each, a.n - p.n);
+    float kept[TOK];
     totals s = {};
     if (!NARROW) {
         s.unit = unit_sums + threadIdx.x / LANES * K;
         for (int b = p.lane; b < K; b += LANES) s.unit[b] = 0;
         __syncwarp();
     }
-    if (DATA && end < a.w && p.lane * TOK < K - 1) { /* dz behind the segment */
-        open_window(a, p, end + p.lane * TOK, x[0]);
-        diff_sums_of(a, p, end + p.lane * TOK, x, fetch(a, diff_dst, end + p.lane * TOK), kept);
-    }
-    int t = begin + (end - 1 - begin) / CHUNK * CHUNK + p.lane * TOK;
-    pack<T, TOK> next = fetch(a, src, t), next_dy = fetch(a, diff_dst, t);
-    for (int t0 = t - p.lane * TOK; t0 >= begin; t0 -= CHUNK, t -= CHUNK) {
-        const pack<T, TOK> dy = next_dy;
-        open_window(a, p, t, next, x[0]);
-        if (t0 > begin) {
-            next = fetch(a, src, t - CHUNK);
-            next_dy = fetch(a, diff_dst, t - CHUNK);
+    walk w = {row_of<T>(a.src, p.n, p.c), row_of<T>(a.diff_dst, p.n, p.c), top, turns * ((top - begin) / CHUNK + 1)};
+    pack<T, TOK> raw[DEPTH], dy[DEPTH];
+#pragma unroll
+    for (int d = 0; d < DEPTH; d++, w.next(a, begin, top))
+        if (w.left > 0) {
+            raw[d] = fetch(a, w.src, w.t0 + p.lane * TOK);
+            dy[d] = fetch(a, w.diff_dst, w.t0 + p.lane * TOK);
         }
-        diff_sums_of(a, p, t, x, dy, dz);
-        if (WEIGHTS) add_up(a, p, t, x, dz, s);
-        if (!DATA) continue;
-        put_diff(a, p, t, dz, kept);
+    for (int turn = 0; turn < turns; turn++, p.n++) {
 #pragma unroll
-        for (int i = 0; i < TOK; i++) kept[i] = dz[i];
-    }
-    if (DATA && HAS_H0 && begin == 0) {
+        for (int i = 0; i < TOK; i++) kept[i] = 0;
+        if (DATA && end < a.w && p.lane * TOK < K - 1) { /* dz behind the segment */
+            const int t = end + p.lane * TOK;
+            window x[LOW + 1];
+            open_window<false>(a, p, t, x[0]);
+            diff_sums_of<false>(a, p, t, x, fetch(a, row_of<T>(a.diff_dst, p.n, p.c), t), kept);
+        }
+        for (int t0 = top; t0 >= begin; t0 -= CHUNK) {
+            const pack<T, TOK> now = raw[0], now_dy = dy[0];
 #pragma unroll
-        for (int i = 0; i < TOK; i++) dz[i] = 0;
-        put_diff(a, p, t, dz, kept);
+            for (int d = 0; d < DEPTH - 1; d++) raw[d] = raw[d + 1], dy[d] = dy[d + 1];
+            if (w.left > 0) {
+                raw[DEPTH - 1] = fetch(a, w.src, w.t0 + p.lane * TOK);
+                dy[DEPTH - 1] = fetch(a, w.diff_dst, w.t0 + p.lane * TOK);
+                w.next(a, begin, top);
+            }
+            if (t0 >= REACH && t0 + CHUNK + REACH <= a.w)
+                backward<true>(a, p, t0 + p.lane * TOK, now, now_dy, kept, s);
+            else
+                backward<false>(a, p, t0 + p.lane * TOK, now, now_dy, kept, s);
+        }
+        if (DATA && HAS_H0 && begin == 0) {
+            const float none[TOK] = {};
+            put_diff<false>(a, p, (p.lane - LANES) * TOK, none, kept);
+        }
     }
     if (WEIGHTS) put_totals(a, p, s);
 }

@@ -107,12 +107,12 @@ const weft__kernel weft__cuda_causal_conv_bwd_nwc = {
 };
 
 #else
-enum { AHEAD = 4, RUNS = CAUSAL_THREADS / LX };
+enum { AHEAD = 4, STAGES = 4, RUNS = CAUSAL_THREADS / LX };
 
 struct place { /* VEC channels from c on, of a run of sequence n */
     int64_t n, c, slice;
-    int begin, end;                  /* tokens; none where they are equal */
-    float weight[K][VEC], bias[VEC]; /* forward: scaled, see SCALE */
+    int begin, end; /* tokens; none where they are equal */
+    float weight[K][VEC], bias[VEC];
 };
 
 static __device__ __forceinline__ place open_run(const causal_args &a) {
@@ -128,9 +128,9 @@ static __device__ __forceinline__ place open_run(const causal_args &a) {
     if (p.begin < p.end)
 #pragma unroll
         for (int i = 0; i < VEC; i++) {
-            p.bias[i] = bias_at(a, p.c + i) * (FWD ? SCALE : 1);
+            p.bias[i] = bias_at(a, p.c + i);
 #pragma unroll
-            for (int b = 0; b < K; b++) p.weight[b][i] = weight_at(a, p.c + i, b) * (FWD ? SCALE : 1);
+            for (int b = 0; b < K; b++) p.weight[b][i] = weight_at(a, p.c + i, b);
         }
     return p;
 }
@@ -197,6 +197,28 @@ static __device__ __forceinline__ void sums_of(const place &p, const tokens &x, 
             for (int i = 0; i < VEC; i++) z[i] = fmaf(p.weight[b][i], x.v[at - b][i], z[i]);
 }
 
+/* Tokens on their way through shared memory, AHEAD of them in a stage; every thread has its own. */
+typedef typename access<VEC * sizeof(T)>::word word;
+struct ring {
+    word (*slots)[AHEAD][CAUSAL_THREADS];
+    /* Tokens t .. t + AHEAD - 1, the first one at `from`; zeros from token `end` on. */
+    __device__ __forceinline__ void fill(int stage, const T *from, int64_t step, int t, int end) const {
+#pragma unroll
+        for (int u = 0; u < AHEAD; u++, from += step) {
+            word *to = &slots[stage][u][threadIdx.x];
+            if (sizeof(word) >= 4)
+                ptx_copy_part<sizeof(word) >= 4 ? (int)sizeof(word) : 4>(to, from, t + u < end);
+            else
+                *to = t + u < end ? *(const word *)from : word();
+        }
+    }
+    __device__ __forceinline__ void take(int stage, int u, float (&to)[VEC]) const {
+        pack<T, VEC> raw;
+        raw.word = slots[stage][u][threadIdx.x];
+        widen_all(raw, to);
+    }
+};
+
 /* ---------------------------------------------------------------- forward */
 static __device__ __forceinline__ void keep_last(const causal_args &a, const place &p) {
     for (int k = 0; k < K - 1; k++) {
@@ -213,16 +235,12 @@ static __device__ __forceinline__ void keep_last(const causal_args &a, const pla
 #if MODE == 0
 /* AHEAD tokens from t on; WHOLE: the run has them all. */
 template <bool WHOLE>
-static __device__ __forceinline__ void forward(const causal_args &a, const place &p, int t, const T *src, T *dst,
-                                               tokens &x) {
-    pack<T, VEC> raw[AHEAD];
-#pragma unroll
-    for (int u = 0; u < AHEAD; u++, src += a.src.by_t)
-        if (WHOLE || t + u < p.end) load_raw(src, raw[u]);
+static __device__ __forceinline__ void forward(const causal_args &a, const place &p, int t, const ring &src, int stage,
+                                               T *dst, tokens &x) {
 #pragma unroll
     for (int u = 0; u < AHEAD; u++, dst += a.dst.by_t) {
         if (!WHOLE && t + u >= p.end) break;
-        widen_all(raw[u], x.v[K - 1 + u]);
+        src.take(stage, u, x.v[K - 1 + u]);
         if (SEQ) x.seq[SEQ ? K - 1 + u : 0] = seq_at(a, p.n, t + u);
         float z[VEC];
         sums_of(p, x, t + u, K - 1 + u, z);
@@ -235,16 +253,32 @@ static __device__ __forceinline__ void forward(const causal_args &a, const place
 }
 
 extern "C" __global__ void __launch_bounds__(CAUSAL_THREADS) causal_fwd(const __grid_constant__ causal_args a) {
+    __shared__ word slots[STAGES][AHEAD][CAUSAL_THREADS];
     const place p = open_run(a);
     if (p.begin >= p.end) return;
+    const ring src = {slots};
+    const T *from = token_at<T>(a.src, p, p.begin);
+    T *dst = token_at<T>(a.dst, p, p.begin);
+    int next = p.begin; /* the first token that is not on its way */
+#pragma unroll
+    for (int s = 0; s < STAGES - 1; s++, next += AHEAD, from += AHEAD * a.src.by_t) {
+        src.fill(s, from, a.src.by_t, next, p.end);
+        ptx_copy_commit();
+    }
     tokens x;
     open_tokens(a, p, x);
-    const T *src = token_at<T>(a.src, p, p.begin);
-    T *dst = token_at<T>(a.dst, p, p.begin);
-    int t = p.begin;
-    for (; t + AHEAD <= p.end; t += AHEAD, src += AHEAD * a.src.by_t, dst += AHEAD * a.dst.by_t)
-        forward<true>(a, p, t, src, dst, x);
-    if (t < p.end) forward<false>(a, p, t, src, dst, x);
+    for (int t = p.begin, stage = 0; t < p.end; t += AHEAD, stage = (stage + 1) % STAGES) {
+        src.fill((stage + STAGES - 1) % STAGES, from, a.src.by_t, next, p.end);
+        ptx_copy_commit();
+        ptx_copy_wait<STAGES - 1>();
+        if (t + AHEAD <= p.end)
+            forward<true>(a, p, t, src, stage, dst, x);
+        else
+            forward<false>(a, p, t, src, stage, dst, x);
+        next += AHEAD;
+        from += AHEAD * a.src.by_t;
+        dst += AHEAD * a.dst.by_t;
+    }
     if (HAS_HN && p.end == a.w) keep_last(a, p);
 }
 
@@ -260,7 +294,7 @@ static __device__ __forceinline__ void diff_sums_of(const place &p, const tokens
     float z[VEC];
     if (SILU) sums_of(p, x, t, at, z);
 #pragma unroll
-    for (int i = 0; i < VEC; i++) dz[i] = dy[i] * (SILU ? slope(z[i] * SCALE) : 1.0f);
+    for (int i = 0; i < VEC; i++) dz[i] = dy[i] * (SILU ? slope(z[i]) : 1.0f);
 }
 
 static __device__ __forceinline__ void add_up(const tokens &x, int t, int at, const float (&dz)[VEC], totals &s) {
@@ -300,36 +334,23 @@ static __device__ __forceinline__ void put_diff(const causal_args &a, const plac
         store_state(a.diff_h0, p, to + K - 1, dx);
 }
 
-struct cursors { /* of token t, and of the one that is written then */
-    const T *src, *diff_dst;
-    T *diff_src;
-};
-
-/* AHEAD tokens from t on. WHOLE: they and the k - 1 before them are of the run. */
+/* AHEAD tokens from t on; to: of the one that is written with the first. WHOLE: they and the k - 1 before them are of
+ * the run. */
 template <bool WHOLE>
-static __device__ __forceinline__ void backward(const causal_args &a, const place &p, int t, cursors at, tokens &x,
+static __device__ __forceinline__ void backward(const causal_args &a, const place &p, int t, const ring &src,
+                                                const ring &diff_dst, int stage, T *to, tokens &x,
                                                 float (&dz)[K - 1 + AHEAD][VEC], totals &s) {
     enum { OWN = K - 1 };
-    const int stop = DATA ? p.end + K - 1 : p.end, last = min(stop, a.w);
-    pack<T, VEC> raw[AHEAD], dy[AHEAD];
+    const int stop = DATA ? p.end + K - 1 : p.end;
 #pragma unroll
-    for (int u = 0; u < AHEAD; u++, at.src += a.src.by_t, at.diff_dst += a.diff_dst.by_t)
-        if (WHOLE || t + u < last) {
-            load_raw(at.src, raw[u]);
-            load_raw(at.diff_dst, dy[u]);
-        } else {
-#pragma unroll
-            for (int i = 0; i < VEC; i++) raw[u].v[i] = dy[u].v[i] = narrow<T>(0);
-        }
-#pragma unroll
-    for (int u = 0; u < AHEAD; u++, at.diff_src += a.diff_src.by_t) {
+    for (int u = 0; u < AHEAD; u++, to += a.diff_src.by_t) {
         const int now = t + u;
         if (!WHOLE && now >= stop) break;
         if (SEQ) x.seq[SEQ ? OWN + u : 0] = seq_at(a, p.n, now);
         const bool there = (WHOLE || now < a.w) && !(SEQ && x.seq[SEQ ? OWN + u : 0] < 0);
         float diff[VEC];
-        widen_all(raw[u], x.v[OWN + u]);
-        widen_all(dy[u], diff);
+        src.take(stage, u, x.v[OWN + u]);
+        diff_dst.take(stage, u, diff);
         if (!WHOLE || SEQ)
 #pragma unroll
             for (int i = 0; i < VEC; i++) {
@@ -338,7 +359,7 @@ static __device__ __forceinline__ void backward(const causal_args &a, const plac
             }
         if (there) diff_sums_of(p, x, now, OWN + u, diff, dz[OWN + u]);
         if (WEIGHTS && there && (WHOLE || now < p.end)) add_up(x, now, OWN + u, dz[OWN + u], s);
-        if (DATA) put_diff<WHOLE>(a, p, x, dz, now, u, at.diff_src);
+        if (DATA) put_diff<WHOLE>(a, p, x, dz, now, u, to);
     }
     move_tokens(x);
 #pragma unroll
@@ -367,22 +388,36 @@ static __device__ __forceinline__ void put_totals(const causal_args &a, const pl
 }
 
 extern "C" __global__ void __launch_bounds__(CAUSAL_THREADS) causal_bwd(const __grid_constant__ causal_args a) {
+    __shared__ word slots[2][STAGES][AHEAD][CAUSAL_THREADS];
     const place p = open_run(a);
     totals s = {};
     if (p.begin < p.end) {
-        cursors at = {token_at<T>(a.src, p, p.begin), token_at<T>(a.diff_dst, p, p.begin),
-                      token_at<T>(a.diff_src, p, p.begin - (K - 1))};
+        const ring src = {slots[0]}, diff_dst = {slots[1]};
+        const int stop = DATA ? p.end + K - 1 : p.end, last = min(stop, a.w);
+        const T *from = token_at<T>(a.src, p, p.begin), *dy = token_at<T>(a.diff_dst, p, p.begin);
+        T *to = token_at<T>(a.diff_src, p, p.begin - (K - 1));
+        int next = p.begin; /* the first token that is not on its way */
+        const auto ahead = [&](int stage) {
+            src.fill(stage, from, a.src.by_t, next, last);
+            diff_dst.fill(stage, dy, a.diff_dst.by_t, next, last);
+            ptx_copy_commit();
+            next += AHEAD;
+            from += AHEAD * a.src.by_t;
+            dy += AHEAD * a.diff_dst.by_t;
+        };
+#pragma unroll
+        for (int k = 0; k < STAGES - 1; k++) ahead(k);
         tokens x;
         float dz[K - 1 + AHEAD][VEC] = {};
         open_tokens(a, p, x);
-        for (int t = p.begin; t < (DATA ? p.end + K - 1 : p.end); t += AHEAD) {
+        for (int t = p.begin, stage = 0; t < stop; t += AHEAD, stage = (stage + 1) % STAGES) {
+            ahead((stage + STAGES - 1) % STAGES);
+            ptx_copy_wait<STAGES - 1>();
             if (t >= p.begin + K - 1 && t + AHEAD <= p.end)
-                backward<true>(a, p, t, at, x, dz, s);
+                backward<true>(a, p, t, src, diff_dst, stage, to, x, dz, s);
             else
-                backward<false>(a, p, t, at, x, dz, s);
-            at.src += AHEAD * a.src.by_t;
-            at.diff_dst += AHEAD * a.diff_dst.by_t;
-            at.diff_src += AHEAD * a.diff_src.by_t;
+                backward<false>(a, p, t, src, diff_dst, stage, to, x, dz, s);
+            to += AHEAD * a.diff_src.by_t;
         }
     }
     if (WEIGHTS) put_totals(a, p, s);

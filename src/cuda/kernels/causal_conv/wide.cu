@@ -230,9 +230,9 @@ static __device__ __forceinline__ bool is_padding(const place &p, int at) { retu
 static __device__ __forceinline__ void keep_last(const causal_args &a, const place &p) {
     for (int k = p.y; p.there && k < K - 1; k += RY) {
         const int from = a.w - (K - 1) + k;
-        *token_at<T>(a.hn, p, k) = from >= 0  ? *token_at<const T>(a.src, p, from)
-                                   : HAS_H0 ? *token_at<const T>(a.h0, p, from + K - 1)
-                                            : narrow<T>(0);
+        *token_at<T>(a.hn, p, k) = from >= 0 ? *token_at<const T>(a.src, p, from)
+                                   : HAS_H0  ? *token_at<const T>(a.h0, p, from + K - 1)
+                                             : narrow<T>(0);
     }
 }
 
@@ -247,8 +247,7 @@ extern "C" __global__ void __launch_bounds__(WIDE_THREADS) causal_fwd(const __gr
 #pragma unroll
             for (int i = 0; i < OUT; i++)
                 if (t0 + at + i < a.w)
-                    *token_at<T>(a.dst, p, t0 + at + i) =
-                        narrow<T>(is_padding(p, at + i) ? 0 : activate(z[i] * SCALE));
+                    *token_at<T>(a.dst, p, t0 + at + i) = narrow<T>(is_padding(p, at + i) ? 0 : activate(z[i]));
         }
     }
     if (HAS_HN && p.end == a.w) keep_last(a, p);
@@ -266,7 +265,7 @@ static __device__ __forceinline__ float put_dz(const causal_args &a, const place
         const int t = t0 + at + i;
         float dz = 0;
         if (p.there && t >= 0 && t < a.w && !is_padding(p, at + i))
-            dz = widen(*token_at<const T>(a.diff_dst, p, t)) * (SILU ? slope(z[i] * SCALE) : 1.0f);
+            dz = widen(*token_at<const T>(a.diff_dst, p, t)) * (SILU ? slope(z[i]) : 1.0f);
         p.dz[(at + i) * LX] = dz;
         if (at < TILE && t < p.end) sum += dz;
     }
@@ -328,8 +327,8 @@ static __device__ __forceinline__ void add_up(const place &p, int t0, int first,
 
 enum { SHARES = (K + TAPS * RY - 1) / (TAPS * RY) }; /* groups of taps of a thread */
 
-static __device__ __forceinline__ void put_totals(const causal_args &a, const place &p, const float (&sum)[SHARES][TAPS],
-                                                  float bias) {
+static __device__ __forceinline__ void put_totals(const causal_args &a, const place &p,
+                                                  const float (&sum)[SHARES][TAPS], float bias) {
     __syncthreads();
     p.x[p.y * LX] = bias;
     __syncthreads();
