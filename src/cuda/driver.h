@@ -29,8 +29,8 @@ enum { /* CUdevice_attribute */
        CU_CC_MINOR = 76,
        CU_SMEM_OPTIN = 97
 };
-enum { CU_FUNC_STATIC_SMEM = 1, CU_FUNC_MAX_DYNAMIC_SMEM = 8 }; /* CUfunction_attribute */
-enum { CU_CAPTURE_RELAXED = 2 };                                /* CUstreamCaptureMode */
+enum { CU_FUNC_STATIC_SMEM = 1, CU_FUNC_MAX_DYNAMIC_SMEM = 8, CU_FUNC_LARGE_CLUSTER = 14 }; /* CUfunction_attribute */
+enum { CU_CAPTURE_RELAXED = 2 };                                                            /* CUstreamCaptureMode */
 
 /* CUlaunchAttributeID, and the structs of cuLaunchKernelEx. */
 enum { CU_LAUNCH_COOPERATIVE = 2, CU_LAUNCH_CLUSTER = 4, CU_LAUNCH_PROGRAMMATIC = 6 };

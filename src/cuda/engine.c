@@ -160,6 +160,8 @@ static weft_status load(const weft__driver *d, const weft__gpu *gpu, const void 
     if (s == WEFT_OK)
         s = weft__driver_check(d, d->func_set(*handle, CU_FUNC_MAX_DYNAMIC_SMEM, (int)gpu->smem - fixed),
                                "cuFuncSetAttribute");
+    if (s == WEFT_OK && gpu->cc >= 90) /* clusters of more than 8 blocks */
+        s = weft__driver_check(d, d->func_set(*handle, CU_FUNC_LARGE_CLUSTER, 1), "cuFuncSetAttribute");
     if (s != WEFT_OK && module) d->module_unload(module);
     d->capture_mode(&mode); /* back to what it was */
     return s;

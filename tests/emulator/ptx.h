@@ -5,6 +5,7 @@
 /* ---------------------------------------------------------------- arithmetic */
 static inline float ptx_ex2(float x) { return exp2f(x); }
 static inline float ptx_rcp(float x) { return 1 / x; }
+static inline float ptx_sqrt(float x) { return sqrtf(x); }
 
 /* ---------------------------------------------------------------- conversions */
 static inline float ptx_f16_to_f32(uint16_t v) {

@@ -18,6 +18,13 @@ static __device__ __forceinline__ float ptx_rcp(float x) {
     return y;
 }
 
+/* The root with an error of 1 unit in the last place; what is subnormal is 0. */
+static __device__ __forceinline__ float ptx_sqrt(float x) {
+    float y;
+    asm("sqrt.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+
 /* ---------------------------------------------------------------- conversions, to nearest, ties to even */
 static __device__ __forceinline__ float ptx_f16_to_f32(uint16_t v) {
     float f;

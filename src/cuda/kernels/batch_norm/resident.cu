@@ -27,10 +27,12 @@ typedef struct tile {
     int vec, each, blocks; /* blocks: of a cluster */
 } tile;
 
+static const char *const variants[] = {"8", "16", NULL};
+
 static const char *plan(const weft_problem *p, const weft__hw *hw, int variant, weft__decision *d) {
     tile *t = WEFT__PARAMS(tile, d);
     const char *refusal = cuda_data_of(p, &t->d);
-    (void)variant;
+    const int most = variant ? 16 : 8; /* blocks of a cluster */
     if (refusal) return refusal;
     if (t->d.inner == 1) return "channels-last, or one pixel";
     if (!p->attr[WEFT_BN_TRAIN]) return "inference: no sum comes before the result";
@@ -38,14 +40,15 @@ static const char *plan(const weft_problem *p, const weft__hw *hw, int variant, 
     t->vec = cuda_vec(p, t->d.inner);
     const int64_t size = t->vec * (int64_t)weft__dtype_size(p->tensor[0].dtype);
     const int64_t vectors = t->d.outer * (t->d.inner / t->vec), bytes = WEFT__MAX(size, 4);
-    for (t->blocks = 1; t->blocks <= 8; t->blocks *= 2) {
+    for (t->blocks = 1; t->blocks <= most; t->blocks *= 2) {
         const int64_t each = cuda_ceil(vectors, (int64_t)t->blocks * THREADS);
         t->each = (int)WEFT__MIN(each, 1 << 20);
-        if (each * bytes / 4 <= (t->blocks < 8 ? MANY : REGISTERS) && each <= 64) break;
+        if (each * bytes / 4 <= (t->blocks < most ? MANY : REGISTERS) && each <= 64) break;
     }
-    if (t->blocks > 8) return "a channel does not fit on chip";
+    if (t->blocks > most) return "a channel does not fit on chip";
     if (t->blocks > 1 && hw->gpu->cc < 90) return "a channel does not fit into a block, and there are no clusters";
-    d->ns = cuda_ns(hw, weft__bytes(p), t->vec * size > 8 ? 0.75 : 0.6, 1);
+    if (variant && (t->blocks < 16 || hw->gpu->cc >= 120)) return "the same tile, or no clusters of 16";
+    d->ns = cuda_ns(hw, weft__bytes(p), (t->vec * size > 8 ? 0.75 : 0.6) - 0.01 * variant, 1);
     return NULL;
 }
 
@@ -77,6 +80,7 @@ const weft__kernel weft__cuda_batch_norm_resident = {
     .engine = WEFT_ENGINE_CUDA,
     .dtypes = CUDA_FLOATS,
     .bound = 4,
+    .variants = variants,
     .plan = plan,
     .run = run,
     WEFT__PARTS({"batch_norm/resident.cu", "resident", defines, false}),

@@ -27,20 +27,20 @@ static void across(const weft_problem *p, pool_tile *t) {
 static const char *plan(const weft_problem *p, const weft__hw *hw, int variant, weft__decision *d) {
     pool_tile *t = WEFT__PARAMS(pool_tile, d);
     const char *refusal = pool_refusal(p, t);
-    (void)variant;
     if (refusal) return refusal;
     const double outputs = (double)weft__numel(weft__tensor(p, WEFT_ROLE_DST)), places = weft__flops(p) / outputs;
     t->warp = p->op == WEFT_OP_ADAPTIVE_AVG_POOL && !t->last && places > 64;
     if (!t->warp && (p->op != WEFT_OP_ADAPTIVE_AVG_POOL || pool_even(p))) {
         if (!t->last) across(p, t);
-        t->rows = (int)WEFT__MIN(p->out[1], t->last ? 2 : t->columns == 1 ? 4 : 1);
+        t->rows = (int)WEFT__MIN(p->out[1], t->last ? 2 : t->columns == 1 ? 4 : 1 << variant);
         /* code for every row that a tile reads */
         while (t->rows > 1 && ((t->rows - 1) * pool_step(p, 1) + (pool_window(p, 1) - 1) * p->dilation[1] + 1) *
                                       pool_window(p, 2) * t->columns >
                                   128)
             t->rows--;
     }
-    d->ns = cuda_ns(hw, weft__bytes(p), 0.7, 1) + outputs * places / (0.1 * hw->gpu->gflops);
+    if (variant && (t->rows == 1 || t->last || t->columns == 1)) return "the same tile";
+    d->ns = cuda_ns(hw, weft__bytes(p), 0.7 - 0.01 * variant, 1) + outputs * places / (0.1 * hw->gpu->gflops);
     return NULL;
 }
 
@@ -49,7 +49,8 @@ static weft_status run(const weft__exec *e) {
     return pool_launch(e, &a, a.out);
 }
 
-POOL_KERNELS(fwd, FWD, "pool/fwd.cu", "pool_fwd");
+static const char *const variants[] = {"1", "2", "4", NULL};
+POOL_KERNELS(fwd, FWD, "pool/fwd.cu", "pool_fwd", variants);
 
 #else
 enum { SPAN = (ROWS - 1) * S1 + (K1 - 1) * D1 + 1 };            /* rows that a tile reads */
