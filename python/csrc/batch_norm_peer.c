@@ -20,7 +20,9 @@ bool wt_batch_norm_has_peer(const wt_call *call, int data, int weight) {
     const wt_tensor *x = &call->arg[data].tensor;
     bool narrow = x->dtype == WEFT_DTYPE_F16 || x->dtype == WEFT_DTYPE_BF16,
          cuda = call->device_type != wt.aoti_torch_device_type_cpu();
-    if (narrow && cuda && data) return false; /* the float32 gradients of its parameters are good to 16 bits there */
+    /* there the float32 gradients of its parameters are good to 16 bits, and this forward pass is not the one that
+     * torch.nn takes, cuDNN's, but one of half the speed */
+    if (narrow && cuda) return false;
     for (int at = weight;
          at < weight + 4 && (call->op->kind[at] == WT_TENSOR || call->op->kind[at] == WT_TENSOR_OR_NONE); at++)
         if (!fits_beside(x, &call->arg[at].tensor)) return false;

@@ -249,7 +249,12 @@ def _cross_entropy(p: Problem) -> Case:
     target, weight = target.to(p.device), p.tensor("weights").abs() if p.weighted else None
     p.refuse(weight is not None and weight.dtype != p.dtype, "a class weight of another type than the data")
     options = {"weight": weight, "ignore_index": p.ignore, "reduction": ("none", "mean", "sum")[p.reduction], "label_smoothing": p.smooth}
-    return Case(p.inputs("src"), lambda x: W.cross_entropy(x, target, **options), lambda x: F.cross_entropy(x, target, **options),
+    flat = math.prod(p.size) == 1 and not p.probs   # on CUDA its likelihood of images counts the rows in their type: to 256 in bfloat16
+
+    def peer(x: Tensor) -> Tensor:
+        loss = F.cross_entropy(x.flatten(1), target.flatten(), **options) if flat else F.cross_entropy(x, target, **options)
+        return loss.reshape(labels) if flat and loss.dim() else loss
+    return Case(p.inputs("src"), lambda x: W.cross_entropy(x, target, **options), peer,
                 {"fwd": max(p.c, 1 if p.reduction == 0 else math.prod(labels)), "bwd": p.c})
 
 
