@@ -43,6 +43,9 @@ CASES = [
     ("cdgmm", "cdgmm:{}:bf16:dense:n{N}h3w11:side1", ["fwd", "bwd_data"]),
     ("causal_conv", "causal_conv1d:{}:bf16:ncw:" + DATA + ":k4first1last1:bias+silu", ["fwd", "bwd_data"]),
     ("causal_conv", "causal_conv1d:{}:bf16:ncw:n1c{N}w67:k4:bias+silu", ["fwd", "bwd"]),
+    ("causal_conv", "causal_conv1d:{}:f32:ncw:n{N}c3w35:k4first1last1:bias+silu", ["fwd", "bwd_data"]),
+    ("causal_conv", "causal_conv1d:{}:f32:nwc:n{N}c4w70:k4first1last1:bias+silu", ["fwd", "bwd_data"]),
+    *[("causal_conv", f"causal_conv1d:{{}}:f32:{tag}:n1c{{N}}w68:k{k}:bias+silu", ["fwd", "bwd"]) for tag in ("ncw", "nwc") for k in (4, 9)],
     ("causal_update", "causal_update1d:{}:bf16:ncw:" + DATA + ":k4len3:bias+silu", ["fwd"]),
     *[(op, f"{op}:{{}}:bf16:dense:t1n{{N}}c32771o1:train1state1", ["fwd", "bwd"]) for op in ("rnn_relu", "rnn_tanh", "lstm", "gru")],
 ]

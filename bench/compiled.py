@@ -1,0 +1,65 @@
+"""What torch.compile makes of PyTorch's own code for the memory-bound cases: milliseconds of a pass, taken once, as a second peer beside eager PyTorch.
+
+    python bench/compiled.py [--json FILE] PROBLEM...
+
+Needs a GPU and Triton. The causal convolution is written as shifted products, which fuse; PyTorch's conv1d does not.
+"""
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+
+import torch
+
+from weft import _clock, _twin, _twin_table
+from weft._enable import bypassed
+
+
+def shifted(x, weight, bias=None, initial_states=None, return_final_states=False, activation=None):
+    """The causal convolution as a sum of shifted products, in float32."""
+    width, length = weight.shape[1], x.shape[2]
+    tokens = torch.nn.functional.pad(x, (width - 1, 0)).float()
+    y = sum(tokens[:, :, k:k + length] * weight[:, k, None] for k in range(width))
+    y = y if bias is None else y + bias[:, None]
+    return (torch.nn.functional.silu(y) if activation else y).to(x.dtype)
+
+
+def measure(text: str, rounds: int = 7) -> float:
+    told, wanted = _twin._told(text, None)
+    device = torch.device(told["device"], told["ordinal"])
+    _twin_table.causal_conv1d_ref = shifted
+    problem = _twin_table.Problem(_twin._library.problem(told["text"], "fwd"), device)
+    case = _twin_table.TABLE[told["op"]](problem)
+    torch._dynamo.reset()
+    case.weft = torch.compile(case.peer, dynamic=False)
+    case.inputs = case.peer_inputs or case.inputs
+    with bypassed():
+        run = _twin._calls(case, told, wanted, device)[0]
+        run()
+        clock = _clock.of(device)
+        return statistics.median(clock.sample(run) for _ in range(rounds))
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--json")
+    parser.add_argument("problems", nargs="+")
+    given = parser.parse_args()
+    torch.manual_seed(0)
+    rows = {"torch": torch.__version__, "device": torch.cuda.get_device_name(), "ms": {}}
+    for text in given.problems:
+        try:
+            rows["ms"][text] = round(measure(text), 4)
+            print(f"{text} {rows['ms'][text]:.4f}", flush=True)
+        except Exception as problem:   # one that does not compile must not cost the others
+            print(f"{text}: {type(problem).__name__}: {str(problem)[:200]}", file=sys.stderr, flush=True)
+        if given.json:
+            with open(given.json, "w", encoding="utf-8") as file:
+                file.write(json.dumps(rows, indent=1) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
