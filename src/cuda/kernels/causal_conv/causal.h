@@ -131,9 +131,10 @@ enum { FWD = MODE == MODE_FWD, DATA = MODE == MODE_DATA || MODE == MODE_BOTH, WE
 enum { CAREFUL = SEQ || STRICT }; /* taps that read outside are left out, not multiplied by 0 */
 enum { NONE = (int)0x80000000 };  /* seq_idx of a place without a token */
 
-/* Weights and bias are multiplied by SCALE when they are loaded, so that sums of taps are v = -z log2(e), and 2^v = e^-z;
- * dz is held divided by SCALE, which sums of weights times dz make up for, and causal_sums for those of tokens times
- * dz. Without silu SCALE is 1. 2^v errs by 2 + |z| roundoffs and is less than 1 where z > 0; infinity gives 0. */
+/* Weights and bias are multiplied by SCALE when they are loaded, so that sums of taps are v = -z log2(e), and
+ * 2^v = e^-z; dz is held divided by SCALE, which sums of weights times dz make up for, and causal_sums for those of
+ * tokens times dz. Without silu SCALE is 1. 2^v errs by 2 + |z| roundoffs and is less than 1 where z > 0; infinity
+ * gives 0. */
 #define SCALE (SILU ? -1.44269504f : 1.0f)
 static __device__ __forceinline__ float activate(float v) {
     return SILU ? v * ptx_rcp(fmaf(ptx_ex2(v), SCALE, SCALE)) : v;
