@@ -257,6 +257,13 @@ typedef struct wt_stack {
 weft_plan *wt_plan_with(wt_call *call, weft_problem *p, wt_peer peer, const void *state);
 void wt_plan_alone(bool on);            /* on this thread PyTorch takes no part */
 bool wt_is_peer(const weft_plan *plan); /* PyTorch won: run the peer, release the plan */
+/* From here to NULL an operator on this thread plans and then fails: who would compute it? */
+typedef struct wt_question {
+    bool torchs;
+    weft_problem problem;
+} wt_question;
+void wt_ask(wt_question *q);
+bool wt_is_asked(void);
 /* Execute the plan, or run the peer where it won; releases the plan. A NULL plan has failed already. */
 bool wt_finish(wt_call *call, weft_plan *plan, const weft_args *args, wt_peer peer, const void *state);
 /* Plan, and run whichever won. */

@@ -46,7 +46,6 @@ static _Thread_local struct {
     const char *name[4];
     int count;
 } kernels;
-static _Thread_local uint64_t runs; /* of weft's kernels on this thread */
 
 void wt_kernels_clear(void) { kernels.count = 0; }
 
@@ -64,15 +63,11 @@ void wt_kernels_add(const char *name) {
     if (kernels.count < 4) kernels.name[kernels.count++] = name;
 }
 
-/* How many kernels of weft this thread has run: none more means that PyTorch's code did it all. */
-WEFT_API uint64_t weft_torch_runs(void) { return runs; }
-
 /* Python called PyTorch's own function itself. */
 void wt_note_torch(void) {
     wt_kernels_clear();
     wt_kernels_add("torch");
 }
-WEFT_API void weft_torch_note(void) { wt_note_torch(); }
 
 bool entry_is_torchs(void) {
     bool torchs = kernels.count > 0;
@@ -155,12 +150,11 @@ static bool execute(wt_call *call, const weft_plan *plan, const weft_args *args)
         ok = wt_fail(call, "%s", weft_last_error());
     if (memory) wt.aoti_torch_delete_tensor_object(memory); /* PyTorch's CUDA allocator hands it on in stream order */
     if (ok) wt_kernels_add(weft_plan_kernel_name(plan));
-    runs++;
     return ok;
 }
 
 bool wt_execute(wt_call *call, weft_plan *plan, const weft_args *args) {
-    bool ok = plan && execute(call, plan, args);
+    bool ok = plan && !wt_is_asked() && execute(call, plan, args);
     if (ok && capture) note_execution(plan, args);
     weft_plan_release(plan);
     return ok;

@@ -3,39 +3,44 @@
 
 #include <string.h>
 
-static _Atomic bool opened;      /* weft.backends leaves the choice to the planner */
+static _Atomic bool opened;
+bool entry_is_open(void) { return atomic_load_explicit(&opened, memory_order_relaxed); }
+
 static py_object *register_seat; /* of Python: true if the seat is at its key */
 
-#define ENTRY_FRONTS(X)                          \
-    X(conv1d, 3, ENTRY_CONV)                     \
-    X(conv2d, 3, ENTRY_CONV)                     \
-    X(conv3d, 3, ENTRY_CONV)                     \
-    X(conv_transpose1d, 3, ENTRY_CONV_TRANSPOSE) \
-    X(conv_transpose2d, 3, ENTRY_CONV_TRANSPOSE) \
-    X(conv_transpose3d, 3, ENTRY_CONV_TRANSPOSE) \
-    X(relu, 1, ENTRY_UNARY)                      \
-    X(hardtanh, 1, ENTRY_UNARY)                  \
-    X(tanh, 1, ENTRY_UNARY)                      \
-    X(sigmoid, 1, ENTRY_UNARY)                   \
-    X(softmax, 1, ENTRY_OTHER)                   \
-    X(log_softmax, 1, ENTRY_OTHER)               \
-    X(max_pool1d, 1, ENTRY_OTHER)                \
-    X(max_pool2d, 1, ENTRY_OTHER)                \
-    X(max_pool3d, 1, ENTRY_OTHER)                \
-    X(avg_pool1d, 1, ENTRY_OTHER)                \
-    X(avg_pool2d, 1, ENTRY_OTHER)                \
-    X(avg_pool3d, 1, ENTRY_OTHER)                \
-    X(adaptive_avg_pool1d, 1, ENTRY_OTHER)       \
-    X(adaptive_avg_pool2d, 1, ENTRY_OTHER)       \
-    X(adaptive_avg_pool3d, 1, ENTRY_OTHER)       \
+#define ENTRY_FRONTS(X)                                \
+    X(conv1d, 3, ENTRY_CONV)                           \
+    X(conv2d, 3, ENTRY_CONV)                           \
+    X(conv3d, 3, ENTRY_CONV)                           \
+    X(conv_transpose1d, 3, ENTRY_CONV_TRANSPOSE)       \
+    X(conv_transpose2d, 3, ENTRY_CONV_TRANSPOSE)       \
+    X(conv_transpose3d, 3, ENTRY_CONV_TRANSPOSE)       \
+    X(relu, 1, ENTRY_UNARY)                            \
+    X(hardtanh, 1, ENTRY_UNARY)                        \
+    X(tanh, 1, ENTRY_UNARY)                            \
+    X(sigmoid, 1, ENTRY_UNARY)                         \
+    X(softmax, 1, ENTRY_SOFTMAX)                       \
+    X(log_softmax, 1, ENTRY_SOFTMAX)                   \
+    X(max_pool1d, 1, ENTRY_OTHER)                      \
+    X(max_pool2d, 1, ENTRY_MAX_POOL)                   \
+    X(max_pool3d, 1, ENTRY_OTHER)                      \
+    X(avg_pool1d, 1, ENTRY_OTHER)                      \
+    X(avg_pool2d, 1, ENTRY_AVG_POOL)                   \
+    X(avg_pool3d, 1, ENTRY_OTHER)                      \
+    X(adaptive_avg_pool1d, 1, ENTRY_OTHER)             \
+    X(adaptive_avg_pool2d, 1, ENTRY_ADAPTIVE_AVG_POOL) \
+    X(adaptive_avg_pool3d, 1, ENTRY_OTHER)             \
     X(batch_norm, 5, ENTRY_OTHER)
 
 /* ---------------------------------------------------------------- the ways */
-bool entry_register_seat(void) {
-    py_object *answer = py.PyObject_Vectorcall(register_seat, NULL, 0, NULL);
+bool entry_register_seat(int family, bool cuda) {
+    py_object *args[2] = {py.PyLong_FromUnsignedLongLong((unsigned long long)family), entry_bool(cuda)};
+    py_object *answer = args[0] ? py.PyObject_Vectorcall(register_seat, args, 2, NULL) : NULL;
     if (!answer) py.PyErr_Clear();
     bool yes = answer == py._Py_TrueStruct;
     if (answer) py.Py_DecRef(answer);
+    if (args[0]) py.Py_DecRef(args[0]);
+    py.Py_DecRef(args[1]);
     return yes;
 }
 
@@ -46,10 +51,15 @@ static size_t arguments_of(const entry_call *k) {
     return (size_t)n;
 }
 
-static py_object *by_torch(const entry_call *k, bool marked) {
-    const bool seated = k->front->kind == ENTRY_CONV || k->front->kind == ENTRY_CONV_TRANSPOSE;
+static py_object *by_torch(const entry_call *k, entry_record *r, bool marked) {
+    const bool seated = entry_has_seat(k);
+    wt_handle out = NULL;
     if (seated) (marked ? wt_seat_mark : wt_seat_bypass)(1);
-    py_object *result = py.PyObject_Vectorcall(k->front->builtin, k->arg, arguments_of(k), NULL);
+    py_object *result = NULL;
+    if (entry_call_torch(k, r, &out))
+        result = entry_wrap(out);
+    else if (!py.PyErr_Occurred()) /* one of Python's own, as of a hook, stands already */
+        result = py.PyObject_Vectorcall(k->front->builtin, k->arg, arguments_of(k), NULL);
     if (seated) (marked ? wt_seat_mark : wt_seat_bypass)(-1);
     if (!marked) wt_note_torch();
     return result;
@@ -61,7 +71,7 @@ static py_object *by_seat(const entry_call *k, entry_record *r) {
     py_object *pack = k->packs ? entry_pack(k, r, &packed) : NULL;
     r->refs++;
     void *thread = r->slow ? py.PyEval_SaveThread() : NULL;
-    bool ok = entry_run_conv(k, r, packed, &out);
+    bool ok = entry_run_seat(k, r, packed, &out);
     if (thread) py.PyEval_RestoreThread(thread);
     if (pack) py.Py_DecRef(pack);
     entry_release(r);
@@ -96,32 +106,28 @@ static bool is_left(const entry_call *k) {
 }
 
 static entry_record *decide(entry_call *k) {
-    const int kind = k->front->kind;
-    if (kind == ENTRY_CONV || kind == ENTRY_CONV_TRANSPOSE) {
-        entry_record draft = {.refs = 1};
-        entry_way way = entry_decide_conv(k, &draft);
-        entry_record *r = entry_keep(k, way);
-        if (!r) {
-            seat_release(draft.seat);
-            return NULL;
-        }
-        r->slow = draft.slow, r->seat = draft.seat, r->groups = draft.groups, r->transposed = draft.transposed;
-        memcpy(r->list, draft.list, sizeof(r->list));
-        return r;
+    const bool conv = k->front->kind == ENTRY_CONV || k->front->kind == ENTRY_CONV_TRANSPOSE;
+    entry_record draft = {.refs = 1};
+    entry_way way = conv || (k->records && entry_has_seat(k)) ? entry_decide_seat(k, &draft) : ENTRY_UNKNOWN;
+    if (k->front->kind == ENTRY_UNARY && has_order(k) && is_left(k)) way = ENTRY_TORCH;
+    if (way == ENTRY_UNKNOWN) {
+        entry_offer(k);
+        return NULL;
     }
-    if (kind == ENTRY_UNARY && has_order(k) && is_left(k)) return entry_keep(k, ENTRY_TORCH);
-    entry_offer(k);
-    return NULL;
+    entry_record *r = entry_keep(k, way);
+    if (r) r->slow = draft.slow, r->seat = draft.seat;
+    if (!r) seat_release(draft.seat);
+    return r;
 }
 
 bool entry_read_call(entry_call *k) {
     bool wanted = false;
-    if (k->nargs < k->front->tensors || !atomic_load_explicit(&opened, memory_order_relaxed) || !entry_is_plain_here())
-        return false;
+    if (k->nargs < k->front->tensors || !entry_is_open() || !entry_is_plain_here()) return false;
     for (int i = 0; i < k->front->tensors; i++) {
         if (!entry_read(k->arg[i], &k->in[i])) return false;
         wanted |= k->wants[i] = entry_requires_grad(&k->in[i]);
     }
+    k->cuda = k->in[0].handle && k->in[0].device_type != wt.aoti_torch_device_type_cpu();
     k->records = wanted && entry_records();
     for (int i = 0; i < k->front->tensors && !k->records; i++) k->wants[i] = false;
     return entry_make_key(k);
@@ -137,9 +143,9 @@ static py_object *enter(entry_front *front, py_object *const *args, intptr_t nar
     if (!r) r = decide(&k);
     switch (r ? r->way : ENTRY_LONG) {
     case ENTRY_TORCH:
-        return by_torch(&k, false);
+        return by_torch(&k, r, false);
     case ENTRY_MARK:
-        return by_torch(&k, true);
+        return by_torch(&k, r, true);
     case ENTRY_SEAT:
     case ENTRY_SHIM:
         return by_seat(&k, r);
@@ -157,7 +163,7 @@ static py_object *enter(entry_front *front, py_object *const *args, intptr_t nar
 enum { ENTRY_FRONTS(X) FRONT_COUNT };
 #undef X
 static entry_front fronts[] = {
-#define X(name, tensors, kind) {#name, tensors, kind, NULL, NULL},
+#define X(name, tensors, kind) {#name, tensors, kind, 0, NULL, NULL, NULL},
     ENTRY_FRONTS(X)
 #undef X
 };
@@ -181,6 +187,8 @@ WEFT_API py_object *weft_torch_entry(const char *name, py_object *builtin, py_ob
         py.Py_IncRef(builtin);
         py.Py_IncRef(defaults);
         fronts[i].builtin = builtin, fronts[i].defaults = defaults;
+        *(void **)&fronts[i].torch = entry_find_torch(name);
+        fronts[i].rank = name[strlen(name) - 2] - '0'; /* conv2d */
         return py.PyCFunction_NewEx(&methods[i], NULL, NULL);
     }
     return entry_none();

@@ -5,7 +5,9 @@
  *   entry.c        the builtins: look up, run, wrap
  *   entry_guard.c  is this a plain call? and reading tensors; facts about PyTorch that are checked at load
  *   entry_table.c  what was decided, by all that it depends on
- *   entry_conv.c   convolution, which goes by the seat
+ *   entry_read.c   settings of a call, read from its key
+ *   entry_seat.c   convolution and pooling with a gradient, which go by the seat
+ *   entry_torch.c  PyTorch's operators without its reading of Python's arguments
  *   entry_op.c     other operators, by the schema of weft's own
  * Everything here holds the GIL but for the computing itself, so nothing is locked. */
 #ifndef WEFT_TORCH_ENTRY_H
@@ -14,12 +16,14 @@
 #include "python.h"
 #include "seat.h"
 
-enum { ENTRY_TENSORS = 6, ENTRY_WORDS = 112, ENTRY_LONG_NS = 20000 };
+enum { ENTRY_TENSORS = 6, ENTRY_WORDS = 112 };
+enum { ENTRY_LONG_NS = 20000, ENTRY_LONG_COUNT = 8192 };  /* beyond, the GIL is released */
 enum { ENTRY_SHORT_NS = 1500, ENTRY_SHORT_COUNT = 4096 }; /* see run_alone */
 
 /* ---------------------------------------------------------------- the guard */
+bool entry_is_open(void);       /* weft.backends leaves the choice to the planner */
 bool entry_is_plain_here(void); /* on this thread, now */
-/* A plain tensor on the CPU, read without taking a reference; None is no tensor: handle NULL. */
+/* A plain tensor, read without taking a reference; None is no tensor: handle NULL. */
 bool entry_read(py_object *object, wt_tensor *t);
 bool entry_read_dtype(const py_object *object, int64_t *code);
 bool entry_requires_grad(const wt_tensor *t);
@@ -28,13 +32,14 @@ bool entry_may_write(
 bool entry_records(void);                /* gradient mode */
 py_object *entry_wrap(wt_handle tensor); /* a new object; the handle is freed */
 py_object *entry_none(void);
+py_object *entry_bool(bool value);
 py_object *entry_refuse(void); /* NotImplemented */
 
 /* ---------------------------------------------------------------- what was decided */
 typedef enum entry_way {
     ENTRY_UNKNOWN,
     ENTRY_LONG,  /* Python's way */
-    ENTRY_TORCH, /* PyTorch's builtin */
+    ENTRY_TORCH, /* PyTorch's operator */
     ENTRY_MARK,  /* the same, and the seat below it takes what weft wins */
     ENTRY_SEAT,  /* the seat's plans, here */
     ENTRY_SHIM,  /* PyTorch's convolution below the dispatcher */
@@ -57,25 +62,37 @@ typedef struct entry_record {
     uint64_t hash;
     int words, refs;
     entry_way way;
-    bool slow; /* the GIL is released while it runs */
+    bool slow;   /* the GIL is released while it runs */
+    bool direct; /* list and value are read: PyTorch's operator can be called from C */
     seat_entry *seat;
-    wt_list list[SEAT_LISTS]; /* of a convolution */
-    int64_t groups;
-    bool transposed;
+    wt_list list[SEAT_LISTS]; /* settings as the seat has them; of softmax value[0] is the axis */
+    int64_t value[SEAT_VALUES];
     const wt_op *op; /* of an operator: its settings, without tensors */
     wt_arg *arg;
     entry_replay *replay; /* NULL: it is run by its function */
     int64_t word[];
 } entry_record;
 
+typedef enum entry_kind {
+    ENTRY_CONV = 1,
+    ENTRY_CONV_TRANSPOSE,
+    ENTRY_MAX_POOL,
+    ENTRY_AVG_POOL,
+    ENTRY_ADAPTIVE_AVG_POOL,
+    ENTRY_SOFTMAX,
+    ENTRY_UNARY,
+    ENTRY_OTHER
+} entry_kind;
+
 typedef struct entry_front {
     const char *name;
-    int tensors;         /* so many leading arguments are tensors, or None */
-    int kind;            /* ENTRY_CONV, ... */
+    int tensors; /* so many leading arguments are tensors, or None */
+    entry_kind kind;
+    int rank;            /* of convolution: spatial axes */
+    void (*torch)(void); /* PyTorch's operator as a function of C++, or NULL */
     py_object *builtin;  /* PyTorch's, of the same arguments */
     py_object *defaults; /* of its last arguments: what equals them is not given */
 } entry_front;
-enum { ENTRY_CONV = 1, ENTRY_CONV_TRANSPOSE, ENTRY_UNARY, ENTRY_OTHER };
 
 typedef struct entry_call { /* one call of a front */
     entry_front *front;
@@ -85,10 +102,14 @@ typedef struct entry_call { /* one call of a front */
     bool records;     /* a gradient is wanted */
     wt_tensor in[ENTRY_TENSORS];
     bool wants[ENTRY_TENSORS];
+    bool cuda;
     uint64_t hash;
-    int words;
+    int words, settings; /* settings: where those begin among the words */
     int64_t word[ENTRY_WORDS];
 } entry_call;
+
+/* How a setting lies in a key: a word that says what it is, and its values. */
+enum { ENTRY_IS_NONE = 1, ENTRY_IS_FALSE, ENTRY_IS_TRUE, ENTRY_IS_INT, ENTRY_IS_FLOAT, ENTRY_IS_INTS, ENTRY_IS_TEXT };
 
 bool entry_read_call(entry_call *k); /* the tensors and the key; false: not plain */
 bool entry_make_key(entry_call *k);  /* false: an argument that no key can have */
@@ -97,11 +118,16 @@ entry_record *entry_keep(const entry_call *k, entry_way way); /* NULL: no memory
 void entry_release(entry_record *r);
 
 /* ---------------------------------------------------------------- by operator */
-entry_way entry_decide_conv(const entry_call *k, entry_record *r); /* fills r */
-bool entry_run_conv(const entry_call *k, const entry_record *r, const void *packed, wt_handle *out);
+bool entry_read_settings(const entry_call *k, entry_record *r); /* false: not of a kind that has them, or not plain */
+/* PyTorch's operator on these tensors; false: it could not be called, or failed, and its builtin says why. */
+bool entry_call_torch(const entry_call *k, entry_record *r, wt_handle *out);
+void *entry_find_torch(const char *name);
+bool entry_has_seat(const entry_call *k);
+entry_way entry_decide_seat(const entry_call *k, entry_record *r); /* fills r */
+bool entry_run_seat(const entry_call *k, const entry_record *r, const void *packed, wt_handle *out);
 /* The weights as the plan reads them, from k->packs, packed at first sight; NULL: there are none. A new reference. */
 py_object *entry_pack(const entry_call *k, const entry_record *r, const void **packed);
-bool entry_register_seat(void); /* true: the seat is at the CPU's key */
+bool entry_register_seat(int family, bool cuda); /* true: the seat of SEAT_... is at the device's key */
 /* weft's operator on these tensors; the number of results, or -1. */
 int entry_run_op(const entry_call *k, const entry_record *r, wt_handle out[WT_MAX_OUTS]);
 bool entry_is_torchs(void);            /* the last operator of this thread ran PyTorch's code alone */

@@ -91,16 +91,19 @@ static bool run(wt_call *call, bool slow) {
     return ok;
 }
 
-static bool execute(const entry_replay *p, const weft_args *args) {
+static bool execute(const entry_call *k, const entry_replay *p, const weft_args *args) {
     const int64_t bytes = (int64_t)weft_plan_workspace_bytes(p->plan), unit = 1;
+    const wt_tensor *x = &k->in[0];
     wt_handle memory = NULL;
-    void *workspace = NULL;
+    void *workspace = NULL, *stream = NULL;
     _Alignas(64) char few[8192]; /* of a small problem: an allocation takes as long as the computing */
-    if (bytes <= (int64_t)sizeof(few)) return weft_execute(p->plan, args, few, (size_t)bytes, NULL) == WEFT_OK;
-    const int32_t byte = wt.aoti_torch_dtype_uint8(), cpu = wt.aoti_torch_device_type_cpu();
-    bool ok = !wt.aoti_torch_empty_strided(1, &bytes, &unit, byte, cpu, 0, &memory) &&
-              !wt.aoti_torch_get_data_ptr(memory, &workspace);
-    ok = ok && weft_execute(p->plan, args, workspace, (size_t)bytes, NULL) == WEFT_OK;
+    if (!k->cuda && bytes <= (int64_t)sizeof(few))
+        return weft_execute(p->plan, args, few, (size_t)bytes, NULL) == WEFT_OK;
+    bool ok = !k->cuda || !wt.aoti_torch_get_current_cuda_stream(x->device_index, &stream);
+    ok = ok && (!bytes || (!wt.aoti_torch_empty_strided(1, &bytes, &unit, wt.aoti_torch_dtype_uint8(), x->device_type,
+                                                        x->device_index, &memory) &&
+                           !wt.aoti_torch_get_data_ptr(memory, &workspace)));
+    ok = ok && weft_execute(p->plan, args, workspace, (size_t)bytes, stream) == WEFT_OK;
     if (memory) wt.aoti_torch_delete_tensor_object(memory);
     return ok;
 }
@@ -108,20 +111,22 @@ static bool execute(const entry_replay *p, const weft_args *args) {
 static bool replay(const entry_call *k, const entry_record *r, wt_handle *out) {
     const entry_replay *p = r->replay;
     weft_args args = WEFT_ARGS_INIT;
+    wt_handle guard = NULL;
     void *data = NULL;
-    if (wt.aoti_torch_empty_strided(p->rank, p->sizes, p->strides, p->code, k->in[0].device_type, k->in[0].device_index,
-                                    out) ||
-        wt.aoti_torch_get_data_ptr(*out, &data))
-        return false;
+    if (k->cuda && wt.aoti_torch_create_cuda_guard(k->in[0].device_index, &guard)) return false;
+    bool ok = !wt.aoti_torch_empty_strided(p->rank, p->sizes, p->strides, p->code, k->in[0].device_type,
+                                           k->in[0].device_index, out);
+    const bool made = ok;
+    ok = ok && !wt.aoti_torch_get_data_ptr(*out, &data);
     for (int i = 0; i < p->roles; i++) args.ptr[p->role[i]] = p->place[i] < 0 ? data : k->in[p->place[i]].data;
     void *thread = r->slow ? py.PyEval_SaveThread() : NULL;
-    bool ok = execute(p, &args);
+    ok = ok && execute(k, p, &args);
     if (thread) py.PyEval_RestoreThread(thread);
+    if (guard) wt.aoti_torch_delete_cuda_guard(guard);
     wt_kernels_clear();
     wt_kernels_add(weft_plan_kernel_name(p->plan));
-    if (ok) return true;
-    wt.aoti_torch_delete_tensor_object(*out);
-    return false;
+    if (made && !ok) wt.aoti_torch_delete_tensor_object(*out);
+    return ok;
 }
 
 int entry_run_op(const entry_call *k, const entry_record *r, wt_handle out[WT_MAX_OUTS]) {
@@ -221,6 +226,13 @@ static void note(const wt_call *call, bool torchs, wt_capture *ran) {
     offered.way = !ok ? ENTRY_UNKNOWN : torchs ? ENTRY_TORCH : ENTRY_OP;
 }
 
+/* Only of a call that is under way: the sizes are the tensor's own. */
+static int64_t count_of(const wt_tensor *t) {
+    int64_t count = 1;
+    for (int64_t a = 0; a < t->rank; a++) count *= t->sizes[a];
+    return count;
+}
+
 static void learn(void) {
     const size_t bytes = offered.way == ENTRY_OP ? (size_t)offered.op->nargs * sizeof(wt_arg) : 0;
     wt_arg *arg = bytes ? malloc(bytes) : NULL;
@@ -236,10 +248,10 @@ static void learn(void) {
     if (bytes) memcpy(arg, offered.arg, bytes);
     r->op = offered.op;
     r->arg = arg;
-    r->slow = true;
+    r->slow = offered.way != ENTRY_TORCH || count_of(&offered.call.in[0]) > ENTRY_LONG_COUNT;
     if (!offered.replays || !(r->replay = malloc(sizeof(*r->replay)))) return;
     *r->replay = offered.replay;
-    r->slow = wt_estimate(r->replay->plan) > ENTRY_LONG_NS;
+    r->slow = !offered.call.cuda && wt_estimate(r->replay->plan) > ENTRY_LONG_NS;
     offered.replays = false;
 }
 
@@ -258,7 +270,7 @@ static py_object *kept(py_object *self, py_object *const *args, intptr_t nargs) 
  * operator itself runs. */
 static py_object *update(py_object *self, py_object *const *args, intptr_t nargs) {
     enum { STATE = 1, LENGTHS = 4, INDEX = 5, TENSORS = 6 };
-    static entry_front front = {"causal_conv1d_update", TENSORS, ENTRY_OTHER, NULL, NULL};
+    static entry_front front = {"causal_conv1d_update", TENSORS, ENTRY_OTHER, 0, NULL, NULL, NULL};
     entry_call k = {.front = &front, .arg = args, .nargs = (int)nargs};
     wt_call call;
     (void)self;
@@ -292,11 +304,9 @@ static py_object *update(py_object *self, py_object *const *args, intptr_t nargs
  * that weft computes in less time than PyTorch's builtin takes to come to its kernel is weft's: `call` and `ran` become
  * those of weft's plan. */
 static void run_alone(wt_call *call, wt_capture *ran) {
-    const wt_tensor *x = &offered.call.in[0];
-    int64_t count = 1;
-    for (int64_t a = 0; a < x->rank; a++) count *= x->sizes[a];
-    if (offered.call.records || offered.call.front->tensors > 1 || call->once || !count || count > ENTRY_SHORT_COUNT ||
-        wt_settings()->mode == WEFT_MODE_MEASURE)
+    const int64_t count = count_of(&offered.call.in[0]);
+    if (offered.call.cuda || offered.call.records || offered.call.front->tensors > 1 || call->once || !count ||
+        count > ENTRY_SHORT_COUNT || wt_settings()->mode == WEFT_MODE_MEASURE)
         return;
     wt_call again;
     wt_capture other = {.runs = 0};
@@ -348,9 +358,57 @@ static py_object *run_by_number(py_object *self, py_object *const *args, intptr_
     return result;
 }
 
+static bool never(const void *state) {
+    (void)state;
+    return false; /* nothing is run for an estimate */
+}
+
+/* The gradient of a problem that PyTorch computes forward, as the planner would have it. Of elements it is always
+ * PyTorch's formula. */
+static bool leaves_gradient(weft_problem *p) {
+    char text[WEFT_TEXT_MAX];
+    const bool pointwise =
+        p->op == WEFT_OP_RELU || p->op == WEFT_OP_CLIP || p->op == WEFT_OP_TANH || p->op == WEFT_OP_SIGMOID;
+    if (pointwise) return true;
+    if (p->op == WEFT_OP_SOFTMAX || p->op == WEFT_OP_LOG_SOFTMAX) { /* it reads the result alone, dense as that is */
+        weft_tensor *src = weft_problem_tensor(p, WEFT_ROLE_SRC);
+        *src = *weft_problem_tensor(p, WEFT_ROLE_DST);
+        src->role = WEFT_ROLE_SRC;
+    }
+    weft_status status = weft_problem_format(p, text, sizeof(text), NULL);
+    char *pass = status == WEFT_OK ? strstr(text, ":fwd:") : NULL;
+    if (!pass) return false;
+    memcpy(pass, ":bwd:", 5);
+    weft_problem back = WEFT_PROBLEM_INIT;
+    if (weft_problem_parse(&back, text) != WEFT_OK) return false;
+    wt_rehearse(never, NULL);
+    weft_plan *plan = wt_plan_by(&back, true, WEFT_ENGINE_ALL);
+    wt_rehearse(NULL, NULL);
+    const bool torchs = wt_is_peer(plan);
+    weft_plan_release(plan);
+    return torchs;
+}
+
+/* leaves(operator's number, gradient, its arguments...) -> True if the planner leaves the call to PyTorch; with
+ * gradient True, that of its gradient as well. What is measured is decided pass by pass, and not here. */
+static py_object *leaves(py_object *self, py_object *const *args, intptr_t nargs) {
+    wt_call call;
+    wt_question q = {.torchs = false};
+    (void)self;
+    const long long number = nargs > 2 && entry_is_open() && entry_is_plain_here() ? py.PyLong_AsLongLong(args[0]) : -1;
+    if (number < 0 || wt_settings()->mode == WEFT_MODE_MEASURE || !wt_settings()->delegate) return entry_bool(false);
+    wt_call_begin(&call, ops[number]);
+    if (!read_all(call.op, args + 2, nargs - 2, call.arg)) return entry_bool(false);
+    wt_ask(&q);
+    run(&call, false);
+    wt_ask(NULL);
+    return entry_bool(q.torchs && (args[1] != py._Py_TrueStruct || leaves_gradient(&q.problem)));
+}
+
 /* torchs(): the call that was refused is PyTorch's, forward and backward. */
 static py_object *torchs(py_object *self, py_object *const *args, intptr_t nargs) {
     (void)self, (void)args, (void)nargs;
+    wt_note_torch();
     if (offered.waits) offered.way = offered.runs ? ENTRY_UNKNOWN : ENTRY_TORCH;
     return entry_none();
 }
@@ -370,10 +428,8 @@ WEFT_API int32_t weft_torch_entry_op(const char *name) {
 }
 
 WEFT_API py_object *weft_torch_entry_run(int32_t which) {
-    static py_method methods[] = {{"run", run_by_number, PY_FASTCALL, NULL},
-                                  {"torchs", torchs, PY_FASTCALL, NULL},
-                                  {"bypass", bypass, PY_FASTCALL, NULL},
-                                  {"kept", kept, PY_FASTCALL, NULL},
-                                  {"update", update, PY_FASTCALL, NULL}};
+    static py_method methods[] = {{"run", run_by_number, PY_FASTCALL, NULL}, {"torchs", torchs, PY_FASTCALL, NULL},
+                                  {"bypass", bypass, PY_FASTCALL, NULL},     {"kept", kept, PY_FASTCALL, NULL},
+                                  {"update", update, PY_FASTCALL, NULL},     {"leaves", leaves, PY_FASTCALL, NULL}};
     return py.PyCFunction_NewEx(&methods[which], NULL, NULL);
 }

@@ -11,8 +11,6 @@ static entry_record *bucket[BUCKETS];
 static int records;
 
 /* ---------------------------------------------------------------- the key */
-enum { IS_NONE = 1, IS_FALSE, IS_TRUE, IS_INT, IS_FLOAT, IS_INTS, IS_TEXT };
-
 static bool put(entry_call *k, int64_t word) {
     if (k->words == ENTRY_WORDS) return false;
     k->word[k->words++] = word;
@@ -25,7 +23,8 @@ static bool put_tensor(entry_call *k, int i) {
     if (!t->handle) return put(k, 0);
     if (t->rank > 8 || k->words + 1 + 2 * (int)t->rank > ENTRY_WORDS) return false;
     int64_t *w = k->word + k->words;
-    *w++ = 1 | t->rank << 1 | (int64_t)t->code << 8 | (int64_t)(low & (~low + 1)) << 24 | (int64_t)k->wants[i] << 32;
+    *w++ = 1 | t->rank << 1 | (int64_t)t->code << 8 | (int64_t)(low & (~low + 1)) << 24 | (int64_t)k->wants[i] << 32 |
+           (int64_t)t->device_type << 40 | (int64_t)(t->device_index & 0xff) << 48;
     for (int64_t a = 0; a < t->rank; a++) *w++ = t->sizes[a];
     for (int64_t a = 0; a < t->rank; a++) *w++ = t->strides[a];
     k->words = (int)(w - k->word);
@@ -44,7 +43,7 @@ static bool put_int(entry_call *k, py_object *value) {
 
 static bool put_ints(entry_call *k, py_object *values, bool tuple) {
     intptr_t n = tuple ? py.PyTuple_Size(values) : py.PyList_Size(values);
-    bool ok = n <= 6 && put(k, IS_INTS | n << 8);
+    bool ok = n <= 6 && put(k, ENTRY_IS_INTS | n << 8);
     for (intptr_t i = 0; ok && i < n; i++)
         ok = put_int(k, tuple ? py.PyTuple_GetItem(values, i) : py.PyList_GetItem(values, i));
     return ok;
@@ -58,22 +57,22 @@ static bool put_text(entry_call *k, py_object *value) {
     if (!text) py.PyErr_Clear();
     if (!text || size > 8) return false;
     memcpy(&letters, text, (size_t)size);
-    return put(k, IS_TEXT | size << 8) && put(k, letters);
+    return put(k, ENTRY_IS_TEXT | size << 8) && put(k, letters);
 }
 
 static bool put_setting(entry_call *k, py_object *value) {
     const py_object *type = value->type;
-    if (value == py._Py_NoneStruct) return put(k, IS_NONE);
-    if (value == py._Py_FalseStruct) return put(k, IS_FALSE);
-    if (value == py._Py_TrueStruct) return put(k, IS_TRUE);
-    if (type == py.PyLong_Type) return put(k, IS_INT) && put_int(k, value);
+    if (value == py._Py_NoneStruct) return put(k, ENTRY_IS_NONE);
+    if (value == py._Py_FalseStruct) return put(k, ENTRY_IS_FALSE);
+    if (value == py._Py_TrueStruct) return put(k, ENTRY_IS_TRUE);
+    if (type == py.PyLong_Type) return put(k, ENTRY_IS_INT) && put_int(k, value);
     if (type == py.PyTuple_Type || type == py.PyList_Type) return put_ints(k, value, type == py.PyTuple_Type);
     if (type == py.PyUnicode_Type) return put_text(k, value);
     if (type != py.PyFloat_Type) return false;
     double real = py.PyFloat_AsDouble(value);
     int64_t bits;
     memcpy(&bits, &real, sizeof(bits));
-    return put(k, IS_FLOAT) && put(k, bits);
+    return put(k, ENTRY_IS_FLOAT) && put(k, bits);
 }
 
 bool entry_make_key(entry_call *k) {
@@ -84,6 +83,7 @@ bool entry_make_key(entry_call *k) {
     k->word[k->words++] = wt_seat_settings() << 24 | (int64_t)threads << 1 | k->records;
     for (int i = 0; i < k->front->tensors; i++)
         if (!put_tensor(k, i)) return false;
+    k->settings = k->words;
     for (int i = k->front->tensors; i < k->nargs; i++)
         if (!put_setting(k, k->arg[i])) return false;
     uint64_t h = 0;
@@ -127,6 +127,7 @@ entry_record *entry_keep(const entry_call *k, entry_way way) {
     settings = k->word[1] >> 24;
     memcpy(r->word, k->word, (size_t)k->words * sizeof(k->word[0]));
     r->hash = k->hash, r->words = k->words, r->refs = 1, r->way = way;
+    r->direct = entry_read_settings(k, r);
     r->next = bucket[k->hash % BUCKETS];
     bucket[k->hash % BUCKETS] = r;
     records++;

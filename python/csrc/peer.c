@@ -192,11 +192,20 @@ const weft_external wt_external = {sizeof(weft_external), external_name, 1, 0, N
 static _Thread_local bool alone;
 void wt_plan_alone(bool on) { alone = on; }
 
+static _Thread_local wt_question *question;
+void wt_ask(wt_question *q) { question = q; }
+bool wt_is_asked(void) { return question != NULL; }
+
 weft_plan *wt_plan_with(wt_call *call, weft_problem *p, wt_peer peer, const void *state) {
     stage.call = call, stage.peer = peer, stage.state = state;
     weft_plan *plan = wt_plan_among(call, p, peer != NULL && !alone);
     stage.peer = NULL;
-    return plan;
+    if (!question || !plan) return plan;
+    question->torchs = wt_is_peer(plan);
+    question->problem = *weft_plan_problem(plan);
+    weft_plan_release(plan);
+    wt_fail(call, "it was only asked for");
+    return NULL;
 }
 
 bool wt_is_peer(const weft_plan *plan) { return plan && strcmp(weft_plan_kernel_name(plan), external_name) == 0; }

@@ -69,7 +69,7 @@ uint64_t seat_problem(const seat_call *c) {
     for (int i = 0; i < SEAT_VALUES; i++) key[n++] = c->value[i];
     n = add_tensor(key, n, &c->in[SEAT_X]);
     n = add_tensor(key, n, &c->in[SEAT_W]);
-    for (int i = 0; i < SEAT_LISTS; i++)
+    for (int i = 0; i < SEAT_LISTS && c->op->family != SEAT_ADAPTIVE_AVG_POOL; i++) /* its gradient has no list */
         for (size_t j = 0; j < c->list[i].size; j++) key[n++] = c->list[i].item[j];
     return hash_of(key, n);
 }

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, Optional
 
 import torch
 
-from . import _calibrate, _entry, _library, _settings, _shortcut
+from . import _calibrate, _entry, _library, _settings
 
 # in the order of the families in python/csrc/seat.h
 OPERATORS = {"convolution": ("aten::convolution", "aten::convolution_backward"),
@@ -95,7 +95,6 @@ def _check(operators: tuple, math: Optional[str]) -> None:
 
 def _set(on: int, math: int) -> None:
     _lib.weft_torch_seat_switch(on, math)
-    _shortcut.seat_on = bool(on)
 
 
 def _switch(operators: tuple, device: Any, math: Optional[str]) -> tuple[int, int]:

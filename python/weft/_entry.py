@@ -17,6 +17,7 @@ import torch.autograd.forward_ad as _forward_ad
 from . import _library, _settings
 
 _object = ctypes.py_object
+_tests: list[Callable] = []
 _BUILTINS: dict[str, Any] = {
     **{f"{name}{rank}d": getattr(torch, f"{name}{rank}d") for name in ("conv", "conv_transpose") for rank in (1, 2, 3)},
     **{f"max_pool{rank}d": getattr(torch, f"max_pool{rank}d") for rank in (1, 2, 3)},
@@ -35,6 +36,11 @@ def _refuse(*args: Any) -> Any:
     return NotImplemented
 
 
+def _fits(tensor: Callable, t: torch.Tensor, kind: int) -> bool:
+    """kind: KEYS_... of python/csrc/entry_guard.c."""
+    return tensor(t, t._cdata, torch._C._dispatch_keys(t).raw_repr(), t.requires_grad, kind) is not NotImplemented
+
+
 def _test(begin: Callable, tensor: Callable, thread: Callable) -> bool:
     """Whether all that the entries read is as they take it to be."""
     types = torch.float32, torch.float64, torch.float16, torch.bfloat16
@@ -42,7 +48,7 @@ def _test(begin: Callable, tensor: Callable, thread: Callable) -> bool:
         return False
 
     def fits(t: torch.Tensor, inference: bool = False) -> bool:
-        return tensor(t, t._cdata, torch._C._dispatch_keys(t).raw_repr(), t.requires_grad, inference) is not NotImplemented
+        return _fits(tensor, t, int(inference))
 
     x = torch.empty(2, 3, device="cpu")
     kinds = [x, x.double().unsqueeze(0), x[:0], torch.nn.Parameter(x), x[1:], x.t(), torch.empty((), device="cpu", requires_grad=True)]
@@ -72,9 +78,13 @@ def _same(result: Any) -> Any:
     return result
 
 
-def _make() -> tuple[dict[str, Callable], Callable, Callable, Callable, Callable, Callable]:
+def _no(*args: Any) -> bool:
+    return False
+
+
+def _make() -> tuple[dict[str, Callable], Callable, Callable, Callable, Callable, Callable, Callable]:
     if os.environ.get("WEFT_ENTRY", "1") == "0" or not getattr(sys, "_is_gil_enabled", lambda: True)():
-        return {}, _refuse, _refuse, _bypass, _same, _refuse
+        return {}, _refuse, _refuse, _bypass, _same, _refuse, _no
     lib = ctypes.PyDLL(_library.path)   # with the GIL, as the functions deal in objects
     lib.weft_torch_entry_test.restype = lib.weft_torch_entry.restype = lib.weft_torch_entry_run.restype = _object
     lib.weft_torch_entry_run.argtypes = [ctypes.c_int32]
@@ -82,26 +92,43 @@ def _make() -> tuple[dict[str, Callable], Callable, Callable, Callable, Callable
     lib.weft_torch_entry_seat.argtypes = [_object]
     lib.weft_torch_entry_seat.restype = None
     try:
-        if not _test(*(lib.weft_torch_entry_test(i) for i in range(3))):
-            return {}, _refuse, _refuse, _bypass, _same, _refuse
+        _tests.extend(lib.weft_torch_entry_test(i) for i in range(3))
+        if not _test(*_tests):
+            return {}, _refuse, _refuse, _bypass, _same, _refuse, _no
     except Exception:   # of a PyTorch that lacks one of the names above
-        return {}, _refuse, _refuse, _bypass, _same, _refuse
+        return {}, _refuse, _refuse, _bypass, _same, _refuse, _no
     lib.weft_torch_entry_seat(_register_seat)
     made = {name: lib.weft_torch_entry(name.encode(), builtin, _DEFAULTS.get(name) or _DEFAULTS.get(name.rstrip("123d"), ()))
             for name, builtin in _BUILTINS.items()}
-    return (made, *(lib.weft_torch_entry_run(i) for i in range(5)))   # type: ignore[return-value]
+    return (made, *(lib.weft_torch_entry_run(i) for i in range(6)))   # type: ignore[return-value]
 
 
-def _register_seat() -> bool:
+def _register_seat(family: int, cuda: bool) -> bool:
     from . import _enable
-    return _enable.seated("cpu")
+    return _enable.seated("cuda" if cuda else "cpu", tuple(_enable.OPERATORS)[family])
+
+
+def see_cuda(device: torch.device) -> None:
+    """Called with the first tensor on CUDA: from here on the entries know those, if they are as expected."""
+    global knows_cuda
+    tensor, thread = _tests[1:]
+    if thread() != (True, torch.is_grad_enabled()) or torch.is_inference_mode_enabled() or torch.cuda.is_current_stream_capturing():
+        return
+    knows_cuda = True
+    x = torch.empty(2, 3, device=device)
+    with torch.inference_mode():
+        inferred = torch.empty(2, device=device)
+    for t, kind in ((x, 2), (torch.nn.Parameter(x), 2), (x.t(), 2), (inferred, 3)):
+        if not _fits(tensor, t, kind):
+            return
 
 
 # torchs(): the call that was refused is PyTorch's. kept(result): the same; the answer that the long way found is that of the next call of the kind.
 # bypass(True or False): the seat is passed by on this thread. update: causal_conv1d_update by its operator's arguments; the state's version is to be
-# counted by the caller
-fronts, run, torchs, bypass, kept, update = _make()
+# counted by the caller. leaves(number, gradient, *arguments): the planner leaves the operator's call, and with gradient its gradient, to PyTorch
+fronts, run, torchs, bypass, kept, update, leaves = _make()
 available = bool(fronts)
+knows_cuda = not available   # nobody asks them
 if available:
     _settings.listeners.append(_library.lib.weft_torch_entry_open)
     _library.lib.weft_torch_entry_open(1)

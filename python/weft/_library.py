@@ -47,8 +47,6 @@ def _declare(lib: ctypes.CDLL) -> None:
         "weft_torch_version": (text, []),
         "weft_torch_error": (text, []),
         "weft_torch_kernels": (text, []),
-        "weft_torch_runs": (ctypes.c_uint64, []),
-        "weft_torch_note": (None, []),
         "weft_torch_keep_pages": (ctypes.c_bool, [ctypes.c_bool]),
         "weft_torch_problem": (count, [text, text, text, size]),
         "weft_torch_describe": (count, [text, size]),

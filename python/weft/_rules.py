@@ -16,7 +16,7 @@ from torch import Tensor
 from torch._functorch.utils import enable_single_level_autograd_function
 
 from . import _library  # noqa: F401  loads the operators
-from . import _entry, _shortcut
+from . import _entry
 
 _C = torch._C
 _BelowAutograd = _C._AutoDispatchBelowAutograd
@@ -26,6 +26,7 @@ _grad_enabled = torch.is_grad_enabled
 _kernels = torch.library.Library("weft", "IMPL")   # registrations live as long as this
 _ops = torch.ops.weft
 _run = _entry.run
+_leaves = _entry.leaves
 
 TYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)   # what weft computes with
 
@@ -40,15 +41,16 @@ class Rule:
     *args) is its form under vmap. Without a tangent or a batch, forward mode or vmap is refused with the operator's name. A result that has
     no gradient is told so by save, with ctx.mark_non_differentiable. Both Functions are applied without the preparations for torch.func,
     which cost 2.5 us of 14: the short one is not used there, and the kernel is called by torch.func, once for each of its levels.
-    native(*args) is PyTorch's own function of the same arguments, where it has one: see _shortcut.
+    native(*args) is PyTorch's own function of the same arguments, where it has one; NotImplemented: not for these. It is called where the planner
+    leaves all of a call to PyTorch: its gradient is C++, and a Function around it would only cost time. plain: also where no gradient is wanted.
     """
 
-    __slots__ = ("op", "number", "out", "outs", "tensors", "listed", "apply", "short")
+    __slots__ = ("op", "number", "out", "outs", "tensors", "listed", "apply", "native", "plain")
 
     def __init__(self, name: str, tensors: int, fake: Callable, save: Callable, gradient: Callable, tangent: Callable | None = None,
-                 batch: Callable | None = None, listed: bool = False, native: Callable | None = None) -> None:
+                 batch: Callable | None = None, listed: bool = False, native: Callable | None = None, plain: bool = False) -> None:
         op = getattr(_ops, name).default
-        short = self.short = None if native is None else _shortcut.Shortcut(name, native)
+        self.native, self.plain = native, plain
         self.op, self.number, self.tensors, self.listed = op, _entry.number(name), tensors, listed
         self.out, self.outs = _register_out(name, fake)
         torch.library.register_fake(f"weft::{name}", fake)
@@ -59,12 +61,8 @@ class Rule:
         def forward(ctx: Any, *packed: Any) -> Any:
             """Settings come as one argument: each argument of a Function costs time, also on the way back."""
             args = joined(packed[:-1], packed[-1])
-            kind = None if short is None else _shortcut.watch.key
-            before = 0 if kind is None else _shortcut._runs()
             with _BelowAutograd():
                 output = op(*args)
-            if kind is not None:
-                ctx.seen = short.forward_ran(kind, before, output)
             ctx.save_for_backward(*save(ctx, args, output))
             return output
 
@@ -81,13 +79,7 @@ class Rule:
             return output
 
         def backward(ctx: Any, *grads: Any) -> Any:
-            seen = None if short is None else getattr(ctx, "seen", None)
-            if seen is None:
-                return gradient(ctx, *grads) + (None,)
-            before = _shortcut._runs()
-            results = gradient(ctx, *grads)
-            short.backward_ran(seen, before)
-            return results + (None,)
+            return gradient(ctx, *grads) + (None,)
 
         def jvp(ctx: Any, *tangents: Any) -> Any:
             """PyTorch turns tangents off here, which would also drop those of the outer levels; without their own, what was kept can do with them on."""
@@ -162,10 +154,27 @@ def _below(rule: Rule, args: tuple) -> Any:
         return rule.op(*args)
 
 
+def _by_torch(rule: Rule, gradient: bool, args: tuple) -> Any:
+    """By PyTorch's own function, if the planner leaves forward and gradient to it; else NotImplemented. Past the seat of weft.enable(), which would
+    only ask again."""
+    if rule.native is None or not _leaves(rule.number, gradient, *args):
+        return NotImplemented
+    _entry.bypass(True)
+    try:
+        result = rule.native(*args)
+    finally:
+        _entry.bypass(False)
+    if result is not NotImplemented:
+        _entry.torchs()
+    return result
+
+
 def call(rule: Rule, *args: Any) -> Any:
     """Run the rule's operator in the way that the caller's context needs."""
     if _is_compiling():
         return rule.op(*args)
+    if not _entry.knows_cuda and args[0].is_cuda:
+        _entry.see_cuda(args[0].device)
     try:
         if _in_transform() or _forward_ad._current_level >= 0:
             return rule.op(*args)
@@ -173,12 +182,10 @@ def call(rule: Rule, *args: Any) -> Any:
             inputs, settings = rule.apart(args)
             for t in inputs:
                 if t is not None and t.requires_grad:
-                    if rule.short is None or not _shortcut._open:
-                        return rule.apply(*inputs, settings)
-                    return rule.short.call(args, lambda: rule.apply(*inputs, settings))
-        if rule.short is not None and rule.short.without_gradient and _shortcut._open:
-            return rule.short.call_plain(args, lambda: _below(rule, args))
-        return _below(rule, args)
+                    result = _by_torch(rule, True, args)
+                    return rule.apply(*inputs, settings) if result is NotImplemented else result
+        result = _by_torch(rule, False, args) if rule.plain else NotImplemented
+        return _below(rule, args) if result is NotImplemented else result
     except RuntimeError as error:
         if not _out_of_memory(error):
             raise

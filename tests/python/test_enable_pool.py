@@ -5,6 +5,7 @@ import itertools
 import os
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -65,9 +66,9 @@ def run(kind, x, dy_format, args):
         return [y, index, aten.max_pool2d_with_indices_backward(dy, x, *args, index)]
     if kind == "avg":
         y = aten.avg_pool2d(x, *args)
-        return [y, aten.avg_pool2d_backward(formats(torch.randn(y.shape, generator=torch.Generator().manual_seed(1)).to(y.dtype))[dy_format], x, *args)]
+        return [y, aten.avg_pool2d_backward(formats(torch.randn(y.shape, generator=torch.Generator().manual_seed(1)).to(y))[dy_format], x, *args)]
     y = aten._adaptive_avg_pool2d(x, *args)
-    return [y, aten._adaptive_avg_pool2d_backward(formats(torch.randn(y.shape, generator=torch.Generator().manual_seed(1)).to(y.dtype))[dy_format], x)]
+    return [y, aten._adaptive_avg_pool2d_backward(formats(torch.randn(y.shape, generator=torch.Generator().manual_seed(1)).to(y))[dy_format], x)]
 
 
 def choices(kind):
@@ -86,14 +87,14 @@ def choices(kind):
 @pytest.mark.parametrize("how", HOW)
 @pytest.mark.parametrize("dtype", DTYPES, ids=lambda d: str(d)[6:])
 @pytest.mark.parametrize("kind", REFERENCE)
-def test_numbers_indices_and_strides(kind, dtype, how):
+def test_numbers_indices_and_strides(device, kind, dtype, how):
     """Over windows, layouts of data and gradient, with and without a batch: indices bit for bit, the rest by rounding alone."""
     ran = total = 0
     every = itertools.product(choices(kind), ((2, 5, 10, 13), (1, 1, 9, 12), (3, 9, 11)), range(5), (0, 1, 4))
     for args, shape, layout, dy_format in draw(list(every), 300 if SLOW else 40):
-        x = formats(values(shape, dtype) if kind == "max" else torch.randn(shape).to(dtype))[layout]
+        x = formats((values(shape, dtype) if kind == "max" else torch.randn(shape).to(dtype)).to(device))[layout]
         off = run(kind, x, dy_format, args)
-        with weft.backends.flags(**settings(how, kind)), weft.enabled():
+        with weft.backends.flags(**settings(how, kind)), weft.enabled(device=device):
             _enable.seen(forget=True)
             on = run(kind, x, dy_format, args)
             ran, total = ran + taken(), total + 2
@@ -140,10 +141,10 @@ def on():
 
 @pytest.mark.parametrize("name", MODULES)
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last], ids=["first", "last"])
-def test_modules(name, layout):
-    x = torch.randn(2, 8, 20, 24).contiguous(memory_format=layout)
+def test_modules(device, name, layout):
+    x = torch.randn(2, 8, 20, 24, device=device).contiguous(memory_format=layout)
     off = step(MODULES[name], x)
-    with weft.backends.flags(delegate=False), weft.enabled():
+    with weft.backends.flags(delegate=False), weft.enabled(device=device):
         _enable.seen(forget=True)
         assert_same(off, step(MODULES[name], x), 512)
         assert name == "global" or taken() == 2
@@ -284,6 +285,72 @@ def test_compile(on):
     with _enable.bypassed():
         expected = torch.autograd.grad(net(x).square().sum(), x)
     torch.testing.assert_close(got, expected)
+
+
+POOLS = pytest.mark.parametrize("name", ["max", "avg", "adaptive"])
+
+
+@POOLS
+def test_transforms_of_functorch(on, name):
+    """Forward mode, and gradients for each sample."""
+    x, module = torch.randn(2, 4, 12, 12), MODULES[name]
+    made = [torch.func.jvp(module, (x,), (torch.ones_like(x),)), torch.vmap(torch.func.grad(lambda t: module(t).square().sum()))(x)]
+    assert taken()
+    with _enable.bypassed():
+        expected = [torch.func.jvp(module, (x,), (torch.ones_like(x),)), torch.vmap(torch.func.grad(lambda t: module(t).square().sum()))(x)]
+    torch.testing.assert_close(made, expected)
+
+
+@POOLS
+def test_profiler_and_hooks(on, name):
+    x, seen = torch.randn(2, 4, 12, 12, requires_grad=True), []
+    with torch.profiler.profile() as profile:
+        y = MODULES[name](x)
+        y.grad_fn.register_hook(lambda *a: seen.append(1))
+        y.register_hook(lambda g: 2 * g)
+        got, = torch.autograd.grad(y.sum(), x)
+    assert {"max": "aten::max_pool2d_with_indices", "avg": "aten::avg_pool2d", "adaptive": "aten::_adaptive_avg_pool2d"}[name] in {
+        event.key for event in profile.key_averages()}
+    assert seen and taken() == 2
+    with _enable.bypassed():
+        torch.testing.assert_close(got, 2 * torch.autograd.grad(MODULES[name](x).sum(), x)[0])
+
+
+@POOLS
+def test_subclasses_and_dispatch_modes(on, name):
+    class Marked(torch.Tensor):
+        pass
+
+    class Counts(torch.utils._python_dispatch.TorchDispatchMode):
+        seen = 0
+
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+            self.seen += 1
+            return function(*args, **(kwargs or {}))
+    x = torch.randn(2, 4, 12, 12)
+    want = MODULES[name](x)
+    y = MODULES[name](x.as_subclass(Marked))
+    assert type(y) is Marked and torch.equal(y.as_subclass(torch.Tensor), want)
+    with Counts() as mode:
+        assert torch.equal(MODULES[name](x), want)
+    assert mode.seen and taken() == 3
+
+
+@POOLS
+def test_threads(on, name):
+    x = torch.randn(2, 4, 12, 12, requires_grad=True)
+    want, wrong = step(MODULES[name], x), []
+
+    def work():
+        for _ in range(50):
+            if not all(torch.equal(a, b) for a, b in zip(step(MODULES[name], x), want)):
+                wrong.append(1)
+    workers = [threading.Thread(target=work) for _ in range(4)]
+    for t in workers:
+        t.start()
+    for t in workers:
+        t.join()
+    assert not wrong and taken() == 402
 
 
 def test_trace_and_fake_tensors(on):

@@ -250,7 +250,5 @@ def _native_train(input, weight, bias, running_mean, running_var, eps, momentum)
 
 batch_norm = Rule("batch_norm", 3, _fake_eval, _save_eval, _gradient_of_forward, _tangent_of_forward, _batch_eval, native=_native_eval)
 batch_norm_train = Rule("batch_norm_train", 3, _fake_train, _save_train, _gradient_of_forward, _tangent_of_forward, _batch_train,
-                        native=_native_train)
+                        native=_native_train, plain=True)   # the dispatcher is slow with what is written to
 batch_norm_backward = Rule("batch_norm_backward", 3, _fake_backward, _save_backward, _gradient_of_backward, _tangent_of_backward, _batch_backward)
-
-batch_norm_train.short.without_gradient = True   # the dispatcher is slow with what is written to

@@ -273,10 +273,8 @@ def _native_conv_transpose(input, weight, bias, stride, padding, dilation, group
     return _CONV_TRANSPOSE[len(stride) - 1](input, weight, bias, stride, padding[::2], output_padding, groups, dilation)
 
 
-conv = Rule("conv", 3, _fake_conv, _save_forward, _gradient_of_forward, _tangent_of_forward, _batch_forward("conv"), native=_native_conv)
+conv = Rule("conv", 3, _fake_conv, _save_forward, _gradient_of_forward, _tangent_of_forward, _batch_forward("conv"), native=_native_conv,
+            plain=True)   # to hand five lists over to PyTorch costs more than to ask first
 conv_transpose = Rule("conv_transpose", 3, _fake_conv_transpose, _save_forward, _gradient_of_forward, _tangent_of_forward, _batch_forward("conv_transpose"),
-                      native=_native_conv_transpose)
+                      native=_native_conv_transpose, plain=True)
 conv_backward = Rule("conv_backward", 3, _fake_conv_backward, _save_backward, _gradient_of_backward, _tangent_of_backward, _batch_backward)
-
-for _rule in (conv, conv_transpose):   # to hand five lists over to PyTorch costs more than to ask first
-    _rule.short.without_gradient = True

@@ -9,7 +9,7 @@ import torch
 import torch.autograd.forward_ad as _forward_ad
 from torch import Tensor
 
-from .. import _shortcut
+from .._entry import leaves, torchs
 from .._rules import TYPES, Rule, call, check, check_writable, dense, is_last
 from .conv import rounded
 
@@ -90,7 +90,7 @@ _NATIVE_IN_PLACE = {"relu": torch.relu_, "clip": torch._C._nn.hardtanh_, "tanh":
 class Pointwise(Rule):
     """A rule with a form in place: in_place(input, settings) differentiates it."""
 
-    __slots__ = ("in_place",)
+    __slots__ = ("in_place", "native_in_place")
 
     def __init__(self, name: str, fake: Callable) -> None:
         formula = _FORMULAS[name]
@@ -106,6 +106,7 @@ class Pointwise(Rule):
             return call(self, input, *settings), in_dims[0]
 
         super().__init__(name, 1, fake, _save, gradient, tangent, batch, native=_NATIVE[name])
+        self.native_in_place = _NATIVE_IN_PLACE[name]
 
         def forward(ctx: Any, input: Tensor, settings: tuple) -> Tensor:
             _write(self, input, settings)
@@ -140,27 +141,12 @@ def call_in_place(rule: Pointwise, input: Tensor, *settings: float) -> Tensor:
     if input.is_leaf:
         raise RuntimeError("input: is a leaf that requires grad, allowed in place: a result of other operators, or a tensor without grad")
     if input._is_view():
-        return input.copy_(call(rule, input, *settings))
-    if not _shortcut._open:
+        return input.copy_(rule.apply(input, settings))   # which keeps the result; PyTorch's own may keep the input, and that is written to
+    if not leaves(rule.number, True, input, *settings):
         return rule.in_place(input, settings)
-    return _in_place_by(rule.short, rule, input, settings)
-
-
-def _in_place_by(short: _shortcut.Shortcut, rule: Pointwise, input: Tensor, settings: tuple) -> Tensor:
-    """By PyTorch's own function, once it was seen that no kernel of weft runs for this kind of call: the gradient is aten's anyway."""
-    kind = short.kind((input, *settings))
-    if kind is None:
-        return rule.in_place(input, settings)
-    kind = (*kind, "in place")
-    known = short.known.get(kind)
-    if known:
-        _shortcut._note()
-        return _NATIVE_IN_PLACE[short.name](input, *settings)
-    before = _shortcut._runs()
-    result = rule.in_place(input, settings)
-    if known is None:
-        short._learn(kind, _shortcut._runs() == before)
-    return result
+    y = rule.native_in_place(input, *settings)   # the gradient is PyTorch's either way
+    torchs()
+    return y
 
 
 relu = Pointwise("relu", _fake)

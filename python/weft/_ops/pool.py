@@ -6,10 +6,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-import torch.autograd.forward_ad as _forward_ad
 from torch import Tensor
 
-from .. import _shortcut
+from .._entry import leaves
 from .._rules import TYPES, Rule, call, check, dense, is_last, known
 
 BYTE_TAPS = 256   # windows of so many places have an index of one byte
@@ -268,13 +267,18 @@ _nn = torch._C._nn
 _AVG, _ADAPTIVE = (None, _nn.avg_pool2d, _nn.avg_pool3d), (None, _nn.adaptive_avg_pool2d, _nn.adaptive_avg_pool3d)
 
 
+def _turns(input, rank):
+    """PyTorch's averages in 3D are channels-first whatever the data: weft's keep the format."""
+    return rank == 3 and not input.is_contiguous()
+
+
 def _native_avg(input, kernel_size, stride, padding, ceil_mode, count_include_pad, divisor):
-    function = _AVG[len(kernel_size) - 1]
+    function = None if _turns(input, len(kernel_size)) else _AVG[len(kernel_size) - 1]
     return NotImplemented if function is None else function(input, kernel_size, stride, padding, ceil_mode, count_include_pad, divisor or None)
 
 
 def _native_adaptive(input, output_size):
-    function = _ADAPTIVE[len(output_size) - 1]
+    function = None if _turns(input, len(output_size)) else _ADAPTIVE[len(output_size) - 1]
     return NotImplemented if function is None else function(input, output_size)
 
 
@@ -294,28 +298,11 @@ adaptive_avg_pool_backward = Rule("adaptive_avg_pool_backward", 1, _fake_adaptiv
 
 # ---------------------------------------------------------------------------------------------- PyTorch's max pooling in training
 
-_chosen = _shortcut.Shortcut("max_pool", lambda *args: NotImplemented)
-
-
 def torch_trains(args: tuple) -> bool:
     """Does PyTorch win the pass without an index? Then it computes max pooling in training too, with an index of its own: weft's byte is for
-    its own kernels. Asked once for a kind of call, by running that pass. Not under torch.func, nor on CUDA where nothing keeps the order of
-    PyTorch's sums: in 3D, for channels-last data, and where the user asked for order."""
+    its own kernels. Not under torch.func, nor on CUDA where nothing keeps the order of PyTorch's sums: in 3D, for channels-last data, and where
+    the user asked for order."""
     input = args[0]
-    if not _shortcut._open or torch._C._are_functorch_transforms_active() or _forward_ad._current_level >= 0:
-        return False
     if input.is_cuda and (len(args[1]) == 3 or not input.is_contiguous() or torch.are_deterministic_algorithms_enabled()):
         return False
-    kind = _chosen.kind(args)
-    if kind is None:
-        return False
-    known = _chosen.known.get(kind)
-    if known is None:
-        before = _shortcut._runs()
-        with torch.no_grad():
-            y = call(max_pool, input.detach(), *args[1:])
-        known = _shortcut._runs() == before and y.numel() > 0
-        _chosen._learn(kind, known)
-    if known:
-        _shortcut._note()
-    return known
+    return leaves(max_pool.number, False, *args)

@@ -2,7 +2,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import nullcontext
 from functools import lru_cache
 from typing import Any, Optional, Union
 
@@ -151,8 +150,7 @@ def _max_pool(name: str, rank: int, input: Tensor, kernel_size: Size, stride: Op
         return call(_ops.max_pool_index, *args, True)
     if _grad_enabled() and (input.requires_grad or (not _is_compiling() and _in_transform())):
         if rank > 1 and not _is_compiling() and _ops.torch_trains(args):
-            with torch.profiler.record_function("weft::max_pool_index") if torch.autograd._profiler_enabled() else nullcontext():
-                y = _TRAINED[rank - 2](*args)
+            y = _TRAINED[rank - 2](*args)
             torchs()
             return y
         return call(_ops.max_pool_index, *args, False)[0]   # what a gradient needs: a byte for each window

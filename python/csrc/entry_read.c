@@ -1,0 +1,123 @@
+/* The settings of a call of convolution, pooling or softmax, read from its key, where each is a word that says what it
+ * is and its values. */
+#include <string.h>
+
+#include "entry.h"
+
+typedef struct cursor {
+    const int64_t *at, *end;
+} cursor;
+
+static bool next_int(cursor *c, int64_t *to) {
+    if (c->end - c->at < 2 || c->at[0] != ENTRY_IS_INT) return false;
+    *to = c->at[1];
+    c->at += 2;
+    return true;
+}
+
+static bool next_bool(cursor *c, int64_t *to) {
+    if (c->at == c->end || (*c->at != ENTRY_IS_FALSE && *c->at != ENTRY_IS_TRUE)) return false;
+    *to = *c->at++ == ENTRY_IS_TRUE;
+    return true;
+}
+
+static bool next_int_or_none(cursor *c, int64_t *to, int64_t *given) {
+    *given = c->at != c->end && *c->at != ENTRY_IS_NONE;
+    *to = 0;
+    if (*given) return next_int(c, to);
+    return c->at++ != c->end;
+}
+
+/* One value for every axis, or one for each; none only where that is allowed. */
+static bool next_axes(cursor *c, int rank, bool may_lack, wt_list *to) {
+    int64_t one;
+    to->size = (size_t)rank;
+    if (next_int(c, &one)) {
+        for (int a = 0; a < rank; a++) to->item[a] = one;
+        return true;
+    }
+    if (c->at == c->end || (*c->at & 0xff) != ENTRY_IS_INTS) return false;
+    const int64_t n = *c->at++ >> 8;
+    for (int a = 0; a < rank && n; a++) to->item[a] = c->at[n == 1 ? 0 : a];
+    c->at += n;
+    if (!n) to->size = 0;
+    return n == rank || n == 1 || (may_lack && !n);
+}
+
+/* 'valid', or 'same' where both sides get as much; *same: it is to be computed. */
+static bool next_padding(cursor *c, int rank, wt_list *to, bool *same) {
+    char word[9] = "";
+    *same = false;
+    if (c->end - c->at < 2 || (*c->at & 0xff) != ENTRY_IS_TEXT) return next_axes(c, rank, false, to);
+    memcpy(word, c->at + 1, 8);
+    c->at += 2;
+    *same = !strcmp(word, "same");
+    memset(to, 0, sizeof(*to));
+    to->size = (size_t)rank;
+    return *same || !strcmp(word, "valid");
+}
+
+static bool pad_same(const wt_tensor *w, entry_record *r) {
+    for (int a = 0; a < (int)w->rank - 2; a++) {
+        const int64_t total = r->list[SEAT_DILATION].item[a] * (w->sizes[2 + a] - 1);
+        if (r->list[SEAT_STRIDE].item[a] != 1 || total & 1) return false;
+        r->list[SEAT_PADDING].item[a] = total / 2;
+    }
+    return true;
+}
+
+static bool read_conv(const entry_call *k, cursor *c, entry_record *r) {
+    const int rank = k->front->rank;
+    bool same;
+    if (k->in[1].rank != rank + 2) return false;
+    memset(&r->list[SEAT_EXTRA], 0, sizeof(r->list[0]));
+    r->list[SEAT_EXTRA].size = (size_t)rank;
+    r->value[SEAT_TRANSPOSED] = 0;
+    return next_axes(c, rank, false, &r->list[SEAT_STRIDE]) && next_padding(c, rank, &r->list[SEAT_PADDING], &same) &&
+           next_axes(c, rank, false, &r->list[SEAT_DILATION]) && next_int(c, &r->value[SEAT_GROUPS]) &&
+           (!same || pad_same(&k->in[1], r));
+}
+
+static bool read_conv_transpose(const entry_call *k, cursor *c, entry_record *r) {
+    const int rank = k->front->rank;
+    r->value[SEAT_TRANSPOSED] = 1;
+    return k->in[1].rank == rank + 2 && next_axes(c, rank, false, &r->list[SEAT_STRIDE]) &&
+           next_axes(c, rank, false, &r->list[SEAT_PADDING]) && next_axes(c, rank, false, &r->list[SEAT_EXTRA]) &&
+           next_int(c, &r->value[SEAT_GROUPS]) && next_axes(c, rank, false, &r->list[SEAT_DILATION]);
+}
+
+static bool read_window(cursor *c, entry_record *r) {
+    return next_axes(c, 2, false, &r->list[SEAT_KERNEL]) && next_axes(c, 2, true, &r->list[SEAT_STRIDE]) &&
+           next_axes(c, 2, false, &r->list[SEAT_PADDING]);
+}
+
+bool entry_read_settings(const entry_call *k, entry_record *r) {
+    cursor c = {k->word + k->settings, k->word + k->words};
+    bool ok = false;
+    switch (k->front->kind) {
+    case ENTRY_CONV:
+        ok = k->in[0].handle && k->in[1].handle && read_conv(k, &c, r);
+        break;
+    case ENTRY_CONV_TRANSPOSE:
+        ok = k->in[0].handle && k->in[1].handle && read_conv_transpose(k, &c, r);
+        break;
+    case ENTRY_MAX_POOL:
+        ok = read_window(&c, r) && next_axes(&c, 2, false, &r->list[SEAT_DILATION]) &&
+             next_bool(&c, &r->value[SEAT_CEIL]);
+        break;
+    case ENTRY_AVG_POOL:
+        ok = read_window(&c, r) && next_bool(&c, &r->value[SEAT_CEIL]) && next_bool(&c, &r->value[SEAT_INCLUDE]) &&
+             next_int_or_none(&c, &r->value[SEAT_DIVISOR], &r->value[SEAT_DIVIDED]);
+        break;
+    case ENTRY_ADAPTIVE_AVG_POOL:
+        ok = next_axes(&c, 2, false, &r->list[SEAT_EXTRA]);
+        break;
+    case ENTRY_SOFTMAX:
+        ok = next_int(&c, &r->value[0]);
+        break;
+    case ENTRY_UNARY:
+    case ENTRY_OTHER:
+        break;
+    }
+    return ok && c.at == c.end && k->in[0].handle;
+}

@@ -1,0 +1,155 @@
+/* Convolution, and pooling in 2D with a gradient: the seat decides and runs. Without a gradient its plans, or PyTorch's
+ * convolution below the dispatcher, are run at once; with one PyTorch's operator makes the graph, and the seat under it
+ * takes the passes that weft wins. */
+#include <string.h>
+
+#include "entry.h"
+#include "settings.h"
+
+/* By entry_kind. */
+static const struct {
+    const seat_op *forward, *backward;
+} seats[] = {
+    [ENTRY_CONV] = {&seat_op_convolution, &seat_op_convolution_backward},
+    [ENTRY_CONV_TRANSPOSE] = {&seat_op_convolution, &seat_op_convolution_backward},
+    [ENTRY_MAX_POOL] = {&seat_op_max_pool2d_with_indices, &seat_op_max_pool2d_with_indices_backward},
+    [ENTRY_AVG_POOL] = {&seat_op_avg_pool2d, &seat_op_avg_pool2d_backward},
+    [ENTRY_ADAPTIVE_AVG_POOL] = {&seat_op__adaptive_avg_pool2d, &seat_op__adaptive_avg_pool2d_backward},
+    [ENTRY_OTHER] = {NULL, NULL},
+};
+
+/* To one pixel PyTorch takes a mean instead of its pooling. */
+static bool is_mean(const entry_record *r) {
+    const wt_list *size = &r->list[SEAT_EXTRA];
+    return size->item[0] == 1 && size->item[1] == 1;
+}
+
+bool entry_has_seat(const entry_call *k) { return seats[k->front->kind].forward; }
+static bool is_conv(const entry_call *k) {
+    return k->front->kind == ENTRY_CONV || k->front->kind == ENTRY_CONV_TRANSPOSE;
+}
+
+static void make_call(const entry_call *k, const entry_record *r, seat_call *c) {
+    memset(c, 0, sizeof(*c));
+    c->op = seats[k->front->kind].forward;
+    c->cuda = k->cuda;
+    c->plain = c->read = true;
+    for (int i = 0; i < k->front->tensors; i++) c->in[i] = k->in[i]; /* SEAT_X, SEAT_W, SEAT_BIAS */
+    memcpy(c->value, r->value, sizeof(c->value));
+    memcpy(c->list, r->list, sizeof(c->list));
+}
+
+/* ---------------------------------------------------------------- deciding */
+/* A tensor of a result's shape, to ask with; its elements are never used, but an index must name a place. */
+static bool make_up(const entry_call *k, const seat_shape *s, bool index, wt_tensor *t) {
+    wt_handle made = NULL;
+    if (wt.aoti_torch_empty_strided(s->rank, s->sizes, s->strides, s->code, k->in[0].device_type, k->in[0].device_index,
+                                    &made))
+        return false;
+    return !wt_read_tensor(made, t) && (!index || !wt.aoti_torch_zero_(made));
+}
+
+/* Is the gradient of this call the seat's, by weft or as one in which PyTorch needs care? grad_output is made up, in
+ * the format of the result. */
+static bool takes_backward(const entry_call *k, const entry_record *r, const seat_shape out[2]) {
+    seat_call c;
+    make_call(k, r, &c);
+    c.op = seats[k->front->kind].backward;
+    memset(&c.in[SEAT_BIAS], 0, sizeof(c.in[0]));
+    if (is_conv(k)) {
+        c.biased = k->in[2].handle != NULL;
+        c.bias_sizes.size = c.biased;
+        c.bias_sizes.item[0] = out[0].sizes[1];
+        for (int i = 0; i < 3; i++) c.want |= k->wants[i] << i;
+        if (seat_is_dangerous(&c)) return true;
+    }
+    if (k->front->kind == ENTRY_ADAPTIVE_AVG_POOL) c.list[SEAT_EXTRA].size = 0; /* grad_output says it */
+    if (!out[0].rank) return false;                                             /* a call that the seat leaves */
+    bool taken = make_up(k, &out[0], false, &c.in[SEAT_DY]) &&
+                 (k->front->kind != ENTRY_MAX_POOL || make_up(k, &out[1], true, &c.in[SEAT_INDEX]));
+    seat_entry *e = taken ? seat_find(&c, wt_settings()->math) : NULL;
+    taken = e && atomic_load(&e->taken);
+    seat_release(e);
+    if (c.in[SEAT_DY].handle) wt.aoti_torch_delete_tensor_object(c.in[SEAT_DY].handle);
+    if (c.in[SEAT_INDEX].handle) wt.aoti_torch_delete_tensor_object(c.in[SEAT_INDEX].handle);
+    return taken;
+}
+
+/* In 3D PyTorch may give a channels-first result of channels-last data, depending on the kernel that it takes, where
+ * the operator keeps the format, and torch.compile is told so: those are the operator's. */
+static bool turns_format(const entry_call *k, const seat_entry *e) {
+    const wt_tensor *x = &k->in[0];
+    if (x->rank != 5 || !is_conv(k)) return false;
+    wt_view v = wt_see(x, 3);
+    return wt_is_last(&v) && !(e->out[0].rank == 5 && e->out[0].strides[1] < e->out[0].strides[4]);
+}
+
+entry_way entry_decide_seat(const entry_call *k, entry_record *r) {
+    seat_call c;
+    if (!entry_read_settings(k, r)) return ENTRY_LONG;
+    if (k->front->kind == ENTRY_ADAPTIVE_AVG_POOL && is_mean(r)) return ENTRY_UNKNOWN;
+    make_call(k, r, &c);
+    seat_entry *e = seat_find(&c, wt_settings()->math);
+    if (!e) return ENTRY_LONG;
+    bool sound = e->sound && !turns_format(k, e), taken = atomic_load(&e->taken);
+    double ns = taken ? e->ns : e->torch_ns;
+    r->slow = ns == 0 || ns > ENTRY_LONG_NS; /* PyTorch's is below 0 where weft had better not ask */
+    if (!k->records && sound) {
+        r->seat = e;
+        return taken ? ENTRY_SEAT : ENTRY_SHIM;
+    }
+    const bool backward = sound && takes_backward(k, r, e->out), all = taken && backward;
+    taken = taken || backward;
+    seat_release(e);
+    if (!is_conv(k) && !all && k->in[0].dtype != WEFT_DTYPE_F32 && k->in[0].dtype != WEFT_DTYPE_F64)
+        return ENTRY_UNKNOWN;      /* PyTorch lacks some of these on the CPU, and sums in 16 bits in others */
+    if (!sound) return ENTRY_LONG; /* what is wrong is said there */
+    return !taken ? ENTRY_TORCH : entry_register_seat(c.op->family, k->cuda) ? ENTRY_MARK : ENTRY_LONG;
+}
+
+/* ---------------------------------------------------------------- packed weights */
+static py_object *pack_new(const weft_plan *plan, const wt_tensor *w, py_object *id, py_object *packs) {
+    const int64_t bytes = (int64_t)weft_plan_packed_bytes(plan), unit = 1;
+    wt_handle memory = NULL;
+    void *data = NULL;
+    if (wt.aoti_torch_empty_strided(1, &bytes, &unit, wt.aoti_torch_dtype_uint8(), w->device_type, w->device_index,
+                                    &memory))
+        return NULL;
+    if (wt.aoti_torch_get_data_ptr(memory, &data) || weft_pack(plan, w->data, data, NULL) != WEFT_OK) {
+        wt.aoti_torch_delete_tensor_object(memory);
+        return NULL;
+    }
+    py_object *made = entry_wrap(memory);
+    if (made && !py.PyDict_SetItem(packs, id, made)) return made;
+    if (made) py.Py_DecRef(made);
+    py.PyErr_Clear();
+    return NULL;
+}
+
+py_object *entry_pack(const entry_call *k, const entry_record *r, const void **packed) {
+    const weft_plan *plan = r->way == ENTRY_SEAT ? r->seat->step[0].plan : NULL;
+    wt_tensor t;
+    *packed = NULL;
+    if (!plan || k->cuda || !k->packs || !weft_plan_packed_bytes(plan)) return NULL;
+    py_object *id = py.PyLong_FromUnsignedLongLong(weft_plan_packed_id(plan));
+    py_object *kept = id ? py.PyDict_GetItem(k->packs, id) : NULL;
+    if (kept)
+        py.Py_IncRef(kept);
+    else if (id)
+        kept = pack_new(plan, &k->in[1], id, k->packs);
+    if (id) py.Py_DecRef(id);
+    if (kept && entry_read(kept, &t)) *packed = t.data;
+    return kept;
+}
+
+bool entry_run_seat(const entry_call *k, const entry_record *r, const void *packed, wt_handle *out) {
+    seat_call c;
+    make_call(k, r, &c);
+    c.packed = packed;
+    if (c.cuda && wt.aoti_torch_create_cuda_guard(k->in[0].device_index, &c.guard)) return false;
+    bool ok = r->way == ENTRY_SEAT ? seat_run(&c, r->seat) : seat_delegate(&c);
+    if (c.guard) wt.aoti_torch_delete_cuda_guard(c.guard);
+    if (ok && r->way == ENTRY_SHIM) wt_note_torch();
+    *out = c.out[0];
+    return ok;
+}

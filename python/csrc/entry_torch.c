@@ -1,0 +1,122 @@
+/* PyTorch's operators called from C, above autograd, as its builtins call them, but for their reading of Python's
+ * arguments, which takes as long as the rest of a small call. The functions are those of C++, at::_ops::conv2d::call
+ * and so on: what they throw must not come to Python's frames, so each runs inside of torch_parallel_for, a public
+ * function that runs another one here and catches what it throws. After a failure the builtin is called, and says why.
+ */
+#include "entry.h"
+
+#define OPTIONAL_TENSOR "RKSt8optionalIS2_E"
+#define CONV(n, more) "_ZN2at4_ops" #n "4callERKNS_6TensorES4_" OPTIONAL_TENSOR more
+#define SYM_AXES "N3c108ArrayRefINS9_6SymIntEEE"
+#define POOL_AXES "N3c108ArrayRefIlEES7_S7_"
+
+/* Tensors by reference, an optional one as C++ holds it, lists by value, a SymInt by address. */
+typedef void *(*conv_function)(void *out, wt_handle x, wt_handle w, const void *b, wt_array stride, wt_array padding,
+                               wt_array dilation, const int64_t *groups);
+typedef void *(*conv_transpose_function)(void *out, wt_handle x, wt_handle w, const void *b, wt_array stride,
+                                         wt_array padding, wt_array extra, const int64_t *groups, wt_array dilation);
+typedef void *(*max_pool_function)(void *out, wt_handle x, wt_array kernel, wt_array stride, wt_array padding,
+                                   wt_array dilation, bool ceil_mode);
+typedef void *(*avg_pool_function)(void *out, wt_handle x, wt_array kernel, wt_array stride, wt_array padding,
+                                   bool ceil_mode, bool include_pad, wt_maybe divisor);
+typedef void *(*adaptive_function)(void *out, wt_handle x, wt_array size);
+typedef void *(*softmax_function)(void *out, wt_handle x, int64_t axis, uint64_t no_type);
+
+static const struct {
+    const char *name, *symbol;
+} symbols[] = {
+    {"conv1d", CONV(6conv1d, SYM_AXES "SC_SC_SB_")},
+    {"conv2d", CONV(6conv2d, SYM_AXES "SC_SC_SB_")},
+    {"conv3d", CONV(6conv3d, SYM_AXES "SC_SC_SB_")},
+    {"conv_transpose1d", CONV(16conv_transpose1d, SYM_AXES "SC_SC_SB_SC_")},
+    {"conv_transpose2d", CONV(22conv_transpose2d_input, SYM_AXES "SC_SC_SB_SC_")},
+    {"conv_transpose3d", CONV(22conv_transpose3d_input, SYM_AXES "SC_SC_SB_SC_")},
+    {"max_pool2d", "_ZN2at4_ops10max_pool2d4callERKNS_6TensorE" POOL_AXES "S7_b"},
+    {"avg_pool2d", "_ZN2at4_ops10avg_pool2d4callERKNS_6TensorE" POOL_AXES "bbSt8optionalIlE"},
+    {"adaptive_avg_pool2d", "_ZN2at4_ops19adaptive_avg_pool2d4callERKNS_6TensorEN3c108ArrayRefINS5_6SymIntEEE"},
+    {"softmax", "_ZN2at4_ops11softmax_int4callERKNS_6TensorElSt8optionalIN3c1010ScalarTypeEE"},
+    {"log_softmax", "_ZN2at4_ops15log_softmax_int4callERKNS_6TensorElSt8optionalIN3c1010ScalarTypeEE"},
+};
+
+#if defined(__x86_64__) /* where a result in memory is one more pointer in front */
+#include <dlfcn.h>
+#include <string.h>
+
+void *entry_find_torch(const char *name) {
+    void *torch = dlopen("libtorch.so", RTLD_NOW | RTLD_NOLOAD);
+    for (size_t i = 0; torch && i < sizeof(symbols) / sizeof(symbols[0]); i++)
+        if (!strcmp(symbols[i].name, name)) return dlsym(torch, symbols[i].symbol);
+    return NULL;
+}
+#else
+void *entry_find_torch(const char *name) {
+    (void)name, (void)symbols;
+    return NULL;
+}
+#endif
+
+typedef struct direct_call {
+    const entry_call *k;
+    const entry_record *r;
+    void *out; /* where the tensor is made */
+} direct_call;
+
+static wt_array axes(const entry_record *r, int at) { return (wt_array){r->list[at].item, r->list[at].size}; }
+
+static void call_now(int64_t begin, int64_t end, void *arg) {
+    const direct_call *c = arg;
+    const entry_record *r = c->r;
+    void (*const f)(void) = c->k->front->torch;
+    const wt_handle x = c->k->in[0].handle, w = c->k->in[1].handle;
+    struct {
+        void *tensor;
+        bool given;
+    } bias = {NULL, false};
+    (void)begin, (void)end;
+    switch (c->k->front->kind) {
+    case ENTRY_CONV:
+    case ENTRY_CONV_TRANSPOSE:
+        if (c->k->in[2].handle) bias.tensor = *(void **)c->k->in[2].handle, bias.given = true;
+        if (c->k->front->kind == ENTRY_CONV)
+            ((conv_function)f)(c->out, x, w, &bias, axes(r, SEAT_STRIDE), axes(r, SEAT_PADDING), axes(r, SEAT_DILATION),
+                               &r->value[SEAT_GROUPS]);
+        else
+            ((conv_transpose_function)f)(c->out, x, w, &bias, axes(r, SEAT_STRIDE), axes(r, SEAT_PADDING),
+                                         axes(r, SEAT_EXTRA), &r->value[SEAT_GROUPS], axes(r, SEAT_DILATION));
+        break;
+    case ENTRY_MAX_POOL:
+        ((max_pool_function)f)(c->out, x, axes(r, SEAT_KERNEL), axes(r, SEAT_STRIDE), axes(r, SEAT_PADDING),
+                               axes(r, SEAT_DILATION), r->value[SEAT_CEIL]);
+        break;
+    case ENTRY_AVG_POOL:
+        ((avg_pool_function)f)(c->out, x, axes(r, SEAT_KERNEL), axes(r, SEAT_STRIDE), axes(r, SEAT_PADDING),
+                               r->value[SEAT_CEIL], r->value[SEAT_INCLUDE],
+                               (wt_maybe){r->value[SEAT_DIVISOR], r->value[SEAT_DIVIDED]});
+        break;
+    case ENTRY_ADAPTIVE_AVG_POOL:
+        ((adaptive_function)f)(c->out, x, axes(r, SEAT_EXTRA));
+        break;
+    case ENTRY_SOFTMAX:
+        ((softmax_function)f)(c->out, x, r->value[0], 0);
+        break;
+    case ENTRY_UNARY:
+    case ENTRY_OTHER:
+        break;
+    }
+}
+
+bool entry_call_torch(const entry_call *k, entry_record *r, wt_handle *out) {
+    direct_call c = {k, r, NULL};
+    if (!r->direct || !k->front->torch || wt.aoti_torch_new_uninitialized_tensor(out)) return false;
+    c.out = *out;
+    void *const undefined = *(void **)c.out;
+    r->refs++;
+    void *thread = r->slow ? py.PyEval_SaveThread() : NULL;
+    const bool ok = !wt.torch_parallel_for(0, 1, 1, call_now, &c);
+    if (thread) py.PyEval_RestoreThread(thread);
+    entry_release(r);
+    if (ok) return true;
+    *(void **)c.out = undefined; /* what was made there before it threw is gone */
+    wt.aoti_torch_delete_tensor_object(*out);
+    return false;
+}
