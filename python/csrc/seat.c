@@ -4,6 +4,7 @@
 #include "seat.h"
 
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "settings.h"
@@ -15,21 +16,24 @@ static bool is_on(const seat_call *c) {
 }
 
 /* ---------------------------------------------------------------- arguments */
-static void free_call(seat_call *c) {
+void seat_free_call(seat_call *c) {
     for (int i = 0; i < SEAT_INPUTS; i++)
-        if (c->in[i].handle) wt.aoti_torch_delete_tensor_object(c->in[i].handle);
+        if (c->in[i].handle && !c->borrowed) wt.aoti_torch_delete_tensor_object(c->in[i].handle);
     seat_drop_results(c);
     if (c->guard) wt.aoti_torch_delete_cuda_guard(c->guard);
 }
 
 /* C++ callers give a tensor that is not defined where there is none. */
-static wt_handle take_optional(wt_value slot) {
+wt_handle seat_defined(wt_handle tensor) {
     bool defined = true;
-    wt_handle tensor = slot ? wt_unbox(slot) : NULL;
-    if (tensor && wt.aoti_torch_is_defined) wt.aoti_torch_is_defined(tensor, &defined);
-    if (defined) return tensor;
-    wt.aoti_torch_delete_tensor_object(tensor);
-    return NULL;
+    if (wt.aoti_torch_is_defined) wt.aoti_torch_is_defined(tensor, &defined);
+    return defined ? tensor : NULL;
+}
+
+static wt_handle take_optional(wt_value slot) {
+    wt_handle tensor = slot ? wt_unbox(slot) : NULL, defined = tensor ? seat_defined(tensor) : NULL;
+    if (tensor && !defined) wt.aoti_torch_delete_tensor_object(tensor);
+    return defined;
 }
 
 /* More values than any of these operators has: PyTorch refuses those that are kept as well. */
@@ -108,7 +112,7 @@ static bool may_be_ours(const seat_call *c) {
     return marked;
 }
 
-static bool try_weft(seat_call *c) {
+bool seat_try(seat_call *c) {
     if (!c->plain || seat_bypassed()) return false;
     bool on = is_on(c), ours = may_be_ours(c);
     if ((!on && !ours) || !seat_read(c)) return false;
@@ -132,12 +136,15 @@ static bool try_weft(seat_call *c) {
 
 static void end_bypass(const int *step) { wt_seat_bypass(-*step); }
 
-/* PyTorch's implementation by its C++ function. */
-static bool run_throwing(seat_call *c) {
-    void *made[3];
+bool seat_run_throwing(seat_call *c, void **made) {
     __attribute__((cleanup(end_bypass))) const int step = 1;
     wt_seat_bypass(step);
-    if (c->cuda || !c->op->throwing || !c->op->throwing(c, made)) return false;
+    return !c->cuda && c->op->throwing && c->op->throwing(c, made);
+}
+
+static bool run_throwing(seat_call *c) {
+    void *made[3];
+    if (!seat_run_throwing(c, made)) return false;
     for (int i = 0; i < c->op->nout; i++) {
         if (wt.aoti_torch_new_uninitialized_tensor(&c->out[i])) return false;
         *(void **)c->out[i] = made[c->op->nout - 1 - i];
@@ -145,7 +152,7 @@ static bool run_throwing(seat_call *c) {
     return true;
 }
 
-static void raise_text(const seat_call *c) {
+void seat_raise(const seat_call *c) {
     char text[160], name[64];
     snprintf(name, sizeof(name), "aten::%s", c->op->name);
     snprintf(text, sizeof(text), "%s failed; PyTorch's own error shows after weft.disable()", name);
@@ -154,17 +161,21 @@ static void raise_text(const seat_call *c) {
     wt.aoti_torch_check(false, name, "python/csrc/seat.c", __LINE__, what);
 }
 
-/* What is thrown runs through here: free_call runs on that way too. */
+void seat_begin_call(seat_call *c, const seat_op *op, bool cuda) {
+    memset(c, 0, offsetof(seat_call, list));
+    for (int i = 0; i < SEAT_LISTS; i++) c->list[i].size = 0;
+    c->bias_sizes.size = 0;
+    c->op = op;
+    c->cuda = cuda;
+    c->plain = true;
+}
+
+/* What is thrown runs through here: seat_free_call runs on that way too. */
 static void enter(const seat_op *op, bool cuda, wt_value *stack) {
-    __attribute__((cleanup(free_call))) seat_call c;
-    memset(&c, 0, offsetof(seat_call, list));
-    for (int i = 0; i < SEAT_LISTS; i++) c.list[i].size = 0;
-    c.bias_sizes.size = 0;
-    c.op = op;
-    c.cuda = cuda;
-    c.plain = true;
+    __attribute__((cleanup(seat_free_call))) seat_call c;
+    seat_begin_call(&c, op, cuda);
     for (int i = 0; op->arg[i].kind; i++) take(&c, op->arg[i].kind, op->arg[i].at, stack[i]);
-    if (!try_weft(&c) && !run_throwing(&c) && !seat_delegate(&c)) raise_text(&c);
+    if (!seat_try(&c) && !run_throwing(&c) && !seat_delegate(&c)) seat_raise(&c);
     for (int i = 0; i < op->nout; i++) {
         stack[i] = (wt_value)(uintptr_t)c.out[i];
         c.out[i] = NULL;
@@ -193,6 +204,9 @@ static const struct {
 #undef X
 };
 
+static int unboxed;
+WEFT_API int32_t weft_torch_seat_unboxed(void) { return unboxed; } /* how many operators are called so */
+
 /* Put the operators of a family at a dispatch key, "CPU" or "CUDA"; once. NULL, or why not. */
 WEFT_API const char *weft_torch_seat_register(const char *key, int32_t family) {
     static wt_handle library[2]; /* registrations live as long as these */
@@ -206,6 +220,9 @@ WEFT_API const char *weft_torch_seat_register(const char *key, int32_t family) {
     for (size_t i = 0; i < n && ok; i++)
         if (seats[i].op->family == family)
             ok = !wt.torch_library_impl(library[cuda], seats[i].op->name, seats[i].entry[cuda], WT_BUILD_VERSION);
+    const char *boxed = getenv("WEFT_UNBOXED"); /* 0: the public interface alone */
+    for (size_t i = 0; i < n && ok && !(boxed && !strcmp(boxed, "0")); i++)
+        if (seats[i].op->family == family) unboxed += seat_unbox(seats[i].op, cuda, seats[i].entry[cuda]);
     return ok ? NULL : "PyTorch refused the registration";
 }
 

@@ -1,6 +1,7 @@
 /* The aten seat: weft's kernels under operators of PyTorch itself, at the dispatch keys CPU and CUDA. Above it
  * PyTorch's C++ does everything: autograd, vmap, autocast, compile.
  *   seat.c        the entries: arguments off the stack, run or delegate, results onto it
+ *   seat_unboxed.c  the same with C++ arguments, where PyTorch's table of kernels is as expected
  *   seat_table.c  what was decided for a call: a table keyed by sizes, strides, types and settings
  *   seat_plan.c   deciding: the strides of the results, plans beside PyTorch's estimate
  *   seat_run.c    running weft's plans on tensors made like PyTorch's
@@ -37,10 +38,11 @@ enum { SEAT_TRANSPOSED, SEAT_GROUPS, SEAT_CEIL = 0, SEAT_INCLUDE, SEAT_DIVISOR, 
 typedef struct seat_call {
     const struct seat_op *op;
     bool cuda;
-    bool plain;  /* every argument could be read, and none is longer than these operators have */
-    bool read;   /* of tensors more than the handle */
-    bool biased; /* the gradient of a convolution: bias_sizes is given */
-    int want;    /* the same: WT_WANT_* */
+    bool plain;    /* every argument could be read, and none is longer than these operators have */
+    bool read;     /* of tensors more than the handle */
+    bool biased;   /* the gradient of a convolution: bias_sizes is given */
+    bool borrowed; /* inputs are the caller's */
+    int want;      /* the same: WT_WANT_* */
     int64_t value[SEAT_VALUES];
     wt_handle out[3], guard;   /* results; the CUDA device */
     const void *packed;        /* convolution: the weights as the plan reads them, or NULL */
@@ -120,6 +122,17 @@ void seat_put(const seat_draft *d, weft_problem *p, seat_step *s, weft_role role
 weft_plan *seat_plan(seat_draft *d, weft_problem *p, seat_step *s, bool beside_torch, double *ns, double *torch_ns);
 /* The entry is one step: weft's or PyTorch's as the planner has it. */
 bool seat_plan_alone(seat_draft *d, weft_problem *p);
+
+/* ---------------------------------------------------------------- one call, in the order of use */
+void seat_begin_call(seat_call *c, const struct seat_op *op, bool cuda);
+wt_handle seat_defined(wt_handle tensor); /* NULL: not defined */
+bool seat_try(seat_call *c);              /* by weft; false: it is PyTorch's */
+/* PyTorch's implementation by its C++ function: its results, the last one first. false: it cannot be called. */
+bool seat_run_throwing(seat_call *c, void **made);
+void seat_raise(const seat_call *c); /* after seat_delegate has failed: does not return */
+void seat_free_call(seat_call *c);
+/* After registering: let PyTorch call the operator without boxing. false: its table is not as expected. */
+bool seat_unbox(const struct seat_op *op, bool cuda, wt_kernel boxed);
 
 /* ---------------------------------------------------------------- running */
 bool seat_read(seat_call *c); /* the tensors; false: not plain */
