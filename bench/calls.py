@@ -1,9 +1,9 @@
 """What a call costs: microseconds for tiny tensors, the least of many rounds. Run it on an idle machine.
 
-    python bench/calls.py [--rounds N] [--only TEXT] [--seat]
+    python bench/calls.py [--rounds N] [--only TEXT] [--device cuda] [--seat]
 
 The table sets weft's functions and modules beside their twins: without a gradient, recording one, forward and backward. Tensors are so small that
-nearly all of it is the way into C. Twins are timed first, before anything of weft has run.
+nearly all of it is the way into C. The two sides are two processes, timed in turn.
 
 --seat: what weft.enable() adds to a call of PyTorch's own convolution. stock: before the seat is registered; not taken: a call that is left to
 PyTorch; taken: one that weft computes; disabled: after weft.disable().
@@ -11,6 +11,7 @@ PyTorch; taken: one that weft computes; disabled: after weft.disable().
 from __future__ import annotations
 
 import argparse
+import multiprocessing
 import time
 from collections.abc import Callable
 
@@ -20,14 +21,16 @@ import torch.nn.functional as F
 import weft
 
 PASSES = ("no_grad", "recording", "forward+backward")
+TURNS = 20
 
 
-def least(run: Callable, rounds: int, calls: int = 100) -> float:
+def least(run: Callable, rounds: int, calls: int = 20, wait: Callable = lambda: None) -> float:
     best = float("inf")
     for _ in range(rounds):
         start = time.perf_counter()
         for _ in range(calls):
             run()
+        wait()
         best = min(best, (time.perf_counter() - start) / calls)
     return best * 1e6
 
@@ -47,7 +50,7 @@ def functions(m) -> dict[str, tuple[Callable, tuple]]:
             "batch_norm": (lambda x, a, b: m.batch_norm(x, _MEAN, _VAR, a, b), ((2, 4, 2, 2), (4,), (4,)))}
 
 
-_MEAN, _VAR = torch.zeros(4), torch.ones(4)
+_MEAN, _VAR = torch.zeros(4), torch.ones(4)   # moved to the device by serve
 
 
 def modules(m) -> dict[str, tuple[Callable, tuple]]:
@@ -61,29 +64,61 @@ def modules(m) -> dict[str, tuple[Callable, tuple]]:
             "BatchNorm2d eval": (m.BatchNorm2d(4).eval(), ((2, 4, 2, 2),)), "BatchNorm2d": (m.BatchNorm2d(4), ((2, 4, 2, 2),))}
 
 
-def time_call(call: Callable, shapes: tuple, rounds: int) -> list[float]:
-    """One figure for each of PASSES."""
-    plain = [torch.randn(s) for s in shapes]
+def runs_of(call: Callable, shapes: tuple, device: str) -> dict[str, Callable]:
+    """By pass; whatever the first calls decide is decided."""
+    plain = [torch.randn(s, device=device) for s in shapes]
+    if isinstance(call, torch.nn.Module):
+        call.to(device)
     leaves = [t.clone().requires_grad_() for t in plain]
     wanted = leaves + (list(call.parameters()) if isinstance(call, torch.nn.Module) else [])
     g = torch.ones_like(call(*plain))
-    for _ in range(3):   # whatever is decided by the first calls
-        torch.autograd.grad(call(*leaves), wanted, g)
-    with torch.no_grad():
-        made = [least(lambda: call(*plain), rounds)]
-    made.append(least(lambda: call(*leaves), rounds))
-    return made + [least(lambda: torch.autograd.grad(call(*leaves), wanted, g), rounds)]
+
+    def no_grad() -> None:
+        call(*plain)
+    runs = dict(zip(PASSES, (no_grad, lambda: call(*leaves), lambda: torch.autograd.grad(call(*leaves), wanted, g))))
+    for _ in range(3):
+        runs[PASSES[2]]()
+        with torch.no_grad():
+            no_grad()
+    return runs
 
 
-def compare(rounds: int, only: str) -> None:
-    sides = []
-    for source in ((functions(F), modules(torch.nn)), (functions(weft.functional), modules(weft.nn))):
-        rows = {name: row for part in source for name, row in part.items() if only in name}
-        sides.append({name: time_call(*row, rounds) for name, row in rows.items()})
+def serve(ours: bool, device: str, pipe) -> None:
+    """A process for each side: PyTorch's is never touched by weft."""
+    global _MEAN, _VAR
+    torch.set_num_threads(1)
+    _MEAN, _VAR = _MEAN.to(device), _VAR.to(device)
+    wait = torch.cuda.synchronize if device == "cuda" else lambda: None
+    rows = {**functions(weft.functional), **modules(weft.nn)} if ours else {**functions(F), **modules(torch.nn)}
+    made: dict[str, dict[str, Callable]] = {}
+    while (asked := pipe.recv()) is not None:
+        name, which, rounds = asked
+        if name not in made:
+            made[name] = runs_of(*rows[name], device)
+        with torch.set_grad_enabled(which != "no_grad"):
+            pipe.send(least(made[name][which], rounds, wait=wait))
+
+
+def compare(rounds: int, only: str, device: str) -> None:
+    """Both sides in turn, several times: what disturbs one disturbs the other."""
+    context, pipes, sides = multiprocessing.get_context("spawn"), [], []
+    for ours in (False, True):
+        here, there = context.Pipe()
+        sides.append(context.Process(target=serve, args=(ours, device, there), daemon=True))
+        sides[-1].start()
+        pipes.append(here)
     print(f"| call | {' | '.join(f'{p}: twin | weft | ratio' for p in PASSES)} |\n|---|{'---|' * 9}")
-    for name in sides[0]:
-        cells = [f"{a:.2f} | {b:.2f} | {b / a:.2f}" for a, b in zip(sides[0][name], sides[1][name])]
-        print(f"| {name} | {' | '.join(cells)} |")
+    for name in [n for n in {**functions(F), **modules(torch.nn)} if only in n]:
+        cells = []
+        for which in PASSES:
+            best = [float("inf"), float("inf")]
+            for i in range(2 * TURNS):
+                pipes[i % 2].send((name, which, max(1, rounds // TURNS)))
+                best[i % 2] = min(best[i % 2], pipes[i % 2].recv())
+            cells.append(f"{best[0]:.2f} | {best[1]:.2f} | {best[1] / best[0]:.2f}")
+        print(f"| {name} | {' | '.join(cells)} |", flush=True)
+    for pipe in pipes:
+        pipe.send(None)
 
 
 # ---------------------------------------------------------------------------------------------- weft.enable()
@@ -123,15 +158,16 @@ def seat(rounds: int) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--rounds", type=int, default=60, metavar="N")
+    parser.add_argument("--rounds", type=int, default=300, metavar="N")
     parser.add_argument("--only", default="", metavar="TEXT", help="rows whose name has this text")
+    parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
     parser.add_argument("--seat", action="store_true", help="what weft.enable() adds instead")
     options = parser.parse_args()
     torch.set_num_threads(1)
     if options.seat:
         seat(options.rounds)
     else:
-        compare(options.rounds, options.only)
+        compare(options.rounds, options.only, options.device)
 
 
 if __name__ == "__main__":
