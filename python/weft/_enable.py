@@ -43,7 +43,7 @@ def _put(key: str, operator: str) -> Optional[str]:
     why: list[Optional[bytes]] = []
 
     def register(value: float) -> float:
-        why.append(_lib.weft_torch_seat_register(key.encode(), _FAMILY[operator]))
+        why.append(_lib.weft_torch_seat_register(key.encode(), _FAMILY[operator], os.environ.get("WEFT_UNBOXED", "1") != "0"))
         return value
 
     with warnings.catch_warnings():

@@ -370,6 +370,42 @@ print(weft._enable.is_enabled(), torch.nn.functional.conv1d(torch.ones(1, 1, 3),
     assert made.stdout == "False torch.Size([7])\n" and "another library has put its own aten::convolution at CPU" in made.stderr
 
 
+BOXED = """
+import torch, weft, torch.nn.functional as F
+torch.manual_seed(0)
+x, w, b = torch.randn(2, 8, 12, 12, requires_grad=True), torch.randn(8, 1, 3, 3, requires_grad=True), torch.randn(8, requires_grad=True)
+def run():
+    made = []
+    for bias in (None, b):
+        for y in (F.conv2d(x, w, bias, 2, 1, 1, 8), F.conv_transpose2d(x, w, bias, 2, 1, 1, 8), F.conv2d(x.double(), w.double(), groups=8),
+                  F.max_pool2d(x, 3, 2, 1), F.avg_pool2d(x, (3, 2), 2, 1, True, False, 5), F.adaptive_avg_pool2d(x, (5, 3))):
+            made += [y, *torch.autograd.grad(y.square().sum(), (x, w, b), allow_unused=True)]
+    try:
+        F.conv2d(x, w)
+    except RuntimeError as error:
+        made.append(str(error))
+    return made
+off = run()
+with weft.backends.flags(delegate=False), weft.enabled():
+    on, again = run(), run()
+def same(s, t):
+    return s == t if not isinstance(s, torch.Tensor) else torch.allclose(s, t, 1e-4, 1e-4) and s.stride() == t.stride()
+assert all(map(same, off, on)) and all(s is None or isinstance(s, str) or torch.equal(s, t) for s, t in zip(on, again))
+print(weft._library.lib.weft_torch_seat_unboxed() > 0, sum(s.calls for s in weft._enable.seen() if s.kernel != "torch"))
+library = torch.library.Library("aten", "IMPL")
+library.impl("convolution", lambda *args: None, "XPU")   # PyTorch makes its table anew
+with weft.enabled():
+    assert all(map(same, off, run()))
+"""
+
+
+def test_boxed_and_unboxed_calls_are_the_same():
+    """By PyTorch's public interface alone, and past it where its table is as expected."""
+    unboxed, boxed = python("-c", BOXED), python("-c", BOXED, WEFT_UNBOXED="0")
+    assert unboxed.returncode == boxed.returncode == 0, unboxed.stderr + boxed.stderr
+    assert boxed.stdout.split()[0] == "False" and boxed.stdout.split()[1] == unboxed.stdout.split()[1] != "0"
+
+
 PROGRAM = """
 import sys, subprocess, torch
 print(sys.argv[1:], __name__, torch.nn.functional.conv2d(torch.ones(1, 8, 8, 8), torch.ones(8, 1, 3, 3), groups=8)[0, 0, 0, 0].item())
