@@ -39,34 +39,9 @@ const weft__kernel weft__cuda_conv_grouped = {
 };
 
 #else
-#include "conv/taps.h"
-#include "vec.h"
+#include "conv/grouped_tile.h"
 
 extern __shared__ __align__(16) float filter[]; /* [source channel][tap][dest channel] */
-
-enum { LOW1 = low<1>(), HIGH1 = high<1>(RY), LOW2 = low<2>(), LINE = high<2>(RX) - low<2>() + 1 };
-enum { ROWS = HIGH1 - LOW1 + 1 };
-
-/* Of source channel c and dest channel o of a group. */
-static __device__ __forceinline__ float weight_at(const grouped_args &a, int group, int c, int o, int k) {
-    const int out = FWD ? o : c, in = FWD ? c : o, outs = FWD ? a.outer : a.inner, ins = FWD ? a.inner : a.outer;
-    return widen(((const T *)a.weights)[(((int64_t)group * outs + out) * ins + in) * TAPS + k]);
-}
-
-/* One dest, products with the padding left out. */
-static __device__ __noinline__ float careful(const grouped_args &a, int64_t n, int group, int o, int z, int y, int x) {
-    float sum = 0;
-    for (int c = 0; c < a.inner; c++)
-        for (int k = 0; k < TAPS; k++) {
-            const int sz = source_of<0>(a, z, k / (K1 * K2)), sy = source_of<1>(a, y, k / K2 % K1),
-                      sx = source_of<2>(a, x, k % K2);
-            if (sz < 0 || sy < 0 || sx < 0) continue;
-            const int64_t at = n * a.source_step[0] + ((int64_t)group * a.inner + c) * a.source_step[1] +
-                               sz * a.source_step[2] + sy * a.source_step[3] + sx * a.source_step[4];
-            sum = fmaf(widen(((const T *)a.source)[at]), weight_at(a, group, c, o, k), sum);
-        }
-    return sum;
-}
 
 struct place {
     int64_t n;
@@ -85,29 +60,7 @@ static __device__ __forceinline__ void products(const grouped_args &a, const T *
             const bool there = (unsigned)(y + l) < (unsigned)a.from[1] && (unsigned)(x + i) < (unsigned)a.from[2];
             window[l][i] = there ? widen(plane[(y + l) * a.source_step[3] + (x + i) * a.source_step[4]]) : 0;
         }
-#pragma unroll
-    for (int t = 0; t < K1 * K2; t++) {
-        float w[MANY];
-#pragma unroll
-        for (int j = 0; j < MANY; j += MANY >= 4 ? 4 : MANY) {
-            const pack<float, MANY >= 4 ? 4 : MANY> four =
-                *(const pack<float, MANY >= 4 ? 4 : MANY> *)(weights + t * MANY + j);
-#pragma unroll
-            for (int i = 0; i < (MANY >= 4 ? 4 : MANY); i++) w[j + i] = four.v[i];
-        }
-#pragma unroll
-        for (int k = 0; k < RY; k++) {
-            if (!FWD && (k - t / K2 * D1) % S1) continue;
-            const int l = FWD ? k * S1 + t / K2 * D1 : (k - t / K2 * D1) / S1 - LOW1;
-#pragma unroll
-            for (int c = 0; c < RX; c++) {
-                if (!FWD && (c - t % K2 * D2) % S2) continue;
-                const int i = FWD ? c * S2 + t % K2 * D2 : (c - t % K2 * D2) / S2 - LOW2;
-#pragma unroll
-                for (int o = 0; o < MANY; o++) sum[k][c][o] = fmaf(window[l][i], w[o], sum[k][c][o]);
-            }
-        }
-    }
+    multiply(window, weights, sum);
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, 3) grouped(const __grid_constant__ grouped_args a) {
@@ -136,18 +89,15 @@ extern "C" __global__ void __launch_bounds__(THREADS, 3) grouped(const __grid_co
         (T *)a.dest + p.n * a.dest_step[0] + ((int64_t)group * a.outer + first) * a.dest_step[1] + p.z * a.dest_step[2];
 #pragma unroll
     for (int o = 0; o < MANY; o++) {
-        const float bias =
-            FWD && weft__epilogue_biased() ? widen(((const BIAS_T *)a.bias)[(int64_t)group * a.outer + first + o]) : 0;
+        const float bias = bias_of(a, (int64_t)group * a.outer + first + o);
 #pragma unroll
         for (int k = 0; k < RY; k++)
 #pragma unroll
             for (int c = 0; c < RX; c++) {
                 const int y = p.y + k, x = p.x + c;
                 if ((unsigned)y >= (unsigned)a.to[1] || (unsigned)x >= (unsigned)a.to[2]) continue;
-                float v = sum[k][c][o];
-                if (STRICT && v * 0 != 0) v = careful(a, p.n, group, first + o, p.z, y, x);
                 to[o * a.dest_step[1] + y * a.dest_step[3] + x * a.dest_step[4]] =
-                    narrow<T>(FWD ? weft__epilogue_apply(a.epilogue, bias, v) : v);
+                    result_of(a, p.n, group, first + o, p.z, y, x, bias, sum[k][c][o]);
             }
     }
 }

@@ -22,6 +22,7 @@ typedef struct grouped_args {
     int32_t across, down, tiles;                      /* tiles of a row, of a column, of all images */
     int32_t n, groups;
     int32_t slices, per, chunks; /* weights: of all positions; chunks of a slice, and of a plane */
+    int32_t strips, slot, own;   /* planes: strips of a plane; elements of the slots in shared memory */
     weft__epilogue epilogue;
 } grouped_args;
 
@@ -30,6 +31,8 @@ typedef struct grouped_tile {
     int32_t mode, ry, rx, many, parts; /* dests of a thread: rows, columns, channels; parts: of a group's dests */
     size_t smem;
     int32_t outs, ins, warps, slices, per; /* weights: channels of a warp, warps of a block; slices of the positions */
+    int32_t across, down, strips, threads, blocks, slot, own, right; /* planes */
+    double work;                                                     /* planes: of the warps of one, in instructions */
 } grouped_tile;
 
 static inline int grouped_mode(const weft_problem *p) {
@@ -160,6 +163,120 @@ static inline weft_status grouped_run(const weft__exec *e) {
     const weft__launch launch = {.grid = {(uint32_t)cuda_ceil(a.tiles, THREADS), (uint32_t)(a.groups * t->parts), 1},
                                  .block = {THREADS, 1, 1},
                                  .smem = t->smem};
+    return weft__cuda_launch(e, 0, &launch, &a);
+}
+
+/* ---------------------------------------------------------------- by planes: grouped_planes.cu */
+/* Sources of a strip of `dests` rows, as many as exist at most. */
+static inline int64_t grouped_sources(const weft_problem *p, bool fwd, int64_t dests) {
+    const int64_t s = p->stride[1], reach = (p->kernel[1] - 1) * p->dilation[1];
+    return fwd ? WEFT__MIN((dests - 1) * s + reach + 1, p->in[1]) : WEFT__MIN((dests + reach - 1) / s + 2, p->out[1]);
+}
+
+/* A slot holds a run that begins anywhere in a line of 16 bytes. */
+static inline int32_t grouped_slot(int64_t elements, int64_t size) {
+    return (int32_t)((cuda_ceil(elements * size, 16) + 1) * 16 / size);
+}
+
+static inline int grouped_line(const weft_problem *p, bool fwd, int axis, int many) {
+    const int64_t reach = (p->kernel[axis] - 1) * p->dilation[axis], s = p->stride[axis];
+    return (int)(fwd ? (many - 1) * s + reach + 1 : (many - 1) / s + reach / s + 1);
+}
+
+/* Instructions of a thread for one source plane. */
+static inline double grouped_work(const weft_problem *p, bool fwd, const grouped_tile *t) {
+    const double taps = (double)(p->kernel[1] * p->kernel[2]), steps = fwd ? 1 : (double)(p->stride[1] * p->stride[2]);
+    return taps * t->ry * t->rx * t->many / steps + taps * ((t->many + 3) / 4) +
+           1.2 * grouped_line(p, fwd, 1, t->ry) * grouped_line(p, fwd, 2, t->rx) + 30;
+}
+
+/* The tile of a thread and the strip of a block: the least work, with what threads past the end waste. Columns are odd,
+ * so that threads side by side read different banks. */
+static inline double grouped_best_strip(const weft_problem *p, grouped_tile *t) {
+    const bool fwd = t->mode == MODE_FWD;
+    const int64_t *to = fwd ? p->out : p->in;
+    const int sy = fwd ? 1 : (int)p->stride[1], sx = fwd ? 1 : (int)p->stride[2];
+    const int64_t py = fwd ? 0 : p->pad_lo[1] % sy, px = fwd ? 0 : p->pad_lo[2] % sx;
+    double least = 1e300;
+    grouped_tile best = *t;
+    for (int rx = sx; rx <= 7 * sx; rx += 2 * sx)
+        for (int ry = sy; ry <= 5 * sy && rx * ry * t->many <= (rx * ry == sx * sy ? 1024 : 56); ry += sy) {
+            const int64_t across = cuda_ceil(to[2] + px, rx), all = cuda_ceil(to[1] + py, ry);
+            t->rx = rx, t->ry = ry;
+            for (int64_t down = 1; down <= all && across * down <= 256; down++) {
+                const double strips = (double)cuda_ceil(all, down), warps = (double)cuda_ceil(across * down, 32);
+                const double cost = strips * (warps * grouped_work(p, fwd, t) + 40);
+                if (cost >= least) continue;
+                least = cost;
+                best = *t;
+                best.down = (int32_t)down, best.across = (int32_t)across, best.strips = (int32_t)strips;
+                best.threads = (int32_t)warps * 32;
+            }
+        }
+    *t = best;
+    return least;
+}
+
+static inline const char *grouped_planes_of(const weft_problem *p, const weft__hw *hw, grouped_tile *t) {
+    const char *refusal = grouped_refusal(p);
+    if (refusal) return refusal;
+    if (hw->gpu->cc < 90) return "a GPU without bulk copies";
+    for (int i = 0; i < p->ntensors; i++)
+        if (!weft__is_first(&p->tensor[i])) return "a tensor is not dense channels-first";
+    const bool fwd = p->pass == WEFT_PASS_FWD;
+    const int64_t outer = (fwd ? p->o : p->c) / p->groups, inner = (fwd ? p->c : p->o) / p->groups;
+    const int64_t *from = fwd ? p->in : p->out, *to = fwd ? p->out : p->in;
+    const int64_t size = (int64_t)weft__dtype_size(p->tensor[0].dtype);
+    t->mode = fwd ? MODE_FWD : MODE_DATA;
+    t->many = outer % 8 == 0 ? 8 : outer % 4 == 0 ? 4 : outer % 2 == 0 ? 2 : 1;
+    t->parts = (int32_t)(outer / t->many);
+    t->work = grouped_best_strip(p, t);
+    if (t->work > 1e299) return "rows that are too long for a block";
+    if (p->n * to[0] * t->strips > INT32_MAX) return "2^31 strips or more";
+    const int64_t rows = (int64_t)t->down * t->ry,
+                  window = grouped_line(p, fwd, 1, t->ry) * grouped_line(p, fwd, 2, t->rx);
+    if (window > 128) return "a window of too many taps";
+    t->slot = grouped_slot(grouped_sources(p, fwd, rows) * from[2], size);
+    t->own = grouped_slot(WEFT__MIN(rows, to[1]) * to[2], size);
+    const int64_t filter = inner * p->kernel[0] * p->kernel[1] * p->kernel[2] * t->many;
+    t->smem = (size_t)(8 * 4 + (filter + 4) * 4 + (2 * 32 + WEFT__MAX(4 * t->slot, t->many * t->own)) * size);
+    if (t->smem > 100 << 10) return "strips or weights that do not fit into shared memory";
+    const int64_t registers = t->rx * t->ry * t->many + window + t->many + 12;
+    for (t->blocks = (int32_t)WEFT__MIN(hw->gpu->smem / (t->smem + 1024), 8); t->blocks > 1; t->blocks--)
+        if (16384 / cuda_ceil(t->blocks * t->threads / 32, 4) / 32 >= registers) break;
+    const int64_t last = ((int64_t)t->across - 1) * t->rx - (fwd ? 0 : p->pad_lo[2] % p->stride[2]);
+    const int64_t first =
+        fwd ? last * p->stride[2] - p->pad_lo[2]
+            : (last + p->pad_lo[2]) / p->stride[2] - (p->kernel[2] - 1) * p->dilation[2] / p->stride[2];
+    const int64_t line = grouped_line(p, fwd, 2, t->rx);
+    t->right = (int32_t)(line - WEFT__MAX(WEFT__MIN(from[2] - first, line), 0));
+    return NULL;
+}
+
+/* Work of all planes at so many warp instructions in a nanosecond. */
+static inline double grouped_planes_ns(const weft_problem *p, const weft__hw *hw, const grouped_tile *t) {
+    const bool fwd = t->mode == MODE_FWD;
+    const double planes = (double)(p->n * (fwd ? p->out[0] : p->in[0]) * p->groups * t->parts) *
+                          (double)((fwd ? p->c : p->o) / p->groups * p->kernel[0]) / (fwd ? 1 : (double)p->stride[0]);
+    return planes * t->work * 32 / (0.5 * hw->gpu->gflops * 0.6);
+}
+
+static inline void grouped_planes_defines(const weft_problem *p, const weft__hw *hw, const void *params,
+                                          weft__text *text) {
+    const grouped_tile *t = params;
+    grouped_tile_defines(p, hw, params, text);
+    weft__put(text, " -DWIDE=%d -DBLOCKS=%d -DRIGHT=%d", t->threads, t->blocks, t->right);
+}
+
+static inline weft_status grouped_planes_run(const weft__exec *e) {
+    const grouped_tile *t = e->params;
+    grouped_args a = grouped_args_of(e, t->mode == MODE_FWD);
+    a.across = t->across, a.down = t->down, a.strips = t->strips;
+    a.slot = t->slot, a.own = t->own;
+    const weft__launch launch = {
+        .grid = {(uint32_t)((int64_t)a.n * a.to[0] * a.strips), (uint32_t)(a.groups * t->parts), 1},
+        .block = {(uint32_t)t->threads, 1, 1},
+        .smem = t->smem};
     return weft__cuda_launch(e, 0, &launch, &a);
 }
 #endif

@@ -103,6 +103,8 @@ GROUPED_KERNEL(conv_grouped_bwd, "conv_grouped_bwd_rows__cuda", BWD,
 #include "reduce.h"
 #include "vec.h"
 
+#include "conv/grouped_finish.h"
+
 enum { TAPS = K0 * K1 * K2 };
 
 struct sums {
@@ -194,20 +196,5 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, 2) grouped_weights(cons
         const float sum = lanes_all<plus, 32>(s.db[o]);
         if (threadIdx.x % 32 == 0) to[weights + w.out + o] = sum;
     }
-}
-
-/* Sums over slices in their order, in f64. */
-extern "C" __global__ void __launch_bounds__(FINISH_THREADS) finish(const __grid_constant__ grouped_args a) {
-    const int64_t weights = (int64_t)a.groups * a.inner * a.outer * TAPS;
-    const int64_t all = weights + (BIASED ? (int64_t)a.groups * a.inner : 0);
-    const int64_t i = (int64_t)blockIdx.x * FINISH_THREADS + threadIdx.x;
-    if (i >= all) return;
-    double sum = 0;
-#pragma unroll 8
-    for (int s = 0; s < a.slices; s++) sum += a.partial[s * all + i];
-    if (i < weights)
-        ((T *)a.diff_weights)[i] = narrow<T>((float)sum);
-    else
-        ((BIAS_T *)a.diff_bias)[i - weights] = narrow<BIAS_T>((float)sum);
 }
 #endif
