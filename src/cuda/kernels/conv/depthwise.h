@@ -25,6 +25,7 @@ typedef struct depthwise_args {
     int32_t across, down;      /* tiles of a row, tile rows of a strip */
     int32_t chunks;            /* planes: units of a volume */
     int32_t slot, own;         /* planes: elements of the slots in shared memory */
+    int32_t deep;              /* march: dest planes of a unit */
     weft__epilogue epilogue;
 } depthwise_args;
 
@@ -115,8 +116,7 @@ static inline void depthwise_defines(const weft_problem *p, const weft__hw *hw, 
         weft__put(text, " -DSTEP0=0 -DSTEP1=0 -DSTEP2=0 -DSTEP3=0");
 }
 
-static inline depthwise_args depthwise_args_of(const weft__exec *e) {
-    const depthwise_tile *t = e->params;
+static inline depthwise_args depthwise_args_of(const weft__exec *e, const depthwise_tile *t) {
     const bool fwd = t->mode == MODE_FWD;
     depthwise_args a = t->a;
     a.source = e->ptr[fwd ? WEFT_ROLE_SRC : WEFT_ROLE_DIFF_DST];
@@ -144,22 +144,26 @@ static inline const char *depthwise_split(const weft_problem *p, depthwise_tile 
     a->units = (int32_t)(segments * span);
     a->per = (int32_t)cuda_ceil(a->units, wave);
     t->grid = (uint32_t)cuda_ceil(a->units, a->per);
-    if (t->mode >= MODE_WEIGHTS)
+    if (d && t->mode >= MODE_WEIGHTS)
         d->workspace = (size_t)(((int64_t)t->grid + segments) * depthwise_sums(p) * a->run) * sizeof(float);
     return NULL;
 }
 
-/* One launch, and for the gradient of the weights the sums over blocks: a warp each. */
-static inline weft_status depthwise_run(const weft__exec *e) {
-    const depthwise_tile *t = e->params;
-    const depthwise_args a = depthwise_args_of(e);
-    const weft__launch launch = {.grid = {t->grid, 1, 1}, .block = {(uint32_t)t->threads, 1, 1}, .smem = t->smem};
-    WEFT__TRY(weft__cuda_launch(e, 0, &launch, &a));
-    if (t->mode < MODE_WEIGHTS) return WEFT_OK;
-    const int64_t sums = a.channels * depthwise_sums(e->p);
+/* Sums over blocks: a warp each. */
+static inline weft_status depthwise_finish(const weft__exec *e, int part, const depthwise_args *a) {
+    const int64_t sums = a->channels * depthwise_sums(e->p);
     const weft__launch finish = {.grid = {(uint32_t)cuda_ceil(sums, FINISH_THREADS / 32), 1, 1},
                                  .block = {FINISH_THREADS, 1, 1}};
-    return weft__cuda_launch(e, 1, &finish, &a);
+    return weft__cuda_launch(e, part, &finish, a);
+}
+
+/* One launch, and for the gradient of the weights the sums. */
+static inline weft_status depthwise_run(const weft__exec *e) {
+    const depthwise_tile *t = e->params;
+    const depthwise_args a = depthwise_args_of(e, t);
+    const weft__launch launch = {.grid = {t->grid, 1, 1}, .block = {(uint32_t)t->threads, 1, 1}, .smem = t->smem};
+    WEFT__TRY(weft__cuda_launch(e, 0, &launch, &a));
+    return t->mode < MODE_WEIGHTS ? WEFT_OK : depthwise_finish(e, 1, &a);
 }
 
 /* Bytes at a share of the device's rate, or instructions: products, and `loads` besides, for each dest. */
