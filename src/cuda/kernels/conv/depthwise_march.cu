@@ -3,9 +3,9 @@
  *            source + pad - tap, with pad and tap counted from the other end
  * Blocking:  a block has one channel, a strip of rows of its planes and a chunk of its depth, and walks through the
  *            depth. Source planes come by bulk copies, RING ahead; each is read from shared memory once and meets the
- *            KZ dest planes of its taps, whose sums are under way in registers, RY x RX dests of each per thread. In the
- *            gradient of the weights so are the values of x. Dests leave by bulk copies. Windows of many taps have
- *            blocks for each plane of taps in the gradient of the weights
+ *            KZ dest planes of its taps, whose sums are under way in registers, RY x RX dests of each per thread. So
+ *            are the values of x in the gradient of the weights. Dests leave by bulk copies. Windows of many taps
+ *            have blocks for each plane of taps in the gradient of the weights
  * Traffic:   each tensor once; planes where the depth is cut, and rows between strips, again from L2
  * Roofline:  multiply-adds, 27 or 54 per dest of 3x3x3, or bandwidth
  * Assumes:   all tensors dense; compute capability 9.0. Not strict
