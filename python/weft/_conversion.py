@@ -9,7 +9,7 @@ from typing import Any, Optional
 import torch
 from torch import nn
 
-from . import _chains, _compare, _fusion
+from . import _chains, _compare, _expected, _fusion
 from ._compare import Unit
 from ._pairs import TABLES, reason_to_stay, set_class
 from ._shadow import shadow
@@ -32,7 +32,8 @@ class _Plan:
         return Row(" + ".join(self.names[m] for m in unit.members), " + ".join(kinds), unit.shape, *times, decision)
 
 
-def _plan(net: nn.Module, to: str, exclude: Optional[Callable[[nn.Module], bool]], fuse: bool) -> _Plan:
+def _plan(net: nn.Module, to: str, exclude: Optional[Callable[[nn.Module], bool]], fuse: bool, expected: bool) -> _Plan:
+    """expected: of modules that are not fused, only those that are expected to get faster."""
     names = {module: name or "(root)" for name, module in net.named_modules()}
     reasons, single, stays = {}, [], set()
     for module in names:
@@ -47,6 +48,12 @@ def _plan(net: nn.Module, to: str, exclude: Optional[Callable[[nn.Module], bool]
         elif reason is not None:
             single.append(Unit([module]))
     chains = [Unit(chain.members(), chain) for chain in _chains.find(net, stays)] if fuse else []
+    chained = {module for chain in chains for module in chain.members}
+    for unit in [u for u in single if expected and u.members[0] not in chained]:
+        reason = _expected.why_not(unit.members[0], net)
+        if reason:
+            reasons[unit.members[0]] = reason
+            single.remove(unit)
     return _Plan(names, reasons, chains + single)
 
 
@@ -100,12 +107,12 @@ def _all_or_nothing(net: nn.Module) -> Iterator[None]:
         raise
 
 
-def carry_out(net: nn.Module, to: str, exclude: Optional[Callable[[nn.Module], bool]], example: Any, fuse: bool) -> Report:
+def carry_out(net: nn.Module, to: str, exclude: Optional[Callable[[nn.Module], bool]], example: Any, fuse: bool, everything: bool) -> Report:
     """convert(), with arguments that were checked."""
     with _all_or_nothing(net):
         _fusion.take_apart(net)
         with torch.random.fork_rng(_compare.devices(net, example)):   # tracing and measuring run the net's code
-            plan = _plan(net, to, exclude, fuse)
+            plan = _plan(net, to, exclude, fuse, to == "weft" and example is None and not everything)
             if example is not None:
                 _time(net, plan, example)
         return _apply(plan, to, example is not None)

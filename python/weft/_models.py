@@ -58,7 +58,7 @@ def pick(names: Optional[str]) -> list[str]:
 def converted(net: nn.Module) -> nn.Module:
     """A copy whose modules are weft's."""
     from . import convert   # by then weft has it
-    return convert(copy.deepcopy(net))
+    return convert(copy.deepcopy(net), verbose=False)
 
 
 # ---------------------------------------------------------------------------------------------- what is timed

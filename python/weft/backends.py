@@ -154,7 +154,12 @@ def pin(kernel: Optional[str]) -> Any:
 
 
 class _Backends(types.ModuleType):
-    """Settings are attributes of the module: reading and assigning them goes to the C library."""
+    """Settings are attributes of the module: reading and assigning them goes to the C library. A name that is none is refused."""
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name not in _SETTINGS and not name.startswith("_") and not callable(value):
+            raise AttributeError(f"{name}: is no setting of weft.backends, allowed: {', '.join(_SETTINGS)}" + ("; pin() is a function" if name == "pin" else ""))
+        super().__setattr__(name, value)
 
 
 def _setting(name: str) -> property:

@@ -1,6 +1,8 @@
 """Nets of torch.nn made nets of weft.nn, and back, in place."""
 from __future__ import annotations
 
+import sys
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Optional, TypeVar
 
@@ -15,7 +17,7 @@ Example = Any   # a tensor, a tuple or list of arguments, a dict of keyword argu
 class Row(NamedTuple):
     """A module, or modules that were to be fused: the times of both sides where they were measured, and what became of it.
 
-        >>> net = weft.convert(torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3)))
+        >>> net = weft.convert(torch.nn.Sequential(torch.nn.Conv2d(8, 8, 3, groups=8)))
         >>> weft.convert.last_report.rows[0]
         Row(module='0', kind='Conv2d', shape=(), torch_ms=None, weft_ms=None, decision='weft')
     """
@@ -36,10 +38,13 @@ class Row(NamedTuple):
 class Report:
     """What convert() did, one row for each module it knows; str() is the table.
 
-        >>> net = weft.convert(torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3)))
+        >>> net = weft.convert(torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3), torch.nn.MaxPool2d(2)))
         >>> print(weft.convert.last_report)
-        module  kind    shape  torch ms  weft ms  ratio  decision
-        0       Conv2d  -             -        -      -  weft
+        module  kind       shape  torch ms  weft ms  ratio  decision
+        0       Conv2d     -             -        -      -  stays: PyTorch's dense convolution is as fast
+        1       MaxPool2d  -             -        -      -  weft
+        >>> print(weft.convert.last_report.summary())
+        1 swapped (1 MaxPool2d), 1 left (1 Conv2d: PyTorch's dense convolution is as fast)
     """
 
     def __init__(self, rows: Sequence[Row] = ()) -> None:
@@ -56,6 +61,16 @@ class Report:
                          for row in table)
 
 
+    def summary(self) -> str:
+        """One line: how many were swapped, how many left, and why."""
+        swapped = Counter(r.kind for r in self.rows if not r.decision.startswith("stays"))
+        left = Counter((r.decision.removeprefix("stays: "), r.kind) for r in self.rows if r.decision.startswith("stays"))
+        reasons = {why: ", ".join(f"{n} {kind}" for (w, kind), n in left.items() if w == why) for why, _ in left}
+        done = f" ({', '.join(f'{n} {kind}' for kind, n in swapped.items())})" if swapped else ""
+        kept = f" ({'; '.join(f'{kinds}: {why}' for why, kinds in reasons.items())})" if left else ""
+        return f"{sum(swapped.values())} swapped{done}, {sum(left.values())} left{kept}"
+
+
 def _check(net: Any, to: Any, exclude: Any, example: Any, flags: dict[str, Any]) -> None:
     if not isinstance(net, nn.Module):
         raise TypeError(f"net: is {type(net).__name__}, allowed: a torch.nn.Module")
@@ -68,30 +83,36 @@ def _check(net: Any, to: Any, exclude: Any, example: Any, flags: dict[str, Any])
     for name, value in flags.items():
         if not isinstance(value, bool):
             raise TypeError(f"{name}: is {value!r}, allowed: True or False")
+    if flags["all"] and (example is not None or to == "torch"):
+        raise ValueError("all: is True with an example or with to='torch', allowed: alone; an example says what gets faster, and torch.nn has no choice")
     if flags["fuse"] and to == "torch":
         raise ValueError("fuse: is True with to='torch', allowed: with to='weft'; what was fused is taken apart in any case")
 
 
 def convert(net: Net, to: str = "weft", exclude: Optional[Callable[[nn.Module], bool]] = None, *, example: Example = None, fuse: bool = False,
-            verbose: bool = True) -> Net:
-    """Gives every module of the net that weft knows the class that weft has for it (to='weft'), or the one that torch.nn has (to='torch'), and returns
-    the net. It happens in place and copies no memory: modules, parameters, buffers, hooks, modes and names stay the same objects, so optimisers go on.
+            all: bool = False, verbose: bool = True) -> Net:
+    """Gives modules of the net the class that weft has for them where that is expected to be faster, and returns the net; to='torch' goes back. It
+    happens in place and copies no memory: modules, parameters, buffers, hooks, modes and names stay the same objects, so optimisers go on.
 
-        >>> net = torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3, bias=False), torch.nn.BatchNorm2d(8), torch.nn.ReLU6())
+        >>> net = torch.nn.Sequential(torch.nn.Conv2d(8, 8, 3, groups=8, bias=False), torch.nn.BatchNorm2d(8), torch.nn.ReLU6())
         >>> weft.convert(net)
         Sequential(
-          (0): weft.Conv2d(3, 8, kernel_size=(3, 3), stride=(1, 1), bias=False)
-          (1): weft.BatchNorm2d(8, ...)
+          (0): weft.Conv2d(8, 8, kernel_size=(3, 3), stride=(1, 1), groups=8, bias=False)
+          (1): BatchNorm2d(8, ...)
           (2): ReLU6()
         )
         >>> weft.convert(net.eval(), fuse=True)
         Sequential(
-          (0): weft.Conv2d(3, 8, kernel_size=(3, 3), stride=(1, 1), bias=False, folds BatchNorm2d, act='clip', clip=(0.0, 6.0))
+          (0): weft.Conv2d(8, 8, kernel_size=(3, 3), stride=(1, 1), groups=8, bias=False, folds BatchNorm2d, act='clip', clip=(0.0, 6.0))
           (1): weft.Identity(BatchNorm2d(8, ...))
           (2): weft.Identity(ReLU6())
         )
         >>> weft.convert(net, to="torch")[1]
         BatchNorm2d(8, ...)
+
+    Without an example, kinds of modules are swapped of which every row of docs/benchmarks is as fast as PyTorch or faster; everything else stays as it is
+    and costs nothing. all=True swaps every module that weft knows. One line on stderr (not with verbose=False) says how many were swapped, how many
+    left, and why.
 
     exclude(module) is asked of every module; where it is true the module, though not what is inside it, keeps its class. Subclasses of torch.nn's
     modules, and modules with a forward of their own, are left alone; so is, on the way to torch, what torch.nn has no module for (act='relu').
@@ -111,11 +132,13 @@ def convert(net: Net, to: str = "weft", exclude: Optional[Callable[[nn.Module], 
 
     An error leaves the net as it was.
     """
-    _check(net, to, exclude, example, {"fuse": fuse, "verbose": verbose})
+    _check(net, to, exclude, example, {"fuse": fuse, "verbose": verbose, "all": all})
     from ._conversion import carry_out   # here, as most programs that import weft convert nothing
-    convert.last_report = report = carry_out(net, to, exclude, example, fuse)   # type: ignore[attr-defined]
+    convert.last_report = report = carry_out(net, to, exclude, example, fuse, all)   # type: ignore[attr-defined]
     if example is not None and verbose:
         print(report)
+    if to == "weft" and verbose:
+        print(f"weft.convert: {report.summary()}", file=sys.stderr)
     return net
 
 

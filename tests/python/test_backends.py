@@ -239,3 +239,11 @@ def test_pages_are_kept_and_given_back():
 def test_keep_pages_wants_a_truth_value():
     with pytest.raises(TypeError, match="keep: is 1, allowed: True or False"):
         weft.backends.keep_pages(1)
+
+
+def test_settings_that_are_none():
+    """A name that is misspelt, or that of a function, changes nothing and says so."""
+    for name, value in (("benchmrk", True), ("pin", "torch"), ("kernels", "conv_ref")):
+        with pytest.raises(AttributeError, match=f"{name}: is no setting of weft.backends, allowed: benchmark, "):
+            setattr(weft.backends, name, value)
+    assert callable(weft.backends.pin) and not hasattr(weft.backends, "benchmrk")

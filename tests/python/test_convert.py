@@ -82,7 +82,7 @@ def test_a_module_as_root(name, device):
     module = make().to(device)
     before, text, expected = picture(module), repr(module), run(copy.deepcopy(module), shape, device)
     state = copy.deepcopy(module.state_dict())
-    assert weft.convert(module) is module and type(module) is getattr(weft.nn, name) and repr(module) == f"weft.{text}"
+    assert weft.convert(module, all=True) is module and type(module) is getattr(weft.nn, name) and repr(module) == f"weft.{text}"
     stream = io.BytesIO()
     torch.save(module, stream)
     stream.seek(0)
@@ -102,20 +102,78 @@ def test_a_tree(device):
     calls = []
     net[0].register_forward_hook(lambda module, args, y: calls.append(type(module)))
     before, text, expected, state = picture(net), repr(net), net(x), copy.deepcopy(net.state_dict())
-    assert weft.convert(net) is net
+    assert weft.convert(net, all=True) is net
     assert [type(m).__module__.startswith("weft.") for m in net.modules()] == [False, True, True, True, False, True, True, False, True, False, False, True]
     torch.testing.assert_close(net(x), expected, rtol=1e-4, atol=1e-5)
     assert "(0): weft.Conv2d(3, 8," in repr(net) and "(4): SiLU()" in repr(net) and "(7): Linear(in" in repr(net) and "(1): weft.Conv2d(8, 8" in repr(net)
-    assert weft.convert(net) is net   # a second time changes nothing
+    assert weft.convert(net, all=True) is net   # a second time changes nothing
     assert weft.convert(net, "torch") is net and picture(net) == before and repr(net) == text
     assert torch.equal(net(x), expected) and calls == [nn.Conv2d, weft.nn.Conv2d, nn.Conv2d]
     assert list(net.state_dict()) == list(state) and all(torch.equal(v, state[k]) for k, v in net.state_dict().items())
 
 
+def test_what_is_expected_to_win(device, capsys):
+    """Without an example: kinds that are never slower. One line says what was done; what is left is the very same object and class."""
+    net = nn.Sequential(nn.Conv2d(8, 8, 3, groups=8), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 16, 1), nn.Conv2d(16, 16, 3, groups=2), nn.MaxPool2d(2),
+                        nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(16, 4), nn.Softmax(1)).to(device)
+    assert weft.convert(net) is net
+    assert [i for i, m in enumerate(net) if type(m).__module__.startswith("weft.")] == [0, 5, 9]
+    line = capsys.readouterr().err.strip()
+    assert line == f"weft.convert: {weft.convert.last_report.summary()}" and "\n" not in line
+    assert line.startswith("weft.convert: 3 swapped (1 Conv2d, 1 MaxPool2d, 1 Softmax), 5 left (") and "1 Conv2d: PyTorch's dense convolution is as fast" in line
+    weft.convert(net, all=True, verbose=False)
+    assert not capsys.readouterr().err and not any(type(net[i]) is getattr(nn, type(net[i]).__name__) for i in range(7))
+    recurrent = nn.ModuleList([nn.LSTM(4, 4), nn.GRU(4, 4), nn.RNN(4, 4)])
+    assert [type(m) for m in weft.convert(recurrent, verbose=False)] == [nn.LSTM, nn.GRU, nn.RNN]
+    quantised = torch.ao.quantization.quantize_dynamic(recurrent, {nn.LSTM, nn.GRU}) if device.type == "cpu" else recurrent
+    assert device.type != "cpu" or ["quantized" in type(m).__module__ for m in quantised] == [True, True, False]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["f32", "bf16"])
+def test_the_type_decides(dtype):
+    net = nn.Sequential(nn.Conv2d(8, 8, 3, groups=8), nn.Conv3d(8, 8, 3, groups=8), nn.Conv3d(8, 8, 3, groups=4), nn.LocalResponseNorm(3)).to(dtype)
+    weft.convert(net, verbose=False)
+    expected = [True, True, True, True] if dtype is torch.float32 else [False, True, False, True]
+    assert [type(m).__module__.startswith("weft.") for m in net] == expected
+    assert not any(type(m).__module__.startswith("weft.") for m in weft.convert(nn.Sequential(nn.Conv2d(8, 8, 3, groups=8), nn.MaxPool2d(2)).double(), verbose=False))
+
+
+def test_subclasses_that_others_wrote():
+    """As timm's: left, with a reason."""
+    class Conv2dSame(nn.Conv2d):
+        def forward(self, x):
+            return self._conv_forward(nn.functional.pad(x, (0, 1, 0, 1)), self.weight, self.bias)
+
+    class BatchNormAct2d(nn.BatchNorm2d):
+        def forward(self, x):
+            return super().forward(x).relu()
+    net = nn.Sequential(Conv2dSame(8, 8, 2, groups=8), BatchNormAct2d(8))
+    for options in ({}, {"all": True}):
+        weft.convert(net, verbose=False, **options)
+        assert [type(m) for m in net] == [Conv2dSame, BatchNormAct2d]
+        assert "1 Conv2dSame: is a subclass of Conv2d; 1 BatchNormAct2d: is a subclass of BatchNorm2d" in weft.convert.last_report.summary().replace(
+            "1 Conv2d:", "1 Conv2dSame:").replace("1 BatchNorm2d:", "1 BatchNormAct2d:")
+
+
+def test_flops_are_counted():
+    from torch.utils.flop_counter import FlopCounterMode
+    net = nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.Conv2d(8, 8, 3, groups=8), nn.ConvTranspose2d(8, 4, 2, 2))
+    counts = []
+    for module in (net, weft.convert(copy.deepcopy(net), all=True, verbose=False)):
+        for shape in ((2, 3, 12, 12), (3, 12, 12)):
+            with FlopCounterMode(display=False) as counter, torch.no_grad():
+                module(torch.randn(shape))
+            counts.append(counter.get_total_flops())
+        with FlopCounterMode(display=False) as counter:
+            module[:1](torch.randn(2, 3, 12, 12, requires_grad=True)).sum().backward()
+        counts.append(counter.get_total_flops())
+    assert counts[:3] == counts[3:] and min(counts) > 0
+
+
 def test_shared_modules_and_cycles():
     act = nn.ReLU()
     net = nn.Sequential(nn.Conv1d(2, 2, 1), act, nn.Conv1d(2, 2, 1), act)
-    weft.convert(net)
+    weft.convert(net, all=True)
     assert net[1] is net[3] is act and type(act) is weft.nn.ReLU and len(weft.convert.last_report.rows) == 3
     assert type(weft.convert(net, "torch")[3]) is nn.ReLU
 
@@ -123,12 +181,12 @@ def test_shared_modules_and_cycles():
 def test_exclude():
     net = tree("cpu")
     asked = []
-    weft.convert(net, exclude=lambda m: asked.append(m) or isinstance(m, (nn.Conv2d, nn.Sequential)))
+    weft.convert(net, exclude=lambda m: asked.append(m) or isinstance(m, (nn.Conv2d, nn.Sequential)), all=True)
     assert asked == list(net.modules())
     assert {type(m) for m in net.modules()} >= {nn.Conv2d, weft.nn.BatchNorm2d, weft.nn.MaxPool2d} and weft.nn.Conv2d not in {type(m) for m in net.modules()}
     decisions = {row.module: row.decision for row in weft.convert.last_report.rows}
     assert decisions == {"0": "stays: excluded", "1": "weft", "2": "weft", "3.0": "weft", "3.1": "stays: excluded", "5": "weft", "8": "weft"}
-    weft.convert(net, exclude=set(net[3].modules()).__contains__)
+    weft.convert(net, exclude=set(net[3].modules()).__contains__, all=True)
     assert type(net[0]) is weft.nn.Conv2d and type(net[3][1]) is nn.Conv2d
     weft.convert(net, "torch", lambda m: m is net[0])
     assert [type(m) for m in net.modules() if type(m).__module__.startswith("weft.")] == [weft.nn.Conv2d]
@@ -144,13 +202,13 @@ def test_what_is_left_alone(device):
     patched.forward = lambda x: x
     parametrized = nn.utils.parametrizations.weight_norm(nn.Conv2d(2, 2, 1))
     net = nn.Sequential(Own(2, 2, 1), patched, parametrized, nn.Conv2d(2, 2, 1), nn.ReLU6(), nn.LazyConv2d(2, 1))
-    weft.convert(net)
+    weft.convert(net, all=True)
     assert [type(m).__name__ for m in net] == ["Own", "Conv2d", "ParametrizedConv2d", "Conv2d", "ReLU6", "LazyConv2d"] and type(net[1]) is nn.Conv2d
     assert [(row.module, row.decision) for row in weft.convert.last_report.rows] == [
         ("0", "stays: is a subclass of Conv2d"), ("1", "stays: has a forward of its own"), ("2", "stays: is a subclass of Conv2d"), ("3", "weft")]
     net = nn.Sequential(weft.nn.Conv2d(2, 2, 1, act="relu"), weft.nn.Tanh(inplace=True), weft.nn.SpatialCrossEntropyLoss(),
                         weft.Conv2dDepthwise(2, 3), weft.nn.NCReLU())
-    weft.convert(net)
+    weft.convert(net, all=True)
     assert weft.convert.last_report.rows == []
     weft.convert(net, "torch")
     assert [type(m) for m in net] == [weft.nn.Conv2d, weft.nn.Tanh, weft.nn.SpatialCrossEntropyLoss, nn.Conv2d, weft.nn.NCReLU]
@@ -164,7 +222,7 @@ def test_weights_that_hooks_make(device):
     prune.random_unstructured(conv, "weight", 0.5)
     x = torch.randn(2, 4, 6, 6, device=device)
     expected = conv(x)
-    torch.testing.assert_close(weft.convert(conv)(x), expected, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(weft.convert(conv, all=True)(x), expected, rtol=1e-4, atol=1e-5)
     assert set(dict(conv.named_buffers())) == {"weight_mask"} and torch.equal(weft.convert(conv, "torch")(x), expected)
 
 
@@ -179,7 +237,7 @@ def test_a_compiled_net_sees_the_change():
     net, x = nn.Sequential(nn.Conv2d(4, 4, 3, groups=4)), torch.randn(2, 4, 6, 6)
     compiled = torch.compile(net, backend=backend)
     expected = compiled(x)
-    weft.convert(net)
+    weft.convert(net, all=True)
     torch.testing.assert_close(compiled(x), expected, rtol=1e-4, atol=1e-5)
     torch.compiler.reset()
     torch.testing.assert_close(compiled(x), expected, rtol=1e-4, atol=1e-5)
@@ -219,7 +277,7 @@ def test_model_there_and_back(name, training, device):
         torch.manual_seed(5)   # of dropout
         return copy.deepcopy(net)(*inputs)
     expected = output(model)
-    weft.convert(model)
+    weft.convert(model, all=True)
     swapped = [m for m in model.modules() if type(m).__module__.startswith("weft.nn.")]
     assert len(swapped) >= (1 if name == "partial_unet" else 5) and repr(model).count("weft.") == len(swapped)
     assert not [m for m in model.modules() if type(m) in TO_WEFT]
@@ -231,7 +289,7 @@ def test_model_there_and_back(name, training, device):
 @every_model
 def test_model_trains_alike(name, device):
     model, _ = small(name, device, torch.float64)
-    assert_parity(model, weft.convert(copy.deepcopy(model)), 4, 0, batches_of(name))
+    assert_parity(model, weft.convert(copy.deepcopy(model), all=True), 4, 0, batches_of(name))
 
 
 @pytest.mark.parametrize("delegate", [True, False], ids=["torch", "weft"])
@@ -239,28 +297,31 @@ def test_two_hundred_steps(delegate, device):
     """Loss curves of torch and weft agree within rounding noise to the end, with PyTorch's kernels underneath and with weft's own."""
     model, _ = small("lenet5", device, torch.float64)
     with weft.backends.flags(delegate=delegate):
-        assert_parity(model, weft.convert(copy.deepcopy(model)), 200, 0, batches_of("lenet5"))
+        assert_parity(model, weft.convert(copy.deepcopy(model), all=True), 200, 0, batches_of("lenet5"))
 
 
 # ---------------------------------------------------------------------------------------------- wrong arguments
 
 X = torch.ones(1, 3, 8, 8)
 WRONG = {
-    "net": (lambda net: weft.convert([net]), TypeError, "net: is list, allowed: a torch.nn.Module"),
-    "to": (lambda net: weft.convert(net, to="cudnn"), ValueError, "to: is 'cudnn', allowed: 'weft' or 'torch'"),
-    "to-number": (lambda net: weft.convert(net, 1), ValueError, "to: is 1, allowed: 'weft' or 'torch'"),
-    "exclude": (lambda net: weft.convert(net, exclude=nn.Conv2d(1, 1, 1).weight), TypeError, "exclude: is Parameter"),
-    "exclude-raises": (lambda net: weft.convert(net, exclude=lambda m: m.kernel_size), AttributeError, "kernel_size"),
-    "exclude-raises-late": (lambda net: weft.convert(net, exclude=lambda m: 1 / (not isinstance(m, nn.LogSoftmax))), ZeroDivisionError, "division"),
+    "net": (lambda net: weft.convert([net], all=True), TypeError, "net: is list, allowed: a torch.nn.Module"),
+    "to": (lambda net: weft.convert(net, to="cudnn", all=True), ValueError, "to: is 'cudnn', allowed: 'weft' or 'torch'"),
+    "to-number": (lambda net: weft.convert(net, 1, all=True), ValueError, "to: is 1, allowed: 'weft' or 'torch'"),
+    "exclude": (lambda net: weft.convert(net, exclude=nn.Conv2d(1, 1, 1).weight, all=True), TypeError, "exclude: is Parameter"),
+    "exclude-raises": (lambda net: weft.convert(net, exclude=lambda m: m.kernel_size, all=True), AttributeError, "kernel_size"),
+    "exclude-raises-late": (lambda net: weft.convert(net, exclude=lambda m: 1 / (not isinstance(m, nn.LogSoftmax)), all=True), ZeroDivisionError, "division"),
     "example-type": (lambda net: weft.convert(net, example=3), TypeError,
                      "example: is int, allowed: a tensor, a tuple of arguments, or a dict of keyword arguments"),
     "example-shape": (lambda net: weft.convert(net, example=torch.ones(1, 4, 8, 8)), RuntimeError, "example: the net does not run with it, RuntimeError: "),
     "example-arguments": (lambda net: weft.convert(net, example=(X, X)), RuntimeError, "example: the net does not run with it, TypeError: "),
     "example-names": (lambda net: weft.convert(net, example={"y": X}), RuntimeError, "example: the net does not run with it, TypeError: "),
     "example-late": (lambda net: weft.convert(net, fuse=True, example=torch.ones(1, 3, 2, 2)), RuntimeError, "example: the net does not run with it, "),
-    "fuse": (lambda net: weft.convert(net, fuse=1), TypeError, "fuse: is 1, allowed: True or False"),
+    "all": (lambda net: weft.convert(net, all=1), TypeError, "all: is 1, allowed: True or False"),
+    "all-and-example": (lambda net: weft.convert(net, all=True, example=torch.zeros(1)), ValueError, "all: is True with an example"),
+    "all-and-torch": (lambda net: weft.convert(net, to="torch", all=True), ValueError, "all: is True with an example or with to='torch'"),
+    "fuse": (lambda net: weft.convert(net, fuse=1, all=True), TypeError, "fuse: is 1, allowed: True or False"),
     "fuse-torch": (lambda net: weft.convert(net, "torch", fuse=True), ValueError, "fuse: is True with to='torch', allowed: with to='weft'"),
-    "verbose": (lambda net: weft.convert(net, verbose="yes"), TypeError, "verbose: is 'yes', allowed: True or False"),
+    "verbose": (lambda net: weft.convert(net, verbose="yes", all=True), TypeError, "verbose: is 'yes', allowed: True or False"),
 }
 
 
@@ -270,7 +331,7 @@ def test_wrong(name, fused):
     call, kind, text = WRONG[name]
     net = tree("cpu").eval()
     if fused:
-        weft.convert(net, fuse=True)
+        weft.convert(net, fuse=True, all=True)
     before, shown, report = picture(net), repr(net), weft.convert.last_report
     with pytest.raises(kind) as error:
         call(net)
@@ -285,7 +346,7 @@ def test_a_net_that_can_not_be_copied():
     for options in ({"fuse": True}, {"example": X}):
         with pytest.raises(RuntimeError, match="net: can not be copied, which example and fuse need, TypeError: "):
             weft.convert(net, **options)
-    assert type(net[0]) is nn.Conv2d and type(weft.convert(net)[0]) is weft.nn.Conv2d
+    assert type(net[0]) is nn.Conv2d and type(weft.convert(net, all=True)[0]) is weft.nn.Conv2d
 
 
 def test_docstring_examples():

@@ -78,7 +78,7 @@ def test_chain(conv, tail, device):
     before, text, expected = picture(net), repr(net), gradients(net, x)
     trained = gradients(copy.deepcopy(net).train(), x)
     state = copy.deepcopy(net.state_dict())
-    assert weft.convert(net, fuse=True) is net and all(is_fused(m) for m in net)
+    assert weft.convert(net, fuse=True, all=True) is net and all(is_fused(m) for m in net)
     assert list(net.state_dict()) == list(state) and all(torch.equal(v, state[k]) for k, v in net.state_dict().items())
     with torch.no_grad():
         close([net(x), net(x)], [expected[0]] * 2)   # the second finds the weights
@@ -100,27 +100,27 @@ def test_chain(conv, tail, device):
 def test_types(dtype, tolerance, device):
     net, x = trio(device)
     expected = net(x)
-    y = weft.convert(net, fuse=True).to(dtype)(x.to(dtype))
+    y = weft.convert(net, fuse=True, all=True).to(dtype)(x.to(dtype))
     assert y.dtype == dtype
     torch.testing.assert_close(y.double(), expected, rtol=tolerance, atol=4 * tolerance)
 
 
 def test_print():
     net, _ = trio("cpu")
-    lines = repr(weft.convert(net, fuse=True)).split("\n")
+    lines = repr(weft.convert(net, fuse=True, all=True)).split("\n")
     assert lines[1].endswith("padding=(1, 1), groups=2, folds BatchNorm2d, act='relu')") and lines[1].startswith("  (0): weft.Conv2d(4, 6,")
     assert lines[2].startswith("  (1): weft.Identity(BatchNorm2d(6, eps=1e-05,") and lines[3] == "  (2): weft.Identity(ReLU(inplace=True))"
     assert [(row.module, row.decision) for row in weft.convert.last_report.rows] == [("0 + 1 + 2", "fused")]
     net, _ = build("Conv1d", "relu6", "cpu")
-    assert "padding=same, bias=False, act='clip', clip=(0.0, 6.0))" in repr(weft.convert(net, fuse=True))
+    assert "padding=same, bias=False, act='clip', clip=(0.0, 6.0))" in repr(weft.convert(net, fuse=True, all=True))
 
 
 def test_again_and_without(device):
     net, x = trio(device)
     expected = net(x)
-    shown = repr(weft.convert(net, fuse=True))
-    assert repr(weft.convert(net, fuse=True)) == shown
-    weft.convert(net)
+    shown = repr(weft.convert(net, fuse=True, all=True))
+    assert repr(weft.convert(net, fuse=True, all=True)) == shown
+    weft.convert(net, all=True)
     assert [type(m) for m in net] == [weft.nn.Conv2d, weft.nn.BatchNorm2d, weft.nn.ReLU]
     torch.testing.assert_close(net(x), expected, **CLOSE)
 
@@ -231,7 +231,7 @@ def test_which(name, device):
     lived(net)
     modes, counts = [m.training for m in net.modules()], [getattr(m, "calls", 0) for m in net.modules()]
     copies = [copy.deepcopy(net) for _ in range(2)]
-    weft.convert(net, fuse=True)
+    weft.convert(net, fuse=True, all=True)
     assert [key for key, m in net.named_modules() if is_fused(m)] == expected
     assert [m.training for m in net.modules()] == modes and [getattr(m, "calls", 0) for m in net.modules()] == counts
     close([copy.deepcopy(net)(x)], [copies[0](x)])
@@ -242,7 +242,7 @@ def test_which(name, device):
 def test_excluded():
     for i, fused in ((0, []), (1, []), (2, [0, 1])):
         net, _ = trio("cpu")
-        weft.convert(net, exclude=lambda m: m is net[i], fuse=True)   # noqa: B023
+        weft.convert(net, exclude=lambda m: m is net[i], fuse=True, all=True)   # noqa: B023
         assert [k for k, m in enumerate(net) if is_fused(m)] == fused and type(net[i]).__module__.startswith("torch.")
 
 
@@ -304,7 +304,7 @@ def test_weights_that_change(change, device):
     """The folded weights follow, and the net with its own modules agrees."""
     net, x = trio(device)
     other = copy.deepcopy(net)
-    before = weft.convert(net, fuse=True)(x)   # the weights are folded here
+    before = weft.convert(net, fuse=True, all=True)(x)   # the weights are folded here
     for each in (net, other):
         with torch.enable_grad():
             change(each)
@@ -323,7 +323,7 @@ def test_folds_once(device, monkeypatch):
     folds, fold = [], _fusion._folded
     monkeypatch.setattr(_fusion, "_folded", lambda *args: folds.append(1) or fold(*args))
     net, x = trio(device)
-    weft.convert(net, fuse=True)
+    weft.convert(net, fuse=True, all=True)
     for expected in (1, 1):
         net(x)
         assert len(folds) == expected
@@ -336,7 +336,7 @@ def test_folds_once(device, monkeypatch):
 def test_inference_mode_and_functional_call(device):
     net, x = trio(device)
     plain = copy.deepcopy(net)
-    weft.convert(net, fuse=True)
+    weft.convert(net, fuse=True, all=True)
     with torch.inference_mode():
         torch.testing.assert_close(net(x), plain(x), **CLOSE)
     with torch.no_grad():
@@ -359,7 +359,7 @@ def test_compile_export_and_trace():
     torch.compiler.reset()
     net, x = trio("cpu")
     expected = net(x)
-    weft.convert(net, fuse=True)
+    weft.convert(net, fuse=True, all=True)
     torch.testing.assert_close(torch.compile(net, backend="eager", fullgraph=True)(x), expected, **CLOSE)
     torch.testing.assert_close(torch.export.export(net, (x,)).module()(x), expected, **CLOSE)
     traced = torch.fx.symbolic_trace(net)
@@ -375,7 +375,7 @@ def test_model_fused_and_back(name, device):
     model, inputs = small(name, device, torch.float64)
     lived(model).eval()
     before, text, expected = picture(model), repr(model), model(*inputs)
-    weft.convert(model, fuse=True)
+    weft.convert(model, fuse=True, all=True)
     follow = [m for m in model.modules() if is_fused(m) and "_fusion" in m.__dict__]
     assert bool(follow) == (name not in ("convnext_t", "partial_unet", "lenet5"))
     torch.testing.assert_close(model(*inputs), expected, rtol=1e-8, atol=1e-9)
@@ -388,4 +388,4 @@ def test_model_fused_and_back(name, device):
 @pytest.mark.parametrize("name", ["resnet34", "alexnet"])
 def test_fused_model_trains_alike(name, device):
     model, _ = small(name, device, torch.float64)
-    assert_parity(model, weft.convert(copy.deepcopy(model).eval(), fuse=True), 4, 0, batches_of(name))
+    assert_parity(model, weft.convert(copy.deepcopy(model).eval(), fuse=True, all=True), 4, 0, batches_of(name))

@@ -303,7 +303,7 @@ def test_layer(name, args, twin, shape, device):
     """A batch and a single sample, through a file, and torch.nn's own layer converted: results and gradients."""
     twin, layer = twin.to(device), getattr(t7, name)(*args).to(device)
     layer.load_state_dict(twin.state_dict())
-    for module in (reloaded(layer), weft.convert(reloaded(twin))):
+    for module in (reloaded(layer), weft.convert(reloaded(twin), all=True)):
         assert type(module).__module__.startswith("weft.")
         for x in (torch.randn(shape, device=device), torch.randn(shape[1:], device=device)):
             if name == "SpatialCrossMapLRN" and x.dim() == 3 and module.__class__.__module__.startswith("weft.nn"):
@@ -350,7 +350,7 @@ def test_batch_normalisation(name, twin, shape, device):
         y, expected = ours.train(training)(x), theirs.train(training)(x)
         g = torch.randn_like(y)
         same((y, *gradients(y, x, g), *ours.buffers()), (expected, *gradients(expected, x, g), *theirs.buffers()), 1e-5)
-    swapped = weft.convert(reloaded(theirs))
+    swapped = weft.convert(reloaded(theirs), all=True)
     assert type(swapped) is getattr(weft.nn, twin)
     same((swapped(x),), (theirs(x),), 1e-5)
     back = weft.convert(swapped, to="torch")
@@ -488,8 +488,8 @@ def test_convert_as_printed():
     """The README's two networks: all of it, and all but what the function excludes."""
     def made():
         return torch.nn.Sequential(torch.nn.Conv2d(3, 96, 11, 3), torch.nn.ReLU())
-    assert [m._get_name() for m in weft.convert(made())] == ["weft.Conv2d", "weft.ReLU"]
-    net = weft.convert(made(), exclude=lambda module: "ReLU" in type(module).__name__)
+    assert [m._get_name() for m in weft.convert(made(), all=True)] == ["weft.Conv2d", "weft.ReLU"]
+    net = weft.convert(made(), exclude=lambda module: "ReLU" in type(module).__name__, all=True)
     assert str(net).splitlines()[1:3] == ["  (0): weft.Conv2d(3, 96, kernel_size=(11, 11), stride=(3, 3))", "  (1): ReLU()"]
     assert str(torch.nn.Sequential(t7.SpatialConvolution(3, 96, 11, 11, 3, 3), t7.ReLU())).splitlines()[1:3] == [
         "  (0): weft.SpatialConvolution(3 -> 96, 11x11, 3,3)", "  (1): weft.ReLU()"]

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils.flop_counter import register_flop_formula
 
 from .._rules import TYPES, Rule, call, check, check_length, dense, is_last, known
 from ._bilinear import WANT_BIAS, WANT_INPUT, WANT_WEIGHT, gradient_of_backward, tangent_of_backward
@@ -278,3 +279,27 @@ conv = Rule("conv", 3, _fake_conv, _save_forward, _gradient_of_forward, _tangent
 conv_transpose = Rule("conv_transpose", 3, _fake_conv_transpose, _save_forward, _gradient_of_forward, _tangent_of_forward, _batch_forward("conv_transpose"),
                       native=_native_conv_transpose, plain=True)
 conv_backward = Rule("conv_backward", 3, _fake_conv_backward, _save_backward, _gradient_of_backward, _tangent_of_backward, _batch_backward)
+
+
+# ---------------------------------------------------------------------------------------------- torch.utils.flop_counter
+
+def _flops(input, weight, dst, transposed):
+    """Two for each product, as PyTorch counts: every position of the smaller side of the convolution sees every weight once for each image."""
+    batch = input[0] if len(input) == len(weight) else 1
+    return 2 * batch * math.prod((input if transposed else dst)[2 - len(weight):]) * math.prod(weight)
+
+
+@register_flop_formula(torch.ops.weft.conv)
+def _conv_flops(input, weight, *args, out_shape=None, **kwargs):
+    return _flops(input, weight, out_shape, False)
+
+
+@register_flop_formula(torch.ops.weft.conv_transpose)
+def _conv_transpose_flops(input, weight, *args, out_shape=None, **kwargs):
+    return _flops(input, weight, out_shape, True)
+
+
+@register_flop_formula(torch.ops.weft.conv_backward)
+def _conv_backward_flops(grad_output, input, weight, stride, padding, dilation, groups, transposed, want, *args, out_shape=None, **kwargs):
+    """As much for the gradient of the input and of the weights, where they are wanted."""
+    return _flops(input, weight, grad_output, transposed) * ((want & 1) + (want >> 1 & 1))
