@@ -16,11 +16,12 @@ from ._pack import pack
 from .convert import convert
 from .functional import cdgmm, col2im, conv2d_depthwise, dgmm, im2col, ncrelu
 from .nn import Conv2dDepthwise, Conv3DTC, Grouped3D, TunerConfig
+from .report import report
 from .sparse import SparseWeight
 
 __version__ = _library.version()
 __all__ = ["Conv2dDepthwise", "Conv3DTC", "Grouped3D", "SparseWeight", "TunerConfig", "backends", "causal_conv1d", "cdgmm", "col2im", "conv2d_depthwise",
-           "convert", "dgmm", "disable", "enable", "enabled", "functional", "im2col", "ncrelu", "nn", "pack", "prune", "sparse", "torch7", "__version__"]
+           "convert", "dgmm", "disable", "enable", "enabled", "functional", "im2col", "ncrelu", "nn", "pack", "prune", "report", "sparse", "torch7", "__version__"]
 
 
 def __getattr__(name: str) -> _Any:

@@ -10,7 +10,7 @@ from typing import Optional
 from . import _enable
 
 _SITE = str(Path(__file__).resolve().parent / "_site")
-_EXTRA_US = {False: 1.2, True: 4.5}   # what a call costs more that is not taken, forward and backward: docs/enable.md
+_EXTRA_US = {False: 0.4, True: 1.0}   # what a call costs more that is not taken, forward and backward: docs/enable.md
 
 
 def _for_children() -> None:

@@ -1,0 +1,52 @@
+"""weft.report(): every layer that weft knows, the ways of running the net, as text and as a page; the net stays as it is."""
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+import weft
+
+
+def net(device):
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Conv2d(8, 8, 3, groups=8), nn.BatchNorm2d(8), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(72, 4)).to(device)
+
+
+@pytest.mark.parametrize("training", [False, True], ids=["eval", "train"])
+def test_rows_ways_and_page(device, training, tmp_path):
+    module = net(device).train(training)
+    before = copy.deepcopy(module.state_dict())
+    made = weft.report(module, torch.randn(2, 8, 8, 8, device=device), html=tmp_path / "page.html")
+    assert [(r.module, r.kind) for r in made.layers] == [("0", "Conv2d"), ("1", "BatchNorm2d"), ("2", "ReLU"), ("3", "MaxPool2d")]
+    assert made.layers[0].shape == (2, 8, 8, 8) and all(r.torch_ms > 0 and r.weft_ms > 0 and r.kernel and r.floor_ms > 0 for r in made.layers)
+    assert [w.name for w in made.ways] == ["plain", "enable()", "convert(example=x)", "convert(example=x, fuse=True)"][:3 if training else 4]
+    assert all(w.ms > 0 and w.bytes > 0 for w in made.ways)
+    text, page = str(made), (tmp_path / "page.html").read_text()
+    assert "the whole net" in text and ("forward and backward" in text) == training and made.layers[0].kernel in text
+    assert page.startswith("<!doctype html>") and all(f"<td>{w.name}</td>" in page for w in made.ways) and "MaxPool2d" in page
+    assert all(type(m).__module__.startswith("torch.") for m in module.modules()) and module.training == training
+    assert all(torch.equal(a, b) for a, b in zip(before.values(), module.state_dict().values())) and not weft._enable.is_enabled()
+
+
+def test_a_layer_that_is_not_called_and_one_called_twice():
+    class Odd(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.pool, self.unused = nn.MaxPool2d(2), nn.Softmax(1)
+
+        def forward(self, x):
+            return self.pool(self.pool(x))
+    made = weft.report(Odd().eval(), {"x": torch.randn(1, 2, 8, 8)})
+    assert [r.torch_ms is None for r in made.layers] == [False, True] and "not called" in str(made)
+
+
+def test_wrong():
+    with pytest.raises(TypeError, match="net: is list, allowed: a torch.nn.Module"):
+        weft.report([], torch.zeros(1))
+    with pytest.raises(TypeError, match="example: is int, allowed: a tensor"):
+        weft.report(nn.ReLU(), 3)
+    with pytest.raises(RuntimeError, match="example: the net does not run with it"):
+        weft.report(nn.Conv2d(3, 3, 3), torch.zeros(1, 2, 8, 8))
