@@ -17,7 +17,7 @@ typedef struct span_args {
     bool stream;
 } span_args;
 
-enum { SPAN_LINE = 64 }; /* elements: work is cut at multiples of them */
+enum { SPAN_LINE = 64, SPAN_AHEAD = 4096 }; /* elements: work is cut at multiples of them; bytes fetched ahead */
 
 VF_INLINE vf span_value(const span_kind s, vf x, vf lo, vf hi) {
     return s == SPAN_TANH ? vf_tanh(x) : s == SPAN_SIGMOID ? vf_sigmoid(x) : vf_clip(x, lo, hi);
@@ -55,8 +55,10 @@ VF_INLINE void span_run(const span_args *q, int64_t i, int64_t end, const span_k
         const int64_t past = ((int64_t)(uintptr_t)q->out + i * vf_size_of(dtype)) % vector / vf_size_of(dtype);
         const int64_t head = WEFT__MIN((VF_LANES - past) % VF_LANES, end - i);
         if (head) vf_store_count_as(dtype, q->out, i, span_result(q, i, head, s, bwd, dtype), head);
-        for (i += head; i + VF_LANES <= end; i += VF_LANES)
+        for (i += head; i + VF_LANES <= end; i += VF_LANES) {
+            vf_prefetch(q->in, i * vf_size_of(dtype) + SPAN_AHEAD);
             vf_stream_as(dtype, q->out, i, span_result(q, i, VF_LANES, s, bwd, dtype));
+        }
     }
     for (; i + VF_LANES <= end; i += VF_LANES)
         vf_store_as(dtype, q->out, i, span_result(q, i, VF_LANES, s, bwd, dtype));
