@@ -122,7 +122,7 @@ VF_INLINE void slot_as(const task *q, int64_t slot, const bool right, const bool
     if (right && q->diff_v) memset(sums, 0, (size_t)q->s.sums * sizeof(float));
     int64_t row = cpu_first(q->rows, q->s.slots, slot);
     const int64_t end = cpu_first(q->rows, q->s.slots, slot + 1);
-    for (; row + ROWS <= end; row += ROWS) rows_block(q, row, sums, ROWS, right, pair, dtype);
+    for (; !q->stream && row + ROWS <= end; row += ROWS) rows_block(q, row, sums, ROWS, right, pair, dtype);
     for (; row < end; row++) rows_block(q, row, sums, 1, right, pair, dtype);
     if (q->stream) vf_stream_end();
 }
