@@ -149,7 +149,8 @@ static weft_problem without_clipping(const weft_problem *p) {
     for (int i = 0; i < p->nsteps; i++) {
         weft_step s = p->step[i];
         if (s.kind == WEFT_STEP_ACC) s.alpha = fabs(s.alpha), s.beta = fabs(s.beta);
-        if (s.kind == WEFT_STEP_BIAS || s.kind == WEFT_STEP_ACC) q.step[q.nsteps++] = s;
+        const bool gradient = s.kind == WEFT_STEP_RELU && p->pass != WEFT_PASS_FWD; /* it reads dst: not what follows */
+        if (s.kind == WEFT_STEP_BIAS || s.kind == WEFT_STEP_ACC || gradient) q.step[q.nsteps++] = s;
     }
     return q;
 }

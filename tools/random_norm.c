@@ -45,6 +45,8 @@ static void batch_norm_draw(weft_problem *p, harness_rng *r, bool usual) {
     p->real[WEFT_BN_EPS] = harness_chance(r, 60) ? 1e-5 : 0.125;
     p->real[WEFT_BN_MOMENTUM] = HARNESS_PICK(r, momentum);
     if (p->n == 1 && p->in[0] * p->in[1] * p->in[2] == 1) p->n = 2;
+    for (int i = 0; i < p->nsteps; i++)
+        if (p->step[i].kind == WEFT_STEP_CLIP) p->step[i] = (weft_step){.kind = WEFT_STEP_RELU}; /* the one it takes */
 }
 
 const harness_generator harness_batch_norm = {batch_norm_draw, NULL, NULL, HARNESS_EVERY_PASS, NULL};

@@ -1,6 +1,7 @@
 /* Batch normalisation over n and the spatial axes of n c d h w. train 1 takes the statistics of the batch and, with
  * track 1, moves the running ones (mean and var, read and written); train 0 takes the running ones as they are.
- * affine 1 has a weight and a bias a channel. bwd works in both. Statistics are f32 or f64 and parameters any float
+ * affine 1 has a weight and a bias a channel. bwd works in both. relu may follow; bwd then reads dst too, and takes
+ * diff_dst where dst is above 0. Statistics are f32 or f64 and parameters any float
  * type, whatever the data is. */
 #include <math.h>
 
@@ -22,14 +23,16 @@ static const weft__field fields[] = {
 #define SAVED (R(SAVE_MEAN) | R(SAVE_INVSTD))
 #define PARAMETERS (R(WEIGHTS) | R(BIAS) | R(DIFF_WEIGHTS) | R(DIFF_BIAS))
 static const weft__pass_def passes[] = {
-    {WEFT_PASS_FWD, R(SRC) | R(WEIGHTS) | R(BIAS) | RUNNING, R(DST) | RUNNING | SAVED, 0, false, false, false},
-    {WEFT_PASS_BWD, R(SRC) | R(WEIGHTS) | RUNNING | SAVED | R(DIFF_DST), R(DIFF_SRC) | R(DIFF_WEIGHTS) | R(DIFF_BIAS),
-     0, false, true, false},
+    {WEFT_PASS_FWD, R(SRC) | R(WEIGHTS) | R(BIAS) | RUNNING, R(DST) | RUNNING | SAVED, 0, true, false, false},
+    {WEFT_PASS_BWD, R(SRC) | R(WEIGHTS) | RUNNING | SAVED | R(DST) | R(DIFF_DST),
+     R(DIFF_SRC) | R(DIFF_WEIGHTS) | R(DIFF_BIAS), 0, true, true, false},
 };
 
 static uint64_t absent(const weft_problem *p) {
     bool train = p->attr[WEFT_BN_TRAIN], running = !train || (p->pass == WEFT_PASS_FWD && p->attr[WEFT_BN_TRACK]);
-    return (p->attr[WEFT_BN_AFFINE] ? 0 : PARAMETERS) | (train ? 0 : SAVED) | (running ? 0 : RUNNING);
+    bool result = p->pass == WEFT_PASS_FWD || weft__has_step(p, WEFT_STEP_RELU);
+    return (p->attr[WEFT_BN_AFFINE] ? 0 : PARAMETERS) | (train ? 0 : SAVED) | (running ? 0 : RUNNING) |
+           (result ? 0 : R(DST));
 }
 
 static uint64_t kept(const weft_problem *p) { return p->attr[WEFT_BN_TRAIN] ? 0 : RUNNING; }
@@ -45,6 +48,9 @@ static weft_status check(weft_problem *p) {
     };
     double eps = p->real[WEFT_BN_EPS], momentum = p->real[WEFT_BN_MOMENTUM];
     WEFT__TRY(weft__check_data(p, 1));
+    for (int i = 0; i < p->nsteps; i++)
+        if (p->step[i].kind == WEFT_STEP_CLIP)
+            return weft__fail(WEFT_ERR_INVALID, "batch_norm: epilogue step %d is clip, allowed: relu", i);
     for (size_t i = 0; i < WEFT__COUNT(switches); i++) {
         int64_t v = p->attr[switches[i].attr];
         if (v < 0 || v > 1) return weft__bad_size(p, switches[i].name, 3, v, "0 or 1");

@@ -8,6 +8,7 @@
  *   bwd          diff_bias = B = sum dy,  diff_weights = D = sum dy (x - m) r
  *   train        diff_src = r w (dy - B / N - (x - m) r D / N)
  *   eval         diff_src = r w dy
+ *   relu         dst = max(dst, 0) after all; bwd: dy = 0 where dst <= 0, before all
  * Without elements m and v are 0, the running statistics stay, and B and D are 0.
  * A first phase takes the channels one by one and leaves two numbers of each in the workspace, m and r or B and D; a
  * second one takes the elements. */
@@ -15,6 +16,9 @@
 #define WEFT_REF_BATCH_NORM_H
 
 #include "rows.h"
+
+/* The gradient before a relu: dst takes part in bwd if there is one. */
+WEFT_ITEM double batch_norm_diff(double diff, double dst) { return dst <= 0 ? 0 : diff; }
 
 /* What the first phase leaves of a channel. */
 typedef struct batch_norm_sums {
@@ -60,6 +64,8 @@ WEFT_ITEM batch_norm_sums batch_norm_gradients(const weft_problem *p, void *cons
     batch_norm_sums given = batch_norm_given(p, ptr, c), s = {0, 0};
     for (int64_t i = 0; i < row_count(p); i++) {
         double dy = row_get(row_of(p, ptr, WEFT_ROLE_DIFF_DST, i), c), x = row_get(row_of(p, ptr, WEFT_ROLE_SRC, i), c);
+        if (item_tensor(p, WEFT_ROLE_DST)->role == WEFT_ROLE_DST)
+            dy = batch_norm_diff(dy, row_get(row_of(p, ptr, WEFT_ROLE_DST, i), c));
         s.first += dy;
         s.second += dy * (x - given.first);
     }
@@ -79,7 +85,7 @@ WEFT_ITEM void batch_norm_fwd(const weft_problem *p, void *const *ptr, const bat
     double v = (x - s.first) * s.second;
     if (p->attr[WEFT_BN_AFFINE])
         v = v * vector_get(p, ptr, WEFT_ROLE_WEIGHTS, at[1]) + vector_get(p, ptr, WEFT_ROLE_BIAS, at[1]);
-    item_out(p, dst, ptr[WEFT_ROLE_DST], item_at(dst, i, at), v);
+    item_out(p, dst, ptr[WEFT_ROLE_DST], item_at(dst, i, at), item_epilogue(p, ptr, at[1], v));
 }
 
 WEFT_ITEM void batch_norm_bwd(const weft_problem *p, void *const *ptr, const batch_norm_sums *sums, int64_t i) {
@@ -88,6 +94,9 @@ WEFT_ITEM void batch_norm_bwd(const weft_problem *p, void *const *ptr, const bat
     int64_t at[5];
     double x = item_load(src->dtype, ptr[WEFT_ROLE_SRC], item_at(src, i, at)), n = (double)row_count(p);
     double v = item_load(diff_dst->dtype, ptr[WEFT_ROLE_DIFF_DST], item_at(diff_dst, i, at));
+    const weft_tensor *dst = item_tensor(p, WEFT_ROLE_DST);
+    if (dst->role == WEFT_ROLE_DST)
+        v = batch_norm_diff(v, item_load(dst->dtype, ptr[WEFT_ROLE_DST], item_at(dst, i, at)));
     batch_norm_sums given = batch_norm_given(p, ptr, at[1]);
     if (p->attr[WEFT_BN_TRAIN]) v -= (sums[at[1]].first + (x - given.first) * given.second * sums[at[1]].second) / n;
     v *= given.second;

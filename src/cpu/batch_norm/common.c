@@ -28,6 +28,9 @@ norm WEFT__ISA_NAME(weft__batch_norm_begin)(const weft__exec *e) {
     q.e = e;
     q.x = e->ptr[WEFT_ROLE_SRC];
     q.dy = e->ptr[WEFT_ROLE_DIFF_DST];
+    const bool relu = weft__has_step(e->p, WEFT_STEP_RELU);
+    q.y = relu && !q.fwd ? e->ptr[WEFT_ROLE_DST] : NULL;
+    q.least = relu ? 0 : -INFINITY;
     q.out = e->ptr[q.fwd ? WEFT_ROLE_DST : WEFT_ROLE_DIFF_SRC];
     q.m = e->workspace;
     q.a = q.m + pitch, q.b = q.a + pitch, q.k = q.b + pitch;

@@ -28,7 +28,7 @@ VF_INLINE pair term(const norm *q, const int dtype, const int what, int64_t at, 
         if (!whole) d = vf_select(vm_first(left), d, vf_zero());
         return (pair){vf_fma(d, d, s.first), vf_add(s.second, d)};
     }
-    const vf dy = run_load(dtype, q->dy, at, left);
+    const vf dy = norm_diff(q, dtype, at, left);
     return (pair){vf_add(s.first, dy), whole ? vf_fma(dy, d, s.second) : vf_fma_in(vm_first(left), dy, d, s.second)};
 }
 
@@ -86,8 +86,8 @@ VF_INLINE void put(const norm *q, const int dtype, const bool fwd, const bool tr
     if (fwd || train) vf_prefetch(q->x, next);
     if (!fwd) vf_prefetch(q->dy, next);
     const vf x = fwd || train ? run_load(dtype, q->x, at, left) : vf_zero();
-    const vf dy = fwd ? vf_zero() : run_load(dtype, q->dy, at, left);
-    run_store(dtype, q->out, at, norm_value(fwd, train, x, dy, k[0], k[1], k[2], k[3]), left, stream);
+    const vf dy = fwd ? vf_zero() : norm_diff(q, dtype, at, left);
+    run_store(dtype, q->out, at, norm_value(q, fwd, train, x, dy, k[0], k[1], k[2], k[3]), left, stream);
 }
 
 VF_INLINE void put_run(const norm *q, const int dtype, const bool fwd, const bool train, int64_t c, int64_t at,

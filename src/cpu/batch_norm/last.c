@@ -36,7 +36,7 @@ VF_INLINE void strip(const norm *q, const int dtype, const bool fwd, int64_t at,
         if (c == 0 && step > STRIP * VF_LANES) fetch(q, dtype, fwd, at + (r + AHEAD) * step);
         VF_UNROLL for (int k = 0; k < vectors; k++) {
             const int64_t i = at + r * step + k * VF_LANES;
-            const vf x = run_load(dtype, q->x, i, left), dy = fwd ? x : run_load(dtype, q->dy, i, left);
+            const vf x = run_load(dtype, q->x, i, left), dy = fwd ? x : norm_diff(q, dtype, i, left);
             a[k] = vf_add(a[k], dy);
             if (!fwd) b[k] = vf_fma(dy, vf_sub(x, m[k]), b[k]);
         }
@@ -81,8 +81,8 @@ VF_INLINE void sums_of(const norm *q, int64_t slot, const int dtype, const bool 
 VF_INLINE void put(const norm *q, const int dtype, const bool fwd, const bool train, int64_t at, int64_t c,
                    int64_t left, const bool stream) {
     const vf x = fwd || train ? run_load(dtype, q->x, at + c, left) : vf_zero();
-    const vf dy = fwd ? vf_zero() : run_load(dtype, q->dy, at + c, left);
-    const vf y = norm_value(fwd, train, x, dy, vf_load(q->m + c), vf_load(q->a + c), vf_load(q->b + c),
+    const vf dy = fwd ? vf_zero() : norm_diff(q, dtype, at + c, left);
+    const vf y = norm_value(q, fwd, train, x, dy, vf_load(q->m + c), vf_load(q->a + c), vf_load(q->b + c),
                             fwd ? vf_zero() : vf_load(q->k + c));
     run_store(dtype, q->out, at + c, y, left, stream);
 }

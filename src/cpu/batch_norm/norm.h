@@ -7,7 +7,8 @@
  * Coefficients of a channel, arrays of whole vectors:
  *   fwd         dst = (x - m) a + b
  *   bwd train   diff_src = (dy - b - (x - m) k) a
- *   bwd eval    diff_src = dy a */
+ *   bwd eval    diff_src = dy a
+ * relu, if it follows: dst = max(dst, 0), and dy counts where dst is above 0. */
 #ifndef WEFT_CPU_BATCH_NORM_H
 #define WEFT_CPU_BATCH_NORM_H
 
@@ -20,11 +21,12 @@ typedef struct moments {
 typedef struct norm {
     const weft__exec *e;
     lines_view v;
-    const void *x, *dy;
+    const void *x, *dy, *y; /* y: of the gradient behind a relu, else NULL */
     void *out;
     float *m, *a, *b, *k; /* coefficients by channel */
     moments *parts;
     int64_t slots, pieces, elements; /* pieces of a channel; elements of a channel */
+    float least;                     /* of what forward writes: 0 for a relu */
     bool stream, fwd, train, affine, sums;
 } norm;
 
@@ -115,9 +117,15 @@ VF_INLINE void norm_finish(const norm *q, int64_t c, moments s) {
     norm_put(q, WEFT_ROLE_DIFF_WEIGHTS, c, s.second * r);
 }
 
+/* The gradient of the result, or of what a relu took. */
+VF_INLINE vf norm_diff(const norm *q, const int dtype, int64_t at, int64_t left) {
+    const vf dy = run_load(dtype, q->dy, at, left);
+    return q->y ? vf_select(vf_le(run_load(dtype, q->y, at, left), vf_zero()), vf_zero(), dy) : dy;
+}
+
 /* What is written of x and dy: x alone forward, dy alone in the gradient of an evaluation. */
-VF_INLINE vf norm_value(const bool fwd, const bool train, vf x, vf dy, vf m, vf a, vf b, vf k) {
-    if (fwd) return vf_fma(vf_sub(x, m), a, b);
+VF_INLINE vf norm_value(const norm *q, const bool fwd, const bool train, vf x, vf dy, vf m, vf a, vf b, vf k) {
+    if (fwd) return vf_max(vf_set1(q->least), vf_fma(vf_sub(x, m), a, b));
     return vf_mul(train ? vf_fnma(vf_sub(x, m), k, vf_sub(dy, b)) : dy, a);
 }
 
@@ -134,6 +142,7 @@ norm WEFT__ISA_NAME(weft__batch_norm_begin)(const weft__exec *e);
         .op = WEFT_OP_BATCH_NORM,                                                      \
         .engine = WEFT_ENGINE_CPU,                                                     \
         .isa = WEFT__ISA_HERE,                                                         \
+        .steps = WEFT__STEP_SET(RELU),                                                 \
         .dtypes = WEFT__DTYPE_SET(F32) | WEFT__DTYPE_SET(F16) | WEFT__DTYPE_SET(BF16), \
         .bound = 4,                                                                    \
         .plan = plan,                                                                  \
