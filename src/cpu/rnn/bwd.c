@@ -1,4 +1,4 @@
-/* f32 recurrent layers, the gradient: rnn_relu, rnn_tanh, lstm, gru; whole and packed sequences, both directions.
+/* Recurrent layers, the gradient: rnn_relu, rnn_tanh, lstm, gru; whole and packed sequences, both directions.
  * Math:      as in src/ref/rnn.h; sums in f32
  * Blocking:  of each layer, from the last, the steps by a team of threads that keep their blocks of 32 hidden units
  *            (team.h): what the step after sends back, then the gradients before the activations. Few sequences: a
@@ -9,7 +9,7 @@
  * Roofline:  one sequence: bandwidth of the caches in the steps, multiply-adds in the products
  *            Measured on 2 cores of an EPYC (Zen 4, AVX-512): lstm of 100 steps, 512 units, one sequence 6.9 ms; 50
  *            steps of 32 sequences 180 GFLOP/s
- * Assumes:   f32, rows of src and dst contiguous, no projection
+ * Assumes:   rows of all tensors contiguous, no projection; 16-bit data as wide.c has it
  * Try:       weft bench lstm:bwd:f32:dense:t100n1c512o512:train1 */
 #include "cpu/rnn/layers.h"
 
@@ -317,7 +317,7 @@ static size_t place_all(layers *q, char *at) {
     return used;
 }
 
-static weft_status run(const weft__exec *e) {
+static weft_status run_f32(const weft__exec *e) {
     layers q = {.v = rnn_of(e->p, e->ptr, e->workspace), .p = e->p, .ptr = e->ptr, .save = e->ptr[WEFT_ROLE_RESERVE]};
     const rnn *v = &q.v;
     place_all(&q, e->workspace);
@@ -343,28 +343,30 @@ static weft_status run(const weft__exec *e) {
     return WEFT_OK;
 }
 
+static weft_status run(const weft__exec *e) { return layers_run_wide(e, run_f32); }
+
 /* ---------------------------------------------------------------- plan */
 static const char *plan(const weft_problem *p, const weft__hw *hw, int variant, weft__decision *d) {
     layers q = {.v = rnn_of(p, NULL, NULL), .p = p};
     (void)variant;
     const char *refusal = layers_refusal(p);
     if (refusal) return refusal;
-    d->workspace = place_all(&q, NULL);
+    d->workspace = layers_wide_bytes(p) + place_all(&q, NULL);
     d->ns = layers_cost(p, hw);
     return NULL;
 }
 
-#define RNN(NAME, name_)                               \
-    WEFT__KERNEL(name_##_bwd) = {                      \
-        .name = WEFT__NAME("f32_" #name_ "_bwd_team"), \
-        .version = 1,                                  \
-        .op = WEFT_OP_##NAME,                          \
-        .engine = WEFT_ENGINE_CPU,                     \
-        .isa = WEFT__ISA_HERE,                         \
-        .passes = WEFT__PASS_SET(BWD),                 \
-        .dtypes = WEFT__DTYPE_SET(F32),                \
-        .plan = plan,                                  \
-        .run = run,                                    \
+#define RNN(NAME, name_)                                                               \
+    WEFT__KERNEL(name_##_bwd) = {                                                      \
+        .name = WEFT__NAME(#name_ "_bwd_team"),                                        \
+        .version = 1,                                                                  \
+        .op = WEFT_OP_##NAME,                                                          \
+        .engine = WEFT_ENGINE_CPU,                                                     \
+        .isa = WEFT__ISA_HERE,                                                         \
+        .passes = WEFT__PASS_SET(BWD),                                                 \
+        .dtypes = WEFT__DTYPE_SET(F32) | WEFT__DTYPE_SET(F16) | WEFT__DTYPE_SET(BF16), \
+        .plan = plan,                                                                  \
+        .run = run,                                                                    \
     }
 RNN(RNN_RELU, rnn_relu);
 RNN(RNN_TANH, rnn_tanh);

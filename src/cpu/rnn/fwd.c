@@ -1,4 +1,4 @@
-/* f32 recurrent layers forward: rnn_relu, rnn_tanh, lstm, gru; whole and packed sequences, both directions.
+/* Recurrent layers forward: rnn_relu, rnn_tanh, lstm, gru; whole and packed sequences, both directions.
  * Math:      as in src/ref/rnn.h; sums in f32
  * Blocking:  of each layer first the products of all rows with Wx, 32 rows of weights a slot; then the steps, by a team
  *            of threads that keep their blocks of 32 hidden units (team.h), both directions side by side: products with
@@ -7,7 +7,7 @@
  * Roofline:  one sequence: bandwidth of the caches; many: multiply-adds
  *            Measured on 2 cores of an EPYC (Zen 4, AVX-512): lstm of 100 steps, 512 units, one sequence 4.2 ms, of
  *            which 2.9 are steps at 69 GB/s a core (L3: 80 to 90); 50 steps of 32 sequences 190 GFLOP/s
- * Assumes:   f32, rows of src and dst contiguous, no projection
+ * Assumes:   rows of all tensors contiguous, no projection; 16-bit data as wide.c has it
  * Try:       weft bench lstm:fwd:f32:dense:t100n1c512o512:l1 lstm:fwd:f32:dense:t50n32c512o512:l1 */
 #include "cpu/rnn/layers.h"
 
@@ -258,7 +258,7 @@ static size_t place_all(layers *q, char *at) {
     return used;
 }
 
-static weft_status run(const weft__exec *e) {
+static weft_status run_f32(const weft__exec *e) {
     layers q = {.v = rnn_of(e->p, e->ptr, e->workspace), .p = e->p, .ptr = e->ptr};
     const rnn *v = &q.v;
     place_all(&q, e->workspace);
@@ -276,29 +276,31 @@ static weft_status run(const weft__exec *e) {
     return WEFT_OK;
 }
 
+static weft_status run(const weft__exec *e) { return layers_run_wide(e, run_f32); }
+
 /* ---------------------------------------------------------------- plan */
 static const char *plan(const weft_problem *p, const weft__hw *hw, int variant, weft__decision *d) {
     layers q = {.v = rnn_of(p, NULL, NULL), .p = p};
     (void)variant;
     const char *refusal = layers_refusal(p);
     if (refusal) return refusal;
-    d->workspace = place_all(&q, NULL);
+    d->workspace = layers_wide_bytes(p) + place_all(&q, NULL);
     d->ns = layers_cost(p, hw);
     return NULL;
 }
 
-#define RNN(NAME, name_)                               \
-    WEFT__KERNEL(name_##_fwd) = {                      \
-        .name = WEFT__NAME("f32_" #name_ "_fwd_team"), \
-        .version = 1,                                  \
-        .op = WEFT_OP_##NAME,                          \
-        .engine = WEFT_ENGINE_CPU,                     \
-        .isa = WEFT__ISA_HERE,                         \
-        .passes = WEFT__PASS_SET(FWD),                 \
-        .dtypes = WEFT__DTYPE_SET(F32),                \
-        .bound = 4,                                    \
-        .plan = plan,                                  \
-        .run = run,                                    \
+#define RNN(NAME, name_)                                                               \
+    WEFT__KERNEL(name_##_fwd) = {                                                      \
+        .name = WEFT__NAME(#name_ "_fwd_team"),                                        \
+        .version = 1,                                                                  \
+        .op = WEFT_OP_##NAME,                                                          \
+        .engine = WEFT_ENGINE_CPU,                                                     \
+        .isa = WEFT__ISA_HERE,                                                         \
+        .passes = WEFT__PASS_SET(FWD),                                                 \
+        .dtypes = WEFT__DTYPE_SET(F32) | WEFT__DTYPE_SET(F16) | WEFT__DTYPE_SET(BF16), \
+        .bound = 4,                                                                    \
+        .plan = plan,                                                                  \
+        .run = run,                                                                    \
     }
 RNN(RNN_RELU, rnn_relu);
 RNN(RNN_TANH, rnn_tanh);

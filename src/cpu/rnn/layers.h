@@ -114,6 +114,14 @@ void layers_outer(const float *a, int64_t step, int64_t side, int64_t rows, cons
 void layers_weights(const float *const *a, int64_t at, int64_t count, const float *const *b, int64_t rows,
                     int64_t columns, float *c, int64_t ldc, bool stream, float *scratch);
 
+/* ---------------------------------------------------------------- wide.c: data of 16 bits */
+/* A pass of f32 on the problem with f32 in the places of 16-bit data, in the workspace; and how much that takes, in
+ * front of what the pass does. */
+#define layers_run_wide WEFT__ISA_NAME(weft__rnn_run_wide)
+weft_status layers_run_wide(const weft__exec *e, weft_status (*run)(const weft__exec *e));
+#define layers_wide_bytes WEFT__ISA_NAME(weft__rnn_wide_bytes)
+size_t layers_wide_bytes(const weft_problem *p);
+
 /* ---------------------------------------------------------------- fwd.c, for both passes */
 /* The inputs of layer l > 0: the outputs of every direction below, times the dropout factor. */
 #define layers_inputs WEFT__ISA_NAME(weft__rnn_inputs)
