@@ -138,7 +138,7 @@ VF_INLINE void strip_exp(const int dtype, const lines_view *v, const void *x, in
     for (int64_t c = 0; c < v->channels; c++, at += v->inner) {
         VF_UNROLL for (int k = 0; k < vectors; k++) {
             if (k * VF_LANES * size % 64 == 0) vf_prefetch(x, (at + k * VF_LANES + next) * size);
-            const vf e = vf_exp(vf_sub(run_load(dtype, x, at + k * VF_LANES, left), most[k]));
+            const vf e = vf_exp_below(vf_sub(run_load(dtype, x, at + k * VF_LANES, left), most[k]));
             if (keep) vf_store(keep + c * pitch + k * VF_LANES, e);
             sum[k] = vf_add(sum[k], e);
         }
@@ -162,7 +162,8 @@ VF_INLINE vf row_load(const int dtype, const void *x, int64_t at, int64_t left) 
     return vf_select(vm_first(left), vf_load_count_as(dtype, x, at, left), vf_set1(-INFINITY));
 }
 
-VF_INLINE float row_greatest(const int dtype, const void *x, int64_t at, int64_t count) {
+/* The greatest by lanes. */
+VF_INLINE vf row_most(const int dtype, const void *x, int64_t at, int64_t count) {
     vf m[ROW_SUMS];
     VF_UNROLL for (int k = 0; k < ROW_SUMS; k++) m[k] = vf_set1(-INFINITY);
     int64_t i = 0;
@@ -170,17 +171,20 @@ VF_INLINE float row_greatest(const int dtype, const void *x, int64_t at, int64_t
         VF_UNROLL for (int k = 0; k < ROW_SUMS; k++) m[k] = vf_max(vf_load_as(dtype, x, at + i + k * VF_LANES), m[k]);
     }
     for (; i < count; i += VF_LANES) m[0] = vf_max(row_load(dtype, x, at + i, count - i), m[0]);
-    return vf_largest(vf_max(vf_max(m[0], m[1]), vf_max(m[2], m[3])));
+    return vf_max(vf_max(m[0], m[1]), vf_max(m[2], m[3]));
+}
+VF_INLINE float row_greatest(const int dtype, const void *x, int64_t at, int64_t count) {
+    return vf_largest(row_most(dtype, x, at, count));
 }
 
 VF_INLINE vf row_exp(const int dtype, const void *x, int64_t at, int64_t i, int64_t left, vf m, float *kept) {
-    const vf e = vf_exp(vf_sub(row_load(dtype, x, at + i, left), m));
+    const vf e = vf_exp_below(vf_sub(row_load(dtype, x, at + i, left), m));
     if (kept) vf_store(kept + i, e);
     return e;
 }
 
-/* sum exp(x - m); kept: the terms, whole vectors, or NULL. */
-VF_INLINE float row_exp_sum(const int dtype, const void *x, int64_t at, int64_t count, float m, float *kept) {
+/* sum exp(x - m) by lanes; kept: the terms, whole vectors, or NULL. */
+VF_INLINE vf row_exp_lanes(const int dtype, const void *x, int64_t at, int64_t count, float m, float *kept) {
     vf s[ROW_SUMS];
     VF_UNROLL for (int k = 0; k < ROW_SUMS; k++) s[k] = vf_zero();
     int64_t i = 0;
@@ -189,7 +193,10 @@ VF_INLINE float row_exp_sum(const int dtype, const void *x, int64_t at, int64_t 
             vf_add(s[k], row_exp(dtype, x, at, i + k * VF_LANES, VF_LANES, vf_set1(m), kept));
     }
     for (; i < count; i += VF_LANES) s[0] = vf_add(s[0], row_exp(dtype, x, at, i, count - i, vf_set1(m), kept));
-    return vf_sum(vf_add(vf_add(s[0], s[1]), vf_add(s[2], s[3])));
+    return vf_add(vf_add(s[0], s[1]), vf_add(s[2], s[3]));
+}
+VF_INLINE float row_exp_sum(const int dtype, const void *x, int64_t at, int64_t count, float m, float *kept) {
+    return vf_sum(row_exp_lanes(dtype, x, at, count, m, kept));
 }
 
 #endif
