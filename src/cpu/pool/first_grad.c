@@ -10,8 +10,8 @@
  * Slots:     runs of rows of diff_src; each has its own rows and buffer
  * Traffic:   diff_dst and index once, diff_src once and streamed where it is large: memory-bound for small windows
  * Measured:  8x256x56x56, window 3, stride 2, two cores of an EPYC with AVX-512, forward and backward: 5.8 times
- *            PyTorch's speed for max, 4.1 for average, in bf16 6.4; 30% and 36% of the copies. In cache 0.65 and 0.51 ns
- *            a place and core: the work on a row, not memory, is the bound
+ *            PyTorch's speed for max, 4.1 for average, in bf16 6.4; 30% and 36% of the copies. In cache 0.65 and 0.51
+ *            ns a place and core: the work on a row, not memory, is the bound
  * Assumes:   all tensors dense channels-first, data of one type; index of any type
  * Try:       weft bench max_pool2d:bwd:f32:nchw:n8c256h56w56:k3s2p1 avg_pool2d:bwd:f32:nchw:n8c256h56w56:k3s2p1 */
 #include "pool.h"
@@ -79,8 +79,8 @@ VF_INLINE vf places(const state *t, int64_t m, int64_t j, const kind k) {
     return sum;
 }
 
-/* A row where the stride is 2 and there are few taps, `even` and `odd` of the two classes, and few rows of windows: what
- * a vector needs is in registers, where no store can change it. */
+/* A row where the stride is 2 and there are few taps, `even` and `odd` of the two classes, and few rows of windows:
+ * what a vector needs is in registers, where no store can change it. */
 VF_INLINE void row_of_pairs(const state *t, float *to, const kind k, const int even, const int odd, const int rows) {
     const int64_t width = t->p->in[2];
     const float *diff[2];

@@ -10,7 +10,8 @@
  *            Measured on 2 cores of an EPYC (Zen 4, AVX-512), 8x256x56x56 f32: tiles of 64 pixels and a sweep of their
  *            own for the scale 0.32 of the copy forward, these 0.48
  * Assumes:   tensors dense and of one type; up to 1024 channels
- * Try:       weft bench softmax2d:fwd:f32:nhwc,dst=nchw:n8c256h56w56 softmax2d:bwd:f32:nchw,diff_dst=nhwc:n8c256h56w56 */
+ * Try:       weft bench softmax2d:fwd:f32:nhwc,dst=nchw:n8c256h56w56
+ *            weft bench softmax2d:bwd:f32:nchw,diff_dst=nhwc:n8c256h56w56 */
 #include "cpu/softmax/lines.h"
 
 enum { KEEP = 65536, PIXELS = 256, SLOTS = 32 };
