@@ -114,7 +114,7 @@ static const char *plan(const weft_problem *p, const weft__hw *hw, int variant, 
     const dw_window g = dw_window_of(p);
     const double rows = (double)(g.n * g.c * g.m * cpu_round_up(g.oh, ROWS));
     d->workspace = (size_t)(slots_of(p, &g) * stage_floats(ROWS * g.ow)) * sizeof(float);
-    d->ns = dw_cost(p, hw, 9 * rows * (double)cpu_round_up(g.ow, VF_LANES));
+    d->ns = dw_cost(p, hw, 9 * rows * (double)cpu_round_up(g.ow, VF_LANES), g.ow);
     return NULL;
 }
 

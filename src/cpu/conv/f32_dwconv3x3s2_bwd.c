@@ -34,7 +34,7 @@ static const char *plan(const weft_problem *p, const weft__hw *hw, int variant, 
     WEFT__RECORD(f32_dwconv3x3s2_bwd_data_nchw).plan(&of_data, hw, variant, &data);
     WEFT__RECORD(f32_dwconv3x3_bwd_weights_nchw).plan(&of_weights, hw, variant, &weights);
     d->workspace = WEFT__MAX(data.workspace, weights.workspace);
-    d->ns = dw_cost(p, hw, 4.5 * (double)(p->n * p->c) * (double)(p->in[1] * p->in[2]));
+    d->ns = dw_cost(p, hw, 4.5 * (double)(p->n * p->c) * (double)(p->in[1] * p->in[2]), p->in[2]);
     return NULL;
 }
 

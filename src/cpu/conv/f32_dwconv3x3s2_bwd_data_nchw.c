@@ -120,7 +120,7 @@ static const char *plan(const weft_problem *p, const weft__hw *hw, int variant, 
     const dw_window g = dw_up_of(p).g;
     const double rows = (double)(g.n * g.c * cpu_round_up(g.oh, ROWS));
     d->workspace = (size_t)(slots_of(p, &g) * slot_floats(&g)) * sizeof(float);
-    d->ns = dw_cost(p, hw, 2.25 * rows * (double)cpu_round_up(g.ow, 2 * VF_LANES));
+    d->ns = dw_cost(p, hw, 2.25 * rows * (double)cpu_round_up(g.ow, 2 * VF_LANES), g.ow);
     return NULL;
 }
 

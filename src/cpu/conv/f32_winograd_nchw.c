@@ -1,42 +1,55 @@
-/* f32 3x3 convolution by Winograd's F(2x2, 3x3), channels-first, stride 1, 2D: forward and data gradient.
+/* f32 3x3 convolution by Winograd's F(2x2, 3x3), channels-first, stride 1, 2D and 3D: forward and data gradient.
  * Math:      a tile of 2 x 2 outputs has 4 x 4 inputs d: out = A'((G w G') . (B' d B))A, summed over channels between
  *            the transforms: 16 products for a tile and a pair of channels instead of 36. The data gradient is the same
- *            with the window turned and channels exchanged. Partial convolution comes with factors of the positions
- * Blocking:  lanes are tiles of a row. The transformed inputs of a strip of rows of tiles, [point][channel][tile], are
- *            multiplied by the packed weights of each point in the register tiles of cpu/gemm, then transformed back
+ *            with the window turned and channels exchanged. Taps along depth are summed as channels are, each a plane
+ *            of its own. Partial convolution comes with factors of the positions
+ * Blocking:  lanes are tiles of a row. A strip of one group that fits the near caches is one thread's from the first
+ *            transform to the last; with more channels a strip is shared, step by step. The transformed inputs of a
+ *            strip of rows of tiles, [point][channel][tile], are multiplied by the packed weights of each point in the
+ *            register tiles of cpu/gemm, then transformed back
  * Traffic:   16 values for each tile and channel, written and read once near the last-level cache; weights once a strip
  * Roofline:  32 * tiles * c * o flops at the multiply-add peak
- *            Measured beside float_conv_nchw_gemm on two busy Zen 4 cores, weights transformed in the call: 2.4x for
- *            256 channels of 56x56, 1.5x for 512 of 28x28, 2.9x for 8 images of 128 of 28x28, 1.25x for 8 of 512 of 7x7
+ *            Measured beside float_conv_nchw_gemm on two Zen 4 cores, weights transformed in the call: 1.5x for 8
+ *            images of 512 channels of 7x7, 1.8x for 8 of 128 of 28x28, 1.5x for 512 of 28x28, 1.6x for 64 of 56x56,
+ *            1.8x for 64 channels of 16x50x50. With 8 channels a group in 3D no faster than a direct sum: each plane is
+ *            transformed once for each tap along depth
  * Accuracy:  0.1 of the bound of a direct sum, relative to the largest in the tensor, not to each output. Not strict
  * Try:       weft bench conv2d:fwd:f32:nchw:n1c256h56w56:o256k3p1 */
 #include "cpu/conv/gemm_view.h"
 
-enum { POINTS = 16, STRIP_BYTES = 12 << 20, SLOTS = 32 };
+enum { POINTS = 16, STRIP_BYTES = 12 << 20, LOCAL_BYTES = 768 << 10, SLOTS = 32, LEAST_TILES = 48, WANTED = 16 };
 
 typedef struct shape {
     bool back;
-    int64_t n, groups, ic, oc; /* channels of a group, read and written */
-    int64_t ih, iw, oh, ow, ph, pw;
-    int64_t down, across, rows;        /* rows and columns of tiles of an image; rows of the batch */
+    bool local;          /* a strip has one group and fits the near caches: each is one thread's */
+    int64_t all, groups; /* groups, and those of a strip */
+    int64_t n, ic, oc;   /* channels of a group, read (each once for each tap along depth) and written */
+    int64_t id, ih, iw, od, oh, ow, pd, ph, pw, kd;
+    int64_t down, across, rows;        /* rows and columns of tiles of a plane; rows of the batch */
     int64_t strip, pitch;              /* rows of a strip; floats of its tiles */
     int64_t x_point, y_point, w_point; /* floats of one point */
 } shape;
 
 static shape shape_of(const weft_problem *p) {
     const bool back = p->pass == WEFT_PASS_BWD_DATA;
-    shape s = {.back = back, .n = p->n, .groups = p->groups};
-    s.ic = (back ? p->o : p->c) / p->groups, s.oc = (back ? p->c : p->o) / p->groups;
+    shape s = {.back = back, .n = p->n, .all = p->groups};
+    s.kd = p->kernel[0];
+    s.ic = (back ? p->o : p->c) / p->groups * s.kd, s.oc = (back ? p->c : p->o) / p->groups;
+    s.id = back ? p->out[0] : p->in[0], s.od = back ? p->in[0] : p->out[0];
+    s.pd = back ? s.kd - 1 - p->pad_lo[0] : p->pad_lo[0];
     s.ih = back ? p->out[1] : p->in[1], s.iw = back ? p->out[2] : p->in[2];
     s.oh = back ? p->in[1] : p->out[1], s.ow = back ? p->in[2] : p->out[2];
     s.ph = back ? 2 - p->pad_lo[1] : p->pad_lo[1], s.pw = back ? 2 - p->pad_lo[2] : p->pad_lo[2];
-    s.down = cpu_ceil(s.oh, 2), s.across = cpu_ceil(s.ow, 2), s.rows = s.n * s.down;
-    const int64_t row = POINTS * s.groups * (s.ic + s.oc) * s.across * (int64_t)sizeof(float);
-    const int64_t strips = cpu_ceil(s.rows, WEFT__MAX(STRIP_BYTES / WEFT__MAX(row, 1), 1));
-    s.strip = cpu_ceil(s.rows, WEFT__MAX(strips, 1));
+    s.down = cpu_ceil(s.oh, 2), s.across = cpu_ceil(s.ow, 2), s.rows = s.n * s.od * s.down;
+    const int64_t row = WEFT__MAX(POINTS * (s.ic + s.oc) * s.across * (int64_t)sizeof(float), 1);
+    const int64_t near = WEFT__MIN(LOCAL_BYTES / row, cpu_ceil(s.all * s.rows, WANTED));
+    s.local = near * s.across >= LEAST_TILES && s.all * cpu_ceil(s.rows, WEFT__MAX(near, 1)) >= WANTED / 2;
+    s.groups = s.local ? 1 : s.all;
+    const int64_t most = s.local ? near : WEFT__MAX(STRIP_BYTES / (row * s.all), 1);
+    s.strip = WEFT__MAX(cpu_ceil(s.rows, WEFT__MAX(cpu_ceil(s.rows, most), 1)), 1);
     s.pitch = cpu_round_up(s.strip * s.across, GEMM_NR) + VF_LANES; /* an odd number of vectors: no strides of 4 KB */
     s.x_point = s.groups * s.ic * s.pitch + 16, s.y_point = s.groups * s.oc * s.pitch + 16;
-    s.w_point = cpu_round_up(s.groups * s.ic * s.oc, 16) + 16;
+    s.w_point = cpu_round_up(s.all * s.ic * s.oc, 16) + 16;
     return s;
 }
 
@@ -46,7 +59,8 @@ typedef struct job {
     const gemm_factors *factors;
     const float *in, *weights;
     float *out, *w, *x, *y;
-    int64_t first, count; /* rows of tiles of this strip */
+    int64_t group, first, count; /* first group, and rows of tiles, of this strip */
+    gemm_scratch scratch;
 } job;
 
 /* ---------------------------------------------------------------- weights */
@@ -89,8 +103,9 @@ static void weights_slot(void *arg, int64_t slot) {
         const int64_t count = WEFT__MIN(s->ic * rows - i, VF_LANES);
         const float *from[VF_LANES];
         for (int64_t l = 0; l < count; l++) {
-            const int64_t at = s->back ? (g * s->ic + c) * s->oc + m + r : (g * s->oc + m + r) * s->ic + c;
-            from[l] = q->weights + at * 9;
+            const int64_t i = c / s->kd, tap = c % s->kd, channels = s->ic / s->kd;
+            const int64_t at = s->back ? (g * channels + i) * s->oc + m + r : (g * s->oc + m + r) * channels + i;
+            from[l] = q->weights + (at * s->kd + (s->back ? s->kd - 1 - tap : tap)) * 9;
             if (++r == rows) r = 0, c++;
         }
         transform_windows(from, count, s->back, to + i, s->w_point);
@@ -140,27 +155,35 @@ static void in_slot(void *arg, int64_t slot) {
     const gemm_factor *f = &q->factors->in;
     for (int64_t c = cpu_first(channels, slots, slot); c < cpu_first(channels, slots, slot + 1); c++)
         for (int64_t r = 0; r < q->count; r++) {
-            const int64_t n = (q->first + r) / s->down, y = (q->first + r) % s->down * 2 - s->ph;
-            const float *plane = q->in + (n * channels + c) * s->ih * s->iw;
+            const int64_t y = (q->first + r) % s->down * 2 - s->ph, plane = (q->first + r) / s->down;
+            const int64_t n = plane / s->od, z = plane % s->od + c % s->kd - s->pd;
+            const int64_t channel = ((n * s->all + q->group) * s->ic + c) / s->kd;
+            const float *from = q->in + (channel * s->id + z) * s->ih * s->iw;
+            const float *factors = f->at ? f->at + n * f->image + z * s->ih * s->iw : NULL;
             float *to = q->x + c * s->pitch + r * s->across;
             for (int64_t t = 0; t < s->across; t += VF_LANES)
-                tile_in(q, plane, f->at ? f->at + n * f->image : NULL, y, 2 * t - s->pw, to + t);
+                tile_in(q, from, factors, z < 0 || z >= s->id ? s->ih : y, 2 * t - s->pw, to + t);
         }
 }
 
 /* ---------------------------------------------------------------- product */
+/* In how many slots. */
+static int64_t products_of(const job *q) {
+    const int64_t vectors = cpu_ceil(q->count * q->s.across, VF_LANES);
+    return WEFT__MIN(POINTS * q->s.groups * gemm_split(vectors, GEMM_NV), SLOTS);
+}
 static void product_slot(void *arg, int64_t slot) {
     const job *q = arg;
     const shape *s = &q->s;
     const int64_t vectors = cpu_ceil(q->count * s->across, VF_LANES), np = gemm_split(vectors, GEMM_NV);
-    const int64_t mp = gemm_split(s->oc, GEMM_MR), items = POINTS * s->groups * np, slots = WEFT__MIN(items, SLOTS);
+    const int64_t mp = gemm_split(s->oc, GEMM_MR), items = POINTS * s->groups * np, slots = products_of(q);
     for (int64_t i = cpu_first(items, slots, slot); i < cpu_first(items, slots, slot + 1); i++) {
         const int64_t g = i / np % s->groups, point = i / np / s->groups;
         const int64_t v0 = gemm_first(vectors, np, i % np), v1 = gemm_first(vectors, np, i % np + 1);
         for (int64_t k = 0; k < mp; k++) {
             const int64_t m = gemm_first(s->oc, mp, k), rows = gemm_first(s->oc, mp, k + 1) - m;
             const gemm_tile t = {.k = s->ic,
-                                 .a = q->w + point * s->w_point + (g * s->oc + m) * s->ic,
+                                 .a = q->w + point * s->w_point + ((q->group + g) * s->oc + m) * s->ic,
                                  .lda = rows,
                                  .b = q->x + point * s->x_point + g * s->ic * s->pitch + v0 * VF_LANES,
                                  .ldb = s->pitch,
@@ -186,11 +209,12 @@ VF_INLINE void put_out(const job *q, int64_t n, int64_t c, int64_t at, vf v, int
     v = vf_add(v, bias);
     if (keep->at) v = gemm_factor_apply(v, vf_load_count(keep->at + n * keep->image + at, count), keep->selects);
     v = vf_clip(v, vf_set1(q->f.lo), vf_set1(q->f.hi));
-    vf_store_count(q->out + (n * s->groups * s->oc + c) * s->oh * s->ow + at, v, count);
+    vf_store_count(q->out + ((n * s->all + q->group) * s->oc + c) * s->od * s->oh * s->ow + at, v, count);
 }
 
-VF_INLINE void tile_out(const job *q, int64_t n, int64_t c, int64_t y, int64_t x, const float *from, vf bias) {
+VF_INLINE void tile_out(const job *q, int64_t plane, int64_t c, int64_t y, int64_t x, const float *from, vf bias) {
     const shape *s = &q->s;
+    const int64_t n = plane / s->od, z = plane % s->od;
     vf half[2][4];
     VF_UNROLL for (int j = 0; j < 4; j++) {
         vf m[4], turned[2];
@@ -200,7 +224,7 @@ VF_INLINE void tile_out(const job *q, int64_t n, int64_t c, int64_t y, int64_t x
     }
     VF_UNROLL for (int i = 0; i < 2; i++) {
         vf out[2];
-        const int64_t at = (y + i) * s->ow + x, left = s->ow - x;
+        const int64_t at = (z * s->oh + y + i) * s->ow + x, left = s->ow - x;
         if (y + i >= s->oh) break;
         turn_out(half[i], out);
         put_out(q, n, c, at, vf_zip_lo(out[0], out[1]), left, bias);
@@ -213,11 +237,11 @@ static void out_slot(void *arg, int64_t slot) {
     const shape *s = &q->s;
     const int64_t channels = s->groups * s->oc, slots = WEFT__MIN(channels, SLOTS);
     for (int64_t c = cpu_first(channels, slots, slot); c < cpu_first(channels, slots, slot + 1); c++) {
-        const vf bias = vf_set1(q->f.bias ? ((const float *)q->f.bias)[c] : 0);
+        const vf bias = vf_set1(q->f.bias ? ((const float *)q->f.bias)[q->group * s->oc + c] : 0);
         for (int64_t r = 0; r < q->count; r++) {
-            const int64_t n = (q->first + r) / s->down, y = (q->first + r) % s->down * 2;
+            const int64_t plane = (q->first + r) / s->down, y = (q->first + r) % s->down * 2;
             const float *from = q->y + c * s->pitch + r * s->across;
-            for (int64_t t = 0; t < s->across; t += VF_LANES) tile_out(q, n, c, y, 2 * t, from + t, bias);
+            for (int64_t t = 0; t < s->across; t += VF_LANES) tile_out(q, plane, c, y, 2 * t, from + t, bias);
         }
     }
 }
@@ -225,23 +249,52 @@ static void out_slot(void *arg, int64_t slot) {
 /* ---------------------------------------------------------------- the driver */
 static weft_status pack(const weft__exec *e, const void *weights, void *packed) {
     job q = {.s = shape_of(e->p), .weights = weights, .w = packed};
-    weft__parallel(e->ctx, q.s.groups * gemm_split(q.s.oc, GEMM_MR), weights_slot, &q);
+    weft__parallel(e->ctx, q.s.all * gemm_split(q.s.oc, GEMM_MR), weights_slot, &q);
     return WEFT_OK;
+}
+
+static int64_t strips_of(const shape *s) { return cpu_ceil(s->rows, s->strip); }
+static size_t strip_bytes(const shape *s) {
+    return (size_t)cpu_round_up(POINTS * (s->x_point + s->y_point) + 2 * VF_LANES, 16) * sizeof(float);
+}
+static void set_strip(job *q, int64_t strip, void *scratch) {
+    q->first = strip * q->s.strip, q->count = WEFT__MIN(q->s.strip, q->s.rows - q->first);
+    q->x = scratch;
+    q->y = q->x + POINTS * q->s.x_point + VF_LANES;
+}
+
+static int64_t items_of(const shape *s) { return s->all * strips_of(s); }
+
+/* Some strips of one group each, from the first transform to the last. */
+static void local_slots(void *arg, int64_t slot) {
+    job *all = arg,
+        q = {.s = all->s, .f = all->f, .factors = all->factors, .in = all->in, .out = all->out, .w = all->w};
+    const int mine = gemm_take(&all->scratch);
+    const int64_t items = items_of(&q.s), slots = WEFT__MIN(items, GEMM_SLOTS);
+    for (int64_t item = cpu_first(items, slots, slot); item < cpu_first(items, slots, slot + 1); item++) {
+        q.group = item / strips_of(&q.s);
+        set_strip(&q, item % strips_of(&q.s), all->scratch.base + (size_t)mine * all->scratch.bytes);
+        for (int64_t i = 0; i < WEFT__MIN(q.s.ic, SLOTS); i++) in_slot(&q, i);
+        for (int64_t i = 0; i < products_of(&q); i++) product_slot(&q, i);
+        for (int64_t i = 0; i < WEFT__MIN(q.s.oc, SLOTS); i++) out_slot(&q, i);
+    }
+    gemm_give(&all->scratch, mine);
 }
 
 weft_status WEFT__ISA_NAME(weft__winograd_nchw)(const weft__exec *e, const gemm_factors *factors) {
     job q = {.s = shape_of(e->p), .f = cpu_epilogue_of(e), .factors = factors, .w = (float *)e->packed};
     const shape *s = &q.s;
-    const int64_t vectors = cpu_ceil(s->strip * s->across, VF_LANES);
-    const int64_t products = POINTS * s->groups * gemm_split(vectors, GEMM_NV);
     q.in = e->ptr[s->back ? WEFT_ROLE_DIFF_DST : WEFT_ROLE_SRC];
     q.out = e->ptr[s->back ? WEFT_ROLE_DIFF_SRC : WEFT_ROLE_DST];
-    q.x = e->workspace;
-    q.y = q.x + POINTS * s->x_point + VF_LANES;
-    for (q.first = 0; q.first < s->rows; q.first += q.count) {
-        q.count = WEFT__MIN(s->strip, s->rows - q.first);
+    if (s->local) {
+        q.scratch.base = e->workspace, q.scratch.bytes = strip_bytes(s);
+        weft__parallel(e->ctx, WEFT__MIN(items_of(s), GEMM_SLOTS), local_slots, &q);
+        return WEFT_OK;
+    }
+    for (int64_t i = 0; i < strips_of(s); i++) {
+        set_strip(&q, i, e->workspace);
         weft__parallel(e->ctx, WEFT__MIN(s->groups * s->ic, SLOTS), in_slot, &q);
-        weft__parallel(e->ctx, WEFT__MIN(products, SLOTS), product_slot, &q);
+        weft__parallel(e->ctx, products_of(&q), product_slot, &q);
         weft__parallel(e->ctx, WEFT__MIN(s->groups * s->oc, SLOTS), out_slot, &q);
     }
     return WEFT_OK;
@@ -254,11 +307,10 @@ static weft_status run(const weft__exec *e) {
 static const char *refusal(const weft_problem *p) {
     const char *reason = cpu_epilogue_refusal(p);
     if (reason) return reason;
-    if (p->in[0] != 1 || p->kernel[0] != 1 || p->pad_lo[0] || p->pad_hi[0]) return "three spatial axes";
-    for (int a = 1; a < 3; a++) {
-        if (p->kernel[a] != 3) return "the window is not 3x3";
+    for (int a = 0; a < 3; a++) {
+        if (a && p->kernel[a] != 3) return "the window is not 3x3";
         if (p->stride[a] != 1 || p->dilation[a] != 1) return "stride or dilation is not 1";
-        if (p->pad_lo[a] > 2 || p->pad_hi[a] > 2) return "outputs that see only padding";
+        if (p->pad_lo[a] >= p->kernel[a] || p->pad_hi[a] >= p->kernel[a]) return "outputs that see only padding";
     }
     if (p->c / p->groups < 4 || p->o / p->groups < 4) return "under 4 channels a group: transforms cost more";
     return cpu_layout_refusal(p, WEFT_LAYOUT_FIRST);
@@ -269,14 +321,15 @@ static const char *plan(const weft_problem *p, const weft__hw *hw, int variant, 
     (void)variant;
     if (reason) return reason;
     const shape s = shape_of(p);
-    const double tiles = (double)(s.rows * s.across), g = (double)s.groups, ic = (double)s.ic, oc = (double)s.oc;
+    const double tiles = (double)(s.rows * s.across), g = (double)s.all, ic = (double)s.ic, oc = (double)s.oc;
     const double product = 2.0 * POINTS * tiles * g * ic * oc;
-    const double turns = 2.0 * POINTS * tiles * g * (ic + oc) * 12; /* as multiply-adds: mostly stores and loads */
+    /* as multiply-adds: mostly stores and loads */
+    const double turns = 2.0 * POINTS * tiles * g * (ic + oc) * (s.local ? 14 : 12);
     d->packed = (size_t)(POINTS * s.w_point) * sizeof(float);
-    d->workspace = (size_t)(POINTS * (s.x_point + s.y_point) + 2 * VF_LANES) * sizeof(float);
-    const double weights = 1200 * g * ic * oc; /* not in vectors */
+    d->workspace = strip_bytes(&s) * (size_t)(s.local ? WEFT__MIN(items_of(&s), GEMM_SLOTS) : 1);
+    const double weights = 400 * g * ic * oc;
     d->ns = cpu_cost(hw, weft__bytes(p) + (double)d->packed, (product + turns + weights) / GEMM_SHARE, 1) +
-            0.1 * (double)(d->packed + d->workspace); /* first touch */
+            0.1 * (double)(d->packed + strip_bytes(&s)); /* first touch */
     return NULL;
 }
 

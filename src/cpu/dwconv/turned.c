@@ -417,7 +417,8 @@ static const char *plan(const weft_problem *p, const weft__hw *hw, int variant, 
     const double in = (double)positions(p->in), to = (double)positions(p->out);
     const double sums = (double)taps * to * ((data ? 1.2 : 0) + (weights ? 1.2 : 0)) +
                         14 * ((fwd || weights ? in : 0) + (fwd ? 0 : to) + (data ? (fwd ? to : in) : 0));
-    out->ns = cpu_cost(hw, weft__bytes(p), 2 * sums * VF_LANES * (double)(d->blocks * p->n), 0.9);
+    out->ns =
+        cpu_cost(hw, weft__bytes(p), 2 * sums * VF_LANES * (double)(d->blocks * p->n), VF_LANES >= 16 ? 0.9 : 0.65);
     return NULL;
 }
 
