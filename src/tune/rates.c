@@ -1,23 +1,26 @@
 /* The machine's rates for estimates: memory bandwidth and multiply-adds per ISA, with this many threads.
  * They are measured for each machine and number of threads, in about a tenth of a second, kept in the cache directory
  * and read from there by every later process. What is measured is the best of a few short runs; the first process may
- * have found the machine busy all the same, so a few later ones measure again, and a rate that is clearly higher takes
- * the place of the one that was kept. After that nothing revises them. WEFT_RATES=nominal goes without: tests do, and
+ * have found the machine busy all the same, so a few later ones measure again, a minute later, then 4, 16, 64 minutes,
+ * and a rate that is clearly higher takes the place of the one that was kept. After that nothing revises them. WEFT_RATES=nominal goes without: tests do, and
  * so does `deterministic`. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 #include "core/internal.h"
 #include "cuda/driver.h"
 #include "tune/rates.h"
 
-enum { RUNS = 10, FLOATS = 6 << 20, SLOTS_MAX = 1024, KNOWN_MAX = 16, TIMES = 4 };
+enum { RUNS = 10, FLOATS = 6 << 20, SLOTS_MAX = 1024, KNOWN_MAX = 16, TIMES = 6, WAIT = 60 };
 static const double higher = 1.1; /* than what is kept: less is noise, and choices should not change for it */
-uint64_t (*weft__rates_clock)(void) = weft__now_ns;
+static int64_t seconds(void) { return (int64_t)time(NULL); }
+weft__rate_clocks weft__rates_clocks = {weft__now_ns, seconds};
 
 typedef struct rates {
-    int threads, isa, times, unused; /* times: how often they were measured */
+    int threads, isa;
+    int64_t times, when; /* how often they were measured; when last */
     double gbs, gflops[WEFT__ISA_COUNT];
 } rates;
 
@@ -65,9 +68,9 @@ static void copy(void *arg, int64_t slot) {
 static double best_ns(weft_ctx *ctx, job *q, weft_task task) {
     double best = 1e18;
     for (int i = 0; i <= RUNS; i++) { /* the first wakes the threads and touches the pages */
-        const uint64_t start = weft__rates_clock();
+        const uint64_t start = weft__rates_clocks.ns();
         weft__parallel(ctx, q->slots, task, q);
-        const double ns = (double)(weft__rates_clock() - start);
+        const double ns = (double)(weft__rates_clocks.ns() - start);
         if (i > 0) best = WEFT__MIN(best, ns);
     }
     return WEFT__MAX(best, 1);
@@ -101,7 +104,7 @@ static bool measure(weft_ctx *ctx, const weft__hw *hw, rates *r) {
 static weft__digest key_of(const weft__hw *hw) {
     char device[160], text[256];
     weft__device_name(hw, WEFT_DEVICE_CPU, device, sizeof(device));
-    int n = snprintf(text, sizeof(text), "rates 2 %s %s t%d c%d", WEFT_VERSION, device, hw->threads, hw->cores);
+    int n = snprintf(text, sizeof(text), "rates 3 %s %s t%d c%d", WEFT_VERSION, device, hw->threads, hw->cores);
     weft__sha256 s;
     weft__sha256_start(&s);
     weft__sha256_add(&s, text, (size_t)n);
@@ -109,7 +112,8 @@ static weft__digest key_of(const weft__hw *hw) {
 }
 
 static bool plausible(const weft__hw *hw, const rates *r) {
-    bool good = r->threads == hw->threads && r->isa == (int)hw->isa && r->gbs > 0.1 && r->gbs < 1e5;
+    bool good = r->times >= 0 && r->times <= TIMES && r->threads == hw->threads && r->isa == (int)hw->isa &&
+                r->gbs > 0.1 && r->gbs < 1e5;
     for (int i = 0; i < WEFT__ISA_COUNT; i++)
         good = good && (!weft__hw_runs(hw, (weft__isa)i) || (r->gflops[i] > 0.01 && r->gflops[i] < 1e4));
     return good;
@@ -142,12 +146,13 @@ static void keep_higher(double *kept, double now) {
 static bool obtain(weft_ctx *ctx, const weft__hw *hw, rates *r) {
     rates now = {.threads = hw->threads, .isa = (int)hw->isa};
     const bool kept = from_file(ctx, hw, r);
-    if (kept && r->times >= TIMES) return true;
+    const int64_t when = weft__rates_clocks.seconds();
+    if (kept && (r->times >= TIMES || when - r->when < (int64_t)WAIT << 2 * (r->times - 1))) return true;
     if (!measure(ctx, hw, &now) || !plausible(hw, &now)) return kept;
     if (!kept) *r = now;
     keep_higher(&r->gbs, now.gbs);
     for (int i = 0; i < WEFT__ISA_COUNT; i++) keep_higher(&r->gflops[i], now.gflops[i]);
-    r->times++;
+    r->times++, r->when = when;
     to_file(ctx, hw, r);
     weft__log(ctx, WEFT_LOG_TUNE, "tune: rates with %d threads: %.1f GB/s, %.1f GFLOP/s per thread", r->threads, r->gbs,
               r->gflops[r->isa]);

@@ -1,4 +1,4 @@
-/* What src/cpu/rates/loops.c gives for each ISA, and the clock of measuring. */
+/* What src/cpu/rates/loops.c gives for each ISA, and the clocks of measuring. */
 #ifndef WEFT_TUNE_RATES_H
 #define WEFT_TUNE_RATES_H
 
@@ -10,7 +10,11 @@ typedef struct weft__rate_loops {
     void (*copy)(float *dst, const float *src, int64_t count); /* dst: a multiple of 64 bytes */
 } weft__rate_loops;
 
-/* What measuring goes by; tests set another. */
-extern uint64_t (*weft__rates_clock)(void);
+/* What measuring goes by, and by which it is done again; tests set others. */
+typedef struct weft__rate_clocks {
+    uint64_t (*ns)(void);
+    int64_t (*seconds)(void);
+} weft__rate_clocks;
+extern weft__rate_clocks weft__rates_clocks;
 
 #endif

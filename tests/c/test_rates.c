@@ -63,28 +63,37 @@ static void child_rates(weft__hw *out) {
 
 /* Each reading of the clock takes `tick` ns: every run seems to take as long. */
 static uint64_t tick;
-static uint64_t fake_clock(void) {
+static int64_t minute;
+static uint64_t fake_ns(void) {
     static uint64_t now;
     return now += tick;
 }
+static int64_t fake_seconds(void) { return 1000000 + 60 * minute; }
 
-TEST(the_first_processes_measure_and_the_highest_rates_stay) {
-    static const uint64_t busy = 4000000, ticks[] = {4000000, 3900000, 1000000, 4000000, 100000, 100000};
+TEST(some_processes_measure_and_the_highest_rates_stay) {
+    static const struct {
+        int64_t minute;
+        uint64_t tick;
+    } at[] = {{0, 4000000},  {0, 100},      {1, 3900000},   {5, 1000000}, {20, 100},
+              {21, 4000000}, {85, 4000000}, {400, 4000000}, {9999, 100}};
+    enum { COUNT = sizeof(at) / sizeof(at[0]) };
+    const weft__rate_clocks real = weft__rates_clocks;
     unsetenv("WEFT_RATES");
     CHECK(mkdtemp(folder), "no folder");
-    weft__rates_clock = fake_clock;
-    weft__hw got[7];
-    for (int i = 0; i < 6; i++) tick = ticks[i], child_rates(&got[i]);
-    CHECK(got[1].gbs == got[0].gbs, "3%% more is noise: %g and %g GB/s", got[0].gbs, got[1].gbs);
-    CHECK(got[2].gbs > 3.9 * got[1].gbs && got[2].gflops[0] > 3.9 * got[1].gflops[0], "%g after %g GB/s", got[2].gbs,
-          got[1].gbs);
-    for (int i = 3; i < 6; i++) /* a busy moment, then others that measure no more */
-        CHECK(got[i].gbs == got[2].gbs && memcmp(got[i].gflops, got[2].gflops, sizeof(got[i].gflops)) == 0,
-              "process %d: %g after %g GB/s", i, got[i].gbs, got[2].gbs);
+    weft__rates_clocks = (weft__rate_clocks){fake_ns, fake_seconds};
+    weft__hw got[COUNT + 1];
+    for (int i = 0; i < COUNT; i++) minute = at[i].minute, tick = at[i].tick, child_rates(&got[i]);
+    CHECK(got[1].gbs == got[0].gbs, "measured again at once: %g and %g GB/s", got[0].gbs, got[1].gbs);
+    CHECK(got[2].gbs == got[0].gbs, "3%% more is noise: %g and %g GB/s", got[0].gbs, got[2].gbs);
+    CHECK(got[3].gbs > 3.9 * got[0].gbs && got[3].gflops[0] > 3.9 * got[0].gflops[0], "%g after %g GB/s", got[3].gbs,
+          got[0].gbs);
+    for (int i = 4; i < COUNT; i++) /* too early; busy moments; and then no more */
+        CHECK(got[i].gbs == got[3].gbs && memcmp(got[i].gflops, got[3].gflops, sizeof(got[i].gflops)) == 0,
+              "process %d: %g after %g GB/s", i, got[i].gbs, got[3].gbs);
     CHECK(each_file(true) == 1, "not one file");
-    tick = busy, child_rates(&got[6]); /* a damaged file is measured over */
-    CHECK(got[6].gbs == got[0].gbs && each_file(false) == 1, "%g GB/s", got[6].gbs);
-    weft__rates_clock = weft__now_ns;
+    tick = at[0].tick, child_rates(&got[COUNT]); /* a damaged file is measured over */
+    CHECK(got[COUNT].gbs == got[0].gbs && each_file(false) == 1, "%g GB/s", got[COUNT].gbs);
+    weft__rates_clocks = real;
     rmdir(folder);
     setenv("WEFT_RATES", "nominal", 1);
 }
