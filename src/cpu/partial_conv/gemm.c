@@ -10,9 +10,9 @@
  * Roofline:  multiply-add peak; by transforms below it. Measured against the matrix product on two busy Zen 4 cores,
  *            forward and both gradients: k 5, 2x64->128 of 128x128, 2.8x and 3.5x by Fourier transforms; k 3, 4x256
  *            of 32x32, 1.7x and 1.3x by Winograd
- * Assumes:   a mask of one channel or none; convolution, not transposed
+ * Assumes:   convolution, not transposed. A mask with a channel each takes a masked copy of some images: every.h
  * Try:       weft bench partial_conv2d:fwd:f32:nchw:n4c256h32w32:o256k3p1 */
-#include "cpu/conv/gemm_view.h"
+#include "cpu/partial_conv/every.h"
 
 extern WEFT__KERNEL(conv_gemm_nchw);
 extern WEFT__KERNEL(conv_gemm_nhwc);
@@ -46,6 +46,7 @@ enum { HALF = 224 }; /* bytes of the parameters of one product */
 typedef struct params {
     int how;             /* which product */
     size_t planes, sums; /* bytes of the planes of the factors; of the running sums */
+    size_t copy, extra;  /* of a masked copy of some images; of the gradients of weights of some */
     _Alignas(16) unsigned char data[HALF], weights[HALF];
 } params;
 
@@ -108,7 +109,8 @@ static void make_planes(void *arg, int64_t n) {
     const job *q = arg;
     const weft_problem *p = q->e->p;
     const weft_tensor *mask = weft__tensor(p, WEFT_ROLE_MASK);
-    for (int64_t i = 0; i < q->in && mask; i++) {
+    const bool every = every_is(p);
+    for (int64_t i = 0; i < q->in && mask && !every; i++) {
         const void *from = q->e->ptr[WEFT_ROLE_MASK];
         q->mask[n * q->in + i] = mask->dtype == WEFT_DTYPE_U8 ? (float)(((const uint8_t *)from)[n * q->in + i] != 0)
                                                               : gemm_load(mask->dtype, from, n * q->in + i);
@@ -119,18 +121,22 @@ static void make_planes(void *arg, int64_t n) {
         return;
     }
     double *a = q->sums + 2 * n * q->most, *b = a + q->most, *t;
-    for (int64_t i = 0; i < q->in; i++) a[i] = mask ? q->mask[n * q->in + i] : 1;
+    if (every)
+        every_sum(p, q->e->ptr[WEFT_ROLE_MASK], mask->dtype, n, a);
+    else
+        for (int64_t i = 0; i < q->in; i++) a[i] = mask ? q->mask[n * q->in + i] : 1;
     for (int axis = 0; axis < 3; axis++) {
         sum_axis(p, axis, a, b);
         t = a, a = b, b = t;
     }
     for (int64_t i = 0; i < q->out; i++) {
         const int64_t at = n * q->out + i;
-        const double sum = a[i] * (double)(p->c / p->groups);
+        const double sum = a[i] * (every ? 1 : (double)(p->c / p->groups));
         set_factors(q, at, sum);
         put_sum(p, q->e->ptr, WEFT_ROLE_SUMS, at, sum);
-        put_sum(p, q->e->ptr, WEFT_ROLE_NEW_MASK, at, sum < 0 ? 0 : sum > 1 ? 1 : sum);
+        put_sum(p, q->e->ptr, WEFT_ROLE_NEW_MASK, every ? every_place(p, n, i) : at, sum < 0 ? 0 : sum > 1 ? 1 : sum);
     }
+    if (every) every_spread(p, q->e->ptr[WEFT_ROLE_NEW_MASK], n);
 }
 
 /* ---------------------------------------------------------------- driver */
@@ -149,10 +155,11 @@ static int64_t most_of(const weft_problem *p) {
     return most;
 }
 
-/* The problem of one pass: the data gradient has no bias step, which only asks for diff_bias. */
+/* The problem of one product: the data gradient has no bias step, which only asks for diff_bias. */
 static weft_problem half_of(const weft_problem *p, int pass) {
     weft_problem h = *p;
     h.pass = pass;
+    if (every_is(p)) every_reduce(&h, every_step(p));
     if (p->pass != WEFT_PASS_BWD || pass == WEFT_PASS_BWD_WEIGHTS) return h;
     h.nsteps = 0;
     for (int i = 0; i < p->nsteps; i++)
@@ -177,19 +184,73 @@ static weft_status pack(const weft__exec *e, const void *weights, void *packed) 
     return of_data[d->how].kernel->pack(&call, weights, packed);
 }
 
-static gemm_factors factors_of(const job *q, bool fwd) {
+/* n: the first image. */
+static gemm_factor factor_of(const job *q, const float *planes, int64_t n, int64_t positions) {
+    const bool many = q->images > 1;
+    return (gemm_factor){planes + (many ? n * positions : 0), many ? positions : 0, false};
+}
+
+static gemm_factors factors_of(const job *q, int64_t n, bool fwd) {
     const weft_problem *p = q->e->p;
     const weft_tensor *mask = weft__tensor(p, WEFT_ROLE_MASK);
-    const bool many = q->images > 1, selects = mask && mask->dtype == WEFT_DTYPE_U8;
-    const gemm_factor m = {mask ? q->mask : NULL, many ? q->in : 0, selects};
-    const gemm_factor r = {q->ratio, many ? q->out : 0, false}, u = {q->keep, many ? q->out : 0, false};
-    const gemm_factor s = {q->scale, many ? q->out : 0, false};
-    gemm_factors f = {.in = m, .diff = s, .bias = u};
+    gemm_factors f = {.diff = factor_of(q, q->scale, n, q->out), .bias = factor_of(q, q->keep, n, q->out)};
+    if (mask && !every_is(p)) f.in = factor_of(q, q->mask, n, q->in), f.in.selects = mask->dtype == WEFT_DTYPE_U8;
     if (fwd) {
-        f.ratio = r;
-        if (is_biased(p)) f.out = u;
+        f.ratio = factor_of(q, q->ratio, n, q->out);
+        if (is_biased(p)) f.out = f.bias;
     }
     return f;
+}
+
+/* Gradients of weights and bias of these images, added to those of the images before. */
+static void add_extra(const weft_problem *p, int role, void *const *ptr, const float *extra) {
+    const weft_tensor *t = weft__tensor(p, role);
+    for (int64_t i = 0; t && i < weft__numel(t); i++) ((float *)ptr[role])[i] += extra[i];
+}
+
+/* The products of images n .. n + step, as a whole in `call`. */
+static weft_status run_images(const job *q, weft__exec *call, int64_t n) {
+    const params *d = q->e->params;
+    const weft_problem *p = q->e->p;
+    const int64_t step = every_step(p);
+    gemm_factors f = factors_of(q, n, p->pass == WEFT_PASS_FWD);
+    void *ptr[WEFT_ROLE_COUNT];
+    memcpy(ptr, q->e->ptr, sizeof(ptr));
+    for (int i = 0; i < p->ntensors; i++) {
+        const weft_tensor *t = &p->tensor[i];
+        const bool data = t->role == WEFT_ROLE_SRC || t->role == WEFT_ROLE_DST || t->role == WEFT_ROLE_DIFF_SRC ||
+                          t->role == WEFT_ROLE_DIFF_DST;
+        if (data && n)
+            ptr[t->role] = (char *)ptr[t->role] + n * (weft__numel(t) / p->n) * (int64_t)weft__dtype_size(t->dtype);
+    }
+    call->ptr = ptr;
+    if (d->copy) {
+        void *copy = (char *)q->e->workspace + d->planes + d->sums;
+        every_apply(q->e, n, step, ptr[WEFT_ROLE_SRC], copy, weft__tensor(p, WEFT_ROLE_SRC)->dtype);
+        ptr[WEFT_ROLE_SRC] = copy;
+    }
+    if (has_weights(p)) {
+        const weft_problem h = half_of(p, weights_pass(p));
+        const weft_tensor *weights = weft__tensor(p, WEFT_ROLE_DIFF_WEIGHTS);
+        float *extra = (float *)(void *)((char *)q->e->workspace + d->planes + d->sums + d->copy), *bias = extra;
+        if (n) {
+            bias += cpu_round_up(weft__numel(weights), 16);
+            ptr[WEFT_ROLE_DIFF_WEIGHTS] = extra, ptr[WEFT_ROLE_DIFF_BIAS] = bias;
+        }
+        call->p = &h, call->params = d->weights;
+        WEFT__TRY(of_weights[d->how].run(call, &f));
+        if (n) add_extra(p, WEFT_ROLE_DIFF_WEIGHTS, q->e->ptr, extra);
+        if (n) add_extra(p, WEFT_ROLE_DIFF_BIAS, q->e->ptr, bias);
+    }
+    if (!has_data(p)) return WEFT_OK;
+    if (p->pass != WEFT_PASS_FWD) f.out = f.in, f.in = f.diff;
+    const weft_problem h = half_of(p, data_pass(p));
+    call->p = &h, call->params = d->data;
+    WEFT__TRY(of_data[d->how].run(call, &f));
+    if (every_is(p) && p->pass != WEFT_PASS_FWD)
+        every_apply(q->e, n, step, ptr[WEFT_ROLE_DIFF_SRC], ptr[WEFT_ROLE_DIFF_SRC],
+                    weft__tensor(p, WEFT_ROLE_DIFF_SRC)->dtype);
+    return WEFT_OK;
 }
 
 static weft_status run(const weft__exec *e) {
@@ -201,33 +262,34 @@ static weft_status run(const weft__exec *e) {
     q.ratio = q.mask + q.images * q.in, q.keep = q.ratio + q.images * q.out, q.scale = q.keep + q.images * q.out;
     q.sums = (double *)(void *)((char *)e->workspace + d->planes);
     weft__parallel(e->ctx, q.images, make_planes, &q);
-    gemm_factors f = factors_of(&q, p->pass == WEFT_PASS_FWD);
     weft__exec call = *e;
-    call.workspace = (char *)e->workspace + d->planes + d->sums;
-    if (has_weights(p)) {
-        const weft_problem h = half_of(p, weights_pass(p));
-        call.p = &h, call.params = d->weights;
-        WEFT__TRY(of_weights[d->how].run(&call, &f));
-    }
-    if (!has_data(p)) return WEFT_OK;
-    if (p->pass != WEFT_PASS_FWD) f.out = f.in, f.in = f.diff;
-    const weft_problem h = half_of(p, data_pass(p));
-    call.p = &h, call.params = d->data;
-    return of_data[d->how].run(&call, &f);
+    call.workspace = (char *)e->workspace + d->planes + d->sums + d->copy + d->extra;
+    int64_t n = 0;
+    do { /* also without images: sums and the new mask of a problem without a mask */
+        WEFT__TRY(run_images(&q, &call, n));
+        n += every_step(p);
+    } while (n < p->n);
+    return WEFT_OK;
 }
 
 static const char *plan_with(const weft_problem *p, const weft__hw *hw, int how, weft__decision *out) {
     if (p->attr[WEFT_PARTIAL_TRANSPOSED]) return "transposed";
-    if (p->attr[WEFT_PARTIAL_MASK] == 2) return "a mask with a channel each";
     if (weft__has_step(p, WEFT_STEP_BIAS) && p->pass == WEFT_PASS_FWD && p->step[0].kind != WEFT_STEP_BIAS)
         return "the epilogue is not in the order bias, relu, clip";
+    const char *reason = every_refusal(p);
+    if (reason) return reason;
     params *d = WEFT__PARAMS(params, out);
     d->how = how;
+    const int64_t step = every_step(p);
+    const weft_tensor *src = weft__tensor(p, WEFT_ROLE_SRC), *of_weight = weft__tensor(p, WEFT_ROLE_DIFF_WEIGHTS);
+    if (every_is(p) && src)
+        d->copy = (size_t)cpu_round_up(step * every_image(p) * (int64_t)weft__dtype_size(src->dtype), 64);
+    if (step < p->n && of_weight)
+        d->extra = (size_t)cpu_round_up(weft__numel(of_weight) + p->o + 32, 16) * sizeof(float);
     const int64_t images = images_of(p);
     d->planes = (size_t)cpu_round_up(images * (in_of(p) + 3 * out_of(p)) * 4, 64);
     d->sums = p->pass == WEFT_PASS_FWD ? (size_t)cpu_round_up(2 * images * most_of(p) * 8, 64) : 0;
     weft__decision data = {0}, weights = {0};
-    const char *reason = NULL;
     if (has_data(p)) {
         const weft_problem h = half_of(p, data_pass(p));
         reason = of_data[how].kernel->plan(&h, hw, 0, &data);
@@ -238,9 +300,10 @@ static const char *plan_with(const weft_problem *p, const weft__hw *hw, int how,
     }
     if (reason) return reason;
     memcpy(d->data, data.params, HALF), memcpy(d->weights, weights.params, HALF);
-    out->workspace = d->planes + d->sums + WEFT__MAX(data.workspace, weights.workspace);
+    out->workspace = d->planes + d->sums + d->copy + d->extra + WEFT__MAX(data.workspace, weights.workspace);
     out->packed = data.packed;
-    out->ns = data.ns + weights.ns;
+    out->ns = (data.ns + weights.ns) * (step ? (double)(p->n / step) : 1);
+    if (every_is(p)) out->ns += 3.0 * (double)(p->n * every_image(p)) * 4 / hw->gbs;
     return NULL;
 }
 
