@@ -2,8 +2,8 @@
  * They are measured for each machine and number of threads, in about a tenth of a second, kept in the cache directory
  * and read from there by every later process. What is measured is the best of a few short runs; the first process may
  * have found the machine busy all the same, so a few later ones measure again, a minute later, then 4, 16, 64 minutes,
- * and a rate that is clearly higher takes the place of the one that was kept. After that nothing revises them. WEFT_RATES=nominal goes without: tests do, and
- * so does `deterministic`. */
+ * and a rate that is clearly higher takes the place of the one that was kept. After that nothing revises them.
+ * WEFT_RATES=nominal goes without: tests do, and so does `deterministic`. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
