@@ -16,7 +16,7 @@
 #ifndef __CUDACC_RTC__
 enum { WAVE = 132 };
 
-static const char *const *const variants = NULL;
+static const char *const variants[] = {"r", "w7", "w5", NULL};
 
 /* Bytes of a thread's vector, as measured: wide where registers last. */
 static int width_of(const depthwise_tile *t, int size) {
@@ -40,7 +40,6 @@ static int best_rows(const depthwise_tile *t) {
 static const char *plan(const weft_problem *p, const weft__hw *hw, int variant, weft__decision *d) {
     depthwise_tile *t = WEFT__PARAMS(depthwise_tile, d);
     const char *refusal = depthwise_refusal(p, t);
-    (void)variant;
     if (refusal) return refusal;
     if (!t->last) return "a tensor is not dense channels-last";
     depthwise_args *a = &t->a;
@@ -51,10 +50,13 @@ static const char *plan(const weft_problem *p, const weft__hw *hw, int variant, 
     const int step = t->mode == MODE_FWD ? 1 : t->stride[2];
     t->rx = step * (int)cuda_ceil(taps > 9 ? (!weights && t->vec < 4 ? 4 : 2) : 2, step);
     t->ry = best_rows(t);
+    if (variant && (taps <= 9 || weights || step > 1)) return "for large windows";
+    if (variant) t->rx = variant == 1 ? 7 : 5;
     t->lanes = WEFT__MIN(cuda_power(p->c / t->vec), 32);
     t->threads = taps <= 9 ? 256 : 128;
     t->blocks = taps > 9 && !weights ? 4 : 2;
     t->ring = t->kernel[0] > 1 ? 0 : 2;
+    if (variant) t->blocks = variant == 1 ? 2 : 3, t->ring = 0;
     a->run = t->lanes * t->vec;
     a->strips = 1;
     a->across = depthwise_tiles(t, 2, t->rx);
@@ -172,6 +174,23 @@ static __device__ __forceinline__ bool leave(const depthwise_args &a, const plac
     return zero == 0;
 }
 
+/* The weights of a tap. From shared memory they are read each time: the compiler would else keep them in registers. */
+static __device__ __forceinline__ void weights_of(const filters &f, int number, int lane, float (&w)[VEC]) {
+    const float *at = shared + (number * LANES + lane) * VEC;
+#pragma unroll
+    for (int j = 0; j < VEC; j++) {
+        if (KEEP) {
+            w[j] = f.w[KEEP ? number : 0][j];
+        } else if (VEC % 2) {
+            w[j] = *(const volatile float *)(at + j);
+        } else if (j % 2 == 0) {
+            const uint64_t two = *(const volatile uint64_t *)(at + j);
+            w[j] = __uint_as_float((uint32_t)two);
+            w[j + 1 < VEC ? j + 1 : j] = __uint_as_float((uint32_t)(two >> 32));
+        }
+    }
+}
+
 /* false: a result is not finite. */
 static __device__ __forceinline__ bool tile(const depthwise_args &a, const place &p, int channel, int lane,
                                             const filters &f, sums &total) {
@@ -231,11 +250,7 @@ static __device__ __forceinline__ bool tile(const depthwise_args &a, const place
                 for (int t = 0; t < K2; t++) {
                     const int number = (r * K1 + tap<1>(k, m)) * K2 + t;
                     float w[VEC];
-                    if (OUT)
-#pragma unroll
-                        for (int j = 0; j < VEC; j++)
-                            w[j] = KEEP ? f.w[KEEP ? number : 0][j]
-                                        : ((const volatile float *)shared)[(number * LANES + lane) * VEC + j];
+                    if (OUT) weights_of(f, number, lane, w);
 #pragma unroll
                     for (int c = 0; c < RX; c++) {
                         if (!FWD && (c - t * D2) % S2) continue;
