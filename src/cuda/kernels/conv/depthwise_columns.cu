@@ -16,7 +16,7 @@
 #ifndef __CUDACC_RTC__
 enum { WAVE = 132 };
 
-static const char *const variants[] = {"r", "w7", "w5", NULL};
+static const char *const variants[] = {"r", "w7", "w5", "s1", "s2", "s3", "s4", NULL};
 
 /* Bytes of a thread's vector, as measured: wide where registers last. */
 static int width_of(const depthwise_tile *t, int size) {
@@ -50,13 +50,23 @@ static const char *plan(const weft_problem *p, const weft__hw *hw, int variant, 
     const int step = t->mode == MODE_FWD ? 1 : t->stride[2];
     t->rx = step * (int)cuda_ceil(taps > 9 ? (!weights && t->vec < 4 ? 4 : 2) : 2, step);
     t->ry = best_rows(t);
-    if (variant && (taps <= 9 || weights || step > 1)) return "for large windows";
-    if (variant) t->rx = variant == 1 ? 7 : 5;
+    if (variant && variant < 3 && (taps <= 9 || weights || step > 1)) return "for large windows";
+    if (variant > 2 && taps > 9) return "for small windows";
+    if (variant && variant < 3) t->rx = variant == 1 ? 7 : 5;
     t->lanes = WEFT__MIN(cuda_power(p->c / t->vec), 32);
     t->threads = taps <= 9 ? 256 : 128;
     t->blocks = taps > 9 && !weights ? 4 : 2;
     t->ring = t->kernel[0] > 1 ? 0 : 2;
-    if (variant) t->blocks = variant == 1 ? 2 : 3, t->ring = 0;
+    if (variant && variant < 3) t->blocks = variant == 1 ? 2 : 3, t->ring = 0;
+    if (variant > 2) {
+        static const int tries[2][4][4] = {{{8, 2, 4, 4}, {8, 4, 2, 3}, {8, 4, 3, 3}, {4, 4, 3, 4}},
+                                           {{4, 2, 4, 3}, {4, 4, 2, 3}, {4, 4, 3, 3}, {8, 2, 2, 3}}};
+        const int *one = tries[weights][variant - 3];
+        t->vec = WEFT__MIN(cuda_vec(p, p->c), one[0] / size);
+        t->rx = one[1], t->ring = one[2], t->blocks = one[3], t->threads = 128;
+        if (t->rx % step) return "stride";
+        t->lanes = WEFT__MIN(cuda_power(p->c / t->vec), 32);
+    }
     a->run = t->lanes * t->vec;
     a->strips = 1;
     a->across = depthwise_tiles(t, 2, t->rx);
