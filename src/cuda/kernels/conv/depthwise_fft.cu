@@ -7,7 +7,8 @@
  *            memory, where one complex plane of N1 x N2 points is for each pair of images; the product and the way back
  *            follow at once. A first launch transforms the windows. Planes that do not fit are cut into tiles, which
  *            overlap by the window. In the gradient of the weights the products of a block's planes stay in registers,
- *            of each two points that are conjugate one sum; a last launch adds up blocks in f64
+ *            of each two points that are conjugate one sum; a last launch adds up blocks in f64. Channels-last data
+ *            has neighbouring channels side by side in a block, or is copied to planes and back
  * Traffic:   each tensor once, but where tiles overlap; spectra of the windows from L2
  * Roofline:  instructions: 2.7 N log2 N of a line, four lines of N points for N outputs of two images, whatever the
  *            window
@@ -19,6 +20,8 @@
 #include "frame.h"
 #endif
 #include "epilogue.h"
+
+#include "conv/planar.h"
 
 enum { MODE_FWD, MODE_DATA, MODE_WEIGHTS, MODE_SPECTRUM };
 enum { FINISH_THREADS = 256 };
@@ -56,6 +59,7 @@ typedef struct fft_tile {
 
 typedef struct fft_plan {
     fft_tile spectrum, data, weights; /* data: or forward */
+    size_t planes;                    /* of the workspace, before planar copies of two tensors; 0: none */
 } fft_plan;
 
 /* Points of a line that `tiles` tiles of outputs take: one that holds the whole may share its zeros. */
@@ -83,10 +87,22 @@ static void best_tiles(const weft_problem *p, int axis, int64_t size, fft_tile *
     }
 }
 
+/* Bytes of a planar copy: of src and diff_src, or of dst and diff_dst. */
+static size_t copy_bytes(const weft_problem *p, bool out) {
+    const int64_t pixels = out ? p->out[1] * p->out[2] : p->in[1] * p->in[2];
+    return ((size_t)(p->n * p->c * pixels) * weft__dtype_size(p->tensor[0].dtype) + 255) / 256 * 256;
+}
+
+/* Where the data of a role is as planes: src and diff_src follow each other in one place. */
+static void *copy_of(const weft__exec *e, int role) {
+    char *at = (char *)e->workspace + ((const fft_plan *)e->params)->planes;
+    return role == WEFT_ROLE_DST || role == WEFT_ROLE_DIFF_DST ? at + copy_bytes(e->p, false) : at;
+}
+
 static fft_view view_of(const weft__exec *e, int role, bool last) {
     const weft_tensor *t = weft__tensor(e->p, role);
     const int64_t c = t->dims[1], h = t->dims[3], w = t->dims[4];
-    return (fft_view){.at = e->ptr[role],
+    return (fft_view){.at = ((const fft_plan *)e->params)->planes ? copy_of(e, role) : e->ptr[role],
                       .image = c * h * w,
                       .channel = last ? 1 : h * w,
                       .row = (int32_t)(last ? w * c : w),
@@ -108,25 +124,25 @@ static int registers_of(const fft_tile *t) {
     return 2 * WEFT__MAX(t->points[0], t->points[1]) + 24 + (t->mode == MODE_WEIGHTS ? 16 : 0);
 }
 
-static const char *const variants[] = {"2", "1", "4", "8", "16", NULL};
-static const int lanes_of_variant[] = {2, 1, 4, 8, 16};
+/* Channels-last data is read where it lies, or copied to planes first. */
+static const char *const variants[] = {"direct", "planar", NULL};
 
-/* Lanes, threads and blocks for the sizes that are set; NULL, or why not. */
-static const char *lay_out(const weft_problem *p, const weft__hw *hw, int lanes, fft_tile *t) {
+/* Lanes, threads and blocks for the sizes that are set. Neighbouring channels are lanes where data is channels-last:
+ * as many as fit. */
+static void lay_out(const weft_problem *p, const weft__hw *hw, fft_tile *t) {
     const int most = WEFT__MAX(t->points[0], t->points[1]), both = t->mode == MODE_WEIGHTS ? 2 : 1;
     const int64_t pairs = (p->n + 1) / 2;
-    if (t->mode == MODE_WEIGHTS && lanes > 1) lanes /= 2;
+    int lanes = 1;
+    while (2 * lanes * both * most <= (t->last ? 288 : 160)) lanes *= 2;
     t->channels = t->last || t->mode == MODE_SPECTRUM ? lanes : 1;
     while (t->channels < lanes && t->channels * pairs < lanes) t->channels *= 2;
     while (t->channels > 1 && t->channels >= 2 * p->c) t->channels /= 2, lanes /= 2;
     t->planes = lanes * both;
     t->threads = (int32_t)cuda_ceil(t->planes * most, 32) * 32;
     t->smem = (size_t)(t->planes * pitch_of(t)) * 8;
-    if (t->threads > 512 || t->smem > hw->gpu->smem) return "too many planes";
     const int64_t by_memory = ((int64_t)hw->gpu->smem + 1024) / ((int64_t)t->smem + 1024);
     for (t->blocks = (int32_t)WEFT__MIN(by_memory, 8); t->blocks > 1; t->blocks--)
         if (16384 / cuda_ceil(t->blocks * t->threads / 32, 4) / 32 >= registers_of(t)) break;
-    return NULL;
 }
 
 /* Units of a segment of channels, and blocks. */
@@ -143,7 +159,7 @@ static const char *split(const weft_problem *p, const int64_t size[2], fft_tile 
     return NULL;
 }
 
-static const char *tile_of(const weft_problem *p, const weft__hw *hw, int mode, int lanes, bool last, fft_tile *t) {
+static const char *tile_of(const weft_problem *p, const weft__hw *hw, int mode, bool last, fft_tile *t) {
     const bool data = mode == MODE_DATA || (mode == MODE_SPECTRUM && p->pass != WEFT_PASS_FWD);
     const int64_t size[2] = {data ? p->in[1] : p->out[1], data ? p->in[2] : p->out[2]};
     t->mode = mode;
@@ -152,8 +168,9 @@ static const char *tile_of(const weft_problem *p, const weft__hw *hw, int mode, 
         best_tiles(p, i + 1, size[i], t, i);
         if (!t->points[i]) return "a window too large for lines of 72 points";
     }
-    const char *refusal = lay_out(p, hw, lanes, t);
-    return refusal ? refusal : split(p, size, t);
+    lay_out(p, hw, t);
+    if (t->smem > hw->gpu->smem) return "planes that do not fit into shared memory";
+    return split(p, size, t);
 }
 
 static const char *refusal_of(const weft_problem *p, bool *last) {
@@ -181,12 +198,16 @@ static double line_cost(int points) {
     return points * (2.7 * log2 + 6);
 }
 
+/* Channels-last data comes in pieces of a lane's channels: sectors of 32 bytes are read for less. */
 static double tile_ns(const weft_problem *p, const weft__hw *hw, const fft_tile *t) {
     const int lanes = t->planes / (t->mode == MODE_WEIGHTS ? 2 : 1);
     const double rows = t->points[0] * line_cost(t->points[1]), column = line_cost(t->points[0]);
     const double in = (double)WEFT__MIN(p->in[2], t->points[1]), out = t->tile[1];
     const double one = (in + out) * column + 2 * rows + (t->mode == MODE_WEIGHTS ? 8 : 4) * t->points[0] * t->points[1];
-    return t->units * (double)lanes * one / (0.5 * hw->gpu->gflops * 0.4);
+    const double piece = t->last ? t->channels * (double)weft__dtype_size(p->tensor[0].dtype) : 32;
+    const double more = piece < 32 ? 32 / piece - 1 : 0, bytes = (double)(copy_bytes(p, false) + copy_bytes(p, true));
+    const double share = t->mode == MODE_WEIGHTS ? 0.2 : 0.31; /* of the multiply-adds, as measured */
+    return t->units * (double)lanes * one / (0.5 * hw->gpu->gflops * share) + bytes * more / (0.7 * hw->gpu->gbs);
 }
 
 static size_t spectrum_bytes(const weft_problem *p, const fft_tile *t) {
@@ -197,27 +218,34 @@ static const char *plan(const weft_problem *p, const weft__hw *hw, int variant, 
     fft_plan *t = WEFT__PARAMS(fft_plan, d);
     bool last = false;
     const char *refusal = refusal_of(p, &last);
-    const int lanes = lanes_of_variant[variant];
     if (refusal) return refusal;
-    const bool weights = p->pass == WEFT_PASS_BWD_WEIGHTS || p->pass == WEFT_PASS_BWD;
-    const double memory = weft__bytes(p) / (hw->gpu->gbs * 0.7);
+    const bool planar = variant == 1, weights = p->pass == WEFT_PASS_BWD_WEIGHTS || p->pass == WEFT_PASS_BWD;
+    const size_t copies = copy_bytes(p, false) + copy_bytes(p, true);
+    if (planar && !last) return "data that is planes as it is";
+    if (planar && !planar_fits(p->n, p->c, WEFT__MAX(p->in[1] * p->in[2], p->out[1] * p->out[2])))
+        return "an axis that is too long";
     double compute = 0;
     if (p->pass != WEFT_PASS_BWD_WEIGHTS) {
-        if ((refusal = tile_of(p, hw, p->pass == WEFT_PASS_FWD ? MODE_FWD : MODE_DATA, lanes, last, &t->data)))
-            return refusal;
-        if ((refusal = tile_of(p, hw, MODE_SPECTRUM, lanes, last, &t->spectrum))) return refusal;
+        const int mode = p->pass == WEFT_PASS_FWD ? MODE_FWD : MODE_DATA;
+        if ((refusal = tile_of(p, hw, mode, last && !planar, &t->data))) return refusal;
+        if ((refusal = tile_of(p, hw, MODE_SPECTRUM, false, &t->spectrum))) return refusal;
         compute += 6000 + tile_ns(p, hw, &t->data);
         d->workspace = spectrum_bytes(p, &t->data);
     }
     if (weights) {
-        if ((refusal = tile_of(p, hw, MODE_WEIGHTS, lanes, last, &t->weights))) return refusal;
+        if ((refusal = tile_of(p, hw, MODE_WEIGHTS, last && !planar, &t->weights))) return refusal;
         const fft_tile *w = &t->weights;
         const int64_t sums = p->kernel[1] * p->kernel[2] + weft__has_step(p, WEFT_STEP_BIAS);
         const size_t partial = (size_t)((w->grid + w->units / w->span) * sums * (w->planes / 2)) * sizeof(float);
         d->workspace = WEFT__MAX(d->workspace, partial);
         compute += 6000 + tile_ns(p, hw, w);
     }
-    d->ns = 2500 + WEFT__MAX(memory, compute);
+    if (planar) {
+        t->planes = (d->workspace + 255) / 256 * 256;
+        d->workspace = t->planes + copies;
+        compute += (p->pass == WEFT_PASS_BWD ? 1.5 : 1) * (6000 + 2 * (double)copies / (0.6 * hw->gpu->gbs));
+    }
+    d->ns = 2500 + WEFT__MAX(weft__bytes(p) / (hw->gpu->gbs * 0.7), compute);
     return NULL;
 }
 
@@ -290,14 +318,28 @@ static weft_status launch(const weft__exec *e, int part, const fft_tile *t) {
     return weft__cuda_launch(e, part + 1, &finish, &a);
 }
 
+/* Between a tensor and its planes. */
+static weft_status copy(const weft__exec *e, int part, int role, bool back) {
+    const weft_tensor *t = weft__tensor(e->p, role);
+    const int64_t pixels = t->dims[3] * t->dims[4], channels = t->dims[1];
+    if (back) return planar_run(e, part, copy_of(e, role), e->ptr[role], channels, pixels);
+    return planar_run(e, part, e->ptr[role], copy_of(e, role), pixels, channels);
+}
+
 static weft_status run(const weft__exec *e) {
     const fft_plan *t = e->params;
-    int part = 0;
-    if (e->p->pass != WEFT_PASS_BWD_WEIGHTS) {
-        WEFT__TRY(launch(e, part++, &t->spectrum));
-        WEFT__TRY(launch(e, part++, &t->data));
+    const int pass = e->p->pass, last = pass == WEFT_PASS_BWD ? 4 : 2; /* the part that copies planes */
+    const bool planar = t->planes, fwd = pass == WEFT_PASS_FWD;
+    const bool data = pass != WEFT_PASS_BWD_WEIGHTS, weights = pass == WEFT_PASS_BWD || !data;
+    if (planar) WEFT__TRY(copy(e, last, fwd ? WEFT_ROLE_SRC : WEFT_ROLE_DIFF_DST, false));
+    if (data) {
+        WEFT__TRY(launch(e, 0, &t->spectrum));
+        WEFT__TRY(launch(e, 1, &t->data));
+        if (planar) WEFT__TRY(copy(e, last, fwd ? WEFT_ROLE_DST : WEFT_ROLE_DIFF_SRC, true));
     }
-    return e->p->pass == WEFT_PASS_BWD_WEIGHTS || e->p->pass == WEFT_PASS_BWD ? launch(e, part, &t->weights) : WEFT_OK;
+    if (!weights) return WEFT_OK;
+    if (planar) WEFT__TRY(copy(e, last, WEFT_ROLE_SRC, false));
+    return launch(e, data ? 2 : 0, &t->weights);
 }
 
 #define SOURCE "conv/depthwise_fft.cu"
@@ -319,307 +361,14 @@ static weft_status run(const weft__exec *e) {
     {SOURCE, "transform", spectrum_defines, false}, { SOURCE, "transform", data_defines, false }
 #define SUMMED \
     {SOURCE, "transform", weights_defines, false}, { SOURCE, "finish", finish_defines, false }
+#define PLANAR {"conv/planar.h", "planar", planar_defines, false}
 FFT_KERNEL(dwconv_fft, "dwconv_fft__cuda", WEFT__PASS_SET(FWD) | WEFT__PASS_SET(BWD_DATA), WEFT__EPILOGUE_STEPS, true,
-           TRANSFORMED);
+           TRANSFORMED, PLANAR);
 FFT_KERNEL(dwconv_bwd_weights_fft, "dwconv_bwd_weights_fft__cuda", WEFT__PASS_SET(BWD_WEIGHTS), WEFT__STEP_SET(BIAS),
-           false, SUMMED);
+           false, SUMMED, PLANAR);
 FFT_KERNEL(dwconv_bwd_fft, "dwconv_bwd_fft__cuda", WEFT__PASS_SET(BWD), WEFT__STEP_SET(BIAS), false, TRANSFORMED,
-           SUMMED);
+           SUMMED, PLANAR);
 
 #else
-#include "vec.h"
-
-enum { TAPS = K1 * K2, SUMS = TAPS + BIASED };
-enum { WEIGHTS = MODE == MODE_WEIGHTS, SPECTRUM = MODE == MODE_SPECTRUM, LANES = WEIGHTS ? PLANES / 2 : PLANES };
-
-#ifdef FINISH
-/* Partial sums in their order, in f64: a thread has one sum of one channel. */
-extern "C" __global__ void __launch_bounds__(FINISH_THREADS) finish(const __grid_constant__ fft_args a) {
-    const int64_t i = (int64_t)blockIdx.x * FINISH_THREADS + threadIdx.x;
-    if (i >= a.channels * SUMS) return;
-    const int64_t c = i / SUMS, segment = c / CHANNELS;
-    const int tap = (int)(i - c * SUMS), first = (int)(c - segment * CHANNELS);
-    const int64_t begin = segment * a.span / a.per, end = ((segment + 1) * a.span - 1) / a.per;
-    double sum = 0;
-    for (int64_t b = begin; b <= end; b++)
-        for (int lane = first; lane < LANES; lane += CHANNELS)
-            sum += a.partial[((b + segment) * SUMS + tap) * LANES + lane];
-    if (tap < TAPS)
-        ((T *)a.diff_weights)[c * TAPS + tap] = narrow<T>((float)sum);
-    else
-        ((BIAS_T *)a.diff_bias)[c] = narrow<BIAS_T>((float)sum);
-}
-#else
-#include "conv/fft.h"
-
-extern __shared__ __align__(16) unsigned char bytes[];
-
-/* Point (row, column) of a plane. */
-static __device__ __forceinline__ point &point_at(int plane, int row, int column) {
-    return ((point *)bytes)[plane * PITCH + row * (N2 + 1) + column];
-}
-
-/* What a block works on: a tile of two images for each lane. */
-struct unit {
-    int segment, round, y, x; /* first outputs of the tile */
-};
-static __device__ __forceinline__ unit unit_at(const fft_args &a, int number) {
-    unit u;
-    u.segment = number / a.span;
-    const int rest = number - u.segment * a.span, tile = rest / a.rounds;
-    u.round = rest - tile * a.rounds;
-    u.y = tile / a.across * a.tile[0];
-    u.x = (tile - tile / a.across * a.across) * a.tile[1];
-    return u;
-}
-
-/* The images of a lane. */
-struct place {
-    int64_t channel;
-    int image;
-    bool first, second; /* they exist */
-};
-static __device__ __forceinline__ place place_of(const fft_args &a, const unit &u, int lane) {
-    place p;
-    p.channel = (int64_t)u.segment * CHANNELS + lane % CHANNELS;
-    p.image = 2 * (u.round * (LANES / CHANNELS) + lane / CHANNELS);
-    p.first = p.channel < a.channels && p.image < a.n;
-    p.second = p.channel < a.channels && p.image + 1 < a.n;
-    return p;
-}
-
-/* The part of a tensor that a plane holds: point (0, 0) is element (top, left); columns first .. first + count - 1
- * exist, and rows before `rows`. */
-struct window {
-    int top, left, first, count, rows;
-};
-static __device__ __forceinline__ window window_of(const fft_args &a, const unit &u, bool out) {
-    window w;
-    if (SPECTRUM) {
-        w = {0, 0, 0, (K2 - 1) * D2 + 1, N1};
-    } else if (out) {
-        w = {u.y, u.x, 0, min(a.tile[1], a.out.w - u.x), min(a.tile[0], a.out.h - u.y)};
-    } else {
-        w = {u.y - a.pad[0], u.x - a.pad[1], max(a.pad[1] - u.x, 0), 0, N1};
-        w.count = max(min(N2, a.in.w - w.left) - w.first, 0);
-    }
-    return w;
-}
-
-/* Thread to plane and column, neighbours in memory side by side. */
-struct line {
-    int plane, at;
-};
-static __device__ __forceinline__ line line_of(int count) {
-    const int side = LAST ? CHANNELS : 1, i = (int)threadIdx.x / side, group = i / count;
-    return {group * side + (int)threadIdx.x % side, i - group * count};
-}
-
-static __device__ __forceinline__ void load_column(const fft_view &v, const window &w, const place &p, int column,
-                                                   point (&to)[N1]) {
-    const T *at = (const T *)v.at + p.image * v.image + p.channel * v.channel + (int64_t)w.top * v.row +
-                  (int64_t)(w.left + column) * v.column;
-#pragma unroll
-    for (int i = 0; i < N1; i++) {
-        const bool there = (unsigned)(w.top + i) < (unsigned)v.h && i < w.rows;
-        to[i] = {0, 0};
-        if (there && p.first) to[i].re = widen(at[(int64_t)i * v.row]);
-        if (there && p.second) to[i].im = widen(at[v.image + (int64_t)i * v.row]);
-    }
-}
-
-static __device__ __forceinline__ void load_taps(const fft_args &a, const place &p, int column, point (&to)[N1]) {
-#pragma unroll
-    for (int i = 0; i < N1; i++) {
-        to[i] = {0, 0};
-        if (i % D1 || i / D1 >= K1 || column % D2 || p.channel >= a.channels) continue;
-        const int tap = i / D1 * K2 + column / D2;
-        to[i].re = widen(((const T *)a.weights)[p.channel * TAPS + (TURNED ? TAPS - 1 - tap : tap)]);
-    }
-}
-
-/* One output as a direct sum, without the padding. */
-static __device__ float careful(const fft_args &a, int64_t image, int64_t channel, int y, int x) {
-    float sum = 0;
-    for (int k = 0; k < TAPS; k++) {
-        const int sy = y - a.pad[0] + k / K2 * D1, sx = x - a.pad[1] + k % K2 * D2;
-        if ((unsigned)sy >= (unsigned)a.in.h || (unsigned)sx >= (unsigned)a.in.w) continue;
-        const int64_t at = image * a.in.image + channel * a.in.channel + (int64_t)sy * a.in.row + sx * a.in.column;
-        const float weight = widen(((const T *)a.weights)[channel * TAPS + (TURNED ? TAPS - 1 - k : k)]);
-        sum = fmaf(widen(((const T *)a.in.at)[at]), weight, sum);
-    }
-    return sum;
-}
-
-/* What is not finite spreads over its plane and to the other image: there the sums are made once more. */
-static __device__ __noinline__ void careful_column(const fft_args &a, const window &w, const place &p, int column) {
-    const int x = w.left + column;
-    const float bias = weft__epilogue_biased() ? widen(((const BIAS_T *)a.bias)[p.channel]) : 0;
-    for (int i = 0; i < 2 * w.rows; i++) {
-        const int64_t image = p.image + i % 2;
-        if (image >= a.n) continue;
-        const float sum = careful(a, image, p.channel, w.top + i / 2, x);
-        ((T *)a.out.at)[image * a.out.image + p.channel * a.out.channel + (int64_t)(w.top + i / 2) * a.out.row +
-                        (int64_t)x * a.out.column] = narrow<T>(weft__epilogue_apply(a.epilogue, bias, sum));
-    }
-}
-
-static __device__ __forceinline__ void store_column(const fft_args &a, const window &w, const place &p, int column,
-                                                    const point (&from)[N1]) {
-    if (!p.first) return;
-    if (from[0].re * 0 != 0 || from[0].im * 0 != 0) return careful_column(a, w, p, column);
-    T *to = (T *)a.out.at + p.image * a.out.image + p.channel * a.out.channel + (int64_t)w.top * a.out.row +
-            (int64_t)(w.left + column) * a.out.column;
-    const float bias = weft__epilogue_biased() ? widen(((const BIAS_T *)a.bias)[p.channel]) : 0;
-#pragma unroll
-    for (int i = 0; i < N1; i++) {
-        if (i >= w.rows) continue;
-        to[(int64_t)i * a.out.row] = narrow<T>(weft__epilogue_apply(a.epilogue, bias, from[i].im));
-        if (p.second)
-            to[a.out.image + (int64_t)i * a.out.row] = narrow<T>(weft__epilogue_apply(a.epilogue, bias, from[i].re));
-    }
-}
-
-/* A row of a plane; columns that do not exist are 0. */
-static __device__ __forceinline__ void load_row(int plane, int row, int first, int count, point (&to)[N2]) {
-#pragma unroll
-    for (int i = 0; i < N2; i++) {
-        to[i] = {0, 0};
-        if ((unsigned)(i - first) < (unsigned)count) to[i] = point_at(plane, row, i);
-    }
-}
-static __device__ __forceinline__ void store_row(int plane, int row, const point (&from)[N2]) {
-#pragma unroll
-    for (int i = 0; i < N2; i++) point_at(plane, row, i) = from[i];
-}
-
-/* ---------------------------------------------------------------- sums of the weights' gradient */
-enum { HALF = (N1 / 2 + 1) * N2, OWN = WEIGHTS ? (LANES * HALF + THREADS - 1) / THREADS : 1 };
-struct sums {
-    point of[OWN];
-    float bias; /* the first sum of a lane is the mean's: the thread that has it sums the bias */
-};
-
-struct frequency {
-    int lane, row, column;
-};
-static __device__ __forceinline__ frequency frequency_of(int i) {
-    const int at = (int)threadIdx.x + i * THREADS, lane = at / HALF, rest = at - lane * HALF;
-    return {lane, rest / N2, rest % N2};
-}
-
-/* x conj(dy) at a point and at its conjugate. */
-static __device__ __forceinline__ void add_products(sums &s) {
-#pragma unroll
-    for (int i = 0; i < OWN; i++) {
-        const frequency f = frequency_of(i);
-        if (f.lane >= LANES) continue;
-        const int row = f.row ? N1 - f.row : 0, column = f.column ? N2 - f.column : 0;
-        const point x = point_at(f.lane, f.row, f.column), y = point_at(LANES + f.lane, f.row, f.column);
-        const point u = point_at(f.lane, row, column), v = point_at(LANES + f.lane, row, column);
-        s.of[i] = s.of[i] + x * conjugate(y) + conjugate(u) * v;
-        if (BIASED && f.row + f.column == 0) s.bias += y.re + y.im;
-    }
-}
-
-/* Whole planes from the sums, to be transformed back: parts exchanged. */
-static __device__ __forceinline__ void put_sums(const fft_args &a, const unit &u, const sums &s) {
-    constexpr float scale = 0.5f / (N1 * N2);
-#pragma unroll
-    for (int i = 0; i < OWN; i++) {
-        const frequency f = frequency_of(i);
-        if (f.lane >= LANES) continue;
-        const point p = {s.of[i].re * scale, s.of[i].im * scale};
-        point_at(f.lane, f.row, f.column) = exchanged(p);
-        if (f.row && 2 * f.row < N1)
-            point_at(f.lane, N1 - f.row, f.column ? N2 - f.column : 0) = exchanged(conjugate(p));
-        if (BIASED && f.row + f.column == 0)
-            a.partial[(((int64_t)blockIdx.x + u.segment) * SUMS + TAPS) * LANES + f.lane] = s.bias;
-    }
-}
-
-static __device__ __forceinline__ void put_taps(const fft_args &a, const unit &u, int lane, int row,
-                                                const point (&from)[N2]) {
-    float *to = a.partial + (((int64_t)blockIdx.x + u.segment) * SUMS + row * K2) * LANES + lane;
-#pragma unroll
-    for (int t = 0; t < K2; t++) to[t * LANES] = from[t * D2].im;
-}
-
-/* ---------------------------------------------------------------- the two ways through a plane */
-/* Columns, then rows, then, but for the gradient of the weights, columns back; there units are added up, and sums go
- * the same way once. BACK: the second way. The loop keeps one copy of the transforms. */
-static __device__ __forceinline__ void columns(const fft_args &a, const unit &u, bool back) {
-    const window in = window_of(a, u, false), out = window_of(a, u, true);
-    const int count = back ? (WEIGHTS ? N2 : out.count) : WEIGHTS ? max(in.count, out.count) : in.count;
-    const line l = line_of(max(count, 1));
-    const bool other = WEIGHTS && l.plane >= LANES; /* diff_dst */
-    const place p = place_of(a, u, other ? l.plane - LANES : l.plane);
-    const window w = other || (back && !WEIGHTS) ? out : in;
-    const int column = back ? l.at : w.first + l.at;
-    const bool there = back ? l.plane < LANES && l.at < count : l.plane < PLANES && l.at < w.count;
-    if (!there) return;
-    point v[N1];
-    if (back) {
-#pragma unroll
-        for (int i = 0; i < N1; i++) v[i] = point_at(l.plane, i, column);
-    } else if (SPECTRUM) {
-        load_taps(a, p, column, v);
-    } else {
-        load_column(other ? a.out : a.in, w, p, column, v);
-    }
-    fft<N1>::run(v);
-    if (back && !WEIGHTS) return store_column(a, w, p, column, v);
-#pragma unroll
-    for (int i = 0; i < N1; i++) point_at(l.plane, i, column) = v[i];
-}
-
-static __device__ __forceinline__ void rows(const fft_args &a, const unit &u, bool back) {
-    const int plane = (int)threadIdx.x / N1, row = (int)threadIdx.x - plane * N1;
-    if (plane >= (back ? LANES : PLANES) || (back && (row % D1 || row / D1 >= K1))) return;
-    const bool other = WEIGHTS && plane >= LANES;
-    const window w = window_of(a, u, other);
-    const place p = place_of(a, u, other ? plane - LANES : plane);
-    const int64_t channel = min(p.channel, a.channels - 1);
-    point *spectrum = (point *)a.spectrum + channel * (N1 * N2) + row;
-    point v[N2];
-    load_row(plane, row, back ? 0 : w.first, back ? N2 : w.count, v);
-#pragma unroll 1
-    for (int turn = 0; turn < (WEIGHTS || SPECTRUM ? 1 : 2); turn++) {
-        if (turn)
-#pragma unroll
-            for (int i = 0; i < N2; i++) v[i] = exchanged(v[i] * spectrum[i * N1]);
-        fft<N2>::run(v);
-    }
-    if (back) return put_taps(a, u, plane, row / D1, v);
-    if (!SPECTRUM) return store_row(plane, row, v);
-    constexpr float scale = 1.0f / (N1 * N2);
-    if (p.channel >= a.channels) return;
-#pragma unroll
-    for (int i = 0; i < N2; i++) spectrum[i * N1] = {v[i].re * scale, -v[i].im * scale};
-}
-
-extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) transform(const __grid_constant__ fft_args a) {
-    const int begin = (int)blockIdx.x * a.per, end = min(begin + a.per, a.units);
-    sums s = {};
-    for (int i = begin; i < end; i++) {
-        const unit u = unit_at(a, i);
-        const bool last = WEIGHTS && (i + 1 == end || (i + 1) % a.span == 0); /* of its segment here */
-#pragma unroll 1
-        for (int back = 0; back < (SPECTRUM ? 1 : WEIGHTS ? 1 + last : 2); back++) {
-            columns(a, u, back);
-            __syncthreads();
-            if (!back || WEIGHTS) rows(a, u, back);
-            __syncthreads();
-            if (!WEIGHTS) continue;
-            if (!back) add_products(s);
-            if (!back && last) {
-                __syncthreads();
-                put_sums(a, u, s);
-                s = {};
-            }
-            __syncthreads();
-        }
-    }
-}
-#endif
+#include "conv/fft_planes.h"
 #endif
