@@ -1,4 +1,9 @@
 """Convolution in every pass, and adaptive and average pooling, on tensors that reach past element 2^31; NaN and infinity through the means."""
+import os
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -57,3 +62,12 @@ def test_nan_and_infinity_go_where_torch_sends_them(op, attrs, twin):
     want = twin(x)
     got = capi.run(f"{op}2d:fwd:f32:nchw:n1c2h6w4:{attrs}", src=x, dst=torch.empty_like(want))["dst"]
     capi.close(got, want, torch.float32)
+
+
+def test_causal_kernels_of_the_emulated_gpu_beyond_two_to_the_31():
+    build, here = Path(os.environ.get("WEFT_LIBRARY", "")).parent, Path(__file__).parent
+    if not (build / "emulator").is_dir():
+        pytest.skip("no emulated GPU beside the library")
+    done = subprocess.run([here.parent / "emulator" / "run", sys.executable, here / "far_causal.py"], env={**os.environ, "BUILD": str(build)}, capture_output=True,
+                          text=True)
+    assert done.returncode == 0 and "far and right" in done.stdout, done.stderr
