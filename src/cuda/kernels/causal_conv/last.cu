@@ -21,8 +21,8 @@ typedef struct tile {
     uint32_t blocks;
 } tile;
 
-static const char *const variants[] = {"8b", "4b", NULL};
-static const int bytes[] = {8, 4};
+static const char *const variants[] = {"8b", "4b", "8b2", "4b2", NULL};
+static const int bytes[] = {8, 4, 8, 4};
 
 /* Runs so short that many threads are busy, and so long that what a run repeats, k - 1 tokens, weighs little. */
 static int32_t run_of(const weft_problem *p, int vec) {
@@ -43,7 +43,7 @@ static const char *plan(const weft_problem *p, const weft__hw *hw, int variant, 
         return "channels that do not make such vectors";
     t->lanes = WEFT__MIN(cuda_power(p->c / t->vec), 32);
     t->tiles = cuda_ceil(p->c / t->vec, t->lanes);
-    t->run = run_of(p, t->vec);
+    t->run = run_of(p, t->vec) * (variant < 2 ? 1 : 2);
     t->slices = cuda_ceil(cuda_ceil(p->in[2], t->run), CAUSAL_THREADS / t->lanes);
     const int64_t blocks = t->tiles * t->slices * p->n;
     if (blocks > INT32_MAX || t->tiles > INT32_MAX) return "2^31 blocks or more";
@@ -53,7 +53,9 @@ static const char *plan(const weft_problem *p, const weft__hw *hw, int variant, 
     /* narrow vectors make more threads, where these are few; gradients of f32 have too many registers for wide ones */
     const bool half = weft__dtype_size(weft__tensor(p, WEFT_ROLE_SRC)->dtype) == 2;
     const bool narrow = fwd ? half && p->n * p->in[2] * p->c < 1 << 27 : !half;
-    d->ns = cuda_ns(hw, weft__bytes(p), (t->vec > 1 || !half ? 0.7 : 0.4) - 0.02 * (narrow ? 1 - variant : variant),
+    d->ns = cuda_ns(hw, weft__bytes(p),
+                    (t->vec > 1 || !half ? 0.7 : 0.4) - 0.02 * (narrow ? 1 - variant % 2 : variant % 2) -
+                        0.01 * (variant / 2),
                     fwd ? 1 : 2);
     return NULL;
 }
