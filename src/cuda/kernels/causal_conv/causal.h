@@ -22,7 +22,7 @@ typedef struct causal_args {
     causal_view diff_src, diff_dst, diff_h0, diff_hn, diff_weights, diff_bias;
     float *partial;       /* [slice][channel][back, then bias] */
     int64_t n, c, slices; /* slices: of one sequence, for the grid; all of them, for the sums */
-    int64_t rows;         /* channels of all groups of `each` sequences */
+    int64_t units, parts; /* of a channel: what is summed apart, and blocks that do */
     int32_t w, run, each; /* tokens; tokens of a slice; sequences that share a slice */
 } causal_args;
 
@@ -177,6 +177,16 @@ static __device__ __forceinline__ int seq_at(const causal_args &a, int64_t n, in
     return t < 0 || t >= a.w ? NONE : row_of<int>(a.seq, n, 0)[t * a.seq.by_t];
 }
 
+/* The gradient of a tap's weight, or behind the taps of the bias. */
+static __device__ __forceinline__ void put_sum(const causal_args &a, int64_t c, int back, float sum) {
+    sum *= SCALE;
+    if (back < K)
+        ((DIFF_WEIGHTS_T *)a.diff_weights.at)[c * a.diff_weights.by_c + (K - 1 - back) * a.diff_weights.by_t] =
+            narrow<DIFF_WEIGHTS_T>(sum);
+    else if (BIASED)
+        ((DIFF_BIAS_T *)a.diff_bias.at)[c * a.diff_bias.by_c] = narrow<DIFF_BIAS_T>(sum);
+}
+
 /* Sums over slices in their order, in f64. A block has 32 sums that lie together, and 4 threads for each. */
 extern "C" __global__ void __launch_bounds__(CAUSAL_THREADS) causal_sums(const __grid_constant__ causal_args a) {
     __shared__ double scratch[CAUSAL_THREADS / 32][32];
@@ -190,14 +200,8 @@ extern "C" __global__ void __launch_bounds__(CAUSAL_THREADS) causal_sums(const _
     __syncthreads();
     if (part || i >= count) return;
     for (int k = 1; k < CAUSAL_THREADS / 32; k++) sum += scratch[k][lane];
-    sum *= SCALE;
     const int64_t c = i / (K + 1);
-    const int back = (int)(i - c * (K + 1));
-    if (back < K)
-        ((DIFF_WEIGHTS_T *)a.diff_weights.at)[c * a.diff_weights.by_c + (K - 1 - back) * a.diff_weights.by_t] =
-            narrow<DIFF_WEIGHTS_T>((float)sum);
-    else if (BIASED)
-        ((DIFF_BIAS_T *)a.diff_bias.at)[c * a.diff_bias.by_c] = narrow<DIFF_BIAS_T>((float)sum);
+    put_sum(a, c, (int)(i - c * (K + 1)), (float)sum);
 }
 #endif
 

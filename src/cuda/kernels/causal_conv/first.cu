@@ -21,8 +21,9 @@ enum { CHUNKS = 16, MANY_THREADS = 1 << 18 }; /* gradients: chunks of a unit, an
 
 typedef struct tile {
     int vec, lanes, each, depth; /* each: sequences of a unit; depth: chunks that are loaded ahead */
+    int share;                   /* gradients: units of a block that have one channel, whose sums it adds up */
     int32_t run;
-    int64_t segments, rows;
+    int64_t segments, units, parts; /* of a sequence; units of a channel, and blocks */
     uint32_t blocks;
 } tile;
 
@@ -44,12 +45,15 @@ static const char *plan(const weft_problem *p, const weft__hw *hw, int variant, 
     t->segments = cuda_ceil(p->in[2], t->run);
     t->each = fwd || variant == 3 ? 1 : (int)WEFT__MAX(WEFT__MIN(CHUNKS / cuda_ceil(t->run, chunk), p->n), 1);
     while (t->each > 1 && cuda_ceil(p->n, t->each) * p->c * t->segments * t->lanes < MANY_THREADS) t->each /= 2;
-    t->rows = cuda_ceil(p->n, t->each) * p->c;
-    const int64_t blocks = cuda_ceil(t->rows, CAUSAL_THREADS / t->lanes) * t->segments;
+    t->units = cuda_ceil(p->n, t->each) * t->segments;
+    const int of_block = CAUSAL_THREADS / t->lanes;
+    t->share = fwd || p->kernel[2] > CAUSAL_NARROW ? 1 : WEFT__MIN(cuda_power(t->units), of_block);
+    t->parts = cuda_ceil(t->units, t->share);
+    const int64_t blocks = cuda_ceil(fwd ? p->n * p->c : p->c, of_block / t->share) * (fwd ? t->segments : t->parts);
     if (blocks > INT32_MAX) return "2^31 blocks or more";
     t->blocks = (uint32_t)blocks;
-    if (p->pass == WEFT_PASS_BWD || p->pass == WEFT_PASS_BWD_WEIGHTS)
-        d->workspace = (size_t)(t->rows * t->segments * (p->kernel[2] + 1)) * sizeof(float);
+    if (t->parts > 1 && (p->pass == WEFT_PASS_BWD || p->pass == WEFT_PASS_BWD_WEIGHTS))
+        d->workspace = (size_t)(t->parts * p->c * (p->kernel[2] + 1)) * sizeof(float);
     d->ns = cuda_ns(hw, weft__bytes(p), (t->vec == tokens ? 0.7 : 0.3) - 0.01 * variant, fwd ? 1 : 2) +
             weft__flops(p) / (0.2 * hw->gpu->gflops);
     return NULL;
@@ -59,8 +63,8 @@ static void defines(const weft_problem *p, const weft__hw *hw, const void *param
     const tile *t = params;
     (void)hw;
     causal_defines(p, text);
-    weft__put(text, " -DVEC=%d -DLANES=%d -DDEPTH=%d -DINDEX=%s", t->vec, t->lanes, t->depth,
-              t->rows < INT32_MAX ? "uint32_t" : "uint64_t");
+    weft__put(text, " -DVEC=%d -DLANES=%d -DDEPTH=%d -DSHARE=%d -DINDEX=%s", t->vec, t->lanes, t->depth, t->share,
+              p->n * p->c < INT32_MAX && t->units < INT32_MAX ? "uint32_t" : "uint64_t");
 }
 
 static weft_status run(const weft__exec *e) {
@@ -69,10 +73,11 @@ static weft_status run(const weft__exec *e) {
     a.run = t->run;
     a.slices = t->segments;
     a.each = t->each;
-    a.rows = t->rows;
+    a.units = t->units;
+    a.parts = t->parts;
     const weft__launch launch = {.grid = {t->blocks, 1, 1}, .block = {CAUSAL_THREADS, 1, 1}};
     WEFT__TRY(weft__cuda_launch(e, 0, &launch, &a));
-    return causal_mode(e->p) < MODE_WEIGHTS ? WEFT_OK : causal_finish(e, 1, a, t->rows / a.c * t->segments);
+    return causal_mode(e->p) < MODE_WEIGHTS || t->parts == 1 ? WEFT_OK : causal_finish(e, 1, a, t->parts);
 }
 
 const weft__kernel weft__cuda_causal_conv_fwd_ncw = {
@@ -111,9 +116,9 @@ enum { NARROW = K <= CAUSAL_NARROW, TAPS = NARROW ? K : 1, GROUPS = (K + TOK - 1
 enum { LOW = NARROW ? (K - 1 + TOK - 1) / TOK : 0 }; /* windows before a lane's own that are kept */
 enum { REACH = GROUPS * TOK };                       /* tokens before a chunk that are loaded with it */
 
-struct place { /* what a unit of lanes works on: a row, or those of a channel in a group of sequences in turn */
-    int64_t n, c, group;
-    int lane;
+struct place { /* what a unit of lanes works on: a segment of a row; gradients: of those of `each` sequences in turn */
+    int64_t n, c;
+    int lane, begin, end; /* tokens begin .. end - 1 */
     bool live;
     float weight[TAPS], bias;
 };
@@ -125,13 +130,26 @@ struct window { /* TOK tokens */
 
 static __device__ __forceinline__ place open_row(const causal_args &a) {
     place p;
-    const INDEX rows = (INDEX)a.rows;
-    const INDEX row = (INDEX)(blockIdx.x / (uint32_t)a.slices) * UNITS + threadIdx.x / LANES;
-    const INDEX near = row < rows ? row : rows - 1, group = near / (INDEX)a.c;
-    p.live = row < rows;
-    p.group = group;
-    p.n = (int64_t)group * a.each;
-    p.c = near - group * (INDEX)a.c;
+    const uint32_t unit = threadIdx.x / LANES;
+    if (FWD) { /* a block has neighbouring rows */
+        const uint32_t some = blockIdx.x / (uint32_t)a.slices;
+        const INDEX rows = (INDEX)(a.n * a.c), row = (INDEX)some * UNITS + unit;
+        const INDEX near = row < rows ? row : rows - 1, n = near / (INDEX)a.c;
+        p.live = row < rows;
+        p.n = n;
+        p.c = near - n * (INDEX)a.c;
+        p.begin = (int)(blockIdx.x - some * (uint32_t)a.slices) * a.run;
+    } else { /* SHARE units of neighbouring channels */
+        const uint32_t some = blockIdx.x / (uint32_t)a.parts, part = blockIdx.x - some * (uint32_t)a.parts;
+        const int64_t c = (int64_t)some * (UNITS / SHARE) + unit / SHARE;
+        const INDEX own = (INDEX)part * SHARE + unit % SHARE, near = own < (INDEX)a.units ? own : (INDEX)a.units - 1;
+        const INDEX group = near / (INDEX)a.slices;
+        p.live = c < a.c && own < (INDEX)a.units;
+        p.n = (int64_t)group * a.each;
+        p.c = c < a.c ? c : a.c - 1;
+        p.begin = (int)(near - group * (INDEX)a.slices) * a.run;
+    }
+    p.end = min(p.begin + a.run, a.w);
     p.lane = (int)threadIdx.x % LANES;
     p.bias = bias_at(a, p.c);
     if (NARROW)
@@ -278,9 +296,9 @@ static __device__ __forceinline__ void forward(const causal_args &a, const place
 extern "C" __global__ void __launch_bounds__(CAUSAL_THREADS) causal_fwd(const __grid_constant__ causal_args a) {
     enum { AHEAD = 2 };
     const place p = open_row(a);
-    const int begin = (int)(blockIdx.x % (uint32_t)a.slices) * a.run, end = min(begin + a.run, a.w);
     const T *src = row_of<T>(a.src, p.n, p.c);
-    for (int t0 = begin; t0 < end; t0 += AHEAD * CHUNK) {
+    const int end = p.end;
+    for (int t0 = p.begin; t0 < end; t0 += AHEAD * CHUNK) {
         pack<T, TOK> raw[AHEAD];
 #pragma unroll
         for (int k = 0; k < AHEAD; k++) raw[k] = fetch(a, src, t0 + k * CHUNK + p.lane * TOK);
@@ -429,18 +447,37 @@ static __device__ __forceinline__ void add_up(const causal_args &a, const place 
     }
 }
 
+/* The sums of a block's units of one channel in their order: all there are, or a part for causal_sums. */
 static __device__ __forceinline__ void put_totals(const causal_args &a, const place &p, totals &s) {
-    const int64_t slice = p.group * a.slices + blockIdx.x % (uint32_t)a.slices;
-    float *to = a.partial + (slice * a.c + p.c) * (K + 1);
-#pragma unroll
-    for (int b = 0; b < TAPS && NARROW; b++) {
-        const float all = lanes_all<plus, LANES>(s.own[b]);
-        if (p.live && p.lane == 0) to[b] = all;
-    }
+    enum { MANY = NARROW ? K + 1 : 1 };
+    __shared__ float room[UNITS][MANY];
+    const uint32_t some = blockIdx.x / (uint32_t)a.parts, part = blockIdx.x - some * (uint32_t)a.parts;
     const float bias = lanes_all<plus, LANES>(s.bias);
-    if (!p.live) return;
-    if (p.lane == 0) to[K] = bias;
-    for (int b = p.lane; b < K && !NARROW; b += LANES) to[b] = s.unit[b];
+    if (!NARROW) {
+        float *to = a.partial + ((int64_t)part * a.c + p.c) * (K + 1);
+        if (!p.live) return;
+        if (p.lane == 0) a.parts > 1 ? (void)(to[K] = bias) : put_sum(a, p.c, K, bias);
+        for (int b = p.lane; b < K; b += LANES) a.parts > 1 ? (void)(to[b] = s.unit[b]) : put_sum(a, p.c, b, s.unit[b]);
+        return;
+    }
+#pragma unroll
+    for (int b = 0; b < MANY; b++) {
+        const float all = b < K ? lanes_all<plus, LANES>(s.own[b < TAPS ? b : 0]) : bias;
+        if (p.lane == 0) room[threadIdx.x / LANES][b] = p.live ? all : 0;
+    }
+    __syncthreads();
+    for (int i = (int)threadIdx.x; i < UNITS / SHARE * MANY; i += CAUSAL_THREADS) {
+        const int which = i / MANY, b = i % MANY;
+        const int64_t c = (int64_t)some * (UNITS / SHARE) + which;
+        float sum = 0;
+#pragma unroll
+        for (int u = 0; u < SHARE; u++) sum += room[which * SHARE + u][b];
+        if (c >= a.c) continue;
+        if (a.parts > 1)
+            a.partial[((int64_t)part * a.c + c) * MANY + b] = sum;
+        else
+            put_sum(a, c, b, sum);
+    }
 }
 
 /* A chunk: its gradients, and what they add to the sums; dz of it stays in kept. */
@@ -474,10 +511,11 @@ struct walk {
     }
 };
 
-extern "C" __global__ void __launch_bounds__(CAUSAL_THREADS) causal_bwd(const __grid_constant__ causal_args a) {
+extern "C" __global__ void __launch_bounds__(CAUSAL_THREADS, NARROW &&K <= 4 ? 6 : 1)
+    causal_bwd(const __grid_constant__ causal_args a) {
     __shared__ float unit_sums[NARROW ? 1 : UNITS * K];
     place p = open_row(a);
-    const int segment = (int)(blockIdx.x % (uint32_t)a.slices), begin = segment * a.run, end = min(begin + a.run, a.w);
+    const int begin = p.begin, end = p.end;
     const int top = begin + (end - 1 - begin) / CHUNK * CHUNK, turns = (int)min((int64_t)a.each, a.n - p.n);
     float kept[TOK];
     totals s = {};
