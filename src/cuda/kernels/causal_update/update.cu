@@ -29,7 +29,7 @@ typedef struct update_args {
 #ifndef __CUDACC_RTC__
 typedef struct tile {
     int vec, state, one; /* one: a single token behind a short shifted state */
-    int dense;           /* the weights of a thread are whole vectors */
+    int dense;           /* weights and bias of a thread are whole vectors */
     uint32_t grid[2];
 } tile;
 
@@ -45,7 +45,8 @@ static bool lies(const weft_tensor *t, int64_t vec) {
 static const char *plan(const weft_problem *p, const weft__hw *hw, int variant, weft__decision *d) {
     tile *t = WEFT__PARAMS(tile, d);
     const weft_tensor *src = weft__tensor(p, WEFT_ROLE_SRC), *dst = weft__tensor(p, WEFT_ROLE_DST),
-                      *state = weft__tensor(p, WEFT_ROLE_STATE), *weights = weft__tensor(p, WEFT_ROLE_WEIGHTS);
+                      *state = weft__tensor(p, WEFT_ROLE_STATE), *weights = weft__tensor(p, WEFT_ROLE_WEIGHTS),
+                      *bias = weft__tensor(p, WEFT_ROLE_BIAS);
     const int64_t len = p->attr[WEFT_CAUSAL_LEN], k = p->kernel[2];
     const int64_t full = 16 / (int64_t)weft__dtype_size(src->dtype);
     (void)variant;
@@ -65,7 +66,9 @@ static const char *plan(const weft_problem *p, const weft__hw *hw, int variant, 
         t->state = STATE_VECTORS;
     }
     t->dense = k <= 8 && weights->align % 16 == 0 && side_by_side(weights, 4) && weights->strides[0] == k &&
-               t->vec * k * (int64_t)weft__dtype_size(weights->dtype) % 16 == 0;
+               t->vec * k * (int64_t)weft__dtype_size(weights->dtype) % 16 == 0 &&
+               (!bias || (bias->align % 16 == 0 && bias->strides[0] == 1 &&
+                          t->vec * (int64_t)weft__dtype_size(bias->dtype) % 16 == 0));
     const int64_t across = cuda_ceil(p->c / t->vec, 32);
     const int64_t per =
         WEFT__MAX(WEFT__MIN(p->n * p->c / t->vec >> 16, 8), 1); /* rows of a warp: weights once for all */
@@ -154,8 +157,13 @@ static __device__ __forceinline__ float weight_at(const update_args &a, int64_t 
 static __device__ __forceinline__ channels open_channels(const update_args &a, int64_t c) {
     channels o;
     o.c = c;
+    if (DENSE && BIASED) {
+        load((const BIAS_T *)a.bias.at + c, o.bias);
+    } else {
 #pragma unroll
-    for (int i = 0; i < VEC; i++) o.bias[i] = BIASED ? widen(((const BIAS_T *)a.bias.at)[(c + i) * a.bias.by_c]) : 0;
+        for (int i = 0; i < VEC; i++)
+            o.bias[i] = BIASED ? widen(((const BIAS_T *)a.bias.at)[(c + i) * a.bias.by_c]) : 0;
+    }
     if (DENSE) {
         pack<WEIGHTS_T, DENSE ? VEC * K : 1> w;
         load_raw((const WEIGHTS_T *)a.weights.at + c * K, w);
