@@ -52,6 +52,11 @@ template <int BYTES> static inline void ptx_copy_part(void *to, const void *from
     else
         memset(to, 0, BYTES);
 }
+static inline void ptx_copy_some(void *to, const void *from, int bytes) {
+    if (((uintptr_t)to | (uintptr_t)(bytes ? from : to)) & 15) emulated->fail("a copy that is not aligned to 16 bytes");
+    memset(to, 0, 16);
+    memcpy(to, from, (size_t)bytes);
+}
 static inline void ptx_copy_commit() {}
 template <int Left> static inline void ptx_copy_wait() {}
 

@@ -25,12 +25,14 @@ def near(mine, theirs, dtype=None):
 
 
 def lengths(device, least=1):
-    whole = (1, 2, 8, 16, 32, 63, 64, 65, 128, 129, 130, 151, 256, 372, 512, 784, 1024, 1134, 2048, 4096)
-    return [n for n in (whole if device.type == "cuda" else (1, 2, 8, 129, 151)) if n >= least]
+    """Theirs are 20, and each makes a GPU compile kernels: some of every kind."""
+    return [n for n in ((1, 8, 129, 1134, 4096) if device.type == "cuda" else (1, 2, 8, 129, 151)) if n >= least]
 
 
-def dims(device, update=False):
-    return ((2048, 2048 + 16, 4096) if update else (64, 4096 + 32)) if device.type == "cuda" else (48,)
+def dims(device, length=129, update=False):
+    if device.type != "cuda":
+        return (48,)
+    return (2048, 2048 + 16) if update else (64, 4096 + 32) if length == 129 else (64,)
 
 
 def slice_of(batch, dim, length, device, dtype, last):
@@ -53,10 +55,8 @@ def again(*tensors):
 @pytest.mark.parametrize("dtype", TYPES, **named)
 @pytest.mark.parametrize("last, has_first, has_final", [(False, False, False), *itertools.product((True,), (False, True), (False, True))])
 def test_sequences(last, has_first, has_final, dtype, device):
-    for dim in dims(device):
-        for length, (width, has_bias, activation) in itertools.product(lengths(device), OPTIONS):
-            if dim > 64 and (length + width) % 3:   # the large ones in turn
-                continue
+    for length, (width, has_bias, activation) in itertools.product(lengths(device), OPTIONS):
+        for dim in dims(device, length):
             x, (weight, bias) = slice_of(2, dim, length, device, dtype, last), parameters(dim, width, has_bias, device)
             first = torch.randn(2, width - 1, dim, device=device, dtype=dtype).transpose(1, 2).requires_grad_() if has_first else None
             others = again(x, weight, bias, first)
@@ -85,10 +85,8 @@ def pieces(length, splits):
 
 @pytest.mark.parametrize("dtype", TYPES, **named)
 def test_several_sequences_in_a_row(dtype, device):
-    for dim in dims(device):
-        for length, (width, has_bias, activation) in itertools.product(lengths(device, 8), OPTIONS):
-            if dim > 64 and (length + width) % 3:
-                continue
+    for length, (width, has_bias, activation) in itertools.product(lengths(device, 8), OPTIONS):
+        for dim in dims(device, length):
             x, (weight, bias) = slice_of(3, dim, length, device, dtype, True), parameters(dim, width, has_bias, device)
             cuts = [pieces(length, int(torch.randint(1, 5, (1,)))) for _ in range(3)]
             seq_idx = torch.stack([torch.repeat_interleave(torch.arange(len(cut)), torch.tensor(cut)) for cut in cuts]).to(torch.int32).to(device)
@@ -107,7 +105,7 @@ def test_several_sequences_in_a_row(dtype, device):
 
 @pytest.mark.parametrize("dtype", TYPES, **named)
 def test_padding_behind_sequences(dtype, device):
-    for dim, length, (width, has_bias, activation) in itertools.product(dims(device), (128, 256, 512, 1024) if device.type == "cuda" else (128,), OPTIONS):
+    for dim, length, (width, has_bias, activation) in itertools.product(dims(device), (128, 1024) if device.type == "cuda" else (128,), OPTIONS):
         x, (weight, bias) = slice_of(3, dim, length, device, dtype, True).detach(), parameters(dim, width, has_bias, device)
         used = [int(torch.randint(length // 2, length, (1,))) for _ in range(3)]
         cuts, seq_idx, count = [pieces(n, int(torch.randint(1, 4, (1,)))) for n in used], torch.full((3, length), -1, dtype=torch.int32), 0
@@ -123,7 +121,7 @@ def test_padding_behind_sequences(dtype, device):
 @pytest.mark.parametrize("dtype", TYPES, **named)
 def test_next_tokens(dtype, rows, device):
     batch = 64 if device.type == "cuda" else 6
-    for dim, length, ring, (width, has_bias, activation) in itertools.product(dims(device, True), (1, 4, 5), (False, True), OPTIONS):
+    for dim, length, ring, (width, has_bias, activation) in itertools.product(dims(device, update=True), (1, 4, 5), (False, True), OPTIONS):
         if rows == "padded" and ring:
             continue
         weight, bias = parameters(dim, width, has_bias, device)
@@ -149,7 +147,7 @@ def test_next_tokens(dtype, rows, device):
 
 @pytest.mark.parametrize("dtype", TYPES, **named)
 def test_states_of_a_hundred_sequences(dtype, device):
-    for dim in dims(device, True):
+    for dim in dims(device, update=True):
         many = torch.randint(1, 32, (100,), device=device)
         x, ends = torch.randn(int(many.sum()), dim, device=device, dtype=dtype), F.pad(many.cumsum(0), (1, 0))
         assert torch.equal(causal_conv1d_varlen_states(x, ends, 20), causal_conv1d_varlen_states_ref(x, ends, 20))
@@ -175,7 +173,7 @@ def test_the_same_every_time(last, device):
 @pytest.mark.parametrize("last", [False, True], ids=["channel-major", "time-major"])
 def test_deterministic_algorithms(last, device):
     """Asked for or not, and with memory that PyTorch fills with NaN: the same bits."""
-    x, (weight, bias) = slice_of(4, dims(device)[-1], 200, device, torch.bfloat16, last), parameters(dims(device)[-1], 4, True, device)
+    x, (weight, bias) = slice_of(4, dims(device)[0], 200, device, torch.bfloat16, last), parameters(dims(device)[0], 4, True, device)
     g, before = torch.randn_like(x), torch.are_deterministic_algorithms_enabled()
     one = gradients(x, weight, bias, g)
     try:

@@ -99,6 +99,13 @@ static __device__ __forceinline__ void ptx_copy_async(void *to, const void *from
                  : "memory");
 }
 
+/* The first `bytes` of 16, and zeros. */
+static __device__ __forceinline__ void ptx_copy_some(void *to, const void *from, int bytes) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"((uint32_t)__cvta_generic_to_shared(to)),
+                 "l"(__cvta_generic_to_global(from)), "r"(bytes)
+                 : "memory");
+}
+
 static __device__ __forceinline__ void ptx_copy_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 
 /* Until at most `Left` of this thread's groups are under way. */
@@ -143,6 +150,9 @@ static __device__ __forceinline__ void ptx_multiply_f16(float (&sum)[4], const u
 /* At once. */
 template <int BYTES> static __device__ __forceinline__ void ptx_copy_part(void *to, const void *from, bool there) {
     for (int i = 0; i < BYTES / 4; i++) ((uint32_t *)to)[i] = there ? ((const uint32_t *)from)[i] : 0;
+}
+static __device__ __forceinline__ void ptx_copy_some(void *to, const void *from, int bytes) {
+    for (int i = 0; i < 8; i++) ((uint16_t *)to)[i] = 2 * i < bytes ? ((const uint16_t *)from)[i] : 0;
 }
 static __device__ __forceinline__ void ptx_copy_commit() {}
 template <int Left> static __device__ __forceinline__ void ptx_copy_wait() {}

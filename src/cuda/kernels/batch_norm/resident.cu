@@ -27,12 +27,13 @@ typedef struct tile {
     int vec, each, blocks; /* blocks: of a cluster */
 } tile;
 
-static const char *const variants[] = {"8", "16", NULL};
-
 static const char *plan(const weft_problem *p, const weft__hw *hw, int variant, weft__decision *d) {
     tile *t = WEFT__PARAMS(tile, d);
     const char *refusal = cuda_data_of(p, &t->d);
-    const int most = variant ? 16 : 8; /* blocks of a cluster */
+    const bool fwd = p->pass == WEFT_PASS_FWD;
+    /* blocks of a cluster: of gradients, which keep dy in shared memory, 16 where a GPU has such */
+    const int most = fwd || hw->gpu->cc < 90 || hw->gpu->cc >= 120 ? 8 : 16;
+    (void)variant;
     if (refusal) return refusal;
     if (t->d.inner == 1) return "channels-last, or one pixel";
     if (!p->attr[WEFT_BN_TRAIN]) return "inference: no sum comes before the result";
@@ -47,8 +48,7 @@ static const char *plan(const weft_problem *p, const weft__hw *hw, int variant, 
     }
     if (t->blocks > most) return "a channel does not fit on chip";
     if (t->blocks > 1 && hw->gpu->cc < 90) return "a channel does not fit into a block, and there are no clusters";
-    if (variant && (t->blocks < 16 || hw->gpu->cc >= 120)) return "the same tile, or no clusters of 16";
-    d->ns = cuda_ns(hw, weft__bytes(p), (t->vec * size > 8 ? 0.75 : 0.6) - 0.01 * variant, 1);
+    d->ns = cuda_ns(hw, weft__bytes(p), t->vec * size > 8 ? 0.75 : 0.6, 1);
     return NULL;
 }
 
@@ -80,7 +80,6 @@ const weft__kernel weft__cuda_batch_norm_resident = {
     .engine = WEFT_ENGINE_CUDA,
     .dtypes = CUDA_FLOATS,
     .bound = 4,
-    .variants = variants,
     .plan = plan,
     .run = run,
     WEFT__PARTS({"batch_norm/resident.cu", "resident", defines, false}),

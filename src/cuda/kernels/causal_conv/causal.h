@@ -102,9 +102,8 @@ static inline int causal_vec(const weft_problem *p, int axis, int bytes) {
 static inline void causal_defines(const weft_problem *p, weft__text *text) {
     weft__put(text, "-DT=%s -DK=%d -DMODE=%d -DSTRICT=%d", cuda_type(weft__tensor(p, WEFT_ROLE_SRC)->dtype),
               (int)p->kernel[2], causal_mode(p), p->math == WEFT_MATH_STRICT);
-    weft__put(text, " -DSILU=%d -DBIASED=%d -DSEQ=%d -DHAS_H0=%d -DHAS_HN=%d", weft__has_step(p, WEFT_STEP_SILU),
-              weft__has_step(p, WEFT_STEP_BIAS), p->attr[WEFT_CAUSAL_SEQ_IDX] != 0, p->attr[WEFT_CAUSAL_H0] != 0,
-              p->attr[WEFT_CAUSAL_HN] != 0 && p->pass != WEFT_PASS_BWD_WEIGHTS);
+    weft__put(text, " -DSILU=%d -DSEQ=%d -DHAS_H0=%d", weft__has_step(p, WEFT_STEP_SILU),
+              p->attr[WEFT_CAUSAL_SEQ_IDX] != 0, p->attr[WEFT_CAUSAL_H0] != 0);
     cuda_define_type(p, WEFT_ROLE_WEIGHTS, "WEIGHTS_T", text);
     cuda_define_type(p, WEFT_ROLE_BIAS, "BIAS_T", text);
     cuda_define_type(p, WEFT_ROLE_DIFF_WEIGHTS, "DIFF_WEIGHTS_T", text);
@@ -171,7 +170,7 @@ static __device__ __forceinline__ float weight_at(const causal_args &a, int64_t 
     return widen(row_of<WEIGHTS_T>(a.weights, 0, c)[(K - 1 - back) * a.weights.by_t]) * SCALE;
 }
 static __device__ __forceinline__ float bias_at(const causal_args &a, int64_t c) {
-    return BIASED ? widen(row_of<BIAS_T>(a.bias, 0, c)[0]) * SCALE : 0;
+    return a.bias.at ? widen(row_of<BIAS_T>(a.bias, 0, c)[0]) * SCALE : 0;
 }
 static __device__ __forceinline__ int seq_at(const causal_args &a, int64_t n, int t) {
     return t < 0 || t >= a.w ? NONE : row_of<int>(a.seq, n, 0)[t * a.seq.by_t];
@@ -183,7 +182,7 @@ static __device__ __forceinline__ void put_sum(const causal_args &a, int64_t c, 
     if (back < K)
         ((DIFF_WEIGHTS_T *)a.diff_weights.at)[c * a.diff_weights.by_c + (K - 1 - back) * a.diff_weights.by_t] =
             narrow<DIFF_WEIGHTS_T>(sum);
-    else if (BIASED)
+    else if (a.diff_bias.at)
         ((DIFF_BIAS_T *)a.diff_bias.at)[c * a.diff_bias.by_c] = narrow<DIFF_BIAS_T>(sum);
 }
 

@@ -4,10 +4,10 @@
  *            diff_src[t] = sum_b w[b] dz[t + b], diff_w[b] = sum dz[t] x[t - b]; b is the tap counted backwards
  * Blocking:  LANES lanes have one row, each 16 bytes of tokens; the 16 bytes before are read again, from L1. A unit of
  *            lanes walks the chunks of a segment of its row, so that weights are loaded once. Gradients go from the
- *            last chunk to the first: dz of the tokens behind come from the next lane, and those of the chunk behind
- *            are kept
- * Sums:      in registers over a segment (windows over 8: in shared memory), then over lanes; a second launch adds the
- *            segments up in their order
+ *            last chunk to the first, of one sequence after the other: chunks come through shared memory by
+ *            asynchronous copies, dz of the tokens behind from the next lane, and those of the chunk behind are kept
+ * Sums:      in registers over a unit's chunks (windows over 8: in shared memory), then over lanes and over the units of
+ *            a channel in a block; where these are not all, a second launch adds the blocks up in their order
  * Edges:     tokens outside are 0; under strict math and with seq_idx such taps are left out
  * Traffic:   src and dst once; src, diff_dst and diff_src once
  * Roofline:  bandwidth; instructions come close in 16 bits: two of them, exp and 1/x, run at a quarter of the rate.
@@ -20,21 +20,21 @@
 enum { CHUNKS = 16, MANY_THREADS = 1 << 18 }; /* gradients: chunks of a unit, and threads that keep a GPU busy */
 
 typedef struct tile {
-    int vec, lanes, each, depth; /* each: sequences of a unit; depth: chunks that are loaded ahead */
-    int share;                   /* gradients: units of a block that have one channel, whose sums it adds up */
+    int vec, lanes, each, stages; /* each: sequences of a unit; stages: chunks under way and the one at work */
+    int share;                    /* gradients: units of a block that have one channel, whose sums it adds up */
     int32_t run;
     int64_t segments, units, parts; /* of a sequence; units of a channel, and blocks */
     uint32_t blocks;
 } tile;
 
-static const char *const variants[] = {"d2", "d3", "d1", "d2e1", NULL};
-static const int depths[] = {2, 3, 1, 2};
+static const char *const variants[] = {"s4", "s3", "s6", NULL};
+static const int stages[] = {4, 3, 6};
 
 static const char *plan(const weft_problem *p, const weft__hw *hw, int variant, weft__decision *d) {
     tile *t = WEFT__PARAMS(tile, d);
     const char *refusal = causal_refusal(p, 4);
     const bool fwd = p->pass == WEFT_PASS_FWD;
-    t->depth = depths[variant];
+    t->stages = stages[variant];
     if (refusal) return refusal;
     const int64_t tokens = 16 / (int64_t)weft__dtype_size(weft__tensor(p, WEFT_ROLE_SRC)->dtype);
     t->vec = causal_vec(p, 4, 16);
@@ -43,7 +43,7 @@ static const char *plan(const weft_problem *p, const weft__hw *hw, int variant, 
     t->segments = cuda_ceil(chunks, fwd ? 4 : CHUNKS);
     t->run = (int32_t)(cuda_ceil(chunks, t->segments) * chunk);
     t->segments = cuda_ceil(p->in[2], t->run);
-    t->each = fwd || variant == 3 ? 1 : (int)WEFT__MAX(WEFT__MIN(CHUNKS / cuda_ceil(t->run, chunk), p->n), 1);
+    t->each = fwd ? 1 : (int)WEFT__MAX(WEFT__MIN(CHUNKS / cuda_ceil(t->run, chunk), p->n), 1);
     while (t->each > 1 && cuda_ceil(p->n, t->each) * p->c * t->segments * t->lanes < MANY_THREADS) t->each /= 2;
     t->units = cuda_ceil(p->n, t->each) * t->segments;
     const int of_block = CAUSAL_THREADS / t->lanes;
@@ -63,7 +63,7 @@ static void defines(const weft_problem *p, const weft__hw *hw, const void *param
     const tile *t = params;
     (void)hw;
     causal_defines(p, text);
-    weft__put(text, " -DVEC=%d -DLANES=%d -DDEPTH=%d -DSHARE=%d -DINDEX=%s", t->vec, t->lanes, t->depth, t->share,
+    weft__put(text, " -DVEC=%d -DLANES=%d -DSTAGES=%d -DSHARE=%d -DINDEX=%s", t->vec, t->lanes, t->stages, t->share,
               p->n * p->c < INT32_MAX && t->units < INT32_MAX ? "uint32_t" : "uint64_t");
 }
 
@@ -224,15 +224,20 @@ static __device__ __forceinline__ void each_tap(int w, int t, int g, const windo
     }
 }
 
-/* z of TOK tokens; x: their window and, where these are kept, those before it, which are loaded here. */
+/* The windows before a lane's own that are kept. */
+template <bool WHOLE>
+static __device__ __forceinline__ void open_low(const causal_args &a, const place &p, int t, window (&x)[LOW + 1]) {
+#pragma unroll
+    for (int g = 1; g <= LOW; g++) open_window<WHOLE>(a, p, t - g * TOK, x[g]);
+}
+
+/* z of TOK tokens; x: their window and, where these are kept, those before it. */
 template <bool WHOLE>
 static __device__ __forceinline__ void sums_of(const causal_args &a, const place &p, int t, window (&x)[LOW + 1],
                                                float (&z)[TOK]) {
 #pragma unroll
     for (int i = 0; i < TOK; i++) z[i] = p.bias;
     if (NARROW) {
-#pragma unroll
-        for (int g = 1; g <= LOW; g++) open_window<WHOLE>(a, p, t - g * TOK, x[g]);
 #pragma unroll
         for (int g = 0; g < GROUPS; g++)
             each_tap<WHOLE>(a.w, t, g, x[0], x[g < LOW ? g : LOW], x[g + 1 < LOW ? g + 1 : LOW],
@@ -287,6 +292,7 @@ static __device__ __forceinline__ void forward(const causal_args &a, const place
     window x[LOW + 1];
     float z[TOK];
     open_window<WHOLE>(a, p, t, raw, x[0]);
+    open_low<WHOLE>(a, p, t, x);
     sums_of<WHOLE>(a, p, t, x, z);
 #pragma unroll
     for (int i = 0; i < TOK; i++) z[i] = SEQ && x[0].seq[SEQ ? i : 0] < 0 ? 0 : activate(z[i]);
@@ -311,256 +317,11 @@ extern "C" __global__ void __launch_bounds__(CAUSAL_THREADS) causal_fwd(const __
                 forward<false>(a, p, t, raw[k]);
         }
     }
-    if (HAS_HN && p.live && end == a.w) keep_last(a, p);
+    if (a.hn.at && p.live && end == a.w) keep_last(a, p);
 }
 
 /* ---------------------------------------------------------------- gradients */
 #else
-/* dz of TOK tokens from the windows of x and from diff_dst; 0 where there is no token. */
-template <bool WHOLE>
-static __device__ __forceinline__ void diff_sums_of(const causal_args &a, const place &p, int t, window (&x)[LOW + 1],
-                                                    const pack<T, TOK> &dy, float (&dz)[TOK]) {
-    float z[TOK];
-    if (SILU || (WEIGHTS && NARROW)) sums_of<WHOLE>(a, p, t, x, z);
-    widen_all(dy, dz);
-#pragma unroll
-    for (int i = 0; i < TOK && SILU; i++) dz[i] *= slope(z[i]);
-    if (!WHOLE && t + TOK > a.w)
-#pragma unroll
-        for (int i = 0; i < TOK; i++)
-            if (t + i >= a.w) dz[i] = 0;
-    if (SEQ)
-#pragma unroll
-        for (int i = 0; i < TOK; i++)
-            if (x[0].seq[SEQ ? i : 0] < 0) dz[i] = 0;
-}
-
-/* dz of the tokens g lanes behind: of this chunk, or of the one behind it. The first `count` of them. */
-static __device__ __forceinline__ void behind(const place &p, int g, int count, const float (&dz)[TOK],
-                                              const float (&kept)[TOK], float (&to)[TOK]) {
-#pragma unroll
-    for (int i = 0; i < TOK; i++)
-        if (i < count) to[i] = __shfl_sync(0xffffffffu, p.lane < g ? kept[i] : dz[i], (p.lane + g) % LANES, LANES);
-}
-
-/* Adds w[b] dz[t + i + b] for the taps b = g TOK + r. */
-template <bool WHOLE>
-static __device__ __forceinline__ void diff_taps(const causal_args &a, const place &p, int t, int g,
-                                                 const float *weight, const float (&low)[TOK], const float (&high)[TOK],
-                                                 float (&dx)[TOK]) {
-#pragma unroll
-    for (int r = 0; r < TOK; r++) {
-        if (g * TOK + r >= K) continue;
-#pragma unroll
-        for (int i = 0; i < TOK; i++) {
-            const int to = t + i + g * TOK + r;
-            bool counts = true;
-            if (SEQ)
-                counts = seq_at(a, p.n, to) == seq_at(a, p.n, t + i);
-            else if (STRICT && !WHOLE)
-                counts = to >= 0 && to < a.w;
-            if (counts)
-                dx[i] = fmaf(weight[r], i + r < TOK ? low[(i + r) & (TOK - 1)] : high[(i + r) & (TOK - 1)], dx[i]);
-        }
-    }
-}
-
-/* diff_src of TOK tokens; before the first token, diff_h0. The whole warp calls. */
-template <bool WHOLE>
-static __device__ __forceinline__ void put_diff(const causal_args &a, const place &p, int t, const float (&dz)[TOK],
-                                                const float (&kept)[TOK]) {
-    float dx[TOK] = {}, low[TOK], high[TOK];
-#pragma unroll
-    for (int i = 0; i < TOK; i++) low[i] = dz[i];
-    if (NARROW) {
-#pragma unroll
-        for (int g = 0; g < GROUPS; g++) {
-            behind(p, g + 1, K - 1 - g * TOK, dz, kept, high);
-            diff_taps<WHOLE>(a, p, t, g, p.weight + (NARROW ? g * TOK : 0), low, high, dx);
-#pragma unroll
-            for (int i = 0; i < TOK; i++) low[i] = high[i];
-        }
-    } else {
-#pragma unroll 1
-        for (int g = 0; g < GROUPS; g++) {
-            float weight[TOK];
-#pragma unroll
-            for (int r = 0; r < TOK; r++) weight[r] = g * TOK + r < K ? weight_at(a, p.c, g * TOK + r) : 0;
-            behind(p, g + 1, TOK, dz, kept, high);
-            diff_taps<WHOLE>(a, p, t, g, weight, low, high, dx);
-#pragma unroll
-            for (int i = 0; i < TOK; i++) low[i] = high[i];
-        }
-    }
-    if (SEQ)
-#pragma unroll
-        for (int i = 0; i < TOK; i++)
-            if (seq_at(a, p.n, t + i) < 0) dx[i] = 0;
-    if (!WHOLE && HAS_HN && t + TOK > a.w - (K - 1))
-#pragma unroll
-        for (int i = 0; i < TOK; i++) {
-            const int held = t + i - a.w + K - 1;
-            if (held >= 0 && held < K - 1 && t + i >= 1 - K)
-                dx[i] += widen(row_of<T>(a.diff_hn, p.n, p.c)[held * a.diff_hn.by_t]);
-        }
-    put<WHOLE>(a, p, a.diff_src, t, dx);
-    if (!WHOLE && HAS_H0 && t < 0 && p.live)
-#pragma unroll
-        for (int i = 0; i < TOK; i++)
-            if (t + i < 0 && t + i >= 1 - K)
-                ((T *)row_of<T>(a.diff_h0, p.n, p.c))[(t + i + K - 1) * a.diff_h0.by_t] = narrow<T>(dx[i]);
-}
-
-/* Sums of dz x over the tokens of a segment. */
-struct totals {
-    float own[TAPS], bias; /* of this lane */
-    float *unit;           /* wide windows: of all lanes, in shared memory */
-};
-
-template <bool WHOLE>
-static __device__ __forceinline__ void add_up(const causal_args &a, const place &p, int t, const window (&x)[LOW + 1],
-                                              const float (&dz)[TOK], totals &s) {
-#pragma unroll
-    for (int i = 0; i < TOK; i++) s.bias += dz[i];
-    if (NARROW) {
-#pragma unroll
-        for (int g = 0; g < GROUPS; g++)
-            each_tap<WHOLE>(a.w, t, g, x[0], x[g < LOW ? g : LOW], x[g + 1 < LOW ? g + 1 : LOW],
-                            [&](int r, int i, float v) {
-                                float &sum = s.own[NARROW ? g * TOK + r : 0];
-                                sum = fmaf(dz[i], v, sum);
-                            });
-        return;
-    }
-    window high = x[0], low;
-#pragma unroll 1
-    for (int g = 0; g < GROUPS; g++) {
-        float sum[TOK] = {};
-        open_window<WHOLE>(a, p, t - (g + 1) * TOK, low);
-        each_tap<WHOLE>(a.w, t, g, x[0], high, low, [&](int r, int i, float v) { sum[r] = fmaf(dz[i], v, sum[r]); });
-#pragma unroll
-        for (int r = 0; r < TOK; r++) {
-            const float all = lanes_all<plus, LANES>(sum[r]);
-            if (p.lane == r % LANES && g * TOK + r < K) s.unit[g * TOK + r] += all;
-        }
-        high = low;
-    }
-}
-
-/* The sums of a block's units of one channel in their order: all there are, or a part for causal_sums. */
-static __device__ __forceinline__ void put_totals(const causal_args &a, const place &p, totals &s) {
-    enum { MANY = NARROW ? K + 1 : 1 };
-    __shared__ float room[UNITS][MANY];
-    const uint32_t some = blockIdx.x / (uint32_t)a.parts, part = blockIdx.x - some * (uint32_t)a.parts;
-    const float bias = lanes_all<plus, LANES>(s.bias);
-    if (!NARROW) {
-        float *to = a.partial + ((int64_t)part * a.c + p.c) * (K + 1);
-        if (!p.live) return;
-        if (p.lane == 0) a.parts > 1 ? (void)(to[K] = bias) : put_sum(a, p.c, K, bias);
-        for (int b = p.lane; b < K; b += LANES) a.parts > 1 ? (void)(to[b] = s.unit[b]) : put_sum(a, p.c, b, s.unit[b]);
-        return;
-    }
-#pragma unroll
-    for (int b = 0; b < MANY; b++) {
-        const float all = b < K ? lanes_all<plus, LANES>(s.own[b < TAPS ? b : 0]) : bias;
-        if (p.lane == 0) room[threadIdx.x / LANES][b] = p.live ? all : 0;
-    }
-    __syncthreads();
-    for (int i = (int)threadIdx.x; i < UNITS / SHARE * MANY; i += CAUSAL_THREADS) {
-        const int which = i / MANY, b = i % MANY;
-        const int64_t c = (int64_t)some * (UNITS / SHARE) + which;
-        float sum = 0;
-#pragma unroll
-        for (int u = 0; u < SHARE; u++) sum += room[which * SHARE + u][b];
-        if (c >= a.c) continue;
-        if (a.parts > 1)
-            a.partial[((int64_t)part * a.c + c) * MANY + b] = sum;
-        else
-            put_sum(a, c, b, sum);
-    }
-}
-
-/* A chunk: its gradients, and what they add to the sums; dz of it stays in kept. */
-template <bool WHOLE>
-static __device__ __forceinline__ void backward(const causal_args &a, const place &p, int t, const pack<T, TOK> &raw,
-                                                const pack<T, TOK> &dy, float (&kept)[TOK], totals &s) {
-    window x[LOW + 1];
-    float dz[TOK];
-    open_window<WHOLE>(a, p, t, raw, x[0]);
-    diff_sums_of<WHOLE>(a, p, t, x, dy, dz);
-    if (WEIGHTS) add_up<WHOLE>(a, p, t, x, dz, s);
-    if (!DATA) return;
-    put_diff<WHOLE>(a, p, t, dz, kept);
-#pragma unroll
-    for (int i = 0; i < TOK; i++) kept[i] = dz[i];
-}
-
-/* The chunks of a unit in the order in which they are worked on, for what is loaded ahead. */
-struct walk {
-    const T *src, *diff_dst;
-    int t0, left; /* left: chunks */
-    __device__ __forceinline__ void next(const causal_args &a, int begin, int top) {
-        left--;
-        if (t0 > begin) {
-            t0 -= CHUNK;
-        } else {
-            t0 = top;
-            src += a.src.by_n;
-            diff_dst += a.diff_dst.by_n;
-        }
-    }
-};
-
-extern "C" __global__ void __launch_bounds__(CAUSAL_THREADS, NARROW &&K <= 4 ? 6 : 1)
-    causal_bwd(const __grid_constant__ causal_args a) {
-    __shared__ float unit_sums[NARROW ? 1 : UNITS * K];
-    place p = open_row(a);
-    const int begin = p.begin, end = p.end;
-    const int top = begin + (end - 1 - begin) / CHUNK * CHUNK, turns = (int)min((int64_t)a.each, a.n - p.n);
-    float kept[TOK];
-    totals s = {};
-    if (!NARROW) {
-        s.unit = unit_sums + threadIdx.x / LANES * K;
-        for (int b = p.lane; b < K; b += LANES) s.unit[b] = 0;
-        __syncwarp();
-    }
-    walk w = {row_of<T>(a.src, p.n, p.c), row_of<T>(a.diff_dst, p.n, p.c), top, turns * ((top - begin) / CHUNK + 1)};
-    pack<T, TOK> raw[DEPTH], dy[DEPTH];
-#pragma unroll
-    for (int d = 0; d < DEPTH; d++, w.next(a, begin, top))
-        if (w.left > 0) {
-            raw[d] = fetch(a, w.src, w.t0 + p.lane * TOK);
-            dy[d] = fetch(a, w.diff_dst, w.t0 + p.lane * TOK);
-        }
-    for (int turn = 0; turn < turns; turn++, p.n++) {
-#pragma unroll
-        for (int i = 0; i < TOK; i++) kept[i] = 0;
-        if (DATA && end < a.w && p.lane * TOK < K - 1) { /* dz behind the segment */
-            const int t = end + p.lane * TOK;
-            window x[LOW + 1];
-            open_window<false>(a, p, t, x[0]);
-            diff_sums_of<false>(a, p, t, x, fetch(a, row_of<T>(a.diff_dst, p.n, p.c), t), kept);
-        }
-        for (int t0 = top; t0 >= begin; t0 -= CHUNK) {
-            const pack<T, TOK> now = raw[0], now_dy = dy[0];
-#pragma unroll
-            for (int d = 0; d < DEPTH - 1; d++) raw[d] = raw[d + 1], dy[d] = dy[d + 1];
-            if (w.left > 0) {
-                raw[DEPTH - 1] = fetch(a, w.src, w.t0 + p.lane * TOK);
-                dy[DEPTH - 1] = fetch(a, w.diff_dst, w.t0 + p.lane * TOK);
-                w.next(a, begin, top);
-            }
-            if (t0 >= REACH && t0 + CHUNK + REACH <= a.w)
-                backward<true>(a, p, t0 + p.lane * TOK, now, now_dy, kept, s);
-            else
-                backward<false>(a, p, t0 + p.lane * TOK, now, now_dy, kept, s);
-        }
-        if (DATA && HAS_H0 && begin == 0) {
-            const float none[TOK] = {};
-            put_diff<false>(a, p, (p.lane - LANES) * TOK, none, kept);
-        }
-    }
-    if (WEIGHTS) put_totals(a, p, s);
-}
+#include "causal_conv/first_bwd.h"
 #endif
 #endif

@@ -1,15 +1,17 @@
 /* Causal convolution of sequences whose channels lie side by side: forward, and every gradient in one pass; widths to
  * 8, f32, f16 and bf16 with f32 sums, states, seq_idx, bias and silu.
  * Math:      as in first.cu
- * Blocking:  a thread has VEC channels and walks a run of tokens forwards: the k - 1 tokens before, weights and sums
- *            stay in registers, AHEAD tokens are under way at once. Gradients walk k - 1 tokens further than their run,
- *            for the dz that the last of its tokens need, and write diff_src k - 1 tokens behind
+ * Blocking:  a thread has VEC channels, 8 bytes, and walks a run of tokens forwards: the k - 1 tokens before, weights and
+ *            sums stay in registers, tokens come through shared memory by asynchronous copies, AHEAD in a stage and
+ *            STAGES - 1 stages under way. Gradients walk k - 1 tokens further than their run, for the dz that the last
+ *            of its tokens need, and write diff_src k - 1 tokens behind
  * Sums:      in registers over a run, then over the runs of a block; a second launch adds the blocks up in their order.
  *            Runs follow from the problem
  * Edges:     tokens outside are 0; under strict math and with seq_idx such taps are left out
  * Traffic:   src and dst once; src, diff_dst and diff_src once; k - 1 tokens of a run again, from L2
- * Roofline:  bandwidth; instructions come close in 16 bits. Measured on an H200, share of a copy: bf16 forward 0.76 to
- *            0.86, gradients 0.54 to 0.75; f32 0.89 to 0.93 and 0.73 to 0.87
+ * Roofline:  bandwidth. Measured on an H200, share of a copy: bf16 forward 0.85 to 0.91, gradients 0.77 to 0.88 (16
+ *            sequences of 512 tokens: 0.73 and 0.61); f32 0.88 and 0.87. Loads into registers reached 0.76 to 0.86 and
+ *            0.54 to 0.75; vectors of 4 bytes are slower by 7%
  * Try:       weft bench causal_conv1d:bwd:bf16:nwc:n8c4096w2048:k4:bias+silu@cuda */
 #include "causal_conv/causal.h"
 
@@ -21,13 +23,10 @@ typedef struct tile {
     uint32_t blocks;
 } tile;
 
-static const char *const variants[] = {"8b", "4b", "8b2", "4b2", NULL};
-static const int bytes[] = {8, 4, 8, 4};
-
 /* Runs so short that many threads are busy, and so long that what a run repeats, k - 1 tokens, weighs little. */
 static int32_t run_of(const weft_problem *p, int vec) {
-    const int64_t work = p->n * p->in[2] * (p->c / vec);
-    const int64_t run = p->pass == WEFT_PASS_FWD ? work >> 20 : work >> 18, least = p->pass == WEFT_PASS_FWD ? 16 : 32;
+    const bool fwd = p->pass == WEFT_PASS_FWD;
+    const int64_t work = p->n * p->in[2] * (p->c / vec), run = fwd ? work >> 20 : work >> 18, least = fwd ? 32 : 64;
     return (int32_t)WEFT__MAX(WEFT__MIN(cuda_ceil(run, 8) * 8, 256), least);
 }
 
@@ -35,28 +34,22 @@ static const char *plan(const weft_problem *p, const weft__hw *hw, int variant, 
     tile *t = WEFT__PARAMS(tile, d);
     const char *refusal = causal_refusal(p, 1);
     const bool fwd = p->pass == WEFT_PASS_FWD;
+    (void)variant;
     if (refusal) return refusal;
     if (p->kernel[2] > CAUSAL_NARROW) return "the window is over 8 tokens";
-    t->vec = causal_vec(p, 1, bytes[variant]);
+    t->vec = causal_vec(p, 1, 8);
     while (p->c % t->vec) t->vec /= 2;
-    if (variant && t->vec * (int)weft__dtype_size(weft__tensor(p, WEFT_ROLE_SRC)->dtype) < bytes[variant])
-        return "channels that do not make such vectors";
     t->lanes = WEFT__MIN(cuda_power(p->c / t->vec), 32);
     t->tiles = cuda_ceil(p->c / t->vec, t->lanes);
-    t->run = run_of(p, t->vec) * (variant < 2 ? 1 : 2);
+    t->run = run_of(p, t->vec);
     t->slices = cuda_ceil(cuda_ceil(p->in[2], t->run), CAUSAL_THREADS / t->lanes);
     const int64_t blocks = t->tiles * t->slices * p->n;
     if (blocks > INT32_MAX || t->tiles > INT32_MAX) return "2^31 blocks or more";
     t->blocks = (uint32_t)blocks;
     if (p->pass == WEFT_PASS_BWD || p->pass == WEFT_PASS_BWD_WEIGHTS)
         d->workspace = (size_t)(p->n * t->slices * p->c * (p->kernel[2] + 1)) * sizeof(float);
-    /* narrow vectors make more threads, where these are few; gradients of f32 have too many registers for wide ones */
     const bool half = weft__dtype_size(weft__tensor(p, WEFT_ROLE_SRC)->dtype) == 2;
-    const bool narrow = fwd ? half && p->n * p->in[2] * p->c < 1 << 27 : !half;
-    d->ns = cuda_ns(hw, weft__bytes(p),
-                    (t->vec > 1 || !half ? 0.7 : 0.4) - 0.02 * (narrow ? 1 - variant % 2 : variant % 2) -
-                        0.01 * (variant / 2),
-                    fwd ? 1 : 2);
+    d->ns = cuda_ns(hw, weft__bytes(p), t->vec > 1 || !half ? 0.8 : 0.4, fwd ? 1 : 2);
     return NULL;
 }
 
@@ -86,7 +79,6 @@ const weft__kernel weft__cuda_causal_conv_fwd_nwc = {
     .steps = CAUSAL_STEPS,
     .dtypes = CUDA_FLOATS,
     .bound = 2,
-    .variants = variants,
     .plan = plan,
     .run = run,
     WEFT__PARTS({"causal_conv/last.cu", "causal_fwd", defines, false}),
@@ -101,7 +93,6 @@ const weft__kernel weft__cuda_causal_conv_bwd_nwc = {
     .steps = CAUSAL_STEPS,
     .dtypes = CUDA_FLOATS,
     .bound = 2,
-    .variants = variants,
     .plan = plan,
     .run = run,
     WEFT__PARTS({"causal_conv/last.cu", "causal_bwd", defines, false},
@@ -281,7 +272,7 @@ extern "C" __global__ void __launch_bounds__(CAUSAL_THREADS) causal_fwd(const __
         from += AHEAD * a.src.by_t;
         dst += AHEAD * a.dst.by_t;
     }
-    if (HAS_HN && p.end == a.w) keep_last(a, p);
+    if (a.hn.at && p.end == a.w) keep_last(a, p);
 }
 
 /* ---------------------------------------------------------------- gradients */
@@ -324,7 +315,7 @@ static __device__ __forceinline__ void put_diff(const causal_args &a, const plac
 #pragma unroll
         for (int i = 0; i < VEC; i++) dx[i] = fmaf(p.weight[b][i], dz[at + b][i], dx[i]);
     }
-    if (!WHOLE && HAS_HN && held >= 0) {
+    if (!WHOLE && a.diff_hn.at && held >= 0) {
         float more[VEC];
         load_state(a.diff_hn, p, held, more);
 #pragma unroll

@@ -250,7 +250,7 @@ extern "C" __global__ void __launch_bounds__(WIDE_THREADS) causal_fwd(const __gr
                     *token_at<T>(a.dst, p, t0 + at + i) = narrow<T>(is_padding(p, at + i) ? 0 : activate(z[i]));
         }
     }
-    if (HAS_HN && p.end == a.w) keep_last(a, p);
+    if (a.hn.at && p.end == a.w) keep_last(a, p);
 }
 
 /* ---------------------------------------------------------------- gradients */
@@ -282,7 +282,7 @@ static __device__ __forceinline__ void put_diff(const causal_args &a, const plac
     for (int i = 0; i < OUT; i++) {
         const int t = t0 + at + OUT - 1 - i, held = t - a.w + K - 1;
         if (t >= p.end || t < (HAS_H0 ? 1 - K : 0)) continue;
-        if (HAS_HN && held >= 0) dx[i] += widen(*token_at<const T>(a.diff_hn, p, held));
+        if (a.diff_hn.at && held >= 0) dx[i] += widen(*token_at<const T>(a.diff_hn, p, held));
         if (t >= 0)
             *token_at<T>(a.diff_src, p, t) = narrow<T>(dx[i]);
         else

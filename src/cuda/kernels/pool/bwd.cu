@@ -30,7 +30,7 @@ static weft_status run(const weft__exec *e) {
     return pool_launch(e, &a, a.in);
 }
 
-POOL_KERNELS(bwd, BWD, "pool/bwd.cu", "pool_bwd", NULL);
+POOL_KERNELS(bwd, BWD, "pool/bwd.cu", "pool_bwd");
 
 #else
 enum { PLACES = ROWS * COLUMNS };

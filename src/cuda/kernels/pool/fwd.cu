@@ -1,10 +1,10 @@
 /* Maximum, average and adaptive average pooling, forward; f32, f16, bf16; both layouts.
  * Math:      as in src/ref/pool.h
- * Blocking:  channels-first: COLUMNS neighbouring outputs of a row per thread, from vectors of VEC places of a row of
+ * Blocking:  channels-first: COLUMNS neighbouring outputs of ROWS rows per thread, from vectors of VEC places of a row of
  *            the input; results are stored in whole lines. Channels-last: VEC channels of ROWS outputs below each
  *            other. Adaptive windows of more than 64 places, channels-first: an output per warp
  * Traffic:   each tensor once from memory; windows that overlap read again from L1
- * Roofline:  bandwidth. Measured on an H200, 64x256x56x56 f32, 3 s2: max 3.2 TB/s with a byte index, 2.9 channels-last;
+ * Roofline:  bandwidth. Measured on an H200, 64x256x56x56 f32, 3 s2: max 3.3 TB/s with a byte index, 2.9 channels-last;
  *            average 3.6. Through shared memory, whole planes at a time, it was 2.1 and 2.8
  * Assumes:   all tensors dense in one order
  * Try:       weft bench max_pool2d:fwd:f32:nchw:n64c256h56w56:k3s2p1index1@cuda */
@@ -27,20 +27,21 @@ static void across(const weft_problem *p, pool_tile *t) {
 static const char *plan(const weft_problem *p, const weft__hw *hw, int variant, weft__decision *d) {
     pool_tile *t = WEFT__PARAMS(pool_tile, d);
     const char *refusal = pool_refusal(p, t);
+    (void)variant;
     if (refusal) return refusal;
     const double outputs = (double)weft__numel(weft__tensor(p, WEFT_ROLE_DST)), places = weft__flops(p) / outputs;
     t->warp = p->op == WEFT_OP_ADAPTIVE_AVG_POOL && !t->last && places > 64;
     if (!t->warp && (p->op != WEFT_OP_ADAPTIVE_AVG_POOL || pool_even(p))) {
         if (!t->last) across(p, t);
-        t->rows = (int)WEFT__MIN(p->out[1], t->last ? 2 : t->columns == 1 ? 4 : 1 << variant);
+        const int rows = t->last ? 2 : t->columns == 1 ? 4 : p->op == WEFT_OP_MAX_POOL ? 2 : 1;
+        t->rows = (int)WEFT__MIN(p->out[1], rows);
         /* code for every row that a tile reads */
         while (t->rows > 1 && ((t->rows - 1) * pool_step(p, 1) + (pool_window(p, 1) - 1) * p->dilation[1] + 1) *
                                       pool_window(p, 2) * t->columns >
                                   128)
             t->rows--;
     }
-    if (variant && (t->rows == 1 || t->last || t->columns == 1)) return "the same tile";
-    d->ns = cuda_ns(hw, weft__bytes(p), 0.7 - 0.01 * variant, 1) + outputs * places / (0.1 * hw->gpu->gflops);
+    d->ns = cuda_ns(hw, weft__bytes(p), 0.7, 1) + outputs * places / (0.1 * hw->gpu->gflops);
     return NULL;
 }
 
@@ -49,8 +50,7 @@ static weft_status run(const weft__exec *e) {
     return pool_launch(e, &a, a.out);
 }
 
-static const char *const variants[] = {"1", "2", "4", NULL};
-POOL_KERNELS(fwd, FWD, "pool/fwd.cu", "pool_fwd", variants);
+POOL_KERNELS(fwd, FWD, "pool/fwd.cu", "pool_fwd");
 
 #else
 enum { SPAN = (ROWS - 1) * S1 + (K1 - 1) * D1 + 1 };            /* rows that a tile reads */

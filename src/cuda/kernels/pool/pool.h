@@ -120,7 +120,7 @@ static inline weft_status pool_launch(const weft__exec *e, pool_args *a, const i
     return weft__cuda_launch(e, 0, &launch, a);
 }
 
-#define POOL_KERNELS(pass_, PASS_, source_, entry_, variants_)                                                      \
+#define POOL_KERNELS(pass_, PASS_, source_, entry_)                                                                 \
     const weft__kernel weft__cuda_max_pool_##pass_ = {.name = "max_pool_" #pass_ "_gather__cuda",                   \
                                                       .version = 1,                                                 \
                                                       .op = WEFT_OP_MAX_POOL,                                       \
@@ -128,7 +128,6 @@ static inline weft_status pool_launch(const weft__exec *e, pool_args *a, const i
                                                       .passes = WEFT__PASS_SET(PASS_),                              \
                                                       .dtypes = CUDA_FLOATS,                                        \
                                                       .exact = true,                                                \
-                                                      .variants = variants_,                                        \
                                                       .plan = plan,                                                 \
                                                       .run = run,                                                   \
                                                       WEFT__PARTS({source_, entry_, pool_defines, false})};         \
@@ -138,7 +137,6 @@ static inline weft_status pool_launch(const weft__exec *e, pool_args *a, const i
                                                       .engine = WEFT_ENGINE_CUDA,                                   \
                                                       .passes = WEFT__PASS_SET(PASS_),                              \
                                                       .dtypes = CUDA_FLOATS,                                        \
-                                                      .variants = variants_,                                        \
                                                       .plan = plan,                                                 \
                                                       .run = run,                                                   \
                                                       WEFT__PARTS({source_, entry_, pool_defines, false})};         \
@@ -148,7 +146,6 @@ static inline weft_status pool_launch(const weft__exec *e, pool_args *a, const i
                                                                .engine = WEFT_ENGINE_CUDA,                          \
                                                                .passes = WEFT__PASS_SET(PASS_),                     \
                                                                .dtypes = CUDA_FLOATS,                               \
-                                                               .variants = variants_,                               \
                                                                .plan = plan,                                        \
                                                                .run = run,                                          \
                                                                WEFT__PARTS({source_, entry_, pool_defines, false})}
