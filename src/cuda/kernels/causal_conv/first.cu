@@ -6,8 +6,8 @@
  *            lanes walks the chunks of a segment of its row, so that weights are loaded once. Gradients go from the
  *            last chunk to the first, of one sequence after the other: chunks come through shared memory by
  *            asynchronous copies, dz of the tokens behind from the next lane, and those of the chunk behind are kept
- * Sums:      in registers over a unit's chunks (windows over 8: in shared memory), then over lanes and over the units of
- *            a channel in a block; where these are not all, a second launch adds the blocks up in their order
+ * Sums:      in registers over a unit's chunks (windows over 8: in shared memory), then over lanes and over the units
+ *            of a channel in a block; where these are not all, a second launch adds the blocks up in their order
  * Edges:     tokens outside are 0; under strict math and with seq_idx such taps are left out
  * Traffic:   src and dst once; src, diff_dst and diff_src once
  * Roofline:  bandwidth; instructions come close in 16 bits: two of them, exp and 1/x, run at a quarter of the rate.

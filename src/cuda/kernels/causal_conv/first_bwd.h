@@ -180,7 +180,7 @@ static __device__ __forceinline__ void backward(const causal_args &a, const plac
     for (int i = 0; i < TOK; i++) kept[i] = dz[i];
 }
 
-/* The chunks of a unit from the last to the first, on their way through shared memory: 16 bytes of a lane are a slot. */
+/* The chunks of a unit from the last to the first, on their way through shared memory: a lane's 16 bytes are a slot. */
 struct ring {
     uint4 (*src)[CAUSAL_THREADS], (*diff_dst)[CAUSAL_THREADS]; /* [stage] */
     const T *src_row, *diff_dst_row;                           /* of the next chunk, which begins at t0 */

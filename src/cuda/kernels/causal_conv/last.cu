@@ -1,8 +1,8 @@
 /* Causal convolution of sequences whose channels lie side by side: forward, and every gradient in one pass; widths to
  * 8, f32, f16 and bf16 with f32 sums, states, seq_idx, bias and silu.
  * Math:      as in first.cu
- * Blocking:  a thread has VEC channels, 8 bytes, and walks a run of tokens forwards: the k - 1 tokens before, weights and
- *            sums stay in registers, tokens come through shared memory by asynchronous copies, AHEAD in a stage and
+ * Blocking:  a thread has VEC channels, 8 bytes, and walks a run of tokens forwards: the k - 1 tokens before, weights
+ *            and sums stay in registers, tokens come through shared memory by asynchronous copies, AHEAD in a stage and
  *            STAGES - 1 stages under way. Gradients walk k - 1 tokens further than their run, for the dz that the last
  *            of its tokens need, and write diff_src k - 1 tokens behind
  * Sums:      in registers over a run, then over the runs of a block; a second launch adds the blocks up in their order.
