@@ -23,8 +23,8 @@
 
 #include "conv/planar.h"
 
-enum { MODE_FWD, MODE_DATA, MODE_WEIGHTS, MODE_SPECTRUM };
-enum { FINISH_THREADS = 256 };
+enum { MODE_FWD, MODE_DATA, MODE_WEIGHTS };
+enum { SMALL_THREADS = 256 }; /* of spectrum and finish */
 
 /* A tensor of data. */
 typedef struct fft_view {
@@ -58,8 +58,8 @@ typedef struct fft_tile {
 } fft_tile;
 
 typedef struct fft_plan {
-    fft_tile spectrum, data, weights; /* data: or forward */
-    size_t planes;                    /* of the workspace, before planar copies of two tensors; 0: none */
+    fft_tile data, weights; /* data: or forward */
+    size_t planes;          /* of the workspace, before planar copies of two tensors; 0: none */
 } fft_plan;
 
 /* Points of a line that `tiles` tiles of outputs take: one that holds the whole may share its zeros. */
@@ -134,7 +134,7 @@ static void lay_out(const weft_problem *p, const weft__hw *hw, fft_tile *t) {
     const int64_t pairs = (p->n + 1) / 2;
     int lanes = 1;
     while (2 * lanes * both * most <= (t->last ? 288 : 160)) lanes *= 2;
-    t->channels = t->last || t->mode == MODE_SPECTRUM ? lanes : 1;
+    t->channels = t->last ? lanes : 1;
     while (t->channels < lanes && t->channels * pairs < lanes) t->channels *= 2;
     while (t->channels > 1 && t->channels >= 2 * p->c) t->channels /= 2, lanes /= 2;
     t->planes = lanes * both;
@@ -150,7 +150,7 @@ static const char *split(const weft_problem *p, const int64_t size[2], fft_tile 
     const int64_t lanes = t->planes / (t->mode == MODE_WEIGHTS ? 2 : 1), segments = cuda_ceil(p->c, t->channels);
     t->across = (int32_t)cuda_ceil(size[1], t->tile[1]);
     t->rounds = (int32_t)cuda_ceil((p->n + 1) / 2, lanes / t->channels);
-    const int64_t span = t->mode == MODE_SPECTRUM ? 1 : cuda_ceil(size[0], t->tile[0]) * t->across * t->rounds;
+    const int64_t span = cuda_ceil(size[0], t->tile[0]) * t->across * t->rounds;
     if (segments * span > INT32_MAX / 2) return "2^30 units or more";
     t->span = (int32_t)span;
     t->units = (int32_t)(segments * span);
@@ -160,7 +160,7 @@ static const char *split(const weft_problem *p, const int64_t size[2], fft_tile 
 }
 
 static const char *tile_of(const weft_problem *p, const weft__hw *hw, int mode, bool last, fft_tile *t) {
-    const bool data = mode == MODE_DATA || (mode == MODE_SPECTRUM && p->pass != WEFT_PASS_FWD);
+    const bool data = mode == MODE_DATA;
     const int64_t size[2] = {data ? p->in[1] : p->out[1], data ? p->in[2] : p->out[2]};
     t->mode = mode;
     t->last = last;
@@ -228,7 +228,6 @@ static const char *plan(const weft_problem *p, const weft__hw *hw, int variant, 
     if (p->pass != WEFT_PASS_BWD_WEIGHTS) {
         const int mode = p->pass == WEFT_PASS_FWD ? MODE_FWD : MODE_DATA;
         if ((refusal = tile_of(p, hw, mode, last && !planar, &t->data))) return refusal;
-        if ((refusal = tile_of(p, hw, MODE_SPECTRUM, false, &t->spectrum))) return refusal;
         compute += 6000 + tile_ns(p, hw, &t->data);
         d->workspace = spectrum_bytes(p, &t->data);
     }
@@ -266,7 +265,8 @@ static void tile_defines(const weft_problem *p, const fft_tile *t, weft__text *t
 
 static void spectrum_defines(const weft_problem *p, const weft__hw *hw, const void *params, weft__text *text) {
     (void)hw;
-    tile_defines(p, &((const fft_plan *)params)->spectrum, text);
+    tile_defines(p, &((const fft_plan *)params)->data, text);
+    weft__put(text, " -DSPECTRUM");
 }
 static void data_defines(const weft_problem *p, const weft__hw *hw, const void *params, weft__text *text) {
     (void)hw;
@@ -277,8 +277,9 @@ static void weights_defines(const weft_problem *p, const weft__hw *hw, const voi
     tile_defines(p, &((const fft_plan *)params)->weights, text);
 }
 static void finish_defines(const weft_problem *p, const weft__hw *hw, const void *params, weft__text *text) {
-    weights_defines(p, hw, params, text);
-    weft__put(text, " -DFINISH=1");
+    (void)hw;
+    tile_defines(p, &((const fft_plan *)params)->weights, text);
+    weft__put(text, " -DFINISH");
 }
 
 static fft_args args_of(const weft__exec *e, const fft_tile *t) {
@@ -300,21 +301,34 @@ static fft_args args_of(const weft__exec *e, const fft_tile *t) {
                   .units = t->units};
     for (int i = 0; i < 2; i++)
         a.pad[i] = (int32_t)(data ? (p->kernel[i + 1] - 1) * p->dilation[i + 1] - p->pad_lo[i + 1] : p->pad_lo[i + 1]);
-    if (t->mode == MODE_SPECTRUM) return a;
     a.in = view_of(e, data ? WEFT_ROLE_DIFF_DST : WEFT_ROLE_SRC, t->last);
     a.out = view_of(e, t->mode == MODE_FWD ? WEFT_ROLE_DST : data ? WEFT_ROLE_DIFF_SRC : WEFT_ROLE_DIFF_DST, t->last);
     if (t->mode == MODE_FWD) a.epilogue = weft__epilogue_args(p);
     return a;
 }
 
-static weft_status launch(const weft__exec *e, int part, const fft_tile *t) {
-    const fft_args a = args_of(e, t);
+static weft_status launch(const weft__exec *e, int part, const fft_tile *t, const fft_args *a) {
     const weft__launch main = {.grid = {t->grid, 1, 1}, .block = {(uint32_t)t->threads, 1, 1}, .smem = t->smem};
-    WEFT__TRY(weft__cuda_launch(e, part, &main, &a));
-    if (t->mode != MODE_WEIGHTS) return WEFT_OK;
+    return weft__cuda_launch(e, part, &main, a);
+}
+
+/* The windows' spectra, then the images. */
+static weft_status run_data(const weft__exec *e, const fft_tile *t) {
+    const int64_t k1 = e->p->kernel[1], k2 = e->p->kernel[2];
+    const fft_args a = args_of(e, t);
+    const size_t floats = (size_t)(k1 * k2 + 2 * (t->points[0] + t->points[1]) + 2 * t->points[0] * k2);
+    const weft__launch spectrum = {
+        .grid = {(uint32_t)e->p->c, 1, 1}, .block = {SMALL_THREADS, 1, 1}, .smem = floats * sizeof(float)};
+    WEFT__TRY(weft__cuda_launch(e, 0, &spectrum, &a));
+    return launch(e, 1, t, &a);
+}
+
+static weft_status run_weights(const weft__exec *e, int part, const fft_tile *t) {
     const int64_t sums = e->p->c * (e->p->kernel[1] * e->p->kernel[2] + weft__has_step(e->p, WEFT_STEP_BIAS));
-    const weft__launch finish = {.grid = {(uint32_t)cuda_ceil(sums, FINISH_THREADS), 1, 1},
-                                 .block = {FINISH_THREADS, 1, 1}};
+    const fft_args a = args_of(e, t);
+    const weft__launch finish = {.grid = {(uint32_t)cuda_ceil(sums, SMALL_THREADS), 1, 1},
+                                 .block = {SMALL_THREADS, 1, 1}};
+    WEFT__TRY(launch(e, part, t, &a));
     return weft__cuda_launch(e, part + 1, &finish, &a);
 }
 
@@ -333,13 +347,12 @@ static weft_status run(const weft__exec *e) {
     const bool data = pass != WEFT_PASS_BWD_WEIGHTS, weights = pass == WEFT_PASS_BWD || !data;
     if (planar) WEFT__TRY(copy(e, last, fwd ? WEFT_ROLE_SRC : WEFT_ROLE_DIFF_DST, false));
     if (data) {
-        WEFT__TRY(launch(e, 0, &t->spectrum));
-        WEFT__TRY(launch(e, 1, &t->data));
+        WEFT__TRY(run_data(e, &t->data));
         if (planar) WEFT__TRY(copy(e, last, fwd ? WEFT_ROLE_DST : WEFT_ROLE_DIFF_SRC, true));
     }
     if (!weights) return WEFT_OK;
     if (planar) WEFT__TRY(copy(e, last, WEFT_ROLE_SRC, false));
-    return launch(e, data ? 2 : 0, &t->weights);
+    return run_weights(e, data ? 2 : 0, &t->weights);
 }
 
 #define SOURCE "conv/depthwise_fft.cu"
@@ -358,7 +371,7 @@ static weft_status run(const weft__exec *e) {
                                              .run = run,                 \
                                              WEFT__PARTS(__VA_ARGS__)}
 #define TRANSFORMED \
-    {SOURCE, "transform", spectrum_defines, false}, { SOURCE, "transform", data_defines, false }
+    {SOURCE, "spectrum", spectrum_defines, false}, { SOURCE, "transform", data_defines, false }
 #define SUMMED \
     {SOURCE, "transform", weights_defines, false}, { SOURCE, "finish", finish_defines, false }
 #define PLANAR {"conv/planar.h", "planar", planar_defines, false}
@@ -370,5 +383,65 @@ FFT_KERNEL(dwconv_bwd_fft, "dwconv_bwd_fft__cuda", WEFT__PASS_SET(BWD), WEFT__ST
            SUMMED, PLANAR);
 
 #else
+#include "vec.h"
+
+enum { TAPS = K1 * K2, SUMS = TAPS + BIASED, WEIGHTS = MODE == MODE_WEIGHTS, LANES = WEIGHTS ? PLANES / 2 : PLANES };
+extern __shared__ __align__(16) unsigned char bytes[];
+
+static __device__ __forceinline__ float tap_of(const fft_args &a, int64_t channel, int k) {
+    return widen(((const T *)a.weights)[channel * TAPS + (TURNED ? TAPS - 1 - k : k)]);
+}
+
+#ifdef SPECTRUM
+/* The window of one channel: columns, then rows, by the sums as they are written. Conjugate, with the factor of all. */
+extern "C" __global__ void __launch_bounds__(SMALL_THREADS) spectrum(const __grid_constant__ fft_args a) {
+    const int64_t channel = blockIdx.x;
+    float2 *root1 = (float2 *)bytes, *root2 = root1 + N1, *half = root2 + N2; /* half: [row][column of the window] */
+    float *taps = (float *)(half + N1 * K2);
+    for (int i = (int)threadIdx.x; i < N1 + N2; i += SMALL_THREADS)
+        sincospif(i < N1 ? 2.0f * i / N1 : 2.0f * (i - N1) / N2, &root1[i].y, &root1[i].x);
+    for (int i = (int)threadIdx.x; i < TAPS; i += SMALL_THREADS) taps[i] = tap_of(a, channel, i);
+    __syncthreads();
+    for (int i = (int)threadIdx.x; i < N1 * K2; i += SMALL_THREADS) {
+        float2 sum = {0, 0};
+        for (int k = 0; k < K1; k++) {
+            const float2 root = root1[i / K2 * k * D1 % N1];
+            const float tap = taps[k * K2 + i % K2];
+            sum = {fmaf(tap, root.x, sum.x), fmaf(tap, root.y, sum.y)};
+        }
+        half[i] = sum;
+    }
+    __syncthreads();
+    for (int i = (int)threadIdx.x; i < N1 * N2; i += SMALL_THREADS) {
+        float2 sum = {0, 0};
+        for (int k = 0; k < K2; k++) {
+            const float2 root = root2[i / N1 * k * D2 % N2], v = half[i % N1 * K2 + k];
+            sum.x = fmaf(v.x, root.x, fmaf(-v.y, root.y, sum.x));
+            sum.y = fmaf(v.x, root.y, fmaf(v.y, root.x, sum.y));
+        }
+        constexpr float scale = 1.0f / (N1 * N2);
+        ((float2 *)a.spectrum)[channel * (N1 * N2) + i] = {sum.x * scale, sum.y * scale};
+    }
+}
+
+#elif defined(FINISH)
+/* Partial sums in their order, in f64: a thread has one sum of one channel. */
+extern "C" __global__ void __launch_bounds__(SMALL_THREADS) finish(const __grid_constant__ fft_args a) {
+    const int64_t i = (int64_t)blockIdx.x * SMALL_THREADS + threadIdx.x;
+    if (i >= a.channels * SUMS) return;
+    const int64_t c = i / SUMS, segment = c / CHANNELS;
+    const int tap = (int)(i - c * SUMS), first = (int)(c - segment * CHANNELS);
+    const int64_t begin = segment * a.span / a.per, end = ((segment + 1) * a.span - 1) / a.per;
+    double sum = 0;
+    for (int64_t b = begin; b <= end; b++)
+        for (int lane = first; lane < LANES; lane += CHANNELS)
+            sum += a.partial[((b + segment) * SUMS + tap) * LANES + lane];
+    if (tap < TAPS)
+        ((T *)a.diff_weights)[c * TAPS + tap] = narrow<T>((float)sum);
+    else
+        ((BIAS_T *)a.diff_bias)[c] = narrow<BIAS_T>((float)sum);
+}
+#else
 #include "conv/fft_planes.h"
+#endif
 #endif

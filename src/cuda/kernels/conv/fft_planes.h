@@ -3,32 +3,7 @@
 #ifndef WEFT_CUDA_FFT_PLANES_H
 #define WEFT_CUDA_FFT_PLANES_H
 
-#include "vec.h"
-
-enum { TAPS = K1 * K2, SUMS = TAPS + BIASED };
-enum { WEIGHTS = MODE == MODE_WEIGHTS, SPECTRUM = MODE == MODE_SPECTRUM, LANES = WEIGHTS ? PLANES / 2 : PLANES };
-
-#ifdef FINISH
-/* Partial sums in their order, in f64: a thread has one sum of one channel. */
-extern "C" __global__ void __launch_bounds__(FINISH_THREADS) finish(const __grid_constant__ fft_args a) {
-    const int64_t i = (int64_t)blockIdx.x * FINISH_THREADS + threadIdx.x;
-    if (i >= a.channels * SUMS) return;
-    const int64_t c = i / SUMS, segment = c / CHANNELS;
-    const int tap = (int)(i - c * SUMS), first = (int)(c - segment * CHANNELS);
-    const int64_t begin = segment * a.span / a.per, end = ((segment + 1) * a.span - 1) / a.per;
-    double sum = 0;
-    for (int64_t b = begin; b <= end; b++)
-        for (int lane = first; lane < LANES; lane += CHANNELS)
-            sum += a.partial[((b + segment) * SUMS + tap) * LANES + lane];
-    if (tap < TAPS)
-        ((T *)a.diff_weights)[c * TAPS + tap] = narrow<T>((float)sum);
-    else
-        ((BIAS_T *)a.diff_bias)[c] = narrow<BIAS_T>((float)sum);
-}
-#else
 #include "conv/fft.h"
-
-extern __shared__ __align__(16) unsigned char bytes[];
 
 /* Point (row, column) of a plane. */
 static __device__ __forceinline__ point &point_at(int plane, int row, int column) {
@@ -71,9 +46,7 @@ struct window {
 };
 static __device__ __forceinline__ window window_of(const fft_args &a, const unit &u, bool out) {
     window w;
-    if (SPECTRUM) {
-        w = {0, 0, 0, (K2 - 1) * D2 + 1, N1};
-    } else if (out) {
+    if (out) {
         w = {u.y, u.x, 0, min(a.tile[1], a.out.w - u.x), min(a.tile[0], a.out.h - u.y)};
     } else {
         w = {u.y - a.pad[0], u.x - a.pad[1], max(a.pad[1] - u.x, 0), 0, N1};
@@ -105,16 +78,6 @@ static __device__ __forceinline__ void load_column(const fft_view &v, const wind
     }
 }
 
-static __device__ __forceinline__ void load_taps(const fft_args &a, const place &p, int column, point (&to)[N1]) {
-#pragma unroll
-    for (int i = 0; i < N1; i++) {
-        to[i] = {0, 0};
-        if (i % D1 || i / D1 >= K1 || column % D2 || p.channel >= a.channels) continue;
-        const int tap = i / D1 * K2 + column / D2;
-        to[i].re = widen(((const T *)a.weights)[p.channel * TAPS + (TURNED ? TAPS - 1 - tap : tap)]);
-    }
-}
-
 /* One output as a direct sum, without the padding. */
 static __device__ float careful(const fft_args &a, int64_t image, int64_t channel, int y, int x) {
     float sum = 0;
@@ -122,8 +85,7 @@ static __device__ float careful(const fft_args &a, int64_t image, int64_t channe
         const int sy = y - a.pad[0] + k / K2 * D1, sx = x - a.pad[1] + k % K2 * D2;
         if ((unsigned)sy >= (unsigned)a.in.h || (unsigned)sx >= (unsigned)a.in.w) continue;
         const int64_t at = image * a.in.image + channel * a.in.channel + (int64_t)sy * a.in.row + sx * a.in.column;
-        const float weight = widen(((const T *)a.weights)[channel * TAPS + (TURNED ? TAPS - 1 - k : k)]);
-        sum = fmaf(widen(((const T *)a.in.at)[at]), weight, sum);
+        sum = fmaf(widen(((const T *)a.in.at)[at]), tap_of(a, channel, k), sum);
     }
     return sum;
 }
@@ -239,8 +201,6 @@ static __device__ __forceinline__ void columns(const fft_args &a, const unit &u,
     if (back) {
 #pragma unroll
         for (int i = 0; i < N1; i++) v[i] = point_at(l.plane, i, column);
-    } else if (SPECTRUM) {
-        load_taps(a, p, column, v);
     } else {
         load_column(other ? a.out : a.in, w, p, column, v);
     }
@@ -257,22 +217,18 @@ static __device__ __forceinline__ void rows(const fft_args &a, const unit &u, bo
     const window w = window_of(a, u, other);
     const place p = place_of(a, u, other ? plane - LANES : plane);
     const int64_t channel = min(p.channel, a.channels - 1);
-    point *spectrum = (point *)a.spectrum + channel * (N1 * N2) + row;
+    const point *spectrum = (const point *)a.spectrum + channel * (N1 * N2) + row;
     point v[N2];
     load_row(plane, row, back ? 0 : w.first, back ? N2 : w.count, v);
 #pragma unroll 1
-    for (int turn = 0; turn < (WEIGHTS || SPECTRUM ? 1 : 2); turn++) {
+    for (int turn = 0; turn < (WEIGHTS ? 1 : 2); turn++) {
         if (turn)
 #pragma unroll
             for (int i = 0; i < N2; i++) v[i] = exchanged(v[i] * spectrum[i * N1]);
         fft<N2>::run(v);
     }
     if (back) return put_taps(a, u, plane, row / D1, v);
-    if (!SPECTRUM) return store_row(plane, row, v);
-    constexpr float scale = 1.0f / (N1 * N2);
-    if (p.channel >= a.channels) return;
-#pragma unroll
-    for (int i = 0; i < N2; i++) spectrum[i * N1] = {v[i].re * scale, -v[i].im * scale};
+    store_row(plane, row, v);
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) transform(const __grid_constant__ fft_args a) {
@@ -282,7 +238,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) transform(const __
         const unit u = unit_at(a, i);
         const bool last = WEIGHTS && (i + 1 == end || (i + 1) % a.span == 0); /* of its segment here */
 #pragma unroll 1
-        for (int back = 0; back < (SPECTRUM ? 1 : WEIGHTS ? 1 + last : 2); back++) {
+        for (int back = 0; back < (WEIGHTS ? 1 + last : 2); back++) {
             columns(a, u, back);
             __syncthreads();
             if (!back || WEIGHTS) rows(a, u, back);
@@ -298,6 +254,5 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) transform(const __
         }
     }
 }
-#endif
 
 #endif
