@@ -17,7 +17,7 @@
 
 #ifndef __CUDACC_RTC__
 typedef struct tile {
-    int vec, lanes;
+    int vec, lanes, dense; /* dense: weights and bias of a thread are whole vectors */
     int32_t run;
     int64_t slices, tiles; /* blocks along the tokens of a sequence, and along its channels */
     uint32_t blocks;
@@ -28,6 +28,13 @@ static int32_t run_of(const weft_problem *p, int vec) {
     const bool fwd = p->pass == WEFT_PASS_FWD;
     const int64_t work = p->n * p->in[2] * (p->c / vec), run = fwd ? work >> 20 : work >> 18, least = fwd ? 32 : 64;
     return (int32_t)WEFT__MAX(WEFT__MIN(cuda_ceil(run, 8) * 8, 256), least);
+}
+
+static bool is_dense(const weft_problem *p, int64_t vec) {
+    const weft_tensor *w = weft__tensor(p, WEFT_ROLE_WEIGHTS), *b = weft__tensor(p, WEFT_ROLE_BIAS);
+    const int64_t k = p->kernel[2], size = (int64_t)weft__dtype_size(w->dtype);
+    if (w->align % 16 || w->strides[0] != k || (k > 1 && w->strides[4] != 1) || vec * k * size % 16) return false;
+    return !b || (b->align % 16 == 0 && b->strides[0] == 1 && vec * (int64_t)weft__dtype_size(b->dtype) % 8 == 0);
 }
 
 static const char *plan(const weft_problem *p, const weft__hw *hw, int variant, weft__decision *d) {
@@ -42,6 +49,7 @@ static const char *plan(const weft_problem *p, const weft__hw *hw, int variant, 
     t->lanes = WEFT__MIN(cuda_power(p->c / t->vec), 32);
     t->tiles = cuda_ceil(p->c / t->vec, t->lanes);
     t->run = run_of(p, t->vec);
+    t->dense = is_dense(p, t->vec);
     t->slices = cuda_ceil(cuda_ceil(p->in[2], t->run), CAUSAL_THREADS / t->lanes);
     const int64_t blocks = t->tiles * t->slices * p->n;
     if (blocks > INT32_MAX || t->tiles > INT32_MAX) return "2^31 blocks or more";
@@ -57,7 +65,7 @@ static void defines(const weft_problem *p, const weft__hw *hw, const void *param
     const tile *t = params;
     (void)hw;
     causal_defines(p, text);
-    weft__put(text, " -DVEC=%d -DLX=%d", t->vec, t->lanes);
+    weft__put(text, " -DVEC=%d -DLX=%d -DDENSE=%d", t->vec, t->lanes, t->dense);
 }
 
 static weft_status run(const weft__exec *e) {
@@ -108,6 +116,19 @@ struct place { /* VEC channels from c on, of a run of sequence n */
     float weight[K][VEC], bias[VEC];
 };
 
+static __device__ __forceinline__ void open_channels(const causal_args &a, place &p) {
+    pack<WEIGHTS_T, DENSE ? VEC * K : 1> w;
+    if (DENSE) load_raw(row_of<WEIGHTS_T>(a.weights, 0, p.c), w);
+    if (DENSE && a.bias.at) load(row_of<BIAS_T>(a.bias, 0, p.c), p.bias);
+#pragma unroll
+    for (int i = 0; i < VEC; i++) {
+        p.bias[i] = !DENSE ? bias_at(a, p.c + i) : a.bias.at ? p.bias[i] * SCALE : 0;
+#pragma unroll
+        for (int b = 0; b < K; b++)
+            p.weight[b][i] = DENSE ? widen(w.v[DENSE ? i * K + K - 1 - b : 0]) * SCALE : weight_at(a, p.c + i, b);
+    }
+}
+
 static __device__ __forceinline__ place open_run(const causal_args &a) {
     place p;
     const uint32_t tiles = (uint32_t)((a.c / VEC + LX - 1) / LX);
@@ -118,13 +139,7 @@ static __device__ __forceinline__ place open_run(const causal_args &a) {
     const int64_t first = ((int64_t)(slice - n * (uint32_t)a.slices) * RUNS + threadIdx.x / LX) * a.run;
     p.begin = (int)(first < a.w ? first : a.w);
     p.end = p.c < a.c ? min(p.begin + a.run, a.w) : p.begin;
-    if (p.begin < p.end)
-#pragma unroll
-        for (int i = 0; i < VEC; i++) {
-            p.bias[i] = bias_at(a, p.c + i);
-#pragma unroll
-            for (int b = 0; b < K; b++) p.weight[b][i] = weight_at(a, p.c + i, b);
-        }
+    if (p.begin < p.end) open_channels(a, p);
     return p;
 }
 
