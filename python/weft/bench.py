@@ -80,7 +80,7 @@ def _cells(row: dict) -> tuple[str, ...]:
 
 
 def problems_of(name: str) -> list[str]:
-    """The problems of bench/NAME.txt in the source tree; ValueError where there is no such file.
+    """The problems of bench/NAME.txt in the source tree, and of NAME_cuda.txt where there is a GPU; ValueError where there is no such file.
 
         >>> from weft import bench
         >>> bench.problems_of("cpu")[0]
@@ -91,7 +91,8 @@ def problems_of(name: str) -> list[str]:
     if name not in known:
         allowed = ", ".join([*known, MODELS]) if known else f"{MODELS}; other sets are files of weft's source tree, and there is no {directory}"
         raise ValueError(f"--set: is {name!r}, allowed: {allowed}")
-    lines = (line.partition("#")[0].split() for line in (directory / f"{name}.txt").read_text(encoding="utf-8").splitlines())
+    files = [name] + [f"{name}_cuda"] * (f"{name}_cuda" in known and torch.cuda.is_available())
+    lines = (line.partition("#")[0].split() for file in files for line in (directory / f"{file}.txt").read_text(encoding="utf-8").splitlines())
     return [text for line in lines for text in line]
 
 
