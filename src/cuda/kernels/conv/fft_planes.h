@@ -133,48 +133,53 @@ static __device__ __forceinline__ void store_row(int plane, int row, const point
 }
 
 /* ---------------------------------------------------------------- sums of the weights' gradient */
-enum { HALF = (N1 / 2 + 1) * N2, OWN = WEIGHTS ? (LANES * HALF + THREADS - 1) / THREADS : 1 };
+/* A thread has one column of frequencies of a lane, and every GAP-th row of the upper half of the plane. */
+enum { GAP = WEIGHTS ? THREADS / (LANES * N2) : 1, OWN = WEIGHTS ? (N1 / 2 + GAP) / GAP : 1 };
 struct sums {
     point of[OWN];
     float bias; /* the first sum of a lane is the mean's: the thread that has it sums the bias */
 };
 
 struct frequency {
-    int lane, row, column;
+    int lane, row, column, mirror; /* row: the first; mirror: the column of the conjugate */
 };
-static __device__ __forceinline__ frequency frequency_of(int i) {
-    const int at = (int)threadIdx.x + i * THREADS, lane = at / HALF, rest = at - lane * HALF;
-    return {lane, rest / N2, rest % N2};
+static __device__ __forceinline__ frequency frequency_of() {
+    const int lane = (int)threadIdx.x / (GAP * N2), rest = (int)threadIdx.x - lane * (GAP * N2), column = rest % N2;
+    return {lane, rest / N2, column, column ? N2 - column : 0};
 }
 
 /* x conj(dy) at a point and at its conjugate. */
 static __device__ __forceinline__ void add_products(sums &s) {
+    const frequency f = frequency_of();
+    if (f.lane >= LANES) return;
+    const point *one = &point_at(f.lane, f.row, f.column), *other = &point_at(f.lane, N1 - f.row, f.mirror);
 #pragma unroll
     for (int i = 0; i < OWN; i++) {
-        const frequency f = frequency_of(i);
-        if (f.lane >= LANES) continue;
-        const int row = f.row ? N1 - f.row : 0, column = f.column ? N2 - f.column : 0;
-        const point x = point_at(f.lane, f.row, f.column), y = point_at(LANES + f.lane, f.row, f.column);
-        const point u = point_at(f.lane, row, column), v = point_at(LANES + f.lane, row, column);
-        s.of[i] = s.of[i] + x * conjugate(y) + conjugate(u) * v;
-        if (BIASED && f.row + f.column == 0) s.bias += y.re + y.im;
+        if (f.row + i * GAP > N1 / 2) continue;
+        const point *at = one + i * GAP * (N2 + 1), *away = other - i * GAP * (N2 + 1);
+        if (i == 0 && f.row == 0) away = &point_at(f.lane, 0, f.mirror);
+        const point x = at[0], y = at[LANES * PITCH], u = away[0], v = away[LANES * PITCH];
+        s.of[i].re = fmaf(x.re, y.re, fmaf(x.im, y.im, fmaf(u.re, v.re, fmaf(u.im, v.im, s.of[i].re))));
+        s.of[i].im = fmaf(x.im, y.re, fmaf(-x.re, y.im, fmaf(u.re, v.im, fmaf(-u.im, v.re, s.of[i].im))));
+        if (BIASED && i == 0 && f.row + f.column == 0) s.bias += y.re + y.im;
     }
 }
 
 /* Whole planes from the sums, to be transformed back: parts exchanged. */
 static __device__ __forceinline__ void put_sums(const fft_args &a, const unit &u, const sums &s) {
     constexpr float scale = 0.5f / (N1 * N2);
+    const frequency f = frequency_of();
+    if (f.lane >= LANES) return;
 #pragma unroll
     for (int i = 0; i < OWN; i++) {
-        const frequency f = frequency_of(i);
-        if (f.lane >= LANES) continue;
+        const int row = f.row + i * GAP;
+        if (row > N1 / 2) continue;
         const point p = {s.of[i].re * scale, s.of[i].im * scale};
-        point_at(f.lane, f.row, f.column) = exchanged(p);
-        if (f.row && 2 * f.row < N1)
-            point_at(f.lane, N1 - f.row, f.column ? N2 - f.column : 0) = exchanged(conjugate(p));
-        if (BIASED && f.row + f.column == 0)
-            a.partial[(((int64_t)blockIdx.x + u.segment) * SUMS + TAPS) * LANES + f.lane] = s.bias;
+        point_at(f.lane, row, f.column) = exchanged(p);
+        if (row && 2 * row < N1) point_at(f.lane, N1 - row, f.mirror) = exchanged(conjugate(p));
     }
+    if (BIASED && f.row + f.column == 0)
+        a.partial[(((int64_t)blockIdx.x + u.segment) * SUMS + TAPS) * LANES + f.lane] = s.bias;
 }
 
 static __device__ __forceinline__ void put_taps(const fft_args &a, const unit &u, int lane, int row,
