@@ -9,6 +9,7 @@
  *   entry_seat.c   convolution and pooling with a gradient, which go by the seat
  *   entry_torch.c  PyTorch's operators without its reading of Python's arguments
  *   entry_op.c     other operators, by the schema of weft's own
+ *   entry_ask.c    does the planner leave a call to PyTorch, forward and backward?
  * Everything here holds the GIL but for the computing itself, so nothing is locked. */
 #ifndef WEFT_TORCH_ENTRY_H
 #define WEFT_TORCH_ENTRY_H
@@ -130,6 +131,9 @@ py_object *entry_pack(const entry_call *k, const entry_record *r, const void **p
 bool entry_register_seat(int family, bool cuda); /* true: the seat of SEAT_... is at the device's key */
 /* weft's operator on these tensors; the number of results, or -1. */
 int entry_run_op(const entry_call *k, const entry_record *r, wt_handle out[WT_MAX_OUTS]);
+/* The arguments of an operator, by its number and schema; false: they cannot be read here. */
+bool entry_read_op(long long number, py_object *const *args, intptr_t nargs, wt_call *call);
+py_object *entry_leaves(py_object *self, py_object *const *args, intptr_t nargs); /* entry_ask.c, for Python */
 bool entry_is_torchs(void);            /* the last operator of this thread ran PyTorch's code alone */
 void entry_offer(const entry_call *k); /* the long way is taken for this call; NULL: for none */
 

@@ -75,6 +75,11 @@ static bool read_all(const wt_op *op, py_object *const *args, intptr_t nargs, wt
     return false;
 }
 
+bool entry_read_op(long long number, py_object *const *args, intptr_t nargs, wt_call *call) {
+    wt_call_begin(call, ops[number]);
+    return read_all(call->op, args, nargs, call->arg);
+}
+
 /* ---------------------------------------------------------------- running */
 static int results_of(const wt_op *op) {
     int n = 0;
@@ -358,53 +363,6 @@ static py_object *run_by_number(py_object *self, py_object *const *args, intptr_
     return result;
 }
 
-static bool never(const void *state) {
-    (void)state;
-    return false; /* nothing is run for an estimate */
-}
-
-/* The gradient of a problem that PyTorch computes forward, as the planner would have it. Of elements it is always
- * PyTorch's formula. */
-static bool leaves_gradient(weft_problem *p) {
-    char text[WEFT_TEXT_MAX];
-    const bool pointwise =
-        p->op == WEFT_OP_RELU || p->op == WEFT_OP_CLIP || p->op == WEFT_OP_TANH || p->op == WEFT_OP_SIGMOID;
-    if (pointwise) return true;
-    if (p->op == WEFT_OP_SOFTMAX || p->op == WEFT_OP_LOG_SOFTMAX) { /* it reads the result alone, dense as that is */
-        weft_tensor *src = weft_problem_tensor(p, WEFT_ROLE_SRC);
-        *src = *weft_problem_tensor(p, WEFT_ROLE_DST);
-        src->role = WEFT_ROLE_SRC;
-    }
-    weft_status status = weft_problem_format(p, text, sizeof(text), NULL);
-    char *pass = status == WEFT_OK ? strstr(text, ":fwd:") : NULL;
-    if (!pass) return false;
-    memcpy(pass, ":bwd:", 5);
-    weft_problem back = WEFT_PROBLEM_INIT;
-    if (weft_problem_parse(&back, text) != WEFT_OK) return false;
-    wt_rehearse(never, NULL);
-    weft_plan *plan = wt_plan_by(&back, true, WEFT_ENGINE_ALL);
-    wt_rehearse(NULL, NULL);
-    const bool torchs = wt_is_peer(plan);
-    weft_plan_release(plan);
-    return torchs;
-}
-
-/* leaves(operator's number, gradient, its arguments...) -> True if the planner leaves the call to PyTorch; with
- * gradient True, that of its gradient as well. What is measured is decided pass by pass, and not here. */
-static py_object *leaves(py_object *self, py_object *const *args, intptr_t nargs) {
-    wt_call call;
-    wt_question q = {.torchs = false};
-    (void)self;
-    const long long number = nargs > 2 && entry_is_open() && entry_is_plain_here() ? py.PyLong_AsLongLong(args[0]) : -1;
-    if (number < 0 || wt_settings()->mode == WEFT_MODE_MEASURE || !wt_settings()->delegate) return entry_bool(false);
-    wt_call_begin(&call, ops[number]);
-    if (!read_all(call.op, args + 2, nargs - 2, call.arg)) return entry_bool(false);
-    wt_ask(&q);
-    run(&call, false);
-    wt_ask(NULL);
-    return entry_bool(q.torchs && (args[1] != py._Py_TrueStruct || leaves_gradient(&q.problem)));
-}
-
 /* torchs(): the call that was refused is PyTorch's, forward and backward. */
 static py_object *torchs(py_object *self, py_object *const *args, intptr_t nargs) {
     (void)self, (void)args, (void)nargs;
@@ -428,8 +386,9 @@ WEFT_API int32_t weft_torch_entry_op(const char *name) {
 }
 
 WEFT_API py_object *weft_torch_entry_run(int32_t which) {
-    static py_method methods[] = {{"run", run_by_number, PY_FASTCALL, NULL}, {"torchs", torchs, PY_FASTCALL, NULL},
-                                  {"bypass", bypass, PY_FASTCALL, NULL},     {"kept", kept, PY_FASTCALL, NULL},
-                                  {"update", update, PY_FASTCALL, NULL},     {"leaves", leaves, PY_FASTCALL, NULL}};
+    static py_method methods[] = {
+        {"run", run_by_number, PY_FASTCALL, NULL}, {"torchs", torchs, PY_FASTCALL, NULL},
+        {"bypass", bypass, PY_FASTCALL, NULL},     {"kept", kept, PY_FASTCALL, NULL},
+        {"update", update, PY_FASTCALL, NULL},     {"leaves", entry_leaves, PY_FASTCALL, NULL}};
     return py.PyCFunction_NewEx(&methods[which], NULL, NULL);
 }

@@ -199,10 +199,15 @@ bool wt_is_asked(void) { return question != NULL; }
 weft_plan *wt_plan_with(wt_call *call, weft_problem *p, wt_peer peer, const void *state) {
     stage.call = call, stage.peer = peer, stage.state = state;
     weft_plan *plan = wt_plan_among(call, p, peer != NULL && !alone);
+    if (question && plan) {
+        question->problem = *weft_plan_problem(plan);
+        question->torchs = wt_is_peer(plan);
+        question->has_torch = peer != NULL;
+        question->ns = wt_estimate(plan);
+        question->torch_ns = peer ? wt_external_ns(&question->problem) : 0;
+    }
     stage.peer = NULL;
     if (!question || !plan) return plan;
-    question->torchs = wt_is_peer(plan);
-    question->problem = *weft_plan_problem(plan);
     weft_plan_release(plan);
     wt_fail(call, "it was only asked for");
     return NULL;

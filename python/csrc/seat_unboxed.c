@@ -153,7 +153,7 @@ static void (*function_of(const seat_op *op, bool cuda))(void) {
 }
 
 /* ---------------------------------------------------------------- PyTorch's table */
-enum { WORDS = 1024, SPACING_MIN = 4, SPACING_MAX = 8, AROUND = 40 };
+enum { WORDS = 1024, SPACING_MIN = 4, SPACING_MAX = 8, AROUND = 120 };
 
 static size_t read_words(const void *from, uintptr_t *to, size_t words) {
     struct iovec here = {to, words * sizeof(*to)}, there = {(void *)(uintptr_t)from, words * sizeof(*to)};

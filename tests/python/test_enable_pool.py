@@ -24,8 +24,8 @@ HOW = ["free", "fast", "every"]   # as in test_enable.py
 aten = torch.ops.aten
 
 
-def settings(how, kind):
-    return {"free": {}, "fast": {"delegate": False}, "every": {"pin": REFERENCE[kind]}}[how]
+def settings(how, kind, device="cpu"):
+    return {"free": {}, "fast": {"delegate": False}, "every": {"pin": REFERENCE[kind] + ("__cuda" if device == "cuda" else "")}}[how]
 
 
 def taken() -> int:
@@ -94,7 +94,7 @@ def test_numbers_indices_and_strides(device, kind, dtype, how):
     for args, shape, layout, dy_format in draw(list(every), 300 if SLOW else 40):
         x = formats((values(shape, dtype) if kind == "max" else torch.randn(shape).to(dtype)).to(device))[layout]
         off = run(kind, x, dy_format, args)
-        with weft.backends.flags(**settings(how, kind)), weft.enabled(device=device):
+        with weft.backends.flags(**settings(how, kind, device.type)), weft.enabled(device=device):
             _enable.seen(forget=True)
             on = run(kind, x, dy_format, args)
             ran, total = ran + taken(), total + 2
