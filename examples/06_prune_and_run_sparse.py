@@ -16,8 +16,8 @@ x = torch.randn(4, 1, 32, 32)
 weft.prune.magnitude(net, 0.9)
 print(f"of the weights are 0: {100 * weft.prune.sparsity(net):.1f}%")
 
-# The same parameters in modules that skip the zeros.
-net = weft.sparse.from_dense(net)
+# The same parameters in modules that skip the zeros, also where few of a layer's weights are 0: the calibration below decides.
+net = weft.sparse.from_dense(net, all=True)
 print(next(m for m in net.modules() if isinstance(m, weft.nn.SparseConv2d)))
 
 # Test: each layer computes both ways, compares, and says so.

@@ -55,7 +55,7 @@ def bench(name: str, case: Case, options: argparse.Namespace) -> str:
     batch, *rest = example.small_shape if options.quick else case.shape
     x = torch.randn(options.batch or batch, *rest, device=device)
     weft.prune.random(net, case.sparsity)
-    dense, net = copy.deepcopy(net), weft.sparse.from_dense(net)
+    dense, net = copy.deepcopy(net), weft.sparse.from_dense(net, all=True)
     sparse = copy.deepcopy(net)                       # without a calibration all layers with zeros are sparse
     with torch.no_grad():
         weft.sparse.set_mode(net, Sparse_modes.Calibration)

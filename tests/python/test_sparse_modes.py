@@ -290,7 +290,7 @@ def test_models_to_sparse_and_back(name, device):
     expected, calls = net(x), []
     first = next(m for m in net.modules() if isinstance(m, nn.Conv2d))
     first.register_forward_hook(lambda *args: calls.append(1))
-    assert weft.sparse.from_dense(net) is net and list(map(id, net.parameters())) == parameters
+    assert weft.sparse.from_dense(net, all=True) is net and list(map(id, net.parameters())) == parameters
     made = [m for m in net.modules() if isinstance(m, nn.Conv2d)]
     assert made and all(type(m) is weft.nn.SparseConv2d and not m.training for m in made)
     with torch.no_grad():
@@ -298,6 +298,21 @@ def test_models_to_sparse_and_back(name, device):
     assert calls == [1] and weft.sparse.to_dense(net) is net
     assert repr(net) == text and list(map(id, net.parameters())) == parameters and [type(m) for m in net.modules()] == types
     assert torch.equal(net(x), expected) and calls == [1, 1]
+
+
+def test_layers_that_stay_dense(device, capsys):
+    """What was pruned and is not expected to be faster sparsely; what was not pruned yet is sparse."""
+    net = nn.Sequential(nn.Conv2d(4, 8, 3), nn.Conv2d(8, 8, 3), nn.Conv2d(8, 8, 1), nn.Conv2d(8, 8, 3)).to(device)
+    for module, share in zip(net, (0.9, 0.5, 0.9)):
+        weft.prune.random(module, share)
+    weft.sparse.from_dense(net)
+    cpu = device.type == "cpu"
+    assert [type(m) is weft.nn.SparseConv2d for m in net] == [cpu, False, False, True]
+    line = capsys.readouterr().err
+    assert line.startswith(f"weft.sparse.from_dense: {2 if cpu else 3} layers stay dense (") and line.count("\n") == 1
+    assert not cpu or ("1: fewer than 70% of its weights are 0" in line and "1: a window of one is as fast densely" in line)
+    weft.sparse.from_dense(net, all=True)
+    assert all(type(m) is weft.nn.SparseConv2d for m in net) and not capsys.readouterr().err
 
 
 def test_from_dense_of_nets(device):

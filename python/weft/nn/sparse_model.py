@@ -1,6 +1,8 @@
 """Nets with sparse convolutions: their modes, their tables, to and from dense."""
 from __future__ import annotations
 
+import sys
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Optional
 
@@ -93,16 +95,38 @@ def _swap(net: nn.Module, change: Callable[[nn.Module], Optional[nn.Module]]) ->
     return made.get(net, net)
 
 
-def net_from_dense(net: nn.Module, exclude: Optional[Callable[[nn.Module], bool]] = None) -> nn.Module:
+_LEAST = 0.7   # of the weights are 0: from there on every row of docs/benchmarks, windows larger than one, is faster sparsely
+
+
+def _why_dense(module: nn.Module) -> str:
+    """Why a pruned layer is not expected to be faster sparsely; "" where it is, or where nothing was pruned yet."""
+    weight = module.weight.detach()
+    zeros = (weight == 0).float().mean().item()
+    if zeros == 0:
+        return ""
+    if weight.device.type != "cpu":
+        return f"on {weight.device.type} weft has no fast kernel for it"
+    if weight[0, 0].numel() == 1:
+        return "a window of one is as fast densely"
+    return "" if zeros >= _LEAST else f"fewer than {_LEAST:.0%} of its weights are 0"
+
+
+def net_from_dense(net: nn.Module, exclude: Optional[Callable[[nn.Module], bool]] = None, everything: bool = False) -> nn.Module:
     """The net with Conv1d, Conv2d and Conv3d replaced; subclasses of them that others wrote stay."""
     if exclude is not None and not callable(exclude):
         raise TypeError(f"exclude: is {type(exclude).__name__}, allowed: a function of a module, or None")
+    dense: Counter[str] = Counter()
 
     def change(module: nn.Module) -> Optional[nn.Module]:
         if type(module) not in _SPARSE or "forward" in module.__dict__ or (exclude is not None and exclude(module)):
             return None
-        return _SPARSE[type(module)].from_dense(module)
-    return _swap(net, change)
+        why = "" if everything or module is net else _why_dense(module)
+        dense.update([why] if why else [])
+        return None if why else _SPARSE[type(module)].from_dense(module)
+    made = _swap(net, change)
+    if dense:
+        print(f"weft.sparse.from_dense: {sum(dense.values())} layers stay dense ({'; '.join(f'{n}: {why}' for why, n in dense.items())})", file=sys.stderr)
+    return made
 
 
 def to_dense(net: nn.Module) -> nn.Module:
