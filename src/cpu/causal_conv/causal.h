@@ -42,15 +42,16 @@ VF_INLINE void causal_set(causal_tensor v, int64_t n, int64_t c, int64_t at, flo
 
 VF_INLINE double causal_numel(const weft_problem *p) { return (double)p->n * (double)p->c * (double)p->in[2]; }
 
-/* e^-z as 2^n 2^f with -z log2(e) = n + f, 0 <= f < 1. The polynomials of degree 3, 4, 5 err by 7.5e-5, 2.6e-6 and
- * 7.5e-8. -infinity gives infinity or NaN, either of which becomes NaN in silu, as in PyTorch; infinity gives 0. */
-VF_INLINE vf causal_exp_minus(vf z, const int degree) {
+/* e^-z is 2^v with v = -z log2(e), and that 2^n 2^f with v = n + f, 0 <= f < 1. The polynomials of degree 3, 4, 5 err
+ * by 7.5e-5, 2.6e-6 and 7.5e-8. z -infinity gives infinity or NaN, either of which becomes NaN in silu, as in PyTorch;
+ * infinity gives 0. */
+#define CAUSAL_SCALE -0x1.715476p+0f
+VF_INLINE vf causal_exp2(vf v, const int degree) {
     static const float p[3][6] = {
         {0x1.fff632p-1f, 0x1.64444cp-1f, 0x1.cefc4cp-3f, 0x1.3f96a4p-4f},
         {0x1.00002cp+0f, 0x1.62d166p-1f, 0x1.ee798ap-3f, 0x1.aa13f0p-5f, 0x1.bb7cd4p-7f},
         {0x1.fffffep-1f, 0x1.62e4f6p-1f, 0x1.ebd5a8p-3f, 0x1.c95446p-5f, 0x1.26900cp-7f, 0x1.ec320ap-10f},
     };
-    const vf v = vf_mul(z, vf_set1(-0x1.715476p+0f));
 #if defined(WEFT__VECTORS_AVX512)
     const vf f = _mm512_reduce_ps(v, _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC);
     return _mm512_scalef_ps(vf_polynomial(f, p[degree - 3], degree), v);
@@ -62,7 +63,7 @@ VF_INLINE vf causal_exp_minus(vf z, const int degree) {
 /* 1 / (1 + e^-z). Where the machine has an estimate of 14 bits, one step of Newton's costs a third of a division
  * (infinity times 0 in it is 2), and none is needed for a result of 16 bits. */
 VF_INLINE vf causal_sigmoid(vf z, const int degree, const bool estimate) {
-    const vf sum = vf_add(vf_set1(1), causal_exp_minus(z, degree));
+    const vf sum = vf_add(vf_set1(1), causal_exp2(vf_mul(z, vf_set1(CAUSAL_SCALE)), degree));
 #if defined(WEFT__VECTORS_AVX512)
     const vf near = _mm512_rcp14_ps(sum), two = vf_set1(2);
     return estimate ? near : vf_mul(near, vf_min(vf_fnma(sum, near, two), two));
@@ -77,6 +78,16 @@ VF_INLINE vf causal_silu_as(vf z, const int dtype) {
     return vf_mul(z, causal_sigmoid(z, degree, dtype != WEFT_DTYPE_F32));
 }
 VF_INLINE vf causal_silu(vf z) { return causal_silu_as(z, WEFT_DTYPE_F32); }
+/* The same for bf16 of v = z CAUSAL_SCALE, which weights and bias with that factor give: v / (CAUSAL_SCALE (1 + 2^v)).
+ * It saves a product. */
+VF_INLINE vf causal_silu_scaled(vf v) {
+    const vf scale = vf_set1(CAUSAL_SCALE), sum = vf_fma(causal_exp2(v, 3), scale, scale);
+#if defined(WEFT__VECTORS_AVX512)
+    return vf_mul(v, _mm512_rcp14_ps(sum));
+#else
+    return vf_div(v, sum);
+#endif
+}
 /* s + z s (1 - s), which sums of f32 are made of, whatever the data is. */
 VF_INLINE vf causal_slope(vf z) {
     const vf sigmoid = causal_sigmoid(z, 5, false);
