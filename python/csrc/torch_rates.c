@@ -108,7 +108,7 @@ static weft_rates guess_cpu_pool(const weft_problem *p) {
     const bool fwd = p->pass == WEFT_PASS_FWD, half = p->tensor[0].dtype != WEFT_DTYPE_F32,
                max = p->op == WEFT_OP_MAX_POOL;
     weft_rates r = {-10000, fwd && p->op == WEFT_OP_AVG_POOL ? 0.01 : 0.005, 1};
-    if (is_last(p)) r.of_peak = (fwd ? max ? 0.045 : 0.065 : 0.03) * (half ? 0.6 : 1);
+    if (is_last(p)) r.of_peak = (fwd ? max ? 0.026 : 0.065 : max ? 0.022 : 0.03) * (half ? 0.6 : 1);
     const bool adaptive = p->op == WEFT_OP_ADAPTIVE_AVG_POOL;
     if (adaptive && !is_last(p) && p->tensor[0].dtype == WEFT_DTYPE_F32) r.of_peak = fwd ? 0.03 : 0.04; /* 0.25 ns */
     if (adaptive && p->out[1] * p->out[2] == 1) r.of_peak = 1;
