@@ -209,11 +209,11 @@ VF_INLINE void sum_all(const dwf_block *b, const masks *m, float *out, int64_t p
 }
 
 void dwf_sum(const dwf_block *b, float *out, int64_t pitch, int64_t rows, int64_t cols) {
-    masks m;
     if (b->in_place) {
+        masks m;
         find_masks(&m, b, cols);
         sum_all(b, &m, out, pitch, rows, cols, true);
     } else {
-        sum_all(b, &m, out, pitch, rows, cols, false);
+        sum_all(b, NULL, out, pitch, rows, cols, false);
     }
 }
