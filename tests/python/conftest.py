@@ -48,9 +48,10 @@ def _steady() -> None:
 _VALUES = re.compile(r"test_(torch_\w+|conv|gradients|autograd|layers|samples|module_samples)$")
 _SLOW = os.environ.get("WEFT_SLOW", "0") not in ("", "0")
 SHARE = {"any": 1, "own": 1 if _SLOW else 4, "enabled": 1 if _SLOW else 10}
-# Tests that trace and compile take half of the time: a fixed third of them.
-_TRACES = re.compile(r"test_\w*(compile|opcheck|dynamic|inductor|aot)\w*\[")
-SLOW_SHARE = 1 if _SLOW else 3
+# The long ones: a fixed part of them, 1 in so many.
+THINNED = [(re.compile(r"test_\w*(compile|opcheck|dynamic|inductor|aot)\w*\["), 3),
+           (re.compile(r"test_types_without_kernels\["), 4),
+           (re.compile(r"test_(float|module|layouts)\["), 2)]
 _CONVOLUTIONS = re.compile(r"test_(conv|gradients|autograd|layers|samples|module_samples)$")
 
 
@@ -66,7 +67,8 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     kind = lambda item: getattr(item, "callspec", None) and item.callspec.params.get("_kernels") or "any"   # noqa: E731
-    share = lambda item: SHARE[kind(item)] * (SLOW_SHARE if _TRACES.search(item.name) else 1)   # noqa: E731
+    thinned = lambda item: 1 if _SLOW else next((share for names, share in THINNED if names.search(item.name)), 1)   # noqa: E731
+    share = lambda item: SHARE[kind(item)] * thinned(item)   # noqa: E731
     only = os.environ.get("WEFT_TEST_DEVICE", "")   # make gpu-test: what CI has no device for
     items[:] = [i for i in items if only in i.nodeid and zlib.crc32(i.nodeid.encode()) % share(i) == 0]
 

@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import copy
+import os
 import math
 import pickle
 from dataclasses import dataclass, field
@@ -428,6 +429,8 @@ def test_vmap_is_refused(device):
                                         (Case("GRU", {"batch_first": True}), torch.float32)], ids=str)
 def test_compiled_function(case, dtype, device, side):
     """One graph, with gradients, for two sizes. Of PyTorch's layers it has every step: two will do."""
+    if side == "torch" and os.environ.get("WEFT_SLOW", "0") in ("", "0"):
+        pytest.skip("make slow: compiles PyTorch's own steps")
     torch.compiler.reset()
     tensors, (_, kind, *_, first) = operator_call(case, device)
     params, graphs = [p.detach().to(dtype).requires_grad_() for p in tensors[3:]], []
