@@ -71,7 +71,7 @@ static weft_rates guess_cpu_conv(const weft_problem *p) {
     static const double share[2][2][FAMILIES] = {
         /* backward, forward; channels-first, channels-last */
         {{0.02, 0.02, 0.01, 0.3, 0.8, 0.89}, {0.08, 0.08, 0.01, 0.3, 0.85, 0.89}},
-        {{0.35, 0.22, 0.02, 0.4, 0.75, 0.97}, {0.4, 0.25, 0.75, 0.3, 0.85, 0.97}}};
+        {{0.1, 0.22, 0.02, 0.4, 0.75, 0.97}, {0.15, 0.25, 0.75, 0.3, 0.85, 0.97}}};
     const int family = family_of(p), dtype = p->tensor[0].dtype;
     const bool fwd = p->pass == WEFT_PASS_FWD, last = is_last(p), deep = p->rank == 3 && family < 3;
     weft_rates r = {conv_call_ns(p), share[fwd][last][family], family < 4 ? 0.4 : 0.5};
