@@ -75,6 +75,8 @@ def _families() -> Iterator[Wrong]:
         yield from _of_calls(table)
     for run, kind, text in test_convert.WRONG.values():
         yield Wrong("convert", lambda run=run: run(test_convert.tree("cpu").eval()), kind, re.escape(text))
+    yield Wrong("report", lambda: weft.report([], torch.zeros(1)), TypeError, "net: is list, allowed: a torch.nn.Module")
+    yield Wrong("report", lambda: weft.report(torch.nn.ReLU(), 3), TypeError, "example: is int, allowed: a tensor")
     for name in ("magnitude", "random"):
         for run, kind, text in test_prune.WRONG.values():
             yield Wrong(name, lambda run=run, name=name: run(getattr(weft.prune, name)), kind, re.escape(text))
