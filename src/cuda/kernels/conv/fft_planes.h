@@ -246,7 +246,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) transform(const __
         for (int back = 0; back < (WEIGHTS ? 1 + last : 2); back++) {
             columns(a, u, back);
             __syncthreads();
-            if (!back || WEIGHTS) rows(a, u, back);
+            if (back && !WEIGHTS) continue;
+            rows(a, u, back);
             __syncthreads();
             if (!WEIGHTS) continue;
             if (!back) add_products(s);
