@@ -144,7 +144,7 @@ static inline const char *depthwise_split(const weft_problem *p, depthwise_tile 
     a->units = (int32_t)(segments * span);
     a->per = (int32_t)cuda_ceil(a->units, wave);
     t->grid = (uint32_t)cuda_ceil(a->units, a->per);
-    if (d && t->mode >= MODE_WEIGHTS)
+    if (t->mode >= MODE_WEIGHTS)
         d->workspace = (size_t)(((int64_t)t->grid + segments) * depthwise_sums(p) * a->run) * sizeof(float);
     return NULL;
 }

@@ -6,7 +6,7 @@
  *            stay in registers while a block walks over its tiles
  * Traffic:   each tensor once from memory; columns beside a tile again from L1, rows above and below from L2
  * Roofline:  bandwidth for windows up to 5x5. Measured on an H200 (GB/s of tensors moved once; a plain copy 4270),
- *            forward and both gradients: 64x128@56 f32 3540, 3100, f16 2460, 2200; 64x64@112 stride 2 f16 2930, 2800;
+ *            forward and both gradients: 64x128@56 f32 3540, 3180, f16 2650, 2200; 256x64@112 stride 2 f16 3790, 3670;
  *            64x240@28 5x5 bf16 1170, 630; 64x384@14 7x7 bf16 525, 270
  * Assumes:   all tensors dense. Under strict math what is not finite is computed again, products with the padding
  *            left out
@@ -16,13 +16,13 @@
 #ifndef __CUDACC_RTC__
 enum { WAVE = 132 };
 
-static const char *const variants[] = {"r", "w7", "w5", "s1", "s2", "s3", "s4", NULL};
+static const char *const *const variants = NULL;
 
 /* Bytes of a thread's vector, as measured: wide where registers last. */
 static int width_of(const depthwise_tile *t, int size) {
     const bool weights = t->mode >= MODE_WEIGHTS, small = depthwise_taps(t) <= 9;
     if (size == 4) return small && !weights ? 16 : 8;
-    return (small && !weights) || (weights && t->kernel[0] > 1) ? 8 : 4;
+    return (small && !weights) || (weights && (t->kernel[0] > 1 || (small && t->stride[2] == 2))) ? 8 : 4;
 }
 
 /* Rows of a tile: few, and few of them past the end. */
@@ -41,6 +41,7 @@ static const char *plan(const weft_problem *p, const weft__hw *hw, int variant, 
     depthwise_tile *t = WEFT__PARAMS(depthwise_tile, d);
     const char *refusal = depthwise_refusal(p, t);
     if (refusal) return refusal;
+    (void)variant;
     if (!t->last) return "a tensor is not dense channels-last";
     depthwise_args *a = &t->a;
     const int taps = depthwise_taps(t), size = (int)weft__dtype_size(p->tensor[0].dtype);
@@ -50,23 +51,16 @@ static const char *plan(const weft_problem *p, const weft__hw *hw, int variant, 
     const int step = t->mode == MODE_FWD ? 1 : t->stride[2];
     t->rx = step * (int)cuda_ceil(taps > 9 ? (!weights && t->vec < 4 ? 4 : 2) : 2, step);
     t->ry = best_rows(t);
-    if (variant && variant < 3 && (taps <= 9 || weights || step > 1)) return "for large windows";
-    if (variant > 2 && taps > 9) return "for small windows";
-    if (variant && variant < 3) t->rx = variant == 1 ? 7 : 5;
+    /* as measured: many columns share the weights from shared memory */
+    const bool wide = size == 4 && taps > 25 && t->kernel[0] == 1 && !weights && t->stride[2] == 1;
+    if (wide) t->rx = 7;
     t->lanes = WEFT__MIN(cuda_power(p->c / t->vec), 32);
     t->threads = taps <= 9 ? 256 : 128;
     t->blocks = taps > 9 && !weights ? 4 : 2;
     t->ring = t->kernel[0] > 1 ? 0 : 2;
-    if (variant && variant < 3) t->blocks = variant == 1 ? 2 : 3, t->ring = 0;
-    if (variant > 2) {
-        static const int tries[2][4][4] = {{{8, 2, 4, 4}, {8, 4, 2, 3}, {8, 4, 3, 3}, {4, 4, 3, 4}},
-                                           {{4, 2, 4, 3}, {4, 4, 2, 3}, {4, 4, 3, 3}, {8, 2, 2, 3}}};
-        const int *one = tries[weights][variant - 3];
-        t->vec = WEFT__MIN(cuda_vec(p, p->c), one[0] / size);
-        t->rx = one[1], t->ring = one[2], t->blocks = one[3], t->threads = 128;
-        if (t->rx % step) return "stride";
-        t->lanes = WEFT__MIN(cuda_power(p->c / t->vec), 32);
-    }
+    if (wide) t->blocks = 2, t->ring = 0;
+    if (taps <= 9 && size == 2 && !weights && t->stride[2] == 1) t->threads = 128, t->blocks = 4, t->ring = 4;
+    if (taps <= 9 && size == 2 && weights && step == 2) t->threads = 128, t->blocks = 3;
     a->run = t->lanes * t->vec;
     a->strips = 1;
     a->across = depthwise_tiles(t, 2, t->rx);

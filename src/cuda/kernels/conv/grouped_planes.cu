@@ -6,7 +6,9 @@
  *            window of a tile is held in registers and meets all weights, which come from shared memory MANY at a time.
  *            Dests leave by bulk copies too
  * Traffic:   each source plane from L2 once per tap plane; dests once
- * Roofline:  multiply-adds: a thread makes 9 RY RX MANY of them for (RY + 2) (RX + 2) loads and 9 of weights (3x3)
+ * Roofline:  multiply-adds: a thread makes 9 RY RX MANY of them for (RY + 2) (RX + 2) loads and 9 of weights (3x3).
+ *            Measured on an H200, f32, 64 channels of 50^3: 8 in a group 144 us (0.36 of the multiply-adds), 2 in a
+ *            group 54 us
  * Assumes:   all data dense channels-first; compute capability 9.0. Sources in the padding count as 0; under strict
  *            math what is not finite is computed again, those products left out
  * Try:       weft bench conv3d:fwd:f32:ncdhw:n1c64d50h50w50:o64k3p1g8@cuda */

@@ -7,7 +7,8 @@
  *            RX positions of a row at a time. Slices of the strips follow from the problem; a last launch adds them up
  *            in f64
  * Traffic:   dy from L2 once for each (input channels, planes of taps) of a block, x likewise
- * Roofline:  multiply-adds: K1 K2 OUTS INS RX of them for OUTS RX + INS K1 (RX + 2) loads from shared memory
+ * Roofline:  multiply-adds: K1 K2 OUTS INS RX of them for OUTS RX + INS K1 (RX + 2) loads from shared memory.
+ *            Measured on an H200, f32, 64 channels of 50^3: 8 in a group 169 us (0.31 of them), 2 in a group 63 us
  * Assumes:   all data dense channels-first; compute capability 9.0. Not strict
  * Try:       weft bench conv3d:bwd_weights:f32:ncdhw:n1c64d50h50w50:o64k3p1g8@cuda */
 #include "conv/grouped.h"
