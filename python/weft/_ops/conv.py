@@ -256,20 +256,20 @@ _CONV = (torch.conv1d, torch.conv2d, torch.conv3d)
 _CONV_TRANSPOSE = (torch.conv_transpose1d, torch.conv_transpose2d, torch.conv_transpose3d)
 
 
-def _dangerous(input, weight, stride):
-    """PyTorch's weight gradient writes outside of its memory there, in channels-last: python/csrc/seat_run.c."""
-    return (max(stride) > 1 and weight.shape[2:].numel() == 1 and input.shape[-len(stride) - 1] < 16
-            and (weight.stride(-1) != 1 or not input.is_contiguous()))
+def _is_plain(input, weight, padding, act):
+    """A call that PyTorch's function computes, in the format that the operator is told to have: that of the data, whatever the weights'. In
+    channels-last it may write outside of its memory, too: python/csrc/seat_conv.c."""
+    return not act and padding[::2] == padding[1::2] and input.is_contiguous() and weight.is_contiguous() and weight.stride(-1) == 1
 
 
 def _native_conv(input, weight, bias, stride, padding, dilation, groups, act, lo, hi):
-    if act or padding[::2] != padding[1::2] or _dangerous(input, weight, stride):
+    if not _is_plain(input, weight, padding, act):
         return NotImplemented
     return _CONV[len(stride) - 1](input, weight, bias, stride, padding[::2], dilation, groups)
 
 
 def _native_conv_transpose(input, weight, bias, stride, padding, dilation, groups, act, lo, hi, output_padding):
-    if act or padding[::2] != padding[1::2] or _dangerous(input, weight, stride):
+    if not _is_plain(input, weight, padding, act):
         return NotImplemented
     return _CONV_TRANSPOSE[len(stride) - 1](input, weight, bias, stride, padding[::2], output_padding, groups, dilation)
 
