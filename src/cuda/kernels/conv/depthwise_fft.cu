@@ -135,7 +135,9 @@ static void lay_out(const weft_problem *p, const weft__hw *hw, fft_tile *t) {
     const int most = WEFT__MAX(t->points[0], t->points[1]), both = t->mode == MODE_WEIGHTS ? 2 : 1;
     const int64_t pairs = (p->n + 1) / 2;
     int lanes = 1;
-    while (2 * lanes * both * most <= (t->last ? 288 : 160)) lanes *= 2;
+    const int64_t plane = 8 * (int64_t)t->points[0] * (t->points[1] + 3);
+    while (2 * lanes * both * most <= (t->last ? 288 : 160) && 2 * lanes * both * plane <= (int64_t)hw->gpu->smem)
+        lanes *= 2;
     t->channels = t->last ? lanes : 1;
     while (t->channels < lanes && t->channels * pairs < lanes) t->channels *= 2;
     while (t->channels > 1 && t->channels >= 2 * p->c) t->channels /= 2, lanes /= 2;
