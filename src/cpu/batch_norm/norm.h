@@ -41,7 +41,10 @@ VF_INLINE void moments_add(moments *to, moments of, const bool mean) {
     const double count = to->count + of.count, apart = of.first - to->first;
     if (mean) {
         to->second += of.second + apart * apart * (to->count * of.count / count);
-        to->first += apart * (of.count / count);
+        if (isfinite(apart))
+            to->first += apart * (of.count / count);
+        else /* an infinite mean stays so, as that of all values would */
+            to->first = to->first * (to->count / count) + of.first * (of.count / count);
     } else {
         to->first += of.first;
         to->second += of.second;
