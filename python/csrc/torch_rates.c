@@ -125,6 +125,12 @@ static weft_rates guess_cpu_batch_norm(const weft_problem *p) {
     return (weft_rates){is_last(p) ? -50000 : -20000, 1, is_last(p) ? 0.75 : 0.65};
 }
 
+/* Over channels in three sweeps of memory, and channels-last data is copied first. Tiny ones are PyTorch's, as of
+ * pooling. */
+static weft_rates guess_cpu_softmax(const weft_problem *p) {
+    return (weft_rates){-5000, 0.3, p->pass != WEFT_PASS_FWD ? 0.4 : is_last(p) ? 0.12 : 0.27};
+}
+
 /* lrn is made of several of PyTorch's operators, columns take some 1.6 ns an element, and the product with a diagonal
  * runs at the speed of memory, but for complex numbers and sums. Tiny problems are PyTorch's, as above. */
 static weft_rates guess_cpu_other(const weft_problem *p) {
@@ -227,9 +233,8 @@ static void guess(const weft_problem *p, weft_rates *r) {
     /* a score of calls for some images, and planes besides */
     if (p->op == WEFT_OP_PARTIAL_CONV) *r = (weft_rates){cuda ? 200000 : 100000, 0.3, 0.1};
     /* log-softmax, likelihood and lse one after the other, the gradient makes the log-softmax again */
-    if (p->op == WEFT_OP_CROSS_ENTROPY && !cuda) *r = (weft_rates){10000, 0.3, is_last(p) ? 0.1 : 0.15};
-    /* tiny ones are PyTorch's, as of pooling */
-    if ((p->op == WEFT_OP_SOFTMAX || p->op == WEFT_OP_LOG_SOFTMAX) && !cuda) r->ns = -5000;
+    if (p->op == WEFT_OP_CROSS_ENTROPY && !cuda) *r = (weft_rates){10000, 0.3, is_last(p) ? 0.05 : 0.15};
+    if ((p->op == WEFT_OP_SOFTMAX || p->op == WEFT_OP_LOG_SOFTMAX) && !cuda) *r = guess_cpu_softmax(p);
     bool recurrent =
         p->op == WEFT_OP_LSTM || p->op == WEFT_OP_GRU || p->op == WEFT_OP_RNN_TANH || p->op == WEFT_OP_RNN_RELU;
     if (recurrent && !cuda) *r = guess_cpu_rnn(p);
