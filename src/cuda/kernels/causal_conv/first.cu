@@ -20,21 +20,23 @@
 enum { CHUNKS = 16, MANY_THREADS = 1 << 18 }; /* gradients: chunks of a unit, and threads that keep a GPU busy */
 
 typedef struct tile {
-    int vec, lanes, each, stages; /* each: sequences of a unit; stages: chunks under way and the one at work */
-    int share;                    /* gradients: units of a block that have one channel, whose sums it adds up */
+    int vec, lanes, each, stages,
+        resident; /* each: sequences of a unit; stages: chunks under way and the one at work */
+    int share;    /* gradients: units of a block that have one channel, whose sums it adds up */
     int32_t run;
     int64_t segments, units, parts; /* of a sequence; units of a channel, and blocks */
     uint32_t blocks;
 } tile;
 
-static const char *const variants[] = {"s4", "s3", "s6", NULL};
-static const int stages[] = {4, 3, 6};
+static const char *const variants[] = {"s4", "s3", "s6", "s4b7", "s4b8", "s3b8", NULL};
+static const int stages[] = {4, 3, 6, 4, 4, 3}, resident[] = {1, 1, 1, 7, 8, 8};
 
 static const char *plan(const weft_problem *p, const weft__hw *hw, int variant, weft__decision *d) {
     tile *t = WEFT__PARAMS(tile, d);
     const char *refusal = causal_refusal(p, 4);
     const bool fwd = p->pass == WEFT_PASS_FWD;
     t->stages = stages[variant];
+    t->resident = resident[variant];
     if (refusal) return refusal;
     const int64_t tokens = 16 / (int64_t)weft__dtype_size(weft__tensor(p, WEFT_ROLE_SRC)->dtype);
     t->vec = causal_vec(p, 4, 16);
@@ -63,8 +65,8 @@ static void defines(const weft_problem *p, const weft__hw *hw, const void *param
     const tile *t = params;
     (void)hw;
     causal_defines(p, text);
-    weft__put(text, " -DVEC=%d -DLANES=%d -DSTAGES=%d -DSHARE=%d -DINDEX=%s", t->vec, t->lanes, t->stages, t->share,
-              p->n * p->c < INT32_MAX && t->units < INT32_MAX ? "uint32_t" : "uint64_t");
+    weft__put(text, " -DVEC=%d -DLANES=%d -DSTAGES=%d -DBLOCKS=%d -DSHARE=%d -DINDEX=%s", t->vec, t->lanes, t->stages,
+              t->resident, t->share, p->n * p->c < INT32_MAX && t->units < INT32_MAX ? "uint32_t" : "uint64_t");
 }
 
 static weft_status run(const weft__exec *e) {
