@@ -102,8 +102,11 @@ static inline int causal_vec(const weft_problem *p, int axis, int bytes) {
 static inline void causal_defines(const weft_problem *p, weft__text *text) {
     weft__put(text, "-DT=%s -DK=%d -DMODE=%d -DSTRICT=%d", cuda_type(weft__tensor(p, WEFT_ROLE_SRC)->dtype),
               (int)p->kernel[2], causal_mode(p), p->math == WEFT_MATH_STRICT);
-    weft__put(text, " -DSILU=%d -DSEQ=%d -DHAS_H0=%d", weft__has_step(p, WEFT_STEP_SILU),
-              p->attr[WEFT_CAUSAL_SEQ_IDX] != 0, p->attr[WEFT_CAUSAL_H0] != 0);
+    /* gradients find at run time whether there is a bias or a final state: fewer kernels to compile */
+    const bool fwd = p->pass == WEFT_PASS_FWD;
+    weft__put(text, " -DSILU=%d -DSEQ=%d -DHAS_H0=%d -DHAS_HN=%d -DBIASED=%d", weft__has_step(p, WEFT_STEP_SILU),
+              p->attr[WEFT_CAUSAL_SEQ_IDX] != 0, p->attr[WEFT_CAUSAL_H0] != 0, !fwd || p->attr[WEFT_CAUSAL_HN] != 0,
+              !fwd || weft__has_step(p, WEFT_STEP_BIAS));
     cuda_define_type(p, WEFT_ROLE_WEIGHTS, "WEIGHTS_T", text);
     cuda_define_type(p, WEFT_ROLE_BIAS, "BIAS_T", text);
     cuda_define_type(p, WEFT_ROLE_DIFF_WEIGHTS, "DIFF_WEIGHTS_T", text);
@@ -170,7 +173,7 @@ static __device__ __forceinline__ float weight_at(const causal_args &a, int64_t 
     return widen(row_of<WEIGHTS_T>(a.weights, 0, c)[(K - 1 - back) * a.weights.by_t]) * SCALE;
 }
 static __device__ __forceinline__ float bias_at(const causal_args &a, int64_t c) {
-    return a.bias.at ? widen(row_of<BIAS_T>(a.bias, 0, c)[0]) * SCALE : 0;
+    return BIASED && (FWD || a.bias.at) ? widen(row_of<BIAS_T>(a.bias, 0, c)[0]) * SCALE : 0;
 }
 static __device__ __forceinline__ int seq_at(const causal_args &a, int64_t n, int t) {
     return t < 0 || t >= a.w ? NONE : row_of<int>(a.seq, n, 0)[t * a.seq.by_t];

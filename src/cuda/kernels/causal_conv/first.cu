@@ -11,8 +11,9 @@
  * Edges:     tokens outside are 0; under strict math and with seq_idx such taps are left out
  * Traffic:   src and dst once; src, diff_dst and diff_src once
  * Roofline:  bandwidth; instructions come close in 16 bits: two of them, exp and 1/x, run at a quarter of the rate.
- *            Measured on an H200, share of a copy: bf16 forward 0.84 to 0.90, gradients 0.52 to 0.72; f32 0.94 to
- *            0.97 and 0.75 to 0.86
+ *            Measured on an H200, share of a copy: bf16 forward 0.84 to 0.90, gradients 0.71 to 0.76 (16 sequences of
+ *            512 tokens: 0.57), f16 the same; f32 0.94 to 0.97 and 0.75. Loads into registers reached 0.52 to 0.72 in
+ *            16 bits; two chunks ahead in registers were slower than one: fewer blocks fit
  * Try:       weft bench causal_conv1d:bwd:bf16:ncw:n8c4096w2048:k4:bias+silu@cuda */
 #include "causal_conv/causal.h"
 
@@ -20,26 +21,22 @@
 enum { CHUNKS = 16, MANY_THREADS = 1 << 18 }; /* gradients: chunks of a unit, and threads that keep a GPU busy */
 
 typedef struct tile {
-    int vec, lanes, each, stages,
-        resident; /* each: sequences of a unit; stages: chunks under way and the one at work */
-    int share;    /* gradients: units of a block that have one channel, whose sums it adds up */
+    int vec, lanes, each, stages; /* each: sequences of a unit; stages: chunks under way and the one at work */
+    int share;                    /* gradients: units of a block that have one channel, whose sums it adds up */
     int32_t run;
     int64_t segments, units, parts; /* of a sequence; units of a channel, and blocks */
     uint32_t blocks;
 } tile;
 
-static const char *const variants[] = {"s4", "s3", "s6", "s4b7", "s4b8", "s3b8", NULL};
-static const int stages[] = {4, 3, 6, 4, 4, 3}, resident[] = {1, 1, 1, 7, 8, 8};
-
 static const char *plan(const weft_problem *p, const weft__hw *hw, int variant, weft__decision *d) {
     tile *t = WEFT__PARAMS(tile, d);
     const char *refusal = causal_refusal(p, 4);
     const bool fwd = p->pass == WEFT_PASS_FWD;
-    t->stages = stages[variant];
-    t->resident = resident[variant];
+    (void)variant;
     if (refusal) return refusal;
     const int64_t tokens = 16 / (int64_t)weft__dtype_size(weft__tensor(p, WEFT_ROLE_SRC)->dtype);
     t->vec = causal_vec(p, 4, 16);
+    t->stages = tokens > 4 ? 4 : 3;
     t->lanes = WEFT__MIN(cuda_power(cuda_ceil(WEFT__MAX(p->in[2], p->kernel[2] - 1), tokens)), 32);
     const int64_t chunk = tokens * t->lanes, chunks = cuda_ceil(p->in[2], chunk);
     t->segments = cuda_ceil(chunks, fwd ? 4 : CHUNKS);
@@ -56,7 +53,7 @@ static const char *plan(const weft_problem *p, const weft__hw *hw, int variant, 
     t->blocks = (uint32_t)blocks;
     if (t->parts > 1 && (p->pass == WEFT_PASS_BWD || p->pass == WEFT_PASS_BWD_WEIGHTS))
         d->workspace = (size_t)(t->parts * p->c * (p->kernel[2] + 1)) * sizeof(float);
-    d->ns = cuda_ns(hw, weft__bytes(p), (t->vec == tokens ? 0.7 : 0.3) - 0.01 * variant, fwd ? 1 : 2) +
+    d->ns = cuda_ns(hw, weft__bytes(p), (t->vec == tokens ? 0.7 : 0.3), fwd ? 1 : 2) +
             weft__flops(p) / (0.2 * hw->gpu->gflops);
     return NULL;
 }
@@ -65,8 +62,8 @@ static void defines(const weft_problem *p, const weft__hw *hw, const void *param
     const tile *t = params;
     (void)hw;
     causal_defines(p, text);
-    weft__put(text, " -DVEC=%d -DLANES=%d -DSTAGES=%d -DBLOCKS=%d -DSHARE=%d -DINDEX=%s", t->vec, t->lanes, t->stages,
-              t->resident, t->share, p->n * p->c < INT32_MAX && t->units < INT32_MAX ? "uint32_t" : "uint64_t");
+    weft__put(text, " -DVEC=%d -DLANES=%d -DSTAGES=%d -DSHARE=%d -DINDEX=%s", t->vec, t->lanes, t->stages, t->share,
+              p->n * p->c < INT32_MAX && t->units < INT32_MAX ? "uint32_t" : "uint64_t");
 }
 
 static weft_status run(const weft__exec *e) {
@@ -105,7 +102,6 @@ const weft__kernel weft__cuda_causal_conv_bwd_ncw = {
     .steps = CAUSAL_STEPS,
     .dtypes = CUDA_FLOATS,
     .bound = 2,
-    .variants = variants,
     .plan = plan,
     .run = run,
     WEFT__PARTS({"causal_conv/first.cu", "causal_bwd", defines, false},
@@ -319,7 +315,7 @@ extern "C" __global__ void __launch_bounds__(CAUSAL_THREADS) causal_fwd(const __
                 forward<false>(a, p, t, raw[k]);
         }
     }
-    if (a.hn.at && p.live && end == a.w) keep_last(a, p);
+    if (HAS_HN && p.live && end == a.w) keep_last(a, p);
 }
 
 /* ---------------------------------------------------------------- gradients */

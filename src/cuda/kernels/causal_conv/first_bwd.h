@@ -222,7 +222,7 @@ struct ring {
     }
 };
 
-extern "C" __global__ void __launch_bounds__(CAUSAL_THREADS, BLOCKS) causal_bwd(const __grid_constant__ causal_args a) {
+extern "C" __global__ void __launch_bounds__(CAUSAL_THREADS) causal_bwd(const __grid_constant__ causal_args a) {
     __shared__ uint4 slots[2][STAGES][CAUSAL_THREADS];
     __shared__ float unit_sums[NARROW ? 1 : UNITS * K];
     place p = open_row(a);

@@ -287,7 +287,7 @@ extern "C" __global__ void __launch_bounds__(CAUSAL_THREADS) causal_fwd(const __
         from += AHEAD * a.src.by_t;
         dst += AHEAD * a.dst.by_t;
     }
-    if (a.hn.at && p.end == a.w) keep_last(a, p);
+    if (HAS_HN && p.end == a.w) keep_last(a, p);
 }
 
 /* ---------------------------------------------------------------- gradients */

@@ -250,7 +250,7 @@ extern "C" __global__ void __launch_bounds__(WIDE_THREADS) causal_fwd(const __gr
                     *token_at<T>(a.dst, p, t0 + at + i) = narrow<T>(is_padding(p, at + i) ? 0 : activate(z[i]));
         }
     }
-    if (a.hn.at && p.end == a.w) keep_last(a, p);
+    if (HAS_HN && p.end == a.w) keep_last(a, p);
 }
 
 /* ---------------------------------------------------------------- gradients */

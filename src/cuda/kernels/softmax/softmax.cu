@@ -112,7 +112,8 @@ SOFTMAX(LOG_SOFTMAX, log_softmax);
 #include "vec.h"
 
 enum { BLOCK = LX * RY };
-enum { WIDTH = ROWS ? 1 : VEC }; /* rows that a thread works on */
+enum { WIDTH = ROWS ? 1 : VEC };        /* rows that a thread works on */
+enum { KEPT = !LOG && sizeof(T) == 4 }; /* exp(x - m) stays in the place of x, which has room for it */
 
 /* Over the threads of a row, or of each of VEC rows. Barriers: the whole block calls. */
 template <class Op> static __device__ __forceinline__ void over_row(float (&v)[WIDTH]) {
@@ -188,7 +189,11 @@ static __device__ __forceinline__ void forward(const softmax_args &a, const plac
     for (int k = 0; k < EACH; k++)
 #pragma unroll
         for (int i = 0; i < VEC; i++)
-            if (k < p.count) s[i % WIDTH] += exp_small(widen(x[k].v[i]) - m[i % WIDTH]);
+            if (k < p.count) {
+                const float e = exp_small(widen(x[k].v[i]) - m[i % WIDTH]);
+                s[i % WIDTH] += e;
+                if (KEPT) x[k].v[i] = narrow<T>(e);
+            }
     over_row<plus>(s);
 #pragma unroll
     for (int i = 0; i < WIDTH; i++) s[i] = softmax_scale(s[i]);
@@ -197,7 +202,10 @@ static __device__ __forceinline__ void forward(const softmax_args &a, const plac
         if (k < p.count) {
             float y[VEC];
 #pragma unroll
-            for (int i = 0; i < VEC; i++) y[i] = softmax_value(widen(x[k].v[i]), m[i % WIDTH], s[i % WIDTH]);
+            for (int i = 0; i < VEC; i++) {
+                const float v = widen(x[k].v[i]);
+                y[i] = KEPT ? v * s[i % WIDTH] : softmax_value(v, m[i % WIDTH], s[i % WIDTH]);
+            }
             store((T *)a.dst + p.at + k * p.step, y);
         }
 }
