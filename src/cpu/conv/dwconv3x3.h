@@ -69,11 +69,11 @@ VF_INLINE const char *dw_refusal(const weft_problem *p, int64_t least, int64_t m
     return why ? why : cpu_layout_refusal(p, WEFT_LAYOUT_FIRST);
 }
 
-/* lanes: multiply-adds done, with those of unused lanes and rows; width: of a row of outputs. Narrower vectors pay
- * more, most at the ends of a row, where AVX2 loads by mask. */
+/* lanes: multiply-adds done, with those of unused lanes and rows; width: of a row of outputs. A row of one vector costs
+ * less than its lanes. Narrower vectors pay more, most at the ends of a row, where AVX2 loads by mask. */
 VF_INLINE double dw_cost(const weft_problem *p, const weft__hw *hw, double lanes, int64_t width) {
     const double ends = WEFT__MIN(2.0 / (double)cpu_ceil(width, VF_LANES), 1);
-    const double slower = VF_LANES >= 16 ? 1 : VF_LANES >= 8 ? 1.25 + ends : 1.8;
+    const double slower = VF_LANES >= 16 ? (width <= VF_LANES ? 0.85 : 1) : VF_LANES >= 8 ? 1.25 + ends : 1.8;
     return cpu_cost(hw, weft__bytes(p), 2 * lanes, 0.5) * slower;
 }
 

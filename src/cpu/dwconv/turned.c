@@ -413,10 +413,10 @@ static const char *plan(const weft_problem *p, const weft__hw *hw, int variant, 
     d->tables = (size_t)cpu_round_up((int64_t)d->tables, 64);
     d->sums = (size_t)((weights ? 2 : 1) * d->parts * d->blocks * d->width) * sizeof(float);
     out->workspace = d->tables + d->sums + (size_t)(d->parts * d->runs * d->floats) * sizeof(float);
-    /* for each vector: multiply-adds, and turning, 14 for each position in or out */
+    /* for each vector: multiply-adds, and turning, 16 for each position in or out */
     const double in = (double)positions(p->in), to = (double)positions(p->out);
     const double sums = (double)taps * to * ((data ? 1.2 : 0) + (weights ? 1.2 : 0)) +
-                        14 * ((fwd || weights ? in : 0) + (fwd ? 0 : to) + (data ? (fwd ? to : in) : 0));
+                        16 * ((fwd || weights ? in : 0) + (fwd ? 0 : to) + (data ? (fwd ? to : in) : 0));
     out->ns =
         cpu_cost(hw, weft__bytes(p), 2 * sums * VF_LANES * (double)(d->blocks * p->n), VF_LANES >= 16 ? 0.9 : 0.65);
     return NULL;
