@@ -5,7 +5,6 @@ import math
 import statistics
 import time
 from collections.abc import Callable
-from html import escape
 from pathlib import Path
 from typing import Any, NamedTuple, Optional, Union
 
@@ -88,6 +87,7 @@ class NetReport:
 
     def html(self) -> str:
         """The same as a page of its own, in the style of the demo's."""
+        from html import escape
         from ._report import _STYLE
 
         def body(table: list[tuple[str, ...]]) -> str:
