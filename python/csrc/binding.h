@@ -259,8 +259,7 @@ void wt_plan_alone(bool on);            /* on this thread PyTorch takes no part 
 bool wt_is_peer(const weft_plan *plan); /* PyTorch won: run the peer, release the plan */
 /* From here to NULL an operator on this thread plans and then fails: who would compute it? */
 typedef struct wt_question {
-    bool torchs, has_torch; /* PyTorch's by the planner; PyTorch could compute it */
-    double ns, torch_ns;    /* estimates: of the choice, of PyTorch */
+    bool torchs;
     weft_problem problem;
 } wt_question;
 void wt_ask(wt_question *q);

@@ -10,13 +10,12 @@ static bool never(const void *state) {
     return false; /* nothing is run for an estimate */
 }
 
-/* The gradient of a problem, asked like a call of its own. Of elements it is always PyTorch's formula. */
-static bool ask_gradient(weft_problem *p, wt_question *q) {
+/* Is the gradient of a problem PyTorch's, as the planner would have it? Of elements it is always PyTorch's formula. */
+static bool leaves_gradient(weft_problem *p) {
     char text[WEFT_TEXT_MAX];
-    const bool pointwise =
-        p->op == WEFT_OP_RELU || p->op == WEFT_OP_CLIP || p->op == WEFT_OP_TANH || p->op == WEFT_OP_SIGMOID;
-    *q = (wt_question){.torchs = pointwise, .has_torch = pointwise, .problem = WEFT_PROBLEM_INIT};
-    if (pointwise) return true;
+    weft_problem back = WEFT_PROBLEM_INIT;
+    if (p->op == WEFT_OP_RELU || p->op == WEFT_OP_CLIP || p->op == WEFT_OP_TANH || p->op == WEFT_OP_SIGMOID)
+        return true;
     if (p->op == WEFT_OP_SOFTMAX || p->op == WEFT_OP_LOG_SOFTMAX) { /* it reads the result alone, dense as that is */
         weft_tensor *src = weft_problem_tensor(p, WEFT_ROLE_SRC);
         *src = *weft_problem_tensor(p, WEFT_ROLE_DST);
@@ -26,24 +25,13 @@ static bool ask_gradient(weft_problem *p, wt_question *q) {
     char *pass = status == WEFT_OK ? strstr(text, ":fwd:") : NULL;
     if (!pass) return false;
     memcpy(pass, ":bwd:", 5);
-    if (weft_problem_parse(&q->problem, text) != WEFT_OK) return false;
+    if (weft_problem_parse(&back, text) != WEFT_OK) return false;
     wt_rehearse(never, NULL);
-    weft_plan *plan = wt_plan_by(&q->problem, true, WEFT_ENGINE_ALL);
-    q->torchs = wt_is_peer(plan), q->has_torch = plan != NULL;
-    q->ns = plan ? wt_estimate(plan) : 0, q->torch_ns = plan ? wt_external_ns(&q->problem) : 0;
+    weft_plan *plan = wt_plan_by(&back, true, WEFT_ENGINE_ALL);
     wt_rehearse(NULL, NULL);
+    const bool torchs = wt_is_peer(plan);
     weft_plan_release(plan);
-    return q->has_torch;
-}
-
-/* On CUDA a gradient recorded from Python costs some 60 us, which weft's kernels must earn first. */
-enum { RECORDED_NS = 60000 };
-static bool leaves_both(wt_question *q) {
-    wt_question back;
-    if (!q->has_torch || !ask_gradient(&q->problem, &back)) return false;
-    if (q->torchs && back.torchs) return true;
-    const double gain = (q->torchs ? 0 : q->torch_ns - q->ns) + (back.torchs ? 0 : back.torch_ns - back.ns);
-    return q->problem.device == WEFT_DEVICE_CUDA && q->torch_ns > 0 && gain < RECORDED_NS;
+    return torchs;
 }
 
 /* leaves(operator's number, gradient, its arguments...) -> True if the planner leaves the call to PyTorch; with
@@ -59,5 +47,5 @@ py_object *entry_leaves(py_object *self, py_object *const *args, intptr_t nargs)
     wt_call_run(&call);
     wt_ask(NULL);
     for (int i = 0; i < WT_MAX_OUTS; i++) wt_drop(&call, i);
-    return entry_bool(args[1] == py._Py_TrueStruct ? leaves_both(&q) : q.torchs);
+    return entry_bool(q.torchs && (args[1] != py._Py_TrueStruct || leaves_gradient(&q.problem)));
 }

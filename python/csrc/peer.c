@@ -202,9 +202,6 @@ weft_plan *wt_plan_with(wt_call *call, weft_problem *p, wt_peer peer, const void
     if (question && plan) {
         question->problem = *weft_plan_problem(plan);
         question->torchs = wt_is_peer(plan);
-        question->has_torch = peer != NULL;
-        question->ns = wt_estimate(plan);
-        question->torch_ns = peer ? wt_external_ns(&question->problem) : 0;
     }
     stage.peer = NULL;
     if (!question || !plan) return plan;

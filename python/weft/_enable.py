@@ -39,11 +39,13 @@ def _held(name: str, key: str) -> bool:
 
 
 def _put(key: str, operator: str) -> Optional[str]:
-    """Register; None, or why not. PyTorch warns of operators that replace its own: inside one of its functions the warning comes to Python."""
+    """Register; None, or why not. PyTorch warns of operators that replace its own: inside one of its functions the warning comes to Python.
+    Calls come unboxed where that was tested: PyTorch 2.13, on the CPU."""
+    unboxed = key == "CPU" and torch.__version__.startswith("2.13.") and os.environ.get("WEFT_UNBOXED", "1") != "0"
     why: list[Optional[bytes]] = []
 
     def register(value: float) -> float:
-        why.append(_lib.weft_torch_seat_register(key.encode(), _FAMILY[operator], os.environ.get("WEFT_UNBOXED", "1") != "0"))
+        why.append(_lib.weft_torch_seat_register(key.encode(), _FAMILY[operator], unboxed))
         return value
 
     with warnings.catch_warnings():

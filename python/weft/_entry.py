@@ -108,27 +108,11 @@ def _register_seat(family: int, cuda: bool) -> bool:
     return _enable.seated("cuda" if cuda else "cpu", tuple(_enable.OPERATORS)[family])
 
 
-def see_cuda(device: torch.device) -> None:
-    """Called with the first tensor on CUDA: from here on the entries know those, if they are as expected."""
-    global knows_cuda
-    tensor, thread = _tests[1:]
-    if thread() != (True, torch.is_grad_enabled()) or torch.is_inference_mode_enabled() or torch.cuda.is_current_stream_capturing():
-        return
-    knows_cuda = True
-    x = torch.empty(2, 3, device=device)
-    with torch.inference_mode():
-        inferred = torch.empty(2, device=device)
-    for t, kind in ((x, 2), (torch.nn.Parameter(x), 2), (x.t(), 2), (inferred, 3)):
-        if not _fits(tensor, t, kind):
-            return
-
-
 # torchs(): the call that was refused is PyTorch's. kept(result): the same; the answer that the long way found is that of the next call of the kind.
 # bypass(True or False): the seat is passed by on this thread. update: causal_conv1d_update by its operator's arguments; the state's version is to be
 # counted by the caller. leaves(number, gradient, *arguments): the planner leaves the operator's call, and with gradient its gradient, to PyTorch
 fronts, run, torchs, bypass, kept, update, leaves = _make()
 available = bool(fronts)
-knows_cuda = not available   # nobody asks them
 if available:
     _settings.listeners.append(_library.lib.weft_torch_entry_open)
     _library.lib.weft_torch_entry_open(1)

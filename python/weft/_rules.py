@@ -173,8 +173,6 @@ def call(rule: Rule, *args: Any) -> Any:
     """Run the rule's operator in the way that the caller's context needs."""
     if _is_compiling():
         return rule.op(*args)
-    if not _entry.knows_cuda and args[0].is_cuda:
-        _entry.see_cuda(args[0].device)
     try:
         if _in_transform() or _forward_ad._current_level >= 0:
             return rule.op(*args)
