@@ -276,6 +276,9 @@ static const char *plan_with(const weft_problem *p, const weft__hw *hw, int how,
     if (p->attr[WEFT_PARTIAL_TRANSPOSED]) return "transposed";
     if (weft__has_step(p, WEFT_STEP_BIAS) && p->pass == WEFT_PASS_FWD && p->step[0].kind != WEFT_STEP_BIAS)
         return "the epilogue is not in the order bias, relu, clip";
+    const weft_tensor *sums = weft__tensor(p, WEFT_ROLE_SUMS), *mask = weft__tensor(p, WEFT_ROLE_MASK);
+    if (sums && p->pass != WEFT_PASS_FWD && !weft__is_first(sums)) return "sums are not dense";
+    if (mask && !every_is(p) && !weft__is_first(mask)) return "the mask is not dense";
     const char *reason = every_refusal(p);
     if (reason) return reason;
     params *d = WEFT__PARAMS(params, out);
