@@ -33,14 +33,13 @@ static py_object *register_seat; /* of Python: true if the seat is at its key */
     X(batch_norm, 5, ENTRY_OTHER)
 
 /* ---------------------------------------------------------------- the ways */
-bool entry_register_seat(int family, bool cuda) {
-    py_object *args[2] = {py.PyLong_FromUnsignedLongLong((unsigned long long)family), entry_bool(cuda)};
-    py_object *answer = args[0] ? py.PyObject_Vectorcall(register_seat, args, 2, NULL) : NULL;
+bool entry_register_seat(int family) {
+    py_object *number = py.PyLong_FromUnsignedLongLong((unsigned long long)family);
+    py_object *answer = number ? py.PyObject_Vectorcall(register_seat, &number, 1, NULL) : NULL;
     if (!answer) py.PyErr_Clear();
     bool yes = answer == py._Py_TrueStruct;
     if (answer) py.Py_DecRef(answer);
-    if (args[0]) py.Py_DecRef(args[0]);
-    py.Py_DecRef(args[1]);
+    if (number) py.Py_DecRef(number);
     return yes;
 }
 
@@ -127,7 +126,6 @@ bool entry_read_call(entry_call *k) {
         if (!entry_read(k->arg[i], &k->in[i])) return false;
         wanted |= k->wants[i] = entry_requires_grad(&k->in[i]);
     }
-    k->cuda = k->in[0].handle && k->in[0].device_type != wt.aoti_torch_device_type_cpu();
     k->records = wanted && entry_records();
     for (int i = 0; i < k->front->tensors && !k->records; i++) k->wants[i] = false;
     return entry_make_key(k);

@@ -103,7 +103,6 @@ typedef struct entry_call { /* one call of a front */
     bool records;     /* a gradient is wanted */
     wt_tensor in[ENTRY_TENSORS];
     bool wants[ENTRY_TENSORS];
-    bool cuda;
     uint64_t hash;
     int words, settings; /* settings: where those begin among the words */
     int64_t word[ENTRY_WORDS];
@@ -128,7 +127,7 @@ entry_way entry_decide_seat(const entry_call *k, entry_record *r); /* fills r */
 bool entry_run_seat(const entry_call *k, const entry_record *r, const void *packed, wt_handle *out);
 /* The weights as the plan reads them, from k->packs, packed at first sight; NULL: there are none. A new reference. */
 py_object *entry_pack(const entry_call *k, const entry_record *r, const void **packed);
-bool entry_register_seat(int family, bool cuda); /* true: the seat of SEAT_... is at the device's key */
+bool entry_register_seat(int family); /* true: the seat of SEAT_... is at the CPU's key */
 /* weft's operator on these tensors; the number of results, or -1. */
 int entry_run_op(const entry_call *k, const entry_record *r, wt_handle out[WT_MAX_OUTS]);
 /* The arguments of an operator, by its number and schema; false: they cannot be read here. */

@@ -21,13 +21,13 @@ static struct {
     py_object *tensor, *parameter;        /* the two exact types that are plain */
     py_object *levels, *level, *no_level; /* forward mode: a module's dict, a name in it, and its value while off */
     size_t offset;                        /* of a tensor's key set in its implementation */
-    uint64_t keys[4];                     /* of a plain tensor: KEYS_...; 0: not seen yet */
+    uint64_t keys[2];                     /* of a plain tensor: KEYS_... */
     uint64_t inference[2];                /* the thread's words in inference mode */
     py_object *dtype[4];
     int32_t code[4];
 } facts;
 
-enum { KEYS_CPU, KEYS_CPU_INFERENCE, KEYS_CUDA, KEYS_CUDA_INFERENCE };
+enum { KEYS_PLAIN, KEYS_INFERENCE }; /* on the CPU */
 
 static uint64_t *keys_here(void) {
     static _Thread_local uint64_t *keys;
@@ -57,9 +57,7 @@ bool entry_read(py_object *object, wt_tensor *t) {
     }
     if (object->type != facts.tensor && object->type != facts.parameter) return false;
     const uint64_t keys = keys_of(object);
-    if (keys != facts.keys[KEYS_CPU] && keys != facts.keys[KEYS_CPU_INFERENCE] && keys != facts.keys[KEYS_CUDA] &&
-        keys != facts.keys[KEYS_CUDA_INFERENCE])
-        return false;
+    if (keys != facts.keys[KEYS_PLAIN] && keys != facts.keys[KEYS_INFERENCE]) return false;
     return !wt_read_tensor((wt_handle)((char *)object + 16), t);
 }
 
@@ -75,8 +73,7 @@ bool entry_read_dtype(const py_object *object, int64_t *code) {
 bool entry_requires_grad(const wt_tensor *t) { return t->handle && torch.requires_grad(*(void **)t->handle); }
 bool entry_may_write(const py_object *tensor) {
     const bool inference = !memcmp(keys_here(), facts.inference, sizeof(facts.inference));
-    return !torch.requires_grad(impl_of(tensor)) &&
-           (inference || keys_of(tensor) == facts.keys[KEYS_CPU] || keys_of(tensor) == facts.keys[KEYS_CUDA]);
+    return !torch.requires_grad(impl_of(tensor)) && (inference || keys_of(tensor) == facts.keys[KEYS_PLAIN]);
 }
 bool entry_records(void) { return torch.records(); }
 
@@ -146,7 +143,7 @@ static py_object *test_tensor(py_object *self, py_object *const *args, intptr_t 
     const char *impl = impl_of(args[0]);
     const uint64_t keys = (uint64_t)py.PyLong_AsLongLong(args[2]);
     const long long kind = py.PyLong_AsLongLong(args[4]);
-    if (kind < 0 || kind > KEYS_CUDA_INFERENCE) return entry_refuse();
+    if (kind < 0 || kind > KEYS_INFERENCE) return entry_refuse();
     static uint64_t possible = ~UINT64_C(0); /* one bit for each word from 64 to 176, inside of any implementation */
     uint64_t here = 0;
     for (int i = 0; i < 15; i++) here |= (uint64_t)!memcmp(impl + 64 + 8 * i, &keys, 8) << i;

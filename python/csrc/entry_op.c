@@ -100,15 +100,13 @@ static bool execute(const entry_call *k, const entry_replay *p, const weft_args 
     const int64_t bytes = (int64_t)weft_plan_workspace_bytes(p->plan), unit = 1;
     const wt_tensor *x = &k->in[0];
     wt_handle memory = NULL;
-    void *workspace = NULL, *stream = NULL;
+    void *workspace = NULL;
     _Alignas(64) char few[8192]; /* of a small problem: an allocation takes as long as the computing */
-    if (!k->cuda && bytes <= (int64_t)sizeof(few))
-        return weft_execute(p->plan, args, few, (size_t)bytes, NULL) == WEFT_OK;
-    bool ok = !k->cuda || !wt.aoti_torch_get_current_cuda_stream(x->device_index, &stream);
-    ok = ok && (!bytes || (!wt.aoti_torch_empty_strided(1, &bytes, &unit, wt.aoti_torch_dtype_uint8(), x->device_type,
-                                                        x->device_index, &memory) &&
-                           !wt.aoti_torch_get_data_ptr(memory, &workspace)));
-    ok = ok && weft_execute(p->plan, args, workspace, (size_t)bytes, stream) == WEFT_OK;
+    if (bytes <= (int64_t)sizeof(few)) return weft_execute(p->plan, args, few, (size_t)bytes, NULL) == WEFT_OK;
+    bool ok = !wt.aoti_torch_empty_strided(1, &bytes, &unit, wt.aoti_torch_dtype_uint8(), x->device_type,
+                                           x->device_index, &memory) &&
+              !wt.aoti_torch_get_data_ptr(memory, &workspace);
+    ok = ok && weft_execute(p->plan, args, workspace, (size_t)bytes, NULL) == WEFT_OK;
     if (memory) wt.aoti_torch_delete_tensor_object(memory);
     return ok;
 }
@@ -116,9 +114,7 @@ static bool execute(const entry_call *k, const entry_replay *p, const weft_args 
 static bool replay(const entry_call *k, const entry_record *r, wt_handle *out) {
     const entry_replay *p = r->replay;
     weft_args args = WEFT_ARGS_INIT;
-    wt_handle guard = NULL;
     void *data = NULL;
-    if (k->cuda && wt.aoti_torch_create_cuda_guard(k->in[0].device_index, &guard)) return false;
     bool ok = !wt.aoti_torch_empty_strided(p->rank, p->sizes, p->strides, p->code, k->in[0].device_type,
                                            k->in[0].device_index, out);
     const bool made = ok;
@@ -127,7 +123,6 @@ static bool replay(const entry_call *k, const entry_record *r, wt_handle *out) {
     void *thread = r->slow ? py.PyEval_SaveThread() : NULL;
     ok = ok && execute(k, p, &args);
     if (thread) py.PyEval_RestoreThread(thread);
-    if (guard) wt.aoti_torch_delete_cuda_guard(guard);
     wt_kernels_clear();
     wt_kernels_add(weft_plan_kernel_name(p->plan));
     if (made && !ok) wt.aoti_torch_delete_tensor_object(*out);
@@ -256,7 +251,7 @@ static void learn(void) {
     r->slow = offered.way != ENTRY_TORCH || count_of(&offered.call.in[0]) > ENTRY_LONG_COUNT;
     if (!offered.replays || !(r->replay = malloc(sizeof(*r->replay)))) return;
     *r->replay = offered.replay;
-    r->slow = !offered.call.cuda && wt_estimate(r->replay->plan) > ENTRY_LONG_NS;
+    r->slow = wt_estimate(r->replay->plan) > ENTRY_LONG_NS;
     offered.replays = false;
 }
 
@@ -310,8 +305,8 @@ static py_object *update(py_object *self, py_object *const *args, intptr_t nargs
  * those of weft's plan. */
 static void run_alone(wt_call *call, wt_capture *ran) {
     const int64_t count = count_of(&offered.call.in[0]);
-    if (offered.call.cuda || offered.call.records || offered.call.front->tensors > 1 || call->once || !count ||
-        count > ENTRY_SHORT_COUNT || wt_settings()->mode == WEFT_MODE_MEASURE)
+    if (offered.call.records || offered.call.front->tensors > 1 || call->once || !count || count > ENTRY_SHORT_COUNT ||
+        wt_settings()->mode == WEFT_MODE_MEASURE)
         return;
     wt_call again;
     wt_capture other = {.runs = 0};

@@ -32,7 +32,6 @@ static bool is_conv(const entry_call *k) {
 static void make_call(const entry_call *k, const entry_record *r, seat_call *c) {
     memset(c, 0, sizeof(*c));
     c->op = seats[k->front->kind].forward;
-    c->cuda = k->cuda;
     c->plain = c->read = true;
     for (int i = 0; i < k->front->tensors; i++) c->in[i] = k->in[i]; /* SEAT_X, SEAT_W, SEAT_BIAS */
     memcpy(c->value, r->value, sizeof(c->value));
@@ -104,9 +103,7 @@ entry_way entry_decide_seat(const entry_call *k, entry_record *r) {
     if (!is_conv(k) && !all && k->in[0].dtype != WEFT_DTYPE_F32 && k->in[0].dtype != WEFT_DTYPE_F64)
         return ENTRY_UNKNOWN;      /* PyTorch lacks some of these on the CPU, and sums in 16 bits in others */
     if (!sound) return ENTRY_LONG; /* what is wrong is said there */
-    /* weft's graph keeps a byte per output where PyTorch's keeps 8: 1.4 times as fast on a GPU, where time counts */
-    if (k->front->kind == ENTRY_MAX_POOL && k->cuda && all && r->slow) return ENTRY_LONG;
-    return !taken ? ENTRY_TORCH : entry_register_seat(c.op->family, k->cuda) ? ENTRY_MARK : ENTRY_LONG;
+    return !taken ? ENTRY_TORCH : entry_register_seat(c.op->family) ? ENTRY_MARK : ENTRY_LONG;
 }
 
 /* ---------------------------------------------------------------- packed weights */
@@ -132,7 +129,7 @@ py_object *entry_pack(const entry_call *k, const entry_record *r, const void **p
     const weft_plan *plan = r->way == ENTRY_SEAT ? r->seat->step[0].plan : NULL;
     wt_tensor t;
     *packed = NULL;
-    if (!plan || k->cuda || !k->packs || !weft_plan_packed_bytes(plan)) return NULL;
+    if (!plan || !k->packs || !weft_plan_packed_bytes(plan)) return NULL;
     py_object *id = py.PyLong_FromUnsignedLongLong(weft_plan_packed_id(plan));
     py_object *kept = id ? py.PyDict_GetItem(k->packs, id) : NULL;
     if (kept)
@@ -148,9 +145,7 @@ bool entry_run_seat(const entry_call *k, const entry_record *r, const void *pack
     seat_call c;
     make_call(k, r, &c);
     c.packed = packed;
-    if (c.cuda && wt.aoti_torch_create_cuda_guard(k->in[0].device_index, &c.guard)) return false;
     bool ok = r->way == ENTRY_SEAT ? seat_run(&c, r->seat) : seat_delegate(&c);
-    if (c.guard) wt.aoti_torch_delete_cuda_guard(c.guard);
     if (ok && r->way == ENTRY_SHIM) wt_note_torch();
     *out = c.out[0];
     return ok;

@@ -1,4 +1,4 @@
-/* The entries of the seat as PyTorch's own kernels have them: called with C++ arguments, where the public interface
+/* The entries of the seat on the CPU as PyTorch's own kernels have them: called with C++ arguments. The public interface
  * (seat.c) boxes each one, copies each list twice and takes both apart again: 1 us forward and 3 us backward.
  * A registered kernel stands in the dispatch table of its operator as {functor, boxed function, unboxed function,
  * ...}; the public interface leaves the third one NULL. It is filled in here, after these were seen to hold:
@@ -49,9 +49,9 @@ static void give_all(seat_call *c, int at, wt_array from) {
     give(&c->list[at], from);
 }
 
-#define CALL(op_name, on_cuda)                            \
+#define CALL(op_name)                                     \
     __attribute__((cleanup(seat_free_call))) seat_call c; \
-    seat_begin_call(&c, &seat_op_##op_name, on_cuda);     \
+    seat_begin_call(&c, &seat_op_##op_name, false);       \
     c.borrowed = true;                                    \
     (void)functor, (void)keys
 
@@ -60,95 +60,87 @@ typedef struct maybe_tensor { /* an optional tensor of C++ */
     bool given;
 } maybe_tensor;
 
-#define BOTH(X) X(cpu, false) X(cuda, true)
 #define HEAD void *to, void *functor, uint64_t keys
-#define X(device, cuda)                                                                                               \
-    static void *device##_convolution(HEAD, wt_handle x, wt_handle w, const maybe_tensor *b, wt_array stride,         \
-                                      wt_array padding, wt_array dilation, bool transposed, wt_array extra,           \
-                                      int64_t groups) {                                                               \
-        CALL(convolution, cuda);                                                                                      \
-        c.in[SEAT_X].handle = x, c.in[SEAT_W].handle = w;                                                             \
-        if (b->given) c.in[SEAT_BIAS].handle = seat_defined((wt_handle)(uintptr_t) & b->tensor);                      \
-        give_all(&c, SEAT_STRIDE, stride), give_all(&c, SEAT_PADDING, padding);                                       \
-        give_all(&c, SEAT_DILATION, dilation), give_all(&c, SEAT_EXTRA, extra);                                       \
-        c.value[SEAT_TRANSPOSED] = transposed, c.value[SEAT_GROUPS] = groups;                                         \
-        return finish(&c, to);                                                                                        \
-    }                                                                                                                 \
-    static void *device##_convolution_backward(HEAD, wt_handle dy, wt_handle x, wt_handle w, wt_maybe_array sizes,    \
-                                               wt_array stride, wt_array padding, wt_array dilation, bool transposed, \
-                                               wt_array extra, int64_t groups, wt_mask mask) {                        \
-        CALL(convolution_backward, cuda);                                                                             \
-        c.in[SEAT_DY].handle = dy, c.in[SEAT_X].handle = x, c.in[SEAT_W].handle = w;                                  \
-        give_all(&c, SEAT_STRIDE, stride), give_all(&c, SEAT_PADDING, padding);                                       \
-        give_all(&c, SEAT_DILATION, dilation), give_all(&c, SEAT_EXTRA, extra);                                       \
-        if ((c.biased = sizes.given)) give(&c.bias_sizes, sizes.array);                                               \
-        for (int i = 0; i < 3; i++) c.want |= mask.item[i] << i;                                                      \
-        c.value[SEAT_TRANSPOSED] = transposed, c.value[SEAT_GROUPS] = groups;                                         \
-        return finish(&c, to);                                                                                        \
-    }
-BOTH(X)
-#undef X
+static void *unboxed_convolution(HEAD, wt_handle x, wt_handle w, const maybe_tensor *b, wt_array stride,
+                                 wt_array padding, wt_array dilation, bool transposed, wt_array extra, int64_t groups) {
+    CALL(convolution);
+    c.in[SEAT_X].handle = x, c.in[SEAT_W].handle = w;
+    if (b->given) c.in[SEAT_BIAS].handle = seat_defined((wt_handle)(uintptr_t)&b->tensor);
+    give_all(&c, SEAT_STRIDE, stride), give_all(&c, SEAT_PADDING, padding);
+    give_all(&c, SEAT_DILATION, dilation), give_all(&c, SEAT_EXTRA, extra);
+    c.value[SEAT_TRANSPOSED] = transposed, c.value[SEAT_GROUPS] = groups;
+    return finish(&c, to);
+}
+static void *unboxed_convolution_backward(HEAD, wt_handle dy, wt_handle x, wt_handle w, wt_maybe_array sizes,
+                                          wt_array stride, wt_array padding, wt_array dilation, bool transposed,
+                                          wt_array extra, int64_t groups, wt_mask mask) {
+    CALL(convolution_backward);
+    c.in[SEAT_DY].handle = dy, c.in[SEAT_X].handle = x, c.in[SEAT_W].handle = w;
+    give_all(&c, SEAT_STRIDE, stride), give_all(&c, SEAT_PADDING, padding);
+    give_all(&c, SEAT_DILATION, dilation), give_all(&c, SEAT_EXTRA, extra);
+    if ((c.biased = sizes.given)) give(&c.bias_sizes, sizes.array);
+    for (int i = 0; i < 3; i++) c.want |= mask.item[i] << i;
+    c.value[SEAT_TRANSPOSED] = transposed, c.value[SEAT_GROUPS] = groups;
+    return finish(&c, to);
+}
 
 #define WINDOW(c)                                                                                              \
     give_all(&c, SEAT_KERNEL, kernel), give_all(&c, SEAT_STRIDE, stride), give_all(&c, SEAT_PADDING, padding); \
     c.value[SEAT_CEIL] = ceil_mode
-#define X(device, cuda)                                                                                               \
-    static void *device##_max_pool2d_with_indices(HEAD, wt_handle x, wt_array kernel, wt_array stride,                \
-                                                  wt_array padding, wt_array dilation, bool ceil_mode) {              \
-        CALL(max_pool2d_with_indices, cuda);                                                                          \
-        c.in[SEAT_X].handle = x;                                                                                      \
-        WINDOW(c), give_all(&c, SEAT_DILATION, dilation);                                                             \
-        return finish(&c, to);                                                                                        \
-    }                                                                                                                 \
-    static void *device##_max_pool2d_with_indices_backward(HEAD, wt_handle dy, wt_handle x, wt_array kernel,          \
-                                                           wt_array stride, wt_array padding, wt_array dilation,      \
-                                                           bool ceil_mode, wt_handle index) {                         \
-        CALL(max_pool2d_with_indices_backward, cuda);                                                                 \
-        c.in[SEAT_DY].handle = dy, c.in[SEAT_X].handle = x, c.in[SEAT_INDEX].handle = index;                          \
-        WINDOW(c), give_all(&c, SEAT_DILATION, dilation);                                                             \
-        return finish(&c, to);                                                                                        \
-    }                                                                                                                 \
-    static void *device##_avg_pool2d(HEAD, wt_handle x, wt_array kernel, wt_array stride, wt_array padding,           \
-                                     bool ceil_mode, bool include_pad, wt_maybe divisor) {                            \
-        CALL(avg_pool2d, cuda);                                                                                       \
-        c.in[SEAT_X].handle = x;                                                                                      \
-        WINDOW(c), c.value[SEAT_INCLUDE] = include_pad;                                                               \
-        if ((c.value[SEAT_DIVIDED] = divisor.given)) c.value[SEAT_DIVISOR] = divisor.value;                           \
-        return finish(&c, to);                                                                                        \
-    }                                                                                                                 \
-    static void *device##_avg_pool2d_backward(HEAD, wt_handle dy, wt_handle x, wt_array kernel, wt_array stride,      \
-                                              wt_array padding, bool ceil_mode, bool include_pad, wt_maybe divisor) { \
-        CALL(avg_pool2d_backward, cuda);                                                                              \
-        c.in[SEAT_DY].handle = dy, c.in[SEAT_X].handle = x;                                                           \
-        WINDOW(c), c.value[SEAT_INCLUDE] = include_pad;                                                               \
-        if ((c.value[SEAT_DIVIDED] = divisor.given)) c.value[SEAT_DIVISOR] = divisor.value;                           \
-        return finish(&c, to);                                                                                        \
-    }                                                                                                                 \
-    static void *device##__adaptive_avg_pool2d(HEAD, wt_handle x, wt_array size) {                                    \
-        CALL(_adaptive_avg_pool2d, cuda);                                                                             \
-        c.in[SEAT_X].handle = x;                                                                                      \
-        give_all(&c, SEAT_EXTRA, size);                                                                               \
-        return finish(&c, to);                                                                                        \
-    }                                                                                                                 \
-    static void *device##__adaptive_avg_pool2d_backward(HEAD, wt_handle dy, wt_handle x) {                            \
-        CALL(_adaptive_avg_pool2d_backward, cuda);                                                                    \
-        c.in[SEAT_DY].handle = dy, c.in[SEAT_X].handle = x;                                                           \
-        return finish(&c, to);                                                                                        \
-    }
-BOTH(X)
-#undef X
+static void *unboxed_max_pool2d_with_indices(HEAD, wt_handle x, wt_array kernel, wt_array stride, wt_array padding,
+                                             wt_array dilation, bool ceil_mode) {
+    CALL(max_pool2d_with_indices);
+    c.in[SEAT_X].handle = x;
+    WINDOW(c), give_all(&c, SEAT_DILATION, dilation);
+    return finish(&c, to);
+}
+static void *unboxed_max_pool2d_with_indices_backward(HEAD, wt_handle dy, wt_handle x, wt_array kernel, wt_array stride,
+                                                      wt_array padding, wt_array dilation, bool ceil_mode,
+                                                      wt_handle index) {
+    CALL(max_pool2d_with_indices_backward);
+    c.in[SEAT_DY].handle = dy, c.in[SEAT_X].handle = x, c.in[SEAT_INDEX].handle = index;
+    WINDOW(c), give_all(&c, SEAT_DILATION, dilation);
+    return finish(&c, to);
+}
+static void *unboxed_avg_pool2d(HEAD, wt_handle x, wt_array kernel, wt_array stride, wt_array padding, bool ceil_mode,
+                                bool include_pad, wt_maybe divisor) {
+    CALL(avg_pool2d);
+    c.in[SEAT_X].handle = x;
+    WINDOW(c), c.value[SEAT_INCLUDE] = include_pad;
+    if ((c.value[SEAT_DIVIDED] = divisor.given)) c.value[SEAT_DIVISOR] = divisor.value;
+    return finish(&c, to);
+}
+static void *unboxed_avg_pool2d_backward(HEAD, wt_handle dy, wt_handle x, wt_array kernel, wt_array stride,
+                                         wt_array padding, bool ceil_mode, bool include_pad, wt_maybe divisor) {
+    CALL(avg_pool2d_backward);
+    c.in[SEAT_DY].handle = dy, c.in[SEAT_X].handle = x;
+    WINDOW(c), c.value[SEAT_INCLUDE] = include_pad;
+    if ((c.value[SEAT_DIVIDED] = divisor.given)) c.value[SEAT_DIVISOR] = divisor.value;
+    return finish(&c, to);
+}
+static void *unboxed__adaptive_avg_pool2d(HEAD, wt_handle x, wt_array size) {
+    CALL(_adaptive_avg_pool2d);
+    c.in[SEAT_X].handle = x;
+    give_all(&c, SEAT_EXTRA, size);
+    return finish(&c, to);
+}
+static void *unboxed__adaptive_avg_pool2d_backward(HEAD, wt_handle dy, wt_handle x) {
+    CALL(_adaptive_avg_pool2d_backward);
+    c.in[SEAT_DY].handle = dy, c.in[SEAT_X].handle = x;
+    return finish(&c, to);
+}
 
-static void (*function_of(const seat_op *op, bool cuda))(void) {
+static void (*function_of(const seat_op *op))(void) {
     static const struct {
         const seat_op *op;
-        void (*entry[2])(void);
+        void (*entry)(void);
     } table[] = {
-#define X(name) {&seat_op_##name, {(void (*)(void))cpu_##name, (void (*)(void))cuda_##name}},
+#define X(name) {&seat_op_##name, (void (*)(void))unboxed_##name},
         SEAT_OPS(X)
 #undef X
     };
     for (size_t i = 0; i < sizeof(table) / sizeof(table[0]); i++)
-        if (table[i].op == op) return table[i].entry[cuda];
+        if (table[i].op == op) return table[i].entry;
     return NULL;
 }
 
@@ -212,7 +204,7 @@ static uintptr_t *record_of(const char *name) {
     return handle.found ? handle.record : NULL;
 }
 
-bool seat_unbox(const seat_op *op, bool cuda, wt_kernel boxed) {
+bool seat_unbox(const seat_op *op, wt_kernel boxed) {
     char name[64] = "aten::";
     uintptr_t word[WORDS], *record = record_of(strncat(name, op->name, sizeof(name) - 8));
     size_t n = record ? read_words(record, word, WORDS) : 0, at = 0;
@@ -221,12 +213,12 @@ bool seat_unbox(const seat_op *op, bool cuda, wt_kernel boxed) {
         if (word[i] && is_torchs(word[i + 1]) && !word[i + 2] && !word[i + 3] && holds(word[i], (uintptr_t)boxed))
             at = i, found++;
     if (found != 1 || !has_neighbours(word, n, at)) return false;
-    atomic_store((_Atomic uintptr_t *)&record[at + 2], (uintptr_t)function_of(op, cuda));
+    atomic_store((_Atomic uintptr_t *)&record[at + 2], (uintptr_t)function_of(op));
     return true;
 }
 #else
-bool seat_unbox(const seat_op *op, bool cuda, wt_kernel boxed) {
-    (void)op, (void)cuda, (void)boxed;
+bool seat_unbox(const seat_op *op, wt_kernel boxed) {
+    (void)op, (void)boxed;
     return false;
 }
 #endif

@@ -17,7 +17,6 @@ import torch.autograd.forward_ad as _forward_ad
 from . import _library, _settings
 
 _object = ctypes.py_object
-_tests: list[Callable] = []
 _BUILTINS: dict[str, Any] = {
     **{f"{name}{rank}d": getattr(torch, f"{name}{rank}d") for name in ("conv", "conv_transpose") for rank in (1, 2, 3)},
     **{f"max_pool{rank}d": getattr(torch, f"max_pool{rank}d") for rank in (1, 2, 3)},
@@ -36,11 +35,6 @@ def _refuse(*args: Any) -> Any:
     return NotImplemented
 
 
-def _fits(tensor: Callable, t: torch.Tensor, kind: int) -> bool:
-    """kind: KEYS_... of python/csrc/entry_guard.c."""
-    return tensor(t, t._cdata, torch._C._dispatch_keys(t).raw_repr(), t.requires_grad, kind) is not NotImplemented
-
-
 def _test(begin: Callable, tensor: Callable, thread: Callable) -> bool:
     """Whether all that the entries read is as they take it to be."""
     types = torch.float32, torch.float64, torch.float16, torch.bfloat16
@@ -48,7 +42,7 @@ def _test(begin: Callable, tensor: Callable, thread: Callable) -> bool:
         return False
 
     def fits(t: torch.Tensor, inference: bool = False) -> bool:
-        return _fits(tensor, t, int(inference))
+        return tensor(t, t._cdata, torch._C._dispatch_keys(t).raw_repr(), t.requires_grad, int(inference)) is not NotImplemented
 
     x = torch.empty(2, 3, device="cpu")
     kinds = [x, x.double().unsqueeze(0), x[:0], torch.nn.Parameter(x), x[1:], x.t(), torch.empty((), device="cpu", requires_grad=True)]
@@ -92,8 +86,7 @@ def _make() -> tuple[dict[str, Callable], Callable, Callable, Callable, Callable
     lib.weft_torch_entry_seat.argtypes = [_object]
     lib.weft_torch_entry_seat.restype = None
     try:
-        _tests.extend(lib.weft_torch_entry_test(i) for i in range(3))
-        if not _test(*_tests):
+        if not _test(*(lib.weft_torch_entry_test(i) for i in range(3))):
             return {}, _refuse, _refuse, _bypass, _same, _refuse, _no
     except Exception:   # of a PyTorch that lacks one of the names above
         return {}, _refuse, _refuse, _bypass, _same, _refuse, _no
@@ -103,9 +96,9 @@ def _make() -> tuple[dict[str, Callable], Callable, Callable, Callable, Callable
     return (made, *(lib.weft_torch_entry_run(i) for i in range(6)))   # type: ignore[return-value]
 
 
-def _register_seat(family: int, cuda: bool) -> bool:
+def _register_seat(family: int) -> bool:
     from . import _enable
-    return _enable.seated("cuda" if cuda else "cpu", tuple(_enable.OPERATORS)[family])
+    return _enable.seated("cpu", tuple(_enable.OPERATORS)[family])
 
 
 # torchs(): the call that was refused is PyTorch's. kept(result): the same; the answer that the long way found is that of the next call of the kind.
