@@ -121,6 +121,27 @@ static inline weft_status causal_finish(const weft__exec *e, int part, causal_ar
     return weft__cuda_launch(e, part, &launch, &a);
 }
 
+/* The two kernels of a file: causal_fwd, and causal_bwd with its sums. */
+#define CAUSAL_RECORD(id, text, set, ...)  \
+    const weft__kernel weft__cuda_##id = { \
+        .name = text,                      \
+        .version = 1,                      \
+        .op = WEFT_OP_CAUSAL_CONV,         \
+        .engine = WEFT_ENGINE_CUDA,        \
+        .passes = set,                     \
+        .steps = CAUSAL_STEPS,             \
+        .dtypes = CUDA_FLOATS,             \
+        .bound = 2,                        \
+        .plan = plan,                      \
+        .run = run,                        \
+        WEFT__PARTS(__VA_ARGS__),          \
+    }
+#define CAUSAL_KERNELS(file, way, text)                                                         \
+    CAUSAL_RECORD(causal_conv_fwd_##way, "causal_conv_fwd_" text "__cuda", WEFT__PASS_SET(FWD), \
+                  {file, "causal_fwd", defines, false});                                        \
+    CAUSAL_RECORD(causal_conv_bwd_##way, "causal_conv_bwd_" text "__cuda", CAUSAL_GRADIENTS,    \
+                  {file, "causal_bwd", defines, false}, {file, "causal_sums", defines, false})
+
 #define CAUSAL_STEPS (WEFT__STEP_SET(BIAS) | WEFT__STEP_SET(SILU))
 #define CAUSAL_GRADIENTS (WEFT__PASS_SET(BWD) | WEFT__PASS_SET(BWD_DATA) | WEFT__PASS_SET(BWD_WEIGHTS))
 

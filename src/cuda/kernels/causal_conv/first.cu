@@ -79,34 +79,7 @@ static weft_status run(const weft__exec *e) {
     return causal_mode(e->p) < MODE_WEIGHTS || t->parts == 1 ? WEFT_OK : causal_finish(e, 1, a, t->parts);
 }
 
-const weft__kernel weft__cuda_causal_conv_fwd_ncw = {
-    .name = "causal_conv_fwd_ncw_16b__cuda",
-    .version = 1,
-    .op = WEFT_OP_CAUSAL_CONV,
-    .engine = WEFT_ENGINE_CUDA,
-    .passes = WEFT__PASS_SET(FWD),
-    .steps = CAUSAL_STEPS,
-    .dtypes = CUDA_FLOATS,
-    .bound = 2,
-    .plan = plan,
-    .run = run,
-    WEFT__PARTS({"causal_conv/first.cu", "causal_fwd", defines, false}),
-};
-
-const weft__kernel weft__cuda_causal_conv_bwd_ncw = {
-    .name = "causal_conv_bwd_ncw_16b__cuda",
-    .version = 1,
-    .op = WEFT_OP_CAUSAL_CONV,
-    .engine = WEFT_ENGINE_CUDA,
-    .passes = CAUSAL_GRADIENTS,
-    .steps = CAUSAL_STEPS,
-    .dtypes = CUDA_FLOATS,
-    .bound = 2,
-    .plan = plan,
-    .run = run,
-    WEFT__PARTS({"causal_conv/first.cu", "causal_bwd", defines, false},
-                {"causal_conv/first.cu", "causal_sums", defines, false}),
-};
+CAUSAL_KERNELS("causal_conv/first.cu", ncw, "ncw_16b");
 
 #else
 enum { TOK = 16 / sizeof(T), CHUNK = TOK * LANES, UNITS = CAUSAL_THREADS / LANES };

@@ -76,34 +76,7 @@ static weft_status run(const weft__exec *e) {
     return causal_mode(e->p) < MODE_WEIGHTS ? WEFT_OK : causal_finish(e, 1, a, a.n * t->slices);
 }
 
-const weft__kernel weft__cuda_causal_conv_fwd_wide = {
-    .name = "causal_conv_fwd_nwc_wide__cuda",
-    .version = 1,
-    .op = WEFT_OP_CAUSAL_CONV,
-    .engine = WEFT_ENGINE_CUDA,
-    .passes = WEFT__PASS_SET(FWD),
-    .steps = CAUSAL_STEPS,
-    .dtypes = CUDA_FLOATS,
-    .bound = 2,
-    .plan = plan,
-    .run = run,
-    WEFT__PARTS({"causal_conv/wide.cu", "causal_fwd", defines, false}),
-};
-
-const weft__kernel weft__cuda_causal_conv_bwd_wide = {
-    .name = "causal_conv_bwd_nwc_wide__cuda",
-    .version = 1,
-    .op = WEFT_OP_CAUSAL_CONV,
-    .engine = WEFT_ENGINE_CUDA,
-    .passes = CAUSAL_GRADIENTS,
-    .steps = CAUSAL_STEPS,
-    .dtypes = CUDA_FLOATS,
-    .bound = 2,
-    .plan = plan,
-    .run = run,
-    WEFT__PARTS({"causal_conv/wide.cu", "causal_bwd", defines, false},
-                {"causal_conv/wide.cu", "causal_sums", defines, false}),
-};
+CAUSAL_KERNELS("causal_conv/wide.cu", wide, "nwc_wide");
 
 #else
 enum { RY = WIDE_THREADS / LX, BEFORE = (K + OUT - 1) / OUT * OUT, BEHIND = DATA ? BEFORE : 0 };
