@@ -279,6 +279,42 @@ static inline weft_status grouped_planes_run(const weft__exec *e) {
         .smem = t->smem};
     return weft__cuda_launch(e, 0, &launch, &a);
 }
+
+/* ---------------------------------------------------------------- gradients of weights and bias: slices, then sums */
+/* Sums of a slice. */
+static inline int64_t grouped_sums_of(const weft_problem *p) {
+    return p->o * (p->c / p->groups) * p->kernel[0] * p->kernel[1] * p->kernel[2] +
+           (weft__has_step(p, WEFT_STEP_BIAS) ? p->o : 0);
+}
+
+/* The greatest power of two up to `most` that divides n. */
+static inline int grouped_divisor(int64_t n, int64_t most) {
+    int best = 1;
+    for (int i = 2; i <= most; i *= 2)
+        if (n % i == 0) best = i;
+    return best;
+}
+
+/* Adds the slices up. */
+static inline weft_status grouped_finish(const weft__exec *e, int part, const grouped_args *a) {
+    const weft__launch launch = {.grid = {(uint32_t)cuda_ceil(grouped_sums_of(e->p), FINISH_THREADS), 1, 1},
+                                 .block = {FINISH_THREADS, 1, 1}};
+    return weft__cuda_launch(e, part, &launch, a);
+}
+
+#define GROUPED_GRADIENT(id, text, pass, strictly, ...)                   \
+    const weft__kernel weft__cuda_##id = {.name = text,                   \
+                                          .version = 1,                   \
+                                          .op = WEFT_OP_CONV,             \
+                                          .engine = WEFT_ENGINE_CUDA,     \
+                                          .passes = WEFT__PASS_SET(pass), \
+                                          .dtypes = CUDA_FLOATS,          \
+                                          .steps = WEFT__STEP_SET(BIAS),  \
+                                          .not_strict = !(strictly),      \
+                                          .exact = true,                  \
+                                          .plan = plan,                   \
+                                          .run = run,                     \
+                                          WEFT__PARTS(__VA_ARGS__)}
 #endif
 
 #endif

@@ -25,18 +25,6 @@ typedef struct sums_tile {
     size_t smem;
 } sums_tile;
 
-static int divisor(int64_t n, int64_t most) {
-    int best = 1;
-    for (int i = 2; i <= most; i *= 2)
-        if (n % i == 0) best = i;
-    return best;
-}
-
-static int64_t sums_of(const weft_problem *p) {
-    return p->o * (p->c / p->groups) * p->kernel[0] * p->kernel[1] * p->kernel[2] +
-           (weft__has_step(p, WEFT_STEP_BIAS) ? p->o : 0);
-}
-
 static int64_t source_rows(const weft_problem *p, int64_t rows) {
     return WEFT__MIN((rows - 1) * p->stride[1] + (p->kernel[1] - 1) * p->dilation[1] + 1, p->in[1]);
 }
@@ -68,8 +56,8 @@ static void best_strip(const weft_problem *p, sums_tile *t, double each) {
 
 static const char *sums_tile_of(const weft_problem *p, const weft__hw *hw, sums_tile *t) {
     const int64_t in = p->c / p->groups, out = p->o / p->groups, taps = p->kernel[1] * p->kernel[2];
-    t->outs = divisor(out, WEFT__MIN(8, 72 / taps));
-    t->ins = divisor(in, WEFT__MAX(72 / (taps * t->outs), 1));
+    t->outs = grouped_divisor(out, WEFT__MIN(8, 72 / taps));
+    t->ins = grouped_divisor(in, WEFT__MAX(72 / (taps * t->outs), 1));
     while (t->ins > 1 && t->ins * p->kernel[1] * 9 > 64) t->ins /= 2; /* their windows are in registers too */
     t->combos = (int32_t)(in / t->ins * p->kernel[0]);
     t->taken = WEFT__MIN(t->combos, WARPS_WANTED);
@@ -108,7 +96,7 @@ static const char *plan(const weft_problem *p, const weft__hw *hw, int variant, 
     if (refusal) return refusal;
     const double data = both ? 1500 + grouped_planes_ns(p, hw, &t->data) : 0;
     if ((refusal = sums_tile_of(p, hw, t))) return refusal;
-    d->workspace = (size_t)(t->slices * t->shares * sums_of(p)) * sizeof(float);
+    d->workspace = (size_t)(t->slices * t->shares * grouped_sums_of(p)) * sizeof(float);
     const int64_t out = p->o / p->groups / t->outs;
     const double planes = (double)(p->n * p->out[0]) * (double)(p->groups * out * t->combos * t->shares);
     d->ns = cuda_ns(hw, weft__bytes(p), 0.5, 2) + data + planes * t->data.work * 32 / (0.5 * hw->gpu->gflops * 0.5);
@@ -134,32 +122,17 @@ static weft_status run(const weft__exec *e) {
     a.slot = t->slot, a.own = t->own;
     const weft__launch launch = {
         .grid = {(uint32_t)t->grid, 1, 1}, .block = {(uint32_t)(t->taken * t->shares) * 32, 1, 1}, .smem = t->smem};
-    const weft__launch finish = {.grid = {(uint32_t)cuda_ceil(sums_of(p), FINISH_THREADS), 1, 1},
-                                 .block = {FINISH_THREADS, 1, 1}};
     WEFT__TRY(weft__cuda_launch(e, first, &launch, &a));
     a.slices *= t->shares;
-    return weft__cuda_launch(e, first + 1, &finish, &a);
+    return grouped_finish(e, first + 1, &a);
 }
 
-#define GROUPED_SUMS(name_, text_, pass_, ...)                                \
-    const weft__kernel weft__cuda_##name_ = {.name = text_,                   \
-                                             .version = 1,                    \
-                                             .op = WEFT_OP_CONV,              \
-                                             .engine = WEFT_ENGINE_CUDA,      \
-                                             .passes = WEFT__PASS_SET(pass_), \
-                                             .dtypes = CUDA_FLOATS,           \
-                                             .steps = WEFT__STEP_SET(BIAS),   \
-                                             .not_strict = true,              \
-                                             .exact = true,                   \
-                                             .plan = plan,                    \
-                                             .run = run,                      \
-                                             WEFT__PARTS(__VA_ARGS__)}
 #define SOURCE "conv/grouped_sums.cu"
-GROUPED_SUMS(conv_grouped_bwd_weights_sums, "conv_grouped_bwd_weights_strips__cuda", BWD_WEIGHTS,
-             {SOURCE, "grouped_sums", sums_defines, false}, {SOURCE, "finish", sums_defines, false});
-GROUPED_SUMS(conv_grouped_bwd_sums, "conv_grouped_bwd_strips__cuda", BWD,
-             {"conv/grouped_planes.cu", "grouped_planes", grouped_planes_defines, false},
-             {SOURCE, "grouped_sums", sums_defines, false}, {SOURCE, "finish", sums_defines, false});
+GROUPED_GRADIENT(conv_grouped_bwd_weights_sums, "conv_grouped_bwd_weights_strips__cuda", BWD_WEIGHTS, false,
+                 {SOURCE, "grouped_sums", sums_defines, false}, {SOURCE, "finish", sums_defines, false});
+GROUPED_GRADIENT(conv_grouped_bwd_sums, "conv_grouped_bwd_strips__cuda", BWD, false,
+                 {"conv/grouped_planes.cu", "grouped_planes", grouped_planes_defines, false},
+                 {SOURCE, "grouped_sums", sums_defines, false}, {SOURCE, "finish", sums_defines, false});
 
 #else
 #define BULK 1

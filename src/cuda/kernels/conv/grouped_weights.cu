@@ -14,21 +14,9 @@
 #ifndef __CUDACC_RTC__
 enum { BLOCKS_WANTED = 528, WARPS_MOST = 9 };
 
-static int divisor(int64_t n, int most) {
-    int best = 1;
-    for (int i = 2; i <= most; i *= 2)
-        if (n % i == 0) best = i;
-    return best;
-}
-
 static int64_t blocks_of(const weft_problem *p, const grouped_tile *t) {
     const int64_t in = p->c / p->groups, out = p->o / p->groups, rows = p->kernel[0] * p->kernel[1];
     return p->groups * (out / t->outs) * (in / t->ins) * cuda_ceil(rows, t->warps);
-}
-
-static int64_t sums_of(const weft_problem *p) {
-    return p->o * (p->c / p->groups) * p->kernel[0] * p->kernel[1] * p->kernel[2] +
-           (weft__has_step(p, WEFT_STEP_BIAS) ? p->o : 0);
 }
 
 static const char *plan(const weft_problem *p, const weft__hw *hw, int variant, weft__decision *d) {
@@ -38,15 +26,15 @@ static const char *plan(const weft_problem *p, const weft__hw *hw, int variant, 
     if (refusal || (refusal = grouped_tile_of(p, t))) return refusal;
     if ((double)weft__numel(&p->tensor[0]) > 1e9) return "2^30 tiles or more";
     const int64_t in = p->c / p->groups, out = p->o / p->groups, rows = p->kernel[0] * p->kernel[1];
-    t->outs = divisor(out, 8);
-    t->ins = divisor(in, WEFT__MAX(64 / (t->outs * (int)p->kernel[2]), 1));
+    t->outs = grouped_divisor(out, 8);
+    t->ins = grouped_divisor(in, WEFT__MAX(64 / (t->outs * (int)p->kernel[2]), 1));
     t->warps = (int32_t)cuda_ceil(rows, cuda_ceil(rows, WARPS_MOST));
     const int64_t chunks = p->n * p->out[0] * cuda_ceil(p->out[1] * p->out[2], 32);
     const int64_t slices = WEFT__MAX(WEFT__MIN(cuda_ceil(chunks, 16), BLOCKS_WANTED / blocks_of(p, t)), 1);
     t->per = (int32_t)cuda_ceil(chunks, slices);
     t->slices = (int32_t)cuda_ceil(chunks, t->per);
     if (blocks_of(p, t) * t->slices > INT32_MAX) return "2^31 blocks or more";
-    d->workspace = (size_t)(t->slices * sums_of(p)) * sizeof(float);
+    d->workspace = (size_t)(t->slices * grouped_sums_of(p)) * sizeof(float);
     const double each = weft__flops(p) / (p->pass == WEFT_PASS_BWD ? 2 : 1), share = grouped_share(t);
     const double weights = t->outs * t->ins >= 16 ? 0.11 : t->outs * t->ins >= 8 ? 0.07 : 0.04;
     d->ns = cuda_ns(hw, weft__bytes(p), 0.3, 2) + each / (weights * hw->gpu->gflops) +
@@ -72,32 +60,17 @@ static weft_status run(const weft__exec *e) {
     a.chunks = (int32_t)cuda_ceil(p->out[1] * p->out[2], 32);
     const weft__launch launch = {.grid = {(uint32_t)(blocks_of(p, t) * t->slices), 1, 1},
                                  .block = {(uint32_t)t->warps * 32, 1, 1}};
-    const weft__launch finish = {.grid = {(uint32_t)cuda_ceil(sums_of(p), FINISH_THREADS), 1, 1},
-                                 .block = {FINISH_THREADS, 1, 1}};
     WEFT__TRY(weft__cuda_launch(e, first, &launch, &a));
-    return weft__cuda_launch(e, first + 1, &finish, &a);
+    return grouped_finish(e, first + 1, &a);
 }
 
-#define GROUPED_KERNEL(name_, text_, pass_, ...)                              \
-    const weft__kernel weft__cuda_##name_ = {.name = text_,                   \
-                                             .version = 1,                    \
-                                             .op = WEFT_OP_CONV,              \
-                                             .engine = WEFT_ENGINE_CUDA,      \
-                                             .passes = WEFT__PASS_SET(pass_), \
-                                             .dtypes = CUDA_FLOATS,           \
-                                             .steps = WEFT__STEP_SET(BIAS),   \
-                                             .exact = true,                   \
-                                             .plan = plan,                    \
-                                             .run = run,                      \
-                                             WEFT__PARTS(__VA_ARGS__)}
-
-GROUPED_KERNEL(conv_grouped_bwd_weights, "conv_grouped_bwd_weights_rows__cuda", BWD_WEIGHTS,
-               {"conv/grouped_weights.cu", "grouped_weights", weights_defines, false},
-               {"conv/grouped_weights.cu", "finish", weights_defines, false});
-GROUPED_KERNEL(conv_grouped_bwd, "conv_grouped_bwd_rows__cuda", BWD,
-               {"conv/grouped.cu", "grouped", grouped_tile_defines, false},
-               {"conv/grouped_weights.cu", "grouped_weights", weights_defines, false},
-               {"conv/grouped_weights.cu", "finish", weights_defines, false});
+GROUPED_GRADIENT(conv_grouped_bwd_weights, "conv_grouped_bwd_weights_rows__cuda", BWD_WEIGHTS, true,
+                 {"conv/grouped_weights.cu", "grouped_weights", weights_defines, false},
+                 {"conv/grouped_weights.cu", "finish", weights_defines, false});
+GROUPED_GRADIENT(conv_grouped_bwd, "conv_grouped_bwd_rows__cuda", BWD, true,
+                 {"conv/grouped.cu", "grouped", grouped_tile_defines, false},
+                 {"conv/grouped_weights.cu", "grouped_weights", weights_defines, false},
+                 {"conv/grouped_weights.cu", "finish", weights_defines, false});
 
 #else
 #include "reduce.h"
