@@ -123,21 +123,7 @@ VF_INLINE void tiles(const columns *q, int64_t slot, const int dtype, const bool
     if (q->stream) vf_stream_end();
 }
 
-#define TILES(name, dtype, log, bwd) \
-    static void name(void *q, int64_t slot) { tiles(q, slot, WEFT_DTYPE_##dtype, log, bwd); }
-#define TILES_OF(type, dtype)                   \
-    TILES(soft_##type, dtype, false, false)     \
-    TILES(soft_grad_##type, dtype, false, true) \
-    TILES(log_##type, dtype, true, false) TILES(log_grad_##type, dtype, true, true)
-TILES_OF(f32, F32)
-TILES_OF(f16, F16)
-TILES_OF(bf16, BF16)
-#define ROW(type)                                                        \
-    {                                                                    \
-        {soft_##type, soft_grad_##type}, { log_##type, log_grad_##type } \
-    }
-static const weft_task tasks[WEFT_DTYPE_COUNT][2][2] = {
-    [WEFT_DTYPE_F32] = ROW(f32), [WEFT_DTYPE_F16] = ROW(f16), [WEFT_DTYPE_BF16] = ROW(bf16)};
+LINES_TASKS(tasks);
 
 static weft_status run(const weft__exec *e) {
     const bool bwd = e->p->pass == WEFT_PASS_BWD, log = e->p->op == WEFT_OP_LOG_SOFTMAX;

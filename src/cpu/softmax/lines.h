@@ -199,4 +199,22 @@ VF_INLINE float row_exp_sum(const int dtype, const void *x, int64_t at, int64_t 
     return vf_sum(row_exp_lanes(dtype, x, at, count, m, kept));
 }
 
+/* The tasks by data type, [log] and [gradient], of a file's tiles(job, slot, dtype, log, bwd). */
+#define LINES_TASK(name, dtype, log, bwd) \
+    static void name(void *q, int64_t slot) { tiles(q, slot, WEFT_DTYPE_##dtype, log, bwd); }
+#define LINES_TASKS_OF(type, dtype)                  \
+    LINES_TASK(soft_##type, dtype, false, false)     \
+    LINES_TASK(soft_grad_##type, dtype, false, true) \
+    LINES_TASK(log_##type, dtype, true, false) LINES_TASK(log_grad_##type, dtype, true, true)
+#define LINES_ROW(type)                                                  \
+    {                                                                    \
+        {soft_##type, soft_grad_##type}, { log_##type, log_grad_##type } \
+    }
+#define LINES_TASKS(tasks)                                   \
+    LINES_TASKS_OF(f32, F32)                                 \
+    LINES_TASKS_OF(f16, F16)                                 \
+    LINES_TASKS_OF(bf16, BF16)                               \
+    static const weft_task tasks[WEFT_DTYPE_COUNT][2][2] = { \
+        [WEFT_DTYPE_F32] = LINES_ROW(f32), [WEFT_DTYPE_F16] = LINES_ROW(f16), [WEFT_DTYPE_BF16] = LINES_ROW(bf16)}
+
 #endif
