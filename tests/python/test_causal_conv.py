@@ -30,21 +30,18 @@ def parameters(dim, width, device="cpu", dtype=torch.float32):
 
 
 def exact(x, weight, bias=None, seq_idx=None, initial=None, silu=False):
-    """The formula as it stands, a token at a time, in float64 on the CPU."""
+    """The formula as it stands, a tap at a time, in float64 on the CPU."""
     x, weight, bias, initial = (None if t is None else t.double().cpu() for t in (x, weight, bias, initial))
-    width, columns = weight.shape[1], []
-    for t in range(x.shape[2]):
-        z = x.new_zeros(x.shape[:2]) + (0 if bias is None else bias)
-        for k in range(width):
-            at = t - (width - 1) + k
-            if at >= 0:
-                token = x[:, :, at] if seq_idx is None else torch.where((seq_idx[:, at] == seq_idx[:, t])[:, None], x[:, :, at], 0)
-                z = z + weight[:, k] * token
-            elif initial is not None:
-                z = z + weight[:, k] * initial[:, :, at + width - 1]
-        y = F.silu(z) if silu else z
-        columns.append(y if seq_idx is None else torch.where((seq_idx[:, t] >= 0)[:, None], y, 0))
-    return torch.stack(columns, 2) if columns else torch.zeros_like(x)
+    length, before = x.shape[2], weight.shape[1] - 1
+    tokens = F.pad(x, (before, 0)) if initial is None else torch.cat([initial, x], 2)
+    z = torch.zeros_like(x) + (0 if bias is None else bias[:, None])
+    for k in range(before + 1):
+        token = tokens[:, :, k:k + length]
+        if seq_idx is not None:
+            token = torch.where((F.pad(seq_idx, (before, 0), value=-2)[:, k:k + length] == seq_idx)[:, None], token, 0)
+        z = z + weight[:, k, None] * token
+    y = F.silu(z) if silu else z
+    return y if seq_idx is None else torch.where((seq_idx >= 0)[:, None], y, 0)
 
 
 def compare(x, weight, bias=None, seq_idx=None, initial=None, silu=False, final=False):
