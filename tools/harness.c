@@ -300,7 +300,7 @@ static bool check_variant(harness *h, const weft_problem *p, const weft__kernel 
     char name[WEFT__NAME_MAX];
     weft__kernel_name(k, variant, name);
     note(NULL, name, seed);
-    h->l3 = ask->own_cache || (seed + (uint64_t)kind) % 2 ? 0 : TINY_CACHE;
+    h->l3 = ask->cache ? ask->cache : (seed + (uint64_t)kind) % 2 ? 0 : TINY_CACHE;
     for (int i = 0; i < h->nctx; i++) {
         bool keep = i == 0 && h->nctx > 1;
         if (harness_run(h, h->ctx[i], p, name, h->in, h->out, place, seed >> 8 & 1) != WEFT_OK)

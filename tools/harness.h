@@ -135,7 +135,7 @@ typedef struct harness_ask {
     const char *kernel; /* NULL: every one that applies */
     bool thorough;      /* every kind of data in every place; else one place a kind, from the seed */
     bool fast_only;     /* leave out references, which are slow on large problems */
-    bool own_cache;     /* always the machine's cache; else every second kernel is told of a tiny one, and streams */
+    size_t cache;       /* what kernels are told of; 0: the machine's, and every second one of a tiny one, to stream */
 } harness_ask;
 
 weft_status harness_create(harness *h, const weft_ctx_opts *opts, const int *threads, int count);

@@ -1,5 +1,5 @@
-/* The entries of the seat on the CPU as PyTorch's own kernels have them: called with C++ arguments. The public interface
- * (seat.c) boxes each one, copies each list twice and takes both apart again: 1 us forward and 3 us backward.
+/* The entries of the seat on the CPU as PyTorch's own kernels have them: called with C++ arguments. The public
+ * interface (seat.c) boxes each one, copies each list twice and takes both apart again: 1 us forward and 3 us backward.
  * A registered kernel stands in the dispatch table of its operator as {functor, boxed function, unboxed function,
  * ...}; the public interface leaves the third one NULL. It is filled in here, after these were seen to hold:
  *   - the operator's record has exactly one entry whose functor holds our boxed function, without unboxed ones;

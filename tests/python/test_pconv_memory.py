@@ -97,7 +97,7 @@ def test_the_published_case(device):
 
 def test_the_table(capsys):
     with weft.backends.flags(workspace_limit=1 << 18):   # scratch for speed, up to 64 MB by default, would hide what is compared on so small a case
-        P.show(replace(P.SMALL, batch=2), CPU)
+        P.show(replace(P.SMALL, batch=1, size=40), CPU)
     lines = capsys.readouterr().out.splitlines()
     assert lines[1].split() == ["peak", "bytes", "forward", "kept", "between", "backward"]
     numbers = {line.split()[0]: [int(n.replace(",", "")) for n in line.split()[-3:]] for line in lines[2:5]}
