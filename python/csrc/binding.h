@@ -81,7 +81,10 @@ struct wt_call {
     wt_handle out[WT_MAX_OUTS];        /* new references, returned in this order */
     wt_handle scratch[WT_MAX_SCRATCH]; /* freed at the end */
     int nscratch;
-    bool once; /* not to be repeated for a measurement: it changes what it reads */
+    bool once;  /* not to be repeated for a measurement: it changes what it reads */
+    bool shape; /* its tensors have no memory: only the results' sizes, strides and types are wanted */
+    bool made;  /* of such a call: all results are there, and the problem was found to be right */
+    bool cuda;  /* on CUDA; of a call for shapes, where it will run */
     wt_handle guard;
     int32_t device_type, device_index;
     char error[768];
@@ -101,6 +104,8 @@ wt_error wt_read_list(wt_handle list, wt_list *out);
 wt_handle wt_unbox(wt_value slot);
 /* Record the reason and return false. */
 bool wt_fail(wt_call *call, const char *format, ...) WT_PRINTF(2, 3);
+/* Of a call for shapes: the results are made, nothing is left to do. Returns true. */
+bool wt_made(wt_call *call);
 /* Allocate a result or scratch on the call's device. */
 bool wt_empty(wt_call *call, wt_handle *tensor, int64_t rank, const int64_t *sizes, const int64_t *strides,
               int32_t code, void **data);

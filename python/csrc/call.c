@@ -230,8 +230,12 @@ static const char *device_name(int32_t type) {
                                                       : "another device";
 }
 
+/* Where the calls for shapes of this thread will run. */
+static _Thread_local bool shapes_on_cuda;
+WEFT_API void weft_torch_shapes_on_cuda(bool cuda) { shapes_on_cuda = cuda; }
+
 /* All tensors on the device of the first, which must be one weft runs on; it becomes PyTorch's current one for the
- * call. */
+ * call. Tensors of the device "meta" have no memory: the call is for shapes. */
 static bool enter_device(wt_call *call) {
     const wt_tensor *first = &call->arg[0].tensor, *t;
     for (int i = 1; i < call->op->nargs; i++) {
@@ -244,6 +248,9 @@ static bool enter_device(wt_call *call) {
     }
     call->device_type = first->device_type;
     call->device_index = first->device_index;
+    call->shape = first->device_type == wt.aoti_torch_device_type_meta();
+    call->cuda = call->shape ? shapes_on_cuda : first->device_type == wt.aoti_torch_device_type_cuda();
+    if (call->shape) return true;
     if (first->device_type == wt.aoti_torch_device_type_cpu()) return true;
     if (first->device_type != wt.aoti_torch_device_type_cuda() || !wt_shim_has_cuda())
         return wt_fail(call, "%s: is on %s, allowed: a CPU tensor, or a CUDA tensor of a PyTorch built with CUDA",
@@ -316,7 +323,7 @@ static bool check_out(wt_call *call, int at, int64_t rank, const int64_t *sizes,
     const wt_tensor *t;
     for (int i = 0; i < call->op->nargs; i++)
         for (size_t k = 0; (t = tensor_of(call, i, k)); k++)
-            if (i != at && shares(out, t) && !(call->op->in_place && i == 0 && is_same(out, t)))
+            if (i != at && !call->shape && shares(out, t) && !(call->op->in_place && i == 0 && is_same(out, t)))
                 return wt_fail(call, "%s: shares memory with %s, allowed: memory of its own", name, call->op->name[i]);
     return true;
 }
@@ -348,7 +355,7 @@ void wt_call_begin(wt_call *call, const wt_op *op) {
     call->op = op;
     call->guard = NULL;
     call->nscratch = 0;
-    call->once = false;
+    call->once = call->made = false;
     memset(call->out, 0, sizeof(call->out));
     memset(call->scratch, 0, sizeof(call->scratch));
     for (int i = 0; i < op->nargs; i++) {
@@ -359,9 +366,11 @@ void wt_call_begin(wt_call *call, const wt_op *op) {
     }
 }
 
+bool wt_made(wt_call *call) { return call->made = true; }
+
 bool wt_call_run(wt_call *call) {
     wt_kernels_clear();
-    bool ok = enter_device(call) && call->op->run(call);
+    bool ok = enter_device(call) && (call->op->run(call) || call->made);
     for (int i = 0; i < call->nscratch; i++) drop(&call->scratch[i]);
     if (call->guard) wt.aoti_torch_delete_cuda_guard(call->guard);
     return ok;

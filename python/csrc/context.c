@@ -8,7 +8,7 @@
 
 static weft_ctx *context;
 static atomic_int lent_threads; /* as last told to the context */
-static wt_handle libraries[3];  /* registrations live as long as these */
+static wt_handle libraries[5];  /* registrations live as long as these */
 
 weft_ctx *wt_context(void) { return context; }
 
@@ -112,6 +112,13 @@ weft_plan *wt_plan_by(weft_problem *p, bool once, uint32_t engines) {
 
 weft_plan *wt_plan_among(wt_call *call, weft_problem *p, bool external) {
     bool cuda = call->device_type != wt.aoti_torch_device_type_cpu();
+    if (call->shape) {
+        if (weft_problem_complete(p) != WEFT_OK)
+            wt_fail(call, "%s", weft_last_error());
+        else
+            wt_made(call);
+        return NULL;
+    }
     p->device = cuda ? WEFT_DEVICE_CUDA : WEFT_DEVICE_CPU;
     p->ordinal = cuda ? call->device_index : 0;
     p->math = config.math;
@@ -168,18 +175,25 @@ static const char *register_operators(void) {
 #include "operators.def"
 #undef X
     };
-    static const char *const keys[] = {"CPU", "CUDA"};
-    if (wt.aoti_torch_library_init_def("weft", "python/csrc/context.c", __LINE__, &libraries[0]))
-        return "the operators of weft are registered already: another copy of libweft_torch.so is loaded";
-    for (int k = 0; k < 2; k++)
-        if (wt.aoti_torch_library_init_impl("weft", keys[k], "python/csrc/context.c", __LINE__, &libraries[1 + k]))
-            return "PyTorch refused a registration";
+    /* weft_shapes: the same operators on tensors without memory, which weft._shapes asks what the results are like */
+    static const struct {
+        const char *space, *key;
+    } places[] = {{"weft", NULL}, {"weft", "CPU"}, {"weft", "CUDA"}, {"weft_shapes", NULL}, {"weft_shapes", "Meta"}};
+    enum { PLACES = sizeof(places) / sizeof(places[0]) };
+    const char *file = "python/csrc/context.c";
+    for (int k = 0; k < PLACES; k++) {
+        if (places[k].key
+                ? wt.aoti_torch_library_init_impl(places[k].space, places[k].key, file, __LINE__, &libraries[k])
+                : wt.aoti_torch_library_init_def(places[k].space, file, __LINE__, &libraries[k]))
+            return "the operators of weft are registered already: another copy of libweft_torch.so is loaded";
+    }
     for (size_t i = 0; i < sizeof(ops) / sizeof(ops[0]); i++) {
         char name[48];
-        wt_error failed = wt_op_prepare(ops[i]) != NULL || wt.aoti_torch_library_def(libraries[0], ops[i]->text);
+        wt_error failed = wt_op_prepare(ops[i]) != NULL;
         snprintf(name, sizeof(name), "%.*s", (int)strcspn(ops[i]->text, "("), ops[i]->text);
-        for (int k = 0; k < 2 && !failed; k++)
-            failed = wt.torch_library_impl(libraries[1 + k], name, ops[i]->entry, WT_BUILD_VERSION);
+        for (int k = 0; k < PLACES && !failed; k++)
+            failed = places[k].key ? wt.torch_library_impl(libraries[k], name, ops[i]->entry, WT_BUILD_VERSION)
+                                   : wt.aoti_torch_library_def(libraries[k], ops[i]->text);
         if (failed) {
             snprintf(why, sizeof(why), "PyTorch refused the operator %s", ops[i]->schema);
             return why;

@@ -52,10 +52,10 @@ static bool run_conv_transpose(wt_call *call) {
     wt_view x = wt_see(&call->arg[INPUT].tensor, g.rank), w = wt_see(&call->arg[WEIGHT].tensor, g.rank), y;
     int64_t dims[5] = {x.dims[0]}, spare[3];
     /* On CUDA PyTorch's result in these cases is channels-first whatever the input is. */
-    bool unsaid = false, first = call->device_type != wt.aoti_torch_device_type_cpu() && g.rank == 1;
+    bool unsaid = false, first = call->cuda && g.rank == 1;
     for (int a = 0; a < 3; a++) {
         spare[a] = extra[a] < g.stride[a] ? 0 : extra[a];
-        first |= spare[a] && call->device_type != wt.aoti_torch_device_type_cpu();
+        first |= spare[a] && call->cuda;
         unsaid |= spare[a] > g.pad_hi[a];
         if (extra[a] < 0 || (extra[a] >= g.stride[a] && extra[a] >= g.dilation[a]))
             return wt_fail(call,
@@ -70,7 +70,7 @@ static bool run_conv_transpose(wt_call *call) {
         return false;
     if (wt_is_empty(&y)) return wt_check_act(call, ACT);
     wt_conv_state state = {&g, &y, true, {extra[0], extra[1], extra[2]}, ACT};
-    if (unsaid) return wt_check_act(call, ACT) && wt_conv_peer(call, &state);
+    if (unsaid) return wt_check_act(call, ACT) && (call->shape || wt_conv_peer(call, &state));
     for (int a = 0; a < 3; a++) g.pad_hi[a] -= spare[a];
     weft_problem p;
     weft_args args = WEFT_ARGS_INIT;
@@ -189,7 +189,7 @@ static bool run_conv_backward(wt_call *call) {
     if ((!unsaid && !check_grad(call, &d, transposed)) || !wt_create_wanted(call, &d, false, B_INPUT, B_BIAS_DTYPE))
         return false;
     if (wt_is_empty(&d.dy)) return wt_zero_wanted(call);
-    if (unsaid) return wt_conv_backward_peer(call, &(wt_share){&d, d.want});
+    if (unsaid) return call->shape || wt_conv_backward_peer(call, &(wt_share){&d, d.want});
     return wt_match_format(call, &d.dy, d.g.rank, last, d.g.batched, dy->code, "grad_output") &&
            (transposed ? run_transposed(call, &d) : wt_run_wanted(call, &d));
 }

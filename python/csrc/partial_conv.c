@@ -140,6 +140,7 @@ static bool run_partial_conv(wt_call *call) {
     q.legacy = q.biased && call->arg[LEGACY].integer;
     q.act = ACT;
     const char *why = wt_partial_no_peer(call, &q, false);
+    if (q.legacy && call->shape) return true;
     if (q.legacy && !why) { /* no kernel of weft rounds that way */
         wt_kernels_add("torch");
         return wt_partial_peer(call, &q);

@@ -66,13 +66,19 @@ static bool read_kind(wt_call *call, layers *s) {
 /* Steps and sequences: of packed data, by batch_sizes, whose sum is the number of rows. */
 static bool read_packed(wt_call *call, layers *s, const wt_tensor *x) {
     const wt_tensor *b = &call->arg[s->at + BATCH_SIZES].tensor;
-    if (b->rank != 1 || b->dtype != WEFT_DTYPE_I64 || b->device_type != wt.aoti_torch_device_type_cpu())
+    if (b->rank != 1 || b->dtype != WEFT_DTYPE_I64 ||
+        (!call->shape && b->device_type != wt.aoti_torch_device_type_cpu()))
         return wt_fail(call, "batch_sizes: is %s of %lld dimensions, allowed: int64 of one dimension on the CPU",
                        wt_dtype_name(b->code), (long long)b->rank);
     const int64_t *sizes = b->data;
     int64_t sum = 0, last = INT64_MAX;
     s->T = b->sizes[0];
     s->rows = x->sizes[0];
+    if (call->shape) {
+        const wt_tensor *h = &call->arg[H0].tensor;
+        s->n = h->rank == 3 ? h->sizes[1] : 0;
+        return true;
+    }
     for (int64_t t = 0; t < s->T; t++) {
         int64_t size = sizes[t * b->strides[0]];
         if (size < 0 || size > last || size > s->rows - sum)
@@ -341,7 +347,7 @@ static bool run_rnn_forward(wt_call *call) {
         ok && scratch && (!(drops && !keep) || wt_empty(call, &call->out[3], 1, &none, &unit, reserve_code(&s), &data));
     ok = ok && make_vector(call, &p, &args, WEFT_ROLE_RESERVE, scratch, keep || drops ? reserve_length(&s) : 0,
                            reserve_code(&s));
-    if (!ok || !s.rows) return ok;
+    if (!ok || !s.rows || call->shape) return ok;
     if (s.biases && !gather(call, &s, true, &data)) return false;
     if (s.biases) wt_put_vector(&p, &args, WEFT_ROLE_BIAS, data, s.dtype, 1);
     return put_given(call, &p, &args, &s) && wt_execute(call, wt_plan(call, &p), &args);
@@ -414,7 +420,7 @@ static bool run_rnn_backward(wt_call *call) {
     ok = ok && make_vector(call, &p, &args, WEFT_ROLE_DIFF_BIAS, &call->out[4], vector_length(call, &s, true), s.code);
     for (int i = 0; ok && !s.rows && i < 5; i++) /* the gradients of nothing */
         ok = !wt.aoti_torch_zero_(call->out[i]) || wt_fail(call, "a gradient could not be set to 0");
-    if (!ok || !s.rows) return ok;
+    if (!ok || !s.rows || call->shape) return ok;
     return put_given(call, &p, &args, &s) && wt_execute(call, wt_plan(call, &p), &args);
 }
 WT_ENTRY(rnn_backward,

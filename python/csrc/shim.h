@@ -119,6 +119,7 @@ typedef struct wt_mask { /* an array of three bools of C++ */
     X(int32_t, aoti_torch_dtype_complex128, (void))                                                                    \
     X(int32_t, aoti_torch_device_type_cpu, (void))                                                                     \
     X(int32_t, aoti_torch_device_type_cuda, (void))                                                                    \
+    X(int32_t, aoti_torch_device_type_meta, (void))                                                                    \
     X(wt_error, torch_parallel_for, (int64_t begin, int64_t end, int64_t grain, wt_range fn, void *arg))               \
     X(wt_error, torch_get_num_threads, (uint32_t * threads))                                                           \
     X(wt_error, torch_list_size, (wt_handle list, size_t * size))                                                      \

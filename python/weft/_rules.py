@@ -7,7 +7,7 @@ weft._ops has one file of rules for each family of operators.
 """
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -17,6 +17,7 @@ from torch._functorch.utils import enable_single_level_autograd_function
 
 from . import _library  # noqa: F401  loads the operators
 from . import _entry
+from ._shapes import fake_of
 
 _C = torch._C
 _BelowAutograd = _C._AutoDispatchBelowAutograd
@@ -34,7 +35,7 @@ TYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)   # what w
 class Rule:
     """One operator and its gradient. tensors: how many leading arguments are tensors; only they have gradients. listed: the argument after
     them is a list of tensors, which have gradients too, and are counted one by one in what follows.
-    fake(*args) gives results of the right shape, for tracing, and refuses what the kernel refuses.
+    What its results are like is asked of the operator: weft._shapes.
 
     save(ctx, inputs, output) notes what the others need and returns the tensors to keep; gradient(ctx, *grads) returns one gradient for
     each of those tensors; tangent(ctx, *kept, *tangents) is its forward-mode counterpart, given one tangent for each; batch(info, in_dims,
@@ -47,13 +48,13 @@ class Rule:
 
     __slots__ = ("op", "number", "out", "outs", "tensors", "listed", "apply", "native", "plain")
 
-    def __init__(self, name: str, tensors: int, fake: Callable, save: Callable, gradient: Callable, tangent: Callable | None = None,
+    def __init__(self, name: str, tensors: int, save: Callable, gradient: Callable, tangent: Callable | None = None,
                  batch: Callable | None = None, listed: bool = False, native: Callable | None = None, plain: bool = False) -> None:
         op = getattr(_ops, name).default
         self.native, self.plain = native, plain
         self.op, self.number, self.tensors, self.listed = op, _entry.number(name), tensors, listed
-        self.out, self.outs = _register_out(name, fake)
-        torch.library.register_fake(f"weft::{name}", fake)
+        self.out, self.outs = _register_out(name)
+        torch.library.register_fake(f"weft::{name}", fake_of(name))
 
         def joined(inputs: tuple, settings: tuple) -> tuple:
             return (*inputs[:tensors], list(inputs[tensors:]), *settings) if listed else (*inputs, *settings)
@@ -115,28 +116,13 @@ def _refuse_batch(name: str) -> Callable:
     return batch
 
 
-def _check_out(name: str, given: Tensor, made: Tensor) -> None:
-    check(given.dim() == made.dim() and all(known(a == b) for a, b in zip(given.shape, made.shape)),
-          lambda: f"{name}: has the shape {list(given.shape)}, allowed: the shape of the result, {list(made.shape)}")
-    check(given.device == made.device, lambda: f"{name}: is on {given.device}, allowed: the device of the result, {made.device}")
-    check(given.dtype == made.dtype, lambda: f"{name}: is {str(given.dtype)[6:]}, allowed: the type of the result, {str(made.dtype)[6:]}")
-    for a, (size, step) in enumerate(zip(given.shape, given.stride())):
-        check(known(size <= 1) or known(step != 0), lambda: f"{name}: is expanded along dimension {a}, allowed: memory for every element")
-
-
-def _register_out(name: str, fake: Callable) -> tuple[Any, int]:
+def _register_out(name: str) -> tuple[Any, int]:
     """The operator's form with given results, where it has one, and how many are given."""
     out = getattr(_ops, name + "_out", None)
     if out is None:
         return None, 0
-    names = [a.name for a in out.default._schema.arguments if a.alias_info is not None and a.name.startswith("out")]
-
-    def fake_out(*args: Any) -> None:
-        made = fake(*args[:-len(names)])
-        for which, given, result in zip(names, args[-len(names):], made if isinstance(made, tuple) else (made,)):
-            _check_out(which, given, result)
-    torch.library.register_fake(f"weft::{name}_out", fake_out)
-    return out.default, len(names)
+    torch.library.register_fake(f"weft::{name}_out", fake_of(f"{name}_out"))
+    return out.default, sum(a.alias_info is not None and a.name.startswith("out") for a in out.default._schema.arguments)
 
 
 def _out_of_memory(error: RuntimeError) -> bool:
@@ -230,19 +216,6 @@ def is_last(t: Tensor, rank: int) -> bool:
                                                and guard_or_false(t.shape[-1] > 1))
 
 
-def dense(like: Tensor, sizes: Sequence[int], last: bool, rank: int) -> Tensor:
-    """An empty tensor of these sizes, dense and channels-first or -last."""
-    axes = list(range(len(sizes)))
-    if last:
-        channel = len(sizes) - rank - 1
-        axes.append(axes.pop(channel))
-    strides, step = [0] * len(sizes), 1
-    for a in reversed(axes):
-        strides[a] = step
-        step = step * (sizes[a] or 1 if type(sizes[a]) is int else sizes[a])
-    return like.new_empty_strided(sizes, strides)
-
-
 def known(holds: Any) -> bool:
     """False only where the sizes are known and it does not hold: the kernel checks again with the sizes of the day."""
     from torch.fx.experimental.symbolic_shapes import guard_or_true
@@ -252,9 +225,3 @@ def known(holds: Any) -> bool:
 def check(holds: Any, why: Callable[[], str]) -> None:
     if not known(holds):
         raise RuntimeError(why())
-
-
-def check_length(name: str, t: Tensor, length: Any, what: str) -> None:
-    """One dimension of that length."""
-    check(t.dim() == 1, lambda: f"{name}: has {t.dim()} dimensions, allowed: one of {length} elements, {what}")
-    check(t.shape[0] == length, lambda: f"{name}: has {t.shape[0]} elements, allowed: {length}, {what}")

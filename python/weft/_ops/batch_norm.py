@@ -7,73 +7,14 @@ P is symmetric, and so is the slope of dx in x: one set of formulas serves gradi
 """
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from .._rules import TYPES, Rule, call, check, check_length, dense, is_last, known
+from .._rules import Rule, call
 
 _NARROW = (torch.float16, torch.bfloat16)
-
-
-# ---------------------------------------------------------------------------------------------- shapes
-
-def _check_data(input: Tensor) -> None:
-    check(2 <= input.dim() <= 5, lambda: f"input: has {input.dim()} dimensions, allowed: 2 to 5, batch and channels first")
-    check(input.dtype in TYPES, lambda: f"input: is {str(input.dtype)[6:]}, allowed: float32, float64, float16 or bfloat16")
-
-
-def _check_vector(name: str, t: Tensor | None, input: Tensor, like: tuple[str, Tensor] | None = None) -> None:
-    if t is None:
-        return
-    narrow = input.dtype in _NARROW
-    check(t.device == input.device, lambda: f"{name}: is on {t.device}, allowed: the device of input, {input.device}")
-    check_length(name, t, input.shape[1], "the channels of input")
-    check(t.dtype == input.dtype or (narrow and t.dtype == torch.float32),
-          lambda: f"{name}: is {str(t.dtype)[6:]}, allowed: the type of input, {str(input.dtype)[6:]}{', or float32' if narrow else ''}")
-    if like is not None:
-        check(t.dtype == like[1].dtype, lambda: f"{name}: is {str(t.dtype)[6:]}, allowed: the type of {like[0]}, {str(like[1].dtype)[6:]}")
-
-
-def _check_forward(input: Tensor, weight: Tensor | None, bias: Tensor | None, mean: Tensor | None, var: Tensor | None) -> None:
-    _check_data(input)
-    for one, two, names in ((weight, bias, ("weight", "bias")), (mean, var, ("running_mean", "running_var"))):
-        check((one is None) == (two is None), lambda: f"{names[one is not None]}: is None with {names[one is None]} given, allowed: both or none")
-    first = None
-    for name, t in (("weight", weight), ("bias", bias), ("running_mean", mean), ("running_var", var)):
-        _check_vector(name, t, input, first)
-        first = first or (None if t is None else (name, t))
-
-
-def _like(input: Tensor) -> Tensor:
-    rank = input.dim() - 2
-    return dense(input, input.shape, is_last(input, rank), rank)
-
-
-def _fake_eval(input, weight, bias, running_mean, running_var, eps):
-    _check_forward(input, weight, bias, running_mean, running_var)
-    return _like(input)
-
-
-def _fake_train(input, weight, bias, running_mean, running_var, eps, momentum):
-    _check_forward(input, weight, bias, running_mean, running_var)
-    check(math.prod((input.shape[0], *input.shape[2:])) != 1,
-          lambda: f"input: has the shape {list(input.shape)}, 1 value a channel, allowed in training: more than 1")
-    wide = torch.float64 if input.dtype == torch.float64 else torch.float32
-    return (_like(input), *(input.new_empty([input.shape[1]], dtype=wide) for _ in range(2)))
-
-
-def _fake_backward(grad_output, input, weight, mean, spread, training, eps):
-    _check_data(input)
-    check(grad_output.dtype == input.dtype, lambda: f"grad_output: is {str(grad_output.dtype)[6:]}, allowed: the type of input, {str(input.dtype)[6:]}")
-    check(grad_output.dim() == input.dim() and all(known(a == b) for a, b in zip(grad_output.shape, input.shape)),
-          lambda: f"grad_output: has the shape {list(grad_output.shape)}, allowed: the shape of input, {list(input.shape)}")
-    for name, t in (("weight", weight), ("mean", mean), ("spread", spread)):
-        _check_vector(name, t, input)
-    like, length = (input, 0) if weight is None else (weight, input.shape[1])
-    return (_like(input), *(like.new_empty([length]) for _ in range(2)))
 
 
 # ---------------------------------------------------------------------------------------------- derivatives
@@ -248,7 +189,7 @@ def _native_train(input, weight, bias, running_mean, running_var, eps, momentum)
     return torch.batch_norm(input, weight, bias, running_mean, running_var, True, momentum, eps, torch.backends.cudnn.enabled), None, None
 
 
-batch_norm = Rule("batch_norm", 3, _fake_eval, _save_eval, _gradient_of_forward, _tangent_of_forward, _batch_eval, native=_native_eval)
-batch_norm_train = Rule("batch_norm_train", 3, _fake_train, _save_train, _gradient_of_forward, _tangent_of_forward, _batch_train,
+batch_norm = Rule("batch_norm", 3, _save_eval, _gradient_of_forward, _tangent_of_forward, _batch_eval, native=_native_eval)
+batch_norm_train = Rule("batch_norm_train", 3, _save_train, _gradient_of_forward, _tangent_of_forward, _batch_train,
                         native=_native_train, plain=True)   # the dispatcher is slow with what is written to
-batch_norm_backward = Rule("batch_norm_backward", 3, _fake_backward, _save_backward, _gradient_of_backward, _tangent_of_backward, _batch_backward)
+batch_norm_backward = Rule("batch_norm_backward", 3, _save_backward, _gradient_of_backward, _tangent_of_backward, _batch_backward)

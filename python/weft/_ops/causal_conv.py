@@ -10,83 +10,11 @@ import torch
 from torch import Tensor
 from torch._functorch.eager_transforms import enable_inplace_requires_grad
 
-from .._rules import TYPES, Rule, _BelowAutograd, _kernels, call, check, dense, is_last, known
+from .._rules import Rule, _BelowAutograd, _kernels, call
+from .._shapes import fake_of
 from .conv import batched, into_channels, logical, out_of_channels
 
 WANT_X, WANT_PARAMETERS = 1, 2
-
-
-# ---------------------------------------------------------------------------------------------- shapes
-
-def _need_shape(name: str, t: Tensor, want: tuple) -> None:
-    check(t.dim() == len(want) and all(known(a == b) for a, b in zip(t.shape, want)),
-          lambda: f"{name}: has the shape {list(t.shape)}, allowed: {list(want)}")
-
-
-def _need_type(name: str, t: Tensor, dtypes: tuple, allowed: str) -> None:
-    check(t.dtype in dtypes, lambda: f"{name}: is {str(t.dtype)[6:]}, allowed: {allowed}")
-
-
-def _need_device(x: Tensor, **given: Optional[Tensor]) -> None:
-    for name, t in given.items():
-        if t is not None:
-            check(t.device == x.device, lambda: f"{name}: is on {t.device}, allowed: the device of x, {x.device}")
-
-
-def _check_layer(x: Tensor, weight: Tensor, bias: Optional[Tensor], ranks: tuple = (3,)) -> int:
-    check(x.dim() in ranks, lambda: f"x: has {x.dim()} dimensions, allowed: {' or '.join(map(str, ranks))}")
-    _need_type("x", x, TYPES, "float32, float64, float16 or bfloat16")
-    check(weight.dim() == 2, lambda: f"weight: has {weight.dim()} dimensions, allowed: 2")
-    _need_shape("weight", weight, (x.shape[1], weight.shape[1]))
-    _need_type("weight", weight, (x.dtype, torch.float32), f"float32 or the type of x, {str(x.dtype)[6:]}")
-    if bias is not None:
-        _need_shape("bias", bias, (x.shape[1],))
-        _need_type("bias", bias, (x.dtype, torch.float32), f"float32 or the type of x, {str(x.dtype)[6:]}")
-    return weight.shape[1] - 1
-
-
-def _check(x, weight, bias, seq_idx, initial_states):
-    before = _check_layer(x, weight, bias)
-    _need_device(x, weight=weight, bias=bias, seq_idx=seq_idx, initial_states=initial_states)
-    if seq_idx is not None:
-        check(initial_states is None, lambda: "initial_states: is given beside seq_idx, allowed: one of them")
-        _need_shape("seq_idx", seq_idx, (x.shape[0], x.shape[2]))
-        _need_type("seq_idx", seq_idx, (torch.int32,), "int32")
-    if initial_states is not None:
-        _need_shape("initial_states", initial_states, (x.shape[0], x.shape[1], before))
-        _need_type("initial_states", initial_states, (x.dtype,), f"the type of x, {str(x.dtype)[6:]}")
-    return before
-
-
-def _fake_forward(x, weight, bias, seq_idx, initial_states, final_states, silu):
-    before, last = _check(x, weight, bias, seq_idx, initial_states), is_last(x, 1)
-    check(seq_idx is None or not final_states, lambda: "return_final_states: is True beside seq_idx, allowed: False")
-    return dense(x, x.shape, last, 1), dense(x, (x.shape[0], x.shape[1], before), last, 1) if final_states else x.new_empty(0)
-
-
-def _fake_backward(grad_output, x, weight, bias, seq_idx, initial_states, grad_final, silu, want):
-    before, last = _check(x, weight, bias, seq_idx, initial_states), is_last(x, 1)
-    _need_shape("grad_output", grad_output, tuple(x.shape))
-    data, parameters = want & WANT_X, want & WANT_PARAMETERS
-    states = data and initial_states is not None
-    return (dense(x, x.shape, last, 1) if data else x.new_empty(0),
-            weight.new_empty(weight.shape) if parameters else weight.new_empty(0),
-            (weight if bias is None else bias).new_empty(weight.shape[0] if parameters and bias is not None else 0),
-            dense(x, (x.shape[0], x.shape[1], before), last, 1) if states else x.new_empty(0))
-
-
-def _fake_update(x, conv_state, weight, bias, cache_seqlens, conv_state_indices, silu):
-    before = _check_layer(x, weight, bias, (2, 3))
-    _need_device(x, conv_state=conv_state, weight=weight, bias=bias, cache_seqlens=cache_seqlens, conv_state_indices=conv_state_indices)
-    check(conv_state.dim() == 3, lambda: f"conv_state: has {conv_state.dim()} dimensions, allowed: 3")
-    _need_shape("conv_state", conv_state, (conv_state.shape[0] if conv_state_indices is not None else x.shape[0], x.shape[1], conv_state.shape[2]))
-    _need_type("conv_state", conv_state, (x.dtype,), f"the type of x, {str(x.dtype)[6:]}")
-    check(conv_state.shape[2] >= before, lambda: f"conv_state: holds {conv_state.shape[2]} tokens, allowed with a width of {before + 1}: {before} or more")
-    for name, t in (("cache_seqlens", cache_seqlens), ("conv_state_indices", conv_state_indices)):
-        if t is not None:
-            _need_shape(name, t, (x.shape[0],))
-            _need_type(name, t, (torch.int32,), "int32")
-    return x.new_empty(x.shape) if x.dim() == 2 else dense(x, x.shape, is_last(x, 1), 1)
 
 
 # ---------------------------------------------------------------------------------------------- the formula by PyTorch's operators
@@ -230,12 +158,12 @@ def _batch_backward(info, in_dims, *args):
             db.unflatten(0, (size, -1)) if made[2] else db, out_of_channels(ds, size, False) if made[3] else ds), tuple(0 if m else None for m in made)
 
 
-causal_conv1d = Rule("causal_conv1d", 5, _fake_forward, _save_forward, _gradient_of_forward, _tangent_of_forward, _batch_forward)
-causal_conv1d_backward = Rule("causal_conv1d_backward", 7, _fake_backward, _save_backward, _gradient_of_backward, None, _batch_backward)
+causal_conv1d = Rule("causal_conv1d", 5, _save_forward, _gradient_of_forward, _tangent_of_forward, _batch_forward)
+causal_conv1d_backward = Rule("causal_conv1d_backward", 7, _save_backward, _gradient_of_backward, None, _batch_backward)
 
 # The update has no gradient: it records nothing, whatever its arguments require.
 update = torch.ops.weft.causal_conv1d_update.default
-torch.library.register_fake("weft::causal_conv1d_update", _fake_update)
+torch.library.register_fake("weft::causal_conv1d_update", fake_of("causal_conv1d_update"))
 
 
 def _update_below(keys: Any, *args: Any) -> Tensor:

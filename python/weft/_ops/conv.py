@@ -3,96 +3,15 @@ from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Sequence
 from functools import lru_cache
-from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
 
-from .._rules import TYPES, Rule, call, check, check_length, dense, is_last, known
+from .._rules import Rule, call
+from .._shapes import least_source
 from ._bilinear import WANT_BIAS, WANT_INPUT, WANT_WEIGHT, gradient_of_backward, tangent_of_backward
-
-
-# ---------------------------------------------------------------------------------------------- shapes
-
-def check_shapes(name: str, input: Tensor, weight: Tensor, geometry: tuple, others: Sequence[tuple[str, Tensor | None]]) -> int:
-    """What the kernel checks of every call, in its words. others: further tensors, by name."""
-    stride, padding, dilation, groups = geometry
-    rank = weight.dim() - 2
-    check(1 <= rank <= 3, lambda: f"weight: has {weight.dim()} dimensions, allowed: 3 (1D), 4 (2D) or 5 (3D)")
-    check(input.dim() in (rank + 1, rank + 2),
-           lambda: f"{name}: has {input.dim()} dimensions, allowed: {rank + 2} (batched) or {rank + 1} (unbatched)")
-    check(input.dtype in TYPES, lambda: f"{name}: is {str(input.dtype)[6:]}, allowed: float32, float64, float16 or bfloat16")
-    check(weight.dtype == input.dtype, lambda: f"weight: is {str(weight.dtype)[6:]}, allowed: the type of {name}, {str(input.dtype)[6:]}")
-    for other, t in (("weight", weight), *others):
-        check(t is None or t.device == input.device, lambda: f"{other}: is on {t.device}, allowed: the device of {name}, {input.device}")
-    for setting, values, count, least in (("stride", stride, rank, 1), ("padding", padding, 2 * rank, 0), ("dilation", dilation, rank, 1)):
-        check(len(values) == count, lambda: f"{setting}: has {len(values)} values, allowed: {count}")
-        for a, v in enumerate(values):
-            check(v >= least, lambda: f"{setting}: is {v} along spatial axis {a * rank // count}, allowed: {least} to 2^20")
-    check(groups >= 1, lambda: f"groups: is {groups}, allowed: 1 to 2^30")
-    check(weight.shape[0] % groups == 0, lambda: f"groups: is {groups}, allowed: a divisor of the first dimension of weight, {weight.shape[0]}")
-    return rank
-
-
-def check_results(bias: Tensor | None, input: Tensor, weight: Tensor, channels: Any, spatial: Sequence[Any], least: int) -> None:
-    check(channels >= 1, lambda: f"weight: has {channels} output channels, allowed: 1 or more")
-    some = known(input.shape[-len(spatial) - 1] > 0) and (input.dim() == len(spatial) + 1 or known(input.shape[0] > 0))
-    for a, n in enumerate(spatial):
-        check(not some or known(input.shape[a - len(spatial)] > 0),
-              lambda: f"input: spatial axis {a} has 0 elements, allowed: 1 or more, but for an empty batch or no channels")
-        check(known(n >= least) and known(weight.shape[2 + a] >= 1),
-               lambda: f"input: spatial axis {a} has {input.shape[a - len(spatial)]} elements, too few for kernel "
-                       f"{weight.shape[2 + a]} with this stride, dilation and padding")
-    if bias is not None:
-        check_length("bias", bias, channels, "the output channels")
-        check(bias.dtype in (input.dtype, torch.float32),
-               lambda: f"bias: is {str(bias.dtype)[6:]}, allowed: the type of input, {str(input.dtype)[6:]}, or float32")
-
-
-def _fake_conv(input, weight, bias, stride, padding, dilation, groups, act, lo, hi):
-    rank = check_shapes("input", input, weight, (stride, padding, dilation, groups), [("bias", bias)])
-    check(input.shape[-rank - 1] == weight.shape[1] * groups,
-           lambda: f"input: has {input.shape[-rank - 1]} channels, allowed with groups={groups} and a weight of ({weight.shape[0]}, {weight.shape[1]}, ...): "
-                   f"{weight.shape[1] * groups}")
-    spatial = [(input.shape[-rank + a] + padding[2 * a] + padding[2 * a + 1] - dilation[a] * (weight.shape[2 + a] - 1) - 1) // stride[a] + 1
-               for a in range(rank)]
-    check_results(bias, input, weight, weight.shape[0], spatial, 1)
-    channels = weight.shape[0] if known(input.shape[-rank - 1] > 0) else 0
-    return dense(input, [*input.shape[:-rank - 1], channels, *spatial], is_last(input, rank), rank)
-
-
-def _fake_conv_transpose(input, weight, bias, stride, padding, dilation, groups, act, lo, hi, output_padding):
-    rank = check_shapes("input", input, weight, (stride, padding, dilation, groups), [("bias", bias)])
-    check(input.shape[-rank - 1] == weight.shape[0],
-           lambda: f"input: has {input.shape[-rank - 1]} channels, allowed with groups={groups} and a weight of ({weight.shape[0]}, {weight.shape[1]}, ...): "
-                   f"{weight.shape[0]}")
-    for a in range(rank):
-        extra = output_padding[a]
-        check(known(extra >= 0) and (known(extra < stride[a]) or known(extra < dilation[a])),
-              lambda: f"output_padding: is {extra} along spatial axis {a}, allowed: 0 or more, and less than the stride, {stride[a]}, or than the dilation, "
-                      f"{dilation[a]}")
-    spatial = [(input.shape[-rank + a] - 1) * stride[a] - padding[2 * a] - padding[2 * a + 1] + dilation[a] * (weight.shape[2 + a] - 1)
-               + output_padding[a] + 1 for a in range(rank)]
-    empty = input.dim() == rank + 2 and not known(input.shape[0] > 0)
-    check_results(bias, input, weight, weight.shape[1] * groups, spatial, 0 if empty else 1)
-    # on CUDA PyTorch's result in these cases is channels-first whatever the input is
-    first = input.device.type != "cpu" and (rank == 1 or any(known(e >= s) for e, s in zip(output_padding, stride)))
-    return dense(input, [*input.shape[:-rank - 1], weight.shape[1] * groups, *spatial], not first and is_last(input, rank), rank)
-
-
-def _fake_conv_backward(grad_output, input, weight, stride, padding, dilation, groups, transposed, want, bias_dtype):
-    rank = check_shapes("input", input, weight, (stride, padding, dilation, groups), [("grad_output", grad_output)])
-    check(grad_output.dtype == input.dtype, lambda: f"grad_output: is {str(grad_output.dtype)[6:]}, allowed: the type of input, {str(input.dtype)[6:]}")
-    check(grad_output.dim() == input.dim(), lambda: f"grad_output: has {grad_output.dim()} dimensions, allowed: as many as input, {input.dim()}")
-    check(bias_dtype in (input.dtype, torch.float32),
-           lambda: f"bias_dtype: is {str(bias_dtype)[6:]}, allowed: the type of input, {str(input.dtype)[6:]}, or float32")
-    none = [0]
-    return (dense(input, input.shape, is_last(input, rank), rank) if want & WANT_INPUT else input.new_empty(none),
-            dense(weight, weight.shape, is_last(weight, rank), rank) if want & WANT_WEIGHT else input.new_empty(none),
-            input.new_empty([grad_output.shape[-rank - 1] if transposed else weight.shape[0]] if want & WANT_BIAS else none, dtype=bias_dtype))
 
 
 # ---------------------------------------------------------------------------------------------- gradients
@@ -158,8 +77,7 @@ def linear(transposed, size, input, weight, bias, stride, padding, dilation, gro
     if not transposed:
         return call(conv, *args)
     rank = len(stride)
-    least = [(input.shape[-rank + a] - 1) * stride[a] - padding[2 * a] - padding[2 * a + 1] + dilation[a] * (weight.shape[2 + a] - 1) + 1
-             for a in range(rank)]
+    least = least_source(input.shape[-rank:], weight.shape[2:], stride, padding, dilation)
     return call(conv_transpose, *args, [n - m for n, m in zip(size, least)])
 
 
@@ -274,11 +192,11 @@ def _native_conv_transpose(input, weight, bias, stride, padding, dilation, group
     return _CONV_TRANSPOSE[len(stride) - 1](input, weight, bias, stride, padding[::2], output_padding, groups, dilation)
 
 
-conv = Rule("conv", 3, _fake_conv, _save_forward, _gradient_of_forward, _tangent_of_forward, _batch_forward("conv"), native=_native_conv,
+conv = Rule("conv", 3, _save_forward, _gradient_of_forward, _tangent_of_forward, _batch_forward("conv"), native=_native_conv,
             plain=True)   # to hand five lists over to PyTorch costs more than to ask first
-conv_transpose = Rule("conv_transpose", 3, _fake_conv_transpose, _save_forward, _gradient_of_forward, _tangent_of_forward, _batch_forward("conv_transpose"),
+conv_transpose = Rule("conv_transpose", 3, _save_forward, _gradient_of_forward, _tangent_of_forward, _batch_forward("conv_transpose"),
                       native=_native_conv_transpose, plain=True)
-conv_backward = Rule("conv_backward", 3, _fake_conv_backward, _save_backward, _gradient_of_backward, _tangent_of_backward, _batch_backward)
+conv_backward = Rule("conv_backward", 3, _save_backward, _gradient_of_backward, _tangent_of_backward, _batch_backward)
 
 
 # ---------------------------------------------------------------------------------------------- torch.utils.flop_counter

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .._rules import TYPES, Rule, call, check, check_length, dense, is_last, known
+from .._rules import Rule, call
 from .softmax import softmax
 
 NONE, MEAN, SUM = range(3)
@@ -29,43 +29,6 @@ def _classes_at(input: Tensor) -> int:
 def _rows(input: Tensor) -> tuple[Any, ...]:
     """The shape of one value a row."""
     return (*input.shape[:1], *input.shape[2:]) if input.dim() > 1 else ()
-
-
-def _fits(t: Tensor, shape: tuple[Any, ...]) -> bool:
-    return t.dim() == len(shape) and all(known(a == b) for a, b in zip(t.shape, shape))
-
-
-def _check(input: Tensor, target: Tensor, weight: Tensor | None, reduction: int, smoothing: float, first: Tensor, name: str) -> None:
-    """first: the operator's first tensor, by name, on whose device all must be."""
-    check(1 <= input.dim() <= 64, lambda: f"input: has {input.dim()} dimensions, allowed: 1 (classes), 2 (batch, classes) or more, at most 64")
-    check(input.dtype in TYPES, lambda: f"input: is {str(input.dtype)[6:]}, allowed: float32, float64, float16 or bfloat16")
-    check(target.dtype in (input.dtype, torch.int64),
-          lambda: f"target: is {str(target.dtype)[6:]}, allowed: int64 (classes) or the type of input, {str(input.dtype)[6:]} (probabilities)")
-    shape = tuple(input.shape) if target.dtype == input.dtype else _rows(input)
-    check(_fits(target, shape), lambda: f"target: has the shape {list(target.shape)}, allowed: {list(shape)}")
-    if weight is not None:
-        classes = input.shape[_classes_at(input)]
-        check_length("weight", weight, classes, "the classes")
-        check(weight.dtype == input.dtype, lambda: f"weight: is {str(weight.dtype)[6:]}, allowed: the type of input, {str(input.dtype)[6:]}")
-    for other, t in (("input", input), ("target", target), ("weight", weight)):
-        check(t is None or t.device == first.device, lambda: f"{other}: is on {t.device}, allowed: the device of {name}, {first.device}")
-    check(reduction in (NONE, MEAN, SUM), lambda: f"reduction: is {reduction}, allowed: 0 (none), 1 (mean) or 2 (sum)")
-    check(0 <= smoothing <= 1, lambda: f"label_smoothing: is {smoothing:g}, allowed: 0 to 1")
-
-
-def _fake(input, target, weight, ignore_index, reduction, label_smoothing):
-    _check(input, target, weight, reduction, label_smoothing, input, "input")
-    rows = _rows(input)
-    return input.new_empty(rows if reduction == NONE else ()), input.new_empty(rows, dtype=torch.float64 if input.dtype == torch.float64 else torch.float32)
-
-
-def _fake_backward(grad_output, input, target, weight, lse, ignore_index, reduction, label_smoothing):
-    _check(input, target, weight, reduction, label_smoothing, grad_output, "grad_output")
-    check(grad_output.dtype == input.dtype, lambda: f"grad_output: is {str(grad_output.dtype)[6:]}, allowed: the type of input, {str(input.dtype)[6:]}")
-    for name, t, rows in (("lse", lse, _rows(input)), ("grad_output", grad_output, _rows(input) if reduction == NONE else ())):
-        check(_fits(t, rows), lambda: f"{name}: has the shape {list(t.shape)}, allowed: {list(rows)}")
-    rank = input.dim() - 2
-    return dense(input, input.shape, rank > 0 and is_last(input, rank), max(rank, 0))
 
 
 # ---------------------------------------------------------------------------------------------- the parts of the formulas
@@ -244,5 +207,5 @@ def _batch_backward(info, in_dims, grad_output, input, target, weight, lse, igno
     return (dx.unflatten(0, (size, -1)) if batched else dx), 0
 
 
-cross_entropy = Rule("cross_entropy", 3, _fake, _save, _gradient, _tangent, _batch)
-cross_entropy_backward = Rule("cross_entropy_backward", 5, _fake_backward, _save_backward, _gradient_of_backward, _tangent_of_backward, _batch_backward)
+cross_entropy = Rule("cross_entropy", 3, _save, _gradient, _tangent, _batch)
+cross_entropy_backward = Rule("cross_entropy_backward", 5, _save_backward, _gradient_of_backward, _tangent_of_backward, _batch_backward)

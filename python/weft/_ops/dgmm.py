@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .._rules import TYPES, Rule, call, check, known
+from .._rules import Rule, call
 
 WANT_INPUT, WANT_X = 1, 2
 _COMPLEX = (torch.complex64, torch.complex128)
@@ -20,45 +20,6 @@ _COMPLEX = (torch.complex64, torch.complex128)
 def _pair(complex: bool, t: Tensor) -> int:
     """1 where the last axis holds the halves of complex numbers."""
     return int(complex and not t.dtype.is_complex)
-
-
-def _check(complex: bool, input: Tensor, x: Tensor, side: str) -> None:
-    """What the kernel checks, in its words."""
-    check(input.dtype in TYPES or (complex and input.dtype in _COMPLEX),
-          lambda: f"input: is {str(input.dtype)[6:]}, allowed: float32, float64, float16 or bfloat16"
-                  + (" in pairs, complex64 or complex128" if complex else "; cdgmm takes complex numbers"))
-    check(x.dtype == input.dtype, lambda: f"x: is {str(x.dtype)[6:]}, allowed: the type of input, {str(input.dtype)[6:]}")
-    check(x.device == input.device, lambda: f"x: is on {x.device}, allowed: the device of input, {input.device}")
-    pair = _pair(complex, input)
-    halves = ", the last for the two halves of a number" if pair else ""
-    for name, t, fits, allowed in (("input", input, input.dim() >= 2 + pair, f"{2 + pair} or more"), ("x", x, x.dim() == 1 + pair, f"{1 + pair}")):
-        check(fits, lambda: f"{name}: has {t.dim()} dimensions, allowed: {allowed}{halves}")
-        check(not pair or t.shape[-1] == 2, lambda: f"{name}: has {t.shape[-1]} elements along its last dimension, allowed: 2, the halves of a complex number")
-    check(side in ("", "left", "right"), lambda: f"side: is '{side}', allowed: 'left', 'right' or '' for either")
-    rows, cols, length = input.shape[-2 - pair], input.shape[-1 - pair], x.shape[0]
-    if side:
-        wanted, kind = (rows, "row") if side == "left" else (cols, "column")
-        check(length == wanted, lambda: f"x: has {length} elements, allowed with side '{side}': {wanted}, one for each {kind}")
-    elif all(isinstance(n, int) for n in (rows, cols, length)):   # else the kernel looks at the sizes of the day, and no guard is made here
-        check(length in (cols, rows), lambda: f"x: has {length} elements, allowed: {cols}, one for each column, or {rows}, one for each row")
-
-
-def _fake_forward(complex):
-    def fake(input, x, side):
-        _check(complex, input, x, side)
-        return input.new_empty(input.shape)
-    return fake
-
-
-def _fake_backward(complex):
-    def fake(grad_output, input, x, side, want):
-        _check(complex, input, x, side)
-        check(grad_output.dtype == input.dtype, lambda: f"grad_output: is {str(grad_output.dtype)[6:]}, allowed: the type of input, {str(input.dtype)[6:]}")
-        check(want in range(4), lambda: f"want: is {want}, allowed: 0 to 3")
-        check(grad_output.dim() == input.dim() and all(known(a == b) for a, b in zip(grad_output.shape, input.shape)),
-              lambda: f"grad_output: has the shape {list(grad_output.shape)}, allowed: that of input, {list(input.shape)}")
-        return input.new_empty(input.shape if want & WANT_INPUT else [0]), x.new_empty(x.shape if want & WANT_X else [0])
-    return fake
 
 
 # ---------------------------------------------------------------------------------------------- derivatives
@@ -172,8 +133,8 @@ class _Batch:
 def _rules(name: str, complex: bool) -> tuple[Rule, Rule]:
     d = _Derivatives()
     batch = _Batch(complex, d)
-    d.forward = Rule(name, 2, _fake_forward(complex), d.save, d.gradient, d.tangent, batch.forward)
-    d.backward = Rule(f"{name}_backward", 3, _fake_backward(complex), d.save_backward, d.gradient_of_backward, d.tangent_of_backward, batch.backward)
+    d.forward = Rule(name, 2, d.save, d.gradient, d.tangent, batch.forward)
+    d.backward = Rule(f"{name}_backward", 3, d.save_backward, d.gradient_of_backward, d.tangent_of_backward, batch.backward)
     return d.forward, d.backward
 
 

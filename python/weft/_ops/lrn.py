@@ -8,31 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from .._rules import TYPES, Rule, call, check, dense, is_last, known
-
-
-def _check_data(input: Tensor, size: int) -> None:
-    check(3 <= input.dim() <= 5, lambda: f"input: has {input.dim()} dimensions, allowed: 3 to 5, batch and channels first")
-    check(input.dtype in TYPES, lambda: f"input: is {str(input.dtype)[6:]}, allowed: float32, float64, float16 or bfloat16")
-    check(size >= 1, lambda: f"size: is {size}, allowed: 1 to 2^40")
-
-
-def _like(input: Tensor) -> Tensor:
-    rank = input.dim() - 2
-    return dense(input, input.shape, is_last(input, rank), rank)
-
-
-def _fake_lrn(input, size, alpha, beta, k):
-    _check_data(input, size)
-    return _like(input)
-
-
-def _fake_backward(grad_output, input, size, alpha, beta, k):
-    _check_data(input, size)
-    check(grad_output.dtype == input.dtype, lambda: f"grad_output: is {str(grad_output.dtype)[6:]}, allowed: the type of input, {str(input.dtype)[6:]}")
-    check(grad_output.dim() == input.dim() and all(known(a == b) for a, b in zip(grad_output.shape, input.shape)),
-          lambda: f"grad_output: has the shape {list(grad_output.shape)}, allowed: the shape of input, {list(input.shape)}")
-    return _like(input)
+from .._rules import Rule, call
 
 
 # ---------------------------------------------------------------------------------------------- derivatives
@@ -120,5 +96,5 @@ def _batches(rule: str, tensors: int):
     return batch
 
 
-lrn = Rule("lrn", 1, _fake_lrn, _save_lrn, _gradient_of_lrn, _tangent_of_lrn, _batches("lrn", 1))
-lrn_backward = Rule("lrn_backward", 2, _fake_backward, _save_backward, _gradient_of_backward, _tangent_of_backward, _batches("lrn_backward", 2))
+lrn = Rule("lrn", 1, _save_lrn, _gradient_of_lrn, _tangent_of_lrn, _batches("lrn", 1))
+lrn_backward = Rule("lrn_backward", 2, _save_backward, _gradient_of_backward, _tangent_of_backward, _batches("lrn_backward", 2))

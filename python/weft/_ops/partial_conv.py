@@ -5,15 +5,14 @@ input, weight, mask and the window sums; never a masked copy of input.
 """
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from .._rules import TYPES, Rule, call, check, dense, is_last, known
+from .._rules import TYPES, Rule, call
 from ._bilinear import WANT_BIAS, WANT_INPUT, WANT_WEIGHT, gradient_of_backward, tangent_of_backward
-from .conv import batched, check_results, check_shapes, into_channels, logical, out_of_channels, rounded, through_act
+from .conv import batched, into_channels, logical, out_of_channels, rounded, through_act
 
 MASKS = (torch.bool, torch.uint8, *TYPES)
 
@@ -25,90 +24,6 @@ def _is_one(size: Any) -> bool:
         return size == 1
     from torch.fx.experimental.symbolic_shapes import guard_or_false
     return guard_or_false(size == 1)
-
-
-def _check_mask(mask: Tensor, input: Tensor, rank: int) -> None:
-    full = input.dim()
-    check(mask.dim() in (full, full - 1),
-          lambda: f"mask: has {mask.dim()} dimensions, allowed with input of {full}: {full}, or {full - 1} without channels")
-    check(mask.dtype in MASKS, lambda: f"mask: is {str(mask.dtype)[6:]}, allowed: bool, uint8, float32, float64, float16 or bfloat16")
-    leading = full - rank
-    pairs = list(zip(mask.shape[:leading] if mask.dim() == full else mask.shape[:leading - 1], input.shape))
-    for a, (got, allowed) in enumerate(pairs):
-        check(_is_one(got) or known(got == allowed),
-              lambda: f"mask: has {got} elements along axis {'nc'[a + 2 - leading]}, allowed: 1 or {allowed}, as input has")
-    for a in range(-rank, 0):
-        check(mask.shape[a] == input.shape[a],
-              lambda: f"mask: has {mask.shape[a]} elements along axis {'dhw'[a]}, allowed: {input.shape[a]}, as input has")
-
-
-def _check(input: Tensor, weight: Tensor, mask: Tensor | None, geometry: tuple, transposed: bool, output_padding: Sequence[Any],
-           others: Sequence[tuple[str, Tensor | None]]) -> tuple[int, Any, list[Any]]:
-    """The rank, the channels and the spatial size of the result."""
-    stride, padding, dilation, groups = geometry
-    rank = check_shapes("input", input, weight, geometry, [("mask", mask), *others])
-    check(input.shape[-rank - 1] >= 1, lambda: "input: has 0 channels, allowed: 1 or more")
-    channels, expected = (weight.shape[1] * groups, weight.shape[0]) if transposed else (weight.shape[0], weight.shape[1] * groups)
-    check(input.shape[-rank - 1] == expected,
-          lambda: f"input: has {input.shape[-rank - 1]} channels, allowed with groups={groups} and a weight of ({weight.shape[0]}, {weight.shape[1]}, ...): "
-                  f"{expected}")
-    check(len(output_padding) == rank, lambda: f"output_padding: has {len(output_padding)} values, allowed: {rank}")
-    spatial = []
-    for a, extra in enumerate(output_padding):
-        window, size, pads = dilation[a] * (weight.shape[2 + a] - 1) + 1, input.shape[-rank + a], padding[2 * a] + padding[2 * a + 1]
-        fits = known(extra == 0) or (transposed and known(extra > 0) and (known(extra < stride[a]) or known(extra < dilation[a])))
-        check(fits, lambda: f"output_padding: is {extra} along spatial axis {a}, allowed: 0"
-                            + (" or more, below the stride or the dilation" if transposed else " unless the convolution is transposed"))
-        spatial.append((size - 1) * stride[a] - pads + window + extra if transposed else (size + pads - window) // stride[a] + 1)
-    if mask is not None:
-        _check_mask(mask, input, rank)
-    return rank, channels, spatial
-
-
-def _sums_like(input: Tensor) -> Tensor:
-    return input.new_empty((), dtype=torch.float64 if input.dtype == torch.float64 else torch.float32)
-
-
-def _masks(input: Tensor, mask: Tensor | None, rank: int, channels: Any, groups: Any) -> tuple[list[Any], list[Any]]:
-    """The axes of the new mask and of the sums, but for the spatial ones."""
-    batch = [] if input.dim() == rank + 1 else [1 if mask is None else mask.shape[0]]
-    one = mask is None or mask.dim() < input.dim() or _is_one(mask.shape[-rank - 1])
-    plane = mask is not None and mask.dim() < input.dim()
-    return batch + ([] if plane else [1 if one else channels]), batch + [1 if one else groups]
-
-
-def _fake_partial_conv(input, weight, bias, mask, stride, padding, dilation, groups, act, lo, hi, transposed, output_padding, legacy):
-    rank, channels, spatial = _check(input, weight, mask, (stride, padding, dilation, groups), transposed, output_padding, [("bias", bias)])
-    empty = transposed and input.dim() == rank + 2 and not known(input.shape[0] > 0)
-    check_results(bias, input, weight, channels, spatial, 0 if empty else 1)
-    last = is_last(input, rank)
-    of_mask, of_sums = _masks(input, mask, rank, channels, groups)
-    return (dense(input, [*input.shape[:-rank - 1], channels, *spatial], last, rank),
-            dense(input if mask is None else mask, [*of_mask, *spatial], last and len(of_mask) == len(of_sums), rank),
-            dense(_sums_like(input), [*of_sums, *spatial], last, rank))
-
-
-def _fake_partial_conv_backward(grad_output, input, weight, mask, sums, stride, padding, dilation, groups, transposed, output_padding, biased, want,
-                                bias_dtype):
-    rank, channels, spatial = _check(input, weight, mask, (stride, padding, dilation, groups), transposed, output_padding,
-                                     [("grad_output", grad_output), ("sums", sums)])
-    check(grad_output.dtype == input.dtype, lambda: f"grad_output: is {str(grad_output.dtype)[6:]}, allowed: the type of input, {str(input.dtype)[6:]}")
-    check(sums.dtype == _sums_like(input).dtype, lambda: f"sums: is {str(sums.dtype)[6:]}, allowed: {str(_sums_like(input).dtype)[6:]}")
-    for name, t in (("grad_output", grad_output), ("sums", sums)):
-        check(t.dim() == input.dim(), lambda: f"{name}: has {t.dim()} dimensions, allowed: as many as input, {input.dim()}")
-    expected = [*input.shape[:-rank - 1], channels, *spatial], [*_masks(input, mask, rank, channels, groups)[1], *spatial]
-    for name, t, sizes in zip(("grad_output", "sums"), (grad_output, sums), expected):
-        for a, (got, allowed) in enumerate(zip(t.shape, sizes), 5 - len(sizes)):
-            axis = "ncdhw"[a if a >= 5 - rank else a - 3 + rank]
-            check(got == allowed, lambda: f"{name}: has {got} elements along axis {axis}, allowed: {allowed}, as the forward operator gives")
-    check(bias_dtype in (input.dtype, torch.float32),
-          lambda: f"bias_dtype: is {str(bias_dtype)[6:]}, allowed: the type of input, {str(input.dtype)[6:]}, or float32")
-    check(biased or not want & WANT_BIAS,
-          lambda: f"want: is {want} with biased false, allowed: the gradient of a bias only where the forward operator had one")
-    none = [0]
-    return (dense(input, input.shape, is_last(input, rank), rank) if want & WANT_INPUT else input.new_empty(none),
-            dense(weight, weight.shape, is_last(weight, rank), rank) if want & WANT_WEIGHT else input.new_empty(none),
-            input.new_empty([channels] if want & WANT_BIAS else none, dtype=bias_dtype))
 
 
 # ---------------------------------------------------------------------------------------------- gradients
@@ -256,6 +171,6 @@ def _batch_backward(info, in_dims, grad, input, weight, mask, sums, stride, padd
     return (dx, dw, db), tuple(0 if want & bit else None for bit in (WANT_INPUT, WANT_WEIGHT, WANT_BIAS))
 
 
-partial_conv = Rule("partial_conv", 4, _fake_partial_conv, _save_forward, _gradient_of_forward, _tangent_of_forward, _batch_forward)
-partial_conv_backward = Rule("partial_conv_backward", 5, _fake_partial_conv_backward, _save_backward, _gradient_of_backward, _tangent_of_backward,
+partial_conv = Rule("partial_conv", 4, _save_forward, _gradient_of_forward, _tangent_of_forward, _batch_forward)
+partial_conv_backward = Rule("partial_conv_backward", 5, _save_backward, _gradient_of_backward, _tangent_of_backward,
                              _batch_backward)

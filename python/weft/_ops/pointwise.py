@@ -1,7 +1,6 @@
 """relu, clip, tanh, sigmoid, ncrelu: shapes, derivatives, batching and the forms in place of weft::relu, clip, tanh, sigmoid, ncrelu, ncrelu_backward."""
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from typing import Any
 
@@ -10,7 +9,7 @@ import torch.autograd.forward_ad as _forward_ad
 from torch import Tensor
 
 from .._entry import leaves, torchs
-from .._rules import TYPES, Rule, call, check, check_writable, dense, is_last
+from .._rules import Rule, call, check_writable
 from .conv import rounded
 
 _aten = torch.ops.aten
@@ -18,52 +17,6 @@ _BelowAutograd = torch._C._AutoDispatchBelowAutograd
 _is_compiling = torch.compiler.is_compiling
 _in_transform = torch._C._are_functorch_transforms_active
 _grad_enabled = torch.is_grad_enabled
-
-
-# ---------------------------------------------------------------------------------------------- shapes
-
-def _check_float(name: str, t: Tensor) -> None:
-    check(t.dtype in TYPES, lambda: f"{name}: is {str(t.dtype)[6:]}, allowed: float32, float64, float16 or bfloat16")
-    check(t.dim() <= 64, lambda: f"{name}: has {t.dim()} dimensions, allowed: at most 64")
-
-
-def _fake(input):
-    _check_float("input", input)
-    return torch.empty_like(input)
-
-
-def _fake_clip(input, lo, hi):
-    result = _fake(input)
-    most = torch.finfo(input.dtype).max
-    for name, value in (("lo", lo), ("hi", hi)):
-        check(math.isinf(value) or abs(value) <= most, lambda: f"{name}: is {value}, allowed for {str(input.dtype)[6:]}: {-most} to {most}, or infinity")
-    check(lo <= hi, lambda: f"lo: is {lo}, allowed: not above hi, {hi}")
-    return result
-
-
-def _like(t: Tensor, channels: Any) -> Tensor:
-    """Dense, in the format of t, with so many channels."""
-    rank = t.dim() - 2
-    return dense(t, [t.shape[0], channels, *t.shape[2:]], rank > 0 and is_last(t, rank), rank)
-
-
-def _check_halves(input: Tensor) -> None:
-    _check_float("input", input)
-    check(input.dim() >= 2, lambda: f"input: has {input.dim()} dimensions, allowed: 2 or more")
-
-
-def _fake_ncrelu(input):
-    _check_halves(input)
-    return _like(input, 2 * input.shape[1])
-
-
-def _fake_ncrelu_backward(grad_output, input):
-    _check_halves(input)
-    wide = [input.shape[0], 2 * input.shape[1], *input.shape[2:]]
-    check(grad_output.dtype == input.dtype, lambda: f"grad_output: is {str(grad_output.dtype)[6:]}, allowed: the type of input, {str(input.dtype)[6:]}")
-    check(list(grad_output.shape) == wide, lambda: f"grad_output: has the shape {list(grad_output.shape)}, allowed: {wide}")
-    check(grad_output.device == input.device, lambda: f"input: is on {input.device}, allowed: the device of grad_output, {grad_output.device}")
-    return _like(input, input.shape[1])
 
 
 # ---------------------------------------------------------------------------------------------- relu, clip, tanh, sigmoid
@@ -92,7 +45,7 @@ class Pointwise(Rule):
 
     __slots__ = ("in_place", "native_in_place")
 
-    def __init__(self, name: str, fake: Callable) -> None:
+    def __init__(self, name: str) -> None:
         formula = _FORMULAS[name]
 
         def gradient(ctx: Any, grad: Any) -> Any:
@@ -105,7 +58,7 @@ class Pointwise(Rule):
         def batch(info: Any, in_dims: Any, input: Tensor, *settings: float) -> Any:
             return call(self, input, *settings), in_dims[0]
 
-        super().__init__(name, 1, fake, _save, gradient, tangent, batch, native=_NATIVE[name])
+        super().__init__(name, 1, _save, gradient, tangent, batch, native=_NATIVE[name])
         self.native_in_place = _NATIVE_IN_PLACE[name]
 
         def forward(ctx: Any, input: Tensor, settings: tuple) -> Tensor:
@@ -149,10 +102,10 @@ def call_in_place(rule: Pointwise, input: Tensor, *settings: float) -> Tensor:
     return y
 
 
-relu = Pointwise("relu", _fake)
-clip = Pointwise("clip", _fake_clip)
-tanh = Pointwise("tanh", _fake)
-sigmoid = Pointwise("sigmoid", _fake)
+relu = Pointwise("relu")
+clip = Pointwise("clip")
+tanh = Pointwise("tanh")
+sigmoid = Pointwise("sigmoid")
 
 
 # ---------------------------------------------------------------------------------------------- ncrelu
@@ -195,5 +148,5 @@ def _batch(name: str) -> Callable:
     return batch
 
 
-ncrelu = Rule("ncrelu", 1, _fake_ncrelu, _save_input, _gradient_of_ncrelu, _tangent_of_ncrelu, _batch("ncrelu"))
-ncrelu_backward = Rule("ncrelu_backward", 2, _fake_ncrelu_backward, _save_backward, _gradient_of_backward, _tangent_of_backward, _batch("ncrelu_backward"))
+ncrelu = Rule("ncrelu", 1, _save_input, _gradient_of_ncrelu, _tangent_of_ncrelu, _batch("ncrelu"))
+ncrelu_backward = Rule("ncrelu_backward", 2, _save_backward, _gradient_of_backward, _tangent_of_backward, _batch("ncrelu_backward"))

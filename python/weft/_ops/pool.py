@@ -1,126 +1,15 @@
 """Pooling and its gradients: shapes, derivatives and batching of weft::max_pool, avg_pool, adaptive_avg_pool and what belongs to them."""
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from .._entry import leaves
-from .._rules import TYPES, Rule, call, check, dense, is_last, known
+from .._rules import Rule, call, is_last
 
 BYTE_TAPS = 256   # windows of so many places have an index of one byte
-
-
-# ---------------------------------------------------------------------------------------------- shapes
-
-def _check_data(name: str, t: Tensor, list_name: str, values: Sequence[Any]) -> int:
-    rank = len(values)
-    check(1 <= rank <= 3, lambda: f"{list_name}: has {rank} values, allowed: 1 (1D), 2 (2D) or 3 (3D)")
-    check(t.dim() in (rank + 1, rank + 2), lambda: f"{name}: has {t.dim()} dimensions, allowed: {rank + 2} (batched) or {rank + 1} (unbatched)")
-    check(t.dtype in TYPES, lambda: f"{name}: is {str(t.dtype)[6:]}, allowed: float32, float64, float16 or bfloat16")
-    return rank
-
-
-def _check_filled(input: Tensor, axes: int) -> None:
-    for a in range(input.dim() - axes, input.dim()):
-        check(input.shape[a] != 0, lambda: f"input: has 0 elements along dimension {a}, allowed: 1 or more; only the batch may be empty")
-
-
-def _check_axes(name: str, values: Sequence[Any], rank: int, least: int, most: int, power: str) -> None:
-    check(len(values) == rank, lambda: f"{name}: has {len(values)} values, allowed: {rank} (one for each of {rank} spatial axes)")
-    for a, v in enumerate(values):
-        check(known(v >= least) and known(v <= most), lambda: f"{name}: is {v} along spatial axis {a}, allowed: {least} to {power}")
-
-
-def _out_sizes(name: str, sizes: Sequence[Any], kernel: Sequence[Any], stride: Sequence[Any], padding: Sequence[Any], dilation: Sequence[Any],
-               ceil_mode: bool, whole: bool = False) -> list[Any]:
-    """Spatial sizes of the result, with the checks of the kernel. In ceil mode the last window must start before the padding at the end."""
-    rank, out = len(kernel), []
-    for setting, values, most in (("kernel_size", kernel, 20), ("stride", stride, 40), ("dilation", dilation, 20)):
-        _check_axes(setting, values, rank, 1, 1 << most, f"2^{most}")
-    check(len(padding) == rank, lambda: f"padding: has {len(padding)} values, allowed: {rank} (one for each of {rank} spatial axes)")
-    for a, (n, k, s, p, d) in enumerate(zip(sizes, kernel, stride, padding, dilation)):
-        check(known(p >= 0) and known(p <= k // 2), lambda: f"padding: is {p} along spatial axis {a}, allowed: 0 to half of kernel_size, {k // 2}")
-        room = n + 2 * p - d * (k - 1) - 1 + (s - 1 if ceil_mode else 0)
-        check(known(room >= 0) and (not whole or known(n >= k)),
-              lambda: f"{name}: spatial axis {a} has {n} elements, too few for kernel_size {k}, stride {s}, padding {p}, dilation {d}")
-        out.append(torch.sym_min(room // s + 1, (n + p + s - 1) // s) if ceil_mode else room // s + 1)
-    return out
-
-
-def _result(input: Tensor, rank: int, spatial: Sequence[Any]) -> Tensor:
-    return dense(input, [*input.shape[:-rank], *spatial], is_last(input, rank), rank)
-
-
-def _fake_max_pool(input, kernel_size, stride, padding, dilation, ceil_mode):
-    rank = _check_data("input", input, "kernel_size", kernel_size)
-    _check_filled(input, rank + 1)
-    return _result(input, rank, _out_sizes("input", input.shape[-rank:], kernel_size, stride, padding, dilation, ceil_mode))
-
-
-def _index_type(kernel_size: Sequence[int], flat: bool) -> torch.dtype:
-    return torch.int64 if flat or math.prod(kernel_size) > BYTE_TAPS else torch.uint8
-
-
-def _fake_max_pool_index(input, kernel_size, stride, padding, dilation, ceil_mode, flat):
-    y = _fake_max_pool(input, kernel_size, stride, padding, dilation, ceil_mode)
-    return y, y.new_empty_strided(y.shape, y.stride(), dtype=_index_type(kernel_size, flat))
-
-
-def _fake_avg_pool(input, kernel_size, stride, padding, ceil_mode, count_include_pad, divisor):
-    rank = _check_data("input", input, "kernel_size", kernel_size)
-    _check_filled(input, rank + 1)
-    return _result(input, rank, _out_sizes("input", input.shape[-rank:], kernel_size, stride, padding, [1] * rank, ceil_mode, rank == 3))
-
-
-def _fake_adaptive_avg_pool(input, output_size):
-    rank = _check_data("input", input, "output_size", output_size)
-    _check_filled(input, rank + (rank == 3 and input.dim() == 5))
-    _check_axes("output_size", output_size, rank, 0, 1 << 40, "2^40")
-    return _result(input, rank, output_size)
-
-
-def _check_fits(name: str, t: Tensor, like: Tensor, spatial: Sequence[Any]) -> None:
-    for n, expected in zip(t.shape, [*like.shape[:-len(spatial)], *spatial]):
-        check(n == expected, lambda: f"{name}: its shape does not fit input_size: {n} elements where the geometry gives {expected}")
-
-
-def _fake_gradient(grad_output: Tensor, input_size: Sequence[Any], channels_last: bool) -> Tensor:
-    rank = len(input_size)
-    return dense(grad_output, [*grad_output.shape[:-rank], *input_size], channels_last, rank)
-
-
-def _check_gradient(grad_output: Tensor, input_size: Sequence[Any]) -> int:
-    rank = _check_data("grad_output", grad_output, "input_size", input_size)
-    _check_axes("input_size", input_size, rank, 1, 1 << 40, "2^40")
-    return rank
-
-
-def _fake_max_pool_backward(grad_output, index, input_size, kernel_size, stride, padding, dilation, ceil_mode, channels_last):
-    _check_gradient(grad_output, input_size)
-    out = _out_sizes("input_size", input_size, kernel_size, stride, padding, dilation, ceil_mode)
-    _check_fits("grad_output", grad_output, grad_output, out)
-    check(index.dtype in (torch.int64, _index_type(kernel_size, False)),
-          lambda: f"index: is {str(index.dtype)[6:]}, allowed: int64, or uint8 where a window has at most 256 places")
-    check(index.dim() == grad_output.dim(), lambda: f"index: has {index.dim()} dimensions, allowed: as many as grad_output, {grad_output.dim()}")
-    check(index.device == grad_output.device, lambda: f"index: is on {index.device}, allowed: the device of grad_output, {grad_output.device}")
-    _check_fits("index", index, grad_output, out)
-    return _fake_gradient(grad_output, input_size, channels_last)
-
-
-def _fake_avg_pool_backward(grad_output, input_size, kernel_size, stride, padding, ceil_mode, count_include_pad, divisor, channels_last):
-    rank = _check_gradient(grad_output, input_size)
-    out = _out_sizes("input_size", input_size, kernel_size, stride, padding, [1] * rank, ceil_mode, rank == 3)
-    _check_fits("grad_output", grad_output, grad_output, out)
-    return _fake_gradient(grad_output, input_size, channels_last)
-
-
-def _fake_adaptive_avg_pool_backward(grad_output, input_size, channels_last):
-    _check_gradient(grad_output, input_size)
-    return _fake_gradient(grad_output, input_size, channels_last)
 
 
 # ---------------------------------------------------------------------------------------------- max
@@ -282,17 +171,17 @@ def _native_adaptive(input, output_size):
     return NotImplemented if function is None else function(input, output_size)
 
 
-max_pool = Rule("max_pool", 1, _fake_max_pool, _save_max_pool, _gradient_of_max_pool, _tangent_of_max_pool, _batch("max_pool"))
-max_pool_index = Rule("max_pool_index", 1, _fake_max_pool_index, _save_max_pool_index, _gradient_of_max_pool_index, _tangent_of_max_pool_index,
+max_pool = Rule("max_pool", 1, _save_max_pool, _gradient_of_max_pool, _tangent_of_max_pool, _batch("max_pool"))
+max_pool_index = Rule("max_pool_index", 1, _save_max_pool_index, _gradient_of_max_pool_index, _tangent_of_max_pool_index,
                       _batch("max_pool_index"))
-max_pool_backward = Rule("max_pool_backward", 2, _fake_max_pool_backward, _save_max_pool_backward, _gradient_of_max_pool_backward,
+max_pool_backward = Rule("max_pool_backward", 2, _save_max_pool_backward, _gradient_of_max_pool_backward,
                          _tangent_of_max_pool_backward, _batch("max_pool_backward", 2))
-avg_pool = Rule("avg_pool", 1, _fake_avg_pool, _save_mean, _gradient_of_avg_pool, _tangent_of_avg_pool, _batch("avg_pool"), native=_native_avg)
-avg_pool_backward = Rule("avg_pool_backward", 1, _fake_avg_pool_backward, _save_mean_backward, _gradient_of_avg_pool_backward, _tangent_of_avg_pool_backward,
+avg_pool = Rule("avg_pool", 1, _save_mean, _gradient_of_avg_pool, _tangent_of_avg_pool, _batch("avg_pool"), native=_native_avg)
+avg_pool_backward = Rule("avg_pool_backward", 1, _save_mean_backward, _gradient_of_avg_pool_backward, _tangent_of_avg_pool_backward,
                          _batch("avg_pool_backward"))
-adaptive_avg_pool = Rule("adaptive_avg_pool", 1, _fake_adaptive_avg_pool, _save_mean, _gradient_of_adaptive, _tangent_of_adaptive,
+adaptive_avg_pool = Rule("adaptive_avg_pool", 1, _save_mean, _gradient_of_adaptive, _tangent_of_adaptive,
                          _batch("adaptive_avg_pool"), native=_native_adaptive)
-adaptive_avg_pool_backward = Rule("adaptive_avg_pool_backward", 1, _fake_adaptive_avg_pool_backward, _save_mean_backward, _gradient_of_adaptive_backward,
+adaptive_avg_pool_backward = Rule("adaptive_avg_pool_backward", 1, _save_mean_backward, _gradient_of_adaptive_backward,
                                   _tangent_of_adaptive_backward, _batch("adaptive_avg_pool_backward"))
 
 

@@ -80,49 +80,6 @@ def check_types(input: Tensor, named: Sequence[tuple[str, Optional[Tensor]]]) ->
             _need(t.device == input.device, lambda: f"{name}: is on {t.device}, allowed: the device of input, {input.device}")
 
 
-def _check(input, h0, c0, params, batch_sizes, kind, has_biases, num_layers, dropout, bidirectional, batch_first):
-    check(kind in KINDS, lambda: f"kind: is {kind!r}, allowed: 'rnn_relu', 'rnn_tanh', 'lstm' or 'gru'")
-    check((c0 is not None) == (kind == "lstm"), lambda: f"c0: is {'None' if c0 is None else 'given'} with kind {kind!r}, allowed: "
-                                                        f"{'a tensor' if kind == 'lstm' else 'None'}")
-    check(0 <= dropout <= 1, lambda: f"dropout: is {dropout:g}, allowed: 0 to 1")
-    check_types(input, [("h0", h0), ("c0", c0), *((f"params[{i}]", p) for i, p in enumerate(params))])
-    return check_layers(kind, input.shape, h0.shape, None if c0 is None else c0.shape, [p.shape for p in params],
-                        None if batch_sizes is None else batch_sizes.shape, has_biases, num_layers, bidirectional, batch_first)
-
-
-def _rows(like: Tensor, time: Any, many: Any, width: Any, packed: bool, batch_first: bool) -> Tensor:
-    """Rows of one step are together in memory, also batch first."""
-    if packed:
-        return like.new_empty(like.shape[0], width)
-    made = like.new_empty(time, many, width)
-    return made.transpose(0, 1) if batch_first else made
-
-
-def _fake_forward(input, h0, c0, params, batch_sizes, kind, has_biases, num_layers, dropout, bidirectional, batch_first, seed, keep):
-    time, many, rows, hidden, out = _check(input, h0, c0, params, batch_sizes, kind, has_biases, num_layers, dropout, bidirectional, batch_first)
-    stack = num_layers * (2 if bidirectional else 1)
-    reserve = stack * rows * (_RECORDS[kind] * hidden + out) if keep else 0
-    return (_rows(input, time, many, out * (2 if bidirectional else 1), batch_sizes is not None, batch_first), input.new_empty(stack, many, out),
-            input.new_empty(0) if c0 is None else input.new_empty(stack, many, hidden),
-            input.new_empty(reserve, dtype=torch.float64 if input.dtype == torch.float64 else torch.float32))
-
-
-def _fake_backward(input, h0, c0, reserve, grad_output, grad_hn, grad_cn, params, batch_sizes, kind, has_biases, num_layers, dropout, bidirectional,
-                   batch_first, seed):
-    time, many, _, _, out = _check(input, h0, c0, params, batch_sizes, kind, has_biases, num_layers, dropout, bidirectional, batch_first)
-    packed, width = batch_sizes is not None, out * (2 if bidirectional else 1)
-    rows = (input.shape[0], width) if packed else (many, time, width) if batch_first else (time, many, width)
-    for name, grad, want in (("grad_output", grad_output, rows), ("grad_hn", grad_hn, h0.shape), ("grad_cn", grad_cn, None if c0 is None else c0.shape)):
-        check(grad is None or want is not None, lambda: f"{name}: is given without c0, allowed: None")
-        if grad is not None:
-            _need_shape(name, grad.shape, want)
-            check_types(input, [(name, grad)])
-    weights, biases = (sum(p.numel() for p in params if p.dim() == rank) for rank in (2, 1))
-    return (_rows(input, time, many, input.shape[-1], packed, batch_first), torch.empty_like(h0, memory_format=torch.contiguous_format),
-            input.new_empty(0) if c0 is None else torch.empty_like(c0, memory_format=torch.contiguous_format),
-            input.new_empty(weights), input.new_empty(biases))
-
-
 # ---------------------------------------------------------------------------------------------- gradients
 
 def _apart(weights: Optional[Tensor], biases: Optional[Tensor], params: Sequence[Tensor]) -> list[Optional[Tensor]]:
@@ -210,5 +167,5 @@ def _tangent_of_forward(ctx, x, h, c, _, batch_sizes, *rest):
     return (*_derive_gradient(ctx.settings, x, h, c, grads, params, batch_sizes, steps, True)[3:6], None)
 
 
-rnn_forward = Rule("rnn_forward", 3, _fake_forward, _save_forward, _gradient_of_forward, _tangent_of_forward, listed=True)
-rnn_backward = Rule("rnn_backward", _LEAD, _fake_backward, _save_backward, _gradient_of_backward, listed=True)
+rnn_forward = Rule("rnn_forward", 3, _save_forward, _gradient_of_forward, _tangent_of_forward, listed=True)
+rnn_backward = Rule("rnn_backward", _LEAD, _save_backward, _gradient_of_backward, listed=True)
