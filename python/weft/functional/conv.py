@@ -1,7 +1,7 @@
 """Convolution functions."""
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Any, Optional
 
@@ -13,13 +13,13 @@ from .._entry import front
 from .._arguments import Padding, Size, foreign, lowered, spread, whole_groups
 from .._ops import conv as _ops
 from .._rules import call, call_into
+from ._ranked import ranked
 
 __all__ = ["conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d", "conv_transpose3d", "conv2d_depthwise"]
 
 _is_compiling = torch.compiler.is_compiling
 _in_dynamo = torch.compiler.is_dynamo_compiling   # which stops at builtins
-_conv1d, _conv2d, _conv3d = map(front, ("conv1d", "conv2d", "conv3d"))
-_conv_transpose1d, _conv_transpose2d, _conv_transpose3d = map(front, ("conv_transpose1d", "conv_transpose2d", "conv_transpose3d"))
+_conv2d = front("conv2d")
 
 
 # ---------------------------------------------------------------------------------------------- arguments
@@ -104,10 +104,11 @@ def _torchs(name: str, out: Optional[Tensor], act: Optional[str], clip: tuple[fl
     return y if not kind else torch.relu(y) if kind == "relu" else y.clamp(lo, hi)
 
 
-def _conv(name: str, rank: int, input: Tensor, weight: Tensor, bias: Optional[Tensor], stride: Size, padding: Padding, dilation: Size,
+def _conv(function: Callable, rank: int, input: Tensor, weight: Tensor, bias: Optional[Tensor], stride: Size, padding: Padding, dilation: Size,
           groups: int, act: Optional[str], clip: tuple[float, float], out: Optional[Tensor]) -> Tensor:
     if has_torch_function_variadic(input, weight, bias):
-        return handle_torch_function(globals()[name], (input, weight, bias), input, weight, bias, stride, padding, dilation, groups, act=act, clip=clip, out=out)
+        return handle_torch_function(function, (input, weight, bias), input, weight, bias, stride, padding, dilation, groups, act=act, clip=clip, out=out)
+    name = function.__name__
     check_tensors(name, rank, input, weight, bias)
     if foreign(input, weight):
         return _torchs(name, out, act, clip, input, weight, bias, stride, padding, dilation, groups)
@@ -121,11 +122,12 @@ def _conv(name: str, rank: int, input: Tensor, weight: Tensor, bias: Optional[Te
     return call(_ops.conv, *args) if out is None else call_into(_ops.conv, out, *args)
 
 
-def _conv_transpose(name: str, rank: int, input: Tensor, weight: Tensor, bias: Optional[Tensor], stride: Size, padding: Size,
+def _conv_transpose(function: Callable, rank: int, input: Tensor, weight: Tensor, bias: Optional[Tensor], stride: Size, padding: Size,
                     output_padding: Size, groups: int, dilation: Size, act: Optional[str], clip: tuple[float, float], out: Optional[Tensor]) -> Tensor:
     if has_torch_function_variadic(input, weight, bias):
-        return handle_torch_function(globals()[name], (input, weight, bias), input, weight, bias, stride, padding, output_padding, groups, dilation,
+        return handle_torch_function(function, (input, weight, bias), input, weight, bias, stride, padding, output_padding, groups, dilation,
                                      act=act, clip=clip, out=out)
+    name = function.__name__
     check_tensors(name, rank, input, weight, bias)
     if foreign(input, weight):
         return _torchs(name, out, act, clip, input, weight, bias, stride, padding, output_padding, groups, dilation)
@@ -142,94 +144,57 @@ def _conv_transpose(name: str, rank: int, input: Tensor, weight: Tensor, bias: O
 
 # ---------------------------------------------------------------------------------------------- public
 
-def conv1d(input: Tensor, weight: Tensor, bias: Optional[Tensor] = None, stride: Size = 1, padding: Padding = 0, dilation: Size = 1,
-           groups: int = 1, *, act: Optional[str] = None, clip: tuple[float, float] = (0.0, 6.0),
-           out: Optional[Tensor] = None) -> Tensor:
-    """1D convolution: torch.nn.functional.conv1d, with an optional fused activation ('relu', or 'clip' to the bounds of `clip`).
+def _conv_of(rank: int) -> Callable:
+    entry = front(f"conv{rank}d")
 
-        >>> weft.functional.conv1d(torch.randn(2, 4, 100), torch.randn(8, 4, 5), padding="same").shape
-        torch.Size([2, 8, 100])
-    """
-    if act is None and out is None and not _in_dynamo():
-        y = _conv1d(input, weight, bias, stride, padding, dilation, groups)
-        if y is not NotImplemented:
-            return y
-    return _conv("conv1d", 1, input, weight, bias, stride, padding, dilation, groups, act, clip, out)
-
-
-def conv2d(input: Tensor, weight: Tensor, bias: Optional[Tensor] = None, stride: Size = 1, padding: Padding = 0, dilation: Size = 1,
-           groups: int = 1, *, act: Optional[str] = None, clip: tuple[float, float] = (0.0, 6.0),
-           out: Optional[Tensor] = None) -> Tensor:
-    """2D convolution: torch.nn.functional.conv2d, with an optional fused activation ('relu', or 'clip' to the bounds of `clip`).
-
-        >>> weft.functional.conv2d(torch.randn(2, 8, 32, 32), torch.randn(8, 1, 3, 3), padding=1, groups=8, act="relu").shape
-        torch.Size([2, 8, 32, 32])
-    """
-    if act is None and out is None and not _in_dynamo():
-        y = _conv2d(input, weight, bias, stride, padding, dilation, groups)
-        if y is not NotImplemented:
-            return y
-    return _conv("conv2d", 2, input, weight, bias, stride, padding, dilation, groups, act, clip, out)
+    def conv(input: Tensor, weight: Tensor, bias: Optional[Tensor] = None, stride: Size = 1, padding: Padding = 0, dilation: Size = 1,
+             groups: int = 1, *, act: Optional[str] = None, clip: tuple[float, float] = (0.0, 6.0), out: Optional[Tensor] = None) -> Tensor:
+        """{rank}D convolution: torch.nn.functional.conv{rank}d, with an optional fused activation ('relu', or 'clip' to the bounds of `clip`)."""
+        if act is None and out is None and not _in_dynamo():
+            y = entry(input, weight, bias, stride, padding, dilation, groups)
+            if y is not NotImplemented:
+                return y
+        return _conv(conv, rank, input, weight, bias, stride, padding, dilation, groups, act, clip, out)
+    return conv
 
 
-def conv3d(input: Tensor, weight: Tensor, bias: Optional[Tensor] = None, stride: Size = 1, padding: Padding = 0, dilation: Size = 1,
-           groups: int = 1, *, act: Optional[str] = None, clip: tuple[float, float] = (0.0, 6.0),
-           out: Optional[Tensor] = None) -> Tensor:
-    """3D convolution: torch.nn.functional.conv3d, with an optional fused activation ('relu', or 'clip' to the bounds of `clip`).
-
-        >>> weft.functional.conv3d(torch.randn(1, 8, 9, 9, 9), torch.randn(8, 1, 3, 3, 3), groups=8).shape
-        torch.Size([1, 8, 7, 7, 7])
-    """
-    if act is None and out is None and not _in_dynamo():
-        y = _conv3d(input, weight, bias, stride, padding, dilation, groups)
-        if y is not NotImplemented:
-            return y
-    return _conv("conv3d", 3, input, weight, bias, stride, padding, dilation, groups, act, clip, out)
+conv1d, conv2d, conv3d = ranked(_conv_of, """
+    >>> weft.functional.conv1d(torch.randn(2, 4, 100), torch.randn(8, 4, 5), padding="same").shape
+    torch.Size([2, 8, 100])
+    """, """
+    >>> weft.functional.conv2d(torch.randn(2, 8, 32, 32), torch.randn(8, 1, 3, 3), padding=1, groups=8, act="relu").shape
+    torch.Size([2, 8, 32, 32])
+    """, """
+    >>> weft.functional.conv3d(torch.randn(1, 8, 9, 9, 9), torch.randn(8, 1, 3, 3, 3), groups=8).shape
+    torch.Size([1, 8, 7, 7, 7])
+    """)
 
 
-def conv_transpose1d(input: Tensor, weight: Tensor, bias: Optional[Tensor] = None, stride: Size = 1, padding: Size = 0,
-                     output_padding: Size = 0, groups: int = 1, dilation: Size = 1, *, act: Optional[str] = None,
-                     clip: tuple[float, float] = (0.0, 6.0), out: Optional[Tensor] = None) -> Tensor:
-    """1D transposed convolution: torch.nn.functional.conv_transpose1d, with an optional fused activation.
+def _conv_transpose_of(rank: int) -> Callable:
+    entry = front(f"conv_transpose{rank}d")
 
-        >>> weft.functional.conv_transpose1d(torch.randn(2, 4, 10), torch.randn(4, 3, 4), stride=2, padding=1).shape
-        torch.Size([2, 3, 20])
-    """
-    if act is None and out is None and not _in_dynamo():
-        y = _conv_transpose1d(input, weight, bias, stride, padding, output_padding, groups, dilation)
-        if y is not NotImplemented:
-            return y
-    return _conv_transpose("conv_transpose1d", 1, input, weight, bias, stride, padding, output_padding, groups, dilation, act, clip, out)
-
-
-def conv_transpose2d(input: Tensor, weight: Tensor, bias: Optional[Tensor] = None, stride: Size = 1, padding: Size = 0,
-                     output_padding: Size = 0, groups: int = 1, dilation: Size = 1, *, act: Optional[str] = None,
-                     clip: tuple[float, float] = (0.0, 6.0), out: Optional[Tensor] = None) -> Tensor:
-    """2D transposed convolution: torch.nn.functional.conv_transpose2d, with an optional fused activation.
-
-        >>> weft.functional.conv_transpose2d(torch.randn(2, 4, 8, 8), torch.randn(4, 1, 3, 3), stride=2, output_padding=1, groups=4).shape
-        torch.Size([2, 4, 18, 18])
-    """
-    if act is None and out is None and not _in_dynamo():
-        y = _conv_transpose2d(input, weight, bias, stride, padding, output_padding, groups, dilation)
-        if y is not NotImplemented:
-            return y
-    return _conv_transpose("conv_transpose2d", 2, input, weight, bias, stride, padding, output_padding, groups, dilation, act, clip, out)
+    def conv_transpose(input: Tensor, weight: Tensor, bias: Optional[Tensor] = None, stride: Size = 1, padding: Size = 0, output_padding: Size = 0,
+                       groups: int = 1, dilation: Size = 1, *, act: Optional[str] = None, clip: tuple[float, float] = (0.0, 6.0),
+                       out: Optional[Tensor] = None) -> Tensor:
+        """{rank}D transposed convolution: torch.nn.functional.conv_transpose{rank}d, with an optional fused activation."""
+        if act is None and out is None and not _in_dynamo():
+            y = entry(input, weight, bias, stride, padding, output_padding, groups, dilation)
+            if y is not NotImplemented:
+                return y
+        return _conv_transpose(conv_transpose, rank, input, weight, bias, stride, padding, output_padding, groups, dilation, act, clip, out)
+    return conv_transpose
 
 
-def conv_transpose3d(input: Tensor, weight: Tensor, bias: Optional[Tensor] = None, stride: Size = 1, padding: Size = 0,
-                     output_padding: Size = 0, groups: int = 1, dilation: Size = 1, *, act: Optional[str] = None,
-                     clip: tuple[float, float] = (0.0, 6.0), out: Optional[Tensor] = None) -> Tensor:
-    """3D transposed convolution: torch.nn.functional.conv_transpose3d, with an optional fused activation.
-
-        >>> weft.functional.conv_transpose3d(torch.randn(1, 4, 5, 5, 5), torch.randn(4, 2, 2, 2, 2), stride=2).shape
-        torch.Size([1, 2, 10, 10, 10])
-    """
-    if act is None and out is None and not _in_dynamo():
-        y = _conv_transpose3d(input, weight, bias, stride, padding, output_padding, groups, dilation)
-        if y is not NotImplemented:
-            return y
-    return _conv_transpose("conv_transpose3d", 3, input, weight, bias, stride, padding, output_padding, groups, dilation, act, clip, out)
+conv_transpose1d, conv_transpose2d, conv_transpose3d = ranked(_conv_transpose_of, """
+    >>> weft.functional.conv_transpose1d(torch.randn(2, 4, 10), torch.randn(4, 3, 4), stride=2, padding=1).shape
+    torch.Size([2, 3, 20])
+    """, """
+    >>> weft.functional.conv_transpose2d(torch.randn(2, 4, 8, 8), torch.randn(4, 1, 3, 3), stride=2, output_padding=1, groups=4).shape
+    torch.Size([2, 4, 18, 18])
+    """, """
+    >>> weft.functional.conv_transpose3d(torch.randn(1, 4, 5, 5, 5), torch.randn(4, 2, 2, 2, 2), stride=2).shape
+    torch.Size([1, 2, 10, 10, 10])
+    """)
 
 
 def conv2d_depthwise(input: Tensor, weight: Tensor, bias: Optional[Tensor] = None, stride: Size = 1, padding: Padding = 0,
@@ -253,4 +218,4 @@ def conv2d_depthwise(input: Tensor, weight: Tensor, bias: Optional[Tensor] = Non
         y = _conv2d(input, weight, bias, stride, padding, dilation, channels)
         if y is not NotImplemented:
             return y
-    return _conv("conv2d", 2, input, weight, bias, stride, padding, dilation, channels, act, clip, out)
+    return _conv(conv2d, 2, input, weight, bias, stride, padding, dilation, channels, act, clip, out)

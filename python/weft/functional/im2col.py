@@ -12,6 +12,7 @@ from torch.overrides import handle_torch_function, has_torch_function_unary
 from .._arguments import Size, foreign, spread, whole
 from .._ops import im2col as _ops
 from .._rules import call, call_into
+from .._shapes import even, least_source
 
 __all__ = ["unfold", "fold", "im2col", "col2im"]
 
@@ -149,8 +150,7 @@ def col2im(input: Tensor, kernel_size: Size, stride: Size, padding: Size, input_
         raise RuntimeError(f"col2im: input has {input.dim()} dimensions {list(input.shape)}, allowed: 3 or 4 (1D), 5 or 6 (2D), 7 or 8 (3D)")
     k, s, p, d = _axes(rank, kernel_size=kernel_size, stride=stride, padding=padding, dilation=dilation)
     if input_size is None:
-        size = [whole((o - 1) * step - 2 * pad + gap * (taps - 1) + 1)   # in a trace of torch.jit a size is a tensor
-                for o, taps, step, pad, gap in zip(input.shape[-rank:], k, s, p, d)]
+        size = [whole(n) for n in least_source(input.shape[-rank:], k, s, even(p), d)]   # in a trace of torch.jit a size is a tensor
     else:
         size = spread("input_size", input_size, rank)
     args = (input, size, k, s, p, d, False)

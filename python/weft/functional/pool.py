@@ -1,7 +1,7 @@
 """Pooling functions."""
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Any, Optional, Union
 
@@ -13,6 +13,7 @@ from .._arguments import NoTensor, Size, foreign, raised, spread, whole
 from .._entry import front, kept, torchs
 from .._ops import pool as _ops
 from .._rules import call, call_into
+from ._ranked import ranked
 
 __all__ = ["max_pool1d", "max_pool2d", "max_pool3d", "avg_pool1d", "avg_pool2d", "avg_pool3d", "adaptive_avg_pool1d", "adaptive_avg_pool2d",
            "adaptive_avg_pool3d"]
@@ -22,9 +23,7 @@ _is_compiling = torch.compiler.is_compiling
 _in_dynamo = torch.compiler.is_dynamo_compiling   # which stops at builtins
 _in_transform = torch._C._are_functorch_transforms_active
 _grad_enabled = torch.is_grad_enabled
-_max_pool1d, _max_pool2d, _max_pool3d = (front(f"max_pool{rank}d") for rank in (1, 2, 3))
-_avg_pool1d, _avg_pool2d, _avg_pool3d = (front(f"avg_pool{rank}d") for rank in (1, 2, 3))
-_adaptive_avg_pool1d, _adaptive_avg_pool2d, _adaptive_avg_pool3d = (front(f"adaptive_avg_pool{rank}d") for rank in (1, 2, 3))
+_avg_pool1d = front("avg_pool1d")
 
 
 # ---------------------------------------------------------------------------------------------- arguments
@@ -131,11 +130,12 @@ def _cast(rank: int, input: Tensor) -> Tensor:
 _TRAINED = (torch.max_pool2d, torch.max_pool3d)
 
 
-def _max_pool(name: str, rank: int, input: Tensor, kernel_size: Size, stride: Optional[Size], padding: Size, dilation: Size, ceil_mode: bool,
+def _max_pool(function: Callable, rank: int, input: Tensor, kernel_size: Size, stride: Optional[Size], padding: Size, dilation: Size, ceil_mode: bool,
               return_indices: bool, out: Any) -> Any:
     if has_torch_function_unary(input):
-        return handle_torch_function(globals()[name], (input,), input, kernel_size, stride=stride, padding=padding, dilation=dilation,
+        return handle_torch_function(function, (input,), input, kernel_size, stride=stride, padding=padding, dilation=dilation,
                                      ceil_mode=ceil_mode, return_indices=return_indices, out=out)
+    name = function.__name__
     _check_input(name, rank, input)
     if foreign(input):
         return _torchs(name, out, input, kernel_size, stride, padding, dilation, ceil_mode, return_indices)
@@ -157,13 +157,14 @@ def _max_pool(name: str, rank: int, input: Tensor, kernel_size: Size, stride: Op
     return call(_ops.max_pool, *args)
 
 
-def _avg_pool(name: str, rank: int, input: Tensor, kernel_size: Size, stride: Optional[Size], padding: Size, ceil_mode: bool,
+def _avg_pool(function: Callable, rank: int, input: Tensor, kernel_size: Size, stride: Optional[Size], padding: Size, ceil_mode: bool,
               count_include_pad: bool, divisor_override: tuple, out: Optional[Tensor]) -> Tensor:
     """divisor_override: nothing in 1D, where there is none, else one value."""
     if has_torch_function_unary(input):
         more = {"divisor_override": divisor_override[0]} if divisor_override else {}
-        return handle_torch_function(globals()[name], (input,), input, kernel_size, stride=stride, padding=padding, ceil_mode=ceil_mode,
+        return handle_torch_function(function, (input,), input, kernel_size, stride=stride, padding=padding, ceil_mode=ceil_mode,
                                      count_include_pad=count_include_pad, **more, out=out)
+    name = function.__name__
     _check_input(name, rank, input)
     if foreign(input):
         return _torchs(name, out, input, kernel_size, stride, padding, ceil_mode, count_include_pad, *divisor_override)
@@ -182,9 +183,10 @@ def _is_odd_mean(rank: int, input: Any) -> bool:
     return isinstance(input, Tensor) and ((rank == 3 and input.ndim not in (4, 5)) or (not _is_compiling() and input.numel() == 0))
 
 
-def _adaptive_avg_pool(name: str, rank: int, input: Tensor, output_size: Any, out: Optional[Tensor]) -> Tensor:
+def _adaptive_avg_pool(function: Callable, rank: int, input: Tensor, output_size: Any, out: Optional[Tensor]) -> Tensor:
     if has_torch_function_unary(input):
-        return handle_torch_function(globals()[name], (input,), input, output_size, out=out)
+        return handle_torch_function(function, (input,), input, output_size, out=out)
+    name = function.__name__
     size = (output_size,) * rank if type(output_size) is int else _target(name, rank, output_size, input)
     if size == (1,) * rank and out is None and _is_odd_mean(rank, input):
         return _torchs(name, out, input, output_size)
@@ -197,50 +199,32 @@ def _adaptive_avg_pool(name: str, rank: int, input: Tensor, output_size: Any, ou
 
 # ---------------------------------------------------------------------------------------------- public
 
-def max_pool1d(input: Tensor, kernel_size: Size, stride: Optional[Size] = None, padding: Size = 0, dilation: Size = 1, ceil_mode: bool = False,
-               return_indices: bool = False, *, out: Optional[Pair] = None) -> Any:
-    """1D max pooling: torch.nn.functional.max_pool1d. With return_indices, `out` is a pair (values, indices).
+def _max_pool_of(rank: int) -> Callable:
+    entry = front(f"max_pool{rank}d")
 
-        >>> weft.functional.max_pool1d(torch.randn(2, 4, 100), 3, stride=2, padding=1).shape
-        torch.Size([2, 4, 50])
-    """
-    if not return_indices and out is None and not _in_dynamo():
-        y = _max_pool1d(input, kernel_size, () if stride is None else stride, padding, dilation, ceil_mode)
-        if y is not NotImplemented:
-            return y
-        return kept(_max_pool("max_pool1d", 1, input, kernel_size, stride, padding, dilation, ceil_mode, return_indices, out))
-    return _max_pool("max_pool1d", 1, input, kernel_size, stride, padding, dilation, ceil_mode, return_indices, out)
-
-
-def max_pool2d(input: Tensor, kernel_size: Size, stride: Optional[Size] = None, padding: Size = 0, dilation: Size = 1, ceil_mode: bool = False,
-               return_indices: bool = False, *, out: Optional[Pair] = None) -> Any:
-    """2D max pooling: torch.nn.functional.max_pool2d. With return_indices, `out` is a pair (values, indices).
-
-        >>> y, where = weft.functional.max_pool2d(torch.randn(2, 8, 32, 32), 2, return_indices=True)
-        >>> y.shape, where.dtype
-        (torch.Size([2, 8, 16, 16]), torch.int64)
-    """
-    if not return_indices and out is None and not _in_dynamo():
-        y = _max_pool2d(input, kernel_size, () if stride is None else stride, padding, dilation, ceil_mode)
-        if y is not NotImplemented:
-            return y
-        return kept(_max_pool("max_pool2d", 2, input, kernel_size, stride, padding, dilation, ceil_mode, return_indices, out))
-    return _max_pool("max_pool2d", 2, input, kernel_size, stride, padding, dilation, ceil_mode, return_indices, out)
+    def max_pool(input: Tensor, kernel_size: Size, stride: Optional[Size] = None, padding: Size = 0, dilation: Size = 1, ceil_mode: bool = False,
+                 return_indices: bool = False, *, out: Optional[Pair] = None) -> Any:
+        """{rank}D max pooling: torch.nn.functional.max_pool{rank}d. With return_indices, `out` is a pair (values, indices)."""
+        if not return_indices and out is None and not _in_dynamo():
+            y = entry(input, kernel_size, () if stride is None else stride, padding, dilation, ceil_mode)
+            if y is not NotImplemented:
+                return y
+            return kept(_max_pool(max_pool, rank, input, kernel_size, stride, padding, dilation, ceil_mode, return_indices, out))
+        return _max_pool(max_pool, rank, input, kernel_size, stride, padding, dilation, ceil_mode, return_indices, out)
+    return max_pool
 
 
-def max_pool3d(input: Tensor, kernel_size: Size, stride: Optional[Size] = None, padding: Size = 0, dilation: Size = 1, ceil_mode: bool = False,
-               return_indices: bool = False, *, out: Optional[Pair] = None) -> Any:
-    """3D max pooling: torch.nn.functional.max_pool3d. With return_indices, `out` is a pair (values, indices).
-
-        >>> weft.functional.max_pool3d(torch.randn(1, 8, 9, 9, 9), (1, 3, 3), ceil_mode=True).shape
-        torch.Size([1, 8, 9, 3, 3])
-    """
-    if not return_indices and out is None and not _in_dynamo():
-        y = _max_pool3d(input, kernel_size, () if stride is None else stride, padding, dilation, ceil_mode)
-        if y is not NotImplemented:
-            return y
-        return kept(_max_pool("max_pool3d", 3, input, kernel_size, stride, padding, dilation, ceil_mode, return_indices, out))
-    return _max_pool("max_pool3d", 3, input, kernel_size, stride, padding, dilation, ceil_mode, return_indices, out)
+max_pool1d, max_pool2d, max_pool3d = ranked(_max_pool_of, """
+    >>> weft.functional.max_pool1d(torch.randn(2, 4, 100), 3, stride=2, padding=1).shape
+    torch.Size([2, 4, 50])
+    """, """
+    >>> y, where = weft.functional.max_pool2d(torch.randn(2, 8, 32, 32), 2, return_indices=True)
+    >>> y.shape, where.dtype
+    (torch.Size([2, 8, 16, 16]), torch.int64)
+    """, """
+    >>> weft.functional.max_pool3d(torch.randn(1, 8, 9, 9, 9), (1, 3, 3), ceil_mode=True).shape
+    torch.Size([1, 8, 9, 3, 3])
+    """)
 
 
 def avg_pool1d(input: Tensor, kernel_size: Size, stride: Optional[Size] = None, padding: Size = 0, ceil_mode: bool = False,
@@ -254,77 +238,55 @@ def avg_pool1d(input: Tensor, kernel_size: Size, stride: Optional[Size] = None, 
         y = _avg_pool1d(input, kernel_size, () if stride is None else stride, padding, ceil_mode, count_include_pad)
         if y is not NotImplemented:
             return y
-        return kept(_avg_pool("avg_pool1d", 1, input, kernel_size, stride, padding, ceil_mode, count_include_pad, (), out))
-    return _avg_pool("avg_pool1d", 1, input, kernel_size, stride, padding, ceil_mode, count_include_pad, (), out)
+        return kept(_avg_pool(avg_pool1d, 1, input, kernel_size, stride, padding, ceil_mode, count_include_pad, (), out))
+    return _avg_pool(avg_pool1d, 1, input, kernel_size, stride, padding, ceil_mode, count_include_pad, (), out)
 
 
-def avg_pool2d(input: Tensor, kernel_size: Size, stride: Optional[Size] = None, padding: Size = 0, ceil_mode: bool = False,
-               count_include_pad: bool = True, divisor_override: Optional[int] = None, *, out: Optional[Tensor] = None) -> Tensor:
-    """2D average pooling: torch.nn.functional.avg_pool2d.
+def _avg_pool_of(rank: int) -> Callable:
+    entry = front(f"avg_pool{rank}d")
 
-        >>> weft.functional.avg_pool2d(torch.randn(2, 8, 32, 32), 3, stride=2, padding=1).shape
-        torch.Size([2, 8, 16, 16])
-    """
-    if out is None and not _in_dynamo():
-        y = _avg_pool2d(input, kernel_size, () if stride is None else stride, padding, ceil_mode, count_include_pad, divisor_override)
-        if y is not NotImplemented:
-            return y
-        return kept(_avg_pool("avg_pool2d", 2, input, kernel_size, stride, padding, ceil_mode, count_include_pad, (divisor_override,), out))
-    return _avg_pool("avg_pool2d", 2, input, kernel_size, stride, padding, ceil_mode, count_include_pad, (divisor_override,), out)
-
-
-def avg_pool3d(input: Tensor, kernel_size: Size, stride: Optional[Size] = None, padding: Size = 0, ceil_mode: bool = False,
-               count_include_pad: bool = True, divisor_override: Optional[int] = None, *, out: Optional[Tensor] = None) -> Tensor:
-    """3D average pooling: torch.nn.functional.avg_pool3d.
-
-        >>> weft.functional.avg_pool3d(torch.randn(1, 8, 9, 9, 9), 3, divisor_override=1).shape
-        torch.Size([1, 8, 3, 3, 3])
-    """
-    if out is None and not _in_dynamo():
-        y = _avg_pool3d(input, kernel_size, () if stride is None else stride, padding, ceil_mode, count_include_pad, divisor_override)
-        if y is not NotImplemented:
-            return y
-        return kept(_avg_pool("avg_pool3d", 3, input, kernel_size, stride, padding, ceil_mode, count_include_pad, (divisor_override,), out))
-    return _avg_pool("avg_pool3d", 3, input, kernel_size, stride, padding, ceil_mode, count_include_pad, (divisor_override,), out)
+    def avg_pool(input: Tensor, kernel_size: Size, stride: Optional[Size] = None, padding: Size = 0, ceil_mode: bool = False,
+                 count_include_pad: bool = True, divisor_override: Optional[int] = None, *, out: Optional[Tensor] = None) -> Tensor:
+        """{rank}D average pooling: torch.nn.functional.avg_pool{rank}d."""
+        if out is None and not _in_dynamo():
+            y = entry(input, kernel_size, () if stride is None else stride, padding, ceil_mode, count_include_pad, divisor_override)
+            if y is not NotImplemented:
+                return y
+            return kept(_avg_pool(avg_pool, rank, input, kernel_size, stride, padding, ceil_mode, count_include_pad, (divisor_override,), out))
+        return _avg_pool(avg_pool, rank, input, kernel_size, stride, padding, ceil_mode, count_include_pad, (divisor_override,), out)
+    return avg_pool
 
 
-def adaptive_avg_pool1d(input: Tensor, output_size: Size, *, out: Optional[Tensor] = None) -> Tensor:
-    """1D average pooling to a given size: torch.nn.functional.adaptive_avg_pool1d.
-
-        >>> weft.functional.adaptive_avg_pool1d(torch.randn(2, 4, 100), 7).shape
-        torch.Size([2, 4, 7])
-    """
-    if out is None and not _in_dynamo():
-        y = _adaptive_avg_pool1d(input, output_size)
-        if y is not NotImplemented:
-            return y
-        return kept(_adaptive_avg_pool("adaptive_avg_pool1d", 1, input, output_size, out))
-    return _adaptive_avg_pool("adaptive_avg_pool1d", 1, input, output_size, out)
+avg_pool2d, avg_pool3d = ranked(_avg_pool_of, "", """
+    >>> weft.functional.avg_pool2d(torch.randn(2, 8, 32, 32), 3, stride=2, padding=1).shape
+    torch.Size([2, 8, 16, 16])
+    """, """
+    >>> weft.functional.avg_pool3d(torch.randn(1, 8, 9, 9, 9), 3, divisor_override=1).shape
+    torch.Size([1, 8, 3, 3, 3])
+    """)[1:]
 
 
-def adaptive_avg_pool2d(input: Tensor, output_size: Union[int, None, Sequence[Optional[int]]], *, out: Optional[Tensor] = None) -> Tensor:
-    """2D average pooling to a given size, None for that of the input: torch.nn.functional.adaptive_avg_pool2d.
+def _adaptive_avg_pool_of(rank: int) -> Callable:
+    entry = front(f"adaptive_avg_pool{rank}d")
 
-        >>> weft.functional.adaptive_avg_pool2d(torch.randn(2, 8, 32, 32), (None, 1)).shape
-        torch.Size([2, 8, 32, 1])
-    """
-    if out is None and not _in_dynamo():
-        y = _adaptive_avg_pool2d(input, output_size)
-        if y is not NotImplemented:
-            return y
-        return kept(_adaptive_avg_pool("adaptive_avg_pool2d", 2, input, output_size, out))
-    return _adaptive_avg_pool("adaptive_avg_pool2d", 2, input, output_size, out)
+    def adaptive_avg_pool(input: Tensor, output_size: Union[int, None, Sequence[Optional[int]]], *, out: Optional[Tensor] = None) -> Tensor:
+        """{rank}D average pooling to a given size; in 2D and 3D None keeps that of the input: torch.nn.functional.adaptive_avg_pool{rank}d."""
+        if out is None and not _in_dynamo():
+            y = entry(input, output_size)
+            if y is not NotImplemented:
+                return y
+            return kept(_adaptive_avg_pool(adaptive_avg_pool, rank, input, output_size, out))
+        return _adaptive_avg_pool(adaptive_avg_pool, rank, input, output_size, out)
+    return adaptive_avg_pool
 
 
-def adaptive_avg_pool3d(input: Tensor, output_size: Union[int, None, Sequence[Optional[int]]], *, out: Optional[Tensor] = None) -> Tensor:
-    """3D average pooling to a given size, None for that of the input: torch.nn.functional.adaptive_avg_pool3d.
-
-        >>> weft.functional.adaptive_avg_pool3d(torch.randn(1, 8, 9, 9, 9), 1).shape
-        torch.Size([1, 8, 1, 1, 1])
-    """
-    if out is None and not _in_dynamo():
-        y = _adaptive_avg_pool3d(input, output_size)
-        if y is not NotImplemented:
-            return y
-        return kept(_adaptive_avg_pool("adaptive_avg_pool3d", 3, input, output_size, out))
-    return _adaptive_avg_pool("adaptive_avg_pool3d", 3, input, output_size, out)
+adaptive_avg_pool1d, adaptive_avg_pool2d, adaptive_avg_pool3d = ranked(_adaptive_avg_pool_of, """
+    >>> weft.functional.adaptive_avg_pool1d(torch.randn(2, 4, 100), 7).shape
+    torch.Size([2, 4, 7])
+    """, """
+    >>> weft.functional.adaptive_avg_pool2d(torch.randn(2, 8, 32, 32), (None, 1)).shape
+    torch.Size([2, 8, 32, 1])
+    """, """
+    >>> weft.functional.adaptive_avg_pool3d(torch.randn(1, 8, 9, 9, 9), 1).shape
+    torch.Size([1, 8, 1, 1, 1])
+    """)

@@ -1,6 +1,7 @@
 """Convolution with sparse weights: only the weights that are not 0 are multiplied, and only they have gradients."""
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Optional, Union
 
 from torch import Tensor
@@ -10,6 +11,7 @@ from .._arguments import Padding, Size, lowered, whole_groups
 from .._ops import sparse_conv as _ops
 from .._rules import call, call_into
 from ..sparse import SparseWeight, from_dense
+from ._ranked import ranked
 from .conv import check_activation, geometry
 
 __all__ = ["sparse_conv1d", "sparse_conv2d", "sparse_conv3d"]
@@ -29,12 +31,12 @@ def _check_arguments(name: str, rank: int, input: Tensor, weight: Weight, bias: 
         raise RuntimeError(f"{name}: input has {input.dim()} dimensions {list(input.shape)}, allowed: {rank + 1} (unbatched) or {rank + 2} (batched)")
 
 
-def _sparse_conv(name: str, rank: int, input: Tensor, weight: Weight, bias: Optional[Tensor], stride: Size, padding: Padding, dilation: Size,
+def _sparse_conv(function: Callable, rank: int, input: Tensor, weight: Weight, bias: Optional[Tensor], stride: Size, padding: Padding, dilation: Size,
                  groups: int, act: Optional[str], clip: tuple[float, float], out: Optional[Tensor]) -> Tensor:
     held = weight.values if isinstance(weight, SparseWeight) else weight
     if has_torch_function_variadic(input, held, bias):
-        return handle_torch_function(globals()[name], (input, held, bias), input, weight, bias, stride, padding, dilation, groups, act=act, clip=clip, out=out)
-    _check_arguments(name, rank, input, weight, bias)
+        return handle_torch_function(function, (input, held, bias), input, weight, bias, stride, padding, dilation, groups, act=act, clip=clip, out=out)
+    _check_arguments(function.__name__, rank, input, weight, bias)
     if type(groups) is not int:
         groups = whole_groups(groups)
     s, p, d = geometry(rank, stride, padding, dilation, weight)   # type: ignore[arg-type]
@@ -46,37 +48,28 @@ def _sparse_conv(name: str, rank: int, input: Tensor, weight: Weight, bias: Opti
     return call(_ops.sparse_conv, *args) if out is None else call_into(_ops.sparse_conv, out, *args)
 
 
-def sparse_conv1d(input: Tensor, weight: Weight, bias: Optional[Tensor] = None, stride: Size = 1, padding: Padding = 0, dilation: Size = 1,
-                  groups: int = 1, *, act: Optional[str] = None, clip: tuple[float, float] = (0.0, 6.0), out: Optional[Tensor] = None) -> Tensor:
-    """1D convolution with sparse weights; sparse_conv2d says what they are.
+def _sparse_conv_of(rank: int) -> Callable:
+    def sparse_conv(input: Tensor, weight: Weight, bias: Optional[Tensor] = None, stride: Size = 1, padding: Padding = 0, dilation: Size = 1,
+                    groups: int = 1, *, act: Optional[str] = None, clip: tuple[float, float] = (0.0, 6.0), out: Optional[Tensor] = None) -> Tensor:
+        """{rank}D convolution with sparse weights, with an optional fused activation ('relu', or 'clip' to the bounds of `clip`).
 
-        >>> weft.functional.sparse_conv1d(torch.randn(2, 4, 100), torch.eye(4).view(4, 4, 1)).shape
-        torch.Size([2, 4, 100])
-    """
-    return _sparse_conv("sparse_conv1d", 1, input, weight, bias, stride, padding, dilation, groups, act, clip, out)
-
-
-def sparse_conv2d(input: Tensor, weight: Weight, bias: Optional[Tensor] = None, stride: Size = 1, padding: Padding = 0, dilation: Size = 1,
-                  groups: int = 1, *, act: Optional[str] = None, clip: tuple[float, float] = (0.0, 6.0), out: Optional[Tensor] = None) -> Tensor:
-    """2D convolution with sparse weights, with an optional fused activation ('relu', or 'clip' to the bounds of `clip`).
-
-    weight: a weft.SparseWeight, or dense weights, whose zeros are then looked for at each call and left out. Gradients reach the input, the
-    bias and the weights that are not 0. A NaN of the input goes only where a kept weight reads it. Under torch.compile prefer a SparseWeight:
-    how many weights a dense tensor keeps is not known before it is looked at.
-
-        >>> dense = torch.randn(8, 4, 3, 3)
-        >>> weight = weft.sparse.from_dense(torch.where(dense.abs() > 1.5, dense, 0.0))
-        >>> weft.functional.sparse_conv2d(torch.randn(2, 4, 32, 32), weight, torch.zeros(8), padding=1, act="relu").shape
-        torch.Size([2, 8, 32, 32])
-    """
-    return _sparse_conv("sparse_conv2d", 2, input, weight, bias, stride, padding, dilation, groups, act, clip, out)
+        weight: a weft.SparseWeight, or dense weights, whose zeros are then looked for at each call and left out. Gradients reach the input, the
+        bias and the weights that are not 0. A NaN of the input goes only where a kept weight reads it. Under torch.compile prefer a SparseWeight:
+        how many weights a dense tensor keeps is not known before it is looked at.
+        """
+        return _sparse_conv(sparse_conv, rank, input, weight, bias, stride, padding, dilation, groups, act, clip, out)
+    return sparse_conv
 
 
-def sparse_conv3d(input: Tensor, weight: Weight, bias: Optional[Tensor] = None, stride: Size = 1, padding: Padding = 0, dilation: Size = 1,
-                  groups: int = 1, *, act: Optional[str] = None, clip: tuple[float, float] = (0.0, 6.0), out: Optional[Tensor] = None) -> Tensor:
-    """3D convolution with sparse weights; sparse_conv2d says what they are.
-
-        >>> weft.functional.sparse_conv3d(torch.randn(1, 8, 9, 9, 9), torch.ones(8, 1, 3, 3, 3), groups=8).shape
-        torch.Size([1, 8, 7, 7, 7])
-    """
-    return _sparse_conv("sparse_conv3d", 3, input, weight, bias, stride, padding, dilation, groups, act, clip, out)
+sparse_conv1d, sparse_conv2d, sparse_conv3d = ranked(_sparse_conv_of, """
+    >>> weft.functional.sparse_conv1d(torch.randn(2, 4, 100), torch.eye(4).view(4, 4, 1)).shape
+    torch.Size([2, 4, 100])
+    """, """
+    >>> dense = torch.randn(8, 4, 3, 3)
+    >>> weight = weft.sparse.from_dense(torch.where(dense.abs() > 1.5, dense, 0.0))
+    >>> weft.functional.sparse_conv2d(torch.randn(2, 4, 32, 32), weight, torch.zeros(8), padding=1, act="relu").shape
+    torch.Size([2, 8, 32, 32])
+    """, """
+    >>> weft.functional.sparse_conv3d(torch.randn(1, 8, 9, 9, 9), torch.ones(8, 1, 3, 3, 3), groups=8).shape
+    torch.Size([1, 8, 7, 7, 7])
+    """)
