@@ -1,8 +1,10 @@
 """What the modules add to their twins besides computing: the way they print, and how torch.fx takes them."""
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Optional
 
+import torch
 from torch.fx import Proxy
 
 from ..functional.conv import check_activation
@@ -18,6 +20,14 @@ class Named:
 def kept_whole(module: Any, input: Proxy, *more: Any) -> Proxy:
     """A call of the module itself, as torch.fx records one of torch.nn: what it does depends on what a symbolic trace does not know."""
     return input.tracer.create_proxy("call_module", input.tracer.path_of_module(module), (input, *more), {})
+
+
+def mirror(base: type, twin: type, function: Callable, example: str, shown: Any, more: str = "") -> Any:
+    """The class of torch.nn with the forward of `base`, which may call self._function. Its help has the example and what that shows: a text, or the
+    sizes of a result."""
+    result = shown if isinstance(shown, str) else torch.Size(shown)
+    help = f"torch.nn.{twin.__name__} computed by weft{more}.\n\n    >>> {example}\n    {result}\n"
+    return type(twin.__name__, (base, twin), {"__doc__": help, "__module__": base.__module__, "_function": staticmethod(function)})
 
 
 def own_parameters(module: Any) -> tuple[Any, Any]:

@@ -9,7 +9,7 @@ from torch.fx import Proxy
 
 from .. import functional as F
 from .._arguments import Padding, Size
-from ._named import Activated, kept_whole, own_parameters
+from ._named import Activated, kept_whole, mirror, own_parameters
 
 __all__ = ["Conv1d", "Conv2d", "Conv3d", "ConvTranspose1d", "ConvTranspose2d", "ConvTranspose3d", "Conv2dDepthwise"]
 
@@ -50,7 +50,6 @@ class _Conv(_Packed):
     """What Conv1d, Conv2d and Conv3d add to their twins."""
 
     _function: Any
-    _rank: int
 
     def __init__(self, in_channels: int, out_channels: int, kernel_size: Size, stride: Size = 1, padding: Padding = 0, dilation: Size = 1,
                  groups: int = 1, bias: bool = True, padding_mode: str = "zeros", device: Any = None, dtype: Any = None, *,
@@ -73,34 +72,11 @@ class _Conv(_Packed):
         return self._conv_forward(input, *own_parameters(self))
 
 
-class Conv1d(_Conv, torch.nn.Conv1d):
-    """torch.nn.Conv1d computed by weft; `act` fuses an activation.
-
-        >>> weft.nn.Conv1d(4, 8, 5, padding="same", act="relu")(torch.randn(2, 4, 100)).shape
-        torch.Size([2, 8, 100])
-    """
-
-    _function = staticmethod(F.conv1d)
-
-
-class Conv2d(_Conv, torch.nn.Conv2d):
-    """torch.nn.Conv2d computed by weft; `act` fuses an activation.
-
-        >>> weft.nn.Conv2d(8, 8, 3, padding=1, groups=8, act="clip", clip=(0, 6))(torch.randn(2, 8, 32, 32)).shape
-        torch.Size([2, 8, 32, 32])
-    """
-
-    _function = staticmethod(F.conv2d)
-
-
-class Conv3d(_Conv, torch.nn.Conv3d):
-    """torch.nn.Conv3d computed by weft; `act` fuses an activation.
-
-        >>> weft.nn.Conv3d(8, 8, 3, groups=8)(torch.randn(1, 8, 9, 9, 9)).shape
-        torch.Size([1, 8, 7, 7, 7])
-    """
-
-    _function = staticmethod(F.conv3d)
+_ACT = "; `act` fuses an activation"
+Conv1d = mirror(_Conv, torch.nn.Conv1d, F.conv1d, 'weft.nn.Conv1d(4, 8, 5, padding="same", act="relu")(torch.randn(2, 4, 100)).shape', (2, 8, 100), _ACT)
+Conv2d = mirror(_Conv, torch.nn.Conv2d, F.conv2d,
+                'weft.nn.Conv2d(8, 8, 3, padding=1, groups=8, act="clip", clip=(0, 6))(torch.randn(2, 8, 32, 32)).shape', (2, 8, 32, 32), _ACT)
+Conv3d = mirror(_Conv, torch.nn.Conv3d, F.conv3d, "weft.nn.Conv3d(8, 8, 3, groups=8)(torch.randn(1, 8, 9, 9, 9)).shape", (1, 8, 7, 7, 7), _ACT)
 
 
 class Conv2dDepthwise(Conv2d):
@@ -119,7 +95,6 @@ class _ConvTranspose(_Packed):
     """What the transposed convolutions add to their twins."""
 
     _function: Any
-    _rank: int
 
     def __init__(self, in_channels: int, out_channels: int, kernel_size: Size, stride: Size = 1, padding: Size = 0, output_padding: Size = 0,
                  groups: int = 1, bias: bool = True, dilation: Size = 1, padding_mode: str = "zeros", device: Any = None, dtype: Any = None, *,
@@ -128,7 +103,7 @@ class _ConvTranspose(_Packed):
         self._set_act(act, clip)
 
     def _conv_forward(self, input: Tensor, weight: Tensor, bias: Optional[Tensor], output_size: Optional[list[int]] = None) -> Tensor:
-        extra = self._output_padding(input, output_size, self.stride, self.padding, self.kernel_size, self._rank, self.dilation)
+        extra = self._output_padding(input, output_size, self.stride, self.padding, self.kernel_size, len(self.kernel_size), self.dilation)
         if self.act is None:
             return self._run(input, weight, bias, self.stride, self.padding, extra, self.groups, self.dilation)
         return self._function(input, weight, bias, self.stride, self.padding, extra, self.groups, self.dilation, act=self.act, clip=self.clip)
@@ -139,31 +114,9 @@ class _ConvTranspose(_Packed):
         return self._conv_forward(input, *own_parameters(self), output_size)
 
 
-class ConvTranspose1d(_ConvTranspose, torch.nn.ConvTranspose1d):
-    """torch.nn.ConvTranspose1d computed by weft; `act` fuses an activation.
-
-        >>> weft.nn.ConvTranspose1d(4, 3, 4, stride=2, padding=1)(torch.randn(2, 4, 10)).shape
-        torch.Size([2, 3, 20])
-    """
-
-    _function, _rank = staticmethod(F.conv_transpose1d), 1
-
-
-class ConvTranspose2d(_ConvTranspose, torch.nn.ConvTranspose2d):
-    """torch.nn.ConvTranspose2d computed by weft; `act` fuses an activation.
-
-        >>> weft.nn.ConvTranspose2d(4, 4, 3, stride=2, groups=4)(torch.randn(2, 4, 8, 8), output_size=(18, 18)).shape
-        torch.Size([2, 4, 18, 18])
-    """
-
-    _function, _rank = staticmethod(F.conv_transpose2d), 2
-
-
-class ConvTranspose3d(_ConvTranspose, torch.nn.ConvTranspose3d):
-    """torch.nn.ConvTranspose3d computed by weft; `act` fuses an activation.
-
-        >>> weft.nn.ConvTranspose3d(4, 2, 2, stride=2)(torch.randn(1, 4, 5, 5, 5)).shape
-        torch.Size([1, 2, 10, 10, 10])
-    """
-
-    _function, _rank = staticmethod(F.conv_transpose3d), 3
+ConvTranspose1d = mirror(_ConvTranspose, torch.nn.ConvTranspose1d, F.conv_transpose1d,
+                         "weft.nn.ConvTranspose1d(4, 3, 4, stride=2, padding=1)(torch.randn(2, 4, 10)).shape", (2, 3, 20), _ACT)
+ConvTranspose2d = mirror(_ConvTranspose, torch.nn.ConvTranspose2d, F.conv_transpose2d,
+                         "weft.nn.ConvTranspose2d(4, 4, 3, stride=2, groups=4)(torch.randn(2, 4, 8, 8), output_size=(18, 18)).shape", (2, 4, 18, 18), _ACT)
+ConvTranspose3d = mirror(_ConvTranspose, torch.nn.ConvTranspose3d, F.conv_transpose3d,
+                         "weft.nn.ConvTranspose3d(4, 2, 2, stride=2)(torch.randn(1, 4, 5, 5, 5)).shape", (1, 2, 10, 10, 10), _ACT)

@@ -41,8 +41,8 @@ class _Convolution(_Printed):
 
 class _FullConvolution(_Printed):
     def forward(self: Any, input: Tensor, output_size: Optional[list[int]] = None) -> Tensor:
-        extra = self._output_padding(input, output_size, self.stride, self.padding, self.kernel_size, self._rank, self.dilation)
-        y = self._under_mode(f"conv_transpose{self._rank}d", _ops.conv_transpose, input, (tuple(extra),))
+        extra = self._output_padding(input, output_size, self.stride, self.padding, self.kernel_size, len(self.kernel_size), self.dilation)
+        y = self._under_mode(f"conv_transpose{len(self.kernel_size)}d", _ops.conv_transpose, input, (tuple(extra),))
         return super().forward(input, output_size) if y is None else y
 
 

@@ -1,0 +1,214 @@
+"""Modules whose forward is one function of the input and of what the constructor was given: pooling, pointwise, normalisation, folding, softmax."""
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.fx import Proxy
+
+from .. import functional as F
+from ._named import Named, kept_whole, mirror, own_parameters
+
+__all__ = ["MaxPool1d", "MaxPool2d", "MaxPool3d", "AvgPool1d", "AvgPool2d", "AvgPool3d", "AdaptiveAvgPool1d", "AdaptiveAvgPool2d", "AdaptiveAvgPool3d",
+           "BatchNorm1d", "BatchNorm2d", "BatchNorm3d", "LocalResponseNorm", "ReLU", "ClippedReLU", "Hardtanh", "Tanh", "Sigmoid", "NCReLU", "Softmax",
+           "LogSoftmax", "Unfold", "Fold"]
+
+
+# ---------------------------------------------------------------------------------------------- pooling
+
+class _MaxPool(Named):
+    _function: Any
+
+    def forward(self, input: Tensor) -> Any:
+        if isinstance(input, Proxy) and input.tracer.root is not self:
+            return kept_whole(self, input)
+        return self._function(input, self.kernel_size, self.stride, self.padding, self.dilation, self.ceil_mode, self.return_indices)
+
+
+MaxPool1d = mirror(_MaxPool, torch.nn.MaxPool1d, F.max_pool1d, "weft.nn.MaxPool1d(3, stride=2, padding=1)(torch.randn(2, 4, 100)).shape", (2, 4, 50))
+MaxPool2d = mirror(_MaxPool, torch.nn.MaxPool2d, F.max_pool2d, "weft.nn.MaxPool2d(2)(torch.randn(2, 8, 32, 32)).shape", (2, 8, 16, 16))
+MaxPool3d = mirror(_MaxPool, torch.nn.MaxPool3d, F.max_pool3d, "weft.nn.MaxPool3d((1, 3, 3), ceil_mode=True)(torch.randn(1, 8, 9, 9, 9)).shape",
+                   (1, 8, 9, 3, 3))
+
+
+class _AvgPool1d(Named):
+    _function: Any
+
+    def forward(self, input: Tensor) -> Tensor:
+        if isinstance(input, Proxy) and input.tracer.root is not self:
+            return kept_whole(self, input)
+        return self._function(input, self.kernel_size, self.stride, self.padding, self.ceil_mode, self.count_include_pad)
+
+
+class _AvgPool(Named):
+    _function: Any
+
+    def forward(self, input: Tensor) -> Tensor:
+        if isinstance(input, Proxy) and input.tracer.root is not self:
+            return kept_whole(self, input)
+        return self._function(input, self.kernel_size, self.stride, self.padding, self.ceil_mode, self.count_include_pad, self.divisor_override)
+
+
+AvgPool1d = mirror(_AvgPool1d, torch.nn.AvgPool1d, F.avg_pool1d, "weft.nn.AvgPool1d(4)(torch.randn(2, 4, 100)).shape", (2, 4, 25))
+AvgPool2d = mirror(_AvgPool, torch.nn.AvgPool2d, F.avg_pool2d, "weft.nn.AvgPool2d(3, stride=2, padding=1)(torch.randn(2, 8, 32, 32)).shape", (2, 8, 16, 16))
+AvgPool3d = mirror(_AvgPool, torch.nn.AvgPool3d, F.avg_pool3d, "weft.nn.AvgPool3d(3, divisor_override=1)(torch.randn(1, 8, 9, 9, 9)).shape", (1, 8, 3, 3, 3))
+
+
+class _AdaptiveAvgPool(Named):
+    _function: Any
+
+    def forward(self, input: Tensor) -> Tensor:
+        if isinstance(input, Proxy) and input.tracer.root is not self:
+            return kept_whole(self, input)
+        return self._function(input, self.output_size)
+
+
+AdaptiveAvgPool1d = mirror(_AdaptiveAvgPool, torch.nn.AdaptiveAvgPool1d, F.adaptive_avg_pool1d,
+                           "weft.nn.AdaptiveAvgPool1d(7)(torch.randn(2, 4, 100)).shape", (2, 4, 7))
+AdaptiveAvgPool2d = mirror(_AdaptiveAvgPool, torch.nn.AdaptiveAvgPool2d, F.adaptive_avg_pool2d,
+                           "weft.nn.AdaptiveAvgPool2d((None, 1))(torch.randn(2, 8, 32, 32)).shape", (2, 8, 32, 1))
+AdaptiveAvgPool3d = mirror(_AdaptiveAvgPool, torch.nn.AdaptiveAvgPool3d, F.adaptive_avg_pool3d,
+                           "weft.nn.AdaptiveAvgPool3d(1)(torch.randn(1, 8, 9, 9, 9)).shape", (1, 8, 1, 1, 1))
+
+
+# ---------------------------------------------------------------------------------------------- normalisation
+
+class _BatchNorm(Named):
+    """The steps are those of torch.nn: the count of batches, the momentum that follows from it where none is given, the statistics of the batch
+    where there are no running ones, and running ones only where they are used or tracked."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        if isinstance(input, Proxy):   # torch.fx keeps the twins whole, as it must: each run counts a batch
+            return kept_whole(self, input)
+        self._check_input_dim(input)
+        momentum = 0.0 if self.momentum is None else self.momentum
+        tracked = self.training and self.track_running_stats
+        if tracked and self.num_batches_tracked is not None:
+            self.num_batches_tracked.add_(1)
+            if self.momentum is None:
+                momentum = 1.0 / float(self.num_batches_tracked)
+        buffers = self._buffers
+        running = (buffers["running_mean"], buffers["running_var"]) if "running_mean" in buffers else (self.running_mean, self.running_var)
+        mean, var = running if tracked or not self.training else (None, None)
+        of_batch = self.training or (running[0] is None and running[1] is None)
+        return F.batch_norm(input, mean, var, *own_parameters(self), of_batch, momentum, self.eps)
+
+
+BatchNorm1d = mirror(_BatchNorm, torch.nn.BatchNorm1d, F.batch_norm, "weft.nn.BatchNorm1d(4)(torch.randn(8, 4, 100)).shape", (8, 4, 100))
+BatchNorm2d = mirror(_BatchNorm, torch.nn.BatchNorm2d, F.batch_norm, "weft.nn.BatchNorm2d(4, momentum=None)(torch.randn(8, 4, 16, 16)).shape", (8, 4, 16, 16))
+BatchNorm3d = mirror(_BatchNorm, torch.nn.BatchNorm3d, F.batch_norm, "weft.nn.BatchNorm3d(4, affine=False).eval()(torch.randn(2, 4, 5, 6, 7)).shape",
+                     (2, 4, 5, 6, 7))
+
+
+class _LocalResponseNorm(Named):
+    def forward(self, input: Tensor) -> Tensor:
+        if isinstance(input, Proxy) and input.tracer.root is not self:
+            return kept_whole(self, input)
+        return F.local_response_norm(input, self.size, self.alpha, self.beta, self.k)
+
+
+LocalResponseNorm = mirror(_LocalResponseNorm, torch.nn.LocalResponseNorm, F.local_response_norm,
+                           "weft.nn.LocalResponseNorm(5)(torch.randn(2, 8, 16, 16)).shape", (2, 8, 16, 16))
+
+
+# ---------------------------------------------------------------------------------------------- pointwise
+
+class _ReLU(Named):
+    def forward(self, input: Tensor) -> Tensor:
+        if isinstance(input, Proxy) and input.tracer.root is not self:
+            return kept_whole(self, input)
+        return F.relu(input, self.inplace)
+
+
+class _Hardtanh(Named):
+    def forward(self, input: Tensor) -> Tensor:
+        if isinstance(input, Proxy) and input.tracer.root is not self:
+            return kept_whole(self, input)
+        return F.hardtanh(input, self.min_val, self.max_val, self.inplace)
+
+
+class _Smooth(Named):
+    """What Tanh and Sigmoid add to their twins: inplace."""
+
+    _function: Any
+    inplace: bool = False   # here for modules of torch.nn that are given a class of weft
+
+    def __init__(self, inplace: bool = False) -> None:
+        super().__init__()
+        self.inplace = inplace
+
+    def extra_repr(self) -> str:
+        return "inplace=True" if self.inplace else ""
+
+    def forward(self, input: Tensor) -> Tensor:
+        if isinstance(input, Proxy) and input.tracer.root is not self:
+            return kept_whole(self, input)
+        return self._function(input, inplace=self.inplace)
+
+
+ReLU = mirror(_ReLU, torch.nn.ReLU, F.relu, "weft.nn.ReLU(inplace=True)(torch.tensor([-1.0, 2.0]))", "tensor([0., 2.])")
+Hardtanh = mirror(_Hardtanh, torch.nn.Hardtanh, F.hardtanh, "weft.nn.Hardtanh(-1, 2)(torch.tensor([-3.0, 0.5, 3.0]))", "tensor([-1.0000,  0.5000,  2.0000])")
+Tanh = mirror(_Smooth, torch.nn.Tanh, F.tanh, "weft.nn.Tanh()(torch.tensor([0.0, 100.0]))", "tensor([0., 1.])", "; `inplace` writes to the input")
+Sigmoid = mirror(_Smooth, torch.nn.Sigmoid, F.sigmoid, "weft.nn.Sigmoid()(torch.tensor([0.0, 100.0]))", "tensor([0.5000, 1.0000])",
+                 "; `inplace` writes to the input")
+
+
+class ClippedReLU(Hardtanh):
+    """min(max(x, 0), ceiling): a Hardtanh from 0 to `ceiling`.
+
+        >>> weft.nn.ClippedReLU(20)(torch.tensor([-1.0, 2.0, 30.0]))
+        tensor([ 0.,  2., 20.])
+    """
+
+    def __init__(self, ceiling: float, inplace: bool = False) -> None:
+        if not ceiling > 0:
+            raise ValueError(f"ceiling: is {ceiling}, allowed: a number above 0")
+        super().__init__(0.0, ceiling, inplace)
+
+    def extra_repr(self) -> str:
+        return f"ceiling={self.max_val}" + (", inplace=True" if self.inplace else "")
+
+
+class NCReLU(Named, torch.nn.Module):
+    """max(x, 0) and min(x, 0), one after the other along dimension 1: twice the channels, and no stored mask beyond the input itself.
+
+        >>> weft.nn.NCReLU()(torch.randn(2, 8, 32, 32)).shape
+        torch.Size([2, 16, 32, 32])
+    """
+
+    def forward(self, input: Tensor) -> Tensor:
+        return kept_whole(self, input) if isinstance(input, Proxy) and input.tracer.root is not self else F.ncrelu(input)
+
+
+# ---------------------------------------------------------------------------------------------- softmax, folding
+
+class _Softmax(Named):
+    _function: Any
+
+    def forward(self, input: Tensor) -> Tensor:
+        if isinstance(input, Proxy) and input.tracer.root is not self:
+            return kept_whole(self, input)
+        return self._function(input, self.dim, _stacklevel=5)
+
+
+Softmax = mirror(_Softmax, torch.nn.Softmax, F.softmax, "weft.nn.Softmax(dim=1)(torch.zeros(1, 4))", "tensor([[0.2500, 0.2500, 0.2500, 0.2500]])")
+LogSoftmax = mirror(_Softmax, torch.nn.LogSoftmax, F.log_softmax, "weft.nn.LogSoftmax(dim=1)(torch.tensor([[1000.0, 0.0]]))", "tensor([[    0., -1000.]])")
+
+
+class _Unfold(Named):
+    def forward(self, input: Tensor) -> Tensor:
+        if isinstance(input, Proxy) and input.tracer.root is not self:
+            return kept_whole(self, input)
+        return F.unfold(input, self.kernel_size, self.dilation, self.padding, self.stride)
+
+
+class _Fold(Named):
+    def forward(self, input: Tensor) -> Tensor:
+        if isinstance(input, Proxy) and input.tracer.root is not self:
+            return kept_whole(self, input)
+        return F.fold(input, self.output_size, self.kernel_size, self.dilation, self.padding, self.stride)
+
+
+Unfold = mirror(_Unfold, torch.nn.Unfold, F.unfold, "weft.nn.Unfold(3, padding=1)(torch.randn(2, 3, 8, 8)).shape", (2, 27, 64))
+Fold = mirror(_Fold, torch.nn.Fold, F.fold, "weft.nn.Fold((8, 8), 3, padding=1)(torch.randn(2, 27, 64)).shape", (2, 3, 8, 8))
