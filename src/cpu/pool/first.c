@@ -8,9 +8,9 @@
  *            then the first column, of NaN the last
  * Slots:     runs of output rows; each has its own lines and buffer
  * Traffic:   src once, dst and index once: memory-bound for small windows
- * Measured:  8x256x56x56, window 3, stride 2, two cores of an EPYC with AVX-512: 61% of a copy's rate, 17 (max) and 5
- *            (average) times PyTorch's speed, in bf16 18 times. In cache 0.26 ns an input and core: a row kept in the
- *            order of its taps and reduced there took 0.46
+ * Measured:  8x256x56x56, window 3, stride 2, two cores of an EPYC with AVX-512: 61% of a copy's rate. In cache 0.26 ns
+ *            an input and core: a row kept in the order of its taps and reduced there took 0.46. pairs.c is faster for
+ *            the windows that it takes
  * Assumes:   all tensors dense channels-first, data of one type; index of any type
  * Try:       weft bench max_pool2d:fwd:f32:nchw:n8c256h56w56:k3s2p1 avg_pool2d:fwd:f32:nchw:n8c256h56w56:k3s2p1 */
 #include "pool.h"
@@ -124,12 +124,6 @@ VF_INLINE vi tap_base(const int32_t *bases, int64_t at, int64_t stride, int64_t 
     return vf_bits(tap((const float *)(const void *)bases, at, stride, left, step, odd));
 }
 
-/* Is v of the row `base` to be taken before best, of a column further left? */
-VF_INLINE vmask wins(vf v, vi base, vf best, vi best_base) {
-    const vmask above = vi_lt(base, best_base), nan = vm_andnot(vf_is_nan(v), vm_and(vf_is_nan(best), above));
-    return vm_or(vm_or(vf_gt(v, best), nan), vm_and(vf_eq(v, best), above));
-}
-
 typedef struct winners { /* of a vector of windows: the value or sum, its row, its index */
     vf best;
     vi base, index;
@@ -144,7 +138,7 @@ VF_INLINE void add_tap(const float *line, const int32_t *bases, int64_t at, int6
         w->best = vf_max_nan(w->best, v);
     } else {
         const vi row = tap_base(bases, at, stride, left, step, odd);
-        const vmask greater = wins(v, row, w->best, w->base);
+        const vmask greater = pool_wins(v, row, w->best, w->base);
         w->best = vf_select(greater, v, w->best);
         w->base = vi_select(greater, row, w->base);
         w->index = vi_select(greater, vi_add(row, vi_set1(number)), w->index);

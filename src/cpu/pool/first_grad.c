@@ -9,9 +9,9 @@
  *            before the first is read: a load across two stores that are on their way waits for both
  * Slots:     runs of rows of diff_src; each has its own rows and buffer
  * Traffic:   diff_dst and index once, diff_src once and streamed where it is large: memory-bound for small windows
- * Measured:  8x256x56x56, window 3, stride 2, two cores of an EPYC with AVX-512, forward and backward: 5.8 times
- *            PyTorch's speed for max, 4.1 for average, in bf16 6.4; 30% and 36% of the copies. In cache 0.65 and 0.51
- *            ns a place and core: the work on a row, not memory, is the bound
+ * Measured:  8x256x56x56, window 3, stride 2, two cores of an EPYC with AVX-512: in cache 0.65 (max) and 0.51 ns
+ *            (average) a place and core: the work on a row, not memory, is the bound. pairs_grad.c is faster for the
+ *            windows that it takes
  * Assumes:   all tensors dense channels-first, data of one type; index of any type
  * Try:       weft bench max_pool2d:bwd:f32:nchw:n8c256h56w56:k3s2p1 avg_pool2d:bwd:f32:nchw:n8c256h56w56:k3s2p1 */
 #include "pool.h"

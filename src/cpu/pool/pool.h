@@ -54,6 +54,24 @@ VF_INLINE const char *pool_layout_refusal(const weft_problem *p, weft_layout lay
     return NULL;
 }
 
+/* 2D, windows of 2 or 3 places and stride 2 along height and width; else why not. */
+VF_INLINE const char *pool_pairs_refusal(const weft_problem *p) {
+    if (p->in[0] != 1 || p->out[0] != 1 || p->kernel[0] != 1) return "three spatial axes";
+    for (int a = 1; a < 3; a++) {
+        if (p->stride[a] != 2) return "a stride other than 2";
+        if ((p->kernel[a] != 2 && p->kernel[a] != 3) || p->dilation[a] != 1) return "a window not of 2 or 3 places";
+    }
+    if (p->in[2] > 1 << 17) return "a row is over 2^17 elements";
+    return (double)p->in[1] * (double)p->in[2] > 1 << 30 ? "a channel has over 2^30 places" : NULL;
+}
+
+/* Is v of the row `base` to be taken before best, of a column further left? Of equals the first row wins and then the
+ * first column, of NaN the last. */
+VF_INLINE vmask pool_wins(vf v, vi base, vf best, vi best_base) {
+    const vmask above = vi_lt(base, best_base), nan = vm_andnot(vf_is_nan(v), vm_and(vf_is_nan(best), above));
+    return vm_or(vm_or(vf_gt(v, best), nan), vm_and(vf_eq(v, best), above));
+}
+
 /* Which of `rows` kept rows holds row y. Sizes are below 2^31: a short division. */
 VF_INLINE int64_t pool_kept(int64_t y, int64_t rows) { return rows == 1 ? 0 : (uint32_t)y % (uint32_t)rows; }
 
