@@ -158,7 +158,7 @@ POOLS = {"max": (lambda m, x: m.max_pool2d(x, 3, 2, 1), "max_pool"), "avg": (lam
 def test_a_pooling_of_weft_under_a_graph_of_pytorch(name):
     """Large enough that weft wins at least one of the passes."""
     call, kernel = POOLS[name]
-    x = torch.randn(8, 64, 56, 56, requires_grad=True)
+    x = torch.randn(4, 64, 56, 56, requires_grad=True)
     with weft._enable.bypassed():
         want = call(F, x)
         exact, = torch.autograd.grad(want, x, torch.ones_like(want))
@@ -172,6 +172,23 @@ def test_a_pooling_of_weft_under_a_graph_of_pytorch(name):
         names.append(weft.backends.kernels())
         assert any(kernel in n for n in names), names
         assert y.stride() == want.stride() and gradient.stride() == exact.stride()
+
+
+@needs_entries
+def test_many_windows_have_an_index_of_one_byte():
+    """From 2^18 windows on the byte saves more than a gradient recorded from Python costs."""
+    for images, own in ((5, False), (6, True)):
+        x = torch.randn(images, 64, 56, 56, requires_grad=True)
+        for _ in range(2):
+            y = W.max_pool2d(x, 3, 2, 1)
+            assert (type(y.grad_fn).__name__ == "weft_max_pool_indexBackward") == own
+        gradient, = torch.autograd.grad(y, x, torch.ones_like(y))
+        with weft._enable.bypassed():
+            want = F.max_pool2d(x, 3, 2, 1)
+            exact, = torch.autograd.grad(want, x, torch.ones_like(want))
+        assert torch.equal(y, want) and torch.equal(gradient, exact)
+    y = W.max_pool2d(torch.randn(6, 64, 56, 56, requires_grad=True), 17, 1, 8)   # 289 places: no byte names them
+    assert type(y.grad_fn).__name__ != "weft_max_pool_indexBackward"
 
 
 @needs_entries
