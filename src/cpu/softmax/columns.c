@@ -73,8 +73,8 @@ VF_INLINE void write(const columns *q, const int dtype, const bool log, const ti
         put_run(q, dtype, log, at, t->count, t->m, t->scale, t->kept ? t->kept + c * q->pitch : NULL);
 }
 
-/* The three sweeps of three tiles, whole and aligned, in one: the first waits for memory, the second computes, the third
- * writes. */
+/* The three sweeps of three tiles, whole and aligned, in one: the first waits for memory, the second computes and the
+ * third writes. */
 VF_INLINE void sweep_three(const columns *q, const int dtype, const bool log, const bool stream, tile *first,
                            tile *second, const tile *third) {
     const int64_t ahead = TILE_AHEAD * q->v.inner;
