@@ -10,8 +10,8 @@
  *            + 1] [VF_LANES]; the arrays are then added in order. Slots follow from the problem alone
  * Traffic:   src, diff_dst and diff_src once
  * Roofline:  bandwidth for small windows, multiply-adds from about 5x5 on
- *            Measured on two Zen 4 cores of a shared machine, all gradients: 51% of a streaming copy for 3x3
- *            8x128x56x56, 156 Gflop/s for 7x7 8x96x56x56
+ *            Measured on two Zen 4 cores of a shared machine, all gradients: 62% of a streaming copy for 3x3
+ *            8x128x56x56 (1.7 ms, weights alone 1.4), 156 Gflop/s for 7x7 8x96x56x56
  * Try:       weft bench conv2d:bwd:f32:nhwc:n8c128h56w56:o128k3p1g128 */
 #include "cpu/dwconv/last.h"
 
@@ -38,6 +38,7 @@ typedef struct rows { /* of one unit */
     float *sums;
     void *out; /* diff_src, the row at channel 0; NULL: weights alone */
     bool stream;
+    int64_t x, live; /* centers from column x on, `live` of them exist */
 } rows;
 
 static int64_t sum_floats(const weft_problem *p) { return (dwl_taps(p) + 1) * cpu_round_up(p->o, VF_LANES); }
@@ -54,121 +55,159 @@ static void put(const rows *a, int64_t x, int64_t c, vf v) {
         vf_store_count_as(WEFT_DTYPE_F32, a->out, index, v, w->c1 - c);
 }
 
-VF_INLINE void put_all(const rows *a, int64_t x, int64_t live, int64_t c, const vf sum[], const int P, const bool edge,
-                       const int dtype) {
-    const int64_t index = x * a->w->channels + c, next = a->w->channels;
-    if (a->w->f->ring) {
-        for (int i = 0; i < P && i < live; i++) put(a, x + i, c, sum[i]);
-    } else if (a->stream) {
-        VF_UNROLL for (int i = 0; i < P; i++) if (!edge || i < live)
-            vf_stream_as(dtype, a->out, index + i * next, sum[i]);
-    } else {
-        VF_UNROLL for (int i = 0; i < P; i++) if (!edge || i < live)
-            vf_store_as(dtype, a->out, index + i * next, sum[i]);
-    }
+/* P outputs from `sums` on, where put is needed. */
+static void put_each(const rows *a, int64_t c, const float *sums, int P) {
+    for (int i = 0; i < P && i < a->live; i++) put(a, a->x + i, c, vf_load(sums + i * VF_LANES));
 }
 
-/* P centers from column x on, `live` of them exist. KW 0: any window. */
-VF_INLINE void tile(const rows *a, int64_t x, int64_t live, int64_t c, const int P, const int KW, const int S,
-                    const bool data, const bool edge, const int dtype) {
-    const dwl_work *w = a->w;
-    const int64_t left = x * a->v.step + a->v.off, cols = w->until, taps = dwl_taps(w->g.p), pixel = w->pixel;
-    const int64_t at = dwl_at(w, left, c), next = a->v.next * VF_LANES;
-    const float *weights = data ? w->weights + (dwl_vector(c) * taps + a->v.first) * VF_LANES : NULL;
-    float *sums = a->sums + (dwl_vector(c) * (taps + 1) + a->v.first) * VF_LANES;
-    vf center[DWL_PIXELS], sum[DWL_PIXELS];
-    VF_UNROLL for (int i = 0; i < P; i++) {
-        center[i] = !edge || i < live ? vf_keep(vf_load_as(dtype, a->center, (x - w->x0 + i) * a->pixel + c - w->c0))
-                                      : vf_zero();
-        sum[i] = vf_zero();
-    }
-    for (int r = 0; r < w->rows; r++) {
-        const float *of_row = data ? weights + w->tap[r] * VF_LANES : NULL;
-        const void *p = w->row[r];
-        float *to = sums + w->tap[r] * VF_LANES;
-        if (KW) {
-            vf d[8], weight[8];
-            VF_UNROLL for (int s = 0; s < KW; s++) d[s] = vf_load(to + s * next);
-            VF_UNROLL for (int s = 0; s < KW; s++) weight[s] = data ? vf_keep(vf_load(of_row + s * next)) : d[s];
-            VF_UNROLL for (int i = 0; i < S * (P - 1) + KW; i++) {
-                if (edge && (left + i < 0 || left + i >= cols)) continue;
-                const vf t = vf_keep(vf_load_as(dtype, p, at + i * pixel));
-                VF_UNROLL for (int j = 0; j < P; j++) {
-                    const int s = i - S * j;
-                    if (s < 0 || s >= KW || (edge && j >= live)) continue;
-                    d[s] = vf_fma(t, center[j], d[s]);
-                    if (data) sum[j] = vf_fma(t, weight[s], sum[j]);
-                }
-            }
-            VF_UNROLL for (int s = 0; s < KW; s++) vf_store(to + s * next, d[s]);
-        } else {
-            for (int64_t s = 0; s < a->v.count; s++, to += next) {
-                const vf weight = data ? vf_load(of_row + s * next) : vf_zero();
-                vf d = vf_load(to);
-                VF_UNROLL for (int j = 0; j < P; j++) {
-                    const int64_t col = j * a->v.step + s * a->v.gap;
-                    if (edge && (left + col < 0 || left + col >= cols || j >= live)) continue;
-                    const vf t = vf_load_as(dtype, p, at + col * pixel);
-                    d = vf_fma(t, center[j], d);
-                    if (data) sum[j] = vf_fma(t, weight, sum[j]);
-                }
-                vf_store(to, d);
+/* What the loops over channels use of a row, in registers: a store could change what lies in memory. */
+typedef struct view {
+    int64_t pixel, left, cols, live; /* left: column of the first tap of the first center */
+    int64_t count, step, gap, next;  /* of the taps; next: floats of weights and sums */
+} view;
+
+/* One row of taps. p: at the first tap of the first center; to, weights: of the first tap. KW 0: any window. */
+VF_INLINE void add_taps(const view *q, vf sum[], const vf center[], const void *p, float *to, const float *weights,
+                        const int P, const int KW, const int S, const bool data, const bool edge, const int dtype) {
+    if (KW) {
+        vf d[8], weight[8];
+        VF_UNROLL for (int s = 0; s < KW; s++) d[s] = vf_load(to + s * q->next);
+        VF_UNROLL for (int s = 0; s < KW; s++) weight[s] = data ? vf_keep(vf_load(weights + s * q->next)) : d[s];
+        VF_UNROLL for (int i = 0; i < S * (P - 1) + KW; i++) {
+            if (edge && (q->left + i < 0 || q->left + i >= q->cols)) continue;
+            const vf t = vf_keep(vf_load_as(dtype, p, i * q->pixel));
+            VF_UNROLL for (int j = 0; j < P; j++) {
+                const int s = i - S * j;
+                if (s < 0 || s >= KW || (edge && j >= q->live)) continue;
+                d[s] = vf_fma(t, center[j], d[s]);
+                if (data) sum[j] = vf_fma(t, weight[s], sum[j]);
             }
         }
+        VF_UNROLL for (int s = 0; s < KW; s++) vf_store(to + s * q->next, d[s]);
+        return;
     }
-    if (data) put_all(a, x, live, c, sum, P, edge, dtype);
+    for (int64_t s = 0; s < q->count; s++, to += q->next) {
+        const vf weight = data ? vf_load(weights + s * q->next) : vf_zero();
+        vf d = vf_load(to);
+        VF_UNROLL for (int j = 0; j < P; j++) {
+            const int64_t col = j * q->step + s * q->gap;
+            if (edge && (q->left + col < 0 || q->left + col >= q->cols || j >= q->live)) continue;
+            const vf t = vf_load_as(dtype, p, col * q->pixel);
+            d = vf_fma(t, center[j], d);
+            if (data) sum[j] = vf_fma(t, weight, sum[j]);
+        }
+        vf_store(to, d);
+    }
 }
 
-VF_INLINE void channels(const rows *a, int64_t x, int64_t live, const int P, const int KW, const int S, const bool data,
+/* P centers of every vector of channels of the unit, with R rows of taps; R 0: with any number. */
+VF_INLINE void channels(const rows *a, const int P, const int KW, const int S, const int R, const bool data,
                         const bool edge, const int dtype) {
     const dwl_work *w = a->w;
-    const int64_t left = x * a->v.step + a->v.off, line = 64 / vf_size_of(dtype);
-    for (int64_t c = w->c0; c < w->c1; c += VF_LANES) {
-        if (c % line == 0 && w->rows && !w->f->ring) {
-            dwl_ahead(w->row[w->rows - 1], dwl_at(w, left, c), w->g.in[2] * w->pixel, w->next, w->pixel, S ? S * P : P,
-                      dtype);
-            dwl_ahead(a->center, (x - w->x0) * a->pixel + c - w->c0, w->g.out[2] * a->pixel, 1, a->pixel, P, dtype);
+    const int64_t size = vf_size_of(dtype), line = 64 / size, taps = dwl_taps(w->g.p) * VF_LANES, c0 = w->c0,
+                  count = w->c1 - c0;
+    const view q = {w->pixel, a->x * a->v.step + a->v.off, w->until, a->live, a->v.count, a->v.step,
+                    a->v.gap, a->v.next * VF_LANES};
+    const bool ring = w->f->ring, stream = a->stream;
+    const int64_t apart = w->channels, center_pixel = a->pixel, ahead = ring || !w->rows ? 0 : w->next,
+                  down = w->g.in[2] * q.pixel, center_down = w->g.out[2] * center_pixel;
+    const int64_t first = (dwl_vector(c0) * dwl_taps(w->g.p) + a->v.first) * VF_LANES;
+    const float *weights = data ? w->weights + first : NULL, *of_row[3];
+    float *sums = a->sums + first + dwl_vector(c0) * VF_LANES, *to_row[3];
+    const char *centers = (const char *)a->center + (a->x - w->x0) * center_pixel * size, *row[3];
+    char *out = data ? (char *)a->out + (a->x * apart + c0) * size : NULL;
+    int64_t at = dwl_at(w, q.left, c0);
+    const void *lowest = ahead ? w->row[w->rows - 1] : NULL;
+    VF_UNROLL for (int r = 0; r < R; r++) {
+        row[r] = w->row[r], to_row[r] = sums + w->tap[r] * VF_LANES;
+        of_row[r] = data ? weights + w->tap[r] * VF_LANES : NULL;
+    }
+    for (int64_t c = 0, v = 0, s = 0; c < count; c += VF_LANES, at += VF_LANES, v += taps, s += taps + VF_LANES) {
+        const int64_t back = ring ? 0 : WEFT__MAX(0, c + VF_LANES - count), from = (at - back) * size;
+        vf center[DWL_PIXELS], sum[DWL_PIXELS];
+        if (c % line == 0 && ahead) {
+            dwl_ahead(lowest, at, down, ahead, q.pixel, S ? S * P : P, dtype);
+            dwl_ahead(centers, c, center_down, 1, center_pixel, P, dtype);
         }
-        tile(a, x, live, dwl_whole(w, c), P, KW, S, data, edge, dtype);
+        VF_UNROLL for (int i = 0; i < P; i++) {
+            center[i] =
+                !edge || i < q.live ? vf_keep(vf_load_as(dtype, centers, i * center_pixel + c - back)) : vf_zero();
+            sum[i] = vf_zero();
+        }
+        if (R) {
+            VF_UNROLL for (int r = 0; r < R; r++) add_taps(&q, sum, center, row[r] + from, to_row[r] + s,
+                                                           data ? of_row[r] + v : NULL, P, KW, S, data, edge, dtype);
+        } else {
+            for (int r = 0; r < w->rows; r++) {
+                const int64_t tap = w->tap[r] * VF_LANES;
+                add_taps(&q, sum, center, (const char *)w->row[r] + from, sums + s + tap,
+                         data ? weights + v + tap : NULL, P, KW, S, data, edge, dtype);
+            }
+        }
+        if (data && ring) {
+            float values[DWL_PIXELS * VF_LANES];
+            VF_UNROLL for (int i = 0; i < P; i++) vf_store(values + i * VF_LANES, sum[i]);
+            put_each(a, c0 + c, values, P);
+        } else if (data && stream) {
+            VF_UNROLL for (int i = 0; i < P; i++) if (!edge || i < q.live)
+                vf_stream_as(dtype, out, i * apart + c - back, sum[i]);
+        } else if (data) {
+            VF_UNROLL for (int i = 0; i < P; i++) if (!edge || i < q.live)
+                vf_store_as(dtype, out, i * apart + c - back, sum[i]);
+        }
     }
 }
 
-VF_INLINE void add_span(const rows *a, const int KW, const int S, const bool data, const int dtype) {
+/* ---------------------------------------------------------------- windows */
+typedef struct window { /* a function of its own for each, so that each has the registers */
+    int64_t count, step, pixels;
+    bool data;
+    void (*inner[3])(const rows *);
+    void (*edge[3])(const rows *);
+} window;
+
+#define PIXELS_OF(S) (S > 1 ? DWL_EDGE : DWL_PIXELS)
+#define ONE(name, P, KW, S, data, is_edge, dtype)           \
+    static void name(const rows *a) {                       \
+        if (KW == 3 && !is_edge && a->w->rows == 3)         \
+            channels(a, P, KW, S, 3, data, is_edge, dtype); \
+        else                                                \
+            channels(a, P, KW, S, 0, data, is_edge, dtype); \
+    }
+#define EACH(KW, S, data)                                                                    \
+    ONE(inner_##KW##_##S##_##data##_f32, PIXELS_OF(S), KW, S, data, false, WEFT_DTYPE_F32)   \
+    ONE(inner_##KW##_##S##_##data##_f16, PIXELS_OF(S), KW, S, data, false, WEFT_DTYPE_F16)   \
+    ONE(inner_##KW##_##S##_##data##_bf16, PIXELS_OF(S), KW, S, data, false, WEFT_DTYPE_BF16) \
+    ONE(edge_##KW##_##S##_##data##_f32, DWL_EDGE, KW, S, data, true, WEFT_DTYPE_F32)         \
+    ONE(edge_##KW##_##S##_##data##_f16, DWL_EDGE, KW, S, data, true, WEFT_DTYPE_F16)         \
+    ONE(edge_##KW##_##S##_##data##_bf16, DWL_EDGE, KW, S, data, true, WEFT_DTYPE_BF16)
+#define ROW(KW, S, data)                                                                                   \
+    {KW,                                                                                                   \
+     S,                                                                                                    \
+     PIXELS_OF(S),                                                                                         \
+     data,                                                                                                 \
+     {inner_##KW##_##S##_##data##_f32, inner_##KW##_##S##_##data##_f16, inner_##KW##_##S##_##data##_bf16}, \
+     {edge_##KW##_##S##_##data##_f32, edge_##KW##_##S##_##data##_f16, edge_##KW##_##S##_##data##_bf16}},
+/* 0, 0: any */
+#define WINDOWS(X) \
+    X(3, 1, 1) X(5, 1, 1) X(7, 1, 1) X(0, 0, 1) X(3, 1, 0) X(3, 2, 0) X(5, 1, 0) X(5, 2, 0) X(7, 1, 0) X(0, 0, 0)
+WINDOWS(EACH)
+static const window windows[] = {WINDOWS(ROW)};
+
+static void add_row(rows *a, int dtype) {
     const dwl_work *w = a->w;
+    const int d = dtype == WEFT_DTYPE_F16 ? 1 : dtype == WEFT_DTYPE_BF16 ? 2 : 0;
     const int64_t step = a->v.step, inside = a->v.off < 0 ? cpu_ceil(-a->v.off, step) : 0;
     const int64_t past = dw_floor(w->g.in[2] - 1 - a->v.off - (a->v.count - 1) * a->v.gap, step) + 1;
-    const int P = S > 1 ? DWL_EDGE : DWL_PIXELS;
-    for (int64_t x = w->x0; x < w->x1;) {
-        if (x >= inside && x + P <= WEFT__MIN(past, w->x1)) {
-            channels(a, x, P, P, KW, S, data, false, dtype);
-            x += P;
-        } else {
-            channels(a, x, w->x1 - x, DWL_EDGE, KW, S, data, true, dtype);
-            x += DWL_EDGE;
-        }
+    const window *x = windows;
+    while (x->data != (a->out != NULL) || (x->count && (x->count != a->v.count || x->step != step || a->v.gap != 1)))
+        x++;
+    for (a->x = w->x0; a->x < w->x1;) {
+        const bool inner = a->x >= inside && a->x + x->pixels <= WEFT__MIN(past, w->x1);
+        a->live = w->x1 - a->x;
+        (inner ? x->inner : x->edge)[d](a);
+        a->x += inner ? x->pixels : DWL_EDGE;
     }
-}
-
-VF_INLINE void add_row(const rows *a, const int dtype) {
-    const int64_t kw = a->v.gap == 1 ? a->v.count : 0;
-#define WINDOW(KW, S, data)                                       \
-    if (kw == KW && a->v.step == S && (a->out != NULL) == data) { \
-        add_span(a, KW, S, data, dtype);                          \
-        return;                                                   \
-    }
-    WINDOW(3, 1, true)
-    WINDOW(5, 1, true)
-    WINDOW(7, 1, true)
-    WINDOW(3, 1, false)
-    WINDOW(3, 2, false)
-    WINDOW(5, 1, false)
-    WINDOW(5, 2, false)
-    WINDOW(7, 1, false)
-#undef WINDOW
-    if (a->out)
-        add_span(a, 0, 0, true, dtype);
-    else
-        add_span(a, 0, 0, false, dtype);
 }
 
 /* ---------------------------------------------------------------- slots */
@@ -203,7 +242,7 @@ static void run_row(const job *q, dwl_work *w, float *sums, int64_t index, int64
         DW_BY_DTYPE(w->dtype, fill_center, w, to, q->center, row)
         a.center = to, a.pixel = w->f->chunk;
     }
-    DW_BY_DTYPE(w->f->ring ? WEFT_DTYPE_F32 : w->dtype, add_row, &a)
+    add_row(&a, w->f->ring ? WEFT_DTYPE_F32 : w->dtype);
 }
 
 static void run_slot(void *arg, int64_t slot) {
@@ -246,21 +285,27 @@ static void run_data(void *arg, int64_t slot) {
     dwl_sum(&w, &q->o, cpu_first(units, f->slots, slot), cpu_first(units, f->slots, slot + 1));
 }
 
-/* Parts in order, rounded once. */
+/* Parts in order, rounded once; a slot takes some vectors of channels. */
+static int64_t finish_slots(const weft_problem *p) { return WEFT__MIN(dwl_vector(p->o), 16); }
 static void finish(void *arg, int64_t slot) {
     const job *q = arg;
     const weft_problem *p = q->e->p;
-    const int64_t taps = dwl_taps(p), slots = WEFT__MIN(p->o, 16), parts = q->g->weights.parts;
+    const int64_t taps = dwl_taps(p), slots = finish_slots(p), vectors = dwl_vector(p->o), each = sum_floats(p);
     const weft_tensor *bias = weft__tensor(p, WEFT_ROLE_DIFF_BIAS);
-    for (int64_t c = cpu_first(p->o, slots, slot); c < cpu_first(p->o, slots, slot + 1); c++)
-        for (int64_t k = 0, v = c / VF_LANES; k <= taps; k++) {
-            float sum = 0;
-            for (int64_t part = 0; part < parts; part++)
-                sum += q->partial[part * sum_floats(p) + (v * (taps + 1) + k) * VF_LANES + c - dwl_channel(p, v)];
-            if (k < taps)
-                dw_put(p->tensor[0].dtype, q->e->ptr[WEFT_ROLE_DIFF_WEIGHTS], c * taps + k, sum);
-            else if (bias)
-                dw_put(bias->dtype, q->e->ptr[WEFT_ROLE_DIFF_BIAS], c, sum);
+    for (int64_t v = cpu_first(vectors, slots, slot); v < cpu_first(vectors, slots, slot + 1); v++)
+        for (int64_t k = 0; k < taps + (bias != NULL); k++) {
+            const float *from = q->partial + (v * (taps + 1) + k) * VF_LANES;
+            float lane[VF_LANES];
+            vf sum = vf_load(from);
+            for (int64_t part = 1; part < q->g->weights.parts; part++) sum = vf_add(sum, vf_load(from + part * each));
+            vf_store(lane, sum);
+            for (int64_t c = v * VF_LANES; c < WEFT__MIN(p->o, (v + 1) * VF_LANES); c++) {
+                const float value = lane[c - dwl_channel(p, v)];
+                if (k < taps)
+                    dw_put(p->tensor[0].dtype, q->e->ptr[WEFT_ROLE_DIFF_WEIGHTS], c * taps + k, value);
+                else
+                    dw_put(bias->dtype, q->e->ptr[WEFT_ROLE_DIFF_BIAS], c, value);
+            }
         }
 }
 
@@ -280,7 +325,7 @@ static weft_status run(const weft__exec *e) {
     if (g->data.slots) weft__parallel(e->ctx, g->data.slots, run_data, &q);
     if (!g->up) q.o.stream = false;
     weft__parallel(e->ctx, g->weights.slots, run_slot, &q);
-    weft__parallel(e->ctx, WEFT__MIN(e->p->o, 16), finish, &q);
+    weft__parallel(e->ctx, finish_slots(e->p), finish, &q);
     return WEFT_OK;
 }
 
@@ -304,6 +349,7 @@ static const char *plan(const weft_problem *p, const weft__hw *hw, int variant, 
     d->workspace = scratch_bytes(g) + (size_t)(f->parts * sum_floats(p)) * sizeof(float);
     d->packed = all ? dwl_packed(p) : 0;
     d->ns = dw_cost(p, hw, (double)cpu_round_up(p->o, VF_LANES) / (double)p->o, DW_LAST_EXTRA);
+    if (g->up && p->kernel[2] <= 3) d->ns *= 0.85; /* memory is the limit, and diff_dst is read once */
     return NULL;
 }
 
