@@ -303,7 +303,7 @@ def _like(name: str, twin: str, *args: Any, **options: Any) -> list[Layer]:
 
 
 # not here: what is no module, or makes a file; the tests that they have
-ELSEWHERE = {"CausalConv1d": "test_causal_conv.py", "Conv3DTC": "test_grouped3d.py", "Grouped3D": "test_grouped3d.py", "TunerConfig": "test_grouped3d.py",
+ELSEWHERE = {"CausalConv1d": "test_causal_update.py", "Conv3DTC": "test_grouped3d.py", "Grouped3D": "test_grouped3d.py", "TunerConfig": "test_grouped3d.py",
              "SparseModel": "test_sparse_modules.py", "Sparse_modes": "test_sparse_modules.py"}
 LAYERS = {e.name: e for e in [
     *_of_ranks("Conv", 4, 8, 3, stride=2, padding=1, groups=2),
