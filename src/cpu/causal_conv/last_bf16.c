@@ -448,24 +448,22 @@ VF_INLINE void run_items(const job *q, int64_t slot, const bool forward, const i
     if (q->stream) vf_stream_end();
 }
 
-static void forward_slot(void *arg, int64_t slot) {
-    const job *q = arg;
-    if (q->src.t->dtype == WEFT_DTYPE_F32)
-        run_items(q, slot, true, WEFT_DTYPE_F32);
-    else if (q->src.t->dtype == WEFT_DTYPE_F16)
-        run_items(q, slot, true, WEFT_DTYPE_F16);
+/* The build with instructions of bf16 is for bf16 alone. */
+#ifdef __AVX512BF16__
+enum { ONLY_BF16 = 1, DTYPES_HERE = WEFT__DTYPE_SET(BF16) };
+#else
+enum { ONLY_BF16 = 0, DTYPES_HERE = CAUSAL_DTYPES };
+#endif
+VF_INLINE void run_by_dtype(const job *q, int64_t slot, const bool forward) {
+    if (!ONLY_BF16 && q->src.t->dtype == WEFT_DTYPE_F32)
+        run_items(q, slot, forward, WEFT_DTYPE_F32);
+    else if (!ONLY_BF16 && q->src.t->dtype == WEFT_DTYPE_F16)
+        run_items(q, slot, forward, WEFT_DTYPE_F16);
     else
-        run_items(q, slot, true, WEFT_DTYPE_BF16);
+        run_items(q, slot, forward, WEFT_DTYPE_BF16);
 }
-static void backward_slot(void *arg, int64_t slot) {
-    const job *q = arg;
-    if (q->src.t->dtype == WEFT_DTYPE_F32)
-        run_items(q, slot, false, WEFT_DTYPE_F32);
-    else if (q->src.t->dtype == WEFT_DTYPE_F16)
-        run_items(q, slot, false, WEFT_DTYPE_F16);
-    else
-        run_items(q, slot, false, WEFT_DTYPE_BF16);
-}
+static void forward_slot(void *arg, int64_t slot) { run_by_dtype(arg, slot, true); }
+static void backward_slot(void *arg, int64_t slot) { run_by_dtype(arg, slot, false); }
 
 /* Weights and bias as rows of f32, 0 in the lanes behind the last channel. */
 static void pack_block(void *arg, int64_t block) {
@@ -561,7 +559,7 @@ WEFT__KERNEL(causal_conv_fwd_nwc) = {
     .isa = WEFT__ISA_HERE,
     .passes = WEFT__PASS_SET(FWD),
     .steps = CAUSAL_STEPS,
-    .dtypes = CAUSAL_DTYPES,
+    .dtypes = DTYPES_HERE,
     .bound = 2,
     .plan = plan,
     .run = run,
@@ -575,7 +573,7 @@ WEFT__KERNEL(causal_conv_bwd_nwc) = {
     .isa = WEFT__ISA_HERE,
     .passes = WEFT__PASS_SET(BWD) | WEFT__PASS_SET(BWD_DATA) | WEFT__PASS_SET(BWD_WEIGHTS),
     .steps = CAUSAL_STEPS,
-    .dtypes = CAUSAL_DTYPES,
+    .dtypes = DTYPES_HERE,
     .bound = 2,
     .plan = plan,
     .run = run,

@@ -89,6 +89,15 @@ static item item_of(const job *q, int64_t i) {
     return it;
 }
 
+/* Pairs are of bf16 alone. */
+#define BY_DTYPE(dtype, call, ...)                   \
+    do {                                             \
+        if (GEMM_PAIRS)                              \
+            call(__VA_ARGS__, WEFT_DTYPE_BF16);      \
+        else                                         \
+            GEMM_BY_DTYPE(dtype, call, __VA_ARGS__); \
+    } while (0)
+
 /* ---------------------------------------------------------------- strips as rows of f32 */
 static void find_position(const gemm_view *v, int64_t q, int64_t at[4]) {
     for (int a = 2; a >= 0; q /= v->x[a].count, a--) at[a + 1] = q % v->x[a].count;
@@ -108,7 +117,7 @@ VF_INLINE void turn(float *to, int64_t ld, const void *in, int64_t from, int64_t
     const vf scale = factor && lo < hi ? gemm_load_every(factor, 0, move, lo, hi, WEFT_DTYPE_F32) : vf_zero();
     for (int64_t c = 0; c < channels; c += VF_LANES) {
         vf block[VF_LANES];
-        VF_UNROLL for (int i = 0; i < VF_LANES; i++) {
+        for (int i = 0; i < VF_LANES; i++) { /* unrolled: no faster, twice the time to compile */
             const int64_t at = from + (c + i) * plane;
             block[i] = c + i < channels && lo < hi ? gemm_load_every(in, at, move, lo, hi, dtype) : vf_zero();
             if (factor) block[i] = gemm_factor_apply(block[i], scale, selects);
@@ -253,13 +262,13 @@ static void run_item(const job *q, const item *it, char *scratch, float *sums) {
         if (d->columns_here)
             ldb = v->groups * v->ci, b = (const float *)q->src + q0 * ldb + it->group * v->ci + it->c0;
         else if (d->run)
-            GEMM_BY_DTYPE(q->src_dtype, lay_runs, q, it, q0, q1, columns);
+            BY_DTYPE(q->src_dtype, lay_runs, q, it, q0, q1, columns);
         else
-            GEMM_BY_DTYPE(q->src_dtype, lay_columns, q, it, q0, q1, columns);
+            BY_DTYPE(q->src_dtype, lay_columns, q, it, q0, q1, columns);
         if (d->rows_here)
             lda = v->groups * v->co, a = (const float *)q->diff_dst + q0 * lda + it->group * v->co + it->m0;
         else
-            GEMM_BY_DTYPE(q->diff_dtype, lay_rows, q, it, q0, q1, lda, rows);
+            BY_DTYPE(q->diff_dtype, lay_rows, q, it, q0, q1, lda, rows);
         if (GEMM_PAIRS) pair_rows(columns, ldb, q1 - q0), pair_rows(rows, lda, q1 - q0);
         for (int64_t j = 0; j < np; j++) {
             const int64_t n0 = gemm_first(it->vectors, np, j), n1 = gemm_first(it->vectors, np, j + 1);
@@ -368,7 +377,7 @@ VF_INLINE void sum_outputs(const job *q, int64_t slot, const int dtype) {
 }
 static void sum_task(void *arg, int64_t slot) {
     const job *q = arg;
-    GEMM_BY_DTYPE(q->diff_dtype, sum_outputs, q, slot);
+    BY_DTYPE(q->diff_dtype, sum_outputs, q, slot);
 }
 
 static void run_bias(job *q) {
