@@ -64,6 +64,7 @@ typedef struct base {
 } base;
 static base *bases;
 static size_t nbases;
+static bool whole; /* every kernel takes part: how much was tried says something */
 
 static bool dense(const weft_problem *p) {
     for (int i = 0; i < p->ntensors; i++)
@@ -114,6 +115,7 @@ static void open_bases(void) {
     open_harness();
     read_cases();
     if (bases) return;
+    whole = !only;
     size_t count = weft__kernels(0, &list);
     for (size_t i = 0; i < count; i++) {
         if (list[i]->reference || list[i]->engine != WEFT_ENGINE_CPU || !is_best(list, count, i)) continue;
@@ -188,7 +190,8 @@ TEST(tile_edges) {
     planned = swept = left_out = 0;
     for (size_t i = 0; i < nbases; i++) each_size(&bases[i], count_sizes);
     for (size_t i = 0; i < nbases; i++) each_size(&bases[i], sweep_size);
-    CHECK(left_out < planned / 2, "%zu of %zu problems are not valid or too large", left_out, planned);
+    CHECK(left_out < (whole ? planned / 2 : planned), "%zu of %zu problems are not valid or too large", left_out,
+          planned);
 }
 
 /* ---------------------------------------------------------------- large */
@@ -244,7 +247,7 @@ TEST(large) {
         count++;
         check(&grown, (harness_ask){.seed = 4 + i % 2 * 8 + 1, .fast_only = true, .cache = cache});
     }
-    CHECK(count == 0 || streamed > 0, "none of %zu problems outgrows the cache", count);
+    CHECK(!whole || count == 0 || streamed > 0, "none of %zu problems outgrows the cache", count);
 }
 
 /* ---------------------------------------------------------------- any problem */
