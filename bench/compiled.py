@@ -1,8 +1,8 @@
-"""What torch.compile makes of PyTorch's own code for the memory-bound cases: milliseconds of a pass, taken once, as a second peer beside eager PyTorch.
+"""What torch.compile makes of PyTorch's own code for the memory-bound cases: milliseconds of a pass beside eager PyTorch and weft, in turn.
 
     python bench/compiled.py [--json FILE] PROBLEM...
 
-Needs a GPU and Triton. The causal convolution is written as shifted products, which fuse; PyTorch's conv1d does not.
+Needs Triton on a GPU and a C++ compiler on the CPU, where what is compiled is kept between runs. The causal convolution is written as shifted products, which fuse; PyTorch's conv1d does not.
 """
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import sys
 import torch
 
 from weft import _clock, _twin, _twin_table
-from weft._enable import bypassed
+from weft._enable import as_torch, bypassed
 
 
 def shifted(x, weight, bias=None, initial_states=None, return_final_states=False, activation=None):
@@ -26,33 +26,43 @@ def shifted(x, weight, bias=None, initial_states=None, return_final_states=False
     return (torch.nn.functional.silu(y) if activation else y).to(x.dtype)
 
 
-def measure(text: str, rounds: int = 7) -> float:
+def measure(text: str, rounds: int = 7) -> dict[str, float]:
+    """Milliseconds of each side."""
     told, wanted = _twin._told(text, None)
-    device = torch.device(told["device"], told["ordinal"])
+    device = torch.device(told["device"], told["ordinal"] if told["device"] == "cuda" else None)
     _twin_table.causal_conv1d_ref = shifted
     problem = _twin_table.Problem(_twin._library.problem(told["text"], "fwd"), device)
     case = _twin_table.TABLE[told["op"]](problem)
     torch._dynamo.reset()
+    sides = dict(zip(("weft", "eager"), _twin._calls(case, told, wanted, device)))
     case.weft = torch.compile(case.peer, dynamic=False)
     case.inputs = case.peer_inputs or case.inputs
     with bypassed():
-        run = _twin._calls(case, told, wanted, device)[0]
-        run()
-        clock = _clock.of(device)
-        return statistics.median(clock.sample(run) for _ in range(rounds))
+        sides["compiled"] = as_torch(_twin._calls(case, told, wanted, device)[0])
+    clock = _clock.of(device)
+    samples: dict[str, list[float]] = {name: [] for name in sides}
+    for i in range(-1, rounds):   # the first round compiles
+        for name, run in sides.items():
+            ms = clock.sample(run)
+            if i >= 0:
+                samples[name].append(ms)
+    return {name: round(statistics.median(s), 4) for name, s in samples.items()}
 
 
 def main() -> int:
     parser = argparse.ArgumentParser()
     parser.add_argument("--json")
+    parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("problems", nargs="+")
     given = parser.parse_args()
     torch.manual_seed(0)
-    rows = {"torch": torch.__version__, "device": torch.cuda.get_device_name(), "ms": {}}
+    rows = {"torch": torch.__version__, "device": torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu", "ms": {}}
+    _clock.keep_pages()
     for text in given.problems:
         try:
-            rows["ms"][text] = round(measure(text), 4)
-            print(f"{text} {rows['ms'][text]:.4f}", flush=True)
+            ms = measure(text, given.rounds)
+            rows["ms"][text] = ms["compiled"]
+            print(text, *(f"{name} {value:.3f}" for name, value in ms.items()), flush=True)
         except Exception as problem:   # one that does not compile must not cost the others
             print(f"{text}: {type(problem).__name__}: {str(problem)[:200]}", file=sys.stderr, flush=True)
         if given.json:
