@@ -1,10 +1,4 @@
-"""Batch normalisation: shapes, derivatives and batching of weft::batch_norm, batch_norm_train and batch_norm_backward.
-
-With xh = (x - m) r the normalised data, r the inverse deviation, w the weight (1 if there is none) and, in training,
-P v = v - mean(v) - xh mean(v xh) over a channel, P v = v in evaluation:
-    y = w xh + b        dx = w r P dy        dw = sum(dy xh)        db = sum(dy)
-P is symmetric, and so is the slope of dx in x: one set of formulas serves gradients and tangents of both directions.
-"""
+"""Batch normalisation: derivatives and batching of weft::batch_norm, batch_norm_train and batch_norm_backward."""
 from __future__ import annotations
 
 from typing import Any
@@ -13,68 +7,23 @@ import torch
 from torch import Tensor
 
 from .._rules import Rule, call
-
-_NARROW = (torch.float16, torch.bfloat16)
+from ._derived import adjoint, derived, leaf, tangents, wide
 
 
 # ---------------------------------------------------------------------------------------------- derivatives
 
-class _Frame:
-    """The formulas at one point. In training mean and deviation are computed from the data, so that further derivatives go through them.
-    Everything is float32 or wider; vectors lie on the axis of the channels, and any of them may be None."""
-
-    def __init__(self, input: Tensor, weight: Tensor | None, mean: Tensor, spread: Tensor, training: bool, eps: float) -> None:
-        self.training = training
-        self.axes = (0, *range(2, input.dim()))
-        self.shape = (1, -1, *[1] * (input.dim() - 2))
-        x = self.wide(input)
-        off = x - (x.mean(self.axes, True) if training else self.wide(mean).view(self.shape))
-        self.r = ((off.square().mean(self.axes, True) if training else self.wide(spread).view(self.shape)) + eps).rsqrt()
-        self.xh = off * self.r
-        self.wr = self.r if weight is None else self.wide(weight).view(self.shape) * self.r
-
-    def wide(self, t: Tensor) -> Tensor:
-        return t.float() if t.dtype in _NARROW else t
-
-    def vector(self, t: Tensor) -> Tensor:
-        return self.wide(t).view(self.shape)
-
-    def mean(self, t: Tensor) -> Tensor:
-        return t.mean(self.axes, True)
-
-    def project(self, v: Tensor) -> Tensor:
-        return v - self.mean(v) - self.xh * self.mean(v * self.xh) if self.training else v
-
-    def of_result(self, u: Tensor | None, a: Tensor | None, b: Tensor | None) -> Tensor | None:
-        """w r P u + a xh + b: what steps u, a, b of data, weight and bias do to y."""
-        terms = [] if u is None else [self.wr * self.project(self.wide(u))]
-        terms += [] if a is None else [self.vector(a) * self.xh]
-        terms += [] if b is None else [self.vector(b).expand_as(self.xh)]
-        return sum(terms[1:], terms[0]) if terms else None
-
-    def of_data(self, dy: Tensor, u: Tensor | None, a: Tensor | None) -> Tensor | None:
-        """What steps u, a of data and weight do to dx; and, as the slope is symmetric, the gradient of <u, dx> + <a, dw> in the data:
-        -w r^2 (xh mean(u P dy) + mean(dy xh) P u + mean(u xh) P dy) + a r P dy."""
-        dy = self.wide(dy)
-        along = self.project(dy)
-        terms = [] if a is None else [self.vector(a) * self.r * along]
-        if u is not None and self.training:
-            u = self.wide(u)
-            bend = self.xh * self.mean(u * along) + self.mean(dy * self.xh) * self.project(u) + self.mean(u * self.xh) * along
-            terms.append(-self.wr * self.r * bend)
-        return sum(terms[1:], terms[0]) if terms else None
-
-    def of_weight(self, dy: Tensor, u: Tensor) -> Tensor:
-        """sum(r u P dy): what a step u of the data does to dw."""
-        return (self.r * self.wide(u) * self.project(self.wide(dy))).sum(self.axes)
+def _formula(input, weight, bias, mean, spread, training, eps):
+    """In training mean and deviation are computed from the data, so that derivatives go through them."""
+    axes, shape = (0, *range(2, input.dim())), (1, -1, *[1] * (input.dim() - 2))
+    x = wide(input)
+    off = x - (x.mean(axes, True) if training else wide(mean).view(shape))
+    y = off * ((off.square().mean(axes, True) if training else wide(spread).view(shape)) + eps).rsqrt()
+    return (y if weight is None else y * wide(weight).view(shape) + wide(bias).view(shape)).to(input.dtype)
 
 
-def _as(t: Tensor | None, like: Tensor) -> Tensor | None:
-    return None if t is None else t.to(like.dtype)
-
-
-def _sum(one: Tensor | None, two: Tensor | None) -> Tensor | None:
-    return two if one is None else one if two is None else one + two
+def _backward(grad, input, weight, mean, spread, training, eps):
+    bias = None if weight is None else leaf(torch.zeros_like(weight))
+    return adjoint(_formula, 3)(grad, input, weight, bias, mean, spread, training, eps)
 
 
 def _save_eval(ctx, inputs, output):
@@ -98,42 +47,9 @@ def _gradient_of_forward(ctx, grad, *_):
 
 
 def _tangent_of_forward(ctx, input, weight, mean, spread, dx, dw, db):
-    moved = _as(_Frame(input, weight, mean, spread, ctx.training, ctx.eps).of_result(dx, dw, db), input)
+    bias = None if weight is None else torch.zeros_like(weight)
+    moved, = tangents(_formula, (input, weight, bias), (mean, spread, ctx.training, ctx.eps), (dx, dw, db))
     return (moved, None, None) if ctx.training else moved
-
-
-def _save_backward(ctx, inputs, output):
-    ctx.rest = inputs[5:]
-    ctx.set_materialize_grads(False)
-    return inputs[:5]
-
-
-def _gradient_of_backward(ctx, ddx, ddw, ddb):
-    grad, input, weight, mean, spread = ctx.saved_tensors
-    frame = _Frame(input, weight, mean, spread, *ctx.rest)
-    if weight is None:
-        ddw = ddb = None
-    of_grad = of_input = of_weight = None
-    if ctx.needs_input_grad[0]:
-        of_grad = _as(frame.of_result(ddx, ddw, ddb), grad)
-    if ctx.needs_input_grad[1]:
-        of_input = _as(frame.of_data(grad, ddx, ddw), input)
-    if ctx.needs_input_grad[2] and ddx is not None:
-        of_weight = _as(frame.of_weight(grad, ddx), weight)
-    return of_grad, of_input, of_weight
-
-
-def _tangent_of_backward(ctx, grad, input, weight, mean, spread, ddy, dx, dw):
-    frame = _Frame(input, weight, mean, spread, *ctx.rest)
-    moved = _sum(frame.of_data(grad, dx, dw), frame.of_result(ddy, None, None))
-    moved = input.new_zeros(input.shape) if moved is None else moved.to(input.dtype)
-    if weight is None:
-        return moved, input.new_zeros(0), input.new_zeros(0)
-    wide = None if ddy is None else frame.wide(ddy)
-    of_weight = _sum(None if dx is None else frame.of_weight(grad, dx), None if wide is None else (wide * frame.xh).sum(frame.axes))
-    of_bias = None if wide is None else wide.sum(frame.axes)
-    still = weight.new_zeros(weight.shape)   # torch.func wants a tangent of every result
-    return (moved, *(still if t is None else t.to(weight.dtype) for t in (of_weight, of_bias)))
 
 
 # ---------------------------------------------------------------------------------------------- batching
@@ -192,4 +108,4 @@ def _native_train(input, weight, bias, running_mean, running_var, eps, momentum)
 batch_norm = Rule("batch_norm", 3, _save_eval, _gradient_of_forward, _tangent_of_forward, _batch_eval, native=_native_eval)
 batch_norm_train = Rule("batch_norm_train", 3, _save_train, _gradient_of_forward, _tangent_of_forward, _batch_train,
                         native=_native_train, plain=True)   # the dispatcher is slow with what is written to
-batch_norm_backward = Rule("batch_norm_backward", 3, _save_backward, _gradient_of_backward, _tangent_of_backward, _batch_backward)
+batch_norm_backward = Rule("batch_norm_backward", 5, *derived(_backward, 5), _batch_backward)

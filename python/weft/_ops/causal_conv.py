@@ -1,4 +1,4 @@
-"""Short causal convolution: shapes, derivatives and batching of weft::causal_conv1d, causal_conv1d_backward and causal_conv1d_update.
+"""Short causal convolution: derivatives and batching of weft::causal_conv1d, causal_conv1d_backward and causal_conv1d_update.
 
 The second derivative is PyTorch's: the layer is computed once more by its operators, which can be differentiated to any order.
 """
@@ -8,10 +8,10 @@ from typing import Any, Optional
 
 import torch
 from torch import Tensor
-from torch._functorch.eager_transforms import enable_inplace_requires_grad
 
 from .._rules import Rule, _BelowAutograd, _kernels, call
 from .._shapes import fake_of
+from ._derived import derived
 from .conv import batched, into_channels, logical, out_of_channels
 
 WANT_X, WANT_PARAMETERS = 1, 2
@@ -92,32 +92,13 @@ def _tangent_of_forward(ctx, x, weight, bias, seq_idx, states, dx, dw, db, _, ds
     return dy.to(x.dtype), of_final
 
 
-def _save_backward(ctx, inputs, output):
-    ctx.silu, ctx.want = inputs[7:]
-    ctx.set_materialize_grads(False)
-    return inputs[:7]
-
-
-def _gradient_of_backward(ctx, *doubles):
-    grad, x, weight, bias, seq_idx, states, grad_final = ctx.saved_tensors
-    again = torch.is_grad_enabled()
-    with torch.enable_grad(), enable_inplace_requires_grad(True):
-        every = [None if t is None else t.view_as(t).requires_grad_() for t in (grad, x, weight, bias, states, grad_final)]
-        g, x, w, b, s, f = every
-        outputs, of = [formula(x, w, b, seq_idx, s, ctx.silu)], [g]
-        if f is not None:
-            outputs, of = [*outputs, final_states(x, s, w.shape[1])], [g, f]
-        inputs = [x if ctx.want & WANT_X else None, w if ctx.want & WANT_PARAMETERS else None, b if ctx.want & WANT_PARAMETERS else None,
-                  s if ctx.want & WANT_X else None]
-        pairs = [(t, d) for t, d in zip(inputs, doubles) if t is not None and d is not None]
-        if not pairs:
-            return (None,) * 7
-        first = torch.autograd.grad(outputs, [t for t, _ in pairs], of, create_graph=True, allow_unused=True)
-        used = [(t, d) for t, (_, d) in zip(first, pairs) if t is not None]
-        found = iter(torch.autograd.grad([t for t, _ in used], [t for t in every if t is not None], [d for _, d in used], create_graph=again,
-                                         allow_unused=True))
-    of_grad, of_x, of_w, of_b, of_s, of_f = (None if t is None else next(found) for t in every)
-    return of_grad, of_x, of_w, of_b, None, of_s, of_f
+def _backward(grad, x, weight, bias, seq_idx, states, grad_final, silu, want):
+    outputs, of = [formula(x, weight, bias, seq_idx, states, silu)], [grad]
+    if grad_final is not None:
+        outputs, of = [*outputs, final_states(x, states, weight.shape[1])], [grad, grad_final]
+    by = [t if want & bit else None for t, bit in ((x, WANT_X), (weight, WANT_PARAMETERS), (bias, WANT_PARAMETERS), (states, WANT_X))]
+    found = iter(torch.autograd.grad(outputs, [t for t in by if t is not None], of, create_graph=True, allow_unused=True))
+    return tuple(None if t is None else next(found) for t in by)
 
 
 # ---------------------------------------------------------------------------------------------- batching
@@ -159,7 +140,7 @@ def _batch_backward(info, in_dims, *args):
 
 
 causal_conv1d = Rule("causal_conv1d", 5, _save_forward, _gradient_of_forward, _tangent_of_forward, _batch_forward)
-causal_conv1d_backward = Rule("causal_conv1d_backward", 7, _save_backward, _gradient_of_backward, None, _batch_backward)
+causal_conv1d_backward = Rule("causal_conv1d_backward", 7, *derived(_backward, 7), _batch_backward)
 
 # The update has no gradient: it records nothing, whatever its arguments require.
 update = torch.ops.weft.causal_conv1d_update.default

@@ -1,4 +1,4 @@
-"""Convolution, transposed convolution and their gradients: shapes, derivatives and batching of weft::conv, conv_transpose, conv_backward."""
+"""Convolution, transposed convolution and their gradients: derivatives and batching of weft::conv, conv_transpose, conv_backward."""
 from __future__ import annotations
 
 import math

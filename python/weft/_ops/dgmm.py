@@ -1,4 +1,4 @@
-"""Matrices times a diagonal: shapes, derivatives and batching of weft::dgmm, cdgmm and their gradients.
+"""Matrices times a diagonal: derivatives and batching of weft::dgmm, cdgmm and their gradients.
 
 y = a v, where v is the number of x that belongs to the row or column. The operators are bilinear; gradients take the conjugate of the other
 factor, which is PyTorch's convention and, of pairs, plain calculus."""

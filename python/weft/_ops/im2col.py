@@ -1,4 +1,4 @@
-"""Columns and images: shapes, derivatives and batching of weft::im2col and col2im, each the gradient of the other."""
+"""Columns and images: derivatives and batching of weft::im2col and col2im, each the gradient of the other."""
 from __future__ import annotations
 
 

@@ -1,4 +1,4 @@
-"""Partial convolution, transposed or not, and its gradients: shapes, derivatives and batching of weft::partial_conv, partial_conv_backward.
+"""Partial convolution, transposed or not, and its gradients: derivatives and batching of weft::partial_conv, partial_conv_backward.
 
 Given the mask, the result is linear in input and in weight, so derivatives of any order are the two operators again. Kept for backward:
 input, weight, mask and the window sums; never a masked copy of input.

@@ -1,4 +1,4 @@
-"""relu, clip, tanh, sigmoid, ncrelu: shapes, derivatives, batching and the forms in place of weft::relu, clip, tanh, sigmoid, ncrelu, ncrelu_backward."""
+"""relu, clip, tanh, sigmoid, ncrelu: derivatives, batching and the forms in place of weft::relu, clip, tanh, sigmoid, ncrelu, ncrelu_backward."""
 from __future__ import annotations
 
 from collections.abc import Callable

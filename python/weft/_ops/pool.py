@@ -1,4 +1,4 @@
-"""Pooling and its gradients: shapes, derivatives and batching of weft::max_pool, avg_pool, adaptive_avg_pool and what belongs to them."""
+"""Pooling and its gradients: derivatives and batching of weft::max_pool, avg_pool, adaptive_avg_pool and what belongs to them."""
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence

@@ -1,4 +1,4 @@
-"""Recurrent layers: shapes and derivatives of weft::rnn_forward and rnn_backward.
+"""Recurrent layers: derivatives of weft::rnn_forward and rnn_backward.
 
 The second derivative and the tangent are PyTorch's: the layers are computed once more by its operators, which can be differentiated to any
 order. With dropout there are none, because that computation would drop other elements.
@@ -10,9 +10,9 @@ from typing import Any, Optional
 
 import torch
 from torch import Tensor
-from torch._functorch.eager_transforms import enable_inplace_requires_grad
 
 from .._rules import TYPES, Rule, call, check
+from ._derived import gradients, tangents
 
 KINDS = ("rnn_relu", "rnn_tanh", "lstm", "gru")   # in the order of python/csrc/rnn.c
 TWINS = {kind: getattr(torch._VF, kind) for kind in KINDS}
@@ -134,37 +134,34 @@ def _refuse_dropout(name, what, dropout):
         raise RuntimeError(f"weft::{name}: has no {what} with dropout {dropout:g}, allowed: 0, or PyTorch's kernels (weft.backends, delegate)")
 
 
-def _derive_gradient(settings, x, h, c, grads, params, batch_sizes, second, again):
-    """The layers' gradient J' g, contracted with `second` (of x, h, c and the parameters), differentiated by x, h, c, g and the parameters."""
-    with torch.enable_grad(), enable_inplace_requires_grad(True):
-        x, h, c, *rest = (None if t is None else t.view_as(t).requires_grad_() for t in (x, h, c, *grads, *params))
-        grads, params = rest[:3], rest[3:]
-        inputs = [t for t in (x, h, c, *params) if t is not None]
-        pairs = [(y, g) for y, g in zip(_recompute(settings, x, h, c, batch_sizes, params), grads) if g is not None]
-        first = torch.autograd.grad([y for y, _ in pairs], inputs, [g for _, g in pairs], create_graph=True, allow_unused=True)
-        used = [(f, s) for f, s in zip(first, [s for s, t in zip(second, (x, h, c, *params)) if t is not None]) if f is not None and s is not None]
-        every = [x, h, c, *grads, *params]
-        found = iter(torch.autograd.grad([f for f, _ in used], [t for t in every if t is not None], [s for _, s in used], create_graph=again,
-                                         allow_unused=True) if used else [])
-    return [None if t is None else next(found, None) for t in every]
+def _layers(x, h, c, *rest):
+    *params, batch_sizes, settings = rest
+    return _recompute(settings, x, h, c, batch_sizes, params)
+
+
+def _backward(x, h, c, grad_output, grad_hn, grad_cn, *rest):
+    """The gradients of x, h, c and the parameters."""
+    pairs = [(y, g) for y, g in zip(_layers(x, h, c, *rest), (grad_output, grad_hn, grad_cn)) if g is not None]
+    by = (x, h, c, *rest[:-2])
+    found = iter(torch.autograd.grad([y for y, _ in pairs], [t for t in by if t is not None], [g for _, g in pairs], create_graph=True, allow_unused=True))
+    return tuple(None if t is None else next(found) for t in by)
 
 
 def _gradient_of_backward(ctx, ddx, ddh, ddc, weights, biases):
     _refuse_dropout("rnn_backward", "second derivative", ctx.settings[3])
     x, h, c, _, *grads, batch_sizes = ctx.saved_tensors[:_LEAD + 1]
-    params = ctx.saved_tensors[_LEAD + 1:]
+    params, needs = ctx.saved_tensors[_LEAD + 1:], ctx.needs_input_grad[:-1]
     second = [ddx, ddh, ddc if c is not None else None, *_apart(weights, biases, params)]
-    found = _derive_gradient(ctx.settings, x, h, c, grads, params, batch_sizes, second, torch.is_grad_enabled())
+    found = gradients(_backward, (x, h, c, *grads, *params), (batch_sizes, ctx.settings), second, (*needs[:3], *needs[4:]))
     return (*found[:3], None, *found[3:])
 
 
 def _tangent_of_forward(ctx, x, h, c, _, batch_sizes, *rest):
-    """J v is the derivative of v J' g by g, at any g. PyTorch has no J itself: its cells on CUDA are fused, with a gradient only."""
+    """PyTorch has no forward mode here: its cells on CUDA are fused, with a gradient only."""
     _refuse_dropout("rnn_forward", "forward-mode derivative", ctx.settings[3])
     many = (len(rest) - 3) // 2
-    params, steps = rest[:many], rest[many:]
-    grads = (x.new_zeros(*x.shape[:-1], h.shape[2] * (2 if ctx.settings[4] else 1)), torch.zeros_like(h), None if c is None else torch.zeros_like(c))
-    return (*_derive_gradient(ctx.settings, x, h, c, grads, params, batch_sizes, steps, True)[3:6], None)
+    moved = tangents(_layers, (x, h, c, *rest[:many]), (batch_sizes, ctx.settings), rest[many:])
+    return (*moved, *[None] * (4 - len(moved)))
 
 
 rnn_forward = Rule("rnn_forward", 3, _save_forward, _gradient_of_forward, _tangent_of_forward, listed=True)

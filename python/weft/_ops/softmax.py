@@ -1,4 +1,4 @@
-"""softmax, log_softmax and their gradient: shapes, derivatives and batching of weft::softmax, log_softmax, softmax_backward."""
+"""softmax, log_softmax and their gradient: derivatives and batching of weft::softmax, log_softmax, softmax_backward."""
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from .._rules import Rule, call
+from ._derived import derived
 
 
 # ---------------------------------------------------------------------------------------------- derivatives
@@ -36,34 +37,8 @@ def _tangent(ctx, output, dx):
     return call(softmax_backward, dx, output, ctx.dim, False, output.dtype)
 
 
-def _save_backward(ctx, inputs, output):
-    ctx.dim, ctx.log, ctx.dtype = inputs[2:]
-    return inputs[:2]
-
-
-def _gradient_of_backward(ctx, v):
-    """For a gradient v of dx, as both are functions of dy and y:
-    softmax       of dy: y (v - <y, v>);        of y: v (dy - <y, dy>) - dy <y, v>
-    log_softmax   of dy: v - <exp(y), v>;       of y: -v exp(y) <1, dy>"""
-    grad, output = ctx.saved_tensors
-    v, dim = v.to(output.dtype), ctx.dim
-    first, second = ctx.needs_input_grad[:2]
-    if ctx.log:
-        of_grad = v - (output.exp() * v).sum(dim, True) if first else None
-        return of_grad, -v * output.exp() * grad.sum(dim, True) if second else None
-    of_grad = call(softmax_backward, v, output, dim, False, output.dtype) if first else None
-    return of_grad, v * (grad - (output * grad).sum(dim, True)) - grad * (output * v).sum(dim, True) if second else None
-
-
-def _tangent_of_backward(ctx, grad, output, dgrad, doutput):
-    dim = ctx.dim
-    dgrad = torch.zeros_like(grad) if dgrad is None else dgrad
-    doutput = torch.zeros_like(output) if doutput is None else doutput
-    if ctx.log:
-        moved = dgrad - output.exp() * (doutput * grad.sum(dim, True) + dgrad.sum(dim, True))
-    else:
-        moved = doutput * (grad - (output * grad).sum(dim, True)) + output * (dgrad - (doutput * grad + output * dgrad).sum(dim, True))
-    return moved.to(ctx.dtype)
+def _backward(grad, output, dim, log, dtype):
+    return (grad - output.exp() * grad.sum(dim, True) if log else output * (grad - (output * grad).sum(dim, True))).to(dtype)
 
 
 # ---------------------------------------------------------------------------------------------- batching
@@ -100,4 +75,4 @@ def _native(function):
 
 softmax = Rule("softmax", 1, _save(False), _gradient, _tangent, _batch("softmax"), native=_native(torch.softmax))
 log_softmax = Rule("log_softmax", 1, _save(True), _gradient, _tangent, _batch("log_softmax"), native=_native(torch.log_softmax))
-softmax_backward = Rule("softmax_backward", 2, _save_backward, _gradient_of_backward, _tangent_of_backward, _batch_backward)
+softmax_backward = Rule("softmax_backward", 2, *derived(_backward, 2), _batch_backward)

@@ -1,4 +1,4 @@
-"""Convolution with sparse weights and its gradients: shapes, derivatives and batching of weft::sparse_conv, sparse_conv_backward, and the
+"""Convolution with sparse weights and its gradients: derivatives and batching of weft::sparse_conv, sparse_conv_backward, and the
 shapes of weft::sparse_build and sparse_positions. The result is linear in input and in the values of the weights."""
 from __future__ import annotations
 
