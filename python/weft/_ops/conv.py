@@ -11,7 +11,9 @@ from torch.utils.flop_counter import register_flop_formula
 
 from .._rules import Rule, call
 from .._shapes import least_source
-from ._bilinear import WANT_BIAS, WANT_INPUT, WANT_WEIGHT, gradient_of_backward, tangent_of_backward
+from ._derived import adjoint, derived, leaf, tangents, wide
+
+WANT_INPUT, WANT_WEIGHT, WANT_BIAS = 1, 2, 4
 
 
 # ---------------------------------------------------------------------------------------------- gradients
@@ -35,88 +37,90 @@ def rounded(value: float, dtype: torch.dtype) -> float:
         return math.copysign(math.inf, value)
 
 
-def _save_forward(ctx, inputs, output):
-    """For conv and conv_transpose alike: the geometry, the activation, and its result where there is one."""
-    input, weight, bias, stride, padding, dilation, groups, act, lo, hi = inputs[:10]
-    ctx.geometry = (stride, padding, dilation, groups)
-    ctx.act, ctx.lo, ctx.hi = act, lo, hi
-    if act == "clip":
-        ctx.lo, ctx.hi = rounded(lo, output.dtype), rounded(hi, output.dtype)
+def want_of(needs):
+    x, w, b = needs[:3]
+    return x * WANT_INPUT + w * WANT_WEIGHT + b * WANT_BIAS
+
+
+def wanted(grads, want):
+    """None in place of what is not wanted."""
+    return tuple(g if want & bit else None for g, bit in zip(grads, (WANT_INPUT, WANT_WEIGHT, WANT_BIAS)))
+
+
+def save_epilogue(ctx, input, bias, act, lo, hi, dtype):
+    """The type of the bias, and the activation with bounds as results that sit on them hold them."""
     ctx.bias_dtype = input.dtype if bias is None else bias.dtype
-    ctx.shape = output.shape
-    ctx.transposed = len(inputs) > 10
-    return input, weight, output if act else None
+    ctx.act = (act, rounded(lo, dtype), rounded(hi, dtype)) if act == "clip" else (act, lo, hi)
 
 
 def through_act(grad, output, act, lo, hi):
     """The gradient before the activation, from its result: 0 where the result sits on a bound."""
+    if not act:
+        return grad
     if act == "relu":
         return torch.ops.aten.threshold_backward(grad, output, 0)
     return torch.ops.aten.hardtanh_backward(grad, output, lo, hi)
 
 
+def _save_forward(ctx, inputs, output):
+    """For conv and conv_transpose alike: the geometry, the activation, and its result where there is one."""
+    input, weight, bias, stride, padding, dilation, groups, act, lo, hi, *extra = inputs
+    ctx.settings = (stride, padding, dilation, groups, *extra)
+    save_epilogue(ctx, input, bias, act, lo, hi, output.dtype)
+    return input, weight, output if act else None
+
+
 def _gradient_of_forward(ctx, grad):
     input, weight, output = ctx.saved_tensors
-    if ctx.act:
-        grad = through_act(grad, output, ctx.act, ctx.lo, ctx.hi)
-    x, w, b = ctx.needs_input_grad[:3]
-    want = x * WANT_INPUT + w * WANT_WEIGHT + b * WANT_BIAS
-    dx, dw, db = call(conv_backward, grad, input, weight, *ctx.geometry, ctx.transposed, want, ctx.bias_dtype)
-    return dx if x else None, dw if w else None, db if b else None
+    want = want_of(ctx.needs_input_grad)
+    return wanted(call(conv_backward, through_act(grad, output, *ctx.act), input, weight, *ctx.settings[:4], len(ctx.settings) > 4, want, ctx.bias_dtype), want)
 
 
-def _save_backward(ctx, inputs, output):
-    ctx.rest = inputs[3:]
-    ctx.set_materialize_grads(False)
-    return inputs[:3]
-
-
-def linear(transposed, size, input, weight, bias, stride, padding, dilation, groups):
-    """The forward operator without activation. size: the spatial size of its result."""
-    args = (input, weight, bias, stride, padding, dilation, groups, "", 0.0, 0.0)
-    if not transposed:
-        return call(conv, *args)
-    rank = len(stride)
-    least = least_source(input.shape[-rank:], weight.shape[2:], stride, padding, dilation)
-    return call(conv_transpose, *args, [n - m for n, m in zip(size, least)])
-
-
-def _of_small_steps(transposed, shape, geometry, input, weight, dx, dw, db):
-    """What small steps of input, weight and bias (each may be None) do to the result: the operator is linear in each of them."""
-    rank, moved = len(geometry[0]), None
-    size = shape[-rank:]
-    if dw is not None:
-        moved, db = linear(transposed, size, input, dw, db, *geometry), None
-    if dx is not None:
-        more = linear(transposed, size, dx, weight, db, *geometry)
-        moved, db = more if moved is None else moved + more, None
-    if db is not None:
-        moved = db.to(input.dtype).view(-1, *[1] * rank).expand(shape)
-    return moved
+def no_bias(db):
+    """Of what is linear in the bias, where to take the derivative."""
+    return None if db is None else torch.zeros_like(db)
 
 
 def _tangent_of_forward(ctx, input, weight, output, dx, dw, db):
-    moved = _of_small_steps(ctx.transposed, ctx.shape, ctx.geometry, input, weight, dx, dw, db)
-    return through_act(moved, output, ctx.act, ctx.lo, ctx.hi) if ctx.act else moved
+    moved, = tangents(formula, (input, weight, no_bias(db)), ctx.settings, (dx, dw, db))
+    return through_act(moved, output, *ctx.act)
 
 
-def _backward(ctx):
-    *geometry, transposed, _, bias_dtype = ctx.rest
-    return lambda grad, input, weight, want: call(conv_backward, grad, input, weight, *geometry, transposed, want, bias_dtype)
+# ---------------------------------------------------------------------------------------------- by PyTorch
+
+_CONV = (torch.conv1d, torch.conv2d, torch.conv3d)
+_CONV_TRANSPOSE = (torch.conv_transpose1d, torch.conv_transpose2d, torch.conv_transpose3d)
 
 
-def _tangent_of_backward(ctx, grad, input, weight, *moves):
-    *geometry, transposed, want, bias_dtype = ctx.rest
-    return tangent_of_backward(want, (grad, input, weight), moves, grad.shape[-len(geometry[0]) - 1], bias_dtype, _backward(ctx))
+def _is_even(padding):
+    return list(padding[::2]) == list(padding[1::2])
 
 
-def _gradient_of_backward(ctx, *doubles):
-    grad, input, weight = ctx.saved_tensors
-    *geometry, transposed, want, bias_dtype = ctx.rest
+def around(padding):
+    """As torch.nn.functional.pad takes it: the last axis first."""
+    return [p for a in reversed(range(len(padding) // 2)) for p in padding[2 * a:2 * a + 2]]
 
-    def steps(dx, dw, db):
-        return _of_small_steps(transposed, grad.shape, geometry, input, weight, dx, dw, db)
-    return gradient_of_backward(ctx.needs_input_grad, want, (grad, input, weight), doubles, steps, _backward(ctx))
+
+def formula(input, weight, bias, stride, padding, dilation, groups, output_padding=None):
+    """The convolution without an activation, transposed with output_padding. Padding that is uneven is put on, or cut off, apart."""
+    rank = len(stride)
+    x, w, even = wide(input), wide(weight), _is_even(padding)
+    pads = padding[::2] if even else [0] * rank
+    if output_padding is None:
+        y = _CONV[rank - 1](x if even else torch.nn.functional.pad(x, around(padding)), w, None, stride, pads, dilation, groups)
+    else:
+        y = _CONV_TRANSPOSE[rank - 1](x, w, None, stride, pads, output_padding, groups, dilation)
+        y = y if even else torch.nn.functional.pad(y, [-p for p in around(padding)])
+    return (y if bias is None else y + wide(bias).view(-1, *[1] * rank)).to(input.dtype)
+
+
+def _backward(grad, input, weight, stride, padding, dilation, groups, transposed, want, bias_dtype):
+    rank, extra = len(stride), []
+    if transposed:
+        least = least_source(input.shape[-rank:], weight.shape[2:], stride, padding, dilation)
+        extra = [[n - m for n, m in zip(grad.shape[-rank:], least)]]
+    bias = leaf(input.new_zeros(grad.shape[-rank - 1], dtype=bias_dtype))
+    return wanted(adjoint(formula, 3)(grad, input, weight, bias, stride, padding, dilation, groups, *extra), want)
 
 
 # ---------------------------------------------------------------------------------------------- batching
@@ -168,16 +172,10 @@ def _batch_backward(info, in_dims, grad, input, weight, stride, padding, dilatio
     return (dx, dw, db), tuple(0 if want & bit else None for bit in (WANT_INPUT, WANT_WEIGHT, WANT_BIAS))
 
 
-# ---------------------------------------------------------------------------------------------- PyTorch's own
-
-_CONV = (torch.conv1d, torch.conv2d, torch.conv3d)
-_CONV_TRANSPOSE = (torch.conv_transpose1d, torch.conv_transpose2d, torch.conv_transpose3d)
-
-
 def _is_plain(input, weight, padding, act):
     """A call that PyTorch's function computes, in the format that the operator is told to have: that of the data, whatever the weights'. In
     channels-last it may write outside of its memory, too: python/csrc/seat_conv.c."""
-    return not act and padding[::2] == padding[1::2] and input.is_contiguous() and weight.is_contiguous() and weight.stride(-1) == 1
+    return not act and _is_even(padding) and input.is_contiguous() and weight.is_contiguous() and weight.stride(-1) == 1
 
 
 def _native_conv(input, weight, bias, stride, padding, dilation, groups, act, lo, hi):
@@ -196,7 +194,7 @@ conv = Rule("conv", 3, _save_forward, _gradient_of_forward, _tangent_of_forward,
             plain=True)   # to hand five lists over to PyTorch costs more than to ask first
 conv_transpose = Rule("conv_transpose", 3, _save_forward, _gradient_of_forward, _tangent_of_forward, _batch_forward("conv_transpose"),
                       native=_native_conv_transpose, plain=True)
-conv_backward = Rule("conv_backward", 3, _save_backward, _gradient_of_backward, _tangent_of_backward, _batch_backward)
+conv_backward = Rule("conv_backward", 3, *derived(_backward, 3), _batch_backward)
 
 
 # ---------------------------------------------------------------------------------------------- torch.utils.flop_counter

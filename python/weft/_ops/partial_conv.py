@@ -1,23 +1,47 @@
 """Partial convolution, transposed or not, and its gradients: derivatives and batching of weft::partial_conv, partial_conv_backward.
 
-Given the mask, the result is linear in input and in weight, so derivatives of any order are the two operators again. Kept for backward:
-input, weight, mask and the window sums; never a masked copy of input.
+Kept for backward: input, weight, mask and the window sums; never a masked copy of input.
 """
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from .._rules import TYPES, Rule, call
-from ._bilinear import WANT_BIAS, WANT_INPUT, WANT_WEIGHT, gradient_of_backward, tangent_of_backward
-from .conv import batched, into_channels, logical, out_of_channels, rounded, through_act
+from ._derived import adjoint, derived, leaf, tangents, wide
+from .conv import (WANT_BIAS, WANT_INPUT, WANT_WEIGHT, batched, into_channels, logical, no_bias, out_of_channels, save_epilogue, through_act, want_of,
+                   wanted)
+from .conv import formula as conv_formula
 
 MASKS = (torch.bool, torch.uint8, *TYPES)
 
 
-# ---------------------------------------------------------------------------------------------- shapes
+# ---------------------------------------------------------------------------------------------- gradients
+
+def _formula(input, weight, bias, mask, sums, stride, padding, dilation, groups, transposed, output_padding, biased):
+    """(A r + bias) u, or A r without a bias, from the sums of the windows; A is the convolution of what the mask lets through."""
+    rank, x = len(stride), wide(input)
+    if mask is not None:
+        m = mask if mask.dim() == input.dim() else mask.unsqueeze(-rank - 1)
+        x = x * m if m.is_floating_point() else x.masked_fill(m == 0, 0)
+    y = conv_formula(x, wide(weight), None, stride, padding, dilation, groups, *([output_padding] if transposed else []))
+    channels, planes = y.shape[-rank - 1], sums.shape[-rank - 1]
+    s = sums if _is_one(planes) else sums.repeat_interleave(channels // planes, -rank - 1)   # one a group
+    u = s.clamp(0, 1)
+    window = input.shape[-rank - 1] // groups * math.prod(weight.shape[2:])
+    y = y * (window / (s + 1e-8) * u)
+    y = y if bias is None else y + wide(bias).view(-1, *[1] * rank)
+    return (y * u if biased else y).to(input.dtype)
+
+
+def _backward(grad, input, weight, mask, sums, *settings):
+    *settings, biased, want, bias_dtype = settings
+    bias = leaf(input.new_zeros(grad.shape[-len(settings[0]) - 1], dtype=bias_dtype)) if biased else None
+    return wanted(adjoint(_formula, 3)(grad, input, weight, bias, mask, sums, *settings, biased), want)
+
 
 def _is_one(size: Any) -> bool:
     if type(size) is int:
@@ -26,18 +50,13 @@ def _is_one(size: Any) -> bool:
     return guard_or_false(size == 1)
 
 
-# ---------------------------------------------------------------------------------------------- gradients
-
 def _save_forward(ctx, inputs, output):
     input, weight, bias, mask, stride, padding, dilation, groups, act, lo, hi, transposed, output_padding, _ = inputs   # legacy changes no derivative
     y, new_mask, sums = output
     ctx.mark_non_differentiable(new_mask, sums)
     ctx.set_materialize_grads(False)
-    ctx.settings = (stride, padding, dilation, groups, transposed, output_padding)
-    ctx.act, ctx.lo, ctx.hi = act, lo, hi
-    if act == "clip":
-        ctx.lo, ctx.hi = rounded(lo, y.dtype), rounded(hi, y.dtype)
-    ctx.biased, ctx.bias_dtype, ctx.shape = bias is not None, input.dtype if bias is None else bias.dtype, y.shape
+    ctx.settings = (stride, padding, dilation, groups, transposed, output_padding, bias is not None)
+    save_epilogue(ctx, input, bias, act, lo, hi, y.dtype)
     return input, weight, mask, sums, y if act else None
 
 
@@ -46,67 +65,14 @@ def _gradient_of_forward(ctx, grad, *no_grads):
     if grad is None:
         return None, None, None, None
     input, weight, mask, sums, output = ctx.saved_tensors
-    if ctx.act:
-        grad = through_act(grad, output, ctx.act, ctx.lo, ctx.hi)
-    x, w, b = ctx.needs_input_grad[:3]
-    want = x * WANT_INPUT + w * WANT_WEIGHT + b * WANT_BIAS
-    dx, dw, db = call(partial_conv_backward, grad, input, weight, mask, sums, *ctx.settings, ctx.biased, want, ctx.bias_dtype)
-    return dx if x else None, dw if w else None, db if b else None, None
-
-
-def _save_backward(ctx, inputs, output):
-    *settings, ctx.biased, ctx.want, ctx.bias_dtype = inputs[5:]
-    ctx.settings = settings
-    ctx.set_materialize_grads(False)
-    return inputs[:5]
-
-
-def _forward(settings, input, weight, bias, mask):
-    *geometry, transposed, output_padding = settings
-    return call(partial_conv, input, weight, bias, mask, *geometry, "", 0.0, 0.0, transposed, output_padding, False)[0]
-
-
-def _of_small_steps(settings, biased, shape, input, weight, mask, sums, dx, dw, db):
-    """What small steps of input, weight and bias (each may be None) do to the result (A*r + bias)*u, or A*r without a bias. The factor u
-    of A*r comes with a bias of 0."""
-    moved = None
-    rank = len(settings[0])
-    still = weight.new_zeros(shape[-rank - 1]) if biased and (dx is not None or dw is not None) else None
-    for x, w, moves in ((dx, weight, dx), (input, dw, dw)):
-        if moves is None:
-            continue
-        more = _forward(settings, x, w, still if db is None else db, mask)
-        moved, db = more if moved is None else moved + more, None
-    if db is not None:
-        u = sums.clamp(0, 1)
-        if not _is_one(u.shape[-rank - 1]):   # one a group
-            u = u.repeat_interleave(shape[-rank - 1] // u.shape[-rank - 1], -rank - 1)
-        moved = (db.view(-1, *[1] * rank) * u).to(input.dtype).expand(shape)
-    return moved
+    want = want_of(ctx.needs_input_grad)
+    grads = call(partial_conv_backward, through_act(grad, output, *ctx.act), input, weight, mask, sums, *ctx.settings, want, ctx.bias_dtype)
+    return *wanted(grads, want), None
 
 
 def _tangent_of_forward(ctx, input, weight, mask, sums, output, dx, dw, db, dmask):
-    moved = _of_small_steps(ctx.settings, ctx.biased, ctx.shape, input, weight, mask, sums, dx, dw, db)
-    if moved is None:   # only the mask moved
-        moved = input.new_zeros(ctx.shape)
-    return through_act(moved, output, ctx.act, ctx.lo, ctx.hi) if ctx.act else moved, None, None
-
-
-def _backward(ctx, mask, sums):
-    return lambda grad, input, weight, want: call(partial_conv_backward, grad, input, weight, mask, sums, *ctx.settings, ctx.biased, want, ctx.bias_dtype)
-
-
-def _gradient_of_backward(ctx, *doubles):
-    grad, input, weight, mask, sums = ctx.saved_tensors
-
-    def steps(dx, dw, db):
-        return _of_small_steps(ctx.settings, ctx.biased, grad.shape, input, weight, mask, sums, dx, dw, db)
-    return (*gradient_of_backward(ctx.needs_input_grad, ctx.want, (grad, input, weight), doubles, steps, _backward(ctx, mask, sums)), None, None)
-
-
-def _tangent_of_backward(ctx, grad, input, weight, mask, sums, *moves):
-    channels = grad.shape[-len(ctx.settings[0]) - 1]
-    return tangent_of_backward(ctx.want, (grad, input, weight), moves[:3], channels, ctx.bias_dtype, _backward(ctx, mask, sums))
+    moved, = tangents(_formula, (input, weight, no_bias(db)), (mask, sums, *ctx.settings), (dx, dw, db))
+    return through_act(moved, output, *ctx.act), None, None
 
 
 # ---------------------------------------------------------------------------------------------- batching
@@ -172,5 +138,4 @@ def _batch_backward(info, in_dims, grad, input, weight, mask, sums, stride, padd
 
 
 partial_conv = Rule("partial_conv", 4, _save_forward, _gradient_of_forward, _tangent_of_forward, _batch_forward)
-partial_conv_backward = Rule("partial_conv_backward", 5, _save_backward, _gradient_of_backward, _tangent_of_backward,
-                             _batch_backward)
+partial_conv_backward = Rule("partial_conv_backward", 5, *derived(_backward, 5), _batch_backward)

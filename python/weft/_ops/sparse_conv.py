@@ -2,6 +2,7 @@
 shapes of weft::sparse_build and sparse_positions. The result is linear in input and in the values of the weights."""
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -9,10 +10,10 @@ from torch import Tensor
 
 from .._rules import Rule, call
 from .._shapes import fake_of
-from ._bilinear import WANT_BIAS, WANT_INPUT, WANT_WEIGHT, gradient_of_backward, tangent_of_backward
-from .conv import batched, into_channels, logical, out_of_channels, rounded, through_act
-
-_INDEX = (torch.int32, torch.int64)
+from ._derived import adjoint, derived, leaf, tangents, wide
+from .conv import (WANT_BIAS, WANT_INPUT, WANT_WEIGHT, batched, into_channels, logical, no_bias, out_of_channels, save_epilogue, through_act, want_of,
+                   wanted)
+from .conv import formula as conv_formula
 
 
 @torch.library.register_fake("weft::sparse_build")
@@ -28,66 +29,36 @@ torch.library.register_fake("weft::sparse_positions", fake_of("sparse_positions"
 
 # ---------------------------------------------------------------------------------------------- gradients
 
+def _formula(input, values, bias, rows, cols, shape, *geometry):
+    """By dense weights; of values that are not stored there is no gradient."""
+    counts = rows[1:].long() - rows[:-1].long()
+    at = torch.repeat_interleave(torch.arange(shape[0], device=rows.device), counts, output_size=values.shape[0]) * math.prod(shape[1:]) + cols.long()
+    dense = wide(values).new_zeros(math.prod(shape)).index_put((at,), wide(values)).view(*shape)
+    return conv_formula(wide(input), dense, bias, *geometry).to(input.dtype)
+
+
+def _backward(grad, input, values, rows, cols, shape, *settings):
+    *geometry, want, bias_dtype = settings
+    return wanted(adjoint(_formula, 3)(grad, input, values, leaf(input.new_zeros(shape[0], dtype=bias_dtype)), rows, cols, shape, *geometry), want)
+
+
 def _save_forward(ctx, inputs, output):
-    input, values, bias, rows, cols, shape, stride, padding, dilation, groups, act, lo, hi = inputs
-    ctx.settings = (shape, stride, padding, dilation, groups)
-    ctx.act, ctx.lo, ctx.hi = act, lo, hi
-    if act == "clip":
-        ctx.lo, ctx.hi = rounded(lo, output.dtype), rounded(hi, output.dtype)
-    ctx.bias_dtype, ctx.shape = input.dtype if bias is None else bias.dtype, output.shape
+    input, values, bias, rows, cols, *geometry, act, lo, hi = inputs
+    ctx.settings = geometry
+    save_epilogue(ctx, input, bias, act, lo, hi, output.dtype)
     return input, values, rows, cols, output if act else None
 
 
 def _gradient_of_forward(ctx, grad):
-    """Of values that are not stored there is none."""
     input, values, rows, cols, output = ctx.saved_tensors
-    if ctx.act:
-        grad = through_act(grad, output, ctx.act, ctx.lo, ctx.hi)
-    x, v, b = ctx.needs_input_grad[:3]
-    want = x * WANT_INPUT + v * WANT_WEIGHT + b * WANT_BIAS
-    dx, dv, db = call(sparse_conv_backward, grad, input, values, rows, cols, *ctx.settings, want, ctx.bias_dtype)
-    return dx if x else None, dv if v else None, db if b else None, None, None
-
-
-def _steps(settings, shape, input, values, rows, cols):
-    """The function that says what small steps of input, values and bias (each may be None) do to the result."""
-    def steps(dx, dv, db):
-        moved = None
-        for x, v, moves in ((dx, values, dx), (input, dv, dv)):
-            if moves is None:
-                continue
-            more = call(sparse_conv, x, v, db, rows, cols, *settings, "", 0.0, 0.0)
-            moved, db = more if moved is None else moved + more, None
-        if db is not None:
-            moved = db.to(input.dtype).view(-1, *[1] * len(settings[1])).expand(shape)
-        return moved
-    return steps
+    want = want_of(ctx.needs_input_grad)
+    grads = call(sparse_conv_backward, through_act(grad, output, *ctx.act), input, values, rows, cols, *ctx.settings, want, ctx.bias_dtype)
+    return *wanted(grads, want), None, None
 
 
 def _tangent_of_forward(ctx, input, values, rows, cols, output, dx, dv, db, *no_tangents):
-    moved = _steps(ctx.settings, ctx.shape, input, values, rows, cols)(dx, dv, db)
-    return through_act(moved, output, ctx.act, ctx.lo, ctx.hi) if ctx.act else moved
-
-
-def _save_backward(ctx, inputs, output):
-    *settings, ctx.want, ctx.bias_dtype = inputs[5:]
-    ctx.settings = settings
-    ctx.set_materialize_grads(False)
-    return inputs[:5]
-
-
-def _backward(ctx, rows, cols):
-    return lambda grad, input, values, want: call(sparse_conv_backward, grad, input, values, rows, cols, *ctx.settings, want, ctx.bias_dtype)
-
-
-def _gradient_of_backward(ctx, *doubles):
-    grad, input, values, rows, cols = ctx.saved_tensors
-    steps = _steps(ctx.settings, grad.shape, input, values, rows, cols)
-    return (*gradient_of_backward(ctx.needs_input_grad, ctx.want, (grad, input, values), doubles, steps, _backward(ctx, rows, cols)), None, None)
-
-
-def _tangent_of_backward(ctx, grad, input, values, rows, cols, *moves):
-    return tangent_of_backward(ctx.want, (grad, input, values), moves[:3], ctx.settings[0][0], ctx.bias_dtype, _backward(ctx, rows, cols))
+    moved, = tangents(_formula, (input, values, no_bias(db)), (rows, cols, *ctx.settings), (dx, dv, db))
+    return through_act(moved, output, *ctx.act)
 
 
 # ---------------------------------------------------------------------------------------------- batching
@@ -129,5 +100,4 @@ def _batch_backward(info, in_dims, grad, input, values, rows, cols, shape, strid
 
 
 sparse_conv = Rule("sparse_conv", 5, _save_forward, _gradient_of_forward, _tangent_of_forward, _batch_forward)
-sparse_conv_backward = Rule("sparse_conv_backward", 5, _save_backward, _gradient_of_backward, _tangent_of_backward,
-                            _batch_backward)
+sparse_conv_backward = Rule("sparse_conv_backward", 5, *derived(_backward, 5), _batch_backward)
