@@ -32,6 +32,9 @@ _leaves = _entry.leaves
 TYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)   # what weft computes with
 
 
+RULES: dict[str, Rule] = {}   # by the operator's name
+
+
 class Rule:
     """One operator and its gradient. tensors: how many leading arguments are tensors; only they have gradients. listed: the argument after
     them is a list of tensors, which have gradients too, and are counted one by one in what follows.
@@ -51,6 +54,7 @@ class Rule:
     def __init__(self, name: str, tensors: int, save: Callable, gradient: Callable, tangent: Callable | None = None,
                  batch: Callable | None = None, listed: bool = False, native: Callable | None = None, plain: bool = False) -> None:
         op = getattr(_ops, name).default
+        RULES[name] = self
         self.native, self.plain = native, plain
         self.op, self.number, self.tensors, self.listed = op, _entry.number(name), tensors, listed
         self.out, self.outs = _register_out(name)
@@ -108,6 +112,39 @@ class Rule:
         """The tensors that have gradients, one by one, and the settings."""
         n = self.tensors
         return ((*args[:n], *args[n]), args[n + 1:]) if self.listed else (args[:n], args[n:])
+
+
+def linear(name: str, adjoint: str, settings: Callable[..., tuple], batch: Callable, **options: Any) -> Rule:
+    """The rule of an operator of one tensor that it is linear in: nothing is kept. settings(*args): what its adjoint, another rule, takes besides a
+    tensor."""
+    def save(ctx: Any, inputs: tuple, output: Any) -> tuple:
+        ctx.own, ctx.other = inputs[1:], settings(*inputs)
+        return ()
+
+    def gradient(ctx: Any, grad: Any) -> tuple:
+        return call(RULES[adjoint], grad, *ctx.other),
+
+    def tangent(ctx: Any, step: Any) -> Any:
+        return call(RULES[name], step, *ctx.own)
+    return Rule(name, 1, save, gradient, tangent, batch, **options)
+
+
+def in_front(t: Tensor, dim: int | None, size: int) -> Tensor:
+    """With the dimension of vmap as the first, made where there is none."""
+    return t.unsqueeze(0).expand(size, *t.shape) if dim is None else t.movedim(dim, 0)
+
+
+def larger_batch(name: str, tensors: int = 1, unbatched: Callable[..., int] | None = None) -> Callable:
+    """The form under vmap of an operator on batches: a batch of them is a larger one. unbatched(*settings): how many dimensions the first tensor has
+    without a batch, for operators that take such; vmap's is then the batch."""
+    def batch(info: Any, in_dims: Any, *args: Any) -> Any:
+        given, settings = [in_front(t, d, info.batch_size) for t, d in zip(args[:tensors], in_dims)], args[tensors:]
+        folded = unbatched is None or given[0].dim() > unbatched(*settings) + 1
+        made = call(RULES[name], *[t.flatten(0, 1) for t in given] if folded else given, *settings)
+        several = isinstance(made, tuple)
+        results = tuple(t.unflatten(0, given[0].shape[:2]) if folded else t for t in (made if several else (made,)))
+        return (results, (0,) * len(results)) if several else (results[0], 0)
+    return batch
 
 
 def _refuse_batch(name: str) -> Callable:

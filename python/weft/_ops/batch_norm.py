@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .._rules import Rule, call
+from .._rules import Rule, call, in_front
 from ._derived import adjoint, derived, leaf, tangents, wide
 
 
@@ -58,7 +58,7 @@ def _fold(t: Any, dim: int | None, size: int, at: int) -> Any:
     """The dimension of vmap, made in front where there is none, folded into the channels, which stand at `at`."""
     if t is None:
         return None
-    t = t.unsqueeze(0).expand(size, *t.shape) if dim is None else t.movedim(dim, 0)
+    t = in_front(t, dim, size)
     return t.movedim(0, at).flatten(at, at + 1)
 
 

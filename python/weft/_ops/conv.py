@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
 
-from .._rules import Rule, call
+from .._rules import Rule, call, in_front
 from .._shapes import least_source
 from ._derived import adjoint, derived, leaf, tangents, wide
 
@@ -127,7 +127,7 @@ def _backward(grad, input, weight, stride, padding, dilation, groups, transposed
 
 def batched(t: Tensor, dim: int | None, size: int, full: int) -> Tensor:
     """t with the batch of vmap in front, and of `full` further dimensions: an unbatched image gets a batch of one."""
-    t = t.unsqueeze(0).expand(size, *t.shape) if dim is None else t.movedim(dim, 0)
+    t = in_front(t, dim, size)
     return t if t.dim() == full + 1 else t.unsqueeze(1)
 
 

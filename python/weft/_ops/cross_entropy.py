@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .._rules import Rule, call
+from .._rules import Rule, call, in_front
 from ._derived import adjoint, derived, gradients, tangents, wide
 
 NONE, MEAN, SUM = range(3)
@@ -64,7 +64,7 @@ def _rows(input: Tensor) -> tuple[Any, ...]:
 
 def _joined(t: Tensor, at: int | None, size: int, batched: bool) -> Tensor:
     """The batch of vmap joined to the batch that is there, or as the batch."""
-    t = t.unsqueeze(0).expand(size, *t.shape) if at is None else t.movedim(at, 0)
+    t = in_front(t, at, size)
     return t.flatten(0, 1) if batched else t
 
 

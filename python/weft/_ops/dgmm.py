@@ -6,7 +6,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from .._rules import Rule, call
+from .._rules import Rule, call, in_front
 from ._derived import adjoint, derived, wide
 
 WANT_INPUT, WANT_X = 1, 2
@@ -28,10 +28,6 @@ def product(complex, input, x, side):
 
 
 # ---------------------------------------------------------------------------------------------- batching
-
-def _in_front(t: Tensor, dim: int | None, size: int) -> Tensor:
-    return t.unsqueeze(0).expand(size, *t.shape) if dim is None else t.movedim(dim, 0)
-
 
 class _Batch:
     """Matrices with a diagonal each are one matrix with a long one: the batch goes beside the columns, or beside the rows."""
@@ -61,13 +57,13 @@ class _Batch:
         size = info.batch_size
         if in_dims[1] is None:
             return call(self.of_forward, input.movedim(in_dims[0], 0), x, side), 0
-        a, v = (_in_front(t, d, size) for t, d in zip((input, x), in_dims))
+        a, v = (in_front(t, d, size) for t, d in zip((input, x), in_dims))
         side = self._side(a, v, side)
         return self._apart(call(self.of_forward, self._beside(a, side), v.flatten(0, 1), side), side, size), 0
 
     def backward(self, info, in_dims, grad, input, x, side, want):
         size = info.batch_size
-        g, a, v = (_in_front(t, d, size) for t, d in zip((grad, input, x), in_dims))
+        g, a, v = (in_front(t, d, size) for t, d in zip((grad, input, x), in_dims))
         side = self._side(a, v, side)
         da, dv = call(self.of_backward, self._beside(g, side), self._beside(a, side), v.flatten(0, 1), side, want)
         da = self._apart(da, side, size) if want & WANT_INPUT else da

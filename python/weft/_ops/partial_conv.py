@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .._rules import TYPES, Rule, call
+from .._rules import TYPES, Rule, call, in_front
 from ._derived import adjoint, derived, leaf, tangents, wide
 from .conv import (WANT_BIAS, WANT_INPUT, WANT_WEIGHT, batched, into_channels, logical, no_bias, out_of_channels, save_epilogue, through_act, want_of,
                    wanted)
@@ -79,7 +79,7 @@ def _tangent_of_forward(ctx, input, weight, mask, sums, output, dx, dw, db, dmas
 
 def _batched_mask(mask: Tensor, dim: int | None, size: int, rank: int, plane: bool, unbatched: bool) -> Tensor:
     """(vmap's batch, n, c, spatial)"""
-    t = mask.unsqueeze(0).expand(size, *mask.shape) if dim is None else mask.movedim(dim, 0)
+    t = in_front(mask, dim, size)
     t = t.unsqueeze(-rank - 1) if plane else t
     return t.unsqueeze(1) if unbatched else t
 

@@ -9,7 +9,7 @@ import torch.autograd.forward_ad as _forward_ad
 from torch import Tensor
 
 from .._entry import leaves, torchs
-from .._rules import Rule, call, check_writable
+from .._rules import Rule, call, check_writable, larger_batch
 from .conv import rounded
 
 _aten = torch.ops.aten
@@ -139,14 +139,5 @@ def _tangent_of_backward(ctx, input, dgrad, dinput):
     return torch.zeros_like(input) if dgrad is None else call(ncrelu_backward, dgrad, input)
 
 
-def _batch(name: str) -> Callable:
-    """A batch is a larger first dimension."""
-    def batch(info, in_dims, *tensors):
-        size = info.batch_size
-        given = [t.unsqueeze(0).expand(size, *t.shape) if d is None else t.movedim(d, 0) for t, d in zip(tensors, in_dims)]
-        return call(globals()[name], *[t.flatten(0, 1) for t in given]).unflatten(0, given[0].shape[:2]), 0
-    return batch
-
-
-ncrelu = Rule("ncrelu", 1, _save_input, _gradient_of_ncrelu, _tangent_of_ncrelu, _batch("ncrelu"))
-ncrelu_backward = Rule("ncrelu_backward", 2, _save_backward, _gradient_of_backward, _tangent_of_backward, _batch("ncrelu_backward"))
+ncrelu = Rule("ncrelu", 1, _save_input, _gradient_of_ncrelu, _tangent_of_ncrelu, larger_batch("ncrelu"))
+ncrelu_backward = Rule("ncrelu_backward", 2, _save_backward, _gradient_of_backward, _tangent_of_backward, larger_batch("ncrelu_backward", 2))

@@ -1,15 +1,14 @@
 """Pooling and its gradients: derivatives and batching of weft::max_pool, avg_pool, adaptive_avg_pool and what belongs to them."""
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
 from .._entry import leaves
-from .._rules import Rule, call, is_last
+from .._rules import Rule, call, is_last, larger_batch, linear
 
-BYTE_TAPS = 256   # windows of so many places have an index of one byte
 
 
 # ---------------------------------------------------------------------------------------------- max
@@ -91,65 +90,16 @@ def _tangent_of_max_pool_backward(ctx, index, ddy, _):
     return call(max_pool_backward, ddy, index, ctx.size, *ctx.window, ctx.last)
 
 
-# ---------------------------------------------------------------------------------------------- averages: linear, nothing is kept
+# ---------------------------------------------------------------------------------------------- averages
 
-def _save_mean(ctx, inputs, output):
-    rank = len(inputs[1])
-    ctx.rest, ctx.size, ctx.last = inputs[1:], tuple(inputs[0].shape[-rank:]), is_last(inputs[0], rank)
-    return ()
-
-
-def _save_mean_backward(ctx, inputs, output):
-    ctx.rest, ctx.size = inputs[1:], tuple(inputs[0].shape[-len(inputs[1]):])
-    return ()
+def _source(input, rank):
+    """The spatial size of the input, and whether it is channels-last."""
+    return tuple(input.shape[-rank:]), is_last(input, rank)
 
 
-def _gradient_of_avg_pool(ctx, grad):
-    return call(avg_pool_backward, grad, ctx.size, *ctx.rest, ctx.last),
-
-
-def _tangent_of_avg_pool(ctx, dx):
-    return call(avg_pool, dx, *ctx.rest)
-
-
-def _gradient_of_avg_pool_backward(ctx, ddx):
-    return call(avg_pool, ddx, *ctx.rest[1:-1]),
-
-
-def _tangent_of_avg_pool_backward(ctx, ddy):
-    return call(avg_pool_backward, ddy, *ctx.rest)
-
-
-def _gradient_of_adaptive(ctx, grad):
-    return call(adaptive_avg_pool_backward, grad, ctx.size, ctx.last),
-
-
-def _tangent_of_adaptive(ctx, dx):
-    return call(adaptive_avg_pool, dx, *ctx.rest)
-
-
-def _gradient_of_adaptive_backward(ctx, ddx):
-    return call(adaptive_avg_pool, ddx, ctx.size),
-
-
-def _tangent_of_adaptive_backward(ctx, ddy):
-    return call(adaptive_avg_pool_backward, ddy, *ctx.rest)
-
-
-# ---------------------------------------------------------------------------------------------- batching
-
-def _batch(name: str, tensors: int = 1) -> Callable:
-    """A batch of images is a larger batch. The argument after the tensors has the length of the rank."""
-    def batch(info, in_dims, *args):
-        size, rank = info.batch_size, len(args[tensors])
-        given = [t.unsqueeze(0).expand(size, *t.shape) if d is None else t.movedim(d, 0) for t, d in zip(args[:tensors], in_dims)]
-        folded = given[0].dim() == rank + 3
-        images = given[0].shape[1]
-        results = call(globals()[name], *[t.flatten(0, 1) for t in given] if folded else given, *args[tensors:])
-        several = isinstance(results, tuple)
-        results = tuple(t.unflatten(0, (size, images)) if folded else t for t in (results if several else (results,)))
-        return (results, (0,) * len(results)) if several else (results[0], 0)
-    return batch
+def _of_avg_pool(input, *settings):
+    size, last = _source(input, len(settings[0]))
+    return size, *settings, last
 
 
 _nn = torch._C._nn
@@ -171,18 +121,20 @@ def _native_adaptive(input, output_size):
     return NotImplemented if function is None else function(input, output_size)
 
 
+def _batch(name: str, tensors: int = 1):
+    return larger_batch(name, tensors, lambda axes, *rest: len(axes) + 1)
+
+
 max_pool = Rule("max_pool", 1, _save_max_pool, _gradient_of_max_pool, _tangent_of_max_pool, _batch("max_pool"))
-max_pool_index = Rule("max_pool_index", 1, _save_max_pool_index, _gradient_of_max_pool_index, _tangent_of_max_pool_index,
-                      _batch("max_pool_index"))
-max_pool_backward = Rule("max_pool_backward", 2, _save_max_pool_backward, _gradient_of_max_pool_backward,
-                         _tangent_of_max_pool_backward, _batch("max_pool_backward", 2))
-avg_pool = Rule("avg_pool", 1, _save_mean, _gradient_of_avg_pool, _tangent_of_avg_pool, _batch("avg_pool"), native=_native_avg)
-avg_pool_backward = Rule("avg_pool_backward", 1, _save_mean_backward, _gradient_of_avg_pool_backward, _tangent_of_avg_pool_backward,
-                         _batch("avg_pool_backward"))
-adaptive_avg_pool = Rule("adaptive_avg_pool", 1, _save_mean, _gradient_of_adaptive, _tangent_of_adaptive,
-                         _batch("adaptive_avg_pool"), native=_native_adaptive)
-adaptive_avg_pool_backward = Rule("adaptive_avg_pool_backward", 1, _save_mean_backward, _gradient_of_adaptive_backward,
-                                  _tangent_of_adaptive_backward, _batch("adaptive_avg_pool_backward"))
+max_pool_index = Rule("max_pool_index", 1, _save_max_pool_index, _gradient_of_max_pool_index, _tangent_of_max_pool_index, _batch("max_pool_index"))
+max_pool_backward = Rule("max_pool_backward", 2, _save_max_pool_backward, _gradient_of_max_pool_backward, _tangent_of_max_pool_backward,
+                         _batch("max_pool_backward", 2))
+avg_pool = linear("avg_pool", "avg_pool_backward", _of_avg_pool, _batch("avg_pool"), native=_native_avg)
+avg_pool_backward = linear("avg_pool_backward", "avg_pool", lambda grad, size, *settings: settings[:-1], _batch("avg_pool_backward"))
+adaptive_avg_pool = linear("adaptive_avg_pool", "adaptive_avg_pool_backward", lambda input, out: _source(input, len(out)), _batch("adaptive_avg_pool"),
+                           native=_native_adaptive)
+adaptive_avg_pool_backward = linear("adaptive_avg_pool_backward", "adaptive_avg_pool", lambda grad, size, last: _source(grad, len(size))[:1],
+                                    _batch("adaptive_avg_pool_backward"))
 
 
 # ---------------------------------------------------------------------------------------------- PyTorch's max pooling in training

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .._rules import Rule, call
+from .._rules import Rule, call, in_front
 from ._derived import derived
 
 
@@ -43,9 +43,9 @@ def _backward(grad, output, dim, log, dtype):
 
 # ---------------------------------------------------------------------------------------------- batching
 
-def _in_front(t: Tensor, at: int | None, size: int) -> Tensor:
+def _with_rows(t: Tensor, at: int | None, size: int) -> Tensor:
     """The batch of vmap as the first dimension; rows of one value get a dimension to be rows of."""
-    t = t.unsqueeze(0).expand(size, *t.shape) if at is None else t.movedim(at, 0)
+    t = in_front(t, at, size)
     return t if t.dim() > 1 else t.unsqueeze(1)
 
 
@@ -56,14 +56,14 @@ def _behind(t: Tensor, dim: int) -> int:
 
 def _batch(name: str) -> Callable:
     def batch(info: Any, in_dims: Any, input: Tensor, dim: int, dtype: torch.dtype) -> Any:
-        x = _in_front(input, in_dims[0], info.batch_size)
+        x = _with_rows(input, in_dims[0], info.batch_size)
         return call(globals()[name], x, _behind(x, dim), dtype).view(x.shape[:input.dim()]), 0
     return batch
 
 
 def _batch_backward(info, in_dims, grad_output, output, dim, log, dtype):
     rank = output.dim() - (in_dims[1] is not None) + 1
-    dy, y = (_in_front(t, at, info.batch_size) for t, at in ((grad_output, in_dims[0]), (output, in_dims[1])))
+    dy, y = (_with_rows(t, at, info.batch_size) for t, at in ((grad_output, in_dims[0]), (output, in_dims[1])))
     return call(softmax_backward, dy, y, _behind(y, dim), log, dtype).view(y.shape[:rank]), 0
 
 
