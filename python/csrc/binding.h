@@ -205,6 +205,29 @@ bool wt_put_epilogue(wt_call *call, weft_problem *p, weft_args *args, int bias, 
 bool wt_out_sizes(wt_call *call, const wt_geometry *g, const wt_view *x, const wt_view *w, const int64_t *extra,
                   int64_t dims[5]);
 
+/* ---------------------------------------------------------------- window.c: windows that move over an image */
+typedef struct wt_window {
+    int rank;
+    bool batched;
+    int64_t in[3], out[3];
+    int64_t kernel[3], stride[3], pad[3], dilation[3];
+    bool up; /* ceil_mode */
+} wt_window;
+
+bool wt_window_begin(wt_call *call, wt_window *g, int list); /* the rank, from the length of a list */
+/* Argument `at` is a tensor of so many axes, or of one more: a batch. Only the batch may be empty: from which axis on. */
+bool wt_window_rank(wt_call *call, wt_window *g, int at, int unbatched);
+bool wt_window_filled(wt_call *call, int at, int64_t from);
+bool wt_window_size(wt_call *call, const wt_window *g, const char *name, const int64_t size[3], int64_t least);
+/* at: where kernel_size stands; stride, padding and perhaps dilation follow it. The padding is the caller's to check. */
+bool wt_window_read(wt_call *call, wt_window *g, int at, bool dilated);
+bool wt_window_out(wt_window *g, int a); /* the size of the result along axis a; false: there is no window */
+/* All of them. name: what holds the sizes; whole: the input without padding must hold the kernel. */
+bool wt_window_sizes(wt_call *call, wt_window *g, const char *name, bool whole);
+/* The problem, without its tensors and without what only one operator has. */
+void wt_window_describe(weft_problem *p, const wt_window *g, weft_op op, weft_pass pass, int64_t n, int64_t c);
+
+/* ---------------------------------------------------------------- geometry.c: gradients */
 enum { WT_WANT_INPUT = 1, WT_WANT_WEIGHT = 2, WT_WANT_BIAS = 4 };
 typedef bool (*wt_peer)(wt_call *call, const void *state); /* see peer.c */
 typedef struct wt_gradients wt_gradients;

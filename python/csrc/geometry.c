@@ -1,5 +1,4 @@
-/* What the operators of convolution share: its geometry, the checks of data, weights and bias, the epilogue, the
- * size of the result. The rank of the weights says 1D, 2D or 3D; data with one axis less than the weights is
+/* What the operators of convolution share: its geometry, the checks of data, weights and bias, the epilogue. The rank of the weights says 1D, 2D or 3D; data with one axis less than the weights is
  * unbatched. */
 #include <string.h>
 
@@ -124,30 +123,6 @@ bool wt_put_epilogue(wt_call *call, weft_problem *p, weft_args *args, int bias, 
     }
     if (!strcmp(act, "relu")) wt_add_step(p, WEFT_STEP_RELU, 0, 0);
     if (!strcmp(act, "clip")) wt_add_step(p, WEFT_STEP_CLIP, call->arg[at + 1].real, call->arg[at + 2].real);
-    return true;
-}
-
-bool wt_out_sizes(wt_call *call, const wt_geometry *g, const wt_view *x, const wt_view *w, const int64_t *extra,
-                  int64_t dims[5]) {
-    for (int a = 0; a < 3; a++) {
-        int64_t window = g->dilation[a] * (w->dims[2 + a] - 1) + 1, pads = g->pad_lo[a] + g->pad_hi[a],
-                in = x->dims[2 + a];
-        bool fits =
-            extra ? (in - 1) * g->stride[a] + window + extra[a] - pads >= (x->dims[0] ? 1 : 0) : in + pads >= window;
-        if (!in && x->dims[0] && x->dims[1])
-            return wt_fail(
-                call,
-                "input: spatial axis %d has 0 elements, allowed: 1 or more, but for an empty batch or no channels",
-                a - 3 + g->rank);
-        if (!fits || w->dims[2 + a] < 1)
-            return wt_fail(call,
-                           "input: spatial axis %d has %lld elements, too few for kernel %lld, stride %lld, dilation "
-                           "%lld, padding %lld+%lld",
-                           a - 3 + g->rank, (long long)in, (long long)w->dims[2 + a], (long long)g->stride[a],
-                           (long long)g->dilation[a], (long long)g->pad_lo[a], (long long)g->pad_hi[a]);
-        dims[2 + a] =
-            extra ? (in - 1) * g->stride[a] + window + extra[a] - pads : (in + pads - window) / g->stride[a] + 1;
-    }
     return true;
 }
 

@@ -6,77 +6,28 @@
 
 #include "binding.h"
 
-#define MOST (INT64_C(1) << 40) /* the largest size of one axis of a problem */
-
 typedef struct columns {
-    int rank;
-    bool batched, flat;
-    int64_t n, c, in[3], out[3];
-    int64_t kernel[3], stride[3], pad[3], dilation[3];
+    wt_window w;
+    bool flat;
+    int64_t n, c;
 } columns;
 
 /* ---------------------------------------------------------------- arguments */
-/* The rank from kernel_size, in list `list`; flat is the last argument but for out. */
+/* list: where kernel_size stands; flat is the last argument but for out. */
 static bool begin(wt_call *call, columns *g, int list) {
-    size_t rank = call->arg[list].list.size;
-    if (rank < 1 || rank > 3)
-        return wt_fail(call, "%s: has %zu values, allowed: 1 (1D), 2 (2D) or 3 (3D)", call->op->name[list], rank);
-    g->rank = (int)rank;
     g->flat = call->arg[call->op->nargs - 1 - call->op->into].integer;
-    for (int a = 0; a < 3; a++) g->in[a] = g->out[a] = g->kernel[a] = g->stride[a] = g->dilation[a] = 1, g->pad[a] = 0;
-    return true;
+    return wt_window_begin(call, &g->w, list);
 }
 
 /* unbatched: how many axes input has without a batch. Only the batch may be empty. */
 static bool check_input(wt_call *call, columns *g, int unbatched) {
-    const wt_tensor *t = &call->arg[0].tensor;
-    g->batched = t->rank == unbatched + 1;
-    if (!g->batched && t->rank != unbatched)
-        return wt_fail(call, "input: has %lld dimensions, allowed: %d (batched) or %d (unbatched)", (long long)t->rank,
-                       unbatched + 1, unbatched);
-    if (!wt_check_float(call, 0) || !wt_check_sizes(call, 0)) return false;
-    g->n = g->batched ? t->sizes[0] : 1;
-    for (int64_t a = g->batched; a < t->rank; a++)
-        if (!t->sizes[a])
-            return wt_fail(
-                call, "input: has 0 elements along dimension %lld, allowed: 1 or more; only the batch may be empty",
-                (long long)a);
-    return true;
+    if (!wt_window_rank(call, &g->w, 0, unbatched)) return false;
+    g->n = g->w.batched ? call->arg[0].tensor.sizes[0] : 1;
+    return wt_window_filled(call, 0, g->w.batched);
 }
 
-/* at: where kernel_size stands; stride, padding and dilation follow it. */
 static bool read_window(wt_call *call, columns *g, int at) {
-    bool ok = wt_read_axes(call, at, g->rank, 1, g->kernel, NULL) &&
-              wt_read_axes(call, at + 1, g->rank, 1, g->stride, NULL) &&
-              wt_read_axes(call, at + 2, g->rank, 1, g->pad, NULL) &&
-              wt_read_axes(call, at + 3, g->rank, 1, g->dilation, NULL);
-    if (!ok || !wt_check_range(call, at, g->rank, g->kernel, 1) ||
-        !wt_check_range(call, at + 3, g->rank, g->dilation, 1))
-        return false;
-    for (int a = 3 - g->rank; a < 3; a++) {
-        if (g->stride[a] < 1 || g->stride[a] > MOST)
-            return wt_fail(call, "stride: is %lld along spatial axis %d, allowed: 1 to 2^40", (long long)g->stride[a],
-                           a - 3 + g->rank);
-        if (g->pad[a] < 0 || g->pad[a] > MOST)
-            return wt_fail(call, "padding: is %lld along spatial axis %d, allowed: 0 to 2^40", (long long)g->pad[a],
-                           a - 3 + g->rank);
-    }
-    return true;
-}
-
-/* out = floor((in + 2 pad - window) / stride) + 1 */
-static bool out_sizes(wt_call *call, columns *g, const char *name) {
-    for (int a = 3 - g->rank; a < 3; a++) {
-        int64_t spare = g->in[a] + 2 * g->pad[a] - g->dilation[a] * (g->kernel[a] - 1) - 1;
-        if (spare < 0)
-            return wt_fail(
-                call,
-                "%s: spatial axis %d has %lld elements, too few for kernel_size %lld, padding %lld, dilation %lld",
-                name, a - 3 + g->rank, (long long)g->in[a], (long long)g->kernel[a], (long long)g->pad[a],
-                (long long)g->dilation[a]);
-        g->out[a] = spare / g->stride[a] + 1;
-    }
-    return true;
+    return wt_window_read(call, &g->w, at, true) && wt_window_size(call, &g->w, "padding", g->w.pad, 0);
 }
 
 /* ---------------------------------------------------------------- columns on the axes n c kd kh kw do ho wo */
@@ -91,51 +42,39 @@ static bool product(int64_t *result, int64_t a, const int64_t b[3]) {
 /* The sizes of columns as the caller sees them; how many. */
 static int sizes_of(const columns *g, int64_t sizes[8], bool *fits) {
     int n = 0;
-    if (g->batched) sizes[n++] = g->n;
+    if (g->w.batched) sizes[n++] = g->n;
     *fits = true;
     if (g->flat) {
-        *fits = product(&sizes[n], g->c, g->kernel) && product(&sizes[n + 1], 1, g->out);
+        *fits = product(&sizes[n], g->c, g->w.kernel) && product(&sizes[n + 1], 1, g->w.out);
         return n + 2;
     }
     sizes[n++] = g->c;
-    for (int a = 3 - g->rank; a < 3; a++) sizes[n++] = g->kernel[a];
-    for (int a = 3 - g->rank; a < 3; a++) sizes[n++] = g->out[a];
+    for (int a = 3 - g->w.rank; a < 3; a++) sizes[n++] = g->w.kernel[a];
+    for (int a = 3 - g->w.rank; a < 3; a++) sizes[n++] = g->w.out[a];
     return n;
 }
 
 /* The strides of a tensor of those sizes along the eight axes. */
 static void spread_out(const columns *g, const int64_t *strides, int64_t step[8]) {
     memset(step, 0, 8 * sizeof(*step));
-    if (g->batched) step[0] = *strides++;
+    if (g->w.batched) step[0] = *strides++;
     if (!g->flat) {
         step[1] = strides[0];
-        for (int a = 3 - g->rank, i = 1; a < 3; a++, i++) step[2 + a] = strides[i], step[5 + a] = strides[i + g->rank];
+        for (int a = 3 - g->w.rank, i = 1; a < 3; a++, i++)
+            step[2 + a] = strides[i], step[5 + a] = strides[i + g->w.rank];
         return;
     }
     step[4] = strides[0];
     step[7] = strides[1];
     for (int a = 1; a >= 0; a--)
-        step[2 + a] = step[3 + a] * g->kernel[a + 1], step[5 + a] = step[6 + a] * g->out[a + 1];
-    step[1] = step[2] * g->kernel[0];
+        step[2 + a] = step[3 + a] * g->w.kernel[a + 1], step[5 + a] = step[6 + a] * g->w.out[a + 1];
+    step[1] = step[2] * g->w.kernel[0];
 }
 
 static void put_columns(weft_problem *p, weft_args *args, weft_role role, const columns *g, const wt_view *v,
                         const int64_t *strides) {
     wt_put(p, args, role, v);
     spread_out(g, strides, weft_problem_tensor(p, role)->strides);
-}
-
-static void describe(weft_problem *p, const columns *g, weft_op op) {
-    p->size = sizeof(*p);
-    weft_problem_init(p, op, WEFT_PASS_FWD, g->rank);
-    p->n = g->n;
-    p->c = g->c;
-    memcpy(p->in, g->in, sizeof(p->in));
-    memcpy(p->kernel, g->kernel, sizeof(p->kernel));
-    memcpy(p->stride, g->stride, sizeof(p->stride));
-    memcpy(p->pad_lo, g->pad, sizeof(p->pad_lo));
-    memcpy(p->pad_hi, g->pad, sizeof(p->pad_hi));
-    memcpy(p->dilation, g->dilation, sizeof(p->dilation));
 }
 
 /* ---------------------------------------------------------------- PyTorch's own operators, which are flat and 2D */
@@ -159,11 +98,11 @@ static wt_value torchs(wt_call *call, const columns *g, const char *name, wt_val
     if (!input) return 0;
     wt_drop(call, 0);
     wt_push_tensor(&s, (wt_handle)(uintptr_t)input);
-    if (size) wt_push_list(&s, g->in + 1, 2);
-    wt_push_list(&s, g->kernel + 1, 2);
-    wt_push_list(&s, g->dilation + 1, 2);
-    wt_push_list(&s, g->pad + 1, 2);
-    wt_push_list(&s, g->stride + 1, 2);
+    if (size) wt_push_list(&s, g->w.in + 1, 2);
+    wt_push_list(&s, g->w.kernel + 1, 2);
+    wt_push_list(&s, g->w.dilation + 1, 2);
+    wt_push_list(&s, g->w.pad + 1, 2);
+    wt_push_list(&s, g->w.stride + 1, 2);
     bool ok = wt_aten(call, &s, name, "", 1);
     wt_free(input);
     return ok ? s.item[0] : 0;
@@ -190,7 +129,7 @@ static bool take(wt_call *call, wt_value tensor, const int64_t *sizes, int rank)
 
 static bool im2col_peer(wt_call *call, const void *state) {
     const columns *g = state;
-    int64_t image[4] = {g->n, g->c, g->in[1], g->in[2]}, sizes[8];
+    int64_t image[4] = {g->n, g->c, g->w.in[1], g->w.in[2]}, sizes[8];
     bool fits;
     int rank = sizes_of(g, sizes, &fits);
     return take(call, torchs(call, g, "aten::im2col", viewed(call, input_of(call), image, 4), false), sizes, rank);
@@ -202,11 +141,11 @@ static bool col2im_peer(wt_call *call, const void *state) {
     int64_t sizes[8], image[4];
     bool fits;
     int rank = 0;
-    flat.batched = flat.flat = true;
+    flat.w.batched = flat.flat = true;
     sizes_of(&flat, sizes, &fits);
-    if (g->batched) image[rank++] = g->n;
+    if (g->w.batched) image[rank++] = g->n;
     image[rank++] = g->c;
-    for (int a = 3 - g->rank; a < 3; a++) image[rank++] = g->in[a];
+    for (int a = 3 - g->w.rank; a < 3; a++) image[rank++] = g->w.in[a];
     return take(call, torchs(call, g, "aten::col2im", viewed(call, input_of(call), sizes, 3), true), image, rank);
 }
 
@@ -215,8 +154,8 @@ static bool col2im_peer(wt_call *call, const void *state) {
 static wt_peer peer_of(const wt_call *call, const columns *g, bool sums) {
     int32_t dtype = call->arg[INPUT].tensor.dtype;
     int64_t taps = 0, image = 0;
-    if (g->rank > 2 || (sums && dtype != WEFT_DTYPE_F32 && dtype != WEFT_DTYPE_F64)) return NULL;
-    bool fits = product(&taps, g->c, g->kernel) && product(&taps, taps, g->out) && product(&image, g->c, g->in);
+    if (g->w.rank > 2 || (sums && dtype != WEFT_DTYPE_F32 && dtype != WEFT_DTYPE_F64)) return NULL;
+    bool fits = product(&taps, g->c, g->w.kernel) && product(&taps, taps, g->w.out) && product(&image, g->c, g->w.in);
     if (call->device_type != wt.aoti_torch_device_type_cpu() && !(fits && taps <= INT32_MAX && image <= INT32_MAX))
         return NULL;
     return sums ? col2im_peer : im2col_peer;
@@ -242,15 +181,16 @@ static bool run_im2col(wt_call *call) {
     columns g;
     wt_view y;
     int64_t strides[8];
-    if (!begin(call, &g, KERNEL) || !check_input(call, &g, g.rank + 1) || !read_window(call, &g, KERNEL)) return false;
-    wt_view x = wt_see(&call->arg[INPUT].tensor, g.rank);
+    if (!begin(call, &g, KERNEL) || !check_input(call, &g, g.w.rank + 1) || !read_window(call, &g, KERNEL))
+        return false;
+    wt_view x = wt_see(&call->arg[INPUT].tensor, g.w.rank);
     g.c = x.dims[1];
-    memcpy(g.in, x.dims + 2, sizeof(g.in));
-    if (!out_sizes(call, &g, "input") || !create_columns(call, &g, &y, strides)) return false;
+    memcpy(g.w.in, x.dims + 2, sizeof(g.w.in));
+    if (!wt_window_sizes(call, &g.w, "input", false) || !create_columns(call, &g, &y, strides)) return false;
     if (!g.n) return true;
     weft_problem p;
     weft_args args = WEFT_ARGS_INIT;
-    describe(&p, &g, WEFT_OP_IM2COL);
+    wt_window_describe(&p, &g.w, WEFT_OP_IM2COL, WEFT_PASS_FWD, g.n, g.c);
     wt_put(&p, &args, WEFT_ROLE_SRC, &x);
     put_columns(&p, &args, WEFT_ROLE_DST, &g, &y, strides);
     return wt_run(call, &p, &args, peer_of(call, &g, false), &g);
@@ -261,16 +201,16 @@ WT_OPERATOR_OUT(im2col, "im2col(Tensor input, SymInt[] kernel_size, SymInt[] str
 /* Columns must have the sizes that the image and the window give. */
 static bool check_fits(wt_call *call, columns *g) {
     const wt_tensor *t = &call->arg[INPUT].tensor;
-    int64_t taps, sizes[8], channels = t->sizes[g->batched];
-    bool fits = product(&taps, 1, g->kernel);
+    int64_t taps, sizes[8], channels = t->sizes[g->w.batched];
+    bool fits = product(&taps, 1, g->w.kernel);
     if (g->flat && channels % taps)
         return wt_fail(call,
                        "input: has %lld elements along dimension %d, allowed: a multiple of the elements of a window, "
                        "%lld, from kernel_size",
-                       (long long)channels, g->batched, (long long)taps);
+                       (long long)channels, g->w.batched, (long long)taps);
     g->c = g->flat ? channels / taps : channels;
     int rank = sizes_of(g, sizes, &fits);
-    for (int a = g->batched; a < rank && fits; a++)
+    for (int a = g->w.batched; a < rank && fits; a++)
         if (t->sizes[a] != sizes[a])
             return wt_fail(call,
                            "input: has %lld elements along dimension %d, allowed with this %s, kernel_size, stride, "
@@ -282,23 +222,20 @@ static bool check_fits(wt_call *call, columns *g) {
 static bool run_col2im(wt_call *call) {
     columns g;
     wt_view y;
-    if (!begin(call, &g, BACK_KERNEL) || !check_input(call, &g, g.flat ? 2 : 2 * g.rank + 1) ||
-        !read_window(call, &g, BACK_KERNEL) || !wt_read_axes(call, SIZE, g.rank, 1, g.in, NULL))
+    if (!begin(call, &g, BACK_KERNEL) || !check_input(call, &g, g.flat ? 2 : 2 * g.w.rank + 1) ||
+        !read_window(call, &g, BACK_KERNEL) || !wt_read_axes(call, SIZE, g.w.rank, 1, g.w.in, NULL))
         return false;
     const char *name = g.flat ? "output_size" : "input_size";
-    for (int a = 3 - g.rank; a < 3; a++)
-        if (g.in[a] < 1 || g.in[a] > MOST)
-            return wt_fail(call, "%s: is %lld along spatial axis %d, allowed: 1 to 2^40", name, (long long)g.in[a],
-                           a - 3 + g.rank);
-    if (!out_sizes(call, &g, name) || !check_fits(call, &g)) return false;
-    int64_t dims[5] = {g.n, g.c, g.in[0], g.in[1], g.in[2]};
+    if (!wt_window_size(call, &g.w, name, g.w.in, 1)) return false;
+    if (!wt_window_sizes(call, &g.w, name, false) || !check_fits(call, &g)) return false;
+    int64_t dims[5] = {g.n, g.c, g.w.in[0], g.w.in[1], g.w.in[2]};
     const wt_tensor *t = &call->arg[INPUT].tensor;
     wt_view x = {.handle = t->handle, .data = t->data, .dtype = t->dtype};
-    if (!wt_create(call, 0, &y, dims, g.rank, false, g.batched, t->code)) return false;
+    if (!wt_create(call, 0, &y, dims, g.w.rank, false, g.w.batched, t->code)) return false;
     if (!g.n) return true;
     weft_problem p;
     weft_args args = WEFT_ARGS_INIT;
-    describe(&p, &g, WEFT_OP_COL2IM);
+    wt_window_describe(&p, &g.w, WEFT_OP_COL2IM, WEFT_PASS_FWD, g.n, g.c);
     put_columns(&p, &args, WEFT_ROLE_SRC, &g, &x, t->strides);
     wt_put(&p, &args, WEFT_ROLE_DST, &y);
     return wt_run(call, &p, &args, peer_of(call, &g, true), &g);

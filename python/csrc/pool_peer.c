@@ -11,7 +11,7 @@ static bool on_cpu(const wt_call *call) { return call->device_type == wt.aoti_to
 
 /* It reject some strides: those of dense data, channels-first or in a batch channels-last, it takes. */
 static bool has_kernels(const wt_call *call, const wt_pool_state *c) {
-    const wt_pool *g = c->g;
+    const wt_window *g = c->g;
     const wt_tensor *t = &call->arg[0].tensor;
     wt_view v = c->gradient ? *c->gradient : wt_see(t, g->rank);
     int64_t strides[5];
@@ -25,7 +25,7 @@ static const char *named(char text[64], const char *format, int rank) {
     return text;
 }
 
-static void push_window(wt_stack *s, const wt_pool *g, bool dilated) {
+static void push_window(wt_stack *s, const wt_window *g, bool dilated) {
     push_axes(s, g->kernel, g->rank);
     push_axes(s, g->stride, g->rank);
     push_axes(s, g->pad, g->rank);
@@ -76,7 +76,7 @@ static bool adaptive_avg_pool(wt_call *call, const void *state) {
     return wt_aten(call, &s, named(name, "aten::adaptive_avg_pool%dd", c->g->rank), "", 1) && take_first(call, &s, c);
 }
 
-static bool to_one(const wt_pool *g) { return g->out[0] == 1 && g->out[1] == 1 && g->out[2] == 1; }
+static bool to_one(const wt_window *g) { return g->out[0] == 1 && g->out[1] == 1 && g->out[2] == 1; }
 
 wt_peer wt_pool_peer(const wt_call *call, const wt_pool_state *c, weft_op op) {
     if (c->g->rank == 1 || !has_kernels(call, c)) return NULL;

@@ -99,7 +99,7 @@ typedef struct seat_draft { /* a decision being made */
     bool last;      /* PyTorch computes in channels-last */
     union {
         wt_geometry g;
-        wt_pool pool;
+        wt_window pool;
     };
     wt_view view[SEAT_SLOTS]; /* what each plan's roles are; results have no memory yet */
 } seat_draft;

@@ -13,21 +13,21 @@ static bool is_max(const seat_call *c) { return c->op->family == SEAT_MAX_POOL; 
  * no place: PyTorch's index is of its own making there. */
 static bool read_window(seat_draft *d) {
     const wt_list *l = d->c->list;
-    wt_pool *g = &d->pool;
+    wt_window *g = &d->pool;
     if (!seat_read_axes(&l[SEAT_KERNEL], 2, 1, g->kernel) ||
         !seat_read_axes(&l[l[SEAT_STRIDE].size ? SEAT_STRIDE : SEAT_KERNEL], 2, 1, g->stride) ||
         !seat_read_axes(&l[SEAT_PADDING], 2, 0, g->pad) ||
         (is_max(d->c) && !seat_read_axes(&l[SEAT_DILATION], 2, 1, g->dilation)))
         return false;
     for (int a = 1; a < 3; a++)
-        if (g->pad[a] > g->kernel[a] / 2 || g->dilation[a] > g->in[a] || !wt_pool_out_size(g, a)) return false;
+        if (g->pad[a] > g->kernel[a] / 2 || g->dilation[a] > g->in[a] || !wt_window_out(g, a)) return false;
     return true;
 }
 
 /* Output sizes of the call; of adaptive pooling those of the list, or of grad_output. */
 static bool read_sizes(seat_draft *d) {
     const seat_call *c = d->c;
-    wt_pool *g = &d->pool;
+    wt_window *g = &d->pool;
     for (int a = 0; a < 3; a++) g->out[a] = g->kernel[a] = g->stride[a] = g->dilation[a] = 1, g->pad[a] = 0;
     memcpy(g->in, d->view[SEAT_X].dims + 2, sizeof(g->in));
     g->rank = 2;
@@ -74,7 +74,8 @@ static bool choose(seat_draft *d) {
     const bool back = c->op->backward;
     weft_problem p = WEFT_PROBLEM_INIT;
     seat_step *s = &d->e->step[0];
-    wt_pool_describe(&p, &d->pool, op, back ? WEFT_PASS_BWD : WEFT_PASS_FWD, &d->view[SEAT_X]);
+    wt_window_describe(&p, &d->pool, op, back ? WEFT_PASS_BWD : WEFT_PASS_FWD, d->view[SEAT_X].dims[0],
+                       d->view[SEAT_X].dims[1]);
     if (op == WEFT_OP_MAX_POOL && !back) p.attr[WEFT_MAX_POOL_INDEX] = 1;
     if (op == WEFT_OP_AVG_POOL) {
         p.attr[WEFT_AVG_POOL_INCLUDE_PAD] = c->value[SEAT_INCLUDE];

@@ -1,0 +1,120 @@
+/* Windows that move over an image: their settings, their number along each axis, which is the size of a result, and
+ * the problem. The only arithmetic of output sizes in the binding. */
+#include <string.h>
+
+#include "binding.h"
+
+#define MOST (INT64_C(1) << 40) /* the largest size of one axis of a problem: sums of a few stay far below 2^63 */
+
+/* The windows that start within padded elements; 0: there is no room for one. */
+static int64_t windows(int64_t padded, int64_t kernel, int64_t dilation, int64_t stride) {
+    int64_t window = dilation * (kernel - 1) + 1;
+    return padded < window ? 0 : (padded - window) / stride + 1;
+}
+
+/* ---------------------------------------------------------------- convolution */
+bool wt_out_sizes(wt_call *call, const wt_geometry *g, const wt_view *x, const wt_view *w, const int64_t *extra,
+                  int64_t dims[5]) {
+    for (int a = 0; a < 3; a++) {
+        int64_t in = x->dims[2 + a], kernel = w->dims[2 + a], pads = g->pad_lo[a] + g->pad_hi[a];
+        if (!in && x->dims[0] && x->dims[1])
+            return wt_fail(
+                call,
+                "input: spatial axis %d has 0 elements, allowed: 1 or more, but for an empty batch or no channels",
+                a - 3 + g->rank);
+        int64_t out = extra ? (in - 1) * g->stride[a] + g->dilation[a] * (kernel - 1) + 1 + extra[a] - pads
+                            : windows(in + pads, kernel, g->dilation[a], g->stride[a]);
+        if (kernel < 1 || out < (extra && !x->dims[0] ? 0 : 1))
+            return wt_fail(call,
+                           "input: spatial axis %d has %lld elements, too few for kernel %lld, stride %lld, dilation "
+                           "%lld, padding %lld+%lld",
+                           a - 3 + g->rank, (long long)in, (long long)kernel, (long long)g->stride[a],
+                           (long long)g->dilation[a], (long long)g->pad_lo[a], (long long)g->pad_hi[a]);
+        dims[2 + a] = out;
+    }
+    return true;
+}
+
+/* ---------------------------------------------------------------- pooling and columns */
+bool wt_window_begin(wt_call *call, wt_window *g, int list) {
+    size_t rank = call->arg[list].list.size;
+    if (rank < 1 || rank > 3)
+        return wt_fail(call, "%s: has %zu values, allowed: 1 (1D), 2 (2D) or 3 (3D)", call->op->name[list], rank);
+    *g = (wt_window){.rank = (int)rank};
+    for (int a = 0; a < 3; a++) g->in[a] = g->out[a] = g->kernel[a] = g->stride[a] = g->dilation[a] = 1;
+    return true;
+}
+
+bool wt_window_rank(wt_call *call, wt_window *g, int at, int unbatched) {
+    const wt_tensor *t = &call->arg[at].tensor;
+    g->batched = t->rank == unbatched + 1;
+    if (!g->batched && t->rank != unbatched)
+        return wt_fail(call, "%s: has %lld dimensions, allowed: %d (batched) or %d (unbatched)", call->op->name[at],
+                       (long long)t->rank, unbatched + 1, unbatched);
+    return wt_check_float(call, at) && wt_check_sizes(call, at);
+}
+
+bool wt_window_filled(wt_call *call, int at, int64_t from) {
+    const wt_tensor *t = &call->arg[at].tensor;
+    for (int64_t a = from; a < t->rank; a++)
+        if (!t->sizes[a])
+            return wt_fail(call,
+                           "%s: has 0 elements along dimension %lld, allowed: 1 or more; only the batch may be empty",
+                           call->op->name[at], (long long)a);
+    return true;
+}
+
+bool wt_window_size(wt_call *call, const wt_window *g, const char *name, const int64_t size[3], int64_t least) {
+    for (int a = 3 - g->rank; a < 3; a++)
+        if (size[a] < least || size[a] > MOST)
+            return wt_fail(call, "%s: is %lld along spatial axis %d, allowed: %lld to 2^40", name, (long long)size[a],
+                           a - 3 + g->rank, (long long)least);
+    return true;
+}
+
+bool wt_window_read(wt_call *call, wt_window *g, int at, bool dilated) {
+    return wt_read_axes(call, at, g->rank, 1, g->kernel, NULL) &&
+           wt_read_axes(call, at + 1, g->rank, 1, g->stride, NULL) &&
+           wt_read_axes(call, at + 2, g->rank, 1, g->pad, NULL) &&
+           (!dilated || wt_read_axes(call, at + 3, g->rank, 1, g->dilation, NULL)) &&
+           wt_check_range(call, at, g->rank, g->kernel, 1) &&
+           (!dilated || wt_check_range(call, at + 3, g->rank, g->dilation, 1)) &&
+           wt_window_size(call, g, "stride", g->stride, 1);
+}
+
+/* In ceil mode rounded up, less a last window that starts past the input. */
+bool wt_window_out(wt_window *g, int a) {
+    int64_t padded = g->in[a] + 2 * g->pad[a] + (g->up ? g->stride[a] - 1 : 0);
+    g->out[a] = windows(padded, g->kernel[a], g->dilation[a], g->stride[a]);
+    if (g->up && g->out[a] && (g->out[a] - 1) * g->stride[a] >= g->in[a] + g->pad[a]) g->out[a]--;
+    return g->out[a] > 0;
+}
+
+bool wt_window_sizes(wt_call *call, wt_window *g, const char *name, bool whole) {
+    for (int a = 3 - g->rank; a < 3; a++)
+        if (!wt_window_out(g, a) || (whole && g->in[a] < g->kernel[a]))
+            return wt_fail(call,
+                           "%s: spatial axis %d has %lld elements, too few for kernel_size %lld, padding %lld, "
+                           "dilation %lld, stride %lld",
+                           name, a - 3 + g->rank, (long long)g->in[a], (long long)g->kernel[a], (long long)g->pad[a],
+                           (long long)g->dilation[a], (long long)g->stride[a]);
+    return true;
+}
+
+void wt_window_describe(weft_problem *p, const wt_window *g, weft_op op, weft_pass pass, int64_t n, int64_t c) {
+    p->size = sizeof(*p);
+    weft_problem_init(p, op, pass, g->rank);
+    p->n = n;
+    p->c = c;
+    memcpy(p->in, g->in, sizeof(p->in));
+    if (op == WEFT_OP_ADAPTIVE_AVG_POOL) {
+        memcpy(p->attr + WEFT_ADAPTIVE_AVG_POOL_TO, g->out, sizeof(g->out));
+        return;
+    }
+    memcpy(p->kernel, g->kernel, sizeof(p->kernel));
+    memcpy(p->stride, g->stride, sizeof(p->stride));
+    memcpy(p->pad_lo, g->pad, sizeof(p->pad_lo));
+    memcpy(p->pad_hi, g->pad, sizeof(p->pad_hi));
+    memcpy(p->dilation, g->dilation, sizeof(p->dilation));
+    if (op == WEFT_OP_MAX_POOL || op == WEFT_OP_AVG_POOL) p->attr[WEFT_POOL_CEIL] = g->up;
+}
