@@ -251,14 +251,3 @@ def is_last(t: Tensor, rank: int) -> bool:
         return False
     return guard_or_false(channel < pixel) or (guard_or_false(channel == pixel) and guard_or_false(t.shape[-rank - 1] == 1)
                                                and guard_or_false(t.shape[-1] > 1))
-
-
-def known(holds: Any) -> bool:
-    """False only where the sizes are known and it does not hold: the kernel checks again with the sizes of the day."""
-    from torch.fx.experimental.symbolic_shapes import guard_or_true
-    return guard_or_true(holds)
-
-
-def check(holds: Any, why: Callable[[], str]) -> None:
-    if not known(holds):
-        raise RuntimeError(why())

@@ -332,7 +332,9 @@ def _rnn(p: Problem) -> Case:
     kind, dirs, hidden = p.told["op"], 1 + p.both, p.o
     p.refuse(p.drop > 0, "dropout: each side drops other elements, so it")
     out, x = p.proj or hidden, p.tensor("src")
-    shapes = _rnn_ops._param_shapes(kind, p.c, hidden, out, p.layers, dirs, bool(p.biases))
+    layers = getattr(torch.nn, kind.partition("_")[0].upper())(p.c, hidden, p.layers, bias=bool(p.biases), bidirectional=bool(p.both), device="meta",
+                                                               **({"proj_size": p.proj} if p.proj else {}))
+    shapes = [weight.shape for weight in layers.parameters()]
     bound = 1 / math.sqrt(hidden)
     params = [("weights" if len(s) > 1 else "bias", torch.empty(s, dtype=x.dtype, device=p.device).uniform_(-bound, bound)) for s in shapes]
     widths = (out, hidden) if kind == "lstm" else (out,)

@@ -5,79 +5,18 @@ order. With dropout there are none, because that computation would drop other el
 """
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import Any, Optional
+from collections.abc import Sequence
+from typing import Optional
 
 import torch
 from torch import Tensor
 
-from .._rules import TYPES, Rule, call, check
+from .._rules import Rule, call
 from ._derived import gradients, tangents
 
 KINDS = ("rnn_relu", "rnn_tanh", "lstm", "gru")   # in the order of python/csrc/rnn.c
 TWINS = {kind: getattr(torch._VF, kind) for kind in KINDS}
-_GATES = {"rnn_relu": 1, "rnn_tanh": 1, "lstm": 4, "gru": 3}
-_RECORDS = {"rnn_relu": 0, "rnn_tanh": 0, "lstm": 5, "gru": 4}   # what a step keeps of a unit, besides its result
 _LEAD = 7   # tensors of rnn_backward before its parameters
-
-
-# ---------------------------------------------------------------------------------------------- shapes
-
-def _need(holds: Any, why: Any) -> None:
-    if holds is not True:   # most often it is; sizes that nobody knows yet are check's to judge
-        check(holds, why)
-
-
-def _param_shapes(kind: str, inputs: int, hidden: int, out: int, layers: int, dirs: int, biases: bool) -> Iterator[tuple[int, ...]]:
-    """Of each layer and direction: weights of input and state, their biases, the projection."""
-    gates = _GATES[kind] * hidden
-    for layer in range(layers):
-        part = [(gates, dirs * out if layer else inputs), (gates, out)] + [(gates,)] * (2 * biases) + ([(out, hidden)] if out != hidden else [])
-        yield from part * dirs
-
-
-def _need_shape(name: str, shape: Sequence[int], want: Sequence[int]) -> None:
-    same = len(shape) == len(want)
-    for a, b in zip(shape, want):
-        _need(same and a == b, lambda: f"{name}: has the shape {list(shape)}, allowed: {list(want)}")
-    _need(same, lambda: f"{name}: has the shape {list(shape)}, allowed: {list(want)}")
-
-
-def check_layers(kind: str, x: Sequence[int], h: Sequence[int], c: Optional[Sequence[int]], params: Sequence[Sequence[int]],
-                 steps: Optional[Sequence[int]], has_biases: bool, num_layers: int, bidirectional: bool, batch_first: bool) -> tuple[Any, ...]:
-    """What the kernel checks, by shapes; steps: that of batch_sizes. Steps, sequences, rows, hidden units and units of a result."""
-    rank, dirs = 3 if steps is None else 2, 2 if bidirectional else 1
-    _need(len(x) == rank, lambda: f"input: has {len(x)} dimensions, allowed: {rank}")
-    _need(1 <= num_layers <= 1024, lambda: f"num_layers: is {num_layers}, allowed: 1 to 1024")
-    for name, state in (("h0", h), ("c0", c)):
-        _need(state is None or len(state) == 3, lambda: f"{name}: has {len(state or ())} dimensions, allowed: 3")
-    if steps is not None:
-        _need(len(steps) == 1, lambda: f"batch_sizes: has {len(steps)} dimensions, allowed: 1")
-        time, many, rows = steps[0], h[1], x[0]
-    else:
-        time, many = (x[1], x[0]) if batch_first else (x[0], x[1])
-        rows = time * many
-    _need(time >= 1, lambda: f"input: has {time} steps, allowed: 1 to 2^24")
-    out, hidden = h[2], h[2] if c is None else c[2]
-    _need_shape("h0", h, (num_layers * dirs, many, out))
-    if c is not None:
-        _need_shape("c0", c, (num_layers * dirs, many, hidden))
-    _need(out >= 1, lambda: f"h0: has {out} units beside a hidden size of {hidden}, allowed: 1 to the hidden size")
-    _need(out <= hidden, lambda: f"h0: has {out} units beside a hidden size of {hidden}, allowed: 1 to the hidden size")
-    wanted = list(_param_shapes(kind, x[-1], hidden, out, num_layers, dirs, has_biases))
-    _need(len(params) == len(wanted), lambda: f"params: has {len(params)} tensors, allowed with num_layers={num_layers}, bidirectional={bidirectional}, "
-                                              f"has_biases={has_biases}{' and a projection' if out != hidden else ''}: {len(wanted)}")
-    for i, (shape, want) in enumerate(zip(params, wanted)):
-        _need_shape(f"params[{i}]", shape, want)
-    return time, many, rows, hidden, out
-
-
-def check_types(input: Tensor, named: Sequence[tuple[str, Optional[Tensor]]]) -> None:
-    _need(input.dtype in TYPES, lambda: f"input: is {str(input.dtype)[6:]}, allowed: float32, float64, float16 or bfloat16")
-    for name, t in named:
-        if t is not None:
-            _need(t.dtype == input.dtype, lambda: f"{name}: is {str(t.dtype)[6:]}, allowed: the type of input, {str(input.dtype)[6:]}")
-            _need(t.device == input.device, lambda: f"{name}: is on {t.device}, allowed: the device of input, {input.device}")
 
 
 # ---------------------------------------------------------------------------------------------- gradients

@@ -14,6 +14,7 @@ from .. import _library, _settings
 from .._arguments import autocast_dtype, foreign, lowered, raised, whole
 from .._ops import rnn as _ops
 from .._rules import call
+from .._shapes import fake_of
 
 __all__ = ["gru", "lstm", "rnn_relu", "rnn_tanh"]
 
@@ -83,26 +84,32 @@ def _check_pair(hx: Sequence[Tensor]) -> None:
             raise IndexError(f"lstm: {name} has {t.dim()} dimensions {list(t.shape)}, allowed: 3")
 
 
+_ask = fake_of("rnn_forward")
+
+
 @lru_cache(maxsize=1024)
-def _check_kept(*shapes: Any) -> None:
-    """What is wrong is said again: an exception is not kept."""
-    _ops.check_layers(*shapes)
+def _check_shapes(kind: str, steps: Any, x: Any, h: Any, c: Any, params: tuple, has_biases: bool, num_layers: int, bidirectional: bool,
+                  batch_first: bool) -> None:
+    """By weft's operator, on tensors without memory. What is wrong is said again: an exception is not kept."""
+    given = [None if shape is None else torch.empty(shape, device="meta") for shape in (x, h, c, *params)]
+    sizes = None if steps is None else torch.empty(steps, device="meta", dtype=torch.int64)
+    _ask(*given[:3], given[3:], sizes, kind, has_biases, num_layers, 0.0, bidirectional, batch_first, 0, False)
 
 
 def _verify(kind: str, x: Tensor, batch_sizes: Optional[Tensor], h: Tensor, c: Optional[Tensor], params: Sequence[Tensor], has_biases: bool,
             num_layers: int, bidirectional: bool, batch_first: bool) -> None:
     """Before PyTorch's kernels, some of which do not check their arguments and write where they should not."""
-    shapes = (kind, x.shape, h.shape, None if c is None else c.shape, tuple([p.shape for p in params]), None if batch_sizes is None else batch_sizes.shape,
-              has_biases, num_layers, bidirectional, batch_first)
-    (_ops.check_layers if _is_compiling() else _check_kept)(*shapes)
+    _check_shapes(kind, None if batch_sizes is None else batch_sizes.shape, x.shape, h.shape, None if c is None else c.shape,
+                  tuple([p.shape for p in params]), has_biases, num_layers, bidirectional, batch_first)
     if _any_autocast():
         return
     dtype, device, near = x.dtype, x.device, x.is_cpu   # a device costs more to read
-    for t in params if c is None else (c, *params):
+    for i, t in enumerate((h, *params) if c is None else (h, c, *params), 0 if c is None else -1):
         if t.dtype is not dtype or not (near and t.is_cpu or t.device == device):
-            _ops.check_types(x, [("c0", c), *((f"params[{i}]", p) for i, p in enumerate(params))])
-    if h.dtype is not dtype or h.device != device:
-        _ops.check_types(x, [("h0", h)])
+            name = f"params[{i - 1}]" if i > 0 else "h0" if t is h else "c0"
+            got, allowed = (f"is {str(t.dtype)[6:]}", f"the type of input, {str(dtype)[6:]}") if t.dtype is not dtype else \
+                (f"is on {t.device}", f"the device of input, {device}")
+            raise RuntimeError(f"{name}: {got}, allowed: {allowed}")
 
 
 # ---------------------------------------------------------------------------------------------- the two roads
@@ -202,7 +209,7 @@ def prepare(function: Callable, args: tuple, named: dict[str, Any]) -> tuple[Cal
     given = (kind, x, batch_sizes, h, c, params, has_biases, num_layers, float(dropout) if train and num_layers > 1 else 0.0, bidirectional, batch_first)
     if not strange and (not _delegates(kind, x, (h, *params) if c is None else (h, c, *params)) or (_settings.now().pin != "torch" and _chosen(*given))):
         return _wefts, given
-    if not strange and (_is_compiling() or not _is_tracing()):   # in a trace of torch.jit sizes are tensors
+    if not strange and not _is_compiling() and not _is_tracing():   # in a trace of torch.jit sizes are tensors; a graph has PyTorch's plain steps
         _verify(kind, x, batch_sizes, h, c, params, has_biases, num_layers, bidirectional, batch_first)
     if not _is_compiling():
         if batch_sizes is not None and x.is_cuda and int(batch_sizes.sum()) != x.shape[0]:   # cuDNN reads past the data and says nothing
