@@ -17,7 +17,7 @@ from torch._functorch.utils import enable_single_level_autograd_function
 
 from . import _library  # noqa: F401  loads the operators
 from . import _entry
-from ._shapes import fake_of
+from ._shapes import SIZES, fake_of
 
 _C = torch._C
 _BelowAutograd = _C._AutoDispatchBelowAutograd
@@ -38,7 +38,7 @@ RULES: dict[str, Rule] = {}   # by the operator's name
 class Rule:
     """One operator and its gradient. tensors: how many leading arguments are tensors; only they have gradients. listed: the argument after
     them is a list of tensors, which have gradients too, and are counted one by one in what follows.
-    What its results are like is asked of the operator: weft._shapes.
+    What its results are like is asked of the operator: weft._shapes; sizes(*args) gives their sizes where those are symbols and not the first tensor's.
 
     save(ctx, inputs, output) notes what the others need and returns the tensors to keep; gradient(ctx, *grads) returns one gradient for
     each of those tensors; tangent(ctx, *kept, *tangents) is its forward-mode counterpart, given one tangent for each; batch(info, in_dims,
@@ -52,9 +52,12 @@ class Rule:
     __slots__ = ("op", "number", "out", "outs", "tensors", "listed", "apply", "native", "plain")
 
     def __init__(self, name: str, tensors: int, save: Callable, gradient: Callable, tangent: Callable | None = None,
-                 batch: Callable | None = None, listed: bool = False, native: Callable | None = None, plain: bool = False) -> None:
+                 batch: Callable | None = None, listed: bool = False, native: Callable | None = None, plain: bool = False,
+                 sizes: Callable | None = None) -> None:
         op = getattr(_ops, name).default
         RULES[name] = self
+        if sizes is not None:
+            SIZES[name] = sizes
         self.native, self.plain = native, plain
         self.op, self.number, self.tensors, self.listed = op, _entry.number(name), tensors, listed
         self.out, self.outs = _register_out(name)

@@ -99,14 +99,15 @@ def fake_of(name: str) -> Callable[..., Any]:
             return None
         several = isinstance(made, (tuple, list))
         results = made if several else (made,)
-        sizes = _SIZES[name](*args) if bare.symbolic else [None] * len(results)
+        sizes = SIZES.get(name, _shape_of(0))(*args) if bare.symbolic else [None] * len(results)
         fakes = tuple(_like(name, args[0], *pair) for pair in zip(results, sizes))
         return fakes if several else fakes[0]
     return fake
 
 
 # ---------------------------------------------------------------------------------------------- sizes
-# For each operator a function of its arguments that returns the sizes of each result.
+# For each operator a function of its arguments that returns the sizes of each result; for one that is not in the table, the first argument's. A rule
+# may bring its own (weft._rules.Rule, sizes).
 
 def _is(size: Any, value: int) -> bool:
     """Sizes of 0 and 1 are never symbols."""
@@ -223,8 +224,7 @@ def _channels_of(which: int) -> Callable[..., list[Any]]:
     return lambda *args: [args[which].shape, args[which].shape[1:2], args[which].shape[1:2]]
 
 
-_SIZES: dict[str, Callable[..., list[Any]]] = {
-    **dict.fromkeys(("relu", "clip", "tanh", "sigmoid", "softmax", "log_softmax", "lrn", "dgmm", "cdgmm", "batch_norm"), _shape_of(0)),
+SIZES: dict[str, Callable[..., list[Any]]] = {
     **dict.fromkeys(("softmax_backward", "lrn_backward", "ncrelu_backward", "cross_entropy_backward", "sparse_positions"), _shape_of(1)),
     **dict.fromkeys(("dgmm_backward", "cdgmm_backward"), _shape_of(1, 2)),
     "ncrelu": lambda x: [[x.shape[0], 2 * x.shape[1], *x.shape[2:]]],
@@ -239,6 +239,5 @@ _SIZES: dict[str, Callable[..., list[Any]]] = {
     "adaptive_avg_pool": _of_source, "adaptive_avg_pool_backward": _of_source,
     "causal_conv1d": lambda x, weight, *rest: [x.shape, [*x.shape[:2], weight.shape[1] - 1]],
     "causal_conv1d_backward": lambda grad, x, weight, *rest: [x.shape, weight.shape, weight.shape[:1], [*x.shape[:2], weight.shape[1] - 1]],
-    "causal_conv1d_update": _shape_of(0),
     "im2col": _im2col, "col2im": _col2im, "cross_entropy": _cross_entropy, "rnn_forward": _rnn_forward, "rnn_backward": _rnn_backward,
 }

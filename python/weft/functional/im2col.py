@@ -10,12 +10,15 @@ from torch import Tensor
 from torch.overrides import handle_torch_function, has_torch_function_unary
 
 from .._arguments import Size, foreign, spread, whole
-from .._ops import im2col as _ops
-from .._rules import call, call_into
+from .._rules import call, call_into, larger_batch, linear
 from .._shapes import even, least_source
 
 __all__ = ["unfold", "fold", "im2col", "col2im"]
 
+_im2col = linear("im2col", "col2im", lambda input, kernel_size, *rest: (input.shape[-len(kernel_size):], kernel_size, *rest),
+                 larger_batch("im2col", unbatched=lambda kernel_size, *rest: len(kernel_size) + 1))
+_col2im = linear("col2im", "im2col", lambda input, size, *settings: settings,
+                 larger_batch("col2im", unbatched=lambda size, *settings: 2 if settings[-1] else 2 * len(size) + 1))
 TWIN = 0   # stands for a rank: 2, by the rules of unfold and fold
 _is_compiling = torch.compiler.is_compiling
 
@@ -95,7 +98,7 @@ def unfold(input: Tensor, kernel_size: Size, dilation: Size = 1, padding: Size =
         kind = IndexError if input.dim() < 3 else RuntimeError   # as the twin
         raise kind(f"unfold: input has {input.dim()} dimensions {list(input.shape)}, allowed: 3 (unbatched) or 4 (batched)")
     args = (input, *_axes(TWIN, kernel_size=kernel_size, stride=stride, padding=padding, dilation=dilation), True)
-    return call(_ops.im2col, *args) if out is None else call_into(_ops.im2col, out, *args)
+    return call(_im2col, *args) if out is None else call_into(_im2col, out, *args)
 
 
 def fold(input: Tensor, output_size: Size, kernel_size: Size, dilation: Size = 1, padding: Size = 0, stride: Size = 1, *,
@@ -113,7 +116,7 @@ def fold(input: Tensor, output_size: Size, kernel_size: Size, dilation: Size = 1
     if not 2 <= input.dim() <= 3:
         raise RuntimeError(f"fold: input has {input.dim()} dimensions {list(input.shape)}, allowed: 2 (unbatched) or 3 (batched)")
     args = (input, *_axes(TWIN, output_size=output_size, kernel_size=kernel_size, stride=stride, padding=padding, dilation=dilation), True)
-    return call(_ops.col2im, *args) if out is None else call_into(_ops.col2im, out, *args)
+    return call(_col2im, *args) if out is None else call_into(_col2im, out, *args)
 
 
 def im2col(input: Tensor, kernel_size: Size, stride: Size, padding: Size, *, dilation: Size = 1, out: Optional[Tensor] = None) -> Tensor:
@@ -130,7 +133,7 @@ def im2col(input: Tensor, kernel_size: Size, stride: Size, padding: Size, *, dil
     _check_tensor("im2col", input)
     rank = _rank_of(input, kernel_size, stride, padding, dilation)
     args = (input, *_axes(rank, kernel_size=kernel_size, stride=stride, padding=padding, dilation=dilation), False)
-    return call(_ops.im2col, *args) if out is None else call_into(_ops.im2col, out, *args)
+    return call(_im2col, *args) if out is None else call_into(_im2col, out, *args)
 
 
 def col2im(input: Tensor, kernel_size: Size, stride: Size, padding: Size, input_size: Optional[Size] = None, *, dilation: Size = 1,
@@ -154,4 +157,4 @@ def col2im(input: Tensor, kernel_size: Size, stride: Size, padding: Size, input_
     else:
         size = spread("input_size", input_size, rank)
     args = (input, size, k, s, p, d, False)
-    return call(_ops.col2im, *args) if out is None else call_into(_ops.col2im, out, *args)
+    return call(_col2im, *args) if out is None else call_into(_col2im, out, *args)

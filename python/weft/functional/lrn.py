@@ -1,4 +1,4 @@
-"""Local response normalisation."""
+"""Local response normalisation: the function, and derivatives and batching of weft::lrn and lrn_backward."""
 from __future__ import annotations
 
 from typing import Any, Optional
@@ -8,13 +8,28 @@ from torch import Tensor
 from torch.overrides import handle_torch_function, has_torch_function_unary
 
 from .._arguments import NoTensor, flattened, foreign, raised, whole
-from .._ops import lrn as _ops
-from .._rules import call, call_into
+from .._ops._derived import adjoint, derived, wide
+from .._rules import Rule, call, call_into, larger_batch
 
 __all__ = ["local_response_norm"]
 
 _INF = float("inf")
 _is_compiling = torch.compiler.is_compiling
+
+
+def _formula(input, size, alpha, beta, k):
+    """What a window reaches beyond the channels counts for nothing."""
+    few = min(size, 2 * input.shape[1] + 1) if isinstance(input.shape[1], int) else size
+    return torch.nn.functional.local_response_norm(wide(input), few, alpha * few / size, beta, k).to(input.dtype)
+
+
+def _gradient(ctx, grad):
+    return None if grad is None else call(_lrn_backward, grad, *ctx.saved_tensors, *ctx.settings),
+
+
+_save, _, _tangent = derived(_formula, 1)
+_lrn = Rule("lrn", 1, _save, _gradient, _tangent, larger_batch("lrn"))
+_lrn_backward = Rule("lrn_backward", 2, *derived(adjoint(_formula, 1), 2), larger_batch("lrn_backward", 2))
 
 
 def _own(value: Any) -> bool:
@@ -62,4 +77,4 @@ def local_response_norm(input: Tensor, size: int, alpha: float = 1e-4, beta: flo
         y = local_response_norm(flat, size, alpha, beta, k, out=into)
         return y.view(input.shape) if out is None else out
     args = (input, size, float(alpha), float(beta), float(k))
-    return call(_ops.lrn, *args) if out is None else call_into(_ops.lrn, out, *args)
+    return call(_lrn, *args) if out is None else call_into(_lrn, out, *args)
