@@ -215,11 +215,12 @@ typedef struct wt_window {
 } wt_window;
 
 bool wt_window_begin(wt_call *call, wt_window *g, int list); /* the rank, from the length of a list */
-/* Argument `at` is a tensor of so many axes, or of one more: a batch. Only the batch may be empty: from which axis on. */
+/* Argument `at`: a tensor of so many axes, or of one more, a batch. Only the batch may be empty: from which axis on.
+ */
 bool wt_window_rank(wt_call *call, wt_window *g, int at, int unbatched);
 bool wt_window_filled(wt_call *call, int at, int64_t from);
 bool wt_window_size(wt_call *call, const wt_window *g, const char *name, const int64_t size[3], int64_t least);
-/* at: where kernel_size stands; stride, padding and perhaps dilation follow it. The padding is the caller's to check. */
+/* at: where kernel_size stands; stride, padding and perhaps dilation follow it. The caller checks the padding. */
 bool wt_window_read(wt_call *call, wt_window *g, int at, bool dilated);
 bool wt_window_out(wt_window *g, int a); /* the size of the result along axis a; false: there is no window */
 /* All of them. name: what holds the sizes; whole: the input without padding must hold the kernel. */

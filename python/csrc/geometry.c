@@ -1,5 +1,5 @@
-/* What the operators of convolution share: its geometry, the checks of data, weights and bias, the epilogue. The rank of the weights says 1D, 2D or 3D; data with one axis less than the weights is
- * unbatched. */
+/* What the operators of convolution share: its geometry, the checks of data, weights and bias, the epilogue. The rank
+ * of the weights says 1D, 2D or 3D; data with one axis less than the weights is unbatched. */
 #include <string.h>
 
 #include "binding.h"
