@@ -41,6 +41,23 @@ VF_INLINE double cpu_work_cost(const weft_problem *p, const weft__hw *hw, double
     return 1000 + WEFT__MAX(each, weft__bytes(p) / hw->gbs) + 0.2 * each;
 }
 
+/* One element of a tensor of floating point, as f32. */
+VF_INLINE float cpu_get(int dtype, const void *p, int64_t index) {
+    float lanes[VF_LANES];
+    if (dtype == WEFT_DTYPE_F32) return ((const float *)p)[index];
+    vf_store(lanes, dtype == WEFT_DTYPE_F16 ? vf_load_count_as(WEFT_DTYPE_F16, p, index, 1)
+                                            : vf_load_count_as(WEFT_DTYPE_BF16, p, index, 1));
+    return lanes[0];
+}
+VF_INLINE void cpu_put(int dtype, void *p, int64_t index, float x) {
+    if (dtype == WEFT_DTYPE_F32)
+        ((float *)p)[index] = x;
+    else if (dtype == WEFT_DTYPE_F16)
+        vf_store_count_as(WEFT_DTYPE_F16, p, index, vf_set1(x), 1);
+    else
+        vf_store_count_as(WEFT_DTYPE_BF16, p, index, vf_set1(x), 1);
+}
+
 /* bias, then relu, then clip, each or not: an offset to begin the sum with, and an interval. */
 #define CPU_EPILOGUE_STEPS (WEFT__STEP_SET(BIAS) | WEFT__STEP_SET(RELU) | WEFT__STEP_SET(CLIP))
 typedef struct cpu_epilogue {
@@ -48,6 +65,16 @@ typedef struct cpu_epilogue {
     int bias_dtype;
     float lo, hi;
 } cpu_epilogue;
+
+/* The bias may have a data type of its own. */
+VF_INLINE const char *cpu_dtype_refusal(const weft_problem *p) {
+    for (int i = 1; i < p->ntensors; i++) {
+        const weft_tensor *t = &p->tensor[i];
+        if (t->dtype != p->tensor[0].dtype && t->role != WEFT_ROLE_BIAS && t->role != WEFT_ROLE_DIFF_BIAS)
+            return "src, weights and dst differ in data type";
+    }
+    return NULL;
+}
 
 /* NULL, or why cpu_epilogue does not describe it. */
 VF_INLINE const char *cpu_epilogue_refusal(const weft_problem *p) {

@@ -1,4 +1,4 @@
-/* What the f32 depthwise 3x3 kernels share, channels-first: the geometry of one pass, who may use them, the estimate,
+/* What the depthwise 3x3 kernels share, channels-first: the geometry of one pass, who may use them, the estimate,
  * and how the three taps of a row reach the lanes of VF_LANES outputs. Lanes lie along a row.
  *
  * Forward and the data gradient at stride 1 are one operation, a window of 3x3 taps over a plane:
@@ -44,14 +44,14 @@ VF_INLINE dw_up dw_up_of(const weft_problem *p) {
     return u;
 }
 
-/* The 9 weights of one plane in the order the window reads them. */
-VF_INLINE void dw_weights(vf w[9], const float *weights, bool flip) {
-    for (int k = 0; k < 9; k++) w[k] = vf_set1(weights[flip ? 8 - k : k]);
+/* The 9 weights of output channel c in the order the window reads them. */
+VF_INLINE void dw_weights(vf w[9], const void *weights, int64_t c, bool flip, const int dtype) {
+    for (int k = 0; k < 9; k++) w[k] = vf_broadcast_as(dtype, weights, 9 * c + (flip ? 8 - k : k));
 }
 
 /* Where a sum begins, and the interval it is cut to, for channel c. */
 VF_INLINE void dw_ends(vf ends[3], const cpu_epilogue *f, int64_t c) {
-    ends[0] = vf_set1(f->bias ? ((const float *)f->bias)[c] : 0);
+    ends[0] = vf_set1(f->bias ? cpu_get(f->bias_dtype, f->bias, c) : 0);
     ends[1] = vf_set1(f->lo), ends[2] = vf_set1(f->hi);
 }
 
@@ -65,7 +65,8 @@ VF_INLINE const char *dw_refusal(const weft_problem *p, int64_t least, int64_t m
     if (p->stride[1] != p->stride[2] || p->stride[1] < least || p->stride[1] > most)
         return least == 2 ? "stride is not 2x2" : most == 1 ? "stride is not 1" : "stride is neither 1x1 nor 2x2";
     if (p->pad_lo[0] || p->pad_hi[0]) return "padding in depth";
-    const char *why = cpu_epilogue_refusal(p);
+    const char *why = cpu_dtype_refusal(p);
+    if (!why) why = cpu_epilogue_refusal(p);
     return why ? why : cpu_layout_refusal(p, WEFT_LAYOUT_FIRST);
 }
 
@@ -74,8 +75,25 @@ VF_INLINE const char *dw_refusal(const weft_problem *p, int64_t least, int64_t m
 VF_INLINE double dw_cost(const weft_problem *p, const weft__hw *hw, double lanes, int64_t width) {
     const double ends = WEFT__MIN(2.0 / (double)cpu_ceil(width, VF_LANES), 1);
     const double slower = VF_LANES >= 16 ? (width <= VF_LANES ? 0.85 : 1) : VF_LANES >= 8 ? 1.25 + ends : 1.8;
-    return cpu_cost(hw, weft__bytes(p), 2 * lanes, 0.5) * slower;
+    return cpu_cost(hw, weft__bytes(p), 2 * lanes, p->tensor[0].dtype == WEFT_DTYPE_F32 ? 0.5 : 0.35) * slower;
 }
+
+/* Lanes of 16 bits by mask are slow without AVX-512. */
+#if VF_LANES == 16
+#define DW_DTYPES (WEFT__DTYPE_SET(F32) | WEFT__DTYPE_SET(F16) | WEFT__DTYPE_SET(BF16))
+#define DW_BY_DTYPE(dtype, f32, f16, bf16) ((dtype) == WEFT_DTYPE_F32 ? f32 : (dtype) == WEFT_DTYPE_F16 ? f16 : bf16)
+#define DW_16_BITS(code) code
+#else
+#define DW_DTYPES WEFT__DTYPE_SET(F32)
+#define DW_BY_DTYPE(dtype, f32, f16, bf16) f32
+#define DW_16_BITS(code)
+#endif
+/* Tasks for each data type, and the one for a problem. */
+#define DW_TASKS(name, call, ...)                                                                                 \
+    static void name##_f32(void *arg, int64_t slot) { call(arg, slot, __VA_ARGS__, WEFT_DTYPE_F32); }             \
+    DW_16_BITS(static void name##_f16(void *arg, int64_t slot) { call(arg, slot, __VA_ARGS__, WEFT_DTYPE_F16); }) \
+    DW_16_BITS(static void name##_bf16(void *arg, int64_t slot) { call(arg, slot, __VA_ARGS__, WEFT_DTYPE_BF16); })
+#define DW_TASK(name, dtype) DW_BY_DTYPE(dtype, name##_f32, name##_f16, name##_bf16)
 
 #define DW_RECORD(id, text, PASS, STEPS, ...)           \
     WEFT__KERNEL(id) = {.name = WEFT__NAME(text),       \
@@ -84,7 +102,7 @@ VF_INLINE double dw_cost(const weft_problem *p, const weft__hw *hw, double lanes
                         .engine = WEFT_ENGINE_CPU,      \
                         .isa = WEFT__ISA_HERE,          \
                         .passes = WEFT__PASS_SET(PASS), \
-                        .dtypes = WEFT__DTYPE_SET(F32), \
+                        .dtypes = DW_DTYPES,            \
                         .steps = STEPS,                 \
                         .exact = true,                  \
                         .plan = plan,                   \
@@ -116,34 +134,36 @@ VF_INLINE dw_columns dw_columns_of(const dw_window *g, int64_t x, const int S, b
     return k;
 }
 
-VF_INLINE vf dw_load(const dw_columns *k, const float *p, int i, const bool edge) {
-    return edge ? vf_load_in(k->load[i], p) : vf_load(p);
+VF_INLINE vf dw_load(const dw_columns *k, const void *in, int64_t index, int i, const bool edge, const int dtype) {
+    return edge ? vf_load_in_as(dtype, k->load[i], in, index) : vf_load_as(dtype, in, index);
 }
 
-/* row: column 0 of the row. At an edge lanes outside the row are 0. */
-VF_INLINE void dw_taps(vf t[3], const dw_columns *k, const float *row, const int S, const bool edge) {
-    const float *p = row + k->at;
+/* row: column 0 of the row, counted from `in`. At an edge lanes outside the row are 0. */
+VF_INLINE void dw_taps(vf t[3], const dw_columns *k, const void *in, int64_t row, const int S, const bool edge,
+                       const int dtype) {
+    const int64_t at = row + k->at;
     if (S == 1) {
-        VF_UNROLL for (int s = 0; s < 3; s++) t[s] = dw_load(k, p + s, s, edge);
+        VF_UNROLL for (int s = 0; s < 3; s++) t[s] = dw_load(k, in, at + s, s, edge, dtype);
         return;
     }
-    const vf a = dw_load(k, p, 0, edge), b = dw_load(k, p + VF_LANES, 1, edge);
+    const vf a = dw_load(k, in, at, 0, edge, dtype), b = dw_load(k, in, at + VF_LANES, 1, edge, dtype);
     t[0] = vf_even(a, b);
     t[1] = vf_odd(a, b);
-    t[2] = vf_even(dw_load(k, p + 2, 2, edge), dw_load(k, p + 2 + VF_LANES, 3, edge));
+    t[2] = vf_even(dw_load(k, in, at + 2, 2, edge, dtype), dw_load(k, in, at + 2 + VF_LANES, 3, edge, dtype));
 }
 
 VF_INLINE vf dw_fma(const dw_columns *k, int s, vf a, vf b, vf c, const bool edge) {
     return edge ? vf_fma_in(k->tap[s], a, b, c) : vf_fma(a, b, c);
 }
 
-/* Ask for the S VF_LANES columns from S x on of `rows` rows of w, two blocks of rows (at least 2 KB) ahead.
- * A few lines at a time: a burst fills the miss buffers and stalls the loads behind it. */
-VF_INLINE void dw_prefetch(const float *row, int64_t w, int64_t x, const int rows, const int S) {
-    const int64_t ahead = WEFT__MAX(2048, 2 * rows * w * 4);
-    if (S * x % 16) return;
-    VF_UNROLL for (int i = 0; i < rows; i++) VF_UNROLL for (int b = 0; b < S * VF_LANES; b += 16)
-        vf_prefetch(row, ahead + (i * w + S * x + b) * 4);
+/* Ask for the S VF_LANES columns from S x on of `rows` rows of w, the first at `row` of `in`, two blocks of rows (at
+ * least 2 KB) ahead. A few lines at a time: a burst fills the miss buffers and stalls the loads behind it. */
+VF_INLINE void dw_prefetch(const void *in, int64_t row, int64_t w, int64_t x, const int rows, const int S,
+                           const int dtype) {
+    const int64_t size = vf_size_of(dtype), ahead = WEFT__MAX(2048, 2 * rows * w * size), line = 64 / size;
+    if (S * x % line) return;
+    VF_UNROLL for (int i = 0; i < rows; i++) VF_UNROLL for (int b = 0; b < S * VF_LANES; b += (int)line)
+        vf_prefetch(in, ahead + (row + i * w + S * x + b) * size);
 }
 
 #endif

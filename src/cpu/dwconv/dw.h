@@ -60,13 +60,8 @@ VF_INLINE const char *dw_refusal(const weft_problem *p, weft_layout layout) {
     if (p->groups != p->c) return "not depthwise: groups differ from c";
     for (int a = 0; a < 3; a++)
         if (p->in[a] < 1) return "an axis is empty";
-    const int dtype = p->tensor[0].dtype;
-    for (int i = 0; i < p->ntensors; i++) {
-        const weft_tensor *t = &p->tensor[i];
-        if (t->dtype != dtype && t->role != WEFT_ROLE_BIAS && t->role != WEFT_ROLE_DIFF_BIAS)
-            return "src, weights and dst differ in data type";
-    }
-    const char *why = cpu_epilogue_refusal(p);
+    const char *why = cpu_dtype_refusal(p);
+    if (!why) why = cpu_epilogue_refusal(p);
     return why ? why : cpu_layout_refusal(p, layout);
 }
 
@@ -79,23 +74,6 @@ VF_INLINE double dw_cost(const weft_problem *p, const weft__hw *hw, double lanes
     const double slower = VF_LANES >= 16 ? 1 : VF_LANES >= 8 ? 1.15 : 1.6;
     const double taps = (double)(p->kernel[0] * p->kernel[1] * p->kernel[2]);
     return cpu_cost(hw, weft__bytes(p), weft__flops(p) * lanes, taps / (taps + extra)) * slower;
-}
-
-/* One element of the bias, or of any other tensor of floating point, as f32. */
-VF_INLINE float dw_get(int dtype, const void *p, int64_t index) {
-    float lanes[VF_LANES];
-    if (dtype == WEFT_DTYPE_F32) return ((const float *)p)[index];
-    vf_store(lanes, dtype == WEFT_DTYPE_F16 ? vf_load_count_as(WEFT_DTYPE_F16, p, index, 1)
-                                            : vf_load_count_as(WEFT_DTYPE_BF16, p, index, 1));
-    return lanes[0];
-}
-VF_INLINE void dw_put(int dtype, void *p, int64_t index, float x) {
-    if (dtype == WEFT_DTYPE_F32)
-        ((float *)p)[index] = x;
-    else if (dtype == WEFT_DTYPE_F16)
-        vf_store_count_as(WEFT_DTYPE_F16, p, index, vf_set1(x), 1);
-    else
-        vf_store_count_as(WEFT_DTYPE_BF16, p, index, vf_set1(x), 1);
 }
 
 /* A function with the data type as its last argument, called with each as a constant. */

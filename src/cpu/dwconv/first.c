@@ -326,7 +326,7 @@ void dwf_outputs(dwf_work *w, int64_t z, int64_t i) {
     float *to = in_place ? (float *)w->out + index : w->strip;
     const int64_t pitch = in_place ? out[2] : cols;
     dwf_block like;
-    like.bias = w->e.bias ? dw_get(w->e.bias_dtype, w->e.bias, w->c * w->g.outs + i) : 0;
+    like.bias = w->e.bias ? cpu_get(w->e.bias_dtype, w->e.bias, w->c * w->g.outs + i) : 0;
     like.min = w->e.lo, like.max = w->e.hi, like.ahead = read_ahead(w);
     if (w->finite && phases[0] * phases[1] * phases[2] == 1) {
         one_phase(w, z, i, &like);

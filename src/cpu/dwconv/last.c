@@ -56,7 +56,7 @@ VF_INLINE void fill_row(const dwl_work *w, float *to, int64_t row, const int dty
             for (int64_t c = w->c0; c < w->c1; c += VF_LANES)
                 vf_store(to + c - w->c0, vf_load_count_as(dtype, w->in, index + c, w->c1 - c));
         else
-            for (int64_t c = w->c0; c < w->c1; c++) to[c - w->c0] = dw_get(dtype, w->in, index + c / m);
+            for (int64_t c = w->c0; c < w->c1; c++) to[c - w->c0] = cpu_get(dtype, w->in, index + c / m);
     }
 }
 
@@ -118,7 +118,7 @@ VF_INLINE void pack(float *to, const void *weights, const weft_problem *p, const
     for (int64_t v = 0; v < dwl_vector(p->o); v++)
         for (int64_t i = 0; i < VF_LANES && dwl_channel(p, v) + i < p->o; i++)
             for (int64_t k = 0; k < taps; k++)
-                to[(v * taps + k) * VF_LANES + i] = dw_get(dtype, weights, (dwl_channel(p, v) + i) * taps + k);
+                to[(v * taps + k) * VF_LANES + i] = cpu_get(dtype, weights, (dwl_channel(p, v) + i) * taps + k);
 }
 
 weft_status dwl_pack(const weft__exec *e, const void *weights, void *packed) {

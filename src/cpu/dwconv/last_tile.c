@@ -185,10 +185,10 @@ static void fold(const dwl_work *w, const sink *k, const dwl_outputs *o) {
     for (int64_t x = w->x0; x < w->x1; x++)
         for (int64_t c = w->c0 / m; c < w->c1 / m; c++) {
             const float *from = k->temp + (x - w->x0) * w->f->chunk + c * m - w->c0;
-            float sum = o->e.bias ? dw_get(o->e.bias_dtype, o->e.bias, c) : 0;
+            float sum = o->e.bias ? cpu_get(o->e.bias_dtype, o->e.bias, c) : 0;
             for (int64_t i = 0; i < m; i++) sum += from[i];
             sum = sum < o->e.lo ? o->e.lo : sum;
-            dw_put(w->dtype, o->out, k->row + x * k->channels + c, sum > o->e.hi ? o->e.hi : sum);
+            cpu_put(w->dtype, o->out, k->row + x * k->channels + c, sum > o->e.hi ? o->e.hi : sum);
         }
 }
 

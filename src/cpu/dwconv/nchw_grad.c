@@ -86,8 +86,8 @@ static float one_sum(const dwf_work *w, const void *center, int64_t i, const dw_
                 const int64_t iy = y * axis[1].step + axis[1].off + r * axis[1].gap;
                 const int64_t ix = x * axis[2].step + axis[2].off + s * axis[2].gap;
                 if (iz < 0 || iz >= in[0] || iy < 0 || iy >= in[1] || ix < 0 || ix >= in[2]) continue;
-                sum += dw_get(w->dtype, w->in, ((of_in * in[0] + iz) * in[1] + iy) * in[2] + ix) *
-                       dw_get(w->dtype, center, ((of_center * out[0] + z) * out[1] + y) * out[2] + x);
+                sum += cpu_get(w->dtype, w->in, ((of_in * in[0] + iz) * in[1] + iy) * in[2] + ix) *
+                       cpu_get(w->dtype, center, ((of_center * out[0] + z) * out[1] + y) * out[2] + x);
             }
     return sum;
 }
@@ -179,9 +179,9 @@ static void finish(void *arg, int64_t o) {
         float sum = 0;
         for (int64_t part = 0; part < parts; part++) sum += q->partial[(part * p->o + o) * (taps + 1) + tap];
         if (tap < taps)
-            dw_put(p->tensor[0].dtype, q->e->ptr[WEFT_ROLE_DIFF_WEIGHTS], o * taps + tap, sum);
+            cpu_put(p->tensor[0].dtype, q->e->ptr[WEFT_ROLE_DIFF_WEIGHTS], o * taps + tap, sum);
         else if (bias)
-            dw_put(bias->dtype, q->e->ptr[WEFT_ROLE_DIFF_BIAS], o, sum);
+            cpu_put(bias->dtype, q->e->ptr[WEFT_ROLE_DIFF_BIAS], o, sum);
     }
 }
 

@@ -302,9 +302,9 @@ static void finish(void *arg, int64_t slot) {
             for (int64_t c = v * VF_LANES; c < WEFT__MIN(p->o, (v + 1) * VF_LANES); c++) {
                 const float value = lane[c - dwl_channel(p, v)];
                 if (k < taps)
-                    dw_put(p->tensor[0].dtype, q->e->ptr[WEFT_ROLE_DIFF_WEIGHTS], c * taps + k, value);
+                    cpu_put(p->tensor[0].dtype, q->e->ptr[WEFT_ROLE_DIFF_WEIGHTS], c * taps + k, value);
                 else
-                    dw_put(bias->dtype, q->e->ptr[WEFT_ROLE_DIFF_BIAS], c, value);
+                    cpu_put(bias->dtype, q->e->ptr[WEFT_ROLE_DIFF_BIAS], c, value);
             }
         }
 }

@@ -284,7 +284,7 @@ static void run_block(const job *q, const block *b, int64_t n) {
     if (!has_data(p->pass)) return;
     const int64_t plane = positions(fwd ? p->out : p->in);
     float bias[VF_LANES] = {0};
-    for (int64_t l = 0; l < b->live && q->f.bias; l++) bias[l] = dw_get(q->f.bias_dtype, q->f.bias, b->c + l);
+    for (int64_t l = 0; l < b->live && q->f.bias; l++) bias[l] = cpu_get(q->f.bias_dtype, q->f.bias, b->c + l);
     const ends e = {vf_load(bias), vf_set1(q->f.lo), vf_set1(q->f.hi)};
     sum_all(fwd ? &q->fwd : &q->up, fwd ? &d->src : &d->diff, fwd ? b->src : b->diff, b->weights, b->out, &e);
     const int64_t at = (n * p->c + b->c) * plane;
@@ -324,7 +324,7 @@ static void finish(void *arg, int64_t index) {
     DW_BY_DTYPE(p->tensor[0].dtype, dw_narrow, q->e->ptr[WEFT_ROLE_DIFF_WEIGHTS], b.c * taps, b.weights, b.live * taps,
                 false)
     for (int64_t l = 0; l < b.live && bias; l++)
-        dw_put(bias->dtype, q->e->ptr[WEFT_ROLE_DIFF_BIAS], b.c + l, b.sums[taps * VF_LANES + l]);
+        cpu_put(bias->dtype, q->e->ptr[WEFT_ROLE_DIFF_BIAS], b.c + l, b.sums[taps * VF_LANES + l]);
 }
 
 static void task(void *arg, int64_t slot) {

@@ -4,8 +4,9 @@
  * nobody needs masked stores. What leaves the buffer leaves it as whole cache lines, either streamed past the caches
  * (a regular store reads the line first: a third more traffic) or stored, where the output is small enough to stay.
  *
- *   at = stage_room(&s)       write up to `run` floats and VF_LANES of excess here
- *   stage_commit(&s, count)   count of them are meant */
+ *   at = stage_room(&s)             write up to `run` floats and VF_LANES of excess here
+ *   stage_commit(&s, count, dtype)  count of them are meant
+ * dtype: of the output, a constant. What leaves is rounded to it. */
 #ifndef WEFT_CPU_SIMD_STAGE_H
 #define WEFT_CPU_SIMD_STAGE_H
 
@@ -15,11 +16,11 @@
 
 #include "cpu/simd/simd.h"
 
-enum { STAGE_LINE = 16, STAGE_FULL = 512 }; /* floats: a cache line; keep at least this many together */
+enum { STAGE_LINE = 16, STAGE_FULL = 512 }; /* elements: a cache line of f32; keep at least this many together */
 
 typedef struct weft__stage {
     float *buffer;      /* same place in its line as dst */
-    float *dst;         /* where buffer[0] goes, a line's begin */
+    char *dst;          /* where buffer[0] goes, a line's begin */
     int64_t skip, fill; /* buffer[skip..fill) is meant; skip > 0 only in the run's first line */
     bool stream;
 } weft__stage;
@@ -30,40 +31,45 @@ VF_INLINE int64_t stage_floats(int64_t run) {
 }
 
 /* buffer: 64-byte aligned. */
-VF_INLINE void stage_begin(weft__stage *s, float *buffer, float *dst, bool stream) {
+VF_INLINE void stage_begin(weft__stage *s, float *buffer, void *dst, bool stream, const int dtype) {
     s->buffer = buffer;
-    s->skip = s->fill = (int64_t)((uintptr_t)dst / sizeof(float) % STAGE_LINE);
-    s->dst = (float *)((uintptr_t)dst - (uintptr_t)s->skip * sizeof(float));
+    s->skip = s->fill = (int64_t)(uintptr_t)dst / vf_size_of(dtype) % STAGE_LINE;
+    s->dst = (char *)dst - s->skip * vf_size_of(dtype);
     s->stream = stream;
 }
 
 VF_INLINE float *stage_room(const weft__stage *s) { return s->buffer + s->fill; }
 
-VF_INLINE void stage_lines(weft__stage *s) {
+/* Elements [i, end) of one line or less. */
+VF_INLINE void stage_some(weft__stage *s, int64_t i, int64_t end, const int dtype) {
+    for (; i < end; i += VF_LANES) vf_store_count_as(dtype, s->dst, i, vf_load_count(s->buffer + i, end - i), end - i);
+}
+
+VF_INLINE void stage_lines(weft__stage *s, const int dtype) {
     int64_t i = 0;
     if (s->skip) {
-        memcpy(s->dst + s->skip, s->buffer + s->skip, (size_t)(STAGE_LINE - s->skip) * sizeof(float));
+        stage_some(s, s->skip, STAGE_LINE, dtype);
         s->skip = 0;
         i = STAGE_LINE;
     }
     const int64_t end = s->fill / STAGE_LINE * STAGE_LINE;
     if (s->stream)
-        for (; i < end; i += VF_LANES) vf_stream(s->dst + i, vf_load(s->buffer + i));
+        for (; i < end; i += VF_LANES) vf_stream_as(dtype, s->dst, i, vf_load(s->buffer + i));
     else
-        for (; i < end; i += VF_LANES) vf_store(s->dst + i, vf_load(s->buffer + i));
+        for (; i < end; i += VF_LANES) vf_store_as(dtype, s->dst, i, vf_load(s->buffer + i));
     memcpy(s->buffer, s->buffer + end, STAGE_LINE * sizeof(float));
-    s->dst += end;
+    s->dst += end * vf_size_of(dtype);
     s->fill -= end;
 }
 
-VF_INLINE void stage_commit(weft__stage *s, int64_t count) {
+VF_INLINE void stage_commit(weft__stage *s, int64_t count, const int dtype) {
     s->fill += count;
-    if (s->fill >= STAGE_FULL) stage_lines(s);
+    if (s->fill >= STAGE_FULL) stage_lines(s, dtype);
 }
 
-VF_INLINE void stage_end(weft__stage *s) {
-    if (s->fill >= STAGE_LINE) stage_lines(s);
-    memcpy(s->dst + s->skip, s->buffer + s->skip, (size_t)(s->fill - s->skip) * sizeof(float));
+VF_INLINE void stage_end(weft__stage *s, const int dtype) {
+    if (s->fill >= STAGE_LINE) stage_lines(s, dtype);
+    stage_some(s, s->skip, s->fill, dtype);
     if (s->stream) vf_stream_end();
 }
 
