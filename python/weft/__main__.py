@@ -66,11 +66,12 @@ def _parsers() -> tuple[argparse.ArgumentParser, argparse.ArgumentParser]:
     b.add_argument("--device", choices=("cpu", "cuda"), help="of the set models (default cpu); a problem names its own")
     b.add_argument("--against", metavar="FILE", help="rows of an earlier run: name what fell by more than a tenth")
     b.add_argument("--json", metavar="FILE", help="write the rows there as well")
+    b.add_argument("--figure", metavar="FILE.svg", help="measure nothing: draw the rows of the files given instead of problems, which --json wrote")
     b.add_argument("--rounds", type=_count(1001), default=11, metavar="N", help=f"samples of each side, at least {bench.MIN_ROUNDS} (default 11)")
     b.add_argument("--threads", type=_count(_MOST_THREADS), metavar="N", help="for both sides (default: PyTorch's)")
     b.add_argument("--pass", dest="passes", choices=_twin.PASSES, help="instead of the pass in the text")
     d = commands.add_parser("demo", help="five cases and two networks on this machine, PyTorch beside weft, and a page about them",
-                            description="Measure five cases and two networks on this machine's CPU, PyTorch beside weft, in about 20 seconds: a table, and the "
+                            description="Measure five cases and two networks on this machine's CPU, PyTorch beside weft, in about a minute: a table, and the "
                                         "same as a page with drawings. Exit codes: 0 done, 1 a result is wrong or FILE cannot be written, 2 misuse.")
     d.add_argument("--html", default="report.html", metavar="FILE", help="where the page goes (default report.html)")
     d.add_argument("--only", metavar="A,B", help="only the cases whose names contain one of these words")
@@ -88,6 +89,10 @@ def _parsers() -> tuple[argparse.ArgumentParser, argparse.ArgumentParser]:
 def _bench(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
     if bool(args.problem) == bool(args.named):
         parser.error("expects PROBLEM... or --set NAME" + (", not both" if args.named else ""))
+    if args.figure:
+        if args.named:
+            parser.error("--figure goes with files of rows that --json wrote, not with --set")
+        return bench.draw(args.figure, args.problem)
     if args.named == bench.MODELS:
         if args.passes:
             parser.error("--pass goes with problems; the set models runs inference and training")

@@ -2,8 +2,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from html import escape
+
+from ._figure import STYLE, chart, in_words, kind, number
 
 _STYLE = """
 :root { color-scheme: light dark; --paper: #fbfaf8; --card: #ffffff; --ink: #1d2127; --soft: #626a75; --line: #e3e0da; --weft: #0f7b6c; --torch: #b9b4ab;
@@ -14,7 +16,7 @@ _STYLE = """
 * { box-sizing: border-box; }
 body { margin: 0; background: var(--paper); color: var(--ink); font: 15px/1.5 system-ui, -apple-system, "Segoe UI", Roboto, sans-serif; }
 main { max-width: 1120px; margin: 0 auto; padding: 40px 24px 64px; }
-h1 { font-size: 30px; letter-spacing: -0.02em; margin: 0 0 4px; } h2 { font-size: 17px; margin: 0 0 4px; }
+h1 { font-size: 24px; line-height: 1.3; letter-spacing: -0.01em; margin: 0 0 8px; } h2 { font-size: 17px; margin: 0 0 4px; }
 p { margin: 0 0 12px; } .soft { color: var(--soft); } .small { font-size: 13px; }
 section { background: var(--card); border: 1px solid var(--line); border-radius: 12px; padding: 20px 24px; margin-top: 20px; }
 .warn { background: var(--warn); color: var(--warn-ink); border-radius: 8px; padding: 10px 14px; margin-top: 16px; }
@@ -24,32 +26,19 @@ section { background: var(--card); border: 1px solid var(--line); border-radius:
 .scroll { overflow-x: auto; } table { border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nums; }
 th { text-align: right; font-weight: 500; color: var(--soft); font-size: 13px; padding: 4px 10px; border-bottom: 1px solid var(--line); white-space: nowrap; }
 td { text-align: right; padding: 7px 10px; border-bottom: 1px solid var(--line); white-space: nowrap; } tr:last-child td { border-bottom: 0; }
-th:first-child, td:first-child { text-align: left; padding-left: 0; white-space: normal; min-width: 250px; } td small { display: block; color: var(--soft); }
+th:first-child, td:first-child { text-align: left; padding-left: 0; white-space: normal; min-width: 230px; } td small { display: block; color: var(--soft); overflow-wrap: anywhere; }
 .gain { color: var(--gain); font-weight: 600; } .loss { color: var(--loss); font-weight: 600; }
-.pair { display: grid; grid-template-columns: 1fr 1fr; gap: 0 20px; } @media (max-width: 900px) { .pair { grid-template-columns: 1fr; } }
-@media (max-width: 600px) { section { padding: 16px; } th, td { padding-left: 6px; padding-right: 6px; }
-  th:first-child, td:first-child { min-width: 130px; } }
+@media (max-width: 600px) { main { padding: 24px 12px 40px; } h1 { font-size: 19px; } section { padding: 14px; } th, td { padding-left: 6px; padding-right: 6px; }
+  th:first-child, td:first-child { min-width: 120px; } }
 svg { display: block; width: 100%; height: auto; } .wide { min-width: 720px; }
 svg text { fill: var(--ink); font: 12px system-ui, sans-serif; } svg .s { fill: var(--soft); font-size: 11px; }
-.bw { fill: var(--weft); } .bt { fill: var(--torch); }
+.bw { fill: var(--weft); }
 .rule { stroke: var(--grid); stroke-width: 1; } .roof { stroke: var(--ink); stroke-width: 2; fill: none; }
 .link { stroke: var(--soft); stroke-width: 1; stroke-dasharray: 2 3; } .ring { fill: var(--card); stroke: var(--torch); stroke-width: 2.5; }
 dl { display: grid; grid-template-columns: repeat(auto-fill, minmax(240px, 1fr)); gap: 10px 24px; margin: 8px 0 0; } dt { color: var(--soft); font-size: 13px; }
 dd { margin: 0; overflow-wrap: anywhere; } code { font: 12px ui-monospace, Menlo, Consolas, monospace; overflow-wrap: anywhere; }
 """
 _PREFIXES = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
-
-
-def number(value: float) -> str:
-    """Three digits that count.
-
-        >>> number(0.01234), number(3.14159), number(56.78), number(1234.5)
-        ('0.0123', '3.14', '56.8', '1,234')
-    """
-    if value == 0 or not math.isfinite(value):
-        return str(value)
-    digits = max(0, 2 - math.floor(math.log10(abs(value))))
-    return f"{value:,.{digits}f}"
 
 
 def _engineering(value: float, unit: str) -> str:
@@ -69,40 +58,39 @@ def _tick(value: float) -> str:
 
 # ---------------------------------------------------------------------------------------------- the table
 
-def _kind(row: dict) -> str:
-    """Within a twentieth both are as fast: that is what a quiet machine repeats."""
-    return "disturbed" if row.get("busy") else "gain" if row["ratio"] > 1.05 else "loss" if row["ratio"] < 1 / 1.05 else "level"
+def _verdict(rows: Sequence[dict]) -> str:
+    """The first line: what a reader wants to know.
+
+        >>> _verdict([{"title": "A", "ratio": 3.0}, {"title": "B", "ratio": 0.25}, {"title": "C", "ratio": 1.0}])
+        'weft is faster in 1 of 3 measurements, up to 3x faster (A), level in 1 and slower in 1, up to 4x slower (B).'
+    """
+    kinds = [kind(r) for r in rows]
+    if rows and kinds.count("disturbed") == len(rows):
+        return f"Other work disturbed all of {len(rows)} measurements: no verdict."
+    sure = [r for r in rows if kind(r) != "disturbed"]
+    best, worst = (pick(sure, key=lambda r: r["ratio"], default=None) for pick in (max, min))
+    up = f", up to {in_words(best['ratio'])} ({best['title']})" if best and kind(best) == "gain" else ""
+    down = f", up to {in_words(worst['ratio'])} ({worst['title']})" if worst and kind(worst) == "loss" else ""
+    other = f"; other work disturbed {kinds.count('disturbed')}" if "disturbed" in kinds else ""
+    return (f"weft is faster in {kinds.count('gain')} of {len(rows)} measurements{up}, level in {kinds.count('level')} and slower in "
+            f"{kinds.count('loss')}{down}{other}.")
 
 
 def _ratio(row: dict) -> str:
-    return f'<span class="{_kind(row)}">{number(row["ratio"])}{"?" if row.get("busy") else "x"}</span>'
+    said = f"{number(row['ratio'])}?" if row.get("busy") else in_words(row["ratio"])
+    spread = f" <small>±{100 * row['spread']:.0f}%</small>" if "spread" in row else ""
+    return f'<span class="{kind(row)}">{said}</span>{spread}'
 
 
 def _table(rows: Sequence[dict]) -> str:
-    head = ("case", "torch ms", "weft ms", "torch / weft", "torch MB", "weft MB", "largest error")
+    head = ("case", "weft is", "torch ms", "weft ms", "torch MB", "weft MB", "error")
     lines = ["<tr>" + "".join(f'<th scope="col">{h}</th>' for h in head) + "</tr>"]
     for row in rows:
-        cells = (f"{escape(row['title'])}<small>{escape(row['source'])}</small>", number(row["peer_ms"]), number(row["weft_ms"]), _ratio(row),
-                 number(row["peer_bytes"] / 1e6), number(row["weft_bytes"] / 1e6), f"{row['error']:.1e}")
+        what = f"{escape(row['title'])}<small>{escape(row['source'])}; {escape(row['size'])}</small>"
+        cells = (what, _ratio(row), number(row["peer_ms"]), number(row["weft_ms"]), number(row["peer_bytes"] / 1e6), number(row["weft_bytes"] / 1e6),
+                 f"{row['error']:.1e}")
         lines.append("<tr>" + "".join(f"<td>{c}</td>" for c in cells) + "</tr>")
     return f'<div class="scroll"><table>{"".join(lines)}</table></div>'
-
-
-# ---------------------------------------------------------------------------------------------- bars
-
-def _bars(rows: Sequence[dict], keys: tuple[str, str], say: Callable[[float], str], name: str) -> str:
-    """Two bars a row; the longer of the two is the whole width, so that small cases are seen beside large ones."""
-    width, full, step = 500, 380, 58
-    parts = []
-    for i, row in enumerate(rows):
-        y, most = i * step, max(row[k] for k in keys) or 1
-        parts.append(f'<text x="0" y="{y + 13}">{escape(row["title"])}</text>')
-        for j, (key, kind) in enumerate(zip(keys, ("bt", "bw"))):
-            long = max(2.0, full * row[key] / most)
-            at = y + 20 + 14 * j
-            parts.append(f'<rect class="{kind}" x="0" y="{at}" width="{long:.1f}" height="12" rx="2"/>'
-                         f'<text class="s" x="{long + 6:.1f}" y="{at + 10}">{escape(say(row[key]))}</text>')
-    return f'<svg role="img" aria-label="{escape(name)}" viewBox="0 0 {width} {max(len(rows) * step, 1)}">{"".join(parts)}</svg>'
 
 
 # ---------------------------------------------------------------------------------------------- the roofline
@@ -171,31 +159,24 @@ def _section(title: str, text: str, body: str) -> str:
 
 
 def page(rows: Sequence[dict], failed: Sequence[str], machine: dict[str, str], warning: str, bytes_per_ms: float, flops_per_ms: float) -> str:
-    """The whole file. rows: those of bench.measure and _models.measure with a title and a source."""
-    kinds = [_kind(r) for r in rows]
-    summary = (f"Of {len(rows)} measurements weft is faster in {kinds.count('gain')}, slower in {kinds.count('loss')} and level in {kinds.count('level')}"
-               f"{', and other work disturbed ' + str(kinds.count('disturbed')) if 'disturbed' in kinds else ''}.")
+    """The whole file. rows: those of bench.measure and _models.measure with a title, a source, a size and a command."""
     notes = "".join(f'<p class="warn">{escape(text[0].upper() + text[1:])}.</p>' for text in ([warning] if warning else []) + [f"failed: {f}" for f in failed])
     facts = "".join(f"<div><dt>{escape(k)}</dt><dd>{escape(v)}</dd></div>" for k, v in machine.items())
-    problems = "".join(f"<p class='small'>{escape(r['title'])}: {r['rounds']} rounds<br><code>{escape(r['problem'])}</code><br>"
+    problems = "".join(f"<p class='small'>{escape(r['title'])}: {r['rounds']} rounds<br><code>{escape(r['command'])}</code><br>"
                        f"<span class='soft'>ran <code>{escape(r['kernel'])}</code></span></p>" for r in rows)
     roof = f"{_engineering(bytes_per_ms * 1e3, 'B/s')} and {_engineering(flops_per_ms * 1e3, 'flop/s')}"
     body = [
-        "<header><h1>weft beside PyTorch</h1>",
-        f"<p class=\"soft\">{escape(machine['Processor'])}, {escape(machine['Threads'])} threads, float32. {escape(summary)}</p>{notes}</header>",
-        _section("Figures", "Medians of interleaved rounds, caches emptied before each, the ratio's too. Memory: the most a call holds at once. Error: the "
-                 "largest difference between the two over the largest value.", _table(rows)),
-        '<div class="pair">',
-        _section("Time", "Milliseconds; shorter is better. Each pair has its own scale.",
-                 _KEY + _bars(rows, ("peer_ms", "weft_ms"), lambda v: f"{number(v)} ms", "Time")),
-        _section("Peak memory", "Megabytes; shorter is better. Each pair has its own scale.",
-                 _KEY + _bars(rows, ("peer_bytes", "weft_bytes"), lambda v: f"{number(v / 1e6)} MB", "Peak memory")),
-        "</div>",
+        f"<header><h1>{escape(_verdict(rows))}</h1>",
+        f"<p class=\"soft\">torch beside weft, float32, {escape(machine['Threads'])} threads of {escape(machine['Processor'])}.</p>{notes}</header>",
+        _section("How many times faster", "PyTorch's time over weft's, each step of the axis a factor; bars to the left are losses.",
+                 chart(rows, "How many times faster")),
+        _section("Figures", "Medians of interleaved rounds, caches emptied before each; ± is half the range of the middle half of the ratios. Memory: the "
+                 "most a call holds at once. Error: the largest difference between the two over the largest value.", _table(rows)),
         _section("Roofline", f"Measured here: {roof}. A dot is a case, flops of a second over flops of a byte; the line is what the machine allows.",
                  _KEY + _roofline(rows, bytes_per_ms, flops_per_ms)),
         _section("Machine", "Where these figures come from.", f"<dl>{facts}</dl>"),
-        _section("Cases", "The problems as weft's command takes them, and the kernels that ran; torch is PyTorch's own code, which weft calls where it is "
-                 "expected to be faster.", problems),
+        _section("Cases", "The commands that repeat them, and the kernels that ran; torch is PyTorch's own code, which weft calls where it is expected to be "
+                 "faster.", problems),
     ]
     return ('<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">'
-            f"<title>weft beside PyTorch</title><style>{_STYLE}</style></head><body><main>{''.join(body)}</main></body></html>\n")
+            f"<title>weft beside PyTorch</title><style>{_STYLE}{STYLE}</style></head><body><main>{''.join(body)}</main></body></html>\n")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import platform
 import statistics
 import sys
 from collections.abc import Iterable
@@ -16,11 +17,13 @@ from typing import Optional, TextIO
 
 import torch
 
-from . import _clock, _enable, _library, _memory, _models, _regret, _twin
+from . import _clock, _enable, _figure, _library, _memory, _models, _regret, _twin
 
 MIN_ROUNDS = 7
 MODELS = "models"                    # the set that is no file
 REGRET = "regret"                    # the set that is timed in another way
+HEADLINES = "headline"               # the set of the README's figure, whose lines have titles
+_SETS = Path(__file__).resolve().parents[2] / "bench"
 DROP = 0.9                           # a ratio that fell below this part of the recorded one is marked
 _COLUMNS = (("problem", 0), ("kernel", 0), ("peer ms", 9), ("weft ms", 9), ("ratio", 6), ("floor ms", 9), ("share", 6))
 _MODEL_COLUMNS = (("model", 16), ("pass", 8), ("batch", 5), ("peer ms", 10), ("weft ms", 10), ("ratio", 6), ("peer MB", 9), ("weft MB", 9), ("error", 8),
@@ -50,19 +53,44 @@ def measure(text: str, passes: Optional[str] = None, rounds: int = 11) -> dict:
             samples[at].append(clock.sample(runs[at]))
     weft_ms, peer_ms = (statistics.median(s) for s in samples[:2])
     move_ms = min(statistics.median(s) for s in samples[2:])
+    ratios = sorted(p / w for w, p in zip(*samples[:2]))
+    ratio, low, high = statistics.median(ratios), ratios[len(ratios) // 4], ratios[-1 - len(ratios) // 4]
     compute_ms = twin.flops / clock.flops_per_ms(twin.dtype)
     floor_ms = max(move_ms, compute_ms)
     row = {
         "problem": twin.text, "kernel": twin.kernel, "peer": f"torch {torch.__version__}" + (f", {twin.note}" if twin.note else ""), "peer_ms": peer_ms,
-        "weft_ms": weft_ms, "ratio": statistics.median(p / w for w, p in zip(*samples[:2])), "floor_ms": floor_ms, "share": floor_ms / weft_ms,
+        "weft_ms": weft_ms, "ratio": ratio, "spread": (high - low) / 2 / ratio, "floor_ms": floor_ms, "share": floor_ms / weft_ms,
         "floor_is": "bytes" if move_ms >= compute_ms else "flops", "move_ms": move_ms, "compute_ms": compute_ms, "error": error,
         "bytes": twin.read + twin.write, "flops": twin.flops, "weft_bytes": _memory.peak(twin.weft, twin.device),
-        "peer_bytes": _memory.peak(twin.peer, twin.device), "rounds": len(samples[0]), "threads": torch.get_num_threads(), "pages": _clock.pages,
+        "peer_bytes": _memory.peak(twin.peer, twin.device), "machine": machine(twin.device), "rounds": len(samples[0]), "threads": torch.get_num_threads(), "pages": _clock.pages,
         "busy": busy(),
     }
     if twin.device.type == "cuda":
         row["weft_wall_ms"], row["peer_wall_ms"] = clock.wall(twin.weft), clock.wall(twin.peer)
     return row
+
+
+def machine(device: torch.device) -> str:
+    """What a heading over rows of this device says.
+
+        >>> import torch
+        >>> from weft import bench
+        >>> bench.machine(torch.device("cpu")).startswith("CPU: ")
+        True
+    """
+    if device.type == "cuda":
+        return f"GPU: {torch.cuda.get_device_name(device)}"
+    threads = torch.get_num_threads()
+    return f"CPU: {processor()}, {threads} thread{'s' if threads > 1 else ''}"
+
+
+def processor() -> str:
+    """Its name as the system has it."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+        return next(line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
+    except (OSError, StopIteration):
+        return platform.processor() or platform.machine()
 
 
 def _line(values: Iterable[str], widths: list[int]) -> str:
@@ -86,7 +114,7 @@ def problems_of(name: str) -> list[str]:
         >>> bench.problems_of("cpu")[0]
         'conv2d:fwd:f32:nchw:n8c128h56w56:o128k3p1g128'
     """
-    directory = Path(__file__).resolve().parents[2] / "bench"
+    directory = _SETS
     known = sorted(p.stem for p in directory.glob("*.txt"))
     if name not in known:
         allowed = ", ".join([*known, MODELS]) if known else f"{MODELS}; other sets are files of weft's source tree, and there is no {directory}"
@@ -204,6 +232,26 @@ def fallen(rows: list[dict], record: list[dict]) -> list[str]:
     before = {row["problem"]: row["ratio"] for row in record}
     return [f"fell: {row['problem']} was {before[row['problem']]:.2f}, is {row['ratio']:.2f}" for row in rows
             if row["problem"] in before and row["ratio"] < DROP * before[row["problem"]]]
+
+
+def draw(file: str, recorded: list[str]) -> int:
+    """The command for --figure: the rows of files that --json wrote, as one chart. Returns the exit code.
+
+        >>> from weft import bench
+        >>> bench.draw("figure.svg", ["missing.json"])
+        2
+    """
+    named = {problem: said for set_ in sorted(_SETS.glob(f"{HEADLINES}*.txt")) for problem, said in _figure.titles(set_.read_text(encoding="utf-8")).items()}
+    try:
+        rows = [row for f in recorded for row in _figure.read(f, named)]
+    except ValueError as problem:
+        _complain(problem)
+        return 2
+    if why := refusal(file):
+        _complain(why)
+        return 1
+    Path(file).write_text(_figure.svg(rows), encoding="utf-8")
+    return 0
 
 
 @_enable.suspended()

@@ -237,7 +237,7 @@ def test_a_wrong_result_is_no_row(monkeypatch, capsys, tmp_path):
 # ---------------------------------------------------------------------------------------------- the command
 
 @pytest.mark.parametrize("args, code, text", [
-    (["bench", "--set", "nope"], 2, "--set: is 'nope', allowed: cpu, gpu, operators, regret, short, short_cuda, models"),
+    (["bench", "--set", "nope"], 2, "--set: is 'nope', allowed: cpu, gpu, headline, headline_cuda, operators, regret, short, short_cuda, models"),
     (["bench", "relu1d:fwd:f32:ncw:n1c2w3", "--set", "cpu"], 2, "expects PROBLEM... or --set NAME, not both"),
     (["bench"], 2, "expects PROBLEM... or --set NAME"),
     (["bench", "relu1d:fwd:f32:ncw:n1c2w3", "--batch", "4"], 2, "--batch goes with --set models"),
