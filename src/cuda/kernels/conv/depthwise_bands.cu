@@ -19,8 +19,8 @@ enum { CHANNELS = 16, OCTETS = CHANNELS / 8, MOST_STRIPS = 16 }; /* of a block; 
 enum { WAVE = 132 };
 
 /* Blocks of a multiprocessor. */
-static const char *const variants[] = {"b3", "b2", "b4", NULL};
-static const int32_t blocks_of[] = {3, 2, 4};
+static const char *const variants[] = {"b3", "b2", "b4", "b3w", "b2w", "b1t", NULL};
+static const int32_t blocks_of[] = {3, 2, 4, 3, 2, 1};
 
 /* Bytes of planes in shared memory, as planes_of() below. */
 static int64_t row_bytes(const depthwise_tile *t, bool halo) { return 16 * (t->rx + halo); }
@@ -40,15 +40,15 @@ static double tile_cost(const depthwise_tile *t) {
     const int products = t->mode == MODE_BOTH ? 2 : 1;
     const double reads = products * 4 * (t->ry + t->kernel[1] - 1) + (products - 1) * 2 * t->ry,
                  sums = products * 1.5 * t->ry * t->kernel[1];
-    return OCTETS * turned / 32 * 16 + CHANNELS * (t->rx * (reads + sums) + 40) + 1000;
+    return OCTETS * turned / 32 * 24 + CHANNELS * (0.7 * t->rx * (reads + sums) + 40) + 1000;
 }
 
 /* Rows of a strip, strips and columns of a tile, images: the shape of least cost whose planes fit. */
-static double best_shape(const weft_problem *p, const weft__hw *hw, depthwise_tile *t) {
+static double best_shape(const weft_problem *p, const weft__hw *hw, depthwise_tile *t, int narrow) {
     depthwise_tile best = *t;
     double least = 1e300;
-    for (t->ry = 1; t->ry <= 7; t->ry++)
-        for (t->rx = 1; t->rx <= 7; t->rx++) {
+    for (t->ry = 1; t->ry <= (t->mode == MODE_BOTH ? 4 : 7); t->ry++) /* registers */
+        for (t->rx = narrow; t->rx <= 7; t->rx++) {
             depthwise_args *a = &t->a;
             const int64_t strips = cuda_ceil(a->to[1], t->ry), down = cuda_ceil(strips, MOST_STRIPS);
             a->down = (int32_t)cuda_ceil(strips, down);
@@ -89,10 +89,10 @@ static const char *plan(const weft_problem *p, const weft__hw *hw, int variant, 
     if (refusal) return refusal;
     depthwise_args *a = &t->a;
     t->vec = 8;
-    t->threads = 256;
+    t->threads = variant == 5 ? 512 : 256;
     t->blocks = blocks_of[variant];
     if (t->mode >= MODE_WEIGHTS && t->blocks > 2 + (t->mode == MODE_WEIGHTS)) return "registers for fewer blocks";
-    const double cost = best_shape(p, hw, t);
+    const double cost = best_shape(p, hw, t, variant == 3 || variant == 4 ? (int)WEFT__MIN(cuda_ceil(a->to[2], 8), 4) : 1);
     if (cost >= 1e300) return "planes that do not fit into shared memory";
     a->run = CHANNELS;
     a->strips = 1;
@@ -156,11 +156,16 @@ template <class P, int ROWS> struct item {
     }
 };
 
-/* Elements of data before a pixel; -1: it does not exist. */
-static __device__ __forceinline__ int64_t pixel_at(const depthwise_args &a, const int32_t (&size)[3], int n, int y,
-                                                   int x, int c) {
-    const bool there = n < a.n && (unsigned)y < (unsigned)size[1] && (unsigned)x < (unsigned)size[2] && c < a.channels;
-    return there ? (((int64_t)n * size[1] + y) * size[2] + x) * a.channels + c : -1;
+/* Two neighbouring pixels of a row: where the first would be, and which of them exist. */
+struct two_pixels {
+    int64_t at;
+    bool first, second;
+};
+static __device__ __forceinline__ two_pixels pixels_at(const depthwise_args &a, const int32_t (&size)[3], int n, int y,
+                                                       int x, int c) {
+    const bool row = n < a.n && (unsigned)y < (unsigned)size[1] && c < a.channels;
+    return {(((int64_t)n * size[1] + y) * size[2] + x) * a.channels + c, row && (unsigned)x < (unsigned)size[2],
+            row && (unsigned)(x + 1) < (unsigned)size[2]};
 }
 
 /* (y, x): of the first row and column of the planes. */
@@ -171,19 +176,18 @@ static __device__ __forceinline__ void turn_in(const depthwise_args &a, const vo
     for (int begin = (int)threadIdx.x; begin < COUNT; begin += BATCH * THREADS) {
         uint4 v[BATCH][2];
 #pragma unroll
-        for (int k = 0; k < 2 * BATCH; k++) {
-            const int i = begin + k / 2 * THREADS;
-            const item<P, P::ROWS> at(i);
-            const int64_t p =
-                i < COUNT ? pixel_at(a, size, n + at.image, y + at.row, x + 2 * at.pair + k % 2, first + 8 * at.octet)
-                          : -1;
-            v[k / 2][k % 2] = p < 0 ? uint4{0, 0, 0, 0} : __ldg((const uint4 *)((const T *)from + p));
+        for (int k = 0; k < BATCH; k++) {
+            const item<P, P::ROWS> i(begin + k * THREADS);
+            const two_pixels p = pixels_at(a, size, n + i.image, y + i.row, x + 2 * i.pair,
+                                           i.image < IMAGES ? first + 8 * i.octet : INT32_MAX);
+            v[k][0] = v[k][1] = uint4{0, 0, 0, 0};
+            if (p.first) v[k][0] = __ldg((const uint4 *)((const T *)from + p.at));
+            if (p.second) v[k][1] = __ldg((const uint4 *)((const T *)from + p.at + a.channels));
         }
 #pragma unroll
         for (int k = 0; k < BATCH; k++) {
-            const int i = begin + k * THREADS;
-            if (i >= COUNT) break;
-            unsigned char *at = to + item<P, P::ROWS>(i).at();
+            if (begin + k * THREADS >= COUNT) break;
+            unsigned char *at = to + item<P, P::ROWS>(begin + k * THREADS).at();
             const uint32_t lo[4] = {v[k][0].x, v[k][0].y, v[k][0].z, v[k][0].w},
                            hi[4] = {v[k][1].x, v[k][1].y, v[k][1].z, v[k][1].w};
 #pragma unroll
@@ -204,13 +208,13 @@ static __device__ __forceinline__ void turn_out(const depthwise_args &a, int fir
         uint32_t w[8];
 #pragma unroll
         for (int c = 0; c < 8; c++) w[c] = *(const uint32_t *)(at + c * sources::CHANNEL);
+        const two_pixels to = pixels_at(a, a.to, p.n + image, p.y + row, p.x + 2 * pair, first + 8 * octet);
 #pragma unroll
         for (int k = 0; k < 2; k++) {
-            const int64_t to = pixel_at(a, a.to, p.n + image, p.y + row, p.x + 2 * pair + k, first + 8 * octet);
             const unsigned part = k ? 0x7632 : 0x5410;
             const uint4 v = {__byte_perm(w[0], w[1], part), __byte_perm(w[2], w[3], part),
                              __byte_perm(w[4], w[5], part), __byte_perm(w[6], w[7], part)};
-            if (to >= 0) *(uint4 *)((T *)a.dest + to) = v;
+            if (k ? to.second : to.first) *(uint4 *)((T *)a.dest + to.at + k * a.channels) = v;
         }
     }
 }
@@ -254,28 +258,41 @@ template <class P> static __device__ __forceinline__ int strip_at(int strip) {
     return image < IMAGES ? image * P::IMAGE + (strip - image * STRIPS) * P::STRIP : 0;
 }
 
+/* What is not finite reaches the dests beside it: there the sums are made once more. Rows of this lane. */
+static __device__ __noinline__ void careful_tile(const depthwise_args &a, const place &p, int c, int column, float bias,
+                                                 unsigned char *plane) {
+    const int lane = (int)threadIdx.x % 32, x = column + 2 * (lane % 4);
+    for (int i = 0; i < 4 * H; i++) {
+        const int strip = lane / 4 + 8 * (i % 2), image = strip / STRIPS, k = i / 4, at = x + i / 2 % 2,
+                  y = (strip - image * STRIPS) * H + k;
+        if (image >= min(IMAGES, a.n - p.n) || p.y + y >= a.to[1] || p.x + at >= a.to[2]) continue;
+        const float v = careful_dest(a, p.n + image, c, 0, p.y + y, p.x + at);
+        ((T *)(plane + strip_at<sources>(strip) + k * sources::PITCH))[at] =
+            narrow<T>(FWD ? weft__epilogue_apply(a.epilogue, bias, v) : v);
+    }
+}
+
 /* Dests of 8 columns of all strips: a lane has strips lane / 4 and that + 8, columns 2 (lane % 4) and the next. */
 static __device__ __forceinline__ void leave(const depthwise_args &a, const place &p, int c, int column, float bias,
-                                             float (&sum)[H][4], unsigned char *plane) {
+                                             const float (&sum)[H][4], unsigned char *plane) {
     const int lane = (int)threadIdx.x % 32, x = column + 2 * (lane % 4);
+    float zero = 0;
 #pragma unroll
     for (int half = 0; half < 2; half++) {
-        const int strip = lane / 4 + 8 * half, image = strip / STRIPS, top = (strip - image * STRIPS) * H;
-        if (image >= IMAGES) continue;
+        const int strip = lane / 4 + 8 * half;
+        if (strip >= IMAGES * STRIPS) continue;
         unsigned char *to = plane + strip_at<sources>(strip) + x * 2;
 #pragma unroll
         for (int k = 0; k < H; k++) {
             float v[2] = {sum[k][2 * half], sum[k][2 * half + 1]};
-            if (fmaf(v[0], 0, v[1] * 0) != 0)
-                for (int i = 0; i < 2; i++)
-                    if (pixel_at(a, a.to, p.n + image, p.y + top + k, p.x + x + i, c) >= 0)
-                        v[i] = careful_dest(a, p.n + image, c, 0, p.y + top + k, p.x + x + i);
+            zero = fmaf(v[0], 0, fmaf(v[1], 0, zero));
             if (FWD)
 #pragma unroll
                 for (int i = 0; i < 2; i++) v[i] = weft__epilogue_apply(a.epilogue, bias, v[i]);
             *(uint32_t *)(to + k * sources::PITCH) = narrow_two(T(), v[0], v[1]);
         }
     }
+    if (zero != 0) careful_tile(a, p, c, column, bias, plane);
 }
 
 static __device__ __forceinline__ void channel_of(const depthwise_args &a, const place &p, int c, const bands &f,
@@ -369,20 +386,20 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) depthwise(const __
         const int k = FWD ? r * K2 + t : (K1 - 1 - r) * K2 + K2 - 1 - t;
         taps[i] = there ? ((const T *)a.weights)[(int64_t)c * TAPS + k].bits : 0;
     }
-    sums total[MINE] = {};
+    sums total[WEIGHTS ? MINE : 1] = {};
     for (int i = slice; i < a.chunks; i += a.span) {
         const place p = place_of(a, i);
         turn_in<sources>(a, a.source, a.from, first, p.n, p.y - LEAD1, p.x - LEAD2, source);
         if (WEIGHTS) turn_in<owns>(a, a.at, a.to, first, p.n, p.y, p.x, own);
         __syncthreads();
-#pragma unroll
+#pragma unroll(WEIGHTS ? MINE : 1)
         for (int k = 0; k < MINE; k++) {
             const int c = warp * MINE + k;
             if (first + c >= a.channels) break;
-            if (BIASED) add_bias(a, p, source + sources::channel(c), total[k]);
+            if (BIASED) add_bias(a, p, source + sources::channel(c), total[WEIGHTS ? k : 0]);
             __syncwarp();
             channel_of(a, p, first + c, bands_of(taps + c * K1 * TAP_ROW), source + sources::channel(c),
-                       own + owns::channel(c), zeros, total[k]);
+                       own + owns::channel(c), zeros, total[WEIGHTS ? k : 0]);
         }
         __syncthreads();
         if (OUT) turn_out(a, first, p, source);
@@ -390,6 +407,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) depthwise(const __
     }
     if (!WEIGHTS) return;
 #pragma unroll
-    for (int k = 0; k < MINE; k++) put_sums(a, total[k], segment, warp * MINE + k, (float *)source + warp * (K1 * 128));
+    for (int k = 0; k < MINE; k++)
+        put_sums(a, total[WEIGHTS ? k : 0], segment, warp * MINE + k, (float *)source + warp * (K1 * 128));
 }
 #endif
