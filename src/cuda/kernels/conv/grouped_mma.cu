@@ -210,22 +210,45 @@ static __device__ __forceinline__ void multiply_tile(const float *at, const floa
     ptx_multiply_tf32(sum, hi, __float_as_uint(b.x), __float_as_uint(b.y));
 }
 
+/* Where dest `at` of a strip is, and whether it exists. */
+struct dest {
+    int line, x;
+    bool there;
+};
+static __device__ __forceinline__ dest dest_of(const grouped_args &a, const part &s, int at) {
+    const int line = at / PITCH, x = at - line * PITCH;
+    return {line, x, line < LINES && x < WIDTH && s.y + line < a.to[1]};
+}
+static __device__ __forceinline__ void put(const grouped_args &a, const part &s, int z, int channel, const dest &d,
+                                           float v) {
+    const int64_t plane = IMAGES ? z * a.dest_step[0] : s.n * a.dest_step[0] + z * a.dest_step[2];
+    ((float *)a.dest)[plane + channel * a.dest_step[1] + (s.y + d.line) * a.dest_step[3] + d.x] =
+        FWD ? weft__epilogue_apply(a.epilogue, bias_of(a, channel), v) : v;
+}
+
+/* What is not finite reaches the dests of other groups: this lane's sums of a tile once more. */
+static __device__ __noinline__ void careful_tile(const grouped_args &a, const part &s, int z, int first, int channel) {
+    for (int i = 0; i < 4; i++) {
+        const dest d = dest_of(a, s, first + i / 2 * 8);
+        const int c = channel + i % 2, group = c / a.outer;
+        if (d.there)
+            put(a, s, z, c, d,
+                careful(a, IMAGES ? z : s.n, group, c - group * a.outer, IMAGES ? 0 : z, s.y + d.line, d.x));
+    }
+}
+
 /* Dests of a tile: a lane has numbers lane / 4 and that + 8 of channels 2 (lane % 4) and the next. */
-static __device__ __forceinline__ void leave(const grouped_args &a, const part &s, int z, int first,
+static __device__ __forceinline__ void leave(const grouped_args &a, const part &s, int z, int tile,
                                              const float (&sum)[4]) {
-    const int lane = (int)threadIdx.x % 32;
+    const int lane = (int)threadIdx.x % 32, first = tile + lane / 4, channel = s.channel + 2 * (lane % 4);
+    float zero = 0;
 #pragma unroll
     for (int i = 0; i < 4; i++) {
-        const int at = first + lane / 4 + i / 2 * 8, line = at / PITCH, x = at - line * PITCH, y = s.y + line,
-                  channel = s.channel + 2 * (lane % 4) + i % 2;
-        if (line >= LINES || x >= WIDTH || y >= a.to[1]) continue;
-        const int64_t n = IMAGES ? z : s.n, deep = IMAGES ? 0 : z;
-        const int group = channel / a.outer;
-        const float v = sum[i] * 0 == 0 ? sum[i] : careful(a, n, group, channel - group * a.outer, (int)deep, y, x);
-        ((float *)
-             a.dest)[n * a.dest_step[0] + channel * a.dest_step[1] + deep * a.dest_step[2] + y * a.dest_step[3] + x] =
-            FWD ? weft__epilogue_apply(a.epilogue, bias_of(a, channel), v) : v;
+        const dest d = dest_of(a, s, first + i / 2 * 8);
+        zero = fmaf(sum[i], 0, zero);
+        if (d.there) put(a, s, z, channel + i % 2, d, sum[i]);
     }
+    if (zero != 0) careful_tile(a, s, z, first, channel);
 }
 
 extern "C" __global__ void __launch_bounds__(WIDE, 2) grouped_mma(const __grid_constant__ grouped_args a) {
