@@ -42,6 +42,10 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--device", choices=BATCH, default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--dtype", choices=DTYPES, default="float32")
     parser.add_argument("--memory-format", choices=FORMATS, default="contiguous")
+    parser.add_argument("--tf32", action="store_true", help="let products of float32 on a GPU run in TF32, on both sides")
+    parser.add_argument("--autocast", choices=("float16", "bfloat16"), help="run under torch.autocast")
+    parser.add_argument("--fuse", action="store_true", help="let weft's convolutions apply the ReLU behind them")
+    parser.add_argument("--compiled", action="store_true", help="torch.compile of torch's net as a third")
     parser.add_argument("--iterations", type=positive, default=10, metavar="N", help="of each net, after one that does not count (default 10)")
     args = parser.parse_args(argv)
     if args.device == "cuda" and not torch.cuda.is_available():
@@ -57,14 +61,18 @@ def build(args: argparse.Namespace) -> tuple[dict[str, nn.Module], torch.Tensor]
     torch.manual_seed(0)
     to = {"device": args.device, "dtype": DTYPES[args.dtype], "memory_format": FORMATS[args.memory_format]}
     net = MODELS["mobilenet_v1"].build(width=args.width).to(**to)
-    return {"torch": net, "weft": weft.convert(copy.deepcopy(net))}, torch.randn(args.batch, 3, args.size, args.size).to(**to)
+    nets = {"torch": net, "weft": weft.convert(copy.deepcopy(net), fuse=args.fuse)}
+    if args.compiled:
+        nets["compiled"] = torch.compile(copy.deepcopy(net), dynamic=False)
+    return nets, torch.randn(args.batch, 3, args.size, args.size).to(**to)
 
 
-def step(net: nn.Module, x: torch.Tensor) -> Callable[[], torch.Tensor]:
+def step(net: nn.Module, x: torch.Tensor, autocast: str | None = None) -> Callable[[], torch.Tensor]:
     """Forward and backward of the sum; the result and every gradient are left in the net."""
     def run() -> torch.Tensor:
         net.zero_grad(set_to_none=True)
-        y = net(x)
+        with torch.autocast(x.device.type, DTYPES.get(autocast or ""), enabled=autocast is not None):
+            y = net(x)
         y.sum().backward()
         return y
     return run
@@ -87,10 +95,11 @@ def largest_difference(one: nn.Module, other: nn.Module) -> float:
 
 def main(argv: list[str] | None = None) -> int:
     args = parse(argv)
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = args.tf32
     nets, x = build(args)
-    print(f"MobileNet v1, {args.batch}x3x{args.size}x{args.size}, {args.dtype}, {args.memory_format}, {args.device}: torch {torch.__version__}, "
+    print(f"MobileNet v1, {args.batch}x3x{args.size}x{args.size}, {args.autocast or args.dtype}{', TF32' if args.tf32 else ''}, {args.memory_format}, {args.device}: torch {torch.__version__}, "
           f"weft {weft.__version__}, {torch.get_num_threads()} threads, medians of {args.iterations} iterations")
-    runs = {name: step(net, x) for name, net in nets.items()}
+    runs = {name: step(net, x, args.autocast) for name, net in nets.items()}
     for run in runs.values():
         run()
     samples: dict[str, list[float]] = {name: [] for name in runs}
@@ -100,8 +109,9 @@ def main(argv: list[str] | None = None) -> int:
     for name, times in samples.items():
         middle = statistics.median(times)
         print(f"{name:6}{1e3 * middle:10.2f} ms{args.batch / middle:12.1f} images/s")
-    ratio = statistics.median(t / w for t, w in zip(*samples.values()))
-    print(f"ratio {ratio:10.2f}   largest difference of a gradient: {largest_difference(*nets.values()):.1e}")
+    for name in samples.keys() - {"weft"}:
+        ratio = statistics.median(t / w for t, w in zip(samples[name], samples["weft"]))
+        print(f"ratio {ratio:10.2f}   of {name}; largest difference of a gradient: {largest_difference(nets[name], nets['weft']):.1e}")
     return 0
 
 
