@@ -24,7 +24,7 @@ typedef struct softmax_args {
 #ifndef __CUDACC_RTC__
 typedef struct tile {
     cuda_data d;
-    int vec, lx, ry, each; /* each: vectors a thread */
+    int vec, lx, ry, each, once; /* each: vectors a thread; once: maximum and sum in one exchange */
 } tile;
 
 static const char *tile_of(const weft_problem *p, int variant, tile *t) {
@@ -32,12 +32,12 @@ static const char *tile_of(const weft_problem *p, int variant, tile *t) {
     if (refusal) return refusal;
     const bool rows = t->d.inner == 1;
     t->vec = cuda_vec(p, rows ? t->d.channels : t->d.inner);
+    t->once = variant >= 2;
     if (rows && variant) return "rows that lie together have one tile";
+    if (t->once && p->pass != WEFT_PASS_FWD) return "a gradient has one exchange";
+    variant %= 2;
     const int bytes = t->vec * (int)weft__dtype_size(p->tensor[0].dtype);
-    const int64_t most = BYTES / bytes / (p->pass == WEFT_PASS_FWD ? 1 : 2), few = WEFT__MIN(rows           ? 4
-                                                                                             : variant == 2 ? 8
-                                                                                                            : 16,
-                                                                                             most);
+    const int64_t most = BYTES / bytes / (p->pass == WEFT_PASS_FWD ? 1 : 2), few = WEFT__MIN(rows ? 4 : 16, most);
     const int64_t vectors = rows ? t->d.channels / t->vec : t->d.channels;
     t->lx = rows ? 1 : WEFT__MIN(cuda_power(t->d.inner / t->vec), (variant ? 256 : 128) / bytes);
     if (vectors > most * (MOST / t->lx)) return "a row is longer than the registers of a block hold";
@@ -52,7 +52,7 @@ static const char *tile_of(const weft_problem *p, int variant, tile *t) {
 }
 
 /* Bytes of a channel that a block reads together. */
-static const char *const variants[] = {"128b", "256b", NULL};
+static const char *const variants[] = {"128b", "256b", "128b_once", "256b_once", NULL};
 
 static const char *plan(const weft_problem *p, const weft__hw *hw, int variant, weft__decision *d) {
     tile *t = WEFT__PARAMS(tile, d);
@@ -62,7 +62,7 @@ static const char *plan(const weft_problem *p, const weft__hw *hw, int variant, 
     const double blocks = t->d.inner == 1 ? (double)t->d.outer / t->lx
                                           : (double)t->d.outer * (double)cuda_ceil(t->d.inner, (int64_t)t->lx * t->vec);
     const double idle = WEFT__MAX(hw->gpu->sms * 256.0 / (t->lx * t->ry) / WEFT__MAX(blocks, 1), 1);
-    d->ns = cuda_ns(hw, weft__bytes(p) * idle, variant ? 0.79 : 0.8, 1);
+    d->ns = cuda_ns(hw, weft__bytes(p) * idle, 0.8 - 0.01 * variant, 1);
     return NULL;
 }
 
@@ -70,8 +70,8 @@ static void defines(const weft_problem *p, const weft__hw *hw, const void *param
     const tile *t = params;
     (void)hw;
     cuda_defines(p, t->vec, text);
-    weft__put(text, " -DROWS=%d -DLX=%d -DRY=%d -DEACH=%d -DLOG=%d -DBWD=%d", t->d.inner == 1, t->lx, t->ry, t->each,
-              p->op == WEFT_OP_LOG_SOFTMAX, p->pass != WEFT_PASS_FWD);
+    weft__put(text, " -DROWS=%d -DLX=%d -DRY=%d -DEACH=%d -DLOG=%d -DBWD=%d -DONCE=%d", t->d.inner == 1, t->lx, t->ry,
+              t->each, p->op == WEFT_OP_LOG_SOFTMAX, p->pass != WEFT_PASS_FWD, t->once);
 }
 
 static weft_status run(const weft__exec *e) {
@@ -108,6 +108,7 @@ SOFTMAX(LOG_SOFTMAX, log_softmax);
 
 #else
 #include "reduce.h"
+#include "softmax/running.h"
 #include "softmax/softmax.h"
 #include "vec.h"
 
@@ -148,6 +149,39 @@ template <class Op> static __device__ __forceinline__ void over_row(float (&v)[W
         for (int i = 0; i < WIDTH; i++) v[i] = Op::of(v[i], scratch[(r * WIDTH + i) * LX + x]);
 }
 
+/* The same of maximum and sum together, for columns. */
+static __device__ __forceinline__ void over_column(running (&v)[WIDTH]) {
+    __shared__ running scratch[BLOCK * WIDTH];
+    const int x = (int)threadIdx.x % LX, lane = (int)threadIdx.x % 32;
+#pragma unroll
+    for (int i = 0; i < WIDTH; i++)
+#pragma unroll
+        for (int d = LX; d < 32 && d < BLOCK; d *= 2) {
+            const running other = {__shfl_xor_sync(0xffffffffu, v[i].m, d), __shfl_xor_sync(0xffffffffu, v[i].sum, d)};
+            v[i] = lane & d ? merge(other, v[i]) : merge(v[i], other);
+        }
+    constexpr int LEFT = LX >= 32 ? RY : BLOCK / 32;
+    if (LEFT == 1) return;
+    const int mine = LX >= 32 ? (int)threadIdx.x / LX : (int)threadIdx.x / 32;
+    __syncthreads(); /* where a block has several places */
+    if (LX >= 32 || lane < LX)
+#pragma unroll
+        for (int i = 0; i < WIDTH; i++) scratch[(mine * WIDTH + i) * LX + x] = v[i];
+    __syncthreads();
+#pragma unroll
+    for (int i = 0; i < WIDTH; i++) {
+        float m = scratch[i * LX + x].m, sum = 0;
+#pragma unroll 8
+        for (int r = 1; r < LEFT; r++) m = greatest::of(m, scratch[(r * WIDTH + i) * LX + x].m);
+#pragma unroll 8
+        for (int r = 0; r < LEFT; r++) {
+            const running part = scratch[(r * WIDTH + i) * LX + x];
+            sum = fmaf(part.sum, exp_small(part.m - running_base(m)), sum);
+        }
+        v[i] = {m, sum};
+    }
+}
+
 struct place {
     int64_t at, step; /* of this thread's first vector, and between two of its vectors; in elements */
     int count;        /* vectors that exist */
@@ -171,9 +205,23 @@ static __device__ __forceinline__ place place_of(const softmax_args &a, int64_t 
     return p;
 }
 
+/* What a thread has seen: exp(x - m), of its own m, stays in the place of x where KEPT. */
+static __device__ __forceinline__ void seen(pack<T, VEC> (&x)[EACH], int count, const float (&m)[WIDTH],
+                                            float (&s)[WIDTH]) {
+#pragma unroll
+    for (int k = 0; k < EACH; k++)
+#pragma unroll
+        for (int i = 0; i < VEC; i++)
+            if (k < count) {
+                const float e = exp_small(widen(x[k].v[i]) - m[i % WIDTH]);
+                s[i % WIDTH] += e;
+                if (KEPT) x[k].v[i] = narrow<T>(e);
+            }
+}
+
 static __device__ __forceinline__ void forward(const softmax_args &a, const place &p) {
     pack<T, VEC> x[EACH];
-    float m[WIDTH], s[WIDTH];
+    float m[WIDTH], s[WIDTH], f[WIDTH]; /* f: what the kept are multiplied with */
 #pragma unroll
     for (int k = 0; k < EACH; k++)
         if (k < p.count) load_raw((const T *)a.src + p.at + k * p.step, x[k]);
@@ -184,19 +232,28 @@ static __device__ __forceinline__ void forward(const softmax_args &a, const plac
 #pragma unroll
         for (int i = 0; i < VEC; i++)
             if (k < p.count) m[i % WIDTH] = greatest::of(m[i % WIDTH], widen(x[k].v[i]));
-    over_row<greatest>(m);
+    if (ONCE) {
+        running all[WIDTH];
+        float base[WIDTH];
 #pragma unroll
-    for (int k = 0; k < EACH; k++)
+        for (int i = 0; i < WIDTH; i++) base[i] = running_base(m[i]);
+        seen(x, p.count, base, s);
 #pragma unroll
-        for (int i = 0; i < VEC; i++)
-            if (k < p.count) {
-                const float e = exp_small(widen(x[k].v[i]) - m[i % WIDTH]);
-                s[i % WIDTH] += e;
-                if (KEPT) x[k].v[i] = narrow<T>(e);
-            }
-    over_row<plus>(s);
+        for (int i = 0; i < WIDTH; i++) all[i] = {m[i], s[i]};
+        over_column(all);
 #pragma unroll
-    for (int i = 0; i < WIDTH; i++) s[i] = softmax_scale(s[i]);
+        for (int i = 0; i < WIDTH; i++) {
+            m[i] = running_base(all[i].m);
+            s[i] = softmax_scale(all[i].sum);
+            f[i] = exp_small(base[i] - m[i]) * s[i];
+        }
+    } else {
+        over_row<greatest>(m);
+        seen(x, p.count, m, s);
+        over_row<plus>(s);
+#pragma unroll
+        for (int i = 0; i < WIDTH; i++) f[i] = s[i] = softmax_scale(s[i]);
+    }
 #pragma unroll
     for (int k = 0; k < EACH; k++)
         if (k < p.count) {
@@ -204,7 +261,7 @@ static __device__ __forceinline__ void forward(const softmax_args &a, const plac
 #pragma unroll
             for (int i = 0; i < VEC; i++) {
                 const float v = widen(x[k].v[i]);
-                y[i] = KEPT ? v * s[i % WIDTH] : softmax_value(v, m[i % WIDTH], s[i % WIDTH]);
+                y[i] = KEPT ? v * f[i % WIDTH] : softmax_value(v, m[i % WIDTH], s[i % WIDTH]);
             }
             store((T *)a.dst + p.at + k * p.step, y);
         }
