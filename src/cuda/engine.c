@@ -226,43 +226,98 @@ static void discard(function *f) {
     free(f);
 }
 
-static weft_status prepare_part(weft__cuda *cuda, const weft__choice *c, const weft__part *part, const weft_problem *p,
-                                const weft__hw *hw, void **out) {
-    char defines[DEFINES] = "", key[DEFINES + 256];
-    const char *name = c->kernel->name;
-    weft__text t = {defines, sizeof(defines), 0};
+/* One part of a kernel to be made ready. */
+typedef struct preparation {
+    weft__cuda *cuda;
+    const char *name;
+    const weft__part *part;
+    int ordinal;
+    uint64_t hash;
+    function *made;
+    weft_status status;
+    pthread_t thread;
+    bool started; /* the thread */
+    char why[512];
+    char defines[DEFINES], key[DEFINES + 256];
+} preparation;
+
+static weft_status describe_part(weft__cuda *cuda, const weft__choice *c, const weft__part *part, const weft_problem *p,
+                                 const weft__hw *hw, preparation *job) {
+    weft__text t = {job->defines, sizeof(job->defines), 0};
+    job->cuda = cuda, job->name = c->kernel->name, job->part = part, job->ordinal = p->ordinal;
+    job->made = NULL, job->status = WEFT_OK, job->started = false, job->defines[0] = job->why[0] = 0;
     if (part->defines) part->defines(p, hw, c->d.params, &t);
-    int n = snprintf(key, sizeof(key), "%d %s %s %s", p->ordinal, part->source, part->entry, defines);
-    if (t.length >= sizeof(defines) || n >= (int)sizeof(key))
-        return weft__fail(WEFT_ERR_INTERNAL, "%s: its defines are longer than %d characters", name, DEFINES);
-    uint64_t hash = 14695981039346656037u;
-    for (int i = 0; i < n; i++) hash = (hash ^ (unsigned char)key[i]) * 1099511628211u;
+    int n = snprintf(job->key, sizeof(job->key), "%d %s %s %s", p->ordinal, part->source, part->entry, job->defines);
+    if (t.length >= sizeof(job->defines) || n >= (int)sizeof(job->key))
+        return weft__fail(WEFT_ERR_INTERNAL, "%s: its defines are longer than %d characters", job->name, DEFINES);
+    job->hash = 14695981039346656037u;
+    for (int i = 0; i < n; i++) job->hash = (job->hash ^ (unsigned char)job->key[i]) * 1099511628211u;
+    return WEFT_OK;
+}
+
+/* Find it or build it, without the lock: others may prepare other kernels meanwhile. */
+static void *prepare_part(void *arg) {
+    preparation *job = arg;
     bool mine = false;
     pthread_mutex_lock(&engine.lock);
-    function *f = claim(key, hash, &mine);
+    function *f = claim(job->key, job->hash, &mine);
     pthread_mutex_unlock(&engine.lock);
-    if (!f) return weft__fail(WEFT_ERR_MEMORY, "%s: no memory to prepare it", name);
-    weft_status s = WEFT_OK;
-    if (mine) { /* compiled without the lock: others may prepare other kernels meanwhile */
-        s = build(cuda, name, part, p->ordinal, defines, f);
+    if (!f) job->status = weft__fail(WEFT_ERR_MEMORY, "%s: no memory to prepare it", job->name);
+    if (mine) {
+        job->status = build(job->cuda, job->name, job->part, job->ordinal, job->defines, f);
         pthread_mutex_lock(&engine.lock);
-        if (s == WEFT_OK)
+        if (job->status == WEFT_OK)
             f->ready = true;
         else
             discard(f);
         pthread_cond_broadcast(&engine.built);
         pthread_mutex_unlock(&engine.lock);
     }
-    if (s == WEFT_OK) *out = f;
+    if (job->status == WEFT_OK)
+        job->made = f;
+    else
+        snprintf(job->why, sizeof(job->why), "%s", weft_last_error());
+    return NULL;
+}
+
+static bool is_ready(const preparation *job) {
+    const function *f = engine.bucket[job->hash % BUCKETS];
+    while (f && (f->hash != job->hash || strcmp(f->key, job->key) != 0)) f = f->next;
+    return f && f->ready;
+}
+
+/* Parts that are not ready are built side by side, each but the last in a thread of its own. */
+static weft_status prepare_all(preparation *jobs, int count) {
+    int missing = 0;
+    pthread_mutex_lock(&engine.lock);
+    for (int i = 0; i < count; i++) missing += jobs[i].started = !is_ready(&jobs[i]);
+    pthread_mutex_unlock(&engine.lock);
+    for (int i = 0; i < count; i++) {
+        jobs[i].started =
+            jobs[i].started && missing-- > 1 && !pthread_create(&jobs[i].thread, NULL, prepare_part, &jobs[i]);
+        if (!jobs[i].started) prepare_part(&jobs[i]);
+    }
+    weft_status s = WEFT_OK;
+    for (int i = 0; i < count; i++) {
+        if (jobs[i].started) pthread_join(jobs[i].thread, NULL);
+        if (s == WEFT_OK && jobs[i].status != WEFT_OK) s = weft__fail(jobs[i].status, "%s", jobs[i].why);
+    }
     return s;
 }
 
 weft_status weft__cuda_prepare(weft__cuda *cuda, const weft__choice *c, const weft_problem *p, const weft__hw *hw,
                                void *functions[WEFT__PARTS_MAX]) {
+    int count = 0;
     if (weft__driver_forked()) return refuse_fork();
-    for (int i = 0; i < WEFT__PARTS_MAX && c->kernel->parts[i].source; i++)
-        WEFT__TRY(prepare_part(cuda, c, &c->kernel->parts[i], p, hw, &functions[i]));
-    return WEFT_OK;
+    while (count < WEFT__PARTS_MAX && c->kernel->parts[count].source) count++;
+    preparation *jobs = weft__alloc(cuda->ctx, (size_t)count * sizeof(*jobs));
+    if (!jobs && count) return weft__fail(WEFT_ERR_MEMORY, "%s: no memory to prepare it", c->kernel->name);
+    weft_status s = WEFT_OK;
+    for (int i = 0; i < count && s == WEFT_OK; i++) s = describe_part(cuda, c, &c->kernel->parts[i], p, hw, &jobs[i]);
+    if (s == WEFT_OK) s = prepare_all(jobs, count);
+    for (int i = 0; i < count && s == WEFT_OK; i++) functions[i] = jobs[i].made;
+    weft__free(cuda->ctx, jobs);
+    return s;
 }
 
 /* The plain call where it will do: older drivers have no other. */
