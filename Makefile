@@ -21,7 +21,7 @@ problems = $$(sed 's/\#.*//' bench/$(1).txt)
 export PYTHON
 
 .DEFAULT_GOAL := all
-.PHONY: all venv ready test slow demo bench regret asan tsan valgrind fuzz verify gpu-test gpu-bench install format clean help
+.PHONY: all venv ready test slow demo bench regret asan tsan valgrind fuzz verify gpu-test gpu-slow gpu-bench install format clean help
 
 all: ## build the libraries, the command, the tests and the PyTorch binding into build/
 	@mkdir -p $(BUILD)
@@ -67,6 +67,9 @@ verify: all ## check RANDOM_PROBLEMS (20000) random problems against the referen
 
 gpu-test: ## on a machine with a GPU, offline, with its python3: the CUDA tiers; logs to $(OUT)
 	@PYTHON=$(or $(PYTHON),python3) WEFT_TEST_DEVICE=cuda $(RUN) gpu python torch package
+
+gpu-slow: all ## on a machine with a GPU: compute-sanitizer's memcheck and racecheck, then random problems; 5 minutes
+	@$(RUN) gpu_slow
 
 gpu-bench: export PYTHON := $(or $(PYTHON),python3)
 gpu-bench: ready ## on a machine with a GPU, offline, with its python3: weft beside torch; rows and logs to $(OUT)

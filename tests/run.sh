@@ -215,6 +215,18 @@ tier_gpu() {
     check 'verify on cuda' "$BUILD/weft" verify --device cuda --random 20000 --seconds 60 --seed "$SEED"
 }
 
+tier_gpu_slow() { # about 5 minutes: the sanitizers over some problems, then random ones
+    local why tool
+    why=$(no_gpu)
+    [ -z "$why" ] || { skip gpu_slow "$why"; return; }
+    for tool in memcheck racecheck; do
+        has compute-sanitizer || { skip "$tool" 'no compute-sanitizer on this machine'; continue; }
+        check "$tool" compute-sanitizer --tool "$tool" --error-exitcode 9 --kernel-regex-exclude kns=_ref \
+            "$BUILD/weft" verify --device cuda --random 20000 --seconds 60 --seed "$SEED"
+    done
+    check 'random problems' "$BUILD/weft" verify --device cuda --random 1000000 --seconds 150 --seed "$SEED"
+}
+
 # ---------------------------------------------------------------- running them
 needs_python() { [[ $1 =~ ^(python|torch|package|docs|wheel|gpu-bench)$ ]]; }
 
