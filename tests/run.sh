@@ -213,6 +213,7 @@ tier_gpu() {
     [ -z "$why" ] || { skip gpu "$why"; return; }
     check gpu_smoke "$BUILD/gpu_smoke"
     check 'verify on cuda' "$BUILD/weft" verify --device cuda --random 20000 --seconds 60 --seed "$SEED"
+    check 'the cases of tests/emulator' "$BUILD/weft" verify $(sed 's/#.*//' tests/emulator/cases.txt)
 }
 
 tier_gpu_slow() { # about 5 minutes: the sanitizers over some problems, then random ones
