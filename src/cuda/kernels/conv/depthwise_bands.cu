@@ -103,6 +103,7 @@ static const char *plan(const weft_problem *p, const weft__hw *hw, int variant, 
     if (refusal) return refusal;
     const double issue = (double)segments * cost / (hw->gpu->sms * 1.4), memory = weft__bytes(p) / (hw->gpu->gbs * 0.8);
     d->ns = 2500 + 1500 * (t->mode >= MODE_WEIGHTS ? 2 : 1) + WEFT__MAX(issue, memory) * (1 + 0.01 * variant);
+    if (depthwise_taps(t) <= 9) d->ns *= 1.5;
     return NULL;
 }
 
