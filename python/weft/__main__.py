@@ -63,7 +63,7 @@ def _parsers() -> tuple[argparse.ArgumentParser, argparse.ArgumentParser]:
     b.add_argument("--set", dest="named", metavar="NAME", help="the problems of bench/NAME.txt, or models: the networks of examples/models, converted")
     b.add_argument("--models", metavar="A,B", help="of the set models, only these")
     b.add_argument("--batch", type=_count(1 << 20), metavar="N", help="of the set models (default: 2 on the CPU, each model's own on CUDA)")
-    b.add_argument("--device", choices=("cpu", "cuda"), help="of the set models (default cpu); a problem names its own")
+    b.add_argument("--device", choices=("cpu", "cuda"), help="of the sets models and regret (default cpu); a problem names its own")
     b.add_argument("--against", metavar="FILE", help="rows of an earlier run: name what fell by more than a tenth")
     b.add_argument("--json", metavar="FILE", help="write the rows there as well")
     b.add_argument("--figure", metavar="FILE.svg", help="measure nothing: draw the rows of the files given instead of problems, which --json wrote")
@@ -98,13 +98,14 @@ def _bench(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
             parser.error("--pass goes with problems; the set models runs inference and training")
         return bench.run_models(args.models, args.batch, args.device or "cpu", args.rounds, args.threads, args.json)
     for option in ("models", "batch", "device"):
-        if getattr(args, option):
-            parser.error(f"--{option} goes with --set models")
+        if getattr(args, option) and (option != "device" or args.named != bench.REGRET):
+            parser.error(f"--{option} goes with --set models" + (" or regret" if option == "device" else ""))
     try:
         problems = bench.problems_of(args.named) if args.named else args.problem
     except ValueError as problem:
         parser.error(str(problem))
     if args.named == bench.REGRET:
+        problems = [f"{p}@{args.device}" for p in problems] if args.device else problems
         return bench.run_regret(problems, args.rounds, args.threads, args.json)
     if args.against and not Path(args.against).is_file():
         parser.error(f"--against: is {args.against!r}, allowed: a file of rows that --json wrote")
