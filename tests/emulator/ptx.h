@@ -101,21 +101,6 @@ static inline void ptx_multiply_f16(float (&sum)[4], const uint32_t (&a)[4], uin
     emulated_multiply(sum, a, b0, b1, ptx_f16_to_f32);
 }
 
-static inline float emulated_tf32(uint64_t v) { return __uint_as_float((uint32_t)v & 0xffffe000u); }
-static inline void ptx_multiply_tf32(float (&sum)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
-    uint64_t rows[2][32], columns[32];
-    const uint64_t mine[3] = {a[0] | (uint64_t)a[1] << 32, a[2] | (uint64_t)a[3] << 32, b0 | (uint64_t)b1 << 32};
-    for (int i = 0; i < 3; i++)
-        memcpy(i < 2 ? rows[i] : columns, emulated->exchange(0xffffffffu, mine[i]), sizeof(columns));
-    const int lane = (int)threadIdx.x % 32;
-    for (int i = 0; i < 4; i++) {
-        const int r = lane / 4, high = i / 2, c = 2 * (lane % 4) + i % 2;
-        for (int k = 0; k < 8; k++)
-            sum[i] += emulated_tf32(rows[k / 4][4 * r + k % 4] >> 32 * high) *
-                      emulated_tf32(columns[4 * c + k % 4] >> 32 * (k / 4));
-    }
-}
-
 /* ---------------------------------------------------------------- the bulk copy engine
  * Copies are made at once. A barrier holds the arrivals it waits for in each phase, those that came, and the phase. */
 struct emulated_mbarrier {

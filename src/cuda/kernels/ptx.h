@@ -146,15 +146,6 @@ static __device__ __forceinline__ void ptx_multiply_f16(float (&sum)[4], const u
         : "+f"(sum[0]), "+f"(sum[1]), "+f"(sum[2]), "+f"(sum[3])
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
-
-/* sum (16 x 8) += a (16 x 8) b (8 x 8), of f32 whose last 13 bits do not count (TF32). */
-static __device__ __forceinline__ void ptx_multiply_tf32(float (&sum)[4], const uint32_t (&a)[4], uint32_t b0,
-                                                         uint32_t b1) {
-    asm("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
-        "{%0, %1, %2, %3};"
-        : "+f"(sum[0]), "+f"(sum[1]), "+f"(sum[2]), "+f"(sum[3])
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
-}
 #else
 /* At once. */
 template <int BYTES> static __device__ __forceinline__ void ptx_copy_part(void *to, const void *from, bool there) {

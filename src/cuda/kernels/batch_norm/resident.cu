@@ -29,7 +29,7 @@ typedef struct tile {
 } tile;
 
 /* Channels of a cluster. */
-static const char *const variants[] = {"1", "2", "4", "8", NULL};
+static const char *const variants[] = {"1", "2", NULL};
 
 static const char *plan(const weft_problem *p, const weft__hw *hw, int variant, weft__decision *d) {
     tile *t = WEFT__PARAMS(tile, d);

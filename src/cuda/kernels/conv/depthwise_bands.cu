@@ -18,9 +18,7 @@ enum { CHANNELS = 16, OCTETS = CHANNELS / 8, MOST_STRIPS = 16 }; /* of a block; 
 #ifndef __CUDACC_RTC__
 enum { WAVE = 132 };
 
-/* Blocks of a multiprocessor. */
-static const char *const variants[] = {"b3", "b2", "b4", "b3w", "b2w", "b1t", NULL};
-static const int32_t blocks_of[] = {3, 2, 4, 3, 2, 1};
+static const char *const *const variants = NULL;
 
 /* Bytes of planes in shared memory, as planes_of() below. */
 static int64_t row_bytes(const depthwise_tile *t, bool halo) { return 16 * (t->rx + halo); }
@@ -44,11 +42,11 @@ static double tile_cost(const depthwise_tile *t) {
 }
 
 /* Rows of a strip, strips and columns of a tile, images: the shape of least cost whose planes fit. */
-static double best_shape(const weft_problem *p, const weft__hw *hw, depthwise_tile *t, int narrow) {
+static double best_shape(const weft_problem *p, const weft__hw *hw, depthwise_tile *t) {
     depthwise_tile best = *t;
     double least = 1e300;
     for (t->ry = 1; t->ry <= (t->mode == MODE_BOTH ? 4 : 7); t->ry++) /* registers */
-        for (t->rx = narrow; t->rx <= 7; t->rx++) {
+        for (t->rx = 1; t->rx <= 7; t->rx++) {
             depthwise_args *a = &t->a;
             const int64_t strips = cuda_ceil(a->to[1], t->ry), down = cuda_ceil(strips, MOST_STRIPS);
             a->down = (int32_t)cuda_ceil(strips, down);
@@ -78,7 +76,7 @@ static const char *refusal_of(const weft_problem *p, const weft__hw *hw, depthwi
     if (t->a.from[0] != 1 || t->a.to[0] != 1 || t->kernel[0] != 1) return "three spatial axes";
     for (int i = 1; i < 3; i++)
         if (t->stride[i] != 1 || t->dilation[i] != 1 || t->kernel[i] > 9) return "stride, dilation or a window over 9";
-    if (t->kernel[2] < 2) return "a window of one column";
+    if (t->kernel[2] < 2 || depthwise_taps(t) <= 9) return "a small window: columns are faster, as measured";
     if (t->mode >= MODE_WEIGHTS && p->math == WEFT_MATH_STRICT) return "gradients of weights in strict math";
     return NULL;
 }
@@ -88,11 +86,11 @@ static const char *plan(const weft_problem *p, const weft__hw *hw, int variant, 
     const char *refusal = refusal_of(p, hw, t);
     if (refusal) return refusal;
     depthwise_args *a = &t->a;
+    (void)variant;
     t->vec = 8;
-    t->threads = variant == 5 ? 512 : 256;
-    t->blocks = blocks_of[variant];
-    if (t->mode >= MODE_WEIGHTS && t->blocks > 2 + (t->mode == MODE_WEIGHTS)) return "registers for fewer blocks";
-    const double cost = best_shape(p, hw, t, variant == 3 || variant == 4 ? (int)WEFT__MIN(cuda_ceil(a->to[2], 8), 4) : 1);
+    t->threads = 512; /* as measured: one large block of a multiprocessor */
+    t->blocks = 1;
+    const double cost = best_shape(p, hw, t);
     if (cost >= 1e300) return "planes that do not fit into shared memory";
     a->run = CHANNELS;
     a->strips = 1;
@@ -102,8 +100,7 @@ static const char *plan(const weft_problem *p, const weft__hw *hw, int variant, 
     refusal = depthwise_split(p, t, segments, slices, INT32_MAX, d);
     if (refusal) return refusal;
     const double issue = (double)segments * cost / (hw->gpu->sms * 1.4), memory = weft__bytes(p) / (hw->gpu->gbs * 0.8);
-    d->ns = 2500 + 1500 * (t->mode >= MODE_WEIGHTS ? 2 : 1) + WEFT__MAX(issue, memory) * (1 + 0.01 * variant);
-    if (depthwise_taps(t) <= 9) d->ns *= 1.5;
+    d->ns = 2500 + 1500 * (t->mode >= MODE_WEIGHTS ? 2 : 1) + WEFT__MAX(issue, memory);
     return NULL;
 }
 
