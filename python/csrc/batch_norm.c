@@ -179,14 +179,7 @@ WT_OPERATOR_OUT(
 static bool check_backward(wt_call *call) {
     const wt_tensor *dy = &call->arg[B_GRAD].tensor, *x = &call->arg[B_INPUT].tensor;
     if (!check_data(call, B_INPUT) || !wt_check_same_type(call, B_GRAD, B_INPUT)) return false;
-    bool same = dy->rank == x->rank;
-    for (int64_t a = 0; same && a < x->rank; a++) same = dy->sizes[a] == x->sizes[a];
-    if (!same) {
-        char got[96], allowed[96];
-        wt_shape_text(got, dy->rank, dy->sizes);
-        wt_shape_text(allowed, x->rank, x->sizes);
-        return wt_fail(call, "grad_output: has the shape %s, allowed: the shape of input, %s", got, allowed);
-    }
+    if (!wt_check_shape(call, "grad_output", dy, x->rank, x->sizes, "the shape of input, ")) return false;
     for (int at = B_WEIGHT; at <= B_SPREAD; at++)
         if (!check_vector(call, at, B_INPUT)) return false;
     return true;

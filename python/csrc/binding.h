@@ -117,7 +117,10 @@ wt_handle *wt_scratch(wt_call *call);    /* a free place for scratch; NULL: call
 const char *wt_dtype_name(int32_t code); /* of a PyTorch code: "float32" */
 size_t wt_dtype_bytes(int dtype);        /* of a weft_dtype */
 void wt_shape_text(char text[96], int64_t rank, const int64_t *sizes); /* "[2, 3]" */
-int wt_dtype_of(int32_t code);                                         /* weft_dtype, or WEFT_DTYPE_NONE */
+/* whose: in the error, ahead of the sizes that are allowed, "the shape of input, ". */
+bool wt_check_shape(wt_call *call, const char *name, const wt_tensor *t, int64_t rank, const int64_t *sizes,
+                    const char *whose);
+int wt_dtype_of(int32_t code); /* weft_dtype, or WEFT_DTYPE_NONE */
 void wt_dtypes_init(void);
 
 /* Another operator: WT_OPERATOR(name, schema) after its function `static bool run_<name>(wt_call *)`, and a line in

@@ -68,6 +68,17 @@ void wt_shape_text(char text[96], int64_t rank, const int64_t *sizes) {
     snprintf(text + n, 96 - (size_t)n, "]");
 }
 
+bool wt_check_shape(wt_call *call, const char *name, const wt_tensor *t, int64_t rank, const int64_t *sizes,
+                    const char *whose) {
+    bool same = t->rank == rank;
+    for (int64_t a = 0; same && a < rank; a++) same = t->sizes[a] == sizes[a];
+    if (same) return true;
+    char got[96], allowed[96];
+    wt_shape_text(got, t->rank, t->sizes);
+    wt_shape_text(allowed, rank, sizes);
+    return wt_fail(call, "%s: has the shape %s, allowed: %s%s", name, got, whose, allowed);
+}
+
 /* ---------------------------------------------------------------- the schema: "name(Type arg, ...) -> ..." */
 static bool compose(wt_op *op) {
     static const char *const given[] = {"", ", Tensor(a!) out", ", Tensor(a!) out, Tensor(b!) out1"};
@@ -305,14 +316,7 @@ static bool is_same(const wt_tensor *a, const wt_tensor *b) {
 static bool check_out(wt_call *call, int at, int64_t rank, const int64_t *sizes, int32_t code) {
     const wt_tensor *out = &call->arg[at].tensor;
     const char *name = call->op->name[at];
-    bool same = out->rank == rank;
-    for (int64_t a = 0; same && a < rank; a++) same = out->sizes[a] == sizes[a];
-    if (!same) {
-        char got[96], allowed[96];
-        wt_shape_text(got, out->rank, out->sizes);
-        wt_shape_text(allowed, rank, sizes);
-        return wt_fail(call, "%s: has the shape %s, allowed: the shape of the result, %s", name, got, allowed);
-    }
+    if (!wt_check_shape(call, name, out, rank, sizes, "the shape of the result, ")) return false;
     if (out->code != code)
         return wt_fail(call, "%s: is %s, allowed: the type of the result, %s", name, wt_dtype_name(out->code),
                        wt_dtype_name(code));

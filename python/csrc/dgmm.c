@@ -325,13 +325,8 @@ WT_OPERATOR_OUT(cdgmm, "cdgmm(Tensor input, Tensor x, str side) -> Tensor")
 
 static bool check_grad(wt_call *call) {
     const wt_tensor *g = &call->arg[B_GRAD].tensor, *t = &call->arg[B_INPUT].tensor;
-    bool same = g->rank == t->rank;
-    for (int64_t a = 0; same && a < t->rank; a++) same = g->sizes[a] == t->sizes[a];
-    if (same) return wt_check_same_type(call, B_GRAD, B_INPUT);
-    char got[96], allowed[96];
-    wt_shape_text(got, g->rank, g->sizes);
-    wt_shape_text(allowed, t->rank, t->sizes);
-    return wt_fail(call, "grad_output: has the shape %s, allowed: that of input, %s", got, allowed);
+    return wt_check_shape(call, "grad_output", g, t->rank, t->sizes, "that of input, ") &&
+           wt_check_same_type(call, B_GRAD, B_INPUT);
 }
 
 static bool create_vector(wt_call *call, const product *m, wt_view *v) {

@@ -54,14 +54,7 @@ static bool run_lrn_backward(wt_call *call) {
     const wt_tensor *t = &call->arg[B_INPUT].tensor, *grad = &call->arg[B_GRAD].tensor;
     if (!check_data(call, B_INPUT) || !wt_check_same_type(call, B_GRAD, B_INPUT) || !check_size(call, SIZE + 1))
         return false;
-    bool same = grad->rank == t->rank;
-    for (int64_t a = 0; same && a < t->rank; a++) same = grad->sizes[a] == t->sizes[a];
-    if (!same) {
-        char got[96], allowed[96];
-        wt_shape_text(got, grad->rank, grad->sizes);
-        wt_shape_text(allowed, t->rank, t->sizes);
-        return wt_fail(call, "grad_output: has the shape %s, allowed: the shape of input, %s", got, allowed);
-    }
+    if (!wt_check_shape(call, "grad_output", grad, t->rank, t->sizes, "the shape of input, ")) return false;
     int rank = (int)t->rank - 2;
     wt_view x = wt_see(t, rank), dy = wt_see(grad, rank), dx;
     bool last = wt_is_last(&x);

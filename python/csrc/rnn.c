@@ -38,16 +38,6 @@ WEFT_API void weft_torch_rnn_delegated(int kind) {
 }
 
 /* ---------------------------------------------------------------- what was given */
-static bool check_shape(wt_call *call, const char *name, const wt_tensor *t, int rank, const int64_t *sizes) {
-    bool same = t->rank == rank;
-    for (int a = 0; same && a < rank; a++) same = t->sizes[a] == sizes[a];
-    if (same) return true;
-    char got[96], allowed[96];
-    wt_shape_text(got, t->rank, t->sizes);
-    wt_shape_text(allowed, rank, sizes);
-    return wt_fail(call, "%s: has the shape %s, allowed: %s", name, got, allowed);
-}
-
 static bool check_type(wt_call *call, const char *name, const wt_tensor *t, int32_t code) {
     return t->code == code || wt_fail(call, "%s: is %s, allowed: the type of input, %s", name, wt_dtype_name(t->code),
                                       wt_dtype_name(code));
@@ -122,8 +112,8 @@ static bool read_states(wt_call *call, layers *s) {
     s->P = h->rank ? h->sizes[h->rank - 1] : 0;
     s->H = wide->rank ? wide->sizes[wide->rank - 1] : 0;
     const int64_t of_h[3] = {s->L * s->D, s->n, s->P}, of_c[3] = {s->L * s->D, s->n, s->H};
-    if (!check_shape(call, "h0", h, 3, of_h) || !check_type(call, "h0", h, s->code)) return false;
-    if (c->handle && (!check_shape(call, "c0", c, 3, of_c) || !check_type(call, "c0", c, s->code))) return false;
+    if (!wt_check_shape(call, "h0", h, 3, of_h, "") || !check_type(call, "h0", h, s->code)) return false;
+    if (c->handle && (!wt_check_shape(call, "c0", c, 3, of_c, "") || !check_type(call, "c0", c, s->code))) return false;
     if (s->H < 1 || s->H > (1 << 20) || s->P < 1 || s->P > s->H)
         return wt_fail(
             call,
@@ -151,7 +141,7 @@ static bool check_params(wt_call *call, layers *s) {
         bool last = projected && k == s->part - 1;
         if (last) matrix[0] = s->P, matrix[1] = s->H;
         snprintf(name, sizeof(name), "params[%lld]", (long long)i);
-        if (!check_shape(call, name, &p->item[i], k < 2 || last ? 2 : 1, matrix) ||
+        if (!wt_check_shape(call, name, &p->item[i], k < 2 || last ? 2 : 1, matrix, "") ||
             !check_type(call, name, &p->item[i], s->code))
             return false;
     }
@@ -367,7 +357,8 @@ static bool put_gradient(wt_call *call, weft_problem *p, weft_args *args, weft_r
     const int64_t unit = 1, width = sizes[rank - 1], strides[3] = {0, rank == 2, 1};
     wt_tensor zero = {.rank = rank, .sizes = sizes, .strides = strides, .dtype = s->dtype};
     if (g->handle) {
-        if (!check_shape(call, call->op->name[at], g, rank, sizes) || !check_type(call, call->op->name[at], g, s->code))
+        if (!wt_check_shape(call, call->op->name[at], g, rank, sizes, "") ||
+            !check_type(call, call->op->name[at], g, s->code))
             return false;
         put(p, args, role, s, g);
         return true;
@@ -394,7 +385,7 @@ static bool put_gradients(wt_call *call, weft_problem *p, weft_args *args, const
 static bool put_reserve(wt_call *call, weft_problem *p, weft_args *args, const layers *s) {
     const wt_tensor *r = &call->arg[RESERVE].tensor;
     const int64_t length = reserve_length(s);
-    if (!check_shape(call, "reserve", r, 1, &length)) return false;
+    if (!wt_check_shape(call, "reserve", r, 1, &length, "")) return false;
     if (r->code != reserve_code(s))
         return wt_fail(call, "reserve: is %s, allowed: %s", wt_dtype_name(r->code), wt_dtype_name(reserve_code(s)));
     wt_put_vector(p, args, WEFT_ROLE_RESERVE, r->data, r->dtype, r->strides[0]);
