@@ -41,11 +41,9 @@ static bool forward(wt_call *call, const wt_view *y, bool training) {
     int rank = (int)x->rank - 2;
     wt_stack s = {.n = 0};
     wt_drop(call, 0);
-    wt_push_tensor(&s, x->handle);
-    for (int at = 1; at <= 4; at++) wt_push_optional(&s, call->arg[at].tensor.handle);
-    wt_push_bool(&s, training);
-    wt_push_real(&s, training ? call->arg[6].real : 0);
-    wt_push_real(&s, call->arg[5].real);
+    WT_PUSH(&s, wt_of_tensor(&s, x->handle));
+    for (int at = 1; at <= 4; at++) WT_PUSH(&s, wt_of_optional(&s, call->arg[at].tensor.handle));
+    WT_PUSH(&s, wt_of_bool(training), wt_of_real(training ? call->arg[6].real : 0), wt_of_real(call->arg[5].real));
     if (!wt_aten(call, &s, "aten::native_batch_norm", "", 3)) return false;
     bool ok = wt_take(call, 0, s.item[0], y, rank, true);
     for (int i = 1; i < 3; i++) {
@@ -72,13 +70,11 @@ bool wt_batch_norm_backward_peer(wt_call *call, const void *state) {
     wt_handle *none = wt_scratch(call);
     if (!none || !wt_empty(call, none, 1, &zero, &unit, call->arg[3].tensor.code, &nothing)) return false;
     wt_drop(call, 0);
-    for (int at = 0; at < 2; at++) wt_push_tensor(&s, call->arg[at].tensor.handle);
-    wt_push_optional(&s, call->arg[2].tensor.handle);
-    for (int i = 0; i < 2; i++) wt_push_optional(&s, training ? NULL : given[i]);
-    for (int i = 0; i < 2; i++) wt_push_optional(&s, training ? given[i] : *none);
-    wt_push_bool(&s, training);
-    wt_push_real(&s, call->arg[6].real);
-    wt_push_bools(&s, affine ? 7 : 1, 3);
+    for (int at = 0; at < 2; at++) WT_PUSH(&s, wt_of_tensor(&s, call->arg[at].tensor.handle));
+    WT_PUSH(&s, wt_of_optional(&s, call->arg[2].tensor.handle));
+    for (int i = 0; i < 2; i++) WT_PUSH(&s, wt_of_optional(&s, training ? NULL : given[i]));
+    for (int i = 0; i < 2; i++) WT_PUSH(&s, wt_of_optional(&s, training ? given[i] : *none));
+    WT_PUSH(&s, wt_of_bool(training), wt_of_real(call->arg[6].real), wt_of_bools(&s, affine ? 7 : 1, 3));
     if (!wt_aten(call, &s, "aten::native_batch_norm_backward", "", 3)) return false;
     bool ok = wt_take(call, 0, s.item[0], dx, (int)call->arg[1].tensor.rank - 2, true);
     for (int i = 1; i < 3; i++) {

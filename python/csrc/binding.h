@@ -301,16 +301,20 @@ bool wt_finish(wt_call *call, weft_plan *plan, const weft_args *args, wt_peer pe
 /* Plan, and run whichever won. */
 bool wt_run(wt_call *call, weft_problem *p, const weft_args *args, wt_peer peer, const void *state);
 
-void wt_push_tensor(wt_stack *s, wt_handle tensor);
-void wt_push_optional(wt_stack *s, wt_handle tensor); /* NULL: none */
-void wt_push_none(wt_stack *s);
-void wt_push_int(wt_stack *s, int64_t value);
-void wt_push_real(wt_stack *s, double value);
-void wt_push_bool(wt_stack *s, bool value);
-void wt_push_optional_int(wt_stack *s, bool given, int64_t value);
-void wt_push_list(wt_stack *s, const int64_t *values, int count);
-void wt_push_optional_list(wt_stack *s, const int64_t *values, int count);
-void wt_push_bools(wt_stack *s, int bits, int count); /* bool[count], the lowest bit first */
+/* Several arguments at once, each made by one of the functions below; 0 is None. */
+#define WT_PUSH(s, ...) \
+    wt_push_all(s, (const wt_value[]){__VA_ARGS__}, sizeof((const wt_value[]){__VA_ARGS__}) / sizeof(wt_value))
+void wt_push_all(wt_stack *s, const wt_value *values, size_t count);
+wt_value wt_of_tensor(wt_stack *s, wt_handle tensor);
+wt_value wt_of_optional(wt_stack *s, wt_handle tensor); /* NULL: none */
+static inline wt_value wt_of_int(int64_t value) { return (wt_value)value; }
+static inline wt_value wt_of_bool(bool value) { return value; }
+wt_value wt_of_real(double value);
+wt_value wt_of_optional_int(wt_stack *s, bool given, int64_t value);
+wt_value wt_of_list(wt_stack *s, const int64_t *values, int count);
+wt_value wt_of_axes(wt_stack *s, const int64_t values[3], int rank); /* the last so many of d h w */
+wt_value wt_of_optional_list(wt_stack *s, const int64_t *values, int count);
+wt_value wt_of_bools(wt_stack *s, int bits, int count); /* bool[count], the lowest bit first */
 /* Call it; its first `nout` results are left in s->item. false: call->error has PyTorch's words. */
 bool wt_aten(wt_call *call, wt_stack *s, const char *name, const char *overload, int nout);
 /* its one result, freed at the end; NULL: failed */

@@ -7,8 +7,6 @@
 #include "conv_peer.h"
 #include "seat.h"
 
-static void push_axes(wt_stack *s, const int64_t values[3], int rank) { wt_push_list(s, values + 3 - rank, rank); }
-
 static int64_t larger(int64_t a, int64_t b) { return a > b ? a : b; }
 
 /* On CUDA its gradients may add in an order that changes from run to run; in float64, where people compare bits and
@@ -28,17 +26,13 @@ bool wt_conv_has_peer(const wt_geometry *g) {
 static wt_handle batch_of_one(wt_call *call, wt_handle tensor, bool batched) {
     wt_stack s = {.n = 0};
     if (batched) return tensor;
-    wt_push_tensor(&s, tensor);
-    wt_push_int(&s, 0);
+    WT_PUSH(&s, wt_of_tensor(&s, tensor), wt_of_int(0));
     return wt_aten_scratch(call, &s, "aten::unsqueeze", "");
 }
 
 static wt_handle narrow(wt_call *call, wt_handle tensor, int64_t dim, int64_t start, int64_t length) {
     wt_stack s = {.n = 0};
-    wt_push_tensor(&s, tensor);
-    wt_push_int(&s, dim);
-    wt_push_int(&s, start);
-    wt_push_int(&s, length);
+    WT_PUSH(&s, wt_of_tensor(&s, tensor), wt_of_int(dim), wt_of_int(start), wt_of_int(length));
     return wt_aten_scratch(call, &s, "aten::narrow", "");
 }
 
@@ -65,8 +59,7 @@ static bool take_result(wt_call *call, int slot, wt_value tensor, const wt_view 
                         bool part) {
     if (!batched) {
         wt_stack s = {.n = 0};
-        wt_push_tensor(&s, (wt_handle)(uintptr_t)tensor);
-        wt_push_int(&s, 0);
+        WT_PUSH(&s, wt_of_tensor(&s, (wt_handle)(uintptr_t)tensor), wt_of_int(0));
         wt_free(tensor);
         if (!wt_aten(call, &s, "aten::squeeze", "dim", 1)) return false;
         tensor = s.item[0];
@@ -89,9 +82,7 @@ static bool clamp(wt_call *call, wt_handle y, double lo, double hi) {
     wt_stack s = {.n = 0};
     wt_handle least = scalar(call, lo), most = least ? scalar(call, hi) : NULL;
     if (!most) return false;
-    wt_push_tensor(&s, y);
-    wt_push_optional(&s, least);
-    wt_push_optional(&s, most);
+    WT_PUSH(&s, wt_of_tensor(&s, y), wt_of_optional(&s, least), wt_of_optional(&s, most));
     bool ok = wt_aten(call, &s, "aten::clamp_", "Tensor", 1);
     if (ok) wt_free(s.item[0]);
     return ok;
@@ -105,7 +96,7 @@ bool wt_activate(wt_call *call, wt_handle y, const wt_view *v, int act, int rank
     if (!kind[0]) return true;
     if (!strcmp(kind, "relu") || (lo == 0 && hi == 6)) {
         wt_stack s = {.n = 0};
-        wt_push_tensor(&s, y);
+        WT_PUSH(&s, wt_of_tensor(&s, y));
         bool ok = wt_aten(call, &s, strcmp(kind, "relu") ? "aten::relu6_" : "aten::relu_", "", 1);
         if (ok) wt_free(s.item[0]);
         return ok;
@@ -134,15 +125,10 @@ bool wt_conv_peer(wt_call *call, const void *state) {
     wt_handle x = batch_of_one(call, call->arg[0].tensor.handle, g->batched);
     if (!x) return false;
     wt_drop(call, 0);
-    wt_push_tensor(&s, x);
-    wt_push_tensor(&s, call->arg[1].tensor.handle);
-    wt_push_optional(&s, call->arg[2].tensor.handle);
-    push_axes(&s, g->stride, g->rank);
-    push_axes(&s, c->transposed ? g->pad_lo : pad, g->rank);
-    push_axes(&s, g->dilation, g->rank);
-    wt_push_bool(&s, c->transposed);
-    push_axes(&s, c->extra, g->rank);
-    wt_push_int(&s, g->groups);
+    WT_PUSH(&s, wt_of_tensor(&s, x), wt_of_tensor(&s, call->arg[1].tensor.handle),
+            wt_of_optional(&s, call->arg[2].tensor.handle), wt_of_axes(&s, g->stride, g->rank),
+            wt_of_axes(&s, c->transposed ? g->pad_lo : pad, g->rank), wt_of_axes(&s, g->dilation, g->rank),
+            wt_of_bool(c->transposed), wt_of_axes(&s, c->extra, g->rank), wt_of_int(g->groups));
     if (!wt_aten(call, &s, "aten::convolution", "", 1)) return false;
     wt_value y = s.item[0];
     if (uneven) {
@@ -185,10 +171,7 @@ static bool sum_of_channels(wt_call *call, const wt_gradients *d) {
     for (int a = d->g.batched ? 0 : 1; a < d->g.rank + 2; a++)
         if (a != 1) axes[n++] = a - !d->g.batched;
     wt_drop(call, 2);
-    wt_push_tensor(&s, d->dy.handle);
-    wt_push_optional_list(&s, axes, (int)n);
-    wt_push_bool(&s, false);
-    wt_push_none(&s);
+    WT_PUSH(&s, wt_of_tensor(&s, d->dy.handle), wt_of_optional_list(&s, axes, (int)n), wt_of_bool(false), 0);
     if (!wt_aten(call, &s, "aten::sum", "dim_IntList", 1)) return false;
     call->out[2] = (wt_handle)(uintptr_t)s.item[0];
     return true;
@@ -240,20 +223,14 @@ bool wt_conv_backward_peer(wt_call *call, const void *state) {
     if (!x) return false;
     for (int i = 0; i < 3; i++)
         if (share->want >> i & 1) wt_drop(call, i);
-    wt_push_tensor(&s, dy);
-    wt_push_tensor(&s, x);
-    wt_push_tensor(&s, w);
+    WT_PUSH(&s, wt_of_tensor(&s, dy), wt_of_tensor(&s, x), wt_of_tensor(&s, w));
     if (share->want & WT_WANT_BIAS)
-        wt_push_optional_list(&s, &channels, 1);
+        WT_PUSH(&s, wt_of_optional_list(&s, &channels, 1));
     else
-        wt_push_none(&s);
-    push_axes(&s, g->stride, g->rank);
-    push_axes(&s, pad, g->rank);
-    push_axes(&s, g->dilation, g->rank);
-    wt_push_bool(&s, transposed);
-    push_axes(&s, extra, g->rank);
-    wt_push_int(&s, g->groups);
-    wt_push_bools(&s, (int)share->want, 3);
+        WT_PUSH(&s, 0);
+    WT_PUSH(&s, wt_of_axes(&s, g->stride, g->rank), wt_of_axes(&s, pad, g->rank), wt_of_axes(&s, g->dilation, g->rank),
+            wt_of_bool(transposed), wt_of_axes(&s, extra, g->rank), wt_of_int(g->groups),
+            wt_of_bools(&s, (int)share->want, 3));
     if (!wt_aten(call, &s, "aten::convolution_backward", "", 3)) return false;
     const wt_view *views[] = {&d->dx, &d->dw};
     bool ok = true;

@@ -5,8 +5,7 @@
 
 static wt_handle reshape(wt_call *call, wt_handle t, const int64_t *sizes, int rank) {
     wt_stack s = {.n = 0};
-    wt_push_tensor(&s, t);
-    wt_push_list(&s, sizes, rank);
+    WT_PUSH(&s, wt_of_tensor(&s, t), wt_of_list(&s, sizes, rank));
     return wt_aten_scratch(call, &s, "aten::reshape", "");
 }
 
@@ -38,9 +37,7 @@ static bool begin(wt_call *call, const wt_ce_state *c, rows *r) {
     r->x = images ? reshape(call, x->handle, r->sizes, 4) : x->handle;
     r->target = images && r->x ? reshape(call, target->handle, places, 3) : target->handle;
     if (!r->x || !r->target) return false;
-    wt_push_tensor(&s, r->x);
-    wt_push_int(&s, r->dim);
-    wt_push_bool(&s, false);
+    WT_PUSH(&s, wt_of_tensor(&s, r->x), wt_of_int(r->dim), wt_of_bool(false));
     return (r->p = wt_aten_scratch(call, &s, "aten::_log_softmax", "")) != NULL;
 }
 
@@ -48,11 +45,9 @@ static bool begin(wt_call *call, const wt_ce_state *c, rows *r) {
 static bool likelihood(wt_call *call, const wt_ce_state *c, const rows *r, wt_handle *loss, wt_handle *total) {
     wt_stack s = {.n = 0};
     wt_handle *slots[2] = {wt_scratch(call), wt_scratch(call)};
-    wt_push_tensor(&s, r->p);
-    wt_push_tensor(&s, r->target);
-    wt_push_optional(&s, call->arg[c->input + 2].tensor.handle);
-    wt_push_int(&s, call->arg[c->settings + 1].integer);
-    wt_push_int(&s, call->arg[c->settings].integer);
+    WT_PUSH(&s, wt_of_tensor(&s, r->p), wt_of_tensor(&s, r->target),
+            wt_of_optional(&s, call->arg[c->input + 2].tensor.handle), wt_of_int(call->arg[c->settings + 1].integer),
+            wt_of_int(call->arg[c->settings].integer));
     if (!slots[0] || !slots[1] ||
         !wt_aten(call, &s, r->rank == 4 ? "aten::nll_loss2d_forward" : "aten::nll_loss_forward", "", 2))
         return false;
@@ -77,9 +72,7 @@ static bool forward(wt_call *call, const void *state) {
     if (!begin(call, c, &r) || !likelihood(call, c, &r, &loss, &total)) return false;
     wt_stack s = {.n = 0};
     const int64_t dim = r.dim;
-    wt_push_tensor(&s, r.x);
-    wt_push_list(&s, &dim, 1);
-    wt_push_bool(&s, false);
+    WT_PUSH(&s, wt_of_tensor(&s, r.x), wt_of_list(&s, &dim, 1), wt_of_bool(false));
     wt_handle lse = wt_aten_scratch(call, &s, "aten::logsumexp", "");
     bool none = !call->arg[c->settings + 1].integer;
     return lse && copy_to(call, c->lse, lse, x, r.rank) &&
@@ -98,19 +91,12 @@ static bool backward(wt_call *call, const void *state) {
     wt_handle grad = images ? reshape(call, dy->handle, places, 3) : dy->handle;
     wt_stack s = {.n = 0}, t = {.n = 0};
     if (!grad) return false;
-    wt_push_tensor(&s, grad);
-    wt_push_tensor(&s, r.p);
-    wt_push_tensor(&s, r.target);
-    wt_push_optional(&s, call->arg[c->input + 2].tensor.handle);
-    wt_push_int(&s, call->arg[c->settings + 1].integer);
-    wt_push_int(&s, call->arg[c->settings].integer);
-    wt_push_tensor(&s, total);
+    WT_PUSH(&s, wt_of_tensor(&s, grad), wt_of_tensor(&s, r.p), wt_of_tensor(&s, r.target),
+            wt_of_optional(&s, call->arg[c->input + 2].tensor.handle), wt_of_int(call->arg[c->settings + 1].integer),
+            wt_of_int(call->arg[c->settings].integer), wt_of_tensor(&s, total));
     wt_handle dp = wt_aten_scratch(call, &s, r.rank == 4 ? "aten::nll_loss2d_backward" : "aten::nll_loss_backward", "");
     if (!dp) return false;
-    wt_push_tensor(&t, dp);
-    wt_push_tensor(&t, r.p);
-    wt_push_int(&t, r.dim);
-    wt_push_int(&t, x->code);
+    WT_PUSH(&t, wt_of_tensor(&t, dp), wt_of_tensor(&t, r.p), wt_of_int(r.dim), wt_of_int(x->code));
     wt_handle dx = wt_aten_scratch(call, &t, "aten::_log_softmax_backward_data", "");
     if (dx && r.rank == 4 && x->rank != 4) dx = reshape(call, dx, x->sizes, (int)x->rank);
     return dx && (!wt.aoti_torch_copy_(c->result, dx, 0) || wt_fail(call, "the gradient could not be copied"));

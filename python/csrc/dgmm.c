@@ -186,8 +186,8 @@ typedef struct peer_state {
 static wt_value apply(wt_call *call, wt_value tensor, const char *name, const int64_t *number) {
     wt_stack s = {.n = 0};
     if (!tensor) return 0;
-    wt_push_tensor(&s, (wt_handle)(uintptr_t)tensor);
-    if (number) wt_push_int(&s, *number);
+    WT_PUSH(&s, wt_of_tensor(&s, (wt_handle)(uintptr_t)tensor));
+    if (number) WT_PUSH(&s, wt_of_int(*number));
     bool ok = wt_aten(call, &s, name, "", 1);
     wt_free(tensor);
     return ok ? s.item[0] : 0;
@@ -214,9 +214,8 @@ static wt_value multiply(wt_call *call, wt_value a, wt_value b, wt_value y) {
     wt_stack s = {.n = 0};
     bool ok = a && b;
     if (ok) {
-        wt_push_tensor(&s, (wt_handle)(uintptr_t)a);
-        wt_push_tensor(&s, (wt_handle)(uintptr_t)b);
-        if (y) wt_push_tensor(&s, (wt_handle)(uintptr_t)y);
+        WT_PUSH(&s, wt_of_tensor(&s, (wt_handle)(uintptr_t)a), wt_of_tensor(&s, (wt_handle)(uintptr_t)b));
+        if (y) WT_PUSH(&s, wt_of_tensor(&s, (wt_handle)(uintptr_t)y));
         ok = wt_aten(call, &s, "aten::mul", y ? "out" : "Tensor", 1);
     }
     wt_free(a);
@@ -251,11 +250,8 @@ static bool sum_peer(wt_call *call, const peer_state *r) {
     wt_value all = multiply(call, g, a, m->op == WEFT_OP_CDGMM ? a : 0);
     wt_value dx = all ? numbers(call, m, r->dx, false) : 0;
     if (dx) {
-        wt_push_tensor(&s, (wt_handle)(uintptr_t)all);
-        wt_push_optional_list(&s, axes, count);
-        wt_push_bool(&s, false);
-        wt_push_none(&s);
-        wt_push_tensor(&s, (wt_handle)(uintptr_t)dx);
+        WT_PUSH(&s, wt_of_tensor(&s, (wt_handle)(uintptr_t)all), wt_of_optional_list(&s, axes, count),
+                wt_of_bool(false), 0, wt_of_tensor(&s, (wt_handle)(uintptr_t)dx));
     }
     bool ok = dx && wt_aten(call, &s, "aten::sum", "IntList_out", 1);
     wt_free(all);

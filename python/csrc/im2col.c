@@ -85,8 +85,7 @@ enum { INPUT, KERNEL, SIZE = 1, BACK_KERNEL };
 static wt_value viewed(wt_call *call, wt_value tensor, const int64_t *sizes, int rank) {
     wt_stack s = {.n = 0};
     if (!tensor) return 0;
-    wt_push_tensor(&s, (wt_handle)(uintptr_t)tensor);
-    wt_push_list(&s, sizes, rank);
+    WT_PUSH(&s, wt_of_tensor(&s, (wt_handle)(uintptr_t)tensor), wt_of_list(&s, sizes, rank));
     bool ok = wt_aten(call, &s, "aten::reshape", "", 1);
     wt_free(tensor);
     return ok ? s.item[0] : 0;
@@ -97,12 +96,10 @@ static wt_value torchs(wt_call *call, const columns *g, const char *name, wt_val
     wt_stack s = {.n = 0};
     if (!input) return 0;
     wt_drop(call, 0);
-    wt_push_tensor(&s, (wt_handle)(uintptr_t)input);
-    if (size) wt_push_list(&s, g->w.in + 1, 2);
-    wt_push_list(&s, g->w.kernel + 1, 2);
-    wt_push_list(&s, g->w.dilation + 1, 2);
-    wt_push_list(&s, g->w.pad + 1, 2);
-    wt_push_list(&s, g->w.stride + 1, 2);
+    WT_PUSH(&s, wt_of_tensor(&s, (wt_handle)(uintptr_t)input));
+    if (size) WT_PUSH(&s, wt_of_list(&s, g->w.in + 1, 2));
+    WT_PUSH(&s, wt_of_list(&s, g->w.kernel + 1, 2), wt_of_list(&s, g->w.dilation + 1, 2),
+            wt_of_list(&s, g->w.pad + 1, 2), wt_of_list(&s, g->w.stride + 1, 2));
     bool ok = wt_aten(call, &s, name, "", 1);
     wt_free(input);
     return ok ? s.item[0] : 0;

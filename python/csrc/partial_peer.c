@@ -99,7 +99,7 @@ static bool aten(road *r, const char *name, const char *overload, int n, const w
     wt_stack s = {.n = 0};
     for (int i = 0; i < n; i++) {
         if (!tensors[i]) return wt_fail(r->call, "%s: a tensor could not be made", name);
-        wt_push_tensor(&s, tensors[i]);
+        WT_PUSH(&s, wt_of_tensor(&s, tensors[i]));
     }
     if (!wt_aten(r->call, &s, name, overload, 1)) return false;
     wt_free(s.item[0]);
@@ -117,7 +117,7 @@ static void push_one_of_a_list(wt_stack *s, wt_handle tensor) {
     wt_handle list = NULL, item = NULL;
     s->failed |= wt.torch_new_list_reserve_size(1, &list) || wt.aoti_torch_new_tensor_handle(tensor, &item) ||
                  wt.torch_list_push_back(list, (wt_value)(uintptr_t)item);
-    wt_push_int(s, (int64_t)(uintptr_t)list);
+    WT_PUSH(s, wt_of_int((int64_t)(uintptr_t)list));
 }
 
 /* t += scale * a * b. Of PyTorch's sums only those of lists need no number of a type that its C interface lacks. */
@@ -128,7 +128,7 @@ static bool add_product(road *r, wt_handle t, wt_handle a, wt_handle b, double s
     push_one_of_a_list(&s, t);
     push_one_of_a_list(&s, a);
     push_one_of_a_list(&s, b);
-    wt_push_tensor(&s, factor);
+    WT_PUSH(&s, wt_of_tensor(&s, factor));
     return wt_aten(r->call, &s, "aten::_foreach_addcmul_", "Tensor", 0);
 }
 
@@ -138,8 +138,8 @@ static bool make_numbers(road *r) {
     void *data;
     wt_stack s = {.n = 0};
     if (!wt_empty(r->call, &like, 0, NULL, NULL, r->wide, &data) || !hold(r, like)) return false;
-    wt_push_tensor(&s, like);
-    for (int i = 0; i < 5; i++) wt_push_none(&s);
+    WT_PUSH(&s, wt_of_tensor(&s, like));
+    for (int i = 0; i < 5; i++) WT_PUSH(&s, 0);
     if (!wt_aten(r->call, &s, "aten::ones_like", "", 1) || !hold(r, r->one = (wt_handle)(uintptr_t)s.item[0]))
         return false;
     return wt_empty(r->call, &r->zero, 0, NULL, NULL, r->code, &data) && hold(r, r->zero) &&
@@ -152,8 +152,7 @@ static wt_handle selected(road *r, const wt_view *mask, int64_t split) {
     wt_stack s = {.n = 0};
     wt_handle m = as_tensor(r, mask, split), zero = number(r, 0, false);
     if (!m || !zero) return NULL;
-    wt_push_tensor(&s, m);
-    wt_push_tensor(&s, zero);
+    WT_PUSH(&s, wt_of_tensor(&s, m), wt_of_tensor(&s, zero));
     if (!wt_aten(r->call, &s, "aten::ne", "Tensor", 1) || !hold(r, (wt_handle)(uintptr_t)s.item[0])) return NULL;
     return (wt_handle)(uintptr_t)s.item[0];
 }
@@ -209,11 +208,8 @@ static bool add_channels(road *r, wt_view *mask) {
     wt_handle counted = part.dtype == WEFT_DTYPE_U8 ? selected(r, &part, each) : as_tensor(r, &part, each);
     wt_handle into = counted && make(r, mask, dims, false, r->wide) ? as_tensor(r, mask, 0) : NULL;
     if (!into) return false;
-    wt_push_tensor(&s, counted);
-    wt_push_optional_list(&s, &axis, 1);
-    wt_push_bool(&s, false);
-    wt_push_none(&s);
-    wt_push_tensor(&s, into);
+    WT_PUSH(&s, wt_of_tensor(&s, counted), wt_of_optional_list(&s, &axis, 1), wt_of_bool(false), 0,
+            wt_of_tensor(&s, into));
     if (!wt_aten(r->call, &s, "aten::sum", "IntList_out", 1)) return false;
     wt_free(s.item[0]);
     return true;
@@ -377,12 +373,9 @@ static void push_geometry(wt_stack *s, const road *r) {
     const wt_geometry *g = &r->q->d.g;
     const int64_t none[3] = {0};
     int at = 3 - g->rank;
-    wt_push_list(s, g->stride + at, g->rank);
-    wt_push_list(s, (r->uneven ? none : g->pad_lo) + at, g->rank);
-    wt_push_list(s, g->dilation + at, g->rank);
-    wt_push_bool(s, r->q->transposed);
-    wt_push_list(s, r->q->extra + at, g->rank);
-    wt_push_int(s, g->groups);
+    WT_PUSH(s, wt_of_list(s, g->stride + at, g->rank), wt_of_list(s, (r->uneven ? none : g->pad_lo) + at, g->rank),
+            wt_of_list(s, g->dilation + at, g->rank), wt_of_bool(r->q->transposed),
+            wt_of_list(s, r->q->extra + at, g->rank), wt_of_int(g->groups));
 }
 
 /* ---------------------------------------------------------------- forward */
@@ -413,12 +406,10 @@ static bool convolve(road *r, wt_handle x, wt_view *y) {
     wt_handle b = x && biased ? bias_of_conv(r) : NULL;
     int64_t *strides = NULL;
     if (!x || (biased && !b)) return false;
-    wt_push_tensor(&s, x);
-    wt_push_tensor(&s, q->d.w.handle);
-    wt_push_optional(&s, b);
+    WT_PUSH(&s, wt_of_tensor(&s, x), wt_of_tensor(&s, q->d.w.handle), wt_of_optional(&s, b));
     push_geometry(&s, r);
     /* benchmark, deterministic, cudnn_enabled, allow_tf32 */
-    for (int i = 0; i < 4 && exact; i++) wt_push_bool(&s, i == 2);
+    for (int i = 0; i < 4 && exact; i++) WT_PUSH(&s, wt_of_bool(i == 2));
     if (!wt_aten(r->call, &s, exact ? "aten::_convolution" : "aten::convolution", "", 1)) return false;
     *y = (wt_view){(wt_handle)(uintptr_t)s.item[0], NULL, q->d.x.dtype, {1, 1, 1, 1, 1}, {0}};
     like_images(r, q->out[1], q->out + 2, y->dims);
@@ -475,12 +466,9 @@ static wt_handle convolve_back(road *r, wt_handle d, wt_handle x, int which) {
     wt_stack s = {.n = 0};
     wt_handle got = NULL;
     if (!d || !x) return NULL;
-    wt_push_tensor(&s, d);
-    wt_push_tensor(&s, x);
-    wt_push_tensor(&s, r->q->d.w.handle);
-    wt_push_none(&s);
+    WT_PUSH(&s, wt_of_tensor(&s, d), wt_of_tensor(&s, x), wt_of_tensor(&s, r->q->d.w.handle), 0);
     push_geometry(&s, r);
-    wt_push_bools(&s, 1 << which, 3);
+    WT_PUSH(&s, wt_of_bools(&s, 1 << which, 3));
     if (!wt_aten(r->call, &s, "aten::convolution_backward", "", 3)) return NULL;
     for (int i = 0; i < 3; i++) {
         if (i != which)

@@ -8,11 +8,13 @@
 #include "settings.h"
 
 /* ---------------------------------------------------------------- the arguments of an operator of PyTorch */
-static void push(wt_stack *s, wt_value value) {
-    if (s->n < (int)(sizeof(s->item) / sizeof(s->item[0])))
-        s->item[s->n++] = value;
-    else
-        s->failed = true;
+void wt_push_all(wt_stack *s, const wt_value *values, size_t count) {
+    for (size_t i = 0; i < count; i++) {
+        if (s->n < (int)(sizeof(s->item) / sizeof(s->item[0])))
+            s->item[s->n++] = values[i];
+        else
+            s->failed = true;
+    }
 }
 
 static wt_value boxed(wt_stack *s, wt_value content) {
@@ -28,47 +30,36 @@ static wt_value boxed(wt_stack *s, wt_value content) {
     return (wt_value)(uintptr_t)box;
 }
 
-static wt_value list_of(wt_stack *s, const int64_t *values, int count) {
+wt_value wt_of_list(wt_stack *s, const int64_t *values, int count) {
     wt_handle list = NULL;
     s->failed |= wt.torch_new_list_reserve_size((size_t)count, &list) != 0;
     for (int i = 0; i < count && !s->failed; i++) s->failed |= wt.torch_list_push_back(list, (wt_value)values[i]) != 0;
     return (wt_value)(uintptr_t)list;
 }
 
-void wt_push_tensor(wt_stack *s, wt_handle tensor) {
+wt_value wt_of_tensor(wt_stack *s, wt_handle tensor) {
     wt_handle copy = NULL; /* the operator takes a reference of its own */
     s->failed |= wt.aoti_torch_new_tensor_handle(tensor, &copy) != 0;
-    push(s, (wt_value)(uintptr_t)copy);
+    return (wt_value)(uintptr_t)copy;
 }
 
-void wt_push_optional(wt_stack *s, wt_handle tensor) {
-    if (!tensor) {
-        push(s, 0);
-        return;
-    }
-    wt_push_tensor(s, tensor);
-    if (!s->failed) s->item[s->n - 1] = boxed(s, s->item[s->n - 1]);
+wt_value wt_of_optional(wt_stack *s, wt_handle tensor) { return tensor ? boxed(s, wt_of_tensor(s, tensor)) : 0; }
+wt_value wt_of_optional_int(wt_stack *s, bool given, int64_t value) { return given ? boxed(s, (wt_value)value) : 0; }
+wt_value wt_of_axes(wt_stack *s, const int64_t values[3], int rank) { return wt_of_list(s, values + 3 - rank, rank); }
+wt_value wt_of_optional_list(wt_stack *s, const int64_t *values, int count) {
+    return boxed(s, wt_of_list(s, values, count));
 }
 
-void wt_push_none(wt_stack *s) { push(s, 0); }
-void wt_push_int(wt_stack *s, int64_t value) { push(s, (wt_value)value); }
-void wt_push_bool(wt_stack *s, bool value) { push(s, value); }
-void wt_push_optional_int(wt_stack *s, bool given, int64_t value) { push(s, given ? boxed(s, (wt_value)value) : 0); }
-void wt_push_list(wt_stack *s, const int64_t *values, int count) { push(s, list_of(s, values, count)); }
-void wt_push_optional_list(wt_stack *s, const int64_t *values, int count) {
-    push(s, boxed(s, list_of(s, values, count)));
-}
-
-void wt_push_real(wt_stack *s, double value) {
+wt_value wt_of_real(double value) {
     wt_value bits;
     memcpy(&bits, &value, sizeof(bits));
-    push(s, bits);
+    return bits;
 }
 
-void wt_push_bools(wt_stack *s, int bits, int count) {
+wt_value wt_of_bools(wt_stack *s, int bits, int count) {
     int64_t values[8];
     for (int i = 0; i < count && i < 8; i++) values[i] = bits >> i & 1;
-    wt_push_list(s, values, count);
+    return wt_of_list(s, values, count);
 }
 
 bool wt_aten(wt_call *call, wt_stack *s, const char *name, const char *overload, int nout) {

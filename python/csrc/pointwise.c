@@ -99,9 +99,7 @@ static bool clamp(wt_call *call, const char *name, wt_handle input, double bound
     void *data;
     if (!slot || !wt_empty(call, slot, 0, NULL, NULL, wt.aoti_torch_dtype_float64(), &data)) return false;
     memcpy(data, &bound, sizeof(bound));
-    wt_push_tensor(&s, input);
-    wt_push_tensor(&s, *slot);
-    wt_push_tensor(&s, result);
+    WT_PUSH(&s, wt_of_tensor(&s, input), wt_of_tensor(&s, *slot), wt_of_tensor(&s, result));
     if (!wt_aten(call, &s, name, "Tensor_out", 1)) return false;
     wt_free(s.item[0]);
     return true;
@@ -113,7 +111,7 @@ static bool peer_relu(wt_call *call, const pointwise *f) {
     bool fresh = !call->op->into;
     if (!fresh && !f->in_place && wt.aoti_torch_copy_(f->result, f->input, 0))
         return wt_fail(call, "input: could not be copied");
-    wt_push_tensor(&s, fresh ? f->input : f->result);
+    WT_PUSH(&s, wt_of_tensor(&s, fresh ? f->input : f->result));
     if (fresh) wt_drop(call, 0);
     if (!wt_aten(call, &s, fresh ? "aten::relu" : "aten::relu_", "", 1)) return false;
     if (fresh)
@@ -130,8 +128,7 @@ static bool peer(wt_call *call, const void *state) {
     if (f->op == WEFT_OP_CLIP)
         return clamp(call, "aten::clamp_min", f->input, f->lo, f->result) &&
                clamp(call, "aten::clamp_max", f->result, f->hi, f->result);
-    wt_push_tensor(&s, f->input);
-    wt_push_tensor(&s, f->result);
+    WT_PUSH(&s, wt_of_tensor(&s, f->input), wt_of_tensor(&s, f->result));
     if (!wt_aten(call, &s, f->op == WEFT_OP_TANH ? "aten::tanh" : "aten::sigmoid", "out", 1)) return false;
     wt_free(s.item[0]);
     return true;

@@ -5,8 +5,6 @@
 
 #include "pool_peer.h"
 
-static void push_axes(wt_stack *s, const int64_t values[3], int rank) { wt_push_list(s, values + 3 - rank, rank); }
-
 static bool on_cpu(const wt_call *call) { return call->device_type == wt.aoti_torch_device_type_cpu(); }
 
 /* It reject some strides: those of dense data, channels-first or in a batch channels-last, it takes. */
@@ -26,11 +24,9 @@ static const char *named(char text[64], const char *format, int rank) {
 }
 
 static void push_window(wt_stack *s, const wt_window *g, bool dilated) {
-    push_axes(s, g->kernel, g->rank);
-    push_axes(s, g->stride, g->rank);
-    push_axes(s, g->pad, g->rank);
-    if (dilated) push_axes(s, g->dilation, g->rank);
-    wt_push_bool(s, g->up);
+    WT_PUSH(s, wt_of_axes(s, g->kernel, g->rank), wt_of_axes(s, g->stride, g->rank), wt_of_axes(s, g->pad, g->rank));
+    if (dilated) WT_PUSH(s, wt_of_axes(s, g->dilation, g->rank));
+    WT_PUSH(s, wt_of_bool(g->up));
 }
 
 /* ---------------------------------------------------------------- forward */
@@ -44,7 +40,7 @@ static bool max_pool(wt_call *call, const void *state) {
     wt_stack s = {.n = 0};
     wt_drop(call, 0);
     if (c->index) wt_drop(call, 1);
-    wt_push_tensor(&s, call->arg[0].tensor.handle);
+    WT_PUSH(&s, wt_of_tensor(&s, call->arg[0].tensor.handle));
     push_window(&s, c->g, true);
     if (!wt_aten(call, &s, named(name, "aten::max_pool%dd_with_indices", c->g->rank), "", 2)) return false;
     bool ok = take_first(call, &s, c);
@@ -58,10 +54,10 @@ static bool avg_pool(wt_call *call, const void *state) {
     char name[64];
     wt_stack s = {.n = 0};
     wt_drop(call, 0);
-    wt_push_tensor(&s, call->arg[0].tensor.handle);
+    WT_PUSH(&s, wt_of_tensor(&s, call->arg[0].tensor.handle));
     push_window(&s, c->g, false);
-    wt_push_bool(&s, call->arg[c->include].integer);
-    wt_push_optional_int(&s, call->arg[c->include + 1].integer != 0, call->arg[c->include + 1].integer);
+    WT_PUSH(&s, wt_of_bool(call->arg[c->include].integer),
+            wt_of_optional_int(&s, call->arg[c->include + 1].integer != 0, call->arg[c->include + 1].integer));
     return wt_aten(call, &s, named(name, "aten::avg_pool%dd", c->g->rank), "", 1) && take_first(call, &s, c);
 }
 
@@ -70,8 +66,7 @@ static bool adaptive_avg_pool(wt_call *call, const void *state) {
     char name[64];
     wt_stack s = {.n = 0};
     wt_drop(call, 0);
-    wt_push_tensor(&s, call->arg[0].tensor.handle);
-    push_axes(&s, c->g->out, c->g->rank);
+    WT_PUSH(&s, wt_of_tensor(&s, call->arg[0].tensor.handle), wt_of_axes(&s, c->g->out, c->g->rank));
     /* to one pixel: a mean */
     return wt_aten(call, &s, named(name, "aten::adaptive_avg_pool%dd", c->g->rank), "", 1) && take_first(call, &s, c);
 }
@@ -97,10 +92,9 @@ static bool max_pool_backward(wt_call *call, const void *state) {
     const wt_pool_state *c = state;
     char name[64];
     wt_stack s = {.n = 0};
-    wt_push_tensor(&s, c->gradient->handle);
-    wt_push_tensor(&s, c->result->handle);
+    WT_PUSH(&s, wt_of_tensor(&s, c->gradient->handle), wt_of_tensor(&s, c->result->handle));
     push_window(&s, c->g, true);
-    wt_push_tensor(&s, call->arg[1].tensor.handle);
+    WT_PUSH(&s, wt_of_tensor(&s, call->arg[1].tensor.handle));
     return finish(call, &s, named(name, "aten::max_pool%dd_with_indices_backward", c->g->rank), c);
 }
 
@@ -108,11 +102,10 @@ static bool avg_pool_backward(wt_call *call, const void *state) {
     const wt_pool_state *c = state;
     char name[64];
     wt_stack s = {.n = 0};
-    wt_push_tensor(&s, c->gradient->handle);
-    wt_push_tensor(&s, c->result->handle);
+    WT_PUSH(&s, wt_of_tensor(&s, c->gradient->handle), wt_of_tensor(&s, c->result->handle));
     push_window(&s, c->g, false);
-    wt_push_bool(&s, call->arg[c->include].integer);
-    wt_push_optional_int(&s, call->arg[c->include + 1].integer != 0, call->arg[c->include + 1].integer);
+    WT_PUSH(&s, wt_of_bool(call->arg[c->include].integer),
+            wt_of_optional_int(&s, call->arg[c->include + 1].integer != 0, call->arg[c->include + 1].integer));
     return finish(call, &s, named(name, "aten::avg_pool%dd_backward", c->g->rank), c);
 }
 
@@ -120,15 +113,10 @@ static bool adaptive_avg_pool_backward(wt_call *call, const void *state) {
     const wt_pool_state *c = state;
     char name[64];
     wt_stack s = {.n = 0};
-    wt_push_tensor(&s, c->gradient->handle);
-    wt_push_tensor(&s, c->result->handle);
+    WT_PUSH(&s, wt_of_tensor(&s, c->gradient->handle), wt_of_tensor(&s, c->result->handle));
     if (to_one(c->g)) { /* of a window as large as the image */
-        push_axes(&s, c->g->in, c->g->rank);
-        push_axes(&s, c->g->in, c->g->rank);
-        push_axes(&s, (const int64_t[3]){0, 0, 0}, c->g->rank);
-        wt_push_bool(&s, false);
-        wt_push_bool(&s, true);
-        wt_push_none(&s);
+        WT_PUSH(&s, wt_of_axes(&s, c->g->in, c->g->rank), wt_of_axes(&s, c->g->in, c->g->rank),
+                wt_of_axes(&s, (const int64_t[3]){0, 0, 0}, c->g->rank), wt_of_bool(false), wt_of_bool(true), 0);
         return finish(call, &s, named(name, "aten::avg_pool%dd_backward", c->g->rank), c);
     }
     return finish(call, &s, named(name, "aten::_adaptive_avg_pool%dd_backward", c->g->rank), c);

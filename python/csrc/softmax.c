@@ -33,7 +33,7 @@ static bool has_peer(const wt_call *call, int tensor, int dtype) {
 }
 
 static bool write_into(wt_call *call, wt_stack *s, const char *name, wt_handle result) {
-    wt_push_tensor(s, result);
+    WT_PUSH(s, wt_of_tensor(s, result));
     if (!wt_aten(call, s, name, "out", 1)) return false;
     wt_free(s->item[0]);
     return true;
@@ -47,19 +47,15 @@ typedef struct written {
 static bool forward_peer(wt_call *call, const void *state) {
     const written *w = state;
     wt_stack s = {.n = 0};
-    wt_push_tensor(&s, call->arg[INPUT].tensor.handle);
-    wt_push_int(&s, call->arg[DIM].integer);
-    wt_push_bool(&s, false);
+    WT_PUSH(&s, wt_of_tensor(&s, call->arg[INPUT].tensor.handle), wt_of_int(call->arg[DIM].integer), wt_of_bool(false));
     return write_into(call, &s, w->log ? "aten::_log_softmax" : "aten::_softmax", w->result);
 }
 
 static bool backward_peer(wt_call *call, const void *state) {
     const written *w = state;
     wt_stack s = {.n = 0};
-    wt_push_tensor(&s, call->arg[B_GRAD].tensor.handle);
-    wt_push_tensor(&s, call->arg[B_OUTPUT].tensor.handle);
-    wt_push_int(&s, call->arg[B_DIM].integer);
-    wt_push_int(&s, call->arg[B_DTYPE].integer);
+    WT_PUSH(&s, wt_of_tensor(&s, call->arg[B_GRAD].tensor.handle), wt_of_tensor(&s, call->arg[B_OUTPUT].tensor.handle),
+            wt_of_int(call->arg[B_DIM].integer), wt_of_int(call->arg[B_DTYPE].integer));
     return write_into(call, &s, w->log ? "aten::_log_softmax_backward_data" : "aten::_softmax_backward_data",
                       w->result);
 }
