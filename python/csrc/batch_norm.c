@@ -124,8 +124,7 @@ static bool put_forward(wt_call *call, weft_problem *p, weft_args *args, bool tr
     wt_view x = wt_see(t, rank);
     if (!wt_create(call, 0, y, x.dims, rank, wt_is_last(&x), true, t->code)) return false;
     begin(p, WEFT_PASS_FWD, &x, t->rank, training, call->arg[EPS].real);
-    wt_put(p, args, WEFT_ROLE_SRC, &x);
-    wt_put(p, args, WEFT_ROLE_DST, y);
+    WT_PUT(p, args, {WEFT_ROLE_SRC, &x}, {WEFT_ROLE_DST, y});
     put_argument(call, p, args, WEFT_ROLE_WEIGHTS, WEIGHT);
     put_argument(call, p, args, WEFT_ROLE_BIAS, BIAS);
     return true;
@@ -206,9 +205,7 @@ static bool run_batch_norm_backward(wt_call *call) {
     if (!x.dims[1]) return true;
     if (!wt_match_format(call, &dy, rank, last, true, t->code, "grad_output")) return false;
     begin(&p, WEFT_PASS_BWD, &x, t->rank, training, call->arg[B_EPS].real);
-    wt_put(&p, &args, WEFT_ROLE_SRC, &x);
-    wt_put(&p, &args, WEFT_ROLE_DIFF_DST, &dy);
-    wt_put(&p, &args, WEFT_ROLE_DIFF_SRC, &dx);
+    WT_PUT(&p, &args, {WEFT_ROLE_SRC, &x}, {WEFT_ROLE_DIFF_DST, &dy}, {WEFT_ROLE_DIFF_SRC, &dx});
     put_vector(&p, &args, training ? WEFT_ROLE_SAVE_MEAN : WEFT_ROLE_MEAN, &mean);
     put_vector(&p, &args, training ? WEFT_ROLE_SAVE_INVSTD : WEFT_ROLE_VAR, &spread);
     put_argument(call, &p, &args, WEFT_ROLE_WEIGHTS, B_WEIGHT);

@@ -165,6 +165,14 @@ bool wt_create(wt_call *call, int slot, wt_view *v, const int64_t dims[5], int r
  * belongs to: copy it there. */
 bool wt_match_format(wt_call *call, wt_view *v, int rank, bool last, bool batched, int32_t code, const char *name);
 void wt_put(weft_problem *p, weft_args *args, weft_role role, const wt_view *v);
+/* Several tensors by their roles: WT_PUT(&p, &args, {WEFT_ROLE_SRC, &x}, {WEFT_ROLE_DST, &y}); */
+#define WT_PUT(p, args, ...) \
+    wt_put_all(p, args, (const wt_placed[]){__VA_ARGS__}, sizeof((const wt_placed[]){__VA_ARGS__}) / sizeof(wt_placed))
+typedef struct wt_placed {
+    weft_role role;
+    const wt_view *view;
+} wt_placed;
+void wt_put_all(weft_problem *p, weft_args *args, const wt_placed *tensors, size_t count);
 void wt_put_vector(weft_problem *p, weft_args *args, weft_role role, void *data, int32_t dtype, int64_t stride);
 /* Argument `at`, a list of one or (low, high) two values an axis, into arrays over d h w. */
 bool wt_read_axes(wt_call *call, int at, int rank, int per_axis, int64_t *first, int64_t *second);

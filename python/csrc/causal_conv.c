@@ -73,8 +73,7 @@ static void begin(weft_problem *p, weft_args *args, weft_op op, weft_pass pass, 
     p->kernel[2] = l->width;
     if (l->bias) wt_add_step(p, WEFT_STEP_BIAS, 0, 0);
     if (l->silu) wt_add_step(p, WEFT_STEP_SILU, 0, 0);
-    wt_put(p, args, WEFT_ROLE_SRC, &l->x);
-    wt_put(p, args, WEFT_ROLE_WEIGHTS, &l->w);
+    WT_PUT(p, args, {WEFT_ROLE_SRC, &l->x}, {WEFT_ROLE_WEIGHTS, &l->w});
     if (l->bias) wt_put_vector(p, args, WEFT_ROLE_BIAS, l->bias->data, l->bias->dtype, l->bias->strides[0]);
 }
 

@@ -30,9 +30,7 @@ static bool run_conv(wt_call *call) {
     weft_problem p;
     weft_args args = WEFT_ARGS_INIT;
     wt_begin(&p, WEFT_OP_CONV, WEFT_PASS_FWD, &g, &x, &w);
-    wt_put(&p, &args, WEFT_ROLE_SRC, &x);
-    wt_put(&p, &args, WEFT_ROLE_WEIGHTS, &w);
-    wt_put(&p, &args, WEFT_ROLE_DST, &y);
+    WT_PUT(&p, &args, {WEFT_ROLE_SRC, &x}, {WEFT_ROLE_WEIGHTS, &w}, {WEFT_ROLE_DST, &y});
     wt_conv_state state = {&g, &y, false, {0}, ACT};
     return wt_put_epilogue(call, &p, &args, BIAS, ACT) && wt_run(call, &p, &args, peer_of(call, &g), &state);
 }
@@ -75,9 +73,7 @@ static bool run_conv_transpose(wt_call *call) {
     weft_problem p;
     weft_args args = WEFT_ARGS_INIT;
     wt_begin(&p, WEFT_OP_CONV, WEFT_PASS_BWD_DATA, &g, &y, &w);
-    wt_put(&p, &args, WEFT_ROLE_DIFF_DST, &x);
-    wt_put(&p, &args, WEFT_ROLE_WEIGHTS, &w);
-    wt_put(&p, &args, WEFT_ROLE_DIFF_SRC, &y);
+    WT_PUT(&p, &args, {WEFT_ROLE_DIFF_DST, &x}, {WEFT_ROLE_WEIGHTS, &w}, {WEFT_ROLE_DIFF_SRC, &y});
     for (int a = 0; a < 3; a++) g.pad_hi[a] += spare[a]; /* PyTorch is told output_padding */
     return wt_put_epilogue(call, &p, &args, BIAS, ACT) && wt_run(call, &p, &args, peer_of(call, &g), &state);
 }

@@ -111,8 +111,7 @@ bool wt_activate(wt_call *call, wt_handle y, const wt_view *v, int act, int rank
     p.n = w.dims[0], p.c = w.dims[1];
     memcpy(p.in, w.dims + 2, sizeof(p.in));
     p.real[WEFT_CLIP_LO] = lo, p.real[WEFT_CLIP_HI] = hi;
-    wt_put(&p, &args, WEFT_ROLE_SRC, &w);
-    wt_put(&p, &args, WEFT_ROLE_DST, &w);
+    WT_PUT(&p, &args, {WEFT_ROLE_SRC, &w}, {WEFT_ROLE_DST, &w});
     return wt_execute(call, wt_plan(call, &p), &args);
 }
 

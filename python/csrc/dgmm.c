@@ -306,9 +306,7 @@ static bool forward(wt_call *call, weft_op op) {
     weft_problem p;
     weft_args args = WEFT_ARGS_INIT;
     describe(&p, &m, WEFT_PASS_FWD);
-    wt_put(&p, &args, WEFT_ROLE_SRC, &a);
-    wt_put(&p, &args, WEFT_ROLE_WEIGHTS, &x);
-    wt_put(&p, &args, WEFT_ROLE_DST, &y.v);
+    WT_PUT(&p, &args, {WEFT_ROLE_SRC, &a}, {WEFT_ROLE_WEIGHTS, &x}, {WEFT_ROLE_DST, &y.v});
     peer_state state = {&m, y.v.handle, NULL};
     return wt_run(call, &p, &args, peer_of(call, &state, 2, forward_peer), &state) && finish(call, &y);
 }

@@ -44,8 +44,7 @@ static bool run_lrn(wt_call *call) {
     weft_problem p;
     weft_args args = WEFT_ARGS_INIT;
     begin(call, &p, WEFT_PASS_FWD, &x, rank, SIZE);
-    wt_put(&p, &args, WEFT_ROLE_SRC, &x);
-    wt_put(&p, &args, WEFT_ROLE_DST, &y);
+    WT_PUT(&p, &args, {WEFT_ROLE_SRC, &x}, {WEFT_ROLE_DST, &y});
     return wt_execute(call, wt_plan(call, &p), &args);
 }
 WT_OPERATOR_OUT(lrn, "lrn(Tensor input, SymInt size, float alpha, float beta, float k) -> Tensor")
@@ -64,9 +63,7 @@ static bool run_lrn_backward(wt_call *call) {
     weft_problem p;
     weft_args args = WEFT_ARGS_INIT;
     begin(call, &p, WEFT_PASS_BWD, &x, rank, SIZE + 1);
-    wt_put(&p, &args, WEFT_ROLE_SRC, &x);
-    wt_put(&p, &args, WEFT_ROLE_DIFF_DST, &dy);
-    wt_put(&p, &args, WEFT_ROLE_DIFF_SRC, &dx);
+    WT_PUT(&p, &args, {WEFT_ROLE_SRC, &x}, {WEFT_ROLE_DIFF_DST, &dy}, {WEFT_ROLE_DIFF_SRC, &dx});
     return wt_execute(call, wt_plan(call, &p), &args);
 }
 WT_OPERATOR(lrn_backward,

@@ -149,12 +149,9 @@ static bool run_partial_conv(wt_call *call) {
     weft_problem p;
     weft_args args = WEFT_ARGS_INIT;
     begin(&p, &q, WEFT_PASS_FWD);
-    wt_put(&p, &args, WEFT_ROLE_SRC, &q.d.x);
-    wt_put(&p, &args, WEFT_ROLE_WEIGHTS, &q.d.w);
+    WT_PUT(&p, &args, {WEFT_ROLE_SRC, &q.d.x}, {WEFT_ROLE_WEIGHTS, &q.d.w});
     if (q.mask.handle) wt_put(&p, &args, WEFT_ROLE_MASK, &q.mask);
-    wt_put(&p, &args, WEFT_ROLE_DST, &q.y);
-    wt_put(&p, &args, WEFT_ROLE_NEW_MASK, &q.fresh);
-    wt_put(&p, &args, WEFT_ROLE_SUMS, &q.sums);
+    WT_PUT(&p, &args, {WEFT_ROLE_DST, &q.y}, {WEFT_ROLE_NEW_MASK, &q.fresh}, {WEFT_ROLE_SUMS, &q.sums});
     return wt_put_epilogue(call, &p, &args, BIAS, ACT) && wt_run(call, &p, &args, why ? NULL : wt_partial_peer, &q);
 }
 WT_OPERATOR_OUT_PAIR(
@@ -174,8 +171,7 @@ static weft_plan *plan_pass(wt_call *call, const wt_gradients *d, weft_pass pass
     if (weights) wt_put(&p, args, WEFT_ROLE_SRC, &d->x), wt_put(&p, args, WEFT_ROLE_DIFF_WEIGHTS, &d->dw);
     if (data) wt_put(&p, args, WEFT_ROLE_WEIGHTS, &d->w), wt_put(&p, args, WEFT_ROLE_DIFF_SRC, &d->dx);
     if (q->mask.handle && pass != WEFT_PASS_BWD_BIAS) wt_put(&p, args, WEFT_ROLE_MASK, &q->mask);
-    wt_put(&p, args, WEFT_ROLE_DIFF_DST, &d->dy);
-    wt_put(&p, args, WEFT_ROLE_SUMS, &q->sums);
+    WT_PUT(&p, args, {WEFT_ROLE_DIFF_DST, &d->dy}, {WEFT_ROLE_SUMS, &q->sums});
     if (bias && pass != WEFT_PASS_BWD_BIAS) wt_add_step(&p, WEFT_STEP_BIAS, 0, 0);
     if (bias) wt_put_vector(&p, args, WEFT_ROLE_DIFF_BIAS, d->db.data, d->db.dtype, 1);
     wt_share share = {d, wt_wanted_of(pass, bias)};

@@ -233,12 +233,9 @@ static bool window_sums(road *r, const wt_view *sums, const wt_view spare[2]) {
     p.attr[WEFT_PARTIAL_MASK] = !q->mask.handle ? 0 : r->planes > 1 ? 2 : 1;
     p.attr[WEFT_PARTIAL_TRANSPOSED] = q->transposed;
     for (int a = 0; a < 3; a++) p.attr[WEFT_PARTIAL_OUTPAD + a] = q->extra[a];
-    wt_put(&p, &args, WEFT_ROLE_SRC, &src);
-    wt_put(&p, &args, WEFT_ROLE_WEIGHTS, &weights);
+    WT_PUT(&p, &args, {WEFT_ROLE_SRC, &src}, {WEFT_ROLE_WEIGHTS, &weights});
     if (q->mask.handle) wt_put(&p, &args, WEFT_ROLE_MASK, &mask);
-    wt_put(&p, &args, WEFT_ROLE_DST, &spare[0]);
-    wt_put(&p, &args, WEFT_ROLE_NEW_MASK, &spare[1]);
-    wt_put(&p, &args, WEFT_ROLE_SUMS, sums);
+    WT_PUT(&p, &args, {WEFT_ROLE_DST, &spare[0]}, {WEFT_ROLE_NEW_MASK, &spare[1]}, {WEFT_ROLE_SUMS, sums});
     return wt_execute(r->call, wt_plan(r->call, &p), &args);
 }
 
@@ -251,8 +248,7 @@ static bool clamp_sums(road *r, const wt_view *sums, const wt_view *u) {
     p.n = u->dims[0], p.c = u->dims[1];
     memcpy(p.in, u->dims + 2, sizeof(p.in));
     p.real[WEFT_CLIP_LO] = 0, p.real[WEFT_CLIP_HI] = 1;
-    wt_put(&p, &args, WEFT_ROLE_SRC, sums);
-    wt_put(&p, &args, WEFT_ROLE_DST, u);
+    WT_PUT(&p, &args, {WEFT_ROLE_SRC, sums}, {WEFT_ROLE_DST, u});
     return wt_execute(r->call, wt_plan(r->call, &p), &args);
 }
 
@@ -269,11 +265,8 @@ static bool ratios(road *r, const wt_view *sums, const wt_view *ratio) {
     wt_begin(&p, WEFT_OP_PARTIAL_CONV, WEFT_PASS_BWD_DATA, &g, ratio, &weights);
     p.attr[WEFT_PARTIAL_MASK] = r->planes > 1 ? 2 : 1;
     p.attr[WEFT_PARTIAL_BIASED] = q->biased;
-    wt_put(&p, &args, WEFT_ROLE_WEIGHTS, &weights);
-    wt_put(&p, &args, WEFT_ROLE_MASK, &ones);
-    wt_put(&p, &args, WEFT_ROLE_DIFF_DST, &ones);
-    wt_put(&p, &args, WEFT_ROLE_SUMS, sums);
-    wt_put(&p, &args, WEFT_ROLE_DIFF_SRC, ratio);
+    WT_PUT(&p, &args, {WEFT_ROLE_WEIGHTS, &weights}, {WEFT_ROLE_MASK, &ones}, {WEFT_ROLE_DIFF_DST, &ones},
+           {WEFT_ROLE_SUMS, sums}, {WEFT_ROLE_DIFF_SRC, ratio});
     return wt_execute(r->call, wt_plan(r->call, &p), &args) &&
            ATEN(r, "aten::mul_", "Tensor", ratio->handle, number(r, window, false));
 }

@@ -177,8 +177,7 @@ static bool run_with(wt_call *call, weft_op op, double lo, double hi) {
     weft_args args = WEFT_ARGS_INIT;
     wt_rows_problem(&p, op, WEFT_PASS_FWD, v);
     if (op == WEFT_OP_CLIP) p.real[WEFT_CLIP_LO] = lo, p.real[WEFT_CLIP_HI] = hi;
-    wt_put(&p, &args, WEFT_ROLE_SRC, &v[0]);
-    wt_put(&p, &args, WEFT_ROLE_DST, &v[1]);
+    WT_PUT(&p, &args, {WEFT_ROLE_SRC, &v[0]}, {WEFT_ROLE_DST, &v[1]});
     weft_plan *plan = wt_plan_with(call, &p, peer_of(call, op, &s), &f);
     bool copied = !wt_is_peer(plan); /* PyTorch's writes to the result itself */
     return wt_finish(call, plan, &args, peer, &f) && (!copied || wt_rows_finish(call, t, 2));

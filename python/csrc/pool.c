@@ -77,8 +77,7 @@ static bool run_max(wt_call *call, bool indexed) {
     weft_args args = WEFT_ARGS_INIT;
     wt_window_describe(&p, &g, WEFT_OP_MAX_POOL, WEFT_PASS_FWD, v.src.dims[0], v.src.dims[1]);
     p.attr[WEFT_MAX_POOL_INDEX] = indexed;
-    wt_put(&p, &args, WEFT_ROLE_SRC, &v.src);
-    wt_put(&p, &args, WEFT_ROLE_DST, &v.dst);
+    WT_PUT(&p, &args, {WEFT_ROLE_SRC, &v.src}, {WEFT_ROLE_DST, &v.dst});
     if (indexed) wt_put(&p, &args, WEFT_ROLE_INDEX, &v.index);
     wt_pool_state state = {&g, &v.dst, indexed ? &v.index : NULL, NULL, 0};
     return wt_run(call, &p, &args, wt_pool_peer(call, &state, WEFT_OP_MAX_POOL), &state);
@@ -101,8 +100,7 @@ static bool run_mean(wt_call *call, const wt_window *g, images *v, weft_op op) {
     weft_args args = WEFT_ARGS_INIT;
     wt_window_describe(&p, g, op, WEFT_PASS_FWD, v->src.dims[0], v->src.dims[1]);
     if (op == WEFT_OP_AVG_POOL) put_divisor(call, &p, AVG_INCLUDE);
-    wt_put(&p, &args, WEFT_ROLE_SRC, &v->src);
-    wt_put(&p, &args, WEFT_ROLE_DST, &v->dst);
+    WT_PUT(&p, &args, {WEFT_ROLE_SRC, &v->src}, {WEFT_ROLE_DST, &v->dst});
     wt_pool_state state = {g, &v->dst, NULL, NULL, AVG_INCLUDE};
     return wt_run(call, &p, &args, wt_pool_peer(call, &state, op), &state);
 }
@@ -180,8 +178,7 @@ static bool run_gradient(wt_call *call, const wt_window *g, gradient *d, weft_op
     wt_window_describe(&p, g, op, WEFT_PASS_BWD, d->dy.dims[0], d->dy.dims[1]);
     if (op == WEFT_OP_AVG_POOL) put_divisor(call, &p, B_INCLUDE);
     if (op == WEFT_OP_MAX_POOL) wt_put(&p, &args, WEFT_ROLE_INDEX, &d->index);
-    wt_put(&p, &args, WEFT_ROLE_DIFF_DST, &d->dy);
-    wt_put(&p, &args, WEFT_ROLE_DIFF_SRC, &d->dx);
+    WT_PUT(&p, &args, {WEFT_ROLE_DIFF_DST, &d->dy}, {WEFT_ROLE_DIFF_SRC, &d->dx});
     wt_pool_state state = {g, &d->dx, &d->index, &d->dy, B_INCLUDE};
     return wt_run(call, &p, &args, wt_pool_backward_peer(call, &state, op), &state);
 }

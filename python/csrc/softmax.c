@@ -75,8 +75,7 @@ static bool forward(wt_call *call, weft_op op) {
     weft_problem p;
     weft_args args = WEFT_ARGS_INIT;
     wt_rows_problem(&p, op, WEFT_PASS_FWD, v);
-    wt_put(&p, &args, WEFT_ROLE_SRC, &v[0]);
-    wt_put(&p, &args, WEFT_ROLE_DST, &v[1]);
+    WT_PUT(&p, &args, {WEFT_ROLE_SRC, &v[0]}, {WEFT_ROLE_DST, &v[1]});
     weft_plan *plan = wt_plan_with(call, &p, peer, &result);
     bool theirs = wt_is_peer(plan);
     return wt_finish(call, plan, &args, peer, &result) && (theirs || wt_rows_finish(call, t, 2));
@@ -105,9 +104,7 @@ static bool run_softmax_backward(wt_call *call) {
     weft_problem p;
     weft_args args = WEFT_ARGS_INIT;
     wt_rows_problem(&p, call->arg[B_LOG].integer ? WEFT_OP_LOG_SOFTMAX : WEFT_OP_SOFTMAX, WEFT_PASS_BWD, v);
-    wt_put(&p, &args, WEFT_ROLE_DST, &v[0]);
-    wt_put(&p, &args, WEFT_ROLE_DIFF_DST, &v[1]);
-    wt_put(&p, &args, WEFT_ROLE_DIFF_SRC, &v[2]);
+    WT_PUT(&p, &args, {WEFT_ROLE_DST, &v[0]}, {WEFT_ROLE_DIFF_DST, &v[1]}, {WEFT_ROLE_DIFF_SRC, &v[2]});
     weft_plan *plan = wt_plan_with(call, &p, peer, &result);
     bool theirs = wt_is_peer(plan);
     return wt_finish(call, plan, &args, peer, &result) && (theirs || wt_rows_finish(call, t, 3));

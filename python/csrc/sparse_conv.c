@@ -99,8 +99,7 @@ static bool run_sparse_conv(wt_call *call) {
     weft_problem p;
     weft_args args = WEFT_ARGS_INIT;
     begin(&p, &args, &q, WEFT_PASS_FWD);
-    wt_put(&p, &args, WEFT_ROLE_SRC, &q.d.x);
-    wt_put(&p, &args, WEFT_ROLE_DST, &y);
+    WT_PUT(&p, &args, {WEFT_ROLE_SRC, &q.d.x}, {WEFT_ROLE_DST, &y});
     return wt_put_epilogue(call, &p, &args, BIAS, ACT) && wt_execute(call, wt_plan(call, &p), &args);
 }
 WT_OPERATOR_OUT(

@@ -103,6 +103,10 @@ void wt_put(weft_problem *p, weft_args *args, weft_role role, const wt_view *v) 
     args->ptr[role] = v->data;
 }
 
+void wt_put_all(weft_problem *p, weft_args *args, const wt_placed *tensors, size_t count) {
+    for (size_t i = 0; i < count; i++) wt_put(p, args, tensors[i].role, tensors[i].view);
+}
+
 void wt_put_vector(weft_problem *p, weft_args *args, weft_role role, void *data, int32_t dtype, int64_t stride) {
     wt_view v = {NULL, data, dtype, {0}, {stride}};
     wt_put(p, args, role, &v);
