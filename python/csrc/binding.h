@@ -225,6 +225,9 @@ typedef struct wt_window {
     bool up; /* ceil_mode */
 } wt_window;
 
+/* How many windows start within so many elements, 0 if there is no room for one; and how far so many of them reach. */
+int64_t wt_windows(int64_t padded, int64_t kernel, int64_t dilation, int64_t stride);
+int64_t wt_span(int64_t windows, int64_t kernel, int64_t dilation, int64_t stride);
 bool wt_window_begin(wt_call *call, wt_window *g, int list); /* the rank, from the length of a list */
 /* Argument `at`: a tensor of so many axes, or of one more, a batch. Only the batch may be empty: from which axis on.
  */

@@ -151,9 +151,8 @@ static bool check_grad(wt_call *call, const wt_gradients *d, bool transposed) {
 static bool fit_padding(wt_gradients *d) {
     bool unsaid = false;
     for (int a = 0; a < 3; a++) {
-        int64_t window = d->g.dilation[a] * (d->w.dims[2 + a] - 1) + 1;
-        int64_t spare =
-            d->dy.dims[2 + a] + d->g.pad_lo[a] + d->g.pad_hi[a] - window - (d->x.dims[2 + a] - 1) * d->g.stride[a];
+        int64_t spare = d->dy.dims[2 + a] + d->g.pad_lo[a] + d->g.pad_hi[a] -
+                        wt_span(d->x.dims[2 + a], d->w.dims[2 + a], d->g.dilation[a], d->g.stride[a]);
         unsaid |= spare >= d->g.stride[a] && spare > d->g.pad_hi[a] && spare < d->g.dilation[a];
         if (spare >= d->g.stride[a] && spare <= d->g.pad_hi[a]) d->g.pad_hi[a] -= spare;
     }

@@ -206,8 +206,8 @@ bool wt_conv_backward_peer(wt_call *call, const void *state) {
     memcpy(pad, g->pad_lo, sizeof(pad));
     bool uneven = !transposed && even_out(g, pad, skip);
     for (int a = 0; a < 3 && transposed; a++)
-        extra[a] = d->dy.dims[2 + a] - ((d->x.dims[2 + a] - 1) * g->stride[a] - 2 * g->pad_lo[a] +
-                                        g->dilation[a] * (d->w.dims[2 + a] - 1) + 1);
+        extra[a] = d->dy.dims[2 + a] + 2 * g->pad_lo[a] -
+                   wt_span(d->x.dims[2 + a], d->w.dims[2 + a], g->dilation[a], g->stride[a]);
     wt_handle dy =
         uneven ? widen(call, d, pad, skip, call->arg[0].tensor.code) : batch_of_one(call, d->dy.handle, g->batched);
     wt_handle x = dy ? batch_of_one(call, call->arg[1].tensor.handle, g->batched) : NULL;

@@ -35,9 +35,9 @@ static bool out_dims(const seat_draft *d, const int64_t extra[3], int64_t dims[5
     dims[1] = transposed ? w->dims[1] * d->g.groups : w->dims[0];
     if (x->dims[1] != (transposed ? w->dims[0] : w->dims[1] * d->g.groups) || w->dims[0] % d->g.groups) return false;
     for (int a = 0; a < 3; a++) {
-        int64_t window = d->g.dilation[a] * (w->dims[2 + a] - 1) + 1, pads = 2 * d->g.pad_lo[a], in = x->dims[2 + a];
-        dims[2 + a] = transposed ? (in - 1) * d->g.stride[a] + window + extra[a] - pads
-                                 : (in + pads - window < 0 ? 0 : (in + pads - window) / d->g.stride[a] + 1);
+        int64_t in = x->dims[2 + a], kernel = w->dims[2 + a], pads = 2 * d->g.pad_lo[a];
+        dims[2 + a] = transposed ? wt_span(in, kernel, d->g.dilation[a], d->g.stride[a]) + extra[a] - pads
+                                 : wt_windows(in + pads, kernel, d->g.dilation[a], d->g.stride[a]);
         if (dims[2 + a] < 1) return false;
     }
     return true;

@@ -6,9 +6,12 @@
 
 #define MOST (INT64_C(1) << 40) /* the largest size of one axis of a problem: sums of a few stay far below 2^63 */
 
-/* The windows that start within padded elements; 0: there is no room for one. */
-static int64_t windows(int64_t padded, int64_t kernel, int64_t dilation, int64_t stride) {
-    int64_t window = dilation * (kernel - 1) + 1;
+int64_t wt_span(int64_t windows, int64_t kernel, int64_t dilation, int64_t stride) {
+    return (windows - 1) * stride + dilation * (kernel - 1) + 1;
+}
+
+int64_t wt_windows(int64_t padded, int64_t kernel, int64_t dilation, int64_t stride) {
+    int64_t window = wt_span(1, kernel, dilation, stride);
     return padded < window ? 0 : (padded - window) / stride + 1;
 }
 
@@ -22,8 +25,8 @@ bool wt_out_sizes(wt_call *call, const wt_geometry *g, const wt_view *x, const w
                 call,
                 "input: spatial axis %d has 0 elements, allowed: 1 or more, but for an empty batch or no channels",
                 a - 3 + g->rank);
-        int64_t out = extra ? (in - 1) * g->stride[a] + g->dilation[a] * (kernel - 1) + 1 + extra[a] - pads
-                            : windows(in + pads, kernel, g->dilation[a], g->stride[a]);
+        int64_t out = extra ? wt_span(in, kernel, g->dilation[a], g->stride[a]) + extra[a] - pads
+                            : wt_windows(in + pads, kernel, g->dilation[a], g->stride[a]);
         if (kernel < 1 || out < (extra && !x->dims[0] ? 0 : 1))
             return wt_fail(call,
                            "input: spatial axis %d has %lld elements, too few for kernel %lld, stride %lld, dilation "
@@ -85,7 +88,7 @@ bool wt_window_read(wt_call *call, wt_window *g, int at, bool dilated) {
 /* In ceil mode rounded up, less a last window that starts past the input. */
 bool wt_window_out(wt_window *g, int a) {
     int64_t padded = g->in[a] + 2 * g->pad[a] + (g->up ? g->stride[a] - 1 : 0);
-    g->out[a] = windows(padded, g->kernel[a], g->dilation[a], g->stride[a]);
+    g->out[a] = wt_windows(padded, g->kernel[a], g->dilation[a], g->stride[a]);
     if (g->up && g->out[a] && (g->out[a] - 1) * g->stride[a] >= g->in[a] + g->pad[a]) g->out[a]--;
     return g->out[a] > 0;
 }

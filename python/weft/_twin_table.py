@@ -17,6 +17,7 @@ from . import functional as W
 from ._ops import conv as _conv_ops
 from ._ops import rnn as _rnn_ops
 from ._rules import call
+from ._shapes import least_source
 from .causal_conv1d import causal_conv1d_fn, causal_conv1d_ref, causal_conv1d_update, causal_conv1d_update_ref
 from .sparse import SparseWeight
 
@@ -155,7 +156,7 @@ def _conv(p: Problem) -> Case:
 def transposed_conv(p: Problem) -> Case:
     """bwd_data with an epilogue, which is a transposed convolution: p is of that pass."""
     p.refuse(not p.is_even, "uneven padding of a transposed convolution")
-    extra = [i - ((o - 1) * s - 2 * q + d * (k - 1) + 1) for i, o, s, q, d, k in zip(p.size, p.out, p.stride, p.padding, p.dilation, p.kernel)]
+    extra = [i - least for i, least in zip(p.size, least_source(p.out, p.kernel, p.stride, p.pads, p.dilation))]
     settings = (p.stride, p.pads, p.dilation, p.groups, p.act, p.lo, p.hi, extra)
 
     def peer(x: Tensor, w: Tensor, b: Optional[Tensor] = None) -> Tensor:

@@ -223,86 +223,46 @@ def prepare(function: Callable, args: tuple, named: dict[str, Any]) -> tuple[Cal
 
 # ---------------------------------------------------------------------------------------------- public
 
-@overload
-def lstm(input: Tensor, hx: Sequence[Tensor], params: Sequence[Tensor], has_biases: bool, num_layers: int, dropout: float, train: bool,
-         bidirectional: bool, batch_first: bool) -> tuple[Tensor, Tensor, Tensor]: ...
+def _made(kind: str, help: str) -> Callable:
+    """The function of a kind of layers, and its two forms."""
+    def whole_form(input: Tensor, hx: Any, params: Sequence[Tensor], has_biases: bool, num_layers: int, dropout: float, train: bool,
+                   bidirectional: bool, batch_first: bool) -> tuple[Tensor, ...]: ...
+
+    def packed_form(data: Tensor, batch_sizes: Tensor, hx: Any, params: Sequence[Tensor], has_biases: bool, num_layers: int, dropout: float,
+                    train: bool, bidirectional: bool) -> tuple[Tensor, ...]: ...
+
+    def function(*args: Any, **named: Any) -> tuple[Tensor, ...]:
+        run, given = prepare(function, args, named)
+        return run(*given)
+    for form in (whole_form, packed_form, function):
+        form.__name__ = form.__qualname__ = kind
+    overload(whole_form), overload(packed_form)
+    function.__doc__ = help
+    return function
 
 
-@overload
-def lstm(data: Tensor, batch_sizes: Tensor, hx: Sequence[Tensor], params: Sequence[Tensor], has_biases: bool, num_layers: int, dropout: float,
-         train: bool, bidirectional: bool) -> tuple[Tensor, Tensor, Tensor]: ...
+lstm = _made("lstm", """torch.lstm: output, h_n and c_n of stacked LSTM layers, from `input`, or from packed `data` with the number of rows of each step.
+hx is (h_0, c_0); params has, of each layer and direction, weight_ih, weight_hh, bias_ih, bias_hh (with biases) and weight_hr (if projected).
 
+    >>> net, x, h = torch.nn.LSTM(4, 6), torch.randn(5, 3, 4), torch.zeros(1, 3, 6)
+    >>> weft.functional.lstm(x, (h, h), list(net.parameters()), True, 1, 0.0, False, False, False)[0].shape
+    torch.Size([5, 3, 6])
+""")
+gru = _made("gru", """torch.gru: output and h_n of stacked GRU layers; arguments as of lstm, with hx a tensor.
 
-def lstm(*args: Any, **named: Any) -> tuple[Tensor, Tensor, Tensor]:
-    """torch.lstm: output, h_n and c_n of stacked LSTM layers, from `input`, or from packed `data` with the number of rows of each step.
-    hx is (h_0, c_0); params has, of each layer and direction, weight_ih, weight_hh, bias_ih, bias_hh (with biases) and weight_hr (if projected).
+    >>> net, x, h = torch.nn.GRU(4, 6), torch.randn(5, 3, 4), torch.zeros(1, 3, 6)
+    >>> weft.functional.gru(x, h, list(net.parameters()), True, 1, 0.0, False, False, False)[0].shape
+    torch.Size([5, 3, 6])
+""")
+rnn_tanh = _made("rnn_tanh", """torch.rnn_tanh: output and h_n of stacked Elman layers; arguments as of gru.
 
-        >>> net, x, h = torch.nn.LSTM(4, 6), torch.randn(5, 3, 4), torch.zeros(1, 3, 6)
-        >>> weft.functional.lstm(x, (h, h), list(net.parameters()), True, 1, 0.0, False, False, False)[0].shape
-        torch.Size([5, 3, 6])
-    """
-    run, given = prepare(lstm, args, named)
-    return run(*given)
+    >>> net, x, h = torch.nn.RNN(4, 6), torch.randn(5, 3, 4), torch.zeros(1, 3, 6)
+    >>> weft.functional.rnn_tanh(x, h, list(net.parameters()), True, 1, 0.0, False, False, False)[0].shape
+    torch.Size([5, 3, 6])
+""")
+rnn_relu = _made("rnn_relu", """torch.rnn_relu: output and h_n of stacked Elman layers; arguments as of gru.
 
-
-@overload
-def gru(input: Tensor, hx: Tensor, params: Sequence[Tensor], has_biases: bool, num_layers: int, dropout: float, train: bool,
-        bidirectional: bool, batch_first: bool) -> tuple[Tensor, Tensor]: ...
-
-
-@overload
-def gru(data: Tensor, batch_sizes: Tensor, hx: Tensor, params: Sequence[Tensor], has_biases: bool, num_layers: int, dropout: float,
-        train: bool, bidirectional: bool) -> tuple[Tensor, Tensor]: ...
-
-
-def gru(*args: Any, **named: Any) -> tuple[Tensor, Tensor]:
-    """torch.gru: output and h_n of stacked GRU layers; arguments as of lstm, with hx a tensor.
-
-        >>> net, x, h = torch.nn.GRU(4, 6), torch.randn(5, 3, 4), torch.zeros(1, 3, 6)
-        >>> weft.functional.gru(x, h, list(net.parameters()), True, 1, 0.0, False, False, False)[0].shape
-        torch.Size([5, 3, 6])
-    """
-    run, given = prepare(gru, args, named)
-    return run(*given)
-
-
-@overload
-def rnn_tanh(input: Tensor, hx: Tensor, params: Sequence[Tensor], has_biases: bool, num_layers: int, dropout: float, train: bool,
-             bidirectional: bool, batch_first: bool) -> tuple[Tensor, Tensor]: ...
-
-
-@overload
-def rnn_tanh(data: Tensor, batch_sizes: Tensor, hx: Tensor, params: Sequence[Tensor], has_biases: bool, num_layers: int, dropout: float,
-             train: bool, bidirectional: bool) -> tuple[Tensor, Tensor]: ...
-
-
-def rnn_tanh(*args: Any, **named: Any) -> tuple[Tensor, Tensor]:
-    """torch.rnn_tanh: output and h_n of stacked Elman layers; arguments as of gru.
-
-        >>> net, x, h = torch.nn.RNN(4, 6), torch.randn(5, 3, 4), torch.zeros(1, 3, 6)
-        >>> weft.functional.rnn_tanh(x, h, list(net.parameters()), True, 1, 0.0, False, False, False)[0].shape
-        torch.Size([5, 3, 6])
-    """
-    run, given = prepare(rnn_tanh, args, named)
-    return run(*given)
-
-
-@overload
-def rnn_relu(input: Tensor, hx: Tensor, params: Sequence[Tensor], has_biases: bool, num_layers: int, dropout: float, train: bool,
-             bidirectional: bool, batch_first: bool) -> tuple[Tensor, Tensor]: ...
-
-
-@overload
-def rnn_relu(data: Tensor, batch_sizes: Tensor, hx: Tensor, params: Sequence[Tensor], has_biases: bool, num_layers: int, dropout: float,
-             train: bool, bidirectional: bool) -> tuple[Tensor, Tensor]: ...
-
-
-def rnn_relu(*args: Any, **named: Any) -> tuple[Tensor, Tensor]:
-    """torch.rnn_relu: output and h_n of stacked Elman layers; arguments as of gru.
-
-        >>> net, x, h = torch.nn.RNN(4, 6, nonlinearity="relu"), torch.randn(5, 3, 4), torch.zeros(1, 3, 6)
-        >>> weft.functional.rnn_relu(x, h, list(net.parameters()), True, 1, 0.0, False, False, False)[0].shape
-        torch.Size([5, 3, 6])
-    """
-    run, given = prepare(rnn_relu, args, named)
-    return run(*given)
+    >>> net, x, h = torch.nn.RNN(4, 6, nonlinearity="relu"), torch.randn(5, 3, 4), torch.zeros(1, 3, 6)
+    >>> weft.functional.rnn_relu(x, h, list(net.parameters()), True, 1, 0.0, False, False, False)[0].shape
+    torch.Size([5, 3, 6])
+""")
