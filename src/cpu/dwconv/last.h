@@ -1,4 +1,4 @@
-/* Depthwise, channels-last: how a pass is cut into rows, and the rows of one.
+/* Depthwise, and few channels a group, channels-last: how a pass is cut into rows, and the rows of one.
  *
  * Lanes lie along channels. A unit is one row of outputs, some of its columns and some channels. The rows of inputs it
  * meets are listed, those in the padding left out. They are read where they lie, 16-bit values widened in registers;
@@ -91,6 +91,13 @@ VF_INLINE bool dwl_streams(const weft__hw *hw, const weft_tensor *out, const voi
     const int64_t size = (int64_t)weft__dtype_size(out->dtype);
     return out->dtype == WEFT_DTYPE_F32 && out->dims[1] % 16 == 0 && (uintptr_t)p % 64 == 0 &&
            cpu_streams(hw, (double)(weft__numel(out) * size));
+}
+
+/* Channels from c on of the bias; those that do not exist are 0. */
+VF_INLINE vf dwl_bias(const cpu_epilogue *e, int64_t c, int64_t count) {
+    if (e->bias_dtype == WEFT_DTYPE_F32) return vf_load_count((const float *)e->bias + c, count);
+    return e->bias_dtype == WEFT_DTYPE_F16 ? vf_load_count_as(WEFT_DTYPE_F16, e->bias, c, count)
+                                           : vf_load_count_as(WEFT_DTYPE_BF16, e->bias, c, count);
 }
 
 /* Ask for the lines of `count` columns of `rows` rows, each `row` elements after the one before; a few at a time. */

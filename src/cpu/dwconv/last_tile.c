@@ -41,14 +41,6 @@ static void put_each(const run *t, int64_t c, const float *sums, int P) {
         put(t->w, t->k, t->f + t->phases * (t->j + x), c, vf_load(sums + x * VF_LANES));
 }
 
-static vf bias_of(const run *t, int64_t c) {
-    const cpu_epilogue *e = &t->k->o->e;
-    const int64_t count = t->w->c1 - c;
-    if (e->bias_dtype == WEFT_DTYPE_F32) return vf_load_count((const float *)e->bias + c, count);
-    return e->bias_dtype == WEFT_DTYPE_F16 ? vf_load_count_as(WEFT_DTYPE_F16, e->bias, c, count)
-                                           : vf_load_count_as(WEFT_DTYPE_BF16, e->bias, c, count);
-}
-
 /* What the loops over channels use of a run, in registers: a store could change what lies in memory. */
 typedef struct view {
     int64_t pixel, left, cols, live; /* left: column of the first tap of the first output */
@@ -102,7 +94,7 @@ VF_INLINE void channels(const run *t, const int P, const int KW, const int S, co
         const int64_t back = ring ? 0 : WEFT__MAX(0, c + VF_LANES - c1), from = (at - back) * size;
         vf sum[DWL_PIXELS];
         if (c % line == 0) dwl_ahead(lowest, at, down, ahead, q.pixel, S ? S * P : P, dtype);
-        sum[0] = biased ? bias_of(t, c - back) : vf_zero();
+        sum[0] = biased ? dwl_bias(&k->o->e, c - back, c1 - c + back) : vf_zero();
         VF_UNROLL for (int i = 1; i < P; i++) sum[i] = sum[0];
         if (R) {
             VF_UNROLL for (int r = 0; r < R; r++) add_row(&q, sum, row[r] + from, of_row[r] + v, P, KW, S, edge, dtype);
