@@ -13,7 +13,7 @@ import sys
 
 import torch
 
-from weft import _clock, _twin, _twin_table
+from weft._bench import clock as _clock, twin as _twin, twin_table as _twin_table
 from weft._enable import as_torch, bypassed
 
 

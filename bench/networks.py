@@ -14,7 +14,8 @@ import time
 import torch
 
 import weft
-from weft import _enable, _models
+from weft import _enable
+from weft._bench import models as _models
 
 LEAST = 0.97
 

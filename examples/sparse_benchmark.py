@@ -20,7 +20,7 @@ import torch
 
 import weft
 from models import MODELS
-from weft._clock import busy
+from weft._bench.clock import busy
 from weft.sparse import Sparse_modes
 
 

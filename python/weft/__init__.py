@@ -10,9 +10,10 @@ weft.functional has the functions, weft.nn the modules, weft.backends what runs 
 from importlib import import_module as _import_module
 from typing import Any as _Any
 
-from . import _enable, _library, backends, causal_conv1d, functional, nn, prune, sparse
+from . import _enable, backends, causal_conv1d, functional, nn, prune, sparse
+from ._core import library as _library
 from ._enable import disable, enable, enabled
-from ._pack import pack
+from ._convert.pack import pack
 from .convert import convert
 from .functional import cdgmm, col2im, conv2d_depthwise, dgmm, im2col, ncrelu
 from .nn import Conv2dDepthwise, Conv3DTC, Grouped3D, TunerConfig

@@ -10,7 +10,9 @@ from pathlib import Path
 
 import torch
 
-from . import _calibrate, _entry, _library, _run, _twin, bench, demo
+from ._core import calibrate as _calibrate, entry as _entry, library as _library
+from . import _run, bench, demo
+from ._bench import twin as _twin
 
 _PROBLEM_HELP = """A problem is a text such as conv2d:fwd:f32:nchw:n8c128h56w56:o128k3p1g128 (docs/problem.md has the grammar);
 its pass may also be train: forward and every gradient through autograd.

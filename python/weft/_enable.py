@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, Optional
 
 import torch
 
-from . import _calibrate, _entry, _library, _settings
+from ._core import calibrate as _calibrate, entry as _entry, library as _library, settings as _settings
 
 # in the order of the families in python/csrc/seat.h
 OPERATORS = {"convolution": ("aten::convolution", "aten::convolution_backward"),

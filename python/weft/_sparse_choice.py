@@ -10,7 +10,8 @@ from typing import Any, NamedTuple, Optional
 import torch
 from torch import Tensor
 
-from . import _enable, _settings
+from . import _enable
+from ._core import settings as _settings
 
 ROUNDS = 11              # samples of each side at most; the median of so many is not moved by a few interruptions
 SAMPLE = 1e-3            # seconds a sample lasts at least, by repetition: far above the resolution of the clock

@@ -31,8 +31,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, Optional
 
-from . import _calibrate, _library, _settings
-from . import _wisdom as wisdom
+from ._core import calibrate as _calibrate, library as _library, settings as _settings
+from ._core import wisdom
 
 __all__ = ["calibrate", "describe", "flags", "keep_pages", "kernel_names", "kernels", "library", "pin", "set_flags", "wisdom",
            "benchmark", "delegate", "deterministic", "fastest", "math", "measure_seconds", "verbose", "wisdom_only", "workspace_limit"]

@@ -17,7 +17,9 @@ from typing import Optional, TextIO
 
 import torch
 
-from . import _clock, _enable, _figure, _library, _memory, _models, _regret, _twin
+from ._bench import clock as _clock, models as _models, regret as _regret, twin as _twin
+from . import _enable, _figure
+from ._core import library as _library, memory as _memory
 
 MIN_ROUNDS = 7
 MODELS = "models"                    # the set that is no file

@@ -133,7 +133,7 @@ def convert(net: Net, to: str = "weft", exclude: Optional[Callable[[nn.Module], 
     An error leaves the net as it was.
     """
     _check(net, to, exclude, example, {"fuse": fuse, "verbose": verbose, "all": all})
-    from ._conversion import carry_out   # here, as most programs that import weft convert nothing
+    from ._convert.conversion import carry_out   # here, as most programs that import weft convert nothing
     convert.last_report = report = carry_out(net, to, exclude, example, fuse, all)   # type: ignore[attr-defined]
     if example is not None and verbose:
         print(report)

@@ -16,7 +16,9 @@ from typing import Any, NamedTuple, Optional, TextIO
 
 import torch
 
-from . import _clock, _enable, _library, _models, _report, _twin, bench
+from ._bench import clock as _clock, models as _models, report as _report, twin as _twin
+from . import _enable, bench
+from ._core import library as _library
 
 ROUNDS = bench.MIN_ROUNDS
 SECONDS = 4.0                        # of samples for one row of a network

@@ -88,7 +88,7 @@ class NetReport:
     def html(self) -> str:
         """The same as a page of its own, in the style of the demo's."""
         from html import escape
-        from ._report import _STYLE
+        from ._bench.report import _STYLE
 
         def body(table: list[tuple[str, ...]]) -> str:
             head, *rows = table
@@ -112,7 +112,8 @@ def _size(values: Any) -> int:
 
 def _kernels(net: nn.Module, example: Any, names: dict[nn.Module, str]) -> dict[str, tuple[str, int, int]]:
     """By module: the kernel of its last forward pass by weft; bytes and flops of all of them."""
-    from . import _compare, backends
+    from ._convert import compare as _compare
+    from . import backends
     from .convert import convert
     copy = convert(_compare.shadow(net), all=True, verbose=False)
     seen: dict[str, tuple[str, int, int]] = {}
@@ -135,7 +136,9 @@ def _kernels(net: nn.Module, example: Any, names: dict[nn.Module, str]) -> dict[
 
 
 def _ways(net: nn.Module, example: Any, device: torch.device) -> list[Way]:
-    from . import _compare, _enable, _memory
+    from ._convert import compare as _compare
+    from . import _enable
+    from ._core import memory as _memory
     from .convert import convert
 
     def runner(copy: nn.Module) -> Callable[[], Any]:
@@ -186,7 +189,8 @@ def report(net: nn.Module, example: Any, *, html: Optional[Union[str, Path]] = N
         raise TypeError(f"net: is {type(net).__name__}, allowed: a torch.nn.Module")
     if not isinstance(example, (Tensor, tuple, list, dict)):
         raise TypeError(f"example: is {type(example).__name__}, allowed: a tensor, a tuple of arguments, or a dict of keyword arguments")
-    from . import _clock, _compare, _conversion
+    from ._bench import clock as _clock
+    from ._convert import compare as _compare, conversion as _conversion
     given = next((t for t in tree_flatten(example)[0] if isinstance(t, Tensor)), None)
     device = torch.device("cpu") if given is None else given.device
     with torch.random.fork_rng(_compare.devices(net, example)):

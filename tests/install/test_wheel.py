@@ -135,7 +135,7 @@ x, w = torch.randn(2, 8, 9, 10, dtype=torch.float64, requires_grad=True), torch.
 y, z = weft.functional.conv2d(x, w, padding=1, groups=8), torch.nn.functional.conv2d(x, w, padding=1, groups=8)
 torch.testing.assert_close(y, z)
 torch.testing.assert_close(*(torch.autograd.grad(r.square().sum(), x)[0] for r in (y, z)))
-print(weft.__version__, weft.__file__, weft._library.path, sep="\\n")""")
+print(weft.__version__, weft.__file__, weft._core.library.path, sep="\\n")""")
     assert done.stdout.split() == [VERSION, str(installed.package / "__init__.py"), str(installed.package / "libweft_torch.so")]
 
 

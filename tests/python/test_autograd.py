@@ -210,7 +210,7 @@ def test_vmap_of_nothing(device):
 def test_gpu_out_of_memory_is_the_error_that_PyTorch_raises():
     """Whatever the operator says it could not get on a GPU; on the CPU PyTorch itself raises RuntimeError."""
     from types import SimpleNamespace
-    from weft import _rules
+    from weft._core import rules as _rules
 
     def fails(where):
         def op(*args):

@@ -19,7 +19,9 @@ import torch
 import weft
 from fake_clock import FakeClock, FakeTime
 from torch import nn
-from weft import _clock, _library, _memory, _models, _regret, _twin, _twin_table, bench
+from weft._bench import clock as _clock, models as _models, regret as _regret, twin as _twin, twin_table as _twin_table
+from weft._core import library as _library, memory as _memory
+from weft import bench
 from weft.__main__ import main
 
 ROOT = Path(__file__).resolve().parents[2]

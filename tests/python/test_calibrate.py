@@ -5,7 +5,8 @@ import pytest
 import torch
 
 import weft
-from weft import _calibrate, _enable, _library
+from weft._core import calibrate as _calibrate, library as _library
+from weft import _enable
 
 lib = _library.lib
 TINY, LARGE = "conv2d:fwd:f32:nchw:n1c8h8w8:o8k3p1g8@cpu", "conv2d:fwd:f32:nchw:n1c64h28w28:o64k3p1g64@cpu"

@@ -17,7 +17,7 @@ from torch.nn.utils import prune
 import weft
 from test_models import batches_of, every_model, small
 from training import assert_parity
-from weft._pairs import TO_TORCH, TO_WEFT
+from weft._convert.pairs import TO_TORCH, TO_WEFT
 
 # A module of each kind and the shape of an input; a loss has a second argument.
 CASES = {

@@ -13,8 +13,8 @@ import weft
 from fake_clock import FakeTime
 from test_convert import picture
 from test_models import small
-from weft import _compare
-from weft._fusion import is_fused
+from weft._convert import compare as _compare
+from weft._convert.fusion import is_fused
 
 
 @pytest.fixture(autouse=True)

@@ -13,7 +13,7 @@ import weft
 from test_convert import picture
 from test_models import batches_of, every_model, small
 from training import assert_parity
-from weft._fusion import is_fused
+from weft._convert.fusion import is_fused
 
 CLOSE = {"rtol": 1e-10, "atol": 1e-11}   # float64
 
@@ -319,7 +319,7 @@ def test_weights_that_change(change, device):
 @torch.no_grad()
 def test_folds_once(device, monkeypatch):
     """Without gradients the weights are folded at the first call only; copies fold for themselves."""
-    from weft import _fusion
+    from weft._convert import fusion as _fusion
     folds, fold = [], _fusion._folded
     monkeypatch.setattr(_fusion, "_folded", lambda *args: folds.append(1) or fold(*args))
     net, x = trio(device)

@@ -13,7 +13,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from weft import _figure, _library, _models, _report, _twin, bench, demo
+from weft import _figure, bench, demo
+from weft._core import library as _library
+from weft._bench import models as _models, report as _report, twin as _twin
 from weft.__main__ import main
 
 ROOT = Path(__file__).resolve().parents[2]

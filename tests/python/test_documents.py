@@ -14,7 +14,7 @@ import torch
 
 import weft
 from conftest import ROOT
-from weft import _settings
+from weft._core import settings as _settings
 
 BLOCK = re.compile(r"^```python\n(.*?)^```$", re.M | re.S)
 LINK = re.compile(r"\]\(([^)#]+)(?:#[^)]*)?\)")

@@ -391,7 +391,7 @@ with weft.backends.flags(delegate=False), weft.enabled():
 def same(s, t):
     return s == t if not isinstance(s, torch.Tensor) else torch.allclose(s, t, 1e-4, 1e-4) and s.stride() == t.stride()
 assert all(map(same, off, on)) and all(s is None or isinstance(s, str) or torch.equal(s, t) for s, t in zip(on, again))
-print(weft._library.lib.weft_torch_seat_unboxed() > 0, sum(s.calls for s in weft._enable.seen() if s.kernel != "torch"))
+print(weft._core.library.lib.weft_torch_seat_unboxed() > 0, sum(s.calls for s in weft._enable.seen() if s.kernel != "torch"))
 library = torch.library.Library("aten", "IMPL")
 library.impl("convolution", lambda *args: None, "XPU")   # PyTorch makes its table anew
 with weft.enabled():

@@ -19,7 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import weft
 import weft.functional as W
 from cases import channels_last
-from weft import _entry
+from weft._core import entry as _entry
 
 N, C = 4, 16
 ROOT = Path(__file__).resolve().parents[2]

@@ -8,7 +8,7 @@ import torch
 
 import weft
 import weft.functional as W
-from weft import _library
+from weft._core import library as _library
 
 
 def x(*shape, **kw):

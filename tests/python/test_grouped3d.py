@@ -129,8 +129,8 @@ def test_compiled_and_transformed(file):
 
 def test_the_time_is_limited(file, monkeypatch):
     """Each of the four problems gets its share, which is what the planner is told; what the process had comes back."""
-    told, real = [], weft._library.set_config
-    monkeypatch.setattr(weft._library, "set_config", lambda *args: (told.append(args), real(*args)))
+    told, real = [], weft._core.library.set_config
+    monkeypatch.setattr(weft._core.library, "set_config", lambda *args: (told.append(args), real(*args)))
     net = weft.Grouped3D(8, 8, 3, groups=8, cache_file=file, tuner_config=weft.TunerConfig(seconds=0.05))
     net(torch.randn(1, 8, 8, 8, 8))
     assert [(args[0], args[-1]) for args in told] == [(2, 0.0125), (0, 0.0)]

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import weft
-from weft import _entry
+from weft._core import entry as _entry
 
 pytestmark = pytest.mark.skipif(not _entry.available, reason="this PyTorch has no entries")
 X = (2, 64, 9, 9)

@@ -17,7 +17,7 @@ import torch
 import weft
 import weft.functional as W
 from cases import case, channels_last
-from weft import _twin
+from weft._bench import twin as _twin
 from weft.__main__ import main
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -154,7 +154,7 @@ def test_kernels_and_description():
     W.conv2d(torch.ones(1, 2, 5, 5), torch.ones(2, 1, 3, 3), groups=2)
     assert weft.backends.kernels()
     assert "isa:" in weft.backends.describe()
-    assert weft.__version__ == weft._library.version()
+    assert weft.__version__ == weft._core.library.version()
 
 
 PROBLEMS = [("conv2d:fwd:f32:nchw:n1c4h8w8:o4k3p1g4:bias+relu", "fwd"), ("conv2d:bwd_data:f32:nhwc:n1c4h8w8:o4k3p1g4", "bwd_data"),

@@ -171,7 +171,7 @@ CLIENT = sorted((ROOT / "python" / "weft").rglob("*.py"))
 READS = re.compile(r"\.(item|tolist|numpy)\(|\bnumpy\b|\bfor \w+ in \w+\.flatten\(|np\.")
 # what may read elements, and why
 ALLOWED = {
-    "_twin.py": "the benchmark's check that both sides agree: one number to print",
+    "_bench/twin.py": "the benchmark's check that both sides agree: one number to print",
     "functional/pool.py": "output_size given as a tensor of sizes",
     "functional/rnn.py": "the seed of dropout, drawn from PyTorch's generator",
     "nn/sparse_model.py": "the share of a layer's weights that are 0",

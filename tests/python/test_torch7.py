@@ -256,7 +256,7 @@ def seen(monkeypatch):
 
     def spy(rule, *args):
         wanted = args[8] if rule is conv_ops.conv_backward else None
-        calls.append((str(rule.op).split(".")[1], wanted, weft._settings.now().pin, weft.backends.fastest))
+        calls.append((str(rule.op).split(".")[1], wanted, weft._core.settings.now().pin, weft.backends.fastest))
         return real(rule, *args)
     real = _modes.call
     monkeypatch.setattr(_modes, "call", spy)
@@ -272,7 +272,7 @@ def run(net, x):
 @pytest.mark.parametrize("name, args, twin, shape", [row[:4] for row in MODED])
 def test_modes_of_every_convolution(name, args, twin, shape, device, seen):
     net, x = getattr(t7, name)(*args).to(device), torch.randn(shape, device=device)
-    expected, before = run(net, x), weft._settings.now()
+    expected, before = run(net, x), weft._core.settings.now()
     assert seen == []     # without a mode the road is the usual one
     forward = "conv_transpose" if "Full" in name else "conv"
     assert net.setMode("torch", "conv_ref", "torch") is net
@@ -287,7 +287,7 @@ def test_modes_of_every_convolution(name, args, twin, shape, device, seen):
     seen.clear()
     net.fastest(False)
     run(net, x)
-    assert seen == [] and weft._settings.now() == before
+    assert seen == [] and weft._core.settings.now() == before
 
 
 def test_the_kernels_named_run():
@@ -315,7 +315,7 @@ def test_a_mode_keeps_the_pins_of_others(seen):
     first, second = t7.SpatialConvolution(3, 4, 3, 3).setMode("torch"), t7.SpatialConvolution(4, 3, 3, 3).setMode(bwmode="conv_ref")
     with weft.backends.pin("conv_ref"):
         first(torch.randn(1, 3, 6, 6))
-        assert weft._settings.now().pin == "conv_ref"
+        assert weft._core.settings.now().pin == "conv_ref"
     seen.clear()
     run(torch.nn.Sequential(first, second), torch.randn(1, 3, 6, 6))
     assert seen == [("conv", None, "torch", False), ("conv", None, None, False), ("conv_backward", 1, None, False), ("conv_backward", 6, "conv_ref", False),
@@ -326,12 +326,12 @@ def test_a_mode_ends_with_an_error(monkeypatch):
     def fail(*args):
         raise RuntimeError("enough")
     net, x = t7.SpatialConvolution(3, 4, 3, 3).setMode("torch", "torch", "torch").fastest(), torch.randn(1, 3, 6, 6, requires_grad=True)
-    y, before = net(x), weft._settings.now()
+    y, before = net(x), weft._core.settings.now()
     monkeypatch.setattr(_modes, "call", fail)
     for call in (lambda: net(x), lambda: y.sum().backward()):
         with pytest.raises(RuntimeError, match="enough"):
             call()
-        assert weft._settings.now() == before
+        assert weft._core.settings.now() == before
 
 
 def test_modes_differentiate_twice(device):

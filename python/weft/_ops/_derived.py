@@ -55,7 +55,7 @@ def tangents(formula: Callable[..., Any], tensors: Sequence[Any], settings: Sequ
 
 
 def derived(formula: Callable[..., Any], tensors: int) -> tuple[Callable, Callable, Callable]:
-    """save, gradient and tangent of an operator, as weft._rules.Rule takes them. formula: a function of the operator's arguments, the first so many
+    """save, gradient and tangent of an operator, as weft._core.rules.Rule takes them. formula: a function of the operator's arguments, the first so many
     of them tensors, that gives its results; None for one without elements."""
     def save(ctx: Any, inputs: tuple, output: Any) -> tuple:
         ctx.settings = inputs[tensors:]

@@ -9,8 +9,8 @@ from typing import Any, Optional
 import torch
 from torch import Tensor
 
-from .._rules import Rule, _BelowAutograd, _kernels, call
-from .._shapes import fake_of
+from .._core.rules import Rule, _BelowAutograd, _kernels, call
+from .._core.shapes import fake_of
 from ._derived import derived
 from .conv import batched, into_channels, logical, out_of_channels
 

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
 
-from .._rules import Rule, call, in_front
-from .._shapes import least_source
+from .._core.rules import Rule, call, in_front
+from .._core.shapes import least_source
 from ._derived import adjoint, derived, leaf, tangents, wide
 
 WANT_INPUT, WANT_WEIGHT, WANT_BIAS = 1, 2, 4

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .._rules import Rule, call, in_front
+from .._core.rules import Rule, call, in_front
 from ._derived import adjoint, derived, gradients, tangents, wide
 
 NONE, MEAN, SUM = range(3)

@@ -6,7 +6,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from .._rules import Rule, call, in_front
+from .._core.rules import Rule, call, in_front
 from ._derived import adjoint, derived, wide
 
 WANT_INPUT, WANT_X = 1, 2

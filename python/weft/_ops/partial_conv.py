@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .._rules import TYPES, Rule, call, in_front
+from .._core.rules import TYPES, Rule, call, in_front
 from ._derived import adjoint, derived, leaf, tangents, wide
 from .conv import (WANT_BIAS, WANT_INPUT, WANT_WEIGHT, batched, into_channels, logical, no_bias, out_of_channels, save_epilogue, through_act, want_of,
                    wanted)

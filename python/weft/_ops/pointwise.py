@@ -8,8 +8,8 @@ import torch
 import torch.autograd.forward_ad as _forward_ad
 from torch import Tensor
 
-from .._entry import leaves, torchs
-from .._rules import Rule, call, check_writable, larger_batch
+from .._core.entry import leaves, torchs
+from .._core.rules import Rule, call, check_writable, larger_batch
 from .conv import rounded
 
 _aten = torch.ops.aten

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from .._entry import leaves
-from .._rules import Rule, call, is_last, larger_batch, linear
+from .._core.entry import leaves
+from .._core.rules import Rule, call, is_last, larger_batch, linear
 
 
 

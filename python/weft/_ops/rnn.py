@@ -11,7 +11,7 @@ from typing import Optional
 import torch
 from torch import Tensor
 
-from .._rules import Rule, call
+from .._core.rules import Rule, call
 from ._derived import gradients, tangents
 
 KINDS = ("rnn_relu", "rnn_tanh", "lstm", "gru")   # in the order of python/csrc/rnn.c

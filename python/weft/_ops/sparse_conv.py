@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .._rules import Rule, call
-from .._shapes import fake_of
+from .._core.rules import Rule, call
+from .._core.shapes import fake_of
 from ._derived import adjoint, derived, leaf, tangents, wide
 from .conv import (WANT_BIAS, WANT_INPUT, WANT_WEIGHT, batched, into_channels, logical, no_bias, out_of_channels, save_epilogue, through_act, want_of,
                    wanted)

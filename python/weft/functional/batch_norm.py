@@ -7,10 +7,10 @@ import torch
 from torch import Tensor
 from torch.overrides import handle_torch_function, has_torch_function_variadic
 
-from .._arguments import flattened, foreign, real
-from .._entry import front, kept
+from .._core.arguments import flattened, foreign, real
+from .._core.entry import front, kept
 from .._ops import batch_norm as _ops
-from .._rules import call, call_into
+from .._core.rules import call, call_into
 
 __all__ = ["batch_norm"]
 

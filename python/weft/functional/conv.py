@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 from torch.overrides import handle_torch_function, has_torch_function_variadic
 
-from .._entry import front
-from .._arguments import Padding, Size, foreign, lowered, spread, whole_groups
+from .._core.entry import front
+from .._core.arguments import Padding, Size, foreign, lowered, spread, whole_groups
 from .._ops import conv as _ops
-from .._rules import call, call_into
+from .._core.rules import call, call_into
 from ._ranked import ranked
 
 __all__ = ["conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d", "conv_transpose3d", "conv2d_depthwise"]

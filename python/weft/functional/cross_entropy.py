@@ -8,9 +8,9 @@ from torch import Tensor
 from torch.nn import _reduction
 from torch.overrides import handle_torch_function, has_torch_function_variadic
 
-from .._arguments import foreign, raised, real, whole
+from .._core.arguments import foreign, raised, real, whole
 from .._ops import cross_entropy as _ops
-from .._rules import call, call_into
+from .._core.rules import call, call_into
 
 __all__ = ["cross_entropy"]
 

@@ -7,9 +7,9 @@ import torch
 from torch import Tensor
 from torch.overrides import handle_torch_function, has_torch_function_variadic
 
-from .._arguments import autocast_dtype
+from .._core.arguments import autocast_dtype
 from .._ops import dgmm as _ops
-from .._rules import Rule, call, call_into
+from .._core.rules import Rule, call, call_into
 
 __all__ = ["dgmm", "cdgmm"]
 

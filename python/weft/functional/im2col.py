@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 from torch.overrides import handle_torch_function, has_torch_function_unary
 
-from .._arguments import Size, foreign, spread, whole
-from .._rules import call, call_into, larger_batch, linear
-from .._shapes import even, least_source
+from .._core.arguments import Size, foreign, spread, whole
+from .._core.rules import call, call_into, larger_batch, linear
+from .._core.shapes import even, least_source
 
 __all__ = ["unfold", "fold", "im2col", "col2im"]
 

@@ -7,9 +7,9 @@ import torch
 from torch import Tensor
 from torch.overrides import handle_torch_function, has_torch_function_unary
 
-from .._arguments import NoTensor, flattened, foreign, raised, whole
+from .._core.arguments import NoTensor, flattened, foreign, raised, whole
 from .._ops._derived import adjoint, derived, wide
-from .._rules import Rule, call, call_into, larger_batch
+from .._core.rules import Rule, call, call_into, larger_batch
 
 __all__ = ["local_response_norm"]
 

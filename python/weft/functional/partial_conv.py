@@ -11,9 +11,9 @@ from typing import Any, Optional
 from torch import Tensor
 from torch.overrides import handle_torch_function, has_torch_function_variadic
 
-from .._arguments import Padding, Size, lowered, spread, whole_groups
+from .._core.arguments import Padding, Size, lowered, spread, whole_groups
 from .._ops import partial_conv as _ops
-from .._rules import call, call_into
+from .._core.rules import call, call_into
 from ._ranked import ranked
 from .conv import check_activation, check_tensors, geometry
 

@@ -7,10 +7,10 @@ import torch
 from torch import Tensor
 from torch.overrides import handle_torch_function, has_torch_function_unary
 
-from .._arguments import NoTensor
-from .._entry import front, kept
+from .._core.arguments import NoTensor
+from .._core.entry import front, kept
 from .._ops import pointwise as _ops
-from .._rules import TYPES, call, call_into
+from .._core.rules import TYPES, call, call_into
 
 __all__ = ["relu", "clipped_relu", "hardtanh", "tanh", "sigmoid", "ncrelu"]
 

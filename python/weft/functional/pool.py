@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 from torch.overrides import handle_torch_function, has_torch_function_unary
 
-from .._arguments import NoTensor, Size, foreign, raised, spread, whole
-from .._entry import front, kept, torchs
+from .._core.arguments import NoTensor, Size, foreign, raised, spread, whole
+from .._core.entry import front, kept, torchs
 from .._ops import pool as _ops
-from .._rules import call, call_into
+from .._core.rules import call, call_into
 from ._ranked import ranked
 
 __all__ = ["max_pool1d", "max_pool2d", "max_pool3d", "avg_pool1d", "avg_pool2d", "avg_pool3d", "adaptive_avg_pool1d", "adaptive_avg_pool2d",

@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 from torch.overrides import handle_torch_function, has_torch_function
 
-from .. import _library, _settings
-from .._arguments import autocast_dtype, foreign, lowered, raised, whole
+from .._core import library as _library, settings as _settings
+from .._core.arguments import autocast_dtype, foreign, lowered, raised, whole
 from .._ops import rnn as _ops
-from .._rules import call
-from .._shapes import fake_of
+from .._core.rules import call
+from .._core.shapes import fake_of
 
 __all__ = ["gru", "lstm", "rnn_relu", "rnn_tanh"]
 

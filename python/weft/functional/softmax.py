@@ -8,10 +8,10 @@ from torch import Tensor
 from torch.nn.functional import _get_softmax_dim
 from torch.overrides import handle_torch_function, has_torch_function_unary
 
-from .._arguments import autocast_dtype, whole
-from .._entry import front, kept
+from .._core.arguments import autocast_dtype, whole
+from .._core.entry import front, kept
 from .._ops import softmax as _ops
-from .._rules import TYPES, Rule, call, call_into
+from .._core.rules import TYPES, Rule, call, call_into
 
 __all__ = ["softmax", "log_softmax"]
 

@@ -7,9 +7,9 @@ from typing import Optional, Union
 from torch import Tensor
 from torch.overrides import handle_torch_function, has_torch_function_variadic
 
-from .._arguments import Padding, Size, lowered, whole_groups
+from .._core.arguments import Padding, Size, lowered, whole_groups
 from .._ops import sparse_conv as _ops
-from .._rules import call, call_into
+from .._core.rules import call, call_into
 from ..sparse import SparseWeight, from_dense
 from ._ranked import ranked
 from .conv import check_activation, geometry

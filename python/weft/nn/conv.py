@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.fx import Proxy
 
 from .. import functional as F
-from .._arguments import Padding, Size
+from .._core.arguments import Padding, Size
 from ._named import Activated, kept_whole, mirror, own_parameters
 
 __all__ = ["Conv1d", "Conv2d", "Conv3d", "ConvTranspose1d", "ConvTranspose2d", "ConvTranspose3d", "Conv2dDepthwise"]

@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 
 from .. import backends
-from .._arguments import Padding, Size, autocast_dtype, foreign, lowered
+from .._core.arguments import Padding, Size, autocast_dtype, foreign, lowered
 from .._ops import conv as _ops
 from .._ops.conv import WANT_BIAS, WANT_INPUT, WANT_WEIGHT
-from .._rules import call
+from .._core.rules import call
 from ..functional.conv import check_activation, check_tensors, geometry
 from .conv import Conv3d
 

@@ -14,9 +14,9 @@ from torch import Tensor
 from torch.fx import Proxy
 
 from .. import functional as F
-from .._arguments import Padding, Size, autocast_dtype
+from .._core.arguments import Padding, Size, autocast_dtype
 from .._ops.partial_conv import MASKS, partial_conv
-from .._rules import TYPES, call
+from .._core.rules import TYPES, call
 from ..functional.conv import geometry
 from . import conv as _conv
 from ._named import Named

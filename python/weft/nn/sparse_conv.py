@@ -7,9 +7,9 @@ from typing import Any, Optional
 import torch
 from torch import Tensor
 
-from .. import _settings
+from .._core import settings as _settings
 from .. import functional as F
-from .._arguments import Padding, Size
+from .._core.arguments import Padding, Size
 from .._sparse_choice import Row, Timing, apart, measure, table
 from .._sparse_kept import Kept, as_traced, wants_gradient
 from ..backends import flags

@@ -9,7 +9,7 @@ from typing import Any, Optional
 import torch
 from torch import nn
 
-from .._arguments import whole
+from .._core.arguments import whole
 from .._sparse_choice import table as _table
 from . import conv as _conv
 from .sparse_conv import Sparse_modes, SparseConv1d, SparseConv2d, SparseConv2D, SparseConv3d, _SparseConv, read_mode

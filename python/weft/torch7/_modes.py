@@ -16,11 +16,12 @@ from torch import Tensor
 from torch.fx import Proxy
 from torch.overrides import has_torch_function_variadic
 
-from .. import _library, backends
-from .._arguments import foreign, lowered
+from .._core import library as _library
+from .. import backends
+from .._core.arguments import foreign, lowered
 from .._ops import conv as _ops
 from .._ops.conv import WANT_BIAS, WANT_INPUT, WANT_WEIGHT
-from .._rules import Rule, call
+from .._core.rules import Rule, call
 from ..functional.conv import check_activation, check_tensors, geometry
 from ._base import Torch7, check_flags, leaf
 

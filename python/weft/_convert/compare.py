@@ -13,10 +13,10 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_map
 
-from . import _enable
-from ._fusion import Chain, fuse, torch_class
-from ._pairs import TO_WEFT, set_class
-from ._shadow import shadow
+from .. import _enable
+from .fusion import Chain, fuse, torch_class
+from .pairs import TO_WEFT, set_class
+from .shadow import shadow
 
 SIDES = ("torch", "weft")
 ROUNDS = 7               # samples of each side; the median of fewer is moved by one interruption

@@ -13,13 +13,13 @@ from typing import Any, Optional
 import torch
 from torch import Tensor
 
-from . import functional as W
-from ._ops import conv as _conv_ops
-from ._ops import rnn as _rnn_ops
-from ._rules import call
-from ._shapes import least_source
-from .causal_conv1d import causal_conv1d_fn, causal_conv1d_ref, causal_conv1d_update, causal_conv1d_update_ref
-from .sparse import SparseWeight
+from .. import functional as W
+from .._ops import conv as _conv_ops
+from .._ops import rnn as _rnn_ops
+from .._core.rules import call
+from .._core.shapes import least_source
+from ..causal_conv1d import causal_conv1d_fn, causal_conv1d_ref, causal_conv1d_update, causal_conv1d_update_ref
+from ..sparse import SparseWeight
 
 F = torch.nn.functional
 DTYPES = {"f32": torch.float32, "f64": torch.float64, "f16": torch.float16, "bf16": torch.bfloat16, "u8": torch.uint8, "i32": torch.int32,

@@ -16,7 +16,8 @@ from typing import Optional
 
 import torch
 
-from . import _clock, _library
+from .._bench import clock as _clock
+from . import library as _library
 
 SECONDS = 1.6                       # for all of it, but for the last one
 _HEADER = "weft: rates of PyTorch 2"
@@ -98,7 +99,7 @@ def _kinds() -> Iterator[tuple]:
 
 
 def _measure() -> list[tuple[str, float]]:
-    from ._enable import bypassed
+    from .._enable import bypassed
     lines: list[tuple[str, float]] = []
     end = time.monotonic() + SECONDS
     with torch.no_grad(), bypassed():

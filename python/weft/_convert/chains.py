@@ -7,8 +7,8 @@ from typing import Optional
 
 from torch import fx, nn
 
-from ._fusion import Chain, activation, is_conv, is_norm
-from ._shadow import has_hooks, shadow
+from .fusion import Chain, activation, is_conv, is_norm
+from .shadow import has_hooks, shadow
 
 
 class _Tracer(fx.Tracer):

@@ -9,11 +9,11 @@ from typing import Any, Optional
 import torch
 from torch import nn
 
-from . import _chains, _compare, _expected, _fusion
-from ._compare import Unit
-from ._pairs import TABLES, reason_to_stay, set_class
-from ._shadow import shadow
-from .convert import Report, Row
+from . import chains as _chains, compare as _compare, expected as _expected, fusion as _fusion
+from .compare import Unit
+from .pairs import TABLES, reason_to_stay, set_class
+from .shadow import shadow
+from ..convert import Report, Row
 
 FASTER = 1.05   # medians of a quiet machine repeat within a few percent: what gains less may gain nothing
 

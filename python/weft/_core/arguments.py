@@ -8,7 +8,7 @@ from typing import Any, Optional, Union
 import torch
 from torch import Tensor
 
-from ._rules import TYPES
+from .rules import TYPES
 
 Size = Union[int, Sequence[int]]
 Padding = Union[int, Sequence[int], str]

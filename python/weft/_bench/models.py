@@ -14,9 +14,10 @@ from typing import Any, Optional
 import torch
 from torch import Tensor, nn
 
-from . import _clock, _memory
-from ._enable import as_torch
-from ._twin import distance
+from . import clock as _clock
+from .._core import memory as _memory
+from .._enable import as_torch
+from .twin import distance
 
 ROUNDS = 11
 CPU_BATCH = 2                        # without --batch: the models' own batches are for GPUs
@@ -28,7 +29,7 @@ Inputs = tuple[Tensor, ...]
 
 def load() -> dict[str, Any]:
     """The table MODELS of examples/models; FileNotFoundError where weft is installed without its source tree."""
-    name, where = "weft_example_models", Path(__file__).resolve().parents[2] / "examples" / "models" / "__init__.py"
+    name, where = "weft_example_models", Path(__file__).resolve().parents[3] / "examples" / "models" / "__init__.py"
     if name not in sys.modules:
         if not where.is_file():
             raise FileNotFoundError(f"the models are not here ({where}): they are in examples/models of weft's source tree; run there, with PYTHONPATH=python")
@@ -57,7 +58,7 @@ def pick(names: Optional[str]) -> list[str]:
 
 def converted(net: nn.Module) -> nn.Module:
     """A copy whose modules are weft's."""
-    from . import convert   # by then weft has it
+    from .. import convert   # by then weft has it
     return convert(copy.deepcopy(net), verbose=False)
 
 

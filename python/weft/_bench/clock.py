@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from . import _library
+from .._core import library as _library
 
 pages = "default"                    # or "kept", after keep_pages(); part of every row
 

@@ -13,9 +13,9 @@ from typing import Any, Optional
 import torch
 from torch import Tensor
 
-from . import _library
-from ._enable import as_torch, bypassed
-from ._twin_table import DTYPES, TABLE, Case, Problem, random_tensor, transposed_conv
+from .._core import library as _library
+from .._enable import as_torch, bypassed
+from .twin_table import DTYPES, TABLE, Case, Problem, random_tensor, transposed_conv
 
 PASSES = ("fwd", "bwd_data", "bwd_weights", "bwd", "train")
 _WANTED = {"bwd_data": ("src",), "bwd_weights": ("weights", "bias")}   # other passes: every gradient

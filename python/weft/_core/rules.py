@@ -15,9 +15,9 @@ import torch.autograd.forward_ad as _forward_ad
 from torch import Tensor
 from torch._functorch.utils import enable_single_level_autograd_function
 
-from . import _library  # noqa: F401  loads the operators
-from . import _entry
-from ._shapes import SIZES, fake_of
+from . import library as _library  # noqa: F401  loads the operators
+from . import entry as _entry
+from .shapes import SIZES, fake_of
 
 _C = torch._C
 _BelowAutograd = _C._AutoDispatchBelowAutograd
@@ -38,7 +38,7 @@ RULES: dict[str, Rule] = {}   # by the operator's name
 class Rule:
     """One operator and its gradient. tensors: how many leading arguments are tensors; only they have gradients. listed: the argument after
     them is a list of tensors, which have gradients too, and are counted one by one in what follows.
-    What its results are like is asked of the operator: weft._shapes; sizes(*args) gives their sizes where those are symbols and not the first tensor's.
+    What its results are like is asked of the operator: weft._core.shapes; sizes(*args) gives their sizes where those are symbols and not the first tensor's.
 
     save(ctx, inputs, output) notes what the others need and returns the tensors to keep; gradient(ctx, *grads) returns one gradient for
     each of those tensors; tangent(ctx, *kept, *tangents) is its forward-mode counterpart, given one tangent for each; batch(info, in_dims,

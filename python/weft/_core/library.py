@@ -21,7 +21,7 @@ def _candidates() -> list[Path]:
     named = os.environ.get("WEFT_LIBRARY")
     if named:
         return [Path(named)]
-    here = Path(__file__).resolve().parent
+    here = Path(__file__).resolve().parents[1]
     return [here / _NAME, here.parents[1] / "build" / _NAME]
 
 

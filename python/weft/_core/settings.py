@@ -5,7 +5,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Optional
 
-from . import _library
+from . import library as _library
 
 TOPICS = {"dispatch": 1, "tune": 2, "exec": 4, "error": 8}
 MATHS = {None: 0, "fast": 1, "strict": 2, "tf32": 3}

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from . import _library
+from . import library as _library
 
 _asked = torch.ops.weft_shapes
 _SYMBOLS = (torch.SymInt, torch.SymFloat, torch.SymBool)
@@ -78,7 +78,7 @@ def _like(name: str, first: Tensor, made: Tensor, sizes: Sequence[Any] | None) -
     if sizes is None or list(made.shape) == [0]:
         return first.new_empty_strided(made.shape, made.stride(), dtype=made.dtype)
     if [_hint(n) for n in sizes] != list(made.shape):
-        raise RuntimeError(f"weft::{name}: the table of weft._shapes gives a result of {list(sizes)}, the operator one of {list(made.shape)}")
+        raise RuntimeError(f"weft::{name}: the table of weft._core.shapes gives a result of {list(sizes)}, the operator one of {list(made.shape)}")
     return first.new_empty_strided(sizes, _strides(sizes, made), dtype=made.dtype)
 
 
@@ -107,7 +107,7 @@ def fake_of(name: str) -> Callable[..., Any]:
 
 # ---------------------------------------------------------------------------------------------- sizes
 # For each operator a function of its arguments that returns the sizes of each result; for one that is not in the table, the first argument's. A rule
-# may bring its own (weft._rules.Rule, sizes).
+# may bring its own (weft._core.rules.Rule, sizes).
 
 def _is(size: Any, value: int) -> bool:
     """Sizes of 0 and 1 are never symbols."""

@@ -10,7 +10,8 @@ from typing import Any, Optional, TextIO
 
 import torch
 
-from . import _clock, _enable, _twin, backends
+from . import clock as _clock, twin as _twin
+from .. import _enable, backends
 
 LIMIT = 1.15
 

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor, nn
 from torch.fx import Proxy
 
-from ._pairs import TO_TORCH, TO_WEFT, set_class
-from .nn._named import kept_whole
+from .pairs import TO_TORCH, TO_WEFT, set_class
+from ..nn._named import kept_whole
 
 _CONVS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
 _NORMS = {nn.BatchNorm1d: 1, nn.BatchNorm2d: 2, nn.BatchNorm3d: 3}   # and the rank of the convolution before them

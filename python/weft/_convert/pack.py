@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ._entry import front
+from .._core.entry import front
 
 
 class Packs:
@@ -47,7 +47,7 @@ def pack(net: nn.Module, keep: bool = True) -> nn.Module:
         ...     net(torch.randn(1, 64, 8, 8)).shape
         torch.Size([1, 64, 8, 8])
     """
-    from .nn.conv import _Packed
+    from ..nn.conv import _Packed
     if not isinstance(net, nn.Module):
         raise TypeError(f"net: is {type(net).__name__}, allowed: torch.nn.Module")
     for module in net.modules():

@@ -6,7 +6,7 @@ from typing import Optional
 import torch
 from torch import nn
 
-from . import nn as _nn
+from .. import nn as _nn
 
 
 def twin(cls: type) -> Optional[type]:

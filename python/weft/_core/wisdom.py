@@ -13,7 +13,7 @@ import atexit
 import os
 from typing import Optional, Union
 
-from . import _library, _settings
+from . import library as _library, settings as _settings
 
 __all__ = ["autosave", "count", "forget", "load", "save"]
 

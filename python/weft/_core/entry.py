@@ -14,7 +14,7 @@ from typing import Any
 import torch
 import torch.autograd.forward_ad as _forward_ad
 
-from . import _library, _settings
+from . import library as _library, settings as _settings
 
 _object = ctypes.py_object
 _BUILTINS: dict[str, Any] = {
@@ -97,7 +97,7 @@ def _make() -> tuple[dict[str, Callable], Callable, Callable, Callable, Callable
 
 
 def _register_seat(family: int) -> bool:
-    from . import _enable
+    from .. import _enable
     return _enable.seated("cpu", tuple(_enable.OPERATORS)[family])
 
 

@@ -1,0 +1,1 @@
+"""What python -m weft bench and demo do."""

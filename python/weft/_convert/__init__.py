@@ -1,0 +1,1 @@
+"""What weft.convert, weft.report and weft.pack do."""
