@@ -153,8 +153,8 @@ typedef struct wt_view { /* n c d h w or o i d h w; absent axes have size 1 */
 wt_view wt_see(const wt_tensor *t, int rank);
 /* Channels-last memory: channels are nearer than pixels. Of equal strides (one channel, or one pixel) those of a
  * tensor with one channel and a row of pixels come from a channels-last tensor. Stride 0 is one plane expanded to
- * many channels: the plane decides nothing about their order, and PyTorch takes it for channels-first. The fakes of
- * weft._core.rules follow the same rule. */
+ * many channels: the plane decides nothing about their order, and PyTorch takes it for channels-first. is_last of
+ * weft._core.rules follows the same rule. */
 bool wt_is_last(const wt_view *v);
 bool wt_is_empty(const wt_view *v);
 bool wt_dense(int64_t strides[5], const int64_t dims[5], bool last); /* false: the size overflows */

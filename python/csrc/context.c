@@ -175,7 +175,7 @@ static const char *register_operators(void) {
 #include "operators.def"
 #undef X
     };
-    /* weft_shapes: the same operators on tensors without memory, which weft._core.shapes asks what the results are like */
+    /* weft_shapes: the same operators on tensors without memory; weft._core.shapes asks them what results are like */
     static const struct {
         const char *space, *key;
     } places[] = {{"weft", NULL}, {"weft", "CPU"}, {"weft", "CUDA"}, {"weft_shapes", NULL}, {"weft_shapes", "Meta"}};
