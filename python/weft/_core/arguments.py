@@ -2,7 +2,8 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import lru_cache
 from typing import Any, Optional, Union
 
 import torch
@@ -14,6 +15,7 @@ Size = Union[int, Sequence[int]]
 Padding = Union[int, Sequence[int], str]
 
 _any_autocast = torch._C._is_any_autocast_enabled
+_is_compiling = torch.compiler.is_compiling
 _strided = torch.strided
 
 
@@ -44,6 +46,29 @@ def spread(name: str, value: Size, rank: int) -> tuple[int, ...]:
     if len(some) not in (1, rank):
         raise RuntimeError(f"{name}: has {len(some)} values {some}, allowed: an int, or {rank} of them")
     return some if len(some) == rank else some * rank
+
+
+def _is_plain(value: Any) -> bool:
+    return value is None or type(value) in (int, str) or (type(value) is tuple and all(type(v) is int for v in value))
+
+
+def remembered(read: Callable) -> Callable:
+    """A function of settings that keeps its results, of those that compare by their value: lists cannot be looked up, other things not be kept, and
+    what is wrong is said again."""
+    @lru_cache(maxsize=4096, typed=True)
+    def kept(*settings: Any, **named: Any) -> Any:
+        if not all(map(_is_plain, settings)) or not all(map(_is_plain, named.values())):
+            raise TypeError
+        return read(*settings, **named)
+
+    def remember(*settings: Any, **named: Any) -> Any:
+        if _is_compiling():
+            return read(*settings, **named)
+        try:
+            return kept(*settings, **named)
+        except TypeError:
+            return read(*settings, **named)
+    return remember
 
 
 def whole_groups(groups: Any) -> int:

@@ -2,7 +2,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import lru_cache
 from typing import Any, Optional
 
 import torch
@@ -10,14 +9,13 @@ from torch import Tensor
 from torch.overrides import handle_torch_function, has_torch_function_variadic
 
 from .._core.entry import front
-from .._core.arguments import Padding, Size, foreign, lowered, spread, whole_groups
+from .._core.arguments import Padding, Size, foreign, lowered, remembered, spread, whole_groups
 from .._ops import conv as _ops
 from .._core.rules import call, call_into
 from ._ranked import ranked
 
 __all__ = ["conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d", "conv_transpose3d", "conv2d_depthwise"]
 
-_is_compiling = torch.compiler.is_compiling
 _in_dynamo = torch.compiler.is_dynamo_compiling   # which stops at builtins
 _conv2d = front("conv2d")
 
@@ -38,28 +36,15 @@ def _pads(padding: Padding, stride: tuple[int, ...], dilation: tuple[int, ...], 
     return tuple(p for total in totals for p in (total // 2, total - total // 2))
 
 
-def _geometry_now(rank: int, stride: Size, padding: Padding, dilation: Size, kernel: Optional[Sequence[int]]) -> tuple[tuple[int, ...], ...]:
+@remembered
+def _geometry(rank: int, stride: Size, padding: Padding, dilation: Size, kernel: Optional[Sequence[int]]) -> tuple[tuple[int, ...], ...]:
     s, d = spread("stride", stride, rank), spread("dilation", dilation, rank)
     return s, _pads(padding, s, d, kernel, rank), d
 
 
-@lru_cache(maxsize=4096, typed=True)
-def _geometry_kept(rank: int, *settings: Any) -> tuple[tuple[int, ...], ...]:
-    """_geometry_now for what compares by its value; a TypeError is not kept."""
-    for value in settings:
-        if not (value is None or type(value) in (int, str) or (type(value) is tuple and all(type(v) is int for v in value))):
-            raise TypeError
-    return _geometry_now(rank, *settings)
-
-
 def geometry(rank: int, stride: Size, padding: Padding, dilation: Size, weight: Tensor) -> tuple[tuple[int, ...], ...]:
-    kernel = tuple(weight.shape[2:]) if isinstance(padding, str) else None
-    if _is_compiling():
-        return _geometry_now(rank, stride, padding, dilation, kernel)
-    try:
-        return _geometry_kept(rank, stride, padding, dilation, kernel)
-    except TypeError:   # lists cannot be looked up, other things not be kept, and what is wrong is said again
-        return _geometry_now(rank, stride, padding, dilation, kernel)
+    """Stride, low and high padding of each axis in turn, dilation."""
+    return _geometry(rank, stride, padding, dilation, tuple(weight.shape[2:]) if isinstance(padding, str) else None)
 
 
 def check_activation(act: Optional[str], clip: tuple[float, float]) -> tuple[str, float, float]:

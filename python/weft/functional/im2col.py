@@ -2,14 +2,13 @@
 contiguous whatever the format of the input, as those of the twins are, so that columns can be viewed as a matrix."""
 from __future__ import annotations
 
-from functools import lru_cache
 from typing import Any, Optional
 
 import torch
 from torch import Tensor
 from torch.overrides import handle_torch_function, has_torch_function_unary
 
-from .._core.arguments import Size, foreign, spread, whole
+from .._core.arguments import Size, foreign, remembered, spread, whole
 from .._core.rules import call, call_into, larger_batch, linear
 from .._core.shapes import even, least_source
 
@@ -20,7 +19,6 @@ _im2col = linear("im2col", "col2im", lambda input, kernel_size, *rest: (input.sh
 _col2im = linear("col2im", "im2col", lambda input, size, *settings: settings,
                  larger_batch("col2im", unbatched=lambda size, *settings: 2 if settings[-1] else 2 * len(size) + 1))
 TWIN = 0   # stands for a rank: 2, by the rules of unfold and fold
-_is_compiling = torch.compiler.is_compiling
 
 
 # ---------------------------------------------------------------------------------------------- arguments
@@ -38,27 +36,10 @@ def _two(name: str, value: Any) -> tuple[int, ...]:
     return read
 
 
-def _axes_now(rank: int, **settings: Any) -> tuple[tuple[int, ...], ...]:
+@remembered
+def _axes(rank: int, **settings: Any) -> tuple[tuple[int, ...], ...]:
     """One value an axis; TWIN: two, read as unfold and fold do."""
     return tuple(spread(name, value, rank) if rank is not TWIN else _two(name, value) for name, value in settings.items())
-
-
-@lru_cache(maxsize=4096, typed=True)
-def _axes_kept(rank: int, **settings: Any) -> tuple[tuple[int, ...], ...]:
-    """_axes_now for what compares by its value; a TypeError is not kept."""
-    for value in settings.values():
-        if not (type(value) is int or (type(value) is tuple and all(type(v) is int for v in value))):
-            raise TypeError
-    return _axes_now(rank, **settings)
-
-
-def _axes(rank: int, **settings: Any) -> tuple[tuple[int, ...], ...]:
-    if _is_compiling():
-        return _axes_now(rank, **settings)
-    try:
-        return _axes_kept(rank, **settings)
-    except TypeError:   # lists cannot be looked up, other things not be kept, and what is wrong is said again
-        return _axes_now(rank, **settings)
 
 
 def _check_tensor(name: str, input: Any) -> None:

@@ -2,14 +2,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import lru_cache
 from typing import Any, Optional, Union
 
 import torch
 from torch import Tensor
 from torch.overrides import handle_torch_function, has_torch_function_unary
 
-from .._core.arguments import NoTensor, Size, foreign, raised, spread, whole
+from .._core.arguments import NoTensor, Size, foreign, raised, remembered, spread, whole
 from .._core.entry import front, kept, torchs
 from .._ops import pool as _ops
 from .._core.rules import call, call_into
@@ -33,30 +32,13 @@ def _is_far(*settings: tuple[int, ...]) -> bool:
     return any(1 << 20 < v < 1 << 31 for values in settings for v in values)
 
 
-def _window_now(rank: int, kernel_size: Size, stride: Optional[Size], padding: Size, dilation: Size) -> tuple:
+@remembered
+def _window(rank: int, kernel_size: Size, stride: Optional[Size], padding: Size, dilation: Size) -> tuple:
     """Kernel, stride, padding and dilation, one value an axis, and whether that is left to PyTorch. The stride is that of the kernel where it
     is None or has no values."""
     kernel, holes = spread("kernel_size", kernel_size, rank), spread("dilation", dilation, rank)
     omitted = stride is None or (isinstance(stride, (tuple, list)) and len(stride) == 0)
     return kernel, kernel if omitted else spread("stride", stride, rank), spread("padding", padding, rank), holes, _is_far(kernel, holes)
-
-
-@lru_cache(maxsize=4096, typed=True)
-def _window_kept(rank: int, *settings: Any) -> tuple:
-    """_window_now for what compares by its value; a TypeError is not kept."""
-    for value in settings:
-        if not (value is None or type(value) is int or (type(value) is tuple and all(type(v) is int for v in value))):
-            raise TypeError
-    return _window_now(rank, *settings)
-
-
-def _window(rank: int, *settings: Any) -> tuple:
-    if _is_compiling():
-        return _window_now(rank, *settings)
-    try:
-        return _window_kept(rank, *settings)
-    except TypeError:   # lists cannot be looked up, other things not be kept, and what is wrong is said again
-        return _window_now(rank, *settings)
 
 
 def _check_switch(name: str, value: Any) -> None:

@@ -22,12 +22,16 @@ def kept_whole(module: Any, input: Proxy, *more: Any) -> Proxy:
     return input.tracer.create_proxy("call_module", input.tracer.path_of_module(module), (input, *more), {})
 
 
+def made(name: str, bases: tuple[type, ...], help: str, example: str, shown: Any, **attributes: Any) -> Any:
+    """A class whose help ends with an example and what that shows: a text, or the sizes of a result."""
+    text = "\n".join(f"    >>> {line}" for line in example.splitlines())
+    doc = f"{help}\n\n{text}\n    {shown if isinstance(shown, str) else torch.Size(shown)}\n"
+    return type(name, bases, {"__doc__": doc, "__module__": bases[0].__module__, **attributes})
+
+
 def mirror(base: type, twin: type, function: Callable, example: str, shown: Any, more: str = "") -> Any:
-    """The class of torch.nn with the forward of `base`, which may call self._function. Its help has the example and what that shows: a text, or the
-    sizes of a result."""
-    result = shown if isinstance(shown, str) else torch.Size(shown)
-    help = f"torch.nn.{twin.__name__} computed by weft{more}.\n\n    >>> {example}\n    {result}\n"
-    return type(twin.__name__, (base, twin), {"__doc__": help, "__module__": base.__module__, "_function": staticmethod(function)})
+    """The class of torch.nn with the forward of `base`, which may call self._function."""
+    return made(twin.__name__, (base, twin), f"torch.nn.{twin.__name__} computed by weft{more}.", example, shown, _function=staticmethod(function))
 
 
 def own_parameters(module: Any) -> tuple[Any, Any]:

@@ -19,7 +19,7 @@ from .._ops.partial_conv import MASKS, partial_conv
 from .._core.rules import TYPES, call
 from ..functional.conv import geometry
 from . import conv as _conv
-from ._named import Named
+from ._named import Named, made
 
 __all__ = ["PConv1d", "PConv2d", "PConv3d", "PartialConv1d", "PartialConv2d", "PartialConv3d", "PartialConvTranspose1d", "PartialConvTranspose2d",
            "PartialConvTranspose3d"]
@@ -189,15 +189,9 @@ class _PConv(Named, torch.nn.Module):
         return f"bias={self.use_bias}, legacy_behaviour={self.legacy_behaviour}"
 
 
-class PConv1d(_PConv):
-    """PConv2d on (N, C, L) with a mask (N, L).
-
-        >>> y, mask = weft.nn.PConv1d(4, 8, 5, padding=2, bias=True)(torch.randn(2, 4, 100), torch.rand(2, 100) > 0.5)
-        >>> y.shape, mask.shape
-        (torch.Size([2, 8, 100]), torch.Size([2, 100]))
-    """
-
-    _rank, _function, _conv = 1, staticmethod(F.partial_conv1d), _conv.Conv1d
+PConv1d = made("PConv1d", (_PConv,), "PConv2d on (N, C, L) with a mask (N, L).",
+               "weft.nn.PConv1d(4, 8, 5, padding=2, bias=True)(torch.randn(2, 4, 100), torch.rand(2, 100) > 0.5)[0].shape", (2, 8, 100),
+               _rank=1, _function=staticmethod(F.partial_conv1d), _conv=_conv.Conv1d)
 
 
 class PConv2d(_PConv):
@@ -216,14 +210,9 @@ class PConv2d(_PConv):
     _rank, _function, _conv = 2, staticmethod(F.partial_conv2d), _conv.Conv2d
 
 
-class PConv3d(_PConv):
-    """PConv2d on (N, C, D, H, W) with a mask (N, D, H, W).
-
-        >>> weft.nn.PConv3d(4, 8, 3)(torch.randn(1, 4, 5, 6, 7), torch.ones(1, 5, 6, 7))[0].shape
-        torch.Size([1, 8, 3, 4, 5])
-    """
-
-    _rank, _function, _conv = 3, staticmethod(F.partial_conv3d), _conv.Conv3d
+PConv3d = made("PConv3d", (_PConv,), "PConv2d on (N, C, D, H, W) with a mask (N, D, H, W).",
+               "weft.nn.PConv3d(4, 8, 3)(torch.randn(1, 4, 5, 6, 7), torch.ones(1, 5, 6, 7))[0].shape", (1, 8, 3, 4, 5),
+               _rank=3, _function=staticmethod(F.partial_conv3d), _conv=_conv.Conv3d)
 
 
 # ---------------------------------------------------------------------------------------------- NVIDIA
@@ -303,14 +292,9 @@ class _PartialConv(_Partial):
         return self._results(input, mask_in, pair)
 
 
-class PartialConv1d(_PartialConv, _conv.Conv1d):
-    """PartialConv2d on (N, C, L).
-
-        >>> weft.nn.PartialConv1d(4, 8, 5, padding=2)(torch.randn(2, 4, 100)).shape
-        torch.Size([2, 8, 100])
-    """
-
-    _rank, _partial = 1, staticmethod(F.partial_conv1d)
+PartialConv1d = made("PartialConv1d", (_PartialConv, _conv.Conv1d), "PartialConv2d on (N, C, L).",
+                     "weft.nn.PartialConv1d(4, 8, 5, padding=2)(torch.randn(2, 4, 100)).shape", (2, 8, 100),
+                     _rank=1, _partial=staticmethod(F.partial_conv1d))
 
 
 class PartialConv2d(_PartialConv, _conv.Conv2d):
@@ -333,14 +317,9 @@ class PartialConv2d(_PartialConv, _conv.Conv2d):
     _rank, _partial = 2, staticmethod(F.partial_conv2d)
 
 
-class PartialConv3d(_PartialConv, _conv.Conv3d):
-    """PartialConv2d on (N, C, D, H, W).
-
-        >>> weft.nn.PartialConv3d(4, 8, 3, padding=1)(torch.randn(1, 4, 5, 5, 5), torch.ones(1, 1, 5, 5, 5)).shape
-        torch.Size([1, 8, 5, 5, 5])
-    """
-
-    _rank, _partial = 3, staticmethod(F.partial_conv3d)
+PartialConv3d = made("PartialConv3d", (_PartialConv, _conv.Conv3d), "PartialConv2d on (N, C, D, H, W).",
+                     "weft.nn.PartialConv3d(4, 8, 3, padding=1)(torch.randn(1, 4, 5, 5, 5), torch.ones(1, 1, 5, 5, 5)).shape", (1, 8, 5, 5, 5),
+                     _rank=3, _partial=staticmethod(F.partial_conv3d))
 
 
 class _PartialConvTranspose(_Partial):
@@ -369,14 +348,9 @@ class _PartialConvTranspose(_Partial):
         return self._results(input, mask_in, pair)
 
 
-class PartialConvTranspose1d(_PartialConvTranspose, _conv.ConvTranspose1d):
-    """PartialConvTranspose2d on (N, C, L).
-
-        >>> weft.nn.PartialConvTranspose1d(4, 3, 4, stride=2, padding=1)(torch.randn(2, 4, 10)).shape
-        torch.Size([2, 3, 20])
-    """
-
-    _rank, _partial = 1, staticmethod(F.partial_conv_transpose1d)
+PartialConvTranspose1d = made("PartialConvTranspose1d", (_PartialConvTranspose, _conv.ConvTranspose1d), "PartialConvTranspose2d on (N, C, L).",
+                              "weft.nn.PartialConvTranspose1d(4, 3, 4, stride=2, padding=1)(torch.randn(2, 4, 10)).shape", (2, 3, 20),
+                              _rank=1, _partial=staticmethod(F.partial_conv_transpose1d))
 
 
 class PartialConvTranspose2d(_PartialConvTranspose, _conv.ConvTranspose2d):
@@ -391,11 +365,6 @@ class PartialConvTranspose2d(_PartialConvTranspose, _conv.ConvTranspose2d):
     _rank, _partial = 2, staticmethod(F.partial_conv_transpose2d)
 
 
-class PartialConvTranspose3d(_PartialConvTranspose, _conv.ConvTranspose3d):
-    """PartialConvTranspose2d on (N, C, D, H, W).
-
-        >>> weft.nn.PartialConvTranspose3d(4, 2, 2, stride=2)(torch.randn(1, 4, 5, 5, 5)).shape
-        torch.Size([1, 2, 10, 10, 10])
-    """
-
-    _rank, _partial = 3, staticmethod(F.partial_conv_transpose3d)
+PartialConvTranspose3d = made("PartialConvTranspose3d", (_PartialConvTranspose, _conv.ConvTranspose3d), "PartialConvTranspose2d on (N, C, D, H, W).",
+                              "weft.nn.PartialConvTranspose3d(4, 2, 2, stride=2)(torch.randn(1, 4, 5, 5, 5)).shape", (1, 2, 10, 10, 10),
+                              _rank=3, _partial=staticmethod(F.partial_conv_transpose3d))

@@ -15,6 +15,7 @@ from .._sparse_kept import Kept, as_traced, wants_gradient
 from ..backends import flags
 from ..sparse import SparseWeight
 from . import conv as _dense_modules
+from ._named import made
 from .conv import _Conv
 
 __all__ = ["SparseConv1d", "SparseConv2d", "SparseConv3d", "SparseConv2D", "Sparse_modes"]
@@ -320,14 +321,9 @@ def _with_class(module: torch.nn.Module, cls: type) -> Any:
     return made
 
 
-class SparseConv1d(_SparseConv, torch.nn.Conv1d):
-    """torch.nn.Conv1d that skips the weights that are 0; SparseConv2d says how.
-
-        >>> weft.nn.SparseConv1d(4, 8, 5, padding="same", act="relu")(torch.randn(2, 4, 100)).shape
-        torch.Size([2, 8, 100])
-    """
-
-    _function, _sparse_function, _rank = staticmethod(F.conv1d), staticmethod(F.sparse_conv1d), 1
+SparseConv1d = made("SparseConv1d", (_SparseConv, torch.nn.Conv1d), "torch.nn.Conv1d that skips the weights that are 0; SparseConv2d says how.",
+                    'weft.nn.SparseConv1d(4, 8, 5, padding="same", act="relu")(torch.randn(2, 4, 100)).shape', (2, 8, 100),
+                    _function=staticmethod(F.conv1d), _sparse_function=staticmethod(F.sparse_conv1d), _rank=1)
 
 
 class SparseConv2d(_SparseConv, torch.nn.Conv2d):
@@ -350,14 +346,9 @@ class SparseConv2d(_SparseConv, torch.nn.Conv2d):
     _function, _sparse_function, _rank = staticmethod(F.conv2d), staticmethod(F.sparse_conv2d), 2
 
 
-class SparseConv3d(_SparseConv, torch.nn.Conv3d):
-    """torch.nn.Conv3d that skips the weights that are 0; SparseConv2d says how.
-
-        >>> weft.nn.SparseConv3d(8, 8, 3, groups=8)(torch.randn(1, 8, 9, 9, 9)).shape
-        torch.Size([1, 8, 7, 7, 7])
-    """
-
-    _function, _sparse_function, _rank = staticmethod(F.conv3d), staticmethod(F.sparse_conv3d), 3
+SparseConv3d = made("SparseConv3d", (_SparseConv, torch.nn.Conv3d), "torch.nn.Conv3d that skips the weights that are 0; SparseConv2d says how.",
+                    "weft.nn.SparseConv3d(8, 8, 3, groups=8)(torch.randn(1, 8, 9, 9, 9)).shape", (1, 8, 7, 7, 7),
+                    _function=staticmethod(F.conv3d), _sparse_function=staticmethod(F.sparse_conv3d), _rank=3)
 
 
 class SparseConv2D(SparseConv2d):
