@@ -73,7 +73,8 @@ class _Conv(_Packed):
 
 
 _ACT = "; `act` fuses an activation"
-Conv1d = mirror(_Conv, torch.nn.Conv1d, F.conv1d, 'weft.nn.Conv1d(4, 8, 5, padding="same", act="relu")(torch.randn(2, 4, 100)).shape', (2, 8, 100), _ACT)
+Conv1d = mirror(_Conv, torch.nn.Conv1d, F.conv1d,
+                'weft.nn.Conv1d(4, 8, 5, padding="same", act="relu")(torch.randn(2, 4, 100)).shape', (2, 8, 100), _ACT)
 Conv2d = mirror(_Conv, torch.nn.Conv2d, F.conv2d,
                 'weft.nn.Conv2d(8, 8, 3, padding=1, groups=8, act="clip", clip=(0, 6))(torch.randn(2, 8, 32, 32)).shape', (2, 8, 32, 32), _ACT)
 Conv3d = mirror(_Conv, torch.nn.Conv3d, F.conv3d, "weft.nn.Conv3d(8, 8, 3, groups=8)(torch.randn(1, 8, 9, 9, 9)).shape", (1, 8, 7, 7, 7), _ACT)
@@ -117,6 +118,7 @@ class _ConvTranspose(_Packed):
 ConvTranspose1d = mirror(_ConvTranspose, torch.nn.ConvTranspose1d, F.conv_transpose1d,
                          "weft.nn.ConvTranspose1d(4, 3, 4, stride=2, padding=1)(torch.randn(2, 4, 10)).shape", (2, 3, 20), _ACT)
 ConvTranspose2d = mirror(_ConvTranspose, torch.nn.ConvTranspose2d, F.conv_transpose2d,
-                         "weft.nn.ConvTranspose2d(4, 4, 3, stride=2, groups=4)(torch.randn(2, 4, 8, 8), output_size=(18, 18)).shape", (2, 4, 18, 18), _ACT)
+                         "weft.nn.ConvTranspose2d(4, 4, 3, stride=2, groups=4)(torch.randn(2, 4, 8, 8), output_size=(18, 18)).shape",
+                         (2, 4, 18, 18), _ACT)
 ConvTranspose3d = mirror(_ConvTranspose, torch.nn.ConvTranspose3d, F.conv_transpose3d,
                          "weft.nn.ConvTranspose3d(4, 2, 2, stride=2)(torch.randn(1, 4, 5, 5, 5)).shape", (1, 2, 10, 10, 10), _ACT)

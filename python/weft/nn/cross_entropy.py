@@ -6,7 +6,7 @@ from torch import Tensor
 from torch.fx import Proxy
 
 from .. import functional as F
-from ._named import Named, kept_whole
+from ._named import Named, kept_whole, made
 
 __all__ = ["CrossEntropyLoss", "SpatialCrossEntropyLoss", "VolumetricCrossEntropyLoss"]
 
@@ -44,21 +44,11 @@ class _OfPixels(CrossEntropyLoss):
         return loss.squeeze(0) if self.reduction == "none" else loss
 
 
-class SpatialCrossEntropyLoss(_OfPixels):
-    """CrossEntropyLoss of images: input (N, C, H, W) or (C, H, W), a class or probabilities a pixel.
-
-        >>> weft.nn.SpatialCrossEntropyLoss()(torch.zeros(2, 4, 8, 8), torch.zeros(2, 8, 8, dtype=torch.int64))
-        tensor(1.3863)
-    """
-
-    _rank = 2
-
-
-class VolumetricCrossEntropyLoss(_OfPixels):
-    """CrossEntropyLoss of volumes: input (N, C, D, H, W) or (C, D, H, W), a class or probabilities a voxel.
-
-        >>> weft.nn.VolumetricCrossEntropyLoss(reduction="sum")(torch.zeros(1, 4, 2, 2, 2), torch.zeros(1, 2, 2, 2, dtype=torch.int64))
-        tensor(11.0904)
-    """
-
-    _rank = 3
+SpatialCrossEntropyLoss = made("SpatialCrossEntropyLoss", (_OfPixels,),
+                               "CrossEntropyLoss of images: input (N, C, H, W) or (C, H, W), a class or probabilities a pixel.",
+                               "weft.nn.SpatialCrossEntropyLoss()(torch.zeros(2, 4, 8, 8), torch.zeros(2, 8, 8, dtype=torch.int64))",
+                               "tensor(1.3863)", _rank=2)
+VolumetricCrossEntropyLoss = made("VolumetricCrossEntropyLoss", (_OfPixels,),
+                                  "CrossEntropyLoss of volumes: input (N, C, D, H, W) or (C, D, H, W), a class or probabilities a voxel.",
+                                  'weft.nn.VolumetricCrossEntropyLoss(reduction="sum")(torch.zeros(1, 4, 2, 2, 2), torch.zeros(1, 2, 2, 2).long())',
+                                  "tensor(11.0904)", _rank=3)

@@ -9,7 +9,7 @@ from torch.fx import Proxy
 from torch.nn.utils.rnn import PackedSequence
 
 from ..functional import rnn as _functions
-from ._named import Named, kept_whole
+from ._named import Named, kept_whole, made
 
 __all__ = ["GRU", "LSTM", "RNN"]
 
@@ -64,25 +64,9 @@ class _Recurrent(Named):
         return y, hidden
 
 
-class RNN(_Recurrent, torch.nn.RNN):
-    """torch.nn.RNN computed by weft.
-
-        >>> weft.nn.RNN(4, 6, num_layers=2, nonlinearity="relu")(torch.randn(5, 3, 4))[0].shape
-        torch.Size([5, 3, 6])
-    """
-
-
-class LSTM(_Recurrent, torch.nn.LSTM):
-    """torch.nn.LSTM computed by weft.
-
-        >>> weft.nn.LSTM(4, 6, proj_size=2, bidirectional=True)(torch.randn(5, 3, 4))[0].shape
-        torch.Size([5, 3, 4])
-    """
-
-
-class GRU(_Recurrent, torch.nn.GRU):
-    """torch.nn.GRU computed by weft.
-
-        >>> weft.nn.GRU(4, 6, batch_first=True)(torch.randn(3, 5, 4))[0].shape
-        torch.Size([3, 5, 6])
-    """
+RNN = made("RNN", (_Recurrent, torch.nn.RNN), "torch.nn.RNN computed by weft.",
+           'weft.nn.RNN(4, 6, num_layers=2, nonlinearity="relu")(torch.randn(5, 3, 4))[0].shape', (5, 3, 6))
+LSTM = made("LSTM", (_Recurrent, torch.nn.LSTM), "torch.nn.LSTM computed by weft.",
+            "weft.nn.LSTM(4, 6, proj_size=2, bidirectional=True)(torch.randn(5, 3, 4))[0].shape", (5, 3, 4))
+GRU = made("GRU", (_Recurrent, torch.nn.GRU), "torch.nn.GRU computed by weft.",
+           "weft.nn.GRU(4, 6, batch_first=True)(torch.randn(3, 5, 4))[0].shape", (3, 5, 6))

@@ -51,8 +51,10 @@ class _AvgPool(Named):
 
 
 AvgPool1d = mirror(_AvgPool1d, torch.nn.AvgPool1d, F.avg_pool1d, "weft.nn.AvgPool1d(4)(torch.randn(2, 4, 100)).shape", (2, 4, 25))
-AvgPool2d = mirror(_AvgPool, torch.nn.AvgPool2d, F.avg_pool2d, "weft.nn.AvgPool2d(3, stride=2, padding=1)(torch.randn(2, 8, 32, 32)).shape", (2, 8, 16, 16))
-AvgPool3d = mirror(_AvgPool, torch.nn.AvgPool3d, F.avg_pool3d, "weft.nn.AvgPool3d(3, divisor_override=1)(torch.randn(1, 8, 9, 9, 9)).shape", (1, 8, 3, 3, 3))
+AvgPool2d = mirror(_AvgPool, torch.nn.AvgPool2d, F.avg_pool2d,
+                   "weft.nn.AvgPool2d(3, stride=2, padding=1)(torch.randn(2, 8, 32, 32)).shape", (2, 8, 16, 16))
+AvgPool3d = mirror(_AvgPool, torch.nn.AvgPool3d, F.avg_pool3d,
+                   "weft.nn.AvgPool3d(3, divisor_override=1)(torch.randn(1, 8, 9, 9, 9)).shape", (1, 8, 3, 3, 3))
 
 
 class _AdaptiveAvgPool(Named):
@@ -96,7 +98,8 @@ class _BatchNorm(Named):
 
 
 BatchNorm1d = mirror(_BatchNorm, torch.nn.BatchNorm1d, F.batch_norm, "weft.nn.BatchNorm1d(4)(torch.randn(8, 4, 100)).shape", (8, 4, 100))
-BatchNorm2d = mirror(_BatchNorm, torch.nn.BatchNorm2d, F.batch_norm, "weft.nn.BatchNorm2d(4, momentum=None)(torch.randn(8, 4, 16, 16)).shape", (8, 4, 16, 16))
+BatchNorm2d = mirror(_BatchNorm, torch.nn.BatchNorm2d, F.batch_norm,
+                     "weft.nn.BatchNorm2d(4, momentum=None)(torch.randn(8, 4, 16, 16)).shape", (8, 4, 16, 16))
 BatchNorm3d = mirror(_BatchNorm, torch.nn.BatchNorm3d, F.batch_norm, "weft.nn.BatchNorm3d(4, affine=False).eval()(torch.randn(2, 4, 5, 6, 7)).shape",
                      (2, 4, 5, 6, 7))
 
@@ -148,7 +151,8 @@ class _Smooth(Named):
 
 
 ReLU = mirror(_ReLU, torch.nn.ReLU, F.relu, "weft.nn.ReLU(inplace=True)(torch.tensor([-1.0, 2.0]))", "tensor([0., 2.])")
-Hardtanh = mirror(_Hardtanh, torch.nn.Hardtanh, F.hardtanh, "weft.nn.Hardtanh(-1, 2)(torch.tensor([-3.0, 0.5, 3.0]))", "tensor([-1.0000,  0.5000,  2.0000])")
+Hardtanh = mirror(_Hardtanh, torch.nn.Hardtanh, F.hardtanh,
+                  "weft.nn.Hardtanh(-1, 2)(torch.tensor([-3.0, 0.5, 3.0]))", "tensor([-1.0000,  0.5000,  2.0000])")
 Tanh = mirror(_Smooth, torch.nn.Tanh, F.tanh, "weft.nn.Tanh()(torch.tensor([0.0, 100.0]))", "tensor([0., 1.])", "; `inplace` writes to the input")
 Sigmoid = mirror(_Smooth, torch.nn.Sigmoid, F.sigmoid, "weft.nn.Sigmoid()(torch.tensor([0.0, 100.0]))", "tensor([0.5000, 1.0000])",
                  "; `inplace` writes to the input")
@@ -193,7 +197,8 @@ class _Softmax(Named):
 
 
 Softmax = mirror(_Softmax, torch.nn.Softmax, F.softmax, "weft.nn.Softmax(dim=1)(torch.zeros(1, 4))", "tensor([[0.2500, 0.2500, 0.2500, 0.2500]])")
-LogSoftmax = mirror(_Softmax, torch.nn.LogSoftmax, F.log_softmax, "weft.nn.LogSoftmax(dim=1)(torch.tensor([[1000.0, 0.0]]))", "tensor([[    0., -1000.]])")
+LogSoftmax = mirror(_Softmax, torch.nn.LogSoftmax, F.log_softmax,
+                    "weft.nn.LogSoftmax(dim=1)(torch.tensor([[1000.0, 0.0]]))", "tensor([[    0., -1000.]])")
 
 
 class _Unfold(Named):

@@ -8,6 +8,7 @@ from torch import Tensor
 from torch.fx import Proxy
 
 from .. import nn
+from ..nn._named import made
 from ._base import Torch7, leaf
 
 __all__ = ["SpatialCrossEntropyCriterion", "VolumetricCrossEntropyCriterion"]
@@ -51,21 +52,13 @@ class _CrossEntropyCriterion(Torch7):
         raise IndexError(f"{type(self).__name__}: target has a label that is no class, allowed: 1 to {input.shape[-self._rank - 1]}")
 
 
-class SpatialCrossEntropyCriterion(_CrossEntropyCriterion, nn.SpatialCrossEntropyLoss):
-    """The mean cross entropy of the pixels of (N, C, H, W) with labels of (N, H, W), from 1 to C; weights, one a class, weigh the mean.
-
-        >>> weft.torch7.SpatialCrossEntropyCriterion()(torch.zeros(2, 4, 8, 8), torch.ones(2, 8, 8))
-        tensor(1.3863)
-    """
-
-    _rank = 2
-
-
-class VolumetricCrossEntropyCriterion(_CrossEntropyCriterion, nn.VolumetricCrossEntropyLoss):
-    """The mean cross entropy of the voxels of (N, C, T, H, W) with labels of (N, T, H, W), from 1 to C; weights, one a class, weigh the mean.
-
-        >>> weft.torch7.VolumetricCrossEntropyCriterion()(torch.zeros(1, 4, 2, 2, 2), torch.ones(1, 2, 2, 2))
-        tensor(1.3863)
-    """
-
-    _rank = 3
+SpatialCrossEntropyCriterion = made("SpatialCrossEntropyCriterion", (_CrossEntropyCriterion, nn.SpatialCrossEntropyLoss),
+                                    "The mean cross entropy of the pixels of (N, C, H, W) with labels of (N, H, W), from 1 to C; weights, "
+                                    "one a class, weigh the mean.",
+                                    "weft.torch7.SpatialCrossEntropyCriterion()(torch.zeros(2, 4, 8, 8), torch.ones(2, 8, 8))",
+                                    "tensor(1.3863)", _rank=2)
+VolumetricCrossEntropyCriterion = made("VolumetricCrossEntropyCriterion", (_CrossEntropyCriterion, nn.VolumetricCrossEntropyLoss),
+                                       "The mean cross entropy of the voxels of (N, C, T, H, W) with labels of (N, T, H, W), from 1 to C; "
+                                       "weights, one a class, weigh the mean.",
+                                       "weft.torch7.VolumetricCrossEntropyCriterion()(torch.zeros(1, 4, 2, 2, 2), torch.ones(1, 2, 2, 2))",
+                                       "tensor(1.3863)", _rank=3)

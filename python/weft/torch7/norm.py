@@ -7,6 +7,7 @@ from torch import Tensor
 from torch.fx import Proxy
 
 from .. import nn
+from ..nn._named import made
 from ._base import Torch7, check_flags, check_ints, check_reals, leaf
 
 __all__ = ["BatchNormalization", "SpatialBatchNormalization", "SpatialCrossMapLRN", "VolumetricBatchNormalization"]
@@ -26,28 +27,13 @@ class _BatchNormalization(Torch7):
         return ", ".join([str(self.num_features), *(f"{name}={getattr(self, name)}" for name, default in settings if getattr(self, name) != default)])
 
 
-class BatchNormalization(_BatchNormalization, nn.BatchNorm1d):
-    """Batch normalisation of (N, C).
-
-        >>> weft.torch7.BatchNormalization(4)(torch.randn(8, 4)).shape
-        torch.Size([8, 4])
-    """
-
-
-class SpatialBatchNormalization(_BatchNormalization, nn.BatchNorm2d):
-    """Batch normalisation of (N, C, H, W).
-
-        >>> weft.torch7.SpatialBatchNormalization(4, 1e-3, 0.01)
-        weft.SpatialBatchNormalization(4, eps=0.001, momentum=0.01)
-    """
-
-
-class VolumetricBatchNormalization(_BatchNormalization, nn.BatchNorm3d):
-    """Batch normalisation of (N, C, T, H, W).
-
-        >>> weft.torch7.VolumetricBatchNormalization(4, affine=False)(torch.randn(2, 4, 3, 5, 5)).shape
-        torch.Size([2, 4, 3, 5, 5])
-    """
+BatchNormalization = made("BatchNormalization", (_BatchNormalization, nn.BatchNorm1d), "Batch normalisation of (N, C).",
+                          "weft.torch7.BatchNormalization(4)(torch.randn(8, 4)).shape", (8, 4))
+SpatialBatchNormalization = made("SpatialBatchNormalization", (_BatchNormalization, nn.BatchNorm2d), "Batch normalisation of (N, C, H, W).",
+                                 "weft.torch7.SpatialBatchNormalization(4, 1e-3, 0.01)",
+                                 "weft.SpatialBatchNormalization(4, eps=0.001, momentum=0.01)")
+VolumetricBatchNormalization = made("VolumetricBatchNormalization", (_BatchNormalization, nn.BatchNorm3d), "Batch normalisation of (N, C, T, H, W).",
+                                    "weft.torch7.VolumetricBatchNormalization(4, affine=False)(torch.randn(2, 4, 3, 5, 5)).shape", (2, 4, 3, 5, 5))
 
 
 class SpatialCrossMapLRN(Torch7, nn.LocalResponseNorm):

@@ -9,6 +9,7 @@ from torch.fx import Proxy
 from torch.nn.utils.rnn import PackedSequence
 
 from .. import nn
+from ..nn._named import made
 from ._base import Torch7, check_flags, check_ints, check_reals, leaf
 
 __all__ = ["BGRU", "BLSTM", "GRU", "LSTM", "RNNReLU", "RNNTanh"]
@@ -106,24 +107,10 @@ class _BothWays(_Recurrent):
         self._build(inputDim, outputDim, numberOfLayers, batchFirst, dropout, device, dtype, bidirectional=True)
 
 
-class RNNReLU(_OneWay, nn.RNN):
-    """h = max(W x + b + U h' + c, 0), over (T, B, inputDim), or (B, T, inputDim) with batchFirst.
-
-        >>> weft.torch7.RNNReLU(4, 6, 2)(torch.randn(5, 3, 4)).shape
-        torch.Size([5, 3, 6])
-    """
-
-    _settings = {"nonlinearity": "relu"}
-
-
-class RNNTanh(_OneWay, nn.RNN):
-    """h = tanh(W x + b + U h' + c), over (T, B, inputDim), or (B, T, inputDim) with batchFirst.
-
-        >>> weft.torch7.RNNTanh(4, 6, 2, True)(torch.randn(3, 5, 4)).shape
-        torch.Size([3, 5, 6])
-    """
-
-    _settings = {"nonlinearity": "tanh"}
+RNNReLU = made("RNNReLU", (_OneWay, nn.RNN), "h = max(W x + b + U h' + c, 0), over (T, B, inputDim), or (B, T, inputDim) with batchFirst.",
+               "weft.torch7.RNNReLU(4, 6, 2)(torch.randn(5, 3, 4)).shape", (5, 3, 6), _settings={"nonlinearity": "relu"})
+RNNTanh = made("RNNTanh", (_OneWay, nn.RNN), "h = tanh(W x + b + U h' + c), over (T, B, inputDim), or (B, T, inputDim) with batchFirst.",
+               "weft.torch7.RNNTanh(4, 6, 2, True)(torch.randn(3, 5, 4)).shape", (3, 5, 6), _settings={"nonlinearity": "tanh"})
 
 
 class LSTM(_OneWay, nn.LSTM):
@@ -135,25 +122,9 @@ class LSTM(_OneWay, nn.LSTM):
     """
 
 
-class GRU(_OneWay, nn.GRU):
-    """Gated recurrent units.
-
-        >>> weft.torch7.GRU(4, 6, 1, dropout=0)
-        weft.GRU(4 -> 6, 1 layer)
-    """
-
-
-class BLSTM(_BothWays, nn.LSTM):
-    """LSTM in both directions: twice outputDim features.
-
-        >>> weft.torch7.BLSTM(4, 6, 1)(torch.randn(5, 3, 4)).shape
-        torch.Size([5, 3, 12])
-    """
-
-
-class BGRU(_BothWays, nn.GRU):
-    """GRU in both directions: twice outputDim features.
-
-        >>> weft.torch7.BGRU(4, 6, 1)(torch.randn(5, 3, 4)).shape
-        torch.Size([5, 3, 12])
-    """
+GRU = made("GRU", (_OneWay, nn.GRU), "Gated recurrent units.",
+           "weft.torch7.GRU(4, 6, 1, dropout=0)", "weft.GRU(4 -> 6, 1 layer)")
+BLSTM = made("BLSTM", (_BothWays, nn.LSTM), "LSTM in both directions: twice outputDim features.",
+             "weft.torch7.BLSTM(4, 6, 1)(torch.randn(5, 3, 4)).shape", (5, 3, 12))
+BGRU = made("BGRU", (_BothWays, nn.GRU), "GRU in both directions: twice outputDim features.",
+            "weft.torch7.BGRU(4, 6, 1)(torch.randn(5, 3, 4)).shape", (5, 3, 12))

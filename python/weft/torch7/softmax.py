@@ -8,6 +8,7 @@ from torch.fx import Proxy
 
 from .. import functional as F
 from .. import nn
+from ..nn._named import made
 from ._base import Torch7, check_flags, leaf
 
 __all__ = ["LogSoftMax", "SoftMax", "SpatialLogSoftMax", "SpatialSoftMax", "VolumetricLogSoftMax", "VolumetricSoftMax"]
@@ -61,58 +62,20 @@ class _LogSoftMax(_Normalised, nn.LogSoftmax):
         super().__init__(dim=1)
 
 
-class SoftMax(_SoftMax):
-    """exp(x) over its sum, over all of an instance: (C), (C, H, W), or a batch of (N, C), (N, C, H, W), (N, C, T, H, W). fastMode
-    changes nothing: the accurate form, which is the default, is as fast.
-
-        >>> weft.torch7.SoftMax()(torch.zeros(1, 4))
-        tensor([[0.2500, 0.2500, 0.2500, 0.2500]])
-    """
-
-    _whole = True
-
-
-class LogSoftMax(_LogSoftMax):
-    """The logarithm of SoftMax.
-
-        >>> weft.torch7.LogSoftMax()(torch.tensor([[1000.0, 0.0]]))
-        tensor([[    0., -1000.]])
-    """
-
-    _whole = True
-
-
-class SpatialSoftMax(_SoftMax):
-    """SoftMax over the channels at each pixel of (N, C, H, W) or (C, H, W); of (N, C) and (C) too.
-
-        >>> weft.torch7.SpatialSoftMax()(torch.zeros(1, 4, 1, 1)).flatten()
-        tensor([0.2500, 0.2500, 0.2500, 0.2500])
-    """
-
-
-class SpatialLogSoftMax(_LogSoftMax):
-    """The logarithm of SpatialSoftMax.
-
-        >>> weft.torch7.SpatialLogSoftMax()(torch.tensor([[[[1000.0]], [[0.0]]]])).flatten()
-        tensor([    0., -1000.])
-    """
-
-
-class VolumetricSoftMax(_SoftMax):
-    """SoftMax over the channels at each voxel of (N, C, T, H, W) or (C, T, H, W); of (N, C) and (C) too.
-
-        >>> weft.torch7.VolumetricSoftMax()(torch.zeros(1, 4, 1, 1, 1)).flatten()
-        tensor([0.2500, 0.2500, 0.2500, 0.2500])
-    """
-
-    _channels = _VOLUMES
-
-
-class VolumetricLogSoftMax(_LogSoftMax):
-    """The logarithm of VolumetricSoftMax.
-
-        >>> weft.torch7.VolumetricLogSoftMax()(torch.zeros(1, 2, 1, 1, 1)).flatten()
-        tensor([-0.6931, -0.6931])
-    """
-
-    _channels = _VOLUMES
+SoftMax = made("SoftMax", (_SoftMax,),
+               "exp(x) over its sum, over all of an instance: (C), (C, H, W), or a batch of (N, C), (N, C, H, W), (N, C, T, H, W). fastMode "
+               "changes nothing: the accurate form, which is the default, is as fast.",
+               "weft.torch7.SoftMax()(torch.zeros(1, 4))", "tensor([[0.2500, 0.2500, 0.2500, 0.2500]])", _whole=True)
+LogSoftMax = made("LogSoftMax", (_LogSoftMax,), "The logarithm of SoftMax.",
+                  "weft.torch7.LogSoftMax()(torch.tensor([[1000.0, 0.0]]))", "tensor([[    0., -1000.]])", _whole=True)
+SpatialSoftMax = made("SpatialSoftMax", (_SoftMax,), "SoftMax over the channels at each pixel of (N, C, H, W) or (C, H, W); of (N, C) and (C) too.",
+                      "weft.torch7.SpatialSoftMax()(torch.zeros(1, 4, 1, 1)).flatten()", "tensor([0.2500, 0.2500, 0.2500, 0.2500])")
+SpatialLogSoftMax = made("SpatialLogSoftMax", (_LogSoftMax,), "The logarithm of SpatialSoftMax.",
+                         "weft.torch7.SpatialLogSoftMax()(torch.tensor([[[[1000.0]], [[0.0]]]])).flatten()", "tensor([    0., -1000.])")
+VolumetricSoftMax = made("VolumetricSoftMax", (_SoftMax,),
+                         "SoftMax over the channels at each voxel of (N, C, T, H, W) or (C, T, H, W); of (N, C) and (C) too.",
+                         "weft.torch7.VolumetricSoftMax()(torch.zeros(1, 4, 1, 1, 1)).flatten()",
+                         "tensor([0.2500, 0.2500, 0.2500, 0.2500])", _channels=_VOLUMES)
+VolumetricLogSoftMax = made("VolumetricLogSoftMax", (_LogSoftMax,), "The logarithm of VolumetricSoftMax.",
+                            "weft.torch7.VolumetricLogSoftMax()(torch.zeros(1, 2, 1, 1, 1)).flatten()",
+                            "tensor([-0.6931, -0.6931])", _channels=_VOLUMES)
