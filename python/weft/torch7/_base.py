@@ -51,6 +51,18 @@ def check_reals(**values: Any) -> None:
             raise ValueError(f"{name}: is {value}, allowed: a finite number")
 
 
+def read_window(**values: Optional[int]) -> list[tuple[int, ...]]:
+    """Kernel, stride, padding and, if given, dilation or what is added to the size, named kT, kW, kH, dT, ..., as PyTorch orders them: (T, H, W). A
+    stride of None is that of the kernel."""
+    axes = [a for a in "THW" if f"k{a}" in values]
+    check_ints(1, **{n: v for n, v in values.items() if n[0] == "k" or (n[0] == "d" and v is not None)})
+    check_ints(0, **{n: v for n, v in values.items() if n.startswith(("pad", "adj"))})
+    kernel = tuple(values[f"k{a}"] for a in axes)
+    stride = tuple(k if values[f"d{a}"] is None else values[f"d{a}"] for a, k in zip(axes, kernel))
+    last = [tuple(values[f"{word}{a}"] for a in axes) for word in ("dilation", "adj") if f"{word}H" in values]
+    return [kernel, stride, tuple(values[f"pad{a}"] for a in axes), *last]   # type: ignore[list-item]
+
+
 def old_order(sizes: Sequence[int]) -> list[int]:
     """(H, W) as W, H and (T, H, W) as T, W, H: and back."""
     return [*sizes[:-2], *reversed(sizes[-2:])]

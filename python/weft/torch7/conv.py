@@ -8,17 +8,21 @@ from torch.fx import Proxy
 
 from .. import nn
 from .._ops import conv as _ops
-from ._base import check_ints, leaf, window_text
+from ._base import check_ints, leaf, read_window, window_text
 from ._modes import Moded
 
 __all__ = ["SpatialConvolution", "SpatialDilatedConvolution", "SpatialFullConvolution", "TemporalConvolution", "VolumetricConvolution",
            "VolumetricDilatedConvolution", "VolumetricFullConvolution"]
 
 
-def _check_planes(nInputPlane: int, nOutputPlane: int, groups: int) -> None:
+def _read(nInputPlane: int, nOutputPlane: int, groups: int, **values: int) -> list[Any]:
+    """What modules of weft.nn take ahead of groups; the last is the dilation, or what is added to a transposed result."""
     check_ints(1, nInputPlane=nInputPlane, nOutputPlane=nOutputPlane, groups=groups)
     if nInputPlane % groups or nOutputPlane % groups:
         raise ValueError(f"groups: is {groups}, allowed: a divisor of nInputPlane, {nInputPlane}, and of nOutputPlane, {nOutputPlane}")
+    check_ints(1, **{name: value for name, value in values.items() if name[0] in "kd"})
+    window = read_window(**values)
+    return [nInputPlane, nOutputPlane, *window, *([1] if len(window) == 3 else [])]
 
 
 class _Printed(Moded):
@@ -55,10 +59,8 @@ class SpatialConvolution(_Convolution, nn.Conv2d):
 
     def __init__(self, nInputPlane: int, nOutputPlane: int, kW: int, kH: int, dW: int = 1, dH: int = 1, padW: int = 0, padH: int = 0,
                  groups: int = 1, *, device: Any = None, dtype: Any = None) -> None:
-        _check_planes(nInputPlane, nOutputPlane, groups)
-        check_ints(1, kW=kW, kH=kH, dW=dW, dH=dH)
-        check_ints(0, padW=padW, padH=padH)
-        super().__init__(nInputPlane, nOutputPlane, (kH, kW), (dH, dW), (padH, padW), 1, groups, device=device, dtype=dtype)
+        super().__init__(*_read(nInputPlane, nOutputPlane, groups, kW=kW, kH=kH, dW=dW, dH=dH, padW=padW, padH=padH), groups,
+                         device=device, dtype=dtype)
 
 
 class SpatialDilatedConvolution(_Convolution, nn.Conv2d):
@@ -70,10 +72,8 @@ class SpatialDilatedConvolution(_Convolution, nn.Conv2d):
 
     def __init__(self, nInputPlane: int, nOutputPlane: int, kW: int, kH: int, dW: int = 1, dH: int = 1, padW: int = 0, padH: int = 0,
                  dilationW: int = 1, dilationH: int = 1, groups: int = 1, *, device: Any = None, dtype: Any = None) -> None:
-        _check_planes(nInputPlane, nOutputPlane, groups)
-        check_ints(1, kW=kW, kH=kH, dW=dW, dH=dH, dilationW=dilationW, dilationH=dilationH)
-        check_ints(0, padW=padW, padH=padH)
-        super().__init__(nInputPlane, nOutputPlane, (kH, kW), (dH, dW), (padH, padW), (dilationH, dilationW), groups, device=device, dtype=dtype)
+        super().__init__(*_read(nInputPlane, nOutputPlane, groups, kW=kW, kH=kH, dW=dW, dH=dH, dilationW=dilationW, dilationH=dilationH, padW=padW,
+                                padH=padH), groups, device=device, dtype=dtype)
 
 
 class SpatialFullConvolution(_FullConvolution, nn.ConvTranspose2d):
@@ -85,10 +85,8 @@ class SpatialFullConvolution(_FullConvolution, nn.ConvTranspose2d):
 
     def __init__(self, nInputPlane: int, nOutputPlane: int, kW: int, kH: int, dW: int = 1, dH: int = 1, padW: int = 0, padH: int = 0,
                  adjW: int = 0, adjH: int = 0, groups: int = 1, *, device: Any = None, dtype: Any = None) -> None:
-        _check_planes(nInputPlane, nOutputPlane, groups)
-        check_ints(1, kW=kW, kH=kH, dW=dW, dH=dH)
-        check_ints(0, padW=padW, padH=padH, adjW=adjW, adjH=adjH)
-        super().__init__(nInputPlane, nOutputPlane, (kH, kW), (dH, dW), (padH, padW), (adjH, adjW), groups, device=device, dtype=dtype)
+        super().__init__(*_read(nInputPlane, nOutputPlane, groups, kW=kW, kH=kH, dW=dW, dH=dH, padW=padW, padH=padH, adjW=adjW, adjH=adjH), groups,
+                         device=device, dtype=dtype)
 
 
 class VolumetricConvolution(_Convolution, nn.Conv3d):
@@ -100,10 +98,8 @@ class VolumetricConvolution(_Convolution, nn.Conv3d):
 
     def __init__(self, nInputPlane: int, nOutputPlane: int, kT: int, kW: int, kH: int, dT: int = 1, dW: int = 1, dH: int = 1,
                  padT: int = 0, padW: int = 0, padH: int = 0, groups: int = 1, *, device: Any = None, dtype: Any = None) -> None:
-        _check_planes(nInputPlane, nOutputPlane, groups)
-        check_ints(1, kT=kT, kW=kW, kH=kH, dT=dT, dW=dW, dH=dH)
-        check_ints(0, padT=padT, padW=padW, padH=padH)
-        super().__init__(nInputPlane, nOutputPlane, (kT, kH, kW), (dT, dH, dW), (padT, padH, padW), 1, groups, device=device, dtype=dtype)
+        super().__init__(*_read(nInputPlane, nOutputPlane, groups, kT=kT, kW=kW, kH=kH, dT=dT, dW=dW, dH=dH, padT=padT, padW=padW, padH=padH), groups,
+                         device=device, dtype=dtype)
 
 
 class VolumetricDilatedConvolution(_Convolution, nn.Conv3d):
@@ -116,11 +112,8 @@ class VolumetricDilatedConvolution(_Convolution, nn.Conv3d):
     def __init__(self, nInputPlane: int, nOutputPlane: int, kT: int, kW: int, kH: int, dT: int = 1, dW: int = 1, dH: int = 1,
                  padT: int = 0, padW: int = 0, padH: int = 0, dilationT: int = 1, dilationW: int = 1, dilationH: int = 1, groups: int = 1, *,
                  device: Any = None, dtype: Any = None) -> None:
-        _check_planes(nInputPlane, nOutputPlane, groups)
-        check_ints(1, kT=kT, kW=kW, kH=kH, dT=dT, dW=dW, dH=dH, dilationT=dilationT, dilationW=dilationW, dilationH=dilationH)
-        check_ints(0, padT=padT, padW=padW, padH=padH)
-        super().__init__(nInputPlane, nOutputPlane, (kT, kH, kW), (dT, dH, dW), (padT, padH, padW), (dilationT, dilationH, dilationW), groups,
-                         device=device, dtype=dtype)
+        super().__init__(*_read(nInputPlane, nOutputPlane, groups, kT=kT, kW=kW, kH=kH, dT=dT, dW=dW, dH=dH, dilationT=dilationT,
+                                dilationW=dilationW, dilationH=dilationH, padT=padT, padW=padW, padH=padH), groups, device=device, dtype=dtype)
 
 
 class VolumetricFullConvolution(_FullConvolution, nn.ConvTranspose3d):
@@ -133,11 +126,8 @@ class VolumetricFullConvolution(_FullConvolution, nn.ConvTranspose3d):
     def __init__(self, nInputPlane: int, nOutputPlane: int, kT: int, kW: int, kH: int, dT: int = 1, dW: int = 1, dH: int = 1,
                  padT: int = 0, padW: int = 0, padH: int = 0, adjT: int = 0, adjW: int = 0, adjH: int = 0, groups: int = 1, *,
                  device: Any = None, dtype: Any = None) -> None:
-        _check_planes(nInputPlane, nOutputPlane, groups)
-        check_ints(1, kT=kT, kW=kW, kH=kH, dT=dT, dW=dW, dH=dH)
-        check_ints(0, padT=padT, padW=padW, padH=padH, adjT=adjT, adjW=adjW, adjH=adjH)
-        super().__init__(nInputPlane, nOutputPlane, (kT, kH, kW), (dT, dH, dW), (padT, padH, padW), (adjT, adjH, adjW), groups,
-                         device=device, dtype=dtype)
+        super().__init__(*_read(nInputPlane, nOutputPlane, groups, kT=kT, kW=kW, kH=kH, dT=dT, dW=dW, dH=dH, padT=padT, padW=padW, padH=padH,
+                                adjT=adjT, adjW=adjW, adjH=adjH), groups, device=device, dtype=dtype)
 
 
 class TemporalConvolution(_Convolution, nn.Conv1d):

@@ -4,7 +4,7 @@ from __future__ import annotations
 from typing import Any, Optional
 
 from .. import nn
-from ._base import Torch7, check_ints, window_text
+from ._base import Torch7, read_window, window_text
 
 __all__ = ["SpatialAveragePooling", "SpatialMaxPooling", "VolumetricAveragePooling", "VolumetricMaxPooling"]
 
@@ -64,16 +64,6 @@ class _Averaging(_Pooling):
         return super().extra_repr() + ("" if self.count_include_pad else ", without padding")
 
 
-def _sizes(**values: Optional[int]) -> list[tuple[int, ...]]:
-    """Kernel, stride and padding, named kT, kW, kH, dT, ..., as PyTorch orders them: (T, H, W)."""
-    axes = [a for a in "THW" if f"k{a}" in values]
-    check_ints(1, **{n: v for n, v in values.items() if n[0] == "k" or (n[0] == "d" and v is not None)})
-    check_ints(0, **{n: v for n, v in values.items() if n.startswith("pad")})
-    kernel = tuple(values[f"k{a}"] for a in axes)
-    stride = tuple(k if values[f"d{a}"] is None else values[f"d{a}"] for a, k in zip(axes, kernel))
-    return [kernel, stride, tuple(values[f"pad{a}"] for a in axes)]   # type: ignore[list-item]
-
-
 class SpatialMaxPooling(_Pooling, nn.MaxPool2d):
     """The largest of each window of (N, C, H, W) or (C, H, W).
 
@@ -82,7 +72,7 @@ class SpatialMaxPooling(_Pooling, nn.MaxPool2d):
     """
 
     def __init__(self, kW: int, kH: int, dW: Optional[int] = None, dH: Optional[int] = None, padW: int = 0, padH: int = 0) -> None:
-        super().__init__(*_sizes(kW=kW, kH=kH, dW=dW, dH=dH, padW=padW, padH=padH))
+        super().__init__(*read_window(kW=kW, kH=kH, dW=dW, dH=dH, padW=padW, padH=padH))
 
 
 class SpatialAveragePooling(_Averaging, nn.AvgPool2d):
@@ -93,7 +83,7 @@ class SpatialAveragePooling(_Averaging, nn.AvgPool2d):
     """
 
     def __init__(self, kW: int, kH: int, dW: Optional[int] = None, dH: Optional[int] = None, padW: int = 0, padH: int = 0) -> None:
-        super().__init__(*_sizes(kW=kW, kH=kH, dW=dW, dH=dH, padW=padW, padH=padH))
+        super().__init__(*read_window(kW=kW, kH=kH, dW=dW, dH=dH, padW=padW, padH=padH))
 
 
 class VolumetricMaxPooling(_Pooling, nn.MaxPool3d):
@@ -105,7 +95,7 @@ class VolumetricMaxPooling(_Pooling, nn.MaxPool3d):
 
     def __init__(self, kT: int, kW: int, kH: int, dT: Optional[int] = None, dW: Optional[int] = None, dH: Optional[int] = None,
                  padT: int = 0, padW: int = 0, padH: int = 0) -> None:
-        super().__init__(*_sizes(kT=kT, kW=kW, kH=kH, dT=dT, dW=dW, dH=dH, padT=padT, padW=padW, padH=padH))
+        super().__init__(*read_window(kT=kT, kW=kW, kH=kH, dT=dT, dW=dW, dH=dH, padT=padT, padW=padW, padH=padH))
 
 
 class VolumetricAveragePooling(_Averaging, nn.AvgPool3d):
@@ -117,4 +107,4 @@ class VolumetricAveragePooling(_Averaging, nn.AvgPool3d):
 
     def __init__(self, kT: int, kW: int, kH: int, dT: Optional[int] = None, dW: Optional[int] = None, dH: Optional[int] = None,
                  padT: int = 0, padW: int = 0, padH: int = 0) -> None:
-        super().__init__(*_sizes(kT=kT, kW=kW, kH=kH, dT=dT, dW=dW, dH=dH, padT=padT, padW=padW, padH=padH))
+        super().__init__(*read_window(kT=kT, kW=kW, kH=kH, dT=dT, dW=dW, dH=dH, padT=padT, padW=padW, padH=padH))
