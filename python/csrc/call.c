@@ -359,7 +359,7 @@ void wt_call_begin(wt_call *call, const wt_op *op) {
     call->op = op;
     call->guard = NULL;
     call->nscratch = 0;
-    call->once = call->made = false;
+    call->once = call->shape = call->made = call->cuda = false;
     memset(call->out, 0, sizeof(call->out));
     memset(call->scratch, 0, sizeof(call->scratch));
     for (int i = 0; i < op->nargs; i++) {
