@@ -401,7 +401,7 @@ def test_fork():
 
 @needs_entries
 def test_without_entries():
-    code = ("import torch, weft, weft.functional as W\nfrom weft import _entry\ntorch.manual_seed(0)\nx, w = torch.randn(2, 4, 9, 9), torch.randn(4, 1, 3, 3)\n"
+    code = ("import torch, weft, weft.functional as W\nfrom weft._core import entry as _entry\ntorch.manual_seed(0)\nx, w = torch.randn(2, 4, 9, 9), torch.randn(4, 1, 3, 3)\n"
             "print(_entry.available, W.relu(W.conv2d(x, w, groups=4)).double().sum().item())")
     with_them, without = run_python(code).split(), run_python(code, WEFT_ENTRY="0").split()
     assert with_them[0] == "True" and without[0] == "False" and with_them[1] == without[1]

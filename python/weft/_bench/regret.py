@@ -26,7 +26,7 @@ def _own(text: str) -> Optional[_twin.Twin]:
 def measure(text: str, rounds: int = 7) -> dict[str, Any]:
     """One row: the default call, PyTorch's and weft's own, timed in turn.
 
-        >>> from weft import _regret
+        >>> from weft._bench import regret as _regret
         >>> _regret.measure("relu2d:fwd:f32:nchw:n1c8h56w56")["regret"] > 0
         True
     """

@@ -43,7 +43,7 @@ def why_not(module: nn.Module, net: nn.Module) -> str:
     """"" for a module of torch.nn that weft is expected to make faster; else why not. Where a module has no parameters, those of the net tell its type
     and device.
 
-        >>> from weft import _expected
+        >>> from weft._convert import expected as _expected
         >>> conv = torch.nn.Conv2d(8, 8, 3, groups=8)
         >>> _expected.why_not(conv, conv), _expected.why_not(torch.nn.ReLU(), conv)
         ('', 'weft is not expected to be faster')
