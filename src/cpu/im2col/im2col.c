@@ -6,7 +6,9 @@
  *            second element of it for stride 2. A row of the image gathers from the rows of columns of its taps; places
  *            m, m + s, m + 2 s, ... have the same taps, and a tap of a vector of them is a run of columns. Vectors at
  *            the edges are masked; nothing is copied before
- * Slots:     runs of output rows
+ *            Where columns are as wide as the image and stride is 1, a tap's columns are the plane, shifted, but for the
+ *            places whose column is outside: planes are copied as runs, by masks that are made once per slot
+ * Slots:     runs of output rows, or of planes of one tap
  * Output:    leaves in whole lines, streamed past the caches where it is large
  * Traffic:   image once, columns once: memory-bound
  * Measured:  4x64x56x56, window 3, one core of an EPYC with AVX-512, caches warm, against PyTorch: columns 5.6
@@ -18,6 +20,7 @@
 
 typedef struct params {
     int64_t slots, floats; /* floats of scratch per slot */
+    bool planes;           /* columns are copied as planes */
 } params;
 
 typedef struct task {
@@ -146,6 +149,56 @@ VF_INLINE void row_of_image(const task *q, const int64_t at[COUNTS], tap_row *ro
     }
 }
 
+/* ---------------------------------------------------------------- whole planes */
+enum { PLANE_MOST = 1 << 16, PLANE_TAPS = 16 }; /* elements of a plane, and taps along the width, that have masks */
+
+/* Lanes whose column has its tap inside, for each vector of a plane. */
+static void find_masks(const weft_problem *p, int64_t kx, vmask *masks) {
+    const int64_t width = p->in[2], first = kx * p->dilation[2] - p->pad_lo[2], size = p->in[1] * width;
+    for (int64_t i = 0; i < size; i += VF_LANES) {
+        vmask m = vm_first(0);
+        for (int64_t row = i / width; row * width < WEFT__MIN(i + VF_LANES, size); row++) {
+            const int64_t begin = row * width - i, lo = WEFT__MAX(-first, 0), hi = WEFT__MIN(width - first, width);
+            m = vm_or(m, vm_range(WEFT__MAX(begin + lo, 0), begin + hi));
+        }
+        masks[i / VF_LANES] = m;
+    }
+}
+
+/* Columns of one tap of a plane of `size` elements that begins at `plane`; their first is element `to`. */
+VF_INLINE void shift_plane(const task *q, const vmask *masks, int64_t plane, int64_t size, int64_t down, int64_t right,
+                           int64_t to, const bool stream, const int dtype) {
+    for (int64_t i = 0; i < size; i += VF_LANES) {
+        vmask m = masks[i / VF_LANES];
+        if (i + down < 0 || i + down + VF_LANES > size) m = vm_and(m, vm_range(-i - down, size - i - down));
+        const vf v = vf_load_in_as(dtype, m, q->from, plane + i + down + right);
+        if (stream)
+            vf_stream_as(dtype, q->to, to + i, v);
+        else if (i + VF_LANES <= size)
+            vf_store_as(dtype, q->to, to + i, v);
+        else
+            vf_store_count_as(dtype, q->to, to + i, v, size - i);
+    }
+}
+
+VF_INLINE void planes_as(const task *q, int64_t slot, const int dtype) {
+    const weft_problem *p = q->e->p;
+    const int64_t size = p->in[1] * p->in[2], taps = p->kernel[1] * p->kernel[2];
+    const int64_t all = p->n * p->c * taps, vectors = cpu_ceil(size, VF_LANES);
+    vmask *masks = (vmask *)((char *)q->e->workspace + slot * q->s.floats * (int64_t)sizeof(float));
+    for (int64_t kx = 0; kx < p->kernel[2]; kx++) find_masks(p, kx, masks + kx * vectors);
+    for (int64_t i = cpu_first(all, q->s.slots, slot); i < cpu_first(all, q->s.slots, slot + 1); i++) {
+        const int64_t ky = i % taps / p->kernel[2], kx = i % p->kernel[2];
+        const int64_t down = (ky * p->dilation[1] - p->pad_lo[1]) * p->in[2],
+                      right = kx * p->dilation[2] - p->pad_lo[2];
+        if (q->stream)
+            shift_plane(q, masks + kx * vectors, i / taps * size, size, down, right, i * size, true, dtype);
+        else
+            shift_plane(q, masks + kx * vectors, i / taps * size, size, down, right, i * size, false, dtype);
+    }
+    if (q->stream) vf_stream_end();
+}
+
 /* ---------------------------------------------------------------- slots */
 static bool makes_columns(const weft_problem *p) { return (p->op == WEFT_OP_IM2COL) == (p->pass == WEFT_PASS_FWD); }
 
@@ -180,7 +233,8 @@ VF_INLINE void rows_as(const task *q, int64_t slot, const bool columns, const in
 static void rows(void *arg, int64_t slot) {
     const task *q = arg;
     const bool columns = makes_columns(q->e->p);
-#define ROWS(type) (columns ? rows_as(q, slot, true, type) : rows_as(q, slot, false, type))
+#define ROWS(type) \
+    (q->s.planes ? planes_as(q, slot, type) : columns ? rows_as(q, slot, true, type) : rows_as(q, slot, false, type))
     if (q->dtype == WEFT_DTYPE_F32)
         ROWS(WEFT_DTYPE_F32);
     else if (q->dtype == WEFT_DTYPE_F16)
@@ -196,11 +250,20 @@ static weft_status run(const weft__exec *e) {
     task q = {.e = e, .s = *(const params *)e->params, .dtype = to->dtype, .to = e->ptr[to->role]};
     q.from = e->ptr[fwd ? WEFT_ROLE_SRC : WEFT_ROLE_DIFF_DST];
     q.stream = cpu_streams(e->hw, (double)weft__numel(to) * (double)weft__dtype_size(to->dtype));
+    if (q.s.planes && (e->p->in[1] * e->p->in[2] % 16 || (uintptr_t)q.to % 64)) q.stream = false;
     weft__parallel(e->ctx, q.s.slots, rows, &q);
     return WEFT_OK;
 }
 
 /* ---------------------------------------------------------------- the record */
+/* Columns lie as the planes of the image do, and their masks have room. */
+static bool takes_planes(const weft_problem *p) {
+    if (!makes_columns(p) || p->in[0] != 1 || p->out[0] != 1 || p->kernel[0] != 1) return false;
+    for (int a = 1; a < 3; a++)
+        if (p->stride[a] != 1 || p->in[a] != p->out[a]) return false;
+    return p->kernel[2] <= PLANE_TAPS && p->in[1] * p->in[2] <= PLANE_MOST;
+}
+
 static const char *plan(const weft_problem *p, const weft__hw *hw, int variant, weft__decision *d) {
     (void)variant;
     if (!weft__all_dtype(p, p->tensor[0].dtype)) return "tensors of several data types";
@@ -213,12 +276,18 @@ static const char *plan(const weft_problem *p, const weft__hw *hw, int variant, 
     params *s = WEFT__PARAMS(params, d);
     s->floats = sink_floats(width + VF_LANES) + (columns ? 0 : cpu_round_up((int64_t)taps * 4, 16));
     s->slots = cpu_slots(all, weft__bytes(p));
+    s->planes = takes_planes(p);
+    if (s->planes) {
+        const int64_t masks = cpu_ceil(p->in[1] * p->in[2], VF_LANES) * p->kernel[2];
+        s->floats = cpu_round_up(masks * (int64_t)sizeof(vmask), 64) / 4;
+        s->slots = WEFT__MIN(cpu_slots(all / p->out[1], weft__bytes(p)), 64);
+    }
     d->workspace = (size_t)(s->slots * s->floats) * sizeof(float);
     const bool slow = p->stride[2] > 2; /* one value after the other */
     const double cells = weft__flops(p), vectors = (double)all * (double)cpu_ceil(width, VF_LANES);
-    const double ns = 12 * (double)all + (slow      ? 1.6 * cells
-                                          : columns ? 2 * vectors
-                                                    : 1.5 * cells / VF_LANES + vectors);
+    const double ns = (s->planes ? 0 : 12 * (double)all) + (slow      ? 1.6 * cells
+                                                            : columns ? 2 * vectors
+                                                                      : 1.5 * cells / VF_LANES + vectors);
     d->ns = cpu_work_cost(p, hw, ns);
     return NULL;
 }
