@@ -48,7 +48,40 @@ VF_INLINE int64_t label_of(const job *q, int64_t place) {
     return label == q->ignore ? -1 : label >= 0 && label < q->v.channels ? label : -2;
 }
 
+/* The same of n <= VF_LANES places, lanes behind them ignored. Only where has_vectors. */
+VF_INLINE vi labels_at(const job *q, int64_t place, int64_t n) {
+    const int32_t *half = (const int32_t *)(const void *)(q->labels + place * 8);
+    const vi a = vi_load_count(half, 2 * n), b = vi_load_count(half + VF_LANES, 2 * n - VF_LANES);
+    const vi low = vi_even(a, b), high = vi_odd(a, b), none = vi_set1(-1);
+    const vmask ignored = vm_and(vi_eq(low, vi_set1((int32_t)(q->ignore & 0xffffffff))),
+                                 vi_eq(high, vi_set1((int32_t)(q->ignore >> 32))));
+    const vmask inside =
+        vm_and(vm_and(vi_eq(high, vi_zero()), vi_lt(none, low)), vi_lt(low, vi_set1((int32_t)q->v.channels)));
+    return vi_select(vm_andnot(vm_first(n), ignored), vi_select(inside, low, vi_set1(-2)), none);
+}
+VF_INLINE bool has_vectors(const job *q) {
+    return !q->probs && (uintptr_t)q->labels % 4 == 0 && q->v.channels * q->v.inner < INT32_MAX &&
+           q->v.channels * VF_LANES < INT32_MAX;
+}
+
 VF_INLINE float weight_of(const job *q, int64_t c) { return q->weighted ? q->weights[c] : 1; }
+
+/* Weights of the classes; 0 where ignored, NaN where there is no class. */
+VF_INLINE vf weights_of(const job *q, vi label) {
+    const vmask classes = vi_lt(vi_set1(-1), label);
+    const vf known = q->weighted ? vf_gather_in(classes, q->weights, label) : vf_set1(1);
+    return vf_select(classes, known, vf_select(vi_eq(label, vi_set1(-1)), vf_zero(), vf_set1(NAN)));
+}
+
+/* Weights may be of both signs: a sum in f32 could lose all of its digits. */
+VF_INLINE double sum_in_double(vf v) {
+    float lane[VF_LANES];
+    double sum[4] = {0, 0, 0, 0};
+    vf_store(lane, v);
+    for (int i = 0; i < VF_LANES; i += 4)
+        for (int k = 0; k < 4; k++) sum[k] += lane[i + k];
+    return (sum[0] + sum[1]) + (sum[2] + sum[3]);
+}
 
 VF_INLINE float element(const int dtype, const void *p, int64_t at) {
     float lanes[VF_LANES];
