@@ -6,7 +6,7 @@
  *            second element of it for stride 2. A row of the image gathers from the rows of columns of its taps; places
  *            m, m + s, m + 2 s, ... have the same taps, and a tap of a vector of them is a run of columns. Vectors at
  *            the edges are masked; nothing is copied before
- *            Where columns are as wide as the image and stride is 1, a tap's columns are the plane, shifted, but for the
+ *            Where columns are as wide as the image and stride is 1, a tap's columns are the plane, shifted, but for
  *            places whose column is outside: planes are copied as runs, by masks that are made once per slot
  * Slots:     runs of output rows, or of planes of one tap
  * Output:    leaves in whole lines, streamed past the caches where it is large

@@ -10,8 +10,8 @@
  *            quotients would take most of the time. Else by square roots for beta 0.75, 0.5 and 1, or exp and log
  * Slots:     runs of strips or pixels; each has its own rows
  * Traffic:   each tensor once; near the memory's speed for windows of a few channels
- * Measured:  8x256x56x56, size 5, two cores of an EPYC with AVX-512, caches emptied: half of the copy's rate forward and
- *            backward, 24 and 22 times PyTorch's speed; without fetching early 25 to 40%
+ * Measured:  8x256x56x56, size 5, two cores of an EPYC with AVX-512, caches emptied: half of the copy's rate forward
+ *            and backward, 24 and 22 times PyTorch's speed; without fetching early 25 to 40%
  * Assumes:   all tensors dense in one order and of one data type
  * Try:       weft bench lrn2d:fwd:f32:nchw:n8c256h56w56:size5 lrn2d:bwd:f32:nchw:n8c256h56w56:size5 */
 #include <float.h>
