@@ -142,8 +142,9 @@ static bool run_batch_norm(wt_call *call) {
     put_vector(&p, &args, WEFT_ROLE_VAR, &var);
     return wt_run(call, &p, &args, wt_batch_norm_has_peer(call, INPUT, WEIGHT) ? wt_batch_norm_peer : NULL, &y);
 }
-WT_OPERATOR_OUT(batch_norm, "batch_norm(Tensor input, Tensor? weight, Tensor? bias, Tensor running_mean, Tensor "
-                            "running_var, float eps) -> Tensor")
+WT_OPERATOR_OUT(
+    batch_norm,
+    "(Tensor input, Tensor? weight, Tensor? bias, Tensor running_mean, Tensor running_var, float eps) -> Tensor")
 
 /* Results: the data, and the mean and inverse deviation of each channel of the batch. */
 static bool run_batch_norm_train(wt_call *call) {
@@ -170,10 +171,8 @@ static bool run_batch_norm_train(wt_call *call) {
         wt_run(call, &p, &args, wt_batch_norm_has_peer(call, INPUT, WEIGHT) ? wt_batch_norm_train_peer : NULL, &y);
     return ok && (!track || (close_statistic(call, MEAN, &mean) && close_statistic(call, VAR, &var)));
 }
-WT_OPERATOR_OUT(
-    batch_norm_train,
-    "batch_norm_train(Tensor input, Tensor? weight, Tensor? bias, Tensor(c!)? running_mean, Tensor(d!)? running_var, "
-    "float eps, float momentum) -> (Tensor, Tensor, Tensor)")
+WT_OPERATOR_OUT(batch_norm_train, "(Tensor input, Tensor? weight, Tensor? bias, Tensor(c!)? running_mean, Tensor(d!)? "
+                                  "running_var, float eps, float momentum) -> (Tensor, Tensor, Tensor)")
 
 static bool check_backward(wt_call *call) {
     const wt_tensor *dy = &call->arg[B_GRAD].tensor, *x = &call->arg[B_INPUT].tensor;
@@ -216,7 +215,5 @@ static bool run_batch_norm_backward(wt_call *call) {
     return wt_run(call, &p, &args, wt_batch_norm_has_peer(call, B_INPUT, B_WEIGHT) ? wt_batch_norm_backward_peer : NULL,
                   &dx);
 }
-WT_OPERATOR(
-    batch_norm_backward,
-    "batch_norm_backward(Tensor grad_output, Tensor input, Tensor? weight, Tensor mean, Tensor spread, bool training, "
-    "float eps) -> (Tensor, Tensor, Tensor)")
+WT_OPERATOR(batch_norm_backward, "(Tensor grad_output, Tensor input, Tensor? weight, Tensor mean, Tensor spread, bool "
+                                 "training, float eps) -> (Tensor, Tensor, Tensor)")

@@ -123,18 +123,18 @@ bool wt_check_shape(wt_call *call, const char *name, const wt_tensor *t, int64_t
 int wt_dtype_of(int32_t code); /* weft_dtype, or WEFT_DTYPE_NONE */
 void wt_dtypes_init(void);
 
-/* Another operator: WT_OPERATOR(name, schema) after its function `static bool run_<name>(wt_call *)`, and a line in
- * operators.def. WT_OPERATOR_OUT adds <name>_out, WT_OPERATOR_OUT_PAIR one that takes two results;
+/* Another operator: WT_OPERATOR(name, "(arguments) -> results") after its function `static bool run_<name>(wt_call *)`,
+ * and a line in operators.def. WT_OPERATOR_OUT adds <name>_out, WT_OPERATOR_OUT_PAIR one that takes two results;
  * WT_OPERATOR_IN_PLACE one whose out may be the first argument. */
 #define WT_ENTRY(id, text, function, ...)                                                   \
     static void enter_##id(wt_value *stack, uint64_t nin, uint64_t nout);                   \
     wt_op wt_op_##id = {.schema = text, .run = function, .entry = enter_##id, __VA_ARGS__}; \
     static void enter_##id(wt_value *stack, uint64_t nin, uint64_t nout) { wt_dispatch(&wt_op_##id, stack, nin, nout); }
-#define WT_OPERATOR(id, text) WT_ENTRY(id, text, run_##id, .into = 0)
-#define WT_OPERATOR_OUT(id, text) WT_OPERATOR(id, text) WT_ENTRY(id##_out, text, run_##id, .into = 1)
-#define WT_OPERATOR_OUT_PAIR(id, text) WT_OPERATOR(id, text) WT_ENTRY(id##_out, text, run_##id, .into = 2)
+#define WT_OPERATOR(id, text) WT_ENTRY(id, #id text, run_##id, .into = 0)
+#define WT_OPERATOR_OUT(id, text) WT_OPERATOR(id, text) WT_ENTRY(id##_out, #id text, run_##id, .into = 1)
+#define WT_OPERATOR_OUT_PAIR(id, text) WT_OPERATOR(id, text) WT_ENTRY(id##_out, #id text, run_##id, .into = 2)
 #define WT_OPERATOR_IN_PLACE(id, text) \
-    WT_OPERATOR(id, text) WT_ENTRY(id##_out, text, run_##id, .into = 1, .in_place = true)
+    WT_OPERATOR(id, text) WT_ENTRY(id##_out, #id text, run_##id, .into = 1, .in_place = true)
 
 #define X(name) extern wt_op wt_op_##name;
 #include "operators.def"

@@ -132,9 +132,8 @@ static bool run_causal_conv1d(wt_call *call) {
     }
     return wt_execute(call, wt_plan(call, &p), &args);
 }
-WT_OPERATOR(causal_conv1d,
-            "causal_conv1d(Tensor x, Tensor weight, Tensor? bias, Tensor? seq_idx, Tensor? initial_states, "
-            "bool final_states, bool silu) -> (Tensor, Tensor)")
+WT_OPERATOR(causal_conv1d, "(Tensor x, Tensor weight, Tensor? bias, Tensor? seq_idx, Tensor? initial_states, bool "
+                           "final_states, bool silu) -> (Tensor, Tensor)")
 
 /* ---------------------------------------------------------------- backward */
 enum { B_GRAD, B_X, B_WEIGHT, B_BIAS, B_SEQ_IDX, B_INITIAL, B_FINAL, B_SILU, B_WANT };
@@ -201,8 +200,8 @@ static bool run_causal_conv1d_backward(wt_call *call) {
            wt_execute(call, wt_plan(call, &p), &args);
 }
 WT_OPERATOR(causal_conv1d_backward,
-            "causal_conv1d_backward(Tensor grad_output, Tensor x, Tensor weight, Tensor? bias, Tensor? seq_idx, "
-            "Tensor? initial_states, Tensor? grad_final, bool silu, int want) -> (Tensor, Tensor, Tensor, Tensor)")
+            "(Tensor grad_output, Tensor x, Tensor weight, Tensor? bias, Tensor? seq_idx, Tensor? initial_states, "
+            "Tensor? grad_final, bool silu, int want) -> (Tensor, Tensor, Tensor, Tensor)")
 
 /* ---------------------------------------------------------------- update */
 enum { U_X, U_STATE, U_WEIGHT, U_BIAS, U_LENGTHS, U_INDEX, U_SILU };
@@ -260,6 +259,5 @@ static bool run_causal_conv1d_update(wt_call *call) {
     call->once = true;
     return wt_execute(call, wt_plan(call, &p), &args);
 }
-WT_OPERATOR(causal_conv1d_update,
-            "causal_conv1d_update(Tensor x, Tensor(a!) conv_state, Tensor weight, Tensor? bias, Tensor? cache_seqlens, "
-            "Tensor? conv_state_indices, bool silu) -> Tensor")
+WT_OPERATOR(causal_conv1d_update, "(Tensor x, Tensor(a!) conv_state, Tensor weight, Tensor? bias, Tensor? "
+                                  "cache_seqlens, Tensor? conv_state_indices, bool silu) -> Tensor")

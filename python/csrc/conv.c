@@ -34,9 +34,8 @@ static bool run_conv(wt_call *call) {
     wt_conv_state state = {&g, &y, false, {0}, ACT};
     return wt_put_epilogue(call, &p, &args, BIAS, ACT) && wt_run(call, &p, &args, peer_of(call, &g), &state);
 }
-WT_OPERATOR_OUT(conv, "conv(Tensor input, Tensor weight, Tensor? bias, SymInt[] stride, SymInt[] padding, SymInt[] "
-                      "dilation, SymInt groups, "
-                      "str act, float lo, float hi) -> Tensor")
+WT_OPERATOR_OUT(conv, "(Tensor input, Tensor weight, Tensor? bias, SymInt[] stride, SymInt[] padding, SymInt[] "
+                      "dilation, SymInt groups, str act, float lo, float hi) -> Tensor")
 
 /* output_padding adds pixels that no tap of the last position reaches, or only some: fewer than a stride change
  * nothing in the geometry of the problem; more are taken off the high padding, so that its dst has exactly the size
@@ -77,10 +76,9 @@ static bool run_conv_transpose(wt_call *call) {
     for (int a = 0; a < 3; a++) g.pad_hi[a] += spare[a]; /* PyTorch is told output_padding */
     return wt_put_epilogue(call, &p, &args, BIAS, ACT) && wt_run(call, &p, &args, peer_of(call, &g), &state);
 }
-WT_OPERATOR_OUT(
-    conv_transpose,
-    "conv_transpose(Tensor input, Tensor weight, Tensor? bias, SymInt[] stride, SymInt[] padding, SymInt[] dilation, "
-    "SymInt groups, str act, float lo, float hi, SymInt[] output_padding) -> Tensor")
+WT_OPERATOR_OUT(conv_transpose,
+                "(Tensor input, Tensor weight, Tensor? bias, SymInt[] stride, SymInt[] padding, SymInt[] dilation, "
+                "SymInt groups, str act, float lo, float hi, SymInt[] output_padding) -> Tensor")
 
 /* ---------------------------------------------------------------- gradients */
 /* One pass of the convolution problem: what it reads and writes follows from the pass. */
@@ -189,6 +187,5 @@ static bool run_conv_backward(wt_call *call) {
            (transposed ? run_transposed(call, &d) : wt_run_wanted(call, &d));
 }
 WT_OPERATOR(conv_backward,
-            "conv_backward(Tensor grad_output, Tensor input, Tensor weight, SymInt[] stride, SymInt[] padding, "
-            "SymInt[] dilation, "
+            "(Tensor grad_output, Tensor input, Tensor weight, SymInt[] stride, SymInt[] padding, SymInt[] dilation, "
             "SymInt groups, bool transposed, int want, ScalarType bias_dtype) -> (Tensor, Tensor, Tensor)")

@@ -174,9 +174,8 @@ static bool run_cross_entropy(wt_call *call) {
     if (theirs) return ok || (on_cpu(call) && check_labels(call, &l, &v[LABELS]) && false);
     return ok && check_target(call, &l, v) && wt_rows_finish(call, l.t, l.count);
 }
-WT_OPERATOR_OUT(cross_entropy, "cross_entropy(Tensor input, Tensor target, Tensor? weight, int ignore_index, int "
-                               "reduction, float label_smoothing) "
-                               "-> (Tensor, Tensor)")
+WT_OPERATOR_OUT(cross_entropy, "(Tensor input, Tensor target, Tensor? weight, int ignore_index, int reduction, float "
+                               "label_smoothing) -> (Tensor, Tensor)")
 
 static bool check_grad(wt_call *call, loss *l) {
     const wt_tensor *g = &call->arg[B_GRAD].tensor, *lse = &call->arg[B_LSE].tensor;
@@ -209,6 +208,5 @@ static bool run_cross_entropy_backward(wt_call *call) {
     bool theirs = wt_is_peer(plan);
     return wt_finish(call, plan, &args, peer, &state) && (theirs || wt_rows_finish(call, l.t, l.count));
 }
-WT_OPERATOR(cross_entropy_backward, "cross_entropy_backward(Tensor grad_output, Tensor input, Tensor target, Tensor? "
-                                    "weight, Tensor lse, int ignore_index, "
-                                    "int reduction, float label_smoothing) -> Tensor")
+WT_OPERATOR(cross_entropy_backward, "(Tensor grad_output, Tensor input, Tensor target, Tensor? weight, Tensor lse, int "
+                                    "ignore_index, int reduction, float label_smoothing) -> Tensor")

@@ -312,10 +312,10 @@ static bool forward(wt_call *call, weft_op op) {
 }
 
 static bool run_dgmm(wt_call *call) { return forward(call, WEFT_OP_DGMM); }
-WT_OPERATOR_OUT(dgmm, "dgmm(Tensor input, Tensor x, str side) -> Tensor")
+WT_OPERATOR_OUT(dgmm, "(Tensor input, Tensor x, str side) -> Tensor")
 
 static bool run_cdgmm(wt_call *call) { return forward(call, WEFT_OP_CDGMM); }
-WT_OPERATOR_OUT(cdgmm, "cdgmm(Tensor input, Tensor x, str side) -> Tensor")
+WT_OPERATOR_OUT(cdgmm, "(Tensor input, Tensor x, str side) -> Tensor")
 
 static bool check_grad(wt_call *call) {
     const wt_tensor *g = &call->arg[B_GRAD].tensor, *t = &call->arg[B_INPUT].tensor;
@@ -368,9 +368,7 @@ static bool backward(wt_call *call, weft_op op) {
 }
 
 static bool run_dgmm_backward(wt_call *call) { return backward(call, WEFT_OP_DGMM); }
-WT_OPERATOR(dgmm_backward,
-            "dgmm_backward(Tensor grad_output, Tensor input, Tensor x, str side, int want) -> (Tensor, Tensor)")
+WT_OPERATOR(dgmm_backward, "(Tensor grad_output, Tensor input, Tensor x, str side, int want) -> (Tensor, Tensor)")
 
 static bool run_cdgmm_backward(wt_call *call) { return backward(call, WEFT_OP_CDGMM); }
-WT_OPERATOR(cdgmm_backward,
-            "cdgmm_backward(Tensor grad_output, Tensor input, Tensor x, str side, int want) -> (Tensor, Tensor)")
+WT_OPERATOR(cdgmm_backward, "(Tensor grad_output, Tensor input, Tensor x, str side, int want) -> (Tensor, Tensor)")

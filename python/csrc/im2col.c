@@ -192,8 +192,9 @@ static bool run_im2col(wt_call *call) {
     put_columns(&p, &args, WEFT_ROLE_DST, &g, &y, strides);
     return wt_run(call, &p, &args, peer_of(call, &g, false), &g);
 }
-WT_OPERATOR_OUT(im2col, "im2col(Tensor input, SymInt[] kernel_size, SymInt[] stride, SymInt[] padding, SymInt[] "
-                        "dilation, bool flat) -> Tensor")
+WT_OPERATOR_OUT(
+    im2col,
+    "(Tensor input, SymInt[] kernel_size, SymInt[] stride, SymInt[] padding, SymInt[] dilation, bool flat) -> Tensor")
 
 /* Columns must have the sizes that the image and the window give. */
 static bool check_fits(wt_call *call, columns *g) {
@@ -237,5 +238,5 @@ static bool run_col2im(wt_call *call) {
     wt_put(&p, &args, WEFT_ROLE_DST, &y);
     return wt_run(call, &p, &args, peer_of(call, &g, true), &g);
 }
-WT_OPERATOR_OUT(col2im, "col2im(Tensor input, SymInt[] size, SymInt[] kernel_size, SymInt[] stride, SymInt[] padding, "
+WT_OPERATOR_OUT(col2im, "(Tensor input, SymInt[] size, SymInt[] kernel_size, SymInt[] stride, SymInt[] padding, "
                         "SymInt[] dilation, bool flat) -> Tensor")

@@ -47,7 +47,7 @@ static bool run_lrn(wt_call *call) {
     WT_PUT(&p, &args, {WEFT_ROLE_SRC, &x}, {WEFT_ROLE_DST, &y});
     return wt_execute(call, wt_plan(call, &p), &args);
 }
-WT_OPERATOR_OUT(lrn, "lrn(Tensor input, SymInt size, float alpha, float beta, float k) -> Tensor")
+WT_OPERATOR_OUT(lrn, "(Tensor input, SymInt size, float alpha, float beta, float k) -> Tensor")
 
 static bool run_lrn_backward(wt_call *call) {
     const wt_tensor *t = &call->arg[B_INPUT].tensor, *grad = &call->arg[B_GRAD].tensor;
@@ -66,5 +66,4 @@ static bool run_lrn_backward(wt_call *call) {
     WT_PUT(&p, &args, {WEFT_ROLE_SRC, &x}, {WEFT_ROLE_DIFF_DST, &dy}, {WEFT_ROLE_DIFF_SRC, &dx});
     return wt_execute(call, wt_plan(call, &p), &args);
 }
-WT_OPERATOR(lrn_backward,
-            "lrn_backward(Tensor grad_output, Tensor input, SymInt size, float alpha, float beta, float k) -> Tensor")
+WT_OPERATOR(lrn_backward, "(Tensor grad_output, Tensor input, SymInt size, float alpha, float beta, float k) -> Tensor")

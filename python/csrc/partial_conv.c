@@ -154,11 +154,9 @@ static bool run_partial_conv(wt_call *call) {
     WT_PUT(&p, &args, {WEFT_ROLE_DST, &q.y}, {WEFT_ROLE_NEW_MASK, &q.fresh}, {WEFT_ROLE_SUMS, &q.sums});
     return wt_put_epilogue(call, &p, &args, BIAS, ACT) && wt_run(call, &p, &args, why ? NULL : wt_partial_peer, &q);
 }
-WT_OPERATOR_OUT_PAIR(
-    partial_conv,
-    "partial_conv(Tensor input, Tensor weight, Tensor? bias, Tensor? mask, SymInt[] stride, SymInt[] padding, "
-    "SymInt[] dilation, SymInt groups, str act, float lo, float hi, bool transposed, SymInt[] output_padding, "
-    "bool legacy) -> (Tensor, Tensor, Tensor)")
+WT_OPERATOR_OUT_PAIR(partial_conv, "(Tensor input, Tensor weight, Tensor? bias, Tensor? mask, SymInt[] stride, "
+                                   "SymInt[] padding, SymInt[] dilation, SymInt groups, str act, float lo, float hi, "
+                                   "bool transposed, SymInt[] output_padding, bool legacy) -> (Tensor, Tensor, Tensor)")
 
 /* ---------------------------------------------------------------- gradients */
 static weft_plan *plan_pass(wt_call *call, const wt_gradients *d, weft_pass pass, bool bias, weft_args *args) {
@@ -227,8 +225,7 @@ static bool run_partial_conv_backward(wt_call *call) {
     /* whatever the strides of grad_output: a copy of it would be the largest tensor of all */
     return wt_run_wanted(call, &q.d);
 }
-WT_OPERATOR(partial_conv_backward, "partial_conv_backward(Tensor grad_output, Tensor input, Tensor weight, Tensor? "
-                                   "mask, Tensor sums, SymInt[] stride, "
-                                   "SymInt[] padding, SymInt[] dilation, SymInt groups, bool transposed, SymInt[] "
-                                   "output_padding, bool biased, int want, "
-                                   "ScalarType bias_dtype) -> (Tensor, Tensor, Tensor)")
+WT_OPERATOR(partial_conv_backward,
+            "(Tensor grad_output, Tensor input, Tensor weight, Tensor? mask, Tensor sums, SymInt[] stride, SymInt[] "
+            "padding, SymInt[] dilation, SymInt groups, bool transposed, SymInt[] output_padding, bool biased, int "
+            "want, ScalarType bias_dtype) -> (Tensor, Tensor, Tensor)")

@@ -184,13 +184,13 @@ static bool run_with(wt_call *call, weft_op op, double lo, double hi) {
 }
 
 static bool run_relu(wt_call *call) { return run_with(call, WEFT_OP_RELU, 0, 0); }
-WT_OPERATOR_IN_PLACE(relu, "relu(Tensor input) -> Tensor")
+WT_OPERATOR_IN_PLACE(relu, "(Tensor input) -> Tensor")
 
 static bool run_tanh(wt_call *call) { return run_with(call, WEFT_OP_TANH, 0, 0); }
-WT_OPERATOR_IN_PLACE(tanh, "tanh(Tensor input) -> Tensor")
+WT_OPERATOR_IN_PLACE(tanh, "(Tensor input) -> Tensor")
 
 static bool run_sigmoid(wt_call *call) { return run_with(call, WEFT_OP_SIGMOID, 0, 0); }
-WT_OPERATOR_IN_PLACE(sigmoid, "sigmoid(Tensor input) -> Tensor")
+WT_OPERATOR_IN_PLACE(sigmoid, "(Tensor input) -> Tensor")
 
 /* A finite bound that the type of the data cannot hold is refused, as PyTorch does. */
 static bool check_bound(wt_call *call, int at, int32_t dtype) {
@@ -211,7 +211,7 @@ static bool run_clip(wt_call *call) {
     if (!(lo <= hi)) return wt_fail(call, "lo: is %g, allowed: not above hi, %g", lo, hi);
     return run_with(call, WEFT_OP_CLIP, lo, hi);
 }
-WT_OPERATOR_IN_PLACE(clip, "clip(Tensor input, float lo, float hi) -> Tensor")
+WT_OPERATOR_IN_PLACE(clip, "(Tensor input, float lo, float hi) -> Tensor")
 
 /* ---------------------------------------------------------------- ncrelu */
 enum { B_GRAD, B_INPUT };
@@ -252,7 +252,7 @@ static bool run_ncrelu(wt_call *call) {
         return false;
     return !wt_shape_rows(&s) || !s.sizes[1] || run_halves(call, WEFT_PASS_FWD, &s, &wide, t, 2, 1, roles);
 }
-WT_OPERATOR_OUT(ncrelu, "ncrelu(Tensor input) -> Tensor")
+WT_OPERATOR_OUT(ncrelu, "(Tensor input) -> Tensor")
 
 static bool run_ncrelu_backward(wt_call *call) {
     static const weft_role roles[] = {WEFT_ROLE_SRC, WEFT_ROLE_DIFF_DST, WEFT_ROLE_DIFF_SRC};
@@ -265,4 +265,4 @@ static bool run_ncrelu_backward(wt_call *call) {
         return false;
     return !wt_shape_rows(&s) || !s.sizes[1] || run_halves(call, WEFT_PASS_BWD, &s, &wide, t, 3, 1, roles);
 }
-WT_OPERATOR(ncrelu_backward, "ncrelu_backward(Tensor grad_output, Tensor input) -> Tensor")
+WT_OPERATOR(ncrelu_backward, "(Tensor grad_output, Tensor input) -> Tensor")

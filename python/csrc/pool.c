@@ -84,14 +84,12 @@ static bool run_max(wt_call *call, bool indexed) {
 }
 
 static bool run_max_pool(wt_call *call) { return run_max(call, false); }
-WT_OPERATOR_OUT(max_pool, "max_pool(Tensor input, SymInt[] kernel_size, SymInt[] stride, SymInt[] padding, SymInt[] "
-                          "dilation, bool ceil_mode) -> Tensor")
+WT_OPERATOR_OUT(max_pool, "(Tensor input, SymInt[] kernel_size, SymInt[] stride, SymInt[] padding, SymInt[] dilation, "
+                          "bool ceil_mode) -> Tensor")
 
 static bool run_max_pool_index(wt_call *call) { return run_max(call, true); }
-WT_OPERATOR_OUT_PAIR(
-    max_pool_index,
-    "max_pool_index(Tensor input, SymInt[] kernel_size, SymInt[] stride, SymInt[] padding, SymInt[] dilation, "
-    "bool ceil_mode, bool flat) -> (Tensor, Tensor)")
+WT_OPERATOR_OUT_PAIR(max_pool_index, "(Tensor input, SymInt[] kernel_size, SymInt[] stride, SymInt[] padding, SymInt[] "
+                                     "dilation, bool ceil_mode, bool flat) -> (Tensor, Tensor)")
 
 static bool run_mean(wt_call *call, const wt_window *g, images *v, weft_op op) {
     if (!create(call, g, v, NULL)) return false;
@@ -111,9 +109,8 @@ static bool run_avg_pool(wt_call *call) {
     return see_input(call, &g, &v, KERNEL, false) && read_window(call, &g, KERNEL, false) &&
            wt_window_sizes(call, &g, "input", g.rank == 3) && run_mean(call, &g, &v, WEFT_OP_AVG_POOL);
 }
-WT_OPERATOR_OUT(avg_pool, "avg_pool(Tensor input, SymInt[] kernel_size, SymInt[] stride, SymInt[] padding, bool "
-                          "ceil_mode, bool count_include_pad, "
-                          "SymInt divisor) -> Tensor")
+WT_OPERATOR_OUT(avg_pool, "(Tensor input, SymInt[] kernel_size, SymInt[] stride, SymInt[] padding, bool ceil_mode, "
+                          "bool count_include_pad, SymInt divisor) -> Tensor")
 
 static bool run_adaptive_avg_pool(wt_call *call) {
     wt_window g;
@@ -123,7 +120,7 @@ static bool run_adaptive_avg_pool(wt_call *call) {
     if (!wt_window_size(call, &g, "output_size", g.out, 0)) return false;
     return run_mean(call, &g, &v, WEFT_OP_ADAPTIVE_AVG_POOL);
 }
-WT_OPERATOR_OUT(adaptive_avg_pool, "adaptive_avg_pool(Tensor input, SymInt[] output_size) -> Tensor")
+WT_OPERATOR_OUT(adaptive_avg_pool, "(Tensor input, SymInt[] output_size) -> Tensor")
 
 /* ---------------------------------------------------------------- gradients */
 enum { GRAD, MAX_INDEX, MAX_IN = 2, MAX_KERNEL, AVG_IN = 1, AVG_KERNEL, B_INCLUDE = 6, ADAPTIVE_IN = 1 };
@@ -190,10 +187,9 @@ static bool run_max_pool_backward(wt_call *call) {
            wt_window_sizes(call, &g, "input_size", false) && check_fits(call, &g, GRAD, &d.dy, &d.dy) &&
            check_index(call, &g, &d) && run_gradient(call, &g, &d, WEFT_OP_MAX_POOL);
 }
-WT_OPERATOR(
-    max_pool_backward,
-    "max_pool_backward(Tensor grad_output, Tensor index, SymInt[] input_size, SymInt[] kernel_size, SymInt[] stride, "
-    "SymInt[] padding, SymInt[] dilation, bool ceil_mode, bool channels_last) -> Tensor")
+WT_OPERATOR(max_pool_backward,
+            "(Tensor grad_output, Tensor index, SymInt[] input_size, SymInt[] kernel_size, SymInt[] stride, SymInt[] "
+            "padding, SymInt[] dilation, bool ceil_mode, bool channels_last) -> Tensor")
 
 static bool run_avg_pool_backward(wt_call *call) {
     wt_window g;
@@ -202,9 +198,9 @@ static bool run_avg_pool_backward(wt_call *call) {
            wt_window_sizes(call, &g, "input_size", g.rank == 3) && check_fits(call, &g, GRAD, &d.dy, &d.dy) &&
            run_gradient(call, &g, &d, WEFT_OP_AVG_POOL);
 }
-WT_OPERATOR(avg_pool_backward, "avg_pool_backward(Tensor grad_output, SymInt[] input_size, SymInt[] kernel_size, "
-                               "SymInt[] stride, SymInt[] padding, "
-                               "bool ceil_mode, bool count_include_pad, SymInt divisor, bool channels_last) -> Tensor")
+WT_OPERATOR(avg_pool_backward,
+            "(Tensor grad_output, SymInt[] input_size, SymInt[] kernel_size, SymInt[] stride, SymInt[] padding, bool "
+            "ceil_mode, bool count_include_pad, SymInt divisor, bool channels_last) -> Tensor")
 
 static bool run_adaptive_avg_pool_backward(wt_call *call) {
     wt_window g;
@@ -213,5 +209,4 @@ static bool run_adaptive_avg_pool_backward(wt_call *call) {
     memcpy(g.out, d.dy.dims + 2, sizeof(g.out));
     return run_gradient(call, &g, &d, WEFT_OP_ADAPTIVE_AVG_POOL);
 }
-WT_OPERATOR(adaptive_avg_pool_backward,
-            "adaptive_avg_pool_backward(Tensor grad_output, SymInt[] input_size, bool channels_last) -> Tensor")
+WT_OPERATOR(adaptive_avg_pool_backward, "(Tensor grad_output, SymInt[] input_size, bool channels_last) -> Tensor")

@@ -342,12 +342,11 @@ static bool run_rnn_forward(wt_call *call) {
     if (s.biases) wt_put_vector(&p, &args, WEFT_ROLE_BIAS, data, s.dtype, 1);
     return put_given(call, &p, &args, &s) && wt_execute(call, wt_plan(call, &p), &args);
 }
-WT_ENTRY(
-    rnn_forward,
-    "rnn_forward(Tensor input, Tensor h0, Tensor? c0, Tensor[] params, Tensor? batch_sizes, str kind, bool has_biases, "
-    "int num_layers, "
-    "float dropout, bool bidirectional, bool batch_first, int seed, bool keep) -> (Tensor, Tensor, Tensor, Tensor)",
-    run_rnn_forward, .into = 0, .host = "batch_sizes")
+WT_ENTRY(rnn_forward,
+         "rnn_forward(Tensor input, Tensor h0, Tensor? c0, Tensor[] params, Tensor? batch_sizes, str kind, bool "
+         "has_biases, int num_layers, float dropout, bool bidirectional, bool batch_first, int seed, bool keep) -> "
+         "(Tensor, Tensor, Tensor, Tensor)",
+         run_rnn_forward, .into = 0, .host = "batch_sizes")
 
 /* ---------------------------------------------------------------- backward */
 /* The gradient of a result; one that nobody used is one row of zeros, seen at every place. */
@@ -416,8 +415,6 @@ static bool run_rnn_backward(wt_call *call) {
 }
 WT_ENTRY(rnn_backward,
          "rnn_backward(Tensor input, Tensor h0, Tensor? c0, Tensor reserve, Tensor? grad_output, Tensor? grad_hn, "
-         "Tensor? grad_cn, Tensor[] params, "
-         "Tensor? batch_sizes, str kind, bool has_biases, int num_layers, float dropout, bool bidirectional, bool "
-         "batch_first, int seed) "
-         "-> (Tensor, Tensor, Tensor, Tensor, Tensor)",
+         "Tensor? grad_cn, Tensor[] params, Tensor? batch_sizes, str kind, bool has_biases, int num_layers, float "
+         "dropout, bool bidirectional, bool batch_first, int seed) -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
          run_rnn_backward, .into = 0, .host = "batch_sizes")

@@ -82,10 +82,10 @@ static bool forward(wt_call *call, weft_op op) {
 }
 
 static bool run_softmax(wt_call *call) { return forward(call, WEFT_OP_SOFTMAX); }
-WT_OPERATOR_IN_PLACE(softmax, "softmax(Tensor input, int dim, ScalarType dtype) -> Tensor")
+WT_OPERATOR_IN_PLACE(softmax, "(Tensor input, int dim, ScalarType dtype) -> Tensor")
 
 static bool run_log_softmax(wt_call *call) { return forward(call, WEFT_OP_LOG_SOFTMAX); }
-WT_OPERATOR_IN_PLACE(log_softmax, "log_softmax(Tensor input, int dim, ScalarType dtype) -> Tensor")
+WT_OPERATOR_IN_PLACE(log_softmax, "(Tensor input, int dim, ScalarType dtype) -> Tensor")
 
 /* dtype: that of the forward operator's input, and of the result here. */
 static bool run_softmax_backward(wt_call *call) {
@@ -109,5 +109,4 @@ static bool run_softmax_backward(wt_call *call) {
     bool theirs = wt_is_peer(plan);
     return wt_finish(call, plan, &args, peer, &result) && (theirs || wt_rows_finish(call, t, 3));
 }
-WT_OPERATOR(softmax_backward,
-            "softmax_backward(Tensor grad_output, Tensor output, int dim, bool log, ScalarType dtype) -> Tensor")
+WT_OPERATOR(softmax_backward, "(Tensor grad_output, Tensor output, int dim, bool log, ScalarType dtype) -> Tensor")

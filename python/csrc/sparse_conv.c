@@ -102,10 +102,9 @@ static bool run_sparse_conv(wt_call *call) {
     WT_PUT(&p, &args, {WEFT_ROLE_SRC, &q.d.x}, {WEFT_ROLE_DST, &y});
     return wt_put_epilogue(call, &p, &args, BIAS, ACT) && wt_execute(call, wt_plan(call, &p), &args);
 }
-WT_OPERATOR_OUT(
-    sparse_conv,
-    "sparse_conv(Tensor input, Tensor values, Tensor? bias, Tensor rows, Tensor cols, SymInt[] shape, SymInt[] stride, "
-    "SymInt[] padding, SymInt[] dilation, SymInt groups, str act, float lo, float hi) -> Tensor")
+WT_OPERATOR_OUT(sparse_conv,
+                "(Tensor input, Tensor values, Tensor? bias, Tensor rows, Tensor cols, SymInt[] shape, SymInt[] "
+                "stride, SymInt[] padding, SymInt[] dilation, SymInt groups, str act, float lo, float hi) -> Tensor")
 
 /* ---------------------------------------------------------------- gradients */
 static weft_plan *plan_pass(wt_call *call, const wt_gradients *d, weft_pass pass, bool bias, weft_args *args) {
@@ -155,9 +154,8 @@ static bool run_sparse_conv_backward(wt_call *call) {
 }
 WT_OPERATOR(
     sparse_conv_backward,
-    "sparse_conv_backward(Tensor grad_output, Tensor input, Tensor values, Tensor rows, Tensor cols, SymInt[] shape, "
-    "SymInt[] stride, SymInt[] padding, SymInt[] dilation, SymInt groups, int want, ScalarType bias_dtype) "
-    "-> (Tensor, Tensor, Tensor)")
+    "(Tensor grad_output, Tensor input, Tensor values, Tensor rows, Tensor cols, SymInt[] shape, SymInt[] stride, "
+    "SymInt[] padding, SymInt[] dilation, SymInt groups, int want, ScalarType bias_dtype) -> (Tensor, Tensor, Tensor)")
 
 /* ---------------------------------------------------------------- the CSR itself, in host memory */
 static bool on_host(wt_call *call) {
@@ -210,7 +208,7 @@ static bool run_sparse_build(wt_call *call) {
     wt_put_vector(&p, &args, WEFT_ROLE_COLS, out[2], wt_dtype_of(index), 1);
     return !failed(call, weft_sparse_build(&p, &dense, t->data, out[0], out[1], out[2]));
 }
-WT_OPERATOR(sparse_build, "sparse_build(Tensor weight) -> (Tensor, Tensor, Tensor)")
+WT_OPERATOR(sparse_build, "(Tensor weight) -> (Tensor, Tensor, Tensor)")
 
 static int64_t item_of(const wt_tensor *t, int64_t i) {
     return t->dtype == WEFT_DTYPE_I32 ? ((const int32_t *)t->data)[i * t->strides[0]]
@@ -243,4 +241,4 @@ static bool run_sparse_positions(wt_call *call) {
             ((int64_t *)data)[j] = o * columns + item_of(cols, j);
     return true;
 }
-WT_OPERATOR(sparse_positions, "sparse_positions(Tensor rows, Tensor cols, SymInt[] shape) -> Tensor")
+WT_OPERATOR(sparse_positions, "(Tensor rows, Tensor cols, SymInt[] shape) -> Tensor")
