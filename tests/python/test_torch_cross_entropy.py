@@ -317,6 +317,19 @@ def test_vmap_over_weights():
         func.vmap(lambda w: W.cross_entropy(x, target, w))(torch.rand(2, 3))
 
 
+def test_labels_need_no_formula(device, monkeypatch):
+    """The gradient of the logits is the operator's: the formula is for what has no operator."""
+    x, target = torch.randn(2, 5, 4, 3, device=device, requires_grad=True), torch.randint(5, (2, 4, 3), device=device)
+    with weft.backends.flags(delegate=False):
+        loss = W.cross_entropy(x, target)
+
+        def refuse(*_, **__):
+            raise AssertionError("PyTorch's cross entropy was called")
+        monkeypatch.setattr(F, "cross_entropy", refuse)
+        loss.backward()
+    assert x.grad is not None
+
+
 def test_what_is_kept(device):
     """Logits, target and one number a row."""
     kept = []

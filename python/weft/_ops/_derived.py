@@ -29,6 +29,8 @@ def _results(made: Any) -> Sequence[Any]:
 def gradients(formula: Callable[..., Any], tensors: Sequence[Any], settings: Sequence[Any], grads: Sequence[Any], needs: Sequence[bool]) -> tuple:
     """Those of the tensors that are needed, from the gradients of the formula's results. None stands for a tensor, a result or a gradient that is not
     there."""
+    if not any(needs):
+        return (None,) * len(needs)
     again = torch.is_grad_enabled()
     with torch.enable_grad():
         leaves = [leaf(t) for t in tensors]
