@@ -28,7 +28,7 @@ def _hint(value: Any) -> Any:
     if not isinstance(value, _SYMBOLS):
         return value
     node = value.node
-    if node.has_hint():
+    if node.hint is not None:
         return node.hint
     env = node.shape_env
     seen = env.backed_var_to_val if hasattr(env, "backed_var_to_val") else env.var_to_val
