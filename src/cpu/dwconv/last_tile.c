@@ -2,8 +2,8 @@
  * Blocking:  4 outputs of a row (8 from 5 columns of taps on, with 32 registers) x 1 vector of channels stay in
  *            registers over all taps; windows of 1, 2, 3, 5 and 7 columns load a pixel once for the outputs of the row
  *            it feeds, others once for each tap. Channels run inside pixels, pixels along the row
- *            Each window has a function of its own, and what its loop over channels uses is in registers: 3x3 from the
- *            caches runs at 42 cycles for 4 x 16 outputs, where 36 are multiply-adds
+ *            Each window has a function of its own, and what its loop over channels uses is in registers: one
+ *            function for all of them reloaded it after each store and took a third longer
  * Edges:     pixels whose windows reach out of the row ask at each tap; nothing is multiplied by a zero of the
  *            padding */
 #include "cpu/dwconv/last.h"
