@@ -286,21 +286,28 @@ static bool is_ready(const preparation *job) {
     return f && f->ready;
 }
 
-/* Parts that are not ready are built side by side, each but the last in a thread of its own. */
+/* The same text is compiled for an earlier part: this one waits for that, and finds the code on disk. */
+static bool follows(const preparation *jobs, int i) {
+    for (int k = 0; k < i; k++)
+        if (jobs[k].part->source == jobs[i].part->source && strcmp(jobs[k].defines, jobs[i].defines) == 0) return true;
+    return false;
+}
+
+/* Parts that are not ready are built side by side, each in a thread of its own; those that follow others after them. */
 static weft_status prepare_all(preparation *jobs, int count) {
     int missing = 0;
     pthread_mutex_lock(&engine.lock);
-    for (int i = 0; i < count; i++) missing += jobs[i].started = !is_ready(&jobs[i]);
+    for (int i = 0; i < count; i++) missing += jobs[i].started = !is_ready(&jobs[i]) && !follows(jobs, i);
     pthread_mutex_unlock(&engine.lock);
-    for (int i = 0; i < count; i++) {
+    for (int i = 0; i < count; i++)
         jobs[i].started =
-            jobs[i].started && missing-- > 1 && !pthread_create(&jobs[i].thread, NULL, prepare_part, &jobs[i]);
-        if (!jobs[i].started) prepare_part(&jobs[i]);
-    }
-    weft_status s = WEFT_OK;
-    for (int i = 0; i < count; i++) {
+            jobs[i].started && missing > 1 && !pthread_create(&jobs[i].thread, NULL, prepare_part, &jobs[i]);
+    for (int i = 0; i < count; i++)
         if (jobs[i].started) pthread_join(jobs[i].thread, NULL);
-        if (s == WEFT_OK && jobs[i].status != WEFT_OK) s = weft__fail(jobs[i].status, "%s", jobs[i].why);
+    weft_status s = WEFT_OK;
+    for (int i = 0; i < count && s == WEFT_OK; i++) {
+        if (!jobs[i].started) prepare_part(&jobs[i]);
+        if (jobs[i].status != WEFT_OK) s = weft__fail(jobs[i].status, "%s", jobs[i].why);
     }
     return s;
 }
