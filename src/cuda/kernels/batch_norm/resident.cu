@@ -19,17 +19,13 @@ typedef struct resident_args {
     int64_t span; /* vectors of a channel that a block has */
     /* from one vector of a thread to the next: vectors in memory, more where an image ends, places in the image */
     int64_t jump, wrap, rest;
-    int64_t channels; /* of a cluster, one after the other */
 } resident_args;
 
 #ifndef __CUDACC_RTC__
 typedef struct tile {
     cuda_data d;
-    int vec, each, blocks, channels; /* blocks: of a cluster; channels: that it has one after the other */
+    int vec, each, blocks; /* blocks: of a cluster */
 } tile;
-
-/* Channels of a cluster. */
-static const char *const variants[] = {"1", "2", NULL};
 
 static const char *plan(const weft_problem *p, const weft__hw *hw, int variant, weft__decision *d) {
     tile *t = WEFT__PARAMS(tile, d);
@@ -37,8 +33,8 @@ static const char *plan(const weft_problem *p, const weft__hw *hw, int variant, 
     const bool fwd = p->pass == WEFT_PASS_FWD;
     /* blocks of a cluster: of gradients, which keep dy in shared memory, 16 where a GPU has such */
     const int most = fwd || hw->gpu->cc < 90 || hw->gpu->cc >= 120 ? 8 : 16;
+    (void)variant;
     if (refusal) return refusal;
-    t->channels = 1 << variant;
     if (t->d.inner == 1) return "channels-last, or one pixel";
     if (!p->attr[WEFT_BN_TRAIN]) return "inference: no sum comes before the result";
     if (t->d.channels > 1 << 24) return "2^24 channels or more";
@@ -52,8 +48,7 @@ static const char *plan(const weft_problem *p, const weft__hw *hw, int variant, 
     }
     if (t->blocks > most) return "a channel does not fit on chip";
     if (t->blocks > 1 && hw->gpu->cc < 90) return "a channel does not fit into a block, and there are no clusters";
-    if (variant && t->d.channels * t->blocks < 4 * (int64_t)t->channels * hw->gpu->sms) return "too few channels";
-    d->ns = cuda_ns(hw, weft__bytes(p), t->vec * size > 8 ? 0.75 : 0.6, 1) * (1 + 0.01 * variant);
+    d->ns = cuda_ns(hw, weft__bytes(p), t->vec * size > 8 ? 0.75 : 0.6, 1);
     return NULL;
 }
 
@@ -71,9 +66,7 @@ static weft_status run(const weft__exec *e) {
     r.jump = THREADS / r.a.inner * r.a.channels * r.a.inner + THREADS % r.a.inner;
     r.wrap = (r.a.channels - 1) * r.a.inner;
     r.rest = THREADS % r.a.inner;
-    r.channels = t->channels;
-    weft__launch launch = {.grid = {(uint32_t)(cuda_ceil(r.a.channels, t->channels) * t->blocks), 1, 1},
-                           .block = {THREADS, 1, 1}};
+    weft__launch launch = {.grid = {(uint32_t)(r.a.channels * t->blocks), 1, 1}, .block = {THREADS, 1, 1}};
     if (t->blocks > 1) launch.cluster[0] = (uint32_t)t->blocks, launch.cluster[1] = launch.cluster[2] = 1;
     if (e->p->pass != WEFT_PASS_FWD)
         launch.smem = (size_t)t->each * THREADS * (size_t)t->vec * weft__dtype_size(e->p->tensor[0].dtype);
@@ -87,7 +80,6 @@ const weft__kernel weft__cuda_batch_norm_resident = {
     .engine = WEFT_ENGINE_CUDA,
     .dtypes = CUDA_FLOATS,
     .bound = 4,
-    .variants = variants,
     .plan = plan,
     .run = run,
     WEFT__PARTS({"batch_norm/resident.cu", "resident", defines, false}),
@@ -143,57 +135,53 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) resident(const _
     __shared__ batch_norm_channel result;
     word *kept = (word *)slots + threadIdx.x;
     const batch_norm_args &a = r.a;
-    const int64_t begin = blockIdx.x / BLOCKS * r.channels, last = min(begin + r.channels, a.channels) - 1,
-                  first = blockIdx.x % BLOCKS * r.span + threadIdx.x,
+    const int64_t channel = blockIdx.x / BLOCKS, first = blockIdx.x % BLOCKS * r.span + threadIdx.x,
                   end = min((blockIdx.x % BLOCKS + 1) * r.span, a.outer * a.inner);
     const int count = first < end ? (int)((end - first + THREADS - 1) / THREADS) : 0;
     const INDEX image = (INDEX)first / (INDEX)a.inner;
-    walk start = {(image * a.channels + begin) * a.inner + ((INDEX)first - image * (INDEX)a.inner),
-                  (INDEX)first - image * (INDEX)a.inner};
+    const walk start = {(image * a.channels + channel) * a.inner + ((INDEX)first - image * (INDEX)a.inner),
+                        (INDEX)first - image * (INDEX)a.inner};
     vector x[EACH];
     walk w = start;
 #pragma unroll
     for (int k = 0; k < EACH; k++, w.next(r))
         if (k < count) fetch(a, w.at, x[k], kept + k * THREADS);
-    for (int64_t channel = begin; channel <= last; channel++, start.at += a.inner) {
-        const float from = BWD ? given_mean(a, channel) : shift(a, channel);
-        float one = 0, two = 0;
+    const float from = BWD ? given_mean(a, channel) : shift(a, channel);
+    float one = 0, two = 0;
 #pragma unroll
-        for (int k = 0; k < EACH; k++) {
-            vector dy;
-            if (k >= count) continue;
-            if (BWD) dy.word = kept[k * THREADS];
+    for (int k = 0; k < EACH; k++) {
+        vector dy;
+        if (k >= count) continue;
+        if (BWD) dy.word = kept[k * THREADS];
 #pragma unroll
-            for (int i = 0; i < VEC; i++) {
-                const float d = widen(x[k].v[i]) - from, by = BWD ? widen(dy.v[i]) : d;
-                one += by;
-                two = fmaf(by, d, two);
-            }
+        for (int i = 0; i < VEC; i++) {
+            const float d = widen(x[k].v[i]) - from, by = BWD ? widen(dy.v[i]) : d;
+            one += by;
+            two = fmaf(by, d, two);
         }
-        const batch_norm_sums s = over_cluster(
-            {block_all<plus, THREADS>((double)one, scratch[0]), block_all<plus, THREADS>((double)two, scratch[1])});
-        if (threadIdx.x == 0) {
-            const bool writes = blockIdx.x % BLOCKS == 0;
-            result = BWD ? gradients(a, channel, s, writes) : statistics(a, channel, s, writes);
-        }
-        __syncthreads();
-        const batch_norm_channel c = result;
-        const float weight = AFFINE ? widen(((const WEIGHTS_T *)a.weights)[channel]) : 1,
-                    bias = AFFINE && !BWD ? widen(((const BIAS_T *)a.bias)[channel]) : 0;
-        w = start;
-#pragma unroll
-        for (int k = 0; k < EACH; k++, w.next(r)) { /* where a vector leaves, that of the next channel comes */
-            vector dy;
-            float y[VEC];
-            if (k >= count) continue;
-            if (BWD) dy.word = kept[k * THREADS];
-#pragma unroll
-            for (int i = 0; i < VEC; i++)
-                y[i] = batch_norm_value(c, widen(x[k].v[i]), BWD ? widen(dy.v[i]) : 0, weight, bias);
-            store((T *)a.dst + w.at * VEC, y);
-            if (channel < last) fetch(a, w.at + a.inner, x[k], kept + k * THREADS);
-        }
-        cluster_end();
     }
+    const batch_norm_sums s = over_cluster(
+        {block_all<plus, THREADS>((double)one, scratch[0]), block_all<plus, THREADS>((double)two, scratch[1])});
+    if (threadIdx.x == 0) {
+        const bool writes = blockIdx.x % BLOCKS == 0;
+        result = BWD ? gradients(a, channel, s, writes) : statistics(a, channel, s, writes);
+    }
+    __syncthreads();
+    const batch_norm_channel c = result;
+    const float weight = AFFINE ? widen(((const WEIGHTS_T *)a.weights)[channel]) : 1,
+                bias = AFFINE && !BWD ? widen(((const BIAS_T *)a.bias)[channel]) : 0;
+    w = start;
+#pragma unroll
+    for (int k = 0; k < EACH; k++, w.next(r)) {
+        vector dy;
+        float y[VEC];
+        if (k >= count) continue;
+        if (BWD) dy.word = kept[k * THREADS];
+#pragma unroll
+        for (int i = 0; i < VEC; i++)
+            y[i] = batch_norm_value(c, widen(x[k].v[i]), BWD ? widen(dy.v[i]) : 0, weight, bias);
+        store((T *)a.dst + w.at * VEC, y);
+    }
+    cluster_end();
 }
 #endif

@@ -18,25 +18,7 @@ enum { CHANNELS = 16, OCTETS = CHANNELS / 8, MOST_STRIPS = 16 }; /* of a block; 
 #ifndef __CUDACC_RTC__
 enum { WAVE = 132 };
 
-/* Blocks of a multiprocessor. Of two blocks, which have half of the registers, each makes one gradient. */
-static const char *const variants[] = {"1", "2", NULL};
-
-typedef struct bands_plan {
-    depthwise_tile main;
-    struct {
-        int32_t ry, rx, lanes, down, across, chunks, span, units;
-        uint32_t grid, smem;
-    } data; /* grid 0: main makes it; else what differs in the launch of the data gradient */
-} bands_plan;
-
-static depthwise_tile data_tile(const bands_plan *b) {
-    depthwise_tile t = b->main;
-    t.mode = MODE_DATA;
-    t.ry = b->data.ry, t.rx = b->data.rx, t.lanes = b->data.lanes, t.grid = b->data.grid, t.smem = b->data.smem;
-    t.a.down = b->data.down, t.a.across = b->data.across, t.a.chunks = b->data.chunks;
-    t.a.span = b->data.span, t.a.units = b->data.units, t.a.per = 1;
-    return t;
-}
+static const char *const *const variants = NULL;
 
 /* Bytes of planes in shared memory, as planes_of() below. */
 static int64_t row_bytes(const depthwise_tile *t, bool halo) { return 16 * (t->rx + halo); }
@@ -63,7 +45,7 @@ static double tile_cost(const depthwise_tile *t) {
 static double best_shape(const weft_problem *p, const weft__hw *hw, depthwise_tile *t) {
     depthwise_tile best = *t;
     double least = 1e300;
-    for (t->ry = 1; t->ry <= (t->mode == MODE_BOTH || t->blocks == 2 ? 4 : 7); t->ry++) /* registers */
+    for (t->ry = 1; t->ry <= (t->mode == MODE_BOTH ? 4 : 7); t->ry++) /* registers */
         for (t->rx = 1; t->rx <= 7; t->rx++) {
             depthwise_args *a = &t->a;
             const int64_t strips = cuda_ceil(a->to[1], t->ry), down = cuda_ceil(strips, MOST_STRIPS);
@@ -89,107 +71,46 @@ static const char *refusal_of(const weft_problem *p, const weft__hw *hw, depthwi
     const char *refusal = depthwise_refusal(p, t);
     if (refusal) return refusal;
     if (hw->gpu->cc < 80) return "a GPU older than compute capability 8.0";
+    if (p->tensor[0].dtype == WEFT_DTYPE_F32) return "32-bit data";
     if (!t->last || cuda_vec(p, p->c) != 8) return "not dense channels-last with channels in whole 16 bytes";
     if (t->a.from[0] != 1 || t->a.to[0] != 1 || t->kernel[0] != 1) return "three spatial axes";
     for (int i = 1; i < 3; i++)
         if (t->stride[i] != 1 || t->dilation[i] != 1 || t->kernel[i] > 9) return "stride, dilation or a window over 9";
     if (t->kernel[2] < 2 || depthwise_taps(t) <= 9) return "a small window: columns are faster, as measured";
+    if (t->mode >= MODE_WEIGHTS && p->math == WEFT_MATH_STRICT) return "gradients of weights in strict math";
     return NULL;
 }
 
-/* One launch, and its time. */
-static const char *lay_out(const weft_problem *p, const weft__hw *hw, int mode, depthwise_tile *t, weft__decision *d) {
+static const char *plan(const weft_problem *p, const weft__hw *hw, int variant, weft__decision *d) {
+    depthwise_tile *t = WEFT__PARAMS(depthwise_tile, d);
+    const char *refusal = refusal_of(p, hw, t);
+    if (refusal) return refusal;
     depthwise_args *a = &t->a;
-    t->mode = mode;
+    (void)variant;
+    t->vec = 8;
+    t->threads = 512; /* as measured: one large block of a multiprocessor */
+    t->blocks = 1;
     const double cost = best_shape(p, hw, t);
     if (cost >= 1e300) return "planes that do not fit into shared memory";
     a->run = CHANNELS;
     a->strips = 1;
     const int64_t segments = cuda_ceil(p->c, CHANNELS);
     const int64_t slices =
-        mode >= MODE_WEIGHTS ? WEFT__MIN(a->chunks, cuda_ceil(WAVE * t->blocks, segments)) : a->chunks;
-    d->ns += 1500 * (mode >= MODE_WEIGHTS ? 2 : 1) + (double)segments * cost / (hw->gpu->sms * 0.8);
-    return depthwise_split(p, t, segments, slices, INT32_MAX, d);
-}
-
-static const char *plan(const weft_problem *p, const weft__hw *hw, int variant, weft__decision *d) {
-    bands_plan *b = WEFT__PARAMS(bands_plan, d);
-    depthwise_tile *t = &b->main;
-    const char *refusal = refusal_of(p, hw, t);
+        t->mode >= MODE_WEIGHTS ? WEFT__MIN(a->chunks, cuda_ceil(WAVE * t->blocks, segments)) : a->chunks;
+    refusal = depthwise_split(p, t, segments, slices, INT32_MAX, d);
     if (refusal) return refusal;
-    t->vec = 8;
-    t->threads = 512;
-    t->blocks = 1 + variant;
-    const bool apart = t->mode == MODE_BOTH && t->blocks == 2;
-    d->ns = 2500;
-    if (apart) {
-        depthwise_tile one = *t;
-        const depthwise_args *a = &one.a;
-        if ((refusal = lay_out(p, hw, MODE_DATA, &one, d))) return refusal;
-        b->data.ry = one.ry, b->data.rx = one.rx, b->data.lanes = one.lanes, b->data.grid = one.grid;
-        b->data.smem = (uint32_t)one.smem, b->data.down = a->down, b->data.across = a->across;
-        b->data.chunks = a->chunks, b->data.span = a->span, b->data.units = a->units;
-    }
-    if ((refusal = lay_out(p, hw, apart ? MODE_WEIGHTS : t->mode, t, d))) return refusal;
-    d->ns = WEFT__MAX(d->ns, 6000 + weft__bytes(p) / (hw->gpu->gbs * 0.8));
+    const double issue = (double)segments * cost / (hw->gpu->sms * 0.8), memory = weft__bytes(p) / (hw->gpu->gbs * 0.8);
+    d->ns = 2500 + 1500 * (t->mode >= MODE_WEIGHTS ? 2 : 1) + WEFT__MAX(issue, memory);
     return NULL;
 }
 
-static void put_tile(const weft_problem *p, const weft__hw *hw, const depthwise_tile *t, weft__text *text) {
-    depthwise_defines(p, hw, t, text);
+static void bands_defines(const weft_problem *p, const weft__hw *hw, const void *params, weft__text *text) {
+    const depthwise_tile *t = params;
+    depthwise_defines(p, hw, params, text);
     weft__put(text, " -DLAST=1 -DIMAGES=%d -DSTRIPS=%d", t->lanes, (int)t->a.down);
 }
-static void main_defines(const weft_problem *p, const weft__hw *hw, const void *params, weft__text *text) {
-    put_tile(p, hw, &((const bands_plan *)params)->main, text);
-}
-static void data_defines(const weft_problem *p, const weft__hw *hw, const void *params, weft__text *text) {
-    const bands_plan *b = params;
-    const depthwise_tile data = data_tile(b);
-    put_tile(p, hw, b->data.grid ? &data : &b->main, text);
-}
 
-static weft_status launch(const weft__exec *e, int part, const depthwise_tile *t) {
-    const depthwise_args a = depthwise_args_of(e, t);
-    const weft__launch one = {.grid = {t->grid, 1, 1}, .block = {(uint32_t)t->threads, 1, 1}, .smem = t->smem};
-    WEFT__TRY(weft__cuda_launch(e, part, &one, &a));
-    return t->mode < MODE_WEIGHTS ? WEFT_OK : depthwise_finish(e, part + 1, &a);
-}
-
-static weft_status run(const weft__exec *e) {
-    const bands_plan *b = e->params;
-    const depthwise_tile data = data_tile(b);
-    if (b->data.grid) WEFT__TRY(launch(e, 2, &data));
-    return launch(e, 0, &b->main);
-}
-
-#define SOURCE "conv/depthwise_bands.cu"
-const weft__kernel weft__cuda_dwconv_bands = {.name = "dwconv_nhwc_bands__cuda",
-                                              .version = 1,
-                                              .op = WEFT_OP_CONV,
-                                              .engine = WEFT_ENGINE_CUDA,
-                                              .passes = WEFT__PASS_SET(FWD) | WEFT__PASS_SET(BWD_DATA),
-                                              .dtypes = WEFT__DTYPE_SET(F16) | WEFT__DTYPE_SET(BF16),
-                                              .steps = WEFT__EPILOGUE_STEPS,
-                                              .exact = true,
-                                              .variants = variants,
-                                              .plan = plan,
-                                              .run = run,
-                                              WEFT__PARTS({SOURCE, "depthwise", main_defines, false})};
-const weft__kernel weft__cuda_dwconv_bwd_bands = {.name = "dwconv_bwd_nhwc_bands__cuda",
-                                                  .version = 1,
-                                                  .op = WEFT_OP_CONV,
-                                                  .engine = WEFT_ENGINE_CUDA,
-                                                  .passes = WEFT__PASS_SET(BWD_WEIGHTS) | WEFT__PASS_SET(BWD),
-                                                  .dtypes = WEFT__DTYPE_SET(F16) | WEFT__DTYPE_SET(BF16),
-                                                  .steps = WEFT__STEP_SET(BIAS),
-                                                  .not_strict = true,
-                                                  .exact = true,
-                                                  .variants = variants,
-                                                  .plan = plan,
-                                                  .run = run,
-                                                  WEFT__PARTS({SOURCE, "depthwise", main_defines, false},
-                                                              {SOURCE, "finish", main_defines, false},
-                                                              {SOURCE, "depthwise", data_defines, false})};
+DEPTHWISE_KERNELS(bands, "nhwc_bands", "conv/depthwise_bands.cu", bands_defines);
 
 #else
 enum { OUT = FWD || DATA, WARPS = THREADS / 32, MINE = CHANNELS / WARPS, H = RY, TX = RX };

@@ -16,9 +16,7 @@
 #ifndef __CUDACC_RTC__
 enum { WAVE = 132 };
 
-/* 3x3 of 16 bits, forward: columns of a thread, rows ahead, blocks, bytes of a vector. */
-static const char *const variants[] = {"x2", "x4a2", "x4a1", "x4a3", "v4x4", NULL};
-static const int trial[][4] = {{2, 4, 4, 8}, {4, 2, 3, 8}, {4, 1, 4, 8}, {4, 3, 3, 8}, {4, 4, 4, 4}};
+static const char *const *const variants = NULL;
 
 /* Bytes of a thread's vector, as measured: wide where registers last. */
 static int width_of(const depthwise_tile *t, int size) {
@@ -43,6 +41,7 @@ static const char *plan(const weft_problem *p, const weft__hw *hw, int variant, 
     depthwise_tile *t = WEFT__PARAMS(depthwise_tile, d);
     const char *refusal = depthwise_refusal(p, t);
     if (refusal) return refusal;
+    (void)variant;
     if (!t->last) return "a tensor is not dense channels-last";
     depthwise_args *a = &t->a;
     const int taps = depthwise_taps(t), size = (int)weft__dtype_size(p->tensor[0].dtype);
@@ -55,18 +54,13 @@ static const char *plan(const weft_problem *p, const weft__hw *hw, int variant, 
     /* as measured: many columns share the weights from shared memory */
     const bool wide = size == 4 && taps > 25 && t->kernel[0] == 1 && !weights && t->stride[2] == 1;
     if (wide) t->rx = 7;
+    t->lanes = WEFT__MIN(cuda_power(p->c / t->vec), 32);
     t->threads = taps <= 9 ? 256 : 128;
     t->blocks = taps > 9 && !weights ? 4 : 2;
     t->ring = t->kernel[0] > 1 ? 0 : 2;
     if (wide) t->blocks = 2, t->ring = 0;
-    if (taps <= 9 && size == 2 && !weights && t->stride[2] == 1) {
-        t->threads = 128, t->blocks = trial[variant][2], t->ring = trial[variant][1], t->rx = trial[variant][0];
-        t->vec = WEFT__MIN(cuda_vec(p, p->c), trial[variant][3] / size);
-    } else if (variant) {
-        return "one way";
-    }
+    if (taps <= 9 && size == 2 && !weights && t->stride[2] == 1) t->threads = 128, t->blocks = 4, t->ring = 4;
     if (taps <= 9 && size == 2 && weights && step == 2) t->threads = 128, t->blocks = 3;
-    t->lanes = WEFT__MIN(cuda_power(p->c / t->vec), 32);
     a->run = t->lanes * t->vec;
     a->strips = 1;
     a->across = depthwise_tiles(t, 2, t->rx);
@@ -87,7 +81,6 @@ static const char *plan(const weft_problem *p, const weft__hw *hw, int variant, 
                          (taps > 9 ? taps : 0) / (double)(t->vec * t->rx);
     d->ns = depthwise_ns(p, hw, t, size == 4 ? 0.8 : 0.6, idle * (loads + 4));
     if (taps > 9) d->ns *= weights ? 2.6 : 1.7; /* as measured */
-    d->ns *= 1 + 0.01 * variant;
     return NULL;
 }
 

@@ -44,7 +44,6 @@ typedef struct fft_args {
     int64_t channels;
     int32_t n, pad[2], tile[2], across; /* of out: rows and columns of a tile, tiles of a row */
     int32_t rounds;                     /* of the pairs of images, each for the lanes of a block */
-    int32_t turned;                     /* the window, in the data gradient */
     int32_t span, per, units;           /* units of a segment, of a block, of all */
     weft__epilogue epilogue;
 } fft_args;
@@ -256,11 +255,11 @@ static const char *plan(const weft_problem *p, const weft__hw *hw, int variant, 
 static void tile_defines(const weft_problem *p, const fft_tile *t, weft__text *text) {
     cuda_defines(p, 1, text);
     weft__put(text,
-              " -DWEIGHTS=%d -DN1=%d -DN2=%d -DK1=%d -DK2=%d -DD1=%d -DD2=%d -DPLANES=%d -DCHANNELS=%d -DLAST=%d "
-              "-DPITCH=%d -DTHREADS=%d -DBLOCKS=%d -DBIASED=%d",
-              t->mode == MODE_WEIGHTS, t->points[0], t->points[1], (int)p->kernel[1], (int)p->kernel[2],
-              (int)p->dilation[1], (int)p->dilation[2], t->planes, t->channels, t->last, pitch_of(t), t->threads,
-              t->blocks, t->mode == MODE_WEIGHTS && weft__has_step(p, WEFT_STEP_BIAS));
+              " -DMODE=%d -DN1=%d -DN2=%d -DK1=%d -DK2=%d -DD1=%d -DD2=%d -DPLANES=%d -DCHANNELS=%d -DLAST=%d "
+              "-DPITCH=%d -DTHREADS=%d -DBLOCKS=%d -DTURNED=%d -DBIASED=%d",
+              t->mode, t->points[0], t->points[1], (int)p->kernel[1], (int)p->kernel[2], (int)p->dilation[1],
+              (int)p->dilation[2], t->planes, t->channels, t->last, pitch_of(t), t->threads, t->blocks,
+              p->pass != WEFT_PASS_FWD, t->mode == MODE_WEIGHTS && weft__has_step(p, WEFT_STEP_BIAS));
     cuda_define_type(p, t->mode == MODE_FWD ? WEFT_ROLE_BIAS : WEFT_ROLE_DIFF_BIAS, "BIAS_T", text);
     if (t->mode == MODE_FWD)
         weft__epilogue_defines(p, text);
@@ -301,7 +300,6 @@ static fft_args args_of(const weft__exec *e, const fft_tile *t) {
                   .tile = {t->tile[0], t->tile[1]},
                   .across = t->across,
                   .rounds = t->rounds,
-                  .turned = data,
                   .span = t->span,
                   .per = t->per,
                   .units = t->units};
@@ -391,11 +389,11 @@ FFT_KERNEL(dwconv_bwd_fft, "dwconv_bwd_fft__cuda", WEFT__PASS_SET(BWD), WEFT__ST
 #else
 #include "vec.h"
 
-enum { TAPS = K1 * K2, SUMS = TAPS + BIASED, LANES = WEIGHTS ? PLANES / 2 : PLANES };
+enum { TAPS = K1 * K2, SUMS = TAPS + BIASED, WEIGHTS = MODE == MODE_WEIGHTS, LANES = WEIGHTS ? PLANES / 2 : PLANES };
 extern __shared__ __align__(16) unsigned char bytes[];
 
 static __device__ __forceinline__ float tap_of(const fft_args &a, int64_t channel, int k) {
-    return widen(((const T *)a.weights)[channel * TAPS + (a.turned ? TAPS - 1 - k : k)]);
+    return widen(((const T *)a.weights)[channel * TAPS + (TURNED ? TAPS - 1 - k : k)]);
 }
 
 #ifdef SPECTRUM

@@ -31,7 +31,7 @@ static double work_of(const depthwise_tile *t) {
     return depthwise_taps(t) * dests + 2 * dests + 1.2 * lines + 60;
 }
 static int registers_of(const depthwise_tile *t) {
-    return t->ry * t->rx * t->kernel[0] + t->rx + t->kernel[2] + (t->pairs ? 8 : depthwise_taps(t)) + 32;
+    return t->ry * t->rx * t->kernel[0] + t->rx + t->kernel[2] + depthwise_taps(t) + 32;
 }
 
 /* Slots, threads and blocks of one shape; the time of all blocks in instructions of a scheduler. */
@@ -84,13 +84,10 @@ static double best_shape(const weft_problem *p, const weft__hw *hw, depthwise_ti
     return least;
 }
 
-/* Weights in registers, or in shared memory, which leaves room for more blocks. */
-static const char *const variants[] = {"kept", "lean", NULL};
-
 static const char *plan(const weft_problem *p, const weft__hw *hw, int variant, weft__decision *d) {
     depthwise_tile *t = WEFT__PARAMS(depthwise_tile, d);
     const char *refusal = depthwise_refusal(p, t);
-    t->pairs = variant; /* weights stay in shared memory */
+    (void)variant;
     if (refusal) return refusal;
     if (t->last && p->c > 1) return "a tensor is not dense channels-first";
     if (hw->gpu->cc < 90) return "a GPU without bulk copies";
@@ -112,8 +109,7 @@ static void march_defines(const weft_problem *p, const weft__hw *hw, const void 
     const int pad = t->mode == MODE_FWD ? t->pad[2] : t->kernel[2] - 1 - t->pad[2], line = t->rx + t->kernel[2] - 1;
     const int first = (t->a.across - 1) * t->rx - pad; /* source column of the last tile */
     const int there = WEFT__MAX(WEFT__MIN(t->a.from[2] - first, line), 0);
-    weft__put(text, " -DLAST=0 -DRING=%d -DRIGHT=%d -DSPARE=%d -DKEEP=%d", RING, line - there,
-              t->a.across * t->rx - t->a.to[2], !t->pairs && depthwise_taps(t) <= 27);
+    weft__put(text, " -DLAST=0 -DRING=%d -DRIGHT=%d -DSPARE=%d", RING, line - there, t->a.across * t->rx - t->a.to[2]);
 }
 
 const weft__kernel weft__cuda_dwconv_march = {
@@ -126,7 +122,6 @@ const weft__kernel weft__cuda_dwconv_march = {
     .steps = WEFT__EPILOGUE_STEPS,
     .exact = true,
     .not_strict = true,
-    .variants = variants,
     .plan = plan,
     .run = depthwise_run,
     WEFT__PARTS({"conv/depthwise_march.cu", "depthwise", march_defines, false}),
@@ -137,6 +132,7 @@ const weft__kernel weft__cuda_dwconv_march = {
 #define ALIGNED 0
 #include "span.h"
 
+enum { KEEP = TAPS <= 27 }; /* weights in registers */
 enum { PAD0 = FWD ? P0 : K0 - 1 - P0, PAD1 = FWD ? P1 : K1 - 1 - P1, PAD2 = FWD ? P2 : K2 - 1 - P2 };
 enum { LINE = RX + K2 - 1 };
 

@@ -78,8 +78,8 @@ static __device__ __forceinline__ point add_scaled(point a, float f, point b) {
 template <int N> struct fft {
     enum { R = factor_of(N), M = N / R, APART = common(R, M) == 1 };
     static __device__ __forceinline__ void run(point (&v)[N]) {
-        static constexpr roots<N> w = roots_of<N>();
-        static constexpr order<R, M> o = order_of<R, M>();
+        constexpr roots<N> w = roots_of<N>();
+        constexpr order<R, M> o = order_of<R, M>();
         point part[R][M];
 #pragma unroll
         for (int r = 0; r < R; r++) {

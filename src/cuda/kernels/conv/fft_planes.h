@@ -81,7 +81,6 @@ static __device__ __forceinline__ void load_column(const fft_view &v, const wind
 /* One output as a direct sum, without the padding. */
 static __device__ float careful(const fft_args &a, int64_t image, int64_t channel, int y, int x) {
     float sum = 0;
-#pragma unroll 1
     for (int k = 0; k < TAPS; k++) {
         const int sy = y - a.pad[0] + k / K2 * D1, sx = x - a.pad[1] + k % K2 * D2;
         if ((unsigned)sy >= (unsigned)a.in.h || (unsigned)sx >= (unsigned)a.in.w) continue;
@@ -95,7 +94,6 @@ static __device__ float careful(const fft_args &a, int64_t image, int64_t channe
 static __device__ __noinline__ void careful_column(const fft_args &a, const window &w, const place &p, int column) {
     const int x = w.left + column;
     const float bias = weft__epilogue_biased() ? widen(((const BIAS_T *)a.bias)[p.channel]) : 0;
-#pragma unroll 1
     for (int i = 0; i < 2 * w.rows; i++) {
         const int64_t image = p.image + i % 2;
         if (image >= a.n) continue;
