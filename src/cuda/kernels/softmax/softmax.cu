@@ -4,7 +4,8 @@
  *            y + RY, ... of its VEC pixels. rows (the channels lie together): RY lanes share a row, 256 / RY rows a
  *            block
  * Traffic:   each tensor once
- * Roofline:  bandwidth. Measured on an H200: 64x256x56x56 f32 3.4 TB/s forward with one exchange (3.2 with two), 4.0 backward
+ * Roofline:  bandwidth. Measured on an H200: 64x256x56x56 f32 3.4 TB/s forward with one exchange (3.2 with two), 4.0
+ *            backward
  * Assumes:   all tensors dense in one order; rows that fit into the registers of a block. dst may be src
  * Try:       weft bench softmax2d:fwd:f32:nchw:n64c256h56w56@cuda */
 #ifndef __CUDACC_RTC__
