@@ -8,8 +8,8 @@
  *            place of sources that were used; then planes are turned back
  * Traffic:   each tensor once from memory; borders of tiles again from L2
  * Roofline:  shared memory, then bandwidth. 0.44 of a product is not zeros for 7 columns of taps. Measured on an H200,
- *            bf16, forward and both gradients: 64x384@14 7x7 22.6 and 56 us, 64x240@28 5x5 35 and 92 us, 64x96@56 7x7 56
- *            and 101 us
+ *            bf16, forward and both gradients: 64x384@14 7x7 22.6 and 56 us, 64x240@28 5x5 35 and 92 us,
+ *            64x96@56 7x7 56 and 101 us
  * Assumes:   all tensors dense, channels in whole 16 bytes, windows up to 9x9. Outputs that are not finite are
  *            computed again as direct sums; gradients of weights are not strict
  * Try:       weft bench conv2d:fwd:bf16:nhwc:n64c384h14w14:o384k7p3g384@cuda */
