@@ -18,12 +18,21 @@ WEIGHT_WITH_CLASSES = "weight: requires grad and target has classes, allowed: a 
 # ---------------------------------------------------------------------------------------------- derivatives
 
 def _formula(input, target, weight, ignore_index, reduction, label_smoothing):
-    """Class labels have no derivative, nor have weights with them."""
-    probs = target.is_floating_point()
-    target, weight = wide(target) if probs else target, weight if weight is None or probs else weight.detach()
-    loss = torch.nn.functional.cross_entropy(wide(input), target, wide(weight), ignore_index=ignore_index, reduction=_REDUCTIONS[reduction],
-                                             label_smoothing=label_smoothing)
-    return loss.to(input.dtype)
+    """Class labels have no derivative, nor have weights with them. Probabilities by sums: PyTorch's own function of them does not take symbolic sizes
+    before 2.13."""
+    x = wide(input)
+    if not target.is_floating_point():
+        loss = torch.nn.functional.cross_entropy(x, target, None if weight is None else wide(weight.detach()), ignore_index=ignore_index,
+                                                 reduction=_REDUCTIONS[reduction], label_smoothing=label_smoothing)
+        return loss.to(input.dtype)
+    classes = 1 if x.dim() > 1 else 0
+    shares = wide(target)
+    if label_smoothing:
+        shares = shares * (1 - label_smoothing) + label_smoothing / x.shape[classes]
+    if weight is not None:
+        shares = shares * wide(weight).view(-1, *[1] * (x.dim() - classes - 1))
+    loss = -(torch.log_softmax(x, classes) * shares).sum(classes)
+    return (loss if reduction == NONE else loss.mean() if reduction == MEAN else loss.sum()).to(input.dtype)
 
 
 def _backward(grad, input, target, weight, lse, *settings):
