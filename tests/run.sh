@@ -133,7 +133,7 @@ tier_emulated() { # the CUDA kernels on the CPU
     [ -d "$BUILD/emulator" ] || { skip emulated 'the emulator knows x86-64 alone'; return; }
     has "${CXX:-g++}" || { skip emulated "no ${CXX:-g++} on this machine"; return; }
     BUILD=$BUILD check 'verify on the emulated GPU' tests/emulator/run "$BUILD/weft" verify --device cuda \
-        --random "${RANDOM_PROBLEMS:-80}" --seed "$SEED"
+        --random "${RANDOM_PROBLEMS:-60}" --seed "$SEED"
 }
 tier_fuzz() { fuzzers "$BUILD" "${FUZZ_SECONDS:-5}"; }
 fuzzers() { # DIR SECONDS

@@ -26,7 +26,7 @@ packages=(torch==2.13.0 pytest clang-format==18.1.8)
 nvrtc='nvidia-cuda-nvrtc==13.0.*'
 venv=$PWD/.venv/bin/python
 made_with=$(cat .venv/made-with 2> /dev/null)
-pip_install() { "$venv" -m pip install --disable-pip-version-check --retries 2 "$@" >> "$log" 2>&1; }
+pip_install() { "$venv" -m pip install --no-compile --disable-pip-version-check --retries 2 "$@" >> "$log" 2>&1; }
 # numpy for tests/python/samples.py alone, out of the way of the other tests: they show that weft does without it.
 add_samples() {
     [ -d .venv/samples/numpy ] || pip_install --only-binary :all: --target .venv/samples numpy ||

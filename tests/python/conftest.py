@@ -51,8 +51,8 @@ SHARE = {"any": 1, "own": 1 if _SLOW else 4, "enabled": 1 if _SLOW else 10}
 # The long ones: a fixed part of them, 1 in so many.
 THINNED = [(re.compile(r"test_\w*(compile|opcheck|dynamic|inductor|aot)\w*\["), 3),
            (re.compile(r"test_types_without_kernels\["), 4),
-           (re.compile(r"test_(a_bad_file_is_measured_over|math_reaches_the_problem)\["), 3),
-           (re.compile(r"test_(float|module|layouts|same_bits_for_every_number_of_threads|forward_and_gradient)\["), 2)]
+           (re.compile(r"test_(a_bad_file_is_measured_over|math_reaches_the_problem|parity_finds_a_flaw)\["), 3),
+           (re.compile(r"test_(float|module|layouts|same_bits_for_every_number_of_threads|forward_and_gradient|memory_does_not_grow)\["), 2)]
 _CONVOLUTIONS = re.compile(r"test_(conv|gradients|autograd|layers|samples|module_samples)$")
 
 
