@@ -195,25 +195,45 @@ VF_INLINE void sum_rows(const dwf_block *b, const masks *m, float *out, int64_t 
     }
 }
 
+/* A function for each kind of window: all in one take twice as long to compile. */
+#define ROWS_OF(name, ...)                                                                                    \
+    static __attribute__((noinline)) void name(const dwf_block *b, const masks *m, float *out, int64_t pitch, \
+                                               int64_t rows, int64_t cols) {                                  \
+        sum_rows(b, m, out, pitch, rows, cols, __VA_ARGS__);                                                  \
+    }
+#define BOTH(name, ...)                       \
+    ROWS_OF(name##_padded, __VA_ARGS__, true) \
+    ROWS_OF(name##_inside, __VA_ARGS__, false)
+BOTH(rows_3, UNROLLED, 3, 1)
+ROWS_OF(rows_3_by_2, UNROLLED, 3, 2, false)
+BOTH(rows_5, SHARED, 5, 1)
+BOTH(rows_7, SHARED, 7, 1)
+BOTH(rows_shared, SHARED, 0, 0)
+BOTH(rows_apart, APART, 0, 0)
+#undef BOTH
+#undef ROWS_OF
+
 /* in_place: rows as the caller has them; else rows in scratch, where the padding is zeros. */
 VF_INLINE void sum_all(const dwf_block *b, const masks *m, float *out, int64_t pitch, int64_t rows, int64_t cols,
                        const bool masked) {
     const bool plain = b->gap_h == 1 && b->gap_w == 1 && b->step_h == b->step_w;
     const bool share = b->step_h == 1 && b->gap_h == 1 && b->kh >= ROWS - 1, next = b->step_w == 1 && b->gap_w == 1;
+#define RUN(name) (masked ? name##_padded : name##_inside)(b, m, out, pitch, rows, cols)
     if (rows < ROWS)
         for (int64_t y = 0; y < rows; y++) columns(b, m, out, pitch, y, cols, 1, APART, 0, 0, masked);
     else if (plain && b->kh == 3 && b->kw == 3 && b->step_h == 1)
-        sum_rows(b, m, out, pitch, rows, cols, UNROLLED, 3, 1, masked);
+        RUN(rows_3);
     else if (!masked && plain && b->kh == 3 && b->kw == 3 && b->step_h == 2)
-        sum_rows(b, m, out, pitch, rows, cols, UNROLLED, 3, 2, masked);
+        rows_3_by_2(b, m, out, pitch, rows, cols);
     else if (share && next && b->kw == 5)
-        sum_rows(b, m, out, pitch, rows, cols, SHARED, 5, 1, masked);
+        RUN(rows_5);
     else if (share && next && b->kw == 7)
-        sum_rows(b, m, out, pitch, rows, cols, SHARED, 7, 1, masked);
+        RUN(rows_7);
     else if (share)
-        sum_rows(b, m, out, pitch, rows, cols, SHARED, 0, 0, masked);
+        RUN(rows_shared);
     else
-        sum_rows(b, m, out, pitch, rows, cols, APART, 0, 0, masked);
+        RUN(rows_apart);
+#undef RUN
 }
 
 void dwf_sum(const dwf_block *b, float *out, int64_t pitch, int64_t rows, int64_t cols) {
