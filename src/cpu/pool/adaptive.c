@@ -178,18 +178,5 @@ static const char *plan(const weft_problem *p, const weft__hw *hw, int variant, 
     return NULL;
 }
 
-#define ADAPTIVE(record, pass, word)                                                   \
-    WEFT__KERNEL(record) = {                                                           \
-        .name = WEFT__NAME(word),                                                      \
-        .version = 1,                                                                  \
-        .op = WEFT_OP_ADAPTIVE_AVG_POOL,                                               \
-        .engine = WEFT_ENGINE_CPU,                                                     \
-        .isa = WEFT__ISA_HERE,                                                         \
-        .passes = WEFT__PASS_SET(pass),                                                \
-        .dtypes = WEFT__DTYPE_SET(F32) | WEFT__DTYPE_SET(F16) | WEFT__DTYPE_SET(BF16), \
-        .bound = 2, /* quotients are rounded before they are added */                  \
-        .plan = plan,                                                                  \
-        .run = run,                                                                    \
-    }
-ADAPTIVE(adaptive_avg_pool_fwd_nchw, FWD, "adaptive_avg_pool_fwd_nchw_1v");
-ADAPTIVE(adaptive_avg_pool_bwd_nchw, BWD, "adaptive_avg_pool_bwd_nchw_1v");
+POOL_RECORD(ADAPTIVE_AVG_POOL, adaptive_avg_pool_fwd_nchw, "adaptive_avg_pool_fwd_nchw_1v", FWD, false);
+POOL_RECORD(ADAPTIVE_AVG_POOL, adaptive_avg_pool_bwd_nchw, "adaptive_avg_pool_bwd_nchw_1v", BWD, false);

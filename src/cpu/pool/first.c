@@ -320,18 +320,5 @@ static const char *plan(const weft_problem *p, const weft__hw *hw, int variant, 
     return NULL;
 }
 
-#define FIRST(NAME, record, word, exact_)                                              \
-    WEFT__KERNEL(record) = {                                                           \
-        .name = WEFT__NAME(word),                                                      \
-        .version = 1,                                                                  \
-        .op = WEFT_OP_##NAME,                                                          \
-        .engine = WEFT_ENGINE_CPU,                                                     \
-        .isa = WEFT__ISA_HERE,                                                         \
-        .passes = WEFT__PASS_SET(FWD),                                                 \
-        .dtypes = WEFT__DTYPE_SET(F32) | WEFT__DTYPE_SET(F16) | WEFT__DTYPE_SET(BF16), \
-        .exact = exact_,                                                               \
-        .plan = plan,                                                                  \
-        .run = run,                                                                    \
-    }
-FIRST(MAX_POOL, max_pool_fwd_nchw, "max_pool_fwd_nchw_1v", true);
-FIRST(AVG_POOL, avg_pool_fwd_nchw, "avg_pool_fwd_nchw_1v", true);
+POOL_RECORD(MAX_POOL, max_pool_fwd_nchw, "max_pool_fwd_nchw_1v", FWD, true);
+POOL_RECORD(AVG_POOL, avg_pool_fwd_nchw, "avg_pool_fwd_nchw_1v", FWD, true);

@@ -361,19 +361,5 @@ static const char *plan(const weft_problem *p, const weft__hw *hw, int variant, 
     return NULL;
 }
 
-#define FIRST_GRAD(NAME, record, word, exact_)                                         \
-    WEFT__KERNEL(record) = {                                                           \
-        .name = WEFT__NAME(word),                                                      \
-        .version = 1,                                                                  \
-        .op = WEFT_OP_##NAME,                                                          \
-        .engine = WEFT_ENGINE_CPU,                                                     \
-        .isa = WEFT__ISA_HERE,                                                         \
-        .passes = WEFT__PASS_SET(BWD),                                                 \
-        .dtypes = WEFT__DTYPE_SET(F32) | WEFT__DTYPE_SET(F16) | WEFT__DTYPE_SET(BF16), \
-        .exact = exact_,                                                               \
-        .bound = exact_ ? 1 : 2, /* quotients are rounded before they are added */     \
-        .plan = plan,                                                                  \
-        .run = run,                                                                    \
-    }
-FIRST_GRAD(MAX_POOL, max_pool_bwd_nchw, "max_pool_bwd_nchw_1v", true);
-FIRST_GRAD(AVG_POOL, avg_pool_bwd_nchw, "avg_pool_bwd_nchw_1v", false);
+POOL_RECORD(MAX_POOL, max_pool_bwd_nchw, "max_pool_bwd_nchw_1v", BWD, true);
+POOL_RECORD(AVG_POOL, avg_pool_bwd_nchw, "avg_pool_bwd_nchw_1v", BWD, false);

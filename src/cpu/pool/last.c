@@ -272,23 +272,9 @@ static const char *plan(const weft_problem *p, const weft__hw *hw, int variant, 
     return NULL;
 }
 
-#define LAST(NAME, word, pass, text, exact_)                                           \
-    WEFT__KERNEL(word) = {                                                             \
-        .name = WEFT__NAME(text),                                                      \
-        .version = 1,                                                                  \
-        .op = WEFT_OP_##NAME,                                                          \
-        .engine = WEFT_ENGINE_CPU,                                                     \
-        .isa = WEFT__ISA_HERE,                                                         \
-        .passes = WEFT__PASS_SET(pass),                                                \
-        .dtypes = WEFT__DTYPE_SET(F32) | WEFT__DTYPE_SET(F16) | WEFT__DTYPE_SET(BF16), \
-        .exact = exact_,                                                               \
-        .bound = exact_ ? 1 : 2, /* quotients are rounded before they are added */     \
-        .plan = plan,                                                                  \
-        .run = run,                                                                    \
-    }
-LAST(MAX_POOL, max_pool_fwd_nhwc, FWD, "max_pool_fwd_nhwc_wide", true);
-LAST(MAX_POOL, max_pool_bwd_nhwc, BWD, "max_pool_bwd_nhwc_wide", true);
-LAST(AVG_POOL, avg_pool_fwd_nhwc, FWD, "avg_pool_fwd_nhwc_wide", true);
-LAST(AVG_POOL, avg_pool_bwd_nhwc, BWD, "avg_pool_bwd_nhwc_wide", false);
-LAST(ADAPTIVE_AVG_POOL, adaptive_avg_pool_fwd_nhwc, FWD, "adaptive_avg_pool_fwd_nhwc_wide", false);
-LAST(ADAPTIVE_AVG_POOL, adaptive_avg_pool_bwd_nhwc, BWD, "adaptive_avg_pool_bwd_nhwc_wide", false);
+POOL_RECORD(MAX_POOL, max_pool_fwd_nhwc, "max_pool_fwd_nhwc_wide", FWD, true);
+POOL_RECORD(MAX_POOL, max_pool_bwd_nhwc, "max_pool_bwd_nhwc_wide", BWD, true);
+POOL_RECORD(AVG_POOL, avg_pool_fwd_nhwc, "avg_pool_fwd_nhwc_wide", FWD, true);
+POOL_RECORD(AVG_POOL, avg_pool_bwd_nhwc, "avg_pool_bwd_nhwc_wide", BWD, false);
+POOL_RECORD(ADAPTIVE_AVG_POOL, adaptive_avg_pool_fwd_nhwc, "adaptive_avg_pool_fwd_nhwc_wide", FWD, false);
+POOL_RECORD(ADAPTIVE_AVG_POOL, adaptive_avg_pool_bwd_nhwc, "adaptive_avg_pool_bwd_nhwc_wide", BWD, false);

@@ -193,16 +193,14 @@ VF_INLINE void rows_of_windows(const task *q, int64_t slot, const kind k, const 
     sink_end(&out);
 }
 
-#define ROWS_OF(type, dtype)                                                                                     \
-    static void max_##type(void *q, int64_t slot) { rows_of_windows(q, slot, MAX, WEFT_DTYPE_##dtype); }         \
-    static void index_##type(void *q, int64_t slot) { rows_of_windows(q, slot, MAX_INDEX, WEFT_DTYPE_##dtype); } \
-    static void mean_##type(void *q, int64_t slot) { rows_of_windows(q, slot, MEAN, WEFT_DTYPE_##dtype); }
-ROWS_OF(f32, F32)
-ROWS_OF(f16, F16)
-ROWS_OF(bf16, BF16)
-static const weft_task tasks[WEFT_DTYPE_COUNT][3] = {[WEFT_DTYPE_F32] = {max_f32, index_f32, mean_f32},
-                                                     [WEFT_DTYPE_F16] = {max_f16, index_f16, mean_f16},
-                                                     [WEFT_DTYPE_BF16] = {max_bf16, index_bf16, mean_bf16}};
+POOL_TASKS(rows_of_windows, MAX, MAX_INDEX, MEAN, F32)
+POOL_TASKS(rows_of_windows, MAX, MAX_INDEX, MEAN, F16)
+POOL_TASKS(rows_of_windows, MAX, MAX_INDEX, MEAN, BF16)
+static const weft_task tasks[WEFT_DTYPE_COUNT][3] = {
+    [WEFT_DTYPE_F32] = POOL_TASK_LIST(rows_of_windows, MAX, MAX_INDEX, MEAN, F32),
+    [WEFT_DTYPE_F16] = POOL_TASK_LIST(rows_of_windows, MAX, MAX_INDEX, MEAN, F16),
+    [WEFT_DTYPE_BF16] = POOL_TASK_LIST(rows_of_windows, MAX, MAX_INDEX, MEAN, BF16),
+};
 
 static weft_status run(const weft__exec *e) {
     const weft_tensor *index = weft__tensor(e->p, WEFT_ROLE_INDEX);
@@ -231,18 +229,5 @@ static const char *plan(const weft_problem *p, const weft__hw *hw, int variant, 
     return NULL;
 }
 
-#define PAIRS(NAME, record, word, exact_)                                              \
-    WEFT__KERNEL(record) = {                                                           \
-        .name = WEFT__NAME(word),                                                      \
-        .version = 1,                                                                  \
-        .op = WEFT_OP_##NAME,                                                          \
-        .engine = WEFT_ENGINE_CPU,                                                     \
-        .isa = WEFT__ISA_HERE,                                                         \
-        .passes = WEFT__PASS_SET(FWD),                                                 \
-        .dtypes = WEFT__DTYPE_SET(F32) | WEFT__DTYPE_SET(F16) | WEFT__DTYPE_SET(BF16), \
-        .exact = exact_,                                                               \
-        .plan = plan,                                                                  \
-        .run = run,                                                                    \
-    }
-PAIRS(MAX_POOL, max_pool_fwd_pairs, "max_pool_fwd_nchw_2v", true);
-PAIRS(AVG_POOL, avg_pool_fwd_pairs, "avg_pool_fwd_nchw_2v", true);
+POOL_RECORD(MAX_POOL, max_pool_fwd_pairs, "max_pool_fwd_nchw_2v", FWD, true);
+POOL_RECORD(AVG_POOL, avg_pool_fwd_pairs, "avg_pool_fwd_nchw_2v", FWD, true);

@@ -192,16 +192,14 @@ VF_INLINE void pairs(const task *q, int64_t slot, const kind k, const int dtype)
     sink_end(&t.out);
 }
 
-#define PAIRS_OF(type, dtype)                                                                          \
-    static void tap_##type(void *q, int64_t slot) { pairs(q, slot, MAX_TAP, WEFT_DTYPE_##dtype); }     \
-    static void place_##type(void *q, int64_t slot) { pairs(q, slot, MAX_PLACE, WEFT_DTYPE_##dtype); } \
-    static void mean_##type(void *q, int64_t slot) { pairs(q, slot, MEAN, WEFT_DTYPE_##dtype); }
-PAIRS_OF(f32, F32)
-PAIRS_OF(f16, F16)
-PAIRS_OF(bf16, BF16)
-static const weft_task tasks[WEFT_DTYPE_COUNT][3] = {[WEFT_DTYPE_F32] = {tap_f32, place_f32, mean_f32},
-                                                     [WEFT_DTYPE_F16] = {tap_f16, place_f16, mean_f16},
-                                                     [WEFT_DTYPE_BF16] = {tap_bf16, place_bf16, mean_bf16}};
+POOL_TASKS(pairs, MAX_TAP, MAX_PLACE, MEAN, F32)
+POOL_TASKS(pairs, MAX_TAP, MAX_PLACE, MEAN, F16)
+POOL_TASKS(pairs, MAX_TAP, MAX_PLACE, MEAN, BF16)
+static const weft_task tasks[WEFT_DTYPE_COUNT][3] = {
+    [WEFT_DTYPE_F32] = POOL_TASK_LIST(pairs, MAX_TAP, MAX_PLACE, MEAN, F32),
+    [WEFT_DTYPE_F16] = POOL_TASK_LIST(pairs, MAX_TAP, MAX_PLACE, MEAN, F16),
+    [WEFT_DTYPE_BF16] = POOL_TASK_LIST(pairs, MAX_TAP, MAX_PLACE, MEAN, BF16),
+};
 
 static weft_status run(const weft__exec *e) {
     const weft_tensor *index = weft__tensor(e->p, WEFT_ROLE_INDEX);
@@ -229,19 +227,5 @@ static const char *plan(const weft_problem *p, const weft__hw *hw, int variant, 
     return NULL;
 }
 
-#define PAIRS(NAME, record, word, exact_)                                              \
-    WEFT__KERNEL(record) = {                                                           \
-        .name = WEFT__NAME(word),                                                      \
-        .version = 1,                                                                  \
-        .op = WEFT_OP_##NAME,                                                          \
-        .engine = WEFT_ENGINE_CPU,                                                     \
-        .isa = WEFT__ISA_HERE,                                                         \
-        .passes = WEFT__PASS_SET(BWD),                                                 \
-        .dtypes = WEFT__DTYPE_SET(F32) | WEFT__DTYPE_SET(F16) | WEFT__DTYPE_SET(BF16), \
-        .exact = exact_,                                                               \
-        .bound = exact_ ? 1 : 2, /* quotients are rounded before they are added */     \
-        .plan = plan,                                                                  \
-        .run = run,                                                                    \
-    }
-PAIRS(MAX_POOL, max_pool_bwd_pairs, "max_pool_bwd_nchw_2x4v", true);
-PAIRS(AVG_POOL, avg_pool_bwd_pairs, "avg_pool_bwd_nchw_2x4v", false);
+POOL_RECORD(MAX_POOL, max_pool_bwd_pairs, "max_pool_bwd_nchw_2x4v", BWD, true);
+POOL_RECORD(AVG_POOL, avg_pool_bwd_pairs, "avg_pool_bwd_nchw_2x4v", BWD, false);

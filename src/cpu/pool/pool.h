@@ -99,4 +99,28 @@ VF_INLINE void pool_put_index(void *index, int dtype, int64_t at, vi v, int64_t 
         vi_store_i64_count((int64_t *)index + at, v, n);
 }
 
+/* The functions of a slot: `function` with each of three kinds and the data type as constants, and their list. */
+#define POOL_TASK(function, kind, type) \
+    static void function##_##kind##_##type(void *q, int64_t slot) { function(q, slot, kind, WEFT_DTYPE_##type); }
+#define POOL_TASKS(function, a, b, c, type) \
+    POOL_TASK(function, a, type) POOL_TASK(function, b, type) POOL_TASK(function, c, type)
+#define POOL_TASK_LIST(function, a, b, c, type) \
+    {function##_##a##_##type, function##_##b##_##type, function##_##c##_##type}
+
+/* The record of a kernel of this operator and pass, with the plan and run of its file. */
+#define POOL_RECORD(NAME, record, word, pass, exact_)                                  \
+    WEFT__KERNEL(record) = {                                                           \
+        .name = WEFT__NAME(word),                                                      \
+        .version = 1,                                                                  \
+        .op = WEFT_OP_##NAME,                                                          \
+        .engine = WEFT_ENGINE_CPU,                                                     \
+        .isa = WEFT__ISA_HERE,                                                         \
+        .passes = WEFT__PASS_SET(pass),                                                \
+        .dtypes = WEFT__DTYPE_SET(F32) | WEFT__DTYPE_SET(F16) | WEFT__DTYPE_SET(BF16), \
+        .exact = exact_,                                                               \
+        .bound = exact_ ? 1 : 2, /* quotients are rounded before they are added */     \
+        .plan = plan,                                                                  \
+        .run = run,                                                                    \
+    }
+
 #endif
