@@ -10,8 +10,7 @@
  *            (7.9 ms, transposed planes, grouped.c, take 12.7), groups of 8 141 (24.4 ms against 26.7)
  * Assumes:   dense tensors; at least one vector of channels. Nothing is read or written out of bounds
  * Try:       weft bench conv3d:fwd:f32:ndhwc:n1c64d50h50w50:o64k3p1g8 */
-#include "cpu/dwconv/last.h"
-#include "cpu/simd/permute.h"
+#include "cpu/dwconv/last_row.h"
 
 typedef struct job {
     const weft__exec *e;
@@ -34,46 +33,14 @@ typedef struct run {
     int32_t lane[8][VF_LANES]; /* l ^ d */
 } run;
 
-/* What the loops over channels use of a run, in registers. */
-typedef struct view {
-    int64_t pixel, left, cols, live;
-    int64_t count, step, gap, next; /* next: floats of weights from one tap to the next */
-} view;
-
-/* One row of taps of in[l ^ d]. KW 0: any window. */
-VF_INLINE void add_row(const view *q, vf sum[], const void *p, const float *weights, vi lanes, const int P,
-                       const int KW, const bool edge, const int dtype) {
-    if (KW) {
-        vf weight[4];
-        VF_UNROLL for (int s = 0; s < KW; s++) weight[s] = vf_keep(vf_load(weights + s * q->next));
-        VF_UNROLL for (int i = 0; i < P - 1 + KW; i++) {
-            if (edge && (q->left + i < 0 || q->left + i >= q->cols)) continue;
-            const vf v = vf_permute(vf_load_as(dtype, p, i * q->pixel), lanes);
-            VF_UNROLL for (int x = 0; x < P; x++) {
-                const int s = i - x;
-                if (s >= 0 && s < KW) sum[x] = vf_fma(v, weight[s], sum[x]);
-            }
-        }
-        return;
-    }
-    for (int64_t s = 0; s < q->count; s++, weights += q->next) {
-        const vf weight = vf_load(weights);
-        VF_UNROLL for (int x = 0; x < P; x++) {
-            const int64_t col = x * q->step + s * q->gap;
-            if (edge && (q->left + col < 0 || q->left + col >= q->cols || x >= q->live)) continue;
-            sum[x] = vf_fma(vf_permute(vf_load_as(dtype, p, col * q->pixel), lanes), weight, sum[x]);
-        }
-    }
-}
-
 /* P outputs of every vector of channels of the unit. */
 VF_INLINE void channels(const run *t, const int P, const int KW, const bool edge, const int dtype) {
     const dwl_work *w = t->w;
     const job *job = t->q;
     const int64_t G = size_of(w->g.p), size = vf_size_of(dtype), line = 64 / size, c1 = w->c1, rows = w->rows;
     const int64_t taps = dwl_taps(w->g.p) * G * VF_LANES, apart = t->phases * w->channels;
-    const view q = {w->pixel, t->j * t->v.step + t->v.off, w->until, t->live, t->v.count, t->v.step,
-                    t->v.gap, t->v.next * G * VF_LANES};
+    const dwl_view q = {w->pixel, t->j * t->v.step + t->v.off, w->until, t->live, t->v.count, t->v.step,
+                        t->v.gap, t->v.next * G * VF_LANES};
     const bool stream = job->stream, biased = job->end.bias != NULL;
     const vf lo = vf_set1(job->end.lo), hi = vf_set1(job->end.hi);
     const int64_t row = ((w->n * w->g.out[0] + w->z) * w->g.out[1] + w->y) * w->g.out[2];
@@ -88,8 +55,8 @@ VF_INLINE void channels(const run *t, const int P, const int KW, const bool edge
         VF_UNROLL for (int i = 1; i < P; i++) sum[i] = sum[0];
         for (int64_t r = 0; r < rows; r++)
             for (int64_t d = 0; d < G; d++)
-                add_row(&q, sum, (const char *)w->row[r] + from, weights + (w->tap[r] * G + d) * VF_LANES,
-                        vi_load(t->lane[d]), P, KW, edge, dtype);
+                dwl_add_row(&q, sum, (const char *)w->row[r] + from, weights + (w->tap[r] * G + d) * VF_LANES,
+                            vi_load(t->lane[d]), P, KW, 1, edge, true, dtype);
         VF_UNROLL for (int i = 0; i < P; i++) sum[i] = vf_clip(sum[i], lo, hi);
         if (stream) {
             VF_UNROLL for (int i = 0; i < P; i++) if (!edge || i < q.live)

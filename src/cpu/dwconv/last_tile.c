@@ -6,7 +6,7 @@
  *            function for all of them reloaded it after each store and took a third longer
  * Edges:     pixels whose windows reach out of the row ask at each tap; nothing is multiplied by a zero of the
  *            padding */
-#include "cpu/dwconv/last.h"
+#include "cpu/dwconv/last_row.h"
 
 /* How outputs leave. temp: a row of f32, [column - x0][chunk]. */
 typedef struct sink {
@@ -41,46 +41,14 @@ static void put_each(const run *t, int64_t c, const float *sums, int P) {
         put(t->w, t->k, t->f + t->phases * (t->j + x), c, vf_load(sums + x * VF_LANES));
 }
 
-/* What the loops over channels use of a run, in registers: a store could change what lies in memory. */
-typedef struct view {
-    int64_t pixel, left, cols, live; /* left: column of the first tap of the first output */
-    int64_t count, step, gap, next;  /* of the taps; next: floats of weights */
-} view;
-
-/* One row of taps. p: at the first tap of the first output. KW 0: any window. */
-VF_INLINE void add_row(const view *q, vf sum[], const void *p, const float *weights, const int P, const int KW,
-                       const int S, const bool edge, const int dtype) {
-    if (KW) {
-        vf weight[8];
-        VF_UNROLL for (int s = 0; s < KW; s++) weight[s] = vf_keep(vf_load(weights + s * q->next));
-        VF_UNROLL for (int i = 0; i < S * (P - 1) + KW; i++) {
-            if (edge && (q->left + i < 0 || q->left + i >= q->cols)) continue;
-            const vf v = vf_keep(vf_load_as(dtype, p, i * q->pixel));
-            VF_UNROLL for (int x = 0; x < P; x++) {
-                const int s = i - S * x;
-                if (s >= 0 && s < KW) sum[x] = vf_fma(v, weight[s], sum[x]);
-            }
-        }
-        return;
-    }
-    for (int64_t s = 0; s < q->count; s++, weights += q->next) {
-        const vf weight = vf_load(weights);
-        VF_UNROLL for (int x = 0; x < P; x++) {
-            const int64_t col = x * q->step + s * q->gap;
-            if (edge && (q->left + col < 0 || q->left + col >= q->cols || x >= q->live)) continue;
-            sum[x] = vf_fma(vf_load_as(dtype, p, col * q->pixel), weight, sum[x]);
-        }
-    }
-}
-
 /* P outputs of every vector of channels of the unit, from R rows; R 0: of any number. */
 VF_INLINE void channels(const run *t, const int P, const int KW, const int S, const int R, const bool edge,
                         const int dtype) {
     const dwl_work *w = t->w;
     const sink *k = t->k;
     const int64_t size = vf_size_of(dtype), line = 64 / size, taps = dwl_taps(w->g.p) * VF_LANES, c1 = w->c1;
-    const view q = {w->pixel, t->j * t->v.step + t->v.off, w->until, t->live, t->v.count, t->v.step,
-                    t->v.gap, t->v.next * VF_LANES};
+    const dwl_view q = {w->pixel, t->j * t->v.step + t->v.off, w->until, t->live, t->v.count, t->v.step,
+                        t->v.gap, t->v.next * VF_LANES};
     const bool ring = w->f->ring, stream = k->o->stream, biased = k->o->e.bias && !k->temp;
     const int64_t apart = t->phases * k->channels, ahead = ring || !w->rows ? 0 : w->next, down = w->g.in[2] * q.pixel;
     const vf lo = vf_set1(k->lo), hi = vf_set1(k->hi);
@@ -97,11 +65,12 @@ VF_INLINE void channels(const run *t, const int P, const int KW, const int S, co
         sum[0] = biased ? dwl_bias(&k->o->e, c - back, c1 - c + back) : vf_zero();
         VF_UNROLL for (int i = 1; i < P; i++) sum[i] = sum[0];
         if (R) {
-            VF_UNROLL for (int r = 0; r < R; r++) add_row(&q, sum, row[r] + from, of_row[r] + v, P, KW, S, edge, dtype);
+            VF_UNROLL for (int r = 0; r < R; r++)
+                dwl_add_row(&q, sum, row[r] + from, of_row[r] + v, vi_set1(0), P, KW, S, edge, false, dtype);
         } else {
             for (int r = 0; r < w->rows; r++)
-                add_row(&q, sum, (const char *)w->row[r] + from, weights + v + w->tap[r] * VF_LANES, P, KW, S, edge,
-                        dtype);
+                dwl_add_row(&q, sum, (const char *)w->row[r] + from, weights + v + w->tap[r] * VF_LANES, vi_set1(0), P,
+                            KW, S, edge, false, dtype);
         }
         VF_UNROLL for (int i = 0; i < P; i++) sum[i] = vf_clip(sum[i], lo, hi);
         if (ring) {
