@@ -17,8 +17,8 @@ from typing import Optional, TextIO
 
 import torch
 
-from ._bench import clock as _clock, models as _models, regret as _regret, twin as _twin
-from . import _enable, _figure
+from ._bench import clock as _clock, figure as _figure, models as _models, regret as _regret, twin as _twin
+from . import _enable
 from ._core import library as _library, memory as _memory
 
 MIN_ROUNDS = 7

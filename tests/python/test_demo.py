@@ -13,7 +13,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from weft import _figure, bench, demo
+from weft import bench, demo
+from weft._bench import figure as _figure
 from weft._core import library as _library
 from weft._bench import models as _models, report as _report, twin as _twin
 from weft.__main__ import main

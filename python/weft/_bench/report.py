@@ -5,7 +5,7 @@ import math
 from collections.abc import Sequence
 from html import escape
 
-from .._figure import STYLE, chart, in_words, kind, number
+from .figure import STYLE, chart, in_words, kind, number
 
 _STYLE = """
 :root { color-scheme: light dark; --paper: #fbfaf8; --card: #ffffff; --ink: #1d2127; --soft: #626a75; --line: #e3e0da; --weft: #0f7b6c; --torch: #b9b4ab;

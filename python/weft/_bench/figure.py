@@ -44,9 +44,12 @@ def in_words(ratio: float) -> str:
         >>> in_words(3.2), in_words(0.0442), in_words(1.01)
         ('3.2x faster', '23x slower', 'level')
     """
+    return "level" if max(ratio, 1 / ratio) <= LEVEL else f"{_times(ratio)} {'faster' if ratio > 1 else 'slower'}"
+
+
+def _times(ratio: float) -> str:
     most = max(ratio, 1 / ratio)
-    said = f"{most:.2g}" if most < 100 else f"{most:,.0f}"
-    return "level" if most <= LEVEL else f"{said}x {'faster' if ratio > 1 else 'slower'}"
+    return f"{most:.2g}x" if most < 100 else f"{most:,.0f}x"
 
 
 def chart(rows: Sequence[dict], name: str) -> str:
@@ -78,9 +81,7 @@ def chart(rows: Sequence[dict], name: str) -> str:
 
 
 def _short(row: dict) -> str:
-    most = max(row["ratio"], 1 / row["ratio"])
-    said = f"{most:.2g}" if most < 100 else f"{most:,.0f}"
-    return f"{said}x{'?' if row.get('busy') else '' if row['ratio'] >= 1 / LEVEL else ' slower'}"
+    return _times(row["ratio"]) + ("?" if row.get("busy") else "" if row["ratio"] >= 1 / LEVEL else " slower")
 
 
 def _tick(ratio: float) -> str:
