@@ -16,7 +16,7 @@ JOBS=${JOBS:-$(nproc 2> /dev/null || echo 2)}
 LOGS=$OUT/logs
 SEED=${SEED:-7}
 SLOTS=$((JOBS < 4 ? JOBS : 4))                                # tiers at a time
-PROCESSES=$((JOBS / SLOTS < 8 ? JOBS / SLOTS : 8))            # of pytest in a tier
+PROCESSES=$((JOBS < 8 ? JOBS / SLOTS : JOBS < 24 ? JOBS / 3 : 8)) # of pytest in a tier: three tiers are Python
 # LIMIT: seconds of one program, on a machine that is busy, too: it hangs. SANITIZED: how much of cpu/isa.h asan builds.
 case ${WEFT_SLOW:-0} in 0 | '') LIMIT=3000 SANITIZED=ONLY_SCALAR ALL_CHECKS=OFF ;;
     *) LIMIT=7200 SANITIZED=NO_AVX512 ALL_CHECKS=ON ;; esac
@@ -102,12 +102,18 @@ pytest_counts() { # pytest, its summary said the way the other tiers say it
     return "$rc"
 }
 
-each_file() { # FILES...: in one process where there are few cores, else a process for each, the largest files first
+# On a GPU a test is as long as the kernels that it is the first to compile: these files come first.
+LONGEST='causal_|test_conv\.|enable_pool|cross_entropy\.|samples|batch_norm|test_bench|sparse_modules|test_peer'
+longest_first() { # FILES...
+    ls -S "$@" | grep -E "$LONGEST"
+    ls -S "$@" | grep -vE "$LONGEST"
+}
+each_file() { # FILES...: in one process where there are few cores, else a process for each, the longest first
     [ "$PROCESSES" -gt 1 ] || { check pytest pytest_counts "$@"; return; }
     local file dir running=0
     dir=$(mktemp -d)
     set +m # they belong to the tier's process group
-    for file in $(ls -S "$@"); do
+    for file in $(longest_first "$@"); do
         if [ $running -ge "$PROCESSES" ]; then
             wait -n
             running=$((running - 1))
