@@ -1,15 +1,15 @@
 /* Random problems, each from one seed. They are small, so that thousands fit into a minute, and lean towards what
  * goes wrong: sizes next to tile edges, empty batches, odd alignment, mixed layouts, strides with gaps. Every second
- * one is of the usual kind that fast kernels take: f32, dense in one layout, a common window; its sizes are as odd as
- * the others'. An operator that has a record here is drawn with thought; any other is drawn field by field from its
- * table of fields. */
+ * one is of the usual kind that fast kernels take: f32 (on CUDA 16-bit types as often), dense in one layout, a common
+ * window; its sizes are as odd as the others'. An operator that has a record here is drawn with thought; any other is
+ * drawn field by field from its table of fields. */
 #include <string.h>
 
 #include "harness.h"
 
 #define PICK HARNESS_PICK
 enum { PRODUCTS = 100000, TRIES = 200 }; /* multiply-adds of the direct sum, about; draws until one is valid */
-enum { DRAWS = 5000 };                   /* until a kernel takes one */
+enum { DRAWS = 50000 };                  /* until a kernel takes one */
 
 /* ---------------------------------------------------------------- conv */
 /* Around vectors of 4, 8 and 16, rows of 14, 28 and 56, and blocks of a few rows or columns. */
@@ -72,10 +72,27 @@ static void conv_shrink(weft_problem *p) {
     }
 }
 
+/* Windows side by side that cover the image: patch embedding. */
+static void conv_patches(weft_problem *p, harness_rng *r) {
+    static const int windows[] = {1, 2, 4, 8}, widths[] = {2, 4, 8, 16}, counts[] = {1, 2, 3, 4, 7, 8};
+    p->groups = 1;
+    p->c = 1 + harness_below(r, 4);
+    p->o = HARNESS_SIZE(r, channels);
+    for (int a = 3 - p->rank; a < 3; a++) {
+        p->kernel[a] = p->stride[a] = a < 2 ? PICK(r, windows) : PICK(r, widths);
+        p->in[a] = p->kernel[a] * PICK(r, counts);
+    }
+    while (conv_products(p) > PRODUCTS && p->o > 1) p->o /= 2;
+}
+
 static void conv_draw(weft_problem *p, harness_rng *r, bool usual) {
     static const int windows[] = {3, 3, 3, 3, 3, 1, 5, 7};
     int64_t plain = usual || harness_chance(r, 30) ? PICK(r, windows) : 0, stride = harness_chance(r, 75) ? 1 : 2;
     p->n = harness_chance(r, 1) ? 0 : 1 + harness_below(r, 3);
+    if (harness_chance(r, 3)) {
+        conv_patches(p, r);
+        return;
+    }
     conv_channels(p, r, usual);
     for (int a = 3 - p->rank; a < 3; a++) conv_axis(p, r, a, plain, stride);
     conv_shrink(p);
@@ -241,7 +258,10 @@ static void draw_tensors(weft_problem *p, harness_rng *r, bool usual) {
                                      WEFT_DTYPE_F32, WEFT_DTYPE_F64, WEFT_DTYPE_F16, WEFT_DTYPE_BF16};
     static const int16_t layouts[] = {WEFT_LAYOUT_FIRST, WEFT_LAYOUT_FIRST, WEFT_LAYOUT_FIRST,  WEFT_LAYOUT_LAST,
                                       WEFT_LAYOUT_LAST,  WEFT_LAYOUT_LAST,  WEFT_LAYOUT_STRIDED};
-    int16_t dtype = usual ? WEFT_DTYPE_F32 : PICK(r, dtypes),
+    const bool narrow = usual && p->device == WEFT_DEVICE_CUDA && harness_chance(r, 50);
+    int16_t dtype = narrow  ? dtypes[7 + harness_below(r, 2)]
+                    : usual ? WEFT_DTYPE_F32
+                            : PICK(r, dtypes),
             layout = usual ? layouts[2 + harness_below(r, 2)] : PICK(r, layouts);
     bool mixed = !usual && harness_chance(r, 15), wide_bias = harness_chance(r, 50), sliced = harness_chance(r, 25);
     uint64_t roles = weft__roles(p);
