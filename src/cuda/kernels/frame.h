@@ -62,6 +62,10 @@ static inline int cuda_vec(const weft_problem *p, int64_t extent) {
     return (int)vec;
 }
 
+/* Threads that give every multiprocessor of a large GPU a block. Work for fewer is cut finer: the machine is idle, and
+ * short code comes sooner from memory. */
+enum { CUDA_WAVE = 132 * 256 };
+
 /* The time of bytes at a share of the device's rate, and of launches. */
 static inline double cuda_ns(const weft__hw *hw, double bytes, double share, int launches) {
     return 2500 + 1500 * launches + bytes / (hw->gpu->gbs * share);

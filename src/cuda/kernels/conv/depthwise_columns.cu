@@ -2,8 +2,8 @@
  * Math:      see depthwise.h; dx[p] = sum w[k] dy[q] and dw[k] = sum x[p] dy[q] share the window of dy: x is read once
  * Blocking:  a warp has LANES x VEC neighbouring channels, a thread RX columns of RY rows of VEC of them. It walks down
  *            the rows of sources, AHEAD rows loaded before they are used; the dest rows that a source row meets are
- *            under way in registers, and leave when their last source has passed. The sums of the weights' gradient
- *            stay in registers while a block walks over its tiles
+ *            under way in registers, and leave when their last source has passed. Of small tensors RY is as little as
+ *            can be. The sums of the weights' gradient stay in registers while a block walks over its tiles
  * Traffic:   each tensor once from memory; columns beside a tile again from L1, rows above and below from L2
  * Roofline:  bandwidth for windows up to 5x5. Measured on an H200 (GB/s of tensors moved once; a plain copy 4270),
  *            forward and both gradients: 64x128@56 f32 3540, 3180, f16 2650, 2200; 256x64@112 stride 2 f16 3790, 3670;
@@ -16,7 +16,7 @@
 #ifndef __CUDACC_RTC__
 enum { WAVE = 132 };
 
-static const char *const *const variants = NULL;
+static const char *const variants[] = {"tall", "flat", NULL};
 
 /* Bytes of a thread's vector, as measured: wide where registers last. */
 static int width_of(const depthwise_tile *t, int size) {
@@ -41,7 +41,6 @@ static const char *plan(const weft_problem *p, const weft__hw *hw, int variant, 
     depthwise_tile *t = WEFT__PARAMS(depthwise_tile, d);
     const char *refusal = depthwise_refusal(p, t);
     if (refusal) return refusal;
-    (void)variant;
     if (!t->last) return "a tensor is not dense channels-last";
     depthwise_args *a = &t->a;
     const int taps = depthwise_taps(t), size = (int)weft__dtype_size(p->tensor[0].dtype);
@@ -50,7 +49,9 @@ static const char *plan(const weft_problem *p, const weft__hw *hw, int variant, 
     while (weights && t->vec > 1 && t->vec * taps > (size == 2 ? 108 : 56)) t->vec /= 2; /* registers */
     const int step = t->mode == MODE_FWD ? 1 : t->stride[2];
     t->rx = step * (int)cuda_ceil(taps > 9 ? (!weights && t->vec < 4 ? 4 : 2) : 2, step);
-    t->ry = best_rows(t);
+    const int tall = best_rows(t), flat = t->mode == MODE_FWD ? 1 : t->stride[1];
+    if (variant && tall == flat) return "tiles are flat anyway";
+    t->ry = variant ? flat : tall;
     /* as measured: many columns share the weights from shared memory */
     const bool wide = size == 4 && taps > 25 && t->kernel[0] == 1 && !weights && t->stride[2] == 1;
     if (wide) t->rx = 7;
@@ -81,6 +82,8 @@ static const char *plan(const weft_problem *p, const weft__hw *hw, int variant, 
                          (taps > 9 ? taps : 0) / (double)(t->vec * t->rx);
     d->ns = depthwise_ns(p, hw, t, size == 4 ? 0.8 : 0.6, idle * (loads + 4));
     if (taps > 9) d->ns *= weights ? 2.6 : 1.7; /* as measured */
+    const bool small = (double)tiles * t->ry / flat * t->lanes * (double)segments < CUDA_WAVE;
+    if (tall != flat && small != (variant == 1)) d->ns *= 1.3;
     return NULL;
 }
 

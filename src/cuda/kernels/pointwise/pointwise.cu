@@ -1,6 +1,6 @@
 /* relu, clip, tanh, sigmoid and their gradients; f32, f16, bf16; any dense order.
  * Math:      y = f(x); dx = g(y) dy, as in src/ref/pointwise.h
- * Blocking:  16 bytes a thread and step, UNROLL steps in flight; the last few elements one by one
+ * Blocking:  16 bytes a thread and step, UNROLL steps in flight (1 of small tensors); the last few elements one by one
  * Traffic:   each tensor once
  * Roofline:  bandwidth. Measured on an H200: 64x256x56x56 f32 3.9 TB/s forward, 4.2 backward
  * Assumes:   all tensors dense in one order; dst may be src, diff_src diff_dst
@@ -12,7 +12,7 @@
 #endif
 #include "weft.h"
 
-enum { THREADS = 256, UNROLL = 4 };
+enum { THREADS = 256 };
 
 typedef struct pointwise_args {
     const void *src, *diff_dst; /* src: dst in a gradient */
@@ -22,17 +22,20 @@ typedef struct pointwise_args {
 } pointwise_args;
 
 #ifndef __CUDACC_RTC__
+static const char *const variants[] = {"x4", "x1", NULL};
+
 static const char *plan(const weft_problem *p, const weft__hw *hw, int variant, weft__decision *d) {
     bool last;
-    (void)variant;
-    d->ns = cuda_ns(hw, weft__bytes(p), 0.9, 1);
+    const bool small = weft__numel(p->tensor) <= (int64_t)CUDA_WAVE * cuda_vec(p, 16);
+    *WEFT__PARAMS(int, d) = variant ? 1 : 4;
+    d->ns = cuda_ns(hw, weft__bytes(p), 0.9, 1) * (small == (variant == 1) ? 1 : 1.2);
     return cuda_dense(p, &last);
 }
 
 static void defines(const weft_problem *p, const weft__hw *hw, const void *params, weft__text *t) {
-    (void)hw, (void)params;
+    (void)hw;
     cuda_defines(p, cuda_vec(p, 16), t);
-    weft__put(t, " -DOP=%d -DBWD=%d", p->op, p->pass != WEFT_PASS_FWD);
+    weft__put(t, " -DOP=%d -DBWD=%d -DUNROLL=%d", p->op, p->pass != WEFT_PASS_FWD, *(const int *)params);
 }
 
 /* y <= bound and y >= bound mean the same with the bound as the next float below or above it. */
@@ -52,7 +55,7 @@ static weft_status run(const weft__exec *e) {
                               weft__numel(p->tensor),
                               fwd ? (float)lo : down(lo),
                               fwd ? (float)hi : up(hi)};
-    const int64_t tile = (int64_t)THREADS * UNROLL * cuda_vec(p, 16);
+    const int64_t tile = (int64_t)THREADS * *(const int *)e->params * cuda_vec(p, 16);
     const weft__launch launch = {.grid = {(uint32_t)WEFT__MIN(cuda_ceil(a.count, tile), 1 << 30), 1, 1},
                                  .block = {THREADS, 1, 1}};
     return weft__cuda_launch(e, 0, &launch, &a);
@@ -67,6 +70,7 @@ static weft_status run(const weft__exec *e) {
         .dtypes = CUDA_FLOATS,                                                \
         .exact = exact_,                                                      \
         .bound = 4,                                                           \
+        .variants = variants,                                                 \
         .plan = plan,                                                         \
         .run = run,                                                           \
         WEFT__PARTS({"pointwise/pointwise.cu", "pointwise", defines, false}), \

@@ -9,6 +9,8 @@
 #include "pool/pool.h"
 
 #ifndef __CUDACC_RTC__
+static const char *const *const variants = NULL;
+
 static const char *plan(const weft_problem *p, const weft__hw *hw, int variant, weft__decision *d) {
     pool_tile *t = WEFT__PARAMS(pool_tile, d);
     const char *refusal = pool_refusal(p, t);

@@ -2,7 +2,8 @@
  * Math:      as in src/ref/pool.h
  * Blocking:  channels-first: COLUMNS neighbouring outputs of ROWS rows per thread, from vectors of VEC places of a row
  *            of the input; results are stored in whole lines. Channels-last: VEC channels of ROWS outputs below each
- *            other. Adaptive windows of more than 64 places, channels-first: an output per warp
+ *            other. Of small tensors ROWS is 1. Adaptive windows of more than 64 places, channels-first: an output per
+ *            warp
  * Traffic:   each tensor once from memory; windows that overlap read again from L1
  * Roofline:  bandwidth. Measured on an H200, 64x256x56x56 f32, 3 s2: max 3.3 TB/s with a byte index, 2.9 channels-last;
  *            average 3.6. Through shared memory, whole planes at a time, it was 2.1 and 2.8
@@ -24,24 +25,29 @@ static void across(const weft_problem *p, pool_tile *t) {
     while (t->columns * step % t->vec) t->vec /= 2;
 }
 
+static const char *const variants[] = {"rows", "row", NULL};
+
 static const char *plan(const weft_problem *p, const weft__hw *hw, int variant, weft__decision *d) {
     pool_tile *t = WEFT__PARAMS(pool_tile, d);
     const char *refusal = pool_refusal(p, t);
-    (void)variant;
     if (refusal) return refusal;
     const double outputs = (double)weft__numel(weft__tensor(p, WEFT_ROLE_DST)), places = weft__flops(p) / outputs;
     t->warp = p->op == WEFT_OP_ADAPTIVE_AVG_POOL && !t->last && places > 64;
     if (!t->warp && (p->op != WEFT_OP_ADAPTIVE_AVG_POOL || pool_even(p))) {
         if (!t->last) across(p, t);
         const int rows = t->last ? 2 : t->columns == 1 ? 4 : p->op == WEFT_OP_MAX_POOL ? 2 : 1;
-        t->rows = (int)WEFT__MIN(p->out[1], rows);
+        t->rows = (int)WEFT__MIN(p->out[1], variant ? 1 : rows);
+        if (variant && rows == 1) return "one row either way";
         /* code for every row that a tile reads */
         while (t->rows > 1 && ((t->rows - 1) * pool_step(p, 1) + (pool_window(p, 1) - 1) * p->dilation[1] + 1) *
                                       pool_window(p, 2) * t->columns >
                                   128)
             t->rows--;
     }
+    if (variant && (t->warp || (p->op == WEFT_OP_ADAPTIVE_AVG_POOL && !pool_even(p)))) return "one row either way";
+    const bool small = outputs <= (double)CUDA_WAVE * (t->last ? t->vec : t->columns);
     d->ns = cuda_ns(hw, weft__bytes(p), 0.7, 1) + outputs * places / (0.1 * hw->gpu->gflops);
+    if (small != (variant == 1)) d->ns *= 1.2;
     return NULL;
 }
 

@@ -128,6 +128,7 @@ static inline weft_status pool_launch(const weft__exec *e, pool_args *a, const i
                                                       .passes = WEFT__PASS_SET(PASS_),                              \
                                                       .dtypes = CUDA_FLOATS,                                        \
                                                       .exact = true,                                                \
+                                                      .variants = variants,                                         \
                                                       .plan = plan,                                                 \
                                                       .run = run,                                                   \
                                                       WEFT__PARTS({source_, entry_, pool_defines, false})};         \
@@ -137,6 +138,7 @@ static inline weft_status pool_launch(const weft__exec *e, pool_args *a, const i
                                                       .engine = WEFT_ENGINE_CUDA,                                   \
                                                       .passes = WEFT__PASS_SET(PASS_),                              \
                                                       .dtypes = CUDA_FLOATS,                                        \
+                                                      .variants = variants,                                         \
                                                       .plan = plan,                                                 \
                                                       .run = run,                                                   \
                                                       WEFT__PARTS({source_, entry_, pool_defines, false})};         \
@@ -146,6 +148,7 @@ static inline weft_status pool_launch(const weft__exec *e, pool_args *a, const i
                                                                .engine = WEFT_ENGINE_CUDA,                          \
                                                                .passes = WEFT__PASS_SET(PASS_),                     \
                                                                .dtypes = CUDA_FLOATS,                               \
+                                                               .variants = variants,                                \
                                                                .plan = plan,                                        \
                                                                .run = run,                                          \
                                                                WEFT__PARTS({source_, entry_, pool_defines, false})}
