@@ -179,9 +179,17 @@ static weft_rates guess_cuda_conv(const weft_problem *p) {
                                                               : many)
                         : half        ? (side ? beside : half_dense)
                                       : dense;
-    weft_rates r = {family < 3 && last ? 8000 : 15000, row[2 * back], row[2 * back + 1]};
+    weft_rates r = {family < 3 && last ? 6000 : 15000, row[2 * back], row[2 * back + 1]};
     if (family == 2 && last && half) r.of_peak = 0.01;
     return r;
+}
+
+/* Softmax over channels that lie apart: a thread goes from one channel to the next, with the latency of memory; up to 64
+ * pixels share a block with 1024 threads. */
+static double steps_of_softmax(const weft_problem *p) {
+    const int64_t inner = p->in[0] * p->in[1] * p->in[2],
+                  share = inner > 0 && inner <= 64 && p->c >= 64 ? 1024 / inner : 1;
+    return (double)(p->c / share);
 }
 
 /* Memory-bound operators on an H200: shares of the bandwidth, each tensor once, forward and gradients. Pointwise ones
@@ -203,15 +211,20 @@ static bool guess_cuda(const weft_problem *p, weft_rates *r) {
         [WEFT_OP_COL2IM] = {4000, 0.1, 0.2},
     };
     if (p->device != WEFT_DEVICE_CUDA || !shares[p->op].ns) return false;
-    double share = p->pass == WEFT_PASS_FWD ? shares[p->op].fwd : shares[p->op].bwd;
-    const bool rows = is_last(p) || p->in[0] * p->in[1] * p->in[2] == 1;
+    const bool rows = is_last(p) || p->in[0] * p->in[1] * p->in[2] == 1, fwd = p->pass == WEFT_PASS_FWD;
+    double share = fwd ? shares[p->op].fwd : shares[p->op].bwd, ns = shares[p->op].ns;
     if (p->op == WEFT_OP_BATCH_NORM) { /* inference, and channels-last, read less */
-        if (!is_last(p)) share = p->pass == WEFT_PASS_FWD ? 0.46 : 0.38;
+        if (!is_last(p)) share = fwd ? 0.46 : 0.38;
         if (is_last(p)) share = 0.55;
         if (!p->attr[WEFT_BN_TRAIN]) share = 0.67;
     }
-    if ((p->op == WEFT_OP_SOFTMAX || p->op == WEFT_OP_LOG_SOFTMAX) && rows) share = 0.6;
-    *r = (weft_rates){shares[p->op].ns, 1, share};
+    if (p->op == WEFT_OP_SOFTMAX || p->op == WEFT_OP_LOG_SOFTMAX) {
+        if (rows) share = 0.6;
+        if (!rows) ns += (fwd ? 500 : 200) * steps_of_softmax(p);
+    }
+    if (p->op == WEFT_OP_MAX_POOL && is_last(p) && fwd) ns = 25000;
+    if (p->op == WEFT_OP_AVG_POOL && !is_last(p)) ns = 5500;
+    *r = (weft_rates){ns, 1, share};
     return true;
 }
 
