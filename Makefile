@@ -68,14 +68,14 @@ verify: all ## check RANDOM_PROBLEMS (20000) random problems against the referen
 gpu-test: ## on a machine with a GPU, offline, with its python3: the CUDA tiers; logs to $(OUT)
 	@PYTHON=$(or $(PYTHON),python3) WEFT_TEST_DEVICE=cuda $(RUN) gpu python torch package
 
-gpu-slow: all ## on a machine with a GPU: compute-sanitizer's memcheck and racecheck, then random problems; 5 minutes
-	@$(RUN) gpu_slow
+gpu-slow: ## on a machine with a GPU: compute-sanitizer's memcheck and racecheck, and random problems, side by side; 5 minutes
+	@PYTHON=$(or $(PYTHON),python3) $(RUN) gpu_memcheck gpu_racecheck gpu_random
 
 gpu-bench: export PYTHON := $(or $(PYTHON),python3)
-gpu-bench: ready ## on a machine with a GPU, offline, with its python3: weft beside torch; rows and logs to $(OUT)
+gpu-bench: ready ## on a machine with a GPU, offline, with its python3: weft beside torch, 5 minutes; rows and logs to $(OUT)
 	@mkdir -p $(OUT)
-	@WEFT_NVRTC=$${WEFT_NVRTC:-$$(cat $(BUILD)/nvrtc)} timeout 120 $(BUILD)/gpu_smoke 2>&1 | tee $(OUT)/gpu_smoke.log
-	@timeout 330 env $(WEFT_PY) bench --json $(OUT)/gpu.json $(call problems,gpu) 2>&1 | tee $(OUT)/gpu-bench.log
+	@WEFT_NVRTC=$${WEFT_NVRTC:-$$(cat $(BUILD)/nvrtc)} timeout 60 $(BUILD)/gpu_smoke 2>&1 | tee $(OUT)/gpu_smoke.log
+	@timeout 280 env $(WEFT_PY) bench --rounds 7 --json $(OUT)/gpu.json $(call problems,gpu) 2>&1 | tee $(OUT)/gpu-bench.log
 
 install: all ## install under PREFIX (/usr/local); DESTDIR is honoured
 	@DESTDIR=$(DESTDIR) cmake --install $(BUILD) --prefix $(PREFIX)

@@ -222,16 +222,23 @@ tier_gpu() {
     check 'the cases of tests/emulator' "$BUILD/weft" verify $(sed 's/#.*//' tests/emulator/cases.txt)
 }
 
-tier_gpu_slow() { # about 5 minutes: the sanitizers over some problems, then random ones
-    local why tool
+# make gpu-slow: three tiers side by side, each GPU_SECONDS long: the sanitizers over some problems, and random ones.
+GPU_SECONDS=${GPU_SECONDS:-200}
+tier_gpu_memcheck() { sanitize memcheck; }
+tier_gpu_racecheck() { sanitize racecheck; }
+sanitize() {
+    local why
     why=$(no_gpu)
-    [ -z "$why" ] || { skip gpu_slow "$why"; return; }
-    for tool in memcheck racecheck; do
-        has compute-sanitizer || { skip "$tool" 'no compute-sanitizer on this machine'; continue; }
-        check "$tool" compute-sanitizer --tool "$tool" --error-exitcode 9 --kernel-regex-exclude kns=_ref \
-            "$BUILD/weft" verify --device cuda --random 20000 --seconds 60 --seed "$SEED"
-    done
-    check 'random problems' "$BUILD/weft" verify --device cuda --random 1000000 --seconds 150 --seed "$SEED"
+    [ -n "$why" ] || has compute-sanitizer || why='no compute-sanitizer on this machine'
+    [ -z "$why" ] || { skip "$1" "$why"; return; }
+    check "$1" compute-sanitizer --tool "$1" --error-exitcode 9 --kernel-regex-exclude kns=_ref \
+        "$BUILD/weft" verify --device cuda --random 20000 --seconds "$GPU_SECONDS" --seed "$SEED"
+}
+tier_gpu_random() {
+    local why
+    why=$(no_gpu)
+    [ -z "$why" ] || { skip gpu_random "$why"; return; }
+    check 'random problems' "$BUILD/weft" verify --device cuda --random 1000000 --seconds "$GPU_SECONDS" --seed $((SEED + 1))
 }
 
 # ---------------------------------------------------------------- running them

@@ -124,8 +124,11 @@ class Cuda:
 
     def wall(self, run: Callable[[], Any]) -> float:
         """Milliseconds a call with the launches counted, calls back to back."""
-        calls = 50
         torch.cuda.synchronize(self.device)
+        start = time.perf_counter()
+        run()
+        torch.cuda.synchronize(self.device)
+        calls = max(3, min(50, int(0.25 / (time.perf_counter() - start + 1e-9))))
         start = time.perf_counter()
         for _ in range(calls):
             run()
