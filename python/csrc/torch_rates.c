@@ -184,8 +184,8 @@ static weft_rates guess_cuda_conv(const weft_problem *p) {
     return r;
 }
 
-/* Softmax over channels that lie apart: a thread goes from one channel to the next, with the latency of memory; up to 64
- * pixels share a block with 1024 threads. */
+/* Softmax over channels that lie apart: a thread goes from one channel to the next, with the latency of memory; up to
+ * 64 pixels share a block of 1024 threads. */
 static double steps_of_softmax(const weft_problem *p) {
     const int64_t inner = p->in[0] * p->in[1] * p->in[2],
                   share = inner > 0 && inner <= 64 && p->c >= 64 ? 1024 / inner : 1;
