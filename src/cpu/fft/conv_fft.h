@@ -1,11 +1,11 @@
-/* Convolution in tiles of 32 x 32: what the kernels by Fourier transform share. Tiles of the input overlap; those of
- * the output, 33 - k rows and columns each, do not. A spectrum is [point][tile][group][vector of channels], a vector
- * of real parts and one of imaginary parts. */
+/* Convolution in tiles: what the kernels by Fourier transform share. Tiles of the input, FFT_T rows and columns,
+ * overlap; those of the output, FFT_T + 1 - k rows and columns each, do not. A spectrum is
+ * [point][tile][group][vector of channels], a vector of real parts and one of imaginary parts. */
 #ifndef WEFT_CPU_FFT_CONV_FFT_H
 #define WEFT_CPU_FFT_CONV_FFT_H
 
 #include "cpu/conv/gemm_view.h"
-#include "cpu/fft/fft32.h"
+#include "cpu/fft/fft.h"
 
 enum { FFT_SLOTS = 32 };
 #if VF_REGS >= 32
@@ -46,8 +46,10 @@ static inline fft_shape fft_shape_of(const weft_problem *p, int64_t strip_bytes,
     return s;
 }
 
+/* Of the multiply-add peak, in products of spectra. */
+#define FFT_SHARE (VF_REGS >= 32 ? 0.7 : 0.62)
 /* Flops of one transform of a vector of channels, as many as it costs at the peak's rate. */
-#define FFT_TURN (2.0 * VF_LANES * 24000)
+#define FFT_TURN (2.0 * VF_LANES * (FFT_T == 8 ? 1800 : 28000) * (VF_REGS >= 32 ? 1 : 1.2))
 
 static inline const char *fft_refusal(const weft_problem *p) {
     const char *reason = cpu_epilogue_refusal(p);
@@ -55,7 +57,7 @@ static inline const char *fft_refusal(const weft_problem *p) {
     if (p->in[0] != 1 || p->kernel[0] != 1 || p->pad_lo[0] || p->pad_hi[0]) return "three spatial axes";
     for (int a = 1; a < 3; a++) {
         if (p->stride[a] != 1 || p->dilation[a] != 1) return "stride or dilation is not 1";
-        if (p->kernel[a] > FFT_T / 2 + 1) return "the window is over 17: too few valid outputs in a tile of 32";
+        if (p->kernel[a] > FFT_T / 2 + 1) return "the window is over half a tile: too few valid outputs";
         if (p->in[a] < p->kernel[a]) return "the input is smaller than the window";
         if (p->pad_lo[a] >= p->kernel[a] || p->pad_hi[a] >= p->kernel[a]) return "outputs that see only padding";
     }
@@ -90,21 +92,7 @@ VF_INLINE void fft_load_row(const fft_image *m, int64_t n, int64_t g, int64_t c,
                 gemm_factor_apply(lane[l], factor, m->factor.selects);
         }
         vf_transpose(lane);
-        VF_UNROLL for (int l = 0; l < VF_LANES; l++) vf_store(to + (k + l) * VF_LANES, lane[l]);
-    }
-}
-
-/* The points of the tile's spectrum to `to`, a vector of real parts and one of imaginary parts each; and from there. */
-VF_INLINE void fft_put_points(const fft_tile *t, float *to, int64_t point) {
-    for (int64_t f = 0; f < FFT_F; f++, to += point) {
-        vf_store(to, vf_load(t->re + f * VF_LANES));
-        vf_store(to + VF_LANES, vf_load(t->im + f * VF_LANES));
-    }
-}
-VF_INLINE void fft_get_points(const fft_tile *t, const float *from, int64_t point) {
-    for (int64_t f = 0; f < FFT_F; f++, from += point) {
-        vf_store(t->re + f * VF_LANES, vf_load(from));
-        vf_store(t->im + f * VF_LANES, vf_load(from + VF_LANES));
+        VF_UNROLL for (int l = 0; l < WEFT__MIN(VF_LANES, FFT_T); l++) vf_store(to + (k + l) * VF_LANES, lane[l]);
     }
 }
 
@@ -121,8 +109,7 @@ VF_INLINE void fft_tile_in(const fft_shape *s, const fft_image *m, int64_t first
         fft_load_row(m, n, g, c, top + y + 1, left, y + 1 < high ? wide : 0, t->other);
         fft_rows(t, y);
     }
-    fft_columns(t);
-    fft_put_points(t, to + i * 2 * VF_LANES, point);
+    fft_columns(t, to + i * 2 * VF_LANES, point);
 }
 
 /* ---------------------------------------------------------------- products of spectra at one point

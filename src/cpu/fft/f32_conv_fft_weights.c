@@ -2,13 +2,14 @@
  * Math:      diff_weights[o][c] = inverse(sum over tiles of X_c * conj(Y_o)) at the first kh x kw lags. A tile is
  *            32 x 32 inputs and the 33 - k rows and columns of diff_dst whose windows lie in it, zeros beside them: no
  *            lag of the window wraps around
- * Blocking:  as f32_conv_fft_nchw.c; the product of each point has channels as rows and sums over the tiles of a strip;
+ * Blocking:  as conv_fft_nchw.h; the product of each point has channels as rows and sums over the tiles of a strip;
  *            the spectrum of the gradient stays in memory from strip to strip. It is made in parts of the outputs, so
  *            that it and a strip stay near the last-level cache and under the limit; each part transforms src again
  * Traffic:   the spectra of src once per part, of diff_dst once, that of the gradient twice per strip
- * Roofline:  8 * 544 * tiles * c * o flops of the GEMM, as forward
+ * Roofline:  8 * 514 * tiles * c * o flops of the GEMM, as forward
  * Accuracy:  as forward: relative to the largest of the gradient. Not strict
  * Try:       weft bench conv2d:bwd_weights:f32:nchw:n1c64h256w256:o128k9p4 */
+#define FFT_T 32
 #include "cpu/fft/conv_fft.h"
 
 extern WEFT__KERNEL(conv_gemm_bwd_weights);
@@ -77,8 +78,7 @@ static void out_slot(void *arg, int64_t slot) {
     for (int64_t i = cpu_first(items, FFT_SLOTS, slot); i < cpu_first(items, FFT_SLOTS, slot + 1); i++) {
         const int64_t o = q->diff.from + i % s->ob * VF_LANES, c = i / s->ob % s->ic, g = i / s->ob / s->ic;
         const int64_t some = WEFT__MIN(VF_LANES, s->oc - o); /* none behind the last part */
-        fft_get_points(&t, q->w + i * 2 * VF_LANES, s->w_point);
-        fft_columns_back(&t);
+        fft_columns_back(&t, q->w + i * 2 * VF_LANES, s->w_point);
         for (int64_t y = 0; y < s->kh; y += 2) {
             fft_rows_back(&t, y);
             for (int64_t r = y; r < WEFT__MIN(y + 2, s->kh); r++)
@@ -144,8 +144,9 @@ static const char *plan(const weft_problem *p, const weft__hw *hw, int variant, 
     const double traffic = 8.0 * FFT_F * strips * (double)(s.w_point + s.x_point + s.y_point);
     const int64_t floats = FFT_F * (s.x_point + s.y_point + s.w_point) + FFT_SLOTS * fft_tile_floats();
     out->workspace = WEFT__MAX(bias.workspace, (size_t)floats * sizeof(float));
-    out->ns = parts * (cpu_cost(hw, weft__bytes(p) + traffic, product / 0.8 + turns, 1) + 3000 * strips) + bias.ns;
-    out->ns += 0.4 * (double)out->workspace; /* the first touch */
+    out->ns =
+        parts * (cpu_cost(hw, weft__bytes(p) + traffic, product / FFT_SHARE + turns, 1) + 3000 * strips) + bias.ns;
+    out->ns += 0.06 * (double)out->workspace; /* the first touch */
     return NULL;
 }
 

@@ -1,12 +1,13 @@
-/* Complex Fourier transforms of 32 points and real ones of 32 x 32, each point a vector: the lanes are channels, so
- * nothing is shuffled. The inverse is the forward transform with the parts of input and output exchanged, times
- * 1/32. */
-#ifndef WEFT_CPU_FFT_FFT32_H
-#define WEFT_CPU_FFT_FFT32_H
+/* Complex Fourier transforms of FFT_T points and real ones of FFT_T x FFT_T, each point a vector: the lanes are
+ * channels, so nothing is shuffled. The inverse is the forward transform with the parts of input and output exchanged,
+ * times 1/FFT_T. The file that includes this says by FFT_T whether tiles have 8 or 32 rows. */
+#ifndef WEFT_CPU_FFT_FFT_H
+#define WEFT_CPU_FFT_FFT_H
 
 #include "cpu/frame.h"
 
-enum { FFT_T = 32, FFT_H = FFT_T / 2 + 1, FFT_F = FFT_T * FFT_H }; /* points, kept of a real row, kept of a tile */
+/* Points kept of a real row; of all rows; and those of them that say all. */
+enum { FFT_H = FFT_T / 2 + 1, FFT_ALL = FFT_T * FFT_H, FFT_F = FFT_T * FFT_T / 2 + 2 };
 
 #define FFT_R 0.70710678118654752440f
 
@@ -46,6 +47,22 @@ VF_INLINE void fft8(vf re[8], vf im[8]) {
     }
 }
 
+/* FFT_T points, `step` floats apart. */
+typedef struct fft_points {
+    float *re, *im;
+    int64_t step;
+} fft_points;
+
+#if FFT_T == 8
+static void fft_line(const fft_points *from, const fft_points *to) {
+    vf r[8], i[8];
+    VF_UNROLL for (int k = 0; k < 8; k++) r[k] = vf_load(from->re + k * from->step);
+    VF_UNROLL for (int k = 0; k < 8; k++) i[k] = vf_load(from->im + k * from->step);
+    fft8(r, i);
+    VF_UNROLL for (int k = 0; k < 8; k++) vf_store(to->re + k * to->step, r[k]);
+    VF_UNROLL for (int k = 0; k < 8; k++) vf_store(to->im + k * to->step, i[k]);
+}
+#else
 /* cos and -sin of 2 pi j k / 32, j below 4, k below 8. */
 static const float fft_cos[4][8] = {
     {1, 1, 1, 1, 1, 1, 1, 1},
@@ -60,14 +77,14 @@ static const float fft_sin[4][8] = {
     {0, -0.55557023f, -0.92387953f, -0.98078528f, -0.70710678f, -0.19509032f, 0.38268343f, 0.83146961f},
 };
 
-/* 32 points in place, `step` floats apart: four transforms of 8, twiddles, eight of 4. */
-static void fft32(float *re, float *im, int64_t step) {
+/* 32 points: four transforms of 8, twiddles, eight of 4. All is read before any is written. */
+static void fft_line(const fft_points *from, const fft_points *to) {
     float tr[4][8][VF_LANES], ti[4][8][VF_LANES];
     VF_UNROLL for (int j = 0; j < 4; j++) {
         vf r[8], i[8];
         VF_UNROLL for (int n = 0; n < 8; n++) {
-            r[n] = vf_load(re + (4 * n + j) * step);
-            i[n] = vf_load(im + (4 * n + j) * step);
+            r[n] = vf_load(from->re + (4 * n + j) * from->step);
+            i[n] = vf_load(from->im + (4 * n + j) * from->step);
         }
         fft8(r, i);
         VF_UNROLL for (int k = 0; k < 8; k++) {
@@ -82,28 +99,31 @@ static void fft32(float *re, float *im, int64_t step) {
         VF_UNROLL for (int j = 0; j < 4; j++) r[j] = vf_load(tr[j][k]), i[j] = vf_load(ti[j][k]);
         fft4(r, i);
         VF_UNROLL for (int j = 0; j < 4; j++) {
-            vf_store(re + (k + 8 * j) * step, r[j]);
-            vf_store(im + (k + 8 * j) * step, i[j]);
+            vf_store(to->re + (k + 8 * j) * to->step, r[j]);
+            vf_store(to->im + (k + 8 * j) * to->step, i[j]);
         }
     }
 }
 
+#endif
+
 /* ---------------------------------------------------------------- tiles
- * A tile in work is two rows of points and the spectrum of all: 2 FFT_T + 2 FFT_F vectors. The spectrum of row y, point
- * k stands at (y * FFT_H + k). */
+ * A tile in work is two rows of points and the spectrum of all: 2 FFT_T + 2 FFT_ALL vectors. The spectrum of row y,
+ * point k stands at (y * FFT_H + k). */
 typedef struct fft_tile {
     float *row, *other, *re, *im;
 } fft_tile;
 
-VF_INLINE int64_t fft_tile_floats(void) { return (2 * FFT_T + 2 * FFT_F) * VF_LANES; }
+VF_INLINE int64_t fft_tile_floats(void) { return (2 * FFT_T + 2 * FFT_ALL) * VF_LANES; }
 VF_INLINE fft_tile fft_tile_at(float *room) {
     return (fft_tile){room, room + FFT_T * VF_LANES, room + 2 * FFT_T * VF_LANES,
-                      room + (2 * FFT_T + FFT_F) * VF_LANES};
+                      room + (2 * FFT_T + FFT_ALL) * VF_LANES};
 }
 
 /* Rows y and y + 1 are in row and other: their spectra, each times 2. */
 VF_INLINE void fft_rows(const fft_tile *t, int64_t y) {
-    fft32(t->row, t->other, VF_LANES);
+    const fft_points line = {t->row, t->other, VF_LANES};
+    fft_line(&line, &line);
     for (int64_t k = 0; k < FFT_H; k++) {
         const int64_t m = (FFT_T - k) % FFT_T, to = (y * FFT_H + k) * VF_LANES, next = to + FFT_H * VF_LANES;
         const vf r = vf_load(t->row + k * VF_LANES), i = vf_load(t->other + k * VF_LANES);
@@ -113,7 +133,7 @@ VF_INLINE void fft_rows(const fft_tile *t, int64_t y) {
     }
 }
 
-/* The other way: the spectra of rows y and y + 1 to 32 times the rows. */
+/* The other way: the spectra of rows y and y + 1 to FFT_T times the rows. */
 VF_INLINE void fft_rows_back(const fft_tile *t, int64_t y) {
     for (int64_t k = 0; k < FFT_H; k++) {
         const int64_t m = (FFT_T - k) % FFT_T, from = (y * FFT_H + k) * VF_LANES, next = from + FFT_H * VF_LANES;
@@ -122,14 +142,43 @@ VF_INLINE void fft_rows_back(const fft_tile *t, int64_t y) {
         vf_store(t->row + m * VF_LANES, vf_add(ar, bi)), vf_store(t->other + m * VF_LANES, vf_sub(br, ai));
         vf_store(t->row + k * VF_LANES, vf_sub(ar, bi)), vf_store(t->other + k * VF_LANES, vf_add(ai, br));
     }
-    fft32(t->other, t->row, VF_LANES);
+    const fft_points line = {t->other, t->row, VF_LANES};
+    fft_line(&line, &line);
 }
 
-VF_INLINE void fft_columns(const fft_tile *t) {
-    for (int64_t k = 0; k < FFT_H; k++) fft32(t->re + k * VF_LANES, t->im + k * VF_LANES, FFT_H * VF_LANES);
+/* The spectrum of a tile outside: FFT_F points, each a vector of real parts and one of imaginary parts, `point` floats
+ * apart. Point r of column k of it; of the first and the last column, those of real values, the first half. */
+VF_INLINE int64_t fft_at(int64_t k) { return k == 0 ? 0 : k == FFT_H - 1 ? FFT_H : 2 * FFT_H + (k - 1) * FFT_T; }
+
+VF_INLINE fft_points fft_column(const fft_tile *t, int64_t k) {
+    return (fft_points){t->re + k * VF_LANES, t->im + k * VF_LANES, FFT_H * VF_LANES};
 }
-VF_INLINE void fft_columns_back(const fft_tile *t) {
-    for (int64_t k = 0; k < FFT_H; k++) fft32(t->im + k * VF_LANES, t->re + k * VF_LANES, FFT_H * VF_LANES);
+
+VF_INLINE void fft_columns(const fft_tile *t, float *to, int64_t point) {
+    for (int64_t k = 0; k < FFT_H; k++) {
+        const bool real = k == 0 || k == FFT_H - 1;
+        const fft_points line = fft_column(t, k),
+                         out = {to + fft_at(k) * point, to + fft_at(k) * point + VF_LANES, point};
+        fft_line(&line, real ? &line : &out);
+        for (int64_t r = 0; r < FFT_H && real; r++) {
+            vf_store(out.re + r * point, vf_load(line.re + r * line.step));
+            vf_store(out.im + r * point, vf_load(line.im + r * line.step));
+        }
+    }
+}
+VF_INLINE void fft_columns_back(const fft_tile *t, float *from, int64_t point) {
+    for (int64_t k = 0; k < FFT_H; k++) {
+        const bool real = k == 0 || k == FFT_H - 1;
+        const fft_points line = fft_column(t, k),
+                         in = {from + fft_at(k) * point, from + fft_at(k) * point + VF_LANES, point};
+        for (int64_t r = 0; r < FFT_T && real; r++) {
+            const int64_t at = (r < FFT_H ? r : FFT_T - r) * point;
+            vf_store(line.re + r * line.step, vf_load(in.re + at));
+            vf_store(line.im + r * line.step, r < FFT_H ? vf_load(in.im + at) : vf_sub(vf_zero(), vf_load(in.im + at)));
+        }
+        const fft_points turned = {line.im, line.re, line.step}, outside = {in.im, in.re, in.step};
+        fft_line(real ? &turned : &outside, &turned);
+    }
 }
 
 #endif
