@@ -16,6 +16,13 @@
  * Try:       weft bench causal_conv1d:fwd:f32:nwc:n1c1024w4096:k4:bias+silu */
 #include "cpu/causal_conv/causal.h"
 
+/* The build with instructions of bf16 is for bf16 alone. */
+#ifdef __AVX512BF16__
+enum { ONLY_BF16 = 1, DTYPES_HERE = WEFT__DTYPE_SET(BF16) };
+#else
+enum { ONLY_BF16 = 0, DTYPES_HERE = CAUSAL_DTYPES };
+#endif
+
 enum { P = 4, SLOTS = 16, BLOCK = 2048 }; /* BLOCK: bytes of a row */
 
 typedef struct job {
@@ -47,6 +54,7 @@ typedef struct group {
     vf v[2];
 } group;
 
+VF_INLINE int dtype_of(const job *q) { return ONLY_BF16 ? WEFT_DTYPE_BF16 : (int)q->src.t->dtype; }
 VF_INLINE int vectors_of(const int dtype) { return dtype == WEFT_DTYPE_BF16 ? 2 : 1; }
 #define EACH(v, dtype) VF_UNROLL for (int v = 0; v < vectors_of(dtype); v++)
 
@@ -129,13 +137,13 @@ static void look(const span *s, int64_t t, line *tap) {
     }
 }
 
-/* For each group of the block, the last one perhaps in part. */
-#define EACH_GROUP(s, dtype, body)                                      \
-    do {                                                                \
-        const int64_t whole = vectors_of(dtype) * VF_LANES;             \
-        int64_t c = (s)->c0;                                            \
-        for (; c + whole <= (s)->c1; c += whole) body(c, whole, false); \
-        if (c < (s)->c1) body(c, (s)->c1 - c, true);                    \
+/* For each whole group of the block; then what is left of one, in code for any width and data type. */
+#define EACH_GROUP(s, dtype, whole_group, part_group)            \
+    do {                                                         \
+        const int64_t whole = vectors_of(dtype) * VF_LANES;      \
+        int64_t c = (s)->c0;                                     \
+        for (; c + whole <= (s)->c1; c += whole) whole_group(c); \
+        if (c < (s)->c1) part_group(s, &g, c, (s)->c1 - c);      \
     } while (0)
 
 /* P tokens: where the k - 1 before them begin, their gradients, and steps from one token to the next. */
@@ -192,11 +200,13 @@ VF_INLINE void tile_sums(const job *q, const window *x, const float *w, vf *z, c
 }
 
 /* ---------------------------------------------------------------- forward */
-VF_INLINE void forward_group(const job *q, const tile *g, int64_t c, int64_t count, const int dtype, const int K,
+VF_INLINE void forward_group(const span *s, const tile *g, int64_t c, int64_t count, const int dtype, const int K,
                              const bool tail) {
+    const job *q = s->q;
     group y[P];
     vf z[P];
     window x;
+    VF_UNROLL for (int i = 0; i < P; i++) y[i] = none();
     VF_UNROLL for (int i = 0; i < P; i++) prefetch(dtype, at_step(g->x, g->x_step, 2 * P + i - 1), c);
     open_window(&x, g, c, count, dtype, K, tail);
     EACH(part, dtype) {
@@ -207,6 +217,10 @@ VF_INLINE void forward_group(const job *q, const tile *g, int64_t c, int64_t cou
     VF_UNROLL for (int i = 0; i < P; i++) store(dtype, at_step(g->y, g->y_step, i), c, y[i], count, tail, g->stream);
 }
 
+static __attribute__((noinline)) void forward_part(const span *s, const tile *g, int64_t c, int64_t count) {
+    forward_group(s, g, c, count, dtype_of(s->q), 0, true);
+}
+
 VF_INLINE void forward_tile(const span *s, int64_t t, bool stream, const int dtype, const int K) {
     const job *q = s->q;
     const tile g = {.x = line_of(q->src, s->n, t - (q->k - 1)),
@@ -214,9 +228,9 @@ VF_INLINE void forward_tile(const span *s, int64_t t, bool stream, const int dty
                     .x_step = q->src.t->strides[4],
                     .y_step = q->dst.t->strides[4],
                     .stream = stream};
-#define BODY(c, count, tail) forward_group(q, &g, c, count, dtype, K, tail)
-    EACH_GROUP(s, dtype, BODY);
-#undef BODY
+#define WHOLE(c) forward_group(s, &g, c, 0, dtype, K, false)
+    EACH_GROUP(s, dtype, WHOLE, forward_part);
+#undef WHOLE
 }
 
 VF_INLINE group careful_sum(const span *s, const line *tap, int64_t c, int64_t count, const int dtype) {
@@ -332,6 +346,10 @@ VF_INLINE void backward_group(const span *s, const tile *g, int64_t c, int64_t c
             store(dtype, at_step(g->y, g->y_step, i), c, out[i], count, tail, g->stream);
 }
 
+static __attribute__((noinline)) void backward_part(const span *s, const tile *g, int64_t c, int64_t count) {
+    backward_group(s, g, c, count, dtype_of(s->q), 0, true);
+}
+
 VF_INLINE void backward_tile(const span *s, int64_t t, bool stream, const int dtype, const int K) {
     const job *q = s->q;
     tile g = {.x = line_of(q->src, s->n, t - (q->k - 1)), .dy = line_of(q->diff_dst, s->n, t), .stream = stream};
@@ -339,9 +357,9 @@ VF_INLINE void backward_tile(const span *s, int64_t t, bool stream, const int dt
     g.dy_step = q->diff_dst.t->strides[4];
     if (q->diff_src.t) g.y = line_of(q->diff_src, s->n, t), g.y_step = q->diff_src.t->strides[4];
     g.t = t;
-#define BODY(c, count, tail) backward_group(s, &g, c, count, dtype, K, tail)
-    EACH_GROUP(s, dtype, BODY);
-#undef BODY
+#define WHOLE(c) backward_group(s, &g, c, 0, dtype, K, false)
+    EACH_GROUP(s, dtype, WHOLE, backward_part);
+#undef WHOLE
 }
 
 /* dz of one token into the ring; own: it counts in this slot's sums. */
@@ -448,12 +466,6 @@ VF_INLINE void run_items(const job *q, int64_t slot, const bool forward, const i
     if (q->stream) vf_stream_end();
 }
 
-/* The build with instructions of bf16 is for bf16 alone. */
-#ifdef __AVX512BF16__
-enum { ONLY_BF16 = 1, DTYPES_HERE = WEFT__DTYPE_SET(BF16) };
-#else
-enum { ONLY_BF16 = 0, DTYPES_HERE = CAUSAL_DTYPES };
-#endif
 VF_INLINE void run_by_dtype(const job *q, int64_t slot, const bool forward) {
     if (!ONLY_BF16 && q->src.t->dtype == WEFT_DTYPE_F32)
         run_items(q, slot, forward, WEFT_DTYPE_F32);
