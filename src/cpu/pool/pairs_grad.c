@@ -49,20 +49,36 @@ VF_INLINE vi index_of(const task *q, int64_t at, int64_t n) {
     return pool_index(index, q->index_dtype, at, n);
 }
 
-/* Windows j, j + 1, ...; behind the end of a row their gradient is 0, whatever their index. */
-VF_INLINE part see(const task *q, const state *t, const row r[2], int64_t j, const kind k, const int dtype) {
+/* Windows j, j + 1, ... of both rows; whole: no row ends among them. Behind the end their gradient is 0, whatever their
+ * index. */
+VF_INLINE part see(const task *q, const state *t, const row r[2], int64_t j, const kind k, const int dtype,
+                   const bool whole) {
     const void *diff = q->e->ptr[WEFT_ROLE_DIFF_DST];
     part p;
     VF_UNROLL for (int i = 0; i < 2; i++) {
         const int64_t n = r[i].count - j, at = r[i].at + j;
-        p.diff[i] = n >= VF_LANES ? vf_load_as(dtype, diff, at) : vf_load_count_as(dtype, diff, at, n);
-        p.index[i] = k == MEAN ? vi_zero() : index_of(q, at, n);
+        p.diff[i] = vf_zero(), p.index[i] = vi_zero();
+        if (n <= 0) continue;
+        p.diff[i] = whole ? vf_load_as(dtype, diff, at) : vf_load_count_as(dtype, diff, at, n);
+        if (k != MEAN) p.index[i] = index_of(q, at, whole ? VF_LANES : n);
         if (k == MEAN) p.diff[i] = vf_div(p.diff[i], vf_mul(vf_load(t->counts + j), vf_set1(r[i].scale)));
     }
     if (k == MEAN) {
         const vf alone = p.diff[0];
         p.diff[0] = vf_add(p.diff[0], p.diff[1]), p.diff[1] = alone;
     }
+    return p;
+}
+/* The same where a row ends, for any kind and data type. */
+static __attribute__((noinline)) void see_end(part *p, const task *q, const state *t, const row r[2], int64_t j,
+                                              kind k) {
+    *p = see(q, t, r, j, k, t->out.dtype, false);
+}
+VF_INLINE bool ends(row r, int64_t j) { return r.count > j && r.count - j < VF_LANES; }
+VF_INLINE part see_windows(const task *q, const state *t, const row r[2], int64_t j, const kind k, const int dtype) {
+    if (!ends(r[0], j) && !ends(r[1], j)) return see(q, t, r, j, k, dtype, true);
+    part p;
+    see_end(&p, q, t, r, j, k);
     return p;
 }
 
@@ -88,15 +104,15 @@ VF_INLINE void two_rows(const task *q, const state *t, const row r[2], float *co
                         const kind k, const int pad, const int kw, const int dtype) {
     const int64_t width = q->e->p->in[2];
     part now = {{vf_zero(), vf_zero()}, {vi_zero(), vi_zero()}}, beside, next = now;
-    if (pad) next = see(q, t, r, 0, k, dtype);
+    if (pad) next = see_windows(q, t, r, 0, k, dtype);
     vi x = vi_add(vi_iota(), vi_iota());
     for (int64_t j = 0; 2 * j < width; j += VF_LANES) {
         if (pad) {
-            now = next, next = see(q, t, r, j + VF_LANES, k, dtype);
+            now = next, next = see_windows(q, t, r, j + VF_LANES, k, dtype);
             beside = slide(now, next, 1, k);
         } else {
             const part before = now;
-            now = see(q, t, r, j, k, dtype);
+            now = see_windows(q, t, r, j, k, dtype);
             beside = slide(before, now, VF_LANES - 1, k);
         }
         vf sum[2][2];
