@@ -165,6 +165,7 @@ VF_INLINE void find_masks(masks *m, const dwf_block *b, int64_t cols) {
     }
 }
 
+/* m NULL: the rows are in scratch, where the padding is zeros. */
 VF_INLINE void columns(const dwf_block *b, const masks *m, float *out, int64_t pitch, int64_t y, int64_t cols,
                        const int R, const int mode, const int KW, const int S, const bool masked) {
     int64_t n = 0;
@@ -172,7 +173,7 @@ VF_INLINE void columns(const dwf_block *b, const masks *m, float *out, int64_t p
         const step t = step_of(b, x, cols);
         x += t.fit * VF_LANES;
 #define TILE(V)                                                                         \
-    if (t.fit == V && masked && t.edge)                                                 \
+    if (t.fit == V && masked && m && t.edge)                                            \
         tile(b, out, pitch, y, t.x, t.last, cols, m->of[n++], R, V, mode, KW, S, true); \
     else if (t.fit == V)                                                                \
         tile(b, out, pitch, y, t.x, t.last, cols, NULL, R, V, mode, KW, S, false);
@@ -201,47 +202,44 @@ VF_INLINE void sum_rows(const dwf_block *b, const masks *m, float *out, int64_t 
                                                int64_t rows, int64_t cols) {                                  \
         sum_rows(b, m, out, pitch, rows, cols, __VA_ARGS__);                                                  \
     }
-#define BOTH(name, ...)                       \
-    ROWS_OF(name##_padded, __VA_ARGS__, true) \
-    ROWS_OF(name##_inside, __VA_ARGS__, false)
-BOTH(rows_3, UNROLLED, 3, 1)
+ROWS_OF(rows_3, UNROLLED, 3, 1, true)
 ROWS_OF(rows_3_by_2, UNROLLED, 3, 2, false)
-BOTH(rows_5, SHARED, 5, 1)
-BOTH(rows_7, SHARED, 7, 1)
-BOTH(rows_shared, SHARED, 0, 0)
-BOTH(rows_apart, APART, 0, 0)
-#undef BOTH
+ROWS_OF(rows_5, SHARED, 5, 1, true)
+ROWS_OF(rows_7, SHARED, 7, 1, true)
+ROWS_OF(rows_shared, SHARED, 0, 0, true)
+ROWS_OF(rows_apart, APART, 0, 0, true)
 #undef ROWS_OF
 
-/* in_place: rows as the caller has them; else rows in scratch, where the padding is zeros. */
-VF_INLINE void sum_all(const dwf_block *b, const masks *m, float *out, int64_t pitch, int64_t rows, int64_t cols,
-                       const bool masked) {
-    const bool plain = b->gap_h == 1 && b->gap_w == 1 && b->step_h == b->step_w;
-    const bool share = b->step_h == 1 && b->gap_h == 1 && b->kh >= ROWS - 1, next = b->step_w == 1 && b->gap_w == 1;
-#define RUN(name) (masked ? name##_padded : name##_inside)(b, m, out, pitch, rows, cols)
-    if (rows < ROWS)
-        for (int64_t y = 0; y < rows; y++) columns(b, m, out, pitch, y, cols, 1, APART, 0, 0, masked);
-    else if (plain && b->kh == 3 && b->kw == 3 && b->step_h == 1)
-        RUN(rows_3);
-    else if (!masked && plain && b->kh == 3 && b->kw == 3 && b->step_h == 2)
-        rows_3_by_2(b, m, out, pitch, rows, cols);
-    else if (share && next && b->kw == 5)
-        RUN(rows_5);
-    else if (share && next && b->kw == 7)
-        RUN(rows_7);
-    else if (share)
-        RUN(rows_shared);
-    else
-        RUN(rows_apart);
-#undef RUN
+static void few_rows(const dwf_block *b, const masks *m, float *out, int64_t pitch, int64_t rows, int64_t cols) {
+    for (int64_t y = 0; y < rows; y++) columns(b, m, out, pitch, y, cols, 1, APART, 0, 0, true);
 }
 
+static void sum_all(const dwf_block *b, const masks *m, float *out, int64_t pitch, int64_t rows, int64_t cols) {
+    const bool plain = b->gap_h == 1 && b->gap_w == 1 && b->step_h == b->step_w;
+    const bool share = b->step_h == 1 && b->gap_h == 1 && b->kh >= ROWS - 1, next = b->step_w == 1 && b->gap_w == 1;
+    if (rows < ROWS)
+        few_rows(b, m, out, pitch, rows, cols);
+    else if (plain && b->kh == 3 && b->kw == 3 && b->step_h == 1)
+        rows_3(b, m, out, pitch, rows, cols);
+    else if (!m && plain && b->kh == 3 && b->kw == 3 && b->step_h == 2)
+        rows_3_by_2(b, m, out, pitch, rows, cols);
+    else if (share && next && b->kw == 5)
+        rows_5(b, m, out, pitch, rows, cols);
+    else if (share && next && b->kw == 7)
+        rows_7(b, m, out, pitch, rows, cols);
+    else if (share)
+        rows_shared(b, m, out, pitch, rows, cols);
+    else
+        rows_apart(b, m, out, pitch, rows, cols);
+}
+
+/* in_place: rows as the caller has them; else rows in scratch. */
 void dwf_sum(const dwf_block *b, float *out, int64_t pitch, int64_t rows, int64_t cols) {
     if (b->in_place) {
         masks m;
         find_masks(&m, b, cols);
-        sum_all(b, &m, out, pitch, rows, cols, true);
+        sum_all(b, &m, out, pitch, rows, cols);
     } else {
-        sum_all(b, NULL, out, pitch, rows, cols, false);
+        sum_all(b, NULL, out, pitch, rows, cols);
     }
 }
