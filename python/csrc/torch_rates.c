@@ -213,9 +213,8 @@ static bool guess_cuda(const weft_problem *p, weft_rates *r) {
     if (p->device != WEFT_DEVICE_CUDA || !shares[p->op].ns) return false;
     const bool rows = is_last(p) || p->in[0] * p->in[1] * p->in[2] == 1, fwd = p->pass == WEFT_PASS_FWD;
     double share = fwd ? shares[p->op].fwd : shares[p->op].bwd, ns = shares[p->op].ns;
-    if (p->op == WEFT_OP_BATCH_NORM) { /* inference, and channels-last, read less */
-        if (!is_last(p)) share = fwd ? 0.46 : 0.38;
-        if (is_last(p)) share = 0.55;
+    if (p->op == WEFT_OP_BATCH_NORM) { /* inference reads less; the operators below torch.nn's, which is cuDNN's */
+        share = is_last(p) ? 0.48 : fwd ? 0.46 : 0.38;
         if (!p->attr[WEFT_BN_TRAIN]) share = 0.67;
     }
     if (p->op == WEFT_OP_SOFTMAX || p->op == WEFT_OP_LOG_SOFTMAX) {
