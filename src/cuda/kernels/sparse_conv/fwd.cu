@@ -5,7 +5,7 @@
  *            tell whether it is padding, the value. Then each thread goes over them with all of its outputs
  * Traffic:   an element of src for every product, from L1 and L2; dst once
  * Roofline:  instructions: some 8 for each product of a warp
- * Assumes:   src and dst dense channels-first and of the type of the weights, less than 2^31 elements of a group's image
+ * Assumes:   src and dst dense channels-first and of the type of the weights, less than 2^30 elements of an image
  * Try:       weft bench sparse_conv2d:fwd:f32:nchw:n8c256h56w56:o256k3p1nnz58982@cuda */
 #ifndef __CUDACC_RTC__
 #include "frame.h"
