@@ -45,7 +45,7 @@ static const char *plan(const weft_problem *p, const weft__hw *hw, int variant, 
             t->rows--;
     }
     if (variant && (t->warp || (p->op == WEFT_OP_ADAPTIVE_AVG_POOL && !pool_even(p)))) return "one row either way";
-    const bool small = outputs <= (double)CUDA_WAVE * (t->last ? t->vec : t->columns);
+    const bool small = outputs <= 8.0 * CUDA_WAVE * (t->last ? t->vec : t->columns);
     d->ns = cuda_ns(hw, weft__bytes(p), 0.7, 1) + outputs * places / (0.1 * hw->gpu->gflops);
     if (small != (variant == 1)) d->ns *= 1.2;
     return NULL;
