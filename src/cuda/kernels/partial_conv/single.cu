@@ -1,7 +1,7 @@
 /* Partial convolution with one input and one output channel in each group: forward and the gradient of the data; any
  * strides; f32, f16, bf16. The planes that any partial convolution has besides its products, sums, mask and ratio, are
  * such a problem of ones.
- * Math:      as in src/ref/partial_conv.h; sums in f32, the ratio in f64
+ * Math:      as in src/ref/partial_conv.h; sums of masks in f32, all else in f64
  * Blocking:  an output of each thread, which goes over the taps
  * Traffic:   windows from L1 and L2, results once
  * Roofline:  latency: planes are small beside the data
@@ -153,10 +153,10 @@ static __device__ __forceinline__ double ratio(const partial_args &a, double sum
 }
 
 /* diff_dst times the ratio of its window. */
-static __device__ __forceinline__ float scaled(const partial_args &a, const place &p, int z, int y, int x) {
+static __device__ __forceinline__ double scaled(const partial_args &a, const place &p, int z, int y, int x) {
     const double sum = widen(element<SUMS_T>(a.sums, ONE ? 0 : p.n, MASK == 2 ? p.c : 0, z, y, x));
     const double d = widen(element<DIFF_T>(a.diff_dst, p.n, p.c, z, y, x)) * ratio(a, sum);
-    return (float)(BIASED ? d * share(sum) : d);
+    return BIASED ? d * share(sum) : d;
 }
 
 template <class E> static __device__ __forceinline__ E narrow_mask(float v) { return narrow<E>(v); }
@@ -170,7 +170,8 @@ static __device__ __forceinline__ void put_sums(const partial_args &a, const pla
 }
 
 static __device__ __forceinline__ void output(const partial_args &a, const place &p) {
-    float total = 0, sum = 0;
+    double total = 0;
+    float sum = 0;
     for (int r = 0; r < a.kernel[0]; r++) {
         const int z = join(a, 0, p.at[0], r);
         for (int s = 0; z >= 0 && s < a.kernel[1]; s++) {
@@ -180,17 +181,17 @@ static __device__ __forceinline__ void output(const partial_args &a, const place
                 if (x < 0) continue;
                 const float w = widen(element<WEIGHTS_T>(a.weights, p.c, 0, r, s, t));
                 if (BWD) {
-                    total = fmaf(scaled(a, p, z, y, x), w, total);
+                    total += scaled(a, p, z, y, x) * w;
                 } else {
                     sum += mask_of(a, p, z, y, x, 1);
-                    total = fmaf(mask_of(a, p, z, y, x, widen(element<SRC_T>(a.src, p.n, p.c, z, y, x))), w, total);
+                    total += (double)mask_of(a, p, z, y, x, widen(element<SRC_T>(a.src, p.n, p.c, z, y, x))) * w;
                 }
             }
         }
     }
     if (!BWD) put_sums(a, p, sum);
-    total = BWD ? mask_of(a, p, p.at[0], p.at[1], p.at[2], total) : (float)(total * ratio(a, sum));
-    element<T>(a.dst, p.n, p.c, p.at[0], p.at[1], p.at[2]) = narrow<T>(total);
+    const float v = BWD ? mask_of(a, p, p.at[0], p.at[1], p.at[2], (float)total) : (float)(total * ratio(a, sum));
+    element<T>(a.dst, p.n, p.c, p.at[0], p.at[1], p.at[2]) = narrow<T>(v);
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS) partial_single(const __grid_constant__ partial_args a) {
