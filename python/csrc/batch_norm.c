@@ -5,7 +5,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "batch_norm_peer.h"
+#include "binding.h"
 
 enum { INPUT, WEIGHT, BIAS, MEAN, VAR, EPS, MOMENTUM }; /* forward operators */
 enum { B_GRAD, B_INPUT, B_WEIGHT, B_MEAN, B_SPREAD, B_TRAINING, B_EPS };
@@ -130,6 +130,27 @@ static bool put_forward(wt_call *call, weft_problem *p, weft_args *args, bool tr
     return true;
 }
 
+/* ---------------------------------------------------------------- PyTorch's own
+ * It takes data and parameters of one type, or data of 16 bits with float32 beside it; that is also what makes the
+ * statistics it returns those that weft keeps. Its gradient reads parameters as if they lay side by side (2.13, CPU): a
+ * vector with gaps is not for it. */
+static bool fits_beside(const wt_tensor *x, const wt_tensor *t, bool narrow) {
+    return !t->handle ||
+           ((t->sizes[0] <= 1 || t->strides[0] == 1) && (narrow ? t->dtype == WEFT_DTYPE_F32 : t->code == x->code));
+}
+
+/* data, weight: where they stand; the other parameters and statistics follow the weight. */
+static bool torch_takes(const wt_call *call, int data, int weight) {
+    const wt_tensor *x = &call->arg[data].tensor;
+    bool narrow = x->dtype == WEFT_DTYPE_F16 || x->dtype == WEFT_DTYPE_BF16;
+    /* there the float32 gradients of its parameters are good to 16 bits, and this forward pass is not the one that
+     * torch.nn takes, cuDNN's, but one of half the speed */
+    if (narrow && (call->cuda || !call->arg[weight].tensor.handle)) return false;
+    for (int at = weight; call->op->kind[at] == WT_TENSOR || call->op->kind[at] == WT_TENSOR_OR_NONE; at++)
+        if (!fits_beside(x, &call->arg[at].tensor, narrow)) return false;
+    return true;
+}
+
 /* ---------------------------------------------------------------- operators */
 static bool run_batch_norm(wt_call *call) {
     weft_problem p;
@@ -140,7 +161,7 @@ static bool run_batch_norm(wt_call *call) {
     if (!p.c) return true; /* nothing, and a problem has channels */
     put_vector(&p, &args, WEFT_ROLE_MEAN, &mean);
     put_vector(&p, &args, WEFT_ROLE_VAR, &var);
-    return wt_run(call, &p, &args, wt_batch_norm_has_peer(call, INPUT, WEIGHT) ? wt_batch_norm_peer : NULL, &y);
+    return wt_run(call, &p, &args, torch_takes(call, INPUT, WEIGHT));
 }
 WT_OPERATOR_OUT(
     batch_norm,
@@ -167,9 +188,8 @@ static bool run_batch_norm_train(wt_call *call) {
         put_vector(&p, &args, WEFT_ROLE_VAR, &var);
     }
     call->once |= track; /* a rehearsal would move the running statistics */
-    bool ok =
-        wt_run(call, &p, &args, wt_batch_norm_has_peer(call, INPUT, WEIGHT) ? wt_batch_norm_train_peer : NULL, &y);
-    return ok && (!track || (close_statistic(call, MEAN, &mean) && close_statistic(call, VAR, &var)));
+    return wt_run(call, &p, &args, torch_takes(call, INPUT, WEIGHT)) &&
+           (!track || (close_statistic(call, MEAN, &mean) && close_statistic(call, VAR, &var)));
 }
 WT_OPERATOR_OUT(batch_norm_train, "(Tensor input, Tensor? weight, Tensor? bias, Tensor(c!)? running_mean, Tensor(d!)? "
                                   "running_var, float eps, float momentum) -> (Tensor, Tensor, Tensor)")
@@ -212,8 +232,7 @@ static bool run_batch_norm_backward(wt_call *call) {
         put_vector(&p, &args, WEFT_ROLE_DIFF_WEIGHTS, &dw);
         put_vector(&p, &args, WEFT_ROLE_DIFF_BIAS, &db);
     }
-    return wt_run(call, &p, &args, wt_batch_norm_has_peer(call, B_INPUT, B_WEIGHT) ? wt_batch_norm_backward_peer : NULL,
-                  &dx);
+    return wt_run(call, &p, &args, torch_takes(call, B_INPUT, B_WEIGHT));
 }
 WT_OPERATOR(batch_norm_backward, "(Tensor grad_output, Tensor input, Tensor? weight, Tensor mean, Tensor spread, bool "
                                  "training, float eps) -> (Tensor, Tensor, Tensor)")

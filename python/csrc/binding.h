@@ -244,7 +244,6 @@ void wt_window_describe(weft_problem *p, const wt_window *g, weft_op op, weft_pa
 
 /* ---------------------------------------------------------------- geometry.c: gradients */
 enum { WT_WANT_INPUT = 1, WT_WANT_WEIGHT = 2, WT_WANT_BIAS = 4 };
-typedef bool (*wt_peer)(wt_call *call, const void *state); /* see peer.c */
 typedef struct wt_gradients wt_gradients;
 struct wt_gradients { /* of y = conv(x, w): results 0, 1 and 2 are dx, dw and db */
     wt_geometry g;
@@ -252,12 +251,8 @@ struct wt_gradients { /* of y = conv(x, w): results 0, 1 and 2 are dx, dw and db
     int64_t want;
     /* The plan of one pass of the problem, and its arguments. */
     weft_plan *(*plan)(wt_call *call, const wt_gradients *d, weft_pass pass, bool bias, weft_args *args);
-    wt_peer peer; /* NULL: none; its state is a wt_share */
+    bool torch; /* PyTorch has a way to compute them */
 };
-typedef struct wt_share {
-    const wt_gradients *d;
-    int64_t want;
-} wt_share; /* some of the gradients */
 /* vector: the weights are a vector. input and bias_dtype: where they stand. */
 bool wt_create_wanted(wt_call *call, wt_gradients *d, bool vector, int input, int bias_dtype);
 bool wt_zero_wanted(wt_call *call); /* the gradients of an empty result: sums of nothing */
@@ -285,21 +280,15 @@ typedef struct wt_capture {
 void wt_capture_into(wt_capture *to);
 weft_ctx *wt_context(void);
 
-/* ---------------------------------------------------------------- peer.c: PyTorch's own code for the same problem
- * An operator that PyTorch has too gives its peer: a function that computes the call by PyTorch's operators. The
- * planner weighs it as an alternative to weft's kernels, and where it wins the peer runs. A peer drops the results
- * that were made for weft (wt_drop), calls, and takes PyTorch's (wt_take). It must give the same on every run: it is
- * rehearsed on the call's own tensors when it is measured. */
-/* the arguments of one of PyTorch's operators */
-typedef struct wt_stack {
-    wt_value item[16];
-    int n;
-    bool failed;
-} wt_stack;
-
-weft_plan *wt_plan_with(wt_call *call, weft_problem *p, wt_peer peer, const void *state);
-void wt_plan_alone(bool on);            /* on this thread PyTorch takes no part */
-bool wt_is_peer(const weft_plan *plan); /* PyTorch won: run the peer, release the plan */
+/* ---------------------------------------------------------------- torch.c: PyTorch's own code for the same problem
+ * An operator that PyTorch has too says so of a call: the planner weighs PyTorch as an alternative to weft's kernels, and
+ * where it wins, weft_torch::<operator> computes the call by PyTorch's operators. Results that were made for weft are
+ * dropped then. It must give the same on every run: it is rehearsed on the call's own tensors when it is measured.
+ * want: which results, a bit each, for operators that have such an argument; WT_ALL; 0: PyTorch takes no part. */
+enum { WT_ALL = -1 };
+weft_plan *wt_plan_with(wt_call *call, weft_problem *p, int64_t want);
+void wt_plan_alone(bool on);             /* on this thread PyTorch takes no part */
+bool wt_is_torch(const weft_plan *plan); /* PyTorch won */
 /* From here to NULL an operator on this thread plans and then fails: who would compute it? */
 typedef struct wt_question {
     bool torchs;
@@ -307,39 +296,24 @@ typedef struct wt_question {
 } wt_question;
 void wt_ask(wt_question *q);
 bool wt_is_asked(void);
-/* Execute the plan, or run the peer where it won; releases the plan. A NULL plan has failed already. */
-bool wt_finish(wt_call *call, weft_plan *plan, const weft_args *args, wt_peer peer, const void *state);
-/* Plan, and run whichever won. */
-bool wt_run(wt_call *call, weft_problem *p, const weft_args *args, wt_peer peer, const void *state);
+/* Execute the plan, or have PyTorch compute where it won; releases the plan. A NULL plan has failed already. */
+bool wt_finish(wt_call *call, weft_plan *plan, const weft_args *args, int64_t want);
+/* Plan, and run whichever won. torch: PyTorch has a way to compute this call. */
+bool wt_run(wt_call *call, weft_problem *p, const weft_args *args, bool torch);
+bool wt_by_torch(wt_call *call, int64_t want);
+bool wt_is_inside(void); /* this thread is within such a call: PyTorch takes no part in operators of weft there */
 
-/* Several arguments at once, each made by one of the functions below; 0 is None. */
-#define WT_PUSH(s, ...) \
-    wt_push_all(s, (const wt_value[]){__VA_ARGS__}, sizeof((const wt_value[]){__VA_ARGS__}) / sizeof(wt_value))
-void wt_push_all(wt_stack *s, const wt_value *values, size_t count);
+int wt_results_of(const wt_op *op);
+void wt_drop(wt_call *call, int slot); /* free result `slot`, if it is there */
+/* The arguments of an operator, for torch_call_dispatcher; 0 is None. */
+typedef struct wt_stack {
+    wt_value item[WT_MAX_ARGS];
+    int n;
+    bool failed;
+} wt_stack;
+void wt_push(wt_stack *s, wt_value value);
 wt_value wt_of_tensor(wt_stack *s, wt_handle tensor);
-wt_value wt_of_optional(wt_stack *s, wt_handle tensor); /* NULL: none */
-static inline wt_value wt_of_int(int64_t value) { return (wt_value)value; }
-static inline wt_value wt_of_bool(bool value) { return value; }
-wt_value wt_of_real(double value);
-wt_value wt_of_optional_int(wt_stack *s, bool given, int64_t value);
 wt_value wt_of_list(wt_stack *s, const int64_t *values, int count);
-wt_value wt_of_axes(wt_stack *s, const int64_t values[3], int rank); /* the last so many of d h w */
-wt_value wt_of_optional_list(wt_stack *s, const int64_t *values, int count);
-wt_value wt_of_bools(wt_stack *s, int bits, int count); /* bool[count], the lowest bit first */
-/* Call it; its first `nout` results are left in s->item. false: call->error has PyTorch's words. */
-bool wt_aten(wt_call *call, wt_stack *s, const char *name, const char *overload, int nout);
-/* its one result, freed at the end; NULL: failed */
-wt_handle wt_aten_scratch(wt_call *call, wt_stack *s, const char *name, const char *overload);
-/* Free the memory of result `slot`, if weft has made it. */
-void wt_drop(wt_call *call, int slot);
-/* Make PyTorch's tensor result `slot`, in the strides that v promises: copied only if it has others or the caller
- * gave `out`. */
-bool wt_take(wt_call *call, int slot, wt_value tensor, const wt_view *v, int rank, bool batched);
-/* copied always */
-bool wt_take_copy(wt_call *call, int slot, wt_value tensor, const wt_view *v, int rank, bool batched);
-/* The same with sizes and strides that PyTorch's tensor can have over its memory; it is no view of anything
- * afterwards. */
-bool wt_keep(wt_call *call, int slot, wt_value tensor, int64_t rank, const int64_t *sizes, const int64_t *strides);
-void wt_free(wt_value tensor);
+wt_value wt_boxed(wt_stack *s, wt_value content); /* one that is optional, and given */
 
 #endif

@@ -47,7 +47,9 @@ static _Thread_local struct {
     int count;
 } kernels;
 
-void wt_kernels_clear(void) { kernels.count = 0; }
+void wt_kernels_clear(void) {
+    if (!wt_is_inside()) kernels.count = 0;
+}
 
 /* The kernels that this thread's last operator ran, joined by " + "; for the benchmark. */
 WEFT_API const char *weft_torch_kernels(void) {

@@ -3,7 +3,7 @@
  * output diff_src. */
 #include <string.h>
 
-#include "conv_peer.h"
+#include "binding.h"
 
 /* Where the arguments stand; the two forward operators and conv_backward share what they can. */
 enum { INPUT, WEIGHT, BIAS, STRIDE, PADDING, DILATION, GROUPS, ACT, LO, HI, OUTPUT_PADDING };
@@ -11,9 +11,9 @@ enum { B_GRAD, B_INPUT, B_WEIGHT, B_TRANSPOSED = 7, B_WANT, B_BIAS_DTYPE };
 
 /* ---------------------------------------------------------------- forward operators */
 /* PyTorch's takes one type for all. */
-static wt_peer peer_of(const wt_call *call, const wt_geometry *g) {
+static bool torch_takes(const wt_call *call) {
     const wt_tensor *b = &call->arg[BIAS].tensor;
-    return wt_conv_has_peer(g) && (!b->handle || b->code == call->arg[INPUT].tensor.code) ? wt_conv_peer : NULL;
+    return !b->handle || b->code == call->arg[INPUT].tensor.code;
 }
 
 static bool run_conv(wt_call *call) {
@@ -31,8 +31,7 @@ static bool run_conv(wt_call *call) {
     weft_args args = WEFT_ARGS_INIT;
     wt_begin(&p, WEFT_OP_CONV, WEFT_PASS_FWD, &g, &x, &w);
     WT_PUT(&p, &args, {WEFT_ROLE_SRC, &x}, {WEFT_ROLE_WEIGHTS, &w}, {WEFT_ROLE_DST, &y});
-    wt_conv_state state = {&g, &y, false, {0}, ACT};
-    return wt_put_epilogue(call, &p, &args, BIAS, ACT) && wt_run(call, &p, &args, peer_of(call, &g), &state);
+    return wt_put_epilogue(call, &p, &args, BIAS, ACT) && wt_run(call, &p, &args, torch_takes(call));
 }
 WT_OPERATOR_OUT(conv, "(Tensor input, Tensor weight, Tensor? bias, SymInt[] stride, SymInt[] padding, SymInt[] "
                       "dilation, SymInt groups, str act, float lo, float hi) -> Tensor")
@@ -66,15 +65,13 @@ static bool run_conv_transpose(wt_call *call) {
     if (!wt_create(call, 0, &y, dims, g.rank, !first && wt_is_last(&x), g.batched, call->arg[INPUT].tensor.code))
         return false;
     if (wt_is_empty(&y)) return wt_check_act(call, ACT);
-    wt_conv_state state = {&g, &y, true, {extra[0], extra[1], extra[2]}, ACT};
-    if (unsaid) return wt_check_act(call, ACT) && (call->shape || wt_conv_peer(call, &state));
+    if (unsaid) return wt_check_act(call, ACT) && (call->shape || wt_by_torch(call, WT_ALL));
     for (int a = 0; a < 3; a++) g.pad_hi[a] -= spare[a];
     weft_problem p;
     weft_args args = WEFT_ARGS_INIT;
     wt_begin(&p, WEFT_OP_CONV, WEFT_PASS_BWD_DATA, &g, &y, &w);
     WT_PUT(&p, &args, {WEFT_ROLE_DIFF_DST, &x}, {WEFT_ROLE_WEIGHTS, &w}, {WEFT_ROLE_DIFF_SRC, &y});
-    for (int a = 0; a < 3; a++) g.pad_hi[a] += spare[a]; /* PyTorch is told output_padding */
-    return wt_put_epilogue(call, &p, &args, BIAS, ACT) && wt_run(call, &p, &args, peer_of(call, &g), &state);
+    return wt_put_epilogue(call, &p, &args, BIAS, ACT) && wt_run(call, &p, &args, torch_takes(call));
 }
 WT_OPERATOR_OUT(conv_transpose,
                 "(Tensor input, Tensor weight, Tensor? bias, SymInt[] stride, SymInt[] padding, SymInt[] dilation, "
@@ -94,8 +91,7 @@ static weft_plan *plan_between(wt_call *call, const wt_gradients *d, weft_pass p
     if (pass == WEFT_PASS_BWD_WEIGHTS || pass == WEFT_PASS_BWD) wt_put(&p, args, WEFT_ROLE_DIFF_WEIGHTS, &d->dw);
     if (bias && pass != WEFT_PASS_BWD_BIAS) wt_add_step(&p, WEFT_STEP_BIAS, 0, 0);
     if (bias) wt_put_vector(&p, args, WEFT_ROLE_DIFF_BIAS, d->db.data, d->db.dtype, 1);
-    wt_share share = {d, wt_wanted_of(pass, bias)};
-    return wt_plan_with(call, &p, d->peer, &share);
+    return wt_plan_with(call, &p, d->torch ? wt_wanted_of(pass, bias) : 0);
 }
 
 static weft_plan *plan_pass(wt_call *call, const wt_gradients *d, weft_pass pass, bool bias, weft_args *args) {
@@ -105,8 +101,8 @@ static weft_plan *plan_pass(wt_call *call, const wt_gradients *d, weft_pass pass
 static bool run_between(wt_call *call, const wt_gradients *d, weft_pass pass, const wt_view *src, const wt_view *dst,
                         bool bias) {
     weft_args args = WEFT_ARGS_INIT;
-    wt_share share = {d, wt_wanted_of(pass, bias)};
-    return wt_finish(call, plan_between(call, d, pass, src, dst, bias, &args), &args, d->peer, &share);
+    weft_plan *plan = plan_between(call, d, pass, src, dst, bias, &args);
+    return wt_finish(call, plan, &args, wt_wanted_of(pass, bias));
 }
 
 /* diff_bias of a transposed convolution sums what is src there: the same sum over a 1x1 convolution that ends in it. */
@@ -172,9 +168,10 @@ static bool run_conv_backward(wt_call *call) {
     d.w = wt_see(&call->arg[B_WEIGHT].tensor, d.g.rank);
     d.want = call->arg[B_WANT].integer;
     d.plan = plan_pass;
-    d.peer = wt_conv_backward_has_peer(call, &d.g) && call->arg[B_BIAS_DTYPE].integer == call->arg[B_INPUT].tensor.code
-                 ? wt_conv_backward_peer
-                 : NULL;
+    /* on CUDA its gradients may add in an order that changes from run to run: in float64, where people compare bits and
+     * differences, they are weft's own */
+    d.torch = !(call->cuda && dy->dtype == WEFT_DTYPE_F64) &&
+              call->arg[B_BIAS_DTYPE].integer == call->arg[B_INPUT].tensor.code;
     bool last = wt_is_last(&d.x);
     const wt_view *src = transposed ? &d.dy : &d.x;
     if (!wt_check_channels(call, &d.g, src, &d.w, 1, transposed ? "grad_output" : "input")) return false;
@@ -182,7 +179,7 @@ static bool run_conv_backward(wt_call *call) {
     if ((!unsaid && !check_grad(call, &d, transposed)) || !wt_create_wanted(call, &d, false, B_INPUT, B_BIAS_DTYPE))
         return false;
     if (wt_is_empty(&d.dy)) return wt_zero_wanted(call);
-    if (unsaid) return call->shape || wt_conv_backward_peer(call, &(wt_share){&d, d.want});
+    if (unsaid) return call->shape || wt_by_torch(call, d.want);
     return wt_match_format(call, &d.dy, d.g.rank, last, d.g.batched, dy->code, "grad_output") &&
            (transposed ? run_transposed(call, &d) : wt_run_wanted(call, &d));
 }

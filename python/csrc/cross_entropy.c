@@ -5,7 +5,6 @@
  * nobody waits for the result, the loss and the gradients that it leads to are NaN. */
 #include <string.h>
 
-#include "cross_entropy_peer.h"
 #include "rows.h"
 
 /* Where the arguments stand; in the backward operator one later, and after lse two. */
@@ -147,6 +146,14 @@ static bool check_target(wt_call *call, const loss *l, const wt_view *v) {
 }
 
 /* ---------------------------------------------------------------- operators */
+/* PyTorch's is for classes. On the CPU it sums 16 bits as such. On CUDA a label that is no class would end the process's
+ * use of the GPU, and its likelihood of images adds in an order that changes from run to run. */
+static bool torch_takes(const wt_call *call, const loss *l) {
+    const int32_t dtype = wt_dtype_of(l->t[SRC].code);
+    return on_cpu(call) && !l->probs && l->smoothing == 0 && !call->op->into &&
+           (dtype == WEFT_DTYPE_F32 || dtype == WEFT_DTYPE_F64);
+}
+
 static bool create_loss(wt_call *call, loss *l) {
     int32_t code = l->t[SRC].code, wide = wt_dtype_of(code) == WEFT_DTYPE_F64 ? code : wt.aoti_torch_dtype_float32();
     int64_t none = 0;
@@ -161,15 +168,13 @@ static bool run_cross_entropy(wt_call *call) {
     wt_view v[MOST];
     if (!read_loss(call, &l, INPUT, SETTINGS) || !create_loss(call, &l)) return false;
     if (is_none(&l) && !wt_shape_rows(&l.s)) return true;
-    wt_ce_state state = {INPUT, SETTINGS, call->out[0], call->out[1]};
     if (!wt_rows_fold(call, &l.s, l.t, l.count, v)) return false;
     if (!v->dims[1]) return check_target(call, &l, v) && run_without_classes(call, &l, v);
     weft_problem p;
     weft_args args = WEFT_ARGS_INIT;
     put_loss(&p, &args, &l, v, WEFT_PASS_FWD);
-    wt_peer peer = wt_cross_entropy_peer(call, &state, false);
-    weft_plan *plan = wt_plan_with(call, &p, peer, &state);
-    bool theirs = wt_is_peer(plan), ok = wt_finish(call, plan, &args, peer, &state);
+    weft_plan *plan = wt_plan_with(call, &p, torch_takes(call, &l) ? WT_ALL : 0);
+    bool theirs = wt_is_torch(plan), ok = wt_finish(call, plan, &args, WT_ALL);
     /* the label that it stumbled over, if that was it */
     if (theirs) return ok || (on_cpu(call) && check_labels(call, &l, &v[LABELS]) && false);
     return ok && check_target(call, &l, v) && wt_rows_finish(call, l.t, l.count);
@@ -198,15 +203,11 @@ static bool run_cross_entropy_backward(wt_call *call) {
                         along(&l, WEFT_ROLE_DIFF_SRC)))
         return false;
     if (!wt_shape_rows(&l.s) || !l.s.sizes[l.s.channel]) return true;
-    wt_ce_state state = {B_INPUT, B_SETTINGS, call->out[0], NULL};
     if (!wt_rows_fold(call, &l.s, l.t, l.count, v)) return false;
     weft_problem p;
     weft_args args = WEFT_ARGS_INIT;
     put_loss(&p, &args, &l, v, WEFT_PASS_BWD);
-    wt_peer peer = wt_cross_entropy_peer(call, &state, true);
-    weft_plan *plan = wt_plan_with(call, &p, peer, &state);
-    bool theirs = wt_is_peer(plan);
-    return wt_finish(call, plan, &args, peer, &state) && (theirs || wt_rows_finish(call, l.t, l.count));
+    return wt_rows_run(call, &p, &args, torch_takes(call, &l), l.t, l.count);
 }
 WT_OPERATOR(cross_entropy_backward, "(Tensor grad_output, Tensor input, Tensor target, Tensor? weight, Tensor lse, int "
                                     "ignore_index, int reduction, float label_smoothing) -> Tensor")

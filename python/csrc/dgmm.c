@@ -149,8 +149,11 @@ static bool create(wt_call *call, const product *m, int slot, int like, matrix *
     return fold_scratch(call, m, &t, &y->v);
 }
 
-static bool finish(wt_call *call, const matrix *y) {
-    return !y->into || !wt.aoti_torch_copy_(y->into, y->v.handle, 0) || wt_fail(call, "out: could not be written");
+static bool run_product(wt_call *call, weft_problem *p, const weft_args *args, int64_t want, const matrix *y) {
+    weft_plan *plan = wt_plan_with(call, p, want);
+    const bool written = !y->into || wt_is_torch(plan);
+    return wt_finish(call, plan, args, want) &&
+           (written || !wt.aoti_torch_copy_(y->into, y->v.handle, 0) || wt_fail(call, "out: could not be written"));
 }
 
 /* x and its gradient: one axis, and 2 of complex numbers. */
@@ -176,121 +179,23 @@ static void describe(weft_problem *p, const product *m, weft_pass pass) {
     p->attr[WEFT_DGMM_SIDE] = m->right;
 }
 
-/* ---------------------------------------------------------------- PyTorch's own operators */
-typedef struct peer_state {
-    const product *m;
-    wt_handle y, dx;
-} peer_state; /* results; NULL: not wanted */
-
-/* One operator on a tensor of ours, which is freed. 0: failed, as is what is given as 0. */
-static wt_value apply(wt_call *call, wt_value tensor, const char *name, const int64_t *number) {
-    wt_stack s = {.n = 0};
-    if (!tensor) return 0;
-    WT_PUSH(&s, wt_of_tensor(&s, (wt_handle)(uintptr_t)tensor));
-    if (number) WT_PUSH(&s, wt_of_int(*number));
-    bool ok = wt_aten(call, &s, name, "", 1);
-    wt_free(tensor);
-    return ok ? s.item[0] : 0;
-}
-
-/* A tensor as PyTorch multiplies it, a reference of our own: pairs as complex numbers; conjugate: a copy, of those. */
-static wt_value numbers(wt_call *call, const product *m, wt_handle tensor, bool conjugate) {
-    wt_handle own = NULL;
-    if (wt.aoti_torch_new_tensor_handle(tensor, &own)) return 0;
-    wt_value v = (wt_value)(uintptr_t)own;
-    if (m->pair) v = apply(call, v, "aten::view_as_complex", NULL);
-    return conjugate && m->op == WEFT_OP_CDGMM ? apply(call, v, "aten::conj_physical", NULL) : v;
-}
-
-/* x along the axis that it scales. */
-static wt_value factors(wt_call *call, const product *m, wt_handle x, bool conjugate) {
-    const int64_t last = -1;
-    wt_value v = numbers(call, m, x, conjugate);
-    return m->right ? v : apply(call, v, "aten::unsqueeze", &last);
-}
-
-/* a * b into y, which may be b; 0: into a new tensor. a and b are freed. */
-static wt_value multiply(wt_call *call, wt_value a, wt_value b, wt_value y) {
-    wt_stack s = {.n = 0};
-    bool ok = a && b;
-    if (ok) {
-        WT_PUSH(&s, wt_of_tensor(&s, (wt_handle)(uintptr_t)a), wt_of_tensor(&s, (wt_handle)(uintptr_t)b));
-        if (y) WT_PUSH(&s, wt_of_tensor(&s, (wt_handle)(uintptr_t)y));
-        ok = wt_aten(call, &s, "aten::mul", y ? "out" : "Tensor", 1);
+/* ---------------------------------------------------------------- operators */
+/* PyTorch's complex numbers are of 32 or 64 bits, and pairs that lie together at even places; products of 16 bits it
+ * rounds before it sums them. */
+static bool torch_takes(const wt_call *call, const product *m, bool sums) {
+    const int32_t dtype = call->arg[0].tensor.dtype;
+    bool takes = (dtype != WEFT_DTYPE_F16 && dtype != WEFT_DTYPE_BF16) || !(m->pair || sums);
+    for (int i = 0; takes && m->pair && call->op->kind[i] == WT_TENSOR; i++) {
+        const wt_tensor *t = &call->arg[i].tensor;
+        int64_t offset = 1;
+        takes = !wt.aoti_torch_get_storage_offset(t->handle, &offset) && !(offset & 1) && t->strides[t->rank - 1] == 1;
+        for (int64_t a = 0; a < t->rank - 1; a++) takes = takes && !(t->strides[a] & 1);
     }
-    wt_free(a);
-    wt_free(b);
-    return ok ? s.item[0] : 0;
-}
-
-static bool scale(wt_call *call, const product *m, wt_handle a, wt_handle x, wt_handle y, bool conjugate) {
-    wt_value into = numbers(call, m, y, false), done = 0;
-    if (into) done = multiply(call, numbers(call, m, a, false), factors(call, m, x, conjugate), into);
-    wt_free(into);
-    wt_free(done);
-    return done;
-}
-
-static bool forward_peer(wt_call *call, const void *state) {
-    const peer_state *r = state;
-    return scale(call, r->m, call->arg[0].tensor.handle, call->arg[1].tensor.handle, r->y, false);
-}
-
-/* dx = sum of g * conj(a) over all axes but that of x */
-static bool sum_peer(wt_call *call, const peer_state *r) {
-    const product *m = r->m;
-    int64_t axes[AXES];
-    int count = 0, kept = m->lead + m->right;
-    wt_stack s = {.n = 0};
-    for (int a = 0; a < m->lead + 2; a++)
-        if (a != kept) axes[count++] = a;
-    wt_value a = numbers(call, m, call->arg[1].tensor.handle, true),
-             g = numbers(call, m, call->arg[0].tensor.handle, false);
-    /* the conjugate is a copy, which the product may take */
-    wt_value all = multiply(call, g, a, m->op == WEFT_OP_CDGMM ? a : 0);
-    wt_value dx = all ? numbers(call, m, r->dx, false) : 0;
-    if (dx) {
-        WT_PUSH(&s, wt_of_tensor(&s, (wt_handle)(uintptr_t)all), wt_of_optional_list(&s, axes, count),
-                wt_of_bool(false), 0, wt_of_tensor(&s, (wt_handle)(uintptr_t)dx));
-    }
-    bool ok = dx && wt_aten(call, &s, "aten::sum", "IntList_out", 1);
-    wt_free(all);
-    wt_free(dx);
-    if (ok) wt_free(s.item[0]);
-    return ok;
-}
-
-static bool backward_peer(wt_call *call, const void *state) {
-    const peer_state *r = state;
-    return (!r->y || scale(call, r->m, call->arg[0].tensor.handle, call->arg[2].tensor.handle, r->y, true)) &&
-           (!r->dx || sum_peer(call, r));
-}
-
-/* view_as_complex takes pairs of float32 or float64 that lie together, at even places. */
-static bool is_whole(const product *m, wt_handle tensor) {
-    int64_t rank = 0, offset = 1, *strides = NULL;
-    if (!m->pair) return true;
-    if (wt.aoti_torch_get_dim(tensor, &rank) || wt.aoti_torch_get_strides(tensor, &strides) ||
-        wt.aoti_torch_get_storage_offset(tensor, &offset))
-        return false;
-    bool even = !(offset & 1) && strides[rank - 1] == 1;
-    for (int64_t a = 0; a < rank - 1; a++) even = even && !(strides[a] & 1);
-    return even;
-}
-
-/* Products of 16 bits are rounded before PyTorch sums them: no peer for dx there. */
-static wt_peer peer_of(const wt_call *call, const peer_state *r, int tensors, wt_peer peer) {
-    int32_t dtype = call->arg[0].tensor.dtype;
-    bool narrow = dtype == WEFT_DTYPE_F16 || dtype == WEFT_DTYPE_BF16;
-    if (narrow && (r->m->pair || r->dx)) return NULL;
-    for (int i = 0; i < tensors; i++)
-        if (!is_whole(r->m, call->arg[i].tensor.handle)) return NULL;
-    return (!r->y || is_whole(r->m, r->y)) ? peer : NULL;
+    return takes;
 }
 
 static bool is_empty(const product *m) { return !m->n || !m->rows || !m->cols; }
 
-/* ---------------------------------------------------------------- operators */
 enum { INPUT, X, SIDE };
 enum { B_GRAD, B_INPUT, B_X, B_SIDE, B_WANT };
 enum { WANT_INPUT = 1, WANT_X = 2 };
@@ -307,8 +212,7 @@ static bool forward(wt_call *call, weft_op op) {
     weft_args args = WEFT_ARGS_INIT;
     describe(&p, &m, WEFT_PASS_FWD);
     WT_PUT(&p, &args, {WEFT_ROLE_SRC, &a}, {WEFT_ROLE_WEIGHTS, &x}, {WEFT_ROLE_DST, &y.v});
-    peer_state state = {&m, y.v.handle, NULL};
-    return wt_run(call, &p, &args, peer_of(call, &state, 2, forward_peer), &state) && finish(call, &y);
+    return run_product(call, &p, &args, torch_takes(call, &m, false) ? WT_ALL : 0, &y);
 }
 
 static bool run_dgmm(wt_call *call) { return forward(call, WEFT_OP_DGMM); }
@@ -363,8 +267,7 @@ static bool backward(wt_call *call, weft_op op) {
     wt_put(&p, &args, WEFT_ROLE_DIFF_DST, &g);
     if (want & WANT_X) wt_put(&p, &args, WEFT_ROLE_SRC, &a), wt_put(&p, &args, WEFT_ROLE_DIFF_WEIGHTS, &dx);
     if (want & WANT_INPUT) wt_put(&p, &args, WEFT_ROLE_WEIGHTS, &x), wt_put(&p, &args, WEFT_ROLE_DIFF_SRC, &da.v);
-    peer_state state = {&m, want & WANT_INPUT ? da.v.handle : NULL, want & WANT_X ? call->out[1] : NULL};
-    return wt_run(call, &p, &args, peer_of(call, &state, 3, backward_peer), &state);
+    return run_product(call, &p, &args, torch_takes(call, &m, want & WANT_X) ? want : 0, &da);
 }
 
 static bool run_dgmm_backward(wt_call *call) { return backward(call, WEFT_OP_DGMM); }

@@ -29,7 +29,7 @@ static bool leaves_gradient(weft_problem *p) {
     wt_rehearse(never, NULL);
     weft_plan *plan = wt_plan_by(&back, true, WEFT_ENGINE_ALL);
     wt_rehearse(NULL, NULL);
-    const bool torchs = wt_is_peer(plan);
+    const bool torchs = wt_is_torch(plan);
     weft_plan_release(plan);
     return torchs;
 }

@@ -81,12 +81,6 @@ bool entry_read_op(long long number, py_object *const *args, intptr_t nargs, wt_
 }
 
 /* ---------------------------------------------------------------- running */
-static int results_of(const wt_op *op) {
-    int n = 0;
-    for (const char *s = strstr(op->text, "->"); s && (s = strstr(s + 1, "Tensor")); n++) continue;
-    return n;
-}
-
 /* Results are in call->out; false: nothing is, and the dispatcher will say why. */
 static bool run(wt_call *call, bool slow) {
     void *thread = slow ? py.PyEval_SaveThread() : NULL;
@@ -141,7 +135,7 @@ int entry_run_op(const entry_call *k, const entry_record *r, wt_handle out[WT_MA
     }
     if (!run(&call, r->slow)) return -1;
     int n = 0;
-    while (n < results_of(r->op)) out[n] = call.out[n], n++;
+    while (n < wt_results_of(r->op)) out[n] = call.out[n], n++;
     return n;
 }
 
@@ -189,7 +183,8 @@ static void forget_plan(void) {
 static bool can_replay(const wt_call *call, wt_capture *ran) {
     entry_replay *p = &offered.replay;
     wt_tensor y;
-    if (ran->runs != 1 || call->nscratch || results_of(call->op) != 1 || wt_read_tensor(call->out[0], &y) || y.rank > 8)
+    if (ran->runs != 1 || call->nscratch || wt_results_of(call->op) != 1 || wt_read_tensor(call->out[0], &y) ||
+        y.rank > 8)
         return false;
     p->roles = 0, p->rank = (int)y.rank, p->code = y.code;
     memcpy(p->sizes, y.sizes, (size_t)y.rank * sizeof(p->sizes[0]));
@@ -351,7 +346,7 @@ static py_object *run_by_number(py_object *self, py_object *const *args, intptr_
     if (ok && offered.waits) note(&call, entry_is_torchs(), &ran);
     weft_plan_release(ran.plan);
     if (!ok) return entry_refuse();
-    const int n = results_of(op);
+    const int n = wt_results_of(op);
     if (n == 1) return entry_wrap(call.out[0]);
     result = py.PyTuple_New(n);
     for (int i = 0; i < n; i++) py.PyTuple_SetItem(result, i, entry_wrap(call.out[i]));

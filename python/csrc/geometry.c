@@ -153,8 +153,7 @@ bool wt_zero_wanted(wt_call *call) {
 }
 
 static bool finish(wt_call *call, const wt_gradients *d, weft_plan *plan, const weft_args *args, int64_t want) {
-    wt_share share = {d, want};
-    return wt_finish(call, plan, args, d->peer, &share);
+    return wt_finish(call, plan, args, d->torch ? want : 0);
 }
 
 static bool run_pass(wt_call *call, const wt_gradients *d, weft_pass pass, bool bias) {

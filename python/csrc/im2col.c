@@ -77,85 +77,17 @@ static void put_columns(weft_problem *p, weft_args *args, weft_role role, const 
     spread_out(g, strides, weft_problem_tensor(p, role)->strides);
 }
 
-/* ---------------------------------------------------------------- PyTorch's own operators, which are flat and 2D */
+/* ---------------------------------------------------------------- PyTorch's own operators, which are 2D */
 enum { INPUT, KERNEL, SIZE = 1, BACK_KERNEL };
-
-/* Another shape, of the same memory where strides allow it; the tensor given is freed. 0: failed, as is what is
- * given as 0. */
-static wt_value viewed(wt_call *call, wt_value tensor, const int64_t *sizes, int rank) {
-    wt_stack s = {.n = 0};
-    if (!tensor) return 0;
-    WT_PUSH(&s, wt_of_tensor(&s, (wt_handle)(uintptr_t)tensor), wt_of_list(&s, sizes, rank));
-    bool ok = wt_aten(call, &s, "aten::reshape", "", 1);
-    wt_free(tensor);
-    return ok ? s.item[0] : 0;
-}
-
-/* size: that of the image, for col2im. */
-static wt_value torchs(wt_call *call, const columns *g, const char *name, wt_value input, bool size) {
-    wt_stack s = {.n = 0};
-    if (!input) return 0;
-    wt_drop(call, 0);
-    WT_PUSH(&s, wt_of_tensor(&s, (wt_handle)(uintptr_t)input));
-    if (size) WT_PUSH(&s, wt_of_list(&s, g->w.in + 1, 2));
-    WT_PUSH(&s, wt_of_list(&s, g->w.kernel + 1, 2), wt_of_list(&s, g->w.dilation + 1, 2),
-            wt_of_list(&s, g->w.pad + 1, 2), wt_of_list(&s, g->w.stride + 1, 2));
-    bool ok = wt_aten(call, &s, name, "", 1);
-    wt_free(input);
-    return ok ? s.item[0] : 0;
-}
-
-static wt_value input_of(wt_call *call) {
-    wt_handle own = NULL;
-    wt.aoti_torch_new_tensor_handle(call->arg[INPUT].tensor.handle, &own);
-    return (wt_value)(uintptr_t)own;
-}
-
-/* What PyTorch gives is contiguous, as results are here. */
-static bool take(wt_call *call, wt_value tensor, const int64_t *sizes, int rank) {
-    tensor = viewed(call, tensor, sizes, rank);
-    if (!tensor) return false;
-    int64_t *strides = NULL;
-    bool failed = wt.aoti_torch_get_strides((wt_handle)(uintptr_t)tensor, &strides);
-    if (!call->op->into && !failed) return wt_keep(call, 0, tensor, rank, sizes, strides);
-    failed = failed || !call->op->into ||
-             wt.aoti_torch_copy_(call->arg[call->op->nargs - 1].tensor.handle, (wt_handle)(uintptr_t)tensor, 0);
-    wt_free(tensor);
-    return !failed || wt_fail(call, "%s: could not be written", call->op->into ? "out" : "the result");
-}
-
-static bool im2col_peer(wt_call *call, const void *state) {
-    const columns *g = state;
-    int64_t image[4] = {g->n, g->c, g->w.in[1], g->w.in[2]}, sizes[8];
-    bool fits;
-    int rank = sizes_of(g, sizes, &fits);
-    return take(call, torchs(call, g, "aten::im2col", viewed(call, input_of(call), image, 4), false), sizes, rank);
-}
-
-static bool col2im_peer(wt_call *call, const void *state) {
-    const columns *g = state;
-    columns flat = *g;
-    int64_t sizes[8], image[4];
-    bool fits;
-    int rank = 0;
-    flat.w.batched = flat.flat = true;
-    sizes_of(&flat, sizes, &fits);
-    if (g->w.batched) image[rank++] = g->n;
-    image[rank++] = g->c;
-    for (int a = 3 - g->w.rank; a < 3; a++) image[rank++] = g->w.in[a];
-    return take(call, torchs(call, g, "aten::col2im", viewed(call, input_of(call), sizes, 3), true), image, rank);
-}
 
 /* PyTorch's col2im sums in the type of the data: of 16 bits that is not enough. On CUDA both count the elements of a
  * sample in 32 bits. */
-static wt_peer peer_of(const wt_call *call, const columns *g, bool sums) {
+static bool torch_takes(const wt_call *call, const columns *g, bool sums) {
     int32_t dtype = call->arg[INPUT].tensor.dtype;
     int64_t taps = 0, image = 0;
-    if (g->w.rank > 2 || (sums && dtype != WEFT_DTYPE_F32 && dtype != WEFT_DTYPE_F64)) return NULL;
+    if (g->w.rank > 2 || (sums && dtype != WEFT_DTYPE_F32 && dtype != WEFT_DTYPE_F64)) return false;
     bool fits = product(&taps, g->c, g->w.kernel) && product(&taps, taps, g->w.out) && product(&image, g->c, g->w.in);
-    if (call->device_type != wt.aoti_torch_device_type_cpu() && !(fits && taps <= INT32_MAX && image <= INT32_MAX))
-        return NULL;
-    return sums ? col2im_peer : im2col_peer;
+    return !call->cuda || (fits && taps <= INT32_MAX && image <= INT32_MAX);
 }
 
 /* ---------------------------------------------------------------- operators */
@@ -190,7 +122,7 @@ static bool run_im2col(wt_call *call) {
     wt_window_describe(&p, &g.w, WEFT_OP_IM2COL, WEFT_PASS_FWD, g.n, g.c);
     wt_put(&p, &args, WEFT_ROLE_SRC, &x);
     put_columns(&p, &args, WEFT_ROLE_DST, &g, &y, strides);
-    return wt_run(call, &p, &args, peer_of(call, &g, false), &g);
+    return wt_run(call, &p, &args, torch_takes(call, &g, false));
 }
 WT_OPERATOR_OUT(
     im2col,
@@ -236,7 +168,7 @@ static bool run_col2im(wt_call *call) {
     wt_window_describe(&p, &g.w, WEFT_OP_COL2IM, WEFT_PASS_FWD, g.n, g.c);
     put_columns(&p, &args, WEFT_ROLE_SRC, &g, &x, t->strides);
     wt_put(&p, &args, WEFT_ROLE_DST, &y);
-    return wt_run(call, &p, &args, peer_of(call, &g, true), &g);
+    return wt_run(call, &p, &args, torch_takes(call, &g, true));
 }
 WT_OPERATOR_OUT(col2im, "(Tensor input, SymInt[] size, SymInt[] kernel_size, SymInt[] stride, SymInt[] padding, "
                         "SymInt[] dilation, bool flat) -> Tensor")

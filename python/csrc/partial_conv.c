@@ -2,7 +2,15 @@
  * spatial), each of n and c those of input or 1, or (n, spatial): one channel, and the new mask then has none
  * either; beside unbatched input n is left out. float32 sums hold counts up to 2^24 exactly, also beside 16-bit
  * data; backward needs them, the mask, input and weight. */
-#include "partial_conv.h"
+#include "settings.h"
+
+typedef struct partial {
+    wt_gradients d;                 /* first: the passes of gradients are planned from it */
+    wt_view mask, fresh, sums, y;   /* mask.handle NULL: none. fresh and y: forward only */
+    bool transposed, plane, biased; /* plane: the mask has no axis for channels; biased: the forward pass had a bias */
+    int64_t extra[3];               /* output_padding */
+    int64_t out[5];                 /* dims of the result */
+} partial;
 
 enum { INPUT, WEIGHT, BIAS, MASK, STRIDE, ACT = 8, TRANSPOSED = 11, OUTPUT_PADDING, LEGACY };
 enum {
@@ -20,7 +28,7 @@ enum {
 };
 
 /* ---------------------------------------------------------------- arguments */
-static bool see_mask(wt_call *call, int at, wt_partial *q) {
+static bool see_mask(wt_call *call, int at, partial *q) {
     const wt_tensor *t = &call->arg[at].tensor;
     const wt_geometry *g = &q->d.g;
     int full = g->rank + (g->batched ? 2 : 1);
@@ -49,7 +57,7 @@ static bool see_mask(wt_call *call, int at, wt_partial *q) {
     return true;
 }
 
-static bool read_output_padding(wt_call *call, int at, wt_partial *q) {
+static bool read_output_padding(wt_call *call, int at, partial *q) {
     const wt_geometry *g = &q->d.g;
     for (int a = 0; a < 3; a++) q->extra[a] = 0;
     if (!wt_read_axes(call, at, g->rank, 1, q->extra, NULL)) return false;
@@ -65,7 +73,7 @@ static bool read_output_padding(wt_call *call, int at, wt_partial *q) {
 }
 
 /* What both operators have: input, weight, mask and geometry; and the dims of the result. stride: where it stands. */
-static bool open_partial(wt_call *call, wt_partial *q, int input, int mask, int stride, int transposed) {
+static bool open_partial(wt_call *call, partial *q, int input, int mask, int stride, int transposed) {
     wt_gradients *d = &q->d;
     q->transposed = call->arg[transposed].integer;
     if (!wt_check_pair(call, &d->g, input, input + 1) || !wt_read_geometry(call, &d->g, stride)) return false;
@@ -81,26 +89,27 @@ static bool open_partial(wt_call *call, wt_partial *q, int input, int mask, int 
 }
 
 /* ---------------------------------------------------------------- the problem */
-int64_t wt_mask_kind(const wt_partial *q) { return !q->mask.handle ? 0 : q->mask.dims[1] == 1 ? 1 : 2; }
+/* 0: none, 1: one channel, 2: a channel each */
+static int64_t mask_kind(const partial *q) { return !q->mask.handle ? 0 : q->mask.dims[1] == 1 ? 1 : 2; }
 
-static void begin(weft_problem *p, const wt_partial *q, weft_pass pass) {
+static void begin(weft_problem *p, const partial *q, weft_pass pass) {
     wt_begin(p, WEFT_OP_PARTIAL_CONV, pass, &q->d.g, &q->d.x, &q->d.w);
     p->o = q->out[1];
-    p->attr[WEFT_PARTIAL_MASK] = wt_mask_kind(q);
+    p->attr[WEFT_PARTIAL_MASK] = mask_kind(q);
     p->attr[WEFT_PARTIAL_SHARED] = q->mask.handle && q->mask.dims[0] != q->d.x.dims[0];
     p->attr[WEFT_PARTIAL_TRANSPOSED] = q->transposed;
     for (int a = 0; a < 3; a++) p->attr[WEFT_PARTIAL_OUTPAD + a] = q->extra[a];
 }
 
 /* The dims of the new mask (channels: of the result) or of the sums (channels: groups); one for all without a mask. */
-static void mask_dims(const wt_partial *q, int64_t channels, int64_t dims[5]) {
+static void mask_dims(const partial *q, int64_t channels, int64_t dims[5]) {
     dims[0] = q->mask.handle ? q->mask.dims[0] : 1;
-    dims[1] = wt_mask_kind(q) == 2 ? channels : 1;
+    dims[1] = mask_kind(q) == 2 ? channels : 1;
     for (int a = 2; a < 5; a++) dims[a] = q->out[a];
 }
 
 /* The new mask has the axes that the mask has. */
-static bool create_mask(wt_call *call, wt_partial *q, bool last) {
+static bool create_mask(wt_call *call, partial *q, bool last) {
     const wt_geometry *g = &q->d.g;
     wt_view *v = &q->fresh;
     int64_t sizes[5], strides[5];
@@ -119,9 +128,52 @@ static bool create_mask(wt_call *call, wt_partial *q, bool last) {
     return true;
 }
 
+/* ---------------------------------------------------------------- PyTorch's own
+ * weft._ops.partial_conv: convolution of masked copies, some images at a time, within the limit of workspace. */
+static int64_t pixels(const int64_t *spatial) { return spatial[0] * spatial[1] * spatial[2]; }
+
+/* Bytes that one image needs besides the results: the copy and a result of convolution of either side, and planes. */
+static int64_t bytes_an_image(const partial *q) {
+    int64_t planes = mask_kind(q) == 2 ? q->d.g.groups : 1, wide = q->d.x.dtype == WEFT_DTYPE_F64 ? 8 : 4, of_mask = 0;
+    int64_t in = pixels(q->d.x.dims + 2), out = pixels(q->out + 2), data = q->d.x.dims[1] * in + q->out[1] * out;
+    if (q->mask.handle && q->mask.dims[0] > 1) of_mask = q->mask.dims[1] * in + wide * planes * (4 * out + in);
+    return data * (int64_t)wt_dtype_bytes(q->d.x.dtype) + of_mask;
+}
+
+/* What is needed once: the sums, which are no result to the caller, planes that serve all images, and weights in
+ * forms of PyTorch's. */
+static int64_t bytes_for_all(const partial *q) {
+    const int64_t *w = q->d.w.dims;
+    int64_t wide = q->d.x.dtype == WEFT_DTYPE_F64 ? 8 : 4, sums = 1;
+    for (int a = 0; a < 5; a++) sums *= q->sums.dims[a];
+    return wide * (sums * (q->sums.dims[0] == 1 ? 4 : 1) + 4 * w[0] * w[1] * pixels(w + 2));
+}
+
+/* How many images the call of this thread that PyTorch computes now may take at once, for Python: one at least where the
+ * caller has set no limit. */
+static _Thread_local int64_t images;
+WEFT_API int64_t weft_torch_images(void) { return images; }
+
+/* NULL, or why PyTorch takes no part. backward: in the gradients. */
+static const char *torch_refuses(const wt_call *call, const partial *q, bool backward) {
+    const wt_config *set = wt_settings();
+    const bool exact = set->math && set->math != WEFT_MATH_TF32, bound = set->workspace_limit != WEFT_NO_LIMIT;
+    const int64_t limit = (int64_t)(set->workspace_limit ? set->workspace_limit : (size_t)64 << 20);
+    for (int a = 0; a < 3; a++)
+        if (q->transposed && q->d.g.pad_lo[a] != q->d.g.pad_hi[a]) return "uneven padding of a transposed convolution";
+    if (!q->d.x.dims[0]) return "there is no image";
+    if (set->workspace_limit && bound && bytes_an_image(q) + bytes_for_all(q) > limit)
+        return "one image needs more than the workspace limit";
+    if (backward && call->cuda && q->d.x.dtype == WEFT_DTYPE_F32 && exact)
+        return "PyTorch's gradients may round to TF32, and the math asked for does not";
+    const int64_t fit = bound ? (limit - bytes_for_all(q)) / bytes_an_image(q) : INT64_MAX;
+    images = fit < 1 ? 1 : fit;
+    return NULL;
+}
+
 /* ---------------------------------------------------------------- forward */
 static bool run_partial_conv(wt_call *call) {
-    wt_partial q;
+    partial q;
     if (!open_partial(call, &q, INPUT, MASK, STRIDE, TRANSPOSED) || !wt_check_bias(call, BIAS, q.out[1]) ||
         !wt_check_act(call, ACT))
         return false;
@@ -135,24 +187,21 @@ static bool run_partial_conv(wt_call *call) {
         !wt_create(call, 2, &q.sums, dims, g->rank, last, g->batched, wide))
         return false;
     if (wt_is_empty(&q.sums)) return true; /* an empty batch still has a new mask where one mask serves all */
-    q.bias = call->arg[BIAS].tensor;
-    q.biased = q.bias.handle != NULL;
-    q.legacy = q.biased && call->arg[LEGACY].integer;
-    q.act = ACT;
-    const char *why = wt_partial_no_peer(call, &q, false);
-    if (q.legacy && call->shape) return true;
-    if (q.legacy && !why) { /* no kernel of weft rounds that way */
+    const bool legacy = call->arg[BIAS].tensor.handle && call->arg[LEGACY].integer;
+    const char *why = torch_refuses(call, &q, false);
+    if (legacy && call->shape) return true;
+    if (legacy && !why) { /* no kernel of weft rounds that way */
         wt_kernels_add("torch");
-        return wt_partial_peer(call, &q);
+        return wt_by_torch(call, WT_ALL);
     }
-    if (q.legacy && q.out[0]) return wt_fail(call, "legacy: is true, allowed: false, for %s", why);
+    if (legacy && q.out[0]) return wt_fail(call, "legacy: is true, allowed: false, for %s", why);
     weft_problem p;
     weft_args args = WEFT_ARGS_INIT;
     begin(&p, &q, WEFT_PASS_FWD);
     WT_PUT(&p, &args, {WEFT_ROLE_SRC, &q.d.x}, {WEFT_ROLE_WEIGHTS, &q.d.w});
     if (q.mask.handle) wt_put(&p, &args, WEFT_ROLE_MASK, &q.mask);
     WT_PUT(&p, &args, {WEFT_ROLE_DST, &q.y}, {WEFT_ROLE_NEW_MASK, &q.fresh}, {WEFT_ROLE_SUMS, &q.sums});
-    return wt_put_epilogue(call, &p, &args, BIAS, ACT) && wt_run(call, &p, &args, why ? NULL : wt_partial_peer, &q);
+    return wt_put_epilogue(call, &p, &args, BIAS, ACT) && wt_run(call, &p, &args, !why);
 }
 WT_OPERATOR_OUT_PAIR(partial_conv, "(Tensor input, Tensor weight, Tensor? bias, Tensor? mask, SymInt[] stride, "
                                    "SymInt[] padding, SymInt[] dilation, SymInt groups, str act, float lo, float hi, "
@@ -160,7 +209,7 @@ WT_OPERATOR_OUT_PAIR(partial_conv, "(Tensor input, Tensor weight, Tensor? bias, 
 
 /* ---------------------------------------------------------------- gradients */
 static weft_plan *plan_pass(wt_call *call, const wt_gradients *d, weft_pass pass, bool bias, weft_args *args) {
-    const wt_partial *q = (const wt_partial *)d;
+    const partial *q = (const partial *)d;
     weft_problem p;
     begin(&p, q, pass);
     p.attr[WEFT_PARTIAL_BIASED] = q->biased;
@@ -172,13 +221,11 @@ static weft_plan *plan_pass(wt_call *call, const wt_gradients *d, weft_pass pass
     WT_PUT(&p, args, {WEFT_ROLE_DIFF_DST, &d->dy}, {WEFT_ROLE_SUMS, &q->sums});
     if (bias && pass != WEFT_PASS_BWD_BIAS) wt_add_step(&p, WEFT_STEP_BIAS, 0, 0);
     if (bias) wt_put_vector(&p, args, WEFT_ROLE_DIFF_BIAS, d->db.data, d->db.dtype, 1);
-    wt_share share = {d, wt_wanted_of(pass, bias)};
-    /* the peer plans that pass too */
-    return pass == WEFT_PASS_BWD_BIAS ? wt_plan(call, &p) : wt_plan_with(call, &p, d->peer, &share);
+    return wt_plan_with(call, &p, d->torch && pass != WEFT_PASS_BWD_BIAS ? wt_wanted_of(pass, bias) : 0);
 }
 
 /* A tensor that must have these dims, and the rank that such dims have beside input. */
-static bool see_exactly(wt_call *call, int at, const wt_partial *q, const int64_t dims[5], wt_view *v) {
+static bool see_exactly(wt_call *call, int at, const partial *q, const int64_t dims[5], wt_view *v) {
     const wt_tensor *t = &call->arg[at].tensor;
     int full = q->d.g.rank + (q->d.g.batched ? 2 : 1);
     const char *name = call->op->name[at];
@@ -192,11 +239,10 @@ static bool see_exactly(wt_call *call, int at, const wt_partial *q, const int64_
     return true;
 }
 
-static bool open_gradients(wt_call *call, wt_partial *q) {
+static bool open_gradients(wt_call *call, partial *q) {
     int64_t dims[5];
     int32_t wide = q->d.x.dtype == WEFT_DTYPE_F64 ? WEFT_DTYPE_F64 : WEFT_DTYPE_F32;
     q->biased = call->arg[B_BIASED].integer;
-    q->legacy = false;
     q->d.want = call->arg[B_WANT].integer;
     q->d.plan = plan_pass;
     mask_dims(q, q->d.g.groups, dims);
@@ -215,13 +261,13 @@ static bool open_gradients(wt_call *call, wt_partial *q) {
 }
 
 static bool run_partial_conv_backward(wt_call *call) {
-    wt_partial q;
+    partial q;
     if (!open_partial(call, &q, B_INPUT, B_MASK, B_STRIDE, B_TRANSPOSED) ||
         !wt_check_bias_dtype(call, B_BIAS_DTYPE, B_INPUT) || !open_gradients(call, &q) ||
         !wt_create_wanted(call, &q.d, false, B_INPUT, B_BIAS_DTYPE))
         return false;
     if (wt_is_empty(&q.d.dy)) return wt_zero_wanted(call);
-    q.d.peer = wt_partial_no_peer(call, &q, true) ? NULL : wt_partial_backward_peer;
+    q.d.torch = !torch_refuses(call, &q, true);
     /* whatever the strides of grad_output: a copy of it would be the largest tensor of all */
     return wt_run_wanted(call, &q.d);
 }

@@ -82,63 +82,6 @@ static bool fold(wt_call *call, const wt_shape *s, const int *axis, wt_rows t[2]
     }
 }
 
-/* ---------------------------------------------------------------- PyTorch's own */
-typedef struct pointwise {
-    weft_op op;
-    wt_handle input, result;
-    bool in_place;
-    double lo, hi;
-} pointwise;
-
-/* A bound is a tensor without dimensions, in float64, which does not change the type of the result. One bound at a
- * time: PyTorch's loop takes one operand of one element in vectors, and two of them element by element, at a fifth
- * of the speed. */
-static bool clamp(wt_call *call, const char *name, wt_handle input, double bound, wt_handle result) {
-    wt_stack s = {.n = 0};
-    wt_handle *slot = wt_scratch(call);
-    void *data;
-    if (!slot || !wt_empty(call, slot, 0, NULL, NULL, wt.aoti_torch_dtype_float64(), &data)) return false;
-    memcpy(data, &bound, sizeof(bound));
-    WT_PUSH(&s, wt_of_tensor(&s, input), wt_of_tensor(&s, *slot), wt_of_tensor(&s, result));
-    if (!wt_aten(call, &s, name, "Tensor_out", 1)) return false;
-    wt_free(s.item[0]);
-    return true;
-}
-
-/* relu writes a new tensor or its own argument. */
-static bool peer_relu(wt_call *call, const pointwise *f) {
-    wt_stack s = {.n = 0};
-    bool fresh = !call->op->into;
-    if (!fresh && !f->in_place && wt.aoti_torch_copy_(f->result, f->input, 0))
-        return wt_fail(call, "input: could not be copied");
-    WT_PUSH(&s, wt_of_tensor(&s, fresh ? f->input : f->result));
-    if (fresh) wt_drop(call, 0);
-    if (!wt_aten(call, &s, fresh ? "aten::relu" : "aten::relu_", "", 1)) return false;
-    if (fresh)
-        call->out[0] = (wt_handle)(uintptr_t)s.item[0];
-    else
-        wt_free(s.item[0]);
-    return true;
-}
-
-static bool peer(wt_call *call, const void *state) {
-    const pointwise *f = state;
-    wt_stack s = {.n = 0};
-    if (f->op == WEFT_OP_RELU) return peer_relu(call, f);
-    if (f->op == WEFT_OP_CLIP)
-        return clamp(call, "aten::clamp_min", f->input, f->lo, f->result) &&
-               clamp(call, "aten::clamp_max", f->result, f->hi, f->result);
-    WT_PUSH(&s, wt_of_tensor(&s, f->input), wt_of_tensor(&s, f->result));
-    if (!wt_aten(call, &s, f->op == WEFT_OP_TANH ? "aten::tanh" : "aten::sigmoid", "out", 1)) return false;
-    wt_free(s.item[0]);
-    return true;
-}
-
-/* Bounds can be written on the CPU without a copy between devices. */
-static wt_peer peer_of(const wt_call *call, weft_op op, const wt_shape *s) {
-    return op == WEFT_OP_CLIP && (s->scalar || call->device_type != wt.aoti_torch_device_type_cpu()) ? NULL : peer;
-}
-
 /* ---------------------------------------------------------------- relu, clip, tanh, sigmoid */
 static bool check_in_place(wt_call *call, const wt_shape *s) {
     const wt_tensor *x = &call->arg[INPUT].tensor;
@@ -171,16 +114,13 @@ static bool run_with(wt_call *call, weft_op op, double lo, double hi) {
     order(&s, t[0].strides, axis);
     if (!make_result(call, &s, t, axis, op != WEFT_OP_CLIP)) return false;
     if (!wt_shape_rows(&s) || !s.sizes[0]) return true;
-    pointwise f = {op, t[0].handle, t[1].handle, t[0].data == t[1].data, lo, hi};
     if (!fold(call, &s, axis, t, v)) return false;
     weft_problem p;
     weft_args args = WEFT_ARGS_INIT;
     wt_rows_problem(&p, op, WEFT_PASS_FWD, v);
     if (op == WEFT_OP_CLIP) p.real[WEFT_CLIP_LO] = lo, p.real[WEFT_CLIP_HI] = hi;
     WT_PUT(&p, &args, {WEFT_ROLE_SRC, &v[0]}, {WEFT_ROLE_DST, &v[1]});
-    weft_plan *plan = wt_plan_with(call, &p, peer_of(call, op, &s), &f);
-    bool copied = !wt_is_peer(plan); /* PyTorch's writes to the result itself */
-    return wt_finish(call, plan, &args, peer, &f) && (!copied || wt_rows_finish(call, t, 2));
+    return wt_rows_run(call, &p, &args, !call->op->into && (op != WEFT_OP_CLIP || !(s.scalar || call->cuda)), t, 2);
 }
 
 static bool run_relu(wt_call *call) { return run_with(call, WEFT_OP_RELU, 0, 0); }
@@ -240,7 +180,7 @@ static bool run_halves(wt_call *call, weft_pass pass, const wt_shape *s, const w
     weft_args args = WEFT_ARGS_INIT;
     wt_rows_problem(&p, WEFT_OP_NCRELU, pass, v);
     for (int i = 0; i < count; i++) wt_put(&p, &args, roles[i], &v[i]);
-    return wt_execute(call, wt_plan(call, &p), &args) && wt_rows_finish(call, t, count);
+    return wt_rows_run(call, &p, &args, false, t, count);
 }
 
 static bool run_ncrelu(wt_call *call) {

@@ -4,7 +4,7 @@
  * itself. */
 #include <string.h>
 
-#include "pool_peer.h"
+#include "binding.h"
 
 /* ---------------------------------------------------------------- arguments */
 /* The rank from list `list`, and the tensor `at` that it must fit. */
@@ -43,6 +43,17 @@ static bool create(wt_call *call, const wt_window *g, images *v, const int32_t *
            (!code || wt_create(call, 1, &v->index, dims, g->rank, last, g->batched, *code));
 }
 
+/* ---------------------------------------------------------------- PyTorch's own
+ * It has 2D and 3D, and rejects some strides: those of dense data, channels-first or in a batch channels-last, it takes.
+ * On the CPU it has kernels for 16 bits in some of them only, and sums in 16 bits in others. */
+static bool torch_takes(const wt_call *call, const wt_window *g, const wt_view *v) {
+    const int32_t dtype = call->arg[0].tensor.dtype;
+    int64_t strides[5];
+    bool last = wt_is_last(v), dense = wt_dense(strides, v->dims, last) && (g->batched || !last);
+    for (int a = 0; a < 5; a++) dense = dense && (v->dims[a] == 1 || v->strides[a] == strides[a]);
+    return g->rank > 1 && dense && (call->cuda || dtype == WEFT_DTYPE_F32 || dtype == WEFT_DTYPE_F64);
+}
+
 /* ---------------------------------------------------------------- forward operators */
 enum { INPUT, KERNEL, MAX_FLAT = 6, AVG_INCLUDE = 5, OUTPUT_SIZE = 1 };
 
@@ -79,8 +90,8 @@ static bool run_max(wt_call *call, bool indexed) {
     p.attr[WEFT_MAX_POOL_INDEX] = indexed;
     WT_PUT(&p, &args, {WEFT_ROLE_SRC, &v.src}, {WEFT_ROLE_DST, &v.dst});
     if (indexed) wt_put(&p, &args, WEFT_ROLE_INDEX, &v.index);
-    wt_pool_state state = {&g, &v.dst, indexed ? &v.index : NULL, NULL, 0};
-    return wt_run(call, &p, &args, wt_pool_peer(call, &state, WEFT_OP_MAX_POOL), &state);
+    /* the byte index is weft's alone */
+    return wt_run(call, &p, &args, torch_takes(call, &g, &v.src) && (!indexed || v.index.dtype == WEFT_DTYPE_I64));
 }
 
 static bool run_max_pool(wt_call *call) { return run_max(call, false); }
@@ -99,8 +110,7 @@ static bool run_mean(wt_call *call, const wt_window *g, images *v, weft_op op) {
     wt_window_describe(&p, g, op, WEFT_PASS_FWD, v->src.dims[0], v->src.dims[1]);
     if (op == WEFT_OP_AVG_POOL) put_divisor(call, &p, AVG_INCLUDE);
     WT_PUT(&p, &args, {WEFT_ROLE_SRC, &v->src}, {WEFT_ROLE_DST, &v->dst});
-    wt_pool_state state = {g, &v->dst, NULL, NULL, AVG_INCLUDE};
-    return wt_run(call, &p, &args, wt_pool_peer(call, &state, op), &state);
+    return wt_run(call, &p, &args, torch_takes(call, g, &v->src));
 }
 
 static bool run_avg_pool(wt_call *call) {
@@ -161,6 +171,14 @@ static bool check_index(wt_call *call, const wt_window *g, gradient *d) {
     return check_fits(call, g, MAX_INDEX, &d->index, &d->dy);
 }
 
+/* On CUDA some of PyTorch's gradients add in an order that changes from run to run, and its mean over windows is wrong
+ * for channels-last data (2.11: off by as much as the gradient itself): those are never called. */
+static bool torch_takes_gradient(const wt_call *call, const wt_window *g, const gradient *d, weft_op op, bool last) {
+    const bool to_one = g->out[0] == 1 && g->out[1] == 1 && g->out[2] == 1;
+    if (op == WEFT_OP_MAX_POOL) return !call->cuda && d->index.dtype == WEFT_DTYPE_I64;
+    return !call->cuda || (!last && g->rank == 2 && (op == WEFT_OP_AVG_POOL || to_one));
+}
+
 /* The last argument says whether the input is channels-last, which its gradient shall be too. */
 static bool run_gradient(wt_call *call, const wt_window *g, gradient *d, weft_op op) {
     bool last = call->arg[call->op->nargs - 1].integer;
@@ -176,8 +194,7 @@ static bool run_gradient(wt_call *call, const wt_window *g, gradient *d, weft_op
     if (op == WEFT_OP_AVG_POOL) put_divisor(call, &p, B_INCLUDE);
     if (op == WEFT_OP_MAX_POOL) wt_put(&p, &args, WEFT_ROLE_INDEX, &d->index);
     WT_PUT(&p, &args, {WEFT_ROLE_DIFF_DST, &d->dy}, {WEFT_ROLE_DIFF_SRC, &d->dx});
-    wt_pool_state state = {g, &d->dx, &d->index, &d->dy, B_INCLUDE};
-    return wt_run(call, &p, &args, wt_pool_backward_peer(call, &state, op), &state);
+    return wt_run(call, &p, &args, torch_takes(call, g, &d->dy) && torch_takes_gradient(call, g, d, op, last));
 }
 
 static bool run_max_pool_backward(wt_call *call) {

@@ -156,6 +156,13 @@ bool wt_rows_finish(wt_call *call, const wt_rows *t, int count) {
     return true;
 }
 
+bool wt_rows_run(wt_call *call, weft_problem *p, const weft_args *args, bool torch, const wt_rows *t, int count) {
+    const int64_t want = torch ? WT_ALL : 0;
+    weft_plan *plan = wt_plan_with(call, p, want);
+    const bool theirs = wt_is_torch(plan); /* PyTorch's result is in its place */
+    return wt_finish(call, plan, args, want) && (theirs || wt_rows_finish(call, t, count));
+}
+
 void wt_rows_problem(weft_problem *p, weft_op op, weft_pass pass, const wt_view *v) {
     p->size = sizeof(*p);
     weft_problem_init(p, op, pass, v->dims[2] > 1 ? 3 : v->dims[3] > 1 ? 2 : 1);

@@ -37,8 +37,9 @@ bool wt_rows_fold(wt_call *call, const wt_shape *s, wt_rows *t, int count, wt_vi
  * a tensor. */
 bool wt_rows_view(const wt_shape *s, const wt_rows *t, int count, wt_view *v);
 bool wt_rows_copy(wt_call *call, const wt_shape *s, wt_rows *t);
-/* After the run: what was written to a copy goes to its place. */
-bool wt_rows_finish(wt_call *call, const wt_rows *t, int count);
+/* Plan and run; what was written to a copy goes to its place. torch: PyTorch has a way to compute the call. */
+bool wt_rows_run(wt_call *call, weft_problem *p, const weft_args *args, bool torch, const wt_rows *t, int count);
+bool wt_rows_finish(wt_call *call, const wt_rows *t, int count); /* the last part of that */
 /* A problem over rows that look like v. */
 void wt_rows_problem(weft_problem *p, weft_op op, weft_pass pass, const wt_view *v);
 

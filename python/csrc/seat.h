@@ -13,7 +13,7 @@
 
 #include <stdatomic.h>
 
-#include "pool_peer.h"
+#include "binding.h"
 
 #define SEAT_OPS(X)                     \
     X(convolution)                      \

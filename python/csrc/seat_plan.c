@@ -132,7 +132,7 @@ weft_plan *seat_plan(seat_draft *d, weft_problem *p, seat_step *s, bool beside_t
     bool compete = beside_torch && set->delegate;
     weft_plan *plan = wt_plan_by(p, false, WEFT_ENGINE_CPU | WEFT_ENGINE_CUDA | (compete ? WEFT_ENGINE_EXTERNAL : 0));
     const char *name = weft_plan_kernel_name(plan);
-    if (plan && (wt_is_peer(plan) || (strstr(name, "_ref") && strcmp(name, set->pin)))) {
+    if (plan && (wt_is_torch(plan) || (strstr(name, "_ref") && strcmp(name, set->pin)))) {
         weft_plan_release(plan);
         plan = NULL;
     }

@@ -59,7 +59,9 @@ static bool sum_bias(seat_call *c) {
     int64_t axes[4] = {0};
     wt_stack s = {.n = 0};
     for (int64_t a = 2; a < dy->rank; a++) axes[a - 1] = a;
-    WT_PUSH(&s, wt_of_tensor(&s, dy->handle), wt_of_optional_list(&s, axes, (int)dy->rank - 1), wt_of_bool(false), 0);
+    wt_push(&s, wt_of_tensor(&s, dy->handle));
+    wt_push(&s, wt_boxed(&s, wt_of_list(&s, axes, (int)dy->rank - 1)));
+    wt_push(&s, false), wt_push(&s, 0);
     if (s.failed || wt.torch_call_dispatcher("aten::sum", "dim_IntList", s.item, WT_BUILD_VERSION)) return false;
     c->out[2] = (wt_handle)(uintptr_t)s.item[0];
     return true;

@@ -23,41 +23,11 @@ static bool read_shape(wt_call *call, int tensor, int dim, wt_shape *s) {
 }
 
 /* ---------------------------------------------------------------- PyTorch's own
- * It writes into the result that is there, dense as its own would be; the caller's out may lie in a way that it does
- * not follow. On the CPU it is asked for the types that it computes in. */
-static bool has_peer(const wt_call *call, int tensor, int dtype) {
+ * The caller's out may lie in a way that it does not follow. On the CPU it is asked for the types that it computes in. */
+static bool torch_takes(const wt_call *call, int tensor, int dtype) {
     const wt_tensor *t = &call->arg[tensor].tensor;
-    bool cpu = call->device_type == wt.aoti_torch_device_type_cpu();
     return t->rank && !call->op->into && t->code == (int32_t)call->arg[dtype].integer &&
-           (!cpu || t->dtype == WEFT_DTYPE_F32 || t->dtype == WEFT_DTYPE_F64);
-}
-
-static bool write_into(wt_call *call, wt_stack *s, const char *name, wt_handle result) {
-    WT_PUSH(s, wt_of_tensor(s, result));
-    if (!wt_aten(call, s, name, "out", 1)) return false;
-    wt_free(s->item[0]);
-    return true;
-}
-
-typedef struct written {
-    wt_handle result;
-    bool log;
-} written;
-
-static bool forward_peer(wt_call *call, const void *state) {
-    const written *w = state;
-    wt_stack s = {.n = 0};
-    WT_PUSH(&s, wt_of_tensor(&s, call->arg[INPUT].tensor.handle), wt_of_int(call->arg[DIM].integer), wt_of_bool(false));
-    return write_into(call, &s, w->log ? "aten::_log_softmax" : "aten::_softmax", w->result);
-}
-
-static bool backward_peer(wt_call *call, const void *state) {
-    const written *w = state;
-    wt_stack s = {.n = 0};
-    WT_PUSH(&s, wt_of_tensor(&s, call->arg[B_GRAD].tensor.handle), wt_of_tensor(&s, call->arg[B_OUTPUT].tensor.handle),
-            wt_of_int(call->arg[B_DIM].integer), wt_of_int(call->arg[B_DTYPE].integer));
-    return write_into(call, &s, w->log ? "aten::_log_softmax_backward_data" : "aten::_softmax_backward_data",
-                      w->result);
+           (call->cuda || t->dtype == WEFT_DTYPE_F32 || t->dtype == WEFT_DTYPE_F64);
 }
 
 /* ---------------------------------------------------------------- operators */
@@ -69,16 +39,12 @@ static bool forward(wt_call *call, weft_op op) {
         !wt_rows_create(call, 0, &s, true, false, (int32_t)call->arg[DTYPE].integer, &t[1]))
         return false;
     if (!wt_shape_rows(&s) || !s.sizes[s.channel]) return true;
-    written result = {t[1].handle, op == WEFT_OP_LOG_SOFTMAX};
-    wt_peer peer = has_peer(call, INPUT, DTYPE) ? forward_peer : NULL;
     if (!wt_rows_fold(call, &s, t, 2, v)) return false;
     weft_problem p;
     weft_args args = WEFT_ARGS_INIT;
     wt_rows_problem(&p, op, WEFT_PASS_FWD, v);
     WT_PUT(&p, &args, {WEFT_ROLE_SRC, &v[0]}, {WEFT_ROLE_DST, &v[1]});
-    weft_plan *plan = wt_plan_with(call, &p, peer, &result);
-    bool theirs = wt_is_peer(plan);
-    return wt_finish(call, plan, &args, peer, &result) && (theirs || wt_rows_finish(call, t, 2));
+    return wt_rows_run(call, &p, &args, torch_takes(call, INPUT, DTYPE), t, 2);
 }
 
 static bool run_softmax(wt_call *call) { return forward(call, WEFT_OP_SOFTMAX); }
@@ -98,15 +64,11 @@ static bool run_softmax_backward(wt_call *call) {
         !wt_rows_create(call, 0, &s, true, false, (int32_t)call->arg[B_DTYPE].integer, &t[2]))
         return false;
     if (!wt_shape_rows(&s) || !s.sizes[s.channel]) return true;
-    written result = {t[2].handle, call->arg[B_LOG].integer};
-    wt_peer peer = has_peer(call, B_OUTPUT, B_DTYPE) ? backward_peer : NULL;
     if (!wt_rows_fold(call, &s, t, 3, v)) return false;
     weft_problem p;
     weft_args args = WEFT_ARGS_INIT;
     wt_rows_problem(&p, call->arg[B_LOG].integer ? WEFT_OP_LOG_SOFTMAX : WEFT_OP_SOFTMAX, WEFT_PASS_BWD, v);
     WT_PUT(&p, &args, {WEFT_ROLE_DST, &v[0]}, {WEFT_ROLE_DIFF_DST, &v[1]}, {WEFT_ROLE_DIFF_SRC, &v[2]});
-    weft_plan *plan = wt_plan_with(call, &p, peer, &result);
-    bool theirs = wt_is_peer(plan);
-    return wt_finish(call, plan, &args, peer, &result) && (theirs || wt_rows_finish(call, t, 3));
+    return wt_rows_run(call, &p, &args, torch_takes(call, B_OUTPUT, B_DTYPE), t, 3);
 }
 WT_OPERATOR(softmax_backward, "(Tensor grad_output, Tensor output, int dim, bool log, ScalarType dtype) -> Tensor")

@@ -146,6 +146,7 @@ static bool run_sparse_conv_backward(wt_call *call) {
         return false;
     q.d.want = call->arg[B_WANT].integer;
     q.d.plan = plan_pass;
+    q.d.torch = false;
     if (!wt_create_wanted(call, &q.d, true, B_INPUT, B_BIAS_DTYPE)) return false;
     if (wt_is_empty(&q.d.dy)) return wt_zero_wanted(call);
     return wt_match_format(call, &q.d.dy, q.d.g.rank, wt_is_last(&q.d.x), q.d.g.batched, call->arg[B_GRAD].tensor.code,

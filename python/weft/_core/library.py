@@ -69,6 +69,7 @@ def _declare(lib: ctypes.CDLL) -> None:
         "weft_torch_own_ns": (ctypes.c_double, [text]),
         "weft_torch_unlearn": (None, []),
         "weft_torch_learn": (ctypes.c_bool, [text, ctypes.c_double, text, ctypes.c_double]),
+        "weft_torch_images": (count, []),
         "weft_torch_burn": (ctypes.c_double, [count, text]),
     }
     for name, (result, arguments) in signatures.items():

@@ -24,7 +24,8 @@ _BelowAutograd = _C._AutoDispatchBelowAutograd
 _is_compiling = torch.compiler.is_compiling
 _in_transform = _C._are_functorch_transforms_active
 _grad_enabled = torch.is_grad_enabled
-_kernels = torch.library.Library("weft", "IMPL")   # registrations live as long as this
+_kernels = torch.library.Library("weft", "IMPL")   # registrations live as long as these
+_by_torchs = torch.library.Library("weft_torch", "DEF")
 _ops = torch.ops.weft
 _run = _entry.run
 _leaves = _entry.leaves
@@ -45,15 +46,17 @@ class Rule:
     *args) is its form under vmap. Without a tangent or a batch, forward mode or vmap is refused with the operator's name. A result that has
     no gradient is told so by save, with ctx.mark_non_differentiable. Both Functions are applied without the preparations for torch.func,
     which cost 2.5 us of 14: the short one is not used there, and the kernel is called by torch.func, once for each of its levels.
-    native(*args) is PyTorch's own function of the same arguments, where it has one; NotImplemented: not for these. It is called where the planner
-    leaves all of a call to PyTorch: its gradient is C++, and a Function around it would only cost time. plain: also where no gradient is wanted.
+    by_torch(*args) computes the operator's results by PyTorch's own operators, where it has them: the operator calls it where the planner has chosen
+    PyTorch, and says itself for which arguments (python/csrc, torch_takes); None stands for a result that is not wanted. native(*args) is PyTorch's own
+    function of the same arguments; NotImplemented: not for these. It is called in place of the operator where the planner leaves all of a call to
+    PyTorch: its gradient is C++, and a Function around it would only cost time. plain(*args): the same where no gradient is wanted.
     """
 
     __slots__ = ("op", "number", "out", "outs", "tensors", "listed", "apply", "native", "plain")
 
     def __init__(self, name: str, tensors: int, save: Callable, gradient: Callable, tangent: Callable | None = None,
-                 batch: Callable | None = None, listed: bool = False, native: Callable | None = None, plain: bool = False,
-                 sizes: Callable | None = None) -> None:
+                 batch: Callable | None = None, listed: bool = False, by_torch: Callable | None = None, native: Callable | None = None,
+                 plain: Callable | None = None, sizes: Callable | None = None) -> None:
         op = getattr(_ops, name).default
         RULES[name] = self
         if sizes is not None:
@@ -62,6 +65,8 @@ class Rule:
         self.op, self.number, self.tensors, self.listed = op, _entry.number(name), tensors, listed
         self.out, self.outs = _register_out(name)
         torch.library.register_fake(f"weft::{name}", fake_of(name))
+        if by_torch is not None:
+            _register_torch(op, name, by_torch)
 
         def joined(inputs: tuple, settings: tuple) -> tuple:
             return (*inputs[:tensors], list(inputs[tensors:]), *settings) if listed else (*inputs, *settings)
@@ -165,6 +170,28 @@ def _register_out(name: str) -> tuple[Any, int]:
     return out.default, sum(a.alias_info is not None and a.name.startswith("out") for a in out.default._schema.arguments)
 
 
+def _register_torch(op: Any, name: str, function: Callable) -> None:
+    """weft_torch::name, which the operator calls where PyTorch has won (python/csrc/torch.c)."""
+    words = [i for i, a in enumerate(op._schema.arguments) if str(a.type) == "str"]
+
+    def run(*args: Any) -> Any:
+        if words:
+            given = list(args)
+            for i in words:   # the letters of a word come as a number
+                given[i] = given[i].to_bytes(8, "little").rstrip(b"\0").decode()
+            args = tuple(given)
+        with _C.DisableTorchFunction(), _BelowAutograd():
+            made = function(*args)
+        if type(made) is tuple:
+            for t in made:
+                if t is None:
+                    return tuple([args[0].new_empty(0) if t is None else t for t in made])
+        return made
+    _by_torchs.define(str(op._schema).removeprefix("weft::").replace("str ", "int "))
+    for key in ("CPU", "CUDA"):
+        _by_torchs.impl(name, run, key)
+
+
 def _out_of_memory(error: RuntimeError) -> bool:
     """An operator can only raise RuntimeError; code that halves its batch when a GPU is full waits for another kind."""
     text = str(error)
@@ -180,14 +207,14 @@ def _below(rule: Rule, args: tuple) -> Any:
         return rule.op(*args)
 
 
-def _by_torch(rule: Rule, gradient: bool, args: tuple) -> Any:
+def _by_torch(rule: Rule, function: Callable | None, gradient: bool, args: tuple) -> Any:
     """By PyTorch's own function, if the planner leaves forward and gradient to it; else NotImplemented. Past the seat of weft.enable(), which would
     only ask again."""
-    if rule.native is None or not _leaves(rule.number, gradient, *args):
+    if function is None or not _leaves(rule.number, gradient, *args):
         return NotImplemented
     _entry.bypass(True)
     try:
-        result = rule.native(*args)
+        result = function(*args)
     finally:
         _entry.bypass(False)
     if result is not NotImplemented:
@@ -206,9 +233,9 @@ def call(rule: Rule, *args: Any) -> Any:
             inputs, settings = rule.apart(args)
             for t in inputs:
                 if t is not None and t.requires_grad:
-                    result = _by_torch(rule, True, args)
+                    result = _by_torch(rule, rule.native, True, args)
                     return rule.apply(*inputs, settings) if result is NotImplemented else result
-        result = _by_torch(rule, False, args) if rule.plain else NotImplemented
+        result = _by_torch(rule, rule.plain, False, args)
         return _below(rule, args) if result is NotImplemented else result
     except RuntimeError as error:
         if not _out_of_memory(error):
@@ -248,8 +275,10 @@ def call_into(rule: Rule, out: Any, *args: Any) -> Any:
 
 def is_last(t: Tensor, rank: int) -> bool:
     """Channels-last memory, by the rule of python/csrc/view.c; channels-first where sizes that nobody knows yet decide."""
-    from torch.fx.experimental.symbolic_shapes import guard_or_false   # fakes need it, and slow to import
     channel, pixel = t.stride(-rank - 1), t.stride(-1)
+    if type(channel) is type(pixel) is int:
+        return 0 < channel < pixel or (0 < channel == pixel and t.shape[-rank - 1] == 1 and t.shape[-1] > 1)
+    from torch.fx.experimental.symbolic_shapes import guard_or_false   # fakes need it, and slow to import
     if not guard_or_false(channel > 0):
         return False
     return guard_or_false(channel < pixel) or (guard_or_false(channel == pixel) and guard_or_false(t.shape[-rank - 1] == 1)

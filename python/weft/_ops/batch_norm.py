@@ -105,7 +105,15 @@ def _native_train(input, weight, bias, running_mean, running_var, eps, momentum)
     return torch.batch_norm(input, weight, bias, running_mean, running_var, True, momentum, eps, torch.backends.cudnn.enabled), None, None
 
 
-batch_norm = Rule("batch_norm", 3, _save_eval, _gradient_of_forward, _tangent_of_forward, _batch_eval, native=_native_eval)
+def _torch_backward(grad, input, weight, mean, spread, training, eps):
+    """With given statistics those of the batch are tensors of no elements, as its own forward pass returns them."""
+    none = mean.new_empty(0)
+    given = (None, None, mean, spread) if training else (mean, spread, none, none)
+    return torch.ops.aten.native_batch_norm_backward(grad, input, weight, *given, training, eps, [True, weight is not None, weight is not None])
+
+
+batch_norm = Rule("batch_norm", 3, _save_eval, _gradient_of_forward, _tangent_of_forward, _batch_eval, by_torch=_native_eval, native=_native_eval)
 batch_norm_train = Rule("batch_norm_train", 3, _save_train, _gradient_of_forward, _tangent_of_forward, _batch_train,
-                        native=_native_train, plain=True)   # the dispatcher is slow with what is written to
-batch_norm_backward = Rule("batch_norm_backward", 5, *derived(_backward, 5), _batch_backward)
+                        by_torch=lambda x, weight, bias, mean, var, eps, momentum: torch.native_batch_norm(x, weight, bias, mean, var, True, momentum, eps),
+                        native=_native_train, plain=_native_train)   # the dispatcher is slow with what is written to
+batch_norm_backward = Rule("batch_norm_backward", 5, *derived(_backward, 5), _batch_backward, by_torch=_torch_backward)

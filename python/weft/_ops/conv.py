@@ -88,6 +88,7 @@ def _tangent_of_forward(ctx, input, weight, output, dx, dw, db):
 
 # ---------------------------------------------------------------------------------------------- by PyTorch
 
+_pad = torch.nn.functional.pad
 _CONV = (torch.conv1d, torch.conv2d, torch.conv3d)
 _CONV_TRANSPOSE = (torch.conv_transpose1d, torch.conv_transpose2d, torch.conv_transpose3d)
 
@@ -101,17 +102,49 @@ def around(padding):
     return [p for a in reversed(range(len(padding) // 2)) for p in padding[2 * a:2 * a + 2]]
 
 
-def formula(input, weight, bias, stride, padding, dilation, groups, output_padding=None):
+def plainly(x, w, bias, stride, padding, dilation, groups, output_padding=None):
     """The convolution without an activation, transposed with output_padding. Padding that is uneven is put on, or cut off, apart."""
-    rank = len(stride)
-    x, w, even = wide(input), wide(weight), _is_even(padding)
+    rank, even = len(stride), _is_even(padding)
     pads = padding[::2] if even else [0] * rank
     if output_padding is None:
-        y = _CONV[rank - 1](x if even else torch.nn.functional.pad(x, around(padding)), w, None, stride, pads, dilation, groups)
-    else:
-        y = _CONV_TRANSPOSE[rank - 1](x, w, None, stride, pads, output_padding, groups, dilation)
-        y = y if even else torch.nn.functional.pad(y, [-p for p in around(padding)])
-    return (y if bias is None else y + wide(bias).view(-1, *[1] * rank)).to(input.dtype)
+        return _CONV[rank - 1](x if even else _pad(x, around(padding)), w, bias, stride, pads, dilation, groups)
+    y = _CONV_TRANSPOSE[rank - 1](x, w, bias, stride, pads, output_padding, groups, dilation)
+    return y if even else _pad(y, [-p for p in around(padding)])
+
+
+def formula(input, weight, bias, *geometry):
+    x = wide(input)
+    return plainly(x, wide(weight), None if bias is None else bias.to(x.dtype), *geometry).to(input.dtype)
+
+
+def activated(y, act, lo, hi):
+    """In place."""
+    return y if not act else y.relu_() if act == "relu" else y.clamp_(lo, hi)
+
+
+def _torch(input, weight, bias, stride, padding, dilation, groups, act, lo, hi, *extra):
+    return activated(plainly(input, weight, bias, stride, padding, dilation, groups, *extra), act, lo, hi)
+
+
+def _torch_backward(grad, input, weight, stride, padding, dilation, groups, transposed, want, bias_dtype):
+    rank, around_it = len(stride), around(padding)
+    batched, even = input.dim() == rank + 2, _is_even(padding)
+    dy, x = (grad, input) if batched else (grad.unsqueeze(0), input.unsqueeze(0))
+    if want == WANT_BIAS:
+        return None, None, dy.sum([a for a in range(rank + 2) if a != 1])
+    extra, pads = [0] * rank, padding[::2] if even else [0] * rank
+    if transposed:
+        least = least_source(input.shape[-rank:], weight.shape[2:], stride, padding, dilation)
+        extra = [n - m for n, m in zip(grad.shape[-rank:], least)]
+    if not even:
+        dy, x = (_pad(dy, around_it), x) if transposed else (dy, _pad(x, around_it))
+    if x.is_cpu and want & WANT_WEIGHT and x.shape[1] < 16 and math.prod(weight.shape[2:]) == 1 and max(stride) > 1:
+        dy, x, weight = dy.contiguous(), x.contiguous(), weight.contiguous()   # else it writes outside of its memory: python/csrc/seat_conv.c
+    mask = [bool(want & bit) for bit in (WANT_INPUT, WANT_WEIGHT, WANT_BIAS)]
+    dx, dw, db = torch.ops.aten.convolution_backward(dy, x, weight, [dy.shape[1]] if mask[2] else None, stride, pads, dilation, transposed, extra, groups, mask)
+    if mask[0] and not even and not transposed:
+        dx = _pad(dx, [-p for p in around_it])
+    return dx if batched or not mask[0] else dx.squeeze(0), dw, db
 
 
 def _backward(grad, input, weight, stride, padding, dilation, groups, transposed, want, bias_dtype):
@@ -190,11 +223,11 @@ def _native_conv_transpose(input, weight, bias, stride, padding, dilation, group
     return _CONV_TRANSPOSE[len(stride) - 1](input, weight, bias, stride, padding[::2], output_padding, groups, dilation)
 
 
-conv = Rule("conv", 3, _save_forward, _gradient_of_forward, _tangent_of_forward, _batch_forward("conv"), native=_native_conv,
-            plain=True)   # to hand five lists over to PyTorch costs more than to ask first
+conv = Rule("conv", 3, _save_forward, _gradient_of_forward, _tangent_of_forward, _batch_forward("conv"), by_torch=_torch, native=_native_conv,
+            plain=_native_conv)   # to hand five lists over to PyTorch costs more than to ask first
 conv_transpose = Rule("conv_transpose", 3, _save_forward, _gradient_of_forward, _tangent_of_forward, _batch_forward("conv_transpose"),
-                      native=_native_conv_transpose, plain=True)
-conv_backward = Rule("conv_backward", 3, *derived(_backward, 3), _batch_backward)
+                      by_torch=_torch, native=_native_conv_transpose, plain=_native_conv_transpose)
+conv_backward = Rule("conv_backward", 3, *derived(_backward, 3), _batch_backward, by_torch=_torch_backward)
 
 
 # ---------------------------------------------------------------------------------------------- torch.utils.flop_counter

@@ -10,6 +10,7 @@ from torch import Tensor
 from .._core.rules import Rule, call, in_front
 from ._derived import adjoint, derived, gradients, tangents, wide
 
+_aten = torch.ops.aten
 NONE, MEAN, SUM = range(3)
 _REDUCTIONS = ("none", "mean", "sum")
 WEIGHT_WITH_CLASSES = "weight: requires grad and target has classes, allowed: a gradient of weight only with probabilities"
@@ -116,5 +117,26 @@ def _batch_backward(info, in_dims, grad_output, input, target, weight, lse, igno
     return (dx.unflatten(0, (size, -1)) if batched else dx), 0
 
 
-cross_entropy = Rule("cross_entropy", 3, _save, _gradient, _tangent, _batch)
-cross_entropy_backward = Rule("cross_entropy_backward", 5, *derived(_backward, 5), _batch_backward)
+# ---------------------------------------------------------------------------------------------- by PyTorch
+
+def _torch(input, target, weight, ignore_index, reduction, _):
+    loss = torch.nn.functional.cross_entropy(input, target, weight, ignore_index=ignore_index, reduction=_REDUCTIONS[reduction])
+    return loss, torch.logsumexp(input, min(input.dim() - 1, 1))
+
+
+def _torch_backward(grad, input, target, weight, lse, ignore_index, reduction, _):
+    """Its likelihood knows rows (n, c) and images (n, c, h, w): other ranks are read as images."""
+    dim, images = min(input.dim() - 1, 1), input.dim() > 2
+    forward, backward = (_aten.nll_loss2d_forward, _aten.nll_loss2d_backward) if images else (_aten.nll_loss_forward, _aten.nll_loss_backward)
+    logs = torch.log_softmax(input, dim)
+    if images:
+        n, c, *places = logs.shape
+        logs, target = logs.reshape(n, c, places[0], -1), target.reshape(n, places[0], -1)
+        grad = grad.reshape(target.shape) if grad.dim() else grad
+    total = forward(logs, target, weight, reduction, ignore_index)[1]
+    of_logs = backward(grad, logs, target, weight, reduction, ignore_index, total)
+    return _aten._log_softmax_backward_data(of_logs, logs, dim, input.dtype).reshape(input.shape)
+
+
+cross_entropy = Rule("cross_entropy", 3, _save, _gradient, _tangent, _batch, by_torch=_torch)
+cross_entropy_backward = Rule("cross_entropy_backward", 5, *derived(_backward, 5), _batch_backward, by_torch=_torch_backward)

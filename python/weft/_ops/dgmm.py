@@ -27,6 +27,30 @@ def product(complex, input, x, side):
     return (a * v).to(input.dtype)
 
 
+def _numbers(complex, t):
+    """As PyTorch multiplies them: pairs as complex numbers."""
+    return torch.view_as_complex(t) if _pair(complex, t) else t
+
+
+def _by_torch(complex, input, x, side, conjugate=False):
+    a, v = _numbers(complex, input), _numbers(complex, x)
+    v = v.conj_physical() if conjugate and complex else v
+    v = v if side != "left" and (side or v.shape[0] == a.shape[-1]) else v.unsqueeze(-1)
+    y = torch.mul(a, v, out=a.new_empty(a.shape))   # contiguous
+    return torch.view_as_real(y) if _pair(complex, input) else y
+
+
+def _by_torch_backward(complex, grad, input, x, side, want):
+    """dx = sum of grad * conj(input) over all axes but that of x"""
+    g, a, length = _numbers(complex, grad), _numbers(complex, input), x.shape[0]
+    da = _by_torch(complex, grad, x, side, True) if want & WANT_INPUT else None
+    if not want & WANT_X:
+        return da, None
+    kept = a.dim() - (1 if side != "left" and (side or length == a.shape[-1]) else 2)
+    dx = (a.conj_physical().mul_(g) if complex else a * g).sum([axis for axis in range(a.dim()) if axis != kept])
+    return da, torch.view_as_real(dx) if _pair(complex, input) else dx
+
+
 # ---------------------------------------------------------------------------------------------- batching
 
 class _Batch:
@@ -85,8 +109,10 @@ def _rules(name: str, complex: bool) -> tuple[Rule, Rule]:
         da, dv = call(backward, grad, *ctx.saved_tensors, *ctx.settings, a * WANT_INPUT + v * WANT_X)
         return da if a else None, dv if v else None
     save, _, tangent = derived(formula, 2)
-    forward = batch.of_forward = Rule(name, 2, save, gradient, tangent, batch.forward)
-    backward = batch.of_backward = Rule(f"{name}_backward", 3, *derived(backward_formula, 3), batch.backward)
+    forward = batch.of_forward = Rule(name, 2, save, gradient, tangent, batch.forward, by_torch=partial(_by_torch, complex),
+                                    plain=partial(_by_torch, complex))
+    backward = batch.of_backward = Rule(f"{name}_backward", 3, *derived(backward_formula, 3), batch.backward,
+                                          by_torch=partial(_by_torch_backward, complex))
     return forward, backward
 
 

@@ -43,7 +43,7 @@ _NATIVE_IN_PLACE = {"relu": torch.relu_, "clip": torch._C._nn.hardtanh_, "tanh":
 class Pointwise(Rule):
     """A rule with a form in place: in_place(input, settings) differentiates it."""
 
-    __slots__ = ("in_place", "native_in_place")
+    __slots__ = ("in_place", "native_in_place", "rounds")
 
     def __init__(self, name: str) -> None:
         formula = _FORMULAS[name]
@@ -58,8 +58,8 @@ class Pointwise(Rule):
         def batch(info: Any, in_dims: Any, input: Tensor, *settings: float) -> Any:
             return call(self, input, *settings), in_dims[0]
 
-        super().__init__(name, 1, _save, gradient, tangent, batch, native=_NATIVE[name])
-        self.native_in_place = _NATIVE_IN_PLACE[name]
+        super().__init__(name, 1, _save, gradient, tangent, batch, by_torch=_NATIVE[name], native=_NATIVE[name])
+        self.native_in_place, self.rounds = _NATIVE_IN_PLACE[name], name in ("tanh", "sigmoid")
 
         def forward(ctx: Any, input: Tensor, settings: tuple) -> Tensor:
             _write(self, input, settings)
@@ -74,10 +74,13 @@ class Pointwise(Rule):
         self.in_place = super(torch.autograd.Function, function).apply
 
 
-def _write(rule: Rule, input: Tensor, settings: tuple) -> None:
+def _write(rule: Pointwise, input: Tensor, settings: tuple) -> None:
     check_writable("input", input)
+    theirs = rule.rounds and leaves(rule.number, False, input, *settings) and torch._debug_has_internal_overlap(input) != 1   # else the bits are the same
     with _BelowAutograd():
-        rule.out(input, *settings, input)
+        rule.native_in_place(input, *settings) if theirs else rule.out(input, *settings, input)
+    if theirs:
+        torchs()
     if not input.is_inference():
         torch.autograd.graph.increment_version(input)
 

@@ -102,8 +102,12 @@ def _of_avg_pool(input, *settings):
     return size, *settings, last
 
 
-_nn = torch._C._nn
+_nn, _aten = torch._C._nn, torch.ops.aten
 _AVG, _ADAPTIVE = (None, _nn.avg_pool2d, _nn.avg_pool3d), (None, _nn.adaptive_avg_pool2d, _nn.adaptive_avg_pool3d)
+_MAX = (None, _nn.max_pool2d_with_indices, _nn.max_pool3d_with_indices)
+_MAX_BACKWARD = (None, _aten.max_pool2d_with_indices_backward, _aten.max_pool3d_with_indices_backward)
+_AVG_BACKWARD = (None, _aten.avg_pool2d_backward, _aten.avg_pool3d_backward)
+_ADAPTIVE_BACKWARD = (None, _aten._adaptive_avg_pool2d_backward, _aten._adaptive_avg_pool3d_backward)
 
 
 def _turns(input, rank):
@@ -121,20 +125,53 @@ def _native_adaptive(input, output_size):
     return NotImplemented if function is None else function(input, output_size)
 
 
+def _torch_max(input, *window):
+    return _MAX[len(window[0]) - 1](input, *window[:5])
+
+
+def _torch_avg(input, *settings):
+    return _AVG[len(settings[0]) - 1](input, *settings[:-1], settings[-1] or None)
+
+
+def _images(grad, size, last):
+    """grad_output in that format, and images of the size: PyTorch's gradients ask for the input, and look at its shape alone."""
+    rank = len(size)
+    form = torch.contiguous_format if not last or grad.dim() < rank + 2 else torch.channels_last if rank == 2 else torch.channels_last_3d
+    return grad.contiguous(memory_format=form), torch.empty([*grad.shape[:-rank], *size], dtype=grad.dtype, device=grad.device, memory_format=form)
+
+
+def _torch_max_backward(grad, index, size, *window):
+    return _MAX_BACKWARD[len(size) - 1](*_images(grad, size, window[-1]), *window[:-1], index)
+
+
+def _torch_avg_backward(grad, size, *settings):
+    return _AVG_BACKWARD[len(size) - 1](*_images(grad, size, settings[-1]), *settings[:-2], settings[-2] or None)
+
+
+def _torch_adaptive_backward(grad, size, last):
+    """To one pixel: of a window as large as the image."""
+    if list(grad.shape[-len(size):]) == [1] * len(size):
+        return _torch_avg_backward(grad, size, size, size, [0] * len(size), False, True, 0, last)
+    return _ADAPTIVE_BACKWARD[len(size) - 1](*_images(grad, size, last))
+
+
 def _batch(name: str, tensors: int = 1):
     return larger_batch(name, tensors, lambda axes, *rest: len(axes) + 1)
 
 
-max_pool = Rule("max_pool", 1, _save_max_pool, _gradient_of_max_pool, _tangent_of_max_pool, _batch("max_pool"))
-max_pool_index = Rule("max_pool_index", 1, _save_max_pool_index, _gradient_of_max_pool_index, _tangent_of_max_pool_index, _batch("max_pool_index"))
+max_pool = Rule("max_pool", 1, _save_max_pool, _gradient_of_max_pool, _tangent_of_max_pool, _batch("max_pool"),
+                by_torch=lambda *args: _torch_max(*args)[0])
+max_pool_index = Rule("max_pool_index", 1, _save_max_pool_index, _gradient_of_max_pool_index, _tangent_of_max_pool_index, _batch("max_pool_index"),
+                      by_torch=_torch_max)
 max_pool_backward = Rule("max_pool_backward", 2, _save_max_pool_backward, _gradient_of_max_pool_backward, _tangent_of_max_pool_backward,
-                         _batch("max_pool_backward", 2))
-avg_pool = linear("avg_pool", "avg_pool_backward", _of_avg_pool, _batch("avg_pool"), native=_native_avg)
-avg_pool_backward = linear("avg_pool_backward", "avg_pool", lambda grad, size, *settings: settings[:-1], _batch("avg_pool_backward"))
+                         _batch("max_pool_backward", 2), by_torch=_torch_max_backward)
+avg_pool = linear("avg_pool", "avg_pool_backward", _of_avg_pool, _batch("avg_pool"), by_torch=_torch_avg, native=_native_avg)
+avg_pool_backward = linear("avg_pool_backward", "avg_pool", lambda grad, size, *settings: settings[:-1], _batch("avg_pool_backward"),
+                           by_torch=_torch_avg_backward)
 adaptive_avg_pool = linear("adaptive_avg_pool", "adaptive_avg_pool_backward", lambda input, out: _source(input, len(out)), _batch("adaptive_avg_pool"),
-                           native=_native_adaptive)
+                           by_torch=lambda input, size: _ADAPTIVE[len(size) - 1](input, size), native=_native_adaptive)
 adaptive_avg_pool_backward = linear("adaptive_avg_pool_backward", "adaptive_avg_pool", lambda grad, size, last: _source(grad, len(size))[:1],
-                                    _batch("adaptive_avg_pool_backward"))
+                                    _batch("adaptive_avg_pool_backward"), by_torch=_torch_adaptive_backward)
 
 
 # ---------------------------------------------------------------------------------------------- PyTorch's max pooling in training

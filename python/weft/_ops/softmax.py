@@ -73,6 +73,15 @@ def _native(function):
     return native
 
 
-softmax = Rule("softmax", 1, _save(False), _gradient, _tangent, _batch("softmax"), native=_native(torch.softmax))
-log_softmax = Rule("log_softmax", 1, _save(True), _gradient, _tangent, _batch("log_softmax"), native=_native(torch.log_softmax))
-softmax_backward = Rule("softmax_backward", 2, *derived(_backward, 2), _batch_backward)
+def _torch(log: bool) -> Callable:
+    function = torch.log_softmax if log else torch.softmax
+    return lambda input, dim, dtype: function(input, dim)
+
+
+def _torch_backward(grad, output, dim, log, dtype):
+    return (torch.ops.aten._log_softmax_backward_data if log else torch.ops.aten._softmax_backward_data)(grad, output, dim, dtype)
+
+
+softmax = Rule("softmax", 1, _save(False), _gradient, _tangent, _batch("softmax"), by_torch=_torch(False), native=_native(torch.softmax))
+log_softmax = Rule("log_softmax", 1, _save(True), _gradient, _tangent, _batch("log_softmax"), by_torch=_torch(True), native=_native(torch.log_softmax))
+softmax_backward = Rule("softmax_backward", 2, *derived(_backward, 2), _batch_backward, by_torch=_torch_backward)

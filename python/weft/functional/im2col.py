@@ -2,6 +2,7 @@
 contiguous whatever the format of the input, as those of the twins are, so that columns can be viewed as a matrix."""
 from __future__ import annotations
 
+import math
 from typing import Any, Optional
 
 import torch
@@ -10,14 +11,41 @@ from torch.overrides import handle_torch_function, has_torch_function_unary
 
 from .._core.arguments import Size, foreign, remembered, spread, whole
 from .._core.rules import call, call_into, larger_batch, linear
-from .._core.shapes import even, least_source
+from .._core.shapes import SIZES, even, least_source
 
 __all__ = ["unfold", "fold", "im2col", "col2im"]
 
+
+# ---------------------------------------------------------------------------------------------- the rules
+
+def _plane(value, one):
+    """Of both axes of an image."""
+    return (*[one] * (2 - len(value)), *value)
+
+
+def _torch_im2col(input, kernel_size, stride, padding, dilation, flat):
+    if flat and len(kernel_size) == 2:
+        return torch._C._nn.im2col(input, kernel_size, dilation, padding, stride)
+    size, window = input.shape[-len(kernel_size):], (_plane(kernel_size, 1), _plane(dilation, 1), _plane(padding, 0), _plane(stride, 1))
+    made = torch._C._nn.im2col(input.reshape(-1, input.shape[-len(size) - 1], *_plane(size, 1)), *window)
+    return made.reshape(SIZES["im2col"](input, kernel_size, stride, padding, dilation, flat)[0])
+
+
+def _torch_col2im(input, size, kernel_size, stride, padding, dilation, flat):
+    if flat and len(size) == 2:
+        return torch._C._nn.col2im(input, size, kernel_size, dilation, padding, stride)
+    shape, = SIZES["col2im"](input, size, kernel_size, stride, padding, dilation, flat)
+    batch, rows = math.prod(shape[:-len(size) - 1]), shape[-len(size) - 1] * math.prod(kernel_size)
+    window = (_plane(kernel_size, 1), _plane(dilation, 1), _plane(padding, 0), _plane(stride, 1))
+    return torch._C._nn.col2im(input.reshape(batch, rows, -1), _plane(size, 1), *window).reshape(shape)
+
+
 _im2col = linear("im2col", "col2im", lambda input, kernel_size, *rest: (input.shape[-len(kernel_size):], kernel_size, *rest),
-                 larger_batch("im2col", unbatched=lambda kernel_size, *rest: len(kernel_size) + 1))
+                 larger_batch("im2col", unbatched=lambda kernel_size, *rest: len(kernel_size) + 1),
+                 by_torch=_torch_im2col, plain=_torch_im2col)
 _col2im = linear("col2im", "im2col", lambda input, size, *settings: settings,
-                 larger_batch("col2im", unbatched=lambda size, *settings: 2 if settings[-1] else 2 * len(size) + 1))
+                 larger_batch("col2im", unbatched=lambda size, *settings: 2 if settings[-1] else 2 * len(size) + 1),
+                 by_torch=_torch_col2im, plain=_torch_col2im)
 TWIN = 0   # stands for a rank: 2, by the rules of unfold and fold
 
 
