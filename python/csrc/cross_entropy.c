@@ -146,8 +146,8 @@ static bool check_target(wt_call *call, const loss *l, const wt_view *v) {
 }
 
 /* ---------------------------------------------------------------- operators */
-/* PyTorch's is for classes. On the CPU it sums 16 bits as such. On CUDA a label that is no class would end the process's
- * use of the GPU, and its likelihood of images adds in an order that changes from run to run. */
+/* PyTorch's is for classes. On the CPU it sums 16 bits as such. On CUDA a label that is no class would end the
+ * process's use of the GPU, and its likelihood of images adds in an order that changes from run to run. */
 static bool torch_takes(const wt_call *call, const loss *l) {
     const int32_t dtype = wt_dtype_of(l->t[SRC].code);
     return on_cpu(call) && !l->probs && l->smoothing == 0 && !call->op->into &&

@@ -149,8 +149,8 @@ static int64_t bytes_for_all(const partial *q) {
     return wide * (sums * (q->sums.dims[0] == 1 ? 4 : 1) + 4 * w[0] * w[1] * pixels(w + 2));
 }
 
-/* How many images the call of this thread that PyTorch computes now may take at once, for Python: one at least where the
- * caller has set no limit. */
+/* How many images the call of this thread that PyTorch computes now may take at once, for Python: one at least where
+ * the caller has set no limit. */
 static _Thread_local int64_t images;
 WEFT_API int64_t weft_torch_images(void) { return images; }
 

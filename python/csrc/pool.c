@@ -44,8 +44,8 @@ static bool create(wt_call *call, const wt_window *g, images *v, const int32_t *
 }
 
 /* ---------------------------------------------------------------- PyTorch's own
- * It has 2D and 3D, and rejects some strides: those of dense data, channels-first or in a batch channels-last, it takes.
- * On the CPU it has kernels for 16 bits in some of them only, and sums in 16 bits in others. */
+ * It has 2D and 3D, and rejects some strides: those of dense data, channels-first or in a batch channels-last, it
+ * takes. On the CPU it has kernels for 16 bits in some of them only, and sums in 16 bits in others. */
 static bool torch_takes(const wt_call *call, const wt_window *g, const wt_view *v) {
     const int32_t dtype = call->arg[0].tensor.dtype;
     int64_t strides[5];

@@ -23,7 +23,8 @@ static bool read_shape(wt_call *call, int tensor, int dim, wt_shape *s) {
 }
 
 /* ---------------------------------------------------------------- PyTorch's own
- * The caller's out may lie in a way that it does not follow. On the CPU it is asked for the types that it computes in. */
+ * The caller's out may lie in a way that it does not follow. On the CPU it is asked for the types that it computes
+ * in. */
 static bool torch_takes(const wt_call *call, int tensor, int dtype) {
     const wt_tensor *t = &call->arg[tensor].tensor;
     return t->rank && !call->op->into && t->code == (int32_t)call->arg[dtype].integer &&
