@@ -282,8 +282,8 @@ weft_ctx *wt_context(void);
 
 /* ---------------------------------------------------------------- torch.c: PyTorch's own code for the same problem
  * An operator that PyTorch has too says so of a call: the planner weighs PyTorch as an alternative to weft's kernels,
- * and where it wins, weft_torch::<operator> computes the call by PyTorch's operators. Results that were made for weft are
- * dropped then. It must give the same on every run: it is rehearsed on the call's own tensors when it is measured.
+ * and where it wins, weft_torch::<operator> computes the call by PyTorch's operators. Results that were made for weft
+ * are dropped then. It must give the same on every run: it is rehearsed on the call's own tensors when it is measured.
  * want: which results, a bit each, for operators that have such an argument; WT_ALL; 0: PyTorch takes no part. */
 enum { WT_ALL = -1 };
 weft_plan *wt_plan_with(wt_call *call, weft_problem *p, int64_t want);
