@@ -62,6 +62,10 @@ def other(way: str, net: torch.nn.Module, inputs: tuple[torch.Tensor, ...], whic
     return net if way == "enable" else weft.convert(net, example=inputs, fuse=way == "fuse", verbose=False)
 
 
+def made_ready(net: torch.nn.Module, inputs: tuple[torch.Tensor, ...], which: str, compiled: bool) -> Callable[[], Any]:
+    return _models.PASSES[which](torch.compile(net) if compiled else net, inputs)
+
+
 def row(name: str, batch: int, which: str, way: str, options: argparse.Namespace) -> bool:
     device = options.device
     net, inputs = built(name, batch)
@@ -70,15 +74,15 @@ def row(name: str, batch: int, which: str, way: str, options: argparse.Namespace
     on = (lambda: weft.enabled(device=device)) if way == "enable" else contextlib.nullcontext
     wait = torch.cuda.synchronize if device == "cuda" else lambda: None
     try:
-        nets = [net, other(way, net, inputs, which)]
-        runs = [_models.PASSES[which](torch.compile(n) if options.compile else n, inputs) for n in nets]
-        runs[0]()
-        _enable.seen(forget=True)
-        with on():
-            runs[1]()
+        as_it_is = made_ready(net, inputs, which, options.compile)
+        as_it_is()
     except ValueError as refusal:    # batch norm in training needs more than one value
         print(f"{head} PyTorch refuses it: {refusal}", flush=True)
         return False
+    runs = [as_it_is, made_ready(other(way, net, inputs, which), inputs, which, options.compile)]
+    _enable.seen(forget=True)
+    with on():
+        runs[1]()
     calls, taken = (sum(s.calls for s in _enable.seen() if keep(s)) for keep in (lambda s: True, lambda s: s.kernel != "torch"))
     made = [ratio(runs, on, wait, options.seconds) for _ in range(options.repeats)]
     low = sum(r < LEAST for r, _ in made) >= min(2, options.repeats)
