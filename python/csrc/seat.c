@@ -206,8 +206,8 @@ static const struct {
 static int unboxed;
 WEFT_API int32_t weft_torch_seat_unboxed(void) { return unboxed; } /* how many operators are called so */
 
-/* Put the operators of a family at a dispatch key, "CPU" or "CUDA"; once. NULL, or why not. unbox: on the CPU
- * not by the public interface alone. */
+/* Put the operators of a family at a dispatch key, "CPU" or "CUDA"; once. NULL, or why not. unbox: not by
+ * the public interface alone. */
 WEFT_API const char *weft_torch_seat_register(const char *key, int32_t family, bool unbox) {
     static wt_handle library[2]; /* registrations live as long as these */
     const bool cuda = !strcmp(key, "CUDA");
@@ -220,8 +220,8 @@ WEFT_API const char *weft_torch_seat_register(const char *key, int32_t family, b
     for (size_t i = 0; i < n && ok; i++)
         if (seats[i].op->family == family)
             ok = !wt.torch_library_impl(library[cuda], seats[i].op->name, seats[i].entry[cuda], WT_BUILD_VERSION);
-    for (size_t i = 0; i < n && ok && unbox && !cuda; i++)
-        if (seats[i].op->family == family) unboxed += seat_unbox(seats[i].op, seats[i].entry[0]);
+    for (size_t i = 0; i < n && ok && unbox; i++)
+        if (seats[i].op->family == family) unboxed += seat_unbox(seats[i].op, seats[i].entry[cuda], cuda);
     return ok ? NULL : "PyTorch refused the registration";
 }
 

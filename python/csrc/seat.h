@@ -132,7 +132,7 @@ bool seat_run_throwing(seat_call *c, void **made);
 void seat_raise(const seat_call *c); /* after seat_delegate has failed: does not return */
 void seat_free_call(seat_call *c);
 /* After registering: let PyTorch call the operator without boxing. false: its table is not as expected. */
-bool seat_unbox(const struct seat_op *op, wt_kernel boxed);
+bool seat_unbox(const struct seat_op *op, wt_kernel boxed, bool cuda);
 
 /* ---------------------------------------------------------------- running */
 bool seat_read(seat_call *c); /* the tensors; false: not plain */

@@ -1,4 +1,4 @@
-/* The entries of the seat on the CPU as PyTorch's own kernels have them: called with C++ arguments. The public
+/* The entries of the seat as PyTorch's own kernels have them: called with C++ arguments. The public
  * interface (seat.c) boxes each one, copies each list twice and takes both apart again: 1 us forward and 3 us backward.
  * A registered kernel stands in the dispatch table of its operator as {functor, boxed function, unboxed function,
  * ...}; the public interface leaves the third one NULL. It is filled in here, after these were seen to hold:
@@ -16,6 +16,15 @@
 #include <unistd.h>
 
 /* ---------------------------------------------------------------- the entries */
+/* The same functions serve both keys: on CUDA they are called with the functor that stands there. */
+enum {
+#define X(name) AT_##name,
+    SEAT_OPS(X)
+#undef X
+        OPERATORS
+};
+static _Atomic(void *) cuda_functor[OPERATORS];
+
 /* Results are moved into `to`, where C++ wants them: of a tuple the last one first. */
 static void *finish(seat_call *c, void **to) {
     static _Atomic(void *) undefined;
@@ -49,11 +58,12 @@ static void give_all(seat_call *c, int at, wt_array from) {
     give(&c->list[at], from);
 }
 
-#define CALL(op_name)                                     \
-    __attribute__((cleanup(seat_free_call))) seat_call c; \
-    seat_begin_call(&c, &seat_op_##op_name, false);       \
-    c.borrowed = true;                                    \
-    (void)functor, (void)keys
+#define CALL(op_name)                                                                                    \
+    __attribute__((cleanup(seat_free_call))) seat_call c;                                                \
+    seat_begin_call(&c, &seat_op_##op_name,                                                              \
+                    functor == atomic_load_explicit(&cuda_functor[AT_##op_name], memory_order_relaxed)); \
+    c.borrowed = true;                                                                                   \
+    (void)keys
 
 typedef struct maybe_tensor { /* an optional tensor of C++ */
     void *tensor;
@@ -130,19 +140,14 @@ static void *unboxed__adaptive_avg_pool2d_backward(HEAD, wt_handle dy, wt_handle
     return finish(&c, to);
 }
 
-static void (*function_of(const seat_op *op))(void) {
-    static const struct {
-        const seat_op *op;
-        void (*entry)(void);
-    } table[] = {
+static const struct {
+    const seat_op *op;
+    void (*entry)(void);
+} entries[OPERATORS] = {
 #define X(name) {&seat_op_##name, (void (*)(void))unboxed_##name},
-        SEAT_OPS(X)
+    SEAT_OPS(X)
 #undef X
-    };
-    for (size_t i = 0; i < sizeof(table) / sizeof(table[0]); i++)
-        if (table[i].op == op) return table[i].entry;
-    return NULL;
-}
+};
 
 /* ---------------------------------------------------------------- PyTorch's table */
 enum { WORDS = 1024, SPACING_MIN = 4, SPACING_MAX = 8, AROUND = 120 };
@@ -204,21 +209,23 @@ static uintptr_t *record_of(const char *name) {
     return handle.found ? handle.record : NULL;
 }
 
-bool seat_unbox(const seat_op *op, wt_kernel boxed) {
+bool seat_unbox(const seat_op *op, wt_kernel boxed, bool cuda) {
     char name[64] = "aten::";
     uintptr_t word[WORDS], *record = record_of(strncat(name, op->name, sizeof(name) - 8));
-    size_t n = record ? read_words(record, word, WORDS) : 0, at = 0;
+    size_t n = record ? read_words(record, word, WORDS) : 0, at = 0, which = 0;
     int found = 0;
     for (size_t i = 0; i + 4 <= n; i++)
         if (word[i] && is_torchs(word[i + 1]) && !word[i + 2] && !word[i + 3] && holds(word[i], (uintptr_t)boxed))
             at = i, found++;
     if (found != 1 || !has_neighbours(word, n, at)) return false;
-    atomic_store((_Atomic uintptr_t *)&record[at + 2], (uintptr_t)function_of(op));
+    while (entries[which].op != op) which++;
+    if (cuda) atomic_store(&cuda_functor[which], (void *)word[at]);
+    atomic_store((_Atomic uintptr_t *)&record[at + 2], (uintptr_t)entries[which].entry);
     return true;
 }
 #else
-bool seat_unbox(const seat_op *op, wt_kernel boxed) {
-    (void)op, (void)boxed;
+bool seat_unbox(const seat_op *op, wt_kernel boxed, bool cuda) {
+    (void)op, (void)boxed, (void)cuda;
     return false;
 }
 #endif

@@ -27,6 +27,9 @@ _lock = threading.Lock()
 _seated: dict[tuple[str, str], bool] = {}   # by device and operator: registered, or refused for good
 
 
+_UNBOXED = ("2.11.", "2.13.")
+
+
 def _bit(device: str, operator: str) -> int:
     """The switch of an operator on a device: python/csrc/seat.c."""
     return 1 << (2 * _FAMILY[operator] + _DEVICE[device])
@@ -40,8 +43,8 @@ def _held(name: str, key: str) -> bool:
 
 def _put(key: str, operator: str) -> Optional[str]:
     """Register; None, or why not. PyTorch warns of operators that replace its own: inside one of its functions the warning comes to Python.
-    On the CPU calls come unboxed with the PyTorch that this was tested with."""
-    unboxed = torch.__version__.startswith("2.13.") and os.environ.get("WEFT_UNBOXED", "1") != "0"
+    Calls come unboxed with the releases of PyTorch that this was tested with."""
+    unboxed = torch.__version__.startswith(_UNBOXED) and os.environ.get("WEFT_UNBOXED", "1") != "0"
     why: list[Optional[bytes]] = []
 
     def register(value: float) -> float:
@@ -78,10 +81,10 @@ def seated(device: str, operator: str = "convolution") -> bool:
 
 def _devices(device: Any) -> list[str]:
     if device is None:
-        return ["cpu"]   # on CUDA no network was measured with it yet
+        return ["cpu", "cuda"] if torch.cuda.is_available() else ["cpu"]
     kind = torch.device(device).type
     if kind not in _DEVICE:
-        raise ValueError(f"device: is {device!r}, allowed: 'cpu', 'cuda', or None for 'cpu'")
+        raise ValueError(f"device: is {device!r}, allowed: 'cpu', 'cuda', or None for both")
     if kind == "cuda" and not torch.cuda.is_available():
         raise RuntimeError("device: is 'cuda', allowed here: 'cpu' (PyTorch sees no GPU)")
     return [kind]
@@ -115,8 +118,9 @@ def enable(*operators: str, device: Any = None, math: Optional[str] = None) -> N
     """Run PyTorch's own convolutions and 2D pooling on weft's kernels wherever these are faster: every torch.nn.Conv2d and torch.nn.MaxPool2d of any
     program, forward and backward. Everything else goes straight to PyTorch. Holds for the whole process, until disable().
 
-    operators: "convolution", "max_pool2d", "avg_pool2d", "adaptive_avg_pool2d"; none: all of them. device: "cpu" or "cuda"; None: "cpu", on CUDA it must be asked for. math: "strict", the
-    default, keeps to errors like the direct sum in float32; "fast" allows 4 times as much (weft.backends.math, where set, counts before it).
+    operators: "convolution", "max_pool2d", "avg_pool2d", "adaptive_avg_pool2d"; none: all of them. device: "cpu" or "cuda"; None: both, where there
+    is a GPU. math: "strict", the default, keeps to errors like the direct sum in float32; "fast" allows 4 times as much (weft.backends.math, where set,
+    counts before it).
 
         >>> weft.enable()
         >>> torch.nn.Conv2d(8, 8, 3, padding=1, groups=8)(torch.randn(2, 8, 32, 32)).shape

@@ -371,9 +371,10 @@ print(weft._enable.is_enabled(), torch.nn.functional.conv1d(torch.ones(1, 1, 3),
 
 
 BOXED = """
-import torch, weft, torch.nn.functional as F
+import sys, torch, weft, torch.nn.functional as F
 torch.manual_seed(0)
-x, w, b = torch.randn(2, 8, 12, 12, requires_grad=True), torch.randn(8, 1, 3, 3, requires_grad=True), torch.randn(8, requires_grad=True)
+torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
+x, w, b = (torch.randn(*shape, device=sys.argv[1]).requires_grad_() for shape in ((2, 8, 12, 12), (8, 1, 3, 3), (8,)))
 def run():
     made = []
     for bias in (None, b):
@@ -399,9 +400,9 @@ with weft.enabled():
 """
 
 
-def test_boxed_and_unboxed_calls_are_the_same():
+def test_boxed_and_unboxed_calls_are_the_same(device):
     """By PyTorch's public interface alone, and past it where its table is as expected."""
-    unboxed, boxed = python("-c", BOXED), python("-c", BOXED, WEFT_UNBOXED="0")
+    unboxed, boxed = python("-c", BOXED, str(device)), python("-c", BOXED, str(device), WEFT_UNBOXED="0")
     assert unboxed.returncode == boxed.returncode == 0, unboxed.stderr + boxed.stderr
     assert boxed.stdout.split()[0] == "False" and boxed.stdout.split()[1] == unboxed.stdout.split()[1] != "0"
 
