@@ -391,7 +391,12 @@ with weft.backends.flags(delegate=False), weft.enabled():
     on, again = run(), run()
 def same(s, t):
     return s == t if not isinstance(s, torch.Tensor) else torch.allclose(s, t, 1e-4, 1e-4) and s.stride() == t.stride()
-assert all(map(same, off, on)) and all(s is None or isinstance(s, str) or torch.equal(s, t) for s, t in zip(on, again))
+def equal(s, t):
+    return s is None or isinstance(s, str) or torch.equal(s, t)
+different = [i for i, (s, t) in enumerate(zip(off, on)) if not same(s, t)]
+assert not different, different
+unstable = [i for i, (s, t) in enumerate(zip(on, again)) if not (equal if sys.argv[1] == "cpu" else same)(s, t)]   # PyTorch's own on CUDA are
+assert not unstable, unstable
 print(weft._core.library.lib.weft_torch_seat_unboxed() > 0, sum(s.calls for s in weft._enable.seen() if s.kernel != "torch"))
 library = torch.library.Library("aten", "IMPL")
 library.impl("convolution", lambda *args: None, "XPU")   # PyTorch makes its table anew
