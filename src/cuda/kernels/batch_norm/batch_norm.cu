@@ -5,8 +5,8 @@
  * Blocking:  a block has one channel (channels-first) or LX x VEC neighbouring ones, and a slice of the rest; slices
  *            follow from the problem. Launches: sums of slices; a warp a channel adds them up; all elements
  * Traffic:   inputs twice, outputs once; inference once
- * Roofline:  bandwidth. Measured on an H200, 64x256x56x56 channels-last: 2.4 TB/s of each tensor once in f32, 2.1 in
- *            f16, training; inference 4.1
+ * Roofline:  bandwidth. Measured on an H200, 64x256x56x56 channels-last: 2.4 TB/s of each tensor once in f32 (170 us
+ *            forward, 262 gradients; cuDNN 178 and 265), 2.1 in f16, training; inference 4.1
  * Assumes:   all tensors dense in one order
  * Try:       weft bench batch_norm2d:fwd:f32:nchw:n64c256h56w56:train1@cuda */
 #include "batch_norm/batch_norm.h"
