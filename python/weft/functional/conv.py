@@ -99,11 +99,11 @@ _settings.listeners.append(lambda free: _free.__setitem__(0, bool(free)))
 
 def _by_seat(rank: int, input: Tensor, weight: Tensor, bias: Optional[Tensor], stride: Size, padding: Padding, dilation: Size, groups: int,
              act: Optional[str], clip: tuple[float, float]) -> Any:
-    """On CUDA with a gradient: PyTorch's operator with weft's kernels under it, then the activation in place. PyTorch's graph is C++, where a
+    """On CUDA with a gradient: PyTorch's operator with weft's kernels under it, then an activation in place. PyTorch's graph is C++, where a
     Function in Python takes the host hundreds of microseconds there and back. NotImplemented: not for this call."""
     if rank != 2 or not input.is_cuda or not _free[0] or not torch.is_grad_enabled() or _in_dynamo() or torch.compiler.is_compiling():
         return NotImplemented
-    if groups != 1 and input.numel() * input.element_size() >= _FUSED_BYTES:
+    if act is not None and groups != 1 and input.numel() * input.element_size() >= _FUSED_BYTES:
         return NotImplemented
     if not (weight.requires_grad or input.requires_grad or (bias is not None and bias.requires_grad)):
         return NotImplemented
@@ -119,7 +119,7 @@ def _by_seat(rank: int, input: Tensor, weight: Tensor, bias: Optional[Tensor], s
         return NotImplemented         # what is wrong is said in weft's words
     finally:
         _library.lib.weft_torch_seat_mark(-1)
-    return torch.relu_(y) if kind == "relu" else torch.nn.functional.hardtanh_(y, lo, hi)
+    return y if not kind else torch.relu_(y) if kind == "relu" else torch.nn.functional.hardtanh_(y, lo, hi)
 
 
 def _conv(function: Callable, rank: int, input: Tensor, weight: Tensor, bias: Optional[Tensor], stride: Size, padding: Padding, dilation: Size,
@@ -132,7 +132,7 @@ def _conv(function: Callable, rank: int, input: Tensor, weight: Tensor, bias: Op
         return _torchs(name, out, act, clip, input, weight, bias, stride, padding, dilation, groups)
     if type(groups) is not int:
         groups = whole_groups(groups)
-    if act is not None and out is None and (y := _by_seat(rank, input, weight, bias, stride, padding, dilation, groups, act, clip)) is not NotImplemented:
+    if out is None and (y := _by_seat(rank, input, weight, bias, stride, padding, dilation, groups, act, clip)) is not NotImplemented:
         return y
     s, p, d = geometry(rank, stride, padding, dilation, weight)
     input, weight, bias = lowered(input, weight, bias)

@@ -4,8 +4,8 @@
  *            decoded into shared memory, one by each thread: the offset from a window's first place, the distances that
  *            tell whether it is padding, the value. Then each thread goes over them with all of its outputs
  * Traffic:   an element of src for every product, from L1 and L2; dst once
- * Roofline:  instructions: some 8 for each product of a warp. Measured on an H200, f32, 90% zeros: 1x64@28 12 us, 8x256@56
- *            807 us (PyTorch's dense convolution 24 and 970)
+ * Roofline:  instructions: some 8 for each product of a warp. Measured on an H200, f32, 90% zeros: 1x64@28 12 us,
+ *            8x256@56 807 us (PyTorch's dense convolution 24 and 970)
  * Assumes:   src and dst dense channels-first and of the type of the weights, less than 2^30 elements of an image
  * Try:       weft bench sparse_conv2d:fwd:f32:nchw:n8c256h56w56:o256k3p1nnz58982@cuda */
 #ifndef __CUDACC_RTC__
