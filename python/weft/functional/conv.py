@@ -20,6 +20,7 @@ from ._ranked import ranked
 __all__ = ["conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d", "conv_transpose3d", "conv2d_depthwise"]
 
 _in_dynamo = torch.compiler.is_dynamo_compiling   # which stops at builtins
+_is_compiling, _profiled = torch.compiler.is_compiling, torch._C._autograd._profiler_enabled
 _conv2d = front("conv2d")
 
 
@@ -101,7 +102,7 @@ def _by_seat(rank: int, input: Tensor, weight: Tensor, bias: Optional[Tensor], s
              act: Optional[str], clip: tuple[float, float]) -> Any:
     """On CUDA with a gradient: PyTorch's operator with weft's kernels under it, then an activation in place. PyTorch's graph is C++, where a
     Function in Python takes the host hundreds of microseconds there and back. NotImplemented: not for this call."""
-    if rank != 2 or not input.is_cuda or not _free[0] or not torch.is_grad_enabled() or _in_dynamo() or torch.compiler.is_compiling():
+    if rank != 2 or not input.is_cuda or input.dim() != 4 or not _free[0] or not torch.is_grad_enabled() or _is_compiling() or _profiled():
         return NotImplemented
     if act is not None and groups != 1 and input.numel() * input.element_size() >= _FUSED_BYTES:
         return NotImplemented
