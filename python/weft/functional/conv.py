@@ -20,7 +20,8 @@ from ._ranked import ranked
 __all__ = ["conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d", "conv_transpose3d", "conv2d_depthwise"]
 
 _in_dynamo = torch.compiler.is_dynamo_compiling   # which stops at builtins
-_is_compiling, _profiled = torch.compiler.is_compiling, torch._C._autograd._profiler_enabled
+_C = torch._C
+_is_compiling, _profiled = torch.compiler.is_compiling, _C._autograd._profiler_enabled
 _conv2d = front("conv2d")
 
 
@@ -108,7 +109,7 @@ def _by_seat(rank: int, input: Tensor, weight: Tensor, bias: Optional[Tensor], s
         return NotImplemented
     if not (weight.requires_grad or input.requires_grad or (bias is not None and bias.requires_grad)):
         return NotImplemented
-    if torch._C._are_functorch_transforms_active() or _forward_ad._current_level >= 0 or not _enable.seated("cuda"):
+    if _C._are_functorch_transforms_active() or _C._len_torch_dispatch_stack() or _forward_ad._current_level >= 0 or not _enable.seated("cuda"):
         return NotImplemented
     kind, lo, hi = check_activation(act, clip)
     _library.lib.weft_torch_seat_mark(1)
