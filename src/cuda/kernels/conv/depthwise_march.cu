@@ -58,7 +58,7 @@ static double try_shape(const weft_problem *p, const weft__hw *hw, depthwise_til
     const double each = work_of(t) * (a->deep + t->kernel[0] - 1) + 600, busy = (double)(t->blocks * warps) / 4;
     const double waves = blocks / (double)(hw->gpu->sms * t->blocks), whole = (double)(int64_t)(waves + 0.999);
     /* few warps do not fill a scheduler; a last wave of few blocks is faster */
-    return (0.5 * waves + 0.5 * whole) * each * WEFT__MAX(busy, 2.5);
+    return (0.5 * waves + 0.5 * whole) * each * WEFT__MAX(busy, 3.2);
 }
 
 /* Two rows of dests per thread, as measured; other sizes by their cost. */
