@@ -148,9 +148,15 @@ def _weight_scale(p: Problem) -> float:
 
 
 def _conv(p: Problem) -> Case:
-    settings = (p.stride, p.pads, p.dilation, p.groups, p.act, p.lo, p.hi)
-    return Case(p.inputs("src", "weights", "bias", scale=_weight_scale(p)), lambda x, w, b=None: call(_conv_ops.conv, x, w, b, *settings),
-                lambda x, w, b=None: p.activate(_dense_conv(p, x, w, b)), _lengths(p))
+    inputs, function, act = p.inputs("src", "weights", "bias", scale=_weight_scale(p)), getattr(W, f"conv{p.rank}d"), p.activation()
+
+    def ours(x: Tensor, w: Tensor, b: Optional[Tensor] = None) -> Tensor:
+        return function(x, w, b, p.stride, p.padding, p.dilation, p.groups, **act)
+
+    def padded(x: Tensor, w: Tensor, b: Optional[Tensor] = None) -> Tensor:   # unevenly, or with a bias of another type: no function has that
+        return call(_conv_ops.conv, x, w, b, p.stride, p.pads, p.dilation, p.groups, p.act, p.lo, p.hi)
+    plain = p.is_even and all(t.dtype == p.dtype for _, t in inputs)
+    return Case(inputs, ours if plain else padded, lambda x, w, b=None: p.activate(_dense_conv(p, x, w, b)), _lengths(p))
 
 
 def transposed_conv(p: Problem) -> Case:
