@@ -75,7 +75,7 @@ VF_INLINE const char *dw_refusal(const weft_problem *p, int64_t least, int64_t m
 VF_INLINE double dw_cost(const weft_problem *p, const weft__hw *hw, double lanes, int64_t width) {
     const double ends = WEFT__MIN(2.0 / (double)cpu_ceil(width, VF_LANES), 1);
     const double slower = VF_LANES >= 16 ? (width <= VF_LANES ? 0.85 : 1) : VF_LANES >= 8 ? 1.25 + ends : 1.8;
-    return cpu_cost(hw, weft__bytes(p), 2 * lanes, p->tensor[0].dtype == WEFT_DTYPE_F32 ? 0.5 : 0.35) * slower;
+    return cpu_cost(hw, weft__bytes(p), 2 * lanes * slower, p->tensor[0].dtype == WEFT_DTYPE_F32 ? 0.5 : 0.35);
 }
 
 /* Lanes of 16 bits by mask are slow without AVX-512. */

@@ -379,7 +379,8 @@ static const char *plan(const weft_problem *p, const weft__hw *hw, int variant, 
     const double again = s.kd > 1 ? (double)(s.deep + s.kd - 1) / (double)s.deep : 1; /* planes at the ends of strips */
     const double product = 2.0 * POINTS * tiles * g * (double)s.k * oc;
     /* as multiply-adds: mostly stores and loads */
-    const double turns = 2.0 * POINTS * tiles * g * (again * ic + oc) * (s.local ? 14 : 12);
+    const double turn = VF_REGS == 32 ? (s.local ? 14 : 12) : s.local ? 26 : 16;
+    const double turns = 2.0 * POINTS * tiles * g * (again * ic + oc) * turn;
     d->packed = (size_t)(POINTS * s.w_point) * sizeof(float);
     d->workspace = strip_bytes(&s) * (size_t)(s.local ? WEFT__MIN(items_of(&s), GEMM_SLOTS) : 1);
     const double weights = 400 * g * (double)s.k * oc;

@@ -131,7 +131,7 @@ static const char *plan(const weft_problem *p, const weft__hw *hw, int variant, 
         cycles += v.cycles + 6.0 * (double)p->attr[WEFT_SPARSE_NNZ];
     } while (back && sp_next_class(p, at));
     d->workspace = (size_t)bytes;
-    d->ns = cpu_cost(hw, weft__bytes(p), cycles * 2 * VF_LANES, 1);
+    d->ns = cpu_cost(hw, weft__bytes(p), cycles * SP_CYCLE, 1);
     return NULL;
 }
 

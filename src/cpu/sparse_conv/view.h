@@ -49,6 +49,8 @@ VF_INLINE bool sp_reach(const sp_view *v, int a, int64_t tap, int64_t *reach) {
 }
 
 /* ---------------------------------------------------------------- choosing the block */
+/* Flops of a cycle at the peak: one multiply-add of AVX-512, or two of AVX2. */
+enum { SP_CYCLE = VF_LANES >= 8 ? 32 : 2 * VF_LANES };
 /* Cycles of one core, roughly: an entry costs a multiply-add a vector, more where the panel is not in L1, and one for
  * itself; a row of a chunk reads and writes its sums, and ends a loop of unforeseen length; each vector of the panel is
  * written once. */

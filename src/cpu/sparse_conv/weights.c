@@ -196,7 +196,7 @@ static const char *plan_weights(const weft_problem *p, const weft__hw *hw, int v
     const double entries = (double)p->attr[WEFT_SPARSE_NNZ];
     d->workspace =
         (size_t)((double)sp_entries_bytes(&v) + 4 * ((double)sums_floats(&v) + slots * (double)slot_floats(&v)));
-    d->ns = cpu_cost(hw, weft__bytes(p), (v.cycles + entries * (5.0 * (double)v.blocks + 8)) * 2 * VF_LANES, 1);
+    d->ns = cpu_cost(hw, weft__bytes(p), (v.cycles + entries * (5.0 * (double)v.blocks + 8)) * SP_CYCLE, 1);
     return NULL;
 }
 
