@@ -29,9 +29,10 @@ def made(name: str, bases: tuple[type, ...], help: str, example: str, shown: Any
     return type(name, bases, {"__doc__": doc, "__module__": bases[0].__module__, **attributes})
 
 
-def mirror(base: type, twin: type, function: Callable, example: str, shown: Any, more: str = "") -> Any:
+def mirror(base: type, twin: type, function: Callable, example: str, shown: Any, more: str = "", **attributes: Any) -> Any:
     """The class of torch.nn with the forward of `base`, which may call self._function."""
-    return made(twin.__name__, (base, twin), f"torch.nn.{twin.__name__} computed by weft{more}.", example, shown, _function=staticmethod(function))
+    help = f"torch.nn.{twin.__name__} computed by weft{more}."
+    return made(twin.__name__, (base, twin), help, example, shown, _function=staticmethod(function), **attributes)
 
 
 def own_parameters(module: Any) -> tuple[Any, Any]:

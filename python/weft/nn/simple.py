@@ -15,63 +15,42 @@ __all__ = ["MaxPool1d", "MaxPool2d", "MaxPool3d", "AvgPool1d", "AvgPool2d", "Avg
            "LogSoftmax", "Unfold", "Fold"]
 
 
-# ---------------------------------------------------------------------------------------------- pooling
+class _Simple(Named):
+    """The function of the input and of some attributes, in the order of its arguments."""
 
-class _MaxPool(Named):
     _function: Any
+    _settings: Any
 
     def forward(self, input: Tensor) -> Any:
         if isinstance(input, Proxy) and input.tracer.root is not self:
             return kept_whole(self, input)
-        return self._function(input, self.kernel_size, self.stride, self.padding, self.dilation, self.ceil_mode, self.return_indices)
+        return self._function(input, *self._settings(self))
 
 
-MaxPool1d = mirror(_MaxPool, torch.nn.MaxPool1d, F.max_pool1d, "weft.nn.MaxPool1d(3, stride=2, padding=1)(torch.randn(2, 4, 100)).shape", (2, 4, 50))
-MaxPool2d = mirror(_MaxPool, torch.nn.MaxPool2d, F.max_pool2d, "weft.nn.MaxPool2d(2)(torch.randn(2, 8, 32, 32)).shape", (2, 8, 16, 16))
-MaxPool3d = mirror(_MaxPool, torch.nn.MaxPool3d, F.max_pool3d, "weft.nn.MaxPool3d((1, 3, 3), ceil_mode=True)(torch.randn(1, 8, 9, 9, 9)).shape",
-                   (1, 8, 9, 3, 3))
+def _simple(twin: type, function: Any, settings: str, example: str, shown: Any, **attributes: Any) -> Any:
+    """settings: the names of the attributes. They are read by a function that torch.compile can see through."""
+    read = eval(f"lambda module: ({''.join(f'module.{name}, ' for name in settings.split())})")   # noqa: S307
+    return mirror(_Simple, twin, function, example, shown, _settings=staticmethod(read), **attributes)
 
 
-class _AvgPool1d(Named):
-    _function: Any
+# ---------------------------------------------------------------------------------------------- pooling
 
-    def forward(self, input: Tensor) -> Tensor:
-        if isinstance(input, Proxy) and input.tracer.root is not self:
-            return kept_whole(self, input)
-        return self._function(input, self.kernel_size, self.stride, self.padding, self.ceil_mode, self.count_include_pad)
-
-
-class _AvgPool(Named):
-    _function: Any
-
-    def forward(self, input: Tensor) -> Tensor:
-        if isinstance(input, Proxy) and input.tracer.root is not self:
-            return kept_whole(self, input)
-        return self._function(input, self.kernel_size, self.stride, self.padding, self.ceil_mode, self.count_include_pad, self.divisor_override)
-
-
-AvgPool1d = mirror(_AvgPool1d, torch.nn.AvgPool1d, F.avg_pool1d, "weft.nn.AvgPool1d(4)(torch.randn(2, 4, 100)).shape", (2, 4, 25))
-AvgPool2d = mirror(_AvgPool, torch.nn.AvgPool2d, F.avg_pool2d,
-                   "weft.nn.AvgPool2d(3, stride=2, padding=1)(torch.randn(2, 8, 32, 32)).shape", (2, 8, 16, 16))
-AvgPool3d = mirror(_AvgPool, torch.nn.AvgPool3d, F.avg_pool3d,
-                   "weft.nn.AvgPool3d(3, divisor_override=1)(torch.randn(1, 8, 9, 9, 9)).shape", (1, 8, 3, 3, 3))
-
-
-class _AdaptiveAvgPool(Named):
-    _function: Any
-
-    def forward(self, input: Tensor) -> Tensor:
-        if isinstance(input, Proxy) and input.tracer.root is not self:
-            return kept_whole(self, input)
-        return self._function(input, self.output_size)
-
-
-AdaptiveAvgPool1d = mirror(_AdaptiveAvgPool, torch.nn.AdaptiveAvgPool1d, F.adaptive_avg_pool1d,
-                           "weft.nn.AdaptiveAvgPool1d(7)(torch.randn(2, 4, 100)).shape", (2, 4, 7))
-AdaptiveAvgPool2d = mirror(_AdaptiveAvgPool, torch.nn.AdaptiveAvgPool2d, F.adaptive_avg_pool2d,
-                           "weft.nn.AdaptiveAvgPool2d((None, 1))(torch.randn(2, 8, 32, 32)).shape", (2, 8, 32, 1))
-AdaptiveAvgPool3d = mirror(_AdaptiveAvgPool, torch.nn.AdaptiveAvgPool3d, F.adaptive_avg_pool3d,
-                           "weft.nn.AdaptiveAvgPool3d(1)(torch.randn(1, 8, 9, 9, 9)).shape", (1, 8, 1, 1, 1))
+_MAX, _MEAN = "kernel_size stride padding dilation ceil_mode return_indices", "kernel_size stride padding ceil_mode count_include_pad"
+MaxPool1d = _simple(torch.nn.MaxPool1d, F.max_pool1d, _MAX, "weft.nn.MaxPool1d(3, stride=2, padding=1)(torch.randn(2, 4, 100)).shape", (2, 4, 50))
+MaxPool2d = _simple(torch.nn.MaxPool2d, F.max_pool2d, _MAX, "weft.nn.MaxPool2d(2)(torch.randn(2, 8, 32, 32)).shape", (2, 8, 16, 16))
+MaxPool3d = _simple(torch.nn.MaxPool3d, F.max_pool3d, _MAX, "weft.nn.MaxPool3d((1, 3, 3), ceil_mode=True)(torch.randn(1, 8, 9, 9, 9)).shape",
+                    (1, 8, 9, 3, 3))
+AvgPool1d = _simple(torch.nn.AvgPool1d, F.avg_pool1d, _MEAN, "weft.nn.AvgPool1d(4)(torch.randn(2, 4, 100)).shape", (2, 4, 25))
+AvgPool2d = _simple(torch.nn.AvgPool2d, F.avg_pool2d, _MEAN + " divisor_override",
+                    "weft.nn.AvgPool2d(3, stride=2, padding=1)(torch.randn(2, 8, 32, 32)).shape", (2, 8, 16, 16))
+AvgPool3d = _simple(torch.nn.AvgPool3d, F.avg_pool3d, _MEAN + " divisor_override",
+                    "weft.nn.AvgPool3d(3, divisor_override=1)(torch.randn(1, 8, 9, 9, 9)).shape", (1, 8, 3, 3, 3))
+AdaptiveAvgPool1d = _simple(torch.nn.AdaptiveAvgPool1d, F.adaptive_avg_pool1d, "output_size",
+                            "weft.nn.AdaptiveAvgPool1d(7)(torch.randn(2, 4, 100)).shape", (2, 4, 7))
+AdaptiveAvgPool2d = _simple(torch.nn.AdaptiveAvgPool2d, F.adaptive_avg_pool2d, "output_size",
+                            "weft.nn.AdaptiveAvgPool2d((None, 1))(torch.randn(2, 8, 32, 32)).shape", (2, 8, 32, 1))
+AdaptiveAvgPool3d = _simple(torch.nn.AdaptiveAvgPool3d, F.adaptive_avg_pool3d, "output_size",
+                            "weft.nn.AdaptiveAvgPool3d(1)(torch.randn(1, 8, 9, 9, 9)).shape", (1, 8, 1, 1, 1))
 
 
 # ---------------------------------------------------------------------------------------------- normalisation
@@ -102,34 +81,11 @@ BatchNorm2d = mirror(_BatchNorm, torch.nn.BatchNorm2d, F.batch_norm,
                      "weft.nn.BatchNorm2d(4, momentum=None)(torch.randn(8, 4, 16, 16)).shape", (8, 4, 16, 16))
 BatchNorm3d = mirror(_BatchNorm, torch.nn.BatchNorm3d, F.batch_norm, "weft.nn.BatchNorm3d(4, affine=False).eval()(torch.randn(2, 4, 5, 6, 7)).shape",
                      (2, 4, 5, 6, 7))
-
-
-class _LocalResponseNorm(Named):
-    def forward(self, input: Tensor) -> Tensor:
-        if isinstance(input, Proxy) and input.tracer.root is not self:
-            return kept_whole(self, input)
-        return F.local_response_norm(input, self.size, self.alpha, self.beta, self.k)
-
-
-LocalResponseNorm = mirror(_LocalResponseNorm, torch.nn.LocalResponseNorm, F.local_response_norm,
-                           "weft.nn.LocalResponseNorm(5)(torch.randn(2, 8, 16, 16)).shape", (2, 8, 16, 16))
+LocalResponseNorm = _simple(torch.nn.LocalResponseNorm, F.local_response_norm, "size alpha beta k",
+                            "weft.nn.LocalResponseNorm(5)(torch.randn(2, 8, 16, 16)).shape", (2, 8, 16, 16))
 
 
 # ---------------------------------------------------------------------------------------------- pointwise
-
-class _ReLU(Named):
-    def forward(self, input: Tensor) -> Tensor:
-        if isinstance(input, Proxy) and input.tracer.root is not self:
-            return kept_whole(self, input)
-        return F.relu(input, self.inplace)
-
-
-class _Hardtanh(Named):
-    def forward(self, input: Tensor) -> Tensor:
-        if isinstance(input, Proxy) and input.tracer.root is not self:
-            return kept_whole(self, input)
-        return F.hardtanh(input, self.min_val, self.max_val, self.inplace)
-
 
 class _Smooth(Named):
     """What Tanh and Sigmoid add to their twins: inplace."""
@@ -150,9 +106,9 @@ class _Smooth(Named):
         return self._function(input, inplace=self.inplace)
 
 
-ReLU = mirror(_ReLU, torch.nn.ReLU, F.relu, "weft.nn.ReLU(inplace=True)(torch.tensor([-1.0, 2.0]))", "tensor([0., 2.])")
-Hardtanh = mirror(_Hardtanh, torch.nn.Hardtanh, F.hardtanh,
-                  "weft.nn.Hardtanh(-1, 2)(torch.tensor([-3.0, 0.5, 3.0]))", "tensor([-1.0000,  0.5000,  2.0000])")
+ReLU = _simple(torch.nn.ReLU, F.relu, "inplace", "weft.nn.ReLU(inplace=True)(torch.tensor([-1.0, 2.0]))", "tensor([0., 2.])")
+Hardtanh = _simple(torch.nn.Hardtanh, F.hardtanh, "min_val max_val inplace",
+                   "weft.nn.Hardtanh(-1, 2)(torch.tensor([-3.0, 0.5, 3.0]))", "tensor([-1.0000,  0.5000,  2.0000])")
 Tanh = mirror(_Smooth, torch.nn.Tanh, F.tanh, "weft.nn.Tanh()(torch.tensor([0.0, 100.0]))", "tensor([0., 1.])", "; `inplace` writes to the input")
 Sigmoid = mirror(_Smooth, torch.nn.Sigmoid, F.sigmoid, "weft.nn.Sigmoid()(torch.tensor([0.0, 100.0]))", "tensor([0.5000, 1.0000])",
                  "; `inplace` writes to the input")
@@ -187,33 +143,11 @@ class NCReLU(Named, torch.nn.Module):
 
 # ---------------------------------------------------------------------------------------------- softmax, folding
 
-class _Softmax(Named):
-    _function: Any
-
-    def forward(self, input: Tensor) -> Tensor:
-        if isinstance(input, Proxy) and input.tracer.root is not self:
-            return kept_whole(self, input)
-        return self._function(input, self.dim, _stacklevel=5)
-
-
-Softmax = mirror(_Softmax, torch.nn.Softmax, F.softmax, "weft.nn.Softmax(dim=1)(torch.zeros(1, 4))", "tensor([[0.2500, 0.2500, 0.2500, 0.2500]])")
-LogSoftmax = mirror(_Softmax, torch.nn.LogSoftmax, F.log_softmax,
-                    "weft.nn.LogSoftmax(dim=1)(torch.tensor([[1000.0, 0.0]]))", "tensor([[    0., -1000.]])")
-
-
-class _Unfold(Named):
-    def forward(self, input: Tensor) -> Tensor:
-        if isinstance(input, Proxy) and input.tracer.root is not self:
-            return kept_whole(self, input)
-        return F.unfold(input, self.kernel_size, self.dilation, self.padding, self.stride)
-
-
-class _Fold(Named):
-    def forward(self, input: Tensor) -> Tensor:
-        if isinstance(input, Proxy) and input.tracer.root is not self:
-            return kept_whole(self, input)
-        return F.fold(input, self.output_size, self.kernel_size, self.dilation, self.padding, self.stride)
-
-
-Unfold = mirror(_Unfold, torch.nn.Unfold, F.unfold, "weft.nn.Unfold(3, padding=1)(torch.randn(2, 3, 8, 8)).shape", (2, 27, 64))
-Fold = mirror(_Fold, torch.nn.Fold, F.fold, "weft.nn.Fold((8, 8), 3, padding=1)(torch.randn(2, 27, 64)).shape", (2, 3, 8, 8))
+Softmax = _simple(torch.nn.Softmax, F.softmax, "dim _stacklevel",
+                  "weft.nn.Softmax(dim=1)(torch.zeros(1, 4))", "tensor([[0.2500, 0.2500, 0.2500, 0.2500]])", _stacklevel=5)
+LogSoftmax = _simple(torch.nn.LogSoftmax, F.log_softmax, "dim _stacklevel",
+                     "weft.nn.LogSoftmax(dim=1)(torch.tensor([[1000.0, 0.0]]))", "tensor([[    0., -1000.]])", _stacklevel=5)
+Unfold = _simple(torch.nn.Unfold, F.unfold, "kernel_size dilation padding stride",
+                 "weft.nn.Unfold(3, padding=1)(torch.randn(2, 3, 8, 8)).shape", (2, 27, 64))
+Fold = _simple(torch.nn.Fold, F.fold, "output_size kernel_size dilation padding stride",
+               "weft.nn.Fold((8, 8), 3, padding=1)(torch.randn(2, 27, 64)).shape", (2, 3, 8, 8))
