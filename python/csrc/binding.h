@@ -34,31 +34,15 @@ typedef struct wt_list {
     size_t size;
 } wt_list;
 
-typedef struct wt_tensors {
-    wt_tensor *item;
-    size_t size;
-} wt_tensors;
-
 typedef union wt_arg {
     wt_tensor tensor;
-    wt_tensors tensors;
     wt_list list;
     int64_t integer; /* int, bool, ScalarType */
     double real;
     char text[16];
 } wt_arg;
 
-typedef enum wt_kind {
-    WT_TENSOR,
-    WT_TENSOR_OR_NONE,
-    WT_TENSORS,
-    WT_LIST,
-    WT_INT,
-    WT_BOOL,
-    WT_DTYPE,
-    WT_REAL,
-    WT_TEXT
-} wt_kind;
+typedef enum wt_kind { WT_TENSOR, WT_TENSOR_OR_NONE, WT_LIST, WT_INT, WT_BOOL, WT_DTYPE, WT_REAL, WT_TEXT } wt_kind;
 
 typedef struct wt_call wt_call;
 typedef struct wt_op {

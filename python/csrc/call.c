@@ -3,7 +3,6 @@
  * the end. */
 #include <stdarg.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
 #include "binding.h"
@@ -102,7 +101,6 @@ const char *wt_op_prepare(wt_op *op) {
         {"bool", WT_BOOL},
         {"ScalarType", WT_DTYPE},
         {"float", WT_REAL},
-        {"Tensor[]", WT_TENSORS},
         {"str", WT_TEXT},
         {"Tensor(a!)", WT_TENSOR},
         {"Tensor(b!)", WT_TENSOR},
@@ -163,22 +161,6 @@ static bool take_list(wt_call *call, const char *name, wt_handle list, wt_list *
            wt_fail(call, "%s: has %zu values, allowed: at most %d", name, out->size, WT_MAX_LIST);
 }
 
-/* Each item taken from the list is a reference of its own. */
-static bool take_tensors(wt_call *call, const char *name, wt_handle list, wt_tensors *out) {
-    wt_value item = 0;
-    size_t size = 0;
-    wt_error failed = wt.torch_list_size(list, &size);
-    bool ok = true;
-    out->item = failed ? NULL : calloc(size ? size : 1, sizeof(*out->item));
-    for (; out->item && ok && out->size < size; out->size++) {
-        failed = wt.torch_list_get_item(list, out->size, &item);
-        if (failed) break;
-        ok = take_tensor(call, name, (wt_handle)(uintptr_t)item, &out->item[out->size]);
-    }
-    wt.torch_delete_list(list);
-    return failed || !out->item ? wt_fail(call, "%s: the list cannot be read", name) : ok;
-}
-
 static bool take_text(wt_call *call, const char *name, wt_handle string, char *out, size_t capacity) {
     const char *text = NULL;
     wt_error failed = wt.torch_string_c_str(string, &text);
@@ -205,8 +187,6 @@ static bool take_one(wt_call *call, int i, wt_value slot) {
         return take_tensor(call, name, (wt_handle)(uintptr_t)slot, &arg->tensor);
     case WT_TENSOR_OR_NONE:
         return slot ? take_tensor(call, name, wt_unbox(slot), &arg->tensor) : true;
-    case WT_TENSORS:
-        return take_tensors(call, name, (wt_handle)(uintptr_t)slot, &arg->tensors);
     case WT_LIST:
         return take_list(call, name, (wt_handle)(uintptr_t)slot, &arg->list);
     case WT_TEXT:
@@ -227,12 +207,10 @@ static bool take_one(wt_call *call, int i, wt_value slot) {
     return true;
 }
 
-/* Tensor number k of argument i: one, or those of a list; NULL where there is no more. */
-static wt_tensor *tensor_of(wt_call *call, int i, size_t k) {
-    wt_arg *arg = &call->arg[i];
+/* Argument i, if it is a tensor and given; else NULL. */
+static wt_tensor *tensor_of(wt_call *call, int i) {
     wt_kind kind = call->op->kind[i];
-    if (kind == WT_TENSORS) return k < arg->tensors.size ? &arg->tensors.item[k] : NULL;
-    return (kind == WT_TENSOR || kind == WT_TENSOR_OR_NONE) && !k && arg->tensor.handle ? &arg->tensor : NULL;
+    return (kind == WT_TENSOR || kind == WT_TENSOR_OR_NONE) && call->arg[i].tensor.handle ? &call->arg[i].tensor : NULL;
 }
 
 static const char *device_name(int32_t type) {
@@ -251,11 +229,11 @@ static bool enter_device(wt_call *call) {
     const wt_tensor *first = &call->arg[0].tensor, *t;
     for (int i = 1; i < call->op->nargs; i++) {
         if (call->op->host && !strcmp(call->op->host, call->op->name[i])) continue;
-        for (size_t k = 0; (t = tensor_of(call, i, k)); k++)
-            if (t->device_type != first->device_type || t->device_index != first->device_index)
-                return wt_fail(call, "%s: is on %s (index %d), allowed: the device of %s, %s (index %d)",
-                               call->op->name[i], device_name(t->device_type), t->device_index, call->op->name[0],
-                               device_name(first->device_type), first->device_index);
+        if ((t = tensor_of(call, i)) &&
+            (t->device_type != first->device_type || t->device_index != first->device_index))
+            return wt_fail(call, "%s: is on %s (index %d), allowed: the device of %s, %s (index %d)", call->op->name[i],
+                           device_name(t->device_type), t->device_index, call->op->name[0],
+                           device_name(first->device_type), first->device_index);
     }
     call->device_type = first->device_type;
     call->device_index = first->device_index;
@@ -326,9 +304,9 @@ static bool check_out(wt_call *call, int at, int64_t rank, const int64_t *sizes,
                            (long long)a);
     const wt_tensor *t;
     for (int i = 0; i < call->op->nargs; i++)
-        for (size_t k = 0; (t = tensor_of(call, i, k)); k++)
-            if (i != at && !call->shape && shares(out, t) && !(call->op->in_place && i == 0 && is_same(out, t)))
-                return wt_fail(call, "%s: shares memory with %s, allowed: memory of its own", name, call->op->name[i]);
+        if (i != at && !call->shape && (t = tensor_of(call, i)) && shares(out, t) &&
+            !(call->op->in_place && i == 0 && is_same(out, t)))
+            return wt_fail(call, "%s: shares memory with %s, allowed: memory of its own", name, call->op->name[i]);
     return true;
 }
 
@@ -362,12 +340,7 @@ void wt_call_begin(wt_call *call, const wt_op *op) {
     call->once = call->shape = call->made = call->cuda = false;
     memset(call->out, 0, sizeof(call->out));
     memset(call->scratch, 0, sizeof(call->scratch));
-    for (int i = 0; i < op->nargs; i++) {
-        if (op->kind[i] == WT_TENSORS)
-            call->arg[i].tensors = (wt_tensors){NULL, 0};
-        else
-            call->arg[i].tensor.handle = NULL;
-    }
+    for (int i = 0; i < op->nargs; i++) call->arg[i].tensor.handle = NULL;
 }
 
 bool wt_made(wt_call *call) { return call->made = true; }
@@ -387,11 +360,8 @@ void wt_dispatch(const wt_op *op, wt_value *stack, uint64_t nin, uint64_t nout) 
     /* Every argument is decoded even after a failure: each one must be freed. */
     for (int i = 0; i < op->nargs && (uint64_t)i < nin; i++) ok &= take_one(&call, i, stack[i]);
     ok = ok && wt_call_run(&call);
-    for (int i = 0; i < op->nargs; i++) {
-        wt_tensor *t;
-        for (size_t k = 0; (t = tensor_of(&call, i, k)); k++) drop(&t->handle);
-        if (op->kind[i] == WT_TENSORS) free(call.arg[i].tensors.item);
-    }
+    for (int i = 0; i < op->nargs; i++)
+        if (tensor_of(&call, i)) drop(&call.arg[i].tensor.handle);
     if (ok) {
         for (uint64_t i = 0; i < nout && i < WT_MAX_OUTS; i++) stack[i] = (wt_value)(uintptr_t)call.out[i];
         /* what an operator with out makes besides */

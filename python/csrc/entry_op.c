@@ -61,8 +61,6 @@ static bool read_one(wt_kind kind, py_object *value, wt_arg *to) {
         return read_text(value, to->text, sizeof(to->text));
     case WT_DTYPE:
         return entry_read_dtype(value, &to->integer);
-    case WT_TENSORS:
-        break;
     }
     return false;
 }

@@ -1,8 +1,7 @@
-/* Recurrent layers: rnn_relu, rnn_tanh, lstm, gru as torch._VF has them, from separate parameters.
- * weft takes the weights as one vector and the biases as another (src/ref/rnn.h), so parameters are gathered into
- * scratch, unless they lie in that order already; gradients come back as those two vectors. Sequences of different
- * lengths come packed, with the number of rows of each step in batch_sizes, a tensor of the CPU. What a step leaves
- * for the gradient is the fourth result, `reserve`. */
+/* Recurrent layers: rnn_relu, rnn_tanh, lstm, gru as torch._VF has them, but for the parameters: the weights are one
+ * vector and the biases another (src/ref/rnn.h), and so are their gradients. Sequences of different lengths come
+ * packed, with the number of rows of each step in batch_sizes, a tensor of the CPU. What a step leaves for the gradient
+ * is the fourth result, `reserve`. */
 #include <stdio.h>
 #include <string.h>
 
@@ -10,7 +9,7 @@
 
 enum { INPUT, H0, C0, RESERVE, GRAD_OUTPUT, GRAD_HN, GRAD_CN }; /* of rnn_forward the first three */
 /* from s.at on */
-enum { PARAMS, BATCH_SIZES, KIND, HAS_BIASES, NUM_LAYERS, DROPOUT, BIDIRECTIONAL, BATCH_FIRST, SEED, KEEP };
+enum { WEIGHTS, BIASES, BATCH_SIZES, KIND, NUM_LAYERS, DROPOUT, BIDIRECTIONAL, BATCH_FIRST, SEED, KEEP };
 
 static const struct {
     const char *name, *torch;
@@ -24,10 +23,10 @@ static const struct {
 };
 enum { KINDS = sizeof(kinds) / sizeof(kinds[0]) };
 
-typedef struct layers {                             /* sizes by the names of src/ref/rnn.h */
-    int kind, at;                                   /* at: where the settings begin */
-    bool packed, swapped, biases;                   /* swapped: batch first */
-    int64_t T, n, c, H, P, L, D, gates, rows, part; /* gates: G*H; part: parameters of one layer and direction */
+typedef struct layers {                       /* sizes by the names of src/ref/rnn.h */
+    int kind, at;                             /* at: where the settings begin */
+    bool packed, swapped, biases;             /* swapped: batch first */
+    int64_t T, n, c, H, P, L, D, gates, rows; /* gates: G*H */
     int32_t code, dtype;
 } layers;
 
@@ -123,29 +122,17 @@ static bool read_states(wt_call *call, layers *s) {
     return true;
 }
 
-/* Parameters of each layer and direction: weights of input and state, their biases, the projection. */
-static bool check_params(wt_call *call, layers *s) {
-    const wt_tensors *p = &call->arg[s->at + PARAMS].tensors;
-    s->biases = call->arg[s->at + HAS_BIASES].integer;
-    bool projected = s->P != s->H;
-    s->part = 2 + 2 * s->biases + projected;
-    if ((int64_t)p->size != s->L * s->D * s->part)
-        return wt_fail(call,
-                       "params: has %zu tensors, allowed with num_layers=%lld, bidirectional=%s, has_biases=%s%s: %lld",
-                       p->size, (long long)s->L, s->D > 1 ? "True" : "False", s->biases ? "True" : "False",
-                       projected ? " and a projection" : "", (long long)(s->L * s->D * s->part));
-    for (int64_t i = 0; i < (int64_t)p->size; i++) {
-        char name[32];
-        int64_t k = i % s->part, inputs = i < s->D * s->part ? s->c : s->D * s->P,
-                matrix[2] = {s->gates, k ? s->P : inputs};
-        bool last = projected && k == s->part - 1;
-        if (last) matrix[0] = s->P, matrix[1] = s->H;
-        snprintf(name, sizeof(name), "params[%lld]", (long long)i);
-        if (!wt_check_shape(call, name, &p->item[i], k < 2 || last ? 2 : 1, matrix, "") ||
-            !check_type(call, name, &p->item[i], s->code))
-            return false;
-    }
-    return true;
+/* Of each layer and direction: weights of input and state, the projection; two biases a gate. */
+static int64_t vector_length(const layers *s, bool bias) {
+    const int64_t state = s->gates * s->P + (s->P != s->H ? s->P * s->H : 0);
+    if (bias) return s->biases ? s->L * s->D * 2 * s->gates : 0;
+    return s->D * (s->gates * (s->c + (s->L - 1) * s->D * s->P) + s->L * state);
+}
+
+static bool check_vector(wt_call *call, const layers *s, int at, int64_t length) {
+    const wt_tensor *t = &call->arg[at].tensor;
+    return wt_check_length(call, at, length, "the parameters of the layers") &&
+           check_type(call, call->op->name[at], t, s->code);
 }
 
 static bool read_layers(wt_call *call, layers *s, int at) {
@@ -154,65 +141,13 @@ static bool read_layers(wt_call *call, layers *s, int at) {
     s->packed = call->arg[at + BATCH_SIZES].tensor.handle;
     s->swapped = !s->packed && call->arg[at + BATCH_FIRST].integer;
     if (!(drop >= 0 && drop <= 1)) return wt_fail(call, "dropout: is %g, allowed: 0 to 1", drop);
-    if (!read_kind(call, s) || !read_input(call, s) || !read_states(call, s) || !check_params(call, s)) return false;
+    s->biases = call->arg[at + BIASES].tensor.handle;
+    if (!read_kind(call, s) || !read_input(call, s) || !read_states(call, s)) return false;
     double widest = (double)s->rows + 1, units = (double)s->L * (double)s->D * (double)(s->gates + s->H) * 2;
     if (widest * units > 0x1p58 || (double)s->gates * ((double)s->c + 2 * (double)s->H) * (double)s->L * 2 > 0x1p58)
         return wt_fail(call, "input: its states or weights have more than 2^58 elements, allowed: fewer");
-    return true;
-}
-
-/* ---------------------------------------------------------------- the two vectors */
-/* Part k of a vector, in its order; NULL after the last. */
-static const wt_tensor *part_of(const wt_call *call, const layers *s, bool bias, int64_t k) {
-    int64_t per = bias ? (s->biases ? 2 : 0) : 2 + (s->P != s->H);
-    if (k >= per * s->L * s->D) return NULL;
-    int64_t inside = k % per;
-    return &call->arg[s->at + PARAMS].tensors.item[k / per * s->part + (bias         ? 2 + inside
-                                                                        : inside < 2 ? inside
-                                                                                     : s->part - 1)];
-}
-
-static int64_t count_of(const wt_tensor *t) { return t->sizes[0] * (t->rank == 2 ? t->sizes[1] : 1); }
-
-static bool is_dense(const wt_tensor *t) {
-    int64_t width = t->rank == 2 ? t->sizes[1] : 1;
-    return (t->rank == 1 || t->strides[1] == 1 || width == 1) && (t->strides[0] == width || t->sizes[0] == 1);
-}
-
-static bool copy_parts(wt_call *call, const layers *s, bool bias, wt_handle flat) {
-    const wt_tensor *t;
-    wt_error failed = 0;
-    for (int64_t k = 0, at = 0; (t = part_of(call, s, bias, k)) && !failed; k++) {
-        const int64_t strides[2] = {t->rank == 2 ? t->sizes[1] : 1, 1};
-        wt_handle view = NULL;
-        failed = wt.aoti_torch__reinterpret_tensor(flat, t->rank, t->sizes, strides, at, &view);
-        if (!failed) failed = wt.aoti_torch_copy_(view, t->handle, 0);
-        if (view) wt.aoti_torch_delete_tensor_object(view);
-        at += count_of(t);
-    }
-    return !failed || wt_fail(call, "params: could not be gathered");
-}
-
-static int64_t vector_length(const wt_call *call, const layers *s, bool bias) {
-    const wt_tensor *t;
-    int64_t length = 0;
-    for (int64_t k = 0; (t = part_of(call, s, bias, k)); k++) length += count_of(t);
-    return length;
-}
-
-static bool gather(wt_call *call, const layers *s, bool bias, void **data) {
-    const wt_tensor *t;
-    char *next = NULL;
-    bool in_order = true;
-    for (int64_t k = 0; (t = part_of(call, s, bias, k)); k++) {
-        if (!k) *data = next = t->data;
-        in_order = in_order && is_dense(t) && (char *)t->data == next;
-        next += (size_t)count_of(t) * wt_dtype_bytes(t->dtype);
-    }
-    if (in_order) return true;
-    const int64_t length = vector_length(call, s, bias), unit = 1;
-    wt_handle *slot = wt_scratch(call);
-    return slot && wt_empty(call, slot, 1, &length, &unit, s->code, data) && copy_parts(call, s, bias, *slot);
+    return check_vector(call, s, at + WEIGHTS, vector_length(s, false)) &&
+           (!s->biases || check_vector(call, s, at + BIASES, vector_length(s, true)));
 }
 
 /* ---------------------------------------------------------------- the problem */
@@ -306,14 +241,17 @@ static bool put_offsets(wt_call *call, weft_problem *p, weft_args *args, const l
     return true;
 }
 
+static void put_vector(wt_call *call, weft_problem *p, weft_args *args, weft_role role, int at) {
+    const wt_tensor *t = &call->arg[at].tensor;
+    wt_put_vector(p, args, role, t->data, t->dtype, t->strides[0]);
+}
+
 static bool put_given(wt_call *call, weft_problem *p, weft_args *args, const layers *s) {
-    void *weights = NULL;
     put(p, args, WEFT_ROLE_SRC, s, &call->arg[INPUT].tensor);
     put(p, args, WEFT_ROLE_H0, s, &call->arg[H0].tensor);
     if (call->arg[C0].tensor.handle) put(p, args, WEFT_ROLE_C0, s, &call->arg[C0].tensor);
-    if (!gather(call, s, false, &weights) || !put_offsets(call, p, args, s)) return false;
-    wt_put_vector(p, args, WEFT_ROLE_WEIGHTS, weights, s->dtype, 1);
-    return true;
+    put_vector(call, p, args, WEFT_ROLE_WEIGHTS, s->at + WEIGHTS);
+    return put_offsets(call, p, args, s);
 }
 
 /* ---------------------------------------------------------------- forward */
@@ -338,13 +276,12 @@ static bool run_rnn_forward(wt_call *call) {
     ok = ok && make_vector(call, &p, &args, WEFT_ROLE_RESERVE, scratch, keep || drops ? reserve_length(&s) : 0,
                            reserve_code(&s));
     if (!ok || !s.rows || call->shape) return ok;
-    if (s.biases && !gather(call, &s, true, &data)) return false;
-    if (s.biases) wt_put_vector(&p, &args, WEFT_ROLE_BIAS, data, s.dtype, 1);
+    if (s.biases) put_vector(call, &p, &args, WEFT_ROLE_BIAS, s.at + BIASES);
     return put_given(call, &p, &args, &s) && wt_execute(call, wt_plan(call, &p), &args);
 }
 WT_ENTRY(rnn_forward,
-         "rnn_forward(Tensor input, Tensor h0, Tensor? c0, Tensor[] params, Tensor? batch_sizes, str kind, bool "
-         "has_biases, int num_layers, float dropout, bool bidirectional, bool batch_first, int seed, bool keep) -> "
+         "rnn_forward(Tensor input, Tensor h0, Tensor? c0, Tensor weights, Tensor? biases, Tensor? batch_sizes, str "
+         "kind, int num_layers, float dropout, bool bidirectional, bool batch_first, int seed, bool keep) -> "
          "(Tensor, Tensor, Tensor, Tensor)",
          run_rnn_forward, .into = 0, .host = "batch_sizes")
 
@@ -405,9 +342,8 @@ static bool run_rnn_backward(wt_call *call) {
          make_state(call, &p, &args, WEFT_ROLE_DIFF_H0, &s, 1, s.P);
     ok = ok && (cell ? make_state(call, &p, &args, WEFT_ROLE_DIFF_C0, &s, 2, s.H)
                      : wt_empty(call, &call->out[2], 1, &none, &unit, s.code, &data));
-    ok = ok &&
-         make_vector(call, &p, &args, WEFT_ROLE_DIFF_WEIGHTS, &call->out[3], vector_length(call, &s, false), s.code);
-    ok = ok && make_vector(call, &p, &args, WEFT_ROLE_DIFF_BIAS, &call->out[4], vector_length(call, &s, true), s.code);
+    ok = ok && make_vector(call, &p, &args, WEFT_ROLE_DIFF_WEIGHTS, &call->out[3], vector_length(&s, false), s.code);
+    ok = ok && make_vector(call, &p, &args, WEFT_ROLE_DIFF_BIAS, &call->out[4], vector_length(&s, true), s.code);
     for (int i = 0; ok && !s.rows && i < 5; i++) /* the gradients of nothing */
         ok = !wt.aoti_torch_zero_(call->out[i]) || wt_fail(call, "a gradient could not be set to 0");
     if (!ok || !s.rows || call->shape) return ok;
@@ -415,6 +351,6 @@ static bool run_rnn_backward(wt_call *call) {
 }
 WT_ENTRY(rnn_backward,
          "rnn_backward(Tensor input, Tensor h0, Tensor? c0, Tensor reserve, Tensor? grad_output, Tensor? grad_hn, "
-         "Tensor? grad_cn, Tensor[] params, Tensor? batch_sizes, str kind, bool has_biases, int num_layers, float "
+         "Tensor? grad_cn, Tensor weights, Tensor? biases, Tensor? batch_sizes, str kind, int num_layers, float "
          "dropout, bool bidirectional, bool batch_first, int seed) -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
          run_rnn_backward, .into = 0, .host = "batch_sizes")

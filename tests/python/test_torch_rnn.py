@@ -292,24 +292,28 @@ def test_types_that_weft_leaves_to_torch(case, device, side):
 
 # ---------------------------------------------------------------------------------------------- derivatives
 
+def parameters(case: Case, device: Any) -> list[torch.Tensor]:
+    """Of the twin, in float64."""
+    return [p.detach().to(device) for p in case.pair("cpu")[1].parameters()]
+
+
 def operator_call(case: Case, device: Any, packed: bool = False, grad: bool = True) -> tuple[list[Any], list[Any]]:
     """Tensors of weft::rnn_forward and what follows them."""
-    _, twin = case.pair("cpu")
     first = case.options.get("batch_first", False)
     h = case.states(device, torch.float64)
     x = data(device, torch.float64, first)
     sizes = torch.tensor([3, 2, 1]) if packed else None
-    tensors = [x.flatten(0, 1)[:6] if packed else x, h[0], h[1] if case.lstm else None, *(p.detach().to(device) for p in twin.parameters())]
+    weights, biases = ([p.flatten() for p in parameters(case, device) if p.dim() == rank] for rank in (2, 1))
+    tensors = [x.flatten(0, 1)[:6] if packed else x, h[0], h[1] if case.lstm else None, torch.cat(weights), torch.cat(biases) if biases else None]
     tensors = [None if t is None else t.detach().requires_grad_(grad) for t in tensors]
-    return tensors, [sizes, case.function, case.options.get("bias", True), case.options.get("num_layers", 1), 0.0, case.options.get("bidirectional", False),
-                     first and not packed]
+    return tensors, [sizes, case.function, case.options.get("num_layers", 1), 0.0, case.options.get("bidirectional", False), first and not packed]
 
 
 SMALL = [Case("RNN", {"bidirectional": True}), Case("LSTM", {"proj_size": 2, "num_layers": 2}), Case("GRU", {"num_layers": 2, "batch_first": True})]
 
 
 def forward(tensors: list[Any], settings: list[Any], keep: bool = True) -> tuple[torch.Tensor, ...]:
-    return torch.ops.weft.rnn_forward(*tensors[:3], tensors[3:], *settings, 0, keep)
+    return torch.ops.weft.rnn_forward(*tensors, *settings, 0, keep)
 
 
 def of_leaves(case: Case, tensors: list[Any], settings: list[Any]) -> Any:
@@ -364,11 +368,11 @@ def test_gradient_without_what_it_needs_is_refused(device):
 @pytest.mark.parametrize("case", [*SMALL, Case("RNN", {"bias": False, "nonlinearity": "relu"})], ids=str)
 def test_opcheck(case, packed, device):
     tensors, settings = operator_call(case, device, packed)
-    args = (*tensors[:3], tensors[3:], *settings, 0, True)
+    args = (*tensors, *settings, 0, True)
     torch.library.opcheck(torch.ops.weft.rnn_forward.default, args)
     y, hn, cn, reserve = (t.detach() for t in torch.ops.weft.rnn_forward(*args))
     grads = (torch.randn_like(y), None, torch.randn_like(cn) if case.lstm else None)
-    torch.library.opcheck(torch.ops.weft.rnn_backward.default, (*tensors[:3], reserve, *grads, tensors[3:], *settings, 0),
+    torch.library.opcheck(torch.ops.weft.rnn_backward.default, (*tensors[:3], reserve, *grads, *tensors[3:], *settings, 0),
                           test_utils=("test_schema", "test_faketensor", "test_autograd_registration"))
 
 
@@ -412,8 +416,8 @@ def test_gradients_in_eval_mode(case, device, side):
 @pytest.mark.delegates
 def test_vmap_is_refused(device):
     """By PyTorch's layers and by weft's operator, each in its words."""
-    tensors, settings = operator_call(Case("GRU"), device, grad=False)
-    x, h, _, *params = tensors
+    (x, h, *_), _ = operator_call(Case("GRU"), device, grad=False)
+    params = parameters(Case("GRU"), device)
 
     def f(x):
         return W.gru(x, h, params, True, 1, 0.0, False, False, False)[0]
@@ -432,8 +436,8 @@ def test_compiled_function(case, dtype, device, side):
     if side == "torch" and os.environ.get("WEFT_SLOW", "0") in ("", "0"):
         pytest.skip("make slow: compiles PyTorch's own steps")
     torch.compiler.reset()
-    tensors, (_, kind, *_, first) = operator_call(case, device)
-    params, graphs = [p.detach().to(dtype).requires_grad_() for p in tensors[3:]], []
+    _, (_, kind, *_, first) = operator_call(case, device)
+    params, graphs = [p.to(dtype).requires_grad_() for p in parameters(case, device)], []
 
     def backend(graph, inputs):
         from torch._dynamo.backends.debugging import aot_eager
@@ -534,8 +538,8 @@ def test_subclasses_of_tensor(side):
         def __torch_function__(cls, function, types, args=(), kwargs=None):
             seen.append(function)
             return super().__torch_function__(function, types, args, kwargs or {})
-    tensors, _ = operator_call(Case("GRU"), "cpu", grad=False)
-    x, h, _, *params = tensors
+    (x, h, *_), _ = operator_call(Case("GRU"), "cpu", grad=False)
+    params = parameters(Case("GRU"), "cpu")
     y = W.gru(x.as_subclass(Watched), h, params, True, 1, 0.0, False, False, False)[0]
     assert W.gru in seen and torch.equal(torch.Tensor(y), W.gru(x, h, params, True, 1, 0.0, False, False, False)[0])
 
@@ -620,7 +624,7 @@ def test_nothing_is_kept_alive(device, wefts):
     refs = [StorageWeakRef(t.untyped_storage()) for t in tensors]
     forward(tensors, settings)[0].sum().backward()
     wrong = [*tensors[:-1], tensors[-1].detach()[:5].clone()]
-    with pytest.raises(RuntimeError, match="params"):
+    with pytest.raises(RuntimeError, match="biases: has 5 elements, allowed: 48"):
         forward(wrong, settings)
     del tensors, wrong
     assert all(ref.expired() for ref in refs)

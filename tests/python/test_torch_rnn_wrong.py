@@ -131,11 +131,11 @@ def test_operator_refuses_what_only_it_can_be_given(device):
     y, hn, cn, reserve = forward(tensors, settings)
     back = torch.ops.weft.rnn_backward
     with pytest.raises(RuntimeError, match=r"reserve: has the shape \[7\], allowed: \[540\]"):
-        back(*tensors[:3], reserve[:7], y, hn, cn, tensors[3:], *settings, 0)
+        back(*tensors[:3], reserve[:7], y, hn, cn, *tensors[3:], *settings, 0)
     with pytest.raises(RuntimeError, match=r"grad_hn: has the shape \[5, 3, 6\], allowed: \[1, 3, 6\]"):
-        back(*tensors[:3], reserve, y, y, cn, tensors[3:], *settings, 0)
+        back(*tensors[:3], reserve, y, y, cn, *tensors[3:], *settings, 0)
     with pytest.raises(RuntimeError, match="grad_output: is float32, allowed: the type of input, float64"):
-        back(*tensors[:3], reserve, y.float(), hn, cn, tensors[3:], *settings, 0)
+        back(*tensors[:3], reserve, y.float(), hn, cn, *tensors[3:], *settings, 0)
     huge = torch.ones(1, 1, 1, device=device, dtype=torch.float64).expand(STEPS, MANY, (1 << 40) + 1)
     with pytest.raises(RuntimeError, match=r"elements along dimension 2, allowed: at most 2\^40"):
         forward([huge, *tensors[1:]], settings)

@@ -37,8 +37,7 @@ RULES: dict[str, Rule] = {}   # by the operator's name
 
 
 class Rule:
-    """One operator and its gradient. tensors: how many leading arguments are tensors; only they have gradients. listed: the argument after
-    them is a list of tensors, which have gradients too, and are counted one by one in what follows.
+    """One operator and its gradient. tensors: how many leading arguments are tensors; only they have gradients.
     What its results are like is asked of the operator: weft._core.shapes; sizes(*args) gives their sizes where those are symbols and not the first tensor's.
 
     save(ctx, inputs, output) notes what the others need and returns the tensors to keep; gradient(ctx, *grads) returns one gradient for
@@ -52,28 +51,25 @@ class Rule:
     PyTorch: its gradient is C++, and a Function around it would only cost time. plain(*args): the same where no gradient is wanted.
     """
 
-    __slots__ = ("op", "number", "out", "outs", "tensors", "listed", "apply", "native", "plain")
+    __slots__ = ("op", "number", "out", "outs", "tensors", "apply", "native", "plain")
 
     def __init__(self, name: str, tensors: int, save: Callable, gradient: Callable, tangent: Callable | None = None,
-                 batch: Callable | None = None, listed: bool = False, by_torch: Callable | None = None, native: Callable | None = None,
+                 batch: Callable | None = None, by_torch: Callable | None = None, native: Callable | None = None,
                  plain: Callable | None = None, sizes: Callable | None = None) -> None:
         op = getattr(_ops, name).default
         RULES[name] = self
         if sizes is not None:
             SIZES[name] = sizes
         self.native, self.plain = native, plain
-        self.op, self.number, self.tensors, self.listed = op, _entry.number(name), tensors, listed
+        self.op, self.number, self.tensors = op, _entry.number(name), tensors
         self.out, self.outs = _register_out(name)
         torch.library.register_fake(f"weft::{name}", fake_of(name))
         if by_torch is not None:
             _register_torch(op, name, by_torch)
 
-        def joined(inputs: tuple, settings: tuple) -> tuple:
-            return (*inputs[:tensors], list(inputs[tensors:]), *settings) if listed else (*inputs, *settings)
-
         def forward(ctx: Any, *packed: Any) -> Any:
             """Settings come as one argument: each argument of a Function costs time, also on the way back."""
-            args = joined(packed[:-1], packed[-1])
+            args = (*packed[:-1], *packed[-1])
             with _BelowAutograd():
                 output = op(*args)
             ctx.save_for_backward(*save(ctx, args, output))
@@ -83,7 +79,7 @@ class Rule:
             """A Function turns gradients off, but the outer levels of torch.func run inside of it: to them the caller's mode holds, and
             their own for tangents, which are off while this level computes one."""
             *inputs, (keys, grad_mode, settings) = packed
-            args = joined(inputs, settings)
+            args = (*inputs, *settings)
             with _BelowAutograd(), torch.set_grad_enabled(grad_mode), _forward_ad._set_fwd_grad_enabled(True):
                 output = op.redispatch(keys & _C._after_autograd_keyset, *args)
             kept = save(ctx, args, output)
@@ -111,15 +107,9 @@ class Rule:
 
         def kernel(keys: Any, *args: Any) -> Any:
             with enable_single_level_autograd_function():
-                inputs, settings = self.apart(args)
-                return in_kernel(*inputs, (keys, _grad_enabled(), settings))
+                return in_kernel(*args[:tensors], (keys, _grad_enabled(), args[tensors:]))
         _kernels.impl(name, kernel, "Autograd", with_keyset=True)
         torch.library.register_vmap(op, batch or _refuse_batch(name))
-
-    def apart(self, args: tuple) -> tuple[tuple, tuple]:
-        """The tensors that have gradients, one by one, and the settings."""
-        n = self.tensors
-        return ((*args[:n], *args[n]), args[n + 1:]) if self.listed else (args[:n], args[n:])
 
 
 def linear(name: str, adjoint: str, settings: Callable[..., tuple], batch: Callable, **options: Any) -> Rule:
@@ -230,11 +220,11 @@ def call(rule: Rule, *args: Any) -> Any:
         if _in_transform() or _forward_ad._current_level >= 0:
             return rule.op(*args)
         if _grad_enabled():
-            inputs, settings = rule.apart(args)
+            inputs = args[:rule.tensors]
             for t in inputs:
                 if t is not None and t.requires_grad:
                     result = _by_torch(rule, rule.native, True, args)
-                    return rule.apply(*inputs, settings) if result is NotImplemented else result
+                    return rule.apply(*inputs, args[rule.tensors:]) if result is NotImplemented else result
         result = _by_torch(rule, rule.plain, False, args)
         return _below(rule, args) if result is NotImplemented else result
     except RuntimeError as error:

@@ -203,15 +203,14 @@ def _cross_entropy(input, target, weight, ignore_index, reduction, label_smoothi
     return [[] if reduction else _rows(input), _rows(input)]
 
 
-def _rnn_forward(input, h0, c0, params, batch_sizes, kind, has_biases, num_layers, dropout, bidirectional, *_):
+def _rnn_forward(input, h0, c0, weights, biases, batch_sizes, kind, num_layers, dropout, bidirectional, *_):
     out, hidden, dirs = h0.shape[2], (h0 if c0 is None else c0).shape[2], 2 if bidirectional else 1
     kept = {"lstm": 5, "gru": 4}.get(kind, 0) * hidden + out   # of a step and a unit
     return [[*input.shape[:-1], out * dirs], h0.shape, [0] if c0 is None else c0.shape, [num_layers * dirs * _product(input.shape[:-1]) * kept]]
 
 
-def _rnn_backward(input, h0, c0, reserve, grad_output, grad_hn, grad_cn, params, *_):
-    lengths = [[sum(p.numel() for p in params if p.dim() == rank)] for rank in (2, 1)]
-    return [input.shape, h0.shape, [0] if c0 is None else c0.shape, *lengths]
+def _rnn_backward(input, h0, c0, reserve, grad_output, grad_hn, grad_cn, weights, biases, *_):
+    return [input.shape, h0.shape, [0] if c0 is None else c0.shape, weights.shape, [0] if biases is None else biases.shape]
 
 
 def _shape_of(*which: int) -> Callable[..., list[Any]]:

@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import ctypes
+import math
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Any, Optional, overload
@@ -90,15 +91,24 @@ _ask = fake_of("rnn_forward")
 @lru_cache(maxsize=1024)
 def _check_shapes(kind: str, steps: Any, x: Any, h: Any, c: Any, params: tuple, has_biases: bool, num_layers: int, bidirectional: bool,
                   batch_first: bool) -> None:
-    """By weft's operator, on tensors without memory. What is wrong is said again: an exception is not kept."""
-    given = [None if shape is None else torch.empty(shape, device="meta") for shape in (x, h, c, *params)]
+    """By weft's operator, on tensors without memory, but for the parameters. What is wrong is said again: an exception is not kept."""
+    hidden, out = (shape[-1] if shape else 0 for shape in (h if c is None else c, h))
+    allowed = _ops.shapes(kind, x[-1] if x else 0, hidden, out, min(num_layers, 1024), bidirectional, has_biases)
+    weights, biases = (torch.empty(sum(math.prod(s) for s in allowed if len(s) == rank), device="meta") for rank in (2, 1))
+    given = [None if shape is None else torch.empty(shape, device="meta") for shape in (x, h, c)]
     sizes = None if steps is None else torch.empty(steps, device="meta", dtype=torch.int64)
-    _ask(*given[:3], given[3:], sizes, kind, has_biases, num_layers, 0.0, bidirectional, batch_first, 0, False)
+    _ask(*given, weights, biases if has_biases else None, sizes, kind, num_layers, 0.0, bidirectional, batch_first, 0, False)
+    if len(params) != len(allowed):
+        raise RuntimeError(f"params: has {len(params)} tensors, allowed with num_layers={num_layers}, bidirectional={bidirectional}, has_biases={has_biases}"
+                           f"{' and a projection' if out != hidden else ''}: {len(allowed)}")
+    for i, (shape, right) in enumerate(zip(params, allowed)):
+        if tuple(shape) != right:
+            raise RuntimeError(f"params[{i}]: has the shape {list(shape)}, allowed: {list(right)}")
 
 
 def _verify(kind: str, x: Tensor, batch_sizes: Optional[Tensor], h: Tensor, c: Optional[Tensor], params: Sequence[Tensor], has_biases: bool,
             num_layers: int, bidirectional: bool, batch_first: bool) -> None:
-    """Before PyTorch's kernels, some of which do not check their arguments and write where they should not."""
+    """Before the parameters are gathered, or PyTorch's kernels run, some of which do not check their arguments and write where they should not."""
     _check_shapes(kind, None if batch_sizes is None else batch_sizes.shape, x.shape, h.shape, None if c is None else c.shape,
                   tuple([p.shape for p in params]), has_biases, num_layers, bidirectional, batch_first)
     if _any_autocast():
@@ -133,7 +143,7 @@ def _wefts(kind: str, x: Tensor, batch_sizes: Optional[Tensor], h: Tensor, c: Op
         x, h, c, params = _cast(kind, x, h, c, params)
     keep = _wants_grad(x, h, c, params) or torch.is_grad_enabled() and _in_transform()
     seed = int(torch.randint(1 << 62, ()).item()) if dropout > 0 else 0
-    y, hn, cn, _ = call(_ops.rnn_forward, x, h, c, params, batch_sizes, kind, has_biases, num_layers, dropout, bidirectional, batch_first, seed, keep)
+    y, hn, cn, _ = call(_ops.rnn_forward, x, h, c, *_ops.gathered(params), batch_sizes, kind, num_layers, dropout, bidirectional, batch_first, seed, keep)
     return (y, hn, cn) if kind == "lstm" else (y, hn)
 
 
@@ -207,10 +217,10 @@ def prepare(function: Callable, args: tuple, named: dict[str, Any]) -> tuple[Cal
     h, c = hx if kind == "lstm" else (hx, None)
     strange = foreign(x)
     given = (kind, x, batch_sizes, h, c, params, has_biases, num_layers, float(dropout) if train and num_layers > 1 else 0.0, bidirectional, batch_first)
-    if not strange and (not _delegates(kind, x, (h, *params) if c is None else (h, c, *params)) or (_settings.now().pin != "torch" and _chosen(*given))):
-        return _wefts, given
     if not strange and not _is_compiling() and not _is_tracing():   # in a trace of torch.jit sizes are tensors; a graph has PyTorch's plain steps
         _verify(kind, x, batch_sizes, h, c, params, has_biases, num_layers, bidirectional, batch_first)
+    if not strange and (not _delegates(kind, x, (h, *params) if c is None else (h, c, *params)) or (_settings.now().pin != "torch" and _chosen(*given))):
+        return _wefts, given
     if not _is_compiling():
         if batch_sizes is not None and x.is_cuda and int(batch_sizes.sum()) != x.shape[0]:   # cuDNN reads past the data and says nothing
             raise RuntimeError(f"{kind}: batch_sizes sum to {int(batch_sizes.sum())}, allowed: the rows of data, {x.shape[0]}")
