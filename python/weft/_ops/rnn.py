@@ -34,7 +34,10 @@ def shapes(kind: str, inputs: Any, hidden: Any, out: Any, num_layers: int, bidir
 
 def gathered(params: Sequence[Tensor]) -> tuple[Tensor, Optional[Tensor]]:
     """The vectors of weights and biases that the operators take."""
-    weights, biases = ([p.reshape(-1) for p in params if p.dim() == rank] for rank in (2, 1))
+    weights: list[Tensor] = []
+    biases: list[Tensor] = []
+    for p in params:
+        (weights if p.dim() == 2 else biases).append(p.reshape(-1))
     return torch.cat(weights), torch.cat(biases) if biases else None
 
 
