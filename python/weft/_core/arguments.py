@@ -91,6 +91,14 @@ def foreign(input: Tensor, weight: Optional[Tensor] = None) -> bool:
     return (input.dtype not in TYPES and (weight is None or weight.dtype == input.dtype)) or input.layout is not _strided
 
 
+def left_to_torch(name: str, out: Any, input: Tensor, *args: Any, also: str = "") -> Any:
+    """PyTorch's own function, for types and settings that weft leaves to it. also: what weft wants of them besides the type."""
+    if out is not None:
+        settings = tuple(a for a in args if not isinstance(a, Tensor))
+        raise RuntimeError(f"{name}: out is given with input of {input.dtype} and the settings {settings}, allowed: float32, float64, float16 or bfloat16{also}")
+    return getattr(torch.nn.functional, name)(input, *args)
+
+
 def flattened(input: Tensor, out: Optional[Tensor]) -> tuple[Tensor, Optional[Tensor]]:
     """Data of more dimensions than operators take, the fifth and later ones as one; and out alike, whose memory must allow it."""
     flat = input.flatten(4)

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.overrides import handle_torch_function, has_torch_function_variadic
 
-from .._core.arguments import flattened, foreign, real
+from .._core.arguments import flattened, foreign, left_to_torch, real
 from .._core.entry import front, kept
 from .._ops import batch_norm as _ops
 from .._core.rules import call, call_into
@@ -79,7 +79,7 @@ def batch_norm(input: Tensor, running_mean: Optional[Tensor], running_var: Optio
         _complain(input, training, running_mean, running_var, weight, bias)
     rank = input.dim()
     if foreign(input) or (rank == 1 and input.numel() == 0):
-        return _torchs(out, input, running_mean, running_var, weight, bias, training, momentum, eps)
+        return left_to_torch("batch_norm", out, input, running_mean, running_var, weight, bias, training, momentum, eps, also=", 2 dimensions or more, finite settings")
     if rank < 2:
         raise RuntimeError(f"batch_norm: input has {rank} dimensions {list(input.shape)}, allowed: 2 or more")
     if type(eps) is not float:
@@ -92,7 +92,7 @@ def batch_norm(input: Tensor, running_mean: Optional[Tensor], running_var: Optio
         raise ValueError(f"batch_norm: eps is {eps}, allowed: 0 or more")
     _check_statistics(running_mean, running_var, training)
     if not (eps < _INF and -_INF < momentum < _INF):
-        return _torchs(out, input, running_mean, running_var, weight, bias, training, momentum, eps)
+        return left_to_torch("batch_norm", out, input, running_mean, running_var, weight, bias, training, momentum, eps, also=", 2 dimensions or more, finite settings")
     if rank > 5:
         flat, into = flattened(input, out)
         y = batch_norm(flat, running_mean, running_var, weight, bias, training, momentum, eps, out=into)
@@ -104,11 +104,3 @@ def batch_norm(input: Tensor, running_mean: Optional[Tensor], running_var: Optio
         return call_into(_ops.batch_norm_train if training else _ops.batch_norm, out, *args)
     y = call(_ops.batch_norm_train, *args)[0] if training else call(_ops.batch_norm, *args)
     return y if _in_dynamo() else kept(y)
-
-
-def _torchs(out: Optional[Tensor], input: Tensor, *args: Any) -> Tensor:
-    """PyTorch's own function, for what weft leaves to it: other types, no channels at all, and settings that are not finite."""
-    if out is not None:
-        raise RuntimeError(f"batch_norm: out is given with input of {input.dtype} and {input.dim()} dimensions, momentum {args[5]} and eps {args[6]}, "
-                           "allowed: float32, float64, float16 or bfloat16, 2 dimensions or more and finite settings")
-    return torch.nn.functional.batch_norm(input, *args)

@@ -12,7 +12,7 @@ from torch.overrides import handle_torch_function, has_torch_function_variadic
 from .. import _enable
 from .._core import library as _library, settings as _settings
 from .._core.entry import front
-from .._core.arguments import Padding, Size, foreign, lowered, remembered, spread, whole_groups
+from .._core.arguments import Padding, Size, foreign, left_to_torch, lowered, remembered, spread, whole_groups
 from .._ops import conv as _ops
 from .._core.rules import call, call_into
 from ._ranked import ranked
@@ -88,9 +88,7 @@ def check_tensors(name: str, rank: int, input: Tensor, weight: Tensor, bias: Opt
 def _torchs(name: str, out: Optional[Tensor], act: Optional[str], clip: tuple[float, float], *args: Any) -> Tensor:
     """PyTorch's own function, for types that weft leaves to it."""
     kind, lo, hi = check_activation(act, clip)
-    if out is not None:
-        raise RuntimeError(f"{name}: out is given with input of {args[0].dtype}, allowed: float32, float64, float16 or bfloat16")
-    y = getattr(torch.nn.functional, name)(*args)
+    y = left_to_torch(name, out, *args)
     return y if not kind else torch.relu(y) if kind == "relu" else y.clamp(lo, hi)
 
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.overrides import handle_torch_function, has_torch_function_unary
 
-from .._core.arguments import Size, foreign, remembered, spread, whole
+from .._core.arguments import Size, foreign, left_to_torch, remembered, spread, whole
 from .._core.rules import call, call_into, larger_batch, linear
 from .._core.shapes import SIZES, even, least_source
 
@@ -83,13 +83,6 @@ def _rank_of(input: Tensor, *settings: Any) -> int:
     return {2: 1, 5: 3}.get(input.dim(), 2)
 
 
-def _torchs(name: str, out: Optional[Tensor], input: Tensor, *args: Any) -> Tensor:
-    """PyTorch's own function, for types that weft leaves to it."""
-    if out is not None:
-        raise RuntimeError(f"{name}: out is given with input of {input.dtype}, allowed: float32, float64, float16 or bfloat16")
-    return getattr(torch.nn.functional, name)(input, *args)
-
-
 # ---------------------------------------------------------------------------------------------- public
 
 def unfold(input: Tensor, kernel_size: Size, dilation: Size = 1, padding: Size = 0, stride: Size = 1, *, out: Optional[Tensor] = None) -> Tensor:
@@ -102,7 +95,7 @@ def unfold(input: Tensor, kernel_size: Size, dilation: Size = 1, padding: Size =
         return handle_torch_function(unfold, (input,), input, kernel_size, dilation=dilation, padding=padding, stride=stride, out=out)
     _check_tensor("unfold", input)
     if foreign(input):
-        return _torchs("unfold", out, input, kernel_size, dilation, padding, stride)
+        return left_to_torch("unfold", out, input, kernel_size, dilation, padding, stride)
     if not 3 <= input.dim() <= 4:
         kind = IndexError if input.dim() < 3 else RuntimeError   # as the twin
         raise kind(f"unfold: input has {input.dim()} dimensions {list(input.shape)}, allowed: 3 (unbatched) or 4 (batched)")
@@ -121,7 +114,7 @@ def fold(input: Tensor, output_size: Size, kernel_size: Size, dilation: Size = 1
         return handle_torch_function(fold, (input,), input, output_size, kernel_size, dilation=dilation, padding=padding, stride=stride, out=out)
     _check_tensor("fold", input)
     if foreign(input):
-        return _torchs("fold", out, input, output_size, kernel_size, dilation, padding, stride)
+        return left_to_torch("fold", out, input, output_size, kernel_size, dilation, padding, stride)
     if not 2 <= input.dim() <= 3:
         raise RuntimeError(f"fold: input has {input.dim()} dimensions {list(input.shape)}, allowed: 2 (unbatched) or 3 (batched)")
     args = (input, *_axes(TWIN, output_size=output_size, kernel_size=kernel_size, stride=stride, padding=padding, dilation=dilation), True)

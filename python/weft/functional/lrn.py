@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.overrides import handle_torch_function, has_torch_function_unary
 
-from .._core.arguments import NoTensor, flattened, foreign, raised, whole
+from .._core.arguments import NoTensor, flattened, foreign, left_to_torch, raised, whole
 from .._ops._derived import adjoint, derived, wide
 from .._core.rules import Rule, call, call_into, larger_batch
 
@@ -37,17 +37,6 @@ def _own(value: Any) -> bool:
     return isinstance(value, (int, float, torch.SymInt, torch.SymFloat)) and -_INF < value < _INF
 
 
-def _torchs(out: Optional[Tensor], input: Tensor, size: int, **reals: Any) -> Tensor:
-    """PyTorch's own function, for what weft leaves to it: other types, tensors as settings, and settings that are not finite."""
-    for name, value in reals.items():
-        if not isinstance(value, (int, float, complex, Tensor)):
-            raise TypeError(f"local_response_norm: {name} is {value!r}, allowed: a float")
-    if out is not None:
-        raise RuntimeError(f"local_response_norm: out is given with input of {input.dtype} and {reals}, allowed: float32, float64, float16 or bfloat16 "
-                           "and finite numbers")
-    return torch.nn.functional.local_response_norm(input, size, **reals)
-
-
 def local_response_norm(input: Tensor, size: int, alpha: float = 1e-4, beta: float = 0.75, k: float = 1.0, *, out: Optional[Tensor] = None) -> Tensor:
     """Divide by a power of the energy of `size` channels around each: torch.nn.functional.local_response_norm.
 
@@ -69,7 +58,10 @@ def local_response_norm(input: Tensor, size: int, alpha: float = 1e-4, beta: flo
             raise TypeError(f"local_response_norm: size is {size!r}, allowed: an int")
         size = width
     if foreign(input) or not (_own(alpha) and _own(beta) and _own(k)):
-        return _torchs(out, input, size, alpha=alpha, beta=beta, k=k)
+        for name, value in (("alpha", alpha), ("beta", beta), ("k", k)):
+            if not isinstance(value, (int, float, complex, Tensor)):
+                raise TypeError(f"local_response_norm: {name} is {value!r}, allowed: a float")
+        return left_to_torch("local_response_norm", out, input, size, alpha, beta, k, also=", finite numbers")
     if rank > 3 or input.is_cuda:   # PyTorch's averages over three axes, and its powers on CUDA, are float32 under autocast
         input, = raised(input)
     if rank > 5:

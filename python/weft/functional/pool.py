@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.overrides import handle_torch_function, has_torch_function_unary
 
-from .._core.arguments import NoTensor, Size, foreign, raised, remembered, spread, whole
+from .._core.arguments import NoTensor, Size, foreign, left_to_torch, raised, remembered, spread, whole
 from .._core.entry import front, kept, torchs
 from .._ops import pool as _ops
 from .._core.rules import call, call_into
@@ -23,6 +23,7 @@ _in_dynamo = torch.compiler.is_dynamo_compiling   # which stops at builtins
 _in_transform = torch._C._are_functorch_transforms_active
 _grad_enabled = torch.is_grad_enabled
 _avg_pool1d = front("avg_pool1d")
+_NEAR = ", a kernel_size and dilation of at most 2^20"
 
 
 # ---------------------------------------------------------------------------------------------- arguments
@@ -95,14 +96,6 @@ def _target(name: str, rank: int, output_size: Any, input: Tensor) -> tuple[int,
 
 # ---------------------------------------------------------------------------------------------- the three roads
 
-def _torchs(name: str, out: Any, input: Tensor, *args: Any) -> Any:
-    """PyTorch's own function, for types and windows that weft leaves to it."""
-    if out is not None:
-        raise RuntimeError(f"{name}: out is given with input of {input.dtype} and the settings {args}, allowed: float32, float64, float16 or bfloat16, "
-                           "and a kernel_size and dilation of at most 2^20")
-    return getattr(torch.nn.functional, name)(input, *args)
-
-
 def _cast(rank: int, input: Tensor) -> Tensor:
     """Under autocast on the CPU, 3D pooling of 16 bits runs in float32, as PyTorch's does; all other pooling, and that which returns
     indices, in the type of its input."""
@@ -120,11 +113,11 @@ def _max_pool(function: Callable, rank: int, input: Tensor, kernel_size: Size, s
     name = function.__name__
     _check_input(name, rank, input)
     if foreign(input):
-        return _torchs(name, out, input, kernel_size, stride, padding, dilation, ceil_mode, return_indices)
+        return left_to_torch(name, out, input, kernel_size, stride, padding, dilation, ceil_mode, return_indices)
     _check_switch("ceil_mode", ceil_mode)
     kernel, step, pads, holes, far = _window(rank, kernel_size, stride, padding, dilation)
     if far:
-        return _torchs(name, out, input, kernel, step, pads, holes, ceil_mode, return_indices)
+        return left_to_torch(name, out, input, kernel, step, pads, holes, ceil_mode, return_indices, also=_NEAR)
     args = (input if return_indices else _cast(rank, input), kernel, step, pads, holes, ceil_mode)
     if out is not None:
         return tuple(call_into(_ops.max_pool_index, out, *args, True)) if return_indices else call_into(_ops.max_pool, out, *args)
@@ -149,13 +142,13 @@ def _avg_pool(function: Callable, rank: int, input: Tensor, kernel_size: Size, s
     name = function.__name__
     _check_input(name, rank, input)
     if foreign(input):
-        return _torchs(name, out, input, kernel_size, stride, padding, ceil_mode, count_include_pad, *divisor_override)
+        return left_to_torch(name, out, input, kernel_size, stride, padding, ceil_mode, count_include_pad, *divisor_override)
     _check_switch("ceil_mode", ceil_mode)
     _check_switch("count_include_pad", count_include_pad)
     kernel, step, pads, _, far = _window(rank, kernel_size, stride, padding, 1)
     divisor = _divisor(*divisor_override) if divisor_override else 0
     if far:
-        return _torchs(name, out, input, kernel, step, pads, ceil_mode, count_include_pad, *divisor_override)
+        return left_to_torch(name, out, input, kernel, step, pads, ceil_mode, count_include_pad, *divisor_override, also=_NEAR)
     args = (_cast(rank, input), kernel, step, pads, ceil_mode, count_include_pad, divisor)
     return call(_ops.avg_pool, *args) if out is None else call_into(_ops.avg_pool, out, *args)
 
@@ -171,10 +164,10 @@ def _adaptive_avg_pool(function: Callable, rank: int, input: Tensor, output_size
     name = function.__name__
     size = (output_size,) * rank if type(output_size) is int else _target(name, rank, output_size, input)
     if size == (1,) * rank and out is None and _is_odd_mean(rank, input):
-        return _torchs(name, out, input, output_size)
+        return left_to_torch(name, out, input, output_size)
     _check_input(name, rank, input)
     if foreign(input):
-        return _torchs(name, out, input, output_size)
+        return left_to_torch(name, out, input, output_size)
     input = _cast(rank, input)
     return call(_ops.adaptive_avg_pool, input, size) if out is None else call_into(_ops.adaptive_avg_pool, out, input, size)
 
