@@ -215,7 +215,7 @@ def test_gpu_out_of_memory_is_the_error_that_PyTorch_raises():
     def fails(where):
         def op(*args):
             raise RuntimeError(f"weft::conv: PyTorch could not allocate 8 elements of float32 on {where}: no room")
-        return SimpleNamespace(op=op, number=-1, native=None, plain=False, apart=lambda args: (args, ()))
+        return SimpleNamespace(op=op, number=-1, native=None, plain=None, tensors=3)
     with pytest.raises(torch.OutOfMemoryError, match="could not allocate"):
         _rules.call(fails("cuda"), torch.zeros(1), None, None)
     with pytest.raises(RuntimeError, match="could not allocate") as raised:
