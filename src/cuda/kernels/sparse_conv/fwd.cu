@@ -8,46 +8,13 @@
  *            8x256@56 807 us (PyTorch's dense convolution 24 and 970)
  * Assumes:   src and dst dense channels-first and of the type of the weights, less than 2^30 elements of an image
  * Try:       weft bench sparse_conv2d:fwd:f32:nchw:n8c256h56w56:o256k3p1nnz58982@cuda */
-#ifndef __CUDACC_RTC__
-#include "frame.h"
-#endif
-#include "epilogue.h"
-
-enum { THREADS = 256 };
-
-typedef struct sparse_args {
-    const void *src, *weights, *rows, *cols, *bias;
-    void *dst;
-    int64_t outputs, channels, nnz;     /* channels: of dst */
-    int64_t image, group;               /* elements of an image of src, of a group of it */
-    int64_t columns, inside;            /* what a column may be; input channels of a group */
-    int32_t outs;                       /* output channels of a group */
-    int32_t in[3], out[3], size[3];     /* size: of a column's digits */
-    int32_t step[3], pad[3], stride[3]; /* step: the distance of one along a digit */
-    weft__epilogue epilogue;
-} sparse_args;
+#include "sparse_conv/sparse.h"
 
 #ifndef __CUDACC_RTC__
 static const char *const variants[] = {"x4", "x1", NULL};
 
-static const char *refusal_of(const weft_problem *p) {
-    bool last;
-    const char *refusal = cuda_dense(p, &last);
-    if (refusal) return refusal;
-    if (last) return "channels-last";
-    if (weft__tensor(p, WEFT_ROLE_WEIGHTS)->dtype != p->tensor[0].dtype) return "data of several types";
-    if (p->o > 65535) return "2^16 output channels or more";
-    double places = (double)(p->c / p->groups), outputs = (double)p->n;
-    for (int a = 0; a < 3; a++) {
-        const int64_t padded = p->in[a] + p->pad_lo[a] + p->pad_hi[a];
-        if (padded > 1 << 24 || p->stride[a] > 1 << 20 || p->dilation[a] > 1 << 20) return "an axis of 2^24 or more";
-        places *= (double)padded, outputs *= (double)p->out[a];
-    }
-    return places >= 1 << 30 || outputs >= 1 << 30 ? "2^30 elements or more of an image" : NULL;
-}
-
 static const char *plan(const weft_problem *p, const weft__hw *hw, int variant, weft__decision *d) {
-    const char *refusal = refusal_of(p);
+    const char *refusal = sparse_refusal(p);
     if (refusal) return refusal;
     const int64_t outputs = p->n * p->out[0] * p->out[1] * p->out[2];
     const bool small = outputs * p->o <= 8 * CUDA_WAVE;
@@ -57,46 +24,16 @@ static const char *plan(const weft_problem *p, const weft__hw *hw, int variant, 
     return NULL;
 }
 
-static const char *index_type(const weft_problem *p, int role) {
-    return weft__tensor(p, role)->dtype == WEFT_DTYPE_I32 ? "int32_t" : "int64_t";
-}
-
 static void defines(const weft_problem *p, const weft__hw *hw, const void *params, weft__text *text) {
     (void)hw;
-    cuda_defines(p, 1, text);
-    weft__put(text, " -DPIXELS=%d -DDEEP=%d -DROWS_T=%s -DCOLS_T=%s", *(const int *)params,
-              p->in[0] != 1 || p->kernel[0] != 1 || p->out[0] != 1, index_type(p, WEFT_ROLE_ROWS),
-              index_type(p, WEFT_ROLE_COLS));
-    cuda_define_type(p, WEFT_ROLE_BIAS, "BIAS_T", text);
-    weft__epilogue_defines(p, text);
+    weft__put(text, "-DPIXELS=%d", *(const int *)params);
+    sparse_defines(p, text);
 }
 
 static weft_status run(const weft__exec *e) {
-    const weft_problem *p = e->p;
-    const bool stretched = p->attr[WEFT_SPARSE_STRETCHED];
-    sparse_args a = {.src = e->ptr[WEFT_ROLE_SRC],
-                     .weights = e->ptr[WEFT_ROLE_WEIGHTS],
-                     .rows = e->ptr[WEFT_ROLE_ROWS],
-                     .cols = e->ptr[WEFT_ROLE_COLS],
-                     .bias = e->ptr[WEFT_ROLE_BIAS],
-                     .dst = e->ptr[WEFT_ROLE_DST],
-                     .outputs = p->n * p->out[0] * p->out[1] * p->out[2],
-                     .channels = p->o,
-                     .nnz = p->attr[WEFT_SPARSE_NNZ],
-                     .group = p->c / p->groups * p->in[0] * p->in[1] * p->in[2],
-                     .columns = p->c / p->groups,
-                     .outs = (int32_t)(p->o / p->groups),
-                     .epilogue = weft__epilogue_args(p)};
-    a.image = a.group * p->groups;
-    for (int i = 0; i < 3; i++) {
-        a.in[i] = (int32_t)p->in[i], a.out[i] = (int32_t)p->out[i];
-        a.size[i] = (int32_t)(stretched ? p->in[i] + p->pad_lo[i] + p->pad_hi[i] : p->kernel[i]);
-        a.step[i] = stretched ? 1 : (int32_t)p->dilation[i];
-        a.pad[i] = (int32_t)p->pad_lo[i], a.stride[i] = (int32_t)p->stride[i];
-        a.columns *= a.size[i];
-    }
+    const sparse_args a = sparse_args_of(e);
     const int64_t tile = (int64_t)THREADS * *(const int *)e->params;
-    const weft__launch launch = {.grid = {(uint32_t)cuda_ceil(a.outputs, tile), (uint32_t)p->o, 1},
+    const weft__launch launch = {.grid = {(uint32_t)cuda_ceil(a.outputs, tile), (uint32_t)e->p->o, 1},
                                  .block = {THREADS, 1, 1}};
     return weft__cuda_launch(e, 0, &launch, &a);
 }
@@ -117,8 +54,6 @@ const weft__kernel weft__cuda_sparse_conv_fwd = {
 };
 
 #else
-#include "vec.h"
-
 enum { NOWHERE = 1 << 29 }; /* a distance that leads out of every image */
 
 /* An entry: the offset from a window's first place, the distances along h and w, the value; along d beside it. */
@@ -127,22 +62,12 @@ struct entry {
     float value;
 };
 
-static __device__ __forceinline__ int64_t row_end(const sparse_args &a, int o) {
-    const int64_t j = ((const ROWS_T *)a.rows)[o];
-    return j < 0 ? 0 : j > a.nnz ? a.nnz : j;
-}
-
 static __device__ __forceinline__ entry decode(const sparse_args &a, int64_t j, int &z) {
-    const int64_t col = ((const COLS_T *)a.cols)[j];
-    entry e = {0, NOWHERE, 0, widen(((const T *)a.weights)[j])};
-    z = 0;
-    if (col < 0 || col >= a.columns) return e;
-    const uint32_t row = (uint32_t)col / a.size[2], plane = row / a.size[1], channel = plane / a.size[0];
-    e.x = (int)((uint32_t)col - row * a.size[2]) * a.step[2];
-    e.y = (int)(row - plane * a.size[1]) * a.step[1];
-    z = (int)(plane - channel * a.size[0]) * a.step[0];
-    e.offset = (((int)channel * a.in[0] + z) * a.in[1] + e.y) * a.in[2] + e.x;
-    return e;
+    const column c = column_of(a, j);
+    const float value = widen(((const T *)a.weights)[j]);
+    z = c.z;
+    if (c.channel < 0) return {0, NOWHERE, 0, value};
+    return {((c.channel * a.in[0] + c.z) * a.in[1] + c.y) * a.in[2] + c.x, c.y, c.x, value};
 }
 
 /* The window's first place of an output. */
@@ -173,8 +98,8 @@ extern "C" __global__ void __launch_bounds__(THREADS) sparse_fwd(const __grid_co
     float sum[PIXELS] = {};
 #pragma unroll
     for (int k = 0; k < PIXELS; k++) w[k] = window_of(a, o, first + k * THREADS);
-    const int64_t end = row_end(a, o + 1);
-    for (int64_t begin = row_end(a, o); begin < end; begin += THREADS) {
+    const int64_t end = row_begin(a, o + 1);
+    for (int64_t begin = row_begin(a, o); begin < end; begin += THREADS) {
         const int count = (int)min((int64_t)THREADS, end - begin);
         __syncthreads();
         if ((int)threadIdx.x < count) {
