@@ -384,6 +384,7 @@ static weft_status run_gemm(const weft__exec *e, const gemm_factors *factors) {
         room += d->weights;
     }
     const int in = q.fwd ? WEFT_ROLE_SRC : WEFT_ROLE_DIFF_DST, out = q.fwd ? WEFT_ROLE_DST : WEFT_ROLE_DIFF_SRC;
+    gemm_clear_rest(e);
     q.in = e->ptr[in], q.in_dtype = weft__tensor(p, in)->dtype;
     q.out = gemm_out_of(e, out, (float *)(void *)room);
     q.factors = factors, q.scaled = factors->ratio.at || factors->out.at;

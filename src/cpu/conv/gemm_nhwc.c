@@ -333,6 +333,7 @@ weft_status WEFT__ISA_NAME(weft__gemm_nhwc)(const weft__exec *e, const gemm_fact
         room += d->weights;
     }
     const int in = q.fwd ? WEFT_ROLE_SRC : WEFT_ROLE_DIFF_DST, out = q.fwd ? WEFT_ROLE_DST : WEFT_ROLE_DIFF_SRC;
+    gemm_clear_rest(e);
     q.in = e->ptr[in], q.in_dtype = weft__tensor(p, in)->dtype;
     q.out = gemm_out_of(e, out, (float *)(void *)room);
     q.factors = factors, q.scaled = factors->ratio.at || factors->out.at;

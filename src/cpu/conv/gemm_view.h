@@ -78,13 +78,20 @@ VF_INLINE bool gemm_is_pointwise(const weft_problem *p) {
 
 VF_INLINE int64_t gemm_window(const weft_problem *p) { return p->kernel[0] * p->kernel[1] * p->kernel[2]; }
 
-/* The windows of diff_src lie side by side and leave nothing out. */
+/* Some of diff_src is behind the last window. */
+VF_INLINE bool gemm_has_rest(const weft_problem *p) {
+    for (int a = 0; a < 3; a++)
+        if (p->in[a] != p->out[a] * p->stride[a]) return true;
+    return false;
+}
+
+/* The windows of diff_src lie side by side. What they leave out is 0: not with an epilogue, which would work on it. */
 VF_INLINE bool gemm_is_spread(const weft_problem *p) {
     for (int a = 0; a < 3; a++)
         if (p->kernel[a] != p->stride[a] || (p->kernel[a] > 1 && p->dilation[a] > 1) || p->pad_lo[a] || p->pad_hi[a] ||
-            p->in[a] != p->out[a] * p->stride[a])
+            p->out[a] < 1)
             return false;
-    return gemm_window(p) > 1;
+    return gemm_window(p) > 1 && (p->pass != WEFT_PASS_BWD_DATA || p->nsteps == 0 || !gemm_has_rest(p));
 }
 
 enum { GEMM_VIEWS = 4096 }; /* at most */
@@ -365,6 +372,26 @@ VF_INLINE bool gemm_is_bf16(const weft_problem *p) {
         if (t->role != WEFT_ROLE_BIAS && t->role != WEFT_ROLE_DIFF_BIAS && t->dtype != WEFT_DTYPE_BF16) return false;
     }
     return true;
+}
+
+/* ---------------------------------------------------------------- what windows side by side leave out */
+typedef struct gemm_rest {
+    char *at;
+    int64_t bytes;
+} gemm_rest;
+enum { GEMM_REST_SLOTS = 16 };
+static void gemm_clear(void *arg, int64_t slot) {
+    const gemm_rest *r = arg;
+    const int64_t first = cpu_first(r->bytes, GEMM_REST_SLOTS, slot);
+    memset(r->at + first, 0, (size_t)(cpu_first(r->bytes, GEMM_REST_SLOTS, slot + 1) - first));
+}
+/* All of diff_src is 0 before the windows are written. */
+static inline void gemm_clear_rest(const weft__exec *e) {
+    const weft_problem *p = e->p;
+    if (p->pass != WEFT_PASS_BWD_DATA || !gemm_is_spread(p) || !gemm_has_rest(p)) return;
+    const weft_tensor *t = weft__tensor(p, WEFT_ROLE_DIFF_SRC);
+    gemm_rest r = {e->ptr[WEFT_ROLE_DIFF_SRC], weft__numel(t) * (int64_t)weft__dtype_size(t->dtype)};
+    weft__parallel(e->ctx, GEMM_REST_SLOTS, gemm_clear, &r);
 }
 
 /* ---------------------------------------------------------------- what is taken, and strict math */
