@@ -6,7 +6,7 @@
 
 #include "cpu/conv/gemm_view.h"
 
-enum { EVERY_BYTES = 1 << 20, EVERY_PIECES = 16 }; /* of a copy; pieces of an image */
+enum { EVERY_BYTES = 1 << 20, EVERY_PIECES = 16, PLANE_BYTES = 3 << 20 }; /* of a copy; pieces of an image; of planes */
 
 VF_INLINE bool every_is(const weft_problem *p) { return p->attr[WEFT_PARTIAL_MASK] == 2; }
 VF_INLINE int64_t every_image(const weft_problem *p) { return p->c * p->in[0] * p->in[1] * p->in[2]; }
@@ -15,13 +15,22 @@ VF_INLINE const weft_tensor *every_data(const weft_problem *p) {
     return src ? src : diff ? diff : weft__tensor(p, WEFT_ROLE_DIFF_DST);
 }
 
-/* Images of one product: as many as the copy has room for, the same number in each. Gradients of 16-bit weights are
- * rounded once: all images. */
+VF_INLINE bool every_is_shared(const weft_problem *p) {
+    return p->attr[WEFT_PARTIAL_MASK] == 0 || p->attr[WEFT_PARTIAL_SHARED];
+}
+
+/* Images of one product: as many as the copy, or the planes of the factors, have room for, the same number in each.
+ * Gradients of 16-bit weights are rounded once: all images. */
 static inline int64_t every_step(const weft_problem *p) {
     const weft_tensor *weights = weft__tensor(p, WEFT_ROLE_DIFF_WEIGHTS), *src = weft__tensor(p, WEFT_ROLE_SRC);
-    if (!every_is(p) || p->pass == WEFT_PASS_BWD_BIAS || (weights && weights->dtype != WEFT_DTYPE_F32)) return p->n;
-    const int64_t bytes = every_image(p) * (src ? (int64_t)weft__dtype_size(src->dtype) : 0);
-    int64_t step = WEFT__MAX(1, WEFT__MIN(p->n, EVERY_BYTES / WEFT__MAX(bytes, 1)));
+    if (p->pass == WEFT_PASS_BWD_BIAS || (weights && weights->dtype != WEFT_DTYPE_F32)) return p->n;
+    const bool whole = every_is_shared(p) || p->math == WEFT_MATH_STRICT || weft__has_step(p, WEFT_STEP_ACC);
+    if (!every_is(p) && whole) return p->n;
+    const int64_t in = p->in[0] * p->in[1] * p->in[2], out = p->out[0] * p->out[1] * p->out[2];
+    const int64_t copy = every_image(p) * (src ? (int64_t)weft__dtype_size(src->dtype) : 0);
+    const int64_t bytes = every_is(p) ? copy : 4 * (in + 3 * out) + 16 * WEFT__MAX(in, out);
+    const int64_t most = (every_is(p) ? EVERY_BYTES : PLANE_BYTES) / WEFT__MAX(bytes, 1);
+    int64_t step = WEFT__MAX(1, WEFT__MIN(p->n, most));
     while (step > 1 && p->n % step) step--;
     return step;
 }

@@ -3,9 +3,10 @@
  * Math:      S = window sums of the mask, u = clamp(S, 0, 1), r = W / (S + 1e-8) * u
  *            fwd: dst = (conv(src * m) * r + bias) * u; gradients: diff_dst * r (* u) takes the place of diff_dst,
  *            src * m that of src, and diff_src is multiplied by m
- * Blocking:  planes of m, r and u, one channel of f32 each, are made once; S by one pass along each axis (box
- *            filter: the cost of a window is kd + kh + kw, not their product). The matrix product multiplies by them
- *            while it copies its panels and while it stores: no masked copy of a tensor is kept
+ * Blocking:  planes of m, r and u, one channel of f32 each, are made once, for as many images at a time as 3 MB hold;
+ *            S by one pass along each axis (box filter: the cost of a window is kd + kh + kw, not their product). The
+ *            matrix product multiplies by them while it copies its panels and while it stores: no masked copy of a
+ *            tensor is kept
  * Traffic:   that of the dense convolution and a few planes of one channel
  * Roofline:  multiply-add peak; by transforms below it. Measured against the matrix product on two busy Zen 4 cores,
  *            forward and both gradients: k 5, 2x64->128 of 128x128, 2.8x and 3.5x by Fourier transforms; k 3, 4x256
@@ -52,7 +53,7 @@ typedef struct params {
 
 typedef struct job {
     const weft__exec *e;
-    int64_t images, in, out; /* planes, and positions of each */
+    int64_t first, images, in, out; /* the first image, planes, and positions of each */
     float *mask, *ratio, *keep, *scale;
     double *sums; /* two buffers of a plane for each image */
     int64_t most; /* positions of such a buffer */
@@ -105,26 +106,27 @@ static void set_factors(const job *q, int64_t at, double sum) {
 }
 
 /* One image: the mask as f32, its window sums, and what follows from them. */
-static void make_planes(void *arg, int64_t n) {
+static void make_planes(void *arg, int64_t plane) {
     const job *q = arg;
+    const int64_t n = q->first + plane;
     const weft_problem *p = q->e->p;
     const weft_tensor *mask = weft__tensor(p, WEFT_ROLE_MASK);
     const bool every = every_is(p);
     for (int64_t i = 0; i < q->in && mask && !every; i++) {
         const void *from = q->e->ptr[WEFT_ROLE_MASK];
-        q->mask[n * q->in + i] = mask->dtype == WEFT_DTYPE_U8 ? (float)(((const uint8_t *)from)[n * q->in + i] != 0)
-                                                              : gemm_load(mask->dtype, from, n * q->in + i);
+        q->mask[plane * q->in + i] = mask->dtype == WEFT_DTYPE_U8 ? (float)(((const uint8_t *)from)[n * q->in + i] != 0)
+                                                                  : gemm_load(mask->dtype, from, n * q->in + i);
     }
     if (p->pass != WEFT_PASS_FWD) {
         const float *sums = (const float *)q->e->ptr[WEFT_ROLE_SUMS] + n * q->out;
-        for (int64_t i = 0; i < q->out; i++) set_factors(q, n * q->out + i, sums[i]);
+        for (int64_t i = 0; i < q->out; i++) set_factors(q, plane * q->out + i, sums[i]);
         return;
     }
-    double *a = q->sums + 2 * n * q->most, *b = a + q->most, *t;
+    double *a = q->sums + 2 * plane * q->most, *b = a + q->most, *t;
     if (every)
         every_sum(p, q->e->ptr[WEFT_ROLE_MASK], mask->dtype, n, a);
     else
-        for (int64_t i = 0; i < q->in; i++) a[i] = mask ? q->mask[n * q->in + i] : 1;
+        for (int64_t i = 0; i < q->in; i++) a[i] = mask ? q->mask[plane * q->in + i] : 1;
     for (int axis = 0; axis < 3; axis++) {
         sum_axis(p, axis, a, b);
         t = a, a = b, b = t;
@@ -132,7 +134,7 @@ static void make_planes(void *arg, int64_t n) {
     for (int64_t i = 0; i < q->out; i++) {
         const int64_t at = n * q->out + i;
         const double sum = a[i] * (every ? 1 : (double)(p->c / p->groups));
-        set_factors(q, at, sum);
+        set_factors(q, plane * q->out + i, sum);
         put_sum(p, q->e->ptr, WEFT_ROLE_SUMS, at, sum);
         put_sum(p, q->e->ptr, WEFT_ROLE_NEW_MASK, every ? every_place(p, n, i) : at, sum < 0 ? 0 : sum > 1 ? 1 : sum);
     }
@@ -140,9 +142,8 @@ static void make_planes(void *arg, int64_t n) {
 }
 
 /* ---------------------------------------------------------------- driver */
-static int64_t images_of(const weft_problem *p) {
-    return p->attr[WEFT_PARTIAL_MASK] == 0 || p->attr[WEFT_PARTIAL_SHARED] ? 1 : p->n;
-}
+/* Planes that are made at a time. */
+static int64_t images_of(const weft_problem *p) { return every_is_shared(p) ? 1 : WEFT__MIN(p->n, every_step(p)); }
 static int64_t in_of(const weft_problem *p) { return p->in[0] * p->in[1] * p->in[2]; }
 static int64_t out_of(const weft_problem *p) { return p->out[0] * p->out[1] * p->out[2]; }
 /* The largest plane on the way from in to out, an axis at a time. */
@@ -159,7 +160,7 @@ static int64_t most_of(const weft_problem *p) {
 static weft_problem half_of(const weft_problem *p, int pass) {
     weft_problem h = *p;
     h.pass = pass;
-    if (every_is(p)) every_reduce(&h, every_step(p));
+    if (every_is(p) || every_step(p) < p->n) every_reduce(&h, every_step(p));
     if (p->pass != WEFT_PASS_BWD || pass == WEFT_PASS_BWD_WEIGHTS) return h;
     h.nsteps = 0;
     for (int i = 0; i < p->nsteps; i++)
@@ -184,19 +185,17 @@ static weft_status pack(const weft__exec *e, const void *weights, void *packed) 
     return of_data[d->how].kernel->pack(&call, weights, packed);
 }
 
-/* n: the first image. */
-static gemm_factor factor_of(const job *q, const float *planes, int64_t n, int64_t positions) {
-    const bool many = q->images > 1;
-    return (gemm_factor){planes + (many ? n * positions : 0), many ? positions : 0, false};
+static gemm_factor factor_of(const job *q, const float *planes, int64_t positions) {
+    return (gemm_factor){planes, q->images > 1 ? positions : 0, false};
 }
 
-static gemm_factors factors_of(const job *q, int64_t n, bool fwd) {
+static gemm_factors factors_of(const job *q, bool fwd) {
     const weft_problem *p = q->e->p;
     const weft_tensor *mask = weft__tensor(p, WEFT_ROLE_MASK);
-    gemm_factors f = {.diff = factor_of(q, q->scale, n, q->out), .bias = factor_of(q, q->keep, n, q->out)};
-    if (mask && !every_is(p)) f.in = factor_of(q, q->mask, n, q->in), f.in.selects = mask->dtype == WEFT_DTYPE_U8;
+    gemm_factors f = {.diff = factor_of(q, q->scale, q->out), .bias = factor_of(q, q->keep, q->out)};
+    if (mask && !every_is(p)) f.in = factor_of(q, q->mask, q->in), f.in.selects = mask->dtype == WEFT_DTYPE_U8;
     if (fwd) {
-        f.ratio = factor_of(q, q->ratio, n, q->out);
+        f.ratio = factor_of(q, q->ratio, q->out);
         if (is_biased(p)) f.out = f.bias;
     }
     return f;
@@ -213,7 +212,7 @@ static weft_status run_images(const job *q, weft__exec *call, int64_t n) {
     const params *d = q->e->params;
     const weft_problem *p = q->e->p;
     const int64_t step = every_step(p);
-    gemm_factors f = factors_of(q, n, p->pass == WEFT_PASS_FWD);
+    gemm_factors f = factors_of(q, p->pass == WEFT_PASS_FWD);
     void *ptr[WEFT_ROLE_COUNT];
     memcpy(ptr, q->e->ptr, sizeof(ptr));
     for (int i = 0; i < p->ntensors; i++) {
@@ -261,14 +260,13 @@ static weft_status run(const weft__exec *e) {
     q.mask = e->workspace;
     q.ratio = q.mask + q.images * q.in, q.keep = q.ratio + q.images * q.out, q.scale = q.keep + q.images * q.out;
     q.sums = (double *)(void *)((char *)e->workspace + d->planes);
-    weft__parallel(e->ctx, q.images, make_planes, &q);
     weft__exec call = *e;
     call.workspace = (char *)e->workspace + d->planes + d->sums + d->copy + d->extra;
-    int64_t n = 0;
     do { /* also without images: sums and the new mask of a problem without a mask */
-        WEFT__TRY(run_images(&q, &call, n));
-        n += every_step(p);
-    } while (n < p->n);
+        if (q.first == 0 || !every_is_shared(p)) weft__parallel(e->ctx, q.images, make_planes, &q);
+        WEFT__TRY(run_images(&q, &call, q.first));
+        q.first += every_step(p);
+    } while (q.first < p->n);
     return WEFT_OK;
 }
 
