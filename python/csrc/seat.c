@@ -233,4 +233,3 @@ WEFT_API int32_t weft_torch_seat_switch(int32_t on, int32_t math) {
 WEFT_API int32_t weft_torch_seat_state(void) { return atomic_load(&switched); }
 WEFT_API int32_t weft_torch_seat_math(void) { return atomic_load(&math_asked); }
 WEFT_API void weft_torch_seat_bypass(int32_t step) { wt_seat_bypass(step); }
-WEFT_API void weft_torch_seat_mark(int32_t step) { wt_seat_mark(step); }

@@ -197,18 +197,39 @@ static bool forward_by_torch(seat_call *c) {
                 (int64_t)l[SEAT_EXTRA].size, c->value[SEAT_GROUPS], &c->out[0]);
 }
 
+static bool is_empty(const wt_tensor *t) {
+    for (int64_t a = 0; a < t->rank; a++)
+        if (!t->sizes[a]) return true;
+    return false;
+}
+
+/* Sums of nothing: zeros in the sizes of the bias. */
+static bool zero_bias(seat_call *c) {
+    const wt_tensor *x = &c->in[SEAT_X];
+    const int64_t unit = 1;
+    if (c->out[2]) wt.aoti_torch_delete_tensor_object(c->out[2]);
+    c->out[2] = NULL;
+    return !wt.aoti_torch_empty_strided(1, c->bias_sizes.item, &unit, x->code, x->device_type, x->device_index,
+                                        &c->out[2]) &&
+           !wt.aoti_torch_zero_(c->out[2]);
+}
+
 static bool backward_by_torch(seat_call *c) {
     const wt_list *l = c->list;
     const int64_t *sizes = c->bias_sizes.item;
     int32_t mask[3];
     for (int i = 0; i < 3; i++) mask[i] = c->want >> i & 1;
+    /* without elements PyTorch makes the gradient of the bias from its sizes, which 2.11 reads wrongly on CUDA */
+    const bool zeros = mask[2] && c->bias_sizes.size == 1 && seat_read(c) && is_empty(&c->in[SEAT_X]);
+    if (zeros) mask[2] = 0;
     wt_error(*run) WT_CONVOLUTION_BACKWARD =
         c->cuda ? wt.aoti_torch_cuda_convolution_backward : wt.aoti_torch_cpu_convolution_backward;
-    return !run(c->in[SEAT_DY].handle, c->in[SEAT_X].handle, c->in[SEAT_W].handle, c->biased ? &sizes : NULL,
+    return !run(c->in[SEAT_DY].handle, c->in[SEAT_X].handle, c->in[SEAT_W].handle, c->biased && !zeros ? &sizes : NULL,
                 (int64_t)c->bias_sizes.size, l[SEAT_STRIDE].item, (int64_t)l[SEAT_STRIDE].size, l[SEAT_PADDING].item,
                 (int64_t)l[SEAT_PADDING].size, l[SEAT_DILATION].item, (int64_t)l[SEAT_DILATION].size, is_transposed(c),
                 l[SEAT_EXTRA].item, (int64_t)l[SEAT_EXTRA].size, c->value[SEAT_GROUPS], mask, 3, &c->out[0], &c->out[1],
-                &c->out[2]);
+                &c->out[2]) &&
+           (!zeros || zero_bias(c));
 }
 
 /* PyTorch 2.13 writes outside of its memory in the weight gradient of channels-last 1x1 convolutions with a stride

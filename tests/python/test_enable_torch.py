@@ -381,6 +381,7 @@ def run():
         for y in (F.conv2d(x, w, bias, 2, 1, 1, 8), F.conv_transpose2d(x, w, bias, 2, 1, 1, 8), F.conv2d(x.double(), w.double(), groups=8),
                   F.max_pool2d(x, 3, 2, 1), F.avg_pool2d(x, (3, 2), 2, 1, True, False, 5), F.adaptive_avg_pool2d(x, (5, 3))):
             made += [y, *torch.autograd.grad(y.square().sum(), (x, w, b), allow_unused=True)]
+    made += torch.autograd.grad(F.conv2d(x[:0], w, b, groups=8).sum(), (w, b))   # sums of nothing
     try:
         F.conv2d(x, w)
     except RuntimeError as error:
@@ -390,6 +391,8 @@ off = run()
 with weft.backends.flags(delegate=False), weft.enabled():
     on, again = run(), run()
 def same(s, t):
+    if isinstance(s, str) and sys.argv[1] == "cuda":   # before 2.12 PyTorch does not hand its own words over
+        return s == t or "PyTorch's own error shows after weft.disable()" in t
     return s == t if not isinstance(s, torch.Tensor) else torch.allclose(s, t, 1e-4, 1e-4) and s.stride() == t.stride()
 def equal(s, t):
     return s is None or isinstance(s, str) or torch.equal(s, t)

@@ -5,12 +5,9 @@ from collections.abc import Callable, Sequence
 from typing import Any, Optional
 
 import torch
-import torch.autograd.forward_ad as _forward_ad
 from torch import Tensor
 from torch.overrides import handle_torch_function, has_torch_function_variadic
 
-from .. import _enable
-from .._core import library as _library, settings as _settings
 from .._core.entry import front
 from .._core.arguments import Padding, Size, foreign, left_to_torch, lowered, remembered, spread, whole_groups
 from .._ops import conv as _ops
@@ -20,8 +17,6 @@ from ._ranked import ranked
 __all__ = ["conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d", "conv_transpose3d", "conv2d_depthwise"]
 
 _in_dynamo = torch.compiler.is_dynamo_compiling   # which stops at builtins
-_C = torch._C
-_is_compiling, _profiled = torch.compiler.is_compiling, _C._autograd._profiler_enabled
 _conv2d = front("conv2d")
 
 
@@ -92,36 +87,6 @@ def _torchs(name: str, out: Optional[Tensor], act: Optional[str], clip: tuple[fl
     return y if not kind else torch.relu(y) if kind == "relu" else y.clamp(lo, hi)
 
 
-_FUSED_BYTES = 64 << 20              # of an input from which on one more pass over the result costs more than a Function in Python
-_free = [True]                       # no setting keeps the planner from PyTorch's own
-_settings.listeners.append(lambda free: _free.__setitem__(0, bool(free)))
-
-
-def _by_seat(rank: int, input: Tensor, weight: Tensor, bias: Optional[Tensor], stride: Size, padding: Padding, dilation: Size, groups: int,
-             act: Optional[str], clip: tuple[float, float]) -> Any:
-    """On CUDA with a gradient: PyTorch's operator with weft's kernels under it, then an activation in place. PyTorch's graph is C++, where a
-    Function in Python takes the host hundreds of microseconds there and back. NotImplemented: not for this call."""
-    if rank != 2 or not input.is_cuda or input.dim() != 4 or not _free[0] or not torch.is_grad_enabled() or _is_compiling() or _profiled():
-        return NotImplemented
-    if act is not None and groups != 1 and input.numel() * input.element_size() >= _FUSED_BYTES:
-        return NotImplemented
-    if not (weight.requires_grad or input.requires_grad or (bias is not None and bias.requires_grad)):
-        return NotImplemented
-    if _C._are_functorch_transforms_active() or _C._len_torch_dispatch_stack() or _forward_ad._current_level >= 0 or not _enable.seated("cuda"):
-        return NotImplemented
-    kind, lo, hi = check_activation(act, clip)
-    _library.lib.weft_torch_seat_mark(1)
-    try:
-        y = torch.conv2d(input, weight, bias, stride, padding, dilation, groups)
-    except torch.OutOfMemoryError:
-        raise
-    except (RuntimeError, TypeError, ValueError):
-        return NotImplemented         # what is wrong is said in weft's words
-    finally:
-        _library.lib.weft_torch_seat_mark(-1)
-    return y if not kind else torch.relu_(y) if kind == "relu" else torch.nn.functional.hardtanh_(y, lo, hi)
-
-
 def _conv(function: Callable, rank: int, input: Tensor, weight: Tensor, bias: Optional[Tensor], stride: Size, padding: Padding, dilation: Size,
           groups: int, act: Optional[str], clip: tuple[float, float], out: Optional[Tensor]) -> Tensor:
     if has_torch_function_variadic(input, weight, bias):
@@ -132,8 +97,6 @@ def _conv(function: Callable, rank: int, input: Tensor, weight: Tensor, bias: Op
         return _torchs(name, out, act, clip, input, weight, bias, stride, padding, dilation, groups)
     if type(groups) is not int:
         groups = whole_groups(groups)
-    if out is None and (y := _by_seat(rank, input, weight, bias, stride, padding, dilation, groups, act, clip)) is not NotImplemented:
-        return y
     s, p, d = geometry(rank, stride, padding, dilation, weight)
     input, weight, bias = lowered(input, weight, bias)
     if rank == 1:
