@@ -29,6 +29,12 @@ typedef struct wt_tensor { /* handle NULL: an optional one that was not given */
     int32_t code, device_type, device_index; /* as PyTorch numbers them */
 } wt_tensor;
 
+static inline int64_t wt_count(const int64_t *sizes, int64_t rank) { /* of elements */
+    int64_t count = 1;
+    for (int64_t a = 0; a < rank; a++) count *= sizes[a];
+    return count;
+}
+
 typedef struct wt_list {
     int64_t item[WT_MAX_LIST];
     size_t size;

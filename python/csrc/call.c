@@ -256,11 +256,9 @@ bool wt_empty(wt_call *call, wt_handle *tensor, int64_t rank, const int64_t *siz
         wt.aoti_torch_empty_strided(rank, sizes, strides, code, call->device_type, call->device_index, tensor);
     if (!failed) failed = wt.aoti_torch_get_data_ptr(*tensor, data);
     if (!failed) return true;
-    int64_t count = 1;
-    for (int64_t a = 0; a < rank; a++) count *= sizes[a];
     const char *what = wt.torch_exception_get_what_without_backtrace ? wt.torch_exception_get_what_without_backtrace()
                                                                      : "PyTorch before 2.13 gives no reason here";
-    return wt_fail(call, "PyTorch could not allocate %lld elements of %s on %s: %s", (long long)count,
+    return wt_fail(call, "PyTorch could not allocate %lld elements of %s on %s: %s", (long long)wt_count(sizes, rank),
                    wt_dtype_name(code), device_name(call->device_type), what);
 }
 

@@ -98,10 +98,8 @@ static bool has_order(const entry_call *k) {
  * there is much to compute: elsewhere they are PyTorch's. */
 static bool is_left(const entry_call *k) {
     const wt_tensor *x = &k->in[0];
-    int64_t count = 1;
-    for (int64_t a = 0; a < x->rank; a++) count *= x->sizes[a];
     bool compares = !strcmp(k->front->name, "relu") || !strcmp(k->front->name, "hardtanh");
-    return k->records && (compares || count < 1 << 16);
+    return k->records && (compares || wt_count(x->sizes, x->rank) < 1 << 16);
 }
 
 static entry_record *decide(entry_call *k) {

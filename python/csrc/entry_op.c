@@ -220,11 +220,7 @@ static void note(const wt_call *call, bool torchs, wt_capture *ran) {
 }
 
 /* Only of a call that is under way: the sizes are the tensor's own. */
-static int64_t count_of(const wt_tensor *t) {
-    int64_t count = 1;
-    for (int64_t a = 0; a < t->rank; a++) count *= t->sizes[a];
-    return count;
-}
+static int64_t count_of_first(void) { return wt_count(offered.call.in[0].sizes, offered.call.in[0].rank); }
 
 static void learn(void) {
     const size_t bytes = offered.way == ENTRY_OP ? (size_t)offered.op->nargs * sizeof(wt_arg) : 0;
@@ -241,7 +237,7 @@ static void learn(void) {
     if (bytes) memcpy(arg, offered.arg, bytes);
     r->op = offered.op;
     r->arg = arg;
-    r->slow = offered.way != ENTRY_TORCH || count_of(&offered.call.in[0]) > ENTRY_LONG_COUNT;
+    r->slow = offered.way != ENTRY_TORCH || count_of_first() > ENTRY_LONG_COUNT;
     if (!offered.replays || !(r->replay = malloc(sizeof(*r->replay)))) return;
     *r->replay = offered.replay;
     r->slow = wt_estimate(r->replay->plan) > ENTRY_LONG_NS;
@@ -297,7 +293,7 @@ static py_object *update(py_object *self, py_object *const *args, intptr_t nargs
  * that weft computes in less time than PyTorch's builtin takes to come to its kernel is weft's: `call` and `ran` become
  * those of weft's plan. */
 static void run_alone(wt_call *call, wt_capture *ran) {
-    const int64_t count = count_of(&offered.call.in[0]);
+    const int64_t count = count_of_first();
     if (offered.call.records || offered.call.front->tensors > 1 || call->once || !count || count > ENTRY_SHORT_COUNT ||
         wt_settings()->mode == WEFT_MODE_MEASURE)
         return;

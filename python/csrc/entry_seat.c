@@ -87,11 +87,9 @@ static bool turns_format(const entry_call *k, const seat_entry *e) {
  * which saves a third of a ns for each of them. But its gradient is recorded from Python, for some 80 us more. */
 static bool wants_bytes(const entry_call *k, const entry_record *r, const seat_shape *out) {
     enum { WINDOWS = 1 << 18, BYTE_TAPS = 256 };
-    int64_t count = 1;
     if (k->front->kind != ENTRY_MAX_POOL) return false;
-    for (int a = 0; a < out->rank; a++) count *= out->sizes[a];
     const int64_t *kernel = r->list[SEAT_KERNEL].item;
-    return count >= WINDOWS && kernel[0] <= BYTE_TAPS && kernel[0] * kernel[1] <= BYTE_TAPS;
+    return wt_count(out->sizes, out->rank) >= WINDOWS && kernel[0] <= BYTE_TAPS && kernel[0] * kernel[1] <= BYTE_TAPS;
 }
 
 entry_way entry_decide_seat(const entry_call *k, entry_record *r) {

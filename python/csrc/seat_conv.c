@@ -197,12 +197,6 @@ static bool forward_by_torch(seat_call *c) {
                 (int64_t)l[SEAT_EXTRA].size, c->value[SEAT_GROUPS], &c->out[0]);
 }
 
-static bool is_empty(const wt_tensor *t) {
-    for (int64_t a = 0; a < t->rank; a++)
-        if (!t->sizes[a]) return true;
-    return false;
-}
-
 /* Sums of nothing: zeros in the sizes of the bias. */
 static bool zero_bias(seat_call *c) {
     const wt_tensor *x = &c->in[SEAT_X];
@@ -220,7 +214,8 @@ static bool backward_by_torch(seat_call *c) {
     int32_t mask[3];
     for (int i = 0; i < 3; i++) mask[i] = c->want >> i & 1;
     /* without elements PyTorch makes the gradient of the bias from its sizes, which 2.11 reads wrongly on CUDA */
-    const bool zeros = mask[2] && c->bias_sizes.size == 1 && seat_read(c) && is_empty(&c->in[SEAT_X]);
+    const bool zeros =
+        mask[2] && c->bias_sizes.size == 1 && seat_read(c) && !wt_count(c->in[SEAT_X].sizes, c->in[SEAT_X].rank);
     if (zeros) mask[2] = 0;
     wt_error(*run) WT_CONVOLUTION_BACKWARD =
         c->cuda ? wt.aoti_torch_cuda_convolution_backward : wt.aoti_torch_cpu_convolution_backward;
