@@ -81,7 +81,7 @@ CAUSAL_KERNELS("causal_conv/wide.cu", wide, "nwc_wide");
 #else
 enum { RY = WIDE_THREADS / LX, BEFORE = (K + OUT - 1) / OUT * OUT, BEHIND = DATA ? BEFORE : 0 };
 enum { ROWS = BEFORE + TILE + BEHIND, DZ_ROWS = FWD ? 0 : TILE + BEHIND, LEAD = !FWD && HAS_H0 ? BEFORE : 0 };
-enum { NEVER = NONE + 1 }; /* the mark of a token that sees none */
+enum { STATE = NONE + 1, NEVER = NONE + 2 }; /* marks: a token of the state; one that sees none */
 
 struct place { /* LX channels and a run of sequence n; this thread has channel c */
     int64_t n, c, slice;
@@ -135,24 +135,31 @@ static __device__ __forceinline__ void open_tile(const causal_args &a, const pla
     }
     for (int i = (int)threadIdx.x; CAREFUL && i < ROWS; i += WIDE_THREADS) {
         const int t = t0 - BEFORE + i;
-        int mark = t < (HAS_H0 ? 1 - K : 0) || t >= a.w ? NONE : 0;
-        if (SEQ) mark = seq_at(a, p.n, t);
-        p.mark[i] = mark < 0 ? NONE : mark;
+        const int mark = SEQ ? seq_at(a, p.n, t) : t >= 0 && t < a.w ? 0 : HAS_H0 && t < 0 && t >= 1 - K ? STATE : NONE;
+        p.mark[i] = SEQ && mark < 0 ? NONE : mark;
     }
     __syncthreads();
 }
 
-/* Adds w[b] s[(i - b) STEP LX] to z[i] for N taps b and OUT tokens i. v[TAPS + i] holds s[i STEP LX]. */
+/* A result sees the tokens whose mark is its own. The state is seen by all results, and has none itself. */
+static __device__ __forceinline__ int as_token(int mark) { return HAS_H0 && mark == STATE ? 0 : mark; }
+static __device__ __forceinline__ int as_result(int mark) { return mark < 0 ? NEVER : mark; }
+
+/* Adds w[b] s[(i - b) STEP LX] to z[i] for N taps b and OUT tokens i. v[TAPS + i] holds s[i STEP LX]. STEP 1: s
+ * are tokens and z results; -1: the other way round. */
 template <int STEP> struct window {
     float v[TAPS + OUT];
     int mark[CAREFUL ? TAPS + OUT : 1], own[CAREFUL ? OUT : 1];
+
+    static __device__ __forceinline__ int seen(int mark) { return STEP > 0 ? as_token(mark) : as_result(mark); }
+    static __device__ __forceinline__ int sees(int mark) { return STEP > 0 ? as_result(mark) : as_token(mark); }
 
     template <int N>
     __device__ __forceinline__ void add(const float *s, const int *m, const float *weight, float (&z)[OUT]) {
 #pragma unroll
         for (int j = TAPS - N + 1; j < TAPS; j++) {
             v[j] = s[(j - TAPS) * STEP * LX];
-            if (CAREFUL) mark[CAREFUL ? j : 0] = m[(j - TAPS) * STEP];
+            if (CAREFUL) mark[CAREFUL ? j : 0] = seen(m[(j - TAPS) * STEP]);
         }
 #pragma unroll
         for (int r = 0; r < N; r++) {
@@ -169,15 +176,15 @@ template <int STEP> struct window {
         for (int i = 0; i < OUT; i++) {
             v[TAPS + i] = s[i * STEP * LX];
             if (CAREFUL) {
-                mark[CAREFUL ? TAPS + i : 0] = m[i * STEP];
-                own[CAREFUL ? i : 0] = m[i * STEP] == NONE ? NEVER : m[i * STEP];
+                mark[CAREFUL ? TAPS + i : 0] = seen(m[i * STEP]);
+                own[CAREFUL ? i : 0] = sees(m[i * STEP]);
             }
         }
 #pragma unroll 1
         for (int b = 0; b + TAPS <= K; b += TAPS, s -= TAPS * STEP * LX, m -= TAPS * STEP, weight += TAPS * LX) {
             add<TAPS>(s, m, weight, z);
             v[0] = s[-TAPS * STEP * LX];
-            if (CAREFUL) mark[0] = m[-TAPS * STEP];
+            if (CAREFUL) mark[0] = seen(m[-TAPS * STEP]);
 #pragma unroll
             for (int j = TAPS + OUT - 1; j >= TAPS; j--) {
                 v[j] = v[j - TAPS];
@@ -272,7 +279,7 @@ static __device__ __forceinline__ void add_up(const place &p, int t0, int first,
 #pragma unroll
     for (int j = 0; j < TAPS; j++) {
         v[TAPS + j] = x[(j - TAPS) * LX];
-        if (CAREFUL) seen[CAREFUL ? TAPS + j : 0] = mark[j - TAPS - first];
+        if (CAREFUL) seen[CAREFUL ? TAPS + j : 0] = as_token(mark[j - TAPS - first]);
     }
     const int count = min((int)TILE, p.end - t0);
 #pragma unroll 1
@@ -285,12 +292,12 @@ static __device__ __forceinline__ void add_up(const place &p, int t0, int first,
 #pragma unroll
         for (int j = 0; j < TAPS; j++) {
             v[TAPS + j] = x[(at + j) * LX];
-            if (CAREFUL) seen[CAREFUL ? TAPS + j : 0] = mark[at + j - first];
+            if (CAREFUL) seen[CAREFUL ? TAPS + j : 0] = as_token(mark[at + j - first]);
         }
 #pragma unroll
         for (int i = 0; i < TAPS; i++) {
             const float dz = at + i < count ? p.dz[(at + i) * LX] : 0;
-            const int own = CAREFUL && mark[at + i] != NONE ? mark[at + i] : NEVER;
+            const int own = CAREFUL ? as_result(mark[at + i]) : 0;
 #pragma unroll
             for (int r = 0; r < TAPS; r++)
                 if (!CAREFUL || own == seen[CAREFUL ? TAPS + i - r : 0]) sum[r] = fmaf(dz, v[TAPS + i - r], sum[r]);
