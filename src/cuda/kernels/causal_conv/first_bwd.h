@@ -138,6 +138,7 @@ static __device__ __forceinline__ void put_totals(const causal_args &a, const pl
     const float bias = lanes_all<plus, LANES>(s.bias);
     if (!NARROW) {
         float *to = a.partial + ((int64_t)part * a.c + p.c) * (K + 1);
+        __syncwarp(); /* the unit's sums were written by other lanes */
         if (!p.live) return;
         if (p.lane == 0) a.parts > 1 ? (void)(to[K] = bias) : put_sum(a, p.c, K, bias);
         for (int b = p.lane; b < K; b += LANES) a.parts > 1 ? (void)(to[b] = s.unit[b]) : put_sum(a, p.c, b, s.unit[b]);
