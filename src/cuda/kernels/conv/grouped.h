@@ -11,6 +11,7 @@
 
 enum { MODE_FWD, MODE_DATA, MODE_WEIGHTS, MODE_BOTH };
 enum { THREADS = 128, FINISH_THREADS = 256 };
+enum { PLANE_SLOTS = 4, ZEROS = 40 }; /* by planes: slots of sources; a row of zeros, of the widest line and more */
 
 typedef struct grouped_args {
     const void *source, *weights, *bias, *at; /* at: src in the gradient of the weights */
@@ -173,14 +174,21 @@ static inline int64_t grouped_sources(const weft_problem *p, bool fwd, int64_t d
     return fwd ? WEFT__MIN((dests - 1) * s + reach + 1, p->in[1]) : WEFT__MIN((dests + reach - 1) / s + 2, p->out[1]);
 }
 
-/* A slot holds a run that begins anywhere in a line of 16 bytes. */
-static inline int32_t grouped_slot(int64_t elements, int64_t size) {
-    return (int32_t)((cuda_ceil(elements * size, 16) + 1) * 16 / size);
+/* A slot holds a run that begins anywhere in a line of 16 bytes, and behind it what is never written: windows reach so
+ * many elements past either end of a row, and the slots beside are being filled while one is read. */
+static inline int32_t grouped_slot(int64_t elements, int64_t reach, int64_t size) {
+    return (int32_t)((cuda_ceil(elements * size, 16) + cuda_ceil(reach * size, 16) + 1) * 16 / size);
 }
 
 static inline int grouped_line(const weft_problem *p, bool fwd, int axis, int many) {
     const int64_t reach = (p->kernel[axis] - 1) * p->dilation[axis], s = p->stride[axis];
     return (int)(fwd ? (many - 1) * s + reach + 1 : (many - 1) / s + reach / s + 1);
+}
+
+/* The first source column of a tile that begins at a dest. */
+static inline int64_t grouped_first(const weft_problem *p, bool fwd, int64_t dest) {
+    const int64_t s = p->stride[2], pad = p->pad_lo[2], reach = (p->kernel[2] - 1) * p->dilation[2];
+    return fwd ? dest * s - pad : (dest + pad) / s - reach / s;
 }
 
 /* Instructions of a thread for one source plane. */
@@ -236,20 +244,19 @@ static inline const char *grouped_planes_of(const weft_problem *p, const weft__h
     const int64_t rows = (int64_t)t->down * t->ry,
                   window = grouped_line(p, fwd, 1, t->ry) * grouped_line(p, fwd, 2, t->rx);
     if (window > 128) return "a window of too many taps";
-    t->slot = grouped_slot(grouped_sources(p, fwd, rows) * from[2], size);
-    t->own = grouped_slot(WEFT__MIN(rows, to[1]) * to[2], size);
+    const int64_t phase = fwd ? 0 : p->pad_lo[2] % p->stride[2], line = grouped_line(p, fwd, 2, t->rx);
+    const int64_t first = grouped_first(p, fwd, -phase), last = grouped_first(p, fwd, (t->across - 1) * t->rx - phase);
+    t->right = (int32_t)(line - WEFT__MAX(WEFT__MIN(from[2] - last, line), 0));
+    const int64_t reach = WEFT__MAX(WEFT__MAX(-first, last + line - from[2]), 0);
+    t->slot = grouped_slot(grouped_sources(p, fwd, rows) * from[2], reach, size);
+    t->own = grouped_slot(WEFT__MIN(rows, to[1]) * to[2], 0, size);
     const int64_t filter = inner * p->kernel[0] * p->kernel[1] * p->kernel[2] * t->many;
-    t->smem = (size_t)(8 * 4 + (filter + 4) * 4 + (2 * 32 + WEFT__MAX(4 * t->slot, t->many * t->own)) * size);
+    t->smem = (size_t)(8 * PLANE_SLOTS + (filter + 4) * 4 +
+                       (ZEROS + WEFT__MAX(PLANE_SLOTS * t->slot, t->many * t->own)) * size);
     if (t->smem > 100 << 10) return "strips or weights that do not fit into shared memory";
     const int64_t registers = t->rx * t->ry * t->many + window + t->many + 12;
     for (t->blocks = (int32_t)WEFT__MIN(hw->gpu->smem / (t->smem + 1024), 8); t->blocks > 1; t->blocks--)
         if (16384 / cuda_ceil(t->blocks * t->threads / 32, 4) / 32 >= registers) break;
-    const int64_t last = ((int64_t)t->across - 1) * t->rx - (fwd ? 0 : p->pad_lo[2] % p->stride[2]);
-    const int64_t first =
-        fwd ? last * p->stride[2] - p->pad_lo[2]
-            : (last + p->pad_lo[2]) / p->stride[2] - (p->kernel[2] - 1) * p->dilation[2] / p->stride[2];
-    const int64_t line = grouped_line(p, fwd, 2, t->rx);
-    t->right = (int32_t)(line - WEFT__MAX(WEFT__MIN(from[2] - first, line), 0));
     return NULL;
 }
 

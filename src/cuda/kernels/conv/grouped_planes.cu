@@ -2,7 +2,7 @@
  * bf16.
  * Math:      dst[o] = epilogue(sum_{c,k} src[c, p + k] weights[o,c,k]); the gradient is the same sum over o
  * Blocking:  a block has a strip of rows of one dest plane of MANY channels of a group, a thread RY x RX dests of each.
- *            Source planes come one after the other, channel by channel, their rows by bulk copies SLOTS ahead; the
+ *            Source planes come one after the other, channel by channel, their rows by bulk copies, 4 planes ahead; the
  *            window of a tile is held in registers and meets all weights, which come from shared memory MANY at a time.
  *            Dests leave by bulk copies too
  * Traffic:   each source plane from L2 once per tap plane; dests once
@@ -13,8 +13,6 @@
  *            math what is not finite is computed again, those products left out
  * Try:       weft bench conv3d:fwd:f32:ncdhw:n1c64d50h50w50:o64k3p1g8@cuda */
 #include "conv/grouped.h"
-
-enum { SLOTS = 4, MARGIN = 32 };
 
 #ifndef __CUDACC_RTC__
 static const char *plan(const weft_problem *p, const weft__hw *hw, int variant, weft__decision *d) {
@@ -47,6 +45,7 @@ const weft__kernel weft__cuda_conv_grouped_planes = {
 #include "span.h"
 
 enum { LEFT_MOST = FWD ? P2 : -LOW2 - P2 / S2, LEFT = LEFT_MOST > 0 ? LEFT_MOST : 0 };
+static_assert(LINE <= ZEROS, "a row of zeros is as long as a line");
 
 /* What a block has: rows of dests of one plane, and the rows of sources that they meet. */
 struct strip {
@@ -88,14 +87,14 @@ static __device__ __forceinline__ int64_t source_at(const grouped_args &a, const
 extern "C" __global__ void __launch_bounds__(WIDE, BLOCKS) grouped_planes(const __grid_constant__ grouped_args a) {
     extern __shared__ __align__(128) unsigned char bytes[];
     uint64_t *arrival = (uint64_t *)bytes;
-    float *filter = (float *)(arrival + SLOTS);
-    T *zeros = (T *)(filter + (a.inner * TAPS * MANY + 3) / 4 * 4), *slots = zeros + MARGIN;
+    float *filter = (float *)(arrival + PLANE_SLOTS);
+    T *zeros = (T *)(filter + (a.inner * TAPS * MANY + 3) / 4 * 4), *slots = zeros + ZEROS;
     const strip s = strip_of(a);
     if (threadIdx.x == 0) {
-        for (int i = 0; i < SLOTS; i++) arrival_init(&arrival[i]);
+        for (int i = 0; i < PLANE_SLOTS; i++) arrival_init(&arrival[i]);
         fence_async();
     }
-    for (int i = (int)threadIdx.x; i < MARGIN; i += WIDE) zeros[i] = narrow<T>(0);
+    for (int i = (int)threadIdx.x; i < ZEROS; i += WIDE) zeros[i] = narrow<T>(0);
     __syncthreads();
     walk load = {0, 0, 0}, w = {0, 0, 0};
     find(a, s, load), find(a, s, w);
@@ -103,7 +102,7 @@ extern "C" __global__ void __launch_bounds__(WIDE, BLOCKS) grouped_planes(const 
     const int64_t total = a.n * a.source_step[0];
     int loaded = 0, used = 0;
     const bool feeds = threadIdx.x < 32 && count;
-    for (; feeds && load.c < a.inner && loaded < SLOTS; loaded++, load.r++, find(a, s, load))
+    for (; feeds && load.c < a.inner && loaded < PLANE_SLOTS; loaded++, load.r++, find(a, s, load))
         span_load(slots + loaded * a.slot, (const T *)a.source, total, source_at(a, s, load), count, &arrival[loaded]);
     for (int i = (int)threadIdx.x; i < a.inner * TAPS * MANY; i += WIDE)
         filter[i] = weight_at(a, s.group, i / (TAPS * MANY), s.first + i % MANY, i / MANY % TAPS);
@@ -114,9 +113,9 @@ extern "C" __global__ void __launch_bounds__(WIDE, BLOCKS) grouped_planes(const 
     const bool there = line < a.down && count;
     float sum[RY][RX][MANY] = {};
     for (; w.c < a.inner; w.r++, find(a, s, w)) {
-        const int slot = used % SLOTS;
+        const int slot = used % PLANE_SLOTS;
         const T *plane = slots + slot * a.slot + span_shift((const T *)a.source, (uint32_t)source_at(a, s, w)) + from_x;
-        if (count) arrival_wait(&arrival[slot], (uint32_t)(used / SLOTS & 1));
+        if (count) arrival_wait(&arrival[slot], (uint32_t)(used / PLANE_SLOTS & 1));
         if (there) {
             float window[ROWS][LINE];
 #pragma unroll

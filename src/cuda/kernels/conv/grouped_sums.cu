@@ -13,7 +13,7 @@
  * Try:       weft bench conv3d:bwd_weights:f32:ncdhw:n1c64d50h50w50:o64k3p1g8@cuda */
 #include "conv/grouped.h"
 
-enum { STAGES = 2, MARGIN = 32 };
+enum { STAGES = 2 };
 
 #ifndef __CUDACC_RTC__
 enum { WARPS_WANTED = 8, BLOCKS_WANTED = 264 };
@@ -29,19 +29,21 @@ static int64_t source_rows(const weft_problem *p, int64_t rows) {
     return WEFT__MIN((rows - 1) * p->stride[1] + (p->kernel[1] - 1) * p->dilation[1] + 1, p->in[1]);
 }
 
-static size_t bytes_of(const weft_problem *p, const sums_tile *t, int64_t rows) {
-    const int64_t size = (int64_t)weft__dtype_size(p->tensor[0].dtype);
-    return (size_t)(8 * STAGES + 2 * MARGIN * size +
-                    STAGES * size *
-                        (t->outs * grouped_slot(rows * p->out[2], size) +
-                         t->taken * t->ins * grouped_slot(source_rows(p, rows) * p->in[2], size)));
+/* Slots of `rows` rows of dy and of the rows of x that they meet, tiles of rx columns; the bytes of all. */
+static size_t slots_of(const weft_problem *p, sums_tile *t, int64_t rows, int64_t rx) {
+    const int64_t size = (int64_t)weft__dtype_size(p->tensor[0].dtype), across = cuda_ceil(p->out[2], rx);
+    const int64_t last = grouped_first(p, true, (across - 1) * rx) + grouped_line(p, true, 2, (int)rx) - p->in[2];
+    const int64_t reach = WEFT__MAX(WEFT__MAX(last, p->pad_lo[2]), 0);
+    t->own = grouped_slot(rows * p->out[2], 0, size); /* behind it is a slot of the same stage */
+    t->slot = grouped_slot(source_rows(p, rows) * p->in[2], reach, size);
+    return (size_t)(8 * STAGES + size * (ZEROS + STAGES * (t->outs * t->own + t->taken * t->ins * t->slot)));
 }
 
 /* Rows of a strip: few lanes idle, few strips. */
 static void best_strip(const weft_problem *p, sums_tile *t, double each) {
     double least = 1e300;
     for (int rx = 7; rx >= 1; rx -= 2)
-        for (int64_t rows = 1; rows <= p->out[1] && bytes_of(p, t, rows) <= 112 << 10; rows++) {
+        for (int64_t rows = 1; rows <= p->out[1] && slots_of(p, t, rows, rx) <= 112 << 10; rows++) {
             const int64_t across = cuda_ceil(p->out[2], rx), strips = cuda_ceil(p->out[1], rows);
             const int64_t rest = p->out[1] - (strips - 1) * rows, lanes = 32 * t->shares;
             const double turns =
@@ -67,15 +69,12 @@ static const char *sums_tile_of(const weft_problem *p, const weft__hw *hw, sums_
     t->rows = 0;
     best_strip(p, t, each);
     if (!t->rows) return "rows that do not fit into shared memory";
-    const int64_t size = (int64_t)weft__dtype_size(p->tensor[0].dtype), reach = (p->kernel[2] - 1) * p->dilation[2];
-    const int64_t across = cuda_ceil(p->out[2], t->rx), line = (t->rx - 1) * p->stride[2] + reach + 1;
+    const int64_t across = cuda_ceil(p->out[2], t->rx), line = grouped_line(p, true, 2, t->rx);
     if (line * p->kernel[1] * t->ins > 100) return "a window of too many taps";
-    const int64_t first = (across - 1) * t->rx * p->stride[2] - p->pad_lo[2];
-    t->right = (int32_t)(line - WEFT__MAX(WEFT__MIN(p->in[2] - first, line), 0));
+    const int64_t last = grouped_first(p, true, (across - 1) * t->rx);
+    t->right = (int32_t)(line - WEFT__MAX(WEFT__MIN(p->in[2] - last, line), 0));
     t->spare = (int32_t)(across * t->rx - p->out[2]);
-    t->slot = grouped_slot(source_rows(p, t->rows) * p->in[2], size);
-    t->own = grouped_slot((int64_t)t->rows * p->out[2], size);
-    t->smem = bytes_of(p, t, t->rows);
+    t->smem = slots_of(p, t, t->rows, t->rx);
     const int64_t warps = t->taken * t->shares;
     t->blocks = (int32_t)WEFT__MIN(hw->gpu->smem / (t->smem + 1024), WEFT__MAX(16 / warps, 1));
     const int64_t units = p->n * p->out[0] * t->strips;
@@ -145,6 +144,7 @@ GROUPED_GRADIENT(conv_grouped_bwd_sums, "conv_grouped_bwd_strips__cuda", BWD, fa
 
 enum { WARPS = TAKEN * SHARES, PLANES = TAKEN * INS, LINE = (RX - 1) * S2 + (K2 - 1) * D2 + 1, LEFT = P2 };
 enum { TAPS = K0 * K1 * K2 };
+static_assert(LINE <= ZEROS, "a row of zeros is as long as a line");
 
 /* A strip of rows of dy, and the rows of x that it meets. */
 struct strip {
@@ -237,7 +237,7 @@ static __device__ __forceinline__ void add(const grouped_args &a, const strip &s
 extern "C" __global__ void __launch_bounds__(WARPS * 32, BLOCKS) grouped_sums(const __grid_constant__ grouped_args a) {
     extern __shared__ __align__(128) unsigned char bytes[];
     uint64_t *arrival = (uint64_t *)bytes;
-    T *zeros = (T *)(arrival + STAGES), *stages = zeros + MARGIN;
+    T *zeros = (T *)(arrival + STAGES), *stages = zeros + ZEROS;
     constexpr int GROUPS_OF_COMBOS = (COMBOS + TAKEN - 1) / TAKEN;
     const int each = OUTS * a.own + PLANES * a.slot, outs = a.inner / OUTS;
     int block = (int)blockIdx.x;
@@ -254,7 +254,7 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, BLOCKS) grouped_sums(co
         for (int i = 0; i < STAGES; i++) ptx_mbarrier_init(&arrival[i], OUTS + PLANES);
         fence_async();
     }
-    for (int i = (int)threadIdx.x; i < MARGIN; i += WARPS * 32) zeros[i] = narrow<T>(0);
+    for (int i = (int)threadIdx.x; i < ZEROS; i += WARPS * 32) zeros[i] = narrow<T>(0);
     __syncthreads();
     for (int i = 0; i < STAGES && begin + i < end; i++) load_unit(a, w, begin + i, stages + i * each, &arrival[i]);
     const int warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32, mine = warp % TAKEN, share = warp / TAKEN;
