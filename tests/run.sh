@@ -140,6 +140,8 @@ tier_emulated() { # the CUDA kernels on the CPU
     has "${CXX:-g++}" || { skip emulated "no ${CXX:-g++} on this machine"; return; }
     BUILD=$BUILD check 'verify on the emulated GPU' tests/emulator/run "$BUILD/weft" verify --device cuda \
         --random "${RANDOM_PROBLEMS:-60}" --seed "$SEED"
+    BUILD=$BUILD check 'the cases of tests/emulator' tests/emulator/run "$BUILD/weft" verify \
+        $(sed 's/#.*//' tests/emulator/cases.txt)
 }
 tier_fuzz() { fuzzers "$BUILD" "${FUZZ_SECONDS:-5}"; }
 fuzzers() { # DIR SECONDS
@@ -227,11 +229,12 @@ GPU_SECONDS=${GPU_SECONDS:-200}
 tier_gpu_memcheck() { sanitize memcheck; }
 tier_gpu_racecheck() { sanitize racecheck; }
 sanitize() {
-    local why
+    local why exclude=--kernel-name-exclude
     why=$(no_gpu)
     [ -n "$why" ] || has compute-sanitizer || why='no compute-sanitizer on this machine'
     [ -z "$why" ] || { skip "$1" "$why"; return; }
-    check "$1" compute-sanitizer --tool "$1" --error-exitcode 9 --kernel-regex-exclude kns=_ref \
+    compute-sanitizer --help 2>&1 | grep -q -e "$exclude" || exclude=--kernel-regex-exclude # before CUDA 12.3
+    check "$1" compute-sanitizer --tool "$1" --error-exitcode 9 "$exclude" kns=_ref \
         "$BUILD/weft" verify --device cuda --random 20000 --seconds "$GPU_SECONDS" --seed "$SEED"
 }
 tier_gpu_random() {
