@@ -3,7 +3,6 @@
  * statistics have one value a channel. Weight and bias come together or not at all. Statistics are kept in float32,
  * or float64 for such data: running ones of 16 bits are read and written through a copy. */
 #include <stdio.h>
-#include <string.h>
 
 #include "binding.h"
 
@@ -11,16 +10,8 @@ enum { INPUT, WEIGHT, BIAS, MEAN, VAR, EPS, MOMENTUM }; /* forward operators */
 enum { B_GRAD, B_INPUT, B_WEIGHT, B_MEAN, B_SPREAD, B_TRAINING, B_EPS };
 
 /* ---------------------------------------------------------------- arguments */
-static int32_t wide_code(int32_t dtype) {
-    return dtype == WEFT_DTYPE_F64 ? wt.aoti_torch_dtype_float64() : wt.aoti_torch_dtype_float32();
-}
-
 static bool check_data(wt_call *call, int at) {
-    const wt_tensor *t = &call->arg[at].tensor;
-    if (t->rank < 2 || t->rank > 5)
-        return wt_fail(call, "%s: has %lld dimensions, allowed: 2 to 5, batch and channels first", call->op->name[at],
-                       (long long)t->rank);
-    return wt_check_float(call, at) && wt_check_sizes(call, at);
+    return wt_check_data(call, at, 2, 5, "2 to 5, batch and channels first");
 }
 
 /* One value a channel, in the type of the data or, beside data of 16 bits, in float32. */
@@ -59,14 +50,10 @@ static bool check_forward(wt_call *call) {
 static bool see_statistic(wt_call *call, int at, wt_view *v) {
     const wt_tensor *t = &call->arg[at].tensor;
     const int64_t unit = 1;
-    *v = (wt_view){t->handle, t->data, t->dtype, {t->sizes[0]}, {t->strides[0]}};
-    if (t->dtype == WEFT_DTYPE_F32 || t->dtype == WEFT_DTYPE_F64) return true;
-    wt_handle *slot = wt_scratch(call);
-    if (!slot || !wt_empty(call, slot, 1, t->sizes, &unit, wt.aoti_torch_dtype_float32(), &v->data)) return false;
-    if (wt.aoti_torch_copy_(*slot, t->handle, 0)) return wt_fail(call, "%s: could not be copied", call->op->name[at]);
-    v->handle = *slot;
-    v->dtype = WEFT_DTYPE_F32;
-    v->strides[0] = 1;
+    wt_tensor copy = {.rank = 1, .sizes = t->sizes, .strides = &unit, .code = wt.aoti_torch_dtype_float32()};
+    const bool wide = t->dtype == WEFT_DTYPE_F32 || t->dtype == WEFT_DTYPE_F64;
+    if (!wide && (!wt_scratch(call, &copy) || !wt_copy(call, copy.handle, t->handle, call->op->name[at]))) return false;
+    *v = wt_see_vector(wide ? t : &copy);
     return true;
 }
 
@@ -83,50 +70,32 @@ static bool open_statistic(wt_call *call, int at, wt_view *v) {
 
 static bool close_statistic(wt_call *call, int at, const wt_view *v) {
     wt_handle own = call->arg[at].tensor.handle;
-    return v->handle == own || !wt.aoti_torch_copy_(own, v->handle, 0) ||
-           wt_fail(call, "%s: could not be written back", call->op->name[at]);
-}
-
-static bool make_vector(wt_call *call, int slot, wt_view *v, int64_t length, int32_t code) {
-    const int64_t unit = 1;
-    *v = (wt_view){NULL, NULL, wt_dtype_of(code), {length}, {unit}};
-    return wt_empty(call, &call->out[slot], 1, &length, &unit, code, &v->data);
+    return v->handle == own || wt_copy(call, own, v->handle, call->op->name[at]);
 }
 
 /* ---------------------------------------------------------------- the problem */
-static void begin(weft_problem *p, weft_pass pass, const wt_view *x, int64_t rank, bool training, double eps) {
-    p->size = sizeof(*p);
-    weft_problem_init(p, WEFT_OP_BATCH_NORM, pass, rank > 3 ? (int)rank - 2 : 1);
-    p->n = x->dims[0];
-    p->c = x->dims[1];
-    memcpy(p->in, x->dims + 2, sizeof(p->in));
+/* data, weight: where they stand. */
+static weft_problem *begin(wt_call *call, weft_pass pass, const wt_view *x, bool training, int data, int weight) {
+    const int rank = (int)call->arg[data].tensor.rank - 2;
+    weft_problem *p = wt_begin(call, WEFT_OP_BATCH_NORM, pass, rank > 1 ? rank : 1, x);
     p->attr[WEFT_BN_TRAIN] = training;
-    p->attr[WEFT_BN_AFFINE] = 0;
+    p->attr[WEFT_BN_AFFINE] = call->arg[weight].tensor.handle != NULL;
     p->attr[WEFT_BN_TRACK] = !training;
-    p->real[WEFT_BN_EPS] = eps;
-}
-
-static void put_argument(wt_call *call, weft_problem *p, weft_args *args, weft_role role, int at) {
-    const wt_tensor *t = &call->arg[at].tensor;
-    if (!t->handle) return;
-    p->attr[WEFT_BN_AFFINE] = 1;
-    wt_put_vector(p, args, role, t->data, t->dtype, t->strides[0]);
-}
-
-static void put_vector(weft_problem *p, weft_args *args, weft_role role, const wt_view *v) {
-    wt_put_vector(p, args, role, v->data, v->dtype, v->strides[0]);
+    p->real[WEFT_BN_EPS] = call->arg[pass == WEFT_PASS_FWD ? EPS : B_EPS].real;
+    wt_put(call, WEFT_ROLE_SRC, x);
+    wt_put_vector(call, WEFT_ROLE_WEIGHTS, weight);
+    return p;
 }
 
 /* input, weight, bias and the result, which is made here */
-static bool put_forward(wt_call *call, weft_problem *p, weft_args *args, bool training, wt_view *y) {
+static bool put_forward(wt_call *call, bool training) {
     const wt_tensor *t = &call->arg[INPUT].tensor;
     int rank = (int)t->rank - 2;
-    wt_view x = wt_see(t, rank);
-    if (!wt_create(call, 0, y, x.dims, rank, wt_is_last(&x), true, t->code)) return false;
-    begin(p, WEFT_PASS_FWD, &x, t->rank, training, call->arg[EPS].real);
-    WT_PUT(p, args, {WEFT_ROLE_SRC, &x}, {WEFT_ROLE_DST, y});
-    put_argument(call, p, args, WEFT_ROLE_WEIGHTS, WEIGHT);
-    put_argument(call, p, args, WEFT_ROLE_BIAS, BIAS);
+    wt_view x = wt_see(t, rank), y;
+    if (!wt_create(call, 0, &y, x.dims, rank, wt_is_last(&x), true, t->code)) return false;
+    begin(call, WEFT_PASS_FWD, &x, training, INPUT, WEIGHT);
+    wt_put(call, WEFT_ROLE_DST, &y);
+    wt_put_vector(call, WEFT_ROLE_BIAS, BIAS);
     return true;
 }
 
@@ -153,15 +122,12 @@ static bool torch_takes(const wt_call *call, int data, int weight) {
 
 /* ---------------------------------------------------------------- operators */
 static bool run_batch_norm(wt_call *call) {
-    weft_problem p;
-    weft_args args = WEFT_ARGS_INIT;
-    wt_view y, mean, var;
-    if (!check_forward(call) || !put_forward(call, &p, &args, false, &y)) return false;
+    wt_view mean, var;
+    if (!check_forward(call) || !put_forward(call, false)) return false;
     if (!see_statistic(call, MEAN, &mean) || !see_statistic(call, VAR, &var)) return false;
-    if (!p.c) return true; /* nothing, and a problem has channels */
-    put_vector(&p, &args, WEFT_ROLE_MEAN, &mean);
-    put_vector(&p, &args, WEFT_ROLE_VAR, &var);
-    return wt_run(call, &p, &args, torch_takes(call, INPUT, WEIGHT));
+    if (!call->p.c) return true; /* nothing, and a problem has channels */
+    WT_PUT(call, {WEFT_ROLE_MEAN, &mean}, {WEFT_ROLE_VAR, &var});
+    return wt_run(call, torch_takes(call, INPUT, WEIGHT));
 }
 WT_OPERATOR_OUT(
     batch_norm,
@@ -169,26 +135,21 @@ WT_OPERATOR_OUT(
 
 /* Results: the data, and the mean and inverse deviation of each channel of the batch. */
 static bool run_batch_norm_train(wt_call *call) {
-    weft_problem p;
-    weft_args args = WEFT_ARGS_INIT;
-    wt_view y, mean, var, save_mean, save_invstd;
-    const wt_tensor *x = &call->arg[INPUT].tensor;
-    bool track = call->arg[MEAN].tensor.handle;
-    if (!check_forward(call) || !put_forward(call, &p, &args, true, &y)) return false;
-    int32_t code = wide_code(x->dtype);
-    if (!make_vector(call, 1, &save_mean, p.c, code) || !make_vector(call, 2, &save_invstd, p.c, code)) return false;
+    wt_view mean, var, save_mean, save_invstd;
+    const bool track = call->arg[MEAN].tensor.handle;
+    const int32_t code = wt_wide_code(call->arg[INPUT].tensor.code);
+    weft_problem *p = &call->p;
+    if (!check_forward(call) || !put_forward(call, true) || !wt_create_vector(call, 1, &save_mean, p->c, code) ||
+        !wt_create_vector(call, 2, &save_invstd, p->c, code))
+        return false;
     if (track && (!open_statistic(call, MEAN, &mean) || !open_statistic(call, VAR, &var))) return false;
-    if (!p.c) return true;
-    p.attr[WEFT_BN_TRACK] = track;
-    p.real[WEFT_BN_MOMENTUM] = call->arg[MOMENTUM].real;
-    put_vector(&p, &args, WEFT_ROLE_SAVE_MEAN, &save_mean);
-    put_vector(&p, &args, WEFT_ROLE_SAVE_INVSTD, &save_invstd);
-    if (track) {
-        put_vector(&p, &args, WEFT_ROLE_MEAN, &mean);
-        put_vector(&p, &args, WEFT_ROLE_VAR, &var);
-    }
+    if (!p->c) return true;
+    p->attr[WEFT_BN_TRACK] = track;
+    p->real[WEFT_BN_MOMENTUM] = call->arg[MOMENTUM].real;
+    WT_PUT(call, {WEFT_ROLE_SAVE_MEAN, &save_mean}, {WEFT_ROLE_SAVE_INVSTD, &save_invstd});
+    if (track) WT_PUT(call, {WEFT_ROLE_MEAN, &mean}, {WEFT_ROLE_VAR, &var});
     call->once |= track; /* a rehearsal would move the running statistics */
-    return wt_run(call, &p, &args, torch_takes(call, INPUT, WEIGHT)) &&
+    return wt_run(call, torch_takes(call, INPUT, WEIGHT)) &&
            (!track || (close_statistic(call, MEAN, &mean) && close_statistic(call, VAR, &var)));
 }
 WT_OPERATOR_OUT(batch_norm_train, "(Tensor input, Tensor? weight, Tensor? bias, Tensor(c!)? running_mean, Tensor(d!)? "
@@ -207,32 +168,26 @@ static bool check_backward(wt_call *call) {
  * variance. Without a weight its gradient and that of the bias have no elements. */
 static bool run_batch_norm_backward(wt_call *call) {
     const wt_tensor *t = &call->arg[B_INPUT].tensor, *w = &call->arg[B_WEIGHT].tensor;
-    weft_problem p;
-    weft_args args = WEFT_ARGS_INIT;
     wt_view mean, spread, dx, dw, db;
     if (!check_backward(call)) return false;
-    bool training = call->arg[B_TRAINING].integer;
-    int rank = (int)t->rank - 2;
+    const bool training = call->arg[B_TRAINING].integer;
+    const int rank = (int)t->rank - 2;
     wt_view x = wt_see(t, rank), dy = wt_see(&call->arg[B_GRAD].tensor, rank);
-    bool last = wt_is_last(&x);
-    int64_t length = w->handle ? x.dims[1] : 0;
-    int32_t code = w->handle ? w->code : t->code;
-    if (!wt_create(call, 0, &dx, x.dims, rank, last, true, t->code) || !make_vector(call, 1, &dw, length, code) ||
-        !make_vector(call, 2, &db, length, code))
+    const bool last = wt_is_last(&x);
+    const int64_t length = w->handle ? x.dims[1] : 0;
+    const int32_t code = w->handle ? w->code : t->code;
+    if (!wt_create(call, 0, &dx, x.dims, rank, last, true, t->code) || !wt_create_vector(call, 1, &dw, length, code) ||
+        !wt_create_vector(call, 2, &db, length, code) || !see_statistic(call, B_MEAN, &mean) ||
+        !see_statistic(call, B_SPREAD, &spread))
         return false;
-    if (!see_statistic(call, B_MEAN, &mean) || !see_statistic(call, B_SPREAD, &spread)) return false;
     if (!x.dims[1]) return true;
     if (!wt_match_format(call, &dy, rank, last, true, t->code, "grad_output")) return false;
-    begin(&p, WEFT_PASS_BWD, &x, t->rank, training, call->arg[B_EPS].real);
-    WT_PUT(&p, &args, {WEFT_ROLE_SRC, &x}, {WEFT_ROLE_DIFF_DST, &dy}, {WEFT_ROLE_DIFF_SRC, &dx});
-    put_vector(&p, &args, training ? WEFT_ROLE_SAVE_MEAN : WEFT_ROLE_MEAN, &mean);
-    put_vector(&p, &args, training ? WEFT_ROLE_SAVE_INVSTD : WEFT_ROLE_VAR, &spread);
-    put_argument(call, &p, &args, WEFT_ROLE_WEIGHTS, B_WEIGHT);
-    if (w->handle) {
-        put_vector(&p, &args, WEFT_ROLE_DIFF_WEIGHTS, &dw);
-        put_vector(&p, &args, WEFT_ROLE_DIFF_BIAS, &db);
-    }
-    return wt_run(call, &p, &args, torch_takes(call, B_INPUT, B_WEIGHT));
+    begin(call, WEFT_PASS_BWD, &x, training, B_INPUT, B_WEIGHT);
+    WT_PUT(call, {WEFT_ROLE_DIFF_DST, &dy}, {WEFT_ROLE_DIFF_SRC, &dx},
+           {training ? WEFT_ROLE_SAVE_MEAN : WEFT_ROLE_MEAN, &mean},
+           {training ? WEFT_ROLE_SAVE_INVSTD : WEFT_ROLE_VAR, &spread});
+    if (w->handle) WT_PUT(call, {WEFT_ROLE_DIFF_WEIGHTS, &dw}, {WEFT_ROLE_DIFF_BIAS, &db});
+    return wt_run(call, torch_takes(call, B_INPUT, B_WEIGHT));
 }
 WT_OPERATOR(batch_norm_backward, "(Tensor grad_output, Tensor input, Tensor? weight, Tensor mean, Tensor spread, bool "
                                  "training, float eps) -> (Tensor, Tensor, Tensor)")

@@ -68,6 +68,8 @@ typedef struct wt_op {
 struct wt_call {
     const wt_op *op;
     wt_arg arg[WT_MAX_ARGS];
+    weft_problem p; /* what is to be computed, and on what */
+    weft_args args;
     wt_handle out[WT_MAX_OUTS];        /* new references, returned in this order */
     wt_handle scratch[WT_MAX_SCRATCH]; /* freed at the end */
     int nscratch;
@@ -96,16 +98,18 @@ wt_handle wt_unbox(wt_value slot);
 bool wt_fail(wt_call *call, const char *format, ...) WT_PRINTF(2, 3);
 /* Of a call for shapes: the results are made, nothing is left to do. Returns true. */
 bool wt_made(wt_call *call);
-/* Allocate a result or scratch on the call's device. */
-bool wt_empty(wt_call *call, wt_handle *tensor, int64_t rank, const int64_t *sizes, const int64_t *strides,
-              int32_t code, void **data);
-/* Result number `slot`, a new tensor of these strides; the first ones may be the caller's `out`, whose strides are
- * then returned. */
-bool wt_result(wt_call *call, int slot, int64_t rank, const int64_t *sizes, int64_t *strides, int32_t code,
-               void **data);
-wt_handle *wt_scratch(wt_call *call);    /* a free place for scratch; NULL: call->error says why */
-const char *wt_dtype_name(int32_t code); /* of a PyTorch code: "float32" */
-size_t wt_dtype_bytes(int dtype);        /* of a weft_dtype */
+/* New tensors of t's rank, sizes, strides and code on the call's device; the rest of t is filled in. Result number
+ * `slot`: the first ones may be the caller's `out`, and t then has its strides. Scratch, which is also slot -1, is
+ * freed after the call. */
+bool wt_result(wt_call *call, int slot, wt_tensor *t);
+bool wt_scratch(wt_call *call, wt_tensor *t);
+bool wt_empty(wt_call *call, wt_handle *place, wt_tensor *t); /* the caller's to free, at `place` */
+bool wt_new(wt_tensor *t, wt_handle *place);                  /* the same on t's own device, without an error's text */
+bool wt_zero(wt_call *call, wt_handle tensor);
+bool wt_copy(wt_call *call, wt_handle into, wt_handle from, const char *name); /* name: what is copied, for the error */
+const char *wt_dtype_name(int32_t code);                                       /* of a PyTorch code: "float32" */
+size_t wt_dtype_bytes(int dtype);                                              /* of a weft_dtype */
+int32_t wt_wide_code(int32_t code); /* of sums beside data of this code: float64 for itself, else float32 */
 void wt_shape_text(char text[96], int64_t rank, const int64_t *sizes); /* "[2, 3]" */
 /* whose: in the error, ahead of the sizes that are allowed, "the shape of input, ". */
 bool wt_check_shape(wt_call *call, const char *name, const wt_tensor *t, int64_t rank, const int64_t *sizes,
@@ -139,6 +143,9 @@ typedef struct wt_view { /* n c d h w or o i d h w; absent axes have size 1 */
     int64_t dims[5], strides[5];
 } wt_view;
 
+/* Which of n c d h w a tensor has, a bit each; a tensor that has them. */
+unsigned wt_axes(int rank, bool batch, bool channels);
+wt_view wt_see_along(const wt_tensor *t, unsigned axes);
 /* A tensor of rank + 2 axes, or of rank + 1: without a batch. */
 wt_view wt_see(const wt_tensor *t, int rank);
 /* Channels-last memory: channels are nearer than pixels. Of equal strides (one channel, or one pixel) those of a
@@ -148,22 +155,33 @@ wt_view wt_see(const wt_tensor *t, int rank);
 bool wt_is_last(const wt_view *v);
 bool wt_is_empty(const wt_view *v);
 bool wt_dense(int64_t strides[5], const int64_t dims[5], bool last); /* false: the size overflows */
-/* Result number `slot`, of these dims, dense in that format (or the caller's out). */
+bool wt_is_dense(const wt_view *v, bool last);
+/* The same of any rank. axis: from the nearest to the farthest; NULL: the last is the nearest. */
+bool wt_dense_along(int64_t *strides, const int64_t *sizes, int64_t rank, const int *axis);
+/* Result number `slot`, of these dims, dense in that format (or the caller's out). slot -1: scratch. */
+bool wt_create_along(wt_call *call, int slot, wt_view *v, const int64_t dims[5], unsigned axes, bool last,
+                     int32_t code);
 bool wt_create(wt_call *call, int slot, wt_view *v, const int64_t dims[5], int rank, bool last, bool batched,
                int32_t code);
+/* The same of one dimension; 0: a result that is not wanted. */
+bool wt_create_vector(wt_call *call, int slot, wt_view *v, int64_t length, int32_t code);
 /* A gradient may come in any strides (that of a sum has all 0); kernels are made for the format of the data it
  * belongs to: copy it there. */
 bool wt_match_format(wt_call *call, wt_view *v, int rank, bool last, bool batched, int32_t code, const char *name);
-void wt_put(weft_problem *p, weft_args *args, weft_role role, const wt_view *v);
-/* Several tensors by their roles: WT_PUT(&p, &args, {WEFT_ROLE_SRC, &x}, {WEFT_ROLE_DST, &y}); */
-#define WT_PUT(p, args, ...) \
-    wt_put_all(p, args, (const wt_placed[]){__VA_ARGS__}, sizeof((const wt_placed[]){__VA_ARGS__}) / sizeof(wt_placed))
+/* The call's problem, of the batch, channels and sizes of a view; tensors and attributes follow. */
+weft_problem *wt_begin(wt_call *call, weft_op op, weft_pass pass, int rank, const wt_view *data);
+void wt_describe(weft_problem *p, weft_role role, const wt_view *v); /* a tensor, without its memory */
+void wt_put(wt_call *call, weft_role role, const wt_view *v);
+/* Several tensors by their roles: WT_PUT(call, {WEFT_ROLE_SRC, &x}, {WEFT_ROLE_DST, &y}); */
+#define WT_PUT(call, ...) \
+    wt_put_all(call, (const wt_placed[]){__VA_ARGS__}, sizeof((const wt_placed[]){__VA_ARGS__}) / sizeof(wt_placed))
 typedef struct wt_placed {
     weft_role role;
     const wt_view *view;
 } wt_placed;
-void wt_put_all(weft_problem *p, weft_args *args, const wt_placed *tensors, size_t count);
-void wt_put_vector(weft_problem *p, weft_args *args, weft_role role, void *data, int32_t dtype, int64_t stride);
+void wt_put_all(wt_call *call, const wt_placed *tensors, size_t count);
+wt_view wt_see_vector(const wt_tensor *t);
+void wt_put_vector(wt_call *call, weft_role role, int at); /* argument `at`, if it is given */
 /* Argument `at`, a list of one or (low, high) two values an axis, into arrays over d h w. */
 bool wt_read_axes(wt_call *call, int at, int rank, int per_axis, int64_t *first, int64_t *second);
 bool wt_check_range(wt_call *call, int at, int rank, const int64_t *values, int64_t least);
@@ -172,6 +190,8 @@ bool wt_check_sizes(wt_call *call, int at);
 bool wt_is_float(int32_t dtype);
 bool wt_check_float(wt_call *call, int at);
 bool wt_check_same_type(wt_call *call, int at, int as);
+/* So many dimensions, of floating-point data. allowed: the same in words. */
+bool wt_check_data(wt_call *call, int at, int least, int most, const char *allowed);
 
 /* ---------------------------------------------------------------- geometry.c: what the operators of convolution
  * share */
@@ -194,13 +214,15 @@ bool wt_grouped_channels(wt_call *call, const wt_geometry *g, const wt_view *w, 
  * data's channels. */
 bool wt_check_channels(wt_call *call, const wt_geometry *g, const wt_view *x, const wt_view *w, int data_axis,
                        const char *name);
-/* The geometry of a convolution from src to dst; batch, channels and sizes are those of src and the weights. */
-void wt_begin(weft_problem *p, weft_op op, weft_pass pass, const wt_geometry *g, const wt_view *src,
-              const wt_view *weights);
+/* A tensor that must have these dims, and the rank that such dims have beside input. */
+bool wt_see_exactly(wt_call *call, int at, const wt_geometry *g, const int64_t dims[5], wt_view *v);
+/* A convolution from src to dst; batch, channels and sizes are those of src and the weights. */
+void wt_begin_conv(weft_problem *p, weft_op op, weft_pass pass, const wt_geometry *g, const wt_view *src,
+                   const wt_view *weights);
 void wt_add_step(weft_problem *p, int kind, double lo, double hi);
 bool wt_check_act(wt_call *call, int at); /* at: where act stands; lo and hi follow it */
 /* bias and act of a forward operator, by where they stand */
-bool wt_put_epilogue(wt_call *call, weft_problem *p, weft_args *args, int bias, int act);
+bool wt_put_epilogue(wt_call *call, int bias, int act);
 /* The size of dst from that of src, or, with extra (output_padding), of src from dst; what is not positive is an
  * error, but for an empty batch of src. */
 bool wt_out_sizes(wt_call *call, const wt_geometry *g, const wt_view *x, const wt_view *w, const int64_t *extra,
@@ -239,25 +261,21 @@ struct wt_gradients { /* of y = conv(x, w): results 0, 1 and 2 are dx, dw and db
     wt_geometry g;
     wt_view dy, x, w, dx, dw, db;
     int64_t want;
-    /* The plan of one pass of the problem, and its arguments. */
-    weft_plan *(*plan)(wt_call *call, const wt_gradients *d, weft_pass pass, bool bias, weft_args *args);
-    bool torch; /* PyTorch has a way to compute them */
+    void (*begin)(wt_call *call, const wt_gradients *d, weft_pass pass); /* the problem, without the tensors above */
+    bool torch, torch_bias; /* PyTorch has a way to compute them; a bias alone */
 };
 /* vector: the weights are a vector. input and bias_dtype: where they stand. */
 bool wt_create_wanted(wt_call *call, wt_gradients *d, bool vector, int input, int bias_dtype);
 bool wt_zero_wanted(wt_call *call); /* the gradients of an empty result: sums of nothing */
 bool wt_run_wanted(wt_call *call, const wt_gradients *d);
-/* which gradients a pass gives; fwd: those of a transposed one's input */
-int64_t wt_wanted_of(weft_pass pass, bool bias);
+/* One pass from x to dy, the roles of both as the pass has them; fwd gives the input's of a transposed one. */
+bool wt_run_pass(wt_call *call, const wt_gradients *d, weft_pass pass, bool bias);
 
 /* ---------------------------------------------------------------- context.c: the one context, and running a plan */
 /* Start a call's list of kernels, which weft_torch_kernels() shows. */
 void wt_kernels_clear(void);
 void wt_kernels_add(const char *name);
-void wt_note_torch(void); /* PyTorch's code alone ran */
-/* The plan, from the context's cache, for the call's device; NULL: call->error says why. PyTorch's own code is no
- * candidate here. */
-weft_plan *wt_plan(wt_call *call, weft_problem *p);
+void wt_note_torch(void);                  /* PyTorch's code alone ran */
 double wt_estimate(const weft_plan *plan); /* ns */
 /* Take workspace from PyTorch, execute on its current stream, release the plan. A NULL plan has failed already. */
 bool wt_execute(wt_call *call, weft_plan *plan, const weft_args *args);
@@ -276,20 +294,19 @@ weft_ctx *wt_context(void);
  * are dropped then. It must give the same on every run: it is rehearsed on the call's own tensors when it is measured.
  * want: which results, a bit each, for operators that have such an argument; WT_ALL; 0: PyTorch takes no part. */
 enum { WT_ALL = -1 };
-weft_plan *wt_plan_with(wt_call *call, weft_problem *p, int64_t want);
-void wt_plan_alone(bool on);             /* on this thread PyTorch takes no part */
-bool wt_is_torch(const weft_plan *plan); /* PyTorch won */
+weft_plan *wt_plan_with(wt_call *call, int64_t want); /* for the call's device; NULL: call->error says why */
+void wt_plan_alone(bool on);                          /* on this thread PyTorch takes no part */
+bool wt_is_torch(const weft_plan *plan);              /* PyTorch won */
 /* From here to NULL an operator on this thread plans and then fails: who would compute it? */
 typedef struct wt_question {
     bool torchs;
     weft_problem problem;
 } wt_question;
 void wt_ask(wt_question *q);
-bool wt_is_asked(void);
 /* Execute the plan, or have PyTorch compute where it won; releases the plan. A NULL plan has failed already. */
 bool wt_finish(wt_call *call, weft_plan *plan, const weft_args *args, int64_t want);
-/* Plan, and run whichever won. torch: PyTorch has a way to compute this call. */
-bool wt_run(wt_call *call, weft_problem *p, const weft_args *args, bool torch);
+/* Plan the call's problem, and run whichever won. torch: PyTorch has a way to compute this call. */
+bool wt_run(wt_call *call, bool torch);
 bool wt_by_torch(wt_call *call, int64_t want);
 bool wt_is_inside(void); /* this thread is within such a call: PyTorch takes no part in operators of weft there */
 

@@ -60,6 +60,10 @@ size_t wt_dtype_bytes(int dtype) {
     return bytes[dtype];
 }
 
+int32_t wt_wide_code(int32_t code) {
+    return wt_dtype_of(code) == WEFT_DTYPE_F64 ? code : wt.aoti_torch_dtype_float32();
+}
+
 void wt_shape_text(char text[96], int64_t rank, const int64_t *sizes) {
     int n = snprintf(text, 96, "[");
     for (int64_t a = 0; a < rank && n < 70; a++)
@@ -250,16 +254,34 @@ static bool enter_device(wt_call *call) {
 }
 
 /* ---------------------------------------------------------------- results */
-bool wt_empty(wt_call *call, wt_handle *tensor, int64_t rank, const int64_t *sizes, const int64_t *strides,
-              int32_t code, void **data) {
-    wt_error failed =
-        wt.aoti_torch_empty_strided(rank, sizes, strides, code, call->device_type, call->device_index, tensor);
-    if (!failed) failed = wt.aoti_torch_get_data_ptr(*tensor, data);
-    if (!failed) return true;
+bool wt_new(wt_tensor *t, wt_handle *place) {
+    t->dtype = wt_dtype_of(t->code);
+    bool ok =
+        !wt.aoti_torch_empty_strided(t->rank, t->sizes, t->strides, t->code, t->device_type, t->device_index, place);
+    t->handle = *place;
+    return ok && !wt.aoti_torch_get_data_ptr(t->handle, &t->data);
+}
+
+bool wt_empty(wt_call *call, wt_handle *place, wt_tensor *t) {
+    t->device_type = call->device_type, t->device_index = call->device_index;
+    if (wt_new(t, place)) return true;
     const char *what = wt.torch_exception_get_what_without_backtrace ? wt.torch_exception_get_what_without_backtrace()
                                                                      : "PyTorch before 2.13 gives no reason here";
-    return wt_fail(call, "PyTorch could not allocate %lld elements of %s on %s: %s", (long long)wt_count(sizes, rank),
-                   wt_dtype_name(code), device_name(call->device_type), what);
+    return wt_fail(call, "PyTorch could not allocate %lld elements of %s on %s: %s",
+                   (long long)wt_count(t->sizes, t->rank), wt_dtype_name(t->code), device_name(t->device_type), what);
+}
+
+bool wt_scratch(wt_call *call, wt_tensor *t) {
+    if (call->nscratch == WT_MAX_SCRATCH) return wt_fail(call, "more scratch is asked for than there is room for");
+    return wt_empty(call, &call->scratch[call->nscratch++], t);
+}
+
+bool wt_zero(wt_call *call, wt_handle tensor) {
+    return !wt.aoti_torch_zero_(tensor) || wt_fail(call, "a result could not be set to 0");
+}
+
+bool wt_copy(wt_call *call, wt_handle into, wt_handle from, const char *name) {
+    return !wt.aoti_torch_copy_(into, from, 0) || wt_fail(call, "%s: could not be copied", name);
 }
 
 /* The bytes from a tensor's first element to its last; dense: no gaps between them. */
@@ -289,15 +311,15 @@ static bool is_same(const wt_tensor *a, const wt_tensor *b) {
     return same;
 }
 
-static bool check_out(wt_call *call, int at, int64_t rank, const int64_t *sizes, int32_t code) {
+static bool check_out(wt_call *call, int at, const wt_tensor *result) {
     const wt_tensor *out = &call->arg[at].tensor;
     const char *name = call->op->name[at];
-    if (!wt_check_shape(call, name, out, rank, sizes, "the shape of the result, ")) return false;
-    if (out->code != code)
+    if (!wt_check_shape(call, name, out, result->rank, result->sizes, "the shape of the result, ")) return false;
+    if (out->code != result->code)
         return wt_fail(call, "%s: is %s, allowed: the type of the result, %s", name, wt_dtype_name(out->code),
-                       wt_dtype_name(code));
-    for (int64_t a = 0; a < rank; a++)
-        if (sizes[a] > 1 && out->strides[a] == 0)
+                       wt_dtype_name(result->code));
+    for (int64_t a = 0; a < out->rank; a++)
+        if (out->sizes[a] > 1 && out->strides[a] == 0)
             return wt_fail(call, "%s: is expanded along dimension %lld, allowed: memory for every element", name,
                            (long long)a);
     const wt_tensor *t;
@@ -308,22 +330,14 @@ static bool check_out(wt_call *call, int at, int64_t rank, const int64_t *sizes,
     return true;
 }
 
-bool wt_result(wt_call *call, int slot, int64_t rank, const int64_t *sizes, int64_t *strides, int32_t code,
-               void **data) {
-    if (slot >= call->op->into) return wt_empty(call, &call->out[slot], rank, sizes, strides, code, data);
+bool wt_result(wt_call *call, int slot, wt_tensor *t) {
+    if (slot < 0) return wt_scratch(call, t);
+    if (slot >= call->op->into) return wt_empty(call, &call->out[slot], t);
     int at = call->op->nargs - call->op->into + slot;
-    const wt_tensor *out = &call->arg[at].tensor;
-    if (!check_out(call, at, rank, sizes, code)) return false;
-    for (int64_t a = 0; a < rank; a++) strides[a] = out->strides[a];
+    if (!check_out(call, at, t)) return false;
     call->once |= call->op->in_place;
-    *data = out->data;
+    *t = call->arg[at].tensor;
     return true;
-}
-
-wt_handle *wt_scratch(wt_call *call) {
-    if (call->nscratch < WT_MAX_SCRATCH) return &call->scratch[call->nscratch++];
-    wt_fail(call, "more scratch is asked for than there is room for");
-    return NULL;
 }
 
 static void drop(wt_handle *tensor) {
@@ -336,6 +350,8 @@ void wt_call_begin(wt_call *call, const wt_op *op) {
     call->guard = NULL;
     call->nscratch = 0;
     call->once = call->shape = call->made = call->cuda = false;
+    call->p.size = sizeof(call->p);
+    call->args = (weft_args)WEFT_ARGS_INIT;
     memset(call->out, 0, sizeof(call->out));
     memset(call->scratch, 0, sizeof(call->scratch));
     for (int i = 0; i < op->nargs; i++) call->arg[i].tensor.handle = NULL;

@@ -52,7 +52,7 @@ static bool open_layer(wt_call *call, int x, int weight, int bias, bool silu, la
         return wt_fail(call, "weight: has the width %lld, allowed: 1 to 2^20", (long long)w->sizes[1]);
     if (l->bias && (!check_shape(call, bias, 1, &dim) || !check_parameter(call, bias, x))) return false;
     l->width = w->sizes[1];
-    l->w = (wt_view){w->handle, w->data, w->dtype, {dim, 1, 1, 1, l->width}, {w->strides[0], 0, 0, 0, w->strides[1]}};
+    l->w = wt_see_along(w, wt_axes(1, true, false));
     return true;
 }
 
@@ -64,28 +64,29 @@ static bool see_data(wt_call *call, int at, wt_view *v) {
     return wt_match_format(call, v, 1, wt_is_last(v), true, t->code, call->op->name[at]);
 }
 
-static void begin(weft_problem *p, weft_args *args, weft_op op, weft_pass pass, const layer *l) {
-    p->size = sizeof(*p);
-    weft_problem_init(p, op, pass, 1);
-    p->n = l->x.dims[0];
-    p->c = l->x.dims[1];
-    p->in[2] = l->x.dims[4];
+static weft_problem *begin(wt_call *call, weft_op op, weft_pass pass, const layer *l) {
+    weft_problem *p = wt_begin(call, op, pass, 1, &l->x);
     p->kernel[2] = l->width;
     if (l->bias) wt_add_step(p, WEFT_STEP_BIAS, 0, 0);
     if (l->silu) wt_add_step(p, WEFT_STEP_SILU, 0, 0);
-    WT_PUT(p, args, {WEFT_ROLE_SRC, &l->x}, {WEFT_ROLE_WEIGHTS, &l->w});
-    if (l->bias) wt_put_vector(p, args, WEFT_ROLE_BIAS, l->bias->data, l->bias->dtype, l->bias->strides[0]);
+    WT_PUT(call, {WEFT_ROLE_SRC, &l->x}, {WEFT_ROLE_WEIGHTS, &l->w});
+    if (l->bias) {
+        wt_view b = wt_see_vector(l->bias);
+        wt_put(call, WEFT_ROLE_BIAS, &b);
+    }
+    return p;
 }
 
 /* seq_idx and initial_states of a sequence: both may be missing, and only one of them given. */
-static bool put_context(wt_call *call, weft_problem *p, weft_args *args, int seq_idx, int x) {
+static bool put_context(wt_call *call, int seq_idx, int x) {
+    weft_problem *p = &call->p;
     const wt_tensor *s = &call->arg[seq_idx].tensor, *h = &call->arg[seq_idx + 1].tensor;
     const int64_t last = p->kernel[2] - 1;
     if (s->handle) {
         if (!check_shape(call, seq_idx, 2, (int64_t[]){p->n, p->in[2]}) || !check_int32(call, seq_idx)) return false;
-        wt_view v = {s->handle, s->data, s->dtype, {p->n, 1, 1, 1, p->in[2]}, {s->strides[0], 0, 0, 0, s->strides[1]}};
+        wt_view v = wt_see_along(s, wt_axes(1, true, false));
         p->attr[WEFT_CAUSAL_SEQ_IDX] = 1;
-        wt_put(p, args, WEFT_ROLE_SEQ_IDX, &v);
+        wt_put(call, WEFT_ROLE_SEQ_IDX, &v);
     }
     if (h->handle) {
         if (s->handle) return wt_fail(call, "initial_states: is given beside seq_idx, allowed: one of them");
@@ -94,14 +95,14 @@ static bool put_context(wt_call *call, weft_problem *p, weft_args *args, int seq
             return false;
         wt_view v = wt_see(h, 1);
         p->attr[WEFT_CAUSAL_H0] = 1;
-        wt_put(p, args, WEFT_ROLE_H0, &v);
+        wt_put(call, WEFT_ROLE_H0, &v);
     }
     return true;
 }
 
 static bool no_result(wt_call *call, int slot, int32_t code) {
-    void *data;
-    return wt_result(call, slot, 1, (int64_t[]){0}, (int64_t[]){1}, code, &data);
+    wt_view none;
+    return wt_create_vector(call, slot, &none, 0, code);
 }
 
 /* ---------------------------------------------------------------- forward */
@@ -109,28 +110,26 @@ enum { X, WEIGHT, BIAS, SEQ_IDX, INITIAL, FINAL, SILU };
 
 static bool run_causal_conv1d(wt_call *call) {
     layer l;
-    weft_problem p;
-    weft_args args = WEFT_ARGS_INIT;
     const wt_tensor *x = &call->arg[X].tensor;
     if (!check_shape(call, X, 3, (int64_t[]){-1, -1, -1})) return false;
     if (!open_layer(call, X, WEIGHT, BIAS, call->arg[SILU].integer, &l) || !see_data(call, X, &l.x)) return false;
-    begin(&p, &args, WEFT_OP_CAUSAL_CONV, WEFT_PASS_FWD, &l);
-    if (!put_context(call, &p, &args, SEQ_IDX, X)) return false;
+    weft_problem *p = begin(call, WEFT_OP_CAUSAL_CONV, WEFT_PASS_FWD, &l);
+    if (!put_context(call, SEQ_IDX, X)) return false;
     wt_view y, hn;
     const bool last = wt_is_last(&l.x), final = call->arg[FINAL].integer;
     if (final && call->arg[SEQ_IDX].tensor.handle)
         return wt_fail(call, "return_final_states: is True beside seq_idx, allowed: False");
     if (!wt_create(call, 0, &y, l.x.dims, 1, last, true, x->code)) return false;
-    wt_put(&p, &args, WEFT_ROLE_DST, &y);
+    wt_put(call, WEFT_ROLE_DST, &y);
     if (final) {
-        const int64_t dims[5] = {p.n, p.c, 1, 1, l.width - 1};
+        const int64_t dims[5] = {p->n, p->c, 1, 1, l.width - 1};
         if (!wt_create(call, 1, &hn, dims, 1, last, true, x->code)) return false;
-        p.attr[WEFT_CAUSAL_HN] = 1;
-        wt_put(&p, &args, WEFT_ROLE_HN, &hn);
+        p->attr[WEFT_CAUSAL_HN] = 1;
+        wt_put(call, WEFT_ROLE_HN, &hn);
     } else if (!no_result(call, 1, x->code)) {
         return false;
     }
-    return wt_execute(call, wt_plan(call, &p), &args);
+    return wt_run(call, false);
 }
 WT_OPERATOR(causal_conv1d, "(Tensor x, Tensor weight, Tensor? bias, Tensor? seq_idx, Tensor? initial_states, bool "
                            "final_states, bool silu) -> (Tensor, Tensor)")
@@ -140,38 +139,36 @@ enum { B_GRAD, B_X, B_WEIGHT, B_BIAS, B_SEQ_IDX, B_INITIAL, B_FINAL, B_SILU, B_W
 enum { WANT_X = 1, WANT_PARAMETERS = 2 };
 
 /* dx and, with initial states, theirs. */
-static bool put_diff_data(wt_call *call, weft_problem *p, weft_args *args, const layer *l, bool wanted, bool last) {
+static bool put_diff_data(wt_call *call, const layer *l, bool wanted, bool last) {
+    const weft_problem *p = &call->p;
     const int32_t code = call->arg[B_X].tensor.code;
     const int64_t states[5] = {p->n, p->c, 1, 1, l->width - 1};
     wt_view v;
     if (!wanted) return no_result(call, 0, code) && no_result(call, 3, code);
     if (!wt_create(call, 0, &v, l->x.dims, 1, last, true, code)) return false;
-    wt_put(p, args, WEFT_ROLE_DIFF_SRC, &v);
+    wt_put(call, WEFT_ROLE_DIFF_SRC, &v);
     if (!p->attr[WEFT_CAUSAL_H0]) return no_result(call, 3, code);
     if (!wt_create(call, 3, &v, states, 1, last, true, code)) return false;
-    wt_put(p, args, WEFT_ROLE_DIFF_H0, &v);
+    wt_put(call, WEFT_ROLE_DIFF_H0, &v);
     return true;
 }
 
-static bool put_diff_parameters(wt_call *call, weft_problem *p, weft_args *args, const layer *l, bool wanted) {
+static bool put_diff_parameters(wt_call *call, const layer *l, bool wanted) {
     const wt_tensor *w = &call->arg[B_WEIGHT].tensor;
     const int32_t bias_code = l->bias ? l->bias->code : w->code;
-    int64_t strides[2] = {l->width, 1};
-    void *data;
+    const int64_t dims[5] = {l->x.dims[1], 1, 1, 1, l->width};
+    wt_view v;
     if (!wanted) return no_result(call, 1, w->code) && no_result(call, 2, bias_code);
-    if (!wt_result(call, 1, 2, w->sizes, strides, w->code, &data)) return false;
-    wt_view v = {call->out[1], data, w->dtype, {p->c, 1, 1, 1, l->width}, {l->width, 0, 0, 0, 1}};
-    wt_put(p, args, WEFT_ROLE_DIFF_WEIGHTS, &v);
+    if (!wt_create_along(call, 1, &v, dims, wt_axes(1, true, false), false, w->code)) return false;
+    wt_put(call, WEFT_ROLE_DIFF_WEIGHTS, &v);
     if (!l->bias) return no_result(call, 2, bias_code);
-    if (!wt_result(call, 2, 1, &p->c, (int64_t[]){1}, bias_code, &data)) return false;
-    wt_put_vector(p, args, WEFT_ROLE_DIFF_BIAS, data, l->bias->dtype, 1);
+    if (!wt_create_vector(call, 2, &v, dims[0], bias_code)) return false;
+    wt_put(call, WEFT_ROLE_DIFF_BIAS, &v);
     return true;
 }
 
 static bool run_causal_conv1d_backward(wt_call *call) {
     layer l;
-    weft_problem p;
-    weft_args args = WEFT_ARGS_INIT;
     const int64_t want = call->arg[B_WANT].integer;
     const wt_tensor *dfinal = &call->arg[B_FINAL].tensor;
     if (want < 1 || want > 3) return wt_fail(call, "want: is %lld, allowed: 1 to 3", (long long)want);
@@ -181,23 +178,22 @@ static bool run_causal_conv1d_backward(wt_call *call) {
         return false;
     if (!check_shape(call, B_GRAD, 3, call->arg[B_X].tensor.sizes) || !wt_check_same_type(call, B_GRAD, B_X))
         return false;
-    begin(&p, &args, WEFT_OP_CAUSAL_CONV, pass, &l);
-    if (!put_context(call, &p, &args, B_SEQ_IDX, B_X)) return false;
+    weft_problem *p = begin(call, WEFT_OP_CAUSAL_CONV, pass, &l);
+    if (!put_context(call, B_SEQ_IDX, B_X)) return false;
     const bool last = wt_is_last(&l.x);
     wt_view dy = wt_see(&call->arg[B_GRAD].tensor, 1);
     if (!wt_match_format(call, &dy, 1, last, true, call->arg[B_X].tensor.code, "grad_output")) return false;
-    wt_put(&p, &args, WEFT_ROLE_DIFF_DST, &dy);
+    wt_put(call, WEFT_ROLE_DIFF_DST, &dy);
     if (dfinal->handle && (want & WANT_X)) {
-        if (!check_shape(call, B_FINAL, 3, (int64_t[]){p.n, p.c, l.width - 1}) ||
+        if (!check_shape(call, B_FINAL, 3, (int64_t[]){p->n, p->c, l.width - 1}) ||
             !wt_check_same_type(call, B_FINAL, B_X))
             return false;
         wt_view v = wt_see(dfinal, 1);
-        p.attr[WEFT_CAUSAL_HN] = 1;
-        wt_put(&p, &args, WEFT_ROLE_DIFF_HN, &v);
+        p->attr[WEFT_CAUSAL_HN] = 1;
+        wt_put(call, WEFT_ROLE_DIFF_HN, &v);
     }
-    return put_diff_data(call, &p, &args, &l, want & WANT_X, last) &&
-           put_diff_parameters(call, &p, &args, &l, want & WANT_PARAMETERS) &&
-           wt_execute(call, wt_plan(call, &p), &args);
+    return put_diff_data(call, &l, want & WANT_X, last) && put_diff_parameters(call, &l, want & WANT_PARAMETERS) &&
+           wt_run(call, false);
 }
 WT_OPERATOR(causal_conv1d_backward,
             "(Tensor grad_output, Tensor x, Tensor weight, Tensor? bias, Tensor? seq_idx, Tensor? initial_states, "
@@ -207,9 +203,9 @@ WT_OPERATOR(causal_conv1d_backward,
 enum { U_X, U_STATE, U_WEIGHT, U_BIAS, U_LENGTHS, U_INDEX, U_SILU };
 
 /* A vector of n whole numbers of least .. most, looked at where that costs nothing: on the CPU. */
-static bool put_vector(wt_call *call, weft_problem *p, weft_args *args, weft_role role, int at, int64_t least,
-                       int64_t most) {
+static bool put_vector(wt_call *call, weft_role role, int at, int64_t least, int64_t most) {
     const wt_tensor *t = &call->arg[at].tensor;
+    const weft_problem *p = &call->p;
     if (!check_shape(call, at, 1, &p->n) || !check_int32(call, at)) return false;
     for (int64_t i = 0; i < p->n && t->device_type == wt.aoti_torch_device_type_cpu(); i++) {
         const int32_t v = ((const int32_t *)t->data)[i * t->strides[0]];
@@ -217,24 +213,18 @@ static bool put_vector(wt_call *call, weft_problem *p, weft_args *args, weft_rol
             return wt_fail(call, "%s: has %d at %lld, allowed: %lld to %lld", call->op->name[at], v, (long long)i,
                            (long long)least, (long long)most);
     }
-    wt_put_vector(p, args, role, t->data, t->dtype, t->strides[0]);
+    wt_put_vector(call, role, at);
     return true;
 }
 
 /* x (batch, dim) is one token; the result has its dimensions. */
 static bool run_causal_conv1d_update(wt_call *call) {
     layer l;
-    weft_problem p;
-    weft_args args = WEFT_ARGS_INIT;
     const wt_tensor *x = &call->arg[U_X].tensor, *state = &call->arg[U_STATE].tensor;
     const bool gathers = call->arg[U_INDEX].tensor.handle, ring = call->arg[U_LENGTHS].tensor.handle;
     if (x->rank != 2 && !check_shape(call, U_X, 3, (int64_t[]){-1, -1, -1})) return false;
     if (!open_layer(call, U_X, U_WEIGHT, U_BIAS, call->arg[U_SILU].integer, &l)) return false;
-    l.x = (wt_view){x->handle,
-                    x->data,
-                    x->dtype,
-                    {x->sizes[0], x->sizes[1], 1, 1, x->rank == 3 ? x->sizes[2] : 1},
-                    {x->strides[0], x->strides[1], 0, 0, x->rank == 3 ? x->strides[2] : 0}};
+    l.x = wt_see(x, (int)x->rank - 2);
     if (!check_shape(call, U_STATE, 3, (int64_t[]){gathers ? -1 : x->sizes[0], x->sizes[1], -1}) ||
         !wt_check_same_type(call, U_STATE, U_X))
         return false;
@@ -242,22 +232,18 @@ static bool run_causal_conv1d_update(wt_call *call) {
     if (len < least)
         return wt_fail(call, "conv_state: holds %lld tokens, allowed with a width of %lld%s: %lld or more",
                        (long long)len, (long long)l.width, ring ? " and cache_seqlens" : "", (long long)least);
-    begin(&p, &args, WEFT_OP_CAUSAL_UPDATE, WEFT_PASS_FWD, &l);
-    p.attr[WEFT_CAUSAL_LEN] = len;
-    p.attr[WEFT_CAUSAL_ROWS] = state->sizes[0];
-    p.attr[WEFT_CAUSAL_RING] = ring;
-    p.attr[WEFT_CAUSAL_INDEX] = gathers;
-    if (ring && !put_vector(call, &p, &args, WEFT_ROLE_LENGTHS, U_LENGTHS, 0, INT32_MAX)) return false;
-    if (gathers && !put_vector(call, &p, &args, WEFT_ROLE_INDEX, U_INDEX, -1, state->sizes[0] - 1)) return false;
-    wt_view held = wt_see(state, 1), y = l.x;
-    wt_put(&p, &args, WEFT_ROLE_STATE, &held);
-    int64_t strides[3];
-    if (!wt_dense(y.strides, y.dims, wt_is_last(&l.x))) return wt_fail(call, "the result has 2^63 elements or more");
-    strides[0] = y.strides[0], strides[1] = y.strides[1], strides[2] = y.strides[4];
-    if (!wt_result(call, 0, x->rank, x->sizes, strides, x->code, &y.data)) return false;
-    wt_put(&p, &args, WEFT_ROLE_DST, &y);
+    weft_problem *p = begin(call, WEFT_OP_CAUSAL_UPDATE, WEFT_PASS_FWD, &l);
+    p->attr[WEFT_CAUSAL_LEN] = len;
+    p->attr[WEFT_CAUSAL_ROWS] = state->sizes[0];
+    p->attr[WEFT_CAUSAL_RING] = ring;
+    p->attr[WEFT_CAUSAL_INDEX] = gathers;
+    if (ring && !put_vector(call, WEFT_ROLE_LENGTHS, U_LENGTHS, 0, INT32_MAX)) return false;
+    if (gathers && !put_vector(call, WEFT_ROLE_INDEX, U_INDEX, -1, state->sizes[0] - 1)) return false;
+    wt_view held = wt_see(state, 1), y;
+    if (!wt_create(call, 0, &y, l.x.dims, (int)x->rank - 2, wt_is_last(&l.x), true, x->code)) return false;
+    WT_PUT(call, {WEFT_ROLE_STATE, &held}, {WEFT_ROLE_DST, &y});
     call->once = true;
-    return wt_execute(call, wt_plan(call, &p), &args);
+    return wt_run(call, false);
 }
 WT_OPERATOR(causal_conv1d_update, "(Tensor x, Tensor(a!) conv_state, Tensor weight, Tensor? bias, Tensor? "
                                   "cache_seqlens, Tensor? conv_state_indices, bool silu) -> Tensor")

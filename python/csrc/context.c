@@ -112,7 +112,8 @@ weft_plan *wt_plan_by(weft_problem *p, bool once, uint32_t engines) {
     return plan ? plan : plan_by(p, &opts);
 }
 
-weft_plan *wt_plan_among(wt_call *call, weft_problem *p, bool external) {
+weft_plan *wt_plan_among(wt_call *call, bool external) {
+    weft_problem *p = &call->p;
     bool cuda = call->device_type != wt.aoti_torch_device_type_cpu();
     if (call->shape) {
         if (weft_problem_complete(p) != WEFT_OK)
@@ -130,8 +131,6 @@ weft_plan *wt_plan_among(wt_call *call, weft_problem *p, bool external) {
     return plan;
 }
 
-weft_plan *wt_plan(wt_call *call, weft_problem *p) { return wt_plan_among(call, p, false); }
-
 double wt_estimate(const weft_plan *plan) {
     weft_cost cost = WEFT_COST_INIT;
     return weft_plan_cost(plan, &cost) == WEFT_OK ? cost.ns : 0;
@@ -148,22 +147,23 @@ static void note_execution(weft_plan *plan, const weft_args *args) {
 }
 
 static bool execute(wt_call *call, const weft_plan *plan, const weft_args *args) {
-    wt_handle memory = NULL;
-    void *workspace = NULL, *stream = NULL;
     const int64_t bytes = (int64_t)weft_plan_workspace_bytes(plan), unit = 1;
-    if (bytes && !wt_empty(call, &memory, 1, &bytes, &unit, wt.aoti_torch_dtype_uint8(), &workspace)) return false;
+    wt_tensor space = {.rank = 1, .sizes = &bytes, .strides = &unit, .code = wt.aoti_torch_dtype_uint8()};
+    void *stream = NULL;
+    if (bytes && !wt_empty(call, &space.handle, &space)) return false;
     bool ok = weft_plan_problem(plan)->device == WEFT_DEVICE_CPU ||
               !wt.aoti_torch_get_current_cuda_stream(call->device_index, &stream) ||
               wt_fail(call, "PyTorch has no current stream on cuda:%d", call->device_index);
-    if (ok && weft_execute(plan, args, workspace, (size_t)bytes, stream) != WEFT_OK)
+    if (ok && weft_execute(plan, args, space.data, (size_t)bytes, stream) != WEFT_OK)
         ok = wt_fail(call, "%s", weft_last_error());
-    if (memory) wt.aoti_torch_delete_tensor_object(memory); /* PyTorch's CUDA allocator hands it on in stream order */
+    if (bytes)
+        wt.aoti_torch_delete_tensor_object(space.handle); /* PyTorch's CUDA allocator hands it on in stream order */
     if (ok) wt_kernels_add(weft_plan_kernel_name(plan));
     return ok;
 }
 
 bool wt_execute(wt_call *call, weft_plan *plan, const weft_args *args) {
-    bool ok = plan && !wt_is_asked() && execute(call, plan, args);
+    bool ok = plan && execute(call, plan, args);
     if (ok && capture) note_execution(plan, args);
     weft_plan_release(plan);
     return ok;

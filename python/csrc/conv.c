@@ -27,11 +27,9 @@ static bool run_conv(wt_call *call) {
     if (!x.dims[1]) dims[1] = 0; /* PyTorch's result of no channels */
     if (!wt_create(call, 0, &y, dims, g.rank, wt_is_last(&x), g.batched, call->arg[INPUT].tensor.code)) return false;
     if (wt_is_empty(&y)) return wt_check_act(call, ACT);
-    weft_problem p;
-    weft_args args = WEFT_ARGS_INIT;
-    wt_begin(&p, WEFT_OP_CONV, WEFT_PASS_FWD, &g, &x, &w);
-    WT_PUT(&p, &args, {WEFT_ROLE_SRC, &x}, {WEFT_ROLE_WEIGHTS, &w}, {WEFT_ROLE_DST, &y});
-    return wt_put_epilogue(call, &p, &args, BIAS, ACT) && wt_run(call, &p, &args, torch_takes(call));
+    wt_begin_conv(&call->p, WEFT_OP_CONV, WEFT_PASS_FWD, &g, &x, &w);
+    WT_PUT(call, {WEFT_ROLE_SRC, &x}, {WEFT_ROLE_WEIGHTS, &w}, {WEFT_ROLE_DST, &y});
+    return wt_put_epilogue(call, BIAS, ACT) && wt_run(call, torch_takes(call));
 }
 WT_OPERATOR_OUT(conv, "(Tensor input, Tensor weight, Tensor? bias, SymInt[] stride, SymInt[] padding, SymInt[] "
                       "dilation, SymInt groups, str act, float lo, float hi) -> Tensor")
@@ -67,57 +65,31 @@ static bool run_conv_transpose(wt_call *call) {
     if (wt_is_empty(&y)) return wt_check_act(call, ACT);
     if (unsaid) return wt_check_act(call, ACT) && (call->shape || wt_by_torch(call, WT_ALL));
     for (int a = 0; a < 3; a++) g.pad_hi[a] -= spare[a];
-    weft_problem p;
-    weft_args args = WEFT_ARGS_INIT;
-    wt_begin(&p, WEFT_OP_CONV, WEFT_PASS_BWD_DATA, &g, &y, &w);
-    WT_PUT(&p, &args, {WEFT_ROLE_DIFF_DST, &x}, {WEFT_ROLE_WEIGHTS, &w}, {WEFT_ROLE_DIFF_SRC, &y});
-    return wt_put_epilogue(call, &p, &args, BIAS, ACT) && wt_run(call, &p, &args, torch_takes(call));
+    wt_begin_conv(&call->p, WEFT_OP_CONV, WEFT_PASS_BWD_DATA, &g, &y, &w);
+    WT_PUT(call, {WEFT_ROLE_DIFF_DST, &x}, {WEFT_ROLE_WEIGHTS, &w}, {WEFT_ROLE_DIFF_SRC, &y});
+    return wt_put_epilogue(call, BIAS, ACT) && wt_run(call, torch_takes(call));
 }
 WT_OPERATOR_OUT(conv_transpose,
                 "(Tensor input, Tensor weight, Tensor? bias, SymInt[] stride, SymInt[] padding, SymInt[] dilation, "
                 "SymInt groups, str act, float lo, float hi, SymInt[] output_padding) -> Tensor")
 
 /* ---------------------------------------------------------------- gradients */
-/* One pass of the convolution problem: what it reads and writes follows from the pass. */
-static weft_plan *plan_between(wt_call *call, const wt_gradients *d, weft_pass pass, const wt_view *src,
-                               const wt_view *dst, bool bias, weft_args *args) {
-    weft_problem p;
-    wt_begin(&p, WEFT_OP_CONV, pass, &d->g, src, &d->w);
-    if (pass != WEFT_PASS_BWD_DATA && pass != WEFT_PASS_BWD_BIAS) wt_put(&p, args, WEFT_ROLE_SRC, src);
-    if (pass == WEFT_PASS_FWD || pass == WEFT_PASS_BWD_DATA || pass == WEFT_PASS_BWD)
-        wt_put(&p, args, WEFT_ROLE_WEIGHTS, &d->w);
-    wt_put(&p, args, pass == WEFT_PASS_FWD ? WEFT_ROLE_DST : WEFT_ROLE_DIFF_DST, dst);
-    if (pass == WEFT_PASS_BWD_DATA || pass == WEFT_PASS_BWD) wt_put(&p, args, WEFT_ROLE_DIFF_SRC, &d->dx);
-    if (pass == WEFT_PASS_BWD_WEIGHTS || pass == WEFT_PASS_BWD) wt_put(&p, args, WEFT_ROLE_DIFF_WEIGHTS, &d->dw);
-    if (bias && pass != WEFT_PASS_BWD_BIAS) wt_add_step(&p, WEFT_STEP_BIAS, 0, 0);
-    if (bias) wt_put_vector(&p, args, WEFT_ROLE_DIFF_BIAS, d->db.data, d->db.dtype, 1);
-    return wt_plan_with(call, &p, d->torch ? wt_wanted_of(pass, bias) : 0);
+static void begin(wt_call *call, const wt_gradients *d, weft_pass pass) {
+    wt_begin_conv(&call->p, WEFT_OP_CONV, pass, &d->g, &d->x, &d->w);
 }
 
-static weft_plan *plan_pass(wt_call *call, const wt_gradients *d, weft_pass pass, bool bias, weft_args *args) {
-    return plan_between(call, d, pass, &d->x, &d->dy, bias, args);
-}
-
-static bool run_between(wt_call *call, const wt_gradients *d, weft_pass pass, const wt_view *src, const wt_view *dst,
-                        bool bias) {
-    weft_args args = WEFT_ARGS_INIT;
-    weft_plan *plan = plan_between(call, d, pass, src, dst, bias, &args);
-    return wt_finish(call, plan, &args, wt_wanted_of(pass, bias));
-}
-
-/* diff_bias of a transposed convolution sums what is src there: the same sum over a 1x1 convolution that ends in it. */
-static bool run_bias_of_src(wt_call *call, const wt_gradients *d) {
-    wt_gradients unit = *d;
-    for (int a = 0; a < 3; a++)
-        unit.g.stride[a] = unit.g.dilation[a] = unit.w.dims[2 + a] = 1, unit.g.pad_lo[a] = unit.g.pad_hi[a] = 0;
-    unit.g.groups = unit.w.dims[0] = d->dy.dims[1];
-    return run_between(call, &unit, WEFT_PASS_BWD_BIAS, &d->dy, &d->dy, true);
-}
-
+/* From grad_output to input. diff_bias sums what is src there: the same sum over a 1x1 convolution that ends in it. */
 static bool run_transposed(wt_call *call, const wt_gradients *d) {
-    return (!(d->want & WT_WANT_INPUT) || run_between(call, d, WEFT_PASS_FWD, &d->dy, &d->dx, false)) &&
-           (!(d->want & WT_WANT_WEIGHT) || run_between(call, d, WEFT_PASS_BWD_WEIGHTS, &d->dy, &d->x, false)) &&
-           (!(d->want & WT_WANT_BIAS) || run_bias_of_src(call, d));
+    wt_gradients t = *d;
+    t.x = d->dy, t.dy = d->dx;
+    if (d->want & WT_WANT_INPUT && !wt_run_pass(call, &t, WEFT_PASS_FWD, false)) return false;
+    t.dy = d->x;
+    if (d->want & WT_WANT_WEIGHT && !wt_run_pass(call, &t, WEFT_PASS_BWD_WEIGHTS, false)) return false;
+    for (int a = 0; a < 3; a++)
+        t.g.stride[a] = t.g.dilation[a] = t.w.dims[2 + a] = 1, t.g.pad_lo[a] = t.g.pad_hi[a] = 0;
+    t.g.groups = t.w.dims[0] = d->dy.dims[1];
+    t.dy = d->dy;
+    return !(d->want & WT_WANT_BIAS) || wt_run_pass(call, &t, WEFT_PASS_BWD_BIAS, true);
 }
 
 /* grad_output must have the shape the forward operator gives; of a transposed one, any that leads back to input. */
@@ -167,11 +139,11 @@ static bool run_conv_backward(wt_call *call) {
     d.x = wt_see(&call->arg[B_INPUT].tensor, d.g.rank);
     d.w = wt_see(&call->arg[B_WEIGHT].tensor, d.g.rank);
     d.want = call->arg[B_WANT].integer;
-    d.plan = plan_pass;
+    d.begin = begin;
     /* on CUDA its gradients may add in an order that changes from run to run: in float64, where people compare bits and
      * differences, they are weft's own */
-    d.torch = !(call->cuda && dy->dtype == WEFT_DTYPE_F64) &&
-              call->arg[B_BIAS_DTYPE].integer == call->arg[B_INPUT].tensor.code;
+    d.torch = d.torch_bias = !(call->cuda && dy->dtype == WEFT_DTYPE_F64) &&
+                             call->arg[B_BIAS_DTYPE].integer == call->arg[B_INPUT].tensor.code;
     bool last = wt_is_last(&d.x);
     const wt_view *src = transposed ? &d.dy : &d.x;
     if (!wt_check_channels(call, &d.g, src, &d.w, 1, transposed ? "grad_output" : "input")) return false;

@@ -18,9 +18,9 @@ typedef struct loss {
     wt_rows t[MOST]; /* what lies along the rows, each with its role */
     weft_role role[MOST];
     int count;
-    void *reduced; /* a loss that is one number, or its gradient */
+    wt_view reduced; /* a loss that is one number, or its gradient */
     weft_role reduced_role;
-    const wt_tensor *weight;
+    int weight; /* where it stands; -1: there is none */
     bool probs;
     int64_t ignore, reduction;
     double smoothing;
@@ -47,12 +47,9 @@ static bool read_target(wt_call *call, loss *l, int input) {
 }
 
 static bool read_weight(wt_call *call, loss *l, int input) {
-    const wt_tensor *w = &call->arg[input + 2].tensor;
-    int64_t classes = l->s.sizes[l->s.channel];
-    l->weight = w;
-    if (!w->handle) return true;
-    if (!wt_check_length(call, input + 2, classes, "the classes")) return false;
-    return wt_check_same_type(call, input + 2, input);
+    l->weight = call->arg[input + 2].tensor.handle ? input + 2 : -1;
+    return l->weight < 0 || (wt_check_length(call, l->weight, l->s.sizes[l->s.channel], "the classes") &&
+                             wt_check_same_type(call, l->weight, input));
 }
 
 static bool read_settings(wt_call *call, loss *l, int at) {
@@ -76,31 +73,27 @@ static bool read_loss(wt_call *call, loss *l, int input, int settings) {
 }
 
 /* ---------------------------------------------------------------- the problem */
-static void put_loss(weft_problem *p, weft_args *args, const loss *l, const wt_view *v, weft_pass pass) {
-    wt_rows_problem(p, WEFT_OP_CROSS_ENTROPY, pass, v);
+static void put_loss(wt_call *call, const loss *l, const wt_view *v, weft_pass pass) {
+    weft_problem *p = wt_rows_begin(call, WEFT_OP_CROSS_ENTROPY, pass, v);
     p->attr[WEFT_CE_PROBABILITIES] = l->probs;
-    p->attr[WEFT_CE_WEIGHTED] = l->weight->handle != NULL;
+    p->attr[WEFT_CE_WEIGHTED] = l->weight >= 0;
     p->attr[WEFT_CE_IGNORE] = l->ignore;
     p->attr[WEFT_CE_REDUCTION] = l->reduction;
     p->real[WEFT_CE_SMOOTHING] = l->smoothing;
-    for (int i = 0; i < l->count; i++) wt_put(p, args, l->role[i], &v[i]);
-    if (!is_none(l)) wt_put_vector(p, args, l->reduced_role, l->reduced, v[SRC].dtype, 1);
-    if (l->weight->handle)
-        wt_put_vector(p, args, WEFT_ROLE_WEIGHTS, l->weight->data, l->weight->dtype, l->weight->strides[0]);
+    for (int i = 0; i < l->count; i++) wt_put(call, l->role[i], &v[i]);
+    if (!is_none(l)) wt_put(call, l->reduced_role, &l->reduced);
+    if (l->weight >= 0) wt_put_vector(call, WEFT_ROLE_WEIGHTS, l->weight);
 }
 
 /* Without classes a row has no loss: what is reduced is that of no rows at all. */
 static bool run_without_classes(wt_call *call, loss *l, wt_view *v) {
-    const wt_tensor none = {0};
-    weft_problem p;
-    weft_args args = WEFT_ARGS_INIT;
     for (int i = 2; i < l->count; i++)
-        if (wt.aoti_torch_zero_(l->t[i].handle)) return wt_fail(call, "a result could not be set to 0");
+        if (!wt_zero(call, l->t[i].handle)) return false;
     if (is_none(l)) return wt_rows_finish(call, l->t, l->count);
-    l->weight = &none;
+    l->weight = -1;
     for (int i = 0; i < l->count; i++) v[i].dims[0] = 0, v[i].dims[1] = 1;
-    put_loss(&p, &args, l, v, WEFT_PASS_FWD);
-    return wt_execute(call, wt_plan(call, &p), &args);
+    put_loss(call, l, v, WEFT_PASS_FWD);
+    return wt_run(call, false);
 }
 
 /* ---------------------------------------------------------------- labels */
@@ -142,7 +135,7 @@ static bool check_labels(wt_call *call, const loss *l, const wt_view *v) {
 /* A loss by row may hold NaN anywhere: reading the labels is cheaper than reading it. */
 static bool check_target(wt_call *call, const loss *l, const wt_view *v) {
     if (l->probs || !on_cpu(call)) return true; /* a GPU's memory cannot be read here */
-    return (!is_none(l) && v->dims[1] && !is_nan(l->reduced, v[SRC].dtype)) || check_labels(call, l, &v[LABELS]);
+    return (!is_none(l) && v->dims[1] && !is_nan(l->reduced.data, v[SRC].dtype)) || check_labels(call, l, &v[LABELS]);
 }
 
 /* ---------------------------------------------------------------- operators */
@@ -155,12 +148,13 @@ static bool torch_takes(const wt_call *call, const loss *l) {
 }
 
 static bool create_loss(wt_call *call, loss *l) {
-    int32_t code = l->t[SRC].code, wide = wt_dtype_of(code) == WEFT_DTYPE_F64 ? code : wt.aoti_torch_dtype_float32();
-    int64_t none = 0;
+    const int64_t none = 0;
+    wt_tensor t = {.sizes = &none, .strides = &none, .code = l->t[SRC].code};
     l->reduced_role = WEFT_ROLE_DST;
-    bool ok = is_none(l) ? wt_rows_create(call, 0, &l->s, false, false, code, along(l, WEFT_ROLE_DST))
-                         : wt_result(call, 0, 0, &none, &none, code, &l->reduced);
-    return ok && wt_rows_create(call, 1, &l->s, false, false, wide, along(l, WEFT_ROLE_LSE));
+    bool ok = is_none(l) ? wt_rows_create(call, 0, &l->s, false, false, t.code, along(l, WEFT_ROLE_DST))
+                         : wt_result(call, 0, &t);
+    l->reduced = (wt_view){t.handle, t.data, t.dtype, {1}, {1}};
+    return ok && wt_rows_create(call, 1, &l->s, false, false, wt_wide_code(t.code), along(l, WEFT_ROLE_LSE));
 }
 
 static bool run_cross_entropy(wt_call *call) {
@@ -170,11 +164,9 @@ static bool run_cross_entropy(wt_call *call) {
     if (is_none(&l) && !wt_shape_rows(&l.s)) return true;
     if (!wt_rows_fold(call, &l.s, l.t, l.count, v)) return false;
     if (!v->dims[1]) return check_target(call, &l, v) && run_without_classes(call, &l, v);
-    weft_problem p;
-    weft_args args = WEFT_ARGS_INIT;
-    put_loss(&p, &args, &l, v, WEFT_PASS_FWD);
-    weft_plan *plan = wt_plan_with(call, &p, torch_takes(call, &l) ? WT_ALL : 0);
-    bool theirs = wt_is_torch(plan), ok = wt_finish(call, plan, &args, WT_ALL);
+    put_loss(call, &l, v, WEFT_PASS_FWD);
+    weft_plan *plan = wt_plan_with(call, torch_takes(call, &l) ? WT_ALL : 0);
+    bool theirs = wt_is_torch(plan), ok = wt_finish(call, plan, &call->args, WT_ALL);
     /* the label that it stumbled over, if that was it */
     if (theirs) return ok || (on_cpu(call) && check_labels(call, &l, &v[LABELS]) && false);
     return ok && check_target(call, &l, v) && wt_rows_finish(call, l.t, l.count);
@@ -189,7 +181,7 @@ static bool check_grad(wt_call *call, loss *l) {
         return wt_fail(call, "lse: is %s, allowed: float32 or float64", wt_dtype_name(lse->code));
     if (!wt_rows_of(call, B_LSE, &l->s, false, along(l, WEFT_ROLE_LSE))) return false;
     if (is_none(l)) return wt_rows_of(call, B_GRAD, &l->s, false, along(l, WEFT_ROLE_DIFF_DST));
-    l->reduced = g->data;
+    l->reduced = (wt_view){g->handle, g->data, g->dtype, {1}, {1}};
     l->reduced_role = WEFT_ROLE_DIFF_DST;
     return !g->rank || wt_fail(call, "grad_output: has %lld dimensions, allowed: 0, as the loss that is reduced",
                                (long long)g->rank);
@@ -204,10 +196,8 @@ static bool run_cross_entropy_backward(wt_call *call) {
         return false;
     if (!wt_shape_rows(&l.s) || !l.s.sizes[l.s.channel]) return true;
     if (!wt_rows_fold(call, &l.s, l.t, l.count, v)) return false;
-    weft_problem p;
-    weft_args args = WEFT_ARGS_INIT;
-    put_loss(&p, &args, &l, v, WEFT_PASS_BWD);
-    return wt_rows_run(call, &p, &args, torch_takes(call, &l), l.t, l.count);
+    put_loss(call, &l, v, WEFT_PASS_BWD);
+    return wt_rows_run(call, torch_takes(call, &l), l.t, l.count);
 }
 WT_OPERATOR(cross_entropy_backward, "(Tensor grad_output, Tensor input, Tensor target, Tensor? weight, Tensor lse, int "
                                     "ignore_index, int reduction, float label_smoothing) -> Tensor")

@@ -88,6 +88,11 @@ typedef struct matrix {
     wt_handle into; /* a result whose batch is not one axis: it is computed into a copy */
 } matrix;
 
+/* The type of a number's halves. */
+static int32_t part_of(const wt_tensor *t) {
+    return t->dtype == WEFT_DTYPE_C64 ? WEFT_DTYPE_F32 : t->dtype == WEFT_DTYPE_C128 ? WEFT_DTYPE_F64 : t->dtype;
+}
+
 /* False: the axes before the matrix are not one by strides. */
 static bool fold(const product *m, const wt_tensor *t, wt_view *v) {
     int64_t scale = m->native ? 2 : 1, step = 0, count = 1;
@@ -99,11 +104,7 @@ static bool fold(const product *m, const wt_tensor *t, wt_view *v) {
             return false;
         count *= t->sizes[a];
     }
-    *v = (wt_view){.handle = t->handle,
-                   .data = t->data,
-                   .dtype = t->dtype == WEFT_DTYPE_C64    ? WEFT_DTYPE_F32
-                            : t->dtype == WEFT_DTYPE_C128 ? WEFT_DTYPE_F64
-                                                          : t->dtype};
+    *v = (wt_view){.handle = t->handle, .data = t->data, .dtype = part_of(t)};
     v->strides[0] = scale * step;
     v->strides[1] = scale * t->strides[m->lead];
     v->strides[2] = scale * t->strides[m->lead + 1];
@@ -111,67 +112,44 @@ static bool fold(const product *m, const wt_tensor *t, wt_view *v) {
     return true;
 }
 
-static void contiguous(const wt_tensor *t, int64_t *strides) {
-    int64_t step = 1; /* does not overflow: read() has counted the elements */
-    for (int64_t a = t->rank - 1; a >= 0; a--) strides[a] = step, step *= t->sizes[a] ? t->sizes[a] : 1;
-}
-
-/* A contiguous tensor of t's shape and type, folded. */
-static bool fold_scratch(wt_call *call, const product *m, const wt_tensor *t, wt_view *v) {
+/* A contiguous tensor of t's shape and type, folded; slot -1: scratch. */
+static bool make(wt_call *call, const product *m, int slot, const wt_tensor *like, matrix *y) {
     int64_t strides[AXES];
-    wt_tensor copy = *t;
-    wt_handle *slot = wt_scratch(call);
-    contiguous(t, strides);
-    copy.strides = strides;
-    if (!slot || !wt_empty(call, slot, t->rank, t->sizes, strides, t->code, &copy.data)) return false;
-    copy.handle = *slot;
-    return fold(m, &copy, v);
+    wt_tensor t = {.rank = like->rank, .sizes = like->sizes, .strides = strides, .code = like->code};
+    wt_dense_along(strides, t.sizes, t.rank, NULL); /* read() has counted the elements */
+    if (!wt_result(call, slot, &t)) return false;
+    y->into = NULL;
+    if (fold(m, &t, &y->v)) return true;
+    if (!make(call, m, -1, like, y)) return false;
+    y->into = t.handle;
+    return true;
 }
 
 static bool see(wt_call *call, const product *m, int at, wt_view *v) {
     const wt_tensor *t = &call->arg[at].tensor;
+    matrix copy;
     if (fold(m, t, v)) return true;
-    return fold_scratch(call, m, t, v) && (!wt.aoti_torch_copy_(v->handle, t->handle, 0) ||
-                                           wt_fail(call, "%s: could not be copied", call->op->name[at]));
+    if (!make(call, m, -1, t, &copy) || !wt_copy(call, copy.v.handle, t->handle, call->op->name[at])) return false;
+    *v = copy.v;
+    return true;
 }
 
-/* Result number `slot`, of the shape and type of argument `like`. */
-static bool create(wt_call *call, const product *m, int slot, int like, matrix *y) {
-    int64_t strides[AXES];
-    wt_tensor t = call->arg[like].tensor;
-    contiguous(&t, strides);
-    t.strides = strides;
-    y->into = NULL;
-    if (!wt_result(call, slot, t.rank, t.sizes, strides, t.code, &t.data)) return false;
-    t.handle = call->out[slot] ? call->out[slot] : call->arg[call->op->nargs - 1].tensor.handle;
-    if (fold(m, &t, &y->v)) return true;
-    y->into = t.handle;
-    return fold_scratch(call, m, &t, &y->v);
-}
-
-static bool run_product(wt_call *call, weft_problem *p, const weft_args *args, int64_t want, const matrix *y) {
-    weft_plan *plan = wt_plan_with(call, p, want);
+static bool run_product(wt_call *call, int64_t want, const matrix *y) {
+    weft_plan *plan = wt_plan_with(call, want);
     const bool written = !y->into || wt_is_torch(plan);
-    return wt_finish(call, plan, args, want) &&
-           (written || !wt.aoti_torch_copy_(y->into, y->v.handle, 0) || wt_fail(call, "out: could not be written"));
+    return wt_finish(call, plan, &call->args, want) && (written || wt_copy(call, y->into, y->v.handle, "out"));
 }
 
 /* x and its gradient: one axis, and 2 of complex numbers. */
-static wt_view vector(const product *m, const wt_tensor *t, const int64_t *strides, void *data) {
-    wt_view v = {.handle = t->handle,
-                 .data = data,
-                 .dtype = t->dtype == WEFT_DTYPE_C64    ? WEFT_DTYPE_F32
-                          : t->dtype == WEFT_DTYPE_C128 ? WEFT_DTYPE_F64
-                                                        : t->dtype};
-    v.strides[0] = strides[0] * (m->native ? 2 : 1);
-    v.strides[1] = m->native ? 1 : m->pair ? strides[1] : 0;
+static wt_view vector(const product *m, const wt_tensor *t) {
+    wt_view v = {.handle = t->handle, .data = t->data, .dtype = part_of(t)};
+    v.strides[0] = t->strides[0] * (m->native ? 2 : 1);
+    v.strides[1] = m->native ? 1 : m->pair ? t->strides[1] : 0;
     return v;
 }
 
-static wt_view see_vector(const product *m, const wt_tensor *t) { return vector(m, t, t->strides, t->data); }
-
-static void describe(weft_problem *p, const product *m, weft_pass pass) {
-    p->size = sizeof(*p);
+static void describe(wt_call *call, const product *m, weft_pass pass) {
+    weft_problem *p = &call->p;
     weft_problem_init(p, m->op, pass, 0);
     p->n = m->n;
     p->attr[WEFT_DGMM_ROWS] = m->rows;
@@ -204,15 +182,13 @@ static bool forward(wt_call *call, weft_op op) {
     product m;
     matrix y;
     wt_view a;
-    if (!read(call, &m, op, INPUT, X, SIDE) || !create(call, &m, 0, INPUT, &y)) return false;
+    if (!read(call, &m, op, INPUT, X, SIDE) || !make(call, &m, 0, &call->arg[INPUT].tensor, &y)) return false;
     if (is_empty(&m)) return true;
     if (!see(call, &m, INPUT, &a)) return false;
-    wt_view x = see_vector(&m, &call->arg[X].tensor);
-    weft_problem p;
-    weft_args args = WEFT_ARGS_INIT;
-    describe(&p, &m, WEFT_PASS_FWD);
-    WT_PUT(&p, &args, {WEFT_ROLE_SRC, &a}, {WEFT_ROLE_WEIGHTS, &x}, {WEFT_ROLE_DST, &y.v});
-    return run_product(call, &p, &args, torch_takes(call, &m, false) ? WT_ALL : 0, &y);
+    wt_view x = vector(&m, &call->arg[X].tensor);
+    describe(call, &m, WEFT_PASS_FWD);
+    WT_PUT(call, {WEFT_ROLE_SRC, &a}, {WEFT_ROLE_WEIGHTS, &x}, {WEFT_ROLE_DST, &y.v});
+    return run_product(call, torch_takes(call, &m, false) ? WT_ALL : 0, &y);
 }
 
 static bool run_dgmm(wt_call *call) { return forward(call, WEFT_OP_DGMM); }
@@ -228,19 +204,13 @@ static bool check_grad(wt_call *call) {
 }
 
 static bool create_vector(wt_call *call, const product *m, wt_view *v) {
-    const wt_tensor *t = &call->arg[B_X].tensor;
     int64_t strides[2];
-    void *data;
-    contiguous(t, strides);
-    if (!wt_result(call, 1, t->rank, t->sizes, strides, t->code, &data)) return false;
-    *v = vector(m, t, strides, data);
+    wt_tensor t = call->arg[B_X].tensor;
+    wt_dense_along(strides, t.sizes, t.rank, NULL);
+    t.strides = strides;
+    if (!wt_result(call, 1, &t)) return false;
+    *v = vector(m, &t);
     return true;
-}
-
-static bool create_nothing(wt_call *call, int slot) {
-    int64_t none = 0, step = 1;
-    void *data;
-    return wt_result(call, slot, 1, &none, &step, call->arg[B_INPUT].tensor.code, &data);
 }
 
 /* want: which of the two gradients; the other result has no elements. */
@@ -249,25 +219,23 @@ static bool backward(wt_call *call, weft_op op) {
     product m;
     matrix da = {.into = NULL};
     wt_view g, a, dx;
-    int64_t want = call->arg[B_WANT].integer;
+    const int64_t want = call->arg[B_WANT].integer;
+    const int32_t code = call->arg[B_INPUT].tensor.code;
     if (want < 0 || want > 3) return wt_fail(call, "want: is %lld, allowed: 0 to 3", (long long)want);
     if (!read(call, &m, op, B_INPUT, B_X, B_SIDE) || !check_grad(call) ||
-        !(want & WANT_INPUT ? create(call, &m, 0, B_INPUT, &da) : create_nothing(call, 0)) ||
-        !(want & WANT_X ? create_vector(call, &m, &dx) : create_nothing(call, 1)))
+        !(want & WANT_INPUT ? make(call, &m, 0, &call->arg[B_INPUT].tensor, &da)
+                            : wt_create_vector(call, 0, &da.v, 0, code)) ||
+        !(want & WANT_X ? create_vector(call, &m, &dx) : wt_create_vector(call, 1, &dx, 0, code)))
         return false;
     if (!want) return true;
-    if (is_empty(&m))
-        return !(want & WANT_X) || !wt.aoti_torch_zero_(call->out[1]) ||
-               wt_fail(call, "the gradient of x could not be set to 0");
+    if (is_empty(&m)) return !(want & WANT_X) || wt_zero(call, call->out[1]);
     if (!see(call, &m, B_GRAD, &g) || (want & WANT_X && !see(call, &m, B_INPUT, &a))) return false;
-    wt_view x = see_vector(&m, &call->arg[B_X].tensor);
-    weft_problem p;
-    weft_args args = WEFT_ARGS_INIT;
-    describe(&p, &m, passes[want]);
-    wt_put(&p, &args, WEFT_ROLE_DIFF_DST, &g);
-    if (want & WANT_X) wt_put(&p, &args, WEFT_ROLE_SRC, &a), wt_put(&p, &args, WEFT_ROLE_DIFF_WEIGHTS, &dx);
-    if (want & WANT_INPUT) wt_put(&p, &args, WEFT_ROLE_WEIGHTS, &x), wt_put(&p, &args, WEFT_ROLE_DIFF_SRC, &da.v);
-    return run_product(call, &p, &args, torch_takes(call, &m, want & WANT_X) ? want : 0, &da);
+    wt_view x = vector(&m, &call->arg[B_X].tensor);
+    describe(call, &m, passes[want]);
+    wt_put(call, WEFT_ROLE_DIFF_DST, &g);
+    if (want & WANT_X) wt_put(call, WEFT_ROLE_SRC, &a), wt_put(call, WEFT_ROLE_DIFF_WEIGHTS, &dx);
+    if (want & WANT_INPUT) wt_put(call, WEFT_ROLE_WEIGHTS, &x), wt_put(call, WEFT_ROLE_DIFF_SRC, &da.v);
+    return run_product(call, torch_takes(call, &m, want & WANT_X) ? want : 0, &da);
 }
 
 static bool run_dgmm_backward(wt_call *call) { return backward(call, WEFT_OP_DGMM); }

@@ -83,10 +83,23 @@ bool wt_check_channels(wt_call *call, const wt_geometry *g, const wt_view *x, co
     return true;
 }
 
+bool wt_see_exactly(wt_call *call, int at, const wt_geometry *g, const int64_t dims[5], wt_view *v) {
+    const wt_tensor *t = &call->arg[at].tensor;
+    const int full = g->rank + (g->batched ? 2 : 1);
+    const char *name = call->op->name[at];
+    if (t->rank != full)
+        return wt_fail(call, "%s: has %lld dimensions, allowed: as many as input, %d", name, (long long)t->rank, full);
+    *v = wt_see(t, g->rank);
+    for (int a = 0; a < 5; a++)
+        if (v->dims[a] != dims[a])
+            return wt_fail(call, "%s: has %lld elements along axis %c, allowed: %lld, as the forward operator gives",
+                           name, (long long)v->dims[a], "ncdhw"[a], (long long)dims[a]);
+    return true;
+}
+
 /* ---------------------------------------------------------------- the problem */
-void wt_begin(weft_problem *p, weft_op op, weft_pass pass, const wt_geometry *g, const wt_view *src,
-              const wt_view *weights) {
-    p->size = sizeof(*p);
+void wt_begin_conv(weft_problem *p, weft_op op, weft_pass pass, const wt_geometry *g, const wt_view *src,
+                   const wt_view *weights) {
     weft_problem_init(p, op, pass, g->rank);
     p->n = src->dims[0];
     p->c = src->dims[1];
@@ -113,14 +126,12 @@ bool wt_check_act(wt_call *call, int at) {
            wt_fail(call, "lo: is %g with hi %g, allowed: a low bound not above the high one", lo, hi);
 }
 
-bool wt_put_epilogue(wt_call *call, weft_problem *p, weft_args *args, int bias, int at) {
-    const wt_tensor *b = &call->arg[bias].tensor;
+bool wt_put_epilogue(wt_call *call, int bias, int at) {
+    weft_problem *p = &call->p;
     const char *act = call->arg[at].text;
     if (!wt_check_act(call, at)) return false;
-    if (b->handle) {
-        wt_add_step(p, WEFT_STEP_BIAS, 0, 0);
-        wt_put_vector(p, args, WEFT_ROLE_BIAS, b->data, b->dtype, b->strides[0]);
-    }
+    if (call->arg[bias].tensor.handle) wt_add_step(p, WEFT_STEP_BIAS, 0, 0);
+    wt_put_vector(call, WEFT_ROLE_BIAS, bias);
     if (!strcmp(act, "relu")) wt_add_step(p, WEFT_STEP_RELU, 0, 0);
     if (!strcmp(act, "clip")) wt_add_step(p, WEFT_STEP_CLIP, call->arg[at + 1].real, call->arg[at + 2].real);
     return true;
@@ -129,70 +140,84 @@ bool wt_put_epilogue(wt_call *call, weft_problem *p, weft_args *args, int bias, 
 /* ---------------------------------------------------------------- gradients */
 /* Results that are not wanted have no elements. */
 bool wt_create_wanted(wt_call *call, wt_gradients *d, bool vector, int input, int bias_dtype) {
+    const bool data = d->want & WT_WANT_INPUT, weight = d->want & WT_WANT_WEIGHT, bias = d->want & WT_WANT_BIAS;
     /* see conv on no channels */
-    const int64_t none = 0, unit = 1, channels = d->dy.dims[1] || vector ? d->dy.dims[1] : d->w.dims[0];
-    int32_t code = call->arg[input].tensor.code, bias_code = (int32_t)call->arg[bias_dtype].integer;
-    bool weight = d->want & WT_WANT_WEIGHT;
-    bool ok = d->want & WT_WANT_INPUT
-                  ? wt_create(call, 0, &d->dx, d->x.dims, d->g.rank, wt_is_last(&d->x), d->g.batched, code)
-                  : wt_empty(call, &call->out[0], 1, &none, &unit, code, &d->dx.data);
-    ok = ok &&
-         (weight && !vector ? wt_create(call, 1, &d->dw, d->w.dims, d->g.rank, wt_is_last(&d->w), true, code)
-                            : wt_empty(call, &call->out[1], 1, weight ? d->w.dims : &none, &unit, code, &d->dw.data));
-    ok = ok &&
-         wt_empty(call, &call->out[2], 1, d->want & WT_WANT_BIAS ? &channels : &none, &unit, bias_code, &d->db.data);
-    d->dw.dtype = wt_dtype_of(code);
-    d->db.dtype = wt_dtype_of(bias_code);
-    return ok;
+    const int64_t channels = d->dy.dims[1] || vector ? d->dy.dims[1] : d->w.dims[0];
+    const int32_t code = call->arg[input].tensor.code;
+    bool ok = data ? wt_create(call, 0, &d->dx, d->x.dims, d->g.rank, wt_is_last(&d->x), d->g.batched, code)
+                   : wt_create_vector(call, 0, &d->dx, 0, code);
+    ok = ok && (weight && !vector ? wt_create(call, 1, &d->dw, d->w.dims, d->g.rank, wt_is_last(&d->w), true, code)
+                                  : wt_create_vector(call, 1, &d->dw, weight ? d->w.dims[0] : 0, code));
+    return ok && wt_create_vector(call, 2, &d->db, bias ? channels : 0, (int32_t)call->arg[bias_dtype].integer);
 }
 
 bool wt_zero_wanted(wt_call *call) {
-    for (int i = 0; i < 3; i++)
-        if (wt.aoti_torch_zero_(call->out[i])) return wt_fail(call, "a gradient could not be set to 0");
-    return true;
+    return wt_zero(call, call->out[0]) && wt_zero(call, call->out[1]) && wt_zero(call, call->out[2]);
 }
 
-static bool finish(wt_call *call, const wt_gradients *d, weft_plan *plan, const weft_args *args, int64_t want) {
-    return wt_finish(call, plan, args, d->torch ? want : 0);
-}
-
-static bool run_pass(wt_call *call, const wt_gradients *d, weft_pass pass, bool bias) {
-    weft_args args = WEFT_ARGS_INIT;
-    return finish(call, d, d->plan(call, d, pass, bias, &args), &args, wt_wanted_of(pass, bias));
-}
-
-int64_t wt_wanted_of(weft_pass pass, bool bias) {
+/* Which gradients a pass gives. */
+static int64_t wanted_of(weft_pass pass, bool bias) {
     bool data = pass == WEFT_PASS_BWD_DATA || pass == WEFT_PASS_BWD || pass == WEFT_PASS_FWD,
          weights = pass == WEFT_PASS_BWD_WEIGHTS || pass == WEFT_PASS_BWD;
     return (data ? WT_WANT_INPUT : 0) | (weights ? WT_WANT_WEIGHT : 0) | (bias ? WT_WANT_BIAS : 0);
 }
 
+typedef struct planned { /* one pass */
+    weft_plan *plan;
+    weft_args args;
+    int64_t want;
+} planned;
+
+static weft_plan *plan_pass(wt_call *call, const wt_gradients *d, weft_pass pass, bool bias, planned *to) {
+    const int64_t want = wanted_of(pass, bias);
+    const bool fwd = pass == WEFT_PASS_FWD, alone = pass == WEFT_PASS_BWD_BIAS;
+    call->args = (weft_args)WEFT_ARGS_INIT;
+    d->begin(call, d, pass);
+    if (fwd || want & WT_WANT_WEIGHT) wt_put(call, WEFT_ROLE_SRC, &d->x);
+    if (want & WT_WANT_INPUT) wt_put(call, WEFT_ROLE_WEIGHTS, &d->w);
+    wt_put(call, fwd ? WEFT_ROLE_DST : WEFT_ROLE_DIFF_DST, &d->dy);
+    if (!fwd && want & WT_WANT_INPUT) wt_put(call, WEFT_ROLE_DIFF_SRC, &d->dx);
+    if (want & WT_WANT_WEIGHT) wt_put(call, WEFT_ROLE_DIFF_WEIGHTS, &d->dw);
+    if (bias && !alone) wt_add_step(&call->p, WEFT_STEP_BIAS, 0, 0);
+    if (bias) wt_put(call, WEFT_ROLE_DIFF_BIAS, &d->db);
+    to->want = (alone ? d->torch_bias : d->torch) ? want : 0;
+    to->plan = wt_plan_with(call, to->want);
+    to->args = call->args;
+    return to->plan;
+}
+
+static bool finish(wt_call *call, const planned *pass) { return wt_finish(call, pass->plan, &pass->args, pass->want); }
+
+bool wt_run_pass(wt_call *call, const wt_gradients *d, weft_pass pass, bool bias) {
+    planned one;
+    plan_pass(call, d, pass, bias, &one);
+    return finish(call, &one);
+}
+
 /* Both large gradients: in one pass, unless two kernels of their own promise to be faster than the one for both. */
 static bool run_both(wt_call *call, const wt_gradients *d, bool bias) {
     const double worth_asking = 20e3; /* ns; below it the question costs as much as the answer */
-    weft_args args[3] = {WEFT_ARGS_INIT, WEFT_ARGS_INIT, WEFT_ARGS_INIT};
-    weft_plan *both = d->plan(call, d, WEFT_PASS_BWD, bias, &args[0]);
-    if (!both || wt_estimate(both) < worth_asking)
-        return finish(call, d, both, &args[0], wt_wanted_of(WEFT_PASS_BWD, bias));
-    weft_plan *data = d->plan(call, d, WEFT_PASS_BWD_DATA, false, &args[1]);
-    weft_plan *weights = data ? d->plan(call, d, WEFT_PASS_BWD_WEIGHTS, bias, &args[2]) : NULL;
-    bool apart = weights && wt_estimate(data) + wt_estimate(weights) < wt_estimate(both);
+    planned both, data = {.plan = NULL}, weights = {.plan = NULL};
+    if (!plan_pass(call, d, WEFT_PASS_BWD, bias, &both) || wt_estimate(both.plan) < worth_asking)
+        return finish(call, &both);
+    bool apart = plan_pass(call, d, WEFT_PASS_BWD_DATA, false, &data) &&
+                 plan_pass(call, d, WEFT_PASS_BWD_WEIGHTS, bias, &weights) &&
+                 wt_estimate(data.plan) + wt_estimate(weights.plan) < wt_estimate(both.plan);
     if (apart) {
-        weft_plan_release(both);
-        bool ok = finish(call, d, data, &args[1], WT_WANT_INPUT);
-        if (ok) return finish(call, d, weights, &args[2], wt_wanted_of(WEFT_PASS_BWD_WEIGHTS, bias));
-        weft_plan_release(weights);
+        weft_plan_release(both.plan);
+        if (finish(call, &data)) return finish(call, &weights);
+        weft_plan_release(weights.plan);
         return false;
     }
-    weft_plan_release(data);
-    weft_plan_release(weights);
-    return finish(call, d, both, &args[0], wt_wanted_of(WEFT_PASS_BWD, bias));
+    weft_plan_release(data.plan);
+    weft_plan_release(weights.plan);
+    return finish(call, &both);
 }
 
 bool wt_run_wanted(wt_call *call, const wt_gradients *d) {
     bool data = d->want & WT_WANT_INPUT, weights = d->want & WT_WANT_WEIGHT, bias = d->want & WT_WANT_BIAS;
     if (data && weights) return run_both(call, d, bias);
-    if (weights) return run_pass(call, d, WEFT_PASS_BWD_WEIGHTS, bias);
-    return (!data || run_pass(call, d, WEFT_PASS_BWD_DATA, false)) &&
-           (!bias || run_pass(call, d, WEFT_PASS_BWD_BIAS, true));
+    if (weights) return wt_run_pass(call, d, WEFT_PASS_BWD_WEIGHTS, bias);
+    return (!data || wt_run_pass(call, d, WEFT_PASS_BWD_DATA, false)) &&
+           (!bias || wt_run_pass(call, d, WEFT_PASS_BWD_BIAS, true));
 }

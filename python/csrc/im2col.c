@@ -71,10 +71,10 @@ static void spread_out(const columns *g, const int64_t *strides, int64_t step[8]
     step[1] = step[2] * g->w.kernel[0];
 }
 
-static void put_columns(weft_problem *p, weft_args *args, weft_role role, const columns *g, const wt_view *v,
-                        const int64_t *strides) {
-    wt_put(p, args, role, v);
-    spread_out(g, strides, weft_problem_tensor(p, role)->strides);
+static void put_columns(wt_call *call, weft_role role, const columns *g, const wt_tensor *t) {
+    const wt_view v = {.data = t->data, .dtype = t->dtype};
+    wt_put(call, role, &v);
+    spread_out(g, t->strides, weft_problem_tensor(&call->p, role)->strides);
 }
 
 /* ---------------------------------------------------------------- PyTorch's own operators, which are 2D */
@@ -92,37 +92,26 @@ static bool torch_takes(const wt_call *call, const columns *g, bool sums) {
 
 /* ---------------------------------------------------------------- operators */
 
-static bool create_columns(wt_call *call, const columns *g, wt_view *v, int64_t strides[8]) {
-    int64_t sizes[8], step = 1;
-    bool fits;
-    int rank = sizes_of(g, sizes, &fits);
-    for (int a = rank - 1; a >= 0; a--) {
-        strides[a] = step;
-        fits = fits && !__builtin_mul_overflow(step, sizes[a] ? sizes[a] : 1, &step);
-    }
-    if (!fits) return wt_fail(call, "the result has 2^63 elements or more, allowed: fewer");
-    int32_t code = call->arg[INPUT].tensor.code;
-    *v = (wt_view){.dtype = wt_dtype_of(code)};
-    return wt_result(call, 0, rank, sizes, strides, code, &v->data);
-}
-
 static bool run_im2col(wt_call *call) {
     columns g;
-    wt_view y;
-    int64_t strides[8];
+    int64_t sizes[8], strides[8];
+    bool fits;
+    wt_tensor y = {.sizes = sizes, .strides = strides, .code = call->arg[INPUT].tensor.code};
     if (!begin(call, &g, KERNEL) || !check_input(call, &g, g.w.rank + 1) || !read_window(call, &g, KERNEL))
         return false;
     wt_view x = wt_see(&call->arg[INPUT].tensor, g.w.rank);
     g.c = x.dims[1];
     memcpy(g.w.in, x.dims + 2, sizeof(g.w.in));
-    if (!wt_window_sizes(call, &g.w, "input", false) || !create_columns(call, &g, &y, strides)) return false;
+    if (!wt_window_sizes(call, &g.w, "input", false)) return false;
+    y.rank = sizes_of(&g, sizes, &fits);
+    if (!wt_dense_along(strides, sizes, y.rank, NULL) || !fits)
+        return wt_fail(call, "the result has 2^63 elements or more, allowed: fewer");
+    if (!wt_result(call, 0, &y)) return false;
     if (!g.n) return true;
-    weft_problem p;
-    weft_args args = WEFT_ARGS_INIT;
-    wt_window_describe(&p, &g.w, WEFT_OP_IM2COL, WEFT_PASS_FWD, g.n, g.c);
-    wt_put(&p, &args, WEFT_ROLE_SRC, &x);
-    put_columns(&p, &args, WEFT_ROLE_DST, &g, &y, strides);
-    return wt_run(call, &p, &args, torch_takes(call, &g, false));
+    wt_window_describe(&call->p, &g.w, WEFT_OP_IM2COL, WEFT_PASS_FWD, g.n, g.c);
+    wt_put(call, WEFT_ROLE_SRC, &x);
+    put_columns(call, WEFT_ROLE_DST, &g, &y);
+    return wt_run(call, torch_takes(call, &g, false));
 }
 WT_OPERATOR_OUT(
     im2col,
@@ -160,15 +149,12 @@ static bool run_col2im(wt_call *call) {
     if (!wt_window_sizes(call, &g.w, name, false) || !check_fits(call, &g)) return false;
     int64_t dims[5] = {g.n, g.c, g.w.in[0], g.w.in[1], g.w.in[2]};
     const wt_tensor *t = &call->arg[INPUT].tensor;
-    wt_view x = {.handle = t->handle, .data = t->data, .dtype = t->dtype};
     if (!wt_create(call, 0, &y, dims, g.w.rank, false, g.w.batched, t->code)) return false;
     if (!g.n) return true;
-    weft_problem p;
-    weft_args args = WEFT_ARGS_INIT;
-    wt_window_describe(&p, &g.w, WEFT_OP_COL2IM, WEFT_PASS_FWD, g.n, g.c);
-    put_columns(&p, &args, WEFT_ROLE_SRC, &g, &x, t->strides);
-    wt_put(&p, &args, WEFT_ROLE_DST, &y);
-    return wt_run(call, &p, &args, torch_takes(call, &g, true));
+    wt_window_describe(&call->p, &g.w, WEFT_OP_COL2IM, WEFT_PASS_FWD, g.n, g.c);
+    put_columns(call, WEFT_ROLE_SRC, &g, t);
+    wt_put(call, WEFT_ROLE_DST, &y);
+    return wt_run(call, torch_takes(call, &g, true));
 }
 WT_OPERATOR_OUT(col2im, "(Tensor input, SymInt[] size, SymInt[] kernel_size, SymInt[] stride, SymInt[] padding, "
                         "SymInt[] dilation, bool flat) -> Tensor")

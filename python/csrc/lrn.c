@@ -1,18 +1,12 @@
 /* Local response normalisation across channels, and its gradient. Data has 3 to 5 dimensions, (n, c) and spatial
  * axes. */
-#include <string.h>
-
 #include "binding.h"
 
 enum { INPUT, SIZE, ALPHA, BETA, K };
 enum { B_GRAD, B_INPUT }; /* size, alpha, beta and k follow as above, one further on */
 
 static bool check_data(wt_call *call, int at) {
-    const wt_tensor *t = &call->arg[at].tensor;
-    if (t->rank < 3 || t->rank > 5)
-        return wt_fail(call, "%s: has %lld dimensions, allowed: 3 to 5, batch and channels first", call->op->name[at],
-                       (long long)t->rank);
-    return wt_check_float(call, at) && wt_check_sizes(call, at);
+    return wt_check_data(call, at, 3, 5, "3 to 5, batch and channels first");
 }
 
 static bool check_size(wt_call *call, int at) {
@@ -22,12 +16,8 @@ static bool check_size(wt_call *call, int at) {
 }
 
 /* at: where size stands */
-static void begin(wt_call *call, weft_problem *p, weft_pass pass, const wt_view *x, int rank, int at) {
-    p->size = sizeof(*p);
-    weft_problem_init(p, WEFT_OP_LRN, pass, rank);
-    p->n = x->dims[0];
-    p->c = x->dims[1];
-    memcpy(p->in, x->dims + 2, sizeof(p->in));
+static void begin(wt_call *call, weft_pass pass, const wt_view *x, int rank, int at) {
+    weft_problem *p = wt_begin(call, WEFT_OP_LRN, pass, rank, x);
     p->attr[WEFT_LRN_SIZE] = call->arg[at].integer;
     p->real[WEFT_LRN_ALPHA] = call->arg[at + ALPHA - SIZE].real;
     p->real[WEFT_LRN_BETA] = call->arg[at + BETA - SIZE].real;
@@ -41,11 +31,9 @@ static bool run_lrn(wt_call *call) {
     wt_view x = wt_see(t, rank), y;
     if (!wt_create(call, 0, &y, x.dims, rank, wt_is_last(&x), true, t->code)) return false;
     if (wt_is_empty(&y)) return true;
-    weft_problem p;
-    weft_args args = WEFT_ARGS_INIT;
-    begin(call, &p, WEFT_PASS_FWD, &x, rank, SIZE);
-    WT_PUT(&p, &args, {WEFT_ROLE_SRC, &x}, {WEFT_ROLE_DST, &y});
-    return wt_execute(call, wt_plan(call, &p), &args);
+    begin(call, WEFT_PASS_FWD, &x, rank, SIZE);
+    WT_PUT(call, {WEFT_ROLE_SRC, &x}, {WEFT_ROLE_DST, &y});
+    return wt_run(call, false);
 }
 WT_OPERATOR_OUT(lrn, "(Tensor input, SymInt size, float alpha, float beta, float k) -> Tensor")
 
@@ -60,10 +48,8 @@ static bool run_lrn_backward(wt_call *call) {
     if (!wt_create(call, 0, &dx, x.dims, rank, last, true, t->code)) return false;
     if (wt_is_empty(&dx)) return true;
     if (!wt_match_format(call, &dy, rank, last, true, t->code, "grad_output")) return false;
-    weft_problem p;
-    weft_args args = WEFT_ARGS_INIT;
-    begin(call, &p, WEFT_PASS_BWD, &x, rank, SIZE + 1);
-    WT_PUT(&p, &args, {WEFT_ROLE_SRC, &x}, {WEFT_ROLE_DIFF_DST, &dy}, {WEFT_ROLE_DIFF_SRC, &dx});
-    return wt_execute(call, wt_plan(call, &p), &args);
+    begin(call, WEFT_PASS_BWD, &x, rank, SIZE + 1);
+    WT_PUT(call, {WEFT_ROLE_SRC, &x}, {WEFT_ROLE_DIFF_DST, &dy}, {WEFT_ROLE_DIFF_SRC, &dx});
+    return wt_run(call, false);
 }
 WT_OPERATOR(lrn_backward, "(Tensor grad_output, Tensor input, SymInt size, float alpha, float beta, float k) -> Tensor")

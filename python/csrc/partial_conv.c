@@ -41,13 +41,7 @@ static bool see_mask(wt_call *call, int at, partial *q) {
     if (!wt_is_float(t->dtype) && t->dtype != WEFT_DTYPE_U8)
         return wt_fail(call, "mask: is %s, allowed: bool, uint8, float32, float64, float16 or bfloat16",
                        wt_dtype_name(t->code));
-    q->mask = wt_see(t, g->rank);
-    if (q->plane) { /* wt_see took n for c */
-        q->mask.dims[0] = g->batched ? q->mask.dims[1] : 1;
-        q->mask.strides[0] = g->batched ? q->mask.strides[1] : 0;
-        q->mask.dims[1] = 1;
-        q->mask.strides[1] = 0;
-    }
+    q->mask = wt_see_along(t, wt_axes(g->rank, g->batched, !q->plane));
     for (int a = 0; a < 5; a++) {
         int64_t got = q->mask.dims[a], allowed = q->d.x.dims[a];
         if (got != allowed && (a > 1 || got != 1))
@@ -92,13 +86,18 @@ static bool open_partial(wt_call *call, partial *q, int input, int mask, int str
 /* 0: none, 1: one channel, 2: a channel each */
 static int64_t mask_kind(const partial *q) { return !q->mask.handle ? 0 : q->mask.dims[1] == 1 ? 1 : 2; }
 
-static void begin(weft_problem *p, const partial *q, weft_pass pass) {
-    wt_begin(p, WEFT_OP_PARTIAL_CONV, pass, &q->d.g, &q->d.x, &q->d.w);
+static void begin(wt_call *call, const wt_gradients *d, weft_pass pass) {
+    const partial *q = (const partial *)d;
+    weft_problem *p = &call->p;
+    wt_begin_conv(p, WEFT_OP_PARTIAL_CONV, pass, &d->g, &d->x, &d->w);
     p->o = q->out[1];
     p->attr[WEFT_PARTIAL_MASK] = mask_kind(q);
     p->attr[WEFT_PARTIAL_SHARED] = q->mask.handle && q->mask.dims[0] != q->d.x.dims[0];
     p->attr[WEFT_PARTIAL_TRANSPOSED] = q->transposed;
+    p->attr[WEFT_PARTIAL_BIASED] = pass != WEFT_PASS_FWD && q->biased;
     for (int a = 0; a < 3; a++) p->attr[WEFT_PARTIAL_OUTPAD + a] = q->extra[a];
+    if (q->mask.handle && pass != WEFT_PASS_BWD_BIAS) wt_put(call, WEFT_ROLE_MASK, &q->mask);
+    wt_put(call, WEFT_ROLE_SUMS, &q->sums);
 }
 
 /* The dims of the new mask (channels: of the result) or of the sums (channels: groups); one for all without a mask. */
@@ -106,26 +105,6 @@ static void mask_dims(const partial *q, int64_t channels, int64_t dims[5]) {
     dims[0] = q->mask.handle ? q->mask.dims[0] : 1;
     dims[1] = mask_kind(q) == 2 ? channels : 1;
     for (int a = 2; a < 5; a++) dims[a] = q->out[a];
-}
-
-/* The new mask has the axes that the mask has. */
-static bool create_mask(wt_call *call, partial *q, bool last) {
-    const wt_geometry *g = &q->d.g;
-    wt_view *v = &q->fresh;
-    int64_t sizes[5], strides[5];
-    int axis[5], n = 0;
-    mask_dims(q, q->out[1], v->dims);
-    if (!wt_dense(v->strides, v->dims, last))
-        return wt_fail(call, "the new mask has more elements than memory, allowed: fewer than 2^63");
-    for (int a = 0; a < 5; a++)
-        if (a == 0 ? g->batched : a == 1 ? !q->plane : a >= 5 - g->rank)
-            sizes[n] = v->dims[a], strides[n] = v->strides[a], axis[n++] = a;
-    int32_t code = call->arg[q->mask.handle ? MASK : INPUT].tensor.code;
-    v->dtype = wt_dtype_of(code);
-    if (!wt_result(call, 1, n, sizes, strides, code, &v->data)) return false;
-    v->handle = call->out[1] ? call->out[1] : call->arg[call->op->nargs - 1].tensor.handle;
-    for (int i = 0; i < n; i++) v->strides[axis[i]] = strides[i];
-    return true;
 }
 
 /* ---------------------------------------------------------------- PyTorch's own
@@ -178,13 +157,15 @@ static bool run_partial_conv(wt_call *call) {
         !wt_check_act(call, ACT))
         return false;
     const wt_geometry *g = &q.d.g;
-    int32_t code = call->arg[INPUT].tensor.code,
-            wide = q.d.x.dtype == WEFT_DTYPE_F64 ? code : wt.aoti_torch_dtype_float32();
+    int32_t code = call->arg[INPUT].tensor.code, of_mask = call->arg[q.mask.handle ? MASK : INPUT].tensor.code;
     bool last = wt_is_last(&q.d.x);
-    int64_t dims[5];
-    mask_dims(&q, g->groups, dims);
-    if (!wt_create(call, 0, &q.y, q.out, g->rank, last, g->batched, code) || !create_mask(call, &q, last) ||
-        !wt_create(call, 2, &q.sums, dims, g->rank, last, g->batched, wide))
+    int64_t fresh[5], sums[5];
+    mask_dims(&q, q.out[1], fresh);
+    mask_dims(&q, g->groups, sums);
+    /* the new mask has the axes that the mask has */
+    if (!wt_create(call, 0, &q.y, q.out, g->rank, last, g->batched, code) ||
+        !wt_create_along(call, 1, &q.fresh, fresh, wt_axes(g->rank, g->batched, !q.plane), last, of_mask) ||
+        !wt_create(call, 2, &q.sums, sums, g->rank, last, g->batched, wt_wide_code(code)))
         return false;
     if (wt_is_empty(&q.sums)) return true; /* an empty batch still has a new mask where one mask serves all */
     const bool legacy = call->arg[BIAS].tensor.handle && call->arg[LEGACY].integer;
@@ -195,63 +176,27 @@ static bool run_partial_conv(wt_call *call) {
         return wt_by_torch(call, WT_ALL);
     }
     if (legacy && q.out[0]) return wt_fail(call, "legacy: is true, allowed: false, for %s", why);
-    weft_problem p;
-    weft_args args = WEFT_ARGS_INIT;
-    begin(&p, &q, WEFT_PASS_FWD);
-    WT_PUT(&p, &args, {WEFT_ROLE_SRC, &q.d.x}, {WEFT_ROLE_WEIGHTS, &q.d.w});
-    if (q.mask.handle) wt_put(&p, &args, WEFT_ROLE_MASK, &q.mask);
-    WT_PUT(&p, &args, {WEFT_ROLE_DST, &q.y}, {WEFT_ROLE_NEW_MASK, &q.fresh}, {WEFT_ROLE_SUMS, &q.sums});
-    return wt_put_epilogue(call, &p, &args, BIAS, ACT) && wt_run(call, &p, &args, !why);
+    begin(call, &q.d, WEFT_PASS_FWD);
+    WT_PUT(call, {WEFT_ROLE_SRC, &q.d.x}, {WEFT_ROLE_WEIGHTS, &q.d.w}, {WEFT_ROLE_DST, &q.y},
+           {WEFT_ROLE_NEW_MASK, &q.fresh});
+    return wt_put_epilogue(call, BIAS, ACT) && wt_run(call, !why);
 }
 WT_OPERATOR_OUT_PAIR(partial_conv, "(Tensor input, Tensor weight, Tensor? bias, Tensor? mask, SymInt[] stride, "
                                    "SymInt[] padding, SymInt[] dilation, SymInt groups, str act, float lo, float hi, "
                                    "bool transposed, SymInt[] output_padding, bool legacy) -> (Tensor, Tensor, Tensor)")
 
 /* ---------------------------------------------------------------- gradients */
-static weft_plan *plan_pass(wt_call *call, const wt_gradients *d, weft_pass pass, bool bias, weft_args *args) {
-    const partial *q = (const partial *)d;
-    weft_problem p;
-    begin(&p, q, pass);
-    p.attr[WEFT_PARTIAL_BIASED] = q->biased;
-    bool data = pass == WEFT_PASS_BWD_DATA || pass == WEFT_PASS_BWD,
-         weights = pass == WEFT_PASS_BWD_WEIGHTS || pass == WEFT_PASS_BWD;
-    if (weights) wt_put(&p, args, WEFT_ROLE_SRC, &d->x), wt_put(&p, args, WEFT_ROLE_DIFF_WEIGHTS, &d->dw);
-    if (data) wt_put(&p, args, WEFT_ROLE_WEIGHTS, &d->w), wt_put(&p, args, WEFT_ROLE_DIFF_SRC, &d->dx);
-    if (q->mask.handle && pass != WEFT_PASS_BWD_BIAS) wt_put(&p, args, WEFT_ROLE_MASK, &q->mask);
-    WT_PUT(&p, args, {WEFT_ROLE_DIFF_DST, &d->dy}, {WEFT_ROLE_SUMS, &q->sums});
-    if (bias && pass != WEFT_PASS_BWD_BIAS) wt_add_step(&p, WEFT_STEP_BIAS, 0, 0);
-    if (bias) wt_put_vector(&p, args, WEFT_ROLE_DIFF_BIAS, d->db.data, d->db.dtype, 1);
-    return wt_plan_with(call, &p, d->torch && pass != WEFT_PASS_BWD_BIAS ? wt_wanted_of(pass, bias) : 0);
-}
-
-/* A tensor that must have these dims, and the rank that such dims have beside input. */
-static bool see_exactly(wt_call *call, int at, const partial *q, const int64_t dims[5], wt_view *v) {
-    const wt_tensor *t = &call->arg[at].tensor;
-    int full = q->d.g.rank + (q->d.g.batched ? 2 : 1);
-    const char *name = call->op->name[at];
-    if (t->rank != full)
-        return wt_fail(call, "%s: has %lld dimensions, allowed: as many as input, %d", name, (long long)t->rank, full);
-    *v = wt_see(t, q->d.g.rank);
-    for (int a = 0; a < 5; a++)
-        if (v->dims[a] != dims[a])
-            return wt_fail(call, "%s: has %lld elements along axis %c, allowed: %lld, as the forward operator gives",
-                           name, (long long)v->dims[a], "ncdhw"[a], (long long)dims[a]);
-    return true;
-}
-
 static bool open_gradients(wt_call *call, partial *q) {
     int64_t dims[5];
-    int32_t wide = q->d.x.dtype == WEFT_DTYPE_F64 ? WEFT_DTYPE_F64 : WEFT_DTYPE_F32;
     q->biased = call->arg[B_BIASED].integer;
     q->d.want = call->arg[B_WANT].integer;
-    q->d.plan = plan_pass;
+    q->d.begin = begin;
     mask_dims(q, q->d.g.groups, dims);
-    if (!see_exactly(call, B_GRAD, q, q->out, &q->d.dy) || !see_exactly(call, B_SUMS, q, dims, &q->sums) ||
-        !wt_check_same_type(call, B_GRAD, B_INPUT))
+    const int32_t code = call->arg[B_SUMS].tensor.code, wide = wt_wide_code(call->arg[B_INPUT].tensor.code);
+    if (!wt_see_exactly(call, B_GRAD, &q->d.g, q->out, &q->d.dy) ||
+        !wt_see_exactly(call, B_SUMS, &q->d.g, dims, &q->sums) || !wt_check_same_type(call, B_GRAD, B_INPUT))
         return false;
-    if (q->sums.dtype != wide)
-        return wt_fail(call, "sums: is %s, allowed: %s", wt_dtype_name(call->arg[B_SUMS].tensor.code),
-                       wide == WEFT_DTYPE_F64 ? "float64" : "float32");
+    if (code != wide) return wt_fail(call, "sums: is %s, allowed: %s", wt_dtype_name(code), wt_dtype_name(wide));
     if (q->d.want & WT_WANT_BIAS && !q->biased)
         return wt_fail(
             call,
@@ -268,6 +213,7 @@ static bool run_partial_conv_backward(wt_call *call) {
         return false;
     if (wt_is_empty(&q.d.dy)) return wt_zero_wanted(call);
     q.d.torch = !torch_refuses(call, &q, true);
+    q.d.torch_bias = false;
     /* whatever the strides of grad_output: a copy of it would be the largest tensor of all */
     return wt_run_wanted(call, &q.d);
 }

@@ -21,16 +21,6 @@ static void order(const wt_shape *s, const int64_t *strides, int *axis) {
         }
 }
 
-static bool dense_along(const wt_shape *s, const int *axis, int64_t *strides) {
-    int64_t step = 1;
-    bool fits = true;
-    for (int i = 0; i < s->rank; i++) {
-        strides[axis[i]] = step;
-        fits = fits && !__builtin_mul_overflow(step, s->sizes[axis[i]] ? s->sizes[axis[i]] : 1, &step);
-    }
-    return fits;
-}
-
 /* Strides of axes of one element name no other memory. */
 static bool agree(const wt_shape *s, const int64_t *a, const int64_t *b) {
     for (int i = 0; i < s->rank; i++)
@@ -43,19 +33,15 @@ static bool agree(const wt_shape *s, const int64_t *a, const int64_t *b) {
  * hardtanh. false: too many elements. */
 static bool preserve(const wt_shape *s, const int64_t *input, const int *axis, bool plainly, int64_t *strides) {
     static const int last[4] = {1, 3, 2, 0};
-    int plain[WT_MAX_AXES];
     bool empty = false;
-    for (int a = 0; a < s->rank; a++) {
-        plain[a] = s->rank - 1 - a;
-        empty |= !s->sizes[a];
-    }
-    if (!dense_along(s, plain, strides)) return false;
+    for (int a = 0; a < s->rank; a++) empty |= !s->sizes[a];
+    if (!wt_dense_along(strides, s->sizes, s->rank, NULL)) return false;
     if (plainly && (empty || agree(s, input, strides))) return true;
     if (plainly && s->rank == 4) {
-        dense_along(s, last, strides);
+        wt_dense_along(strides, s->sizes, 4, last);
         if (agree(s, input, strides)) return true;
     }
-    dense_along(s, axis, strides);
+    wt_dense_along(strides, s->sizes, s->rank, axis);
     if (empty || agree(s, input, strides)) memcpy(strides, input, (size_t)s->rank * sizeof(*strides));
     return true;
 }
@@ -93,16 +79,6 @@ static bool check_in_place(wt_call *call, const wt_shape *s) {
     return true;
 }
 
-static bool make_result(wt_call *call, const wt_shape *s, wt_rows *t, const int *axis, bool plainly) {
-    int32_t code = call->arg[INPUT].tensor.code;
-    t[1] = (wt_rows){.code = code, .channels = true, .written = true};
-    if (!preserve(s, t[0].strides, axis, plainly, t[1].strides))
-        return wt_fail(call, "the result has 2^63 elements or more, allowed: fewer");
-    if (!wt_result(call, 0, s->scalar ? 0 : s->rank, s->sizes, t[1].strides, code, &t[1].data)) return false;
-    t[1].handle = call->op->into ? call->arg[call->op->nargs - 1].tensor.handle : call->out[0];
-    return true;
-}
-
 static bool run_with(wt_call *call, weft_op op, double lo, double hi) {
     wt_shape s;
     wt_rows t[2];
@@ -112,15 +88,15 @@ static bool run_with(wt_call *call, weft_op op, double lo, double hi) {
         !wt_rows_of(call, INPUT, &s, true, &t[0]))
         return false;
     order(&s, t[0].strides, axis);
-    if (!make_result(call, &s, t, axis, op != WEFT_OP_CLIP)) return false;
+    if (!preserve(&s, t[0].strides, axis, op != WEFT_OP_CLIP, t[1].strides))
+        return wt_fail(call, "the result has 2^63 elements or more, allowed: fewer");
+    if (!wt_rows_make(call, 0, &s, t[0].code, &t[1])) return false;
     if (!wt_shape_rows(&s) || !s.sizes[0]) return true;
     if (!fold(call, &s, axis, t, v)) return false;
-    weft_problem p;
-    weft_args args = WEFT_ARGS_INIT;
-    wt_rows_problem(&p, op, WEFT_PASS_FWD, v);
-    if (op == WEFT_OP_CLIP) p.real[WEFT_CLIP_LO] = lo, p.real[WEFT_CLIP_HI] = hi;
-    WT_PUT(&p, &args, {WEFT_ROLE_SRC, &v[0]}, {WEFT_ROLE_DST, &v[1]});
-    return wt_rows_run(call, &p, &args, !call->op->into && (op != WEFT_OP_CLIP || !(s.scalar || call->cuda)), t, 2);
+    weft_problem *p = wt_rows_begin(call, op, WEFT_PASS_FWD, v);
+    if (op == WEFT_OP_CLIP) p->real[WEFT_CLIP_LO] = lo, p->real[WEFT_CLIP_HI] = hi;
+    WT_PUT(call, {WEFT_ROLE_SRC, &v[0]}, {WEFT_ROLE_DST, &v[1]});
+    return wt_rows_run(call, !call->op->into && (op != WEFT_OP_CLIP || !(s.scalar || call->cuda)), t, 2);
 }
 
 static bool run_relu(wt_call *call) { return run_with(call, WEFT_OP_RELU, 0, 0); }
@@ -176,11 +152,9 @@ static bool run_halves(wt_call *call, weft_pass pass, const wt_shape *s, const w
     for (int i = 0; i < count && !folded; i++)
         if (!wt_rows_copy(call, i == at ? wide : s, &t[i])) return false;
     if (!folded && !wt_rows_view(s, t, count, v)) return wt_fail(call, "%d dimensions could not be folded", s->rank);
-    weft_problem p;
-    weft_args args = WEFT_ARGS_INIT;
-    wt_rows_problem(&p, WEFT_OP_NCRELU, pass, v);
-    for (int i = 0; i < count; i++) wt_put(&p, &args, roles[i], &v[i]);
-    return wt_rows_run(call, &p, &args, false, t, count);
+    wt_rows_begin(call, WEFT_OP_NCRELU, pass, v);
+    for (int i = 0; i < count; i++) wt_put(call, roles[i], &v[i]);
+    return wt_rows_run(call, false, t, count);
 }
 
 static bool run_ncrelu(wt_call *call) {

@@ -25,7 +25,8 @@ static bool read_window(wt_call *call, wt_window *g, int at, bool dilated) {
 
 /* ---------------------------------------------------------------- the problem */
 /* include: where count_include_pad stands; the divisor follows it, 0 for none. */
-static void put_divisor(wt_call *call, weft_problem *p, int include) {
+static void put_divisor(wt_call *call, int include) {
+    weft_problem *p = &call->p;
     p->attr[WEFT_AVG_POOL_INCLUDE_PAD] = call->arg[include].integer;
     p->attr[WEFT_AVG_POOL_DIVISOR] = call->arg[include + 1].integer;
 }
@@ -48,10 +49,9 @@ static bool create(wt_call *call, const wt_window *g, images *v, const int32_t *
  * takes. On the CPU it has kernels for 16 bits in some of them only, and sums in 16 bits in others. */
 static bool torch_takes(const wt_call *call, const wt_window *g, const wt_view *v) {
     const int32_t dtype = call->arg[0].tensor.dtype;
-    int64_t strides[5];
-    bool last = wt_is_last(v), dense = wt_dense(strides, v->dims, last) && (g->batched || !last);
-    for (int a = 0; a < 5; a++) dense = dense && (v->dims[a] == 1 || v->strides[a] == strides[a]);
-    return g->rank > 1 && dense && (call->cuda || dtype == WEFT_DTYPE_F32 || dtype == WEFT_DTYPE_F64);
+    const bool last = wt_is_last(v);
+    return g->rank > 1 && wt_is_dense(v, last) && (g->batched || !last) &&
+           (call->cuda || dtype == WEFT_DTYPE_F32 || dtype == WEFT_DTYPE_F64);
 }
 
 /* ---------------------------------------------------------------- forward operators */
@@ -84,14 +84,12 @@ static bool run_max(wt_call *call, bool indexed) {
     int32_t code = indexed ? index_code(&g, call->arg[MAX_FLAT].integer) : 0;
     if (!create(call, &g, &v, indexed ? &code : NULL)) return false;
     if (wt_is_empty(&v.dst)) return true;
-    weft_problem p;
-    weft_args args = WEFT_ARGS_INIT;
-    wt_window_describe(&p, &g, WEFT_OP_MAX_POOL, WEFT_PASS_FWD, v.src.dims[0], v.src.dims[1]);
-    p.attr[WEFT_MAX_POOL_INDEX] = indexed;
-    WT_PUT(&p, &args, {WEFT_ROLE_SRC, &v.src}, {WEFT_ROLE_DST, &v.dst});
-    if (indexed) wt_put(&p, &args, WEFT_ROLE_INDEX, &v.index);
+    wt_window_describe(&call->p, &g, WEFT_OP_MAX_POOL, WEFT_PASS_FWD, v.src.dims[0], v.src.dims[1]);
+    call->p.attr[WEFT_MAX_POOL_INDEX] = indexed;
+    WT_PUT(call, {WEFT_ROLE_SRC, &v.src}, {WEFT_ROLE_DST, &v.dst});
+    if (indexed) wt_put(call, WEFT_ROLE_INDEX, &v.index);
     /* the byte index is weft's alone */
-    return wt_run(call, &p, &args, torch_takes(call, &g, &v.src) && (!indexed || v.index.dtype == WEFT_DTYPE_I64));
+    return wt_run(call, torch_takes(call, &g, &v.src) && (!indexed || v.index.dtype == WEFT_DTYPE_I64));
 }
 
 static bool run_max_pool(wt_call *call) { return run_max(call, false); }
@@ -105,12 +103,10 @@ WT_OPERATOR_OUT_PAIR(max_pool_index, "(Tensor input, SymInt[] kernel_size, SymIn
 static bool run_mean(wt_call *call, const wt_window *g, images *v, weft_op op) {
     if (!create(call, g, v, NULL)) return false;
     if (wt_is_empty(&v->dst)) return true;
-    weft_problem p;
-    weft_args args = WEFT_ARGS_INIT;
-    wt_window_describe(&p, g, op, WEFT_PASS_FWD, v->src.dims[0], v->src.dims[1]);
-    if (op == WEFT_OP_AVG_POOL) put_divisor(call, &p, AVG_INCLUDE);
-    WT_PUT(&p, &args, {WEFT_ROLE_SRC, &v->src}, {WEFT_ROLE_DST, &v->dst});
-    return wt_run(call, &p, &args, torch_takes(call, g, &v->src));
+    wt_window_describe(&call->p, g, op, WEFT_PASS_FWD, v->src.dims[0], v->src.dims[1]);
+    if (op == WEFT_OP_AVG_POOL) put_divisor(call, AVG_INCLUDE);
+    WT_PUT(call, {WEFT_ROLE_SRC, &v->src}, {WEFT_ROLE_DST, &v->dst});
+    return wt_run(call, torch_takes(call, g, &v->src));
 }
 
 static bool run_avg_pool(wt_call *call) {
@@ -185,16 +181,13 @@ static bool run_gradient(wt_call *call, const wt_window *g, gradient *d, weft_op
     int32_t code = call->arg[GRAD].tensor.code;
     int64_t dims[5] = {d->dy.dims[0], d->dy.dims[1], g->in[0], g->in[1], g->in[2]};
     if (!wt_create(call, 0, &d->dx, dims, g->rank, last, g->batched, code)) return false;
-    if (wt_is_empty(&d->dy))
-        return !wt.aoti_torch_zero_(call->out[0]) || wt_fail(call, "the gradient could not be set to 0");
+    if (wt_is_empty(&d->dy)) return wt_zero(call, call->out[0]);
     if (!wt_match_format(call, &d->dy, g->rank, last, g->batched, code, "grad_output")) return false;
-    weft_problem p;
-    weft_args args = WEFT_ARGS_INIT;
-    wt_window_describe(&p, g, op, WEFT_PASS_BWD, d->dy.dims[0], d->dy.dims[1]);
-    if (op == WEFT_OP_AVG_POOL) put_divisor(call, &p, B_INCLUDE);
-    if (op == WEFT_OP_MAX_POOL) wt_put(&p, &args, WEFT_ROLE_INDEX, &d->index);
-    WT_PUT(&p, &args, {WEFT_ROLE_DIFF_DST, &d->dy}, {WEFT_ROLE_DIFF_SRC, &d->dx});
-    return wt_run(call, &p, &args, torch_takes(call, g, &d->dy) && torch_takes_gradient(call, g, d, op, last));
+    wt_window_describe(&call->p, g, op, WEFT_PASS_BWD, d->dy.dims[0], d->dy.dims[1]);
+    if (op == WEFT_OP_AVG_POOL) put_divisor(call, B_INCLUDE);
+    if (op == WEFT_OP_MAX_POOL) wt_put(call, WEFT_ROLE_INDEX, &d->index);
+    WT_PUT(call, {WEFT_ROLE_DIFF_DST, &d->dy}, {WEFT_ROLE_DIFF_SRC, &d->dx});
+    return wt_run(call, torch_takes(call, g, &d->dy) && torch_takes_gradient(call, g, d, op, last));
 }
 
 static bool run_max_pool_backward(wt_call *call) {

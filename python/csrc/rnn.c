@@ -37,9 +37,10 @@ WEFT_API void weft_torch_rnn_delegated(int kind) {
 }
 
 /* ---------------------------------------------------------------- what was given */
-static bool check_type(wt_call *call, const char *name, const wt_tensor *t, int32_t code) {
-    return t->code == code || wt_fail(call, "%s: is %s, allowed: the type of input, %s", name, wt_dtype_name(t->code),
-                                      wt_dtype_name(code));
+/* The shape, and the type of input. */
+static bool check_tensor(wt_call *call, int at, int64_t rank, const int64_t *sizes) {
+    return wt_check_shape(call, call->op->name[at], &call->arg[at].tensor, rank, sizes, "") &&
+           wt_check_same_type(call, at, INPUT);
 }
 
 static bool read_kind(wt_call *call, layers *s) {
@@ -111,8 +112,7 @@ static bool read_states(wt_call *call, layers *s) {
     s->P = h->rank ? h->sizes[h->rank - 1] : 0;
     s->H = wide->rank ? wide->sizes[wide->rank - 1] : 0;
     const int64_t of_h[3] = {s->L * s->D, s->n, s->P}, of_c[3] = {s->L * s->D, s->n, s->H};
-    if (!wt_check_shape(call, "h0", h, 3, of_h, "") || !check_type(call, "h0", h, s->code)) return false;
-    if (c->handle && (!wt_check_shape(call, "c0", c, 3, of_c, "") || !check_type(call, "c0", c, s->code))) return false;
+    if (!check_tensor(call, H0, 3, of_h) || (c->handle && !check_tensor(call, C0, 3, of_c))) return false;
     if (s->H < 1 || s->H > (1 << 20) || s->P < 1 || s->P > s->H)
         return wt_fail(
             call,
@@ -129,10 +129,8 @@ static int64_t vector_length(const layers *s, bool bias) {
     return s->D * (s->gates * (s->c + (s->L - 1) * s->D * s->P) + s->L * state);
 }
 
-static bool check_vector(wt_call *call, const layers *s, int at, int64_t length) {
-    const wt_tensor *t = &call->arg[at].tensor;
-    return wt_check_length(call, at, length, "the parameters of the layers") &&
-           check_type(call, call->op->name[at], t, s->code);
+static bool check_vector(wt_call *call, int at, int64_t length) {
+    return wt_check_length(call, at, length, "the parameters of the layers") && wt_check_same_type(call, at, INPUT);
 }
 
 static bool read_layers(wt_call *call, layers *s, int at) {
@@ -146,14 +144,14 @@ static bool read_layers(wt_call *call, layers *s, int at) {
     double widest = (double)s->rows + 1, units = (double)s->L * (double)s->D * (double)(s->gates + s->H) * 2;
     if (widest * units > 0x1p58 || (double)s->gates * ((double)s->c + 2 * (double)s->H) * (double)s->L * 2 > 0x1p58)
         return wt_fail(call, "input: its states or weights have more than 2^58 elements, allowed: fewer");
-    return check_vector(call, s, at + WEIGHTS, vector_length(s, false)) &&
-           (!s->biases || check_vector(call, s, at + BIASES, vector_length(s, true)));
+    return check_vector(call, at + WEIGHTS, vector_length(s, false)) &&
+           (!s->biases || check_vector(call, at + BIASES, vector_length(s, true)));
 }
 
 /* ---------------------------------------------------------------- the problem */
-static void begin(weft_problem *p, const wt_call *call, const layers *s, weft_pass pass, bool keep) {
+static void begin(wt_call *call, const layers *s, weft_pass pass, bool keep) {
     const wt_arg *arg = call->arg + s->at;
-    p->size = sizeof(*p);
+    weft_problem *p = &call->p;
     weft_problem_init(p, kinds[s->kind].op, pass, 0);
     p->n = s->n;
     p->c = s->c;
@@ -171,87 +169,84 @@ static void begin(weft_problem *p, const wt_call *call, const layers *s, weft_pa
 }
 
 /* Rows in the problem's order: step, sequence, unit; packed: row, unit. A state is as it is. */
-static void put(weft_problem *p, weft_args *args, weft_role role, const layers *s, const wt_tensor *t) {
+static void put(wt_call *call, weft_role role, const layers *s, const wt_tensor *t) {
     wt_view v = {t->handle, t->data, t->dtype, {0}, {0}};
     bool rows =
         role == WEFT_ROLE_SRC || role == WEFT_ROLE_DST || role == WEFT_ROLE_DIFF_SRC || role == WEFT_ROLE_DIFF_DST;
     for (int64_t a = 0; a < t->rank; a++) v.strides[rows && s->swapped && a < 2 ? 1 - a : a] = t->strides[a];
-    wt_put(p, args, role, &v);
+    wt_put(call, role, &v);
+}
+
+/* Sizes as the caller sees them; how many. */
+static int rows_of(const layers *s, int64_t width, int64_t sizes[3]) {
+    sizes[0] = s->packed ? s->rows : s->swapped ? s->n : s->T;
+    sizes[1] = s->swapped ? s->T : s->n;
+    sizes[s->packed ? 1 : 2] = width;
+    return s->packed ? 2 : 3;
 }
 
 /* A result of this shape, put in its role. Its last axis is nearest, and of the others the last is nearer; of rows
  * the sequence, as PyTorch leaves them, batch first or not. */
-static bool make(wt_call *call, weft_problem *p, weft_args *args, weft_role role, const layers *s, int slot, int rank,
-                 const int64_t *sizes, bool swapped) {
-    int64_t strides[3] = {0};
-    int near = rank == 2 ? 0 : swapped ? 0 : 1, far = 1 - near;
-    strides[rank - 1] = 1;
-    strides[near] = sizes[rank - 1] ? sizes[rank - 1] : 1;
-    if (rank == 3) strides[far] = strides[near] * (sizes[near] ? sizes[near] : 1);
-    wt_tensor t = {.rank = rank, .sizes = sizes, .strides = strides, .dtype = s->dtype};
-    if (!wt_empty(call, &call->out[slot], rank, sizes, strides, s->code, &t.data)) return false;
-    put(p, args, role, s, &t);
+static bool make(wt_call *call, weft_role role, const layers *s, int slot, int rank, const int64_t *sizes,
+                 bool swapped) {
+    static const int order[] = {2, 0, 1};
+    int64_t strides[3];
+    wt_tensor t = {.rank = rank, .sizes = sizes, .strides = strides, .code = s->code};
+    wt_dense_along(strides, sizes, rank, swapped ? order : NULL); /* read_layers has counted the elements */
+    if (!wt_result(call, slot, &t)) return false;
+    put(call, role, s, &t);
     return true;
 }
 
-static bool make_rows(wt_call *call, weft_problem *p, weft_args *args, weft_role role, const layers *s, int slot,
-                      int64_t width) {
-    const int64_t packed[2] = {s->rows, width}, rows[3] = {s->swapped ? s->n : s->T, s->swapped ? s->T : s->n, width};
-    return make(call, p, args, role, s, slot, s->packed ? 2 : 3, s->packed ? packed : rows, s->swapped);
+static bool make_rows(wt_call *call, weft_role role, const layers *s, int slot, int64_t width) {
+    int64_t sizes[3];
+    int rank = rows_of(s, width, sizes);
+    return make(call, role, s, slot, rank, sizes, s->swapped);
 }
 
-static bool make_state(wt_call *call, weft_problem *p, weft_args *args, weft_role role, const layers *s, int slot,
-                       int64_t units) {
+/* Without units there is no such state: a result of no elements. */
+static bool make_state(wt_call *call, weft_role role, const layers *s, int slot, int64_t units) {
     const int64_t sizes[3] = {s->L * s->D, s->n, units};
-    return make(call, p, args, role, s, slot, 3, sizes, false);
+    wt_view none;
+    return units ? make(call, role, s, slot, 3, sizes, false) : wt_create_vector(call, slot, &none, 0, s->code);
 }
 
-static bool make_vector(wt_call *call, weft_problem *p, weft_args *args, weft_role role, wt_handle *slot,
-                        int64_t length, int32_t code) {
-    const int64_t unit = 1;
-    void *data = NULL;
-    if (!wt_empty(call, slot, 1, &length, &unit, code, &data)) return false;
-    if (length) wt_put_vector(p, args, role, data, wt_dtype_of(code), 1);
+static bool make_vector(wt_call *call, weft_role role, int slot, int64_t length, int32_t code) {
+    wt_view v;
+    if (!wt_create_vector(call, slot, &v, length, code)) return false;
+    if (length) wt_put(call, role, &v);
     return true;
 }
 
-static int32_t reserve_code(const layers *s) {
-    return s->dtype == WEFT_DTYPE_F64 ? s->code : wt.aoti_torch_dtype_float32();
-}
 static int64_t reserve_length(const layers *s) { return s->L * s->D * s->rows * (kinds[s->kind].states * s->H + s->P); }
 
 /* Where the rows of each step begin, and the end of the last, on the call's device. */
-static bool put_offsets(wt_call *call, weft_problem *p, weft_args *args, const layers *s) {
+static bool put_offsets(wt_call *call, const layers *s) {
     if (!s->packed) return true;
     const wt_tensor *b = &call->arg[s->at + BATCH_SIZES].tensor;
     const int64_t length = s->T + 1, unit = 1, *sizes = b->data;
-    const int32_t code = wt.aoti_torch_dtype_int64(), cpu = wt.aoti_torch_device_type_cpu();
-    wt_handle *host = wt_scratch(call), *there = wt_scratch(call);
-    void *data = NULL;
-    if (!host || !there) return false;
-    if (wt.aoti_torch_empty_strided(1, &length, &unit, code, cpu, 0, host) || wt.aoti_torch_get_data_ptr(*host, &data))
+    wt_tensor there = {.rank = 1, .sizes = &length, .strides = &unit, .code = wt.aoti_torch_dtype_int64()},
+              host = there;
+    host.device_type = wt.aoti_torch_device_type_cpu();
+    if (!wt_scratch(call, &there)) return false;
+    if (call->cuda ? !wt_new(&host, &host.handle) : !(host = there).data)
         return wt_fail(call, "batch_sizes: PyTorch could not allocate %lld offsets", (long long)length);
-    int64_t *offsets = data;
+    int64_t *offsets = host.data;
     offsets[0] = 0;
     for (int64_t t = 0; t < s->T; t++) offsets[t + 1] = offsets[t] + sizes[t * b->strides[0]];
-    if (call->device_type != cpu &&
-        (!wt_empty(call, there, 1, &length, &unit, code, &data) || wt.aoti_torch_copy_(*there, *host, 0)))
-        return wt_fail(call, "batch_sizes: could not be copied to the device");
-    wt_put_vector(p, args, WEFT_ROLE_LENGTHS, data, WEFT_DTYPE_I64, 1);
-    return true;
+    bool ok = !call->cuda || wt_copy(call, there.handle, host.handle, "batch_sizes");
+    if (call->cuda) wt.aoti_torch_delete_tensor_object(host.handle);
+    wt_view v = wt_see_vector(&there);
+    wt_put(call, WEFT_ROLE_LENGTHS, &v);
+    return ok;
 }
 
-static void put_vector(wt_call *call, weft_problem *p, weft_args *args, weft_role role, int at) {
-    const wt_tensor *t = &call->arg[at].tensor;
-    wt_put_vector(p, args, role, t->data, t->dtype, t->strides[0]);
-}
-
-static bool put_given(wt_call *call, weft_problem *p, weft_args *args, const layers *s) {
-    put(p, args, WEFT_ROLE_SRC, s, &call->arg[INPUT].tensor);
-    put(p, args, WEFT_ROLE_H0, s, &call->arg[H0].tensor);
-    if (call->arg[C0].tensor.handle) put(p, args, WEFT_ROLE_C0, s, &call->arg[C0].tensor);
-    put_vector(call, p, args, WEFT_ROLE_WEIGHTS, s->at + WEIGHTS);
-    return put_offsets(call, p, args, s);
+static bool put_given(wt_call *call, const layers *s) {
+    put(call, WEFT_ROLE_SRC, s, &call->arg[INPUT].tensor);
+    put(call, WEFT_ROLE_H0, s, &call->arg[H0].tensor);
+    if (call->arg[C0].tensor.handle) put(call, WEFT_ROLE_C0, s, &call->arg[C0].tensor);
+    wt_put_vector(call, WEFT_ROLE_WEIGHTS, s->at + WEIGHTS);
+    return put_offsets(call, s);
 }
 
 /* ---------------------------------------------------------------- forward */
@@ -259,25 +254,18 @@ static bool put_given(wt_call *call, weft_problem *p, weft_args *args, const lay
 static bool run_rnn_forward(wt_call *call) {
     layers s;
     if (!read_layers(call, &s, RESERVE)) return false;
-    bool cell = call->arg[C0].tensor.handle, keep = call->arg[s.at + KEEP].integer,
-         drops = call->arg[s.at + DROPOUT].real > 0;
-    const int64_t none = 0, unit = 1;
-    weft_problem p;
-    weft_args args = WEFT_ARGS_INIT;
-    void *data = NULL;
-    begin(&p, call, &s, WEFT_PASS_FWD, keep || drops);
-    bool ok = make_rows(call, &p, &args, WEFT_ROLE_DST, &s, 0, s.D * s.P) &&
-              make_state(call, &p, &args, WEFT_ROLE_HN, &s, 1, s.P);
-    ok = ok && (cell ? make_state(call, &p, &args, WEFT_ROLE_CN, &s, 2, s.H)
-                     : wt_empty(call, &call->out[2], 1, &none, &unit, s.code, &data));
-    wt_handle *scratch = drops && !keep ? wt_scratch(call) : &call->out[3];
-    ok =
-        ok && scratch && (!(drops && !keep) || wt_empty(call, &call->out[3], 1, &none, &unit, reserve_code(&s), &data));
-    ok = ok && make_vector(call, &p, &args, WEFT_ROLE_RESERVE, scratch, keep || drops ? reserve_length(&s) : 0,
-                           reserve_code(&s));
-    if (!ok || !s.rows || call->shape) return ok;
-    if (s.biases) put_vector(call, &p, &args, WEFT_ROLE_BIAS, s.at + BIASES);
-    return put_given(call, &p, &args, &s) && wt_execute(call, wt_plan(call, &p), &args);
+    const bool cell = call->arg[C0].tensor.handle, keep = call->arg[s.at + KEEP].integer,
+               drops = call->arg[s.at + DROPOUT].real > 0;
+    const int32_t code = wt_wide_code(s.code);
+    begin(call, &s, WEFT_PASS_FWD, keep || drops);
+    if (!make_rows(call, WEFT_ROLE_DST, &s, 0, s.D * s.P) || !make_state(call, WEFT_ROLE_HN, &s, 1, s.P) ||
+        !make_state(call, WEFT_ROLE_CN, &s, 2, cell ? s.H : 0) ||
+        !make_vector(call, WEFT_ROLE_RESERVE, 3, keep ? reserve_length(&s) : 0, code) ||
+        (drops && !keep && !make_vector(call, WEFT_ROLE_RESERVE, -1, reserve_length(&s), code)))
+        return false;
+    if (!s.rows || call->shape) return true;
+    wt_put_vector(call, WEFT_ROLE_BIAS, s.at + BIASES);
+    return put_given(call, &s) && wt_run(call, false);
 }
 WT_ENTRY(rnn_forward,
          "rnn_forward(Tensor input, Tensor h0, Tensor? c0, Tensor weights, Tensor? biases, Tensor? batch_sizes, str "
@@ -287,67 +275,52 @@ WT_ENTRY(rnn_forward,
 
 /* ---------------------------------------------------------------- backward */
 /* The gradient of a result; one that nobody used is one row of zeros, seen at every place. */
-static bool put_gradient(wt_call *call, weft_problem *p, weft_args *args, weft_role role, const layers *s, int at,
-                         int rank, const int64_t *sizes) {
+static bool put_gradient(wt_call *call, weft_role role, const layers *s, int at, int rank, const int64_t *sizes) {
     const wt_tensor *g = &call->arg[at].tensor;
-    const int64_t unit = 1, width = sizes[rank - 1], strides[3] = {0, rank == 2, 1};
-    wt_tensor zero = {.rank = rank, .sizes = sizes, .strides = strides, .dtype = s->dtype};
-    if (g->handle) {
-        if (!wt_check_shape(call, call->op->name[at], g, rank, sizes, "") ||
-            !check_type(call, call->op->name[at], g, s->code))
-            return false;
-        put(p, args, role, s, g);
-        return true;
-    }
-    wt_handle *slot = wt_scratch(call);
-    if (!slot || !wt_empty(call, slot, 1, &width, &unit, s->code, &zero.data)) return false;
-    if (wt.aoti_torch_zero_(*slot)) return wt_fail(call, "%s: could not be set to 0", call->op->name[at]);
-    put(p, args, role, s, &zero);
+    const int64_t unit = 1, strides[3] = {0, rank == 2, 1};
+    wt_tensor zero = {.rank = 1, .sizes = &sizes[rank - 1], .strides = &unit, .code = s->code};
+    if (g->handle ? !check_tensor(call, at, rank, sizes) : !wt_scratch(call, &zero) || !wt_zero(call, zero.handle))
+        return false;
+    zero.rank = rank, zero.strides = strides;
+    put(call, role, s, g->handle ? g : &zero);
     return true;
 }
 
-static bool put_gradients(wt_call *call, weft_problem *p, weft_args *args, const layers *s) {
-    const int64_t width = s->D * s->P, packed[2] = {s->rows, width},
-                  dense[3] = {s->swapped ? s->n : s->T, s->swapped ? s->T : s->n, width};
+static bool put_gradients(wt_call *call, const layers *s) {
     const int64_t of_h[3] = {s->L * s->D, s->n, s->P}, of_c[3] = {s->L * s->D, s->n, s->H};
+    int64_t sizes[3];
+    const int rank = rows_of(s, s->D * s->P, sizes);
     bool cell = call->arg[C0].tensor.handle;
     if (!cell && call->arg[GRAD_CN].tensor.handle) return wt_fail(call, "grad_cn: is given without c0, allowed: None");
-    return put_gradient(call, p, args, WEFT_ROLE_DIFF_DST, s, GRAD_OUTPUT, s->packed ? 2 : 3,
-                        s->packed ? packed : dense) &&
-           put_gradient(call, p, args, WEFT_ROLE_DIFF_HN, s, GRAD_HN, 3, of_h) &&
-           (!cell || put_gradient(call, p, args, WEFT_ROLE_DIFF_CN, s, GRAD_CN, 3, of_c));
+    return put_gradient(call, WEFT_ROLE_DIFF_DST, s, GRAD_OUTPUT, rank, sizes) &&
+           put_gradient(call, WEFT_ROLE_DIFF_HN, s, GRAD_HN, 3, of_h) &&
+           (!cell || put_gradient(call, WEFT_ROLE_DIFF_CN, s, GRAD_CN, 3, of_c));
 }
 
-static bool put_reserve(wt_call *call, weft_problem *p, weft_args *args, const layers *s) {
+static bool put_reserve(wt_call *call, const layers *s) {
     const wt_tensor *r = &call->arg[RESERVE].tensor;
     const int64_t length = reserve_length(s);
+    const int32_t code = wt_wide_code(s->code);
     if (!wt_check_shape(call, "reserve", r, 1, &length, "")) return false;
-    if (r->code != reserve_code(s))
-        return wt_fail(call, "reserve: is %s, allowed: %s", wt_dtype_name(r->code), wt_dtype_name(reserve_code(s)));
-    wt_put_vector(p, args, WEFT_ROLE_RESERVE, r->data, r->dtype, r->strides[0]);
+    if (r->code != code)
+        return wt_fail(call, "reserve: is %s, allowed: %s", wt_dtype_name(r->code), wt_dtype_name(code));
+    wt_put_vector(call, WEFT_ROLE_RESERVE, RESERVE);
     return true;
 }
 
 static bool run_rnn_backward(wt_call *call) {
     layers s;
     if (!read_layers(call, &s, GRAD_CN + 1)) return false;
-    const int64_t none = 0, unit = 1;
-    weft_problem p;
-    weft_args args = WEFT_ARGS_INIT;
-    void *data = NULL;
-    bool cell = call->arg[C0].tensor.handle;
-    begin(&p, call, &s, WEFT_PASS_BWD, true);
-    bool ok = put_gradients(call, &p, &args, &s) && put_reserve(call, &p, &args, &s);
-    ok = ok && make_rows(call, &p, &args, WEFT_ROLE_DIFF_SRC, &s, 0, s.c) &&
-         make_state(call, &p, &args, WEFT_ROLE_DIFF_H0, &s, 1, s.P);
-    ok = ok && (cell ? make_state(call, &p, &args, WEFT_ROLE_DIFF_C0, &s, 2, s.H)
-                     : wt_empty(call, &call->out[2], 1, &none, &unit, s.code, &data));
-    ok = ok && make_vector(call, &p, &args, WEFT_ROLE_DIFF_WEIGHTS, &call->out[3], vector_length(&s, false), s.code);
-    ok = ok && make_vector(call, &p, &args, WEFT_ROLE_DIFF_BIAS, &call->out[4], vector_length(&s, true), s.code);
-    for (int i = 0; ok && !s.rows && i < 5; i++) /* the gradients of nothing */
-        ok = !wt.aoti_torch_zero_(call->out[i]) || wt_fail(call, "a gradient could not be set to 0");
-    if (!ok || !s.rows || call->shape) return ok;
-    return put_given(call, &p, &args, &s) && wt_execute(call, wt_plan(call, &p), &args);
+    begin(call, &s, WEFT_PASS_BWD, true);
+    if (!put_gradients(call, &s) || !put_reserve(call, &s) || !make_rows(call, WEFT_ROLE_DIFF_SRC, &s, 0, s.c) ||
+        !make_state(call, WEFT_ROLE_DIFF_H0, &s, 1, s.P) ||
+        !make_state(call, WEFT_ROLE_DIFF_C0, &s, 2, call->arg[C0].tensor.handle ? s.H : 0) ||
+        !make_vector(call, WEFT_ROLE_DIFF_WEIGHTS, 3, vector_length(&s, false), s.code) ||
+        !make_vector(call, WEFT_ROLE_DIFF_BIAS, 4, vector_length(&s, true), s.code))
+        return false;
+    for (int i = 0; !s.rows && i < 5; i++) /* the gradients of nothing */
+        if (!wt_zero(call, call->out[i])) return false;
+    return !s.rows || call->shape || (put_given(call, &s) && wt_run(call, false));
 }
 WT_ENTRY(rnn_backward,
          "rnn_backward(Tensor input, Tensor h0, Tensor? c0, Tensor reserve, Tensor? grad_output, Tensor? grad_hn, "

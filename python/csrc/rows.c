@@ -1,6 +1,4 @@
 /* Folding tensors of any rank onto the axes of a problem. */
-#include <string.h>
-
 #include "rows.h"
 
 #define PLACES 4                /* axes of a problem besides the channels: n d h w */
@@ -61,39 +59,39 @@ bool wt_rows_last(const wt_shape *s, const wt_rows *t) {
 }
 
 /* ---------------------------------------------------------------- making */
+/* Strides in which the channels, if there are any, come first or where they stand. */
 static bool dense(const wt_shape *s, bool channels, bool last, int64_t *strides) {
-    int64_t step = 1;
-    bool fits = true;
-    for (int i = last ? s->rank : s->rank - 1; i >= 0; i--) {
-        int a = i == s->rank ? s->channel : i;
-        bool done = a == s->channel && last && i < s->rank;
-        if (done) continue;
-        strides[a] = a == s->channel && !channels ? 0 : step;
-        if (strides[a]) fits = fits && !__builtin_mul_overflow(step, s->sizes[a] ? s->sizes[a] : 1, &step);
-    }
-    return fits;
+    int axis[WT_MAX_AXES], n = 0;
+    if (channels && last) axis[n++] = s->channel;
+    for (int a = s->rank - 1; a >= 0; a--)
+        if (a != s->channel || (channels && !last)) axis[n++] = a;
+    if (!channels) strides[s->channel] = 0;
+    return wt_dense_along(strides, s->sizes, n, axis);
 }
 
-static bool make(wt_call *call, int slot, wt_handle *scratch, const wt_shape *s, bool channels, bool last, int32_t code,
-                 wt_rows *t) {
-    int64_t sizes[WT_MAX_AXES], strides[WT_MAX_AXES], rank = 0;
-    *t = (wt_rows){.code = code, .channels = channels, .written = true};
-    if (!dense(s, channels, last, t->strides))
-        return wt_fail(call, "the result has 2^63 elements or more, allowed: fewer");
-    bool scalar = s->scalar && channels;
+/* slot -1: scratch */
+static bool make(wt_call *call, int slot, const wt_shape *s, bool channels, int32_t code, wt_rows *r) {
+    int64_t sizes[WT_MAX_AXES], strides[WT_MAX_AXES];
+    wt_tensor t = {.sizes = sizes, .strides = strides, .code = code};
+    const bool scalar = s->scalar && channels;
     for (int a = 0; a < s->rank && !scalar; a++)
-        if (channels || a != s->channel) sizes[rank] = s->sizes[a], strides[rank++] = t->strides[a];
-    bool ok = scratch ? wt_empty(call, scratch, rank, sizes, strides, code, &t->data)
-                      : wt_result(call, slot, rank, sizes, strides, code, &t->data);
-    if (!ok) return false;
-    t->handle = scratch ? *scratch : call->out[slot] ? call->out[slot] : call->arg[call->op->nargs - 1].tensor.handle;
-    for (int a = s->rank - 1; a >= 0 && !scalar; a--)
-        if (channels || a != s->channel) t->strides[a] = strides[--rank];
+        if (channels || a != s->channel) sizes[t.rank] = s->sizes[a], strides[t.rank++] = r->strides[a];
+    if (!wt_result(call, slot, &t)) return false;
+    r->handle = t.handle, r->copy_of = NULL, r->data = t.data, r->code = code;
+    r->channels = channels, r->written = true;
+    for (int a = 0, i = 0; a < s->rank && !scalar; a++)
+        if (channels || a != s->channel) r->strides[a] = t.strides[i++];
     return true;
 }
 
+bool wt_rows_make(wt_call *call, int slot, const wt_shape *s, int32_t code, wt_rows *r) {
+    return make(call, slot, s, true, code, r);
+}
+
 bool wt_rows_create(wt_call *call, int slot, const wt_shape *s, bool channels, bool last, int32_t code, wt_rows *t) {
-    return make(call, slot, NULL, s, channels, last, code, t);
+    if (!dense(s, channels, last, t->strides))
+        return wt_fail(call, "the result has 2^63 elements or more, allowed: fewer");
+    return make(call, slot, s, channels, code, t);
 }
 
 /* ---------------------------------------------------------------- folding */
@@ -132,14 +130,10 @@ bool wt_rows_view(const wt_shape *s, const wt_rows *t, int count, wt_view *v) {
 /* In a dense copy the axes before the channels are one, and those behind them. */
 bool wt_rows_copy(wt_call *call, const wt_shape *s, wt_rows *t) {
     wt_rows old = *t;
-    wt_handle *slot = wt_scratch(call);
-    if (!slot || !make(call, 0, slot, s, old.channels, false, old.code, t)) return false;
+    if (!wt_rows_create(call, -1, s, old.channels, false, old.code, t)) return false;
     t->written = old.written;
-    if (old.written)
-        t->copy_of = old.handle;
-    else if (wt.aoti_torch_copy_(t->handle, old.handle, 0))
-        return wt_fail(call, "a tensor of %d dimensions could not be copied", s->rank);
-    return true;
+    if (old.written) t->copy_of = old.handle;
+    return old.written || wt_copy(call, t->handle, old.handle, "a tensor");
 }
 
 bool wt_rows_fold(wt_call *call, const wt_shape *s, wt_rows *t, int count, wt_view *v) {
@@ -151,22 +145,17 @@ bool wt_rows_fold(wt_call *call, const wt_shape *s, wt_rows *t, int count, wt_vi
 
 bool wt_rows_finish(wt_call *call, const wt_rows *t, int count) {
     for (int i = 0; i < count; i++)
-        if (t[i].copy_of && wt.aoti_torch_copy_(t[i].copy_of, t[i].handle, 0))
-            return wt_fail(call, "a result could not be copied to its place");
+        if (t[i].copy_of && !wt_copy(call, t[i].copy_of, t[i].handle, "a result")) return false;
     return true;
 }
 
-bool wt_rows_run(wt_call *call, weft_problem *p, const weft_args *args, bool torch, const wt_rows *t, int count) {
+bool wt_rows_run(wt_call *call, bool torch, const wt_rows *t, int count) {
     const int64_t want = torch ? WT_ALL : 0;
-    weft_plan *plan = wt_plan_with(call, p, want);
+    weft_plan *plan = wt_plan_with(call, want);
     const bool theirs = wt_is_torch(plan); /* PyTorch's result is in its place */
-    return wt_finish(call, plan, args, want) && (theirs || wt_rows_finish(call, t, count));
+    return wt_finish(call, plan, &call->args, want) && (theirs || wt_rows_finish(call, t, count));
 }
 
-void wt_rows_problem(weft_problem *p, weft_op op, weft_pass pass, const wt_view *v) {
-    p->size = sizeof(*p);
-    weft_problem_init(p, op, pass, v->dims[2] > 1 ? 3 : v->dims[3] > 1 ? 2 : 1);
-    p->n = v->dims[0];
-    p->c = v->dims[1];
-    memcpy(p->in, v->dims + 2, sizeof(p->in));
+weft_problem *wt_rows_begin(wt_call *call, weft_op op, weft_pass pass, const wt_view *v) {
+    return wt_begin(call, op, pass, v->dims[2] > 1 ? 3 : v->dims[3] > 1 ? 2 : 1, v);
 }

@@ -29,6 +29,8 @@ int64_t wt_shape_rows(const wt_shape *s); /* how many; 0 too where the number is
 bool wt_rows_of(wt_call *call, int at, const wt_shape *s, bool channels, wt_rows *t);
 /* Result number `slot`, dense, the channels nearest if `last`; the first may be the caller's out. */
 bool wt_rows_create(wt_call *call, int slot, const wt_shape *s, bool channels, bool last, int32_t code, wt_rows *t);
+/* The same in the strides that t has. */
+bool wt_rows_make(wt_call *call, int slot, const wt_shape *s, int32_t code, wt_rows *t);
 /* Channels-last memory, by the rule of wt_is_last; never of fewer than three axes. */
 bool wt_rows_last(const wt_shape *s, const wt_rows *t);
 /* All on the axes of one problem: v[i] is t[i]. */
@@ -38,9 +40,9 @@ bool wt_rows_fold(wt_call *call, const wt_shape *s, wt_rows *t, int count, wt_vi
 bool wt_rows_view(const wt_shape *s, const wt_rows *t, int count, wt_view *v);
 bool wt_rows_copy(wt_call *call, const wt_shape *s, wt_rows *t);
 /* Plan and run; what was written to a copy goes to its place. torch: PyTorch has a way to compute the call. */
-bool wt_rows_run(wt_call *call, weft_problem *p, const weft_args *args, bool torch, const wt_rows *t, int count);
+bool wt_rows_run(wt_call *call, bool torch, const wt_rows *t, int count);
 bool wt_rows_finish(wt_call *call, const wt_rows *t, int count); /* the last part of that */
-/* A problem over rows that look like v. */
-void wt_rows_problem(weft_problem *p, weft_op op, weft_pass pass, const wt_view *v);
+/* The call's problem, over rows that look like v. */
+weft_problem *wt_rows_begin(wt_call *call, weft_op op, weft_pass pass, const wt_view *v);
 
 #endif

@@ -112,7 +112,6 @@ const char *seat_fix_format(seat_draft *d, bool last, bool sure);
 const char *seat_fix_gradient(seat_draft *d); /* grad_output: a copy in that format, where it has another */
 /* A result of these dims and this type, dense in PyTorch's format. */
 bool seat_add_result(seat_draft *d, int i, const int64_t dims[5], int32_t code);
-bool seat_is_dense(const wt_view *v, bool last);
 /* A list of one value, or one for each axis, each `least` or more, onto d h w. */
 bool seat_read_axes(const wt_list *l, int rank, int64_t least, int64_t *to);
 

@@ -73,7 +73,7 @@ static const char *read_call(seat_draft *d) {
     bool last = seat_suggests_last(&c->in[SEAT_X]) || seat_suggests_last(&c->in[SEAT_W]);
     why = seat_fix_format(d, last, !last || (d->rank == 2 && !c->cuda));
     if (why) return why;
-    if (!seat_is_dense(&d->view[SEAT_W], false) && !seat_is_dense(&d->view[SEAT_W], true))
+    if (!wt_is_dense(&d->view[SEAT_W], false) && !wt_is_dense(&d->view[SEAT_W], true))
         return "the strides of its weight";
     if (!c->op->backward) return seat_add_result(d, 0, dims, code) ? NULL : "its sizes";
     if ((c->want & WT_WANT_INPUT && !seat_add_result(d, 0, d->view[SEAT_X].dims, code)) ||
@@ -120,7 +120,7 @@ static void describe(seat_draft *d, weft_problem *p, seat_step *s, weft_pass pas
     const seat_call *c = d->c;
     const wt_view *src = &d->view[!is_transposed(c) ? SEAT_X : c->op->backward ? SEAT_DY : SEAT_OUT];
     *s = (seat_step){.n = 0};
-    wt_begin(p, WEFT_OP_CONV, pass, &d->g, src, &d->view[SEAT_W]);
+    wt_begin_conv(p, WEFT_OP_CONV, pass, &d->g, src, &d->view[SEAT_W]);
     if (bias) wt_add_step(p, WEFT_STEP_BIAS, 0, 0);
     for (size_t i = 0; i < sizeof(table) / sizeof(table[0]); i++)
         for (int r = 0; table[i].pass == pass && r < table[i].n; r++)
@@ -242,11 +242,6 @@ bool seat_is_dangerous(seat_call *c) {
     return seat_suggests_last(x) || seat_suggests_last(w);
 }
 
-static void contiguous(int64_t strides[5], const int64_t *sizes, int64_t rank) {
-    int64_t step = 1;
-    for (int64_t a = rank - 1; a >= 0; a--) strides[a] = step, step *= sizes[a] > 1 ? sizes[a] : 1;
-}
-
 static wt_handle copy_of(wt_handle from, const wt_tensor *like, const int64_t *sizes, const int64_t *strides) {
     wt_handle made = NULL;
     if (wt.aoti_torch_empty_strided(like->rank, sizes, strides, like->code, like->device_type, like->device_index,
@@ -280,7 +275,7 @@ static bool backward_contiguously(seat_call *c) {
     for (int i = 0; i < 3; i++) {
         const wt_tensor *t = &c->in[used[i]];
         int64_t strides[5];
-        contiguous(strides, t->sizes, t->rank);
+        wt_dense_along(strides, t->sizes, t->rank, NULL);
         safe.in[used[i]].handle = copy_of(t->handle, t, t->sizes, strides);
         ok &= safe.in[used[i]].handle != NULL;
     }

@@ -20,14 +20,6 @@ bool seat_suggests_last(const wt_tensor *t) {
     return true;
 }
 
-bool seat_is_dense(const wt_view *v, bool last) {
-    int64_t strides[5];
-    if (!wt_dense(strides, v->dims, last)) return false;
-    for (int a = 0; a < 5; a++)
-        if (v->dims[a] > 1 && v->strides[a] != strides[a]) return false;
-    return true;
-}
-
 static void shape_of(const seat_draft *d, seat_shape *s, const wt_view *v, int32_t code) {
     s->rank = 0;
     s->code = code;
@@ -63,12 +55,12 @@ static bool learn_format(seat_draft *d) {
 const char *seat_fix_format(seat_draft *d, bool last, bool sure) {
     d->last = last;
     if (!sure && !learn_format(d)) return "PyTorch refuses it";
-    return seat_is_dense(&d->view[SEAT_X], d->last) ? NULL : "the strides of its input";
+    return wt_is_dense(&d->view[SEAT_X], d->last) ? NULL : "the strides of its input";
 }
 
 const char *seat_fix_gradient(seat_draft *d) {
     wt_view *dy = &d->view[SEAT_DY];
-    if (seat_is_dense(dy, d->last)) return NULL;
+    if (wt_is_dense(dy, d->last)) return NULL;
     dy->data = NULL; /* the copy's memory is PyTorch's, aligned */
     if (!wt_dense(dy->strides, dy->dims, d->last)) return "its sizes";
     shape_of(d, &d->e->dy, dy, d->c->in[SEAT_DY].code);
@@ -106,8 +98,7 @@ const char *seat_see_tensors(seat_draft *d) {
 
 /* ---------------------------------------------------------------- choosing */
 void seat_put(const seat_draft *d, weft_problem *p, seat_step *s, weft_role role, int slot) {
-    weft_args unused = WEFT_ARGS_INIT;
-    wt_put(p, &unused, role, &d->view[slot]);
+    wt_describe(p, role, &d->view[slot]);
     s->role[s->n] = (uint8_t)role;
     s->slot[s->n++] = (uint8_t)slot;
 }

@@ -18,7 +18,7 @@ const wt_config *wt_settings(void);
 /* The plan by the settings, among these engines; once: nothing is measured. NULL: see weft_last_error. */
 weft_plan *wt_plan_by(weft_problem *p, bool once, uint32_t engines);
 /* The same for a call, without PyTorch's code unless `external`. */
-weft_plan *wt_plan_among(wt_call *call, weft_problem *p, bool external);
+weft_plan *wt_plan_among(wt_call *call, bool external);
 extern const weft_external wt_external;
 void wt_torch_rates(void *user, const weft_problem *p, weft_rates *rates); /* torch_rates.c */
 /* Until the next one, PyTorch's code takes part in this thread's plans: run(state) runs it once. NULL: no more. */

@@ -41,11 +41,9 @@ static bool forward(wt_call *call, weft_op op) {
         return false;
     if (!wt_shape_rows(&s) || !s.sizes[s.channel]) return true;
     if (!wt_rows_fold(call, &s, t, 2, v)) return false;
-    weft_problem p;
-    weft_args args = WEFT_ARGS_INIT;
-    wt_rows_problem(&p, op, WEFT_PASS_FWD, v);
-    WT_PUT(&p, &args, {WEFT_ROLE_SRC, &v[0]}, {WEFT_ROLE_DST, &v[1]});
-    return wt_rows_run(call, &p, &args, torch_takes(call, INPUT, DTYPE), t, 2);
+    wt_rows_begin(call, op, WEFT_PASS_FWD, v);
+    WT_PUT(call, {WEFT_ROLE_SRC, &v[0]}, {WEFT_ROLE_DST, &v[1]});
+    return wt_rows_run(call, torch_takes(call, INPUT, DTYPE), t, 2);
 }
 
 static bool run_softmax(wt_call *call) { return forward(call, WEFT_OP_SOFTMAX); }
@@ -66,10 +64,8 @@ static bool run_softmax_backward(wt_call *call) {
         return false;
     if (!wt_shape_rows(&s) || !s.sizes[s.channel]) return true;
     if (!wt_rows_fold(call, &s, t, 3, v)) return false;
-    weft_problem p;
-    weft_args args = WEFT_ARGS_INIT;
-    wt_rows_problem(&p, call->arg[B_LOG].integer ? WEFT_OP_LOG_SOFTMAX : WEFT_OP_SOFTMAX, WEFT_PASS_BWD, v);
-    WT_PUT(&p, &args, {WEFT_ROLE_DST, &v[0]}, {WEFT_ROLE_DIFF_DST, &v[1]}, {WEFT_ROLE_DIFF_SRC, &v[2]});
-    return wt_rows_run(call, &p, &args, torch_takes(call, B_OUTPUT, B_DTYPE), t, 3);
+    wt_rows_begin(call, call->arg[B_LOG].integer ? WEFT_OP_LOG_SOFTMAX : WEFT_OP_SOFTMAX, WEFT_PASS_BWD, v);
+    WT_PUT(call, {WEFT_ROLE_DST, &v[0]}, {WEFT_ROLE_DIFF_DST, &v[1]}, {WEFT_ROLE_DIFF_SRC, &v[2]});
+    return wt_rows_run(call, torch_takes(call, B_OUTPUT, B_DTYPE), t, 3);
 }
 WT_OPERATOR(softmax_backward, "(Tensor grad_output, Tensor output, int dim, bool log, ScalarType dtype) -> Tensor")

@@ -12,7 +12,7 @@ enum { B_GRAD, B_INPUT, B_VALUES, B_ROWS, B_COLS, B_SHAPE, B_STRIDE, B_WANT = 10
 typedef struct sparse {
     wt_gradients d; /* first: the passes of gradients are planned from it; d.w holds the values */
     wt_view dense;  /* the dims of the dense weights */
-    const wt_tensor *rows, *cols;
+    int rows;       /* where they stand; cols follow */
 } sparse;
 
 /* ---------------------------------------------------------------- arguments */
@@ -61,28 +61,19 @@ static bool open_sparse(wt_call *call, sparse *q, int input, int rows, int shape
     if (!wt_check_sizes(call, input + 1) || !check_csr(call, rows, rows + 1, q->dense.dims[0], values->sizes[0]))
         return false;
     q->d.x = wt_see(x, g->rank);
-    q->d.w =
-        (wt_view){values->handle, values->data, values->dtype, {values->sizes[0], 1, 1, 1, 1}, {values->strides[0]}};
-    q->rows = &call->arg[rows].tensor;
-    q->cols = &call->arg[rows + 1].tensor;
+    q->d.w = wt_see_vector(values);
+    q->rows = rows;
     return wt_check_channels(call, g, &q->d.x, &q->dense, 1, "input");
 }
 
 /* ---------------------------------------------------------------- the problem */
-static void put_vector(weft_problem *p, weft_args *args, weft_role role, const wt_tensor *t) {
-    wt_put_vector(p, args, role, t->data, t->dtype, t->sizes[0] > 1 ? t->strides[0] : 1);
-}
-
-static void begin(weft_problem *p, weft_args *args, const sparse *q, weft_pass pass) {
-    const wt_view *values = &q->d.w;
-    wt_begin(p, WEFT_OP_SPARSE_CONV, pass, &q->d.g, &q->d.x, &q->dense);
-    p->attr[WEFT_SPARSE_NNZ] = values->dims[0];
+static void begin(wt_call *call, const wt_gradients *d, weft_pass pass) {
+    const sparse *q = (const sparse *)d;
+    wt_begin_conv(&call->p, WEFT_OP_SPARSE_CONV, pass, &d->g, &d->x, &q->dense);
+    call->p.attr[WEFT_SPARSE_NNZ] = d->w.dims[0];
     if (pass == WEFT_PASS_BWD_BIAS) return;
-    put_vector(p, args, WEFT_ROLE_ROWS, q->rows);
-    put_vector(p, args, WEFT_ROLE_COLS, q->cols);
-    if (pass != WEFT_PASS_BWD_WEIGHTS)
-        wt_put_vector(p, args, WEFT_ROLE_WEIGHTS, values->data, values->dtype,
-                      values->dims[0] > 1 ? values->strides[0] : 1);
+    wt_put_vector(call, WEFT_ROLE_ROWS, q->rows);
+    wt_put_vector(call, WEFT_ROLE_COLS, q->rows + 1);
 }
 
 /* ---------------------------------------------------------------- forward */
@@ -96,57 +87,26 @@ static bool run_sparse_conv(wt_call *call) {
         !wt_create(call, 0, &y, dims, q.d.g.rank, wt_is_last(&q.d.x), q.d.g.batched, call->arg[INPUT].tensor.code))
         return false;
     if (wt_is_empty(&y)) return true;
-    weft_problem p;
-    weft_args args = WEFT_ARGS_INIT;
-    begin(&p, &args, &q, WEFT_PASS_FWD);
-    WT_PUT(&p, &args, {WEFT_ROLE_SRC, &q.d.x}, {WEFT_ROLE_DST, &y});
-    return wt_put_epilogue(call, &p, &args, BIAS, ACT) && wt_execute(call, wt_plan(call, &p), &args);
+    begin(call, &q.d, WEFT_PASS_FWD);
+    WT_PUT(call, {WEFT_ROLE_SRC, &q.d.x}, {WEFT_ROLE_WEIGHTS, &q.d.w}, {WEFT_ROLE_DST, &y});
+    return wt_put_epilogue(call, BIAS, ACT) && wt_run(call, false);
 }
 WT_OPERATOR_OUT(sparse_conv,
                 "(Tensor input, Tensor values, Tensor? bias, Tensor rows, Tensor cols, SymInt[] shape, SymInt[] "
                 "stride, SymInt[] padding, SymInt[] dilation, SymInt groups, str act, float lo, float hi) -> Tensor")
 
 /* ---------------------------------------------------------------- gradients */
-static weft_plan *plan_pass(wt_call *call, const wt_gradients *d, weft_pass pass, bool bias, weft_args *args) {
-    weft_problem p;
-    begin(&p, args, (const sparse *)d, pass);
-    bool data = pass == WEFT_PASS_BWD_DATA || pass == WEFT_PASS_BWD,
-         weights = pass == WEFT_PASS_BWD_WEIGHTS || pass == WEFT_PASS_BWD;
-    if (weights)
-        wt_put(&p, args, WEFT_ROLE_SRC, &d->x),
-            wt_put_vector(&p, args, WEFT_ROLE_DIFF_WEIGHTS, d->dw.data, d->dw.dtype, 1);
-    if (data) wt_put(&p, args, WEFT_ROLE_DIFF_SRC, &d->dx);
-    wt_put(&p, args, WEFT_ROLE_DIFF_DST, &d->dy);
-    if (bias && pass != WEFT_PASS_BWD_BIAS) wt_add_step(&p, WEFT_STEP_BIAS, 0, 0);
-    if (bias) wt_put_vector(&p, args, WEFT_ROLE_DIFF_BIAS, d->db.data, d->db.dtype, 1);
-    return wt_plan(call, &p);
-}
-
-static bool see_grad(wt_call *call, sparse *q) {
-    const wt_tensor *t = &call->arg[B_GRAD].tensor, *x = &call->arg[B_INPUT].tensor;
-    int64_t dims[5] = {q->d.x.dims[0], q->dense.dims[0]};
-    if (t->rank != x->rank)
-        return wt_fail(call, "grad_output: has %lld dimensions, allowed: as many as input, %lld", (long long)t->rank,
-                       (long long)x->rank);
-    if (!wt_check_same_type(call, B_GRAD, B_INPUT) || !wt_out_sizes(call, &q->d.g, &q->d.x, &q->dense, NULL, dims))
-        return false;
-    q->d.dy = wt_see(t, q->d.g.rank);
-    for (int a = 0; a < 5; a++)
-        if (q->d.dy.dims[a] != dims[a])
-            return wt_fail(call,
-                           "grad_output: has %lld elements along axis %c, allowed: %lld, as the forward operator gives",
-                           (long long)q->d.dy.dims[a], "ncdhw"[a], (long long)dims[a]);
-    return true;
-}
-
 static bool run_sparse_conv_backward(wt_call *call) {
     sparse q;
-    if (!open_sparse(call, &q, B_INPUT, B_ROWS, B_SHAPE, B_STRIDE) ||
-        !wt_check_bias_dtype(call, B_BIAS_DTYPE, B_INPUT) || !see_grad(call, &q))
+    if (!open_sparse(call, &q, B_INPUT, B_ROWS, B_SHAPE, B_STRIDE) || !wt_check_bias_dtype(call, B_BIAS_DTYPE, B_INPUT))
+        return false;
+    int64_t dims[5] = {q.d.x.dims[0], q.dense.dims[0]};
+    if (!wt_check_same_type(call, B_GRAD, B_INPUT) || !wt_out_sizes(call, &q.d.g, &q.d.x, &q.dense, NULL, dims) ||
+        !wt_see_exactly(call, B_GRAD, &q.d.g, dims, &q.d.dy))
         return false;
     q.d.want = call->arg[B_WANT].integer;
-    q.d.plan = plan_pass;
-    q.d.torch = false;
+    q.d.begin = begin;
+    q.d.torch = q.d.torch_bias = false;
     if (!wt_create_wanted(call, &q.d, true, B_INPUT, B_BIAS_DTYPE)) return false;
     if (wt_is_empty(&q.d.dy)) return wt_zero_wanted(call);
     return wt_match_format(call, &q.d.dy, q.d.g.rank, wt_is_last(&q.d.x), q.d.g.batched, call->arg[B_GRAD].tensor.code,
@@ -165,12 +125,13 @@ static bool on_host(wt_call *call) {
 }
 
 /* A problem of the smallest input that such weights take: their CSR does not depend on it. */
-static void begin_weights(weft_problem *p, int rank, const wt_view *dense, int64_t nnz) {
+static weft_problem *begin_weights(wt_call *call, int rank, const wt_view *dense, int64_t nnz) {
     wt_geometry g = {.rank = rank, .stride = {1, 1, 1}, .dilation = {1, 1, 1}, .groups = 1};
     wt_view src = *dense;
     src.dims[0] = 1;
-    wt_begin(p, WEFT_OP_SPARSE_CONV, WEFT_PASS_FWD, &g, &src, dense);
-    p->attr[WEFT_SPARSE_NNZ] = nnz;
+    wt_begin_conv(&call->p, WEFT_OP_SPARSE_CONV, WEFT_PASS_FWD, &g, &src, dense);
+    call->p.attr[WEFT_SPARSE_NNZ] = nnz;
+    return &call->p;
 }
 
 static bool failed(wt_call *call, weft_status status) {
@@ -180,34 +141,27 @@ static bool failed(wt_call *call, weft_status status) {
 /* The elements of the dense weights that are not 0. Indices are int32 where the number of all elements fits. */
 static bool run_sparse_build(wt_call *call) {
     const wt_tensor *t = &call->arg[0].tensor;
-    if (t->rank < 3 || t->rank > 5)
-        return wt_fail(call, "weight: has %lld dimensions, allowed: 3 (1D), 4 (2D) or 5 (3D)", (long long)t->rank);
-    if (!on_host(call) || !wt_check_float(call, 0) || !wt_check_sizes(call, 0)) return false;
+    if (!on_host(call) || !wt_check_data(call, 0, 3, 5, "3 (1D), 4 (2D) or 5 (3D)")) return false;
     int rank = (int)t->rank - 2;
     wt_view w = wt_see(t, rank);
     if (wt_is_empty(&w)) return wt_fail(call, "weight: has no elements, allowed: 1 or more along each dimension");
-    int64_t all = 1, nnz = 0, unit = 1, rows = w.dims[0] + 1;
+    int64_t all = 1, nnz = 0;
     bool small = true;
     for (int a = 0; a < 5; a++) small = small && !__builtin_mul_overflow(all, w.dims[a], &all) && all <= INT32_MAX;
     int32_t index = small ? wt.aoti_torch_dtype_int32() : wt.aoti_torch_dtype_int64();
     weft_tensor dense = {
         .dtype = (int16_t)w.dtype, .layout = WEFT_LAYOUT_STRIDED, .align = (int32_t)wt_dtype_bytes(w.dtype)};
     memcpy(dense.strides, w.strides, sizeof(w.strides));
-    weft_problem p;
-    weft_args args = WEFT_ARGS_INIT;
-    begin_weights(&p, rank, &w, 0);
-    if (!call->shape && failed(call, weft_sparse_count(&p, &dense, t->data, &nnz))) return false;
-    void *out[3];
-    if (!wt_empty(call, &call->out[0], 1, &nnz, &unit, t->code, &out[0]) ||
-        !wt_empty(call, &call->out[1], 1, &rows, &unit, index, &out[1]) ||
-        !wt_empty(call, &call->out[2], 1, &nnz, &unit, index, &out[2]))
+    weft_problem *p = begin_weights(call, rank, &w, 0);
+    if (!call->shape && failed(call, weft_sparse_count(p, &dense, t->data, &nnz))) return false;
+    wt_view values, rows, cols;
+    if (!wt_create_vector(call, 0, &values, nnz, t->code) || !wt_create_vector(call, 1, &rows, w.dims[0] + 1, index) ||
+        !wt_create_vector(call, 2, &cols, nnz, index))
         return false;
     if (call->shape) return true; /* with no elements: how many there are stands in the memory */
-    begin_weights(&p, rank, &w, nnz);
-    wt_put_vector(&p, &args, WEFT_ROLE_WEIGHTS, out[0], w.dtype, 1);
-    wt_put_vector(&p, &args, WEFT_ROLE_ROWS, out[1], wt_dtype_of(index), 1);
-    wt_put_vector(&p, &args, WEFT_ROLE_COLS, out[2], wt_dtype_of(index), 1);
-    return !failed(call, weft_sparse_build(&p, &dense, t->data, out[0], out[1], out[2]));
+    begin_weights(call, rank, &w, nnz);
+    WT_PUT(call, {WEFT_ROLE_WEIGHTS, &values}, {WEFT_ROLE_ROWS, &rows}, {WEFT_ROLE_COLS, &cols});
+    return !failed(call, weft_sparse_build(p, &dense, t->data, values.data, rows.data, cols.data));
 }
 WT_OPERATOR(sparse_build, "(Tensor weight) -> (Tensor, Tensor, Tensor)")
 
@@ -221,25 +175,23 @@ static bool run_sparse_positions(wt_call *call) {
     const wt_tensor *rows = &call->arg[0].tensor, *cols = &call->arg[1].tensor;
     int rank = 0;
     wt_view w;
-    int64_t nnz = cols->rank == 1 ? cols->sizes[0] : 0, columns = 1, all, unit = 1;
+    int64_t nnz = cols->rank == 1 ? cols->sizes[0] : 0, columns = 1, all;
     if (!on_host(call) || !read_shape(call, 2, &rank, &w) || !check_csr(call, 0, 1, w.dims[0], nnz)) return false;
     bool fits = true;
     for (int a = 1; a < 5; a++) fits = fits && !__builtin_mul_overflow(columns, w.dims[a], &columns);
     if (!fits || __builtin_mul_overflow(columns, w.dims[0], &all))
         return wt_fail(call, "shape: has 2^63 elements or more, allowed: fewer");
-    weft_problem p;
-    weft_args args = WEFT_ARGS_INIT;
-    void *data;
-    begin_weights(&p, rank, &w, nnz);
-    weft_problem_tensor(&p, WEFT_ROLE_WEIGHTS)->dtype = WEFT_DTYPE_F32;
-    put_vector(&p, &args, WEFT_ROLE_ROWS, rows);
-    put_vector(&p, &args, WEFT_ROLE_COLS, cols);
-    if (!call->shape && failed(call, weft_sparse_check(&p, rows->data, cols->data))) return false;
-    if (!wt_empty(call, &call->out[0], 1, &nnz, &unit, wt.aoti_torch_dtype_int64(), &data)) return false;
+    wt_view places;
+    weft_problem *p = begin_weights(call, rank, &w, nnz);
+    weft_problem_tensor(p, WEFT_ROLE_WEIGHTS)->dtype = WEFT_DTYPE_F32;
+    wt_put_vector(call, WEFT_ROLE_ROWS, 0);
+    wt_put_vector(call, WEFT_ROLE_COLS, 1);
+    if (!call->shape && failed(call, weft_sparse_check(p, rows->data, cols->data))) return false;
+    if (!wt_create_vector(call, 0, &places, nnz, wt.aoti_torch_dtype_int64())) return false;
     if (call->shape) return true;
     for (int64_t o = 0; o < w.dims[0]; o++)
         for (int64_t j = item_of(rows, o), end = item_of(rows, o + 1); j < end; j++)
-            ((int64_t *)data)[j] = o * columns + item_of(cols, j);
+            ((int64_t *)places.data)[j] = o * columns + item_of(cols, j);
     return true;
 }
 WT_OPERATOR(sparse_positions, "(Tensor rows, Tensor cols, SymInt[] shape) -> Tensor")

@@ -90,10 +90,6 @@ static void note_and_drop(wt_call *call, int slot, promise *p) {
     wt_drop(call, slot);
 }
 
-static bool copy_into(wt_call *call, wt_handle into, wt_handle from) {
-    return !wt.aoti_torch_copy_(into, from, 0) || wt_fail(call, "a result of PyTorch could not be copied");
-}
-
 /* Strides of axes of one element name no other memory: PyTorch's may differ there. */
 static bool fits(const promise *p, const wt_tensor *t) {
     bool same = p->rank == t->rank && p->code == t->code;
@@ -106,17 +102,17 @@ static bool fits(const promise *p, const wt_tensor *t) {
  * `out`. It is no view of anything afterwards: a Function's result that is one cannot be changed in place. */
 static bool take(wt_call *call, int slot, wt_handle got, const promise *p) {
     wt_tensor t;
-    void *data;
     if (slot < call->op->into)
-        return copy_into(call, call->arg[call->op->nargs - call->op->into + slot].tensor.handle, got);
+        return wt_copy(call, call->arg[call->op->nargs - call->op->into + slot].tensor.handle, got,
+                       "a result of PyTorch");
     if (wt_read_tensor(got, &t)) return wt_fail(call, "a result of PyTorch could not be read");
     const bool free = p->rank < 0;
     if (free || fits(p, &t))
         return !wt.aoti_torch__reinterpret_tensor(got, t.rank, t.sizes, free ? t.strides : p->strides, 0,
                                                   &call->out[slot]) ||
                wt_fail(call, "a result of PyTorch could not be taken over");
-    return wt_empty(call, &call->out[slot], p->rank, p->sizes, p->strides, p->code, &data) &&
-           copy_into(call, call->out[slot], got);
+    t = (wt_tensor){.rank = p->rank, .sizes = p->sizes, .strides = p->strides, .code = p->code};
+    return wt_empty(call, &call->out[slot], &t) && wt_copy(call, t.handle, got, "a result of PyTorch");
 }
 
 /* ---------------------------------------------------------------- the call */
@@ -211,12 +207,11 @@ void wt_plan_alone(bool on) { alone = on; }
 
 static _Thread_local wt_question *question;
 void wt_ask(wt_question *q) { question = q; }
-bool wt_is_asked(void) { return question != NULL; }
 
-weft_plan *wt_plan_with(wt_call *call, weft_problem *p, int64_t want) {
+weft_plan *wt_plan_with(wt_call *call, int64_t want) {
     const struct stage outer = stage; /* PyTorch's way may use operators of weft, also while it is measured */
     stage = (struct stage){.call = call, .want = want};
-    weft_plan *plan = wt_plan_among(call, p, want && !alone && !inside);
+    weft_plan *plan = wt_plan_among(call, want && !alone && !inside);
     stage = outer;
     if (!question || !plan) return plan;
     question->problem = *weft_plan_problem(plan);
@@ -250,7 +245,7 @@ bool wt_finish(wt_call *call, weft_plan *plan, const weft_args *args, int64_t wa
     return ok;
 }
 
-bool wt_run(wt_call *call, weft_problem *p, const weft_args *args, bool torch) {
+bool wt_run(wt_call *call, bool torch) {
     const int64_t want = torch ? WT_ALL : 0;
-    return wt_finish(call, wt_plan_with(call, p, want), args, want);
+    return wt_finish(call, wt_plan_with(call, want), &call->args, want);
 }

@@ -5,16 +5,18 @@
 #include "binding.h"
 
 /* ---------------------------------------------------------------- seeing */
-wt_view wt_see(const wt_tensor *t, int rank) {
+unsigned wt_axes(int rank, bool batch, bool channels) {
+    return (unsigned)batch | (unsigned)channels << 1 | (unsigned)(28 << (3 - rank) & 28);
+}
+
+wt_view wt_see_along(const wt_tensor *t, unsigned axes) {
     wt_view v = {t->handle, t->data, t->dtype, {1, 1, 1, 1, 1}, {0}};
-    int64_t missing = rank + 2 - t->rank;
-    for (int64_t a = 0; a < t->rank; a++) {
-        int64_t at = a + missing < 2 ? a + missing : a + missing + 3 - rank;
-        v.dims[at] = t->sizes[a];
-        v.strides[at] = t->strides[a];
-    }
+    for (int a = 0, i = 0; a < 5; a++)
+        if (axes >> a & 1) v.dims[a] = t->sizes[i], v.strides[a] = t->strides[i++];
     return v;
 }
+
+wt_view wt_see(const wt_tensor *t, int rank) { return wt_see_along(t, wt_axes(rank, t->rank == rank + 2, true)); }
 
 bool wt_is_last(const wt_view *v) {
     int64_t channel = v->strides[1], pixel = v->strides[4];
@@ -27,89 +29,106 @@ bool wt_is_empty(const wt_view *v) {
     return false;
 }
 
+wt_view wt_see_vector(const wt_tensor *t) {
+    return (wt_view){t->handle, t->data, t->dtype, {t->sizes[0]}, {t->sizes[0] > 1 ? t->strides[0] : 1}};
+}
+
 /* ---------------------------------------------------------------- making */
-bool wt_dense(int64_t strides[5], const int64_t dims[5], bool last) {
-    static const int order[2][5] = {{4, 3, 2, 1, 0}, {1, 4, 3, 2, 0}}; /* fastest first */
+bool wt_dense_along(int64_t *strides, const int64_t *sizes, int64_t rank, const int *axis) {
     int64_t step = 1;
     bool fits = true;
-    for (int i = 0; i < 5; i++) {
-        strides[order[last][i]] = step;
-        fits = fits && !__builtin_mul_overflow(step, dims[order[last][i]] ? dims[order[last][i]] : 1, &step);
+    for (int64_t i = 0; i < rank; i++) {
+        int64_t a = axis ? axis[i] : rank - 1 - i;
+        strides[a] = step;
+        fits = fits && !__builtin_mul_overflow(step, sizes[a] ? sizes[a] : 1, &step);
     }
     return fits;
 }
 
-/* Which canonical axis each axis of a tensor of this rank is; their number. */
-static int axes_of(int rank, bool batched, int axis[5]) {
-    int n = 0;
-    for (int a = batched ? 0 : 1; a < 5; a++)
-        if (a < 2 || a >= 5 - rank) axis[n++] = a;
-    return n;
+bool wt_dense(int64_t strides[5], const int64_t dims[5], bool last) {
+    static const int order[5] = {1, 4, 3, 2, 0};
+    return wt_dense_along(strides, dims, 5, last ? order : NULL);
 }
 
-/* Scratch, or, where that is NULL, result number `slot`. */
-static bool make(wt_call *call, wt_handle *scratch, int slot, wt_view *v, const int64_t dims[5], int rank, bool last,
-                 bool batched, int32_t code) {
-    int64_t sizes[5], strides[5];
-    int axis[5], n = axes_of(rank, batched, axis);
-    memcpy(v->dims, dims, sizeof(v->dims));
-    if (!wt_dense(v->strides, dims, last))
+bool wt_is_dense(const wt_view *v, bool last) {
+    int64_t strides[5];
+    bool same = wt_dense(strides, v->dims, last);
+    for (int a = 0; a < 5; a++) same = same && (v->dims[a] == 1 || v->strides[a] == strides[a]);
+    return same;
+}
+
+bool wt_create_along(wt_call *call, int slot, wt_view *v, const int64_t dims[5], unsigned axes, bool last,
+                     int32_t code) {
+    int64_t dense[5], sizes[5], strides[5];
+    wt_tensor t = {.sizes = sizes, .strides = strides, .code = code};
+    if (!wt_dense(dense, dims, last))
         return wt_fail(call, "the result has %lld x %lld x %lld x %lld x %lld elements, allowed: fewer than 2^63",
                        (long long)dims[0], (long long)dims[1], (long long)dims[2], (long long)dims[3],
                        (long long)dims[4]);
-    for (int i = 0; i < n; i++) sizes[i] = v->dims[axis[i]], strides[i] = v->strides[axis[i]];
-    v->dtype = wt_dtype_of(code);
-    bool ok = scratch ? wt_empty(call, scratch, n, sizes, strides, code, &v->data)
-                      : wt_result(call, slot, n, sizes, strides, code, &v->data);
-    if (!ok) return false;
-    v->handle = scratch           ? *scratch
-                : call->out[slot] ? call->out[slot]
-                                  : call->arg[call->op->nargs - call->op->into + slot].tensor.handle;
-    for (int i = 0; i < n; i++) v->strides[axis[i]] = strides[i];
+    for (int a = 0; a < 5; a++)
+        if (axes >> a & 1) sizes[t.rank] = dims[a], strides[t.rank++] = dense[a];
+    if (!wt_result(call, slot, &t)) return false;
+    *v = wt_see_along(&t, axes);
     return true;
 }
 
 bool wt_create(wt_call *call, int slot, wt_view *v, const int64_t dims[5], int rank, bool last, bool batched,
                int32_t code) {
-    return make(call, NULL, slot, v, dims, rank, last, batched, code);
+    return wt_create_along(call, slot, v, dims, wt_axes(rank, batched, true), last, code);
 }
 
-bool wt_match_format(wt_call *call, wt_view *v, int rank, bool last, bool batched, int32_t code, const char *name) {
-    int64_t strides[5];
-    wt_view copy;
-    bool same = wt_dense(strides, v->dims, last);
-    for (int a = 0; a < 5; a++) same = same && (v->dims[a] == 1 || v->strides[a] == strides[a]);
-    if (same) return true;
-    wt_handle *slot = wt_scratch(call);
-    if (!slot || !make(call, slot, 0, &copy, v->dims, rank, last, batched, code)) return false;
-    if (wt.aoti_torch_copy_(copy.handle, v->handle, 0)) return wt_fail(call, "%s: could not be copied", name);
-    *v = copy;
+bool wt_create_vector(wt_call *call, int slot, wt_view *v, int64_t length, int32_t code) {
+    const int64_t unit = 1;
+    wt_tensor t = {.rank = 1, .sizes = &length, .strides = &unit, .code = code};
+    if (!wt_result(call, slot, &t)) return false;
+    *v = wt_see_vector(&t);
     return true;
 }
 
+bool wt_match_format(wt_call *call, wt_view *v, int rank, bool last, bool batched, int32_t code, const char *name) {
+    wt_view given = *v;
+    return wt_is_dense(v, last) || (wt_create(call, -1, v, given.dims, rank, last, batched, code) &&
+                                    wt_copy(call, v->handle, given.handle, name));
+}
+
 /* ---------------------------------------------------------------- into a problem */
+weft_problem *wt_begin(wt_call *call, weft_op op, weft_pass pass, int rank, const wt_view *data) {
+    weft_problem *p = &call->p;
+    weft_problem_init(p, op, pass, rank);
+    p->n = data->dims[0];
+    p->c = data->dims[1];
+    memcpy(p->in, data->dims + 2, sizeof(p->in));
+    return p;
+}
+
 static int32_t alignment(const void *data) {
     uintptr_t address = (uintptr_t)data;
     return address & 15 ? (int32_t)(address & (~address + 1)) : 16;
 }
 
-void wt_put(weft_problem *p, weft_args *args, weft_role role, const wt_view *v) {
+void wt_describe(weft_problem *p, weft_role role, const wt_view *v) {
     weft_tensor *t = weft_problem_tensor(p, role);
     /* NONE would ask for the default, not for an error */
     t->dtype = (int16_t)(v->dtype == WEFT_DTYPE_NONE ? WEFT_DTYPE_COUNT : v->dtype);
     t->layout = WEFT_LAYOUT_STRIDED;
     t->align = alignment(v->data);
     memcpy(t->strides, v->strides, sizeof(v->strides));
-    args->ptr[role] = v->data;
 }
 
-void wt_put_all(weft_problem *p, weft_args *args, const wt_placed *tensors, size_t count) {
-    for (size_t i = 0; i < count; i++) wt_put(p, args, tensors[i].role, tensors[i].view);
+void wt_put(wt_call *call, weft_role role, const wt_view *v) {
+    wt_describe(&call->p, role, v);
+    call->args.ptr[role] = v->data;
 }
 
-void wt_put_vector(weft_problem *p, weft_args *args, weft_role role, void *data, int32_t dtype, int64_t stride) {
-    wt_view v = {NULL, data, dtype, {0}, {stride}};
-    wt_put(p, args, role, &v);
+void wt_put_all(wt_call *call, const wt_placed *tensors, size_t count) {
+    for (size_t i = 0; i < count; i++) wt_put(call, tensors[i].role, tensors[i].view);
+}
+
+void wt_put_vector(wt_call *call, weft_role role, int at) {
+    const wt_tensor *t = &call->arg[at].tensor;
+    if (!t->handle) return;
+    wt_view v = wt_see_vector(t);
+    wt_put(call, role, &v);
 }
 
 /* ---------------------------------------------------------------- arguments */
@@ -158,4 +177,11 @@ bool wt_check_same_type(wt_call *call, int at, int as) {
     return !t->handle || t->code == x->code ||
            wt_fail(call, "%s: is %s, allowed: the type of %s, %s", call->op->name[at], wt_dtype_name(t->code),
                    call->op->name[as], wt_dtype_name(x->code));
+}
+
+bool wt_check_data(wt_call *call, int at, int least, int most, const char *allowed) {
+    const wt_tensor *t = &call->arg[at].tensor;
+    if (t->rank < least || t->rank > most)
+        return wt_fail(call, "%s: has %lld dimensions, allowed: %s", call->op->name[at], (long long)t->rank, allowed);
+    return wt_check_float(call, at) && wt_check_sizes(call, at);
 }

@@ -105,7 +105,6 @@ bool wt_window_sizes(wt_call *call, wt_window *g, const char *name, bool whole) 
 }
 
 void wt_window_describe(weft_problem *p, const wt_window *g, weft_op op, weft_pass pass, int64_t n, int64_t c) {
-    p->size = sizeof(*p);
     weft_problem_init(p, op, pass, g->rank);
     p->n = n;
     p->c = c;
