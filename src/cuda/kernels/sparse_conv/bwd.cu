@@ -1,53 +1,101 @@
 /* Gradients of convolution with sparse weights, channels-first, 1D to 3D; f32, f16, bf16.
  * Math:      as in src/ref/sparse_conv.h; products are added in f32, sums of threads in f64, all in a fixed order
- * Blocking:  data: a block has one input channel and THREADS x PIXELS places. It looks at all entries of the group, one
- *            by each thread, keeps those of its channel in shared memory, in their order, and goes over them with all
- *            of its places. Weights: a block has an entry, whose row it finds by bisection, and goes over all outputs.
- *            Bias: a block has an output channel
+ * Blocking:  data: a first launch sorts the entries by input channel into the workspace, a block for each channel: its
+ *            warps have neighbouring parts of the group's entries, count those of the channel and write them in their
+ *            order. Then a block has one input channel and THREADS x PIXELS places, and goes over the channel's entries
+ *            through shared memory, as the forward pass does over those of a row.
+ *            Weights: a block has MANY entries and goes over all outputs; what a thread knows of an output serves all
+ *            entries, and diff_dst too where they are of one row. Bias: a block has an output channel
  * Traffic:   an element of diff_dst, or one of src too, for every product, from L1 and L2
- * Roofline:  instructions: some 10 for each product of the data, 40 of the weights, and the look at the entries
+ * Roofline:  instructions: some 10 for each product
  * Assumes:   all tensors dense channels-first and of one type, less than 2^30 elements of an image
  * Try:       weft bench sparse_conv2d:bwd_data:f32:nchw:n8c256h56w56:o256k3p1nnz58982@cuda */
 #include "sparse_conv/sparse.h"
 
-enum { PIXELS = 4, ROOM = 4 * THREADS }; /* ROOM: entries in shared memory */
+enum { MANY = 8, WARPS = THREADS / 32 };
+
+/* An entry of an input channel, in the workspace: what is added to a place's position in diff_dst, the negative
+ * distances along h and w, the value; along d beside it. */
+typedef struct entry {
+    int32_t at, y, x;
+    float value;
+} entry;
+
+/* The entries of a channel: begin .. end - 1. */
+typedef struct range {
+    int32_t begin, end;
+} range;
+
+typedef struct lists {
+    entry *entries;
+    range *ranges;
+    int32_t *deep;
+} lists;
+
+typedef struct data_args {
+    sparse_args a;
+    lists l;
+} data_args;
 
 #ifndef __CUDACC_RTC__
 static bool is_biased(const weft_problem *p) { return weft__has_step(p, WEFT_STEP_BIAS); }
+static double products_ns(const weft_problem *p, const weft__hw *hw) {
+    return weft__flops(p) / 2 * 10 / (0.5 * hw->gpu->gflops * 0.6);
+}
 
-static const char *plan(const weft_problem *p, const weft__hw *hw, int variant, weft__decision *d) {
+static const char *refusal_of(const weft_problem *p) {
     const char *refusal = sparse_refusal(p);
-    (void)variant;
     if (refusal) return refusal;
     if (p->attr[WEFT_SPARSE_NNZ] >= 1 << 30) return "2^30 entries or more";
-    const double lanes = 0.5 * hw->gpu->gflops * 0.6, places = (double)(p->n * p->in[0] * p->in[1] * p->in[2]);
-    const double entries = (double)p->attr[WEFT_SPARSE_NNZ] / (double)p->groups;
-    if (p->pass == WEFT_PASS_BWD_DATA)
-        d->ns = cuda_ns(hw, weft__bytes(p), 0.5, 1) +
-                (weft__flops(p) / 2 * 10 +
-                 (double)p->c * (double)cuda_ceil((int64_t)places, THREADS * PIXELS) * entries * 60) /
-                    lanes;
-    else
-        d->ns = cuda_ns(hw, weft__bytes(p), 0.5, 1 + is_biased(p)) + weft__flops(p) / 2 * 40 / lanes;
+    double in = (double)p->c, out = (double)p->o;
+    for (int i = 0; i < 3; i++) in *= (double)p->in[i], out *= (double)p->out[i];
+    return in >= 1 << 30 || out >= 1 << 30 ? "2^30 elements or more of an image" : NULL;
+}
+
+static const char *const variants[] = {"x4", "x1", NULL};
+
+static const char *plan_data(const weft_problem *p, const weft__hw *hw, int variant, weft__decision *d) {
+    const char *refusal = refusal_of(p);
+    if (refusal) return refusal;
+    const int64_t places = p->n * p->in[0] * p->in[1] * p->in[2], nnz = p->attr[WEFT_SPARSE_NNZ];
+    const bool small = places * p->c <= 8 * CUDA_WAVE;
+    *WEFT__PARAMS(int, d) = variant ? 1 : 4;
+    d->workspace = (size_t)nnz * (sizeof(entry) + sizeof(int32_t)) + (size_t)p->c * sizeof(range);
+    const double sorting = (double)p->c * (double)nnz / (double)p->groups * 20 / (0.5 * hw->gpu->gflops * 0.3);
+    d->ns = (cuda_ns(hw, weft__bytes(p), 0.5, 2) + sorting + products_ns(p, hw)) * (small == (variant == 1) ? 1 : 1.2);
+    return NULL;
+}
+
+static const char *plan_weights(const weft_problem *p, const weft__hw *hw, int variant, weft__decision *d) {
+    const char *refusal = refusal_of(p);
+    (void)variant;
+    if (refusal) return refusal;
+    d->ns = cuda_ns(hw, weft__bytes(p), 0.5, 1 + is_biased(p)) + products_ns(p, hw);
     return NULL;
 }
 
 static void defines(const weft_problem *p, const weft__hw *hw, const void *params, weft__text *text) {
-    (void)hw, (void)params;
-    weft__put(text, "-DUNIT=%d", p->stride[0] == 1 && p->stride[1] == 1 && p->stride[2] == 1);
+    (void)hw;
+    weft__put(text, "-DUNIT=%d -DPIXELS=%d", p->stride[0] == 1 && p->stride[1] == 1 && p->stride[2] == 1,
+              p->pass == WEFT_PASS_BWD_DATA ? *(const int *)params : 1);
     sparse_defines(p, text);
 }
 
 static weft_status run_data(const weft__exec *e) {
-    const sparse_args a = sparse_args_of(e);
-    const weft__launch launch = {.grid = {(uint32_t)cuda_ceil(a.outputs, THREADS * PIXELS), (uint32_t)e->p->c, 1},
+    data_args d = {.a = sparse_args_of(e), .l = {.entries = e->workspace}};
+    d.l.ranges = (range *)(d.l.entries + d.a.nnz);
+    d.l.deep = (int32_t *)(d.l.ranges + e->p->c);
+    const int64_t tile = (int64_t)THREADS * *(const int *)e->params;
+    const weft__launch sort = {.grid = {(uint32_t)e->p->c, 1, 1}, .block = {THREADS, 1, 1}},
+                       launch = {.grid = {(uint32_t)cuda_ceil(d.a.outputs, tile), (uint32_t)e->p->c, 1},
                                  .block = {THREADS, 1, 1}};
-    return weft__cuda_launch(e, 0, &launch, &a);
+    WEFT__TRY(weft__cuda_launch(e, 0, &sort, &d));
+    return weft__cuda_launch(e, 1, &launch, &d);
 }
 
 static weft_status run_weights(const weft__exec *e) {
     const sparse_args a = sparse_args_of(e);
-    const weft__launch entries = {.grid = {(uint32_t)a.nnz, 1, 1}, .block = {THREADS, 1, 1}},
+    const weft__launch entries = {.grid = {(uint32_t)cuda_ceil(a.nnz, MANY), 1, 1}, .block = {THREADS, 1, 1}},
                        channels = {.grid = {(uint32_t)a.channels, 1, 1}, .block = {THREADS, 1, 1}};
     if (a.nnz) WEFT__TRY(weft__cuda_launch(e, 0, &entries, &a));
     return is_biased(e->p) ? weft__cuda_launch(e, 1, &channels, &a) : WEFT_OK;
@@ -55,27 +103,29 @@ static weft_status run_weights(const weft__exec *e) {
 
 const weft__kernel weft__cuda_sparse_conv_bwd_data = {
     .name = "sparse_conv_bwd_data_nchw__cuda",
-    .version = 1,
+    .version = 2,
     .op = WEFT_OP_SPARSE_CONV,
     .engine = WEFT_ENGINE_CUDA,
     .passes = WEFT__PASS_SET(BWD_DATA),
     .dtypes = CUDA_FLOATS,
     .exact = true,
-    .plan = plan,
+    .variants = variants,
+    .plan = plan_data,
     .run = run_data,
-    WEFT__PARTS({"sparse_conv/bwd.cu", "sparse_data", defines, false}),
+    WEFT__PARTS({"sparse_conv/bwd.cu", "sparse_sort", defines, false},
+                {"sparse_conv/bwd.cu", "sparse_data", defines, false}),
 };
 
 const weft__kernel weft__cuda_sparse_conv_bwd_weights = {
     .name = "sparse_conv_bwd_weights_nchw__cuda",
-    .version = 1,
+    .version = 2,
     .op = WEFT_OP_SPARSE_CONV,
     .engine = WEFT_ENGINE_CUDA,
     .passes = WEFT__PASS_SET(BWD_WEIGHTS),
     .dtypes = CUDA_FLOATS,
     .steps = WEFT__STEP_SET(BIAS),
     .exact = true,
-    .plan = plan,
+    .plan = plan_weights,
     .run = run_weights,
     WEFT__PARTS({"sparse_conv/bwd.cu", "sparse_weights", defines, false},
                 {"sparse_conv/bwd.cu", "sparse_bias", defines, false}),
@@ -83,6 +133,8 @@ const weft__kernel weft__cuda_sparse_conv_bwd_weights = {
 
 #else
 #include "reduce.h"
+
+enum { NOWHERE = 1 << 29 }; /* a distance that leads out of every image */
 
 /* The row of entry j among rows low .. high - 1: the last that begins at or before it. */
 static __device__ __forceinline__ int row_of(const sparse_args &a, int64_t j, int low, int high) {
@@ -96,109 +148,197 @@ static __device__ __forceinline__ int row_of(const sparse_args &a, int64_t j, in
     return low;
 }
 
+static __device__ __forceinline__ int outputs_of(const sparse_args &a) { return a.out[0] * a.out[1] * a.out[2]; }
+
 /* ---------------------------------------------------------------- data */
-/* An entry that reads the block's channel. */
-struct entry {
-    int o, z, y, x;
-    float value;
-};
-
-struct place {
-    int n, z, y, x; /* n < 0: none */
-};
-static __device__ __forceinline__ place place_of(const sparse_args &a, int64_t i) {
-    const int row = (int)i / a.in[2], plane = row / a.in[1], n = plane / a.in[0];
-    return {i < a.outputs ? n : -1, plane - n * a.in[0], row - plane * a.in[1], (int)i - row * a.in[2]};
+static __device__ __forceinline__ void put_entry(const sparse_args &a, const lists &l, int64_t j, int at, int low) {
+    const column c = column_of(a, j);
+    const int base = row_of(a, j, low, low + a.outs) * outputs_of(a);
+    const int back = UNIT ? (c.z * a.out[1] + c.y) * a.out[2] + c.x : 0;
+    l.entries[at] = {base - back, -c.y, -c.x, widen(((const T *)a.weights)[j])};
+    if (DEEP) l.deep[at] = -c.z;
 }
 
-/* The output along an axis that an entry joins to a place; negative: none. */
-static __device__ __forceinline__ int joins(const sparse_args &a, int axis, int at, int distance) {
-    const int back = at + a.pad[axis] - distance, to = UNIT ? back : back / a.stride[axis];
-    return back < 0 || to >= a.out[axis] || (!UNIT && to * a.stride[axis] != back) ? -1 : to;
-}
-
-static __device__ __forceinline__ void add_entries(const sparse_args &a, const entry *list, int count,
-                                                   const place (&p)[PIXELS], float (&sum)[PIXELS]) {
-    for (int i = 0; i < count; i++) {
-        const entry e = list[i];
-#pragma unroll
-        for (int k = 0; k < PIXELS; k++) {
-            const int z = DEEP ? joins(a, 0, p[k].z, e.z) : 0, y = joins(a, 1, p[k].y, e.y),
-                      x = joins(a, 2, p[k].x, e.x);
-            if (p[k].n < 0 || (z | y | x) < 0) continue;
-            const int64_t at = (((p[k].n * a.channels + e.o) * a.out[0] + z) * a.out[1] + y) * a.out[2] + x;
-            sum[k] = fmaf(widen(((const T *)a.diff_dst)[at]), e.value, sum[k]);
-        }
+/* The entries of each channel of the input, in their order. */
+extern "C" __global__ void __launch_bounds__(THREADS) sparse_sort(const __grid_constant__ data_args d) {
+    __shared__ int before[WARPS], own[WARPS]; /* of each warp's part: entries of channels before this, and of this */
+    const sparse_args &a = d.a;
+    const int channel = (int)blockIdx.x, group = channel / a.inside, mine = channel - group * a.inside;
+    const int low = group * a.outs, lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32;
+    const int begin = (int)row_begin(a, low), end = (int)row_begin(a, low + a.outs);
+    const int part = (max(end - begin, 0) + WARPS * 32 - 1) / (WARPS * 32) * 32;
+    const int from = begin + warp * part, to = min(from + part, end);
+    int count = 0, less = 0;
+#pragma unroll 4
+    for (int j = from; j < to; j += 32) {
+        const int c = j + lane < to ? column_of(a, j + lane).channel : -1;
+        count += __popc(__ballot_sync(0xffffffffu, c == mine));
+        less += __popc(__ballot_sync(0xffffffffu, (unsigned)c < (unsigned)mine));
+    }
+    if (lane == 0) before[warp] = less, own[warp] = count;
+    __syncthreads();
+    int first = begin, at = 0, all = 0;
+    for (int i = 0; i < WARPS; i++) {
+        first += before[i];
+        if (i < warp) at += own[i];
+        all += own[i];
+    }
+    if (threadIdx.x == 0) d.l.ranges[channel] = {first, first + all};
+    at += first;
+#pragma unroll 4
+    for (int j = from; j < to; j += 32) {
+        const bool is = j + lane < to && column_of(a, j + lane).channel == mine;
+        const unsigned votes = __ballot_sync(0xffffffffu, is);
+        if (is) put_entry(a, d.l, j + lane, at + __popc(votes & ((1u << lane) - 1)), low);
+        at += __popc(votes);
     }
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS) sparse_data(const __grid_constant__ sparse_args a) {
-    __shared__ entry list[ROOM];
-    __shared__ int found[THREADS / 32];
-    const int channel = (int)blockIdx.y, group = channel / a.inside, mine = channel - group * a.inside;
-    const int low = group * a.outs, lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32;
-    const int64_t first = (int64_t)blockIdx.x * (THREADS * PIXELS) + threadIdx.x, end = row_begin(a, low + a.outs);
+struct place {
+    int z, y, x;
+    const T *from; /* diff_dst of the output that a distance of 0 leads to; else of the image */
+};
+static __device__ __forceinline__ place place_of(const sparse_args &a, int64_t i) {
+    const int row = (int)i / a.in[2], plane = row / a.in[1], n = plane / a.in[0];
+    place p = {plane - n * a.in[0] + a.pad[0], row - plane * a.in[1] + a.pad[1], (int)i - row * a.in[2] + a.pad[2]};
+    p.from = (const T *)a.diff_dst + n * a.channels * outputs_of(a);
+    if (UNIT) p.from += ((int64_t)p.z * a.out[1] + p.y) * a.out[2] + p.x;
+    if (i >= a.outputs) p.y = NOWHERE;
+    return p;
+}
+
+/* Whether `back` steps lead to an output along an axis, which it is then. */
+static __device__ __forceinline__ bool leads(const sparse_args &a, int axis, int &back) {
+    if (UNIT) return (unsigned)back < (unsigned)a.out[axis];
+    const int to = back / a.stride[axis];
+    const bool is = back >= 0 && to < a.out[axis] && to * a.stride[axis] == back;
+    back = to;
+    return is;
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS) sparse_data(const __grid_constant__ data_args d) {
+    __shared__ __align__(16) entry entries[THREADS];
+    __shared__ int deep[DEEP ? THREADS : 1];
+    const sparse_args &a = d.a;
+    const int channel = (int)blockIdx.y;
+    const int64_t first = (int64_t)blockIdx.x * (THREADS * PIXELS) + threadIdx.x;
+    const range all = d.l.ranges[channel];
     place p[PIXELS];
     float sum[PIXELS] = {};
 #pragma unroll
     for (int k = 0; k < PIXELS; k++) p[k] = place_of(a, first + k * THREADS);
-    int count = 0;
-    for (int64_t begin = row_begin(a, low); begin < end; begin += THREADS) {
-        const int64_t j = begin + threadIdx.x;
-        const column c = j < end ? column_of(a, j) : column{-1, 0, 0, 0};
-        const unsigned votes = __ballot_sync(0xffffffffu, c.channel == mine);
-        if (lane == 0) found[warp] = __popc(votes);
+    for (int begin = all.begin; begin < all.end; begin += THREADS) {
+        const int count = min((int)THREADS, all.end - begin);
         __syncthreads();
-        int at = count + __popc(votes & ((1u << lane) - 1));
-        for (int i = 0; i < THREADS / 32; i++) {
-            if (i < warp) at += found[i];
-            count += found[i];
+        if ((int)threadIdx.x < count) {
+            entries[threadIdx.x] = d.l.entries[begin + threadIdx.x];
+            if (DEEP) deep[DEEP ? threadIdx.x : 0] = d.l.deep[begin + threadIdx.x];
         }
-        if (c.channel == mine)
-            list[at] = {row_of(a, j, low, low + a.outs), c.z, c.y, c.x, widen(((const T *)a.weights)[j])};
         __syncthreads();
-        if (count <= ROOM - THREADS) continue;
-        add_entries(a, list, count, p, sum);
-        count = 0;
-        __syncthreads();
+#pragma unroll 4
+        for (int i = 0; i < count; i++) {
+            const entry e = entries[i];
+#pragma unroll
+            for (int k = 0; k < PIXELS; k++) {
+                int z = DEEP ? p[k].z + deep[DEEP ? i : 0] : 0, y = p[k].y + e.y, x = p[k].x + e.x;
+                if (!leads(a, 1, y) || !leads(a, 2, x) || (DEEP && !leads(a, 0, z))) continue;
+                const int at = UNIT ? e.at : e.at + (z * a.out[1] + y) * a.out[2] + x;
+                sum[k] = fmaf(widen(p[k].from[at]), e.value, sum[k]);
+            }
+        }
     }
-    add_entries(a, list, count, p, sum);
     const int64_t pixels = (int64_t)a.in[0] * a.in[1] * a.in[2];
 #pragma unroll
-    for (int k = 0; k < PIXELS; k++)
-        if (p[k].n >= 0)
-            ((T *)a.dst)[p[k].n * a.image + channel * pixels + (first + k * THREADS - p[k].n * pixels)] =
-                narrow<T>(sum[k]);
+    for (int k = 0; k < PIXELS; k++) {
+        const int64_t i = first + k * THREADS, n = (int)i / (int)pixels;
+        if (i < a.outputs) ((T *)a.dst)[n * a.image + channel * pixels + (i - n * pixels)] = narrow<T>(sum[k]);
+    }
 }
 
 /* ---------------------------------------------------------------- weights and bias */
-extern "C" __global__ void __launch_bounds__(THREADS) sparse_weights(const __grid_constant__ sparse_args a) {
-    __shared__ double scratch[THREADS / 32];
-    const int64_t j = blockIdx.x;
-    const int o = row_of(a, j, 0, (int)a.channels);
-    const column c = column_of(a, j);
-    const bool there = row_begin(a, o) <= j && j < row_begin(a, o + 1) && c.channel >= 0;
-    const int pixels = a.out[0] * a.out[1] * a.out[2], all = there ? a.n * pixels : 0;
-    const T *src = (const T *)a.src + o / a.outs * a.group + (int64_t)c.channel * a.in[0] * a.in[1] * a.in[2];
-    float sum = 0;
-    for (int i = (int)threadIdx.x; i < all; i += THREADS) {
-        const int row = i / a.out[2], plane = row / a.out[1], n = plane / a.out[0];
-        const int x = (i - row * a.out[2]) * a.stride[2] - a.pad[2] + c.x,
-                  y = (row - plane * a.out[1]) * a.stride[1] - a.pad[1] + c.y,
-                  z = (plane - n * a.out[0]) * a.stride[0] - a.pad[0] + c.z;
-        if ((unsigned)x >= (unsigned)a.in[2] || (unsigned)y >= (unsigned)a.in[1] || (unsigned)z >= (unsigned)a.in[0])
-            continue;
-        const int64_t at = ((int64_t)n * a.channels + o) * pixels + (i - n * pixels);
-        sum = fmaf(widen(src[n * a.image + ((int64_t)z * a.in[1] + y) * a.in[2] + x]),
-                   widen(((const T *)a.diff_dst)[at]), sum);
+/* The entries of a block: what is added to an output's first place in src, and the distances; their outputs. */
+struct work {
+    int at[MANY], z[MANY], y[MANY], x[MANY], outputs[MANY];
+};
+
+static __device__ __forceinline__ void open_work(const sparse_args &a, int64_t first, work &w) {
+#pragma unroll
+    for (int k = 0; k < MANY; k++) {
+        const int64_t j = min(first + k, a.nnz - 1);
+        const int o = row_of(a, j, 0, (int)a.channels);
+        const column c = column_of(a, j);
+        const bool there = row_begin(a, o) <= j && j < row_begin(a, o + 1) && c.channel >= 0;
+        w.at[k] = (int)(o / a.outs * a.group) + ((c.channel * a.in[0] + c.z) * a.in[1] + c.y) * a.in[2] + c.x;
+        w.z[k] = c.z, w.y[k] = there ? c.y : NOWHERE, w.x[k] = c.x;
+        w.outputs[k] = o * outputs_of(a);
     }
-    const double total = block_all<plus, THREADS>((double)sum, scratch);
-    if (threadIdx.x == 0) ((T *)a.diff_weights)[j] = narrow<T>((float)total);
+}
+
+/* An output, and the way to the one THREADS further. */
+struct walk {
+    int x, y, z, n;
+};
+static __device__ __forceinline__ walk walk_at(const sparse_args &a, int i) {
+    const int row = i / a.out[2], plane = row / a.out[1], n = plane / a.out[0];
+    return {i - row * a.out[2], row - plane * a.out[1], plane - n * a.out[0], n};
+}
+static __device__ __forceinline__ void go(const sparse_args &a, const walk &step, walk &w) {
+    w.x += step.x, w.y += step.y, w.z += step.z, w.n += step.n;
+    if (w.x >= a.out[2]) w.x -= a.out[2], w.y++;
+    if (w.y >= a.out[1]) w.y -= a.out[1], w.z++;
+    if (w.z >= a.out[0]) w.z -= a.out[0], w.n++;
+}
+
+/* ONE: all entries are of one row. */
+template <bool ONE>
+static __device__ __forceinline__ void add_up(const sparse_args &a, const work &w, float (&sum)[MANY]) {
+    const int pixels = outputs_of(a), all = a.n * pixels;
+    const walk step = walk_at(a, THREADS);
+    walk o = walk_at(a, (int)threadIdx.x);
+    for (int i = (int)threadIdx.x; i < all; i += THREADS, go(a, step, o)) {
+        const int x = o.x * a.stride[2] - a.pad[2], y = o.y * a.stride[1] - a.pad[1], z = o.z * a.stride[0] - a.pad[0];
+        const T *src = (const T *)a.src + o.n * a.image + ((z * a.in[1] + y) * a.in[2] + x);
+        const T *diff_dst = (const T *)a.diff_dst + o.n * (a.channels - 1) * pixels + i;
+        const float only = ONE ? widen(diff_dst[w.outputs[0]]) : 0;
+#pragma unroll
+        for (int k = 0; k < MANY; k++) {
+            const bool inside = (unsigned)(y + w.y[k]) < (unsigned)a.in[1] &&
+                                (unsigned)(x + w.x[k]) < (unsigned)a.in[2] &&
+                                (!DEEP || (unsigned)(z + w.z[k]) < (unsigned)a.in[0]);
+            if (inside) sum[k] = fmaf(widen(src[w.at[k]]), ONE ? only : widen(diff_dst[w.outputs[k]]), sum[k]);
+        }
+    }
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS) sparse_weights(const __grid_constant__ sparse_args a) {
+    __shared__ double scratch[WARPS][MANY];
+    const int64_t first = (int64_t)blockIdx.x * MANY;
+    work w;
+    float sum[MANY] = {};
+    open_work(a, first, w);
+    bool one = true;
+#pragma unroll
+    for (int k = 1; k < MANY; k++) one = one && w.outputs[k] == w.outputs[0];
+    if (one)
+        add_up<true>(a, w, sum);
+    else
+        add_up<false>(a, w, sum);
+#pragma unroll
+    for (int k = 0; k < MANY; k++) {
+        const double all = lanes_all<plus, 32>((double)sum[k]);
+        if (threadIdx.x % 32 == 0) scratch[threadIdx.x / 32][k] = all;
+    }
+    __syncthreads();
+    const int64_t j = first + threadIdx.x;
+    if (threadIdx.x >= MANY || j >= a.nnz) return;
+    double total = scratch[0][threadIdx.x];
+    for (int i = 1; i < WARPS; i++) total += scratch[i][threadIdx.x];
+    ((T *)a.diff_weights)[j] = narrow<T>((float)total);
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS) sparse_bias(const __grid_constant__ sparse_args a) {
     __shared__ double scratch[THREADS / 32];
-    const int pixels = a.out[0] * a.out[1] * a.out[2], all = a.n * pixels;
+    const int pixels = outputs_of(a), all = a.n * pixels;
     const T *from = (const T *)a.diff_dst + (int64_t)blockIdx.x * pixels;
     double sum = 0;
     for (int i = (int)threadIdx.x; i < all; i += THREADS) {
