@@ -33,6 +33,7 @@ from typing import Any, Optional
 
 from ._core import calibrate as _calibrate, library as _library, settings as _settings
 from ._core import wisdom
+from ._core.arguments import check_flags
 
 __all__ = ["calibrate", "describe", "flags", "keep_pages", "kernel_names", "kernels", "library", "pin", "set_flags", "wisdom",
            "benchmark", "delegate", "deterministic", "fastest", "math", "measure_seconds", "verbose", "wisdom_only", "workspace_limit"]
@@ -47,8 +48,7 @@ def calibrate(again: bool = False) -> int:
         >>> weft.backends.calibrate() > 0
         True
     """
-    if not isinstance(again, bool):
-        raise TypeError(f"again: is {again!r}, allowed: True or False")
+    check_flags(again=again)
     return _calibrate.calibrate(again)
 
 
@@ -70,8 +70,7 @@ def keep_pages(keep: bool = True) -> bool:
         >>> weft.backends.keep_pages() == weft.backends.keep_pages(False)
         True
     """
-    if not isinstance(keep, bool):
-        raise TypeError(f"keep: is {keep!r}, allowed: True or False")
+    check_flags(keep=keep)
     return bool(_library.lib.weft_torch_keep_pages(keep))
 
 

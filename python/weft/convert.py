@@ -8,6 +8,8 @@ from typing import Any, NamedTuple, Optional, TypeVar
 
 from torch import Tensor, nn
 
+from ._core.arguments import check_flags
+
 __all__ = ["Report", "Row", "convert"]
 
 Net = TypeVar("Net", bound=nn.Module)
@@ -60,7 +62,6 @@ class Report:
         return "\n".join("  ".join(text.rjust(w) if 3 <= i <= 5 else text.ljust(w) for i, (text, w) in enumerate(zip(row, widths))).rstrip()
                          for row in table)
 
-
     def summary(self) -> str:
         """One line: how many were swapped, how many left, and why."""
         swapped = Counter(r.kind for r in self.rows if not r.decision.startswith("stays"))
@@ -80,9 +81,7 @@ def _check(net: Any, to: Any, exclude: Any, example: Any, flags: dict[str, Any])
         raise TypeError(f"exclude: is {exclude!r}, allowed: a function of a module, or None")
     if example is not None and not isinstance(example, (Tensor, tuple, list, dict)):
         raise TypeError(f"example: is {type(example).__name__}, allowed: a tensor, a tuple of arguments, or a dict of keyword arguments")
-    for name, value in flags.items():
-        if not isinstance(value, bool):
-            raise TypeError(f"{name}: is {value!r}, allowed: True or False")
+    check_flags(**flags)
     if flags["all"] and (example is not None or to == "torch"):
         raise ValueError("all: is True with an example or with to='torch', allowed: alone; an example says what gets faster, and torch.nn has no choice")
     if flags["fuse"] and to == "torch":

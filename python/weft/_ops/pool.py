@@ -10,7 +10,6 @@ from .._core.entry import leaves
 from .._core.rules import Rule, call, is_last, larger_batch, linear
 
 
-
 # ---------------------------------------------------------------------------------------------- max
 
 def _places(index: Tensor, size: Sequence[int], kernel: Sequence[int], stride: Sequence[int], padding: Sequence[int],

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.overrides import handle_torch_function, has_torch_function_unary
 
-from .._core.arguments import NoTensor, Size, foreign, left_to_torch, raised, remembered, spread, whole
+from .._core.arguments import NoTensor, Size, check_flags, foreign, left_to_torch, raised, remembered, spread, whole
 from .._core.entry import front, kept, torchs
 from .._ops import pool as _ops
 from .._core.rules import call, call_into
@@ -40,11 +40,6 @@ def _window(rank: int, kernel_size: Size, stride: Optional[Size], padding: Size,
     kernel, holes = spread("kernel_size", kernel_size, rank), spread("dilation", dilation, rank)
     omitted = stride is None or (isinstance(stride, (tuple, list)) and len(stride) == 0)
     return kernel, kernel if omitted else spread("stride", stride, rank), spread("padding", padding, rank), holes, _is_far(kernel, holes)
-
-
-def _check_switch(name: str, value: Any) -> None:
-    if value is not True and value is not False:
-        raise TypeError(f"{name}: is {value!r}, allowed: True or False")
 
 
 def _check_input(name: str, rank: int, input: Any) -> None:
@@ -114,7 +109,7 @@ def _max_pool(function: Callable, rank: int, input: Tensor, kernel_size: Size, s
     _check_input(name, rank, input)
     if foreign(input):
         return left_to_torch(name, out, input, kernel_size, stride, padding, dilation, ceil_mode, return_indices)
-    _check_switch("ceil_mode", ceil_mode)
+    check_flags(ceil_mode=ceil_mode)
     kernel, step, pads, holes, far = _window(rank, kernel_size, stride, padding, dilation)
     if far:
         return left_to_torch(name, out, input, kernel, step, pads, holes, ceil_mode, return_indices, also=_NEAR)
@@ -143,8 +138,7 @@ def _avg_pool(function: Callable, rank: int, input: Tensor, kernel_size: Size, s
     _check_input(name, rank, input)
     if foreign(input):
         return left_to_torch(name, out, input, kernel_size, stride, padding, ceil_mode, count_include_pad, *divisor_override)
-    _check_switch("ceil_mode", ceil_mode)
-    _check_switch("count_include_pad", count_include_pad)
+    check_flags(ceil_mode=ceil_mode, count_include_pad=count_include_pad)
     kernel, step, pads, _, far = _window(rank, kernel_size, stride, padding, 1)
     divisor = _divisor(*divisor_override) if divisor_override else 0
     if far:

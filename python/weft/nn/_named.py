@@ -22,6 +22,15 @@ def kept_whole(module: Any, input: Proxy, *more: Any) -> Proxy:
     return input.tracer.create_proxy("call_module", input.tracer.path_of_module(module), (input, *more), {})
 
 
+def check_dims(module: Any, input: Any, rank: int) -> None:
+    """Images of this rank, with or without a batch."""
+    if not isinstance(input, torch.Tensor):
+        raise TypeError(f"{type(module).__name__}: input is {type(input).__name__}, allowed: Tensor")
+    if input.dim() not in (rank + 1, rank + 2):
+        raise RuntimeError(f"{type(module).__name__}: input has {input.dim()} dimensions {list(input.shape)}, allowed: {rank + 1} (unbatched) or "
+                           f"{rank + 2} (batched)")
+
+
 def made(name: str, bases: tuple[type, ...], help: str, example: str, shown: Any, **attributes: Any) -> Any:
     """A class whose help ends with an example and what that shows: a text, or the sizes of a result."""
     text = "\n".join(f"    >>> {line}" for line in example.splitlines())

@@ -6,7 +6,7 @@ from torch import Tensor
 from torch.fx import Proxy
 
 from .. import functional as F
-from ._named import Named, kept_whole, made
+from ._named import Named, check_dims, kept_whole, made
 
 __all__ = ["CrossEntropyLoss", "SpatialCrossEntropyLoss", "VolumetricCrossEntropyLoss"]
 
@@ -33,12 +33,8 @@ class _OfPixels(CrossEntropyLoss):
     def forward(self, input: Tensor, target: Tensor) -> Tensor:
         if isinstance(input, Proxy):
             return kept_whole(self, input, target)
-        name, dims = type(self).__name__, self._rank + 2
-        if not isinstance(input, Tensor):
-            raise TypeError(f"{name}: input is {type(input).__name__}, allowed: Tensor")
-        if input.dim() not in (dims - 1, dims):
-            raise RuntimeError(f"{name}: input has {input.dim()} dimensions {list(input.shape)}, allowed: {dims - 1} (unbatched) or {dims} (batched)")
-        if input.dim() == dims:
+        check_dims(self, input, self._rank)
+        if input.dim() == self._rank + 2:
             return super().forward(input, target)
         loss = super().forward(input.unsqueeze(0), target.unsqueeze(0))
         return loss.squeeze(0) if self.reduction == "none" else loss

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from .. import backends
-from .._core.arguments import Padding, Size, autocast_dtype, foreign, lowered
+from .._core.arguments import Padding, Size, autocast_dtype, check_flags, check_ints, foreign, lowered
 from .._ops import conv as _ops
 from .._ops.conv import WANT_BIAS, WANT_INPUT, WANT_WEIGHT
 from .._core.rules import call
@@ -148,17 +148,11 @@ class Grouped3D(Conv3d):
     def __init__(self, I: int, C: int, K: Size, groups: int = 1, padding: Padding = 0, bias: bool = False, from_cache: bool = False,   # noqa: E741
                  cache_file: Path = "tc_group3d.pt", tuner_config: Union[TunerConfig, Mapping[str, Any], None] = None, *, stride: Size = 1,
                  dilation: Size = 1, device: Any = None, dtype: Any = None) -> None:
-        for name, value in (("I", I), ("C", C), ("groups", groups)):
-            if isinstance(value, bool) or not isinstance(value, int):
-                raise TypeError(f"{name}: is {value!r}, allowed: an int")
-            if value < 1:
-                raise ValueError(f"{name}: is {value}, allowed: 1 or more")
+        check_ints(1, I=I, C=C, groups=groups)
         if I % groups or C % groups:
             raise ValueError(f"groups: is {groups}, allowed: a divisor of I, {I}, and of C, {C}")
         _check_kernel(K)
-        for name, value in (("bias", bias), ("from_cache", from_cache)):
-            if not isinstance(value, bool):
-                raise TypeError(f"{name}: is {value!r}, allowed: True or False")
+        check_flags(bias=bias, from_cache=from_cache)
         config, file = _read_config(tuner_config), _check_file(cache_file, from_cache)
         if from_cache:
             _load(file)

@@ -11,13 +11,9 @@ Each is a module of weft.nn, so of torch.nn: parameters, state_dict, hooks, auto
 in the arguments, and time before both; tensors are (N, C, H, W) and (N, C, T, H, W). Labels of the criteria count from 1. updateOutput
 is forward by its old name; gradients come from autograd, so that there is no updateGradInput. Criteria return a tensor.
 """
-from . import conv, criterion, norm, pointwise, pool, rnn, softmax
+from . import conv, rnn, simple
 from .conv import *  # noqa: F403
-from .criterion import *  # noqa: F403
-from .norm import *  # noqa: F403
-from .pointwise import *  # noqa: F403
-from .pool import *  # noqa: F403
 from .rnn import *  # noqa: F403
-from .softmax import *  # noqa: F403
+from .simple import *  # noqa: F403
 
-__all__ = [*conv.__all__, *criterion.__all__, *norm.__all__, *pointwise.__all__, *pool.__all__, *rnn.__all__, *softmax.__all__]
+__all__ = [*conv.__all__, *rnn.__all__, *simple.__all__]

@@ -1,11 +1,11 @@
 """What every module of weft.torch7 has, and how arguments are read and printed."""
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Any, Optional
 
-from torch.fx import Proxy
+from .._core.arguments import check_ints
+from ..nn._named import made
 
 
 class Torch7:
@@ -20,35 +20,14 @@ class Torch7:
         return self(*inputs)   # type: ignore[operator]
 
 
-def leaf(module: Any, *inputs: Proxy) -> Proxy:
-    """What forward gives to torch.fx where it must look at its input: the module stays whole in the trace."""
-    tracer = inputs[0].tracer
-    return tracer.create_proxy("call_module", tracer.path_of_module(module), inputs, {})
-
-
-def check_ints(least: int, **values: Any) -> None:
-    """Each is an int, and `least` or more."""
-    for name, value in values.items():
-        if isinstance(value, bool) or not isinstance(value, int):
-            raise TypeError(f"{name}: is {value!r}, allowed: an int")
-        if value < least:
-            raise ValueError(f"{name}: is {value}, allowed: {least} or more")
-
-
-def check_flags(**values: Any) -> None:
-    """Each is True or False."""
-    for name, value in values.items():
-        if not isinstance(value, bool):
-            raise TypeError(f"{name}: is {value!r}, allowed: True or False")
-
-
-def check_reals(**values: Any) -> None:
-    """Each is a finite number."""
-    for name, value in values.items():
-        if isinstance(value, bool) or not isinstance(value, (int, float)):
-            raise TypeError(f"{name}: is {value!r}, allowed: a number")
-        if not math.isfinite(value):
-            raise ValueError(f"{name}: is {value}, allowed: a finite number")
+def taking(arguments: str, name: str, *rest: Any, **attributes: Any) -> Any:
+    """A class as `made` makes it, whose constructor has these arguments and hands them by name to _build of its first base."""
+    given = [a.partition("=")[::2] for a in arguments.split() if a != "*"]
+    init = eval(f"lambda self, {', '.join(arguments.split())}: self._build({', '.join(f'{n}={n}' for n, _ in given)})")
+    init.__name__, init.__qualname__ = "__init__", f"{name}.__init__"
+    kinds = {n: Any if n in ("device", "dtype") else Optional[int] if default == "None" else int for n, default in given}
+    init.__annotations__ = {**kinds, "return": None}
+    return made(name, *rest, __init__=init, **attributes)
 
 
 def read_window(**values: Optional[int]) -> list[tuple[int, ...]]:

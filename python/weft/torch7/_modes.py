@@ -18,12 +18,13 @@ from torch.overrides import has_torch_function_variadic
 
 from .._core import library as _library
 from .. import backends
-from .._core.arguments import foreign, lowered
+from .._core.arguments import check_flags, foreign, lowered
 from .._ops import conv as _ops
 from .._ops.conv import WANT_BIAS, WANT_INPUT, WANT_WEIGHT
 from .._core.rules import Rule, call
 from ..functional.conv import check_activation, check_tensors, geometry
-from ._base import Torch7, check_flags, leaf
+from ..nn._named import kept_whole
+from ._base import Torch7
 
 _BITS = (WANT_INPUT, WANT_WEIGHT, WANT_BIAS)
 
@@ -139,7 +140,7 @@ class Moded(Torch7):
         if self._mode == _NONE:
             return None
         if isinstance(input, Proxy):
-            return leaf(self, input)
+            return kept_whole(self, input)
         if has_torch_function_variadic(input, weight, bias):
             return None
         rank = weight.dim() - 2

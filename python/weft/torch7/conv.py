@@ -8,25 +8,26 @@ from torch.fx import Proxy
 
 from .. import nn
 from .._ops import conv as _ops
-from ._base import check_ints, leaf, read_window, window_text
+from ..nn._named import kept_whole
+from .._core.arguments import check_ints
+from ._base import read_window, taking, window_text
 from ._modes import Moded
 
 __all__ = ["SpatialConvolution", "SpatialDilatedConvolution", "SpatialFullConvolution", "TemporalConvolution", "VolumetricConvolution",
            "VolumetricDilatedConvolution", "VolumetricFullConvolution"]
 
 
-def _read(nInputPlane: int, nOutputPlane: int, groups: int, **values: int) -> list[Any]:
-    """What modules of weft.nn take ahead of groups; the last is the dilation, or what is added to a transposed result."""
-    check_ints(1, nInputPlane=nInputPlane, nOutputPlane=nOutputPlane, groups=groups)
-    if nInputPlane % groups or nOutputPlane % groups:
-        raise ValueError(f"groups: is {groups}, allowed: a divisor of nInputPlane, {nInputPlane}, and of nOutputPlane, {nOutputPlane}")
-    check_ints(1, **{name: value for name, value in values.items() if name[0] in "kd"})
-    window = read_window(**values)
-    return [nInputPlane, nOutputPlane, *window, *([1] if len(window) == 3 else [])]
-
-
 class _Printed(Moded):
-    """Prints as Torch7 did."""
+    """Reads its arguments and prints as Torch7 did."""
+
+    def _build(self, nInputPlane: int, nOutputPlane: int, groups: int, device: Any, dtype: Any, **values: int) -> None:
+        """The last of the window is the dilation, or what is added to a transposed result."""
+        check_ints(1, nInputPlane=nInputPlane, nOutputPlane=nOutputPlane, groups=groups)
+        if nInputPlane % groups or nOutputPlane % groups:
+            raise ValueError(f"groups: is {groups}, allowed: a divisor of nInputPlane, {nInputPlane}, and of nOutputPlane, {nOutputPlane}")
+        check_ints(1, **{name: value for name, value in values.items() if name[0] in "kd"})
+        window = read_window(**values)
+        super().__init__(nInputPlane, nOutputPlane, *window, *([1] if len(window) == 3 else []), groups, device=device, dtype=dtype)   # type: ignore[call-arg]
 
     def extra_repr(self: Any) -> str:
         last = (self.output_padding, 0) if self.transposed else (self.dilation, 1)
@@ -50,84 +51,27 @@ class _FullConvolution(_Printed):
         return super().forward(input, output_size) if y is None else y
 
 
-class SpatialConvolution(_Convolution, nn.Conv2d):
-    """2D convolution of (N, C, H, W) or (C, H, W).
-
-        >>> weft.torch7.SpatialConvolution(3, 96, 11, 11, 3, 3)(torch.randn(2, 3, 32, 32)).shape
-        torch.Size([2, 96, 8, 8])
-    """
-
-    def __init__(self, nInputPlane: int, nOutputPlane: int, kW: int, kH: int, dW: int = 1, dH: int = 1, padW: int = 0, padH: int = 0,
-                 groups: int = 1, *, device: Any = None, dtype: Any = None) -> None:
-        super().__init__(*_read(nInputPlane, nOutputPlane, groups, kW=kW, kH=kH, dW=dW, dH=dH, padW=padW, padH=padH), groups,
-                         device=device, dtype=dtype)
-
-
-class SpatialDilatedConvolution(_Convolution, nn.Conv2d):
-    """2D convolution with gaps between the taps.
-
-        >>> weft.torch7.SpatialDilatedConvolution(3, 8, 3, 3, 1, 1, 2, 2, 2, 2)(torch.randn(2, 3, 32, 32)).shape
-        torch.Size([2, 8, 32, 32])
-    """
-
-    def __init__(self, nInputPlane: int, nOutputPlane: int, kW: int, kH: int, dW: int = 1, dH: int = 1, padW: int = 0, padH: int = 0,
-                 dilationW: int = 1, dilationH: int = 1, groups: int = 1, *, device: Any = None, dtype: Any = None) -> None:
-        super().__init__(*_read(nInputPlane, nOutputPlane, groups, kW=kW, kH=kH, dW=dW, dH=dH, dilationW=dilationW, dilationH=dilationH, padW=padW,
-                                padH=padH), groups, device=device, dtype=dtype)
-
-
-class SpatialFullConvolution(_FullConvolution, nn.ConvTranspose2d):
-    """2D transposed convolution; adjW and adjH add to the size of the result.
-
-        >>> weft.torch7.SpatialFullConvolution(4, 8, 3, 3, 2, 2, 1, 1, 1, 1)(torch.randn(2, 4, 8, 8)).shape
-        torch.Size([2, 8, 16, 16])
-    """
-
-    def __init__(self, nInputPlane: int, nOutputPlane: int, kW: int, kH: int, dW: int = 1, dH: int = 1, padW: int = 0, padH: int = 0,
-                 adjW: int = 0, adjH: int = 0, groups: int = 1, *, device: Any = None, dtype: Any = None) -> None:
-        super().__init__(*_read(nInputPlane, nOutputPlane, groups, kW=kW, kH=kH, dW=dW, dH=dH, padW=padW, padH=padH, adjW=adjW, adjH=adjH), groups,
-                         device=device, dtype=dtype)
-
-
-class VolumetricConvolution(_Convolution, nn.Conv3d):
-    """3D convolution of (N, C, T, H, W) or (C, T, H, W).
-
-        >>> weft.torch7.VolumetricConvolution(3, 8, 1, 5, 3)(torch.randn(2, 3, 4, 8, 8)).shape
-        torch.Size([2, 8, 4, 6, 4])
-    """
-
-    def __init__(self, nInputPlane: int, nOutputPlane: int, kT: int, kW: int, kH: int, dT: int = 1, dW: int = 1, dH: int = 1,
-                 padT: int = 0, padW: int = 0, padH: int = 0, groups: int = 1, *, device: Any = None, dtype: Any = None) -> None:
-        super().__init__(*_read(nInputPlane, nOutputPlane, groups, kT=kT, kW=kW, kH=kH, dT=dT, dW=dW, dH=dH, padT=padT, padW=padW, padH=padH), groups,
-                         device=device, dtype=dtype)
-
-
-class VolumetricDilatedConvolution(_Convolution, nn.Conv3d):
-    """3D convolution with gaps between the taps.
-
-        >>> weft.torch7.VolumetricDilatedConvolution(3, 8, 3, 3, 3, 1, 1, 1, 0, 2, 2, 1, 2, 2)(torch.randn(2, 3, 4, 8, 8)).shape
-        torch.Size([2, 8, 2, 8, 8])
-    """
-
-    def __init__(self, nInputPlane: int, nOutputPlane: int, kT: int, kW: int, kH: int, dT: int = 1, dW: int = 1, dH: int = 1,
-                 padT: int = 0, padW: int = 0, padH: int = 0, dilationT: int = 1, dilationW: int = 1, dilationH: int = 1, groups: int = 1, *,
-                 device: Any = None, dtype: Any = None) -> None:
-        super().__init__(*_read(nInputPlane, nOutputPlane, groups, kT=kT, kW=kW, kH=kH, dT=dT, dW=dW, dH=dH, dilationT=dilationT,
-                                dilationW=dilationW, dilationH=dilationH, padT=padT, padW=padW, padH=padH), groups, device=device, dtype=dtype)
-
-
-class VolumetricFullConvolution(_FullConvolution, nn.ConvTranspose3d):
-    """3D transposed convolution; adjT, adjW and adjH add to the size of the result.
-
-        >>> weft.torch7.VolumetricFullConvolution(4, 2, 2, 2, 2, 2, 2, 2)(torch.randn(1, 4, 5, 5, 5)).shape
-        torch.Size([1, 2, 10, 10, 10])
-    """
-
-    def __init__(self, nInputPlane: int, nOutputPlane: int, kT: int, kW: int, kH: int, dT: int = 1, dW: int = 1, dH: int = 1,
-                 padT: int = 0, padW: int = 0, padH: int = 0, adjT: int = 0, adjW: int = 0, adjH: int = 0, groups: int = 1, *,
-                 device: Any = None, dtype: Any = None) -> None:
-        super().__init__(*_read(nInputPlane, nOutputPlane, groups, kT=kT, kW=kW, kH=kH, dT=dT, dW=dW, dH=dH, padT=padT, padW=padW, padH=padH,
-                                adjT=adjT, adjW=adjW, adjH=adjH), groups, device=device, dtype=dtype)
+_PLANES, _LAST = "nInputPlane nOutputPlane ", " groups=1 * device=None dtype=None"
+_PLANE = _PLANES + "kW kH dW=1 dH=1 padW=0 padH=0"
+_VOLUME = _PLANES + "kT kW kH dT=1 dW=1 dH=1 padT=0 padW=0 padH=0"
+SpatialConvolution = taking(_PLANE + _LAST, "SpatialConvolution", (_Convolution, nn.Conv2d), "2D convolution of (N, C, H, W) or (C, H, W).",
+                            "weft.torch7.SpatialConvolution(3, 96, 11, 11, 3, 3)(torch.randn(2, 3, 32, 32)).shape", (2, 96, 8, 8))
+SpatialDilatedConvolution = taking(_PLANE + " dilationW=1 dilationH=1" + _LAST, "SpatialDilatedConvolution", (_Convolution, nn.Conv2d),
+                                   "2D convolution with gaps between the taps.",
+                                   "weft.torch7.SpatialDilatedConvolution(3, 8, 3, 3, 1, 1, 2, 2, 2, 2)(torch.randn(2, 3, 32, 32)).shape",
+                                   (2, 8, 32, 32))
+SpatialFullConvolution = taking(_PLANE + " adjW=0 adjH=0" + _LAST, "SpatialFullConvolution", (_FullConvolution, nn.ConvTranspose2d),
+                                "2D transposed convolution; adjW and adjH add to the size of the result.",
+                                "weft.torch7.SpatialFullConvolution(4, 8, 3, 3, 2, 2, 1, 1, 1, 1)(torch.randn(2, 4, 8, 8)).shape", (2, 8, 16, 16))
+VolumetricConvolution = taking(_VOLUME + _LAST, "VolumetricConvolution", (_Convolution, nn.Conv3d), "3D convolution of (N, C, T, H, W) or (C, T, H, W).",
+                               "weft.torch7.VolumetricConvolution(3, 8, 1, 5, 3)(torch.randn(2, 3, 4, 8, 8)).shape", (2, 8, 4, 6, 4))
+VolumetricDilatedConvolution = taking(_VOLUME + " dilationT=1 dilationW=1 dilationH=1" + _LAST, "VolumetricDilatedConvolution", (_Convolution, nn.Conv3d),
+                                      "3D convolution with gaps between the taps.",
+                                      "weft.torch7.VolumetricDilatedConvolution(3, 8, 3, 3, 3, 1, 1, 1, 0, 2, 2, 1, 2, 2)(torch.randn(2, 3, 4, 8, 8)).shape",
+                                      (2, 8, 2, 8, 8))
+VolumetricFullConvolution = taking(_VOLUME + " adjT=0 adjW=0 adjH=0" + _LAST, "VolumetricFullConvolution", (_FullConvolution, nn.ConvTranspose3d),
+                                   "3D transposed convolution; adjT, adjW and adjH add to the size of the result.",
+                                   "weft.torch7.VolumetricFullConvolution(4, 2, 2, 2, 2, 2, 2, 2)(torch.randn(1, 4, 5, 5, 5)).shape", (1, 2, 10, 10, 10))
 
 
 class TemporalConvolution(_Convolution, nn.Conv1d):
@@ -145,7 +89,7 @@ class TemporalConvolution(_Convolution, nn.Conv1d):
 
     def forward(self, input: Tensor) -> Tensor:
         if isinstance(input, Proxy):
-            return leaf(self, input)
+            return kept_whole(self, input)
         if not isinstance(input, Tensor):
             raise TypeError(f"TemporalConvolution: input is {type(input).__name__}, allowed: Tensor")
         if input.dim() not in (2, 3) or input.shape[-1] != self.in_channels:

@@ -9,8 +9,9 @@ from torch.fx import Proxy
 from torch.nn.utils.rnn import PackedSequence
 
 from .. import nn
-from ..nn._named import made
-from ._base import Torch7, check_flags, check_ints, check_reals, leaf
+from ..nn._named import kept_whole, made
+from .._core.arguments import check_flags, check_ints, check_reals
+from ._base import Torch7
 
 __all__ = ["BGRU", "BLSTM", "GRU", "LSTM", "RNNReLU", "RNNTanh"]
 
@@ -72,7 +73,7 @@ class _Recurrent(Torch7):
 
     def forward(self: Any, input: Union[Tensor, PackedSequence]) -> Union[Tensor, PackedSequence]:
         if isinstance(input, Proxy):
-            return leaf(self, input)
+            return kept_whole(self, input)
         if not isinstance(input, (Tensor, PackedSequence)):
             raise TypeError(f"{type(self).__name__}: input is {type(input).__name__}, allowed: Tensor or PackedSequence")
         y, last = super().forward(input, self._start(input))
