@@ -132,16 +132,28 @@ def in_front(t: Tensor, dim: int | None, size: int) -> Tensor:
     return t.unsqueeze(0).expand(size, *t.shape) if dim is None else t.movedim(dim, 0)
 
 
-def larger_batch(name: str, tensors: int = 1, unbatched: Callable[..., int] | None = None) -> Callable:
-    """The form under vmap of an operator on batches: a batch of them is a larger one. unbatched(*settings): how many dimensions the first tensor has
-    without a batch, for operators that take such; vmap's is then the batch."""
+def _joined(made: Any, join: Callable) -> Any:
+    """Results and the dimension of vmap in each, as PyTorch takes them."""
+    return (tuple(map(join, made)), (0,) * len(made)) if isinstance(made, tuple) else (join(made), 0)
+
+
+def mapped(name: str, tensors: int = 1, data: int | None = None, unbatched: Callable[..., int] | None = None) -> Callable:
+    """The form under vmap of an operator. If none but the first `data` tensors are mapped (None: any), a batch of batches is a larger one; else there is
+    a call for each. unbatched(*settings): how many dimensions the first tensor has without a batch, for operators that take such; vmap's is then the
+    batch."""
+    data = tensors if data is None else data
+
     def batch(info: Any, in_dims: Any, *args: Any) -> Any:
-        given, settings = [in_front(t, d, info.batch_size) for t, d in zip(args[:tensors], in_dims)], args[tensors:]
-        folded = unbatched is None or given[0].dim() > unbatched(*settings) + 1
-        made = call(RULES[name], *[t.flatten(0, 1) for t in given] if folded else given, *settings)
-        several = isinstance(made, tuple)
-        results = tuple(t.unflatten(0, given[0].shape[:2]) if folded else t for t in (made if several else (made,)))
-        return (results, (0,) * len(results)) if several else (results[0], 0)
+        rule, size, settings = RULES[name], info.batch_size, args[tensors:]
+        if data and all(d is None for d in in_dims[data:tensors]):
+            given = [in_front(t, d, size) for t, d in zip(args[:data], in_dims)]
+            folded = unbatched is None or given[0].dim() > unbatched(*settings) + 1
+            made = call(rule, *[t.flatten(0, 1) for t in given] if folded else given, *args[data:])
+            return _joined(made, lambda t: t.unflatten(0, given[0].shape[:2]) if folded else t)
+        if size == 0:
+            raise RuntimeError(f"weft::{name}: is mapped over a dimension of 0 by torch.vmap, allowed: 1 or more")
+        each = [call(rule, *[t if d is None else t.select(d, i) for t, d in zip(args[:tensors], in_dims)], *settings) for i in range(size)]
+        return _joined(tuple(zip(*each)) if isinstance(each[0], tuple) else each, torch.stack)
     return batch
 
 

@@ -1,12 +1,9 @@
 """Batch normalisation: derivatives and batching of weft::batch_norm, batch_norm_train and batch_norm_backward."""
 from __future__ import annotations
 
-from typing import Any
-
 import torch
-from torch import Tensor
 
-from .._core.rules import Rule, call, in_front
+from .._core.rules import Rule, call, mapped
 from ._derived import adjoint, derived, leaf, tangents, wide
 
 
@@ -54,47 +51,13 @@ def _tangent_of_forward(ctx, input, weight, mean, spread, dx, dw, db):
 
 # ---------------------------------------------------------------------------------------------- batching
 
-def _fold(t: Any, dim: int | None, size: int, at: int) -> Any:
-    """The dimension of vmap, made in front where there is none, folded into the channels, which stand at `at`."""
-    if t is None:
-        return None
-    t = in_front(t, dim, size)
-    return t.movedim(0, at).flatten(at, at + 1)
-
-
-def _unfold(t: Tensor, size: int, at: int) -> Tensor:
-    return t.unflatten(at, (size, t.shape[at] // size)).movedim(at, 0)
-
-
-def _batch_eval(info, in_dims, input, *rest):
-    size = info.batch_size
-    vectors = [_fold(t, d, size, 0) for t, d in zip(rest[:4], in_dims[1:])]
-    return _unfold(call(batch_norm, _fold(input, in_dims[0], size, 1), *vectors, *rest[4:]), size, 1), 0
-
-
-def _batch_train(info, in_dims, input, weight, bias, running_mean, running_var, eps, momentum):
+def _batch_train(info, in_dims, *args):
     """Each of the batches has statistics of its own, and so must the running ones."""
-    size = info.batch_size
-    vectors = [_fold(t, d, size, 0) for t, d in zip((weight, bias, running_mean, running_var), in_dims[1:])]
-    for name, t, d in (("running_mean", running_mean, in_dims[3]), ("running_var", running_var, in_dims[4])):
+    for name, t, d in (("running_mean", args[3], in_dims[3]), ("running_var", args[4], in_dims[4])):
         if t is not None and d is None:
             raise RuntimeError(f"weft::batch_norm_train: {name} is the same for every batch that torch.vmap maps over, allowed: one for each, "
                                "as training moves it; or None")
-    results = call(batch_norm_train, _fold(input, in_dims[0], size, 1), *vectors, eps, momentum)
-    for t, d, moved in ((running_mean, in_dims[3], vectors[2]), (running_var, in_dims[4], vectors[3])):
-        if t is not None:
-            t.movedim(d, 0).copy_(moved.view(size, -1))
-    return tuple(_unfold(t, size, at) for t, at in zip(results, (1, 0, 0))), (0, 0, 0)
-
-
-def _batch_backward(info, in_dims, grad, input, weight, mean, spread, training, eps):
-    size = info.batch_size
-    data = [_fold(t, d, size, 1) for t, d in ((grad, in_dims[0]), (input, in_dims[1]))]
-    vectors = [_fold(t, d, size, 0) for t, d in zip((weight, mean, spread), in_dims[2:])]
-    dx, dw, db = call(batch_norm_backward, *data, *vectors, training, eps)
-    if weight is None:
-        return (_unfold(dx, size, 1), dw, db), (0, None, None)
-    return (_unfold(dx, size, 1), _unfold(dw, size, 0), _unfold(db, size, 0)), (0, 0, 0)
+    return mapped("batch_norm_train", 5, 0)(info, in_dims, *args)
 
 
 def _native_eval(input, weight, bias, running_mean, running_var, eps):
@@ -112,8 +75,8 @@ def _torch_backward(grad, input, weight, mean, spread, training, eps):
     return torch.ops.aten.native_batch_norm_backward(grad, input, weight, *given, training, eps, [True, weight is not None, weight is not None])
 
 
-batch_norm = Rule("batch_norm", 3, _save_eval, _gradient_of_forward, _tangent_of_forward, _batch_eval, by_torch=_native_eval, native=_native_eval)
+batch_norm = Rule("batch_norm", 3, _save_eval, _gradient_of_forward, _tangent_of_forward, mapped("batch_norm", 5, 1), by_torch=_native_eval, native=_native_eval)
 batch_norm_train = Rule("batch_norm_train", 3, _save_train, _gradient_of_forward, _tangent_of_forward, _batch_train,
                         by_torch=lambda x, weight, bias, mean, var, eps, momentum: torch.native_batch_norm(x, weight, bias, mean, var, True, momentum, eps),
                         native=_native_train, plain=_native_train)   # the dispatcher is slow with what is written to
-batch_norm_backward = Rule("batch_norm_backward", 5, *derived(_backward, 5), _batch_backward, by_torch=_torch_backward)
+batch_norm_backward = Rule("batch_norm_backward", 5, *derived(_backward, 5), mapped("batch_norm_backward", 5, 0), by_torch=_torch_backward)

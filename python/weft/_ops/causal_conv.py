@@ -9,10 +9,9 @@ from typing import Any, Optional
 import torch
 from torch import Tensor
 
-from .._core.rules import Rule, _BelowAutograd, _kernels, call
+from .._core.rules import Rule, _BelowAutograd, _kernels, call, mapped
 from .._core.shapes import fake_of
 from ._derived import derived
-from .conv import batched, into_channels, logical, out_of_channels
 
 WANT_X, WANT_PARAMETERS = 1, 2
 
@@ -101,46 +100,8 @@ def _backward(grad, x, weight, bias, seq_idx, states, grad_final, silu, want):
     return tuple(None if t is None else next(found) for t in by)
 
 
-# ---------------------------------------------------------------------------------------------- batching
-
-def _one_by_one(rule: Rule, size: int, in_dims: Any, args: tuple) -> tuple:
-    """Sequences that differ from batch to batch beside weights that do."""
-    results = [call(rule, *(t if d is None else t.select(d, i) for t, d in zip(args, in_dims))) for i in range(size)]
-    return tuple(torch.stack(ts) for ts in zip(*results)), (0,) * len(results[0])
-
-
-def _batch_forward(info, in_dims, *args):
-    size, (x, weight, bias, seq_idx, states, *settings) = info.batch_size, args
-    if in_dims[1] is None and in_dims[2] is None:   # a larger batch
-        lies = [None if t is None else batched(t, d, size, logical(t, d)).flatten(0, 1) for t, d in ((x, in_dims[0]), (seq_idx, in_dims[3]), (states, in_dims[4]))]
-        y, final = call(causal_conv1d, lies[0], weight, bias, lies[1], lies[2], *settings)
-        return (y.unflatten(0, (size, -1)), final.unflatten(0, (size, -1)) if settings[0] else final), (0, 0 if settings[0] else None)
-    if seq_idx is not None and in_dims[3] is not None:
-        return _one_by_one(causal_conv1d, size, in_dims, args)
-    wide = [None if t is None else into_channels(batched(t, d, size, 3)) for t, d in ((x, in_dims[0]), (states, in_dims[4]))]
-    w = batched(weight, in_dims[1], size, 2).flatten(0, 1)
-    b = None if bias is None else batched(bias, in_dims[2], size, 1).flatten()
-    y, final = call(causal_conv1d, wide[0], w, b, seq_idx, wide[1], *settings)
-    return (out_of_channels(y, size, False), out_of_channels(final, size, False) if settings[0] else final), (0, 0 if settings[0] else None)
-
-
-def _batch_backward(info, in_dims, *args):
-    size, (grad, x, weight, bias, seq_idx, states, grad_final, silu, want) = info.batch_size, args
-    if seq_idx is not None and in_dims[4] is not None:
-        return _one_by_one(causal_conv1d_backward, size, in_dims, args)
-    dy, v, s, f = (None if t is None else into_channels(batched(t, d, size, 3))
-                   for t, d in ((grad, in_dims[0]), (x, in_dims[1]), (states, in_dims[5]), (grad_final, in_dims[6])))
-    w = batched(weight, in_dims[2], size, 2).flatten(0, 1)
-    b = None if bias is None else batched(bias, in_dims[3], size, 1).flatten()
-    dx, dw, db, ds = call(causal_conv1d_backward, dy, v, w, b, seq_idx, s, f, silu, want)
-    data, parameters = want & WANT_X, want & WANT_PARAMETERS
-    made = (data, parameters, parameters and bias is not None, data and states is not None)
-    return (out_of_channels(dx, size, False) if data else dx, dw.unflatten(0, (size, -1)) if parameters else dw,
-            db.unflatten(0, (size, -1)) if made[2] else db, out_of_channels(ds, size, False) if made[3] else ds), tuple(0 if m else None for m in made)
-
-
-causal_conv1d = Rule("causal_conv1d", 5, _save_forward, _gradient_of_forward, _tangent_of_forward, _batch_forward)
-causal_conv1d_backward = Rule("causal_conv1d_backward", 7, *derived(_backward, 7), _batch_backward)
+causal_conv1d = Rule("causal_conv1d", 5, _save_forward, _gradient_of_forward, _tangent_of_forward, mapped("causal_conv1d", 5, 0))
+causal_conv1d_backward = Rule("causal_conv1d_backward", 7, *derived(_backward, 7), mapped("causal_conv1d_backward", 7, 0))
 
 # The update has no gradient: it records nothing, whatever its arguments require.
 update = torch.ops.weft.causal_conv1d_update.default

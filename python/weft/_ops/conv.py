@@ -6,10 +6,9 @@ import struct
 from functools import lru_cache
 
 import torch
-from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
 
-from .._core.rules import Rule, call, in_front
+from .._core.rules import Rule, call, mapped
 from .._core.shapes import least_source
 from ._derived import adjoint, derived, leaf, tangents, wide
 
@@ -156,55 +155,6 @@ def _backward(grad, input, weight, stride, padding, dilation, groups, transposed
     return wanted(adjoint(formula, 3)(grad, input, weight, bias, stride, padding, dilation, groups, *extra), want)
 
 
-# ---------------------------------------------------------------------------------------------- batching
-
-def batched(t: Tensor, dim: int | None, size: int, full: int) -> Tensor:
-    """t with the batch of vmap in front, and of `full` further dimensions: an unbatched image gets a batch of one."""
-    t = in_front(t, dim, size)
-    return t if t.dim() == full + 1 else t.unsqueeze(1)
-
-
-def into_channels(t: Tensor) -> Tensor:
-    return t.movedim(0, 1).flatten(1, 2)
-
-
-def out_of_channels(t: Tensor, size: int, unbatched: bool) -> Tensor:
-    t = t.unflatten(1, (size, t.shape[1] // size)).movedim(1, 0)
-    return t.squeeze(1) if unbatched else t
-
-
-def logical(t: Tensor, dim: int | None) -> int:
-    return t.dim() - (dim is not None)
-
-
-def _batch_forward(rule_name):
-    """A batch of inputs under one weight is a larger batch; one with its own weights is more groups."""
-    def batch(info, in_dims, input, weight, bias, stride, padding, dilation, groups, *rest):
-        size, full = info.batch_size, logical(weight, in_dims[1])
-        rule, unbatched = globals()[rule_name], logical(input, in_dims[0]) < full
-        x = batched(input, in_dims[0], size, full)
-        if in_dims[1] is None and in_dims[2] is None:
-            y = call(rule, x.flatten(0, 1), weight, bias, stride, padding, dilation, groups, *rest).unflatten(0, (size, x.shape[1]))
-            return (y.squeeze(1) if unbatched else y), 0
-        w = batched(weight, in_dims[1], size, full).flatten(0, 1)
-        b = None if bias is None else batched(bias, in_dims[2], size, 1).flatten()
-        y = call(rule, into_channels(x), w, b, stride, padding, dilation, groups * size, *rest)
-        return out_of_channels(y, size, unbatched), 0
-    return batch
-
-
-def _batch_backward(info, in_dims, grad, input, weight, stride, padding, dilation, groups, transposed, want, bias_dtype):
-    size, full = info.batch_size, logical(weight, in_dims[2])
-    unbatched = logical(input, in_dims[1]) < full
-    dy, x = (into_channels(batched(t, d, size, full)) for t, d in ((grad, in_dims[0]), (input, in_dims[1])))
-    w = batched(weight, in_dims[2], size, full).flatten(0, 1)
-    dx, dw, db = call(conv_backward, dy, x, w, stride, padding, dilation, groups * size, transposed, want, bias_dtype)
-    dx = out_of_channels(dx, size, unbatched) if want & WANT_INPUT else dx
-    dw = dw.unflatten(0, (size, -1)) if want & WANT_WEIGHT else dw
-    db = db.unflatten(0, (size, -1)) if want & WANT_BIAS else db
-    return (dx, dw, db), tuple(0 if want & bit else None for bit in (WANT_INPUT, WANT_WEIGHT, WANT_BIAS))
-
-
 def _is_plain(input, weight, padding, act):
     """A call that PyTorch's function computes, in the format that the operator is told to have: that of the data, whatever the weights'. In
     channels-last it may write outside of its memory, too: python/csrc/seat_conv.c."""
@@ -223,11 +173,16 @@ def _native_conv_transpose(input, weight, bias, stride, padding, dilation, group
     return _CONV_TRANSPOSE[len(stride) - 1](input, weight, bias, stride, padding[::2], output_padding, groups, dilation)
 
 
-conv = Rule("conv", 3, _save_forward, _gradient_of_forward, _tangent_of_forward, _batch_forward("conv"), by_torch=_torch, native=_native_conv,
+def _image(stride, *_):
+    """The dimensions of one."""
+    return len(stride) + 1
+
+
+conv = Rule("conv", 3, _save_forward, _gradient_of_forward, _tangent_of_forward, mapped("conv", 3, 1, _image), by_torch=_torch, native=_native_conv,
             plain=_native_conv)   # to hand five lists over to PyTorch costs more than to ask first
-conv_transpose = Rule("conv_transpose", 3, _save_forward, _gradient_of_forward, _tangent_of_forward, _batch_forward("conv_transpose"),
+conv_transpose = Rule("conv_transpose", 3, _save_forward, _gradient_of_forward, _tangent_of_forward, mapped("conv_transpose", 3, 1, _image),
                       by_torch=_torch, native=_native_conv_transpose, plain=_native_conv_transpose)
-conv_backward = Rule("conv_backward", 3, *derived(_backward, 3), _batch_backward, by_torch=_torch_backward)
+conv_backward = Rule("conv_backward", 3, *derived(_backward, 3), mapped("conv_backward", 3, 0), by_torch=_torch_backward)
 
 
 # ---------------------------------------------------------------------------------------------- torch.utils.flop_counter

@@ -1,13 +1,9 @@
 """Cross entropy and its gradient: derivatives and batching of weft::cross_entropy and cross_entropy_backward."""
 from __future__ import annotations
 
-import math
-from typing import Any
-
 import torch
-from torch import Tensor
 
-from .._core.rules import Rule, call, in_front
+from .._core.rules import Rule, call, mapped
 from ._derived import adjoint, derived, gradients, tangents, wide
 
 _aten = torch.ops.aten
@@ -67,54 +63,14 @@ def _tangent(ctx, input, target, weight, lse, dx, dt, dw):
 
 # ---------------------------------------------------------------------------------------------- batching
 
-def _rows(input: Tensor) -> tuple[Any, ...]:
-    """The shape of one value a row."""
-    return (*input.shape[:1], *input.shape[2:]) if input.dim() > 1 else ()
+def _batch(name, tensors, weight):
+    each = mapped(name, tensors, 0)
 
-
-def _joined(t: Tensor, at: int | None, size: int, batched: bool) -> Tensor:
-    """The batch of vmap joined to the batch that is there, or as the batch."""
-    t = in_front(t, at, size)
-    return t.flatten(0, 1) if batched else t
-
-
-def _totals(input: Tensor, target: Tensor, weight: Tensor | None, ignore_index: int, size: int) -> Any:
-    """What the mean divides by, for each of the batch of vmap."""
-    if target.dtype == input.dtype:
-        return math.prod(_rows(input)) // size
-    counts = target != ignore_index
-    weights = counts.to(input.dtype) if weight is None else weight[target.where(counts, 0)] * counts
-    return weights.reshape(size, -1).sum(1)
-
-
-def _check_weight(name: str, at: int | None) -> None:
-    if at is not None:
-        raise RuntimeError(f"weft::{name}: weight: cannot be mapped over a dimension by torch.vmap, allowed: one for the whole batch")
-
-
-def _batch(info, in_dims, input, target, weight, ignore_index, reduction, label_smoothing):
-    _check_weight("cross_entropy", in_dims[2])
-    size, batched = info.batch_size, input.dim() - (in_dims[0] is not None) > 1
-    x, t = _joined(input, in_dims[0], size, batched), _joined(target, in_dims[1], size, batched)
-    loss, lse = (r.unflatten(0, (size, -1)) if batched else r for r in call(cross_entropy, x, t, weight, ignore_index, NONE, label_smoothing))
-    if reduction != NONE:
-        loss = loss.reshape(size, -1).sum(1)
-    if reduction == MEAN:
-        loss = loss / _totals(x, t, weight, ignore_index, size)
-    return (loss, lse), (0, 0)
-
-
-def _batch_backward(info, in_dims, grad_output, input, target, weight, lse, ignore_index, reduction, label_smoothing):
-    _check_weight("cross_entropy_backward", in_dims[3])
-    size, batched = info.batch_size, input.dim() - (in_dims[1] is not None) > 1
-    x, t, kept = (_joined(value, at, size, batched) for value, at in ((input, in_dims[1]), (target, in_dims[2]), (lse, in_dims[4])))
-    grad = _joined(grad_output, in_dims[0], size, batched and reduction == NONE)
-    if reduction == MEAN:
-        grad = grad / _totals(x, t, weight, ignore_index, size)
-    if reduction != NONE and batched:
-        grad = grad.view(size, 1).expand(size, x.shape[0] // size).flatten().view(-1, *[1] * (kept.dim() - 1)).expand(kept.shape)
-    dx = call(cross_entropy_backward, grad, x, t, weight, kept, ignore_index, NONE, label_smoothing)
-    return (dx.unflatten(0, (size, -1)) if batched else dx), 0
+    def batch(info, in_dims, *args):
+        if in_dims[weight] is not None:
+            raise RuntimeError(f"weft::{name}: weight: cannot be mapped over a dimension by torch.vmap, allowed: one for the whole batch")
+        return each(info, in_dims, *args)
+    return batch
 
 
 # ---------------------------------------------------------------------------------------------- by PyTorch
@@ -138,5 +94,5 @@ def _torch_backward(grad, input, target, weight, lse, ignore_index, reduction, _
     return _aten._log_softmax_backward_data(of_logs, logs, dim, input.dtype).reshape(input.shape)
 
 
-cross_entropy = Rule("cross_entropy", 3, _save, _gradient, _tangent, _batch, by_torch=_torch)
-cross_entropy_backward = Rule("cross_entropy_backward", 5, *derived(_backward, 5), _batch_backward, by_torch=_torch_backward)
+cross_entropy = Rule("cross_entropy", 3, _save, _gradient, _tangent, _batch("cross_entropy", 3, 2), by_torch=_torch)
+cross_entropy_backward = Rule("cross_entropy_backward", 5, *derived(_backward, 5), _batch("cross_entropy_backward", 5, 3), by_torch=_torch_backward)

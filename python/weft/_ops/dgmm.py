@@ -6,7 +6,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from .._core.rules import Rule, call, in_front
+from .._core.rules import Rule, call, mapped
 from ._derived import adjoint, derived, wide
 
 WANT_INPUT, WANT_X = 1, 2
@@ -51,52 +51,10 @@ def _by_torch_backward(complex, grad, input, x, side, want):
     return da, torch.view_as_real(dx) if _pair(complex, input) else dx
 
 
-# ---------------------------------------------------------------------------------------------- batching
-
-class _Batch:
-    """Matrices with a diagonal each are one matrix with a long one: the batch goes beside the columns, or beside the rows."""
-
-    of_forward: Rule
-    of_backward: Rule
-
-    def __init__(self, complex: bool) -> None:
-        self.complex = complex
-
-    def _side(self, input, x, side):
-        return side or ("right" if x.shape[1] == input.shape[-1 - _pair(self.complex, input)] else "left")
-
-    def _axis(self, t, side):
-        """That of the columns or rows that x has numbers for."""
-        return t.dim() - (1 if side == "right" else 2) - _pair(self.complex, t)
-
-    def _beside(self, t, side):
-        axis = self._axis(t, side)
-        return t.movedim(0, axis - 1).flatten(axis - 1, axis)
-
-    def _apart(self, t, side, size):
-        axis = self._axis(t, side)
-        return t.unflatten(axis, (size, -1)).movedim(axis, 0)
-
-    def forward(self, info, in_dims, input, x, side):
-        size = info.batch_size
-        if in_dims[1] is None:
-            return call(self.of_forward, input.movedim(in_dims[0], 0), x, side), 0
-        a, v = (in_front(t, d, size) for t, d in zip((input, x), in_dims))
-        side = self._side(a, v, side)
-        return self._apart(call(self.of_forward, self._beside(a, side), v.flatten(0, 1), side), side, size), 0
-
-    def backward(self, info, in_dims, grad, input, x, side, want):
-        size = info.batch_size
-        g, a, v = (in_front(t, d, size) for t, d in zip((grad, input, x), in_dims))
-        side = self._side(a, v, side)
-        da, dv = call(self.of_backward, self._beside(g, side), self._beside(a, side), v.flatten(0, 1), side, want)
-        da = self._apart(da, side, size) if want & WANT_INPUT else da
-        dv = dv.unflatten(0, (size, -1)) if want & WANT_X else dv
-        return (da, dv), tuple(0 if want & bit else None for bit in (WANT_INPUT, WANT_X))
-
+# ---------------------------------------------------------------------------------------------- rules
 
 def _rules(name: str, complex: bool) -> tuple[Rule, Rule]:
-    formula, batch = partial(product, complex), _Batch(complex)
+    formula = partial(product, complex)
 
     def backward_formula(grad, input, x, side, want):
         da, dv = adjoint(formula, 2)(grad, input, x, side)
@@ -109,10 +67,9 @@ def _rules(name: str, complex: bool) -> tuple[Rule, Rule]:
         da, dv = call(backward, grad, *ctx.saved_tensors, *ctx.settings, a * WANT_INPUT + v * WANT_X)
         return da if a else None, dv if v else None
     save, _, tangent = derived(formula, 2)
-    forward = batch.of_forward = Rule(name, 2, save, gradient, tangent, batch.forward, by_torch=partial(_by_torch, complex),
-                                    plain=partial(_by_torch, complex))
-    backward = batch.of_backward = Rule(f"{name}_backward", 3, *derived(backward_formula, 3), batch.backward,
-                                          by_torch=partial(_by_torch_backward, complex))
+    by_torch = partial(_by_torch, complex)
+    forward = Rule(name, 2, save, gradient, tangent, mapped(name, 2, 1, lambda side: 64), by_torch=by_torch, plain=by_torch)   # any dimensions in front
+    backward = Rule(f"{name}_backward", 3, *derived(backward_formula, 3), mapped(f"{name}_backward", 3, 0), by_torch=partial(_by_torch_backward, complex))
     return forward, backward
 
 

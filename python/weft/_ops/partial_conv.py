@@ -11,10 +11,9 @@ import torch
 from torch import Tensor
 
 from .._core import library as _library, settings as _settings
-from .._core.rules import TYPES, Rule, call, in_front, is_last
+from .._core.rules import TYPES, Rule, call, is_last, mapped
 from ._derived import adjoint, derived, leaf, tangents, wide
-from .conv import (WANT_BIAS, WANT_INPUT, WANT_WEIGHT, activated, batched, into_channels, logical, no_bias, out_of_channels, save_epilogue, through_act, want_of,
-                   wanted)
+from .conv import WANT_BIAS, WANT_INPUT, WANT_WEIGHT, activated, no_bias, save_epilogue, through_act, want_of, wanted
 from .conv import formula as conv_formula
 
 MASKS = (torch.bool, torch.uint8, *TYPES)
@@ -242,67 +241,5 @@ def _torch_backward(grad, input, weight, mask, sums, stride, padding, dilation, 
     return dx.squeeze(0) if dx is not None and road.unbatched else dx, None if dw is None else dw.to(weight.dtype), db
 
 
-# ---------------------------------------------------------------------------------------------- batching
-
-def _batched_mask(mask: Tensor, dim: int | None, size: int, rank: int, plane: bool, unbatched: bool) -> Tensor:
-    """(vmap's batch, n, c, spatial)"""
-    t = in_front(mask, dim, size)
-    t = t.unsqueeze(-rank - 1) if plane else t
-    return t.unsqueeze(1) if unbatched else t
-
-
-def _over_channels(mask: Tensor, channels: int) -> Tensor:
-    """(batch, n, 1 or c, spatial) as (n, batch * c, spatial)"""
-    return into_channels(mask.expand(*mask.shape[:2], channels, *mask.shape[3:]))
-
-
-def _batch_forward(info, in_dims, input, weight, bias, mask, stride, padding, dilation, groups, *rest):
-    """A batch of inputs under one weight is a larger batch; one with its own weights is more groups, and a mask of every channel."""
-    size, full = info.batch_size, logical(weight, in_dims[1])
-    rank, unbatched = full - 2, logical(input, in_dims[0]) < full
-    x = batched(input, in_dims[0], size, full)
-    plane = mask is not None and logical(mask, in_dims[3]) < logical(input, in_dims[0])
-    m = None if mask is None else _batched_mask(mask, in_dims[3], size, rank, plane, unbatched)
-    larger = in_dims[1] is None and in_dims[2] is None
-    if larger:
-        lies = None if m is None else m.expand(size, x.shape[1], *m.shape[2:]).flatten(0, 1)
-        results = call(partial_conv, x.flatten(0, 1), weight, bias, lies, stride, padding, dilation, groups, *rest)
-    else:
-        b = None if bias is None else batched(bias, in_dims[2], size, 1).flatten()
-        lies = None if m is None else _over_channels(m, x.shape[2])
-        results = call(partial_conv, into_channels(x), batched(weight, in_dims[1], size, full).flatten(0, 1), b, lies, stride, padding, dilation,
-                       groups * size, *rest)
-
-    def back(t: Tensor, one_batch: bool, one_channel: bool) -> Tensor:
-        t = t.unflatten(0, (size, x.shape[1])) if larger else out_of_channels(t, size, False)
-        t = t[:, :1] if one_batch else t
-        t = t[:, :, :1] if one_channel else t
-        return t.squeeze(1) if unbatched else t
-    y, *more = results
-    if m is None:
-        return (back(y, False, False), *(t.squeeze(0) if unbatched else t for t in more)), (0, None, None)
-    new_mask, sums = (back(t, _is_one(m.shape[1]), _is_one(m.shape[2])) for t in more)
-    return (back(y, False, False), new_mask.squeeze(-rank - 1) if plane else new_mask, sums), (0, 0, 0)
-
-
-def _batch_backward(info, in_dims, grad, input, weight, mask, sums, stride, padding, dilation, groups, transposed, output_padding, biased, want, bias_dtype):
-    size, full = info.batch_size, logical(weight, in_dims[2])
-    rank, unbatched = full - 2, logical(input, in_dims[1]) < full
-    dy, x = (into_channels(batched(t, d, size, full)) for t, d in ((grad, in_dims[0]), (input, in_dims[1])))
-    w = batched(weight, in_dims[2], size, full).flatten(0, 1)
-    if mask is None:   # the sums are the same for all
-        s = sums if in_dims[4] is None else sums.select(in_dims[4], 0)
-        m, s = None, s.unsqueeze(0) if unbatched else s
-    else:
-        plane = logical(mask, in_dims[3]) < logical(input, in_dims[1])
-        m = _over_channels(_batched_mask(mask, in_dims[3], size, rank, plane, unbatched), x.shape[1] // size)
-        s = _over_channels(batched(sums, in_dims[4], size, full), groups)
-    dx, dw, db = call(partial_conv_backward, dy, x, w, m, s, stride, padding, dilation, groups * size, transposed, output_padding, biased, want, bias_dtype)
-    dx = out_of_channels(dx, size, unbatched) if want & WANT_INPUT else dx
-    dw = dw.unflatten(0, (size, -1)) if want & WANT_WEIGHT else dw
-    db = db.unflatten(0, (size, -1)) if want & WANT_BIAS else db
-    return (dx, dw, db), tuple(0 if want & bit else None for bit in (WANT_INPUT, WANT_WEIGHT, WANT_BIAS))
-
-
-partial_conv = Rule("partial_conv", 4, _save_forward, _gradient_of_forward, _tangent_of_forward, _batch_forward, by_torch=_torch)
-partial_conv_backward = Rule("partial_conv_backward", 5, *derived(_backward, 5), _batch_backward, by_torch=_torch_backward)
+partial_conv = Rule("partial_conv", 4, _save_forward, _gradient_of_forward, _tangent_of_forward, mapped("partial_conv", 4, 0), by_torch=_torch)
+partial_conv_backward = Rule("partial_conv_backward", 5, *derived(_backward, 5), mapped("partial_conv_backward", 5, 0), by_torch=_torch_backward)

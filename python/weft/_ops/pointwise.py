@@ -9,7 +9,7 @@ import torch.autograd.forward_ad as _forward_ad
 from torch import Tensor
 
 from .._core.entry import leaves, torchs
-from .._core.rules import Rule, call, check_writable, larger_batch
+from .._core.rules import Rule, call, check_writable, mapped
 from .conv import rounded
 
 _aten = torch.ops.aten
@@ -147,5 +147,5 @@ def _tangent_of_backward(ctx, input, dgrad, dinput):
     return torch.zeros_like(input) if dgrad is None else call(ncrelu_backward, dgrad, input)
 
 
-ncrelu = Rule("ncrelu", 1, _save_input, _gradient_of_ncrelu, _tangent_of_ncrelu, larger_batch("ncrelu"))
-ncrelu_backward = Rule("ncrelu_backward", 2, _save_backward, _gradient_of_backward, _tangent_of_backward, larger_batch("ncrelu_backward", 2))
+ncrelu = Rule("ncrelu", 1, _save_input, _gradient_of_ncrelu, _tangent_of_ncrelu, mapped("ncrelu"))
+ncrelu_backward = Rule("ncrelu_backward", 2, _save_backward, _gradient_of_backward, _tangent_of_backward, mapped("ncrelu_backward", 2))

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from .._core.entry import leaves
-from .._core.rules import Rule, call, is_last, larger_batch, linear
+from .._core.rules import Rule, call, is_last, linear, mapped
 
 
 # ---------------------------------------------------------------------------------------------- max
@@ -155,7 +155,7 @@ def _torch_adaptive_backward(grad, size, last):
 
 
 def _batch(name: str, tensors: int = 1):
-    return larger_batch(name, tensors, lambda axes, *rest: len(axes) + 1)
+    return mapped(name, tensors, unbatched=lambda axes, *rest: len(axes) + 1)
 
 
 max_pool = Rule("max_pool", 1, _save_max_pool, _gradient_of_max_pool, _tangent_of_max_pool, _batch("max_pool"),

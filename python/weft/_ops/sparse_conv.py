@@ -3,16 +3,12 @@ shapes of weft::sparse_build and sparse_positions. The result is linear in input
 from __future__ import annotations
 
 import math
-from typing import Any
-
 import torch
-from torch import Tensor
 
-from .._core.rules import Rule, call
+from .._core.rules import Rule, call, mapped
 from .._core.shapes import fake_of
 from ._derived import adjoint, derived, leaf, tangents, wide
-from .conv import (WANT_BIAS, WANT_INPUT, WANT_WEIGHT, batched, into_channels, logical, no_bias, out_of_channels, save_epilogue, through_act, want_of,
-                   wanted)
+from .conv import no_bias, save_epilogue, through_act, want_of, wanted
 from .conv import formula as conv_formula
 
 
@@ -63,41 +59,16 @@ def _tangent_of_forward(ctx, input, values, rows, cols, output, dx, dv, db, *no_
 
 # ---------------------------------------------------------------------------------------------- batching
 
-def _repeated(in_dims: Any, rows: Tensor, cols: Tensor, nnz: Any, size: int) -> tuple[Tensor, Tensor]:
-    """The pattern for `size` times the groups: columns count within a group."""
-    if in_dims[0] is not None or in_dims[1] is not None:
-        raise RuntimeError("weft::sparse_conv: rows and cols cannot be mapped over a dimension by torch.vmap; all values share one pattern")
-    begins = rows[:-1].long() + nnz * torch.arange(size, device=rows.device).unsqueeze(1)
-    return torch.cat([begins.flatten(), rows.new_full((1,), nnz * size, dtype=torch.int64)]), cols.repeat(size)
+def _batch(name):
+    """All values share one pattern."""
+    plain = mapped(name, 5, 1 if name == "sparse_conv" else 0, lambda shape, *_: len(shape) - 1)
+
+    def batch(info, in_dims, *args):
+        if in_dims[3] is not None or in_dims[4] is not None:
+            raise RuntimeError(f"weft::{name}: rows and cols cannot be mapped over a dimension by torch.vmap; all values share one pattern")
+        return plain(info, in_dims, *args)
+    return batch
 
 
-def _batch_forward(info, in_dims, input, values, bias, rows, cols, shape, stride, padding, dilation, groups, *rest):
-    """A batch of inputs under one weight is a larger batch; one with its own values is more groups."""
-    size, full = info.batch_size, len(shape)
-    unbatched = logical(input, in_dims[0]) < full
-    x = batched(input, in_dims[0], size, full)
-    if not any(d is not None for d in in_dims[1:5]):
-        y = call(sparse_conv, x.flatten(0, 1), values, bias, rows, cols, shape, stride, padding, dilation, groups, *rest).unflatten(0, (size, x.shape[1]))
-        return (y.squeeze(1) if unbatched else y), 0
-    v = batched(values, in_dims[1], size, 1)
-    b = None if bias is None else batched(bias, in_dims[2], size, 1).flatten()
-    rows, cols = _repeated(in_dims[3:5], rows, cols, v.shape[1], size)
-    y = call(sparse_conv, into_channels(x), v.flatten(), b, rows, cols, [shape[0] * size, *shape[1:]], stride, padding, dilation, groups * size, *rest)
-    return out_of_channels(y, size, unbatched), 0
-
-
-def _batch_backward(info, in_dims, grad, input, values, rows, cols, shape, stride, padding, dilation, groups, want, bias_dtype):
-    size, full = info.batch_size, len(shape)
-    unbatched = logical(input, in_dims[1]) < full
-    dy, x = (into_channels(batched(t, d, size, full)) for t, d in ((grad, in_dims[0]), (input, in_dims[1])))
-    v = batched(values, in_dims[2], size, 1)
-    rows, cols = _repeated(in_dims[3:5], rows, cols, v.shape[1], size)
-    dx, dv, db = call(sparse_conv_backward, dy, x, v.flatten(), rows, cols, [shape[0] * size, *shape[1:]], stride, padding, dilation, groups * size,
-                      want, bias_dtype)
-    dx = out_of_channels(dx, size, unbatched) if want & WANT_INPUT else dx
-    dv, db = dv.view(v.shape) if want & WANT_WEIGHT else dv, db.view(size, shape[0]) if want & WANT_BIAS else db
-    return (dx, dv, db), tuple(0 if want & bit else None for bit in (WANT_INPUT, WANT_WEIGHT, WANT_BIAS))
-
-
-sparse_conv = Rule("sparse_conv", 5, _save_forward, _gradient_of_forward, _tangent_of_forward, _batch_forward)
-sparse_conv_backward = Rule("sparse_conv_backward", 5, *derived(_backward, 5), _batch_backward)
+sparse_conv = Rule("sparse_conv", 5, _save_forward, _gradient_of_forward, _tangent_of_forward, _batch("sparse_conv"))
+sparse_conv_backward = Rule("sparse_conv_backward", 5, *derived(_backward, 5), _batch("sparse_conv_backward"))

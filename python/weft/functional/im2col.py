@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.overrides import handle_torch_function, has_torch_function_unary
 
 from .._core.arguments import Size, foreign, left_to_torch, remembered, spread, whole
-from .._core.rules import call, call_into, larger_batch, linear
+from .._core.rules import call, call_into, linear, mapped
 from .._core.shapes import SIZES, even, least_source
 
 __all__ = ["unfold", "fold", "im2col", "col2im"]
@@ -41,10 +41,10 @@ def _torch_col2im(input, size, kernel_size, stride, padding, dilation, flat):
 
 
 _im2col = linear("im2col", "col2im", lambda input, kernel_size, *rest: (input.shape[-len(kernel_size):], kernel_size, *rest),
-                 larger_batch("im2col", unbatched=lambda kernel_size, *rest: len(kernel_size) + 1),
+                 mapped("im2col", unbatched=lambda kernel_size, *rest: len(kernel_size) + 1),
                  by_torch=_torch_im2col, plain=_torch_im2col)
 _col2im = linear("col2im", "im2col", lambda input, size, *settings: settings,
-                 larger_batch("col2im", unbatched=lambda size, *settings: 2 if settings[-1] else 2 * len(size) + 1),
+                 mapped("col2im", unbatched=lambda size, *settings: 2 if settings[-1] else 2 * len(size) + 1),
                  by_torch=_torch_col2im, plain=_torch_col2im)
 TWIN = 0   # stands for a rank: 2, by the rules of unfold and fold
 

@@ -9,7 +9,7 @@ from torch.overrides import handle_torch_function, has_torch_function_unary
 
 from .._core.arguments import NoTensor, flattened, foreign, left_to_torch, raised, whole
 from .._ops._derived import adjoint, derived, wide
-from .._core.rules import Rule, call, call_into, larger_batch
+from .._core.rules import Rule, call, call_into, mapped
 
 __all__ = ["local_response_norm"]
 
@@ -28,8 +28,8 @@ def _gradient(ctx, grad):
 
 
 _save, _, _tangent = derived(_formula, 1)
-_lrn = Rule("lrn", 1, _save, _gradient, _tangent, larger_batch("lrn"))
-_lrn_backward = Rule("lrn_backward", 2, *derived(adjoint(_formula, 1), 2), larger_batch("lrn_backward", 2))
+_lrn = Rule("lrn", 1, _save, _gradient, _tangent, mapped("lrn"))
+_lrn_backward = Rule("lrn_backward", 2, *derived(adjoint(_formula, 1), 2), mapped("lrn_backward", 2))
 
 
 def _own(value: Any) -> bool:
