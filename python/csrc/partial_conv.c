@@ -108,7 +108,7 @@ static void mask_dims(const partial *q, int64_t channels, int64_t dims[5]) {
 }
 
 /* ---------------------------------------------------------------- PyTorch's own
- * weft._ops.partial_conv: convolution of masked copies, some images at a time, within the limit of workspace. */
+ * weft.functional.partial_conv: convolution of masked copies, some images at a time, within the limit of workspace. */
 static int64_t pixels(const int64_t *spatial) { return spatial[0] * spatial[1] * spatial[2]; }
 
 /* Bytes that one image needs besides the results: the copy and a result of convolution of either side, and planes. */

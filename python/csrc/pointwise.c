@@ -1,6 +1,6 @@
 /* relu, clip, tanh and sigmoid of a tensor of any rank and strides, into the strides that PyTorch gives; out may be
  * the input itself. ncrelu along dimension 1, and its gradient. The gradients of the others are PyTorch's own, from
- * the result alone: weft._ops.pointwise. */
+ * the result alone: weft.functional.pointwise. */
 #include <string.h>
 
 #include "rows.h"

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 from torch.overrides import has_torch_function_variadic
 
-from ._ops import sparse_conv as _ops  # noqa: F401  the shapes of the operators, for tracing
+from ._core.shapes import fake_of
 
 if TYPE_CHECKING:
     from .nn.sparse_conv import Sparse_modes, SparseConv1d, SparseConv2d, SparseConv2D, SparseConv3d
@@ -33,6 +33,16 @@ __all__ = ["SparseConv1d", "SparseConv2D", "SparseConv2d", "SparseConv3d", "Spar
            "refresh", "set_mode", "table", "to_dense"]
 
 _build, _find = torch.ops.weft.sparse_build.default, torch.ops.weft.sparse_positions.default
+_fake_build = fake_of("sparse_build")
+torch.library.register_fake("weft::sparse_positions", fake_of("sparse_positions"))
+
+
+@torch.library.register_fake("weft::sparse_build")
+def _fake(weight: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """How many are not 0 is not known."""
+    values, rows, cols = _fake_build(weight)
+    nnz = torch.library.get_ctx().new_dynamic_size()
+    return values.new_empty([nnz]), rows, cols.new_empty([nnz])
 
 
 class SparseWeight:

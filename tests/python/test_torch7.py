@@ -16,7 +16,7 @@ from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 import weft
 from weft import torch7 as t7
-from weft._ops import conv as conv_ops
+from weft.functional.conv import CONV_BACKWARD
 from weft.torch7 import _modes
 
 TYPES = [torch.float32, torch.float64]
@@ -255,7 +255,7 @@ def seen(monkeypatch):
     calls = []
 
     def spy(rule, *args):
-        wanted = args[8] if rule is conv_ops.conv_backward else None
+        wanted = args[8] if rule is CONV_BACKWARD else None
         calls.append((str(rule.op).split(".")[1], wanted, weft._core.settings.now().pin, weft.backends.fastest))
         return real(rule, *args)
     real = _modes.call

@@ -14,11 +14,11 @@ import torch
 from torch import Tensor
 
 from .. import functional as W
-from .._ops import conv as _conv_ops
-from .._ops import rnn as _rnn_ops
 from .._core.rules import call
 from .._core.shapes import least_source
 from ..causal_conv1d import causal_conv1d_fn, causal_conv1d_ref, causal_conv1d_update, causal_conv1d_update_ref
+from ..functional.conv import CONV, CONV_TRANSPOSE
+from ..functional.rnn import KINDS
 from ..sparse import SparseWeight
 
 F = torch.nn.functional
@@ -28,9 +28,9 @@ _RNN = ("t", "layers", "both", "proj", "biases", "state", "rows", "train", "seed
 _ATTRS = {"max_pool": ("ceil", "index"), "avg_pool": ("ceil", "include_pad", "divisor"), "dgmm": ("rows", "cols", "side"), "cdgmm": ("rows", "cols", "side"),
           "cross_entropy": ("probs", "weighted", "ignore", "reduction"), "batch_norm": ("train", "affine", "track"), "lrn": ("channels",),
           "partial_conv": ("mask", "shared", "biased", "transposed"), "sparse_conv": ("nnz", "stretched"),
-          "causal_conv": ("first", "last", "seqs"), "causal_update": ("rows", "len", "ring", "index"), **dict.fromkeys(_rnn_ops.KINDS, _RNN)}
+          "causal_conv": ("first", "last", "seqs"), "causal_update": ("rows", "len", "ring", "index"), **dict.fromkeys(KINDS, _RNN)}
 _REALS = {"clip": ("lo", "hi"), "cross_entropy": ("smooth",), "batch_norm": ("eps", "momentum"), "lrn": ("alpha", "beta", "k"),
-          **dict.fromkeys(_rnn_ops.KINDS, ("drop",))}   # the names of attr[] and real[], in the order of weft.h
+          **dict.fromkeys(KINDS, ("drop",))}   # the names of attr[] and real[], in the order of weft.h
 
 
 @dataclass
@@ -154,7 +154,7 @@ def _conv(p: Problem) -> Case:
         return function(x, w, b, p.stride, p.padding, p.dilation, p.groups, **act)
 
     def padded(x: Tensor, w: Tensor, b: Optional[Tensor] = None) -> Tensor:   # unevenly, or with a bias of another type: no function has that
-        return call(_conv_ops.conv, x, w, b, p.stride, p.pads, p.dilation, p.groups, p.act, p.lo, p.hi)
+        return call(CONV, x, w, b, p.stride, p.pads, p.dilation, p.groups, p.act, p.lo, p.hi)
     plain = p.is_even and all(t.dtype == p.dtype for _, t in inputs)
     return Case(inputs, ours if plain else padded, lambda x, w, b=None: p.activate(_dense_conv(p, x, w, b)), _lengths(p))
 
@@ -168,7 +168,7 @@ def transposed_conv(p: Problem) -> Case:
     def peer(x: Tensor, w: Tensor, b: Optional[Tensor] = None) -> Tensor:
         b = None if b is None else b.to(x.dtype)
         return p.activate(getattr(F, f"conv_transpose{p.rank}d")(x, w, b, p.stride, p.padding, extra, p.groups, p.dilation))
-    return Case(p.inputs("diff_dst", "weights", "bias", scale=_weight_scale(p)), lambda x, w, b=None: call(_conv_ops.conv_transpose, x, w, b, *settings),
+    return Case(p.inputs("diff_dst", "weights", "bias", scale=_weight_scale(p)), lambda x, w, b=None: call(CONV_TRANSPOSE, x, w, b, *settings),
                 peer, _lengths(p))
 
 
@@ -398,5 +398,5 @@ TABLE: dict[str, Callable[[Problem], Case]] = {
     "softmax": lambda p: _same(p, "softmax", 1, length=p.c), "log_softmax": lambda p: _same(p, "log_softmax", 1, length=p.c),
     "cross_entropy": _cross_entropy, "batch_norm": _batch_norm,
     "lrn": lambda p: _same(p, "local_response_norm", p.channels, p.alpha, p.beta, p.k, length=p.channels),
-    "dgmm": _dgmm, "cdgmm": _dgmm, "im2col": _im2col, "col2im": _col2im, **dict.fromkeys(_rnn_ops.KINDS, _rnn),
+    "dgmm": _dgmm, "cdgmm": _dgmm, "im2col": _im2col, "col2im": _col2im, **dict.fromkeys(KINDS, _rnn),
 }

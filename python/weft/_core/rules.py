@@ -3,7 +3,7 @@
 A rule gathers what one operator needs: the operator itself, and functions written once (what to save, its gradient, its tangent, its
 batch). PyTorch gets them as kernels of the operator, which serve torch.compile, torch.func and whoever calls torch.ops.weft; eager code
 that only wants a gradient takes a shorter way to the same functions. `call` picks the way. Nothing here touches the elements of a tensor.
-weft._ops has one file of rules for each family of operators.
+weft.functional has the rules, in one file for each family of operators with its functions.
 """
 from __future__ import annotations
 

@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.overrides import handle_torch_function, has_torch_function
 
 from weft._core import entry as _entry
-from weft._ops import causal_conv as _ops   # by its full name: a program may know this package by another one
+from weft.causal_conv1d import _rules as _ops   # by its full name: a program may know this package by another one
 from weft._core.rules import _BelowAutograd, call, check_writable
 
 __all__ = ["causal_conv1d_fn", "causal_conv1d_ref", "causal_conv1d_update", "causal_conv1d_update_ref"]

@@ -1,4 +1,4 @@
-"""Batch normalisation."""
+"""Batch normalisation: the function, and the rules of weft::batch_norm, batch_norm_train and batch_norm_backward."""
 from __future__ import annotations
 
 from typing import Any, Optional
@@ -8,9 +8,9 @@ from torch import Tensor
 from torch.overrides import handle_torch_function, has_torch_function_variadic
 
 from .._core.arguments import flattened, foreign, left_to_torch, real
+from .._core.derived import adjoint, derived, leaf, tangents, wide
 from .._core.entry import front, kept
-from .._ops import batch_norm as _ops
-from .._core.rules import call, call_into
+from .._core.rules import Rule, call, call_into, mapped
 
 __all__ = ["batch_norm"]
 
@@ -19,6 +19,81 @@ _is_compiling = torch.compiler.is_compiling
 _in_dynamo = torch.compiler.is_dynamo_compiling   # which stops at builtins
 _INF = float("inf")
 _batch_norm = front("batch_norm")
+
+
+# ---------------------------------------------------------------------------------------------- derivatives
+
+def _formula(input, weight, bias, mean, spread, training, eps):
+    """In training mean and deviation are computed from the data, so that derivatives go through them."""
+    axes, shape = (0, *range(2, input.dim())), (1, -1, *[1] * (input.dim() - 2))
+    x = wide(input)
+    off = x - (x.mean(axes, True) if training else wide(mean).view(shape))
+    y = off * ((off.square().mean(axes, True) if training else wide(spread).view(shape)) + eps).rsqrt()
+    return (y if weight is None else y * wide(weight).view(shape) + wide(bias).view(shape)).to(input.dtype)
+
+
+def _backward(grad, input, weight, mean, spread, training, eps):
+    bias = None if weight is None else leaf(torch.zeros_like(weight))
+    return adjoint(_formula, 3)(grad, input, weight, bias, mean, spread, training, eps)
+
+
+def _save_eval(ctx, inputs, output):
+    input, weight, _, mean, var, eps = inputs
+    ctx.training, ctx.eps = False, eps
+    return input, weight, mean, var
+
+
+def _save_train(ctx, inputs, output):
+    ctx.training, ctx.eps = True, inputs[5]
+    ctx.mark_non_differentiable(output[1], output[2])
+    ctx.set_materialize_grads(False)
+    return inputs[0], inputs[1], output[1], output[2]
+
+
+def _gradient_of_forward(ctx, grad, *_):
+    if grad is None:
+        return None, None, None
+    dx, dw, db = call(BATCH_NORM_BACKWARD, grad, *ctx.saved_tensors, ctx.training, ctx.eps)
+    return tuple(g if needed else None for g, needed in zip((dx, dw, db), ctx.needs_input_grad))
+
+
+def _tangent_of_forward(ctx, input, weight, mean, spread, dx, dw, db):
+    bias = None if weight is None else torch.zeros_like(weight)
+    moved, = tangents(_formula, (input, weight, bias), (mean, spread, ctx.training, ctx.eps), (dx, dw, db))
+    return (moved, None, None) if ctx.training else moved
+
+
+# ---------------------------------------------------------------------------------------------- batching
+
+def _batch_train(info, in_dims, *args):
+    """Each of the batches has statistics of its own, and so must the running ones."""
+    for name, t, d in (("running_mean", args[3], in_dims[3]), ("running_var", args[4], in_dims[4])):
+        if t is not None and d is None:
+            raise RuntimeError(f"weft::batch_norm_train: {name} is the same for every batch that torch.vmap maps over, allowed: one for each, "
+                               "as training moves it; or None")
+    return mapped("batch_norm_train", 5, 0)(info, in_dims, *args)
+
+
+def _native_eval(input, weight, bias, running_mean, running_var, eps):
+    return torch.batch_norm(input, weight, bias, running_mean, running_var, False, 0.0, eps, torch.backends.cudnn.enabled)
+
+
+def _native_train(input, weight, bias, running_mean, running_var, eps, momentum):
+    return torch.batch_norm(input, weight, bias, running_mean, running_var, True, momentum, eps, torch.backends.cudnn.enabled), None, None
+
+
+def _torch_backward(grad, input, weight, mean, spread, training, eps):
+    """With given statistics those of the batch are tensors of no elements, as its own forward pass returns them."""
+    none = mean.new_empty(0)
+    given = (None, None, mean, spread) if training else (mean, spread, none, none)
+    return torch.ops.aten.native_batch_norm_backward(grad, input, weight, *given, training, eps, [True, weight is not None, weight is not None])
+
+
+BATCH_NORM = Rule("batch_norm", 3, _save_eval, _gradient_of_forward, _tangent_of_forward, mapped("batch_norm", 5, 1), by_torch=_native_eval, native=_native_eval)
+BATCH_NORM_TRAIN = Rule("batch_norm_train", 3, _save_train, _gradient_of_forward, _tangent_of_forward, _batch_train,
+                        by_torch=lambda x, weight, bias, mean, var, eps, momentum: torch.native_batch_norm(x, weight, bias, mean, var, True, momentum, eps),
+                        native=_native_train, plain=_native_train)   # the dispatcher is slow with what is written to
+BATCH_NORM_BACKWARD = Rule("batch_norm_backward", 5, *derived(_backward, 5), mapped("batch_norm_backward", 5, 0), by_torch=_torch_backward)
 
 
 def _complain(input: Any, training: Any, *others: Any) -> None:
@@ -101,6 +176,6 @@ def batch_norm(input: Tensor, running_mean: Optional[Tensor], running_var: Optio
         weight, bias = _completed(input, weight, bias)
     args = (input, weight, bias, running_mean, running_var, eps, *((momentum,) if training else ()))
     if out is not None:
-        return call_into(_ops.batch_norm_train if training else _ops.batch_norm, out, *args)
-    y = call(_ops.batch_norm_train, *args)[0] if training else call(_ops.batch_norm, *args)
+        return call_into(BATCH_NORM_TRAIN if training else BATCH_NORM, out, *args)
+    y = call(BATCH_NORM_TRAIN, *args)[0] if training else call(BATCH_NORM, *args)
     return y if _in_dynamo() else kept(y)

@@ -40,10 +40,10 @@ def _torch_col2im(input, size, kernel_size, stride, padding, dilation, flat):
     return torch._C._nn.col2im(input.reshape(batch, rows, -1), _plane(size, 1), *window).reshape(shape)
 
 
-_im2col = linear("im2col", "col2im", lambda input, kernel_size, *rest: (input.shape[-len(kernel_size):], kernel_size, *rest),
+IM2COL = linear("im2col", "col2im", lambda input, kernel_size, *rest: (input.shape[-len(kernel_size):], kernel_size, *rest),
                  mapped("im2col", unbatched=lambda kernel_size, *rest: len(kernel_size) + 1),
                  by_torch=_torch_im2col, plain=_torch_im2col)
-_col2im = linear("col2im", "im2col", lambda input, size, *settings: settings,
+COL2IM = linear("col2im", "im2col", lambda input, size, *settings: settings,
                  mapped("col2im", unbatched=lambda size, *settings: 2 if settings[-1] else 2 * len(size) + 1),
                  by_torch=_torch_col2im, plain=_torch_col2im)
 TWIN = 0   # stands for a rank: 2, by the rules of unfold and fold
@@ -100,7 +100,7 @@ def unfold(input: Tensor, kernel_size: Size, dilation: Size = 1, padding: Size =
         kind = IndexError if input.dim() < 3 else RuntimeError   # as the twin
         raise kind(f"unfold: input has {input.dim()} dimensions {list(input.shape)}, allowed: 3 (unbatched) or 4 (batched)")
     args = (input, *_axes(TWIN, kernel_size=kernel_size, stride=stride, padding=padding, dilation=dilation), True)
-    return call(_im2col, *args) if out is None else call_into(_im2col, out, *args)
+    return call(IM2COL, *args) if out is None else call_into(IM2COL, out, *args)
 
 
 def fold(input: Tensor, output_size: Size, kernel_size: Size, dilation: Size = 1, padding: Size = 0, stride: Size = 1, *,
@@ -118,7 +118,7 @@ def fold(input: Tensor, output_size: Size, kernel_size: Size, dilation: Size = 1
     if not 2 <= input.dim() <= 3:
         raise RuntimeError(f"fold: input has {input.dim()} dimensions {list(input.shape)}, allowed: 2 (unbatched) or 3 (batched)")
     args = (input, *_axes(TWIN, output_size=output_size, kernel_size=kernel_size, stride=stride, padding=padding, dilation=dilation), True)
-    return call(_col2im, *args) if out is None else call_into(_col2im, out, *args)
+    return call(COL2IM, *args) if out is None else call_into(COL2IM, out, *args)
 
 
 def im2col(input: Tensor, kernel_size: Size, stride: Size, padding: Size, *, dilation: Size = 1, out: Optional[Tensor] = None) -> Tensor:
@@ -135,7 +135,7 @@ def im2col(input: Tensor, kernel_size: Size, stride: Size, padding: Size, *, dil
     _check_tensor("im2col", input)
     rank = _rank_of(input, kernel_size, stride, padding, dilation)
     args = (input, *_axes(rank, kernel_size=kernel_size, stride=stride, padding=padding, dilation=dilation), False)
-    return call(_im2col, *args) if out is None else call_into(_im2col, out, *args)
+    return call(IM2COL, *args) if out is None else call_into(IM2COL, out, *args)
 
 
 def col2im(input: Tensor, kernel_size: Size, stride: Size, padding: Size, input_size: Optional[Size] = None, *, dilation: Size = 1,
@@ -159,4 +159,4 @@ def col2im(input: Tensor, kernel_size: Size, stride: Size, padding: Size, input_
     else:
         size = spread("input_size", input_size, rank)
     args = (input, size, k, s, p, d, False)
-    return call(_col2im, *args) if out is None else call_into(_col2im, out, *args)
+    return call(COL2IM, *args) if out is None else call_into(COL2IM, out, *args)

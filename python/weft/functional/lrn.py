@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.overrides import handle_torch_function, has_torch_function_unary
 
 from .._core.arguments import NoTensor, flattened, foreign, left_to_torch, raised, whole
-from .._ops._derived import adjoint, derived, wide
+from .._core.derived import adjoint, derived, wide
 from .._core.rules import Rule, call, call_into, mapped
 
 __all__ = ["local_response_norm"]
@@ -24,12 +24,12 @@ def _formula(input, size, alpha, beta, k):
 
 
 def _gradient(ctx, grad):
-    return None if grad is None else call(_lrn_backward, grad, *ctx.saved_tensors, *ctx.settings),
+    return None if grad is None else call(LRN_BACKWARD, grad, *ctx.saved_tensors, *ctx.settings),
 
 
 _save, _, _tangent = derived(_formula, 1)
-_lrn = Rule("lrn", 1, _save, _gradient, _tangent, mapped("lrn"))
-_lrn_backward = Rule("lrn_backward", 2, *derived(adjoint(_formula, 1), 2), mapped("lrn_backward", 2))
+LRN = Rule("lrn", 1, _save, _gradient, _tangent, mapped("lrn"))
+LRN_BACKWARD = Rule("lrn_backward", 2, *derived(adjoint(_formula, 1), 2), mapped("lrn_backward", 2))
 
 
 def _own(value: Any) -> bool:
@@ -69,4 +69,4 @@ def local_response_norm(input: Tensor, size: int, alpha: float = 1e-4, beta: flo
         y = local_response_norm(flat, size, alpha, beta, k, out=into)
         return y.view(input.shape) if out is None else out
     args = (input, size, float(alpha), float(beta), float(k))
-    return call(_lrn, *args) if out is None else call_into(_lrn, out, *args)
+    return call(LRN, *args) if out is None else call_into(LRN, out, *args)

@@ -1,23 +1,162 @@
-"""Pointwise functions."""
+"""Pointwise functions, and the rules of weft::relu, clip, tanh, sigmoid, ncrelu, ncrelu_backward with the forms in place."""
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Optional, Union
 
 import torch
+import torch.autograd.forward_ad as _forward_ad
 from torch import Tensor
 from torch.overrides import handle_torch_function, has_torch_function_unary
 
 from .._core.arguments import NoTensor
-from .._core.entry import front, kept
-from .._ops import pointwise as _ops
-from .._core.rules import TYPES, call, call_into
+from .._core.entry import front, kept, leaves, torchs
+from .._core.rules import TYPES, Rule, call, call_into, check_writable, mapped
+from .conv import rounded
 
 __all__ = ["relu", "clipped_relu", "hardtanh", "tanh", "sigmoid", "ncrelu"]
 
+_aten = torch.ops.aten
+_BelowAutograd = torch._C._AutoDispatchBelowAutograd
+_is_compiling = torch.compiler.is_compiling
+_in_transform = torch._C._are_functorch_transforms_active
+_grad_enabled = torch.is_grad_enabled
 Number = Union[int, float]
 _strided = torch.strided
 _in_dynamo = torch.compiler.is_dynamo_compiling   # which stops at builtins
 _relu, _hardtanh, _tanh, _sigmoid = map(front, ("relu", "hardtanh", "tanh", "sigmoid"))
+
+
+# ---------------------------------------------------------------------------------------------- relu, clip, tanh, sigmoid
+# From the result y alone; each is a product with a diagonal, so that a tangent takes the same formula as a gradient:
+#   relu dy [y > 0]   clip dy [lo < y < hi]   tanh dy (1 - y^2)   sigmoid dy y (1 - y)
+
+_FORMULAS: dict[str, Callable] = {
+    "relu": lambda d, y: _aten.threshold_backward(d, y, 0),
+    "clip": lambda d, y, lo, hi: _aten.hardtanh_backward(d, y, lo, hi),
+    "tanh": _aten.tanh_backward,
+    "sigmoid": _aten.sigmoid_backward,
+}
+
+
+def _save(ctx, inputs, output):
+    ctx.bounds = tuple(rounded(v, output.dtype) for v in inputs[1:])   # as results that sit on them hold them
+    return output,
+
+
+_NATIVE = {"relu": torch.relu, "clip": torch._C._nn.hardtanh, "tanh": torch.tanh, "sigmoid": torch.sigmoid}
+_is_dense = torch.ops.aten.is_non_overlapping_and_dense.default
+_NATIVE_IN_PLACE = {"relu": torch.relu_, "clip": torch._C._nn.hardtanh_, "tanh": torch.tanh_, "sigmoid": torch.sigmoid_}
+
+
+class Pointwise(Rule):
+    """A rule with a form in place: in_place(input, settings) differentiates it."""
+
+    __slots__ = ("in_place", "native_in_place", "rounds")
+
+    def __init__(self, name: str) -> None:
+        formula = _FORMULAS[name]
+
+        def gradient(ctx: Any, grad: Any) -> Any:
+            output, = ctx.saved_tensors
+            return formula(grad, output, *ctx.bounds),
+
+        def tangent(ctx: Any, output: Any, dx: Any) -> Any:
+            return formula(dx, output, *ctx.bounds)
+
+        def batch(info: Any, in_dims: Any, input: Tensor, *settings: float) -> Any:
+            return call(self, input, *settings), in_dims[0]
+
+        super().__init__(name, 1, _save, gradient, tangent, batch, by_torch=_NATIVE[name], native=_NATIVE[name])
+        self.native_in_place, self.rounds = _NATIVE_IN_PLACE[name], name in ("tanh", "sigmoid")
+
+        def forward(ctx: Any, input: Tensor, settings: tuple) -> Tensor:
+            _write(self, input, settings)
+            ctx.mark_dirty(input)
+            ctx.save_for_backward(*_save(ctx, (input, *settings), input))
+            return input
+
+        def backward(ctx: Any, grad: Any) -> Any:
+            return *gradient(ctx, grad), None
+
+        function = type(f"weft_{name}_in_place", (torch.autograd.Function,), {"forward": staticmethod(forward), "backward": staticmethod(backward)})
+        self.in_place = super(torch.autograd.Function, function).apply
+
+
+def _write(rule: Pointwise, input: Tensor, settings: tuple) -> None:
+    check_writable("input", input)
+    differs = rule.rounds and torch._debug_has_internal_overlap(input) != 1   # else the bits are the same, or it is refused
+    theirs = differs and leaves(rule.number, False, input, *settings)
+    if differs and not theirs and input.is_cuda and not _is_dense(input):
+        input.copy_(call(rule, input, *settings))   # in scattered memory it would be the reference, which is slow and rounds in its own way
+        return
+    with _BelowAutograd():
+        rule.native_in_place(input, *settings) if theirs else rule.out(input, *settings, input)
+    if theirs:
+        torchs()
+    if not input.is_inference():
+        torch.autograd.graph.increment_version(input)
+
+
+def call_in_place(rule: Pointwise, input: Tensor, *settings: float) -> Tensor:
+    """Run into the input itself. Nothing is allocated, but where the graph must see a copy: under torch.compile and torch.func, in forward
+    mode, for memory that holds the negative of a tensor, and for a view that requires grad, which PyTorch may refuse to change, and says so
+    before anything is written."""
+    if _is_compiling() or _in_transform() or _forward_ad._current_level >= 0 or input.is_neg():
+        return input.copy_(call(rule, input, *settings))
+    if not _grad_enabled() or not input.requires_grad:
+        _write(rule, input, settings)
+        return input
+    if input.is_leaf:
+        raise RuntimeError("input: is a leaf that requires grad, allowed in place: a result of other operators, or a tensor without grad")
+    if input._is_view():
+        return input.copy_(rule.apply(input, settings))   # which keeps the result; PyTorch's own may keep the input, and that is written to
+    if not leaves(rule.number, True, input, *settings):
+        return rule.in_place(input, settings)
+    y = rule.native_in_place(input, *settings)   # the gradient is PyTorch's either way
+    torchs()
+    return y
+
+
+RELU = Pointwise("relu")
+CLIP = Pointwise("clip")
+TANH = Pointwise("tanh")
+SIGMOID = Pointwise("sigmoid")
+
+
+# ---------------------------------------------------------------------------------------------- ncrelu
+
+def _spread(d: Tensor, x: Tensor) -> Tensor:
+    """d into the half that x goes to: the first where x >= 0, the second where x < 0, both at NaN."""
+    return torch.cat((d.masked_fill(x < 0, 0), d.masked_fill(x >= 0, 0)), 1)
+
+
+def _save_input(ctx, inputs, output):
+    return inputs
+
+
+def _gradient_of_ncrelu(ctx, grad):
+    return call(NCRELU_BACKWARD, grad, *ctx.saved_tensors),
+
+
+def _tangent_of_ncrelu(ctx, input, dx):
+    return _spread(dx, input)
+
+
+def _save_backward(ctx, inputs, output):
+    return inputs[1:]
+
+
+def _gradient_of_backward(ctx, v):
+    return _spread(v, *ctx.saved_tensors) if ctx.needs_input_grad[0] else None, None
+
+
+def _tangent_of_backward(ctx, input, dgrad, dinput):
+    return torch.zeros_like(input) if dgrad is None else call(NCRELU_BACKWARD, dgrad, input)
+
+
+NCRELU = Rule("ncrelu", 1, _save_input, _gradient_of_ncrelu, _tangent_of_ncrelu, mapped("ncrelu"))
+NCRELU_BACKWARD = Rule("ncrelu_backward", 2, _save_backward, _gradient_of_backward, _tangent_of_backward, mapped("ncrelu_backward", 2))
 
 
 # ---------------------------------------------------------------------------------------------- arguments
@@ -58,12 +197,12 @@ def _torchs(name: str, inplace: bool, out: Optional[Tensor], input: Tensor, *bou
     return result if out is None else out.copy_(result)
 
 
-def _run(rule: _ops.Pointwise, inplace: bool, out: Optional[Tensor], input: Tensor, *bounds: float) -> Tensor:
+def _run(rule: Pointwise, inplace: bool, out: Optional[Tensor], input: Tensor, *bounds: float) -> Tensor:
     if out is not None:
         _check_place(inplace, out)
         return call_into(rule, out, input, *bounds)
     if inplace:
-        return _ops.call_in_place(rule, input, *bounds)
+        return call_in_place(rule, input, *bounds)
     return call(rule, input, *bounds) if _in_dynamo() else kept(call(rule, input, *bounds))
 
 
@@ -83,7 +222,7 @@ def relu(input: Tensor, inplace: bool = False, *, out: Optional[Tensor] = None) 
         return handle_torch_function(relu, (input,), input, inplace=inplace, out=out)
     if not _known("relu", input):
         return _torchs("relu", inplace, out, input)
-    return _run(_ops.relu, inplace, out, input)
+    return _run(RELU, inplace, out, input)
 
 
 def hardtanh(input: Tensor, min_val: Number = -1.0, max_val: Number = 1.0, inplace: bool = False, *, out: Optional[Tensor] = None) -> Tensor:
@@ -104,7 +243,7 @@ def hardtanh(input: Tensor, min_val: Number = -1.0, max_val: Number = 1.0, inpla
         raise ValueError(f"min_val: is {min_val}, allowed: not above max_val, {max_val}")
     if not known or not ordered:
         return _torchs("hardtanh", inplace, out, input, min_val, max_val)
-    return _run(_ops.clip, inplace, out, input, lo, hi)
+    return _run(CLIP, inplace, out, input, lo, hi)
 
 
 def clipped_relu(input: Tensor, ceiling: Number, inplace: bool = False, *, out: Optional[Tensor] = None) -> Tensor:
@@ -124,7 +263,7 @@ def clipped_relu(input: Tensor, ceiling: Number, inplace: bool = False, *, out: 
         raise ValueError(f"ceiling: is {ceiling}, allowed: a number above 0")
     if not known:
         return _torchs("hardtanh", inplace, out, input, 0, ceiling)
-    return _run(_ops.clip, inplace, out, input, 0.0, hi)
+    return _run(CLIP, inplace, out, input, 0.0, hi)
 
 
 def tanh(input: Tensor, *, inplace: bool = False, out: Optional[Tensor] = None) -> Tensor:
@@ -141,7 +280,7 @@ def tanh(input: Tensor, *, inplace: bool = False, out: Optional[Tensor] = None) 
         return handle_torch_function(tanh, (input,), input, inplace=inplace, out=out)
     if not _known("tanh", input):
         return _torchs("tanh", inplace, out, input)
-    return _run(_ops.tanh, inplace, out, input)
+    return _run(TANH, inplace, out, input)
 
 
 def sigmoid(input: Tensor, *, inplace: bool = False, out: Optional[Tensor] = None) -> Tensor:
@@ -158,7 +297,7 @@ def sigmoid(input: Tensor, *, inplace: bool = False, out: Optional[Tensor] = Non
         return handle_torch_function(sigmoid, (input,), input, inplace=inplace, out=out)
     if not _known("sigmoid", input):
         return _torchs("sigmoid", inplace, out, input)
-    return _run(_ops.sigmoid, inplace, out, input)
+    return _run(SIGMOID, inplace, out, input)
 
 
 def ncrelu(input: Tensor, *, out: Optional[Tensor] = None) -> Tensor:
@@ -171,4 +310,4 @@ def ncrelu(input: Tensor, *, out: Optional[Tensor] = None) -> Tensor:
         return handle_torch_function(ncrelu, (input,), input, out=out)
     if not isinstance(input, Tensor):
         raise TypeError(f"ncrelu: input is {type(input).__name__}, allowed: Tensor")
-    return call(_ops.ncrelu, input) if out is None else call_into(_ops.ncrelu, out, input)
+    return call(NCRELU, input) if out is None else call_into(NCRELU, out, input)

@@ -12,10 +12,8 @@ from torch import Tensor
 
 from .. import backends
 from .._core.arguments import Padding, Size, autocast_dtype, check_flags, check_ints, foreign, lowered
-from .._ops import conv as _ops
-from .._ops.conv import WANT_BIAS, WANT_INPUT, WANT_WEIGHT
 from .._core.rules import call
-from ..functional.conv import check_activation, check_tensors, geometry
+from ..functional.conv import CONV, CONV_BACKWARD, WANT_BIAS, WANT_INPUT, WANT_WEIGHT, check_activation, check_tensors, geometry
 from .conv import Conv3d
 
 __all__ = ["Conv3DTC", "Grouped3D", "TunerConfig"]
@@ -200,10 +198,10 @@ class Grouped3D(Conv3d):
         x, w, b = (None if t is None else t.detach() for t in lowered(input, weight, bias))
         where = (*geometry(3, self.stride, self.padding, self.dilation, w), self.groups)
         y = []
-        yield "forward", lambda: y.append(call(_ops.conv, x, w, b, *where, *check_activation(self.act, self.clip)))
+        yield "forward", lambda: y.append(call(CONV, x, w, b, *where, *check_activation(self.act, self.clip)))
         for name, want in _GRADIENTS:
             bits = want | (WANT_BIAS if b is not None and want & WANT_WEIGHT else 0)
-            yield name, lambda: call(_ops.conv_backward, y[0], x, w, *where, False, bits, x.dtype if b is None else b.dtype)   # noqa: B023
+            yield name, lambda: call(CONV_BACKWARD, y[0], x, w, *where, False, bits, x.dtype if b is None else b.dtype)   # noqa: B023
 
     def _search(self, *tensors: Optional[Tensor]) -> None:
         """Measure and store, or look for what is stored."""

@@ -15,9 +15,9 @@ from torch.fx import Proxy
 
 from .. import functional as F
 from .._core.arguments import Padding, Size, autocast_dtype
-from .._ops.partial_conv import MASKS, partial_conv
 from .._core.rules import TYPES, call
 from ..functional.conv import geometry
+from ..functional.partial_conv import MASKS, PARTIAL_CONV
 from . import conv as _conv
 from ._named import Named, made
 
@@ -113,7 +113,7 @@ class _PConv(Named, torch.nn.Module):
         wide = torch.float64 if torch.float64 in (mask.dtype, weight.dtype) else torch.float32
         data, ones = mask.new_zeros((), dtype=wide).expand(mask.shape), weight.to(mask.device, wide)
         with torch.no_grad():
-            _, _, sums = call(partial_conv, data, ones, None, mask, *geometry(self._rank, self.stride, self.padding, self.dilation, weight), 1, "",
+            _, _, sums = call(PARTIAL_CONV, data, ones, None, mask, *geometry(self._rank, self.stride, self.padding, self.dilation, weight), 1, "",
                                      0.0, 0.0, False, (0,) * self._rank, False)
             sums = sums * channels
             u = sums.clamp(0, 1)

@@ -19,10 +19,9 @@ from torch.overrides import has_torch_function_variadic
 from .._core import library as _library
 from .. import backends
 from .._core.arguments import check_flags, foreign, lowered
-from .._ops import conv as _ops
-from .._ops.conv import WANT_BIAS, WANT_INPUT, WANT_WEIGHT
 from .._core.rules import Rule, call
-from ..functional.conv import check_activation, check_tensors, geometry
+from ..functional.conv import (CONV_BACKWARD, CONV_TRANSPOSE, WANT_BIAS, WANT_INPUT, WANT_WEIGHT, check_activation, check_tensors, geometry, rounded,
+                               through_act)
 from ..nn._named import kept_whole
 from ._base import Torch7
 
@@ -61,8 +60,8 @@ class _Under(torch.autograd.Function):
     def setup_context(ctx: Any, inputs: tuple, output: Tensor) -> None:
         ctx.mode, rule, settings, input, weight, bias = inputs
         ctx.geometry, (ctx.act, lo, hi) = settings[:4], settings[4:7]
-        ctx.lo, ctx.hi = (_ops.rounded(v, output.dtype) for v in (lo, hi)) if ctx.act == "clip" else (lo, hi)
-        ctx.transposed = rule is _ops.conv_transpose
+        ctx.lo, ctx.hi = (rounded(v, output.dtype) for v in (lo, hi)) if ctx.act == "clip" else (lo, hi)
+        ctx.transposed = rule is CONV_TRANSPOSE
         ctx.bias_dtype = input.dtype if bias is None else bias.dtype
         ctx.save_for_backward(input, weight, output if ctx.act else None)
 
@@ -70,7 +69,7 @@ class _Under(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
         input, weight, output = ctx.saved_tensors
         if ctx.act:
-            grad = _ops.through_act(grad, output, ctx.act, ctx.lo, ctx.hi)
+            grad = through_act(grad, output, ctx.act, ctx.lo, ctx.hi)
         mode, wanted = ctx.mode, sum(bit for bit, needed in zip(_BITS, ctx.needs_input_grad[3:]) if needed)
         named = mode.bdmode or mode.bwmode
         grads: list[Optional[Tensor]] = [None, None, None]
@@ -78,7 +77,7 @@ class _Under(torch.autograd.Function):
             want = part & wanted
             if want:
                 with mode.around(kernel):
-                    got = call(_ops.conv_backward, grad, input, weight, *ctx.geometry, ctx.transposed, want, ctx.bias_dtype)
+                    got = call(CONV_BACKWARD, grad, input, weight, *ctx.geometry, ctx.transposed, want, ctx.bias_dtype)
                 grads = [g if want & bit else before for g, bit, before in zip(got, _BITS, grads)]
         return None, None, None, *grads
 

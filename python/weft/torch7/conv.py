@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.fx import Proxy
 
 from .. import nn
-from .._ops import conv as _ops
+from ..functional.conv import CONV, CONV_TRANSPOSE
 from ..nn._named import kept_whole
 from .._core.arguments import check_ints
 from ._base import read_window, taking, window_text
@@ -40,14 +40,14 @@ class _Printed(Moded):
 
 class _Convolution(_Printed):
     def _conv_forward(self: Any, input: Tensor, weight: Tensor, bias: Optional[Tensor]) -> Tensor:
-        y = self._under_mode(f"conv{len(self.stride)}d", _ops.conv, input, ())
+        y = self._under_mode(f"conv{len(self.stride)}d", CONV, input, ())
         return super()._conv_forward(input, weight, bias) if y is None else y
 
 
 class _FullConvolution(_Printed):
     def forward(self: Any, input: Tensor, output_size: Optional[list[int]] = None) -> Tensor:
         extra = self._output_padding(input, output_size, self.stride, self.padding, self.kernel_size, len(self.kernel_size), self.dilation)
-        y = self._under_mode(f"conv_transpose{len(self.kernel_size)}d", _ops.conv_transpose, input, (tuple(extra),))
+        y = self._under_mode(f"conv_transpose{len(self.kernel_size)}d", CONV_TRANSPOSE, input, (tuple(extra),))
         return super().forward(input, output_size) if y is None else y
 
 

@@ -9,9 +9,9 @@ from typing import Any, Optional
 import torch
 from torch import Tensor
 
-from .._core.rules import Rule, _BelowAutograd, _kernels, call, mapped
-from .._core.shapes import fake_of
-from ._derived import derived
+from weft._core.rules import Rule, _BelowAutograd, _kernels, call, mapped
+from weft._core.shapes import fake_of
+from weft._core.derived import derived
 
 WANT_X, WANT_PARAMETERS = 1, 2
 
