@@ -247,6 +247,15 @@ def geometry(rank: int, stride: Size, padding: Padding, dilation: Size, weight: 
     return _geometry(rank, stride, padding, dilation, tuple(weight.shape[2:]) if isinstance(padding, str) else None)
 
 
+def read_settings(rank: int, stride: Size, padding: Padding, dilation: Size, groups: Any, output_padding: Optional[Size], weight: Any) -> tuple:
+    """What the operators take ahead of the activation, and output_padding, which is None of what is not transposed."""
+    groups = groups if type(groups) is int else whole_groups(groups)
+    if output_padding is not None and isinstance(padding, str):
+        raise TypeError(f"padding: is {padding!r}, allowed: an int, or a sequence of {rank} ints")
+    s, p, d = geometry(rank, stride, padding, dilation, weight)
+    return (s, p, d, groups), None if output_padding is None else spread("output_padding", output_padding, rank)
+
+
 def check_activation(act: Optional[str], clip: tuple[float, float]) -> tuple[str, float, float]:
     """The activation as the operators take it; ValueError if it is wrong."""
     if act is None:
@@ -261,21 +270,21 @@ def check_activation(act: Optional[str], clip: tuple[float, float]) -> tuple[str
     return "clip", float(lo), float(hi)
 
 
-def _complain(name: str, rank: int, input: Tensor, weight: Tensor, bias: Optional[Tensor]) -> None:
-    """Say what is wrong with the tensors."""
-    for argument, value in (("input", input), ("weight", weight), ("bias", bias)):
-        if not isinstance(value, Tensor) and not (value is None and argument == "bias"):
-            raise TypeError(f"{name}: {argument} is {type(value).__name__}, allowed: Tensor" + (" or None" if argument == "bias" else ""))
-    if weight.dim() != rank + 2:
-        raise RuntimeError(f"{name}: weight has {weight.dim()} dimensions {list(weight.shape)}, allowed: {rank + 2}")
+_OR_NONE = (Tensor, type(None))
+
+
+def check_tensors(name: str, rank: int, input: Any, weight: Any, bias: Any, mask: Any = None, kinds: tuple[type, ...] = (Tensor,)) -> None:
+    """What the operator cannot know: that conv2d was called. Types, sizes and devices are the operator's to check. kinds: of weight."""
+    if (isinstance(input, Tensor) and isinstance(weight, kinds) and (bias is None or isinstance(bias, Tensor)) and (mask is None or isinstance(mask, Tensor))
+            and len(weight.shape) == rank + 2 and rank + 1 <= input.ndim <= rank + 2):
+        return
+    for argument, value, right in (("input", input, (Tensor,)), ("weight", weight, kinds), ("bias", bias, _OR_NONE), ("mask", mask, _OR_NONE)):
+        if not isinstance(value, right):
+            words = ["None" if kind is type(None) else kind.__name__ for kind in right]
+            raise TypeError(f"{name}: {argument} is {type(value).__name__}, allowed: {' or '.join(words)}")
+    if len(weight.shape) != rank + 2:
+        raise RuntimeError(f"{name}: weight has {len(weight.shape)} dimensions {list(weight.shape)}, allowed: {rank + 2}")
     raise RuntimeError(f"{name}: input has {input.dim()} dimensions {list(input.shape)}, allowed: {rank + 1} (unbatched) or {rank + 2} (batched)")
-
-
-def check_tensors(name: str, rank: int, input: Tensor, weight: Tensor, bias: Optional[Tensor]) -> None:
-    """What the operator cannot know: that conv2d was called. Types, sizes and devices are the operator's to check."""
-    if not (isinstance(input, Tensor) and isinstance(weight, Tensor) and (bias is None or isinstance(bias, Tensor))
-            and weight.ndim == rank + 2 and rank + 1 <= input.ndim <= rank + 2):
-        _complain(name, rank, input, weight, bias)
 
 
 # ---------------------------------------------------------------------------------------------- the two roads
@@ -288,41 +297,22 @@ def _torchs(name: str, out: Optional[Tensor], act: Optional[str], clip: tuple[fl
 
 
 def _conv(function: Callable, rank: int, input: Tensor, weight: Tensor, bias: Optional[Tensor], stride: Size, padding: Padding, dilation: Size,
-          groups: int, act: Optional[str], clip: tuple[float, float], out: Optional[Tensor]) -> Tensor:
+          groups: int, output_padding: Optional[Size], act: Optional[str], clip: tuple[float, float], out: Optional[Tensor]) -> Tensor:
+    """output_padding None: not transposed."""
+    given = (stride, padding, dilation, groups) if output_padding is None else (stride, padding, output_padding, groups, dilation)
     if has_torch_function_variadic(input, weight, bias):
-        return handle_torch_function(function, (input, weight, bias), input, weight, bias, stride, padding, dilation, groups, act=act, clip=clip, out=out)
+        return handle_torch_function(function, (input, weight, bias), input, weight, bias, *given, act=act, clip=clip, out=out)
     name = function.__name__
     check_tensors(name, rank, input, weight, bias)
     if foreign(input, weight):
-        return _torchs(name, out, act, clip, input, weight, bias, stride, padding, dilation, groups)
-    if type(groups) is not int:
-        groups = whole_groups(groups)
-    s, p, d = geometry(rank, stride, padding, dilation, weight)
+        return _torchs(name, out, act, clip, input, weight, bias, *given)
+    settings, extra = read_settings(rank, stride, padding, dilation, groups, output_padding, weight)
     input, weight, bias = lowered(input, weight, bias)
-    if rank == 1:
+    if rank == 1 and extra is None:
         input = input.contiguous()   # as PyTorch does, whose results in 1D are contiguous
-    args = (input, weight, bias, s, p, d, groups, *check_activation(act, clip))
-    return call(CONV, *args) if out is None else call_into(CONV, out, *args)
-
-
-def _conv_transpose(function: Callable, rank: int, input: Tensor, weight: Tensor, bias: Optional[Tensor], stride: Size, padding: Size,
-                    output_padding: Size, groups: int, dilation: Size, act: Optional[str], clip: tuple[float, float], out: Optional[Tensor]) -> Tensor:
-    if has_torch_function_variadic(input, weight, bias):
-        return handle_torch_function(function, (input, weight, bias), input, weight, bias, stride, padding, output_padding, groups, dilation,
-                                     act=act, clip=clip, out=out)
-    name = function.__name__
-    check_tensors(name, rank, input, weight, bias)
-    if foreign(input, weight):
-        return _torchs(name, out, act, clip, input, weight, bias, stride, padding, output_padding, groups, dilation)
-    if type(groups) is not int:
-        groups = whole_groups(groups)
-    if isinstance(padding, str):
-        raise TypeError(f"padding: is {padding!r}, allowed: an int, or a sequence of {rank} ints")
-    s, p, d = geometry(rank, stride, padding, dilation, weight)
-    input, weight, bias = lowered(input, weight, bias)
-    extra = spread("output_padding", output_padding, rank)
-    args = (input, weight, bias, s, p, d, groups, *check_activation(act, clip), extra)
-    return call(CONV_TRANSPOSE, *args) if out is None else call_into(CONV_TRANSPOSE, out, *args)
+    rule, more = (CONV, ()) if extra is None else (CONV_TRANSPOSE, (extra,))
+    args = (input, weight, bias, *settings, *check_activation(act, clip), *more)
+    return call(rule, *args) if out is None else call_into(rule, out, *args)
 
 
 # ---------------------------------------------------------------------------------------------- public
@@ -337,7 +327,7 @@ def _conv_of(rank: int) -> Callable:
             y = entry(input, weight, bias, stride, padding, dilation, groups)
             if y is not NotImplemented:
                 return y
-        return _conv(conv, rank, input, weight, bias, stride, padding, dilation, groups, act, clip, out)
+        return _conv(conv, rank, input, weight, bias, stride, padding, dilation, groups, None, act, clip, out)
     return conv
 
 
@@ -364,7 +354,7 @@ def _conv_transpose_of(rank: int) -> Callable:
             y = entry(input, weight, bias, stride, padding, output_padding, groups, dilation)
             if y is not NotImplemented:
                 return y
-        return _conv_transpose(conv_transpose, rank, input, weight, bias, stride, padding, output_padding, groups, dilation, act, clip, out)
+        return _conv(conv_transpose, rank, input, weight, bias, stride, padding, dilation, groups, output_padding, act, clip, out)
     return conv_transpose
 
 
@@ -401,4 +391,4 @@ def conv2d_depthwise(input: Tensor, weight: Tensor, bias: Optional[Tensor] = Non
         y = _conv2d(input, weight, bias, stride, padding, dilation, channels)
         if y is not NotImplemented:
             return y
-    return _conv(conv2d, 2, input, weight, bias, stride, padding, dilation, channels, act, clip, out)
+    return _conv(conv2d, 2, input, weight, bias, stride, padding, dilation, channels, None, act, clip, out)

@@ -14,12 +14,12 @@ from torch import Tensor
 from torch.overrides import handle_torch_function, has_torch_function_variadic
 
 from .._core import library as _library, settings as _settings
-from .._core.arguments import Padding, Size, lowered, spread, whole_groups
+from .._core.arguments import Padding, Size, lowered
 from .._core.derived import adjoint, derived, leaf, tangents, wide
 from .._core.rules import TYPES, Rule, call, call_into, is_last, mapped
 from ._ranked import ranked
-from .conv import (WANT_BIAS, WANT_INPUT, WANT_WEIGHT, activated, check_activation, check_tensors, formula as conv_formula, geometry, no_bias, save_epilogue,
-                   through_act, want_of, wanted)
+from .conv import (WANT_BIAS, WANT_INPUT, WANT_WEIGHT, activated, check_activation, check_tensors, formula as conv_formula, no_bias, read_settings,
+                   save_epilogue, through_act, want_of, wanted)
 
 __all__ = ["partial_conv1d", "partial_conv2d", "partial_conv3d", "partial_conv_transpose1d", "partial_conv_transpose2d", "partial_conv_transpose3d"]
 
@@ -260,19 +260,10 @@ def _partial_conv(function: Callable, rank: int, tensors: tuple[Any, ...], strid
     if has_torch_function_variadic(input, weight, bias, mask):
         settings = (stride, padding, dilation, groups) if output_padding is None else (stride, padding, output_padding, groups, dilation)
         return handle_torch_function(function, tensors, *tensors, *settings, act=act, clip=clip, out=out, legacy=legacy)
-    name = function.__name__
-    check_tensors(name, rank, input, weight, bias)
-    if mask is not None and not isinstance(mask, Tensor):
-        raise TypeError(f"{name}: mask is {type(mask).__name__}, allowed: Tensor or None")
-    if type(groups) is not int:
-        groups = whole_groups(groups)
-    transposed = output_padding is not None
-    if transposed and isinstance(padding, str):
-        raise TypeError(f"padding: is {padding!r}, allowed: an int, or a sequence of {rank} ints")
-    s, p, d = geometry(rank, stride, padding, dilation, weight)
-    extra = spread("output_padding", output_padding, rank) if output_padding is not None else (0,) * rank
+    check_tensors(function.__name__, rank, input, weight, bias, mask)
+    settings, extra = read_settings(rank, stride, padding, dilation, groups, output_padding, weight)
     input, weight, bias = lowered(input, weight, bias)
-    args = (input, weight, bias, mask, s, p, d, groups, *check_activation(act, clip), transposed, extra, bool(legacy))
+    args = (input, weight, bias, mask, *settings, *check_activation(act, clip), extra is not None, extra or (0,) * rank, bool(legacy))
     if out is not None:
         return call_into(PARTIAL_CONV, out, *args)
     y, new_mask, _ = call(PARTIAL_CONV, *args)

@@ -10,12 +10,12 @@ import torch
 from torch import Tensor
 from torch.overrides import handle_torch_function, has_torch_function_variadic
 
-from .._core.arguments import Padding, Size, lowered, whole_groups
+from .._core.arguments import Padding, Size, lowered
 from .._core.derived import adjoint, derived, leaf, tangents, wide
 from .._core.rules import Rule, call, call_into, mapped
 from ..sparse import SparseWeight, from_dense
 from ._ranked import ranked
-from .conv import check_activation, formula as conv_formula, geometry, no_bias, save_epilogue, through_act, want_of, wanted
+from .conv import check_activation, check_tensors, formula as conv_formula, no_bias, read_settings, save_epilogue, through_act, want_of, wanted
 
 __all__ = ["sparse_conv1d", "sparse_conv2d", "sparse_conv3d"]
 
@@ -73,32 +73,18 @@ SPARSE_CONV = Rule("sparse_conv", 5, _save_forward, _gradient_of_forward, _tange
 SPARSE_CONV_BACKWARD = Rule("sparse_conv_backward", 5, *derived(_backward, 5), _batch("sparse_conv_backward"))
 
 
-def _check_arguments(name: str, rank: int, input: Tensor, weight: Weight, bias: Optional[Tensor]) -> None:
-    if not isinstance(weight, (SparseWeight, Tensor)):
-        raise TypeError(f"{name}: weight is {type(weight).__name__}, allowed: SparseWeight or Tensor")
-    for argument, value in (("input", input), ("bias", bias)):
-        if not isinstance(value, Tensor) and not (value is None and argument == "bias"):
-            raise TypeError(f"{name}: {argument} is {type(value).__name__}, allowed: Tensor" + (" or None" if argument == "bias" else ""))
-    if len(weight.shape) != rank + 2:
-        raise RuntimeError(f"{name}: weight has {len(weight.shape)} dimensions {list(weight.shape)}, allowed: {rank + 2}")
-    if not rank + 1 <= input.ndim <= rank + 2:
-        raise RuntimeError(f"{name}: input has {input.dim()} dimensions {list(input.shape)}, allowed: {rank + 1} (unbatched) or {rank + 2} (batched)")
-
-
 def _sparse_conv(function: Callable, rank: int, input: Tensor, weight: Weight, bias: Optional[Tensor], stride: Size, padding: Padding, dilation: Size,
                  groups: int, act: Optional[str], clip: tuple[float, float], out: Optional[Tensor]) -> Tensor:
     held = weight.values if isinstance(weight, SparseWeight) else weight
     if has_torch_function_variadic(input, held, bias):
         return handle_torch_function(function, (input, held, bias), input, weight, bias, stride, padding, dilation, groups, act=act, clip=clip, out=out)
-    _check_arguments(function.__name__, rank, input, weight, bias)
-    if type(groups) is not int:
-        groups = whole_groups(groups)
-    s, p, d = geometry(rank, stride, padding, dilation, weight)   # type: ignore[arg-type]
+    check_tensors(function.__name__, rank, input, weight, bias, kinds=(SparseWeight, Tensor))
+    settings, _ = read_settings(rank, stride, padding, dilation, groups, None, weight)
     kind = check_activation(act, clip)
     if isinstance(weight, Tensor):
         weight = from_dense(weight)
     input, values, bias = lowered(input, weight.values, bias)
-    args = (input, values, bias, weight.rows, weight.cols, weight.shape, s, p, d, groups, *kind)
+    args = (input, values, bias, weight.rows, weight.cols, weight.shape, *settings, *kind)
     return call(SPARSE_CONV, *args) if out is None else call_into(SPARSE_CONV, out, *args)
 
 
