@@ -44,15 +44,8 @@ def measure(text: str, passes: Optional[str] = None, rounds: int = 11) -> dict:
     if not error <= allowed:
         raise RuntimeError(f"{twin.text}: weft ({twin.kernel}) and PyTorch differ by {error:.2e} of the largest value, allowed: {allowed:.2e}")
     clock = _clock.of(twin.device)
-    movers = clock.movers(twin.read, twin.write)
-    runs = [twin.weft, twin.peer, *movers]
-    for run in runs:
-        run()
-    samples: list[list[float]] = [[] for _ in runs]
-    for i in range(max(rounds, MIN_ROUNDS)):
-        for k in range(len(runs)):
-            at = (k + i) % len(runs)
-            samples[at].append(clock.sample(runs[at]))
+    runs = [twin.weft, twin.peer, *clock.movers(twin.read, twin.write)]
+    samples = _clock.interleaved(runs, twin.device, max(rounds, MIN_ROUNDS))
     weft_ms, peer_ms = (statistics.median(s) for s in samples[:2])
     move_ms = min(statistics.median(s) for s in samples[2:])
     ratios = sorted(p / w for w, p in zip(*samples[:2]))

@@ -125,6 +125,9 @@ class SparseWeight:
             raise TypeError(f"values: is {type(values).__name__}, allowed: Tensor")
         if values.shape != self.values.shape:
             raise RuntimeError(f"values: has the shape {list(values.shape)}, allowed: {list(self.values.shape)}")
+        return self._with(values)
+
+    def _with(self, values: Tensor) -> SparseWeight:
         other = SparseWeight(values, self.rows, self.cols, self.shape, check=False)
         other._positions = self._positions
         return other

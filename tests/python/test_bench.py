@@ -218,7 +218,7 @@ def test_both_sides_take_turns(monkeypatch):
     order, clock = [], FakeClock({}, 1.0)
     monkeypatch.setattr(clock, "sample", lambda run: order.append(run()) or 1.0)
     monkeypatch.setattr(_clock, "of", lambda device: clock)
-    samples = _models.interleaved([lambda: "a", lambda: "b"], torch.device("cpu"), 4, 1e9)
+    samples = _clock.interleaved([lambda: "a", lambda: "b"], torch.device("cpu"), 4, 1e9)
     assert order == ["a", "b", "b", "a", "a", "b", "b", "a"] and [len(s) for s in samples] == [4, 4]
 
 

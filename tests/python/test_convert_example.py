@@ -13,6 +13,7 @@ import weft
 from fake_clock import FakeTime
 from test_convert import picture
 from test_models import small
+from weft._bench import clock as _clock
 from weft._convert import compare as _compare
 from weft._convert.fusion import is_fused
 
@@ -20,7 +21,7 @@ from weft._convert.fusion import is_fused
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch):
     monkeypatch.setattr(_compare, "ROUNDS", 3)
-    monkeypatch.setattr(_compare, "SAMPLE", 1e-4)
+    monkeypatch.setattr(_clock, "SAMPLE", 1e-4)
 
 
 @pytest.fixture
@@ -97,7 +98,8 @@ def test_arguments_are_what_the_module_sees(timed):
 def clock(monkeypatch):
     """What the measurements read in place of the machine's clock: a look takes a microsecond, computing nothing."""
     made = FakeTime()
-    monkeypatch.setattr(_compare, "time", made)
+    for module in (_compare, _clock):
+        monkeypatch.setattr(module, "time", made)
     return made
 
 

@@ -19,6 +19,7 @@ import weft.nn.sparse_model
 from cases import DTYPES, close
 from fake_clock import FakeTime
 from test_sparse_modules import dense_of, ran, small, thinned
+from weft._bench import clock as _clock
 from weft.sparse import Sparse_modes
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -173,8 +174,9 @@ def test_no_zeros_is_dense_without_measuring(monkeypatch):
 @pytest.mark.parametrize("dense, sparse, side", [(0.006, 0.002, "sparse"), (0.002, 0.006, "dense")])
 def test_the_clock_finds_the_faster_side(dense, sparse, side, monkeypatch):
     clock = FakeTime(0)
-    monkeypatch.setattr(weft._sparse_choice, "time", clock)
-    timing = weft._sparse_choice.measure({"dense": clock.work(dense), "sparse": clock.work(sparse)}, torch.device("cpu"))
+    for module in (weft.nn._sparse, _clock):
+        monkeypatch.setattr(module, "time", clock)
+    timing = weft.nn._sparse.measure({"dense": clock.work(dense), "sparse": clock.work(sparse)}, torch.device("cpu"))
     assert timing.side == side and timing.ratio == pytest.approx(dense / sparse)
     assert (timing.dense_ms, timing.sparse_ms) == pytest.approx((1e3 * dense, 1e3 * sparse))
 
@@ -182,15 +184,16 @@ def test_the_clock_finds_the_faster_side(dense, sparse, side, monkeypatch):
 def test_the_clock_takes_the_median_and_ends_in_time(monkeypatch):
     """The first run of a side warms up and does not count; a limit that is over ends the rounds."""
     clock = FakeTime(0)
-    monkeypatch.setattr(weft._sparse_choice, "time", clock)
+    for module in (weft.nn._sparse, _clock):
+        monkeypatch.setattr(module, "time", clock)
     later = iter([9.0, *[0.004] * 1000])
     slow_first = lambda: clock.sleep(next(later))   # noqa: E731
     with weft.backends.flags(measure_seconds=100.0):
-        timing = weft._sparse_choice.measure({"dense": clock.work(0.001), "sparse": slow_first}, torch.device("cpu"))
+        timing = weft.nn._sparse.measure({"dense": clock.work(0.001), "sparse": slow_first}, torch.device("cpu"))
     assert timing.sparse_ms == pytest.approx(4.0) and timing.side == "dense"
     runs = []
     with weft.backends.flags(measure_seconds=0.5):
-        weft._sparse_choice.measure({"dense": clock.work(1.0, lambda: runs.append(1)), "sparse": clock.work(1.0)}, torch.device("cpu"))
+        weft.nn._sparse.measure({"dense": clock.work(1.0, lambda: runs.append(1)), "sparse": clock.work(1.0)}, torch.device("cpu"))
     assert len(runs) == 1
 
 

@@ -1,9 +1,11 @@
 """Clocks for the benchmarks: samples that start with empty caches, and what the machine can do at most."""
 from __future__ import annotations
 
+import math
 import os
+import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +13,7 @@ import torch
 
 from .._core import library as _library
 
+SAMPLE, REPEATS = 1e-3, 50           # seconds that one of medians() lasts at least, and how often it is repeated at most
 pages = "default"                    # or "kept", after keep_pages(); part of every row
 
 
@@ -165,3 +168,31 @@ def roof(device: torch.device) -> tuple[float, float]:
     for run in movers:
         run()
     return 2 * half / min(clock.sample(run) for run in movers * 5), clock.flops_per_ms(torch.float32)
+
+
+def interleaved(runs: Sequence[Callable[[], Any]], device: torch.device, rounds: int, seconds: float = math.inf) -> list[list[float]]:
+    """Milliseconds of each, in turns; fewer rounds, though at least 3, where they take long."""
+    clock, samples, end = of(device), [[] for _ in runs], time.monotonic() + seconds
+    for run in runs:
+        run()
+    for i in range(rounds):
+        for k in range(len(runs)):
+            at = (k + i) % len(runs)
+            samples[at].append(clock.sample(runs[at]))
+        if i >= 2 and time.monotonic() > end:
+            break
+    return samples
+
+
+def medians(sides: Mapping[str, Callable[[int], float]], rounds: int, seconds: float = math.inf) -> dict[str, float]:
+    """Milliseconds a run of each side, which gives the seconds a run of so many: medians of samples taken in turn, with warm caches, each repeated until it
+    is far above the resolution of the clocks. The first run of each warms up; it counts only where that took all the time there was."""
+    end = time.perf_counter() + seconds
+    samples = {side: [run(1)] for side, run in sides.items()}
+    times = {side: min(REPEATS, max(1, round(SAMPLE / max(first, 1e-9)))) for side, (first,) in samples.items()}
+    for _ in range(rounds):
+        if time.perf_counter() >= end:
+            break
+        for side, run in sides.items():
+            samples[side].append(run(times[side]))
+    return {side: 1e3 * statistics.median(values[1:] or values) for side, values in samples.items()}

@@ -5,7 +5,6 @@ import copy
 import importlib.util
 import statistics
 import sys
-import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import ModuleType
@@ -21,8 +20,7 @@ from .twin import distance
 
 ROUNDS = 11
 CPU_BATCH = 2                        # without --batch: the models' own batches are for GPUs
-SECONDS = 20.0                       # of samples for one row, at least MIN_SAMPLES
-MIN_SAMPLES = 3
+SECONDS = 20.0                       # of samples for one row, at least 3
 _FLIPS = 8                           # a ReLU or a maximum that flips moves a result by a jump, on one side and not on the other
 Inputs = tuple[Tensor, ...]
 
@@ -91,20 +89,6 @@ def train(net: nn.Module, inputs: Inputs) -> Callable[[], Tensor]:
 PASSES: dict[str, Callable[[nn.Module, Inputs], Callable[[], Tensor]]] = {"forward": forward, "train": train}
 
 
-def interleaved(runs: Sequence[Callable[[], Any]], device: torch.device, rounds: int, seconds: float) -> list[list[float]]:
-    """Milliseconds of each, in turns; fewer rounds where they take long."""
-    clock, samples, end = _clock.of(device), [[] for _ in runs], time.monotonic() + seconds
-    for run in runs:
-        run()
-    for i in range(rounds):
-        for k in range(len(runs)):
-            at = (k + i) % len(runs)
-            samples[at].append(clock.sample(runs[at]))
-        if i + 1 >= MIN_SAMPLES and time.monotonic() > end:
-            break
-    return samples
-
-
 # ---------------------------------------------------------------------------------------------- errors
 
 def _results(net: nn.Module, inputs: Inputs, training: bool) -> list[Tensor]:
@@ -148,7 +132,7 @@ def measure(name: str, batch: Optional[int] = None, device: str = "cpu", rounds:
         nets = [copy.deepcopy(net), copy.deepcopy(other)]
         runs = [PASSES[passed](m, inputs) for m in nets]
         runs[0] = as_torch(runs[0])
-        ours, theirs = interleaved(runs[::-1], where, rounds, seconds)
+        ours, theirs = _clock.interleaved(runs[::-1], where, rounds, seconds)
         for m in nets:
             m.zero_grad(set_to_none=True)   # the peak counts a step's own gradients, not those of the step before
         yield {"model": name, "batch": batch, "shape": list(inputs[0].shape), "pass": passed, "device": device, "peer": f"torch {torch.__version__}",

@@ -1,7 +1,6 @@
 """Modules of a net timed on what they see in a forward pass of it: as torch.nn has them and as weft does."""
 from __future__ import annotations
 
-import statistics
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -14,14 +13,13 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_map
 
 from .. import _enable
+from .._bench import clock as _clock
 from .fusion import Chain, fuse, torch_class
 from .pairs import TO_WEFT, set_class
 from .shadow import shadow
 
 SIDES = ("torch", "weft")
 ROUNDS = 7               # samples of each side; the median of fewer is moved by one interruption
-SAMPLE = 1e-3            # seconds a sample lasts at least, by repetition: far above the resolution of the clocks
-REPEATS = 50             # and at most so many times
 
 
 @dataclass(eq=False)
@@ -124,17 +122,11 @@ class _Runner:
 
 
 def _measure(members: Sequence[nn.Module], chain: Optional[Chain], args: Any) -> dict[str, float]:
-    """Milliseconds of both sides: medians of samples taken in turn, after two runs that warm up."""
+    """Milliseconds of both sides. Their first runs decide what is run."""
     runners = {side: _Runner(_side(members, side, chain), args, _enable.bypassed if side == "torch" else nullcontext) for side in SIDES}
     for runner in runners.values():
         runner.sample(1)
-    first = {side: runner.sample(1) for side, runner in runners.items()}
-    times = min(REPEATS, max(1, round(SAMPLE / max(min(first.values()), 1e-9))))
-    samples: dict[str, list[float]] = {side: [] for side in SIDES}
-    for _ in range(ROUNDS):
-        for side, runner in runners.items():
-            samples[side].append(runner.sample(times))
-    return {side: 1e3 * statistics.median(values) for side, values in samples.items()}
+    return _clock.medians({side: runner.sample for side, runner in runners.items()}, ROUNDS)
 
 
 # ---------------------------------------------------------------------------------------------- the whole net

@@ -10,12 +10,11 @@ from torch import Tensor
 from .._core import settings as _settings
 from .. import functional as F
 from .._core.arguments import Padding, Size
-from .._sparse_choice import Row, Timing, apart, measure, table
-from .._sparse_kept import Kept, as_traced, wants_gradient
 from ..backends import flags
 from ..sparse import SparseWeight
 from . import conv as _dense_modules
 from ._named import made
+from ._sparse import Kept, Row, Timing, apart, as_traced, measure, table, wants_gradient
 from .conv import _Conv
 
 __all__ = ["SparseConv1d", "SparseConv2d", "SparseConv3d", "SparseConv2D", "Sparse_modes"]

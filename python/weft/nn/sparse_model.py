@@ -10,8 +10,8 @@ import torch
 from torch import nn
 
 from .._core.arguments import whole
-from .._sparse_choice import table as _table
 from . import conv as _conv
+from ._sparse import table as _table
 from .sparse_conv import Sparse_modes, SparseConv1d, SparseConv2d, SparseConv2D, SparseConv3d, _SparseConv, read_mode
 
 __all__ = ["SparseModel"]
