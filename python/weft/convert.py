@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, Optional, TypeVar
 
 from torch import Tensor, nn
 
-from ._core.arguments import check_flags
+from ._core.checks import check_flags
 
 __all__ = ["Report", "Row", "convert"]
 

@@ -2,9 +2,8 @@
 from __future__ import annotations
 
 import math
-import statistics
-import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, NamedTuple, Optional, Union
 
@@ -136,8 +135,9 @@ def _kernels(net: nn.Module, example: Any, names: dict[nn.Module, str]) -> dict[
 
 
 def _ways(net: nn.Module, example: Any, device: torch.device) -> list[Way]:
-    from ._convert import compare as _compare
     from . import _enable
+    from ._bench import clock as _clock
+    from ._convert import compare as _compare
     from ._core import memory as _memory
     from .convert import convert
 
@@ -155,26 +155,14 @@ def _ways(net: nn.Module, example: Any, device: torch.device) -> list[Way]:
     for name, fuse in (("convert(example=x)", False), ("convert(example=x, fuse=True)", True)):
         if not (fuse and net.training):
             sides[name] = runner(convert(_compare.shadow(net), example=example, fuse=fuse, verbose=False))
-    wait = (lambda: torch.cuda.synchronize(device)) if device.type == "cuda" else (lambda: None)
-    samples: dict[str, list[float]] = {name: [] for name in sides}
-    end = time.monotonic() + SECONDS * len(sides)
-    peaks = {}
+    peaks, contexts = {}, {"enable()": lambda: _enable.enabled(device=device)}
     with _enable.suspended():
-        for name in sides:   # the first runs decide what is run
-            with _enable.enabled(device=device) if name == "enable()" else torch.enable_grad():
-                sides[name]()
-                peaks[name] = _memory.peak(sides[name], device)
-        while time.monotonic() < end or len(samples["plain"]) < 3:
-            for name, run in sides.items():
-                with _enable.enabled(device=device) if name == "enable()" else torch.enable_grad():
-                    wait()
-                    start = time.perf_counter()
-                    run()
-                    wait()
-                    samples[name].append(1e3 * (time.perf_counter() - start))
-            if len(samples["plain"]) >= 31:
-                break
-    return [Way(name, statistics.median(times), peaks[name]) for name, times in samples.items()]
+        for name, run in sides.items():   # the first runs decide what is run
+            with contexts.get(name, nullcontext)():
+                run()
+                peaks[name] = _memory.peak(run, device)
+        ms = _clock.medians({name: _clock.wall(run, device, contexts.get(name, nullcontext)) for name, run in sides.items()}, 31, SECONDS * len(sides), 3)
+    return [Way(name, ms[name], peaks[name]) for name in sides]
 
 
 def report(net: nn.Module, example: Any, *, html: Optional[Union[str, Path]] = None) -> NetReport:

@@ -174,8 +174,7 @@ def test_no_zeros_is_dense_without_measuring(monkeypatch):
 @pytest.mark.parametrize("dense, sparse, side", [(0.006, 0.002, "sparse"), (0.002, 0.006, "dense")])
 def test_the_clock_finds_the_faster_side(dense, sparse, side, monkeypatch):
     clock = FakeTime(0)
-    for module in (weft.nn._sparse, _clock):
-        monkeypatch.setattr(module, "time", clock)
+    monkeypatch.setattr(_clock, "time", clock)
     timing = weft.nn._sparse.measure({"dense": clock.work(dense), "sparse": clock.work(sparse)}, torch.device("cpu"))
     assert timing.side == side and timing.ratio == pytest.approx(dense / sparse)
     assert (timing.dense_ms, timing.sparse_ms) == pytest.approx((1e3 * dense, 1e3 * sparse))
@@ -184,8 +183,7 @@ def test_the_clock_finds_the_faster_side(dense, sparse, side, monkeypatch):
 def test_the_clock_takes_the_median_and_ends_in_time(monkeypatch):
     """The first run of a side warms up and does not count; a limit that is over ends the rounds."""
     clock = FakeTime(0)
-    for module in (weft.nn._sparse, _clock):
-        monkeypatch.setattr(module, "time", clock)
+    monkeypatch.setattr(_clock, "time", clock)
     later = iter([9.0, *[0.004] * 1000])
     slow_first = lambda: clock.sleep(next(later))   # noqa: E731
     with weft.backends.flags(measure_seconds=100.0):

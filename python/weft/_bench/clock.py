@@ -6,6 +6,7 @@ import os
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -184,14 +185,30 @@ def interleaved(runs: Sequence[Callable[[], Any]], device: torch.device, rounds:
     return samples
 
 
-def medians(sides: Mapping[str, Callable[[int], float]], rounds: int, seconds: float = math.inf) -> dict[str, float]:
+def wall(run: Callable[[], Any], device: torch.device, within: Callable[[], Any] = nullcontext) -> Callable[[int], float]:
+    """A side of medians(): seconds a run by the clock on the wall, in a context."""
+    wait = (lambda: torch.cuda.synchronize(device)) if device.type == "cuda" else (lambda: None)
+
+    def sample(times: int) -> float:
+        with within():
+            wait()
+            start = time.perf_counter()
+            for _ in range(times):
+                run()
+            wait()
+            return (time.perf_counter() - start) / times
+    return sample
+
+
+def medians(sides: Mapping[str, Callable[[int], float]], rounds: int, seconds: float = math.inf, least: int = 0) -> dict[str, float]:
     """Milliseconds a run of each side, which gives the seconds a run of so many: medians of samples taken in turn, with warm caches, each repeated until it
-    is far above the resolution of the clocks. The first run of each warms up; it counts only where that took all the time there was."""
+    is far above the resolution of the clocks. The first run of each warms up; it counts only where that took all the time there was. least: rounds that
+    are taken whatever the time."""
     end = time.perf_counter() + seconds
     samples = {side: [run(1)] for side, run in sides.items()}
     times = {side: min(REPEATS, max(1, round(SAMPLE / max(first, 1e-9)))) for side, (first,) in samples.items()}
-    for _ in range(rounds):
-        if time.perf_counter() >= end:
+    for i in range(rounds):
+        if i >= least and time.perf_counter() >= end:
             break
         for side, run in sides.items():
             samples[side].append(run(times[side]))

@@ -1,7 +1,6 @@
 """What the functions share: reading sizes, autocast, types that weft leaves to PyTorch."""
 from __future__ import annotations
 
-import math
 import operator
 from collections.abc import Callable, Sequence
 from functools import lru_cache
@@ -34,31 +33,6 @@ def whole(value: Any) -> Any:
         return operator.index(value)
     except TypeError:
         return None
-
-
-def check_ints(least: int, **values: Any) -> None:
-    """Each is an int, and `least` or more."""
-    for name, value in values.items():
-        if isinstance(value, bool) or not isinstance(value, int):
-            raise TypeError(f"{name}: is {value!r}, allowed: an int")
-        if value < least:
-            raise ValueError(f"{name}: is {value}, allowed: {least} or more")
-
-
-def check_flags(**values: Any) -> None:
-    """Each is True or False."""
-    for name, value in values.items():
-        if not isinstance(value, bool):
-            raise TypeError(f"{name}: is {value!r}, allowed: True or False")
-
-
-def check_reals(**values: Any) -> None:
-    """Each is a finite number."""
-    for name, value in values.items():
-        if isinstance(value, bool) or not isinstance(value, (int, float)):
-            raise TypeError(f"{name}: is {value!r}, allowed: a number")
-        if not math.isfinite(value):
-            raise ValueError(f"{name}: is {value}, allowed: a finite number")
 
 
 def spread(name: str, value: Size, rank: int) -> tuple[int, ...]:

@@ -151,25 +151,10 @@ def kernel_names() -> frozenset[str]:
     return frozenset(names)
 
 
-def _wisdom(action: str, path: str | None) -> list[int]:
+def wisdom(action: str, path: str | None = None) -> tuple[int, int, int]:
+    """load, save, forget or count: how many entries are known, how many lines cannot be read, how many entries are of other machines."""
     report = (ctypes.c_int64 * 3)()
     why = lib.weft_torch_wisdom(action.encode(), path.encode() if path is not None else None, report)
     if why is not None:
         raise (FileNotFoundError if action == "load" and not os.path.exists(path or "") else RuntimeError)(why.decode())
-    return list(report)
-
-
-def wisdom_file(action: str, path: str) -> dict[str, int]:
-    """Load or save a wisdom file."""
-    entries, bad, others = _wisdom(action, path)
-    return {"entries": entries, "other_machines": others, "bad_lines": bad}
-
-
-def wisdom_forget() -> None:
-    """Forget all wisdom."""
-    _wisdom("forget", None)
-
-
-def wisdom_count() -> int:
-    """How many entries of wisdom are known."""
-    return _wisdom("count", None)[0]
+    return tuple(report)   # type: ignore[return-value]

@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any, Optional
 
 from . import library as _library
+from .checks import check_flags
 
 TOPICS = {"dispatch": 1, "tune": 2, "exec": 4, "error": 8}
 MATHS = {None: 0, "fast": 1, "strict": 2, "tf32": 3}
@@ -40,9 +41,7 @@ def _topics(verbose: Any) -> int:
 
 
 def _check(s: Settings) -> None:
-    for name in ("benchmark", "fastest", "deterministic", "delegate", "wisdom_only"):
-        if not isinstance(getattr(s, name), bool):
-            raise TypeError(f"{name}: is {getattr(s, name)!r}, allowed: True or False")
+    check_flags(benchmark=s.benchmark, fastest=s.fastest, deterministic=s.deterministic, delegate=s.delegate, wisdom_only=s.wisdom_only)
     limit = s.workspace_limit
     if limit is not None and (isinstance(limit, bool) or not isinstance(limit, int)):
         raise TypeError(f"workspace_limit: is {limit!r}, allowed: a number of bytes, or None for 64 MB")

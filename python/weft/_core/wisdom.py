@@ -21,6 +21,11 @@ Path = Union[str, "os.PathLike[str]"]
 _autosaved: Optional[str] = None
 
 
+def _file(action: str, path: Path) -> dict[str, int]:
+    entries, bad, others = _library.wisdom(action, os.fspath(path))
+    return {"entries": entries, "other_machines": others, "bad_lines": bad}
+
+
 def load(path: Path) -> dict[str, int]:
     """Read a wisdom file. Returns how many entries are for this machine, how many for others, and how many lines were skipped as unreadable.
 
@@ -28,7 +33,7 @@ def load(path: Path) -> dict[str, int]:
         >>> weft.backends.wisdom.load("weft.wisdom")["bad_lines"]
         0
     """
-    report = _library.wisdom_file("load", os.fspath(path))
+    report = _file("load", path)
     _settings.change()   # what was chosen without it is open again
     return report
 
@@ -39,7 +44,7 @@ def save(path: Path) -> dict[str, int]:
         >>> sorted(weft.backends.wisdom.save("weft.wisdom"))
         ['bad_lines', 'entries', 'other_machines']
     """
-    return _library.wisdom_file("save", os.fspath(path))
+    return _file("save", path)
 
 
 def forget() -> None:
@@ -48,7 +53,7 @@ def forget() -> None:
         >>> weft.backends.wisdom.forget(); weft.backends.wisdom.count()
         0
     """
-    _library.wisdom_forget()
+    _library.wisdom("forget")
     _settings.change()
 
 
@@ -58,7 +63,7 @@ def count() -> int:
         >>> weft.backends.wisdom.count() >= 0
         True
     """
-    return _library.wisdom_count()
+    return _library.wisdom("count")[0]
 
 
 def _save_at_exit() -> None:

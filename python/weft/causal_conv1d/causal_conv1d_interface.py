@@ -8,6 +8,7 @@ from torch import Tensor
 from torch.overrides import handle_torch_function, has_torch_function
 
 from weft._core import entry as _entry
+from weft._core.checks import need_tensors
 from weft.causal_conv1d import _rules as _ops   # by its full name: a program may know this package by another one
 from weft._core.rules import _BelowAutograd, call, check_writable
 
@@ -25,13 +26,6 @@ def _silu(activation: Optional[str]) -> bool:
         return _SILU[activation]
     except (KeyError, TypeError):
         raise NotImplementedError(f"activation: is {activation!r}, allowed: None, 'silu' or 'swish'") from None
-
-
-def _need_tensors(function: str, **given: Any) -> None:
-    for name, value in given.items():
-        optional = name not in ("x", "weight", "conv_state")
-        if not isinstance(value, Tensor) and not (optional and value is None):
-            raise TypeError(f"{function}: {name} is {type(value).__name__}, allowed: Tensor{' or None' if optional else ''}")
 
 
 def causal_conv1d_fn(x: Tensor, weight: Tensor, bias: Optional[Tensor] = None, seq_idx: Optional[Tensor] = None,
@@ -53,7 +47,8 @@ def causal_conv1d_fn(x: Tensor, weight: Tensor, bias: Optional[Tensor] = None, s
     if has_torch_function(tensors):
         return handle_torch_function(causal_conv1d_fn, tensors, x, weight, bias, seq_idx, initial_states, return_final_states, final_states_out, activation)
     silu = _silu(activation)
-    _need_tensors("causal_conv1d_fn", x=x, weight=weight, bias=bias, seq_idx=seq_idx, initial_states=initial_states, final_states_out=final_states_out)
+    need_tensors("causal_conv1d_fn: {} is", {"x": x, "weight": weight},
+                  {"bias": bias, "seq_idx": seq_idx, "initial_states": initial_states, "final_states_out": final_states_out})
     if seq_idx is not None and (initial_states is not None or return_final_states):
         raise AssertionError(f"seq_idx: is given with {'initial_states' if initial_states is not None else 'return_final_states'}, allowed: without states")
     out, final = call(_ops.causal_conv1d, x, weight, bias, seq_idx, initial_states, bool(return_final_states), silu)
@@ -99,8 +94,8 @@ def causal_conv1d_update(x: Tensor, conv_state: Tensor, weight: Tensor, bias: Op
         with _BelowAutograd():
             out = _update(*tensors, silu)
     except Exception:   # of a wrong kind of argument PyTorch says less
-        _need_tensors("causal_conv1d_update", x=x, conv_state=conv_state, weight=weight, bias=bias, cache_seqlens=cache_seqlens,
-                      conv_state_indices=conv_state_indices)
+        need_tensors("causal_conv1d_update: {} is", {"x": x, "conv_state": conv_state, "weight": weight},
+                      {"bias": bias, "cache_seqlens": cache_seqlens, "conv_state_indices": conv_state_indices})
         raise
     _moved_on((conv_state,))
     return out

@@ -1,9 +1,16 @@
-"""Functions that differ in the number of spatial axes alone, written once."""
+"""Functions that differ in little, as the number of spatial axes, written once."""
 from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
 from typing import Any
+
+
+def named(function: Callable, name: str, help: str) -> Any:
+    """The function with this name and help."""
+    function.__name__ = function.__qualname__ = name
+    function.__doc__ = help
+    return function
 
 
 def ranked(make: Callable[[int], Callable], *examples: str) -> tuple[Any, ...]:
@@ -12,8 +19,7 @@ def ranked(make: Callable[[int], Callable], *examples: str) -> tuple[Any, ...]:
     functions = []
     for rank, example in enumerate(examples, 1):
         function = make(rank)
-        function.__name__ = function.__qualname__ = f"{function.__name__}{rank}d"
         shown = "".join(f"    {line}\n" for line in inspect.cleandoc(example).splitlines())
-        function.__doc__ = f"{inspect.cleandoc(function.__doc__ or '').replace('{rank}', str(rank))}\n\n{shown}"
-        functions.append(function)
+        help = inspect.cleandoc(function.__doc__ or "").replace("{rank}", str(rank))
+        functions.append(named(function, f"{function.__name__}{rank}d", f"{help}\n\n{shown}"))
     return tuple(functions)

@@ -1,13 +1,14 @@
 """Batch normalisation: the function, and the rules of weft::batch_norm, batch_norm_train and batch_norm_backward."""
 from __future__ import annotations
 
-from typing import Any, Optional
+from typing import Optional
 
 import torch
 from torch import Tensor
 from torch.overrides import handle_torch_function, has_torch_function_variadic
 
 from .._core.arguments import flattened, foreign, left_to_torch, real
+from .._core.checks import need_tensors
 from .._core.derived import adjoint, derived, leaf, tangents, wide
 from .._core.entry import front, kept
 from .._core.rules import Rule, call, call_into, mapped
@@ -96,16 +97,6 @@ BATCH_NORM_TRAIN = Rule("batch_norm_train", 3, _save_train, _gradient_of_forward
 BATCH_NORM_BACKWARD = Rule("batch_norm_backward", 5, *derived(_backward, 5), mapped("batch_norm_backward", 5, 0), by_torch=_torch_backward)
 
 
-def _complain(input: Any, training: Any, *others: Any) -> None:
-    """Say what is wrong with the kind of an argument."""
-    if not isinstance(input, Tensor):
-        raise TypeError(f"batch_norm: input is {type(input).__name__}, allowed: Tensor")
-    for name, value in zip(("running_mean", "running_var", "weight", "bias"), others):
-        if not (value is None or isinstance(value, Tensor)):
-            raise TypeError(f"batch_norm: {name} is {type(value).__name__}, allowed: Tensor or None")
-    raise TypeError(f"batch_norm: training is {training!r}, allowed: True or False")
-
-
 def _check_statistics(mean: Optional[Tensor], var: Optional[Tensor], training: bool) -> None:
     if mean is None or var is None:
         if not training:
@@ -151,7 +142,8 @@ def batch_norm(input: Tensor, running_mean: Optional[Tensor], running_var: Optio
     if not (isinstance(input, Tensor) and (running_mean is None or isinstance(running_mean, Tensor))
             and (running_var is None or isinstance(running_var, Tensor)) and (weight is None or isinstance(weight, Tensor))
             and (bias is None or isinstance(bias, Tensor)) and isinstance(training, bool)):
-        _complain(input, training, running_mean, running_var, weight, bias)
+        need_tensors("batch_norm: {} is", {"input": input}, {"running_mean": running_mean, "running_var": running_var, "weight": weight, "bias": bias})
+        raise TypeError(f"batch_norm: training is {training!r}, allowed: True or False")
     rank = input.dim()
     if foreign(input) or (rank == 1 and input.numel() == 0):
         return left_to_torch("batch_norm", out, input, running_mean, running_var, weight, bias, training, momentum, eps, also=", 2 dimensions or more, finite settings")

@@ -9,6 +9,7 @@ from torch.nn import _reduction
 from torch.overrides import handle_torch_function, has_torch_function_variadic
 
 from .._core.arguments import foreign, raised, real, whole
+from .._core.checks import need_tensors
 from .._core.derived import adjoint, derived, gradients, tangents, wide
 from .._core.rules import Rule, call, call_into, mapped
 
@@ -136,12 +137,6 @@ def _read_ignored(value: Any) -> int:
 
 # ---------------------------------------------------------------------------------------------- tensors
 
-def _check_tensors(input: Any, target: Any, weight: Any) -> None:
-    for name, value in (("input", input), ("target", target), ("weight", weight)):
-        if not isinstance(value, Tensor) and not (name == "weight" and value is None):
-            raise TypeError(f"{name}: is {type(value).__name__}, allowed: Tensor{' or None' if name == 'weight' else ''}")
-
-
 def _probabilities(input: Tensor, target: Tensor, weight: Optional[Tensor], ignore_index: int) -> tuple[Any, ...]:
     """input, target and weight of one type: PyTorch computes in the widest of them."""
     if not target.is_floating_point():
@@ -221,7 +216,8 @@ def cross_entropy(input: Tensor, target: Tensor, weight: Optional[Tensor] = None
         reduction = _reduction.legacy_get_string(size_average, reduce)
     how = _REDUCTIONS.get(reduction) if isinstance(reduction, str) else None
     how = _read_reduction(reduction) if how is None else how
-    _check_tensors(input, target, weight)
+    if not (isinstance(input, Tensor) and isinstance(target, Tensor) and (weight is None or isinstance(weight, Tensor))):
+        need_tensors("{}: is", {"input": input, "target": target}, {"weight": weight})
     if type(ignore_index) is not int or not -2**63 <= ignore_index < 2**63:
         ignore_index = _read_ignored(ignore_index)
     if type(label_smoothing) is not float or not 0.0 <= label_smoothing <= 1.0:

@@ -2,13 +2,14 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Any, Optional
+from typing import Optional
 
 import torch
 from torch import Tensor
 from torch.overrides import handle_torch_function, has_torch_function_variadic
 
 from .._core.arguments import autocast_dtype
+from .._core.checks import need_tensors
 from .._core.derived import adjoint, derived, wide
 from .._core.rules import Rule, call, call_into, mapped
 
@@ -84,13 +85,6 @@ DGMM, dgmm_backward = _rules("dgmm", False)
 CDGMM, cdgmm_backward = _rules("cdgmm", True)
 
 
-def _complain(name: str, input: Any, x: Any, side: Any) -> None:
-    for argument, t in (("input", input), ("x", x)):
-        if not isinstance(t, Tensor):
-            raise TypeError(f"{name}: {argument} is {type(t).__name__}, allowed: Tensor")
-    raise ValueError(f"{name}: side is {side!r}, allowed: None, 'left' or 'right'")
-
-
 def _promoted(input: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
     """Under autocast a 16-bit tensor may meet a float32 one: the product is then of the wider type, as PyTorch's is."""
     if input.dtype == x.dtype or autocast_dtype(input.device) is None:
@@ -104,7 +98,8 @@ def _run(rule: Rule, name: str, input: Tensor, x: Tensor, side: Optional[str], o
         return handle_torch_function(globals()[name], (input, x), input, x, side, out=out)
     word = _SIDES.get(side) if side is None or isinstance(side, str) else None
     if word is None or not isinstance(input, Tensor) or not isinstance(x, Tensor):
-        _complain(name, input, x, side)
+        need_tensors(name + ": {} is", {"input": input, "x": x})
+        raise ValueError(f"{name}: side is {side!r}, allowed: None, 'left' or 'right'")
     if _any_autocast():
         input, x = _promoted(input, x)
     return call(rule, input, x, word) if out is None else call_into(rule, out, input, x, word)

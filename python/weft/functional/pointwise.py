@@ -12,6 +12,7 @@ from torch.overrides import handle_torch_function, has_torch_function_unary
 from .._core.arguments import NoTensor
 from .._core.entry import front, kept, leaves, torchs
 from .._core.rules import TYPES, Rule, call, call_into, check_writable, mapped
+from ._ranked import named
 from .conv import rounded
 
 __all__ = ["relu", "clipped_relu", "hardtanh", "tanh", "sigmoid", "ncrelu"]
@@ -24,7 +25,7 @@ _grad_enabled = torch.is_grad_enabled
 Number = Union[int, float]
 _strided = torch.strided
 _in_dynamo = torch.compiler.is_dynamo_compiling   # which stops at builtins
-_relu, _hardtanh, _tanh, _sigmoid = map(front, ("relu", "hardtanh", "tanh", "sigmoid"))
+_relu, _hardtanh = front("relu"), front("hardtanh")
 
 
 # ---------------------------------------------------------------------------------------------- relu, clip, tanh, sigmoid
@@ -266,38 +267,28 @@ def clipped_relu(input: Tensor, ceiling: Number, inplace: bool = False, *, out: 
     return _run(CLIP, inplace, out, input, 0.0, hi)
 
 
-def tanh(input: Tensor, *, inplace: bool = False, out: Optional[Tensor] = None) -> Tensor:
-    """The hyperbolic tangent: torch.nn.functional.tanh, which has no `inplace`.
-
-        >>> weft.functional.tanh(torch.tensor([0.0, 100.0]))
-        tensor([0., 1.])
-    """
-    if not inplace and out is None and not _in_dynamo():
-        y = _tanh(input)
-        if y is not NotImplemented:
-            return y
-    if has_torch_function_unary(input):
-        return handle_torch_function(tanh, (input,), input, inplace=inplace, out=out)
-    if not _known("tanh", input):
-        return _torchs("tanh", inplace, out, input)
-    return _run(TANH, inplace, out, input)
+def _smooth(rule: Pointwise, entry: Callable, name: str, help: str) -> Callable:
+    def function(input: Tensor, *, inplace: bool = False, out: Optional[Tensor] = None) -> Tensor:
+        if not inplace and out is None and not _in_dynamo():
+            y = entry(input)
+            if y is not NotImplemented:
+                return y
+        if has_torch_function_unary(input):
+            return handle_torch_function(function, (input,), input, inplace=inplace, out=out)
+        return _run(rule, inplace, out, input) if _known(name, input) else _torchs(name, inplace, out, input)
+    return named(function, name, help)
 
 
-def sigmoid(input: Tensor, *, inplace: bool = False, out: Optional[Tensor] = None) -> Tensor:
-    """1 / (1 + exp(-x)): torch.nn.functional.sigmoid, which has no `inplace`.
+tanh = _smooth(TANH, front("tanh"), "tanh", """The hyperbolic tangent: torch.nn.functional.tanh, which has no `inplace`.
 
-        >>> weft.functional.sigmoid(torch.tensor([0.0, 100.0]))
-        tensor([0.5000, 1.0000])
-    """
-    if not inplace and out is None and not _in_dynamo():
-        y = _sigmoid(input)
-        if y is not NotImplemented:
-            return y
-    if has_torch_function_unary(input):
-        return handle_torch_function(sigmoid, (input,), input, inplace=inplace, out=out)
-    if not _known("sigmoid", input):
-        return _torchs("sigmoid", inplace, out, input)
-    return _run(SIGMOID, inplace, out, input)
+    >>> weft.functional.tanh(torch.tensor([0.0, 100.0]))
+    tensor([0., 1.])
+""")
+sigmoid = _smooth(SIGMOID, front("sigmoid"), "sigmoid", """1 / (1 + exp(-x)): torch.nn.functional.sigmoid, which has no `inplace`.
+
+    >>> weft.functional.sigmoid(torch.tensor([0.0, 100.0]))
+    tensor([0.5000, 1.0000])
+""")
 
 
 def ncrelu(input: Tensor, *, out: Optional[Tensor] = None) -> Tensor:

@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 from torch.overrides import handle_torch_function, has_torch_function_unary
 
-from .._core.arguments import NoTensor, Size, check_flags, foreign, left_to_torch, raised, remembered, spread, whole
+from .._core.arguments import NoTensor, Size, foreign, left_to_torch, raised, remembered, spread, whole
+from .._core.checks import check_flags
 from .._core.entry import front, kept, leaves, torchs
 from .._core.rules import Rule, call, call_into, is_last, linear, mapped
 from ._ranked import ranked

@@ -16,6 +16,7 @@ from .._core.arguments import autocast_dtype, foreign, lowered, raised, whole
 from .._core.derived import gradients, tangents
 from .._core.rules import Rule, call
 from .._core.shapes import fake_of
+from ._ranked import named
 
 __all__ = ["gru", "lstm", "rnn_relu", "rnn_tanh"]
 
@@ -350,11 +351,8 @@ def _made(kind: str, help: str) -> Callable:
     def function(*args: Any, **named: Any) -> tuple[Tensor, ...]:
         run, given = prepare(function, args, named)
         return run(*given)
-    for form in (whole_form, packed_form, function):
-        form.__name__ = form.__qualname__ = kind
-    overload(whole_form), overload(packed_form)
-    function.__doc__ = help
-    return function
+    overload(named(whole_form, kind, help)), overload(named(packed_form, kind, help))
+    return named(function, kind, help)
 
 
 lstm = _made("lstm", """torch.lstm: output, h_n and c_n of stacked LSTM layers, from `input`, or from packed `data` with the number of rows of each step.

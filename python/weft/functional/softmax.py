@@ -13,12 +13,12 @@ from .._core.arguments import autocast_dtype, whole
 from .._core.derived import derived
 from .._core.entry import front, kept
 from .._core.rules import RULES, TYPES, Rule, call, call_into, in_front
+from ._ranked import named
 
 __all__ = ["softmax", "log_softmax"]
 
 _any_autocast = torch._C._is_any_autocast_enabled
 _in_dynamo = torch.compiler.is_dynamo_compiling   # which stops at builtins
-_softmax, _log_softmax = front("softmax"), front("log_softmax")
 _WIDER = {(torch.float16, torch.float32), (torch.float16, torch.float64), (torch.bfloat16, torch.float32), (torch.bfloat16, torch.float64),
           (torch.float32, torch.float64)}
 
@@ -136,49 +136,36 @@ def _run(rule: Rule, name: str, input: Tensor, dim: Any, dtype: Optional[torch.d
     return call(rule, input, dim, dtype) if out is None else call_into(rule, out, input, dim, dtype)
 
 
-def _check_input(input: Any) -> None:
-    if not isinstance(input, Tensor):
-        raise AttributeError(f"input: is {type(input).__name__}, allowed: Tensor")
+def _made(rule: Rule, name: str, help: str) -> Callable:
+    entry = front(name)
+
+    def function(input: Tensor, dim: Optional[int] = None, _stacklevel: int = 3, dtype: Optional[torch.dtype] = None, *,
+                 out: Optional[Tensor] = None) -> Tensor:
+        entered = dim is not None and dtype is None and out is None and not _in_dynamo()
+        if entered:
+            y = entry(input, dim)
+            if y is not NotImplemented:
+                return y
+        if has_torch_function_unary(input):
+            return handle_torch_function(function, (input,), input, dim=dim, _stacklevel=_stacklevel, dtype=dtype, out=out)
+        if not isinstance(input, Tensor):
+            raise AttributeError(f"input: is {type(input).__name__}, allowed: Tensor")
+        if dim is None:
+            dim = _get_softmax_dim(name, input.dim(), _stacklevel)
+        y = _run(rule, name, input, dim, dtype, out)
+        return kept(y) if entered else y
+    return named(function, name, help)
 
 
-def softmax(input: Tensor, dim: Optional[int] = None, _stacklevel: int = 3, dtype: Optional[torch.dtype] = None, *,
-            out: Optional[Tensor] = None) -> Tensor:
-    """exp(x) / sum exp(x) along one dimension: torch.nn.functional.softmax. As there, the result is contiguous whatever the format of
-    the input, which is read as it lies. `out` may be the input itself.
+softmax = _made(SOFTMAX, "softmax", """exp(x) / sum exp(x) along one dimension: torch.nn.functional.softmax. As there, the result is contiguous whatever the
+format of the input, which is read as it lies. `out` may be the input itself.
 
-        >>> weft.functional.softmax(torch.zeros(2, 4), dim=1)[0]
-        tensor([0.2500, 0.2500, 0.2500, 0.2500])
-    """
-    entered = dim is not None and dtype is None and out is None and not _in_dynamo()
-    if entered:
-        y = _softmax(input, dim)
-        if y is not NotImplemented:
-            return y
-    if has_torch_function_unary(input):
-        return handle_torch_function(softmax, (input,), input, dim=dim, _stacklevel=_stacklevel, dtype=dtype, out=out)
-    _check_input(input)
-    if dim is None:
-        dim = _get_softmax_dim("softmax", input.dim(), _stacklevel)
-    y = _run(SOFTMAX, "softmax", input, dim, dtype, out)
-    return kept(y) if entered else y
+    >>> weft.functional.softmax(torch.zeros(2, 4), dim=1)[0]
+    tensor([0.2500, 0.2500, 0.2500, 0.2500])
+""")
+log_softmax = _made(LOG_SOFTMAX, "log_softmax", """x - log sum exp(x) along one dimension: torch.nn.functional.log_softmax. The result is contiguous; `out` may be
+the input itself.
 
-
-def log_softmax(input: Tensor, dim: Optional[int] = None, _stacklevel: int = 3, dtype: Optional[torch.dtype] = None, *,
-                out: Optional[Tensor] = None) -> Tensor:
-    """x - log sum exp(x) along one dimension: torch.nn.functional.log_softmax. The result is contiguous; `out` may be the input itself.
-
-        >>> weft.functional.log_softmax(torch.tensor([[1000.0, 0.0]]), dim=1)
-        tensor([[    0., -1000.]])
-    """
-    entered = dim is not None and dtype is None and out is None and not _in_dynamo()
-    if entered:
-        y = _log_softmax(input, dim)
-        if y is not NotImplemented:
-            return y
-    if has_torch_function_unary(input):
-        return handle_torch_function(log_softmax, (input,), input, dim=dim, _stacklevel=_stacklevel, dtype=dtype, out=out)
-    _check_input(input)
-    if dim is None:
-        dim = _get_softmax_dim("log_softmax", input.dim(), _stacklevel)
-    y = _run(LOG_SOFTMAX, "log_softmax", input, dim, dtype, out)
-    return kept(y) if entered else y
+    >>> weft.functional.log_softmax(torch.tensor([[1000.0, 0.0]]), dim=1)
+    tensor([[    0., -1000.]])
+""")

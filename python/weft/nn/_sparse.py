@@ -2,7 +2,6 @@
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple, Optional
 
@@ -109,18 +108,7 @@ class Row(NamedTuple):
 @_enable.suspended()
 def measure(runs: Mapping[str, Callable[[], Any]], device: torch.device) -> Timing:
     """Times of runs["dense"] and runs["sparse"], for as long as weft.backends.measure_seconds allows."""
-    wait = (lambda: torch.cuda.synchronize(device)) if device.type == "cuda" else (lambda: None)
-
-    def side(run: Callable[[], Any]) -> Callable[[int], float]:
-        def sample(times: int) -> float:
-            wait()
-            start = time.perf_counter()
-            for _ in range(times):
-                run()
-            wait()
-            return (time.perf_counter() - start) / times
-        return sample
-    ms = _clock.medians({name: side(run) for name, run in runs.items()}, ROUNDS, _settings.now().measure_seconds or 2.0)
+    ms = _clock.medians({side: _clock.wall(run, device) for side, run in runs.items()}, ROUNDS, _settings.now().measure_seconds or 2.0)
     return Timing(ms["dense"], ms["sparse"])
 
 

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from .. import backends
-from .._core.arguments import Padding, Size, autocast_dtype, check_flags, check_ints, foreign, lowered
+from .._core.arguments import Padding, Size, autocast_dtype, foreign, lowered
+from .._core.checks import check_flags, check_ints
 from .._core.rules import call
 from ..functional.conv import CONV, CONV_BACKWARD, WANT_BIAS, WANT_INPUT, WANT_WEIGHT, check_activation, check_tensors, geometry
 from .conv import Conv3d

@@ -18,7 +18,8 @@ from torch.overrides import has_torch_function_variadic
 
 from .._core import library as _library
 from .. import backends
-from .._core.arguments import check_flags, foreign, lowered
+from .._core.arguments import foreign, lowered
+from .._core.checks import check_flags
 from .._core.rules import Rule, call
 from ..functional.conv import (CONV_BACKWARD, CONV_TRANSPOSE, WANT_BIAS, WANT_INPUT, WANT_WEIGHT, check_activation, check_tensors, geometry, rounded,
                                through_act)

@@ -9,7 +9,7 @@ from torch.fx import Proxy
 from .. import nn
 from ..functional.conv import CONV, CONV_TRANSPOSE
 from ..nn._named import kept_whole
-from .._core.arguments import check_ints
+from .._core.checks import check_ints
 from ._base import read_window, taking, window_text
 from ._modes import Moded
 
