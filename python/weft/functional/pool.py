@@ -275,31 +275,15 @@ def _cast(rank: int, input: Tensor) -> Tensor:
 _TRAINED = (torch.max_pool2d, torch.max_pool3d)
 
 
-def _max_pool(function: Callable, rank: int, input: Tensor, kernel_size: Size, stride: Optional[Size], padding: Size, dilation: Size, ceil_mode: bool,
-              return_indices: bool, out: Any) -> Any:
-    if has_torch_function_unary(input):
-        return handle_torch_function(function, (input,), input, kernel_size, stride=stride, padding=padding, dilation=dilation,
-                                     ceil_mode=ceil_mode, return_indices=return_indices, out=out)
-    name = function.__name__
-    _check_input(name, rank, input)
-    if foreign(input):
-        return left_to_torch(name, out, input, kernel_size, stride, padding, dilation, ceil_mode, return_indices)
-    check_flags(ceil_mode=ceil_mode)
-    kernel, step, pads, holes, far = _window(rank, kernel_size, stride, padding, dilation)
-    if far:
-        return left_to_torch(name, out, input, kernel, step, pads, holes, ceil_mode, return_indices, also=_NEAR)
-    args = (input if return_indices else _cast(rank, input), kernel, step, pads, holes, ceil_mode)
-    if out is not None:
-        return tuple(call_into(MAX_POOL_INDEX, out, *args, True)) if return_indices else call_into(MAX_POOL, out, *args)
-    if return_indices:
-        return call(MAX_POOL_INDEX, *args, True)
-    if _grad_enabled() and (input.requires_grad or (not _is_compiling() and _in_transform())):
-        if rank > 1 and not _is_compiling() and torch_trains(args):
-            y = _TRAINED[rank - 2](*args)
-            torchs()
-            return y
-        return call(MAX_POOL_INDEX, *args, False)[0]   # what a gradient needs: a byte for each window
-    return call(MAX_POOL, *args)
+def _max_pool(rank: int, args: tuple) -> Tensor:
+    """Without an index, but for what a gradient needs: a byte for each window, or PyTorch's own."""
+    if not _grad_enabled() or not (args[0].requires_grad or (not _is_compiling() and _in_transform())):
+        return call(MAX_POOL, *args)
+    if rank == 1 or _is_compiling() or not torch_trains(args):
+        return call(MAX_POOL_INDEX, *args, False)[0]
+    y = _TRAINED[rank - 2](*args)
+    torchs()
+    return y
 
 
 def _avg_pool(function: Callable, rank: int, input: Tensor, kernel_size: Size, stride: Optional[Size], padding: Size, ceil_mode: bool,
@@ -327,34 +311,37 @@ def _is_odd_mean(rank: int, input: Any) -> bool:
     return isinstance(input, Tensor) and ((rank == 3 and input.ndim not in (4, 5)) or (not _is_compiling() and input.numel() == 0))
 
 
-def _adaptive_avg_pool(function: Callable, rank: int, input: Tensor, output_size: Any, out: Optional[Tensor]) -> Tensor:
-    if has_torch_function_unary(input):
-        return handle_torch_function(function, (input,), input, output_size, out=out)
-    name = function.__name__
-    size = (output_size,) * rank if type(output_size) is int else _target(name, rank, output_size, input)
-    if size == (1,) * rank and out is None and _is_odd_mean(rank, input):
-        return left_to_torch(name, out, input, output_size)
-    _check_input(name, rank, input)
-    if foreign(input):
-        return left_to_torch(name, out, input, output_size)
-    input = _cast(rank, input)
-    return call(ADAPTIVE_AVG_POOL, input, size) if out is None else call_into(ADAPTIVE_AVG_POOL, out, input, size)
-
-
 # ---------------------------------------------------------------------------------------------- public
 
 def _max_pool_of(rank: int) -> Callable:
-    entry = front(f"max_pool{rank}d")
+    name = f"max_pool{rank}d"
+    entry = front(name)
 
     def max_pool(input: Tensor, kernel_size: Size, stride: Optional[Size] = None, padding: Size = 0, dilation: Size = 1, ceil_mode: bool = False,
                  return_indices: bool = False, *, out: Optional[Pair] = None) -> Any:
         """{rank}D max pooling: torch.nn.functional.max_pool{rank}d. With return_indices, `out` is a pair (values, indices)."""
-        if not return_indices and out is None and not _in_dynamo():
+        entered = not return_indices and out is None and not _in_dynamo()
+        if entered:
             y = entry(input, kernel_size, () if stride is None else stride, padding, dilation, ceil_mode)
             if y is not NotImplemented:
                 return y
-            return kept(_max_pool(max_pool, rank, input, kernel_size, stride, padding, dilation, ceil_mode, return_indices, out))
-        return _max_pool(max_pool, rank, input, kernel_size, stride, padding, dilation, ceil_mode, return_indices, out)
+        if has_torch_function_unary(input):
+            return handle_torch_function(max_pool, (input,), input, kernel_size, stride=stride, padding=padding, dilation=dilation,
+                                         ceil_mode=ceil_mode, return_indices=return_indices, out=out)
+        _check_input(name, rank, input)
+        if foreign(input):
+            return left_to_torch(name, out, input, kernel_size, stride, padding, dilation, ceil_mode, return_indices)
+        check_flags(ceil_mode=ceil_mode)
+        kernel, step, pads, holes, far = _window(rank, kernel_size, stride, padding, dilation)
+        if far:
+            return left_to_torch(name, out, input, kernel, step, pads, holes, ceil_mode, return_indices, also=_NEAR)
+        args = (input if return_indices else _cast(rank, input), kernel, step, pads, holes, ceil_mode)
+        if out is not None:
+            return tuple(call_into(MAX_POOL_INDEX, out, *args, True)) if return_indices else call_into(MAX_POOL, out, *args)
+        if return_indices:
+            return call(MAX_POOL_INDEX, *args, True)
+        y = _max_pool(rank, args)
+        return kept(y) if entered else y
     return max_pool
 
 
@@ -411,16 +398,29 @@ avg_pool2d, avg_pool3d = ranked(_avg_pool_of, "", """
 
 
 def _adaptive_avg_pool_of(rank: int) -> Callable:
-    entry = front(f"adaptive_avg_pool{rank}d")
+    name = f"adaptive_avg_pool{rank}d"
+    entry = front(name)
 
     def adaptive_avg_pool(input: Tensor, output_size: Union[int, None, Sequence[Optional[int]]], *, out: Optional[Tensor] = None) -> Tensor:
         """{rank}D average pooling to a given size; in 2D and 3D None keeps that of the input: torch.nn.functional.adaptive_avg_pool{rank}d."""
-        if out is None and not _in_dynamo():
+        entered = out is None and not _in_dynamo()
+        if entered:
             y = entry(input, output_size)
             if y is not NotImplemented:
                 return y
-            return kept(_adaptive_avg_pool(adaptive_avg_pool, rank, input, output_size, out))
-        return _adaptive_avg_pool(adaptive_avg_pool, rank, input, output_size, out)
+        if has_torch_function_unary(input):
+            return handle_torch_function(adaptive_avg_pool, (input,), input, output_size, out=out)
+        size = (output_size,) * rank if type(output_size) is int else _target(name, rank, output_size, input)
+        if size == (1,) * rank and out is None and _is_odd_mean(rank, input):
+            return left_to_torch(name, out, input, output_size)
+        _check_input(name, rank, input)
+        if foreign(input):
+            return left_to_torch(name, out, input, output_size)
+        input = _cast(rank, input)
+        if out is not None:
+            return call_into(ADAPTIVE_AVG_POOL, out, input, size)
+        y = call(ADAPTIVE_AVG_POOL, input, size)
+        return kept(y) if entered else y
     return adaptive_avg_pool
 
 

@@ -12,7 +12,7 @@ from torch.overrides import handle_torch_function, has_torch_function_unary
 from .._core.arguments import autocast_dtype, whole
 from .._core.derived import derived
 from .._core.entry import front, kept
-from .._core.rules import RULES, TYPES, Rule, call, call_into, in_front
+from .._core.rules import TYPES, Rule, call, call_into, in_front
 from ._ranked import named
 
 __all__ = ["softmax", "log_softmax"]
@@ -27,14 +27,6 @@ _WIDER = {(torch.float16, torch.float32), (torch.float16, torch.float64), (torch
 # Of one row, <.,.> the sum over it:
 #   softmax       dx = y (dy - <y, dy>)
 #   log_softmax   dx = dy - exp(y) <1, dy>
-
-def _save(log: bool) -> Callable:
-    def save(ctx, inputs, output):
-        input, ctx.dim, _ = inputs
-        ctx.log, ctx.dtype = log, input.dtype
-        return output,
-    return save
-
 
 def _gradient(ctx, grad):
     output, = ctx.saved_tensors
@@ -66,36 +58,33 @@ def _behind(t: Tensor, dim: int) -> int:
     return 1 + dim % (t.dim() - 1)
 
 
-def _batch(name: str) -> Callable:
-    def batch(info: Any, in_dims: Any, input: Tensor, dim: int, dtype: torch.dtype) -> Any:
-        x = _with_rows(input, in_dims[0], info.batch_size)
-        return call(RULES[name], x, _behind(x, dim), dtype).view(x.shape[:input.dim()]), 0
-    return batch
-
-
 def _batch_backward(info, in_dims, grad_output, output, dim, log, dtype):
     rank = output.dim() - (in_dims[1] is not None) + 1
     dy, y = (_with_rows(t, at, info.batch_size) for t, at in ((grad_output, in_dims[0]), (output, in_dims[1])))
     return call(SOFTMAX_BACKWARD, dy, y, _behind(y, dim), log, dtype).view(y.shape[:rank]), 0
 
 
-def _native(function):
-    def native(input, dim, dtype):
-        return function(input, dim) if dtype == input.dtype else NotImplemented
-    return native
-
-
-def _torch(log: bool) -> Callable:
-    function = torch.log_softmax if log else torch.softmax
-    return lambda input, dim, dtype: function(input, dim)
-
-
 def _torch_backward(grad, output, dim, log, dtype):
     return (torch.ops.aten._log_softmax_backward_data if log else torch.ops.aten._softmax_backward_data)(grad, output, dim, dtype)
 
 
-SOFTMAX = Rule("softmax", 1, _save(False), _gradient, _tangent, _batch("softmax"), by_torch=_torch(False), native=_native(torch.softmax))
-LOG_SOFTMAX = Rule("log_softmax", 1, _save(True), _gradient, _tangent, _batch("log_softmax"), by_torch=_torch(True), native=_native(torch.log_softmax))
+def _forward(name: str, function: Callable) -> Rule:
+    def save(ctx, inputs, output):
+        input, ctx.dim, _ = inputs
+        ctx.log, ctx.dtype = name == "log_softmax", input.dtype
+        return output,
+
+    def batch(info, in_dims, input, dim, dtype):
+        x = _with_rows(input, in_dims[0], info.batch_size)
+        return call(rule, x, _behind(x, dim), dtype).view(x.shape[:input.dim()]), 0
+
+    def by_torch(input, dim, dtype):
+        return function(input, dim)
+    rule = Rule(name, 1, save, _gradient, _tangent, batch, by_torch=by_torch, native=by_torch)
+    return rule
+
+
+SOFTMAX, LOG_SOFTMAX = _forward("softmax", torch.softmax), _forward("log_softmax", torch.log_softmax)
 SOFTMAX_BACKWARD = Rule("softmax_backward", 2, *derived(_backward, 2), _batch_backward, by_torch=_torch_backward)
 
 
