@@ -19,7 +19,7 @@ from .._core.shapes import least_source
 from ..causal_conv1d import causal_conv1d_fn, causal_conv1d_ref, causal_conv1d_update, causal_conv1d_update_ref
 from ..functional.conv import CONV, CONV_TRANSPOSE
 from ..functional.rnn import KINDS
-from ..sparse import SparseWeight
+from ..functional.sparse_conv import SparseWeight
 
 F = torch.nn.functional
 DTYPES = {"f32": torch.float32, "f64": torch.float64, "f16": torch.float16, "bf16": torch.bfloat16, "u8": torch.uint8, "i32": torch.int32,

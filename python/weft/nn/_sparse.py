@@ -11,7 +11,7 @@ from torch import Tensor
 from .. import _enable
 from .._bench import clock as _clock
 from .._core import settings as _settings
-from ..sparse import SparseWeight, from_dense
+from ..functional.sparse_conv import SparseWeight, looked
 
 ROUNDS = 11              # samples of each side at most; the median of so many is not moved by a few interruptions
 
@@ -42,7 +42,7 @@ class Kept:
 
     @staticmethod
     def _look(dense: Tensor) -> SparseWeight:
-        pattern = from_dense(dense if dense.is_floating_point() else dense.float())
+        pattern = looked(dense if dense.is_floating_point() else dense.float())
         pattern._find_positions()
         return pattern
 

@@ -11,7 +11,7 @@ from .._core import settings as _settings
 from .. import functional as F
 from .._core.arguments import Padding, Size
 from ..backends import flags
-from ..sparse import SparseWeight
+from ..functional.sparse_conv import SparseWeight
 from . import conv as _dense_modules
 from ._named import made
 from ._sparse import Kept, Row, Timing, apart, as_traced, measure, table, wants_gradient
