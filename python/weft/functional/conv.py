@@ -252,8 +252,8 @@ def read_settings(rank: int, stride: Size, padding: Padding, dilation: Size, gro
     groups = groups if type(groups) is int else whole_groups(groups)
     if output_padding is not None and isinstance(padding, str):
         raise TypeError(f"padding: is {padding!r}, allowed: an int, or a sequence of {rank} ints")
-    s, p, d = geometry(rank, stride, padding, dilation, weight)
-    return (s, p, d, groups), None if output_padding is None else spread("output_padding", output_padding, rank)
+    made = _geometry(rank, stride, padding, dilation, tuple(weight.shape[2:]) if isinstance(padding, str) else None)
+    return (*made, groups), None if output_padding is None else spread("output_padding", output_padding, rank)
 
 
 def check_activation(act: Optional[str], clip: tuple[float, float]) -> tuple[str, float, float]:
@@ -276,14 +276,14 @@ _OR_NONE = (Tensor, type(None))
 def check_tensors(name: str, rank: int, input: Any, weight: Any, bias: Any, mask: Any = None, kinds: tuple[type, ...] = (Tensor,)) -> None:
     """What the operator cannot know: that conv2d was called. Types, sizes and devices are the operator's to check. kinds: of weight."""
     if (isinstance(input, Tensor) and isinstance(weight, kinds) and (bias is None or isinstance(bias, Tensor)) and (mask is None or isinstance(mask, Tensor))
-            and len(weight.shape) == rank + 2 and rank + 1 <= input.ndim <= rank + 2):
+            and weight.ndim == rank + 2 and rank + 1 <= input.ndim <= rank + 2):
         return
     for argument, value, right in (("input", input, (Tensor,)), ("weight", weight, kinds), ("bias", bias, _OR_NONE), ("mask", mask, _OR_NONE)):
         if not isinstance(value, right):
             words = ["None" if kind is type(None) else kind.__name__ for kind in right]
             raise TypeError(f"{name}: {argument} is {type(value).__name__}, allowed: {' or '.join(words)}")
-    if len(weight.shape) != rank + 2:
-        raise RuntimeError(f"{name}: weight has {len(weight.shape)} dimensions {list(weight.shape)}, allowed: {rank + 2}")
+    if weight.ndim != rank + 2:
+        raise RuntimeError(f"{name}: weight has {weight.ndim} dimensions {list(weight.shape)}, allowed: {rank + 2}")
     raise RuntimeError(f"{name}: input has {input.dim()} dimensions {list(input.shape)}, allowed: {rank + 1} (unbatched) or {rank + 2} (batched)")
 
 
@@ -302,16 +302,16 @@ def _conv(function: Callable, rank: int, input: Tensor, weight: Tensor, bias: Op
     given = (stride, padding, dilation, groups) if output_padding is None else (stride, padding, output_padding, groups, dilation)
     if has_torch_function_variadic(input, weight, bias):
         return handle_torch_function(function, (input, weight, bias), input, weight, bias, *given, act=act, clip=clip, out=out)
-    name = function.__name__
-    check_tensors(name, rank, input, weight, bias)
+    check_tensors(function.__name__, rank, input, weight, bias)
     if foreign(input, weight):
-        return _torchs(name, out, act, clip, input, weight, bias, *given)
+        return _torchs(function.__name__, out, act, clip, input, weight, bias, *given)
     settings, extra = read_settings(rank, stride, padding, dilation, groups, output_padding, weight)
     input, weight, bias = lowered(input, weight, bias)
     if rank == 1 and extra is None:
         input = input.contiguous()   # as PyTorch does, whose results in 1D are contiguous
-    rule, more = (CONV, ()) if extra is None else (CONV_TRANSPOSE, (extra,))
-    args = (input, weight, bias, *settings, *check_activation(act, clip), *more)
+    rule, args = CONV, (input, weight, bias, *settings, *check_activation(act, clip))
+    if extra is not None:
+        rule, args = CONV_TRANSPOSE, (*args, extra)
     return call(rule, *args) if out is None else call_into(rule, out, *args)
 
 

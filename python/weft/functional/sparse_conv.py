@@ -77,6 +77,15 @@ class SparseWeight:
         return self._positions
 
     @property
+    def ndim(self) -> int:
+        """That of the dense weights.
+
+            >>> weft.sparse.from_dense(torch.eye(3).view(3, 3, 1)).ndim
+            3
+        """
+        return len(self.shape)
+
+    @property
     def nnz(self) -> int:
         """How many values are kept.
 
