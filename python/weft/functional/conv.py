@@ -237,23 +237,23 @@ def _pads(padding: Padding, stride: tuple[int, ...], dilation: tuple[int, ...], 
 
 
 @remembered
-def _geometry(rank: int, stride: Size, padding: Padding, dilation: Size, kernel: Optional[Sequence[int]]) -> tuple[tuple[int, ...], ...]:
+def _settings(rank: int, stride: Size, padding: Padding, dilation: Size, groups: Any, output_padding: Optional[Size], kernel: Optional[Sequence[int]]) -> tuple:
+    groups = whole_groups(groups)
+    if output_padding is not None and isinstance(padding, str):
+        raise TypeError(f"padding: is {padding!r}, allowed: an int, or a sequence of {rank} ints")
     s, d = spread("stride", stride, rank), spread("dilation", dilation, rank)
-    return s, _pads(padding, s, d, kernel, rank), d
-
-
-def geometry(rank: int, stride: Size, padding: Padding, dilation: Size, weight: Tensor) -> tuple[tuple[int, ...], ...]:
-    """Stride, low and high padding of each axis in turn, dilation."""
-    return _geometry(rank, stride, padding, dilation, tuple(weight.shape[2:]) if isinstance(padding, str) else None)
+    return (s, _pads(padding, s, d, kernel, rank), d, groups), None if output_padding is None else spread("output_padding", output_padding, rank)
 
 
 def read_settings(rank: int, stride: Size, padding: Padding, dilation: Size, groups: Any, output_padding: Optional[Size], weight: Any) -> tuple:
-    """What the operators take ahead of the activation, and output_padding, which is None of what is not transposed."""
-    groups = groups if type(groups) is int else whole_groups(groups)
-    if output_padding is not None and isinstance(padding, str):
-        raise TypeError(f"padding: is {padding!r}, allowed: an int, or a sequence of {rank} ints")
-    made = _geometry(rank, stride, padding, dilation, tuple(weight.shape[2:]) if isinstance(padding, str) else None)
-    return (*made, groups), None if output_padding is None else spread("output_padding", output_padding, rank)
+    """Stride, low and high padding of each axis in turn, dilation and groups, as the operators take them; and output_padding, None of what is not
+    transposed."""
+    return _settings(rank, stride, padding, dilation, groups, output_padding, tuple(weight.shape[2:]) if isinstance(padding, str) else None)
+
+
+def geometry(rank: int, stride: Size, padding: Padding, dilation: Size, weight: Tensor) -> tuple[tuple[int, ...], ...]:
+    """The first three of them."""
+    return read_settings(rank, stride, padding, dilation, 1, None, weight)[0][:3]
 
 
 def check_activation(act: Optional[str], clip: tuple[float, float]) -> tuple[str, float, float]:

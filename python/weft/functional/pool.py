@@ -314,20 +314,19 @@ def _is_odd_mean(rank: int, input: Any) -> bool:
 # ---------------------------------------------------------------------------------------------- public
 
 def _max_pool_of(rank: int) -> Callable:
-    name = f"max_pool{rank}d"
-    entry = front(name)
+    entry = front(f"max_pool{rank}d")
 
     def max_pool(input: Tensor, kernel_size: Size, stride: Optional[Size] = None, padding: Size = 0, dilation: Size = 1, ceil_mode: bool = False,
                  return_indices: bool = False, *, out: Optional[Pair] = None) -> Any:
         """{rank}D max pooling: torch.nn.functional.max_pool{rank}d. With return_indices, `out` is a pair (values, indices)."""
-        entered = not return_indices and out is None and not _in_dynamo()
-        if entered:
+        if not return_indices and out is None and not _in_dynamo():
             y = entry(input, kernel_size, () if stride is None else stride, padding, dilation, ceil_mode)
             if y is not NotImplemented:
                 return y
         if has_torch_function_unary(input):
             return handle_torch_function(max_pool, (input,), input, kernel_size, stride=stride, padding=padding, dilation=dilation,
                                          ceil_mode=ceil_mode, return_indices=return_indices, out=out)
+        name = max_pool.__name__
         _check_input(name, rank, input)
         if foreign(input):
             return left_to_torch(name, out, input, kernel_size, stride, padding, dilation, ceil_mode, return_indices)
@@ -341,7 +340,7 @@ def _max_pool_of(rank: int) -> Callable:
         if return_indices:
             return call(MAX_POOL_INDEX, *args, True)
         y = _max_pool(rank, args)
-        return kept(y) if entered else y
+        return y if _in_dynamo() else kept(y)
     return max_pool
 
 
@@ -398,18 +397,17 @@ avg_pool2d, avg_pool3d = ranked(_avg_pool_of, "", """
 
 
 def _adaptive_avg_pool_of(rank: int) -> Callable:
-    name = f"adaptive_avg_pool{rank}d"
-    entry = front(name)
+    entry = front(f"adaptive_avg_pool{rank}d")
 
     def adaptive_avg_pool(input: Tensor, output_size: Union[int, None, Sequence[Optional[int]]], *, out: Optional[Tensor] = None) -> Tensor:
         """{rank}D average pooling to a given size; in 2D and 3D None keeps that of the input: torch.nn.functional.adaptive_avg_pool{rank}d."""
-        entered = out is None and not _in_dynamo()
-        if entered:
+        if out is None and not _in_dynamo():
             y = entry(input, output_size)
             if y is not NotImplemented:
                 return y
         if has_torch_function_unary(input):
             return handle_torch_function(adaptive_avg_pool, (input,), input, output_size, out=out)
+        name = adaptive_avg_pool.__name__
         size = (output_size,) * rank if type(output_size) is int else _target(name, rank, output_size, input)
         if size == (1,) * rank and out is None and _is_odd_mean(rank, input):
             return left_to_torch(name, out, input, output_size)
@@ -420,7 +418,7 @@ def _adaptive_avg_pool_of(rank: int) -> Callable:
         if out is not None:
             return call_into(ADAPTIVE_AVG_POOL, out, input, size)
         y = call(ADAPTIVE_AVG_POOL, input, size)
-        return kept(y) if entered else y
+        return y if _in_dynamo() else kept(y)
     return adaptive_avg_pool
 
 
