@@ -105,7 +105,7 @@ def _why_dense(module: nn.Module) -> str:
     if zeros == 0:
         return ""
     if weight.device.type != "cpu":
-        return f"on {weight.device.type} weft has no fast kernel for it"
+        return f"on {weight.device.type} it is not expected to be faster in training"
     if weight[0, 0].numel() == 1:
         return "a window of one is as fast densely"
     return "" if zeros >= _LEAST else f"fewer than {_LEAST:.0%} of its weights are 0"
