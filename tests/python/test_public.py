@@ -63,6 +63,7 @@ def _as_before(tmp_path, monkeypatch):
     weft.backends.pin(None)
     weft.backends.wisdom.autosave(None)
     weft.backends.wisdom.forget()
+    weft._core.library.lib.weft_torch_unlearn()
 
 
 def _examples(path, text):
