@@ -45,22 +45,21 @@ static __device__ constexpr int factor_of(int n) {
     return two > 1 ? 4 : three > 1 ? 3 : five > 1 ? 5 : n;
 }
 
-/* Where the points of the two steps come from and go to: [r * M + m], [q * M + k]. */
-template <int R, int M> struct order {
-    int from[R * M], to[R * M];
-};
-template <int R, int M> static __device__ constexpr order<R, M> order_of() {
-    const bool apart = common(R, M) == 1;
-    order<R, M> o = {};
-    for (int r = 0; r < R; r++)
-        for (int m = 0; m < M; m++) {
-            o.from[r * M + m] = apart ? (M * r + R * m) % (R * M) : m * R + r;
-            int x = m + M * r;
-            if (apart)
-                for (x = m; x % R != r;) x += M; /* the number with these remainders */
-            o.to[r * M + m] = x;
-        }
-    return o;
+/* The number below R M with these remainders by R and M: r * residue<R, M>() + m * residue<M, R>(). */
+template <int R, int M> static __device__ constexpr int residue() {
+    int x = 0;
+    if (common(R, M) != 1) return 0;
+    while (x % R != 1 % R) x += M;
+    return x;
+}
+/* Where the points of the two steps come from and go to. */
+template <int R, int M> static __device__ __forceinline__ constexpr int from_of(int r, int m) {
+    return common(R, M) == 1 ? (M * r + R * m) % (R * M) : m * R + r;
+}
+template <int R, int M> static __device__ __forceinline__ constexpr int to_of(int q, int k) {
+    if (common(R, M) != 1) return k + M * q;
+    constexpr int u = residue<R, M>(), v = residue<M, R>();
+    return (q * u + k * v) % (R * M);
 }
 
 static __device__ __forceinline__ point operator+(point a, point b) { return {a.re + b.re, a.im + b.im}; }
@@ -79,12 +78,11 @@ template <int N> struct fft {
     enum { R = factor_of(N), M = N / R, APART = common(R, M) == 1 };
     static __device__ __forceinline__ void run(point (&v)[N]) {
         constexpr roots<N> w = roots_of<N>();
-        constexpr order<R, M> o = order_of<R, M>();
         point part[R][M];
 #pragma unroll
         for (int r = 0; r < R; r++) {
 #pragma unroll
-            for (int m = 0; m < M; m++) part[r][m] = v[o.from[r * M + m]];
+            for (int m = 0; m < M; m++) part[r][m] = v[from_of<R, M>(r, m)];
             fft<M>::run(part[r]);
         }
 #pragma unroll
@@ -102,7 +100,7 @@ template <int N> struct fft {
             }
             fft<R>::run(t);
 #pragma unroll
-            for (int q = 0; q < R; q++) v[o.to[q * M + k]] = t[q];
+            for (int q = 0; q < R; q++) v[to_of<R, M>(q, k)] = t[q];
         }
     }
 };
