@@ -71,6 +71,13 @@ static inline double cuda_ns(const weft__hw *hw, double bytes, double share, int
     return 2500 + 1500 * launches + bytes / (hw->gpu->gbs * share);
 }
 
+/* Elements of a slot of shared memory for span.h: a run that begins anywhere in a line of 16 bytes, and behind it what
+ * is never written. Windows reach so many elements past either end of a row, and the slots beside one are being filled
+ * while it is read. */
+static inline int32_t cuda_slot(int64_t elements, int64_t reach, int64_t size) {
+    return (int32_t)((cuda_ceil(elements * size, 16) + cuda_ceil(reach * size, 16) + 1) * 16 / size);
+}
+
 static inline const char *cuda_type(int dtype) {
     return dtype == WEFT_DTYPE_F32 ? "f32_t" : dtype == WEFT_DTYPE_F16 ? "f16_t" : "bf16_t";
 }

@@ -99,6 +99,24 @@ static inline int depthwise_line(const depthwise_tile *t, int axis, int many) {
     return t->mode == MODE_FWD ? (many - 1) * s + reach + 1 : (many - 1) / s + reach / s + 1;
 }
 
+/* The first source column of a tile that begins at a dest; how far tiles of t->rx columns read past the ends of a row;
+ * of the last one, how many columns it reads there. */
+static inline int depthwise_first(const depthwise_tile *t, int dest) {
+    const int reach = (t->kernel[2] - 1) * t->dilation[2], s = t->stride[2];
+    return t->mode == MODE_FWD ? dest * s - t->pad[2] : (dest + t->pad[2]) / s - reach / s;
+}
+static inline int depthwise_last(const depthwise_tile *t) {
+    return depthwise_first(t, (t->a.across - 1) * t->rx - depthwise_phase(t, 2));
+}
+static inline int depthwise_reach(const depthwise_tile *t) {
+    const int left = -depthwise_first(t, -depthwise_phase(t, 2));
+    return WEFT__MAX(WEFT__MAX(left, depthwise_last(t) + depthwise_line(t, 2, t->rx) - t->a.from[2]), 0);
+}
+static inline int depthwise_right(const depthwise_tile *t) {
+    const int line = depthwise_line(t, 2, t->rx);
+    return line - WEFT__MAX(WEFT__MIN(t->a.from[2] - depthwise_last(t), line), 0);
+}
+
 static inline void depthwise_defines(const weft_problem *p, const weft__hw *hw, const void *params, weft__text *text) {
     const depthwise_tile *t = params;
     (void)hw;

@@ -18,8 +18,6 @@ enum { OUTS = 3, MARGIN = 32 }; /* slots of dests that leave */
 #ifndef __CUDACC_RTC__
 enum { RING = 4, MOST_TAPS = 32 };
 
-static int64_t slot_of(int64_t elements, int64_t size) { return (cuda_ceil(elements * size, 16) + 1) * 16 / size; }
-
 /* Source rows of a strip. */
 static int64_t source_rows(const depthwise_tile *t, int64_t rows) {
     return WEFT__MIN(rows + t->kernel[1] - 1, t->a.from[1]);
@@ -45,8 +43,8 @@ static double try_shape(const weft_problem *p, const weft__hw *hw, depthwise_til
     a->chunks = (int32_t)cuda_ceil(a->to[0], a->deep);
     t->threads = (int32_t)cuda_ceil(down * a->across, 32) * 32;
     const int64_t rows = WEFT__MIN(down * t->ry, a->to[1]);
-    a->slot = (int32_t)slot_of(source_rows(t, rows) * a->from[2], size);
-    a->own = (int32_t)slot_of(rows * a->to[2], size);
+    a->slot = cuda_slot(source_rows(t, rows) * a->from[2], depthwise_reach(t), size);
+    a->own = cuda_slot(rows * a->to[2], 0, size);
     t->smem =
         (size_t)(8 * RING + 4 * (depthwise_taps(t) + 4) + 2 * MARGIN * size + size * (RING * a->slot + OUTS * a->own));
     if (t->smem > hw->gpu->smem) return 1e300;
@@ -106,10 +104,8 @@ static const char *plan(const weft_problem *p, const weft__hw *hw, int variant, 
 static void march_defines(const weft_problem *p, const weft__hw *hw, const void *params, weft__text *text) {
     const depthwise_tile *t = params;
     depthwise_defines(p, hw, t, text);
-    const int pad = t->mode == MODE_FWD ? t->pad[2] : t->kernel[2] - 1 - t->pad[2], line = t->rx + t->kernel[2] - 1;
-    const int first = (t->a.across - 1) * t->rx - pad; /* source column of the last tile */
-    const int there = WEFT__MAX(WEFT__MIN(t->a.from[2] - first, line), 0);
-    weft__put(text, " -DLAST=0 -DRING=%d -DRIGHT=%d -DSPARE=%d", RING, line - there, t->a.across * t->rx - t->a.to[2]);
+    weft__put(text, " -DLAST=0 -DRING=%d -DRIGHT=%d -DSPARE=%d", RING, depthwise_right(t),
+              t->a.across * t->rx - t->a.to[2]);
 }
 
 const weft__kernel weft__cuda_dwconv_march = {

@@ -44,9 +44,6 @@ static int64_t sources(const depthwise_tile *t, int axis, int64_t dests) {
     return WEFT__MIN(t->mode == MODE_FWD ? (dests - 1) * s + reach + 1 : (dests + reach - 1) / s + 1, t->a.from[axis]);
 }
 
-/* A slot holds a run that begins anywhere in a line of 16 bytes. */
-static int64_t slot_of(int64_t elements, int64_t size) { return (cuda_ceil(elements * size, 16) + 1) * 16 / size; }
-
 static int64_t planes_of(const depthwise_tile *t) { return t->a.channels * t->a.n * t->a.to[0]; }
 
 /* The slots for one number of strips and of blocks on a multiprocessor; false: they do not fit. */
@@ -69,8 +66,8 @@ static bool fit(const weft_problem *p, depthwise_tile *t, int64_t smem, int bloc
         const int group = flat ? 1 : (int)many, least = flat ? 1 : (window + group - 2) / group + 1;
         a->run = flat ? (int32_t)many : 1;
         t->deep = flat ? 1 : (int32_t)many;
-        a->slot = (int32_t)slot_of(source * many, size);
-        a->own = (int32_t)slot_of(own * many, size);
+        a->slot = cuda_slot(source * many, depthwise_reach(t) + t->pairs, size);
+        a->own = cuda_slot(own * many, weights ? t->rx : 0, size);
         t->threads = (int32_t)(cuda_ceil(items * many, 32) * 32 + 32);
         const int64_t fixed =
             4 * (a->run * depthwise_taps(t) + 4 + (weights ? SCRATCH * t->threads : 0)) + size * 64 + 8 * 24;
@@ -173,18 +170,12 @@ static void planes_defines(const weft_problem *p, const weft__hw *hw, const void
     const depthwise_tile *t = params;
     const depthwise_args *a = &t->a;
     depthwise_defines(p, hw, params, text);
-    const int phase = depthwise_phase(t, 2), line = depthwise_line(t, 2, t->rx);
-    const int last = (a->across - 1) * t->rx - phase; /* the first dest of the last tile of a row */
-    const int reach = (t->kernel[2] - 1) * t->dilation[2];
-    const int first = t->mode == MODE_FWD ? last * t->stride[2] - t->pad[2]
-                                          : (last + t->pad[2]) / t->stride[2] - reach / t->stride[2];
-    const int there = WEFT__MAX(WEFT__MIN(a->from[2] - first, line), 0);
     weft__put(text,
               " -DLAST=0 -DBULK=%d -DALIGNED=%d -DFLAT=%d -DDEEP=%d -DRING=%d -DOWNS=%d -DRIGHT=%d -DSPARE=%d "
               "-DDIRECT=%d -DPAIRS=%d -DROLL=%d",
               t->bulk, t->aligned, a->from[0] == 1 && a->to[0] == 1 && t->kernel[0] == 1, t->deep, t->ring, t->owns,
-              line - there, a->across * t->rx - phase - a->to[2], t->mode == MODE_BOTH && !begin_at(p, 16), t->pairs,
-              rolls(t));
+              depthwise_right(t), a->across * t->rx - depthwise_phase(t, 2) - a->to[2],
+              t->mode == MODE_BOTH && !begin_at(p, 16), t->pairs, rolls(t));
 }
 
 DEPTHWISE_KERNELS(planes, "nchw_planes", "conv/depthwise_planes.cu", planes_defines);

@@ -174,12 +174,6 @@ static inline int64_t grouped_sources(const weft_problem *p, bool fwd, int64_t d
     return fwd ? WEFT__MIN((dests - 1) * s + reach + 1, p->in[1]) : WEFT__MIN((dests + reach - 1) / s + 2, p->out[1]);
 }
 
-/* A slot holds a run that begins anywhere in a line of 16 bytes, and behind it what is never written: windows reach so
- * many elements past either end of a row, and the slots beside are being filled while one is read. */
-static inline int32_t grouped_slot(int64_t elements, int64_t reach, int64_t size) {
-    return (int32_t)((cuda_ceil(elements * size, 16) + cuda_ceil(reach * size, 16) + 1) * 16 / size);
-}
-
 static inline int grouped_line(const weft_problem *p, bool fwd, int axis, int many) {
     const int64_t reach = (p->kernel[axis] - 1) * p->dilation[axis], s = p->stride[axis];
     return (int)(fwd ? (many - 1) * s + reach + 1 : (many - 1) / s + reach / s + 1);
@@ -248,8 +242,8 @@ static inline const char *grouped_planes_of(const weft_problem *p, const weft__h
     const int64_t first = grouped_first(p, fwd, -phase), last = grouped_first(p, fwd, (t->across - 1) * t->rx - phase);
     t->right = (int32_t)(line - WEFT__MAX(WEFT__MIN(from[2] - last, line), 0));
     const int64_t reach = WEFT__MAX(WEFT__MAX(-first, last + line - from[2]), 0);
-    t->slot = grouped_slot(grouped_sources(p, fwd, rows) * from[2], reach, size);
-    t->own = grouped_slot(WEFT__MIN(rows, to[1]) * to[2], 0, size);
+    t->slot = cuda_slot(grouped_sources(p, fwd, rows) * from[2], reach, size);
+    t->own = cuda_slot(WEFT__MIN(rows, to[1]) * to[2], 0, size);
     const int64_t filter = inner * p->kernel[0] * p->kernel[1] * p->kernel[2] * t->many;
     t->smem = (size_t)(8 * PLANE_SLOTS + (filter + 4) * 4 +
                        (ZEROS + WEFT__MAX(PLANE_SLOTS * t->slot, t->many * t->own)) * size);

@@ -34,8 +34,8 @@ static size_t slots_of(const weft_problem *p, sums_tile *t, int64_t rows, int64_
     const int64_t size = (int64_t)weft__dtype_size(p->tensor[0].dtype), across = cuda_ceil(p->out[2], rx);
     const int64_t last = grouped_first(p, true, (across - 1) * rx) + grouped_line(p, true, 2, (int)rx) - p->in[2];
     const int64_t reach = WEFT__MAX(WEFT__MAX(last, p->pad_lo[2]), 0);
-    t->own = grouped_slot(rows * p->out[2], 0, size); /* behind it is a slot of the same stage */
-    t->slot = grouped_slot(source_rows(p, rows) * p->in[2], reach, size);
+    t->own = cuda_slot(rows * p->out[2], 0, size); /* behind it is a slot of the same stage */
+    t->slot = cuda_slot(source_rows(p, rows) * p->in[2], reach, size);
     return (size_t)(8 * STAGES + size * (ZEROS + STAGES * (t->outs * t->own + t->taken * t->ins * t->slot)));
 }
 

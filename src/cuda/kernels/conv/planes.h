@@ -95,7 +95,7 @@ static __device__ __forceinline__ int dest_count(const depthwise_args &a, const 
     return (FLAT ? s.channels : min(DEEP, a.to[0] - w.chunk * DEEP)) * s.rows * a.to[2];
 }
 
-/* Shared memory, in this order. Reads go up to LINE elements before and behind a slot. */
+/* Shared memory, in this order. Reads past the ends of a row end where nothing is written: see cuda_slot. */
 struct memory {
     uint64_t *arrival; /* of the ring, then of the dests' slots */
     float *filter, *scratch;
