@@ -28,7 +28,7 @@ static inline int64_t every_step(const weft_problem *p) {
     if (!every_is(p) && whole) return p->n;
     const int64_t in = p->in[0] * p->in[1] * p->in[2], out = p->out[0] * p->out[1] * p->out[2];
     const int64_t copy = every_image(p) * (src ? (int64_t)weft__dtype_size(src->dtype) : 0);
-    const int64_t bytes = every_is(p) ? copy : 4 * (in + 3 * out) + 16 * WEFT__MAX(in, out);
+    const int64_t bytes = every_is(p) ? copy : 4 * (in + 3 * out) + 8 * in;
     const int64_t most = (every_is(p) ? EVERY_BYTES : PLANE_BYTES) / WEFT__MAX(bytes, 1);
     int64_t step = WEFT__MAX(1, WEFT__MIN(p->n, most));
     while (step > 1 && p->n % step) step--;
@@ -104,20 +104,21 @@ static inline void every_apply(const weft__exec *e, int64_t n, int64_t count, co
     weft__parallel(e->ctx, count * EVERY_PIECES, every_slot, &q);
 }
 
-/* Sums over the channels of one image of the mask. */
-static inline void every_sum(const weft_problem *p, const void *mask, int dtype, int64_t n, double *to) {
+/* Sums over the channels of positions first .. end of one image of the mask. */
+static inline void every_sum(const weft_problem *p, const void *mask, int dtype, int64_t n, int64_t first, int64_t end,
+                             double *to) {
     const int64_t in = p->in[0] * p->in[1] * p->in[2], c = p->c;
     const bool last = weft__is_last(weft__tensor(p, WEFT_ROLE_MASK));
     const uint8_t *bytes = (const uint8_t *)mask + n * c * in;
     const float *floats = (const float *)mask + n * c * in;
-    for (int64_t i = 0; i < in; i++) to[i] = 0;
+    for (int64_t i = first; i < end; i++) to[i] = 0;
     if (last)
-        for (int64_t i = 0; i < in; i++)
+        for (int64_t i = first; i < end; i++)
             for (int64_t k = i * c; k < (i + 1) * c; k++)
                 to[i] += dtype == WEFT_DTYPE_U8 ? bytes[k] != 0 : (double)floats[k];
     else
         for (int64_t k = 0; k < c; k++)
-            for (int64_t i = 0; i < in; i++)
+            for (int64_t i = first; i < end; i++)
                 to[i] += dtype == WEFT_DTYPE_U8 ? bytes[k * in + i] != 0 : (double)floats[k * in + i];
 }
 

@@ -3,17 +3,16 @@
  * Math:      S = window sums of the mask, u = clamp(S, 0, 1), r = W / (S + 1e-8) * u
  *            fwd: dst = (conv(src * m) * r + bias) * u; gradients: diff_dst * r (* u) takes the place of diff_dst,
  *            src * m that of src, and diff_src is multiplied by m
- * Blocking:  planes of m, r and u, one channel of f32 each, are made once, for as many images at a time as 3 MB hold;
- *            S by one pass along each axis (box filter: the cost of a window is kd + kh + kw, not their product). The
- *            matrix product multiplies by them while it copies its panels and while it stores: no masked copy of a
- *            tensor is kept
+ * Blocking:  planes of m, r and u, one channel of f32 each, are made once, for as many images at a time as 3 MB hold,
+ *            in bands of rows (planes.h: the cost of a window is kd * kh + kw). The matrix product multiplies by
+ *            them while it copies its panels and while it stores: no masked copy of a tensor is kept
  * Traffic:   that of the dense convolution and a few planes of one channel
  * Roofline:  multiply-add peak; by transforms below it. Measured against the matrix product on two busy Zen 4 cores,
  *            forward and both gradients: k 5, 2x64->128 of 128x128, 2.8x and 3.5x by Fourier transforms; k 3, 4x256
  *            of 32x32, 1.7x and 1.3x by Winograd
  * Assumes:   convolution, not transposed. A mask with a channel each takes a masked copy of some images: every.h
  * Try:       weft bench partial_conv2d:fwd:f32:nchw:n4c256h32w32:o256k3p1 */
-#include "cpu/partial_conv/every.h"
+#include "cpu/partial_conv/planes.h"
 
 extern WEFT__KERNEL(conv_gemm_nchw);
 extern WEFT__KERNEL(conv_gemm_nhwc);
@@ -51,111 +50,7 @@ typedef struct params {
     _Alignas(16) unsigned char data[HALF], weights[HALF];
 } params;
 
-typedef struct job {
-    const weft__exec *e;
-    int64_t first, images, in, out; /* the first image, planes, and positions of each */
-    float *mask, *ratio, *keep, *scale;
-    double *sums; /* two buffers of a plane for each image */
-    int64_t most; /* positions of such a buffer */
-} job;
-
-static bool is_biased(const weft_problem *p) {
-    return p->attr[WEFT_PARTIAL_BIASED] || weft__has_step(p, WEFT_STEP_BIAS);
-}
-
-/* ---------------------------------------------------------------- window sums */
-/* One pass along axis a: to[.., q, ..] = the sum over the taps of from[.., q * stride - pad + k * dilation, ..]. */
-static void sum_axis(const weft_problem *p, int a, const double *from, double *to) {
-    int64_t outer = 1, inner = 1;
-    for (int b = 0; b < a; b++) outer *= p->out[b];
-    for (int b = a + 1; b < 3; b++) inner *= p->in[b];
-    for (int64_t i = 0; i < outer; i++)
-        for (int64_t q = 0; q < p->out[a]; q++) {
-            double *row = to + (i * p->out[a] + q) * inner;
-            for (int64_t j = 0; j < inner; j++) row[j] = 0;
-            for (int64_t k = 0; k < p->kernel[a]; k++) {
-                const int64_t x = q * p->stride[a] - p->pad_lo[a] + k * p->dilation[a];
-                if (x < 0 || x >= p->in[a]) continue;
-                const double *line = from + (i * p->in[a] + x) * inner;
-                for (int64_t j = 0; j < inner; j++) row[j] += line[j];
-            }
-        }
-}
-
-static void put_sum(const weft_problem *p, void *const *ptr, int role, int64_t at, double value) {
-    const weft_tensor *t = weft__tensor(p, role);
-    const vf v = vf_set1((float)value);
-    if (t->dtype == WEFT_DTYPE_U8)
-        ((uint8_t *)ptr[role])[at] = (uint8_t)value;
-    else if (t->dtype == WEFT_DTYPE_F32)
-        vf_store_count_as(WEFT_DTYPE_F32, ptr[role], at, v, 1);
-    else if (t->dtype == WEFT_DTYPE_BF16)
-        vf_store_count_as(WEFT_DTYPE_BF16, ptr[role], at, v, 1);
-    else
-        vf_store_count_as(WEFT_DTYPE_F16, ptr[role], at, v, 1);
-}
-
-/* r and u of a sum, as the definition has them, and the factor of diff_dst. */
-static void set_factors(const job *q, int64_t at, double sum) {
-    const weft_problem *p = q->e->p;
-    const double window = (double)(p->c / p->groups) * (double)(p->kernel[0] * p->kernel[1] * p->kernel[2]);
-    const double u = sum < 0 ? 0 : sum > 1 ? 1 : sum, r = window / (sum + 1e-8) * u;
-    q->ratio[at] = (float)r;
-    q->keep[at] = (float)u;
-    q->scale[at] = (float)(is_biased(p) ? r * u : r);
-}
-
-/* One image: the mask as f32, its window sums, and what follows from them. */
-static void make_planes(void *arg, int64_t plane) {
-    const job *q = arg;
-    const int64_t n = q->first + plane;
-    const weft_problem *p = q->e->p;
-    const weft_tensor *mask = weft__tensor(p, WEFT_ROLE_MASK);
-    const bool every = every_is(p);
-    for (int64_t i = 0; i < q->in && mask && !every; i++) {
-        const void *from = q->e->ptr[WEFT_ROLE_MASK];
-        q->mask[plane * q->in + i] = mask->dtype == WEFT_DTYPE_U8 ? (float)(((const uint8_t *)from)[n * q->in + i] != 0)
-                                                                  : gemm_load(mask->dtype, from, n * q->in + i);
-    }
-    if (p->pass != WEFT_PASS_FWD) {
-        const float *sums = (const float *)q->e->ptr[WEFT_ROLE_SUMS] + n * q->out;
-        for (int64_t i = 0; i < q->out; i++) set_factors(q, plane * q->out + i, sums[i]);
-        return;
-    }
-    double *a = q->sums + 2 * plane * q->most, *b = a + q->most, *t;
-    if (every)
-        every_sum(p, q->e->ptr[WEFT_ROLE_MASK], mask->dtype, n, a);
-    else
-        for (int64_t i = 0; i < q->in; i++) a[i] = mask ? q->mask[plane * q->in + i] : 1;
-    for (int axis = 0; axis < 3; axis++) {
-        sum_axis(p, axis, a, b);
-        t = a, a = b, b = t;
-    }
-    for (int64_t i = 0; i < q->out; i++) {
-        const int64_t at = n * q->out + i;
-        const double sum = a[i] * (every ? 1 : (double)(p->c / p->groups));
-        set_factors(q, plane * q->out + i, sum);
-        put_sum(p, q->e->ptr, WEFT_ROLE_SUMS, at, sum);
-        put_sum(p, q->e->ptr, WEFT_ROLE_NEW_MASK, every ? every_place(p, n, i) : at, sum < 0 ? 0 : sum > 1 ? 1 : sum);
-    }
-    if (every) every_spread(p, q->e->ptr[WEFT_ROLE_NEW_MASK], n);
-}
-
 /* ---------------------------------------------------------------- driver */
-/* Planes that are made at a time. */
-static int64_t images_of(const weft_problem *p) { return every_is_shared(p) ? 1 : WEFT__MIN(p->n, every_step(p)); }
-static int64_t in_of(const weft_problem *p) { return p->in[0] * p->in[1] * p->in[2]; }
-static int64_t out_of(const weft_problem *p) { return p->out[0] * p->out[1] * p->out[2]; }
-/* The largest plane on the way from in to out, an axis at a time. */
-static int64_t most_of(const weft_problem *p) {
-    int64_t most = in_of(p), now = most;
-    for (int a = 0; a < 3; a++) {
-        now = now / p->in[a] * p->out[a];
-        most = WEFT__MAX(most, now);
-    }
-    return most;
-}
-
 /* The problem of one product: the data gradient has no bias step, which only asks for diff_bias. */
 static weft_problem half_of(const weft_problem *p, int pass) {
     weft_problem h = *p;
@@ -185,18 +80,18 @@ static weft_status pack(const weft__exec *e, const void *weights, void *packed) 
     return of_data[d->how].kernel->pack(&call, weights, packed);
 }
 
-static gemm_factor factor_of(const job *q, const float *planes, int64_t positions) {
-    return (gemm_factor){planes, q->images > 1 ? positions : 0, false};
+static gemm_factor factor_of(const planes *q, const float *at, int64_t positions) {
+    return (gemm_factor){at, q->images > 1 ? positions : 0, false};
 }
 
-static gemm_factors factors_of(const job *q, bool fwd) {
+static gemm_factors factors_of(const planes *q, bool fwd) {
     const weft_problem *p = q->e->p;
     const weft_tensor *mask = weft__tensor(p, WEFT_ROLE_MASK);
     gemm_factors f = {.diff = factor_of(q, q->scale, q->out), .bias = factor_of(q, q->keep, q->out)};
     if (mask && !every_is(p)) f.in = factor_of(q, q->mask, q->in), f.in.selects = mask->dtype == WEFT_DTYPE_U8;
     if (fwd) {
         f.ratio = factor_of(q, q->ratio, q->out);
-        if (is_biased(p)) f.out = f.bias;
+        if (planes_are_biased(p)) f.out = f.bias;
     }
     return f;
 }
@@ -208,7 +103,7 @@ static void add_extra(const weft_problem *p, int role, void *const *ptr, const f
 }
 
 /* The products of images n .. n + step, as a whole in `call`. */
-static weft_status run_images(const job *q, weft__exec *call, int64_t n) {
+static weft_status run_images(const planes *q, weft__exec *call, int64_t n) {
     const params *d = q->e->params;
     const weft_problem *p = q->e->p;
     const int64_t step = every_step(p);
@@ -255,15 +150,11 @@ static weft_status run_images(const job *q, weft__exec *call, int64_t n) {
 static weft_status run(const weft__exec *e) {
     const params *d = e->params;
     const weft_problem *p = e->p;
-    job q = {.e = e, .images = images_of(p), .in = in_of(p), .out = out_of(p)};
-    if (p->pass == WEFT_PASS_FWD) q.most = most_of(p);
-    q.mask = e->workspace;
-    q.ratio = q.mask + q.images * q.in, q.keep = q.ratio + q.images * q.out, q.scale = q.keep + q.images * q.out;
-    q.sums = (double *)(void *)((char *)e->workspace + d->planes);
+    planes q = planes_of(e);
     weft__exec call = *e;
     call.workspace = (char *)e->workspace + d->planes + d->sums + d->copy + d->extra;
     do { /* also without images: sums and the new mask of a problem without a mask */
-        if (q.first == 0 || !every_is_shared(p)) weft__parallel(e->ctx, q.images, make_planes, &q);
+        if (q.first == 0 || !every_is_shared(p)) planes_run(&q);
         WEFT__TRY(run_images(&q, &call, q.first));
         q.first += every_step(p);
     } while (q.first < p->n);
@@ -287,9 +178,7 @@ static const char *plan_with(const weft_problem *p, const weft__hw *hw, int how,
         d->copy = (size_t)cpu_round_up(step * every_image(p) * (int64_t)weft__dtype_size(src->dtype), 64);
     if (step < p->n && of_weight)
         d->extra = (size_t)cpu_round_up(weft__numel(of_weight) + p->o + 32, 16) * sizeof(float);
-    const int64_t images = images_of(p);
-    d->planes = (size_t)cpu_round_up(images * (in_of(p) + 3 * out_of(p)) * 4, 64);
-    d->sums = p->pass == WEFT_PASS_FWD ? (size_t)cpu_round_up(2 * images * most_of(p) * 8, 64) : 0;
+    d->planes = planes_bytes(p), d->sums = planes_sum_bytes(p);
     weft__decision data = {0}, weights = {0};
     if (has_data(p)) {
         const weft_problem h = half_of(p, data_pass(p));
