@@ -1,4 +1,5 @@
-/* Convolution with few channels a group, and its data gradient, both layouts: a direct sum in register tiles.
+/* Convolution with few channels a group, or few in or out of it, and its data gradient, both layouts: a direct sum in
+ * register tiles.
  * Math:      dst[o][q] = end(sum_k weights[o][k] * image[k][q]),  k = (tap, channel), as in gemm_nchw.c
  * Blocking:  an item is some rows of one plane of a bundle of groups, its input a slab of f32 (grouped.h). Along depth
  *            only the new plane is laid. Sums wait in scratch and leave without what is between the rows; for
@@ -13,7 +14,7 @@
 
 extern WEFT__KERNEL(conv_gemm_nchw);
 
-enum { SLAB_BYTES = 288 << 10 };
+enum { SLAB_BYTES = 288 << 10, CHANNELS = 128 }; /* of a group, in and out, at most */
 
 typedef struct params {
     bool last;                     /* channels-last */
@@ -27,6 +28,9 @@ typedef struct job {
     bool fwd;
     grouped_image in;
     const float *weights;
+    const gemm_factors *factors;
+    const float *bias; /* of each channel; NULL: none */
+    bool scaled;       /* results have factors: the bias is added before them */
     gemm_out out;
     gemm_scratch scratch;
     int64_t slots;
@@ -42,7 +46,7 @@ static const char *part_of(part *t, const weft_problem *p, bool fwd, bool last, 
     t->v = gemm_view_of(p, fwd, number);
     t->items = t->ld = 0;
     if (t->v.pixels == 0) return NULL;
-    const char *reason = grouped_cut(&t->slab, &t->v, last, SLAB_BYTES);
+    const char *reason = grouped_cut(&t->slab, &t->v, last, SLAB_BYTES, t->v.co);
     if (reason) return reason;
     t->items = t->slab.bundles * t->v.n * t->slab.blocks * t->v.x[0].count;
     t->ld = t->slab.rows * t->slab.pitch + GEMM_NR;
@@ -76,7 +80,7 @@ VF_INLINE void put_last(const job *q, const part *t, const grouped_block *b, con
             }
 }
 
-static void put_sums(const job *q, const part *t, const grouped_block *b, const float *sums) {
+static void put_sums(const job *q, const part *t, const grouped_block *b, float *sums) {
     const gemm_view *v = &t->v;
     if (q->d->last) {
         GEMM_BY_DTYPE(q->out.dtype, put_last, q, t, b, sums);
@@ -84,9 +88,14 @@ static void put_sums(const job *q, const part *t, const grouped_block *b, const 
     }
     for (int64_t o = 0; o < b->groups * v->co; o++) {
         const int64_t channel = b->first * v->co + o;
-        for (int64_t y = b->y0; y < b->y1; y++)
-            gemm_put_run(&q->out, row_of(v, b->n * v->groups * v->co + channel, b->z, y), v->x[2].step,
-                         sums + o * t->ld + (y - b->y0) * t->slab.pitch, v->x[2].count, channel, false);
+        for (int64_t y = b->y0; y < b->y1; y++) {
+            float *row = sums + o * t->ld + (y - b->y0) * t->slab.pitch;
+            const int64_t count = v->x[2].count, step = v->x[2].step;
+            if (q->scaled)
+                gemm_scale(q->factors, b->n, row_of(v, 0, b->z, y), step, row, count, q->bias ? q->bias[channel] : 0);
+            gemm_put_run(&q->out, row_of(v, b->n * v->groups * v->co + channel, b->z, y), step, row, count, channel,
+                         false);
+        }
     }
 }
 
@@ -157,17 +166,25 @@ static void task(void *arg, int64_t slot) {
     gemm_give(&q->scratch, mine);
 }
 
-static weft_status run(const weft__exec *e) {
+weft_status WEFT__ISA_NAME(weft__conv_grouped)(const weft__exec *e, const gemm_factors *factors) {
     const params *d = e->params;
     const weft_problem *p = e->p;
     const bool fwd = p->pass == WEFT_PASS_FWD;
     job q = {.p = p, .d = d, .fwd = fwd, .weights = e->packed, .slots = WEFT__MIN(d->items, GEMM_SLOTS)};
     q.in =
         grouped_image_of(e, fwd ? WEFT_ROLE_SRC : WEFT_ROLE_DIFF_DST, fwd ? p->c : p->o, fwd ? p->in : p->out, d->last);
+    q.in.factor = factors->in;
     q.out = gemm_out_of(e, fwd ? WEFT_ROLE_DST : WEFT_ROLE_DIFF_SRC, e->workspace);
+    q.factors = factors, q.scaled = factors->ratio.at || factors->out.at;
+    q.bias = q.out.bias;
+    if (q.scaled) q.out.bias = NULL;
     q.scratch.base = (char *)e->workspace + d->bias, q.scratch.bytes = d->scratch;
     weft__parallel(e->ctx, q.slots, task, &q);
     return WEFT_OK;
+}
+
+static weft_status run(const weft__exec *e) {
+    return WEFT__ISA_NAME(weft__conv_grouped)(e, &WEFT__ISA_NAME(weft__gemm_no_factors));
 }
 
 /* The packed weights are those of the matrix product. */
@@ -179,7 +196,7 @@ static const char *plan(const weft_problem *p, const weft__hw *hw, int variant, 
     (void)variant;
     params *d = WEFT__PARAMS(params, out);
     const bool fwd = p->pass == WEFT_PASS_FWD;
-    const char *reason = grouped_refusal(p, fwd, &d->last);
+    const char *reason = grouped_refusal(p, fwd, CHANNELS, &d->last);
     if (reason) return reason;
     const double way = d->last ? 10 : 4;
     double sums = 0;
@@ -191,13 +208,12 @@ static const char *plan(const weft_problem *p, const weft__hw *hw, int variant, 
         const gemm_view *v = &t.v;
         d->items += t.items, k = WEFT__MAX(k, v->k);
         room = WEFT__MAX(room, t.slab.size + t.slab.bundle * v->co * t.ld);
-        /* for each vector: its multiply-adds, loads that split lines, and the way in and out, 4 a vector, 10 transposed
-         * or with a stride */
+        /* for each vector: its multiply-adds, loads that split lines, and the way in, 4 a vector, 10 transposed or with a
+         * stride, and out, through scratch, 16 */
         const double halo =
             (double)(v->x[1].move * v->x[2].move) * (double)(t.slab.rows + t.slab.reach[1]) / (double)t.slab.rows;
-        const double each = (double)v->k * ((double)v->co + 1 + 0.3 * (double)gemm_split(v->co, GEMM_MR)) +
-                            (v->x[2].move > 1 ? 10 : way) * halo * (double)v->ci +
-                            (v->x[2].step > 1 ? 10 : way) * (double)v->co;
+        const double each = (double)v->k * ((double)v->co + 1 + 0.8 * (double)gemm_split(v->co, GEMM_MR)) +
+                            (v->x[2].move > 1 ? 10 : way) * halo * (double)v->ci + 16 * (double)v->co;
         sums += each * (double)(v->n * v->groups * v->x[0].count) * (double)(v->x[1].count * t.slab.pitch);
     }
     if (!d->items) return "no positions";

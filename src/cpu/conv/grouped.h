@@ -9,8 +9,6 @@
 
 #include "cpu/conv/gemm_view.h"
 
-enum { GROUPED_CHANNELS = 32 }; /* of a group, in and out, at most */
-
 /* The blocks of rows of a view, and the slab of one of them: [channel][tap along depth][residue of row, of
  * column][row][pitch]. */
 typedef struct grouped_slab {
@@ -28,27 +26,31 @@ typedef struct grouped_image { /* a dense tensor */
     int dtype;
     bool last;
     int64_t channels, size[3];
+    gemm_factor factor; /* of its positions; channels-first */
 } grouped_image;
 
 VF_INLINE grouped_image grouped_image_of(const weft__exec *e, int role, int64_t channels, const int64_t *size,
                                          bool last) {
-    return (grouped_image){e->ptr[role], weft__tensor(e->p, role)->dtype, last, channels, {size[0], size[1], size[2]}};
+    return (grouped_image){.at = e->ptr[role],
+                           .dtype = weft__tensor(e->p, role)->dtype,
+                           .last = last,
+                           .channels = channels,
+                           .size = {size[0], size[1], size[2]}};
 }
 
-/* NULL, or why not. */
-static inline const char *grouped_refusal(const weft_problem *p, bool fwd, bool *last) {
+/* most: channels of a group, in and out. NULL, or why not. */
+static inline const char *grouped_refusal(const weft_problem *p, bool fwd, int64_t most, bool *last) {
     *last = cpu_layout_refusal(p, WEFT_LAYOUT_FIRST) != NULL;
     const char *reason = gemm_refusal(p, *last ? WEFT_LAYOUT_LAST : WEFT_LAYOUT_FIRST);
     if (reason) return reason;
     if (p->stride[0] > 4 || p->stride[1] > 4 || p->stride[2] > 4) return "a stride is over 4";
     if (gemm_is_pointwise(p) || (!fwd && gemm_is_spread(p))) return "a 1x1 window, or windows side by side";
-    if (p->c > GROUPED_CHANNELS * p->groups || p->o > GROUPED_CHANNELS * p->groups)
-        return "more than 32 channels a group";
+    if (p->c > most * p->groups || p->o > most * p->groups) return "too many channels a group";
     return NULL;
 }
 
-/* The slab of a view. bytes: what stays near. NULL, or why not. */
-static inline const char *grouped_cut(grouped_slab *d, const gemm_view *v, bool last, int64_t bytes) {
+/* The slab of a view. bytes: what stays near, of the slab and of `outs` sums a position. NULL, or why not. */
+static inline const char *grouped_cut(grouped_slab *d, const gemm_view *v, bool last, int64_t bytes, int64_t outs) {
     if (v->pixels == 0) return "no positions";
     d->last = last;
     for (int a = 0; a < 3; a++) {
@@ -60,7 +62,8 @@ static inline const char *grouped_cut(grouped_slab *d, const gemm_view *v, bool 
     d->bundles = cpu_ceil(v->groups, WEFT__MAX(most, 1)), d->bundle = cpu_ceil(v->groups, d->bundles);
     d->pitch = v->x[2].count + d->reach[2];
     const int64_t planes = d->bundle * v->ci * WEFT__MAX(v->x[0].taps, 1) * sheets;
-    const int64_t fit = bytes / (planes * d->pitch * 4) - d->reach[1];
+    int64_t fit = bytes / (planes * d->pitch * 4) - d->reach[1];
+    if (outs) fit = WEFT__MIN(fit, WEFT__MAX(1, bytes / (d->bundle * outs * d->pitch * 4)));
     if (fit < 1) return "one row of the group's input is larger than a cache";
     d->blocks = cpu_ceil(v->x[1].count, WEFT__MIN(fit, v->x[1].count));
     d->rows = cpu_ceil(v->x[1].count, d->blocks);
@@ -94,6 +97,21 @@ VF_INLINE bool grouped_is_outside(const grouped_image *m, const grouped_place *a
     return at->z < 0 || at->z >= m->size[0] || at->y + row * at->down < 0 || at->y + row * at->down >= m->size[1];
 }
 
+/* Columns lo .. hi of a row, every move-th from `from` on; whole vectors are written. */
+VF_INLINE void grouped_lay_row(const grouped_image *m, int64_t from, const int64_t move, int64_t lo, int64_t hi,
+                               float *row, const int dtype) {
+    int64_t j = lo;
+    for (; j + VF_LANES <= hi && move == 1; j += VF_LANES) vf_store(row + j, vf_load_as(dtype, m->at, from + j));
+    for (; j < hi; j += VF_LANES) vf_store(row + j, gemm_load_every(m->at, from + j * move, move, 0, hi - j, dtype));
+}
+static inline void grouped_mask_row(const gemm_factor *f, int64_t from, int64_t move, int64_t lo, int64_t hi,
+                                    float *row) {
+    for (int64_t j = lo; j < hi; j += VF_LANES) {
+        const vf factor = gemm_load_every(f->at, from + j * move, move, 0, hi - j, WEFT_DTYPE_F32);
+        vf_store(row + j, gemm_factor_apply(vf_load(row + j), factor, f->selects));
+    }
+}
+
 VF_INLINE void grouped_lay_first(const grouped_image *m, const grouped_place *at, float *to, int64_t channel,
                                  const int dtype) {
     int64_t lo, hi;
@@ -108,11 +126,16 @@ VF_INLINE void grouped_lay_first(const grouped_image *m, const grouped_place *at
                 continue;
             }
             grouped_zero(row, lo);
-            int64_t j = lo;
-            for (; j + VF_LANES <= hi && at->move == 1; j += VF_LANES)
-                vf_store(row + j, vf_load_as(dtype, m->at, from + j));
-            for (; j < hi; j += VF_LANES)
-                vf_store(row + j, gemm_load_every(m->at, from + j * at->move, at->move, 0, hi - j, dtype));
+            if (at->move == 1)
+                grouped_lay_row(m, from, 1, lo, hi, row, dtype);
+            else if (at->move == 2)
+                grouped_lay_row(m, from, 2, lo, hi, row, dtype);
+            else
+                grouped_lay_row(m, from, at->move, lo, hi, row, dtype);
+            if (m->factor.at) {
+                const int64_t y = at->z * m->size[1] + at->y + i * at->down;
+                grouped_mask_row(&m->factor, at->n * m->factor.image + y * m->size[2] + at->x, at->move, lo, hi, row);
+            }
             grouped_zero(row + hi, at->pitch - hi);
         }
         vf_store(row, vf_zero());

@@ -14,7 +14,7 @@
  * Try:       weft bench conv3d:bwd_weights:f32:ncdhw:n1c64d50h50w50:o64k3p1g32 */
 #include "cpu/conv/grouped.h"
 
-enum { SLAB_BYTES = 160 << 10, WANTED = 48 };
+enum { SLAB_BYTES = 160 << 10, WANTED = 48, CHANNELS = 32 }; /* CHANNELS: of a group, in and out, at most */
 #if VF_REGS == 32
 enum { OUTS = 6, SUMS = 24 };
 #else
@@ -210,8 +210,8 @@ static const char *plan(const weft_problem *p, const weft__hw *hw, int variant, 
     params *d = WEFT__PARAMS(params, out);
     const gemm_view v = gemm_view_of(p, true, 0);
     bool last;
-    const char *reason = grouped_refusal(p, true, &last);
-    if (!reason) reason = grouped_cut(&d->slab, &v, last, SLAB_BYTES);
+    const char *reason = grouped_refusal(p, true, CHANNELS, &last);
+    if (!reason) reason = grouped_cut(&d->slab, &v, last, SLAB_BYTES, 0);
     if (reason) return reason;
     d->blocks = v.n * d->slab.blocks * v.x[0].count;
     d->splits = WEFT__MIN(cpu_ceil(WANTED, d->slab.bundles), d->blocks);

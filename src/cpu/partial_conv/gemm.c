@@ -9,7 +9,8 @@
  * Traffic:   that of the dense convolution and a few planes of one channel
  * Roofline:  multiply-add peak; by transforms below it. Measured against the matrix product on two busy Zen 4 cores,
  *            forward and both gradients: k 5, 2x64->128 of 128x128, 2.8x and 3.5x by Fourier transforms; k 3, 4x256
- *            of 32x32, 1.7x and 1.3x by Winograd
+ *            of 32x32, 1.7x and 1.3x by Winograd. With few channels in or out (67 to 3 of 256x256) a direct sum takes the
+ *            place of the matrix product, whose copy of each tap would cost more than its sums
  * Assumes:   convolution, not transposed. A mask with a channel each takes a masked copy of some images: every.h
  * Try:       weft bench partial_conv2d:fwd:f32:nchw:n4c256h32w32:o256k3p1 */
 #include "cpu/partial_conv/planes.h"
@@ -17,6 +18,7 @@
 extern WEFT__KERNEL(conv_gemm_nchw);
 extern WEFT__KERNEL(conv_gemm_nhwc);
 extern WEFT__KERNEL(conv_gemm_bwd_weights);
+extern WEFT__KERNEL(conv_grouped);
 extern WEFT__KERNEL(f32_conv_fft_fwd_nchw);
 extern WEFT__KERNEL(f32_conv_fft_bwd_weights_nchw);
 extern WEFT__KERNEL(f32_winograd_fwd_nchw);
@@ -27,19 +29,21 @@ typedef struct product {
     const weft__kernel *kernel;
     product_fn run;
 } product;
-enum { GEMM_FIRST, GEMM_LAST, FFT_FIRST, WINOGRAD_FIRST };
+enum { GEMM_FIRST, GEMM_LAST, FFT_FIRST, WINOGRAD_FIRST, DIRECT_FIRST };
 static const product of_data[] = {
     [GEMM_FIRST] = {&WEFT__RECORD(conv_gemm_nchw), WEFT__ISA_NAME(weft__gemm_nchw)},
     [GEMM_LAST] = {&WEFT__RECORD(conv_gemm_nhwc), WEFT__ISA_NAME(weft__gemm_nhwc)},
-    /* these two: the data gradient too */
+    /* these: the data gradient too */
     [FFT_FIRST] = {&WEFT__RECORD(f32_conv_fft_fwd_nchw), WEFT__ISA_NAME(weft__fft_nchw)},
     [WINOGRAD_FIRST] = {&WEFT__RECORD(f32_winograd_fwd_nchw), WEFT__ISA_NAME(weft__winograd_nchw)},
+    [DIRECT_FIRST] = {&WEFT__RECORD(conv_grouped), WEFT__ISA_NAME(weft__conv_grouped)},
 };
 static const product of_weights[] = {
     [GEMM_FIRST] = {&WEFT__RECORD(conv_gemm_bwd_weights), WEFT__ISA_NAME(weft__gemm_weights)},
     [GEMM_LAST] = {&WEFT__RECORD(conv_gemm_bwd_weights), WEFT__ISA_NAME(weft__gemm_weights)},
     [FFT_FIRST] = {&WEFT__RECORD(f32_conv_fft_bwd_weights_nchw), WEFT__ISA_NAME(weft__fft_weights)},
     [WINOGRAD_FIRST] = {&WEFT__RECORD(conv_gemm_bwd_weights), WEFT__ISA_NAME(weft__gemm_weights)},
+    [DIRECT_FIRST] = {&WEFT__RECORD(conv_gemm_bwd_weights), WEFT__ISA_NAME(weft__gemm_weights)},
 };
 
 enum { HALF = 224 }; /* bytes of the parameters of one product */
@@ -209,6 +213,11 @@ static const char *plan_winograd(const weft_problem *p, const weft__hw *hw, int 
     (void)variant;
     return plan_with(p, hw, WINOGRAD_FIRST, out);
 }
+static const char *plan_direct(const weft_problem *p, const weft__hw *hw, int variant, weft__decision *out) {
+    (void)variant;
+    const char *reason = cpu_layout_refusal(p, WEFT_LAYOUT_FIRST);
+    return reason ? reason : plan_with(p, hw, DIRECT_FIRST, out);
+}
 
 WEFT__KERNEL(partial_conv_gemm) = {
     .name = WEFT__NAME("float_partial_conv_gemm"),
@@ -220,6 +229,22 @@ WEFT__KERNEL(partial_conv_gemm) = {
     .dtypes = GEMM_DTYPES,
     .bound = 2,
     .plan = plan,
+    .pack = pack,
+    .run = run,
+};
+
+WEFT__KERNEL(partial_conv_direct) = {
+    .name = WEFT__NAME("float_partial_conv_direct_nchw"),
+    .version = 1,
+    .op = WEFT_OP_PARTIAL_CONV,
+    .engine = WEFT_ENGINE_CPU,
+    .isa = WEFT__ISA_HERE,
+    .passes = WEFT__PASS_SET(FWD) | WEFT__PASS_SET(BWD_DATA) | WEFT__PASS_SET(BWD),
+    .steps = GEMM_STEPS,
+    .dtypes = GEMM_DTYPES,
+    .not_strict = true,
+    .bound = 2,
+    .plan = plan_direct,
     .pack = pack,
     .run = run,
 };
