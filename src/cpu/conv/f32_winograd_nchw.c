@@ -7,6 +7,8 @@
  *            transform to the last; with more channels a strip is shared, step by step. The transformed inputs of a
  *            strip of rows of tiles, [point][channel][tile], are multiplied by the packed weights of each point in the
  *            register tiles of cpu/gemm, then transformed back
+ *            Few tiles and many channels: the weights of BLOCK_BYTES of output channels at a time are transformed near
+ *            the last-level cache, used and dropped, and there are none to pack
  * Traffic:   16 values for each tile and channel, written and read once near the last-level cache; weights once a strip
  * Roofline:  32 * tiles * c * o flops at the multiply-add peak
  *            Measured beside float_conv_nchw_gemm on two Zen 4 cores, weights transformed in the call: 1.5x for 8
@@ -16,12 +18,21 @@
  * Try:       weft bench conv2d:fwd:f32:nchw:n1c256h56w56:o256k3p1 */
 #include "cpu/conv/gemm_view.h"
 
-enum { POINTS = 16, STRIP_BYTES = 12 << 20, LOCAL_BYTES = 768 << 10, SLOTS = 32, LEAST_TILES = 48 };
+enum {
+    POINTS = 16,
+    STRIP_BYTES = 12 << 20,
+    LOCAL_BYTES = 768 << 10,
+    SLOTS = 32,
+    LEAST_TILES = 48,
+    BLOCK_BYTES = 6 << 20
+};
 enum { WANTED = 16, DEEP = 8 }; /* strips for each group; planes of a strip */
 
 typedef struct shape {
     bool back;
     bool local;          /* a strip has one group and fits the near caches: each is one thread's */
+    bool blocks;         /* weights are transformed in the call, `step` output channels at a time */
+    int64_t step;        /* else: all of a group */
     int64_t all, groups; /* groups, and those of a strip */
     int64_t n, ic, oc;   /* channels of a group, read and written */
     int64_t k;           /* products of a point: channels read and taps along depth */
@@ -58,6 +69,10 @@ static void cut_planes(shape *s) {
     s->pitch = (s->deep + s->kd - 1) * s->wide * s->across;
 }
 
+static int64_t strips_of(const shape *s) {
+    return s->kd > 1 ? s->n * s->ycuts * s->zcuts : cpu_ceil(s->rows, s->strip);
+}
+
 static shape shape_of(const weft_problem *p) {
     const bool back = p->pass == WEFT_PASS_BWD_DATA;
     shape s = {.back = back, .n = p->n, .all = p->groups, .kd = p->kernel[0]};
@@ -74,8 +89,11 @@ static shape shape_of(const weft_problem *p) {
         cut_planes(&s);
     s.groups = s.local ? 1 : s.all;
     s.pitch = cpu_round_up(s.pitch, GEMM_NR) + VF_LANES; /* an odd number of vectors: no strides of 4 KB */
-    s.x_point = s.groups * s.ic * s.pitch + 16, s.y_point = s.groups * s.oc * s.pitch + 16;
-    s.w_point = cpu_round_up(s.all * s.k * s.oc, 16) + 16;
+    const int64_t fit = BLOCK_BYTES / (POINTS * s.k * 4) / GEMM_MR * GEMM_MR;
+    s.blocks = s.all == 1 && !s.local && strips_of(&s) == 1 && fit > 0 && fit < s.oc;
+    s.step = s.blocks ? fit : s.oc;
+    s.x_point = s.groups * s.ic * s.pitch + 16, s.y_point = s.groups * s.step * s.pitch + 16;
+    s.w_point = cpu_round_up(s.all * s.k * s.step, 16) + 16;
     return s;
 }
 
@@ -86,6 +104,7 @@ typedef struct job {
     const float *in, *weights;
     float *out, *w, *x, *y;
     int64_t *offsets;              /* of products, from the first: kd > 1 */
+    int64_t m0, outs;              /* output channels of each group in this block: the first, and how many */
     int64_t group, count;          /* of this strip: the first group, and rows of tiles */
     int64_t first, n, z, y0, wide; /* kd 1: the first row; else image, plane, row of a plane, rows of a plane */
     gemm_scratch scratch;
@@ -135,17 +154,20 @@ static void transform_windows(const float *const from[VF_LANES], int64_t count, 
 static void weights_slot(void *arg, int64_t slot) {
     const job *q = arg;
     const shape *s = &q->s;
-    const int64_t mp = gemm_split(s->oc, GEMM_MR), g = slot / mp;
-    const int64_t m = gemm_first(s->oc, mp, slot % mp), rows = gemm_first(s->oc, mp, slot % mp + 1) - m;
-    float *to = q->w + (g * s->oc + m) * s->k;
-    for (int64_t i = 0, c = 0, r = 0; i < s->k * rows; i += VF_LANES) {
+    const int64_t mp = gemm_split(q->outs, GEMM_MR), g = slot / mp;
+    const int64_t first = gemm_first(q->outs, mp, slot % mp), rows = gemm_first(q->outs, mp, slot % mp + 1) - first;
+    const int64_t m = q->m0 + first;
+    float *to = q->w + (g * q->outs + first) * s->k;
+    const int64_t across = s->kd * 9, channel = (s->back ? s->oc : 1) * across, row = (s->back ? 1 : s->ic) * across;
+    const float *at = q->weights + g * s->ic * s->oc * across + m * row; /* of this channel and row 0 */
+    for (int64_t i = 0, tap = 0, r = 0; i < s->k * rows; i += VF_LANES) {
         const int64_t count = WEFT__MIN(s->k * rows - i, VF_LANES);
         const float *from[VF_LANES];
         for (int64_t l = 0; l < count; l++) {
-            const int64_t channel = c / s->kd, tap = c % s->kd;
-            const int64_t at = s->back ? (g * s->ic + channel) * s->oc + m + r : (g * s->oc + m + r) * s->ic + channel;
-            from[l] = q->weights + (at * s->kd + (s->back ? s->kd - 1 - tap : tap)) * 9;
-            if (++r == rows) r = 0, c++;
+            from[l] = at + r * row + (s->back ? s->kd - 1 - tap : tap) * 9;
+            if (++r < rows) continue;
+            r = 0;
+            if (++tap == s->kd) tap = 0, at += channel;
         }
         transform_windows(from, count, s->back, to + i, s->w_point);
     }
@@ -214,19 +236,20 @@ static void product_slot(void *arg, int64_t slot) {
     const job *q = arg;
     const shape *s = &q->s;
     const int64_t vectors = cpu_ceil(q->count * s->across, VF_LANES), np = gemm_split(vectors, GEMM_NV);
-    const int64_t mp = gemm_split(s->oc, GEMM_MR), items = POINTS * s->groups * np, slots = products_of(q);
+    const int64_t mp = gemm_split(q->outs, GEMM_MR), items = POINTS * s->groups * np, slots = products_of(q);
     for (int64_t i = cpu_first(items, slots, slot); i < cpu_first(items, slots, slot + 1); i++) {
         const int64_t g = i / np % s->groups, point = i / np / s->groups;
         const int64_t v0 = gemm_first(vectors, np, i % np), v1 = gemm_first(vectors, np, i % np + 1);
         for (int64_t k = 0; k < mp; k++) {
-            const int64_t m = gemm_first(s->oc, mp, k), rows = gemm_first(s->oc, mp, k + 1) - m;
+            const int64_t m = gemm_first(q->outs, mp, k), rows = gemm_first(q->outs, mp, k + 1) - m;
             const gemm_tile t = {.k = s->k,
-                                 .a = q->w + point * s->w_point + ((q->group + g) * s->oc + m) * s->k,
+                                 .a = q->w + point * s->w_point + ((q->group + g) * q->outs + m) * s->k,
                                  .lda = rows,
                                  .b = q->x + point * s->x_point + g * s->ic * s->pitch + v0 * VF_LANES,
                                  .ldb = s->pitch,
                                  .offsets = q->offsets,
-                                 .c = q->y + point * s->y_point + (g * s->oc + m) * s->pitch + v0 * VF_LANES,
+
+                                 .c = q->y + point * s->y_point + (g * q->outs + m) * s->pitch + v0 * VF_LANES,
                                  .ldc = s->pitch,
                                  .tail = VF_LANES};
             gemm_run(&t, s->kd > 1 ? GEMM_OFFSETS : GEMM_STRIDED, rows, v1 - v0);
@@ -274,13 +297,13 @@ VF_INLINE void tile_out(const job *q, const place *to, int64_t c, int64_t x, con
 static void out_slot(void *arg, int64_t slot) {
     const job *q = arg;
     const shape *s = &q->s;
-    const int64_t channels = s->groups * s->oc, slots = WEFT__MIN(channels, SLOTS);
+    const int64_t channels = s->groups * q->outs, slots = WEFT__MIN(channels, SLOTS);
     for (int64_t c = cpu_first(channels, slots, slot); c < cpu_first(channels, slots, slot + 1); c++) {
-        const vf bias = vf_set1(q->f.bias ? ((const float *)q->f.bias)[q->group * s->oc + c] : 0);
+        const vf bias = vf_set1(q->f.bias ? ((const float *)q->f.bias)[q->group * s->oc + q->m0 + c] : 0);
         for (int64_t r = 0; r < q->count; r++) {
             const place at = place_of(q, r);
             const float *from = q->y + c * s->pitch + r * s->across;
-            for (int64_t t = 0; t < s->across; t += VF_LANES) tile_out(q, &at, c, 2 * t, from + t, bias);
+            for (int64_t t = 0; t < s->across; t += VF_LANES) tile_out(q, &at, q->m0 + c, 2 * t, from + t, bias);
         }
     }
 }
@@ -288,13 +311,11 @@ static void out_slot(void *arg, int64_t slot) {
 /* ---------------------------------------------------------------- the driver */
 static weft_status pack(const weft__exec *e, const void *weights, void *packed) {
     job q = {.s = shape_of(e->p), .weights = weights, .w = packed};
+    q.outs = q.s.oc;
     weft__parallel(e->ctx, q.s.all * gemm_split(q.s.oc, GEMM_MR), weights_slot, &q);
     return WEFT_OK;
 }
 
-static int64_t strips_of(const shape *s) {
-    return s->kd > 1 ? s->n * s->ycuts * s->zcuts : cpu_ceil(s->rows, s->strip);
-}
 static int64_t strip_floats(const shape *s) {
     return cpu_round_up(POINTS * (s->x_point + s->y_point) + 2 * VF_LANES, 16);
 }
@@ -321,8 +342,13 @@ static int64_t items_of(const shape *s) { return s->all * strips_of(s); }
 
 /* Some strips of one group each, from the first transform to the last. */
 static void local_slots(void *arg, int64_t slot) {
-    job *all = arg,
-        q = {.s = all->s, .f = all->f, .factors = all->factors, .in = all->in, .out = all->out, .w = all->w};
+    job *all = arg, q = {.s = all->s,
+                         .f = all->f,
+                         .factors = all->factors,
+                         .in = all->in,
+                         .out = all->out,
+                         .w = all->w,
+                         .outs = all->outs};
     const int mine = gemm_take(&all->scratch);
     const int64_t items = items_of(&q.s), slots = WEFT__MIN(items, GEMM_SLOTS);
     for (int64_t item = cpu_first(items, slots, slot); item < cpu_first(items, slots, slot + 1); item++) {
@@ -340,16 +366,25 @@ weft_status WEFT__ISA_NAME(weft__winograd_nchw)(const weft__exec *e, const gemm_
     const shape *s = &q.s;
     q.in = e->ptr[s->back ? WEFT_ROLE_DIFF_DST : WEFT_ROLE_SRC];
     q.out = e->ptr[s->back ? WEFT_ROLE_DIFF_SRC : WEFT_ROLE_DST];
+    q.outs = s->oc;
     if (s->local) {
         q.scratch.base = e->workspace, q.scratch.bytes = strip_bytes(s);
         weft__parallel(e->ctx, WEFT__MIN(items_of(s), GEMM_SLOTS), local_slots, &q);
         return WEFT_OK;
     }
+    if (s->blocks) {
+        q.weights = e->ptr[WEFT_ROLE_WEIGHTS];
+        q.w = (float *)(void *)((char *)e->workspace + cpu_round_up((int64_t)strip_bytes(s), 64));
+    }
     for (int64_t i = 0; i < strips_of(s); i++) {
         set_strip(&q, i, e->workspace);
         weft__parallel(e->ctx, WEFT__MIN(s->groups * s->ic, SLOTS), in_slot, &q);
-        weft__parallel(e->ctx, products_of(&q), product_slot, &q);
-        weft__parallel(e->ctx, WEFT__MIN(s->groups * s->oc, SLOTS), out_slot, &q);
+        for (q.m0 = 0; q.m0 < s->oc; q.m0 += s->step) {
+            q.outs = WEFT__MIN(s->step, s->oc - q.m0);
+            if (s->blocks) weft__parallel(e->ctx, gemm_split(q.outs, GEMM_MR), weights_slot, &q);
+            weft__parallel(e->ctx, products_of(&q), product_slot, &q);
+            weft__parallel(e->ctx, WEFT__MIN(s->groups * q.outs, SLOTS), out_slot, &q);
+        }
     }
     return WEFT_OK;
 }
@@ -381,11 +416,13 @@ static const char *plan(const weft_problem *p, const weft__hw *hw, int variant, 
     /* as multiply-adds: mostly stores and loads */
     const double turn = VF_REGS == 32 ? (s.local ? 14 : 12) : s.local ? 26 : 16;
     const double turns = 2.0 * POINTS * tiles * g * (again * ic + oc) * turn;
-    d->packed = (size_t)(POINTS * s.w_point) * sizeof(float);
+    const size_t transformed = (size_t)(POINTS * s.w_point) * sizeof(float);
+    d->packed = s.blocks ? 0 : transformed;
     d->workspace = strip_bytes(&s) * (size_t)(s.local ? WEFT__MIN(items_of(&s), GEMM_SLOTS) : 1);
+    if (s.blocks) d->workspace = (size_t)cpu_round_up((int64_t)d->workspace, 64) + transformed;
     const double weights = 400 * g * (double)s.k * oc;
     d->ns = cpu_cost(hw, weft__bytes(p) + (double)d->packed, (product + turns + weights) / GEMM_SHARE, 1) +
-            0.06 * (double)(d->packed + strip_bytes(&s)); /* first touch */
+            0.06 * (double)(transformed + strip_bytes(&s)); /* first touch */
     return NULL;
 }
 

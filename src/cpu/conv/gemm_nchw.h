@@ -5,6 +5,8 @@
  *            that way, 16-bit data becomes f32, strides are taken out. Sums of more than KC products wait in
  *            scratch. 1x1 windows are the same with rows of whole images; bwd_data has one view for each residue of
  *            the stride, and one for all where kernel = stride
+ * In place:  of few positions (IN_PLACE) f32 weights are read where they lie, in rows along k = (channel, tap): a copy
+ *            of them would cost more than the products. Strips are filled in that order then
  * Traffic:   weights from the last-level cache once a strip, data once a tap from there or nearer
  * Roofline:  multiply-add peak; the copy costs about 3 cycles a vector against M multiply-adds
  * Pairs:     the file that includes this says by GEMM_PAIRS whether products are of f32, or of bf16 by dot products of
@@ -17,11 +19,13 @@
 #include "cpu/conv/gemm_view.h"
 
 enum { KC = 576, STRIP_BYTES = 288 << 10, PANELS = 16, WANTED = 24, LEAST_ROWS = 128 };
+enum { IN_PLACE = 1024, IN_PLACE_TAPS = 25 }; /* positions, and taps, at most */
 
 typedef struct params {
     int64_t kc, strip; /* products of a block; vectors of a strip */
     int64_t parts;     /* of the output channels of a group */
     int64_t items;
+    bool in_place;                                 /* weights are read where they lie */
     size_t weights, bias, panels, pieces, scratch; /* bytes: packed weights, 0: they come packed; bias; of one slot */
 } params;
 
@@ -64,7 +68,7 @@ typedef struct strip {
     int64_t np;                    /* panels */
     int64_t k;                     /* rows of a panel */
     float *panels;
-    struct piece *pieces; /* room for a lane and one more of each vector */
+    struct piece *pieces; /* room for a lane and one more of each vector, for one tap or for all */
 } strip;
 
 VF_INLINE int64_t panel_first(const strip *s, int64_t j) { return gemm_first(s->vectors, s->np, j) * VF_LANES; }
@@ -74,6 +78,8 @@ VF_INLINE float *panel_at(const strip *s, int64_t j) { return s->panels + panel_
 VF_INLINE int64_t strip_floats(int64_t vectors, int64_t k) {
     return cpu_round_up(vectors * VF_LANES * k + cpu_ceil(vectors, GEMM_NV) * VF_LANES, 16);
 }
+
+VF_INLINE int64_t pieces_of(int64_t vectors) { return vectors * (VF_LANES + 1); }
 
 /* ---------------------------------------------------------------- positions to panels */
 typedef struct run { /* consecutive positions of one row */
@@ -153,24 +159,28 @@ VF_INLINE void fill_row(const job *q, const gemm_view *v, int64_t c, int64_t k, 
     }
 }
 
-/* Products k0 .. k1 of a strip into its panels. */
+/* Products k0 .. k1 of a strip into its panels, in the order tap, channel, or channel, tap. */
 VF_INLINE void fill(const job *q, const gemm_view *v, const strip *s, int64_t k0, int64_t k1, const int dtype,
                     const bool factor) {
-    piece *pieces = s->pieces;
     const int64_t last = s->np - 1, width = panel_width(s, last), move = v->x[2].move;
-    const bool ragged = s->count < s->vectors * VF_LANES;
-    for (int64_t k = k0, row = 0; k < k1;) {
-        const int64_t depth = depth_of(v), tap = k / depth, end = WEFT__MIN(k1, (tap + 1) * depth);
-        const int npieces = find_pieces(v, s, tap, q->factors->in.image, pieces);
-        for (int64_t c = k - tap * depth; k < end; k++, c++, row++) {
-            if (ragged) vf_store(panel_at(s, last) + (row + 1) * width - VF_LANES, vf_zero());
-            if (move == 1)
-                fill_row(q, v, c, row, pieces, npieces, 1, dtype, factor);
-            else if (move == 2)
-                fill_row(q, v, c, row, pieces, npieces, 2, dtype, factor);
-            else
-                fill_row(q, v, c, row, pieces, npieces, move, dtype, factor);
-        }
+    const bool ragged = s->count < s->vectors * VF_LANES, in_place = q->d->in_place;
+    const int64_t depth = depth_of(v), image = q->factors->in.image;
+    int64_t tap = in_place ? k0 % v->taps : k0 / depth, c = in_place ? k0 / v->taps : k0 % depth;
+    int npieces = 0;
+    for (int64_t t = 0; t < v->taps && in_place; t++)
+        npieces = find_pieces(v, s, t, image, s->pieces + t * pieces_of(s->vectors));
+    for (int64_t row = 0; row < k1 - k0; row++) {
+        const piece *pieces = in_place ? s->pieces + tap * pieces_of(s->vectors) : s->pieces;
+        if (!in_place && (row == 0 || c == 0)) npieces = find_pieces(v, s, tap, image, s->pieces);
+        if (ragged) vf_store(panel_at(s, last) + (row + 1) * width - VF_LANES, vf_zero());
+        if (move == 1)
+            fill_row(q, v, c, row, pieces, npieces, 1, dtype, factor);
+        else if (move == 2)
+            fill_row(q, v, c, row, pieces, npieces, 2, dtype, factor);
+        else
+            fill_row(q, v, c, row, pieces, npieces, move, dtype, factor);
+        if (in_place && ++tap == v->taps) tap = 0, c++;
+        if (!in_place && ++c == depth) c = 0, tap++;
     }
 }
 
@@ -208,6 +218,18 @@ static void put_tile(const job *q, const gemm_view *v, const strip *s, int64_t m
     }
 }
 
+/* Rows of weights in panels, or where they lie. */
+static void multiply(const job *q, gemm_tile *t, int64_t rows, int64_t vectors) {
+    const float *lines[GEMM_MR];
+    if (GEMM_PAIRS || !q->d->in_place) {
+        gemm_multiply(t, rows, vectors);
+        return;
+    }
+    for (int64_t i = 0; i < rows; i++) lines[i] = t->a + i * t->lda;
+    t->rows = lines, t->segments = 1;
+    gemm_run(t, GEMM_ROWS, rows, vectors);
+}
+
 static void run_tile(const job *q, const gemm_view *v, const strip *s, gemm_tile *t, int64_t m, int64_t rows,
                      int64_t first, int64_t count, int64_t vectors) {
     const int64_t image = v->pixels / v->n, n = first / image;
@@ -224,7 +246,7 @@ static void run_tile(const job *q, const gemm_view *v, const strip *s, gemm_tile
     } else {
         t->c = tile, t->ldc = GEMM_NR, t->end = NULL;
     }
-    gemm_multiply(t, rows, vectors);
+    multiply(q, t, rows, vectors);
     if (!direct) put_tile(q, v, s, m, rows, first, count, tile);
 }
 
@@ -240,15 +262,15 @@ static void run_strip(const job *q, const gemm_view *v, const strip *s, float *s
                 const int64_t first = panel_first(s, j), width = panel_width(s, j);
                 float *sum = sums + ((i - s->m0) * s->np + j) * GEMM_MR * GEMM_NR;
                 gemm_tile t = {.k = k1 - k0,
-                               .a = weights + m * products + k0 * rows,
-                               .lda = rows,
+                               .a = weights + m * products + (q->d->in_place ? k0 : k0 * rows),
+                               .lda = q->d->in_place ? products : rows,
                                .from = k0 ? sum : NULL,
                                .ld_from = GEMM_NR,
                                .b = panel_at(s, j),
                                .ldb = width};
                 if (k1 < products) {
                     t.c = sum, t.ldc = GEMM_NR, t.tail = VF_LANES;
-                    gemm_multiply(&t, rows, width / VF_LANES);
+                    multiply(q, &t, rows, width / VF_LANES);
                 } else {
                     run_tile(q, v, s, &t, m, rows, s->first + first, WEFT__MIN(width, s->count - first),
                              width / VF_LANES);
@@ -373,7 +395,7 @@ static weft_status run_gemm(const weft__exec *e, const gemm_factors *factors) {
     job q = {.e = e, .d = d, .fwd = p->pass == WEFT_PASS_FWD, .slots = WEFT__MIN(d->items, GEMM_SLOTS)};
     const weft_tensor *weights = weft__tensor(p, WEFT_ROLE_WEIGHTS);
     char *room = e->workspace;
-    q.weights = e->packed;
+    q.weights = d->in_place ? e->ptr[WEFT_ROLE_WEIGHTS] : e->packed;
     if (d->weights) {
         if (!gemm_all_finite(weights, e->ptr[WEFT_ROLE_WEIGHTS])) {
             gemm_run_reference(e);
@@ -427,11 +449,13 @@ static const char *plan(const weft_problem *p, const weft__hw *hw, int variant, 
     }
     const size_t packed = (size_t)(depth_of(&v) * v.co * p->groups * window) * sizeof(float);
     const bool strict = p->math == WEFT_MATH_STRICT && (!fwd || gemm_is_padded(p));
+    d->in_place = !GEMM_PAIRS && fwd && !strict && v.pixels <= IN_PLACE && v.taps <= IN_PLACE_TAPS &&
+                  weft__tensor(p, WEFT_ROLE_WEIGHTS)->dtype == WEFT_DTYPE_F32;
     d->weights = strict ? cpu_round_up((int64_t)packed, 64) : 0;
-    out->packed = strict ? 0 : packed;
+    out->packed = strict || d->in_place ? 0 : packed;
     d->bias = gemm_bias_bytes(p, v.co / v.spread * v.groups);
     d->panels = (size_t)strip_floats(d->strip, d->kc) * sizeof(float);
-    d->pieces = (size_t)cpu_round_up(d->strip * (VF_LANES + 1) * (int64_t)sizeof(piece), 64);
+    d->pieces = (size_t)cpu_round_up((d->in_place ? v.taps : 1) * pieces_of(d->strip) * (int64_t)sizeof(piece), 64);
     d->scratch = d->panels + d->pieces;
     if (longest > d->kc)
         d->scratch +=
@@ -441,11 +465,11 @@ static const char *plan(const weft_problem *p, const weft__hw *hw, int variant, 
     const int64_t move = v.x[2].move;
     const double copy = (double)(d->parts * (move == 1 ? 8 : move == 2 ? 20 : 40));
     const double sums = 2 * ((double)v.co + copy) * (double)depth_of(&v) * (double)window * (double)p->groups *
-                        (double)(fwd ? v.pixels : p->n * p->out[0] * p->out[1] * p->out[2]);
+                        (double)(fwd ? vectors * VF_LANES : p->n * p->out[0] * p->out[1] * p->out[2]);
     const double slow = GEMM_PAIRS ? GEMM_PAIR_COST : 1;
     const double apart =
         v.x[2].step == 1 ? 0 : 2 * 16 * (double)p->n * (double)p->c * (double)(p->in[0] * p->in[1] * p->in[2]);
-    const double pack = GEMM_PACK_NS * (double)(packed / sizeof(float)) / hw->threads;
+    const double pack = d->in_place ? 0 : GEMM_PACK_NS * (double)(packed / sizeof(float)) / hw->threads;
     out->ns = cpu_cost(hw, weft__bytes(p), slow * sums + apart, GEMM_SHARE) + pack;
     return NULL;
 }
