@@ -182,7 +182,8 @@ def test_out(device):
     y, new = W.partial_conv2d(x, w, b, mask, **c.options)
     for given in ((torch.empty_like(y), torch.empty_like(new)), (scattered(torch.empty_like(y)), channels_last(torch.empty_like(new)))):
         got = W.partial_conv2d(x, w, b, mask, **c.options, out=given)
-        assert got is given and torch.equal(got[0], y) and torch.equal(got[1], new)
+        assert got is given and torch.equal(got[1], new)
+        torch.testing.assert_close(got[0], y)   # scattered memory is another kernel's, with sums in another order
     x0 = torch.randn(2, 4, 6, 6, device=device)
     for given, kind, text in (((y,), TypeError, "out: is 1 of ['Tensor'], allowed: 2 tensors or None"), (y, TypeError, "out: is Tensor"),
                               ((y[:1], new), RuntimeError, "out: has the shape"),

@@ -420,7 +420,7 @@ static const char *plan(const weft_problem *p, const weft__hw *hw, int variant, 
     d->packed = s.blocks ? 0 : transformed;
     d->workspace = strip_bytes(&s) * (size_t)(s.local ? WEFT__MIN(items_of(&s), GEMM_SLOTS) : 1);
     if (s.blocks) d->workspace = (size_t)cpu_round_up((int64_t)d->workspace, 64) + transformed;
-    const double weights = 400 * g * (double)s.k * oc;
+    const double weights = 700 * g * (double)s.k * oc;
     d->ns = cpu_cost(hw, weft__bytes(p) + (double)d->packed, (product + turns + weights) / GEMM_SHARE, 1) +
             0.06 * (double)(transformed + strip_bytes(&s)); /* first touch */
     return NULL;

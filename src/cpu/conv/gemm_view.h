@@ -399,7 +399,7 @@ static inline void gemm_clear_rest(const weft__exec *e) {
 /* ns to pack one weight, on one thread. */
 #define GEMM_PACK_NS 0.8
 /* Of the multiply-add peak, measured. */
-#define GEMM_SHARE (VF_REGS == 32 ? 0.92 : 0.87)
+#define GEMM_SHARE (VF_REGS == 32 ? 0.92 : 0.8)
 #define GEMM_DTYPES (WEFT__DTYPE_SET(F32) | WEFT__DTYPE_SET(F16) | WEFT__DTYPE_SET(BF16))
 #define GEMM_STEPS (CPU_EPILOGUE_STEPS | WEFT__STEP_SET(ACC))
 
