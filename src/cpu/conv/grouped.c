@@ -208,8 +208,8 @@ static const char *plan(const weft_problem *p, const weft__hw *hw, int variant, 
         const gemm_view *v = &t.v;
         d->items += t.items, k = WEFT__MAX(k, v->k);
         room = WEFT__MAX(room, t.slab.size + t.slab.bundle * v->co * t.ld);
-        /* for each vector: its multiply-adds, loads that split lines, and the way in, 4 a vector, 10 transposed or with a
-         * stride, and out, through scratch, 16 */
+        /* for each vector: its multiply-adds, loads that split lines, the way in, 4 a vector, 10 transposed or with a
+         * stride, and the way out, through scratch, 16 */
         const double halo =
             (double)(v->x[1].move * v->x[2].move) * (double)(t.slab.rows + t.slab.reach[1]) / (double)t.slab.rows;
         const double each = (double)v->k * ((double)v->co + 1 + 0.8 * (double)gemm_split(v->co, GEMM_MR)) +

@@ -9,8 +9,8 @@
  * Traffic:   that of the dense convolution and a few planes of one channel
  * Roofline:  multiply-add peak; by transforms below it. Measured against the matrix product on two busy Zen 4 cores,
  *            forward and both gradients: k 5, 2x64->128 of 128x128, 2.8x and 3.5x by Fourier transforms; k 3, 4x256
- *            of 32x32, 1.7x and 1.3x by Winograd. With few channels in or out (67 to 3 of 256x256) a direct sum takes the
- *            place of the matrix product, whose copy of each tap would cost more than its sums
+ *            of 32x32, 1.7x and 1.3x by Winograd. With few channels in or out (67 to 3 of 256x256)
+ *            a direct sum takes the place of the matrix product, whose copy of each tap would cost more than its sums
  * Assumes:   convolution, not transposed. A mask with a channel each takes a masked copy of some images: every.h
  * Try:       weft bench partial_conv2d:fwd:f32:nchw:n4c256h32w32:o256k3p1 */
 #include "cpu/partial_conv/planes.h"
