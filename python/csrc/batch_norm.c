@@ -2,29 +2,22 @@
  * running ones), and the gradients of both. Data has 2 to 5 dimensions, (n, c) and spatial axes; parameters and
  * statistics have one value a channel. Weight and bias come together or not at all. Statistics are kept in float32,
  * or float64 for such data: running ones of 16 bits are read and written through a copy. */
-#include <stdio.h>
-
 #include "binding.h"
 
-enum { INPUT, WEIGHT, BIAS, MEAN, VAR, EPS, MOMENTUM }; /* forward operators */
-enum { B_GRAD, B_INPUT, B_WEIGHT, B_MEAN, B_SPREAD, B_TRAINING, B_EPS };
-
 /* ---------------------------------------------------------------- arguments */
-static bool check_data(wt_call *call, int at) {
-    return wt_check_data(call, at, 2, 5, "2 to 5, batch and channels first");
+static bool check_data(wt_call *call) {
+    return wt_check_data(call, AT(input), 2, 5, "2 to 5, batch and channels first");
 }
 
 /* One value a channel, in the type of the data or, beside data of 16 bits, in float32. */
-static bool check_vector(wt_call *call, int at, int data) {
-    const wt_tensor *t = &call->arg[at].tensor, *x = &call->arg[data].tensor;
+static bool check_vector(wt_call *call, int at) {
+    const wt_tensor *t = &call->arg[at].tensor, *x = &ARG(input).tensor;
     if (!t->handle) return true;
-    char what[64];
-    snprintf(what, sizeof(what), "the channels of %s", call->op->name[data]);
-    if (!wt_check_length(call, at, x->sizes[1], what)) return false;
+    if (!wt_check_length(call, at, x->sizes[1], "the channels of input")) return false;
     bool narrow = x->dtype == WEFT_DTYPE_F16 || x->dtype == WEFT_DTYPE_BF16;
     if (t->code != x->code && !(narrow && t->dtype == WEFT_DTYPE_F32))
-        return wt_fail(call, "%s: is %s, allowed: the type of %s, %s%s", call->op->name[at], wt_dtype_name(t->code),
-                       call->op->name[data], wt_dtype_name(x->code), narrow ? ", or float32" : "");
+        return wt_fail(call, "%s: is %s, allowed: the type of input, %s%s", call->op->name[at], wt_dtype_name(t->code),
+                       wt_dtype_name(x->code), narrow ? ", or float32" : "");
     return true;
 }
 
@@ -37,9 +30,11 @@ static bool check_both(wt_call *call, int one, int two) {
 
 static bool check_forward(wt_call *call) {
     int first = 0;
-    if (!check_data(call, INPUT) || !check_both(call, WEIGHT, BIAS) || !check_both(call, MEAN, VAR)) return false;
-    for (int at = WEIGHT; at <= VAR; at++) {
-        if (!check_vector(call, at, INPUT) || (first && !wt_check_same_type(call, at, first))) return false;
+    if (!check_data(call) || !check_both(call, AT(weight), AT(bias)) ||
+        !check_both(call, AT(running_mean), AT(running_var)))
+        return false;
+    for (int at = AT(weight); at <= AT(running_var); at++) {
+        if (!check_vector(call, at) || (first && !wt_check_same_type(call, at, first))) return false;
         if (!first && call->arg[at].tensor.handle) first = at;
     }
     return true;
@@ -74,28 +69,27 @@ static bool close_statistic(wt_call *call, int at, const wt_view *v) {
 }
 
 /* ---------------------------------------------------------------- the problem */
-/* data, weight: where they stand. */
-static weft_problem *begin(wt_call *call, weft_pass pass, const wt_view *x, bool training, int data, int weight) {
-    const int rank = (int)call->arg[data].tensor.rank - 2;
+static weft_problem *begin(wt_call *call, weft_pass pass, const wt_view *x, bool training) {
+    const int rank = (int)ARG(input).tensor.rank - 2;
     weft_problem *p = wt_begin(call, WEFT_OP_BATCH_NORM, pass, rank > 1 ? rank : 1, x);
     p->attr[WEFT_BN_TRAIN] = training;
-    p->attr[WEFT_BN_AFFINE] = call->arg[weight].tensor.handle != NULL;
+    p->attr[WEFT_BN_AFFINE] = ARG(weight).tensor.handle != NULL;
     p->attr[WEFT_BN_TRACK] = !training;
-    p->real[WEFT_BN_EPS] = call->arg[pass == WEFT_PASS_FWD ? EPS : B_EPS].real;
+    p->real[WEFT_BN_EPS] = ARG(eps).real;
     wt_put(call, WEFT_ROLE_SRC, x);
-    wt_put_vector(call, WEFT_ROLE_WEIGHTS, weight);
+    wt_put_vector(call, WEFT_ROLE_WEIGHTS, AT(weight));
     return p;
 }
 
 /* input, weight, bias and the result, which is made here */
 static bool put_forward(wt_call *call, bool training) {
-    const wt_tensor *t = &call->arg[INPUT].tensor;
+    const wt_tensor *t = &ARG(input).tensor;
     int rank = (int)t->rank - 2;
     wt_view x = wt_see(t, rank), y;
     if (!wt_create(call, 0, &y, x.dims, rank, wt_is_last(&x), true, t->code)) return false;
-    begin(call, WEFT_PASS_FWD, &x, training, INPUT, WEIGHT);
+    begin(call, WEFT_PASS_FWD, &x, training);
     wt_put(call, WEFT_ROLE_DST, &y);
-    wt_put_vector(call, WEFT_ROLE_BIAS, BIAS);
+    wt_put_vector(call, WEFT_ROLE_BIAS, AT(bias));
     return true;
 }
 
@@ -108,86 +102,80 @@ static bool fits_beside(const wt_tensor *x, const wt_tensor *t, bool narrow) {
            ((t->sizes[0] <= 1 || t->strides[0] == 1) && (narrow ? t->dtype == WEFT_DTYPE_F32 : t->code == x->code));
 }
 
-/* data, weight: where they stand; the other parameters and statistics follow the weight. */
-static bool torch_takes(const wt_call *call, int data, int weight) {
-    const wt_tensor *x = &call->arg[data].tensor;
+/* The other parameters and statistics follow the weight. */
+static bool torch_takes(const wt_call *call) {
+    const wt_tensor *x = &ARG(input).tensor;
     bool narrow = x->dtype == WEFT_DTYPE_F16 || x->dtype == WEFT_DTYPE_BF16;
     /* there the float32 gradients of its parameters are good to 16 bits, and this forward pass is not the one that
      * torch.nn takes, cuDNN's, but one of half the speed */
-    if (narrow && (call->cuda || !call->arg[weight].tensor.handle)) return false;
-    for (int at = weight; call->op->kind[at] == WT_TENSOR || call->op->kind[at] == WT_TENSOR_OR_NONE; at++)
+    if (narrow && (call->cuda || !ARG(weight).tensor.handle)) return false;
+    for (int at = AT(weight); call->op->kind[at] == WT_TENSOR || call->op->kind[at] == WT_TENSOR_OR_NONE; at++)
         if (!fits_beside(x, &call->arg[at].tensor, narrow)) return false;
     return true;
 }
 
 /* ---------------------------------------------------------------- operators */
-static bool run_batch_norm(wt_call *call) {
+bool wt_run_batch_norm(wt_call *call) {
     wt_view mean, var;
     if (!check_forward(call) || !put_forward(call, false)) return false;
-    if (!see_statistic(call, MEAN, &mean) || !see_statistic(call, VAR, &var)) return false;
+    if (!see_statistic(call, AT(running_mean), &mean) || !see_statistic(call, AT(running_var), &var)) return false;
     if (!call->p.c) return true; /* nothing, and a problem has channels */
     WT_PUT(call, {WEFT_ROLE_MEAN, &mean}, {WEFT_ROLE_VAR, &var});
-    return wt_run(call, torch_takes(call, INPUT, WEIGHT));
+    return wt_run(call, torch_takes(call));
 }
-WT_OPERATOR_OUT(
-    batch_norm,
-    "(Tensor input, Tensor? weight, Tensor? bias, Tensor running_mean, Tensor running_var, float eps) -> Tensor")
 
 /* Results: the data, and the mean and inverse deviation of each channel of the batch. */
-static bool run_batch_norm_train(wt_call *call) {
+bool wt_run_batch_norm_train(wt_call *call) {
     wt_view mean, var, save_mean, save_invstd;
-    const bool track = call->arg[MEAN].tensor.handle;
-    const int32_t code = wt_wide_code(call->arg[INPUT].tensor.code);
+    const bool track = ARG(running_mean).tensor.handle;
+    const int32_t code = wt_wide_code(ARG(input).tensor.code);
     weft_problem *p = &call->p;
     if (!check_forward(call) || !put_forward(call, true) || !wt_create_vector(call, 1, &save_mean, p->c, code) ||
         !wt_create_vector(call, 2, &save_invstd, p->c, code))
         return false;
-    if (track && (!open_statistic(call, MEAN, &mean) || !open_statistic(call, VAR, &var))) return false;
+    if (track && (!open_statistic(call, AT(running_mean), &mean) || !open_statistic(call, AT(running_var), &var)))
+        return false;
     if (!p->c) return true;
     p->attr[WEFT_BN_TRACK] = track;
-    p->real[WEFT_BN_MOMENTUM] = call->arg[MOMENTUM].real;
+    p->real[WEFT_BN_MOMENTUM] = ARG(momentum).real;
     WT_PUT(call, {WEFT_ROLE_SAVE_MEAN, &save_mean}, {WEFT_ROLE_SAVE_INVSTD, &save_invstd});
     if (track) WT_PUT(call, {WEFT_ROLE_MEAN, &mean}, {WEFT_ROLE_VAR, &var});
     call->once |= track; /* a rehearsal would move the running statistics */
-    return wt_run(call, torch_takes(call, INPUT, WEIGHT)) &&
-           (!track || (close_statistic(call, MEAN, &mean) && close_statistic(call, VAR, &var)));
+    return wt_run(call, torch_takes(call)) &&
+           (!track || (close_statistic(call, AT(running_mean), &mean) && close_statistic(call, AT(running_var), &var)));
 }
-WT_OPERATOR_OUT(batch_norm_train, "(Tensor input, Tensor? weight, Tensor? bias, Tensor(c!)? running_mean, Tensor(d!)? "
-                                  "running_var, float eps, float momentum) -> (Tensor, Tensor, Tensor)")
 
 static bool check_backward(wt_call *call) {
-    const wt_tensor *dy = &call->arg[B_GRAD].tensor, *x = &call->arg[B_INPUT].tensor;
-    if (!check_data(call, B_INPUT) || !wt_check_same_type(call, B_GRAD, B_INPUT)) return false;
+    const wt_tensor *dy = &ARG(grad_output).tensor, *x = &ARG(input).tensor;
+    if (!check_data(call) || !wt_check_same_type(call, AT(grad_output), AT(input))) return false;
     if (!wt_check_shape(call, "grad_output", dy, x->rank, x->sizes, "the shape of input, ")) return false;
-    for (int at = B_WEIGHT; at <= B_SPREAD; at++)
-        if (!check_vector(call, at, B_INPUT)) return false;
+    for (int at = AT(weight); at <= AT(spread); at++)
+        if (!check_vector(call, at)) return false;
     return true;
 }
 
 /* mean and spread: in training those of the batch, mean and inverse deviation; else the running ones, mean and
  * variance. Without a weight its gradient and that of the bias have no elements. */
-static bool run_batch_norm_backward(wt_call *call) {
-    const wt_tensor *t = &call->arg[B_INPUT].tensor, *w = &call->arg[B_WEIGHT].tensor;
+bool wt_run_batch_norm_backward(wt_call *call) {
+    const wt_tensor *t = &ARG(input).tensor, *w = &ARG(weight).tensor;
     wt_view mean, spread, dx, dw, db;
     if (!check_backward(call)) return false;
-    const bool training = call->arg[B_TRAINING].integer;
+    const bool training = ARG(training).integer;
     const int rank = (int)t->rank - 2;
-    wt_view x = wt_see(t, rank), dy = wt_see(&call->arg[B_GRAD].tensor, rank);
+    wt_view x = wt_see(t, rank), dy = wt_see(&ARG(grad_output).tensor, rank);
     const bool last = wt_is_last(&x);
     const int64_t length = w->handle ? x.dims[1] : 0;
     const int32_t code = w->handle ? w->code : t->code;
     if (!wt_create(call, 0, &dx, x.dims, rank, last, true, t->code) || !wt_create_vector(call, 1, &dw, length, code) ||
-        !wt_create_vector(call, 2, &db, length, code) || !see_statistic(call, B_MEAN, &mean) ||
-        !see_statistic(call, B_SPREAD, &spread))
+        !wt_create_vector(call, 2, &db, length, code) || !see_statistic(call, AT(mean), &mean) ||
+        !see_statistic(call, AT(spread), &spread))
         return false;
     if (!x.dims[1]) return true;
     if (!wt_match_format(call, &dy, rank, last, true, t->code, "grad_output")) return false;
-    begin(call, WEFT_PASS_BWD, &x, training, B_INPUT, B_WEIGHT);
+    begin(call, WEFT_PASS_BWD, &x, training);
     WT_PUT(call, {WEFT_ROLE_DIFF_DST, &dy}, {WEFT_ROLE_DIFF_SRC, &dx},
            {training ? WEFT_ROLE_SAVE_MEAN : WEFT_ROLE_MEAN, &mean},
            {training ? WEFT_ROLE_SAVE_INVSTD : WEFT_ROLE_VAR, &spread});
     if (w->handle) WT_PUT(call, {WEFT_ROLE_DIFF_WEIGHTS, &dw}, {WEFT_ROLE_DIFF_BIAS, &db});
-    return wt_run(call, torch_takes(call, B_INPUT, B_WEIGHT));
+    return wt_run(call, torch_takes(call));
 }
-WT_OPERATOR(batch_norm_backward, "(Tensor grad_output, Tensor input, Tensor? weight, Tensor mean, Tensor spread, bool "
-                                 "training, float eps) -> (Tensor, Tensor, Tensor)")

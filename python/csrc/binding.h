@@ -1,7 +1,7 @@
 /* What the parts of the binding know of each other.
- * An operator is one record: its schema and a function. Arguments are decoded by the schema, so the schema is the
- * only description of the interface; results are tensors. The function validates, fills a weft_problem, allocates
- * with PyTorch and runs the plan. */
+ * An operator is one record (operators.def): its schema, the operator and pass of its problem, and a function.
+ * Arguments are decoded by the schema and found by name, so the schema is the only description of the interface;
+ * results are tensors. The function validates, fills the call's problem, allocates with PyTorch and runs the plan. */
 #ifndef WEFT_TORCH_BINDING_H
 #define WEFT_TORCH_BINDING_H
 
@@ -50,19 +50,41 @@ typedef union wt_arg {
 
 typedef enum wt_kind { WT_TENSOR, WT_TENSOR_OR_NONE, WT_LIST, WT_INT, WT_BOOL, WT_DTYPE, WT_REAL, WT_TEXT } wt_kind;
 
+/* The names that arguments have in the schemas. Within an operator ARG(stride) is the argument of that name, AT(stride)
+ * its place, -1 where the operator has none. */
+/* clang-format off */
+#define WT_NAMES(X)                                                                                                    \
+    X(input) X(weight) X(bias) X(grad_output) X(want) X(bias_dtype)                                                    \
+    X(stride) X(padding) X(dilation) X(groups) X(act) X(lo) X(hi) X(output_padding) X(transposed)                      \
+    X(mask) X(sums) X(legacy) X(biased) X(values) X(rows) X(cols) X(shape)                                             \
+    X(kernel_size) X(ceil_mode) X(flat) X(count_include_pad) X(divisor) X(output_size) X(input_size) X(index) X(size)  \
+    X(channels_last) X(running_mean) X(running_var) X(mean) X(spread) X(training) X(eps) X(momentum)                   \
+    X(alpha) X(beta) X(k) X(output) X(dim) X(log) X(dtype) X(target) X(lse) X(ignore_index) X(reduction)               \
+    X(label_smoothing) X(x) X(side) X(seq_idx) X(initial_states) X(final_states) X(grad_final) X(silu) X(conv_state)   \
+    X(cache_seqlens) X(conv_state_indices) X(h0) X(c0) X(reserve) X(grad_hn) X(grad_cn) X(weights) X(biases)           \
+    X(batch_sizes) X(kind) X(num_layers) X(dropout) X(bidirectional) X(batch_first) X(seed) X(keep)
+/* clang-format on */
+#define X(name) WT_AT_##name,
+enum { WT_NAMES(X) WT_NAMES_COUNT };
+#undef X
+#define AT(name) (call->op->at[WT_AT_##name])
+#define ARG(name) (call->arg[AT(name)])
+
 typedef struct wt_call wt_call;
 typedef struct wt_op {
-    const char *schema;
-    bool (*run)(wt_call *call); /* false: call->error says why */
-    wt_kernel entry;
+    const char *base, *schema; /* its name, but for _out, and its arguments and results */
     /* so many last arguments, out and out1, take the first results: they and "_out" are added to the schema */
     int into;
-    bool in_place;    /* out may be the first argument itself */
-    const char *host; /* the name of a tensor that lies on the CPU whatever the device; NULL: there is none */
-    char text[768];   /* the schema as registered; this and the rest by wt_op_prepare */
-    int nargs;
+    bool in_place;              /* out may be the first argument itself */
+    bool (*run)(wt_call *call); /* false: call->error says why */
+    weft_op op;
+    weft_pass pass;
+    wt_kernel entry;
+    char text[768]; /* the schema as registered; this and the rest by wt_op_prepare */
+    int nargs, nout;
     wt_kind kind[WT_MAX_ARGS];
     char name[WT_MAX_ARGS][20];
+    int8_t at[WT_NAMES_COUNT];
 } wt_op;
 
 struct wt_call {
@@ -117,22 +139,15 @@ bool wt_check_shape(wt_call *call, const char *name, const wt_tensor *t, int64_t
 int wt_dtype_of(int32_t code); /* weft_dtype, or WEFT_DTYPE_NONE */
 void wt_dtypes_init(void);
 
-/* Another operator: WT_OPERATOR(name, "(arguments) -> results") after its function `static bool run_<name>(wt_call *)`,
- * and a line in operators.def. WT_OPERATOR_OUT adds <name>_out, WT_OPERATOR_OUT_PAIR one that takes two results;
- * WT_OPERATOR_IN_PLACE one whose out may be the first argument. */
-#define WT_ENTRY(id, text, function, ...)                                                   \
-    static void enter_##id(wt_value *stack, uint64_t nin, uint64_t nout);                   \
-    wt_op wt_op_##id = {.schema = text, .run = function, .entry = enter_##id, __VA_ARGS__}; \
-    static void enter_##id(wt_value *stack, uint64_t nin, uint64_t nout) { wt_dispatch(&wt_op_##id, stack, nin, nout); }
-#define WT_OPERATOR(id, text) WT_ENTRY(id, #id text, run_##id, .into = 0)
-#define WT_OPERATOR_OUT(id, text) WT_OPERATOR(id, text) WT_ENTRY(id##_out, #id text, run_##id, .into = 1)
-#define WT_OPERATOR_OUT_PAIR(id, text) WT_OPERATOR(id, text) WT_ENTRY(id##_out, #id text, run_##id, .into = 2)
-#define WT_OPERATOR_IN_PLACE(id, text) \
-    WT_OPERATOR(id, text) WT_ENTRY(id##_out, #id text, run_##id, .into = 1, .in_place = true)
-
-#define X(name) extern wt_op wt_op_##name;
+/* All of them, in the order of operators.def. */
+#define X(id, ...) WT_OP_##id,
+enum {
 #include "operators.def"
-#undef X
+    WT_OPS
+};
+extern wt_op wt_ops[WT_OPS];
+#define X(id, name, given, same, function, ...) bool wt_run_##function(wt_call *call);
+#include "operators.def"
 
 /* ---------------------------------------------------------------- view.c: tensors on the axes of a problem,
  * geometry */
@@ -201,13 +216,10 @@ typedef struct wt_geometry {
     int64_t stride[3], pad_lo[3], pad_hi[3], dilation[3], groups;
 } wt_geometry;
 
-/* at: where stride stands; padding, dilation and groups follow it. */
-bool wt_read_geometry(wt_call *call, wt_geometry *g, int at);
-/* Ranks, sizes and types of data and weights; sets rank and batched. */
-bool wt_check_pair(wt_call *call, wt_geometry *g, int data, int weight);
+bool wt_read_geometry(wt_call *call, wt_geometry *g);
 bool wt_check_length(wt_call *call, int at, int64_t length, const char *what); /* one dimension of length */
-bool wt_check_bias(wt_call *call, int at, int64_t channels);                   /* beside input, the first argument */
-bool wt_check_bias_dtype(wt_call *call, int at, int input);                    /* of a gradient */
+bool wt_check_bias(wt_call *call, int64_t channels);
+bool wt_check_bias_dtype(wt_call *call); /* of a gradient */
 /* groups times the second dimension of the weights: the channels on the side of src. */
 bool wt_grouped_channels(wt_call *call, const wt_geometry *g, const wt_view *w, int64_t *channels);
 /* Channels of data and weights. data_axis: which dimension of the weights, times groups if it is 1, counts the
@@ -220,9 +232,8 @@ bool wt_see_exactly(wt_call *call, int at, const wt_geometry *g, const int64_t d
 void wt_begin_conv(weft_problem *p, weft_op op, weft_pass pass, const wt_geometry *g, const wt_view *src,
                    const wt_view *weights);
 void wt_add_step(weft_problem *p, int kind, double lo, double hi);
-bool wt_check_act(wt_call *call, int at); /* at: where act stands; lo and hi follow it */
-/* bias and act of a forward operator, by where they stand */
-bool wt_put_epilogue(wt_call *call, int bias, int act);
+bool wt_check_act(wt_call *call);
+bool wt_put_epilogue(wt_call *call); /* bias and act of a forward operator */
 /* The size of dst from that of src, or, with extra (output_padding), of src from dst; what is not positive is an
  * error, but for an empty batch of src. */
 bool wt_out_sizes(wt_call *call, const wt_geometry *g, const wt_view *x, const wt_view *w, const int64_t *extra,
@@ -246,9 +257,8 @@ bool wt_window_begin(wt_call *call, wt_window *g, int list); /* the rank, from t
 bool wt_window_rank(wt_call *call, wt_window *g, int at, int unbatched);
 bool wt_window_filled(wt_call *call, int at, int64_t from);
 bool wt_window_size(wt_call *call, const wt_window *g, const char *name, const int64_t size[3], int64_t least);
-/* at: where kernel_size stands; stride, padding and perhaps dilation follow it. The caller checks the padding. */
-bool wt_window_read(wt_call *call, wt_window *g, int at, bool dilated);
-bool wt_window_out(wt_window *g, int a); /* the size of the result along axis a; false: there is no window */
+bool wt_window_read(wt_call *call, wt_window *g); /* the caller checks the padding */
+bool wt_window_out(wt_window *g, int a);          /* the size of the result along axis a; false: there is no window */
 /* All of them. name: what holds the sizes; whole: the input without padding must hold the kernel. */
 bool wt_window_sizes(wt_call *call, wt_window *g, const char *name, bool whole);
 /* The problem, without its tensors and without what only one operator has. */
@@ -264,8 +274,9 @@ struct wt_gradients { /* of y = conv(x, w): results 0, 1 and 2 are dx, dw and db
     void (*begin)(wt_call *call, const wt_gradients *d, weft_pass pass); /* the problem, without the tensors above */
     bool torch, torch_bias; /* PyTorch has a way to compute them; a bias alone */
 };
-/* vector: the weights are a vector. input and bias_dtype: where they stand. */
-bool wt_create_wanted(wt_call *call, wt_gradients *d, bool vector, int input, int bias_dtype);
+/* Input and weight, checked and seen, and the geometry. */
+bool wt_open_pair(wt_call *call, wt_gradients *d);
+bool wt_create_wanted(wt_call *call, wt_gradients *d, bool vector); /* vector: the weights are one */
 bool wt_zero_wanted(wt_call *call); /* the gradients of an empty result: sums of nothing */
 bool wt_run_wanted(wt_call *call, const wt_gradients *d);
 /* One pass from x to dy, the roles of both as the pass has them; fwd gives the input's of a transposed one. */
@@ -310,7 +321,6 @@ bool wt_run(wt_call *call, bool torch);
 bool wt_by_torch(wt_call *call, int64_t want);
 bool wt_is_inside(void); /* this thread is within such a call: PyTorch takes no part in operators of weft there */
 
-int wt_results_of(const wt_op *op);
 void wt_drop(wt_call *call, int slot); /* free result `slot`, if it is there */
 /* The arguments of an operator, for torch_call_dispatcher; 0 is None. */
 typedef struct wt_stack {

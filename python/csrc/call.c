@@ -85,10 +85,11 @@ bool wt_check_shape(wt_call *call, const char *name, const wt_tensor *t, int64_t
 /* ---------------------------------------------------------------- the schema: "name(Type arg, ...) -> ..." */
 static bool compose(wt_op *op) {
     static const char *const given[] = {"", ", Tensor(a!) out", ", Tensor(a!) out, Tensor(b!) out1"};
-    int name = (int)strcspn(op->schema, "("), args = (int)(strstr(op->schema, ") ->") - op->schema);
-    int length = op->into ? snprintf(op->text, sizeof(op->text), "%.*s_out%.*s%s) -> ()", name, op->schema, args - name,
-                                     op->schema + name, given[op->into])
-                          : snprintf(op->text, sizeof(op->text), "%s", op->schema);
+    const char *results = strstr(op->schema, ") ->");
+    int length = snprintf(op->text, sizeof(op->text), "%s%s%.*s%s%s", op->base, op->into ? "_out" : "",
+                          (int)(results - op->schema), op->schema, given[op->into], op->into ? ") -> ()" : results);
+    op->nout = 0;
+    while ((results = strstr(results + 1, "Tensor"))) op->nout++;
     return length > 0 && (size_t)length < sizeof(op->text);
 }
 
@@ -111,6 +112,11 @@ const char *wt_op_prepare(wt_op *op) {
         {"Tensor(c!)?", WT_TENSOR_OR_NONE},
         {"Tensor(d!)?", WT_TENSOR_OR_NONE},
     };
+    static const char *const names[] = {
+#define X(name) #name,
+        WT_NAMES(X)
+#undef X
+    };
     if (!compose(op)) return op->schema;
     const char *s = strchr(op->text, '(');
     op->nargs = 0;
@@ -123,6 +129,11 @@ const char *wt_op_prepare(wt_op *op) {
         op->kind[op->nargs] = kinds[k].kind;
         memcpy(op->name[op->nargs++], s + type + 1, name);
         s += type + 1 + name;
+    }
+    for (int i = 0; i < WT_NAMES_COUNT; i++) {
+        op->at[i] = -1;
+        for (int j = 0; j < op->nargs; j++)
+            if (!strcmp(names[i], op->name[j])) op->at[i] = (int8_t)j;
     }
     return s ? NULL : op->schema;
 }
@@ -232,7 +243,7 @@ WEFT_API void weft_torch_shapes_on_cuda(bool cuda) { shapes_on_cuda = cuda; }
 static bool enter_device(wt_call *call) {
     const wt_tensor *first = &call->arg[0].tensor, *t;
     for (int i = 1; i < call->op->nargs; i++) {
-        if (call->op->host && !strcmp(call->op->host, call->op->name[i])) continue;
+        if (i == AT(batch_sizes)) continue; /* it lies on the CPU whatever the device */
         if ((t = tensor_of(call, i)) &&
             (t->device_type != first->device_type || t->device_index != first->device_index))
             return wt_fail(call, "%s: is on %s (index %d), allowed: the device of %s, %s (index %d)", call->op->name[i],

@@ -40,10 +40,11 @@ typedef struct layer {
     bool last, silu;
 } layer;
 
-static bool open_layer(wt_call *call, int x, int weight, int bias, bool silu, layer *l) {
-    const wt_tensor *t = &call->arg[x].tensor, *w = &call->arg[weight].tensor;
-    l->bias = call->arg[bias].tensor.handle ? &call->arg[bias].tensor : NULL;
-    l->silu = silu;
+static bool open_layer(wt_call *call, layer *l) {
+    const wt_tensor *t = &ARG(x).tensor, *w = &ARG(weight).tensor;
+    const int x = AT(x), weight = AT(weight), bias = AT(bias);
+    l->bias = ARG(bias).tensor.handle ? &ARG(bias).tensor : NULL;
+    l->silu = ARG(silu).integer;
     if (!wt_check_float(call, x) || !wt_check_sizes(call, x)) return false;
     int64_t dim = t->sizes[1];
     if (dim < 1) return wt_fail(call, "x: has 0 channels, allowed: 1 or more");
@@ -78,20 +79,21 @@ static weft_problem *begin(wt_call *call, weft_op op, weft_pass pass, const laye
 }
 
 /* seq_idx and initial_states of a sequence: both may be missing, and only one of them given. */
-static bool put_context(wt_call *call, int seq_idx, int x) {
+static bool put_context(wt_call *call) {
     weft_problem *p = &call->p;
-    const wt_tensor *s = &call->arg[seq_idx].tensor, *h = &call->arg[seq_idx + 1].tensor;
+    const wt_tensor *s = &ARG(seq_idx).tensor, *h = &ARG(initial_states).tensor;
     const int64_t last = p->kernel[2] - 1;
     if (s->handle) {
-        if (!check_shape(call, seq_idx, 2, (int64_t[]){p->n, p->in[2]}) || !check_int32(call, seq_idx)) return false;
+        if (!check_shape(call, AT(seq_idx), 2, (int64_t[]){p->n, p->in[2]}) || !check_int32(call, AT(seq_idx)))
+            return false;
         wt_view v = wt_see_along(s, wt_axes(1, true, false));
         p->attr[WEFT_CAUSAL_SEQ_IDX] = 1;
         wt_put(call, WEFT_ROLE_SEQ_IDX, &v);
     }
     if (h->handle) {
         if (s->handle) return wt_fail(call, "initial_states: is given beside seq_idx, allowed: one of them");
-        if (!check_shape(call, seq_idx + 1, 3, (int64_t[]){p->n, p->c, last}) ||
-            !wt_check_same_type(call, seq_idx + 1, x))
+        if (!check_shape(call, AT(initial_states), 3, (int64_t[]){p->n, p->c, last}) ||
+            !wt_check_same_type(call, AT(initial_states), AT(x)))
             return false;
         wt_view v = wt_see(h, 1);
         p->attr[WEFT_CAUSAL_H0] = 1;
@@ -106,18 +108,16 @@ static bool no_result(wt_call *call, int slot, int32_t code) {
 }
 
 /* ---------------------------------------------------------------- forward */
-enum { X, WEIGHT, BIAS, SEQ_IDX, INITIAL, FINAL, SILU };
-
-static bool run_causal_conv1d(wt_call *call) {
+bool wt_run_causal_conv1d(wt_call *call) {
     layer l;
-    const wt_tensor *x = &call->arg[X].tensor;
-    if (!check_shape(call, X, 3, (int64_t[]){-1, -1, -1})) return false;
-    if (!open_layer(call, X, WEIGHT, BIAS, call->arg[SILU].integer, &l) || !see_data(call, X, &l.x)) return false;
+    const wt_tensor *x = &ARG(x).tensor;
+    if (!check_shape(call, AT(x), 3, (int64_t[]){-1, -1, -1})) return false;
+    if (!open_layer(call, &l) || !see_data(call, AT(x), &l.x)) return false;
     weft_problem *p = begin(call, WEFT_OP_CAUSAL_CONV, WEFT_PASS_FWD, &l);
-    if (!put_context(call, SEQ_IDX, X)) return false;
+    if (!put_context(call)) return false;
     wt_view y, hn;
-    const bool last = wt_is_last(&l.x), final = call->arg[FINAL].integer;
-    if (final && call->arg[SEQ_IDX].tensor.handle)
+    const bool last = wt_is_last(&l.x), final = ARG(final_states).integer;
+    if (final && ARG(seq_idx).tensor.handle)
         return wt_fail(call, "return_final_states: is True beside seq_idx, allowed: False");
     if (!wt_create(call, 0, &y, l.x.dims, 1, last, true, x->code)) return false;
     wt_put(call, WEFT_ROLE_DST, &y);
@@ -131,17 +131,14 @@ static bool run_causal_conv1d(wt_call *call) {
     }
     return wt_run(call, false);
 }
-WT_OPERATOR(causal_conv1d, "(Tensor x, Tensor weight, Tensor? bias, Tensor? seq_idx, Tensor? initial_states, bool "
-                           "final_states, bool silu) -> (Tensor, Tensor)")
 
 /* ---------------------------------------------------------------- backward */
-enum { B_GRAD, B_X, B_WEIGHT, B_BIAS, B_SEQ_IDX, B_INITIAL, B_FINAL, B_SILU, B_WANT };
 enum { WANT_X = 1, WANT_PARAMETERS = 2 };
 
 /* dx and, with initial states, theirs. */
 static bool put_diff_data(wt_call *call, const layer *l, bool wanted, bool last) {
     const weft_problem *p = &call->p;
-    const int32_t code = call->arg[B_X].tensor.code;
+    const int32_t code = ARG(x).tensor.code;
     const int64_t states[5] = {p->n, p->c, 1, 1, l->width - 1};
     wt_view v;
     if (!wanted) return no_result(call, 0, code) && no_result(call, 3, code);
@@ -154,7 +151,7 @@ static bool put_diff_data(wt_call *call, const layer *l, bool wanted, bool last)
 }
 
 static bool put_diff_parameters(wt_call *call, const layer *l, bool wanted) {
-    const wt_tensor *w = &call->arg[B_WEIGHT].tensor;
+    const wt_tensor *w = &ARG(weight).tensor;
     const int32_t bias_code = l->bias ? l->bias->code : w->code;
     const int64_t dims[5] = {l->x.dims[1], 1, 1, 1, l->width};
     wt_view v;
@@ -167,26 +164,26 @@ static bool put_diff_parameters(wt_call *call, const layer *l, bool wanted) {
     return true;
 }
 
-static bool run_causal_conv1d_backward(wt_call *call) {
+bool wt_run_causal_conv1d_backward(wt_call *call) {
     layer l;
-    const int64_t want = call->arg[B_WANT].integer;
-    const wt_tensor *dfinal = &call->arg[B_FINAL].tensor;
+    const int64_t want = ARG(want).integer;
+    const wt_tensor *dfinal = &ARG(grad_final).tensor;
     if (want < 1 || want > 3) return wt_fail(call, "want: is %lld, allowed: 1 to 3", (long long)want);
     const weft_pass pass = want == 3 ? WEFT_PASS_BWD : want == WANT_X ? WEFT_PASS_BWD_DATA : WEFT_PASS_BWD_WEIGHTS;
-    if (!check_shape(call, B_X, 3, (int64_t[]){-1, -1, -1})) return false;
-    if (!open_layer(call, B_X, B_WEIGHT, B_BIAS, call->arg[B_SILU].integer, &l) || !see_data(call, B_X, &l.x))
-        return false;
-    if (!check_shape(call, B_GRAD, 3, call->arg[B_X].tensor.sizes) || !wt_check_same_type(call, B_GRAD, B_X))
+    if (!check_shape(call, AT(x), 3, (int64_t[]){-1, -1, -1})) return false;
+    if (!open_layer(call, &l) || !see_data(call, AT(x), &l.x)) return false;
+    if (!check_shape(call, AT(grad_output), 3, ARG(x).tensor.sizes) ||
+        !wt_check_same_type(call, AT(grad_output), AT(x)))
         return false;
     weft_problem *p = begin(call, WEFT_OP_CAUSAL_CONV, pass, &l);
-    if (!put_context(call, B_SEQ_IDX, B_X)) return false;
+    if (!put_context(call)) return false;
     const bool last = wt_is_last(&l.x);
-    wt_view dy = wt_see(&call->arg[B_GRAD].tensor, 1);
-    if (!wt_match_format(call, &dy, 1, last, true, call->arg[B_X].tensor.code, "grad_output")) return false;
+    wt_view dy = wt_see(&ARG(grad_output).tensor, 1);
+    if (!wt_match_format(call, &dy, 1, last, true, ARG(x).tensor.code, "grad_output")) return false;
     wt_put(call, WEFT_ROLE_DIFF_DST, &dy);
     if (dfinal->handle && (want & WANT_X)) {
-        if (!check_shape(call, B_FINAL, 3, (int64_t[]){p->n, p->c, l.width - 1}) ||
-            !wt_check_same_type(call, B_FINAL, B_X))
+        if (!check_shape(call, AT(grad_final), 3, (int64_t[]){p->n, p->c, l.width - 1}) ||
+            !wt_check_same_type(call, AT(grad_final), AT(x)))
             return false;
         wt_view v = wt_see(dfinal, 1);
         p->attr[WEFT_CAUSAL_HN] = 1;
@@ -195,13 +192,8 @@ static bool run_causal_conv1d_backward(wt_call *call) {
     return put_diff_data(call, &l, want & WANT_X, last) && put_diff_parameters(call, &l, want & WANT_PARAMETERS) &&
            wt_run(call, false);
 }
-WT_OPERATOR(causal_conv1d_backward,
-            "(Tensor grad_output, Tensor x, Tensor weight, Tensor? bias, Tensor? seq_idx, Tensor? initial_states, "
-            "Tensor? grad_final, bool silu, int want) -> (Tensor, Tensor, Tensor, Tensor)")
 
 /* ---------------------------------------------------------------- update */
-enum { U_X, U_STATE, U_WEIGHT, U_BIAS, U_LENGTHS, U_INDEX, U_SILU };
-
 /* A vector of n whole numbers of least .. most, looked at where that costs nothing: on the CPU. */
 static bool put_vector(wt_call *call, weft_role role, int at, int64_t least, int64_t most) {
     const wt_tensor *t = &call->arg[at].tensor;
@@ -218,15 +210,15 @@ static bool put_vector(wt_call *call, weft_role role, int at, int64_t least, int
 }
 
 /* x (batch, dim) is one token; the result has its dimensions. */
-static bool run_causal_conv1d_update(wt_call *call) {
+bool wt_run_causal_conv1d_update(wt_call *call) {
     layer l;
-    const wt_tensor *x = &call->arg[U_X].tensor, *state = &call->arg[U_STATE].tensor;
-    const bool gathers = call->arg[U_INDEX].tensor.handle, ring = call->arg[U_LENGTHS].tensor.handle;
-    if (x->rank != 2 && !check_shape(call, U_X, 3, (int64_t[]){-1, -1, -1})) return false;
-    if (!open_layer(call, U_X, U_WEIGHT, U_BIAS, call->arg[U_SILU].integer, &l)) return false;
+    const wt_tensor *x = &ARG(x).tensor, *state = &ARG(conv_state).tensor;
+    const bool gathers = ARG(conv_state_indices).tensor.handle, ring = ARG(cache_seqlens).tensor.handle;
+    if (x->rank != 2 && !check_shape(call, AT(x), 3, (int64_t[]){-1, -1, -1})) return false;
+    if (!open_layer(call, &l)) return false;
     l.x = wt_see(x, (int)x->rank - 2);
-    if (!check_shape(call, U_STATE, 3, (int64_t[]){gathers ? -1 : x->sizes[0], x->sizes[1], -1}) ||
-        !wt_check_same_type(call, U_STATE, U_X))
+    if (!check_shape(call, AT(conv_state), 3, (int64_t[]){gathers ? -1 : x->sizes[0], x->sizes[1], -1}) ||
+        !wt_check_same_type(call, AT(conv_state), AT(x)))
         return false;
     const int64_t len = state->sizes[2], least = l.width - 1 > ring ? l.width - 1 : ring;
     if (len < least)
@@ -237,13 +229,11 @@ static bool run_causal_conv1d_update(wt_call *call) {
     p->attr[WEFT_CAUSAL_ROWS] = state->sizes[0];
     p->attr[WEFT_CAUSAL_RING] = ring;
     p->attr[WEFT_CAUSAL_INDEX] = gathers;
-    if (ring && !put_vector(call, WEFT_ROLE_LENGTHS, U_LENGTHS, 0, INT32_MAX)) return false;
-    if (gathers && !put_vector(call, WEFT_ROLE_INDEX, U_INDEX, -1, state->sizes[0] - 1)) return false;
+    if (ring && !put_vector(call, WEFT_ROLE_LENGTHS, AT(cache_seqlens), 0, INT32_MAX)) return false;
+    if (gathers && !put_vector(call, WEFT_ROLE_INDEX, AT(conv_state_indices), -1, state->sizes[0] - 1)) return false;
     wt_view held = wt_see(state, 1), y;
     if (!wt_create(call, 0, &y, l.x.dims, (int)x->rank - 2, wt_is_last(&l.x), true, x->code)) return false;
     WT_PUT(call, {WEFT_ROLE_STATE, &held}, {WEFT_ROLE_DST, &y});
     call->once = true;
     return wt_run(call, false);
 }
-WT_OPERATOR(causal_conv1d_update, "(Tensor x, Tensor(a!) conv_state, Tensor weight, Tensor? bias, Tensor? "
-                                  "cache_seqlens, Tensor? conv_state_indices, bool silu) -> Tensor")

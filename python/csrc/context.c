@@ -170,13 +170,26 @@ bool wt_execute(wt_call *call, weft_plan *plan, const weft_args *args) {
 }
 
 /* ---------------------------------------------------------------- loading */
+#define X(id, ...)                                                         \
+    static void enter_##id(wt_value *stack, uint64_t nin, uint64_t nout) { \
+        wt_dispatch(&wt_ops[WT_OP_##id], stack, nin, nout);                \
+    }
+#include "operators.def"
+wt_op wt_ops[] = {
+#define X(id, name, given, same, function, of, by, text) \
+    {.base = name,                                       \
+     .schema = text,                                     \
+     .into = given,                                      \
+     .in_place = same,                                   \
+     .run = wt_run_##function,                           \
+     .op = WEFT_OP_##of,                                 \
+     .pass = WEFT_PASS_##by,                             \
+     .entry = enter_##id},
+#include "operators.def"
+};
+
 static const char *register_operators(void) {
     static char why[256];
-    static wt_op *const ops[] = {
-#define X(name) &wt_op_##name,
-#include "operators.def"
-#undef X
-    };
     /* weft_shapes: the same operators on tensors without memory; weft._core.shapes asks them what results are like */
     static const struct {
         const char *space, *key;
@@ -189,15 +202,15 @@ static const char *register_operators(void) {
                 : wt.aoti_torch_library_init_def(places[k].space, file, __LINE__, &libraries[k]))
             return "the operators of weft are registered already: another copy of libweft_torch.so is loaded";
     }
-    for (size_t i = 0; i < sizeof(ops) / sizeof(ops[0]); i++) {
+    for (wt_op *op = wt_ops; op < wt_ops + WT_OPS; op++) {
         char name[48];
-        wt_error failed = wt_op_prepare(ops[i]) != NULL;
-        snprintf(name, sizeof(name), "%.*s", (int)strcspn(ops[i]->text, "("), ops[i]->text);
+        wt_error failed = wt_op_prepare(op) != NULL;
+        snprintf(name, sizeof(name), "%s%s", op->base, op->into ? "_out" : "");
         for (int k = 0; k < PLACES && !failed; k++)
-            failed = places[k].key ? wt.torch_library_impl(libraries[k], name, ops[i]->entry, WT_BUILD_VERSION)
-                                   : wt.aoti_torch_library_def(libraries[k], ops[i]->text);
+            failed = places[k].key ? wt.torch_library_impl(libraries[k], name, op->entry, WT_BUILD_VERSION)
+                                   : wt.aoti_torch_library_def(libraries[k], op->text);
         if (failed) {
-            snprintf(why, sizeof(why), "PyTorch refused the operator %s", ops[i]->schema);
+            snprintf(why, sizeof(why), "PyTorch refused the operator %s", name);
             return why;
         }
     }

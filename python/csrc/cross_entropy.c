@@ -7,10 +7,6 @@
 
 #include "rows.h"
 
-/* Where the arguments stand; in the backward operator one later, and after lse two. */
-enum { INPUT, TARGET, WEIGHT, SETTINGS };
-enum { B_GRAD, B_INPUT, B_LSE = 4, B_SETTINGS };
-enum { IGNORE, REDUCTION, SMOOTHING };
 enum { SRC, LABELS, MOST = 5 }; /* logits and target come first among the tensors of a loss */
 
 typedef struct loss {
@@ -20,8 +16,7 @@ typedef struct loss {
     int count;
     wt_view reduced; /* a loss that is one number, or its gradient */
     weft_role reduced_role;
-    int weight; /* where it stands; -1: there is none */
-    bool probs;
+    bool weighted, probs;
     int64_t ignore, reduction;
     double smoothing;
 } loss;
@@ -37,52 +32,49 @@ static bool is_none(const loss *l) { return l->reduction == WEFT_CE_NONE; }
 static bool on_cpu(const wt_call *call) { return call->device_type == wt.aoti_torch_device_type_cpu(); }
 
 /* ---------------------------------------------------------------- arguments */
-static bool read_target(wt_call *call, loss *l, int input) {
-    const wt_tensor *x = &call->arg[input].tensor, *t = &call->arg[input + 1].tensor;
+static bool read_target(wt_call *call, loss *l) {
+    const wt_tensor *x = &ARG(input).tensor, *t = &ARG(target).tensor;
     l->probs = t->code == x->code;
     if (!l->probs && t->dtype != WEFT_DTYPE_I64)
         return wt_fail(call, "target: is %s, allowed: int64 (classes) or the type of input, %s (probabilities)",
                        wt_dtype_name(t->code), wt_dtype_name(x->code));
-    return wt_rows_of(call, input + 1, &l->s, l->probs, along(l, WEFT_ROLE_TARGET));
+    return wt_rows_of(call, AT(target), &l->s, l->probs, along(l, WEFT_ROLE_TARGET));
 }
 
-static bool read_weight(wt_call *call, loss *l, int input) {
-    l->weight = call->arg[input + 2].tensor.handle ? input + 2 : -1;
-    return l->weight < 0 || (wt_check_length(call, l->weight, l->s.sizes[l->s.channel], "the classes") &&
-                             wt_check_same_type(call, l->weight, input));
-}
-
-static bool read_settings(wt_call *call, loss *l, int at) {
-    l->ignore = call->arg[at + IGNORE].integer;
-    l->reduction = call->arg[at + REDUCTION].integer;
-    l->smoothing = call->arg[at + SMOOTHING].real;
+static bool read_settings(wt_call *call, loss *l) {
+    l->ignore = ARG(ignore_index).integer;
+    l->reduction = ARG(reduction).integer;
+    l->smoothing = ARG(label_smoothing).real;
     if (l->reduction < WEFT_CE_NONE || l->reduction > WEFT_CE_SUM)
         return wt_fail(call, "reduction: is %lld, allowed: 0 (none), 1 (mean) or 2 (sum)", (long long)l->reduction);
     return (l->smoothing >= 0 && l->smoothing <= 1) ||
            wt_fail(call, "label_smoothing: is %g, allowed: 0 to 1", l->smoothing);
 }
 
-static bool read_loss(wt_call *call, loss *l, int input, int settings) {
-    if (!call->arg[input].tensor.rank)
+static bool read_loss(wt_call *call, loss *l) {
+    if (!ARG(input).tensor.rank)
         return wt_fail(call, "input: has 0 dimensions, allowed: 1 (classes), 2 (batch, classes) or more");
-    if (!wt_check_float(call, input) || !wt_shape_of(call, input, &l->s)) return false;
+    if (!wt_check_float(call, AT(input)) || !wt_shape_of(call, AT(input), &l->s)) return false;
     l->s.channel = l->s.rank > 1;
     l->count = 0;
-    return wt_rows_of(call, input, &l->s, true, along(l, WEFT_ROLE_SRC)) && read_target(call, l, input) &&
-           read_weight(call, l, input) && read_settings(call, l, settings);
+    l->weighted = ARG(weight).tensor.handle;
+    return wt_rows_of(call, AT(input), &l->s, true, along(l, WEFT_ROLE_SRC)) && read_target(call, l) &&
+           (!l->weighted || (wt_check_length(call, AT(weight), l->s.sizes[l->s.channel], "the classes") &&
+                             wt_check_same_type(call, AT(weight), AT(input)))) &&
+           read_settings(call, l);
 }
 
 /* ---------------------------------------------------------------- the problem */
 static void put_loss(wt_call *call, const loss *l, const wt_view *v, weft_pass pass) {
     weft_problem *p = wt_rows_begin(call, WEFT_OP_CROSS_ENTROPY, pass, v);
     p->attr[WEFT_CE_PROBABILITIES] = l->probs;
-    p->attr[WEFT_CE_WEIGHTED] = l->weight >= 0;
+    p->attr[WEFT_CE_WEIGHTED] = l->weighted;
     p->attr[WEFT_CE_IGNORE] = l->ignore;
     p->attr[WEFT_CE_REDUCTION] = l->reduction;
     p->real[WEFT_CE_SMOOTHING] = l->smoothing;
     for (int i = 0; i < l->count; i++) wt_put(call, l->role[i], &v[i]);
     if (!is_none(l)) wt_put(call, l->reduced_role, &l->reduced);
-    if (l->weight >= 0) wt_put_vector(call, WEFT_ROLE_WEIGHTS, l->weight);
+    if (l->weighted) wt_put_vector(call, WEFT_ROLE_WEIGHTS, AT(weight));
 }
 
 /* Without classes a row has no loss: what is reduced is that of no rows at all. */
@@ -90,7 +82,7 @@ static bool run_without_classes(wt_call *call, loss *l, wt_view *v) {
     for (int i = 2; i < l->count; i++)
         if (!wt_zero(call, l->t[i].handle)) return false;
     if (is_none(l)) return wt_rows_finish(call, l->t, l->count);
-    l->weight = -1;
+    l->weighted = false;
     for (int i = 0; i < l->count; i++) v[i].dims[0] = 0, v[i].dims[1] = 1;
     put_loss(call, l, v, WEFT_PASS_FWD);
     return wt_run(call, false);
@@ -157,10 +149,10 @@ static bool create_loss(wt_call *call, loss *l) {
     return ok && wt_rows_create(call, 1, &l->s, false, false, wt_wide_code(t.code), along(l, WEFT_ROLE_LSE));
 }
 
-static bool run_cross_entropy(wt_call *call) {
+bool wt_run_cross_entropy(wt_call *call) {
     loss l;
     wt_view v[MOST];
-    if (!read_loss(call, &l, INPUT, SETTINGS) || !create_loss(call, &l)) return false;
+    if (!read_loss(call, &l) || !create_loss(call, &l)) return false;
     if (is_none(&l) && !wt_shape_rows(&l.s)) return true;
     if (!wt_rows_fold(call, &l.s, l.t, l.count, v)) return false;
     if (!v->dims[1]) return check_target(call, &l, v) && run_without_classes(call, &l, v);
@@ -171,26 +163,24 @@ static bool run_cross_entropy(wt_call *call) {
     if (theirs) return ok || (on_cpu(call) && check_labels(call, &l, &v[LABELS]) && false);
     return ok && check_target(call, &l, v) && wt_rows_finish(call, l.t, l.count);
 }
-WT_OPERATOR_OUT(cross_entropy, "(Tensor input, Tensor target, Tensor? weight, int ignore_index, int reduction, float "
-                               "label_smoothing) -> (Tensor, Tensor)")
 
 static bool check_grad(wt_call *call, loss *l) {
-    const wt_tensor *g = &call->arg[B_GRAD].tensor, *lse = &call->arg[B_LSE].tensor;
-    if (!wt_check_same_type(call, B_GRAD, B_INPUT)) return false;
+    const wt_tensor *g = &ARG(grad_output).tensor, *lse = &ARG(lse).tensor;
+    if (!wt_check_same_type(call, AT(grad_output), AT(input))) return false;
     if (lse->dtype != WEFT_DTYPE_F32 && lse->dtype != WEFT_DTYPE_F64)
         return wt_fail(call, "lse: is %s, allowed: float32 or float64", wt_dtype_name(lse->code));
-    if (!wt_rows_of(call, B_LSE, &l->s, false, along(l, WEFT_ROLE_LSE))) return false;
-    if (is_none(l)) return wt_rows_of(call, B_GRAD, &l->s, false, along(l, WEFT_ROLE_DIFF_DST));
+    if (!wt_rows_of(call, AT(lse), &l->s, false, along(l, WEFT_ROLE_LSE))) return false;
+    if (is_none(l)) return wt_rows_of(call, AT(grad_output), &l->s, false, along(l, WEFT_ROLE_DIFF_DST));
     l->reduced = (wt_view){g->handle, g->data, g->dtype, {1}, {1}};
     l->reduced_role = WEFT_ROLE_DIFF_DST;
     return !g->rank || wt_fail(call, "grad_output: has %lld dimensions, allowed: 0, as the loss that is reduced",
                                (long long)g->rank);
 }
 
-static bool run_cross_entropy_backward(wt_call *call) {
+bool wt_run_cross_entropy_backward(wt_call *call) {
     loss l;
     wt_view v[MOST];
-    if (!read_loss(call, &l, B_INPUT, B_SETTINGS) || !check_grad(call, &l) ||
+    if (!read_loss(call, &l) || !check_grad(call, &l) ||
         !wt_rows_create(call, 0, &l.s, true, wt_rows_last(&l.s, &l.t[SRC]), l.t[SRC].code,
                         along(&l, WEFT_ROLE_DIFF_SRC)))
         return false;
@@ -199,5 +189,3 @@ static bool run_cross_entropy_backward(wt_call *call) {
     put_loss(call, &l, v, WEFT_PASS_BWD);
     return wt_rows_run(call, torch_takes(call, &l), l.t, l.count);
 }
-WT_OPERATOR(cross_entropy_backward, "(Tensor grad_output, Tensor input, Tensor target, Tensor? weight, Tensor lse, int "
-                                    "ignore_index, int reduction, float label_smoothing) -> Tensor")

@@ -19,15 +19,14 @@ typedef struct product {
 } product;
 
 /* ---------------------------------------------------------------- arguments */
-static bool check_types(wt_call *call, product *m, int input, int x) {
-    const wt_tensor *t = &call->arg[input].tensor;
+static bool check_types(wt_call *call, product *m) {
+    const wt_tensor *t = &ARG(input).tensor;
     m->native = m->op == WEFT_OP_CDGMM && (t->dtype == WEFT_DTYPE_C64 || t->dtype == WEFT_DTYPE_C128);
     m->pair = m->op == WEFT_OP_CDGMM && !m->native;
     if (!m->native && !wt_is_float(t->dtype))
-        return wt_fail(call, "%s: is %s, allowed: float32, float64, float16 or bfloat16%s", call->op->name[input],
-                       wt_dtype_name(t->code),
+        return wt_fail(call, "input: is %s, allowed: float32, float64, float16 or bfloat16%s", wt_dtype_name(t->code),
                        m->op == WEFT_OP_CDGMM ? " in pairs, complex64 or complex128" : "; cdgmm takes complex numbers");
-    return wt_check_same_type(call, x, input);
+    return wt_check_same_type(call, AT(x), AT(input));
 }
 
 /* So many axes and, of pairs, one more of 2. least: there may be further axes in front. */
@@ -44,27 +43,26 @@ static bool check_rank(wt_call *call, const product *m, int at, int axes, bool l
     return wt_check_sizes(call, at);
 }
 
-static bool read_side(wt_call *call, product *m, int x, int side) {
-    const char *text = call->arg[side].text;
-    int64_t length = call->arg[x].tensor.sizes[0];
+static bool read_side(wt_call *call, product *m) {
+    const char *text = ARG(side).text;
+    int64_t length = ARG(x).tensor.sizes[0];
     bool fits[2] = {length == m->rows && strcmp(text, "right"), length == m->cols && strcmp(text, "left")};
     if (*text && strcmp(text, "left") && strcmp(text, "right"))
         return wt_fail(call, "side: is '%s', allowed: 'left', 'right' or '' for either", text);
     m->right = fits[1];
     if (fits[0] || fits[1]) return true;
     if (*text)
-        return wt_fail(call, "%s: has %lld elements, allowed with side '%s': %lld, one for each %s", call->op->name[x],
-                       (long long)length, text, (long long)(*text == 'l' ? m->rows : m->cols),
-                       *text == 'l' ? "row" : "column");
-    return wt_fail(call, "%s: has %lld elements, allowed: %lld, one for each column, or %lld, one for each row",
-                   call->op->name[x], (long long)length, (long long)m->cols, (long long)m->rows);
+        return wt_fail(call, "x: has %lld elements, allowed with side '%s': %lld, one for each %s", (long long)length,
+                       text, (long long)(*text == 'l' ? m->rows : m->cols), *text == 'l' ? "row" : "column");
+    return wt_fail(call, "x: has %lld elements, allowed: %lld, one for each column, or %lld, one for each row",
+                   (long long)length, (long long)m->cols, (long long)m->rows);
 }
 
-static bool read(wt_call *call, product *m, weft_op op, int input, int x, int side) {
-    m->op = op;
-    if (!check_types(call, m, input, x) || !check_rank(call, m, input, 2, true) || !check_rank(call, m, x, 1, false))
+static bool read(wt_call *call, product *m) {
+    m->op = call->op->op;
+    if (!check_types(call, m) || !check_rank(call, m, AT(input), 2, true) || !check_rank(call, m, AT(x), 1, false))
         return false;
-    const wt_tensor *t = &call->arg[input].tensor;
+    const wt_tensor *t = &ARG(input).tensor;
     m->lead = (int)t->rank - 2 - m->pair;
     m->rows = t->sizes[m->lead];
     m->cols = t->sizes[m->lead + 1];
@@ -74,11 +72,9 @@ static bool read(wt_call *call, product *m, weft_op op, int input, int x, int si
     for (int a = 0; a < t->rank; a++) {
         if (a < m->lead) fits = !__builtin_mul_overflow(m->n, t->sizes[a], &m->n) && m->n <= MOST;
         fits = fits && !__builtin_mul_overflow(all, t->sizes[a] ? t->sizes[a] : 1, &all);
-        if (!fits)
-            return wt_fail(call, "%s: has more than 2^40 matrices or 2^63 elements, allowed: fewer",
-                           call->op->name[input]);
+        if (!fits) return wt_fail(call, "%s: has more than 2^40 matrices or 2^63 elements, allowed: fewer", "input");
     }
-    return read_side(call, m, x, side);
+    return read_side(call, m);
 }
 
 /* ---------------------------------------------------------------- tensors on the axes n h w, and 2 of complex
@@ -174,38 +170,30 @@ static bool torch_takes(const wt_call *call, const product *m, bool sums) {
 
 static bool is_empty(const product *m) { return !m->n || !m->rows || !m->cols; }
 
-enum { INPUT, X, SIDE };
-enum { B_GRAD, B_INPUT, B_X, B_SIDE, B_WANT };
 enum { WANT_INPUT = 1, WANT_X = 2 };
 
-static bool forward(wt_call *call, weft_op op) {
+bool wt_run_dgmm(wt_call *call) {
     product m;
     matrix y;
     wt_view a;
-    if (!read(call, &m, op, INPUT, X, SIDE) || !make(call, &m, 0, &call->arg[INPUT].tensor, &y)) return false;
+    if (!read(call, &m) || !make(call, &m, 0, &ARG(input).tensor, &y)) return false;
     if (is_empty(&m)) return true;
-    if (!see(call, &m, INPUT, &a)) return false;
-    wt_view x = vector(&m, &call->arg[X].tensor);
+    if (!see(call, &m, AT(input), &a)) return false;
+    wt_view x = vector(&m, &ARG(x).tensor);
     describe(call, &m, WEFT_PASS_FWD);
     WT_PUT(call, {WEFT_ROLE_SRC, &a}, {WEFT_ROLE_WEIGHTS, &x}, {WEFT_ROLE_DST, &y.v});
     return run_product(call, torch_takes(call, &m, false) ? WT_ALL : 0, &y);
 }
 
-static bool run_dgmm(wt_call *call) { return forward(call, WEFT_OP_DGMM); }
-WT_OPERATOR_OUT(dgmm, "(Tensor input, Tensor x, str side) -> Tensor")
-
-static bool run_cdgmm(wt_call *call) { return forward(call, WEFT_OP_CDGMM); }
-WT_OPERATOR_OUT(cdgmm, "(Tensor input, Tensor x, str side) -> Tensor")
-
 static bool check_grad(wt_call *call) {
-    const wt_tensor *g = &call->arg[B_GRAD].tensor, *t = &call->arg[B_INPUT].tensor;
+    const wt_tensor *g = &ARG(grad_output).tensor, *t = &ARG(input).tensor;
     return wt_check_shape(call, "grad_output", g, t->rank, t->sizes, "that of input, ") &&
-           wt_check_same_type(call, B_GRAD, B_INPUT);
+           wt_check_same_type(call, AT(grad_output), AT(input));
 }
 
 static bool create_vector(wt_call *call, const product *m, wt_view *v) {
     int64_t strides[2];
-    wt_tensor t = call->arg[B_X].tensor;
+    wt_tensor t = ARG(x).tensor;
     wt_dense_along(strides, t.sizes, t.rank, NULL);
     t.strides = strides;
     if (!wt_result(call, 1, &t)) return false;
@@ -214,32 +202,25 @@ static bool create_vector(wt_call *call, const product *m, wt_view *v) {
 }
 
 /* want: which of the two gradients; the other result has no elements. */
-static bool backward(wt_call *call, weft_op op) {
+bool wt_run_dgmm_backward(wt_call *call) {
     static const weft_pass passes[] = {WEFT_PASS_NONE, WEFT_PASS_BWD_DATA, WEFT_PASS_BWD_WEIGHTS, WEFT_PASS_BWD};
     product m;
     matrix da = {.into = NULL};
     wt_view g, a, dx;
-    const int64_t want = call->arg[B_WANT].integer;
-    const int32_t code = call->arg[B_INPUT].tensor.code;
+    const int64_t want = ARG(want).integer;
+    const int32_t code = ARG(input).tensor.code;
     if (want < 0 || want > 3) return wt_fail(call, "want: is %lld, allowed: 0 to 3", (long long)want);
-    if (!read(call, &m, op, B_INPUT, B_X, B_SIDE) || !check_grad(call) ||
-        !(want & WANT_INPUT ? make(call, &m, 0, &call->arg[B_INPUT].tensor, &da)
-                            : wt_create_vector(call, 0, &da.v, 0, code)) ||
+    if (!read(call, &m) || !check_grad(call) ||
+        !(want & WANT_INPUT ? make(call, &m, 0, &ARG(input).tensor, &da) : wt_create_vector(call, 0, &da.v, 0, code)) ||
         !(want & WANT_X ? create_vector(call, &m, &dx) : wt_create_vector(call, 1, &dx, 0, code)))
         return false;
     if (!want) return true;
     if (is_empty(&m)) return !(want & WANT_X) || wt_zero(call, call->out[1]);
-    if (!see(call, &m, B_GRAD, &g) || (want & WANT_X && !see(call, &m, B_INPUT, &a))) return false;
-    wt_view x = vector(&m, &call->arg[B_X].tensor);
+    if (!see(call, &m, AT(grad_output), &g) || (want & WANT_X && !see(call, &m, AT(input), &a))) return false;
+    wt_view x = vector(&m, &ARG(x).tensor);
     describe(call, &m, passes[want]);
     wt_put(call, WEFT_ROLE_DIFF_DST, &g);
     if (want & WANT_X) wt_put(call, WEFT_ROLE_SRC, &a), wt_put(call, WEFT_ROLE_DIFF_WEIGHTS, &dx);
     if (want & WANT_INPUT) wt_put(call, WEFT_ROLE_WEIGHTS, &x), wt_put(call, WEFT_ROLE_DIFF_SRC, &da.v);
     return run_product(call, torch_takes(call, &m, want & WANT_X) ? want : 0, &da);
 }
-
-static bool run_dgmm_backward(wt_call *call) { return backward(call, WEFT_OP_DGMM); }
-WT_OPERATOR(dgmm_backward, "(Tensor grad_output, Tensor input, Tensor x, str side, int want) -> (Tensor, Tensor)")
-
-static bool run_cdgmm_backward(wt_call *call) { return backward(call, WEFT_OP_CDGMM); }
-WT_OPERATOR(cdgmm_backward, "(Tensor grad_output, Tensor input, Tensor x, str side, int want) -> (Tensor, Tensor)")

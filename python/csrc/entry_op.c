@@ -8,12 +8,6 @@
 #include "entry.h"
 #include "settings.h"
 
-static wt_op *const ops[] = {
-#define X(name) &wt_op_##name,
-#include "operators.def"
-#undef X
-};
-
 /* ---------------------------------------------------------------- arguments by the schema */
 static bool read_list(py_object *value, wt_list *to) {
     bool tuple = value->type == py.PyTuple_Type;
@@ -74,7 +68,7 @@ static bool read_all(const wt_op *op, py_object *const *args, intptr_t nargs, wt
 }
 
 bool entry_read_op(long long number, py_object *const *args, intptr_t nargs, wt_call *call) {
-    wt_call_begin(call, ops[number]);
+    wt_call_begin(call, &wt_ops[number]);
     return read_all(call->op, args, nargs, call->arg);
 }
 
@@ -133,7 +127,7 @@ int entry_run_op(const entry_call *k, const entry_record *r, wt_handle out[WT_MA
     }
     if (!run(&call, r->slow)) return -1;
     int n = 0;
-    while (n < wt_results_of(r->op)) out[n] = call.out[n], n++;
+    while (n < r->op->nout) out[n] = call.out[n], n++;
     return n;
 }
 
@@ -181,8 +175,7 @@ static void forget_plan(void) {
 static bool can_replay(const wt_call *call, wt_capture *ran) {
     entry_replay *p = &offered.replay;
     wt_tensor y;
-    if (ran->runs != 1 || call->nscratch || wt_results_of(call->op) != 1 || wt_read_tensor(call->out[0], &y) ||
-        y.rank > 8)
+    if (ran->runs != 1 || call->nscratch || call->op->nout != 1 || wt_read_tensor(call->out[0], &y) || y.rank > 8)
         return false;
     p->roles = 0, p->rank = (int)y.rank, p->code = y.code;
     memcpy(p->sizes, y.sizes, (size_t)y.rank * sizeof(p->sizes[0]));
@@ -274,7 +267,7 @@ static py_object *update(py_object *self, py_object *const *args, intptr_t nargs
         entry_release(r);
         return ok ? entry_wrap(out) : entry_refuse();
     }
-    wt_call_begin(&call, &wt_op_causal_conv1d_update);
+    wt_call_begin(&call, &wt_ops[WT_OP_causal_conv1d_update]);
     if (!read_all(call.op, args, nargs, call.arg)) return entry_refuse();
     const bool replays = !r && !k.in[LENGTHS].handle && !k.in[INDEX].handle;
     wt_capture ran = {.runs = 0};
@@ -328,7 +321,7 @@ static py_object *run_by_number(py_object *self, py_object *const *args, intptr_
     if (nargs < 2 || !entry_is_plain_here()) return entry_refuse();
     const long long number = py.PyLong_AsLongLong(args[0]);
     if (number < 0) return entry_refuse();
-    const wt_op *op = ops[number];
+    const wt_op *op = &wt_ops[number];
     if (strchr(op->text, '!')) return entry_refuse(); /* the dispatcher counts what is written to */
     wt_call_begin(&call, op);
     if (!read_all(op, args + 1, nargs - 1, call.arg)) return entry_refuse();
@@ -340,7 +333,7 @@ static py_object *run_by_number(py_object *self, py_object *const *args, intptr_
     if (ok && offered.waits) note(&call, entry_is_torchs(), &ran);
     weft_plan_release(ran.plan);
     if (!ok) return entry_refuse();
-    const int n = wt_results_of(op);
+    const int n = op->nout;
     if (n == 1) return entry_wrap(call.out[0]);
     result = py.PyTuple_New(n);
     for (int i = 0; i < n; i++) py.PyTuple_SetItem(result, i, entry_wrap(call.out[i]));
@@ -364,8 +357,8 @@ static py_object *bypass(py_object *self, py_object *const *args, intptr_t nargs
 
 /* The number of an operator for run(); -1: there is none. */
 WEFT_API int32_t weft_torch_entry_op(const char *name) {
-    for (size_t i = 0; i < sizeof(ops) / sizeof(ops[0]); i++)
-        if (strlen(name) == strcspn(ops[i]->text, "(") && !strncmp(name, ops[i]->text, strlen(name))) return (int32_t)i;
+    for (int32_t i = 0; i < WT_OPS; i++)
+        if (strlen(name) == strcspn(wt_ops[i].text, "(") && !strncmp(name, wt_ops[i].text, strlen(name))) return i;
     return -1;
 }
 

@@ -5,31 +5,41 @@
 #include "binding.h"
 
 /* ---------------------------------------------------------------- arguments */
-bool wt_read_geometry(wt_call *call, wt_geometry *g, int at) {
+bool wt_read_geometry(wt_call *call, wt_geometry *g) {
     for (int a = 0; a < 3; a++) g->stride[a] = g->dilation[a] = 1, g->pad_lo[a] = g->pad_hi[a] = 0;
-    g->groups = call->arg[at + 3].integer;
+    g->groups = ARG(groups).integer;
     if (g->groups < 1 || g->groups > 1 << 30)
         return wt_fail(call, "groups: is %lld, allowed: 1 to 2^30", (long long)g->groups);
-    return wt_read_axes(call, at, g->rank, 1, g->stride, NULL) &&
-           wt_read_axes(call, at + 1, g->rank, 2, g->pad_lo, g->pad_hi) &&
-           wt_read_axes(call, at + 2, g->rank, 1, g->dilation, NULL) &&
-           wt_check_range(call, at, g->rank, g->stride, 1) && wt_check_range(call, at + 1, g->rank, g->pad_lo, 0) &&
-           wt_check_range(call, at + 1, g->rank, g->pad_hi, 0) && wt_check_range(call, at + 2, g->rank, g->dilation, 1);
+    return wt_read_axes(call, AT(stride), g->rank, 1, g->stride, NULL) &&
+           wt_read_axes(call, AT(padding), g->rank, 2, g->pad_lo, g->pad_hi) &&
+           wt_read_axes(call, AT(dilation), g->rank, 1, g->dilation, NULL) &&
+           wt_check_range(call, AT(stride), g->rank, g->stride, 1) &&
+           wt_check_range(call, AT(padding), g->rank, g->pad_lo, 0) &&
+           wt_check_range(call, AT(padding), g->rank, g->pad_hi, 0) &&
+           wt_check_range(call, AT(dilation), g->rank, g->dilation, 1);
 }
 
-bool wt_check_pair(wt_call *call, wt_geometry *g, int data, int weight) {
-    const wt_tensor *x = &call->arg[data].tensor, *w = &call->arg[weight].tensor;
-    const char *name = call->op->name[data];
+/* The rank from the weights, and whether input has a batch. */
+static bool check_pair(wt_call *call, wt_geometry *g) {
+    const wt_tensor *x = &ARG(input).tensor, *w = &ARG(weight).tensor;
     if (w->rank < 3 || w->rank > 5)
         return wt_fail(call, "weight: has %lld dimensions, allowed: 3 (1D), 4 (2D) or 5 (3D)", (long long)w->rank);
     g->rank = (int)w->rank - 2;
     g->batched = x->rank == w->rank;
     if (!g->batched && x->rank != w->rank - 1)
         return wt_fail(call,
-                       "%s: has %lld dimensions, allowed with a weight of %lld: %lld (batched) or %lld (unbatched)",
-                       name, (long long)x->rank, (long long)w->rank, (long long)w->rank, (long long)w->rank - 1);
-    return wt_check_float(call, data) && wt_check_float(call, weight) && wt_check_same_type(call, weight, data) &&
-           wt_check_sizes(call, data) && wt_check_sizes(call, weight);
+                       "input: has %lld dimensions, allowed with a weight of %lld: %lld (batched) or %lld (unbatched)",
+                       (long long)x->rank, (long long)w->rank, (long long)w->rank, (long long)w->rank - 1);
+    return wt_check_float(call, AT(input)) && wt_check_float(call, AT(weight)) &&
+           wt_check_same_type(call, AT(weight), AT(input)) && wt_check_sizes(call, AT(input)) &&
+           wt_check_sizes(call, AT(weight));
+}
+
+bool wt_open_pair(wt_call *call, wt_gradients *d) {
+    if (!check_pair(call, &d->g) || !wt_read_geometry(call, &d->g)) return false;
+    d->x = wt_see(&ARG(input).tensor, d->g.rank);
+    d->w = wt_see(&ARG(weight).tensor, d->g.rank);
+    return true;
 }
 
 bool wt_check_length(wt_call *call, int at, int64_t length, const char *what) {
@@ -44,18 +54,17 @@ bool wt_check_length(wt_call *call, int at, int64_t length, const char *what) {
     return true;
 }
 
-bool wt_check_bias(wt_call *call, int at, int64_t channels) {
-    const wt_tensor *b = &call->arg[at].tensor, *x = &call->arg[0].tensor;
+bool wt_check_bias(wt_call *call, int64_t channels) {
+    const wt_tensor *b = &ARG(bias).tensor, *x = &ARG(input).tensor;
     if (!b->handle) return true;
-    if (!wt_check_length(call, at, channels, "the output channels")) return false;
-    if (b->code != x->code && b->dtype != WEFT_DTYPE_F32)
-        return wt_fail(call, "bias: is %s, allowed: the type of input, %s, or float32", wt_dtype_name(b->code),
-                       wt_dtype_name(x->code));
-    return true;
+    if (!wt_check_length(call, AT(bias), channels, "the output channels")) return false;
+    return b->code == x->code || b->dtype == WEFT_DTYPE_F32 ||
+           wt_fail(call, "bias: is %s, allowed: the type of input, %s, or float32", wt_dtype_name(b->code),
+                   wt_dtype_name(x->code));
 }
 
-bool wt_check_bias_dtype(wt_call *call, int at, int input) {
-    int32_t code = (int32_t)call->arg[at].integer, allowed = call->arg[input].tensor.code;
+bool wt_check_bias_dtype(wt_call *call) {
+    int32_t code = (int32_t)ARG(bias_dtype).integer, allowed = ARG(input).tensor.code;
     return code == allowed || wt_dtype_of(code) == WEFT_DTYPE_F32 ||
            wt_fail(call, "bias_dtype: is %s, allowed: the type of input, %s, or float32", wt_dtype_name(code),
                    wt_dtype_name(allowed));
@@ -117,38 +126,38 @@ void wt_add_step(weft_problem *p, int kind, double lo, double hi) {
     p->step[p->nsteps++] = (weft_step){.kind = kind, .lo = lo, .hi = hi};
 }
 
-bool wt_check_act(wt_call *call, int at) {
-    const char *act = call->arg[at].text;
-    double lo = call->arg[at + 1].real, hi = call->arg[at + 2].real;
+bool wt_check_act(wt_call *call) {
+    const char *act = ARG(act).text;
+    double lo = ARG(lo).real, hi = ARG(hi).real;
     if (act[0] && strcmp(act, "relu") && strcmp(act, "clip"))
         return wt_fail(call, "act: is '%s', allowed: '', 'relu' or 'clip'", act);
     return strcmp(act, "clip") || lo <= hi ||
            wt_fail(call, "lo: is %g with hi %g, allowed: a low bound not above the high one", lo, hi);
 }
 
-bool wt_put_epilogue(wt_call *call, int bias, int at) {
-    weft_problem *p = &call->p;
-    const char *act = call->arg[at].text;
-    if (!wt_check_act(call, at)) return false;
-    if (call->arg[bias].tensor.handle) wt_add_step(p, WEFT_STEP_BIAS, 0, 0);
-    wt_put_vector(call, WEFT_ROLE_BIAS, bias);
-    if (!strcmp(act, "relu")) wt_add_step(p, WEFT_STEP_RELU, 0, 0);
-    if (!strcmp(act, "clip")) wt_add_step(p, WEFT_STEP_CLIP, call->arg[at + 1].real, call->arg[at + 2].real);
+bool wt_put_epilogue(wt_call *call) {
+    const char *act = ARG(act).text;
+    if (!wt_check_act(call)) return false;
+    if (ARG(bias).tensor.handle) wt_add_step(&call->p, WEFT_STEP_BIAS, 0, 0);
+    wt_put_vector(call, WEFT_ROLE_BIAS, AT(bias));
+    if (!strcmp(act, "relu")) wt_add_step(&call->p, WEFT_STEP_RELU, 0, 0);
+    if (!strcmp(act, "clip")) wt_add_step(&call->p, WEFT_STEP_CLIP, ARG(lo).real, ARG(hi).real);
     return true;
 }
 
 /* ---------------------------------------------------------------- gradients */
 /* Results that are not wanted have no elements. */
-bool wt_create_wanted(wt_call *call, wt_gradients *d, bool vector, int input, int bias_dtype) {
+bool wt_create_wanted(wt_call *call, wt_gradients *d, bool vector) {
+    d->want = ARG(want).integer;
     const bool data = d->want & WT_WANT_INPUT, weight = d->want & WT_WANT_WEIGHT, bias = d->want & WT_WANT_BIAS;
     /* see conv on no channels */
     const int64_t channels = d->dy.dims[1] || vector ? d->dy.dims[1] : d->w.dims[0];
-    const int32_t code = call->arg[input].tensor.code;
+    const int32_t code = ARG(input).tensor.code;
     bool ok = data ? wt_create(call, 0, &d->dx, d->x.dims, d->g.rank, wt_is_last(&d->x), d->g.batched, code)
                    : wt_create_vector(call, 0, &d->dx, 0, code);
     ok = ok && (weight && !vector ? wt_create(call, 1, &d->dw, d->w.dims, d->g.rank, wt_is_last(&d->w), true, code)
                                   : wt_create_vector(call, 1, &d->dw, weight ? d->w.dims[0] : 0, code));
-    return ok && wt_create_vector(call, 2, &d->db, bias ? channels : 0, (int32_t)call->arg[bias_dtype].integer);
+    return ok && wt_create_vector(call, 2, &d->db, bias ? channels : 0, (int32_t)ARG(bias_dtype).integer);
 }
 
 bool wt_zero_wanted(wt_call *call) {

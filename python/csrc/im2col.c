@@ -13,10 +13,9 @@ typedef struct columns {
 } columns;
 
 /* ---------------------------------------------------------------- arguments */
-/* list: where kernel_size stands; flat is the last argument but for out. */
-static bool begin(wt_call *call, columns *g, int list) {
-    g->flat = call->arg[call->op->nargs - 1 - call->op->into].integer;
-    return wt_window_begin(call, &g->w, list);
+static bool begin(wt_call *call, columns *g) {
+    g->flat = ARG(flat).integer;
+    return wt_window_begin(call, &g->w, AT(kernel_size));
 }
 
 /* unbatched: how many axes input has without a batch. Only the batch may be empty. */
@@ -26,8 +25,8 @@ static bool check_input(wt_call *call, columns *g, int unbatched) {
     return wt_window_filled(call, 0, g->w.batched);
 }
 
-static bool read_window(wt_call *call, columns *g, int at) {
-    return wt_window_read(call, &g->w, at, true) && wt_window_size(call, &g->w, "padding", g->w.pad, 0);
+static bool read_window(wt_call *call, columns *g) {
+    return wt_window_read(call, &g->w) && wt_window_size(call, &g->w, "padding", g->w.pad, 0);
 }
 
 /* ---------------------------------------------------------------- columns on the axes n c kd kh kw do ho wo */
@@ -78,12 +77,10 @@ static void put_columns(wt_call *call, weft_role role, const columns *g, const w
 }
 
 /* ---------------------------------------------------------------- PyTorch's own operators, which are 2D */
-enum { INPUT, KERNEL, SIZE = 1, BACK_KERNEL };
-
 /* PyTorch's col2im sums in the type of the data: of 16 bits that is not enough. On CUDA both count the elements of a
  * sample in 32 bits. */
 static bool torch_takes(const wt_call *call, const columns *g, bool sums) {
-    int32_t dtype = call->arg[INPUT].tensor.dtype;
+    int32_t dtype = ARG(input).tensor.dtype;
     int64_t taps = 0, image = 0;
     if (g->w.rank > 2 || (sums && dtype != WEFT_DTYPE_F32 && dtype != WEFT_DTYPE_F64)) return false;
     bool fits = product(&taps, g->c, g->w.kernel) && product(&taps, taps, g->w.out) && product(&image, g->c, g->w.in);
@@ -92,14 +89,13 @@ static bool torch_takes(const wt_call *call, const columns *g, bool sums) {
 
 /* ---------------------------------------------------------------- operators */
 
-static bool run_im2col(wt_call *call) {
+bool wt_run_im2col(wt_call *call) {
     columns g;
     int64_t sizes[8], strides[8];
     bool fits;
-    wt_tensor y = {.sizes = sizes, .strides = strides, .code = call->arg[INPUT].tensor.code};
-    if (!begin(call, &g, KERNEL) || !check_input(call, &g, g.w.rank + 1) || !read_window(call, &g, KERNEL))
-        return false;
-    wt_view x = wt_see(&call->arg[INPUT].tensor, g.w.rank);
+    wt_tensor y = {.sizes = sizes, .strides = strides, .code = ARG(input).tensor.code};
+    if (!begin(call, &g) || !check_input(call, &g, g.w.rank + 1) || !read_window(call, &g)) return false;
+    wt_view x = wt_see(&ARG(input).tensor, g.w.rank);
     g.c = x.dims[1];
     memcpy(g.w.in, x.dims + 2, sizeof(g.w.in));
     if (!wt_window_sizes(call, &g.w, "input", false)) return false;
@@ -113,13 +109,10 @@ static bool run_im2col(wt_call *call) {
     put_columns(call, WEFT_ROLE_DST, &g, &y);
     return wt_run(call, torch_takes(call, &g, false));
 }
-WT_OPERATOR_OUT(
-    im2col,
-    "(Tensor input, SymInt[] kernel_size, SymInt[] stride, SymInt[] padding, SymInt[] dilation, bool flat) -> Tensor")
 
 /* Columns must have the sizes that the image and the window give. */
 static bool check_fits(wt_call *call, columns *g) {
-    const wt_tensor *t = &call->arg[INPUT].tensor;
+    const wt_tensor *t = &ARG(input).tensor;
     int64_t taps, sizes[8], channels = t->sizes[g->w.batched];
     bool fits = product(&taps, 1, g->w.kernel);
     if (g->flat && channels % taps)
@@ -138,17 +131,17 @@ static bool check_fits(wt_call *call, columns *g) {
     return fits || wt_fail(call, "padding: gives 2^63 windows or more, allowed: fewer");
 }
 
-static bool run_col2im(wt_call *call) {
+bool wt_run_col2im(wt_call *call) {
     columns g;
     wt_view y;
-    if (!begin(call, &g, BACK_KERNEL) || !check_input(call, &g, g.flat ? 2 : 2 * g.w.rank + 1) ||
-        !read_window(call, &g, BACK_KERNEL) || !wt_read_axes(call, SIZE, g.w.rank, 1, g.w.in, NULL))
+    if (!begin(call, &g) || !check_input(call, &g, g.flat ? 2 : 2 * g.w.rank + 1) || !read_window(call, &g) ||
+        !wt_read_axes(call, AT(size), g.w.rank, 1, g.w.in, NULL))
         return false;
     const char *name = g.flat ? "output_size" : "input_size";
     if (!wt_window_size(call, &g.w, name, g.w.in, 1)) return false;
     if (!wt_window_sizes(call, &g.w, name, false) || !check_fits(call, &g)) return false;
     int64_t dims[5] = {g.n, g.c, g.w.in[0], g.w.in[1], g.w.in[2]};
-    const wt_tensor *t = &call->arg[INPUT].tensor;
+    const wt_tensor *t = &ARG(input).tensor;
     if (!wt_create(call, 0, &y, dims, g.w.rank, false, g.w.batched, t->code)) return false;
     if (!g.n) return true;
     wt_window_describe(&call->p, &g.w, WEFT_OP_COL2IM, WEFT_PASS_FWD, g.n, g.c);
@@ -156,5 +149,3 @@ static bool run_col2im(wt_call *call) {
     wt_put(call, WEFT_ROLE_DST, &y);
     return wt_run(call, torch_takes(call, &g, true));
 }
-WT_OPERATOR_OUT(col2im, "(Tensor input, SymInt[] size, SymInt[] kernel_size, SymInt[] stride, SymInt[] padding, "
-                        "SymInt[] dilation, bool flat) -> Tensor")

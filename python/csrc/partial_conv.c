@@ -12,24 +12,9 @@ typedef struct partial {
     int64_t out[5];                 /* dims of the result */
 } partial;
 
-enum { INPUT, WEIGHT, BIAS, MASK, STRIDE, ACT = 8, TRANSPOSED = 11, OUTPUT_PADDING, LEGACY };
-enum {
-    B_GRAD,
-    B_INPUT,
-    B_WEIGHT,
-    B_MASK,
-    B_SUMS,
-    B_STRIDE,
-    B_TRANSPOSED = 9,
-    B_OUTPUT_PADDING,
-    B_BIASED,
-    B_WANT,
-    B_BIAS_DTYPE
-};
-
 /* ---------------------------------------------------------------- arguments */
-static bool see_mask(wt_call *call, int at, partial *q) {
-    const wt_tensor *t = &call->arg[at].tensor;
+static bool see_mask(wt_call *call, partial *q) {
+    const wt_tensor *t = &ARG(mask).tensor;
     const wt_geometry *g = &q->d.g;
     int full = g->rank + (g->batched ? 2 : 1);
     q->mask = (wt_view){.handle = t->handle};
@@ -51,10 +36,10 @@ static bool see_mask(wt_call *call, int at, partial *q) {
     return true;
 }
 
-static bool read_output_padding(wt_call *call, int at, partial *q) {
+static bool read_output_padding(wt_call *call, partial *q) {
     const wt_geometry *g = &q->d.g;
     for (int a = 0; a < 3; a++) q->extra[a] = 0;
-    if (!wt_read_axes(call, at, g->rank, 1, q->extra, NULL)) return false;
+    if (!wt_read_axes(call, AT(output_padding), g->rank, 1, q->extra, NULL)) return false;
     for (int a = 0; a < 3; a++) {
         int64_t most = !q->transposed ? 1 : g->stride[a] > g->dilation[a] ? g->stride[a] : g->dilation[a];
         if (q->extra[a] < 0 || q->extra[a] >= most)
@@ -66,19 +51,17 @@ static bool read_output_padding(wt_call *call, int at, partial *q) {
     return true;
 }
 
-/* What both operators have: input, weight, mask and geometry; and the dims of the result. stride: where it stands. */
-static bool open_partial(wt_call *call, partial *q, int input, int mask, int stride, int transposed) {
+/* What both operators have: input, weight, mask and geometry; and the dims of the result. */
+static bool open_partial(wt_call *call, partial *q) {
     wt_gradients *d = &q->d;
-    q->transposed = call->arg[transposed].integer;
-    if (!wt_check_pair(call, &d->g, input, input + 1) || !wt_read_geometry(call, &d->g, stride)) return false;
-    d->x = wt_see(&call->arg[input].tensor, d->g.rank);
-    d->w = wt_see(&call->arg[input + 1].tensor, d->g.rank);
+    q->transposed = ARG(transposed).integer;
+    if (!wt_open_pair(call, d)) return false;
     q->out[0] = d->x.dims[0];
     q->out[1] = d->w.dims[0];
     if (q->transposed && !wt_grouped_channels(call, &d->g, &d->w, &q->out[1])) return false;
     if (!d->x.dims[1]) return wt_fail(call, "input: has 0 channels, allowed: 1 or more");
     return wt_check_channels(call, &d->g, &d->x, &d->w, q->transposed ? 0 : 1, "input") &&
-           read_output_padding(call, transposed + 1, q) && see_mask(call, mask, q) &&
+           read_output_padding(call, q) && see_mask(call, q) &&
            wt_out_sizes(call, &d->g, &d->x, &d->w, q->transposed ? q->extra : NULL, q->out);
 }
 
@@ -151,13 +134,11 @@ static const char *torch_refuses(const wt_call *call, const partial *q, bool bac
 }
 
 /* ---------------------------------------------------------------- forward */
-static bool run_partial_conv(wt_call *call) {
+bool wt_run_partial_conv(wt_call *call) {
     partial q;
-    if (!open_partial(call, &q, INPUT, MASK, STRIDE, TRANSPOSED) || !wt_check_bias(call, BIAS, q.out[1]) ||
-        !wt_check_act(call, ACT))
-        return false;
+    if (!open_partial(call, &q) || !wt_check_bias(call, q.out[1]) || !wt_check_act(call)) return false;
     const wt_geometry *g = &q.d.g;
-    int32_t code = call->arg[INPUT].tensor.code, of_mask = call->arg[q.mask.handle ? MASK : INPUT].tensor.code;
+    int32_t code = ARG(input).tensor.code, of_mask = q.mask.handle ? ARG(mask).tensor.code : code;
     bool last = wt_is_last(&q.d.x);
     int64_t fresh[5], sums[5];
     mask_dims(&q, q.out[1], fresh);
@@ -168,7 +149,7 @@ static bool run_partial_conv(wt_call *call) {
         !wt_create(call, 2, &q.sums, sums, g->rank, last, g->batched, wt_wide_code(code)))
         return false;
     if (wt_is_empty(&q.sums)) return true; /* an empty batch still has a new mask where one mask serves all */
-    const bool legacy = call->arg[BIAS].tensor.handle && call->arg[LEGACY].integer;
+    const bool legacy = ARG(bias).tensor.handle && ARG(legacy).integer;
     const char *why = torch_refuses(call, &q, false);
     if (legacy && call->shape) return true;
     if (legacy && !why) { /* no kernel of weft rounds that way */
@@ -179,22 +160,20 @@ static bool run_partial_conv(wt_call *call) {
     begin(call, &q.d, WEFT_PASS_FWD);
     WT_PUT(call, {WEFT_ROLE_SRC, &q.d.x}, {WEFT_ROLE_WEIGHTS, &q.d.w}, {WEFT_ROLE_DST, &q.y},
            {WEFT_ROLE_NEW_MASK, &q.fresh});
-    return wt_put_epilogue(call, BIAS, ACT) && wt_run(call, !why);
+    return wt_put_epilogue(call) && wt_run(call, !why);
 }
-WT_OPERATOR_OUT_PAIR(partial_conv, "(Tensor input, Tensor weight, Tensor? bias, Tensor? mask, SymInt[] stride, "
-                                   "SymInt[] padding, SymInt[] dilation, SymInt groups, str act, float lo, float hi, "
-                                   "bool transposed, SymInt[] output_padding, bool legacy) -> (Tensor, Tensor, Tensor)")
 
 /* ---------------------------------------------------------------- gradients */
 static bool open_gradients(wt_call *call, partial *q) {
     int64_t dims[5];
-    q->biased = call->arg[B_BIASED].integer;
-    q->d.want = call->arg[B_WANT].integer;
+    q->biased = ARG(biased).integer;
+    q->d.want = ARG(want).integer;
     q->d.begin = begin;
     mask_dims(q, q->d.g.groups, dims);
-    const int32_t code = call->arg[B_SUMS].tensor.code, wide = wt_wide_code(call->arg[B_INPUT].tensor.code);
-    if (!wt_see_exactly(call, B_GRAD, &q->d.g, q->out, &q->d.dy) ||
-        !wt_see_exactly(call, B_SUMS, &q->d.g, dims, &q->sums) || !wt_check_same_type(call, B_GRAD, B_INPUT))
+    const int32_t code = ARG(sums).tensor.code, wide = wt_wide_code(ARG(input).tensor.code);
+    if (!wt_see_exactly(call, AT(grad_output), &q->d.g, q->out, &q->d.dy) ||
+        !wt_see_exactly(call, AT(sums), &q->d.g, dims, &q->sums) ||
+        !wt_check_same_type(call, AT(grad_output), AT(input)))
         return false;
     if (code != wide) return wt_fail(call, "sums: is %s, allowed: %s", wt_dtype_name(code), wt_dtype_name(wide));
     if (q->d.want & WT_WANT_BIAS && !q->biased)
@@ -205,11 +184,10 @@ static bool open_gradients(wt_call *call, partial *q) {
     return true;
 }
 
-static bool run_partial_conv_backward(wt_call *call) {
+bool wt_run_partial_conv_backward(wt_call *call) {
     partial q;
-    if (!open_partial(call, &q, B_INPUT, B_MASK, B_STRIDE, B_TRANSPOSED) ||
-        !wt_check_bias_dtype(call, B_BIAS_DTYPE, B_INPUT) || !open_gradients(call, &q) ||
-        !wt_create_wanted(call, &q.d, false, B_INPUT, B_BIAS_DTYPE))
+    if (!open_partial(call, &q) || !wt_check_bias_dtype(call) || !open_gradients(call, &q) ||
+        !wt_create_wanted(call, &q.d, false))
         return false;
     if (wt_is_empty(&q.d.dy)) return wt_zero_wanted(call);
     q.d.torch = !torch_refuses(call, &q, true);
@@ -217,7 +195,3 @@ static bool run_partial_conv_backward(wt_call *call) {
     /* whatever the strides of grad_output: a copy of it would be the largest tensor of all */
     return wt_run_wanted(call, &q.d);
 }
-WT_OPERATOR(partial_conv_backward,
-            "(Tensor grad_output, Tensor input, Tensor weight, Tensor? mask, Tensor sums, SymInt[] stride, SymInt[] "
-            "padding, SymInt[] dilation, SymInt groups, bool transposed, SymInt[] output_padding, bool biased, int "
-            "want, ScalarType bias_dtype) -> (Tensor, Tensor, Tensor)")

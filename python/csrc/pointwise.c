@@ -5,8 +5,6 @@
 
 #include "rows.h"
 
-enum { INPUT, LO, HI };
-
 /* ---------------------------------------------------------------- axes in the order of memory */
 /* From the nearest to the farthest, as PyTorch's loops take them: an expanded axis (stride 0) stays where it is
  * among the others, and of equal strides the smaller axis is nearer. */
@@ -70,7 +68,7 @@ static bool fold(wt_call *call, const wt_shape *s, const int *axis, wt_rows t[2]
 
 /* ---------------------------------------------------------------- relu, clip, tanh, sigmoid */
 static bool check_in_place(wt_call *call, const wt_shape *s) {
-    const wt_tensor *x = &call->arg[INPUT].tensor;
+    const wt_tensor *x = &ARG(input).tensor;
     if (!call->op->into || call->arg[call->op->nargs - 1].tensor.data != x->data) return true;
     for (int64_t a = 0; a < x->rank; a++)
         if (s->sizes[a] > 1 && !x->strides[a])
@@ -79,104 +77,74 @@ static bool check_in_place(wt_call *call, const wt_shape *s) {
     return true;
 }
 
-static bool run_with(wt_call *call, weft_op op, double lo, double hi) {
+/* A finite bound that the type of the data cannot hold is refused, as PyTorch does. */
+static bool check_bound(wt_call *call, int at) {
+    const double infinity = __builtin_inf(), value = call->arg[at].real, size = value < 0 ? -value : value;
+    const wt_tensor *x = &ARG(input).tensor;
+    double most = x->dtype == WEFT_DTYPE_F16    ? 65504.0
+                  : x->dtype == WEFT_DTYPE_BF16 ? 0x1.fep127
+                  : x->dtype == WEFT_DTYPE_F32  ? 0x1.fffffep127
+                                                : infinity;
+    return size == infinity || size <= most ||
+           wt_fail(call, "%s: is %g, allowed for %s: -%g to %g, or infinity", call->op->name[at], value,
+                   wt_dtype_name(x->code), most, most);
+}
+
+static bool check_bounds(wt_call *call) {
+    const double lo = ARG(lo).real, hi = ARG(hi).real;
+    return check_bound(call, AT(lo)) && check_bound(call, AT(hi)) &&
+           (lo <= hi || wt_fail(call, "lo: is %g, allowed: not above hi, %g", lo, hi));
+}
+
+bool wt_run_pointwise(wt_call *call) {
+    const bool clips = call->op->op == WEFT_OP_CLIP;
     wt_shape s;
     wt_rows t[2];
     wt_view v[2];
     int axis[WT_MAX_AXES];
-    if (!wt_check_float(call, INPUT) || !wt_shape_of(call, INPUT, &s) || !check_in_place(call, &s) ||
-        !wt_rows_of(call, INPUT, &s, true, &t[0]))
+    if ((clips && !check_bounds(call)) || !wt_check_float(call, AT(input)) || !wt_shape_of(call, AT(input), &s) ||
+        !check_in_place(call, &s) || !wt_rows_of(call, AT(input), &s, true, &t[0]))
         return false;
     order(&s, t[0].strides, axis);
-    if (!preserve(&s, t[0].strides, axis, op != WEFT_OP_CLIP, t[1].strides))
+    if (!preserve(&s, t[0].strides, axis, !clips, t[1].strides))
         return wt_fail(call, "the result has 2^63 elements or more, allowed: fewer");
     if (!wt_rows_make(call, 0, &s, t[0].code, &t[1])) return false;
     if (!wt_shape_rows(&s) || !s.sizes[0]) return true;
     if (!fold(call, &s, axis, t, v)) return false;
-    weft_problem *p = wt_rows_begin(call, op, WEFT_PASS_FWD, v);
-    if (op == WEFT_OP_CLIP) p->real[WEFT_CLIP_LO] = lo, p->real[WEFT_CLIP_HI] = hi;
+    weft_problem *p = wt_rows_begin(call, call->op->op, WEFT_PASS_FWD, v);
+    if (clips) p->real[WEFT_CLIP_LO] = ARG(lo).real, p->real[WEFT_CLIP_HI] = ARG(hi).real;
     WT_PUT(call, {WEFT_ROLE_SRC, &v[0]}, {WEFT_ROLE_DST, &v[1]});
-    return wt_rows_run(call, !call->op->into && (op != WEFT_OP_CLIP || !(s.scalar || call->cuda)), t, 2);
+    return wt_rows_run(call, !call->op->into && !(clips && (s.scalar || call->cuda)), t, 2);
 }
-
-static bool run_relu(wt_call *call) { return run_with(call, WEFT_OP_RELU, 0, 0); }
-WT_OPERATOR_IN_PLACE(relu, "(Tensor input) -> Tensor")
-
-static bool run_tanh(wt_call *call) { return run_with(call, WEFT_OP_TANH, 0, 0); }
-WT_OPERATOR_IN_PLACE(tanh, "(Tensor input) -> Tensor")
-
-static bool run_sigmoid(wt_call *call) { return run_with(call, WEFT_OP_SIGMOID, 0, 0); }
-WT_OPERATOR_IN_PLACE(sigmoid, "(Tensor input) -> Tensor")
-
-/* A finite bound that the type of the data cannot hold is refused, as PyTorch does. */
-static bool check_bound(wt_call *call, int at, int32_t dtype) {
-    const double infinity = __builtin_inf(), value = call->arg[at].real, size = value < 0 ? -value : value;
-    double most = dtype == WEFT_DTYPE_F16    ? 65504.0
-                  : dtype == WEFT_DTYPE_BF16 ? 0x1.fep127
-                  : dtype == WEFT_DTYPE_F32  ? 0x1.fffffep127
-                                             : infinity;
-    return size == infinity || size <= most ||
-           wt_fail(call, "%s: is %g, allowed for %s: -%g to %g, or infinity", call->op->name[at], value,
-                   wt_dtype_name(call->arg[INPUT].tensor.code), most, most);
-}
-
-static bool run_clip(wt_call *call) {
-    double lo = call->arg[LO].real, hi = call->arg[HI].real;
-    int32_t dtype = call->arg[INPUT].tensor.dtype;
-    if (!check_bound(call, LO, dtype) || !check_bound(call, HI, dtype)) return false;
-    if (!(lo <= hi)) return wt_fail(call, "lo: is %g, allowed: not above hi, %g", lo, hi);
-    return run_with(call, WEFT_OP_CLIP, lo, hi);
-}
-WT_OPERATOR_IN_PLACE(clip, "(Tensor input, float lo, float hi) -> Tensor")
 
 /* ---------------------------------------------------------------- ncrelu */
-enum { B_GRAD, B_INPUT };
-
-/* The shape of argument `at` with the channels along dimension 1, and that with twice as many. */
-static bool read_halves(wt_call *call, int at, wt_shape *s, wt_shape *wide) {
-    if (!wt_check_float(call, at) || !wt_shape_of(call, at, s)) return false;
-    if (call->arg[at].tensor.rank < 2)
-        return wt_fail(call, "%s: has %lld dimensions, allowed: 2 or more", call->op->name[at],
-                       (long long)call->arg[at].tensor.rank);
-    s->channel = 1;
-    *wide = *s;
-    wide->sizes[1] *= 2;
-    return true;
-}
-
-/* t[at] has twice the channels; its views differ from the others' in nothing that a problem asks for. */
-static bool run_halves(wt_call *call, weft_pass pass, const wt_shape *s, const wt_shape *wide, wt_rows *t, int count,
-                       int at, const weft_role *roles) {
-    wt_view v[3];
-    bool folded = wt_rows_view(s, t, count, v);
-    for (int i = 0; i < count && !folded; i++)
-        if (!wt_rows_copy(call, i == at ? wide : s, &t[i])) return false;
-    if (!folded && !wt_rows_view(s, t, count, v)) return wt_fail(call, "%d dimensions could not be folded", s->rank);
-    wt_rows_begin(call, WEFT_OP_NCRELU, pass, v);
-    for (int i = 0; i < count; i++) wt_put(call, roles[i], &v[i]);
-    return wt_rows_run(call, false, t, count);
-}
-
-static bool run_ncrelu(wt_call *call) {
-    static const weft_role roles[] = {WEFT_ROLE_SRC, WEFT_ROLE_DST};
-    wt_shape s, wide;
-    wt_rows t[2];
-    if (!read_halves(call, INPUT, &s, &wide) || !wt_rows_of(call, INPUT, &s, true, &t[0]) ||
-        !wt_rows_create(call, 0, &wide, true, wt_rows_last(&s, &t[0]), t[0].code, &t[1]))
-        return false;
-    return !wt_shape_rows(&s) || !s.sizes[1] || run_halves(call, WEFT_PASS_FWD, &s, &wide, t, 2, 1, roles);
-}
-WT_OPERATOR_OUT(ncrelu, "(Tensor input) -> Tensor")
-
-static bool run_ncrelu_backward(wt_call *call) {
-    static const weft_role roles[] = {WEFT_ROLE_SRC, WEFT_ROLE_DIFF_DST, WEFT_ROLE_DIFF_SRC};
+/* t[1] has twice the channels of the others: dst or diff_dst. */
+bool wt_run_ncrelu(wt_call *call) {
+    const bool back = call->op->pass == WEFT_PASS_BWD;
+    const int count = back ? 3 : 2;
     wt_shape s, wide;
     wt_rows t[3];
-    if (!read_halves(call, B_INPUT, &s, &wide) || !wt_check_same_type(call, B_GRAD, B_INPUT) ||
-        !wt_check_sizes(call, B_GRAD) || !wt_rows_of(call, B_INPUT, &s, true, &t[0]) ||
-        !wt_rows_of(call, B_GRAD, &wide, true, &t[1]) ||
-        !wt_rows_create(call, 0, &s, true, wt_rows_last(&s, &t[0]), t[0].code, &t[2]))
+    wt_view v[3];
+    if (!wt_check_float(call, AT(input)) || !wt_shape_of(call, AT(input), &s)) return false;
+    if (ARG(input).tensor.rank < 2)
+        return wt_fail(call, "input: has %lld dimensions, allowed: 2 or more", (long long)ARG(input).tensor.rank);
+    s.channel = 1;
+    wide = s;
+    wide.sizes[1] *= 2;
+    if (!wt_rows_of(call, AT(input), &s, true, &t[0])) return false;
+    const bool last = wt_rows_last(&s, &t[0]);
+    if (back && (!wt_check_same_type(call, AT(grad_output), AT(input)) || !wt_check_sizes(call, AT(grad_output)) ||
+                 !wt_rows_of(call, AT(grad_output), &wide, true, &t[1])))
         return false;
-    return !wt_shape_rows(&s) || !s.sizes[1] || run_halves(call, WEFT_PASS_BWD, &s, &wide, t, 3, 1, roles);
+    if (!wt_rows_create(call, 0, back ? &s : &wide, true, last, t[0].code, &t[count - 1])) return false;
+    if (!wt_shape_rows(&s) || !s.sizes[1]) return true;
+    /* of the tensor that is twice as wide, the views differ from the others' in nothing that a problem asks for */
+    bool folded = wt_rows_view(&s, t, count, v);
+    for (int i = 0; i < count && !folded; i++)
+        if (!wt_rows_copy(call, i == 1 ? &wide : &s, &t[i])) return false;
+    if (!folded && !wt_rows_view(&s, t, count, v)) return wt_fail(call, "%d dimensions could not be folded", s.rank);
+    wt_rows_begin(call, WEFT_OP_NCRELU, call->op->pass, v);
+    WT_PUT(call, {WEFT_ROLE_SRC, &v[0]}, {back ? WEFT_ROLE_DIFF_DST : WEFT_ROLE_DST, &v[1]});
+    if (back) wt_put(call, WEFT_ROLE_DIFF_SRC, &v[2]);
+    return wt_rows_run(call, false, t, count);
 }
-WT_OPERATOR(ncrelu_backward, "(Tensor grad_output, Tensor input) -> Tensor")

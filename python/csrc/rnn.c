@@ -7,10 +7,6 @@
 
 #include "binding.h"
 
-enum { INPUT, H0, C0, RESERVE, GRAD_OUTPUT, GRAD_HN, GRAD_CN }; /* of rnn_forward the first three */
-/* from s.at on */
-enum { WEIGHTS, BIASES, BATCH_SIZES, KIND, NUM_LAYERS, DROPOUT, BIDIRECTIONAL, BATCH_FIRST, SEED, KEEP };
-
 static const struct {
     const char *name, *torch;
     weft_op op;
@@ -23,8 +19,8 @@ static const struct {
 };
 enum { KINDS = sizeof(kinds) / sizeof(kinds[0]) };
 
-typedef struct layers {                       /* sizes by the names of src/ref/rnn.h */
-    int kind, at;                             /* at: where the settings begin */
+typedef struct layers { /* sizes by the names of src/ref/rnn.h */
+    int kind;
     bool packed, swapped, biases;             /* swapped: batch first */
     int64_t T, n, c, H, P, L, D, gates, rows; /* gates: G*H */
     int32_t code, dtype;
@@ -40,22 +36,22 @@ WEFT_API void weft_torch_rnn_delegated(int kind) {
 /* The shape, and the type of input. */
 static bool check_tensor(wt_call *call, int at, int64_t rank, const int64_t *sizes) {
     return wt_check_shape(call, call->op->name[at], &call->arg[at].tensor, rank, sizes, "") &&
-           wt_check_same_type(call, at, INPUT);
+           wt_check_same_type(call, at, AT(input));
 }
 
 static bool read_kind(wt_call *call, layers *s) {
-    const char *text = call->arg[s->at + KIND].text;
+    const char *text = ARG(kind).text;
     for (s->kind = 0; s->kind < KINDS; s->kind++)
         if (!strcmp(text, kinds[s->kind].name)) break;
     if (s->kind == KINDS) return wt_fail(call, "kind: is '%s', allowed: 'rnn_relu', 'rnn_tanh', 'lstm' or 'gru'", text);
-    bool cell = call->arg[C0].tensor.handle, lstm = kinds[s->kind].op == WEFT_OP_LSTM;
+    bool cell = ARG(c0).tensor.handle, lstm = kinds[s->kind].op == WEFT_OP_LSTM;
     return cell == lstm || wt_fail(call, "c0: is %s with kind '%s', allowed: %s", cell ? "given" : "None", text,
                                    lstm ? "a tensor" : "None");
 }
 
 /* Steps and sequences: of packed data, by batch_sizes, whose sum is the number of rows. */
 static bool read_packed(wt_call *call, layers *s, const wt_tensor *x) {
-    const wt_tensor *b = &call->arg[s->at + BATCH_SIZES].tensor;
+    const wt_tensor *b = &ARG(batch_sizes).tensor;
     if (b->rank != 1 || b->dtype != WEFT_DTYPE_I64 ||
         (!call->shape && b->device_type != wt.aoti_torch_device_type_cpu()))
         return wt_fail(call, "batch_sizes: is %s of %lld dimensions, allowed: int64 of one dimension on the CPU",
@@ -65,7 +61,7 @@ static bool read_packed(wt_call *call, layers *s, const wt_tensor *x) {
     s->T = b->sizes[0];
     s->rows = x->sizes[0];
     if (call->shape) {
-        const wt_tensor *h = &call->arg[H0].tensor;
+        const wt_tensor *h = &ARG(h0).tensor;
         s->n = h->rank == 3 ? h->sizes[1] : 0;
         return true;
     }
@@ -84,9 +80,9 @@ static bool read_packed(wt_call *call, layers *s, const wt_tensor *x) {
 }
 
 static bool read_input(wt_call *call, layers *s) {
-    const wt_tensor *x = &call->arg[INPUT].tensor;
+    const wt_tensor *x = &ARG(input).tensor;
     int64_t rank = s->packed ? 2 : 3;
-    if (!wt_check_float(call, INPUT) || !wt_check_sizes(call, INPUT)) return false;
+    if (!wt_check_float(call, AT(input)) || !wt_check_sizes(call, AT(input))) return false;
     if (x->rank != rank)
         return wt_fail(call, "input: has %lld dimensions, allowed: %lld", (long long)x->rank, (long long)rank);
     s->code = x->code;
@@ -104,15 +100,15 @@ static bool read_input(wt_call *call, layers *s) {
 
 /* The hidden size is that of the states: of c0 where there is one, which h0 falls short of only if it is projected. */
 static bool read_states(wt_call *call, layers *s) {
-    const wt_tensor *h = &call->arg[H0].tensor, *c = &call->arg[C0].tensor;
+    const wt_tensor *h = &ARG(h0).tensor, *c = &ARG(c0).tensor;
     const wt_tensor *wide = c->handle ? c : h;
-    s->L = call->arg[s->at + NUM_LAYERS].integer;
-    s->D = 1 + (call->arg[s->at + BIDIRECTIONAL].integer != 0);
+    s->L = ARG(num_layers).integer;
+    s->D = 1 + (ARG(bidirectional).integer != 0);
     if (s->L < 1 || s->L > 1024) return wt_fail(call, "num_layers: is %lld, allowed: 1 to 1024", (long long)s->L);
     s->P = h->rank ? h->sizes[h->rank - 1] : 0;
     s->H = wide->rank ? wide->sizes[wide->rank - 1] : 0;
     const int64_t of_h[3] = {s->L * s->D, s->n, s->P}, of_c[3] = {s->L * s->D, s->n, s->H};
-    if (!check_tensor(call, H0, 3, of_h) || (c->handle && !check_tensor(call, C0, 3, of_c))) return false;
+    if (!check_tensor(call, AT(h0), 3, of_h) || (c->handle && !check_tensor(call, AT(c0), 3, of_c))) return false;
     if (s->H < 1 || s->H > (1 << 20) || s->P < 1 || s->P > s->H)
         return wt_fail(
             call,
@@ -130,27 +126,25 @@ static int64_t vector_length(const layers *s, bool bias) {
 }
 
 static bool check_vector(wt_call *call, int at, int64_t length) {
-    return wt_check_length(call, at, length, "the parameters of the layers") && wt_check_same_type(call, at, INPUT);
+    return wt_check_length(call, at, length, "the parameters of the layers") && wt_check_same_type(call, at, AT(input));
 }
 
-static bool read_layers(wt_call *call, layers *s, int at) {
-    double drop = call->arg[at + DROPOUT].real;
-    s->at = at;
-    s->packed = call->arg[at + BATCH_SIZES].tensor.handle;
-    s->swapped = !s->packed && call->arg[at + BATCH_FIRST].integer;
+static bool read_layers(wt_call *call, layers *s) {
+    double drop = ARG(dropout).real;
+    s->packed = ARG(batch_sizes).tensor.handle;
+    s->swapped = !s->packed && ARG(batch_first).integer;
     if (!(drop >= 0 && drop <= 1)) return wt_fail(call, "dropout: is %g, allowed: 0 to 1", drop);
-    s->biases = call->arg[at + BIASES].tensor.handle;
+    s->biases = ARG(biases).tensor.handle;
     if (!read_kind(call, s) || !read_input(call, s) || !read_states(call, s)) return false;
     double widest = (double)s->rows + 1, units = (double)s->L * (double)s->D * (double)(s->gates + s->H) * 2;
     if (widest * units > 0x1p58 || (double)s->gates * ((double)s->c + 2 * (double)s->H) * (double)s->L * 2 > 0x1p58)
         return wt_fail(call, "input: its states or weights have more than 2^58 elements, allowed: fewer");
-    return check_vector(call, at + WEIGHTS, vector_length(s, false)) &&
-           (!s->biases || check_vector(call, at + BIASES, vector_length(s, true)));
+    return check_vector(call, AT(weights), vector_length(s, false)) &&
+           (!s->biases || check_vector(call, AT(biases), vector_length(s, true)));
 }
 
 /* ---------------------------------------------------------------- the problem */
 static void begin(wt_call *call, const layers *s, weft_pass pass, bool keep) {
-    const wt_arg *arg = call->arg + s->at;
     weft_problem *p = &call->p;
     weft_problem_init(p, kinds[s->kind].op, pass, 0);
     p->n = s->n;
@@ -164,8 +158,8 @@ static void begin(wt_call *call, const layers *s, weft_pass pass, bool keep) {
     p->attr[WEFT_RNN_STATE] = 1;
     p->attr[WEFT_RNN_ROWS] = s->packed ? s->rows : 0;
     p->attr[WEFT_RNN_TRAIN] = keep;
-    p->attr[WEFT_RNN_SEED] = arg[DROPOUT].real > 0 ? arg[SEED].integer : 0;
-    p->real[WEFT_RNN_DROPOUT] = arg[DROPOUT].real;
+    p->attr[WEFT_RNN_SEED] = ARG(dropout).real > 0 ? ARG(seed).integer : 0;
+    p->real[WEFT_RNN_DROPOUT] = ARG(dropout).real;
 }
 
 /* Rows in the problem's order: step, sequence, unit; packed: row, unit. A state is as it is. */
@@ -223,7 +217,7 @@ static int64_t reserve_length(const layers *s) { return s->L * s->D * s->rows * 
 /* Where the rows of each step begin, and the end of the last, on the call's device. */
 static bool put_offsets(wt_call *call, const layers *s) {
     if (!s->packed) return true;
-    const wt_tensor *b = &call->arg[s->at + BATCH_SIZES].tensor;
+    const wt_tensor *b = &ARG(batch_sizes).tensor;
     const int64_t length = s->T + 1, unit = 1, *sizes = b->data;
     wt_tensor there = {.rank = 1, .sizes = &length, .strides = &unit, .code = wt.aoti_torch_dtype_int64()},
               host = there;
@@ -242,20 +236,19 @@ static bool put_offsets(wt_call *call, const layers *s) {
 }
 
 static bool put_given(wt_call *call, const layers *s) {
-    put(call, WEFT_ROLE_SRC, s, &call->arg[INPUT].tensor);
-    put(call, WEFT_ROLE_H0, s, &call->arg[H0].tensor);
-    if (call->arg[C0].tensor.handle) put(call, WEFT_ROLE_C0, s, &call->arg[C0].tensor);
-    wt_put_vector(call, WEFT_ROLE_WEIGHTS, s->at + WEIGHTS);
+    put(call, WEFT_ROLE_SRC, s, &ARG(input).tensor);
+    put(call, WEFT_ROLE_H0, s, &ARG(h0).tensor);
+    if (ARG(c0).tensor.handle) put(call, WEFT_ROLE_C0, s, &ARG(c0).tensor);
+    wt_put_vector(call, WEFT_ROLE_WEIGHTS, AT(weights));
     return put_offsets(call, s);
 }
 
 /* ---------------------------------------------------------------- forward */
 /* Dropout needs the records of a step's kept states, even where nobody wants them afterwards: then they are scratch. */
-static bool run_rnn_forward(wt_call *call) {
+bool wt_run_rnn_forward(wt_call *call) {
     layers s;
-    if (!read_layers(call, &s, RESERVE)) return false;
-    const bool cell = call->arg[C0].tensor.handle, keep = call->arg[s.at + KEEP].integer,
-               drops = call->arg[s.at + DROPOUT].real > 0;
+    if (!read_layers(call, &s)) return false;
+    const bool cell = ARG(c0).tensor.handle, keep = ARG(keep).integer, drops = ARG(dropout).real > 0;
     const int32_t code = wt_wide_code(s.code);
     begin(call, &s, WEFT_PASS_FWD, keep || drops);
     if (!make_rows(call, WEFT_ROLE_DST, &s, 0, s.D * s.P) || !make_state(call, WEFT_ROLE_HN, &s, 1, s.P) ||
@@ -264,14 +257,9 @@ static bool run_rnn_forward(wt_call *call) {
         (drops && !keep && !make_vector(call, WEFT_ROLE_RESERVE, -1, reserve_length(&s), code)))
         return false;
     if (!s.rows || call->shape) return true;
-    wt_put_vector(call, WEFT_ROLE_BIAS, s.at + BIASES);
+    wt_put_vector(call, WEFT_ROLE_BIAS, AT(biases));
     return put_given(call, &s) && wt_run(call, false);
 }
-WT_ENTRY(rnn_forward,
-         "rnn_forward(Tensor input, Tensor h0, Tensor? c0, Tensor weights, Tensor? biases, Tensor? batch_sizes, str "
-         "kind, int num_layers, float dropout, bool bidirectional, bool batch_first, int seed, bool keep) -> "
-         "(Tensor, Tensor, Tensor, Tensor)",
-         run_rnn_forward, .into = 0, .host = "batch_sizes")
 
 /* ---------------------------------------------------------------- backward */
 /* The gradient of a result; one that nobody used is one row of zeros, seen at every place. */
@@ -290,31 +278,31 @@ static bool put_gradients(wt_call *call, const layers *s) {
     const int64_t of_h[3] = {s->L * s->D, s->n, s->P}, of_c[3] = {s->L * s->D, s->n, s->H};
     int64_t sizes[3];
     const int rank = rows_of(s, s->D * s->P, sizes);
-    bool cell = call->arg[C0].tensor.handle;
-    if (!cell && call->arg[GRAD_CN].tensor.handle) return wt_fail(call, "grad_cn: is given without c0, allowed: None");
-    return put_gradient(call, WEFT_ROLE_DIFF_DST, s, GRAD_OUTPUT, rank, sizes) &&
-           put_gradient(call, WEFT_ROLE_DIFF_HN, s, GRAD_HN, 3, of_h) &&
-           (!cell || put_gradient(call, WEFT_ROLE_DIFF_CN, s, GRAD_CN, 3, of_c));
+    bool cell = ARG(c0).tensor.handle;
+    if (!cell && ARG(grad_cn).tensor.handle) return wt_fail(call, "grad_cn: is given without c0, allowed: None");
+    return put_gradient(call, WEFT_ROLE_DIFF_DST, s, AT(grad_output), rank, sizes) &&
+           put_gradient(call, WEFT_ROLE_DIFF_HN, s, AT(grad_hn), 3, of_h) &&
+           (!cell || put_gradient(call, WEFT_ROLE_DIFF_CN, s, AT(grad_cn), 3, of_c));
 }
 
 static bool put_reserve(wt_call *call, const layers *s) {
-    const wt_tensor *r = &call->arg[RESERVE].tensor;
+    const wt_tensor *r = &ARG(reserve).tensor;
     const int64_t length = reserve_length(s);
     const int32_t code = wt_wide_code(s->code);
     if (!wt_check_shape(call, "reserve", r, 1, &length, "")) return false;
     if (r->code != code)
         return wt_fail(call, "reserve: is %s, allowed: %s", wt_dtype_name(r->code), wt_dtype_name(code));
-    wt_put_vector(call, WEFT_ROLE_RESERVE, RESERVE);
+    wt_put_vector(call, WEFT_ROLE_RESERVE, AT(reserve));
     return true;
 }
 
-static bool run_rnn_backward(wt_call *call) {
+bool wt_run_rnn_backward(wt_call *call) {
     layers s;
-    if (!read_layers(call, &s, GRAD_CN + 1)) return false;
+    if (!read_layers(call, &s)) return false;
     begin(call, &s, WEFT_PASS_BWD, true);
     if (!put_gradients(call, &s) || !put_reserve(call, &s) || !make_rows(call, WEFT_ROLE_DIFF_SRC, &s, 0, s.c) ||
         !make_state(call, WEFT_ROLE_DIFF_H0, &s, 1, s.P) ||
-        !make_state(call, WEFT_ROLE_DIFF_C0, &s, 2, call->arg[C0].tensor.handle ? s.H : 0) ||
+        !make_state(call, WEFT_ROLE_DIFF_C0, &s, 2, ARG(c0).tensor.handle ? s.H : 0) ||
         !make_vector(call, WEFT_ROLE_DIFF_WEIGHTS, 3, vector_length(&s, false), s.code) ||
         !make_vector(call, WEFT_ROLE_DIFF_BIAS, 4, vector_length(&s, true), s.code))
         return false;
@@ -322,8 +310,3 @@ static bool run_rnn_backward(wt_call *call) {
         if (!wt_zero(call, call->out[i])) return false;
     return !s.rows || call->shape || (put_given(call, &s) && wt_run(call, false));
 }
-WT_ENTRY(rnn_backward,
-         "rnn_backward(Tensor input, Tensor h0, Tensor? c0, Tensor reserve, Tensor? grad_output, Tensor? grad_hn, "
-         "Tensor? grad_cn, Tensor weights, Tensor? biases, Tensor? batch_sizes, str kind, int num_layers, float "
-         "dropout, bool bidirectional, bool batch_first, int seed) -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
-         run_rnn_backward, .into = 0, .host = "batch_sizes")

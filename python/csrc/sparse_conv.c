@@ -6,18 +6,14 @@
 
 #include "binding.h"
 
-enum { INPUT, VALUES, BIAS, ROWS, COLS, SHAPE, STRIDE, ACT = 10 };
-enum { B_GRAD, B_INPUT, B_VALUES, B_ROWS, B_COLS, B_SHAPE, B_STRIDE, B_WANT = 10, B_BIAS_DTYPE };
-
 typedef struct sparse {
     wt_gradients d; /* first: the passes of gradients are planned from it; d.w holds the values */
     wt_view dense;  /* the dims of the dense weights */
-    int rows;       /* where they stand; cols follow */
 } sparse;
 
 /* ---------------------------------------------------------------- arguments */
-static bool read_shape(wt_call *call, int at, int *rank, wt_view *w) {
-    const wt_list *list = &call->arg[at].list;
+static bool read_shape(wt_call *call, int *rank, wt_view *w) {
+    const wt_list *list = &ARG(shape).list;
     if (list->size < 3 || list->size > 5)
         return wt_fail(call,
                        "shape: has %zu values, allowed: 3 to 5 (output channels, input channels of a group, kernel)",
@@ -39,30 +35,28 @@ static bool check_index(wt_call *call, int at) {
            wt_fail(call, "%s: is %s, allowed: int32 or int64", call->op->name[at], wt_dtype_name(t->code));
 }
 
-static bool check_csr(wt_call *call, int rows, int cols, int64_t outputs, int64_t nnz) {
-    return check_index(call, rows) && check_index(call, cols) &&
-           wt_check_length(call, rows, outputs + 1, "one more than the output channels") &&
-           wt_check_length(call, cols, nnz, "as many as values");
+static bool check_csr(wt_call *call, int64_t outputs, int64_t nnz) {
+    return check_index(call, AT(rows)) && check_index(call, AT(cols)) &&
+           wt_check_length(call, AT(rows), outputs + 1, "one more than the output channels") &&
+           wt_check_length(call, AT(cols), nnz, "as many as values");
 }
 
-/* What both operators have. stride: where it stands; input is followed by values. */
-static bool open_sparse(wt_call *call, sparse *q, int input, int rows, int shape, int stride) {
-    const wt_tensor *x = &call->arg[input].tensor, *values = &call->arg[input + 1].tensor;
+/* What both operators have. */
+static bool open_sparse(wt_call *call, sparse *q) {
+    const wt_tensor *x = &ARG(input).tensor, *values = &ARG(values).tensor;
     wt_geometry *g = &q->d.g;
-    if (!read_shape(call, shape, &g->rank, &q->dense)) return false;
+    if (!read_shape(call, &g->rank, &q->dense)) return false;
     g->batched = x->rank == g->rank + 2;
     if (!g->batched && x->rank != g->rank + 1)
         return wt_fail(call, "input: has %lld dimensions, allowed with a weight of %d: %d (batched) or %d (unbatched)",
                        (long long)x->rank, g->rank + 2, g->rank + 2, g->rank + 1);
-    if (!wt_check_float(call, input) || !wt_check_same_type(call, input + 1, input) || !wt_check_sizes(call, input) ||
-        !wt_read_geometry(call, g, stride))
+    if (!wt_check_float(call, AT(input)) || !wt_check_same_type(call, AT(values), AT(input)) ||
+        !wt_check_sizes(call, AT(input)) || !wt_read_geometry(call, g))
         return false;
     if (values->rank != 1) return wt_fail(call, "values: has %lld dimensions, allowed: 1", (long long)values->rank);
-    if (!wt_check_sizes(call, input + 1) || !check_csr(call, rows, rows + 1, q->dense.dims[0], values->sizes[0]))
-        return false;
+    if (!wt_check_sizes(call, AT(values)) || !check_csr(call, q->dense.dims[0], values->sizes[0])) return false;
     q->d.x = wt_see(x, g->rank);
     q->d.w = wt_see_vector(values);
-    q->rows = rows;
     return wt_check_channels(call, g, &q->d.x, &q->dense, 1, "input");
 }
 
@@ -72,51 +66,43 @@ static void begin(wt_call *call, const wt_gradients *d, weft_pass pass) {
     wt_begin_conv(&call->p, WEFT_OP_SPARSE_CONV, pass, &d->g, &d->x, &q->dense);
     call->p.attr[WEFT_SPARSE_NNZ] = d->w.dims[0];
     if (pass == WEFT_PASS_BWD_BIAS) return;
-    wt_put_vector(call, WEFT_ROLE_ROWS, q->rows);
-    wt_put_vector(call, WEFT_ROLE_COLS, q->rows + 1);
+    wt_put_vector(call, WEFT_ROLE_ROWS, AT(rows));
+    wt_put_vector(call, WEFT_ROLE_COLS, AT(cols));
 }
 
 /* ---------------------------------------------------------------- forward */
-static bool run_sparse_conv(wt_call *call) {
+bool wt_run_sparse_conv(wt_call *call) {
     sparse q;
     wt_view y;
-    if (!open_sparse(call, &q, INPUT, ROWS, SHAPE, STRIDE)) return false;
+    if (!open_sparse(call, &q)) return false;
     int64_t dims[5] = {q.d.x.dims[0], q.dense.dims[0]};
-    if (!wt_check_bias(call, BIAS, dims[1]) || !wt_check_act(call, ACT) ||
+    if (!wt_check_bias(call, dims[1]) || !wt_check_act(call) ||
         !wt_out_sizes(call, &q.d.g, &q.d.x, &q.dense, NULL, dims) ||
-        !wt_create(call, 0, &y, dims, q.d.g.rank, wt_is_last(&q.d.x), q.d.g.batched, call->arg[INPUT].tensor.code))
+        !wt_create(call, 0, &y, dims, q.d.g.rank, wt_is_last(&q.d.x), q.d.g.batched, ARG(input).tensor.code))
         return false;
     if (wt_is_empty(&y)) return true;
     begin(call, &q.d, WEFT_PASS_FWD);
     WT_PUT(call, {WEFT_ROLE_SRC, &q.d.x}, {WEFT_ROLE_WEIGHTS, &q.d.w}, {WEFT_ROLE_DST, &y});
-    return wt_put_epilogue(call, BIAS, ACT) && wt_run(call, false);
+    return wt_put_epilogue(call) && wt_run(call, false);
 }
-WT_OPERATOR_OUT(sparse_conv,
-                "(Tensor input, Tensor values, Tensor? bias, Tensor rows, Tensor cols, SymInt[] shape, SymInt[] "
-                "stride, SymInt[] padding, SymInt[] dilation, SymInt groups, str act, float lo, float hi) -> Tensor")
 
 /* ---------------------------------------------------------------- gradients */
-static bool run_sparse_conv_backward(wt_call *call) {
+bool wt_run_sparse_conv_backward(wt_call *call) {
     sparse q;
-    if (!open_sparse(call, &q, B_INPUT, B_ROWS, B_SHAPE, B_STRIDE) || !wt_check_bias_dtype(call, B_BIAS_DTYPE, B_INPUT))
-        return false;
+    if (!open_sparse(call, &q) || !wt_check_bias_dtype(call)) return false;
     int64_t dims[5] = {q.d.x.dims[0], q.dense.dims[0]};
-    if (!wt_check_same_type(call, B_GRAD, B_INPUT) || !wt_out_sizes(call, &q.d.g, &q.d.x, &q.dense, NULL, dims) ||
-        !wt_see_exactly(call, B_GRAD, &q.d.g, dims, &q.d.dy))
+    if (!wt_check_same_type(call, AT(grad_output), AT(input)) ||
+        !wt_out_sizes(call, &q.d.g, &q.d.x, &q.dense, NULL, dims) ||
+        !wt_see_exactly(call, AT(grad_output), &q.d.g, dims, &q.d.dy))
         return false;
-    q.d.want = call->arg[B_WANT].integer;
     q.d.begin = begin;
     q.d.torch = q.d.torch_bias = false;
-    if (!wt_create_wanted(call, &q.d, true, B_INPUT, B_BIAS_DTYPE)) return false;
+    if (!wt_create_wanted(call, &q.d, true)) return false;
     if (wt_is_empty(&q.d.dy)) return wt_zero_wanted(call);
-    return wt_match_format(call, &q.d.dy, q.d.g.rank, wt_is_last(&q.d.x), q.d.g.batched, call->arg[B_GRAD].tensor.code,
+    return wt_match_format(call, &q.d.dy, q.d.g.rank, wt_is_last(&q.d.x), q.d.g.batched, ARG(grad_output).tensor.code,
                            "grad_output") &&
            wt_run_wanted(call, &q.d);
 }
-WT_OPERATOR(
-    sparse_conv_backward,
-    "(Tensor grad_output, Tensor input, Tensor values, Tensor rows, Tensor cols, SymInt[] shape, SymInt[] stride, "
-    "SymInt[] padding, SymInt[] dilation, SymInt groups, int want, ScalarType bias_dtype) -> (Tensor, Tensor, Tensor)")
 
 /* ---------------------------------------------------------------- the CSR itself, in host memory */
 static bool on_host(wt_call *call) {
@@ -139,7 +125,7 @@ static bool failed(wt_call *call, weft_status status) {
 }
 
 /* The elements of the dense weights that are not 0. Indices are int32 where the number of all elements fits. */
-static bool run_sparse_build(wt_call *call) {
+bool wt_run_sparse_build(wt_call *call) {
     const wt_tensor *t = &call->arg[0].tensor;
     if (!on_host(call) || !wt_check_data(call, 0, 3, 5, "3 (1D), 4 (2D) or 5 (3D)")) return false;
     int rank = (int)t->rank - 2;
@@ -163,7 +149,6 @@ static bool run_sparse_build(wt_call *call) {
     WT_PUT(call, {WEFT_ROLE_WEIGHTS, &values}, {WEFT_ROLE_ROWS, &rows}, {WEFT_ROLE_COLS, &cols});
     return !failed(call, weft_sparse_build(p, &dense, t->data, values.data, rows.data, cols.data));
 }
-WT_OPERATOR(sparse_build, "(Tensor weight) -> (Tensor, Tensor, Tensor)")
 
 static int64_t item_of(const wt_tensor *t, int64_t i) {
     return t->dtype == WEFT_DTYPE_I32 ? ((const int32_t *)t->data)[i * t->strides[0]]
@@ -171,12 +156,12 @@ static int64_t item_of(const wt_tensor *t, int64_t i) {
 }
 
 /* Where in the dense weights each value lies, counted channels-first; what is not CSR for such weights is an error. */
-static bool run_sparse_positions(wt_call *call) {
+bool wt_run_sparse_positions(wt_call *call) {
     const wt_tensor *rows = &call->arg[0].tensor, *cols = &call->arg[1].tensor;
     int rank = 0;
     wt_view w;
     int64_t nnz = cols->rank == 1 ? cols->sizes[0] : 0, columns = 1, all;
-    if (!on_host(call) || !read_shape(call, 2, &rank, &w) || !check_csr(call, 0, 1, w.dims[0], nnz)) return false;
+    if (!on_host(call) || !read_shape(call, &rank, &w) || !check_csr(call, w.dims[0], nnz)) return false;
     bool fits = true;
     for (int a = 1; a < 5; a++) fits = fits && !__builtin_mul_overflow(columns, w.dims[a], &columns);
     if (!fits || __builtin_mul_overflow(columns, w.dims[0], &all))
@@ -184,8 +169,8 @@ static bool run_sparse_positions(wt_call *call) {
     wt_view places;
     weft_problem *p = begin_weights(call, rank, &w, nnz);
     weft_problem_tensor(p, WEFT_ROLE_WEIGHTS)->dtype = WEFT_DTYPE_F32;
-    wt_put_vector(call, WEFT_ROLE_ROWS, 0);
-    wt_put_vector(call, WEFT_ROLE_COLS, 1);
+    wt_put_vector(call, WEFT_ROLE_ROWS, AT(rows));
+    wt_put_vector(call, WEFT_ROLE_COLS, AT(cols));
     if (!call->shape && failed(call, weft_sparse_check(p, rows->data, cols->data))) return false;
     if (!wt_create_vector(call, 0, &places, nnz, wt.aoti_torch_dtype_int64())) return false;
     if (call->shape) return true;
@@ -194,4 +179,3 @@ static bool run_sparse_positions(wt_call *call) {
             ((int64_t *)places.data)[j] = o * columns + item_of(cols, j);
     return true;
 }
-WT_OPERATOR(sparse_positions, "(Tensor rows, Tensor cols, SymInt[] shape) -> Tensor")

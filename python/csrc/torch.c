@@ -119,22 +119,16 @@ static bool take(wt_call *call, int slot, wt_handle got, const promise *p) {
 static _Thread_local int inside;
 bool wt_is_inside(void) { return inside > 0; }
 
-int wt_results_of(const wt_op *op) {
-    int n = 0;
-    for (const char *s = strstr(op->schema, "->"); s && (s = strstr(s + 1, "Tensor")); n++) continue;
-    return n;
-}
-
 bool wt_by_torch(wt_call *call, int64_t want) {
     const wt_op *op = call->op;
-    const int nout = wt_results_of(op);
+    const int nout = op->nout;
     char name[64];
     wt_stack s = {.n = 0};
     promise promised[WT_MAX_OUTS];
-    snprintf(name, sizeof(name), "weft_torch::%.*s", (int)strcspn(op->schema, "("), op->schema);
+    snprintf(name, sizeof(name), "weft_torch::%s", op->base);
     for (int i = 0; i < op->nargs - op->into; i++) {
         wt_arg arg = call->arg[i];
-        if (want != WT_ALL && !strcmp(op->name[i], "want")) arg.integer = want;
+        if (want != WT_ALL && i == AT(want)) arg.integer = want;
         wt_push(&s, value_of(&s, op->kind[i], &arg));
     }
     if (s.failed) return wt_fail(call, "the arguments of %s could not be made", name);

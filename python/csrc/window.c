@@ -75,13 +75,15 @@ bool wt_window_size(wt_call *call, const wt_window *g, const char *name, const i
     return true;
 }
 
-bool wt_window_read(wt_call *call, wt_window *g, int at, bool dilated) {
-    return wt_read_axes(call, at, g->rank, 1, g->kernel, NULL) &&
-           wt_read_axes(call, at + 1, g->rank, 1, g->stride, NULL) &&
-           wt_read_axes(call, at + 2, g->rank, 1, g->pad, NULL) &&
-           (!dilated || wt_read_axes(call, at + 3, g->rank, 1, g->dilation, NULL)) &&
-           wt_check_range(call, at, g->rank, g->kernel, 1) &&
-           (!dilated || wt_check_range(call, at + 3, g->rank, g->dilation, 1)) &&
+bool wt_window_read(wt_call *call, wt_window *g) {
+    const bool dilated = AT(dilation) >= 0;
+    if (AT(ceil_mode) >= 0) g->up = ARG(ceil_mode).integer;
+    return wt_read_axes(call, AT(kernel_size), g->rank, 1, g->kernel, NULL) &&
+           wt_read_axes(call, AT(stride), g->rank, 1, g->stride, NULL) &&
+           wt_read_axes(call, AT(padding), g->rank, 1, g->pad, NULL) &&
+           (!dilated || wt_read_axes(call, AT(dilation), g->rank, 1, g->dilation, NULL)) &&
+           wt_check_range(call, AT(kernel_size), g->rank, g->kernel, 1) &&
+           (!dilated || wt_check_range(call, AT(dilation), g->rank, g->dilation, 1)) &&
            wt_window_size(call, g, "stride", g->stride, 1);
 }
 
