@@ -126,7 +126,9 @@ bool wt_made(wt_call *call);
 bool wt_result(wt_call *call, int slot, wt_tensor *t);
 bool wt_scratch(wt_call *call, wt_tensor *t);
 bool wt_empty(wt_call *call, wt_handle *place, wt_tensor *t); /* the caller's to free, at `place` */
-bool wt_new(wt_tensor *t, wt_handle *place);                  /* the same on t's own device, without an error's text */
+/* The same beside another tensor, on its device, without an error's text; and that. */
+bool wt_new(wt_tensor *t, const wt_tensor *beside, wt_handle *place);
+bool wt_no_room(wt_call *call, const wt_tensor *t);
 bool wt_zero(wt_call *call, wt_handle tensor);
 bool wt_copy(wt_call *call, wt_handle into, wt_handle from, const char *name); /* name: what is copied, for the error */
 const char *wt_dtype_name(int32_t code);                                       /* of a PyTorch code: "float32" */
@@ -288,7 +290,9 @@ void wt_kernels_clear(void);
 void wt_kernels_add(const char *name);
 void wt_note_torch(void);                  /* PyTorch's code alone ran */
 double wt_estimate(const weft_plan *plan); /* ns */
-/* Take workspace from PyTorch, execute on its current stream, release the plan. A NULL plan has failed already. */
+/* Take workspace from PyTorch, execute on its current stream. call: whose error it is, or NULL. */
+bool wt_run_plan(const weft_plan *plan, const weft_args *args, const wt_tensor *beside, wt_call *call);
+/* The same beside the call's first tensor; releases the plan. A NULL plan has failed already. */
 bool wt_execute(wt_call *call, weft_plan *plan, const weft_args *args);
 /* What an operator executes on this thread, from here to NULL: the last plan, a reference, and its arguments. */
 typedef struct wt_capture {

@@ -265,21 +265,24 @@ static bool enter_device(wt_call *call) {
 }
 
 /* ---------------------------------------------------------------- results */
-bool wt_new(wt_tensor *t, wt_handle *place) {
+bool wt_new(wt_tensor *t, const wt_tensor *beside, wt_handle *place) {
     t->dtype = wt_dtype_of(t->code);
+    t->device_type = beside->device_type, t->device_index = beside->device_index;
     bool ok =
         !wt.aoti_torch_empty_strided(t->rank, t->sizes, t->strides, t->code, t->device_type, t->device_index, place);
     t->handle = *place;
     return ok && !wt.aoti_torch_get_data_ptr(t->handle, &t->data);
 }
 
-bool wt_empty(wt_call *call, wt_handle *place, wt_tensor *t) {
-    t->device_type = call->device_type, t->device_index = call->device_index;
-    if (wt_new(t, place)) return true;
+bool wt_no_room(wt_call *call, const wt_tensor *t) {
     const char *what = wt.torch_exception_get_what_without_backtrace ? wt.torch_exception_get_what_without_backtrace()
                                                                      : "PyTorch before 2.13 gives no reason here";
     return wt_fail(call, "PyTorch could not allocate %lld elements of %s on %s: %s",
                    (long long)wt_count(t->sizes, t->rank), wt_dtype_name(t->code), device_name(t->device_type), what);
+}
+
+bool wt_empty(wt_call *call, wt_handle *place, wt_tensor *t) {
+    return wt_new(t, &call->arg[0].tensor, place) || wt_no_room(call, t);
 }
 
 bool wt_scratch(wt_call *call, wt_tensor *t) {

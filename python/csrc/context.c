@@ -146,24 +146,24 @@ static void note_execution(weft_plan *plan, const weft_args *args) {
     capture->args = *args;
 }
 
-static bool execute(wt_call *call, const weft_plan *plan, const weft_args *args) {
+bool wt_run_plan(const weft_plan *plan, const weft_args *args, const wt_tensor *beside, wt_call *call) {
     const int64_t bytes = (int64_t)weft_plan_workspace_bytes(plan), unit = 1;
+    const bool cuda = weft_plan_problem(plan)->device == WEFT_DEVICE_CUDA;
+    _Alignas(64) char few[8192]; /* of a small problem: an allocation takes as long as the computing */
+    const bool small = !cuda && bytes <= (int64_t)sizeof(few);
     wt_tensor space = {.rank = 1, .sizes = &bytes, .strides = &unit, .code = wt.aoti_torch_dtype_uint8()};
     void *stream = NULL;
-    if (bytes && !wt_empty(call, &space.handle, &space)) return false;
-    bool ok = weft_plan_problem(plan)->device == WEFT_DEVICE_CPU ||
-              !wt.aoti_torch_get_current_cuda_stream(call->device_index, &stream) ||
-              wt_fail(call, "PyTorch has no current stream on cuda:%d", call->device_index);
-    if (ok && weft_execute(plan, args, space.data, (size_t)bytes, stream) != WEFT_OK)
-        ok = wt_fail(call, "%s", weft_last_error());
-    if (bytes)
-        wt.aoti_torch_delete_tensor_object(space.handle); /* PyTorch's CUDA allocator hands it on in stream order */
+    if (cuda && wt.aoti_torch_get_current_cuda_stream(beside->device_index, &stream))
+        return call && wt_fail(call, "PyTorch has no current stream on cuda:%d", beside->device_index);
+    if (!small && !wt_new(&space, beside, &space.handle)) return call && wt_no_room(call, &space);
+    bool ok = weft_execute(plan, args, small ? few : space.data, (size_t)bytes, stream) == WEFT_OK;
+    if (!small) wt.aoti_torch_delete_tensor_object(space.handle); /* on CUDA it is handed on in stream order */
     if (ok) wt_kernels_add(weft_plan_kernel_name(plan));
-    return ok;
+    return ok || (call && wt_fail(call, "%s", weft_last_error()));
 }
 
 bool wt_execute(wt_call *call, weft_plan *plan, const weft_args *args) {
-    bool ok = plan && execute(call, plan, args);
+    bool ok = plan && wt_run_plan(plan, args, &call->arg[0].tensor, call);
     if (ok && capture) note_execution(plan, args);
     weft_plan_release(plan);
     return ok;

@@ -49,13 +49,10 @@ typedef enum entry_way {
 
 /* An operator that was one plan on its tensors as they lie, and one new tensor: the plan is run again without asking
  * the operator. */
+enum { ENTRY_RESULT = ENTRY_TENSORS }; /* its slot, behind those of the front's tensors */
 typedef struct entry_replay {
-    weft_plan *plan;
-    int roles, rank;
-    uint8_t role[WEFT_MAX_ROLES];
-    int8_t place[WEFT_MAX_ROLES]; /* of the front's tensors; -1: the result */
-    int32_t code;
-    int64_t sizes[8], strides[8];
+    seat_step step;
+    seat_shape out;
 } entry_replay;
 
 typedef struct entry_record {

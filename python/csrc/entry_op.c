@@ -82,36 +82,17 @@ static bool run(wt_call *call, bool slow) {
     return ok;
 }
 
-static bool execute(const entry_call *k, const entry_replay *p, const weft_args *args) {
-    const int64_t bytes = (int64_t)weft_plan_workspace_bytes(p->plan), unit = 1;
-    const wt_tensor *x = &k->in[0];
-    wt_handle memory = NULL;
-    void *workspace = NULL;
-    _Alignas(64) char few[8192]; /* of a small problem: an allocation takes as long as the computing */
-    if (bytes <= (int64_t)sizeof(few)) return weft_execute(p->plan, args, few, (size_t)bytes, NULL) == WEFT_OK;
-    bool ok = !wt.aoti_torch_empty_strided(1, &bytes, &unit, wt.aoti_torch_dtype_uint8(), x->device_type,
-                                           x->device_index, &memory) &&
-              !wt.aoti_torch_get_data_ptr(memory, &workspace);
-    ok = ok && weft_execute(p->plan, args, workspace, (size_t)bytes, NULL) == WEFT_OK;
-    if (memory) wt.aoti_torch_delete_tensor_object(memory);
-    return ok;
-}
-
 static bool replay(const entry_call *k, const entry_record *r, wt_handle *out) {
-    const entry_replay *p = r->replay;
-    weft_args args = WEFT_ARGS_INIT;
-    void *data = NULL;
-    bool ok = !wt.aoti_torch_empty_strided(p->rank, p->sizes, p->strides, p->code, k->in[0].device_type,
-                                           k->in[0].device_index, out);
-    const bool made = ok;
-    ok = ok && !wt.aoti_torch_get_data_ptr(*out, &data);
-    for (int i = 0; i < p->roles; i++) args.ptr[p->role[i]] = p->place[i] < 0 ? data : k->in[p->place[i]].data;
-    void *thread = r->slow ? py.PyEval_SaveThread() : NULL;
-    ok = ok && execute(k, p, &args);
-    if (thread) py.PyEval_RestoreThread(thread);
+    void *slot[ENTRY_TENSORS + 1], *thread = r->slow ? py.PyEval_SaveThread() : NULL;
+    wt_tensor y;
+    *out = NULL;
+    bool ok = seat_make(&r->replay->out, &k->in[0], &y, out);
+    for (int i = 0; i < k->front->tensors; i++) slot[i] = k->in[i].data;
+    slot[ENTRY_RESULT] = y.data;
     wt_kernels_clear();
-    wt_kernels_add(weft_plan_kernel_name(p->plan));
-    if (made && !ok) wt.aoti_torch_delete_tensor_object(*out);
+    ok = ok && seat_run_step(&r->replay->step, slot, NULL, &k->in[0]);
+    if (thread) py.PyEval_RestoreThread(thread);
+    if (*out && !ok) wt.aoti_torch_delete_tensor_object(*out);
     return ok;
 }
 
@@ -167,31 +148,31 @@ static int place_of(const wt_tensor *t) {
 }
 
 static void forget_plan(void) {
-    if (offered.replays) weft_plan_release(offered.replay.plan);
+    if (offered.replays) weft_plan_release(offered.replay.step.plan);
     offered.replays = false;
 }
 
 /* Is what ran one plan on tensors of the front and on the one result? Takes the capture's plan over if so. */
 static bool can_replay(const wt_call *call, wt_capture *ran) {
-    entry_replay *p = &offered.replay;
+    seat_step *step = &offered.replay.step;
+    seat_shape *out = &offered.replay.out;
     wt_tensor y;
     if (ran->runs != 1 || call->nscratch || call->op->nout != 1 || wt_read_tensor(call->out[0], &y) || y.rank > 8)
         return false;
-    p->roles = 0, p->rank = (int)y.rank, p->code = y.code;
-    memcpy(p->sizes, y.sizes, (size_t)y.rank * sizeof(p->sizes[0]));
-    memcpy(p->strides, y.strides, (size_t)y.rank * sizeof(p->strides[0]));
+    *out = (seat_shape){.rank = (int)y.rank, .code = y.code};
+    memcpy(out->sizes, y.sizes, (size_t)y.rank * sizeof(out->sizes[0]));
+    memcpy(out->strides, y.strides, (size_t)y.rank * sizeof(out->strides[0]));
+    *step = (seat_step){.plan = ran->plan};
     for (int role = 0; role < WEFT_MAX_ROLES; role++) {
         const void *data = ran->args.ptr[role];
-        int place = -2;
+        int place = data == y.data ? ENTRY_RESULT : -1;
         for (int i = 0; i < call->op->nargs && data && place < 0; i++)
             if ((call->op->kind[i] == WT_TENSOR || call->op->kind[i] == WT_TENSOR_OR_NONE) &&
                 call->arg[i].tensor.handle && call->arg[i].tensor.data == data)
                 place = place_of(&call->arg[i].tensor);
-        if (data == y.data) place = -1;
-        if (data && place == -2) return false;
-        if (data) p->role[p->roles] = (uint8_t)role, p->place[p->roles++] = (int8_t)place;
+        if (data && (place < 0 || step->n == (int)sizeof(step->role))) return false;
+        if (data) step->role[step->n] = (uint8_t)role, step->slot[step->n++] = (uint8_t)place;
     }
-    p->plan = ran->plan;
     ran->plan = NULL;
     return true;
 }
@@ -233,7 +214,7 @@ static void learn(void) {
     r->slow = offered.way != ENTRY_TORCH || count_of_first() > ENTRY_LONG_COUNT;
     if (!offered.replays || !(r->replay = malloc(sizeof(*r->replay)))) return;
     *r->replay = offered.replay;
-    r->slow = wt_estimate(r->replay->plan) > ENTRY_LONG_NS;
+    r->slow = wt_estimate(r->replay->step.plan) > ENTRY_LONG_NS;
     offered.replays = false;
 }
 

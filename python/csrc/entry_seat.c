@@ -39,15 +39,6 @@ static void make_call(const entry_call *k, const entry_record *r, seat_call *c) 
 }
 
 /* ---------------------------------------------------------------- deciding */
-/* A tensor of a result's shape, to ask with; its elements are never used, but an index must name a place. */
-static bool make_up(const entry_call *k, const seat_shape *s, bool index, wt_tensor *t) {
-    wt_handle made = NULL;
-    if (wt.aoti_torch_empty_strided(s->rank, s->sizes, s->strides, s->code, k->in[0].device_type, k->in[0].device_index,
-                                    &made))
-        return false;
-    return !wt_read_tensor(made, t) && (!index || !wt.aoti_torch_zero_(made));
-}
-
 /* Is the gradient of this call the seat's, by weft or as one in which PyTorch needs care? grad_output is made up, in
  * the format of the result. */
 static bool takes_backward(const entry_call *k, const entry_record *r, const seat_shape out[2]) {
@@ -64,13 +55,15 @@ static bool takes_backward(const entry_call *k, const entry_record *r, const sea
     }
     if (k->front->kind == ENTRY_ADAPTIVE_AVG_POOL) c.list[SEAT_EXTRA].size = 0; /* grad_output says it */
     if (!out[0].rank) return false;                                             /* a call that the seat leaves */
-    bool taken = make_up(k, &out[0], false, &c.in[SEAT_DY]) &&
-                 (k->front->kind != ENTRY_MAX_POOL || make_up(k, &out[1], true, &c.in[SEAT_INDEX]));
+    wt_tensor *dy = &c.in[SEAT_DY], *index = &c.in[SEAT_INDEX];
+    bool taken = seat_make(&out[0], &k->in[0], dy, &dy->handle) &&
+                 (k->front->kind != ENTRY_MAX_POOL || (seat_make(&out[1], &k->in[0], index, &index->handle) &&
+                                                       !wt.aoti_torch_zero_(index->handle))); /* places */
     seat_entry *e = taken ? seat_find(&c, wt_settings()->math) : NULL;
     taken = e && atomic_load(&e->taken);
     seat_release(e);
-    if (c.in[SEAT_DY].handle) wt.aoti_torch_delete_tensor_object(c.in[SEAT_DY].handle);
-    if (c.in[SEAT_INDEX].handle) wt.aoti_torch_delete_tensor_object(c.in[SEAT_INDEX].handle);
+    if (dy->handle) wt.aoti_torch_delete_tensor_object(dy->handle);
+    if (index->handle) wt.aoti_torch_delete_tensor_object(index->handle);
     return taken;
 }
 
@@ -119,16 +112,13 @@ entry_way entry_decide_seat(const entry_call *k, entry_record *r) {
 /* ---------------------------------------------------------------- packed weights */
 static py_object *pack_new(const weft_plan *plan, const wt_tensor *w, py_object *id, py_object *packs) {
     const int64_t bytes = (int64_t)weft_plan_packed_bytes(plan), unit = 1;
-    wt_handle memory = NULL;
-    void *data = NULL;
-    if (wt.aoti_torch_empty_strided(1, &bytes, &unit, wt.aoti_torch_dtype_uint8(), w->device_type, w->device_index,
-                                    &memory))
-        return NULL;
-    if (wt.aoti_torch_get_data_ptr(memory, &data) || weft_pack(plan, w->data, data, NULL) != WEFT_OK) {
-        wt.aoti_torch_delete_tensor_object(memory);
+    wt_tensor t = {.rank = 1, .sizes = &bytes, .strides = &unit, .code = wt.aoti_torch_dtype_uint8()};
+    if (!wt_new(&t, w, &t.handle)) return NULL;
+    if (weft_pack(plan, w->data, t.data, NULL) != WEFT_OK) {
+        wt.aoti_torch_delete_tensor_object(t.handle);
         return NULL;
     }
-    py_object *made = entry_wrap(memory);
+    py_object *made = entry_wrap(t.handle);
     if (made && !py.PyDict_SetItem(packs, id, made)) return made;
     if (made) py.Py_DecRef(made);
     py.PyErr_Clear();

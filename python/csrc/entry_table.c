@@ -96,7 +96,7 @@ bool entry_make_key(entry_call *k) {
 void entry_release(entry_record *r) {
     if (--r->refs) return;
     seat_release(r->seat);
-    if (r->replay) weft_plan_release(r->replay->plan);
+    if (r->replay) weft_plan_release(r->replay->step.plan);
     free(r->replay);
     free(r->arg);
     free(r);

@@ -221,9 +221,8 @@ static bool put_offsets(wt_call *call, const layers *s) {
     const int64_t length = s->T + 1, unit = 1, *sizes = b->data;
     wt_tensor there = {.rank = 1, .sizes = &length, .strides = &unit, .code = wt.aoti_torch_dtype_int64()},
               host = there;
-    host.device_type = wt.aoti_torch_device_type_cpu();
     if (!wt_scratch(call, &there)) return false;
-    if (call->cuda ? !wt_new(&host, &host.handle) : !(host = there).data)
+    if (call->cuda ? !wt_new(&host, b, &host.handle) : !(host = there).data)
         return wt_fail(call, "batch_sizes: PyTorch could not allocate %lld offsets", (long long)length);
     int64_t *offsets = host.data;
     offsets[0] = 0;

@@ -60,7 +60,7 @@ typedef struct seat_step { /* one plan, and which tensor is which of its roles *
 typedef struct seat_shape { /* of a result */
     int rank;
     int32_t code;
-    int64_t sizes[5], strides[5];
+    int64_t sizes[8], strides[8];
 } seat_shape;
 
 enum { SEAT_STEPS = 2, SEAT_KEY_MAX = 72 };
@@ -140,6 +140,9 @@ bool seat_delegate(seat_call *c);
 /* weft's plans; false: nothing was done and PyTorch is to do it. */
 bool seat_run(seat_call *c, seat_entry *e);
 void seat_drop_results(seat_call *c);
+/* The parts of it: a tensor of that shape, owned at `place`; a step on tensors by slot. beside: one of the device. */
+bool seat_make(const seat_shape *s, const wt_tensor *beside, wt_tensor *t, wt_handle *place);
+bool seat_run_step(const seat_step *s, void *const *slot, const void *packed, const wt_tensor *beside);
 bool seat_bypassed(void);             /* on this thread */
 bool seat_is_dangerous(seat_call *c); /* the gradient of a convolution: PyTorch would write outside of its memory */
 /* PyTorch's rule: a tensor of four or five axes looks like channels-last. */

@@ -28,29 +28,16 @@ bool seat_delegate(seat_call *c) {
 }
 
 /* ---------------------------------------------------------------- weft's */
-static bool make(const seat_call *c, const seat_shape *s, wt_handle *tensor, void **data) {
-    const wt_tensor *x = &c->in[SEAT_X];
-    return !wt.aoti_torch_empty_strided(s->rank, s->sizes, s->strides, s->code, x->device_type, x->device_index,
-                                        tensor) &&
-           !wt.aoti_torch_get_data_ptr(*tensor, data);
+bool seat_make(const seat_shape *s, const wt_tensor *beside, wt_tensor *t, wt_handle *place) {
+    *t = (wt_tensor){.rank = s->rank, .sizes = s->sizes, .strides = s->strides, .code = s->code};
+    return wt_new(t, beside, place);
 }
 
-static bool run_step(const seat_call *c, const seat_step *s, void *const slot[SEAT_SLOTS], void *stream) {
+bool seat_run_step(const seat_step *s, void *const *slot, const void *packed, const wt_tensor *beside) {
     weft_args args = WEFT_ARGS_INIT;
-    wt_handle memory = NULL;
-    void *workspace = NULL;
-    const wt_tensor *x = &c->in[SEAT_X];
-    const int64_t bytes = (int64_t)weft_plan_workspace_bytes(s->plan), unit = 1;
-    if (bytes && (wt.aoti_torch_empty_strided(1, &bytes, &unit, wt.aoti_torch_dtype_uint8(), x->device_type,
-                                              x->device_index, &memory) ||
-                  wt.aoti_torch_get_data_ptr(memory, &workspace)))
-        return false;
     for (int i = 0; i < s->n; i++) args.ptr[s->role[i]] = slot[s->slot[i]];
-    args.packed = c->packed;
-    bool ok = weft_execute(s->plan, &args, workspace, (size_t)bytes, stream) == WEFT_OK;
-    if (memory) wt.aoti_torch_delete_tensor_object(memory);
-    if (ok) wt_kernels_add(weft_plan_kernel_name(s->plan));
-    return ok;
+    args.packed = packed;
+    return wt_run_plan(s->plan, &args, beside, NULL);
 }
 
 /* diff_bias as PyTorch makes it: the sum over all but the channels. */
@@ -68,20 +55,24 @@ static bool sum_bias(seat_call *c) {
 }
 
 bool seat_run(seat_call *c, seat_entry *e) {
-    void *slot[SEAT_SLOTS] = {NULL}, *stream = NULL;
+    void *slot[SEAT_SLOTS] = {NULL};
+    const wt_tensor *x = &c->in[SEAT_X];
+    wt_tensor made;
     wt_handle dy = NULL;
-    bool ok = !c->cuda || !wt.aoti_torch_get_current_cuda_stream(c->in[SEAT_X].device_index, &stream);
+    bool ok = true;
     for (int i = 0; i < SEAT_INPUTS; i++) slot[i] = c->in[i].data;
-    if (ok && e->dy.rank)
-        ok = make(c, &e->dy, &dy, &slot[SEAT_DY]) && !wt.aoti_torch_copy_(dy, c->in[SEAT_DY].handle, 0);
+    if (e->dy.rank) {
+        ok = seat_make(&e->dy, x, &made, &dy) && !wt.aoti_torch_copy_(dy, c->in[SEAT_DY].handle, 0);
+        slot[SEAT_DY] = made.data;
+    }
     for (int i = 0; i < c->op->nout && ok; i++) {
         if (e->out[i].rank)
-            ok = make(c, &e->out[i], &c->out[i], &slot[SEAT_OUT + i]);
+            ok = seat_make(&e->out[i], x, &made, &c->out[i]), slot[SEAT_OUT + i] = made.data;
         else if (!(e->sums && i == 2))
             ok = !wt.aoti_torch_new_uninitialized_tensor(&c->out[i]);
     }
     wt_kernels_clear();
-    for (int i = 0; i < e->nsteps && ok; i++) ok = run_step(c, &e->step[i], slot, stream);
+    for (int i = 0; i < e->nsteps && ok; i++) ok = seat_run_step(&e->step[i], slot, c->packed, x);
     if (ok && e->sums) ok = sum_bias(c);
     if (dy) wt.aoti_torch_delete_tensor_object(dy);
     if (!ok) seat_drop_results(c);
