@@ -116,7 +116,7 @@ wt_error wt_read_tensor(wt_handle handle, wt_tensor *t);
 wt_error wt_read_list(wt_handle list, wt_list *out);
 /* What an optional argument points to; the box is freed, its content is the caller's. */
 wt_handle wt_unbox(wt_value slot);
-/* Record the reason and return false. */
+/* Record the reason and return false. Checks may be asked without a call: nothing is recorded. */
 bool wt_fail(wt_call *call, const char *format, ...) WT_PRINTF(2, 3);
 /* Of a call for shapes: the results are made, nothing is left to do. Returns true. */
 bool wt_made(wt_call *call);

@@ -9,6 +9,7 @@
 
 bool wt_fail(wt_call *call, const char *format, ...) {
     va_list args;
+    if (!call) return false;
     va_start(args, format);
     vsnprintf(call->error, sizeof(call->error), format, args);
     va_end(args);

@@ -19,15 +19,10 @@ static bool put(entry_call *k, int64_t word) {
 
 static bool put_tensor(entry_call *k, int i) {
     const wt_tensor *t = &k->in[i];
-    uintptr_t low = (uintptr_t)t->data & 15;
-    if (!t->handle) return put(k, 0);
-    if (t->rank > 8 || k->words + 1 + 2 * (int)t->rank > ENTRY_WORDS) return false;
-    int64_t *w = k->word + k->words;
-    *w++ = 1 | t->rank << 1 | (int64_t)t->code << 8 | (int64_t)(low & (~low + 1)) << 24 | (int64_t)k->wants[i] << 32 |
-           (int64_t)t->device_type << 40 | (int64_t)(t->device_index & 0xff) << 48;
-    for (int64_t a = 0; a < t->rank; a++) *w++ = t->sizes[a];
-    for (int64_t a = 0; a < t->rank; a++) *w++ = t->strides[a];
-    k->words = (int)(w - k->word);
+    const int at = k->words;
+    if (t->rank > 8 || at + 1 + 2 * (int)t->rank > ENTRY_WORDS) return false;
+    k->words = seat_key_tensor(k->word, at, t);
+    k->word[at] |= (int64_t)k->wants[i] << 48;
     return true;
 }
 
@@ -86,9 +81,7 @@ bool entry_make_key(entry_call *k) {
     k->settings = k->words;
     for (int i = k->front->tensors; i < k->nargs; i++)
         if (!put_setting(k, k->arg[i])) return false;
-    uint64_t h = 0;
-    for (int i = 0; i < k->words; i++) h = (h ^ (uint64_t)k->word[i]) * UINT64_C(0x9E3779B97F4A7C15), h ^= h >> 32;
-    k->hash = h;
+    k->hash = seat_hash(k->word, k->words);
     return true;
 }
 

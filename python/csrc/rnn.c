@@ -222,9 +222,8 @@ static bool put_offsets(wt_call *call, const layers *s) {
     wt_tensor there = {.rank = 1, .sizes = &length, .strides = &unit, .code = wt.aoti_torch_dtype_int64()},
               host = there;
     if (!wt_scratch(call, &there)) return false;
-    if (call->cuda ? !wt_new(&host, b, &host.handle) : !(host = there).data)
-        return wt_fail(call, "batch_sizes: PyTorch could not allocate %lld offsets", (long long)length);
-    int64_t *offsets = host.data;
+    if (call->cuda && !wt_new(&host, b, &host.handle)) return wt_no_room(call, &host);
+    int64_t *offsets = call->cuda ? host.data : there.data;
     offsets[0] = 0;
     for (int64_t t = 0; t < s->T; t++) offsets[t + 1] = offsets[t] + sizes[t * b->strides[0]];
     bool ok = !call->cuda || wt_copy(call, there.handle, host.handle, "batch_sizes");

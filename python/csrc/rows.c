@@ -33,22 +33,15 @@ int64_t wt_shape_rows(const wt_shape *s) {
 /* ---------------------------------------------------------------- seeing */
 bool wt_rows_of(wt_call *call, int at, const wt_shape *s, bool channels, wt_rows *t) {
     const wt_tensor *x = &call->arg[at].tensor;
-    int skip = channels ? -1 : s->channel, a = 0;
-    bool scalar = s->scalar && channels, same = x->rank == (scalar ? 0 : s->rank - (channels ? 0 : 1));
-    *t = (wt_rows){.handle = x->handle, .data = x->data, .code = x->code, .channels = channels};
-    for (int i = 0; same && i < s->rank; i++) {
-        bool own = i != skip && !scalar;
-        same = !own || x->sizes[a] == s->sizes[i];
-        t->strides[i] = own ? x->strides[a++] : 0;
-    }
-    if (same) return true;
-    char got[96], allowed[96];
+    const bool scalar = s->scalar && channels;
     int64_t sizes[WT_MAX_AXES], rank = 0;
     for (int i = 0; i < s->rank && !scalar; i++)
-        if (i != skip) sizes[rank++] = s->sizes[i];
-    wt_shape_text(got, x->rank, x->sizes);
-    wt_shape_text(allowed, rank, sizes);
-    return wt_fail(call, "%s: has the shape %s, allowed: %s", call->op->name[at], got, allowed);
+        if (channels || i != s->channel) sizes[rank++] = s->sizes[i];
+    if (!wt_check_shape(call, call->op->name[at], x, rank, sizes, "")) return false;
+    *t = (wt_rows){.handle = x->handle, .data = x->data, .code = x->code, .channels = channels};
+    for (int i = 0, a = 0; i < s->rank && !scalar; i++)
+        if (channels || i != s->channel) t->strides[i] = x->strides[a++];
+    return true;
 }
 
 bool wt_rows_last(const wt_shape *s, const wt_rows *t) {

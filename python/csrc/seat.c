@@ -138,7 +138,7 @@ static void end_bypass(const int *step) { wt_seat_bypass(-*step); }
 bool seat_run_throwing(seat_call *c, void **made) {
     __attribute__((cleanup(end_bypass))) const int step = 1;
     wt_seat_bypass(step);
-    return !c->cuda && c->op->throwing && c->op->throwing(c, made);
+    return !c->cuda && !seat_is_dangerous(c) && c->op->throwing(c, made);
 }
 
 static bool run_throwing(seat_call *c) {

@@ -7,7 +7,7 @@
  *   seat_run.c    running weft's plans on tensors made like PyTorch's
  *   seat_conv.c   convolution and its gradient: arguments, problem, roles, the way back to PyTorch
  *   seat_pool.c   the same for pooling
- * Another operator is a record (seat_op), a line in SEAT_OPS and a line in weft._enable.OPERATORS. */
+ * Another operator is its arguments in aten.h, a record (seat_op) and a line in weft._enable.OPERATORS. */
 #ifndef WEFT_TORCH_SEAT_H
 #define WEFT_TORCH_SEAT_H
 
@@ -15,15 +15,8 @@
 
 #include "binding.h"
 
-#define SEAT_OPS(X)                     \
-    X(convolution)                      \
-    X(convolution_backward)             \
-    X(max_pool2d_with_indices)          \
-    X(max_pool2d_with_indices_backward) \
-    X(avg_pool2d)                       \
-    X(avg_pool2d_backward)              \
-    X(_adaptive_avg_pool2d)             \
-    X(_adaptive_avg_pool2d_backward)
+#define SEAT_NAME(X, name, outs) X(name)
+#define SEAT_OPS(X) WT_ATEN(SEAT_NAME, X)
 
 /* Operators that are put at a key and switched on together; the order of weft._enable.OPERATORS. */
 enum { SEAT_CONV, SEAT_MAX_POOL, SEAT_AVG_POOL, SEAT_ADAPTIVE_AVG_POOL, SEAT_FAMILIES };
@@ -89,6 +82,9 @@ seat_entry *seat_find(const seat_call *c, int math);
 void seat_release(seat_entry *e);
 uint64_t seat_problem(const seat_call *c);                     /* the same for an operator and its gradient */
 void seat_decide(const seat_call *c, int math, seat_entry *e); /* fills a zeroed entry */
+/* All that a decision depends on in a tensor, into a key from word n on; returns the next one. Bits 48 and up are free. */
+int seat_key_tensor(int64_t *key, int n, const wt_tensor *t);
+uint64_t seat_hash(const int64_t *key, int n);
 
 /* ---------------------------------------------------------------- deciding */
 typedef struct seat_draft { /* a decision being made */
@@ -173,9 +169,58 @@ typedef struct seat_op {
     bool (*has_torch)(bool cuda);       /* this PyTorch has a way back */
     bool (*torch)(seat_call *c);        /* by it; false: it failed */
     /* The same on the CPU by the C++ function, which throws PyTorch's own exceptions, type and text, through these
-     * frames, and copies no list: its results, the last one first. NULL, or false: it cannot be called. */
+     * frames, and copies no list: its results, the last one first. false: it cannot be called. */
     bool (*throwing)(seat_call *c, void *made[3]);
 } seat_op;
+
+/* A record: SEAT_OP(name, family, results, of a gradient, by_torch). Its arguments by kind; those of the C shim, and of
+ * C++, from the call c. SEAT_BY_TORCH makes the function of that name that calls the shim. */
+#define SEAT_ROW_TENSOR(at) {SEAT_TENSOR, SEAT_##at}
+#define SEAT_ROW_OPTIONAL(at) {SEAT_TENSOR_OR_NO, SEAT_##at}
+#define SEAT_ROW_LIST(at) {SEAT_LIST, SEAT_##at}
+#define SEAT_ROW_SIZES(at) {SEAT_SIZES_OR_NO, 0}
+#define SEAT_ROW_MASK(at) {SEAT_MASK, 0}
+#define SEAT_ROW_BOOL(at) {SEAT_BOOL, SEAT_##at}
+#define SEAT_ROW_INT(at) {SEAT_INT, SEAT_##at}
+#define SEAT_ROW_MAYBE(at) {SEAT_INT_OR_NO, SEAT_##at}
+#define SEAT_C_TENSOR(at) c->in[SEAT_##at].handle
+#define SEAT_C_OPTIONAL(at) c->in[SEAT_##at].handle ? &c->in[SEAT_##at].handle : NULL
+#define SEAT_C_LIST(at) c->list[SEAT_##at].item, (int64_t)c->list[SEAT_##at].size
+#define SEAT_C_SIZES(at) c->biased ? &(const int64_t *){c->bias_sizes.item} : NULL, (int64_t)c->bias_sizes.size
+#define SEAT_C_MASK(at) (const int32_t[]){c->want & 1, c->want >> 1 & 1, c->want >> 2 & 1}, 3
+#define SEAT_C_BOOL(at) (int32_t) c->value[SEAT_##at]
+#define SEAT_C_INT(at) c->value[SEAT_##at]
+#define SEAT_C_MAYBE(at) c->value[SEAT_##at + 1] ? &c->value[SEAT_##at] : NULL
+#define SEAT_C_OUT_1 &c->out[0]
+#define SEAT_C_OUT_2 &c->out[0], &c->out[1]
+#define SEAT_C_OUT_3 &c->out[0], &c->out[1], &c->out[2]
+#define SEAT_CPP_TENSOR(at) c->in[SEAT_##at].handle
+#define SEAT_CPP_OPTIONAL(at) \
+    &(wt_maybe_tensor) { c->in[SEAT_##at].handle ? *(void **)c->in[SEAT_##at].handle : NULL, c->in[SEAT_##at].handle }
+#define SEAT_CPP_LIST(at) ((wt_array){c->list[SEAT_##at].item, c->list[SEAT_##at].size})
+#define SEAT_CPP_SIZES(at) ((wt_maybe_array){{c->bias_sizes.item, c->bias_sizes.size}, c->biased})
+#define SEAT_CPP_MASK(at) ((wt_mask){{c->want & 1, c->want >> 1 & 1, c->want >> 2 & 1}})
+#define SEAT_CPP_BOOL(at) c->value[SEAT_##at]
+#define SEAT_CPP_INT(at) c->value[SEAT_##at]
+#define SEAT_CPP_MAYBE(at) ((wt_maybe){c->value[SEAT_##at], c->value[SEAT_##at + 1]})
+#if defined(__x86_64__) /* where a result in memory is one more pointer in front */
+#define SEAT_HAS_CPP(id) (wt.WT_THROWING_##id != NULL)
+#else
+#define SEAT_HAS_CPP(id) false
+#endif
+#define SEAT_BY_TORCH(id, outs)                                                            \
+    static bool by_torch_##id(seat_call *c) {                                              \
+        return c->cuda ? !wt.aoti_torch_cuda_##id(WT_ARGS_##id(SEAT_C), SEAT_C_OUT_##outs) \
+                       : !wt.aoti_torch_cpu_##id(WT_ARGS_##id(SEAT_C), SEAT_C_OUT_##outs); \
+    }
+#define SEAT_OP(id, of, outs, back, by_torch)                                                           \
+    static bool has_##id(bool cuda) { return cuda ? wt.aoti_torch_cuda_##id : wt.aoti_torch_cpu_##id; } \
+    static bool throwing_##id(seat_call *c, void *made[3]) {                                            \
+        if (SEAT_HAS_CPP(id)) wt.WT_THROWING_##id(made, WT_ARGS_##id(SEAT_CPP));                        \
+        return SEAT_HAS_CPP(id);                                                                        \
+    }                                                                                                   \
+    const seat_op seat_op_##id = {#id,       of,     outs,     back,     {WT_ARGS_##id(SEAT_ROW)},      \
+                                  read_call, choose, has_##id, by_torch, throwing_##id};
 
 #define X(name) extern const seat_op seat_op_##name;
 SEAT_OPS(X)

@@ -30,17 +30,11 @@ static const char *read_geometry(seat_draft *d, int64_t extra[3]) {
 /* dims of the far side of the convolution: y from x, or grad_output checked against x. */
 static bool out_dims(const seat_draft *d, const int64_t extra[3], int64_t dims[5]) {
     const wt_view *x = &d->view[SEAT_X], *w = &d->view[SEAT_W];
-    bool transposed = is_transposed(d->c);
+    const bool transposed = is_transposed(d->c);
     dims[0] = x->dims[0];
     dims[1] = transposed ? w->dims[1] * d->g.groups : w->dims[0];
-    if (x->dims[1] != (transposed ? w->dims[0] : w->dims[1] * d->g.groups) || w->dims[0] % d->g.groups) return false;
-    for (int a = 0; a < 3; a++) {
-        int64_t in = x->dims[2 + a], kernel = w->dims[2 + a], pads = 2 * d->g.pad_lo[a];
-        dims[2 + a] = transposed ? wt_span(in, kernel, d->g.dilation[a], d->g.stride[a]) + extra[a] - pads
-                                 : wt_windows(in + pads, kernel, d->g.dilation[a], d->g.stride[a]);
-        if (dims[2 + a] < 1) return false;
-    }
-    return true;
+    return wt_check_channels(NULL, &d->g, x, w, !transposed, "") &&
+           wt_out_sizes(NULL, &d->g, x, w, transposed ? extra : NULL, dims);
 }
 
 /* output_padding beyond a stride is taken off the high padding, where there is as much: see run_conv_transpose. */
@@ -188,43 +182,28 @@ static bool choose(seat_draft *d) {
 }
 
 /* ---------------------------------------------------------------- PyTorch's */
-static bool forward_by_torch(seat_call *c) {
-    const wt_list *l = c->list;
-    wt_error(*run) WT_CONVOLUTION = c->cuda ? wt.aoti_torch_cuda_convolution : wt.aoti_torch_cpu_convolution;
-    return !run(c->in[SEAT_X].handle, c->in[SEAT_W].handle, c->in[SEAT_BIAS].handle ? &c->in[SEAT_BIAS].handle : NULL,
-                l[SEAT_STRIDE].item, (int64_t)l[SEAT_STRIDE].size, l[SEAT_PADDING].item, (int64_t)l[SEAT_PADDING].size,
-                l[SEAT_DILATION].item, (int64_t)l[SEAT_DILATION].size, is_transposed(c), l[SEAT_EXTRA].item,
-                (int64_t)l[SEAT_EXTRA].size, c->value[SEAT_GROUPS], &c->out[0]);
-}
+SEAT_BY_TORCH(convolution, 1)
+SEAT_BY_TORCH(convolution_backward, 3)
 
 /* Sums of nothing: zeros in the sizes of the bias. */
 static bool zero_bias(seat_call *c) {
-    const wt_tensor *x = &c->in[SEAT_X];
     const int64_t unit = 1;
+    wt_tensor t = {.rank = 1, .sizes = c->bias_sizes.item, .strides = &unit, .code = c->in[SEAT_X].code};
     if (c->out[2]) wt.aoti_torch_delete_tensor_object(c->out[2]);
     c->out[2] = NULL;
-    return !wt.aoti_torch_empty_strided(1, c->bias_sizes.item, &unit, x->code, x->device_type, x->device_index,
-                                        &c->out[2]) &&
-           !wt.aoti_torch_zero_(c->out[2]);
+    return wt_new(&t, &c->in[SEAT_X], &c->out[2]) && !wt.aoti_torch_zero_(t.handle);
 }
 
 static bool backward_by_torch(seat_call *c) {
-    const wt_list *l = c->list;
-    const int64_t *sizes = c->bias_sizes.item;
-    int32_t mask[3];
-    for (int i = 0; i < 3; i++) mask[i] = c->want >> i & 1;
+    const int want = c->want;
+    const bool biased = c->biased;
     /* without elements PyTorch makes the gradient of the bias from its sizes, which 2.11 reads wrongly on CUDA */
-    const bool zeros =
-        mask[2] && c->bias_sizes.size == 1 && seat_read(c) && !wt_count(c->in[SEAT_X].sizes, c->in[SEAT_X].rank);
-    if (zeros) mask[2] = 0;
-    wt_error(*run) WT_CONVOLUTION_BACKWARD =
-        c->cuda ? wt.aoti_torch_cuda_convolution_backward : wt.aoti_torch_cpu_convolution_backward;
-    return !run(c->in[SEAT_DY].handle, c->in[SEAT_X].handle, c->in[SEAT_W].handle, c->biased && !zeros ? &sizes : NULL,
-                (int64_t)c->bias_sizes.size, l[SEAT_STRIDE].item, (int64_t)l[SEAT_STRIDE].size, l[SEAT_PADDING].item,
-                (int64_t)l[SEAT_PADDING].size, l[SEAT_DILATION].item, (int64_t)l[SEAT_DILATION].size, is_transposed(c),
-                l[SEAT_EXTRA].item, (int64_t)l[SEAT_EXTRA].size, c->value[SEAT_GROUPS], mask, 3, &c->out[0], &c->out[1],
-                &c->out[2]) &&
-           (!zeros || zero_bias(c));
+    const bool zeros = want & WT_WANT_BIAS && c->bias_sizes.size == 1 && seat_read(c) &&
+                       !wt_count(c->in[SEAT_X].sizes, c->in[SEAT_X].rank);
+    if (zeros) c->want &= ~WT_WANT_BIAS, c->biased = false;
+    const bool ok = by_torch_convolution_backward(c);
+    c->want = want, c->biased = biased;
+    return ok && (!zeros || zero_bias(c));
 }
 
 /* PyTorch 2.13 writes outside of its memory in the weight gradient of channels-last 1x1 convolutions with a stride
@@ -243,12 +222,10 @@ bool seat_is_dangerous(seat_call *c) {
 }
 
 static wt_handle copy_of(wt_handle from, const wt_tensor *like, const int64_t *sizes, const int64_t *strides) {
-    wt_handle made = NULL;
-    if (wt.aoti_torch_empty_strided(like->rank, sizes, strides, like->code, like->device_type, like->device_index,
-                                    &made))
-        return NULL;
-    if (!wt.aoti_torch_copy_(made, from, 0)) return made;
-    wt.aoti_torch_delete_tensor_object(made);
+    wt_tensor t = {.rank = like->rank, .sizes = sizes, .strides = strides, .code = like->code};
+    if (!wt_new(&t, like, &t.handle)) return NULL;
+    if (!wt.aoti_torch_copy_(t.handle, from, 0)) return t.handle;
+    wt.aoti_torch_delete_tensor_object(t.handle);
     return NULL;
 }
 
@@ -292,78 +269,6 @@ static bool gradient_by_torch(seat_call *c) {
     return seat_is_dangerous(c) ? backward_contiguously(c) : backward_by_torch(c);
 }
 
-static bool has_forward(bool cuda) { return cuda ? wt.aoti_torch_cuda_convolution : wt.aoti_torch_cpu_convolution; }
-static bool has_backward(bool cuda) {
-    return cuda ? wt.aoti_torch_cuda_convolution_backward : wt.aoti_torch_cpu_convolution_backward;
-}
-
-#define ARRAY(c, at) ((wt_array){(c)->list[at].item, (c)->list[at].size})
-static bool forward_throwing(seat_call *c, void *made[3]) {
-#if defined(__x86_64__)
-    struct {
-        wt_handle tensor; /* by value, as an optional of C++ holds it */
-        bool given;
-    } bias = {NULL, false};
-    if (!wt.WT_THROWING_CONVOLUTION) return false;
-    if (c->in[SEAT_BIAS].handle) bias.tensor = *(wt_handle *)c->in[SEAT_BIAS].handle, bias.given = true;
-    wt.WT_THROWING_CONVOLUTION(made, c->in[SEAT_X].handle, c->in[SEAT_W].handle, &bias, ARRAY(c, SEAT_STRIDE),
-                               ARRAY(c, SEAT_PADDING), ARRAY(c, SEAT_DILATION), is_transposed(c), ARRAY(c, SEAT_EXTRA),
-                               c->value[SEAT_GROUPS]);
-    return true;
-#else
-    (void)c, (void)made;
-    return false;
-#endif
-}
-
-static bool backward_throwing(seat_call *c, void *made[3]) {
-#if defined(__x86_64__)
-    if (!wt.WT_THROWING_CONVOLUTION_BACKWARD || seat_is_dangerous(c)) return false;
-    const wt_mask mask = {{c->want & 1, c->want >> 1 & 1, c->want >> 2 & 1}};
-    const wt_maybe_array sizes = {{c->bias_sizes.item, c->bias_sizes.size}, c->biased};
-    wt.WT_THROWING_CONVOLUTION_BACKWARD(made, c->in[SEAT_DY].handle, c->in[SEAT_X].handle, c->in[SEAT_W].handle, sizes,
-                                        ARRAY(c, SEAT_STRIDE), ARRAY(c, SEAT_PADDING), ARRAY(c, SEAT_DILATION),
-                                        is_transposed(c), ARRAY(c, SEAT_EXTRA), c->value[SEAT_GROUPS], mask);
-    return true;
-#else
-    (void)c, (void)made;
-    return false;
-#endif
-}
-
 /* ---------------------------------------------------------------- the operators */
-#define GEOMETRY                                                                                                   \
-    {SEAT_LIST, SEAT_STRIDE}, {SEAT_LIST, SEAT_PADDING}, {SEAT_LIST, SEAT_DILATION}, {SEAT_BOOL, SEAT_TRANSPOSED}, \
-        {SEAT_LIST, SEAT_EXTRA}, {                                                                                 \
-        SEAT_INT, SEAT_GROUPS                                                                                      \
-    }
-
-const seat_op seat_op_convolution = {
-    .name = "convolution",
-    .family = SEAT_CONV,
-    .nout = 1,
-    .arg = {{SEAT_TENSOR, SEAT_X}, {SEAT_TENSOR, SEAT_W}, {SEAT_TENSOR_OR_NO, SEAT_BIAS}, GEOMETRY},
-    .read = read_call,
-    .choose = choose,
-    .has_torch = has_forward,
-    .torch = forward_by_torch,
-    .throwing = forward_throwing,
-};
-
-const seat_op seat_op_convolution_backward = {
-    .name = "convolution_backward",
-    .family = SEAT_CONV,
-    .nout = 3,
-    .backward = true,
-    .arg = {{SEAT_TENSOR, SEAT_DY},
-            {SEAT_TENSOR, SEAT_X},
-            {SEAT_TENSOR, SEAT_W},
-            {SEAT_SIZES_OR_NO, 0},
-            GEOMETRY,
-            {SEAT_MASK, 0}},
-    .read = read_call,
-    .choose = choose,
-    .has_torch = has_backward,
-    .torch = gradient_by_torch,
-    .throwing = backward_throwing,
-};
+SEAT_OP(convolution, SEAT_CONV, 1, false, by_torch_convolution)
+SEAT_OP(convolution_backward, SEAT_CONV, 3, true, gradient_by_torch)

@@ -87,92 +87,11 @@ static bool choose(seat_draft *d) {
     return seat_plan_alone(d, &p);
 }
 
-/* ---------------------------------------------------------------- PyTorch's */
-#define BY_DEVICE(c, name) ((c)->cuda ? wt.aoti_torch_cuda_##name : wt.aoti_torch_cpu_##name)
-#define AXES(c, at) (c)->list[at].item, (int64_t)(c)->list[at].size
-#define ARRAY(c, at) ((wt_array){(c)->list[at].item, (c)->list[at].size})
-static int64_t *divisor_of(seat_call *c) { return c->value[SEAT_DIVIDED] ? &c->value[SEAT_DIVISOR] : NULL; }
-static wt_maybe maybe_divisor(const seat_call *c) { return (wt_maybe){c->value[SEAT_DIVISOR], c->value[SEAT_DIVIDED]}; }
-
-static bool max_by_torch(seat_call *c) {
-    return !BY_DEVICE(c, max_pool2d_with_indices)(c->in[SEAT_X].handle, AXES(c, SEAT_KERNEL), AXES(c, SEAT_STRIDE),
-                                                  AXES(c, SEAT_PADDING), AXES(c, SEAT_DILATION),
-                                                  (int32_t)c->value[SEAT_CEIL], &c->out[0], &c->out[1]);
-}
-
-static bool max_backward_by_torch(seat_call *c) {
-    return !BY_DEVICE(c, max_pool2d_with_indices_backward)(
-        c->in[SEAT_DY].handle, c->in[SEAT_X].handle, AXES(c, SEAT_KERNEL), AXES(c, SEAT_STRIDE), AXES(c, SEAT_PADDING),
-        AXES(c, SEAT_DILATION), (int32_t)c->value[SEAT_CEIL], c->in[SEAT_INDEX].handle, &c->out[0]);
-}
-
-static bool avg_by_torch(seat_call *c) {
-    return !BY_DEVICE(c, avg_pool2d)(c->in[SEAT_X].handle, AXES(c, SEAT_KERNEL), AXES(c, SEAT_STRIDE),
-                                     AXES(c, SEAT_PADDING), (int32_t)c->value[SEAT_CEIL],
-                                     (int32_t)c->value[SEAT_INCLUDE], divisor_of(c), &c->out[0]);
-}
-
-static bool avg_backward_by_torch(seat_call *c) {
-    return !BY_DEVICE(c, avg_pool2d_backward)(c->in[SEAT_DY].handle, c->in[SEAT_X].handle, AXES(c, SEAT_KERNEL),
-                                              AXES(c, SEAT_STRIDE), AXES(c, SEAT_PADDING), (int32_t)c->value[SEAT_CEIL],
-                                              (int32_t)c->value[SEAT_INCLUDE], divisor_of(c), &c->out[0]);
-}
-
-static bool adaptive_by_torch(seat_call *c) {
-    return !BY_DEVICE(c, _adaptive_avg_pool2d)(c->in[SEAT_X].handle, AXES(c, SEAT_EXTRA), &c->out[0]);
-}
-
-static bool adaptive_backward_by_torch(seat_call *c) {
-    return !BY_DEVICE(c, _adaptive_avg_pool2d_backward)(c->in[SEAT_DY].handle, c->in[SEAT_X].handle, &c->out[0]);
-}
-
-#if defined(__x86_64__)
-#define THROWING(name, symbol, ...)                            \
-    static bool throwing_##name(seat_call *c, void *made[3]) { \
-        if (wt.symbol) wt.symbol(made, __VA_ARGS__);           \
-        return wt.symbol != NULL;                              \
-    }
-#else
-#define THROWING(name, symbol, ...)                            \
-    static bool throwing_##name(seat_call *c, void *made[3]) { \
-        (void)c, (void)made;                                   \
-        return false;                                          \
-    }
-#endif
-THROWING(max, WT_THROWING_MAX_POOL, c->in[SEAT_X].handle, ARRAY(c, SEAT_KERNEL), ARRAY(c, SEAT_STRIDE),
-         ARRAY(c, SEAT_PADDING), ARRAY(c, SEAT_DILATION), c->value[SEAT_CEIL])
-THROWING(max_backward, WT_THROWING_MAX_POOL_BACKWARD, c->in[SEAT_DY].handle, c->in[SEAT_X].handle,
-         ARRAY(c, SEAT_KERNEL), ARRAY(c, SEAT_STRIDE), ARRAY(c, SEAT_PADDING), ARRAY(c, SEAT_DILATION),
-         c->value[SEAT_CEIL], c->in[SEAT_INDEX].handle)
-THROWING(avg, WT_THROWING_AVG_POOL, c->in[SEAT_X].handle, ARRAY(c, SEAT_KERNEL), ARRAY(c, SEAT_STRIDE),
-         ARRAY(c, SEAT_PADDING), c->value[SEAT_CEIL], c->value[SEAT_INCLUDE], maybe_divisor(c))
-THROWING(avg_backward, WT_THROWING_AVG_POOL_BACKWARD, c->in[SEAT_DY].handle, c->in[SEAT_X].handle,
-         ARRAY(c, SEAT_KERNEL), ARRAY(c, SEAT_STRIDE), ARRAY(c, SEAT_PADDING), c->value[SEAT_CEIL],
-         c->value[SEAT_INCLUDE], maybe_divisor(c))
-THROWING(adaptive, WT_THROWING_ADAPTIVE_AVG_POOL, c->in[SEAT_X].handle, ARRAY(c, SEAT_EXTRA))
-THROWING(adaptive_backward, WT_THROWING_ADAPTIVE_AVG_POOL_BACKWARD, c->in[SEAT_DY].handle, c->in[SEAT_X].handle)
-
 /* ---------------------------------------------------------------- the operators */
-#define WINDOW \
-    {SEAT_LIST, SEAT_KERNEL}, {SEAT_LIST, SEAT_STRIDE}, { SEAT_LIST, SEAT_PADDING }
-#define DILATED \
-    {SEAT_LIST, SEAT_DILATION}, { SEAT_BOOL, SEAT_CEIL }
-#define DIVIDED \
-    {SEAT_BOOL, SEAT_CEIL}, {SEAT_BOOL, SEAT_INCLUDE}, { SEAT_INT_OR_NO, SEAT_DIVISOR }
-#define GRADIENT \
-    {SEAT_TENSOR, SEAT_DY}, { SEAT_TENSOR, SEAT_X }
-#define POOL(id, of, outs, back, way, ...)                                                     \
-    static bool has_##way(bool cuda) {                                                         \
-        seat_call c = {.cuda = cuda};                                                          \
-        return BY_DEVICE(&c, id) != NULL;                                                      \
-    }                                                                                          \
-    const seat_op seat_op_##id = {#id,       of,     outs,      back,           {__VA_ARGS__}, \
-                                  read_call, choose, has_##way, way##_by_torch, throwing_##way};
-
-POOL(max_pool2d_with_indices, SEAT_MAX_POOL, 2, false, max, {SEAT_TENSOR, SEAT_X}, WINDOW, DILATED)
-POOL(max_pool2d_with_indices_backward, SEAT_MAX_POOL, 1, true, max_backward, GRADIENT, WINDOW, DILATED,
-     {SEAT_TENSOR, SEAT_INDEX})
-POOL(avg_pool2d, SEAT_AVG_POOL, 1, false, avg, {SEAT_TENSOR, SEAT_X}, WINDOW, DIVIDED)
-POOL(avg_pool2d_backward, SEAT_AVG_POOL, 1, true, avg_backward, GRADIENT, WINDOW, DIVIDED)
-POOL(_adaptive_avg_pool2d, SEAT_ADAPTIVE_AVG_POOL, 1, false, adaptive, {SEAT_TENSOR, SEAT_X}, {SEAT_LIST, SEAT_EXTRA})
-POOL(_adaptive_avg_pool2d_backward, SEAT_ADAPTIVE_AVG_POOL, 1, true, adaptive_backward, GRADIENT)
+#define POOL(id, of, outs, back) SEAT_BY_TORCH(id, outs) SEAT_OP(id, of, outs, back, by_torch_##id)
+POOL(max_pool2d_with_indices, SEAT_MAX_POOL, 2, false)
+POOL(max_pool2d_with_indices_backward, SEAT_MAX_POOL, 1, true)
+POOL(avg_pool2d, SEAT_AVG_POOL, 1, false)
+POOL(avg_pool2d_backward, SEAT_AVG_POOL, 1, true)
+POOL(_adaptive_avg_pool2d, SEAT_ADAPTIVE_AVG_POOL, 1, false)
+POOL(_adaptive_avg_pool2d_backward, SEAT_ADAPTIVE_AVG_POOL, 1, true)

@@ -24,13 +24,13 @@ static int64_t alignment(const void *data) {
     return (int64_t)(low & (~low + 1));
 }
 
-static int add_tensor(int64_t *key, int n, const wt_tensor *t) {
+int seat_key_tensor(int64_t *key, int n, const wt_tensor *t) {
     if (!t->handle) {
         key[n] = 0;
         return n + 1;
     }
     key[n++] = 1 | t->rank << 1 | (int64_t)t->code << 8 | alignment(t->data) << 24 | (int64_t)t->device_type << 32 |
-               (int64_t)t->device_index << 40;
+               (int64_t)(t->device_index & 0xff) << 40;
     for (int64_t a = 0; a < t->rank; a++) key[n++] = t->sizes[a];
     for (int64_t a = 0; a < t->rank; a++) key[n++] = t->strides[a];
     return n;
@@ -45,7 +45,7 @@ static int make_key(const seat_call *c, int math, int64_t key[SEAT_KEY_MAX]) {
     key[n++] = atomic_load_explicit(&settings, memory_order_relaxed);
     key[n++] = (int64_t)(uintptr_t)c->op;
     for (int i = 0; i < SEAT_VALUES; i++) key[n++] = c->value[i];
-    for (int i = 0; i < SEAT_INPUTS; i++) n = add_tensor(key, n, &c->in[i]);
+    for (int i = 0; i < SEAT_INPUTS; i++) n = seat_key_tensor(key, n, &c->in[i]);
     for (int i = 0; i < SEAT_LISTS; i++) {
         key[n++] = (int64_t)c->list[i].size;
         for (size_t j = 0; j < c->list[i].size; j++) key[n++] = c->list[i].item[j];
@@ -53,7 +53,7 @@ static int make_key(const seat_call *c, int math, int64_t key[SEAT_KEY_MAX]) {
     return n;
 }
 
-static uint64_t hash_of(const int64_t *key, int n) {
+uint64_t seat_hash(const int64_t *key, int n) {
     uint64_t h = 0;
     for (int i = 0; i < n; i++) {
         h = (h ^ (uint64_t)key[i]) * UINT64_C(0x9E3779B97F4A7C15);
@@ -67,11 +67,11 @@ uint64_t seat_problem(const seat_call *c) {
     int n = 0;
     key[n++] = c->op->family;
     for (int i = 0; i < SEAT_VALUES; i++) key[n++] = c->value[i];
-    n = add_tensor(key, n, &c->in[SEAT_X]);
-    n = add_tensor(key, n, &c->in[SEAT_W]);
+    n = seat_key_tensor(key, n, &c->in[SEAT_X]);
+    n = seat_key_tensor(key, n, &c->in[SEAT_W]);
     for (int i = 0; i < SEAT_LISTS && c->op->family != SEAT_ADAPTIVE_AVG_POOL; i++) /* its gradient has no list */
         for (size_t j = 0; j < c->list[i].size; j++) key[n++] = c->list[i].item[j];
-    return hash_of(key, n);
+    return seat_hash(key, n);
 }
 
 /* ---------------------------------------------------------------- the table */
@@ -122,7 +122,7 @@ static seat_entry *keep(seat_entry *e) {
 seat_entry *seat_find(const seat_call *c, int math) {
     int64_t key[SEAT_KEY_MAX];
     int n = make_key(c, math, key);
-    uint64_t hash = hash_of(key, n);
+    uint64_t hash = seat_hash(key, n);
     pthread_mutex_lock(&lock);
     seat_entry *e = look(hash, key, n);
     pthread_mutex_unlock(&lock);

@@ -58,87 +58,30 @@ static void give_all(seat_call *c, int at, wt_array from) {
     give(&c->list[at], from);
 }
 
-#define CALL(op_name)                                                                                    \
-    __attribute__((cleanup(seat_free_call))) seat_call c;                                                \
-    seat_begin_call(&c, &seat_op_##op_name,                                                              \
-                    functor == atomic_load_explicit(&cuda_functor[AT_##op_name], memory_order_relaxed)); \
-    c.borrowed = true;                                                                                   \
-    (void)keys
-
-typedef struct maybe_tensor { /* an optional tensor of C++ */
-    void *tensor;
-    bool given;
-} maybe_tensor;
-
-#define HEAD void *to, void *functor, uint64_t keys
-static void *unboxed_convolution(HEAD, wt_handle x, wt_handle w, const maybe_tensor *b, wt_array stride,
-                                 wt_array padding, wt_array dilation, bool transposed, wt_array extra, int64_t groups) {
-    CALL(convolution);
-    c.in[SEAT_X].handle = x, c.in[SEAT_W].handle = w;
-    if (b->given) c.in[SEAT_BIAS].handle = seat_defined((wt_handle)(uintptr_t)&b->tensor);
-    give_all(&c, SEAT_STRIDE, stride), give_all(&c, SEAT_PADDING, padding);
-    give_all(&c, SEAT_DILATION, dilation), give_all(&c, SEAT_EXTRA, extra);
-    c.value[SEAT_TRANSPOSED] = transposed, c.value[SEAT_GROUPS] = groups;
-    return finish(&c, to);
-}
-static void *unboxed_convolution_backward(HEAD, wt_handle dy, wt_handle x, wt_handle w, wt_maybe_array sizes,
-                                          wt_array stride, wt_array padding, wt_array dilation, bool transposed,
-                                          wt_array extra, int64_t groups, wt_mask mask) {
-    CALL(convolution_backward);
-    c.in[SEAT_DY].handle = dy, c.in[SEAT_X].handle = x, c.in[SEAT_W].handle = w;
-    give_all(&c, SEAT_STRIDE, stride), give_all(&c, SEAT_PADDING, padding);
-    give_all(&c, SEAT_DILATION, dilation), give_all(&c, SEAT_EXTRA, extra);
-    if ((c.biased = sizes.given)) give(&c.bias_sizes, sizes.array);
-    for (int i = 0; i < 3; i++) c.want |= mask.item[i] << i;
-    c.value[SEAT_TRANSPOSED] = transposed, c.value[SEAT_GROUPS] = groups;
-    return finish(&c, to);
+static void give_sizes(seat_call *c, wt_maybe_array from) {
+    if ((c->biased = from.given)) give(&c->bias_sizes, from.array);
 }
 
-#define WINDOW(c)                                                                                              \
-    give_all(&c, SEAT_KERNEL, kernel), give_all(&c, SEAT_STRIDE, stride), give_all(&c, SEAT_PADDING, padding); \
-    c.value[SEAT_CEIL] = ceil_mode
-static void *unboxed_max_pool2d_with_indices(HEAD, wt_handle x, wt_array kernel, wt_array stride, wt_array padding,
-                                             wt_array dilation, bool ceil_mode) {
-    CALL(max_pool2d_with_indices);
-    c.in[SEAT_X].handle = x;
-    WINDOW(c), give_all(&c, SEAT_DILATION, dilation);
-    return finish(&c, to);
-}
-static void *unboxed_max_pool2d_with_indices_backward(HEAD, wt_handle dy, wt_handle x, wt_array kernel, wt_array stride,
-                                                      wt_array padding, wt_array dilation, bool ceil_mode,
-                                                      wt_handle index) {
-    CALL(max_pool2d_with_indices_backward);
-    c.in[SEAT_DY].handle = dy, c.in[SEAT_X].handle = x, c.in[SEAT_INDEX].handle = index;
-    WINDOW(c), give_all(&c, SEAT_DILATION, dilation);
-    return finish(&c, to);
-}
-static void *unboxed_avg_pool2d(HEAD, wt_handle x, wt_array kernel, wt_array stride, wt_array padding, bool ceil_mode,
-                                bool include_pad, wt_maybe divisor) {
-    CALL(avg_pool2d);
-    c.in[SEAT_X].handle = x;
-    WINDOW(c), c.value[SEAT_INCLUDE] = include_pad;
-    if ((c.value[SEAT_DIVIDED] = divisor.given)) c.value[SEAT_DIVISOR] = divisor.value;
-    return finish(&c, to);
-}
-static void *unboxed_avg_pool2d_backward(HEAD, wt_handle dy, wt_handle x, wt_array kernel, wt_array stride,
-                                         wt_array padding, bool ceil_mode, bool include_pad, wt_maybe divisor) {
-    CALL(avg_pool2d_backward);
-    c.in[SEAT_DY].handle = dy, c.in[SEAT_X].handle = x;
-    WINDOW(c), c.value[SEAT_INCLUDE] = include_pad;
-    if ((c.value[SEAT_DIVIDED] = divisor.given)) c.value[SEAT_DIVISOR] = divisor.value;
-    return finish(&c, to);
-}
-static void *unboxed__adaptive_avg_pool2d(HEAD, wt_handle x, wt_array size) {
-    CALL(_adaptive_avg_pool2d);
-    c.in[SEAT_X].handle = x;
-    give_all(&c, SEAT_EXTRA, size);
-    return finish(&c, to);
-}
-static void *unboxed__adaptive_avg_pool2d_backward(HEAD, wt_handle dy, wt_handle x) {
-    CALL(_adaptive_avg_pool2d_backward);
-    c.in[SEAT_DY].handle = dy, c.in[SEAT_X].handle = x;
-    return finish(&c, to);
-}
+#define GIVE_TENSOR(at) c.in[SEAT_##at].handle = at
+#define GIVE_OPTIONAL(at) c.in[SEAT_##at].handle = at->given ? seat_defined((wt_handle)(uintptr_t) & at->tensor) : NULL
+#define GIVE_LIST(at) give_all(&c, SEAT_##at, at)
+#define GIVE_SIZES(at) give_sizes(&c, at)
+#define GIVE_MASK(at) c.want = at.item[0] | at.item[1] << 1 | at.item[2] << 2
+#define GIVE_BOOL(at) c.value[SEAT_##at] = at
+#define GIVE_INT(at) c.value[SEAT_##at] = at
+#define GIVE_MAYBE(at) c.value[SEAT_##at] = at.given ? at.value : 0, c.value[SEAT_##at + 1] = at.given
+#define X(name)                                                                                           \
+    static void *unboxed_##name(void *to, void *functor, uint64_t keys, WT_ARGS_##name(WT_CPP)) {         \
+        __attribute__((cleanup(seat_free_call))) seat_call c;                                             \
+        seat_begin_call(&c, &seat_op_##name,                                                              \
+                        functor == atomic_load_explicit(&cuda_functor[AT_##name], memory_order_relaxed)); \
+        c.borrowed = true;                                                                                \
+        (void)keys;                                                                                       \
+        WT_ARGS_##name(GIVE);                                                                             \
+        return finish(&c, to);                                                                            \
+    }
+SEAT_OPS(X)
+#undef X
 
 static const struct {
     const seat_op *op;
