@@ -27,6 +27,8 @@ bool entry_is_plain_here(void); /* on this thread, now */
 /* A plain tensor, read without taking a reference; None is no tensor: handle NULL. */
 bool entry_read(py_object *object, wt_tensor *t);
 bool entry_read_dtype(const py_object *object, int64_t *code);
+bool entry_int(py_object *value, int64_t *to);
+bool entry_ints(py_object *values, int64_t *to, intptr_t most, size_t *count); /* of a tuple or a list */
 bool entry_requires_grad(const wt_tensor *t);
 bool entry_may_write(
     const py_object *tensor);            /* one of inference mode only there, one that requires a gradient never */

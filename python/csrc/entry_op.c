@@ -9,24 +9,11 @@
 #include "settings.h"
 
 /* ---------------------------------------------------------------- arguments by the schema */
-static bool read_list(py_object *value, wt_list *to) {
-    bool tuple = value->type == py.PyTuple_Type;
-    if (!tuple && value->type != py.PyList_Type) return false;
-    intptr_t n = tuple ? py.PyTuple_Size(value) : py.PyList_Size(value);
-    if (n > WT_MAX_LIST) return false;
-    to->size = (size_t)n;
-    for (intptr_t i = 0; i < n; i++) {
-        py_object *item = tuple ? py.PyTuple_GetItem(value, i) : py.PyList_GetItem(value, i);
-        if (item->type != py.PyLong_Type) return false;
-        to->item[i] = py.PyLong_AsLongLong(item);
-    }
-    return true;
-}
-
 static bool read_text(py_object *value, char *to, size_t capacity) {
     intptr_t size = 0;
     if (value->type != py.PyUnicode_Type) return false;
     const char *text = py.PyUnicode_AsUTF8AndSize(value, &size);
+    if (!text) py.PyErr_Clear();
     if (!text || (size_t)size >= capacity) return false;
     memcpy(to, text, (size_t)size + 1);
     return true;
@@ -40,10 +27,9 @@ static bool read_one(wt_kind kind, py_object *value, wt_arg *to) {
     case WT_TENSOR_OR_NONE:
         return entry_read(value, &to->tensor);
     case WT_LIST:
-        return read_list(value, &to->list);
+        return entry_ints(value, to->list.item, WT_MAX_LIST, &to->list.size);
     case WT_INT:
-        to->integer = value->type == py.PyLong_Type ? py.PyLong_AsLongLong(value) : 0;
-        return value->type == py.PyLong_Type;
+        return entry_int(value, &to->integer);
     case WT_BOOL:
         to->integer = value == py._Py_TrueStruct;
         return value == py._Py_TrueStruct || value == py._Py_FalseStruct;
@@ -62,9 +48,7 @@ static bool read_one(wt_kind kind, py_object *value, wt_arg *to) {
 static bool read_all(const wt_op *op, py_object *const *args, intptr_t nargs, wt_arg *to) {
     bool ok = nargs == op->nargs;
     for (int i = 0; ok && i < op->nargs; i++) ok = read_one(op->kind[i], args[i], &to[i]);
-    if (ok || !py.PyErr_Occurred()) return ok;
-    py.PyErr_Clear(); /* a number that is too large */
-    return false;
+    return ok;
 }
 
 bool entry_read_op(long long number, py_object *const *args, intptr_t nargs, wt_call *call) {

@@ -26,22 +26,33 @@ static bool put_tensor(entry_call *k, int i) {
     return true;
 }
 
-static bool put_int(entry_call *k, py_object *value) {
+bool entry_int(py_object *value, int64_t *to) {
     if (value->type != py.PyLong_Type) return false;
-    long long number = py.PyLong_AsLongLong(value);
-    if (number == -1 && py.PyErr_Occurred()) {
-        py.PyErr_Clear();
-        return false;
-    }
-    return put(k, number);
+    *to = py.PyLong_AsLongLong(value);
+    if (*to != -1 || !py.PyErr_Occurred()) return true;
+    py.PyErr_Clear(); /* it is too large */
+    return false;
 }
 
-static bool put_ints(entry_call *k, py_object *values, bool tuple) {
-    intptr_t n = tuple ? py.PyTuple_Size(values) : py.PyList_Size(values);
-    bool ok = n <= 6 && put(k, ENTRY_IS_INTS | n << 8);
+bool entry_ints(py_object *values, int64_t *to, intptr_t most, size_t *count) {
+    const bool tuple = values->type == py.PyTuple_Type;
+    if (!tuple && values->type != py.PyList_Type) return false;
+    const intptr_t n = tuple ? py.PyTuple_Size(values) : py.PyList_Size(values);
+    bool ok = n <= most;
     for (intptr_t i = 0; ok && i < n; i++)
-        ok = put_int(k, tuple ? py.PyTuple_GetItem(values, i) : py.PyList_GetItem(values, i));
+        ok = entry_int(tuple ? py.PyTuple_GetItem(values, i) : py.PyList_GetItem(values, i), &to[i]);
+    *count = (size_t)n;
     return ok;
+}
+
+static bool put_ints(entry_call *k, py_object *values) {
+    enum { MOST = 6 };
+    int64_t *to = k->word + k->words;
+    size_t n = 0;
+    if (k->words + 1 + MOST > ENTRY_WORDS || !entry_ints(values, to + 1, MOST, &n)) return false;
+    *to = ENTRY_IS_INTS | (int64_t)n << 8;
+    k->words += 1 + (int)n;
+    return true;
 }
 
 /* Words of up to eight letters: 'same', 'valid'. */
@@ -60,12 +71,12 @@ static bool put_setting(entry_call *k, py_object *value) {
     if (value == py._Py_NoneStruct) return put(k, ENTRY_IS_NONE);
     if (value == py._Py_FalseStruct) return put(k, ENTRY_IS_FALSE);
     if (value == py._Py_TrueStruct) return put(k, ENTRY_IS_TRUE);
-    if (type == py.PyLong_Type) return put(k, ENTRY_IS_INT) && put_int(k, value);
-    if (type == py.PyTuple_Type || type == py.PyList_Type) return put_ints(k, value, type == py.PyTuple_Type);
+    int64_t bits;
+    if (type == py.PyLong_Type) return entry_int(value, &bits) && put(k, ENTRY_IS_INT) && put(k, bits);
+    if (type == py.PyTuple_Type || type == py.PyList_Type) return put_ints(k, value);
     if (type == py.PyUnicode_Type) return put_text(k, value);
     if (type != py.PyFloat_Type) return false;
     double real = py.PyFloat_AsDouble(value);
-    int64_t bits;
     memcpy(&bits, &real, sizeof(bits));
     return put(k, ENTRY_IS_FLOAT) && put(k, bits);
 }
