@@ -1,5 +1,5 @@
-/* PyTorch's operators that the seat takes: the arguments of each, once, in the order of its schema. P is what is made of
- * them: P_TENSOR(X) and so on say it for each kind of argument. The names are those of SEAT_..., in seat.h. */
+/* PyTorch's operators that the seat takes: the arguments of each, once, in the order of its schema. P is what is made
+ * of them: P_TENSOR(X) and so on say it for each kind of argument. The names are those of SEAT_..., in seat.h. */
 #ifndef WEFT_TORCH_ATEN_H
 #define WEFT_TORCH_ATEN_H
 
@@ -75,8 +75,8 @@ typedef struct wt_mask { /* an array of three bools */
 #define WT_CPP_INT(at) int64_t at
 #define WT_CPP_MAYBE(at) wt_maybe at
 
-/* The functions of C++, which throw what PyTorch throws: at::compositeexplicitautograd::convolution(const Tensor &, ...),
- * at::cpu::max_pool2d_with_indices and so on. */
+/* The functions of C++, which throw what PyTorch throws: at::compositeexplicitautograd::convolution(const Tensor &,
+ * ...), at::cpu::max_pool2d_with_indices and so on. */
 /* clang-format off */
 #define WT_JOINED(a, b) a##b
 #define WT_THROWING_convolution \
@@ -84,7 +84,8 @@ typedef struct wt_mask { /* an array of three bools */
 #define WT_THROWING_convolution_backward                                                                              \
     WT_JOINED(_ZN2at25compositeexplicitautograd20convolution_backwardERKNS_6TensorES3_S3_N3c1016OptionalArrayRefIlEE, \
               NS4_8ArrayRefIlEES8_S8_bS8_lSt5arrayIbLm3EE)
-#define WT_THROWING_max_pool2d_with_indices _ZN2at3cpu23max_pool2d_with_indicesERKNS_6TensorEN3c108ArrayRefIlEES6_S6_S6_b
+#define WT_THROWING_max_pool2d_with_indices \
+    _ZN2at3cpu23max_pool2d_with_indicesERKNS_6TensorEN3c108ArrayRefIlEES6_S6_S6_b
 #define WT_THROWING_max_pool2d_with_indices_backward \
     _ZN2at3cpu32max_pool2d_with_indices_backwardERKNS_6TensorES3_N3c108ArrayRefIlEES6_S6_S6_bS3_
 #define WT_THROWING_avg_pool2d _ZN2at3cpu10avg_pool2dERKNS_6TensorEN3c108ArrayRefIlEES6_S6_bbSt8optionalIlE

@@ -82,7 +82,8 @@ seat_entry *seat_find(const seat_call *c, int math);
 void seat_release(seat_entry *e);
 uint64_t seat_problem(const seat_call *c);                     /* the same for an operator and its gradient */
 void seat_decide(const seat_call *c, int math, seat_entry *e); /* fills a zeroed entry */
-/* All that a decision depends on in a tensor, into a key from word n on; returns the next one. Bits 48 and up are free. */
+/* All that a decision depends on in a tensor, into a key from word n on; returns the next one. Bits 48 and up of the
+ * first word are free. */
 int seat_key_tensor(int64_t *key, int n, const wt_tensor *t);
 uint64_t seat_hash(const int64_t *key, int n);
 
