@@ -137,14 +137,17 @@ def _joined(made: Any, join: Callable) -> Any:
     return (tuple(map(join, made)), (0,) * len(made)) if isinstance(made, tuple) else (join(made), 0)
 
 
-def mapped(name: str, tensors: int = 1, data: int | None = None, unbatched: Callable[..., int] | None = None) -> Callable:
+def mapped(name: str, tensors: int = 1, data: int | None = None, unbatched: Callable[..., int] | None = None, shared: dict[int, str] = {}) -> Callable:
     """The form under vmap of an operator. If none but the first `data` tensors are mapped (None: any), a batch of batches is a larger one; else there is
     a call for each. unbatched(*settings): how many dimensions the first tensor has without a batch, for operators that take such; vmap's is then the
-    batch."""
+    batch. shared: by their places, tensors that may not be mapped, and the words of the error."""
     data = tensors if data is None else data
 
     def batch(info: Any, in_dims: Any, *args: Any) -> Any:
         rule, size, settings = RULES[name], info.batch_size, args[tensors:]
+        for place, why in shared.items():
+            if in_dims[place] is not None:
+                raise RuntimeError(f"weft::{name}: {why}")
         if data and all(d is None for d in in_dims[data:tensors]):
             given = [in_front(t, d, size) for t, d in zip(args[:data], in_dims)]
             folded = unbatched is None or given[0].dim() > unbatched(*settings) + 1

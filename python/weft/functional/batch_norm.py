@@ -18,11 +18,11 @@ __all__ = ["batch_norm"]
 _grad_enabled = torch.is_grad_enabled
 _is_compiling = torch.compiler.is_compiling
 _in_dynamo = torch.compiler.is_dynamo_compiling   # which stops at builtins
-_INF = float("inf")
+_INF, _ALSO = float("inf"), ", 2 dimensions or more, finite settings"
 _batch_norm = front("batch_norm")
 
 
-# ---------------------------------------------------------------------------------------------- derivatives
+# ---------------------------------------------------------------------------------------------- the rules
 
 def _formula(input, weight, bias, mean, spread, training, eps):
     """In training mean and deviation are computed from the data, so that derivatives go through them."""
@@ -64,8 +64,6 @@ def _tangent_of_forward(ctx, input, weight, mean, spread, dx, dw, db):
     return (moved, None, None) if ctx.training else moved
 
 
-# ---------------------------------------------------------------------------------------------- batching
-
 def _batch_train(info, in_dims, *args):
     """Each of the batches has statistics of its own, and so must the running ones."""
     for name, t, d in (("running_mean", args[3], in_dims[3]), ("running_var", args[4], in_dims[4])):
@@ -90,12 +88,15 @@ def _torch_backward(grad, input, weight, mean, spread, training, eps):
     return torch.ops.aten.native_batch_norm_backward(grad, input, weight, *given, training, eps, [True, weight is not None, weight is not None])
 
 
-BATCH_NORM = Rule("batch_norm", 3, _save_eval, _gradient_of_forward, _tangent_of_forward, mapped("batch_norm", 5, 1), by_torch=_native_eval, native=_native_eval)
+BATCH_NORM = Rule("batch_norm", 3, _save_eval, _gradient_of_forward, _tangent_of_forward, mapped("batch_norm", 5, 1),
+                  by_torch=_native_eval, native=_native_eval)
 BATCH_NORM_TRAIN = Rule("batch_norm_train", 3, _save_train, _gradient_of_forward, _tangent_of_forward, _batch_train,
                         by_torch=lambda x, weight, bias, mean, var, eps, momentum: torch.native_batch_norm(x, weight, bias, mean, var, True, momentum, eps),
                         native=_native_train, plain=_native_train)   # the dispatcher is slow with what is written to
 BATCH_NORM_BACKWARD = Rule("batch_norm_backward", 5, *derived(_backward, 5), mapped("batch_norm_backward", 5, 0), by_torch=_torch_backward)
 
+
+# ---------------------------------------------------------------------------------------------- the function
 
 def _check_statistics(mean: Optional[Tensor], var: Optional[Tensor], training: bool) -> None:
     if mean is None or var is None:
@@ -146,7 +147,7 @@ def batch_norm(input: Tensor, running_mean: Optional[Tensor], running_var: Optio
         raise TypeError(f"batch_norm: training is {training!r}, allowed: True or False")
     rank = input.dim()
     if foreign(input) or (rank == 1 and input.numel() == 0):
-        return left_to_torch("batch_norm", out, input, running_mean, running_var, weight, bias, training, momentum, eps, also=", 2 dimensions or more, finite settings")
+        return left_to_torch("batch_norm", out, input, running_mean, running_var, weight, bias, training, momentum, eps, also=_ALSO)
     if rank < 2:
         raise RuntimeError(f"batch_norm: input has {rank} dimensions {list(input.shape)}, allowed: 2 or more")
     if type(eps) is not float:
@@ -159,7 +160,7 @@ def batch_norm(input: Tensor, running_mean: Optional[Tensor], running_var: Optio
         raise ValueError(f"batch_norm: eps is {eps}, allowed: 0 or more")
     _check_statistics(running_mean, running_var, training)
     if not (eps < _INF and -_INF < momentum < _INF):
-        return left_to_torch("batch_norm", out, input, running_mean, running_var, weight, bias, training, momentum, eps, also=", 2 dimensions or more, finite settings")
+        return left_to_torch("batch_norm", out, input, running_mean, running_var, weight, bias, training, momentum, eps, also=_ALSO)
     if rank > 5:
         flat, into = flattened(input, out)
         y = batch_norm(flat, running_mean, running_var, weight, bias, training, momentum, eps, out=into)

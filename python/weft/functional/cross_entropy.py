@@ -24,7 +24,7 @@ _REDUCTIONS = {"none": NONE, "mean": MEAN, "sum": SUM}
 _NAMES = tuple(_REDUCTIONS)
 
 
-# ---------------------------------------------------------------------------------------------- derivatives
+# ---------------------------------------------------------------------------------------------- the rules
 
 def _formula(input, target, weight, ignore_index, reduction, label_smoothing):
     """Class labels have no derivative, nor have weights with them. Probabilities by sums: PyTorch's own function of them does not take symbolic sizes
@@ -73,20 +73,6 @@ def _tangent(ctx, input, target, weight, lse, dx, dt, dw):
     return *tangents(_formula, (input, target, weight), ctx.settings, moves), None
 
 
-# ---------------------------------------------------------------------------------------------- batching
-
-def _batch(name, tensors, weight):
-    each = mapped(name, tensors, 0)
-
-    def batch(info, in_dims, *args):
-        if in_dims[weight] is not None:
-            raise RuntimeError(f"weft::{name}: weight: cannot be mapped over a dimension by torch.vmap, allowed: one for the whole batch")
-        return each(info, in_dims, *args)
-    return batch
-
-
-# ---------------------------------------------------------------------------------------------- by PyTorch
-
 def _torch(input, target, weight, ignore_index, reduction, _):
     loss = torch.nn.functional.cross_entropy(input, target, weight, ignore_index=ignore_index, reduction=_NAMES[reduction])
     return loss, torch.logsumexp(input, min(input.dim() - 1, 1))
@@ -106,11 +92,13 @@ def _torch_backward(grad, input, target, weight, lse, ignore_index, reduction, _
     return _aten._log_softmax_backward_data(of_logs, logs, dim, input.dtype).reshape(input.shape)
 
 
-CROSS_ENTROPY = Rule("cross_entropy", 3, _save, _gradient, _tangent, _batch("cross_entropy", 3, 2), by_torch=_torch)
-CROSS_ENTROPY_BACKWARD = Rule("cross_entropy_backward", 5, *derived(_backward, 5), _batch("cross_entropy_backward", 5, 3), by_torch=_torch_backward)
+_SHARED = "weight: cannot be mapped over a dimension by torch.vmap, allowed: one for the whole batch"
+CROSS_ENTROPY = Rule("cross_entropy", 3, _save, _gradient, _tangent, mapped("cross_entropy", 3, 0, shared={2: _SHARED}), by_torch=_torch)
+CROSS_ENTROPY_BACKWARD = Rule("cross_entropy_backward", 5, *derived(_backward, 5), mapped("cross_entropy_backward", 5, 0, shared={3: _SHARED}),
+                              by_torch=_torch_backward)
 
 
-# ---------------------------------------------------------------------------------------------- settings
+# ---------------------------------------------------------------------------------------------- the function
 
 def _read_reduction(reduction: Any) -> int:
     if reduction == "elementwise_mean":
@@ -134,8 +122,6 @@ def _read_ignored(value: Any) -> int:
         raise ValueError(f"ignore_index: is {number}, allowed: -2^63 to 2^63 - 1")
     return number
 
-
-# ---------------------------------------------------------------------------------------------- tensors
 
 def _probabilities(input: Tensor, target: Tensor, weight: Optional[Tensor], ignore_index: int) -> tuple[Any, ...]:
     """input, target and weight of one type: PyTorch computes in the widest of them."""

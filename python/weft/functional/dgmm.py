@@ -59,8 +59,6 @@ def _by_torch_backward(complex, grad, input, x, side, want):
     return da, torch.view_as_real(dx) if _pair(complex, input) else dx
 
 
-# ---------------------------------------------------------------------------------------------- rules
-
 def _rules(name: str, complex: bool) -> tuple[Rule, Rule]:
     formula = partial(product, complex)
 
@@ -84,6 +82,8 @@ def _rules(name: str, complex: bool) -> tuple[Rule, Rule]:
 DGMM, dgmm_backward = _rules("dgmm", False)
 CDGMM, cdgmm_backward = _rules("cdgmm", True)
 
+
+# ---------------------------------------------------------------------------------------------- the functions
 
 def _promoted(input: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
     """Under autocast a 16-bit tensor may meet a float32 one: the product is then of the wider type, as PyTorch's is."""

@@ -27,7 +27,7 @@ MASKS = (torch.bool, torch.uint8, *TYPES)
 Pair = tuple[Tensor, Tensor]
 
 
-# ---------------------------------------------------------------------------------------------- gradients
+# ---------------------------------------------------------------------------------------------- the rules
 
 def _formula(input, weight, bias, mask, sums, stride, padding, dilation, groups, transposed, output_padding, biased):
     """(A r + bias) u, or A r without a bias, from the sums of the windows; A is the convolution of what the mask lets through."""
@@ -252,6 +252,8 @@ def _torch_backward(grad, input, weight, mask, sums, stride, padding, dilation, 
 PARTIAL_CONV = Rule("partial_conv", 4, _save_forward, _gradient_of_forward, _tangent_of_forward, mapped("partial_conv", 4, 0), by_torch=_torch)
 PARTIAL_CONV_BACKWARD = Rule("partial_conv_backward", 5, *derived(_backward, 5), mapped("partial_conv_backward", 5, 0), by_torch=_torch_backward)
 
+
+# ---------------------------------------------------------------------------------------------- the functions
 
 def _partial_conv(function: Callable, rank: int, tensors: tuple[Any, ...], stride: Size, padding: Padding, dilation: Size, groups: int,
                   output_padding: Optional[Size], act: Optional[str], clip: tuple[float, float], out: Optional[Pair], legacy: bool) -> Pair:

@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.overrides import handle_torch_function, has_torch_function_unary
 
 from .._core.arguments import NoTensor
+from .._core.derived import adjoint, derived
 from .._core.entry import front, kept, leaves, torchs
 from .._core.rules import TYPES, Rule, call, call_into, check_writable, mapped
 from ._ranked import named
@@ -127,37 +128,18 @@ SIGMOID = Pointwise("sigmoid")
 
 # ---------------------------------------------------------------------------------------------- ncrelu
 
-def _spread(d: Tensor, x: Tensor) -> Tensor:
-    """d into the half that x goes to: the first where x >= 0, the second where x < 0, both at NaN."""
-    return torch.cat((d.masked_fill(x < 0, 0), d.masked_fill(x >= 0, 0)), 1)
-
-
-def _save_input(ctx, inputs, output):
-    return inputs
+def _halves(x: Tensor) -> Tensor:
+    """Into the first half where x >= 0, into the second where x < 0, into both at NaN."""
+    return torch.cat((x.masked_fill(x < 0, 0), x.masked_fill(x >= 0, 0)), 1)
 
 
 def _gradient_of_ncrelu(ctx, grad):
-    return call(NCRELU_BACKWARD, grad, *ctx.saved_tensors),
+    return None if grad is None else call(NCRELU_BACKWARD, grad, *ctx.saved_tensors),
 
 
-def _tangent_of_ncrelu(ctx, input, dx):
-    return _spread(dx, input)
-
-
-def _save_backward(ctx, inputs, output):
-    return inputs[1:]
-
-
-def _gradient_of_backward(ctx, v):
-    return _spread(v, *ctx.saved_tensors) if ctx.needs_input_grad[0] else None, None
-
-
-def _tangent_of_backward(ctx, input, dgrad, dinput):
-    return torch.zeros_like(input) if dgrad is None else call(NCRELU_BACKWARD, dgrad, input)
-
-
+_save_input, _, _tangent_of_ncrelu = derived(_halves, 1)
 NCRELU = Rule("ncrelu", 1, _save_input, _gradient_of_ncrelu, _tangent_of_ncrelu, mapped("ncrelu"))
-NCRELU_BACKWARD = Rule("ncrelu_backward", 2, _save_backward, _gradient_of_backward, _tangent_of_backward, mapped("ncrelu_backward", 2))
+NCRELU_BACKWARD = Rule("ncrelu_backward", 2, *derived(adjoint(_halves, 1), 2), mapped("ncrelu_backward", 2))
 
 
 # ---------------------------------------------------------------------------------------------- arguments

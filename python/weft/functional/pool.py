@@ -10,6 +10,7 @@ from torch.overrides import handle_torch_function, has_torch_function_unary
 
 from .._core.arguments import NoTensor, Size, foreign, left_to_torch, raised, remembered, spread, whole
 from .._core.checks import check_flags
+from .._core.derived import adjoint, derived, leaf
 from .._core.entry import front, kept, leaves, torchs
 from .._core.rules import Rule, call, call_into, is_last, linear, mapped
 from ._ranked import ranked
@@ -91,18 +92,9 @@ def _tangent_of_max_pool_index(ctx, index, dx):
     return _picked(dx, index, ctx.window), None
 
 
-def _save_max_pool_backward(ctx, inputs, output):
-    _, index, ctx.size, *window, ctx.last = inputs
-    ctx.window = tuple(window)
-    return index,
-
-
-def _gradient_of_max_pool_backward(ctx, ddx):
-    return _picked(ddx, *ctx.saved_tensors, ctx.window), None
-
-
-def _tangent_of_max_pool_backward(ctx, index, ddy, _):
-    return call(MAX_POOL_BACKWARD, ddy, index, ctx.size, *ctx.window, ctx.last)
+def _max_pool_backward(grad, index, size, *window):
+    images = leaf(grad.new_zeros(*grad.shape[:-len(size)], *size))
+    return adjoint(_picked, 1)(grad, images, index, window)[0]
 
 
 # ---------------------------------------------------------------------------------------------- averages
@@ -178,8 +170,7 @@ MAX_POOL = Rule("max_pool", 1, _save_max_pool, _gradient_of_max_pool, _tangent_o
                 by_torch=lambda *args: _torch_max(*args)[0])
 MAX_POOL_INDEX = Rule("max_pool_index", 1, _save_max_pool_index, _gradient_of_max_pool_index, _tangent_of_max_pool_index, _batch("max_pool_index"),
                       by_torch=_torch_max)
-MAX_POOL_BACKWARD = Rule("max_pool_backward", 2, _save_max_pool_backward, _gradient_of_max_pool_backward, _tangent_of_max_pool_backward,
-                         _batch("max_pool_backward", 2), by_torch=_torch_max_backward)
+MAX_POOL_BACKWARD = Rule("max_pool_backward", 2, *derived(_max_pool_backward, 2), _batch("max_pool_backward", 2), by_torch=_torch_max_backward)
 AVG_POOL = linear("avg_pool", "avg_pool_backward", _of_avg_pool, _batch("avg_pool"), by_torch=_torch_avg, native=_native_avg)
 AVG_POOL_BACKWARD = linear("avg_pool_backward", "avg_pool", lambda grad, size, *settings: settings[:-1], _batch("avg_pool_backward"),
                            by_torch=_torch_avg_backward)

@@ -23,7 +23,7 @@ _WIDER = {(torch.float16, torch.float32), (torch.float16, torch.float64), (torch
           (torch.float32, torch.float64)}
 
 
-# ---------------------------------------------------------------------------------------------- derivatives
+# ---------------------------------------------------------------------------------------------- the rules
 # Of one row, <.,.> the sum over it:
 #   softmax       dx = y (dy - <y, dy>)
 #   log_softmax   dx = dy - exp(y) <1, dy>
@@ -44,8 +44,6 @@ def _tangent(ctx, output, dx):
 def _backward(grad, output, dim, log, dtype):
     return (grad - output.exp() * grad.sum(dim, True) if log else output * (grad - (output * grad).sum(dim, True))).to(dtype)
 
-
-# ---------------------------------------------------------------------------------------------- batching
 
 def _with_rows(t: Tensor, at: int | None, size: int) -> Tensor:
     """The batch of vmap as the first dimension; rows of one value get a dimension to be rows of."""
@@ -87,6 +85,8 @@ def _forward(name: str, function: Callable) -> Rule:
 SOFTMAX, LOG_SOFTMAX = _forward("softmax", torch.softmax), _forward("log_softmax", torch.log_softmax)
 SOFTMAX_BACKWARD = Rule("softmax_backward", 2, *derived(_backward, 2), _batch_backward, by_torch=_torch_backward)
 
+
+# ---------------------------------------------------------------------------------------------- the functions
 
 def _axis(dim: Any, rank: int) -> int:
     value = whole(dim)
@@ -146,14 +146,14 @@ def _made(rule: Rule, name: str, help: str) -> Callable:
     return named(function, name, help)
 
 
-softmax = _made(SOFTMAX, "softmax", """exp(x) / sum exp(x) along one dimension: torch.nn.functional.softmax. As there, the result is contiguous whatever the
-format of the input, which is read as it lies. `out` may be the input itself.
+softmax = _made(SOFTMAX, "softmax", """exp(x) / sum exp(x) along one dimension: torch.nn.functional.softmax. As there, the result is
+contiguous whatever the format of the input, which is read as it lies. `out` may be the input itself.
 
     >>> weft.functional.softmax(torch.zeros(2, 4), dim=1)[0]
     tensor([0.2500, 0.2500, 0.2500, 0.2500])
 """)
-log_softmax = _made(LOG_SOFTMAX, "log_softmax", """x - log sum exp(x) along one dimension: torch.nn.functional.log_softmax. The result is contiguous; `out` may be
-the input itself.
+log_softmax = _made(LOG_SOFTMAX, "log_softmax", """x - log sum exp(x) along one dimension: torch.nn.functional.log_softmax. The result is contiguous;
+`out` may be the input itself.
 
     >>> weft.functional.log_softmax(torch.tensor([[1000.0, 0.0]]), dim=1)
     tensor([[    0., -1000.]])

@@ -196,7 +196,7 @@ def from_csr(matrix: Tensor, kernel_size: Union[int, Sequence[int]]) -> SparseWe
 Weight = Union[SparseWeight, Tensor]
 
 
-# ---------------------------------------------------------------------------------------------- gradients
+# ---------------------------------------------------------------------------------------------- the rules
 
 def _formula(input, values, bias, rows, cols, shape, *geometry):
     """By dense weights; of values that are not stored there is no gradient."""
@@ -230,22 +230,13 @@ def _tangent_of_forward(ctx, input, values, rows, cols, output, dx, dv, db, *no_
     return through_act(moved, output, *ctx.act)
 
 
-# ---------------------------------------------------------------------------------------------- batching
-
-def _batch(name):
-    """All values share one pattern."""
-    plain = mapped(name, 5, 1 if name == "sparse_conv" else 0, lambda shape, *_: len(shape) - 1)
-
-    def batch(info, in_dims, *args):
-        if in_dims[3] is not None or in_dims[4] is not None:
-            raise RuntimeError(f"weft::{name}: rows and cols cannot be mapped over a dimension by torch.vmap; all values share one pattern")
-        return plain(info, in_dims, *args)
-    return batch
+_SHARED = dict.fromkeys((3, 4), "rows and cols cannot be mapped over a dimension by torch.vmap; all values share one pattern")
+SPARSE_CONV = Rule("sparse_conv", 5, _save_forward, _gradient_of_forward, _tangent_of_forward,
+                   mapped("sparse_conv", 5, 1, lambda shape, *_: len(shape) - 1, _SHARED))
+SPARSE_CONV_BACKWARD = Rule("sparse_conv_backward", 5, *derived(_backward, 5), mapped("sparse_conv_backward", 5, 0, shared=_SHARED))
 
 
-SPARSE_CONV = Rule("sparse_conv", 5, _save_forward, _gradient_of_forward, _tangent_of_forward, _batch("sparse_conv"))
-SPARSE_CONV_BACKWARD = Rule("sparse_conv_backward", 5, *derived(_backward, 5), _batch("sparse_conv_backward"))
-
+# ---------------------------------------------------------------------------------------------- the functions
 
 def _sparse_conv(function: Callable, rank: int, input: Tensor, weight: Weight, bias: Optional[Tensor], stride: Size, padding: Padding, dilation: Size,
                  groups: int, act: Optional[str], clip: tuple[float, float], out: Optional[Tensor]) -> Tensor:

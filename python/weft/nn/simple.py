@@ -1,4 +1,4 @@
-"""Modules whose forward is one function of the input and of what the constructor was given: pooling, pointwise, normalisation, folding, softmax."""
+"""Modules whose forward is one function of the input and of what the constructor was given: pooling, pointwise, normalisation, folding, softmax, losses."""
 from __future__ import annotations
 
 from typing import Any
@@ -8,11 +8,11 @@ from torch import Tensor
 from torch.fx import Proxy
 
 from .. import functional as F
-from ._named import Named, kept_whole, mirror, own_parameters
+from ._named import Named, check_dims, kept_whole, made, mirror, own_parameters
 
 __all__ = ["MaxPool1d", "MaxPool2d", "MaxPool3d", "AvgPool1d", "AvgPool2d", "AvgPool3d", "AdaptiveAvgPool1d", "AdaptiveAvgPool2d", "AdaptiveAvgPool3d",
            "BatchNorm1d", "BatchNorm2d", "BatchNorm3d", "LocalResponseNorm", "ReLU", "ClippedReLU", "Hardtanh", "Tanh", "Sigmoid", "NCReLU", "Softmax",
-           "LogSoftmax", "Unfold", "Fold"]
+           "LogSoftmax", "Unfold", "Fold", "CrossEntropyLoss", "SpatialCrossEntropyLoss", "VolumetricCrossEntropyLoss"]
 
 
 class _Simple(Named):
@@ -149,3 +149,44 @@ Unfold = _simple(torch.nn.Unfold, F.unfold, "kernel_size dilation padding stride
                  "weft.nn.Unfold(3, padding=1)(torch.randn(2, 3, 8, 8)).shape", (2, 27, 64))
 Fold = _simple(torch.nn.Fold, F.fold, "output_size kernel_size dilation padding stride",
                "weft.nn.Fold((8, 8), 3, padding=1)(torch.randn(2, 27, 64)).shape", (2, 3, 8, 8))
+
+
+# ---------------------------------------------------------------------------------------------- cross entropy
+
+class CrossEntropyLoss(Named, torch.nn.CrossEntropyLoss):
+    """torch.nn.CrossEntropyLoss computed by weft.
+
+        >>> weft.nn.CrossEntropyLoss(label_smoothing=0.1)(torch.zeros(2, 4), torch.tensor([1, 3]))
+        tensor(1.3863)
+    """
+
+    _function = staticmethod(F.cross_entropy)
+
+    def forward(self, input: Tensor, target: Tensor) -> Tensor:
+        return F.cross_entropy(input, target, weight=self.weight, ignore_index=self.ignore_index, reduction=self.reduction,
+                               label_smoothing=self.label_smoothing)
+
+
+class _OfPixels(CrossEntropyLoss):
+    """A loss that insists on images of one rank, with or without a batch."""
+
+    _rank: int
+
+    def forward(self, input: Tensor, target: Tensor) -> Tensor:
+        if isinstance(input, Proxy):
+            return kept_whole(self, input, target)
+        check_dims(self, input, self._rank)
+        if input.dim() == self._rank + 2:
+            return super().forward(input, target)
+        loss = super().forward(input.unsqueeze(0), target.unsqueeze(0))
+        return loss.squeeze(0) if self.reduction == "none" else loss
+
+
+SpatialCrossEntropyLoss = made("SpatialCrossEntropyLoss", (_OfPixels,),
+                               "CrossEntropyLoss of images: input (N, C, H, W) or (C, H, W), a class or probabilities a pixel.",
+                               "weft.nn.SpatialCrossEntropyLoss()(torch.zeros(2, 4, 8, 8), torch.zeros(2, 8, 8, dtype=torch.int64))",
+                               "tensor(1.3863)", _rank=2)
+VolumetricCrossEntropyLoss = made("VolumetricCrossEntropyLoss", (_OfPixels,),
+                                  "CrossEntropyLoss of volumes: input (N, C, D, H, W) or (C, D, H, W), a class or probabilities a voxel.",
+                                  'weft.nn.VolumetricCrossEntropyLoss(reduction="sum")(torch.zeros(1, 4, 2, 2, 2), torch.zeros(1, 2, 2, 2).long())',
+                                  "tensor(11.0904)", _rank=3)
