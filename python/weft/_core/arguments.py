@@ -10,12 +10,11 @@ import torch
 from torch import Tensor
 
 from .rules import TYPES
+from .state import any_autocast, is_compiling
 
 Size = Union[int, Sequence[int]]
 Padding = Union[int, Sequence[int], str]
 
-_any_autocast = torch._C._is_any_autocast_enabled
-_is_compiling = torch.compiler.is_compiling
 _strided = torch.strided
 
 
@@ -62,7 +61,7 @@ def remembered(read: Callable) -> Callable:
         return read(*settings, **named)
 
     def remember(*settings: Any, **named: Any) -> Any:
-        if _is_compiling():
+        if is_compiling():
             return read(*settings, **named)
         try:
             return kept(*settings, **named)
@@ -116,14 +115,14 @@ def flattened(input: Tensor, out: Optional[Tensor]) -> tuple[Tensor, Optional[Te
 
 def autocast_dtype(device: torch.device) -> Optional[torch.dtype]:
     """The lower precision that autocast asks for on this device; None where it is off."""
-    if not _any_autocast() or device.type == "meta" or not torch.is_autocast_enabled(device.type):   # autocast knows no meta device,
+    if not any_autocast() or device.type == "meta" or not torch.is_autocast_enabled(device.type):   # autocast knows no meta device,
         return None                                                                                  # and torch.compile no way to ask
     return torch.get_autocast_dtype(device.type)
 
 
 def lowered(*tensors: Optional[Tensor]) -> tuple[Any, ...]:
     """Under autocast, what PyTorch runs in the lower precision (convolution) runs in it here; float64 is left alone."""
-    if not _any_autocast():
+    if not any_autocast():
         return tensors
     dtype = autocast_dtype(tensors[0].device)   # type: ignore[union-attr]
     if dtype is None:
@@ -133,6 +132,6 @@ def lowered(*tensors: Optional[Tensor]) -> tuple[Any, ...]:
 
 def raised(*tensors: Optional[Tensor]) -> tuple[Any, ...]:
     """Under autocast, what PyTorch runs in float32 (softmax, losses) runs in it here."""
-    if not _any_autocast() or autocast_dtype(tensors[0].device) is None:   # type: ignore[union-attr]
+    if not any_autocast() or autocast_dtype(tensors[0].device) is None:   # type: ignore[union-attr]
         return tensors
     return tuple(t.float() if t is not None and t.dtype in (torch.float16, torch.bfloat16) else t for t in tensors)

@@ -18,12 +18,9 @@ from torch._functorch.utils import enable_single_level_autograd_function
 from . import library as _library  # noqa: F401  loads the operators
 from . import entry as _entry
 from .shapes import SIZES, fake_of
+from .state import BelowAutograd, grad_enabled, in_transform, is_compiling
 
 _C = torch._C
-_BelowAutograd = _C._AutoDispatchBelowAutograd
-_is_compiling = torch.compiler.is_compiling
-_in_transform = _C._are_functorch_transforms_active
-_grad_enabled = torch.is_grad_enabled
 _kernels = torch.library.Library("weft", "IMPL")   # registrations live as long as these
 _by_torchs = torch.library.Library("weft_torch", "DEF")
 _ops = torch.ops.weft
@@ -70,7 +67,7 @@ class Rule:
         def forward(ctx: Any, *packed: Any) -> Any:
             """Settings come as one argument: each argument of a Function costs time, also on the way back."""
             args = (*packed[:-1], *packed[-1])
-            with _BelowAutograd():
+            with BelowAutograd():
                 output = op(*args)
             ctx.save_for_backward(*save(ctx, args, output))
             return output
@@ -80,7 +77,7 @@ class Rule:
             their own for tangents, which are off while this level computes one."""
             *inputs, (keys, grad_mode, settings) = packed
             args = (*inputs, *settings)
-            with _BelowAutograd(), torch.set_grad_enabled(grad_mode), _forward_ad._set_fwd_grad_enabled(True):
+            with BelowAutograd(), torch.set_grad_enabled(grad_mode), _forward_ad._set_fwd_grad_enabled(True):
                 output = op.redispatch(keys & _C._after_autograd_keyset, *args)
             kept = save(ctx, args, output)
             ctx.save_for_backward(*kept)
@@ -107,7 +104,7 @@ class Rule:
 
         def kernel(keys: Any, *args: Any) -> Any:
             with enable_single_level_autograd_function():
-                return in_kernel(*args[:tensors], (keys, _grad_enabled(), args[tensors:]))
+                return in_kernel(*args[:tensors], (keys, grad_enabled(), args[tensors:]))
         _kernels.impl(name, kernel, "Autograd", with_keyset=True)
         torch.library.register_vmap(op, batch or _refuse_batch(name))
 
@@ -185,7 +182,7 @@ def _register_torch(op: Any, name: str, function: Callable) -> None:
             for i in words:   # the letters of a word come as a number
                 given[i] = given[i].to_bytes(8, "little").rstrip(b"\0").decode()
             args = tuple(given)
-        with _C.DisableTorchFunction(), _BelowAutograd():
+        with _C.DisableTorchFunction(), BelowAutograd():
             made = function(*args)
         if type(made) is tuple:
             for t in made:
@@ -208,7 +205,7 @@ def _below(rule: Rule, args: tuple) -> Any:
     result = _run(rule.number, *args)
     if result is not NotImplemented:
         return result
-    with _BelowAutograd():
+    with BelowAutograd():
         return rule.op(*args)
 
 
@@ -229,12 +226,12 @@ def _by_torch(rule: Rule, function: Callable | None, gradient: bool, args: tuple
 
 def call(rule: Rule, *args: Any) -> Any:
     """Run the rule's operator in the way that the caller's context needs."""
-    if _is_compiling():
+    if is_compiling():
         return rule.op(*args)
     try:
-        if _in_transform() or _forward_ad._current_level >= 0:
+        if in_transform() or _forward_ad._current_level >= 0:
             return rule.op(*args)
-        if _grad_enabled():
+        if grad_enabled():
             inputs = args[:rule.tensors]
             for t in inputs:
                 if t is not None and t.requires_grad:
@@ -261,16 +258,16 @@ def call_into(rule: Rule, out: Any, *args: Any) -> Any:
     if not isinstance(given, (tuple, list)) or len(given) != rule.outs or not all(isinstance(t, Tensor) for t in given):
         got = f"{len(given)} of {[type(t).__name__ for t in given]}" if rule.outs > 1 and isinstance(given, (tuple, list)) else type(out).__name__
         raise TypeError(f"out: is {got}, allowed: {'Tensor' if rule.outs == 1 else f'{rule.outs} tensors'} or None")
-    if _grad_enabled() and (any(t.requires_grad for t in given) or any(t is not None and t.requires_grad for t in args[:rule.tensors])):
+    if grad_enabled() and (any(t.requires_grad for t in given) or any(t is not None and t.requires_grad for t in args[:rule.tensors])):
         raise RuntimeError("out: given with a tensor that requires grad, allowed: results without a gradient; call under torch.no_grad()")
-    if _is_compiling():
+    if is_compiling():
         rule.out(*args, *given)
         return out
     for t in given:
         check_writable("out", t)
         if t.is_neg():
             raise RuntimeError("out: is a view whose elements are the negatives of its memory, allowed: one that holds them as they are")
-    with _BelowAutograd():
+    with BelowAutograd():
         rule.out(*args, *given)
     torch.autograd.graph.increment_version(given)
     return out

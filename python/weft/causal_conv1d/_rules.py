@@ -9,9 +9,10 @@ from typing import Any, Optional
 import torch
 from torch import Tensor
 
-from weft._core.rules import Rule, _BelowAutograd, _kernels, call, mapped
+from weft._core.rules import Rule, _kernels, call, mapped
 from weft._core.shapes import fake_of
 from weft._core.derived import derived
+from weft._core.state import BelowAutograd
 
 WANT_X, WANT_PARAMETERS = 1, 2
 
@@ -109,7 +110,7 @@ torch.library.register_fake("weft::causal_conv1d_update", fake_of("causal_conv1d
 
 
 def _update_below(keys: Any, *args: Any) -> Tensor:
-    with _BelowAutograd():
+    with BelowAutograd():
         return update.redispatch(keys & torch._C._after_autograd_keyset, *args)
 
 

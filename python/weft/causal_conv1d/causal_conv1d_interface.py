@@ -10,12 +10,11 @@ from torch.overrides import handle_torch_function, has_torch_function
 from weft._core import entry as _entry
 from weft._core.checks import need_tensors
 from weft.causal_conv1d import _rules as _ops   # by its full name: a program may know this package by another one
-from weft._core.rules import _BelowAutograd, call, check_writable
+from weft._core.rules import call, check_writable
+from weft._core.state import BelowAutograd, in_transform, is_compiling
 
 __all__ = ["causal_conv1d_fn", "causal_conv1d_ref", "causal_conv1d_update", "causal_conv1d_update_ref"]
 
-_is_compiling = torch.compiler.is_compiling
-_in_transform = torch._C._are_functorch_transforms_active
 _moved_on = torch._C._increment_version if hasattr(torch._C, "_increment_version") else torch.autograd.graph.increment_version
 _SILU = {None: False, "silu": True, "swish": True}
 _update, _quick, _is_grad_enabled = _ops.update, _entry.update, torch.is_grad_enabled
@@ -75,7 +74,7 @@ def causal_conv1d_update(x: Tensor, conv_state: Tensor, weight: Tensor, bias: Op
         torch.Size([2, 8])
     """
     silu = _silu(activation)
-    if _is_compiling():
+    if is_compiling():
         return _update(x, conv_state, weight, bias, cache_seqlens, conv_state_indices, silu)
     out = _quick(x, conv_state, weight, bias, cache_seqlens, conv_state_indices, silu)
     if out is not NotImplemented:
@@ -89,9 +88,9 @@ def causal_conv1d_update(x: Tensor, conv_state: Tensor, weight: Tensor, bias: Op
             check_writable("conv_state", conv_state)
         elif conv_state.requires_grad and _is_grad_enabled():
             raise RuntimeError("conv_state: requires a gradient, allowed: one that does not: it is changed in place")
-        if _in_transform():
+        if in_transform():
             return _update(*tensors, silu)
-        with _BelowAutograd():
+        with BelowAutograd():
             out = _update(*tensors, silu)
     except Exception:   # of a wrong kind of argument PyTorch says less
         need_tensors("causal_conv1d_update: {} is", {"x": x, "conv_state": conv_state, "weight": weight},

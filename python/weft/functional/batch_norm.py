@@ -12,12 +12,10 @@ from .._core.checks import need_tensors
 from .._core.derived import adjoint, derived, leaf, tangents, wide
 from .._core.entry import front, kept
 from .._core.rules import Rule, call, call_into, mapped
+from .._core.state import grad_enabled, in_dynamo, is_compiling
 
 __all__ = ["batch_norm"]
 
-_grad_enabled = torch.is_grad_enabled
-_is_compiling = torch.compiler.is_compiling
-_in_dynamo = torch.compiler.is_dynamo_compiling   # which stops at builtins
 _INF, _ALSO = float("inf"), ", 2 dimensions or more, finite settings"
 _batch_norm = front("batch_norm")
 
@@ -104,13 +102,13 @@ def _check_statistics(mean: Optional[Tensor], var: Optional[Tensor], training: b
             raise RuntimeError(f"batch_norm: {'running_mean' if mean is None else 'running_var'} is None, allowed in evaluation: Tensor")
         if mean is not var:
             raise ValueError(f"batch_norm: {'running_mean' if mean is None else 'running_var'} is None with the other given, allowed: both or none")
-    elif (mean.requires_grad or var.requires_grad) and _grad_enabled():
+    elif (mean.requires_grad or var.requires_grad) and grad_enabled():
         raise RuntimeError(f"batch_norm: {'running_mean' if mean.requires_grad else 'running_var'} requires grad, allowed: statistics without a gradient")
 
 
 def _check_training(input: Tensor, eps: float) -> None:
     channels = input.shape[1]
-    if not _is_compiling() and input.numel() == channels and channels != 0:   # in a trace the operator compares what is known
+    if not is_compiling() and input.numel() == channels and channels != 0:   # in a trace the operator compares what is known
         raise ValueError(f"batch_norm: input has the shape {list(input.shape)}, allowed in training: more than 1 value per channel")
     if eps <= 0.0:
         raise ValueError(f"batch_norm: eps is {eps}, allowed in training: more than 0")
@@ -133,7 +131,7 @@ def batch_norm(input: Tensor, running_mean: Optional[Tensor], running_var: Optio
         >>> weft.functional.batch_norm(x, mean, var, training=True).shape
         torch.Size([8, 4, 16, 16])
     """
-    if out is None and not _in_dynamo():
+    if out is None and not in_dynamo():
         y = _batch_norm(input, weight, bias, running_mean, running_var, training, momentum, eps, True)
         if y is not NotImplemented:
             return y
@@ -171,4 +169,4 @@ def batch_norm(input: Tensor, running_mean: Optional[Tensor], running_var: Optio
     if out is not None:
         return call_into(BATCH_NORM_TRAIN if training else BATCH_NORM, out, *args)
     y = call(BATCH_NORM_TRAIN, *args)[0] if training else call(BATCH_NORM, *args)
-    return y if _in_dynamo() else kept(y)
+    return y if in_dynamo() else kept(y)

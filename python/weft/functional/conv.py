@@ -17,12 +17,12 @@ from .._core.derived import adjoint, derived, leaf, tangents, wide
 from .._core.entry import front
 from .._core.rules import Rule, call, call_into, mapped
 from .._core.shapes import least_source
+from .._core.state import in_dynamo
 from ._ranked import ranked
 
 __all__ = ["conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d", "conv_transpose3d", "conv2d_depthwise"]
 
 WANT_INPUT, WANT_WEIGHT, WANT_BIAS = 1, 2, 4
-_in_dynamo = torch.compiler.is_dynamo_compiling   # which stops at builtins
 _conv2d = front("conv2d")
 
 
@@ -323,7 +323,7 @@ def _conv_of(rank: int) -> Callable:
     def conv(input: Tensor, weight: Tensor, bias: Optional[Tensor] = None, stride: Size = 1, padding: Padding = 0, dilation: Size = 1,
              groups: int = 1, *, act: Optional[str] = None, clip: tuple[float, float] = (0.0, 6.0), out: Optional[Tensor] = None) -> Tensor:
         """{rank}D convolution: torch.nn.functional.conv{rank}d, with an optional fused activation ('relu', or 'clip' to the bounds of `clip`)."""
-        if act is None and out is None and not _in_dynamo():
+        if act is None and out is None and not in_dynamo():
             y = entry(input, weight, bias, stride, padding, dilation, groups)
             if y is not NotImplemented:
                 return y
@@ -350,7 +350,7 @@ def _conv_transpose_of(rank: int) -> Callable:
                        groups: int = 1, dilation: Size = 1, *, act: Optional[str] = None, clip: tuple[float, float] = (0.0, 6.0),
                        out: Optional[Tensor] = None) -> Tensor:
         """{rank}D transposed convolution: torch.nn.functional.conv_transpose{rank}d, with an optional fused activation."""
-        if act is None and out is None and not _in_dynamo():
+        if act is None and out is None and not in_dynamo():
             y = entry(input, weight, bias, stride, padding, output_padding, groups, dilation)
             if y is not NotImplemented:
                 return y
@@ -387,7 +387,7 @@ def conv2d_depthwise(input: Tensor, weight: Tensor, bias: Optional[Tensor] = Non
     if weight.shape[1] != 1 or weight.shape[0] % channels:
         raise RuntimeError(f"conv2d_depthwise: weight is {list(weight.shape)}, allowed with {channels} input channels: "
                            f"(a multiple of {channels}, 1, kh, kw)")
-    if act is None and out is None and not _in_dynamo():
+    if act is None and out is None and not in_dynamo():
         y = _conv2d(input, weight, bias, stride, padding, dilation, channels)
         if y is not NotImplemented:
             return y

@@ -12,13 +12,13 @@ from .._core.arguments import foreign, raised, real, whole
 from .._core.checks import need_tensors
 from .._core.derived import adjoint, derived, gradients, tangents, wide
 from .._core.rules import Rule, call, call_into, mapped
+from .._core.state import is_compiling
 
 __all__ = ["cross_entropy"]
 
 _aten = torch.ops.aten
 NONE, MEAN, SUM = range(3)
 WEIGHT_WITH_CLASSES = "weight: requires grad and target has classes, allowed: a gradient of weight only with probabilities"
-_is_compiling = torch.compiler.is_compiling
 _NO_CLASSES = "input: has 0 dimensions, allowed: 1 (classes), 2 (batch, classes) or more"
 _REDUCTIONS = {"none": NONE, "mean": MEAN, "sum": SUM}
 _NAMES = tuple(_REDUCTIONS)
@@ -154,7 +154,7 @@ def _refuse_shape(input: Tensor, target: Tensor, rows: tuple[int, ...]) -> NoRet
 def _labels(input: Tensor, target: Tensor, weight: Optional[Tensor]) -> Tensor:
     """Classes as int64, one a row."""
     rows = input.shape[:1] + input.shape[2:] if input.dim() > 1 else ()
-    if target.dim() != len(rows) or (not _is_compiling() and target.shape != rows):   # in a trace the operator compares what is known
+    if target.dim() != len(rows) or (not is_compiling() and target.shape != rows):   # in a trace the operator compares what is known
         if input.dim() != 1 or target.shape != (1,):
             _refuse_shape(input, target, tuple(rows))
         target = target.view(())
@@ -214,9 +214,9 @@ def cross_entropy(input: Tensor, target: Tensor, weight: Optional[Tensor] = None
         loss = torch.nn.functional.cross_entropy(input, target, weight, ignore_index=ignore_index, reduction=reduction, label_smoothing=label_smoothing)
         return loss if out is None else out.copy_(loss)
     input, target, weight = raised(input, target, weight)
-    if input.dim() == target.dim() and (target.is_floating_point() if _is_compiling() else input.shape == target.shape):
+    if input.dim() == target.dim() and (target.is_floating_point() if is_compiling() else input.shape == target.shape):
         input, target, weight = _probabilities(input, target, weight, ignore_index)
     else:
         target = _labels(input, target, weight)
     args = (out, input, target, weight, ignore_index, how, label_smoothing)
-    return _run(*args) if _is_compiling() else _run_or_name_the_label(*args)
+    return _run(*args) if is_compiling() else _run_or_name_the_label(*args)

@@ -12,12 +12,12 @@ from .._core.arguments import autocast_dtype
 from .._core.checks import need_tensors
 from .._core.derived import adjoint, derived, wide
 from .._core.rules import Rule, call, call_into, mapped
+from .._core.state import any_autocast
 
 __all__ = ["dgmm", "cdgmm"]
 
 WANT_INPUT, WANT_X = 1, 2
 _SIDES = {None: "", "left": "left", "right": "right"}
-_any_autocast = torch._C._is_any_autocast_enabled
 
 
 def _pair(complex: bool, t: Tensor) -> int:
@@ -100,7 +100,7 @@ def _run(rule: Rule, name: str, input: Tensor, x: Tensor, side: Optional[str], o
     if word is None or not isinstance(input, Tensor) or not isinstance(x, Tensor):
         need_tensors(name + ": {} is", {"input": input, "x": x})
         raise ValueError(f"{name}: side is {side!r}, allowed: None, 'left' or 'right'")
-    if _any_autocast():
+    if any_autocast():
         input, x = _promoted(input, x)
     return call(rule, input, x, word) if out is None else call_into(rule, out, input, x, word)
 

@@ -10,11 +10,11 @@ from torch.overrides import handle_torch_function, has_torch_function_unary
 from .._core.arguments import NoTensor, flattened, foreign, left_to_torch, raised, whole
 from .._core.derived import adjoint, derived, wide
 from .._core.rules import Rule, call, call_into, mapped
+from .._core.state import is_compiling
 
 __all__ = ["local_response_norm"]
 
 _INF = float("inf")
-_is_compiling = torch.compiler.is_compiling
 
 
 def _formula(input, size, alpha, beta, k):
@@ -50,7 +50,7 @@ def local_response_norm(input: Tensor, size: int, alpha: float = 1e-4, beta: flo
     rank = input.dim()
     if rank < 3:
         raise ValueError(f"local_response_norm: input has {rank} dimensions {list(input.shape)}, allowed: 3 or more")
-    if not _is_compiling() and input.numel() == 0 and out is None:
+    if not is_compiling() and input.numel() == 0 and out is None:
         return input   # as PyTorch does, whatever the settings; in a trace the operator takes what is empty
     if type(size) is not int:
         width = whole(size)

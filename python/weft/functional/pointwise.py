@@ -13,19 +13,15 @@ from .._core.arguments import NoTensor
 from .._core.derived import adjoint, derived
 from .._core.entry import front, kept, leaves, torchs
 from .._core.rules import TYPES, Rule, call, call_into, check_writable, mapped
+from .._core.state import BelowAutograd, grad_enabled, in_dynamo, in_transform, is_compiling
 from ._ranked import named
 from .conv import rounded
 
 __all__ = ["relu", "clipped_relu", "hardtanh", "tanh", "sigmoid", "ncrelu"]
 
 _aten = torch.ops.aten
-_BelowAutograd = torch._C._AutoDispatchBelowAutograd
-_is_compiling = torch.compiler.is_compiling
-_in_transform = torch._C._are_functorch_transforms_active
-_grad_enabled = torch.is_grad_enabled
 Number = Union[int, float]
 _strided = torch.strided
-_in_dynamo = torch.compiler.is_dynamo_compiling   # which stops at builtins
 _relu, _hardtanh = front("relu"), front("hardtanh")
 
 
@@ -92,7 +88,7 @@ def _write(rule: Pointwise, input: Tensor, settings: tuple) -> None:
     if differs and not theirs and input.is_cuda and not _is_dense(input):
         input.copy_(call(rule, input, *settings))   # in scattered memory it would be the reference, which is slow and rounds in its own way
         return
-    with _BelowAutograd():
+    with BelowAutograd():
         rule.native_in_place(input, *settings) if theirs else rule.out(input, *settings, input)
     if theirs:
         torchs()
@@ -104,9 +100,9 @@ def call_in_place(rule: Pointwise, input: Tensor, *settings: float) -> Tensor:
     """Run into the input itself. Nothing is allocated, but where the graph must see a copy: under torch.compile and torch.func, in forward
     mode, for memory that holds the negative of a tensor, and for a view that requires grad, which PyTorch may refuse to change, and says so
     before anything is written."""
-    if _is_compiling() or _in_transform() or _forward_ad._current_level >= 0 or input.is_neg():
+    if is_compiling() or in_transform() or _forward_ad._current_level >= 0 or input.is_neg():
         return input.copy_(call(rule, input, *settings))
-    if not _grad_enabled() or not input.requires_grad:
+    if not grad_enabled() or not input.requires_grad:
         _write(rule, input, settings)
         return input
     if input.is_leaf:
@@ -186,7 +182,7 @@ def _run(rule: Pointwise, inplace: bool, out: Optional[Tensor], input: Tensor, *
         return call_into(rule, out, input, *bounds)
     if inplace:
         return call_in_place(rule, input, *bounds)
-    return call(rule, input, *bounds) if _in_dynamo() else kept(call(rule, input, *bounds))
+    return call(rule, input, *bounds) if in_dynamo() else kept(call(rule, input, *bounds))
 
 
 # ---------------------------------------------------------------------------------------------- public
@@ -197,7 +193,7 @@ def relu(input: Tensor, inplace: bool = False, *, out: Optional[Tensor] = None) 
         >>> weft.functional.relu(torch.tensor([-1.0, 2.0]))
         tensor([0., 2.])
     """
-    if not inplace and out is None and not _in_dynamo():
+    if not inplace and out is None and not in_dynamo():
         y = _relu(input)
         if y is not NotImplemented:
             return y
@@ -214,7 +210,7 @@ def hardtanh(input: Tensor, min_val: Number = -1.0, max_val: Number = 1.0, inpla
         >>> weft.functional.hardtanh(torch.tensor([-3.0, 0.5, 3.0]), -1, 2)
         tensor([-1.0000,  0.5000,  2.0000])
     """
-    if not inplace and out is None and not _in_dynamo():
+    if not inplace and out is None and not in_dynamo():
         y = _hardtanh(input, min_val, max_val)
         if y is not NotImplemented:
             return y
@@ -235,7 +231,7 @@ def clipped_relu(input: Tensor, ceiling: Number, inplace: bool = False, *, out: 
         >>> weft.functional.clipped_relu(torch.tensor([-1.0, 2.0, 30.0]), 20)
         tensor([ 0.,  2., 20.])
     """
-    if not inplace and out is None and not _in_dynamo():
+    if not inplace and out is None and not in_dynamo():
         y = _hardtanh(input, 0.0, ceiling) if type(ceiling) in (int, float) and ceiling > 0 else _hardtanh()   # without arguments: refused
         if y is not NotImplemented:
             return y
@@ -251,7 +247,7 @@ def clipped_relu(input: Tensor, ceiling: Number, inplace: bool = False, *, out: 
 
 def _smooth(rule: Pointwise, entry: Callable, name: str, help: str) -> Callable:
     def function(input: Tensor, *, inplace: bool = False, out: Optional[Tensor] = None) -> Tensor:
-        if not inplace and out is None and not _in_dynamo():
+        if not inplace and out is None and not in_dynamo():
             y = entry(input)
             if y is not NotImplemented:
                 return y

@@ -13,16 +13,13 @@ from .._core.checks import check_flags
 from .._core.derived import adjoint, derived, leaf
 from .._core.entry import front, kept, leaves, torchs
 from .._core.rules import Rule, call, call_into, is_last, linear, mapped
+from .._core.state import grad_enabled, in_dynamo, in_transform, is_compiling
 from ._ranked import ranked
 
 __all__ = ["max_pool1d", "max_pool2d", "max_pool3d", "avg_pool1d", "avg_pool2d", "avg_pool3d", "adaptive_avg_pool1d", "adaptive_avg_pool2d",
            "adaptive_avg_pool3d"]
 
 Pair = Union[Tensor, tuple[Tensor, Tensor]]
-_is_compiling = torch.compiler.is_compiling
-_in_dynamo = torch.compiler.is_dynamo_compiling   # which stops at builtins
-_in_transform = torch._C._are_functorch_transforms_active
-_grad_enabled = torch.is_grad_enabled
 _avg_pool1d = front("avg_pool1d")
 _NEAR = ", a kernel_size and dilation of at most 2^20"
 
@@ -268,9 +265,9 @@ _TRAINED = (torch.max_pool2d, torch.max_pool3d)
 
 def _max_pool(rank: int, args: tuple) -> Tensor:
     """Without an index, but for what a gradient needs: a byte for each window, or PyTorch's own."""
-    if not _grad_enabled() or not (args[0].requires_grad or (not _is_compiling() and _in_transform())):
+    if not grad_enabled() or not (args[0].requires_grad or (not is_compiling() and in_transform())):
         return call(MAX_POOL, *args)
-    if rank == 1 or _is_compiling() or not torch_trains(args):
+    if rank == 1 or is_compiling() or not torch_trains(args):
         return call(MAX_POOL_INDEX, *args, False)[0]
     y = _TRAINED[rank - 2](*args)
     torchs()
@@ -299,7 +296,7 @@ def _avg_pool(function: Callable, rank: int, input: Tensor, kernel_size: Size, s
 
 def _is_odd_mean(rank: int, input: Any) -> bool:
     """To one element the twin takes a plain mean: in 3D also of a tensor of any rank, and of nothing, which is NaN. Those are left to it."""
-    return isinstance(input, Tensor) and ((rank == 3 and input.ndim not in (4, 5)) or (not _is_compiling() and input.numel() == 0))
+    return isinstance(input, Tensor) and ((rank == 3 and input.ndim not in (4, 5)) or (not is_compiling() and input.numel() == 0))
 
 
 # ---------------------------------------------------------------------------------------------- public
@@ -310,7 +307,7 @@ def _max_pool_of(rank: int) -> Callable:
     def max_pool(input: Tensor, kernel_size: Size, stride: Optional[Size] = None, padding: Size = 0, dilation: Size = 1, ceil_mode: bool = False,
                  return_indices: bool = False, *, out: Optional[Pair] = None) -> Any:
         """{rank}D max pooling: torch.nn.functional.max_pool{rank}d. With return_indices, `out` is a pair (values, indices)."""
-        if not return_indices and out is None and not _in_dynamo():
+        if not return_indices and out is None and not in_dynamo():
             y = entry(input, kernel_size, () if stride is None else stride, padding, dilation, ceil_mode)
             if y is not NotImplemented:
                 return y
@@ -331,7 +328,7 @@ def _max_pool_of(rank: int) -> Callable:
         if return_indices:
             return call(MAX_POOL_INDEX, *args, True)
         y = _max_pool(rank, args)
-        return y if _in_dynamo() else kept(y)
+        return y if in_dynamo() else kept(y)
     return max_pool
 
 
@@ -355,7 +352,7 @@ def avg_pool1d(input: Tensor, kernel_size: Size, stride: Optional[Size] = None, 
         >>> weft.functional.avg_pool1d(torch.ones(1, 1, 4), 3, stride=1, padding=1, count_include_pad=False)
         tensor([[[1., 1., 1., 1.]]])
     """
-    if out is None and not _in_dynamo():
+    if out is None and not in_dynamo():
         y = _avg_pool1d(input, kernel_size, () if stride is None else stride, padding, ceil_mode, count_include_pad)
         if y is not NotImplemented:
             return y
@@ -369,7 +366,7 @@ def _avg_pool_of(rank: int) -> Callable:
     def avg_pool(input: Tensor, kernel_size: Size, stride: Optional[Size] = None, padding: Size = 0, ceil_mode: bool = False,
                  count_include_pad: bool = True, divisor_override: Optional[int] = None, *, out: Optional[Tensor] = None) -> Tensor:
         """{rank}D average pooling: torch.nn.functional.avg_pool{rank}d."""
-        if out is None and not _in_dynamo():
+        if out is None and not in_dynamo():
             y = entry(input, kernel_size, () if stride is None else stride, padding, ceil_mode, count_include_pad, divisor_override)
             if y is not NotImplemented:
                 return y
@@ -392,7 +389,7 @@ def _adaptive_avg_pool_of(rank: int) -> Callable:
 
     def adaptive_avg_pool(input: Tensor, output_size: Union[int, None, Sequence[Optional[int]]], *, out: Optional[Tensor] = None) -> Tensor:
         """{rank}D average pooling to a given size; in 2D and 3D None keeps that of the input: torch.nn.functional.adaptive_avg_pool{rank}d."""
-        if out is None and not _in_dynamo():
+        if out is None and not in_dynamo():
             y = entry(input, output_size)
             if y is not NotImplemented:
                 return y
@@ -409,7 +406,7 @@ def _adaptive_avg_pool_of(rank: int) -> Callable:
         if out is not None:
             return call_into(ADAPTIVE_AVG_POOL, out, input, size)
         y = call(ADAPTIVE_AVG_POOL, input, size)
-        return y if _in_dynamo() else kept(y)
+        return y if in_dynamo() else kept(y)
     return adaptive_avg_pool
 
 

@@ -16,6 +16,7 @@ from .._core.arguments import autocast_dtype, foreign, lowered, raised, whole
 from .._core.derived import gradients, tangents
 from .._core.rules import Rule, call
 from .._core.shapes import fake_of
+from .._core.state import any_autocast, in_transform, is_compiling
 from ._ranked import named
 
 __all__ = ["gru", "lstm", "rnn_relu", "rnn_tanh"]
@@ -23,10 +24,7 @@ __all__ = ["gru", "lstm", "rnn_relu", "rnn_tanh"]
 KINDS = ("rnn_relu", "rnn_tanh", "lstm", "gru")   # in the order of python/csrc/rnn.c
 TWINS = {kind: getattr(torch._VF, kind) for kind in KINDS}
 _GATES = {"lstm": 4, "gru": 3}
-_is_compiling = torch.compiler.is_compiling
 _is_tracing = torch._C._is_tracing
-_any_autocast = torch._C._is_any_autocast_enabled
-_in_transform = torch._C._are_functorch_transforms_active
 _NUMBER = {kind: i for i, kind in enumerate(KINDS)}
 _WHOLE = ("input", "hx", "params", "has_biases", "num_layers", "dropout", "train", "bidirectional", "batch_first")
 _PACKED = ("data", "batch_sizes", "hx", "params", "has_biases", "num_layers", "dropout", "train", "bidirectional")
@@ -218,7 +216,7 @@ def _verify(kind: str, x: Tensor, batch_sizes: Optional[Tensor], h: Tensor, c: O
     """Before the parameters are gathered, or PyTorch's kernels run, some of which do not check their arguments and write where they should not."""
     _check_shapes(kind, None if batch_sizes is None else batch_sizes.shape, x.shape, h.shape, None if c is None else c.shape,
                   tuple([p.shape for p in params]), has_biases, num_layers, bidirectional, batch_first)
-    if _any_autocast():
+    if any_autocast():
         return
     dtype, device, near = x.dtype, x.device, x.is_cpu   # a device costs more to read
     for i, t in enumerate((h, *params) if c is None else (h, c, *params), 0 if c is None else -1):
@@ -246,9 +244,9 @@ def _wants_grad(x: Tensor, h: Tensor, c: Optional[Tensor], params: Sequence[Tens
 def _wefts(kind: str, x: Tensor, batch_sizes: Optional[Tensor], h: Tensor, c: Optional[Tensor], params: Sequence[Tensor], has_biases: bool,
            num_layers: int, dropout: float, bidirectional: bool, batch_first: bool) -> Any:
     """weft's operator. What drops is decided by a number that PyTorch's generator of the CPU draws, so torch.manual_seed repeats it."""
-    if _any_autocast():
+    if any_autocast():
         x, h, c, params = _cast(kind, x, h, c, params)
-    keep = _wants_grad(x, h, c, params) or torch.is_grad_enabled() and _in_transform()
+    keep = _wants_grad(x, h, c, params) or torch.is_grad_enabled() and in_transform()
     seed = int(torch.randint(1 << 62, ()).item()) if dropout > 0 else 0
     y, hn, cn, _ = call(RNN_FORWARD, x, h, c, *gathered(params), batch_sizes, kind, num_layers, dropout, bidirectional, batch_first, seed, keep)
     return (y, hn, cn) if kind == "lstm" else (y, hn)
@@ -272,7 +270,7 @@ _settings.listeners.append(lambda allowed: _wins.cache_clear())
 def _chosen(kind: str, x: Tensor, batch_sizes: Optional[Tensor], h: Tensor, c: Optional[Tensor], params: Sequence[Tensor], has_biases: bool,
             num_layers: int, dropout: float, bidirectional: bool, batch_first: bool) -> bool:
     """weft's kernels of the CPU are in float32, without a projection. Where something is dropped, in a trace and in a transform PyTorch's run."""
-    if not x.is_cpu or x.dtype != torch.float32 or dropout > 0 or _is_compiling() or _is_tracing() or _any_autocast() or _in_transform():
+    if not x.is_cpu or x.dtype != torch.float32 or dropout > 0 or is_compiling() or _is_tracing() or any_autocast() or in_transform():
         return False
     rank = 3 if batch_sizes is None else 2
     if x.dim() != rank or h.dim() != 3 or (c is not None and h.shape[2] != c.shape[2]):
@@ -292,9 +290,9 @@ def _delegates(kind: str, x: Tensor, rest: Sequence[Tensor]) -> bool:
     chosen = _settings.now()
     if chosen.pin is not None and kind in chosen.pin:
         return False
-    unkept = kind == "lstm" and _is_compiling() and x.device.type == "cpu" and x.dtype != torch.float64 and torch.is_grad_enabled()
-    uncast = kind == "lstm" and _any_autocast() and x.device.type == "cpu" and x.dtype == torch.float32 and autocast_dtype(x.device) == torch.float16
-    wrapped = not _is_compiling() and _in_transform() and x.is_cuda and any(map(torch._C._functorch.is_gradtrackingtensor, (x, *rest)))
+    unkept = kind == "lstm" and is_compiling() and x.device.type == "cpu" and x.dtype != torch.float64 and torch.is_grad_enabled()
+    uncast = kind == "lstm" and any_autocast() and x.device.type == "cpu" and x.dtype == torch.float32 and autocast_dtype(x.device) == torch.float16
+    wrapped = not is_compiling() and in_transform() and x.is_cuda and any(map(torch._C._functorch.is_gradtrackingtensor, (x, *rest)))
     return chosen.delegate and not unkept and not uncast and not wrapped
 
 
@@ -324,11 +322,11 @@ def prepare(function: Callable, args: tuple, named: dict[str, Any]) -> tuple[Cal
     h, c = hx if kind == "lstm" else (hx, None)
     strange = foreign(x)
     given = (kind, x, batch_sizes, h, c, params, has_biases, num_layers, float(dropout) if train and num_layers > 1 else 0.0, bidirectional, batch_first)
-    if not strange and not _is_compiling() and not _is_tracing():   # in a trace of torch.jit sizes are tensors; a graph has PyTorch's plain steps
+    if not strange and not is_compiling() and not _is_tracing():   # in a trace of torch.jit sizes are tensors; a graph has PyTorch's plain steps
         _verify(kind, x, batch_sizes, h, c, params, has_biases, num_layers, bidirectional, batch_first)
     if not strange and (not _delegates(kind, x, (h, *params) if c is None else (h, c, *params)) or (_settings.now().pin != "torch" and _chosen(*given))):
         return _wefts, given
-    if not _is_compiling():
+    if not is_compiling():
         if batch_sizes is not None and x.is_cuda and int(batch_sizes.sum()) != x.shape[0]:   # cuDNN reads past the data and says nothing
             raise RuntimeError(f"{kind}: batch_sizes sum to {int(batch_sizes.sum())}, allowed: the rows of data, {x.shape[0]}")
         _note(_NUMBER[kind])

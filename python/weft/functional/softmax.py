@@ -13,12 +13,11 @@ from .._core.arguments import autocast_dtype, whole
 from .._core.derived import derived
 from .._core.entry import front, kept
 from .._core.rules import TYPES, Rule, call, call_into, in_front
+from .._core.state import any_autocast, in_dynamo
 from ._ranked import named
 
 __all__ = ["softmax", "log_softmax"]
 
-_any_autocast = torch._C._is_any_autocast_enabled
-_in_dynamo = torch.compiler.is_dynamo_compiling   # which stops at builtins
 _WIDER = {(torch.float16, torch.float32), (torch.float16, torch.float64), (torch.bfloat16, torch.float32), (torch.bfloat16, torch.float64),
           (torch.float32, torch.float64)}
 
@@ -114,7 +113,7 @@ def _run(rule: Rule, name: str, input: Tensor, dim: Any, dtype: Optional[torch.d
     given = input.dtype
     if dtype is None:
         dtype = given
-        if _any_autocast() and given in (torch.float16, torch.bfloat16) and input.device.type == "cuda" and autocast_dtype(input.device) is not None:
+        if any_autocast() and given in (torch.float16, torch.bfloat16) and input.device.type == "cuda" and autocast_dtype(input.device) is not None:
             dtype = torch.float32   # as PyTorch, which on the CPU keeps the type
     if dtype not in TYPES and input.numel() == 0:   # PyTorch returns nothing of any type
         return _twins(name, input, dim, None if dtype is given else dtype, out)
@@ -130,7 +129,7 @@ def _made(rule: Rule, name: str, help: str) -> Callable:
 
     def function(input: Tensor, dim: Optional[int] = None, _stacklevel: int = 3, dtype: Optional[torch.dtype] = None, *,
                  out: Optional[Tensor] = None) -> Tensor:
-        entered = dim is not None and dtype is None and out is None and not _in_dynamo()
+        entered = dim is not None and dtype is None and out is None and not in_dynamo()
         if entered:
             y = entry(input, dim)
             if y is not NotImplemented:

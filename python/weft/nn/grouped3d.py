@@ -14,6 +14,7 @@ from .. import backends
 from .._core.arguments import Padding, Size, autocast_dtype, foreign, lowered
 from .._core.checks import check_flags, check_ints
 from .._core.rules import call
+from .._core.state import in_transform
 from ..functional.conv import CONV, CONV_BACKWARD, WANT_BIAS, WANT_INPUT, WANT_WEIGHT, check_activation, check_tensors, geometry
 from .conv import Conv3d
 
@@ -25,7 +26,6 @@ _GRADIENTS = (("gradient of the input", WANT_INPUT), ("gradient of the weights",
 _PROBLEMS = 1 + len(_GRADIENTS)          # that one shape poses
 _ready: set[tuple] = set()               # calls that were tuned, or found in their file; wisdom is the process's, and so is this
 _loaded: dict[str, tuple[int, int]] = {}   # files read, with their time and size
-_in_transform = torch._C._are_functorch_transforms_active
 
 
 # ---------------------------------------------------------------------------------------------- how to tune
@@ -240,7 +240,7 @@ class Grouped3D(Conv3d):
 def _can_run(input: Tensor) -> bool:
     """Real data of a type that weft has kernels for, outside of transforms and of CUDA graphs."""
     return (type(input) in (Tensor, torch.nn.Parameter) and input.device.type in ("cpu", "cuda") and input.numel() > 0 and not foreign(input)
-            and not _in_transform() and not (input.is_cuda and torch.cuda.is_current_stream_capturing()))
+            and not in_transform() and not (input.is_cuda and torch.cuda.is_current_stream_capturing()))
 
 
 Conv3DTC = Grouped3D

@@ -54,10 +54,9 @@ class _SparseConv(_Conv):
     _kept: Optional[Kept] = None                     # None: the weights have not been looked at; here for modules that are given this class
     _mode = Sparse_modes.Training
     _prints = True                                    # the row of the Benchmark mode; False: a net prints the whole table
-    _timings: Optional[dict[tuple, Timing]] = None    # of calibration and weft.backends.benchmark, by problem
-    _decided: Optional[dict[bool, str]] = None        # the side that was last found faster without and with gradients, the latest at the end
+    _timings: Optional[dict[tuple, Timing]] = None    # of calibration and weft.backends.benchmark, by problem, the latest at the end
     _row: Optional[Row] = None                        # what was last measured
-    _OWN = ("_kept", "_mode", "_prints", "_timings", "_decided", "_row")
+    _OWN = ("_kept", "_mode", "_prints", "_timings", "_row")
 
     # ------------------------------------------------------------------------------------------ the weights that are kept
 
@@ -85,7 +84,7 @@ class _SparseConv(_Conv):
         with torch.inference_mode(False), torch.no_grad():
             self._kept = Kept(self.weight.detach() if mask is None else mask.detach(), mask)
         if before is not None and not before.same(self._kept):
-            self._timings = self._decided = self._row = None          # they were of other weights
+            self._timings = self._row = None          # they were of other weights
 
     def _look(self, *tensors: Any) -> Optional[Kept]:
         """What is known of the weights, after a look where that is due."""
@@ -156,8 +155,8 @@ class _SparseConv(_Conv):
 
     def _decision(self, grad: bool) -> str:
         """What the last measurement said, of this kind if there was one; "" without any."""
-        decided = self._decided or {}
-        return decided.get(grad) or decided.get(not grad) or ""
+        sides = {problem[-1]: timing.side for problem, timing in (self._timings or {}).items()}
+        return sides.get(grad) or sides.get(not grad) or ""
 
     @property
     def decision(self) -> Optional[str]:
@@ -166,7 +165,7 @@ class _SparseConv(_Conv):
             >>> weft.nn.SparseConv2d(2, 3, 1).decision is None
             True
         """
-        return list(self._decided.values())[-1] if self._decided else None
+        return list(self._timings.values())[-1].side if self._timings else None
 
     # ------------------------------------------------------------------------------------------ measuring
 
@@ -191,10 +190,8 @@ class _SparseConv(_Conv):
 
     def _decide(self, input: Tensor, weight: Tensor, bias: Optional[Tensor], padding: Padding) -> Timing:
         timing = self._measure(input, weight, bias, padding)
-        grad = wants_gradient(input, weight, bias)
-        self._timings = {**(self._timings or {}), _problem(input, grad): timing}
-        others = {kind: side for kind, side in (self._decided or {}).items() if kind != grad}
-        self._decided = {**others, grad: timing.side}
+        problem = _problem(input, wants_gradient(input, weight, bias))
+        self._timings = {**{p: t for p, t in (self._timings or {}).items() if p != problem}, problem: timing}
         self._row = self._row._replace(kept=timing.side)   # type: ignore[union-attr]
         return timing
 
