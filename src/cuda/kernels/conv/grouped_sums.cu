@@ -257,6 +257,7 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, BLOCKS) grouped_sums(co
     for (int i = (int)threadIdx.x; i < ZEROS; i += WARPS * 32) zeros[i] = narrow<T>(0);
     __syncthreads();
     for (int i = 0; i < STAGES && begin + i < end; i++) load_unit(a, w, begin + i, stages + i * each, &arrival[i]);
+    __syncthreads(); /* for racecheck alone, which does not see that an arrival follows the stores of other lanes */
     const int warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32, mine = warp % TAKEN, share = warp / TAKEN;
     const int combo = w.combo + mine;
     sums total = {};
