@@ -74,8 +74,8 @@ gpu-slow: ## on a machine with a GPU: compute-sanitizer's memcheck and racecheck
 gpu-bench: export PYTHON := $(or $(PYTHON),python3)
 gpu-bench: ready ## on a machine with a GPU, offline, with its python3: weft beside torch, 5 minutes; rows and logs to $(OUT)
 	@mkdir -p $(OUT)
-	@WEFT_NVRTC=$${WEFT_NVRTC:-$$(cat $(BUILD)/nvrtc)} timeout 60 $(BUILD)/gpu_smoke 2>&1 | tee $(OUT)/gpu_smoke.log
 	@timeout 280 env $(WEFT_PY) bench --rounds 7 --json $(OUT)/gpu.json $(call problems,gpu) 2>&1 | tee $(OUT)/gpu-bench.log
+	@WEFT_NVRTC=$${WEFT_NVRTC:-$$(cat $(BUILD)/nvrtc)} timeout 75 $(BUILD)/gpu_smoke 0 2>&1 | tee $(OUT)/gpu_smoke.log
 
 install: all ## install under PREFIX (/usr/local); DESTDIR is honoured
 	@DESTDIR=$(DESTDIR) cmake --install $(BUILD) --prefix $(PREFIX)
