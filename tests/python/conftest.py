@@ -50,9 +50,10 @@ _SLOW = os.environ.get("WEFT_SLOW", "0") not in ("", "0")
 SHARE = {"any": 1, "own": 1 if _SLOW else 4, "enabled": 1 if _SLOW else 10}
 # The long ones: a fixed part of them, 1 in so many.
 THINNED = [(re.compile(r"test_\w*(compile|opcheck|dynamic|inductor|aot)\w*\["), 3),
-           (re.compile(r"test_types_without_kernels\["), 4),
-           (re.compile(r"test_(a_bad_file_is_measured_over|math_reaches_the_problem|parity_finds_a_flaw)\["), 3),
-           (re.compile(r"test_(float|module|layouts|same_bits_for_every_number_of_threads|forward_and_gradient|memory_does_not_grow)\["), 2)]
+           (re.compile(r"test_(types_without_kernels|traces|parity_between_layouts)\["), 4),
+           (re.compile(r"test_(a_bad_file_is_measured_over|math_reaches_the_problem|parity_finds_a_flaw|model_trains_alike|gradcheck\w*|export)\["), 3),
+           (re.compile(r"test_(float|module|layouts|same_bits_for_every_number_of_threads|forward_and_gradient|memory_does_not_grow|nothing_is_left|"
+                       r"samples_of_pytorch|benchmark_mode_changes_no_value|definition|failing_calls_leave_nothing)\["), 2)]
 _CONVOLUTIONS = re.compile(r"test_(conv|gradients|autograd|layers|samples|module_samples)$")
 
 

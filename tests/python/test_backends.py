@@ -1,14 +1,13 @@
 """weft.backends: settings as attributes, flags and context managers; pins; wisdom in files."""
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 import torch
 
+import fresh
 import weft
 import weft.functional as W
 
@@ -160,9 +159,7 @@ def test_workspace_limit_and_fastest():
 
 
 def child(code: str, *args: str) -> subprocess.CompletedProcess:
-    path = str(Path(weft.__file__).parents[1])
-    env = {**os.environ, "PYTHONPATH": path, "WEFT_LIBRARY": weft.backends.library()}
-    done = subprocess.run([sys.executable, "-W", "ignore", "-c", code, *args], capture_output=True, text=True, env=env)
+    done = fresh.run(code, *args)
     assert done.returncode == 0, done.stderr
     return done
 

@@ -12,6 +12,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+import fresh
 import weft
 from cases import DTYPES, tolerance
 from samples import draw
@@ -402,13 +403,13 @@ def test_report_and_no_warning(tmp_path):
 
 
 def test_somebody_else_holds_the_key():
-    made = python("-W", "always", "-c", """
+    made = fresh.run("""
 import torch, weft
 library = torch.library.Library("aten", "IMPL")
 library.impl("avg_pool2d", lambda x, *rest: x.new_zeros(3), "CPU")
 weft.enable()
 assert torch.nn.functional.avg_pool2d(torch.ones(1, 1, 4, 4), 2).shape == (3,)
 print(bin(weft._enable._lib.weft_torch_seat_state()))
-""")
+""", warn="always")
     assert made.stdout.strip() == "0b1000101", made.stderr
     assert "another library has put its own aten::avg_pool2d at CPU" in made.stderr

@@ -13,6 +13,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+import fresh
 import weft
 from test_enable import SLOW, assert_same, enabled, taken
 from weft import _enable
@@ -339,34 +340,41 @@ def test_fork(expected, on):
     os.close(reader)
 
 
+def environment(**env: str) -> dict[str, str]:
+    made = fresh.environment()
+    return {**{k: v for k, v in made.items() if not k.startswith("WEFT_") or k == "WEFT_LIBRARY"}, **env}
+
+
 def python(*args: str, **env: str) -> subprocess.CompletedProcess:
-    environment = {k: v for k, v in os.environ.items() if not k.startswith("WEFT_")}
-    environment.update({"PYTHONPATH": str(ROOT / "python"), "WEFT_LIBRARY": weft.backends.library(), **env})
-    return subprocess.run([sys.executable, "-W", "ignore", *args], capture_output=True, text=True, env=environment, timeout=900)
+    return subprocess.run([sys.executable, "-W", "ignore", *args], capture_output=True, text=True, env=environment(**env), timeout=900)
+
+
+def program(code: str, *args: str, warn: str = "ignore", **env: str) -> subprocess.CompletedProcess:
+    return fresh.run(code, *args, warn=warn, env=environment(**env))
 
 
 STATE = "import torch, weft; print(weft._enable.is_enabled())"
 
 
 def test_environment():
-    assert python("-c", STATE, WEFT_ENABLE="1").stdout == "True\n"
-    assert python("-c", STATE, WEFT_ENABLE="0").stdout == python("-c", STATE).stdout == "False\n"
-    wrong = python("-W", "default", "-c", STATE, WEFT_ENABLE="yes")
+    assert program(STATE, WEFT_ENABLE="1").stdout == "True\n"
+    assert program(STATE, WEFT_ENABLE="0").stdout == program(STATE).stdout == "False\n"
+    wrong = program(STATE, warn="default", WEFT_ENABLE="yes")
     assert wrong.stdout == "False\n" and "WEFT_ENABLE is 'yes', allowed: 1 or 0" in wrong.stderr
 
 
 def test_import_alone_registers_nothing():
-    made = python("-c", "import torch, weft; print(torch._C._dispatch_has_kernel_for_dispatch_key('aten::convolution', 'CPU'))")
+    made = program("import torch, weft; print(torch._C._dispatch_has_kernel_for_dispatch_key('aten::convolution', 'CPU'))")
     assert made.stdout == "False\n"
 
 
 def test_somebody_else_holds_the_key():
-    made = python("-W", "default", "-c", """
+    made = program("""
 import torch, weft
 library = torch.library.Library("aten", "IMPL")
 library.impl("convolution", lambda *args: torch.zeros(7), "CPU")
 weft.enable("convolution")
-print(weft._enable.is_enabled(), torch.nn.functional.conv1d(torch.ones(1, 1, 3), torch.ones(1, 1, 3)).shape)""")
+print(weft._enable.is_enabled(), torch.nn.functional.conv1d(torch.ones(1, 1, 3), torch.ones(1, 1, 3)).shape)""", warn="default")
     assert made.stdout == "False torch.Size([7])\n" and "another library has put its own aten::convolution at CPU" in made.stderr
 
 
@@ -410,7 +418,7 @@ with weft.enabled():
 
 def test_boxed_and_unboxed_calls_are_the_same(device):
     """By PyTorch's public interface alone, and past it where its table is as expected."""
-    unboxed, boxed = python("-c", BOXED, str(device)), python("-c", BOXED, str(device), WEFT_UNBOXED="0")
+    unboxed, boxed = program(BOXED, str(device)), program(BOXED, str(device), WEFT_UNBOXED="0")
     assert unboxed.returncode == boxed.returncode == 0, unboxed.stderr + boxed.stderr
     assert boxed.stdout.split()[0] == "False" and boxed.stdout.split()[1] == unboxed.stdout.split()[1] != "0"
 
@@ -448,7 +456,7 @@ def test_run_refuses(tmp_path):
 @pytest.mark.parametrize("wrapped", [False, True])
 def test_neither_goes_where_pytorch_crashes(wrapped):
     """PyTorch 2.13 corrupts the heap in this training step, alone."""
-    made = python("-c", f"""
+    made = program(f"""
 import torch, weft
 torch.set_num_threads(1)
 torch.manual_seed(0)

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import gc
 import os
-import subprocess
-import sys
 import threading
 from pathlib import Path
 
@@ -16,13 +14,13 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
+import fresh
 import weft
 import weft.functional as W
 from cases import channels_last
 from weft._core import entry as _entry
 
 N, C = 4, 16
-ROOT = Path(__file__).resolve().parents[2]
 SLOW = os.environ.get("WEFT_SLOW", "0") not in ("", "0")
 needs_entries = pytest.mark.skipif(not _entry.available, reason="this PyTorch has no entries")
 
@@ -372,8 +370,7 @@ def test_threads(name):
 
 
 def run_python(code: str, **env: str) -> str:
-    environment = {**os.environ, "PYTHONPATH": str(ROOT / "python"), "WEFT_LIBRARY": weft.backends.library(), **env}
-    done = subprocess.run([sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, env=environment, timeout=120)
+    done = fresh.run(code, env=fresh.environment(**env))
     assert done.returncode == 0, done.stderr
     return done.stdout.strip()
 

@@ -6,13 +6,13 @@ import doctest
 import inspect
 import os
 import pickle
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 import torch
 
+import fresh
 import weft
 from weft.nn import grouped3d
 
@@ -217,8 +217,7 @@ print(net(torch.ones(1, 4, 6, 6, 6)).shape, weft.backends.wisdom.count())
 
 
 def child(folder, *args):
-    env = {**os.environ, "PYTHONPATH": str(Path(weft.__file__).parents[1]), "WEFT_LIBRARY": weft.backends.library()}
-    return subprocess.run([sys.executable, "-W", "ignore", "-c", CHILD, *args], capture_output=True, text=True, cwd=folder, env=env)
+    return fresh.run(CHILD, *args, cwd=folder)
 
 
 def test_from_one_process_to_the_next(tmp_path):

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 import torch
 
+import fresh
 import weft
 import weft.functional as W
 from cases import case, channels_last
@@ -124,7 +125,7 @@ process.join(900)
 
 def test_after_fork():
     """In a process of its own: a heap as large as that of a whole run of tests may not be copied on a small machine."""
-    done = _command("-W", "ignore", "-c", _FORK)
+    done = fresh.run(_FORK)
     assert done.stdout.split() == [str(2.0 * 9 * 9)], done.stderr
 
 
