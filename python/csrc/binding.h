@@ -199,9 +199,11 @@ typedef struct wt_placed {
 void wt_put_all(wt_call *call, const wt_placed *tensors, size_t count);
 wt_view wt_see_vector(const wt_tensor *t);
 void wt_put_vector(wt_call *call, weft_role role, int at); /* argument `at`, if it is given */
-/* Argument `at`, a list of one or (low, high) two values an axis, into arrays over d h w. */
-bool wt_read_axes(wt_call *call, int at, int rank, int per_axis, int64_t *first, int64_t *second);
-bool wt_check_range(wt_call *call, int at, int rank, const int64_t *values, int64_t least);
+/* Argument `at`, a list of one value per axis or, with `second`, of a low and a high one, onto d h w; each from `least`
+ * to 2^bits, or any if bits is 0. At most 2^20, beside sizes of at most 2^40, keeps every sum and product below
+ * 2^63. */
+bool wt_read_axes(wt_call *call, int at, int rank, int64_t least, int bits, int64_t *first, int64_t *second);
+bool wt_check_axes(wt_call *call, const char *name, int rank, const int64_t *values, int64_t least, int bits);
 /* An expanded tensor may claim any size: more than memory can hold is refused before anything is computed from it. */
 bool wt_check_sizes(wt_call *call, int at);
 bool wt_is_float(int32_t dtype);
@@ -215,9 +217,13 @@ bool wt_check_data(wt_call *call, int at, int least, int most, const char *allow
 typedef struct wt_geometry {
     int rank;
     bool batched;
-    int64_t stride[3], pad_lo[3], pad_hi[3], dilation[3], groups;
+    bool up;                                                                                /* ceil_mode */
+    int64_t groups, in[3], out[3], kernel[3], stride[3], dilation[3], pad_lo[3], pad_hi[3]; /* along d h w */
 } wt_geometry;
 
+wt_geometry wt_plain_geometry(int rank); /* of unit sizes and steps, without padding */
+/* The problem of that geometry, without its tensors and without what only one operator has. */
+weft_problem *wt_begin_with(weft_problem *p, weft_op op, weft_pass pass, const wt_geometry *g, int64_t n, int64_t c);
 bool wt_read_geometry(wt_call *call, wt_geometry *g);
 bool wt_check_length(wt_call *call, int at, int64_t length, const char *what); /* one dimension of length */
 bool wt_check_bias(wt_call *call, int64_t channels);
@@ -242,29 +248,18 @@ bool wt_out_sizes(wt_call *call, const wt_geometry *g, const wt_view *x, const w
                   int64_t dims[5]);
 
 /* ---------------------------------------------------------------- window.c: windows that move over an image */
-typedef struct wt_window {
-    int rank;
-    bool batched;
-    int64_t in[3], out[3];
-    int64_t kernel[3], stride[3], pad[3], dilation[3];
-    bool up; /* ceil_mode */
-} wt_window;
-
 /* How many windows start within so many elements, 0 if there is no room for one; and how far so many of them reach. */
 int64_t wt_windows(int64_t padded, int64_t kernel, int64_t dilation, int64_t stride);
 int64_t wt_span(int64_t windows, int64_t kernel, int64_t dilation, int64_t stride);
-bool wt_window_begin(wt_call *call, wt_window *g, int list); /* the rank, from the length of a list */
+bool wt_window_begin(wt_call *call, wt_geometry *g, int list); /* the rank, from the length of a list */
 /* Argument `at`: a tensor of so many axes, or of one more, a batch. Only the batch may be empty: from which axis on.
  */
-bool wt_window_rank(wt_call *call, wt_window *g, int at, int unbatched);
+bool wt_window_rank(wt_call *call, wt_geometry *g, int at, int unbatched);
 bool wt_window_filled(wt_call *call, int at, int64_t from);
-bool wt_window_size(wt_call *call, const wt_window *g, const char *name, const int64_t size[3], int64_t least);
-bool wt_window_read(wt_call *call, wt_window *g); /* the caller checks the padding */
-bool wt_window_out(wt_window *g, int a);          /* the size of the result along axis a; false: there is no window */
+bool wt_window_read(wt_call *call, wt_geometry *g); /* the caller checks the padding */
+bool wt_window_out(wt_geometry *g, int a);          /* the size of the result along axis a; false: there is no window */
 /* All of them. name: what holds the sizes; whole: the input without padding must hold the kernel. */
-bool wt_window_sizes(wt_call *call, wt_window *g, const char *name, bool whole);
-/* The problem, without its tensors and without what only one operator has. */
-void wt_window_describe(weft_problem *p, const wt_window *g, weft_op op, weft_pass pass, int64_t n, int64_t c);
+bool wt_window_sizes(wt_call *call, wt_geometry *g, const char *name, bool whole);
 
 /* ---------------------------------------------------------------- geometry.c: gradients */
 enum { WT_WANT_INPUT = 1, WT_WANT_WEIGHT = 2, WT_WANT_BIAS = 4 };

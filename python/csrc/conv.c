@@ -8,7 +8,7 @@
  * nothing in the geometry of the problem; more are taken off the high padding, so that its dst has exactly the size
  * of input. Where there is not as much padding, *unsaid, no problem says it, and PyTorch computes it. */
 static bool read_extra(wt_call *call, const wt_geometry *g, int64_t extra[3], int64_t spare[3], bool *unsaid) {
-    if (!wt_read_axes(call, AT(output_padding), g->rank, 1, extra, NULL)) return false;
+    if (!wt_read_axes(call, AT(output_padding), g->rank, 0, 0, extra, NULL)) return false;
     for (int a = 0; a < 3; a++) {
         spare[a] = extra[a] < g->stride[a] ? 0 : extra[a];
         *unsaid |= spare[a] > g->pad_hi[a];

@@ -5,18 +5,26 @@
 #include "binding.h"
 
 /* ---------------------------------------------------------------- arguments */
+wt_geometry wt_plain_geometry(int rank) {
+    return (wt_geometry){.rank = rank,
+                         .groups = 1,
+                         .in = {1, 1, 1},
+                         .out = {1, 1, 1},
+                         .kernel = {1, 1, 1},
+                         .stride = {1, 1, 1},
+                         .dilation = {1, 1, 1}};
+}
+
 bool wt_read_geometry(wt_call *call, wt_geometry *g) {
-    for (int a = 0; a < 3; a++) g->stride[a] = g->dilation[a] = 1, g->pad_lo[a] = g->pad_hi[a] = 0;
+    const bool batched = g->batched;
+    *g = wt_plain_geometry(g->rank);
+    g->batched = batched;
     g->groups = ARG(groups).integer;
     if (g->groups < 1 || g->groups > 1 << 30)
         return wt_fail(call, "groups: is %lld, allowed: 1 to 2^30", (long long)g->groups);
-    return wt_read_axes(call, AT(stride), g->rank, 1, g->stride, NULL) &&
-           wt_read_axes(call, AT(padding), g->rank, 2, g->pad_lo, g->pad_hi) &&
-           wt_read_axes(call, AT(dilation), g->rank, 1, g->dilation, NULL) &&
-           wt_check_range(call, AT(stride), g->rank, g->stride, 1) &&
-           wt_check_range(call, AT(padding), g->rank, g->pad_lo, 0) &&
-           wt_check_range(call, AT(padding), g->rank, g->pad_hi, 0) &&
-           wt_check_range(call, AT(dilation), g->rank, g->dilation, 1);
+    return wt_read_axes(call, AT(stride), g->rank, 1, 20, g->stride, NULL) &&
+           wt_read_axes(call, AT(padding), g->rank, 0, 20, g->pad_lo, g->pad_hi) &&
+           wt_read_axes(call, AT(dilation), g->rank, 1, 20, g->dilation, NULL);
 }
 
 /* The rank from the weights, and whether input has a batch. */
@@ -107,19 +115,26 @@ bool wt_see_exactly(wt_call *call, int at, const wt_geometry *g, const int64_t d
 }
 
 /* ---------------------------------------------------------------- the problem */
+weft_problem *wt_begin_with(weft_problem *p, weft_op op, weft_pass pass, const wt_geometry *g, int64_t n, int64_t c) {
+    weft_problem_init(p, op, pass, g->rank);
+    p->n = n;
+    p->c = c;
+    p->groups = g->groups;
+    for (int a = 0; a < 3; a++) {
+        p->in[a] = g->in[a];
+        if (op == WEFT_OP_ADAPTIVE_AVG_POOL) p->attr[WEFT_ADAPTIVE_AVG_POOL_TO + a] = g->out[a];
+        p->kernel[a] = g->kernel[a], p->stride[a] = g->stride[a], p->dilation[a] = g->dilation[a];
+        p->pad_lo[a] = g->pad_lo[a], p->pad_hi[a] = g->pad_hi[a];
+    }
+    if (op == WEFT_OP_MAX_POOL || op == WEFT_OP_AVG_POOL) p->attr[WEFT_POOL_CEIL] = g->up;
+    return p;
+}
+
 void wt_begin_conv(weft_problem *p, weft_op op, weft_pass pass, const wt_geometry *g, const wt_view *src,
                    const wt_view *weights) {
-    weft_problem_init(p, op, pass, g->rank);
-    p->n = src->dims[0];
-    p->c = src->dims[1];
-    p->o = weights->dims[0];
-    p->groups = g->groups;
+    wt_begin_with(p, op, pass, g, src->dims[0], src->dims[1])->o = weights->dims[0];
     memcpy(p->in, src->dims + 2, sizeof(p->in));
     memcpy(p->kernel, weights->dims + 2, sizeof(p->kernel));
-    memcpy(p->stride, g->stride, sizeof(p->stride));
-    memcpy(p->dilation, g->dilation, sizeof(p->dilation));
-    memcpy(p->pad_lo, g->pad_lo, sizeof(p->pad_lo));
-    memcpy(p->pad_hi, g->pad_hi, sizeof(p->pad_hi));
 }
 
 void wt_add_step(weft_problem *p, int kind, double lo, double hi) {

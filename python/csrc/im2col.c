@@ -7,7 +7,7 @@
 #include "binding.h"
 
 typedef struct columns {
-    wt_window w;
+    wt_geometry w;
     bool flat;
     int64_t n, c;
 } columns;
@@ -26,7 +26,7 @@ static bool check_input(wt_call *call, columns *g, int unbatched) {
 }
 
 static bool read_window(wt_call *call, columns *g) {
-    return wt_window_read(call, &g->w) && wt_window_size(call, &g->w, "padding", g->w.pad, 0);
+    return wt_window_read(call, &g->w) && wt_check_axes(call, "padding", g->w.rank, g->w.pad_lo, 0, 40);
 }
 
 /* ---------------------------------------------------------------- columns on the axes n c kd kh kw do ho wo */
@@ -104,7 +104,7 @@ bool wt_run_im2col(wt_call *call) {
         return wt_fail(call, "the result has 2^63 elements or more, allowed: fewer");
     if (!wt_result(call, 0, &y)) return false;
     if (!g.n) return true;
-    wt_window_describe(&call->p, &g.w, WEFT_OP_IM2COL, WEFT_PASS_FWD, g.n, g.c);
+    wt_begin_with(&call->p, WEFT_OP_IM2COL, WEFT_PASS_FWD, &g.w, g.n, g.c);
     wt_put(call, WEFT_ROLE_SRC, &x);
     put_columns(call, WEFT_ROLE_DST, &g, &y);
     return wt_run(call, torch_takes(call, &g, false));
@@ -135,16 +135,16 @@ bool wt_run_col2im(wt_call *call) {
     columns g;
     wt_view y;
     if (!begin(call, &g) || !check_input(call, &g, g.flat ? 2 : 2 * g.w.rank + 1) || !read_window(call, &g) ||
-        !wt_read_axes(call, AT(size), g.w.rank, 1, g.w.in, NULL))
+        !wt_read_axes(call, AT(size), g.w.rank, 1, 0, g.w.in, NULL))
         return false;
     const char *name = g.flat ? "output_size" : "input_size";
-    if (!wt_window_size(call, &g.w, name, g.w.in, 1)) return false;
+    if (!wt_check_axes(call, name, g.w.rank, g.w.in, 1, 40)) return false;
     if (!wt_window_sizes(call, &g.w, name, false) || !check_fits(call, &g)) return false;
     int64_t dims[5] = {g.n, g.c, g.w.in[0], g.w.in[1], g.w.in[2]};
     const wt_tensor *t = &ARG(input).tensor;
     if (!wt_create(call, 0, &y, dims, g.w.rank, false, g.w.batched, t->code)) return false;
     if (!g.n) return true;
-    wt_window_describe(&call->p, &g.w, WEFT_OP_COL2IM, WEFT_PASS_FWD, g.n, g.c);
+    wt_begin_with(&call->p, WEFT_OP_COL2IM, WEFT_PASS_FWD, &g.w, g.n, g.c);
     put_columns(call, WEFT_ROLE_SRC, &g, t);
     wt_put(call, WEFT_ROLE_DST, &y);
     return wt_run(call, torch_takes(call, &g, true));

@@ -39,7 +39,7 @@ static bool see_mask(wt_call *call, partial *q) {
 static bool read_output_padding(wt_call *call, partial *q) {
     const wt_geometry *g = &q->d.g;
     for (int a = 0; a < 3; a++) q->extra[a] = 0;
-    if (!wt_read_axes(call, AT(output_padding), g->rank, 1, q->extra, NULL)) return false;
+    if (!wt_read_axes(call, AT(output_padding), g->rank, 0, 0, q->extra, NULL)) return false;
     for (int a = 0; a < 3; a++) {
         int64_t most = !q->transposed ? 1 : g->stride[a] > g->dilation[a] ? g->stride[a] : g->dilation[a];
         if (q->extra[a] < 0 || q->extra[a] >= most)

@@ -7,37 +7,32 @@
 #include "binding.h"
 
 typedef struct pooling {
-    wt_window w;
+    wt_geometry w;
     weft_op op;
     bool back, last;            /* last: the result is channels-last */
     wt_view given, made, index; /* src and dst, or diff_dst and diff_src */
 } pooling;
 
 /* ---------------------------------------------------------------- arguments */
-static bool read_window(wt_call *call, wt_window *g) {
+static bool read_window(wt_call *call, wt_geometry *g) {
     if (!wt_window_read(call, g)) return false;
     for (int a = 3 - g->rank; a < 3; a++)
-        if (g->pad[a] < 0 || g->pad[a] > g->kernel[a] / 2)
+        if (g->pad_lo[a] < 0 || g->pad_lo[a] > g->kernel[a] / 2)
             return wt_fail(call, "padding: is %lld along spatial axis %d, allowed: 0 to half of kernel_size, %lld",
-                           (long long)g->pad[a], a - 3 + g->rank, (long long)(g->kernel[a] / 2));
+                           (long long)g->pad_lo[a], a - 3 + g->rank, (long long)(g->kernel[a] / 2));
     return true;
-}
-
-/* A list of sizes, each `least` or more. */
-static bool read_sizes(wt_call *call, const wt_window *g, int at, int64_t least, int64_t sizes[3]) {
-    return wt_read_axes(call, at, g->rank, 1, sizes, NULL) && wt_window_size(call, g, call->op->name[at], sizes, least);
 }
 
 /* Input or grad_output, and the sizes of the input. */
 static bool read_data(wt_call *call, pooling *q) {
     const wt_tensor *t = &call->arg[0].tensor;
     const bool adaptive = q->op == WEFT_OP_ADAPTIVE_AVG_POOL;
-    wt_window *g = &q->w;
+    wt_geometry *g = &q->w;
     const int list = q->back ? AT(input_size) : adaptive ? AT(output_size) : AT(kernel_size);
     if (!wt_window_begin(call, g, list) || !wt_window_rank(call, g, 0, g->rank + 1)) return false;
     q->given = wt_see(t, g->rank);
     q->last = q->back ? ARG(channels_last).integer : wt_is_last(&q->given);
-    if (q->back) return read_sizes(call, g, AT(input_size), 1, g->in);
+    if (q->back) return wt_read_axes(call, AT(input_size), g->rank, 1, 40, g->in, NULL);
     memcpy(g->in, q->given.dims + 2, sizeof(g->in));
     /* of adaptive pooling the channels may be empty too, but for those of a batch in 3D, as in PyTorch */
     return wt_window_filled(call, 0, t->rank - g->rank - (!adaptive || (g->rank == 3 && g->batched)));
@@ -55,13 +50,13 @@ static bool check_fits(wt_call *call, const pooling *q, int at, const wt_view *v
 }
 
 static bool read_pooling(wt_call *call, pooling *q) {
-    wt_window *g = &q->w;
+    wt_geometry *g = &q->w;
     if (!read_data(call, q)) return false;
     if (q->op != WEFT_OP_ADAPTIVE_AVG_POOL)
         return read_window(call, g) &&
                wt_window_sizes(call, g, q->back ? "input_size" : "input", q->op == WEFT_OP_AVG_POOL && g->rank == 3) &&
                (!q->back || check_fits(call, q, 0, &q->given));
-    if (!q->back) return read_sizes(call, g, AT(output_size), 0, g->out);
+    if (!q->back) return wt_read_axes(call, AT(output_size), g->rank, 0, 40, g->out, NULL);
     memcpy(g->out, q->given.dims + 2, sizeof(g->out));
     return true;
 }
@@ -69,7 +64,7 @@ static bool read_pooling(wt_call *call, pooling *q) {
 /* ---------------------------------------------------------------- the index of max pooling */
 /* flat: it holds places in the image, as PyTorch counts them; else places in the window, one byte each while they fit.
  */
-static int32_t index_code(const wt_window *g, bool flat) {
+static int32_t index_code(const wt_geometry *g, bool flat) {
     int64_t taps = 1; /* stays below 2^60: each factor is at most 2^20 */
     for (int a = 0; a < 3; a++) taps *= g->kernel[a];
     return flat || taps > 256 ? wt.aoti_torch_dtype_int64() : wt.aoti_torch_dtype_uint8();
@@ -94,7 +89,7 @@ static bool read_index(wt_call *call, pooling *q) {
  * weft's alone. On CUDA some of PyTorch's gradients add in an order that changes from run to run, and its mean over
  * windows is wrong for channels-last data (2.11: off by as much as the gradient itself): those are never called. */
 static bool torch_takes(const wt_call *call, const pooling *q, bool indexed) {
-    const wt_window *g = &q->w;
+    const wt_geometry *g = &q->w;
     const int32_t dtype = q->given.dtype;
     const bool last = wt_is_last(&q->given), to_one = g->out[0] == 1 && g->out[1] == 1 && g->out[2] == 1;
     if (g->rank == 1 || !wt_is_dense(&q->given, last) || (last && !g->batched)) return false;
@@ -108,7 +103,7 @@ bool wt_run_pool(wt_call *call) {
     const bool back = call->op->pass == WEFT_PASS_BWD, indexed = AT(flat) >= 0 || AT(index) >= 0;
     const int32_t code = call->arg[0].tensor.code;
     pooling q = {.op = call->op->op, .back = back};
-    const wt_window *g = &q.w;
+    const wt_geometry *g = &q.w;
     if (!read_pooling(call, &q) || (back && indexed && !read_index(call, &q))) return false;
     const int64_t *to = back ? g->in : g->out, dims[5] = {q.given.dims[0], q.given.dims[1], to[0], to[1], to[2]};
     if (!wt_create(call, 0, &q.made, dims, g->rank, q.last, g->batched, code)) return false;
@@ -117,8 +112,7 @@ bool wt_run_pool(wt_call *call) {
         return false;
     if (wt_is_empty(back ? &q.given : &q.made)) return !back || wt_zero(call, call->out[0]);
     if (back && !wt_match_format(call, &q.given, g->rank, q.last, g->batched, code, "grad_output")) return false;
-    weft_problem *p = &call->p;
-    wt_window_describe(p, g, q.op, call->op->pass, dims[0], dims[1]);
+    weft_problem *p = wt_begin_with(&call->p, q.op, call->op->pass, g, dims[0], dims[1]);
     if (q.op == WEFT_OP_MAX_POOL) p->attr[WEFT_MAX_POOL_INDEX] = indexed && !back;
     if (q.op == WEFT_OP_AVG_POOL) {
         p->attr[WEFT_AVG_POOL_INCLUDE_PAD] = ARG(count_include_pad).integer;

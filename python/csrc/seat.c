@@ -41,42 +41,35 @@ static void take_list(seat_call *c, wt_list *to, wt_value slot) {
     if (to->size > WT_MAX_LIST) to->size = WT_MAX_LIST;
 }
 
+static void take_sizes(seat_call *c, wt_value slot) {
+    c->biased = slot != 0;
+    if (slot) take_list(c, &c->bias_sizes, (wt_value)(uintptr_t)wt_unbox(slot));
+}
+
 static void take_mask(seat_call *c, wt_value slot) {
     wt_list mask;
     take_list(c, &mask, slot);
     for (size_t i = 0; i < mask.size && i < 3; i++) c->want |= (mask.item[i] & 0xff ? 1 : 0) << i;
 }
 
-static void take(seat_call *c, seat_kind kind, int at, wt_value slot) {
-    switch (kind) {
-    case SEAT_TENSOR:
-        c->in[at].handle = (wt_handle)(uintptr_t)slot;
-        break;
-    case SEAT_TENSOR_OR_NO:
-        c->in[at].handle = take_optional(slot);
-        break;
-    case SEAT_LIST:
-        take_list(c, &c->list[at], slot);
-        break;
-    case SEAT_SIZES_OR_NO:
-        c->biased = slot != 0;
-        if (slot) take_list(c, &c->bias_sizes, (wt_value)(uintptr_t)wt_unbox(slot));
-        break;
-    case SEAT_MASK:
-        take_mask(c, slot);
-        break;
-    case SEAT_INT:
-        c->value[at] = (int64_t)slot;
-        break;
-    case SEAT_BOOL:
-        c->value[at] = slot & 0xff ? 1 : 0;
-        break;
-    case SEAT_INT_OR_NO:
-        c->value[at + 1] = slot != 0;
-        c->value[at] = slot ? (int64_t)(uintptr_t)wt_unbox(slot) : 0;
-        break;
-    }
+/* The number, and whether it is given. */
+static void take_maybe(int64_t *value, wt_value slot) {
+    value[1] = slot != 0;
+    value[0] = slot ? (int64_t)(uintptr_t)wt_unbox(slot) : 0;
 }
+
+#define TAKE_TENSOR(at) c->in[SEAT_##at].handle = (wt_handle)(uintptr_t) * stack++
+#define TAKE_OPTIONAL(at) c->in[SEAT_##at].handle = take_optional(*stack++)
+#define TAKE_LIST(at) take_list(c, &c->list[SEAT_##at], *stack++)
+#define TAKE_SIZES(at) take_sizes(c, *stack++)
+#define TAKE_MASK(at) take_mask(c, *stack++)
+#define TAKE_BOOL(at) c->value[SEAT_##at] = *stack++ & 0xff ? 1 : 0
+#define TAKE_INT(at) c->value[SEAT_##at] = (int64_t) * stack++
+#define TAKE_MAYBE(at) take_maybe(&c->value[SEAT_##at], *stack++)
+#define X(name) \
+    static void take_##name(seat_call *c, const wt_value *stack) { WT_ARGS_##name(TAKE); }
+SEAT_OPS(X)
+#undef X
 
 /* ---------------------------------------------------------------- one call */
 /* torch.jit.trace writes down what PyTorch's implementation calls, not the operator itself. */
@@ -170,10 +163,10 @@ void seat_begin_call(seat_call *c, const seat_op *op, bool cuda) {
 }
 
 /* What is thrown runs through here: seat_free_call runs on that way too. */
-static void enter(const seat_op *op, bool cuda, wt_value *stack) {
+static void enter(const seat_op *op, bool cuda, void (*take)(seat_call *c, const wt_value *stack), wt_value *stack) {
     __attribute__((cleanup(seat_free_call))) seat_call c;
     seat_begin_call(&c, op, cuda);
-    for (int i = 0; op->arg[i].kind; i++) take(&c, op->arg[i].kind, op->arg[i].at, stack[i]);
+    take(&c, stack);
     if (!seat_try(&c) && !run_throwing(&c) && !seat_delegate(&c)) seat_raise(&c);
     for (int i = 0; i < op->nout; i++) {
         stack[i] = (wt_value)(uintptr_t)c.out[i];
@@ -184,11 +177,11 @@ static void enter(const seat_op *op, bool cuda, wt_value *stack) {
 #define X(name)                                                                   \
     static void enter_cpu_##name(wt_value *stack, uint64_t nin, uint64_t nout) {  \
         (void)nin, (void)nout;                                                    \
-        enter(&seat_op_##name, false, stack);                                     \
+        enter(&seat_op_##name, false, take_##name, stack);                        \
     }                                                                             \
     static void enter_cuda_##name(wt_value *stack, uint64_t nin, uint64_t nout) { \
         (void)nin, (void)nout;                                                    \
-        enter(&seat_op_##name, true, stack);                                      \
+        enter(&seat_op_##name, true, take_##name, stack);                         \
     }
 SEAT_OPS(X)
 #undef X

@@ -91,13 +91,9 @@ uint64_t seat_hash(const int64_t *key, int n);
 typedef struct seat_draft { /* a decision being made */
     const seat_call *c;
     seat_entry *e;
-    int math, rank; /* rank: spatial axes */
-    bool batched;   /* data has a batch axis */
-    bool last;      /* PyTorch computes in channels-last */
-    union {
-        wt_geometry g;
-        wt_window pool;
-    };
+    int math;
+    bool last; /* PyTorch computes in channels-last */
+    wt_geometry g;
     wt_view view[SEAT_SLOTS]; /* what each plan's roles are; results have no memory yet */
 } seat_draft;
 
@@ -146,25 +142,10 @@ bool seat_is_dangerous(seat_call *c); /* the gradient of a convolution: PyTorch 
 bool seat_suggests_last(const wt_tensor *t);
 
 /* ---------------------------------------------------------------- an operator */
-typedef enum seat_kind {
-    SEAT_TENSOR = 1,   /* in[at] */
-    SEAT_TENSOR_OR_NO, /* in[at] */
-    SEAT_LIST,         /* list[at] */
-    SEAT_SIZES_OR_NO,  /* bias_sizes */
-    SEAT_MASK,         /* want */
-    SEAT_INT,          /* value[at] */
-    SEAT_BOOL,         /* value[at] */
-    SEAT_INT_OR_NO     /* value[at], and value[at + 1] says that it is given */
-} seat_kind;
-
 typedef struct seat_op {
     const char *name;
     int family, nout;
     bool backward;
-    struct {
-        seat_kind kind;
-        int at;
-    } arg[12];                          /* by the operator's schema; kind 0: no more */
     const char *(*read)(seat_draft *d); /* the call; NULL, or why it is PyTorch's. Sets e->sound, sees the tensors */
     bool (*choose)(seat_draft *d);      /* the steps; false: PyTorch's */
     bool (*has_torch)(bool cuda);       /* this PyTorch has a way back */
@@ -174,16 +155,8 @@ typedef struct seat_op {
     bool (*throwing)(seat_call *c, void *made[3]);
 } seat_op;
 
-/* A record: SEAT_OP(name, family, results, of a gradient, by_torch). Its arguments by kind; those of the C shim, and of
- * C++, from the call c. SEAT_BY_TORCH makes the function of that name that calls the shim. */
-#define SEAT_ROW_TENSOR(at) {SEAT_TENSOR, SEAT_##at}
-#define SEAT_ROW_OPTIONAL(at) {SEAT_TENSOR_OR_NO, SEAT_##at}
-#define SEAT_ROW_LIST(at) {SEAT_LIST, SEAT_##at}
-#define SEAT_ROW_SIZES(at) {SEAT_SIZES_OR_NO, 0}
-#define SEAT_ROW_MASK(at) {SEAT_MASK, 0}
-#define SEAT_ROW_BOOL(at) {SEAT_BOOL, SEAT_##at}
-#define SEAT_ROW_INT(at) {SEAT_INT, SEAT_##at}
-#define SEAT_ROW_MAYBE(at) {SEAT_INT_OR_NO, SEAT_##at}
+/* A record: SEAT_OP(name, family, results, of a gradient, by_torch). SEAT_BY_TORCH makes the function by_torch_<name>
+ * that calls the shim. The arguments of the C shim, and of C++, from the call c: */
 #define SEAT_C_TENSOR(at) c->in[SEAT_##at].handle
 #define SEAT_C_OPTIONAL(at) c->in[SEAT_##at].handle ? &c->in[SEAT_##at].handle : NULL
 #define SEAT_C_LIST(at) c->list[SEAT_##at].item, (int64_t)c->list[SEAT_##at].size
@@ -220,8 +193,7 @@ typedef struct seat_op {
         if (SEAT_HAS_CPP(id)) wt.WT_THROWING_##id(made, WT_ARGS_##id(SEAT_CPP));                        \
         return SEAT_HAS_CPP(id);                                                                        \
     }                                                                                                   \
-    const seat_op seat_op_##id = {#id,       of,     outs,     back,     {WT_ARGS_##id(SEAT_ROW)},      \
-                                  read_call, choose, has_##id, by_torch, throwing_##id};
+    const seat_op seat_op_##id = {#id, of, outs, back, read_call, choose, has_##id, by_torch, throwing_##id};
 
 #define X(name) extern const seat_op seat_op_##name;
 SEAT_OPS(X)

@@ -13,8 +13,8 @@ static const char *read_geometry(seat_draft *d, int64_t extra[3]) {
     const seat_call *c = d->c;
     const wt_tensor *x = &c->in[SEAT_X], *w = &c->in[SEAT_W];
     const int64_t groups = c->value[SEAT_GROUPS];
-    for (int a = 0; a < 3; a++) d->g.stride[a] = d->g.dilation[a] = 1, d->g.pad_lo[a] = extra[a] = 0;
-    d->g.rank = d->rank = (int)w->rank - 2;
+    for (int a = 0; a < 3; a++) extra[a] = 0;
+    d->g = wt_plain_geometry((int)w->rank - 2);
     d->g.batched = true;
     d->g.groups = groups;
     if (w->rank < 3 || w->rank > 5 || x->rank != w->rank) return "the ranks of its tensors";
@@ -65,7 +65,7 @@ static const char *read_call(seat_draft *d) {
         return "only the gradient of a bias is asked for";
     /* in 3D and on CUDA it depends on which of its kernels runs whether PyTorch keeps to channels-last */
     bool last = seat_suggests_last(&c->in[SEAT_X]) || seat_suggests_last(&c->in[SEAT_W]);
-    why = seat_fix_format(d, last, !last || (d->rank == 2 && !c->cuda));
+    why = seat_fix_format(d, last, !last || (d->g.rank == 2 && !c->cuda));
     if (why) return why;
     if (!wt_is_dense(&d->view[SEAT_W], false) && !wt_is_dense(&d->view[SEAT_W], true))
         return "the strides of its weight";

@@ -23,8 +23,8 @@ bool seat_suggests_last(const wt_tensor *t) {
 static void shape_of(const seat_draft *d, seat_shape *s, const wt_view *v, int32_t code) {
     s->rank = 0;
     s->code = code;
-    for (int a = d->batched ? 0 : 1; a < 5; a++)
-        if (a < 2 || a >= 5 - d->rank) s->sizes[s->rank] = v->dims[a], s->strides[s->rank++] = v->strides[a];
+    for (int a = d->g.batched ? 0 : 1; a < 5; a++)
+        if (a < 2 || a >= 5 - d->g.rank) s->sizes[s->rank] = v->dims[a], s->strides[s->rank++] = v->strides[a];
 }
 
 bool seat_add_result(seat_draft *d, int i, const int64_t dims[5], int32_t code) {
@@ -91,7 +91,7 @@ const char *seat_see_tensors(seat_draft *d) {
         if (t->rank != x->rank) return "the ranks of its tensors";
         for (int64_t a = 0; a < t->rank; a++)
             if (t->sizes[a] < 1 || t->sizes[a] > INT64_C(1) << 40 || t->strides[a] < 0) return "an empty tensor";
-        d->view[i] = wt_see(t, d->rank);
+        d->view[i] = wt_see(t, d->g.rank);
     }
     return NULL;
 }
@@ -140,7 +140,7 @@ bool seat_plan_alone(seat_draft *d, weft_problem *p) {
 }
 
 void seat_decide(const seat_call *c, int math, seat_entry *e) {
-    seat_draft d = {.c = c, .e = e, .math = math, .batched = true};
+    seat_draft d = {.c = c, .e = e, .math = math};
     e->op = c->op;
     e->reason = c->op->read(&d);
     if (!e->reason) {

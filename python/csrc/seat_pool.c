@@ -13,25 +13,23 @@ static bool is_max(const seat_call *c) { return c->op->family == SEAT_MAX_POOL; 
  * no place: PyTorch's index is of its own making there. */
 static bool read_window(seat_draft *d) {
     const wt_list *l = d->c->list;
-    wt_window *g = &d->pool;
+    wt_geometry *g = &d->g;
     if (!seat_read_axes(&l[SEAT_KERNEL], 2, 1, g->kernel) ||
         !seat_read_axes(&l[l[SEAT_STRIDE].size ? SEAT_STRIDE : SEAT_KERNEL], 2, 1, g->stride) ||
-        !seat_read_axes(&l[SEAT_PADDING], 2, 0, g->pad) ||
+        !seat_read_axes(&l[SEAT_PADDING], 2, 0, g->pad_lo) ||
         (is_max(d->c) && !seat_read_axes(&l[SEAT_DILATION], 2, 1, g->dilation)))
         return false;
+    memcpy(g->pad_hi, g->pad_lo, sizeof(g->pad_hi));
     for (int a = 1; a < 3; a++)
-        if (g->pad[a] > g->kernel[a] / 2 || g->dilation[a] > g->in[a] || !wt_window_out(g, a)) return false;
+        if (g->pad_lo[a] > g->kernel[a] / 2 || g->dilation[a] > g->in[a] || !wt_window_out(g, a)) return false;
     return true;
 }
 
 /* Output sizes of the call; of adaptive pooling those of the list, or of grad_output. */
 static bool read_sizes(seat_draft *d) {
     const seat_call *c = d->c;
-    wt_window *g = &d->pool;
-    for (int a = 0; a < 3; a++) g->out[a] = g->kernel[a] = g->stride[a] = g->dilation[a] = 1, g->pad[a] = 0;
+    wt_geometry *g = &d->g;
     memcpy(g->in, d->view[SEAT_X].dims + 2, sizeof(g->in));
-    g->rank = 2;
-    g->batched = d->batched;
     g->up = !is_adaptive(c) && c->value[SEAT_CEIL];
     if (!is_adaptive(c)) return read_window(d);
     if (!c->op->backward) return c->list[SEAT_EXTRA].size == 2 && seat_read_axes(&c->list[SEAT_EXTRA], 2, 1, g->out);
@@ -46,12 +44,12 @@ static const char *read_call(seat_draft *d) {
     const wt_tensor *x = &c->in[SEAT_X], *index = &c->in[SEAT_INDEX];
     const int32_t code = x->code, wide = wt.aoti_torch_dtype_int64();
     if (x->rank < 3 || x->rank > 4) return "the ranks of its tensors";
-    d->rank = 2;
-    d->batched = x->rank == 4;
+    d->g = wt_plain_geometry(2);
+    d->g.batched = x->rank == 4;
     const char *why = seat_see_tensors(d);
     if (why) return why;
     if (!read_sizes(d)) return "its geometry";
-    const int64_t *from = d->view[SEAT_X].dims, *to = d->pool.out, dims[5] = {from[0], from[1], to[0], to[1], to[2]};
+    const int64_t *from = d->view[SEAT_X].dims, *to = d->g.out, dims[5] = {from[0], from[1], to[0], to[1], to[2]};
     if (c->op->backward && !has_dims(&d->view[SEAT_DY], dims)) return "its sizes";
     if (index->handle && (index->code != wide || !has_dims(&d->view[SEAT_INDEX], dims))) return "its indices";
     if (c->value[SEAT_DIVIDED] && c->value[SEAT_DIVISOR] < 1) return "its divisor";
@@ -74,8 +72,8 @@ static bool choose(seat_draft *d) {
     const bool back = c->op->backward;
     weft_problem p = WEFT_PROBLEM_INIT;
     seat_step *s = &d->e->step[0];
-    wt_window_describe(&p, &d->pool, op, back ? WEFT_PASS_BWD : WEFT_PASS_FWD, d->view[SEAT_X].dims[0],
-                       d->view[SEAT_X].dims[1]);
+    wt_begin_with(&p, op, back ? WEFT_PASS_BWD : WEFT_PASS_FWD, &d->g, d->view[SEAT_X].dims[0],
+                  d->view[SEAT_X].dims[1]);
     if (op == WEFT_OP_MAX_POOL && !back) p.attr[WEFT_MAX_POOL_INDEX] = 1;
     if (op == WEFT_OP_AVG_POOL) {
         p.attr[WEFT_AVG_POOL_INCLUDE_PAD] = c->value[SEAT_INCLUDE];

@@ -112,7 +112,7 @@ static bool on_host(wt_call *call) {
 
 /* A problem of the smallest input that such weights take: their CSR does not depend on it. */
 static weft_problem *begin_weights(wt_call *call, int rank, const wt_view *dense, int64_t nnz) {
-    wt_geometry g = {.rank = rank, .stride = {1, 1, 1}, .dilation = {1, 1, 1}, .groups = 1};
+    const wt_geometry g = wt_plain_geometry(rank);
     wt_view src = *dense;
     src.dims[0] = 1;
     wt_begin_conv(&call->p, WEFT_OP_SPARSE_CONV, WEFT_PASS_FWD, &g, &src, dense);

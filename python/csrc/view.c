@@ -132,24 +132,26 @@ void wt_put_vector(wt_call *call, weft_role role, int at) {
 }
 
 /* ---------------------------------------------------------------- arguments */
-bool wt_read_axes(wt_call *call, int at, int rank, int per_axis, int64_t *first, int64_t *second) {
+bool wt_read_axes(wt_call *call, int at, int rank, int64_t least, int bits, int64_t *first, int64_t *second) {
     const wt_list *list = &call->arg[at].list;
+    const int per_axis = second ? 2 : 1;
+    const char *name = call->op->name[at];
     if (list->size != (size_t)(per_axis * rank))
-        return wt_fail(call, "%s: has %zu values, allowed: %d (%s for each of %d spatial axes)", call->op->name[at],
-                       list->size, per_axis * rank, per_axis == 2 ? "low and high" : "one", rank);
+        return wt_fail(call, "%s: has %zu values, allowed: %d (%s for each of %d spatial axes)", name, list->size,
+                       per_axis * rank, per_axis == 2 ? "low and high" : "one", rank);
     for (int a = 0; a < rank; a++) {
         first[3 - rank + a] = list->item[a * per_axis];
         if (second) second[3 - rank + a] = list->item[a * per_axis + 1];
     }
-    return true;
+    return !bits || (wt_check_axes(call, name, rank, first, least, bits) &&
+                     (!second || wt_check_axes(call, name, rank, second, least, bits)));
 }
 
-bool wt_check_range(wt_call *call, int at, int rank, const int64_t *values, int64_t least) {
-    const int64_t most = 1 << 20; /* with sizes of at most 2^40, keeps every sum and product below 2^63 */
+bool wt_check_axes(wt_call *call, const char *name, int rank, const int64_t *values, int64_t least, int bits) {
     for (int a = 3 - rank; a < 3; a++)
-        if (values[a] < least || values[a] > most)
-            return wt_fail(call, "%s: is %lld along spatial axis %d, allowed: %lld to 2^20", call->op->name[at],
-                           (long long)values[a], a - 3 + rank, (long long)least);
+        if (values[a] < least || values[a] > INT64_C(1) << bits)
+            return wt_fail(call, "%s: is %lld along spatial axis %d, allowed: %lld to 2^%d", name, (long long)values[a],
+                           a - 3 + rank, (long long)least, bits);
     return true;
 }
 

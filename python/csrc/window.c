@@ -1,10 +1,8 @@
-/* Windows that move over an image: their settings, their number along each axis, which is the size of a result, and
- * the problem. The only arithmetic of output sizes in the binding. */
+/* Windows that move over an image: their settings, and their number along each axis, which is the size of a result. The
+ * only arithmetic of output sizes in the binding. */
 #include <string.h>
 
 #include "binding.h"
-
-#define MOST (INT64_C(1) << 40) /* the largest size of one axis of a problem: sums of a few stay far below 2^63 */
 
 int64_t wt_span(int64_t windows, int64_t kernel, int64_t dilation, int64_t stride) {
     return (windows - 1) * stride + dilation * (kernel - 1) + 1;
@@ -39,16 +37,15 @@ bool wt_out_sizes(wt_call *call, const wt_geometry *g, const wt_view *x, const w
 }
 
 /* ---------------------------------------------------------------- pooling and columns */
-bool wt_window_begin(wt_call *call, wt_window *g, int list) {
+bool wt_window_begin(wt_call *call, wt_geometry *g, int list) {
     size_t rank = call->arg[list].list.size;
     if (rank < 1 || rank > 3)
         return wt_fail(call, "%s: has %zu values, allowed: 1 (1D), 2 (2D) or 3 (3D)", call->op->name[list], rank);
-    *g = (wt_window){.rank = (int)rank};
-    for (int a = 0; a < 3; a++) g->in[a] = g->out[a] = g->kernel[a] = g->stride[a] = g->dilation[a] = 1;
+    *g = wt_plain_geometry((int)rank);
     return true;
 }
 
-bool wt_window_rank(wt_call *call, wt_window *g, int at, int unbatched) {
+bool wt_window_rank(wt_call *call, wt_geometry *g, int at, int unbatched) {
     const wt_tensor *t = &call->arg[at].tensor;
     g->batched = t->rank == unbatched + 1;
     if (!g->batched && t->rank != unbatched)
@@ -67,58 +64,31 @@ bool wt_window_filled(wt_call *call, int at, int64_t from) {
     return true;
 }
 
-bool wt_window_size(wt_call *call, const wt_window *g, const char *name, const int64_t size[3], int64_t least) {
-    for (int a = 3 - g->rank; a < 3; a++)
-        if (size[a] < least || size[a] > MOST)
-            return wt_fail(call, "%s: is %lld along spatial axis %d, allowed: %lld to 2^40", name, (long long)size[a],
-                           a - 3 + g->rank, (long long)least);
-    return true;
-}
-
-bool wt_window_read(wt_call *call, wt_window *g) {
-    const bool dilated = AT(dilation) >= 0;
+bool wt_window_read(wt_call *call, wt_geometry *g) {
     if (AT(ceil_mode) >= 0) g->up = ARG(ceil_mode).integer;
-    return wt_read_axes(call, AT(kernel_size), g->rank, 1, g->kernel, NULL) &&
-           wt_read_axes(call, AT(stride), g->rank, 1, g->stride, NULL) &&
-           wt_read_axes(call, AT(padding), g->rank, 1, g->pad, NULL) &&
-           (!dilated || wt_read_axes(call, AT(dilation), g->rank, 1, g->dilation, NULL)) &&
-           wt_check_range(call, AT(kernel_size), g->rank, g->kernel, 1) &&
-           (!dilated || wt_check_range(call, AT(dilation), g->rank, g->dilation, 1)) &&
-           wt_window_size(call, g, "stride", g->stride, 1);
+    bool ok = wt_read_axes(call, AT(kernel_size), g->rank, 1, 20, g->kernel, NULL) &&
+              wt_read_axes(call, AT(stride), g->rank, 1, 40, g->stride, NULL) &&
+              wt_read_axes(call, AT(padding), g->rank, 0, 0, g->pad_lo, NULL) &&
+              (AT(dilation) < 0 || wt_read_axes(call, AT(dilation), g->rank, 1, 20, g->dilation, NULL));
+    memcpy(g->pad_hi, g->pad_lo, sizeof(g->pad_hi));
+    return ok;
 }
 
 /* In ceil mode rounded up, less a last window that starts past the input. */
-bool wt_window_out(wt_window *g, int a) {
-    int64_t padded = g->in[a] + 2 * g->pad[a] + (g->up ? g->stride[a] - 1 : 0);
+bool wt_window_out(wt_geometry *g, int a) {
+    int64_t padded = g->in[a] + 2 * g->pad_lo[a] + (g->up ? g->stride[a] - 1 : 0);
     g->out[a] = wt_windows(padded, g->kernel[a], g->dilation[a], g->stride[a]);
-    if (g->up && g->out[a] && (g->out[a] - 1) * g->stride[a] >= g->in[a] + g->pad[a]) g->out[a]--;
+    if (g->up && g->out[a] && (g->out[a] - 1) * g->stride[a] >= g->in[a] + g->pad_lo[a]) g->out[a]--;
     return g->out[a] > 0;
 }
 
-bool wt_window_sizes(wt_call *call, wt_window *g, const char *name, bool whole) {
+bool wt_window_sizes(wt_call *call, wt_geometry *g, const char *name, bool whole) {
     for (int a = 3 - g->rank; a < 3; a++)
         if (!wt_window_out(g, a) || (whole && g->in[a] < g->kernel[a]))
             return wt_fail(call,
                            "%s: spatial axis %d has %lld elements, too few for kernel_size %lld, padding %lld, "
                            "dilation %lld, stride %lld",
-                           name, a - 3 + g->rank, (long long)g->in[a], (long long)g->kernel[a], (long long)g->pad[a],
+                           name, a - 3 + g->rank, (long long)g->in[a], (long long)g->kernel[a], (long long)g->pad_lo[a],
                            (long long)g->dilation[a], (long long)g->stride[a]);
     return true;
-}
-
-void wt_window_describe(weft_problem *p, const wt_window *g, weft_op op, weft_pass pass, int64_t n, int64_t c) {
-    weft_problem_init(p, op, pass, g->rank);
-    p->n = n;
-    p->c = c;
-    memcpy(p->in, g->in, sizeof(p->in));
-    if (op == WEFT_OP_ADAPTIVE_AVG_POOL) {
-        memcpy(p->attr + WEFT_ADAPTIVE_AVG_POOL_TO, g->out, sizeof(g->out));
-        return;
-    }
-    memcpy(p->kernel, g->kernel, sizeof(p->kernel));
-    memcpy(p->stride, g->stride, sizeof(p->stride));
-    memcpy(p->pad_lo, g->pad, sizeof(p->pad_lo));
-    memcpy(p->pad_hi, g->pad, sizeof(p->pad_hi));
-    memcpy(p->dilation, g->dilation, sizeof(p->dilation));
-    if (op == WEFT_OP_MAX_POOL || op == WEFT_OP_AVG_POOL) p->attr[WEFT_POOL_CEIL] = g->up;
 }
