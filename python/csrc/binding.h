@@ -118,8 +118,6 @@ wt_error wt_read_list(wt_handle list, wt_list *out);
 wt_handle wt_unbox(wt_value slot);
 /* Record the reason and return false. Checks may be asked without a call: nothing is recorded. */
 bool wt_fail(wt_call *call, const char *format, ...) WT_PRINTF(2, 3);
-/* Of a call for shapes: the results are made, nothing is left to do. Returns true. */
-bool wt_made(wt_call *call);
 /* New tensors of t's rank, sizes, strides and code on the call's device; the rest of t is filled in. Result number
  * `slot`: the first ones may be the caller's `out`, and t then has its strides. Scratch, which is also slot -1, is
  * freed after the call. */

@@ -372,8 +372,6 @@ void wt_call_begin(wt_call *call, const wt_op *op) {
     for (int i = 0; i < op->nargs; i++) call->arg[i].tensor.handle = NULL;
 }
 
-bool wt_made(wt_call *call) { return call->made = true; }
-
 bool wt_call_run(wt_call *call) {
     wt_kernels_clear();
     bool ok = enter_device(call) && (call->op->run(call) || call->made);

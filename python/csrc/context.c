@@ -116,10 +116,7 @@ weft_plan *wt_plan_among(wt_call *call, bool external) {
     weft_problem *p = &call->p;
     bool cuda = call->device_type != wt.aoti_torch_device_type_cpu();
     if (call->shape) {
-        if (weft_problem_complete(p) != WEFT_OK)
-            wt_fail(call, "%s", weft_last_error());
-        else
-            wt_made(call);
+        call->made = weft_problem_complete(p) == WEFT_OK || wt_fail(call, "%s", weft_last_error());
         return NULL;
     }
     p->device = cuda ? WEFT_DEVICE_CUDA : WEFT_DEVICE_CPU;

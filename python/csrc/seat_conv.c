@@ -78,23 +78,13 @@ static const char *read_call(seat_draft *d) {
 
 /* ---------------------------------------------------------------- the problem */
 /* Which tensor a role is; a transposed convolution is the gradient of another, from its result to its input. */
-static int slot_of(const seat_call *c, int role) {
-    switch (role) {
-    case WEFT_ROLE_SRC:
-        return is_transposed(c) ? SEAT_DY : SEAT_X;
-    case WEFT_ROLE_DIFF_DST:
-        return is_transposed(c) ? SEAT_X : SEAT_DY;
-    case WEFT_ROLE_WEIGHTS:
-        return SEAT_W;
-    case WEFT_ROLE_BIAS:
-        return SEAT_BIAS;
-    case WEFT_ROLE_DIFF_WEIGHTS:
-        return SEAT_OUT + 1;
-    case WEFT_ROLE_DIFF_BIAS:
-        return SEAT_OUT + 2;
-    default:
-        return SEAT_OUT;
-    }
+static int slot_of(const seat_call *c, weft_role role) {
+    static const int slots[WEFT_ROLE_COUNT] = {[WEFT_ROLE_SRC] = SEAT_X,     [WEFT_ROLE_DIFF_DST] = SEAT_DY,
+                                               [WEFT_ROLE_WEIGHTS] = SEAT_W, [WEFT_ROLE_DIFF_WEIGHTS] = SEAT_OUT + 1,
+                                               [WEFT_ROLE_BIAS] = SEAT_BIAS, [WEFT_ROLE_DIFF_BIAS] = SEAT_OUT + 2,
+                                               [WEFT_ROLE_DST] = SEAT_OUT,   [WEFT_ROLE_DIFF_SRC] = SEAT_OUT};
+    const bool swaps = is_transposed(c) && (role == WEFT_ROLE_SRC || role == WEFT_ROLE_DIFF_DST);
+    return swaps ? SEAT_X + SEAT_DY - slots[role] : slots[role];
 }
 
 /* A pass of the convolution, bias with it if there is one to add or to sum up. */
