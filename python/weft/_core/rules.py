@@ -7,12 +7,15 @@ weft.functional has the rules, in one file for each family of operators with its
 """
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from itertools import repeat
 from typing import Any
 
 import torch
 import torch.autograd.forward_ad as _forward_ad
 from torch import Tensor
+from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
 from torch._functorch.utils import enable_single_level_autograd_function
 
 from . import library as _library  # noqa: F401  loads the operators
@@ -26,6 +29,7 @@ _by_torchs = torch.library.Library("weft_torch", "DEF")
 _ops = torch.ops.weft
 _run = _entry.run
 _leaves = _entry.leaves
+_is_wrapped = _C._functorch.is_functorch_wrapped_tensor
 
 TYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)   # what weft computes with
 
@@ -134,6 +138,13 @@ def _joined(made: Any, join: Callable) -> Any:
     return (tuple(map(join, made)), (0,) * len(made)) if isinstance(made, tuple) else (join(made), 0)
 
 
+def _is_at_rest(tensors: Sequence[Any]) -> bool:
+    """Nobody differentiates or transforms what is done with these: their operators may run as outside of torch.func, in a tenth of the time."""
+    if is_compiling() or _forward_ad._current_level >= 0:
+        return False
+    return not any(t is not None and (_is_wrapped(t) or (t.requires_grad and grad_enabled())) for t in tensors)
+
+
 def mapped(name: str, tensors: int = 1, data: int | None = None, unbatched: Callable[..., int] | None = None, shared: dict[int, str] = {}) -> Callable:
     """The form under vmap of an operator. If none but the first `data` tensors are mapped (None: any), a batch of batches is a larger one; else there is
     a call for each. unbatched(*settings): how many dimensions the first tensor has without a batch, for operators that take such; vmap's is then the
@@ -152,7 +163,9 @@ def mapped(name: str, tensors: int = 1, data: int | None = None, unbatched: Call
             return _joined(made, lambda t: t.unflatten(0, given[0].shape[:2]) if folded else t)
         if size == 0:
             raise RuntimeError(f"weft::{name}: is mapped over a dimension of 0 by torch.vmap, allowed: 1 or more")
-        each = [call(rule, *[t if d is None else t.select(d, i) for t, d in zip(args[:tensors], in_dims)], *settings) for i in range(size)]
+        with temporarily_clear_interpreter_stack() if _is_at_rest(args[:tensors]) else nullcontext():
+            slices = zip(*[repeat(t) if d is None else t.unbind(d) for t, d in zip(args[:tensors], in_dims)])
+            each = [call(rule, *some, *settings) for some in slices]
         return _joined(tuple(zip(*each)) if isinstance(each[0], tuple) else each, torch.stack)
     return batch
 

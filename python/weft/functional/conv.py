@@ -15,7 +15,7 @@ from torch.utils.flop_counter import register_flop_formula
 from .._core.arguments import Padding, Size, foreign, left_to_torch, lowered, remembered, spread, whole_groups
 from .._core.derived import adjoint, derived, leaf, tangents, wide
 from .._core.entry import front
-from .._core.rules import Rule, call, call_into, mapped
+from .._core.rules import Rule, call, call_into, in_front, mapped
 from .._core.shapes import least_source
 from .._core.state import in_dynamo
 from ._ranked import ranked
@@ -189,11 +189,25 @@ def _image(stride, *_):
     return len(stride) + 1
 
 
+def _batch_backward(info, in_dims, grad, input, weight, stride, padding, dilation, groups, *settings):
+    """Gradients by each of the batch of vmap, as those of per-sample training, are those of more groups."""
+    size, want, unbatched = info.batch_size, settings[1], input.dim() - (in_dims[1] is not None) < weight.dim() - (in_dims[2] is not None)
+    dy, x, w = (in_front(t, d, size) for t, d in zip((grad, input, weight), in_dims))
+    if unbatched:
+        dy, x = dy.unsqueeze(1), x.unsqueeze(1)
+    dy, x = (t.movedim(0, 1).flatten(1, 2) for t in (dy, x))
+    made = call(CONV_BACKWARD, dy, x, w.flatten(0, 1), stride, padding, dilation, groups * size, *settings)
+    dx, dw, db = (t.unflatten(at, (size, t.shape[at] // size)).movedim(at, 0) if want & bit else t
+                  for t, at, bit in zip(made, (1, 0, 0), (WANT_INPUT, WANT_WEIGHT, WANT_BIAS)))
+    dx = dx.squeeze(1) if unbatched and want & WANT_INPUT else dx
+    return (dx, dw, db), tuple(0 if want & bit else None for bit in (WANT_INPUT, WANT_WEIGHT, WANT_BIAS))
+
+
 CONV = Rule("conv", 3, _save_forward, _gradient_of_forward, _tangent_of_forward, mapped("conv", 3, 1, _image), by_torch=_torch, native=_native_conv,
             plain=_native_conv)   # to hand five lists over to PyTorch costs more than to ask first
 CONV_TRANSPOSE = Rule("conv_transpose", 3, _save_forward, _gradient_of_forward, _tangent_of_forward, mapped("conv_transpose", 3, 1, _image),
                       by_torch=_torch, native=_native_conv_transpose, plain=_native_conv_transpose)
-CONV_BACKWARD = Rule("conv_backward", 3, *derived(_backward, 3), mapped("conv_backward", 3, 0), by_torch=_torch_backward)
+CONV_BACKWARD = Rule("conv_backward", 3, *derived(_backward, 3), _batch_backward, by_torch=_torch_backward)
 
 
 # ---------------------------------------------------------------------------------------------- torch.utils.flop_counter
