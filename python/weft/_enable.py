@@ -63,11 +63,11 @@ def _register(device: str, operator: str) -> bool:
     for name in OPERATORS[operator]:
         if _held(name, key):
             warnings.warn(f"weft.enable: another library has put its own {name} at {key}; weft leaves it there and {operator} is not enabled on {device}",
-                          RuntimeWarning, stacklevel=4)
+                          RuntimeWarning, stacklevel=5)
             return False
     why = _put(key, operator)
     if why is not None:
-        warnings.warn(f"weft.enable: {operator} is not enabled on {device}: {why}", RuntimeWarning, stacklevel=4)
+        warnings.warn(f"weft.enable: {operator} is not enabled on {device}: {why}", RuntimeWarning, stacklevel=5)
     return why is None
 
 
@@ -102,16 +102,14 @@ def _set(on: int, math: int) -> None:
     _lib.weft_torch_seat_switch(on, math)
 
 
-def _switch(operators: tuple, device: Any, math: Optional[str]) -> tuple[int, int]:
-    """Turn it on and return what held before."""
-    _check(operators, math)
-    wanted = _devices(device)
-    _calibrate.ensure()
-    on = sum(_bit(d, name) for d in wanted for name in dict.fromkeys(operators or OPERATORS) if seated(d, name))
-    with _lock:
-        before = _lib.weft_torch_seat_state(), _lib.weft_torch_seat_math()
-        _set(on, _settings.MATHS[math or "strict"])
-    return before
+@contextmanager
+def _restored() -> Iterator[None]:
+    """What holds now returns at the end."""
+    before = _lib.weft_torch_seat_state(), _lib.weft_torch_seat_math()
+    try:
+        yield
+    finally:
+        _set(*before)
 
 
 def enable(*operators: str, device: Any = None, math: Optional[str] = None) -> None:
@@ -127,7 +125,11 @@ def enable(*operators: str, device: Any = None, math: Optional[str] = None) -> N
         torch.Size([2, 8, 32, 32])
         >>> weft.disable()
     """
-    _switch(operators, device, math)
+    _check(operators, math)
+    wanted = _devices(device)
+    _calibrate.ensure()
+    on = sum(_bit(d, name) for d in wanted for name in dict.fromkeys(operators or OPERATORS) if seated(d, name))
+    _set(on, _settings.MATHS[math or "strict"])
 
 
 def disable() -> None:
@@ -145,11 +147,9 @@ def enabled(*operators: str, device: Any = None, math: Optional[str] = None) -> 
         >>> with weft.enabled():
         ...     y = torch.nn.functional.conv1d(torch.randn(1, 4, 100), torch.randn(4, 1, 5), groups=4)
     """
-    before = _switch(operators, device, math)
-    try:
+    with _restored():
+        enable(*operators, device=device, math=math)
         yield
-    finally:
-        _set(*before)
 
 
 def is_enabled() -> bool:
@@ -160,12 +160,9 @@ def is_enabled() -> bool:
 @contextmanager
 def suspended() -> Iterator[None]:
     """Off inside a `with` block, for every thread: what is measured as PyTorch is PyTorch, its backward threads included."""
-    before = _lib.weft_torch_seat_state(), _lib.weft_torch_seat_math()
-    _set(0, before[1])
-    try:
+    with _restored():
+        disable()
         yield
-    finally:
-        _set(*before)
 
 
 @contextmanager

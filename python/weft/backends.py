@@ -28,7 +28,7 @@ from __future__ import annotations
 import sys
 import types
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any, Optional
 
 from ._core import calibrate as _calibrate, library as _library, settings as _settings
@@ -127,19 +127,6 @@ def flags(**settings: Any) -> Iterator[None]:
         _settings.restore(before)
 
 
-class _Pinned:
-    """What pin() returns: leaving a `with` block takes the pin out again."""
-
-    def __init__(self, before: _settings.Settings) -> None:
-        self._before = before
-
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(self, *error: Any) -> None:
-        _settings.change(pin=self._before.pin)
-
-
 def pin(kernel: Optional[str]) -> Any:
     """Run this kernel wherever it applies; other problems keep the planner's choice, and kernels() shows what ran. "torch" is PyTorch's own
     code. None takes the pin out. In a `with` statement the pin holds to the end of the block.
@@ -149,7 +136,9 @@ def pin(kernel: Optional[str]) -> Any:
         ...     weft.backends.kernels()
         'conv_ref'
     """
-    return _Pinned(_settings.change(pin=kernel))
+    block = ExitStack()
+    block.callback(_settings.change, pin=_settings.change(pin=kernel).pin)
+    return block
 
 
 class _Backends(types.ModuleType):
