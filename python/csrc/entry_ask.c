@@ -5,11 +5,6 @@
 #include "entry.h"
 #include "settings.h"
 
-static bool never(const void *state) {
-    (void)state;
-    return false; /* nothing is run for an estimate */
-}
-
 /* Is the gradient of a problem PyTorch's, as the planner would have it? Of elements it is always PyTorch's formula. */
 static bool leaves_gradient(weft_problem *p) {
     char text[WEFT_TEXT_MAX];
@@ -26,7 +21,7 @@ static bool leaves_gradient(weft_problem *p) {
     if (!pass) return false;
     memcpy(pass, ":bwd:", 5);
     if (weft_problem_parse(&back, text) != WEFT_OK) return false;
-    wt_rehearse(never, NULL);
+    wt_rehearse(wt_never, NULL);
     weft_plan *plan = wt_plan_by(&back, true, WEFT_ENGINE_ALL);
     wt_rehearse(NULL, NULL);
     const bool torchs = wt_is_torch(plan);

@@ -86,38 +86,37 @@ static bool read_conv_transpose(const entry_call *k, cursor *c, entry_record *r)
            next_int(c, &r->value[SEAT_GROUPS]) && next_axes(c, rank, false, &r->list[SEAT_DILATION]);
 }
 
-static bool read_window(cursor *c, entry_record *r) {
-    return next_axes(c, 2, false, &r->list[SEAT_KERNEL]) && next_axes(c, 2, true, &r->list[SEAT_STRIDE]) &&
-           next_axes(c, 2, false, &r->list[SEAT_PADDING]);
-}
+/* The arguments of pooling in 2D, one after the other; no stride is that of the kernel. */
+#define NEXT_TENSOR(at) (void)0
+#define NEXT_LIST(at) ok = ok && next_axes(&c, 2, SEAT_##at == SEAT_STRIDE, &r->list[SEAT_##at])
+#define NEXT_BOOL(at) ok = ok && next_bool(&c, &r->value[SEAT_##at])
+#define NEXT_MAYBE(at) ok = ok && next_int_or_none(&c, &r->value[SEAT_##at], &r->value[SEAT_##at + 1])
 
 bool entry_read_settings(const entry_call *k, entry_record *r) {
     cursor c = {k->word + k->settings, k->word + k->words};
-    bool ok = false;
+    bool ok = k->in[0].handle;
     switch (k->front->kind) {
     case ENTRY_CONV:
-        ok = k->in[0].handle && k->in[1].handle && read_conv(k, &c, r);
+        ok = ok && k->in[1].handle && read_conv(k, &c, r);
         break;
     case ENTRY_CONV_TRANSPOSE:
-        ok = k->in[0].handle && k->in[1].handle && read_conv_transpose(k, &c, r);
+        ok = ok && k->in[1].handle && read_conv_transpose(k, &c, r);
         break;
     case ENTRY_MAX_POOL:
-        ok = read_window(&c, r) && next_axes(&c, 2, false, &r->list[SEAT_DILATION]) &&
-             next_bool(&c, &r->value[SEAT_CEIL]);
+        WT_ARGS_max_pool2d_with_indices(NEXT);
         break;
     case ENTRY_AVG_POOL:
-        ok = read_window(&c, r) && next_bool(&c, &r->value[SEAT_CEIL]) && next_bool(&c, &r->value[SEAT_INCLUDE]) &&
-             next_int_or_none(&c, &r->value[SEAT_DIVISOR], &r->value[SEAT_DIVIDED]);
+        WT_ARGS_avg_pool2d(NEXT);
         break;
     case ENTRY_ADAPTIVE_AVG_POOL:
-        ok = next_axes(&c, 2, false, &r->list[SEAT_EXTRA]);
+        WT_ARGS__adaptive_avg_pool2d(NEXT);
         break;
     case ENTRY_SOFTMAX:
-        ok = next_int(&c, &r->value[0]);
+        ok = ok && next_int(&c, &r->value[0]);
         break;
     case ENTRY_UNARY:
     case ENTRY_OTHER:
-        break;
+        return false;
     }
-    return ok && c.at == c.end && k->in[0].handle;
+    return ok && c.at == c.end;
 }

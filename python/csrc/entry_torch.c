@@ -15,11 +15,9 @@ typedef void *(*conv_function)(void *out, wt_handle x, wt_handle w, const void *
                                wt_array dilation, const int64_t *groups);
 typedef void *(*conv_transpose_function)(void *out, wt_handle x, wt_handle w, const void *b, wt_array stride,
                                          wt_array padding, wt_array extra, const int64_t *groups, wt_array dilation);
-typedef void *(*max_pool_function)(void *out, wt_handle x, wt_array kernel, wt_array stride, wt_array padding,
-                                   wt_array dilation, bool ceil_mode);
-typedef void *(*avg_pool_function)(void *out, wt_handle x, wt_array kernel, wt_array stride, wt_array padding,
-                                   bool ceil_mode, bool include_pad, wt_maybe divisor);
-typedef void *(*adaptive_function)(void *out, wt_handle x, wt_array size);
+typedef void *(*max_pool_function)(void *out, WT_ARGS_max_pool2d_with_indices(WT_CPP));
+typedef void *(*avg_pool_function)(void *out, WT_ARGS_avg_pool2d(WT_CPP));
+typedef void *(*adaptive_function)(void *out, WT_ARGS__adaptive_avg_pool2d(WT_CPP));
 typedef void *(*softmax_function)(void *out, wt_handle x, int64_t axis, uint64_t no_type);
 
 static const struct {
@@ -62,16 +60,17 @@ typedef struct direct_call {
 } direct_call;
 
 static wt_array axes(const entry_record *r, int at) { return (wt_array){r->list[at].item, r->list[at].size}; }
+#define GIVEN_TENSOR(at) x
+#define GIVEN_LIST(at) axes(r, SEAT_##at)
+#define GIVEN_BOOL(at) r->value[SEAT_##at]
+#define GIVEN_MAYBE(at) ((wt_maybe){r->value[SEAT_##at], r->value[SEAT_##at + 1]})
 
 static void call_now(int64_t begin, int64_t end, void *arg) {
     const direct_call *c = arg;
     const entry_record *r = c->r;
     void (*const f)(void) = c->k->front->torch;
     const wt_handle x = c->k->in[0].handle, w = c->k->in[1].handle;
-    struct {
-        void *tensor;
-        bool given;
-    } bias = {NULL, false};
+    wt_maybe_tensor bias = {NULL, false};
     (void)begin, (void)end;
     switch (c->k->front->kind) {
     case ENTRY_CONV:
@@ -85,16 +84,13 @@ static void call_now(int64_t begin, int64_t end, void *arg) {
                                          axes(r, SEAT_EXTRA), &r->value[SEAT_GROUPS], axes(r, SEAT_DILATION));
         break;
     case ENTRY_MAX_POOL:
-        ((max_pool_function)f)(c->out, x, axes(r, SEAT_KERNEL), axes(r, SEAT_STRIDE), axes(r, SEAT_PADDING),
-                               axes(r, SEAT_DILATION), r->value[SEAT_CEIL]);
+        ((max_pool_function)f)(c->out, WT_ARGS_max_pool2d_with_indices(GIVEN));
         break;
     case ENTRY_AVG_POOL:
-        ((avg_pool_function)f)(c->out, x, axes(r, SEAT_KERNEL), axes(r, SEAT_STRIDE), axes(r, SEAT_PADDING),
-                               r->value[SEAT_CEIL], r->value[SEAT_INCLUDE],
-                               (wt_maybe){r->value[SEAT_DIVISOR], r->value[SEAT_DIVIDED]});
+        ((avg_pool_function)f)(c->out, WT_ARGS_avg_pool2d(GIVEN));
         break;
     case ENTRY_ADAPTIVE_AVG_POOL:
-        ((adaptive_function)f)(c->out, x, axes(r, SEAT_EXTRA));
+        ((adaptive_function)f)(c->out, WT_ARGS__adaptive_avg_pool2d(GIVEN));
         break;
     case ENTRY_SOFTMAX:
         ((softmax_function)f)(c->out, x, r->value[0], 0);

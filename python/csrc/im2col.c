@@ -88,7 +88,6 @@ static bool torch_takes(const wt_call *call, const columns *g, bool sums) {
 }
 
 /* ---------------------------------------------------------------- operators */
-
 bool wt_run_im2col(wt_call *call) {
     columns g;
     int64_t sizes[8], strides[8];

@@ -37,7 +37,7 @@ static bool out_dims(const seat_draft *d, const int64_t extra[3], int64_t dims[5
            wt_out_sizes(NULL, &d->g, x, w, transposed ? extra : NULL, dims);
 }
 
-/* output_padding beyond a stride is taken off the high padding, where there is as much: see run_conv_transpose. */
+/* output_padding beyond a stride is taken off the high padding, where there is as much: see conv.c. */
 static bool fit_padding(seat_draft *d, const int64_t extra[3]) {
     for (int a = 0; a < 3; a++) {
         if (extra[a] < d->g.stride[a]) continue;

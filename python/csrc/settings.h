@@ -24,6 +24,7 @@ void wt_torch_rates(void *user, const weft_problem *p, weft_rates *rates); /* to
 /* Until the next one, PyTorch's code takes part in this thread's plans: run(state) runs it once. NULL: no more. */
 typedef bool (*wt_rehearsal)(const void *state);
 void wt_rehearse(wt_rehearsal run, const void *state);
+bool wt_never(const void *state);             /* of NULL: nothing is run for an estimate */
 double wt_external_ns(const weft_problem *p); /* estimate of PyTorch's code, in that state */
 
 #endif

@@ -24,32 +24,24 @@ static bool torch_takes(const wt_call *call, int tensor) {
            (call->cuda || t->dtype == WEFT_DTYPE_F32 || t->dtype == WEFT_DTYPE_F64);
 }
 
+/* dtype is that of the result; of the gradient, that of the forward operator's input. */
 bool wt_run_softmax(wt_call *call) {
-    wt_shape s;
-    wt_rows t[2];
-    wt_view v[2];
-    if (!read_shape(call, AT(input), &s) || !wt_rows_of(call, AT(input), &s, true, &t[0]) ||
-        !wt_rows_create(call, 0, &s, true, false, (int32_t)ARG(dtype).integer, &t[1]))
-        return false;
-    if (!wt_shape_rows(&s) || !s.sizes[s.channel]) return true;
-    if (!wt_rows_fold(call, &s, t, 2, v)) return false;
-    wt_rows_begin(call, call->op->op, WEFT_PASS_FWD, v);
-    WT_PUT(call, {WEFT_ROLE_SRC, &v[0]}, {WEFT_ROLE_DST, &v[1]});
-    return wt_rows_run(call, torch_takes(call, AT(input)), t, 2);
-}
-
-/* dtype: that of the forward operator's input, and of the result here. */
-bool wt_run_softmax_backward(wt_call *call) {
+    const bool back = call->op->pass == WEFT_PASS_BWD;
+    const int of = back ? AT(output) : AT(input), count = back ? 3 : 2;
+    const int32_t code = (int32_t)ARG(dtype).integer;
     wt_shape s;
     wt_rows t[3];
     wt_view v[3];
-    if (!read_shape(call, AT(output), &s) || !wt_check_same_type(call, AT(grad_output), AT(output)) ||
-        !wt_rows_of(call, AT(output), &s, true, &t[0]) || !wt_rows_of(call, AT(grad_output), &s, true, &t[1]) ||
-        !wt_rows_create(call, 0, &s, true, false, (int32_t)ARG(dtype).integer, &t[2]))
+    if (!read_shape(call, of, &s) || !wt_rows_of(call, of, &s, true, &t[0]) ||
+        (back &&
+         (!wt_check_same_type(call, AT(grad_output), of) || !wt_rows_of(call, AT(grad_output), &s, true, &t[1]))) ||
+        !wt_rows_create(call, 0, &s, true, false, code, &t[count - 1]))
         return false;
     if (!wt_shape_rows(&s) || !s.sizes[s.channel]) return true;
-    if (!wt_rows_fold(call, &s, t, 3, v)) return false;
-    wt_rows_begin(call, ARG(log).integer ? WEFT_OP_LOG_SOFTMAX : WEFT_OP_SOFTMAX, WEFT_PASS_BWD, v);
-    WT_PUT(call, {WEFT_ROLE_DST, &v[0]}, {WEFT_ROLE_DIFF_DST, &v[1]}, {WEFT_ROLE_DIFF_SRC, &v[2]});
-    return wt_rows_run(call, torch_takes(call, AT(output)), t, 3);
+    if (!wt_rows_fold(call, &s, t, count, v)) return false;
+    wt_rows_begin(call, back && ARG(log).integer ? WEFT_OP_LOG_SOFTMAX : call->op->op, call->op->pass, v);
+    WT_PUT(call, {back ? WEFT_ROLE_DST : WEFT_ROLE_SRC, &v[0]},
+           {back ? WEFT_ROLE_DIFF_SRC : WEFT_ROLE_DST, &v[count - 1]});
+    if (back) wt_put(call, WEFT_ROLE_DIFF_DST, &v[1]);
+    return wt_rows_run(call, torch_takes(call, of), t, count);
 }

@@ -264,15 +264,10 @@ void wt_torch_rates(void *user, const weft_problem *p, weft_rates *r) {
 }
 
 /* ---------------------------------------------------------------- for weft.backends.calibrate() */
-static bool rehearse(const void *state) {
-    (void)state;
-    return false; /* nothing is run for an estimate */
-}
-
 static double estimate(const char *problem, bool without_rates) {
     weft_problem p = WEFT_PROBLEM_INIT;
     if (weft_problem_parse(&p, problem) != WEFT_OK) return -1;
-    wt_rehearse(rehearse, NULL);
+    wt_rehearse(wt_never, NULL);
     bare = without_rates;
     double ns = wt_external_ns(&p);
     bare = false;
