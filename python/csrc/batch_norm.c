@@ -109,7 +109,7 @@ static bool torch_takes(const wt_call *call) {
     /* there the float32 gradients of its parameters are good to 16 bits, and this forward pass is not the one that
      * torch.nn takes, cuDNN's, but one of half the speed */
     if (narrow && (call->cuda || !ARG(weight).tensor.handle)) return false;
-    for (int at = AT(weight); call->op->kind[at] == WT_TENSOR || call->op->kind[at] == WT_TENSOR_OR_NONE; at++)
+    for (int at = AT(weight); wt_is_tensor(call->op, at); at++)
         if (!fits_beside(x, &call->arg[at].tensor, narrow)) return false;
     return true;
 }

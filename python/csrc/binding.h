@@ -87,6 +87,10 @@ typedef struct wt_op {
     int8_t at[WT_NAMES_COUNT];
 } wt_op;
 
+static inline bool wt_is_tensor(const wt_op *op, int i) { /* argument i, or None in place of one */
+    return op->kind[i] == WT_TENSOR || op->kind[i] == WT_TENSOR_OR_NONE;
+}
+
 struct wt_call {
     const wt_op *op;
     wt_arg arg[WT_MAX_ARGS];

@@ -225,8 +225,7 @@ static bool take_one(wt_call *call, int i, wt_value slot) {
 
 /* Argument i, if it is a tensor and given; else NULL. */
 static wt_tensor *tensor_of(wt_call *call, int i) {
-    wt_kind kind = call->op->kind[i];
-    return (kind == WT_TENSOR || kind == WT_TENSOR_OR_NONE) && call->arg[i].tensor.handle ? &call->arg[i].tensor : NULL;
+    return wt_is_tensor(call->op, i) && call->arg[i].tensor.handle ? &call->arg[i].tensor : NULL;
 }
 
 static const char *device_name(int32_t type) {

@@ -87,8 +87,7 @@ int entry_run_op(const entry_call *k, const entry_record *r, wt_handle out[WT_MA
     memcpy(call.arg, r->arg, (size_t)r->op->nargs * sizeof(call.arg[0]));
     for (int i = 0; i < r->op->nargs; i++) {
         wt_arg *a = &call.arg[i];
-        if (r->op->kind[i] == WT_TENSOR || r->op->kind[i] == WT_TENSOR_OR_NONE)
-            a->tensor = k->in[a->integer]; /* where it stands in the front's arguments */
+        if (wt_is_tensor(r->op, i)) a->tensor = k->in[a->integer]; /* where it stands in the front's arguments */
     }
     if (!run(&call, r->slow)) return -1;
     int n = 0;
@@ -151,8 +150,7 @@ static bool can_replay(const wt_call *call, wt_capture *ran) {
         const void *data = ran->args.ptr[role];
         int place = data == y.data ? ENTRY_RESULT : -1;
         for (int i = 0; i < call->op->nargs && data && place < 0; i++)
-            if ((call->op->kind[i] == WT_TENSOR || call->op->kind[i] == WT_TENSOR_OR_NONE) &&
-                call->arg[i].tensor.handle && call->arg[i].tensor.data == data)
+            if (wt_is_tensor(call->op, i) && call->arg[i].tensor.handle && call->arg[i].tensor.data == data)
                 place = place_of(&call->arg[i].tensor);
         if (data && (place < 0 || step->n == (int)sizeof(step->role))) return false;
         if (data) step->role[step->n] = (uint8_t)role, step->slot[step->n++] = (uint8_t)place;
@@ -166,7 +164,7 @@ static void note(const wt_call *call, bool torchs, wt_capture *ran) {
     bool ok = offered.runs++ == 0 && !offered.call.records;
     for (int i = 0; ok && i < op->nargs; i++) {
         offered.arg[i] = call->arg[i];
-        if (op->kind[i] != WT_TENSOR && op->kind[i] != WT_TENSOR_OR_NONE) continue;
+        if (!wt_is_tensor(op, i)) continue;
         memset(&offered.arg[i], 0, sizeof(offered.arg[i]));
         offered.arg[i].integer = place_of(&call->arg[i].tensor);
         ok = offered.arg[i].integer >= 0;
