@@ -59,7 +59,8 @@ def _by_torch_backward(complex, grad, input, x, side, want):
     return da, torch.view_as_real(dx) if _pair(complex, input) else dx
 
 
-def _rules(name: str, complex: bool) -> tuple[Rule, Rule]:
+def _rules(name: str, complex: bool) -> Rule:
+    """Of the product and of its gradient; returns the first."""
     formula = partial(product, complex)
 
     def backward_formula(grad, input, x, side, want):
@@ -76,11 +77,10 @@ def _rules(name: str, complex: bool) -> tuple[Rule, Rule]:
     by_torch = partial(_by_torch, complex)
     forward = Rule(name, 2, save, gradient, tangent, mapped(name, 2, 1, lambda side: 64), by_torch=by_torch, plain=by_torch)   # any dimensions in front
     backward = Rule(f"{name}_backward", 3, *derived(backward_formula, 3), mapped(f"{name}_backward", 3, 0), by_torch=partial(_by_torch_backward, complex))
-    return forward, backward
+    return forward
 
 
-DGMM, dgmm_backward = _rules("dgmm", False)
-CDGMM, cdgmm_backward = _rules("cdgmm", True)
+DGMM, CDGMM = _rules("dgmm", False), _rules("cdgmm", True)
 
 
 # ---------------------------------------------------------------------------------------------- the functions

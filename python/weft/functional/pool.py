@@ -114,27 +114,23 @@ _AVG_BACKWARD = (None, _aten.avg_pool2d_backward, _aten.avg_pool3d_backward)
 _ADAPTIVE_BACKWARD = (None, _aten._adaptive_avg_pool2d_backward, _aten._adaptive_avg_pool3d_backward)
 
 
-def _turns(input, rank):
-    """PyTorch's averages in 3D are channels-first whatever the data: weft's keep the format."""
-    return rank == 3 and not input.is_contiguous()
-
-
-def _native_avg(input, kernel_size, stride, padding, ceil_mode, count_include_pad, divisor):
-    function = None if _turns(input, len(kernel_size)) else _AVG[len(kernel_size) - 1]
-    return NotImplemented if function is None else function(input, kernel_size, stride, padding, ceil_mode, count_include_pad, divisor or None)
-
-
-def _native_adaptive(input, output_size):
-    function = None if _turns(input, len(output_size)) else _ADAPTIVE[len(output_size) - 1]
-    return NotImplemented if function is None else function(input, output_size)
-
-
 def _torch_max(input, *window):
     return _MAX[len(window[0]) - 1](input, *window[:5])
 
 
 def _torch_avg(input, *settings):
     return _AVG[len(settings[0]) - 1](input, *settings[:-1], settings[-1] or None)
+
+
+def _torch_adaptive(input, size):
+    return _ADAPTIVE[len(size) - 1](input, size)
+
+
+def _in_format(function):
+    """PyTorch's averages in 3D are channels-first whatever the data: weft's keep the format."""
+    def native(input, axes, *settings):
+        return NotImplemented if len(axes) == 3 and not input.is_contiguous() else function(input, axes, *settings)
+    return native
 
 
 def _images(grad, size, last):
@@ -168,11 +164,11 @@ MAX_POOL = Rule("max_pool", 1, _save_max_pool, _gradient_of_max_pool, _tangent_o
 MAX_POOL_INDEX = Rule("max_pool_index", 1, _save_max_pool_index, _gradient_of_max_pool_index, _tangent_of_max_pool_index, _batch("max_pool_index"),
                       by_torch=_torch_max)
 MAX_POOL_BACKWARD = Rule("max_pool_backward", 2, *derived(_max_pool_backward, 2), _batch("max_pool_backward", 2), by_torch=_torch_max_backward)
-AVG_POOL = linear("avg_pool", "avg_pool_backward", _of_avg_pool, _batch("avg_pool"), by_torch=_torch_avg, native=_native_avg)
+AVG_POOL = linear("avg_pool", "avg_pool_backward", _of_avg_pool, _batch("avg_pool"), by_torch=_torch_avg, native=_in_format(_torch_avg))
 AVG_POOL_BACKWARD = linear("avg_pool_backward", "avg_pool", lambda grad, size, *settings: settings[:-1], _batch("avg_pool_backward"),
                            by_torch=_torch_avg_backward)
 ADAPTIVE_AVG_POOL = linear("adaptive_avg_pool", "adaptive_avg_pool_backward", lambda input, out: _source(input, len(out)), _batch("adaptive_avg_pool"),
-                           by_torch=lambda input, size: _ADAPTIVE[len(size) - 1](input, size), native=_native_adaptive)
+                           by_torch=_torch_adaptive, native=_in_format(_torch_adaptive))
 ADAPTIVE_AVG_POOL_BACKWARD = linear("adaptive_avg_pool_backward", "adaptive_avg_pool", lambda grad, size, last: _source(grad, len(size))[:1],
                                     _batch("adaptive_avg_pool_backward"), by_torch=_torch_adaptive_backward)
 
