@@ -115,6 +115,12 @@ static inline unsigned __ballot_sync(uint32_t mask, int predicate) {
     for (int i = 0; i < 32; i++) bits |= (mask >> i & 1) && all[i] ? 1u << i : 0;
     return bits;
 }
+template <class T> static inline unsigned __match_any_sync(uint32_t mask, T v) {
+    const uint64_t *all = emulated->exchange(mask, emulated_bits(v));
+    unsigned bits = 0;
+    for (int i = 0; i < 32; i++) bits |= (mask >> i & 1) && all[i] == emulated_bits(v) ? 1u << i : 0;
+    return bits;
+}
 static inline int __any_sync(uint32_t mask, int predicate) { return __ballot_sync(mask, predicate) != 0; }
 static inline int __all_sync(uint32_t mask, int predicate) { return !__ballot_sync(mask, !predicate); }
 static inline unsigned __activemask() { return 0xffffffffu; }
