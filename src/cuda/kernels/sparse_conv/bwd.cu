@@ -133,65 +133,24 @@ const weft__kernel weft__cuda_sparse_conv_bwd_weights = {
 
 #else
 #include "reduce.h"
+#include "sparse_conv/sort.h"
 
 enum { NOWHERE = 1 << 29 }; /* a distance that leads out of every image */
-
-/* The row of entry j among rows low .. high - 1: the last that begins at or before it. */
-static __device__ __forceinline__ int row_of(const sparse_args &a, int64_t j, int low, int high) {
-    while (high - low > 1) {
-        const int middle = low + (high - low) / 2;
-        if (row_begin(a, middle) <= j)
-            low = middle;
-        else
-            high = middle;
-    }
-    return low;
-}
 
 static __device__ __forceinline__ int outputs_of(const sparse_args &a) { return a.out[0] * a.out[1] * a.out[2]; }
 
 /* ---------------------------------------------------------------- data */
-static __device__ __forceinline__ void put_entry(const sparse_args &a, const lists &l, int64_t j, int at, int low) {
-    const column c = column_of(a, j);
-    const int base = row_of(a, j, low, low + a.outs) * outputs_of(a);
-    const int back = UNIT ? (c.z * a.out[1] + c.y) * a.out[2] + c.x : 0;
-    l.entries[at] = {base - back, -c.y, -c.x, widen(((const T *)a.weights)[j])};
-    if (DEEP) l.deep[at] = -c.z;
-}
-
 /* The entries of each channel of the input, in their order. */
 extern "C" __global__ void __launch_bounds__(THREADS) sparse_sort(const __grid_constant__ data_args d) {
-    __shared__ int before[WARPS], own[WARPS]; /* of each warp's part: entries of channels before this, and of this */
     const sparse_args &a = d.a;
-    const int channel = (int)blockIdx.x, group = channel / a.inside, mine = channel - group * a.inside;
-    const int low = group * a.outs, lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32;
-    const int begin = (int)row_begin(a, low), end = (int)row_begin(a, low + a.outs);
-    const int part = (max(end - begin, 0) + WARPS * 32 - 1) / (WARPS * 32) * 32;
-    const int from = begin + warp * part, to = min(from + part, end);
-    int count = 0, less = 0;
-#pragma unroll 4
-    for (int j = from; j < to; j += 32) {
-        const int c = j + lane < to ? column_of(a, j + lane).channel : -1;
-        count += __popc(__ballot_sync(0xffffffffu, c == mine));
-        less += __popc(__ballot_sync(0xffffffffu, (unsigned)c < (unsigned)mine));
-    }
-    if (lane == 0) before[warp] = less, own[warp] = count;
-    __syncthreads();
-    int first = begin, at = 0, all = 0;
-    for (int i = 0; i < WARPS; i++) {
-        first += before[i];
-        if (i < warp) at += own[i];
-        all += own[i];
-    }
-    if (threadIdx.x == 0) d.l.ranges[channel] = {first, first + all};
-    at += first;
-#pragma unroll 4
-    for (int j = from; j < to; j += 32) {
-        const bool is = j + lane < to && column_of(a, j + lane).channel == mine;
-        const unsigned votes = __ballot_sync(0xffffffffu, is);
-        if (is) put_entry(a, d.l, j + lane, at + __popc(votes & ((1u << lane) - 1)), low);
-        at += __popc(votes);
-    }
+    const sorted s = sort_channel(a, (int)blockIdx.x, [&](int j, int at, int low) {
+        const column c = column_of(a, j);
+        const int base = row_of(a, j, low, low + a.outs) * outputs_of(a);
+        const int back = UNIT ? (c.z * a.out[1] + c.y) * a.out[2] + c.x : 0;
+        d.l.entries[at] = {base - back, -c.y, -c.x, widen(((const T *)a.weights)[j])};
+        if (DEEP) d.l.deep[at] = -c.z;
+    });
+    if (threadIdx.x == 0) d.l.ranges[blockIdx.x] = {s.begin, s.end};
 }
 
 struct place {

@@ -1,7 +1,8 @@
-/* Convolution with sparse weights, forward, channels-first, 2D and 3D, by tiles of the input; f32, f16, bf16.
+/* Convolution with sparse weights, channels-first, 2D and 3D, by tiles of the input: forward, and the data gradient of
+ * stride 1, which is the forward pass of the transposed weights; f32, f16, bf16.
  * Math:      as in src/ref/sparse_conv.h; products are added in f32: by chunks of CHUNK input channels, in each in the
  *            order of the entries
- * Blocking:  a first launch sorts the entries of ROWS output channels by chunks, each as an offset in a tile and a
+ * Blocking:  data gradient: a first launch transposes the matrix of the weights. A launch sorts the entries of ROWS output channels by chunks, each as an offset in a tile and a
  *            value. A block has ROWS channels of each of its warps, and 32 PIXELS outputs: a lane has PIXELS outputs
  *            below each other, and TX lanes lie side by side in a part, which is some rows of one plane. The inputs of
  *            a chunk's channels, zeros around them, come into shared memory while the chunk before is at work. A warp
@@ -11,9 +12,15 @@
  * Assumes:   src and dst dense channels-first and of the type of the weights, less than 2^30 elements of an image; taps
  *            side by side. Not strict: products with zeros around an image are made
  * Try:       weft bench --kernel sparse_conv_fwd_tiles__cuda sparse_conv2d:fwd:f32:nchw:n8c256h56w56:o256k3p1nnz58982@cuda */
+#if defined(__CUDACC_RTC__) && TURNED /* the matrix is the one that sparse_turn made */
+#undef ROWS_T
+#undef COLS_T
+#define ROWS_T int32_t
+#define COLS_T int32_t
+#endif
 #include "sparse_conv/sparse.h"
 
-enum { PIXELS = 4, ROWS = 4, WARPS = THREADS / 32, BLOCK_ROWS = ROWS * WARPS, STAGE = 128, MOST_CHUNKS = 256 };
+enum { ROWS = 4, WARPS = THREADS / 32, BLOCK_ROWS = ROWS * WARPS, STAGE = 128, MOST_CHUNKS = 256 };
 enum { SORTERS = 32 * ROWS }; /* threads of a block that sorts */
 
 typedef struct spot { /* an entry: the offset of its input from an output's first in a tile */
@@ -28,12 +35,29 @@ typedef struct tiles_args {
     int32_t chunks, across, parts, strips; /* of the channels; tiles of a row; parts in all, and of a plane */
 } tiles_args;
 
+typedef struct turn_args { /* the transposed matrix */
+    sparse_args a;
+    int32_t *rows, *cols;
+    void *values;
+    int32_t kernel[3];
+} turn_args;
+
 #ifndef __CUDACC_RTC__
 typedef struct tile {
-    int32_t tx, size[3], part, chunk; /* size: of a part's inputs; part: floats of it; chunk: channels */
+    int32_t tx, pixels, size[3], part, chunk; /* size: of a part's inputs; part: floats of it; chunk: channels */
     int32_t chunks, across, parts, strips;
     size_t smem;
 } tile;
+
+/* The forward pass that this is: channels and sizes of what it reads and writes. */
+typedef struct pass {
+    int64_t inside, outs;
+    const int64_t *in, *out;
+} pass;
+static pass pass_of(const weft_problem *p) {
+    if (p->pass == WEFT_PASS_FWD) return (pass){p->c / p->groups, p->o, p->in, p->out};
+    return (pass){p->o / p->groups, p->c, p->out, p->in};
+}
 
 static int64_t channel_floats(const tile *t) { return (int64_t)(32 / t->tx) * t->part; }
 
@@ -43,92 +67,160 @@ static int32_t part_floats(const tile *t) {
     return (int32_t)(t->tx == 32 ? inputs : cuda_ceil(WEFT__MAX(inputs - t->tx, 0), 32) * 32 + t->tx);
 }
 
-static const char *tile_of(const weft_problem *p, const weft__hw *hw, tile *t) {
-    const int64_t inside = p->c / p->groups;
-    t->tx = (int32_t)WEFT__MAX(WEFT__MIN(cuda_power(p->out[2]), 32), 4);
+static const char *tile_of(const weft_problem *p, const weft__hw *hw, int64_t share, tile *t) {
+    const pass s = pass_of(p);
+    t->tx = (int32_t)WEFT__MAX(WEFT__MIN(cuda_power(s.out[2]), 32), 4);
     for (int a = 0; a < 3; a++) {
-        const int64_t outs = a == 0 ? 1 : a == 1 ? PIXELS : t->tx, reach = (p->kernel[a] - 1) * p->dilation[a];
+        const int64_t outs = a == 0 ? 1 : a == 1 ? t->pixels : t->tx, reach = (p->kernel[a] - 1) * p->dilation[a];
         if (reach > 64) return "a window over 65 wide";
         t->size[a] = (int32_t)((outs - 1) * p->stride[a] + reach + 1);
     }
     t->part = part_floats(t);
-    const int64_t room = WEFT__MIN((int64_t)hw->gpu->smem / 3, 80 << 10) - WARPS * STAGE * (int64_t)sizeof(spot) - 1024;
+    const int64_t room = (int64_t)hw->gpu->smem / share - WARPS * STAGE * (int64_t)sizeof(spot) - 1024;
     const int64_t most = room / (2 * 4 * channel_floats(t));
     if (most < 4) return "tiles that do not fit into shared memory";
-    t->chunks = (int32_t)cuda_ceil(inside, WEFT__MIN(most, 32));
-    t->chunk = (int32_t)cuda_ceil(inside, t->chunks);
-    if (t->chunks > MOST_CHUNKS) return "too many input channels";
-    t->across = (int32_t)cuda_ceil(p->out[2], t->tx);
-    t->strips = (int32_t)cuda_ceil(p->out[1], PIXELS);
-    const int64_t parts = p->n * p->out[0] * t->strips;
+    t->chunks = (int32_t)cuda_ceil(s.inside, WEFT__MIN(most, 32));
+    t->chunk = (int32_t)cuda_ceil(s.inside, t->chunks);
+    if (t->chunks > MOST_CHUNKS) return "too many channels";
+    t->across = (int32_t)cuda_ceil(s.out[2], t->tx);
+    t->strips = (int32_t)cuda_ceil(s.out[1], t->pixels);
+    const int64_t parts = p->n * s.out[0] * t->strips;
     if (parts > INT32_MAX / 2 || cuda_ceil(parts, 32 / t->tx) * t->across > INT32_MAX) return "2^30 parts or more";
     t->parts = (int32_t)parts;
     t->smem = (size_t)(2 * 4 * t->chunk * channel_floats(t)) + WARPS * STAGE * sizeof(spot);
     return NULL;
 }
 
-static const char *plan(const weft_problem *p, const weft__hw *hw, int variant, weft__decision *d) {
-    tile *t = WEFT__PARAMS(tile, d);
+static const char *refusal_of(const weft_problem *p) {
     const char *refusal = sparse_refusal(p);
-    (void)variant;
+    const pass s = pass_of(p);
     if (refusal) return refusal;
     if (p->attr[WEFT_SPARSE_STRETCHED]) return "stretched columns";
-    if (p->groups > 1 && p->o / p->groups % BLOCK_ROWS) return "output channels of a group that are not 32, 64, ...";
-    if (p->out[1] == 1) return "one row";
+    if (p->groups > 1 && s.outs / p->groups % BLOCK_ROWS) return "channels of a group that are not 32, 64, ...";
+    if (s.out[1] == 1) return "one row";
     if (p->attr[WEFT_SPARSE_NNZ] >= 1 << 30) return "2^30 entries or more";
-    if ((refusal = tile_of(p, hw, t))) return refusal;
-    const int64_t nnz = p->attr[WEFT_SPARSE_NNZ], sets = cuda_ceil(p->o, ROWS);
-    d->workspace = (size_t)nnz * sizeof(spot) + (size_t)(sets * t->chunks) * (ROWS + 1) * sizeof(int32_t);
-    const double tiles = (double)cuda_ceil(t->parts, 32 / t->tx) * t->across,
-                 blocks = tiles * (double)cuda_ceil(p->o, BLOCK_ROWS);
-    const double idle = WEFT__MAX(hw->gpu->sms * 2.0 / blocks, 1), lanes = 0.5 * hw->gpu->gflops * 0.6;
-    d->ns = cuda_ns(hw, weft__bytes(p), 0.5, 3) +
-            idle * tiles * 32 * PIXELS * ((double)nnz * 3.5 + 3.0 * (double)(p->c * p->o) / BLOCK_ROWS) / lanes;
+    if (p->pass == WEFT_PASS_FWD) return NULL;
+    for (int a = 0; a < 3; a++)
+        if (p->stride[a] != 1) return "stride is not 1";
     return NULL;
 }
 
-static void defines(const weft_problem *p, const weft__hw *hw, const void *params, weft__text *text) {
-    const tile *t = params;
-    (void)hw;
+/* Outputs of a lane; small: less shared memory, more blocks. */
+static const char *const variants[] = {"y4", "y8", "y4s", "y8s", NULL};
+
+static const char *plan(const weft_problem *p, const weft__hw *hw, int variant, weft__decision *d) {
+    tile *t = WEFT__PARAMS(tile, d);
+    const char *refusal = refusal_of(p);
+    const pass s = pass_of(p);
+    if (refusal) return refusal;
+    t->pixels = variant % 2 ? 8 : 4;
+    if ((refusal = tile_of(p, hw, variant < 2 ? 3 : 5, t))) return refusal;
+    const int64_t nnz = p->attr[WEFT_SPARSE_NNZ], sets = cuda_ceil(s.outs, ROWS);
+    d->workspace = (size_t)nnz * sizeof(spot) + (size_t)(sets * t->chunks) * (ROWS + 1) * sizeof(int32_t);
+    if (p->pass != WEFT_PASS_FWD) d->workspace += (size_t)(s.outs + 1 + 2 * nnz) * sizeof(int32_t);
+    const double tiles = (double)cuda_ceil(t->parts, 32 / t->tx) * t->across,
+                 blocks = tiles * (double)cuda_ceil(s.outs, BLOCK_ROWS);
+    const double idle = WEFT__MAX(hw->gpu->sms * 2.0 / blocks, 1), lanes = 0.5 * hw->gpu->gflops * 0.6;
+    const double copies = (double)(s.inside * s.outs) / BLOCK_ROWS;
+    d->ns = cuda_ns(hw, weft__bytes(p), 0.5, p->pass == WEFT_PASS_FWD ? 3 : 4) +
+            idle * tiles * 32 * t->pixels * ((double)nnz * 3.5 + 3.0 * copies) / lanes;
+    if (variant) d->ns *= 1.0 + 0.01 * variant;
+    return NULL;
+}
+
+static void put_defines(const weft_problem *p, const tile *t, bool turned, weft__text *text) {
     sparse_defines(p, text);
-    weft__put(text, " -DTX=%d -DSIZE0=%d -DSIZE1=%d -DSIZE2=%d -DPART=%d -DCHUNK=%d -DS1=%d -DS2=%d", t->tx, t->size[0],
-              t->size[1], t->size[2], t->part, t->chunk, (int)p->stride[1], (int)p->stride[2]);
+    weft__put(text,
+              " -DTX=%d -DPIXELS=%d -DSIZE0=%d -DSIZE1=%d -DSIZE2=%d -DPART=%d -DCHUNK=%d -DS1=%d -DS2=%d -DTURNED=%d",
+              t->tx, t->pixels, t->size[0], t->size[1], t->size[2], t->part, t->chunk, (int)p->stride[1],
+              (int)p->stride[2], turned);
+}
+static void turn_defines(const weft_problem *p, const weft__hw *hw, const void *params, weft__text *text) {
+    (void)hw;
+    put_defines(p, params, false, text);
+}
+static void defines(const weft_problem *p, const weft__hw *hw, const void *params, weft__text *text) {
+    (void)hw;
+    put_defines(p, params, p->pass != WEFT_PASS_FWD, text);
+}
+
+/* The transposed matrix, and the arguments of the forward pass with it. */
+static weft_status turn(const weft__exec *e, void *at, sparse_args *a) {
+    const weft_problem *p = e->p;
+    turn_args t = {.a = *a, .rows = at};
+    t.cols = t.rows + p->c + 1;
+    t.values = t.cols + a->nnz;
+    for (int i = 0; i < 3; i++) {
+        t.kernel[i] = (int32_t)p->kernel[i];
+        a->in[i] = (int32_t)p->out[i], a->out[i] = (int32_t)p->in[i];
+        a->pad[i] = (int32_t)((p->kernel[i] - 1) * p->dilation[i] - p->pad_lo[i]);
+    }
+    a->src = a->diff_dst, a->weights = t.values, a->rows = t.rows, a->cols = t.cols;
+    a->channels = p->c, a->inside = t.a.outs, a->outs = t.a.inside;
+    a->group = (int64_t)a->inside * p->out[0] * p->out[1] * p->out[2];
+    a->image = a->group * p->groups;
+    a->columns = (int64_t)a->inside * p->kernel[0] * p->kernel[1] * p->kernel[2];
+    const weft__launch launch = {.grid = {(uint32_t)p->c, 1, 1}, .block = {THREADS, 1, 1}};
+    return weft__cuda_launch(e, 0, &launch, &t);
 }
 
 static weft_status run(const weft__exec *e) {
     const tile *t = e->params;
+    const bool fwd = e->p->pass == WEFT_PASS_FWD;
     tiles_args a = {.a = sparse_args_of(e), .spots = e->workspace};
+    const int64_t outs = pass_of(e->p).outs, sets = cuda_ceil(outs, ROWS);
     a.bounds = (int32_t *)(a.spots + a.a.nnz);
     a.chunks = t->chunks, a.across = t->across, a.parts = t->parts, a.strips = t->strips;
-    const weft__launch sort = {.grid = {(uint32_t)cuda_ceil(e->p->o, ROWS), 1, 1}, .block = {SORTERS, 1, 1}},
+    if (!fwd) WEFT__TRY(turn(e, a.bounds + sets * t->chunks * (ROWS + 1), &a.a));
+    const weft__launch sort = {.grid = {(uint32_t)sets, 1, 1}, .block = {SORTERS, 1, 1}},
                        launch = {.grid = {(uint32_t)(cuda_ceil(t->parts, 32 / t->tx) * t->across),
-                                          (uint32_t)cuda_ceil(e->p->o, BLOCK_ROWS), 1},
+                                          (uint32_t)cuda_ceil(outs, BLOCK_ROWS), 1},
                                  .block = {THREADS, 1, 1},
                                  .smem = t->smem};
-    WEFT__TRY(weft__cuda_launch(e, 0, &sort, &a));
-    return weft__cuda_launch(e, 1, &launch, &a);
+    WEFT__TRY(weft__cuda_launch(e, fwd ? 0 : 1, &sort, &a));
+    return weft__cuda_launch(e, fwd ? 1 : 2, &launch, &a);
 }
 
-const weft__kernel weft__cuda_sparse_conv_fwd_tiles = {
-    .name = "sparse_conv_fwd_tiles__cuda",
-    .version = 1,
-    .op = WEFT_OP_SPARSE_CONV,
-    .engine = WEFT_ENGINE_CUDA,
-    .passes = WEFT__PASS_SET(FWD),
-    .dtypes = CUDA_FLOATS,
-    .steps = WEFT__EPILOGUE_STEPS,
-    .exact = true,
-    .not_strict = true,
-    .plan = plan,
-    .run = run,
-    WEFT__PARTS({"sparse_conv/tiles.cu", "sparse_chunks", defines, false},
-                {"sparse_conv/tiles.cu", "sparse_tiles", defines, false}),
-};
+#define SOURCE "sparse_conv/tiles.cu"
+#define TILES \
+    {SOURCE, "sparse_chunks", defines, false}, { SOURCE, "sparse_tiles", defines, false }
+#define TILES_KERNEL(id, text, pass, set, ...)                            \
+    const weft__kernel weft__cuda_##id = {.name = text,                   \
+                                          .version = 1,                   \
+                                          .op = WEFT_OP_SPARSE_CONV,      \
+                                          .engine = WEFT_ENGINE_CUDA,     \
+                                          .passes = WEFT__PASS_SET(pass), \
+                                          .dtypes = CUDA_FLOATS,          \
+                                          .steps = set,                   \
+                                          .exact = true,                  \
+                                          .not_strict = true,             \
+                                          .variants = variants,           \
+                                          .plan = plan,                   \
+                                          .run = run,                     \
+                                          WEFT__PARTS(__VA_ARGS__)}
+TILES_KERNEL(sparse_conv_fwd_tiles, "sparse_conv_fwd_tiles__cuda", FWD, WEFT__EPILOGUE_STEPS, TILES);
+TILES_KERNEL(sparse_conv_bwd_data_tiles, "sparse_conv_bwd_data_tiles__cuda", BWD_DATA, 0,
+             {SOURCE, "sparse_turn", turn_defines, false}, TILES);
 
 #else
 #include "ptx.h"
+#include "sparse_conv/sort.h"
 
 enum { PARTS = 32 / TX, CHANNEL = PARTS * PART, INPUTS = SIZE0 * SIZE1 * SIZE2 };
+
+/* ---------------------------------------------------------------- the transposed matrix */
+/* A row for each input channel; taps are counted from the other end. */
+extern "C" __global__ void __launch_bounds__(THREADS) sparse_turn(const __grid_constant__ turn_args t) {
+    const sparse_args &a = t.a;
+    const sorted s = sort_channel(a, (int)blockIdx.x, [&](int j, int at, int low) {
+        const int row = row_of(a, j, low, low + a.outs) - low, taps = t.kernel[0] * t.kernel[1] * t.kernel[2];
+        t.cols[at] = row * taps + taps - 1 - (int)(((const COLS_T *)a.cols)[j] % taps);
+        ((T *)t.values)[at] = ((const T *)a.weights)[j];
+    });
+    for (int i = s.end + (int)threadIdx.x; i < s.group_end; i += THREADS) t.cols[i] = -1; /* those without a column */
+    if (threadIdx.x == 0) t.rows[blockIdx.x] = s.begin;
+    if (threadIdx.x == 0 && blockIdx.x + 1 == gridDim.x) t.rows[gridDim.x] = s.group_end;
+}
 
 /* ---------------------------------------------------------------- entries by chunks */
 /* The chunk of an entry and its spot; negative: its column is none. */
