@@ -1,0 +1,207 @@
+/* Gradient of sparse weights, channels-first, 2D and 3D, by tiles of the input; f32, f16, bf16.
+ * Math:      as in src/ref/sparse_conv.h: diff_w of an entry is the sum of diff_dst times the input that it reads
+ * Blocking:  entries sorted by chunks and inputs in shared memory as in tiles.cu. A block has a slice of the tiles; a
+ *            lane keeps PIXELS elements of diff_dst of each of its warp's ROWS channels. A warp takes 32 entries of a
+ *            channel at a time, a sum of each in every lane, and adds the lanes up so that each has the sum of one
+ *            entry, which goes to the slice's partial sums. A last launch adds the slices up in their order, in f64
+ * Traffic:   src once for each 32 output channels, from L2; diff_dst once; partial sums for each tile, from L2
+ * Roofline:  shared memory: a load for each product of a warp
+ * Assumes:   as tiles.cu. Not strict
+ * Try:       weft bench sparse_conv2d:bwd_weights:f32:nchw:n8c256h56w56:o256k3p1nnz58982@cuda */
+#include "sparse_conv/tiles.h"
+
+typedef struct weights_args {
+    tiles_args t;
+    float *partial;             /* [slice][spot] */
+    int32_t tiles, per, slices; /* tiles in all, of a slice */
+} weights_args;
+
+#ifndef __CUDACC_RTC__
+enum { BLOCKS_WANTED = 132 * 4, MOST_PARTIAL = 32 << 20 };
+
+typedef struct split {
+    tile t;
+    int32_t tiles, per, slices;
+} split;
+
+static bool is_biased(const weft_problem *p) { return weft__has_step(p, WEFT_STEP_BIAS); }
+
+static size_t lists_bytes(const weft_problem *p, const tile *t) {
+    const size_t bounds = (size_t)(cuda_ceil(p->o, ROWS) * t->chunks) * (ROWS + 1) * sizeof(int32_t);
+    return (size_t)p->attr[WEFT_SPARSE_NNZ] * sizeof(spot) + bounds;
+}
+
+static const char *const variants[] = {"y4", "y8", NULL};
+
+static const char *plan(const weft_problem *p, const weft__hw *hw, int variant, weft__decision *d) {
+    split *s = WEFT__PARAMS(split, d);
+    tile *t = &s->t;
+    const char *refusal = tiles_refusal(p);
+    if (refusal) return refusal;
+    t->pixels = variant ? 8 : 4;
+    if ((refusal = tile_of(p, hw, 3, t))) return refusal;
+    const int64_t nnz = p->attr[WEFT_SPARSE_NNZ], rows = cuda_ceil(p->o, BLOCK_ROWS);
+    const int64_t tiles = cuda_ceil(t->parts, 32 / t->tx) * t->across;
+    const int64_t fit = MOST_PARTIAL / (WEFT__MAX(nnz, 1) * (int64_t)sizeof(float));
+    const int64_t wanted = WEFT__MAX(WEFT__MIN(WEFT__MIN(cuda_ceil(BLOCKS_WANTED, rows), fit), tiles), 1);
+    s->tiles = (int32_t)tiles;
+    s->per = (int32_t)cuda_ceil(tiles, wanted);
+    s->slices = (int32_t)cuda_ceil(tiles, s->per);
+    d->workspace = lists_bytes(p, t) + (size_t)(s->slices * nnz) * sizeof(float);
+    const double idle = WEFT__MAX(hw->gpu->sms * 2.0 / (double)(rows * s->slices), 1);
+    const double each = (double)nnz * 4.0 + 3.0 * (double)(p->c / p->groups * p->o) / BLOCK_ROWS;
+    d->ns = cuda_ns(hw, weft__bytes(p), 0.5, 4 + is_biased(p)) +
+            idle * (double)tiles * 32 * t->pixels * each / (0.5 * hw->gpu->gflops * 0.6) * (variant ? 1 : 1.1);
+    return NULL;
+}
+
+static void defines(const weft_problem *p, const weft__hw *hw, const void *params, weft__text *text) {
+    (void)hw;
+    tiles_defines(p, &((const split *)params)->t, false, text);
+}
+static void bias_defines(const weft_problem *p, const weft__hw *hw, const void *params, weft__text *text) {
+    (void)hw, (void)params;
+    sparse_defines(p, text);
+    weft__put(text, " -DUNIT=1 -DPIXELS=1");
+}
+
+static weft_status run(const weft__exec *e) {
+    const split *s = e->params;
+    const tile *t = &s->t;
+    weights_args w = {.t = {.a = sparse_args_of(e), .spots = e->workspace},
+                      .partial = (float *)((char *)e->workspace + lists_bytes(e->p, t)),
+                      .tiles = s->tiles,
+                      .per = s->per,
+                      .slices = s->slices};
+    const sparse_args *a = &w.t.a;
+    w.t.bounds = (int32_t *)(w.t.spots + a->nnz);
+    w.t.chunks = t->chunks, w.t.across = t->across, w.t.parts = t->parts, w.t.strips = t->strips;
+    const uint32_t sets = (uint32_t)cuda_ceil(e->p->o, ROWS), rows = (uint32_t)cuda_ceil(e->p->o, BLOCK_ROWS);
+    const weft__launch sort = {.grid = {sets, 1, 1}, .block = {SORTERS, 1, 1}},
+                       main = {.grid = {(uint32_t)s->slices, rows, 1}, .block = {THREADS, 1, 1}, .smem = t->smem},
+                       finish = {.grid = {sets, 1, 1}, .block = {THREADS, 1, 1}},
+                       bias = {.grid = {(uint32_t)a->channels, 1, 1}, .block = {THREADS, 1, 1}};
+    WEFT__TRY(weft__cuda_launch(e, 0, &sort, &w.t));
+    WEFT__TRY(weft__cuda_launch(e, 1, &main, &w));
+    WEFT__TRY(weft__cuda_launch(e, 2, &finish, &w));
+    return is_biased(e->p) ? weft__cuda_launch(e, 3, &bias, a) : WEFT_OK;
+}
+
+#define SOURCE "sparse_conv/tiles_weights.cu"
+const weft__kernel weft__cuda_sparse_conv_bwd_weights_tiles = {
+    .name = "sparse_conv_bwd_weights_tiles__cuda",
+    .version = 1,
+    .op = WEFT_OP_SPARSE_CONV,
+    .engine = WEFT_ENGINE_CUDA,
+    .passes = WEFT__PASS_SET(BWD_WEIGHTS),
+    .dtypes = CUDA_FLOATS,
+    .steps = WEFT__STEP_SET(BIAS),
+    .exact = true,
+    .not_strict = true,
+    .variants = variants,
+    .plan = plan,
+    .run = run,
+    WEFT__PARTS({SOURCE, "sparse_chunks", defines, false}, {SOURCE, "sparse_tiles_weights", defines, false},
+                {SOURCE, "sparse_finish", defines, false}, {"sparse_conv/bwd.cu", "sparse_bias", bias_defines, false}),
+};
+
+#else
+template <int D> static __device__ __forceinline__ void halve(float (&v)[32]) {
+#pragma unroll
+    for (int i = 0; i < D; i++) {
+        const bool upper = threadIdx.x & D;
+        const float keep = upper ? v[i + D] : v[i], give = upper ? v[i] : v[i + D];
+        v[i] = keep + __shfl_xor_sync(0xffffffffu, give, D);
+    }
+}
+/* The sums of 32 numbers of every lane over the lanes, one in each: v[lane]. */
+static __device__ __forceinline__ float fold(float (&v)[32]) {
+    halve<16>(v), halve<8>(v), halve<4>(v), halve<2>(v), halve<1>(v);
+    return v[0];
+}
+
+typedef float gradients[ROWS][PIXELS]; /* of a lane's outputs */
+
+static __device__ __forceinline__ void load_gradients(const tiles_args &t, int64_t set, int parts, int x,
+                                                      gradients &dy) {
+    const sparse_args &a = t.a;
+    const int lane = (int)threadIdx.x % 32, column = x + lane % TX;
+    const part p = part_at(t, parts + lane / TX);
+#pragma unroll
+    for (int r = 0; r < ROWS; r++) {
+        const int64_t o = set * ROWS + r;
+        const bool there = p.n >= 0 && o < a.channels && column < a.out[2];
+        const int64_t at = (((p.n * a.channels + o) * a.out[0] + p.z) * a.out[1] + p.y) * a.out[2] + column;
+#pragma unroll
+        for (int k = 0; k < PIXELS; k++)
+            dy[r][k] = there && p.y + k < a.out[1] ? widen(((const T *)a.diff_dst)[at + (int64_t)k * a.out[2]]) : 0;
+    }
+}
+
+/* Adds the sums of the entries of a warp's channels in a chunk to the partial ones; first: there are none yet. */
+static __device__ __forceinline__ void add_sums(const tiles_args &t, int64_t set, int chunk, const float *tile,
+                                                const gradients &dy, float *partial, bool first) {
+    const int lane = (int)threadIdx.x % 32;
+    const int own = lane <= ROWS ? t.bounds[(set * t.chunks + chunk) * (ROWS + 1) + lane] : 0;
+#pragma unroll
+    for (int r = 0; r < ROWS; r++) {
+        const int end = __shfl_sync(0xffffffffu, own, r + 1);
+        for (int begin = __shfl_sync(0xffffffffu, own, r); begin < end; begin += 32) {
+            const int mine = begin + lane, at = mine < end ? t.spots[mine].at : 0;
+            const float before = mine < end && !first ? partial[mine] : 0;
+            float v[32];
+#pragma unroll
+            for (int i = 0; i < 32; i++) {
+                v[i] = 0;
+                if (begin + i >= end) continue;
+                const float *x = tile + __shfl_sync(0xffffffffu, at, i);
+#pragma unroll
+                for (int k = 0; k < PIXELS; k++) v[i] = fmaf(x[k * S1 * SIZE2], dy[r][k], v[i]);
+            }
+            const float sum = fold(v);
+            if (mine < end) partial[mine] = before + sum;
+        }
+    }
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS, 2) sparse_tiles_weights(const __grid_constant__ weights_args w) {
+    const tiles_args &t = w.t;
+    const sparse_args &a = t.a;
+    const int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32;
+    const int64_t set = (int64_t)blockIdx.y * WARPS + warp;
+    const bool works = set * ROWS < a.channels;
+    const int begin = (int)blockIdx.x * w.per, end = min(begin + w.per, w.tiles);
+    float *const partial = w.partial + blockIdx.x * a.nnz;
+    for (int i = begin; i < end; i++) {
+        const int parts = i / t.across * PARTS, x = i % t.across * TX;
+        loader l;
+        gradients dy;
+        l.open(t, parts, x, (int64_t)blockIdx.y * BLOCK_ROWS / a.outs);
+        l.load(a, 0, tiles);
+        ptx_copy_commit();
+        load_gradients(t, set, parts, x, dy);
+        for (int chunk = 0; chunk < t.chunks; chunk++) {
+            if (chunk + 1 < t.chunks) l.load(a, chunk + 1, tiles + (chunk + 1) % 2 * (CHUNK * CHANNEL));
+            ptx_copy_commit();
+            ptx_copy_wait<1>();
+            __syncthreads();
+            const float *tile = tiles + chunk % 2 * (CHUNK * CHANNEL) + lane / TX * PART + lane % TX * S2;
+            if (works) add_sums(t, set, chunk, tile, dy, partial, i == begin);
+            __syncthreads();
+        }
+    }
+}
+
+/* The slices in their order. A block has the entries of ROWS output channels. */
+extern "C" __global__ void __launch_bounds__(THREADS) sparse_finish(const __grid_constant__ weights_args w) {
+    const tiles_args &t = w.t;
+    const int32_t *bounds = t.bounds + (int64_t)blockIdx.x * t.chunks * (ROWS + 1);
+    const int end = bounds[t.chunks * (ROWS + 1) - 1];
+    for (int i = bounds[0] + (int)threadIdx.x; i < end; i += THREADS) {
+        double sum = 0;
+#pragma unroll 4
+        for (int s = 0; s < w.slices; s++) sum += w.partial[s * t.a.nnz + i];
+        ((T *)t.a.diff_weights)[__float_as_int(t.spots[i].value)] = narrow<T>((float)sum);
+    }
+}
+#endif
