@@ -179,7 +179,7 @@ static weft_rates guess_cuda_conv(const weft_problem *p) {
                                                               : many)
                         : half        ? (side ? beside : half_dense)
                                       : dense;
-    weft_rates r = {family < 3 && last ? 6000 : 15000, row[2 * back], row[2 * back + 1]};
+    weft_rates r = {family >= 3 || !last ? 15000 : back ? 6000 : 5000, row[2 * back], row[2 * back + 1]};
     if (family == 2 && last && half) r.of_peak = 0.01;
     return r;
 }
@@ -206,7 +206,7 @@ static bool guess_cuda(const weft_problem *p, weft_rates *r) {
         [WEFT_OP_LOG_SOFTMAX] = {4000, 0.27, 0.5}, [WEFT_OP_MAX_POOL] = {4000, 0.3, 0.15},
         [WEFT_OP_AVG_POOL] = {4000, 0.35, 0.07},   [WEFT_OP_ADAPTIVE_AVG_POOL] = {4000, 0.3, 0.15},
         [WEFT_OP_BATCH_NORM] = {6000, 0.5, 0.5},   [WEFT_OP_CROSS_ENTROPY] = {8000, 0.2, 0.3},
-        [WEFT_OP_LRN] = {25000, 0.1, 0.1},         [WEFT_OP_DGMM] = {4000, 0.65, 0.45},
+        [WEFT_OP_LRN] = {25000, 0.1, 0.1},         [WEFT_OP_DGMM] = {5000, 0.65, 0.45},
         [WEFT_OP_CDGMM] = {6000, 0.85, 0.4},       [WEFT_OP_IM2COL] = {4000, 0.2, 0.1},
         [WEFT_OP_COL2IM] = {4000, 0.1, 0.2},
     };
@@ -222,7 +222,7 @@ static bool guess_cuda(const weft_problem *p, weft_rates *r) {
         if (!rows) ns += (fwd ? 500 : 200) * steps_of_softmax(p);
     }
     if (p->op == WEFT_OP_MAX_POOL && is_last(p) && fwd) ns = 25000;
-    if (p->op == WEFT_OP_AVG_POOL && !is_last(p)) ns = 5500;
+    if ((p->op == WEFT_OP_AVG_POOL || (p->op == WEFT_OP_MAX_POOL && fwd)) && !is_last(p)) ns = 5500;
     *r = (weft_rates){ns, 1, share};
     return true;
 }

@@ -80,7 +80,7 @@ static const char *plan(const weft_problem *p, const weft__hw *hw, int variant, 
     const double loads = (double)(depthwise_line(t, 1, t->ry) * depthwise_line(t, 2, t->rx) * t->kernel[0]) /
                              (t->ry * t->rx) * (size == 2 ? 1.5 : 1) +
                          (taps > 9 ? taps : 0) / (double)(t->vec * t->rx);
-    d->ns = depthwise_ns(p, hw, t, size == 4 ? 0.8 : 0.6, idle * (loads + 4));
+    d->ns = depthwise_ns(p, hw, t, size == 4 ? 0.8 : 0.6, idle * (loads + 4)) + (t->mode == MODE_FWD ? 1000 : 0);
     if (taps > 9) d->ns *= weights ? 2.6 : 1.7; /* as measured */
     const bool small = (double)tiles * t->ry / flat * t->lanes * (double)segments < CUDA_WAVE;
     if (tall != flat && small != (variant == 1)) d->ns *= 1.3;
