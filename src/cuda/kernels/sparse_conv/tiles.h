@@ -1,6 +1,6 @@
-/* What the kernels by tiles share: the tile, the entries of ROWS output channels sorted by chunks of input channels, and
- * the copies of a chunk's inputs into shared memory. Both sides read this file. "Output" is what a forward pass writes,
- * also where that is the transposed pass (TURNED), and "input" what it reads. */
+/* What the kernels by tiles share: the tile, the entries of ROWS output channels sorted by chunks of input channels,
+ * and the copies of a chunk's inputs into shared memory. Both sides read this file. "Output" is what a forward pass
+ * writes, also where that is the transposed pass (TURNED), and "input" what it reads. */
 #ifndef WEFT_CUDA_SPARSE_TILES_H
 #define WEFT_CUDA_SPARSE_TILES_H
 
