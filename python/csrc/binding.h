@@ -50,25 +50,14 @@ typedef union wt_arg {
 
 typedef enum wt_kind { WT_TENSOR, WT_TENSOR_OR_NONE, WT_LIST, WT_INT, WT_BOOL, WT_DTYPE, WT_REAL, WT_TEXT } wt_kind;
 
-/* The names that arguments have in the schemas. Within an operator ARG(stride) is the argument of that name, AT(stride)
- * its place, -1 where the operator has none. */
-/* clang-format off */
-#define WT_NAMES(X)                                                                                                    \
-    X(input) X(weight) X(bias) X(grad_output) X(want) X(bias_dtype)                                                    \
-    X(stride) X(padding) X(dilation) X(groups) X(act) X(lo) X(hi) X(output_padding) X(transposed)                      \
-    X(mask) X(sums) X(legacy) X(biased) X(values) X(rows) X(cols) X(shape)                                             \
-    X(kernel_size) X(ceil_mode) X(flat) X(count_include_pad) X(divisor) X(output_size) X(input_size) X(index) X(size)  \
-    X(channels_last) X(running_mean) X(running_var) X(mean) X(spread) X(training) X(eps) X(momentum)                   \
-    X(alpha) X(beta) X(k) X(output) X(dim) X(log) X(dtype) X(target) X(lse) X(ignore_index) X(reduction)               \
-    X(label_smoothing) X(x) X(side) X(seq_idx) X(initial_states) X(final_states) X(grad_final) X(silu) X(conv_state)   \
-    X(cache_seqlens) X(conv_state_indices) X(h0) X(c0) X(reserve) X(grad_hn) X(grad_cn) X(weights) X(biases)           \
-    X(batch_sizes) X(kind) X(num_layers) X(dropout) X(bidirectional) X(batch_first) X(seed) X(keep)
-/* clang-format on */
-#define X(name) WT_AT_##name,
-enum { WT_NAMES(X) WT_NAMES_COUNT };
-#undef X
+/* Within an operator ARG(stride) is the argument of that name, AT(stride) its place, -1 where the operator has none. */
 #define AT(name) (call->op->at[WT_AT_##name])
 #define ARG(name) (call->arg[AT(name)])
+enum {
+#define NAME(name) WT_AT_##name,
+#include "operators.def"
+    WT_NAMES
+};
 
 typedef struct wt_call wt_call;
 typedef struct wt_op {
@@ -84,7 +73,7 @@ typedef struct wt_op {
     int nargs, nout;
     wt_kind kind[WT_MAX_ARGS];
     char name[WT_MAX_ARGS][20];
-    int8_t at[WT_NAMES_COUNT];
+    int8_t at[WT_NAMES];
 } wt_op;
 
 static inline bool wt_is_tensor(const wt_op *op, int i) { /* argument i, or None in place of one */

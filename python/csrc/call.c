@@ -114,9 +114,8 @@ const char *wt_op_prepare(wt_op *op) {
         {"Tensor(d!)?", WT_TENSOR_OR_NONE},
     };
     static const char *const names[] = {
-#define X(name) #name,
-        WT_NAMES(X)
-#undef X
+#define NAME(name) #name,
+#include "operators.def"
     };
     if (!compose(op)) return op->schema;
     const char *s = strchr(op->text, '(');
@@ -131,7 +130,7 @@ const char *wt_op_prepare(wt_op *op) {
         memcpy(op->name[op->nargs++], s + type + 1, name);
         s += type + 1 + name;
     }
-    for (int i = 0; i < WT_NAMES_COUNT; i++) {
+    for (int i = 0; i < WT_NAMES; i++) {
         op->at[i] = -1;
         for (int j = 0; j < op->nargs; j++)
             if (!strcmp(names[i], op->name[j])) op->at[i] = (int8_t)j;
