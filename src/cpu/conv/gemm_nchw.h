@@ -18,7 +18,7 @@
 
 #include "cpu/conv/gemm_view.h"
 
-enum { KC = 576, STRIP_BYTES = 288 << 10, PANELS = 16, WANTED = 24, LEAST_ROWS = 128 };
+enum { KC = 576, STRIP_BYTES = 288 << 10, PANELS = 16, WANTED = 16, LEAST_ROWS = 128 };
 enum { IN_PLACE = 1024, IN_PLACE_TAPS = 25 }; /* positions, and taps, at most */
 
 typedef struct params {
@@ -91,7 +91,7 @@ typedef struct piece {    /* what a tap reads of at most one vector of it: lanes
     float *to;            /* in row 0 of its panel */
     int64_t width;
     int lo, hi;
-    vmask inside;
+    vmask inside; /* also: what a factor selects */
 } piece;
 
 static run find_run(const gemm_view *v, int64_t q, int64_t end, int64_t first) {
@@ -152,11 +152,24 @@ VF_INLINE void fill_row(const job *q, const gemm_view *v, int64_t c, int64_t k, 
     for (int i = 0; i < npieces; i++) {
         const piece *p = &pieces[i];
         vf value = read_piece(p, q->in, p->from + channel, move, dtype);
-        if (factor) value = gemm_factor_apply(value, read_piece(p, f->at, p->factor, move, WEFT_DTYPE_F32), f->selects);
+        if (factor && !f->selects) value = vf_mul(value, read_piece(p, f->at, p->factor, move, WEFT_DTYPE_F32));
+        if (factor && f->selects && move != 1) value = vf_select(p->inside, value, vf_zero());
         if (GEMM_PAIRS)
             value = gemm_pair(value, two ? read_piece(p, q->in, p->from + channel + second, move, dtype) : vf_zero());
         vf_store(p->to + k * p->width, value);
     }
+}
+
+/* The pieces of a tap, without the positions that a factor leaves out: found once for all channels. */
+VF_INLINE int select_pieces(const job *q, const gemm_view *v, const strip *s, int64_t tap, piece *pieces,
+                            const bool factor) {
+    const gemm_factor *f = &q->factors->in;
+    const int found = find_pieces(v, s, tap, f->image, pieces);
+    for (int i = 0; i < found && factor && f->selects; i++) {
+        const vf kept = read_piece(&pieces[i], f->at, pieces[i].factor, v->x[2].move, WEFT_DTYPE_F32);
+        pieces[i].inside = vm_andnot(pieces[i].inside, vf_eq(kept, vf_zero()));
+    }
+    return found;
 }
 
 /* Products k0 .. k1 of a strip into its panels, in the order tap, channel, or channel, tap. */
@@ -164,14 +177,14 @@ VF_INLINE void fill(const job *q, const gemm_view *v, const strip *s, int64_t k0
                     const bool factor) {
     const int64_t last = s->np - 1, width = panel_width(s, last), move = v->x[2].move;
     const bool ragged = s->count < s->vectors * VF_LANES, in_place = q->d->in_place;
-    const int64_t depth = depth_of(v), image = q->factors->in.image;
+    const int64_t depth = depth_of(v);
     int64_t tap = in_place ? k0 % v->taps : k0 / depth, c = in_place ? k0 / v->taps : k0 % depth;
     int npieces = 0;
     for (int64_t t = 0; t < v->taps && in_place; t++)
-        npieces = find_pieces(v, s, t, image, s->pieces + t * pieces_of(s->vectors));
+        npieces = select_pieces(q, v, s, t, s->pieces + t * pieces_of(s->vectors), factor);
     for (int64_t row = 0; row < k1 - k0; row++) {
         const piece *pieces = in_place ? s->pieces + tap * pieces_of(s->vectors) : s->pieces;
-        if (!in_place && (row == 0 || c == 0)) npieces = find_pieces(v, s, tap, image, s->pieces);
+        if (!in_place && (row == 0 || c == 0)) npieces = select_pieces(q, v, s, tap, s->pieces, factor);
         if (ragged) vf_store(panel_at(s, last) + (row + 1) * width - VF_LANES, vf_zero());
         if (move == 1)
             fill_row(q, v, c, row, pieces, npieces, 1, dtype, factor);
