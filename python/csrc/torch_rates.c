@@ -47,8 +47,9 @@ static int kind_of(const weft_problem *p) {
 /* Convolution on the CPU, measured on two AVX-512 cores, as shares of the peak: one filter per channel by the size of
  * its window, few channels in a group, dense 1x1, dense. One filter per channel runs well forward (not channels-first
  * with a large window or in 3D) and badly backward. Large tensors go through oneDNN, which looks for its code and
- * reorders weights and data in a tenth of a millisecond; channels that do not fill its blocks of 16 cost a fifth. bf16
- * is faster than f32 where the CPU has its dot products, and 16-bit types are slow otherwise. */
+ * reorders data in a tenth of a millisecond; channels that do not fill its blocks of 16 cost a fifth, and fewer results
+ * than a block cost the whole. bf16 is faster than f32 where the CPU has its dot products, and 16-bit types are slow
+ * otherwise. */
 #if defined(__x86_64__)
 #define HAS_BF16_DOTS __builtin_cpu_supports("avx512bf16")
 #else
@@ -65,7 +66,16 @@ static bool is_side_by_side(const weft_problem *p) {
     return p->kernel[2] > 1 && p->kernel[2] == p->stride[2] && p->kernel[1] == p->stride[1] &&
            p->kernel[0] == p->stride[0];
 }
-static double conv_call_ns(const weft_problem *p) { return !takes_onednn(p) ? 10000 : p->groups > 1 ? 30000 : 100000; }
+/* oneDNN's blocks of weights are made in every call, channels-last by way of a copy: ns a weight, two threads. A part
+ * of that without it. */
+static double reorder_ns(const weft_problem *p) {
+    const double each = (is_last(p) ? 1.5 : 0.6) * (p->tensor[0].dtype == WEFT_DTYPE_F32 ? 1 : 0.5);
+    return each * (double)(p->c / p->groups) * (double)p->o * (double)(p->kernel[0] * p->kernel[1] * p->kernel[2]);
+}
+static double conv_call_ns(const weft_problem *p) {
+    if (!takes_onednn(p)) return 10000 + 0.5 * reorder_ns(p);
+    return p->groups > 1 ? 30000 : 100000 + (p->pass == WEFT_PASS_BWD_WEIGHTS ? 0 : reorder_ns(p));
+}
 
 static weft_rates guess_cpu_conv(const weft_problem *p) {
     static const double share[2][2][FAMILIES] = {
@@ -81,6 +91,7 @@ static weft_rates guess_cpu_conv(const weft_problem *p) {
     if (!takes_onednn(p)) r.of_peak *= 0.5;
     if (p->pass == WEFT_PASS_BWD_DATA && !last && is_side_by_side(p)) r.of_peak = p->kernel[2] < 8 ? 0.4 : 0.1;
     if (family >= 4 && takes_onednn(p) && (p->c % 16 || p->o % 16)) r.of_peak *= 0.8;
+    if (family >= 4 && takes_onednn(p) && fwd && p->o < 16) r.of_peak *= (double)p->o / 16;
     if (dtype == WEFT_DTYPE_BF16) r.of_peak *= !HAS_BF16_DOTS ? 0.2 : family < 3 && !last ? 1 : fwd ? 1.6 : 1.75;
     if (dtype == WEFT_DTYPE_BF16 && family < 3 && fwd && HAS_BF16_DOTS) {
         r = (weft_rates){100000, last ? (family || deep ? 0.6 : 0.27) : r.of_peak, 1};

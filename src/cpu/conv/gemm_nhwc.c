@@ -289,6 +289,36 @@ VF_INLINE void pack_columns(const pack_job *q, const gemm_view *v, int64_t group
         }
 }
 
+/* Forward the weights of an output are one row, [channel][tap]: blocks of VF_LANES outputs and products are transposed.
+ */
+VF_INLINE void turn_columns(const pack_job *q, const gemm_view *v, int64_t group, int64_t first, int64_t width,
+                            float *to, const int dtype) {
+    for (int64_t j = 0; j < width; j += VF_LANES)
+        for (int64_t k = 0, tap = 0, c = 0; k < v->k; k += VF_LANES) {
+            vf block[VF_LANES];
+            VF_UNROLL for (int l = 0; l < VF_LANES; l++) {
+                const int64_t from = (group * v->co + first + j + l) * v->k + k;
+                block[l] = first + j + l < v->co ? vf_load_count_as(dtype, q->weights, from, v->k - k) : vf_zero();
+            }
+            vf_transpose(block);
+            VF_UNROLL for (int l = 0; l < VF_LANES; l++) {
+                if (k + l >= v->k) break;
+                vf_store(to + (tap * v->ci + c) * width + j, block[l]);
+                if (++tap == v->taps) tap = 0, c++;
+            }
+        }
+}
+
+static void pack_panel_of(const pack_job *q, const gemm_view *v, int64_t group, const columns *c, float *to) {
+    const int64_t width = c->vectors * VF_LANES;
+    if (q->fwd)
+        GEMM_BY_DTYPE(q->dtype, turn_columns, q, v, group, c->first, width, to);
+    else if (q->dtype == WEFT_DTYPE_F32)
+        pack_columns(q, v, group, c->first, width, to, WEFT_DTYPE_F32);
+    else
+        pack_columns(q, v, group, c->first, width, to, q->dtype);
+}
+
 /* One slot: one panel of output channels of one group, for every view. */
 static void pack_panel(void *arg, int64_t slot) {
     const pack_job *q = arg;
@@ -299,10 +329,7 @@ static void pack_panel(void *arg, int64_t slot) {
         const job to = {.weights = q->to};
         const columns c = columns_of(&to, &v, slot / panels_of(&v), slot % panels_of(&v));
         float *at = q->to + (c.weights - q->to);
-        if (q->dtype == WEFT_DTYPE_F32)
-            pack_columns(q, &v, slot / panels_of(&v), c.first, c.vectors * VF_LANES, at, WEFT_DTYPE_F32);
-        else
-            pack_columns(q, &v, slot / panels_of(&v), c.first, c.vectors * VF_LANES, at, q->dtype);
+        pack_panel_of(q, &v, slot / panels_of(&v), &c, at);
         taps += v.taps;
     }
 }

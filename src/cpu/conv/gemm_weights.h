@@ -26,8 +26,12 @@ enum {
     ROWS = 256,
     WANTED = 16,
     LEAST = 8,
-    SPLIT_LEAST = 96
+    SPLIT_LEAST = 96,
+    LINE = 1024 /* columns of a row that are turned at once, at most */
 };
+
+/* ns to put one weight where it belongs, on one thread. */
+#define PUT_NS 0.7
 
 typedef struct params {
     bool last;                    /* channels-last */
@@ -291,26 +295,48 @@ static void run_item(const job *q, const item *it, char *scratch, float *sums) {
     }
 }
 
-/* Columns (tap, channel) of a row of sums to diff_weights[o][channel][tap]; runs are in that order. */
+/* One row of sums, [tap][channel], as diff_weights has it, [channel][tap]. */
+static void put_line(const job *q, const item *it, int64_t at, const float *line) {
+    const int64_t taps = q->v.taps;
+    float turned[LINE + VF_LANES * VF_LANES];
+    for (int64_t c = 0; c < it->cr; c += VF_LANES)
+        for (int64_t t = 0; t < taps; t += VF_LANES) {
+            vf block[VF_LANES];
+            VF_UNROLL for (int l = 0; l < VF_LANES; l++) block[l] =
+                t + l < taps ? vf_load(line + (t + l) * it->cr + c) : vf_zero();
+            vf_transpose(block);
+            VF_UNROLL for (int l = 0; l < VF_LANES; l++) if (c + l < it->cr)
+                vf_store_count(turned + (c + l) * taps + t, block[l], taps - t);
+        }
+    gemm_put_run(&q->out, at, 1, turned, it->n, 0, false);
+}
+
+/* Columns (tap, channel) of a row of sums to diff_weights[o][channel][tap], where it fits as one line; runs are in that
+ * order. */
 static void put_sums(const job *q, const item *it, const float *sums) {
     const gemm_view *v = &q->v;
     const int64_t np = gemm_split(it->vectors, GEMM_NV), mp = gemm_split(it->mr, GEMM_MR);
+    const bool whole = !q->d->run && it->n <= LINE;
+    float line[LINE + VF_LANES];
     for (int64_t k = 0; k < mp; k++) {
         const int64_t m0 = gemm_first(it->mr, mp, k), m1 = gemm_first(it->mr, mp, k + 1);
-        for (int64_t m = m0; m < m1; m++)
+        for (int64_t m = m0; m < m1; m++) {
+            const int64_t o = it->group * v->co + it->m0 + m;
             for (int64_t j = 0; j < np; j++) {
                 const float *row = sums + (j * mp + k) * GEMM_MR * GEMM_NR + (m - m0) * GEMM_NR;
                 const int64_t n0 = gemm_first(it->vectors, np, j) * VF_LANES;
                 const int64_t n1 = WEFT__MIN(it->n, gemm_first(it->vectors, np, j + 1) * VF_LANES);
-                const int64_t o = it->group * v->co + it->m0 + m;
                 if (q->d->run) gemm_put_run(&q->out, o * v->k + it->c0 * q->d->run + n0, 1, row, n1 - n0, 0, false);
-                for (int64_t n = n0, count; n < n1 && !q->d->run; n += count) {
+                for (int64_t n = n0; n < n1 && whole; n += VF_LANES) vf_store(line + n, vf_load(row + n - n0));
+                for (int64_t n = n0, count; n < n1 && !q->d->run && !whole; n += count) {
                     const int64_t tap = n / it->cr, c = n - tap * it->cr;
                     count = WEFT__MIN(n1 - n, it->cr - c);
                     gemm_put_run(&q->out, (o * v->ci + it->c0 + c) * v->taps + tap, v->taps, row + n - n0, count, 0,
                                  false);
                 }
             }
+            if (whole) put_line(q, it, (o * v->ci + it->c0) * v->taps, line);
+        }
     }
 }
 
@@ -471,7 +497,8 @@ static const char *plan(const weft_problem *p, const weft__hw *hw, int variant, 
     const double runs = 4.0 * (double)(cr * cpu_round_up(d->run, VF_LANES));
     const double lay = parts * ((d->columns_here ? 0 : d->run ? runs : block * (double)v.taps) + side);
     const double speed = GEMM_PAIRS ? 2 / GEMM_PAIR_COST : 1;
-    out->ns += cpu_cost(hw, weft__bytes(p), 2 * (double)v.groups * positions * (n * m / speed + lay), GEMM_SHARE);
+    out->ns += cpu_cost(hw, weft__bytes(p), 2 * (double)v.groups * positions * (n * m / speed + lay), GEMM_SHARE) +
+               PUT_NS * (double)(v.groups * v.co * v.k) / hw->threads;
     return NULL;
 }
 
