@@ -300,7 +300,7 @@ void wt_plan_alone(bool on);                          /* on this thread PyTorch 
 bool wt_is_torch(const weft_plan *plan);              /* PyTorch won */
 /* From here to NULL an operator on this thread plans and then fails: who would compute it? */
 typedef struct wt_question {
-    bool torchs;
+    bool torchs, allowed; /* PyTorch won; it may */
     weft_problem problem;
 } wt_question;
 void wt_ask(wt_question *q);

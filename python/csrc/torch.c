@@ -206,11 +206,12 @@ void wt_ask(wt_question *q) { question = q; }
 weft_plan *wt_plan_with(wt_call *call, int64_t want) {
     const struct stage outer = stage; /* PyTorch's way may use operators of weft, also while it is measured */
     stage = (struct stage){.call = call, .want = want};
-    weft_plan *plan = wt_plan_among(call, want && !alone && !inside);
+    const bool allowed = want && !alone && !inside;
+    weft_plan *plan = wt_plan_among(call, allowed);
     stage = outer;
     if (!question || !plan) return plan;
     question->problem = *weft_plan_problem(plan);
-    question->torchs = wt_is_torch(plan);
+    question->torchs = wt_is_torch(plan), question->allowed = allowed;
     weft_plan_release(plan);
     wt_fail(call, "it was only asked for");
     return NULL;
