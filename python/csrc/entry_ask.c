@@ -34,7 +34,7 @@ static bool leaves_gradient(weft_problem *p) {
     return torchs;
 }
 
-/* ns of a problem by PyTorch less those by weft's kernels. */
+/* ns that PyTorch would save, beside the best of weft's kernels. */
 static double gain_of_torch(weft_problem *p) {
     wt_rehearse(wt_never, NULL);
     const double theirs = wt_external_ns(p);
