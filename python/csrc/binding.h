@@ -121,10 +121,12 @@ bool wt_empty(wt_call *call, wt_handle *place, wt_tensor *t); /* the caller's to
 bool wt_new(wt_tensor *t, const wt_tensor *beside, wt_handle *place);
 bool wt_no_room(wt_call *call, const wt_tensor *t);
 bool wt_zero(wt_call *call, wt_handle tensor);
-bool wt_copy(wt_call *call, wt_handle into, wt_handle from, const char *name); /* name: what is copied, for the error */
-const char *wt_dtype_name(int32_t code);                                       /* of a PyTorch code: "float32" */
-size_t wt_dtype_bytes(int dtype);                                              /* of a weft_dtype */
-int32_t wt_wide_code(int32_t code); /* of sums beside data of this code: float64 for itself, else float32 */
+/* name: what is copied, for the error */
+bool wt_copy(wt_call *call, wt_handle into, wt_handle from, const char *name);
+
+const char *wt_dtype_name(int32_t code); /* of a PyTorch code: "float32" */
+size_t wt_dtype_bytes(int dtype);        /* of a weft_dtype */
+int32_t wt_wide_code(int32_t code);      /* of sums beside data of this code: float64 for itself, else float32 */
 void wt_shape_text(char text[96], int64_t rank, const int64_t *sizes); /* "[2, 3]" */
 /* whose: in the error, ahead of the sizes that are allowed, "the shape of input, ". */
 bool wt_check_shape(wt_call *call, const char *name, const wt_tensor *t, int64_t rank, const int64_t *sizes,
@@ -132,7 +134,7 @@ bool wt_check_shape(wt_call *call, const char *name, const wt_tensor *t, int64_t
 int wt_dtype_of(int32_t code); /* weft_dtype, or WEFT_DTYPE_NONE */
 void wt_dtypes_init(void);
 
-/* All of them, in the order of operators.def. */
+/* All operators, in the order of operators.def; their functions. */
 #define X(id, ...) WT_OP_##id,
 enum {
 #include "operators.def"
@@ -142,8 +144,7 @@ extern wt_op wt_ops[WT_OPS];
 #define X(id, name, given, same, function, ...) bool wt_run_##function(wt_call *call);
 #include "operators.def"
 
-/* ---------------------------------------------------------------- view.c: tensors on the axes of a problem,
- * geometry */
+/* ---------------------------------------------------------------- view.c: tensors on the axes of a problem */
 typedef struct wt_view { /* n c d h w or o i d h w; absent axes have size 1 */
     wt_handle handle;
     void *data;
@@ -162,10 +163,11 @@ wt_view wt_see(const wt_tensor *t, int rank);
  * weft._core.rules follows the same rule. */
 bool wt_is_last(const wt_view *v);
 bool wt_is_empty(const wt_view *v);
-bool wt_dense(int64_t strides[5], const int64_t dims[5], bool last); /* false: the size overflows */
-bool wt_is_dense(const wt_view *v, bool last);
-/* The same of any rank. axis: from the nearest to the farthest; NULL: the last is the nearest. */
+/* Strides without gaps; false: the size overflows. axis: from the nearest to the farthest; NULL: the last is the
+ * nearest. */
 bool wt_dense_along(int64_t *strides, const int64_t *sizes, int64_t rank, const int *axis);
+bool wt_dense(int64_t strides[5], const int64_t dims[5], bool last);
+bool wt_is_dense(const wt_view *v, bool last);
 /* Result number `slot`, of these dims, dense in that format (or the caller's out). slot -1: scratch. */
 bool wt_create_along(wt_call *call, int slot, wt_view *v, const int64_t dims[5], unsigned axes, bool last,
                      int32_t code);
@@ -203,13 +205,11 @@ bool wt_check_same_type(wt_call *call, int at, int as);
 /* So many dimensions, of floating-point data. allowed: the same in words. */
 bool wt_check_data(wt_call *call, int at, int least, int most, const char *allowed);
 
-/* ---------------------------------------------------------------- geometry.c: what the operators of convolution
- * share */
-typedef struct wt_geometry {
+/* ---------------------------------------------------------------- geometry.c: what convolution and windows share */
+typedef struct wt_geometry { /* along d h w */
     int rank;
-    bool batched;
-    bool up;                                                                                /* ceil_mode */
-    int64_t groups, in[3], out[3], kernel[3], stride[3], dilation[3], pad_lo[3], pad_hi[3]; /* along d h w */
+    bool batched, up; /* up: ceil_mode */
+    int64_t groups, in[3], out[3], kernel[3], stride[3], dilation[3], pad_lo[3], pad_hi[3];
 } wt_geometry;
 
 wt_geometry wt_plain_geometry(int rank); /* of unit sizes and steps, without padding */

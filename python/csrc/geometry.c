@@ -6,13 +6,9 @@
 
 /* ---------------------------------------------------------------- arguments */
 wt_geometry wt_plain_geometry(int rank) {
-    return (wt_geometry){.rank = rank,
-                         .groups = 1,
-                         .in = {1, 1, 1},
-                         .out = {1, 1, 1},
-                         .kernel = {1, 1, 1},
-                         .stride = {1, 1, 1},
-                         .dilation = {1, 1, 1}};
+    wt_geometry g = {.rank = rank, .groups = 1};
+    for (int a = 0; a < 3; a++) g.in[a] = g.out[a] = g.kernel[a] = g.stride[a] = g.dilation[a] = 1;
+    return g;
 }
 
 bool wt_read_geometry(wt_call *call, wt_geometry *g) {
