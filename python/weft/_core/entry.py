@@ -76,9 +76,12 @@ def _no(*args: Any) -> bool:
     return False
 
 
+_WITHOUT = {}, _refuse, _refuse, _bypass, _same, _refuse, _no
+
+
 def _make() -> tuple[dict[str, Callable], Callable, Callable, Callable, Callable, Callable, Callable]:
     if os.environ.get("WEFT_ENTRY", "1") == "0" or not getattr(sys, "_is_gil_enabled", lambda: True)():
-        return {}, _refuse, _refuse, _bypass, _same, _refuse, _no
+        return _WITHOUT
     lib = ctypes.PyDLL(_library.path)   # with the GIL, as the functions deal in objects
     lib.weft_torch_entry_test.restype = lib.weft_torch_entry.restype = lib.weft_torch_entry_run.restype = _object
     lib.weft_torch_entry_run.argtypes = [ctypes.c_int32]
@@ -87,9 +90,9 @@ def _make() -> tuple[dict[str, Callable], Callable, Callable, Callable, Callable
     lib.weft_torch_entry_seat.restype = None
     try:
         if not _test(*(lib.weft_torch_entry_test(i) for i in range(3))):
-            return {}, _refuse, _refuse, _bypass, _same, _refuse, _no
+            return _WITHOUT
     except Exception:   # of a PyTorch that lacks one of the names above
-        return {}, _refuse, _refuse, _bypass, _same, _refuse, _no
+        return _WITHOUT
     lib.weft_torch_entry_seat(_register_seat)
     made = {name: lib.weft_torch_entry(name.encode(), builtin, _DEFAULTS.get(name) or _DEFAULTS.get(name.rstrip("123d"), ()))
             for name, builtin in _BUILTINS.items()}
