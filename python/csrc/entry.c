@@ -33,14 +33,26 @@ static py_object *register_seat; /* of Python: true if the seat is at its key */
     X(batch_norm, 5, ENTRY_OTHER)
 
 /* ---------------------------------------------------------------- the ways */
-bool entry_register_seat(int family) {
+bool entry_register_seat(int family, bool cuda) {
     py_object *number = py.PyLong_FromUnsignedLongLong((unsigned long long)family);
-    py_object *answer = number ? py.PyObject_Vectorcall(register_seat, &number, 1, NULL) : NULL;
+    py_object *const args[] = {number, cuda ? py._Py_TrueStruct : py._Py_FalseStruct};
+    py_object *answer = number ? py.PyObject_Vectorcall(register_seat, args, 2, NULL) : NULL;
     if (!answer) py.PyErr_Clear();
     bool yes = answer == py._Py_TrueStruct;
     if (answer) py.Py_DecRef(answer);
     if (number) py.Py_DecRef(number);
     return yes;
+}
+
+bool entry_on_cuda(const entry_call *k) { return k->in[0].device_type == wt.aoti_torch_device_type_cuda(); }
+
+bool entry_enter_device(const entry_call *k, wt_handle *guard) {
+    *guard = NULL;
+    return !entry_on_cuda(k) || (wt_shim_has_cuda() && !wt.aoti_torch_create_cuda_guard(k->in[0].device_index, guard));
+}
+
+void entry_leave_device(wt_handle guard) {
+    if (guard) wt.aoti_torch_delete_cuda_guard(guard);
 }
 
 /* Trailing arguments that are the defaults, the very objects, need not be read by PyTorch. */
@@ -70,7 +82,9 @@ static py_object *by_seat(const entry_call *k, entry_record *r) {
     py_object *pack = k->packs ? entry_pack(k, r, &packed) : NULL;
     r->refs++;
     void *thread = r->slow ? py.PyEval_SaveThread() : NULL;
-    bool ok = entry_run_seat(k, r, packed, &out);
+    wt_handle guard;
+    bool ok = entry_enter_device(k, &guard) && entry_run_seat(k, r, packed, &out);
+    entry_leave_device(guard);
     if (thread) py.PyEval_RestoreThread(thread);
     if (pack) py.Py_DecRef(pack);
     entry_release(r);
@@ -105,7 +119,11 @@ static bool is_left(const entry_call *k) {
 static entry_record *decide(entry_call *k) {
     const bool conv = k->front->kind == ENTRY_CONV || k->front->kind == ENTRY_CONV_TRANSPOSE;
     entry_record draft = {.refs = 1};
-    entry_way way = conv || (k->records && entry_has_seat(k)) ? entry_decide_seat(k, &draft) : ENTRY_UNKNOWN;
+    entry_way way = ENTRY_UNKNOWN;
+    wt_handle guard;
+    if (!entry_enter_device(k, &guard)) return NULL;
+    if (conv || (k->records && entry_has_seat(k))) way = entry_decide_seat(k, &draft);
+    entry_leave_device(guard);
     if (k->front->kind == ENTRY_UNARY && has_order(k) && is_left(k)) way = ENTRY_TORCH;
     if (way == ENTRY_UNKNOWN) {
         entry_offer(k);
@@ -121,7 +139,9 @@ bool entry_read_call(entry_call *k) {
     bool wanted = false;
     if (k->nargs < k->front->tensors || !entry_is_open() || !entry_is_plain_here()) return false;
     for (int i = 0; i < k->front->tensors; i++) {
+        const wt_tensor *first = &k->in[0], *t = &k->in[i];
         if (!entry_read(k->arg[i], &k->in[i])) return false;
+        if (t->handle && (t->device_type != first->device_type || t->device_index != first->device_index)) return false;
         wanted |= k->wants[i] = entry_requires_grad(&k->in[i]);
     }
     k->records = wanted && entry_records();

@@ -112,6 +112,10 @@ enum { ENTRY_IS_NONE = 1, ENTRY_IS_FALSE, ENTRY_IS_TRUE, ENTRY_IS_INT, ENTRY_IS_
 
 bool entry_read_call(entry_call *k); /* the tensors and the key; false: not plain */
 bool entry_make_key(entry_call *k);  /* false: an argument that no key can have */
+bool entry_on_cuda(const entry_call *k);
+/* On CUDA the device of the call becomes the current one until it is left. */
+bool entry_enter_device(const entry_call *k, wt_handle *guard);
+void entry_leave_device(wt_handle guard);
 entry_record *entry_look(const entry_call *k);
 entry_record *entry_keep(const entry_call *k, entry_way way); /* NULL: no memory */
 void entry_release(entry_record *r);
@@ -126,7 +130,7 @@ entry_way entry_decide_seat(const entry_call *k, entry_record *r); /* fills r */
 bool entry_run_seat(const entry_call *k, const entry_record *r, const void *packed, wt_handle *out);
 /* The weights as the plan reads them, from k->packs, packed at first sight; NULL: there are none. A new reference. */
 py_object *entry_pack(const entry_call *k, const entry_record *r, const void **packed);
-bool entry_register_seat(int family); /* true: the seat of SEAT_... is at the CPU's key */
+bool entry_register_seat(int family, bool cuda); /* true: the seat of SEAT_... is at the device's key */
 /* weft's operator on these tensors; the number of results, or -1. */
 int entry_run_op(const entry_call *k, const entry_record *r, wt_handle out[WT_MAX_OUTS]);
 /* The arguments of an operator, by its number and schema; false: they cannot be read here. */

@@ -21,13 +21,13 @@ static struct {
     py_object *tensor, *parameter;        /* the two exact types that are plain */
     py_object *levels, *level, *no_level; /* forward mode: a module's dict, a name in it, and its value while off */
     size_t offset;                        /* of a tensor's key set in its implementation */
-    uint64_t keys[2];                     /* of a plain tensor: KEYS_... */
+    uint64_t keys[4];                     /* of a plain tensor: KEYS_... */
     uint64_t inference[2];                /* the thread's words in inference mode */
     py_object *dtype[4];
     int32_t code[4];
 } facts;
 
-enum { KEYS_PLAIN, KEYS_INFERENCE }; /* on the CPU */
+enum { KEYS_PLAIN, KEYS_INFERENCE, KEYS_CUDA, KEYS_CUDA_INFERENCE }; /* the first two on the CPU */
 
 static uint64_t *keys_here(void) {
     static _Thread_local uint64_t *keys;
@@ -57,8 +57,9 @@ bool entry_read(py_object *object, wt_tensor *t) {
     }
     if (object->type != facts.tensor && object->type != facts.parameter) return false;
     const uint64_t keys = keys_of(object);
-    if (keys != facts.keys[KEYS_PLAIN] && keys != facts.keys[KEYS_INFERENCE]) return false;
-    return !wt_read_tensor((wt_handle)((char *)object + 16), t);
+    bool plain = false;
+    for (int i = 0; i < 4 && !plain; i++) plain = keys == facts.keys[i];
+    return plain && !wt_read_tensor((wt_handle)((char *)object + 16), t);
 }
 
 bool entry_read_dtype(const py_object *object, int64_t *code) {
@@ -73,7 +74,9 @@ bool entry_read_dtype(const py_object *object, int64_t *code) {
 bool entry_requires_grad(const wt_tensor *t) { return t->handle && torch.requires_grad(*(void **)t->handle); }
 bool entry_may_write(const py_object *tensor) {
     const bool inference = !memcmp(keys_here(), facts.inference, sizeof(facts.inference));
-    return !torch.requires_grad(impl_of(tensor)) && (inference || keys_of(tensor) == facts.keys[KEYS_PLAIN]);
+    const uint64_t keys = keys_of(tensor);
+    const bool normal = keys == facts.keys[KEYS_PLAIN] || keys == facts.keys[KEYS_CUDA];
+    return !torch.requires_grad(impl_of(tensor)) && (inference || normal);
 }
 bool entry_records(void) { return torch.records(); }
 
@@ -120,15 +123,17 @@ static bool find_all(void) {
     return torch.function_modes && torch.has_callbacks && torch.records && torch.requires_grad && torch.wrap;
 }
 
-/* (Tensor, Parameter, dict of torch.autograd.forward_ad, "_current_level", -1, four types of data): kept for good. */
+/* (Tensor, Parameter, dict of torch.autograd.forward_ad, "_current_level", -1, four types of data): kept for good; and
+ * the key sets of CUDA tensors, plain and of inference mode, -1 where they are not known. */
 static py_object *begin(py_object *self, py_object *const *args, intptr_t nargs) {
     (void)self;
-    if (nargs != 9 || !find_all()) return entry_refuse();
+    if (nargs != 11 || !find_all()) return entry_refuse();
     for (int i = 0; i < 9; i++) py.Py_IncRef(args[i]);
     for (int i = 0; i < 4; i++) facts.dtype[i] = args[5 + i];
     facts.code[0] = wt.aoti_torch_dtype_float32(), facts.code[1] = wt.aoti_torch_dtype_float64();
     facts.code[2] = wt.aoti_torch_dtype_float16(), facts.code[3] = wt.aoti_torch_dtype_bfloat16();
     facts.tensor = args[0], facts.parameter = args[1];
+    for (int i = 0; i < 2; i++) facts.keys[KEYS_CUDA + i] = (uint64_t)py.PyLong_AsLongLong(args[9 + i]);
     facts.levels = args[2], facts.level = args[3], facts.no_level = args[4];
     return entry_none();
 }

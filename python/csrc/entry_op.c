@@ -68,13 +68,15 @@ static bool run(wt_call *call, bool slow) {
 
 static bool replay(const entry_call *k, const entry_record *r, wt_handle *out) {
     void *slot[ENTRY_TENSORS + 1], *thread = r->slow ? py.PyEval_SaveThread() : NULL;
-    wt_tensor y;
+    wt_handle guard;
+    wt_tensor y = {.data = NULL};
     *out = NULL;
-    bool ok = seat_make(&r->replay->out, &k->in[0], &y, out);
+    bool ok = entry_enter_device(k, &guard) && seat_make(&r->replay->out, &k->in[0], &y, out);
     for (int i = 0; i < k->front->tensors; i++) slot[i] = k->in[i].data;
     slot[ENTRY_RESULT] = y.data;
     wt_kernels_clear();
     ok = ok && seat_run_step(&r->replay->step, slot, NULL, &k->in[0]);
+    entry_leave_device(guard);
     if (thread) py.PyEval_RestoreThread(thread);
     if (*out && !ok) wt.aoti_torch_delete_tensor_object(*out);
     return ok;

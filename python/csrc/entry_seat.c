@@ -33,6 +33,7 @@ static void make_call(const entry_call *k, const entry_record *r, seat_call *c) 
     memset(c, 0, sizeof(*c));
     c->op = seats[k->front->kind].forward;
     c->plain = c->read = true;
+    c->cuda = entry_on_cuda(k);
     for (int i = 0; i < k->front->tensors; i++) c->in[i] = k->in[i]; /* SEAT_X, SEAT_W, SEAT_BIAS */
     memcpy(c->value, r->value, sizeof(c->value));
     memcpy(c->list, r->list, sizeof(c->list));
@@ -77,12 +78,14 @@ static bool turns_format(const entry_call *k, const seat_entry *e) {
 }
 
 /* Max pooling in training: the seat's index is PyTorch's, 8 bytes for each window; that of weft's operator is one byte,
- * which saves a third of a ns for each of them. But its gradient is recorded from Python, for some 80 us more. */
+ * which saves a third of a ns for each of them, on CUDA 4 ps. But its gradient is recorded from Python, for some 80 us
+ * more, which on CUDA pass while the device computes. */
 static bool wants_bytes(const entry_call *k, const entry_record *r, const seat_shape *out) {
-    enum { WINDOWS = 1 << 18, BYTE_TAPS = 256 };
+    enum { BYTE_TAPS = 256 };
+    const int64_t windows = entry_on_cuda(k) ? 1 << 22 : 1 << 18;
     if (k->front->kind != ENTRY_MAX_POOL) return false;
     const int64_t *kernel = r->list[SEAT_KERNEL].item;
-    return wt_count(out->sizes, out->rank) >= WINDOWS && kernel[0] <= BYTE_TAPS && kernel[0] * kernel[1] <= BYTE_TAPS;
+    return wt_count(out->sizes, out->rank) >= windows && kernel[0] <= BYTE_TAPS && kernel[0] * kernel[1] <= BYTE_TAPS;
 }
 
 entry_way entry_decide_seat(const entry_call *k, entry_record *r) {
@@ -103,10 +106,10 @@ entry_way entry_decide_seat(const entry_call *k, entry_record *r) {
     const bool bytes = all && wants_bytes(k, r, &e->out[0]);
     taken = taken || backward;
     seat_release(e);
-    if (!is_conv(k) && !all && k->in[0].dtype != WEFT_DTYPE_F32 && k->in[0].dtype != WEFT_DTYPE_F64)
+    if (!is_conv(k) && !all && !c.cuda && k->in[0].dtype != WEFT_DTYPE_F32 && k->in[0].dtype != WEFT_DTYPE_F64)
         return ENTRY_UNKNOWN;               /* PyTorch lacks some of these on the CPU, and sums in 16 bits in others */
     if (!sound || bytes) return ENTRY_LONG; /* what is wrong is said there */
-    return !taken ? ENTRY_TORCH : entry_register_seat(c.op->family) ? ENTRY_MARK : ENTRY_LONG;
+    return !taken ? ENTRY_TORCH : entry_register_seat(c.op->family, c.cuda) ? ENTRY_MARK : ENTRY_LONG;
 }
 
 /* ---------------------------------------------------------------- packed weights */
@@ -129,7 +132,7 @@ py_object *entry_pack(const entry_call *k, const entry_record *r, const void **p
     const weft_plan *plan = r->way == ENTRY_SEAT ? r->seat->step[0].plan : NULL;
     wt_tensor t;
     *packed = NULL;
-    if (!plan || !k->packs || !weft_plan_packed_bytes(plan)) return NULL;
+    if (!plan || !k->packs || entry_on_cuda(k) || !weft_plan_packed_bytes(plan)) return NULL;
     py_object *id = py.PyLong_FromUnsignedLongLong(weft_plan_packed_id(plan));
     py_object *kept = id ? py.PyDict_GetItem(k->packs, id) : NULL;
     if (kept)

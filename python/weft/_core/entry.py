@@ -35,10 +35,28 @@ def _refuse(*args: Any) -> Any:
     return NotImplemented
 
 
+def _cuda_keys() -> tuple[int, int]:
+    """The key sets of a plain CUDA tensor and of one of inference mode, by the rule that those of the CPU follow: a CUDA tensor would start CUDA.
+    -1, -1: they do not follow it."""
+    def rule(device: str, inference: bool) -> int:
+        keys = [device, f"Autocast{device}"] + ([] if inference else [f"Autograd{device}", "ADInplaceOrView"])
+        made = torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, device))
+        for key in keys[1:]:
+            made = made | torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, key))
+        return made.raw_repr()
+
+    known = [torch._C._dispatch_keys(torch.empty(1, device="cpu")).raw_repr()]
+    with torch.inference_mode():
+        known.append(torch._C._dispatch_keys(torch.empty(1, device="cpu")).raw_repr())
+    if known != [rule("CPU", False), rule("CPU", True)]:
+        return -1, -1
+    return rule("CUDA", False), rule("CUDA", True)
+
+
 def _test(begin: Callable, tensor: Callable, thread: Callable) -> bool:
     """Whether all that the entries read is as they take it to be."""
     types = torch.float32, torch.float64, torch.float16, torch.bfloat16
-    if begin(torch.Tensor, torch.nn.Parameter, _forward_ad.__dict__, "_current_level", -1, *types) is NotImplemented:
+    if begin(torch.Tensor, torch.nn.Parameter, _forward_ad.__dict__, "_current_level", -1, *types, *_cuda_keys()) is NotImplemented:
         return False
 
     def fits(t: torch.Tensor, inference: bool = False) -> bool:
@@ -99,9 +117,9 @@ def _make() -> tuple[dict[str, Callable], Callable, Callable, Callable, Callable
     return (made, *(lib.weft_torch_entry_run(i) for i in range(6)))   # type: ignore[return-value]
 
 
-def _register_seat(family: int) -> bool:
+def _register_seat(family: int, cuda: bool) -> bool:
     from .. import _enable
-    return _enable.seated("cpu", tuple(_enable.OPERATORS)[family])
+    return _enable.seated("cuda" if cuda else "cpu", tuple(_enable.OPERATORS)[family])
 
 
 # torchs(): the call that was refused is PyTorch's. kept(result): the same; the answer that the long way found is that of the next call of the kind.
