@@ -68,13 +68,23 @@ static bool takes_backward(const entry_call *k, const entry_record *r, const sea
     return taken;
 }
 
-/* In 3D PyTorch may give a channels-first result of channels-last data, depending on the kernel that it takes, where
- * the operator keeps the format, and torch.compile is told so: those are the operator's. */
+/* In 3D, and on CUDA, PyTorch may give a channels-first result of channels-last data, depending on the kernel that it
+ * takes, where the operator keeps the format, and torch.compile is told so: those are the operator's. */
 static bool turns_format(const entry_call *k, const seat_entry *e) {
     const wt_tensor *x = &k->in[0];
-    if (x->rank != 5 || !is_conv(k)) return false;
-    wt_view v = wt_see(x, 3);
-    return wt_is_last(&v) && !(e->out[0].rank == 5 && e->out[0].strides[1] < e->out[0].strides[4]);
+    const int rank = k->front->rank;
+    if (!is_conv(k) || x->rank != rank + 2 || rank < (entry_on_cuda(k) ? 2 : 3)) return false;
+    const seat_shape *out = &e->out[0];
+    wt_view v = wt_see(x, rank);
+    return wt_is_last(&v) && !(out->rank == x->rank && out->strides[1] < out->strides[rank + 1]);
+}
+
+/* May PyTorch compute the gradient of this pooling? On CUDA it adds up in any order, and averages of channels-last data
+ * come out wrong: only averages of channels-first data are left to it. */
+static bool may_leave_gradient(const entry_call *k) {
+    if (is_conv(k) || !entry_on_cuda(k)) return true;
+    wt_view v = wt_see(&k->in[0], 2);
+    return k->front->kind == ENTRY_AVG_POOL && wt_is_dense(&v, false);
 }
 
 /* Max pooling in training: the seat's index is PyTorch's, 8 bytes for each window; that of weft's operator is one byte,
@@ -106,6 +116,7 @@ entry_way entry_decide_seat(const entry_call *k, entry_record *r) {
     const bool bytes = all && wants_bytes(k, r, &e->out[0]);
     taken = taken || backward;
     seat_release(e);
+    if (!backward && !may_leave_gradient(k)) return ENTRY_UNKNOWN;
     if (!is_conv(k) && !all && !c.cuda && k->in[0].dtype != WEFT_DTYPE_F32 && k->in[0].dtype != WEFT_DTYPE_F64)
         return ENTRY_UNKNOWN;               /* PyTorch lacks some of these on the CPU, and sums in 16 bits in others */
     if (!sound || bytes) return ENTRY_LONG; /* what is wrong is said there */

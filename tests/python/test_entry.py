@@ -490,7 +490,7 @@ def test_max_pooling_in_training(device, rank, form):
             y = function(x, 3, 2, 1)
             own = type(y.grad_fn).__name__.startswith("weft_")
             if device.type == "cuda":
-                assert own   # the entries are for the CPU
+                assert own or not settings   # PyTorch's graph where weft computes the gradient, else weft's own
             elif settings or rank == 3 or not _entry.available:
                 assert own == (weft.backends.kernels() != "torch") and (own or not settings)
             else:
