@@ -421,8 +421,9 @@ static const char *plan(const weft_problem *p, const weft__hw *hw, int variant, 
     d->workspace = strip_bytes(&s) * (size_t)(s.local ? WEFT__MIN(items_of(&s), GEMM_SLOTS) : 1);
     if (s.blocks) d->workspace = (size_t)cpu_round_up((int64_t)d->workspace, 64) + transformed;
     const double weights = 700 * g * (double)s.k * oc;
+    const double planes = (double)p->n * (double)(p->in[0] * p->c + p->out[0] * p->o); /* 100 ns for each */
     d->ns = cpu_cost(hw, weft__bytes(p) + (double)d->packed, (product + turns + weights) / GEMM_SHARE, 1) +
-            0.06 * (double)(transformed + strip_bytes(&s)); /* first touch */
+            0.06 * (double)(transformed + strip_bytes(&s)) + 100 * planes / hw->threads; /* the first: first touch */
     return NULL;
 }
 

@@ -474,7 +474,8 @@ static const char *plan(const weft_problem *p, const weft__hw *hw, int variant, 
         d->scratch +=
             (size_t)(cpu_ceil(mp, d->parts) * cpu_ceil(d->strip, GEMM_NV) * GEMM_MR * GEMM_NR) * sizeof(float);
     out->workspace = d->weights + d->bias + (size_t)WEFT__MIN(d->items, GEMM_SLOTS) * d->scratch;
-    /* multiply-adds; the copy: a vector costs as much as 8 of them, with a stride more; results that lie apart: 16 */
+    /* multiply-adds; the copy: a vector costs as much as 8 of them, with a stride more, and each piece of a row 5 ns;
+     * results that lie apart: 16 */
     const int64_t move = v.x[2].move;
     const double copy = (double)(d->parts * (move == 1 ? 8 : move == 2 ? 20 : 40));
     const double sums = 2 * ((double)v.co + copy) * (double)depth_of(&v) * (double)window * (double)p->groups *
@@ -483,7 +484,9 @@ static const char *plan(const weft_problem *p, const weft__hw *hw, int variant, 
     const double apart =
         v.x[2].step == 1 ? 0 : 2 * 16 * (double)p->n * (double)p->c * (double)(p->in[0] * p->in[1] * p->in[2]);
     const double pack = d->in_place ? 0 : GEMM_PACK_NS * (double)(packed / sizeof(float)) / hw->threads;
-    out->ns = cpu_cost(hw, weft__bytes(p), slow * sums + apart, GEMM_SHARE) + pack;
+    const double rows = (double)(p->n * (fwd ? p->out[0] * p->out[1] : p->in[0] * p->in[1]));
+    const double pieces = window == 1 && move == 1 ? 0 : 5 * (double)(fwd ? p->c : p->o) * (double)window * rows;
+    out->ns = cpu_cost(hw, weft__bytes(p), slow * sums + apart, GEMM_SHARE) + pack + pieces / hw->threads;
     return NULL;
 }
 

@@ -222,7 +222,9 @@ static const char *plan(const weft_problem *p, const weft__hw *hw, int variant, 
     d->scratch = d->offsets + (size_t)cpu_round_up(room * 4, 64);
     out->workspace = d->bias + (size_t)WEFT__MIN(d->items, GEMM_SLOTS) * d->scratch;
     out->packed = (size_t)(p->c / p->groups * p->o * gemm_window(p)) * sizeof(float);
-    out->ns = cpu_cost(hw, weft__bytes(p), 2 * sums, GEMM_SHARE);
+    /* and 12 ns for each row that is laid or leaves, which counts where rows are short */
+    const double rows = (double)p->n * (double)(p->c * p->in[0] * p->in[1] + p->o * p->out[0] * p->out[1]);
+    out->ns = cpu_cost(hw, weft__bytes(p), 2 * sums, GEMM_SHARE) + 12 * rows / hw->threads;
     return NULL;
 }
 
