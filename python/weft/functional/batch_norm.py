@@ -11,7 +11,7 @@ from .._core.arguments import flattened, foreign, left_to_torch, real
 from .._core.checks import need_tensors
 from .._core.derived import adjoint, derived, leaf, tangents, wide
 from .._core.entry import front, kept
-from .._core.rules import Rule, call, call_into, mapped
+from .._core.rules import RULES, Rule, call, call_into, in_front, mapped
 from .._core.state import grad_enabled, in_dynamo, is_compiling
 
 __all__ = ["batch_norm"]
@@ -62,13 +62,42 @@ def _tangent_of_forward(ctx, input, weight, mean, spread, dx, dw, db):
     return (moved, None, None) if ctx.training else moved
 
 
+def _unfold(t, size):
+    at = min(t.dim() - 1, 1)
+    return t.unflatten(at, (size, t.shape[at] // size)).movedim(at, 0)
+
+
+def _batch(name: str, data: int):
+    """Under vmap the batches are more channels, of the first `data` tensors and of all that has a value for each channel."""
+    def batch(info, in_dims, *args):
+        size, folded = info.batch_size, []
+        if size == 0:
+            return mapped(name, 5, 0)(info, in_dims, *args)   # which refuses it
+        for i, (t, d) in enumerate(zip(args[:5], in_dims)):
+            at = int(i < data)
+            folded.append(None if t is None else in_front(t, d, size).movedim(0, at).flatten(at, at + 1))
+        made = call(RULES[name], *folded, *args[5:])
+        if not isinstance(made, tuple):
+            return _unfold(made, size), 0
+        return (tuple(_unfold(t, size) if t.numel() else t for t in made), tuple(0 if t.numel() else None for t in made)), folded
+    return batch
+
+
+def _batch_backward(info, in_dims, *args):
+    return _batch("batch_norm_backward", 2)(info, in_dims, *args)[0]
+
+
 def _batch_train(info, in_dims, *args):
     """Each of the batches has statistics of its own, and so must the running ones."""
     for name, t, d in (("running_mean", args[3], in_dims[3]), ("running_var", args[4], in_dims[4])):
         if t is not None and d is None:
             raise RuntimeError(f"weft::batch_norm_train: {name} is the same for every batch that torch.vmap maps over, allowed: one for each, "
                                "as training moves it; or None")
-    return mapped("batch_norm_train", 5, 0)(info, in_dims, *args)
+    made, folded = _batch("batch_norm_train", 1)(info, in_dims, *args)
+    for t, d, moved in zip(args[3:5], in_dims[3:5], folded[3:]):
+        if t is not None:
+            t.movedim(d, 0).copy_(moved.view(info.batch_size, -1))
+    return made
 
 
 def _native_eval(input, weight, bias, running_mean, running_var, eps):
@@ -86,12 +115,12 @@ def _torch_backward(grad, input, weight, mean, spread, training, eps):
     return torch.ops.aten.native_batch_norm_backward(grad, input, weight, *given, training, eps, [True, weight is not None, weight is not None])
 
 
-BATCH_NORM = Rule("batch_norm", 3, _save_eval, _gradient_of_forward, _tangent_of_forward, mapped("batch_norm", 5, 1),
+BATCH_NORM = Rule("batch_norm", 3, _save_eval, _gradient_of_forward, _tangent_of_forward, _batch("batch_norm", 1),
                   by_torch=_native_eval, native=_native_eval)
 BATCH_NORM_TRAIN = Rule("batch_norm_train", 3, _save_train, _gradient_of_forward, _tangent_of_forward, _batch_train,
                         by_torch=lambda x, weight, bias, mean, var, eps, momentum: torch.native_batch_norm(x, weight, bias, mean, var, True, momentum, eps),
                         native=_native_train, plain=_native_train)   # the dispatcher is slow with what is written to
-BATCH_NORM_BACKWARD = Rule("batch_norm_backward", 5, *derived(_backward, 5), mapped("batch_norm_backward", 5, 0), by_torch=_torch_backward)
+BATCH_NORM_BACKWARD = Rule("batch_norm_backward", 5, *derived(_backward, 5), _batch_backward, by_torch=_torch_backward)
 
 
 # ---------------------------------------------------------------------------------------------- the function
