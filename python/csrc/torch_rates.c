@@ -69,12 +69,17 @@ static bool is_side_by_side(const weft_problem *p) {
 /* oneDNN's blocks of weights are made in every call, channels-last by way of a copy: ns a weight, two threads. A part
  * of that without it. */
 static double reorder_ns(const weft_problem *p) {
-    const double each = (is_last(p) ? 1.5 : 0.6) * (p->tensor[0].dtype == WEFT_DTYPE_F32 ? 1 : 0.5);
+    const bool last = is_last(p), both = p->pass == WEFT_PASS_BWD, back = p->pass == WEFT_PASS_BWD_WEIGHTS;
+    const double each = (!last  ? (back ? 0 : 0.6)
+                         : both ? 2.2
+                         : back ? 0.7
+                                : 1.5) *
+                        (p->tensor[0].dtype == WEFT_DTYPE_F32 ? 1 : 0.5);
     return each * (double)(p->c / p->groups) * (double)p->o * (double)(p->kernel[0] * p->kernel[1] * p->kernel[2]);
 }
 static double conv_call_ns(const weft_problem *p) {
     if (!takes_onednn(p)) return 10000 + 0.5 * reorder_ns(p);
-    return p->groups > 1 ? 30000 : 100000 + (p->pass == WEFT_PASS_BWD_WEIGHTS ? 0 : reorder_ns(p));
+    return p->groups > 1 ? 30000 : 100000 + reorder_ns(p);
 }
 
 static weft_rates guess_cpu_conv(const weft_problem *p) {
@@ -149,7 +154,8 @@ static weft_rates guess_cpu_other(const weft_problem *p) {
     if (p->op == WEFT_OP_LRN) return (weft_rates){10000, fwd ? 0.016 : 0.05, 0.1};
     if (p->op == WEFT_OP_IM2COL || p->op == WEFT_OP_COL2IM) return (weft_rates){-10000, 0.006, 1};
     const bool large = (double)p->n * (double)p->attr[WEFT_DGMM_ROWS] * (double)p->attr[WEFT_DGMM_COLS] > 1 << 22;
-    if (p->op == WEFT_OP_DGMM) return (weft_rates){-10000, 1, scales ? large ? 0.7 : 1.2 : 0.5};
+    if (p->op == WEFT_OP_DGMM && !large) return (weft_rates){10000, 1, scales ? 0.7 : 0.5}; /* by way of Python */
+    if (p->op == WEFT_OP_DGMM) return (weft_rates){-10000, 1, scales ? 0.7 : 0.5};
     return (weft_rates){-10000, 1, scales ? 0.5 : 0.3};
 }
 
