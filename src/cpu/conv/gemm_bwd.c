@@ -31,12 +31,15 @@ typedef struct params {
     _Alignas(16) unsigned char half[2][HALF];
 } params;
 
-/* The problem of one pass: the epilogue without the bias, which only asks for diff_bias. */
+/* The problem of one pass: that of the data without diff_weights, whose layout is not its own, and without the bias in
+ * the epilogue, which only asks for diff_bias. */
 static weft_problem half_of(const weft_problem *p, int pass) {
     weft_problem h = *p;
     h.pass = pass;
     if (pass == WEFT_PASS_BWD_WEIGHTS) return h;
-    h.nsteps = 0;
+    h.nsteps = h.ntensors = 0;
+    for (int i = 0; i < p->ntensors; i++)
+        if (p->tensor[i].role != WEFT_ROLE_DIFF_WEIGHTS) h.tensor[h.ntensors++] = p->tensor[i];
     for (int i = 0; i < p->nsteps; i++)
         if (p->step[i].kind == WEFT_STEP_ACC) h.step[h.nsteps++] = p->step[i];
     return h;

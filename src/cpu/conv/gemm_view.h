@@ -417,6 +417,18 @@ VF_INLINE const char *gemm_refusal(const weft_problem *p, weft_layout layout) {
     return reason;
 }
 
+/* The problem without a diff_weights that is [o][tap][channel], as PyTorch wants it beside channels-last data; true:
+ * there was one. */
+static inline bool gemm_drop_last(const weft_problem *p, weft_problem *rest) {
+    *rest = *p, rest->ntensors = 0;
+    for (int i = 0; i < p->ntensors; i++) {
+        const weft_tensor *t = &p->tensor[i];
+        if (t->role != WEFT_ROLE_DIFF_WEIGHTS || weft__is_first(t) || !weft__is_last(t))
+            rest->tensor[rest->ntensors++] = *t;
+    }
+    return rest->ntensors < p->ntensors;
+}
+
 VF_INLINE bool gemm_is_padded(const weft_problem *p) {
     for (int a = 0; a < 3; a++)
         if (p->pad_lo[a] || p->pad_hi[a]) return true;

@@ -11,7 +11,7 @@
  * Pairs:     the file that includes this says by GEMM_PAIRS whether products are of f32, or of bf16 by dot products of
  *            pairs of positions: then two rows of a strip become one of pairs
  * Roofline:  multiply-add peak
- * Assumes:   src and diff_dst dense in one layout, diff_weights dense channels-first
+ * Assumes:   src and diff_dst dense in one layout, diff_weights dense channels-first, or channels-last beside such data
  * Try:       weft bench conv2d:bwd_weights:f32:nchw:n1c256h56w56:o256k3p1 */
 #ifndef WEFT_CPU_CONV_GEMM_WEIGHTS_H
 #define WEFT_CPU_CONV_GEMM_WEIGHTS_H
@@ -35,6 +35,7 @@ enum {
 
 typedef struct params {
     bool last;                    /* channels-last */
+    bool weights_last;            /* diff_weights is [o][tap][channel], as the sums are */
     bool rows_here, columns_here; /* diff_dst, image: read where they are */
     int64_t run;                  /* elements of a row of a window that is copied at once; 0: no such rows */
     int64_t channels, outs;       /* parts of the channels and of the outputs of a group */
@@ -316,7 +317,7 @@ static void put_line(const job *q, const item *it, int64_t at, const float *line
 static void put_sums(const job *q, const item *it, const float *sums) {
     const gemm_view *v = &q->v;
     const int64_t np = gemm_split(it->vectors, GEMM_NV), mp = gemm_split(it->mr, GEMM_MR);
-    const bool whole = !q->d->run && it->n <= LINE;
+    const bool whole = !q->d->run && !q->d->weights_last && it->n <= LINE;
     float line[LINE + VF_LANES];
     for (int64_t k = 0; k < mp; k++) {
         const int64_t m0 = gemm_first(it->mr, mp, k), m1 = gemm_first(it->mr, mp, k + 1);
@@ -331,8 +332,9 @@ static void put_sums(const job *q, const item *it, const float *sums) {
                 for (int64_t n = n0, count; n < n1 && !q->d->run && !whole; n += count) {
                     const int64_t tap = n / it->cr, c = n - tap * it->cr;
                     count = WEFT__MIN(n1 - n, it->cr - c);
-                    gemm_put_run(&q->out, (o * v->ci + it->c0 + c) * v->taps + tap, v->taps, row + n - n0, count, 0,
-                                 false);
+                    const int64_t channel = it->c0 + c, first = (o * v->ci + channel) * v->taps + tap;
+                    const int64_t to = q->d->weights_last ? (o * v->taps + tap) * v->ci + channel : first;
+                    gemm_put_run(&q->out, to, q->d->weights_last ? 1 : v->taps, row + n - n0, count, 0, false);
                 }
             }
             if (whole) put_line(q, it, (o * v->ci + it->c0) * v->taps, line);
@@ -448,16 +450,25 @@ static size_t bias_bytes(const weft_problem *p, params *d, const gemm_view *v) {
     return (size_t)(d->bias_splits * cpu_round_up(v->groups * v->co, VF_LANES)) * sizeof(float);
 }
 
+/* The layout of everything but diff_weights; NULL, or why not. */
+static const char *layout_of(const weft_problem *p, params *d) {
+    weft_problem rest;
+    d->weights_last = gemm_drop_last(p, &rest);
+    d->last = cpu_layout_refusal(&rest, WEFT_LAYOUT_FIRST) != NULL;
+    if (d->weights_last && !d->last) return "diff_weights is channels-last beside channels-first data";
+    const char *reason = gemm_refusal(&rest, d->last ? WEFT_LAYOUT_LAST : WEFT_LAYOUT_FIRST);
+    if (reason && p->pass != WEFT_PASS_BWD_BIAS) return reason;
+    return p->pass == WEFT_PASS_BWD_BIAS && d->last && cpu_layout_refusal(p, WEFT_LAYOUT_LAST) ? reason : NULL;
+}
+
 static const char *plan(const weft_problem *p, const weft__hw *hw, int variant, weft__decision *out) {
     (void)variant;
-    const bool last = cpu_layout_refusal(p, WEFT_LAYOUT_FIRST) != NULL;
-    const char *reason = gemm_refusal(p, last ? WEFT_LAYOUT_LAST : WEFT_LAYOUT_FIRST);
-    if (reason && p->pass != WEFT_PASS_BWD_BIAS) return reason;
-    if (p->pass == WEFT_PASS_BWD_BIAS && last && cpu_layout_refusal(p, WEFT_LAYOUT_LAST)) return reason;
-    if (GEMM_PAIRS && !gemm_is_bf16(p)) return "not all is bf16";
     params *d = WEFT__PARAMS(params, out);
+    const char *reason = layout_of(p, d);
+    if (reason) return reason;
+    const bool last = d->last;
+    if (GEMM_PAIRS && !gemm_is_bf16(p)) return "not all is bf16";
     const gemm_view v = gemm_view_of(p, true, 0);
-    d->last = last;
     out->workspace = bias_bytes(p, d, &v);
     out->ns = cpu_cost(hw, weft__bytes(p), 0, 1);
     if (p->pass == WEFT_PASS_BWD_BIAS) return NULL;

@@ -24,6 +24,7 @@ enum { MOST = SUMS / 2 }; /* products of a tile */
 
 typedef struct params {
     grouped_slab slab;
+    bool weights_last;                      /* diff_weights is [o][tap][channel] */
     int64_t blocks, splits, items;          /* blocks of a bundle; parts of them */
     int64_t ld, width;                      /* floats of diff_dst of an output; results of a bundle, at most */
     size_t offsets, diff, partial, scratch; /* bytes; offsets, diff, scratch: of one slot */
@@ -116,10 +117,12 @@ static void add_lanes(const gemm_view *v, const float *sums, float *results) {
 static void find_offsets(const job *q, int64_t z, int64_t *to) {
     const gemm_view *v = &q->v;
     const grouped_slab *d = &q->d->slab;
-    for (int64_t c = 0; c < v->ci; c++)
-        for (int64_t r = 0; r < v->x[0].taps; r++)
-            for (int64_t s = 0; s < v->x[1].taps; s++)
-                for (int64_t t = 0; t < v->x[2].taps; t++) *to++ = c * d->channel + grouped_offset(d, v, z, r, s, t);
+    const bool last = q->d->weights_last; /* products are in the order of diff_weights */
+    for (int64_t i = 0; i < v->k; i++) {
+        const int64_t c = last ? i % v->ci : i / v->taps, tap = last ? i / v->ci : i % v->taps, across = v->x[2].taps;
+        const int64_t r = tap / across / v->x[1].taps, s = tap / across % v->x[1].taps;
+        *to++ = c * d->channel + grouped_offset(d, v, z, r, s, tap % across);
+    }
 }
 
 static void lay_diff(const job *q, const grouped_block *b, float *to) {
@@ -210,7 +213,10 @@ static const char *plan(const weft_problem *p, const weft__hw *hw, int variant, 
     params *d = WEFT__PARAMS(params, out);
     const gemm_view v = gemm_view_of(p, true, 0);
     bool last;
-    const char *reason = grouped_refusal(p, true, CHANNELS, &last);
+    weft_problem rest;
+    d->weights_last = gemm_drop_last(p, &rest);
+    const char *reason = grouped_refusal(&rest, true, CHANNELS, &last);
+    if (!reason && d->weights_last && !last) reason = "diff_weights is channels-last beside channels-first data";
     if (!reason) reason = grouped_cut(&d->slab, &v, last, SLAB_BYTES, 0);
     if (reason) return reason;
     d->blocks = v.n * d->slab.blocks * v.x[0].count;
