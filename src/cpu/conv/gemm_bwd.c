@@ -25,10 +25,9 @@ static const weft__kernel *const of_weights[] = {&WEFT__RECORD(conv_gemm_bwd_wei
                                                  &WEFT__RECORD(conv_grouped_bwd_weights),
                                                  &WEFT__RECORD(f32_conv_fft_bwd_weights_nchw)};
 
-enum { HALF = 224 }; /* bytes of the parameters of one half */
 typedef struct params {
     int data, weights; /* who solves it */
-    _Alignas(16) unsigned char half[2][HALF];
+    _Alignas(16) unsigned char half[2][GEMM_PARAMS];
 } params;
 
 /* The problem of one pass: that of the data without diff_weights, whose layout is not its own, and without the bias in
@@ -99,7 +98,7 @@ static const char *plan_of(const weft_problem *p, const weft__hw *hw, weft__deci
     if (reason && data_reason) return data_reason;
     if (reason && !exact) reason = choose(of_weights, nweights, true, &h, hw, &d->weights, &weights);
     if (reason) return reason;
-    memcpy(d->half[0], data.params, HALF), memcpy(d->half[1], weights.params, HALF);
+    memcpy(d->half[0], data.params, GEMM_PARAMS), memcpy(d->half[1], weights.params, GEMM_PARAMS);
     out->workspace = WEFT__MAX(data.workspace, weights.workspace);
     out->packed = data.packed;
     out->ns = data.ns + weights.ns;

@@ -28,6 +28,7 @@ typedef struct params {
     bool in_place;                                 /* weights are read where they lie */
     size_t weights, bias, panels, pieces, scratch; /* bytes: packed weights, 0: they come packed; bias; of one slot */
 } params;
+_Static_assert(sizeof(params) <= GEMM_PARAMS, "the kernels that use this one keep its parameters");
 
 typedef struct job {
     const weft__exec *e;

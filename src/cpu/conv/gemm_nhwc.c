@@ -20,6 +20,7 @@ typedef struct params {
     bool copied;
     size_t weights, bias, zeros, copy, pointers, scratch; /* bytes; copy, pointers, scratch: of one slot */
 } params;
+_Static_assert(sizeof(params) <= GEMM_PARAMS, "the kernels that use this one keep its parameters");
 
 typedef struct job {
     const weft__exec *e;

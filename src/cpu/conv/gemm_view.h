@@ -354,6 +354,7 @@ weft_status WEFT__ISA_NAME(weft__conv_grouped)(const weft__exec *e, const gemm_f
 weft_status WEFT__ISA_NAME(weft__winograd_nchw)(const weft__exec *e, const gemm_factors *f);
 weft_status WEFT__ISA_NAME(weft__fft_nchw)(const weft__exec *e, const gemm_factors *f);
 weft_status WEFT__ISA_NAME(weft__fft_weights)(const weft__exec *e, const gemm_factors *f);
+enum { GEMM_PARAMS = 224 };         /* bytes of the parameters of any kernel that others keep, at most */
 enum { GEMM_WEIGHTS_PARAMS = 128 }; /* bytes of the parameters of weft__gemm_weights, at most */
 
 /* ---------------------------------------------------------------- pairs of bf16
@@ -417,16 +418,18 @@ VF_INLINE const char *gemm_refusal(const weft_problem *p, weft_layout layout) {
     return reason;
 }
 
-/* The problem without a diff_weights that is [o][tap][channel], as PyTorch wants it beside channels-last data; true:
- * there was one. */
-static inline bool gemm_drop_last(const weft_problem *p, weft_problem *rest) {
-    *rest = *p, rest->ntensors = 0;
-    for (int i = 0; i < p->ntensors; i++) {
-        const weft_tensor *t = &p->tensor[i];
-        if (t->role != WEFT_ROLE_DIFF_WEIGHTS || weft__is_first(t) || !weft__is_last(t))
-            rest->tensor[rest->ntensors++] = *t;
-    }
-    return rest->ntensors < p->ntensors;
+/* Is diff_weights [o][tap][channel], as PyTorch wants it beside channels-last data? And the problem without it. */
+VF_INLINE bool gemm_weights_last(const weft_problem *p) {
+    const weft_tensor *t = weft__tensor(p, WEFT_ROLE_DIFF_WEIGHTS);
+    return t && !weft__is_first(t) && weft__is_last(t);
+}
+static inline weft_problem gemm_drop_last(const weft_problem *p) {
+    weft_problem rest = *p;
+    rest.ntensors = 0;
+    for (int i = 0; i < p->ntensors; i++)
+        if (p->tensor[i].role != WEFT_ROLE_DIFF_WEIGHTS || !gemm_weights_last(p))
+            rest.tensor[rest.ntensors++] = p->tensor[i];
+    return rest;
 }
 
 VF_INLINE bool gemm_is_padded(const weft_problem *p) {

@@ -452,8 +452,8 @@ static size_t bias_bytes(const weft_problem *p, params *d, const gemm_view *v) {
 
 /* The layout of everything but diff_weights; NULL, or why not. */
 static const char *layout_of(const weft_problem *p, params *d) {
-    weft_problem rest;
-    d->weights_last = gemm_drop_last(p, &rest);
+    const weft_problem rest = gemm_drop_last(p);
+    d->weights_last = gemm_weights_last(p);
     d->last = cpu_layout_refusal(&rest, WEFT_LAYOUT_FIRST) != NULL;
     if (d->weights_last && !d->last) return "diff_weights is channels-last beside channels-first data";
     const char *reason = gemm_refusal(&rest, d->last ? WEFT_LAYOUT_LAST : WEFT_LAYOUT_FIRST);

@@ -21,6 +21,7 @@ typedef struct params {
     int64_t items;                 /* of all views: bwd_data has one for each residue of the stride */
     size_t bias, offsets, scratch; /* bytes; offsets, scratch: of one slot */
 } params;
+_Static_assert(sizeof(params) <= GEMM_PARAMS, "the kernels that use this one keep its parameters");
 
 typedef struct job {
     const weft_problem *p;

@@ -24,17 +24,18 @@ enum { MOST = SUMS / 2 }; /* products of a tile */
 
 typedef struct params {
     grouped_slab slab;
-    bool weights_last;                      /* diff_weights is [o][tap][channel] */
     int64_t blocks, splits, items;          /* blocks of a bundle; parts of them */
     int64_t ld, width;                      /* floats of diff_dst of an output; results of a bundle, at most */
     size_t offsets, diff, partial, scratch; /* bytes; offsets, diff, scratch: of one slot */
 } params;
+_Static_assert(sizeof(params) <= GEMM_PARAMS, "the kernels that use this one keep its parameters");
 
 typedef struct job {
     const weft__exec *e;
     const params *d;
     gemm_view v;
     grouped_image src, diff;
+    bool weights_last; /* diff_weights is [o][tap][channel] */
     float *partial;
     gemm_scratch scratch;
     int64_t slots;
@@ -117,7 +118,7 @@ static void add_lanes(const gemm_view *v, const float *sums, float *results) {
 static void find_offsets(const job *q, int64_t z, int64_t *to) {
     const gemm_view *v = &q->v;
     const grouped_slab *d = &q->d->slab;
-    const bool last = q->d->weights_last; /* products are in the order of diff_weights */
+    const bool last = q->weights_last; /* products are in the order of diff_weights */
     for (int64_t i = 0; i < v->k; i++) {
         const int64_t c = last ? i % v->ci : i / v->taps, tap = last ? i / v->ci : i % v->taps, across = v->x[2].taps;
         const int64_t r = tap / across / v->x[1].taps, s = tap / across % v->x[1].taps;
@@ -201,6 +202,7 @@ static weft_status run(const weft__exec *e) {
     job q = {.e = e, .d = d, .v = gemm_view_of(p, true, 0), .slots = WEFT__MIN(d->items, GEMM_SLOTS)};
     q.src = grouped_image_of(e, WEFT_ROLE_SRC, p->c, p->in, d->slab.last);
     q.diff = grouped_image_of(e, WEFT_ROLE_DIFF_DST, p->o, p->out, d->slab.last);
+    q.weights_last = gemm_weights_last(p);
     q.partial = e->workspace;
     q.scratch.base = (char *)e->workspace + d->partial, q.scratch.bytes = d->scratch;
     weft__parallel(e->ctx, q.slots, task, &q);
@@ -213,10 +215,9 @@ static const char *plan(const weft_problem *p, const weft__hw *hw, int variant, 
     params *d = WEFT__PARAMS(params, out);
     const gemm_view v = gemm_view_of(p, true, 0);
     bool last;
-    weft_problem rest;
-    d->weights_last = gemm_drop_last(p, &rest);
+    const weft_problem rest = gemm_drop_last(p);
     const char *reason = grouped_refusal(&rest, true, CHANNELS, &last);
-    if (!reason && d->weights_last && !last) reason = "diff_weights is channels-last beside channels-first data";
+    if (!reason && gemm_weights_last(p) && !last) reason = "diff_weights is channels-last beside channels-first data";
     if (!reason) reason = grouped_cut(&d->slab, &v, last, SLAB_BYTES, 0);
     if (reason) return reason;
     d->blocks = v.n * d->slab.blocks * v.x[0].count;

@@ -46,12 +46,11 @@ static const product of_weights[] = {
     [DIRECT_FIRST] = {&WEFT__RECORD(conv_gemm_bwd_weights), WEFT__ISA_NAME(weft__gemm_weights)},
 };
 
-enum { HALF = 224 }; /* bytes of the parameters of one product */
 typedef struct params {
     int how;             /* which product */
     size_t planes, sums; /* bytes of the planes of the factors; of the running sums */
     size_t copy, extra;  /* of a masked copy of some images; of the gradients of weights of some */
-    _Alignas(16) unsigned char data[HALF], weights[HALF];
+    _Alignas(16) unsigned char data[GEMM_PARAMS], weights[GEMM_PARAMS];
 } params;
 
 /* ---------------------------------------------------------------- driver */
@@ -193,7 +192,7 @@ static const char *plan_with(const weft_problem *p, const weft__hw *hw, int how,
         reason = of_weights[how].kernel->plan(&h, hw, 0, &weights);
     }
     if (reason) return reason;
-    memcpy(d->data, data.params, HALF), memcpy(d->weights, weights.params, HALF);
+    memcpy(d->data, data.params, GEMM_PARAMS), memcpy(d->weights, weights.params, GEMM_PARAMS);
     out->workspace = d->planes + d->sums + d->copy + d->extra + WEFT__MAX(data.workspace, weights.workspace);
     out->packed = data.packed;
     out->ns = (data.ns + weights.ns) * (step ? (double)(p->n / step) : 1);
