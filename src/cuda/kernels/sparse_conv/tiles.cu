@@ -23,16 +23,16 @@ typedef struct turn_args { /* the transposed matrix */
 } turn_args;
 
 #ifndef __CUDACC_RTC__
-/* Outputs of a lane; small: less shared memory, more blocks. */
-static const char *const variants[] = {"y4", "y8", "y4s", "y8s", NULL};
+/* Outputs of a lane. */
+static const char *const variants[] = {"y4", "y8", NULL};
 
 static const char *plan(const weft_problem *p, const weft__hw *hw, int variant, weft__decision *d) {
     tile *t = WEFT__PARAMS(tile, d);
     const char *refusal = tiles_refusal(p);
     const pass s = pass_of(p);
     if (refusal) return refusal;
-    t->pixels = variant % 2 ? 8 : 4;
-    if ((refusal = tile_of(p, hw, variant < 2 ? 3 : 5, t))) return refusal;
+    t->pixels = variant ? 8 : 4;
+    if ((refusal = tile_of(p, hw, t))) return refusal;
     const int64_t nnz = p->attr[WEFT_SPARSE_NNZ], sets = cuda_ceil(s.outs, ROWS);
     d->workspace = (size_t)nnz * sizeof(spot) + (size_t)(sets * t->chunks) * (ROWS + 1) * sizeof(int32_t);
     if (p->pass != WEFT_PASS_FWD) d->workspace += (size_t)(s.outs + 1 + 2 * nnz) * sizeof(int32_t);
@@ -42,7 +42,7 @@ static const char *plan(const weft_problem *p, const weft__hw *hw, int variant, 
     const double copies = (double)(s.inside * s.outs) / BLOCK_ROWS;
     d->ns = cuda_ns(hw, weft__bytes(p), 0.5, p->pass == WEFT_PASS_FWD ? 3 : 4) +
             idle * tiles * 32 * t->pixels * ((double)nnz * 3.5 + 3.0 * copies) / lanes;
-    if (variant) d->ns *= 1.0 + 0.01 * variant;
+    if (variant) d->ns *= 1.01;
     return NULL;
 }
 

@@ -52,7 +52,7 @@ static int32_t part_floats(const tile *t) {
     return (int32_t)(t->tx == 32 ? inputs : cuda_ceil(WEFT__MAX(inputs - t->tx, 0), 32) * 32 + t->tx);
 }
 
-static const char *tile_of(const weft_problem *p, const weft__hw *hw, int64_t share, tile *t) {
+static const char *tile_of(const weft_problem *p, const weft__hw *hw, tile *t) {
     const pass s = pass_of(p);
     t->tx = (int32_t)WEFT__MAX(WEFT__MIN(cuda_power(s.out[2]), 32), 4);
     for (int a = 0; a < 3; a++) {
@@ -61,7 +61,8 @@ static const char *tile_of(const weft_problem *p, const weft__hw *hw, int64_t sh
         t->size[a] = (int32_t)((outs - 1) * p->stride[a] + reach + 1);
     }
     t->part = part_floats(t);
-    const int64_t room = (int64_t)hw->gpu->smem / share - WARPS * STAGE * (int64_t)sizeof(spot) - 1024;
+    /* three blocks of a multiprocessor */
+    const int64_t room = (int64_t)hw->gpu->smem / 3 - WARPS * STAGE * (int64_t)sizeof(spot) - 1024;
     const int64_t most = room / (2 * 4 * channel_floats(t));
     if (most < 4) return "tiles that do not fit into shared memory";
     t->chunks = (int32_t)cuda_ceil(s.inside, WEFT__MIN(most, 32));

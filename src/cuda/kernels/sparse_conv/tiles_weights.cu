@@ -39,7 +39,7 @@ static const char *plan(const weft_problem *p, const weft__hw *hw, int variant, 
     const char *refusal = tiles_refusal(p);
     if (refusal) return refusal;
     t->pixels = variant ? 8 : 4;
-    if ((refusal = tile_of(p, hw, 3, t))) return refusal;
+    if ((refusal = tile_of(p, hw, t))) return refusal;
     const int64_t nnz = p->attr[WEFT_SPARSE_NNZ], rows = cuda_ceil(p->o, BLOCK_ROWS);
     const int64_t tiles = cuda_ceil(t->parts, 32 / t->tx) * t->across;
     const int64_t fit = MOST_PARTIAL / (WEFT__MAX(nnz, 1) * (int64_t)sizeof(float));
