@@ -9,6 +9,8 @@
 
 #include "cpu/conv/gemm_view.h"
 
+enum { GROUPED_WANTED = 16 }; /* blocks */
+
 /* The blocks of rows of a view, and the slab of one of them: [channel][tap along depth][residue of row, of
  * column][row][pitch]. */
 typedef struct grouped_slab {
@@ -64,6 +66,10 @@ static inline const char *grouped_cut(grouped_slab *d, const gemm_view *v, bool 
     const int64_t planes = d->bundle * v->ci * WEFT__MAX(v->x[0].taps, 1) * sheets;
     int64_t fit = bytes / (planes * d->pitch * 4) - d->reach[1];
     if (outs) fit = WEFT__MIN(fit, WEFT__MAX(1, bytes / (d->bundle * outs * d->pitch * 4)));
+    if (outs) { /* one image of few groups is work for several threads, too */
+        const int64_t rows = v->x[1].count * d->bundles * v->n * v->x[0].count / GROUPED_WANTED;
+        fit = WEFT__MIN(fit, WEFT__MAX(rows, 2 * (d->reach[1] + 1)));
+    }
     if (fit < 1) return "one row of the group's input is larger than a cache";
     d->blocks = cpu_ceil(v->x[1].count, WEFT__MIN(fit, v->x[1].count));
     d->rows = cpu_ceil(v->x[1].count, d->blocks);

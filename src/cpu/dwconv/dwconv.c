@@ -97,6 +97,7 @@ static const char *plan_first(const weft_problem *p, const weft__hw *hw, int var
     d->workspace = (size_t)(f->slots * f->floats) * sizeof(float);
     const double lanes = (double)cpu_round_up(p->out[2], VF_LANES) / (double)p->out[2];
     d->ns = dw_cost(p, hw, WEFT__MIN(lanes, 2), dw_first_extra(p));
+    if (VF_LANES == 8 && weft__dtype_size(p->tensor[0].dtype) == 2) d->ns *= 1.25; /* widening, vector by vector */
     const double rows = (double)(p->n * p->c * g.ins) * (double)(g.in[0] * g.in[1]) / hw->threads;
     if (!f->in_place && g.in[2] < 2 * VF_LANES) d->ns += 8 * rows; /* what a short row costs to copy */
     if (VF_LANES < 16 && f->in_place && g.in[2] < 2 * VF_LANES)    /* or to load by mask, and a small plane */

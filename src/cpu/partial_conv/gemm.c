@@ -200,9 +200,18 @@ static const char *plan_with(const weft_problem *p, const weft__hw *hw, int how,
     return NULL;
 }
 
+/* Results are scaled in runs of one row, of `most` positions at most: ns on one thread. */
+static double scaled_ns(const weft_problem *p, int64_t most) {
+    const int64_t runs = p->out[0] * p->out[1] * cpu_ceil(p->out[2], WEFT__MAX(most, 1));
+    return p->pass == WEFT_PASS_FWD ? 40 * (double)(p->n * p->o) * (double)runs : 0;
+}
+
 static const char *plan(const weft_problem *p, const weft__hw *hw, int variant, weft__decision *out) {
     (void)variant;
-    return plan_with(p, hw, cpu_layout_refusal(p, WEFT_LAYOUT_FIRST) ? GEMM_LAST : GEMM_FIRST, out);
+    const bool last = cpu_layout_refusal(p, WEFT_LAYOUT_FIRST) != NULL;
+    const char *reason = plan_with(p, hw, last ? GEMM_LAST : GEMM_FIRST, out);
+    if (!reason && !last) out->ns += scaled_ns(p, GEMM_NR) / hw->threads;
+    return reason;
 }
 static const char *plan_fft(const weft_problem *p, const weft__hw *hw, int variant, weft__decision *out) {
     (void)variant;
@@ -215,7 +224,10 @@ static const char *plan_winograd(const weft_problem *p, const weft__hw *hw, int 
 static const char *plan_direct(const weft_problem *p, const weft__hw *hw, int variant, weft__decision *out) {
     (void)variant;
     const char *reason = cpu_layout_refusal(p, WEFT_LAYOUT_FIRST);
-    return reason ? reason : plan_with(p, hw, DIRECT_FIRST, out);
+    if (!reason) reason = plan_with(p, hw, DIRECT_FIRST, out);
+    const double laid = (double)(p->n * p->c) * (double)(p->in[0] * p->in[1]);
+    if (!reason) out->ns += (scaled_ns(p, p->out[2]) + 20 * laid) / hw->threads; /* rows are laid, then masked */
+    return reason;
 }
 
 WEFT__KERNEL(partial_conv_gemm) = {
