@@ -42,7 +42,7 @@ static const char *plan(const weft_problem *p, const weft__hw *hw, int variant, 
     const double copies = (double)(s.inside * s.outs) / BLOCK_ROWS;
     d->ns = cuda_ns(hw, weft__bytes(p), 0.5, p->pass == WEFT_PASS_FWD ? 3 : 4) +
             idle * tiles * 32 * t->pixels * ((double)nnz * 3.5 + 3.0 * copies) / lanes;
-    if (variant) d->ns *= 1.01;
+    d->ns *= variant ? 1.01 * UNTIMED : UNTIMED;
     return NULL;
 }
 

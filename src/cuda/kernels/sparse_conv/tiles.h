@@ -14,6 +14,7 @@
 
 enum { ROWS = 4, WARPS = THREADS / 32, BLOCK_ROWS = ROWS * WARPS, STAGE = 128, MOST_CHUNKS = 256 };
 enum { SORTERS = 32 * ROWS }; /* threads of a block that sorts */
+enum { UNTIMED = 4 };         /* times the estimate, until they were timed on a GPU: taken where nothing else is */
 
 typedef struct spot { /* an entry: the offset of its input from an output's first in a tile */
     int32_t at;

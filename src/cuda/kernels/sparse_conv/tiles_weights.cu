@@ -52,6 +52,7 @@ static const char *plan(const weft_problem *p, const weft__hw *hw, int variant, 
     const double each = (double)nnz * 4.0 + 3.0 * (double)(p->c / p->groups * p->o) / BLOCK_ROWS;
     d->ns = cuda_ns(hw, weft__bytes(p), 0.5, 4 + is_biased(p)) +
             idle * (double)tiles * 32 * t->pixels * each / (0.5 * hw->gpu->gflops * 0.6) * (variant ? 1 : 1.1);
+    d->ns *= UNTIMED;
     return NULL;
 }
 
