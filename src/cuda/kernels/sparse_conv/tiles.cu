@@ -169,17 +169,9 @@ extern "C" __global__ void __launch_bounds__(THREADS) sparse_tiles(const __grid_
     loader l;
     l.open(t, parts, x, (int64_t)blockIdx.y * BLOCK_ROWS / a.outs);
     float sum[ROWS][PIXELS] = {};
-    l.load(a, 0, tiles);
-    ptx_copy_commit();
-    for (int chunk = 0; chunk < t.chunks; chunk++) {
-        if (chunk + 1 < t.chunks) l.load(a, chunk + 1, tiles + (chunk + 1) % 2 * (CHUNK * CHANNEL));
-        ptx_copy_commit();
-        ptx_copy_wait<1>();
-        __syncthreads();
-        const float *tile = tiles + chunk % 2 * (CHUNK * CHANNEL) + lane / TX * PART + lane % TX * S2;
+    l.each_chunk(t, [&](int chunk, const float *tile) {
         if (works) add_entries(t, set, chunk, tile, stage, sum);
-        __syncthreads();
-    }
+    });
     const part p = part_at(t, parts + lane / TX);
     const int column = x + lane % TX;
     if (!works || p.n < 0 || column >= a.out[2]) return;

@@ -178,6 +178,7 @@ struct loader {
     const T *from[LOADS];
     bool there[LOADS];
 
+    /* The first chunk is on its way then. */
     __device__ __forceinline__ void open(const tiles_args &t, int parts, int x, int64_t group) {
         const sparse_args &a = t.a;
 #pragma unroll
@@ -191,6 +192,8 @@ struct loader {
             from[i] = (const T *)a.src;
             if (there[i]) from[i] += p.n * a.image + group * a.group + ((int64_t)sz * a.in[1] + sy) * a.in[2] + sx;
         }
+        load(a, 0, tiles);
+        ptx_copy_commit();
     }
 
     __device__ __forceinline__ void load(const sparse_args &a, int chunk, float *to) const {
@@ -208,6 +211,19 @@ struct loader {
                 else
                     to[c * CHANNEL + place] = there[i] ? widen(*at) : 0;
             }
+    }
+
+    /* add(chunk, this lane's first input in its tile) for each chunk, while the next one is on its way. */
+    template <class F> __device__ __forceinline__ void each_chunk(const tiles_args &t, const F &add) const {
+        const int lane = (int)threadIdx.x % 32;
+        for (int chunk = 0; chunk < t.chunks; chunk++) {
+            if (chunk + 1 < t.chunks) load(t.a, chunk + 1, tiles + (chunk + 1) % 2 * (CHUNK * CHANNEL));
+            ptx_copy_commit();
+            ptx_copy_wait<1>();
+            __syncthreads();
+            add(chunk, tiles + chunk % 2 * (CHUNK * CHANNEL) + lane / TX * PART + lane % TX * S2);
+            __syncthreads();
+        }
     }
 };
 

@@ -168,8 +168,7 @@ static __device__ __forceinline__ void add_sums(const tiles_args &t, int64_t set
 extern "C" __global__ void __launch_bounds__(THREADS, 2) sparse_tiles_weights(const __grid_constant__ weights_args w) {
     const tiles_args &t = w.t;
     const sparse_args &a = t.a;
-    const int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32;
-    const int64_t set = (int64_t)blockIdx.y * WARPS + warp;
+    const int64_t set = (int64_t)blockIdx.y * WARPS + (int)threadIdx.x / 32;
     const bool works = set * ROWS < a.channels;
     const int begin = (int)blockIdx.x * w.per, end = min(begin + w.per, w.tiles);
     float *const partial = w.partial + blockIdx.x * a.nnz;
@@ -178,18 +177,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) sparse_tiles_weights(co
         loader l;
         gradients dy;
         l.open(t, parts, x, (int64_t)blockIdx.y * BLOCK_ROWS / a.outs);
-        l.load(a, 0, tiles);
-        ptx_copy_commit();
         load_gradients(t, set, parts, x, dy);
-        for (int chunk = 0; chunk < t.chunks; chunk++) {
-            if (chunk + 1 < t.chunks) l.load(a, chunk + 1, tiles + (chunk + 1) % 2 * (CHUNK * CHANNEL));
-            ptx_copy_commit();
-            ptx_copy_wait<1>();
-            __syncthreads();
-            const float *tile = tiles + chunk % 2 * (CHUNK * CHANNEL) + lane / TX * PART + lane % TX * S2;
+        l.each_chunk(t, [&](int chunk, const float *tile) {
             if (works) add_sums(t, set, chunk, tile, dy, partial, i == begin);
-            __syncthreads();
-        }
+        });
     }
 }
 
