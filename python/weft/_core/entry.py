@@ -6,6 +6,8 @@ interface, so every fact is compared here with what Python says; if one does not
 from __future__ import annotations
 
 import ctypes
+import functools
+import operator
 import os
 import sys
 from collections.abc import Callable
@@ -40,10 +42,7 @@ def _cuda_keys() -> tuple[int, int]:
     -1, -1: they do not follow it."""
     def rule(device: str, inference: bool) -> int:
         keys = [device, f"Autocast{device}"] + ([] if inference else [f"Autograd{device}", "ADInplaceOrView"])
-        made = torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, device))
-        for key in keys[1:]:
-            made = made | torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, key))
-        return made.raw_repr()
+        return functools.reduce(operator.or_, (torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, key)) for key in keys)).raw_repr()
 
     known = [torch._C._dispatch_keys(torch.empty(1, device="cpu")).raw_repr()]
     with torch.inference_mode():
