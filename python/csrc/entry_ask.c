@@ -23,6 +23,8 @@ static bool make_gradient(weft_problem *p, weft_problem *back) {
 /* Is the gradient of a problem PyTorch's, as the planner would have it? Of elements it is always PyTorch's formula. */
 static bool leaves_gradient(weft_problem *p) {
     weft_problem back = WEFT_PROBLEM_INIT;
+    const bool pools = p->op == WEFT_OP_MAX_POOL || p->op == WEFT_OP_AVG_POOL || p->op == WEFT_OP_ADAPTIVE_AVG_POOL;
+    if (pools && p->device == WEFT_DEVICE_CUDA) return false; /* its sums have no order, or are wrong: entry_seat.c */
     if (p->op == WEFT_OP_RELU || p->op == WEFT_OP_CLIP || p->op == WEFT_OP_TANH || p->op == WEFT_OP_SIGMOID)
         return true;
     if (!make_gradient(p, &back)) return false;

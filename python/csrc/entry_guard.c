@@ -23,6 +23,7 @@ static struct {
     size_t offset;                        /* of a tensor's key set in its implementation */
     uint64_t keys[4];                     /* of a plain tensor: KEYS_... */
     uint64_t inference[2];                /* the thread's words in inference mode */
+    uint64_t idle;                        /* of the second word: keys that no plain tensor has */
     py_object *dtype[4];
     int32_t code[4];
 } facts;
@@ -35,10 +36,16 @@ static uint64_t *keys_here(void) {
     return keys;
 }
 
-bool entry_is_plain_here(void) {
+/* PyTorch's own backward may call back, as a checkpoint's, with the handling of conjugate views excluded. */
+static bool keys_are(uint64_t included, uint64_t excluded) {
     const uint64_t *keys = keys_here();
-    return ((!keys[0] && !keys[1]) || !memcmp(keys, facts.inference, sizeof(facts.inference))) &&
-           !torch.function_modes() && !torch.has_callbacks() &&
+    return keys[0] == included && !((keys[1] ^ excluded) & ~facts.idle);
+}
+
+static bool is_inference(void) { return keys_are(facts.inference[0], facts.inference[1]); }
+
+bool entry_is_plain_here(void) {
+    return (keys_are(0, 0) || is_inference()) && !torch.function_modes() && !torch.has_callbacks() &&
            py.PyDict_GetItem(facts.levels, facts.level) == facts.no_level;
 }
 
@@ -73,10 +80,9 @@ bool entry_read_dtype(const py_object *object, int64_t *code) {
 
 bool entry_requires_grad(const wt_tensor *t) { return t->handle && torch.requires_grad(*(void **)t->handle); }
 bool entry_may_write(const py_object *tensor) {
-    const bool inference = !memcmp(keys_here(), facts.inference, sizeof(facts.inference));
     const uint64_t keys = keys_of(tensor);
     const bool normal = keys == facts.keys[KEYS_PLAIN] || keys == facts.keys[KEYS_CUDA];
-    return !torch.requires_grad(impl_of(tensor)) && (inference || normal);
+    return !torch.requires_grad(impl_of(tensor)) && (is_inference() || normal);
 }
 bool entry_records(void) { return torch.records(); }
 
@@ -123,17 +129,19 @@ static bool find_all(void) {
     return torch.function_modes && torch.has_callbacks && torch.records && torch.requires_grad && torch.wrap;
 }
 
-/* (Tensor, Parameter, dict of torch.autograd.forward_ad, "_current_level", -1, four types of data): kept for good; and
- * the key sets of CUDA tensors, plain and of inference mode, -1 where they are not known. */
+/* (Tensor, Parameter, dict of torch.autograd.forward_ad, "_current_level", -1, four types of data): kept for good; the
+ * key sets of CUDA tensors, plain and of inference mode, -1 where they are not known; and the keys that no plain tensor
+ * has. */
 static py_object *begin(py_object *self, py_object *const *args, intptr_t nargs) {
     (void)self;
-    if (nargs != 11 || !find_all()) return entry_refuse();
+    if (nargs != 12 || !find_all()) return entry_refuse();
     for (int i = 0; i < 9; i++) py.Py_IncRef(args[i]);
     for (int i = 0; i < 4; i++) facts.dtype[i] = args[5 + i];
     facts.code[0] = wt.aoti_torch_dtype_float32(), facts.code[1] = wt.aoti_torch_dtype_float64();
     facts.code[2] = wt.aoti_torch_dtype_float16(), facts.code[3] = wt.aoti_torch_dtype_bfloat16();
     facts.tensor = args[0], facts.parameter = args[1];
     for (int i = 0; i < 2; i++) facts.keys[KEYS_CUDA + i] = (uint64_t)py.PyLong_AsLongLong(args[9 + i]);
+    facts.idle = (uint64_t)py.PyLong_AsLongLong(args[11]);
     facts.levels = args[2], facts.level = args[3], facts.no_level = args[4];
     return entry_none();
 }

@@ -351,6 +351,20 @@ def test_hooks(name):
     assert 1 in seen and 2 in seen
 
 
+@pytest.mark.skipif(not _entry.available, reason="there are no entries")
+def test_a_call_from_a_backward_is_plain():
+    """On CUDA, PyTorch's backward runs the function of a checkpoint with the handling of conjugate views excluded: the call must record the same
+    graph as before, so the entry answers it."""
+    x, = depthwise(True)[:1]
+    arguments = x, 2, (), 0, False, True, None
+    graphs = [type(_entry.front("avg_pool2d")(*arguments).grad_fn)]
+    with torch._C._ExcludeDispatchKeyGuard(torch._C.DispatchKeySet(torch._C.DispatchKey.Conjugate)):
+        graphs.append(type(_entry.front("avg_pool2d")(*arguments).grad_fn))
+    with torch._C._ExcludeDispatchKeyGuard(torch._C.DispatchKeySet(torch._C.DispatchKey.AutogradCPU)):
+        assert _entry.front("avg_pool2d")(*arguments) is NotImplemented
+    assert graphs[0] is graphs[1]
+
+
 @some
 def test_threads(name):
     call, x, w, want = warm(name)

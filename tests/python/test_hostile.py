@@ -18,6 +18,7 @@ CHANGED = {
     "conv1d": lambda d: W.conv1d(_images(d, 1), torch.randn(4, 4, 3, device=d)),
     "conv2d-unbatched": lambda d: W.conv2d(_images(d, 2)[0], torch.randn(4, 4, 3, 3, device=d)),
     "conv3d-unbatched": lambda d: W.conv3d(_images(d, 3)[0], torch.randn(4, 4, 1, 3, 3, device=d)),
+    "conv2d-unbatched-double": lambda d: W.conv2d(_images(d, 2)[0].double(), torch.randn(4, 4, 3, 3, device=d).double()),
     "conv_transpose1d": lambda d: W.conv_transpose1d(_images(d, 1), torch.randn(4, 4, 3, device=d)),
     "conv_transpose2d-unbatched": lambda d: W.conv_transpose2d(_images(d, 2)[0], torch.randn(4, 4, 3, 3, device=d)),
     "unfold": lambda d: W.unfold(_images(d, 2), 3),

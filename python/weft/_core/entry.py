@@ -37,12 +37,15 @@ def _refuse(*args: Any) -> Any:
     return NotImplemented
 
 
+def _raw(*names: str) -> int:
+    return functools.reduce(operator.or_, (torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, name)) for name in names)).raw_repr()
+
+
 def _cuda_keys() -> tuple[int, int]:
     """The key sets of a plain CUDA tensor and of one of inference mode, by the rule that those of the CPU follow: a CUDA tensor would start CUDA.
     -1, -1: they do not follow it."""
     def rule(device: str, inference: bool) -> int:
-        keys = [device, f"Autocast{device}"] + ([] if inference else [f"Autograd{device}", "ADInplaceOrView"])
-        return functools.reduce(operator.or_, (torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, key)) for key in keys)).raw_repr()
+        return _raw(device, f"Autocast{device}", *() if inference else (f"Autograd{device}", "ADInplaceOrView"))
 
     known = [torch._C._dispatch_keys(torch.empty(1, device="cpu")).raw_repr()]
     with torch.inference_mode():
@@ -55,7 +58,8 @@ def _cuda_keys() -> tuple[int, int]:
 def _test(begin: Callable, tensor: Callable, thread: Callable) -> bool:
     """Whether all that the entries read is as they take it to be."""
     types = torch.float32, torch.float64, torch.float16, torch.bfloat16
-    if begin(torch.Tensor, torch.nn.Parameter, _forward_ad.__dict__, "_current_level", -1, *types, *_cuda_keys()) is NotImplemented:
+    idle = _raw("Conjugate", "Negative", "ZeroTensor")
+    if begin(torch.Tensor, torch.nn.Parameter, _forward_ad.__dict__, "_current_level", -1, *types, *_cuda_keys(), idle) is NotImplemented:
         return False
 
     def fits(t: torch.Tensor, inference: bool = False) -> bool:
@@ -71,7 +75,9 @@ def _test(begin: Callable, tensor: Callable, thread: Callable) -> bool:
     states, records = [thread(), known], torch.is_grad_enabled()
     with torch.no_grad():
         states.append(thread())
-    expected = [(True, records), (True, False), (True, False)]
+    with torch._C._ExcludeDispatchKeyGuard(torch._C.DispatchKeySet(torch._C.DispatchKey.Conjugate)):
+        states.append(thread())
+    expected = [(True, records), (True, False), (True, False), (True, records)]
     others = [torch.autocast("cpu", torch.bfloat16), torch.overrides.TorchFunctionMode(), torch.utils._python_dispatch.TorchDispatchMode(),
               torch._C._AutoDispatchBelowAutograd(), _forward_ad.dual_level()]
     for context in others:

@@ -168,8 +168,9 @@ def _backward(grad, input, weight, stride, padding, dilation, groups, transposed
 
 def _is_plain(input, weight, padding, act):
     """A call that PyTorch's function computes, in the format that the operator is told to have: that of the data, whatever the weights'. In
-    channels-last it may write outside of its memory, too: python/csrc/seat_conv.c."""
-    return not act and _is_even(padding) and input.is_contiguous() and weight.is_contiguous() and weight.stride(-1) == 1
+    channels-last it may write outside of its memory, too: python/csrc/seat_conv.c. Of one image it gives a view, which nobody may change in place."""
+    return (not act and _is_even(padding) and input.is_contiguous() and weight.is_contiguous() and weight.stride(-1) == 1
+            and input.dim() == weight.dim())
 
 
 def _native_conv(input, weight, bias, stride, padding, dilation, groups, act, lo, hi):
