@@ -33,6 +33,7 @@ bool entry_requires_grad(const wt_tensor *t);
 bool entry_may_write(
     const py_object *tensor);            /* one of inference mode only there, one that requires a gradient never */
 bool entry_records(void);                /* gradient mode */
+bool entry_is_deterministic(void);       /* torch.use_deterministic_algorithms */
 py_object *entry_wrap(wt_handle tensor); /* a new object; the handle is freed */
 py_object *entry_none(void);
 py_object *entry_bool(bool value);

@@ -1,5 +1,6 @@
 /* Who would compute a call, forward and backward? The operator plans and stops there; its gradient is planned from its
  * problem. */
+#include <math.h>
 #include <string.h>
 
 #include "entry.h"
@@ -20,13 +21,22 @@ static bool make_gradient(weft_problem *p, weft_problem *back) {
     return weft_problem_parse(back, text) == WEFT_OK;
 }
 
+/* On CUDA PyTorch's gradients of pooling add up in any order, or come out wrong (entry_seat.c), but for averages of
+ * channels-first images and for means. */
+static bool may_leave_pooling(const weft_problem *p) {
+    const weft_tensor *src = weft_problem_find(p, WEFT_ROLE_SRC);
+    const int64_t *to = &p->attr[WEFT_ADAPTIVE_AVG_POOL_TO];
+    if (p->op == WEFT_OP_ADAPTIVE_AVG_POOL) return to[0] <= 1 && to[1] <= 1 && to[2] <= 1;
+    return p->op == WEFT_OP_AVG_POOL && p->rank == 2 && src->layout == WEFT_LAYOUT_FIRST;
+}
+
 /* Is the gradient of a problem PyTorch's, as the planner would have it? Of elements it is always PyTorch's formula. */
 static bool leaves_gradient(weft_problem *p) {
     weft_problem back = WEFT_PROBLEM_INIT;
     const bool pools = p->op == WEFT_OP_MAX_POOL || p->op == WEFT_OP_AVG_POOL || p->op == WEFT_OP_ADAPTIVE_AVG_POOL;
-    if (pools && p->device == WEFT_DEVICE_CUDA) return false; /* its sums have no order, or are wrong: entry_seat.c */
     if (p->op == WEFT_OP_RELU || p->op == WEFT_OP_CLIP || p->op == WEFT_OP_TANH || p->op == WEFT_OP_SIGMOID)
         return true;
+    if (pools && p->device == WEFT_DEVICE_CUDA && !may_leave_pooling(p)) return false;
     if (!make_gradient(p, &back)) return false;
     wt_rehearse(wt_never, NULL);
     weft_plan *plan = wt_plan_by(&back, true, WEFT_ENGINE_ALL);
@@ -36,29 +46,40 @@ static bool leaves_gradient(weft_problem *p) {
     return torchs;
 }
 
-/* ns that PyTorch would save, beside the best of weft's kernels. */
-static double gain_of_torch(weft_problem *p) {
+/* Estimates in ns: of the best of weft's kernels, and of PyTorch's. */
+typedef struct both_sides {
+    double weft, torch;
+} both_sides;
+
+static void add_estimates(weft_problem *p, both_sides *to) {
     wt_rehearse(wt_never, NULL);
-    const double theirs = wt_external_ns(p);
+    const double torch = wt_external_ns(p);
     weft_plan *plan = wt_plan_by(p, true, WEFT_ENGINE_ALL & ~(uint32_t)WEFT_ENGINE_EXTERNAL);
     wt_rehearse(NULL, NULL);
-    const double ours = plan ? wt_estimate(plan) : theirs;
+    to->torch += torch;
+    to->weft += plan ? wt_estimate(plan) : torch;
     weft_plan_release(plan);
-    return ours - theirs;
 }
 
 /* Both passes are PyTorch's or both are weft's, whose gradient is recorded from Python: one of each would have the cost
  * of either. */
 static bool goes_together(const wt_question *q) {
     const int op = q->problem.op;
-    return q->allowed && !wt_settings()->pin[0] && q->problem.device == WEFT_DEVICE_CPU &&
+    return q->allowed && !wt_settings()->pin[0] &&
            (op == WEFT_OP_SOFTMAX || op == WEFT_OP_LOG_SOFTMAX || op == WEFT_OP_BATCH_NORM);
 }
+
+/* On the CPU what Python costs is added to weft's computing. A GPU computes meanwhile: it waits for whichever takes
+ * longer. The host's times are those of an H200's. */
 static bool leaves_both(weft_problem *p) {
-    enum { RECORDED_NS = 80000 };
+    const double recorded = 80e3, cuda_weft = 240e3, cuda_torch = 150e3;
     weft_problem back = WEFT_PROBLEM_INIT;
-    const double gain = gain_of_torch(p) + RECORDED_NS;
-    return make_gradient(p, &back) && gain + gain_of_torch(&back) > 0;
+    both_sides ns = {0, 0};
+    add_estimates(p, &ns);
+    if (!make_gradient(p, &back)) return false;
+    add_estimates(&back, &ns);
+    if (p->device == WEFT_DEVICE_CPU) return ns.weft + recorded > ns.torch;
+    return fmax(ns.weft, cuda_weft) > fmax(ns.torch, cuda_torch);
 }
 
 /* leaves(operator's number, gradient, its arguments...) -> True if the planner leaves the call to PyTorch; with

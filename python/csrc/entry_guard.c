@@ -7,7 +7,8 @@
 
 /* Names as C++ has them: c10::impl::raw_local_dispatch_key_set (a variable of each thread, two words, both 0 in plain
  * eager mode), at::impl::PythonTorchFunctionTLS::stack_len(), at::hasCallbacks(), c10::GradMode::is_enabled(),
- * c10::TensorImpl::requires_grad() const, THPVariable_Wrap(const TensorBase &) and its older form by value. */
+ * c10::TensorImpl::requires_grad() const, THPVariable_Wrap(const TensorBase &) and its older form by value,
+ * at::globalContext(), at::Context::deterministicAlgorithms() const. */
 #define KEYS "_ZN3c104impl26raw_local_dispatch_key_setE"
 static struct {
     void *c10;
@@ -16,6 +17,8 @@ static struct {
     bool (*records)(void);
     bool (*requires_grad)(const void *impl);
     py_object *(*wrap)(const void *tensor);
+    const void *(*context)(void);
+    bool (*deterministic)(const void *context);
 } torch;
 static struct {
     py_object *tensor, *parameter;        /* the two exact types that are plain */
@@ -85,6 +88,7 @@ bool entry_may_write(const py_object *tensor) {
     return !torch.requires_grad(impl_of(tensor)) && (is_inference() || normal);
 }
 bool entry_records(void) { return torch.records(); }
+bool entry_is_deterministic(void) { return torch.deterministic(torch.context()); }
 
 py_object *entry_wrap(wt_handle tensor) {
     py_object *made = torch.wrap(tensor);
@@ -121,12 +125,15 @@ static bool find_all(void) {
 #define FIND(to, library, ...) *(void **)&torch.to = find(library, (const char *const[]){__VA_ARGS__, NULL})
     FIND(function_modes, "libtorch_cpu.so", "_ZN2at4impl22PythonTorchFunctionTLS9stack_lenEv");
     FIND(has_callbacks, "libtorch_cpu.so", "_ZN2at12hasCallbacksEv");
+    FIND(context, "libtorch_cpu.so", "_ZN2at13globalContextEv");
+    FIND(deterministic, "libtorch_cpu.so", "_ZNK2at7Context23deterministicAlgorithmsEv");
     FIND(records, "libc10.so", "_ZN3c108GradMode10is_enabledEv");
     FIND(requires_grad, "libc10.so", "_ZNK3c1010TensorImpl13requires_gradEv");
     FIND(wrap, "libtorch_python.so", "_Z16THPVariable_WrapRKN2at10TensorBaseE",
          "_Z16THPVariable_WrapN2at10TensorBaseE");
 #undef FIND
-    return torch.function_modes && torch.has_callbacks && torch.records && torch.requires_grad && torch.wrap;
+    return torch.function_modes && torch.has_callbacks && torch.records && torch.requires_grad && torch.wrap &&
+           torch.context && torch.deterministic;
 }
 
 /* (Tensor, Parameter, dict of torch.autograd.forward_ad, "_current_level", -1, four types of data): kept for good; the
@@ -167,18 +174,15 @@ static py_object *test_tensor(py_object *self, py_object *const *args, intptr_t 
     return entry_none();
 }
 
-/* What this thread's state is: bit 0 plain, 1 gradients; with True its words are kept as those of inference mode. */
+/* What this thread's state is: plain, gradients, deterministic algorithms. With True its words are kept as those of
+ * inference mode. */
 static py_object *test_thread(py_object *self, py_object *const *args, intptr_t nargs) {
     (void)self;
     if (nargs == 1 && args[0] == py._Py_TrueStruct) memcpy(facts.inference, keys_here(), sizeof(facts.inference));
-    py_object *state[] = {py._Py_FalseStruct, py._Py_TrueStruct};
-    py_object *pair = py.PyTuple_New(2), *first = state[entry_is_plain_here()], *second = state[entry_records()];
-    if (!pair) return NULL;
-    py.Py_IncRef(first);
-    py.Py_IncRef(second);
-    py.PyTuple_SetItem(pair, 0, first);
-    py.PyTuple_SetItem(pair, 1, second);
-    return pair;
+    const bool state[] = {entry_is_plain_here(), entry_records(), entry_is_deterministic()};
+    py_object *made = py.PyTuple_New(3);
+    for (int i = 0; made && i < 3; i++) py.PyTuple_SetItem(made, i, entry_bool(state[i]));
+    return made;
 }
 
 /* The builtins of the test by number; NULL: no more. Called with the GIL. */

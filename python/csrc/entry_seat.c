@@ -79,12 +79,13 @@ static bool turns_format(const entry_call *k, const seat_entry *e) {
     return wt_is_last(&v) && !(out->rank == x->rank && out->strides[1] < out->strides[rank + 1]);
 }
 
-/* May PyTorch compute the gradient of this pooling? On CUDA it adds up in any order, and averages of channels-last data
- * come out wrong: only averages of channels-first data are left to it. */
+/* May PyTorch compute the gradient of this pooling? On CUDA its sums have an order only for channels-first data (for a
+ * maximum it refuses where an order is asked for), and its averages of channels-last data are wrong. */
 static bool may_leave_gradient(const entry_call *k) {
     if (is_conv(k) || !entry_on_cuda(k)) return true;
     wt_view v = wt_see(&k->in[0], 2);
-    return k->front->kind == ENTRY_AVG_POOL && wt_is_dense(&v, false);
+    return wt_is_dense(&v, false) &&
+           (k->front->kind == ENTRY_AVG_POOL || (k->front->kind == ENTRY_MAX_POOL && !entry_is_deterministic()));
 }
 
 /* Max pooling in training: the seat's index is PyTorch's, 8 bytes for each window; that of weft's operator is one byte,

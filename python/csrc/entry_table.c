@@ -1,6 +1,7 @@
 /* What was decided for a call of a front, by all that the decision depends on: sizes, strides, types and alignment
- * of its tensors, which of them want a gradient, its settings, those of weft.backends, the number of threads.
- * Bounded: a program of ever new sizes starts again from an empty table. Used under the GIL. */
+ * of its tensors, which of them want a gradient, its settings, those of weft.backends, the number of threads, whether
+ * deterministic algorithms are asked for. Bounded: a program of ever new sizes starts again from an empty table. Used
+ * under the GIL. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -86,7 +87,8 @@ bool entry_make_key(entry_call *k) {
     wt.torch_get_num_threads(&threads);
     k->words = 0;
     k->word[k->words++] = (int64_t)(uintptr_t)k->front;
-    k->word[k->words++] = wt_seat_settings() << 24 | (int64_t)threads << 1 | k->records;
+    k->word[k->words++] =
+        wt_seat_settings() << 24 | (int64_t)threads << 2 | (int64_t)entry_is_deterministic() << 1 | k->records;
     for (int i = 0; i < k->front->tensors; i++)
         if (!put_tensor(k, i)) return false;
     k->settings = k->words;

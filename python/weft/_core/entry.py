@@ -72,18 +72,18 @@ def _test(begin: Callable, tensor: Callable, thread: Callable) -> bool:
         known = thread(True)
     if not all([fits(t) for t in kinds] + [fits(t, True) for t in kinds_inference] + [fits(torch.empty(4, device="meta")), fits(x)]):
         return False
-    states, records = [thread(), known], torch.is_grad_enabled()
+    states, records, order = [thread(), known], torch.is_grad_enabled(), torch.are_deterministic_algorithms_enabled()
     with torch.no_grad():
         states.append(thread())
     with torch._C._ExcludeDispatchKeyGuard(torch._C.DispatchKeySet(torch._C.DispatchKey.Conjugate)):
         states.append(thread())
-    expected = [(True, records), (True, False), (True, False), (True, records)]
+    expected = [(True, records, order), (True, False, order), (True, False, order), (True, records, order)]
     others = [torch.autocast("cpu", torch.bfloat16), torch.overrides.TorchFunctionMode(), torch.utils._python_dispatch.TorchDispatchMode(),
               torch._C._AutoDispatchBelowAutograd(), _forward_ad.dual_level()]
     for context in others:
         with context:
             states.append(thread())
-            expected.append((False, records))
+            expected.append((False, records, order))
     return states == expected
 
 
