@@ -2,8 +2,8 @@
  * Math:      as in src/ref/sparse_conv.h; products are added in f32, sums of threads in f64, all in a fixed order
  * Blocking:  data: a first launch sorts the entries by input channel into the workspace, a block for each channel: its
  *            warps have neighbouring parts of the group's entries, count those of the channel and write them in their
- *            order. Then a block has one input channel and THREADS x PIXELS places, and goes over the channel's entries
- *            through shared memory, as the forward pass does over those of a row.
+ *            order. Then a block has one input channel and THREADS places, and goes over the channel's entries through
+ *            shared memory, as the forward pass does over those of a row.
  *            Weights: a block has MANY entries and goes over all outputs; what a thread knows of an output serves all
  *            entries, and diff_dst too where they are of one row. Bias: a block has an output channel
  * Traffic:   an element of diff_dst, or one of src too, for every product, from L1 and L2
@@ -39,9 +39,6 @@ typedef struct data_args {
 
 #ifndef __CUDACC_RTC__
 static bool is_biased(const weft_problem *p) { return weft__has_step(p, WEFT_STEP_BIAS); }
-static double products_ns(const weft_problem *p, const weft__hw *hw) {
-    return weft__flops(p) / 2 * 10 / (0.5 * hw->gpu->gflops * 0.6);
-}
 
 static const char *refusal_of(const weft_problem *p) {
     const char *refusal = sparse_refusal(p);
@@ -52,17 +49,13 @@ static const char *refusal_of(const weft_problem *p) {
     return in >= 1 << 30 || out >= 1 << 30 ? "2^30 elements or more of an image" : NULL;
 }
 
-static const char *const variants[] = {"x4", "x1", NULL};
-
 static const char *plan_data(const weft_problem *p, const weft__hw *hw, int variant, weft__decision *d) {
     const char *refusal = refusal_of(p);
+    (void)variant;
     if (refusal) return refusal;
     const int64_t places = p->n * p->in[0] * p->in[1] * p->in[2], nnz = p->attr[WEFT_SPARSE_NNZ];
-    const bool small = places * p->c <= 8 * CUDA_WAVE;
-    *WEFT__PARAMS(int, d) = variant ? 1 : 4;
     d->workspace = (size_t)nnz * (sizeof(entry) + sizeof(int32_t)) + (size_t)p->c * sizeof(range);
-    const double sorting = (double)p->c * (double)nnz / (double)p->groups * 20 / (0.5 * hw->gpu->gflops * 0.3);
-    d->ns = (cuda_ns(hw, weft__bytes(p), 0.5, 2) + sorting + products_ns(p, hw)) * (small == (variant == 1) ? 1 : 1.2);
+    d->ns = cuda_ns(hw, 0, 1, 2) + sparse_sort_ns(p, hw) + sparse_walk_ns(hw, places, p->c, (double)nnz / (double)p->c);
     return NULL;
 }
 
@@ -70,14 +63,16 @@ static const char *plan_weights(const weft_problem *p, const weft__hw *hw, int v
     const char *refusal = refusal_of(p);
     (void)variant;
     if (refusal) return refusal;
-    d->ns = cuda_ns(hw, weft__bytes(p), 0.5, 1 + is_biased(p)) + products_ns(p, hw);
+    const int64_t outputs = p->n * p->out[0] * p->out[1] * p->out[2];
+    const double blocks = (double)cuda_ceil(p->attr[WEFT_SPARSE_NNZ], MANY); /* cycles: to find rows, for an output */
+    d->ns = cuda_ns(hw, 0, 1, 1 + is_biased(p)) +
+            sparse_cycles_ns(hw, blocks / hw->gpu->sms * (8400 + 500.0 * (double)cuda_ceil(outputs, THREADS)));
     return NULL;
 }
 
 static void defines(const weft_problem *p, const weft__hw *hw, const void *params, weft__text *text) {
-    (void)hw;
-    weft__put(text, "-DUNIT=%d -DPIXELS=%d", p->stride[0] == 1 && p->stride[1] == 1 && p->stride[2] == 1,
-              p->pass == WEFT_PASS_BWD_DATA ? *(const int *)params : 1);
+    (void)hw, (void)params;
+    weft__put(text, "-DUNIT=%d", p->stride[0] == 1 && p->stride[1] == 1 && p->stride[2] == 1);
     sparse_defines(p, text);
 }
 
@@ -85,9 +80,8 @@ static weft_status run_data(const weft__exec *e) {
     data_args d = {.a = sparse_args_of(e), .l = {.entries = e->workspace}};
     d.l.ranges = (range *)(d.l.entries + d.a.nnz);
     d.l.deep = (int32_t *)(d.l.ranges + e->p->c);
-    const int64_t tile = (int64_t)THREADS * *(const int *)e->params;
     const weft__launch sort = {.grid = {(uint32_t)e->p->c, 1, 1}, .block = {THREADS, 1, 1}},
-                       launch = {.grid = {(uint32_t)cuda_ceil(d.a.outputs, tile), (uint32_t)e->p->c, 1},
+                       launch = {.grid = {(uint32_t)cuda_ceil(d.a.outputs, THREADS), (uint32_t)e->p->c, 1},
                                  .block = {THREADS, 1, 1}};
     WEFT__TRY(weft__cuda_launch(e, 0, &sort, &d));
     return weft__cuda_launch(e, 1, &launch, &d);
@@ -103,13 +97,12 @@ static weft_status run_weights(const weft__exec *e) {
 
 const weft__kernel weft__cuda_sparse_conv_bwd_data = {
     .name = "sparse_conv_bwd_data_nchw__cuda",
-    .version = 2,
+    .version = 3,
     .op = WEFT_OP_SPARSE_CONV,
     .engine = WEFT_ENGINE_CUDA,
     .passes = WEFT__PASS_SET(BWD_DATA),
     .dtypes = CUDA_FLOATS,
     .exact = true,
-    .variants = variants,
     .plan = plan_data,
     .run = run_data,
     WEFT__PARTS({"sparse_conv/bwd.cu", "sparse_sort", defines, false},
@@ -180,12 +173,10 @@ extern "C" __global__ void __launch_bounds__(THREADS) sparse_data(const __grid_c
     __shared__ int deep[DEEP ? THREADS : 1];
     const sparse_args &a = d.a;
     const int channel = (int)blockIdx.y;
-    const int64_t first = (int64_t)blockIdx.x * (THREADS * PIXELS) + threadIdx.x;
+    const int64_t i = (int64_t)blockIdx.x * THREADS + threadIdx.x;
     const range all = d.l.ranges[channel];
-    place p[PIXELS];
-    float sum[PIXELS] = {};
-#pragma unroll
-    for (int k = 0; k < PIXELS; k++) p[k] = place_of(a, first + k * THREADS);
+    const place p = place_of(a, i);
+    float sum = 0;
     for (int begin = all.begin; begin < all.end; begin += THREADS) {
         const int count = min((int)THREADS, all.end - begin);
         __syncthreads();
@@ -195,23 +186,16 @@ extern "C" __global__ void __launch_bounds__(THREADS) sparse_data(const __grid_c
         }
         __syncthreads();
 #pragma unroll 4
-        for (int i = 0; i < count; i++) {
-            const entry e = entries[i];
-#pragma unroll
-            for (int k = 0; k < PIXELS; k++) {
-                int z = DEEP ? p[k].z + deep[DEEP ? i : 0] : 0, y = p[k].y + e.y, x = p[k].x + e.x;
-                if (!leads(a, 1, y) || !leads(a, 2, x) || (DEEP && !leads(a, 0, z))) continue;
-                const int at = UNIT ? e.at : e.at + (z * a.out[1] + y) * a.out[2] + x;
-                sum[k] = fmaf(widen(p[k].from[at]), e.value, sum[k]);
-            }
+        for (int k = 0; k < count; k++) {
+            const entry e = entries[k];
+            int z = DEEP ? p.z + deep[DEEP ? k : 0] : 0, y = p.y + e.y, x = p.x + e.x;
+            if (!leads(a, 1, y) || !leads(a, 2, x) || (DEEP && !leads(a, 0, z))) continue;
+            const int at = UNIT ? e.at : e.at + (z * a.out[1] + y) * a.out[2] + x;
+            sum = fmaf(widen(p.from[at]), e.value, sum);
         }
     }
-    const int64_t pixels = (int64_t)a.in[0] * a.in[1] * a.in[2];
-#pragma unroll
-    for (int k = 0; k < PIXELS; k++) {
-        const int64_t i = first + k * THREADS, n = (int)i / (int)pixels;
-        if (i < a.outputs) ((T *)a.dst)[n * a.image + channel * pixels + (i - n * pixels)] = narrow<T>(sum[k]);
-    }
+    const int64_t pixels = (int64_t)a.in[0] * a.in[1] * a.in[2], n = (int)i / (int)pixels;
+    if (i < a.outputs) ((T *)a.dst)[n * a.image + channel * pixels + (i - n * pixels)] = narrow<T>(sum);
 }
 
 /* ---------------------------------------------------------------- weights and bias */

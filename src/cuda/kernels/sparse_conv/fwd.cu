@@ -1,53 +1,46 @@
 /* Convolution with sparse weights, forward, channels-first, 1D to 3D; f32, f16, bf16.
  * Math:      as in src/ref/sparse_conv.h; products are added in f32, in the order of the entries
- * Blocking:  a block has one output channel and THREADS x PIXELS outputs. THREADS entries of the row at a time are
- *            decoded into shared memory, one by each thread: the offset from a window's first place, the distances that
- *            tell whether it is padding, the value. Then each thread goes over them with all of its outputs
+ * Blocking:  a block has one output channel and THREADS outputs. THREADS entries of the row at a time are decoded into
+ *            shared memory, one by each thread: the offset from a window's first place, the distances that tell whether
+ *            it is padding, the value. Then each thread goes over them with its output
  * Traffic:   an element of src for every product, from L1 and L2; dst once
- * Roofline:  instructions: some 8 for each product of a warp. Measured on an H200, f32, 90% zeros: 1x64@28 12 us,
- *            8x256@56 807 us (PyTorch's dense convolution 24 and 970)
+ * Roofline:  L2, then the latency of a load for each entry. Measured on an H200, f32, 90% zeros: 1x64@28 13 us,
+ *            8x512@7 140 us (PyTorch's dense convolution 25 us for the first)
  * Assumes:   src and dst dense channels-first and of the type of the weights, less than 2^30 elements of an image
- * Try:       weft bench sparse_conv2d:fwd:f32:nchw:n8c256h56w56:o256k3p1nnz58982@cuda */
+ * Try:       weft bench sparse_conv2d:fwd:f32:nchw:n1c64h28w28:o64k3p1nnz3686@cuda */
 #include "sparse_conv/sparse.h"
 
 #ifndef __CUDACC_RTC__
-static const char *const variants[] = {"x4", "x1", NULL};
-
 static const char *plan(const weft_problem *p, const weft__hw *hw, int variant, weft__decision *d) {
     const char *refusal = sparse_refusal(p);
+    (void)variant;
     if (refusal) return refusal;
-    const int64_t outputs = p->n * p->out[0] * p->out[1] * p->out[2];
-    const bool small = outputs * p->o <= 8 * CUDA_WAVE;
-    *WEFT__PARAMS(int, d) = variant ? 1 : 4;
-    d->ns = (cuda_ns(hw, weft__bytes(p), 0.5, 1) + weft__flops(p) / 2 * 8 / (0.5 * hw->gpu->gflops * 0.6)) *
-            (small == (variant == 1) ? 1 : 1.2);
+    const double entries = (double)p->attr[WEFT_SPARSE_NNZ] / (double)p->o;
+    d->ns = cuda_ns(hw, 0, 1, 1) + sparse_walk_ns(hw, p->n * p->out[0] * p->out[1] * p->out[2], p->o, entries);
     return NULL;
 }
 
 static void defines(const weft_problem *p, const weft__hw *hw, const void *params, weft__text *text) {
-    (void)hw;
-    weft__put(text, "-DPIXELS=%d", *(const int *)params);
+    (void)hw, (void)params;
     sparse_defines(p, text);
 }
 
 static weft_status run(const weft__exec *e) {
     const sparse_args a = sparse_args_of(e);
-    const int64_t tile = (int64_t)THREADS * *(const int *)e->params;
-    const weft__launch launch = {.grid = {(uint32_t)cuda_ceil(a.outputs, tile), (uint32_t)e->p->o, 1},
+    const weft__launch launch = {.grid = {(uint32_t)cuda_ceil(a.outputs, THREADS), (uint32_t)e->p->o, 1},
                                  .block = {THREADS, 1, 1}};
     return weft__cuda_launch(e, 0, &launch, &a);
 }
 
 const weft__kernel weft__cuda_sparse_conv_fwd = {
     .name = "sparse_conv_fwd_nchw__cuda",
-    .version = 1,
+    .version = 2,
     .op = WEFT_OP_SPARSE_CONV,
     .engine = WEFT_ENGINE_CUDA,
     .passes = WEFT__PASS_SET(FWD),
     .dtypes = CUDA_FLOATS,
     .steps = WEFT__EPILOGUE_STEPS,
     .exact = true,
-    .variants = variants,
     .plan = plan,
     .run = run,
     WEFT__PARTS({"sparse_conv/fwd.cu", "sparse_fwd", defines, false}),
@@ -93,11 +86,9 @@ static __device__ __forceinline__ window window_of(const sparse_args &a, int o, 
 extern "C" __global__ void __launch_bounds__(THREADS) sparse_fwd(const __grid_constant__ sparse_args a) {
     __shared__ __align__(16) entry entries[THREADS];
     __shared__ int deep[DEEP ? THREADS : 1];
-    const int o = (int)blockIdx.y, first = (int)blockIdx.x * (THREADS * PIXELS) + (int)threadIdx.x;
-    window w[PIXELS];
-    float sum[PIXELS] = {};
-#pragma unroll
-    for (int k = 0; k < PIXELS; k++) w[k] = window_of(a, o, first + k * THREADS);
+    const int o = (int)blockIdx.y, output = (int)(blockIdx.x * THREADS + threadIdx.x);
+    const window w = window_of(a, o, output);
+    float sum = 0;
     const int64_t end = row_begin(a, o + 1);
     for (int64_t begin = row_begin(a, o); begin < end; begin += THREADS) {
         const int count = (int)min((int64_t)THREADS, end - begin);
@@ -111,19 +102,13 @@ extern "C" __global__ void __launch_bounds__(THREADS) sparse_fwd(const __grid_co
 #pragma unroll 4
         for (int i = 0; i < count; i++) {
             const entry e = entries[i];
-#pragma unroll
-            for (int k = 0; k < PIXELS; k++) {
-                const bool inside = (unsigned)(w[k].y + e.y) < (unsigned)a.in[1] &&
-                                    (unsigned)(w[k].x + e.x) < (unsigned)a.in[2] &&
-                                    (!DEEP || (unsigned)(w[k].z + deep[DEEP ? i : 0]) < (unsigned)a.in[0]);
-                if (inside) sum[k] = fmaf(widen(w[k].at[e.offset]), e.value, sum[k]);
-            }
+            const bool inside = (unsigned)(w.y + e.y) < (unsigned)a.in[1] &&
+                                (unsigned)(w.x + e.x) < (unsigned)a.in[2] &&
+                                (!DEEP || (unsigned)(w.z + deep[DEEP ? i : 0]) < (unsigned)a.in[0]);
+            if (inside) sum = fmaf(widen(w.at[e.offset]), e.value, sum);
         }
     }
     const float bias = weft__epilogue_biased() ? widen(((const BIAS_T *)a.bias)[o]) : 0;
-#pragma unroll
-    for (int k = 0; k < PIXELS; k++)
-        if (first + k * THREADS < a.outputs)
-            ((T *)a.dst)[w[k].dst] = narrow<T>(weft__epilogue_apply(a.epilogue, bias, sum[k]));
+    if (output < a.outputs) ((T *)a.dst)[w.dst] = narrow<T>(weft__epilogue_apply(a.epilogue, bias, sum));
 }
 #endif

@@ -4,6 +4,8 @@
 #define WEFT_CUDA_SPARSE_CONV_H
 
 #ifndef __CUDACC_RTC__
+#include <math.h>
+
 #include "frame.h"
 #endif
 #include "epilogue.h"
@@ -39,6 +41,25 @@ static inline const char *sparse_refusal(const weft_problem *p) {
         places *= (double)padded, outputs *= (double)padded;
     }
     return places >= 1 << 30 || outputs >= 1 << 30 ? "2^30 elements or more of an image" : NULL;
+}
+
+/* Clock cycles as nanoseconds. */
+static inline double sparse_cycles_ns(const weft__hw *hw, double cycles) {
+    return cycles * 0.9 * 256 * hw->gpu->sms / hw->gpu->gflops;
+}
+
+/* One output for each thread, `entries` one after the other: cycles of an entry for a full multiprocessor, its latency
+ * where there is no more than that, and of a block's begin. Measured on an H200. */
+static inline double sparse_walk_ns(const weft__hw *hw, int64_t outputs, int64_t channels, double entries) {
+    const double full = 2048.0 / THREADS * hw->gpu->sms;
+    const double waves = ceil((double)(cuda_ceil(outputs, THREADS) * channels) / full);
+    return sparse_cycles_ns(hw, entries * WEFT__MAX(307 * waves, 376) + 3000 * waves);
+}
+
+/* Sorting by input channel (sort.h): a block for each goes over the entries of its group, THREADS at a time. */
+static inline double sparse_sort_ns(const weft_problem *p, const weft__hw *hw) {
+    return sparse_cycles_ns(hw, 2400.0 * (double)p->attr[WEFT_SPARSE_NNZ] / (double)p->groups / THREADS *
+                                    ceil((double)p->c / (8.0 * hw->gpu->sms)));
 }
 
 static inline const char *sparse_index_type(const weft_problem *p, int role) {

@@ -36,13 +36,10 @@ static const char *plan(const weft_problem *p, const weft__hw *hw, int variant, 
     const int64_t nnz = p->attr[WEFT_SPARSE_NNZ], sets = cuda_ceil(s.outs, ROWS);
     d->workspace = (size_t)nnz * sizeof(spot) + (size_t)(sets * t->chunks) * (ROWS + 1) * sizeof(int32_t);
     if (p->pass != WEFT_PASS_FWD) d->workspace += (size_t)(s.outs + 1 + 2 * nnz) * sizeof(int32_t);
-    const double tiles = (double)cuda_ceil(t->parts, 32 / t->tx) * t->across,
-                 blocks = tiles * (double)cuda_ceil(s.outs, BLOCK_ROWS);
-    const double idle = WEFT__MAX(hw->gpu->sms * 2.0 / blocks, 1), lanes = 0.5 * hw->gpu->gflops * 0.6;
-    const double copies = (double)(s.inside * s.outs) / BLOCK_ROWS;
-    d->ns = cuda_ns(hw, weft__bytes(p), 0.5, p->pass == WEFT_PASS_FWD ? 3 : 4) +
-            idle * tiles * 32 * t->pixels * ((double)nnz * 3.5 + 3.0 * copies) / lanes;
-    d->ns *= variant ? 1.01 * UNTIMED : UNTIMED;
+    const int64_t tiles = cuda_ceil(t->parts, 32 / t->tx) * t->across;
+    d->ns = cuda_ns(hw, 0, 1, 3) + blocks_ns(hw, (double)(tiles * cuda_ceil(s.outs, BLOCK_ROWS)), BLOCKS,
+                                             warp_entries(p), variant ? 252 : 190, variant ? 297 : 190);
+    if (p->pass != WEFT_PASS_FWD) d->ns += cuda_ns(hw, 0, 1, 0) + sparse_sort_ns(p, hw);
     return NULL;
 }
 

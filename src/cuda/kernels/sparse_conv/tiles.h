@@ -14,7 +14,7 @@
 
 enum { ROWS = 4, WARPS = THREADS / 32, BLOCK_ROWS = ROWS * WARPS, STAGE = 128, MOST_CHUNKS = 256 };
 enum { SORTERS = 32 * ROWS }; /* threads of a block that sorts */
-enum { UNTIMED = 4 };         /* times the estimate, until they were timed on a GPU: taken where nothing else is */
+enum { BLOCKS = 3 };          /* of a multiprocessor */
 
 typedef struct spot { /* an entry: the offset of its input from an output's first in a tile */
     int32_t at;
@@ -62,8 +62,7 @@ static const char *tile_of(const weft_problem *p, const weft__hw *hw, tile *t) {
         t->size[a] = (int32_t)((outs - 1) * p->stride[a] + reach + 1);
     }
     t->part = part_floats(t);
-    /* three blocks of a multiprocessor */
-    const int64_t room = (int64_t)hw->gpu->smem / 3 - WARPS * STAGE * (int64_t)sizeof(spot) - 1024;
+    const int64_t room = (int64_t)hw->gpu->smem / BLOCKS - WARPS * STAGE * (int64_t)sizeof(spot) - 1024;
     const int64_t most = room / (2 * 4 * channel_floats(t));
     if (most < 4) return "tiles that do not fit into shared memory";
     t->chunks = (int32_t)cuda_ceil(s.inside, WEFT__MIN(most, 32));
@@ -90,6 +89,17 @@ static const char *tiles_refusal(const weft_problem *p) {
     for (int a = 0; a < 3; a++)
         if (p->stride[a] != 1) return "stride is not 1";
     return NULL;
+}
+
+/* The time of blocks whose warps take `entries` one after the other. The cycles of an entry are those of a block that
+ * is alone on its multiprocessor and of `resident` ones. Measured on an H200. */
+static double blocks_ns(const weft__hw *hw, double blocks, int resident, double entries, double alone, double full) {
+    const double wave = (double)resident * hw->gpu->sms, waves = floor(blocks / wave), rest = blocks / wave - waves;
+    return sparse_cycles_ns(hw, entries * (full * waves + (rest > 0 ? alone + (full - alone) * rest : 0)));
+}
+/* Of a warp's output channels. */
+static double warp_entries(const weft_problem *p) {
+    return (double)p->attr[WEFT_SPARSE_NNZ] * ROWS / (double)pass_of(p).outs;
 }
 
 static void tiles_defines(const weft_problem *p, const tile *t, bool turned, weft__text *text) {

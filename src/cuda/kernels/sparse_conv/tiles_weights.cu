@@ -48,11 +48,8 @@ static const char *plan(const weft_problem *p, const weft__hw *hw, int variant, 
     s->per = (int32_t)cuda_ceil(tiles, wanted);
     s->slices = (int32_t)cuda_ceil(tiles, s->per);
     d->workspace = lists_bytes(p, t) + (size_t)(s->slices * nnz) * sizeof(float);
-    const double idle = WEFT__MAX(hw->gpu->sms * 2.0 / (double)(rows * s->slices), 1);
-    const double each = (double)nnz * 4.0 + 3.0 * (double)(p->c / p->groups * p->o) / BLOCK_ROWS;
-    d->ns = cuda_ns(hw, weft__bytes(p), 0.5, 4 + is_biased(p)) +
-            idle * (double)tiles * 32 * t->pixels * each / (0.5 * hw->gpu->gflops * 0.6) * (variant ? 1 : 1.1);
-    d->ns *= UNTIMED;
+    d->ns = cuda_ns(hw, 0, 1, 6 + is_biased(p)) + blocks_ns(hw, (double)(rows * s->slices), 2, warp_entries(p) * s->per,
+                                                            variant ? 390 : 366, variant ? 594 : 366);
     return NULL;
 }
 
