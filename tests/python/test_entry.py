@@ -353,8 +353,8 @@ def test_hooks(name):
 
 @pytest.mark.skipif(not _entry.available, reason="there are no entries")
 def test_a_call_from_a_backward_is_plain():
-    """On CUDA, PyTorch's backward runs the function of a checkpoint with the handling of conjugate views excluded: the call must record the same
-    graph as before, so the entry answers it."""
+    """On CUDA, PyTorch's backward runs the function of a checkpoint with keys excluded that no plain tensor has: the call must record the same graph
+    as before, so the entry answers it."""
     x, = depthwise(True)[:1]
     arguments = x, 2, (), 0, False, True, None
     graphs = [type(_entry.front("avg_pool2d")(*arguments).grad_fn)]

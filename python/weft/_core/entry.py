@@ -58,7 +58,7 @@ def _cuda_keys() -> tuple[int, int]:
 def _test(begin: Callable, tensor: Callable, thread: Callable) -> bool:
     """Whether all that the entries read is as they take it to be."""
     types = torch.float32, torch.float64, torch.float16, torch.bfloat16
-    idle = _raw("Conjugate", "Negative", "ZeroTensor")
+    idle = _raw(*(key for key in ("Named", "Conjugate", "Negative", "ZeroTensor") if hasattr(torch._C.DispatchKey, key)))
     if begin(torch.Tensor, torch.nn.Parameter, _forward_ad.__dict__, "_current_level", -1, *types, *_cuda_keys(), idle) is NotImplemented:
         return False
 
