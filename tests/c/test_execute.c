@@ -129,6 +129,21 @@ TEST(tensors_that_interleave) {
     OK(execute(&r));
     r.args.ptr[WEFT_ROLE_DST] = room;
     FAILS(execute(&r), WEFT_ERR_INVALID, "src and dst overlap");
+    close_run(&r);
+    free(room);
+    /* a strided input, of which only the last elements, or the first, lie in a dense output */
+    enum { SRC = 1532 * 4, DST = 768 * 4 };
+    r = open_run("conv2d:fwd:f32:nhwc,src=[1536.1.128.8]/16:n1c4h12w16:o4k3p1g4", NULL);
+    room = aligned(DST + SRC + DST);
+    r.args.ptr[WEFT_ROLE_SRC] = room + DST;
+    static const int64_t apart[] = {SRC, -DST, SRC - 16, 16 - DST};
+    for (size_t i = 0; i < WEFT__COUNT(apart); i++) {
+        r.args.ptr[WEFT_ROLE_DST] = room + DST + apart[i];
+        if (i < 2)
+            OK(execute(&r));
+        else
+            FAILS(execute(&r), WEFT_ERR_INVALID, "src and dst overlap");
+    }
     free(room);
     close_run(&r);
 }
@@ -157,7 +172,8 @@ TEST(the_id_of_packed_weights) {
     static const char base[] = "conv2d:fwd:f32:nhwc:n1c24h12w16:o24k3p1g24";
     static const char *const same[] = {"conv2d:fwd:f32:nhwc:n3c24h12w16:o24k3p1g24",
                                        "conv2d:fwd:f32:nhwc:n1c24h30w9:o24k3p1g24:relu"};
-    static const char *const other[] = {"conv2d:fwd:f32:nhwc:n1c32h12w16:o32k3p1g32"};
+    static const char *const other[] = {"conv2d:fwd:f32:nhwc:n1c32h12w16:o32k3p1g32",
+                                        "conv2d:fwd:f32:nhwc:n1c12h12w16:o24k3p1g12"}; /* weights of the same sizes */
     weft_ctx *ctx = test_context(1);
     weft_plan *first = plan_that_packs(ctx, base), *plan;
     const uint64_t id = weft_plan_packed_id(first);

@@ -147,10 +147,16 @@ TEST(one_candidate_is_not_measured) {
         weft_problem p = test_problem(usual);
         weft_plan *plan = NULL;
         weft_cost cost = WEFT_COST_INIT;
-        opts.mode = WEFT_MODE_MEASURE;
         opts.engines = engines[i];
+        opts.mode = WEFT_MODE_ESTIMATE;
+        OK(weft_plan_create(&plan, ctx, &p, &opts)); /* that plan is in the cache, and says nothing of wisdom */
+        weft_plan_release(plan);
+        opts.mode = WEFT_MODE_WISDOM_ONLY;
+        FAILS(weft_plan_create(&plan, ctx, &p, &opts), WEFT_ERR_UNSUPPORTED, "no wisdom for");
+        opts.mode = WEFT_MODE_MEASURE;
         OK(weft_plan_create(&plan, ctx, &p, &opts));
         OK(weft_plan_cost(plan, &cost));
+        CHECK(weft_wisdom_count(ctx) == 1, "engines %u: %zu entries", engines[i], weft_wisdom_count(ctx));
         weft_kernel_desc d = WEFT_KERNEL_DESC_INIT;
         for (size_t k = 0; strcmp(d.name ? d.name : "", weft_plan_kernel_name(plan)); k++)
             OK(weft_kernel_info(ctx, &p, k, &d));

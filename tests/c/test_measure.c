@@ -187,6 +187,18 @@ TEST(estimate_measure_estimate) {
     weft_ctx_release(ctx);
 }
 
+/* The same where only the plan with other settings was made before. */
+TEST(a_measurement_counts_for_other_settings) {
+    weft_ctx *ctx = context(WEFT_ENGINE_CPU, 1);
+    weft_plan_release(plan_without_limit(ctx));
+    weft_plan *plan = measure(ctx, (struct bed){.ns = {{5000}, {3000}, {4000}}});
+    weft_plan *after = plan_without_limit(ctx);
+    CHECK(strcmp(weft_plan_kernel_name(after), weft_plan_kernel_name(plan)) == 0 && ns_of(after) == 3000,
+          "an older plan is kept: %s by %s", weft_plan_kernel_name(after), why_of(after));
+    weft_plan_release(plan), weft_plan_release(after);
+    weft_ctx_release(ctx);
+}
+
 /* ---------------------------------------------------------------- candidates */
 TEST(two_instruction_sets_of_a_design_are_measured) {
     static const weft__kernel a512 = {.name = "a__avx512", .engine = WEFT_ENGINE_CPU},

@@ -477,20 +477,36 @@ TEST(the_cache_compares_keys) {
     CHECK(atomic_load(&blocks) == 0, "%lld blocks left", (long long)atomic_load(&blocks));
 }
 
+/* Of one kernel, two of its variants too; its name alone is the variant with the least estimate. */
 TEST(two_pins_are_two_plans) {
+    static const char *const texts[] = {usual, "conv2d:fwd:f32:nhwc:n2c256h14w14:o256k3p1g256",
+                                        "conv2d:fwd:f32:nhwc:n2c2048h28w28:o2048k3p1g2048"};
     weft_ctx *ctx = test_context(1);
-    weft_problem p = test_problem(usual);
-    weft_plan_opts opts = WEFT_PLAN_OPTS_INIT;
-    for (size_t i = 0; i < weft_kernel_count(ctx, &p); i++) {
-        weft_kernel_desc d = WEFT_KERNEL_DESC_INIT;
-        OK(weft_kernel_info(ctx, &p, i, &d));
-        if (!d.applies) continue;
-        opts.kernel = d.name;
-        weft_plan *plan = plan_of(ctx, usual, &opts);
-        CHECK(strncmp(weft_plan_kernel_name(plan), d.name, strlen(d.name)) == 0, "%s instead of %s",
-              weft_plan_kernel_name(plan), d.name);
-        weft_plan_release(plan);
+    int variants = 0;
+    for (size_t k = 0; k < WEFT__COUNT(texts); k++) {
+        weft_problem p = test_problem(texts[k]);
+        for (size_t i = 0; i < weft_kernel_count(ctx, &p); i++) {
+            weft_plan_opts opts = WEFT_PLAN_OPTS_INIT;
+            weft_kernel_desc d = WEFT_KERNEL_DESC_INIT;
+            char name[WEFT__NAME_MAX];
+            OK(weft_kernel_info(ctx, &p, i, &d));
+            if (!d.applies) continue;
+            snprintf(name, sizeof(name), "%s%s%s", d.name, d.variant[0] ? "#" : "", d.variant);
+            opts.kernel = name;
+            weft_plan *plan = plan_of(ctx, texts[k], &opts);
+            CHECK(strcmp(weft_plan_kernel_name(plan), name) == 0, "%s instead of %s", weft_plan_kernel_name(plan),
+                  name);
+            weft_plan_release(plan);
+            if (!d.variant[0]) continue;
+            variants++;
+            opts.kernel = d.name;
+            plan = plan_of(ctx, texts[k], &opts);
+            CHECK(weft__plan_choice(plan)->d.ns <= d.ns, "%s is %s, slower than %s", d.name,
+                  weft_plan_kernel_name(plan), name);
+            weft_plan_release(plan);
+        }
     }
+    CHECK(variants > 2, "%d variants", variants);
     weft_ctx_release(ctx);
 }
 

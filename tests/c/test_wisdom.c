@@ -50,6 +50,29 @@ TEST(wisdom_is_preferred) {
     weft_ctx_release(ctx);
 }
 
+/* Neither wisdom nor a measurement decides where choices are to be deterministic: for one plan, or by the context for
+ * all of them. */
+TEST(deterministic_choices_know_no_wisdom) {
+    for (int by_context = 0; by_context < 2; by_context++) {
+        weft_ctx_opts opts = WEFT_CTX_OPTS_INIT;
+        weft_plan_opts ask = WEFT_PLAN_OPTS_INIT;
+        weft_ctx *ctx;
+        weft_problem p = test_problem(small);
+        opts.threads = 2, opts.deterministic = by_context, ask.deterministic = !by_context;
+        OK(weft_ctx_create(&ctx, &opts));
+        learn(ctx, here(ctx), 2, small, "conv_ref", 1, 50, 0);
+        for (int mode = WEFT_MODE_ESTIMATE; mode <= WEFT_MODE_MEASURE; mode++) {
+            weft_plan *plan = NULL;
+            ask.mode = mode;
+            OK(weft_plan_create(&plan, ctx, &p, &ask));
+            CHECK(strcmp(weft__plan_choice(plan)->why, "estimate") == 0, "mode %d, by the context %d: %s by %s", mode,
+                  by_context, weft_plan_kernel_name(plan), weft__plan_choice(plan)->why);
+            weft_plan_release(plan);
+        }
+        weft_ctx_release(ctx);
+    }
+}
+
 TEST(wisdom_of_others_is_not_used) {
     weft_ctx *ctx = test_context(2);
     const char *why;
