@@ -4,7 +4,7 @@
 
 typedef struct host {
     int rehearsals, refusals;
-    double of_peak;
+    double of_peak, of_bandwidth; /* of_bandwidth 0: the same */
     const char *why;
 } host;
 
@@ -18,7 +18,7 @@ static const char *reject(void *user, const weft_problem *p) {
 static void rates(void *user, const weft_problem *p, weft_rates *r) {
     const host *h = user;
     (void)p;
-    *r = (weft_rates){10, h->of_peak, h->of_peak};
+    *r = (weft_rates){10, h->of_peak, h->of_bandwidth > 0 ? h->of_bandwidth : h->of_peak};
 }
 
 static weft_status run_once(void *user, const weft_problem *p, const weft_args *args, void *stream) {
@@ -60,6 +60,25 @@ TEST(by_estimate) {
     CHECK(!strcmp(kernel_of(ctx[2], NULL), "conv_ref") && shy.refusals, "%s", kernel_of(ctx[2], NULL));
     CHECK(!fast.rehearsals && !slow.rehearsals, "%d %d rehearsals", fast.rehearsals, slow.rehearsals);
     for (int i = 0; i < 3; i++) weft_ctx_release(ctx[i]);
+}
+
+/* ns of a call, and the shares of the peak or of the bandwidth: with half of a share the rest takes twice as long. */
+TEST(the_estimate_follows_the_rates) {
+    weft_problem p = test_problem(usual);
+    for (int memory = 0; memory < 2; memory++) {
+        double ns[2];
+        for (int i = 0; i < 2; i++) {
+            const double share = i ? 1e-7 : 2e-7;
+            host h = {.of_peak = memory ? 1 : share, .of_bandwidth = memory ? share : 1};
+            weft_ctx *ctx = context_with(&h);
+            weft_kernel_desc d = WEFT_KERNEL_DESC_INIT;
+            OK(weft_kernel_info(ctx, &p, weft_kernel_count(ctx, &p) - 1, &d));
+            CHECK(!strcmp(d.name, "host_conv") && d.applies, "%s", d.name);
+            ns[i] = d.ns - 10;
+            weft_ctx_release(ctx);
+        }
+        CHECK(ns[0] > 0 && ns[1] / ns[0] > 1.999 && ns[1] / ns[0] < 2.001, "%g and %g ns", ns[0], ns[1]);
+    }
 }
 
 TEST(by_name_and_by_engine) {

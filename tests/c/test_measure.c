@@ -370,6 +370,19 @@ static const char *wrong_mask(const weft__exec *e) {
     return ones > n / 2 && ones < n ? NULL : "no holes, or nothing else";
 }
 
+/* Scratch is the kernel's, and packed weights lie behind it: a run leaves them as they were. */
+enum { SCRATCH = 128, PACKED = 64 };
+static weft_status pack_sevens(const weft__exec *e, const void *weights, void *packed) {
+    memset(packed, weights == e->ptr[WEFT_ROLE_WEIGHTS] ? 7 : 0, PACKED);
+    return WEFT_OK;
+}
+static const char *wrong_packed(const weft__exec *e) {
+    memset(e->workspace, 1, SCRATCH);
+    for (int i = 0; i < PACKED; i++)
+        if (((const char *)e->packed)[i] != 7) return "packed weights are not what was packed";
+    return NULL;
+}
+
 static const char *(*inspect)(const weft__exec *);
 static weft_status run_inspection(const weft__exec *e) {
     inspected++;
@@ -389,12 +402,14 @@ TEST(measured_on_data_that_means_something) {
         {"max_pool2d:bwd:f32,index=i64:nchw:n2c3h9w9:k3s2p1", wrong_index},
         {"batch_norm2d:fwd:f32:nchw:n2c8h9w9:train0", wrong_variance},
         {"partial_conv2d:fwd:f32,mask=u8,new_mask=u8:nchw:n2c4h9w9:o4k3p1mask2", wrong_mask},
+        {"conv2d:fwd:f32:nchw:n2c4h9w9:o4k3p1", wrong_packed},
     };
     weft_ctx *ctx = test_context(1);
     for (size_t i = 0; i < WEFT__COUNT(cases); i++) {
         weft_problem p = test_problem(cases[i].text);
         weft__kernel k = {.name = "inspection", .op = p.op, .engine = WEFT_ENGINE_CPU, .run = run_inspection};
-        weft__choice c = {.kernel = &k, .why = "pinned"};
+        weft__choice c = {.kernel = &k, .why = "pinned", .d.workspace = SCRATCH};
+        k.pack = pack_sevens, c.d.packed = cases[i].wrong == wrong_packed ? PACKED : 0;
         weft__hw hw;
         double ns;
         OK(weft__ctx_hw(ctx, &p, &hw));

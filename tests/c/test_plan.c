@@ -205,6 +205,21 @@ TEST(isa) {
         }
 }
 
+/* Of equal estimates the first in the list is taken: the best instruction set comes first, the reference last. */
+TEST(the_best_isa_is_listed_first) {
+    for (int op = 1; op < WEFT_OP_COUNT; op++) {
+        const weft__kernel *const *list;
+        const size_t count = weft__kernels(op, &list);
+        int isa = WEFT__ISA_COUNT;
+        for (size_t i = 0; i < count; i++) {
+            if (list[i]->engine != WEFT_ENGINE_CPU) continue;
+            CHECK((int)list[i]->isa <= isa, "%s comes before %s", list[i - 1]->name, list[i]->name);
+            isa = (int)list[i]->isa;
+        }
+        CHECK(count && list[count - 1]->reference, "operator %d does not end with its reference", op);
+    }
+}
+
 TEST(wisdom_only_takes_what_is_known) {
     weft_ctx *ctx = test_context(1);
     weft_problem p = test_problem(usual);
