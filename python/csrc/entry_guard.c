@@ -39,7 +39,7 @@ static uint64_t *keys_here(void) {
     return keys;
 }
 
-/* PyTorch's own backward calls back, as for a checkpoint, with the handling of names of dimensions excluded. */
+/* On CUDA PyTorch's own backward calls back, as for a checkpoint, with one of the idle keys excluded. */
 static bool keys_are(uint64_t included, uint64_t excluded) {
     const uint64_t *keys = keys_here();
     return keys[0] == included && !((keys[1] ^ excluded) & ~facts.idle);
