@@ -1,8 +1,6 @@
 /* Gradients of convolution with sparse weights, channels-first, 1D to 3D; f32, f16, bf16.
  * Math:      as in src/ref/sparse_conv.h; products are added in f32, sums of threads in f64, all in a fixed order
- * Blocking:  data: a first launch sorts the entries by input channel into the workspace, a block for each channel: its
- *            warps have neighbouring parts of the group's entries, count those of the channel and write them in their
- *            order. Then a block has one input channel and THREADS places, and goes over the channel's entries through
+ * Blocking:  data: two launches sort the entries by input channel into the workspace (sort.h). Then a block has one input channel and THREADS places, and goes over the channel's entries through
  *            shared memory, as the forward pass does over those of a row.
  *            Weights: a block has MANY entries and goes over all outputs; what a thread knows of an output serves all
  *            entries, and diff_dst too where they are of one row. Bias: a block has an output channel
@@ -10,7 +8,7 @@
  * Roofline:  instructions: some 10 for each product
  * Assumes:   all tensors dense channels-first and of one type, less than 2^30 elements of an image
  * Try:       weft bench sparse_conv2d:bwd_data:f32:nchw:n8c256h56w56:o256k3p1nnz58982@cuda */
-#include "sparse_conv/sparse.h"
+#include "sparse_conv/sort.h"
 
 enum { MANY = 8, WARPS = THREADS / 32 };
 
@@ -33,7 +31,7 @@ typedef struct lists {
 } lists;
 
 typedef struct data_args {
-    sparse_args a;
+    sort_args s;
     lists l;
 } data_args;
 
@@ -54,7 +52,7 @@ static const char *plan_data(const weft_problem *p, const weft__hw *hw, int vari
     (void)variant;
     if (refusal) return refusal;
     const int64_t places = p->n * p->in[0] * p->in[1] * p->in[2], nnz = p->attr[WEFT_SPARSE_NNZ];
-    d->workspace = (size_t)nnz * (sizeof(entry) + sizeof(int32_t)) + (size_t)p->c * sizeof(range);
+    d->workspace = (size_t)nnz * (sizeof(entry) + sizeof(int32_t)) + (size_t)p->c * sizeof(range) + sort_bytes(p);
     d->ns = cuda_ns(hw, 0, 1, 2) + sparse_sort_ns(p, hw) + sparse_walk_ns(hw, places, p->c, (double)nnz / (double)p->c);
     return NULL;
 }
@@ -77,14 +75,16 @@ static void defines(const weft_problem *p, const weft__hw *hw, const void *param
 }
 
 static weft_status run_data(const weft__exec *e) {
-    data_args d = {.a = sparse_args_of(e), .l = {.entries = e->workspace}};
-    d.l.ranges = (range *)(d.l.entries + d.a.nnz);
+    const sparse_args a = sparse_args_of(e);
+    data_args d = {.l = {.entries = e->workspace}};
+    d.l.ranges = (range *)(d.l.entries + a.nnz);
     d.l.deep = (int32_t *)(d.l.ranges + e->p->c);
-    const weft__launch sort = {.grid = {(uint32_t)e->p->c, 1, 1}, .block = {THREADS, 1, 1}},
-                       launch = {.grid = {(uint32_t)cuda_ceil(d.a.outputs, THREADS), (uint32_t)e->p->c, 1},
+    const weft__launch sort = sort_launch(e->p),
+                       launch = {.grid = {(uint32_t)cuda_ceil(a.outputs, THREADS), (uint32_t)e->p->c, 1},
                                  .block = {THREADS, 1, 1}};
-    WEFT__TRY(weft__cuda_launch(e, 0, &sort, &d));
-    return weft__cuda_launch(e, 1, &launch, &d);
+    WEFT__TRY(sort_count(e, &a, d.l.deep + a.nnz, &d.s));
+    WEFT__TRY(weft__cuda_launch(e, 1, &sort, &d));
+    return weft__cuda_launch(e, 2, &launch, &d);
 }
 
 static weft_status run_weights(const weft__exec *e) {
@@ -97,7 +97,7 @@ static weft_status run_weights(const weft__exec *e) {
 
 const weft__kernel weft__cuda_sparse_conv_bwd_data = {
     .name = "sparse_conv_bwd_data_nchw__cuda",
-    .version = 3,
+    .version = 4,
     .op = WEFT_OP_SPARSE_CONV,
     .engine = WEFT_ENGINE_CUDA,
     .passes = WEFT__PASS_SET(BWD_DATA),
@@ -105,7 +105,8 @@ const weft__kernel weft__cuda_sparse_conv_bwd_data = {
     .exact = true,
     .plan = plan_data,
     .run = run_data,
-    WEFT__PARTS({"sparse_conv/bwd.cu", "sparse_sort", defines, false},
+    WEFT__PARTS({"sparse_conv/bwd.cu", "sparse_count", defines, false},
+                {"sparse_conv/bwd.cu", "sparse_sort", defines, false},
                 {"sparse_conv/bwd.cu", "sparse_data", defines, false}),
 };
 
@@ -126,7 +127,6 @@ const weft__kernel weft__cuda_sparse_conv_bwd_weights = {
 
 #else
 #include "reduce.h"
-#include "sparse_conv/sort.h"
 
 enum { NOWHERE = 1 << 29 }; /* a distance that leads out of every image */
 
@@ -135,15 +135,15 @@ static __device__ __forceinline__ int outputs_of(const sparse_args &a) { return 
 /* ---------------------------------------------------------------- data */
 /* The entries of each channel of the input, in their order. */
 extern "C" __global__ void __launch_bounds__(THREADS) sparse_sort(const __grid_constant__ data_args d) {
-    const sparse_args &a = d.a;
-    const sorted s = sort_channel(a, (int)blockIdx.x, [&](int j, int at, int low) {
+    const sparse_args &a = d.s.a;
+    const auto put = [&](int row, int j, int at) {
         const column c = column_of(a, j);
-        const int base = row_of(a, j, low, low + a.outs) * outputs_of(a);
         const int back = UNIT ? (c.z * a.out[1] + c.y) * a.out[2] + c.x : 0;
-        d.l.entries[at] = {base - back, -c.y, -c.x, widen(((const T *)a.weights)[j])};
+        d.l.entries[at] = {row * outputs_of(a) - back, -c.y, -c.x, widen(((const T *)a.weights)[j])};
         if (DEEP) d.l.deep[at] = -c.z;
-    });
-    if (threadIdx.x == 0) d.l.ranges[blockIdx.x] = {s.begin, s.end};
+    };
+    sort_entries(d.s, put,
+                 [&](int channel, int begin, int end) { d.l.ranges[blockIdx.y * a.inside + channel] = {begin, end}; });
 }
 
 struct place {
@@ -171,10 +171,11 @@ static __device__ __forceinline__ bool leads(const sparse_args &a, int axis, int
 extern "C" __global__ void __launch_bounds__(THREADS) sparse_data(const __grid_constant__ data_args d) {
     __shared__ __align__(16) entry entries[THREADS];
     __shared__ int deep[DEEP ? THREADS : 1];
-    const sparse_args &a = d.a;
+    const sparse_args &a = d.s.a;
     const int channel = (int)blockIdx.y;
     const int64_t i = (int64_t)blockIdx.x * THREADS + threadIdx.x;
-    const range all = d.l.ranges[channel];
+    range all = d.l.ranges[channel];
+    all.begin = max(all.begin, 0), all.end = min(all.end, (int)a.nnz); /* rows in no order */
     const place p = place_of(a, i);
     float sum = 0;
     for (int begin = all.begin; begin < all.end; begin += THREADS) {
@@ -199,6 +200,19 @@ extern "C" __global__ void __launch_bounds__(THREADS) sparse_data(const __grid_c
 }
 
 /* ---------------------------------------------------------------- weights and bias */
+/* The row of entry j: the last that begins at or before it. */
+static __device__ __forceinline__ int row_of(const sparse_args &a, int64_t j) {
+    int low = 0, high = (int)a.channels;
+    while (high - low > 1) {
+        const int middle = low + (high - low) / 2;
+        if (row_begin(a, middle) <= j)
+            low = middle;
+        else
+            high = middle;
+    }
+    return low;
+}
+
 /* The entries of a block: what is added to an output's first place in src, and the distances; their outputs. */
 struct work {
     int at[MANY], z[MANY], y[MANY], x[MANY], outputs[MANY];
@@ -208,7 +222,7 @@ static __device__ __forceinline__ void open_work(const sparse_args &a, int64_t f
 #pragma unroll
     for (int k = 0; k < MANY; k++) {
         const int64_t j = min(first + k, a.nnz - 1);
-        const int o = row_of(a, j, 0, (int)a.channels);
+        const int o = row_of(a, j);
         const column c = column_of(a, j);
         const bool there = row_begin(a, o) <= j && j < row_begin(a, o + 1) && c.channel >= 0;
         w.at[k] = (int)(o / a.outs * a.group) + ((c.channel * a.in[0] + c.z) * a.in[1] + c.y) * a.in[2] + c.x;

@@ -2,8 +2,8 @@
  * stride 1, which is the forward pass of the transposed weights; f32, f16, bf16.
  * Math:      as in src/ref/sparse_conv.h; products are added in f32: by chunks of CHUNK input channels, in each in the
  *            order of the entries
- * Blocking:  data gradient: a first launch transposes the matrix of the weights. The next one sorts the entries of ROWS
- *            output channels by chunks, each as an offset in a tile and a value. A block has ROWS channels of each of
+ * Blocking:  data gradient: two launches transpose the matrix of the weights (sort.h). The next one sorts the entries of
+ *            ROWS output channels by chunks, each as an offset in a tile and a value. A block has ROWS channels of each of
  *            its warps, and 32 PIXELS outputs: a lane has PIXELS outputs below each other, and TX lanes lie side by
  *            side in a part, which is some rows of one plane. The inputs of a chunk's channels, zeros around them, come
  *            into shared memory while the chunk before is at work. A warp takes its entries through shared memory,
@@ -15,8 +15,10 @@
  * Try:       weft bench sparse_conv2d:fwd:f32:nchw:n8c256h56w56:o256k3p1nnz58982@cuda */
 #include "sparse_conv/tiles.h"
 
+#include "sparse_conv/sort.h"
+
 typedef struct turn_args { /* the transposed matrix */
-    sparse_args a;
+    sort_args s;
     int32_t *rows, *cols;
     void *values;
     int32_t kernel[3];
@@ -35,7 +37,7 @@ static const char *plan(const weft_problem *p, const weft__hw *hw, int variant, 
     if ((refusal = tile_of(p, hw, t))) return refusal;
     const int64_t nnz = p->attr[WEFT_SPARSE_NNZ], sets = cuda_ceil(s.outs, ROWS);
     d->workspace = (size_t)nnz * sizeof(spot) + (size_t)(sets * t->chunks) * (ROWS + 1) * sizeof(int32_t);
-    if (p->pass != WEFT_PASS_FWD) d->workspace += (size_t)(s.outs + 1 + 2 * nnz) * sizeof(int32_t);
+    if (p->pass != WEFT_PASS_FWD) d->workspace += (size_t)(s.outs + 1 + 2 * nnz) * sizeof(int32_t) + sort_bytes(p);
     const int64_t tiles = cuda_ceil(t->parts, 32 / t->tx) * t->across;
     d->ns = cuda_ns(hw, 0, 1, 3) + blocks_ns(hw, (double)(tiles * cuda_ceil(s.outs, BLOCK_ROWS)), BLOCKS,
                                              warp_entries(p), variant ? 252 : 190, variant ? 297 : 190);
@@ -55,21 +57,22 @@ static void defines(const weft_problem *p, const weft__hw *hw, const void *param
 /* The transposed matrix, and the arguments of the forward pass with it. */
 static weft_status turn(const weft__exec *e, void *at, sparse_args *a) {
     const weft_problem *p = e->p;
-    turn_args t = {.a = *a, .rows = at};
+    turn_args t = {.rows = at};
     t.cols = t.rows + p->c + 1;
     t.values = t.cols + a->nnz;
+    WEFT__TRY(sort_count(e, a, t.cols + 2 * a->nnz, &t.s));
     for (int i = 0; i < 3; i++) {
         t.kernel[i] = (int32_t)p->kernel[i];
         a->in[i] = (int32_t)p->out[i], a->out[i] = (int32_t)p->in[i];
         a->pad[i] = (int32_t)((p->kernel[i] - 1) * p->dilation[i] - p->pad_lo[i]);
     }
     a->src = a->diff_dst, a->weights = t.values, a->rows = t.rows, a->cols = t.cols;
-    a->channels = p->c, a->inside = t.a.outs, a->outs = t.a.inside;
+    a->channels = p->c, a->inside = t.s.a.outs, a->outs = t.s.a.inside;
     a->group = (int64_t)a->inside * p->out[0] * p->out[1] * p->out[2];
     a->image = a->group * p->groups;
     a->columns = (int64_t)a->inside * p->kernel[0] * p->kernel[1] * p->kernel[2];
-    const weft__launch launch = {.grid = {(uint32_t)p->c, 1, 1}, .block = {THREADS, 1, 1}};
-    return weft__cuda_launch(e, 0, &launch, &t);
+    const weft__launch launch = sort_launch(p);
+    return weft__cuda_launch(e, 1, &launch, &t);
 }
 
 static weft_status run(const weft__exec *e) {
@@ -85,8 +88,8 @@ static weft_status run(const weft__exec *e) {
                                           (uint32_t)cuda_ceil(outs, BLOCK_ROWS), 1},
                                  .block = {THREADS, 1, 1},
                                  .smem = t->smem};
-    WEFT__TRY(weft__cuda_launch(e, fwd ? 0 : 1, &sort, &a));
-    return weft__cuda_launch(e, fwd ? 1 : 2, &launch, &a);
+    WEFT__TRY(weft__cuda_launch(e, fwd ? 0 : 2, &sort, &a));
+    return weft__cuda_launch(e, fwd ? 1 : 3, &launch, &a);
 }
 
 #define SOURCE "sparse_conv/tiles.cu"
@@ -94,7 +97,7 @@ static weft_status run(const weft__exec *e) {
     {SOURCE, "sparse_chunks", defines, false}, { SOURCE, "sparse_tiles", defines, false }
 #define TILES_KERNEL(id, text, pass, set, ...)                            \
     const weft__kernel weft__cuda_##id = {.name = text,                   \
-                                          .version = 1,                   \
+                                          .version = 2,                   \
                                           .op = WEFT_OP_SPARSE_CONV,      \
                                           .engine = WEFT_ENGINE_CUDA,     \
                                           .passes = WEFT__PASS_SET(pass), \
@@ -108,23 +111,24 @@ static weft_status run(const weft__exec *e) {
                                           WEFT__PARTS(__VA_ARGS__)}
 TILES_KERNEL(sparse_conv_fwd_tiles, "sparse_conv_fwd_tiles__cuda", FWD, WEFT__EPILOGUE_STEPS, TILES);
 TILES_KERNEL(sparse_conv_bwd_data_tiles, "sparse_conv_bwd_data_tiles__cuda", BWD_DATA, 0,
-             {SOURCE, "sparse_turn", turn_defines, false}, TILES);
+             {SOURCE, "sparse_count", turn_defines, false}, {SOURCE, "sparse_turn", turn_defines, false}, TILES);
 
 #else
-#include "sparse_conv/sort.h"
-
 /* ---------------------------------------------------------------- the transposed matrix */
 /* A row for each input channel; taps are counted from the other end. */
 extern "C" __global__ void __launch_bounds__(THREADS) sparse_turn(const __grid_constant__ turn_args t) {
-    const sparse_args &a = t.a;
-    const sorted s = sort_channel(a, (int)blockIdx.x, [&](int j, int at, int low) {
-        const int row = row_of(a, j, low, low + a.outs) - low, taps = t.kernel[0] * t.kernel[1] * t.kernel[2];
-        t.cols[at] = row * taps + taps - 1 - (int)(((const COLS_T *)a.cols)[j] % taps);
+    const sparse_args &a = t.s.a;
+    const int low = (int)blockIdx.y * a.outs, taps = t.kernel[0] * t.kernel[1] * t.kernel[2];
+    const auto put = [&](int row, int j, int at) {
+        t.cols[at] = (row - low) * taps + taps - 1 - (int)((uint32_t)((const COLS_T *)a.cols)[j] % (uint32_t)taps);
         ((T *)t.values)[at] = ((const T *)a.weights)[j];
-    });
-    for (int i = s.end + (int)threadIdx.x; i < s.group_end; i += THREADS) t.cols[i] = -1; /* those without a column */
-    if (threadIdx.x == 0) t.rows[blockIdx.x] = s.begin;
-    if (threadIdx.x == 0 && blockIdx.x + 1 == gridDim.x) t.rows[gridDim.x] = s.group_end;
+    };
+    int end =
+        sort_entries(t.s, put, [&](int channel, int begin, int) { t.rows[blockIdx.y * a.inside + channel] = begin; });
+    if (blockIdx.x > 0) return;
+    const int group_end = (int)row_begin(a, low + a.outs);
+    for (end = max(end, 0) + (int)threadIdx.x; end < group_end; end += THREADS) t.cols[end] = -1; /* without a column */
+    if (threadIdx.x == 0 && blockIdx.y + 1 == gridDim.y) t.rows[a.inside * gridDim.y] = group_end;
 }
 
 /* ---------------------------------------------------------------- tiles */
