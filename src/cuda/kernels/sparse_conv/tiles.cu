@@ -132,6 +132,25 @@ extern "C" __global__ void __launch_bounds__(THREADS) sparse_turn(const __grid_c
 }
 
 /* ---------------------------------------------------------------- tiles */
+enum { MANY = PIXELS > 4 ? 4 : 8 };
+
+/* N entries at once, so that their loads are on the way together. */
+template <int N>
+static __device__ __forceinline__ void add(const spot *stage, const float *tile, float (&sum)[PIXELS]) {
+    spot s[N];
+    float v[N][PIXELS];
+#pragma unroll
+    for (int i = 0; i < N; i++) s[i] = stage[i];
+#pragma unroll
+    for (int i = 0; i < N; i++)
+#pragma unroll
+        for (int k = 0; k < PIXELS; k++) v[i][k] = tile[s[i].at + k * S1 * SIZE2];
+#pragma unroll
+    for (int i = 0; i < N; i++)
+#pragma unroll
+        for (int k = 0; k < PIXELS; k++) sum[k] = fmaf(v[i][k], s[i].value, sum[k]);
+}
+
 /* The entries of a warp's channels in a chunk. */
 static __device__ __forceinline__ void add_entries(const tiles_args &t, int64_t set, int chunk, const float *tile,
                                                    spot *stage, float (&sum)[ROWS][PIXELS]) {
@@ -141,32 +160,27 @@ static __device__ __forceinline__ void add_entries(const tiles_args &t, int64_t 
 #pragma unroll
     for (int r = 0; r <= ROWS; r++) bound[r] = __shfl_sync(0xffffffffu, own, r);
     for (int begin = bound[0]; begin < bound[ROWS]; begin += STAGE) {
-        __syncwarp();
-#pragma unroll
-        for (int i = lane; i < STAGE; i += 32)
-            if (begin + i < bound[ROWS]) stage[i] = t.spots[begin + i];
-        __syncwarp();
+        load_stage(t, begin, bound[ROWS], stage);
 #pragma unroll
         for (int r = 0; r < ROWS; r++) {
             const int end = min(bound[r + 1] - begin, (int)STAGE);
-#pragma unroll 4
-            for (int i = max(bound[r] - begin, 0); i < end; i++) {
-                const spot s = stage[i];
-                const float *at = tile + s.at;
-#pragma unroll
-                for (int k = 0; k < PIXELS; k++) sum[r][k] = fmaf(at[k * S1 * SIZE2], s.value, sum[r][k]);
-            }
+            int i = max(bound[r] - begin, 0);
+#pragma unroll 1
+            for (; i + MANY <= end; i += MANY) add<MANY>(stage + i, tile, sum[r]);
+            if (MANY > 4 && i + 4 <= end) add<4>(stage + i, tile, sum[r]), i += 4;
+            if (i + 2 <= end) add<2>(stage + i, tile, sum[r]), i += 2;
+            if (i < end) add<1>(stage + i, tile, sum[r]);
         }
     }
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS) sparse_tiles(const __grid_constant__ tiles_args t) {
+extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) sparse_tiles(const __grid_constant__ tiles_args t) {
     const sparse_args &a = t.a;
     const int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32;
     const int parts = (int)blockIdx.x / t.across * PARTS, x = ((int)blockIdx.x % t.across) * TX;
     const int64_t set = (int64_t)blockIdx.y * WARPS + warp;
     const bool works = set * ROWS < a.channels;
-    spot *const stage = (spot *)(tiles + 2 * CHUNK * CHANNEL) + warp * STAGE;
+    spot *const stage = stage_of();
     loader l;
     l.open(t, parts, x, (int64_t)blockIdx.y * BLOCK_ROWS / a.outs);
     float sum[ROWS][PIXELS] = {};

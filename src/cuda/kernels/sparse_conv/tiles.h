@@ -126,6 +126,25 @@ static __device__ __forceinline__ int spot_of(const sparse_args &a, int j, spot 
     return chunk;
 }
 
+/* f(entry, chunk, spot) for 32 entries at a time; chunk is negative where the column is none or there is no entry. */
+template <class F>
+static __device__ __forceinline__ void each_spot(const sparse_args &a, int begin, int end, const F &f) {
+    enum { AHEAD = 4 };
+    const int lane = (int)threadIdx.x % 32;
+    for (; begin < end; begin += AHEAD * 32) {
+        spot s[AHEAD];
+        int chunk[AHEAD];
+#pragma unroll
+        for (int k = 0; k < AHEAD; k++) {
+            const int j = begin + k * 32 + lane;
+            chunk[k] = j < end ? spot_of(a, j, s[k]) : -1;
+        }
+#pragma unroll
+        for (int k = 0; k < AHEAD; k++)
+            if (begin + k * 32 < end) f(begin + k * 32 + lane, chunk[k], s[k]);
+    }
+}
+
 /* A warp has one output channel. Rows that are not in order share no place: each begins where the one before ends. */
 extern "C" __global__ void __launch_bounds__(SORTERS) sparse_chunks(const __grid_constant__ tiles_args t) {
     __shared__ int count[MOST_CHUNKS * ROWS], where[MOST_CHUNKS * ROWS]; /* [chunk][channel] */
@@ -140,13 +159,9 @@ extern "C" __global__ void __launch_bounds__(SORTERS) sparse_chunks(const __grid
     }
     for (int i = (int)threadIdx.x; i < all; i += SORTERS) count[i] = 0;
     __syncthreads();
-    spot s;
-    for (int j = begin; j < end; j += 32) {
-        const int chunk = j + lane < end ? spot_of(a, j + lane, s) : -1;
-        const unsigned same = __match_any_sync(0xffffffffu, chunk);
-        if (chunk >= 0 && __ffs((int)same) - 1 == lane) count[chunk * ROWS + warp] += __popc(same);
-        __syncwarp();
-    }
+    each_spot(a, begin, end, [&](int, int chunk, const spot &) {
+        if (chunk >= 0) atomicAdd(&count[chunk * ROWS + warp], 1);
+    });
     __syncthreads();
     for (int i = (int)threadIdx.x; i < all; i += SORTERS) {
         int sum = base;
@@ -157,21 +172,32 @@ extern "C" __global__ void __launch_bounds__(SORTERS) sparse_chunks(const __grid
         if (i % ROWS == ROWS - 1) bounds[1] = sum + count[i];
     }
     __syncthreads();
-    for (int j = begin; j < end; j += 32) {
-        const int chunk = j + lane < end ? spot_of(a, j + lane, s) : -1;
+    each_spot(a, begin, end, [&](int j, int chunk, const spot &s) {
         const unsigned same = __match_any_sync(0xffffffffu, chunk), before = same & ((1u << lane) - 1);
         int *const at = &where[max(chunk, 0) * ROWS + warp];
         const int to = *at + __popc(before);
         __syncwarp();
         if (chunk >= 0 && !before) *at += __popc(same);
         if (chunk >= 0) t.spots[to] = s;
-        if (WEIGHTS && chunk < 0 && j + lane < end) ((T *)a.diff_weights)[j + lane] = narrow<T>(0);
+        if (WEIGHTS && chunk < 0 && j < end) ((T *)a.diff_weights)[j] = narrow<T>(0);
         __syncwarp();
-    }
+    });
 }
 
 /* ---------------------------------------------------------------- tiles */
 extern __shared__ __align__(16) float tiles[];
+
+/* A warp's entries on their way, STAGE at a time: `begin` and those behind it up to `end`. */
+static __device__ __forceinline__ spot *stage_of() {
+    return (spot *)(tiles + 2 * CHUNK * CHANNEL) + threadIdx.x / 32 * STAGE;
+}
+static __device__ __forceinline__ void load_stage(const tiles_args &t, int begin, int end, spot *stage) {
+    __syncwarp();
+#pragma unroll
+    for (int i = (int)threadIdx.x % 32; i < STAGE; i += 32)
+        if (begin + i < end) stage[i] = t.spots[begin + i];
+    __syncwarp();
+}
 
 /* Some rows of a plane of outputs; n < 0: none. */
 struct part {

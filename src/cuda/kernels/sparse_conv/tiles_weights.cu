@@ -1,7 +1,7 @@
 /* Gradient of sparse weights, channels-first, 2D and 3D, by tiles of the input; f32, f16, bf16.
  * Math:      as in src/ref/sparse_conv.h: diff_w of an entry is the sum of diff_dst times the input that it reads
  * Blocking:  entries sorted by chunks and inputs in shared memory as in tiles.cu. A block has a slice of the tiles; a
- *            lane keeps PIXELS elements of diff_dst of each of its warp's ROWS channels. A warp takes 32 entries of a
+ *            lane keeps PIXELS elements of diff_dst of each of its warp's ROWS channels. A warp takes MANY entries of a
  *            channel at a time, a sum of each in every lane, and adds the lanes up so that each has the sum of one
  *            entry, which goes to the slice's partial sums. A last launch adds the slices up in their order, in f64
  * Traffic:   src once for each 32 output channels, from L2; diff_dst once; partial sums for each tile, from L2
@@ -10,6 +10,8 @@
  * Try:       weft bench sparse_conv2d:bwd_weights:f32:nchw:n8c256h56w56:o256k3p1nnz58982@cuda */
 #include "sparse_conv/tiles.h"
 
+enum { MANY = 8, FINISHERS = 4 }; /* FINISHERS: blocks that add up the slices of ROWS channels */
+
 typedef struct weights_args {
     tiles_args t;
     float *partial;             /* [slice][spot] */
@@ -17,7 +19,7 @@ typedef struct weights_args {
 } weights_args;
 
 #ifndef __CUDACC_RTC__
-enum { BLOCKS_WANTED = 132 * 4, MOST_PARTIAL = 32 << 20 };
+enum { MOST_PARTIAL = 32 << 20 }; /* bytes of partial sums: they stay in L2 */
 
 typedef struct split {
     tile t;
@@ -43,9 +45,8 @@ static const char *plan(const weft_problem *p, const weft__hw *hw, int variant, 
     const int64_t nnz = p->attr[WEFT_SPARSE_NNZ], rows = cuda_ceil(p->o, BLOCK_ROWS);
     const int64_t tiles = cuda_ceil(t->parts, 32 / t->tx) * t->across;
     const int64_t fit = MOST_PARTIAL / (WEFT__MAX(nnz, 1) * (int64_t)sizeof(float));
-    const int64_t wanted = WEFT__MAX(WEFT__MIN(WEFT__MIN(cuda_ceil(BLOCKS_WANTED, rows), fit), tiles), 1);
     s->tiles = (int32_t)tiles;
-    s->per = (int32_t)cuda_ceil(tiles, wanted);
+    s->per = (int32_t)cuda_ceil(tiles, WEFT__MAX(WEFT__MIN(fit, tiles), 1));
     s->slices = (int32_t)cuda_ceil(tiles, s->per);
     d->workspace = lists_bytes(p, t) + (size_t)(s->slices * nnz) * sizeof(float);
     d->ns = cuda_ns(hw, 0, 1, 6 + is_biased(p)) + blocks_ns(hw, (double)(rows * s->slices), 2, warp_entries(p) * s->per,
@@ -77,7 +78,7 @@ static weft_status run(const weft__exec *e) {
     const uint32_t sets = (uint32_t)cuda_ceil(e->p->o, ROWS), rows = (uint32_t)cuda_ceil(e->p->o, BLOCK_ROWS);
     const weft__launch sort = {.grid = {sets, 1, 1}, .block = {SORTERS, 1, 1}},
                        main = {.grid = {(uint32_t)s->slices, rows, 1}, .block = {THREADS, 1, 1}, .smem = t->smem},
-                       finish = {.grid = {sets, 1, 1}, .block = {THREADS, 1, 1}},
+                       finish = {.grid = {sets, FINISHERS, 1}, .block = {THREADS, 1, 1}},
                        bias = {.grid = {(uint32_t)a->channels, 1, 1}, .block = {THREADS, 1, 1}};
     WEFT__TRY(weft__cuda_launch(e, 0, &sort, &w.t));
     WEFT__TRY(weft__cuda_launch(e, 1, &main, &w));
@@ -104,7 +105,7 @@ const weft__kernel weft__cuda_sparse_conv_bwd_weights_tiles = {
 };
 
 #else
-template <int D> static __device__ __forceinline__ void halve(float (&v)[32]) {
+template <int D> static __device__ __forceinline__ void halve(float (&v)[MANY]) {
 #pragma unroll
     for (int i = 0; i < D; i++) {
         const bool upper = threadIdx.x & D;
@@ -112,10 +113,11 @@ template <int D> static __device__ __forceinline__ void halve(float (&v)[32]) {
         v[i] = keep + __shfl_xor_sync(0xffffffffu, give, D);
     }
 }
-/* The sums of 32 numbers of every lane over the lanes, one in each: v[lane]. */
-static __device__ __forceinline__ float fold(float (&v)[32]) {
-    halve<16>(v), halve<8>(v), halve<4>(v), halve<2>(v), halve<1>(v);
-    return v[0];
+/* The sums of MANY numbers of every lane over the lanes, one in each: v[lane % MANY]. */
+static __device__ __forceinline__ float fold(float (&v)[MANY]) {
+    halve<4>(v), halve<2>(v), halve<1>(v);
+    v[0] += __shfl_xor_sync(0xffffffffu, v[0], 8);
+    return v[0] + __shfl_xor_sync(0xffffffffu, v[0], 16);
 }
 
 typedef float gradients[ROWS][PIXELS]; /* of a lane's outputs */
@@ -136,39 +138,58 @@ static __device__ __forceinline__ void load_gradients(const tiles_args &t, int64
     }
 }
 
+/* The sum of this lane's entry, of `count` up to 32; at: where each lane's entry is in a tile. */
+static __device__ __forceinline__ float sum_of(int at, int count, const float *tile, const float (&dy)[PIXELS]) {
+    float own = 0;
+#pragma unroll 1
+    for (int first = 0; first < count; first += MANY) {
+        float v[MANY];
+#pragma unroll
+        for (int i = 0; i < MANY; i++) {
+            const float *x = tile + __shfl_sync(0xffffffffu, at, first + i);
+            v[i] = x[0] * dy[0];
+#pragma unroll
+            for (int k = 1; k < PIXELS; k++) v[i] = fmaf(x[k * S1 * SIZE2], dy[k], v[i]);
+        }
+        const float sum = fold(v);
+        if ((int)threadIdx.x % 32 / MANY * MANY == first) own = sum;
+    }
+    return own;
+}
+
 /* Adds the sums of the entries of a warp's channels in a chunk to the partial ones; first: there are none yet. */
 static __device__ __forceinline__ void add_sums(const tiles_args &t, int64_t set, int chunk, const float *tile,
-                                                const gradients &dy, float *partial, bool first) {
+                                                spot *stage, const gradients &dy, float *partial, bool first) {
     const int lane = (int)threadIdx.x % 32;
     const int own = lane <= ROWS ? t.bounds[(set * t.chunks + chunk) * (ROWS + 1) + lane] : 0;
+    int bound[ROWS + 1];
 #pragma unroll
-    for (int r = 0; r < ROWS; r++) {
-        const int end = __shfl_sync(0xffffffffu, own, r + 1);
-        for (int begin = __shfl_sync(0xffffffffu, own, r); begin < end; begin += 32) {
-            const int mine = begin + lane, at = mine < end ? t.spots[mine].at : 0;
-            const float before = mine < end && !first ? partial[mine] : 0;
-            float v[32];
+    for (int r = 0; r <= ROWS; r++) bound[r] = __shfl_sync(0xffffffffu, own, r);
+    for (int begin = bound[0]; begin < bound[ROWS]; begin += STAGE) {
+        load_stage(t, begin, bound[ROWS], stage);
 #pragma unroll
-            for (int i = 0; i < 32; i++) {
-                v[i] = 0;
-                if (begin + i >= end) continue;
-                const float *x = tile + __shfl_sync(0xffffffffu, at, i);
-#pragma unroll
-                for (int k = 0; k < PIXELS; k++) v[i] = fmaf(x[k * S1 * SIZE2], dy[r][k], v[i]);
+        for (int r = 0; r < ROWS; r++) {
+            const int end = min(bound[r + 1] - begin, (int)STAGE);
+            for (int i = max(bound[r] - begin, 0); i < end; i += 32) {
+                float *const to = partial + begin + i + lane;
+                const bool there = i + lane < end;
+                const float before = there && !first ? *to : 0;
+                const float sum = sum_of(there ? stage[i + lane].at : 0, min(end - i, 32), tile, dy[r]);
+                if (there) *to = before + sum;
             }
-            const float sum = fold(v);
-            if (mine < end) partial[mine] = before + sum;
         }
     }
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS, 2) sparse_tiles_weights(const __grid_constant__ weights_args w) {
+extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
+    sparse_tiles_weights(const __grid_constant__ weights_args w) {
     const tiles_args &t = w.t;
     const sparse_args &a = t.a;
     const int64_t set = (int64_t)blockIdx.y * WARPS + (int)threadIdx.x / 32;
     const bool works = set * ROWS < a.channels;
     const int begin = (int)blockIdx.x * w.per, end = min(begin + w.per, w.tiles);
     float *const partial = w.partial + blockIdx.x * a.nnz;
+    spot *const stage = stage_of();
     for (int i = begin; i < end; i++) {
         const int parts = i / t.across * PARTS, x = i % t.across * TX;
         loader l;
@@ -176,7 +197,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) sparse_tiles_weights(co
         l.open(t, parts, x, (int64_t)blockIdx.y * BLOCK_ROWS / a.outs);
         load_gradients(t, set, parts, x, dy);
         l.each_chunk(t, [&](int chunk, const float *tile) {
-            if (works) add_sums(t, set, chunk, tile, dy, partial, i == begin);
+            if (works) add_sums(t, set, chunk, tile, stage, dy, partial, i == begin);
         });
     }
 }
@@ -186,9 +207,9 @@ extern "C" __global__ void __launch_bounds__(THREADS) sparse_finish(const __grid
     const tiles_args &t = w.t;
     const int32_t *bounds = t.bounds + (int64_t)blockIdx.x * t.chunks * (ROWS + 1);
     const int end = bounds[t.chunks * (ROWS + 1) - 1];
-    for (int i = bounds[0] + (int)threadIdx.x; i < end; i += THREADS) {
+    for (int i = bounds[0] + (int)(blockIdx.y * THREADS + threadIdx.x); i < end; i += FINISHERS * THREADS) {
         double sum = 0;
-#pragma unroll 4
+#pragma unroll 16
         for (int s = 0; s < w.slices; s++) sum += w.partial[s * t.a.nnz + i];
         ((T *)t.a.diff_weights)[__float_as_int(t.spots[i].value)] = narrow<T>((float)sum);
     }
