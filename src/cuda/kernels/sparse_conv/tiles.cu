@@ -25,22 +25,17 @@ typedef struct turn_args { /* the transposed matrix */
 } turn_args;
 
 #ifndef __CUDACC_RTC__
-/* Outputs of a lane. */
-static const char *const variants[] = {"y4", "y8", NULL};
-
 static const char *plan(const weft_problem *p, const weft__hw *hw, int variant, weft__decision *d) {
     tile *t = WEFT__PARAMS(tile, d);
     const char *refusal = tiles_refusal(p);
-    const pass s = pass_of(p);
     if (refusal) return refusal;
-    t->pixels = variant ? 8 : 4;
-    if ((refusal = tile_of(p, hw, t))) return refusal;
-    const int64_t nnz = p->attr[WEFT_SPARSE_NNZ], sets = cuda_ceil(s.outs, ROWS);
-    d->workspace = (size_t)nnz * sizeof(spot) + (size_t)(sets * t->chunks) * (ROWS + 1) * sizeof(int32_t);
-    if (p->pass != WEFT_PASS_FWD) d->workspace += (size_t)(s.outs + 1 + 2 * nnz) * sizeof(int32_t) + sort_bytes(p);
+    if ((refusal = tile_of(p, hw, variant, t))) return refusal;
+    const int64_t nnz = p->attr[WEFT_SPARSE_NNZ];
+    d->workspace = lists_bytes(p, t);
+    if (p->pass != WEFT_PASS_FWD) d->workspace += (size_t)(p->c + 1 + 2 * nnz) * sizeof(int32_t) + sort_bytes(p);
     const int64_t tiles = cuda_ceil(t->parts, 32 / t->tx) * t->across;
-    d->ns = cuda_ns(hw, 0, 1, 3) + blocks_ns(hw, (double)(tiles * cuda_ceil(s.outs, BLOCK_ROWS)), BLOCKS,
-                                             warp_entries(p), variant ? 252 : 190, variant ? 297 : 190);
+    d->ns = cuda_ns(hw, 0, 1, 3) + blocks_ns(hw, (double)(tiles * row_blocks(p, t)), BLOCKS, warp_entries(p, t),
+                                             variant ? 252 : 190, variant ? 297 : 190);
     if (p->pass != WEFT_PASS_FWD) d->ns += cuda_ns(hw, 0, 1, 0) + sparse_sort_ns(p, hw);
     return NULL;
 }
@@ -78,14 +73,11 @@ static weft_status turn(const weft__exec *e, void *at, sparse_args *a) {
 static weft_status run(const weft__exec *e) {
     const tile *t = e->params;
     const bool fwd = e->p->pass == WEFT_PASS_FWD;
-    tiles_args a = {.a = sparse_args_of(e), .spots = e->workspace};
-    const int64_t outs = pass_of(e->p).outs, sets = cuda_ceil(outs, ROWS);
-    a.bounds = (int32_t *)(a.spots + a.a.nnz);
-    a.chunks = t->chunks, a.across = t->across, a.parts = t->parts, a.strips = t->strips;
-    if (!fwd) WEFT__TRY(turn(e, a.bounds + sets * t->chunks * (ROWS + 1), &a.a));
-    const weft__launch sort = {.grid = {(uint32_t)sets, 1, 1}, .block = {SORTERS, 1, 1}},
+    tiles_args a = tiles_args_of(e, t);
+    if (!fwd) WEFT__TRY(turn(e, (char *)e->workspace + lists_bytes(e->p, t), &a.a));
+    const weft__launch sort = lists_launch(e->p, t),
                        launch = {.grid = {(uint32_t)(cuda_ceil(t->parts, 32 / t->tx) * t->across),
-                                          (uint32_t)cuda_ceil(outs, BLOCK_ROWS), 1},
+                                          (uint32_t)row_blocks(e->p, t), 1},
                                  .block = {THREADS, 1, 1},
                                  .smem = t->smem};
     WEFT__TRY(weft__cuda_launch(e, fwd ? 0 : 2, &sort, &a));

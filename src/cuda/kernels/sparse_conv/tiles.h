@@ -12,9 +12,7 @@
 #endif
 #include "sparse_conv/sparse.h"
 
-enum { ROWS = 4, WARPS = THREADS / 32, BLOCK_ROWS = ROWS * WARPS, STAGE = 128, MOST_CHUNKS = 256 };
-enum { SORTERS = 32 * ROWS }; /* threads of a block that sorts */
-enum { BLOCKS = 3 };          /* of a multiprocessor */
+enum { WARPS = THREADS / 32, STAGE = 128, MOST_CHUNKS = 256, BLOCKS = 3 }; /* BLOCKS: of a multiprocessor */
 
 typedef struct spot { /* an entry: the offset of its input from an output's first in a tile */
     int32_t at;
@@ -30,7 +28,7 @@ typedef struct tiles_args {
 
 #ifndef __CUDACC_RTC__
 typedef struct tile {
-    int32_t tx, pixels, size[3], part, chunk; /* size: of a part's inputs; part: floats of it; chunk: channels */
+    int32_t rows, tx, pixels, size[3], part, chunk; /* size: of a part's inputs; part: floats of it; chunk: channels */
     int32_t chunks, across, parts, strips;
     size_t smem;
 } tile;
@@ -53,8 +51,16 @@ static int32_t part_floats(const tile *t) {
     return (int32_t)(t->tx == 32 ? inputs : cuda_ceil(WEFT__MAX(inputs - t->tx, 0), 32) * 32 + t->tx);
 }
 
-static const char *tile_of(const weft_problem *p, const weft__hw *hw, tile *t) {
+/* Outputs of a lane, and its output channels. */
+static const char *const variants[] = {"y4", "y8", "y4o2", NULL};
+static const struct {
+    int32_t pixels, rows;
+} shapes[] = {{4, 4}, {8, 4}, {4, 2}};
+
+static const char *tile_of(const weft_problem *p, const weft__hw *hw, int variant, tile *t) {
     const pass s = pass_of(p);
+    t->pixels = shapes[variant].pixels, t->rows = shapes[variant].rows;
+    if (p->groups > 1 && s.outs / p->groups % (t->rows * WARPS)) return "channels of a group that do not fill blocks";
     t->tx = (int32_t)WEFT__MAX(WEFT__MIN(cuda_power(s.out[2]), 32), 4);
     for (int a = 0; a < 3; a++) {
         const int64_t outs = a == 0 ? 1 : a == 1 ? t->pixels : t->tx, reach = (p->kernel[a] - 1) * p->dilation[a];
@@ -82,7 +88,6 @@ static const char *tiles_refusal(const weft_problem *p) {
     const pass s = pass_of(p);
     if (refusal) return refusal;
     if (p->attr[WEFT_SPARSE_STRETCHED]) return "stretched columns";
-    if (p->groups > 1 && s.outs / p->groups % BLOCK_ROWS) return "channels of a group that are not 32, 64, ...";
     if (s.out[1] == 1) return "one row";
     if (p->attr[WEFT_SPARSE_NNZ] >= 1 << 30) return "2^30 entries or more";
     if (p->pass != WEFT_PASS_BWD_DATA) return NULL;
@@ -98,22 +103,40 @@ static double blocks_ns(const weft__hw *hw, double blocks, int resident, double 
     return sparse_cycles_ns(hw, entries * (full * waves + (rest > 0 ? alone + (full - alone) * rest : 0)));
 }
 /* Of a warp's output channels. */
-static double warp_entries(const weft_problem *p) {
-    return (double)p->attr[WEFT_SPARSE_NNZ] * ROWS / (double)pass_of(p).outs;
+static double warp_entries(const weft_problem *p, const tile *t) {
+    return (double)p->attr[WEFT_SPARSE_NNZ] * t->rows / (double)pass_of(p).outs;
+}
+
+/* The warps and blocks that the output channels take. */
+static int64_t sets_of(const weft_problem *p, const tile *t) { return cuda_ceil(pass_of(p).outs, t->rows); }
+static int64_t row_blocks(const weft_problem *p, const tile *t) { return cuda_ceil(sets_of(p, t), WARPS); }
+
+static size_t lists_bytes(const weft_problem *p, const tile *t) {
+    const size_t bounds = (size_t)(sets_of(p, t) * t->chunks * (t->rows + 1)) * sizeof(int32_t);
+    return (size_t)p->attr[WEFT_SPARSE_NNZ] * sizeof(spot) + bounds;
+}
+static weft__launch lists_launch(const weft_problem *p, const tile *t) {
+    return (weft__launch){.grid = {(uint32_t)sets_of(p, t), 1, 1}, .block = {32 * (uint32_t)t->rows, 1, 1}};
+}
+static tiles_args tiles_args_of(const weft__exec *e, const tile *t) {
+    tiles_args a = {sparse_args_of(e), e->workspace, NULL, t->chunks, t->across, t->parts, t->strips};
+    a.bounds = (int32_t *)(a.spots + a.a.nnz);
+    return a;
 }
 
 static void tiles_defines(const weft_problem *p, const tile *t, bool turned, weft__text *text) {
     sparse_defines(p, text);
     weft__put(text,
               " -DTX=%d -DPIXELS=%d -DSIZE0=%d -DSIZE1=%d -DSIZE2=%d -DPART=%d -DCHUNK=%d -DS1=%d -DS2=%d -DTURNED=%d "
-              "-DWEIGHTS=%d",
+              "-DWEIGHTS=%d -DROWS=%d",
               t->tx, t->pixels, t->size[0], t->size[1], t->size[2], t->part, t->chunk, (int)p->stride[1],
-              (int)p->stride[2], turned, p->pass == WEFT_PASS_BWD_WEIGHTS);
+              (int)p->stride[2], turned, p->pass == WEFT_PASS_BWD_WEIGHTS, t->rows);
 }
 
 #else
 #include "ptx.h"
 
+enum { BLOCK_ROWS = ROWS * WARPS, SORTERS = 32 * ROWS }; /* SORTERS: threads of a block that sorts */
 enum { PARTS = 32 / TX, CHANNEL = PARTS * PART, INPUTS = SIZE0 * SIZE1 * SIZE2 };
 
 /* ---------------------------------------------------------------- entries by chunks */

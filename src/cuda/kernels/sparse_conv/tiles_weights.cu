@@ -28,29 +28,22 @@ typedef struct split {
 
 static bool is_biased(const weft_problem *p) { return weft__has_step(p, WEFT_STEP_BIAS); }
 
-static size_t lists_bytes(const weft_problem *p, const tile *t) {
-    const size_t bounds = (size_t)(cuda_ceil(p->o, ROWS) * t->chunks) * (ROWS + 1) * sizeof(int32_t);
-    return (size_t)p->attr[WEFT_SPARSE_NNZ] * sizeof(spot) + bounds;
-}
-
-static const char *const variants[] = {"y4", "y8", NULL};
-
 static const char *plan(const weft_problem *p, const weft__hw *hw, int variant, weft__decision *d) {
     split *s = WEFT__PARAMS(split, d);
     tile *t = &s->t;
     const char *refusal = tiles_refusal(p);
     if (refusal) return refusal;
-    t->pixels = variant ? 8 : 4;
-    if ((refusal = tile_of(p, hw, t))) return refusal;
-    const int64_t nnz = p->attr[WEFT_SPARSE_NNZ], rows = cuda_ceil(p->o, BLOCK_ROWS);
+    if ((refusal = tile_of(p, hw, variant, t))) return refusal;
+    const int64_t nnz = p->attr[WEFT_SPARSE_NNZ], rows = row_blocks(p, t);
     const int64_t tiles = cuda_ceil(t->parts, 32 / t->tx) * t->across;
     const int64_t fit = MOST_PARTIAL / (WEFT__MAX(nnz, 1) * (int64_t)sizeof(float));
     s->tiles = (int32_t)tiles;
     s->per = (int32_t)cuda_ceil(tiles, WEFT__MAX(WEFT__MIN(fit, tiles), 1));
     s->slices = (int32_t)cuda_ceil(tiles, s->per);
     d->workspace = lists_bytes(p, t) + (size_t)(s->slices * nnz) * sizeof(float);
-    d->ns = cuda_ns(hw, 0, 1, 6 + is_biased(p)) + blocks_ns(hw, (double)(rows * s->slices), 2, warp_entries(p) * s->per,
-                                                            variant ? 390 : 366, variant ? 594 : 366);
+    d->ns =
+        cuda_ns(hw, 0, 1, 6 + is_biased(p)) + blocks_ns(hw, (double)(rows * s->slices), 2, warp_entries(p, t) * s->per,
+                                                        variant ? 390 : 366, variant ? 594 : 366);
     return NULL;
 }
 
@@ -67,16 +60,14 @@ static void bias_defines(const weft_problem *p, const weft__hw *hw, const void *
 static weft_status run(const weft__exec *e) {
     const split *s = e->params;
     const tile *t = &s->t;
-    weights_args w = {.t = {.a = sparse_args_of(e), .spots = e->workspace},
+    weights_args w = {.t = tiles_args_of(e, t),
                       .partial = (float *)((char *)e->workspace + lists_bytes(e->p, t)),
                       .tiles = s->tiles,
                       .per = s->per,
                       .slices = s->slices};
     const sparse_args *a = &w.t.a;
-    w.t.bounds = (int32_t *)(w.t.spots + a->nnz);
-    w.t.chunks = t->chunks, w.t.across = t->across, w.t.parts = t->parts, w.t.strips = t->strips;
-    const uint32_t sets = (uint32_t)cuda_ceil(e->p->o, ROWS), rows = (uint32_t)cuda_ceil(e->p->o, BLOCK_ROWS);
-    const weft__launch sort = {.grid = {sets, 1, 1}, .block = {SORTERS, 1, 1}},
+    const uint32_t sets = (uint32_t)sets_of(e->p, t), rows = (uint32_t)row_blocks(e->p, t);
+    const weft__launch sort = lists_launch(e->p, t),
                        main = {.grid = {(uint32_t)s->slices, rows, 1}, .block = {THREADS, 1, 1}, .smem = t->smem},
                        finish = {.grid = {sets, FINISHERS, 1}, .block = {THREADS, 1, 1}},
                        bias = {.grid = {(uint32_t)a->channels, 1, 1}, .block = {THREADS, 1, 1}};
