@@ -112,7 +112,7 @@ const weft__kernel weft__cuda_sparse_conv_bwd_data = {
 
 const weft__kernel weft__cuda_sparse_conv_bwd_weights = {
     .name = "sparse_conv_bwd_weights_nchw__cuda",
-    .version = 2,
+    .version = 3,
     .op = WEFT_OP_SPARSE_CONV,
     .engine = WEFT_ENGINE_CUDA,
     .passes = WEFT__PASS_SET(BWD_WEIGHTS),
@@ -218,17 +218,21 @@ struct work {
     int at[MANY], z[MANY], y[MANY], x[MANY], outputs[MANY];
 };
 
-static __device__ __forceinline__ void open_work(const sparse_args &a, int64_t first, work &w) {
-#pragma unroll
-    for (int k = 0; k < MANY; k++) {
+/* A thread looks for each; all have them then. */
+static __device__ __forceinline__ work work_of(const sparse_args &a, int64_t first) {
+    __shared__ work all;
+    const int k = (int)threadIdx.x;
+    if (k < MANY) {
         const int64_t j = min(first + k, a.nnz - 1);
         const int o = row_of(a, j);
         const column c = column_of(a, j);
         const bool there = row_begin(a, o) <= j && j < row_begin(a, o + 1) && c.channel >= 0;
-        w.at[k] = (int)(o / a.outs * a.group) + ((c.channel * a.in[0] + c.z) * a.in[1] + c.y) * a.in[2] + c.x;
-        w.z[k] = c.z, w.y[k] = there ? c.y : NOWHERE, w.x[k] = c.x;
-        w.outputs[k] = o * outputs_of(a);
+        all.at[k] = (int)(o / a.outs * a.group) + ((c.channel * a.in[0] + c.z) * a.in[1] + c.y) * a.in[2] + c.x;
+        all.z[k] = c.z, all.y[k] = there ? c.y : NOWHERE, all.x[k] = c.x;
+        all.outputs[k] = o * outputs_of(a);
     }
+    __syncthreads();
+    return all;
 }
 
 /* An output, and the way to the one THREADS further. */
@@ -270,9 +274,8 @@ static __device__ __forceinline__ void add_up(const sparse_args &a, const work &
 extern "C" __global__ void __launch_bounds__(THREADS) sparse_weights(const __grid_constant__ sparse_args a) {
     __shared__ double scratch[WARPS][MANY];
     const int64_t first = (int64_t)blockIdx.x * MANY;
-    work w;
+    const work w = work_of(a, first);
     float sum[MANY] = {};
-    open_work(a, first, w);
     bool one = true;
 #pragma unroll
     for (int k = 1; k < MANY; k++) one = one && w.outputs[k] == w.outputs[0];
