@@ -129,6 +129,8 @@ const weft__kernel weft__cuda_sparse_conv_bwd_weights = {
 #include "reduce.h"
 
 enum { NOWHERE = 1 << 29 }; /* a distance that leads out of every image */
+enum { AHEAD = 8 };         /* entries whose loads are on the way together */
+static_assert(THREADS % AHEAD == 0, "whole batches");
 
 static __device__ __forceinline__ int outputs_of(const sparse_args &a) { return a.out[0] * a.out[1] * a.out[2]; }
 
@@ -186,13 +188,20 @@ extern "C" __global__ void __launch_bounds__(THREADS) sparse_data(const __grid_c
             if (DEEP) deep[DEEP ? threadIdx.x : 0] = d.l.deep[begin + threadIdx.x];
         }
         __syncthreads();
-#pragma unroll 4
-        for (int k = 0; k < count; k++) {
-            const entry e = entries[k];
-            int z = DEEP ? p.z + deep[DEEP ? k : 0] : 0, y = p.y + e.y, x = p.x + e.x;
-            if (!leads(a, 1, y) || !leads(a, 2, x) || (DEEP && !leads(a, 0, z))) continue;
-            const int at = UNIT ? e.at : e.at + (z * a.out[1] + y) * a.out[2] + x;
-            sum = fmaf(widen(p.from[at]), e.value, sum);
+        for (int k = 0; k < count; k += AHEAD) {
+            float v[AHEAD], value[AHEAD];
+            bool there[AHEAD];
+#pragma unroll
+            for (int u = 0; u < AHEAD; u++) {
+                const entry e = entries[k + u];
+                int z = DEEP ? p.z + deep[DEEP ? k + u : 0] : 0, y = p.y + e.y, x = p.x + e.x;
+                there[u] = k + u < count && leads(a, 1, y) && leads(a, 2, x) && (!DEEP || leads(a, 0, z));
+                v[u] = there[u] ? widen(p.from[UNIT ? e.at : e.at + (z * a.out[1] + y) * a.out[2] + x]) : 0;
+                value[u] = e.value;
+            }
+#pragma unroll
+            for (int u = 0; u < AHEAD; u++)
+                if (there[u]) sum = fmaf(v[u], value[u], sum);
         }
     }
     const int64_t pixels = (int64_t)a.in[0] * a.in[1] * a.in[2], n = (int)i / (int)pixels;
