@@ -29,6 +29,7 @@ typedef struct tiles_args {
 #ifndef __CUDACC_RTC__
 typedef struct tile {
     int32_t rows, tx, pixels, size[3], part, chunk; /* size: of a part's inputs; part: floats of it; chunk: channels */
+    int32_t unit, shift;                            /* floats of a copy, and how many lie before a tile's first */
     int32_t chunks, across, parts, strips;
     size_t smem;
 } tile;
@@ -51,6 +52,12 @@ static int32_t part_floats(const tile *t) {
     return (int32_t)(t->tx == 32 ? inputs : cuda_ceil(WEFT__MAX(inputs - t->tx, 0), 32) * 32 + t->tx);
 }
 
+/* Whether rows of f32 are copied by 16 bytes: each quad lies in a row or out of it. */
+static bool copies_quads(const weft_problem *p, int64_t row) {
+    const weft_tensor *src = weft__tensor(p, p->pass == WEFT_PASS_BWD_DATA ? WEFT_ROLE_DIFF_DST : WEFT_ROLE_SRC);
+    return src->dtype == WEFT_DTYPE_F32 && row % 4 == 0 && src->align % 16 == 0;
+}
+
 /* Outputs of a lane, and its output channels. */
 static const char *const variants[] = {"y4", "y8", "y4o2", NULL};
 static const struct {
@@ -67,6 +74,11 @@ static const char *tile_of(const weft_problem *p, const weft__hw *hw, int varian
         if (reach > 64) return "a window over 65 wide";
         t->size[a] = (int32_t)((outs - 1) * p->stride[a] + reach + 1);
     }
+    t->unit = t->pixels == 8 && copies_quads(p, s.in[2]) ? 4 : 1;
+    const int64_t pad =
+        p->pass == WEFT_PASS_BWD_DATA ? (p->kernel[2] - 1) * p->dilation[2] - p->pad_lo[2] : p->pad_lo[2];
+    t->shift = (int32_t)(((-pad) % t->unit + t->unit) % t->unit);
+    t->size[2] = (int32_t)cuda_ceil(t->size[2] + t->shift, t->unit) * t->unit;
     t->part = part_floats(t);
     const int64_t room = (int64_t)hw->gpu->smem / BLOCKS - WARPS * STAGE * (int64_t)sizeof(spot) - 1024;
     const int64_t most = room / (2 * 4 * channel_floats(t));
@@ -128,9 +140,9 @@ static void tiles_defines(const weft_problem *p, const tile *t, bool turned, wef
     sparse_defines(p, text);
     weft__put(text,
               " -DTX=%d -DPIXELS=%d -DSIZE0=%d -DSIZE1=%d -DSIZE2=%d -DPART=%d -DCHUNK=%d -DS1=%d -DS2=%d -DTURNED=%d "
-              "-DWEIGHTS=%d -DROWS=%d",
+              "-DWEIGHTS=%d -DROWS=%d -DUNIT=%d -DSHIFT=%d",
               t->tx, t->pixels, t->size[0], t->size[1], t->size[2], t->part, t->chunk, (int)p->stride[1],
-              (int)p->stride[2], turned, p->pass == WEFT_PASS_BWD_WEIGHTS, t->rows);
+              (int)p->stride[2], turned, p->pass == WEFT_PASS_BWD_WEIGHTS, t->rows, t->unit, t->shift);
 }
 
 #else
@@ -231,8 +243,9 @@ static __device__ __forceinline__ part part_at(const tiles_args &t, int number) 
     return {number < t.parts ? n : -1, plane - n * t.a.out[0], (number - plane * t.strips) * PIXELS};
 }
 
-/* What a thread copies of every channel: LOADS places of a tile. */
-enum { LOADS = (CHANNEL + THREADS - 1) / THREADS };
+/* SPAN threads copy a channel, each LOADS places of UNIT floats. */
+constexpr int span_of(int places) { return places > 128 ? 256 : places > 64 ? 128 : places > 32 ? 64 : 32; }
+enum { PLACES = CHANNEL / UNIT, SPAN = span_of(PLACES), LOADS = (PLACES + SPAN - 1) / SPAN };
 struct loader {
     const T *from[LOADS];
     bool there[LOADS];
@@ -242,10 +255,10 @@ struct loader {
         const sparse_args &a = t.a;
 #pragma unroll
         for (int i = 0; i < LOADS; i++) {
-            const int place = (int)threadIdx.x + i * THREADS, at = place % PART;
+            const int place = ((int)threadIdx.x % SPAN + i * SPAN) * UNIT, at = place % PART;
             const part p = part_at(t, parts + place / PART);
             const int sz = p.z * a.stride[0] - a.pad[0] + at / (SIZE1 * SIZE2),
-                      sy = p.y * S1 - a.pad[1] + at / SIZE2 % SIZE1, sx = x * S2 - a.pad[2] + at % SIZE2;
+                      sy = p.y * S1 - a.pad[1] + at / SIZE2 % SIZE1, sx = x * S2 - a.pad[2] - SHIFT + at % SIZE2;
             there[i] = p.n >= 0 && at < INPUTS && (unsigned)sz < (unsigned)a.in[0] &&
                        (unsigned)sy < (unsigned)a.in[1] && (unsigned)sx < (unsigned)a.in[2];
             from[i] = (const T *)a.src;
@@ -259,14 +272,14 @@ struct loader {
         const int64_t plane = (int64_t)a.in[0] * a.in[1] * a.in[2];
         const int first = chunk * CHUNK, count = min((int)CHUNK, a.inside - first);
 #pragma unroll 4
-        for (int c = 0; c < count; c++)
+        for (int c = (int)threadIdx.x / SPAN; c < count; c += THREADS / SPAN)
 #pragma unroll
             for (int i = 0; i < LOADS; i++) {
-                const int place = (int)threadIdx.x + i * THREADS;
+                const int place = ((int)threadIdx.x % SPAN + i * SPAN) * UNIT;
                 const T *at = from[i] + (there[i] ? (first + c) * plane : 0);
                 if (place >= CHANNEL) continue;
                 if (sizeof(T) == 4)
-                    ptx_copy_part<4>(to + c * CHANNEL + place, at, there[i]);
+                    ptx_copy_part<4 * UNIT>(to + c * CHANNEL + place, at, there[i]);
                 else
                     to[c * CHANNEL + place] = there[i] ? widen(*at) : 0;
             }
@@ -280,7 +293,7 @@ struct loader {
             ptx_copy_commit();
             ptx_copy_wait<1>();
             __syncthreads();
-            add(chunk, tiles + chunk % 2 * (CHUNK * CHANNEL) + lane / TX * PART + lane % TX * S2);
+            add(chunk, tiles + chunk % 2 * (CHUNK * CHANNEL) + lane / TX * PART + lane % TX * S2 + SHIFT);
             __syncthreads();
         }
     }
