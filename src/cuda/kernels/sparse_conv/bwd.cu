@@ -51,9 +51,10 @@ static const char *plan_data(const weft_problem *p, const weft__hw *hw, int vari
     const char *refusal = refusal_of(p);
     (void)variant;
     if (refusal) return refusal;
-    const int64_t places = p->n * p->in[0] * p->in[1] * p->in[2], nnz = p->attr[WEFT_SPARSE_NNZ];
+    const int64_t plane = p->in[0] * p->in[1] * p->in[2], nnz = p->attr[WEFT_SPARSE_NNZ];
     d->workspace = (size_t)nnz * (sizeof(entry) + sizeof(int32_t)) + (size_t)p->c * sizeof(range) + sort_bytes(p);
-    d->ns = cuda_ns(hw, 0, 1, 2) + sparse_sort_ns(p, hw) + sparse_walk_ns(hw, places, p->c, (double)nnz / (double)p->c);
+    d->ns = cuda_ns(hw, 0, 1, 1) + sort_ns(p, hw) +
+            sparse_walk_ns(hw, p->n * plane, plane, p->c, (double)nnz / (double)p->c, 210);
     return NULL;
 }
 
@@ -64,7 +65,7 @@ static const char *plan_weights(const weft_problem *p, const weft__hw *hw, int v
     const int64_t outputs = p->n * p->out[0] * p->out[1] * p->out[2];
     const double blocks = (double)cuda_ceil(p->attr[WEFT_SPARSE_NNZ], MANY); /* cycles: to find rows, for an output */
     d->ns = cuda_ns(hw, 0, 1, 1 + is_biased(p)) +
-            sparse_cycles_ns(hw, blocks / hw->gpu->sms * (8400 + 500.0 * (double)cuda_ceil(outputs, THREADS)));
+            sparse_cycles_ns(hw, blocks / hw->gpu->sms * (1700 + 470.0 * (double)cuda_ceil(outputs, THREADS)));
     return NULL;
 }
 

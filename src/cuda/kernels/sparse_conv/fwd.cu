@@ -16,7 +16,8 @@ static const char *plan(const weft_problem *p, const weft__hw *hw, int variant, 
     (void)variant;
     if (refusal) return refusal;
     const double entries = (double)p->attr[WEFT_SPARSE_NNZ] / (double)p->o;
-    d->ns = cuda_ns(hw, 0, 1, 1) + sparse_walk_ns(hw, p->n * p->out[0] * p->out[1] * p->out[2], p->o, entries);
+    const int64_t plane = p->out[0] * p->out[1] * p->out[2];
+    d->ns = cuda_ns(hw, 0, 1, 1) + sparse_walk_ns(hw, p->n * plane, plane, p->o, entries, 376);
     return NULL;
 }
 
@@ -48,8 +49,6 @@ const weft__kernel weft__cuda_sparse_conv_fwd = {
 
 #else
 enum { NOWHERE = 1 << 29 }; /* a distance that leads out of every image */
-enum { AHEAD = 4 };         /* entries whose loads are on the way together */
-static_assert(THREADS % AHEAD == 0, "whole batches");
 
 /* An entry: the offset from a window's first place, the distances along h and w, the value; along d beside it. */
 struct entry {
@@ -101,21 +100,13 @@ extern "C" __global__ void __launch_bounds__(THREADS) sparse_fwd(const __grid_co
             if (DEEP) deep[DEEP ? threadIdx.x : 0] = z;
         }
         __syncthreads();
-        for (int i = 0; i < count; i += AHEAD) {
-            float v[AHEAD], value[AHEAD];
-            bool inside[AHEAD];
-#pragma unroll
-            for (int k = 0; k < AHEAD; k++) {
-                const entry e = entries[i + k];
-                inside[k] = i + k < count && (unsigned)(w.y + e.y) < (unsigned)a.in[1] &&
-                            (unsigned)(w.x + e.x) < (unsigned)a.in[2] &&
-                            (!DEEP || (unsigned)(w.z + deep[DEEP ? i + k : 0]) < (unsigned)a.in[0]);
-                v[k] = inside[k] ? widen(w.at[e.offset]) : 0;
-                value[k] = e.value;
-            }
-#pragma unroll
-            for (int k = 0; k < AHEAD; k++)
-                if (inside[k]) sum = fmaf(v[k], value[k], sum);
+#pragma unroll 4
+        for (int i = 0; i < count; i++) {
+            const entry e = entries[i];
+            const bool inside = (unsigned)(w.y + e.y) < (unsigned)a.in[1] &&
+                                (unsigned)(w.x + e.x) < (unsigned)a.in[2] &&
+                                (!DEEP || (unsigned)(w.z + deep[DEEP ? i : 0]) < (unsigned)a.in[0]);
+            if (inside) sum = fmaf(widen(w.at[e.offset]), e.value, sum);
         }
     }
     const float bias = weft__epilogue_biased() ? widen(((const BIAS_T *)a.bias)[o]) : 0;

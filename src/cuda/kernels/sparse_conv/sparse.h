@@ -48,18 +48,15 @@ static inline double sparse_cycles_ns(const weft__hw *hw, double cycles) {
     return cycles * 0.9 * 256 * hw->gpu->sms / hw->gpu->gflops;
 }
 
-/* One output for each thread, `entries` one after the other: cycles of an entry for a full multiprocessor, its latency
- * where there is no more than that, and of a block's begin. Measured on an H200. */
-static inline double sparse_walk_ns(const weft__hw *hw, int64_t outputs, int64_t channels, double entries) {
+/* One output for each thread, `entries` one after the other. Cycles of an entry for a full multiprocessor, more where
+ * the outputs of a warp lie in several images of `plane` outputs, and at least the latency; then those of a block's
+ * begin. Measured on an H200. */
+static inline double sparse_walk_ns(const weft__hw *hw, int64_t outputs, int64_t plane, int64_t channels,
+                                    double entries, double latency) {
     const double full = 2048.0 / THREADS * hw->gpu->sms;
     const double waves = ceil((double)(cuda_ceil(outputs, THREADS) * channels) / full);
-    return sparse_cycles_ns(hw, entries * WEFT__MAX(307 * waves, 376) + 3000 * waves);
-}
-
-/* Sorting by input channel (sort.h): a block for each goes over the entries of its group, THREADS at a time. */
-static inline double sparse_sort_ns(const weft_problem *p, const weft__hw *hw) {
-    return sparse_cycles_ns(hw, 2400.0 * (double)p->attr[WEFT_SPARSE_NNZ] / (double)p->groups / THREADS *
-                                    ceil((double)p->c / (8.0 * hw->gpu->sms)));
+    const double each = 300 * waves * (1 + 31.0 / (double)plane);
+    return sparse_cycles_ns(hw, entries * WEFT__MAX(each, latency) + 3000 * waves);
 }
 
 static inline const char *sparse_index_type(const weft_problem *p, int role) {

@@ -41,9 +41,8 @@ static const char *plan(const weft_problem *p, const weft__hw *hw, int variant, 
     s->per = (int32_t)cuda_ceil(tiles, WEFT__MAX(WEFT__MIN(fit, tiles), 1));
     s->slices = (int32_t)cuda_ceil(tiles, s->per);
     d->workspace = lists_bytes(p, t) + (size_t)(s->slices * nnz) * sizeof(float);
-    d->ns =
-        cuda_ns(hw, 0, 1, 6 + is_biased(p)) + blocks_ns(hw, (double)(rows * s->slices), 2, warp_entries(p, t) * s->per,
-                                                        variant ? 390 : 366, variant ? 594 : 366);
+    d->ns = cuda_ns(hw, 0, 1, 5 + is_biased(p)) +
+            blocks_ns(hw, rows * s->slices, warp_entries(p, t) * s->per, shapes[variant].weights);
     return NULL;
 }
 
@@ -96,7 +95,7 @@ const weft__kernel weft__cuda_sparse_conv_bwd_weights_tiles = {
 };
 
 #else
-template <int D> static __device__ __forceinline__ void halve(float (&v)[MANY]) {
+template <int D, int N> static __device__ __forceinline__ void halve(float (&v)[N]) {
 #pragma unroll
     for (int i = 0; i < D; i++) {
         const bool upper = threadIdx.x & D;
@@ -104,9 +103,11 @@ template <int D> static __device__ __forceinline__ void halve(float (&v)[MANY]) 
         v[i] = keep + __shfl_xor_sync(0xffffffffu, give, D);
     }
 }
-/* The sums of MANY numbers of every lane over the lanes, one in each: v[lane % MANY]. */
-static __device__ __forceinline__ float fold(float (&v)[MANY]) {
-    halve<4>(v), halve<2>(v), halve<1>(v);
+/* The sums of N numbers of every lane over the lanes, N is 4 or 8, one in each: v[lane % N]. */
+template <int N> static __device__ __forceinline__ float fold(float (&v)[N]) {
+    if (N == 8) halve<N / 2>(v);
+    halve<2>(v), halve<1>(v);
+    if (N == 4) v[0] += __shfl_xor_sync(0xffffffffu, v[0], 4);
     v[0] += __shfl_xor_sync(0xffffffffu, v[0], 8);
     return v[0] + __shfl_xor_sync(0xffffffffu, v[0], 16);
 }
@@ -129,20 +130,27 @@ static __device__ __forceinline__ void load_gradients(const tiles_args &t, int64
     }
 }
 
+/* The sums of the entries of lanes `first` and on, one in each lane as fold() has them. */
+template <int N>
+static __device__ __forceinline__ float sums_of(int at, int first, const float *tile, const float (&dy)[PIXELS]) {
+    float v[N];
+#pragma unroll
+    for (int i = 0; i < N; i++) {
+        const float *x = tile + __shfl_sync(0xffffffffu, at, first + i);
+        v[i] = x[0] * dy[0];
+#pragma unroll
+        for (int k = 1; k < PIXELS; k++) v[i] = fmaf(x[k * S1 * SIZE2], dy[k], v[i]);
+    }
+    return fold(v);
+}
+
 /* The sum of this lane's entry, of `count` up to 32; at: where each lane's entry is in a tile. */
 static __device__ __forceinline__ float sum_of(int at, int count, const float *tile, const float (&dy)[PIXELS]) {
     float own = 0;
 #pragma unroll 1
     for (int first = 0; first < count; first += MANY) {
-        float v[MANY];
-#pragma unroll
-        for (int i = 0; i < MANY; i++) {
-            const float *x = tile + __shfl_sync(0xffffffffu, at, first + i);
-            v[i] = x[0] * dy[0];
-#pragma unroll
-            for (int k = 1; k < PIXELS; k++) v[i] = fmaf(x[k * S1 * SIZE2], dy[k], v[i]);
-        }
-        const float sum = fold(v);
+        const float sum =
+            count - first > MANY / 2 ? sums_of<MANY>(at, first, tile, dy) : sums_of<MANY / 2>(at, first, tile, dy);
         if ((int)threadIdx.x % 32 / MANY * MANY == first) own = sum;
     }
     return own;
