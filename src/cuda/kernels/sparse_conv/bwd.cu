@@ -1,7 +1,8 @@
 /* Gradients of convolution with sparse weights, channels-first, 1D to 3D; f32, f16, bf16.
  * Math:      as in src/ref/sparse_conv.h; products are added in f32, sums of threads in f64, all in a fixed order
- * Blocking:  data: two launches sort the entries by input channel into the workspace (sort.h). Then a block has one input channel and THREADS places, and goes over the channel's entries through
- *            shared memory, as the forward pass does over those of a row.
+ * Blocking:  data: two launches sort the entries by input channel into the workspace (sort.h). Then a block has one
+ *            input channel and THREADS places, and goes over the channel's entries through shared memory, as the
+ *            forward pass does over those of a row.
  *            Weights: a block has MANY entries and goes over all outputs; what a thread knows of an output serves all
  *            entries, and diff_dst too where they are of one row. Bias: a block has an output channel
  * Traffic:   an element of diff_dst, or one of src too, for every product, from L1 and L2

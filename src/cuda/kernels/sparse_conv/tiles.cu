@@ -2,14 +2,15 @@
  * stride 1, which is the forward pass of the transposed weights; f32, f16, bf16.
  * Math:      as in src/ref/sparse_conv.h; products are added in f32: by chunks of CHUNK input channels, in each in the
  *            order of the entries
- * Blocking:  data gradient: two launches transpose the matrix of the weights (sort.h). The next one sorts the entries of
- *            ROWS output channels by chunks, each as an offset in a tile and a value. A block has ROWS channels of each of
- *            its warps, and 32 PIXELS outputs: a lane has PIXELS outputs below each other, and TX lanes lie side by
- *            side in a part, which is some rows of one plane. The inputs of a chunk's channels, zeros around them, come
- *            into shared memory while the chunk before is at work. A warp takes its entries through shared memory,
- *            STAGE at a time
+ * Blocking:  data gradient: two launches transpose the matrix of the weights (sort.h). The next one sorts the entries
+ *            of ROWS output channels by chunks, each as an offset in a tile and a value. A block has ROWS channels of
+ *            each of its warps, and 32 PIXELS outputs: a lane has PIXELS outputs below each other, and TX lanes lie
+ *            side by side in a part, which is some rows of one plane. The inputs of a chunk's channels, zeros around
+ *            them, come into shared memory while the chunk before is at work. A warp takes its entries through shared
+ *            memory, STAGE at a time, and MANY of them at once
  * Traffic:   src once for each 32 output channels, from L2; entries once for each block; dst once
- * Roofline:  shared memory: PIXELS + 1 loads for PIXELS products of a warp
+ * Roofline:  shared memory: PIXELS + 1 loads for PIXELS products of a warp. Measured on an H200, f32, 90% zeros,
+ *            8x256@56: 82% of its rate, 369 us forward and 372 back (PyTorch's dense convolution 975 us forward)
  * Assumes:   src and dst dense channels-first and of the type of the weights, less than 2^30 elements of an image; taps
  *            side by side. Not strict: products with zeros around an image are made
  * Try:       weft bench sparse_conv2d:fwd:f32:nchw:n8c256h56w56:o256k3p1nnz58982@cuda */

@@ -5,7 +5,8 @@
  *            channel at a time, a sum of each in every lane, and adds the lanes up so that each has the sum of one
  *            entry, which goes to the slice's partial sums. A last launch adds the slices up in their order, in f64
  * Traffic:   src once for each 32 output channels, from L2; diff_dst once; partial sums for each tile, from L2
- * Roofline:  shared memory: a load for each product of a warp
+ * Roofline:  shared memory: a load for each product of a warp, and two exchanges of lanes for each entry. Measured on
+ *            an H200, f32, 90% zeros, 8x256@56: 75% of its rate, 574 us
  * Assumes:   as tiles.cu. Not strict
  * Try:       weft bench sparse_conv2d:bwd_weights:f32:nchw:n8c256h56w56:o256k3p1nnz58982@cuda */
 #include "sparse_conv/tiles.h"
