@@ -70,12 +70,13 @@ VF_INLINE const char *dw_refusal(const weft_problem *p, int64_t least, int64_t m
     return why ? why : cpu_layout_refusal(p, WEFT_LAYOUT_FIRST);
 }
 
-/* lanes: multiply-adds done, with those of unused lanes and rows; width: of a row of outputs. A row of one vector costs
- * less than its lanes. Narrower vectors pay more, most at the ends of a row, where AVX2 loads by mask. */
+/* lanes: multiply-adds done, with those of unused lanes and rows; width: of a row of outputs. A row of one vector of
+ * f32 costs less than its lanes. Narrower vectors pay more, most at the ends of a row, where AVX2 loads by mask. */
 VF_INLINE double dw_cost(const weft_problem *p, const weft__hw *hw, double lanes, int64_t width) {
+    const bool f32 = p->tensor[0].dtype == WEFT_DTYPE_F32;
     const double ends = WEFT__MIN(2.0 / (double)cpu_ceil(width, VF_LANES), 1);
-    const double slower = VF_LANES >= 16 ? (width <= VF_LANES ? 0.85 : 1) : VF_LANES >= 8 ? 1.25 + ends : 1.8;
-    return cpu_cost(hw, weft__bytes(p), 2 * lanes * slower, p->tensor[0].dtype == WEFT_DTYPE_F32 ? 0.5 : 0.35);
+    const double slower = VF_LANES >= 16 ? (width <= VF_LANES && f32 ? 0.85 : 1) : VF_LANES >= 8 ? 1.25 + ends : 1.8;
+    return cpu_cost(hw, weft__bytes(p), 2 * lanes * slower, f32 ? 0.5 : 0.43);
 }
 
 /* Lanes of 16 bits by mask are slow without AVX-512. */

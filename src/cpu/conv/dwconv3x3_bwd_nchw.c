@@ -251,6 +251,7 @@ static const char *plan(const weft_problem *p, const weft__hw *hw, int variant, 
     const double rows = (double)(g.n * g.c * g.m * cpu_round_up(g.oh, ROWS));
     d->workspace = (size_t)(s.slots * (slot_floats(p, &g, &s) + (s.parts > 1 ? SUMS : 0))) * sizeof(float);
     d->ns = dw_cost(p, hw, (alone ? 9 : 18) * rows * (double)cpu_round_up(g.ow, VF_LANES), g.ow);
+    if (VF_LANES == 8) d->ns *= 1.2;
     return NULL;
 }
 

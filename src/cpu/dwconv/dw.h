@@ -66,10 +66,14 @@ VF_INLINE const char *dw_refusal(const weft_problem *p, weft_layout layout) {
 }
 
 /* What an output costs beside its taps, in multiply-adds, measured on two Zen 4 cores: 3x3 reaches 0.25 of the peak,
- * 7x7 0.5 to 0.65, large windows 0.7 to 0.9; 3x3x3 channels-first 0.35, where loads split lines. Narrower vectors pay
- * more. */
-enum { DW_FIRST_EXTRA = 30, DW_DEEP_EXTRA = 50, DW_LAST_EXTRA = 25 };
-VF_INLINE double dw_first_extra(const weft_problem *p) { return p->kernel[0] > 1 ? DW_DEEP_EXTRA : DW_FIRST_EXTRA; }
+ * 7x7 0.5 to 0.65, large windows 0.7 to 0.9; 3x3x3 channels-first 0.5. Narrower vectors pay more. */
+enum { DW_FIRST_EXTRA = 30, DW_LAST_EXTRA = 25 };
+VF_INLINE double dw_first_extra(const weft_problem *p, bool weights) {
+    if (p->kernel[0] == 1) return DW_FIRST_EXTRA;
+    return VF_LANES >= 16 && weights ? 35 : 25;
+}
+/* Windows whose rows of taps are not shared by rows of outputs, channels-first. */
+VF_INLINE bool dw_apart(const weft_problem *p) { return p->kernel[1] < 3 || p->dilation[1] > 1 || p->dilation[2] > 1; }
 VF_INLINE double dw_cost(const weft_problem *p, const weft__hw *hw, double lanes, double extra) {
     const double slower = VF_LANES >= 16 ? 1 : VF_LANES >= 8 ? 1.15 : 1.6;
     const double taps = (double)(p->kernel[0] * p->kernel[1] * p->kernel[2]);

@@ -96,11 +96,12 @@ static const char *plan_first(const weft_problem *p, const weft__hw *hw, int var
     if ((why = dwf_cut(f, &g, false, weft__bytes(p)))) return why;
     d->workspace = (size_t)(f->slots * f->floats) * sizeof(float);
     const double lanes = (double)cpu_round_up(p->out[2], VF_LANES) / (double)p->out[2];
-    d->ns = dw_cost(p, hw, WEFT__MIN(lanes, 2), dw_first_extra(p));
-    if (VF_LANES == 8 && weft__dtype_size(p->tensor[0].dtype) == 2) d->ns *= 1.25; /* widening, vector by vector */
+    d->ns = dw_cost(p, hw, WEFT__MIN(lanes, 2), dw_first_extra(p, false)) * (dw_apart(p) ? 1.4 : 1);
+    if (VF_LANES == 8) d->ns *= 1.25;
     const double rows = (double)(p->n * p->c * g.ins) * (double)(g.in[0] * g.in[1]) / hw->threads;
     if (!f->in_place && g.in[2] < 2 * VF_LANES) d->ns += 8 * rows; /* what a short row costs to copy */
-    if (VF_LANES < 16 && f->in_place && g.in[2] < 2 * VF_LANES)    /* or to load by mask, and a small plane */
+    if (p->kernel[0] > 1 && g.in[2] <= 2 * VF_LANES) d->ns += 12 * rows;
+    if (VF_LANES < 16 && f->in_place && g.in[2] < 2 * VF_LANES) /* or to load by mask, and a small plane */
         d->ns += 8 * rows + 60 * rows / (double)g.in[1];
     if (!g.up && p->stride[2] > 2) d->ns += 1.4 * rows * (double)g.in[2]; /* sorted one by one */
     return NULL;
