@@ -315,7 +315,7 @@ typedef struct weft__choice { /* what planning decides */
 } weft__choice;
 /* Put c among the n candidates of `best`, least estimate first; how many there are then. Of one design and variant two
  * ISAs are worth a measurement: those with the least estimates. */
-enum { WEFT__CANDIDATES_MAX = 8 };
+enum { WEFT__CANDIDATES_MAX = 10 };
 size_t weft__add_candidate(weft__choice *best, size_t n, const weft__choice *c);
 typedef struct weft__want {
     int mode, variant; /* variant: of the pinned kernel, -1: the one with the least estimate */

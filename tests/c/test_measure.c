@@ -3,7 +3,11 @@
  * test gives to the kernel being measured, and the log says when the next one's turn comes. */
 #include "test.h"
 
-enum { CANDIDATES = 8, RUNS = 16, REST = 6000 }; /* REST: ns of a kernel that the test says nothing of */
+enum {
+    CANDIDATES = WEFT__CANDIDATES_MAX,
+    RUNS = 16,
+    REST = 6000
+}; /* REST: ns of a kernel that the test says nothing of */
 static uint64_t clock_ns;
 uint64_t __wrap_weft__now_ns(void);
 uint64_t __wrap_weft__now_ns(void) { return clock_ns; }
