@@ -65,8 +65,7 @@ static void add_estimates(weft_problem *p, both_sides *to) {
  * of either. */
 static bool goes_together(const wt_question *q) {
     const int op = q->problem.op;
-    return q->allowed && !wt_settings()->pin[0] &&
-           (op == WEFT_OP_SOFTMAX || op == WEFT_OP_LOG_SOFTMAX || op == WEFT_OP_BATCH_NORM);
+    return q->allowed && (op == WEFT_OP_SOFTMAX || op == WEFT_OP_LOG_SOFTMAX || op == WEFT_OP_BATCH_NORM);
 }
 
 /* On the CPU what Python costs is added to weft's computing. A GPU computes meanwhile: it waits for whichever takes
@@ -89,7 +88,7 @@ py_object *entry_leaves(py_object *self, py_object *const *args, intptr_t nargs)
     wt_question q = {.torchs = false};
     (void)self;
     const long long number = nargs > 2 && entry_is_open() && entry_is_plain_here() ? py.PyLong_AsLongLong(args[0]) : -1;
-    if (number < 0 || wt_settings()->mode == WEFT_MODE_MEASURE || !wt_settings()->delegate) return entry_bool(false);
+    if (number < 0 || wt_settings()->mode == WEFT_MODE_MEASURE) return entry_bool(false);
     if (!entry_read_op(number, args + 2, nargs - 2, &call)) return entry_bool(false);
     wt_ask(&q);
     wt_call_run(&call);

@@ -83,7 +83,7 @@ def _parsers() -> tuple[argparse.ArgumentParser, argparse.ArgumentParser]:
     r.add_argument("--report", action="store_true", help="end with a table on stderr: problem, calls, kernel or why not, time saved by estimate")
     r.add_argument("-m", dest="module", action="store_true", help="run a module instead of a script")
     r.add_argument("program", metavar="SCRIPT | MODULE")
-    r.add_argument("arguments", nargs=argparse.REMAINDER, metavar="ARGUMENT")
+    r.add_argument("arguments", nargs=argparse.REMAINDER, metavar="ARGUMENT").required = False   # or Python 3.11 misses it where nothing is given
     commands.add_parser("info", help="the library, PyTorch and the machine as weft sees it")
     return parser, b
 

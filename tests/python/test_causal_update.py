@@ -68,6 +68,16 @@ def test_token_by_token_is_the_whole(device):
         assert torch.equal(state, x[:, :, 22:])
 
 
+def test_a_state_of_inference_mode_stays_there(device):
+    """PyTorch writes to such a tensor in inference mode alone."""
+    with torch.inference_mode():
+        state = torch.zeros(1, 4, 3, device=device)
+        causal_conv1d_update(torch.ones(1, 4, device=device), state, torch.ones(4, 4, device=device))
+    with pytest.raises(RuntimeError, match="nference"):
+        causal_conv1d_update(torch.ones(1, 4, device=device), state, torch.ones(4, 4, device=device))
+    assert state[0, :, -1].tolist() == [1.0] * 4 and state[0, :, 0].tolist() == [0.0] * 4
+
+
 def test_update_records_nothing(device):
     weight, bias = (t.requires_grad_() for t in parameters(4, 4, device))
     state = torch.randn(2, 4, 3, device=device)

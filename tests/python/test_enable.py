@@ -184,7 +184,10 @@ def test_views_off_their_alignment(offset):
     w = torch.randn(8 * 9 + offset)[offset:].view(8, 1, 3, 3).requires_grad_()
     for how in ("every", "fast"):
         with enabled(how):
+            _enable.seen(forget=True)
+            F.conv2d(x.detach().clone(), w.detach().clone(), padding=1, groups=8)   # what is decided for aligned data is not for these
             y = F.conv2d(x, w, padding=1, groups=8)
+            assert taken() == 2, _enable.seen()
             on = [y, *torch.autograd.grad(y.square().sum(), (x, w))]
         y = F.conv2d(x, w, padding=1, groups=8)
         assert_same([y, *torch.autograd.grad(y.square().sum(), (x, w))], on)
@@ -225,7 +228,8 @@ WRONG = {
     "dilation": lambda x, w: F.conv2d(x, w, dilation=0), "list": lambda x, w: torch.conv2d(x, w, stride=(1, 2, 3)),
     "long list": lambda x, w: torch.conv2d(x, w, stride=(1,) * 7), "rank": lambda x, w: torch.ops.aten.convolution(x, w[0], None, [1], [0], [1], False, [0], 1),
     "gradient": lambda x, w: torch.ops.aten.convolution_backward(torch.randn(1, 4, 5, 5), x, w, None, [1, 1], [0, 0], [1, 1], False, [0, 0], 1, [True] * 3),
-    "output padding": lambda x, w: F.conv_transpose2d(x, w, output_padding=5), "device": lambda x, w: torch.ops.aten.convolution_backward(
+    "output padding": lambda x, w: F.conv_transpose2d(x, w, output_padding=5),
+    "output padding inside": lambda x, w: F.conv_transpose2d(x, w, padding=2, output_padding=1), "device": lambda x, w: torch.ops.aten.convolution_backward(
         torch.randn(1, 4, 6, 6), x, w.double(), None, [1, 1], [0, 0], [1, 1], False, [0, 0], 1, [True, True, False]),
 }
 
@@ -350,6 +354,36 @@ def test_table_is_bounded():
         for n in range(3, 4500):
             F.conv1d(torch.zeros(1, 2, 3), w, stride=n, groups=2)
         assert len(_enable.seen()) <= 4096
+
+
+def test_what_is_taken_is_faster_by_estimate():
+    """Each pass, or the sum of two; the report has both times."""
+    x = torch.randn(2, 16, 40, 40, requires_grad=True)
+    with enabled("free"):
+        _enable.seen(forget=True)
+        for last, groups, window in itertools.product((False, True), (1, 2, 16), (1, 3, 5)):
+            w = torch.randn(16, 16 // groups, window, window, requires_grad=True)
+            y = F.conv2d(*((channels_last(x), channels_last(w)) if last else (x, w)), padding=window // 2, groups=groups)
+            torch.autograd.grad(y, (x, w), torch.ones_like(y))
+        seen = _enable.seen()
+    ours = [s for s in seen if s.kernel != "torch"]
+    assert {s.backward for s in ours} == {False, True} and len(ours) < len(seen)
+    assert not [s for s in ours if not 0 < s.ns < s.torch_ns]
+
+
+def test_what_was_decided_is_given_back():
+    """Plans of gradients that PyTorch keeps, two for each, as well."""
+    from test_memory import heap
+    w = torch.randn(4, 4, 3)
+
+    def run(sizes):
+        for n in sizes:
+            y = torch.zeros(1, 4, n)
+            torch.ops.aten.convolution_backward(y, torch.zeros(1, 4, n + 2), w, None, [1], [0], [1], False, [0], 1, [True, True, False])
+        return heap()
+    with enabled("free"):
+        before = run(range(1, 1100))   # a table starts again when it has 1024
+        assert run(range(1100, 2124)) - before < 1 << 20
 
 
 def test_workspace_limit():

@@ -114,6 +114,17 @@ def test_numbers_indices_and_strides(device, kind, dtype, how):
     assert how == "free" or dtype is torch.float64 and how == "fast" or ran > total / 4   # of float64 there are no fast kernels
 
 
+def test_a_window_without_a_tap_is_left_to_pytorch(on):
+    """Its index is of PyTorch's making."""
+    x = torch.randn(1, 2, 3, 3)
+    with _enable.bypassed():
+        want = F.max_pool2d(x, 2, 1, 1, 4, return_indices=True)
+    _enable.seen(forget=True)
+    for y, expected in zip(F.max_pool2d(x, 2, 1, 1, 4, return_indices=True), want):
+        torch.testing.assert_close(y, expected)
+    assert taken() == 0
+
+
 @pytest.mark.parametrize("kind", REFERENCE)
 @pytest.mark.parametrize("shape", [(0, 3, 8, 8), (2, 3, 0, 8), (2, 0, 8, 8)], ids=str)
 def test_empty(kind, shape):

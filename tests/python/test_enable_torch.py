@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import gc
 import os
+import platform
 import subprocess
 import sys
 import threading
@@ -408,7 +409,7 @@ different = [i for i, (s, t) in enumerate(zip(off, on)) if not same(s, t)]
 assert not different, different
 unstable = [i for i, (s, t) in enumerate(zip(on, again)) if not (equal if sys.argv[1] == "cpu" else same)(s, t)]   # PyTorch's own on CUDA are
 assert not unstable, unstable
-print(weft._core.library.lib.weft_torch_seat_unboxed() > 0, sum(s.calls for s in weft._enable.seen() if s.kernel != "torch"))
+print(weft._core.library.lib.weft_torch_seat_unboxed(), sum(s.calls for s in weft._enable.seen() if s.kernel != "torch"))
 library = torch.library.Library("aten", "IMPL")
 library.impl("convolution", lambda *args: None, "XPU")   # PyTorch makes its table anew
 with weft.enabled():
@@ -420,7 +421,9 @@ def test_boxed_and_unboxed_calls_are_the_same(device):
     """By PyTorch's public interface alone, and past it where its table is as expected."""
     unboxed, boxed = program(BOXED, str(device)), program(BOXED, str(device), WEFT_UNBOXED="0")
     assert unboxed.returncode == boxed.returncode == 0, unboxed.stderr + boxed.stderr
-    assert boxed.stdout.split()[0] == "False" and boxed.stdout.split()[1] == unboxed.stdout.split()[1] != "0"
+    assert boxed.stdout.split()[0] == "0" and boxed.stdout.split()[1] == unboxed.stdout.split()[1] != "0"
+    known = platform.machine() == "x86_64" and sys.platform == "linux" and torch.__version__.startswith("2.13.")   # the PyTorch that weft is tested with
+    assert unboxed.stdout.split()[0] == "8" or not known   # convolution, three kinds of pooling, and their gradients
 
 
 PROGRAM = """
@@ -447,25 +450,27 @@ def test_run(tmp_path):
 def test_run_refuses(tmp_path):
     made = python("-m", "weft", "run", str(tmp_path / "missing.py"))
     assert made.returncode == 2 and "missing.py is not there, allowed: the path of a script, or -m MODULE" in made.stderr
+    made = python("-m", "weft", "run")
+    assert made.returncode == 2 and made.stderr.endswith("required: SCRIPT | MODULE\n") and "[ARGUMENT ...]" in made.stderr
     script = tmp_path / "raises.py"
     script.write_text("raise KeyError('here')")
     made = python("-m", "weft", "run", "--report", str(script))
     assert made.returncode == 1 and "KeyError: 'here'" in made.stderr and "of PyTorch came by in this process" in made.stderr
 
 
-@pytest.mark.parametrize("wrapped", [False, True])
-def test_neither_goes_where_pytorch_crashes(wrapped):
+@pytest.mark.parametrize("wrapped, channels", [(False, 3), (True, 3), (False, 15)])
+def test_neither_goes_where_pytorch_crashes(wrapped, channels):
     """PyTorch 2.13 corrupts the heap in this training step, alone."""
     made = program(f"""
 import torch, weft
 torch.set_num_threads(1)
 torch.manual_seed(0)
-conv = (weft.nn if {wrapped} else torch.nn).Conv2d(3, 48, 1, stride=2).to(memory_format=torch.channels_last)
-x = torch.randn(2, 3, 96, 96)
-plain = torch.nn.Linear(3, 48)
-plain.weight.data, plain.bias.data = conv.weight.data.view(48, 3).clone(), conv.bias.data.clone()
+conv = (weft.nn if {wrapped} else torch.nn).Conv2d({channels}, 48, 1, stride=2).to(memory_format=torch.channels_last)
+x = torch.randn(2, {channels}, 96, 96)
+plain = torch.nn.Linear({channels}, 48)
+plain.weight.data, plain.bias.data = conv.weight.data.view(48, {channels}).clone(), conv.bias.data.clone()
 plain(x[:, :, ::2, ::2].movedim(1, -1)).square().sum().backward()
-expected = plain.weight.grad.view(48, 3, 1, 1)
+expected = plain.weight.grad.view(48, {channels}, 1, 1)
 if not {wrapped}:
     weft.enable()
 for i in range(10):

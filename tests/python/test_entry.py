@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import gc
 import os
+import platform
+import sys
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -18,9 +21,11 @@ import fresh
 import weft
 import weft.functional as W
 from cases import channels_last
+from weft import _enable
 from weft._core import entry as _entry
 
 N, C = 4, 16
+KNOWN = platform.machine() == "x86_64" and sys.platform == "linux" and torch.__version__.startswith("2.13.")   # the PyTorch that weft is tested with
 SLOW = os.environ.get("WEFT_SLOW", "0") not in ("", "0")
 needs_entries = pytest.mark.skipif(not _entry.available, reason="this PyTorch has no entries")
 
@@ -28,6 +33,12 @@ needs_entries = pytest.mark.skipif(not _entry.available, reason="this PyTorch ha
 def data(device, *shape, dtype=torch.float64):
     """In float64, for which weft has the reference alone: PyTorch computes it."""
     return torch.randn(*(shape or (N, C, 24, 24)), device=device, dtype=dtype, requires_grad=True)
+
+
+@pytest.mark.skipif(not KNOWN, reason="another PyTorch may have none")
+def test_entries_are_in_use():
+    """The test that the entries put PyTorch to passes: all that follows would be true of the long way, too."""
+    assert _entry.available
 
 
 CALLS = {
@@ -132,6 +143,22 @@ def test_tiny_calls_are_weft_own_without_a_gradient(name):
 
 
 @needs_entries
+@pytest.mark.parametrize("name", ["tanh", "sigmoid"])
+def test_a_gradient_from_python_where_there_is_much_to_compute(name):
+    """relu and hardtanh never earn back what it costs to record one, and the others only here."""
+    for count, ours in ((1 << 10, False), (1 << 17, name == "tanh")):   # PyTorch's tanh is computed one value after the other
+        x = torch.randn(1, 1, count, requires_grad=True)
+        for _ in range(3):
+            getattr(W, name)(x)
+            assert (weft.backends.kernels() != "torch") == ours, (count, weft.backends.kernels())
+    for _ in range(2):
+        W.relu(x), W.hardtanh(x, -1.0, 1.0)
+        assert weft.backends.kernels() == "torch"
+        with pytest.raises(ValueError):
+            W.hardtanh(x, 1.0, -1.0)
+
+
+@needs_entries
 def test_a_gradient_of_weft_under_a_graph_of_pytorch():
     x, w = depthwise()
     want = F.conv2d(x, w, padding=1, groups=C)
@@ -144,6 +171,27 @@ def test_a_gradient_of_weft_under_a_graph_of_pytorch():
     with weft._enable.bypassed():
         for a, b in zip(grads, torch.autograd.grad(want, (x, w), torch.ones_like(want))):
             torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-3)
+
+
+@needs_entries
+def test_each_set_of_gradients_is_decided_by_itself():
+    """The gradient of these weights is weft's by estimate, that of the input PyTorch's: one call after the other, and each with nothing known."""
+    x, w = channels_last(torch.randn(2, 8, 18, 18)), channels_last(torch.randn(16, 8, 3, 3))
+
+    def kernels(*asked):
+        for t in (x, w):
+            t.requires_grad_(any(t is a for a in asked))
+        y = W.conv2d(x, w, padding=1)
+        torch.autograd.grad(y, asked, torch.ones_like(y))
+        assert not any(":strict" in s.problem for s in _enable.seen())   # as forward
+        return weft.backends.kernels()
+    _enable.seen(forget=True)
+    together, alone = [kernels(x), kernels(w)], []
+    for asked in (x, w):
+        with weft.backends.flags(workspace_limit=1 << 20):   # what was decided is forgotten
+            pass
+        alone.append(kernels(asked))
+    assert together == alone == ["torch", alone[1]] != ["torch", "torch"]
 
 
 POOLS = {"max": (lambda m, x: m.max_pool2d(x, 3, 2, 1), "max_pool"), "avg": (lambda m, x: m.avg_pool2d(x, 2), "avg_pool"),
@@ -203,6 +251,10 @@ def test_an_error_of_pytorch_comes_through():
             with torch.autograd.graph.saved_tensors_hooks(refuse, lambda t: t), pytest.raises(KeyError, match="no room"):
                 call()
         assert call().requires_grad
+        with weft.enabled():   # PyTorch's operators are weft's again, on this thread
+            _enable.seen(forget=True)
+            F.conv2d(torch.randn(2, 16, 24, 24), torch.randn(16, 1, 3, 3), groups=16)
+            assert [s.kernel == "torch" for s in _enable.seen()] == [False]
 
 
 @pytest.mark.parametrize("settings", [dict(delegate=False), dict(math="strict"), dict(verbose="error")])
@@ -217,6 +269,16 @@ def test_settings_close_it(device, settings):
         run()
     with weft.backends.flags(**settings):
         assert run() == run() == "weft_convBackward"
+
+
+@needs_entries
+def test_what_is_measured_is_decided_pass_by_pass():
+    x = torch.randn(1, 2, 4, 5, requires_grad=True)   # PyTorch's both ways by estimate
+    names = []
+    for benchmark in (False, True, False):
+        with weft.backends.flags(benchmark=benchmark):
+            names += [type(W.softmax(x, 1).grad_fn).__name__ for _ in range(2)]
+    assert names == ["SoftmaxBackward0"] * 2 + ["weft_softmaxBackward"] * 2 + ["SoftmaxBackward0"] * 2
 
 
 def test_second_derivatives_later_on():
@@ -378,6 +440,41 @@ def test_order_is_asked_for_later(device, name):
     torch.testing.assert_close(first[1][0], second[1][0])
 
 
+@needs_entries
+@pytest.mark.parametrize("call", [lambda x, w: W.conv2d(x, w, groups=16), lambda x, w: W.softmax(x, 1), lambda x, w: W.tanh(x)],
+                         ids=["conv", "softmax", "tanh"])
+@pytest.mark.parametrize("grad", [False, True], ids=["no_grad", "grad"])
+def test_others_run_while_much_is_computed(call, grad):
+    """The other thread has the GIL only where it is released: Python itself takes it from nobody meanwhile."""
+    x, w, turns, ends = torch.randn(4, 16, 128, 128, requires_grad=grad), torch.ones(16, 1, 3, 3), [0], threading.Event()
+    results = []   # PyTorch may release it where one is freed
+
+    def count():
+        while not ends.is_set():
+            turns[0] += 1
+            time.sleep(0)
+    for _ in range(3):
+        call(x, w)
+    other, before = threading.Thread(target=count), sys.getswitchinterval()
+    sys.setswitchinterval(1000)
+    other.start()
+    try:
+        seen = turns[0]
+        while turns[0] == seen:   # it has begun
+            time.sleep(0.001)
+        for _ in range(2000):
+            results.clear()
+            seen = turns[0]
+            results.append(call(x, w))
+            if turns[0] > seen:
+                break
+        assert turns[0] > seen
+    finally:
+        sys.setswitchinterval(before)
+        ends.set()
+        other.join()
+
+
 @some
 def test_threads(name):
     call, x, w, want = warm(name)
@@ -443,7 +540,8 @@ def test_what_was_refused_teaches_nothing():
                 torch.testing.assert_close(W.clipped_relu(x, ceiling), x.clamp(0, 6))
             with pytest.raises(IndexError):
                 W.softmax(x, 9)
-            torch.testing.assert_close(W.softmax(x, 1, dtype=torch.float64), torch.softmax(x.double(), 1))
+            for dtype in (torch.float64, torch.float32):
+                torch.testing.assert_close(W.softmax(x, 1, dtype=dtype), torch.softmax(x.to(dtype), 1))
             with pytest.raises(RuntimeError):
                 W.max_pool2d(x.view(1, 1, 2, 4), (2, 2, 2))
             assert W.max_pool2d(x.view(1, 1, 2, 4), 2, return_indices=True)[1].dtype == torch.int64
@@ -476,14 +574,16 @@ def test_memory_does_not_grow(name, grad):
     assert resident() - before < 1 << 20
 
 
-def test_the_table_is_bounded():
-    w = torch.randn(1, 1, 1)
-    for n in range(1, 5000):
-        W.conv1d(torch.zeros(1, 1, n), w)
-    gc.collect()
-    before = resident()
-    for n in range(5000, 10000):
-        W.conv1d(torch.zeros(1, 1, n), w)
+@pytest.mark.parametrize("call", [lambda x: W.conv1d(x, torch.ones(1, 1, 1)), lambda x: W.softmax(x, 2)], ids=["conv", "softmax"])
+def test_the_table_is_bounded(call):
+    """Records, and the plans that they run again."""
+    with torch.no_grad():
+        for n in range(1, 5000):
+            call(torch.zeros(1, 1, n))
+        gc.collect()
+        before = resident()
+        for n in range(5000, 10000):
+            call(torch.zeros(1, 1, n))
     assert resident() - before < 8 << 20
 
 

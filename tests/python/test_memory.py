@@ -141,6 +141,22 @@ def test_failing_calls_leave_nothing(name):
         check(failing(lambda wrong=wrong: example.weft(*wrong)), 20, f"a wrong argument {i}")
 
 
+@pytest.mark.parametrize("call", [lambda x: weft.functional.avg_pool2d(x, 2), lambda x: weft.functional.softmax(x, 1)], ids=["pool", "softmax"])
+def test_a_hook_that_raises_leaves_nothing(call):
+    """PyTorch's own function, called from C, has made its result by then."""
+    x = torch.randn(2, 8, 12, 12, requires_grad=True)
+
+    def refuse(t: torch.Tensor) -> None:
+        raise ValueError("no room")
+
+    def run() -> None:
+        with torch.autograd.graph.saved_tensors_hooks(refuse, lambda t: t):
+            call(x)
+    for _ in range(3):
+        call(x)
+    check(failing(run), TIMES)
+
+
 @pytest.mark.parametrize("make, share", [(forward, 0.8), (gradients, 0.2)])
 def test_the_process_stays(make, share):
     """Over every function in turn, in many rounds, so that what one of them leaves behind adds up."""

@@ -8,6 +8,8 @@ import torch.nn.functional as F
 import weft
 import weft.functional as W
 from cases import CASES, DTYPES, SMALL, Case, case, channels_last, close, truth_of
+from weft import _enable
+from weft._core import library as _library
 
 
 def both_ways(c: Case, tensors, pinned: str):
@@ -109,6 +111,39 @@ def test_an_error_of_torch_is_told(device):
     with weft.backends.pin("torch"), pytest.raises(RuntimeError, match="weft::conv"):
         W.conv2d(x, torch.randn(4, 4, 3, 3, device=device), dilation=5)
     assert W.conv2d(x, torch.randn(4, 4, 3, 3, device=device)).shape == (1, 4, 7, 7)
+
+
+def test_an_error_within_torch_is_told(device, monkeypatch):
+    def fail(*args, **options):
+        raise RuntimeError("no room today")
+    with monkeypatch.context() as patch, weft.backends.pin("torch"), pytest.raises(RuntimeError):
+        patch.setattr(torch, "mul", fail)
+        W.dgmm(torch.randn(4, 5, device=device), torch.randn(5, device=device))
+    with weft.enabled(device=device):   # afterwards PyTorch's operators on this thread are weft's as well
+        _enable.seen(forget=True)
+        F.conv2d(torch.randn(4, 16, 24, 24, device=device), torch.randn(16, 1, 3, 3, device=device), groups=16)
+        assert len(_enable.seen()) == 1
+
+
+# Whose they are is beyond doubt in docs/benchmarks: the first by a third at least, most of the second because a call of weft costs more.
+WEFTS = """max_pool2d:fwd:f32:nchw:n8c64h56w56:k3s2p1 avg_pool2d:bwd:f32:nchw:n8c64h56w56:k3s2p1 batch_norm2d:fwd:f32:nchw:n8c64h56w56:train1
+softmax2d:fwd:f32:nchw:n8c64h56w56 softmax2d:fwd:f32:nhwc:n8c64h56w56 softmax2d:bwd:f32:nchw:n8c64h56w56 lstm:fwd:f32:dense:t2n1c8o8
+gru:bwd:f32:dense:t50n8c128o128:train1 rnn_tanh:fwd:f32:dense:t50n8c64o64 im2col2d:fwd:f32:nchw:n8c64h56w56:k3p1 lrn2d:fwd:f32:nchw:n8c64h56w56:size5
+tanh2d:fwd:f32:nchw:n8c64h56w56 ncrelu2d:fwd:f32:nchw:n8c64h56w56 cross_entropy2d:fwd:f32:nchw:n8c21h56w56:ignore255 dgmm:fwd:f32:dense:n1h64w64:side1
+conv2d:fwd:f32:nchw:n8c64h56w56:o64k3p1g64 conv2d:fwd:f32:nhwc:n8c64h56w56:o64k3p1g64 conv2d:bwd:f32:nchw:n8c64h56w56:o64k3p1g64
+conv2d:bwd:f32:nhwc:n8c64h56w56:o64k3p1g64 conv2d:fwd:f32:nchw:n8c64h56w56:o64k31p15g64 conv2d:fwd:f16:nchw:n8c64h56w56:o64k3p1
+conv3d:fwd:f32:ncdhw:n1c32d20h20w20:o32k3p1g32 conv3d:bwd:f32:ncdhw:n1c32d20h20w20:o32k3p1g8
+partial_conv2d:fwd:f32,mask=u8,new_mask=u8:nchw:n2c64h56w56:o64k3p1mask1""".split()
+TORCHS = """max_pool2d:fwd:f32:nchw:n1c2h4w4:k2s2 avg_pool2d:fwd:f32:nchw:n1c2h4w4:k2s2 batch_norm2d:fwd:f32:nchw:n1c8h4w4:train1 softmax2d:fwd:f32:nchw:n1c2h4w4
+im2col2d:fwd:f32:nchw:n1c1h4w4:k2 gru:fwd:f32:dense:t1n1c4o4 rnn_tanh:fwd:f32:dense:t1n1c4o4 conv2d:fwd:f64:nchw:n8c64h28w28:o64k3p1
+conv2d:fwd:f32:nhwc:n2c128h56w56:o128k31p15g128""".split()
+
+
+@pytest.mark.skipif("avx512" not in _library.describe(), reason="the constants were measured with AVX-512")
+@pytest.mark.parametrize("problem", WEFTS + TORCHS)
+def test_who_wins_by_estimate(problem):
+    own, torchs = (f(f"{problem}@cpu".encode()) for f in (_library.lib.weft_torch_own_ns, _library.lib.weft_torch_estimate_ns))
+    assert own < torchs / 1.3 if problem in WEFTS else own > 0.8 * torchs, (own, torchs)
 
 
 @pytest.mark.parametrize("kinds", [(torch.float32,) * 2, (torch.float64,) * 2, (torch.bfloat16, torch.float32), (torch.float16, torch.float32)], ids=str)

@@ -511,3 +511,14 @@ def test_wrong_rank_of_a_module(ours, twin, shape):
     for module in (ours(4), twin(4)):
         with pytest.raises(ValueError, match="expected .*D input"):
             module(torch.randn(4))
+
+
+@pytest.mark.parametrize("last", [False, True], ids=["first", "last"])
+@pytest.mark.parametrize("shape", [(4, 8, 16, 16), (300, 33), (2, 3, 100, 100)], ids=str)
+def test_a_mean_that_f32_rounds(shape, last):
+    """Values a few steps of f32 apart: what is subtracted is the mean itself, not the f32 next to it."""
+    x = torch.randn(shape) * 0.01 + 1000
+    x = x.contiguous(memory_format=torch.channels_last) if last and len(shape) == 4 else x
+    with weft.backends.flags(delegate=False):
+        y = weft.functional.batch_norm(x, None, None, training=True)
+    torch.testing.assert_close(y.double(), torch.nn.functional.batch_norm(x.double(), None, None, training=True), rtol=1e-5, atol=1e-5)
