@@ -35,6 +35,11 @@ VF_INLINE double cpu_cost(const weft__hw *hw, double bytes, double flops, double
     return 1000 + WEFT__MAX(memory, sums) + 0.2 * WEFT__MIN(memory, sums);
 }
 
+/* How much longer `items` alike take than if they could be shared out evenly. */
+VF_INLINE double cpu_uneven(const weft__hw *hw, int64_t items) {
+    return items < 1 ? 1 : (double)(cpu_ceil(items, hw->threads) * hw->threads) / (double)items;
+}
+
 /* ns of `work` ns on one thread beside the problem's memory traffic, for kernels that are not sums of products. */
 VF_INLINE double cpu_work_cost(const weft_problem *p, const weft__hw *hw, double work) {
     const double each = work / hw->threads;

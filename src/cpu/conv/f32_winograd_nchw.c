@@ -423,7 +423,8 @@ static const char *plan(const weft_problem *p, const weft__hw *hw, int variant, 
     const double weights = 700 * g * (double)s.k * oc;
     const double planes = (double)p->n * (double)(p->in[0] * p->c + p->out[0] * p->o); /* 100 ns for each */
     d->ns = cpu_cost(hw, weft__bytes(p) + (double)d->packed, (product + turns + weights) / GEMM_SHARE, 1) +
-            0.06 * (double)(transformed + strip_bytes(&s)) + 100 * planes / hw->threads; /* the first: first touch */
+            0.12 * (double)(transformed + strip_bytes(&s)) / WEFT__MIN(hw->threads, 8) + /* first touch */
+            100 * planes / hw->threads;
     return NULL;
 }
 

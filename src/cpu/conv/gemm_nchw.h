@@ -455,7 +455,7 @@ static const char *plan(const weft_problem *p, const weft__hw *hw, int variant, 
     d->strip = GEMM_NV * WEFT__MAX(1, WEFT__MIN(strip, PANELS));
     d->parts = 1;
     const int64_t items = p->groups * gemm_views(p) * strips_of(d, &v), mp = gemm_split(v.co, GEMM_MR);
-    if (items && items < WANTED) d->parts = WEFT__MAX(1, WEFT__MIN(cpu_ceil(WANTED, items), v.co / LEAST_ROWS));
+    if (items && items < 2 * WANTED) d->parts = gemm_parts(items, v.co / LEAST_ROWS);
     d->items = 0;
     for (int64_t i = 0; i < gemm_views(p); i++) {
         const gemm_view u = view_of(p, fwd, i);
@@ -488,7 +488,8 @@ static const char *plan(const weft_problem *p, const weft__hw *hw, int variant, 
     const double pack = d->in_place ? 0 : GEMM_PACK_NS * (double)(packed / sizeof(float)) / hw->threads;
     const double rows = (double)(p->n * (fwd ? p->out[0] * p->out[1] : p->in[0] * p->in[1]));
     const double pieces = window == 1 && move == 1 ? 0 : 5 * (double)(fwd ? p->c : p->o) * (double)window * rows;
-    out->ns = cpu_cost(hw, weft__bytes(p), slow * sums + apart, GEMM_SHARE) + pack + pieces / hw->threads;
+    out->ns = cpu_cost(hw, weft__bytes(p), cpu_uneven(hw, d->items) * (slow * sums + apart), GEMM_SHARE) + pack +
+              pieces / hw->threads;
     return NULL;
 }
 

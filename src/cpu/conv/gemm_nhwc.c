@@ -433,7 +433,7 @@ static const char *plan(const weft_problem *p, const weft__hw *hw, int variant, 
     const double sums =
         2 * (narrow * (double)lanes * (double)v.ci + copy) * (double)window * (double)p->groups * positions;
     const double pack = GEMM_PACK_NS * (double)(packed / sizeof(float)) / hw->threads;
-    out->ns = cpu_cost(hw, weft__bytes(p), sums, GEMM_SHARE) + pack;
+    out->ns = cpu_cost(hw, weft__bytes(p), cpu_uneven(hw, d->items) * sums, GEMM_SHARE) + pack;
     return NULL;
 }
 

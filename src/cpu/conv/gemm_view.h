@@ -354,7 +354,21 @@ weft_status WEFT__ISA_NAME(weft__conv_grouped)(const weft__exec *e, const gemm_f
 weft_status WEFT__ISA_NAME(weft__winograd_nchw)(const weft__exec *e, const gemm_factors *f);
 weft_status WEFT__ISA_NAME(weft__fft_nchw)(const weft__exec *e, const gemm_factors *f);
 weft_status WEFT__ISA_NAME(weft__fft_weights)(const weft__exec *e, const gemm_factors *f);
-enum { GEMM_PARAMS = 224 };         /* bytes of the parameters of any kernel that others keep, at most */
+enum { GEMM_PARAMS = 224 }; /* bytes of the parameters of any kernel that others keep, at most */
+/* Into how many parts, at most `most`, each of `items` is cut so that 16 threads, and half of them, have nearly as much
+ * to do each: the fewest that leave an eighth of the time idle or less; if none does, those that leave the least. It
+ * follows from the problem alone, so that sums by parts have the same bits for any number of threads. */
+VF_INLINE int64_t gemm_parts(int64_t items, int64_t most) {
+    const int64_t threads = 16;
+    int64_t best = 1, best_idle = INT64_MAX, best_items = 1;
+    for (int64_t parts = 1; parts <= most && items; parts++) {
+        const int64_t all = items * parts, idle = cpu_round_up(all, threads) - all;
+        if (idle * best_items < best_idle * all) best = parts, best_idle = idle, best_items = all;
+        if (8 * idle <= all) break;
+    }
+    return best;
+}
+
 enum { GEMM_WEIGHTS_PARAMS = 128 }; /* bytes of the parameters of weft__gemm_weights, at most */
 
 /* ---------------------------------------------------------------- pairs of bf16

@@ -27,6 +27,7 @@ enum {
     WANTED = 16,
     LEAST = 8,
     SPLIT_LEAST = 96,
+    ADDERS = 8, /* slots that add the parts of the sums of an item */
     LINE = 1024 /* columns of a row that are turned at once, at most */
 };
 
@@ -312,14 +313,14 @@ static void put_line(const job *q, const item *it, int64_t at, const float *line
     gemm_put_run(&q->out, at, 1, turned, it->n, 0, false);
 }
 
-/* Columns (tap, channel) of a row of sums to diff_weights[o][channel][tap], where it fits as one line; runs are in that
- * order. */
-static void put_sums(const job *q, const item *it, const float *sums) {
+/* Of the blocks of rows k0 <= k < k1: columns (tap, channel) of a row of sums to diff_weights[o][channel][tap], where
+ * it fits as one line; runs are in that order. */
+static void put_sums(const job *q, const item *it, const float *sums, int64_t k0, int64_t k1) {
     const gemm_view *v = &q->v;
     const int64_t np = gemm_split(it->vectors, GEMM_NV), mp = gemm_split(it->mr, GEMM_MR);
     const bool whole = !q->d->run && !q->d->weights_last && it->n <= LINE;
     float line[LINE + VF_LANES];
-    for (int64_t k = 0; k < mp; k++) {
+    for (int64_t k = k0; k < k1; k++) {
         const int64_t m0 = gemm_first(it->mr, mp, k), m1 = gemm_first(it->mr, mp, k + 1);
         for (int64_t m = m0; m < m1; m++) {
             const int64_t o = it->group * v->co + it->m0 + m;
@@ -351,22 +352,27 @@ static void task(void *arg, int64_t slot) {
         const item it = item_of(q, i);
         float *sums = d->partial ? q->partial + i * d->tiles : (float *)(void *)(scratch + d->columns + d->rows);
         run_item(q, &it, scratch, sums);
-        if (!d->partial) put_sums(q, &it, sums);
+        if (!d->partial) put_sums(q, &it, sums, 0, gemm_split(it.mr, GEMM_MR));
     }
     gemm_give(&q->scratch, mine);
 }
 
-/* Parts of the positions, added to the first in their order. */
+/* Parts of the positions, added to the first in their order; a slot has some blocks of rows of the sums. */
 static void add_parts(void *arg, int64_t slot) {
     const job *q = arg;
     const params *d = q->d;
-    float *to = q->partial + slot * d->splits * d->tiles;
-    for (int64_t i = 1; i < d->splits; i++) {
-        const float *from = to + i * d->tiles;
-        for (int64_t j = 0; j < d->tiles; j += VF_LANES) vf_store(to + j, vf_add(vf_load(to + j), vf_load(from + j)));
-    }
-    const item it = item_of(q, slot * d->splits);
-    put_sums(q, &it, to);
+    const int64_t first = slot / ADDERS * d->splits, piece = slot % ADDERS;
+    const item it = item_of(q, first);
+    const int64_t np = gemm_split(it.vectors, GEMM_NV), mp = gemm_split(it.mr, GEMM_MR);
+    const int64_t k0 = gemm_first(mp, ADDERS, piece), k1 = gemm_first(mp, ADDERS, piece + 1);
+    for (int64_t i = 1; i < d->splits; i++)
+        for (int64_t j = 0; j < np; j++) {
+            float *to = q->partial + first * d->tiles + (j * mp + k0) * GEMM_MR * GEMM_NR;
+            const float *from = to + i * d->tiles;
+            for (int64_t n = 0; n < (k1 - k0) * GEMM_MR * GEMM_NR; n += VF_LANES)
+                vf_store(to + n, vf_add(vf_load(to + n), vf_load(from + n)));
+        }
+    put_sums(q, &it, q->partial + first * d->tiles, k0, k1);
 }
 
 /* ---------------------------------------------------------------- the bias */
@@ -439,7 +445,7 @@ static weft_status run_gemm(const weft__exec *e, const gemm_factors *factors) {
     q.partial = e->workspace;
     q.scratch.base = (char *)e->workspace + d->partial, q.scratch.bytes = d->scratch;
     weft__parallel(e->ctx, q.slots, task, &q);
-    if (d->partial) weft__parallel(e->ctx, q.items / d->splits, add_parts, &q);
+    if (d->partial) weft__parallel(e->ctx, q.items / d->splits * ADDERS, add_parts, &q);
     return WEFT_OK;
 }
 
@@ -461,6 +467,35 @@ static const char *layout_of(const weft_problem *p, params *d) {
     return p->pass == WEFT_PASS_BWD_BIAS && d->last && cpu_layout_refusal(p, WEFT_LAYOUT_LAST) ? reason : NULL;
 }
 
+/* Positions of a strip, where the channels are cut into so many parts. */
+static int64_t strip_of(const gemm_view *v, int64_t run, int64_t channels) {
+    const int64_t cr = cpu_ceil(channels_of(v, run), channels);
+    const int64_t strip = STRIP_BYTES / (cpu_round_up(columns_of(v, run, cr), VF_LANES) * 4);
+    return WEFT__MAX(STRIP_LEAST, WEFT__MIN(strip, STRIP_MOST));
+}
+
+/* The parts of the channels, as few as have at most COLUMNS, or more in whole vectors where cores then have as much to
+ * do each; parts of the positions, long ones; short ones, then parts of the outputs, where cores would have nothing to
+ * do. */
+static void cut(params *d, const gemm_view *v) {
+    const int64_t channels = channels_of(v, d->run), vectors = cpu_ceil(channels, VF_LANES);
+    const int64_t most = d->run ? channels : vectors, least = WEFT__MIN(cpu_ceil(v->ci * v->taps, COLUMNS), most);
+    double best = 0;
+    for (int64_t parts = least; parts <= WEFT__MIN(most, 2 * least); parts++) {
+        const int64_t wide = v->groups * parts * d->outs, strip = strip_of(v, d->run, parts);
+        if (parts > least && (d->run || vectors % parts || channels % VF_LANES)) continue;
+        const int64_t splits = gemm_parts(wide, WEFT__MIN(cpu_ceil(2 * WANTED, wide), v->pixels / (2 * strip)));
+        const int64_t items = wide * splits;
+        const double busy =
+            (double)items / (double)cpu_round_up(items, WANTED) - 0.03 * (double)(splits - 1) - 0.005 * (double)parts;
+        if (parts > least && busy <= best) continue;
+        best = busy, d->channels = parts, d->splits = splits, d->strip = strip;
+    }
+    const int64_t wide = v->groups * d->channels * d->outs;
+    if (wide * d->splits < LEAST) d->splits = WEFT__MAX(1, WEFT__MIN(cpu_ceil(LEAST, wide), v->pixels / SPLIT_LEAST));
+    while (v->groups * d->channels * d->outs * d->splits < LEAST / 2 && v->co / d->outs > 8 * GEMM_MR) d->outs *= 2;
+}
+
 static const char *plan(const weft_problem *p, const weft__hw *hw, int variant, weft__decision *out) {
     (void)variant;
     params *d = WEFT__PARAMS(params, out);
@@ -476,20 +511,11 @@ static const char *plan(const weft_problem *p, const weft__hw *hw, int variant, 
     const bool plain = p->op == WEFT_OP_CONV && !GEMM_PAIRS; /* no factors, and no pairs to make */
     d->rows_here = plain && last && weft__tensor(p, WEFT_ROLE_DIFF_DST)->dtype == WEFT_DTYPE_F32;
     d->run = !last && gemm_is_spread(p) ? p->kernel[2] : 0;
-    const int64_t channels = channels_of(&v, d->run);
-    d->channels = cpu_ceil(v.ci * v.taps, COLUMNS);
-    d->channels = WEFT__MIN(d->channels, d->run ? channels : cpu_ceil(channels, VF_LANES));
-    d->columns_here = plain && last && f32 && gemm_is_pointwise(p) && v.ci % (d->channels * VF_LANES) == 0;
     d->outs = cpu_ceil(v.co, ROWS);
-    const int64_t cr = cpu_ceil(channels, d->channels);
+    cut(d, &v);
+    d->columns_here = plain && last && f32 && gemm_is_pointwise(p) && v.ci % (d->channels * VF_LANES) == 0;
+    const int64_t cr = cpu_ceil(channels_of(&v, d->run), d->channels);
     const int64_t vectors = cpu_ceil(columns_of(&v, d->run, cr), VF_LANES);
-    const int64_t strip = STRIP_BYTES / (vectors * VF_LANES * 4);
-    d->strip = WEFT__MAX(STRIP_LEAST, WEFT__MIN(strip, STRIP_MOST));
-    /* parts of the positions, long ones; short ones, then parts of the outputs, where cores would have nothing to do */
-    const int64_t wide = v.groups * d->channels * d->outs;
-    d->splits = WEFT__MAX(1, WEFT__MIN(cpu_ceil(WANTED, wide), v.pixels / (2 * d->strip)));
-    if (wide * d->splits < LEAST) d->splits = WEFT__MAX(1, WEFT__MIN(cpu_ceil(LEAST, wide), v.pixels / SPLIT_LEAST));
-    while (v.groups * d->channels * d->outs * d->splits < LEAST / 2 && v.co / d->outs > 8 * GEMM_MR) d->outs *= 2;
     const int64_t items = v.groups * d->channels * d->outs, mr = cpu_ceil(v.co, d->outs);
     d->tiles = gemm_split(vectors, GEMM_NV) * gemm_split(mr, GEMM_MR) * GEMM_MR * GEMM_NR;
     d->columns = d->columns_here ? 0 : (size_t)(d->strip * pitch_of(&v, d->run, cr) + VF_LANES) * sizeof(float);
@@ -508,7 +534,8 @@ static const char *plan(const weft_problem *p, const weft__hw *hw, int variant, 
     const double runs = 4.0 * (double)(cr * cpu_round_up(d->run, VF_LANES));
     const double lay = parts * ((d->columns_here ? 0 : d->run ? runs : block * (double)v.taps) + side);
     const double speed = GEMM_PAIRS ? 2 / GEMM_PAIR_COST : 1;
-    out->ns += cpu_cost(hw, weft__bytes(p), 2 * (double)v.groups * positions * (n * m / speed + lay), GEMM_SHARE) +
+    const double sums = 2 * (double)v.groups * positions * (n * m / speed + lay);
+    out->ns += cpu_cost(hw, weft__bytes(p), cpu_uneven(hw, items * d->splits) * sums, GEMM_SHARE) +
                PUT_NS * (double)(v.groups * v.co * v.k) / hw->threads;
     return NULL;
 }
