@@ -98,7 +98,7 @@ VF_INLINE double dw_cost(const weft_problem *p, const weft__hw *hw, double lanes
 
 #define DW_RECORD(id, text, PASS, STEPS, ...)           \
     WEFT__KERNEL(id) = {.name = WEFT__NAME(text),       \
-                        .version = 1,                   \
+                        .version = 2,                   \
                         .op = WEFT_OP_CONV,             \
                         .engine = WEFT_ENGINE_CPU,      \
                         .isa = WEFT__ISA_HERE,          \

@@ -185,10 +185,12 @@ VF_INLINE void run_slot(const job *q, int64_t slot, const int S, const bool data
     for (int64_t b = first; b < last;) {
         const int64_t n = b / blocks, from = b - n * blocks, to = WEFT__MIN(blocks, from + last - b);
         weft__stage stage;
-        if (data)
-            stage_begin(&stage, sums + q->stage_at,
-                        (char *)q->out + ((n * o + c0) * g->oh + from * ROWS) * g->ow * vf_size_of(dtype), q->stream,
-                        dtype);
+        if (data) {
+            char *out = (char *)q->out + ((n * o + c0) * g->oh + from * ROWS) * g->ow * vf_size_of(dtype);
+            const int64_t rows = (c1 - 1 - c0) * g->oh + WEFT__MIN(g->oh, to * ROWS) - from * ROWS;
+            stage_begin(&stage, sums + q->stage_at, out, q->stream, dtype);
+            stage_in_place(&stage, out, rows * g->ow, ROWS * g->ow, dtype);
+        }
         for (int64_t c = c0; c < c1; c++)
             run_plane(q, n, c, from, to, sums + (c - c0) * SUMS * VF_LANES, &stage, S, data, dtype);
         if (data) stage_end(&stage, dtype);

@@ -3,8 +3,9 @@
  * Math:      out[y,x] = sum_{r,s} in[S y + r - ph, S x + s - pw] * w[r,s], see dwconv3x3.h
  * Blocking:  4 rows x 1 vector of outputs; a row of taps is loaded once for the up to 3 output rows it feeds: 4 sums,
  *            9 weights, 3 taps live. Rows and columns outside the plane are skipped or masked, there is no padded copy
- * Output:    the 4 rows are one contiguous piece; it is staged in L1 and leaves as whole lines (see stage.h). Vectors
- *            run from right to left: what one writes past its row is covered by the first vector of the next row
+ * Output:    the 4 rows are one contiguous piece; it leaves through the stage (see stage.h), or is written in place
+ *            where it is f32 that is not streamed. Vectors run from right to left: what one writes past its row is
+ *            covered by the first vector of the next row
  * Traffic:   8 bytes and 18 flops an output at stride 1: memory-bound
  * Roofline:  bandwidth / 8 outputs a second; measured against a copy of the same bytes:
  *            82% with AVX-512, 74% with AVX2 (one Zen 4 core, data from memory, 8x128x56x56). 16-bit data takes 0.87 of
@@ -68,15 +69,21 @@ typedef struct job {
     bool stream;
 } job;
 
+/* Where the outputs of block b begin. */
+VF_INLINE int64_t place(const dw_window *g, int64_t b) {
+    const int64_t per_plane = (g->oh + ROWS - 1) / ROWS;
+    return (b / per_plane * g->oh + b % per_plane * ROWS) * g->ow;
+}
+
 VF_INLINE void run_blocks(const job *q, int64_t slot, const int S, const int dtype) {
     const dw_window *g = &q->g;
     const int64_t per_plane = (g->oh + ROWS - 1) / ROWS, blocks = blocks_of(g);
     const int64_t first = slot * blocks / q->slots, last = (slot + 1) * blocks / q->slots;
     const dw_columns only = dw_columns_of(g, 0, S, true);
+    char *out = (char *)q->out + place(g, first) * vf_size_of(dtype);
     weft__stage stage;
-    stage_begin(&stage, q->workspace + slot * stage_floats(ROWS * g->ow),
-                (char *)q->out + (first / per_plane * g->oh + first % per_plane * ROWS) * g->ow * vf_size_of(dtype),
-                q->stream, dtype);
+    stage_begin(&stage, q->workspace + slot * stage_floats(ROWS * g->ow), out, q->stream, dtype);
+    stage_in_place(&stage, out, place(g, last) - place(g, first), ROWS * g->ow, dtype);
     for (int64_t b = first; b < last;) {
         const int64_t plane = b / per_plane, c = plane % (g->c * g->m);
         const int64_t in = plane / g->m * g->ih * g->iw;

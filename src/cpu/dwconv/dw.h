@@ -70,7 +70,7 @@ VF_INLINE const char *dw_refusal(const weft_problem *p, weft_layout layout) {
 enum { DW_FIRST_EXTRA = 30, DW_LAST_EXTRA = 25 };
 VF_INLINE double dw_first_extra(const weft_problem *p, bool weights) {
     if (p->kernel[0] == 1) return DW_FIRST_EXTRA;
-    return VF_LANES >= 16 && weights ? 35 : 25;
+    return VF_LANES >= 16 && weights ? 38 : 25;
 }
 /* Windows whose rows of taps are not shared by rows of outputs, channels-first. */
 VF_INLINE bool dw_apart(const weft_problem *p) { return p->kernel[1] < 3 || p->dilation[1] > 1 || p->dilation[2] > 1; }

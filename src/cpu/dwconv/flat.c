@@ -38,8 +38,8 @@ typedef struct job {
     void *out;
     const flat_spot *in_spot, *out_spot;
     flat_window f;
-    int64_t ahead;               /* planes of inputs that a plane of outputs needs beyond its own */
-    bool biased, stream, staged; /* biased: diff_bias is asked for; staged: outputs are converted or streamed */
+    int64_t ahead;       /* planes of inputs that a plane of outputs needs beyond its own */
+    bool biased, stream; /* biased: diff_bias is asked for */
     float *scratch, *sums;
 } job;
 
@@ -97,19 +97,19 @@ VF_INLINE void lay(float *to, const flat_spot *s, int64_t vectors, const void *f
     }
 }
 
-/* A plane of outputs, or of gradients, or both. Outputs that are staged leave in tiles. */
+/* A plane of outputs, or of gradients, or both; outputs leave in tiles. */
 VF_INLINE void sum_plane(const job *q, const slot *w, const float *in, weft__stage *stage, flat_sink *k, float *sums,
                          const int dtype) {
     const int64_t outs = q->d->outs, tiles = q->weights ? gemm_split(outs, FLAT_OUTS) : 0;
     const bool both = q->center && flat_has_both(&q->f);
     for (int64_t i = 0; i < tiles; i++) {
         const int64_t v = gemm_first(outs, tiles, i), wide = gemm_first(outs, tiles, i + 1) - v, at = v * VF_LANES;
-        if (q->staged) k->out = stage_room(stage), k->at = 0;
+        k->out = stage_room(stage), k->at = 0;
         if (both)
             flat_both(&q->f, in + at, w->weights, w->center + at, wide, sums, q->out_spot + v, k);
         else
             flat_sum(&q->f, in + at, w->weights, wide, q->out_spot + v, k);
-        if (q->staged) stage_commit(stage, k->at, dtype);
+        stage_commit(stage, k->at, dtype);
     }
     if (q->center && !(both && tiles)) flat_grad(&q->f, in, w->center, outs, sums);
 }
@@ -158,15 +158,16 @@ VF_INLINE void run_slot(const job *q, int64_t index, const int dtype) {
     for (int64_t c = c0; c < c1; c += block)
         for (int64_t n = n0; n < n1; n++) {
             const int64_t first = n * p->c + c, last = n * p->c + WEFT__MIN(c1, c + block);
-            flat_sink k = {q->out, first * out, last * out, 0, q->e.lo, q->e.hi};
+            flat_sink k = {NULL, 0, 0, q->e.lo, q->e.hi};
             weft__stage stage = {.stream = q->stream};
-            if (q->staged) {
-                stage_begin(&stage, w.staged, (char *)q->out + first * out * vf_size_of(dtype), q->stream, dtype);
-                k.end = INT64_MAX;
+            if (q->weights) {
+                char *to = (char *)q->out + first * out * vf_size_of(dtype);
+                stage_begin(&stage, w.staged, to, q->stream, dtype);
+                stage_in_place(&stage, to, (last - first) * out, FLAT_OUTS * VF_LANES, dtype);
             }
             for (int64_t i = first; i < last; i++)
                 run_channel(q, &w, n, i - n * p->c, &stage, &k, sums + (i - n * p->c) * d->width, dtype);
-            if (q->staged) stage_end(&stage, dtype);
+            if (q->weights) stage_end(&stage, dtype);
         }
 }
 
@@ -212,7 +213,6 @@ static weft_status run(const weft__exec *e) {
     q.scratch = (float *)(void *)((char *)e->workspace + d->spots + d->list);
     q.sums = q.scratch + d->parts * d->runs * d->floats;
     q.stream = data && cpu_streams(e->hw, (double)(p->n * p->c * volume_of(q.g.out)) * (double)weft__dtype_size(dtype));
-    q.staged = data && (q.stream || dtype != WEFT_DTYPE_F32);
     find_spots(spots, d->ins, d->row, q.g.in[1], q.g.in[2]);
     find_spots(spots + d->ins, d->outs, d->row, q.g.out[1], q.g.out[2]);
     find_taps(&q.g, d, list);
@@ -256,7 +256,7 @@ static double cost(const weft_problem *p, const weft__hw *hw, const params *d, c
     const double output = (data ? each * taps + put : 0) + (weights ? 1.1 * each * taps + lay : 0);
     const double channel = output * (double)(d->outs * g->out[0]) + lay * (double)(d->ins * g->in[0]) + 80 + 3 * taps;
     const double sums =
-        channel * (far ? 1.15 : 1) * (double)(p->n * p->c) + (weights ? 14 * taps * (double)(d->parts * p->c) : 0);
+        channel * (far ? 1.1 : 1) * (double)(p->n * p->c) + (weights ? 14 * taps * (double)(d->parts * p->c) : 0);
     const double idle = WEFT__MAX(1, (double)hw->threads / (double)(p->n * p->c));
     const double alone = (weights ? 6000 : 1000) + 12 * (double)(d->ins + d->outs); /* ns on one thread */
     /* a large plane is copied before it is summed: memory waits meanwhile */

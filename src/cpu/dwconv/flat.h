@@ -27,9 +27,9 @@ typedef struct flat_window {
     bool threes; /* taps of a row are 3 neighbours */
 } flat_window;
 
-typedef struct flat_sink { /* outputs leave to out[at] on; nothing is written from `end` on */
+typedef struct flat_sink { /* outputs leave to out[at] on */
     float *out;
-    int64_t at, end;
+    int64_t at;
     float bias, lo, hi;
 } flat_sink;
 

@@ -16,11 +16,7 @@ static ends ends_of(const flat_sink *k) { return (ends){vf_set1(k->bias), vf_set
 
 /* The live lanes of a vector of outputs; what is written after them is written over. */
 VF_INLINE int64_t put(const flat_sink *k, int64_t at, vf sum, const flat_spot *s, const ends *e) {
-    const vf v = vf_compress(&s->spread, vf_clip(sum, e->lo, e->hi));
-    if (at + VF_LANES <= k->end)
-        vf_store(k->out + at, v);
-    else
-        vf_store_count(k->out + at, v, k->end - at);
+    vf_store(k->out + at, vf_compress(&s->spread, vf_clip(sum, e->lo, e->hi)));
     return at + s->live;
 }
 

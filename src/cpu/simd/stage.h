@@ -6,6 +6,8 @@
  *
  *   at = stage_room(&s)             write up to `run` floats and VF_LANES of excess here
  *   stage_commit(&s, count, dtype)  count of them are meant
+ * f32 that is not streamed need not go through the buffer: stage_in_place after stage_begin, and the room is the output
+ * itself as long as the excess stays inside it.
  * dtype: of the output, a constant. What leaves is rounded to it. */
 #ifndef WEFT_CPU_SIMD_STAGE_H
 #define WEFT_CPU_SIMD_STAGE_H
@@ -23,6 +25,8 @@ typedef struct weft__stage {
     char *dst;          /* where buffer[0] goes, a line's begin */
     int64_t skip, fill; /* buffer[skip..fill) is meant; skip > 0 only in the run's first line */
     bool stream;
+    float *at; /* in place: the room, while left >= 0 */
+    int64_t left;
 } weft__stage;
 
 /* Floats of buffer for commits of at most `run`. */
@@ -36,9 +40,16 @@ VF_INLINE void stage_begin(weft__stage *s, float *buffer, void *dst, bool stream
     s->skip = s->fill = (int64_t)(uintptr_t)dst / vf_size_of(dtype) % STAGE_LINE;
     s->dst = (char *)dst - s->skip * vf_size_of(dtype);
     s->stream = stream;
+    s->left = -1;
 }
 
-VF_INLINE float *stage_room(const weft__stage *s) { return s->buffer + s->fill; }
+/* total: elements of the output that this stage writes, from dst on; run: as for stage_floats. */
+VF_INLINE void stage_in_place(weft__stage *s, void *dst, int64_t total, int64_t run, const int dtype) {
+    if (dtype != WEFT_DTYPE_F32 || s->stream) return;
+    s->at = dst, s->left = total - run - VF_LANES;
+}
+
+VF_INLINE float *stage_room(const weft__stage *s) { return s->left >= 0 ? s->at : s->buffer + s->fill; }
 
 /* Elements [i, end) of one line or less. */
 VF_INLINE void stage_some(weft__stage *s, int64_t i, int64_t end, const int dtype) {
@@ -63,6 +74,11 @@ VF_INLINE void stage_lines(weft__stage *s, const int dtype) {
 }
 
 VF_INLINE void stage_commit(weft__stage *s, int64_t count, const int dtype) {
+    if (s->left >= 0) {
+        s->at += count, s->left -= count;
+        if (s->left < 0) stage_begin(s, s->buffer, s->at, false, dtype);
+        return;
+    }
     s->fill += count;
     if (s->fill >= STAGE_FULL) stage_lines(s, dtype);
 }
