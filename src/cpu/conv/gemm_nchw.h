@@ -455,7 +455,7 @@ static const char *plan(const weft_problem *p, const weft__hw *hw, int variant, 
     d->strip = GEMM_NV * WEFT__MAX(1, WEFT__MIN(strip, PANELS));
     d->parts = 1;
     const int64_t items = p->groups * gemm_views(p) * strips_of(d, &v), mp = gemm_split(v.co, GEMM_MR);
-    if (items && items < 2 * WANTED) d->parts = gemm_parts(items, v.co / LEAST_ROWS);
+    if (items && items < WANTED) d->parts = gemm_parts(items, v.co / LEAST_ROWS);
     d->items = 0;
     for (int64_t i = 0; i < gemm_views(p); i++) {
         const gemm_view u = view_of(p, fwd, i);
