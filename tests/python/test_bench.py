@@ -234,6 +234,10 @@ def test_a_wrong_result_is_no_row(monkeypatch, capsys, tmp_path):
     file = tmp_path / "rows.json"
     assert main(["bench", "tanh1d:fwd:f32:ncw:n1c4w8", "--json", str(file)]) == 1
     assert "differ by" in capsys.readouterr().err and json.loads(file.read_text()) == []
+    monkeypatch.setattr(_twin, "build", build)
+    monkeypatch.setattr(_twin, "error", lambda twin: (1.1e-6, 1e-6))
+    with pytest.raises(RuntimeError, match="differ by 1.10e-06 of the largest value, allowed: 1.00e-06"):
+        bench.measure("tanh1d:fwd:f32:ncw:n1c4w8")
 
 
 # ---------------------------------------------------------------------------------------------- the command
@@ -436,6 +440,13 @@ def test_roof(monkeypatch):
     assert _clock.roof(torch.device("cpu")) == (half, 5e8) and clock.moved == (half, half)
 
 
+def test_the_first_run_of_a_side_warms_up():
+    taken = {"a": iter([90.0, 1.0, 3.0]), "b": iter([5.0, 2.0, 2.0])}
+    sides = {name: (lambda times, values=values: next(values)) for name, values in taken.items()}
+    assert _clock.medians(sides, 2) == {"a": 2000.0, "b": 2000.0}
+    assert _clock.medians({"a": lambda times: 7.0}, 2, seconds=0) == {"a": 7000.0}   # all the time there was
+
+
 def test_a_sample_is_what_the_run_took(monkeypatch):
     clock, cpu = FakeTime(0), _clock.Cpu()
     monkeypatch.setattr(_clock, "time", clock)
@@ -517,9 +528,10 @@ class _Told:
     """A clock that says what it is told, by the call that it is asked to time."""
 
     def __init__(self, ms):
-        self.ms = ms
+        self.ms, self.delegated = ms, {}
 
     def sample(self, run):
+        self.delegated.setdefault(run, set()).add(weft.backends.delegate)
         return self.ms[run]
 
 
@@ -532,6 +544,7 @@ def test_regret_is_the_default_over_the_better_side(monkeypatch):
     monkeypatch.setattr(_regret._twin, "build", lambda text: own if not weft.backends.delegate else twin)
     row = _regret.measure("p")
     assert (row["regret"], row["best"], row["default_ms"], row["torch_ms"], row["weft_ms"]) == (3.0, "weft", 6.0, 5.0, 2.0)
+    assert clock.delegated == {default: {True}, torch_side: {True}, own_side: {False}}   # PyTorch is switched off for weft's own side alone
     out = io.StringIO()
     rows, over = _regret.run(["p"], out=out)
     assert over == 1 and " 3.00!" in out.getvalue() and "1 of 1 choices over" in out.getvalue()

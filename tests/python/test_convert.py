@@ -132,9 +132,10 @@ def test_what_is_expected_to_win(device, capsys):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["f32", "bf16"])
 def test_the_type_decides(dtype):
-    net = nn.Sequential(nn.Conv2d(8, 8, 3, groups=8), nn.Conv3d(8, 8, 3, groups=8), nn.Conv3d(8, 8, 3, groups=4), nn.LocalResponseNorm(3)).to(dtype)
+    net = nn.Sequential(nn.Conv2d(8, 8, 3, groups=8), nn.Conv3d(8, 8, 3, groups=8), nn.Conv3d(8, 8, 3, groups=4), nn.LocalResponseNorm(3),
+                        nn.Conv3d(16, 16, 3, groups=2), nn.AdaptiveAvgPool2d((1, 5))).to(dtype)
     weft.convert(net, verbose=False)
-    expected = [True, True, True, True] if dtype is torch.float32 else [False, True, False, True]
+    expected = [True, True, True, True, False, True] if dtype is torch.float32 else [False, True, False, True, False, True]
     assert [type(m).__module__.startswith("weft.") for m in net] == expected
     assert not any(type(m).__module__.startswith("weft.") for m in weft.convert(nn.Sequential(nn.Conv2d(8, 8, 3, groups=8), nn.MaxPool2d(2)).double(), verbose=False))
 

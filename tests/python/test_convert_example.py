@@ -82,6 +82,11 @@ def test_calls_add_up_and_kinds_are_measured_once(timed):
     assert [(r.module, r.shape, r.torch_ms, r.decision) for r in weft.convert.last_report.rows] == [
         ("a", (1, 4, 6, 6), 6.0, "weft"), ("b", (1, 4, 5, 5), 3.0, "weft"), ("never", (), None, "stays: not called")]
     assert len(timed) == 2 and type(net.never) is nn.Conv2d
+    norms = nn.Sequential(nn.BatchNorm2d(4), nn.BatchNorm2d(4).eval(), nn.BatchNorm2d(4, eps=1e-3))   # one runs on its statistics, one has other settings
+    for parameter in norms.parameters():
+        parameter.requires_grad_(False)
+    weft.convert(norms, example=torch.ones(2, 4, 5, 5), verbose=False)
+    assert len(timed) == 2 + 3
 
 
 def test_arguments_are_what_the_module_sees(timed):
@@ -92,6 +97,22 @@ def test_arguments_are_what_the_module_sees(timed):
     net = nn.Sequential(nn.Conv2d(3, 4, 1), nn.Conv2d(4, 4, 1)).eval()
     weft.convert(net, example=[x], verbose=False)
     assert [args[0][0].requires_grad for _, _, args in timed[2:]] == [False, False]
+
+
+def test_the_side_of_torch_is_pytorch_alone(monkeypatch):
+    """Its gradient, too, after weft's module of the same sizes had weft's: PyTorch's graph does not say whose it is."""
+    names = []
+
+    def medians(sides, rounds):
+        for side in ("weft", "torch"):
+            weft.functional.local_response_norm(torch.ones(1, 4, 3, 3), 3)
+            before = weft.backends.kernels()
+            sides[side](1)
+            names.append(weft.backends.kernels() != before)
+        return {"torch": 2.0, "weft": 1.0}
+    monkeypatch.setattr(_clock, "medians", medians)
+    weft.convert(nn.Sequential(nn.Conv2d(16, 16, 3, groups=16)), example=torch.randn(4, 16, 24, 24, requires_grad=True), verbose=False)
+    assert names == [True, False]
 
 
 @pytest.fixture

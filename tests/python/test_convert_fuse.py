@@ -13,6 +13,7 @@ import weft
 from test_convert import picture
 from test_models import batches_of, every_model, small
 from training import assert_parity
+from weft._convert import fusion as _fusion
 from weft._convert.fusion import is_fused
 
 CLOSE = {"rtol": 1e-10, "atol": 1e-11}   # float64
@@ -123,6 +124,36 @@ def test_again_and_without(device):
     weft.convert(net, all=True)
     assert [type(m) for m in net] == [weft.nn.Conv2d, weft.nn.BatchNorm2d, weft.nn.ReLU]
     torch.testing.assert_close(net(x), expected, **CLOSE)
+
+
+def test_modules_of_weft_are_fused_and_back(device):
+    """They have attributes of their own in the places of the fused ones."""
+    net = nn.Sequential(weft.nn.Conv2d(4, 6, 3), weft.nn.BatchNorm2d(6), weft.nn.ReLU(), weft.nn.Conv2d(6, 4, 1, clip=(-1.0, 1.0)), weft.nn.ReLU())
+    net = net.double().to(device).eval()
+    before, x = picture(net), torch.randn(1, 4, 7, 7, device=device, dtype=torch.float64)
+    expected = net(x)
+    weft.convert(net, fuse=True)
+    assert [is_fused(m) for m in net] == [True] * 5
+    torch.testing.assert_close(net(x), expected, **CLOSE)
+    weft.convert(net, exclude=lambda module: True)
+    assert picture(net) == before
+
+
+def test_an_error_while_fusing_leaves_the_net_as_it_was(monkeypatch, device):
+    """The first chain is fused by then: its modules have other classes and attributes that they had not."""
+    net = nn.Sequential(trio(device)[0], nn.Conv2d(6, 6, 1), nn.ReLU()).to(device).eval()
+    before, made = picture(net), _fusion.fuse
+
+    def fail(chain):
+        made(chain)
+        monkeypatch.setattr(_fusion, "fuse", refuse)
+
+    def refuse(chain):
+        raise KeyboardInterrupt
+    monkeypatch.setattr(_fusion, "fuse", fail)
+    with pytest.raises(KeyboardInterrupt):
+        weft.convert(net, fuse=True, all=True)
+    assert _fusion.fuse is refuse and picture(net) == before
 
 
 # ---------------------------------------------------------------------------------------------- which modules

@@ -17,7 +17,7 @@ import torch.nn.functional as F
 import fresh
 import weft
 from test_enable import SLOW, assert_same, enabled, taken
-from weft import _enable
+from weft import _enable, _run
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -447,6 +447,23 @@ def test_run(tmp_path):
         assert "conv2d:fwd:f32:nchw:n1c8h8w8:o8k3g8:strict@cpu" in made.stderr and "1 calls and saved" in made.stderr
 
 
+def test_report_of_a_run(monkeypatch):
+    """What saved most first, then what was left to PyTorch; the sums, and whether it paid."""
+    def seen(problem, kernel, calls, ns, torch_ns, backward=False):
+        return _enable.Seen(problem, backward, calls, kernel, "PyTorch is faster" if kernel == "torch" else "", ns, torch_ns)
+    rows = [seen("a", "torch", 10, 9e3, 5e3), seen("b", "small", 2, 1e6, 2e6), seen("c", "large", 3, 1e6, 2e9), seen("d", "torch", 20, 9e3, 5e3, True)]
+    monkeypatch.setattr(_enable, "seen", lambda: rows)
+    assert _run.report().splitlines()[1:] == [
+        "3        6.00 s     large; c",
+        "2        2.0 ms     small; b",
+        "10       -          torch: PyTorch is faster; a",
+        "20       -          torch: PyTorch is faster; d",
+        "weft took 5 of 35 calls and saved 6.00 s by estimate; the others cost 24.0 us more"]
+    rows[1:3] = [seen("b", "small", 1, 9e3, 10e3)]
+    assert _run.report().splitlines()[-2:] == ["weft took 1 of 31 calls and saved 1.0 us by estimate; the others cost 24.0 us more",
+                                               "weft.enable() does not pay for this program on this machine"]
+
+
 def test_run_refuses(tmp_path):
     made = python("-m", "weft", "run", str(tmp_path / "missing.py"))
     assert made.returncode == 2 and "missing.py is not there, allowed: the path of a script, or -m MODULE" in made.stderr
@@ -455,6 +472,10 @@ def test_run_refuses(tmp_path):
     script = tmp_path / "raises.py"
     script.write_text("raise KeyError('here')")
     made = python("-m", "weft", "run", "--report", str(script))
+    leaves = tmp_path / "leaves.py"
+    leaves.write_text("import sys; sys.exit('not today')")
+    left = python("-m", "weft", "run", str(leaves))
+    assert left.returncode == 1 and left.stderr.endswith("not today\n")
     assert made.returncode == 1 and "KeyError: 'here'" in made.stderr and "of PyTorch came by in this process" in made.stderr
 
 

@@ -125,7 +125,7 @@ def test_an_error_within_torch_is_told(device, monkeypatch):
         assert len(_enable.seen()) == 1
 
 
-# Whose they are is beyond doubt in docs/benchmarks: the first by a third at least, most of the second because a call of weft costs more.
+# Whose they are is beyond doubt in docs/benchmarks: the first by a third at least, most of the second as a call of weft costs more.
 WEFTS = """max_pool2d:fwd:f32:nchw:n8c64h56w56:k3s2p1 avg_pool2d:bwd:f32:nchw:n8c64h56w56:k3s2p1 batch_norm2d:fwd:f32:nchw:n8c64h56w56:train1
 softmax2d:fwd:f32:nchw:n8c64h56w56 softmax2d:fwd:f32:nhwc:n8c64h56w56 softmax2d:bwd:f32:nchw:n8c64h56w56 lstm:fwd:f32:dense:t2n1c8o8
 gru:bwd:f32:dense:t50n8c128o128:train1 rnn_tanh:fwd:f32:dense:t50n8c64o64 im2col2d:fwd:f32:nchw:n8c64h56w56:k3p1 lrn2d:fwd:f32:nchw:n8c64h56w56:size5
