@@ -145,10 +145,8 @@ static __device__ __forceinline__ void add(const spot *stage, const float *tile,
 }
 
 /* The entries of a warp's channels in a chunk. */
-static __device__ __forceinline__ void add_entries(const tiles_args &t, int64_t set, int chunk, const float *tile,
-                                                   spot *stage, float (&sum)[ROWS][PIXELS]) {
-    const int lane = (int)threadIdx.x % 32;
-    const int own = lane <= ROWS ? t.bounds[(set * t.chunks + chunk) * (ROWS + 1) + lane] : 0;
+static __device__ __forceinline__ void add_entries(const tiles_args &t, int own, const float *tile, spot *stage,
+                                                   float (&sum)[ROWS][PIXELS]) {
     int bound[ROWS + 1];
 #pragma unroll
     for (int r = 0; r <= ROWS; r++) bound[r] = __shfl_sync(0xffffffffu, own, r);
@@ -177,8 +175,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) sparse_tiles(const
     loader l;
     l.open(t, parts, x, (int64_t)blockIdx.y * BLOCK_ROWS / a.outs);
     float sum[ROWS][PIXELS] = {};
+    int ahead = bounds_ahead(t, set, 0);
     l.each_chunk(t, [&](int chunk, const float *tile) {
-        if (works) add_entries(t, set, chunk, tile, stage, sum);
+        const int own = ahead;
+        ahead = bounds_ahead(t, set, chunk + 1);
+        if (works) add_entries(t, own, tile, stage, sum);
     });
     const part p = part_at(t, parts + lane / TX);
     const int column = x + lane % TX;

@@ -52,19 +52,24 @@ static int32_t part_floats(const tile *t) {
     return (int32_t)(t->tx == 32 ? inputs : cuda_ceil(WEFT__MAX(inputs - t->tx, 0), 32) * 32 + t->tx);
 }
 
-/* Whether rows of f32 are copied by 16 bytes: each quad lies in a row or out of it. */
-static bool copies_quads(const weft_problem *p, int64_t row) {
+/* How many floats a copy takes: rows of f32 by 16 or 8 bytes where each copy lies in a row or out of it. */
+static int32_t copy_unit(const weft_problem *p, int64_t row) {
     const weft_tensor *src = weft__tensor(p, p->pass == WEFT_PASS_BWD_DATA ? WEFT_ROLE_DIFF_DST : WEFT_ROLE_SRC);
-    return src->dtype == WEFT_DTYPE_F32 && row % 4 == 0 && src->align % 16 == 0;
+    int32_t unit = src->dtype == WEFT_DTYPE_F32 ? 4 : 1;
+    while (unit > 1 && (row % unit || src->align % (4 * unit))) unit /= 2;
+    return unit;
 }
 
 /* Outputs of a lane, and its output channels. Cycles of an entry of each warp where a multiprocessor has one block, and
  * more for every further one: of products, of gradients of the weights. Measured on an H200. */
-static const char *const variants[] = {"y4", "y8", "y4o2", NULL};
+static const char *const variants[] = {"y4", "y8", "y4o2", "y4o1", NULL};
 static const struct {
     int32_t pixels, rows;
     double products[2], weights[2];
-} shapes[] = {{4, 4, {119, 61}, {176, 86}}, {8, 4, {182, 95}, {347, 139}}, {4, 2, {174, 79}, {238, 102}}};
+} shapes[] = {{4, 4, {119, 61}, {176, 86}},
+              {8, 4, {182, 95}, {347, 139}},
+              {4, 2, {174, 79}, {238, 102}},
+              {4, 1, {300, 110}, {350, 120}}};
 
 static const char *tile_of(const weft_problem *p, const weft__hw *hw, int variant, tile *t) {
     const pass s = pass_of(p);
@@ -76,7 +81,7 @@ static const char *tile_of(const weft_problem *p, const weft__hw *hw, int varian
         if (reach > 64) return "a window over 65 wide";
         t->size[a] = (int32_t)((outs - 1) * p->stride[a] + reach + 1);
     }
-    t->unit = copies_quads(p, s.in[2]) ? 4 : 1;
+    t->unit = copy_unit(p, s.in[2]);
     const int64_t pad =
         p->pass == WEFT_PASS_BWD_DATA ? (p->kernel[2] - 1) * p->dilation[2] - p->pad_lo[2] : p->pad_lo[2];
     t->shift = (int32_t)(((-pad) % t->unit + t->unit) % t->unit);
@@ -85,7 +90,7 @@ static const char *tile_of(const weft_problem *p, const weft__hw *hw, int varian
     const int64_t room = (int64_t)hw->gpu->smem / BLOCKS - WARPS * STAGE * (int64_t)sizeof(spot) - 1024;
     const int64_t most = room / (2 * 4 * channel_floats(t));
     if (most < 4) return "tiles that do not fit into shared memory";
-    t->chunks = (int32_t)cuda_ceil(s.inside, WEFT__MIN(most, 32));
+    t->chunks = (int32_t)cuda_ceil(s.inside, WEFT__MIN(most, 48));
     t->chunk = (int32_t)cuda_ceil(s.inside, t->chunks);
     if (t->chunks > MOST_CHUNKS) return "too many channels";
     t->across = (int32_t)cuda_ceil(s.out[2], t->tx);
@@ -141,9 +146,10 @@ static void tiles_defines(const weft_problem *p, const tile *t, bool turned, wef
     sparse_defines(p, text);
     weft__put(text,
               " -DTX=%d -DPIXELS=%d -DSIZE0=%d -DSIZE1=%d -DSIZE2=%d -DPART=%d -DCHUNK=%d -DS1=%d -DS2=%d -DTURNED=%d "
-              "-DWEIGHTS=%d -DROWS=%d -DUNIT=%d -DSHIFT=%d",
+              "-DWEIGHTS=%d -DROWS=%d -DUNIT=%d -DSHIFT=%d -DK0=%d -DK1=%d -DK2=%d",
               t->tx, t->pixels, t->size[0], t->size[1], t->size[2], t->part, t->chunk, (int)p->stride[1],
-              (int)p->stride[2], turned, p->pass == WEFT_PASS_BWD_WEIGHTS, t->rows, t->unit, t->shift);
+              (int)p->stride[2], turned, p->pass == WEFT_PASS_BWD_WEIGHTS, t->rows, t->unit, t->shift,
+              (int)p->kernel[0], (int)p->kernel[1], (int)p->kernel[2]);
 }
 
 #else
@@ -155,17 +161,19 @@ enum { PARTS = 32 / TX, CHANNEL = PARTS * PART, INPUTS = SIZE0 * SIZE1 * SIZE2 }
 /* ---------------------------------------------------------------- entries by chunks */
 /* The chunk of an entry and its spot; negative: its column is none. */
 static __device__ __forceinline__ int spot_of(const sparse_args &a, int j, spot &s) {
-    const column c = column_of(a, j);
-    const int chunk = c.channel < 0 ? -1 : c.channel / CHUNK;
-    s.at = (c.channel - chunk * CHUNK) * CHANNEL + (c.z * SIZE1 + c.y) * SIZE2 + c.x;
+    const int64_t col = ((const COLS_T *)a.cols)[j];
+    const uint32_t row = (uint32_t)col / K2, plane = row / K1, channel = plane / K0, chunk = channel / CHUNK;
+    const int z = (int)(plane % K0) * a.step[0], y = (int)(row % K1) * a.step[1],
+              x = (int)((uint32_t)col % K2) * a.step[2];
+    s.at = (int)(channel % CHUNK) * CHANNEL + (z * SIZE1 + y) * SIZE2 + x;
     s.value = WEIGHTS ? __int_as_float(j) : widen(((const T *)a.weights)[j]);
-    return chunk;
+    return col < 0 || col >= a.columns ? -1 : (int)chunk;
 }
 
 /* f(entry, chunk, spot) for 32 entries at a time; chunk is negative where the column is none or there is no entry. */
 template <class F>
 static __device__ __forceinline__ void each_spot(const sparse_args &a, int begin, int end, const F &f) {
-    enum { AHEAD = 4 };
+    enum { AHEAD = 8 };
     const int lane = (int)threadIdx.x % 32;
     for (; begin < end; begin += AHEAD * 32) {
         spot s[AHEAD];
@@ -235,6 +243,13 @@ static __device__ __forceinline__ void load_stage(const tiles_args &t, int begin
     __syncwarp();
 }
 
+/* Where a warp's entries in a chunk begin and end, by channel: of the next one, a number of each lane. */
+static __device__ __forceinline__ int bounds_ahead(const tiles_args &t, int64_t set, int chunk) {
+    const int lane = (int)threadIdx.x % 32;
+    const bool there = lane <= ROWS && chunk < t.chunks && set * ROWS < t.a.channels;
+    return there ? t.bounds[(set * t.chunks + chunk) * (ROWS + 1) + lane] : 0;
+}
+
 /* Some rows of a plane of outputs; n < 0: none. */
 struct part {
     int n, z, y;
@@ -246,7 +261,8 @@ static __device__ __forceinline__ part part_at(const tiles_args &t, int number) 
 
 /* SPAN threads copy a channel, each LOADS places of UNIT floats. */
 constexpr int span_of(int places) { return places > 128 ? 256 : places > 64 ? 128 : places > 32 ? 64 : 32; }
-enum { PLACES = CHANNEL / UNIT, SPAN = span_of(PLACES), LOADS = (PLACES + SPAN - 1) / SPAN };
+enum { PLACES = PARTS * INPUTS / UNIT, SPAN = span_of(PLACES), LOADS = (PLACES + SPAN - 1) / SPAN };
+static __device__ __forceinline__ int place_of(int i) { return ((int)threadIdx.x % SPAN + i * SPAN) * UNIT; }
 struct loader {
     const T *from[LOADS];
     bool there[LOADS];
@@ -256,11 +272,11 @@ struct loader {
         const sparse_args &a = t.a;
 #pragma unroll
         for (int i = 0; i < LOADS; i++) {
-            const int place = ((int)threadIdx.x % SPAN + i * SPAN) * UNIT, at = place % PART;
-            const part p = part_at(t, parts + place / PART);
+            const int place = place_of(i), at = place % INPUTS;
+            const part p = part_at(t, parts + place / INPUTS);
             const int sz = p.z * a.stride[0] - a.pad[0] + at / (SIZE1 * SIZE2),
                       sy = p.y * S1 - a.pad[1] + at / SIZE2 % SIZE1, sx = x * S2 - a.pad[2] - SHIFT + at % SIZE2;
-            there[i] = p.n >= 0 && at < INPUTS && (unsigned)sz < (unsigned)a.in[0] &&
+            there[i] = p.n >= 0 && place < PARTS * INPUTS && (unsigned)sz < (unsigned)a.in[0] &&
                        (unsigned)sy < (unsigned)a.in[1] && (unsigned)sx < (unsigned)a.in[2];
             from[i] = (const T *)a.src;
             if (there[i]) from[i] += p.n * a.image + group * a.group + ((int64_t)sz * a.in[1] + sy) * a.in[2] + sx;
@@ -276,13 +292,13 @@ struct loader {
         for (int c = (int)threadIdx.x / SPAN; c < count; c += THREADS / SPAN)
 #pragma unroll
             for (int i = 0; i < LOADS; i++) {
-                const int place = ((int)threadIdx.x % SPAN + i * SPAN) * UNIT;
+                const int place = place_of(i), in = c * CHANNEL + place / INPUTS * PART + place % INPUTS;
                 const T *at = from[i] + (there[i] ? (first + c) * plane : 0);
-                if (place >= CHANNEL) continue;
+                if (place >= PARTS * INPUTS) continue;
                 if (sizeof(T) == 4)
-                    ptx_copy_part<4 * UNIT>(to + c * CHANNEL + place, at, there[i]);
+                    ptx_copy_part<4 * UNIT>(to + in, at, there[i]);
                 else
-                    to[c * CHANNEL + place] = there[i] ? widen(*at) : 0;
+                    to[in] = there[i] ? widen(*at) : 0;
             }
     }
 

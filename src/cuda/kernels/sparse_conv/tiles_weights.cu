@@ -158,10 +158,9 @@ static __device__ __forceinline__ float sum_of(int at, int count, const float *t
 }
 
 /* Adds the sums of the entries of a warp's channels in a chunk to the partial ones; first: there are none yet. */
-static __device__ __forceinline__ void add_sums(const tiles_args &t, int64_t set, int chunk, const float *tile,
-                                                spot *stage, const gradients &dy, float *partial, bool first) {
+static __device__ __forceinline__ void add_sums(const tiles_args &t, int own, const float *tile, spot *stage,
+                                                const gradients &dy, float *partial, bool first) {
     const int lane = (int)threadIdx.x % 32;
-    const int own = lane <= ROWS ? t.bounds[(set * t.chunks + chunk) * (ROWS + 1) + lane] : 0;
     int bound[ROWS + 1];
 #pragma unroll
     for (int r = 0; r <= ROWS; r++) bound[r] = __shfl_sync(0xffffffffu, own, r);
@@ -196,8 +195,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
         gradients dy;
         l.open(t, parts, x, (int64_t)blockIdx.y * BLOCK_ROWS / a.outs);
         load_gradients(t, set, parts, x, dy);
+        int ahead = bounds_ahead(t, set, 0);
         l.each_chunk(t, [&](int chunk, const float *tile) {
-            if (works) add_sums(t, set, chunk, tile, stage, dy, partial, i == begin);
+            const int own = ahead;
+            ahead = bounds_ahead(t, set, chunk + 1);
+            if (works) add_sums(t, own, tile, stage, dy, partial, i == begin);
         });
     }
 }
