@@ -35,8 +35,8 @@ static const char *plan(const weft_problem *p, const weft__hw *hw, int variant, 
     d->workspace = lists_bytes(p, t);
     if (p->pass != WEFT_PASS_FWD) d->workspace += (size_t)(p->c + 1 + 2 * nnz) * sizeof(int32_t) + sort_bytes(p);
     const int64_t tiles = cuda_ceil(t->parts, 32 / t->tx) * t->across;
-    d->ns =
-        cuda_ns(hw, 0, 1, 3) + blocks_ns(hw, tiles * row_blocks(p, t), warp_entries(p, t), shapes[variant].products);
+    d->ns = cuda_ns(hw, 0, 1, 3) + blocks_ns(hw, t, shapes[variant].pixels, tiles * row_blocks(p, t),
+                                             warp_entries(p, t), shapes[variant].products);
     if (p->pass != WEFT_PASS_FWD) d->ns += sort_ns(p, hw);
     return NULL;
 }

@@ -60,20 +60,22 @@ static int32_t copy_unit(const weft_problem *p, int64_t row) {
     return unit;
 }
 
-/* Outputs of a lane, and its output channels. Cycles of an entry of each warp where a multiprocessor has one block, and
+/* The most outputs of a lane, and its output channels. Cycles of an entry of each warp where a multiprocessor has one block, and
  * more for every further one: of products, of gradients of the weights. Measured on an H200. */
-static const char *const variants[] = {"y4", "y8", "y4o2", "y4o1", NULL};
+static const char *const variants[] = {"y4", "y8", "y4o2", "y4o1", "y8o2", NULL};
 static const struct {
     int32_t pixels, rows;
     double products[2], weights[2];
 } shapes[] = {{4, 4, {119, 61}, {176, 86}},
               {8, 4, {182, 95}, {347, 139}},
               {4, 2, {174, 79}, {238, 102}},
-              {4, 1, {300, 110}, {350, 120}}};
+              {4, 1, {300, 110}, {350, 120}},
+              {8, 2, {260, 130}, {400, 180}}};
 
 static const char *tile_of(const weft_problem *p, const weft__hw *hw, int variant, tile *t) {
     const pass s = pass_of(p);
-    t->pixels = shapes[variant].pixels, t->rows = shapes[variant].rows;
+    t->pixels = (int32_t)cuda_ceil(s.out[1], cuda_ceil(s.out[1], shapes[variant].pixels)); /* strips of one height */
+    t->rows = shapes[variant].rows;
     if (p->groups > 1 && s.outs / p->groups % (t->rows * WARPS)) return "channels of a group that do not fill blocks";
     t->tx = (int32_t)WEFT__MAX(WEFT__MIN(cuda_power(s.out[2]), 32), 4);
     for (int a = 0; a < 3; a++) {
@@ -115,10 +117,12 @@ static const char *tiles_refusal(const weft_problem *p) {
     return NULL;
 }
 
-/* The time of blocks whose warps take `entries` one after the other, each for so many cycles: see shapes. */
-static double blocks_ns(const weft__hw *hw, int64_t blocks, double entries, const double cycles[2]) {
+/* The time of blocks whose warps take `entries` one after the other, each for so many cycles: see shapes. Fewer outputs
+ * of a lane make that shorter. */
+static double blocks_ns(const weft__hw *hw, const tile *t, int most, int64_t blocks, double entries,
+                        const double cycles[2]) {
     const double more = (double)(cuda_ceil(blocks, hw->gpu->sms) - 1);
-    return sparse_cycles_ns(hw, entries * (cycles[0] + cycles[1] * more));
+    return sparse_cycles_ns(hw, entries * (cycles[0] + cycles[1] * more) * (t->pixels + 2) / (most + 2));
 }
 /* Of a warp's output channels. */
 static double warp_entries(const weft_problem *p, const tile *t) {

@@ -42,8 +42,8 @@ static const char *plan(const weft_problem *p, const weft__hw *hw, int variant, 
     s->per = (int32_t)cuda_ceil(tiles, WEFT__MAX(WEFT__MIN(fit, tiles), 1));
     s->slices = (int32_t)cuda_ceil(tiles, s->per);
     d->workspace = lists_bytes(p, t) + (size_t)(s->slices * nnz) * sizeof(float);
-    d->ns = cuda_ns(hw, 0, 1, 5 + is_biased(p)) +
-            blocks_ns(hw, rows * s->slices, warp_entries(p, t) * s->per, shapes[variant].weights);
+    d->ns = cuda_ns(hw, 0, 1, 5 + is_biased(p)) + blocks_ns(hw, t, shapes[variant].pixels, rows * s->slices,
+                                                            warp_entries(p, t) * s->per, shapes[variant].weights);
     return NULL;
 }
 
