@@ -306,16 +306,16 @@ struct loader {
             }
     }
 
-    /* add(chunk, this lane's first input in its tile) for each chunk, while the next one is on its way. */
+    /* add(chunk, this lane's first input in its tile) for each chunk, while the next one is on its way. Where all warps
+     * wait for a chunk, they are done with the one before, whose place the next one takes. */
     template <class F> __device__ __forceinline__ void each_chunk(const tiles_args &t, const F &add) const {
         const int lane = (int)threadIdx.x % 32;
         for (int chunk = 0; chunk < t.chunks; chunk++) {
+            ptx_copy_wait<0>();
+            __syncthreads();
             if (chunk + 1 < t.chunks) load(t.a, chunk + 1, tiles + (chunk + 1) % 2 * (CHUNK * CHANNEL));
             ptx_copy_commit();
-            ptx_copy_wait<1>();
-            __syncthreads();
             add(chunk, tiles + chunk % 2 * (CHUNK * CHANNEL) + lane / TX * PART + lane % TX * S2 + SHIFT);
-            __syncthreads();
         }
     }
 };

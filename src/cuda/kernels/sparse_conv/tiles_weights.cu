@@ -193,6 +193,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
         const int parts = i / t.across * PARTS, x = i % t.across * TX;
         loader l;
         gradients dy;
+        __syncthreads(); /* with the tile before all are done */
         l.open(t, parts, x, (int64_t)blockIdx.y * BLOCK_ROWS / a.outs);
         load_gradients(t, set, parts, x, dy);
         int ahead = bounds_ahead(t, set, 0);
