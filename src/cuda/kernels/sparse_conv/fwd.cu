@@ -49,8 +49,6 @@ const weft__kernel weft__cuda_sparse_conv_fwd = {
 
 #else
 enum { NOWHERE = 1 << 29 }; /* a distance that leads out of every image */
-enum { AHEAD = 8 };         /* entries whose loads are on the way together */
-static_assert(THREADS % AHEAD == 0, "whole batches");
 
 /* An entry: the offset from a window's first place, the distances along h and w, the value; along d beside it. */
 struct entry {
@@ -70,6 +68,7 @@ static __device__ __forceinline__ entry decode(const sparse_args &a, int64_t j, 
 struct window {
     int z, y, x;
     const T *at;
+    int64_t dst;
 };
 
 static __device__ __forceinline__ window window_of(const sparse_args &a, int o, int output) {
@@ -79,6 +78,8 @@ static __device__ __forceinline__ window window_of(const sparse_args &a, int o, 
     w.y = (row - plane * a.out[1]) * a.stride[1] - a.pad[1];
     w.z = (plane - n * a.out[0]) * a.stride[0] - a.pad[0];
     w.at = (const T *)a.src + n * a.image + o / a.outs * a.group + (((int64_t)w.z * a.in[1] + w.y) * a.in[2] + w.x);
+    const int64_t pixels = (int64_t)a.out[0] * a.out[1] * a.out[2];
+    w.dst = ((int64_t)n * a.channels + o) * pixels + (output - n * pixels);
     if (output >= a.outputs) w.y = NOWHERE;
     return w;
 }
@@ -99,27 +100,16 @@ extern "C" __global__ void __launch_bounds__(THREADS) sparse_fwd(const __grid_co
             if (DEEP) deep[DEEP ? threadIdx.x : 0] = z;
         }
         __syncthreads();
-        for (int i = 0; i < count; i += AHEAD) {
-            float v[AHEAD], value[AHEAD];
-            bool inside[AHEAD];
-#pragma unroll
-            for (int k = 0; k < AHEAD; k++) {
-                const entry e = entries[i + k];
-                inside[k] = i + k < count && (unsigned)(w.y + e.y) < (unsigned)a.in[1] &&
-                            (unsigned)(w.x + e.x) < (unsigned)a.in[2] &&
-                            (!DEEP || (unsigned)(w.z + deep[DEEP ? i + k : 0]) < (unsigned)a.in[0]);
-                v[k] = inside[k] ? widen(w.at[e.offset]) : 0;
-                value[k] = e.value;
-            }
-#pragma unroll
-            for (int k = 0; k < AHEAD; k++)
-                if (inside[k]) sum = fmaf(v[k], value[k], sum);
+#pragma unroll 4
+        for (int i = 0; i < count; i++) {
+            const entry e = entries[i];
+            const bool inside = (unsigned)(w.y + e.y) < (unsigned)a.in[1] &&
+                                (unsigned)(w.x + e.x) < (unsigned)a.in[2] &&
+                                (!DEEP || (unsigned)(w.z + deep[DEEP ? i : 0]) < (unsigned)a.in[0]);
+            if (inside) sum = fmaf(widen(w.at[e.offset]), e.value, sum);
         }
     }
     const float bias = weft__epilogue_biased() ? widen(((const BIAS_T *)a.bias)[o]) : 0;
-    const int pixels = a.out[0] * a.out[1] * a.out[2], n = output / pixels;
-    if (output >= a.outputs) return;
-    T *dst = (T *)a.dst + ((int64_t)n * a.channels + o) * pixels + (output - n * pixels);
-    *dst = narrow<T>(weft__epilogue_apply(a.epilogue, bias, sum));
+    if (output < a.outputs) ((T *)a.dst)[w.dst] = narrow<T>(weft__epilogue_apply(a.epilogue, bias, sum));
 }
 #endif

@@ -10,7 +10,8 @@
  *            memory, STAGE at a time, and MANY of them at once
  * Traffic:   src once for each 32 output channels, from L2; entries once for each block; dst once
  * Roofline:  shared memory: PIXELS + 1 loads for PIXELS products of a warp. Measured on an H200, f32, 90% zeros,
- *            8x256@56: 82% of its rate, 369 us forward and 372 back (PyTorch's dense convolution 975 us forward)
+ *            8x256@56: 350 us forward and 357 back, 82% of shared memory's rate before one of two barriers went
+ *            (PyTorch's dense convolution 975 us forward)
  * Assumes:   src and dst dense channels-first and of the type of the weights, less than 2^30 elements of an image; taps
  *            side by side. Not strict: products with zeros around an image are made
  * Try:       weft bench sparse_conv2d:fwd:f32:nchw:n8c256h56w56:o256k3p1nnz58982@cuda */
@@ -30,13 +31,14 @@ static const char *plan(const weft_problem *p, const weft__hw *hw, int variant, 
     tile *t = WEFT__PARAMS(tile, d);
     const char *refusal = tiles_refusal(p);
     if (refusal) return refusal;
-    if ((refusal = tile_of(p, hw, variant, t))) return refusal;
+    if ((refusal = tile_of(p, hw, &shapes[variant], t))) return refusal;
     const int64_t nnz = p->attr[WEFT_SPARSE_NNZ];
     d->workspace = lists_bytes(p, t);
     if (p->pass != WEFT_PASS_FWD) d->workspace += (size_t)(p->c + 1 + 2 * nnz) * sizeof(int32_t) + sort_bytes(p);
     const int64_t tiles = cuda_ceil(t->parts, 32 / t->tx) * t->across;
-    d->ns = cuda_ns(hw, 0, 1, 3) + blocks_ns(hw, t, shapes[variant].pixels, tiles * row_blocks(p, t),
-                                             warp_entries(p, t), shapes[variant].products);
+    d->ns = cuda_ns(hw, 0, 1, p->pass == WEFT_PASS_FWD ? 3 : 5) +
+            blocks_ns(p, hw, t, shapes[variant].pixels, tiles * row_blocks(p, t), warp_entries(p, t),
+                      shapes[variant].products);
     if (p->pass != WEFT_PASS_FWD) d->ns += sort_ns(p, hw);
     return NULL;
 }
@@ -90,7 +92,7 @@ static weft_status run(const weft__exec *e) {
     {SOURCE, "sparse_chunks", defines, false}, { SOURCE, "sparse_tiles", defines, false }
 #define TILES_KERNEL(id, text, pass, set, ...)                            \
     const weft__kernel weft__cuda_##id = {.name = text,                   \
-                                          .version = 2,                   \
+                                          .version = 3,                   \
                                           .op = WEFT_OP_SPARSE_CONV,      \
                                           .engine = WEFT_ENGINE_CUDA,     \
                                           .passes = WEFT__PASS_SET(pass), \

@@ -60,22 +60,21 @@ static int32_t copy_unit(const weft_problem *p, int64_t row) {
     return unit;
 }
 
-/* The most outputs of a lane, and its output channels. Cycles of an entry of each warp where a multiprocessor has one block, and
- * more for every further one: of products, of gradients of the weights. Measured on an H200. */
-static const char *const variants[] = {"y4", "y8", "y4o2", "y4o1", "y8o2", NULL};
-static const struct {
+/* The most outputs of a lane, and its output channels. Cycles of an entry of each warp where a multiprocessor has one
+ * block, and more for every further one: of products, of gradients of the weights, for which the first has too few
+ * registers. Measured on an H200. */
+static const char *const variants[] = {"y8", "y8o2", "y4o1", NULL};
+typedef struct shape {
     int32_t pixels, rows;
     double products[2], weights[2];
-} shapes[] = {{4, 4, {119, 61}, {176, 86}},
-              {8, 4, {182, 95}, {347, 139}},
-              {4, 2, {174, 79}, {238, 102}},
-              {4, 1, {300, 110}, {350, 120}},
-              {8, 2, {260, 130}, {400, 180}}};
+} shape;
+static const shape shapes[] = {{8, 4, {172, 73}, {0, 0}}, {8, 2, {179, 84}, {278, 111}}, {4, 1, {183, 50}, {262, 78}}};
+enum { WEIGHTS_FIRST = 1 }; /* the first variant of the gradient of the weights */
 
-static const char *tile_of(const weft_problem *p, const weft__hw *hw, int variant, tile *t) {
+static const char *tile_of(const weft_problem *p, const weft__hw *hw, const shape *shape, tile *t) {
     const pass s = pass_of(p);
-    t->pixels = (int32_t)cuda_ceil(s.out[1], cuda_ceil(s.out[1], shapes[variant].pixels)); /* strips of one height */
-    t->rows = shapes[variant].rows;
+    t->pixels = (int32_t)cuda_ceil(s.out[1], cuda_ceil(s.out[1], shape->pixels)); /* strips of one height */
+    t->rows = shape->rows;
     if (p->groups > 1 && s.outs / p->groups % (t->rows * WARPS)) return "channels of a group that do not fill blocks";
     t->tx = (int32_t)WEFT__MAX(WEFT__MIN(cuda_power(s.out[2]), 32), 4);
     for (int a = 0; a < 3; a++) {
@@ -117,12 +116,14 @@ static const char *tiles_refusal(const weft_problem *p) {
     return NULL;
 }
 
-/* The time of blocks whose warps take `entries` one after the other, each for so many cycles: see shapes. Fewer outputs
- * of a lane make that shorter. */
-static double blocks_ns(const weft__hw *hw, const tile *t, int most, int64_t blocks, double entries,
-                        const double cycles[2]) {
-    const double more = (double)(cuda_ceil(blocks, hw->gpu->sms) - 1);
-    return sparse_cycles_ns(hw, entries * (cycles[0] + cycles[1] * more) * (t->pixels + 2) / (most + 2));
+/* The time of blocks whose warps take `entries` one after the other, each for so many cycles of a shape, fewer where a
+ * lane has fewer outputs; and of the copies of their inputs. */
+static double blocks_ns(const weft_problem *p, const weft__hw *hw, const tile *t, int most, int64_t blocks,
+                        double entries, const double cycles[2]) {
+    const double each = (double)cuda_ceil(blocks, hw->gpu->sms),
+                 copied = (double)(pass_of(p).inside * channel_floats(t));
+    const double work = entries * (cycles[0] + cycles[1] * (each - 1)) * (t->pixels + 2) / (most + 2);
+    return sparse_cycles_ns(hw, work + 0.13 * each * copied);
 }
 /* Of a warp's output channels. */
 static double warp_entries(const weft_problem *p, const tile *t) {
