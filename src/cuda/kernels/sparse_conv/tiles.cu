@@ -10,8 +10,7 @@
  *            memory, STAGE at a time, and MANY of them at once
  * Traffic:   src once for each 32 output channels, from L2; entries once for each block; dst once
  * Roofline:  shared memory: PIXELS + 1 loads for PIXELS products of a warp. Measured on an H200, f32, 90% zeros,
- *            8x256@56: 350 us forward and 357 back, 82% of shared memory's rate before one of two barriers went
- *            (PyTorch's dense convolution 975 us forward)
+ *            8x256@56: 350 us forward and 357 back (PyTorch's dense convolution 975 us forward)
  * Assumes:   src and dst dense channels-first and of the type of the weights, less than 2^30 elements of an image; taps
  *            side by side. Not strict: products with zeros around an image are made
  * Try:       weft bench sparse_conv2d:fwd:f32:nchw:n8c256h56w56:o256k3p1nnz58982@cuda */
