@@ -313,10 +313,13 @@ static py_object *torchs(py_object *self, py_object *const *args, intptr_t nargs
     return entry_none();
 }
 
-/* bypass(True or False): on this thread PyTorch's operators are its own from here on, or again weft's as well. */
+/* bypass(True or False): on this thread PyTorch's operators are its own from here on, or again weft's as well; bypass(
+ * True or False, True): on every thread. */
 static py_object *bypass(py_object *self, py_object *const *args, intptr_t nargs) {
     (void)self;
-    wt_seat_bypass(nargs == 1 && args[0] == py._Py_TrueStruct ? 1 : -1);
+    const int step = nargs && args[0] == py._Py_TrueStruct ? 1 : -1;
+    wt_seat_bypass(step);
+    if (nargs == 2) wt_seat_measure(step);
     return entry_none();
 }
 

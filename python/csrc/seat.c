@@ -104,8 +104,12 @@ static bool may_be_ours(const seat_call *c) {
     return marked;
 }
 
+/* While PyTorch is measured, its gradients are its own on every thread: those of CUDA run on threads of PyTorch. */
+static _Atomic int measuring;
+void wt_seat_measure(int step) { atomic_fetch_add(&measuring, step); }
+
 bool seat_try(seat_call *c) {
-    if (!c->plain || seat_bypassed()) return false;
+    if (!c->plain || seat_bypassed() || atomic_load_explicit(&measuring, memory_order_relaxed)) return false;
     bool on = is_on(c), ours = may_be_ours(c);
     if ((!on && !ours) || !seat_read(c)) return false;
     ours = ours && find_mark(c, !c->op->backward);
@@ -225,4 +229,7 @@ WEFT_API int32_t weft_torch_seat_switch(int32_t on, int32_t math) {
 }
 WEFT_API int32_t weft_torch_seat_state(void) { return atomic_load(&switched); }
 WEFT_API int32_t weft_torch_seat_math(void) { return atomic_load(&math_asked); }
-WEFT_API void weft_torch_seat_bypass(int32_t step) { wt_seat_bypass(step); }
+WEFT_API void weft_torch_seat_bypass(int32_t step, int32_t everywhere) {
+    wt_seat_bypass(step);
+    if (everywhere) wt_seat_measure(step);
+}

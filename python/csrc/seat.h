@@ -201,6 +201,7 @@ SEAT_OPS(X)
 
 /* ---------------------------------------------------------------- for the rest of the binding */
 void wt_seat_bypass(int step);  /* +1 and -1: on this thread the seat hands everything to PyTorch */
+void wt_seat_measure(int step); /* the same on every thread */
 void wt_seat_mark(int step);    /* +1 and -1: on this thread the seat takes operators for weft's own functions */
 void wt_seat_forget(void);      /* the settings have changed */
 int64_t wt_seat_settings(void); /* counts their changes */

@@ -167,12 +167,12 @@ def suspended() -> Iterator[None]:
 
 @contextmanager
 def bypassed() -> Iterator[None]:
-    """On this thread PyTorch's operators are PyTorch's own: for measuring it, and for calls that were left to it."""
-    _entry.bypass(True)
+    """PyTorch's operators are PyTorch's own, on every thread: for measuring it."""
+    _entry.bypass(True, True)
     try:
         yield
     finally:
-        _entry.bypass(False)
+        _entry.bypass(False, True)
 
 
 def as_torch(run: Callable[[], Any]) -> Callable[[], Any]:
@@ -180,11 +180,11 @@ def as_torch(run: Callable[[], Any]) -> Callable[[], Any]:
     bypass = _entry.bypass
 
     def alone() -> Any:
-        bypass(True)
+        bypass(True, True)
         try:
             return run()
         finally:
-            bypass(False)
+            bypass(False, True)
     return alone
 
 

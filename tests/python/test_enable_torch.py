@@ -16,8 +16,10 @@ import torch.nn.functional as F
 
 import fresh
 import weft
+import weft.functional as W
 from test_enable import SLOW, assert_same, enabled, taken
 from weft import _enable, _run
+from weft._core import entry as _entry
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -311,13 +313,38 @@ def test_threads(expected, on):
         same(got, expected)
 
 
+def in_a_thread():
+    thread = threading.Thread(target=lambda: F.conv2d(torch.randn(1, 8, 8, 8), torch.randn(8, 1, 3, 3), groups=8))
+    thread.start()
+    thread.join()
+
+
 def test_a_bypass_is_of_one_thread(on):
+    _entry.bypass(True)
+    before = taken()
+    in_a_thread()
+    _entry.bypass(False)
+    assert taken() == before + 1
+
+
+def test_what_is_measured_as_pytorch_is_so_on_every_thread(on):
+    """On CUDA its backward runs on threads of its own."""
+    before = taken()
     with _enable.bypassed():
-        before = taken()
-        thread = threading.Thread(target=lambda: F.conv2d(torch.randn(1, 8, 8, 8), torch.randn(8, 1, 3, 3), groups=8))
-        thread.start()
-        thread.join()
-        assert taken() == before + 1
+        in_a_thread()
+    assert taken() == before
+    in_a_thread()
+    assert taken() == before + 1
+
+
+def test_a_marked_gradient_is_pytorchs_where_it_is_measured():
+    """weft's own function has shown the problem to the seat, which then takes the gradient of PyTorch's, too."""
+    x, w = torch.randn(2, 8, 16, 16, requires_grad=True), torch.randn(8, 1, 3, 3)
+    W.conv2d(x, w, groups=8).sum().backward()
+    taken_before = sum(s.calls for s in _enable.seen() if s.backward)
+    with _enable.bypassed():
+        F.conv2d(x, w, groups=8).sum().backward()
+    assert sum(s.calls for s in _enable.seen() if s.backward) == taken_before
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="where there is a GPU, PyTorch refuses gradients in a child of a process that computed some")

@@ -88,8 +88,8 @@ def _test(begin: Callable, tensor: Callable, thread: Callable) -> bool:
     return states == expected
 
 
-def _bypass(on: bool) -> None:
-    _library.lib.weft_torch_seat_bypass(1 if on else -1)
+def _bypass(on: bool, everywhere: bool = False) -> None:
+    _library.lib.weft_torch_seat_bypass(1 if on else -1, everywhere)
 
 
 def _same(result: Any) -> Any:
@@ -129,7 +129,7 @@ def _register_seat(family: int, cuda: bool) -> bool:
 
 
 # torchs(): the call that was refused is PyTorch's. kept(result): the same; the answer that the long way found is that of the next call of the kind.
-# bypass(True or False): the seat is passed by on this thread. update: causal_conv1d_update by its operator's arguments; the state's version is to be
+# bypass(True or False): the seat is passed by on this thread; with a further True, on all. update: causal_conv1d_update by its operator's arguments; the state's version is to be
 # counted by the caller. leaves(number, gradient, *arguments): the planner leaves the operator's call, and with gradient its gradient, to PyTorch
 fronts, run, torchs, bypass, kept, update, leaves = _make()
 available = bool(fronts)

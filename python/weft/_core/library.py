@@ -62,7 +62,7 @@ def _declare(lib: ctypes.CDLL) -> None:
         "weft_torch_seat_switch": (ctypes.c_int32, [ctypes.c_int32, ctypes.c_int32]),
         "weft_torch_seat_state": (ctypes.c_int32, []),
         "weft_torch_seat_math": (ctypes.c_int32, []),
-        "weft_torch_seat_bypass": (None, [ctypes.c_int32]),
+        "weft_torch_seat_bypass": (None, [ctypes.c_int32] * 2),
         "weft_torch_seat_report": (count, [text, size, ctypes.c_int]),
         "weft_torch_bare_ns": (ctypes.c_double, [text]),
         "weft_torch_estimate_ns": (ctypes.c_double, [text]),
