@@ -249,16 +249,20 @@ static void cut(params *d, const dw_window *g) {
 static double cost(const weft_problem *p, const weft__hw *hw, const params *d, const dw_window *g) {
     const bool data = has_data(p->pass), weights = has_weights(p->pass), wide = VF_LANES >= 16;
     const bool threes = FLAT_SLID && p->kernel[2] == 3 && p->dilation[2] == 1;
-    const bool far = p->kernel[0] * d->plane > 6144; /* the planes of the taps leave the nearest cache */
+    const int64_t held = p->kernel[0] * d->plane; /* by the taps of a plane: the nearest cache, or the next */
     const double taps = (double)taps_of(p), each = threes ? 1.35 : 2;
-    const double convert = p->tensor[0].dtype == WEFT_DTYPE_F32 ? 0 : wide ? 2 : 5;
+    const double convert = p->tensor[0].dtype == WEFT_DTYPE_F32 ? 0 : wide ? 3 : 5;
     const double lay = (wide ? 5 : 8) + convert, put = (wide ? 6 : 9) + convert;
-    const double output = (data ? each * taps + put : 0) + (weights ? 1.1 * each * taps + lay : 0);
+    const double output = (data ? each * taps + put : 0) + (weights ? (wide ? 1.1 : 1.6) * each * taps + lay : 0);
     const double channel = output * (double)(d->outs * g->out[0]) + lay * (double)(d->ins * g->in[0]) + 80 + 3 * taps;
-    const double sums =
-        channel * (far ? 1.1 : 1) * (double)(p->n * p->c) + (weights ? 14 * taps * (double)(d->parts * p->c) : 0);
+    const double sums = channel *
+                            (held > 16384  ? 1.6
+                             : held > 6144 ? 1.1
+                                           : 1) *
+                            (double)(p->n * p->c) +
+                        (weights ? 14 * taps * (double)(d->parts * p->c) : 0);
     const double idle = WEFT__MAX(1, (double)hw->threads / (double)(p->n * p->c));
-    const double alone = (weights ? 6000 : 1000) + 12 * (double)(d->ins + d->outs); /* ns on one thread */
+    const double alone = (weights ? 6000 : 2000) + 12 * (double)(d->ins + d->outs); /* ns on one thread */
     /* a large plane is copied before it is summed: memory waits meanwhile */
     const double waits = 0.5 + 1.5 * WEFT__MIN(1, (double)d->plane / 2560);
     const double peak = hw->gflops[WEFT__ISA_HERE] * hw->threads;

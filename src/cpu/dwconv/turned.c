@@ -417,8 +417,9 @@ static const char *plan(const weft_problem *p, const weft__hw *hw, int variant, 
     const double in = (double)positions(p->in), to = (double)positions(p->out);
     const double sums = (double)taps * to * ((data ? 1.2 : 0) + (weights ? 1.2 : 0)) +
                         16 * ((fwd || weights ? in : 0) + (fwd ? 0 : to) + (data ? (fwd ? to : in) : 0));
-    const double share = VF_LANES >= 16 ? 0.9 : p->tensor[0].dtype == WEFT_DTYPE_F32 ? 0.72 : 0.85;
-    out->ns = cpu_cost(hw, weft__bytes(p), 2 * sums * VF_LANES * (double)(d->blocks * p->n), share);
+    const bool f32 = p->tensor[0].dtype == WEFT_DTYPE_F32;
+    const double narrow = fwd ? (f32 ? 0.66 : 0.72) : (f32 ? 0.72 : 0.85), share = VF_LANES >= 16 ? 0.9 : narrow;
+    out->ns = 1000 + cpu_cost(hw, weft__bytes(p), 2 * sums * VF_LANES * (double)(d->blocks * p->n), share);
     return NULL;
 }
 
