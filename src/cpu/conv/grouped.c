@@ -199,7 +199,7 @@ static const char *plan(const weft_problem *p, const weft__hw *hw, int variant, 
     const bool fwd = p->pass == WEFT_PASS_FWD;
     const char *reason = grouped_refusal(p, fwd, CHANNELS, &d->last);
     if (reason) return reason;
-    const double way = d->last ? 10 : 4;
+    const double way = d->last ? 10 : 4, sorted = VF_LANES >= 16 ? 14 : 20;
     double sums = 0;
     int64_t room = 0, k = 0;
     part t;
@@ -209,12 +209,12 @@ static const char *plan(const weft_problem *p, const weft__hw *hw, int variant, 
         const gemm_view *v = &t.v;
         d->items += t.items, k = WEFT__MAX(k, v->k);
         room = WEFT__MAX(room, t.slab.size + t.slab.bundle * v->co * t.ld);
-        /* for each vector: its multiply-adds, loads that split lines, the way in, 4 a vector, 10 transposed or with a
-         * stride, and the way out, through scratch, 16 */
+        /* for each vector: its multiply-adds, loads that split lines, the way in, 4 a vector, 10 transposed, 14
+         * with a stride, 20 with narrow vectors, and the way out, through scratch, 16 */
         const double halo =
             (double)(v->x[1].move * v->x[2].move) * (double)(t.slab.rows + t.slab.reach[1]) / (double)t.slab.rows;
         const double each = (double)v->k * ((double)v->co + 1 + 0.8 * (double)gemm_split(v->co, GEMM_MR)) +
-                            (v->x[2].move > 1 ? 10 : way) * halo * (double)v->ci + 16 * (double)v->co;
+                            (v->x[2].move > 1 ? sorted : way) * halo * (double)v->ci + 16 * (double)v->co;
         sums += each * (double)(v->n * v->groups * v->x[0].count) * (double)(v->x[1].count * t.slab.pitch);
     }
     if (!d->items) return "no positions";
