@@ -10,7 +10,7 @@
  * Traffic:   every tensor once; scratch is in the near caches
  * Roofline:  bandwidth for small windows. Measured on two Zen 4 cores beside the best of the other kernels, data from
  *            memory: 3x3 with dilation 2 8x64x28x28 1.4x, 3 taps along 8x96x512 1.2x, 3x3x3 2x64x8x14x14 1.2x and all
- *            gradients 1.5x, 3x3 8x512x14x17 1.2x in f32 and bf16; half as fast as them for 3x3 8x128x56x56
+ *            gradients 1.5x, 3x3 8x512x14x17 1.1x and all gradients 1.2x; two thirds as fast for 3x3 8x128x56x56
  * Assumes:   dense tensors, o = c, volumes that fit the caches
  * Try:       weft bench conv2d:bwd:bf16:nchw:n8c512h14w17:o512k3p1g512 */
 #include "cpu/dwconv/flat.h"
