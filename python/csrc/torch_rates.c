@@ -82,6 +82,8 @@ static double conv_call_ns(const weft_problem *p) {
     return p->groups > 1 ? 30000 : 100000 + reorder_ns(p);
 }
 
+static int64_t taps_of(const weft_problem *p) { return p->kernel[0] * p->kernel[1] * p->kernel[2]; }
+
 static weft_rates guess_cpu_conv(const weft_problem *p) {
     static const double share[2][2][FAMILIES] = {
         /* backward, forward; channels-first, channels-last */
@@ -90,6 +92,7 @@ static weft_rates guess_cpu_conv(const weft_problem *p) {
     const int family = family_of(p), dtype = p->tensor[0].dtype;
     const bool fwd = p->pass == WEFT_PASS_FWD, last = is_last(p), deep = p->rank == 3 && family < 3;
     weft_rates r = {conv_call_ns(p), share[fwd][last][family], family < 4 ? 0.4 : 0.5};
+    if (family == 1 && !last && taps_of(p) <= 9) r.of_peak = share[fwd][last][0]; /* 1x7 and 1D: few taps, too */
     if (deep) r.of_peak = fwd && last ? (family ? 0.6 : 0.28) : 0.02;
     if (family == 3 && p->rank == 3 && !fwd) r.of_peak = last ? 0.2 : 0.08;
     if (family == 3 && p->c / p->groups < 8) r.of_peak = p->rank == 3 ? 0.03 : 0.15;
