@@ -53,7 +53,7 @@ GEOMETRIES = [
     Geometry(1, 2, (2, 3, 2), 4, 2, s=2, g=2, transposed=True),
 ]
 # mask attribute, shared by the batch, kind of values
-MASKS = [(0, 0, None), (1, 0, "u8"), (1, 0, "float"), (1, 0, "fraction"), (1, 1, "u8"), (2, 0, "u8"), (2, 0, "fraction"), (2, 1, "float")]
+MASKS = [(0, 0, None), (1, 0, "u8"), (1, 0, "float"), (1, 0, "fraction"), (1, 0, "negative"), (1, 1, "u8"), (2, 0, "u8"), (2, 0, "fraction"), (2, 1, "float")]
 
 
 def make_mask(geo, mask, dtype):
@@ -65,6 +65,8 @@ def make_mask(geo, mask, dtype):
     m[..., :3] = 0                                    # some windows have only holes
     if values == "fraction":
         m = m * torch.randint(1, 5, shape) / 4 * (0.125 if kind == 1 else 1)   # small enough for sums below 1
+    if values == "negative":
+        m[..., -2:] *= -1                             # some sums are below 0
     return m.to(torch.uint8) if values == "u8" else m.to(dtype)
 
 
