@@ -360,10 +360,12 @@ enum { GEMM_PARAMS = 224 }; /* bytes of the parameters of any kernel that others
  * follows from the problem alone, so that sums by parts have the same bits for any number of threads. */
 VF_INLINE int64_t gemm_parts(int64_t items, int64_t most) {
     const int64_t threads = 16;
-    int64_t best = 1, best_idle = INT64_MAX, best_items = 1;
+    int64_t best = 1;
+    double least = 16;
     for (int64_t parts = 1; parts <= most && items; parts++) {
         const int64_t all = items * parts, idle = cpu_round_up(all, threads) - all;
-        if (idle * best_items < best_idle * all) best = parts, best_idle = idle, best_items = all;
+        const double share = (double)idle / (double)all;
+        if (share < least) best = parts, least = share;
         if (8 * idle <= all) break;
     }
     return best;

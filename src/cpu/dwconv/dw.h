@@ -124,4 +124,26 @@ VF_INLINE bool dw_finite(const float *x, int64_t count) {
     return vf_sum(sum) == 0;
 }
 
+/* The records of a channels-first design whose plan() and run() serve every pass. */
+#define DW_RECORD(id, PASS, STEPS)                                                     \
+    WEFT__KERNEL(id) = {                                                               \
+        .name = WEFT__NAME(#id),                                                       \
+        .version = 1,                                                                  \
+        .op = WEFT_OP_CONV,                                                            \
+        .engine = WEFT_ENGINE_CPU,                                                     \
+        .isa = WEFT__ISA_HERE,                                                         \
+        .passes = WEFT__PASS_SET(PASS),                                                \
+        .dtypes = WEFT__DTYPE_SET(F32) | WEFT__DTYPE_SET(F16) | WEFT__DTYPE_SET(BF16), \
+        .steps = STEPS,                                                                \
+        .exact = true,                                                                 \
+        .not_strict = true,                                                            \
+        .plan = plan,                                                                  \
+        .run = run,                                                                    \
+    }
+#define DW_EVERY_PASS(design)                                                       \
+    DW_RECORD(dwconv_fwd_nchw_##design, FWD, CPU_EPILOGUE_STEPS);                   \
+    DW_RECORD(dwconv_bwd_data_nchw_##design, BWD_DATA, CPU_EPILOGUE_STEPS);         \
+    DW_RECORD(dwconv_bwd_weights_nchw_##design, BWD_WEIGHTS, WEFT__STEP_SET(BIAS)); \
+    DW_RECORD(dwconv_bwd_nchw_##design, BWD, WEFT__STEP_SET(BIAS))
+
 #endif

@@ -300,22 +300,4 @@ static const char *plan(const weft_problem *p, const weft__hw *hw, int variant, 
     return NULL;
 }
 
-#define RECORD(id, PASS, STEPS)                                                        \
-    WEFT__KERNEL(id) = {                                                               \
-        .name = WEFT__NAME(#id),                                                       \
-        .version = 1,                                                                  \
-        .op = WEFT_OP_CONV,                                                            \
-        .engine = WEFT_ENGINE_CPU,                                                     \
-        .isa = WEFT__ISA_HERE,                                                         \
-        .passes = WEFT__PASS_SET(PASS),                                                \
-        .dtypes = WEFT__DTYPE_SET(F32) | WEFT__DTYPE_SET(F16) | WEFT__DTYPE_SET(BF16), \
-        .steps = STEPS,                                                                \
-        .exact = true,                                                                 \
-        .not_strict = true,                                                            \
-        .plan = plan,                                                                  \
-        .run = run,                                                                    \
-    }
-RECORD(dwconv_fwd_nchw_flat, FWD, CPU_EPILOGUE_STEPS);
-RECORD(dwconv_bwd_data_nchw_flat, BWD_DATA, CPU_EPILOGUE_STEPS);
-RECORD(dwconv_bwd_weights_nchw_flat, BWD_WEIGHTS, WEFT__STEP_SET(BIAS));
-RECORD(dwconv_bwd_nchw_flat, BWD, WEFT__STEP_SET(BIAS));
+DW_EVERY_PASS(flat);
