@@ -317,9 +317,7 @@ static py_object *torchs(py_object *self, py_object *const *args, intptr_t nargs
  * True or False, True): on every thread. */
 static py_object *bypass(py_object *self, py_object *const *args, intptr_t nargs) {
     (void)self;
-    const int step = nargs && args[0] == py._Py_TrueStruct ? 1 : -1;
-    wt_seat_bypass(step);
-    if (nargs == 2) wt_seat_measure(step);
+    weft_torch_seat_bypass(nargs && args[0] == py._Py_TrueStruct ? 1 : -1, nargs == 2);
     return entry_none();
 }
 

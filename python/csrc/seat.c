@@ -106,7 +106,6 @@ static bool may_be_ours(const seat_call *c) {
 
 /* While PyTorch is measured, its gradients are its own on every thread: those of CUDA run on threads of PyTorch. */
 static _Atomic int measuring;
-void wt_seat_measure(int step) { atomic_fetch_add(&measuring, step); }
 
 bool seat_try(seat_call *c) {
     if (!c->plain || seat_bypassed() || atomic_load_explicit(&measuring, memory_order_relaxed)) return false;
@@ -231,5 +230,5 @@ WEFT_API int32_t weft_torch_seat_state(void) { return atomic_load(&switched); }
 WEFT_API int32_t weft_torch_seat_math(void) { return atomic_load(&math_asked); }
 WEFT_API void weft_torch_seat_bypass(int32_t step, int32_t everywhere) {
     wt_seat_bypass(step);
-    if (everywhere) wt_seat_measure(step);
+    if (everywhere) atomic_fetch_add(&measuring, step);
 }

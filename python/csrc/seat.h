@@ -201,9 +201,10 @@ SEAT_OPS(X)
 
 /* ---------------------------------------------------------------- for the rest of the binding */
 void wt_seat_bypass(int step);  /* +1 and -1: on this thread the seat hands everything to PyTorch */
-void wt_seat_measure(int step); /* the same on every thread */
 void wt_seat_mark(int step);    /* +1 and -1: on this thread the seat takes operators for weft's own functions */
 void wt_seat_forget(void);      /* the settings have changed */
 int64_t wt_seat_settings(void); /* counts their changes */
+/* The same for Python; everywhere: on every thread, while PyTorch is measured. */
+WEFT_API void weft_torch_seat_bypass(int32_t step, int32_t everywhere);
 
 #endif

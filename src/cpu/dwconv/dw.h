@@ -124,6 +124,9 @@ VF_INLINE bool dw_finite(const float *x, int64_t count) {
     return vf_sum(sum) == 0;
 }
 
+/* X(1) to X(8), for the cases of a switch by the width of a tile. */
+#define DW_TO_8(X) X(1) X(2) X(3) X(4) X(5) X(6) X(7) X(8)
+
 /* The records of a channels-first design whose plan() and run() serve every pass. */
 #define DW_RECORD(id, PASS, STEPS)                                                     \
     WEFT__KERNEL(id) = {                                                               \

@@ -58,14 +58,7 @@ void flat_sum(const flat_window *f, const float *in, const float *weights, int64
     case FLAT_OUTS + V:                              \
         outputs(f, in, weights, s, k, V, FLAT_SLID); \
         break;
-        WIDE(1)
-        WIDE(2)
-        WIDE(3)
-        WIDE(4)
-        WIDE(5)
-        WIDE(6)
-        WIDE(7)
-        WIDE(8)
+        DW_TO_8(WIDE)
 #undef WIDE
     default:
         break;
@@ -110,14 +103,7 @@ void flat_grad(const flat_window *f, const float *in, const float *center, int64
     case TAPS + T:                                          \
         gradient(t, in, center, vectors, to, T, FLAT_SLID); \
         break;
-            MANY(1)
-            MANY(2)
-            MANY(3)
-            MANY(4)
-            MANY(5)
-            MANY(6)
-            MANY(7)
-            MANY(8)
+            DW_TO_8(MANY)
             MANY(9)
             ROWS(1)
             ROWS(2)

@@ -183,14 +183,7 @@ VF_INLINE void row_of_outputs(const window *w, const phase *f, const float *in, 
     case P:                                            \
         outputs(w, f, from, weights, to, e, P, dense); \
         break;
-            WIDE(1)
-            WIDE(2)
-            WIDE(3)
-            WIDE(4)
-            WIDE(5)
-            WIDE(6)
-            WIDE(7)
-            WIDE(8)
+            DW_TO_8(WIDE)
 #undef WIDE
         default:
             break;
@@ -248,14 +241,7 @@ static void add_all(const window *w, const params *d, const float *in, const flo
     case T:                                          \
         gradient(f, t, s, y, from, center, sums, T); \
         break;
-                MANY(1)
-                MANY(2)
-                MANY(3)
-                MANY(4)
-                MANY(5)
-                MANY(6)
-                MANY(7)
-                MANY(8)
+                DW_TO_8(MANY)
                 MANY(9)
 #undef MANY
             default:
