@@ -3,7 +3,8 @@
     python bench/calls.py [--rounds N] [--only TEXT] [--device cuda] [--seat]
 
 The table sets weft's functions and modules beside their twins: without a gradient, recording one, forward and backward. Tensors are so small that
-nearly all of it is the way into C. The two sides are two processes, timed in turn.
+nearly all of it is the way into C. The two sides are two processes, timed in turn on the same two cores, and turn by turn on others: the cores of a
+machine that others use differ by half.
 
 --seat: what weft.enable() adds to a call of PyTorch's own convolution. stock: before the seat is registered; not taken: a call that is left to
 PyTorch; taken: one that weft computes; disabled: after weft.disable().
@@ -12,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import multiprocessing
+import os
 import time
 from collections.abc import Callable
 
@@ -83,6 +85,12 @@ def runs_of(call: Callable, shapes: tuple, device: str) -> dict[str, Callable]:
     return runs
 
 
+def stay_on(cores: set[int]) -> None:
+    """Every thread of this process: autograd has one for each device."""
+    for thread in os.listdir("/proc/self/task"):
+        os.sched_setaffinity(int(thread), cores)
+
+
 def serve(ours: bool, device: str, pipe) -> None:
     """A process for each side: PyTorch's is never touched by weft."""
     global _MEAN, _VAR
@@ -92,7 +100,8 @@ def serve(ours: bool, device: str, pipe) -> None:
     rows = {**functions(weft.functional), **modules(weft.nn)} if ours else {**functions(F), **modules(torch.nn)}
     made: dict[str, dict[str, Callable]] = {}
     while (asked := pipe.recv()) is not None:
-        name, which, rounds = asked
+        name, which, rounds, cores = asked
+        stay_on(cores)
         if name not in made:
             made[name] = runs_of(*rows[name], device)
         with torch.set_grad_enabled(which != "no_grad"):
@@ -101,6 +110,8 @@ def serve(ours: bool, device: str, pipe) -> None:
 
 def compare(rounds: int, only: str, device: str) -> None:
     """Both sides in turn, several times: what disturbs one disturbs the other."""
+    cores = sorted(os.sched_getaffinity(0))
+    pairs = [set(cores[i:i + 2]) for i in range(0, max(1, len(cores) - 1), 2)]
     context, pipes, sides = multiprocessing.get_context("spawn"), [], []
     for ours in (False, True):
         here, there = context.Pipe()
@@ -113,7 +124,7 @@ def compare(rounds: int, only: str, device: str) -> None:
         for which in PASSES:
             best = [float("inf"), float("inf")]
             for i in range(2 * TURNS):
-                pipes[i % 2].send((name, which, max(1, rounds // TURNS)))
+                pipes[i % 2].send((name, which, max(1, rounds // TURNS), pairs[i // 2 % len(pairs)]))
                 best[i % 2] = min(best[i % 2], pipes[i % 2].recv())
             cells.append(f"{best[0]:.2f} | {best[1]:.2f} | {best[1] / best[0]:.2f}")
         print(f"| {name} | {' | '.join(cells)} |", flush=True)
