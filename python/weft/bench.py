@@ -11,15 +11,15 @@ import os
 import platform
 import statistics
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Optional, TextIO
+from typing import NamedTuple, Optional, TextIO
 
 import torch
 
 from ._bench import clock as _clock, figure as _figure, models as _models, regret as _regret, twin as _twin
 from . import _enable
-from ._core import library as _library, memory as _memory
+from ._core import library as _library, memory as _memory, text as _text
 
 MIN_ROUNDS = 7
 MODELS = "models"                    # the set that is no file
@@ -27,7 +27,7 @@ REGRET = "regret"                    # the set that is timed in another way
 HEADLINES = "headline"               # the set of the README's figure, whose lines have titles
 _SETS = Path(__file__).resolve().parents[2] / "bench"
 DROP = 0.9                           # a ratio that fell below this part of the recorded one is marked
-_COLUMNS = (("problem", 0), ("kernel", 0), ("peer ms", 9), ("weft ms", 9), ("ratio", 6), ("floor ms", 9), ("share", 6))
+_COLUMNS = (("kernel", 44), ("peer ms", 9), ("weft ms", 9), ("ratio", 6), ("floor ms", 9), ("share", 6))
 _MODEL_COLUMNS = (("model", 16), ("pass", 8), ("batch", 5), ("peer ms", 10), ("weft ms", 10), ("ratio", 6), ("peer MB", 9), ("weft MB", 9), ("error", 8),
                   ("rounding", 8))
 
@@ -88,18 +88,18 @@ def processor() -> str:
         return platform.processor() or platform.machine()
 
 
-def _line(values: Iterable[str], widths: list[int]) -> str:
-    return "  ".join(v.ljust(w) if i < 2 else v.rjust(w) for i, (v, w) in enumerate(zip(values, widths))).rstrip()
-
-
 def _ratio(row: dict) -> str:
     return f"{row['ratio']:.2f}" + ("?" if row["busy"] else "")
 
 
 def _cells(row: dict) -> tuple[str, ...]:
     wall = (f"wall {row['peer_wall_ms']:.3f} / {row['weft_wall_ms']:.3f}",) if "weft_wall_ms" in row else ()
-    return (row["problem"], row["kernel"], f"{row['peer_ms']:.3f}", f"{row['weft_ms']:.3f}", _ratio(row), f"{row['floor_ms']:.3f}",
-            f"{row['share']:.2f}", *wall)
+    return (row["problem"], row["kernel"], f"{row['peer_ms']:.3f}", f"{row['weft_ms']:.3f}", _ratio(row), f"{row['floor_ms']:.3f}", f"{row['share']:.2f}", *wall)
+
+
+def _model_cells(row: dict) -> tuple[str, ...]:
+    return (row["model"], row["pass"], str(row["batch"]), f"{row['peer_ms']:.2f}", f"{row['weft_ms']:.2f}", _ratio(row), f"{row['peer_bytes'] / 1e6:.1f}",
+            f"{row['weft_bytes'] / 1e6:.1f}", f"{row['error']:.1e}", f"{row['rounding']:.1e}")
 
 
 def problems_of(name: str) -> list[str]:
@@ -117,17 +117,6 @@ def problems_of(name: str) -> list[str]:
     files = [name] + [f"{name}_cuda"] * (f"{name}_cuda" in known and torch.cuda.is_available())
     lines = (line.partition("#")[0].split() for file in files for line in (directory / f"{file}.txt").read_text(encoding="utf-8").splitlines())
     return [text for line in lines for text in line]
-
-
-def _begin(what: str, threads: Optional[int], out: TextIO) -> None:
-    if threads:
-        torch.set_num_threads(threads)
-    kept = _clock.keep_pages()
-    torch.manual_seed(0)
-    print(f"torch {torch.__version__} beside weft {_library.version()}, {torch.get_num_threads()} threads, medians of {what} interleaved rounds, caches "
-          f"emptied, pages {'kept on both sides' if kept else 'as the allocator has them'}", file=out)
-    if warning := _clock.busy():
-        print(f"warning: {warning}", file=out)
 
 
 def _complain(why: object) -> None:
@@ -151,19 +140,58 @@ def refusal(file: Optional[str]) -> str:
     return f"{file} cannot be written: {why}" if why else ""
 
 
-def _end(rows: list[dict], file: Optional[str], out: TextIO) -> int:
-    if warning := _clock.disturbed(rows):
+class _Table(NamedTuple):
+    """What differs between the commands: the columns, what a row says in them, the lines below all rows, and what is wrong with a row, or ""."""
+
+    columns: Sequence[tuple[str, int]]
+    cells: Callable[[dict], Sequence[str]]
+    below: Callable[[list[dict]], list[str]] = lambda rows: []
+    wrong: Callable[[dict], str] = lambda row: ""
+
+
+@_enable.suspended()
+def _measure_all(table: _Table, jobs: Sequence[tuple[str, Callable[[], Iterable[dict]]]], rounds: str, threads: Optional[int], file: Optional[str],
+                 out: Optional[TextIO]) -> int:
+    """The rows of each job, by its name, as lines on `out` and as JSON in `file`. Returns the exit code."""
+    if why := refusal(file):
+        _complain(why)
+        return 1
+    out = out or sys.stdout
+    if threads:
+        torch.set_num_threads(threads)
+    kept = _clock.keep_pages()
+    torch.manual_seed(0)
+    print(f"torch {torch.__version__} beside weft {_library.version()}, {torch.get_num_threads()} threads, medians of {rounds} interleaved rounds, caches "
+          f"emptied, pages {'kept on both sides' if kept else 'as the allocator has them'}", file=out)
+    if warning := _clock.busy():
         print(f"warning: {warning}", file=out)
+    widths, rows, code = [w for _, w in table.columns] + [20], [], 0   # the last: wall time, CUDA only
+    print(_text.line([name for name, _ in table.columns], widths, (0, 1)), file=out, flush=True)
+    for name, measured in jobs:
+        try:
+            for row in measured():
+                rows.append(row)
+                print(_text.line(table.cells(row), widths, (0, 1)), file=out, flush=True)
+                if why := table.wrong(row):
+                    _complain(why)
+                    code = 1
+        except ValueError as problem:
+            _complain(problem if name in str(problem) else f"{name}: {problem}")
+            code = 2
+        except RuntimeError as problem:
+            _complain(problem)
+            code = max(code, 1)
+    for line in table.below(rows) + ([f"warning: {warning}"] if (warning := _clock.disturbed(rows)) else []):
+        print(line, file=out)
     try:
         if file:
             Path(file).write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
     except OSError as problem:
         _complain(f"{file} cannot be written: {problem.strerror}")
-        return 1
-    return 0
+        return max(code, 1)
+    return code
 
 
-@_enable.suspended()
 def run(problems: list[str], passes: Optional[str] = None, rounds: int = 11, threads: Optional[int] = None, file: Optional[str] = None,
         out: Optional[TextIO] = None, record: Optional[str] = None) -> int:
     """The command: a table on `out` (stdout), the same rows as JSON in `file`; what fell against the rows in `record` is named. Returns the exit code.
@@ -173,31 +201,11 @@ def run(problems: list[str], passes: Optional[str] = None, rounds: int = 11, thr
         >>> bench.run(["relu2d:fwd:f32:nchw:n1c8h56w56"], out=io.StringIO())
         0
     """
-    out = out or sys.stdout
-    if why := refusal(file):
-        _complain(why)
-        return 1
-    _begin(str(max(rounds, MIN_ROUNDS)), threads, out)
-    widths = [max(len(p) + 6 for p in problems), 44] + [w for _, w in _COLUMNS[2:]] + [20]   # the last: wall time, CUDA only
-    rows, code = [], 0
-    print(_line([name for name, _ in _COLUMNS], widths), file=out, flush=True)
-    for text in problems:
-        try:
-            row = measure(text, passes, rounds)
-        except ValueError as problem:
-            _complain(problem if text in str(problem) else f"{text}: {problem}")
-            code = 2
-            continue
-        except RuntimeError as problem:
-            _complain(problem)
-            code = max(code, 1)
-            continue
-        rows.append(row)
-        print(_line(_cells(row), widths), file=out, flush=True)
-    if record:
-        for line in fallen(rows, json.loads(Path(record).read_text(encoding="utf-8"))):
-            print(line, file=out)
-    return max(code, _end(rows, file, out))
+    def below(rows: list[dict]) -> list[str]:
+        return fallen(rows, json.loads(Path(record).read_text(encoding="utf-8"))) if record else []
+    columns = (("problem", max(len(p) + 6 for p in problems)), *_COLUMNS)
+    return _measure_all(_Table(columns, _cells, below), [(text, lambda text=text: [measure(text, passes, rounds)]) for text in problems],
+                        str(max(rounds, MIN_ROUNDS)), threads, file, out)
 
 
 def run_regret(problems: list[str], rounds: int = 7, threads: Optional[int] = None, file: Optional[str] = None, out: Optional[TextIO] = None) -> int:
@@ -208,13 +216,9 @@ def run_regret(problems: list[str], rounds: int = 7, threads: Optional[int] = No
         >>> bench.run_regret(["relu2d:fwd:f32:nchw:n1c8h56w56"], rounds=3, out=io.StringIO())
         0
     """
-    out = out or sys.stdout
-    if why := refusal(file):
-        _complain(why)
-        return 1
-    _begin(str(rounds), threads, out)
-    rows, _ = _regret.run(problems, rounds, out)
-    return _end(rows, file, out)
+    columns = (("problem", max(len(p) + 4 for p in problems)), *_regret.COLUMNS)
+    return _measure_all(_Table(columns, _regret.cells, _regret.summary), [(text, lambda text=text: [_regret.measure(text, rounds)]) for text in problems],
+                        str(rounds), threads, file, out)
 
 
 def fallen(rows: list[dict], record: list[dict]) -> list[str]:
@@ -249,7 +253,6 @@ def draw(file: str, recorded: list[str]) -> int:
     return 0
 
 
-@_enable.suspended()
 def run_models(names: Optional[str] = None, batch: Optional[int] = None, device: str = "cpu", rounds: int = 11, threads: Optional[int] = None,
                file: Optional[str] = None, out: Optional[TextIO] = None) -> int:
     """The command for the networks of examples/models: torch.nn's beside converted, inference and a step of training. error: the largest
@@ -267,20 +270,5 @@ def run_models(names: Optional[str] = None, batch: Optional[int] = None, device:
     except (ValueError, FileNotFoundError) as problem:
         _complain(problem)
         return 2
-    if why := refusal(file):
-        _complain(why)
-        return 1
-    out = out or sys.stdout
-    _begin(f"up to {rounds}", threads, out)
-    widths, rows, code = [w for _, w in _MODEL_COLUMNS], [], 0
-    print(_line([name for name, _ in _MODEL_COLUMNS], widths), file=out, flush=True)
-    for name in picked:
-        for row in _models.measure(name, batch, device, rounds):
-            rows.append(row)
-            print(_line((row["model"], row["pass"], str(row["batch"]), f"{row['peer_ms']:.2f}", f"{row['weft_ms']:.2f}", _ratio(row),
-                         f"{row['peer_bytes'] / 1e6:.1f}", f"{row['weft_bytes'] / 1e6:.1f}", f"{row['error']:.1e}", f"{row['rounding']:.1e}"), widths),
-                  file=out, flush=True)
-            if _models.is_wrong(row):
-                _complain(f"{name}, {row['pass']}: the results differ by {row['error']:.1e} of the largest value, and rounding explains {row['rounding']:.1e}")
-                code = 1
-    return max(code, _end(rows, file, out))
+    table = _Table(_MODEL_COLUMNS, _model_cells, wrong=_models.complaint)
+    return _measure_all(table, [(name, lambda name=name: _models.measure(name, batch, device, rounds)) for name in picked], f"up to {rounds}", threads, file, out)

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple, Optional, TypeVar
 
 from torch import Tensor, nn
 
+from ._core import text as _text
 from ._core.checks import check_flags
 
 __all__ = ["Report", "Row", "convert"]
@@ -53,14 +54,9 @@ class Report:
         self.rows = list(rows)
 
     def __str__(self) -> str:
-        def number(value: Optional[float], digits: int) -> str:
-            return "-" if value is None else f"{value:.{digits}f}"
         table = [("module", "kind", "shape", "torch ms", "weft ms", "ratio", "decision")]
-        table += [(r.module, r.kind, "x".join(map(str, r.shape)) or "-", number(r.torch_ms, 3), number(r.weft_ms, 3), number(r.ratio, 2), r.decision)
-                  for r in self.rows]
-        widths = [max(len(row[i]) for row in table) for i in range(len(table[0]))]
-        return "\n".join("  ".join(text.rjust(w) if 3 <= i <= 5 else text.ljust(w) for i, (text, w) in enumerate(zip(row, widths))).rstrip()
-                         for row in table)
+        table += [(r.module, r.kind, _text.sizes(r.shape) or "-", *map(_text.number, (r.torch_ms, r.weft_ms, r.ratio), (3, 3, 2)), r.decision) for r in self.rows]
+        return "\n".join(_text.table(table, (0, 1, 2, 6)))
 
     def summary(self) -> str:
         """One line: how many were swapped, how many left, and why."""

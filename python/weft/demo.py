@@ -18,7 +18,7 @@ import torch
 
 from ._bench import clock as _clock, models as _models, report as _report, twin as _twin
 from . import _enable, bench
-from ._core import library as _library
+from ._core import library as _library, text as _text
 
 ROUNDS = bench.MIN_ROUNDS
 SECONDS = 4.0                        # of samples for one row of a network
@@ -58,20 +58,21 @@ CASES = (
 )
 NETWORKS = (Network("MobileNet v1", "mobilenet_v1", 8, (3, 224, 224)), Network("X3D-S", "x3d_s", 1, (3, 13, 160, 160)))
 _PASSES = {"forward": "inference", "train": "training step"}
-_COLUMNS = (("case", 40), ("torch ms", 9), ("weft ms", 9), ("ratio", 7), ("torch MB", 9), ("weft MB", 9), ("error", 8))
+_COLUMNS = (("case", 40), ("torch ms", 8), ("weft ms", 8), ("ratio", 6), ("torch MB", 8), ("weft MB", 8), ("error", 7))
+_WIDTHS = [width for _, width in _COLUMNS]
 
 
 def _case_rows(case: Case) -> Iterator[dict]:
     row = bench.measure(case.text, None, ROUNDS)
     data = _library.problem(_twin._with_pass(case.text, "fwd"))["tensors"]["src"]["dims"]
-    yield {**row, "title": case.title, "source": case.source, "size": "x".join(map(str, data)), "command": f"python -m weft bench {case.text}"}
+    yield {**row, "title": case.title, "source": case.source, "size": _text.sizes(data), "command": f"python -m weft bench {case.text}"}
 
 
 def _network_rows(net: Network) -> Iterator[dict]:
     for row in _models.measure(net.name, net.batch, "cpu", ROUNDS, SECONDS, net.shape):
-        if _models.is_wrong(row):
-            raise RuntimeError(f"{net.name}, {row['pass']}: the results differ by {row['error']:.1e}, and rounding explains {row['rounding']:.1e}")
-        size = "x".join(map(str, row["shape"]))
+        if why := _models.complaint(row):
+            raise RuntimeError(why)
+        size = _text.sizes(row["shape"])
         yield {**row, "title": f"{net.title}, {_PASSES[row['pass']]}", "source": "weft.convert", "problem": f"{net.name}, {size}",
                "kernel": "weft.convert", "size": size, "command": f"python -m weft demo --only '{net.title}'"}
 
@@ -102,10 +103,6 @@ def _commit() -> str:
     return asked.stdout.strip() if asked.returncode == 0 else "unknown"
 
 
-def _line(cells: tuple[str, ...]) -> str:
-    return "".join(c.ljust(w) if i == 0 else c.rjust(w) for i, (c, (_, w)) in enumerate(zip(cells, _COLUMNS)))
-
-
 def _cells(row: dict) -> tuple[str, ...]:
     ratio = f"{row['ratio']:.2f}{'?' if row['busy'] else 'x'}"
     return (row["title"], f"{row['peer_ms']:.2f}", f"{row['weft_ms']:.2f}", ratio, f"{row['peer_bytes'] / 1e6:.1f}",
@@ -125,7 +122,7 @@ def _measure_all(jobs: list[tuple[str, Callable[[], Iterator[dict]]]], out: Text
         try:
             for row in measure():
                 rows.append(row)
-                print(clear + _line(_cells(row)), file=out, flush=True)
+                print(clear + _text.line(_cells(row), _WIDTHS, (0,)), file=out, flush=True)
         except (RuntimeError, FileNotFoundError) as problem:
             failed.append(f"{title}: {problem}")
             print(f"{clear}{title}: failed: {problem}", file=out, flush=True)
@@ -159,7 +156,7 @@ def run(html: str = "report.html", only: Optional[str] = None, out: Optional[Tex
           "Memory: the most a call holds at once. Error: the largest difference over the largest value.\n", file=out)
     if warning:
         print(f"Warning: {warning}.\n", file=out)
-    print(_line(tuple(name for name, _ in _COLUMNS)), file=out, flush=True)
+    print(_text.line((name for name, _ in _COLUMNS), _WIDTHS, (0,)), file=out, flush=True)
     rows, failed = _measure_all(jobs, out)
     if disturbed := _clock.disturbed(rows):
         print(f"\nWarning: {disturbed}.", file=out)

@@ -11,6 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten
 
+from ._core import text as _text
+
 __all__ = ["Layer", "NetReport", "Way", "report"]
 
 SECONDS = 2.0   # for each way of running the whole net, at least 3 runs
@@ -61,16 +63,14 @@ class NetReport:
         self.layers, self.ways, self.training, self.device = layers, ways, training, device
 
     def _table(self) -> list[tuple[str, ...]]:
-        def number(value: Optional[float], digits: int) -> str:
-            return "-" if value is None else f"{value:.{digits}f}"
         table = [("module", "kind", "shape", "torch ms", "weft ms", "ratio", "of floor", "kernel, or why not")]
         for r in self.layers:
             ratio = r.torch_ms / r.weft_ms if r.torch_ms is not None and r.weft_ms else None
             why = "not called" if r.torch_ms is None else f"{r.kernel}; PyTorch is as fast" if ratio is not None and ratio < 1.05 and r.kernel != "torch" else r.kernel
-            table.append((r.module, r.kind, "x".join(map(str, r.shape)) or "-", number(r.torch_ms, 3), number(r.weft_ms, 3), number(ratio, 2),
-                          "-" if self.training else number(r.share, 2), why))
+            table.append((r.module, r.kind, _text.sizes(r.shape) or "-", _text.number(r.torch_ms, 3), _text.number(r.weft_ms, 3), _text.number(ratio, 2),
+                          "-" if self.training else _text.number(r.share, 2), why))
         called = [r for r in self.layers if r.torch_ms is not None]
-        table.append(("these layers", "", "", number(sum(r.torch_ms or 0 for r in called), 3), number(sum(r.weft_ms or 0 for r in called), 3), "", "", ""))
+        table.append(("these layers", "", "", _text.number(sum(r.torch_ms or 0 for r in called), 3), _text.number(sum(r.weft_ms or 0 for r in called), 3), "", "", ""))
         return table
 
     def _totals(self) -> list[tuple[str, ...]]:
@@ -78,11 +78,8 @@ class NetReport:
         return [("the whole net", "ms", "ratio", "peak MB")] + [(w.name, f"{w.ms:.3f}", f"{plain / w.ms:.2f}", f"{w.bytes / 1e6:.1f}") for w in self.ways]
 
     def __str__(self) -> str:
-        def lines(table: list[tuple[str, ...]], left: set[int]) -> list[str]:
-            widths = [max(len(row[i]) for row in table) for i in range(len(table[0]))]
-            return ["  ".join(t.ljust(w) if i in left else t.rjust(w) for i, (t, w) in enumerate(zip(row, widths))).rstrip() for row in table]
         what = f"{'forward and backward' if self.training else 'forward'}, {self.device}, torch {torch.__version__}, {torch.get_num_threads()} threads"
-        return "\n".join([*lines(self._table(), {0, 1, 2, 7}), "", *lines(self._totals(), {0}), what])
+        return "\n".join([*_text.table(self._table(), (0, 1, 2, 7)), "", *_text.table(self._totals(), (0,)), what])
 
     def html(self) -> str:
         """The same as a page of its own, in the style of the demo's."""

@@ -110,8 +110,11 @@ def errors(net: nn.Module, other: nn.Module, inputs: Inputs, training: bool) -> 
     return max(map(distance, ours, theirs)), max(map(distance, theirs, exact))
 
 
-def is_wrong(row: dict) -> bool:
-    return not row["error"] <= _FLIPS * max(row["rounding"], torch.finfo(torch.float32).eps)
+def complaint(row: dict) -> str:
+    """What is wrong with the results of a row, or ""."""
+    if row["error"] <= _FLIPS * max(row["rounding"], torch.finfo(torch.float32).eps):
+        return ""
+    return f"{row['model']}, {row['pass']}: the results differ by {row['error']:.1e} of the largest value, and rounding explains {row['rounding']:.1e}"
 
 
 # ---------------------------------------------------------------------------------------------- rows

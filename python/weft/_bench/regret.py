@@ -5,13 +5,14 @@ A choice with a regret of more than LIMIT is a defect of the planner: `python -m
 from __future__ import annotations
 
 import statistics
-import sys
-from typing import Any, Optional, TextIO
+from collections.abc import Sequence
+from typing import Any, Optional
 
 import torch
 
 from . import clock as _clock, twin as _twin
-from .. import _enable, backends
+from .. import backends
+from .._core.text import number
 
 LIMIT = 1.15
 
@@ -49,20 +50,20 @@ def measure(text: str, rounds: int = 7) -> dict[str, Any]:
             "weft_ms": ms.get("weft"), "best": best, "regret": ms["default"] / ms[best], "busy": busy(), "threads": torch.get_num_threads()}
 
 
-@_enable.suspended()
-def run(problems: list[str], rounds: int = 7, out: Optional[TextIO] = None) -> tuple[list[dict[str, Any]], int]:
-    """Every problem, a line each, and how many are over LIMIT."""
-    out = out or sys.stdout
-    rows, over = [], 0
-    print(f"{'regret':>6}  {'default ms':>10}  {'torch ms':>9}  {'weft ms':>9}  problem, kernel chosen, weft's own", file=out)
-    for text in problems:
-        row = measure(text, rounds)
-        rows.append(row)
-        over += row["regret"] > LIMIT
-        own = f"{row['weft_ms']:9.3f}" if row["weft_ms"] is not None else f"{'-':>9}"
-        mark = "!" if row["regret"] > LIMIT else "?" if row["busy"] else " "
-        print(f"{row['regret']:5.2f}{mark}  {row['default_ms']:10.3f}  {row['torch_ms']:9.3f}  {own}  {row['problem']}  {row['kernel']}  {row['own']}",
-              file=out, flush=True)
-    worst = max((r["regret"] for r in rows), default=0)
-    print(f"worst {worst:.2f}; {over} of {len(rows)} choices over {LIMIT} of the better of weft and PyTorch", file=out)
-    return rows, over
+def _mark(row: dict[str, Any]) -> str:
+    return "!" if row["regret"] > LIMIT else "?" if row["busy"] else ""
+
+
+COLUMNS = (("kernel chosen", 44), ("regret", 7), ("default ms", 10), ("torch ms", 9), ("weft ms", 9), ("weft's own", 44))
+
+
+def cells(row: dict[str, Any]) -> tuple[str, ...]:
+    """A row of the table."""
+    return (row["problem"], row["kernel"], f"{row['regret']:.2f}{_mark(row)}", f"{row['default_ms']:.3f}", f"{row['torch_ms']:.3f}", number(row["weft_ms"], 3),
+            row["own"])
+
+
+def summary(rows: Sequence[dict[str, Any]]) -> list[str]:
+    """The line below the table: the worst row, and how many are over LIMIT."""
+    worst, over = max((r["regret"] for r in rows), default=0), sum(r["regret"] > LIMIT for r in rows)
+    return [f"worst {worst:.2f}; {over} of {len(rows)} choices over {LIMIT} of the better of weft and PyTorch"]

@@ -1,7 +1,6 @@
 """Modules of a net timed on what they see in a forward pass of it: as torch.nn has them and as weft does."""
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
@@ -14,6 +13,7 @@ from torch.utils._pytree import tree_flatten, tree_map
 
 from .. import _enable
 from .._bench import clock as _clock
+from .._core.text import Bar
 from .fusion import Chain, fuse, torch_class
 from .pairs import TO_WEFT, set_class
 from .shadow import shadow
@@ -131,23 +131,6 @@ def _measure(members: Sequence[nn.Module], chain: Optional[Chain], args: Any) ->
 
 # ---------------------------------------------------------------------------------------------- the whole net
 
-class _Progress:
-    """A bar on stderr, where that is a terminal."""
-
-    def __init__(self, total: int) -> None:
-        self.total, self.seen = total, set[int]()
-
-    def __call__(self, unit: int, name: str) -> None:
-        self.seen.add(unit)
-        if sys.stderr.isatty():
-            done = 30 * len(self.seen) // max(self.total, 1)
-            print(f"\r\x1b[Kmeasuring [{'#' * done:<30}] {len(self.seen)}/{self.total} {name[:60]}", end="", file=sys.stderr, flush=True)
-
-    def close(self) -> None:
-        if sys.stderr.isatty():
-            print("\r\x1b[K", end="", file=sys.stderr, flush=True)
-
-
 def _kind(unit: Unit, args: Any) -> tuple[Any, ...]:
     """Equal for units that must take the same time: a net has many alike."""
     tensors = [t for t in tree_flatten(args)[0] if isinstance(t, Tensor)] + [p for m in unit.members for p in m.parameters()]
@@ -175,13 +158,14 @@ def measure(net: nn.Module, copy: nn.Module, units: Sequence[Unit], example: Any
     Each call is timed where it happens, so what a module sees is what it would see, and nothing but the net's own activations is kept."""
     twins = dict(zip(net.modules(), copy.modules()))
     known: dict[Any, dict[str, float]] = {}
-    progress = _Progress(len(units))
+    bar, seen = Bar("measuring", len(units), length=30), set[int]()
 
     def watch(i: int, unit: Unit) -> Callable[..., None]:
         members = [twins[m] for m in unit.members]
 
         def before(module: nn.Module, args: Any, kwargs: Any) -> None:
-            progress(i, names[unit.members[0]])
+            seen.add(i)
+            bar.step(len(seen), names[unit.members[0]][:60])
             key = _kind(unit, (args, kwargs))
             if key not in known:
                 known[key] = _measure(members, unit.chain, (args, kwargs))
@@ -197,4 +181,4 @@ def measure(net: nn.Module, copy: nn.Module, units: Sequence[Unit], example: Any
         try:
             call(copy, copied)
         finally:
-            progress.close()
+            bar.close("\r\x1b[K")

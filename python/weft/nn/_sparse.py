@@ -10,7 +10,7 @@ from torch import Tensor
 
 from .. import _enable
 from .._bench import clock as _clock
-from .._core import settings as _settings
+from .._core import settings as _settings, text as _text
 from ..functional.sparse_conv import SparseWeight, looked
 
 ROUNDS = 11              # samples of each side at most; the median of so many is not moved by a few interruptions
@@ -114,15 +114,13 @@ def measure(runs: Mapping[str, Callable[[], Any]], device: torch.device) -> Timi
 
 def _cells(row: Row) -> tuple[str, ...]:
     times = (f"{row.timing.dense_ms:.3f}", f"{row.timing.sparse_ms:.3f}", f"{row.timing.ratio:.2f}")
-    return (row.name, "x".join(map(str, row.shape)), f"{row.sparsity:.3f}", row.what, *times, row.kept or "-")
+    return (row.name, _text.sizes(row.shape), f"{row.sparsity:.3f}", row.what, *times, row.kept or "-")
 
 
 def table(rows: Iterable[Row]) -> str:
     """Rows as text, columns lined up."""
     lines = [("layer", "input", "sparsity", "measured", "dense ms", "sparse ms", "ratio", "keeps"), *map(_cells, rows)]
-    widths = [max(len(line[i]) for line in lines) for i in range(len(lines[0]))]
-    left = (0, 1, 3, 7)
-    return "\n".join("  ".join(c.ljust(w) if i in left else c.rjust(w) for i, (c, w) in enumerate(zip(line, widths))).rstrip() for line in lines)
+    return "\n".join(_text.table(lines, (0, 1, 3, 7)))
 
 
 @torch.no_grad()

@@ -2,7 +2,6 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, fields
 from typing import Any, Optional, Union
@@ -15,6 +14,7 @@ from .._core.arguments import Padding, Size, autocast_dtype, foreign, lowered
 from .._core.checks import check_flags, check_ints
 from .._core.rules import call
 from .._core.state import in_transform
+from .._core.text import Bar, sizes
 from ..functional.conv import CONV, CONV_BACKWARD, WANT_BIAS, WANT_INPUT, WANT_WEIGHT, check_activation, check_tensors, geometry
 from .conv import Conv3d
 
@@ -64,26 +64,6 @@ def _read_config(config: Any) -> TunerConfig:
         if name not in names:
             raise ValueError(f"tuner_config: has {name!r}, allowed: {', '.join(names)}")
     return TunerConfig(**config)
-
-
-class _Bar:
-    """A line on stderr that is written over as the work goes on."""
-
-    def __init__(self, what: str, config: TunerConfig) -> None:
-        self.what, self.done, self.width = what, 0, 0
-        self.shown = sys.stderr.isatty() if config.progress is None else config.progress
-
-    def step(self, doing: str) -> None:
-        """What is done now; everything before it is over."""
-        filled = 20 * self.done // _PROBLEMS
-        text = f"{self.what} [{'#' * filled}{'.' * (20 - filled)}] {self.done}/{_PROBLEMS} {doing}"
-        if self.shown:
-            print("\r" + text.ljust(self.width), end="", file=sys.stderr, flush=True)
-        self.width, self.done = len(text), self.done + 1
-
-    def close(self) -> None:
-        if self.shown:
-            print(file=sys.stderr, flush=True)
 
 
 # ---------------------------------------------------------------------------------------------- the file
@@ -211,16 +191,16 @@ class Grouped3D(Conv3d):
                 _load(self.cache_file)
                 self._find(*tensors)
                 return
-            bar = _Bar(f"{type(self).__name__} {'x'.join(map(str, tensors[0].shape))}", self.tuner_config)
+            bar = Bar(f"{type(self).__name__} {sizes(tensors[0].shape)}", _PROBLEMS, self.tuner_config.progress)
             try:
                 with backends.flags(benchmark=True, wisdom_only=False, measure_seconds=self.tuner_config.seconds / _PROBLEMS):
-                    for name, run in self._runs(*tensors):
-                        bar.step(name)
+                    for done, (name, run) in enumerate(self._runs(*tensors)):
+                        bar.step(done, name)
                         run()
                 backends.wisdom.save(self.cache_file)
-                bar.step(f"stored in {self.cache_file}")
+                bar.step(_PROBLEMS, f"stored in {self.cache_file}")
             finally:
-                bar.close()
+                bar.close("\n")
 
     def _find(self, *tensors: Optional[Tensor]) -> None:
         try:
