@@ -23,8 +23,7 @@ import torch
 
 import weft
 from weft import _enable
-from weft._bench import models as _models
-from weft._core import memory as _memory
+from weft._bench import clock as _clock, models as _models
 
 LEAST = 0.97
 SHORT = 100.0                        # microseconds of PyTorch per seated call on CUDA, below which the way counts
@@ -88,9 +87,9 @@ def row(name: str, batch: int, which: str, way: str, options: argparse.Namespace
     made = [ratio(runs, on, wait, options.seconds) for _ in range(options.repeats)]
     low = sum(r < LEAST for r, _ in made) >= min(2, options.repeats)
     ms = statistics.median(ms for _, ms in made)
-    peaks = [_memory.peak(runs[0], torch.device(device)) / 2**20]
+    peaks = [_clock.peak(runs[0], torch.device(device)) / 2**20]
     with on():
-        peaks.append(_memory.peak(runs[1], torch.device(device)) / 2**20)
+        peaks.append(_clock.peak(runs[1], torch.device(device)) / 2**20)
     us = 1e3 * ms / max(calls, 1)
     short = device == "cuda" and way == "enable" and us < SHORT
     how = f"{taken} of {calls} calls taken, {us:.0f} us a call" if way == "enable" else weft.convert.last_report.summary().partition(" (")[0]

@@ -13,10 +13,10 @@ from typing import Any as _Any
 from . import _enable, backends, causal_conv1d, functional, nn, prune, sparse
 from ._core import library as _library
 from ._enable import disable, enable, enabled
-from ._convert.pack import pack
 from .convert import convert
 from .functional import cdgmm, col2im, conv2d_depthwise, dgmm, im2col, ncrelu
 from .nn import Conv2dDepthwise, Conv3DTC, Grouped3D, TunerConfig
+from .nn.conv import pack
 from .report import report
 from .sparse import SparseWeight
 

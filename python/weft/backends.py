@@ -33,7 +33,7 @@ from typing import Any, Optional
 
 from ._core import calibrate as _calibrate, library as _library, settings as _settings
 from ._core import wisdom
-from ._core.checks import check_flags
+from ._core.arguments import check_flags
 
 __all__ = ["calibrate", "describe", "flags", "keep_pages", "kernel_names", "kernels", "library", "pin", "set_flags", "wisdom",
            "benchmark", "delegate", "deterministic", "fastest", "math", "measure_seconds", "verbose", "wisdom_only", "workspace_limit"]

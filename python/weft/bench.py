@@ -17,9 +17,9 @@ from typing import NamedTuple, Optional, TextIO
 
 import torch
 
-from ._bench import clock as _clock, figure as _figure, models as _models, regret as _regret, twin as _twin
+from ._bench import clock as _clock, models as _models, regret as _regret, report as _report, twin as _twin
 from . import _enable
-from ._core import library as _library, memory as _memory, text as _text
+from ._core import library as _library, text as _text
 
 MIN_ROUNDS = 7
 MODELS = "models"                    # the set that is no file
@@ -56,8 +56,8 @@ def measure(text: str, passes: Optional[str] = None, rounds: int = 11) -> dict:
         "problem": twin.text, "kernel": twin.kernel, "peer": f"torch {torch.__version__}" + (f", {twin.note}" if twin.note else ""), "peer_ms": peer_ms,
         "weft_ms": weft_ms, "ratio": ratio, "spread": (high - low) / 2 / ratio, "floor_ms": floor_ms, "share": floor_ms / weft_ms,
         "floor_is": "bytes" if move_ms >= compute_ms else "flops", "move_ms": move_ms, "compute_ms": compute_ms, "error": error,
-        "bytes": twin.read + twin.write, "flops": twin.flops, "weft_bytes": _memory.peak(twin.weft, twin.device),
-        "peer_bytes": _memory.peak(twin.peer, twin.device), "machine": machine(twin.device), "rounds": len(samples[0]), "threads": torch.get_num_threads(), "pages": _clock.pages,
+        "bytes": twin.read + twin.write, "flops": twin.flops, "weft_bytes": _clock.peak(twin.weft, twin.device),
+        "peer_bytes": _clock.peak(twin.peer, twin.device), "machine": machine(twin.device), "rounds": len(samples[0]), "threads": torch.get_num_threads(), "pages": _clock.pages,
         "busy": busy(),
     }
     if twin.device.type == "cuda":
@@ -240,16 +240,16 @@ def draw(file: str, recorded: list[str]) -> int:
         >>> bench.draw("figure.svg", ["missing.json"])
         2
     """
-    named = {problem: said for set_ in sorted(_SETS.glob(f"{HEADLINES}*.txt")) for problem, said in _figure.titles(set_.read_text(encoding="utf-8")).items()}
+    named = {problem: said for set_ in sorted(_SETS.glob(f"{HEADLINES}*.txt")) for problem, said in _report.titles(set_.read_text(encoding="utf-8")).items()}
     try:
-        rows = [row for f in recorded for row in _figure.read(f, named)]
+        rows = [row for f in recorded for row in _report.read(f, named)]
     except ValueError as problem:
         _complain(problem)
         return 2
     if why := refusal(file):
         _complain(why)
         return 1
-    Path(file).write_text(_figure.svg(rows), encoding="utf-8")
+    Path(file).write_text(_report.svg(rows), encoding="utf-8")
     return 0
 
 

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, Optional, TypeVar
 from torch import Tensor, nn
 
 from ._core import text as _text
-from ._core.checks import check_flags
+from ._core.arguments import check_flags
 
 __all__ = ["Report", "Row", "convert"]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from contextlib import nullcontext
+from html import escape
 from pathlib import Path
 from typing import Any, NamedTuple, Optional, Union
 
@@ -11,7 +12,10 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten
 
+from . import _enable, backends
+from ._bench import clock as _clock
 from ._core import text as _text
+from .convert import convert
 
 __all__ = ["Layer", "NetReport", "Way", "report"]
 
@@ -83,7 +87,6 @@ class NetReport:
 
     def html(self) -> str:
         """The same as a page of its own, in the style of the demo's."""
-        from html import escape
         from ._bench.report import _STYLE
 
         def body(table: list[tuple[str, ...]]) -> str:
@@ -108,10 +111,8 @@ def _size(values: Any) -> int:
 
 def _kernels(net: nn.Module, example: Any, names: dict[nn.Module, str]) -> dict[str, tuple[str, int, int]]:
     """By module: the kernel of its last forward pass by weft; bytes and flops of all of them."""
-    from ._convert import compare as _compare
-    from . import backends
-    from .convert import convert
-    copy = convert(_compare.shadow(net), all=True, verbose=False)
+    from ._convert import conversion as _conversion
+    copy = convert(_conversion.shadow(net), all=True, verbose=False)
     seen: dict[str, tuple[str, int, int]] = {}
 
     def note(name: str) -> Callable[..., None]:
@@ -127,37 +128,33 @@ def _kernels(net: nn.Module, example: Any, names: dict[nn.Module, str]) -> dict[
         if type(twin).__module__.startswith("weft."):
             twin.register_forward_hook(note(names[module]))
     with torch.no_grad():
-        _compare.call(copy, example)
+        _conversion.call(copy, example)
     return seen
 
 
 def _ways(net: nn.Module, example: Any, device: torch.device) -> list[Way]:
-    from . import _enable
-    from ._bench import clock as _clock
-    from ._convert import compare as _compare
-    from ._core import memory as _memory
-    from .convert import convert
+    from ._convert import conversion as _conversion
 
     def runner(copy: nn.Module) -> Callable[[], Any]:
         def run() -> Any:
             with torch.set_grad_enabled(net.training):
-                y = _compare.call(copy, example)
+                y = _conversion.call(copy, example)
                 if net.training:
                     sum(t.float().square().mean() for t in tree_flatten(y)[0] if isinstance(t, Tensor) and t.requires_grad).backward()
                     copy.zero_grad(set_to_none=True)
             return y
         return run
-    plain = runner(_compare.shadow(net))
+    plain = runner(_conversion.shadow(net))
     sides: dict[str, Callable[[], Any]] = {"plain": plain, "enable()": plain}
     for name, fuse in (("convert(example=x)", False), ("convert(example=x, fuse=True)", True)):
         if not (fuse and net.training):
-            sides[name] = runner(convert(_compare.shadow(net), example=example, fuse=fuse, verbose=False))
+            sides[name] = runner(convert(_conversion.shadow(net), example=example, fuse=fuse, verbose=False))
     peaks, contexts = {}, {"enable()": lambda: _enable.enabled(device=device)}
     with _enable.suspended():
         for name, run in sides.items():   # the first runs decide what is run
             with contexts.get(name, nullcontext)():
                 run()
-                peaks[name] = _memory.peak(run, device)
+                peaks[name] = _clock.peak(run, device)
         ms = _clock.medians({name: _clock.wall(run, device, contexts.get(name, nullcontext)) for name, run in sides.items()}, 31, SECONDS * len(sides), 3)
     return [Way(name, ms[name], peaks[name]) for name in sides]
 
@@ -174,11 +171,10 @@ def report(net: nn.Module, example: Any, *, html: Optional[Union[str, Path]] = N
         raise TypeError(f"net: is {type(net).__name__}, allowed: a torch.nn.Module")
     if not isinstance(example, (Tensor, tuple, list, dict)):
         raise TypeError(f"example: is {type(example).__name__}, allowed: a tensor, a tuple of arguments, or a dict of keyword arguments")
-    from ._bench import clock as _clock
-    from ._convert import compare as _compare, conversion as _conversion
+    from ._convert import conversion as _conversion
     given = next((t for t in tree_flatten(example)[0] if isinstance(t, Tensor)), None)
     device = torch.device("cpu") if given is None else given.device
-    with torch.random.fork_rng(_compare.devices(net, example)):
+    with torch.random.fork_rng(_conversion.devices(net, example)):
         plan = _conversion._plan(net, "weft", None, False, False)
         _conversion._time(net, plan, example)
         kernels = _kernels(net, example, plan.names)

@@ -20,7 +20,7 @@ import weft
 from fake_clock import FakeClock, FakeTime
 from torch import nn
 from weft._bench import clock as _clock, models as _models, regret as _regret, twin as _twin, twin_table as _twin_table
-from weft._core import library as _library, memory as _memory
+from weft._core import library as _library
 from weft import bench
 from weft.__main__ import main
 
@@ -164,7 +164,7 @@ def timed(monkeypatch):
         return twin
     monkeypatch.setattr(_twin, "build", known)
     monkeypatch.setattr(_clock, "of", lambda device: clock)
-    monkeypatch.setattr(_memory, "peak", lambda run, device: kept[run])
+    monkeypatch.setattr(_clock, "peak", lambda run, device: kept[run])
     monkeypatch.setattr(_clock, "watch", lambda *_: lambda: "")
     return clock
 
@@ -201,7 +201,7 @@ def test_a_model_on_a_faked_clock(tiny, monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(_models, "PASSES", {"forward": forward})
     monkeypatch.setattr(_clock, "of", lambda device: clock)
     monkeypatch.setattr(_clock, "watch", lambda *_: lambda: "")
-    monkeypatch.setattr(_memory, "peak", lambda run, device: 20_000_000 if run is runs[1] else 50_000_000)
+    monkeypatch.setattr(_clock, "peak", lambda run, device: 20_000_000 if run is runs[1] else 50_000_000)
     measure = _models.measure
     monkeypatch.setattr(_models, "measure", lambda *args: measure(*args, passes=["forward"]))
     file = tmp_path / "models.json"
@@ -396,14 +396,14 @@ def test_peak_memory(device):
     weights = torch.zeros(1, device=device)
     for run, most in ((lambda: x + 1, mega), (lambda: (x + 1) * 2, 2 * mega), (lambda: [x + 1, x + 2, x + 3], 3 * mega),
                       (lambda: ((x + 1).sum(), (x + 1).sum()), mega), (lambda: weights, 0)):
-        assert most <= _memory.peak(run, device) <= most + (64 << 10)
+        assert most <= _clock.peak(run, device) <= most + (64 << 10)
 
 
 def test_peak_memory_sees_weft(device):
     from weft import functional as W
     x, w = torch.ones(1, 8, 64, 64, device=device), torch.ones(8, 1, 3, 3, device=device)
     out = 8 * 64 * 64 * 4
-    assert out <= _memory.peak(lambda: W.conv2d(x, w, padding=1, groups=8), device) < 2 * out
+    assert out <= _clock.peak(lambda: W.conv2d(x, w, padding=1, groups=8), device) < 2 * out
 
 
 @pytest.mark.parametrize("others, threads, noticed", [(0.0, 2, False), (0.2, 2, False), (0.5, 2, True), (1.2, 1, False), (1.5, 1, True)])

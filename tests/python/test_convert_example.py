@@ -14,13 +14,13 @@ from fake_clock import FakeTime
 from test_convert import picture
 from test_models import small
 from weft._bench import clock as _clock
-from weft._convert import compare as _compare
+from weft._convert import conversion as _conversion
 from weft._convert.fusion import is_fused
 
 
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch):
-    monkeypatch.setattr(_compare, "ROUNDS", 3)
+    monkeypatch.setattr(_conversion, "ROUNDS", 3)
     monkeypatch.setattr(_clock, "SAMPLE", 1e-4)
 
 
@@ -32,8 +32,8 @@ def timed(monkeypatch):
 
     def measure(members, chain, args):
         seen.append((members, chain, args))
-        return dict(zip(("torch", "weft"), (0.5, 1.0) if chain is not None and members[0].groups > 1 else kinds[_compare.torch_class(members[0])]))
-    monkeypatch.setattr(_compare, "_measure", measure)
+        return dict(zip(("torch", "weft"), (0.5, 1.0) if chain is not None and members[0].groups > 1 else kinds[_conversion.torch_class(members[0])]))
+    monkeypatch.setattr(_conversion, "_measure", measure)
     return seen
 
 
@@ -119,7 +119,7 @@ def test_the_side_of_torch_is_pytorch_alone(monkeypatch):
 def clock(monkeypatch):
     """What the measurements read in place of the machine's clock: a look takes a microsecond, computing nothing."""
     made = FakeTime()
-    for module in (_compare, _clock):
+    for module in (_conversion, _clock):
         monkeypatch.setattr(module, "time", made)
     return made
 

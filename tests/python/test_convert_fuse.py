@@ -13,7 +13,7 @@ import weft
 from test_convert import picture
 from test_models import batches_of, every_model, small
 from training import assert_parity
-from weft._convert import fusion as _fusion
+from weft._convert import conversion as _conversion, fusion as _fusion
 from weft._convert.fusion import is_fused
 
 CLOSE = {"rtol": 1e-10, "atol": 1e-11}   # float64
@@ -146,14 +146,14 @@ def test_an_error_while_fusing_leaves_the_net_as_it_was(monkeypatch, device):
 
     def fail(chain):
         made(chain)
-        monkeypatch.setattr(_fusion, "fuse", refuse)
+        monkeypatch.setattr(_conversion, "fuse", refuse)
 
     def refuse(chain):
         raise KeyboardInterrupt
-    monkeypatch.setattr(_fusion, "fuse", fail)
+    monkeypatch.setattr(_conversion, "fuse", fail)
     with pytest.raises(KeyboardInterrupt):
         weft.convert(net, fuse=True, all=True)
-    assert _fusion.fuse is refuse and picture(net) == before
+    assert _conversion.fuse is refuse and picture(net) == before
 
 
 # ---------------------------------------------------------------------------------------------- which modules

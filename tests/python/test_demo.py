@@ -14,7 +14,6 @@ from pathlib import Path
 import pytest
 import torch
 from weft import bench, demo
-from weft._bench import figure as _figure
 from weft._core import library as _library
 from weft._bench import models as _models, report as _report, twin as _twin
 from weft.__main__ import main
@@ -99,7 +98,7 @@ def test_page_escapes():
 def test_bars_are_in_proportion():
     """Each factor is a step of the same length, from 1x to the right for gains and to the left for losses."""
     rows = [made_up(str(r), float(r), 1.0) for r in (2, 4, 8, 1, 0.5, 0.25)]
-    tags = Tags(_figure.chart(rows, "chart"))
+    tags = Tags(_report.chart(rows, "chart"))
     one, = {float(a["x1"]) for a in tags.all("line", "one")}
     bars = [(float(a["x"]), float(a["width"]), a["class"]) for a in tags.all("rect")]
     step = bars[0][1]
@@ -110,7 +109,7 @@ def test_bars_are_in_proportion():
 
 def test_figure_of_recorded_rows(tmp_path, capsys):
     """The command draws what --json wrote: a heading for each machine, titles from the set of headlines, one file that fetches nothing."""
-    known = next(iter(_figure.titles((ROOT / "bench" / "headline.txt").read_text())))
+    known = next(iter(_report.titles((ROOT / "bench" / "headline.txt").read_text())))
     rows = [{"problem": f"{known}@cpu", "ratio": 2.0, "peer_ms": 4.0, "weft_ms": 2.0, "machine": "CPU: <one>"},
             {"problem": "relu2d:fwd:f32:nchw:n1c2h3w4@cuda", "ratio": 0.1, "peer_ms": 1.0, "weft_ms": 10.0, "machine": "GPU: two"}]
     file, out = tmp_path / "rows.json", tmp_path / "figure.svg"
@@ -118,7 +117,7 @@ def test_figure_of_recorded_rows(tmp_path, capsys):
     assert main(["bench", "--figure", str(out), str(file)]) == 0
     text = out.read_text()
     Tags(text)
-    for said in (_figure.titles((ROOT / "bench" / "headline.txt").read_text())[known], "CPU: &lt;one&gt;", "GPU: two", "relu2d:fwd", "10x slower", "prefers-color-scheme"):
+    for said in (_report.titles((ROOT / "bench" / "headline.txt").read_text())[known], "CPU: &lt;one&gt;", "GPU: two", "relu2d:fwd", "10x slower", "prefers-color-scheme"):
         assert said in text, said
     assert not re.search(r"href|url\(|@import|<script", text)
     file.write_text("[1]")
@@ -157,7 +156,7 @@ def test_labels_do_not_meet():
     assert _report._spread([310, 311, 312], 18, 0, 320) == [284, 302, 320]
 
 
-@pytest.mark.parametrize("module", [_figure, _report, demo])
+@pytest.mark.parametrize("module", [_report, demo])
 def test_docstring_examples(module):
     result = doctest.testmod(module)
     assert result.attempted > 0 and result.failed == 0

@@ -17,7 +17,7 @@ import weft.functional as W
 from cases import tolerance
 from conftest import ROOT
 from weft import torch7 as t7
-from weft._core.memory import peak
+from weft._bench.clock import peak
 
 # the old case -> its twins, as file::test
 TWINS = {

@@ -175,7 +175,7 @@ def test_no_zeros_is_dense_without_measuring(monkeypatch):
 def test_the_clock_finds_the_faster_side(dense, sparse, side, monkeypatch):
     clock = FakeTime(0)
     monkeypatch.setattr(_clock, "time", clock)
-    timing = weft.nn._sparse.measure({"dense": clock.work(dense), "sparse": clock.work(sparse)}, torch.device("cpu"))
+    timing = weft.nn.sparse_conv.measure({"dense": clock.work(dense), "sparse": clock.work(sparse)}, torch.device("cpu"))
     assert timing.side == side and timing.ratio == pytest.approx(dense / sparse)
     assert (timing.dense_ms, timing.sparse_ms) == pytest.approx((1e3 * dense, 1e3 * sparse))
 
@@ -187,11 +187,11 @@ def test_the_clock_takes_the_median_and_ends_in_time(monkeypatch):
     later = iter([9.0, *[0.004] * 1000])
     slow_first = lambda: clock.sleep(next(later))   # noqa: E731
     with weft.backends.flags(measure_seconds=100.0):
-        timing = weft.nn._sparse.measure({"dense": clock.work(0.001), "sparse": slow_first}, torch.device("cpu"))
+        timing = weft.nn.sparse_conv.measure({"dense": clock.work(0.001), "sparse": slow_first}, torch.device("cpu"))
     assert timing.sparse_ms == pytest.approx(4.0) and timing.side == "dense"
     runs = []
     with weft.backends.flags(measure_seconds=0.5):
-        weft.nn._sparse.measure({"dense": clock.work(1.0, lambda: runs.append(1)), "sparse": clock.work(1.0)}, torch.device("cpu"))
+        weft.nn.sparse_conv.measure({"dense": clock.work(1.0, lambda: runs.append(1)), "sparse": clock.work(1.0)}, torch.device("cpu"))
     assert len(runs) == 1
 
 

@@ -171,8 +171,8 @@ def test_a_weight_that_passes_0_stays_in_training():
 def test_eval_gathers_once(device, monkeypatch):
     module, x = small(device)
     module.eval()
-    gathered, count = weft.nn._sparse.Kept.gathered, []
-    monkeypatch.setattr(weft.nn._sparse.Kept, "gathered", lambda self, w: count.append(1) or gathered(self, w))
+    gathered, count = weft.nn.sparse_conv.Kept.gathered, []
+    monkeypatch.setattr(weft.nn.sparse_conv.Kept, "gathered", lambda self, w: count.append(1) or gathered(self, w))
     with torch.no_grad():
         for _ in range(3):
             expected = module(x)

@@ -17,7 +17,7 @@ from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 import weft
 from weft import torch7 as t7
 from weft.functional.conv import CONV_BACKWARD
-from weft.torch7 import _modes
+from weft.torch7 import conv as _conv7
 
 TYPES = [torch.float32, torch.float64]
 
@@ -258,8 +258,8 @@ def seen(monkeypatch):
         wanted = args[8] if rule is CONV_BACKWARD else None
         calls.append((str(rule.op).split(".")[1], wanted, weft._core.settings.now().pin, weft.backends.fastest))
         return real(rule, *args)
-    real = _modes.call
-    monkeypatch.setattr(_modes, "call", spy)
+    real = _conv7.call
+    monkeypatch.setattr(_conv7, "call", spy)
     return calls
 
 
@@ -327,7 +327,7 @@ def test_a_mode_ends_with_an_error(monkeypatch):
         raise RuntimeError("enough")
     net, x = t7.SpatialConvolution(3, 4, 3, 3).setMode("torch", "torch", "torch").fastest(), torch.randn(1, 3, 6, 6, requires_grad=True)
     y, before = net(x), weft._core.settings.now()
-    monkeypatch.setattr(_modes, "call", fail)
+    monkeypatch.setattr(_conv7, "call", fail)
     for call in (lambda: net(x), lambda: y.sum().backward()):
         with pytest.raises(RuntimeError, match="enough"):
             call()

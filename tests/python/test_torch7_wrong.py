@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from weft import torch7 as t7
-from weft.torch7 import _modes
+from weft.torch7 import conv as _conv7
 
 X = torch.zeros(2, 4, 6, 6)
 CONV = t7.SpatialConvolution(4, 4, 3, 3)
@@ -85,4 +85,4 @@ def test_wrong(name):
     with pytest.raises(error) as caught:
         call()
     assert text in str(caught.value)
-    assert CONV._mode == _modes.Mode()      # nothing of a wrong call stays
+    assert CONV._mode == _conv7.Mode()      # nothing of a wrong call stays

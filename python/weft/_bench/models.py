@@ -14,7 +14,6 @@ import torch
 from torch import Tensor, nn
 
 from . import clock as _clock
-from .._core import memory as _memory
 from .._enable import as_torch
 from .twin import distance
 
@@ -140,5 +139,5 @@ def measure(name: str, batch: Optional[int] = None, device: str = "cpu", rounds:
             m.zero_grad(set_to_none=True)   # the peak counts a step's own gradients, not those of the step before
         yield {"model": name, "batch": batch, "shape": list(inputs[0].shape), "pass": passed, "device": device, "peer": f"torch {torch.__version__}",
                "peer_ms": statistics.median(theirs), "weft_ms": statistics.median(ours), "ratio": statistics.median(p / w for w, p in zip(ours, theirs)),
-               "weft_bytes": _memory.peak(runs[1], where), "peer_bytes": _memory.peak(runs[0], where), "error": error, "rounding": rounding,
+               "weft_bytes": _clock.peak(runs[1], where), "peer_bytes": _clock.peak(runs[0], where), "error": error, "rounding": rounding,
                "rounds": len(ours), "threads": torch.get_num_threads(), "pages": _clock.pages, "busy": busy()}

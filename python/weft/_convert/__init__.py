@@ -1,1 +1,1 @@
-"""What weft.convert, weft.report and weft.pack do."""
+"""What weft.convert and weft.report do."""

@@ -1,13 +1,14 @@
-"""Which module of torch.nn stands for which of weft.nn, read off the classes themselves."""
+"""Modules of torch.nn and of weft.nn: which stands for which, which weft is expected to make faster, and copies of nets to try things on."""
 from __future__ import annotations
 
-from typing import Optional
+import copy
+from typing import Any, Optional
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from .. import nn as _nn
-
 
 def twin(cls: type) -> Optional[type]:
     """The class of torch.nn that a class of weft.nn extends; None where it extends Module alone."""
@@ -66,3 +67,89 @@ def same_storage(tensor: torch.Tensor) -> torch.Tensor:
     if isinstance(tensor, nn.Parameter):
         return nn.Parameter(leaf, tensor.requires_grad)
     return leaf.requires_grad_(tensor.requires_grad)
+
+
+# ---------------------------------------------------------------------------------------------- a copy to try things on
+
+HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+
+
+def has_hooks(module: nn.Module) -> bool:
+    """Whether someone watches or changes what goes through the module."""
+    return any(getattr(module, name) for name in HOOKS)
+
+
+def shadow(modules: Any) -> Any:
+    """The copy of a module, or of a list of them. Forward and backward through it leave the originals alone: parameters are leaves over the same
+    memory, so gradients go elsewhere; buffers, which batch normalisation writes to, are copied."""
+    memo: dict[int, Any] = {}
+    for module in (m for top in (modules if isinstance(modules, list) else [modules]) for m in top.modules()):
+        for buffer in module._buffers.values():
+            if buffer is not None and not is_lazy(buffer):
+                memo.setdefault(id(buffer), buffer.detach().clone())
+        for value in (*module._parameters.values(), *module.__dict__.values()):
+            if isinstance(value, Tensor) and not is_lazy(value):
+                memo.setdefault(id(value), same_storage(value))
+        for name in (*HOOKS, "_forward_hooks_with_kwargs", "_forward_pre_hooks_with_kwargs", "_forward_hooks_always_called"):
+            if hasattr(module, name):
+                memo[id(getattr(module, name))] = type(getattr(module, name))()
+    try:
+        return copy.deepcopy(modules, memo)
+    except Exception as error:
+        raise RuntimeError(f"net: can not be copied, which example and fuse need, {type(error).__name__}: {error}") from error
+
+
+# ---------------------------------------------------------------------------------------------- what is expected to be faster
+# Kinds of modules of which every row of docs/benchmarks is at least as fast as PyTorch.
+
+_LEVEL = "weft is not expected to be faster"
+
+
+def _conv(module: nn.Module, dtype: torch.dtype, device: str) -> str:
+    """One filter per channel, and few channels in a group in 3D; the format of the weights is taken for that of the data."""
+    rank, inside = module.weight.dim() - 2, module.in_channels // module.groups
+    if module.groups > 1 and inside == 1:
+        last = not module.weight.is_contiguous()
+        if device == "cpu" and ((dtype is torch.bfloat16 and rank < 3) or (last and max(module.kernel_size) > 9)):
+            return "PyTorch's depthwise convolution is as fast in this type and format"
+        return ""
+    if device == "cpu" and rank == 3 and 1 < module.groups and inside < 8 and dtype is torch.float32:
+        return ""
+    return "PyTorch's dense convolution is as fast" if module.groups == 1 else "PyTorch's grouped convolution is as fast"
+
+
+def _adaptive(module: nn.Module, dtype: torch.dtype, device: str) -> str:
+    sizes = module.output_size if isinstance(module.output_size, (tuple, list)) else (module.output_size,)
+    return "to one pixel PyTorch takes a mean, which is as fast" if all(n == 1 for n in sizes) else ""
+
+
+def _always(module: nn.Module, dtype: torch.dtype, device: str) -> str:
+    return ""
+
+
+def _on_cpu(module: nn.Module, dtype: torch.dtype, device: str) -> str:
+    return "" if device == "cpu" else _LEVEL
+
+
+_KINDS = {nn.Conv1d: _conv, nn.Conv2d: _conv, nn.Conv3d: _conv, nn.MaxPool2d: _always, nn.AvgPool2d: _always, nn.AdaptiveAvgPool2d: _adaptive,
+          nn.Softmax: _always, nn.LogSoftmax: _always, nn.CrossEntropyLoss: _always, nn.LocalResponseNorm: _always, nn.Unfold: _always, nn.Fold: _always,
+          nn.Tanh: _on_cpu}
+_TYPES = (torch.float32, torch.bfloat16, torch.float16)
+
+
+def why_not(module: nn.Module, net: nn.Module) -> str:
+    """"" for a module of torch.nn that weft is expected to make faster; else why not. Where a module has no parameters, those of the net tell its type
+    and device.
+
+        >>> from weft._convert import pairs as _pairs
+        >>> conv = torch.nn.Conv2d(8, 8, 3, groups=8)
+        >>> _pairs.why_not(conv, conv), _pairs.why_not(torch.nn.ReLU(), conv)
+        ('', 'weft is not expected to be faster')
+    """
+    if type(module) in (nn.RNN, nn.LSTM, nn.GRU):
+        return "a recurrent layer of torch.nn is what quantize_dynamic looks for"
+    given = next((t for owner in (module, net) for t in owner.parameters() if t.is_floating_point()), None)
+    dtype, device = (torch.get_default_dtype(), "cpu") if given is None else (given.dtype, given.device.type)
+    if type(module) not in _KINDS or dtype not in _TYPES or device not in ("cpu", "cuda"):
+        return _LEVEL
+    return _KINDS[type(module)](module, dtype, device)

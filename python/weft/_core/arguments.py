@@ -1,17 +1,19 @@
-"""What the functions share: reading sizes, autocast, types that weft leaves to PyTorch."""
+"""What the functions and modules share: reading and checking arguments, autocast, types that weft leaves to PyTorch."""
 from __future__ import annotations
 
+import inspect
+import math
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, Optional, Union
 
 import torch
 from torch import Tensor
 
-from .rules import TYPES
 from .state import any_autocast, is_compiling
 
+TYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)   # what weft computes with
 Size = Union[int, Sequence[int]]
 Padding = Union[int, Sequence[int], str]
 
@@ -135,3 +137,54 @@ def raised(*tensors: Optional[Tensor]) -> tuple[Any, ...]:
     if not any_autocast() or autocast_dtype(tensors[0].device) is None:   # type: ignore[union-attr]
         return tensors
     return tuple(t.float() if t is not None and t.dtype in (torch.float16, torch.bfloat16) else t for t in tensors)
+
+
+def need_tensors(words: str, given: Mapping[str, Any], optional: Mapping[str, Any] = {}) -> None:
+    """words: the beginning of the error's text, {} for the argument's name. optional: may be None."""
+    for name, value in (*given.items(), *optional.items()):
+        if not isinstance(value, Tensor) and not (value is None and name in optional):
+            raise TypeError(f"{words.format(name)} {type(value).__name__}, allowed: Tensor{' or None' if name in optional else ''}")
+
+
+def check_ints(least: int, **values: Any) -> None:
+    """Each is an int, and `least` or more."""
+    for name, value in values.items():
+        if isinstance(value, bool) or not isinstance(value, int):
+            raise TypeError(f"{name}: is {value!r}, allowed: an int")
+        if value < least:
+            raise ValueError(f"{name}: is {value}, allowed: {least} or more")
+
+
+def check_flags(**values: Any) -> None:
+    """Each is True or False."""
+    for name, value in values.items():
+        if not isinstance(value, bool):
+            raise TypeError(f"{name}: is {value!r}, allowed: True or False")
+
+
+def check_reals(**values: Any) -> None:
+    """Each is a finite number."""
+    for name, value in values.items():
+        if isinstance(value, bool) or not isinstance(value, (int, float)):
+            raise TypeError(f"{name}: is {value!r}, allowed: a number")
+        if not math.isfinite(value):
+            raise ValueError(f"{name}: is {value}, allowed: a finite number")
+
+
+def named(function: Callable, name: str, help: str) -> Any:
+    """The function with this name and help."""
+    function.__name__ = function.__qualname__ = name
+    function.__doc__ = help
+    return function
+
+
+def ranked(make: Callable[[int], Callable], *examples: str) -> tuple[Any, ...]:
+    """What `make` gives for 1D, 2D and 3D: conv1d, conv2d and conv3d from a function `conv`. Its help has {rank} for the number, and ends with the
+    example of each, without its indentation."""
+    functions = []
+    for rank, example in enumerate(examples, 1):
+        function = make(rank)
+        shown = "".join(f"    {line}\n" for line in inspect.cleandoc(example).splitlines())
+        help = inspect.cleandoc(function.__doc__ or "").replace("{rank}", str(rank))
+        functions.append(named(function, f"{function.__name__}{rank}d", f"{help}\n\n{shown}"))
+    return tuple(functions)

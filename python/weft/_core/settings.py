@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any, Optional
 
 from . import library as _library
-from .checks import check_flags
+from .arguments import check_flags
 
 TOPICS = {"dispatch": 1, "tune": 2, "exec": 4, "error": 8}
 MATHS = {None: 0, "fast": 1, "strict": 2, "tf32": 3}

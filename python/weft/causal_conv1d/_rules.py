@@ -9,9 +9,8 @@ from typing import Any, Optional
 import torch
 from torch import Tensor
 
-from weft._core.rules import Rule, _kernels, call, mapped
+from weft._core.rules import Rule, _kernels, call, derived, mapped
 from weft._core.shapes import fake_of
-from weft._core.derived import derived
 from weft._core.state import BelowAutograd
 
 WANT_X, WANT_PARAMETERS = 1, 2

@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.overrides import handle_torch_function, has_torch_function
 
 from weft._core import entry as _entry
-from weft._core.checks import need_tensors
+from weft._core.arguments import need_tensors
 from weft.causal_conv1d import _rules as _ops   # by its full name: a program may know this package by another one
 from weft._core.rules import call, check_writable
 from weft._core.state import BelowAutograd, in_transform, is_compiling

@@ -13,24 +13,19 @@ They work under torch.compile, torch.export, torch.func, torch.fx and autocast, 
 Under autocast a float32 weight is cast at each call: PyTorch's cache of casts is its own. torch.jit.trace records the operator where
 no gradient is wanted, and refuses the Python that computes one: trace under torch.no_grad, or use torch.export.
 """
-from . import conv, lrn, partial_conv, pointwise, pool, rnn, sparse_conv
-from .batch_norm import *  # noqa: F403
-from .batch_norm import __all__ as _batch_norm   # the function has the module's name
+from . import conv, normalisation, partial_conv, pointwise, pool, probabilities, rnn, sparse_conv
 from .conv import *  # noqa: F403
-from .cross_entropy import *  # noqa: F403
-from .cross_entropy import __all__ as _cross_entropy
 from .dgmm import *  # noqa: F403
-from .dgmm import __all__ as _dgmm
+from .dgmm import __all__ as _dgmm   # the function has the module's name
 from .im2col import *  # noqa: F403
 from .im2col import __all__ as _im2col
-from .lrn import *  # noqa: F403
+from .normalisation import *  # noqa: F403
 from .partial_conv import *  # noqa: F403
 from .pointwise import *  # noqa: F403
 from .pool import *  # noqa: F403
+from .probabilities import *  # noqa: F403
 from .rnn import *  # noqa: F403
-from .softmax import *  # noqa: F403
-from .softmax import __all__ as _softmax
 from .sparse_conv import *  # noqa: F403
 
-__all__ = [*_batch_norm, *conv.__all__, *_cross_entropy, *_dgmm, *_im2col, *lrn.__all__, *partial_conv.__all__, *pointwise.__all__, *pool.__all__, *rnn.__all__,
-           *_softmax, *sparse_conv.__all__]
+__all__ = [*conv.__all__, *_dgmm, *_im2col, *normalisation.__all__, *partial_conv.__all__, *pointwise.__all__, *pool.__all__, *probabilities.__all__,
+           *rnn.__all__, *sparse_conv.__all__]

@@ -12,13 +12,11 @@ from torch import Tensor
 from torch.overrides import handle_torch_function, has_torch_function_variadic
 from torch.utils.flop_counter import register_flop_formula
 
-from .._core.arguments import Padding, Size, foreign, left_to_torch, lowered, remembered, spread, whole_groups
-from .._core.derived import adjoint, derived, leaf, tangents, wide
+from .._core.arguments import Padding, Size, foreign, left_to_torch, lowered, ranked, remembered, spread, whole_groups
 from .._core.entry import front
-from .._core.rules import Rule, call, call_into, in_front, mapped
+from .._core.rules import Rule, adjoint, call, call_into, derived, in_front, leaf, mapped, tangents, wide
 from .._core.shapes import least_source
 from .._core.state import in_dynamo
-from ._ranked import ranked
 
 __all__ = ["conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d", "conv_transpose3d", "conv2d_depthwise"]
 

@@ -8,10 +8,8 @@ import torch
 from torch import Tensor
 from torch.overrides import handle_torch_function, has_torch_function_variadic
 
-from .._core.arguments import autocast_dtype
-from .._core.checks import need_tensors
-from .._core.derived import adjoint, derived, wide
-from .._core.rules import Rule, call, call_into, mapped
+from .._core.arguments import autocast_dtype, need_tensors
+from .._core.rules import Rule, adjoint, call, call_into, derived, mapped, wide
 from .._core.state import any_autocast
 
 __all__ = ["dgmm", "cdgmm"]

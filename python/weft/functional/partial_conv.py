@@ -14,10 +14,8 @@ from torch import Tensor
 from torch.overrides import handle_torch_function, has_torch_function_variadic
 
 from .._core import library as _library, settings as _settings
-from .._core.arguments import Padding, Size, lowered
-from .._core.derived import adjoint, derived, leaf, tangents, wide
-from .._core.rules import TYPES, Rule, call, call_into, is_last, mapped
-from ._ranked import ranked
+from .._core.arguments import TYPES, Padding, Size, lowered, ranked
+from .._core.rules import Rule, adjoint, call, call_into, derived, is_last, leaf, mapped, tangents, wide
 from .conv import (WANT_BIAS, WANT_INPUT, WANT_WEIGHT, activated, check_activation, check_tensors, formula as conv_formula, no_bias, read_settings,
                    save_epilogue, through_act, want_of, wanted)
 

@@ -12,12 +12,10 @@ from torch import Tensor
 from torch.overrides import handle_torch_function, has_torch_function
 
 from .._core import library as _library, settings as _settings
-from .._core.arguments import autocast_dtype, foreign, lowered, raised, whole
-from .._core.derived import gradients, tangents
-from .._core.rules import Rule, call
+from .._core.arguments import autocast_dtype, foreign, lowered, named, raised, whole
+from .._core.rules import Rule, call, gradients, tangents
 from .._core.shapes import fake_of
 from .._core.state import any_autocast, in_transform, is_compiling
-from ._ranked import named
 
 __all__ = ["gru", "lstm", "rnn_relu", "rnn_tanh"]
 

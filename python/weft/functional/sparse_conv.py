@@ -10,11 +10,9 @@ import torch
 from torch import Tensor
 from torch.overrides import handle_torch_function, has_torch_function_variadic
 
-from .._core.arguments import Padding, Size, lowered
-from .._core.derived import adjoint, derived, leaf, tangents, wide
-from .._core.rules import Rule, call, call_into, mapped
+from .._core.arguments import Padding, Size, lowered, ranked
+from .._core.rules import Rule, adjoint, call, call_into, derived, leaf, mapped, tangents, wide
 from .._core.shapes import fake_of
-from ._ranked import ranked
 from .conv import check_activation, check_tensors, formula as conv_formula, no_bias, read_settings, save_epilogue, through_act, want_of, wanted
 
 __all__ = ["sparse_conv1d", "sparse_conv2d", "sparse_conv3d"]

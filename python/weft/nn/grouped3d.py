@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 
 from .. import backends
-from .._core.arguments import Padding, Size, autocast_dtype, foreign, lowered
-from .._core.checks import check_flags, check_ints
+from .._core.arguments import Padding, Size, autocast_dtype, check_flags, check_ints, foreign, lowered
 from .._core.rules import call
 from .._core.state import in_transform
 from .._core.text import Bar, sizes

@@ -14,8 +14,8 @@ from torch import Tensor
 from torch.fx import Proxy
 
 from .. import functional as F
-from .._core.arguments import Padding, Size, autocast_dtype
-from .._core.rules import TYPES, call
+from .._core.arguments import TYPES, Padding, Size, autocast_dtype
+from .._core.rules import call
 from ..functional.conv import geometry
 from ..functional.partial_conv import MASKS, PARTIAL_CONV
 from . import conv as _conv

@@ -11,8 +11,7 @@ from torch import nn
 
 from .._core.arguments import whole
 from . import conv as _conv
-from ._sparse import table as _table
-from .sparse_conv import Sparse_modes, SparseConv1d, SparseConv2d, SparseConv2D, SparseConv3d, _SparseConv, read_mode
+from .sparse_conv import Sparse_modes, SparseConv1d, SparseConv2d, SparseConv2D, SparseConv3d, _SparseConv, read_mode, table as _table
 
 __all__ = ["SparseModel"]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Optional
 
-from .._core.checks import check_ints
+from .._core.arguments import check_ints
 from ..nn._named import made
 
 

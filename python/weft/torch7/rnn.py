@@ -10,7 +10,7 @@ from torch.nn.utils.rnn import PackedSequence
 
 from .. import nn
 from ..nn._named import kept_whole, made
-from .._core.checks import check_flags, check_ints, check_reals
+from .._core.arguments import check_flags, check_ints, check_reals
 from ._base import Torch7
 
 __all__ = ["BGRU", "BLSTM", "GRU", "LSTM", "RNNReLU", "RNNTanh"]

@@ -10,7 +10,7 @@ from torch.fx import Proxy
 from .. import functional as F
 from .. import nn
 from ..nn._named import check_dims, kept_whole, made
-from .._core.checks import check_flags, check_ints, check_reals
+from .._core.arguments import check_flags, check_ints, check_reals
 from ._base import Torch7, read_window, taking, window_text
 
 __all__ = ["SpatialAveragePooling", "SpatialMaxPooling", "VolumetricAveragePooling", "VolumetricMaxPooling", "ClippedReLU", "ReLU", "Sigmoid", "Tanh",

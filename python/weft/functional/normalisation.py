@@ -1,26 +1,24 @@
-"""Batch normalisation: the function, and the rules of weft::batch_norm, batch_norm_train and batch_norm_backward."""
+"""Batch and local response normalisation: the functions, and the rules of weft::batch_norm, batch_norm_train, batch_norm_backward, lrn and lrn_backward."""
 from __future__ import annotations
 
-from typing import Optional
+from typing import Any, Optional
 
 import torch
 from torch import Tensor
-from torch.overrides import handle_torch_function, has_torch_function_variadic
+from torch.overrides import handle_torch_function, has_torch_function_unary, has_torch_function_variadic
 
-from .._core.arguments import flattened, foreign, left_to_torch, real
-from .._core.checks import need_tensors
-from .._core.derived import adjoint, derived, leaf, tangents, wide
+from .._core.arguments import NoTensor, flattened, foreign, left_to_torch, need_tensors, raised, real, whole
 from .._core.entry import front, kept
-from .._core.rules import RULES, Rule, call, call_into, in_front, mapped
+from .._core.rules import RULES, Rule, adjoint, call, call_into, derived, in_front, leaf, mapped, tangents, wide
 from .._core.state import grad_enabled, in_dynamo, is_compiling
 
-__all__ = ["batch_norm"]
+__all__ = ["batch_norm", "local_response_norm"]
 
 _INF, _ALSO = float("inf"), ", 2 dimensions or more, finite settings"
 _batch_norm = front("batch_norm")
 
 
-# ---------------------------------------------------------------------------------------------- the rules
+# ---------------------------------------------------------------------------------------------- batch normalisation: the rules
 
 def _formula(input, weight, bias, mean, spread, training, eps):
     """In training mean and deviation are computed from the data, so that derivatives go through them."""
@@ -123,7 +121,7 @@ BATCH_NORM_TRAIN = Rule("batch_norm_train", 3, _save_train, _gradient_of_forward
 BATCH_NORM_BACKWARD = Rule("batch_norm_backward", 5, *derived(_backward, 5), _batch_backward, by_torch=_torch_backward)
 
 
-# ---------------------------------------------------------------------------------------------- the function
+# ---------------------------------------------------------------------------------------------- batch normalisation: the function
 
 def _check_statistics(mean: Optional[Tensor], var: Optional[Tensor], training: bool) -> None:
     if mean is None or var is None:
@@ -199,3 +197,60 @@ def batch_norm(input: Tensor, running_mean: Optional[Tensor], running_var: Optio
         return call_into(BATCH_NORM_TRAIN if training else BATCH_NORM, out, *args)
     y = call(BATCH_NORM_TRAIN, *args)[0] if training else call(BATCH_NORM, *args)
     return y if in_dynamo() else kept(y)
+
+
+# ---------------------------------------------------------------------------------------------- local response normalisation
+
+def _lrn_formula(input, size, alpha, beta, k):
+    """What a window reaches beyond the channels counts for nothing."""
+    few = min(size, 2 * input.shape[1] + 1) if isinstance(input.shape[1], int) else size
+    return torch.nn.functional.local_response_norm(wide(input), few, alpha * few / size, beta, k).to(input.dtype)
+
+
+def _gradient_of_lrn(ctx, grad):
+    return None if grad is None else call(LRN_BACKWARD, grad, *ctx.saved_tensors, *ctx.settings),
+
+
+_save_lrn, _, _tangent_of_lrn = derived(_lrn_formula, 1)
+LRN = Rule("lrn", 1, _save_lrn, _gradient_of_lrn, _tangent_of_lrn, mapped("lrn"))
+LRN_BACKWARD = Rule("lrn_backward", 2, *derived(adjoint(_lrn_formula, 1), 2), mapped("lrn_backward", 2))
+
+
+def _own(value: Any) -> bool:
+    """A number that weft's kernels take: real and finite."""
+    return isinstance(value, (int, float, torch.SymInt, torch.SymFloat)) and -_INF < value < _INF
+
+
+def local_response_norm(input: Tensor, size: int, alpha: float = 1e-4, beta: float = 0.75, k: float = 1.0, *, out: Optional[Tensor] = None) -> Tensor:
+    """Divide by a power of the energy of `size` channels around each: torch.nn.functional.local_response_norm.
+
+        >>> weft.functional.local_response_norm(torch.randn(2, 8, 16, 16), 5).shape
+        torch.Size([2, 8, 16, 16])
+    """
+    if has_torch_function_unary(input):
+        return handle_torch_function(local_response_norm, (input,), input, size, alpha=alpha, beta=beta, k=k, out=out)
+    if not isinstance(input, Tensor):
+        raise NoTensor(f"local_response_norm: input is {type(input).__name__}, allowed: Tensor")
+    rank = input.dim()
+    if rank < 3:
+        raise ValueError(f"local_response_norm: input has {rank} dimensions {list(input.shape)}, allowed: 3 or more")
+    if not is_compiling() and input.numel() == 0 and out is None:
+        return input   # as PyTorch does, whatever the settings; in a trace the operator takes what is empty
+    if type(size) is not int:
+        width = whole(size)
+        if width is None:
+            raise TypeError(f"local_response_norm: size is {size!r}, allowed: an int")
+        size = width
+    if foreign(input) or not (_own(alpha) and _own(beta) and _own(k)):
+        for name, value in (("alpha", alpha), ("beta", beta), ("k", k)):
+            if not isinstance(value, (int, float, complex, Tensor)):
+                raise TypeError(f"local_response_norm: {name} is {value!r}, allowed: a float")
+        return left_to_torch("local_response_norm", out, input, size, alpha, beta, k, also=", finite numbers")
+    if rank > 3 or input.is_cuda:   # PyTorch's averages over three axes, and its powers on CUDA, are float32 under autocast
+        input, = raised(input)
+    if rank > 5:
+        flat, into = flattened(input, out)
+        y = local_response_norm(flat, size, alpha, beta, k, out=into)
+        return y.view(input.shape) if out is None else out
+    args = (input, size, float(alpha), float(beta), float(k))
+    return call(LRN, *args) if out is None else call_into(LRN, out, *args)
