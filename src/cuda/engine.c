@@ -128,13 +128,15 @@ weft_status weft__cuda_context(weft__cuda *cuda, int ordinal, CUcontext *context
     return s;
 }
 
+/* A thread without a context keeps that of the first device, which CUDA's runtime would give it, too: a push and a pop
+ * for each launch cost 35 us in the backward pass of a convolution on PyTorch's thread (H200, bench/calls.py). */
 weft_status weft__cuda_enter(const weft__driver *d, CUcontext context, bool *pushed) {
     *pushed = false;
     if (weft__driver_forked()) return refuse_fork();
     CUcontext current = NULL;
     if (d->ctx_get(&current) == CUDA_SUCCESS_ && current == context) return WEFT_OK;
     WEFT__TRY(weft__driver_check(d, d->ctx_push(context), "cuCtxPushCurrent"));
-    *pushed = true;
+    *pushed = current || context != __atomic_load_n(&engine.device[0].context, __ATOMIC_RELAXED);
     return WEFT_OK;
 }
 

@@ -11,7 +11,7 @@ struct weft__cuda {
 
 /* The primary context of a device, which PyTorch and the CUDA runtime use too. Retained on first use, kept. */
 weft_status weft__cuda_context(weft__cuda *cuda, int ordinal, CUcontext *context);
-/* Make a context current; *pushed: it was not, and weft__cuda_leave must take it off again. */
+/* Make a context current; *pushed: weft__cuda_leave must take it off again. */
 weft_status weft__cuda_enter(const weft__driver *d, CUcontext context, bool *pushed);
 void weft__cuda_leave(const weft__driver *d, bool pushed);
 

@@ -2,11 +2,13 @@
  * results on edges and on random problems of every pass, and the fast kernels against a plain copy of the same bytes.
  *   gpu_smoke [random problems, default 300] [seed]
  * Ends with "N passed, N failed, N skipped"; exit status 1 if anything failed. */
+#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
+#include "cuda/engine.h"
 #include "harness.h"
 
 enum { RUNS = 15, ROUNDS = 3 };
@@ -132,6 +134,25 @@ static void check_results(int problems, uint64_t seed) {
     harness_destroy(&h);
 }
 
+/* ---------------------------------------------------------------- contexts */
+static void *context_after_use(void *cuda) {
+    void *block = NULL;
+    CUcontext current = NULL;
+    if (weft__cuda_alloc(cuda, 0, 1, &block) == WEFT_OK) ((weft__cuda *)cuda)->driver->ctx_get(&current);
+    weft__cuda_free(cuda, 0, block);
+    return current;
+}
+
+/* A thread that had none keeps the first device's, so that it is not made current again for each launch. */
+static void check_context(weft__cuda *cuda) {
+    pthread_t thread;
+    void *kept = NULL;
+    CUcontext first = NULL;
+    bool ran = pthread_create(&thread, NULL, context_after_use, cuda) == 0 && pthread_join(thread, &kept) == 0;
+    judge(ran && weft__cuda_context(cuda, 0, &first) == WEFT_OK && first && kept == first, "context of a new thread",
+          "it is not the first device's");
+}
+
 /* ---------------------------------------------------------------- times */
 static const char copy_source[] = "struct args { const float4 *src; float4 *dst; int64_t n; };\n"
                                   "extern \"C\" __global__ void copy(const args a) {\n"
@@ -249,6 +270,7 @@ int main(int argc, char **argv) {
     if (here) {
         harness_catch_faults();
         compile_times(argv[0]);
+        check_context(weft__ctx_cuda(ctx, NULL));
         check_results(argc > 1 ? atoi(argv[1]) : 300, argc > 2 ? strtoull(argv[2], NULL, 10) : 7);
         show_times(ctx);
     }
