@@ -1,9 +1,11 @@
-/* Arguments of weft_execute and weft_pack: memory that overlaps, alignment, packed weights that are shared; and the
+/* Arguments of weft_execute and weft_pack: what is refused, memory that overlaps, alignment, packed weights; and the
  * tensors of a problem as a caller sees them. */
 #include <math.h>
 
 #include "ref/item.h"
 #include "test.h"
+
+static const char usual[] = "conv2d:fwd:f32:nchw:n1c4h12w20:o4k3p1g4";
 
 typedef struct run {
     weft_ctx *ctx;
@@ -61,6 +63,79 @@ TEST(tensors_of_a_problem) {
           "tensors of nothing");
 }
 
+/* ---------------------------------------------------------------- what execute refuses */
+typedef struct call {
+    weft_plan *plan;
+    weft_args args;
+    harness_buffer b[WEFT_ROLE_COUNT], workspace;
+} call;
+
+static void prepare(call *c, weft_ctx *ctx, const char *text) {
+    memset(c, 0, sizeof(*c));
+    weft_problem wanted = test_problem(text);
+    OK(weft_plan_create(&c->plan, ctx, &wanted, NULL));
+    c->args = (weft_args)WEFT_ARGS_INIT;
+    const weft_problem *p = weft_plan_problem(c->plan);
+    for (int i = 0; i < p->ntensors; i++) {
+        int role = p->tensor[i].role;
+        CHECK(harness_open(&c->b[role], &p->tensor[i], HARNESS_START), "no memory");
+        if (!weft__is_output(p, role)) harness_fill(&c->b[role], HARNESS_REALS, 1);
+        c->args.ptr[role] = c->b[role].at;
+    }
+    CHECK(harness_open_bytes(&c->workspace, weft_plan_workspace_bytes(c->plan), 64, HARNESS_START), "no memory");
+}
+
+static void discard(call *c) {
+    for (int role = 0; role < WEFT_ROLE_COUNT; role++) harness_close(&c->b[role]);
+    harness_close(&c->workspace);
+    weft_plan_release(c->plan);
+}
+
+static void refuses(call *c, const weft_args *args, void *workspace, size_t bytes, weft_status status,
+                    const char *words) {
+    const weft_problem *p = weft_plan_problem(c->plan);
+    FAILS(weft_execute(c->plan, args, workspace, bytes, NULL), status, words);
+    for (int role = 0; role < WEFT_ROLE_COUNT; role++)
+        if (c->b[role].map && weft__is_output(p, role))
+            CHECK(harness_untouched(&c->b[role]), "%s was written although %s", weft__role_name(role), words);
+}
+
+TEST(execute_refuses_and_writes_nothing) {
+    static const char *const texts[] = {usual, "conv2d:bwd:f32:nchw:n1c4h12w20:o4k3p1g4:bias",
+                                        "conv2d:fwd:f32:nhwc:n1c20h6w7:o20k3p1g20:bias+relu",
+                                        "conv1d:bwd_data:f16:ncw:n1c4w9:o4k3"};
+    weft_ctx *ctx = test_context(1);
+    for (size_t i = 0; i < WEFT__COUNT(texts); i++) {
+        call c;
+        prepare(&c, ctx, texts[i]);
+        size_t need = weft_plan_workspace_bytes(c.plan);
+        char *workspace = c.workspace.at;
+        for (int role = 0; role < WEFT_ROLE_COUNT; role++) {
+            if (!c.b[role].map) continue;
+            weft_args args = c.args;
+            args.ptr[role] = NULL;
+            refuses(&c, &args, workspace, need, WEFT_ERR_INVALID, weft__role_name(role));
+            args.ptr[role] = (char *)c.args.ptr[role] + 8; /* the problem promises 16 */
+            refuses(&c, &args, workspace, need, WEFT_ERR_INVALID, weft__role_name(role));
+            args.ptr[role] = (char *)c.args.ptr[role] + 1;
+            refuses(&c, &args, workspace, need, WEFT_ERR_INVALID, weft__role_name(role));
+        }
+        weft_args args = c.args;
+        args.size = 8;
+        refuses(&c, &args, workspace, need, WEFT_ERR_INVALID, "args");
+        refuses(&c, NULL, workspace, need, WEFT_ERR_INVALID, "args is NULL");
+        if (need) {
+            refuses(&c, &c.args, NULL, need, WEFT_ERR_WORKSPACE, "workspace is NULL");
+            refuses(&c, &c.args, workspace, need - 1, WEFT_ERR_WORKSPACE, "workspace has");
+            refuses(&c, &c.args, workspace, 0, WEFT_ERR_WORKSPACE, "workspace has 0");
+            refuses(&c, &c.args, workspace + 8, need, WEFT_ERR_INVALID, "64");
+        }
+        OK(weft_execute(c.plan, &c.args, workspace, need, NULL));
+        discard(&c);
+    }
+    weft_ctx_release(ctx);
+}
+
 /* ---------------------------------------------------------------- overlap */
 TEST(outputs_that_overlap) {
     run r = open_run("conv2d:fwd:f32:nchw:n1c4h12w16:o4k3p1g4", NULL);
@@ -116,6 +191,28 @@ TEST(outputs_in_place) {
         r.args.ptr[cases[i].out] = r.args.ptr[cases[i].in];
         const weft_status s = execute(&r);
         CHECK((s == WEFT_OK) == cases[i].good, "%s in place: %s", cases[i].text, weft_status_name(s));
+        close_run(&r);
+    }
+}
+
+/* Of an operator that may run in place no other two tensors may be one. */
+TEST(which_tensors_may_be_one) {
+    static const struct {
+        const char *text;
+        int x, y;
+    } cases[] = {
+        {"relu2d:bwd:f32:nchw:n1c4h12w16", WEFT_ROLE_DST, WEFT_ROLE_DIFF_SRC},
+        {"tanh2d:bwd:f32:nchw:n1c4h12w16", WEFT_ROLE_DST, WEFT_ROLE_DIFF_SRC},
+        {"clip2d:bwd:f32:nchw:n1c4h12w16:lo0hi6", WEFT_ROLE_DST, WEFT_ROLE_DIFF_SRC},
+        {"softmax2d:bwd:f32:nchw:n1c4h12w16", WEFT_ROLE_DST, WEFT_ROLE_DIFF_SRC},
+        {"log_softmax2d:bwd:f32:nchw:n1c4h12w16", WEFT_ROLE_DST, WEFT_ROLE_DIFF_SRC},
+    };
+    for (size_t i = 0; i < WEFT__COUNT(cases); i++) {
+        run r = open_run(cases[i].text, NULL);
+        CHECK(r.block[cases[i].x] && r.block[cases[i].y], "%s has other tensors", cases[i].text);
+        OK(execute(&r));
+        r.args.ptr[cases[i].y] = r.args.ptr[cases[i].x];
+        FAILS(execute(&r), WEFT_ERR_INVALID, "overlap");
         close_run(&r);
     }
 }
@@ -204,6 +301,70 @@ TEST(alignment_of_pack) {
     FAILS(weft_pack(plan, weights, packed + 16, NULL), WEFT_ERR_INVALID, "packed|multiple of 64");
     OK(weft_pack(plan, weights, packed, NULL));
     free(weights), free(packed);
+    weft_plan_release(plan);
+    weft_ctx_release(ctx);
+}
+
+enum { SCRATCH = 64, PACKED = 128 };
+static int packings, packed_runs;
+static const void *packed_at;
+static weft_status fake_pack(const weft__exec *e, const void *weights, void *packed) {
+    (void)e;
+    packings++;
+    memset(packed, *(const char *)weights, PACKED);
+    return WEFT_OK;
+}
+static weft_status fake_run(const weft__exec *e) {
+    packed_runs++;
+    packed_at = e->packed;
+    return e->packed && ((const char *)e->packed)[PACKED - 1] == 9 ? WEFT_OK : WEFT_ERR_INTERNAL;
+}
+
+/* Without packed weights a call packs behind the scratch; with them it needs the scratch alone, and no weights. */
+TEST(packed_weights_need_less) {
+    static const weft__kernel kernel = {
+        .name = "fake", .op = WEFT_OP_CONV, .engine = WEFT_ENGINE_CPU, .pack = fake_pack, .run = fake_run};
+    static char memory[SCRATCH + PACKED] __attribute__((aligned(64))), packed[PACKED] __attribute__((aligned(64)));
+    static float src[960], dst[960], weights[36] __attribute__((aligned(16)));
+    weft_ctx *ctx = test_context(1);
+    weft_problem p = test_problem(usual);
+    weft__hw hw;
+    weft_plan *plan;
+    OK(weft__ctx_hw(ctx, &p, &hw));
+    weft__choice c = {.kernel = &kernel, .d = {.workspace = SCRATCH, .packed = PACKED}, .why = "pinned"};
+    for (int i = 0; i < p.ntensors; i++) p.tensor[i].align = 4;
+    OK(weft__plan_build(&plan, ctx, &p, &hw, &c));
+    weft_args args = WEFT_ARGS_INIT;
+    args.ptr[WEFT_ROLE_SRC] = src, args.ptr[WEFT_ROLE_WEIGHTS] = weights, args.ptr[WEFT_ROLE_DST] = dst;
+    memset(weights, 9, sizeof(weights));
+    packings = packed_runs = 0;
+    FAILS(weft_execute(plan, &args, memory, SCRATCH + PACKED - 1, NULL), WEFT_ERR_WORKSPACE, "191 bytes|192 or more");
+    OK(weft_execute(plan, &args, memory, SCRATCH + PACKED, NULL));
+    CHECK(packings == 1 && packed_at == memory + SCRATCH, "packed %d times, %td bytes into the workspace", packings,
+          (const char *)packed_at - memory);
+    OK(weft_pack(plan, weights, packed, NULL));
+    args.packed = packed;
+    args.ptr[WEFT_ROLE_WEIGHTS] = NULL;
+    FAILS(weft_execute(plan, &args, memory, SCRATCH - 1, NULL), WEFT_ERR_WORKSPACE, "63 bytes|64 or more");
+    OK(weft_execute(plan, &args, memory, SCRATCH, NULL));
+    CHECK(packings == 2 && packed_at == packed, "packed again, or not what was given");
+    args.packed = packed + 8;
+    FAILS(weft_execute(plan, &args, memory, SCRATCH, NULL), WEFT_ERR_INVALID, "packed|64");
+    args.packed = NULL;
+    FAILS(weft_execute(plan, &args, memory, SCRATCH + PACKED, NULL), WEFT_ERR_INVALID, "weights");
+    CHECK(packed_runs == 2, "%d runs", packed_runs);
+    weft_plan_release(plan);
+    weft_ctx_release(ctx);
+}
+
+/* Nothing to write: no pointer is asked for. */
+TEST(empty_problems_run) {
+    weft_ctx *ctx = test_context(1);
+    weft_problem p = test_problem("conv2d:fwd:f32:nchw:n0c4h12w20:o4k3p1g4");
+    weft_plan *plan = NULL;
+    OK(weft_plan_create(&plan, ctx, &p, NULL));
+    weft_args args = WEFT_ARGS_INIT;
+    OK(weft_execute(plan, &args, NULL, 0, NULL));
     weft_plan_release(plan);
     weft_ctx_release(ctx);
 }

@@ -46,12 +46,12 @@ static int each_file(bool damage) {
 }
 
 /* A child process has measured nothing itself: what it says came from the file, or was measured anew. */
-static void child_rates(weft__hw *out) {
+static void child_rates(int threads, weft__hw *out) {
     int pipes[2];
     CHECK(pipe(pipes) == 0, "no pipe");
     pid_t pid = fork();
     if (pid == 0) {
-        weft_ctx *ctx = context_at(folder, 2);
+        weft_ctx *ctx = context_at(folder, threads);
         weft__hw hw = hw_of(ctx);
         weft__rates(ctx, &hw);
         _exit(write(pipes[1], &hw, sizeof(hw)) == (ssize_t)sizeof(hw) ? 0 : 1);
@@ -70,32 +70,70 @@ static uint64_t fake_ns(void) {
 }
 static int64_t fake_seconds(void) { return 1000000 + 60 * minute; }
 
-TEST(some_processes_measure_and_the_highest_rates_stay) {
-    static const struct {
-        int64_t minute;
-        uint64_t tick;
-    } at[] = {{0, 4000000},  {0, 100},      {1, 3900000},   {5, 1000000}, {20, 100},
-              {21, 4000000}, {85, 4000000}, {400, 4000000}, {9999, 100}};
-    enum { COUNT = sizeof(at) / sizeof(at[0]) };
+static weft__rate_clocks begin_fake(void) {
     const weft__rate_clocks real = weft__rates_clocks;
     unsetenv("WEFT_RATES");
+    strcpy(folder + strlen(folder) - 6, "XXXXXX");
     CHECK(mkdtemp(folder), "no folder");
     weft__rates_clocks = (weft__rate_clocks){fake_ns, fake_seconds};
-    weft__hw got[COUNT + 1];
-    for (int i = 0; i < COUNT; i++) minute = at[i].minute, tick = at[i].tick, child_rates(&got[i]);
-    CHECK(got[1].gbs == got[0].gbs, "measured again at once: %g and %g GB/s", got[0].gbs, got[1].gbs);
-    CHECK(got[2].gbs == got[0].gbs, "3%% more is noise: %g and %g GB/s", got[0].gbs, got[2].gbs);
-    CHECK(got[3].gbs > 3.9 * got[0].gbs && got[3].gflops[0] > 3.9 * got[0].gflops[0], "%g after %g GB/s", got[3].gbs,
-          got[0].gbs);
-    for (int i = 4; i < COUNT; i++) /* too early; busy moments; and then no more */
-        CHECK(got[i].gbs == got[3].gbs && memcmp(got[i].gflops, got[3].gflops, sizeof(got[i].gflops)) == 0,
-              "process %d: %g after %g GB/s", i, got[i].gbs, got[3].gbs);
-    CHECK(each_file(true) == 1, "not one file");
-    tick = at[0].tick, child_rates(&got[COUNT]); /* a damaged file is measured over */
-    CHECK(got[COUNT].gbs == got[0].gbs && each_file(false) == 1, "%g GB/s", got[COUNT].gbs);
+    return real;
+}
+
+static void end_fake(weft__rate_clocks real) {
     weft__rates_clocks = real;
     rmdir(folder);
     setenv("WEFT_RATES", "nominal", 1);
+}
+
+/* Again after 1, 4, 16, 64 and 256 minutes, and then no more. A process that comes a minute too early would find the
+ * machine twice as fast, and must not look. */
+TEST(some_processes_measure_and_the_highest_rates_stay) {
+    enum { FAST = 100000 };
+    static const struct {
+        int64_t minute;
+        uint64_t tick, kept; /* what the process would measure; what it says */
+    } at[] = {{0, 2000000, 2000000},  {0, FAST, 2000000},    {1, 1950000, 2000000}, /* 3% more is noise */
+              {4, FAST, 2000000},     {5, 4000000, 2000000}, {20, FAST, 2000000},   /* a busy moment */
+              {21, 1000000, 1000000}, {84, FAST, 1000000},   {85, 800000, 800000},
+              {340, FAST, 800000},    {341, 400000, 400000}, {9999, FAST, 400000}};
+    enum { COUNT = sizeof(at) / sizeof(at[0]) };
+    const weft__rate_clocks real = begin_fake();
+    weft__hw first, got;
+    minute = at[0].minute, tick = at[0].tick, child_rates(2, &first);
+    for (int i = 1; i < COUNT; i++) {
+        minute = at[i].minute, tick = at[i].tick, child_rates(2, &got);
+        const double more = (double)at[0].tick / (double)at[i].kept;
+        CHECK(got.gbs > 0.99 * more * first.gbs && got.gbs < 1.01 * more * first.gbs &&
+                  got.gflops[0] > 0.99 * more * first.gflops[0] && got.gflops[0] < 1.01 * more * first.gflops[0],
+              "minute %lld: %g after %g GB/s, not %g times as much", (long long)minute, got.gbs, first.gbs, more);
+    }
+    CHECK(each_file(true) == 1, "not one file");
+    tick = at[0].tick, child_rates(2, &got); /* a damaged file is measured over */
+    CHECK(got.gbs == first.gbs && each_file(false) == 1, "%g GB/s", got.gbs);
+    end_fake(real);
+}
+
+/* Rates are those of a number of threads: in the file, and within a process. */
+TEST(each_number_of_threads_has_its_rates) {
+    const weft__rate_clocks real = begin_fake();
+    weft__hw two, three, again;
+    minute = 0, tick = 2000000, child_rates(2, &two);
+    tick = 1000000, child_rates(3, &three);
+    CHECK(three.threads == 3 && three.gbs > 1.9 * two.gbs, "%g GB/s with 2 threads, %g with 3", two.gbs, three.gbs);
+    tick = 500000, child_rates(2, &again);
+    CHECK(again.gbs == two.gbs && each_file(false) == 2, "%g GB/s after those of 3 threads, not %g", again.gbs,
+          two.gbs);
+    double gbs[2];
+    for (int i = 0; i < 2; i++) {
+        weft_ctx *ctx = context_at("", 2 + i);
+        weft__hw hw = hw_of(ctx);
+        tick = i ? 1000000 : 2000000;
+        weft__rates(ctx, &hw);
+        gbs[i] = hw.gbs;
+        weft_ctx_release(ctx);
+    }
+    CHECK(gbs[0] == two.gbs && gbs[1] > 1.9 * gbs[0], "%g GB/s with 2 threads, %g with 3", gbs[0], gbs[1]);
+    end_fake(real);
 }
 
 TEST(nominal_where_asked_for) {
