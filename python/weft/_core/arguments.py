@@ -4,6 +4,7 @@ from __future__ import annotations
 import inspect
 import math
 import operator
+import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, Optional, Union
@@ -178,13 +179,11 @@ def named(function: Callable, name: str, help: str) -> Any:
     return function
 
 
-def ranked(make: Callable[[int], Callable], *examples: str) -> tuple[Any, ...]:
-    """What `make` gives for 1D, 2D and 3D: conv1d, conv2d and conv3d from a function `conv`. Its help has {rank} for the number, and ends with the
-    example of each, without its indentation."""
-    functions = []
-    for rank, example in enumerate(examples, 1):
-        function = make(rank)
-        shown = "".join(f"    {line}\n" for line in inspect.cleandoc(example).splitlines())
-        help = inspect.cleandoc(function.__doc__ or "").replace("{rank}", str(rank))
-        functions.append(named(function, f"{function.__name__}{rank}d", f"{help}\n\n{shown}"))
-    return tuple(functions)
+def at_rank(text: str, rank: int) -> str:
+    """A text with the number of axes for {rank}, and a size of each of them for {x9}: 9, 9 in 2D."""
+    return re.sub(r"\{x(\d+)\}", lambda size: ", ".join([size[1]] * rank), text.replace("{rank}", str(rank)))
+
+
+def ranked(make: Callable[[int], Callable], ranks: Sequence[int] = (1, 2, 3)) -> tuple[Any, ...]:
+    """What `make` gives for 1D, 2D and 3D: conv1d, conv2d and conv3d from a function `conv`, whose help is written as at_rank takes it."""
+    return tuple(named(function := make(rank), f"{function.__name__}{rank}d", at_rank(inspect.cleandoc(function.__doc__ or ""), rank)) for rank in ranks)

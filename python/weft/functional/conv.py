@@ -335,7 +335,11 @@ def _conv_of(rank: int) -> Callable:
 
     def conv(input: Tensor, weight: Tensor, bias: Optional[Tensor] = None, stride: Size = 1, padding: Padding = 0, dilation: Size = 1,
              groups: int = 1, *, act: Optional[str] = None, clip: tuple[float, float] = (0.0, 6.0), out: Optional[Tensor] = None) -> Tensor:
-        """{rank}D convolution: torch.nn.functional.conv{rank}d, with an optional fused activation ('relu', or 'clip' to the bounds of `clip`)."""
+        """{rank}D convolution: torch.nn.functional.conv{rank}d, with an optional fused activation ('relu', or 'clip' to the bounds of `clip`).
+
+            >>> weft.functional.conv{rank}d(torch.randn(2, 8, {x9}), torch.randn(8, 1, {x3}), padding="same", groups=8, act="relu").shape
+            torch.Size([2, 8, {x9}])
+        """
         if act is None and out is None and not in_dynamo():
             y = entry(input, weight, bias, stride, padding, dilation, groups)
             if y is not NotImplemented:
@@ -344,16 +348,7 @@ def _conv_of(rank: int) -> Callable:
     return conv
 
 
-conv1d, conv2d, conv3d = ranked(_conv_of, """
-    >>> weft.functional.conv1d(torch.randn(2, 4, 100), torch.randn(8, 4, 5), padding="same").shape
-    torch.Size([2, 8, 100])
-    """, """
-    >>> weft.functional.conv2d(torch.randn(2, 8, 32, 32), torch.randn(8, 1, 3, 3), padding=1, groups=8, act="relu").shape
-    torch.Size([2, 8, 32, 32])
-    """, """
-    >>> weft.functional.conv3d(torch.randn(1, 8, 9, 9, 9), torch.randn(8, 1, 3, 3, 3), groups=8).shape
-    torch.Size([1, 8, 7, 7, 7])
-    """)
+conv1d, conv2d, conv3d = ranked(_conv_of)
 
 
 def _conv_transpose_of(rank: int) -> Callable:
@@ -362,7 +357,11 @@ def _conv_transpose_of(rank: int) -> Callable:
     def conv_transpose(input: Tensor, weight: Tensor, bias: Optional[Tensor] = None, stride: Size = 1, padding: Size = 0, output_padding: Size = 0,
                        groups: int = 1, dilation: Size = 1, *, act: Optional[str] = None, clip: tuple[float, float] = (0.0, 6.0),
                        out: Optional[Tensor] = None) -> Tensor:
-        """{rank}D transposed convolution: torch.nn.functional.conv_transpose{rank}d, with an optional fused activation."""
+        """{rank}D transposed convolution: torch.nn.functional.conv_transpose{rank}d, with an optional fused activation.
+
+            >>> weft.functional.conv_transpose{rank}d(torch.randn(2, 4, {x8}), torch.randn(4, 1, {x3}), stride=2, output_padding=1, groups=4).shape
+            torch.Size([2, 4, {x18}])
+        """
         if act is None and out is None and not in_dynamo():
             y = entry(input, weight, bias, stride, padding, output_padding, groups, dilation)
             if y is not NotImplemented:
@@ -371,16 +370,7 @@ def _conv_transpose_of(rank: int) -> Callable:
     return conv_transpose
 
 
-conv_transpose1d, conv_transpose2d, conv_transpose3d = ranked(_conv_transpose_of, """
-    >>> weft.functional.conv_transpose1d(torch.randn(2, 4, 10), torch.randn(4, 3, 4), stride=2, padding=1).shape
-    torch.Size([2, 3, 20])
-    """, """
-    >>> weft.functional.conv_transpose2d(torch.randn(2, 4, 8, 8), torch.randn(4, 1, 3, 3), stride=2, output_padding=1, groups=4).shape
-    torch.Size([2, 4, 18, 18])
-    """, """
-    >>> weft.functional.conv_transpose3d(torch.randn(1, 4, 5, 5, 5), torch.randn(4, 2, 2, 2, 2), stride=2).shape
-    torch.Size([1, 2, 10, 10, 10])
-    """)
+conv_transpose1d, conv_transpose2d, conv_transpose3d = ranked(_conv_transpose_of)
 
 
 def conv2d_depthwise(input: Tensor, weight: Tensor, bias: Optional[Tensor] = None, stride: Size = 1, padding: Padding = 0,

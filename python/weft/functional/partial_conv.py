@@ -281,25 +281,17 @@ def _partial_conv_of(rank: int) -> Callable:
         The new mask has the type and the axes of the mask, with as many channels as the result where the mask has more than one; without a
         mask it is (1, 1, H, W), in the type of the input. act: 'relu', or 'clip' to the bounds of `clip`, after the bias.
         legacy: add the bias ahead of the factor r and take it off again, in the type of the result and without TF32, to round as NVIDIA's module.
+
+            >>> holes = torch.rand(2, 1, {x9}) > 0.5
+            >>> y, mask = weft.functional.partial_conv{rank}d(torch.randn(2, 4, {x9}), torch.randn(8, 4, {x3}), torch.zeros(8), holes, padding=1, act="relu")
+            >>> y.shape, mask.shape, mask.dtype
+            (torch.Size([2, 8, {x9}]), torch.Size([2, 1, {x9}]), torch.bool)
         """
         return _partial_conv(partial_conv, rank, (input, weight, bias, mask), stride, padding, dilation, groups, None, act, clip, out, legacy)
     return partial_conv
 
 
-partial_conv1d, partial_conv2d, partial_conv3d = ranked(_partial_conv_of, """
-    >>> y, mask = weft.functional.partial_conv1d(torch.randn(2, 4, 100), torch.randn(8, 4, 5), mask=torch.rand(2, 100) > 0.5, padding="same")
-    >>> y.shape, mask.shape, mask.dtype
-    (torch.Size([2, 8, 100]), torch.Size([2, 100]), torch.bool)
-    """, """
-    >>> x, holes = torch.randn(2, 4, 32, 32), torch.rand(2, 1, 32, 32) > 0.5
-    >>> y, mask = weft.functional.partial_conv2d(x, torch.randn(8, 4, 3, 3), torch.zeros(8), holes, padding=1, act="relu")
-    >>> y.shape, mask.shape, mask.dtype
-    (torch.Size([2, 8, 32, 32]), torch.Size([2, 1, 32, 32]), torch.bool)
-    """, """
-    >>> y, mask = weft.functional.partial_conv3d(torch.randn(1, 4, 9, 9, 9), torch.randn(8, 4, 3, 3, 3), padding=1)
-    >>> y.shape, mask.shape
-    (torch.Size([1, 8, 9, 9, 9]), torch.Size([1, 1, 9, 9, 9]))
-    """)
+partial_conv1d, partial_conv2d, partial_conv3d = ranked(_partial_conv_of)
 
 
 def _partial_conv_transpose_of(rank: int) -> Callable:
@@ -307,19 +299,14 @@ def _partial_conv_transpose_of(rank: int) -> Callable:
                                padding: Size = 0, output_padding: Size = 0, groups: int = 1, dilation: Size = 1, *, act: Optional[str] = None,
                                clip: tuple[float, float] = (0.0, 6.0), out: Optional[Pair] = None, legacy: bool = False) -> Pair:
         """{rank}D transposed partial convolution: (result, new mask). partial_conv{rank}d says what masks are; a window here is what meets a pixel
-        of the result."""
+        of the result.
+
+            >>> weft.functional.partial_conv_transpose{rank}d(torch.randn(2, 4, {x8}), torch.randn(4, 1, {x3}), stride=2, output_padding=1, groups=4)[0].shape
+            torch.Size([2, 4, {x18}])
+        """
         return _partial_conv(partial_conv_transpose, rank, (input, weight, bias, mask), stride, padding, dilation, groups, output_padding, act, clip,
                              out, legacy)
     return partial_conv_transpose
 
 
-partial_conv_transpose1d, partial_conv_transpose2d, partial_conv_transpose3d = ranked(_partial_conv_transpose_of, """
-    >>> weft.functional.partial_conv_transpose1d(torch.randn(2, 4, 10), torch.randn(4, 3, 4), stride=2, padding=1)[0].shape
-    torch.Size([2, 3, 20])
-    """, """
-    >>> weft.functional.partial_conv_transpose2d(torch.randn(2, 4, 8, 8), torch.randn(4, 1, 3, 3), stride=2, output_padding=1, groups=4)[0].shape
-    torch.Size([2, 4, 18, 18])
-    """, """
-    >>> weft.functional.partial_conv_transpose3d(torch.randn(1, 4, 5, 5, 5), torch.randn(4, 2, 2, 2, 2), stride=2)[0].shape
-    torch.Size([1, 2, 10, 10, 10])
-    """)
+partial_conv_transpose1d, partial_conv_transpose2d, partial_conv_transpose3d = ranked(_partial_conv_transpose_of)

@@ -299,7 +299,12 @@ def _max_pool_of(rank: int) -> Callable:
 
     def max_pool(input: Tensor, kernel_size: Size, stride: Optional[Size] = None, padding: Size = 0, dilation: Size = 1, ceil_mode: bool = False,
                  return_indices: bool = False, *, out: Optional[Pair] = None) -> Any:
-        """{rank}D max pooling: torch.nn.functional.max_pool{rank}d. With return_indices, `out` is a pair (values, indices)."""
+        """{rank}D max pooling: torch.nn.functional.max_pool{rank}d. With return_indices, `out` is a pair (values, indices).
+
+            >>> y, where = weft.functional.max_pool{rank}d(torch.randn(2, 8, {x9}), 2, ceil_mode=True, return_indices=True)
+            >>> y.shape, where.dtype
+            (torch.Size([2, 8, {x5}]), torch.int64)
+        """
         if not return_indices and out is None and not in_dynamo():
             y = entry(input, kernel_size, () if stride is None else stride, padding, dilation, ceil_mode)
             if y is not NotImplemented:
@@ -325,17 +330,7 @@ def _max_pool_of(rank: int) -> Callable:
     return max_pool
 
 
-max_pool1d, max_pool2d, max_pool3d = ranked(_max_pool_of, """
-    >>> weft.functional.max_pool1d(torch.randn(2, 4, 100), 3, stride=2, padding=1).shape
-    torch.Size([2, 4, 50])
-    """, """
-    >>> y, where = weft.functional.max_pool2d(torch.randn(2, 8, 32, 32), 2, return_indices=True)
-    >>> y.shape, where.dtype
-    (torch.Size([2, 8, 16, 16]), torch.int64)
-    """, """
-    >>> weft.functional.max_pool3d(torch.randn(1, 8, 9, 9, 9), (1, 3, 3), ceil_mode=True).shape
-    torch.Size([1, 8, 9, 3, 3])
-    """)
+max_pool1d, max_pool2d, max_pool3d = ranked(_max_pool_of)
 
 
 def avg_pool1d(input: Tensor, kernel_size: Size, stride: Optional[Size] = None, padding: Size = 0, ceil_mode: bool = False,
@@ -358,7 +353,11 @@ def _avg_pool_of(rank: int) -> Callable:
 
     def avg_pool(input: Tensor, kernel_size: Size, stride: Optional[Size] = None, padding: Size = 0, ceil_mode: bool = False,
                  count_include_pad: bool = True, divisor_override: Optional[int] = None, *, out: Optional[Tensor] = None) -> Tensor:
-        """{rank}D average pooling: torch.nn.functional.avg_pool{rank}d."""
+        """{rank}D average pooling: torch.nn.functional.avg_pool{rank}d.
+
+            >>> weft.functional.avg_pool{rank}d(torch.randn(2, 8, {x9}), 3, stride=2, padding=1, divisor_override=1).shape
+            torch.Size([2, 8, {x5}])
+        """
         if out is None and not in_dynamo():
             y = entry(input, kernel_size, () if stride is None else stride, padding, ceil_mode, count_include_pad, divisor_override)
             if y is not NotImplemented:
@@ -368,20 +367,18 @@ def _avg_pool_of(rank: int) -> Callable:
     return avg_pool
 
 
-avg_pool2d, avg_pool3d = ranked(_avg_pool_of, "", """
-    >>> weft.functional.avg_pool2d(torch.randn(2, 8, 32, 32), 3, stride=2, padding=1).shape
-    torch.Size([2, 8, 16, 16])
-    """, """
-    >>> weft.functional.avg_pool3d(torch.randn(1, 8, 9, 9, 9), 3, divisor_override=1).shape
-    torch.Size([1, 8, 3, 3, 3])
-    """)[1:]
+avg_pool2d, avg_pool3d = ranked(_avg_pool_of, (2, 3))
 
 
 def _adaptive_avg_pool_of(rank: int) -> Callable:
     entry = front(f"adaptive_avg_pool{rank}d")
 
     def adaptive_avg_pool(input: Tensor, output_size: Union[int, None, Sequence[Optional[int]]], *, out: Optional[Tensor] = None) -> Tensor:
-        """{rank}D average pooling to a given size; in 2D and 3D None keeps that of the input: torch.nn.functional.adaptive_avg_pool{rank}d."""
+        """{rank}D average pooling to a given size; in 2D and 3D None keeps that of the input: torch.nn.functional.adaptive_avg_pool{rank}d.
+
+            >>> weft.functional.adaptive_avg_pool{rank}d(torch.randn(2, 4, {x9}), 7).shape
+            torch.Size([2, 4, {x7}])
+        """
         if out is None and not in_dynamo():
             y = entry(input, output_size)
             if y is not NotImplemented:
@@ -403,13 +400,4 @@ def _adaptive_avg_pool_of(rank: int) -> Callable:
     return adaptive_avg_pool
 
 
-adaptive_avg_pool1d, adaptive_avg_pool2d, adaptive_avg_pool3d = ranked(_adaptive_avg_pool_of, """
-    >>> weft.functional.adaptive_avg_pool1d(torch.randn(2, 4, 100), 7).shape
-    torch.Size([2, 4, 7])
-    """, """
-    >>> weft.functional.adaptive_avg_pool2d(torch.randn(2, 8, 32, 32), (None, 1)).shape
-    torch.Size([2, 8, 32, 1])
-    """, """
-    >>> weft.functional.adaptive_avg_pool3d(torch.randn(1, 8, 9, 9, 9), 1).shape
-    torch.Size([1, 8, 1, 1, 1])
-    """)
+adaptive_avg_pool1d, adaptive_avg_pool2d, adaptive_avg_pool3d = ranked(_adaptive_avg_pool_of)

@@ -259,20 +259,14 @@ def _sparse_conv_of(rank: int) -> Callable:
         weight: a weft.SparseWeight, or dense weights, whose zeros are then looked for at each call and left out. Gradients reach the input, the
         bias and the weights that are not 0. A NaN of the input goes only where a kept weight reads it. Under torch.compile prefer a SparseWeight:
         how many weights a dense tensor keeps is not known before it is looked at.
+
+            >>> dense = torch.randn(8, 4, {x3})
+            >>> weight = weft.sparse.from_dense(torch.where(dense.abs() > 1.5, dense, 0.0))
+            >>> weft.functional.sparse_conv{rank}d(torch.randn(2, 4, {x9}), weight, torch.zeros(8), padding=1, act="relu").shape
+            torch.Size([2, 8, {x9}])
         """
         return _sparse_conv(sparse_conv, rank, input, weight, bias, stride, padding, dilation, groups, act, clip, out)
     return sparse_conv
 
 
-sparse_conv1d, sparse_conv2d, sparse_conv3d = ranked(_sparse_conv_of, """
-    >>> weft.functional.sparse_conv1d(torch.randn(2, 4, 100), torch.eye(4).view(4, 4, 1)).shape
-    torch.Size([2, 4, 100])
-    """, """
-    >>> dense = torch.randn(8, 4, 3, 3)
-    >>> weight = weft.sparse.from_dense(torch.where(dense.abs() > 1.5, dense, 0.0))
-    >>> weft.functional.sparse_conv2d(torch.randn(2, 4, 32, 32), weight, torch.zeros(8), padding=1, act="relu").shape
-    torch.Size([2, 8, 32, 32])
-    """, """
-    >>> weft.functional.sparse_conv3d(torch.randn(1, 8, 9, 9, 9), torch.ones(8, 1, 3, 3, 3), groups=8).shape
-    torch.Size([1, 8, 7, 7, 7])
-    """)
+sparse_conv1d, sparse_conv2d, sparse_conv3d = ranked(_sparse_conv_of)

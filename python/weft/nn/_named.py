@@ -1,12 +1,14 @@
 """What the modules add to their twins besides computing: the way they print, and how torch.fx takes them."""
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Optional
 
 import torch
 from torch.fx import Proxy
 
+from .. import functional as F
+from .._core.arguments import at_rank
 from ..functional.conv import check_activation
 
 
@@ -42,6 +44,12 @@ def mirror(base: type, twin: type, function: Callable, example: str, shown: Any,
     """The class of torch.nn with the forward of `base`, which may call self._function."""
     help = f"torch.nn.{twin.__name__} computed by weft{more}."
     return made(twin.__name__, (base, twin), help, example, shown, _function=staticmethod(function), **attributes)
+
+
+def mirrors(make: Callable, twins: str, functions: str, example: str, shown: str, *rest: Any, ranks: Sequence[int] = (1, 2, 3)) -> tuple[Any, ...]:
+    """What `make` gives for the classes of torch.nn and the functions of these names in each rank; the example and its result are as at_rank takes them."""
+    return tuple(make(getattr(torch.nn, f"{twins}{rank}d"), getattr(F, f"{functions}{rank}d"), at_rank(example, rank), f"torch.Size([{at_rank(shown, rank)}])", *rest)
+                 for rank in ranks)
 
 
 def own_parameters(module: Any) -> tuple[Any, Any]:

@@ -1,6 +1,7 @@
 """Convolution modules, and weft.pack(): modules that keep their weights in the order a kernel reads them."""
 from __future__ import annotations
 
+from functools import partial
 from typing import Any, Optional
 
 import torch
@@ -10,7 +11,7 @@ from torch.fx import Proxy
 from .. import functional as F
 from .._core.arguments import Padding, Size
 from .._core.entry import front
-from ._named import Activated, kept_whole, mirror, own_parameters
+from ._named import Activated, kept_whole, mirror, mirrors, own_parameters
 
 __all__ = ["Conv1d", "Conv2d", "Conv3d", "ConvTranspose1d", "ConvTranspose2d", "ConvTranspose3d", "Conv2dDepthwise"]
 
@@ -74,11 +75,8 @@ class _Conv(_Packed):
 
 
 _ACT = "; `act` fuses an activation"
-Conv1d = mirror(_Conv, torch.nn.Conv1d, F.conv1d,
-                'weft.nn.Conv1d(4, 8, 5, padding="same", act="relu")(torch.randn(2, 4, 100)).shape', (2, 8, 100), _ACT)
-Conv2d = mirror(_Conv, torch.nn.Conv2d, F.conv2d,
-                'weft.nn.Conv2d(8, 8, 3, padding=1, groups=8, act="clip", clip=(0, 6))(torch.randn(2, 8, 32, 32)).shape', (2, 8, 32, 32), _ACT)
-Conv3d = mirror(_Conv, torch.nn.Conv3d, F.conv3d, "weft.nn.Conv3d(8, 8, 3, groups=8)(torch.randn(1, 8, 9, 9, 9)).shape", (1, 8, 7, 7, 7), _ACT)
+Conv1d, Conv2d, Conv3d = mirrors(partial(mirror, _Conv), "Conv", "conv",
+                                 'weft.nn.Conv{rank}d(8, 8, 3, padding="same", groups=8, act="clip", clip=(0, 6))(torch.randn(2, 8, {x9})).shape', "2, 8, {x9}", _ACT)
 
 
 class Conv2dDepthwise(Conv2d):
@@ -116,13 +114,9 @@ class _ConvTranspose(_Packed):
         return self._conv_forward(input, *own_parameters(self), output_size)
 
 
-ConvTranspose1d = mirror(_ConvTranspose, torch.nn.ConvTranspose1d, F.conv_transpose1d,
-                         "weft.nn.ConvTranspose1d(4, 3, 4, stride=2, padding=1)(torch.randn(2, 4, 10)).shape", (2, 3, 20), _ACT)
-ConvTranspose2d = mirror(_ConvTranspose, torch.nn.ConvTranspose2d, F.conv_transpose2d,
-                         "weft.nn.ConvTranspose2d(4, 4, 3, stride=2, groups=4)(torch.randn(2, 4, 8, 8), output_size=(18, 18)).shape",
-                         (2, 4, 18, 18), _ACT)
-ConvTranspose3d = mirror(_ConvTranspose, torch.nn.ConvTranspose3d, F.conv_transpose3d,
-                         "weft.nn.ConvTranspose3d(4, 2, 2, stride=2)(torch.randn(1, 4, 5, 5, 5)).shape", (1, 2, 10, 10, 10), _ACT)
+ConvTranspose1d, ConvTranspose2d, ConvTranspose3d = mirrors(
+    partial(mirror, _ConvTranspose), "ConvTranspose", "conv_transpose",
+    "weft.nn.ConvTranspose{rank}d(4, 4, 3, stride=2, groups=4)(torch.randn(2, 4, {x8}), output_size=({x18},)).shape", "2, 4, {x18}", _ACT)
 
 
 class Packs:

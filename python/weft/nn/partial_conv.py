@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.fx import Proxy
 
 from .. import functional as F
-from .._core.arguments import TYPES, Padding, Size, autocast_dtype
+from .._core.arguments import TYPES, Padding, Size, at_rank, autocast_dtype
 from .._core.rules import call
 from ..functional.conv import geometry
 from ..functional.partial_conv import MASKS, PARTIAL_CONV
@@ -189,11 +189,6 @@ class _PConv(Named, torch.nn.Module):
         return f"bias={self.use_bias}, legacy_behaviour={self.legacy_behaviour}"
 
 
-PConv1d = made("PConv1d", (_PConv,), "PConv2d on (N, C, L) with a mask (N, L).",
-               "weft.nn.PConv1d(4, 8, 5, padding=2, bias=True)(torch.randn(2, 4, 100), torch.rand(2, 100) > 0.5)[0].shape", (2, 8, 100),
-               _rank=1, _function=staticmethod(F.partial_conv1d), _conv=_conv.Conv1d)
-
-
 class PConv2d(_PConv):
     """torch_pconv's PConv2d: its arguments, methods and parameter names; groups besides. A wrong type or shape of x or mask is a TypeError.
 
@@ -210,9 +205,10 @@ class PConv2d(_PConv):
     _rank, _function, _conv = 2, staticmethod(F.partial_conv2d), _conv.Conv2d
 
 
-PConv3d = made("PConv3d", (_PConv,), "PConv2d on (N, C, D, H, W) with a mask (N, D, H, W).",
-               "weft.nn.PConv3d(4, 8, 3)(torch.randn(1, 4, 5, 6, 7), torch.ones(1, 5, 6, 7))[0].shape", (1, 8, 3, 4, 5),
-               _rank=3, _function=staticmethod(F.partial_conv3d), _conv=_conv.Conv3d)
+PConv1d, PConv3d = (made(f"PConv{rank}d", (_PConv,), f"PConv2d on (N, C, {axes}) with a mask (N, {axes}).",
+                         at_rank("weft.nn.PConv{rank}d(4, 8, 3, padding=1, bias=True)(torch.randn(2, 4, {x9}), torch.rand(2, {x9}) > 0.5)[0].shape", rank),
+                         (2, 8, *[9] * rank), _rank=rank, _function=staticmethod(function), _conv=conv)
+                    for rank, axes, function, conv in ((1, "L", F.partial_conv1d, _conv.Conv1d), (3, "D, H, W", F.partial_conv3d, _conv.Conv3d)))
 
 
 # ---------------------------------------------------------------------------------------------- NVIDIA
@@ -292,11 +288,6 @@ class _PartialConv(_Partial):
         return self._results(input, mask_in, pair)
 
 
-PartialConv1d = made("PartialConv1d", (_PartialConv, _conv.Conv1d), "PartialConv2d on (N, C, L).",
-                     "weft.nn.PartialConv1d(4, 8, 5, padding=2)(torch.randn(2, 4, 100)).shape", (2, 8, 100),
-                     _rank=1, _partial=staticmethod(F.partial_conv1d))
-
-
 class PartialConv2d(_PartialConv, _conv.Conv2d):
     """NVIDIA's PartialConv2d: the arguments and the state_dict of torch.nn.Conv2d, and
 
@@ -317,9 +308,10 @@ class PartialConv2d(_PartialConv, _conv.Conv2d):
     _rank, _partial = 2, staticmethod(F.partial_conv2d)
 
 
-PartialConv3d = made("PartialConv3d", (_PartialConv, _conv.Conv3d), "PartialConv2d on (N, C, D, H, W).",
-                     "weft.nn.PartialConv3d(4, 8, 3, padding=1)(torch.randn(1, 4, 5, 5, 5), torch.ones(1, 1, 5, 5, 5)).shape", (1, 8, 5, 5, 5),
-                     _rank=3, _partial=staticmethod(F.partial_conv3d))
+PartialConv1d, PartialConv3d = (made(f"PartialConv{rank}d", (_PartialConv, conv), f"PartialConv2d on (N, C, {axes}).",
+                                     at_rank("weft.nn.PartialConv{rank}d(4, 8, 3, padding=1)(torch.randn(1, 4, {x9}), torch.ones(1, 1, {x9})).shape", rank),
+                                     (1, 8, *[9] * rank), _rank=rank, _partial=staticmethod(function))
+                                for rank, axes, function, conv in ((1, "L", F.partial_conv1d, _conv.Conv1d), (3, "D, H, W", F.partial_conv3d, _conv.Conv3d)))
 
 
 class _PartialConvTranspose(_Partial):
@@ -348,11 +340,6 @@ class _PartialConvTranspose(_Partial):
         return self._results(input, mask_in, pair)
 
 
-PartialConvTranspose1d = made("PartialConvTranspose1d", (_PartialConvTranspose, _conv.ConvTranspose1d), "PartialConvTranspose2d on (N, C, L).",
-                              "weft.nn.PartialConvTranspose1d(4, 3, 4, stride=2, padding=1)(torch.randn(2, 4, 10)).shape", (2, 3, 20),
-                              _rank=1, _partial=staticmethod(F.partial_conv_transpose1d))
-
-
 class PartialConvTranspose2d(_PartialConvTranspose, _conv.ConvTranspose2d):
     """Transposed partial convolution: the arguments and the state_dict of torch.nn.ConvTranspose2d, with multi_channel, return_mask, act and
     clip as in PartialConv2d.
@@ -365,6 +352,8 @@ class PartialConvTranspose2d(_PartialConvTranspose, _conv.ConvTranspose2d):
     _rank, _partial = 2, staticmethod(F.partial_conv_transpose2d)
 
 
-PartialConvTranspose3d = made("PartialConvTranspose3d", (_PartialConvTranspose, _conv.ConvTranspose3d), "PartialConvTranspose2d on (N, C, D, H, W).",
-                              "weft.nn.PartialConvTranspose3d(4, 2, 2, stride=2)(torch.randn(1, 4, 5, 5, 5)).shape", (1, 2, 10, 10, 10),
-                              _rank=3, _partial=staticmethod(F.partial_conv_transpose3d))
+PartialConvTranspose1d, PartialConvTranspose3d = (
+    made(f"PartialConvTranspose{rank}d", (_PartialConvTranspose, conv), f"PartialConvTranspose2d on (N, C, {axes}).",
+         at_rank("weft.nn.PartialConvTranspose{rank}d(4, 2, 2, stride=2)(torch.randn(1, 4, {x5})).shape", rank), (1, 2, *[10] * rank),
+         _rank=rank, _partial=staticmethod(function))
+    for rank, axes, function, conv in ((1, "L", F.partial_conv_transpose1d, _conv.ConvTranspose1d), (3, "D, H, W", F.partial_conv_transpose3d, _conv.ConvTranspose3d)))

@@ -1,6 +1,7 @@
 """Modules whose forward is one function of the input and of what the constructor was given: pooling, pointwise, normalisation, folding, softmax, losses."""
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -8,7 +9,7 @@ from torch import Tensor
 from torch.fx import Proxy
 
 from .. import functional as F
-from ._named import Named, check_dims, kept_whole, made, mirror, own_parameters
+from ._named import Named, check_dims, kept_whole, made, mirror, mirrors, own_parameters
 
 __all__ = ["MaxPool1d", "MaxPool2d", "MaxPool3d", "AvgPool1d", "AvgPool2d", "AvgPool3d", "AdaptiveAvgPool1d", "AdaptiveAvgPool2d", "AdaptiveAvgPool3d",
            "BatchNorm1d", "BatchNorm2d", "BatchNorm3d", "LocalResponseNorm", "ReLU", "ClippedReLU", "Hardtanh", "Tanh", "Sigmoid", "NCReLU", "Softmax",
@@ -22,7 +23,7 @@ class _Simple(Named):
 _FORWARD = "lambda function: lambda self, input: kept_whole(self, input) if isinstance(input, Proxy) and input.tracer.root is not self else function({})"
 
 
-def _simple(twin: type, function: Any, settings: str, example: str, shown: Any, **attributes: Any) -> Any:
+def _simple(settings: str, twin: type, function: Any, example: str, shown: Any, **attributes: Any) -> Any:
     """A module whose forward is the function of the input and of these attributes, in the order of its arguments. It is written out: to read them by
     their names takes a tenth of a small call."""
     forward = eval(_FORWARD.format(", ".join(["input", *(f"self.{name}" for name in settings.split())])))(function)
@@ -34,21 +35,13 @@ def _simple(twin: type, function: Any, settings: str, example: str, shown: Any, 
 # ---------------------------------------------------------------------------------------------- pooling
 
 _MAX, _MEAN = "kernel_size stride padding dilation ceil_mode return_indices", "kernel_size stride padding ceil_mode count_include_pad"
-MaxPool1d = _simple(torch.nn.MaxPool1d, F.max_pool1d, _MAX, "weft.nn.MaxPool1d(3, stride=2, padding=1)(torch.randn(2, 4, 100)).shape", (2, 4, 50))
-MaxPool2d = _simple(torch.nn.MaxPool2d, F.max_pool2d, _MAX, "weft.nn.MaxPool2d(2)(torch.randn(2, 8, 32, 32)).shape", (2, 8, 16, 16))
-MaxPool3d = _simple(torch.nn.MaxPool3d, F.max_pool3d, _MAX, "weft.nn.MaxPool3d((1, 3, 3), ceil_mode=True)(torch.randn(1, 8, 9, 9, 9)).shape",
-                    (1, 8, 9, 3, 3))
-AvgPool1d = _simple(torch.nn.AvgPool1d, F.avg_pool1d, _MEAN, "weft.nn.AvgPool1d(4)(torch.randn(2, 4, 100)).shape", (2, 4, 25))
-AvgPool2d = _simple(torch.nn.AvgPool2d, F.avg_pool2d, _MEAN + " divisor_override",
-                    "weft.nn.AvgPool2d(3, stride=2, padding=1)(torch.randn(2, 8, 32, 32)).shape", (2, 8, 16, 16))
-AvgPool3d = _simple(torch.nn.AvgPool3d, F.avg_pool3d, _MEAN + " divisor_override",
-                    "weft.nn.AvgPool3d(3, divisor_override=1)(torch.randn(1, 8, 9, 9, 9)).shape", (1, 8, 3, 3, 3))
-AdaptiveAvgPool1d = _simple(torch.nn.AdaptiveAvgPool1d, F.adaptive_avg_pool1d, "output_size",
-                            "weft.nn.AdaptiveAvgPool1d(7)(torch.randn(2, 4, 100)).shape", (2, 4, 7))
-AdaptiveAvgPool2d = _simple(torch.nn.AdaptiveAvgPool2d, F.adaptive_avg_pool2d, "output_size",
-                            "weft.nn.AdaptiveAvgPool2d((None, 1))(torch.randn(2, 8, 32, 32)).shape", (2, 8, 32, 1))
-AdaptiveAvgPool3d = _simple(torch.nn.AdaptiveAvgPool3d, F.adaptive_avg_pool3d, "output_size",
-                            "weft.nn.AdaptiveAvgPool3d(1)(torch.randn(1, 8, 9, 9, 9)).shape", (1, 8, 1, 1, 1))
+_AVERAGED = "weft.nn.AvgPool{rank}d(3, stride=2, padding=1)(torch.randn(2, 8, {x9})).shape"
+MaxPool1d, MaxPool2d, MaxPool3d = mirrors(partial(_simple, _MAX), "MaxPool", "max_pool", "weft.nn.MaxPool{rank}d(2, ceil_mode=True)(torch.randn(2, 8, {x9})).shape",
+                                          "2, 8, {x5}")
+AvgPool1d, = mirrors(partial(_simple, _MEAN), "AvgPool", "avg_pool", _AVERAGED, "2, 8, {x5}", ranks=(1,))
+AvgPool2d, AvgPool3d = mirrors(partial(_simple, _MEAN + " divisor_override"), "AvgPool", "avg_pool", _AVERAGED, "2, 8, {x5}", ranks=(2, 3))
+AdaptiveAvgPool1d, AdaptiveAvgPool2d, AdaptiveAvgPool3d = mirrors(
+    partial(_simple, "output_size"), "AdaptiveAvgPool", "adaptive_avg_pool", "weft.nn.AdaptiveAvgPool{rank}d(7)(torch.randn(2, 4, {x9})).shape", "2, 4, {x7}")
 
 
 # ---------------------------------------------------------------------------------------------- normalisation
@@ -79,7 +72,7 @@ BatchNorm2d = mirror(_BatchNorm, torch.nn.BatchNorm2d, F.batch_norm,
                      "weft.nn.BatchNorm2d(4, momentum=None)(torch.randn(8, 4, 16, 16)).shape", (8, 4, 16, 16))
 BatchNorm3d = mirror(_BatchNorm, torch.nn.BatchNorm3d, F.batch_norm, "weft.nn.BatchNorm3d(4, affine=False).eval()(torch.randn(2, 4, 5, 6, 7)).shape",
                      (2, 4, 5, 6, 7))
-LocalResponseNorm = _simple(torch.nn.LocalResponseNorm, F.local_response_norm, "size alpha beta k",
+LocalResponseNorm = _simple("size alpha beta k", torch.nn.LocalResponseNorm, F.local_response_norm,
                             "weft.nn.LocalResponseNorm(5)(torch.randn(2, 8, 16, 16)).shape", (2, 8, 16, 16))
 
 
@@ -104,8 +97,8 @@ class _Smooth(Named):
         return self._function(input, inplace=self.inplace)
 
 
-ReLU = _simple(torch.nn.ReLU, F.relu, "inplace", "weft.nn.ReLU(inplace=True)(torch.tensor([-1.0, 2.0]))", "tensor([0., 2.])")
-Hardtanh = _simple(torch.nn.Hardtanh, F.hardtanh, "min_val max_val inplace",
+ReLU = _simple("inplace", torch.nn.ReLU, F.relu, "weft.nn.ReLU(inplace=True)(torch.tensor([-1.0, 2.0]))", "tensor([0., 2.])")
+Hardtanh = _simple("min_val max_val inplace", torch.nn.Hardtanh, F.hardtanh,
                    "weft.nn.Hardtanh(-1, 2)(torch.tensor([-3.0, 0.5, 3.0]))", "tensor([-1.0000,  0.5000,  2.0000])")
 Tanh = mirror(_Smooth, torch.nn.Tanh, F.tanh, "weft.nn.Tanh()(torch.tensor([0.0, 100.0]))", "tensor([0., 1.])", "; `inplace` writes to the input")
 Sigmoid = mirror(_Smooth, torch.nn.Sigmoid, F.sigmoid, "weft.nn.Sigmoid()(torch.tensor([0.0, 100.0]))", "tensor([0.5000, 1.0000])",
@@ -141,13 +134,13 @@ class NCReLU(Named, torch.nn.Module):
 
 # ---------------------------------------------------------------------------------------------- softmax, folding
 
-Softmax = _simple(torch.nn.Softmax, F.softmax, "dim _stacklevel",
+Softmax = _simple("dim _stacklevel", torch.nn.Softmax, F.softmax,
                   "weft.nn.Softmax(dim=1)(torch.zeros(1, 4))", "tensor([[0.2500, 0.2500, 0.2500, 0.2500]])", _stacklevel=5)
-LogSoftmax = _simple(torch.nn.LogSoftmax, F.log_softmax, "dim _stacklevel",
+LogSoftmax = _simple("dim _stacklevel", torch.nn.LogSoftmax, F.log_softmax,
                      "weft.nn.LogSoftmax(dim=1)(torch.tensor([[1000.0, 0.0]]))", "tensor([[    0., -1000.]])", _stacklevel=5)
-Unfold = _simple(torch.nn.Unfold, F.unfold, "kernel_size dilation padding stride",
+Unfold = _simple("kernel_size dilation padding stride", torch.nn.Unfold, F.unfold,
                  "weft.nn.Unfold(3, padding=1)(torch.randn(2, 3, 8, 8)).shape", (2, 27, 64))
-Fold = _simple(torch.nn.Fold, F.fold, "output_size kernel_size dilation padding stride",
+Fold = _simple("output_size kernel_size dilation padding stride", torch.nn.Fold, F.fold,
                "weft.nn.Fold((8, 8), 3, padding=1)(torch.randn(2, 27, 64)).shape", (2, 3, 8, 8))
 
 
