@@ -52,18 +52,15 @@ def _save_max_pool(ctx, inputs, output):
     return inputs[:1]
 
 
+def _found_again(ctx, input):
+    with torch.no_grad():
+        return call(MAX_POOL_INDEX, input.detach(), *ctx.window, False)[1]
+
+
 def _gradient_of_max_pool(ctx, grad):
     input, = ctx.saved_tensors
     rank = len(ctx.window[0])
-    with torch.no_grad():
-        index = call(MAX_POOL_INDEX, input.detach(), *ctx.window, False)[1]
-    return call(MAX_POOL_BACKWARD, grad, index, tuple(input.shape[-rank:]), *ctx.window, is_last(input, rank)),
-
-
-def _tangent_of_max_pool(ctx, input, dx):
-    with torch.no_grad():
-        index = call(MAX_POOL_INDEX, input.detach(), *ctx.window, False)[1]
-    return _picked(dx, index, ctx.window)
+    return call(MAX_POOL_BACKWARD, grad, _found_again(ctx, input), tuple(input.shape[-rank:]), *ctx.window, is_last(input, rank)),
 
 
 def _save_max_pool_index(ctx, inputs, output):
@@ -77,13 +74,7 @@ def _save_max_pool_index(ctx, inputs, output):
 
 
 def _gradient_of_max_pool_index(ctx, grad, _):
-    if grad is None:
-        return None,
-    return call(MAX_POOL_BACKWARD, grad, *ctx.saved_tensors, ctx.size, *ctx.window, ctx.last),
-
-
-def _tangent_of_max_pool_index(ctx, index, dx):
-    return _picked(dx, index, ctx.window), None
+    return None if grad is None else call(MAX_POOL_BACKWARD, grad, *ctx.saved_tensors, ctx.size, *ctx.window, ctx.last),
 
 
 def _max_pool_backward(grad, index, size, *window):
@@ -92,16 +83,6 @@ def _max_pool_backward(grad, index, size, *window):
 
 
 # ---------------------------------------------------------------------------------------------- averages
-
-def _source(input, rank):
-    """The spatial size of the input, and whether it is channels-last."""
-    return tuple(input.shape[-rank:]), is_last(input, rank)
-
-
-def _of_avg_pool(input, *settings):
-    size, last = _source(input, len(settings[0]))
-    return size, *settings, last
-
 
 _nn, _aten = torch._C._nn, torch.ops.aten
 _AVG, _ADAPTIVE = (None, _nn.avg_pool2d, _nn.avg_pool3d), (None, _nn.adaptive_avg_pool2d, _nn.adaptive_avg_pool3d)
@@ -137,10 +118,6 @@ def _images(grad, size, last):
     return grad.contiguous(memory_format=form), torch.empty([*grad.shape[:-rank], *size], dtype=grad.dtype, device=grad.device, memory_format=form)
 
 
-def _torch_max_backward(grad, index, size, *window):
-    return _MAX_BACKWARD[len(size) - 1](*_images(grad, size, window[-1]), *window[:-1], index)
-
-
 def _torch_avg_backward(grad, size, *settings):
     return _AVG_BACKWARD[len(size) - 1](*_images(grad, size, settings[-1]), *settings[:-2], settings[-2] or None)
 
@@ -156,46 +133,32 @@ def _batch(name: str, tensors: int = 1):
     return mapped(name, tensors, unbatched=lambda axes, *rest: len(axes) + 1)
 
 
-MAX_POOL = Rule("max_pool", 1, _save_max_pool, _gradient_of_max_pool, _tangent_of_max_pool, _batch("max_pool"),
-                by_torch=lambda *args: _torch_max(*args)[0])
-MAX_POOL_INDEX = Rule("max_pool_index", 1, _save_max_pool_index, _gradient_of_max_pool_index, _tangent_of_max_pool_index, _batch("max_pool_index"),
-                      by_torch=_torch_max)
-MAX_POOL_BACKWARD = Rule("max_pool_backward", 2, *derived(_max_pool_backward, 2), _batch("max_pool_backward", 2), by_torch=_torch_max_backward)
-AVG_POOL = linear("avg_pool", "avg_pool_backward", _of_avg_pool, _batch("avg_pool"), by_torch=_torch_avg, native=_in_format(_torch_avg))
-AVG_POOL_BACKWARD = linear("avg_pool_backward", "avg_pool", lambda grad, size, *settings: settings[:-1], _batch("avg_pool_backward"),
-                           by_torch=_torch_avg_backward)
-ADAPTIVE_AVG_POOL = linear("adaptive_avg_pool", "adaptive_avg_pool_backward", lambda input, out: _source(input, len(out)), _batch("adaptive_avg_pool"),
-                           by_torch=_torch_adaptive, native=_in_format(_torch_adaptive))
-ADAPTIVE_AVG_POOL_BACKWARD = linear("adaptive_avg_pool_backward", "adaptive_avg_pool", lambda grad, size, last: _source(grad, len(size))[:1],
-                                    _batch("adaptive_avg_pool_backward"), by_torch=_torch_adaptive_backward)
-
-
-# ---------------------------------------------------------------------------------------------- PyTorch's max pooling in training
-
-def torch_trains(args: tuple) -> bool:
-    """Does PyTorch win the pass without an index? Then it computes max pooling in training too, with an index of its own: weft's byte is for
-    its own kernels. Not under torch.func, nor on CUDA where nothing keeps the order of PyTorch's sums: in 3D, for channels-last data, and where
-    the user asked for order."""
-    input = args[0]
-    if input.is_cuda and (len(args[1]) == 3 or not input.is_contiguous() or torch.are_deterministic_algorithms_enabled()):
-        return False
-    return leaves(MAX_POOL.number, False, *args)
+MAX_POOL = Rule("max_pool", 1, _save_max_pool, _gradient_of_max_pool, lambda ctx, input, dx: _picked(dx, _found_again(ctx, input), ctx.window),
+                _batch("max_pool"), by_torch=lambda *args: _torch_max(*args)[0])
+MAX_POOL_INDEX = Rule("max_pool_index", 1, _save_max_pool_index, _gradient_of_max_pool_index,
+                      lambda ctx, index, dx: (_picked(dx, index, ctx.window), None), _batch("max_pool_index"), by_torch=_torch_max)
+MAX_POOL_BACKWARD = Rule("max_pool_backward", 2, *derived(_max_pool_backward, 2), _batch("max_pool_backward", 2),
+                         by_torch=lambda grad, index, size, *window: _MAX_BACKWARD[len(size) - 1](*_images(grad, size, window[-1]), *window[:-1], index))
+AVG_POOL = linear("avg_pool", "avg_pool_backward", lambda input, axes, *rest: (tuple(input.shape[-len(axes):]), axes, *rest, is_last(input, len(axes))),
+                  _batch("avg_pool"), by_torch=_torch_avg, native=_in_format(_torch_avg))
+linear("avg_pool_backward", "avg_pool", lambda grad, size, *settings: settings[:-1], _batch("avg_pool_backward"),
+       by_torch=_torch_avg_backward)
+ADAPTIVE_AVG_POOL = linear("adaptive_avg_pool", "adaptive_avg_pool_backward", lambda input, axes: (tuple(input.shape[-len(axes):]), is_last(input, len(axes))),
+                           _batch("adaptive_avg_pool"), by_torch=_torch_adaptive, native=_in_format(_torch_adaptive))
+linear("adaptive_avg_pool_backward", "adaptive_avg_pool", lambda grad, size, last: (tuple(grad.shape[-len(size):]),),
+       _batch("adaptive_avg_pool_backward"), by_torch=_torch_adaptive_backward)
 
 
 # ---------------------------------------------------------------------------------------------- arguments
-
-def _is_far(*settings: tuple[int, ...]) -> bool:
-    """Larger than weft takes, not larger than the twin does."""
-    return any(1 << 20 < v < 1 << 31 for values in settings for v in values)
-
 
 @remembered
 def _window(rank: int, kernel_size: Size, stride: Optional[Size], padding: Size, dilation: Size) -> tuple:
     """Kernel, stride, padding and dilation, one value an axis, and whether that is left to PyTorch. The stride is that of the kernel where it
     is None or has no values."""
     kernel, holes = spread("kernel_size", kernel_size, rank), spread("dilation", dilation, rank)
+    far = any(1 << 20 < v < 1 << 31 for v in (*kernel, *holes))   # larger than weft takes, not larger than the twin does
     omitted = stride is None or (isinstance(stride, (tuple, list)) and len(stride) == 0)
-    return kernel, kernel if omitted else spread("stride", stride, rank), spread("padding", padding, rank), holes, _is_far(kernel, holes)
+    return kernel, kernel if omitted else spread("stride", stride, rank), spread("padding", padding, rank), holes, far
 
 
 def _check_input(name: str, rank: int, input: Any) -> None:
@@ -260,7 +223,10 @@ def _max_pool(rank: int, args: tuple) -> Tensor:
     """Without an index, but for what a gradient needs: a byte for each window, or PyTorch's own."""
     if not grad_enabled() or not (args[0].requires_grad or (not is_compiling() and in_transform())):
         return call(MAX_POOL, *args)
-    if rank == 1 or is_compiling() or not torch_trains(args):
+    # Where PyTorch wins the pass without an index it computes training too, with an index of its own: weft's byte is for its own kernels. Not on CUDA where
+    # nothing keeps the order of PyTorch's sums: in 3D, for channels-last data, and where the user asked for order.
+    unordered = args[0].is_cuda and (rank == 3 or not args[0].is_contiguous() or torch.are_deterministic_algorithms_enabled())
+    if rank == 1 or is_compiling() or unordered or not leaves(MAX_POOL.number, False, *args):
         return call(MAX_POOL_INDEX, *args, False)[0]
     y = _TRAINED[rank - 2](*args)
     torchs()
@@ -284,12 +250,10 @@ def _avg_pool(function: Callable, rank: int, input: Tensor, kernel_size: Size, s
     if far:
         return left_to_torch(name, out, input, kernel, step, pads, ceil_mode, count_include_pad, *divisor_override, also=_NEAR)
     args = (_cast(rank, input), kernel, step, pads, ceil_mode, count_include_pad, divisor)
-    return call(AVG_POOL, *args) if out is None else call_into(AVG_POOL, out, *args)
-
-
-def _is_odd_mean(rank: int, input: Any) -> bool:
-    """To one element the twin takes a plain mean: in 3D also of a tensor of any rank, and of nothing, which is NaN. Those are left to it."""
-    return isinstance(input, Tensor) and ((rank == 3 and input.ndim not in (4, 5)) or (not is_compiling() and input.numel() == 0))
+    if out is not None:
+        return call_into(AVG_POOL, out, *args)
+    y = call(AVG_POOL, *args)
+    return y if in_dynamo() else kept(y)
 
 
 # ---------------------------------------------------------------------------------------------- public
@@ -344,7 +308,6 @@ def avg_pool1d(input: Tensor, kernel_size: Size, stride: Optional[Size] = None, 
         y = _avg_pool1d(input, kernel_size, () if stride is None else stride, padding, ceil_mode, count_include_pad)
         if y is not NotImplemented:
             return y
-        return kept(_avg_pool(avg_pool1d, 1, input, kernel_size, stride, padding, ceil_mode, count_include_pad, (), out))
     return _avg_pool(avg_pool1d, 1, input, kernel_size, stride, padding, ceil_mode, count_include_pad, (), out)
 
 
@@ -362,7 +325,6 @@ def _avg_pool_of(rank: int) -> Callable:
             y = entry(input, kernel_size, () if stride is None else stride, padding, ceil_mode, count_include_pad, divisor_override)
             if y is not NotImplemented:
                 return y
-            return kept(_avg_pool(avg_pool, rank, input, kernel_size, stride, padding, ceil_mode, count_include_pad, (divisor_override,), out))
         return _avg_pool(avg_pool, rank, input, kernel_size, stride, padding, ceil_mode, count_include_pad, (divisor_override,), out)
     return avg_pool
 
@@ -387,7 +349,9 @@ def _adaptive_avg_pool_of(rank: int) -> Callable:
             return handle_torch_function(adaptive_avg_pool, (input,), input, output_size, out=out)
         name = adaptive_avg_pool.__name__
         size = (output_size,) * rank if type(output_size) is int else _target(name, rank, output_size, input)
-        if size == (1,) * rank and out is None and _is_odd_mean(rank, input):
+        # to one element the twin takes a plain mean: in 3D also of a tensor of any rank, and of nothing, which is NaN
+        if (size == (1,) * rank and out is None and isinstance(input, Tensor)
+                and ((rank == 3 and input.ndim not in (4, 5)) or (not is_compiling() and input.numel() == 0))):
             return left_to_torch(name, out, input, output_size)
         _check_input(name, rank, input)
         if foreign(input):
