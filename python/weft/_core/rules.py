@@ -347,15 +347,18 @@ def tangents(formula: Callable[..., Any], tensors: Sequence[Any], settings: Sequ
     return tuple(tensors[0].new_zeros(0) if y is None else next(moved) for y in results)   # torch.func wants a tangent of every result
 
 
-def derived(formula: Callable[..., Any], tensors: int) -> tuple[Callable, Callable, Callable]:
+def derived(formula: Callable[..., Any], tensors: int, backward: str = "") -> tuple[Callable, Callable, Callable]:
     """save, gradient and tangent of an operator, as weft._core.rules.Rule takes them. formula: a function of the operator's arguments, the first so many
-    of them tensors, that gives its results; None for one without elements."""
+    of them tensors, that gives its results; None for one without elements. backward: the operator that is the gradient of one tensor;
+    "": the formula is differentiated."""
     def save(ctx: Any, inputs: tuple, output: Any) -> tuple:
         ctx.settings = inputs[tensors:]
         ctx.set_materialize_grads(False)
         return inputs[:tensors]
 
     def gradient(ctx: Any, *grads: Any) -> tuple:
+        if backward:
+            return None if grads[0] is None else call(RULES[backward], *grads, *ctx.saved_tensors, *ctx.settings),
         return gradients(formula, ctx.saved_tensors, ctx.settings, grads, ctx.needs_input_grad[:tensors])
 
     def tangent(ctx: Any, *given: Any) -> Any:

@@ -34,14 +34,11 @@ def _backward(grad, input, weight, mean, spread, training, eps):
     return adjoint(_formula, 3)(grad, input, weight, bias, mean, spread, training, eps)
 
 
-def _save_eval(ctx, inputs, output):
-    input, weight, _, mean, var, eps = inputs
-    ctx.training, ctx.eps = False, eps
-    return input, weight, mean, var
-
-
-def _save_train(ctx, inputs, output):
-    ctx.training, ctx.eps = True, inputs[5]
+def _save(ctx, inputs, output):
+    """In training the statistics of the batch, which are results without a gradient; else the running ones, which were given."""
+    ctx.training, ctx.eps = isinstance(output, tuple), inputs[5]
+    if not ctx.training:
+        return inputs[0], inputs[1], inputs[3], inputs[4]
     ctx.mark_non_differentiable(output[1], output[2])
     ctx.set_materialize_grads(False)
     return inputs[0], inputs[1], output[1], output[2]
@@ -113,9 +110,9 @@ def _torch_backward(grad, input, weight, mean, spread, training, eps):
     return torch.ops.aten.native_batch_norm_backward(grad, input, weight, *given, training, eps, [True, weight is not None, weight is not None])
 
 
-BATCH_NORM = Rule("batch_norm", 3, _save_eval, _gradient_of_forward, _tangent_of_forward, _batch("batch_norm", 1),
+BATCH_NORM = Rule("batch_norm", 3, _save, _gradient_of_forward, _tangent_of_forward, _batch("batch_norm", 1),
                   by_torch=_native_eval, native=_native_eval)
-BATCH_NORM_TRAIN = Rule("batch_norm_train", 3, _save_train, _gradient_of_forward, _tangent_of_forward, _batch_train,
+BATCH_NORM_TRAIN = Rule("batch_norm_train", 3, _save, _gradient_of_forward, _tangent_of_forward, _batch_train,
                         by_torch=lambda x, weight, bias, mean, var, eps, momentum: torch.native_batch_norm(x, weight, bias, mean, var, True, momentum, eps),
                         native=_native_train, plain=_native_train)   # the dispatcher is slow with what is written to
 BATCH_NORM_BACKWARD = Rule("batch_norm_backward", 5, *derived(_backward, 5), _batch_backward, by_torch=_torch_backward)
@@ -123,22 +120,19 @@ BATCH_NORM_BACKWARD = Rule("batch_norm_backward", 5, *derived(_backward, 5), _ba
 
 # ---------------------------------------------------------------------------------------------- batch normalisation: the function
 
-def _check_statistics(mean: Optional[Tensor], var: Optional[Tensor], training: bool) -> None:
+def _check(input: Tensor, mean: Optional[Tensor], var: Optional[Tensor], training: bool, eps: float) -> None:
+    if training and not is_compiling() and input.numel() == input.shape[1] != 0:   # in a trace the operator compares what is known
+        raise ValueError(f"batch_norm: input has the shape {list(input.shape)}, allowed in training: more than 1 value per channel")
+    if eps <= 0.0 if training else eps < 0.0:
+        raise ValueError(f"batch_norm: eps is {eps}, allowed{' in training: more than 0' if training else ': 0 or more'}")
+    missing = "running_mean" if mean is None else "running_var"
     if mean is None or var is None:
         if not training:
-            raise RuntimeError(f"batch_norm: {'running_mean' if mean is None else 'running_var'} is None, allowed in evaluation: Tensor")
+            raise RuntimeError(f"batch_norm: {missing} is None, allowed in evaluation: Tensor")
         if mean is not var:
-            raise ValueError(f"batch_norm: {'running_mean' if mean is None else 'running_var'} is None with the other given, allowed: both or none")
+            raise ValueError(f"batch_norm: {missing} is None with the other given, allowed: both or none")
     elif (mean.requires_grad or var.requires_grad) and grad_enabled():
         raise RuntimeError(f"batch_norm: {'running_mean' if mean.requires_grad else 'running_var'} requires grad, allowed: statistics without a gradient")
-
-
-def _check_training(input: Tensor, eps: float) -> None:
-    channels = input.shape[1]
-    if not is_compiling() and input.numel() == channels and channels != 0:   # in a trace the operator compares what is known
-        raise ValueError(f"batch_norm: input has the shape {list(input.shape)}, allowed in training: more than 1 value per channel")
-    if eps <= 0.0:
-        raise ValueError(f"batch_norm: eps is {eps}, allowed in training: more than 0")
 
 
 def _completed(input: Tensor, weight: Optional[Tensor], bias: Optional[Tensor]) -> tuple[Optional[Tensor], Optional[Tensor]]:
@@ -179,11 +173,7 @@ def batch_norm(input: Tensor, running_mean: Optional[Tensor], running_var: Optio
         eps = real("batch_norm: eps is", eps)
     if type(momentum) is not float:
         momentum = real("batch_norm: momentum is", momentum)
-    if training:
-        _check_training(input, eps)
-    elif eps < 0.0:
-        raise ValueError(f"batch_norm: eps is {eps}, allowed: 0 or more")
-    _check_statistics(running_mean, running_var, training)
+    _check(input, running_mean, running_var, training, eps)
     if not (eps < _INF and -_INF < momentum < _INF):
         return left_to_torch("batch_norm", out, input, running_mean, running_var, weight, bias, training, momentum, eps, also=_ALSO)
     if rank > 5:
@@ -207,13 +197,8 @@ def _lrn_formula(input, size, alpha, beta, k):
     return torch.nn.functional.local_response_norm(wide(input), few, alpha * few / size, beta, k).to(input.dtype)
 
 
-def _gradient_of_lrn(ctx, grad):
-    return None if grad is None else call(LRN_BACKWARD, grad, *ctx.saved_tensors, *ctx.settings),
-
-
-_save_lrn, _, _tangent_of_lrn = derived(_lrn_formula, 1)
-LRN = Rule("lrn", 1, _save_lrn, _gradient_of_lrn, _tangent_of_lrn, mapped("lrn"))
-LRN_BACKWARD = Rule("lrn_backward", 2, *derived(adjoint(_lrn_formula, 1), 2), mapped("lrn_backward", 2))
+LRN = Rule("lrn", 1, *derived(_lrn_formula, 1, "lrn_backward"), mapped("lrn"))
+Rule("lrn_backward", 2, *derived(adjoint(_lrn_formula, 1), 2), mapped("lrn_backward", 2))
 
 
 def _own(value: Any) -> bool:

@@ -27,22 +27,12 @@ _relu, _hardtanh = front("relu"), front("hardtanh")
 # From the result y alone; each is a product with a diagonal, so that a tangent takes the same formula as a gradient:
 #   relu dy [y > 0]   clip dy [lo < y < hi]   tanh dy (1 - y^2)   sigmoid dy y (1 - y)
 
-_FORMULAS: dict[str, Callable] = {
-    "relu": lambda d, y: _aten.threshold_backward(d, y, 0),
-    "clip": lambda d, y, lo, hi: _aten.hardtanh_backward(d, y, lo, hi),
-    "tanh": _aten.tanh_backward,
-    "sigmoid": _aten.sigmoid_backward,
-}
-
-
 def _save(ctx, inputs, output):
     ctx.bounds = tuple(rounded(v, output.dtype) for v in inputs[1:])   # as results that sit on them hold them
     return output,
 
 
-_NATIVE = {"relu": torch.relu, "clip": torch._C._nn.hardtanh, "tanh": torch.tanh, "sigmoid": torch.sigmoid}
 _is_dense = torch.ops.aten.is_non_overlapping_and_dense.default
-_NATIVE_IN_PLACE = {"relu": torch.relu_, "clip": torch._C._nn.hardtanh_, "tanh": torch.tanh_, "sigmoid": torch.sigmoid_}
 
 
 class Pointwise(Rule):
@@ -50,9 +40,7 @@ class Pointwise(Rule):
 
     __slots__ = ("in_place", "native_in_place", "rounds")
 
-    def __init__(self, name: str) -> None:
-        formula = _FORMULAS[name]
-
+    def __init__(self, name: str, native: Callable, native_in_place: Callable, formula: Callable) -> None:
         def gradient(ctx: Any, grad: Any) -> Any:
             output, = ctx.saved_tensors
             return formula(grad, output, *ctx.bounds),
@@ -63,8 +51,8 @@ class Pointwise(Rule):
         def batch(info: Any, in_dims: Any, input: Tensor, *settings: float) -> Any:
             return call(self, input, *settings), in_dims[0]
 
-        super().__init__(name, 1, _save, gradient, tangent, batch, by_torch=_NATIVE[name], native=_NATIVE[name])
-        self.native_in_place, self.rounds = _NATIVE_IN_PLACE[name], name in ("tanh", "sigmoid")
+        super().__init__(name, 1, _save, gradient, tangent, batch, by_torch=native, native=native)
+        self.native_in_place, self.rounds = native_in_place, name in ("tanh", "sigmoid")
 
         def forward(ctx: Any, input: Tensor, settings: tuple) -> Tensor:
             _write(self, input, settings)
@@ -114,10 +102,10 @@ def call_in_place(rule: Pointwise, input: Tensor, *settings: float) -> Tensor:
     return y
 
 
-RELU = Pointwise("relu")
-CLIP = Pointwise("clip")
-TANH = Pointwise("tanh")
-SIGMOID = Pointwise("sigmoid")
+RELU = Pointwise("relu", torch.relu, torch.relu_, lambda d, y: _aten.threshold_backward(d, y, 0))
+CLIP = Pointwise("clip", torch._C._nn.hardtanh, torch._C._nn.hardtanh_, _aten.hardtanh_backward)
+TANH = Pointwise("tanh", torch.tanh, torch.tanh_, _aten.tanh_backward)
+SIGMOID = Pointwise("sigmoid", torch.sigmoid, torch.sigmoid_, _aten.sigmoid_backward)
 
 
 # ---------------------------------------------------------------------------------------------- ncrelu
@@ -127,13 +115,8 @@ def _halves(x: Tensor) -> Tensor:
     return torch.cat((x.masked_fill(x < 0, 0), x.masked_fill(x >= 0, 0)), 1)
 
 
-def _gradient_of_ncrelu(ctx, grad):
-    return None if grad is None else call(NCRELU_BACKWARD, grad, *ctx.saved_tensors),
-
-
-_save_input, _, _tangent_of_ncrelu = derived(_halves, 1)
-NCRELU = Rule("ncrelu", 1, _save_input, _gradient_of_ncrelu, _tangent_of_ncrelu, mapped("ncrelu"))
-NCRELU_BACKWARD = Rule("ncrelu_backward", 2, *derived(adjoint(_halves, 1), 2), mapped("ncrelu_backward", 2))
+NCRELU = Rule("ncrelu", 1, *derived(_halves, 1, "ncrelu_backward"), mapped("ncrelu"))
+Rule("ncrelu_backward", 2, *derived(adjoint(_halves, 1), 2), mapped("ncrelu_backward", 2))
 
 
 # ---------------------------------------------------------------------------------------------- arguments
@@ -152,8 +135,10 @@ def _bound(name: str, value: Any) -> float:
     return float(value)
 
 
-def _known(name: str, input: Any) -> bool:
+def _known(name: str, input: Any, inplace: bool, out: Any) -> bool:
     """A tensor that weft has kernels for; others are left to PyTorch."""
+    if inplace and out is not None:
+        raise ValueError("out: is given with inplace=True, allowed: one of them")
     if not isinstance(input, Tensor):
         raise NoTensor(f"{name}: input is {type(input).__name__}, allowed: Tensor")
     return input.dtype in TYPES and input.layout is _strided and not input.is_nested
@@ -161,14 +146,8 @@ def _known(name: str, input: Any) -> bool:
 
 # ---------------------------------------------------------------------------------------------- the two roads
 
-def _check_place(inplace: bool, out: Optional[Tensor]) -> None:
-    if inplace and out is not None:
-        raise ValueError("out: is given with inplace=True, allowed: one of them")
-
-
 def _torchs(name: str, inplace: bool, out: Optional[Tensor], input: Tensor, *bounds: float) -> Tensor:
     """PyTorch's own function, for types and layouts that weft leaves to it, and for bounds that are NaN."""
-    _check_place(inplace, out)
     method = getattr(torch, name + "_" if inplace else name) if not bounds else torch.nn.functional.hardtanh
     result = method(input, *bounds, inplace) if bounds else method(input)
     return result if out is None else out.copy_(result)
@@ -176,7 +155,6 @@ def _torchs(name: str, inplace: bool, out: Optional[Tensor], input: Tensor, *bou
 
 def _run(rule: Pointwise, inplace: bool, out: Optional[Tensor], input: Tensor, *bounds: float) -> Tensor:
     if out is not None:
-        _check_place(inplace, out)
         return call_into(rule, out, input, *bounds)
     if inplace:
         return call_in_place(rule, input, *bounds)
@@ -197,7 +175,7 @@ def relu(input: Tensor, inplace: bool = False, *, out: Optional[Tensor] = None) 
             return y
     if has_torch_function_unary(input):
         return handle_torch_function(relu, (input,), input, inplace=inplace, out=out)
-    if not _known("relu", input):
+    if not _known("relu", input, inplace, out):
         return _torchs("relu", inplace, out, input)
     return _run(RELU, inplace, out, input)
 
@@ -214,7 +192,7 @@ def hardtanh(input: Tensor, min_val: Number = -1.0, max_val: Number = 1.0, inpla
             return y
     if has_torch_function_unary(input):
         return handle_torch_function(hardtanh, (input,), input, min_val=min_val, max_val=max_val, inplace=inplace, out=out)
-    known, lo, hi = _known("hardtanh", input), _bound("min_val", min_val), _bound("max_val", max_val)
+    known, lo, hi = _known("hardtanh", input, inplace, out), _bound("min_val", min_val), _bound("max_val", max_val)
     ordered = lo <= hi   # not so if one is NaN
     if lo > hi:
         raise ValueError(f"min_val: is {min_val}, allowed: not above max_val, {max_val}")
@@ -235,7 +213,7 @@ def clipped_relu(input: Tensor, ceiling: Number, inplace: bool = False, *, out: 
             return y
     if has_torch_function_unary(input):
         return handle_torch_function(clipped_relu, (input,), input, ceiling, inplace=inplace, out=out)
-    known, hi = _known("clipped_relu", input), _bound("ceiling", ceiling)
+    known, hi = _known("clipped_relu", input, inplace, out), _bound("ceiling", ceiling)
     if not hi > 0:
         raise ValueError(f"ceiling: is {ceiling}, allowed: a number above 0")
     if not known:
@@ -251,7 +229,7 @@ def _smooth(rule: Pointwise, entry: Callable, name: str, help: str) -> Callable:
                 return y
         if has_torch_function_unary(input):
             return handle_torch_function(function, (input,), input, inplace=inplace, out=out)
-        return _run(rule, inplace, out, input) if _known(name, input) else _torchs(name, inplace, out, input)
+        return _run(rule, inplace, out, input) if _known(name, input, inplace, out) else _torchs(name, inplace, out, input)
     return named(function, name, help)
 
 
