@@ -30,11 +30,6 @@ _seated: dict[tuple[str, str], bool] = {}   # by device and operator: registered
 _UNBOXED = ("2.11.", "2.13.")
 
 
-def _bit(device: str, operator: str) -> int:
-    """The switch of an operator on a device: python/csrc/seat.c."""
-    return 1 << (2 * _FAMILY[operator] + _DEVICE[device])
-
-
 def _held(name: str, key: str) -> bool:
     """Whether a library other than PyTorch has put its own operator at the key."""
     there = [line for line in torch._C._dispatch_dump(name).splitlines() if line.startswith(f"{key}: ")]
@@ -98,10 +93,6 @@ def _check(operators: tuple, math: Optional[str]) -> None:
         raise ValueError(f"math: is {math!r}, allowed: None, 'strict' or 'fast'")
 
 
-def _set(on: int, math: int) -> None:
-    _lib.weft_torch_seat_switch(on, math)
-
-
 @contextmanager
 def _restored() -> Iterator[None]:
     """What holds now returns at the end."""
@@ -109,7 +100,7 @@ def _restored() -> Iterator[None]:
     try:
         yield
     finally:
-        _set(*before)
+        _lib.weft_torch_seat_switch(*before)
 
 
 def enable(*operators: str, device: Any = None, math: Optional[str] = None) -> None:
@@ -128,8 +119,8 @@ def enable(*operators: str, device: Any = None, math: Optional[str] = None) -> N
     _check(operators, math)
     wanted = _devices(device)
     _calibrate.ensure()
-    on = sum(_bit(d, name) for d in wanted for name in dict.fromkeys(operators or OPERATORS) if seated(d, name))
-    _set(on, _settings.MATHS[math or "strict"])
+    bits = [2 * _FAMILY[name] + _DEVICE[d] for d in wanted for name in dict.fromkeys(operators or OPERATORS) if seated(d, name)]   # python/csrc/seat.c
+    _lib.weft_torch_seat_switch(sum(1 << bit for bit in bits), _settings.MATHS[math or "strict"])
 
 
 def disable() -> None:
@@ -137,7 +128,7 @@ def disable() -> None:
 
         >>> weft.disable()
     """
-    _set(0, _lib.weft_torch_seat_math())
+    _lib.weft_torch_seat_switch(0, _lib.weft_torch_seat_math())
 
 
 @contextmanager

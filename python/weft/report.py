@@ -105,10 +105,6 @@ class NetReport:
 
 # ---------------------------------------------------------------------------------------------- measuring
 
-def _size(values: Any) -> int:
-    return sum(t.numel() * t.element_size() for t in tree_flatten(values)[0] if isinstance(t, Tensor))
-
-
 def _kernels(net: nn.Module, example: Any, names: dict[nn.Module, str]) -> dict[str, tuple[str, int, int]]:
     """By module: the kernel of its last forward pass by weft; bytes and flops of all of them."""
     from ._convert import conversion as _conversion
@@ -121,8 +117,9 @@ def _kernels(net: nn.Module, example: Any, names: dict[nn.Module, str]) -> dict[
             first = next((t for t in tree_flatten(result)[0] if isinstance(t, Tensor)), None)
             products = 0 if not isinstance(module, nn.modules.conv._ConvNd) or first is None else (
                 2 * weight.numel() * math.prod((args[0] if module.transposed else first).shape[2 - weight.dim():]) * (first.shape[0] if first.dim() == weight.dim() else 1))
+            touched = tree_flatten((args, result, list(module.parameters())))[0]
             _, moved, flops = seen.get(name, ("", 0, 0))
-            seen[name] = backends.kernels(), moved + _size((args, result, list(module.parameters()))), flops + products
+            seen[name] = backends.kernels(), moved + sum(t.numel() * t.element_size() for t in touched if isinstance(t, Tensor)), flops + products
         return after
     for module, twin in zip(net.modules(), copy.modules()):
         if type(twin).__module__.startswith("weft."):

@@ -50,16 +50,13 @@ def measure(text: str, rounds: int = 7) -> dict[str, Any]:
             "weft_ms": ms.get("weft"), "best": best, "regret": ms["default"] / ms[best], "busy": busy(), "threads": torch.get_num_threads()}
 
 
-def _mark(row: dict[str, Any]) -> str:
-    return "!" if row["regret"] > LIMIT else "?" if row["busy"] else ""
-
-
 COLUMNS = (("kernel chosen", 44), ("regret", 7), ("default ms", 10), ("torch ms", 9), ("weft ms", 9), ("weft's own", 44))
 
 
 def cells(row: dict[str, Any]) -> tuple[str, ...]:
     """A row of the table."""
-    return (row["problem"], row["kernel"], f"{row['regret']:.2f}{_mark(row)}", f"{row['default_ms']:.3f}", f"{row['torch_ms']:.3f}", number(row["weft_ms"], 3),
+    mark = "!" if row["regret"] > LIMIT else "?" if row["busy"] else ""
+    return (row["problem"], row["kernel"], f"{row['regret']:.2f}{mark}", f"{row['default_ms']:.3f}", f"{row['torch_ms']:.3f}", number(row["weft_ms"], 3),
             row["own"])
 
 

@@ -71,22 +71,15 @@ def chart(rows: Sequence[dict], name: str) -> str:
         one, end, shown = x(1), x(row["ratio"]), kind(row)
         # the figure stands behind the end of a gain and before 1x of a loss, whose bar comes from the left
         at = end + 6 if row["ratio"] > 1 else one + 6
+        said = _times(row["ratio"]) + ("?" if row.get("busy") else "" if row["ratio"] >= 1 / LEVEL else " slower")
         times = f"{number(row['peer_ms'])} → {number(row['weft_ms'])} ms"
         parts += [f'<line class="{"one" if t == 1 else "rule"}" x1="{x(t):.1f}" x2="{x(t):.1f}" y1="{y + 15}" y2="{y + 32}"/>' for t in ticks]
         parts.append(f'<text x="{_LEFT}" y="{y + 12}">{escape(row["title"])}</text><text class="s" x="{_WIDTH - 4}" y="{y + 12}" text-anchor="end">{times}</text>'
                      f'<rect class="{shown}" x="{min(one, end):.1f}" y="{y + 18}" width="{max(abs(end - one), 1.5):.1f}" height="11" rx="2"/>'
-                     f'<text class="v" x="{at:.1f}" y="{y + 28}">{escape(_short(row))}</text>')
+                     f'<text class="v" x="{at:.1f}" y="{y + 28}">{said}</text>')
         y += _STEP
-    scale = "".join(f'<text class="s" x="{x(t):.1f}" y="14" text-anchor="middle">{_factor(t)}</text>' for t in ticks)
+    scale = "".join(f'<text class="s" x="{x(t):.1f}" y="14" text-anchor="middle">{"1x: torch" if t == 1 else f"{t:g}x" if t > 1 else f"1/{1 / t:.2g}x"}</text>' for t in ticks)
     return (f'<svg class="chart" role="img" aria-label="{escape(name)}" viewBox="0 0 {_WIDTH} {y + 6}">{scale}{"".join(parts)}</svg>')
-
-
-def _short(row: dict) -> str:
-    return _times(row["ratio"]) + ("?" if row.get("busy") else "" if row["ratio"] >= 1 / LEVEL else " slower")
-
-
-def _factor(ratio: float) -> str:
-    return "1x: torch" if ratio == 1 else f"{ratio:g}x" if ratio > 1 else f"1/{1 / ratio:.2g}x"
 
 
 # ---------------------------------------------------------------------------------------------- a file of its own

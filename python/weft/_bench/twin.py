@@ -49,10 +49,6 @@ def _with_pass(text: str, new: str) -> str:
     return ":".join((head, new, rest.partition(":")[2]))
 
 
-def _pass_in(text: str) -> str:
-    return (text.split(":") + ["", ""])[1]
-
-
 def _bytes(problem: dict) -> tuple[int, int]:
     """Read, written."""
     writes = _WRITES["fwd" if problem["pass"] == "fwd" else "bwd"]
@@ -139,7 +135,7 @@ def _kernels(runs: Sequence[Callable[[], Results]]) -> str:
 
 def _told(text: str, passes: Optional[str]) -> tuple[dict, str]:
     """The problem and its pass, which may be "train"; the problem is then that of the forward pass."""
-    written = _pass_in(text)
+    written = (text.split(":") + ["", ""])[1]
     wanted = passes or written
     text = _with_pass(text, "fwd") if written == "train" else text
     told = _library.problem(text, "fwd" if wanted == "train" else wanted)

@@ -17,7 +17,7 @@ from .. import functional as W
 from .._core.rules import call
 from .._core.shapes import least_source
 from ..causal_conv1d import causal_conv1d_fn, causal_conv1d_ref, causal_conv1d_update, causal_conv1d_update_ref
-from ..functional.conv import CONV, CONV_TRANSPOSE
+from ..functional.conv import CONV, CONV_TRANSPOSE, around, plainly
 from ..functional.rnn import KINDS
 from ..functional.sparse_conv import SparseWeight
 
@@ -96,16 +96,6 @@ class Problem:
         """The same as keywords of weft.functional."""
         return {"act": self.act or None, **({"clip": (self.lo, self.hi)} if self.act == "clip" else {})}
 
-    def around(self) -> list[int]:
-        """The padding in the order of torch.nn.functional.pad: the last axis first."""
-        return [v for a in reversed(range(self.rank)) for v in self.pads[2 * a:2 * a + 2]]
-
-    def padded(self, x: Tensor) -> tuple[Tensor, Sequence[int]]:
-        """x and the padding that PyTorch's call still has to do: it knows no uneven one."""
-        if self.is_even:
-            return x, self.padding
-        return F.pad(x, self.around()), [0] * self.rank
-
 
 def random_tensor(spec: dict, device: torch.device, scale: float = 1.0) -> Tensor:
     """Random data in the strides and at the alignment that the problem states."""
@@ -133,10 +123,9 @@ def _even(p: Problem) -> Sequence[int]:
 
 # ---------------------------------------------------------------------------------------------- convolutions
 
-def _dense_conv(p: Problem, x: Tensor, w: Tensor, b: Optional[Tensor] = None) -> Tensor:
-    x, padding = p.padded(x)
-    b = None if b is None else b.to(x.dtype)   # PyTorch takes no float32 bias beside 16-bit data
-    return getattr(F, f"conv{p.rank}d")(x, w, b, p.stride, padding, p.dilation, p.groups)
+def _dense_conv(p: Problem, x: Tensor, w: Tensor, b: Optional[Tensor] = None, *extra: Sequence[int]) -> Tensor:
+    """extra: what is added to the size of a transposed one. PyTorch takes no float32 bias beside 16-bit data."""
+    return plainly(x, w, None if b is None else b.to(x.dtype), p.stride, p.pads, p.dilation, p.groups, *extra)
 
 
 def _lengths(p: Problem) -> dict[str, int]:
@@ -161,27 +150,20 @@ def _conv(p: Problem) -> Case:
 
 def transposed_conv(p: Problem) -> Case:
     """bwd_data with an epilogue, which is a transposed convolution: p is of that pass."""
-    p.refuse(not p.is_even, "uneven padding of a transposed convolution")
     extra = [i - least for i, least in zip(p.size, least_source(p.out, p.kernel, p.stride, p.pads, p.dilation))]
     settings = (p.stride, p.pads, p.dilation, p.groups, p.act, p.lo, p.hi, extra)
-
-    def peer(x: Tensor, w: Tensor, b: Optional[Tensor] = None) -> Tensor:
-        b = None if b is None else b.to(x.dtype)
-        return p.activate(getattr(F, f"conv_transpose{p.rank}d")(x, w, b, p.stride, p.padding, extra, p.groups, p.dilation))
     return Case(p.inputs("diff_dst", "weights", "bias", scale=_weight_scale(p)), lambda x, w, b=None: call(CONV_TRANSPOSE, x, w, b, *settings),
-                peer, _lengths(p))
+                lambda x, w, b=None: p.activate(_dense_conv(p, x, w, b, extra)), _lengths(p))
 
 
-def _mask_sums(p: Problem, mask: Optional[Tensor], like: Tensor, extra: Sequence[int]) -> Tensor:
+def _mask_sums(p: Problem, mask: Optional[Tensor], like: Tensor, extra: Sequence[Sequence[int]]) -> Tensor:
     """How much of each window the mask lets through, in all channels of a group; in float32 or wider: 1e-8 is 0 in float16."""
     wide = torch.float64 if like.dtype == torch.float64 else torch.float32
-    channels, m = p.c // p.groups, like.new_ones(1, 1, *p.size, dtype=wide) if mask is None else mask.to(wide)
-    groups = 1 if m.shape[1] == 1 else p.groups
-    if p.transposed:
-        s = getattr(F, f"conv_transpose{p.rank}d")(m, m.new_ones(m.shape[1], 1, *p.kernel), None, p.stride, p.padding, extra, groups, p.dilation)
-    else:
-        s = getattr(F, f"conv{p.rank}d")(m, m.new_ones(groups, m.shape[1] // groups, *p.kernel), None, p.stride, p.padding, p.dilation, groups)
-    return s * channels if m.shape[1] == 1 else s.repeat_interleave(p.o // p.groups, 1)
+    m = like.new_ones(1, 1, *p.size, dtype=wide) if mask is None else mask.to(wide)
+    groups, channels = 1 if m.shape[1] == 1 else p.groups, m.shape[1]
+    ones = m.new_ones(*((channels, 1) if extra else (groups, channels // groups)), *p.kernel)
+    s = plainly(m, ones, None, p.stride, p.pads, p.dilation, groups, *extra)
+    return s * (p.c // p.groups) if channels == 1 else s.repeat_interleave(p.o // p.groups, 1)
 
 
 def _partial_conv(p: Problem) -> Case:
@@ -189,17 +171,13 @@ def _partial_conv(p: Problem) -> Case:
     mask = p.tensor("mask") if p.has("mask") else None
     if mask is not None and mask.is_floating_point():
         mask.copy_(mask > -0.5)
-    extra = p.told["attr"][7 - p.rank:7]   # output padding along d h w is attr[4..6]
+    extra = [p.told["attr"][7 - p.rank:7]] if p.transposed else []   # output padding along d h w is attr[4..6]
     ours = getattr(W, f"partial_conv_transpose{p.rank}d" if p.transposed else f"partial_conv{p.rank}d")
-    settings = (p.stride, padding, extra, p.groups, p.dilation) if p.transposed else (p.stride, padding, p.dilation, p.groups)
+    settings = (p.stride, padding, *extra, p.groups, p.dilation) if p.transposed else (p.stride, padding, p.dilation, p.groups)
 
     def peer(x: Tensor, w: Tensor, b: Optional[Tensor] = None) -> tuple[Tensor, Tensor]:
         seen = x if mask is None else x * mask if mask.is_floating_point() else x.masked_fill(mask == 0, 0)
-        if p.transposed:
-            y = getattr(F, f"conv_transpose{p.rank}d")(seen, w, None, p.stride, p.padding, extra, p.groups, p.dilation)
-        else:
-            y = _dense_conv(p, seen, w)
-        s = _mask_sums(p, mask, x, extra)
+        y, s = _dense_conv(p, seen, w, None, *extra), _mask_sums(p, mask, x, extra)
         u = s.clamp(0, 1)
         y = y * (p.c // p.groups * p.window / (s + 1e-8) * u)
         y = y if b is None else (y + b.view(-1, *[1] * p.rank)) * u
@@ -226,18 +204,10 @@ def _sparse_conv(p: Problem) -> Case:
 
 # ---------------------------------------------------------------------------------------------- the others
 
-def _max_pool(p: Problem) -> Case:
-    return _same(p, f"max_pool{p.rank}d", p.kernel, p.stride, _even(p), p.dilation, bool(p.ceil), length=p.window)
-
-
 def _avg_pool(p: Problem) -> Case:
     p.refuse(p.rank == 1 and p.divisor, "a divisor in 1D")
     divisor = (p.divisor,) if p.divisor else ()
     return _same(p, f"avg_pool{p.rank}d", p.kernel, p.stride, _even(p), bool(p.ceil), bool(p.include_pad), *divisor, length=p.window)
-
-
-def _adaptive_avg_pool(p: Problem) -> Case:
-    return _same(p, f"adaptive_avg_pool{p.rank}d", p.out, length=math.prod(p.size))
 
 
 def _ncrelu(p: Problem) -> Case:
@@ -290,7 +260,7 @@ def _dgmm(p: Problem) -> Case:
 
 def _columns(p: Problem, x: Tensor) -> Tensor:
     """Every window of the image by strides, then copied to its place."""
-    x = F.pad(x, p.around())
+    x = F.pad(x, around(p.pads))
     strides = x.stride()
     taps, places = [s * d for s, d in zip(strides[2:], p.dilation)], [s * d for s, d in zip(strides[2:], p.stride)]
     return x.as_strided((p.n, p.c, *p.kernel, *p.out), (*strides[:2], *taps, *places), x.storage_offset()).contiguous()
@@ -392,7 +362,8 @@ def _causal_update(p: Problem) -> Case:
 
 TABLE: dict[str, Callable[[Problem], Case]] = {
     "causal_conv": _causal_conv, "causal_update": _causal_update, "conv": _conv, "partial_conv": _partial_conv, "sparse_conv": _sparse_conv,
-    "max_pool": _max_pool, "avg_pool": _avg_pool, "adaptive_avg_pool": _adaptive_avg_pool,
+    "max_pool": lambda p: _same(p, f"max_pool{p.rank}d", p.kernel, p.stride, _even(p), p.dilation, bool(p.ceil), length=p.window), "avg_pool": _avg_pool,
+    "adaptive_avg_pool": lambda p: _same(p, f"adaptive_avg_pool{p.rank}d", p.out, length=math.prod(p.size)),
     "relu": lambda p: _same(p, "relu"), "clip": lambda p: _same(p, "hardtanh", p.lo, p.hi), "tanh": lambda p: _same(p, "tanh"),
     "sigmoid": lambda p: _same(p, "sigmoid"), "ncrelu": _ncrelu,
     "softmax": lambda p: _same(p, "softmax", 1, length=p.c), "log_softmax": lambda p: _same(p, "log_softmax", 1, length=p.c),

@@ -227,15 +227,11 @@ def _plan(net: nn.Module, to: str, exclude: Optional[Callable[[nn.Module], bool]
     return _Plan(names, reasons, chains + single)
 
 
-def _gains(unit: Unit, to: str) -> bool:
-    return unit.calls > 0 and (unit.ratio if to == "weft" else 1 / unit.ratio) > FASTER
-
-
 def _apply(plan: _Plan, to: str, measured: bool) -> Report:
     """Swaps and fuses what is to be; the rows are in the order of the net."""
     rows: dict[nn.Module, list[Row]] = {module: [] for module in plan.names}
     fused: set[nn.Module] = set()
-    chosen = [unit for unit in plan.units if not measured or _gains(unit, to)]
+    chosen = [u for u in plan.units if not measured or (u.calls > 0 and (u.ratio if to == "weft" else 1 / u.ratio) > FASTER)]
     for unit in plan.units:
         stays = "stays: not called" if not unit.calls else "stays: not faster"
         if unit.chain is not None:

@@ -18,15 +18,12 @@ def twin(cls: type) -> Optional[type]:
     return None
 
 
-def _same_work(cls: type, other: type) -> bool:
-    """Whether a subclass computes what its parent does: SpatialCrossEntropyLoss, with a rule of its own for inputs without a batch, does not."""
-    return all(getattr(cls, name, None) is getattr(other, name, None) for name in ("forward", "_conv_forward"))
-
-
 def _pairs() -> tuple[dict[type, type], dict[type, type]]:
     classes = [cls for cls in (getattr(_nn, name) for name in _nn.__all__) if isinstance(cls, type) and issubclass(cls, nn.Module)]
     to_weft = {twin(cls): cls for cls in classes if twin(cls) is not None and twin(cls).__name__ == cls.__name__}   # type: ignore[union-attr]
-    to_torch = {cls: twin(cls) for cls in classes if twin(cls) in to_weft and _same_work(cls, to_weft[twin(cls)])}
+    # a subclass that computes what its parent does: SpatialCrossEntropyLoss, with a rule of its own for inputs without a batch, does not
+    to_torch = {cls: twin(cls) for cls in classes if twin(cls) in to_weft
+                and all(getattr(cls, name, None) is getattr(to_weft[twin(cls)], name, None) for name in ("forward", "_conv_forward"))}
     return to_weft, to_torch   # type: ignore[return-value]
 
 
@@ -123,17 +120,9 @@ def _adaptive(module: nn.Module, dtype: torch.dtype, device: str) -> str:
     return "to one pixel PyTorch takes a mean, which is as fast" if all(n == 1 for n in sizes) else ""
 
 
-def _always(module: nn.Module, dtype: torch.dtype, device: str) -> str:
-    return ""
-
-
-def _on_cpu(module: nn.Module, dtype: torch.dtype, device: str) -> str:
-    return "" if device == "cpu" else _LEVEL
-
-
-_KINDS = {nn.Conv1d: _conv, nn.Conv2d: _conv, nn.Conv3d: _conv, nn.MaxPool2d: _always, nn.AvgPool2d: _always, nn.AdaptiveAvgPool2d: _adaptive,
-          nn.Softmax: _always, nn.LogSoftmax: _always, nn.CrossEntropyLoss: _always, nn.LocalResponseNorm: _always, nn.Unfold: _always, nn.Fold: _always,
-          nn.Tanh: _on_cpu}
+_ALWAYS = dict.fromkeys((nn.MaxPool2d, nn.AvgPool2d, nn.Softmax, nn.LogSoftmax, nn.CrossEntropyLoss, nn.LocalResponseNorm, nn.Unfold, nn.Fold), lambda *_: "")
+_KINDS = {**_ALWAYS, nn.Conv1d: _conv, nn.Conv2d: _conv, nn.Conv3d: _conv, nn.AdaptiveAvgPool2d: _adaptive,
+          nn.Tanh: lambda module, dtype, device: "" if device == "cpu" else _LEVEL}
 _TYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 

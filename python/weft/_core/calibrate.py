@@ -10,7 +10,7 @@ import itertools
 import os
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Optional
 
@@ -91,27 +91,20 @@ def _way_in() -> float:
     return max(_least(lambda: torch.ops.aten.convolution(*args)) - _least(lambda: torch.convolution(*args)), 0.0)
 
 
-def _kinds() -> Iterator[tuple]:
-    """The common ones first: time may run out."""
-    for dtype, rank, last in itertools.product(_TYPES, _SIZES, (False, True)):
-        for family in _FAMILIES[rank]:
-            yield rank, dtype, last, family
-
-
 def _measure() -> list[tuple[str, float]]:
     from .._enable import bypassed
     lines: list[tuple[str, float]] = []
     end = time.monotonic() + SECONDS
     with torch.no_grad(), bypassed():
         way_in = _way_in()
-        for rank, dtype, last, family in _kinds():
-            for passes in _PASSES:
-                if time.monotonic() > end:
-                    return lines
-                for size in _SIZES[rank]:
-                    text, made = _problem(rank, passes, dtype, last, family, size)
-                    took = _least(_call(rank, passes, dtype, last, made))
-                    lines.append((text, took if passes == "fwd" else max(took - way_in, 1.0)))
+        kinds = [(*kind, family) for kind in itertools.product(_TYPES, _SIZES, (False, True)) for family in _FAMILIES[kind[1]]]
+        for (dtype, rank, last, family), passes in itertools.product(kinds, _PASSES):   # the common ones first: time may run out
+            if time.monotonic() > end:
+                return lines
+            for size in _SIZES[rank]:
+                text, made = _problem(rank, passes, dtype, last, family, size)
+                took = _least(_call(rank, passes, dtype, last, made))
+                lines.append((text, took if passes == "fwd" else max(took - way_in, 1.0)))
     return lines
 
 

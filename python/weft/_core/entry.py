@@ -88,19 +88,8 @@ def _test(begin: Callable, tensor: Callable, thread: Callable) -> bool:
     return states == expected
 
 
-def _bypass(on: bool, everywhere: bool = False) -> None:
-    _library.lib.weft_torch_seat_bypass(1 if on else -1, everywhere)
-
-
-def _same(result: Any) -> Any:
-    return result
-
-
-def _no(*args: Any) -> bool:
-    return False
-
-
-_WITHOUT = {}, _refuse, _refuse, _bypass, _same, _refuse, _no
+_WITHOUT = ({}, _refuse, _refuse, lambda on, everywhere=False: _library.lib.weft_torch_seat_bypass(1 if on else -1, everywhere), lambda result: result, _refuse,
+            lambda *args: False)
 
 
 def _make() -> tuple[dict[str, Callable], Callable, Callable, Callable, Callable, Callable, Callable]:

@@ -210,15 +210,6 @@ def _out_of_memory(error: RuntimeError) -> bool:
     return "could not allocate" in text and " on cuda" in text
 
 
-def _below(rule: Rule, args: tuple) -> Any:
-    """The operator itself, by its entry where that can be."""
-    result = _run(rule.number, *args)
-    if result is not NotImplemented:
-        return result
-    with BelowAutograd():
-        return rule.op(*args)
-
-
 def _by_torch(rule: Rule, function: Callable | None, gradient: bool, args: tuple) -> Any:
     """By PyTorch's own function, if the planner leaves forward and gradient to it; else NotImplemented. Past the seat of weft.enable(), which would
     only ask again."""
@@ -248,7 +239,12 @@ def call(rule: Rule, *args: Any) -> Any:
                     result = _by_torch(rule, rule.native, True, args)
                     return rule.apply(*inputs, args[rule.tensors:]) if result is NotImplemented else result
         result = _by_torch(rule, rule.plain, False, args)
-        return _below(rule, args) if result is NotImplemented else result
+        if result is NotImplemented:
+            result = _run(rule.number, *args)
+        if result is NotImplemented:
+            with BelowAutograd():
+                return rule.op(*args)
+        return result
     except RuntimeError as error:
         if not _out_of_memory(error):
             raise
