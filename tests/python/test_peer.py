@@ -146,6 +146,41 @@ def test_who_wins_by_estimate(problem):
     assert own < torchs / 1.3 if problem in WEFTS else own > 0.8 * torchs, (own, torchs)
 
 
+def test_estimates_keep_to_the_limit_of_workspace():
+    """What does not fit is no candidate: here the faster kernels transform the weights, and the others pack them."""
+    problem = b"conv2d:fwd:f32:nchw:n1c64h56w56:o64k3p1@cpu"
+    found = []
+    for limit in (None, 1 << 22, 1 << 12):
+        with weft.backends.flags(workspace_limit=limit):
+            found.append(_library.lib.weft_torch_own_ns(problem))
+    assert 0 < found[0] < found[1] < found[2] == float("inf")
+
+
+POOLS_16 = {"avg": lambda m, x: m.avg_pool2d(x, 9, 1), "adaptive": lambda m, x: m.adaptive_avg_pool2d(x, (7, 9)), "max": lambda m, x: m.max_pool2d(x, 3, 2),
+            "avg3d": lambda m, x: m.avg_pool3d(x.unsqueeze(0), (2, 9, 9), 1), "adaptive3d": lambda m, x: m.adaptive_avg_pool3d(x.unsqueeze(0), (2, 9, 9))}
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=lambda d: str(d)[6:])
+@pytest.mark.parametrize("last", [False, True], ids=["first", "last"])
+@pytest.mark.parametrize("name", POOLS_16)
+def test_pooling_of_16_bits_is_never_left_to_pytorch(name, last, dtype):
+    """On the CPU it lacks some and sums in 16 bits in others: not even where PyTorch is asked for."""
+    x = torch.rand(2, 8, 40, 40) + 1
+    x = (channels_last(x) if last else x).to(dtype).requires_grad_()
+    exact = x.detach().double().requires_grad_()
+    want = POOLS_16[name](F, exact)
+    grad = (torch.rand(want.shape) + 1).to(dtype)
+    wanted, = torch.autograd.grad(want, exact, grad.double())
+    for pin in (None, "torch"):
+        with weft.backends.pin(pin):
+            y = POOLS_16[name](W, x)
+            assert "torch" not in weft.backends.kernels()
+            made, = torch.autograd.grad(y, x, grad)
+            assert "torch" not in weft.backends.kernels()
+        for ours, truth in ((y, want), (made, wanted)):
+            torch.testing.assert_close(ours.double(), truth, rtol=torch.finfo(dtype).eps, atol=0)
+
+
 @pytest.mark.parametrize("kinds", [(torch.float32,) * 2, (torch.float64,) * 2, (torch.bfloat16, torch.float32), (torch.float16, torch.float32)], ids=str)
 @pytest.mark.parametrize("affine", [True, False], ids=["affine", "plain"])
 @pytest.mark.parametrize("training", [True, False], ids=["train", "eval"])
