@@ -18,8 +18,8 @@
 #include "seat.h"
 
 enum { ENTRY_TENSORS = 6, ENTRY_WORDS = 112 };
-enum { ENTRY_LONG_NS = 20000, ENTRY_LONG_COUNT = 8192 };  /* beyond, the GIL is released */
-enum { ENTRY_SHORT_NS = 1500, ENTRY_SHORT_COUNT = 4096 }; /* see run_alone */
+enum { ENTRY_LONG_NS = 20000, ENTRY_LONG_COUNT = 8192 };                              /* beyond, the GIL is released */
+enum { ENTRY_SHORT_NS = 1500, ENTRY_SHORT_CUDA_NS = 5000, ENTRY_SHORT_COUNT = 4096 }; /* see run_alone */
 
 /* ---------------------------------------------------------------- the guard */
 bool entry_is_open(void);       /* weft.backends leaves the choice to the planner */

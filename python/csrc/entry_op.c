@@ -248,8 +248,8 @@ static py_object *update(py_object *self, py_object *const *args, intptr_t nargs
 }
 
 /* PyTorch's estimate counts that a gradient recorded from Python costs 10 us more than its own. Without one, a problem
- * that weft computes in less time than PyTorch's builtin takes to come to its kernel is weft's: `call` and `ran` become
- * those of weft's plan. */
+ * that weft computes in less time than PyTorch's builtin takes to come to its kernel is weft's, and on CUDA one that is
+ * no more than a launch: `call` and `ran` become those of weft's plan. */
 static void run_alone(wt_call *call, wt_capture *ran) {
     const int64_t count = count_of_first();
     if (offered.call.records || offered.call.front->tensors > 1 || call->once || !count || count > ENTRY_SHORT_COUNT ||
@@ -265,7 +265,7 @@ static void run_alone(wt_call *call, wt_capture *ran) {
     wt_capture_into(NULL);
     wt_plan_alone(false);
     bool short_enough = ok && other.runs == 1 && !strstr(weft_plan_kernel_name(other.plan), "_ref") &&
-                        wt_estimate(other.plan) <= ENTRY_SHORT_NS;
+                        wt_estimate(other.plan) <= (call->cuda ? ENTRY_SHORT_CUDA_NS : ENTRY_SHORT_NS);
     wt_call *worse = short_enough ? call : &again;
     for (int i = 0; i < WT_MAX_OUTS && ok; i++) wt_drop(worse, i);
     if (short_enough) {

@@ -3,12 +3,14 @@ from __future__ import annotations
 
 import inspect
 import re
+import sys
 
 import pytest
 import torch
 
 import weft
 import weft.functional as W
+from weft._core import entry as _entry
 from cases import DTYPES, close, scattered, shifted
 
 COMPLEX = [torch.complex64, torch.complex128]
@@ -132,6 +134,21 @@ def test_lazy_conjugates(device):
     torch.testing.assert_close(weft.dgmm(a.conj().imag, x.real), a.conj().imag * x.real)
     leaf = x.clone().requires_grad_()
     torch.testing.assert_close(torch.autograd.grad(weft.cdgmm(a, leaf.conj()).abs().sum(), leaf), torch.autograd.grad((a * leaf.conj()).abs().sum(), leaf))
+
+
+@pytest.mark.parametrize("name", ["dgmm", "cdgmm"])
+def test_second_call_by_the_entry(name):
+    """Without a gradient the C entry answers from the second call on: the same bits, for each side, and for other values in the same tensors."""
+    entry = sys.modules["weft.functional.dgmm"]._FRONTS[name]
+    function, pair = getattr(W, name), [2] if name == "cdgmm" else []
+    a, x = torch.randn(6, 6, *pair), torch.randn(6, *pair)
+    for side in (None, "left", "right"):
+        for t in (a, scattered(a)):
+            first = function(t, x, side)
+            assert not _entry.available or torch.equal(entry(t, x, side), first)
+            assert torch.equal(function(t.mul_(2), x, side), first * 2)
+    assert entry(a, x.clone().requires_grad_(), None) is NotImplemented
+    assert entry(a, x[:5], None) is NotImplemented and entry(a, x, "top") is NotImplemented
 
 
 def test_special_values(device):

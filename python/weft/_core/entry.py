@@ -11,7 +11,7 @@ import operator
 import os
 import sys
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Optional
 
 import torch
 import torch.autograd.forward_ad as _forward_ad
@@ -92,6 +92,9 @@ _WITHOUT = ({}, _refuse, _refuse, lambda on, everywhere=False: _library.lib.weft
             lambda *args: False)
 
 
+_fronts_of: Any = None   # the library, where there are entries
+
+
 def _make() -> tuple[dict[str, Callable], Callable, Callable, Callable, Callable, Callable, Callable]:
     if os.environ.get("WEFT_ENTRY", "1") == "0" or not getattr(sys, "_is_gil_enabled", lambda: True)():
         return _WITHOUT
@@ -106,6 +109,8 @@ def _make() -> tuple[dict[str, Callable], Callable, Callable, Callable, Callable
             return _WITHOUT
     except Exception:   # of a PyTorch that lacks one of the names above
         return _WITHOUT
+    global _fronts_of
+    _fronts_of = lib
     lib.weft_torch_entry_seat(_register_seat)
     made = {name: lib.weft_torch_entry(name.encode(), builtin, _DEFAULTS.get(name) or _DEFAULTS.get(name.rstrip("123d"), ()))
             for name, builtin in _BUILTINS.items()}
@@ -127,9 +132,11 @@ if available:
     _library.lib.weft_torch_entry_open(1)
 
 
-def front(name: str) -> Callable:
+def front(name: str, by_torch: Optional[Callable] = None) -> Callable:
     """The entry of a function. Called with the arguments of PyTorch's builtin, it returns the result or NotImplemented. Not for torch.compile, which
-    would stop at it."""
+    would stop at it. by_torch: a function of the same arguments, where PyTorch has no builtin."""
+    if by_torch is not None and _fronts_of is not None:
+        return _fronts_of.weft_torch_entry(name.encode(), by_torch, ())
     return fronts.get(name, _refuse)
 
 

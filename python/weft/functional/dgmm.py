@@ -9,8 +9,9 @@ from torch import Tensor
 from torch.overrides import handle_torch_function, has_torch_function_variadic
 
 from .._core.arguments import autocast_dtype, need_tensors
+from .._core.entry import front, kept
 from .._core.rules import Rule, adjoint, call, call_into, derived, mapped, wide
-from .._core.state import any_autocast
+from .._core.state import any_autocast, in_dynamo
 
 __all__ = ["dgmm", "cdgmm"]
 
@@ -79,6 +80,7 @@ def _rules(name: str, complex: bool) -> Rule:
 
 
 DGMM, CDGMM = _rules("dgmm", False), _rules("cdgmm", True)
+_FRONTS = {"dgmm": front("dgmm", partial(_by_torch, False)), "cdgmm": front("cdgmm", partial(_by_torch, True))}
 
 
 # ---------------------------------------------------------------------------------------------- the functions
@@ -92,6 +94,10 @@ def _promoted(input: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _run(rule: Rule, name: str, input: Tensor, x: Tensor, side: Optional[str], out: Optional[Tensor]) -> Tensor:
+    if out is None and not in_dynamo():
+        y = _FRONTS[name](input, x, side)
+        if y is not NotImplemented:
+            return y
     if has_torch_function_variadic(input, x):
         return handle_torch_function(globals()[name], (input, x), input, x, side, out=out)
     word = _SIDES.get(side) if side is None or isinstance(side, str) else None
@@ -100,7 +106,10 @@ def _run(rule: Rule, name: str, input: Tensor, x: Tensor, side: Optional[str], o
         raise ValueError(f"{name}: side is {side!r}, allowed: None, 'left' or 'right'")
     if any_autocast():
         input, x = _promoted(input, x)
-    return call(rule, input, x, word) if out is None else call_into(rule, out, input, x, word)
+    if out is not None:
+        return call_into(rule, out, input, x, word)
+    y = call(rule, input, x, word)
+    return y if in_dynamo() else kept(y)
 
 
 def dgmm(input: Tensor, x: Tensor, side: Optional[str] = None, *, out: Optional[Tensor] = None) -> Tensor:
