@@ -41,7 +41,7 @@ pthread_mutex_t *weft__rates_lock(void) { return &known.lock; }
 #define LOOPS_REFER_bf16(isa) NULL,
 WEFT__ISA_LIST(LOOPS_DECLARE, )
 
-static const weft__rate_loops *loops_of(int isa) {
+const weft__rate_loops *weft__rate_loops_of(int isa) {
     static const weft__rate_loops *const loops[WEFT__ISA_COUNT] = {WEFT__ISA_LIST(LOOPS_REFER, )};
     while (!loops[isa]) isa--;
     return loops[isa];
@@ -85,7 +85,7 @@ static bool measure(weft_ctx *ctx, const weft__hw *hw, rates *r) {
         q->slots = WEFT__MIN(hw->threads, SLOTS_MAX);
         for (int isa = 0; isa < WEFT__ISA_COUNT; isa++) {
             if (!weft__hw_runs(hw, (weft__isa)isa)) continue;
-            q->loops = loops_of(isa);
+            q->loops = weft__rate_loops_of(isa);
             q->rounds = (int64_t)(5e7 / q->loops->flops); /* a millisecond or a few */
             r->gflops[isa] = q->loops->flops * (double)q->rounds / best_ns(ctx, q, multiply);
         }

@@ -9,6 +9,7 @@ typedef struct weft__rate_loops {
     void (*multiply_adds)(int64_t rounds, float *sink);
     void (*copy)(float *dst, const float *src, int64_t count); /* dst: a multiple of 64 bytes */
 } weft__rate_loops;
+const weft__rate_loops *weft__rate_loops_of(int isa);
 
 /* What measuring goes by, and by which it is done again; tests set others. */
 typedef struct weft__rate_clocks {
