@@ -125,7 +125,6 @@ bool wt_zero(wt_call *call, wt_handle tensor);
 bool wt_copy(wt_call *call, wt_handle into, wt_handle from, const char *name);
 
 const char *wt_dtype_name(int32_t code); /* of a PyTorch code: "float32" */
-size_t wt_dtype_bytes(int dtype);        /* of a weft_dtype */
 int32_t wt_wide_code(int32_t code);      /* of sums beside data of this code: float64 for itself, else float32 */
 void wt_shape_text(char text[96], int64_t rank, const int64_t *sizes); /* "[2, 3]" */
 /* whose: in the error, ahead of the sizes that are allowed, "the shape of input, ". */

@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "binding.h"
+#include "core/internal.h"
 
 bool wt_fail(wt_call *call, const char *format, ...) {
     va_list args;
@@ -50,15 +51,6 @@ int wt_dtype_of(int32_t code) {
     for (size_t i = 0; i < sizeof(dtypes) / sizeof(dtypes[0]); i++)
         if (dtypes[i].code == code) return dtypes[i].dtype;
     return WEFT_DTYPE_NONE;
-}
-
-size_t wt_dtype_bytes(int dtype) {
-    static const size_t bytes[] = {0,
-#define X(NAME, name, size) size,
-                                   WEFT_DTYPE_LIST(X)
-#undef X
-    };
-    return bytes[dtype];
 }
 
 int32_t wt_wide_code(int32_t code) {
@@ -306,7 +298,7 @@ static size_t extent(const wt_tensor *t, bool *dense) {
         count *= t->sizes[a];
     }
     *dense = last + 1 == count;
-    return (size_t)(last + 1) * wt_dtype_bytes(t->dtype);
+    return (size_t)(last + 1) * weft__dtype_size(t->dtype);
 }
 
 /* Views with gaps may lie between each other, and are the caller's to keep apart. */

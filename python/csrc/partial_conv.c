@@ -2,6 +2,7 @@
  * spatial), each of n and c those of input or 1, or (n, spatial): one channel, and the new mask then has none
  * either; beside unbatched input n is left out. float32 sums hold counts up to 2^24 exactly, also beside 16-bit
  * data; backward needs them, the mask, input and weight. */
+#include "core/internal.h"
 #include "settings.h"
 
 typedef struct partial {
@@ -99,7 +100,7 @@ static int64_t bytes_an_image(const partial *q) {
     int64_t planes = mask_kind(q) == 2 ? q->d.g.groups : 1, wide = q->d.x.dtype == WEFT_DTYPE_F64 ? 8 : 4, of_mask = 0;
     int64_t in = pixels(q->d.x.dims + 2), out = pixels(q->out + 2), data = q->d.x.dims[1] * in + q->out[1] * out;
     if (q->mask.handle && q->mask.dims[0] > 1) of_mask = q->mask.dims[1] * in + wide * planes * (4 * out + in);
-    return data * (int64_t)wt_dtype_bytes(q->d.x.dtype) + of_mask;
+    return data * (int64_t)weft__dtype_size(q->d.x.dtype) + of_mask;
 }
 
 /* What is needed once: the sums, which are no result to the caller, planes that serve all images, and weights in

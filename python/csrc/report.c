@@ -5,7 +5,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "binding.h"
+#include "core/internal.h"
 #include "seat.h"
 
 typedef struct text {
@@ -23,44 +23,19 @@ static void say(text *t, const char *format, ...) {
     if (n > 0) t->length += (size_t)n;
 }
 
-static void say_reals(text *t, const char *key, const double *values, int count) { /* as text: JSON has no infinity */
-    say(t, "\"%s\": [", key);
-    for (int i = 0; i < count; i++) say(t, i ? ", \"%.17g\"" : "\"%.17g\"", values[i]);
-    say(t, "], ");
-}
+/* The texts of `count` values, by a format of one, between brackets. Reals are strings: JSON has no infinity. */
+#define SAY_EACH(t, key, count, format, value)                                     \
+    do {                                                                           \
+        say(t, "\"%s\": [", key);                                                  \
+        for (int i = 0; i < (count); i++) say(t, i ? ", " format : format, value); \
+        say(t, "], ");                                                             \
+    } while (0)
 
 static void say_list(text *t, const char *key, const int64_t *values, int count) {
-    say(t, "\"%s\": [", key);
-    for (int i = 0; i < count; i++) say(t, i ? ", %lld" : "%lld", (long long)values[i]);
-    say(t, "], ");
+    SAY_EACH(t, key, count, "%lld", (long long)values[i]);
 }
 
-static const char *const pass_names[] = {"none",
-#define X(NAME, name) #name,
-                                         WEFT_PASS_LIST(X)
-#undef X
-};
-static const char *const role_names[] = {
-#define X(NAME, name) #name,
-    WEFT_ROLE_LIST(X)
-#undef X
-};
-static const char *const dtype_names[] = {"none",
-#define X(NAME, name, bytes) #name,
-                                          WEFT_DTYPE_LIST(X)
-#undef X
-};
-static const char *const layout_names[] = {"none", "first", "last", "strided"};
-static const char *const op_names[] = {"none",
-#define X(NAME, name) #name,
-                                       WEFT_OP_LIST(X)
-#undef X
-};
-static const char *const step_names[] = {
-    [WEFT_STEP_NONE] = "none", [WEFT_STEP_BIAS] = "bias", [WEFT_STEP_RELU] = "relu",
-    [WEFT_STEP_CLIP] = "clip", [WEFT_STEP_ACC] = "acc",   [WEFT_STEP_SILU] = "silu"};
 static const char *const device_names[] = {"none", "cpu", "cuda"};
-static const char *const math_names[] = {"none", "fast", "strict", "tf32"};
 
 static void say_tensor(text *t, const weft_problem *p, const weft_tensor *x) {
     int64_t dims[WEFT_MAX_RANK], strides[WEFT_MAX_RANK];
@@ -70,31 +45,18 @@ static void say_tensor(text *t, const weft_problem *p, const weft_tensor *x) {
         dims[n] = x->dims[a];
         strides[n++] = x->strides[a];
     }
-    say(t, "\"%s\": {", role_names[x->role]);
+    say(t, "\"%s\": {", weft__role_names[x->role]);
     say_list(t, "dims", dims, n);
     say_list(t, "strides", strides, n);
-    say(t, "\"dtype\": \"%s\", \"layout\": \"%s\", \"align\": %d}", dtype_names[x->dtype], layout_names[x->layout],
-        x->align);
+    say(t, "\"dtype\": \"%s\", \"align\": %d}", weft__dtype_names[x->dtype], x->align);
 }
 
 /* Roles that stand for the same data in different passes share a family; others are alone in theirs. */
 static int family(int role) {
-    switch (role) {
-    case WEFT_ROLE_SRC:
-    case WEFT_ROLE_DIFF_SRC:
-        return 1;
-    case WEFT_ROLE_WEIGHTS:
-    case WEFT_ROLE_DIFF_WEIGHTS:
-        return 2;
-    case WEFT_ROLE_BIAS:
-    case WEFT_ROLE_DIFF_BIAS:
-        return 3;
-    case WEFT_ROLE_DST:
-    case WEFT_ROLE_DIFF_DST:
-        return 4;
-    default:
-        return 5 + role;
-    }
+    static const int shared[WEFT_ROLE_COUNT] = {
+        [WEFT_ROLE_SRC] = 1,  [WEFT_ROLE_DIFF_SRC] = 1,  [WEFT_ROLE_WEIGHTS] = 2, [WEFT_ROLE_DIFF_WEIGHTS] = 2,
+        [WEFT_ROLE_BIAS] = 3, [WEFT_ROLE_DIFF_BIAS] = 3, [WEFT_ROLE_DST] = 4,     [WEFT_ROLE_DIFF_DST] = 4};
+    return shared[role] ? shared[role] : 5 + role;
 }
 
 static const weft_tensor *partner(const weft_problem *p, int role) {
@@ -148,27 +110,6 @@ static weft_status change_pass(weft_problem *p, int pass) {
     return s;
 }
 
-static int pass_of(const char *name) {
-    for (int i = 1; i < WEFT_PASS_COUNT; i++)
-        if (!strcmp(pass_names[i], name)) return i;
-    return WEFT_PASS_NONE;
-}
-
-/* Flops of the direct sum; 0 where there is no plan, as for the GPU of a machine without one. The plan is one of a
- * single engine: a plan that any may run would be found again by the operator, and outside of an operator's call
- * PyTorch does not take part. */
-static double flops_of(const weft_problem *p) {
-    weft_plan *plan;
-    weft_plan_opts opts = WEFT_PLAN_OPTS_INIT;
-    weft_cost cost = WEFT_COST_INIT;
-    opts.mode = WEFT_MODE_ESTIMATE;
-    opts.engines = p->device == WEFT_DEVICE_CUDA ? WEFT_ENGINE_CUDA : WEFT_ENGINE_REF;
-    if (weft_plan_create(&plan, wt_context(), p, &opts) != WEFT_OK) return 0;
-    bool said = weft_plan_cost(plan, &cost) == WEFT_OK;
-    weft_plan_release(plan);
-    return said ? cost.flops : 0;
-}
-
 /* The problem as JSON: its normal text, every attribute and every tensor. pass: NULL, or the pass to change to.
  * Returns the length, or -1: see weft_last_error. Axes are those the user sees. */
 WEFT_API int64_t weft_torch_problem(const char *problem, const char *pass, char *json, size_t capacity) {
@@ -176,30 +117,29 @@ WEFT_API int64_t weft_torch_problem(const char *problem, const char *pass, char 
     char normal[WEFT_TEXT_MAX];
     text t = {json, capacity, 0};
     if (weft_problem_parse(&p, problem) != WEFT_OK) return -1;
-    if (pass && pass_of(pass) != p.pass && change_pass(&p, pass_of(pass)) != WEFT_OK) return -1;
+    const int to = pass ? weft__word(weft__pass_names, WEFT_PASS_COUNT, pass, strlen(pass)) : p.pass;
+    if (to != p.pass && change_pass(&p, to < 0 ? WEFT_PASS_NONE : to) != WEFT_OK) return -1;
     if (weft_problem_format(&p, normal, sizeof(normal), NULL) != WEFT_OK) return -1;
-    int hidden = 3 - p.rank;
+    const int hidden = 3 - p.rank;
+    const struct {
+        const char *key;
+        const int64_t *values;
+    } lists[] = {{"in", p.in},         {"out", p.out},           {"kernel", p.kernel},
+                 {"stride", p.stride}, {"dilation", p.dilation}, {"pad_lo", p.pad_lo},
+                 {"pad_hi", p.pad_hi}};
     say(&t,
         "{\"text\": \"%s\", \"op\": \"%s\", \"pass\": \"%s\", \"device\": \"%s\", \"ordinal\": %d, \"math\": \"%s\", "
-        "\"rank\": %d, \"groups\": %lld, ",
-        normal, op_names[p.op], pass_names[p.pass], device_names[p.device], p.ordinal, math_names[p.math], p.rank,
-        (long long)p.groups);
-    say(&t, "\"n\": %lld, \"c\": %lld, \"o\": %lld, ", (long long)p.n, (long long)p.c, (long long)p.o);
-    say_list(&t, "in", p.in + hidden, p.rank);
-    say_list(&t, "out", p.out + hidden, p.rank);
-    say_list(&t, "kernel", p.kernel + hidden, p.rank);
-    say_list(&t, "stride", p.stride + hidden, p.rank);
-    say_list(&t, "dilation", p.dilation + hidden, p.rank);
-    say_list(&t, "pad_lo", p.pad_lo + hidden, p.rank);
-    say_list(&t, "pad_hi", p.pad_hi + hidden, p.rank);
+        "\"rank\": %d, \"groups\": %lld, \"n\": %lld, \"c\": %lld, \"o\": %lld, ",
+        normal, weft__op_of(p.op)->name, weft__pass_names[p.pass], device_names[p.device], p.ordinal,
+        weft__math_names[p.math], p.rank, (long long)p.groups, (long long)p.n, (long long)p.c, (long long)p.o);
+    for (size_t i = 0; i < WEFT__COUNT(lists); i++) say_list(&t, lists[i].key, lists[i].values + hidden, p.rank);
     say_list(&t, "attr", p.attr, WEFT_MAX_ATTRS);
-    say_reals(&t, "real", p.real, WEFT_MAX_ATTRS);
-    say(&t, "\"flops\": %.17g, ", flops_of(&p));
-    say(&t, "\"steps\": [");
-    for (int i = 0; i < p.nsteps; i++) /* bounds as text: JSON has no infinity */
-        say(&t, "%s{\"kind\": \"%s\", \"lo\": \"%.17g\", \"hi\": \"%.17g\"}", i ? ", " : "", step_names[p.step[i].kind],
-            p.step[i].lo, p.step[i].hi);
-    say(&t, "], \"tensors\": {");
+    SAY_EACH(&t, "real", WEFT_MAX_ATTRS, "\"%.17g\"", p.real[i]);
+    say(&t, "\"flops\": %.17g, ", weft__op_of(p.op)->flops(&p));
+#define STEP weft__step_names[p.step[i].kind], p.step[i].lo, p.step[i].hi
+    SAY_EACH(&t, "steps", p.nsteps, "{\"kind\": \"%s\", \"lo\": \"%.17g\", \"hi\": \"%.17g\"}", STEP);
+#undef STEP
+    say(&t, "\"tensors\": {");
     for (int i = 0; i < p.ntensors; i++) {
         say(&t, i ? ", " : "");
         say_tensor(&t, &p, &p.tensor[i]);

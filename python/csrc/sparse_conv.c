@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "binding.h"
+#include "core/internal.h"
 
 typedef struct sparse {
     wt_gradients d; /* first: the passes of gradients are planned from it; d.w holds the values */
@@ -136,7 +137,7 @@ bool wt_run_sparse_build(wt_call *call) {
     for (int a = 0; a < 5; a++) small = small && !__builtin_mul_overflow(all, w.dims[a], &all) && all <= INT32_MAX;
     int32_t index = small ? wt.aoti_torch_dtype_int32() : wt.aoti_torch_dtype_int64();
     weft_tensor dense = {
-        .dtype = (int16_t)w.dtype, .layout = WEFT_LAYOUT_STRIDED, .align = (int32_t)wt_dtype_bytes(w.dtype)};
+        .dtype = (int16_t)w.dtype, .layout = WEFT_LAYOUT_STRIDED, .align = (int32_t)weft__dtype_size(w.dtype)};
     memcpy(dense.strides, w.strides, sizeof(w.strides));
     weft_problem *p = begin_weights(call, rank, &w, 0);
     if (!call->shape && failed(call, weft_sparse_count(p, &dense, t->data, &nnz))) return false;
