@@ -32,6 +32,15 @@
 #define WT_ARGS_avg_pool2d_backward(P) P##_TENSOR(DY), P##_TENSOR(X), WT_DIVIDED(P)
 #define WT_ARGS__adaptive_avg_pool2d(P) P##_TENSOR(X), P##_LIST(EXTRA)
 #define WT_ARGS__adaptive_avg_pool2d_backward(P) P##_TENSOR(DY), P##_TENSOR(X)
+/* What PyTorch's functions take that end in these, above autograd: convNd, conv_transposeNd and softmax. PADS: a list,
+ * or 'same'; SYM: a SymInt, by address. */
+#define WT_ARGS_convNd(P)                                                                                      \
+    P##_TENSOR(X), P##_TENSOR(W), P##_OPTIONAL(BIAS), P##_LIST(STRIDE), P##_PADS(PADDING), P##_LIST(DILATION), \
+        P##_SYM(GROUPS)
+#define WT_ARGS_conv_transposeNd(P)                                                                         \
+    P##_TENSOR(X), P##_TENSOR(W), P##_OPTIONAL(BIAS), P##_LIST(STRIDE), P##_LIST(PADDING), P##_LIST(EXTRA), \
+        P##_SYM(GROUPS), P##_LIST(DILATION)
+#define WT_ARGS_softmax(P) P##_TENSOR(X), P##_INT(AXIS), P##_NO_TYPE()
 
 /* ---------------------------------------------------------------- parameters of PyTorch's C shim */
 #define WT_SHIM_TENSOR(at) wt_handle at
@@ -74,6 +83,9 @@ typedef struct wt_mask { /* an array of three bools */
 #define WT_CPP_BOOL(at) bool at
 #define WT_CPP_INT(at) int64_t at
 #define WT_CPP_MAYBE(at) wt_maybe at
+#define WT_CPP_PADS(at) wt_array at
+#define WT_CPP_SYM(at) const int64_t *at
+#define WT_CPP_NO_TYPE() uint64_t
 
 /* The functions of C++, which throw what PyTorch throws: at::compositeexplicitautograd::convolution(const Tensor &,
  * ...), at::cpu::max_pool2d_with_indices and so on. */

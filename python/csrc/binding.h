@@ -120,6 +120,9 @@ bool wt_empty(wt_call *call, wt_handle *place, wt_tensor *t); /* the caller's to
 /* The same beside another tensor, on its device, without an error's text; and that. */
 bool wt_new(wt_tensor *t, const wt_tensor *beside, wt_handle *place);
 bool wt_no_room(wt_call *call, const wt_tensor *t);
+/* What PyTorch's last error says; before 2.13 it gives no reason. */
+const char *wt_torch_error(const char *otherwise);
+#define WT_NO_REASON "PyTorch before 2.13 gives no reason here"
 bool wt_zero(wt_call *call, wt_handle tensor);
 /* name: what is copied, for the error */
 bool wt_copy(wt_call *call, wt_handle into, wt_handle from, const char *name);

@@ -91,19 +91,8 @@ const char *wt_op_prepare(wt_op *op) {
         const char *type;
         wt_kind kind;
     } kinds[] = {
-        {"Tensor?", WT_TENSOR_OR_NONE},
-        {"Tensor", WT_TENSOR},
-        {"SymInt[]", WT_LIST},
-        {"SymInt", WT_INT},
-        {"int", WT_INT},
-        {"bool", WT_BOOL},
-        {"ScalarType", WT_DTYPE},
-        {"float", WT_REAL},
-        {"str", WT_TEXT},
-        {"Tensor(a!)", WT_TENSOR},
-        {"Tensor(b!)", WT_TENSOR},
-        {"Tensor(c!)?", WT_TENSOR_OR_NONE},
-        {"Tensor(d!)?", WT_TENSOR_OR_NONE},
+        {"SymInt[]", WT_LIST},    {"SymInt", WT_INT}, {"int", WT_INT},  {"bool", WT_BOOL},
+        {"ScalarType", WT_DTYPE}, {"float", WT_REAL}, {"str", WT_TEXT},
     };
     static const char *const names[] = {
 #define NAME(name) #name,
@@ -116,9 +105,10 @@ const char *wt_op_prepare(wt_op *op) {
         s += strspn(s, "(, ");
         size_t type = strcspn(s, " "), name = strcspn(s + type + 1, ",)"), k = 0,
                count = sizeof(kinds) / sizeof(kinds[0]);
-        while (k < count && (strlen(kinds[k].type) != type || strncmp(kinds[k].type, s, type))) k++;
+        const bool tensor = !strncmp(s, "Tensor", 6); /* (a!) behind it: written to */
+        while (!tensor && k < count && (strlen(kinds[k].type) != type || strncmp(kinds[k].type, s, type))) k++;
         if (k == count || op->nargs == WT_MAX_ARGS || name >= sizeof(op->name[0])) return op->schema;
-        op->kind[op->nargs] = kinds[k].kind;
+        op->kind[op->nargs] = !tensor ? kinds[k].kind : s[type - 1] == '?' ? WT_TENSOR_OR_NONE : WT_TENSOR;
         memcpy(op->name[op->nargs++], s + type + 1, name);
         s += type + 1 + name;
     }
@@ -265,11 +255,14 @@ bool wt_new(wt_tensor *t, const wt_tensor *beside, wt_handle *place) {
     return ok && !wt.aoti_torch_get_data_ptr(t->handle, &t->data);
 }
 
+const char *wt_torch_error(const char *otherwise) {
+    return wt.torch_exception_get_what_without_backtrace ? wt.torch_exception_get_what_without_backtrace() : otherwise;
+}
+
 bool wt_no_room(wt_call *call, const wt_tensor *t) {
-    const char *what = wt.torch_exception_get_what_without_backtrace ? wt.torch_exception_get_what_without_backtrace()
-                                                                     : "PyTorch before 2.13 gives no reason here";
     return wt_fail(call, "PyTorch could not allocate %lld elements of %s on %s: %s",
-                   (long long)wt_count(t->sizes, t->rank), wt_dtype_name(t->code), device_name(t->device_type), what);
+                   (long long)wt_count(t->sizes, t->rank), wt_dtype_name(t->code), device_name(t->device_type),
+                   wt_torch_error(WT_NO_REASON));
 }
 
 bool wt_empty(wt_call *call, wt_handle *place, wt_tensor *t) {

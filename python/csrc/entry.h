@@ -59,14 +59,13 @@ typedef struct entry_replay {
 } entry_replay;
 
 typedef struct entry_record {
-    struct entry_record *next;
-    uint64_t hash;
-    int words, refs;
+    seat_node node;
+    int refs;
     entry_way way;
     bool slow;   /* the GIL is released while it runs */
     bool direct; /* list and value are read: PyTorch's operator can be called from C */
     seat_entry *seat;
-    wt_list list[SEAT_LISTS]; /* settings as the seat has them; of softmax value[0] is the axis */
+    wt_list list[SEAT_LISTS]; /* settings as the seat has them */
     int64_t value[SEAT_VALUES];
     const wt_op *op; /* of an operator: its settings, without tensors */
     wt_arg *arg;
@@ -85,11 +84,20 @@ typedef enum entry_kind {
     ENTRY_OTHER
 } entry_kind;
 
+/* The arguments of PyTorch's functions that can be read and called here. */
+#define ENTRY_SETTINGS(X)                                    \
+    X(ENTRY_CONV, WT_ARGS_convNd)                            \
+    X(ENTRY_CONV_TRANSPOSE, WT_ARGS_conv_transposeNd)        \
+    X(ENTRY_MAX_POOL, WT_ARGS_max_pool2d_with_indices)       \
+    X(ENTRY_AVG_POOL, WT_ARGS_avg_pool2d)                    \
+    X(ENTRY_ADAPTIVE_AVG_POOL, WT_ARGS__adaptive_avg_pool2d) \
+    X(ENTRY_SOFTMAX, WT_ARGS_softmax)
+
 typedef struct entry_front {
     const char *name;
     int tensors; /* so many leading arguments are tensors, or None */
     entry_kind kind;
-    int rank;            /* of convolution: spatial axes */
+    int rank;            /* of convolution and pooling: spatial axes */
     void (*torch)(void); /* PyTorch's operator as a function of C++, or NULL */
     py_object *builtin;  /* PyTorch's, of the same arguments */
     py_object *defaults; /* of its last arguments: what equals them is not given */

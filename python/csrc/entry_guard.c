@@ -96,21 +96,13 @@ py_object *entry_wrap(wt_handle tensor) {
     return made;
 }
 
-py_object *entry_none(void) {
-    py.Py_IncRef(py._Py_NoneStruct);
-    return py._Py_NoneStruct;
+static py_object *given(py_object *constant) {
+    py.Py_IncRef(constant);
+    return constant;
 }
-
-py_object *entry_bool(bool value) {
-    py_object *made = value ? py._Py_TrueStruct : py._Py_FalseStruct;
-    py.Py_IncRef(made);
-    return made;
-}
-
-py_object *entry_refuse(void) {
-    py.Py_IncRef(py._Py_NotImplementedStruct);
-    return py._Py_NotImplementedStruct;
-}
+py_object *entry_none(void) { return given(py._Py_NoneStruct); }
+py_object *entry_bool(bool value) { return given(value ? py._Py_TrueStruct : py._Py_FalseStruct); }
+py_object *entry_refuse(void) { return given(py._Py_NotImplementedStruct); }
 
 /* ---------------------------------------------------------------- the self-test */
 static void *find(const char *library, const char *const names[]) {

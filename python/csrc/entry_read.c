@@ -66,57 +66,36 @@ static bool pad_same(const wt_tensor *w, entry_record *r) {
     return true;
 }
 
-static bool read_conv(const entry_call *k, cursor *c, entry_record *r) {
-    const int rank = k->front->rank;
-    bool same;
-    if (k->in[1].rank != rank + 2) return false;
-    memset(&r->list[SEAT_EXTRA], 0, sizeof(r->list[0]));
-    r->list[SEAT_EXTRA].size = (size_t)rank;
-    r->value[SEAT_TRANSPOSED] = 0;
-    return next_axes(c, rank, false, &r->list[SEAT_STRIDE]) && next_padding(c, rank, &r->list[SEAT_PADDING], &same) &&
-           next_axes(c, rank, false, &r->list[SEAT_DILATION]) && next_int(c, &r->value[SEAT_GROUPS]) &&
-           (!same || pad_same(&k->in[1], r));
-}
-
-static bool read_conv_transpose(const entry_call *k, cursor *c, entry_record *r) {
-    const int rank = k->front->rank;
-    r->value[SEAT_TRANSPOSED] = 1;
-    return k->in[1].rank == rank + 2 && next_axes(c, rank, false, &r->list[SEAT_STRIDE]) &&
-           next_axes(c, rank, false, &r->list[SEAT_PADDING]) && next_axes(c, rank, false, &r->list[SEAT_EXTRA]) &&
-           next_int(c, &r->value[SEAT_GROUPS]) && next_axes(c, rank, false, &r->list[SEAT_DILATION]);
-}
-
-/* The arguments of pooling in 2D, one after the other; no stride is that of the kernel. */
+/* The arguments one after the other; no stride of pooling is that of the kernel. */
 #define NEXT_TENSOR(at) (void)0
-#define NEXT_LIST(at) ok = ok && next_axes(&c, 2, SEAT_##at == SEAT_STRIDE, &r->list[SEAT_##at])
+#define NEXT_OPTIONAL(at) (void)0
+#define NEXT_LIST(at) ok = ok && next_axes(&c, rank, !conv && SEAT_##at == SEAT_STRIDE, &r->list[SEAT_##at])
+#define NEXT_PADS(at) ok = ok && next_padding(&c, rank, &r->list[SEAT_##at], &same)
 #define NEXT_BOOL(at) ok = ok && next_bool(&c, &r->value[SEAT_##at])
+#define NEXT_INT(at) ok = ok && next_int(&c, &r->value[SEAT_##at])
+#define NEXT_SYM(at) NEXT_INT(at)
 #define NEXT_MAYBE(at) ok = ok && next_int_or_none(&c, &r->value[SEAT_##at], &r->value[SEAT_##at + 1])
+#define NEXT_NO_TYPE() (void)0
 
 bool entry_read_settings(const entry_call *k, entry_record *r) {
     cursor c = {k->word + k->settings, k->word + k->words};
-    bool ok = k->in[0].handle;
+    const int rank = k->front->rank;
+    const bool conv = k->front->kind == ENTRY_CONV || k->front->kind == ENTRY_CONV_TRANSPOSE;
+    bool ok = k->in[0].handle && (!conv || (k->in[1].handle && k->in[1].rank == rank + 2)), same = false;
+    if (conv) {
+        r->value[SEAT_TRANSPOSED] = k->front->kind == ENTRY_CONV_TRANSPOSE;
+        r->list[SEAT_EXTRA] = (wt_list){.size = (size_t)rank};
+    }
     switch (k->front->kind) {
-    case ENTRY_CONV:
-        ok = ok && k->in[1].handle && read_conv(k, &c, r);
+#define X(kind, args) \
+    case kind:        \
+        args(NEXT);   \
         break;
-    case ENTRY_CONV_TRANSPOSE:
-        ok = ok && k->in[1].handle && read_conv_transpose(k, &c, r);
-        break;
-    case ENTRY_MAX_POOL:
-        WT_ARGS_max_pool2d_with_indices(NEXT);
-        break;
-    case ENTRY_AVG_POOL:
-        WT_ARGS_avg_pool2d(NEXT);
-        break;
-    case ENTRY_ADAPTIVE_AVG_POOL:
-        WT_ARGS__adaptive_avg_pool2d(NEXT);
-        break;
-    case ENTRY_SOFTMAX:
-        ok = ok && next_int(&c, &r->value[0]);
-        break;
+        ENTRY_SETTINGS(X)
+#undef X
     case ENTRY_UNARY:
     case ENTRY_OTHER:
         return false;
     }
-    return ok && c.at == c.end;
+    return ok && (!same || pad_same(&k->in[1], r)) && c.at == c.end;
 }

@@ -1,15 +1,10 @@
 /* What was decided for a call of a front, by all that the decision depends on: sizes, strides, types and alignment
  * of its tensors, which of them want a gradient, its settings, those of weft.backends, the number of threads, whether
- * deterministic algorithms are asked for. Bounded: a program of ever new sizes starts again from an empty table. Used
- * under the GIL. */
+ * deterministic algorithms are asked for. Used under the GIL. */
 #include <stdlib.h>
 #include <string.h>
 
 #include "entry.h"
-
-enum { BUCKETS = 1024, RECORDS_MAX = 1024 };
-static entry_record *bucket[BUCKETS];
-static int records;
 
 /* ---------------------------------------------------------------- the key */
 static bool put(entry_call *k, int64_t word) {
@@ -108,34 +103,18 @@ void entry_release(entry_record *r) {
     free(r);
 }
 
-static void clear(void) {
-    for (int i = 0; i < BUCKETS; i++) {
-        for (entry_record *r = bucket[i], *next; r; r = next) next = r->next, entry_release(r);
-        bucket[i] = NULL;
-    }
-    records = 0;
-}
+static void release(seat_node *node) { entry_release((entry_record *)node); }
+static seat_table table = {.release = release};
 
-entry_record *entry_look(const entry_call *k) {
-    entry_record *r = bucket[k->hash % BUCKETS];
-    while (r && (r->hash != k->hash || r->words != k->words ||
-                 memcmp(r->word, k->word, (size_t)k->words * sizeof(k->word[0]))))
-        r = r->next;
-    return r;
-}
+entry_record *entry_look(const entry_call *k) { return (entry_record *)seat_look(&table, k->hash, k->word, k->words); }
 
-/* Records of other settings are never found again: each change of a setting has a number of its own. */
 entry_record *entry_keep(const entry_call *k, entry_way way) {
-    static int64_t settings;
-    entry_record *r = calloc(1, sizeof(*r) + (size_t)k->words * sizeof(k->word[0]));
+    const size_t bytes = (size_t)k->words * sizeof(k->word[0]);
+    entry_record *r = calloc(1, sizeof(*r) + bytes);
     if (!r) return NULL;
-    if (records == RECORDS_MAX || settings != k->word[1] >> 24) clear();
-    settings = k->word[1] >> 24;
-    memcpy(r->word, k->word, (size_t)k->words * sizeof(k->word[0]));
-    r->hash = k->hash, r->words = k->words, r->refs = 1, r->way = way;
+    r->node = (seat_node){NULL, k->hash, k->words, memcpy(r->word, k->word, bytes)};
+    r->refs = 1, r->way = way;
     r->direct = entry_read_settings(k, r);
-    r->next = bucket[k->hash % BUCKETS];
-    bucket[k->hash % BUCKETS] = r;
-    records++;
+    seat_keep(&table, &r->node, k->word[1] >> 24);
     return r;
 }

@@ -10,16 +10,6 @@
 #define SYM_AXES "N3c108ArrayRefINS9_6SymIntEEE"
 #define POOL_AXES "N3c108ArrayRefIlEES7_S7_"
 
-/* Tensors by reference, an optional one as C++ holds it, lists by value, a SymInt by address. */
-typedef void *(*conv_function)(void *out, wt_handle x, wt_handle w, const void *b, wt_array stride, wt_array padding,
-                               wt_array dilation, const int64_t *groups);
-typedef void *(*conv_transpose_function)(void *out, wt_handle x, wt_handle w, const void *b, wt_array stride,
-                                         wt_array padding, wt_array extra, const int64_t *groups, wt_array dilation);
-typedef void *(*max_pool_function)(void *out, WT_ARGS_max_pool2d_with_indices(WT_CPP));
-typedef void *(*avg_pool_function)(void *out, WT_ARGS_avg_pool2d(WT_CPP));
-typedef void *(*adaptive_function)(void *out, WT_ARGS__adaptive_avg_pool2d(WT_CPP));
-typedef void *(*softmax_function)(void *out, wt_handle x, int64_t axis, uint64_t no_type);
-
 static const struct {
     const char *name, *symbol;
 } symbols[] = {
@@ -59,42 +49,30 @@ typedef struct direct_call {
     void *out; /* where the tensor is made */
 } direct_call;
 
-static wt_array axes(const entry_record *r, int at) { return (wt_array){r->list[at].item, r->list[at].size}; }
-#define GIVEN_TENSOR(at) x
-#define GIVEN_LIST(at) axes(r, SEAT_##at)
+#define GIVEN_TENSOR(at) in[SEAT_##at].handle
+#define GIVEN_OPTIONAL(at) \
+    &(wt_maybe_tensor) { in[SEAT_##at].handle ? *(void **)in[SEAT_##at].handle : NULL, in[SEAT_##at].handle }
+#define GIVEN_LIST(at) ((wt_array){r->list[SEAT_##at].item, r->list[SEAT_##at].size})
+#define GIVEN_PADS(at) GIVEN_LIST(at)
 #define GIVEN_BOOL(at) r->value[SEAT_##at]
+#define GIVEN_INT(at) r->value[SEAT_##at]
+#define GIVEN_SYM(at) &r->value[SEAT_##at]
 #define GIVEN_MAYBE(at) ((wt_maybe){r->value[SEAT_##at], r->value[SEAT_##at + 1]})
+#define GIVEN_NO_TYPE() 0
 
 static void call_now(int64_t begin, int64_t end, void *arg) {
     const direct_call *c = arg;
     const entry_record *r = c->r;
+    const wt_tensor *in = c->k->in;
     void (*const f)(void) = c->k->front->torch;
-    const wt_handle x = c->k->in[0].handle, w = c->k->in[1].handle;
-    wt_maybe_tensor bias = {NULL, false};
     (void)begin, (void)end;
     switch (c->k->front->kind) {
-    case ENTRY_CONV:
-    case ENTRY_CONV_TRANSPOSE:
-        if (c->k->in[2].handle) bias.tensor = *(void **)c->k->in[2].handle, bias.given = true;
-        if (c->k->front->kind == ENTRY_CONV)
-            ((conv_function)f)(c->out, x, w, &bias, axes(r, SEAT_STRIDE), axes(r, SEAT_PADDING), axes(r, SEAT_DILATION),
-                               &r->value[SEAT_GROUPS]);
-        else
-            ((conv_transpose_function)f)(c->out, x, w, &bias, axes(r, SEAT_STRIDE), axes(r, SEAT_PADDING),
-                                         axes(r, SEAT_EXTRA), &r->value[SEAT_GROUPS], axes(r, SEAT_DILATION));
+#define X(kind, args)                                              \
+    case kind:                                                     \
+        ((void *(*)(void *, args(WT_CPP)))f)(c->out, args(GIVEN)); \
         break;
-    case ENTRY_MAX_POOL:
-        ((max_pool_function)f)(c->out, WT_ARGS_max_pool2d_with_indices(GIVEN));
-        break;
-    case ENTRY_AVG_POOL:
-        ((avg_pool_function)f)(c->out, WT_ARGS_avg_pool2d(GIVEN));
-        break;
-    case ENTRY_ADAPTIVE_AVG_POOL:
-        ((adaptive_function)f)(c->out, WT_ARGS__adaptive_avg_pool2d(GIVEN));
-        break;
-    case ENTRY_SOFTMAX:
-        ((softmax_function)f)(c->out, x, r->value[0], 0);
-        break;
+        ENTRY_SETTINGS(X)
+#undef X
     case ENTRY_UNARY:
     case ENTRY_OTHER:
         break;

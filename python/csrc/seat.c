@@ -151,9 +151,7 @@ void seat_raise(const seat_call *c) {
     char text[160], name[64];
     snprintf(name, sizeof(name), "aten::%s", c->op->name);
     snprintf(text, sizeof(text), "%s failed; PyTorch's own error shows after weft.disable()", name);
-    const char *what =
-        wt.torch_exception_get_what_without_backtrace ? wt.torch_exception_get_what_without_backtrace() : text;
-    wt.aoti_torch_check(false, name, "python/csrc/seat.c", __LINE__, what);
+    wt.aoti_torch_check(false, name, "python/csrc/seat.c", __LINE__, wt_torch_error(text));
 }
 
 void seat_begin_call(seat_call *c, const seat_op *op, bool cuda) {

@@ -27,6 +27,7 @@ enum { SEAT_OUT = SEAT_INPUTS, SEAT_SLOTS = SEAT_OUT + 3 };           /* results
 /* extra: output_padding, output_size */
 enum { SEAT_STRIDE, SEAT_PADDING, SEAT_DILATION, SEAT_EXTRA, SEAT_KERNEL = SEAT_EXTRA, SEAT_LISTS };
 enum { SEAT_TRANSPOSED, SEAT_GROUPS, SEAT_CEIL = 0, SEAT_INCLUDE, SEAT_DIVISOR, SEAT_DIVIDED, SEAT_VALUES };
+enum { SEAT_AXIS }; /* of softmax, alone among the values */
 
 typedef struct seat_call {
     const struct seat_op *op;
@@ -56,9 +57,27 @@ typedef struct seat_shape { /* of a result */
     int64_t sizes[8], strides[8];
 } seat_shape;
 
+/* A table by words, of records that begin with a node. Bounded: a program of ever new sizes starts again from an empty
+ * table, and so does one that changes its settings, as records of others are never found again. */
+enum { SEAT_BUCKETS = 1024, SEAT_NODES_MAX = 1024 };
+typedef struct seat_node {
+    struct seat_node *next;
+    uint64_t hash;
+    int words;
+    const int64_t *key;
+} seat_node;
+typedef struct seat_table {
+    void (*release)(seat_node *node);
+    int count;
+    int64_t settings;
+    seat_node *bucket[SEAT_BUCKETS];
+} seat_table;
+seat_node *seat_look(const seat_table *t, uint64_t hash, const int64_t *key, int words);
+void seat_keep(seat_table *t, seat_node *node, int64_t settings);
+
 enum { SEAT_STEPS = 2, SEAT_KEY_MAX = 72 };
 typedef struct seat_entry {
-    struct seat_entry *next;
+    seat_node node;
     const struct seat_op *op;
     _Atomic int refs;
     _Atomic bool taken; /* by weft; else PyTorch's, for this reason */
@@ -72,8 +91,6 @@ typedef struct seat_entry {
     _Atomic uint64_t calls;
     double ns, torch_ns; /* estimates */
     char text[192];      /* the problem, cut where it is longer */
-    uint64_t hash;
-    int words;
     int64_t key[SEAT_KEY_MAX];
 } seat_entry;
 

@@ -1,5 +1,5 @@
 /* What the seat has decided, by all that the decision depends on. A lookup reads about forty words and takes one lock;
- * nothing is planned twice. Bounded: a program of ever new sizes starts again from an empty table. */
+ * nothing is planned twice. */
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -7,11 +7,7 @@
 
 #include "seat.h"
 
-enum { BUCKETS = 1024, ENTRIES_MAX = 1024 };
-
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-static seat_entry *bucket[BUCKETS];
-static int entries;
 static _Atomic int64_t settings; /* counts their changes */
 
 static void before_fork(void) { pthread_mutex_lock(&lock); }
@@ -75,65 +71,58 @@ uint64_t seat_problem(const seat_call *c) {
 }
 
 /* ---------------------------------------------------------------- the table */
+seat_node *seat_look(const seat_table *t, uint64_t hash, const int64_t *key, int words) {
+    seat_node *n = t->bucket[hash % SEAT_BUCKETS];
+    while (n && (n->hash != hash || n->words != words || memcmp(n->key, key, (size_t)words * sizeof(*key))))
+        n = n->next;
+    return n;
+}
+
+void seat_keep(seat_table *t, seat_node *node, int64_t settings) {
+    const bool over = t->count == SEAT_NODES_MAX || t->settings != settings;
+    for (int i = 0; i < SEAT_BUCKETS && over; i++) {
+        for (seat_node *n = t->bucket[i], *next; n; n = next) next = n->next, t->release(n);
+        t->bucket[i] = NULL;
+    }
+    if (over) t->count = 0, t->settings = settings;
+    t->count++;
+    node->next = t->bucket[node->hash % SEAT_BUCKETS];
+    t->bucket[node->hash % SEAT_BUCKETS] = node;
+}
+
 void seat_release(seat_entry *e) {
     if (!e || atomic_fetch_sub(&e->refs, 1) != 1) return;
     for (int i = 0; i < e->nsteps; i++) weft_plan_release(e->step[i].plan);
     free(e);
 }
 
-static seat_entry *look(uint64_t hash, const int64_t *key, int n) {
-    seat_entry *e = bucket[hash % BUCKETS];
-    while (e && (e->hash != hash || e->words != n || memcmp(e->key, key, (size_t)n * sizeof(*key)))) e = e->next;
-    if (e) atomic_fetch_add_explicit(&e->refs, 1, memory_order_relaxed);
-    return e;
-}
+static void release(seat_node *node) { seat_release((seat_entry *)node); }
+static seat_table table = {.release = release};
 
-static void clear(void) {
-    for (int i = 0; i < BUCKETS; i++) {
-        for (seat_entry *e = bucket[i], *next; e; e = next) {
-            next = e->next;
-            seat_release(e);
-        }
-        bucket[i] = NULL;
-    }
-    entries = 0;
-}
-
-/* Two threads may decide the same call at once: the first one's entry stays. Entries of former settings are never
- * found again: each change of a setting has a number of its own, the second word of the key. */
-static seat_entry *keep(seat_entry *e) {
-    static int64_t kept_settings;
+/* The entry of this key, or the one that is to be kept: two threads may decide the same call at once, and the first
+ * one's stays. A reference more is the caller's. */
+static seat_entry *look(uint64_t hash, const int64_t *key, int words, seat_entry *fresh) {
     pthread_mutex_lock(&lock);
-    seat_entry *there = look(e->hash, e->key, e->words);
-    if (!there) {
-        if (entries == ENTRIES_MAX || kept_settings != e->key[1]) clear();
-        kept_settings = e->key[1];
-        entries++;
-        e->next = bucket[e->hash % BUCKETS];
-        bucket[e->hash % BUCKETS] = e;
-        atomic_fetch_add_explicit(&e->refs, 1, memory_order_relaxed);
-    }
+    seat_entry *e = (seat_entry *)seat_look(&table, hash, key, words);
+    if (!e && fresh) seat_keep(&table, &fresh->node, key[1]), e = fresh;
+    if (e) atomic_fetch_add_explicit(&e->refs, 1, memory_order_relaxed);
     pthread_mutex_unlock(&lock);
-    if (!there) return e;
-    seat_release(e);
-    return there;
+    if (fresh && e != fresh) seat_release(fresh);
+    return e;
 }
 
 seat_entry *seat_find(const seat_call *c, int math) {
     int64_t key[SEAT_KEY_MAX];
     int n = make_key(c, math, key);
     uint64_t hash = seat_hash(key, n);
-    pthread_mutex_lock(&lock);
-    seat_entry *e = look(hash, key, n);
-    pthread_mutex_unlock(&lock);
+    seat_entry *e = look(hash, key, n, NULL);
     if (e) return e;
     e = calloc(1, sizeof(*e));
     if (!e) return NULL;
     atomic_init(&e->refs, 1);
-    e->hash = hash, e->words = n;
-    memcpy(e->key, key, (size_t)n * sizeof(*key));
+    e->node = (seat_node){NULL, hash, n, memcpy(e->key, key, (size_t)n * sizeof(*key))};
     seat_decide(c, math, e);
-    return keep(e);
+    return look(hash, key, n, e);
 }
 
 void wt_seat_forget(void) { atomic_fetch_add(&settings, 1); }
@@ -146,8 +135,8 @@ WEFT_API int64_t weft_torch_seat_report(char *text, size_t capacity, int forget)
     size_t length = 0;
     if (capacity) text[0] = 0;
     pthread_mutex_lock(&lock);
-    for (int i = 0; i < BUCKETS; i++)
-        for (seat_entry *e = bucket[i]; e; e = e->next) {
+    for (int i = 0; i < SEAT_BUCKETS; i++)
+        for (seat_entry *e = (seat_entry *)table.bucket[i]; e; e = (seat_entry *)e->node.next) {
             uint64_t calls = forget ? atomic_exchange(&e->calls, 0) : atomic_load(&e->calls);
             bool taken = atomic_load(&e->taken);
             if (!calls) continue;

@@ -137,10 +137,7 @@ bool wt_by_torch(wt_call *call, int64_t want) {
     inside++, wt_seat_bypass(1);
     wt_error failed = wt.torch_call_dispatcher(name, "", s.item, WT_BUILD_VERSION);
     inside--, wt_seat_bypass(-1);
-    if (failed)
-        return wt_fail(call, "%s: %s", name,
-                       wt.torch_exception_get_what_without_backtrace ? wt.torch_exception_get_what_without_backtrace()
-                                                                     : "PyTorch before 2.13 gives no reason here");
+    if (failed) return wt_fail(call, "%s: %s", name, wt_torch_error(WT_NO_REASON));
     bool ok = true;
     for (int i = 0; i < nout; i++) {
         wt_handle got = (wt_handle)(uintptr_t)s.item[i];
