@@ -41,25 +41,18 @@ static bool check_forward(wt_call *call) {
 }
 
 /* ---------------------------------------------------------------- running statistics */
-/* A view of the argument, or of a float32 copy where it has 16 bits. */
-static bool see_statistic(wt_call *call, int at, wt_view *v) {
+/* A view of the argument, or of a float32 copy where it has 16 bits. written: memory that PyTorch shares between
+ * tensors until the first write becomes its own. */
+static bool see_statistic(wt_call *call, int at, wt_view *v, bool written) {
     const wt_tensor *t = &call->arg[at].tensor;
     const int64_t unit = 1;
     wt_tensor copy = {.rank = 1, .sizes = t->sizes, .strides = &unit, .code = wt.aoti_torch_dtype_float32()};
     const bool wide = t->dtype == WEFT_DTYPE_F32 || t->dtype == WEFT_DTYPE_F64;
+    if (written && t->sizes[0] > 1 && t->strides[0] == 0)
+        return wt_fail(call, "%s: is expanded, allowed in training: memory for every channel", call->op->name[at]);
     if (!wide && (!wt_scratch(call, &copy) || !wt_copy(call, copy.handle, t->handle, call->op->name[at]))) return false;
     *v = wt_see_vector(wide ? t : &copy);
-    return true;
-}
-
-/* The same, of one that will be written: memory that PyTorch shares between tensors until the first write becomes
- * its own. */
-static bool open_statistic(wt_call *call, int at, wt_view *v) {
-    const wt_tensor *t = &call->arg[at].tensor;
-    if (t->sizes[0] > 1 && t->strides[0] == 0)
-        return wt_fail(call, "%s: is expanded, allowed in training: memory for every channel", call->op->name[at]);
-    if (!see_statistic(call, at, v)) return false;
-    return v->handle != t->handle || !wt.aoti_torch_get_data_ptr(t->handle, &v->data) ||
+    return !written || !wide || !wt.aoti_torch_get_data_ptr(t->handle, &v->data) ||
            wt_fail(call, "%s: cannot be written", call->op->name[at]);
 }
 
@@ -74,23 +67,10 @@ static weft_problem *begin(wt_call *call, weft_pass pass, const wt_view *x, bool
     weft_problem *p = wt_begin(call, WEFT_OP_BATCH_NORM, pass, rank > 1 ? rank : 1, x);
     p->attr[WEFT_BN_TRAIN] = training;
     p->attr[WEFT_BN_AFFINE] = ARG(weight).tensor.handle != NULL;
-    p->attr[WEFT_BN_TRACK] = !training;
     p->real[WEFT_BN_EPS] = ARG(eps).real;
     wt_put(call, WEFT_ROLE_SRC, x);
     wt_put_vector(call, WEFT_ROLE_WEIGHTS, AT(weight));
     return p;
-}
-
-/* input, weight, bias and the result, which is made here */
-static bool put_forward(wt_call *call, bool training) {
-    const wt_tensor *t = &ARG(input).tensor;
-    int rank = (int)t->rank - 2;
-    wt_view x = wt_see(t, rank), y;
-    if (!wt_create(call, 0, &y, x.dims, rank, wt_is_last(&x), true, t->code)) return false;
-    begin(call, WEFT_PASS_FWD, &x, training);
-    wt_put(call, WEFT_ROLE_DST, &y);
-    wt_put_vector(call, WEFT_ROLE_BIAS, AT(bias));
-    return true;
 }
 
 /* ---------------------------------------------------------------- PyTorch's own
@@ -115,34 +95,31 @@ static bool torch_takes(const wt_call *call) {
 }
 
 /* ---------------------------------------------------------------- operators */
+/* In training there are two more results, the mean and inverse deviation of each channel of the batch, and the running
+ * statistics, if they are given, are moved. */
 bool wt_run_batch_norm(wt_call *call) {
-    wt_view mean, var;
-    if (!check_forward(call) || !put_forward(call, false)) return false;
-    if (!see_statistic(call, AT(running_mean), &mean) || !see_statistic(call, AT(running_var), &var)) return false;
-    if (!call->p.c) return true; /* nothing, and a problem has channels */
-    WT_PUT(call, {WEFT_ROLE_MEAN, &mean}, {WEFT_ROLE_VAR, &var});
-    return wt_run(call, torch_takes(call));
-}
-
-/* Results: the data, and the mean and inverse deviation of each channel of the batch. */
-bool wt_run_batch_norm_train(wt_call *call) {
-    wt_view mean, var, save_mean, save_invstd;
-    const bool track = ARG(running_mean).tensor.handle;
-    const int32_t code = wt_wide_code(ARG(input).tensor.code);
-    weft_problem *p = &call->p;
-    if (!check_forward(call) || !put_forward(call, true) || !wt_create_vector(call, 1, &save_mean, p->c, code) ||
-        !wt_create_vector(call, 2, &save_invstd, p->c, code))
+    const bool training = AT(momentum) >= 0, track = ARG(running_mean).tensor.handle, moves = training && track;
+    const wt_tensor *t = &ARG(input).tensor;
+    wt_view y, mean, var, save_mean, save_invstd;
+    if (!check_forward(call)) return false;
+    const int rank = (int)t->rank - 2, names[] = {AT(running_mean), AT(running_var)};
+    const wt_view x = wt_see(t, rank);
+    if (!wt_create(call, 0, &y, x.dims, rank, wt_is_last(&x), true, t->code) ||
+        (training && (!wt_create_vector(call, 1, &save_mean, x.dims[1], wt_wide_code(t->code)) ||
+                      !wt_create_vector(call, 2, &save_invstd, x.dims[1], wt_wide_code(t->code)))) ||
+        (track && (!see_statistic(call, names[0], &mean, moves) || !see_statistic(call, names[1], &var, moves))))
         return false;
-    if (track && (!open_statistic(call, AT(running_mean), &mean) || !open_statistic(call, AT(running_var), &var)))
-        return false;
-    if (!p->c) return true;
+    if (!x.dims[1]) return true; /* nothing, and a problem has channels */
+    weft_problem *p = begin(call, WEFT_PASS_FWD, &x, training);
     p->attr[WEFT_BN_TRACK] = track;
-    p->real[WEFT_BN_MOMENTUM] = ARG(momentum).real;
-    WT_PUT(call, {WEFT_ROLE_SAVE_MEAN, &save_mean}, {WEFT_ROLE_SAVE_INVSTD, &save_invstd});
+    wt_put(call, WEFT_ROLE_DST, &y);
+    wt_put_vector(call, WEFT_ROLE_BIAS, AT(bias));
+    if (training) p->real[WEFT_BN_MOMENTUM] = ARG(momentum).real;
+    if (training) WT_PUT(call, {WEFT_ROLE_SAVE_MEAN, &save_mean}, {WEFT_ROLE_SAVE_INVSTD, &save_invstd});
     if (track) WT_PUT(call, {WEFT_ROLE_MEAN, &mean}, {WEFT_ROLE_VAR, &var});
-    call->once |= track; /* a rehearsal would move the running statistics */
+    call->once |= moves; /* a rehearsal would move the running statistics */
     return wt_run(call, torch_takes(call)) &&
-           (!track || (close_statistic(call, AT(running_mean), &mean) && close_statistic(call, AT(running_var), &var)));
+           (!moves || (close_statistic(call, names[0], &mean) && close_statistic(call, names[1], &var)));
 }
 
 static bool check_backward(wt_call *call) {
@@ -167,12 +144,12 @@ bool wt_run_batch_norm_backward(wt_call *call) {
     const int64_t length = w->handle ? x.dims[1] : 0;
     const int32_t code = w->handle ? w->code : t->code;
     if (!wt_create(call, 0, &dx, x.dims, rank, last, true, t->code) || !wt_create_vector(call, 1, &dw, length, code) ||
-        !wt_create_vector(call, 2, &db, length, code) || !see_statistic(call, AT(mean), &mean) ||
-        !see_statistic(call, AT(spread), &spread))
+        !wt_create_vector(call, 2, &db, length, code) || !see_statistic(call, AT(mean), &mean, false) ||
+        !see_statistic(call, AT(spread), &spread, false))
         return false;
     if (!x.dims[1]) return true;
     if (!wt_match_format(call, &dy, rank, last, true, t->code, "grad_output")) return false;
-    begin(call, WEFT_PASS_BWD, &x, training);
+    begin(call, WEFT_PASS_BWD, &x, training)->attr[WEFT_BN_TRACK] = !training;
     WT_PUT(call, {WEFT_ROLE_DIFF_DST, &dy}, {WEFT_ROLE_DIFF_SRC, &dx},
            {training ? WEFT_ROLE_SAVE_MEAN : WEFT_ROLE_MEAN, &mean},
            {training ? WEFT_ROLE_SAVE_INVSTD : WEFT_ROLE_VAR, &spread});

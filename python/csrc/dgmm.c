@@ -108,12 +108,18 @@ static bool fold(const product *m, const wt_tensor *t, wt_view *v) {
     return true;
 }
 
-/* A contiguous tensor of t's shape and type, folded; slot -1: scratch. */
+/* A contiguous tensor of that shape and type; slot -1: scratch. */
+static bool make_like(wt_call *call, int slot, const wt_tensor *like, int64_t strides[AXES], wt_tensor *t) {
+    *t = (wt_tensor){.rank = like->rank, .sizes = like->sizes, .strides = strides, .code = like->code};
+    wt_dense_along(strides, t->sizes, t->rank, NULL); /* read() has counted the elements */
+    return wt_result(call, slot, t);
+}
+
+/* The same, folded. */
 static bool make(wt_call *call, const product *m, int slot, const wt_tensor *like, matrix *y) {
     int64_t strides[AXES];
-    wt_tensor t = {.rank = like->rank, .sizes = like->sizes, .strides = strides, .code = like->code};
-    wt_dense_along(strides, t.sizes, t.rank, NULL); /* read() has counted the elements */
-    if (!wt_result(call, slot, &t)) return false;
+    wt_tensor t;
+    if (!make_like(call, slot, like, strides, &t)) return false;
     y->into = NULL;
     if (fold(m, &t, &y->v)) return true;
     if (!make(call, m, -1, like, y)) return false;
@@ -172,19 +178,6 @@ static bool is_empty(const product *m) { return !m->n || !m->rows || !m->cols; }
 
 enum { WANT_INPUT = 1, WANT_X = 2 };
 
-bool wt_run_dgmm(wt_call *call) {
-    product m;
-    matrix y;
-    wt_view a;
-    if (!read(call, &m) || !make(call, &m, 0, &ARG(input).tensor, &y)) return false;
-    if (is_empty(&m)) return true;
-    if (!see(call, &m, AT(input), &a)) return false;
-    wt_view x = vector(&m, &ARG(x).tensor);
-    describe(call, &m, WEFT_PASS_FWD);
-    WT_PUT(call, {WEFT_ROLE_SRC, &a}, {WEFT_ROLE_WEIGHTS, &x}, {WEFT_ROLE_DST, &y.v});
-    return run_product(call, torch_takes(call, &m, false) ? WT_ALL : 0, &y);
-}
-
 static bool check_grad(wt_call *call) {
     const wt_tensor *g = &ARG(grad_output).tensor, *t = &ARG(input).tensor;
     return wt_check_shape(call, "grad_output", g, t->rank, t->sizes, "that of input, ") &&
@@ -192,35 +185,36 @@ static bool check_grad(wt_call *call) {
 }
 
 static bool create_vector(wt_call *call, const product *m, wt_view *v) {
-    int64_t strides[2];
-    wt_tensor t = ARG(x).tensor;
-    wt_dense_along(strides, t.sizes, t.rank, NULL);
-    t.strides = strides;
-    if (!wt_result(call, 1, &t)) return false;
+    int64_t strides[AXES];
+    wt_tensor t;
+    if (!make_like(call, 1, &ARG(x).tensor, strides, &t)) return false;
     *v = vector(m, &t);
     return true;
 }
 
-/* want: which of the two gradients; the other result has no elements. */
-bool wt_run_dgmm_backward(wt_call *call) {
+/* want: which of the two gradients; the other result has no elements. The forward pass computes what that of input
+ * does, from input instead of grad_output. */
+bool wt_run_dgmm(wt_call *call) {
     static const weft_pass passes[] = {WEFT_PASS_NONE, WEFT_PASS_BWD_DATA, WEFT_PASS_BWD_WEIGHTS, WEFT_PASS_BWD};
     product m;
-    matrix da = {.into = NULL};
+    matrix y = {.into = NULL};
     wt_view g, a, dx;
-    const int64_t want = ARG(want).integer;
+    const bool back = AT(want) >= 0;
+    const int64_t want = back ? ARG(want).integer : WANT_INPUT;
     const int32_t code = ARG(input).tensor.code;
     if (want < 0 || want > 3) return wt_fail(call, "want: is %lld, allowed: 0 to 3", (long long)want);
-    if (!read(call, &m) || !check_grad(call) ||
-        !(want & WANT_INPUT ? make(call, &m, 0, &ARG(input).tensor, &da) : wt_create_vector(call, 0, &da.v, 0, code)) ||
-        !(want & WANT_X ? create_vector(call, &m, &dx) : wt_create_vector(call, 1, &dx, 0, code)))
+    if (!read(call, &m) || (back && !check_grad(call)) ||
+        !(want & WANT_INPUT ? make(call, &m, 0, &ARG(input).tensor, &y) : wt_create_vector(call, 0, &y.v, 0, code)))
         return false;
+    if (back && !(want & WANT_X ? create_vector(call, &m, &dx) : wt_create_vector(call, 1, &dx, 0, code))) return false;
     if (!want) return true;
     if (is_empty(&m)) return !(want & WANT_X) || wt_zero(call, call->out[1]);
-    if (!see(call, &m, AT(grad_output), &g) || (want & WANT_X && !see(call, &m, AT(input), &a))) return false;
+    if (!see(call, &m, back ? AT(grad_output) : AT(input), &g) || (want & WANT_X && !see(call, &m, AT(input), &a)))
+        return false;
     wt_view x = vector(&m, &ARG(x).tensor);
-    describe(call, &m, passes[want]);
-    wt_put(call, WEFT_ROLE_DIFF_DST, &g);
-    if (want & WANT_X) wt_put(call, WEFT_ROLE_SRC, &a), wt_put(call, WEFT_ROLE_DIFF_WEIGHTS, &dx);
-    if (want & WANT_INPUT) wt_put(call, WEFT_ROLE_WEIGHTS, &x), wt_put(call, WEFT_ROLE_DIFF_SRC, &da.v);
-    return run_product(call, torch_takes(call, &m, want & WANT_X) ? want : 0, &da);
+    describe(call, &m, back ? passes[want] : WEFT_PASS_FWD);
+    wt_put(call, back ? WEFT_ROLE_DIFF_DST : WEFT_ROLE_SRC, &g);
+    if (want & WANT_X) WT_PUT(call, {WEFT_ROLE_SRC, &a}, {WEFT_ROLE_DIFF_WEIGHTS, &dx});
+    if (want & WANT_INPUT) WT_PUT(call, {WEFT_ROLE_WEIGHTS, &x}, {back ? WEFT_ROLE_DIFF_SRC : WEFT_ROLE_DST, &y.v});
+    return run_product(call, !torch_takes(call, &m, want & WANT_X) ? 0 : back ? want : WT_ALL, &y);
 }
