@@ -13,7 +13,7 @@ import sys
 
 import torch
 
-from weft._bench import clock as _clock, twin as _twin, twin_table as _twin_table
+from weft._bench import clock as _clock, twin as _twin
 from weft._enable import as_torch, bypassed
 
 
@@ -30,9 +30,9 @@ def measure(text: str, rounds: int = 7) -> dict[str, float]:
     """Milliseconds of each side."""
     told, wanted = _twin._told(text, None)
     device = torch.device(told["device"], told["ordinal"] if told["device"] == "cuda" else None)
-    _twin_table.causal_conv1d_ref = shifted
-    problem = _twin_table.Problem(_twin._library.problem(told["text"], "fwd"), device)
-    case = _twin_table.TABLE[told["op"]](problem)
+    _twin.causal_conv1d_ref = shifted
+    problem = _twin.Problem(_twin._library.problem(told["text"], "fwd"), device)
+    case = _twin.TABLE[told["op"]](problem)
     torch._dynamo.reset()
     sides = dict(zip(("weft", "eager"), _twin._calls(case, told, wanted, device)))
     case.weft = torch.compile(case.peer, dynamic=False)

@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 
 from ._core import calibrate as _calibrate, entry as _entry, library as _library
-from . import _run, bench, demo
+from . import _enable, bench, demo
 from ._bench import twin as _twin
 
 _PROBLEM_HELP = """A problem is a text such as conv2d:fwd:f32:nchw:n8c128h56w56:o128k3p1g128 (docs/problem.md has the grammar);
@@ -128,7 +128,7 @@ def main(argv: list[str] | None = None) -> int:
     if args.command == "info":
         return _info()
     if args.command == "run":
-        return _run.run(args.program, args.arguments, args.module, args.report)
+        return _enable.run(args.program, args.arguments, args.module, args.report)
     parser.print_help(sys.stderr)
     return 2
 

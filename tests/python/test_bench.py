@@ -19,7 +19,7 @@ import torch
 import weft
 from fake_clock import FakeClock, FakeTime
 from torch import nn
-from weft._bench import clock as _clock, models as _models, regret as _regret, twin as _twin, twin_table as _twin_table
+from weft._bench import clock as _clock, models as _models, regret as _regret, twin as _twin
 from weft._core import library as _library
 from weft import bench
 from weft.__main__ import main
@@ -82,7 +82,7 @@ def test_every_pass_agrees(text, device):
 
 def test_every_operator_is_tried():
     tried, files = {_library.problem(t)["op"] for t in SMALL}, {_library.problem(t)["op"] for t in bench.problems_of("operators")}
-    assert tried == files == set(_twin_table.TABLE)
+    assert tried == files == set(_twin.TABLE)
 
 
 @pytest.mark.parametrize("text, other", [
@@ -94,7 +94,7 @@ def test_attributes_reach_both_sides(text, other, monkeypatch):
     """An attribute that one side loses is noticed: PyTorch's side is built with another value."""
     whole = _twin.build(text)
     assert _twin.error(whole)[0] <= _twin.error(whole)[1]
-    make = _twin_table.Problem.__init__
+    make = _twin.Problem.__init__
 
     def spoiled(self, told, device):
         make(self, told, device)
@@ -102,7 +102,7 @@ def test_attributes_reach_both_sides(text, other, monkeypatch):
     torch.manual_seed(3)
     right = _twin.build(text)
     torch.manual_seed(3)
-    monkeypatch.setattr(_twin_table.Problem, "__init__", spoiled)
+    monkeypatch.setattr(_twin.Problem, "__init__", spoiled)
     right.peer = _twin.build(text).peer
     error, allowed = _twin.error(right)
     assert error > allowed

@@ -18,7 +18,7 @@ import fresh
 import weft
 import weft.functional as W
 from test_enable import SLOW, assert_same, enabled, taken
-from weft import _enable, _run
+from weft import _enable
 from weft._core import entry as _entry
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -480,14 +480,14 @@ def test_report_of_a_run(monkeypatch):
         return _enable.Seen(problem, backward, calls, kernel, "PyTorch is faster" if kernel == "torch" else "", ns, torch_ns)
     rows = [seen("a", "torch", 10, 9e3, 5e3), seen("b", "small", 2, 1e6, 2e6), seen("c", "large", 3, 1e6, 2e9), seen("d", "torch", 20, 9e3, 5e3, True)]
     monkeypatch.setattr(_enable, "seen", lambda: rows)
-    assert _run.report().splitlines()[1:] == [
+    assert _enable.report().splitlines()[1:] == [
         "3        6.00 s     large; c",
         "2        2.0 ms     small; b",
         "10       -          torch: PyTorch is faster; a",
         "20       -          torch: PyTorch is faster; d",
         "weft took 5 of 35 calls and saved 6.00 s by estimate; the others cost 24.0 us more"]
     rows[1:3] = [seen("b", "small", 1, 9e3, 10e3)]
-    assert _run.report().splitlines()[-2:] == ["weft took 1 of 31 calls and saved 1.0 us by estimate; the others cost 24.0 us more",
+    assert _enable.report().splitlines()[-2:] == ["weft took 1 of 31 calls and saved 1.0 us by estimate; the others cost 24.0 us more",
                                                "weft.enable() does not pay for this program on this machine"]
 
 

@@ -14,7 +14,7 @@ from torch.utils.flop_counter import register_flop_formula
 
 from .._core.arguments import Padding, Size, foreign, left_to_torch, lowered, ranked, remembered, spread, whole_groups
 from .._core.entry import front
-from .._core.rules import Rule, adjoint, call, call_into, derived, in_front, leaf, mapped, tangents, wide
+from .._core.rules import RULES, Rule, adjoint, call, call_into, derived, in_front, leaf, mapped, tangents, wide
 from .._core.shapes import least_source
 from .._core.state import in_dynamo
 
@@ -55,12 +55,6 @@ def wanted(grads, want):
     return tuple(g if want & bit else None for g, bit in zip(grads, (WANT_INPUT, WANT_WEIGHT, WANT_BIAS)))
 
 
-def save_epilogue(ctx, input, bias, act, lo, hi, dtype):
-    """The type of the bias, and the activation with bounds as results that sit on them hold them."""
-    ctx.bias_dtype = input.dtype if bias is None else bias.dtype
-    ctx.act = (act, rounded(lo, dtype), rounded(hi, dtype)) if act == "clip" else (act, lo, hi)
-
-
 def through_act(grad, output, act, lo, hi):
     """The gradient before the activation, from its result: 0 where the result sits on a bound."""
     if not act:
@@ -70,28 +64,37 @@ def through_act(grad, output, act, lo, hi):
     return torch.ops.aten.hardtanh_backward(grad, output, lo, hi)
 
 
-def _save_forward(ctx, inputs, output):
-    """For conv and conv_transpose alike: the geometry, the activation, and its result where there is one."""
-    input, weight, bias, stride, padding, dilation, groups, act, lo, hi, *extra = inputs
-    ctx.settings = (stride, padding, dilation, groups, *extra)
-    save_epilogue(ctx, input, bias, act, lo, hi, output.dtype)
-    return input, weight, output if act else None
+def convolved(formula, backward, tensors, read, passed=lambda settings: settings, several=0):
+    """save, gradient and tangent of a convolution of any kind, as Rule takes them. Its first tensors are input, weight and bias, the others have no gradient;
+    nor have the `several` results behind the first, of which the last is kept besides. read(*inputs): the settings of the formula behind the tensors, and
+    the activation. backward: the operator of the gradient; passed(settings): as it takes them."""
+    def save(ctx, inputs, output):
+        ctx.settings, (act, lo, hi) = read(*inputs)
+        result = output[0] if several else output
+        if act == "clip":   # bounds as results that sit on them hold them
+            lo, hi = rounded(lo, result.dtype), rounded(hi, result.dtype)
+        ctx.act, ctx.bias_dtype = (act, lo, hi), inputs[0].dtype if inputs[2] is None else inputs[2].dtype
+        if several:
+            ctx.set_materialize_grads(False)
+            ctx.mark_non_differentiable(*output[1:])
+        return *inputs[:2], *inputs[3:tensors], *(output[-1:] if several else ()), result if act else None
 
+    def gradient(ctx, grad, *no_grads):
+        *given, result = ctx.saved_tensors
+        if grad is None:
+            return (None,) * tensors
+        want = want_of(ctx.needs_input_grad)
+        grads = call(RULES[backward], through_act(grad, result, *ctx.act), *given, *passed(ctx.settings), want, ctx.bias_dtype)
+        return *wanted(grads, want), *[None] * (tensors - 3)
 
-def _gradient_of_forward(ctx, grad):
-    input, weight, output = ctx.saved_tensors
-    want = want_of(ctx.needs_input_grad)
-    return wanted(call(CONV_BACKWARD, through_act(grad, output, *ctx.act), input, weight, *ctx.settings[:4], len(ctx.settings) > 4, want, ctx.bias_dtype), want)
-
-
-def no_bias(db):
-    """Of what is linear in the bias, where to take the derivative."""
-    return None if db is None else torch.zeros_like(db)
-
-
-def _tangent_of_forward(ctx, input, weight, output, dx, dw, db):
-    moved, = tangents(formula, (input, weight, no_bias(db)), ctx.settings, (dx, dw, db))
-    return through_act(moved, output, *ctx.act)
+    def tangent(ctx, input, weight, *rest):
+        *others, result = rest[:-tensors]
+        dx, dw, db = rest[-tensors:][:3]
+        bias = None if db is None else torch.zeros_like(db)   # the result is linear in it: anywhere
+        moved, = tangents(formula, (input, weight, bias), (*others, *ctx.settings), (dx, dw, db))
+        moved = through_act(moved, result, *ctx.act)
+        return (moved, *[None] * several) if several else moved
+    return save, gradient, tangent
 
 
 # ---------------------------------------------------------------------------------------------- by PyTorch
@@ -202,10 +205,12 @@ def _batch_backward(info, in_dims, grad, input, weight, stride, padding, dilatio
     return (dx, dw, db), tuple(0 if want & bit else None for bit in (WANT_INPUT, WANT_WEIGHT, WANT_BIAS))
 
 
-CONV = Rule("conv", 3, _save_forward, _gradient_of_forward, _tangent_of_forward, mapped("conv", 3, 1, _image), by_torch=_torch, native=_native_conv,
+_FORWARD = convolved(formula, "conv_backward", 3, lambda x, w, b, stride, padding, dilation, groups, act, lo, hi, *extra:
+                     ((stride, padding, dilation, groups, *extra), (act, lo, hi)), lambda settings: (*settings[:4], len(settings) > 4))
+CONV = Rule("conv", 3, *_FORWARD, mapped("conv", 3, 1, _image), by_torch=_torch, native=_native_conv,
             plain=_native_conv)   # to hand five lists over to PyTorch costs more than to ask first
-CONV_TRANSPOSE = Rule("conv_transpose", 3, _save_forward, _gradient_of_forward, _tangent_of_forward, mapped("conv_transpose", 3, 1, _image),
-                      by_torch=_torch, native=_native_conv_transpose, plain=_native_conv_transpose)
+CONV_TRANSPOSE = Rule("conv_transpose", 3, *_FORWARD, mapped("conv_transpose", 3, 1, _image), by_torch=_torch, native=_native_conv_transpose,
+                      plain=_native_conv_transpose)
 CONV_BACKWARD = Rule("conv_backward", 3, *derived(_backward, 3), _batch_backward, by_torch=_torch_backward)
 
 

@@ -15,9 +15,8 @@ from torch.overrides import handle_torch_function, has_torch_function_variadic
 
 from .._core import library as _library, settings as _settings
 from .._core.arguments import TYPES, Padding, Size, lowered, ranked
-from .._core.rules import Rule, adjoint, call, call_into, derived, is_last, leaf, mapped, tangents, wide
-from .conv import (WANT_BIAS, WANT_INPUT, WANT_WEIGHT, activated, check_activation, check_tensors, formula as conv_formula, no_bias, read_settings,
-                   save_epilogue, through_act, want_of, wanted)
+from .._core.rules import Rule, adjoint, call, call_into, derived, is_last, leaf, mapped, wide
+from .conv import WANT_BIAS, WANT_INPUT, WANT_WEIGHT, activated, check_activation, check_tensors, convolved, formula as conv_formula, read_settings, wanted
 
 __all__ = ["partial_conv1d", "partial_conv2d", "partial_conv3d", "partial_conv_transpose1d", "partial_conv_transpose2d", "partial_conv_transpose3d"]
 
@@ -56,29 +55,9 @@ def _is_one(size: Any) -> bool:
     return guard_or_false(size == 1)
 
 
-def _save_forward(ctx, inputs, output):
-    input, weight, bias, mask, stride, padding, dilation, groups, act, lo, hi, transposed, output_padding, _ = inputs   # legacy changes no derivative
-    y, new_mask, sums = output
-    ctx.mark_non_differentiable(new_mask, sums)
-    ctx.set_materialize_grads(False)
-    ctx.settings = (stride, padding, dilation, groups, transposed, output_padding, bias is not None)
-    save_epilogue(ctx, input, bias, act, lo, hi, y.dtype)
-    return input, weight, mask, sums, y if act else None
-
-
-def _gradient_of_forward(ctx, grad, *no_grads):
-    """Of the mask there is none."""
-    if grad is None:
-        return None, None, None, None
-    input, weight, mask, sums, output = ctx.saved_tensors
-    want = want_of(ctx.needs_input_grad)
-    grads = call(PARTIAL_CONV_BACKWARD, through_act(grad, output, *ctx.act), input, weight, mask, sums, *ctx.settings, want, ctx.bias_dtype)
-    return *wanted(grads, want), None
-
-
-def _tangent_of_forward(ctx, input, weight, mask, sums, output, dx, dw, db, dmask):
-    moved, = tangents(_formula, (input, weight, no_bias(db)), (mask, sums, *ctx.settings), (dx, dw, db))
-    return through_act(moved, output, *ctx.act), None, None
+def _read(input, weight, bias, mask, stride, padding, dilation, groups, act, lo, hi, transposed, output_padding, legacy):
+    """legacy changes no derivative."""
+    return (stride, padding, dilation, groups, transposed, output_padding, bias is not None), (act, lo, hi)
 
 
 # ---------------------------------------------------------------------------------------------- by PyTorch
@@ -247,7 +226,7 @@ def _torch_backward(grad, input, weight, mask, sums, stride, padding, dilation, 
     return dx.squeeze(0) if dx is not None and road.unbatched else dx, None if dw is None else dw.to(weight.dtype), db
 
 
-PARTIAL_CONV = Rule("partial_conv", 4, _save_forward, _gradient_of_forward, _tangent_of_forward, mapped("partial_conv", 4, 0), by_torch=_torch)
+PARTIAL_CONV = Rule("partial_conv", 4, *convolved(_formula, "partial_conv_backward", 4, _read, several=2), mapped("partial_conv", 4, 0), by_torch=_torch)
 PARTIAL_CONV_BACKWARD = Rule("partial_conv_backward", 5, *derived(_backward, 5), mapped("partial_conv_backward", 5, 0), by_torch=_torch_backward)
 
 

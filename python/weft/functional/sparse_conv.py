@@ -11,9 +11,9 @@ from torch import Tensor
 from torch.overrides import handle_torch_function, has_torch_function_variadic
 
 from .._core.arguments import Padding, Size, lowered, ranked
-from .._core.rules import Rule, adjoint, call, call_into, derived, leaf, mapped, tangents, wide
+from .._core.rules import Rule, adjoint, call, call_into, derived, leaf, mapped, wide
 from .._core.shapes import fake_of
-from .conv import check_activation, check_tensors, formula as conv_formula, no_bias, read_settings, save_epilogue, through_act, want_of, wanted
+from .conv import check_activation, check_tensors, convolved, formula as conv_formula, read_settings, wanted
 
 __all__ = ["sparse_conv1d", "sparse_conv2d", "sparse_conv3d"]
 
@@ -209,29 +209,10 @@ def _backward(grad, input, values, rows, cols, shape, *settings):
     return wanted(adjoint(_formula, 3)(grad, input, values, leaf(input.new_zeros(shape[0], dtype=bias_dtype)), rows, cols, shape, *geometry), want)
 
 
-def _save_forward(ctx, inputs, output):
-    input, values, bias, rows, cols, *geometry, act, lo, hi = inputs
-    ctx.settings = geometry
-    save_epilogue(ctx, input, bias, act, lo, hi, output.dtype)
-    return input, values, rows, cols, output if act else None
-
-
-def _gradient_of_forward(ctx, grad):
-    input, values, rows, cols, output = ctx.saved_tensors
-    want = want_of(ctx.needs_input_grad)
-    grads = call(SPARSE_CONV_BACKWARD, through_act(grad, output, *ctx.act), input, values, rows, cols, *ctx.settings, want, ctx.bias_dtype)
-    return *wanted(grads, want), None, None
-
-
-def _tangent_of_forward(ctx, input, values, rows, cols, output, dx, dv, db, *no_tangents):
-    moved, = tangents(_formula, (input, values, no_bias(db)), (rows, cols, *ctx.settings), (dx, dv, db))
-    return through_act(moved, output, *ctx.act)
-
-
 _SHARED = dict.fromkeys((3, 4), "rows and cols cannot be mapped over a dimension by torch.vmap; all values share one pattern")
-SPARSE_CONV = Rule("sparse_conv", 5, _save_forward, _gradient_of_forward, _tangent_of_forward,
+SPARSE_CONV = Rule("sparse_conv", 5, *convolved(_formula, "sparse_conv_backward", 5, lambda *inputs: (inputs[5:-3], inputs[-3:])),
                    mapped("sparse_conv", 5, 1, lambda shape, *_: len(shape) - 1, _SHARED))
-SPARSE_CONV_BACKWARD = Rule("sparse_conv_backward", 5, *derived(_backward, 5), mapped("sparse_conv_backward", 5, 0, shared=_SHARED))
+Rule("sparse_conv_backward", 5, *derived(_backward, 5), mapped("sparse_conv_backward", 5, 0, shared=_SHARED))
 
 
 # ---------------------------------------------------------------------------------------------- the functions

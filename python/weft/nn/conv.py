@@ -8,7 +8,6 @@ import torch
 from torch import Tensor, nn
 from torch.fx import Proxy
 
-from .. import functional as F
 from .._core.arguments import Padding, Size
 from .._core.entry import front
 from ._named import Activated, kept_whole, mirror, mirrors, own_parameters
