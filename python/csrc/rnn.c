@@ -2,28 +2,27 @@
  * vector and the biases another (src/ref/rnn.h), and so are their gradients. Sequences of different lengths come
  * packed, with the number of rows of each step in batch_sizes, a tensor of the CPU. What a step leaves for the gradient
  * is the fourth result, `reserve`. */
-#include <stdio.h>
 #include <string.h>
 
 #include "binding.h"
+#include "core/internal.h"
 
 static const struct {
-    const char *name, *torch;
+    const char *torch; /* and, behind "torch_", the word of `kind` */
     weft_op op;
-    int64_t gates, states;
 } kinds[] = {
-    {"rnn_relu", "torch_rnn_relu", WEFT_OP_RNN_RELU, 1, 0},
-    {"rnn_tanh", "torch_rnn_tanh", WEFT_OP_RNN_TANH, 1, 0},
-    {"lstm", "torch_lstm", WEFT_OP_LSTM, 4, 5},
-    {"gru", "torch_gru", WEFT_OP_GRU, 3, 4},
+    {"torch_rnn_relu", WEFT_OP_RNN_RELU},
+    {"torch_rnn_tanh", WEFT_OP_RNN_TANH},
+    {"torch_lstm", WEFT_OP_LSTM},
+    {"torch_gru", WEFT_OP_GRU},
 };
 enum { KINDS = sizeof(kinds) / sizeof(kinds[0]) };
 
 typedef struct layers { /* sizes by the names of src/ref/rnn.h */
     int kind;
-    bool packed, swapped, biases;             /* swapped: batch first */
-    int64_t T, n, c, H, P, L, D, gates, rows; /* gates: G*H */
-    int32_t code, dtype;
+    bool packed, swapped; /* swapped: batch first */
+    int64_t T, n, c, H, P, L, D, rows;
+    int32_t code;
 } layers;
 
 /* The path that PyTorch's own layers took instead of an operator, for weft_torch_kernels(). */
@@ -33,16 +32,10 @@ WEFT_API void weft_torch_rnn_delegated(int kind) {
 }
 
 /* ---------------------------------------------------------------- what was given */
-/* The shape, and the type of input. */
-static bool check_tensor(wt_call *call, int at, int64_t rank, const int64_t *sizes) {
-    return wt_check_shape(call, call->op->name[at], &call->arg[at].tensor, rank, sizes, "") &&
-           wt_check_same_type(call, at, AT(input));
-}
-
 static bool read_kind(wt_call *call, layers *s) {
     const char *text = ARG(kind).text;
     for (s->kind = 0; s->kind < KINDS; s->kind++)
-        if (!strcmp(text, kinds[s->kind].name)) break;
+        if (!strcmp(text, kinds[s->kind].torch + strlen("torch_"))) break;
     if (s->kind == KINDS) return wt_fail(call, "kind: is '%s', allowed: 'rnn_relu', 'rnn_tanh', 'lstm' or 'gru'", text);
     bool cell = ARG(c0).tensor.handle, lstm = kinds[s->kind].op == WEFT_OP_LSTM;
     return cell == lstm || wt_fail(call, "c0: is %s with kind '%s', allowed: %s", cell ? "given" : "None", text,
@@ -86,7 +79,6 @@ static bool read_input(wt_call *call, layers *s) {
     if (x->rank != rank)
         return wt_fail(call, "input: has %lld dimensions, allowed: %lld", (long long)x->rank, (long long)rank);
     s->code = x->code;
-    s->dtype = x->dtype;
     s->c = x->sizes[rank - 1];
     s->T = s->n = 0;
     if (s->packed && !read_packed(call, s, x)) return false;
@@ -107,40 +99,12 @@ static bool read_states(wt_call *call, layers *s) {
     if (s->L < 1 || s->L > 1024) return wt_fail(call, "num_layers: is %lld, allowed: 1 to 1024", (long long)s->L);
     s->P = h->rank ? h->sizes[h->rank - 1] : 0;
     s->H = wide->rank ? wide->sizes[wide->rank - 1] : 0;
-    const int64_t of_h[3] = {s->L * s->D, s->n, s->P}, of_c[3] = {s->L * s->D, s->n, s->H};
-    if (!check_tensor(call, AT(h0), 3, of_h) || (c->handle && !check_tensor(call, AT(c0), 3, of_c))) return false;
-    if (s->H < 1 || s->H > (1 << 20) || s->P < 1 || s->P > s->H)
+    if (h->rank == 3 && wide->rank == 3 && (s->H < 1 || s->H > (1 << 20) || s->P < 1 || s->P > s->H))
         return wt_fail(
             call,
             "h0: has %lld units beside a hidden size of %lld, allowed: 1 to the hidden size, which is at most 2^20",
             (long long)s->P, (long long)s->H);
-    s->gates = kinds[s->kind].gates * s->H;
     return true;
-}
-
-/* Of each layer and direction: weights of input and state, the projection; two biases a gate. */
-static int64_t vector_length(const layers *s, bool bias) {
-    const int64_t state = s->gates * s->P + (s->P != s->H ? s->P * s->H : 0);
-    if (bias) return s->biases ? s->L * s->D * 2 * s->gates : 0;
-    return s->D * (s->gates * (s->c + (s->L - 1) * s->D * s->P) + s->L * state);
-}
-
-static bool check_vector(wt_call *call, int at, int64_t length) {
-    return wt_check_length(call, at, length, "the parameters of the layers") && wt_check_same_type(call, at, AT(input));
-}
-
-static bool read_layers(wt_call *call, layers *s) {
-    double drop = ARG(dropout).real;
-    s->packed = ARG(batch_sizes).tensor.handle;
-    s->swapped = !s->packed && ARG(batch_first).integer;
-    if (!(drop >= 0 && drop <= 1)) return wt_fail(call, "dropout: is %g, allowed: 0 to 1", drop);
-    s->biases = ARG(biases).tensor.handle;
-    if (!read_kind(call, s) || !read_input(call, s) || !read_states(call, s)) return false;
-    double widest = (double)s->rows + 1, units = (double)s->L * (double)s->D * (double)(s->gates + s->H) * 2;
-    if (widest * units > 0x1p58 || (double)s->gates * ((double)s->c + 2 * (double)s->H) * (double)s->L * 2 > 0x1p58)
-        return wt_fail(call, "input: its states or weights have more than 2^58 elements, allowed: fewer");
-    return check_vector(call, AT(weights), vector_length(s, false)) &&
-           (!s->biases || check_vector(call, AT(biases), vector_length(s, true)));
 }
 
 /* ---------------------------------------------------------------- the problem */
@@ -154,65 +118,80 @@ static void begin(wt_call *call, const layers *s, weft_pass pass, bool keep) {
     p->attr[WEFT_RNN_LAYERS] = s->L;
     p->attr[WEFT_RNN_BIDIRECTIONAL] = s->D - 1;
     p->attr[WEFT_RNN_PROJECTION] = s->P != s->H ? s->P : 0;
-    p->attr[WEFT_RNN_BIAS] = s->biases;
+    p->attr[WEFT_RNN_BIAS] = ARG(biases).tensor.handle != NULL;
     p->attr[WEFT_RNN_STATE] = 1;
-    p->attr[WEFT_RNN_ROWS] = s->packed ? s->rows : 0;
+    p->attr[WEFT_RNN_ROWS] = s->packed ? s->rows + !s->rows : 0; /* without rows nothing is run */
     p->attr[WEFT_RNN_TRAIN] = keep;
     p->attr[WEFT_RNN_SEED] = ARG(dropout).real > 0 ? ARG(seed).integer : 0;
     p->real[WEFT_RNN_DROPOUT] = ARG(dropout).real;
 }
 
+static bool takes_part(const wt_call *call, weft_role role) { return weft__roles(&call->p) & WEFT__BIT(role); }
+
+static bool is_rows(weft_role role) {
+    return role == WEFT_ROLE_SRC || role == WEFT_ROLE_DST || role == WEFT_ROLE_DIFF_SRC || role == WEFT_ROLE_DIFF_DST;
+}
+
+/* The sizes of a role's tensor as the caller sees them; how many. */
+static int sizes_of(const wt_call *call, const layers *s, weft_role role, int64_t sizes[3]) {
+    weft_tensor t = {.role = (int16_t)role};
+    weft__op_of(call->p.op)->shape(&call->p, role, &t);
+    const bool swaps = s->swapped && is_rows(role);
+    for (int a = 0; a < 3; a++) sizes[a] = t.dims[swaps && a < 2 ? 1 - a : a];
+    if (!s->rows && s->packed && (is_rows(role) || role == WEFT_ROLE_RESERVE)) sizes[0] = 0;
+    return t.rank;
+}
+
+/* The shape of its role, and the type of input; of parameters, their number. */
+static bool check_tensor(wt_call *call, const layers *s, weft_role role, int at) {
+    int64_t sizes[3];
+    const int rank = sizes_of(call, s, role, sizes);
+    return (role == WEFT_ROLE_WEIGHTS || role == WEFT_ROLE_BIAS
+                ? wt_check_length(call, at, sizes[0], "the parameters of the layers")
+                : wt_check_shape(call, call->op->name[at], &call->arg[at].tensor, rank, sizes, "")) &&
+           wt_check_same_type(call, at, AT(input));
+}
+
+/* The arguments that both operators have; begins the problem. keep: it has a reserve. */
+static bool read_layers(wt_call *call, layers *s, weft_pass pass, bool keep) {
+    const double drop = ARG(dropout).real;
+    s->packed = ARG(batch_sizes).tensor.handle;
+    s->swapped = !s->packed && ARG(batch_first).integer;
+    if (!(drop >= 0 && drop <= 1)) return wt_fail(call, "dropout: is %g, allowed: 0 to 1", drop);
+    if (!read_kind(call, s) || !read_input(call, s) || !read_states(call, s)) return false;
+    const double rows = (double)s->rows + 1, H = (double)s->H, layers = (double)s->L * (double)s->D;
+    if (rows * layers * 10 * H > 0x1p58 || 8 * H * ((double)s->c + 2 * H) * (double)s->L > 0x1p58)
+        return wt_fail(call, "input: its states or weights have more than 2^58 elements, allowed: fewer");
+    begin(call, s, pass, keep);
+    return check_tensor(call, s, WEFT_ROLE_H0, AT(h0)) &&
+           (!ARG(c0).tensor.handle || check_tensor(call, s, WEFT_ROLE_C0, AT(c0))) &&
+           check_tensor(call, s, WEFT_ROLE_WEIGHTS, AT(weights)) &&
+           (!ARG(biases).tensor.handle || check_tensor(call, s, WEFT_ROLE_BIAS, AT(biases)));
+}
+
 /* Rows in the problem's order: step, sequence, unit; packed: row, unit. A state is as it is. */
 static void put(wt_call *call, weft_role role, const layers *s, const wt_tensor *t) {
     wt_view v = {t->handle, t->data, t->dtype, {0}, {0}};
-    bool rows =
-        role == WEFT_ROLE_SRC || role == WEFT_ROLE_DST || role == WEFT_ROLE_DIFF_SRC || role == WEFT_ROLE_DIFF_DST;
-    for (int64_t a = 0; a < t->rank; a++) v.strides[rows && s->swapped && a < 2 ? 1 - a : a] = t->strides[a];
+    const bool swaps = s->swapped && is_rows(role);
+    for (int64_t a = 0; a < t->rank; a++) v.strides[swaps && a < 2 ? 1 - a : a] = t->strides[a];
+    if (t->rank == 1) v = wt_see_vector(t);
     wt_put(call, role, &v);
 }
 
-/* Sizes as the caller sees them; how many. */
-static int rows_of(const layers *s, int64_t width, int64_t sizes[3]) {
-    sizes[0] = s->packed ? s->rows : s->swapped ? s->n : s->T;
-    sizes[1] = s->swapped ? s->T : s->n;
-    sizes[s->packed ? 1 : 2] = width;
-    return s->packed ? 2 : 3;
-}
-
-/* A result of this shape, put in its role. Its last axis is nearest, and of the others the last is nearer; of rows
- * the sequence, as PyTorch leaves them, batch first or not. */
-static bool make(wt_call *call, weft_role role, const layers *s, int slot, int rank, const int64_t *sizes,
-                 bool swapped) {
+/* The result of a role, put there; one that takes no part has no elements. Its last axis is nearest, and of the others
+ * the last is nearer; of rows the sequence, as PyTorch leaves them, batch first or not. */
+static bool make(wt_call *call, weft_role role, const layers *s, int slot, int32_t code) {
     static const int order[] = {2, 0, 1};
-    int64_t strides[3];
-    wt_tensor t = {.rank = rank, .sizes = sizes, .strides = strides, .code = s->code};
-    wt_dense_along(strides, sizes, rank, swapped ? order : NULL); /* read_layers has counted the elements */
+    int64_t sizes[3] = {0}, strides[3] = {1};
+    wt_tensor t = {.rank = 1, .sizes = sizes, .strides = strides, .code = code};
+    const bool there = takes_part(call, role);
+    if (there) t.rank = sizes_of(call, s, role, sizes);
+    /* read_layers has counted the elements */
+    wt_dense_along(strides, sizes, t.rank, s->swapped && is_rows(role) ? order : NULL);
     if (!wt_result(call, slot, &t)) return false;
-    put(call, role, s, &t);
+    if (there) put(call, role, s, &t);
     return true;
 }
-
-static bool make_rows(wt_call *call, weft_role role, const layers *s, int slot, int64_t width) {
-    int64_t sizes[3];
-    int rank = rows_of(s, width, sizes);
-    return make(call, role, s, slot, rank, sizes, s->swapped);
-}
-
-/* Without units there is no such state: a result of no elements. */
-static bool make_state(wt_call *call, weft_role role, const layers *s, int slot, int64_t units) {
-    const int64_t sizes[3] = {s->L * s->D, s->n, units};
-    wt_view none;
-    return units ? make(call, role, s, slot, 3, sizes, false) : wt_create_vector(call, slot, &none, 0, s->code);
-}
-
-static bool make_vector(wt_call *call, weft_role role, int slot, int64_t length, int32_t code) {
-    wt_view v;
-    if (!wt_create_vector(call, slot, &v, length, code)) return false;
-    if (length) wt_put(call, role, &v);
-    return true;
-}
-
-static int64_t reserve_length(const layers *s) { return s->L * s->D * s->rows * (kinds[s->kind].states * s->H + s->P); }
 
 /* Where the rows of each step begin, and the end of the last, on the call's device. */
 static bool put_offsets(wt_call *call, const layers *s) {
@@ -234,10 +213,16 @@ static bool put_offsets(wt_call *call, const layers *s) {
 }
 
 static bool put_given(wt_call *call, const layers *s) {
-    put(call, WEFT_ROLE_SRC, s, &ARG(input).tensor);
-    put(call, WEFT_ROLE_H0, s, &ARG(h0).tensor);
-    if (ARG(c0).tensor.handle) put(call, WEFT_ROLE_C0, s, &ARG(c0).tensor);
-    wt_put_vector(call, WEFT_ROLE_WEIGHTS, AT(weights));
+    const struct {
+        weft_role role;
+        int at;
+    } given[] = {{WEFT_ROLE_SRC, AT(input)},
+                 {WEFT_ROLE_H0, AT(h0)},
+                 {WEFT_ROLE_C0, AT(c0)},
+                 {WEFT_ROLE_WEIGHTS, AT(weights)},
+                 {WEFT_ROLE_BIAS, AT(biases)}};
+    for (size_t i = 0; i < sizeof(given) / sizeof(given[0]); i++)
+        if (takes_part(call, given[i].role)) put(call, given[i].role, s, &call->arg[given[i].at].tensor);
     return put_offsets(call, s);
 }
 
@@ -245,66 +230,55 @@ static bool put_given(wt_call *call, const layers *s) {
 /* Dropout needs the records of a step's kept states, even where nobody wants them afterwards: then they are scratch. */
 bool wt_run_rnn_forward(wt_call *call) {
     layers s;
-    if (!read_layers(call, &s)) return false;
-    const bool cell = ARG(c0).tensor.handle, keep = ARG(keep).integer, drops = ARG(dropout).real > 0;
-    const int32_t code = wt_wide_code(s.code);
-    begin(call, &s, WEFT_PASS_FWD, keep || drops);
-    if (!make_rows(call, WEFT_ROLE_DST, &s, 0, s.D * s.P) || !make_state(call, WEFT_ROLE_HN, &s, 1, s.P) ||
-        !make_state(call, WEFT_ROLE_CN, &s, 2, cell ? s.H : 0) ||
-        !make_vector(call, WEFT_ROLE_RESERVE, 3, keep ? reserve_length(&s) : 0, code) ||
-        (drops && !keep && !make_vector(call, WEFT_ROLE_RESERVE, -1, reserve_length(&s), code)))
+    const bool keep = ARG(keep).integer, drops = ARG(dropout).real > 0;
+    if (!read_layers(call, &s, WEFT_PASS_FWD, keep || drops)) return false;
+    const int32_t wide = wt_wide_code(s.code);
+    wt_view none;
+    if (!make(call, WEFT_ROLE_DST, &s, 0, s.code) || !make(call, WEFT_ROLE_HN, &s, 1, s.code) ||
+        !make(call, WEFT_ROLE_CN, &s, 2, s.code) || !make(call, WEFT_ROLE_RESERVE, &s, drops && !keep ? -1 : 3, wide) ||
+        (drops && !keep && !wt_create_vector(call, 3, &none, 0, wide)))
         return false;
-    if (!s.rows || call->shape) return true;
-    wt_put_vector(call, WEFT_ROLE_BIAS, AT(biases));
-    return put_given(call, &s) && wt_run(call, false);
+    return !s.rows || call->shape || (put_given(call, &s) && wt_run(call, false));
 }
 
 /* ---------------------------------------------------------------- backward */
 /* The gradient of a result; one that nobody used is one row of zeros, seen at every place. */
-static bool put_gradient(wt_call *call, weft_role role, const layers *s, int at, int rank, const int64_t *sizes) {
+static bool put_gradient(wt_call *call, weft_role role, const layers *s, int at) {
     const wt_tensor *g = &call->arg[at].tensor;
+    int64_t sizes[3];
+    const int rank = sizes_of(call, s, role, sizes);
     const int64_t unit = 1, strides[3] = {0, rank == 2, 1};
     wt_tensor zero = {.rank = 1, .sizes = &sizes[rank - 1], .strides = &unit, .code = s->code};
-    if (g->handle ? !check_tensor(call, at, rank, sizes) : !wt_scratch(call, &zero) || !wt_zero(call, zero.handle))
+    if (!takes_part(call, role)) return !g->handle || wt_fail(call, "grad_cn: is given without c0, allowed: None");
+    if (g->handle ? !check_tensor(call, s, role, at) : !wt_scratch(call, &zero) || !wt_zero(call, zero.handle))
         return false;
     zero.rank = rank, zero.strides = strides;
     put(call, role, s, g->handle ? g : &zero);
     return true;
 }
 
-static bool put_gradients(wt_call *call, const layers *s) {
-    const int64_t of_h[3] = {s->L * s->D, s->n, s->P}, of_c[3] = {s->L * s->D, s->n, s->H};
-    int64_t sizes[3];
-    const int rank = rows_of(s, s->D * s->P, sizes);
-    bool cell = ARG(c0).tensor.handle;
-    if (!cell && ARG(grad_cn).tensor.handle) return wt_fail(call, "grad_cn: is given without c0, allowed: None");
-    return put_gradient(call, WEFT_ROLE_DIFF_DST, s, AT(grad_output), rank, sizes) &&
-           put_gradient(call, WEFT_ROLE_DIFF_HN, s, AT(grad_hn), 3, of_h) &&
-           (!cell || put_gradient(call, WEFT_ROLE_DIFF_CN, s, AT(grad_cn), 3, of_c));
-}
-
 static bool put_reserve(wt_call *call, const layers *s) {
     const wt_tensor *r = &ARG(reserve).tensor;
-    const int64_t length = reserve_length(s);
     const int32_t code = wt_wide_code(s->code);
-    if (!wt_check_shape(call, "reserve", r, 1, &length, "")) return false;
-    if (r->code != code)
-        return wt_fail(call, "reserve: is %s, allowed: %s", wt_dtype_name(r->code), wt_dtype_name(code));
-    wt_put_vector(call, WEFT_ROLE_RESERVE, AT(reserve));
-    return true;
+    int64_t sizes[3];
+    const int rank = sizes_of(call, s, WEFT_ROLE_RESERVE, sizes);
+    if (!wt_check_shape(call, "reserve", r, rank, sizes, "")) return false;
+    put(call, WEFT_ROLE_RESERVE, s, r);
+    return r->code == code || wt_fail(call, "reserve: is %s, allowed: %s", wt_dtype_name(r->code), wt_dtype_name(code));
 }
 
 bool wt_run_rnn_backward(wt_call *call) {
+    static const weft_role made[] = {WEFT_ROLE_DIFF_SRC, WEFT_ROLE_DIFF_H0, WEFT_ROLE_DIFF_C0, WEFT_ROLE_DIFF_WEIGHTS,
+                                     WEFT_ROLE_DIFF_BIAS};
+    enum { MADE = sizeof(made) / sizeof(made[0]) };
     layers s;
-    if (!read_layers(call, &s)) return false;
-    begin(call, &s, WEFT_PASS_BWD, true);
-    if (!put_gradients(call, &s) || !put_reserve(call, &s) || !make_rows(call, WEFT_ROLE_DIFF_SRC, &s, 0, s.c) ||
-        !make_state(call, WEFT_ROLE_DIFF_H0, &s, 1, s.P) ||
-        !make_state(call, WEFT_ROLE_DIFF_C0, &s, 2, ARG(c0).tensor.handle ? s.H : 0) ||
-        !make_vector(call, WEFT_ROLE_DIFF_WEIGHTS, 3, vector_length(&s, false), s.code) ||
-        !make_vector(call, WEFT_ROLE_DIFF_BIAS, 4, vector_length(&s, true), s.code))
+    if (!read_layers(call, &s, WEFT_PASS_BWD, true) || !put_gradient(call, WEFT_ROLE_DIFF_CN, &s, AT(grad_cn)) ||
+        !put_gradient(call, WEFT_ROLE_DIFF_DST, &s, AT(grad_output)) ||
+        !put_gradient(call, WEFT_ROLE_DIFF_HN, &s, AT(grad_hn)) || !put_reserve(call, &s))
         return false;
-    for (int i = 0; !s.rows && i < 5; i++) /* the gradients of nothing */
+    for (int i = 0; i < MADE; i++)
+        if (!make(call, made[i], &s, i, s.code)) return false;
+    for (int i = 0; !s.rows && i < MADE; i++) /* the gradients of nothing */
         if (!wt_zero(call, call->out[i])) return false;
     return !s.rows || call->shape || (put_given(call, &s) && wt_run(call, false));
 }
