@@ -112,11 +112,10 @@ bool wt_run_batch_norm(wt_call *call) {
     if (!x.dims[1]) return true; /* nothing, and a problem has channels */
     weft_problem *p = begin(call, WEFT_PASS_FWD, &x, training);
     p->attr[WEFT_BN_TRACK] = track;
-    wt_put(call, WEFT_ROLE_DST, &y);
     wt_put_vector(call, WEFT_ROLE_BIAS, AT(bias));
     if (training) p->real[WEFT_BN_MOMENTUM] = ARG(momentum).real;
-    if (training) WT_PUT(call, {WEFT_ROLE_SAVE_MEAN, &save_mean}, {WEFT_ROLE_SAVE_INVSTD, &save_invstd});
-    if (track) WT_PUT(call, {WEFT_ROLE_MEAN, &mean}, {WEFT_ROLE_VAR, &var});
+    WT_PUT(call, {WEFT_ROLE_DST, &y}, {WEFT_ROLE_MEAN, &mean}, {WEFT_ROLE_VAR, &var}, {WEFT_ROLE_SAVE_MEAN, &save_mean},
+           {WEFT_ROLE_SAVE_INVSTD, &save_invstd});
     call->once |= moves; /* a rehearsal would move the running statistics */
     return wt_run(call, torch_takes(call)) &&
            (!moves || (close_statistic(call, names[0], &mean) && close_statistic(call, names[1], &var)));
@@ -150,9 +149,8 @@ bool wt_run_batch_norm_backward(wt_call *call) {
     if (!x.dims[1]) return true;
     if (!wt_match_format(call, &dy, rank, last, true, t->code, "grad_output")) return false;
     begin(call, WEFT_PASS_BWD, &x, training)->attr[WEFT_BN_TRACK] = !training;
-    WT_PUT(call, {WEFT_ROLE_DIFF_DST, &dy}, {WEFT_ROLE_DIFF_SRC, &dx},
-           {training ? WEFT_ROLE_SAVE_MEAN : WEFT_ROLE_MEAN, &mean},
-           {training ? WEFT_ROLE_SAVE_INVSTD : WEFT_ROLE_VAR, &spread});
-    if (w->handle) WT_PUT(call, {WEFT_ROLE_DIFF_WEIGHTS, &dw}, {WEFT_ROLE_DIFF_BIAS, &db});
+    WT_PUT(call, {WEFT_ROLE_DIFF_DST, &dy}, {WEFT_ROLE_DIFF_SRC, &dx}, {WEFT_ROLE_SAVE_MEAN, &mean},
+           {WEFT_ROLE_MEAN, &mean}, {WEFT_ROLE_SAVE_INVSTD, &spread}, {WEFT_ROLE_VAR, &spread},
+           {WEFT_ROLE_DIFF_WEIGHTS, &dw}, {WEFT_ROLE_DIFF_BIAS, &db});
     return wt_run(call, torch_takes(call));
 }

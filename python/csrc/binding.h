@@ -184,7 +184,8 @@ bool wt_match_format(wt_call *call, wt_view *v, int rank, bool last, bool batche
 weft_problem *wt_begin(wt_call *call, weft_op op, weft_pass pass, int rank, const wt_view *data);
 void wt_describe(weft_problem *p, weft_role role, const wt_view *v); /* a tensor, without its memory */
 void wt_put(wt_call *call, weft_role role, const wt_view *v);
-/* Several tensors by their roles: WT_PUT(call, {WEFT_ROLE_SRC, &x}, {WEFT_ROLE_DST, &y}); */
+/* Tensors by their roles: WT_PUT(call, {WEFT_ROLE_SRC, &x}, {WEFT_ROLE_DST, &y}); Those that take no part in the
+ * problem, as its pass, attributes and steps have it, are left out. */
 #define WT_PUT(call, ...) \
     wt_put_all(call, (const wt_placed[]){__VA_ARGS__}, sizeof((const wt_placed[]){__VA_ARGS__}) / sizeof(wt_placed))
 typedef struct wt_placed {

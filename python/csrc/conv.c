@@ -41,8 +41,8 @@ bool wt_run_conv(wt_call *call) {
     if (unsaid) return wt_check_act(call) && (call->shape || wt_by_torch(call, WT_ALL));
     for (int a = 0; a < 3; a++) d.g.pad_hi[a] -= spare[a];
     wt_begin_conv(&call->p, WEFT_OP_CONV, call->op->pass, &d.g, back ? &d.dy : &d.x, &d.w);
-    WT_PUT(call, {back ? WEFT_ROLE_DIFF_DST : WEFT_ROLE_SRC, &d.x}, {WEFT_ROLE_WEIGHTS, &d.w},
-           {back ? WEFT_ROLE_DIFF_SRC : WEFT_ROLE_DST, &d.dy});
+    WT_PUT(call, {WEFT_ROLE_SRC, &d.x}, {WEFT_ROLE_DIFF_DST, &d.x}, {WEFT_ROLE_WEIGHTS, &d.w}, {WEFT_ROLE_DST, &d.dy},
+           {WEFT_ROLE_DIFF_SRC, &d.dy});
     return wt_put_epilogue(call) && wt_run(call, !b->handle || b->code == t->code); /* PyTorch's takes one type */
 }
 

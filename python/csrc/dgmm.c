@@ -213,8 +213,7 @@ bool wt_run_dgmm(wt_call *call) {
         return false;
     wt_view x = vector(&m, &ARG(x).tensor);
     describe(call, &m, back ? passes[want] : WEFT_PASS_FWD);
-    wt_put(call, back ? WEFT_ROLE_DIFF_DST : WEFT_ROLE_SRC, &g);
-    if (want & WANT_X) WT_PUT(call, {WEFT_ROLE_SRC, &a}, {WEFT_ROLE_DIFF_WEIGHTS, &dx});
-    if (want & WANT_INPUT) WT_PUT(call, {WEFT_ROLE_WEIGHTS, &x}, {back ? WEFT_ROLE_DIFF_SRC : WEFT_ROLE_DST, &y.v});
+    WT_PUT(call, {WEFT_ROLE_SRC, back ? &a : &g}, {WEFT_ROLE_WEIGHTS, &x}, {WEFT_ROLE_DST, &y.v},
+           {WEFT_ROLE_DIFF_DST, &g}, {WEFT_ROLE_DIFF_SRC, &y.v}, {WEFT_ROLE_DIFF_WEIGHTS, &dx});
     return run_product(call, !torch_takes(call, &m, want & WANT_X) ? 0 : back ? want : WT_ALL, &y);
 }

@@ -190,16 +190,13 @@ typedef struct planned { /* one pass */
 
 static weft_plan *plan_pass(wt_call *call, const wt_gradients *d, weft_pass pass, bool bias, planned *to) {
     const int64_t want = wanted_of(pass, bias);
-    const bool fwd = pass == WEFT_PASS_FWD, alone = pass == WEFT_PASS_BWD_BIAS;
+    const bool alone = pass == WEFT_PASS_BWD_BIAS;
     call->args = (weft_args)WEFT_ARGS_INIT;
     d->begin(call, d, pass);
-    if (fwd || want & WT_WANT_WEIGHT) wt_put(call, WEFT_ROLE_SRC, &d->x);
-    if (want & WT_WANT_INPUT) wt_put(call, WEFT_ROLE_WEIGHTS, &d->w);
-    wt_put(call, fwd ? WEFT_ROLE_DST : WEFT_ROLE_DIFF_DST, &d->dy);
-    if (!fwd && want & WT_WANT_INPUT) wt_put(call, WEFT_ROLE_DIFF_SRC, &d->dx);
-    if (want & WT_WANT_WEIGHT) wt_put(call, WEFT_ROLE_DIFF_WEIGHTS, &d->dw);
     if (bias && !alone) wt_add_step(&call->p, WEFT_STEP_BIAS, 0, 0);
-    if (bias) wt_put(call, WEFT_ROLE_DIFF_BIAS, &d->db);
+    WT_PUT(call, {WEFT_ROLE_SRC, &d->x}, {WEFT_ROLE_WEIGHTS, &d->w}, {WEFT_ROLE_DST, &d->dy},
+           {WEFT_ROLE_DIFF_DST, &d->dy}, {WEFT_ROLE_DIFF_SRC, &d->dx}, {WEFT_ROLE_DIFF_WEIGHTS, &d->dw},
+           {WEFT_ROLE_DIFF_BIAS, &d->db});
     to->want = (alone ? d->torch_bias : d->torch) ? want : 0;
     to->plan = wt_plan_with(call, to->want);
     to->args = call->args;

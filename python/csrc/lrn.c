@@ -21,11 +21,8 @@ bool wt_run_lrn(wt_call *call) {
     p->real[WEFT_LRN_ALPHA] = ARG(alpha).real;
     p->real[WEFT_LRN_BETA] = ARG(beta).real;
     p->real[WEFT_LRN_K] = ARG(k).real;
-    WT_PUT(call, {WEFT_ROLE_SRC, &x}, {back ? WEFT_ROLE_DIFF_SRC : WEFT_ROLE_DST, &y});
-    if (back) {
-        dy = wt_see(grad, rank);
-        if (!wt_match_format(call, &dy, rank, last, true, t->code, "grad_output")) return false;
-        wt_put(call, WEFT_ROLE_DIFF_DST, &dy);
-    }
+    if (back) dy = wt_see(grad, rank);
+    if (back && !wt_match_format(call, &dy, rank, last, true, t->code, "grad_output")) return false;
+    WT_PUT(call, {WEFT_ROLE_SRC, &x}, {WEFT_ROLE_DST, &y}, {WEFT_ROLE_DIFF_DST, &dy}, {WEFT_ROLE_DIFF_SRC, &y});
     return wt_run(call, false);
 }

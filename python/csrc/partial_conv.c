@@ -80,8 +80,7 @@ static void begin(wt_call *call, const wt_gradients *d, weft_pass pass) {
     p->attr[WEFT_PARTIAL_TRANSPOSED] = q->transposed;
     p->attr[WEFT_PARTIAL_BIASED] = pass != WEFT_PASS_FWD && q->biased;
     for (int a = 0; a < 3; a++) p->attr[WEFT_PARTIAL_OUTPAD + a] = q->extra[a];
-    if (q->mask.handle && pass != WEFT_PASS_BWD_BIAS) wt_put(call, WEFT_ROLE_MASK, &q->mask);
-    wt_put(call, WEFT_ROLE_SUMS, &q->sums);
+    WT_PUT(call, {WEFT_ROLE_MASK, &q->mask}, {WEFT_ROLE_SUMS, &q->sums});
 }
 
 /* The dims of the new mask (channels: of the result) or of the sums (channels: groups); one for all without a mask. */

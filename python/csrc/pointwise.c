@@ -144,7 +144,7 @@ bool wt_run_ncrelu(wt_call *call) {
         if (!wt_rows_copy(call, i == 1 ? &wide : &s, &t[i])) return false;
     if (!folded && !wt_rows_view(&s, t, count, v)) return wt_fail(call, "%d dimensions could not be folded", s.rank);
     wt_rows_begin(call, WEFT_OP_NCRELU, call->op->pass, v);
-    WT_PUT(call, {WEFT_ROLE_SRC, &v[0]}, {back ? WEFT_ROLE_DIFF_DST : WEFT_ROLE_DST, &v[1]});
-    if (back) wt_put(call, WEFT_ROLE_DIFF_SRC, &v[2]);
+    WT_PUT(call, {WEFT_ROLE_SRC, &v[0]}, {WEFT_ROLE_DST, &v[1]}, {WEFT_ROLE_DIFF_DST, &v[1]},
+           {WEFT_ROLE_DIFF_SRC, &v[2]});
     return wt_rows_run(call, false, t, count);
 }

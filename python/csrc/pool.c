@@ -113,13 +113,12 @@ bool wt_run_pool(wt_call *call) {
     if (wt_is_empty(back ? &q.given : &q.made)) return !back || wt_zero(call, call->out[0]);
     if (back && !wt_match_format(call, &q.given, g->rank, q.last, g->batched, code, "grad_output")) return false;
     weft_problem *p = wt_begin_with(&call->p, q.op, call->op->pass, g, dims[0], dims[1]);
-    if (q.op == WEFT_OP_MAX_POOL) p->attr[WEFT_MAX_POOL_INDEX] = indexed && !back;
+    if (q.op == WEFT_OP_MAX_POOL) p->attr[WEFT_MAX_POOL_INDEX] = indexed;
     if (q.op == WEFT_OP_AVG_POOL) {
         p->attr[WEFT_AVG_POOL_INCLUDE_PAD] = ARG(count_include_pad).integer;
         p->attr[WEFT_AVG_POOL_DIVISOR] = ARG(divisor).integer;
     }
-    WT_PUT(call, {back ? WEFT_ROLE_DIFF_DST : WEFT_ROLE_SRC, &q.given},
-           {back ? WEFT_ROLE_DIFF_SRC : WEFT_ROLE_DST, &q.made});
-    if (indexed) wt_put(call, WEFT_ROLE_INDEX, &q.index);
+    WT_PUT(call, {WEFT_ROLE_SRC, &q.given}, {WEFT_ROLE_DIFF_DST, &q.given}, {WEFT_ROLE_DST, &q.made},
+           {WEFT_ROLE_DIFF_SRC, &q.made}, {WEFT_ROLE_INDEX, &q.index});
     return wt_run(call, torch_takes(call, &q, indexed));
 }

@@ -125,7 +125,8 @@ bool seat_add_result(seat_draft *d, int i, const int64_t dims[5], int32_t code);
 /* A list of one value, or one for each axis, each `least` or more, onto d h w. */
 bool seat_read_axes(const wt_list *l, int rank, int64_t least, int64_t *to);
 
-void seat_put(const seat_draft *d, weft_problem *p, seat_step *s, weft_role role, int slot);
+/* Every role of the problem: its tensor, and the step's slot of it. */
+void seat_put_roles(const seat_draft *d, weft_problem *p, seat_step *s);
 /* The step's plan, by one of weft's fast kernels; NULL: there is none, or PyTorch won where it took part. ns: estimates
  * of both. */
 weft_plan *seat_plan(seat_draft *d, weft_problem *p, seat_step *s, bool beside_torch, double *ns, double *torch_ns);

@@ -77,40 +77,13 @@ static const char *read_call(seat_draft *d) {
 }
 
 /* ---------------------------------------------------------------- the problem */
-/* Which tensor a role is; a transposed convolution is the gradient of another, from its result to its input. */
-static int slot_of(const seat_call *c, weft_role role) {
-    static const int slots[WEFT_ROLE_COUNT] = {[WEFT_ROLE_SRC] = SEAT_X,     [WEFT_ROLE_DIFF_DST] = SEAT_DY,
-                                               [WEFT_ROLE_WEIGHTS] = SEAT_W, [WEFT_ROLE_DIFF_WEIGHTS] = SEAT_OUT + 1,
-                                               [WEFT_ROLE_BIAS] = SEAT_BIAS, [WEFT_ROLE_DIFF_BIAS] = SEAT_OUT + 2,
-                                               [WEFT_ROLE_DST] = SEAT_OUT,   [WEFT_ROLE_DIFF_SRC] = SEAT_OUT};
-    const bool swaps = is_transposed(c) && (role == WEFT_ROLE_SRC || role == WEFT_ROLE_DIFF_DST);
-    return swaps ? SEAT_X + SEAT_DY - slots[role] : slots[role];
-}
-
 /* A pass of the convolution, bias with it if there is one to add or to sum up. */
 static void describe(seat_draft *d, weft_problem *p, seat_step *s, weft_pass pass, bool bias) {
-    static const struct {
-        weft_pass pass;
-        weft_role role[5];
-        int n;
-    } table[] = {
-        {WEFT_PASS_FWD, {WEFT_ROLE_SRC, WEFT_ROLE_WEIGHTS, WEFT_ROLE_DST}, 3},
-        {WEFT_PASS_BWD_DATA, {WEFT_ROLE_WEIGHTS, WEFT_ROLE_DIFF_DST, WEFT_ROLE_DIFF_SRC}, 3},
-        {WEFT_PASS_BWD_WEIGHTS, {WEFT_ROLE_SRC, WEFT_ROLE_DIFF_DST, WEFT_ROLE_DIFF_WEIGHTS}, 3},
-        {WEFT_PASS_BWD,
-         {WEFT_ROLE_SRC, WEFT_ROLE_WEIGHTS, WEFT_ROLE_DIFF_DST, WEFT_ROLE_DIFF_SRC, WEFT_ROLE_DIFF_WEIGHTS},
-         5},
-    };
     const seat_call *c = d->c;
     const wt_view *src = &d->view[!is_transposed(c) ? SEAT_X : c->op->backward ? SEAT_DY : SEAT_OUT];
-    *s = (seat_step){.n = 0};
     wt_begin_conv(p, WEFT_OP_CONV, pass, &d->g, src, &d->view[SEAT_W]);
     if (bias) wt_add_step(p, WEFT_STEP_BIAS, 0, 0);
-    for (size_t i = 0; i < sizeof(table) / sizeof(table[0]); i++)
-        for (int r = 0; table[i].pass == pass && r < table[i].n; r++)
-            seat_put(d, p, s, table[i].role[r], slot_of(c, table[i].role[r]));
-    const weft_role role = c->op->backward ? WEFT_ROLE_DIFF_BIAS : WEFT_ROLE_BIAS;
-    if (bias) seat_put(d, p, s, role, slot_of(c, role));
+    seat_put_roles(d, p, s);
 }
 
 /* ---------------------------------------------------------------- choosing */

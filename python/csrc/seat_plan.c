@@ -3,6 +3,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "core/internal.h"
 #include "seat.h"
 #include "settings.h"
 
@@ -97,10 +98,32 @@ const char *seat_see_tensors(seat_draft *d) {
 }
 
 /* ---------------------------------------------------------------- choosing */
-void seat_put(const seat_draft *d, weft_problem *p, seat_step *s, weft_role role, int slot) {
-    wt_describe(p, role, &d->view[slot]);
-    s->role[s->n] = (uint8_t)role;
-    s->slot[s->n++] = (uint8_t)slot;
+/* Which tensor a role is; a transposed convolution is the gradient of another, from its result to its input. */
+static int slot_of(const seat_call *c, int role) {
+    static const int slots[WEFT_ROLE_COUNT] = {[WEFT_ROLE_SRC] = SEAT_X,
+                                               [WEFT_ROLE_DIFF_DST] = SEAT_DY,
+                                               [WEFT_ROLE_WEIGHTS] = SEAT_W,
+                                               [WEFT_ROLE_BIAS] = SEAT_BIAS,
+                                               [WEFT_ROLE_DST] = SEAT_OUT,
+                                               [WEFT_ROLE_DIFF_SRC] = SEAT_OUT,
+                                               [WEFT_ROLE_DIFF_WEIGHTS] = SEAT_OUT + 1,
+                                               [WEFT_ROLE_DIFF_BIAS] = SEAT_OUT + 2};
+    const bool swaps = c->op->family == SEAT_CONV && c->value[SEAT_TRANSPOSED];
+    if (role == WEFT_ROLE_INDEX) return c->op->backward ? SEAT_INDEX : SEAT_OUT + 1;
+    if (swaps && (role == WEFT_ROLE_SRC || role == WEFT_ROLE_DIFF_DST)) return SEAT_X + SEAT_DY - slots[role];
+    return slots[role];
+}
+
+void seat_put_roles(const seat_draft *d, weft_problem *p, seat_step *s) {
+    const uint64_t roles = weft__roles(p);
+    *s = (seat_step){.n = 0};
+    for (int role = 0; role < WEFT_ROLE_COUNT; role++) {
+        if (!(roles & WEFT__BIT(role))) continue;
+        const int slot = slot_of(d->c, role);
+        wt_describe(p, (weft_role)role, &d->view[slot]);
+        s->role[s->n] = (uint8_t)role;
+        s->slot[s->n++] = (uint8_t)slot;
+    }
 }
 
 static bool rehearse(const void *state) {

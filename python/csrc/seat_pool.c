@@ -69,19 +69,15 @@ static bool choose(seat_draft *d) {
                                                [SEAT_ADAPTIVE_AVG_POOL] = WEFT_OP_ADAPTIVE_AVG_POOL};
     const seat_call *c = d->c;
     const weft_op op = ops[c->op->family];
-    const bool back = c->op->backward;
     weft_problem p = WEFT_PROBLEM_INIT;
-    seat_step *s = &d->e->step[0];
-    wt_begin_with(&p, op, back ? WEFT_PASS_BWD : WEFT_PASS_FWD, &d->g, d->view[SEAT_X].dims[0],
+    wt_begin_with(&p, op, c->op->backward ? WEFT_PASS_BWD : WEFT_PASS_FWD, &d->g, d->view[SEAT_X].dims[0],
                   d->view[SEAT_X].dims[1]);
-    if (op == WEFT_OP_MAX_POOL && !back) p.attr[WEFT_MAX_POOL_INDEX] = 1;
+    if (op == WEFT_OP_MAX_POOL) p.attr[WEFT_MAX_POOL_INDEX] = 1;
     if (op == WEFT_OP_AVG_POOL) {
         p.attr[WEFT_AVG_POOL_INCLUDE_PAD] = c->value[SEAT_INCLUDE];
         p.attr[WEFT_AVG_POOL_DIVISOR] = c->value[SEAT_DIVISOR];
     }
-    seat_put(d, &p, s, back ? WEFT_ROLE_DIFF_DST : WEFT_ROLE_SRC, back ? SEAT_DY : SEAT_X);
-    seat_put(d, &p, s, back ? WEFT_ROLE_DIFF_SRC : WEFT_ROLE_DST, SEAT_OUT);
-    if (op == WEFT_OP_MAX_POOL) seat_put(d, &p, s, WEFT_ROLE_INDEX, back ? SEAT_INDEX : SEAT_OUT + 1);
+    seat_put_roles(d, &p, &d->e->step[0]);
     return seat_plan_alone(d, &p);
 }
 

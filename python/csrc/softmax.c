@@ -40,8 +40,7 @@ bool wt_run_softmax(wt_call *call) {
     if (!wt_shape_rows(&s) || !s.sizes[s.channel]) return true;
     if (!wt_rows_fold(call, &s, t, count, v)) return false;
     wt_rows_begin(call, back && ARG(log).integer ? WEFT_OP_LOG_SOFTMAX : call->op->op, call->op->pass, v);
-    WT_PUT(call, {back ? WEFT_ROLE_DST : WEFT_ROLE_SRC, &v[0]},
-           {back ? WEFT_ROLE_DIFF_SRC : WEFT_ROLE_DST, &v[count - 1]});
-    if (back) wt_put(call, WEFT_ROLE_DIFF_DST, &v[1]);
+    WT_PUT(call, {WEFT_ROLE_SRC, &v[0]}, {WEFT_ROLE_DST, &v[!back]}, {WEFT_ROLE_DIFF_DST, &v[1]},
+           {WEFT_ROLE_DIFF_SRC, &v[2]});
     return wt_rows_run(call, torch_takes(call, of), t, count);
 }

@@ -3,6 +3,7 @@
 #include <string.h>
 
 #include "binding.h"
+#include "core/internal.h"
 
 /* ---------------------------------------------------------------- seeing */
 unsigned wt_axes(int rank, bool batch, bool channels) {
@@ -121,7 +122,9 @@ void wt_put(wt_call *call, weft_role role, const wt_view *v) {
 }
 
 void wt_put_all(wt_call *call, const wt_placed *tensors, size_t count) {
-    for (size_t i = 0; i < count; i++) wt_put(call, tensors[i].role, tensors[i].view);
+    const uint64_t roles = weft__roles(&call->p);
+    for (size_t i = 0; i < count; i++)
+        if (roles & WEFT__BIT(tensors[i].role)) wt_put(call, tensors[i].role, tensors[i].view);
 }
 
 void wt_put_vector(wt_call *call, weft_role role, int at) {
