@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten
 
 from . import _enable, backends
-from ._bench import clock as _clock
+from ._bench import clock as _clock, report as _page
 from ._core import text as _text
 from .convert import convert
 
@@ -87,7 +87,6 @@ class NetReport:
 
     def html(self) -> str:
         """The same as a page of its own, in the style of the demo's."""
-        from ._bench.report import _STYLE
 
         def body(table: list[tuple[str, ...]]) -> str:
             head, *rows = table
@@ -97,10 +96,8 @@ class NetReport:
         best = max(self.ways, key=lambda w: self.ways[0].ms / w.ms)
         verdict = (f"{best.name} runs this network in {best.ms:.3f} ms instead of {self.ways[0].ms:.3f}, {self.ways[0].ms / best.ms:.2f} times as fast."
                    if best is not self.ways[0] else "As it is, this network is as fast as with weft.")
-        return ('<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">'
-                f"<title>weft.report</title><style>{_STYLE}</style></head><body><main><header><h1>What runs in this network</h1>"
-                f'<p class="soft">{escape(verdict)} {escape(str(self).rsplit(chr(10), 1)[1])}.</p></header>{body(self._totals())}{body(self._table())}'
-                "</main></body></html>\n")
+        head = f'<header><h1>What runs in this network</h1><p class="soft">{escape(verdict)} {escape(str(self).rsplit(chr(10), 1)[1])}.</p></header>'
+        return _page.document("weft.report", _page._STYLE, f"{head}{body(self._totals())}{body(self._table())}")
 
 
 # ---------------------------------------------------------------------------------------------- measuring

@@ -281,5 +281,10 @@ def page(rows: Sequence[dict], failed: Sequence[str], machine: dict[str, str], w
         _section("Cases", "The commands that repeat them, and the kernels that ran; torch is PyTorch's own code, which weft calls where it is expected to be "
                  "faster.", problems),
     ]
+    return document("weft beside PyTorch", _STYLE + STYLE, "".join(body))
+
+
+def document(title: str, style: str, body: str) -> str:
+    """A page that needs no other file."""
     return ('<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">'
-            f"<title>weft beside PyTorch</title><style>{_STYLE}{STYLE}</style></head><body><main>{''.join(body)}</main></body></html>\n")
+            f"<title>{title}</title><style>{style}</style></head><body><main>{body}</main></body></html>\n")

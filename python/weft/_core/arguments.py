@@ -73,13 +73,6 @@ def remembered(read: Callable) -> Callable:
     return remember
 
 
-def whole_groups(groups: Any) -> int:
-    value = whole(groups)
-    if value is None:
-        raise TypeError(f"groups: is {groups!r}, allowed: an int")
-    return value
-
-
 def real(start: str, value: Any) -> float:
     """A float, or what can stand for one without the loss of a gradient. start: of the text of an error, "argument: is"."""
     if isinstance(value, (str, bytes)) or not hasattr(value, "__float__") or (isinstance(value, Tensor) and (value.numel() != 1 or value.requires_grad)):
@@ -161,6 +154,14 @@ def check_flags(**values: Any) -> None:
     for name, value in values.items():
         if not isinstance(value, bool):
             raise TypeError(f"{name}: is {value!r}, allowed: True or False")
+
+
+def check_seconds(name: str, value: Any, also: str = "") -> None:
+    """A time that can be waited for. also: what else is allowed."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise TypeError(f"{name}: is {value!r}, allowed: a number of seconds{also}")
+    if not 0 < value < float("inf"):
+        raise ValueError(f"{name}: is {value}, allowed: more than 0, and finite{also}")
 
 
 def check_reals(**values: Any) -> None:

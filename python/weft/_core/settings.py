@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any, Optional
 
 from . import library as _library
-from .arguments import check_flags
+from .arguments import check_flags, check_seconds
 
 TOPICS = {"dispatch": 1, "tune": 2, "exec": 4, "error": 8}
 MATHS = {None: 0, "fast": 1, "strict": 2, "tf32": 3}
@@ -47,11 +47,8 @@ def _check(s: Settings) -> None:
         raise TypeError(f"workspace_limit: is {limit!r}, allowed: a number of bytes, or None for 64 MB")
     if limit is not None and not 1 <= limit < NO_LIMIT:
         raise ValueError(f"workspace_limit: is {limit}, allowed: 1 or more bytes, or None for 64 MB; fastest=True is no limit at all")
-    seconds = s.measure_seconds
-    if seconds is not None and (isinstance(seconds, bool) or not isinstance(seconds, (int, float))):
-        raise TypeError(f"measure_seconds: is {seconds!r}, allowed: a number of seconds, or None for 2")
-    if seconds is not None and not 0 < seconds < float("inf"):
-        raise ValueError(f"measure_seconds: is {seconds}, allowed: more than 0 and finite, or None for 2")
+    if s.measure_seconds is not None:
+        check_seconds("measure_seconds", s.measure_seconds, ", or None for 2")
     if s.math not in MATHS:
         raise ValueError(f"math: is {s.math!r}, allowed: None, 'fast', 'strict' or 'tf32'")
     if s.pin is not None and not isinstance(s.pin, str):

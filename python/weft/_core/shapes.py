@@ -171,28 +171,20 @@ def _pooled(input, kernel_size, stride, padding, dilation, ceil_mode):
     return [*input.shape[:-rank], *(torch.sym_min(n, (i + p + s - 1) // s) for n, i, p, s in zip(longer, size, padding, stride))]
 
 
-def _avg_pool(input, kernel_size, stride, padding, ceil_mode, *_):
-    return [_pooled(input, kernel_size, stride, padding, [1] * len(kernel_size), ceil_mode)]
-
-
 def _of_source(grad_output, input_size, *_):
     return [[*grad_output.shape[:-len(input_size)], *input_size]]
-
-
-def _product(sizes: Sequence[Any]) -> Any:
-    return math.prod(sizes)   # of symbols too
 
 
 def _im2col(input, kernel_size, stride, padding, dilation, flat):
     rank = len(kernel_size)
     windows = _windows(input.shape[-rank:], kernel_size, stride, even(padding), dilation)
     *batch, channels = input.shape[:-rank]
-    return [[*batch, channels * _product(kernel_size), _product(windows)] if flat else [*batch, channels, *kernel_size, *windows]]
+    return [[*batch, channels * math.prod(kernel_size), math.prod(windows)] if flat else [*batch, channels, *kernel_size, *windows]]
 
 
 def _col2im(input, size, kernel_size, stride, padding, dilation, flat):
     *batch, channels = input.shape[:-1 if flat else -2 * len(size)]
-    return [[*batch, channels // _product(kernel_size) if flat else channels, *size]]
+    return [[*batch, channels // math.prod(kernel_size) if flat else channels, *size]]
 
 
 def _rows(input: Tensor) -> list[Any]:
@@ -206,11 +198,7 @@ def _cross_entropy(input, target, weight, ignore_index, reduction, label_smoothi
 def _rnn_forward(input, h0, c0, weights, biases, batch_sizes, kind, num_layers, dropout, bidirectional, *_):
     out, hidden, dirs = h0.shape[2], (h0 if c0 is None else c0).shape[2], 2 if bidirectional else 1
     kept = {"lstm": 5, "gru": 4}.get(kind, 0) * hidden + out   # of a step and a unit
-    return [[*input.shape[:-1], out * dirs], h0.shape, [0] if c0 is None else c0.shape, [num_layers * dirs * _product(input.shape[:-1]) * kept]]
-
-
-def _rnn_backward(input, h0, c0, reserve, grad_output, grad_hn, grad_cn, weights, biases, *_):
-    return [input.shape, h0.shape, [0] if c0 is None else c0.shape, weights.shape, [0] if biases is None else biases.shape]
+    return [[*input.shape[:-1], out * dirs], h0.shape, [0] if c0 is None else c0.shape, [num_layers * dirs * math.prod(input.shape[:-1]) * kept]]
 
 
 def _shape_of(*which: int) -> Callable[..., list[Any]]:
@@ -234,9 +222,11 @@ SIZES: dict[str, Callable[..., list[Any]]] = {
     "sparse_build": lambda weight: [[0], [weight.shape[0] + 1], [0]],   # as many as are not 0
     "max_pool": lambda *args: [_pooled(*args)], "max_pool_index": lambda *args: [_pooled(*args[:-1])] * 2,
     "max_pool_backward": lambda grad_output, index, *rest: _of_source(grad_output, *rest),
-    "avg_pool": _avg_pool, "avg_pool_backward": _of_source,
+    "avg_pool": lambda x, kernel, stride, pads, ceil, *_: [_pooled(x, kernel, stride, pads, [1] * len(kernel), ceil)], "avg_pool_backward": _of_source,
     "adaptive_avg_pool": _of_source, "adaptive_avg_pool_backward": _of_source,
     "causal_conv1d": lambda x, weight, *rest: [x.shape, [*x.shape[:2], weight.shape[1] - 1]],
     "causal_conv1d_backward": lambda grad, x, weight, *rest: [x.shape, weight.shape, weight.shape[:1], [*x.shape[:2], weight.shape[1] - 1]],
-    "im2col": _im2col, "col2im": _col2im, "cross_entropy": _cross_entropy, "rnn_forward": _rnn_forward, "rnn_backward": _rnn_backward,
+    "im2col": _im2col, "col2im": _col2im, "cross_entropy": _cross_entropy, "rnn_forward": _rnn_forward,
+    "rnn_backward": lambda x, h0, c0, reserve, dy, dh, dc, weights, biases, *_: [x.shape, h0.shape, [0] if c0 is None else c0.shape, weights.shape,
+                                                                                  [0] if biases is None else biases.shape],
 }

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.overrides import handle_torch_function, has_torch_function_variadic
 from torch.utils.flop_counter import register_flop_formula
 
-from .._core.arguments import Padding, Size, foreign, left_to_torch, lowered, ranked, remembered, spread, whole_groups
+from .._core.arguments import Padding, Size, foreign, left_to_torch, lowered, ranked, remembered, spread, whole
 from .._core.entry import front
 from .._core.rules import RULES, Rule, adjoint, call, call_into, derived, in_front, leaf, mapped, tangents, wide
 from .._core.shapes import least_source
@@ -167,23 +167,15 @@ def _backward(grad, input, weight, stride, padding, dilation, groups, transposed
     return wanted(adjoint(formula, 3)(grad, input, weight, bias, stride, padding, dilation, groups, *extra), want)
 
 
-def _is_plain(input, weight, padding, act):
+def _native(input, weight, bias, stride, padding, dilation, groups, act, lo, hi, *extra):
     """A call that PyTorch's function computes, in the format that the operator is told to have: that of the data, whatever the weights'. In
     channels-last it may write outside of its memory, too: python/csrc/seat_conv.c. Of one image it gives a view, which nobody may change in place."""
-    return (not act and _is_even(padding) and input.is_contiguous() and weight.is_contiguous() and weight.stride(-1) == 1
-            and input.dim() == weight.dim())
-
-
-def _native_conv(input, weight, bias, stride, padding, dilation, groups, act, lo, hi):
-    if not _is_plain(input, weight, padding, act):
+    pads = padding[::2]
+    if act or list(pads) != list(padding[1::2]) or not (input.is_contiguous() and weight.is_contiguous() and weight.stride(-1) == 1 and input.dim() == weight.dim()):
         return NotImplemented
-    return _CONV[len(stride) - 1](input, weight, bias, stride, padding[::2], dilation, groups)
-
-
-def _native_conv_transpose(input, weight, bias, stride, padding, dilation, groups, act, lo, hi, output_padding):
-    if not _is_plain(input, weight, padding, act):
-        return NotImplemented
-    return _CONV_TRANSPOSE[len(stride) - 1](input, weight, bias, stride, padding[::2], output_padding, groups, dilation)
+    if extra:
+        return _CONV_TRANSPOSE[len(stride) - 1](input, weight, bias, stride, pads, *extra, groups, dilation)
+    return _CONV[len(stride) - 1](input, weight, bias, stride, pads, dilation, groups)
 
 
 def _image(stride, *_):
@@ -207,10 +199,8 @@ def _batch_backward(info, in_dims, grad, input, weight, stride, padding, dilatio
 
 _FORWARD = convolved(formula, "conv_backward", 3, lambda x, w, b, stride, padding, dilation, groups, act, lo, hi, *extra:
                      ((stride, padding, dilation, groups, *extra), (act, lo, hi)), lambda settings: (*settings[:4], len(settings) > 4))
-CONV = Rule("conv", 3, *_FORWARD, mapped("conv", 3, 1, _image), by_torch=_torch, native=_native_conv,
-            plain=_native_conv)   # to hand five lists over to PyTorch costs more than to ask first
-CONV_TRANSPOSE = Rule("conv_transpose", 3, *_FORWARD, mapped("conv_transpose", 3, 1, _image), by_torch=_torch, native=_native_conv_transpose,
-                      plain=_native_conv_transpose)
+CONV = Rule("conv", 3, *_FORWARD, mapped("conv", 3, 1, _image), by_torch=_torch, native=_native, plain=_native)   # to hand five lists over to PyTorch costs more than to ask first
+CONV_TRANSPOSE = Rule("conv_transpose", 3, *_FORWARD, mapped("conv_transpose", 3, 1, _image), by_torch=_torch, native=_native, plain=_native)
 CONV_BACKWARD = Rule("conv_backward", 3, *derived(_backward, 3), _batch_backward, by_torch=_torch_backward)
 
 
@@ -222,14 +212,8 @@ def _flops(input, weight, dst, transposed):
     return 2 * batch * math.prod((input if transposed else dst)[2 - len(weight):]) * math.prod(weight)
 
 
-@register_flop_formula(torch.ops.weft.conv)
-def _conv_flops(input, weight, *args, out_shape=None, **kwargs):
-    return _flops(input, weight, out_shape, False)
-
-
-@register_flop_formula(torch.ops.weft.conv_transpose)
-def _conv_transpose_flops(input, weight, *args, out_shape=None, **kwargs):
-    return _flops(input, weight, out_shape, True)
+for _op, _transposed in ((torch.ops.weft.conv, False), (torch.ops.weft.conv_transpose, True)):
+    register_flop_formula(_op)(lambda input, weight, *args, out_shape=None, transposed=_transposed, **kwargs: _flops(input, weight, out_shape, transposed))
 
 
 @register_flop_formula(torch.ops.weft.conv_backward)
@@ -256,11 +240,13 @@ def _pads(padding: Padding, stride: tuple[int, ...], dilation: tuple[int, ...], 
 
 @remembered
 def _settings(rank: int, stride: Size, padding: Padding, dilation: Size, groups: Any, output_padding: Optional[Size], kernel: Optional[Sequence[int]]) -> tuple:
-    groups = whole_groups(groups)
+    many = whole(groups)
+    if many is None:
+        raise TypeError(f"groups: is {groups!r}, allowed: an int")
     if output_padding is not None and isinstance(padding, str):
         raise TypeError(f"padding: is {padding!r}, allowed: an int, or a sequence of {rank} ints")
     s, d = spread("stride", stride, rank), spread("dilation", dilation, rank)
-    return (s, _pads(padding, s, d, kernel, rank), d, groups), None if output_padding is None else spread("output_padding", output_padding, rank)
+    return (s, _pads(padding, s, d, kernel, rank), d, many), None if output_padding is None else spread("output_padding", output_padding, rank)
 
 
 def read_settings(rank: int, stride: Size, padding: Padding, dilation: Size, groups: Any, output_padding: Optional[Size], weight: Any) -> tuple:

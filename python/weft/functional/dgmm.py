@@ -85,14 +85,6 @@ _FRONTS = {"dgmm": front("dgmm", partial(_by_torch, False)), "cdgmm": front("cdg
 
 # ---------------------------------------------------------------------------------------------- the functions
 
-def _promoted(input: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
-    """Under autocast a 16-bit tensor may meet a float32 one: the product is then of the wider type, as PyTorch's is."""
-    if input.dtype == x.dtype or autocast_dtype(input.device) is None:
-        return input, x
-    dtype = torch.promote_types(input.dtype, x.dtype)
-    return input.to(dtype), x.to(dtype)
-
-
 def _run(rule: Rule, name: str, input: Tensor, x: Tensor, side: Optional[str], out: Optional[Tensor]) -> Tensor:
     if out is None and not in_dynamo():
         y = _FRONTS[name](input, x, side)
@@ -104,8 +96,9 @@ def _run(rule: Rule, name: str, input: Tensor, x: Tensor, side: Optional[str], o
     if word is None or not isinstance(input, Tensor) or not isinstance(x, Tensor):
         need_tensors(name + ": {} is", {"input": input, "x": x})
         raise ValueError(f"{name}: side is {side!r}, allowed: None, 'left' or 'right'")
-    if any_autocast():
-        input, x = _promoted(input, x)
+    if any_autocast() and input.dtype != x.dtype and autocast_dtype(input.device) is not None:
+        dtype = torch.promote_types(input.dtype, x.dtype)   # the product of a 16-bit tensor and a float32 one is of the wider type, as PyTorch's is
+        input, x = input.to(dtype), x.to(dtype)
     if out is not None:
         return call_into(rule, out, input, x, word)
     y = call(rule, input, x, word)

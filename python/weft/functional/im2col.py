@@ -75,14 +75,6 @@ def _check_tensor(name: str, input: Any) -> None:
         raise TypeError(f"{name}: input is {type(input).__name__}, allowed: Tensor")
 
 
-def _rank_of(input: Tensor, *settings: Any) -> int:
-    """1D, 2D or 3D: what the first setting with a value for each axis says; else (C, L), (C, H, W), (N, C, H, W), (N, C, D, H, W)."""
-    for value in settings:
-        if isinstance(value, (tuple, list)):
-            return len(value)
-    return {2: 1, 5: 3}.get(input.dim(), 2)
-
-
 # ---------------------------------------------------------------------------------------------- public
 
 def unfold(input: Tensor, kernel_size: Size, dilation: Size = 1, padding: Size = 0, stride: Size = 1, *, out: Optional[Tensor] = None) -> Tensor:
@@ -133,7 +125,8 @@ def im2col(input: Tensor, kernel_size: Size, stride: Size, padding: Size, *, dil
     if has_torch_function_unary(input):
         return handle_torch_function(im2col, (input,), input, kernel_size, stride, padding, dilation=dilation, out=out)
     _check_tensor("im2col", input)
-    rank = _rank_of(input, kernel_size, stride, padding, dilation)
+    many = [len(value) for value in (kernel_size, stride, padding, dilation) if isinstance(value, (tuple, list))]
+    rank = many[0] if many else {2: 1, 5: 3}.get(input.dim(), 2)
     args = (input, *_axes(rank, kernel_size=kernel_size, stride=stride, padding=padding, dilation=dilation), False)
     return call(IM2COL, *args) if out is None else call_into(IM2COL, out, *args)
 

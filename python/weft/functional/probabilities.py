@@ -241,12 +241,6 @@ CROSS_ENTROPY_BACKWARD = Rule("cross_entropy_backward", 5, *derived(_backward_of
 
 # ---------------------------------------------------------------------------------------------- cross entropy: the function
 
-def _read_reduction(reduction: Any) -> int:
-    if reduction == "elementwise_mean":
-        return _reduction.get_enum(reduction)   # warns
-    raise ValueError(f"reduction: is {reduction!r}, allowed: 'none', 'mean' or 'sum'")
-
-
 def _read_smoothing(value: Any) -> float:
     """As PyTorch: what is not positive smooths nothing."""
     value = real("label_smoothing: is", value)
@@ -309,15 +303,13 @@ def _labels(input: Tensor, target: Tensor, weight: Optional[Tensor]) -> Tensor:
 
 
 def _loss_of(out: Optional[Tensor], *args: Any) -> Tensor:
-    if out is not None:
-        return call_into(CROSS_ENTROPY, out, *args)
-    return call(CROSS_ENTROPY, *args)[0]
+    return call(CROSS_ENTROPY, *args)[0] if out is None else call_into(CROSS_ENTROPY, out, *args)
 
 
-def _run_or_name_the_label(out: Optional[Tensor], *args: Any) -> Tensor:
+def _loss_or_label(*args: Any) -> Tensor:
     """An operator can only raise RuntimeError; PyTorch has another kind for a label that is no class."""
     try:
-        return _loss_of(out, *args)
+        return _loss_of(*args)
     except RuntimeError as error:
         text = str(error)
         if "allowed: a class, " not in text:
@@ -342,7 +334,10 @@ def cross_entropy(input: Tensor, target: Tensor, weight: Optional[Tensor] = None
     if size_average is not None or reduce is not None:
         reduction = _reduction.legacy_get_string(size_average, reduce)
     how = _REDUCTIONS.get(reduction) if isinstance(reduction, str) else None
-    how = _read_reduction(reduction) if how is None else how
+    if how is None:
+        if reduction != "elementwise_mean":
+            raise ValueError(f"reduction: is {reduction!r}, allowed: 'none', 'mean' or 'sum'")
+        how = _reduction.get_enum(reduction)   # warns
     if not (isinstance(input, Tensor) and isinstance(target, Tensor) and (weight is None or isinstance(weight, Tensor))):
         need_tensors("{}: is", {"input": input, "target": target}, {"weight": weight})
     if type(ignore_index) is not int or not -2**63 <= ignore_index < 2**63:
@@ -359,5 +354,4 @@ def cross_entropy(input: Tensor, target: Tensor, weight: Optional[Tensor] = None
         input, target, weight = _probabilities(input, target, weight, ignore_index)
     else:
         target = _labels(input, target, weight)
-    args = (out, input, target, weight, ignore_index, how, label_smoothing)
-    return _loss_of(*args) if is_compiling() else _run_or_name_the_label(*args)
+    return (_loss_of if is_compiling() else _loss_or_label)(out, input, target, weight, ignore_index, how, label_smoothing)

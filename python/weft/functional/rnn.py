@@ -4,7 +4,7 @@ from __future__ import annotations
 import ctypes
 import math
 from collections.abc import Callable, Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any, Optional, overload
 
 import torch
@@ -23,7 +23,6 @@ KINDS = ("rnn_relu", "rnn_tanh", "lstm", "gru")   # in the order of python/csrc/
 TWINS = {kind: getattr(torch._VF, kind) for kind in KINDS}
 _GATES = {"lstm": 4, "gru": 3}
 _is_tracing = torch._C._is_tracing
-_NUMBER = {kind: i for i, kind in enumerate(KINDS)}
 _WHOLE = ("input", "hx", "params", "has_biases", "num_layers", "dropout", "train", "bidirectional", "batch_first")
 _PACKED = ("data", "batch_sizes", "hx", "params", "has_biases", "num_layers", "dropout", "train", "bidirectional")
 
@@ -180,14 +179,6 @@ def _complain(kind: str, x: Any, batch_sizes: Any, hx: Any, params: Any, flags: 
             raise TypeError(f"{kind}: params[{i}] is {type(p).__name__}, allowed: Tensor")
 
 
-def _check_pair(hx: Sequence[Tensor]) -> None:
-    if len(hx) != 2:
-        raise RuntimeError(f"lstm: hx has {len(hx)} tensors, allowed: two, h0 and c0")
-    for name, t in zip(("h0", "c0"), hx):
-        if t.dim() < 3:
-            raise IndexError(f"lstm: {name} has {t.dim()} dimensions {list(t.shape)}, allowed: 3")
-
-
 _ask = fake_of("rnn_forward")
 
 
@@ -250,10 +241,6 @@ def _wefts(kind: str, x: Tensor, batch_sizes: Optional[Tensor], h: Tensor, c: Op
     return (y, hn, cn) if kind == "lstm" else (y, hn)
 
 
-def _overridden(function: Callable, tensors: tuple, args: tuple, named: dict) -> Any:
-    return handle_torch_function(function, tensors, *args, **named)
-
-
 @lru_cache(maxsize=1024)
 def _wins(kind: str, time: int, many: int, inputs: int, hidden: int, layers: int, both: bool, biases: bool, rows: int, gradient: bool) -> bool:
     """Is weft expected to be faster than PyTorch, both passes together where a gradient is wanted?"""
@@ -301,7 +288,7 @@ def prepare(function: Callable, args: tuple, named: dict[str, Any]) -> tuple[Cal
     x, batch_sizes, hx, params, has_biases, num_layers, dropout, train, bidirectional, batch_first = _bind(kind, args, named)
     tensors = (x, *(hx if type(hx) in (tuple, list) else (hx,)), *(params if type(params) in (tuple, list) else (params,)))
     if has_torch_function(tensors):
-        return _overridden, (function, tensors, args, named)
+        return partial(handle_torch_function, **named), (function, tensors, *args)
     if not (isinstance(x, Tensor) and isinstance(hx, (tuple, list) if kind == "lstm" else Tensor) and type(params) in (list, tuple)
             and type(num_layers) is int and type(dropout) in (float, int, bool)
             and has_biases.__class__ is train.__class__ is bidirectional.__class__ is batch_first.__class__ is bool):
@@ -311,8 +298,11 @@ def prepare(function: Callable, args: tuple, named: dict[str, Any]) -> tuple[Cal
     for t in tensors:
         if type(t) is not Tensor and not isinstance(t, Tensor):
             _complain(kind, x, batch_sizes, hx, params, {}, num_layers, dropout)
-    if kind == "lstm":
-        _check_pair(hx)
+    if kind == "lstm" and len(hx) != 2:
+        raise RuntimeError(f"lstm: hx has {len(hx)} tensors, allowed: two, h0 and c0")
+    for state, t in zip(("h0", "c0"), hx if kind == "lstm" else ()):
+        if t.dim() < 3:
+            raise IndexError(f"lstm: {state} has {t.dim()} dimensions {list(t.shape)}, allowed: 3")
     if x.dim() == 2 and batch_sizes is None:
         raise IndexError(f"{kind}: input has 2 dimensions {list(x.shape)}, allowed: 3; or 2 with batch_sizes")
     if train and num_layers > 1 and not 0 <= dropout <= 1:
@@ -327,7 +317,7 @@ def prepare(function: Callable, args: tuple, named: dict[str, Any]) -> tuple[Cal
     if not is_compiling():
         if batch_sizes is not None and x.is_cuda and int(batch_sizes.sum()) != x.shape[0]:   # cuDNN reads past the data and says nothing
             raise RuntimeError(f"{kind}: batch_sizes sum to {int(batch_sizes.sum())}, allowed: the rows of data, {x.shape[0]}")
-        _note(_NUMBER[kind])
+        _note(KINDS.index(kind))
     if x.is_cuda and not train and _wants_grad(x, h, c, params):   # cuDNN keeps what its gradient needs in training only, which drops nothing
         dropout, train = 0.0, True                                # where dropout is 0
     rest = (hx, params, has_biases, num_layers, dropout, train, bidirectional)

@@ -50,8 +50,6 @@ class _Packed(Activated):
 class _Conv(_Packed):
     """What Conv1d, Conv2d and Conv3d add to their twins."""
 
-    _function: Any
-
     def __init__(self, in_channels: int, out_channels: int, kernel_size: Size, stride: Size = 1, padding: Padding = 0, dilation: Size = 1,
                  groups: int = 1, bias: bool = True, padding_mode: str = "zeros", device: Any = None, dtype: Any = None, *,
                  act: Optional[str] = None, clip: tuple[float, float] = (0.0, 6.0)) -> None:
@@ -92,8 +90,6 @@ class Conv2dDepthwise(Conv2d):
 
 class _ConvTranspose(_Packed):
     """What the transposed convolutions add to their twins."""
-
-    _function: Any
 
     def __init__(self, in_channels: int, out_channels: int, kernel_size: Size, stride: Size = 1, padding: Size = 0, output_padding: Size = 0,
                  groups: int = 1, bias: bool = True, dilation: Size = 1, padding_mode: str = "zeros", device: Any = None, dtype: Any = None, *,

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from .. import backends
-from .._core.arguments import Padding, Size, autocast_dtype, check_flags, check_ints, foreign, lowered
+from .._core.arguments import Padding, Size, autocast_dtype, check_flags, check_ints, check_seconds, foreign, lowered
 from .._core.rules import call
 from .._core.state import in_transform
 from .._core.text import Bar, sizes
@@ -42,13 +42,9 @@ class TunerConfig:
     progress: Optional[bool] = None
 
     def __post_init__(self) -> None:
-        seconds, progress = self.seconds, self.progress
-        if isinstance(seconds, bool) or not isinstance(seconds, (int, float)):
-            raise TypeError(f"seconds: is {seconds!r}, allowed: a number of seconds")
-        if not 0 < seconds < float("inf"):
-            raise ValueError(f"seconds: is {seconds}, allowed: more than 0, and finite")
-        if progress is not None and not isinstance(progress, bool):
-            raise TypeError(f"progress: is {progress!r}, allowed: True, False or None")
+        check_seconds("seconds", self.seconds)
+        if self.progress is not None and not isinstance(self.progress, bool):
+            raise TypeError(f"progress: is {self.progress!r}, allowed: True, False or None")
 
 
 def _read_config(config: Any) -> TunerConfig:

@@ -120,14 +120,11 @@ def measure(runs: Mapping[str, Callable[[], Any]], device: torch.device) -> Timi
     return Timing(ms["dense"], ms["sparse"])
 
 
-def _cells(row: Row) -> tuple[str, ...]:
-    times = (f"{row.timing.dense_ms:.3f}", f"{row.timing.sparse_ms:.3f}", f"{row.timing.ratio:.2f}")
-    return (row.name, _text.sizes(row.shape), f"{row.sparsity:.3f}", row.what, *times, row.kept or "-")
-
-
 def table(rows: Iterable[Row]) -> str:
     """Rows as text, columns lined up."""
-    lines = [("layer", "input", "sparsity", "measured", "dense ms", "sparse ms", "ratio", "keeps"), *map(_cells, rows)]
+    lines = [("layer", "input", "sparsity", "measured", "dense ms", "sparse ms", "ratio", "keeps")]
+    lines += [(r.name, _text.sizes(r.shape), f"{r.sparsity:.3f}", r.what, f"{r.timing.dense_ms:.3f}", f"{r.timing.sparse_ms:.3f}", f"{r.timing.ratio:.2f}", r.kept or "-")
+              for r in rows]
     return "\n".join(_text.table(lines, (0, 1, 3, 7)))
 
 

@@ -11,9 +11,8 @@ Each is a module of weft.nn, so of torch.nn: parameters, state_dict, hooks, auto
 in the arguments, and time before both; tensors are (N, C, H, W) and (N, C, T, H, W). Labels of the criteria count from 1. updateOutput
 is forward by its old name; gradients come from autograd, so that there is no updateGradInput. Criteria return a tensor.
 """
-from . import conv, rnn, simple
+from . import conv, simple
 from .conv import *  # noqa: F403
-from .rnn import *  # noqa: F403
 from .simple import *  # noqa: F403
 
-__all__ = [*conv.__all__, *rnn.__all__, *simple.__all__]
+__all__ = [*conv.__all__, *simple.__all__]
