@@ -31,8 +31,7 @@ static py_object *register_seat; /* of Python: true if the seat is at its key */
     X(adaptive_avg_pool2d, 1, ENTRY_ADAPTIVE_AVG_POOL) \
     X(adaptive_avg_pool3d, 1, ENTRY_OTHER)             \
     X(batch_norm, 5, ENTRY_OTHER)                      \
-    X(dgmm, 2, ENTRY_OTHER)                            \
-    X(cdgmm, 2, ENTRY_OTHER)
+    X(dgmm, 2, ENTRY_OTHER)
 
 /* ---------------------------------------------------------------- the ways */
 bool entry_register_seat(int family, bool cuda) {

@@ -80,16 +80,12 @@ def _rules(name: str, complex: bool) -> Rule:
 
 
 DGMM, CDGMM = _rules("dgmm", False), _rules("cdgmm", True)
-_FRONTS = {"dgmm": front("dgmm", partial(_by_torch, False)), "cdgmm": front("cdgmm", partial(_by_torch, True))}
+_dgmm = front("dgmm", partial(_by_torch, False))   # none of cdgmm: whether PyTorch takes a pair depends on where its memory begins
 
 
 # ---------------------------------------------------------------------------------------------- the functions
 
 def _run(rule: Rule, name: str, input: Tensor, x: Tensor, side: Optional[str], out: Optional[Tensor]) -> Tensor:
-    if out is None and not in_dynamo():
-        y = _FRONTS[name](input, x, side)
-        if y is not NotImplemented:
-            return y
     if has_torch_function_variadic(input, x):
         return handle_torch_function(globals()[name], (input, x), input, x, side, out=out)
     word = _SIDES.get(side) if side is None or isinstance(side, str) else None
@@ -115,6 +111,10 @@ def dgmm(input: Tensor, x: Tensor, side: Optional[str] = None, *, out: Optional[
         tensor([[1., 2., 3.],
                 [1., 2., 3.]])
     """
+    if out is None and not in_dynamo():
+        y = _dgmm(input, x, side)
+        if y is not NotImplemented:
+            return y
     return _run(DGMM, "dgmm", input, x, side, out)
 
 
