@@ -170,6 +170,8 @@ bool wt_is_empty(const wt_view *v);
 bool wt_dense_along(int64_t *strides, const int64_t *sizes, int64_t rank, const int *axis);
 bool wt_dense(int64_t strides[5], const int64_t dims[5], bool last);
 bool wt_is_dense(const wt_view *v, bool last);
+/* The same elements at the same places: strides of axes of one element name no other memory, and may differ. */
+bool wt_lie_alike(int64_t rank, const int64_t *sizes, const int64_t *strides, const int64_t *others);
 /* Result number `slot`, of these dims, dense in that format (or the caller's out). slot -1: scratch. */
 bool wt_create_along(wt_call *call, int slot, wt_view *v, const int64_t dims[5], unsigned axes, bool last,
                      int32_t code);
@@ -183,6 +185,7 @@ bool wt_match_format(wt_call *call, wt_view *v, int rank, bool last, bool batche
 /* The call's problem, of the batch, channels and sizes of a view; tensors and attributes follow. */
 weft_problem *wt_begin(wt_call *call, weft_op op, weft_pass pass, int rank, const wt_view *data);
 void wt_describe(weft_problem *p, weft_role role, const wt_view *v); /* a tensor, without its memory */
+int32_t wt_alignment(const void *data);                              /* bytes, 16 at most */
 void wt_put(wt_call *call, weft_role role, const wt_view *v);
 /* Tensors by their roles: WT_PUT(call, {WEFT_ROLE_SRC, &x}, {WEFT_ROLE_DST, &y}); Those that take no part in the
  * problem, as its pass, attributes and steps have it, are left out. */

@@ -183,11 +183,8 @@ static int64_t count_of_first(void) { return wt_count(offered.call.in[0].sizes, 
 static void learn(void) {
     const size_t bytes = offered.way == ENTRY_OP ? (size_t)offered.op->nargs * sizeof(wt_arg) : 0;
     wt_arg *arg = bytes ? malloc(bytes) : NULL;
-    if ((bytes && !arg) || entry_look(&offered.call)) {
-        free(arg);
-        return;
-    }
-    entry_record *r = entry_keep(&offered.call, offered.way);
+    const bool known = (bytes && !arg) || entry_look(&offered.call);
+    entry_record *r = known ? NULL : entry_keep(&offered.call, offered.way);
     if (!r) {
         free(arg);
         return;

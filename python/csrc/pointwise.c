@@ -19,13 +19,6 @@ static void order(const wt_shape *s, const int64_t *strides, int *axis) {
         }
 }
 
-/* Strides of axes of one element name no other memory. */
-static bool agree(const wt_shape *s, const int64_t *a, const int64_t *b) {
-    for (int i = 0; i < s->rank; i++)
-        if (s->sizes[i] > 1 && a[i] != b[i]) return false;
-    return true;
-}
-
 /* Strides of a result: those of the input where it is dense, else dense in the order of its memory. What is
  * contiguous or channels-last gets the plain strides of that format, also along axes of one element, but from
  * hardtanh. false: too many elements. */
@@ -34,13 +27,14 @@ static bool preserve(const wt_shape *s, const int64_t *input, const int *axis, b
     bool empty = false;
     for (int a = 0; a < s->rank; a++) empty |= !s->sizes[a];
     if (!wt_dense_along(strides, s->sizes, s->rank, NULL)) return false;
-    if (plainly && (empty || agree(s, input, strides))) return true;
+    if (plainly && (empty || wt_lie_alike(s->rank, s->sizes, input, strides))) return true;
     if (plainly && s->rank == 4) {
         wt_dense_along(strides, s->sizes, 4, last);
-        if (agree(s, input, strides)) return true;
+        if (wt_lie_alike(s->rank, s->sizes, input, strides)) return true;
     }
     wt_dense_along(strides, s->sizes, s->rank, axis);
-    if (empty || agree(s, input, strides)) memcpy(strides, input, (size_t)s->rank * sizeof(*strides));
+    if (empty || wt_lie_alike(s->rank, s->sizes, input, strides))
+        memcpy(strides, input, (size_t)s->rank * sizeof(*strides));
     return true;
 }
 

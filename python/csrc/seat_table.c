@@ -15,18 +15,13 @@ static void after_fork(void) { pthread_mutex_unlock(&lock); }
 __attribute__((constructor)) static void guard_forks(void) { pthread_atfork(before_fork, after_fork, after_fork); }
 
 /* ---------------------------------------------------------------- the key */
-static int64_t alignment(const void *data) {
-    uintptr_t low = (uintptr_t)data & 15;
-    return (int64_t)(low & (~low + 1));
-}
-
 int seat_key_tensor(int64_t *key, int n, const wt_tensor *t) {
     if (!t->handle) {
         key[n] = 0;
         return n + 1;
     }
-    key[n++] = 1 | t->rank << 1 | (int64_t)t->code << 8 | alignment(t->data) << 24 | (int64_t)t->device_type << 32 |
-               (int64_t)(t->device_index & 0xff) << 40;
+    key[n++] = 1 | t->rank << 1 | (int64_t)t->code << 8 | (int64_t)wt_alignment(t->data) << 24 |
+               (int64_t)t->device_type << 32 | (int64_t)(t->device_index & 0xff) << 40;
     for (int64_t a = 0; a < t->rank; a++) key[n++] = t->sizes[a];
     for (int64_t a = 0; a < t->rank; a++) key[n++] = t->strides[a];
     return n;

@@ -90,12 +90,10 @@ static void note_and_drop(wt_call *call, int slot, promise *p) {
     wt_drop(call, slot);
 }
 
-/* Strides of axes of one element name no other memory: PyTorch's may differ there. */
 static bool fits(const promise *p, const wt_tensor *t) {
-    bool same = p->rank == t->rank && p->code == t->code;
-    for (int64_t a = 0; same && a < p->rank; a++)
-        same = p->sizes[a] == t->sizes[a] && (p->sizes[a] == 1 || p->strides[a] == t->strides[a]);
-    return same;
+    return p->rank == t->rank && p->code == t->code &&
+           !memcmp(p->sizes, t->sizes, (size_t)t->rank * sizeof(*t->sizes)) &&
+           wt_lie_alike(t->rank, t->sizes, p->strides, t->strides);
 }
 
 /* PyTorch's tensor as result `slot`, in the strides that were promised: copied only if it has others or the caller gave

@@ -51,11 +51,15 @@ bool wt_dense(int64_t strides[5], const int64_t dims[5], bool last) {
     return wt_dense_along(strides, dims, 5, last ? order : NULL);
 }
 
+bool wt_lie_alike(int64_t rank, const int64_t *sizes, const int64_t *strides, const int64_t *others) {
+    for (int64_t a = 0; a < rank; a++)
+        if (sizes[a] != 1 && strides[a] != others[a]) return false;
+    return true;
+}
+
 bool wt_is_dense(const wt_view *v, bool last) {
     int64_t strides[5];
-    bool same = wt_dense(strides, v->dims, last);
-    for (int a = 0; a < 5; a++) same = same && (v->dims[a] == 1 || v->strides[a] == strides[a]);
-    return same;
+    return wt_dense(strides, v->dims, last) && wt_lie_alike(5, v->dims, v->strides, strides);
 }
 
 bool wt_create_along(wt_call *call, int slot, wt_view *v, const int64_t dims[5], unsigned axes, bool last,
@@ -102,7 +106,7 @@ weft_problem *wt_begin(wt_call *call, weft_op op, weft_pass pass, int rank, cons
     return p;
 }
 
-static int32_t alignment(const void *data) {
+int32_t wt_alignment(const void *data) {
     uintptr_t address = (uintptr_t)data;
     return address & 15 ? (int32_t)(address & (~address + 1)) : 16;
 }
@@ -112,7 +116,7 @@ void wt_describe(weft_problem *p, weft_role role, const wt_view *v) {
     /* NONE would ask for the default, not for an error */
     t->dtype = (int16_t)(v->dtype == WEFT_DTYPE_NONE ? WEFT_DTYPE_COUNT : v->dtype);
     t->layout = WEFT_LAYOUT_STRIDED;
-    t->align = alignment(v->data);
+    t->align = wt_alignment(v->data);
     memcpy(t->strides, v->strides, sizeof(v->strides));
 }
 
