@@ -16,10 +16,10 @@
  *            2.0x for 64 channels of 16x28x28; beside float_conv_grouped 1.3x for 8 channels a group of 50x50x50
  * Accuracy:  0.1 of the bound of a direct sum, relative to the largest in the tensor, not to each output. Not strict
  * Try:       weft bench conv2d:fwd:f32:nchw:n1c256h56w56:o256k3p1 */
-#include "cpu/conv/gemm_view.h"
+#include "cpu/conv/winograd.h"
 
 enum {
-    POINTS = 16,
+    POINTS = WINOGRAD_POINTS,
     STRIP_BYTES = 12 << 20,
     LOCAL_BYTES = 768 << 10,
     SLOTS = 32,
@@ -174,40 +174,6 @@ static void weights_slot(void *arg, int64_t slot) {
 }
 
 /* ---------------------------------------------------------------- tiles in */
-VF_INLINE vf load_in(const job *q, const float *row, const float *factor, int64_t x) {
-    const vmask in = vm_range(-x, q->s.iw - x);
-    const vf v = vf_load_in(in, row + x);
-    return factor ? gemm_factor_apply(v, vf_load_in(in, factor + x), q->factors->in.selects) : v;
-}
-
-/* d0 - d2, d1 + d2, d2 - d1, d1 - d3 */
-VF_INLINE void turn_in(const vf d[4], vf to[4]) {
-    to[0] = vf_sub(d[0], d[2]), to[1] = vf_add(d[1], d[2]), to[2] = vf_sub(d[2], d[1]), to[3] = vf_sub(d[1], d[3]);
-}
-
-/* VF_LANES tiles from column x on of four rows from y on. */
-VF_INLINE void tile_in(const job *q, const float *plane, const float *factors, int64_t y, int64_t x, float *to) {
-    const shape *s = &q->s;
-    vf half[4][4];
-    VF_UNROLL for (int i = 0; i < 4; i++) {
-        vf d[4];
-        VF_UNROLL for (int j = 0; j < 4; j++) d[j] = vf_zero();
-        if (y + i >= 0 && y + i < s->ih) {
-            const float *row = plane + (y + i) * s->iw, *factor = factors ? factors + (y + i) * s->iw : NULL;
-            const vf a = load_in(q, row, factor, x), b = load_in(q, row, factor, x + VF_LANES);
-            const vf c = load_in(q, row, factor, x + 2), e = load_in(q, row, factor, x + 2 + VF_LANES);
-            d[0] = vf_even(a, b), d[1] = vf_odd(a, b), d[2] = vf_even(c, e), d[3] = vf_odd(c, e);
-        }
-        turn_in(d, half[i]);
-    }
-    VF_UNROLL for (int j = 0; j < 4; j++) {
-        const vf column[4] = {half[0][j], half[1][j], half[2][j], half[3][j]};
-        vf turned[4];
-        turn_in(column, turned);
-        VF_UNROLL for (int i = 0; i < 4; i++) vf_store(to + (4 * i + j) * s->x_point, turned[i]);
-    }
-}
-
 /* A slot has whole channels: a vector that reaches into the next row of tiles is written before that row. */
 static void in_slot(void *arg, int64_t slot) {
     const job *q = arg;
@@ -219,10 +185,12 @@ static void in_slot(void *arg, int64_t slot) {
             const place at = place_of(q, r);
             const int64_t z = at.z - s->pd, y = z < 0 || z >= s->id ? s->ih : at.y * 2 - s->ph;
             const int64_t channel = (at.n * s->all + q->group) * s->ic + c;
-            const float *from = q->in + (channel * s->id + z) * s->ih * s->iw;
-            const float *factors = f->at ? f->at + at.n * f->image + z * s->ih * s->iw : NULL;
+            const winograd_plane plane = {q->in + (channel * s->id + z) * s->ih * s->iw,
+                                          f->at ? f->at + at.n * f->image + z * s->ih * s->iw : NULL, s->ih, s->iw,
+                                          f->selects};
             float *to = q->x + c * s->pitch + r * s->across;
-            for (int64_t t = 0; t < s->across; t += VF_LANES) tile_in(q, from, factors, y, 2 * t - s->pw, to + t);
+            for (int64_t t = 0; t < s->across; t += VF_LANES)
+                winograd_tile_in(&plane, y, 2 * t - s->pw, to + t, s->x_point);
         }
 }
 

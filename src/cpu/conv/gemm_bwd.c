@@ -14,6 +14,7 @@ extern WEFT__KERNEL(f32_conv_fft8_bwd_data_nchw);
 extern WEFT__KERNEL(f32_conv_fft_bwd_data_nchw);
 extern WEFT__KERNEL(f32_conv_fft_bwd_weights_nchw);
 extern WEFT__KERNEL(f32_winograd_bwd_data_nchw);
+extern WEFT__KERNEL(f32_winograd_bwd_weights_nchw);
 
 static const weft__kernel *const of_data[] = {&WEFT__RECORD(conv_gemm_nchw),
                                               &WEFT__RECORD(conv_gemm_nhwc),
@@ -21,9 +22,9 @@ static const weft__kernel *const of_data[] = {&WEFT__RECORD(conv_gemm_nchw),
                                               &WEFT__RECORD(f32_conv_fft8_bwd_data_nchw),
                                               &WEFT__RECORD(f32_conv_fft_bwd_data_nchw),
                                               &WEFT__RECORD(f32_winograd_bwd_data_nchw)};
-static const weft__kernel *const of_weights[] = {&WEFT__RECORD(conv_gemm_bwd_weights),
-                                                 &WEFT__RECORD(conv_grouped_bwd_weights),
-                                                 &WEFT__RECORD(f32_conv_fft_bwd_weights_nchw)};
+static const weft__kernel *const of_weights[] = {
+    &WEFT__RECORD(conv_gemm_bwd_weights), &WEFT__RECORD(conv_grouped_bwd_weights),
+    &WEFT__RECORD(f32_conv_fft_bwd_weights_nchw), &WEFT__RECORD(f32_winograd_bwd_weights_nchw)};
 
 typedef struct params {
     int data, weights; /* who solves it */
@@ -63,9 +64,10 @@ static weft_status run(const weft__exec *e) {
     return of_weights[d->weights]->run(&call);
 }
 
-/* The fastest of the kernels that are exact, or of those that are not, by rates that no machine measured: which it is
- * follows from the problem alone, and so do the bits. NULL: found. */
-static const char *choose(const weft__kernel *const *list, size_t count, bool exact, const weft_problem *p,
+/* The fastest of the kernels that are exact, of those that are not, or of all, by rates that no machine measured: which
+ * it is follows from the problem alone, and so do the bits. NULL: found. */
+enum { EXACT, TILED, ANY };
+static const char *choose(const weft__kernel *const *list, size_t count, int kind, const weft_problem *p,
                           const weft__hw *hw, int *which, weft__decision *best) {
     const char *reason = NULL;
     double least = HUGE_VAL;
@@ -73,7 +75,7 @@ static const char *choose(const weft__kernel *const *list, size_t count, bool ex
     weft__hw_nominal(&nominal);
     for (size_t i = 0; i < count; i++) {
         weft__decision d = {0};
-        if (exact != list[i]->exact) continue;
+        if (kind != ANY && (kind == EXACT) != list[i]->exact) continue;
         const bool strict = p->math == WEFT_MATH_STRICT && list[i]->not_strict;
         const char *why = strict ? "strict math" : list[i]->plan(p, &nominal, 0, &d);
         if (why) reason = why;
@@ -84,20 +86,19 @@ static const char *choose(const weft__kernel *const *list, size_t count, bool ex
     return list[*which]->plan(p, hw, 0, best);
 }
 
-/* Not exact: a kernel in tiles for each gradient that has one. Whether it applies follows from the problem alone. */
+/* Not exact: a kernel in tiles for the data gradient, or for that of the weights where the other has none. Whether it
+ * applies follows from the problem alone. */
 static const char *plan_of(const weft_problem *p, const weft__hw *hw, weft__decision *out, bool exact) {
     params *d = WEFT__PARAMS(params, out);
     const size_t ndata = WEFT__COUNT(of_data), nweights = WEFT__COUNT(of_weights);
     weft__decision data, weights;
     weft_problem h = half_of(p, WEFT_PASS_BWD_DATA);
-    const char *reason = choose(of_data, ndata, exact, &h, hw, &d->data, &data), *data_reason = reason;
-    if (reason && !exact) reason = choose(of_data, ndata, true, &h, hw, &d->data, &data);
+    const char *reason = choose(of_data, ndata, exact ? EXACT : TILED, &h, hw, &d->data, &data), *data_reason = reason;
+    if (reason && !exact) reason = choose(of_data, ndata, EXACT, &h, hw, &d->data, &data);
     if (reason) return reason;
     h = half_of(p, WEFT_PASS_BWD_WEIGHTS);
-    reason = choose(of_weights, nweights, exact, &h, hw, &d->weights, &weights);
-    if (reason && data_reason) return data_reason;
-    if (reason && !exact) reason = choose(of_weights, nweights, true, &h, hw, &d->weights, &weights);
-    if (reason) return reason;
+    reason = choose(of_weights, nweights, exact ? EXACT : data_reason ? TILED : ANY, &h, hw, &d->weights, &weights);
+    if (reason) return data_reason ? data_reason : reason;
     memcpy(d->half[0], data.params, GEMM_PARAMS), memcpy(d->half[1], weights.params, GEMM_PARAMS);
     out->workspace = WEFT__MAX(data.workspace, weights.workspace);
     out->packed = data.packed;
@@ -130,7 +131,7 @@ WEFT__KERNEL(conv_gemm_bwd) = {
 
 WEFT__KERNEL(f32_conv_tiled_bwd_nchw) = {
     .name = WEFT__NAME("f32_conv_bwd_nchw_tiled_2pass"),
-    .version = 1,
+    .version = 2,
     .op = WEFT_OP_CONV,
     .engine = WEFT_ENGINE_CPU,
     .isa = WEFT__ISA_HERE,

@@ -22,6 +22,7 @@ extern WEFT__KERNEL(conv_grouped);
 extern WEFT__KERNEL(f32_conv_fft_fwd_nchw);
 extern WEFT__KERNEL(f32_conv_fft_bwd_weights_nchw);
 extern WEFT__KERNEL(f32_winograd_fwd_nchw);
+extern WEFT__KERNEL(f32_winograd_bwd_weights_nchw);
 
 /* The products with factors, and the records that plan and pack for them. */
 typedef weft_status (*product_fn)(const weft__exec *, const gemm_factors *);
@@ -42,7 +43,7 @@ static const product of_weights[] = {
     [GEMM_FIRST] = {&WEFT__RECORD(conv_gemm_bwd_weights), WEFT__ISA_NAME(weft__gemm_weights)},
     [GEMM_LAST] = {&WEFT__RECORD(conv_gemm_bwd_weights), WEFT__ISA_NAME(weft__gemm_weights)},
     [FFT_FIRST] = {&WEFT__RECORD(f32_conv_fft_bwd_weights_nchw), WEFT__ISA_NAME(weft__fft_weights)},
-    [WINOGRAD_FIRST] = {&WEFT__RECORD(conv_gemm_bwd_weights), WEFT__ISA_NAME(weft__gemm_weights)},
+    [WINOGRAD_FIRST] = {&WEFT__RECORD(f32_winograd_bwd_weights_nchw), WEFT__ISA_NAME(weft__winograd_weights)},
     [DIRECT_FIRST] = {&WEFT__RECORD(conv_gemm_bwd_weights), WEFT__ISA_NAME(weft__gemm_weights)},
 };
 
@@ -279,11 +280,11 @@ WEFT__KERNEL(f32_partial_conv_fft) = {
 
 WEFT__KERNEL(f32_partial_conv_winograd) = {
     .name = WEFT__NAME("f32_partial_conv3x3_nchw_winograd2"),
-    .version = 1,
+    .version = 2,
     .op = WEFT_OP_PARTIAL_CONV,
     .engine = WEFT_ENGINE_CPU,
     .isa = WEFT__ISA_HERE,
-    .passes = WEFT__PASS_SET(FWD) | WEFT__PASS_SET(BWD_DATA) | WEFT__PASS_SET(BWD),
+    .passes = WEFT__PASS_SET(FWD) | WEFT__PASS_SET(BWD_DATA) | WEFT__PASS_SET(BWD_WEIGHTS) | WEFT__PASS_SET(BWD),
     .steps = CPU_EPILOGUE_STEPS,
     .dtypes = WEFT__DTYPE_SET(F32),
     .not_strict = true,
