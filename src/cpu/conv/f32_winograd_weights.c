@@ -63,7 +63,7 @@ typedef struct volume { /* src or diff_dst */
     int64_t channels, d, h, w, pd, ph; /* ph rows and pd planes of padding are in front */
 } volume;
 
-/* The plane of channel c that a row of tiles is in, and its first row there, *y: behind the last where there is none. */
+/* The plane of channel c that a row of tiles is in, and its first row there, *y: behind the last if there is none. */
 VF_INLINE winograd_plane plane_of(const shape *s, const volume *v, int64_t c, int64_t row, int64_t *y) {
     const int64_t n = row / s->down / s->od, z = row / s->down % s->od - v->pd;
     const gemm_factor *f = v->factor;

@@ -354,6 +354,7 @@ weft_status WEFT__ISA_NAME(weft__conv_grouped)(const weft__exec *e, const gemm_f
 weft_status WEFT__ISA_NAME(weft__winograd_nchw)(const weft__exec *e, const gemm_factors *f);
 weft_status WEFT__ISA_NAME(weft__fft_nchw)(const weft__exec *e, const gemm_factors *f);
 weft_status WEFT__ISA_NAME(weft__fft_weights)(const weft__exec *e, const gemm_factors *f);
+weft_status WEFT__ISA_NAME(weft__conv_grouped_weights)(const weft__exec *e, const gemm_factors *f);
 weft_status WEFT__ISA_NAME(weft__winograd_weights)(const weft__exec *e, const gemm_factors *f);
 enum { GEMM_PARAMS = 224 }; /* bytes of the parameters of any kernel that others keep, at most */
 /* Into how many parts, at most `most`, each of `items` is cut so that 16 threads, and half of them, have nearly as much

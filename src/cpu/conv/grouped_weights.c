@@ -14,7 +14,7 @@
  * Try:       weft bench conv3d:bwd_weights:f32:ncdhw:n1c64d50h50w50:o64k3p1g32 */
 #include "cpu/conv/grouped.h"
 
-enum { SLAB_BYTES = 160 << 10, WANTED = 48, CHANNELS = 32 }; /* CHANNELS: of a group, in and out, at most */
+enum { SLAB_BYTES = 160 << 10, WIDE_BYTES = 640 << 10, WANTED = 48, CHANNELS = 128 }; /* CHANNELS: as in grouped.c */
 #if VF_REGS == 32
 enum { OUTS = 6, SUMS = 24 };
 #else
@@ -34,8 +34,8 @@ typedef struct job {
     const weft__exec *e;
     const params *d;
     gemm_view v;
-    grouped_image src, diff;
-    bool weights_last; /* diff_weights is [o][tap][channel] */
+    grouped_image src, diff, of_bias; /* of_bias: diff_dst with another factor; at NULL: diff serves */
+    bool weights_last;                /* diff_weights is [o][tap][channel] */
     float *partial;
     gemm_scratch scratch;
     int64_t slots;
@@ -126,7 +126,7 @@ static void find_offsets(const job *q, int64_t z, int64_t *to) {
     }
 }
 
-static void lay_diff(const job *q, const grouped_block *b, float *to) {
+static void lay_diff(const job *q, const grouped_image *diff, const grouped_block *b, float *to) {
     const grouped_place at = {.n = b->n,
                               .channel = b->first * q->v.co,
                               .count = b->groups * q->v.co,
@@ -136,7 +136,15 @@ static void lay_diff(const job *q, const grouped_block *b, float *to) {
                               .pitch = q->d->slab.pitch,
                               .down = 1,
                               .move = 1};
-    grouped_lay(&q->diff, &at, to, q->d->ld);
+    grouped_lay(diff, &at, to, q->d->ld);
+}
+
+static void add_bias(const job *q, int64_t outs, int64_t vectors, const float *diff, float *bias) {
+    for (int64_t o = 0; o < outs; o++, diff += q->d->ld, bias += VF_LANES) {
+        vf sum = vf_load(bias);
+        for (int64_t j = 0; j < vectors; j++) sum = vf_add(sum, vf_load(diff + j * VF_LANES));
+        vf_store(bias, sum);
+    }
 }
 
 /* results: of each output of the bundle its weights, then the bias of each output. */
@@ -155,16 +163,16 @@ static void run_item(const job *q, int64_t item, char *scratch, float *results) 
         b = grouped_block_of(&d->slab, v, bundle, i);
         const int64_t vectors = cpu_ceil((b.y1 - b.y0 - 1) * d->slab.pitch + v->x[2].count, VF_LANES);
         grouped_move(&d->slab, v, &q->src, &b, i > first, slab);
-        lay_diff(q, &b, diff);
+        if (q->of_bias.at) {
+            lay_diff(q, &q->of_bias, &b, diff);
+            add_bias(q, outs, vectors, diff, bias);
+        }
+        lay_diff(q, &q->diff, &b, diff);
         find_offsets(q, b.z, offsets);
         for (int64_t g = 0; g < b.groups; g++)
             run_group(q, offsets, vectors, slab + g * v->ci * d->slab.channel, diff + g * v->co * d->ld,
                       sums + g * v->co * v->k * VF_LANES);
-        for (int64_t o = 0; o < outs; o++) {
-            vf sum = vf_load(bias + o * VF_LANES);
-            for (int64_t j = 0; j < vectors; j++) sum = vf_add(sum, vf_load(diff + o * d->ld + j * VF_LANES));
-            vf_store(bias + o * VF_LANES, sum);
-        }
+        if (!q->of_bias.at) add_bias(q, outs, vectors, diff, bias);
     }
     for (int64_t g = 0; g < b.groups; g++) add_lanes(v, sums + g * v->co * v->k * VF_LANES, results + g * v->co * v->k);
     for (int64_t o = 0; o < outs; o++) results[outs * v->k + o] = vf_sum(vf_load(bias + o * VF_LANES));
@@ -196,18 +204,31 @@ static void add_parts(const job *q, int64_t bundle) {
     gemm_put_run(&bias, o0, 1, to + outs * v->k, outs, 0, false);
 }
 
-static weft_status run(const weft__exec *e) {
+weft_status WEFT__ISA_NAME(weft__conv_grouped_weights)(const weft__exec *e, const gemm_factors *factors) {
     const params *d = e->params;
     const weft_problem *p = e->p;
     job q = {.e = e, .d = d, .v = gemm_view_of(p, true, 0), .slots = WEFT__MIN(d->items, GEMM_SLOTS)};
     q.src = grouped_image_of(e, WEFT_ROLE_SRC, p->c, p->in, d->slab.last);
     q.diff = grouped_image_of(e, WEFT_ROLE_DIFF_DST, p->o, p->out, d->slab.last);
+    q.of_bias = q.diff, q.src.factor = factors->in, q.diff.factor = factors->diff, q.of_bias.factor = factors->bias;
+    if (!factors->diff.at || !weft__tensor(p, WEFT_ROLE_DIFF_BIAS)) q.of_bias.at = NULL;
     q.weights_last = gemm_weights_last(p);
     q.partial = e->workspace;
     q.scratch.base = (char *)e->workspace + d->partial, q.scratch.bytes = d->scratch;
     weft__parallel(e->ctx, q.slots, task, &q);
     for (int64_t i = 0; i < d->slab.bundles; i++) add_parts(&q, i);
     return WEFT_OK;
+}
+
+static weft_status run(const weft__exec *e) {
+    return WEFT__ISA_NAME(weft__conv_grouped_weights)(e, &WEFT__ISA_NAME(weft__gemm_no_factors));
+}
+
+/* Many channels make long rows of the slab: it is larger then, so that its halo is not most of it. */
+static const char *cut(grouped_slab *slab, const gemm_view *v, bool last) {
+    const char *reason = grouped_cut(slab, v, last, SLAB_BYTES, 0);
+    if (!reason && slab->rows > 2 * slab->reach[1]) return NULL;
+    return grouped_cut(slab, v, last, WIDE_BYTES, 0);
 }
 
 static const char *plan(const weft_problem *p, const weft__hw *hw, int variant, weft__decision *out) {
@@ -218,7 +239,7 @@ static const char *plan(const weft_problem *p, const weft__hw *hw, int variant, 
     const weft_problem rest = gemm_drop_last(p);
     const char *reason = grouped_refusal(&rest, true, CHANNELS, &last);
     if (!reason && gemm_weights_last(p) && !last) reason = "diff_weights is channels-last beside channels-first data";
-    if (!reason) reason = grouped_cut(&d->slab, &v, last, SLAB_BYTES, 0);
+    if (!reason) reason = cut(&d->slab, &v, last);
     if (reason) return reason;
     d->blocks = v.n * d->slab.blocks * v.x[0].count;
     d->splits = WEFT__MIN(cpu_ceil(WANTED, d->slab.bundles), d->blocks);
@@ -238,7 +259,13 @@ static const char *plan(const weft_problem *p, const weft__hw *hw, int variant, 
     const double sums = (double)v.k * ((double)v.co + 1 + 0.8 * (double)gemm_split(v.co, OUTS)) +
                         way * (halo * (double)v.ci + (double)v.co);
     const double vectors = (double)(v.n * v.groups * v.x[0].count) * (double)(v.x[1].count * d->slab.pitch);
-    out->ns = cpu_cost(hw, weft__bytes(p), 2 * sums * vectors, GEMM_SHARE);
+    /* for each sum: its way through scratch with each block, which is long beyond the second-level cache, and its lanes
+     * added up at the end of an item; as multiply-adds, measured */
+    const double through = (double)(outs * v.k * VF_LANES) * sizeof(float) > 512 << 10 ? 40 : 4;
+    const double waits = (double)(v.groups * v.co * v.k) * (through * (double)d->blocks + 60 * (double)d->splits);
+    const double rows = (double)p->n * (double)(p->c * p->in[0] * p->in[1] + p->o * p->out[0] * p->out[1]);
+    out->ns = cpu_cost(hw, weft__bytes(p), 2 * (sums * vectors + VF_LANES * waits), GEMM_SHARE) +
+              12 * rows / hw->threads; /* as in grouped.c */
     return NULL;
 }
 

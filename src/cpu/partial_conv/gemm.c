@@ -19,6 +19,7 @@ extern WEFT__KERNEL(conv_gemm_nchw);
 extern WEFT__KERNEL(conv_gemm_nhwc);
 extern WEFT__KERNEL(conv_gemm_bwd_weights);
 extern WEFT__KERNEL(conv_grouped);
+extern WEFT__KERNEL(conv_grouped_bwd_weights);
 extern WEFT__KERNEL(f32_conv_fft_fwd_nchw);
 extern WEFT__KERNEL(f32_conv_fft_bwd_weights_nchw);
 extern WEFT__KERNEL(f32_winograd_fwd_nchw);
@@ -39,13 +40,20 @@ static const product of_data[] = {
     [WINOGRAD_FIRST] = {&WEFT__RECORD(f32_winograd_fwd_nchw), WEFT__ISA_NAME(weft__winograd_nchw)},
     [DIRECT_FIRST] = {&WEFT__RECORD(conv_grouped), WEFT__ISA_NAME(weft__conv_grouped)},
 };
-static const product of_weights[] = {
+static const product weights_by[] = {
     [GEMM_FIRST] = {&WEFT__RECORD(conv_gemm_bwd_weights), WEFT__ISA_NAME(weft__gemm_weights)},
     [GEMM_LAST] = {&WEFT__RECORD(conv_gemm_bwd_weights), WEFT__ISA_NAME(weft__gemm_weights)},
     [FFT_FIRST] = {&WEFT__RECORD(f32_conv_fft_bwd_weights_nchw), WEFT__ISA_NAME(weft__fft_weights)},
     [WINOGRAD_FIRST] = {&WEFT__RECORD(f32_winograd_bwd_weights_nchw), WEFT__ISA_NAME(weft__winograd_weights)},
-    [DIRECT_FIRST] = {&WEFT__RECORD(conv_gemm_bwd_weights), WEFT__ISA_NAME(weft__gemm_weights)},
+    [DIRECT_FIRST] = {&WEFT__RECORD(conv_grouped_bwd_weights), WEFT__ISA_NAME(weft__conv_grouped_weights)},
 };
+
+/* Of few positions the direct sums would mostly add up the lanes of vectors. */
+enum { DIRECT_LEAST = 1024 };
+static bool is_small(const weft_problem *p) { return p->n * p->out[0] * p->out[1] * p->out[2] < DIRECT_LEAST; }
+static const product *of_weights(const weft_problem *p, int how) {
+    return &weights_by[how == DIRECT_FIRST && is_small(p) ? GEMM_FIRST : how];
+}
 
 typedef struct params {
     int how;             /* which product */
@@ -136,7 +144,7 @@ static weft_status run_images(const planes *q, weft__exec *call, int64_t n) {
             ptr[WEFT_ROLE_DIFF_WEIGHTS] = extra, ptr[WEFT_ROLE_DIFF_BIAS] = bias;
         }
         call->p = &h, call->params = d->weights;
-        WEFT__TRY(of_weights[d->how].run(call, &f));
+        WEFT__TRY(of_weights(p, d->how)->run(call, &f));
         if (n) add_extra(p, WEFT_ROLE_DIFF_WEIGHTS, q->e->ptr, extra);
         if (n) add_extra(p, WEFT_ROLE_DIFF_BIAS, q->e->ptr, bias);
     }
@@ -190,7 +198,7 @@ static const char *plan_with(const weft_problem *p, const weft__hw *hw, int how,
     }
     if (has_weights(p) && !reason) {
         const weft_problem h = half_of(p, weights_pass(p));
-        reason = of_weights[how].kernel->plan(&h, hw, 0, &weights);
+        reason = of_weights(p, how)->kernel->plan(&h, hw, 0, &weights);
     }
     if (reason) return reason;
     memcpy(d->data, data.params, GEMM_PARAMS), memcpy(d->weights, weights.params, GEMM_PARAMS);
@@ -225,8 +233,10 @@ static const char *plan_winograd(const weft_problem *p, const weft__hw *hw, int 
 static const char *plan_direct(const weft_problem *p, const weft__hw *hw, int variant, weft__decision *out) {
     (void)variant;
     const char *reason = cpu_layout_refusal(p, WEFT_LAYOUT_FIRST);
+    if (!reason && p->pass == WEFT_PASS_BWD_WEIGHTS && is_small(p)) reason = "few positions: a matrix product";
     if (!reason) reason = plan_with(p, hw, DIRECT_FIRST, out);
-    const double laid = (double)(p->n * p->c) * (double)(p->in[0] * p->in[1]);
+    const double src = (double)(p->c * p->in[0] * p->in[1]), diff = (double)(p->o * p->out[0] * p->out[1]);
+    const double laid = (double)p->n * (src + (has_weights(p) ? diff : 0));
     if (!reason) out->ns += (scaled_ns(p, p->out[2]) + 20 * laid) / hw->threads; /* rows are laid, then masked */
     return reason;
 }
@@ -247,11 +257,11 @@ WEFT__KERNEL(partial_conv_gemm) = {
 
 WEFT__KERNEL(partial_conv_direct) = {
     .name = WEFT__NAME("float_partial_conv_direct_nchw"),
-    .version = 1,
+    .version = 2,
     .op = WEFT_OP_PARTIAL_CONV,
     .engine = WEFT_ENGINE_CPU,
     .isa = WEFT__ISA_HERE,
-    .passes = WEFT__PASS_SET(FWD) | WEFT__PASS_SET(BWD_DATA) | WEFT__PASS_SET(BWD),
+    .passes = WEFT__PASS_SET(FWD) | WEFT__PASS_SET(BWD_DATA) | WEFT__PASS_SET(BWD_WEIGHTS) | WEFT__PASS_SET(BWD),
     .steps = GEMM_STEPS,
     .dtypes = GEMM_DTYPES,
     .not_strict = true,
