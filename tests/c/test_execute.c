@@ -410,6 +410,39 @@ TEST(hostile_lengths) {
     }
 }
 
+/* So are the numbers of rows of a state: one that is none of them is padding, for every kernel. Its output is 0, and no
+ * row moves. */
+TEST(hostile_rows) {
+    static const char text[] = "causal_update1d:fwd:f32:ncw:n1c20w2:k3len2rows3index1";
+    static const int32_t none[] = {3, 4, -1, INT32_MIN, INT32_MAX};
+    weft_ctx *ctx = test_context(1);
+    weft_problem p = test_problem(text);
+    int runs = 0;
+    for (size_t i = 0; i < weft_kernel_count(ctx, &p); i++) {
+        weft_kernel_desc d = WEFT_KERNEL_DESC_INIT;
+        OK(weft_kernel_info(ctx, &p, i, &d));
+        if (!d.applies) continue;
+        run r = open_run(text, d.name);
+        float *src = r.args.ptr[WEFT_ROLE_SRC], *weights = r.args.ptr[WEFT_ROLE_WEIGHTS];
+        float *dst = r.args.ptr[WEFT_ROLE_DST], *state = aligned(2 * 3 * 20 * 2 * sizeof(float));
+        r.args.ptr[WEFT_ROLE_STATE] = state; /* with room behind it, which is not to be written to */
+        for (int k = 0; k < 40; k++) src[k] = 1;
+        for (int k = 0; k < 60; k++) weights[k] = 1;
+        for (size_t at = 0; at < WEFT__COUNT(none); at++) {
+            *(int32_t *)r.args.ptr[WEFT_ROLE_INDEX] = none[at];
+            for (int k = 0; k < 40; k++) dst[k] = 7;
+            OK(execute(&r));
+            for (int k = 0; k < 40; k++) CHECK(dst[k] == 0, "%s: %g for row %d", d.name, (double)dst[k], none[at]);
+            for (int k = 0; k < 240; k++) CHECK(state[k] == 0, "%s: row %d was written to", d.name, none[at]);
+        }
+        runs++;
+        free(state);
+        close_run(&r);
+    }
+    CHECK(runs > 1, "%d kernels", runs);
+    weft_ctx_release(ctx);
+}
+
 /* ---------------------------------------------------------------- the harness itself */
 /* A kernel without the mask of its tail: what it reads behind the input must not look like untouched output. */
 TEST(a_missing_tail_mask_is_noticed) {

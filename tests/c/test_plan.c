@@ -266,6 +266,33 @@ TEST(wisdom_only_takes_what_is_known) {
     weft_ctx_release(ctx);
 }
 
+/* Of a problem with one kernel alone there is wisdom, too, once it was asked for: a plan without is no answer. */
+TEST(the_only_kernel_is_known_once_asked_for) {
+    static const char text[] = "conv1d:fwd:f64:ncw:n1c1w9:o1k3";
+    static const struct {
+        int mode;
+        const char *why; /* NULL: it is not known */
+    } steps[] = {{WEFT_MODE_ESTIMATE, "only"},
+                 {WEFT_MODE_WISDOM_ONLY, NULL},
+                 {WEFT_MODE_MEASURE, "wisdom"},
+                 {WEFT_MODE_WISDOM_ONLY, "wisdom"}};
+    weft_ctx *ctx = test_context(1);
+    weft_problem p = test_problem(text);
+    for (size_t i = 0; i < WEFT__COUNT(steps); i++) {
+        weft_plan *plan = NULL;
+        weft_plan_opts ask = WEFT_PLAN_OPTS_INIT;
+        ask.mode = steps[i].mode;
+        if (!steps[i].why) {
+            FAILS(weft_plan_create(&plan, ctx, &p, &ask), WEFT_ERR_UNSUPPORTED, "no wisdom for conv1d");
+            continue;
+        }
+        OK(weft_plan_create(&plan, ctx, &p, &ask));
+        CHECK(strcmp(weft__plan_choice(plan)->why, steps[i].why) == 0, "step %zu: %s", i, weft__plan_choice(plan)->why);
+        weft_plan_release(plan);
+    }
+    weft_ctx_release(ctx);
+}
+
 /* ---------------------------------------------------------------- the cache */
 TEST(equal_problems_share_a_plan) {
     weft_ctx *ctx = test_context(1);

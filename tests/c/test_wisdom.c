@@ -73,6 +73,23 @@ TEST(deterministic_choices_know_no_wisdom) {
     }
 }
 
+/* In one context too, and one kind of plan does not take the other's place. */
+TEST(a_deterministic_plan_is_one_of_its_own) {
+    weft_ctx *ctx = test_context(2);
+    weft_problem p = test_problem(small);
+    learn(ctx, here(ctx), 2, small, "conv_ref", 1, 50, 0);
+    for (int i = 0; i < 4; i++) {
+        weft_plan_opts ask = WEFT_PLAN_OPTS_INIT;
+        weft_plan *plan = NULL;
+        ask.deterministic = i % 2;
+        OK(weft_plan_create(&plan, ctx, &p, &ask));
+        CHECK(strcmp(weft__plan_choice(plan)->why, i % 2 ? "estimate" : "wisdom") == 0, "plan %d: %s by %s", i,
+              weft_plan_kernel_name(plan), weft__plan_choice(plan)->why);
+        weft_plan_release(plan);
+    }
+    weft_ctx_release(ctx);
+}
+
 TEST(wisdom_of_others_is_not_used) {
     weft_ctx *ctx = test_context(2);
     const char *why;
@@ -142,8 +159,12 @@ TEST(the_fastest_entry_wins) {
 TEST(a_newer_entry_replaces) {
     weft_ctx *ctx = test_context(2);
     learn(ctx, here(ctx), 2, small, "conv_ref", 1, 50, 0);
-    learn(ctx, here(ctx), 2, small, "conv_ref", 1, 70, 0);
+    learn(ctx, here(ctx), 2, small, "conv_ref", 1, 70, 128);
     CHECK(weft_wisdom_count(ctx) == 1, "%zu entries", weft_wisdom_count(ctx));
+    char text[4096];
+    size_t length = 0;
+    OK(weft_wisdom_format(ctx, text, sizeof(text), &length));
+    CHECK(strstr(text, "conv_ref v1 70 128\n"), "%s", text);
     weft_problem p = test_problem(small);
     weft_plan *plan = NULL;
     weft_cost cost = WEFT_COST_INIT;

@@ -125,6 +125,28 @@ def test_wisdom_decides(tmp_path):
         assert weft.backends.kernels() != "torch"
 
 
+def test_wisdom_decides_what_was_decided_before(tmp_path):
+    """Loading it opens what was chosen without it again, and forgetting it what was chosen with it."""
+    x, w = torch.randn(2, 8, 26, 26), torch.randn(8, 1, 3, 3)
+
+    def run():
+        weft.functional.conv2d(x, w, padding=1, groups=8)
+    with weft.backends.flags(benchmark=True):
+        run()
+    file, kernel = tmp_path / "wisdom", weft.backends.kernels()
+    weft.backends.wisdom.save(file)
+    start = next(line for line in file.read_text().splitlines() if kernel in line).split(kernel)[0]
+    file.write_text(f"{start}torch v1 1 0\n")
+    weft.backends.wisdom.forget()
+    names = []
+    for change in (lambda: None, lambda: weft.backends.wisdom.load(file), weft.backends.wisdom.forget):
+        change()
+        for _ in range(2):
+            run()
+        names.append(weft.backends.kernels() == "torch")
+    assert names == [False, True, False]
+
+
 def test_wisdom_only():
     with weft.backends.flags(wisdom_only=True), pytest.raises(RuntimeError, match="no wisdom for conv2d:fwd:f32:nchw:n2c8h22w22"):
         depthwise(22)

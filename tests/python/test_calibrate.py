@@ -86,6 +86,26 @@ def test_a_bad_file_is_measured_over(alone, text):
     assert weft.backends.calibrate() > 100
 
 
+def test_half_of_a_pair_is_not_read(alone):
+    """A small measurement says nothing without the larger one of its kind."""
+    path = _calibrate._file()
+    path.write_text(f"{_calibrate._HEADER}\n{TINY} 5000\n{LARGE} 90000\n")
+    assert _calibrate._read(path) == [(TINY, 5000.0), (LARGE, 90000.0)]
+    path.write_text(f"{_calibrate._HEADER}\n{TINY} 5000\n{LARGE} 90000\n{TINY} 5000\n")
+    assert _calibrate._read(path) == []
+
+
+def test_each_number_of_threads_has_its_file(alone):
+    before, files = torch.get_num_threads(), set()
+    try:
+        for threads in (1, 2, 1):
+            torch.set_num_threads(threads)
+            files.add(_calibrate._file())
+    finally:
+        torch.set_num_threads(before)
+    assert len(files) == 2
+
+
 def test_nowhere_to_keep_it(alone, tmp_path, monkeypatch):
     for name in ("", str(tmp_path / "file" / "below")):
         (tmp_path / "file").write_text("")

@@ -270,6 +270,15 @@ def test_which(name, device):
     close(got if isinstance(got, tuple) else [got], want if isinstance(want, tuple) else [want])
 
 
+def test_a_normalisation_of_other_channels_is_left_alone():
+    """One value a channel would fit any number of them: what was wrong stays wrong."""
+    net = nn.Sequential(nn.Conv2d(4, 4, 1), nn.BatchNorm2d(1)).eval()
+    weft.convert(net, fuse=True, all=True)
+    assert not any(is_fused(m) for m in net.modules())
+    with pytest.raises(RuntimeError):
+        net(torch.randn(2, 4, 5, 5))
+
+
 def test_excluded():
     for i, fused in ((0, []), (1, []), (2, [0, 1])):
         net, _ = trio("cpu")

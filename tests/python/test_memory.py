@@ -157,6 +157,18 @@ def test_a_hook_that_raises_leaves_nothing(call):
     check(failing(run), TIMES)
 
 
+def test_a_gradient_that_is_copied_leaves_nothing():
+    """One that comes in strides which the kernel does not read, where weft takes the gradient under PyTorch's graph."""
+    x, w = torch.randn(2, 16, 24, 24, requires_grad=True), torch.randn(16, 1, 3, 3, requires_grad=True)
+    scales = scattered(torch.ones(2, 16, 24, 24))
+
+    def run() -> None:
+        torch.autograd.grad(weft.functional.conv2d(x, w, padding=1, groups=16), (x, w), scales)
+    run()
+    assert "bwd" in weft.backends.kernels()
+    check(run, TIMES)
+
+
 @pytest.mark.parametrize("make, share", [(forward, 0.8), (gradients, 0.2)])
 def test_the_process_stays(make, share):
     """Over every function in turn, in many rounds, so that what one of them leaves behind adds up."""
