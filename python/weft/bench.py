@@ -3,6 +3,9 @@
 Both sides and the floor are timed in turn within one process; every sample starts with empty caches; figures are medians over the rounds.
 The floor is the larger of two times measured in the same run: an elementwise kernel that moves the same bytes (the faster of regular and
 streaming stores), and the flops of the direct sum at the measured rate of multiply-adds.
+
+The regret of the default choice is its time over that of the better of weft's own kernel and PyTorch's implementation. A choice with a regret of more than
+LIMIT is a defect of the planner: `python -m weft bench --set regret` lists them.
 """
 from __future__ import annotations
 
@@ -13,12 +16,12 @@ import statistics
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import NamedTuple, Optional, TextIO
+from typing import Any, NamedTuple, Optional, TextIO
 
 import torch
 
-from ._bench import clock as _clock, models as _models, regret as _regret, report as _report, twin as _twin
-from . import _enable
+from . import _enable, backends
+from ._bench import clock as _clock, models as _models, report as _report, twin as _twin
 from ._core import library as _library, text as _text
 
 MIN_ROUNDS = 7
@@ -26,8 +29,10 @@ MODELS = "models"                    # the set that is no file
 REGRET = "regret"                    # the set that is timed in another way
 HEADLINES = "headline"               # the set of the README's figure, whose lines have titles
 _SETS = Path(__file__).resolve().parents[2] / "bench"
+LIMIT = 1.15                         # of the regret
 DROP = 0.9                           # a ratio that fell below this part of the recorded one is marked
 _COLUMNS = (("kernel", 44), ("peer ms", 9), ("weft ms", 9), ("ratio", 6), ("floor ms", 9), ("share", 6))
+_REGRET_COLUMNS = (("kernel chosen", 44), ("regret", 7), ("default ms", 10), ("torch ms", 9), ("weft ms", 9), ("weft's own", 44))
 _MODEL_COLUMNS = (("model", 16), ("pass", 8), ("batch", 5), ("peer ms", 10), ("weft ms", 10), ("ratio", 6), ("peer MB", 9), ("weft MB", 9), ("error", 8),
                   ("rounding", 8))
 
@@ -65,6 +70,39 @@ def measure(text: str, passes: Optional[str] = None, rounds: int = 11) -> dict:
     return row
 
 
+def _own(text: str) -> Optional[_twin.Twin]:
+    """The same problem on weft's kernels alone; None where that is the reference, which is never the default."""
+    with backends.flags(delegate=False):
+        twin = _twin.build(text)
+    return None if "_ref" in twin.kernel else twin
+
+
+def measure_regret(text: str, rounds: int = 7) -> dict[str, Any]:
+    """One row: the default call, PyTorch's and weft's own, timed in turn.
+
+        >>> from weft import bench
+        >>> bench.measure_regret("relu2d:fwd:f32:nchw:n1c8h56w56")["regret"] > 0
+        True
+    """
+    busy, twin, own = _clock.watch(), _twin.build(text), _own(text)
+    clock = _clock.of(twin.device)
+    sides: dict[str, Any] = {"default": (twin.weft, True), "torch": (twin.peer, True)}
+    if own is not None:
+        sides["weft"] = (own.weft, False)
+    samples: dict[str, list[float]] = {name: [] for name in sides}
+    for i in range(-1, rounds):      # the first round warms up
+        for name, (run, delegate) in sides.items():
+            with backends.flags(delegate=delegate):
+                clock.sample(run)   # the first call after a change of the settings decides anew
+                ms = clock.sample(run)
+            if i >= 0:
+                samples[name].append(ms)
+    ms = {name: statistics.median(s) for name, s in samples.items()}
+    best = min((name for name in ms if name != "default"), key=ms.__getitem__)
+    return {"problem": twin.text, "kernel": twin.kernel, "own": own.kernel if own else "", "default_ms": ms["default"], "torch_ms": ms["torch"],
+            "weft_ms": ms.get("weft"), "best": best, "regret": ms["default"] / ms[best], "busy": busy(), "threads": torch.get_num_threads()}
+
+
 def machine(device: torch.device) -> str:
     """What a heading over rows of this device says.
 
@@ -100,6 +138,19 @@ def _cells(row: dict) -> tuple[str, ...]:
 def _model_cells(row: dict) -> tuple[str, ...]:
     return (row["model"], row["pass"], str(row["batch"]), f"{row['peer_ms']:.2f}", f"{row['weft_ms']:.2f}", _ratio(row), f"{row['peer_bytes'] / 1e6:.1f}",
             f"{row['weft_bytes'] / 1e6:.1f}", f"{row['error']:.1e}", f"{row['rounding']:.1e}")
+
+
+def _regret_cells(row: dict[str, Any]) -> tuple[str, ...]:
+    """A row of the table."""
+    mark = "!" if row["regret"] > LIMIT else "?" if row["busy"] else ""
+    return (row["problem"], row["kernel"], f"{row['regret']:.2f}{mark}", f"{row['default_ms']:.3f}", f"{row['torch_ms']:.3f}", _text.number(row["weft_ms"], 3),
+            row["own"])
+
+
+def _regret_below(rows: Sequence[dict[str, Any]]) -> list[str]:
+    """The line below the table: the worst row, and how many are over LIMIT."""
+    worst, over = max((r["regret"] for r in rows), default=0), sum(r["regret"] > LIMIT for r in rows)
+    return [f"worst {worst:.2f}; {over} of {len(rows)} choices over {LIMIT} of the better of weft and PyTorch"]
 
 
 def problems_of(name: str) -> list[str]:
@@ -216,8 +267,8 @@ def run_regret(problems: list[str], rounds: int = 7, threads: Optional[int] = No
         >>> bench.run_regret(["relu2d:fwd:f32:nchw:n1c8h56w56"], rounds=3, out=io.StringIO())
         0
     """
-    columns = (("problem", max(len(p) + 4 for p in problems)), *_regret.COLUMNS)
-    return _measure_all(_Table(columns, _regret.cells, _regret.summary), [(text, lambda text=text: [_regret.measure(text, rounds)]) for text in problems],
+    columns = (("problem", max(len(p) + 4 for p in problems)), *_REGRET_COLUMNS)
+    return _measure_all(_Table(columns, _regret_cells, _regret_below), [(text, lambda text=text: [measure_regret(text, rounds)]) for text in problems],
                         str(rounds), threads, file, out)
 
 

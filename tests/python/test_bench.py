@@ -19,7 +19,7 @@ import torch
 import weft
 from fake_clock import FakeClock, FakeTime
 from torch import nn
-from weft._bench import clock as _clock, models as _models, regret as _regret, twin as _twin
+from weft._bench import clock as _clock, models as _models, twin as _twin
 from weft._core import library as _library
 from weft import bench
 from weft.__main__ import main
@@ -540,9 +540,9 @@ def test_regret_is_the_default_over_the_better_side(monkeypatch):
     twin = _twin.Twin("p", torch.device("cpu"), torch.float32, default, torch_side, 1, 1, 1.0, 1, "torch")
     own = _twin.Twin("p", torch.device("cpu"), torch.float32, own_side, torch_side, 1, 1, 1.0, 1, "some_kernel")
     clock = _Told({default: 6.0, torch_side: 5.0, own_side: 2.0})
-    monkeypatch.setattr(_regret._clock, "of", lambda device: clock)
-    monkeypatch.setattr(_regret._twin, "build", lambda text: own if not weft.backends.delegate else twin)
-    row = _regret.measure("p")
+    monkeypatch.setattr(_clock, "of", lambda device: clock)
+    monkeypatch.setattr(_twin, "build", lambda text: own if not weft.backends.delegate else twin)
+    row = bench.measure_regret("p")
     assert (row["regret"], row["best"], row["default_ms"], row["torch_ms"], row["weft_ms"]) == (3.0, "weft", 6.0, 5.0, 2.0)
     assert clock.delegated == {default: {True}, torch_side: {True}, own_side: {False}}   # PyTorch is switched off for weft's own side alone
     out = io.StringIO()
@@ -550,7 +550,7 @@ def test_regret_is_the_default_over_the_better_side(monkeypatch):
     assert bench.run_regret(["p"], out=out) == 0
     assert " 3.00!" in out.getvalue() and "1 of 1 choices over" in out.getvalue()
     own.kernel = "conv_ref"          # the reference is never the default: it does not count as a side
-    row = _regret.measure("p")
+    row = bench.measure_regret("p")
     assert (row["regret"], row["best"], row["weft_ms"]) == (1.2, "torch", None)
 
 

@@ -304,12 +304,6 @@ def _col2im(p: Problem) -> Case:
                 note="fold" if flat else "a sum for each tap")
 
 
-def _steps(p: Problem) -> Tensor:
-    """How many sequences each step of packed data still has: never more than the step before."""
-    each, more = divmod(p.rows - p.n, max(p.t - 1, 1))
-    return torch.tensor([p.n] + [each + (i < more) for i in range(p.t - 1)])
-
-
 def _rnn(p: Problem) -> Case:
     kind, dirs, hidden = p.told["op"], 1 + p.both, p.o
     p.refuse(p.drop > 0, "dropout: each side drops other elements, so it")
@@ -321,7 +315,8 @@ def _rnn(p: Problem) -> Case:
     params = [("weights" if len(s) > 1 else "bias", torch.empty(s, dtype=x.dtype, device=p.device).uniform_(-bound, bound)) for s in shapes]
     widths = (out, hidden) if kind == "lstm" else (out,)
     states = [(role, p.tensor(role) if p.state else x.new_zeros(p.layers * dirs, p.n, width)) for role, width in zip(("h0", "c0"), widths)]
-    packed = (_steps(p),) if p.rows else ()
+    each, more = divmod(p.rows - p.n, max(p.t - 1, 1))   # the sequences that each step of packed data still has: never more than the step before
+    packed = (torch.tensor([p.n] + [each + (i < more) for i in range(p.t - 1)]),) if p.rows else ()
     order = () if p.rows else (False,)
 
     def side(function: Callable) -> Callable:

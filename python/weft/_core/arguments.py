@@ -1,4 +1,4 @@
-"""What the functions and modules share: reading and checking arguments, autocast, types that weft leaves to PyTorch."""
+"""What the functions and modules share: reading and checking arguments, autocast, types that weft leaves to PyTorch, and what PyTorch does on this thread."""
 from __future__ import annotations
 
 import inspect
@@ -12,7 +12,13 @@ from typing import Any, Optional, Union
 import torch
 from torch import Tensor
 
-from .state import any_autocast, is_compiling
+# what PyTorch does on this thread, by names that are quick to look up: every call asks some of these
+is_compiling = torch.compiler.is_compiling
+in_dynamo = torch.compiler.is_dynamo_compiling   # which stops at builtins
+in_transform = torch._C._are_functorch_transforms_active
+grad_enabled = torch.is_grad_enabled
+any_autocast = torch._C._is_any_autocast_enabled
+BelowAutograd = torch._C._AutoDispatchBelowAutograd
 
 TYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)   # what weft computes with
 Size = Union[int, Sequence[int]]

@@ -46,28 +46,21 @@ def _file() -> Optional[Path]:
     return None if directory is None else directory / f"torch-{key}.txt"
 
 
-def _problem(rank: int, passes: str, dtype: str, last: bool, family: tuple[int, int], size: tuple[int, int]) -> tuple[str, dict]:
-    window, divisor = family
-    channels, edge = size
-    edge = max(edge, window)
-    groups = channels // divisor if divisor else 1
+def _call(rank: int, passes: str, dtype: str, last: bool, family: tuple[int, int], size: tuple[int, int]) -> tuple[str, Callable[[], object]]:
+    """A problem's text, and PyTorch's operator for it on made-up data."""
+    (window, divisor), (channels, edge) = family, size
+    edge, groups = max(edge, window), channels // divisor if divisor else 1
     layout = ("nhwc" if last else "nchw") if rank == 2 else ("ndhwc" if last else "ncdhw")
     sizes = "".join(f"{axis}{edge}" for axis in "dhw"[3 - rank:])
     text = f"conv{rank}d:{passes}:{dtype}:{layout}:n1c{channels}{sizes}:o{channels}k{window}p{window // 2}g{groups}@cpu"
-    return text, {"channels": channels, "edge": edge, "groups": groups, "window": window}
-
-
-def _call(rank: int, passes: str, dtype: str, last: bool, made: dict) -> Callable[[], object]:
-    """PyTorch's operator on made-up data."""
-    channels, window, groups = made["channels"], made["window"], made["groups"]
     form = torch.contiguous_format if not last else torch.channels_last if rank == 2 else torch.channels_last_3d
-    x = torch.ones(1, channels, *[made["edge"]] * rank, dtype=_TYPES[dtype]).contiguous(memory_format=form)
+    x = torch.ones(1, channels, *[edge] * rank, dtype=_TYPES[dtype]).contiguous(memory_format=form)
     w = torch.ones(channels, channels // groups, *[window] * rank, dtype=_TYPES[dtype]).contiguous(memory_format=form)
     geometry = ([1] * rank, [window // 2] * rank, [1] * rank, False, [0] * rank, groups)
-    if passes == "fwd":
-        return lambda: torch.convolution(x, w, None, *geometry)
     mask = [passes == "bwd_data", passes == "bwd_weights", False]
-    return lambda: torch.ops.aten.convolution_backward(x, x, w, None, *geometry, mask)
+    if passes == "fwd":
+        return text, lambda: torch.convolution(x, w, None, *geometry)
+    return text, lambda: torch.ops.aten.convolution_backward(x, x, w, None, *geometry, mask)
 
 
 def _least(run: Callable[[], object]) -> float:
@@ -102,8 +95,8 @@ def _measure() -> list[tuple[str, float]]:
             if time.monotonic() > end:
                 return lines
             for size in _SIZES[rank]:
-                text, made = _problem(rank, passes, dtype, last, family, size)
-                took = _least(_call(rank, passes, dtype, last, made))
+                text, run = _call(rank, passes, dtype, last, family, size)
+                took = _least(run)
                 lines.append((text, took if passes == "fwd" else max(took - way_in, 1.0)))
     return lines
 

@@ -21,7 +21,7 @@ from torch._functorch.utils import enable_single_level_autograd_function
 
 from . import entry as _entry
 from .shapes import SIZES, fake_of
-from .state import BelowAutograd, grad_enabled, in_transform, is_compiling
+from .arguments import BelowAutograd, grad_enabled, in_transform, is_compiling
 
 _C = torch._C
 _kernels = torch.library.Library("weft", "IMPL")   # registrations live as long as these

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from weft._core.rules import Rule, _kernels, call, derived, mapped
 from weft._core.shapes import fake_of
-from weft._core.state import BelowAutograd
+from weft._core.arguments import BelowAutograd
 
 WANT_X, WANT_PARAMETERS = 1, 2
 

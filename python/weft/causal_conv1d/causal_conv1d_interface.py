@@ -8,10 +8,9 @@ from torch import Tensor
 from torch.overrides import handle_torch_function, has_torch_function
 
 from weft._core import entry as _entry
-from weft._core.arguments import need_tensors
+from weft._core.arguments import BelowAutograd, in_transform, is_compiling, need_tensors
 from weft.causal_conv1d import _rules as _ops   # by its full name: a program may know this package by another one
 from weft._core.rules import call, check_writable
-from weft._core.state import BelowAutograd, in_transform, is_compiling
 
 __all__ = ["causal_conv1d_fn", "causal_conv1d_ref", "causal_conv1d_update", "causal_conv1d_update_ref"]
 

@@ -12,11 +12,10 @@ from torch import Tensor
 from torch.overrides import handle_torch_function, has_torch_function_variadic
 from torch.utils.flop_counter import register_flop_formula
 
-from .._core.arguments import Padding, Size, foreign, left_to_torch, lowered, ranked, remembered, spread, whole
+from .._core.arguments import Padding, Size, foreign, in_dynamo, left_to_torch, lowered, ranked, remembered, spread, whole
 from .._core.entry import front
 from .._core.rules import RULES, Rule, adjoint, call, call_into, derived, in_front, leaf, mapped, tangents, wide
 from .._core.shapes import least_source
-from .._core.state import in_dynamo
 
 __all__ = ["conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d", "conv_transpose3d", "conv2d_depthwise"]
 

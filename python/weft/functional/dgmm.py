@@ -8,10 +8,9 @@ import torch
 from torch import Tensor
 from torch.overrides import handle_torch_function, has_torch_function_variadic
 
-from .._core.arguments import autocast_dtype, need_tensors
+from .._core.arguments import any_autocast, autocast_dtype, in_dynamo, need_tensors
 from .._core.entry import front, kept
 from .._core.rules import Rule, adjoint, call, call_into, derived, mapped, wide
-from .._core.state import any_autocast, in_dynamo
 
 __all__ = ["dgmm", "cdgmm"]
 

@@ -7,10 +7,9 @@ import torch
 from torch import Tensor
 from torch.overrides import handle_torch_function, has_torch_function_unary, has_torch_function_variadic
 
-from .._core.arguments import NoTensor, flattened, foreign, left_to_torch, need_tensors, raised, real, whole
+from .._core.arguments import NoTensor, flattened, foreign, grad_enabled, in_dynamo, is_compiling, left_to_torch, need_tensors, raised, real, whole
 from .._core.entry import front, kept
 from .._core.rules import RULES, Rule, adjoint, call, call_into, derived, in_front, leaf, mapped, tangents, wide
-from .._core.state import grad_enabled, in_dynamo, is_compiling
 
 __all__ = ["batch_norm", "local_response_norm"]
 

@@ -9,10 +9,9 @@ import torch.autograd.forward_ad as _forward_ad
 from torch import Tensor
 from torch.overrides import handle_torch_function, has_torch_function_unary
 
-from .._core.arguments import TYPES, NoTensor, named
+from .._core.arguments import TYPES, BelowAutograd, NoTensor, grad_enabled, in_dynamo, in_transform, is_compiling, named
 from .._core.entry import front, kept, leaves, torchs
 from .._core.rules import Rule, adjoint, call, call_into, check_writable, derived, mapped
-from .._core.state import BelowAutograd, grad_enabled, in_dynamo, in_transform, is_compiling
 from .conv import rounded
 
 __all__ = ["relu", "clipped_relu", "hardtanh", "tanh", "sigmoid", "ncrelu"]

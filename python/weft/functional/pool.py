@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 from torch.overrides import handle_torch_function, has_torch_function_unary
 
-from .._core.arguments import NoTensor, Size, check_flags, foreign, left_to_torch, raised, ranked, remembered, spread, whole
+from .._core.arguments import (NoTensor, Size, check_flags, foreign, grad_enabled, in_dynamo, in_transform, is_compiling, left_to_torch, raised,
+                               ranked, remembered, spread, whole)
 from .._core.entry import front, kept, leaves, torchs
 from .._core.rules import Rule, adjoint, call, call_into, derived, is_last, leaf, linear, mapped
-from .._core.state import grad_enabled, in_dynamo, in_transform, is_compiling
 
 __all__ = ["max_pool1d", "max_pool2d", "max_pool3d", "avg_pool1d", "avg_pool2d", "avg_pool3d", "adaptive_avg_pool1d", "adaptive_avg_pool2d",
            "adaptive_avg_pool3d"]

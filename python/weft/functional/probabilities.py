@@ -11,10 +11,9 @@ from torch.nn import _reduction
 from torch.nn.functional import _get_softmax_dim
 from torch.overrides import handle_torch_function, has_torch_function_unary, has_torch_function_variadic
 
-from .._core.arguments import TYPES, autocast_dtype, foreign, named, need_tensors, raised, real, whole
+from .._core.arguments import TYPES, any_autocast, autocast_dtype, foreign, in_dynamo, is_compiling, named, need_tensors, raised, real, whole
 from .._core.entry import front, kept
 from .._core.rules import Rule, adjoint, call, call_into, derived, gradients, in_front, mapped, tangents, wide
-from .._core.state import any_autocast, in_dynamo, is_compiling
 
 __all__ = ["softmax", "log_softmax", "cross_entropy"]
 

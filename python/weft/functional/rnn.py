@@ -12,10 +12,9 @@ from torch import Tensor
 from torch.overrides import handle_torch_function, has_torch_function
 
 from .._core import library as _library, settings as _settings
-from .._core.arguments import autocast_dtype, foreign, lowered, named, raised, whole
+from .._core.arguments import any_autocast, autocast_dtype, foreign, in_transform, is_compiling, lowered, named, raised, whole
 from .._core.rules import Rule, call, gradients, tangents
 from .._core.shapes import fake_of
-from .._core.state import any_autocast, in_transform, is_compiling
 
 __all__ = ["gru", "lstm", "rnn_relu", "rnn_tanh"]
 

@@ -10,9 +10,8 @@ import torch
 from torch import Tensor
 
 from .. import backends
-from .._core.arguments import Padding, Size, autocast_dtype, check_flags, check_ints, check_seconds, foreign, lowered
+from .._core.arguments import Padding, Size, autocast_dtype, check_flags, check_ints, check_seconds, foreign, in_transform, lowered
 from .._core.rules import call
-from .._core.state import in_transform
 from .._core.text import Bar, sizes
 from ..functional.conv import CONV, CONV_BACKWARD, WANT_BIAS, WANT_INPUT, WANT_WEIGHT, check_activation, check_tensors, geometry
 from .conv import Conv3d
