@@ -6,7 +6,7 @@
 
 #include "cpu/conv/gemm_view.h"
 
-enum { EVERY_BYTES = 1 << 20, EVERY_PIECES = 16, PLANE_BYTES = 3 << 20 }; /* of a copy; pieces of an image; of planes */
+enum { EVERY_BYTES = 8 << 20, EVERY_PIECES = 16, PLANE_BYTES = 3 << 20 }; /* of a copy; pieces of an image; of planes */
 
 VF_INLINE bool every_is(const weft_problem *p) { return p->attr[WEFT_PARTIAL_MASK] == 2; }
 VF_INLINE int64_t every_image(const weft_problem *p) { return p->c * p->in[0] * p->in[1] * p->in[2]; }
