@@ -9,6 +9,8 @@
  *            last-level cache
  * Traffic:   16 values for each tile and channel, written and read near the last-level cache; the sums twice a strip
  * Roofline:  32 * tiles * c * o flops at the multiply-add peak
+ *            Measured beside float_conv_bwd_weights_gemm on two Zen 4 cores: 1.8x for 768 to 256 channels of 32x32 and
+ *            for 1024 to 512 of 16x16, 1.4x for those of 8x8, 1.8x for 64 channels of 112x112
  * Accuracy:  as forward: relative to the largest of the gradient. Not strict
  * Try:       weft bench conv2d:bwd_weights:f32:nchw:n1c384h64w64:o128k3p1 */
 #include "cpu/conv/winograd.h"
