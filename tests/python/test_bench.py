@@ -447,6 +447,13 @@ def test_the_first_run_of_a_side_warms_up():
     assert _clock.medians({"a": lambda times: 7.0}, 2, seconds=0) == {"a": 7000.0}   # all the time there was
 
 
+def test_rounds_that_are_taken_whatever_the_time():
+    for least in (0, 2):
+        taken = []
+        _clock.medians({"a": lambda times, taken=taken: taken.append(times) or 1.0}, 5, seconds=0, least=least)
+        assert len(taken) == 1 + least
+
+
 def test_a_sample_is_what_the_run_took(monkeypatch):
     clock, cpu = FakeTime(0), _clock.Cpu()
     monkeypatch.setattr(_clock, "time", clock)

@@ -1,6 +1,8 @@
 """weft.backends.calibrate(): PyTorch's speed on this machine, measured once, kept in a file, used by every estimate."""
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 
@@ -35,7 +37,8 @@ def test_every_kind_is_measured_once(alone, tmp_path):
     count = weft.backends.calibrate()
     assert count == len(alone) > 100 and count % 2 == 0
     files = list(tmp_path.glob("torch-*.txt"))
-    assert len(files) == 1 and files[0].read_text().splitlines()[0] == _calibrate._HEADER
+    assert len(files) == 1 and not list(tmp_path.glob("tmp*")), "the file that it was written to first is gone"
+    assert files[0].read_text().splitlines()[0] == _calibrate._HEADER
     assert weft.backends.calibrate() == count == len(alone), "a second call reads the file"
     text = files[0].read_text()
     assert weft.backends.calibrate(again=True) == count and len(alone) == 2 * count and files[0].read_text() != text
@@ -77,6 +80,24 @@ def test_measurements_that_say_nothing_are_left_out(alone):
         assert not lib.weft_torch_learn(TINY.encode(), tiny, LARGE.encode(), large)
     assert not lib.weft_torch_learn(b"nonsense", 1e4, LARGE.encode(), 1e5) and lib.weft_torch_bare_ns(b"nonsense") < 0
     assert lib.weft_torch_estimate_ns(LARGE.encode()) == before
+
+
+def test_both_gradients_take_the_time_of_each(alone, monkeypatch):
+    """Tiny ones of the tiny, large ones of the large."""
+    told = []
+    monkeypatch.setattr(_calibrate, "_lib", SimpleNamespace(weft_torch_learn=lambda *args: told.append(args)))
+    lines = [(t.replace(":fwd:", f":{which}:"), ns) for which, times in (("bwd_data", (1.0, 20.0)), ("bwd_weights", (300.0, 4000.0)))
+             for t, ns in zip((TINY, LARGE), times)]
+    assert _calibrate._learn(lines) == 4 and len(told) == 3
+    assert told[-1] == (TINY.replace(":fwd:", ":bwd:").encode(), 301.0, LARGE.replace(":fwd:", ":bwd:").encode(), 4020.0)
+
+
+def test_measuring_again_forgets_what_was_measured_before(alone, monkeypatch):
+    """Also of kinds that there was no time for."""
+    before = lib.weft_torch_estimate_ns(TINY.encode())
+    assert lib.weft_torch_learn(TINY.encode(), 5e6, LARGE.encode(), 9e6) and lib.weft_torch_estimate_ns(TINY.encode()) != before
+    monkeypatch.setattr(_calibrate, "SECONDS", -1.0)
+    assert weft.backends.calibrate(again=True) == 0 and lib.weft_torch_estimate_ns(TINY.encode()) == before
 
 
 @pytest.mark.parametrize("text", ["", "another program", "{header}\nconv2d", "{header}\nconv2d:fwd:f32:nchw:n1c8h8w8:o8k3p1g8@cpu x"])

@@ -198,6 +198,9 @@ def test_out_apart_from_the_input(device):
     with pytest.raises(RuntimeError, match="out: shares memory with input"):
         W.conv2d(x, w, groups=4, padding=1, out=memory[5:149].view(1, 4, 6, 6))
     W.conv2d(x, w, groups=4, padding=1, out=memory[144:].view(1, 4, 6, 6))
+    gaps = memory.view(1, 4, 6, 12)[..., ::2]
+    with pytest.raises(RuntimeError, match="out: shares memory with input"):
+        W.conv2d(gaps, w, groups=4, padding=1, out=gaps)
 
 
 @pytest.mark.parametrize("dtype", [torch.complex64, torch.int64])

@@ -141,6 +141,7 @@ WRONG = {
     "share-high": (lambda p: p(net(), 1.5), ValueError, "sparsity: is 1.5, allowed: 0 to 1"),
     "share-low": (lambda p: p(net(), -0.1), ValueError, "sparsity: is -0.1, allowed: 0 to 1"),
     "share-nan": (lambda p: p(net(), float("nan")), ValueError, "sparsity: is nan, allowed: 0 to 1"),
+    "share-flag": (lambda p: p(net(), True), ValueError, "sparsity: is True, allowed: 0 to 1"),
     "share-kind": (lambda p: p(net(), "all"), ValueError, "sparsity: is 'all', allowed: 0 to 1"),
     "types": (lambda p: p(net(), 0.5, types=nn.Conv2d), TypeError, "types: is <class 'torch.nn.modules.conv.Conv2d'>, allowed: a sequence of classes"),
     "types-values": (lambda p: p(net(), 0.5, types=(3,)), TypeError, "types: is (3,), allowed: a sequence of classes of modules"),

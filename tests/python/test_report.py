@@ -2,12 +2,14 @@
 from __future__ import annotations
 
 import copy
+import sys
 
 import pytest
 import torch
 from torch import nn
 
 import weft
+from weft._bench import clock as _clock
 
 
 def net(device):
@@ -41,6 +43,17 @@ def test_a_layer_that_is_not_called_and_one_called_twice():
             return self.pool(self.pool(x))
     made = weft.report(Odd().eval(), {"x": torch.randn(1, 2, 8, 8)})
     assert [r.torch_ms is None for r in made.layers] == [False, True] and "not called" in str(made)
+
+
+def test_the_floor_of_a_layer(monkeypatch):
+    """Its tensors moved once or its products, whichever takes longer on the machine; an input without a batch is one image."""
+    monkeypatch.setattr(sys.modules["weft.report"], "SECONDS", 0.0)
+    conv = nn.Sequential(nn.Conv2d(8, 8, 3, groups=8)).eval()
+    for images, shape in ((1, (8, 8, 8)), (2, (2, 8, 8, 8))):
+        moved, flops = 4 * (images * 8 * (64 + 36) + 72 + 8), 2 * images * 72 * 36
+        for roof, floor in (((1.0, 1e30), moved), ((1e30, 1.0), flops)):
+            monkeypatch.setattr(_clock, "roof", lambda device, roof=roof: roof)
+            assert weft.report(conv, torch.randn(shape)).layers[0].floor_ms == floor
 
 
 def test_wrong():
