@@ -99,6 +99,7 @@ TEST(context_options) {
     o = good, o.engines = 16, refuses_options(o, "engines");
     o = good, o.threads = -1, refuses_options(o, "threads is -1");
     o = good, o.threads = 5000, refuses_options(o, "threads is 5000");
+    o = good, o.threads = 1025, refuses_options(o, "threads is 1025");
     o = good, o.mode = 9, refuses_options(o, "mode is 9");
     o = good, o.mode = -9, refuses_options(o, "mode is -9");
     o = good, o.measure_seconds = -1, refuses_options(o, "measure_seconds");
@@ -106,6 +107,21 @@ TEST(context_options) {
     o = good, o.alloc = some_alloc, refuses_options(o, "free is NULL");
     o = good, o.free = some_free, refuses_options(o, "alloc is NULL");
     o = good, o.isa = "sse9", refuses_options(o, "sse9|allowed: scalar");
+    o = good, o.lock_seconds = -1, refuses_options(o, "lock_seconds");
+    o = good, o.lock_seconds = (double)NAN, refuses_options(o, "lock_seconds");
+}
+
+/* What weft.h says that 0 stands for. */
+TEST(context_defaults) {
+    weft_ctx *ctx = NULL;
+    OK(weft_ctx_create(&ctx, NULL));
+    const weft_ctx_opts *o = weft__opts(ctx);
+    CHECK(o->engines == WEFT_ENGINE_ALL && o->mode == WEFT_MODE_ESTIMATE, "engines 0x%x, mode %d", o->engines, o->mode);
+    CHECK(o->measure_seconds == 2 && o->lock_seconds == 10, "%g s to measure, %g s for a lock", o->measure_seconds,
+          o->lock_seconds);
+    CHECK(o->workspace_limit == (size_t)64 << 20 && o->plan_cache == 1024, "%zu bytes of workspace, %zu plans",
+          o->workspace_limit, o->plan_cache);
+    weft_ctx_release(ctx);
 }
 
 static void with_variable(const char *name, const char *value, const char *words) {
@@ -166,6 +182,7 @@ TEST(context_calls) {
     FAILS(weft_ctx_set_parallel_for(NULL, NULL, NULL, 0), WEFT_ERR_INVALID, "ctx is NULL");
     FAILS(weft_ctx_set_parallel_for(ctx, no_pool, NULL, 0), WEFT_ERR_INVALID, "threads is 0");
     FAILS(weft_ctx_set_parallel_for(ctx, no_pool, NULL, 4096), WEFT_ERR_INVALID, "threads is 4096");
+    FAILS(weft_ctx_set_parallel_for(ctx, no_pool, NULL, 1025), WEFT_ERR_INVALID, "threads is 1025");
     FAILS(weft_ctx_describe(NULL, text, sizeof(text), NULL), WEFT_ERR_INVALID, "ctx is NULL");
     FAILS(weft_ctx_describe(ctx, NULL, 10, NULL), WEFT_ERR_INVALID, "text is NULL");
     FAILS(weft_ctx_describe(ctx, text, sizeof(text), &length), WEFT_ERR_INVALID, "capacity is 16");

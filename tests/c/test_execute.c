@@ -245,6 +245,24 @@ TEST(tensors_that_interleave) {
     close_run(&r);
 }
 
+/* The other way round: a dense input in which the first or the last elements of a strided output lie. */
+TEST(a_strided_output_and_a_dense_input) {
+    enum { SRC = 768 * 4, DST = 1532 * 4 };
+    run r = open_run("conv2d:fwd:f32:nhwc,dst=[1536.1.128.8]/16:n1c4h12w16:o4k3p1g4", NULL);
+    char *room = aligned(DST + SRC + DST);
+    r.args.ptr[WEFT_ROLE_SRC] = room + DST;
+    static const int64_t apart[] = {SRC, -DST, SRC - 16, 16 - DST};
+    for (size_t i = 0; i < WEFT__COUNT(apart); i++) {
+        r.args.ptr[WEFT_ROLE_DST] = room + DST + apart[i];
+        if (i < 2)
+            OK(execute(&r));
+        else
+            FAILS(execute(&r), WEFT_ERR_INVALID, "src and dst overlap");
+    }
+    free(room);
+    close_run(&r);
+}
+
 /* ---------------------------------------------------------------- packed weights */
 static const char packs[] = "dwconv_fwd_nhwc";
 
@@ -353,6 +371,54 @@ TEST(packed_weights_need_less) {
     args.packed = NULL;
     FAILS(weft_execute(plan, &args, memory, SCRATCH + PACKED, NULL), WEFT_ERR_INVALID, "weights");
     CHECK(packed_runs == 2, "%d runs", packed_runs);
+    weft_plan_release(plan);
+    weft_ctx_release(ctx);
+}
+
+/* Weights of other strides, and those of another pass, are packed in another way. */
+TEST(the_id_tells_strides_and_passes_apart) {
+    static const weft__kernel kernel = {.name = "fake", .op = WEFT_OP_CONV, .engine = WEFT_ENGINE_CPU};
+    static const char *const texts[] = {"conv2d:fwd:f32:nchw:n1c4h12w20:o4k3p1",
+                                        "conv2d:bwd_data:f32:nchw:n1c4h12w20:o4k3p1",
+                                        "conv2d:fwd:f32:nchw,weights=[72.18.6.2]:n1c4h12w20:o4k3p1"};
+    enum { COUNT = sizeof(texts) / sizeof(texts[0]) };
+    weft_ctx *ctx = test_context(1);
+    weft__choice c = {.kernel = &kernel, .d = {.packed = PACKED}, .why = "pinned"};
+    uint64_t id[COUNT];
+    for (int i = 0; i < COUNT; i++) {
+        weft_problem p = test_problem(texts[i]);
+        weft__hw hw;
+        weft_plan *plan;
+        OK(weft__ctx_hw(ctx, &p, &hw));
+        OK(weft__plan_build(&plan, ctx, &p, &hw, &c));
+        id[i] = weft_plan_packed_id(plan);
+        weft_plan_release(plan);
+    }
+    CHECK(id[0] != id[1], "the same id for another pass");
+    CHECK(id[0] != id[2], "the same id for other strides");
+    weft_ctx_release(ctx);
+}
+
+/* A kernel that does not pack reads the weights themselves, whatever stands beside them. */
+TEST(packed_weights_nobody_asked_for) {
+    run r = open_run(usual, "conv_ref");
+    r.args.packed = r.args.ptr[WEFT_ROLE_WEIGHTS];
+    OK(execute(&r));
+    r.args.ptr[WEFT_ROLE_WEIGHTS] = NULL;
+    FAILS(execute(&r), WEFT_ERR_INVALID, "weights|NULL");
+    close_run(&r);
+}
+
+TEST(an_empty_problem_needs_no_workspace) {
+    static const weft__kernel kernel = {.name = "fake", .op = WEFT_OP_CONV, .engine = WEFT_ENGINE_CPU};
+    weft_ctx *ctx = test_context(1);
+    weft_problem p = test_problem("conv2d:fwd:f32:nchw:n0c4h12w20:o4k3p1g4");
+    weft__choice c = {.kernel = &kernel, .d = {.workspace = SCRATCH, .packed = PACKED}, .why = "pinned"};
+    weft__hw hw;
+    weft_plan *plan;
+    OK(weft__ctx_hw(ctx, &p, &hw));
+    OK(weft__plan_build(&plan, ctx, &p, &hw, &c));
+    CHECK(weft_plan_workspace_bytes(plan) == 0, "%zu bytes", weft_plan_workspace_bytes(plan));
     weft_plan_release(plan);
     weft_ctx_release(ctx);
 }

@@ -221,6 +221,10 @@ TEST(two_instruction_sets_of_a_design_are_measured) {
     CHECK(n == 4, "%zu candidates", n);
     for (size_t i = 0; i < n && i < 4; i++)
         CHECK(strcmp(list[i].kernel->name, want[i]) == 0, "candidate %zu is %s", i, list[i].kernel->name);
+    static const weft__kernel host = {.name = "a", .engine = WEFT_ENGINE_EXTERNAL}; /* of the same name by chance */
+    n = weft__add_candidate(list, 0, &(weft__choice){.kernel = &host, .d.ns = 60});
+    for (int i = 0; i < 2; i++) n = weft__add_candidate(list, n, &all[i]);
+    CHECK(n == 3 && list[2].kernel == &host, "%zu candidates, the host's code taken for an instruction set", n);
 }
 
 TEST(a_full_list_keeps_the_least_estimates) {

@@ -509,6 +509,18 @@ static const char *fake_plan(const weft_problem *p, const weft__hw *hw, int vari
     return NULL;
 }
 
+/* Nothing can be measured of an empty problem, so a plan that was made without is as good. */
+TEST(an_empty_problem_is_planned_once) {
+    weft_ctx *ctx = test_context(1);
+    weft_plan_opts opts = WEFT_PLAN_OPTS_INIT;
+    weft_plan *first = plan_of(ctx, "conv2d:fwd:f32:nchw:n0c4h12w20:o4k3p1g4", NULL);
+    opts.mode = WEFT_MODE_MEASURE;
+    weft_plan *again = plan_of(ctx, "conv2d:fwd:f32:nchw:n0c4h12w20:o4k3p1g4", &opts);
+    CHECK(again == first, "planned again to be measured");
+    weft_plan_release(first), weft_plan_release(again);
+    weft_ctx_release(ctx);
+}
+
 /* Scratch and packed weights come in whole cache lines, so that the one may lie behind the other. */
 TEST(bytes_are_rounded_up) {
     static const weft__kernel kernel = {

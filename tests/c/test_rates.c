@@ -1,5 +1,6 @@
 /* Calibrated rates: measured a few times, kept in the cache directory, not used where they must not be. */
 #include <dirent.h>
+#include <math.h>
 #include <unistd.h>
 
 #include "test.h"
@@ -134,6 +135,38 @@ TEST(each_number_of_threads_has_its_rates) {
     }
     CHECK(gbs[0] == two.gbs && gbs[1] > 1.9 * gbs[0], "%g GB/s with 2 threads, %g with 3", gbs[0], gbs[1]);
     end_fake(real);
+}
+
+/* A context that is limited to an older instruction set has rates of its own. */
+TEST(each_instruction_set_has_its_rates) {
+    const weft__rate_clocks real = begin_fake();
+    weft_ctx_opts opts = WEFT_CTX_OPTS_INIT;
+    weft__hw hw[2];
+    opts.threads = 5, opts.cache_dir = "";
+    for (int i = 0; i < 2; i++) {
+        weft_ctx *ctx = NULL;
+        opts.isa = i ? "scalar" : NULL;
+        OK(weft_ctx_create(&ctx, &opts));
+        hw[i] = hw_of(ctx);
+        tick = i ? 1000000 : 2000000;
+        weft__rates(ctx, &hw[i]);
+        weft_ctx_release(ctx);
+    }
+    end_fake(real);
+    if (hw[0].isa == hw[1].isa) SKIP("the machine has only scalar instructions");
+    CHECK(hw[1].gbs > 1.9 * hw[0].gbs, "%g GB/s of all instructions, %g of scalar ones", hw[0].gbs, hw[1].gbs);
+}
+
+/* One thread does not have the bandwidth of all cores, also where nothing was measured. */
+TEST(nominal_bandwidth_is_that_of_the_threads) {
+    weft_ctx *one = context_at("", 1);
+    const int cores = hw_of(one).cores;
+    weft_ctx *all = context_at("", cores), *more = context_at("", WEFT__MIN(2 * cores, 1024));
+    CHECK(fabs(hw_of(one).gbs * cores - hw_of(all).gbs) < 1e-9 * hw_of(all).gbs, "%g GB/s of one thread, %g of %d",
+          hw_of(one).gbs, hw_of(all).gbs, cores);
+    CHECK(hw_of(more).gbs == hw_of(all).gbs, "more threads than cores have %g GB/s, not %g", hw_of(more).gbs,
+          hw_of(all).gbs);
+    weft_ctx_release(one), weft_ctx_release(all), weft_ctx_release(more);
 }
 
 TEST(nominal_where_asked_for) {

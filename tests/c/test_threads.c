@@ -1,5 +1,6 @@
 /* The pool behind parallel_for: every slot once, nested and concurrent calls, a lent pool, fork. */
 #include <pthread.h>
+#include <signal.h>
 #include <stdatomic.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -46,6 +47,37 @@ TEST(the_pool_rests_and_wakes) {
         CHECK(each_once(&t, 50, 1), "round %d", round);
     }
     weft_ctx_release(ctx);
+}
+
+typedef struct masks {
+    pthread_t caller;
+    _Atomic int inside, workers, open; /* slots begun; those of workers; of these, where a signal could arrive */
+} masks;
+
+/* Neither of the two slots ends before both have begun, so one of them is a worker's. */
+static void look_at_mask(void *arg, int64_t slot) {
+    masks *m = arg;
+    sigset_t set;
+    (void)slot;
+    pthread_sigmask(SIG_BLOCK, NULL, &set);
+    if (!pthread_equal(pthread_self(), m->caller)) {
+        atomic_fetch_add(&m->workers, 1);
+        atomic_fetch_add(&m->open, !sigismember(&set, SIGUSR1) || !sigismember(&set, SIGINT));
+    }
+    atomic_fetch_add(&m->inside, 1);
+    for (int i = 0; i < 10000 && atomic_load(&m->inside) < 2; i++) usleep(1000);
+}
+
+TEST(signals_are_left_to_the_application) {
+    weft_ctx *ctx = test_context(2);
+    masks m = {.caller = pthread_self()};
+    sigset_t set;
+    weft__parallel(ctx, 2, look_at_mask, &m);
+    pthread_sigmask(SIG_BLOCK, NULL, &set);
+    weft_ctx_release(ctx);
+    if (!atomic_load(&m.workers)) SKIP("no worker could be started");
+    CHECK(!atomic_load(&m.open), "a worker takes signals");
+    CHECK(!sigismember(&set, SIGUSR1) && !sigismember(&set, SIGINT), "the caller's signals stay blocked");
 }
 
 static void nest(void *arg, int64_t slot) {
@@ -127,6 +159,7 @@ TEST(a_lent_pool_is_used) {
     CHECK(l.calls > 0 && l.slots > 1, "%d calls, %lld slots", l.calls, (long long)l.slots);
     CHECK(memcmp(own, lent, sizeof(own)) == 0, "other bits from a lent pool");
     OK(weft_ctx_set_parallel_for(ctx, NULL, NULL, 0));
+    CHECK(weft__ctx_threads(ctx) == 2, "%d threads after the lent pool was taken back", weft__ctx_threads(ctx));
     int calls = l.calls;
     execute(ctx, work, lent, OUTPUTS);
     CHECK(l.calls == calls, "the lent pool is used after it was taken back");

@@ -158,7 +158,7 @@ TEST(the_fastest_entry_wins) {
 
 TEST(a_newer_entry_replaces) {
     weft_ctx *ctx = test_context(2);
-    learn(ctx, here(ctx), 2, small, "conv_ref", 1, 50, 0);
+    learn(ctx, here(ctx), 2, small, "conv_ref", 7, 50, 0); /* of another version of the kernel */
     learn(ctx, here(ctx), 2, small, "conv_ref", 1, 70, 128);
     CHECK(weft_wisdom_count(ctx) == 1, "%zu entries", weft_wisdom_count(ctx));
     char text[4096];
@@ -188,6 +188,9 @@ TEST(bad_lines_are_counted) {
                                       "cpu:a:avx2 0.1.0 t2 P k v1 x 0",
                                       "cpu:a:avx2 0.1.0 t2 P k v1 5 0 more",
                                       "cpu:a:avx2 0.1.0 t-2 P k v1 5 0",
+                                      "cpu:a:avx2 0.1.0 t4294967298 P k v1 5 0",
+                                      "cpu:a:avx2 0.1.0 t2 P k v4294967297 5 0",
+                                      "cpu:a:avx2 0.1.0 t2 P k v1 9223372036854775808 0",
                                       "cpu:a:avx2 0.1.0 t2 P k v1 nan 0",
                                       "cpu:a:avx2 0.1.0 t2 conv2d:fwd:f32:nchw:n1c4h12w20:o4k3x3p1g4 k v1 5 0"};
     weft_ctx *ctx = test_context(1);

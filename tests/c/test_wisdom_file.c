@@ -207,6 +207,11 @@ TEST(what_is_not_wisdom_is_left_alone) {
         OK(weft_wisdom_save(ctx, path_of("bad"), NULL));
         CHECK(strstr(content("bad"), "cpu:one:avx2"), "%s", content("bad"));
     }
+    char line[512]; /* entries without the header, such as a user's own selection of lines */
+    snprintf(line, sizeof(line), "cpu:two:avx2 %s t1 %s conv_ref v1 60 0\n", WEFT_VERSION, small);
+    put("bad", line);
+    OK(weft_wisdom_save(ctx, path_of("bad"), NULL));
+    CHECK(strstr(content("bad"), "cpu:one:avx2") && strstr(content("bad"), line), "%s", content("bad"));
     weft_ctx_release(ctx);
 }
 
@@ -246,8 +251,15 @@ TEST(temporary_files) {
     CHECK(symlink(path_of("victim"), path_of(guess)) == 0, "symlink");
     put("kept.0123456789abcdef.weft-tmp", "half a");
     put("kept.backup.tmp", "mine");
+    static const char *const others[] = {"kept-0123456789abcdef.weft-tmp", "other.0123456789abcdef.weft-tmp",
+                                         "kept.0123456789abcde.weft-tmp", "kept.0123456789abcdef.weft-tmp2"};
+    for (size_t i = 0; i < WEFT__COUNT(others); i++) put(others[i], "of another file");
     OK(weft_wisdom_save(ctx, path_of("kept"), NULL));
     CHECK(strcmp(content("victim"), "precious") == 0, "written through a link: %s", content("victim"));
+    for (size_t i = 0; i < WEFT__COUNT(others); i++) {
+        CHECK(strcmp(content(others[i]), "of another file") == 0, "%s is gone", others[i]);
+        remove(path_of(others[i]));
+    }
     CHECK(files_with("weft-tmp") == 0 && strcmp(content("kept.backup.tmp"), "mine") == 0, "%d left",
           files_with("weft-tmp"));
     remove(path_of(guess)), remove(path_of("kept.backup.tmp"));
