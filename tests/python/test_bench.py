@@ -118,6 +118,13 @@ def test_asking_about_a_problem_changes_no_plan():
     assert kernel(12) == unasked == _twin.build("conv3d:fwd:f32:ncdhw:n1c8d13h13w13:o8k3g8").kernel
 
 
+def test_another_pass_of_a_problem():
+    """It keeps the math; what adds to a gradient goes where the pass has none."""
+    sizes = "f32:nchw:n1c8h8w8:o8k3p1g8"
+    assert _library.problem(f"conv2d:fwd:{sizes}:strict@cpu", "bwd_data")["text"] == f"conv2d:bwd_data:{sizes}:strict@cpu"
+    assert _library.problem(f"conv2d:bwd_weights:{sizes}:acc1_1:strict@cpu", "fwd")["text"] == f"conv2d:fwd:{sizes}:strict@cpu"
+
+
 def test_sparse_twin_is_dense():
     twin = _twin.build("sparse_conv2d:train:f32:nchw:n1c4h6w6:o4k3p1nnz20")
     assert twin.weft()[2].shape == (20,) and twin.peer()[2].shape == (4, 4, 3, 3) and "dense" in twin.note

@@ -203,6 +203,13 @@ def test_out_apart_from_the_input(device):
         W.conv2d(gaps, w, groups=4, padding=1, out=gaps)
 
 
+def test_one_channel_of_one_column_is_channels_first(device):
+    """Its strides are those of either format."""
+    x, w = torch.randn(6, device=device).as_strided((2, 1, 3, 1), (3, 1, 1, 1)), torch.randn(4, 1, 1, 1, device=device)
+    with weft.backends.flags(delegate=False):
+        assert W.conv2d(x, w).stride() == (12, 3, 1, 1)
+
+
 @pytest.mark.parametrize("dtype", [torch.complex64, torch.int64])
 def test_types_left_to_torch(dtype):
     x, w = torch.arange(50).view(1, 2, 5, 5).to(dtype), torch.arange(18).view(1, 2, 3, 3).to(dtype)

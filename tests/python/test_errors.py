@@ -25,6 +25,8 @@ WRONG = {
     "bias-kind": (lambda: W.conv2d(x(), x(*w4), 3.0, groups=4), TypeError, "bias is float, allowed: Tensor or None"),
     "input-int": (lambda: torch.ops.weft.conv(x().long(), x(*w4).long(), None, [1, 1], [1] * 4, [1, 1], 4, "", 0.0, 0.0), RuntimeError,
                   "input: is int64, allowed: float32"),
+    "padding-high": (lambda: torch.ops.weft.conv(x(), x(*w4), None, [1, 1], [0, -1, 0, 0], [1, 1], 4, "", 0.0, 0.0), RuntimeError,
+                     "padding: is -1 along spatial axis 0, allowed: 0 to 2^20"),
     "out-kind": (lambda: W.conv2d(x(), x(*w4), groups=4, out=3), TypeError, "out: is int, allowed: Tensor or None"),
     "out-shape": (lambda: W.conv2d(x(), x(*w4), groups=4, padding=1, out=x(1, 4, 5, 5)), RuntimeError, "out: has the shape [1, 4, 5, 5], allowed: the shape of the result"),
     "out-type": (lambda: W.conv2d(x(), x(*w4), groups=4, padding=1, out=x().double()), RuntimeError, "out: is float64, allowed: the type of the result, float32"),
