@@ -4,7 +4,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from contextlib import nullcontext
-from html import escape
 from pathlib import Path
 from typing import Any, NamedTuple, Optional, Union
 
@@ -13,7 +12,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten
 
 from . import _enable, backends
-from ._bench import clock as _clock, report as _page
+from ._bench import clock as _clock
 from ._core import text as _text
 from .convert import convert
 
@@ -87,6 +86,8 @@ class NetReport:
 
     def html(self) -> str:
         """The same as a page of its own, in the style of the demo's."""
+        from html import escape
+        from ._bench import report as _page
 
         def body(table: list[tuple[str, ...]]) -> str:
             head, *rows = table
