@@ -217,6 +217,23 @@ TEST(which_tensors_may_be_one) {
     }
 }
 
+/* src and dst of so many bytes, one strided and one dense, next to each other, and sharing 16 bytes. */
+static void check_apart(const char *text, int64_t src, int64_t dst) {
+    run r = open_run(text, NULL);
+    char *room = aligned(dst + src + dst);
+    const int64_t apart[] = {src, -dst, src - 16, 16 - dst};
+    r.args.ptr[WEFT_ROLE_SRC] = room + dst;
+    for (size_t i = 0; i < WEFT__COUNT(apart); i++) {
+        r.args.ptr[WEFT_ROLE_DST] = room + dst + apart[i];
+        if (i < 2)
+            OK(execute(&r));
+        else
+            FAILS(execute(&r), WEFT_ERR_INVALID, "src and dst overlap");
+    }
+    free(room);
+    close_run(&r);
+}
+
 /* Two halves of the channels of one channels-last tensor: they interleave and share nothing. */
 TEST(tensors_that_interleave) {
     run r = open_run("conv2d:fwd:f32:nhwc,src=[1536.1.128.8]/16,dst=[1536.1.128.8]/16:n1c4h12w16:o4k3p1g4", NULL);
@@ -229,38 +246,12 @@ TEST(tensors_that_interleave) {
     close_run(&r);
     free(room);
     /* a strided input, of which only the last elements, or the first, lie in a dense output */
-    enum { SRC = 1532 * 4, DST = 768 * 4 };
-    r = open_run("conv2d:fwd:f32:nhwc,src=[1536.1.128.8]/16:n1c4h12w16:o4k3p1g4", NULL);
-    room = aligned(DST + SRC + DST);
-    r.args.ptr[WEFT_ROLE_SRC] = room + DST;
-    static const int64_t apart[] = {SRC, -DST, SRC - 16, 16 - DST};
-    for (size_t i = 0; i < WEFT__COUNT(apart); i++) {
-        r.args.ptr[WEFT_ROLE_DST] = room + DST + apart[i];
-        if (i < 2)
-            OK(execute(&r));
-        else
-            FAILS(execute(&r), WEFT_ERR_INVALID, "src and dst overlap");
-    }
-    free(room);
-    close_run(&r);
+    check_apart("conv2d:fwd:f32:nhwc,src=[1536.1.128.8]/16:n1c4h12w16:o4k3p1g4", 1532 * 4, 768 * 4);
 }
 
 /* The other way round: a dense input in which the first or the last elements of a strided output lie. */
 TEST(a_strided_output_and_a_dense_input) {
-    enum { SRC = 768 * 4, DST = 1532 * 4 };
-    run r = open_run("conv2d:fwd:f32:nhwc,dst=[1536.1.128.8]/16:n1c4h12w16:o4k3p1g4", NULL);
-    char *room = aligned(DST + SRC + DST);
-    r.args.ptr[WEFT_ROLE_SRC] = room + DST;
-    static const int64_t apart[] = {SRC, -DST, SRC - 16, 16 - DST};
-    for (size_t i = 0; i < WEFT__COUNT(apart); i++) {
-        r.args.ptr[WEFT_ROLE_DST] = room + DST + apart[i];
-        if (i < 2)
-            OK(execute(&r));
-        else
-            FAILS(execute(&r), WEFT_ERR_INVALID, "src and dst overlap");
-    }
-    free(room);
-    close_run(&r);
+    check_apart("conv2d:fwd:f32:nhwc,dst=[1536.1.128.8]/16:n1c4h12w16:o4k3p1g4", 768 * 4, 1532 * 4);
 }
 
 /* ---------------------------------------------------------------- packed weights */

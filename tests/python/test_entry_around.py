@@ -44,32 +44,26 @@ def test_subclass(name):
     assert type(y) is Marked and torch.equal(y.as_subclass(torch.Tensor), want)
 
 
+class CountsFunctions(TorchFunctionMode):
+    seen = 0
+
+    def __torch_function__(self, function, types, args=(), kwargs=None):
+        self.seen += 1
+        return function(*args, **(kwargs or {}))
+
+
+class CountsOperators(TorchDispatchMode):
+    seen = 0
+    __torch_dispatch__ = CountsFunctions.__torch_function__
+
+
 @some
-def test_function_mode(name):
-    class Counts(TorchFunctionMode):
-        seen = 0
-
-        def __torch_function__(self, function, types, args=(), kwargs=None):
-            self.seen += 1
-            return function(*args, **(kwargs or {}))
+@pytest.mark.parametrize("mode", [CountsFunctions, CountsOperators])
+def test_modes(name, mode):
     call, x, w, want = warm(name)
-    with Counts() as mode:
+    with mode() as counts:
         torch.testing.assert_close(call(x, w), want)
-    assert mode.seen
-
-
-@some
-def test_dispatch_mode(name):
-    class Counts(TorchDispatchMode):
-        seen = 0
-
-        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-            self.seen += 1
-            return function(*args, **(kwargs or {}))
-    call, x, w, want = warm(name)
-    with Counts() as mode:
-        torch.testing.assert_close(call(x, w), want)
-    assert mode.seen
+    assert counts.seen
 
 
 @some

@@ -13,15 +13,14 @@
  *            for 1024 to 512 of 16x16, 1.4x for those of 8x8, 1.8x for 64 channels of 112x112
  * Accuracy:  as forward: relative to the largest of the gradient. Not strict
  * Try:       weft bench conv2d:bwd_weights:f32:nchw:n1c384h64w64:o128k3p1 */
+#include "cpu/conv/gemm_bias.h"
 #include "cpu/conv/winograd.h"
-
-extern WEFT__KERNEL(conv_gemm_bwd_weights);
 
 enum { POINTS = WINOGRAD_POINTS, STRIP_BYTES = 17 << 20, PART_BYTES = 6 << 20, MOST_BYTES = 24 << 20 };
 enum { SLOTS = 32, PRODUCTS = 64, ROWS = 48 }; /* slots of transforms and of products; channels of a product */
 
 typedef struct params {
-    _Alignas(16) unsigned char bias[GEMM_WEIGHTS_PARAMS]; /* of the kernel that sums the bias */
+    gemm_bias bias;
 } params;
 _Static_assert(sizeof(params) <= GEMM_PARAMS, "the kernels that use this one keep its parameters");
 
@@ -230,12 +229,7 @@ static void out_slot(void *arg, int64_t slot) {
 /* ---------------------------------------------------------------- the driver */
 weft_status WEFT__ISA_NAME(weft__winograd_weights)(const weft__exec *e, const gemm_factors *factors) {
     const params *d = e->params;
-    if (weft__tensor(e->p, WEFT_ROLE_DIFF_BIAS)) {
-        weft_problem h = *e->p;
-        weft__exec call = *e;
-        h.pass = WEFT_PASS_BWD_BIAS, call.p = &h, call.params = d->bias;
-        WEFT__TRY(WEFT__ISA_NAME(weft__gemm_weights)(&call, factors));
-    }
+    WEFT__TRY(gemm_bias_run(e, &d->bias, factors));
     job q = {.s = shape_of(e->p), .factors = factors, .src = e->ptr[WEFT_ROLE_SRC]};
     const shape *s = &q.s;
     q.diff_dst = e->ptr[WEFT_ROLE_DIFF_DST], q.diff_weights = e->ptr[WEFT_ROLE_DIFF_WEIGHTS];
@@ -271,13 +265,8 @@ static const char *plan(const weft_problem *p, const weft__hw *hw, int variant, 
     if (reason) return reason;
     params *d = WEFT__PARAMS(params, out);
     weft__decision bias = {0};
-    if (weft__tensor(p, WEFT_ROLE_DIFF_BIAS)) {
-        weft_problem h = *p;
-        h.pass = WEFT_PASS_BWD_BIAS;
-        reason = WEFT__RECORD(conv_gemm_bwd_weights).plan(&h, hw, variant, &bias);
-        if (reason) return reason;
-        memcpy(d->bias, bias.params, GEMM_WEIGHTS_PARAMS);
-    }
+    reason = gemm_bias_plan(p, hw, variant, &bias, &d->bias);
+    if (reason) return reason;
     const shape s = shape_of(p);
     const double tiles = (double)(s.rows * s.across), lanes = (double)(s.rows * cpu_round_up(s.across, VF_LANES));
     const double outs = (double)(s.vectors * VF_LANES), c = (double)s.c, strips = (double)strips_of(&s);

@@ -12,12 +12,12 @@
 #define FFT_T 32
 #include "cpu/fft/conv_fft.h"
 
-extern WEFT__KERNEL(conv_gemm_bwd_weights);
+#include "cpu/conv/gemm_bias.h"
 
 enum { STRIP_BYTES = 14 << 20, PART_BYTES = 10 << 20 };
 
 typedef struct params {
-    _Alignas(16) unsigned char bias[GEMM_WEIGHTS_PARAMS]; /* of the kernel that sums the bias */
+    gemm_bias bias;
 } params;
 
 typedef struct job {
@@ -94,12 +94,7 @@ static void out_slot(void *arg, int64_t slot) {
 /* ---------------------------------------------------------------- the driver */
 weft_status WEFT__ISA_NAME(weft__fft_weights)(const weft__exec *e, const gemm_factors *factors) {
     const params *d = e->params;
-    if (weft__tensor(e->p, WEFT_ROLE_DIFF_BIAS)) {
-        weft_problem h = *e->p;
-        weft__exec call = *e;
-        h.pass = WEFT_PASS_BWD_BIAS, call.p = &h, call.params = d->bias;
-        WEFT__TRY(WEFT__ISA_NAME(weft__gemm_weights)(&call, factors));
-    }
+    WEFT__TRY(gemm_bias_run(e, &d->bias, factors));
     job q = {.s = fft_shape_of(e->p, STRIP_BYTES, part_of(e->p)), .diff_weights = e->ptr[WEFT_ROLE_DIFF_WEIGHTS]};
     const fft_shape *s = &q.s;
     q.src = (fft_image){e->ptr[WEFT_ROLE_SRC], s->groups, s->ic, s->ib, s->ih, s->iw, 0, factors->in};
@@ -129,13 +124,8 @@ static const char *plan(const weft_problem *p, const weft__hw *hw, int variant, 
     if (p->n == 0 || p->out[1] == 0 || p->out[2] == 0) return "no positions";
     params *d = WEFT__PARAMS(params, out);
     weft__decision bias = {0};
-    if (weft__tensor(p, WEFT_ROLE_DIFF_BIAS)) {
-        weft_problem h = *p;
-        h.pass = WEFT_PASS_BWD_BIAS;
-        reason = WEFT__RECORD(conv_gemm_bwd_weights).plan(&h, hw, variant, &bias);
-        if (reason) return reason;
-        memcpy(d->bias, bias.params, GEMM_WEIGHTS_PARAMS);
-    }
+    reason = gemm_bias_plan(p, hw, variant, &bias, &d->bias);
+    if (reason) return reason;
     const fft_shape s = fft_shape_of(p, STRIP_BYTES, part_of(p));
     const double parts = (double)cpu_ceil(s.oc, s.ob * VF_LANES), g = (double)s.groups, tiles = (double)s.tiles;
     const double product = 8.0 * FFT_F * tiles * g * (double)(s.ic * s.ob) * VF_LANES;
