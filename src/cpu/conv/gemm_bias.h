@@ -1,5 +1,5 @@
-/* The bias gradient of weight gradients that are not a matrix product: that of the matrix product's kernel sums it, with
- * parameters that theirs hold. */
+/* The bias gradient of weight gradients that are not a matrix product: the kernel of the matrix product sums it, with
+ * the parameters that theirs hold. */
 #ifndef WEFT_CPU_CONV_GEMM_BIAS_H
 #define WEFT_CPU_CONV_GEMM_BIAS_H
 #include "cpu/conv/gemm_view.h"
