@@ -11,6 +11,7 @@ import torch.nn.functional as F
 import weft
 from cases import DTYPES, close
 from causal import data, exact, parameters
+from weft._core import entry as _entry
 from weft.causal_conv1d import (causal_conv1d_fn, causal_conv1d_ref, causal_conv1d_update, causal_conv1d_update_ref,
                                 causal_conv1d_varlen_states, causal_conv1d_varlen_states_ref)
 
@@ -73,6 +74,9 @@ def test_a_state_of_inference_mode_stays_there(device):
     with torch.inference_mode():
         state = torch.zeros(1, 4, 3, device=device)
         causal_conv1d_update(torch.ones(1, 4, device=device), state, torch.ones(4, 4, device=device))
+        if _entry.available:   # without the dispatcher, as elsewhere
+            arguments = torch.ones(1, 4, device=device), state.clone(), torch.ones(4, 4, device=device), None, None, None, False
+            assert _entry.update(*arguments) is not NotImplemented
     with pytest.raises(RuntimeError, match="nference"):
         causal_conv1d_update(torch.ones(1, 4, device=device), state, torch.ones(4, 4, device=device))
     assert state[0, :, -1].tolist() == [1.0] * 4 and state[0, :, 0].tolist() == [0.0] * 4

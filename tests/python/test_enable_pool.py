@@ -249,6 +249,14 @@ def test_each_operator_has_its_switch():
         assert taken() == 1
 
 
+def test_an_image_without_a_batch_is_taken():
+    x = torch.randn(4, 16, 16)
+    with weft.backends.flags(delegate=False), weft.enabled():
+        _enable.seen(forget=True)
+        F.max_pool2d(x, 2), F.avg_pool2d(x, 2), F.adaptive_avg_pool2d(x, 3)
+    assert taken() == 3
+
+
 def test_bypass_and_pin():
     x = torch.randn(1, 4, 16, 16)
     with weft.backends.flags(delegate=False), weft.enabled():

@@ -249,6 +249,19 @@ def test_an_error_of_pytorch_comes_through():
             assert [s.kernel == "torch" for s in _enable.seen()] == [False]
 
 
+@pytest.mark.parametrize("grad", [False, True], ids=["no_grad", "grad"])
+@pytest.mark.parametrize("name", ["conv3d", "conv_transpose3d"])
+def test_a_volume_keeps_its_format(name, grad):
+    """PyTorch's own convolution of such a volume is channels-first; torch.compile is told of the operator's format."""
+    x, w = channels_last(torch.randn(2, 4, 5, 5, 5, dtype=torch.float64)).requires_grad_(grad), torch.randn(4, 4, 3, 3, 3, dtype=torch.float64)
+    want = getattr(F, name)(x, w)
+    assert want.is_contiguous()
+    for _ in range(3):
+        y = getattr(W, name)(x, w)
+        torch.testing.assert_close(y, want)
+        assert y.is_contiguous(memory_format=torch.channels_last_3d)
+
+
 @pytest.mark.parametrize("settings", [dict(delegate=False), dict(math="strict"), dict(verbose="error")])
 def test_settings_close_it(device, settings):
     x, w = data(device, 1, C, 8, 8), data(device, C, C, 3, 3)

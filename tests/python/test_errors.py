@@ -56,6 +56,10 @@ WRONG = {
     "padding-same-stride": (lambda: W.conv2d(x(), x(*w4), groups=4, padding="same", stride=2), RuntimeError, "'same' with stride (2, 2)"),
     "window": (lambda: W.conv2d(x(2, 4, 2, 6), x(*w4), groups=4), RuntimeError, "input: spatial axis 0 has 2 elements, too few for kernel 3"),
     "empty-kernel": (lambda: W.conv2d(x(), x(4, 1, 0, 3), groups=4), RuntimeError, "kernel 0"),
+    "no-rows": (lambda: W.conv2d(x(2, 4, 6, 0), x(*w4), groups=4, padding=2), RuntimeError, "input: spatial axis 1 has 0 elements, allowed: 1 or more"),
+    "no-room": (lambda: W.ncrelu(x(1, 1).expand(2**30, 2**14)), RuntimeError, "PyTorch could not allocate 35184372088832 elements of float32 on cpu: "),
+    "states-huge": (lambda: weft.nn.LSTM(1, 64)(x(1, 1, 1).expand(2**24, 2**30, 1), (x(1, 1, 64).expand(1, 2**30, 64),) * 2), RuntimeError,
+                    "input: its states or weights have more than 2^58 elements"),
     "act": (lambda: W.conv2d(x(), x(*w4), groups=4, act="gelu"), ValueError, "act: is 'gelu', allowed: None, 'relu' or 'clip'"),
     "clip": (lambda: W.conv2d(x(), x(*w4), groups=4, act="clip", clip=(2, 1)), ValueError, "clip: is (2, 1)"),
     "device": (lambda: W.conv2d(x(), x(*w4, device="meta"), groups=4), RuntimeError, "weight: is on meta, allowed: the device of input, cpu"),
@@ -86,6 +90,14 @@ OPERATOR = {
     "act": (lambda: torch.ops.weft.conv(x(), x(*w4), None, [1, 1], [1] * 4, [1, 1], 4, "tanh", 0.0, 0.0), "act: is 'tanh'"),
     "act-long": (lambda: torch.ops.weft.conv(x(), x(*w4), None, [1, 1], [1] * 4, [1, 1], 4, "a" * 40, 0.0, 0.0), "is too long"),
     "clip": (lambda: torch.ops.weft.conv(x(), x(*w4), None, [1, 1], [1] * 4, [1, 1], 4, "clip", 2.0, 1.0), "lo: is 2 with hi 1, allowed: a low bound not above the high one"),
+    "input-rank": (lambda: torch.ops.weft.conv(x(2, 4), x(*w4), None, [1, 1], [1] * 4, [1, 1], 4, "", 0.0, 0.0),
+                   "input: has 2 dimensions, allowed with a weight of 4: 4 (batched) or 3 (unbatched)"),
+    "input-rank-sparse": (lambda: torch.ops.weft.sparse_conv(x(4, 6), x(2), None, torch.zeros(5, dtype=torch.int32), torch.zeros(2, dtype=torch.int32), list(w4),
+                                                             [1, 1], [1] * 4, [1, 1], 4, "", 0.0, 0.0),
+                          "input: has 2 dimensions, allowed with a weight of 4: 4 (batched) or 3 (unbatched)"),
+    "device": (lambda: torch.ops.weft_shapes.conv(x(device="meta"), x(*w4), None, [1, 1], [1] * 4, [1, 1], 4, "", 0.0, 0.0), "weight: is on cpu (index -1), allowed: the device of input"),
+    "final-states": (lambda: torch.ops.weft.causal_conv1d(x(2, 4, 6), x(4, 3), None, torch.zeros(2, 6, dtype=torch.int32), None, True, False),
+                     "return_final_states: is True beside seq_idx, allowed: False"),
     "weight-rank": (lambda: torch.ops.weft.conv(x(), x(4, 4), None, [1], [1, 1], [1], 1, "", 0.0, 0.0), "weight: has 2 dimensions"),
     "grad-shape": (lambda: torch.ops.weft.conv_backward(x(2, 4, 5, 6), x(), x(*w4), [1, 1], [1] * 4, [1, 1], 4, False, 7, torch.float32), "grad_output: its shape"),
     "bias-dtype": (lambda: torch.ops.weft.conv_backward(x(), x(), x(*w4), [1, 1], [1] * 4, [1, 1], 4, False, 4, torch.uint8),
@@ -106,7 +118,7 @@ def test_wrong(name):
         run()
 
 
-@pytest.mark.parametrize("name", [n for n in WRONG if "huge" not in n and n not in ("result-overflow", "device")])
+@pytest.mark.parametrize("name", [n for n in WRONG if "huge" not in n and n not in ("result-overflow", "device", "no-room")])
 def test_wrong_in_a_trace(name):
     """A fake tensor is refused where a real one is, so that a compiled function fails when it is compiled."""
     from torch._subclasses.fake_tensor import FakeTensorMode
