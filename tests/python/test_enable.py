@@ -178,6 +178,19 @@ def test_each_set_of_gradients(mask, transposed, how):
     assert_same([t for t, asked in zip(off, mask) if asked], [t for t, asked in zip(on, mask) if asked])
 
 
+@pytest.mark.parametrize("mask", [(True, False, False), (False, True, False), (True, True, True)], ids=lambda m: "".join("01"[b] for b in m))
+def test_gradients_of_a_volume_are_taken(mask):
+    """PyTorch's results, those that it was asked for, show whether it keeps to channels-last."""
+    x, w, dy = (channels_last(torch.randn(s)) for s in ((2, 4, 5, 6, 7), (4, 1, 3, 3, 3), (2, 4, 5, 6, 7)))
+    args = ([1] * 3, [1] * 3, [1] * 3, False, [0] * 3, 4, list(mask))
+    off = torch.ops.aten.convolution_backward(dy, x, w, [4], *args)
+    with enabled("every"):
+        _enable.seen(forget=True)
+        on = torch.ops.aten.convolution_backward(dy, x, w, [4], *args)
+        assert taken() == 1, _enable.seen()
+    assert_same([t for t, asked in zip(off, mask) if asked], [t for t, asked in zip(on, mask) if asked])
+
+
 @pytest.mark.parametrize("offset", [1, 2, 3])
 def test_views_off_their_alignment(offset):
     x = torch.randn(2 * 8 * 100 + offset)[offset:].view(2, 8, 10, 10).requires_grad_()
@@ -363,8 +376,9 @@ def test_what_is_taken_is_faster_by_estimate():
         _enable.seen(forget=True)
         for last, groups, window in itertools.product((False, True), (1, 2, 16), (1, 3, 5)):
             w = torch.randn(16, 16 // groups, window, window, requires_grad=True)
-            y = F.conv2d(*((channels_last(x), channels_last(w)) if last else (x, w)), padding=window // 2, groups=groups)
-            torch.autograd.grad(y, (x, w), torch.ones_like(y))
+            for function in (F.conv2d, F.conv_transpose2d):
+                y = function(*((channels_last(x), channels_last(w)) if last else (x, w)), padding=window // 2, groups=groups)
+                torch.autograd.grad(y, (x, w), torch.ones_like(y))
         seen = _enable.seen()
     ours = [s for s in seen if s.kernel != "torch"]
     assert {s.backward for s in ours} == {False, True} and len(ours) < len(seen)

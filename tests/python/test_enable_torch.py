@@ -347,6 +347,25 @@ def test_a_marked_gradient_is_pytorchs_where_it_is_measured():
     assert sum(s.calls for s in _enable.seen() if s.backward) == taken_before
 
 
+def test_a_mark_is_of_one_problem():
+    """weft's own function shows its problem to the seat: gradients of the same problem are weft's then, and of no other."""
+    x, w = torch.randn(2, 7, 19, 23, requires_grad=True), torch.randn(7, 1, 3, 3)
+    image = torch.randn(4, 64, 56, 58, requires_grad=True)
+    W.conv2d(x, w, padding=1, groups=7).sum().backward()
+    W.avg_pool2d(image, 2).sum().backward()
+
+    def came(y):
+        before = sum(s.calls for s in _enable.seen() if s.backward)
+        y.sum().backward()
+        return sum(s.calls for s in _enable.seen() if s.backward) - before
+    assert came(F.conv2d(x, w, padding=1, groups=7)) == came(F.avg_pool2d(image, 2)) == 1
+    others = [F.conv2d(x, torch.randn(7, 1, 5, 5), padding=1, groups=7), F.conv2d(x, w, stride=2, padding=1, groups=7), F.conv2d(x, w, padding=2, groups=7),
+              F.conv2d(x, w, padding=1, dilation=2, groups=7), F.conv_transpose2d(x, w, padding=1, groups=7),
+              F.conv2d(x[:, :, 1:], w, padding=1, groups=7), F.conv2d(x.double(), w.double(), padding=1, groups=7), F.avg_pool2d(image, 2, ceil_mode=True),
+              F.avg_pool2d(image, 2, divisor_override=3), F.avg_pool2d(image, 2, count_include_pad=False), F.avg_pool2d(image, (2, 1)), F.max_pool2d(image, 2)]
+    assert [came(y) for y in others] == [0] * len(others)
+
+
 @pytest.mark.skipif(torch.cuda.is_available(), reason="where there is a GPU, PyTorch refuses gradients in a child of a process that computed some")
 def test_fork(expected, on):
     reader, writer = os.pipe()

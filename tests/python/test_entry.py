@@ -111,6 +111,10 @@ def test_tiny_calls_are_weft_own_without_a_gradient(name):
     """Where PyTorch's function takes longer than the computing; with a gradient, which PyTorch records faster, they stay its own."""
     x, setting = torch.randn(1, 2, 4, 5), 1 if "softmax" in name else 2
     twin, ours = getattr(F, name), getattr(W, name)
+    weft.backends.set_flags(delegate=True)   # starts anew
+    for _ in range(2):
+        ours(x.double(), setting)   # weft has the reference alone, which was tried
+        assert weft.backends.kernels() == "torch"
     for _ in range(3):
         with torch.no_grad():
             y = ours(x, setting)
