@@ -228,6 +228,9 @@ def test_wrong_update_changes_nothing(name):
     if args["x"] is None:
         args["x"] = args["conv_state"][:, :, 0]
     before = args["conv_state"].clone()
+    if name in ("lengths-negative", "index-beyond", "index-below"):   # numbers are looked at in each call
+        for _ in range(2):
+            causal_conv1d_update(**{**args, "conv_state": before.clone(), **{k: torch.arange(2, dtype=I32) for k in wrong}})
     with pytest.raises(RuntimeError, match=text):
         causal_conv1d_update(**args)
     assert torch.equal(args["conv_state"], before)

@@ -126,6 +126,25 @@ def test_tiny_calls_are_weft_own_without_a_gradient(name):
     assert "weft" not in type(y.grad_fn).__name__ and weft.backends.kernels() == "torch"
 
 
+@pytest.mark.parametrize("name", ["avg_pool2d", "adaptive_avg_pool2d"])
+def test_tiny_pooling_of_16_bits_is_weft_own(name):
+    """PyTorch sums in 16 bits on the CPU, or has no kernel."""
+    x = torch.randn(1, 2, 4, 5, dtype=torch.bfloat16, requires_grad=True)
+    for _ in range(3):
+        y = getattr(W, name)(x, 2)
+        assert "weft" in type(y.grad_fn).__name__ and weft.backends.kernels() != "torch"
+
+
+def test_lists_of_one_value():
+    """For every axis, as in PyTorch."""
+    x, w = torch.randn(2, 4, 11, 12), torch.randn(4, 1, 3, 3)
+    for grad in (False, True):
+        x.requires_grad_(grad)
+        for _ in range(3):
+            torch.testing.assert_close(W.conv2d(x, w, None, (2,), [1], (1,), 4), F.conv2d(x, w, None, (2,), [1], (1,), 4), rtol=1e-4, atol=1e-4)
+            torch.testing.assert_close(W.avg_pool2d(x, (2,), [3]), F.avg_pool2d(x, (2,), [3]))
+
+
 @needs_entries
 @pytest.mark.parametrize("name", ["tanh", "sigmoid"])
 def test_a_gradient_from_python_where_there_is_much_to_compute(name):
@@ -229,8 +248,9 @@ def test_many_windows_have_an_index_of_one_byte():
             want = F.max_pool2d(x, 3, 2, 1)
             exact, = torch.autograd.grad(want, x, torch.ones_like(want))
         assert torch.equal(y, want) and torch.equal(gradient, exact)
-    y = W.max_pool2d(torch.randn(6, 64, 56, 56, requires_grad=True), 17, 1, 8)   # 289 places: no byte names them
-    assert type(y.grad_fn).__name__ != "weft_max_pool_indexBackward"
+    for window, own in ((16, True), (17, False)):   # a byte names 256 places
+        y = W.max_pool2d(torch.zeros(6, 64, 56, 56, requires_grad=True), window, 1, 8)
+        assert (type(y.grad_fn).__name__ == "weft_max_pool_indexBackward") == own, window
 
 
 @needs_entries

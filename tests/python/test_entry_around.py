@@ -311,3 +311,14 @@ def test_plans_of_which_nothing_is_learnt(name):
             UNLEARNT[name](n)
         gc.collect()
     assert heap() - before < 512 << 10
+
+
+def test_what_was_made_to_decide_is_given_back():
+    """A gradient and indices that are as large as the result, for each kind of call."""
+    def run(sizes):
+        for n in sizes:
+            W.max_pool2d(torch.zeros(1, 1, n, 256, requires_grad=True), 2)
+        gc.collect()
+        return heap()
+    before = run(range(64, 128))
+    assert run(range(128, 256)) - before < 3 << 20   # of indices alone there are 12 MB
