@@ -51,8 +51,9 @@ SHARE = {"any": 1, "own": 1 if _SLOW else 4, "enabled": 1 if _SLOW else 10}
 # The long ones: a fixed part of them, 1 in so many.
 THINNED = [(re.compile(r"test_\w*(compile|opcheck|dynamic|inductor|aot)\w*\["), 3),
            (re.compile(r"test_(types_without_kernels|traces|parity_between_layouts)\["), 4),
-           (re.compile(r"test_(a_bad_file_is_measured_over|math_reaches_the_problem|parity_finds_a_flaw|model_trains_alike|gradcheck\w*|export)\["), 3),
-           (re.compile(r"test_(float|module|layouts|same_bits_for_every_number_of_threads|forward_and_gradient|memory_does_not_grow|nothing_is_left|"
+           (re.compile(r"test_(a_bad_file_is_measured_over|math_reaches_the_problem|parity_finds_a_flaw|model_trains_alike|gradcheck\w*|export|"
+                       r"float|module|nothing_is_left)\["), 3),
+           (re.compile(r"test_(layouts|same_bits_for_every_number_of_threads|forward_and_gradient|memory_does_not_grow|"
                        r"samples_of_pytorch|benchmark_mode_changes_no_value|definition|failing_calls_leave_nothing)\["), 2)]
 _CONVOLUTIONS = re.compile(r"test_(conv|gradients|autograd|layers|samples|module_samples)$")
 
@@ -68,11 +69,18 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Of a test with parameters its share, by a fixed hash of their names, and never none of it."""
     kind = lambda item: getattr(item, "callspec", None) and item.callspec.params.get("_kernels") or "any"   # noqa: E731
     thinned = lambda item: 1 if _SLOW else next((share for names, share in THINNED if names.search(item.name)), 1)   # noqa: E731
-    share = lambda item: SHARE[kind(item)] * thinned(item)   # noqa: E731
+    place = lambda item: zlib.crc32(item.nodeid.encode())   # noqa: E731
+    test = lambda item: (item.nodeid.partition("[")[0], "cuda" in item.nodeid)   # noqa: E731
     only = os.environ.get("WEFT_TEST_DEVICE", "")   # make gpu-test: what CI has no device for
-    items[:] = [i for i in items if only in i.nodeid and zlib.crc32(i.nodeid.encode()) % share(i) == 0]
+    items[:] = [i for i in items if only in i.nodeid]
+    taken = {i for i in items if place(i) % (SHARE[kind(i)] * thinned(i)) == 0}
+    have = {test(i) for i in taken}
+    first = {test(i): i for i in sorted(items, key=lambda i: (kind(i) == "any", place(i)))}   # of each test the last in this order
+    taken.update(i for of, i in first.items() if of not in have)
+    items[:] = [i for i in items if i in taken]
 
 
 @pytest.fixture(autouse=True)            # so that pytest does not drop it from tests with parameters of their own

@@ -118,6 +118,38 @@ def test_half_of_a_pair_is_not_read(alone):
     assert _calibrate._read(path) == []
 
 
+@pytest.mark.parametrize("took, runs", [((9e5, 7e5, 8e5), 3), ((5e6, 4e6), 2), ((3e7,), 1), ((1e3,) * 30, 30)], ids=["2 ms", "twice", "long", "30 times"])
+def test_the_fastest_of_some_runs(took, runs, monkeypatch):
+    """Twice at least, until 2 ms are spent, 30 times at most; what takes 20 ms once. A first run is not timed."""
+    times, count = iter([t for i, ns in enumerate(took) for t in (100 * i, 100 * i + ns)]), []
+    monkeypatch.setattr(_calibrate, "time", SimpleNamespace(perf_counter_ns=lambda: next(times)))
+    assert _calibrate._least(lambda: count.append(0)) == min(took) and len(count) == 1 + runs
+
+
+def test_the_way_in_is_taken_off_gradients(alone, monkeypatch):
+    monkeypatch.setattr(_calibrate, "_way_in", lambda: 25e3)
+    monkeypatch.setattr(_calibrate, "_TYPES", {"f32": torch.float32})
+    monkeypatch.setattr(_calibrate, "_SIZES", {2: _calibrate._SIZES[2]})
+    lines = dict(_calibrate._measure())
+    assert len(lines) > 10
+    for i, (text, ns) in enumerate(lines.items()):
+        assert ns == (1e4 * (i + 1) if ":fwd:" in text else max(1e4 * (i + 1) - 25e3, 1.0)), text
+
+
+def test_the_way_in_is_what_torch_ops_takes_more(monkeypatch):
+    for times, more in (((700.0, 500.0), 200.0), ((500.0, 700.0), 0.0)):
+        left = iter(times)
+        monkeypatch.setattr(_calibrate, "_least", lambda run: run() is not None and next(left))
+        assert _calibrate._way_in() == more
+
+
+def test_what_info_says(alone):
+    assert _calibrate.describe() == "calibration: none, estimates of PyTorch are constants; weft.backends.calibrate() measures them"
+    path = _calibrate._file()
+    path.write_text(f"{_calibrate._HEADER}\n{TINY} 5000\n{LARGE} 90000\n")
+    assert _calibrate.describe().splitlines() == [f"calibration: 2 measurements of PyTorch's convolutions in {path}", f"  {TINY} 5000 ns", f"  {LARGE} 90000 ns"]
+
+
 def test_each_number_of_threads_has_its_file(alone):
     before, files = torch.get_num_threads(), set()
     try:

@@ -196,6 +196,8 @@ def test_vmap(device):
         args = [t if d == 0 else t[0] for t, d in zip((x, w, seq_idx), dims)]
         wanted = [packed(*(t if d is None else t[i] for t, d in zip(args, dims))) for i in range(5)]
         torch.testing.assert_close(func.vmap(packed, dims)(*args), torch.stack(wanted), rtol=1e-5, atol=1e-6)
+    with pytest.raises(RuntimeError, match="weft::causal_conv1d: is mapped over a dimension of 0 by torch.vmap, allowed: 1 or more"):
+        func.vmap(packed)(x[:0], w[:0], seq_idx[:0])
     per_sample = func.vmap(func.grad(lambda w, x: causal_conv1d_fn(x, w, activation="silu").square().sum()), (None, 0))(w[0], x)
     leaf = w[0].clone().requires_grad_()
     for i in range(5):

@@ -97,13 +97,14 @@ def test_update_records_nothing(device):
 
 def test_varlen_states(device):
     for dtype in DTYPES:
-        for lengths in ([5], [1, 1, 7, 40, 3], [0, 4, 0], list(range(1, 33))):
+        for lengths in ([5], [1, 1, 7, 40, 3], [0, 4, 0], [0, 0], list(range(1, 33))):
             cu = torch.tensor([0, *torch.tensor(lengths).cumsum(0).tolist()], device=device)
             x = torch.randn(sum(lengths), 6, device=device).to(dtype)
             for length in (0, 1, 3, 20):
                 for kind in (torch.int32, torch.int64):
                     mine = causal_conv1d_varlen_states(x, cu.to(kind), length)
-                    assert torch.equal(mine, causal_conv1d_varlen_states_ref(x, cu, length)) and mine.dtype == dtype
+                    reference = causal_conv1d_varlen_states_ref(x, cu, length)
+                    assert torch.equal(mine, reference) and mine.dtype == dtype and mine.stride() == reference.stride()
                     for i, (a, b) in enumerate(zip(cu.tolist(), cu.tolist()[1:])):
                         alone = F.pad(x[a:b].T, (max(0, length - (b - a)), 0))
                         assert torch.equal(mine[i], alone[:, alone.shape[1] - length:])
@@ -183,6 +184,7 @@ WRONG = {
     "update-activation": (lambda: causal_conv1d_update(X, S, W, activation="gelu"), NotImplementedError, "activation"),
     "update-state-grad": (lambda: causal_conv1d_update(X, S.clone().requires_grad_(), W), RuntimeError, "conv_state: requires a gradient"),
     "update-device": (lambda: causal_conv1d_update(X, S.to("meta"), W), RuntimeError, "conv_state: is on meta, allowed: the device of x, cpu"),
+    "varlen-kind": (lambda: causal_conv1d_varlen_states(W, [0, 1], 2), TypeError, "causal_conv1d_varlen_states: cu_seqlens is list, allowed: Tensor"),
     "varlen-rank": (lambda: causal_conv1d_varlen_states(X, torch.tensor([0, 1]), 2), RuntimeError, "x: has the shape"),
     "varlen-negative": (lambda: causal_conv1d_varlen_states(W, torch.tensor([0, 1]), -2), RuntimeError, "state_len: is -2, allowed: 0 or more"),
     "varlen-falls": (lambda: causal_conv1d_varlen_states(W, torch.tensor([0, 3, 2]), 2), RuntimeError, "cu_seqlens: is"),

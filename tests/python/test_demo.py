@@ -120,6 +120,7 @@ def test_figure_of_recorded_rows(tmp_path, capsys):
     for said in (_report.titles((ROOT / "bench" / "headline.txt").read_text())[known], "CPU: &lt;one&gt;", "GPU: two", "relu2d:fwd", "10x slower", "prefers-color-scheme"):
         assert said in text, said
     assert not re.search(r"href|url\(|@import|<script", text)
+    assert main(["bench", "--figure", str(tmp_path), str(file)]) == 1 and f"{tmp_path} cannot be written: it is a directory" in capsys.readouterr().err
     file.write_text("[1]")
     assert main(["bench", "--figure", str(out), str(file)]) == 2 and "is no file of rows" in capsys.readouterr().err
     with pytest.raises(SystemExit):
@@ -149,6 +150,12 @@ def test_a_network_has_no_dot():
 
 def test_page_without_rows():
     assert "weft is faster in 0 of 0 measurements" in page([], ["everything"])
+
+
+def test_figures_and_axes_of_one_value():
+    assert [_report.number(v) for v in (0.0, float("inf"), 0.5)] == ["0.0", "inf", "0.500"]
+    axis = _report._Log([10.0], 50.0, 90.0)
+    assert axis.ticks() == [10.0, 100.0] and [axis(v) for v in (10.0, 100.0)] == [50.0, 90.0]
 
 
 def test_labels_do_not_meet():
@@ -216,6 +223,13 @@ def test_a_wrong_case_is_told(quick, tmp_path, monkeypatch, capsys):
     assert main(["demo", "--only", "cross,zeros", "--html", str(file)]) == 1
     assert "Cross-map normalisation, training step: failed: weft and PyTorch differ by 1e-2" in capsys.readouterr().out
     assert "Failed: Cross-map normalisation, training step: weft and PyTorch differ by 1e-2." in file.read_text()
+
+
+def test_a_page_that_cannot_be_written_after_all(quick, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(bench, "refusal", lambda file: "")
+    monkeypatch.setattr(demo, "_measure_all", lambda jobs, out: ([], []))
+    assert main(["demo", "--html", str(tmp_path)]) == 1
+    assert capsys.readouterr().err == f"python -m weft demo: {tmp_path} cannot be written: Is a directory\n"
 
 
 def test_a_terminal_sees_progress_in_place(quick, tmp_path, monkeypatch):

@@ -270,6 +270,9 @@ def test_wrong_arguments_of_enable():
         weft.enable(device="meta")
     with pytest.raises((RuntimeError, AssertionError)):
         weft.enable(device="nowhere")
+    if not torch.cuda.is_available():
+        with pytest.raises(RuntimeError, match=r"device: is 'cuda', allowed here: 'cpu' \(PyTorch sees no GPU\)"):
+            weft.enable(device="cuda")
     assert not _enable.is_enabled()
 
 

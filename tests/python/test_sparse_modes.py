@@ -91,6 +91,9 @@ def test_test_mode_with_special_values(value, capsys):
     module.set_mode(Sparse_modes.Test)
     x[0, 0, 3, 3] = value
     assert not module(x).isfinite().all() and SUCCESS in capsys.readouterr().out
+    for other in (torch.full_like(x, value), x[:0]):   # nothing to compare
+        module(other)
+        assert SUCCESS in capsys.readouterr().out
     module._kept.gathered = lambda w: weft.sparse.from_dense(torch.full_like(w, float("nan")))
     with pytest.raises(RuntimeError, match="are nan apart"):
         module(x)

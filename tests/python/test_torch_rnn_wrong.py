@@ -73,6 +73,13 @@ def _wrong() -> dict[str, tuple[str, Any, type, str]]:
 WRONG = _wrong()
 
 
+def test_names_of_arguments():
+    _, args, _, _ = WRONG["ten arguments"]
+    for name, why in (("input", "given twice"), ("inputs", "no argument")):
+        with pytest.raises(TypeError, match=f"gru: {name} is {why}, allowed: input, hx, params, has_biases"):
+            W.gru(*args[:8], **{name: args[0]})
+
+
 @pytest.mark.parametrize("name", WRONG)
 def test_wrong_calls(name, device, side):
     function, args, kind, text = WRONG[name]
