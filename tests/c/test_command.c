@@ -1,4 +1,6 @@
 /* The command: exit codes, and errors on stderr that say what was wrong and what is allowed. */
+#include <ctype.h>
+#include <math.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -6,6 +8,13 @@
 
 static const char good[] = "conv2d:fwd:f32:nchw:n1c4h6w7:o4k3p1g4";
 static char folder[] = "/tmp/weft-command-XXXXXX";
+static bool has_folder;
+
+/* A folder of our own for the tests that need one. */
+static void need_folder(void) {
+    if (!has_folder) CHECK(mkdtemp(folder), "no folder");
+    has_folder = true;
+}
 
 /* Runs the command, both streams into text; P stands for a good problem, D for a folder of our own. */
 static int run(const char *arguments, char *text, size_t capacity) {
@@ -76,7 +85,8 @@ TEST(operators_page_is_fresh) {
 }
 
 TEST(misuse) {
-    expect("info x", 2, "got 'x'");
+    expect("info x", 2, "got 'x'|usage: weft info; `weft info --help` says more");
+    expect("verify --random 1 --seed -1", 2, "--seed: got '-1'|usage: weft verify [PROBLEM...]");
     expect("list P P", 2, "2 problems");
     expect("plan", 2, "0 problems");
     expect("plan conv2d:fwd:f32:nchw:n1c8h56:o8k3", 2,
@@ -105,14 +115,243 @@ TEST(misuse) {
 TEST(failures) {
     expect("wisdom show D/none", 1, "cannot be read");
     expect("wisdom forget D/none P", 1, "cannot be read");
+    expect("list >/dev/full", 1, "");
     expect("bench --json D/none/x.json P", 1, "--json|could not be written");
     expect("tune --wisdom D/none/x P --seconds 0.05", 1, "--wisdom");
     expect("verify --kernel conv_ref__cuda P", 1, "applies to any");
     expect("plan --kernel conv_ref__cuda P", 1, "does not apply: for another device");
 }
 
+/* ---------------------------------------------------------------- what is printed is what the library says */
+static const char *bytes_text(double v, char text[32]) {
+    static const char *const units[] = {"B", "KB", "MB", "GB"};
+    int u = 0;
+    for (; v >= 1e4; u++) v /= 1e3;
+    snprintf(text, 32, "%.4g %s", v, units[u]);
+    return text;
+}
+
+static const char *time_text(double ns, char text[32]) {
+    const char *unit = ns < 1e3 ? "ns" : ns < 1e6 ? "us" : ns < 1e9 ? "ms" : "s";
+    snprintf(text, 32, "%.4g %s", ns < 1e3 ? ns : ns < 1e6 ? ns / 1e3 : ns < 1e9 ? ns / 1e6 : ns / 1e9, unit);
+    return text;
+}
+
+WEFT__PRINTF(2, 3) static void has_line(const char *text, const char *format, ...) {
+    char line[WEFT_TEXT_MAX * 2];
+    va_list args;
+    va_start(args, format);
+    vsnprintf(line, sizeof(line), format, args);
+    va_end(args);
+    CHECK(strstr(text, line), "no \"%s\" in: %.2000s", line, text);
+}
+
+/* The command and the context here: one thread and the scalar kernels, so that both see the same estimates. */
+static weft_ctx *same_context(void) {
+    weft_ctx *ctx = NULL;
+    setenv("WEFT_ISA", "scalar", 1);
+    setenv("WEFT_THREADS", "1", 1);
+    OK(weft_ctx_create(&ctx, NULL));
+    return ctx;
+}
+
+static const char *const printed[] = {
+    "conv2d:fwd:f32:nchw:n1c4h6w7:o4k3p1g4@cpu",
+    "conv2d:fwd:f32:nchw:n4c32h24w24:o32k3p1:bias@cpu",
+    "conv2d:bwd_weights:f32:nchw:n2c16h12w12:o16k3p1@cpu",
+    "lstm:fwd:f32:dense:t2n3c8o8:@cpu",
+};
+
+static void list_and_plan(weft_ctx *ctx, const char *problem) {
+    static char listed[65536], planned[65536];
+    char arguments[WEFT_TEXT_MAX * 2], a[32], b[32];
+    weft_problem p = test_problem(problem);
+    weft_plan *plan = NULL;
+    weft_cost cost = WEFT_COST_INIT;
+    OK(weft_plan_create(&plan, ctx, &p, NULL));
+    OK(weft_plan_cost(plan, &cost));
+    snprintf(arguments, sizeof(arguments), "list %s", problem);
+    CHECK(run(arguments, listed, sizeof(listed)) == 0, "weft %s: %.500s", arguments, listed);
+    snprintf(arguments, sizeof(arguments), "plan %s", problem);
+    CHECK(run(arguments, planned, sizeof(planned)) == 0, "weft %s: %.500s", arguments, planned);
+    has_line(planned, "problem:   %s\nkernel:    %s\nwhy:       %s\n", problem, weft_plan_kernel_name(plan),
+             weft__plan_choice(plan)->why);
+    has_line(planned, "time:      %s (estimated)\n", time_text(cost.ns, a));
+    has_line(planned, "work:      %.4g Gflop, %s moved once\n", cost.flops * 1e-9, bytes_text(cost.bytes, a));
+    has_line(planned, "workspace: %s\npacked:    %s\n", bytes_text((double)weft_plan_workspace_bytes(plan), a),
+             bytes_text((double)weft_plan_packed_bytes(plan), b));
+    for (size_t i = 0; i < weft_kernel_count(ctx, &p); i++) {
+        weft_kernel_desc d = WEFT_KERNEL_DESC_INIT;
+        char name[WEFT__NAME_MAX];
+        OK(weft_kernel_info(ctx, &p, i, &d));
+        snprintf(name, sizeof(name), "%s%s%s", d.name, d.variant[0] ? "#" : "", d.variant);
+        if (!d.applies) {
+            has_line(listed, "%-48s %12s %12s  no: %s\n", d.name, "-", "-", d.reason);
+            has_line(planned, "  - %-46s refused: %s\n", name, d.reason);
+            continue;
+        }
+        has_line(listed, "%-48s %12s %12s  yes\n", d.name, time_text(d.ns, a), bytes_text((double)d.workspace, b));
+        has_line(planned, "  %c %-46s applies, estimate %s\n",
+                 strcmp(name, weft_plan_kernel_name(plan)) == 0 ? '*' : ' ', name, time_text(d.ns, a));
+    }
+    weft_plan_release(plan);
+}
+
+/* A kernel that packs and needs workspace, pinned by its name with and without the variant. */
+static void pinned(weft_ctx *ctx) {
+    static char text[65536];
+    weft_problem p = test_problem(printed[1]);
+    size_t i = 0, count = weft_kernel_count(ctx, &p);
+    weft_kernel_desc d = WEFT_KERNEL_DESC_INIT;
+    for (; i < count; i++) {
+        OK(weft_kernel_info(ctx, &p, i, &d));
+        if (d.applies && d.packed && d.workspace > d.packed) break;
+    }
+    CHECK(i < count, "no kernel packs and needs workspace");
+    char arguments[WEFT_TEXT_MAX * 2], a[32], b[32];
+    snprintf(arguments, sizeof(arguments), "plan --kernel %s %s", d.name, printed[1]);
+    CHECK(run(arguments, text, sizeof(text)) == 0, "weft %s: %.500s", arguments, text);
+    has_line(text, "workspace: %s\npacked:    %s\n", bytes_text((double)d.workspace, a),
+             bytes_text((double)d.packed, b));
+    has_line(text, "why:       pinned\n");
+    expect("plan --kernel conv_ref P", 0, /* 3024 flops of 1.5 ns, 168 items of 20 ns, 2 us to start */
+           "time:      9.896 us (estimated)|work:      3.024e-06 Gflop, 1488 B moved once");
+    snprintf(arguments, sizeof(arguments), "plan --limit %zu %s", d.workspace - 1, printed[1]);
+    CHECK(run(arguments, text, sizeof(text)) == 0, "weft %s: %.500s", arguments, text);
+    has_line(text, "applies, estimate %s, workspace over the limit\n", time_text(d.ns, a));
+}
+
+TEST(list_and_plan_say_what_the_library_says) {
+    static char text[1 << 20];
+    weft_ctx *ctx = same_context();
+    for (size_t i = 0; i < WEFT__COUNT(printed); i++) list_and_plan(ctx, printed[i]);
+    pinned(ctx);
+    CHECK(run("list", text, sizeof(text)) == 0, "weft list: %.500s", text);
+    for (size_t i = 0; i < weft_kernel_count(ctx, NULL); i++) {
+        weft_kernel_desc d = WEFT_KERNEL_DESC_INIT;
+        OK(weft_kernel_info(ctx, NULL, i, &d));
+        has_line(text, "%-48s %-6s %-10s %7d  %s\n", d.name, d.engine, d.isa[0] ? d.isa : "-", d.version,
+                 d.exact ? "exact" : "bounded");
+    }
+    weft_ctx_release(ctx);
+}
+
+/* The number behind a key of a JSON object. */
+static double field(const char *row, const char *key) {
+    char quoted[64];
+    snprintf(quoted, sizeof(quoted), "\"%s\": ", key);
+    const char *at = strstr(row, quoted);
+    CHECK(at, "no %s in %.300s", key, row);
+    return strtod(at + strlen(quoted), NULL);
+}
+
+static bool near(double a, double b) { return fabs(a - b) <= 1e-3 * fabs(b); }
+
+/* The times are the clock's; how its other figures follow from them is not. */
+TEST(bench_figures_agree) {
+    static char text[65536], json[65536];
+    weft_ctx *ctx = same_context();
+    weft_plan *plan = NULL;
+    weft_problem p = test_problem(printed[0]);
+    weft_cost cost = WEFT_COST_INIT;
+    need_folder();
+    OK(weft_plan_create(&plan, ctx, &p, NULL));
+    OK(weft_plan_cost(plan, &cost));
+    CHECK(run("bench --rounds 3 --json D/rows.json P", text, sizeof(text)) == 0, "weft bench: %.500s", text);
+    has_line(text, "%s\n  1488 B moved once, 3.024e-06 Gflop, floor ", printed[0]);
+    has_line(text, "\n  * %-46s ", weft_plan_kernel_name(plan));
+    char path[128];
+    snprintf(path, sizeof(path), "%s/rows.json", folder);
+    FILE *f = fopen(path, "r");
+    CHECK(f, "%s is missing", path);
+    json[fread(json, 1, sizeof(json) - 1, f)] = 0;
+    fclose(f);
+    size_t rows = 0, applies = 0;
+    for (char *at = json; (at = strstr(at, "{\"problem\"")); at++, rows++) {
+        char kernel[WEFT__NAME_MAX] = "", chosen[8] = "", line[WEFT__NAME_MAX + 8];
+        CHECK(sscanf(strstr(at, "\"kernel\""), "\"kernel\": \"%127[^\"]\", \"chosen\": %7[a-z]", kernel, chosen) == 2,
+              "%.300s", at);
+        const bool taken = strcmp(kernel, weft_plan_kernel_name(plan)) == 0;
+        CHECK(strcmp(chosen, taken ? "true" : "false") == 0, "%s: chosen is %s", kernel, chosen);
+        snprintf(line, sizeof(line), "\n  %c %s ", taken ? '*' : ' ', kernel);
+        CHECK(strstr(text, line), "no row of %s in %.2000s", kernel, text);
+        const double ms = field(at, "ms"), floor_ms = field(at, "floor_ms");
+        CHECK(field(at, "rounds") == 3 && ms > 0, "%.300s", at);
+        CHECK(near(field(at, "gbs") * ms, cost.bytes * 1e-6), "%.300s", at);
+        CHECK(near(field(at, "gflops") * ms, cost.flops * 1e-6), "%.300s", at);
+        CHECK(floor_ms == fmin(field(at, "copy_ms"), field(at, "streaming_copy_ms")), "%.300s", at);
+        CHECK(near(field(at, "share"), floor_ms / ms), "%.300s", at);
+        char table[WEFT__NAME_MAX + 64], share[16];
+        double gbs = 0, gflops = 0;
+        snprintf(table, sizeof(table), "\n  %c %s %%*f %%*s %%lf %%15s %%lf", taken ? '*' : ' ', kernel);
+        CHECK(sscanf(strstr(text, line), table, &gbs, share, &gflops) == 3, "no figures of %s: %.2000s", kernel, text);
+        CHECK(fabs(gbs - field(at, "gbs")) <= 0.051 && fabs(gflops - field(at, "gflops")) <= 0.051, "%s: %g %g, %.300s",
+              kernel, gbs, gflops, at);
+    }
+    for (size_t i = 0; i < weft_kernel_count(ctx, &p); i++) {
+        weft_kernel_desc d = WEFT_KERNEL_DESC_INIT;
+        OK(weft_kernel_info(ctx, &p, i, &d));
+        applies += d.applies;
+    }
+    CHECK(rows == applies, "%zu rows, %zu kernels apply", rows, applies);
+    expect("bench --calls 2 --rounds 1 --kernel batch_norm_ref batch_norm1d:fwd:f32:ncw:n2c3w4:train1", 0,
+           "batch_norm_ref: weft_execute |the kernel alone ");
+    expect("bench --regret --rounds 1 P", 0, "worst |1 choices over 1.15 of the best");
+    weft_plan_release(plan);
+    weft_ctx_release(ctx);
+}
+
+TEST(wisdom_shows_what_the_file_has) {
+    char path[128], device[160], words[1024];
+    weft__hw hw;
+    need_folder();
+    weft_ctx_release(same_context());
+    weft__hw_detect(&hw);
+    weft__hw_limit(&hw, WEFT__SCALAR);
+    weft__device_name(&hw, WEFT_DEVICE_CPU, device, sizeof(device));
+    snprintf(path, sizeof(path), "%s/given", folder);
+    FILE *f = fopen(path, "w");
+    CHECK(f, "%s", path);
+    fprintf(f, "# weft wisdom\n%s %s t1 %s conv_ref v1 123456 20480\nno line\n", device, WEFT_VERSION, printed[0]);
+    fprintf(f, "cpu:other:avx2 %s t4 %s conv_ref v1 77 0\n", WEFT_VERSION, printed[2]);
+    fprintf(f, "cpu:other:avx2 %s t8 %s conv_ref v1 78 0\n", WEFT_VERSION, printed[2]);
+    fclose(f);
+    snprintf(words, sizeof(words),
+             "given: 1 entries for this machine, 2 for others, 1 bad lines\n  %s\n    %-46s %10s  workspace 20.48 KB, "
+             "t1, %s\n|  %s\n    %-46s %10s  workspace 0 B, t8, cpu:other:avx2\n",
+             printed[0], "conv_ref", "123.5 us", device, printed[2], "conv_ref", "78 ns");
+    expect("wisdom show D/given", 0, words);
+    expect("wisdom merge D/merged D/given", 0, "given: 1 bad lines skipped|merged: 3 entries\n");
+    expect("plan --wisdom D/merged P", 0, "why:       wisdom\ntime:      123.5 us (measured)\n");
+    snprintf(words, sizeof(words), "wisdom forget D/merged %s", printed[2]);
+    expect(words, 0, "merged: 2 entries forgotten\n");
+    expect("wisdom show D/merged", 0, "1 entries for this machine, 0 for others, 0 bad lines");
+}
+
+/* Each option has its name, what stands for its value, and a text. */
+TEST(help_says_every_option) {
+    static const char *const options[][2] = {
+        {"list", "operators"},      {"plan", "kernel NAME"},       {"plan", "measure"},     {"plan", "limit BYTES"},
+        {"plan", "wisdom FILE"},    {"bench", "kernel NAME"},      {"bench", "rounds N"},   {"bench", "threads N"},
+        {"bench", "set NAME"},      {"bench", "regret"},           {"bench", "calls N"},    {"bench", "json FILE"},
+        {"verify", "random N"},     {"verify", "seconds T"},       {"verify", "seed S"},    {"verify", "kernel NAME"},
+        {"verify", "threads LIST"}, {"verify", "device cpu|cuda"}, {"tune", "wisdom FILE"}, {"tune", "again"},
+        {"tune", "seconds T"},      {"tune", "threads N"},
+    };
+    static char text[65536];
+    for (size_t i = 0; i < WEFT__COUNT(options); i++) {
+        char arguments[64], left[64];
+        snprintf(arguments, sizeof(arguments), "%s --help", options[i][0]);
+        CHECK(run(arguments, text, sizeof(text)) == 0, "weft %s: %.500s", arguments, text);
+        snprintf(left, sizeof(left), "\n  --%-18s ", options[i][1]);
+        const char *at = strstr(text, left);
+        CHECK(at && isalpha((unsigned char)at[strlen(left)]), "weft %s: no \"%s\" with a text: %s", arguments, left,
+              text);
+    }
+}
+
 TEST(a_walk) {
-    CHECK(mkdtemp(folder), "no folder");
+    need_folder();
     expect("info", 0, "isa: |threads: |cuda: ");
     expect("list", 0, "conv_ref");
     expect("list P", 0, "conv_ref|yes|no: ");

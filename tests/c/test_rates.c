@@ -119,6 +119,9 @@ TEST(each_number_of_threads_has_its_rates) {
     const weft__rate_clocks real = begin_fake();
     weft__hw two, three, again;
     minute = 0, tick = 2000000, child_rates(2, &two);
+    /* 6 Mi floats are read and written, and 5e7 flops are done, in those 2 ms */
+    CHECK(fabs(two.gbs - 25.17) < 0.05 && fabs(two.gflops[two.isa] - 25) < 0.5 && fabs(two.gflops[0] - 25) < 0.5,
+          "%g GB/s, %g and %g GFLOP/s", two.gbs, two.gflops[two.isa], two.gflops[0]);
     tick = 1000000, child_rates(3, &three);
     CHECK(three.threads == 3 && three.gbs > 1.9 * two.gbs, "%g GB/s with 2 threads, %g with 3", two.gbs, three.gbs);
     tick = 500000, child_rates(2, &again);
@@ -155,6 +158,43 @@ TEST(each_instruction_set_has_its_rates) {
     end_fake(real);
     if (hw[0].isa == hw[1].isa) SKIP("the machine has only scalar instructions");
     CHECK(hw[1].gbs > 1.9 * hw[0].gbs, "%g GB/s of all instructions, %g of scalar ones", hw[0].gbs, hw[1].gbs);
+}
+
+/* Memory runs out at each allocation in turn: the rates stay nominal, and nothing leaks. */
+static int allocations, fail_at, live;
+static void *scarce(void *user, size_t bytes) {
+    (void)user;
+    if (++allocations == fail_at) return NULL;
+    live++;
+    return malloc(bytes);
+}
+static void give_back(void *user, void *block) {
+    (void)user;
+    live--;
+    free(block);
+}
+
+TEST(nominal_where_memory_runs_out) {
+    const weft__rate_clocks real = begin_fake();
+    weft_ctx_opts opts = WEFT_CTX_OPTS_INIT;
+    weft_ctx *ctx = NULL;
+    opts.threads = 6, opts.cache_dir = "", opts.alloc = scarce, opts.free = give_back;
+    OK(weft_ctx_create(&ctx, &opts));
+    const weft__hw nominal = hw_of(ctx);
+    const int before = live;
+    tick = 1; /* a clock so slow that what it measures is not believed */
+    for (fail_at = 1;; fail_at++) {
+        weft__hw hw = nominal;
+        allocations = 0;
+        weft__rates(ctx, &hw);
+        CHECK(live == before, "%d blocks leak where allocation %d fails", live - before, fail_at);
+        CHECK(memcmp(&hw, &nominal, sizeof(hw)) == 0, "allocation %d failed, and there are rates", fail_at);
+        if (allocations < fail_at) break;
+    }
+    CHECK(fail_at == 4, "%d allocations", fail_at - 1);
+    fail_at = 0;
+    weft_ctx_release(ctx);
+    end_fake(real);
 }
 
 /* One thread does not have the bandwidth of all cores, also where nothing was measured. */

@@ -240,6 +240,7 @@ TEST(to_a_buffer_and_back) {
     FAILS(weft_wisdom_format(a, text, 20, &length), WEFT_ERR_INVALID, "capacity is 20");
     CHECK(strlen(text) == 19 && length > 100, "%zu of %zu", strlen(text), length);
     OK(weft_wisdom_format(a, text, length + 1, &length));
+    CHECK(strlen(text) == length, "%zu of %zu", strlen(text), length);
     OK(weft_wisdom_parse(b, text, length, NULL));
     OK(weft_wisdom_format(b, again, sizeof(again), NULL));
     CHECK(strcmp(text, again) == 0 && strstr(text, " conv_ref v3 60 128\n"), "%s", again);
