@@ -31,10 +31,14 @@ static const char *const not_strict[] = {"bf16_conv_nchw_gemm",
                                          "f32_conv3x3_fwd_nchw_winograd2",
                                          "f32_conv3x3_bwd_data_nchw_winograd2",
                                          "f32_conv3x3_bwd_weights_nchw_winograd2",
+                                         "f32_conv_s2_fwd_nchw_winograd2",
+                                         "f32_conv_s2_bwd_data_nchw_winograd2",
+                                         "f32_conv_s2_bwd_weights_nchw_winograd2",
                                          "f32_conv_bwd_nchw_tiled_2pass",
                                          "float_partial_conv_direct_nchw",
                                          "f32_partial_conv_fft_nchw_32",
                                          "f32_partial_conv3x3_nchw_winograd2",
+                                         "f32_partial_conv_s2_nchw_winograd2",
                                          "conv_grouped_bwd_weights_strips",
                                          "conv_grouped_bwd_strips",
                                          "dwconv_ncdhw_march",
@@ -68,16 +72,18 @@ TEST(records_say_what_is_not_strict) {
 /* What takes a problem in fast math refuses it in strict math, and no strict plan names it. */
 TEST(strict_plans) {
     static const char *const texts[] = {
-        "conv2d:fwd:f32:nchw:n8c64h28w28:o64k3p1",         "conv2d:bwd_data:f32:nchw:n8c64h28w28:o64k3p1",
-        "conv2d:bwd:f32:nchw:n8c64h28w28:o64k3p1",         "conv2d:bwd_weights:f32:nchw:n8c64h28w28:o64k3p1",
-        "conv2d:bwd_weights:f32:nchw:n2c8h96w96:o8k15p7",  "conv2d:fwd:f32:nchw:n2c8h96w96:o8k15p7g8",
-        "conv2d:bwd_data:f32:nchw:n2c8h96w96:o8k15p7g8",   "conv2d:fwd:f32:nchw:n2c8h48w48:o8k5p2",
-        "conv2d:bwd_data:f32:nchw:n2c8h48w48:o8k5p2",      "conv2d:bwd_weights:f32:nchw:n2c8h96w96:o8k15p7g8",
-        "conv2d:fwd:f32:nchw:n1c24h7w7:o24k3p1g24",        "conv2d:bwd_data:f32:nchw:n1c24h7w7:o24k3p1g24",
-        "conv2d:bwd:f32:nchw:n1c24h7w7:o24k3p1g24",        "conv2d:bwd_weights:f32:nchw:n1c24h7w7:o24k3p1g24",
-        "conv2d:fwd:bf16:nchw:n2c64h28w28:o64k3p1",        "conv2d:bwd_weights:bf16:nchw:n2c64h28w28:o64k3p1",
-        "conv2d:fwd:f32:nchw:n2c32h28w28:o32k3p1g4",       "conv2d:bwd_weights:f32:nchw:n2c32h28w28:o32k3p1g4",
-        "partial_conv2d:fwd:f32:nchw:n2c16h28w28:o16k3p1", "partial_conv2d:fwd:f32:nchw:n2c16h64w64:o16k15p7"};
+        "conv2d:fwd:f32:nchw:n8c64h28w28:o64k3p1",           "conv2d:bwd_data:f32:nchw:n8c64h28w28:o64k3p1",
+        "conv2d:bwd:f32:nchw:n8c64h28w28:o64k3p1",           "conv2d:bwd_weights:f32:nchw:n8c64h28w28:o64k3p1",
+        "conv2d:bwd_weights:f32:nchw:n2c8h96w96:o8k15p7",    "conv2d:fwd:f32:nchw:n2c8h96w96:o8k15p7g8",
+        "conv2d:bwd_data:f32:nchw:n2c8h96w96:o8k15p7g8",     "conv2d:fwd:f32:nchw:n2c8h48w48:o8k5p2",
+        "conv2d:bwd_data:f32:nchw:n2c8h48w48:o8k5p2",        "conv2d:bwd_weights:f32:nchw:n2c8h96w96:o8k15p7g8",
+        "conv2d:fwd:f32:nchw:n1c24h7w7:o24k3p1g24",          "conv2d:bwd_data:f32:nchw:n1c24h7w7:o24k3p1g24",
+        "conv2d:bwd:f32:nchw:n1c24h7w7:o24k3p1g24",          "conv2d:bwd_weights:f32:nchw:n1c24h7w7:o24k3p1g24",
+        "conv2d:fwd:bf16:nchw:n2c64h28w28:o64k3p1",          "conv2d:bwd_weights:bf16:nchw:n2c64h28w28:o64k3p1",
+        "conv2d:fwd:f32:nchw:n2c32h28w28:o32k3p1g4",         "conv2d:bwd_weights:f32:nchw:n2c32h28w28:o32k3p1g4",
+        "conv2d:fwd:f32:nchw:n2c16h28w28:o16k5s2p2",         "conv2d:bwd_data:f32:nchw:n2c16h28w28:o16k5s2p2",
+        "conv2d:bwd_weights:f32:nchw:n2c16h28w28:o16k3s2p1", "partial_conv2d:fwd:f32:nchw:n2c16h28w28:o16k3s2p1",
+        "partial_conv2d:fwd:f32:nchw:n2c16h28w28:o16k3p1",   "partial_conv2d:fwd:f32:nchw:n2c16h64w64:o16k15p7"};
     weft_ctx *ctx = test_context(2);
     bool seen[WEFT__COUNT(not_strict)] = {false};
     for (size_t i = 0; i < WEFT__COUNT(texts); i++) {

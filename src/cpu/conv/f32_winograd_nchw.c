@@ -1,11 +1,13 @@
-/* f32 3x3 convolution by Winograd's F(2x2, 3x3), channels-first, stride 1, 2D and 3D: forward and data gradient.
+/* f32 convolution by Winograd's F(2x2, 3x3), channels-first: forward and data gradient of 3x3 windows with stride 1, 2D
+ * and 3D, and by the phases of winograd_phases.h of 3x3 and 5x5 windows with stride 2, 2D, one group.
  * Math:      a tile of 2 x 2 outputs has 4 x 4 inputs d: out = A'((G w G') . (B' d B))A, summed over channels between
  *            the transforms: 16 products for a tile and a pair of channels instead of 36. The data gradient is the same
  *            with the window turned and channels exchanged. Taps along depth are summed as channels are, each a plane
- *            of its own. Partial convolution comes with factors of the positions
+ *            of its own. Partial convolution comes with factors of the positions. With stride 2 there are 25 (3x3) or
+ *            49 (5x5) slots in place of the 16 points, some of which are summed as channels are
  * Blocking:  lanes are tiles of a row. A strip of one group that fits the near caches is one thread's from the first
  *            transform to the last; with more channels a strip is shared, step by step. The transformed inputs of a
- *            strip of rows of tiles, [point][channel][tile], are multiplied by the packed weights of each point in the
+ *            strip of rows of tiles, [slot][channel][tile], are multiplied by the packed weights of each product in the
  *            register tiles of cpu/gemm, then transformed back
  *            Few tiles and many channels: the weights of BLOCK_BYTES of output channels at a time are transformed near
  *            the last-level cache, used and dropped, and there are none to pack
@@ -14,21 +16,17 @@
  *            Measured beside float_conv_nchw_gemm on two Zen 4 cores, weights transformed in the call: 1.5x for 8
  *            images of 512 channels of 7x7, 1.8x for 8 of 128 of 28x28, 1.5x for 512 of 28x28, 1.6x for 64 of 56x56,
  *            2.0x for 64 channels of 16x28x28; beside float_conv_grouped 1.3x for 8 channels a group of 50x50x50
+ *            With stride 2, one core, partial convolution: 1.8x and 1.6x for 64 to 128 and 128 to 256 channels of 5x5
+ *            forward, 1.7x and 1.6x for the data gradient; 1.3x for 256 to 512 of 3x3 forward
  * Accuracy:  0.1 of the bound of a direct sum, relative to the largest in the tensor, not to each output. Not strict
  * Try:       weft bench conv2d:fwd:f32:nchw:n1c256h56w56:o256k3p1 */
-#include "cpu/conv/winograd.h"
+#include "cpu/conv/winograd_phases.h"
 
-enum {
-    POINTS = WINOGRAD_POINTS,
-    STRIP_BYTES = 12 << 20,
-    LOCAL_BYTES = 768 << 10,
-    SLOTS = 32,
-    LEAST_TILES = 48,
-    BLOCK_BYTES = 6 << 20
-};
+enum { STRIP_BYTES = 12 << 20, LOCAL_BYTES = 768 << 10, SLOTS = 32, LEAST_TILES = 48, BLOCK_BYTES = 6 << 20 };
 enum { WANTED = 16, DEEP = 8 }; /* strips for each group; planes of a strip */
 
 typedef struct shape {
+    winograd_form form;
     bool back;
     bool local;          /* a strip has one group and fits the near caches: each is one thread's */
     bool blocks;         /* weights are transformed in the call, `step` output channels at a time */
@@ -37,19 +35,20 @@ typedef struct shape {
     int64_t n, ic, oc;   /* channels of a group, read and written */
     int64_t k;           /* products of a point: channels read and taps along depth */
     int64_t id, ih, iw, od, oh, ow, pd, ph, pw, kd;
-    int64_t down, across;              /* rows and columns of tiles of a plane */
-    int64_t rows, strip;               /* kd 1: rows of the batch, and of a strip */
-    int64_t ycuts, zcuts, wide, deep;  /* else: parts of a plane and of a volume; rows and planes of a strip, at most */
-    int64_t pitch;                     /* floats of the tiles of a strip */
-    int64_t x_point, y_point, w_point; /* floats of one point */
+    int64_t down, across;             /* rows and columns of tiles of a plane */
+    int64_t rows, strip;              /* kd 1: rows of the batch, and of a strip */
+    int64_t ycuts, zcuts, wide, deep; /* else: parts of a plane and of a volume; rows and planes of a strip, at most */
+    int64_t pitch;                    /* floats of the tiles of a strip */
+    int64_t y_point, w_point;         /* floats of one product, and of the weights of one slot */
+    int64_t x_slot[WINOGRAD_SLOTS];   /* where the slots of a channel begin */
 } shape;
 
 /* Bytes of a row of tiles of one group, as it is read and as it is written. */
-static int64_t row_bytes(const shape *s, int64_t channels) { return POINTS * channels * s->across * 4; }
+static int64_t row_bytes(const shape *s, int64_t values, int64_t channels) { return values * channels * s->across * 4; }
 
 /* A strip is some rows, all planes and images end to end. */
 static void cut_rows(shape *s) {
-    const int64_t row = WEFT__MAX(row_bytes(s, s->ic + s->oc), 1);
+    const int64_t row = WEFT__MAX(row_bytes(s, s->form.slots, s->ic) + row_bytes(s, s->form.products, s->oc), 1);
     const int64_t near = WEFT__MIN(LOCAL_BYTES / row, cpu_ceil(s->all * s->rows, WANTED));
     s->local = near * s->across >= LEAST_TILES && s->all * cpu_ceil(s->rows, WEFT__MAX(near, 1)) >= WANTED / 2;
     const int64_t most = s->local ? near : WEFT__MAX(STRIP_BYTES / (row * s->all), 1);
@@ -60,7 +59,9 @@ static void cut_rows(shape *s) {
 /* A strip is the same rows of some planes: a plane is transformed once for all taps along depth. */
 static void cut_planes(shape *s) {
     const int64_t deep = WEFT__MIN(s->od, DEEP);
-    const int64_t row = row_bytes(s, s->ic) * (deep + s->kd - 1) + row_bytes(s, s->oc) * deep, near = LOCAL_BYTES / row;
+    const int64_t slots = s->form.slots, planes = deep + s->kd - 1;
+    const int64_t row = row_bytes(s, slots, s->ic) * planes + row_bytes(s, slots, s->oc) * deep,
+                  near = LOCAL_BYTES / row;
     s->zcuts = cpu_ceil(s->od, deep), s->deep = cpu_ceil(s->od, s->zcuts);
     s->local = near * deep * s->across >= LEAST_TILES &&
                s->all * s->n * s->zcuts * cpu_ceil(s->down, WEFT__MAX(near, 1)) >= WANTED / 2;
@@ -73,6 +74,11 @@ static int64_t strips_of(const shape *s) {
     return s->kd > 1 ? s->n * s->ycuts * s->zcuts : cpu_ceil(s->rows, s->strip);
 }
 
+/* Positions that the first tile of the data gradient reads before the first one. */
+static int64_t ahead_of(const weft_problem *p, int axis) {
+    return p->stride[axis] == 1 ? 2 - p->pad_lo[axis] : phase_ahead((int)p->kernel[axis], p->pad_lo[axis]);
+}
+
 static shape shape_of(const weft_problem *p) {
     const bool back = p->pass == WEFT_PASS_BWD_DATA;
     shape s = {.back = back, .n = p->n, .all = p->groups, .kd = p->kernel[0]};
@@ -81,18 +87,21 @@ static shape shape_of(const weft_problem *p) {
     s.ih = back ? p->out[1] : p->in[1], s.iw = back ? p->out[2] : p->in[2];
     s.oh = back ? p->in[1] : p->out[1], s.ow = back ? p->in[2] : p->out[2];
     s.pd = back ? s.kd - 1 - p->pad_lo[0] : p->pad_lo[0];
-    s.ph = back ? 2 - p->pad_lo[1] : p->pad_lo[1], s.pw = back ? 2 - p->pad_lo[2] : p->pad_lo[2];
-    s.down = cpu_ceil(s.oh, 2), s.across = cpu_ceil(s.ow, 2), s.rows = s.n * s.od * s.down;
+    s.ph = back ? ahead_of(p, 1) : p->pad_lo[1], s.pw = back ? ahead_of(p, 2) : p->pad_lo[2];
+    s.form = p->stride[2] == 1 ? winograd_form_3(back) : winograd_form_phases((int)p->kernel[2], back, p->pad_lo + 1);
+    const winograd_form *f = &s.form;
+    s.down = cpu_ceil(s.oh, f->step_out), s.across = cpu_ceil(s.ow, f->step_out), s.rows = s.n * s.od * s.down;
     if (s.kd == 1)
         cut_rows(&s);
     else
         cut_planes(&s);
     s.groups = s.local ? 1 : s.all;
     s.pitch = cpu_round_up(s.pitch, GEMM_NR) + VF_LANES; /* an odd number of vectors: no strides of 4 KB */
-    const int64_t fit = BLOCK_BYTES / (POINTS * s.k * 4) / GEMM_MR * GEMM_MR;
+    const int64_t fit = BLOCK_BYTES / (f->slots * s.k * 4) / GEMM_MR * GEMM_MR;
     s.blocks = s.all == 1 && !s.local && strips_of(&s) == 1 && fit > 0 && fit < s.oc;
     s.step = s.blocks ? fit : s.oc;
-    s.x_point = s.groups * s.ic * s.pitch + 16, s.y_point = s.groups * s.step * s.pitch + 16;
+    winograd_place_slots(f, s.groups * s.ic * s.pitch, s.x_slot);
+    s.y_point = s.groups * s.step * s.pitch + 16;
     s.w_point = cpu_round_up(s.all * s.k * s.step, 16) + 16;
     return s;
 }
@@ -122,54 +131,32 @@ VF_INLINE place place_of(const job *q, int64_t r) {
 }
 
 /* ---------------------------------------------------------------- weights */
-/* w0, (w0 + w1 + w2) / 2, (w0 - w1 + w2) / 2, w2 */
-VF_INLINE void turn_weights(vf a, vf b, vf c, vf to[4]) {
-    const vf half = vf_set1(0.5f), ends = vf_add(a, c);
-    to[0] = a, to[1] = vf_mul(half, vf_add(ends, b)), to[2] = vf_mul(half, vf_sub(ends, b)), to[3] = c;
-}
-
-/* G w G' of `count` windows in as many lanes, to every `point`-th vector. */
-static void transform_windows(const float *const from[VF_LANES], int64_t count, bool turned, float *to, int64_t point) {
-    vf v[VF_LANES], w[9], half[4][3];
-    VF_UNROLL for (int l = 0; l < VF_LANES; l++) v[l] = l < count ? vf_load_count(from[l], 9) : vf_zero();
-    vf_transpose(v);
-    VF_UNROLL for (int k = 0; k < 9; k++) {
-        float lane[VF_LANES] = {0};
-        for (int64_t l = 0; l < count && k >= VF_LANES; l++) lane[l] = from[l][k];
-        w[k] = k < VF_LANES ? v[k % VF_LANES] : vf_load(lane);
-    }
-    for (int j = 0; j < 3; j++) {
-        vf column[4];
-        turn_weights(w[turned ? 8 - j : j], w[turned ? 5 - j : 3 + j], w[turned ? 2 - j : 6 + j], column);
-        for (int i = 0; i < 4; i++) half[i][j] = column[i];
-    }
-    for (int i = 0; i < 4; i++) {
-        vf row[4];
-        turn_weights(half[i][0], half[i][1], half[i][2], row);
-        for (int j = 0; j < 4; j++) vf_store_count(to + (4 * i + j) * point, row[j], count);
-    }
-}
-
-/* One slot: a panel of output channels of a group, [point][group][panel][channel][row]. */
+/* One slot: a panel of output channels of a group, [product][group][panel][slot][channel][row]. */
 static void weights_slot(void *arg, int64_t slot) {
     const job *q = arg;
     const shape *s = &q->s;
     const int64_t mp = gemm_split(q->outs, GEMM_MR), g = slot / mp;
     const int64_t first = gemm_first(q->outs, mp, slot % mp), rows = gemm_first(q->outs, mp, slot % mp + 1) - first;
     const int64_t m = q->m0 + first;
-    float *to = q->w + (g * q->outs + first) * s->k;
-    const int64_t across = s->kd * 9, channel = (s->back ? s->oc : 1) * across, row = (s->back ? 1 : s->ic) * across;
+    const winograd_form *f = &s->form;
+    int64_t slots[WINOGRAD_SLOTS];
+    for (int i = 0; i < f->products; i++)
+        for (int k = f->first[i]; k < f->first[i + 1]; k++)
+            slots[k] = f->first[i] * s->w_point + (g * q->outs + first) * s->k * winograd_in_product(f, i) +
+                       (k - f->first[i]) * s->k * rows;
+    const int64_t window = f->window * f->window, across = s->kd * window, channel = (s->back ? s->oc : 1) * across,
+                  row = (s->back ? 1 : s->ic) * across;
     const float *at = q->weights + g * s->ic * s->oc * across + m * row; /* of this channel and row 0 */
     for (int64_t i = 0, tap = 0, r = 0; i < s->k * rows; i += VF_LANES) {
         const int64_t count = WEFT__MIN(s->k * rows - i, VF_LANES);
         const float *from[VF_LANES];
         for (int64_t l = 0; l < count; l++) {
-            from[l] = at + r * row + (s->back ? s->kd - 1 - tap : tap) * 9;
+            from[l] = at + r * row + (s->back ? s->kd - 1 - tap : tap) * window;
             if (++r < rows) continue;
             r = 0;
             if (++tap == s->kd) tap = 0, at += channel;
         }
-        transform_windows(from, count, s->back, to + i, s->w_point);
+        f->windows(f, from, count, q->w + i, slots);
     }
 }
 
@@ -179,18 +166,19 @@ static void in_slot(void *arg, int64_t slot) {
     const job *q = arg;
     const shape *s = &q->s;
     const int64_t channels = s->groups * s->ic, slots = WEFT__MIN(channels, SLOTS);
-    const gemm_factor *f = &q->factors->in;
+    const gemm_factor *factor = &q->factors->in;
+    const winograd_form *f = &s->form;
     for (int64_t c = cpu_first(channels, slots, slot); c < cpu_first(channels, slots, slot + 1); c++)
         for (int64_t r = 0; r < q->count + (s->kd - 1) * q->wide; r++) {
             const place at = place_of(q, r);
-            const int64_t z = at.z - s->pd, y = z < 0 || z >= s->id ? s->ih : at.y * 2 - s->ph;
+            const int64_t z = at.z - s->pd, y = z < 0 || z >= s->id ? s->ih : at.y * f->step_in - s->ph;
             const int64_t channel = (at.n * s->all + q->group) * s->ic + c;
             const winograd_plane plane = {q->in + (channel * s->id + z) * s->ih * s->iw,
-                                          f->at ? f->at + at.n * f->image + z * s->ih * s->iw : NULL, s->ih, s->iw,
-                                          f->selects};
+                                          factor->at ? factor->at + at.n * factor->image + z * s->ih * s->iw : NULL,
+                                          s->ih, s->iw, factor->selects};
             float *to = q->x + c * s->pitch + r * s->across;
             for (int64_t t = 0; t < s->across; t += VF_LANES)
-                winograd_tile_in(&plane, y, 2 * t - s->pw, to + t, s->x_point);
+                f->in(f, &plane, y, f->step_in * t - s->pw, to + t, s->x_slot);
         }
 }
 
@@ -198,25 +186,25 @@ static void in_slot(void *arg, int64_t slot) {
 /* In how many slots. */
 static int64_t products_of(const job *q) {
     const int64_t vectors = cpu_ceil(q->count * q->s.across, VF_LANES);
-    return WEFT__MIN(POINTS * q->s.groups * gemm_split(vectors, GEMM_NV), SLOTS);
+    return WEFT__MIN(q->s.form.products * q->s.groups * gemm_split(vectors, GEMM_NV), SLOTS);
 }
 static void product_slot(void *arg, int64_t slot) {
     const job *q = arg;
     const shape *s = &q->s;
     const int64_t vectors = cpu_ceil(q->count * s->across, VF_LANES), np = gemm_split(vectors, GEMM_NV);
-    const int64_t mp = gemm_split(q->outs, GEMM_MR), items = POINTS * s->groups * np, slots = products_of(q);
+    const int64_t mp = gemm_split(q->outs, GEMM_MR), items = s->form.products * s->groups * np, slots = products_of(q);
     for (int64_t i = cpu_first(items, slots, slot); i < cpu_first(items, slots, slot + 1); i++) {
         const int64_t g = i / np % s->groups, point = i / np / s->groups;
+        const int64_t slot = s->form.first[point], products = s->k * winograd_in_product(&s->form, point);
         const int64_t v0 = gemm_first(vectors, np, i % np), v1 = gemm_first(vectors, np, i % np + 1);
         for (int64_t k = 0; k < mp; k++) {
             const int64_t m = gemm_first(q->outs, mp, k), rows = gemm_first(q->outs, mp, k + 1) - m;
-            const gemm_tile t = {.k = s->k,
-                                 .a = q->w + point * s->w_point + ((q->group + g) * q->outs + m) * s->k,
+            const gemm_tile t = {.k = products,
+                                 .a = q->w + slot * s->w_point + ((q->group + g) * q->outs + m) * products,
                                  .lda = rows,
-                                 .b = q->x + point * s->x_point + g * s->ic * s->pitch + v0 * VF_LANES,
+                                 .b = q->x + s->x_slot[slot] + g * s->ic * s->pitch + v0 * VF_LANES,
                                  .ldb = s->pitch,
                                  .offsets = q->offsets,
-
                                  .c = q->y + point * s->y_point + (g * q->outs + m) * s->pitch + v0 * VF_LANES,
                                  .ldc = s->pitch,
                                  .tail = VF_LANES};
@@ -226,11 +214,6 @@ static void product_slot(void *arg, int64_t slot) {
 }
 
 /* ---------------------------------------------------------------- tiles out */
-/* m0 + m1 + m2, m1 - m2 - m3 */
-VF_INLINE void turn_out(const vf m[4], vf to[2]) {
-    to[0] = vf_add(vf_add(m[0], m[1]), m[2]), to[1] = vf_sub(vf_sub(m[1], m[2]), m[3]);
-}
-
 /* count outputs from `at` of image n and channel c on. */
 VF_INLINE void put_out(const job *q, int64_t n, int64_t c, int64_t at, vf v, int64_t count, vf bias) {
     const shape *s = &q->s;
@@ -242,23 +225,23 @@ VF_INLINE void put_out(const job *q, int64_t n, int64_t c, int64_t at, vf v, int
     vf_store_count(q->out + ((n * s->all + q->group) * s->oc + c) * s->od * s->oh * s->ow + at, v, count);
 }
 
-VF_INLINE void tile_out(const job *q, const place *to, int64_t c, int64_t x, const float *from, vf bias) {
+/* A vector of tiles: step x step results of each, those of a row side by side. */
+static void tile_out(const job *q, const place *to, int64_t c, int64_t x, const float *from, vf bias) {
     const shape *s = &q->s;
-    const int64_t y = 2 * to->y;
-    vf half[2][4];
-    VF_UNROLL for (int j = 0; j < 4; j++) {
-        vf m[4], turned[2];
-        VF_UNROLL for (int i = 0; i < 4; i++) m[i] = vf_load(from + (4 * i + j) * s->y_point);
-        turn_out(m, turned);
-        half[0][j] = turned[0], half[1][j] = turned[1];
-    }
-    VF_UNROLL for (int i = 0; i < 2; i++) {
-        vf out[2];
-        const int64_t at = (to->z * s->oh + y + i) * s->ow + x, left = s->ow - x;
-        if (y + i >= s->oh) break;
-        turn_out(half[i], out);
-        put_out(q, to->n, c, at, vf_zip_lo(out[0], out[1]), left, bias);
-        if (left > VF_LANES) put_out(q, to->n, c, at + VF_LANES, vf_zip_hi(out[0], out[1]), left - VF_LANES, bias);
+    const int step = s->form.step_out;
+    vf block[WINOGRAD_BLOCK];
+    s->form.out(&s->form, from, s->y_point, block);
+    for (int i = 0; i < WEFT__MIN(step, s->oh - step * to->y); i++) {
+        const int64_t at = (to->z * s->oh + step * to->y + i) * s->ow + x, left = s->ow - x;
+        const vf *v = block + i * step;
+        vf row[4] = {vf_zip_lo(v[0], v[1]), vf_zip_hi(v[0], v[1])};
+        if (step == 4) {
+            const vf a = vf_zip_lo(v[0], v[2]), b = vf_zip_lo(v[1], v[3]);
+            const vf d = vf_zip_hi(v[0], v[2]), e = vf_zip_hi(v[1], v[3]);
+            row[0] = vf_zip_lo(a, b), row[1] = vf_zip_hi(a, b), row[2] = vf_zip_lo(d, e), row[3] = vf_zip_hi(d, e);
+        }
+        for (int j = 0; j < step && j * VF_LANES < left; j++)
+            put_out(q, to->n, c, at + j * VF_LANES, row[j], left - j * VF_LANES, bias);
     }
 }
 
@@ -271,7 +254,8 @@ static void out_slot(void *arg, int64_t slot) {
         for (int64_t r = 0; r < q->count; r++) {
             const place at = place_of(q, r);
             const float *from = q->y + c * s->pitch + r * s->across;
-            for (int64_t t = 0; t < s->across; t += VF_LANES) tile_out(q, &at, q->m0 + c, 2 * t, from + t, bias);
+            for (int64_t t = 0; t < s->across; t += VF_LANES)
+                tile_out(q, &at, q->m0 + c, s->form.step_out * t, from + t, bias);
         }
     }
 }
@@ -284,8 +268,9 @@ static weft_status pack(const weft__exec *e, const void *weights, void *packed) 
     return WEFT_OK;
 }
 
+static int64_t x_floats(const shape *s) { return winograd_floats(&s->form, s->groups * s->ic * s->pitch); }
 static int64_t strip_floats(const shape *s) {
-    return cpu_round_up(POINTS * (s->x_point + s->y_point) + 2 * VF_LANES, 16);
+    return cpu_round_up(x_floats(s) + s->form.products * s->y_point + 2 * VF_LANES, 16);
 }
 static size_t strip_bytes(const shape *s) {
     return (size_t)strip_floats(s) * sizeof(float) + (s->kd > 1 ? (size_t)cpu_round_up(s->k * 8, 64) : 0);
@@ -294,7 +279,7 @@ static size_t strip_bytes(const shape *s) {
 static void set_strip(job *q, int64_t strip, void *scratch) {
     const shape *s = &q->s;
     q->x = scratch;
-    q->y = q->x + POINTS * s->x_point + VF_LANES;
+    q->y = q->x + x_floats(s) + VF_LANES;
     if (s->kd == 1) {
         q->first = strip * s->strip, q->count = WEFT__MIN(s->strip, s->rows - q->first);
         return;
@@ -361,39 +346,53 @@ static weft_status run(const weft__exec *e) {
     return WEFT__ISA_NAME(weft__winograd_nchw)(e, &WEFT__ISA_NAME(weft__gemm_no_factors));
 }
 
-static const char *refusal(const weft_problem *p) {
+static const char *refusal(const weft_problem *p, int stride) {
     const char *reason = cpu_epilogue_refusal(p);
     if (reason) return reason;
     for (int a = 0; a < 3; a++) {
-        if (a && p->kernel[a] != 3) return "the window is not 3x3";
-        if (p->stride[a] != 1 || p->dilation[a] != 1) return "stride or dilation is not 1";
+        if (stride == 1 && a && p->kernel[a] != 3) return "the window is not 3x3";
+        if (p->dilation[a] != 1) return "dilation is not 1";
+        if (p->stride[a] != (a ? stride : 1)) return stride == 1 ? "stride is not 1" : "stride is not 2";
         if (p->pad_lo[a] >= p->kernel[a] || p->pad_hi[a] >= p->kernel[a]) return "outputs that see only padding";
+    }
+    if (stride == 2) {
+        if (p->kernel[1] != p->kernel[2] || (p->kernel[2] != 3 && p->kernel[2] != 5))
+            return "the window is not 3x3 or 5x5";
+        if (p->kernel[0] != 1 || p->groups > 1) return "a window in depth, or more than one group";
     }
     if (p->c / p->groups < 4 || p->o / p->groups < 4) return "under 4 channels a group: transforms cost more";
     return cpu_layout_refusal(p, WEFT_LAYOUT_FIRST);
 }
 
-static const char *plan(const weft_problem *p, const weft__hw *hw, int variant, weft__decision *d) {
-    const char *reason = refusal(p);
-    (void)variant;
+static const char *plan_of(const weft_problem *p, const weft__hw *hw, int stride, weft__decision *d) {
+    const char *reason = refusal(p, stride);
     if (reason) return reason;
     const shape s = shape_of(p);
     const double tiles = (double)(s.rows * s.across), g = (double)s.all, ic = (double)s.ic, oc = (double)s.oc;
     const double again = s.kd > 1 ? (double)(s.deep + s.kd - 1) / (double)s.deep : 1; /* planes at the ends of strips */
-    const double product = 2.0 * POINTS * tiles * g * (double)s.k * oc;
+    const double slots = s.form.slots, products = s.form.products;
+    const double product = 2.0 * slots * tiles * g * (double)s.k * oc;
     /* as multiply-adds: mostly stores and loads */
     const double turn = VF_REGS == 32 ? (s.local ? 14 : 12) : s.local ? 26 : 16;
-    const double turns = 2.0 * POINTS * tiles * g * (again * ic + oc) * turn;
-    const size_t transformed = (size_t)(POINTS * s.w_point) * sizeof(float);
+    const double turns = 2.0 * tiles * g * (slots * again * ic + products * oc) * turn;
+    const size_t transformed = (size_t)(s.form.slots * s.w_point) * sizeof(float);
     d->packed = s.blocks ? 0 : transformed;
     d->workspace = strip_bytes(&s) * (size_t)(s.local ? WEFT__MIN(items_of(&s), GEMM_SLOTS) : 1);
     if (s.blocks) d->workspace = (size_t)cpu_round_up((int64_t)d->workspace, 64) + transformed;
-    const double weights = 700 * g * (double)s.k * oc;
+    const double weights = 43.75 * slots * g * (double)s.k * oc;
     const double planes = (double)p->n * (double)(p->in[0] * p->c + p->out[0] * p->o); /* 100 ns for each */
     d->ns = cpu_cost(hw, weft__bytes(p) + (double)d->packed, (product + turns + weights) / GEMM_SHARE, 1) +
             0.12 * (double)(transformed + strip_bytes(&s)) / WEFT__MIN(hw->threads, 8) + /* first touch */
             100 * planes / hw->threads;
     return NULL;
+}
+static const char *plan(const weft_problem *p, const weft__hw *hw, int variant, weft__decision *d) {
+    (void)variant;
+    return plan_of(p, hw, 1, d);
+}
+static const char *plan_s2(const weft_problem *p, const weft__hw *hw, int variant, weft__decision *d) {
+    (void)variant;
+    return plan_of(p, hw, 2, d);
 }
 
 WEFT__KERNEL(f32_winograd_fwd_nchw) = {
@@ -423,6 +422,37 @@ WEFT__KERNEL(f32_winograd_bwd_data_nchw) = {
     .not_strict = true,
     .tiled = true,
     .plan = plan,
+    .pack = pack,
+    .run = run,
+};
+
+WEFT__KERNEL(f32_winograd_s2_fwd_nchw) = {
+    .name = WEFT__NAME("f32_conv_s2_fwd_nchw_winograd2"),
+    .version = 1,
+    .op = WEFT_OP_CONV,
+    .engine = WEFT_ENGINE_CPU,
+    .isa = WEFT__ISA_HERE,
+    .passes = WEFT__PASS_SET(FWD),
+    .steps = CPU_EPILOGUE_STEPS,
+    .dtypes = WEFT__DTYPE_SET(F32),
+    .not_strict = true,
+    .tiled = true,
+    .plan = plan_s2,
+    .pack = pack,
+    .run = run,
+};
+
+WEFT__KERNEL(f32_winograd_s2_bwd_data_nchw) = {
+    .name = WEFT__NAME("f32_conv_s2_bwd_data_nchw_winograd2"),
+    .version = 1,
+    .op = WEFT_OP_CONV,
+    .engine = WEFT_ENGINE_CPU,
+    .isa = WEFT__ISA_HERE,
+    .passes = WEFT__PASS_SET(BWD_DATA),
+    .dtypes = WEFT__DTYPE_SET(F32),
+    .not_strict = true,
+    .tiled = true,
+    .plan = plan_s2,
     .pack = pack,
     .run = run,
 };

@@ -10,21 +10,28 @@ extern WEFT__KERNEL(conv_gemm_nhwc);
 extern WEFT__KERNEL(conv_grouped);
 extern WEFT__KERNEL(conv_gemm_bwd_weights);
 extern WEFT__KERNEL(conv_grouped_bwd_weights);
+extern WEFT__KERNEL(conv_gemm_columns_bwd_data);
+extern WEFT__KERNEL(conv_gemm_columns_bwd_weights);
 extern WEFT__KERNEL(f32_conv_fft8_bwd_data_nchw);
 extern WEFT__KERNEL(f32_conv_fft_bwd_data_nchw);
 extern WEFT__KERNEL(f32_conv_fft_bwd_weights_nchw);
 extern WEFT__KERNEL(f32_winograd_bwd_data_nchw);
 extern WEFT__KERNEL(f32_winograd_bwd_weights_nchw);
+extern WEFT__KERNEL(f32_winograd_s2_bwd_data_nchw);
+extern WEFT__KERNEL(f32_winograd_s2_bwd_weights_nchw);
 
 static const weft__kernel *const of_data[] = {&WEFT__RECORD(conv_gemm_nchw),
                                               &WEFT__RECORD(conv_gemm_nhwc),
                                               &WEFT__RECORD(conv_grouped),
+                                              &WEFT__RECORD(conv_gemm_columns_bwd_data),
                                               &WEFT__RECORD(f32_conv_fft8_bwd_data_nchw),
                                               &WEFT__RECORD(f32_conv_fft_bwd_data_nchw),
-                                              &WEFT__RECORD(f32_winograd_bwd_data_nchw)};
+                                              &WEFT__RECORD(f32_winograd_bwd_data_nchw),
+                                              &WEFT__RECORD(f32_winograd_s2_bwd_data_nchw)};
 static const weft__kernel *const of_weights[] = {
-    &WEFT__RECORD(conv_gemm_bwd_weights), &WEFT__RECORD(conv_grouped_bwd_weights),
-    &WEFT__RECORD(f32_conv_fft_bwd_weights_nchw), &WEFT__RECORD(f32_winograd_bwd_weights_nchw)};
+    &WEFT__RECORD(conv_gemm_bwd_weights),         &WEFT__RECORD(conv_grouped_bwd_weights),
+    &WEFT__RECORD(conv_gemm_columns_bwd_weights), &WEFT__RECORD(f32_conv_fft_bwd_weights_nchw),
+    &WEFT__RECORD(f32_winograd_bwd_weights_nchw), &WEFT__RECORD(f32_winograd_s2_bwd_weights_nchw)};
 
 typedef struct params {
     int data, weights; /* who solves it */

@@ -350,6 +350,8 @@ static inline void gemm_scale_channels(const gemm_factors *f, int64_t n, int64_t
 weft_status WEFT__ISA_NAME(weft__gemm_nchw)(const weft__exec *e, const gemm_factors *f);
 weft_status WEFT__ISA_NAME(weft__gemm_nhwc)(const weft__exec *e, const gemm_factors *f);
 weft_status WEFT__ISA_NAME(weft__gemm_weights)(const weft__exec *e, const gemm_factors *f);
+weft_status WEFT__ISA_NAME(weft__gemm_columns_data)(const weft__exec *e, const gemm_factors *f);
+weft_status WEFT__ISA_NAME(weft__gemm_columns_weights)(const weft__exec *e, const gemm_factors *f);
 weft_status WEFT__ISA_NAME(weft__conv_grouped)(const weft__exec *e, const gemm_factors *f); /* channels-first */
 weft_status WEFT__ISA_NAME(weft__winograd_nchw)(const weft__exec *e, const gemm_factors *f);
 weft_status WEFT__ISA_NAME(weft__fft_nchw)(const weft__exec *e, const gemm_factors *f);

@@ -18,12 +18,16 @@
 extern WEFT__KERNEL(conv_gemm_nchw);
 extern WEFT__KERNEL(conv_gemm_nhwc);
 extern WEFT__KERNEL(conv_gemm_bwd_weights);
+extern WEFT__KERNEL(conv_gemm_columns_bwd_data);
+extern WEFT__KERNEL(conv_gemm_columns_bwd_weights);
 extern WEFT__KERNEL(conv_grouped);
 extern WEFT__KERNEL(conv_grouped_bwd_weights);
 extern WEFT__KERNEL(f32_conv_fft_fwd_nchw);
 extern WEFT__KERNEL(f32_conv_fft_bwd_weights_nchw);
 extern WEFT__KERNEL(f32_winograd_fwd_nchw);
 extern WEFT__KERNEL(f32_winograd_bwd_weights_nchw);
+extern WEFT__KERNEL(f32_winograd_s2_fwd_nchw);
+extern WEFT__KERNEL(f32_winograd_s2_bwd_weights_nchw);
 
 /* The products with factors, and the records that plan and pack for them. */
 typedef weft_status (*product_fn)(const weft__exec *, const gemm_factors *);
@@ -31,13 +35,14 @@ typedef struct product {
     const weft__kernel *kernel;
     product_fn run;
 } product;
-enum { GEMM_FIRST, GEMM_LAST, FFT_FIRST, WINOGRAD_FIRST, DIRECT_FIRST };
-static const product of_data[] = {
+enum { GEMM_FIRST, GEMM_LAST, FFT_FIRST, WINOGRAD_FIRST, WINOGRAD_S2_FIRST, DIRECT_FIRST };
+static const product data_by[] = {
     [GEMM_FIRST] = {&WEFT__RECORD(conv_gemm_nchw), WEFT__ISA_NAME(weft__gemm_nchw)},
     [GEMM_LAST] = {&WEFT__RECORD(conv_gemm_nhwc), WEFT__ISA_NAME(weft__gemm_nhwc)},
     /* these: the data gradient too */
     [FFT_FIRST] = {&WEFT__RECORD(f32_conv_fft_fwd_nchw), WEFT__ISA_NAME(weft__fft_nchw)},
     [WINOGRAD_FIRST] = {&WEFT__RECORD(f32_winograd_fwd_nchw), WEFT__ISA_NAME(weft__winograd_nchw)},
+    [WINOGRAD_S2_FIRST] = {&WEFT__RECORD(f32_winograd_s2_fwd_nchw), WEFT__ISA_NAME(weft__winograd_nchw)},
     [DIRECT_FIRST] = {&WEFT__RECORD(conv_grouped), WEFT__ISA_NAME(weft__conv_grouped)},
 };
 static const product weights_by[] = {
@@ -45,22 +50,32 @@ static const product weights_by[] = {
     [GEMM_LAST] = {&WEFT__RECORD(conv_gemm_bwd_weights), WEFT__ISA_NAME(weft__gemm_weights)},
     [FFT_FIRST] = {&WEFT__RECORD(f32_conv_fft_bwd_weights_nchw), WEFT__ISA_NAME(weft__fft_weights)},
     [WINOGRAD_FIRST] = {&WEFT__RECORD(f32_winograd_bwd_weights_nchw), WEFT__ISA_NAME(weft__winograd_weights)},
+    [WINOGRAD_S2_FIRST] = {&WEFT__RECORD(f32_winograd_s2_bwd_weights_nchw), WEFT__ISA_NAME(weft__winograd_weights)},
     [DIRECT_FIRST] = {&WEFT__RECORD(conv_grouped_bwd_weights), WEFT__ISA_NAME(weft__conv_grouped_weights)},
 };
+
+/* Of few positions, in place of the product by matrix or Winograd where it is faster. */
+static const product data_columns = {&WEFT__RECORD(conv_gemm_columns_bwd_data),
+                                     WEFT__ISA_NAME(weft__gemm_columns_data)};
+static const product weights_columns = {&WEFT__RECORD(conv_gemm_columns_bwd_weights),
+                                        WEFT__ISA_NAME(weft__gemm_columns_weights)};
 
 /* Of few positions the direct sums would mostly add up the lanes of vectors. */
 enum { DIRECT_LEAST = 1024 };
 static bool is_small(const weft_problem *p) { return p->n * p->out[0] * p->out[1] * p->out[2] < DIRECT_LEAST; }
-static const product *of_weights(const weft_problem *p, int how) {
-    return &weights_by[how == DIRECT_FIRST && is_small(p) ? GEMM_FIRST : how];
-}
-
 typedef struct params {
     int how;             /* which product */
+    bool columns[2];     /* the data, the weights, by columns instead */
     size_t planes, sums; /* bytes of the planes of the factors; of the running sums */
     size_t copy, extra;  /* of a masked copy of some images; of the gradients of weights of some */
     _Alignas(16) unsigned char data[GEMM_PARAMS], weights[GEMM_PARAMS];
 } params;
+
+static const product *of_weights(const weft_problem *p, const params *d) {
+    if (d->columns[1]) return &weights_columns;
+    return &weights_by[d->how == DIRECT_FIRST && is_small(p) ? GEMM_FIRST : d->how];
+}
+static const product *of_data(const params *d) { return d->columns[0] ? &data_columns : &data_by[d->how]; }
 
 /* ---------------------------------------------------------------- driver */
 /* The problem of one product: the data gradient has no bias step, which only asks for diff_bias. */
@@ -89,7 +104,7 @@ static weft_status pack(const weft__exec *e, const void *weights, void *packed) 
     const weft_problem h = half_of(e->p, data_pass(e->p));
     weft__exec call = *e;
     call.p = &h, call.params = d->data;
-    return of_data[d->how].kernel->pack(&call, weights, packed);
+    return of_data(d)->kernel->pack(&call, weights, packed);
 }
 
 static gemm_factor factor_of(const planes *q, const float *at, int64_t positions) {
@@ -144,7 +159,7 @@ static weft_status run_images(const planes *q, weft__exec *call, int64_t n) {
             ptr[WEFT_ROLE_DIFF_WEIGHTS] = extra, ptr[WEFT_ROLE_DIFF_BIAS] = bias;
         }
         call->p = &h, call->params = d->weights;
-        WEFT__TRY(of_weights(p, d->how)->run(call, &f));
+        WEFT__TRY(of_weights(p, d)->run(call, &f));
         if (n) add_extra(p, WEFT_ROLE_DIFF_WEIGHTS, q->e->ptr, extra);
         if (n) add_extra(p, WEFT_ROLE_DIFF_BIAS, q->e->ptr, bias);
     }
@@ -152,7 +167,7 @@ static weft_status run_images(const planes *q, weft__exec *call, int64_t n) {
     if (p->pass != WEFT_PASS_FWD) f.out = f.in, f.in = f.diff;
     const weft_problem h = half_of(p, data_pass(p));
     call->p = &h, call->params = d->data;
-    WEFT__TRY(of_data[d->how].run(call, &f));
+    WEFT__TRY(of_data(d)->run(call, &f));
     if (every_is(p) && p->pass != WEFT_PASS_FWD)
         every_apply(q->e, n, step, ptr[WEFT_ROLE_DIFF_SRC], ptr[WEFT_ROLE_DIFF_SRC],
                     weft__tensor(p, WEFT_ROLE_DIFF_SRC)->dtype);
@@ -171,6 +186,14 @@ static weft_status run(const weft__exec *e) {
         q.first += every_step(p);
     } while (q.first < p->n);
     return WEFT_OK;
+}
+
+/* Is the other product faster, by rates that no machine measured: it follows from the problem alone, as the bits do. */
+static bool has_faster(const weft_problem *p, const weft__hw *hw, const product *own, const product *other) {
+    weft__hw nominal = *hw;
+    weft__hw_nominal(&nominal);
+    weft__decision a = {0}, b = {0};
+    return !own->kernel->plan(p, &nominal, 0, &a) && !other->kernel->plan(p, &nominal, 0, &b) && b.ns < a.ns;
 }
 
 static const char *plan_with(const weft_problem *p, const weft__hw *hw, int how, weft__decision *out) {
@@ -194,11 +217,13 @@ static const char *plan_with(const weft_problem *p, const weft__hw *hw, int how,
     weft__decision data = {0}, weights = {0};
     if (has_data(p)) {
         const weft_problem h = half_of(p, data_pass(p));
-        reason = of_data[how].kernel->plan(&h, hw, 0, &data);
+        d->columns[0] = p->pass != WEFT_PASS_FWD && has_faster(&h, hw, of_data(d), &data_columns);
+        reason = of_data(d)->kernel->plan(&h, hw, 0, &data);
     }
     if (has_weights(p) && !reason) {
         const weft_problem h = half_of(p, weights_pass(p));
-        reason = of_weights(p, how)->kernel->plan(&h, hw, 0, &weights);
+        d->columns[1] = p->pass != WEFT_PASS_BWD_BIAS && has_faster(&h, hw, of_weights(p, d), &weights_columns);
+        reason = of_weights(p, d)->kernel->plan(&h, hw, 0, &weights);
     }
     if (reason) return reason;
     memcpy(d->data, data.params, GEMM_PARAMS), memcpy(d->weights, weights.params, GEMM_PARAMS);
@@ -229,6 +254,10 @@ static const char *plan_fft(const weft_problem *p, const weft__hw *hw, int varia
 static const char *plan_winograd(const weft_problem *p, const weft__hw *hw, int variant, weft__decision *out) {
     (void)variant;
     return plan_with(p, hw, WINOGRAD_FIRST, out);
+}
+static const char *plan_winograd_s2(const weft_problem *p, const weft__hw *hw, int variant, weft__decision *out) {
+    (void)variant;
+    return plan_with(p, hw, WINOGRAD_S2_FIRST, out);
 }
 static const char *plan_direct(const weft_problem *p, const weft__hw *hw, int variant, weft__decision *out) {
     (void)variant;
@@ -301,6 +330,23 @@ WEFT__KERNEL(f32_partial_conv_winograd) = {
     .tiled = true,
     .bound = 2,
     .plan = plan_winograd,
+    .pack = pack,
+    .run = run,
+};
+
+WEFT__KERNEL(f32_partial_conv_winograd_s2) = {
+    .name = WEFT__NAME("f32_partial_conv_s2_nchw_winograd2"),
+    .version = 1,
+    .op = WEFT_OP_PARTIAL_CONV,
+    .engine = WEFT_ENGINE_CPU,
+    .isa = WEFT__ISA_HERE,
+    .passes = WEFT__PASS_SET(FWD) | WEFT__PASS_SET(BWD_DATA) | WEFT__PASS_SET(BWD_WEIGHTS) | WEFT__PASS_SET(BWD),
+    .steps = CPU_EPILOGUE_STEPS,
+    .dtypes = WEFT__DTYPE_SET(F32),
+    .not_strict = true,
+    .tiled = true,
+    .bound = 2,
+    .plan = plan_winograd_s2,
     .pack = pack,
     .run = run,
 };
