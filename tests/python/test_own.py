@@ -103,7 +103,30 @@ def test_out_is_the_input(name, view, delegate, device):
         assert torch.equal(around[:, :, 6:], x), "memory beside the view was written"
 
 
+def test_out_beside_the_input(device):
+    """Memory that ends where the other begins, or lies between its elements, is the caller's to give; the same in another order is not."""
+    line = torch.randn(64, device=device)
+    for x, out in ((line[:8], line[8:16]), (line[8:16], line[:8]), (line[:16:2], line[1:17:2]), (line[8:10], line[0:32:16])):
+        want = F.relu(x.clone())
+        W.relu(x, out=out)
+        assert torch.equal(out, want)
+    square = torch.randn(5, 5, device=device)
+    with pytest.raises(RuntimeError, match="out: shares memory with input"):
+        W.relu(square, out=square.t())
+
+
 # ---------------------------------------------------------------------------------------------- statistics
+
+def test_a_measurement_moves_no_statistics(device):
+    """The operator itself, with PyTorch's, which writes to its own arguments, among the candidates."""
+    x = channels_last(torch.randn(3, 6, 5, 5, device=device) + 2)
+    stats = [[torch.zeros(6, device=device), torch.ones(6, device=device)] for _ in range(2)]
+    with weft.backends.flags(benchmark=True, measure_seconds=0.005):
+        torch.ops.weft.batch_norm_train(x, None, None, *stats[0], 1e-5, 0.3)
+    F.batch_norm(x, *stats[1], training=True, momentum=0.3)
+    torch.testing.assert_close(stats[0], stats[1])
+    weft.backends.wisdom.forget()
+
 
 @pytest.mark.parametrize("delegate", [True, False], ids=["torch", "own"])
 @pytest.mark.parametrize("momentum", [0.1, 0.6, None])
