@@ -169,6 +169,12 @@ def test_a_gradient_that_is_copied_leaves_nothing():
     check(run, TIMES)
 
 
+def test_what_is_made_besides_out_is_given_back():
+    """The sums of the rows, which only a gradient needs."""
+    x, target, out = torch.randn(512, 10), torch.zeros(512, dtype=torch.int64), torch.empty(())
+    check(lambda: weft.functional.cross_entropy(x, target, out=out), TIMES)
+
+
 @pytest.mark.parametrize("make, share", [(forward, 0.8), (gradients, 0.2)])
 def test_the_process_stays(make, share):
     """Over every function in turn, in many rounds, so that what one of them leaves behind adds up."""

@@ -115,6 +115,14 @@ def test_out_beside_the_input(device):
         W.relu(square, out=square.t())
 
 
+def test_every_kernel_is_named(device):
+    """The gradients of a transposed convolution: input, weight and bias, each by its own."""
+    x, w, dy = (torch.randn(s, device=device) for s in ((2, 4, 6, 6), (4, 3, 3, 3), (2, 3, 8, 8)))
+    with weft.backends.flags(delegate=False):
+        torch.ops.weft.conv_backward(dy, x, w, [1, 1], [0] * 4, [1, 1], 1, True, 7, torch.float32)
+    assert len(weft.backends.kernels().split(" + ")) == 3
+
+
 # ---------------------------------------------------------------------------------------------- statistics
 
 def test_a_measurement_moves_no_statistics(device):
