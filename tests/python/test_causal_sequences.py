@@ -147,7 +147,8 @@ def test_gradcheck(device):
     x, w, b, s = (torch.randn(shape, dtype=torch.float64, device=device, requires_grad=True) for shape in ((2, 3, 5), (3, 3), (3,), (2, 3, 2)))
     seq_idx = torch.tensor([[0, 0, 1, 1, -1], [2, 2, 2, -1, 3]], dtype=torch.int32, device=device)
     for f, args in ((lambda *a: causal_conv1d_fn(a[0], a[1], a[2], None, a[3], True, None, "silu"), (x, w, b, s)),
-                    (lambda *a: causal_conv1d_fn(*a, seq_idx, activation="silu"), (x, w, b)), (lambda *a: causal_conv1d_fn(*a), (x, w))):
+                    (lambda *a: causal_conv1d_fn(*a, seq_idx, activation="silu"), (x, w, b)), (lambda *a: causal_conv1d_fn(*a), (x, w)),
+                    (lambda *a: causal_conv1d_fn(a[0], w.detach(), None, None, a[1], activation="silu"), (x, s))):
         assert torch.autograd.gradcheck(f, args, check_forward_ad=True, check_batched_grad=True)
         assert torch.autograd.gradgradcheck(f, args, check_batched_grad=True)
 

@@ -216,6 +216,11 @@ class Net(weft.nn.SparseModel):
         return self.layers(x)
 
 
+def test_convolutions_are_sparse_unless_the_flag_is_off():
+    for made, conv in ((weft.nn.SparseModel(), weft.nn.SparseConv2D), (weft.nn.SparseModel(True), weft.nn.SparseConv2D), (weft.nn.SparseModel(False), nn.Conv2d)):
+        assert made.conv is conv and made.sparse_conv_flag is (conv is weft.nn.SparseConv2D)
+
+
 def test_lenet_layer(device, capsys):
     """The old system's first test: 60% of the weights at random, 1x1x32x32 -> 1x6x28x28, dense beside sparse."""
     conv, x = weft.nn.SparseConv2D(1, 6, 5).to(device), torch.randn(1, 1, 32, 32, device=device)

@@ -63,12 +63,12 @@ class Problem:
         self.pads = [p for pair in zip(told["pad_lo"], told["pad_hi"]) for p in pair]
         self.is_even = told["pad_lo"] == told["pad_hi"]
         self.window = math.prod(self.kernel)
+        self.has_bias, self.act, self.lo, self.hi = self._epilogue()   # before the attributes: clip has bounds of its own
         for name, value in zip(_ATTRS.get(told["op"], ()), told["attr"]):
             setattr(self, name, value)
         for name, value in zip(_REALS.get(told["op"], ()), told["real"]):
             setattr(self, name, float(value))
         self.dtype = DTYPES[next(iter(told["tensors"].values()))["dtype"]]
-        self.has_bias, self.act, self.lo, self.hi = self._epilogue()
 
     def _epilogue(self) -> tuple[bool, str, float, float]:
         """(bias, activation, lo, hi): what PyTorch's call can carry."""
