@@ -190,6 +190,11 @@ TEST(context_calls) {
     char *all = malloc(length + 1);
     OK(weft_ctx_describe(ctx, all, length + 1, NULL));
     CHECK(strstr(all, "threads: 1\n") && strstr(all, "cuda: "), "%s", all);
+    CHECK(strlen(all) == length, "%zu of %zu", strlen(all), length);
+    char limits[160];
+    snprintf(limits, sizeof(limits), "workspace limit: 64 MB\nplan cache: 1024\nwisdom: 0 entries\nkernels: %zu\n",
+             weft_kernel_count(ctx, NULL));
+    CHECK(strstr(all, limits), "no \"%s\" in %s", limits, all);
     free(all);
     weft_ctx_release(ctx);
 }

@@ -302,7 +302,7 @@ TEST(bench_figures_agree) {
 }
 
 TEST(wisdom_shows_what_the_file_has) {
-    char path[128], device[160], words[1024];
+    char path[128], device[160], words[2048];
     weft__hw hw;
     need_folder();
     weft_ctx_release(same_context());
@@ -312,15 +312,20 @@ TEST(wisdom_shows_what_the_file_has) {
     snprintf(path, sizeof(path), "%s/given", folder);
     FILE *f = fopen(path, "w");
     CHECK(f, "%s", path);
-    fprintf(f, "# weft wisdom\n%s %s t1 %s conv_ref v1 123456 20480\nno line\n", device, WEFT_VERSION, printed[0]);
+    fprintf(f, "# weft wisdom: device version threads problem kernel\n%s %s t1 %s conv_ref v1 123456 20480\nno line\n",
+            device, WEFT_VERSION, printed[0]);
     fprintf(f, "cpu:other:avx2 %s t4 %s conv_ref v1 77 0\n", WEFT_VERSION, printed[2]);
     fprintf(f, "cpu:other:avx2 %s t8 %s conv_ref v1 78 0\n", WEFT_VERSION, printed[2]);
     fclose(f);
+    static char text[65536];
+    CHECK(run("wisdom show D/given", text, sizeof(text)) == 0, "%.500s", text);
     snprintf(words, sizeof(words),
-             "given: 1 entries for this machine, 2 for others, 1 bad lines\n  %s\n    %-46s %10s  workspace 20.48 KB, "
-             "t1, %s\n|  %s\n    %-46s %10s  workspace 0 B, t8, cpu:other:avx2\n",
-             printed[0], "conv_ref", "123.5 us", device, printed[2], "conv_ref", "78 ns");
-    expect("wisdom show D/given", 0, words);
+             "%s: 1 entries for this machine, 2 for others, 1 bad lines\n  %s\n    %-46s %10s  workspace 20.48 KB, t1, "
+             "%s\n  %s\n    %-46s %10s  workspace 0 B, t4, cpu:other:avx2\n  %s\n    %-46s %10s  workspace 0 B, t8, "
+             "cpu:other:avx2\n",
+             path, printed[0], "conv_ref", "123.5 us", device, printed[2], "conv_ref", "77 ns", printed[2], "conv_ref",
+             "78 ns");
+    CHECK(strcmp(text, words) == 0, "%s instead of %s", text, words);
     expect("wisdom merge D/merged D/given", 0, "given: 1 bad lines skipped|merged: 3 entries\n");
     expect("plan --wisdom D/merged P", 0, "why:       wisdom\ntime:      123.5 us (measured)\n");
     snprintf(words, sizeof(words), "wisdom forget D/merged %s", printed[2]);
@@ -358,6 +363,8 @@ TEST(a_walk) {
     expect("plan P", 0, "problem:|kernel:|why:       estimate|refused: ");
     expect("plan --kernel conv_ref P", 0, "conv_ref\n|pinned");
     expect("verify P --seed 18446744073709551615", 0, "1 problem, |0 failures");
+    /* integers, reals and specials in three places, with three numbers of threads; reals are bounded by one run more */
+    expect("verify P --kernel conv_ref", 0, "1 problem, 39 executions, 0 failures");
     expect("verify --random 20 --seed 3 --threads 1,3", 0, "20 problems|0 failures");
     expect("bench --rounds 1 --kernel conv_ref --json D/x.json P", 0, "conv_ref|floor");
     expect("tune P --wisdom D/w --seconds 0.1", 0, "conv2d:fwd");

@@ -304,9 +304,9 @@ TEST(the_id_of_packed_weights) {
 
 TEST(alignment_of_pack) {
     weft_ctx *ctx = test_context(1);
-    weft_plan *plan = plan_that_packs(ctx, "conv2d:fwd:f32:nhwc:n1c24h12w16:o24k3p1g24");
+    weft_plan *plan = plan_that_packs(ctx, "conv2d:fwd:f32:nhwc,weights=oihw/32:n1c24h12w16:o24k3p1g24");
     char *weights = aligned(24 * 9 * 4 + 64), *packed = aligned(weft_plan_packed_bytes(plan) + 64);
-    FAILS(weft_pack(plan, weights + 4, packed, NULL), WEFT_ERR_INVALID, "weights|multiple of 16");
+    FAILS(weft_pack(plan, weights + 16, packed, NULL), WEFT_ERR_INVALID, "weights|multiple of 32");
     FAILS(weft_pack(plan, weights, packed + 16, NULL), WEFT_ERR_INVALID, "packed|multiple of 64");
     OK(weft_pack(plan, weights, packed, NULL));
     free(weights), free(packed);

@@ -98,6 +98,7 @@ static const struct {
     {"conv2d:fwd:f32,source=f16:nchw:n1c8h9w9:o8k3", 16, "a tensor"},
     {"conv2d:fwd:f32,src:nchw:n1c8h9w9:o8k3", 19, "'='"},
     {"conv2d:fwd:f32,src=x:nchw:n1c8h9w9:o8k3", 20, "a data type"},
+    {"conv2d:fwd:f32,src=none:nchw:n1c8h9w9:o8k3", 20, "a data type"},
     {"conv2d:fwd:f32", 15, "':' and a layout"},
     {"conv2d:fwd:f32:ncw:n1c8h9w9:o8k3", 16, "a layout: nchw nhwc"},
     {"conv2d:fwd:f32:nchw,weights=nchw:n1c8h9w9:o8k3", 29, "a layout: oihw ohwi"},
@@ -200,6 +201,11 @@ static const struct {
     {"conv2d:fwd:f32:nchw:n1c8h9w9:o8k3:clip6_0", "clips to 6..0"},
     {"conv2d:fwd:f32:nchw:n1c8h9w9:o8k3:clipnan_0", ""},
     {"conv2d:fwd:f32:nchw:n1c8h9w9:o8k3@cuda4000", "ordinal"},
+    {"conv2d:fwd:f32:nchw:n1c8h9w9:o8k3@cuda1025", "ordinal"},
+    {"conv2d:fwd:f32:nchw:n1c8h9w9:o8k3@cuda4294967296", "ordinal"},
+    {"conv2d:bwd_data:f32:nchw:n1c8h9w9:o8k3:acc1_inf", "step 0 accumulates with factors 1 and inf"},
+    {"conv2d:bwd_data:f32:nchw:n1c8h9w9:o8k3:acc1_nan", "accumulates with factors 1 and nan"},
+    {"conv2d:bwd_data:f32:nchw:n1c8h9w9:o8k3:acc1_1+relu", "step 0 accumulates|in the last step"},
 };
 
 TEST(refused) {

@@ -189,6 +189,11 @@ TEST(bad_lines_are_counted) {
                                       "cpu:a:avx2 0.1.0 t2 P k v1 5 0 more",
                                       "cpu:a:avx2 0.1.0 t-2 P k v1 5 0",
                                       "cpu:a:avx2 0.1.0 t4294967298 P k v1 5 0",
+                                      "cpu:a:avx2 0.1.0 x2 P k v1 5 0",
+                                      "cpu:a:avx2 0.1.0 t2 P k x1 5 0",
+                                      "cpu:a:avx2 0.1.0 t1048577 P k v1 5 0",
+                                      "cpu:a:avx2 0.1.0 t2 P k v1048577 5 0",
+                                      "cpu:a:avx2 0.1.0 t2 P k v1 5 9223372036854775808",
                                       "cpu:a:avx2 0.1.0 t2 P k v4294967297 5 0",
                                       "cpu:a:avx2 0.1.0 t2 P k v1 9223372036854775808 0",
                                       "cpu:a:avx2 0.1.0 t2 P k v1 nan 0",
@@ -208,6 +213,18 @@ TEST(bad_lines_are_counted) {
               "'%s': %lld bad, %lld others, %lld here", line, (long long)report.bad_lines,
               (long long)report.other_machines, (long long)report.entries);
     }
+    weft_ctx_release(ctx);
+}
+
+/* The largest numbers that a line may have. */
+TEST(large_numbers_are_read) {
+    weft_ctx *ctx = test_context(1);
+    weft_wisdom_report report = WEFT_WISDOM_REPORT_INIT;
+    char text[1024];
+    int n = snprintf(text, sizeof(text),
+                     "cpu:a:avx2 0.1.0 t1048576 %s k v1048576 9223372036854775807 9223372036854775807", small);
+    OK(weft_wisdom_parse(ctx, text, (size_t)n, &report));
+    CHECK(report.bad_lines == 0 && report.other_machines == 1, "%lld bad", (long long)report.bad_lines);
     weft_ctx_release(ctx);
 }
 
