@@ -84,6 +84,37 @@ static double conv_call_ns(const weft_problem *p) {
 
 static int64_t taps_of(const weft_problem *p) { return p->kernel[0] * p->kernel[1] * p->kernel[2]; }
 
+/* The gradients of data and weights at once take the time of both. */
+static double both_of(double data, double weights) { return 2 / (1 / data + 1 / weights); }
+
+/* Groups of 2, 4, 8, 16, 32 or more channels in 2D, oneDNN has other code for each: fwd, bwd_data, bwd_weights. */
+static double share_of_groups(const weft_problem *p, int64_t inside) {
+    static const double shares[2][2][3][5] = {
+        /* f32, bf16; channels-first, channels-last */
+        {{{0.03, 0.15, 0.4, 0.62, 0.8}, {0.022, 0.15, 0.3, 0.6, 0.75}, {0.022, 0.05, 0.47, 0.65, 0.65}},
+         {{0.062, 0.2, 0.38, 0.75, 0.9}, {0.055, 0.24, 0.42, 0.75, 0.9}, {0.075, 0.17, 0.28, 0.7, 0.65}}},
+        {{{0.04, 0.4, 0.7, 0.95, 1.35}, {0.02, 0.4, 0.7, 1, 1.3}, {0.017, 0.034, 0.066, 0.85, 1.05}},
+         {{0.08, 0.38, 0.75, 1.4, 1.6}, {0.04, 0.5, 0.85, 1.4, 1.5}, {0.025, 0.12, 0.45, 1.1, 1.2}}}};
+    const bool dots = p->tensor[0].dtype == WEFT_DTYPE_BF16 && HAS_BF16_DOTS;
+    int size = 0;
+    while (size < 4 && inside >= 4 << size) size++;
+    const double(*by)[5] = shares[dots][is_last(p)];
+    if (p->pass == WEFT_PASS_FWD) return by[0][size];
+    if (p->pass == WEFT_PASS_BWD) return both_of(by[1][size], by[2][size]);
+    return by[p->pass == WEFT_PASS_BWD_DATA ? 1 : 2][size];
+}
+
+/* Fewer channels than a block of 16 in what a dense convolution writes cost the whole block, and channels-first a
+ * quarter more; few in what its data's gradient reads cost that two thirds, channels-first. */
+static double share_of_block(const weft_problem *p, weft_pass pass) {
+    const double src = fmin((double)p->c / 16, 1), dst = fmin((double)p->o / 16, 1);
+    const bool last = is_last(p);
+    if (pass == WEFT_PASS_BWD)
+        return both_of(share_of_block(p, WEFT_PASS_BWD_DATA), share_of_block(p, WEFT_PASS_BWD_WEIGHTS));
+    if (pass == WEFT_PASS_BWD_DATA) return src < 1 ? src : dst < 1 && !last ? 0.35 : 1;
+    return dst < 1 && !last ? 0.75 * dst : dst;
+}
+
 static weft_rates guess_cpu_conv(const weft_problem *p) {
     static const double share[2][2][FAMILIES] = {
         /* backward, forward; channels-first, channels-last */
@@ -95,12 +126,14 @@ static weft_rates guess_cpu_conv(const weft_problem *p) {
     if (family == 1 && !last && taps_of(p) <= 9) r.of_peak = share[fwd][last][0]; /* 1x7 and 1D: few taps, too */
     if (deep) r.of_peak = fwd && last ? (family ? 0.6 : 0.28) : 0.02;
     if (family == 3 && p->rank == 3 && !fwd) r.of_peak = last ? 0.2 : 0.08;
-    if (family == 3 && p->c / p->groups < 8) r.of_peak = p->rank == 3 ? 0.03 : 0.15;
+    if (family == 3 && p->rank == 3 && p->c / p->groups < 8) r.of_peak = 0.03;
+    if (family == 3 && p->rank < 3) r.of_peak = share_of_groups(p, p->c / p->groups);
     if (!takes_onednn(p)) r.of_peak *= 0.5;
     if (p->pass == WEFT_PASS_BWD_DATA && !last && is_side_by_side(p)) r.of_peak = p->kernel[2] < 8 ? 0.4 : 0.1;
     if (family >= 4 && takes_onednn(p) && (p->c % 16 || p->o % 16)) r.of_peak *= 0.8;
-    if (family >= 4 && takes_onednn(p) && fwd && p->o < 16) r.of_peak *= (double)p->o / 16;
-    if (dtype == WEFT_DTYPE_BF16) r.of_peak *= !HAS_BF16_DOTS ? 0.2 : family < 3 && !last ? 1 : fwd ? 1.6 : 1.75;
+    if (family >= 4 && takes_onednn(p)) r.of_peak *= share_of_block(p, p->pass);
+    const bool told = (family < 3 && !last) || (family == 3 && p->rank < 3); /* of bf16, by the shares above */
+    if (dtype == WEFT_DTYPE_BF16) r.of_peak *= !HAS_BF16_DOTS ? 0.2 : told ? 1 : fwd ? 1.6 : 1.75;
     if (dtype == WEFT_DTYPE_BF16 && family < 3 && fwd && HAS_BF16_DOTS) {
         r = (weft_rates){100000, last ? (family || deep ? 0.6 : 0.27) : r.of_peak, 1};
         if (!last && !deep) r.of_peak = family ? 0.25 : 0.14;
@@ -273,11 +306,23 @@ static void guess(const weft_problem *p, weft_rates *r) {
     if (wide) r->of_peak *= 0.25;
 }
 
+/* What was measured are groups of 4 channels, and dense convolutions of full blocks: the share of p by that. What
+ * larger groups gain is a constant. */
+static double share_by_measured(const weft_problem *p, double measured, double guessed) {
+    const int family = family_of(p);
+    if (family == 3 && p->rank < 3) {
+        const double beside = share_of_groups(p, p->c / p->groups) / share_of_groups(p, 4);
+        return beside > 1 ? fmax(measured, fmin(measured * beside, guessed)) : measured * beside;
+    }
+    return family >= 4 && takes_onednn(p) ? measured * share_of_block(p, p->pass) : measured;
+}
+
 void wt_torch_rates(void *user, const weft_problem *p, weft_rates *r) {
     (void)user;
     int kind = kind_of(p);
     guess(p, r);
-    if (kind >= 0 && known[kind].share > 0) *r = (weft_rates){known[kind].ns, known[kind].share, known[kind].share};
+    if (kind >= 0 && known[kind].share > 0)
+        *r = (weft_rates){known[kind].ns, share_by_measured(p, known[kind].share, r->of_peak), known[kind].share};
     if (kind >= 0 && family_of(p) >= 4) r->ns = fmax(r->ns, conv_call_ns(p)); /* what was measured is a small one */
     if (kind < 0 || known[kind].share > 0) r->ns *= tie, r->of_peak /= tie, r->of_bandwidth /= tie;
     if (bare) *r = (weft_rates){0, 1, 1};
