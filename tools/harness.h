@@ -135,6 +135,7 @@ typedef struct harness_ask {
     const char *kernel; /* NULL: every one that applies */
     bool thorough;      /* every kind of data in every place; else one place a kind, from the seed */
     bool fast_only;     /* leave out references, which are slow on large problems */
+    bool quick;         /* of integers and reals those that decide: integers for an exact kernel, which is asked for */
     size_t cache;       /* what kernels are told of; 0: the machine's, and every second one of a tiny one, to stream */
 } harness_ask;
 
