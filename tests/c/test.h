@@ -93,6 +93,35 @@ __attribute__((unused)) static weft_problem test_problem(const char *text) {
     return p;
 }
 
+/* The list of cases that every kernel is held to: tests/cases.txt. The caller frees it. */
+__attribute__((unused)) static weft_problem *test_cases(size_t *count) {
+    weft_problem *cases = NULL;
+    FILE *f = fopen(WEFT_CASES, "r");
+    char line[WEFT_TEXT_MAX];
+    CHECK(f, "%s cannot be read", WEFT_CASES);
+    for (*count = 0; fgets(line, sizeof(line), f);) {
+        line[strcspn(line, "#\r\n")] = 0;
+        if (!line[0]) continue;
+        weft_problem *grown = realloc(cases, (*count + 1) * sizeof(*cases));
+        CHECK(grown, "no memory");
+        cases = grown;
+        cases[(*count)++] = test_problem(line);
+    }
+    fclose(f);
+    return cases;
+}
+
+/* This machine runs kernel i of the list, and no build of the same design for a higher ISA. */
+__attribute__((unused)) static bool test_is_best(const weft__hw *hw, const weft__kernel *const *list, size_t count,
+                                                 size_t i) {
+    const size_t design = (size_t)(strstr(list[i]->name, "__") - list[i]->name) + 2;
+    for (size_t k = 0; k < count; k++)
+        if (list[k]->isa > list[i]->isa && weft__hw_runs(hw, list[k]->isa) &&
+            strncmp(list[k]->name, list[i]->name, design) == 0)
+            return false;
+    return weft__hw_runs(hw, list[i]->isa);
+}
+
 __attribute__((unused)) static weft_ctx *test_context(int threads) {
     weft_ctx_opts opts = WEFT_CTX_OPTS_INIT;
     weft_ctx *ctx = NULL;

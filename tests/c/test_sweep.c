@@ -32,19 +32,7 @@ static weft_problem *cases;
 static size_t ncases;
 
 static void read_cases(void) {
-    if (cases) return;
-    FILE *f = fopen(WEFT_CASES, "r");
-    char line[WEFT_TEXT_MAX];
-    CHECK(f, "%s cannot be read", WEFT_CASES);
-    while (fgets(line, sizeof(line), f)) {
-        line[strcspn(line, "#\r\n")] = 0;
-        if (!line[0]) continue;
-        weft_problem *grown = realloc(cases, (ncases + 1) * sizeof(*cases));
-        CHECK(grown, "no memory");
-        cases = grown;
-        cases[ncases++] = test_problem(line);
-    }
-    fclose(f);
+    if (!cases) cases = test_cases(&ncases);
 }
 
 TEST(cases) {
@@ -99,16 +87,6 @@ static void find_bases(const weft__kernel *k) {
     CHECK(found, "%s: no case applies; add one to tests/cases.txt", k->name);
 }
 
-/* This machine runs it, and no build of the same design for a higher ISA. */
-static bool is_best(const weft__kernel *const *list, size_t count, size_t i) {
-    const size_t design = (size_t)(strstr(list[i]->name, "__") - list[i]->name) + 2;
-    for (size_t k = 0; k < count; k++)
-        if (list[k]->isa > list[i]->isa && weft__hw_runs(&hw, list[k]->isa) &&
-            strncmp(list[k]->name, list[i]->name, design) == 0)
-            return false;
-    return weft__hw_runs(&hw, list[i]->isa);
-}
-
 static void open_bases(void) {
     const weft__kernel *const *list;
     const char *only = getenv("WEFT_SWEEP");
@@ -118,7 +96,7 @@ static void open_bases(void) {
     whole = !only;
     size_t count = weft__kernels(0, &list);
     for (size_t i = 0; i < count; i++) {
-        if (list[i]->reference || list[i]->engine != WEFT_ENGINE_CPU || !is_best(list, count, i)) continue;
+        if (list[i]->reference || list[i]->engine != WEFT_ENGINE_CPU || !test_is_best(&hw, list, count, i)) continue;
         if (!only || strstr(list[i]->name, only)) find_bases(list[i]);
     }
     CHECK(nbases || !only, "WEFT_SWEEP is '%s', allowed: a part of the name of a kernel that `weft list` shows", only);
@@ -251,9 +229,10 @@ TEST(large) {
 }
 
 /* ---------------------------------------------------------------- any problem */
+/* A few: `weft verify --random` has many. */
 TEST(random_problems) {
     open_harness();
-    for (uint64_t i = 0; i < (test_sanitized() ? 100 : 600); i++) {
+    for (uint64_t i = 0; i < (test_sanitized() ? 100 : 200); i++) {
         weft_problem p;
         uint64_t seed = harness_mix(3, i);
         CHECK(harness_stream(&p, &seed, WEFT_DEVICE_CPU, h.ctx[0], i), "problem %llu: %s", (unsigned long long)i,
