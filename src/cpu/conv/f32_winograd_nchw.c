@@ -348,18 +348,11 @@ static weft_status run(const weft__exec *e) {
 
 static const char *refusal(const weft_problem *p, int stride) {
     const char *reason = cpu_epilogue_refusal(p);
+    if (!reason) reason = winograd_window_refusal(p, stride);
     if (reason) return reason;
-    for (int a = 0; a < 3; a++) {
-        if (stride == 1 && a && p->kernel[a] != 3) return "the window is not 3x3";
-        if (p->dilation[a] != 1) return "dilation is not 1";
-        if (p->stride[a] != (a ? stride : 1)) return stride == 1 ? "stride is not 1" : "stride is not 2";
+    for (int a = 0; a < 3; a++)
         if (p->pad_lo[a] >= p->kernel[a] || p->pad_hi[a] >= p->kernel[a]) return "outputs that see only padding";
-    }
-    if (stride == 2) {
-        if (p->kernel[1] != p->kernel[2] || (p->kernel[2] != 3 && p->kernel[2] != 5))
-            return "the window is not 3x3 or 5x5";
-        if (p->kernel[0] != 1 || p->groups > 1) return "a window in depth, or more than one group";
-    }
+    if (stride == 2 && (p->kernel[0] != 1 || p->groups > 1)) return "a window in depth, or more than one group";
     if (p->c / p->groups < 4 || p->o / p->groups < 4) return "under 4 channels a group: transforms cost more";
     return cpu_layout_refusal(p, WEFT_LAYOUT_FIRST);
 }

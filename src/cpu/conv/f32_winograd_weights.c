@@ -229,13 +229,9 @@ static weft_status run(const weft__exec *e) {
 
 static const char *refusal(const weft_problem *p, int stride) {
     if (p->groups > 1) return "more than one group";
-    const bool three = p->kernel[1] == 3 && p->kernel[2] == 3, five = p->kernel[1] == 5 && p->kernel[2] == 5;
-    if (p->kernel[0] != 1 || !(three || (five && stride == 2)))
-        return stride == 1 ? "the window is not 3x3" : "the window is not 3x3 or 5x5";
-    for (int a = 0; a < 3; a++) {
-        if (p->dilation[a] != 1) return "dilation is not 1";
-        if (p->stride[a] != (a ? stride : 1)) return stride == 1 ? "stride is not 1" : "stride is not 2";
-    }
+    if (p->kernel[0] != 1) return "a window in depth";
+    const char *reason = winograd_window_refusal(p, stride);
+    if (reason) return reason;
     if (p->n == 0 || p->out[0] == 0 || p->out[1] == 0 || p->out[2] == 0) return "no positions";
     if (p->c < 4 || p->o < 4) return "under 4 channels: transforms cost more";
     return cpu_layout_refusal(p, WEFT_LAYOUT_FIRST);

@@ -34,6 +34,18 @@ typedef struct winograd_form {
     void (*taps)(const float *from, const int64_t *slot, float *to);
 } winograd_form;
 
+/* The windows that have a form: 3x3, with stride 2 also 5x5; not what they are in depth. */
+static inline const char *winograd_window_refusal(const weft_problem *p, int stride) {
+    const int64_t window = p->kernel[2];
+    if (p->kernel[1] != window || (window != 3 && (window != 5 || stride == 1)))
+        return stride == 1 ? "the window is not 3x3" : "the window is not 3x3 or 5x5";
+    for (int a = 0; a < 3; a++) {
+        if (p->dilation[a] != 1) return "dilation is not 1";
+        if (p->stride[a] != (a ? stride : 1)) return stride == 1 ? "stride is not 1" : "stride is not 2";
+    }
+    return NULL;
+}
+
 VF_INLINE int winograd_in_product(const winograd_form *f, int64_t i) { return f->first[i + 1] - f->first[i]; }
 
 /* Where the slots of a channel begin, each with so many floats; products are 16 apart: no strides of 4 KB. */
