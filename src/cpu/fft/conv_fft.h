@@ -132,9 +132,9 @@ VF_INLINE void fft_block(const fft_product *q, const float *const x[FFT_ROWS], c
     for (int64_t j = 0; j < q->count; j++, w += q->w_step) {
         const int64_t at = by_tile ? j * q->x_step : j / VF_LANES * 2 * VF_LANES + j % VF_LANES;
         vf wr[FFT_VECTORS], wi[FFT_VECTORS];
-        VF_UNROLL for (int v = 0; v < V; v++) {
-            wr[v] = vf_keep(vf_load(w + 2 * v * VF_LANES));
-            wi[v] = vf_keep(vf_load(w + (2 * v + 1) * VF_LANES));
+        VF_UNROLL for (int v = 0; v < FFT_VECTORS; v++) {
+            wr[v] = v < V ? vf_keep(vf_load(w + 2 * v * VF_LANES)) : vf_zero();
+            wi[v] = v < V ? vf_keep(vf_load(w + (2 * v + 1) * VF_LANES)) : vf_zero();
         }
         VF_UNROLL for (int r = 0; r < R; r++) {
             const vf xr = vf_set1(x[r][at]), xi = vf_set1(x[r][at + VF_LANES]);

@@ -129,8 +129,8 @@ static void add_extra(const weft_problem *p, int role, void *const *ptr, const f
     for (int64_t i = 0; t && i < weft__numel(t); i++) ((float *)ptr[role])[i] += extra[i];
 }
 
-/* The products of images n .. n + step, as a whole in `call`. */
-static weft_status run_images(const planes *q, weft__exec *call, int64_t n) {
+/* The products of images n .. n + step. `call` is a copy: its pointers and problem are of this step alone. */
+static weft_status run_images(const planes *q, weft__exec call, int64_t n) {
     const params *d = q->e->params;
     const weft_problem *p = q->e->p;
     const int64_t step = every_step(p);
@@ -144,7 +144,7 @@ static weft_status run_images(const planes *q, weft__exec *call, int64_t n) {
         if (data && n)
             ptr[t->role] = (char *)ptr[t->role] + n * (weft__numel(t) / p->n) * (int64_t)weft__dtype_size(t->dtype);
     }
-    call->ptr = ptr;
+    call.ptr = ptr;
     if (d->copy) {
         void *copy = (char *)q->e->workspace + d->planes + d->sums;
         every_apply(q->e, n, step, ptr[WEFT_ROLE_SRC], copy, weft__tensor(p, WEFT_ROLE_SRC)->dtype);
@@ -158,16 +158,16 @@ static weft_status run_images(const planes *q, weft__exec *call, int64_t n) {
             bias += cpu_round_up(weft__numel(weights), 16);
             ptr[WEFT_ROLE_DIFF_WEIGHTS] = extra, ptr[WEFT_ROLE_DIFF_BIAS] = bias;
         }
-        call->p = &h, call->params = d->weights;
-        WEFT__TRY(of_weights(p, d)->run(call, &f));
+        call.p = &h, call.params = d->weights;
+        WEFT__TRY(of_weights(p, d)->run(&call, &f));
         if (n) add_extra(p, WEFT_ROLE_DIFF_WEIGHTS, q->e->ptr, extra);
         if (n) add_extra(p, WEFT_ROLE_DIFF_BIAS, q->e->ptr, bias);
     }
     if (!has_data(p)) return WEFT_OK;
     if (p->pass != WEFT_PASS_FWD) f.out = f.in, f.in = f.diff;
     const weft_problem h = half_of(p, data_pass(p));
-    call->p = &h, call->params = d->data;
-    WEFT__TRY(of_data(d)->run(call, &f));
+    call.p = &h, call.params = d->data;
+    WEFT__TRY(of_data(d)->run(&call, &f));
     if (every_is(p) && p->pass != WEFT_PASS_FWD)
         every_apply(q->e, n, step, ptr[WEFT_ROLE_DIFF_SRC], ptr[WEFT_ROLE_DIFF_SRC],
                     weft__tensor(p, WEFT_ROLE_DIFF_SRC)->dtype);
@@ -182,7 +182,7 @@ static weft_status run(const weft__exec *e) {
     call.workspace = (char *)e->workspace + d->planes + d->sums + d->copy + d->extra;
     do { /* also without images: sums and the new mask of a problem without a mask */
         if (q.first == 0 || !every_is_shared(p)) planes_run(&q);
-        WEFT__TRY(run_images(&q, &call, q.first));
+        WEFT__TRY(run_images(&q, call, q.first));
         q.first += every_step(p);
     } while (q.first < p->n);
     return WEFT_OK;
