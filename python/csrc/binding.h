@@ -310,6 +310,7 @@ typedef struct wt_question {
     weft_problem problem;
 } wt_question;
 void wt_ask(wt_question *q);
+bool wt_is_asked(void);
 /* Execute the plan, or have PyTorch compute where it won; releases the plan. A NULL plan has failed already. */
 bool wt_finish(wt_call *call, weft_plan *plan, const weft_args *args, int64_t want);
 /* Plan the call's problem, and run whichever won. torch: PyTorch has a way to compute this call. */

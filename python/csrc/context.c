@@ -8,7 +8,7 @@
 
 static weft_ctx *context;
 static atomic_int lent_threads; /* as last told to the context */
-static wt_handle libraries[5];  /* registrations live as long as these */
+static wt_handle libraries[8];  /* registrations live as long as these */
 
 weft_ctx *wt_context(void) { return context; }
 
@@ -114,13 +114,13 @@ weft_plan *wt_plan_by(weft_problem *p, bool once, uint32_t engines) {
 
 weft_plan *wt_plan_among(wt_call *call, bool external) {
     weft_problem *p = &call->p;
-    bool cuda = call->device_type != wt.aoti_torch_device_type_cpu();
-    if (call->shape) {
+    bool cuda = call->cuda;
+    if (call->shape && !wt_is_asked()) {
         call->made = weft_problem_complete(p) == WEFT_OK || wt_fail(call, "%s", weft_last_error());
         return NULL;
     }
     p->device = cuda ? WEFT_DEVICE_CUDA : WEFT_DEVICE_CPU;
-    p->ordinal = cuda ? call->device_index : 0;
+    p->ordinal = cuda && !call->shape ? call->device_index : 0;
     p->math = config.math;
     uint32_t engines = WEFT_ENGINE_ALL & ~(uint32_t)(external && config.delegate ? 0 : WEFT_ENGINE_EXTERNAL);
     weft_plan *plan = wt_plan_by(p, call->once, engines);
@@ -188,11 +188,15 @@ wt_op wt_ops[] = {
 
 static const char *register_operators(void) {
     static char why[256];
-    /* weft_shapes: the same operators on tensors without memory; weft._core.shapes asks them what results are like */
+    /* weft_shapes: the same operators on tensors without memory; weft._core.shapes asks them what results are like.
+     * weft_compiled: the same below autograd, for graphs of torch.compile (weft._core.traced) */
     static const struct {
         const char *space, *key;
-    } places[] = {{"weft", NULL}, {"weft", "CPU"}, {"weft", "CUDA"}, {"weft_shapes", NULL}, {"weft_shapes", "Meta"}};
+    } places[] = {{"weft", NULL},           {"weft", "CPU"},          {"weft", "CUDA"},
+                  {"weft_shapes", NULL},    {"weft_shapes", "Meta"},  {"weft_compiled", NULL},
+                  {"weft_compiled", "CPU"}, {"weft_compiled", "CUDA"}};
     enum { PLACES = sizeof(places) / sizeof(places[0]) };
+    _Static_assert(PLACES == sizeof(libraries) / sizeof(libraries[0]), "one for each place");
     const char *file = "python/csrc/context.c";
     for (int k = 0; k < PLACES; k++) {
         if (places[k].key

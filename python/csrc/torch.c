@@ -197,6 +197,15 @@ void wt_plan_alone(bool on) { alone = on; }
 
 static _Thread_local wt_question *question;
 void wt_ask(wt_question *q) { question = q; }
+bool wt_is_asked(void) { return question; }
+
+/* From true to false the operators of weft_shapes on this thread only say who would compute them. */
+WEFT_API int32_t weft_torch_asks(bool begin) {
+    static _Thread_local wt_question traced;
+    wt_ask(begin ? &traced : NULL);
+    if (begin) traced = (wt_question){.torchs = false};
+    return traced.torchs ? 2 : traced.allowed;
+}
 
 weft_plan *wt_plan_with(wt_call *call, int64_t want) {
     const struct stage outer = stage; /* PyTorch's way may use operators of weft, also while it is measured */

@@ -46,6 +46,7 @@ def _declare(lib: ctypes.CDLL) -> None:
         "weft_torch_init": (text, [text]),
         "weft_torch_version": (text, []),
         "weft_torch_shapes_on_cuda": (None, [ctypes.c_bool]),
+        "weft_torch_asks": (ctypes.c_int32, [ctypes.c_bool]),
         "weft_torch_error": (text, []),
         "weft_torch_kernels": (text, []),
         "weft_torch_keep_pages": (ctypes.c_bool, [ctypes.c_bool]),

@@ -19,7 +19,7 @@ from torch._functorch.eager_transforms import enable_inplace_requires_grad
 from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
 from torch._functorch.utils import enable_single_level_autograd_function
 
-from . import entry as _entry
+from . import entry as _entry, traced as _traced
 from .shapes import SIZES, fake_of
 from .arguments import BelowAutograd, grad_enabled, in_transform, is_compiling
 
@@ -64,6 +64,7 @@ class Rule:
         torch.library.register_fake(f"weft::{name}", fake_of(name))
         if by_torch is not None:
             _register_torch(op, name, by_torch)
+        in_graph = _traced.graph_form(name, by_torch)
 
         def forward(ctx: Any, *packed: Any) -> Any:
             """Settings come as one argument: each argument of a Function costs time, also on the way back."""
@@ -79,7 +80,7 @@ class Rule:
             *inputs, (keys, grad_mode, settings) = packed
             args = (*inputs, *settings)
             with BelowAutograd(), torch.set_grad_enabled(grad_mode), _forward_ad._set_fwd_grad_enabled(True):
-                output = op.redispatch(keys & _C._after_autograd_keyset, *args)
+                output = in_graph(*args) if _traced.is_wanted() else op.redispatch(keys & _C._after_autograd_keyset, *args)
             kept = save(ctx, args, output)
             ctx.save_for_backward(*kept)
             ctx.save_for_forward(*kept)

@@ -35,14 +35,15 @@ def _hint(value: Any) -> Any:
     return int(node.expr.subs({symbol: seen.get(symbol, _UNKNOWN) for symbol in node.expr.free_symbols}))
 
 
-class _Bare:
-    """Arguments without memory and without symbols."""
+class Bare:
+    """Arguments without memory and without symbols. symbolic: there were some; unknown: one without a hint."""
 
     def __init__(self) -> None:
-        self.symbolic = False
+        self.symbolic = self.unknown = False
 
     def size(self, value: Any) -> Any:
-        self.symbolic = self.symbolic or isinstance(value, _SYMBOLS)
+        if isinstance(value, _SYMBOLS):
+            self.symbolic, self.unknown = True, self.unknown or value.node.hint is None
         return _hint(value)
 
     def of(self, value: Any) -> Any:
@@ -82,19 +83,23 @@ def _like(name: str, first: Tensor, made: Tensor, sizes: Sequence[Any] | None) -
     return first.new_empty_strided(sizes, _strides(sizes, made), dtype=made.dtype)
 
 
+def asked(name: str, args: Sequence[Any]) -> tuple[Any, Bare]:
+    """What the operator makes of such arguments, without memory; and what was said of them."""
+    bare = Bare()
+    given = [bare.of(value) for value in args]
+    _library.lib.weft_torch_shapes_on_cuda(args[0].device.type == "cuda")
+    with torch._C._DisableTorchDispatch():
+        return getattr(_asked, name).default(*given), bare
+
+
 def fake_of(name: str) -> Callable[..., Any]:
     """The function that torch.library.register_fake takes for the operator weft::name."""
-    ask = getattr(_asked, name).default
-    names = [a.name for a in ask._schema.arguments]
+    names = [a.name for a in getattr(_asked, name).default._schema.arguments]
 
     def fake(*args: Any, **named: Any) -> Any:
         args = (*args, *(named[n] for n in names[len(args):]))
         _check_devices(names, args)
-        bare = _Bare()
-        given = [bare.of(value) for value in args]
-        _library.lib.weft_torch_shapes_on_cuda(args[0].device.type == "cuda")
-        with torch._C._DisableTorchDispatch():
-            made = ask(*given)
+        made, bare = asked(name, args)
         if made is None:   # it writes to what it was given
             return None
         several = isinstance(made, (tuple, list))

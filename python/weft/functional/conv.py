@@ -211,11 +211,12 @@ def _flops(input, weight, dst, transposed):
     return 2 * batch * math.prod((input if transposed else dst)[2 - len(weight):]) * math.prod(weight)
 
 
-for _op, _transposed in ((torch.ops.weft.conv, False), (torch.ops.weft.conv_transpose, True)):
-    register_flop_formula(_op)(lambda input, weight, *args, out_shape=None, transposed=_transposed, **kwargs: _flops(input, weight, out_shape, transposed))
+_spaces = torch.ops.weft, torch.ops.weft_compiled
+for _name, _transposed in (("conv", False), ("conv_transpose", True)):
+    register_flop_formula([getattr(space, _name) for space in _spaces])(lambda input, weight, *args, out_shape=None, transposed=_transposed, **kwargs: _flops(input, weight, out_shape, transposed))
 
 
-@register_flop_formula(torch.ops.weft.conv_backward)
+@register_flop_formula([space.conv_backward for space in _spaces])
 def _conv_backward_flops(grad_output, input, weight, stride, padding, dilation, groups, transposed, want, *args, out_shape=None, **kwargs):
     """As much for the gradient of the input and of the weights, where they are wanted."""
     return _flops(input, weight, grad_output, transposed) * ((want & 1) + (want >> 1 & 1))
