@@ -68,6 +68,7 @@ def made_ready(net: torch.nn.Module, inputs: tuple[torch.Tensor, ...], which: st
 
 def row(name: str, batch: int, which: str, way: str, options: argparse.Namespace) -> bool:
     device = options.device
+    torch.compiler.reset()           # else the frames of earlier networks count towards the limit of recompilations
     net, inputs = built(name, batch)
     net, inputs = net.to(device), tuple(x.to(device) for x in inputs)
     head = f"{name:24s} {batch:3d} {which:8s} {way:8s}"

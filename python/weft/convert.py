@@ -109,8 +109,9 @@ def convert(net: Net, to: str = "weft", exclude: Optional[Callable[[nn.Module], 
     and costs nothing. all=True swaps every module that weft knows. One line on stderr (not with verbose=False) says how many were swapped, how many
     left, and why.
 
-    exclude(module) is asked of every module; where it is true the module, though not what is inside it, keeps its class. Subclasses of torch.nn's
-    modules, and modules with a forward of their own, are left alone; so is, on the way to torch, what torch.nn has no module for (act='relu').
+    exclude(module) is asked of every module; where it is true the module, though not what is inside it, keeps its class. A subclass of torch.nn's
+    modules that others wrote stays what it is, with weft's class below it, if it computes what its parent does (torchvision's Conv3DSimple). Those with a
+    forward of their own are left alone; so is, on the way to torch, what torch.nn has no module for (act='relu').
 
     example, a tensor, a tuple of arguments or a dict of keyword arguments, is run through a copy of the net without its hooks. Each module is timed on
     what it sees there, as torch.nn has it and as weft does, with backward where the net is in training mode; only what gets faster is swapped. The net,

@@ -140,6 +140,51 @@ def test_the_type_decides(dtype):
     assert not any(type(m).__module__.startswith("weft.") for m in weft.convert(nn.Sequential(nn.Conv2d(8, 8, 3, groups=8), nn.MaxPool2d(2)).double(), verbose=False))
 
 
+class Conv3DSimple(nn.Conv3d):
+    """As torchvision's: arguments of its own, and what torch.nn computes."""
+
+    def __init__(self, inside, outside):
+        super().__init__(inside, outside, 3, padding=1, groups=inside, bias=False)
+
+    @staticmethod
+    def get_downsample_stride(stride):
+        return stride, stride, stride
+
+
+class Norm(nn.BatchNorm3d):
+    pass
+
+
+class Named(nn.Conv3d):
+    def extra_repr(self):
+        return "mine"
+
+
+def test_subclasses_that_compute_as_their_parents():
+    """They stay what they are: for isinstance, their own methods, pickle; one that no name leads to, or that changes what weft's class changes, is left."""
+    class Local(Conv3DSimple):
+        pass
+    net = nn.Sequential(Conv3DSimple(4, 8), Norm(8), nn.ReLU(), Local(8, 8), Named(8, 8, 1)).eval()
+    x, before, text = torch.randn(2, 4, 5, 6, 7), picture(net), repr(net)
+    expected = net(x)
+    for fuse in (False, True):
+        weft.convert(net, all=True, fuse=fuse, verbose=False)
+        assert isinstance(net[0], Conv3DSimple) and isinstance(net[0], weft.nn.Conv3d) and net[0].get_downsample_stride(2) == (2, 2, 2)
+        assert repr(net[0]).startswith("weft.Conv3DSimple(4, 8, kernel_size=(3, 3, 3), stride=(1, 1, 1), padding=(1, 1, 1), groups=4, bias=False")
+        assert ("folds Norm, act='relu'" in repr(net[0])) == ("weft.Identity(Norm" not in repr(net[0]) and "weft.Identity" in repr(net)) == fuse
+        assert type(net[3]) is Local and type(net[4]) is Named
+        assert [r.decision for r in weft.convert.last_report.rows if r.module in "34"] == ["stays: is a subclass of Conv3d"] * 2
+        with torch.no_grad():
+            for copied in (net, copy.deepcopy(net), pickle.loads(pickle.dumps(net[:3]))):
+                torch.testing.assert_close(net[3:](copied[:3](x)), expected, rtol=1e-4, atol=1e-5)
+                assert type(copied[0]) is type(net[0]) and list(copied.state_dict())[:2] == ["0.weight", "1.weight"]
+        assert weft.backends.kernels() and weft.convert(net, all=True, fuse=fuse, verbose=False) is net and isinstance(net[0], weft.nn.Conv3d)
+    weft.convert(net, "torch")
+    assert picture(net) == before and repr(net) == text and type(net[0]) is Conv3DSimple and type(net[1]) is Norm and torch.equal(net(x), expected)
+    weft.convert(net, verbose=False)   # of the same kind as its parent, which is expected to be faster; batch norm is not
+    assert [isinstance(m, weft.nn.Conv3d) for m in net[:2]] == [True, False] and "1 Conv3DSimple" in weft.convert.last_report.summary().partition("left")[0]
+
+
 def test_subclasses_that_others_wrote():
     """As timm's: left, with a reason."""
     class Conv2dSame(nn.Conv2d):

@@ -32,7 +32,7 @@ def timed(monkeypatch):
 
     def measure(members, chain, args):
         seen.append((members, chain, args))
-        return dict(zip(("torch", "weft"), (0.5, 1.0) if chain is not None and members[0].groups > 1 else kinds[_conversion.torch_class(members[0])]))
+        return dict(zip(("torch", "weft"), (0.5, 1.0) if chain is not None and members[0].groups > 1 else kinds[_conversion.torch_class(type(members[0]))]))
     monkeypatch.setattr(_conversion, "_measure", measure)
     return seen
 

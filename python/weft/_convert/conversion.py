@@ -16,8 +16,8 @@ from .. import _enable
 from .._bench import clock as _clock
 from .._core.text import Bar
 from ..convert import Report, Row
-from .fusion import Chain, find_chains, fuse, take_apart, torch_class
-from .pairs import TABLES, TO_WEFT, reason_to_stay, set_class, shadow, why_not
+from .fusion import Chain, find_chains, fuse, take_apart
+from .pairs import other_class, reason_to_stay, set_class, shadow, torch_class, why_not
 
 SIDES = ("torch", "weft")
 FASTER = 1.05   # medians of a quiet machine repeat within a few percent: what gains less may gain nothing
@@ -45,8 +45,9 @@ def _side(members: Sequence[nn.Module], side: str, chain: Optional[Chain]) -> li
     """Copies of the modules as one side has them."""
     copies = shadow(list(members))
     for module in copies:
-        kind = torch_class(module)
-        set_class(module, TO_WEFT.get(kind, kind) if side == "weft" else kind)
+        set_class(module, torch_class(type(module)))
+        if side == "weft":
+            set_class(module, other_class(module, side) or type(module))
     if side == "weft" and chain is not None:
         rest = iter(copies)
         fuse(Chain(*(None if m is None else next(rest) for m in chain)))   # type: ignore[arg-type]
@@ -198,7 +199,7 @@ class _Plan:
 
     def row(self, unit: Unit, decision: str) -> Row:
         times = (unit.ms["torch"], unit.ms["weft"]) if unit.calls else (None, None)
-        kinds = (torch_class(m).__name__ for m in unit.members)
+        kinds = (torch_class(type(m)).__name__ for m in unit.members)
         return Row(" + ".join(self.names[m] for m in unit.members), " + ".join(kinds), unit.shape, *times, decision)
 
 
@@ -242,7 +243,7 @@ def _apply(plan: _Plan, to: str, measured: bool) -> Report:
         if module not in fused:   # those have their row
             rows[module].append(plan.row(unit, to if unit in chosen else stays))
         if unit in chosen:
-            set_class(module, TABLES[to][type(module)])
+            set_class(module, other_class(module, to))   # type: ignore[arg-type]
     for unit in chosen:
         if unit.chain is not None:
             fuse(unit.chain)

@@ -17,7 +17,7 @@ from torch import Tensor, fx, nn
 from torch.fx import Proxy
 
 from ..nn._named import kept_whole
-from .pairs import TO_TORCH, TO_WEFT, has_hooks, set_class, shadow
+from .pairs import TO_WEFT, has_hooks, joined, kind_of, set_class, shadow, torch_class
 
 _CONVS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
 _NORMS = {nn.BatchNorm1d: 1, nn.BatchNorm2d: 2, nn.BatchNorm3d: 3}   # and the rank of the convolution before them
@@ -126,7 +126,7 @@ class _Folded:
     def extra_repr(self: Any) -> str:
         fusion = self._fusion
         act = {None: "", "relu": ", act='relu'", "clip": f", act='clip', clip={fusion.clip}"}[fusion.act]
-        return TO_TORCH[type(self).__mro__[2]].extra_repr(self) + f", folds {fusion.norm_was.__name__}" + act
+        return kind_of(torch_class(fusion.was)).extra_repr(self) + f", folds {fusion.norm_was.__name__}" + act
 
 
 # ---------------------------------------------------------------------------------------------- what stands behind it
@@ -165,24 +165,24 @@ _FOLDED, _PLACEHOLDERS = _classes()
 
 # ---------------------------------------------------------------------------------------------- what may be fused
 
-def torch_class(module: nn.Module) -> type:
-    """The class of torch.nn that the module has or stands for."""
-    return TO_TORCH.get(type(module), type(module))
+def _kind(module: nn.Module) -> type:
+    """The class of torch.nn that computes what the module does."""
+    return kind_of(torch_class(type(module)))
 
 
 def is_conv(module: nn.Module) -> bool:
-    return torch_class(module) in _CONVS and getattr(module, "act", None) is None and module.weight.is_floating_point()
+    return _kind(module) in _CONVS and getattr(module, "act", None) is None and module.weight.is_floating_point()
 
 
 def is_norm(module: nn.Module, conv: nn.Module) -> bool:
     """Whether the convolution can take in this normalisation: it runs on its statistics, and is for this rank and number of channels."""
-    return (torch_class(module) in _NORMS and not module.training and module.running_mean is not None and module.running_var is not None
-            and module.num_features == conv.out_channels and _NORMS[torch_class(module)] == len(conv.kernel_size))
+    return (_kind(module) in _NORMS and not module.training and module.running_mean is not None and module.running_var is not None
+            and module.num_features == conv.out_channels and _NORMS[_kind(module)] == len(conv.kernel_size))
 
 
 def activation(module: nn.Module) -> Optional[tuple[str, tuple[float, float]]]:
     """act and clip of a convolution that does the module's work; None where there are none."""
-    kind = torch_class(module)
+    kind = _kind(module)
     if kind is nn.ReLU:
         return "relu", (0.0, 6.0)
     return ("clip", (float(module.min_val), float(module.max_val))) if kind in (nn.Hardtanh, nn.ReLU6) else None
@@ -195,8 +195,7 @@ def fuse(chain: Chain) -> None:
     conv, norm, act = chain
     what, clip = (None, (0.0, 6.0)) if act is None else activation(act)   # type: ignore[misc]
     fusion = _Fusion(norm, what, clip, type(conv), None if norm is None else type(norm), {k: conv.__dict__[k] for k in ("act", "clip") if k in conv.__dict__})
-    kind = torch_class(conv)
-    set_class(conv, TO_WEFT[kind] if norm is None else _FOLDED[kind])
+    set_class(conv, joined((TO_WEFT if norm is None else _FOLDED)[_kind(conv)], torch_class(type(conv))))
     for name in fusion.own:
         del conv.__dict__[name]
     if norm is None:
@@ -205,7 +204,7 @@ def fuse(chain: Chain) -> None:
     for module, before in ((norm, None), (act, () if norm is None else (norm,))):
         if module is not None:
             module._was, module._norm = type(module), before
-            set_class(module, _PLACEHOLDERS[torch_class(module)])
+            set_class(module, joined(_PLACEHOLDERS[_kind(module)], torch_class(type(module))))
 
 
 def take_apart(net: nn.Module) -> None:

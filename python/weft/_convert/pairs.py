@@ -2,6 +2,9 @@
 from __future__ import annotations
 
 import copy
+import copyreg
+import sys
+from functools import cache
 from typing import Any, Optional
 
 import torch
@@ -28,7 +31,49 @@ def _pairs() -> tuple[dict[type, type], dict[type, type]]:
 
 
 TO_WEFT, TO_TORCH = _pairs()
-TABLES = {"weft": TO_WEFT, "torch": TO_TORCH}
+_TABLES = {"weft": TO_WEFT, "torch": TO_TORCH}
+
+
+# ---------------------------------------------------------------------------------------------- subclasses of torch.nn's that others wrote
+
+def kind_of(cls: type) -> type:
+    """The class of torch.nn whose computing a subclass inherits as it is; the class itself where there is none, or where pickle could not find the subclass."""
+    base = next((b for b in cls.__mro__ if b in TO_WEFT or b.__module__.startswith(("torch.nn.modules.", "weft."))), cls)
+    if base not in TO_WEFT or type(cls) is not type or getattr(sys.modules.get(cls.__module__), cls.__qualname__, None) is not cls:
+        return cls
+    ours, between = TO_WEFT[base].__mro__, cls.__mro__[:cls.__mro__.index(base)]
+    changed = {name for b in ours[:ours.index(base)] for name in vars(b) if not name.startswith("__")}
+    return cls if any(changed & vars(b).keys() for b in between) else base
+
+
+class _Joined(type):
+    """The type of classes that joined() makes. Pickle has what they are made of, as it cannot find them."""
+
+    joined: tuple[type, type]
+
+
+@cache
+def joined(ours: type, theirs: type) -> type:
+    """Modules of class `theirs` as weft computes them, with a class of weft for the twin of theirs."""
+    if theirs.__module__.startswith("torch.nn.modules."):
+        return ours
+    return _Joined(theirs.__name__, (theirs, ours), {"__module__": theirs.__module__, "__doc__": theirs.__doc__, "joined": (ours, theirs)})
+
+
+copyreg.pickle(_Joined, lambda cls: (joined, cls.joined))   # type: ignore[arg-type]
+
+
+def torch_class(cls: type) -> type:
+    """The class itself, or the one that it stands for."""
+    return cls.joined[1] if isinstance(cls, _Joined) else TO_TORCH.get(cls, cls)
+
+
+def other_class(module: nn.Module, to: str) -> Optional[type]:
+    """The class that stands for the module's on that side; None: it has it, or there is none."""
+    cls = type(module)
+    if to == "torch":
+        return torch_class(cls) if isinstance(cls, _Joined) or cls in TO_TORCH else None
+    return None if isinstance(cls, _Joined) or kind_of(cls) not in TO_WEFT else joined(TO_WEFT[kind_of(cls)], cls)
 
 
 def _has_no_twin(module: nn.Module) -> str:
@@ -42,12 +87,12 @@ def _has_no_twin(module: nn.Module) -> str:
 
 def reason_to_stay(module: nn.Module, to: str) -> Optional[str]:
     """Why a module that looks like one of the table keeps its class; "" for one that changes it; None for all the others."""
-    table = TABLES[to]
-    if type(module) in table:
+    table = _TABLES[to]
+    if other_class(module, to) is not None:
         if "forward" in module.__dict__:
             return "has a forward of its own"
         return _has_no_twin(module) if to == "torch" else ""
-    if type(module).__module__.startswith("torch.nn.modules." if to == "torch" else ("torch.nn.modules.", "weft.")):   # there, or of a kind of its own
+    if isinstance(type(module), _Joined) or type(module).__module__.startswith("torch.nn.modules." if to == "torch" else ("torch.nn.modules.", "weft.")):   # there, or of a kind of its own
         return None
     parent = next((base for base in type(module).__mro__[1:] if base in table), None)
     return None if parent is None else f"is a subclass of {parent.__name__}"
@@ -139,6 +184,7 @@ def why_not(module: nn.Module, net: nn.Module) -> str:
         return "a recurrent layer of torch.nn is what quantize_dynamic looks for"
     given = next((t for owner in (module, net) for t in owner.parameters() if t.is_floating_point()), None)
     dtype, device = (torch.get_default_dtype(), "cpu") if given is None else (given.dtype, given.device.type)
-    if type(module) not in _KINDS or dtype not in _TYPES or device not in ("cpu", "cuda"):
+    kind = kind_of(type(module))
+    if kind not in _KINDS or dtype not in _TYPES or device not in ("cpu", "cuda"):
         return _LEVEL
-    return _KINDS[type(module)](module, dtype, device)
+    return _KINDS[kind](module, dtype, device)
