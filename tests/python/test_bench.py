@@ -32,7 +32,7 @@ SMALL = [
     "partial_conv2d:fwd:f16,mask=u8:nchw:n2c4h9w8:o6k3x1p1x0mask1shared1:clip-0.1_0.5",
     "partial_conv2d:fwd:f32,mask=u8,new_mask=u8:nchw:n1c4h9w9:o4k5p2:bias", "sparse_conv2d:fwd:f32,rows=i64,cols=i64:nchw:n2c8h7w6:o8k3p1nnz60:bias+relu",
     "sparse_conv3d:fwd:f32:ncdhw:n1c4d5h5w5:o4k3p1g2nnz40", "sparse_conv1d:fwd:bf16:nwc:n2c4w20:o8k3s2p1nnz30:bias",
-    "max_pool2d:fwd:f32:nchw:n2c6h13w13:k3s2p1index1", "max_pool3d:fwd:bf16:ndhwc:n1c4d6h6w6:k2s2ceil1", "max_pool1d:fwd:f64:ncw:n2c3w20:k3s2p1d2",
+    "max_pool2d:fwd:f32,index=i64:nchw:n2c6h13w13:k3s2p1index1", "max_pool3d:fwd:bf16:ndhwc:n1c4d6h6w6:k2s2ceil1", "max_pool1d:fwd:f64:ncw:n2c3w20:k3s2p1d2",
     "avg_pool2d:fwd:f32:nchw:n2c6h13w13:k3s2p1ceil1", "avg_pool3d:fwd:f32:ncdhw:n1c4d6h6w6:k3s2p1include_pad0divisor5", "avg_pool1d:fwd:f16:ncw:n2c3w20:k3s2p1",
     "adaptive_avg_pool2d:fwd:f32:nchw:n2c6h7w7:to1", "adaptive_avg_pool3d:fwd:f32:ncdhw:n1c4d6h7w8:to3x2x5",
     "relu2d:fwd:f32:nchw:n2c3h7w7", "clip1d:fwd:f16:ncw:n2c3w20:lo-1hi0.5", "tanh2d:bwd:f32:nchw:n2c6h7w7", "sigmoid2d:bwd:f32:nhwc:n2c6h7w7",
@@ -151,6 +151,7 @@ def test_sparse_twin_is_dense():
 
 @pytest.mark.parametrize("text, passes, why", [
     ("max_pool2d:fwd:f32:nchw:n1c2h8w8:k3p1+0", None, "uneven padding has no PyTorch call"),
+    ("max_pool2d:fwd:f32:nchw:n1c2h8w8:k3index1", None, "an index that is not i64 has no PyTorch call"),
     ("partial_conv2d:fwd:f32:nchw:n2c4h9w8:o6k3p1+0mask1", None, "uneven padding has no PyTorch call"),
     ("avg_pool1d:fwd:f32:ncw:n1c2w8:k3divisor2", None, "a divisor in 1D has no PyTorch call"),
     ("sparse_conv2d:fwd:f32:nchw:n1c4h6w6:o4k3p1nnz20stretched1", None, "a matrix with stretched columns has no PyTorch call"),
@@ -464,6 +465,12 @@ def test_docstring_examples():
     for module in (bench, _clock):
         result = doctest.testmod(module)
         assert result.attempted > 0 and result.failed == 0
+
+
+def test_an_index_is_compared():
+    twin = _twin.build("max_pool2d:fwd:f32,index=i64:nchw:n2c3h9w9:k3s2index1")
+    for results in (twin.weft(), twin.peer()):
+        assert [t.dtype for t in results] == [torch.float32, torch.int64]
 
 
 # ---------------------------------------------------------------------------------------------- examples/mobilenet_benchmark.py

@@ -115,10 +115,10 @@ def random_tensor(spec: dict, device: torch.device, scale: float = 1.0) -> Tenso
     return memory.as_strided(spec["dims"], spec["strides"], offset)
 
 
-def _same(p: Problem, name: str, *args: Any, length: int = 1) -> Case:
+def _same(p: Problem, name: str, *args: Any, length: int = 1, **options: Any) -> Case:
     """weft.functional.name and torch.nn.functional.name of the data."""
     ours, theirs = getattr(W, name), getattr(F, name)
-    return Case(p.inputs("src"), lambda x: ours(x, *args), lambda x: theirs(x, *args), {"fwd": length})
+    return Case(p.inputs("src"), lambda x: ours(x, *args, **options), lambda x: theirs(x, *args, **options), {"fwd": length})
 
 
 def _even(p: Problem) -> Sequence[int]:
@@ -208,6 +208,16 @@ def _sparse_conv(p: Problem) -> Case:
 
 
 # ---------------------------------------------------------------------------------------------- the others
+
+def _max_pool(p: Problem, **options: Any) -> Case:
+    return _same(p, f"max_pool{p.rank}d", p.kernel, p.stride, _even(p), p.dilation, bool(p.ceil), length=p.window, **options)
+
+
+def _max_pool_with_index(p: Problem) -> Case:
+    """PyTorch's index is int64; weft's byte is for its own gradient."""
+    p.refuse(p.told["tensors"]["index"]["dtype"] != "i64", "an index that is not i64")
+    return _max_pool(p, return_indices=True)
+
 
 def _avg_pool(p: Problem) -> Case:
     p.refuse(p.rank == 1 and p.divisor, "a divisor in 1D")
@@ -362,7 +372,7 @@ def _causal_update(p: Problem) -> Case:
 
 TABLE: dict[str, Callable[[Problem], Case]] = {
     "causal_conv": _causal_conv, "causal_update": _causal_update, "conv": _conv, "partial_conv": _partial_conv, "sparse_conv": _sparse_conv,
-    "max_pool": lambda p: _same(p, f"max_pool{p.rank}d", p.kernel, p.stride, _even(p), p.dilation, bool(p.ceil), length=p.window), "avg_pool": _avg_pool,
+    "max_pool": _max_pool, "avg_pool": _avg_pool,
     "adaptive_avg_pool": lambda p: _same(p, f"adaptive_avg_pool{p.rank}d", p.out, length=math.prod(p.size)),
     "relu": lambda p: _same(p, "relu"), "clip": lambda p: _same(p, "hardtanh", p.lo, p.hi), "tanh": lambda p: _same(p, "tanh"),
     "sigmoid": lambda p: _same(p, "sigmoid"), "ncrelu": _ncrelu,
@@ -513,6 +523,9 @@ def build(text: str, passes: Optional[str] = None) -> Twin:
     if wanted == "bwd_data" and told["op"] == "conv" and told["steps"]:
         problem, calls = Problem(told, device), "fwd"
         case = transposed_conv(problem)
+    elif wanted == "fwd" and told["op"] == "max_pool" and "index" in told["tensors"]:
+        problem, calls = Problem(told, device), "fwd"
+        case = _max_pool_with_index(problem)
     else:
         Problem(told, device)        # an epilogue that PyTorch has no call for is refused in the text's own pass
         problem, calls = Problem(_library.problem(told["text"], "fwd"), device), wanted
