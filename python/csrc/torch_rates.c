@@ -56,10 +56,17 @@ static int kind_of(const weft_problem *p) {
 #define HAS_BF16_DOTS false
 #endif
 
-/* One small image without groups stays with PyTorch's own columns and product. */
+/* One small image without groups stays with PyTorch's own columns and product. Of a volume in f32 PyTorch counts the
+ * first four sizes, so it is small up to 20480 rows. */
 static bool takes_onednn(const weft_problem *p) {
-    const double elements = (double)p->n * (double)p->c * (double)(p->in[0] * p->in[1]) * (double)p->in[2];
+    const bool rows = p->rank == 3 && p->tensor[0].dtype == WEFT_DTYPE_F32;
+    const double elements = (double)p->n * (double)p->c * (double)(p->in[0] * p->in[1] * (rows ? 1 : p->in[2]));
     return p->groups > 1 || p->n > 1 || p->kernel[1] > 3 || elements > 20480;
+}
+/* An f32 window of more than a place, by columns: they are written and read once for all outputs of a position, for a
+ * volume through memory. So few outputs are far from the peak. */
+static bool takes_columns(const weft_problem *p) {
+    return p->tensor[0].dtype == WEFT_DTYPE_F32 && family_of(p) == 5 && !takes_onednn(p);
 }
 /* kernel = stride: patches, and transposed convolution that enlarges. */
 static bool is_side_by_side(const weft_problem *p) {
@@ -86,6 +93,15 @@ static int64_t taps_of(const weft_problem *p) { return p->kernel[0] * p->kernel[
 
 /* The gradients of data and weights at once take the time of both. */
 static double both_of(double data, double weights) { return 2 / (1 / data + 1 / weights); }
+
+/* The columns of one position cost as much as the products of so many outputs. */
+static double share_of_columns(const weft_problem *p, weft_pass pass) {
+    static const double outputs[2][3] = {{15, 22, 17}, {62, 95, 58}}; /* images, volumes; fwd, bwd_data, bwd_weights */
+    const double *by = outputs[p->rank == 3];
+    if (pass == WEFT_PASS_BWD)
+        return both_of(share_of_columns(p, WEFT_PASS_BWD_DATA), share_of_columns(p, WEFT_PASS_BWD_WEIGHTS));
+    return 1 / (1.2 + by[pass == WEFT_PASS_FWD ? 0 : pass == WEFT_PASS_BWD_DATA ? 1 : 2] / (double)p->o);
+}
 
 /* Groups of 2, 4, 8, 16, 32 or more channels in 2D, oneDNN has other code for each: fwd, bwd_data, bwd_weights. */
 static double share_of_groups(const weft_problem *p, int64_t inside) {
@@ -128,6 +144,7 @@ static weft_rates guess_cpu_conv(const weft_problem *p) {
     if (family == 3 && p->rank == 3 && !fwd) r.of_peak = last ? 0.2 : 0.08;
     if (family == 3 && p->rank == 3 && p->c / p->groups < 8) r.of_peak = 0.03;
     if (family == 3 && p->rank < 3) r.of_peak = share_of_groups(p, p->c / p->groups);
+    if (takes_columns(p)) return (weft_rates){r.ns, share_of_columns(p, p->pass), r.of_bandwidth};
     if (!takes_onednn(p)) r.of_peak *= 0.5;
     if (p->pass == WEFT_PASS_BWD_DATA && !last && is_side_by_side(p)) r.of_peak = p->kernel[2] < 8 ? 0.4 : 0.1;
     if (family >= 4 && takes_onednn(p) && (p->c % 16 || p->o % 16)) r.of_peak *= 0.8;
@@ -314,6 +331,7 @@ static double share_by_measured(const weft_problem *p, double measured, double g
         const double beside = share_of_groups(p, p->c / p->groups) / share_of_groups(p, 4);
         return beside > 1 ? fmax(measured, fmin(measured * beside, guessed)) : measured * beside;
     }
+    if (takes_columns(p)) return guessed;
     return family >= 4 && takes_onednn(p) ? measured * share_of_block(p, p->pass) : measured;
 }
 
