@@ -108,7 +108,7 @@ static double share_of_groups(const weft_problem *p, int64_t inside) {
     static const double shares[2][2][3][5] = {
         /* f32, bf16; channels-first, channels-last */
         {{{0.03, 0.15, 0.4, 0.62, 0.8}, {0.022, 0.15, 0.3, 0.6, 0.75}, {0.022, 0.05, 0.47, 0.65, 0.65}},
-         {{0.062, 0.2, 0.38, 0.75, 0.9}, {0.055, 0.24, 0.42, 0.75, 0.9}, {0.075, 0.17, 0.28, 0.7, 0.65}}},
+         {{0.062, 0.2, 0.38, 0.75, 0.9}, {0.055, 0.24, 0.42, 0.75, 0.9}, {0.09, 0.19, 0.42, 0.7, 0.65}}},
         {{{0.04, 0.4, 0.7, 0.95, 1.35}, {0.02, 0.4, 0.7, 1, 1.3}, {0.017, 0.034, 0.066, 0.85, 1.05}},
          {{0.08, 0.38, 0.75, 1.4, 1.6}, {0.04, 0.5, 0.85, 1.4, 1.5}, {0.025, 0.12, 0.45, 1.1, 1.2}}}};
     const bool dots = p->tensor[0].dtype == WEFT_DTYPE_BF16 && HAS_BF16_DOTS;
@@ -119,6 +119,8 @@ static double share_of_groups(const weft_problem *p, int64_t inside) {
     if (p->pass == WEFT_PASS_BWD) return both_of(by[1][size], by[2][size]);
     return by[p->pass == WEFT_PASS_BWD_DATA ? 1 : 2][size];
 }
+
+static bool fills_blocks(const weft_problem *p) { return p->c / p->groups >= 16 && p->o / p->groups >= 16; }
 
 /* Fewer channels than a block of 16 in what a dense convolution writes cost the whole block, and channels-first a
  * quarter more; few in what its data's gradient reads cost that two thirds, channels-first. */
@@ -141,17 +143,19 @@ static weft_rates guess_cpu_conv(const weft_problem *p) {
     weft_rates r = {conv_call_ns(p), share[fwd][last][family], family < 4 ? 0.4 : 0.5};
     if (family == 1 && !last && taps_of(p) <= 9) r.of_peak = share[fwd][last][0]; /* 1x7 and 1D: few taps, too */
     if (deep) r.of_peak = fwd && last ? (family ? 0.6 : 0.28) : 0.02;
+    if (family < 3 && p->o != p->c) r.of_peak = share_of_groups(p, 2); /* a channel multiplier */
     if (family == 3 && p->rank == 3 && !fwd) r.of_peak = last ? 0.2 : 0.08;
     if (family == 3 && p->rank == 3 && p->c / p->groups < 8) r.of_peak = 0.03;
-    if (family == 3 && p->rank < 3) r.of_peak = share_of_groups(p, p->c / p->groups);
+    if (family == 3 && (p->rank < 3 || fills_blocks(p))) r.of_peak = share_of_groups(p, p->c / p->groups);
     if (takes_columns(p)) return (weft_rates){r.ns, share_of_columns(p, p->pass), r.of_bandwidth};
     if (!takes_onednn(p)) r.of_peak *= 0.5;
     if (p->pass == WEFT_PASS_BWD_DATA && !last && is_side_by_side(p)) r.of_peak = p->kernel[2] < 8 ? 0.4 : 0.1;
     if (family >= 4 && takes_onednn(p) && (p->c % 16 || p->o % 16)) r.of_peak *= 0.8;
     if (family >= 4 && takes_onednn(p)) r.of_peak *= share_of_block(p, p->pass);
-    const bool told = (family < 3 && !last) || (family == 3 && p->rank < 3); /* of bf16, by the shares above */
+    const bool told = (family < 3 && (!last || p->o != p->c)) || /* of bf16, by the shares above */
+                      (family == 3 && (p->rank < 3 || fills_blocks(p)));
     if (dtype == WEFT_DTYPE_BF16) r.of_peak *= !HAS_BF16_DOTS ? 0.2 : told ? 1 : fwd ? 1.6 : 1.75;
-    if (dtype == WEFT_DTYPE_BF16 && family < 3 && fwd && HAS_BF16_DOTS) {
+    if (dtype == WEFT_DTYPE_BF16 && family < 3 && p->o == p->c && fwd && HAS_BF16_DOTS) {
         r = (weft_rates){100000, last ? (family || deep ? 0.6 : 0.27) : r.of_peak, 1};
         if (!last && !deep) r.of_peak = family ? 0.25 : 0.14;
     }
@@ -323,13 +327,15 @@ static void guess(const weft_problem *p, weft_rates *r) {
     if (wide) r->of_peak *= 0.25;
 }
 
-/* What was measured are groups of 4 channels, and dense convolutions of full blocks: the share of p by that. What
- * larger groups gain is a constant. */
+/* What was measured are one filter per channel, groups of 4 channels, and dense convolutions of full blocks: the share
+ * of p by that. What larger groups gain is a constant; those that fill blocks run as dense ones do. */
 static double share_by_measured(const weft_problem *p, double measured, double guessed) {
     const int family = family_of(p);
-    if (family == 3 && p->rank < 3) {
+    if (family < 3 && p->o != p->c) return guessed;
+    if (family == 3 && fills_blocks(p)) return fmax(measured, guessed);
+    if (family == 3 && p->rank < 3) { /* small ones, as were measured, run below what larger ones reach */
         const double beside = share_of_groups(p, p->c / p->groups) / share_of_groups(p, 4);
-        return beside > 1 ? fmax(measured, fmin(measured * beside, guessed)) : measured * beside;
+        return fmax(guessed, beside > 1 ? measured : measured * beside);
     }
     if (takes_columns(p)) return guessed;
     return family >= 4 && takes_onednn(p) ? measured * share_of_block(p, p->pass) : measured;

@@ -235,15 +235,19 @@ REACHED = {   # of PyTorch: what a call costs in ns, and the shares that it reac
     "conv2d:bwd:f32:nhwc:n8c64h56w56:o64k11p5g64": (30e3, 0.01, 0.4), "conv3d:fwd:f32:ncdhw:n2c16d16h16w16:o16k3p1g16": (30e3, 0.02, 0.4),
     "conv3d:fwd:f32:ndhwc:n2c16d16h16w16:o16k3p1g16": (30e3, 0.28, 0.4), "conv3d:fwd:f32:ndhwc:n2c16d16h16w16:o16k5p2g16": (30e3, 0.6, 0.4),
     "conv3d:bwd_data:f32:ndhwc:n2c16d16h16w16:o16k5p2g16": (30e3, 0.02, 0.4),
+    # a channel multiplier
+    "conv2d:fwd:f32:nchw:n8c64h56w56:o128k3p1g64": (30e3, 0.03, 0.4), "conv2d:bwd_weights:f32:nhwc:n8c64h56w56:o128k5p2g64": (30e3, 0.09, 0.4),
+    "conv3d:bwd_data:f32:ncdhw:n2c16d16h16w16:o32k3p1g16": (30e3, 0.022, 0.4),
     # groups
     "conv2d:fwd:f32:nchw:n8c64h56w56:o64k3p1g32": (30e3, 0.03, 0.4), "conv2d:fwd:f32:nchw:n8c63h56w56:o63k3p1g21": (30e3, 0.03, 0.4),
     "conv2d:fwd:f32:nchw:n8c64h56w56:o64k3p1g16": (30e3, 0.15, 0.4), "conv2d:fwd:f32:nchw:n8c64h56w56:o64k3p1g8": (30e3, 0.4, 0.4),
     "conv2d:fwd:f32:nchw:n8c64h56w56:o64k3p1g4": (30e3, 0.62, 0.4), "conv2d:fwd:f32:nchw:n8c128h56w56:o128k3p1g2": (30e3, 0.8, 0.4),
     "conv2d:bwd_data:f32:nchw:n8c64h56w56:o64k3p1g8": (30e3, 0.3, 0.4), "conv2d:bwd_weights:f32:nchw:n8c64h56w56:o64k3p1g16": (30e3, 0.05, 0.4),
     "conv2d:bwd:f32:nchw:n8c64h56w56:o64k3p1g4": (30e3, 2 / (1 / 0.6 + 1 / 0.65), 0.4), "conv2d:fwd:f32:nhwc:n8c64h56w56:o64k3p1g4": (30e3, 0.75, 0.4),
-    "conv2d:bwd_data:f32:nhwc:n8c64h56w56:o64k3p1g32": (30e3, 0.055, 0.4), "conv2d:bwd_weights:f32:nhwc:n8c64h56w56:o64k3p1g8": (30e3, 0.28, 0.4),
+    "conv2d:bwd_data:f32:nhwc:n8c64h56w56:o64k3p1g32": (30e3, 0.055, 0.4), "conv2d:bwd_weights:f32:nhwc:n8c64h56w56:o64k3p1g8": (30e3, 0.42, 0.4),
     "conv3d:fwd:f32:ncdhw:n2c16d16h16w16:o16k3p1g4": (30e3, 0.03, 0.4), "conv3d:bwd:f32:ncdhw:n2c32d16h16w16:o32k3p1g4": (30e3, 0.08, 0.4),
-    "conv3d:bwd:f32:ndhwc:n2c32d16h16w16:o32k3p1g4": (30e3, 0.2, 0.4),
+    "conv3d:bwd:f32:ndhwc:n2c32d16h16w16:o32k3p1g4": (30e3, 0.2, 0.4), "conv3d:fwd:f32:ncdhw:n2c32d16h16w16:o32k3p1g2": (30e3, 0.62, 0.4),
+    "conv3d:fwd:f32:ncdhw:n2c32d16h16w16:o16k3p1g2": (30e3, 0.4, 0.4), "conv3d:bwd_weights:f32:ndhwc:n2c64d16h16w16:o64k3p1g2": (30e3, 0.65, 0.4),
     # dense: 1x1 and others, weights put in another order, few channels, one small image, windows side by side
     "conv2d:fwd:f32:nchw:n8c256h56w56:o256k1": (100e3 + 0.6 * WEIGHTS, 0.75, 0.5), "conv2d:fwd:f32:nhwc:n8c256h56w56:o256k1": (100e3 + 1.5 * WEIGHTS, 0.85, 0.5),
     "conv2d:bwd_weights:f32:nchw:n8c256h56w56:o256k1": (100e3, 0.8, 0.5), "conv2d:bwd_weights:f32:nhwc:n8c256h56w56:o256k1": (100e3 + 0.7 * WEIGHTS, 0.85, 0.5),

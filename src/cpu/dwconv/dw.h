@@ -80,6 +80,12 @@ VF_INLINE double dw_cost(const weft_problem *p, const weft__hw *hw, double lanes
     return cpu_cost(hw, weft__bytes(p), weft__flops(p) * lanes, taps / (taps + extra)) * slower;
 }
 
+/* Channels-last rows of a channel multiplier are put together element by element. */
+VF_INLINE double dw_last_fill(const weft_problem *p, const weft__hw *hw) {
+    const int64_t in = p->in[0] * p->in[1] * p->in[2], out = p->out[0] * p->out[1] * p->out[2];
+    return p->o == p->c ? 0 : 2.4 * (double)(p->n * WEFT__MAX(in, out) * p->o) / hw->threads;
+}
+
 /* A function with the data type as its last argument, called with each as a constant. */
 #define DW_BY_DTYPE(dtype, call, ...)       \
     switch (dtype) {                        \

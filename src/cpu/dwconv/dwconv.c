@@ -120,6 +120,7 @@ static const char *plan_last(const weft_problem *p, const weft__hw *hw, int vari
     const double outputs = (double)weft__numel(weft__tensor(p, is_up(p) ? WEFT_ROLE_DIFF_SRC : WEFT_ROLE_DST));
     d->ns = dw_cost(p, hw, (double)cpu_round_up(p->o, VF_LANES) / (double)p->o, DW_LAST_EXTRA) *
             (chunk_of[variant] == dwl_chunk(p) ? 1 : 1.02) * (weft__flops(p) > 512 * outputs ? 1.3 : 1);
+    d->ns += dw_last_fill(p, hw);
     return NULL;
 }
 

@@ -350,6 +350,7 @@ static const char *plan(const weft_problem *p, const weft__hw *hw, int variant, 
     d->packed = all ? dwl_packed(p) : 0;
     d->ns = dw_cost(p, hw, (double)cpu_round_up(p->o, VF_LANES) / (double)p->o, DW_LAST_EXTRA);
     if (g->up && p->kernel[2] <= 3) d->ns *= 0.85; /* memory is the limit, and diff_dst is read once */
+    d->ns += dw_last_fill(p, hw);
     return NULL;
 }
 
