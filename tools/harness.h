@@ -37,13 +37,15 @@ void harness_where(const harness_walk *w, char *text, size_t capacity); /* "dst[
  * odd: the pointer is a multiple of the declared alignment and of nothing more. */
 typedef enum harness_place { HARNESS_END, HARNESS_START, HARNESS_ODD, HARNESS_PLACES } harness_place;
 
-/* integers: -4 .. 4, so that sums below 2^24 are exact in f32. magnitudes: |x| of the reals of the same seed.
- * specials: reals, among them NaN and both infinities. */
+/* integers: -4 .. 4, so that sums below 2^24 are exact in f32. reals: -1 .. 1, every sixteenth 0. specials: reals,
+ * among them NaN and both infinities, of every third seed infinities alone. magnitudes, special magnitudes: |x| of the
+ * reals and specials of the same seed. */
 typedef enum harness_kind {
     HARNESS_INTEGERS,
     HARNESS_REALS,
     HARNESS_SPECIALS,
     HARNESS_MAGNITUDES,
+    HARNESS_SPECIAL_MAGNITUDES,
     HARNESS_KINDS
 } harness_kind;
 
@@ -88,6 +90,7 @@ bool harness_stream(weft_problem *p, uint64_t *seed, int device, weft_ctx *ctx, 
 double harness_terms(const weft_problem *p, int role);
 /* What an input is given: by the fill of the operator's record, else harness_fill; other integers are 0 and 1. */
 void harness_fill_input(const weft_problem *p, harness_buffer *b, harness_kind kind, uint64_t seed);
+void harness_relate_inputs(const weft_problem *p, harness_buffer *in, harness_kind kind, uint64_t seed);
 
 /* n, c and the visible axes of data n c d h w; about `most` elements at most, sometimes none. */
 void harness_draw_data(weft_problem *p, harness_rng *r, double most);
@@ -102,9 +105,11 @@ typedef struct harness_generator {
     /* Passes whose outputs are differences of sums, and may be small where the sums are not: errors are measured
      * against the largest value of the output. A set of WEFT__PASS_SET. */
     uint32_t differences;
-    /* Random floats of an input made into values as the operator has them; the same for reals and their magnitudes,
-     * which bound the terms of every sum. NULL: as drawn. */
-    void (*settle)(const weft_problem *p, harness_buffer *b, harness_kind kind);
+    /* Random floats of an input made into values as the operator has them, or that are hard for it; the same for reals
+     * and their magnitudes, which bound the terms of every sum. NULL: as drawn. */
+    void (*settle)(const weft_problem *p, harness_buffer *b, harness_kind kind, uint64_t seed);
+    /* The same where one input follows from another, when all have been filled. NULL: none does. */
+    void (*relate)(const weft_problem *p, harness_buffer *in, harness_kind kind, uint64_t seed);
 } harness_generator;
 #define HARNESS_EVERY_PASS (~0u)
 bool harness_differences(const weft_problem *p);

@@ -123,27 +123,25 @@ void harness_seal(harness_buffer *b) {
 }
 
 /* ---------------------------------------------------------------- what goes in */
-static double value_of(harness_kind kind, harness_rng *r) {
-    double x = harness_real(r);
-    switch (kind) {
-    case HARNESS_INTEGERS:
-        return floor(x * 4.5 + 0.5);
-    case HARNESS_MAGNITUDES:
-        return fabs(x);
-    case HARNESS_SPECIALS:
-        switch (harness_below(r, 40)) {
-        case 0:
-            return (double)NAN;
-        case 1:
-            return (double)INFINITY;
-        case 2:
-            return -(double)INFINITY;
-        default:
-            return x;
-        }
+static double special(double x, bool numbers, harness_rng *r) {
+    switch (harness_below(r, numbers ? 80 : 40)) {
+    case 0:
+        return numbers ? x : (double)NAN;
+    case 1:
+        return (double)INFINITY;
+    case 2:
+        return -(double)INFINITY;
     default:
         return x;
     }
+}
+
+static double value_of(harness_kind kind, bool numbers, harness_rng *r) {
+    double x = harness_real(r);
+    if (kind == HARNESS_INTEGERS) return floor(x * 4.5 + 0.5);
+    if (fabs(x) < 0x1p-4) x = 0; /* as often as in real data: what is compared with 0 meets it */
+    if (kind == HARNESS_SPECIALS || kind == HARNESS_SPECIAL_MAGNITUDES) x = special(x, numbers, r);
+    return kind == HARNESS_MAGNITUDES || kind == HARNESS_SPECIAL_MAGNITUDES ? fabs(x) : x;
 }
 
 /* Every eighth f16 tensor of reals is so small that it, and what it is multiplied into, is subnormal or less. */
@@ -157,7 +155,8 @@ void harness_fill(harness_buffer *b, harness_kind kind, uint64_t seed) {
     size_t size = weft__dtype_size(b->tensor.dtype);
     double scale = scale_of(b->tensor.dtype, kind, seed);
     for (harness_walk w = harness_first(&b->tensor); !w.done; harness_step(&w))
-        harness_store(b->tensor.dtype, (char *)b->at + w.offset * (int64_t)size, value_of(kind, &r) * scale);
+        harness_store(b->tensor.dtype, (char *)b->at + w.offset * (int64_t)size,
+                      value_of(kind, seed % 3 == 0, &r) * scale);
 }
 
 void harness_spread(harness_buffer *b, uint64_t seed) {

@@ -110,10 +110,10 @@ static double conv_terms(const weft_problem *p, int role) {
     }
 }
 
-const harness_generator harness_conv = {conv_draw, conv_terms, NULL, 0, NULL};
+const harness_generator harness_conv = {conv_draw, conv_terms, NULL, 0, NULL, NULL};
 
 /* random_norm.c */
-extern const harness_generator harness_softmax, harness_cross_entropy, harness_batch_norm, harness_lrn;
+extern const harness_generator harness_softmax, harness_cross_entropy, harness_batch_norm, harness_lrn, harness_clip;
 /* random_pool.c */
 extern const harness_generator harness_max_pool, harness_avg_pool, harness_adaptive_avg_pool, harness_columns;
 extern const harness_generator harness_dgmm, harness_cdgmm; /* random_dgmm.c */
@@ -141,6 +141,7 @@ static const harness_generator *const generators[WEFT_OP_COUNT] = {
     [WEFT_OP_CROSS_ENTROPY] = &harness_cross_entropy,
     [WEFT_OP_BATCH_NORM] = &harness_batch_norm,
     [WEFT_OP_LRN] = &harness_lrn,
+    [WEFT_OP_CLIP] = &harness_clip,
     [WEFT_OP_CONV] = &harness_conv,
     [WEFT_OP_PARTIAL_CONV] = &harness_partial_conv,
     [WEFT_OP_SPARSE_CONV] = &harness_sparse_conv,
@@ -194,14 +195,19 @@ void harness_fill_input(const weft_problem *p, harness_buffer *b, harness_kind k
     const harness_generator *g = generators[p->op];
     const weft__op *op = weft__op_of(p->op);
     if (op->fill && op->fill(p, &b->tensor, b->at, seed)) {
-        if (g && g->spoil && kind == HARNESS_SPECIALS) g->spoil(p, b, seed);
+        if (g && g->spoil && (kind == HARNESS_SPECIALS || kind == HARNESS_SPECIAL_MAGNITUDES)) g->spoil(p, b, seed);
         return;
     }
     if (WEFT__FLOATS & WEFT__BIT(b->tensor.dtype))
         harness_fill(b, kind, seed);
     else
         harness_fill_below(b, 2, seed);
-    if (g && g->settle && (kind == HARNESS_REALS || kind == HARNESS_MAGNITUDES)) g->settle(p, b, kind);
+    if (g && g->settle && kind != HARNESS_INTEGERS) g->settle(p, b, kind, seed);
+}
+
+void harness_relate_inputs(const weft_problem *p, harness_buffer *in, harness_kind kind, uint64_t seed) {
+    const harness_generator *g = generators[p->op];
+    if (g && g->relate) g->relate(p, in, kind, seed);
 }
 
 /* Up to three of bias, relu and clip in any order, a bias at most once; then, where it is allowed, accumulation. */

@@ -41,7 +41,20 @@ static double causal_conv_terms(const weft_problem *p, int role) {
     return (sqrt(own) + slope) * (sqrt(own) + slope);
 }
 
-const harness_generator harness_causal_conv = {causal_conv_draw, causal_conv_terms, NULL, 0, NULL};
+/* Of every fourth seed sums so far from 0 that exponentials of them overflow. Forward alone: the bound of the gradient
+ * is for small ones. */
+static void causal_settle(const weft_problem *p, harness_buffer *b, harness_kind kind, uint64_t seed) {
+    const weft_tensor *t = &b->tensor;
+    (void)kind;
+    if (p->pass != WEFT_PASS_FWD || t->role != WEFT_ROLE_SRC || seed / 5 % 4) return;
+    for (harness_walk w = harness_first(t); !w.done; harness_step(&w)) {
+        char *at = (char *)b->at + w.offset * (int64_t)weft__dtype_size(t->dtype);
+        const double x = harness_load(t->dtype, at);
+        if (fabs(x) <= 1) harness_store(t->dtype, at, x * 200);
+    }
+}
+
+const harness_generator harness_causal_conv = {causal_conv_draw, causal_conv_terms, NULL, 0, causal_settle, NULL};
 
 static void causal_update_draw(weft_problem *p, harness_rng *r, bool usual) {
     draw_sizes(p, r, usual);
@@ -67,4 +80,5 @@ static void causal_update_spoil(const weft_problem *p, harness_buffer *b, uint64
             ((int32_t *)b->at)[w.offset] = harness_chance(&r, 50) ? (int32_t)p->attr[WEFT_CAUSAL_ROWS] : INT32_MIN;
 }
 
-const harness_generator harness_causal_update = {causal_update_draw, causal_update_terms, causal_update_spoil, 0, NULL};
+const harness_generator harness_causal_update = {
+    causal_update_draw, causal_update_terms, causal_update_spoil, 0, causal_settle, NULL};

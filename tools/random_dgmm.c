@@ -17,6 +17,6 @@ static double terms(const weft_problem *p, int role) {
     return (double)(parts * p->n * p->attr[p->attr[WEFT_DGMM_SIDE] ? WEFT_DGMM_ROWS : WEFT_DGMM_COLS]);
 }
 
-const harness_generator harness_dgmm = {draw, terms, NULL, 0, NULL};
+const harness_generator harness_dgmm = {draw, terms, NULL, 0, NULL, NULL};
 /* A part of a complex product is a difference of products. */
-const harness_generator harness_cdgmm = {draw, terms, NULL, HARNESS_EVERY_PASS, NULL};
+const harness_generator harness_cdgmm = {draw, terms, NULL, HARNESS_EVERY_PASS, NULL, NULL};

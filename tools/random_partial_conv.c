@@ -1,4 +1,6 @@
 /* Random problems of partial convolution: the geometry of convolution, every kind of mask. */
+#include <math.h>
+
 #include "harness.h"
 
 /* Any geometry but one that leaves nothing of dst; smaller, since dst is larger than src. */
@@ -26,4 +28,31 @@ static double terms(const weft_problem *p, int role) {
     return harness_conv.terms(p, role == WEFT_ROLE_NEW_MASK || role == WEFT_ROLE_SUMS ? WEFT_ROLE_DST : role);
 }
 
-const harness_generator harness_partial_conv = {draw, terms, NULL, 0, NULL};
+/* Any byte but 0 is a 1. */
+static void draw_bytes(const weft_tensor *mask, void *at, uint64_t seed) {
+    harness_rng r = {harness_mix(seed, 3)};
+    for (harness_walk w = harness_first(mask); !w.done; harness_step(&w)) {
+        uint8_t *m = (uint8_t *)at + w.offset;
+        if (*m && harness_chance(&r, 30)) *m = (uint8_t)(1 + harness_below(&r, 255));
+    }
+}
+
+/* Of every second seed there is no number in the holes of a u8 mask, which keeps it out. A repeated axis of src has
+ * elements that are in a hole and elsewhere. */
+static void relate(const weft_problem *p, harness_buffer *in, harness_kind kind, uint64_t seed) {
+    const weft_tensor *src = weft__tensor(p, WEFT_ROLE_SRC), *mask = weft__tensor(p, WEFT_ROLE_MASK);
+    if (!mask || mask->dtype != WEFT_DTYPE_U8) return;
+    draw_bytes(mask, in[WEFT_ROLE_MASK].at, seed);
+    if (kind == HARNESS_INTEGERS || seed / 5 % 2 || !src) return;
+    for (int a = 0; a < src->rank; a++)
+        if (src->strides[a] == 0 && src->dims[a] > 1) return;
+    for (harness_walk w = harness_first(src); !w.done; harness_step(&w)) {
+        int64_t at = 0;
+        for (int a = 0; a < mask->rank; a++) at += WEFT__MIN(w.index[a], mask->dims[a] - 1) * mask->strides[a];
+        if (((const uint8_t *)in[WEFT_ROLE_MASK].at)[at] == 0)
+            harness_store(src->dtype, (char *)in[WEFT_ROLE_SRC].at + w.offset * (int64_t)weft__dtype_size(src->dtype),
+                          (double)NAN);
+    }
+}
+
+const harness_generator harness_partial_conv = {draw, terms, NULL, 0, NULL, relate};

@@ -11,19 +11,27 @@ static int64_t draw_size(const weft_problem *p, harness_rng *r, int a) {
     return a == 2 ? HARNESS_SIZE(r, widths) : HARNESS_PICK(r, few);
 }
 
-/* in is at least the dilation: a window that steps over the whole input has nothing to point at, and its index looks
+/* Does every window have a place to point at, which a step over the whole input has not? Its index would look
  * unwritten. */
+static bool points(const weft_problem *p) {
+    bool all = true;
+    for (int a = 0; a < 3; a++) all = all && p->in[a] >= p->dilation[a];
+    return all;
+}
+
 static void window(weft_problem *p, harness_rng *r, int a, bool usual) {
     bool pool = p->op == WEFT_OP_MAX_POOL || p->op == WEFT_OP_AVG_POOL;
     p->kernel[a] = usual ? 2 + harness_below(r, 2) : 1 + harness_below(r, 5);
     p->stride[a] = usual ? 1 + harness_below(r, 2) : 1 + harness_below(r, 4);
     if (p->op != WEFT_OP_AVG_POOL && !usual && harness_chance(r, 40)) p->dilation[a] = 1 + harness_below(r, 3);
+    if (p->dilation[a] > 1 && harness_chance(r, 30)) p->stride[a] = p->dilation[a]; /* all taps meet a place */
     int64_t most = pool ? p->kernel[a] / 2 : 3;
     p->pad_lo[a] = harness_below(r, most + 1);
     p->pad_hi[a] = harness_chance(r, 70) ? p->pad_lo[a] : harness_below(r, most + 1);
     p->in[a] = draw_size(p, r, a);
     int64_t least = p->dilation[a] * (p->kernel[a] - 1) + 1 - p->pad_lo[a] - p->pad_hi[a];
-    p->in[a] = WEFT__MAX(p->in[a], WEFT__MAX(least, p->dilation[a]));
+    if (harness_chance(r, 90)) least = WEFT__MAX(least, p->dilation[a]);
+    p->in[a] = WEFT__MAX(p->in[a], least);
 }
 
 static double reads(const weft_problem *p) {
@@ -42,7 +50,7 @@ static void draw(weft_problem *p, harness_rng *r, bool usual) {
 static void draw_max(weft_problem *p, harness_rng *r, bool usual) {
     draw(p, r, usual);
     p->attr[WEFT_POOL_CEIL] = harness_chance(r, 40);
-    p->attr[WEFT_MAX_POOL_INDEX] = harness_chance(r, 60);
+    p->attr[WEFT_MAX_POOL_INDEX] = harness_chance(r, 60) && points(p);
 }
 
 static void draw_avg(weft_problem *p, harness_rng *r, bool usual) {
@@ -72,7 +80,7 @@ static double terms(const weft_problem *p, int role) {
     return count;
 }
 
-const harness_generator harness_max_pool = {draw_max, terms, NULL, 0, NULL};
-const harness_generator harness_avg_pool = {draw_avg, terms, NULL, 0, NULL};
-const harness_generator harness_adaptive_avg_pool = {draw_adaptive, terms, NULL, 0, NULL};
-const harness_generator harness_columns = {draw, terms, NULL, 0, NULL};
+const harness_generator harness_max_pool = {draw_max, terms, NULL, 0, NULL, NULL};
+const harness_generator harness_avg_pool = {draw_avg, terms, NULL, 0, NULL, NULL};
+const harness_generator harness_adaptive_avg_pool = {draw_adaptive, terms, NULL, 0, NULL, NULL};
+const harness_generator harness_columns = {draw, terms, NULL, 0, NULL, NULL};

@@ -58,12 +58,14 @@ static double recorded(const weft_problem *p, int64_t state, double x, harness_k
     const bool lstm = p->op == WEFT_OP_LSTM, gru = p->op == WEFT_OP_GRU;
     if ((lstm && (state < 2 || state == 3)) || (gru && state < 2)) return 0.1 + 0.8 * fabs(x);
     if (lstm && state == 2) return 0.9 * x;
-    if (gru && state == 2) return kind == HARNESS_MAGNITUDES ? -0.9 * fabs(x) : 0.9 * x;
+    if (gru && state == 2)
+        return kind == HARNESS_MAGNITUDES || kind == HARNESS_SPECIAL_MAGNITUDES ? -0.9 * fabs(x) : 0.9 * x;
     if (!lstm && !gru) return 0.9 * x; /* h, the result of the activation */
     return x;
 }
 
-static void settle(const weft_problem *p, harness_buffer *b, harness_kind kind) {
+static void settle(const weft_problem *p, harness_buffer *b, harness_kind kind, uint64_t seed) {
+    (void)seed;
     const weft_tensor *t = &b->tensor;
     const int64_t lstm = p->op == WEFT_OP_LSTM, gru = p->op == WEFT_OP_GRU, H = p->o;
     const int64_t P = p->attr[WEFT_RNN_PROJECTION] ? p->attr[WEFT_RNN_PROJECTION] : H;
@@ -83,4 +85,4 @@ static void settle(const weft_problem *p, harness_buffer *b, harness_kind kind) 
     }
 }
 
-const harness_generator harness_rnn = {draw, terms, NULL, WEFT__PASS_SET(FWD), settle};
+const harness_generator harness_rnn = {draw, terms, NULL, WEFT__PASS_SET(FWD), settle, NULL};

@@ -364,7 +364,7 @@ TEST(a_walk) {
     expect("plan --kernel conv_ref P", 0, "conv_ref\n|pinned");
     expect("verify P --seed 18446744073709551615", 0, "1 problem, |0 failures");
     /* integers, reals and specials in three places, with three numbers of threads; reals are bounded by one run more */
-    expect("verify P --kernel conv_ref", 0, "1 problem, 39 executions, 0 failures");
+    expect("verify P --kernel conv_ref", 0, "1 problem, 42 executions, 0 failures");
     expect("verify --random 20 --seed 3 --threads 1,3", 0, "20 problems|0 failures");
     expect("bench --rounds 1 --kernel conv_ref --json D/x.json P", 0, "conv_ref|floor");
     expect("tune P --wisdom D/w --seconds 0.1", 0, "conv2d:fwd");

@@ -78,13 +78,15 @@ static const product *of_weights(const weft_problem *p, const params *d) {
 static const product *of_data(const params *d) { return d->columns[0] ? &data_columns : &data_by[d->how]; }
 
 /* ---------------------------------------------------------------- driver */
-/* The problem of one product: the data gradient has no bias step, which only asks for diff_bias. */
+/* The problem of one product: the data gradient has no bias step, which only asks for diff_bias and says that forward
+ * had a bias. */
 static weft_problem half_of(const weft_problem *p, int pass) {
     weft_problem h = *p;
     h.pass = pass;
     if (every_is(p) || every_step(p) < p->n) every_reduce(&h, every_step(p));
     if (p->pass != WEFT_PASS_BWD || pass == WEFT_PASS_BWD_WEIGHTS) return h;
     h.nsteps = 0;
+    if (weft__has_step(p, WEFT_STEP_BIAS)) h.attr[WEFT_PARTIAL_BIASED] = 1;
     for (int i = 0; i < p->nsteps; i++)
         if (p->step[i].kind == WEFT_STEP_ACC) h.step[h.nsteps++] = p->step[i];
     return h;
