@@ -79,7 +79,7 @@ programs() { # DIR PATTERN [EXCEPT]: the C test programs whose names match the o
 # instruction set, so the lower ones show what a sanitizer can see (cpu/isa.h).
 build_with() { # DIR SANITIZERS ISAS [TARGETS...]
     local targets=("${@:4}")
-    cmake -S . -B "$1" -DCMAKE_BUILD_TYPE=None "-DCMAKE_C_FLAGS=-O1 -DWEFT__$3" -DWEFT_SANITIZE="$2" -DWEFT_SANITIZE_ALL=$ALL_CHECKS -DWEFT_TORCH=OFF &&
+    cmake -S . -B "$1" -DCMAKE_BUILD_TYPE=None "-DCMAKE_C_FLAGS=-O1 -DWEFT__SMALL_CUTS -DWEFT__$3" -DWEFT_SANITIZE="$2" -DWEFT_SANITIZE_ALL=$ALL_CHECKS -DWEFT_TORCH=OFF &&
         cmake --build "$1" -j "$JOBS" ${targets:+--target "${targets[@]}"} || { echo "FAILED build in $1"; counts 0 1 0; return 1; }
 }
 with_python() { WEFT_LIBRARY=$BUILD/libweft_torch.so PYTHONPATH=python${PYTHONPATH:+:$PYTHONPATH} timeout --foreground "$LIMIT" "$(cat "$BUILD/python")" "$@"; }

@@ -11,10 +11,18 @@
 VF_INLINE int64_t cpu_ceil(int64_t a, int64_t b) { return (a + b - 1) / b; }
 VF_INLINE int64_t cpu_round_up(int64_t size, int64_t tile) { return cpu_ceil(size, tile) * tile; }
 
+/* What work is cut by, in bytes or elements. Builds for the sanitizers cut into small pieces, so that small problems
+ * have second strips, parts and chunks, too. */
+#ifdef WEFT__SMALL_CUTS
+#define CPU_CUT(usual, small) (small)
+#else
+#define CPU_CUT(usual, small) (usual)
+#endif
+
 /* How many slots for `items` equal pieces of `bytes` in all: enough for many cores, each worth waking a thread for.
  * It follows from the problem alone, so results do not depend on the number of threads. */
 VF_INLINE int64_t cpu_slots(int64_t items, double bytes) {
-    const double want = bytes / 131072;
+    const double want = bytes / CPU_CUT(131072, 1024);
     const int64_t most = want > 128 ? 128 : want < 1 ? 1 : (int64_t)want;
     return items < most ? items : most;
 }

@@ -11,8 +11,9 @@
  * Try:       weft bench batch_norm2d:fwd:f32:nchw:n8c256h56w56:train1 batch_norm2d:bwd:f32:nchw:n8c256h56w56:train1 */
 #include "cpu/batch_norm/norm.h"
 
-enum { BLOCK = 4096, SUMS = 4, FITS = 448 << 10 }; /* elements of a block; bytes of a channel that stays in cache */
-enum { X, SQUARES, GRADIENTS };                    /* what is summed */
+/* Elements of a block; bytes of a channel that stays in cache. */
+enum { BLOCK = CPU_CUT(4096, 64), SUMS = 4, FITS = CPU_CUT(448 << 10, 1 << 10) };
+enum { X, SQUARES, GRADIENTS }; /* what is summed */
 
 /* Two sums of a vector's worth. */
 typedef struct pair {

@@ -12,7 +12,7 @@
  * Try:       weft bench causal_conv1d:fwd:f32:ncw:n1c256w2048:k31:bias+silu */
 #include "cpu/causal_conv/causal.h"
 
-enum { CHUNK = 512, PAD = CAUSAL_WIDTH };
+enum { CHUNK = CPU_CUT(512, CAUSAL_WIDTH), PAD = CAUSAL_WIDTH };
 
 typedef struct job {
     const weft__exec *e;

@@ -22,7 +22,8 @@
  * Try:       weft bench conv2d:fwd:f32:nchw:n1c256h56w56:o256k3p1 */
 #include "cpu/conv/winograd_phases.h"
 
-enum { STRIP_BYTES = 12 << 20, LOCAL_BYTES = 768 << 10, SLOTS = 32, LEAST_TILES = 48, BLOCK_BYTES = 6 << 20 };
+enum { STRIP_BYTES = CPU_CUT(12 << 20, 8 << 10), LOCAL_BYTES = CPU_CUT(768 << 10, 16 << 10), SLOTS = 32 };
+enum { LEAST_TILES = 48, BLOCK_BYTES = CPU_CUT(6 << 20, 64 << 10) };
 enum { WANTED = 16, DEEP = 8 }; /* strips for each group; planes of a strip */
 
 typedef struct shape {

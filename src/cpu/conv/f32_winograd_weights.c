@@ -19,7 +19,11 @@
 #include "cpu/conv/gemm_bias.h"
 #include "cpu/conv/winograd_phases.h"
 
-enum { STRIP_BYTES = 17 << 20, PART_BYTES = 6 << 20, MOST_BYTES = 24 << 20 };
+enum {
+    STRIP_BYTES = CPU_CUT(17 << 20, 8 << 10),
+    PART_BYTES = CPU_CUT(6 << 20, 4 << 10),
+    MOST_BYTES = CPU_CUT(24 << 20, 8 << 10)
+};
 enum { SLOTS = 32, PRODUCTS = 64, ROWS = 48 }; /* slots of transforms and of products; channels of a product */
 
 typedef struct params {

@@ -18,7 +18,7 @@
 
 #include "cpu/conv/gemm_view.h"
 
-enum { KC = 576, STRIP_BYTES = 288 << 10, PANELS = 16, WANTED = 16, LEAST_ROWS = 128 };
+enum { KC = 576, STRIP_BYTES = CPU_CUT(288 << 10, 8 << 10), PANELS = 16, WANTED = 16, LEAST_ROWS = 128 };
 enum { IN_PLACE = 1024, IN_PLACE_TAPS = 25 }; /* positions, and taps, at most */
 
 typedef struct params {

@@ -10,7 +10,8 @@
  * Try:       weft bench conv2d:fwd:f32:nhwc:n1c256h56w56:o256k3p1 */
 #include "cpu/conv/gemm_view.h"
 
-enum { KC = 256, WANTED = 24, LEAST_CHANNELS = 16, COPY_BYTES = 384 << 10, STRIP_MOST = 384, STRIP_LEAST = 48 };
+enum { KC = 256, WANTED = 24, LEAST_CHANNELS = 16, STRIP_MOST = 384, STRIP_LEAST = 48 };
+enum { COPY_BYTES = CPU_CUT(384 << 10, 8 << 10) };
 
 typedef struct params {
     int64_t block; /* taps of a block of k, or products if copied */

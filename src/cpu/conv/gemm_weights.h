@@ -19,7 +19,7 @@
 #include "cpu/conv/gemm_view.h"
 
 enum {
-    STRIP_BYTES = 256 << 10,
+    STRIP_BYTES = CPU_CUT(256 << 10, 8 << 10),
     STRIP_MOST = 256,
     STRIP_LEAST = 32,
     COLUMNS = 384,

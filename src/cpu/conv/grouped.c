@@ -14,7 +14,7 @@
 
 extern WEFT__KERNEL(conv_gemm_nchw);
 
-enum { SLAB_BYTES = 288 << 10, CHANNELS = 128 }; /* of a group, in and out, at most */
+enum { SLAB_BYTES = CPU_CUT(288 << 10, 8 << 10), CHANNELS = 128 }; /* of a group, in and out, at most */
 
 typedef struct params {
     bool last;                     /* channels-last */

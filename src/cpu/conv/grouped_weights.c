@@ -14,7 +14,8 @@
  * Try:       weft bench conv3d:bwd_weights:f32:ncdhw:n1c64d50h50w50:o64k3p1g32 */
 #include "cpu/conv/grouped.h"
 
-enum { SLAB_BYTES = 160 << 10, WIDE_BYTES = 640 << 10, WANTED = 48, CHANNELS = 128 }; /* CHANNELS: as in grouped.c */
+enum { SLAB_BYTES = CPU_CUT(160 << 10, 4 << 10), WIDE_BYTES = 640 << 10 };
+enum { WANTED = 48, CHANNELS = 128 }; /* CHANNELS: as in grouped.c */
 #if VF_REGS == 32
 enum { OUTS = 6, SUMS = 24 };
 #else

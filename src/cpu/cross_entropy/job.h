@@ -8,7 +8,7 @@
 
 #include "cpu/softmax/lines.h"
 
-enum { SWEEP = 49152 }; /* floats of a tile, which stays in the second-level cache */
+enum { SWEEP = CPU_CUT(49152, 1024) }; /* floats of a tile, which stays in the second-level cache */
 
 typedef struct sums {
     double loss, weight;

@@ -2,7 +2,7 @@
 #include "cpu/dwconv/first.h"
 
 /* Floats of scratch that planes should keep to: the nearest cache; with several planes the next one. */
-enum { NEAR = 8192, NEXT = 32768, MOST = 1 << 22, WIDE = 1024 };
+enum { NEAR = 8192, NEXT = 32768, MOST = 1 << 22, WIDE = CPU_CUT(1024, 32) };
 enum { FLUSH = 16 }; /* rows of outputs that leave scratch together, of more than twice as many */
 
 static int64_t take(int64_t *floats, int64_t count) {

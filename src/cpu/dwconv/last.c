@@ -1,8 +1,8 @@
 /* Depthwise, channels-last: units, rows in place or in scratch, packed weights. See last.h. */
 #include "cpu/dwconv/last.h"
 
-enum { COLS = 512, RING = 65536 }; /* columns of a unit; floats of a ring, if that is enough */
-enum { STRIP = 1 << 19 };          /* bytes of rows that are kept from plane to plane */
+enum { COLS = CPU_CUT(512, 16), RING = 65536 }; /* columns of a unit; floats of a ring, if that is enough */
+enum { STRIP = CPU_CUT(1 << 19, 4 << 10) };     /* bytes of rows that are kept from plane to plane */
 
 static int64_t reach(const dw_window *g, int axis, int64_t count) {
     int64_t lo, hi;

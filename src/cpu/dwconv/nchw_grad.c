@@ -218,7 +218,8 @@ static const char *plan(const weft_problem *p, const weft__hw *hw, int variant, 
     if ((why = dwf_cut(&g->weights, &weights, true, bytes))) return why;
     if (all && !g->up && (why = dwf_cut(&g->data, &data, false, bytes))) return why;
     dwf_plan *f = &g->weights;
-    f->parts = WEFT__MAX(1, WEFT__MIN(cpu_ceil(ITEMS, p->c), WEFT__MIN(p->n * each_of(f), (int64_t)(bytes / 65536))));
+    f->parts = WEFT__MAX(
+        1, WEFT__MIN(cpu_ceil(ITEMS, p->c), WEFT__MIN(p->n * each_of(f), (int64_t)(bytes / CPU_CUT(65536, 1024)))));
     f->slots = WEFT__MIN(f->slots, p->c * f->parts);
     d->workspace = scratch_bytes(g) + (size_t)(f->parts * p->o * (dwf_taps(p) + 1)) * sizeof(float);
     const double lanes = (double)cpu_round_up(p->out[2], VF_LANES) / (double)p->out[2];

@@ -343,8 +343,10 @@ static const char *plan(const weft_problem *p, const weft__hw *hw, int variant, 
     dwl_plan *f = &g->weights;
     const int64_t worth = (int64_t)(bytes / (double)(8 * 4 * sum_floats(p))),
                   rows_of_all = p->n * weights.out[0] * weights.out[1];
-    f->parts = WEFT__MAX(1, WEFT__MIN(WEFT__MIN(rows_of_all, SLOTS), WEFT__MIN(worth, (int64_t)(bytes / 65536))));
-    f->groups = WEFT__MAX(1, WEFT__MIN(f->chunks, WEFT__MIN(SLOTS / f->parts, (int64_t)(bytes / 65536))));
+    f->parts = WEFT__MAX(
+        1, WEFT__MIN(WEFT__MIN(rows_of_all, SLOTS), WEFT__MIN(worth, (int64_t)(bytes / CPU_CUT(65536, 1024)))));
+    f->groups =
+        WEFT__MAX(1, WEFT__MIN(f->chunks, WEFT__MIN(SLOTS / f->parts, (int64_t)(bytes / CPU_CUT(65536, 1024)))));
     f->slots = f->parts * f->groups;
     d->workspace = scratch_bytes(g) + (size_t)(f->parts * sum_floats(p)) * sizeof(float);
     d->packed = all ? dwl_packed(p) : 0;

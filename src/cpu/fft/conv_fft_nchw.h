@@ -13,7 +13,7 @@
 
 #include "cpu/fft/conv_fft.h"
 
-enum { STRIP_BYTES = 24 << 20 };
+enum { STRIP_BYTES = CPU_CUT(24 << 20, 64 << 10) };
 
 typedef struct job {
     fft_shape s;

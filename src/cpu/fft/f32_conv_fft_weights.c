@@ -14,7 +14,7 @@
 
 #include "cpu/conv/gemm_bias.h"
 
-enum { STRIP_BYTES = 14 << 20, PART_BYTES = 10 << 20 };
+enum { STRIP_BYTES = CPU_CUT(14 << 20, 64 << 10), PART_BYTES = CPU_CUT(10 << 20, 64 << 10) };
 
 typedef struct params {
     gemm_bias bias;

@@ -6,7 +6,8 @@
 
 #include "cpu/conv/gemm_view.h"
 
-enum { EVERY_BYTES = 8 << 20, EVERY_PIECES = 16, PLANE_BYTES = 3 << 20 }; /* of a copy; pieces of an image; of planes */
+/* Of a copy; pieces of an image; of planes. */
+enum { EVERY_BYTES = CPU_CUT(8 << 20, 4 << 10), EVERY_PIECES = 16, PLANE_BYTES = CPU_CUT(3 << 20, 4 << 10) };
 
 VF_INLINE bool every_is(const weft_problem *p) { return p->attr[WEFT_PARTIAL_MASK] == 2; }
 VF_INLINE int64_t every_image(const weft_problem *p) { return p->c * p->in[0] * p->in[1] * p->in[2]; }

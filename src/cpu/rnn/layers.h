@@ -15,7 +15,8 @@
 /* UNITS: hidden units of a block. SIDE: rows of data in a tile of dots. MANY: from so many rows on they are turned.
  * LOT: turned rows side by side at most; in a step GROUP, as stacks are small. GATE_ROWS: rows of weights whose
  * gradients are made together, in so many slots at most. */
-enum { UNITS = 32, SIDE = 4, MANY = 8, LOT = GEMM_NR, GROUP = LOT < 32 ? LOT : 32, GATE_ROWS = 64, WEIGHT_SLOTS = 32 };
+enum { UNITS = 32, SIDE = 4, MANY = 8, LOT = GEMM_NR, GROUP = LOT < 32 ? LOT : 32, GATE_ROWS = 64 };
+enum { WEIGHT_SLOTS = CPU_CUT(32, 1) };
 /* Rows and columns of a gradient of weights that are summed together, and floats that this takes. */
 enum { CHUNK = 128, ACROSS = 256, WEIGHT_FLOATS = CHUNK * (GATE_ROWS + LOT) + GATE_ROWS * ACROSS };
 

@@ -13,7 +13,7 @@
 
 #include "cpu/frame.h"
 
-enum { TEAM_UNITS = 256, TEAM_SPINS = 4096, TEAM_PATIENCE = 128 };
+enum { TEAM_UNITS = CPU_CUT(256, 2), TEAM_SPINS = 4096, TEAM_PATIENCE = 128 };
 
 typedef struct team {
     void (*run)(void *arg, int64_t step, int64_t unit);

@@ -11,7 +11,7 @@
  * Try:       weft bench softmax2d:fwd:f32:nhwc:n8c256h56w56 softmax1d:fwd:f32:ncw:n4c1000000w1 */
 #include "cpu/softmax/lines.h"
 
-enum { KEEP = 4096, CHUNK = 32768, FEW = 64 };
+enum { KEEP = CPU_CUT(4096, 64), CHUNK = CPU_CUT(32768, 64), FEW = 64 };
 
 /* Of a chunk: forward m and sum exp(x - m), gradient 0 and the sum. Merged into the first chunk of the row. */
 typedef struct part {

@@ -110,7 +110,8 @@ VF_INLINE bool sp_view_of(sp_view *v, const weft_problem *p, const weft__hw *hw,
     v->ic = (back ? p->o : p->c) / p->groups;
     v->oc = (back ? p->c : p->o) / p->groups;
     v->across = cpu_ceil(p->n * v->axis[2].out, VF_LANES);
-    const int64_t bytes[3] = {(int64_t)hw->l1 * 3 / 4, (int64_t)hw->l1 * 2, (int64_t)hw->l2 / 2};
+    const int64_t l1 = CPU_CUT((int64_t)hw->l1, 4096), l2 = CPU_CUT((int64_t)hw->l2, 32768);
+    const int64_t bytes[3] = {l1 * 3 / 4, l1 * 2, l2 / 2};
     for (int shared = 0; shared < 2; shared++)
         for (int r = 4; r <= SP_R; r++)
             for (int level = 0; level < 3; level++) {
