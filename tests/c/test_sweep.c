@@ -1,5 +1,5 @@
 /* Every kernel that applies, on the one list of cases, around tile edges and on large problems: exact on integers,
- * bounded on reals, between guard pages, with the same bits for 1, 2 and 7 threads. All of it follows from the tables:
+ * bounded on reals, between guard pages, with the same bits for 1, 2 and 16 threads. All of it follows from the tables:
  * a fast kernel of any operator gets problems that it takes, with one size after another swept past its tiles, and one
  * that outgrows the caches. WEFT_SLOW=1 (make slow) tries every size; else a fixed part of them. WEFT_SWEEP=NAME
  * resizes problems only for the kernels with NAME in theirs. */
@@ -9,7 +9,7 @@ static harness h;
 static weft__hw hw;
 
 static void open_harness(void) {
-    static const int threads[] = {1, 2, 7};
+    static const int threads[] = {1, 2, 16};
     weft_ctx_opts opts = WEFT_CTX_OPTS_INIT;
     weft_problem cpu = {.device = WEFT_DEVICE_CPU};
     opts.workspace_limit = WEFT_NO_LIMIT;

@@ -5,7 +5,7 @@
  * and rank. WEFT_SWEEP=NAME: only the kernels with NAME in theirs. */
 #include "test.h"
 
-enum { MOST_FLOPS = 100000, MOST_ELEMENTS = 20000 }; /* of a changed problem */
+enum { MOST_FLOPS = 400000, MOST_ELEMENTS = 20000 }; /* of a changed problem */
 
 static harness h;
 static weft__hw hw;
@@ -114,8 +114,36 @@ static void change_axes(const weft__kernel *k, const weft_problem *from, const w
     }
 }
 
+/* Windows around the sizes of tiles and of blocks of taps, along all axes at once, padded: over data that is smaller,
+ * and of one channel over data as large. */
+static void change_windows(const weft__kernel *k, const weft_problem *from) {
+    static const int64_t windows[] = {6, 9, 10, 17, 18, 33};
+    for (size_t i = 0; i < 2 * WEFT__COUNT(windows); i++) {
+        const bool large = i >= WEFT__COUNT(windows);
+        const int64_t window = windows[i % WEFT__COUNT(windows)];
+        weft_problem p = *from;
+        if (large && from->groups == 1) p.c = 1, p.o = WEFT__MIN(p.o, 1);
+        for (int a = 3 - from->rank; a < 3; a++) {
+            if (from->kernel[a] == 1) continue;
+            p.kernel[a] = window;
+            p.pad_lo[a] = p.pad_hi[a] = window / 2;
+            p.in[a] = large ? window : WEFT__MIN(from->in[a], 4);
+        }
+        try(k, p);
+    }
+}
+
+/* Data of one plane with a window of one plane: every way to step and to pad along depth. */
+static void change_depth(const weft__kernel *k, const weft_problem *flat) {
+    for (int64_t i = 0; i < 27; i++) {
+        weft_problem p = *flat;
+        p.stride[0] = 1 + i % 3, p.pad_lo[0] = i / 3 % 3, p.pad_hi[0] = i / 9;
+        try(k, p);
+    }
+}
+
 static void change_field(const weft__kernel *k, const weft_problem *from, const weft__field *f) {
-    static const int64_t limits[] = {260, 1030};
+    static const int64_t limits[] = {260, 1030, 2047};
     const size_t values = f->kind == WEFT__FIELD_PADS ? 6 : f->kind == WEFT__FIELD_AXES ? 3 : 1;
     if (values > 1 && f->section) change_axes(k, from, f);
     for (size_t i = 0; i < values; i++) {
@@ -138,7 +166,10 @@ static void change_field(const weft__kernel *k, const weft_problem *from, const 
         weft_problem small = *from;
         small.n = 1;
         for (int a = 3 - from->rank; a < 3; a++) small.in[a] = WEFT__MIN(3, from->in[a]);
-        for (size_t l = 0; l < WEFT__COUNT(limits); l++) change_number(k, &small, offset, limits[l]);
+        for (size_t l = 0; l < WEFT__COUNT(limits); l++) {
+            if (limits[l] > 2000) small.in[0] = small.in[1] = 1;
+            change_number(k, &small, offset, limits[l]);
+        }
     }
 }
 
@@ -174,6 +205,7 @@ static void change(const weft__kernel *k, const weft_problem *p) {
     change_tensors(k, p);
     for (size_t i = 0; i < op->nfields; i++)
         if (op->fields[i].min_rank <= p->rank) change_field(k, p, &op->fields[i]);
+    change_windows(k, p);
     change_steps(k, p);
 }
 
@@ -181,12 +213,12 @@ static void change(const weft__kernel *k, const weft_problem *p) {
 static weft_problem *cases;
 static size_t ncases;
 
-/* A problem of rank 2 with a depth of 3 and that window there, which is a change, too; false: not one that the kernel
+/* A problem of rank 2 with that depth and that window there, which is a change, too; false: not one that the kernel
  * takes. */
-static bool deepen(const weft__kernel *k, weft_problem *p, int64_t window) {
+static bool deepen(const weft__kernel *k, weft_problem *p, int64_t depth, int64_t window) {
     if (p->rank != 2 || weft__op_of(p->op)->max_rank < 3) return false;
     p->rank = 3;
-    p->in[0] = 3;
+    p->in[0] = depth;
     if (p->op == WEFT_OP_ADAPTIVE_AVG_POOL) p->attr[WEFT_ADAPTIVE_AVG_POOL_TO] = 2;
     p->kernel[0] = window;
     if (weft_problem_complete(p) != WEFT_OK) return false;
@@ -212,9 +244,10 @@ static void change_for(const weft__kernel *k) {
             const weft_problem *p = smallest(k, pass, rank);
             if (p) change(k, p);
             if (p && !smallest(k, pass, 3)) {
-                weft_problem deep = *p, flat = *p;
-                const bool both = deepen(k, &deep, 2), one = deepen(k, &flat, 1);
-                if (both || one) change(k, both ? &deep : &flat);
+                weft_problem deep = *p, single = *p, flat = *p;
+                const bool both = deepen(k, &deep, 3, 2), one = deepen(k, &single, 3, 1);
+                if (both || one) change(k, both ? &deep : &single);
+                if (deepen(k, &flat, 1, 1)) change_depth(k, &flat);
             }
         }
 }
