@@ -97,7 +97,7 @@ const weft__choice *weft__plan_choice(const weft_plan *plan) { return &plan->cho
 
 weft_status weft_plan_cost(const weft_plan *plan, weft_cost *cost) {
     if (!plan) return weft__fail(WEFT_ERR_INVALID, "plan is NULL, allowed: a plan");
-    if (!cost || cost->size < WEFT__LEAST(weft_cost, ns))
+    if (!cost || !weft__has_size(cost, WEFT__LEAST(weft_cost, ns)))
         return weft__fail(WEFT_ERR_INVALID, "cost is %s, allowed: a weft_cost started from WEFT_COST_INIT",
                           cost ? "of another size" : "NULL");
     weft_cost c = {sizeof(c), weft__flops(&plan->p), weft__bytes(&plan->p), plan->choice.d.ns};

@@ -37,6 +37,7 @@ weft_status weft__fail(weft_status s, const char *format, ...) WEFT__PRINTF(2, 3
  * know. Return writes back, zero where the caller knows more. MOST: a larger size is not one. */
 #define WEFT__LEAST(type, last) (offsetof(type, last) + sizeof(((type *)0)->last))
 #define WEFT__MOST ((size_t)1 << 20)
+bool weft__has_size(const void *given, size_t least); /* from least to MOST */
 bool weft__adopt(void *to, size_t known, const void *from, size_t least);
 void weft__return(void *to, const void *from, size_t known);
 

@@ -134,7 +134,7 @@ size_t weft_kernel_count(const weft_ctx *ctx, const weft_problem *p) {
 
 weft_status weft_kernel_info(const weft_ctx *ctx, const weft_problem *p, size_t index, weft_kernel_desc *desc) {
     WEFT__TRY(weft__check_ctx(ctx));
-    if (!desc || desc->size < WEFT__LEAST(weft_kernel_desc, ns))
+    if (!desc || !weft__has_size(desc, WEFT__LEAST(weft_kernel_desc, ns)))
         return weft__fail(WEFT_ERR_INVALID,
                           "desc is %s, allowed: a weft_kernel_desc started from WEFT_KERNEL_DESC_INIT",
                           desc ? "of another size" : "NULL");

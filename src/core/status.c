@@ -37,6 +37,11 @@ weft_status weft__fail(weft_status s, const char *format, ...) {
     return s;
 }
 
+bool weft__has_size(const void *given, size_t least) {
+    const size_t size = *(const size_t *)given;
+    return size >= least && size <= WEFT__MOST;
+}
+
 bool weft__adopt(void *to, size_t known, const void *from, size_t least) {
     size_t given = *(const size_t *)from;
     if (given < least || given > WEFT__MOST) return false;

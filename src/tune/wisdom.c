@@ -306,7 +306,7 @@ weft_status weft__wisdom_add(weft_ctx *ctx, const weft_problem *p, const weft__h
 weft_status weft__wisdom_check(const weft_ctx *ctx, const char *path, const weft_wisdom_report *report) {
     WEFT__TRY(weft__check_ctx(ctx));
     if (!path) return weft__fail(WEFT_ERR_INVALID, "path is NULL, allowed: a file's name");
-    if (report && report->size < WEFT__LEAST(weft_wisdom_report, other_machines))
+    if (report && !weft__has_size(report, WEFT__LEAST(weft_wisdom_report, other_machines)))
         return weft__fail(WEFT_ERR_INVALID, "report.size is %zu, allowed: %zu (start from WEFT_WISDOM_REPORT_INIT)",
                           report->size, sizeof(*report));
     return WEFT_OK;
