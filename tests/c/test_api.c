@@ -9,6 +9,18 @@ static const char small[] = "conv2d:fwd:f32:nchw:n1c4h12w20:o4k3p1g4";
 
 /* ---------------------------------------------------------------- status and words */
 TEST(status_words) {
+    static const struct {
+        weft_status status;
+        const char *name, *text;
+    } words[] = {{WEFT_OK, "OK", "success"},
+#define X(NAME, meaning) {WEFT_ERR_##NAME, #NAME, meaning},
+                 WEFT_ERR_LIST(X)
+#undef X
+    };
+    for (size_t i = 0; i < WEFT__COUNT(words); i++)
+        CHECK(strcmp(weft_status_name(words[i].status), words[i].name) == 0 &&
+                  strcmp(weft_status_text(words[i].status), words[i].text) == 0,
+              "%s means '%s'", weft_status_name(words[i].status), weft_status_text(words[i].status));
     for (int s = 0; s < WEFT_STATUS_COUNT; s++)
         CHECK(weft_status_name((weft_status)s)[0] && weft_status_text((weft_status)s)[0], "status %d has no words", s);
     CHECK(strcmp(weft_status_name(WEFT_ERR_WORKSPACE), "WORKSPACE") == 0, "%s", weft_status_name(WEFT_ERR_WORKSPACE));
@@ -142,6 +154,94 @@ TEST(context_variables) {
     if (kept[0]) setenv("WEFT_ISA", kept, 1);
 }
 
+/* ---------------------------------------------------------------- options before variables */
+static char *kept_variable(const char *name) { return getenv(name) ? strdup(getenv(name)) : NULL; }
+static void set_variable(const char *name, const char *value) {
+    if (value)
+        setenv(name, value, 1);
+    else
+        unsetenv(name);
+}
+
+static weft_ctx *with_options(weft_ctx_opts opts) {
+    weft_ctx *ctx = NULL;
+    OK(weft_ctx_create(&ctx, &opts));
+    return ctx;
+}
+
+static weft__hw hw_with(weft_ctx_opts opts) {
+    weft_problem p = {.device = WEFT_DEVICE_CPU};
+    weft__hw hw;
+    weft_ctx *ctx = with_options(opts);
+    OK(weft__ctx_hw(ctx, &p, &hw));
+    weft_ctx_release(ctx);
+    return hw;
+}
+
+TEST(an_option_counts_before_its_variable) {
+    static const int threads[] = {0, 1, 5};
+    const weft_ctx_opts none = WEFT_CTX_OPTS_INIT;
+    weft_ctx_opts o = none;
+    char *const before[] = {kept_variable("WEFT_THREADS"), kept_variable("WEFT_ISA"), kept_variable("WEFT_NVRTC")};
+    weft__hw all;
+    weft__hw_detect(&all);
+    for (size_t i = 0; i < WEFT__COUNT(threads); i++) {
+        o = none, o.threads = threads[i];
+        set_variable("WEFT_THREADS", "3");
+        CHECK(hw_with(o).threads == (threads[i] ? threads[i] : 3), "%d threads, asked for %d", hw_with(o).threads,
+              threads[i]);
+        set_variable("WEFT_THREADS", "");
+        CHECK(threads[i] == 0 || hw_with(o).threads == threads[i], "%d threads", hw_with(o).threads);
+    }
+    set_variable("WEFT_THREADS", before[0]);
+    for (int option = -1; option < WEFT__ISA_COUNT; option++)
+        for (int variable = -1; variable < WEFT__ISA_COUNT; variable++) {
+            const int counts = option >= 0 ? option : variable;
+            weft__hw want = all;
+            if (counts >= 0) weft__hw_limit(&want, (weft__isa)counts);
+            o = none, o.isa = option >= 0 ? weft__isa_names[option] : NULL;
+            set_variable("WEFT_ISA", variable >= 0 ? weft__isa_names[variable] : "");
+            const weft__hw got = hw_with(o);
+            CHECK(got.isa == want.isa && got.features == want.features, "option %s beside WEFT_ISA=%s gave %s",
+                  o.isa ? o.isa : "none", getenv("WEFT_ISA"), weft__isa_names[got.isa]);
+        }
+    set_variable("WEFT_ISA", before[1]);
+    set_variable("WEFT_NVRTC", "/of/the/variable");
+    for (int i = 0; i < 2; i++) {
+        static char text[1 << 16];
+        o = none, o.nvrtc = i ? "/of/the/option" : NULL;
+        weft_ctx *ctx = with_options(o);
+        OK(weft_ctx_describe(ctx, text, sizeof(text), NULL));
+        CHECK(strstr(text, i ? "/of/the/option" : "/of/the/variable"), "%s", text);
+        weft_ctx_release(ctx);
+    }
+    set_variable("WEFT_NVRTC", before[2]);
+    for (size_t i = 0; i < WEFT__COUNT(before); i++) free(before[i]);
+}
+
+/* Topics of the variable are added to those of the options, and to those that are set later. */
+TEST(topics_add_up) {
+    enum { TOPICS = 4 };
+    static const char *const words[TOPICS] = {"dispatch", "tune", "exec", "error"};
+    weft_ctx_opts o = WEFT_CTX_OPTS_INIT;
+    char *before = kept_variable("WEFT_VERBOSE");
+    for (int variable = -1; variable < TOPICS; variable++)
+        for (unsigned option = 0; option <= WEFT_LOG_ALL; option++)
+            for (int later = 0; later < 2; later++) {
+                set_variable("WEFT_VERBOSE", variable < 0 ? NULL : words[variable]);
+                o.verbose = later ? WEFT_LOG_ALL & ~option : option;
+                weft_ctx *ctx = with_options(o);
+                if (later) OK(weft_ctx_set_verbose(ctx, option));
+                for (int topic = 0; topic < TOPICS; topic++)
+                    CHECK(weft__logs(ctx, 1 << topic) == (topic == variable || (option >> topic & 1)),
+                          "%s with topics 0x%x, set %s, beside WEFT_VERBOSE=%s", words[topic], option,
+                          later ? "later" : "at first", variable < 0 ? "" : words[variable]);
+                weft_ctx_release(ctx);
+            }
+    set_variable("WEFT_VERBOSE", before);
+    free(before);
+}
+
 /* A wrong word in WEFT_VERBOSE is named on stderr; the words beside it count and the context is made. */
 TEST(a_wrong_word_of_the_log) {
     char said[512] = "", *verbose = getenv("WEFT_VERBOSE") ? strdup(getenv("WEFT_VERBOSE")) : NULL;
@@ -179,6 +279,9 @@ TEST(context_calls) {
     char text[16];
     size_t length = 0;
     weft_ctx_release(NULL);
+    FAILS(weft_ctx_set_verbose(NULL, 0), WEFT_ERR_INVALID, "ctx is NULL");
+    FAILS(weft_ctx_set_verbose(ctx, 16), WEFT_ERR_INVALID, "topics is 0x10");
+    FAILS(weft_ctx_set_verbose(ctx, WEFT_LOG_ALL | 1u << 31), WEFT_ERR_INVALID, "topics is 0x8000000f");
     FAILS(weft_ctx_set_parallel_for(NULL, NULL, NULL, 0), WEFT_ERR_INVALID, "ctx is NULL");
     FAILS(weft_ctx_set_parallel_for(ctx, no_pool, NULL, 0), WEFT_ERR_INVALID, "threads is 0");
     FAILS(weft_ctx_set_parallel_for(ctx, no_pool, NULL, 4096), WEFT_ERR_INVALID, "threads is 4096");
@@ -194,6 +297,11 @@ TEST(context_calls) {
     char limits[160];
     snprintf(limits, sizeof(limits), "workspace limit: 64 MB\nplan cache: 1024\nwisdom: 0 entries\nkernels: %zu\n",
              weft_kernel_count(ctx, NULL));
+    CHECK(strstr(all, limits), "no \"%s\" in %s", limits, all);
+    weft_problem cpu = {.device = WEFT_DEVICE_CPU};
+    weft__hw hw;
+    OK(weft__ctx_hw(ctx, &cpu, &hw));
+    snprintf(limits, sizeof(limits), "cache: L1 %zu KB, L2 %zu KB, L3 %zu KB\n", hw.l1 >> 10, hw.l2 >> 10, hw.l3 >> 10);
     CHECK(strstr(all, limits), "no \"%s\" in %s", limits, all);
     free(all);
     weft_ctx_release(ctx);
@@ -234,33 +342,50 @@ TEST(log_callback) {
     weft_ctx_release(ctx);
 }
 
-/* A callback that holds weft up from inside: refused, not a deadlock. */
-static weft_ctx *logged;
-static weft_status from_the_log[3];
-static void call_again(void *user, int topic, const char *line) {
-    (void)user, (void)topic, (void)line;
+/* A callback that holds weft up from inside, be it log, alloc or free: refused, not a deadlock. What it may call works. */
+enum { OF_LOG, OF_ALLOC, OF_FREE, CALLBACKS };
+static weft_ctx *called;
+static int entered[CALLBACKS], let_in[CALLBACKS];
+static void call_again(int callback) {
     char text[64];
     weft_plan *plan = NULL;
-    weft_problem p = test_problem(small);
-    if (!logged) return;
-    from_the_log[0] = weft_plan_create(&plan, logged, &p, NULL);
-    from_the_log[1] = weft_ctx_describe(logged, text, sizeof(text), NULL);
-    from_the_log[2] = weft_wisdom_forget(logged, NULL);
+    static weft_problem p = WEFT_PROBLEM_INIT;
+    weft_kernel_desc d = WEFT_KERNEL_DESC_INIT;
+    weft_ctx *ctx = called;
+    if (!ctx) return;
+    called = NULL; /* once: what would not be refused would come here again */
+    if (p.op == 0) p = test_problem(small);
+    entered[callback]++;
+    const weft_status got[] = {weft_plan_create(&plan, ctx, &p, NULL), weft_ctx_describe(ctx, text, sizeof(text), NULL),
+                               weft_wisdom_forget(ctx, NULL), weft_kernel_info(ctx, &p, 0, &d),
+                               weft_ctx_set_verbose(ctx, 0)};
+    for (size_t i = 0; i < WEFT__COUNT(got); i++) let_in[callback] += got[i] != WEFT_ERR_INVALID;
+    let_in[callback] += !strstr(weft_last_error(), "called from alloc, free or log") || !weft_version()[0];
+    called = ctx;
 }
+static void call_from_log(void *user, int topic, const char *line) {
+    (void)user, (void)topic, (void)line;
+    call_again(OF_LOG);
+}
+static void *call_from_alloc(void *user, size_t bytes) { return (void)user, call_again(OF_ALLOC), malloc(bytes); }
+static void call_from_free(void *user, void *block) { (void)user, call_again(OF_FREE), free(block); }
 
 TEST(calls_from_a_callback) {
     weft_ctx_opts opts = WEFT_CTX_OPTS_INIT;
     weft_plan *plan = NULL;
     weft_problem p = test_problem(small);
-    opts.log = call_again;
+    weft_ctx *ctx = NULL;
+    opts.log = call_from_log, opts.alloc = call_from_alloc, opts.free = call_from_free;
     opts.verbose = WEFT_LOG_DISPATCH;
-    OK(weft_ctx_create(&logged, &opts));
-    OK(weft_plan_create(&plan, logged, &p, NULL));
-    for (int i = 0; i < 3; i++)
-        CHECK(from_the_log[i] == WEFT_ERR_INVALID, "call %d gave %s", i, weft_status_name(from_the_log[i]));
+    OK(weft_ctx_create(&ctx, &opts));
+    called = ctx;
+    OK(weft_plan_create(&plan, ctx, &p, NULL));
     weft_plan_release(plan);
-    weft_ctx_release(logged);
-    logged = NULL;
+    OK(weft_wisdom_forget(ctx, NULL));
+    called = NULL;
+    for (int i = 0; i < CALLBACKS; i++)
+        CHECK(entered[i] && !let_in[i], "callback %d: entered %d times, %d calls let in", i, entered[i], let_in[i]);
+    weft_ctx_release(ctx);
 }
 
 /* ---------------------------------------------------------------- plan */
@@ -329,6 +454,19 @@ TEST(kernel_calls) {
         OK(weft_kernel_info(ctx, NULL, i, &d));
         CHECK(d.name[0] && d.engine[0] && d.isa && d.version >= 1 && !d.reason, "kernel %zu", i);
     }
+    const weft__kernel *const *list;
+    size_t at = 0;
+    for (size_t i = 0, kernels = weft__kernels(0, &list); i < kernels; i++) /* what it says is what the table has */
+        for (int v = 0; v < weft__kernel_variants(list[i]); v++) {
+            const weft__kernel *k = list[i];
+            OK(weft_kernel_info(ctx, NULL, at++, &d));
+            CHECK(strcmp(d.name, k->name) == 0 && d.op == k->op && d.version == k->version && d.exact == k->exact,
+                  "%s: op %d, version %d, exact %d", d.name, d.op, d.version, d.exact);
+            CHECK(strcmp(d.variant, k->variants ? k->variants[v] : "") == 0 &&
+                      strcmp(d.isa, k->engine == WEFT_ENGINE_CPU ? weft__isa_names[k->isa] : "") == 0,
+                  "%s: variant %s, isa %s", d.name, d.variant, d.isa);
+            if (strstr(d.name, "winograd") || strstr(d.name, "_fft")) CHECK(!d.exact, "%s is exact", d.name);
+        }
     OK(weft_kernel_info(ctx, &p, count - 1, &d));
     CHECK(strcmp(d.engine, "ref") == 0 && d.applies, "the last kernel is %s", d.name);
     weft_ctx_release(ctx);
@@ -356,4 +494,29 @@ TEST(wisdom_calls) {
     OK(weft_wisdom_forget(ctx, NULL));
     CHECK(weft_wisdom_count(NULL) == 0, "entries of NULL");
     weft_ctx_release(ctx);
+}
+
+/* ---------------------------------------------------------------- sparse weights */
+TEST(sparse_calls) {
+    static float dense[8 * 4 * 3] = {0, 1, 2}, values[2];
+    static int64_t rows[9], cols[2], nnz;
+    weft_problem p = test_problem("sparse_conv1d:fwd:f32,rows=i64,cols=i64:ncw:n1c4w9:o8k3nnz2"),
+                 other = test_problem(small);
+    OK(weft_sparse_count(&p, NULL, dense, &nnz));
+    CHECK(nnz == 2, "%lld", (long long)nnz);
+    OK(weft_sparse_build(&p, NULL, dense, values, rows, cols));
+    OK(weft_sparse_check(&p, rows, cols));
+    OK(weft_sparse_stretch(&p, cols, cols));
+    FAILS(weft_sparse_count(&p, NULL, NULL, &nnz), WEFT_ERR_INVALID, "weights is NULL");
+    FAILS(weft_sparse_count(&p, NULL, dense, NULL), WEFT_ERR_INVALID, "nnz is NULL");
+    FAILS(weft_sparse_build(&p, NULL, NULL, values, rows, cols), WEFT_ERR_INVALID, "weights is NULL");
+    FAILS(weft_sparse_build(&p, NULL, dense, NULL, rows, cols), WEFT_ERR_INVALID, "values is NULL");
+    FAILS(weft_sparse_build(&p, NULL, dense, values, NULL, cols), WEFT_ERR_INVALID, "rows is NULL");
+    FAILS(weft_sparse_build(&p, NULL, dense, values, rows, NULL), WEFT_ERR_INVALID, "cols is NULL");
+    FAILS(weft_sparse_stretch(&p, NULL, cols), WEFT_ERR_INVALID, "cols is NULL");
+    FAILS(weft_sparse_stretch(&p, cols, NULL), WEFT_ERR_INVALID, "stretched is NULL");
+    FAILS(weft_sparse_check(&p, NULL, cols), WEFT_ERR_INVALID, "rows is NULL");
+    FAILS(weft_sparse_check(&p, rows, NULL), WEFT_ERR_INVALID, "cols is NULL");
+    FAILS(weft_sparse_check(NULL, rows, cols), WEFT_ERR_INVALID, "problem is NULL");
+    FAILS(weft_sparse_check(&other, rows, cols), WEFT_ERR_INVALID, "sparse_conv");
 }
