@@ -78,6 +78,17 @@ TEST(problem_tensor) {
     CHECK(src && weft_problem_tensor(&p, WEFT_ROLE_SRC) == src && p.ntensors == 1, "%d tensors", p.ntensors);
     p.ntensors = 1000;
     CHECK(!weft_problem_tensor(&p, WEFT_ROLE_DST), "a tensor of a broken problem");
+    struct {
+        weft_problem p;
+        weft_tensor behind;
+    } full = {.p = WEFT_PROBLEM_INIT}; /* one of every role does not fit */
+    OK(weft_problem_init(&full.p, WEFT_OP_CONV, WEFT_PASS_FWD, 2));
+    memset(&full.behind, 0x55, sizeof(full.behind));
+    const weft_tensor before = full.behind;
+    for (int role = 0; role < WEFT_ROLE_COUNT; role++)
+        CHECK(!weft_problem_tensor(&full.p, (weft_role)role) == (role >= WEFT_MAX_TENSORS), "tensor %d", role);
+    CHECK(full.p.ntensors == WEFT_MAX_TENSORS && memcmp(&full.behind, &before, sizeof(before)) == 0,
+          "%d tensors, or what lies behind was written", full.p.ntensors);
 }
 
 /* ---------------------------------------------------------------- context */

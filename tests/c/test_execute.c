@@ -308,6 +308,8 @@ TEST(alignment_of_pack) {
     char *weights = aligned(24 * 9 * 4 + 64), *packed = aligned(weft_plan_packed_bytes(plan) + 64);
     FAILS(weft_pack(plan, weights + 16, packed, NULL), WEFT_ERR_INVALID, "weights|multiple of 32");
     FAILS(weft_pack(plan, weights, packed + 16, NULL), WEFT_ERR_INVALID, "packed|multiple of 64");
+    FAILS(weft_pack(plan, NULL, packed, NULL), WEFT_ERR_INVALID, "weights is NULL");
+    FAILS(weft_pack(plan, weights, NULL, NULL), WEFT_ERR_INVALID, "packed is NULL");
     OK(weft_pack(plan, weights, packed, NULL));
     free(weights), free(packed);
     weft_plan_release(plan);
@@ -366,27 +368,49 @@ TEST(packed_weights_need_less) {
     weft_ctx_release(ctx);
 }
 
-/* Weights of other strides, and those of another pass, are packed in another way. */
-TEST(the_id_tells_strides_and_passes_apart) {
-    static const weft__kernel kernel = {.name = "fake", .op = WEFT_OP_CONV, .engine = WEFT_ENGINE_CPU};
-    static const char *const texts[] = {"conv2d:fwd:f32:nchw:n1c4h12w20:o4k3p1",
-                                        "conv2d:bwd_data:f32:nchw:n1c4h12w20:o4k3p1",
-                                        "conv2d:fwd:f32:nchw,weights=[72.18.6.2]:n1c4h12w20:o4k3p1"};
-    enum { COUNT = sizeof(texts) / sizeof(texts[0]) };
+/* Whatever changes how weights are packed changes the id: those of the first are not taken for those of another. */
+static const struct other {
+    const char *what, *text;
+    const char *name;
+    int version;
+    size_t packed;
+    unsigned char first, last; /* of the kernel's parameters */
+} others[] = {
+    {"itself", "conv2d:fwd:f32:nchw:n1c4h12w20:o4k3p1", "fake", 1, PACKED, 0, 0},
+    {"another pass", "conv2d:bwd_data:f32:nchw:n1c4h12w20:o4k3p1", "fake", 1, PACKED, 0, 0},
+    {"other strides", "conv2d:fwd:f32:nchw,weights=[72.18.6.2]:n1c4h12w20:o4k3p1", "fake", 1, PACKED, 0, 0},
+    {"other groups", "conv2d:fwd:f32:nchw:n1c8h12w20:o4k3p1g2", "fake", 1, PACKED, 0, 0},
+    {"more channels", "conv2d:fwd:f32:nchw:n1c4h12w20:o5k3p1", "fake", 1, PACKED, 0, 0},
+    {"another window", "conv2d:fwd:f32:nchw:n1c4h12w20:o4k9x1p0", "fake", 1, PACKED, 0, 0},
+    {"f64", "conv2d:fwd:f64:nchw:n1c4h12w20:o4k3p1", "fake", 1, PACKED, 0, 0},
+    {"f16", "conv2d:fwd:f16:nchw:n1c4h12w20:o4k3p1", "fake", 1, PACKED, 0, 0},
+    {"bf16", "conv2d:fwd:bf16:nchw:n1c4h12w20:o4k3p1", "fake", 1, PACKED, 0, 0},
+    {"another kernel", "conv2d:fwd:f32:nchw:n1c4h12w20:o4k3p1", "other", 1, PACKED, 0, 0},
+    {"another version", "conv2d:fwd:f32:nchw:n1c4h12w20:o4k3p1", "fake", 2, PACKED, 0, 0},
+    {"more bytes", "conv2d:fwd:f32:nchw:n1c4h12w20:o4k3p1", "fake", 1, 2 * PACKED, 0, 0},
+    {"other tiles", "conv2d:fwd:f32:nchw:n1c4h12w20:o4k3p1", "fake", 1, PACKED, 1, 0},
+    {"other parameters at the end", "conv2d:fwd:f32:nchw:n1c4h12w20:o4k3p1", "fake", 1, PACKED, 0, 1},
+};
+
+TEST(the_id_tells_apart_what_is_packed_in_another_way) {
+    enum { COUNT = sizeof(others) / sizeof(others[0]) };
     weft_ctx *ctx = test_context(1);
-    weft__choice c = {.kernel = &kernel, .d = {.packed = PACKED}, .why = "pinned"};
     uint64_t id[COUNT];
     for (int i = 0; i < COUNT; i++) {
-        weft_problem p = test_problem(texts[i]);
+        const struct other *o = &others[i];
+        const weft__kernel kernel = {
+            .name = o->name, .version = o->version, .op = WEFT_OP_CONV, .engine = WEFT_ENGINE_CPU};
+        weft__choice c = {.kernel = &kernel, .d = {.packed = o->packed}, .why = "pinned"};
+        c.d.params[0] = o->first, c.d.params[WEFT__PARAM_BYTES - 1] = o->last;
+        weft_problem p = test_problem(o->text);
         weft__hw hw;
         weft_plan *plan;
         OK(weft__ctx_hw(ctx, &p, &hw));
         OK(weft__plan_build(&plan, ctx, &p, &hw, &c));
         id[i] = weft_plan_packed_id(plan);
         weft_plan_release(plan);
+        for (int k = 0; k < i; k++) CHECK(id[i] != id[k], "%s and %s have one id", o->what, others[k].what);
     }
-    CHECK(id[0] != id[1], "the same id for another pass");
-    CHECK(id[0] != id[2], "the same id for other strides");
     weft_ctx_release(ctx);
 }
 
@@ -465,6 +489,46 @@ TEST(hostile_lengths) {
         }
         close_run(&r);
     }
+}
+
+/* So are lengths of a ring: any number stands for a place of the ring, one below 0 too, for every kernel. */
+TEST(hostile_ring_lengths) {
+    static const char text[] = "causal_update1d:fwd:f32:ncw:n1c20w2:k3len5ring1";
+    static const int32_t values[] = {0, 3, 4, 5, 9, -1, -2, -5, -6, INT32_MIN, INT32_MAX};
+    enum { STATE = 20 * 5, ROOM = 3 * STATE, OUT = 40 };
+    weft_ctx *ctx = test_context(1);
+    weft_problem p = test_problem(text);
+    int runs = 0;
+    for (size_t i = 0; i < weft_kernel_count(ctx, &p); i++) {
+        weft_kernel_desc d = WEFT_KERNEL_DESC_INIT;
+        OK(weft_kernel_info(ctx, &p, i, &d));
+        if (!d.applies) continue;
+        run r = open_run(text, d.name);
+        float *src = r.args.ptr[WEFT_ROLE_SRC], *weights = r.args.ptr[WEFT_ROLE_WEIGHTS];
+        float *dst = r.args.ptr[WEFT_ROLE_DST], *room = aligned(ROOM * sizeof(float)), want[ROOM + OUT];
+        r.args.ptr[WEFT_ROLE_STATE] = room + STATE - 4; /* 16 bytes: the state lies in the middle */
+        for (int k = 0; k < OUT; k++) src[k] = (float)(k + 1);
+        for (int k = 0; k < 60; k++) weights[k] = (float)(k % 3 + 1);
+        for (size_t at = 0; at < WEFT__COUNT(values); at++)
+            for (int turn = 0; turn < 2; turn++) { /* first what the number stands for */
+                const int32_t within = (values[at] % 5 + 5) % 5;
+                *(int32_t *)r.args.ptr[WEFT_ROLE_LENGTHS] = turn ? values[at] : within;
+                for (int k = 0; k < ROOM; k++) room[k] = (float)(1000 + k);
+                OK(execute(&r));
+                if (turn) {
+                    CHECK(memcmp(want, room, ROOM * sizeof(float)) == 0, "%s: length %d is not %d", d.name, values[at],
+                          within);
+                    CHECK(memcmp(want + ROOM, dst, OUT * sizeof(float)) == 0, "%s: dst of length %d", d.name,
+                          values[at]);
+                }
+                memcpy(want, room, ROOM * sizeof(float)), memcpy(want + ROOM, dst, OUT * sizeof(float));
+            }
+        runs++;
+        free(room);
+        close_run(&r);
+    }
+    CHECK(runs > 1, "%d kernels", runs);
+    weft_ctx_release(ctx);
 }
 
 /* So are the numbers of rows of a state: one that is none of them is padding, for every kernel. Its output is 0, and no

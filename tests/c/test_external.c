@@ -28,13 +28,16 @@ static weft_status run_once(void *user, const weft_problem *p, const weft_args *
     return args->ptr[WEFT_ROLE_SRC] && p->op == WEFT_OP_CONV ? WEFT_OK : WEFT_ERR_INTERNAL;
 }
 
-static weft_ctx *context_with(host *h) {
+static weft_ctx *context_of(host *h, int version) {
     weft_ctx *ctx = test_context(1);
     weft_external r = WEFT_EXTERNAL_INIT;
+    r.version = version;
     r.name = "host_conv", r.user = h, r.reject = reject, r.estimate = rates, r.run_once = run_once;
     OK(weft_ctx_set_external(ctx, &r));
     return ctx;
 }
+
+static weft_ctx *context_with(host *h) { return context_of(h, 1); }
 
 static const char usual[] = "conv2d:fwd:f64:nchw:n1c4h12w20:o4k3p1"; /* one for which weft has the reference alone */
 static const char fast_one[] = "conv2d:fwd:f32:nchw:n1c8h64w64:o8k3p1g8";
@@ -122,6 +125,29 @@ TEST(by_wisdom) {
     CHECK(!strcmp(kernel_of(ctx, &opts), "host_conv"), "%s", kernel_of(ctx, &opts));
     CHECK(!h.rehearsals, "%d runs", h.rehearsals);
     weft_ctx_release(ctx);
+}
+
+/* Wisdom of another version of the host's code is not used; what is measured is kept under its own. */
+TEST(by_wisdom_of_its_version) {
+    host h = {.of_peak = 1e-9};
+    for (int mine = 1; mine <= 3; mine++)
+        for (int kept = 1; kept <= 3; kept++) {
+            weft_ctx *ctx = context_of(&h, mine);
+            char line[1024], device[200];
+            weft_problem p = test_problem(fast_one);
+            weft_kernel_desc d = WEFT_KERNEL_DESC_INIT;
+            weft__hw hw;
+            OK(weft__ctx_hw(ctx, &p, &hw));
+            weft__device_name(&hw, WEFT_DEVICE_CPU, device, sizeof(device));
+            int n = snprintf(line, sizeof(line), "%s %s t1 %s@cpu host_conv v%d 5 0\n", device, WEFT_VERSION, fast_one,
+                             kept);
+            OK(weft_wisdom_parse(ctx, line, (size_t)n, NULL));
+            CHECK(!strcmp(kernel_for(ctx, fast_one, NULL), "host_conv") == (mine == kept),
+                  "wisdom of version %d for version %d", kept, mine);
+            OK(weft_kernel_info(ctx, &p, weft_kernel_count(ctx, &p) - 1, &d));
+            CHECK(d.version == mine, "it says version %d", d.version);
+            weft_ctx_release(ctx);
+        }
 }
 
 TEST(weft_does_not_run_it) {

@@ -92,6 +92,16 @@ TEST(the_median_counts_and_the_warm_run_does_not) {
     weft_ctx_release(ctx);
 }
 
+/* Of equal times the first one's: the least estimate. */
+TEST(of_equal_times_the_first_is_chosen) {
+    weft_ctx *ctx = context(WEFT_ENGINE_CPU, 1);
+    weft_plan *plan = measure(ctx, (struct bed){.ns = {{3000}, {3000}, {3000}}});
+    CHECK(strcmp(weft_plan_kernel_name(plan), bed.name[0]) == 0, "%s, not %s", weft_plan_kernel_name(plan),
+          bed.name[0]);
+    weft_plan_release(plan);
+    weft_ctx_release(ctx);
+}
+
 TEST(three_times_the_best_is_given_up) {
     weft_ctx *ctx = context(WEFT_ENGINE_CPU, 1);
     weft_plan *plan = measure(ctx, (struct bed){.ns = {{1000}, {3001}, {3001}, {3001}}});
@@ -225,6 +235,29 @@ TEST(two_instruction_sets_of_a_design_are_measured) {
     n = weft__add_candidate(list, 0, &(weft__choice){.kernel = &host, .d.ns = 60});
     for (int i = 0; i < 2; i++) n = weft__add_candidate(list, n, &all[i]);
     CHECK(n == 3 && list[2].kernel == &host, "%zu candidates, the host's code taken for an instruction set", n);
+}
+
+TEST(of_equal_estimates_the_first_stays_first) {
+    enum { KERNELS = WEFT__CANDIDATES_MAX + 2 };
+    static char name[KERNELS][16];
+    static weft__kernel kernel[KERNELS];
+    weft__choice list[WEFT__CANDIDATES_MAX];
+    size_t n = 0;
+    for (int i = 0; i < KERNELS; i++) {
+        snprintf(name[i], sizeof(name[i]), "k%d__avx2", i);
+        kernel[i].name = name[i], kernel[i].engine = WEFT_ENGINE_CPU;
+        n = weft__add_candidate(list, n, &(weft__choice){.kernel = &kernel[i], .d.ns = i % 3 == 1 ? 5 : 7});
+    }
+    for (size_t i = 1; i < n; i++)
+        CHECK(list[i - 1].d.ns < list[i].d.ns ||
+                  (list[i - 1].d.ns == list[i].d.ns && list[i - 1].kernel < list[i].kernel),
+              "%s before %s", list[i - 1].kernel->name, list[i].kernel->name);
+    static const weft__kernel wide = {.name = "a__avx2", .engine = WEFT_ENGINE_CPU},
+                              narrow = {.name = "a__scalar", .engine = WEFT_ENGINE_CPU};
+    n = weft__add_candidate(list, 0, &(weft__choice){.kernel = &wide, .d.ns = 9});
+    n = weft__add_candidate(list, n, &(weft__choice){.kernel = &narrow, .d.ns = 9});
+    CHECK(n == 2 && list[0].kernel == &wide && list[1].kernel == &narrow, "%s is first of %zu", list[0].kernel->name,
+          n);
 }
 
 TEST(a_full_list_keeps_the_least_estimates) {
@@ -378,6 +411,41 @@ static const char *wrong_mask(const weft__exec *e) {
     return ones > n / 2 && ones < n ? NULL : "no holes, or nothing else";
 }
 
+static const char *wrong_sequences(const weft__exec *e) {
+    const int32_t *seq = e->ptr[WEFT_ROLE_SEQ_IDX];
+    int64_t n = weft__numel(weft__tensor(e->p, WEFT_ROLE_SEQ_IDX)), padding = 0, changes = 0;
+    for (int64_t i = 0; i < n; i++) {
+        if (seq[i] < -1 || seq[i] > n) return "a number is no sequence";
+        padding += seq[i] == -1;
+        changes += i && seq[i] != seq[i - 1];
+    }
+    return padding && padding < n / 2 && changes > 2 && changes < n / 2 ? NULL : "no padding, or no sequences";
+}
+static const char *wrong_state_rows(const weft__exec *e) {
+    const int32_t *row = e->ptr[WEFT_ROLE_INDEX];
+    int64_t missing = 0, seen = 0;
+    for (int64_t i = 0; i < e->p->n; i++) {
+        if (row[i] < -1 || row[i] >= e->p->attr[WEFT_CAUSAL_ROWS]) return "a row is none of the state's";
+        if (row[i] >= 0 && seen >> row[i] & 1) return "two sequences share a row";
+        missing += row[i] < 0;
+        seen |= row[i] < 0 ? 0 : (int64_t)1 << row[i];
+    }
+    return missing && seen & (seen - 1) ? NULL : "no row is missing, or hardly one is there";
+}
+/* Also where a tensor is larger than what is drawn for it. */
+static const char *wrong_values(const weft__exec *e) {
+    enum { PIECE = 4096 };
+    const weft_tensor *t = weft__tensor(e->p, WEFT_ROLE_SRC);
+    const float *x = e->ptr[WEFT_ROLE_SRC];
+    for (int64_t i = 0; i < weft__numel(t); i += PIECE) {
+        float least = 1, most = -1;
+        for (int64_t k = i; k < WEFT__MIN(i + PIECE, weft__numel(t)); k++)
+            least = WEFT__MIN(least, x[k]), most = WEFT__MAX(most, x[k]);
+        if (!(least >= -1 && least < -0.9f && most <= 1 && most > 0.9f)) return "values that are not from -1 to 1";
+    }
+    return NULL;
+}
+
 /* Scratch is the kernel's, and packed weights lie behind it: a run leaves them as they were. */
 enum { SCRATCH = 128, PACKED = 64 };
 static weft_status pack_sevens(const weft__exec *e, const void *weights, void *packed) {
@@ -391,6 +459,7 @@ static const char *wrong_packed(const weft__exec *e) {
     return NULL;
 }
 
+static const char *no_complaint(const weft__exec *e) { return (void)e, NULL; }
 static const char *(*inspect)(const weft__exec *);
 static weft_status run_inspection(const weft__exec *e) {
     inspected++;
@@ -410,6 +479,9 @@ TEST(measured_on_data_that_means_something) {
         {"max_pool2d:bwd:f32,index=i64:nchw:n2c3h9w9:k3s2p1", wrong_index},
         {"batch_norm2d:fwd:f32:nchw:n2c8h9w9:train0", wrong_variance},
         {"partial_conv2d:fwd:f32,mask=u8,new_mask=u8:nchw:n2c4h9w9:o4k3p1mask2", wrong_mask},
+        {"causal_conv1d:fwd:f32,seq_idx=i32:ncw:n2c3w200:k3seqs1", wrong_sequences},
+        {"causal_update1d:fwd:f32:ncw:n30c3w1:k3len2rows40index1", wrong_state_rows},
+        {"relu1d:fwd:f32:ncw:n2c3w50000", wrong_values},
         {"conv2d:fwd:f32:nchw:n2c4h9w9:o4k3p1", wrong_packed},
     };
     weft_ctx *ctx = test_context(1);
@@ -425,6 +497,37 @@ TEST(measured_on_data_that_means_something) {
         inspected = 0;
         weft_status s = weft__measure(ctx, &p, &hw, &c, 1e18, 1, &ns);
         CHECK(s == WEFT_OK && inspected > 0, "%s: %s", cases[i].text, weft_last_error());
+    }
+    weft_ctx_release(ctx);
+}
+
+/* Before each run as much memory is read as empties the last-level cache: it is among what measuring allocates. */
+static size_t largest_block;
+static void *watching_alloc(void *user, size_t bytes) {
+    (void)user;
+    largest_block = WEFT__MAX(largest_block, bytes);
+    return malloc(bytes);
+}
+static void plain_free(void *user, void *block) { (void)user, free(block); }
+
+TEST(caches_are_emptied) {
+    static const size_t sizes[] = {(size_t)1 << 20, (size_t)6 << 20, (size_t)1 << 30}; /* of the cache */
+    weft_ctx_opts opts = WEFT_CTX_OPTS_INIT;
+    weft_ctx *ctx = NULL;
+    weft_problem p = test_problem("relu1d:fwd:f32:ncw:n2c3w9");
+    weft__kernel k = {.name = "inspection", .op = p.op, .engine = WEFT_ENGINE_CPU, .run = run_inspection};
+    weft__choice c = {.kernel = &k, .why = "pinned"};
+    opts.threads = 1, opts.cache_dir = "", opts.alloc = watching_alloc, opts.free = plain_free;
+    OK(weft_ctx_create(&ctx, &opts));
+    for (size_t i = 0; i < WEFT__COUNT(sizes); i++) {
+        weft__hw hw;
+        double ns;
+        OK(weft__ctx_hw(ctx, &p, &hw));
+        hw.l3 = sizes[i], hw.l2 = hw.l1 = 4096;
+        largest_block = 0, inspect = no_complaint;
+        OK(weft__measure(ctx, &p, &hw, &c, 1e18, 1e-9, &ns));
+        CHECK(largest_block == WEFT__MIN(2 * sizes[i], (size_t)256 << 20), "%zu bytes for a cache of %zu",
+              largest_block, sizes[i]);
     }
     weft_ctx_release(ctx);
 }

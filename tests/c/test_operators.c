@@ -79,6 +79,12 @@ static const struct {
     {"conv1d:fwd:f32:ncw:n1c1w%lld:o1k1p1", 0, BIG, "conv: input size along w"},
     {"conv1d:fwd:f32:ncw:n1c1w1:o%lldk1", 1, BIG, "conv: output channels o"},
     {"conv1d:fwd:f32:ncw:n1c4w1:o4k1g%lld", 1, 4, "groups"},
+    {"conv1d:fwd:f32:ncw:n1c%lldw1:o4k1g4", 4, 4, "groups"},
+    {"conv1d:fwd:f32:ncw:n1c4w1:o%lldk1g4", 4, 4, "groups"},
+    {"partial_conv1d:fwd:f32:ncw:n1c%lldw9:o4k1g4", 4, 4, "groups"},
+    {"partial_conv1d:fwd:f32:ncw:n1c4w9:o%lldk1g4", 4, 4, "groups"},
+    {"sparse_conv1d:fwd:f32:ncw:n1c%lldw9:o4k1g4nnz1", 4, 4, "groups"},
+    {"sparse_conv1d:fwd:f32:ncw:n1c4w9:o%lldk1g4nnz1", 4, 4, "groups"},
     {"conv1d:fwd:f32:ncw:n1c1w4194304:o1k%lld", 1, 1 << 20, "conv: kernel size along w"},
     {"conv2d:fwd:f32:nchw:n1c1h1w4194304:o1k1x%lld", 1, 1 << 20, "conv: kernel size along w"},
     {"conv1d:fwd:f32:ncw:n1c1w1:o1k1s%lld", 1, BIG, "conv: stride along w"},
@@ -190,4 +196,63 @@ TEST(ranges_end_where_they_say) {
         if (ranges[i].least != ANY) try_value(i, ranges[i].least, true), try_value(i, ranges[i].least - 1, false);
         if (ranges[i].most != ANY) try_value(i, ranges[i].most, true), try_value(i, ranges[i].most + 1, false);
     }
+}
+
+/* ---------------------------------------------------------------- what weft.h says of attributes that are not given */
+#define ATTR(member) offsetof(weft_problem, member)
+static const struct {
+    const char *text; /* without the attribute */
+    size_t at;
+    double value;
+    bool whole;
+} defaults[] = {
+    {"clip1d:fwd:f32:ncw:n1c1w1:hi6", ATTR(real[WEFT_CLIP_LO]), 0, false},
+    {"max_pool1d:fwd:f32:ncw:n1c1w9:k2", ATTR(attr[WEFT_POOL_CEIL]), 0, true},
+    {"max_pool1d:fwd:f32:ncw:n1c1w9:k2", ATTR(attr[WEFT_MAX_POOL_INDEX]), 0, true},
+    {"avg_pool1d:fwd:f32:ncw:n1c1w9:k2", ATTR(attr[WEFT_POOL_CEIL]), 0, true},
+    {"avg_pool1d:fwd:f32:ncw:n1c1w9:k2", ATTR(attr[WEFT_AVG_POOL_INCLUDE_PAD]), 1, true},
+    {"avg_pool1d:fwd:f32:ncw:n1c1w9:k2", ATTR(attr[WEFT_AVG_POOL_DIVISOR]), 0, true},
+    {"lstm:fwd:f32:dense:t1n1c1o1", ATTR(attr[WEFT_RNN_LAYERS]), 1, true},
+    {"lstm:fwd:f32:dense:t1n1c1o1", ATTR(attr[WEFT_RNN_BIDIRECTIONAL]), 0, true},
+    {"lstm:fwd:f32:dense:t1n1c1o1", ATTR(attr[WEFT_RNN_PROJECTION]), 0, true},
+    {"lstm:fwd:f32:dense:t1n1c1o1", ATTR(attr[WEFT_RNN_BIAS]), 1, true},
+    {"lstm:fwd:f32:dense:t1n1c1o1", ATTR(attr[WEFT_RNN_STATE]), 0, true},
+    {"lstm:fwd:f32:dense:t1n1c1o1", ATTR(attr[WEFT_RNN_ROWS]), 0, true},
+    {"lstm:fwd:f32:dense:t1n1c1o1", ATTR(attr[WEFT_RNN_TRAIN]), 0, true},
+    {"lstm:fwd:f32:dense:t1n1c1o1", ATTR(real[WEFT_RNN_DROPOUT]), 0, false},
+    {"cross_entropy1d:fwd:f32:ncw:n1c2w1", ATTR(attr[WEFT_CE_PROBABILITIES]), 0, true},
+    {"cross_entropy1d:fwd:f32:ncw:n1c2w1", ATTR(attr[WEFT_CE_WEIGHTED]), 0, true},
+    {"cross_entropy1d:fwd:f32:ncw:n1c2w1", ATTR(attr[WEFT_CE_IGNORE]), -100, true},
+    {"cross_entropy1d:fwd:f32:ncw:n1c2w1", ATTR(attr[WEFT_CE_REDUCTION]), WEFT_CE_MEAN, true},
+    {"cross_entropy1d:fwd:f32:ncw:n1c2w1", ATTR(real[WEFT_CE_SMOOTHING]), 0, false},
+    {"batch_norm1d:fwd:f32:ncw:n2c1w1:train1", ATTR(attr[WEFT_BN_AFFINE]), 1, true},
+    {"batch_norm1d:fwd:f32:ncw:n2c1w1:train1", ATTR(attr[WEFT_BN_TRACK]), 1, true},
+    {"batch_norm1d:fwd:f32:ncw:n2c1w1:train1", ATTR(real[WEFT_BN_EPS]), 1e-5, false},
+    {"batch_norm1d:fwd:f32:ncw:n2c1w1:train1", ATTR(real[WEFT_BN_MOMENTUM]), 0.1, false},
+    {"lrn1d:fwd:f32:ncw:n1c4w1:size5", ATTR(real[WEFT_LRN_ALPHA]), 1e-4, false},
+    {"lrn1d:fwd:f32:ncw:n1c4w1:size5", ATTR(real[WEFT_LRN_BETA]), 0.75, false},
+    {"lrn1d:fwd:f32:ncw:n1c4w1:size5", ATTR(real[WEFT_LRN_K]), 1, false},
+    {"partial_conv1d:fwd:f32:ncw:n1c1w9:o1k1", ATTR(attr[WEFT_PARTIAL_SHARED]), 0, true},
+    {"partial_conv1d:fwd:f32:ncw:n1c1w9:o1k1", ATTR(attr[WEFT_PARTIAL_TRANSPOSED]), 0, true},
+    {"sparse_conv1d:fwd:f32:ncw:n1c1w9:o1k1nnz1", ATTR(attr[WEFT_SPARSE_STRETCHED]), 0, true},
+    {"causal_update1d:fwd:f32:ncw:n7c1w1:k4len3", ATTR(attr[WEFT_CAUSAL_ROWS]), 7, true},
+};
+
+/* In the text and in the struct: weft_problem_init leaves what the text leaves out. */
+TEST(defaults_are_those_of_the_header) {
+    for (size_t i = 0; i < WEFT__COUNT(defaults); i++) {
+        weft_problem p = test_problem(defaults[i].text), q = WEFT_PROBLEM_INIT;
+        const void *read = (const char *)&p + defaults[i].at, *made = (const char *)&q + defaults[i].at;
+        OK(weft_problem_init(&q, (weft_op)p.op, (weft_pass)p.pass, p.rank));
+        const double value = defaults[i].whole ? (double)*(const int64_t *)read : *(const double *)read;
+        CHECK(value == defaults[i].value, "%s: the value at %zu is %g, not %g", defaults[i].text, defaults[i].at, value,
+              defaults[i].value);
+        CHECK(p.op == WEFT_OP_CAUSAL_UPDATE || memcmp(read, made, sizeof(double)) == 0,
+              "%s: weft_problem_init has another value at %zu", defaults[i].text, defaults[i].at);
+    }
+    weft_problem p = WEFT_PROBLEM_INIT;
+    OK(weft_problem_init(&p, WEFT_OP_BATCH_NORM, WEFT_PASS_FWD, 1));
+    CHECK(p.attr[WEFT_BN_TRAIN] == 1, "train is %lld", (long long)p.attr[WEFT_BN_TRAIN]);
+    OK(weft_problem_init(&p, WEFT_OP_CLIP, WEFT_PASS_FWD, 1));
+    CHECK(p.real[WEFT_CLIP_HI] == 6, "hi is %g", p.real[WEFT_CLIP_HI]);
 }

@@ -122,6 +122,28 @@ TEST(workspace_limit) {
     weft_ctx_release(ctx);
 }
 
+/* Every valid problem has a plan, says weft.h: the reference is not held to the limit, by estimate or by wisdom. */
+TEST(the_reference_has_no_limit) {
+    weft_ctx *ctx = test_context(1);
+    size_t over = 0;
+    for (int op = 1; op < WEFT_OP_COUNT; op++)
+        for (uint64_t seed = 0; seed < 40; seed++) {
+            weft_problem p = WEFT_PROBLEM_INIT;
+            weft_plan_opts opts = {.size = sizeof(opts), .workspace_limit = 1};
+            weft_plan *plan = NULL;
+            CHECK(harness_random_of(&p, seed, WEFT_DEVICE_CPU, op), "%s", weft_last_error());
+            for (int mode = WEFT_MODE_ESTIMATE; mode <= WEFT_MODE_WISDOM_ONLY; mode++) {
+                opts.mode = mode;
+                opts.engines = mode == WEFT_MODE_ESTIMATE ? 0 : WEFT_ENGINE_REF; /* nothing to measure */
+                OK(weft_plan_create(&plan, ctx, &p, &opts));
+                over += weft_plan_workspace_bytes(plan) > 1;
+                weft_plan_release(plan);
+            }
+        }
+    CHECK(over > 20, "%zu references over the limit", over);
+    weft_ctx_release(ctx);
+}
+
 /* A strip that the threads share stays near the last-level cache: 12 MB, rounding apart, of any shape and groups. */
 TEST(strips_of_winograd_stay_near) {
 #ifdef WEFT__SMALL_CUTS
@@ -365,6 +387,47 @@ TEST(the_cache_is_bounded_and_drops_the_oldest) {
     CHECK(weft_plan_problem(first)->n == 1 && strcmp(weft_plan_kernel_name(again), "conv_ref") == 0,
           "plans after the context");
     weft_plan_release(first), weft_plan_release(again);
+    CHECK(atomic_load(&blocks) == 0, "%lld blocks left", (long long)atomic_load(&blocks));
+}
+
+/* The same as a list that the test keeps, for any order of use: the plan that was used longest ago goes. */
+TEST(the_cache_drops_what_was_used_longest_ago) {
+    enum { ROOM = 5, KEYS = 8 };
+    weft_ctx *ctx = test_context(1);
+    weft__cache *cache = weft__cache_create(ctx, ROOM);
+    weft_plan *plan = sized(ctx, 1);
+    uint64_t kept[ROOM + 1];
+    int count = 0;
+    harness_rng r = {7};
+    for (int round = 0; round < 3000; round++) {
+        const uint64_t key = (uint64_t)harness_below(&r, KEYS), hash = key % 3; /* some share a bucket */
+        int at = 0;
+        while (at < count && kept[at] != key) at++;
+        weft_plan *found = weft__cache_get(cache, &key, 1, hash);
+        CHECK((found != NULL) == (at < count), "round %d: key %d is %s", round, (int)key, found ? "there" : "gone");
+        weft_plan_release(found);
+        if (at == count) OK(weft__cache_put(ctx, cache, &key, 1, hash, &plan));
+        if (at == count) count == ROOM ? at-- : count++; /* the last goes, or there is room */
+        memmove(kept + 1, kept, (size_t)at * sizeof(*kept));
+        kept[0] = key;
+    }
+    weft_plan_release(plan);
+    weft__cache_destroy(ctx, cache);
+    weft_ctx_release(ctx);
+}
+
+/* A plan of the cache that does not serve a later request is let go of. */
+TEST(replaced_plans_are_released) {
+    weft_ctx_opts opts = WEFT_CTX_OPTS_INIT;
+    weft_ctx *ctx;
+    opts.alloc = counted_alloc, opts.free = counted_free;
+    atomic_store(&blocks, 0);
+    OK(weft_ctx_create(&ctx, &opts));
+    for (int mode = WEFT_MODE_ESTIMATE; mode <= WEFT_MODE_WISDOM_ONLY; mode++) {
+        weft_plan_opts ask = {.size = sizeof(ask), .mode = mode};
+        weft_plan_release(plan_of(ctx, "conv1d:fwd:f64:ncw:n1c1w9:o1k3", &ask));
+    }
+    weft_ctx_release(ctx);
     CHECK(atomic_load(&blocks) == 0, "%lld blocks left", (long long)atomic_load(&blocks));
 }
 

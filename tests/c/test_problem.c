@@ -206,6 +206,11 @@ static const struct {
     {"conv2d:bwd_data:f32:nchw:n1c8h9w9:o8k3:acc1_inf", "step 0 accumulates with factors 1 and inf"},
     {"conv2d:bwd_data:f32:nchw:n1c8h9w9:o8k3:acc1_nan", "accumulates with factors 1 and nan"},
     {"conv2d:bwd_data:f32:nchw:n1c8h9w9:o8k3:acc1_1+relu", "step 0 accumulates|in the last step"},
+    {"causal_conv1d:fwd:f32:ncw:n1c4w9:k3:silu+bias", "step 1 comes after silu"},
+    {"causal_conv1d:bwd_data:f32:ncw:n1c4w9:k3:silu+bias+acc1_1", "step 1 comes after silu"},
+    {"causal_conv1d:fwd:f32:ncw:n1c4w9:k3:bias+silu+silu", "step 2 comes after silu"},
+    {"causal_update1d:fwd:f32:ncw:n1c4w1:k3len2:silu+bias", "step 1 comes after silu"},
+    {"lstm:fwd:f32:dense:t1n1c1099511627776o1048576:l1024", "weights or states overflow"},
 };
 
 TEST(refused) {
@@ -269,6 +274,39 @@ TEST(complete_is_idempotent) {
         OK(weft_problem_complete(&q));
         CHECK(memcmp(&p, &q, sizeof(p)) == 0, "seed %llu", (unsigned long long)seed);
     }
+}
+
+/* From the size of an element to a page. */
+TEST(every_alignment) {
+    static const int16_t dtypes[] = {WEFT_DTYPE_F16, WEFT_DTYPE_BF16, WEFT_DTYPE_F32, WEFT_DTYPE_F64};
+    for (size_t i = 0; i < WEFT__COUNT(dtypes); i++)
+        for (int32_t align = 1; align <= 8192; align *= 2) {
+            weft_problem p = test_problem("relu2d:fwd:f32:nchw:n1c2h9w9");
+            for (int k = 0; k < p.ntensors; k++) p.tensor[k].dtype = dtypes[i], p.tensor[k].align = 0;
+            p.tensor[0].align = align;
+            const bool good = align >= (int32_t)weft__dtype_size(dtypes[i]) && align <= 4096;
+            CHECK((weft_problem_complete(&p) == WEFT_OK) == good, "alignment %d of %s", align,
+                  weft__dtype_name(dtypes[i]));
+        }
+}
+
+/* Data follow the first tensor that has a layout; weights, whose own is channels-first by default, do not give one. */
+TEST(the_layout_that_data_follow) {
+    static const int layouts[] = {WEFT_LAYOUT_NONE, WEFT_LAYOUT_FIRST, WEFT_LAYOUT_LAST};
+    for (size_t w = 0; w < WEFT__COUNT(layouts); w++)
+        for (size_t d = 0; d < WEFT__COUNT(layouts); d++) {
+            weft_problem p = WEFT_PROBLEM_INIT;
+            OK(weft_problem_init(&p, WEFT_OP_CONV, WEFT_PASS_FWD, 2));
+            p.c = p.o = 4, p.in[1] = p.in[2] = 9, p.kernel[1] = p.kernel[2] = 3;
+            weft_problem_tensor(&p, WEFT_ROLE_WEIGHTS)->layout = (int16_t)layouts[w];
+            weft_problem_tensor(&p, WEFT_ROLE_DST)->layout = (int16_t)layouts[d];
+            OK(weft_problem_complete(&p));
+            const int data = layouts[d] ? layouts[d] : WEFT_LAYOUT_FIRST;
+            CHECK(weft_problem_find(&p, WEFT_ROLE_SRC)->layout == data &&
+                      weft_problem_find(&p, WEFT_ROLE_DST)->layout == data &&
+                      weft_problem_find(&p, WEFT_ROLE_WEIGHTS)->layout == (layouts[w] ? layouts[w] : WEFT_LAYOUT_FIRST),
+                  "weights %d and dst %d", layouts[w], layouts[d]);
+        }
 }
 
 TEST(given_shapes_are_checked) {

@@ -1,7 +1,10 @@
 /* The files of compiled CUDA code: SHA-256 by the vectors of FIPS 180-4, and which files are believed. No GPU and no
  * NVRTC is needed. */
+#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <signal.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -145,6 +148,39 @@ TEST(what_is_not_a_file) {
     CHECK(!readable(), "read from a pipe"); /* and does not wait for a writer */
     remove(file());
     CHECK(mkdir(file(), 0700) == 0 && !readable(), "read from a folder");
+    rmdir(file());
+    close_folder();
+}
+
+/* What is in the way of a file, and a device that is full: not written, what was there stays, and nothing is left. */
+static int names_in(const char *path) {
+    DIR *d = opendir(path);
+    int n = -2; /* . and .. */
+    for (; d && readdir(d);) n++;
+    if (d) closedir(d);
+    return n;
+}
+
+TEST(a_failed_write_leaves_nothing) {
+    open_folder();
+    struct rlimit before, none;
+    static char large[100000];
+    const weft__code code = {large, sizeof(large)};
+    CHECK(getrlimit(RLIMIT_FSIZE, &before) == 0, "no limit");
+    void (*handler)(int) = signal(SIGXFSZ, SIG_IGN);
+    for (rlim_t bytes = 0; bytes < sizeof(large); bytes += 40000) {
+        none = before, none.rlim_cur = bytes;
+        fflush(NULL);
+        CHECK(setrlimit(RLIMIT_FSIZE, &none) == 0, "%s", strerror(errno));
+        const bool written = weft__store_write(folder, &key, &code);
+        setrlimit(RLIMIT_FSIZE, &before);
+        CHECK(!written && readable() && names_in(folder) == 1, "written %d, %d files", written, names_in(folder));
+    }
+    signal(SIGXFSZ, handler);
+    remove(file());
+    CHECK(mkdir(file(), 0700) == 0, "%s", strerror(errno));
+    CHECK(!weft__store_write(folder, &key, &sample), "a folder is replaced");
+    CHECK(names_in(folder) == 1, "%d names are left", names_in(folder));
     rmdir(file());
     close_folder();
 }

@@ -249,3 +249,87 @@ TEST(a_child_of_busy_threads_can_plan) {
     weft_ctx_release(ctx);
     CHECK(hung == 0, "%d of 100 children hung or failed", hung);
 }
+
+/* ---------------------------------------------------------------- every lock over a fork */
+enum { LOCKS = 64 };
+static pthread_mutex_t *locked[LOCKS];
+static int lock_count;
+static _Thread_local bool recording;
+
+int __real_pthread_mutex_lock(pthread_mutex_t *m);
+int __wrap_pthread_mutex_lock(pthread_mutex_t *m);
+int __wrap_pthread_mutex_lock(pthread_mutex_t *m) {
+    int i = 0;
+    while (recording && i < lock_count && locked[i] != m) i++;
+    if (recording && i == lock_count && i < LOCKS) locked[lock_count++] = m;
+    return __real_pthread_mutex_lock(m);
+}
+
+static int still_held(pthread_mutex_t *const *list, int n) {
+    int held = 0;
+    for (int i = 0; i < n; i++)
+        if (pthread_mutex_trylock(list[i]) == 0)
+            pthread_mutex_unlock(list[i]);
+        else
+            held++;
+    return held;
+}
+
+/* Calls that a child may make, and with them every lock of a context. */
+static void use_the_context(weft_ctx *ctx) {
+    char text[8192];
+    weft_problem p = test_problem("conv2d:fwd:f32:nchw:n1c4h6w7:o4k3p1g4");
+    weft_plan *plan = NULL;
+    weft_ctx *other = test_context(1);
+    OK(weft_ctx_describe(ctx, text, sizeof(text), NULL));
+    OK(weft_plan_create(&plan, ctx, &p, NULL));
+    weft_plan_release(plan);
+    OK(weft_wisdom_parse(ctx, "# nothing\n", 10, NULL));
+    OK(weft_wisdom_forget(ctx, NULL));
+    OK(weft_ctx_set_parallel_for(ctx, NULL, NULL, 0));
+    weft_ctx_release(other);
+}
+
+/* What calls lock is taken before a fork, so that no thread holds it then, and free after it on both sides. */
+TEST(a_fork_takes_every_lock) {
+    weft_ctx_opts opts = WEFT_CTX_OPTS_INIT;
+    weft_ctx *ctx = NULL;
+    pthread_mutex_t *of_calls[LOCKS];
+    opts.engines = WEFT_ENGINE_REF | WEFT_ENGINE_CPU; /* the driver of CUDA is not for children */
+    opts.threads = 1;
+    OK(weft_ctx_create(&ctx, &opts));
+    char *rates = getenv("WEFT_RATES") ? strdup(getenv("WEFT_RATES")) : NULL;
+    unsetenv("WEFT_RATES"); /* they have a lock */
+    use_the_context(ctx);   /* measured here, and not while locks are looked at */
+    lock_count = 0, recording = true;
+    use_the_context(ctx);
+    recording = false;
+    if (rates) setenv("WEFT_RATES", rates, 1);
+    free(rates);
+    const int calls = lock_count;
+    memcpy(of_calls, locked, sizeof(locked));
+    /* of the context released meanwhile only what it shares is left */
+    fflush(NULL);
+    lock_count = 0, recording = true;
+    const pid_t child = fork();
+    recording = false;
+    if (child == 0) _exit(still_held(locked, lock_count));
+    int status = -1, shared = 0;
+    waitpid(child, &status, 0);
+    CHECK(WIFEXITED(status) && WEXITSTATUS(status) == 0, "%d locks are held in the child", WEXITSTATUS(status));
+    CHECK(still_held(locked, lock_count) == 0, "%d locks are held in the parent", still_held(locked, lock_count));
+    pthread_mutex_t *const own[] = {weft__wisdom_lock(weft__ctx_wisdom(ctx)), weft__cache_lock(weft__ctx_cache(ctx)),
+                                    weft__rates_lock()};
+    for (size_t i = 0; i < WEFT__COUNT(own); i++) {
+        int at = 0, call = 0;
+        while (at < lock_count && locked[at] != own[i]) at++;
+        while (call < calls && of_calls[call] != own[i]) call++;
+        CHECK(at < lock_count, "lock %zu is not taken before a fork", i);
+        CHECK(call < calls, "no call here takes lock %zu", i);
+    }
+    for (int i = 0; i < calls; i++)
+        for (int k = 0; k < lock_count; k++) shared += of_calls[i] == locked[k];
+    /* those three, the list of contexts, and the context's for CUDA and the pool; others were of a context now gone */
+    CHECK(shared >= 6, "%d of %d locks that calls take are taken before a fork", shared, calls);
+    weft_ctx_release(ctx);
+}

@@ -156,6 +156,28 @@ TEST(the_fastest_entry_wins) {
     }
 }
 
+/* Of equal times that of the kernel which the list has first: the best instruction set, the reference last. */
+TEST(of_equal_entries_the_first_kernel_wins) {
+    weft_ctx *ctx = test_context(2);
+    weft_problem p = test_problem(small);
+    char first[WEFT__NAME_MAX] = "", name[WEFT__NAME_MAX];
+    const char *why;
+    size_t known = 0;
+    for (size_t i = weft_kernel_count(ctx, &p); i-- > 0;) { /* learnt in the other order */
+        weft_kernel_desc d = WEFT_KERNEL_DESC_INIT;
+        OK(weft_kernel_info(ctx, &p, i, &d));
+        if (!d.applies) continue;
+        snprintf(name, sizeof(name), "%s%s%s", d.name, d.variant[0] ? "#" : "", d.variant);
+        memcpy(first, name, sizeof(first));
+        learn(ctx, here(ctx), 2, small, name, d.version, 50, 0);
+        known++;
+    }
+    const char *got = chosen(ctx, &why);
+    CHECK(known > 1 && strcmp(got, first) == 0 && strcmp(why, "wisdom") == 0, "%s by %s, not %s of %zu", got, why,
+          first, known);
+    weft_ctx_release(ctx);
+}
+
 TEST(a_newer_entry_replaces) {
     weft_ctx *ctx = test_context(2);
     learn(ctx, here(ctx), 2, small, "conv_ref", 7, 50, 0); /* of another version of the kernel */
@@ -213,6 +235,41 @@ TEST(bad_lines_are_counted) {
               "'%s': %lld bad, %lld others, %lld here", line, (long long)report.bad_lines,
               (long long)report.other_machines, (long long)report.entries);
     }
+    weft_ctx_release(ctx);
+}
+
+/* Lines of another version of weft may be of problems that this one does not know: they are kept as they are. */
+TEST(lines_of_other_versions_are_kept) {
+    static const char text[] = "cpu:a:avx2 9.9.9 t2 conv9d:fwd:f8:not:known k v1 5 0\n"
+                               "cpu:a:avx2 0.0.1 t2 old_operator:fwd k v1 6 0\n";
+    weft_ctx *ctx = test_context(1);
+    weft_wisdom_report report = WEFT_WISDOM_REPORT_INIT;
+    char written[1024];
+    OK(weft_wisdom_parse(ctx, text, strlen(text), &report));
+    CHECK(report.bad_lines == 0 && report.other_machines == 2, "%lld bad, %lld others", (long long)report.bad_lines,
+          (long long)report.other_machines);
+    OK(weft_wisdom_format(ctx, written, sizeof(written), NULL));
+    CHECK(strstr(written, text), "%s", written);
+    weft_ctx_release(ctx);
+}
+
+static char said[512];
+static void listen(void *user, int topic, const char *line) {
+    (void)user;
+    if (topic == WEFT_LOG_ERROR) snprintf(said, sizeof(said), "%s", line);
+}
+
+TEST(bad_lines_are_logged) {
+    weft_ctx_opts opts = WEFT_CTX_OPTS_INIT;
+    weft_ctx *ctx = NULL;
+    opts.log = listen, opts.verbose = WEFT_LOG_ERROR;
+    OK(weft_ctx_create(&ctx, &opts));
+    said[0] = 0;
+    static const char good[] = "# a comment\n", bad[] = "one\ntwo\n# three\nfour\n";
+    OK(weft_wisdom_parse(ctx, good, strlen(good), NULL));
+    CHECK(!said[0], "a comment: %s", said);
+    OK(weft_wisdom_parse(ctx, bad, strlen(bad), NULL));
+    CHECK(strstr(said, "wisdom: 3 bad lines skipped"), "%s", said);
     weft_ctx_release(ctx);
 }
 
