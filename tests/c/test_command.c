@@ -218,7 +218,10 @@ static void pinned(weft_ctx *ctx) {
            "time:      9.896 us (estimated)|work:      3.024e-06 Gflop, 1488 B moved once");
     snprintf(arguments, sizeof(arguments), "plan --limit %zu %s", d.workspace - 1, printed[1]);
     CHECK(run(arguments, text, sizeof(text)) == 0, "weft %s: %.500s", arguments, text);
-    has_line(text, "applies, estimate %s, workspace over the limit\n", time_text(d.ns, a));
+    has_line(text, " %-46s applies, estimate %s, workspace over the limit\n", d.name, time_text(d.ns, a));
+    snprintf(arguments, sizeof(arguments), "plan --limit %zu %s", d.workspace, printed[1]); /* that is enough */
+    CHECK(run(arguments, text, sizeof(text)) == 0, "weft %s: %.500s", arguments, text);
+    has_line(text, " %-46s applies, estimate %s\n", d.name, time_text(d.ns, a));
 }
 
 TEST(list_and_plan_say_what_the_library_says) {
@@ -331,6 +334,81 @@ TEST(wisdom_shows_what_the_file_has) {
     snprintf(words, sizeof(words), "wisdom forget D/merged %s", printed[2]);
     expect(words, 0, "merged: 2 entries forgotten\n");
     expect("wisdom show D/merged", 0, "1 entries for this machine, 0 for others, 0 bad lines");
+}
+
+static void lacks(const char *arguments, const char *word) {
+    static char text[65536];
+    CHECK(run(arguments, text, sizeof(text)) == 0, "weft %s: %.500s", arguments, text);
+    CHECK(!strstr(text, word), "weft %s: \"%s\" in %.500s", arguments, word, text);
+}
+
+/* A problem for which there is one kernel besides the reference: to measure it takes no time, and it is known then. */
+TEST(measuring_is_asked_for) {
+    static const char one[] = "relu2d:fwd:f32:nchw:n1c2h3w4@cpu";
+    char line[WEFT_TEXT_MAX], path[128];
+    need_folder();
+    weft_ctx_release(same_context());
+    snprintf(line, sizeof(line), "plan %s", one);
+    expect(line, 0, "why:       only\n|(estimated)");
+    snprintf(line, sizeof(line), "plan --measure %s", one);
+    expect(line, 0, "why:       wisdom\n|(measured)");
+    snprintf(path, sizeof(path), "%s/tuned", folder);
+    FILE *f = fopen(path, "w");
+    CHECK(f, "%s", path);
+    for (int i = 1; i <= 3; i++) fprintf(f, "cpu:other:avx2 %s t%d %s relu_ref v1 77 0\n", WEFT_VERSION, i, one);
+    fclose(f);
+    snprintf(line, sizeof(line), "tune %s --wisdom D/tuned --threads 5", one);
+    lacks(line, "known before");
+    expect(line, 0, "tuned: 1 entries for this machine, 3 for others\n|known before; --again measures anew");
+    snprintf(line, sizeof(line), "tune %s --wisdom D/tuned --threads 5 --again", one);
+    expect("wisdom show D/tuned", 0, "tuned: 1 entries for this machine, 3 for others, 0 bad lines|, t5, cpu:");
+    lacks(line, "known before"); /* and what others know of the problem is forgotten with it */
+    expect("wisdom show D/tuned", 0, "tuned: 1 entries for this machine, 0 for others, 0 bad lines|, t5, cpu:");
+    snprintf(line, sizeof(line), "tune %s --wisdom D/tuned", one);
+    lacks(line, "known before");
+    expect("wisdom show D/tuned", 0, "tuned: 2 entries for this machine|, t5, cpu:|, t1, cpu:");
+}
+
+/* The mark stands below the column that the error names. */
+TEST(the_mark_below_a_wrong_problem) {
+    static const char *const wrong[] = {"conf2d:fwd", "conv2d:fwd:f33:nchw:n1c8h9w9:o8k3",
+                                        "conv2d:fwd:f32:nchw:n1c8h56:o8k3", "conv2d:fwd:f32:nchw:n1c8h9w9:o8k3:relu+"};
+    for (size_t i = 0; i < WEFT__COUNT(wrong); i++) {
+        weft_problem p = WEFT_PROBLEM_INIT;
+        char arguments[256], text[2048], want[2048];
+        int column = 0;
+        FAILS(weft_problem_parse(&p, wrong[i]), WEFT_ERR_SYNTAX, "column");
+        CHECK(sscanf(weft_last_error(), "problem, column %d", &column) == 1, "%s", weft_last_error());
+        snprintf(arguments, sizeof(arguments), "plan '%s'", wrong[i]);
+        CHECK(run(arguments, text, sizeof(text)) == 2, "%s", text);
+        snprintf(want, sizeof(want), "weft plan: %s\n  %s\n  %*s\n", weft_last_error(), wrong[i], column, "^");
+        CHECK(strcmp(text, want) == 0, "%s instead of %s", text, want);
+    }
+}
+
+/* "--name value" and "--name=value" are one; behind "--" nothing is an option. */
+TEST(spellings_of_options) {
+    static const char *const same[][2] = {
+        {"plan --kernel conv_ref P", "plan --kernel=conv_ref P"},
+        {"plan --limit 1 P", "plan --limit=1 P"},
+        {"plan --kernel conv_ref P", "plan --kernel conv_ref -- P"},
+        {"plan P --kernel conv_ref", "plan --kernel conv_ref P"},
+        {"plan --limit 1x P", "plan --limit=1x P"},
+        {"bench --rounds 0 P", "bench --rounds=0 P"},
+        {"verify --random 5 --threads 2,,3", "verify --random=5 --threads=2,,3"},
+        {"verify --seconds nan", "verify --seconds=nan"},
+    };
+    static char text[2][65536];
+    for (size_t i = 0; i < WEFT__COUNT(same); i++) {
+        const int first = run(same[i][0], text[0], sizeof(text[0])), second = run(same[i][1], text[1], sizeof(text[1]));
+        CHECK(first == second && strcmp(text[0], text[1]) == 0, "weft %s gave %d: %.300s; weft %s gave %d: %.300s",
+              same[i][0], first, text[0], same[i][1], second, text[1]);
+    }
+    expect("plan -- --kernel", 2, "problem, column 1|  --kernel\n");
+    expect("list -- --operators", 2, "problem, column 1|  --operators\n");
+    expect("plan -- P --help", 2, "got 2 problems");
+    expect("verify --random=3 --seed=3 --threads=1", 0, "3 problems");
+    expect("bench --rounds=1 --kernel=conv_ref P", 0, " conv_ref ");
 }
 
 /* Each option has its name, what stands for its value, and a text. */
