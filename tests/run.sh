@@ -138,6 +138,7 @@ tier_verify() { check verify "$BUILD/weft" verify --random "${RANDOM_PROBLEMS:-3
 tier_emulated() { # the CUDA kernels on the CPU
     [ -d "$BUILD/emulator" ] || { skip emulated 'the emulator knows x86-64 alone'; return; }
     has "${CXX:-g++}" || { skip emulated "no ${CXX:-g++} on this machine"; return; }
+    BUILD=$BUILD check 'the engine' tests/emulator/run "$BUILD/emulator/test_engine"
     BUILD=$BUILD check 'verify on the emulated GPU' tests/emulator/run "$BUILD/weft" verify --device cuda \
         --random "${RANDOM_PROBLEMS:-60}" --seed "$SEED"
     BUILD=$BUILD check 'the cases of tests/emulator' tests/emulator/run "$BUILD/weft" verify \
