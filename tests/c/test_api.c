@@ -353,7 +353,8 @@ TEST(log_callback) {
     weft_ctx_release(ctx);
 }
 
-/* A callback that holds weft up from inside, be it log, alloc or free: refused, not a deadlock. What it may call works. */
+/* A callback that holds weft up from inside, be it log, alloc or free: refused, not a deadlock. What it may call
+ * works. */
 enum { OF_LOG, OF_ALLOC, OF_FREE, CALLBACKS };
 static weft_ctx *called;
 static int entered[CALLBACKS], let_in[CALLBACKS];

@@ -117,7 +117,8 @@ TEST(forgotten_stays_forgotten) {
     }
 }
 
-/* The mark of what was forgotten is gone once it is saved, of every problem: what others learn of it afterwards stays. */
+/* The mark of what was forgotten is gone once it is saved, of every problem: what others learn of it afterwards
+ * stays. */
 TEST(what_is_learnt_after_forgetting_stays) {
     enum { PROBLEMS = 5 };
     char line[1024], problem[PROBLEMS][128];
