@@ -369,6 +369,25 @@ TEST(measuring_is_asked_for) {
     expect("wisdom show D/tuned", 0, "tuned: 2 entries for this machine|, t5, cpu:|, t1, cpu:");
 }
 
+TEST(info_is_the_description) {
+    static char said[65536], want[65536];
+    weft_ctx *ctx = same_context();
+    CHECK(run("info", said, sizeof(said)) == 0, "weft info: %.500s", said);
+    OK(weft_ctx_describe(ctx, want, sizeof(want), NULL));
+    CHECK(strcmp(said, want) == 0, "%s instead of %s", said, want);
+    weft_ctx_release(ctx);
+}
+
+TEST(passes_and_sets_of_the_bench) {
+    expect("bench --rounds 1 --kernel relu_ref relu1d:train:f32:ncw:n1c2w3", 0,
+           "relu1d:fwd:f32:ncw:n1c2w3@cpu\n|relu1d:bwd:f32:ncw:n1c2w3@cpu\n");
+    expect("bench --set nonsense", 2, "--set: got 'nonsense', allowed: |cpu, |gpu");
+    expect("bench --kernel conv_ref relu1d:fwd:f32:ncw:n1c2w3", 2, "--kernel: got 'conv_ref'|relu_ref");
+    expect("bench --calls 2 --kernel conv_ref__cuda P", 1, "does not apply: for another device");
+    expect("verify --seconds 0.01", 0, " 0 failures, ");
+    expect("verify --seconds 1000 --random 2 --threads 1", 0, "2 problems, ");
+}
+
 /* The mark stands below the column that the error names. */
 TEST(the_mark_below_a_wrong_problem) {
     static const char *const wrong[] = {"conf2d:fwd", "conv2d:fwd:f33:nchw:n1c8h9w9:o8k3",
