@@ -58,6 +58,7 @@ WRONG = {
     "seconds-kind": (lambda: setattr(weft.backends, "measure_seconds", "2"), TypeError, "measure_seconds: is '2', allowed: a number of seconds"),
     "seconds-range": (lambda: setattr(weft.backends, "measure_seconds", 0), ValueError, "measure_seconds: is 0, allowed: more than 0"),
     "limit-kind": (lambda: setattr(weft.backends, "workspace_limit", 1.5), TypeError, "workspace_limit: is 1.5, allowed: a number of bytes"),
+    "limit-none": (lambda: setattr(weft.backends, "workspace_limit", 0), ValueError, "workspace_limit: is 0, allowed: 1 or more"),
     "limit-range": (lambda: setattr(weft.backends, "workspace_limit", -1), ValueError, "workspace_limit: is -1, allowed: 1 or more"),
     "pin-kind": (lambda: weft.backends.pin(3), TypeError, "pin: is 3, allowed: the name of a kernel"),
     "pin-name": (lambda: weft.backends.pin("conv_magic"), ValueError, "pin: is 'conv_magic', allowed: 'torch', or a kernel of weft"),
@@ -154,6 +155,21 @@ def test_wisdom_only():
         depthwise(22)
     with weft.backends.flags(wisdom_only=True):
         depthwise(22)
+    known = weft.backends.wisdom.count()
+    with weft.backends.flags(wisdom_only=True, benchmark=True), pytest.raises(RuntimeError, match="no wisdom for conv2d:fwd:f32:nchw:n2c8h23w23"):
+        depthwise(23)   # it is for those who want nothing measured, whatever else is set
+    assert weft.backends.wisdom.count() == known
+
+
+def test_the_time_of_a_measurement_is_limited(capfd):
+    """Without any time the first candidate alone is measured, and with enough of it more."""
+    lines = []
+    for seconds in (1e-9, 1e6):
+        weft.backends.wisdom.forget()
+        with weft.backends.flags(benchmark=True, measure_seconds=seconds, verbose="tune"):
+            depthwise(27)
+        lines.append(capfd.readouterr().err.count("weft: tune: "))
+    assert lines[0] == 1 < lines[1]
 
 
 def test_benchmark_of_gradients():
@@ -190,6 +206,8 @@ CHILD = """
 import sys, torch, weft
 import weft.functional as W
 weft.backends.wisdom.autosave(sys.argv[1])
+if len(sys.argv) > 2:
+    weft.backends.wisdom.autosave(None)
 print(weft.backends.wisdom.count())
 weft.backends.benchmark = True
 W.conv2d(torch.randn(1, 4, 16, 16), torch.randn(4, 1, 3, 3), padding=1, groups=4)
@@ -201,6 +219,7 @@ def test_autosave(tmp_path):
     for _ in range(2):
         counts.append(int(child(CHILD, str(tmp_path / "wisdom")).stdout))
     assert counts[0] == 0 and counts[1] >= 1
+    assert int(child(CHILD, str(tmp_path / "other"), "no more").stdout) == 0 and not (tmp_path / "other").exists()
 
 
 @pytest.mark.parametrize("math", ["strict", "tf32", None])

@@ -2,10 +2,12 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import weft
 from weft._core import calibrate as _calibrate, library as _library
@@ -17,9 +19,10 @@ TINY, LARGE = "conv2d:fwd:f32:nchw:n1c8h8w8:o8k3p1g8@cpu", "conv2d:fwd:f32:nchw:
 
 @pytest.fixture
 def alone(tmp_path, monkeypatch):
-    """A cache directory of its own, nothing loaded, and PyTorch's operators cost what the test says. Afterwards the constants count."""
+    """A cache directory of its own, nothing loaded, and PyTorch's operators cost what the test says. Afterwards the constants count. The rates of the
+    machine stay nominal: they are the C library's, which reads WEFT_RATES itself, and measured ones would be the clock's."""
     monkeypatch.setenv("WEFT_CACHE_DIR", str(tmp_path))
-    monkeypatch.delenv("WEFT_RATES", raising=False)
+    monkeypatch.setattr(_calibrate, "_nominal", lambda: False)
     monkeypatch.setattr(_calibrate, "loaded", False)
     monkeypatch.setattr(_calibrate, "SECONDS", float("inf"))
     runs = []
@@ -170,6 +173,62 @@ def test_each_number_of_threads_has_its_file(alone):
     assert len(files) == 2
 
 
+def test_each_pytorch_has_its_file(alone, monkeypatch):
+    """And each processor, and each version of weft: what was measured is of all three."""
+    files = {_calibrate._file()}
+    for change in ((torch, "__version__", "1.0"), (_library, "version", lambda: "0"), (_library, "describe", lambda: "cpu: another")):
+        with monkeypatch.context() as changed:
+            changed.setattr(*change)
+            files.add(_calibrate._file())
+    assert len(files) == 4
+
+
+def test_where_the_files_are(tmp_path, monkeypatch):
+    """Where the C library keeps its own: named, in the user's cache, or nowhere."""
+    for named, cache, where in ((str(tmp_path), "/cache", tmp_path), (None, "/cache", Path("/cache/weft")), (None, "", tmp_path / ".cache" / "weft"), ("", "/cache", None)):
+        monkeypatch.setenv("HOME", str(tmp_path))
+        monkeypatch.setenv("XDG_CACHE_HOME", cache)
+        monkeypatch.delenv("WEFT_CACHE_DIR", raising=False)
+        if named is not None:
+            monkeypatch.setenv("WEFT_CACHE_DIR", named)
+        assert _calibrate._directory() == where and (_calibrate._file() is None) == (where is None)
+
+
+def test_the_first_process_to_measure_decides(alone, monkeypatch):
+    """What another has written meanwhile stays, and is used here too."""
+    measure, path = _calibrate._measure, _calibrate._file()
+    theirs = f"{_calibrate._HEADER}\n{TINY} 5000\n{LARGE} 90000\n"
+
+    def late():
+        lines = measure()
+        path.write_text(theirs)
+        return lines
+    monkeypatch.setattr(_calibrate, "_measure", late)
+    assert weft.backends.calibrate() == 2 and path.read_text() == theirs and list(path.parent.iterdir()) == [path]
+
+
+class Masks(TorchDispatchMode):
+    """Which gradients PyTorch is asked for."""
+
+    def __init__(self):
+        super().__init__()
+        self.seen = []
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        if function is torch.ops.aten.convolution_backward.default:
+            self.seen.append(args[-1])
+        return function(*args, **(kwargs or {}))
+
+
+def test_each_gradient_is_measured_alone():
+    """A line that says bwd_data is of the gradient of the data and of no other."""
+    for passes, mask in (("bwd_data", [True, False, False]), ("bwd_weights", [False, True, False])):
+        text, run = _calibrate._call(2, passes, "f32", False, (3, 1), (8, 8))
+        with Masks() as masks:
+            run()
+        assert masks.seen == [mask] and text == TINY.replace(":fwd:", f":{passes}:")
+
+
 def test_nowhere_to_keep_it(alone, tmp_path, monkeypatch):
     for name in ("", str(tmp_path / "file" / "below")):
         (tmp_path / "file").write_text("")
@@ -189,15 +248,23 @@ def test_when_enable_measures(alone, monkeypatch):
         _calibrate.ensure()
     finally:
         torch.use_deterministic_algorithms(False)
-    monkeypatch.setenv("WEFT_RATES", "nominal")
+    monkeypatch.setattr(_calibrate, "_nominal", lambda: True)
     _calibrate.ensure()
     assert not alone
-    monkeypatch.delenv("WEFT_RATES")
+    monkeypatch.setattr(_calibrate, "_nominal", lambda: False)
     with weft.enabled():
         assert alone
         count = len(alone)
     with weft.enabled():
         assert len(alone) == count
+
+
+def test_nominal_rates_are_asked_for_by_name(monkeypatch):
+    for value in (None, "", "measured", "nominal"):
+        monkeypatch.delenv("WEFT_RATES", raising=False)
+        if value is not None:
+            monkeypatch.setenv("WEFT_RATES", value)
+        assert _calibrate._nominal() == (value == "nominal")
 
 
 def test_pytorch_itself_is_measured(alone):

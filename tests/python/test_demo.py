@@ -84,6 +84,16 @@ def test_page_says_what_was_measured():
     assert "warn\">" not in page()
 
 
+def test_each_figure_stands_in_its_column():
+    """On the page and on the terminal: times in ms, memory in MB, PyTorch's before weft's."""
+    want = {"torch ms": 30.0, "weft ms": 10.0, "torch MB": 4.0, "weft MB": 1.0, "error": 3.2e-7}
+    head, first = (re.findall(r"<t[hd][^>]*>(.*?)</t[hd]>", line) for line in re.findall("<tr>(.*?)</tr>", page())[:2])
+    row = dict(zip(head, first, strict=True))
+    assert {name: float(row[name]) for name in want} == want and "3x faster" in row["weft is"]
+    shown = dict(zip((name for name, _ in demo._COLUMNS), demo._cells({**ROWS[0], "busy": ""}), strict=True))
+    assert {name: float(shown[name]) for name in want} == want and (shown["case"], shown["ratio"]) == (ROWS[0]["title"], "3.00x")
+
+
 def test_page_takes_no_disturbed_row_for_a_gain():
     text = page([{**row, "busy": "other work takes 1.0 of 2 cores" if row is ROWS[0] else ""} for row in ROWS])
     assert "weft is faster in 0 of 4 measurements, level in 2 and slower in 1, up to 500x slower (A loss, training step); other work disturbed 1." in text
