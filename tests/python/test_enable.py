@@ -206,6 +206,50 @@ def test_views_off_their_alignment(offset):
         assert_same([y, *torch.autograd.grad(y.square().sum(), (x, w))], on)
 
 
+@pytest.mark.parametrize("how", ["every", "fast"])
+@pytest.mark.parametrize("name", NAMES)
+def test_a_bias_with_gaps(name, how):
+    """Every second of its values, beside data and weights that lie as they should."""
+    rank = int(name[-2])
+    x, w, b = (torch.randn(s, requires_grad=True) for s in ((2, 6, *[9] * rank), (6, 1, *[3] * rank), (12,)))
+    off, on, ran = both(lambda x, w, b: getattr(F, name)(x, w, b[::2], 1, 1, groups=6), x, w, b, how=how)
+    assert_same(off, on)
+    assert ran
+
+
+SPARE = [   # stride, padding, output_padding, dilation: of one axis and of several
+    (1, 2, 2, 3), (2, 3, 2, 3), (2, 1, 1, 1), (1, 3, 1, 2), ((1, 2), (3, 4), (2, 3), (3, 4)), ((2, 1), (1, 2), (1, 1), (1, 2)), ((1, 2), (0, 3), (0, 2), (1, 3)),
+]
+
+
+@pytest.mark.parametrize("grad", [False, True])
+@pytest.mark.parametrize("rank", [1, 2, 3])
+def test_output_padding_of_a_stride_and_more(rank, grad):
+    """It is taken off the padding where there is as much: the result has PyTorch's size and values, and so have the gradients."""
+    ran = 0
+    for settings in SPARE:
+        settings = [s if isinstance(s, int) else (*s, s[0])[:rank] for s in settings]
+        stride, padding, extra, dilation = settings
+        x, w = (torch.randn(s, requires_grad=grad) for s in ((2, 4, *range(6, 6 + rank)), (4, 2, *[3] * rank)))
+        for how in ("every", "fast"):
+            off, on, taken_ = both(lambda x, w: getattr(F, f"conv_transpose{rank}d")(x, w, None, stride, padding, extra, 2, dilation), x, w, how=how)
+            assert_same(off, on)
+            ran += taken_ if how == "every" else 0
+    assert ran == len(SPARE) * (2 if grad else 1)
+
+
+@pytest.mark.parametrize("size", [(3, 1, 1, 1), (1, 1, 1, 1), (3, 4, 1, 1), (1, 4, 1, 1), (3, 1, 5, 1), (3, 1, 1, 5), (1, 1, 5, 5)], ids=str)
+def test_formats_that_sizes_of_one_leave_open(size):
+    """Whether a tensor of one channel or of one pixel counts as channels-last is PyTorch's rule, which its results show."""
+    channels = size[1]
+    for last in (False, True):
+        x = torch.randn(size)
+        x = x.to(memory_format=torch.channels_last) if last else x
+        off, on, ran = both(lambda x, w: F.conv2d(x, w, padding=1, groups=channels), x, torch.randn(4 * channels, 1, 3, 3))
+        assert_same(off, on)
+        assert ran
+
+
 def test_conjugate_and_negative_views():
     z = torch.randn(1, 4, 6, 6, dtype=torch.complex64)
     w = torch.randn(4, 1, 3, 3)
@@ -306,6 +350,16 @@ def test_switch():
         with pytest.raises(KeyError), weft.enabled():
             raise KeyError
         assert not _enable.is_enabled()
+
+
+@pytest.mark.parametrize("settings, enabled_, said", [(None, None, ":strict"), (None, "fast", ""), ("fast", None, ""), ("tf32", None, ":tf32"), ("strict", "fast", ":strict"),
+                                                      ("fast", "strict", "")])
+def test_math_of_the_backends_counts_first(settings, enabled_, said):
+    with weft.backends.flags(delegate=False, math=settings), weft.enabled(math=enabled_):
+        _enable.seen(forget=True)
+        depthwise()
+        [problem] = [s.problem for s in _enable.seen() if s.calls]
+    assert problem == f"conv2d:fwd:f32:nchw:n1c8h16w16:o8k3p1g8{said}@cpu"
 
 
 @pytest.mark.parametrize("forward", [False, True])

@@ -145,6 +145,22 @@ def test_lists_of_one_value():
             torch.testing.assert_close(W.avg_pool2d(x, (2,), [3]), F.avg_pool2d(x, (2,), [3]))
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["weft", "torch"])
+@pytest.mark.parametrize("rank", [1, 2, 3])
+def test_same_padding(rank, dtype):
+    """As much as the window, dilated, reaches beyond its middle: along every axis by itself, weft's plans and PyTorch's."""
+    for window, dilation in (((3, 5, 3), (2, 1, 3)), ((5, 3, 1), (1, 4, 2)), ((3, 3, 3), (2, 2, 2)), ((2, 3, 4), (2, 3, 2))):
+        window, dilation = window[:rank], dilation[:rank]
+        x, w = torch.randn(2, 8, *range(17, 17 + rank), dtype=dtype), torch.randn(8, 1, *window, dtype=dtype)
+        for grad in (False, True):
+            x.requires_grad_(grad)
+            want = getattr(F, f"conv{rank}d")(x, w, None, 1, "same", dilation, 8)
+            for _ in range(3):
+                y = getattr(W, f"conv{rank}d")(x, w, None, 1, "same", dilation, 8)
+                assert y.shape == x.shape
+                torch.testing.assert_close(y, want, rtol=1e-4, atol=1e-4)
+
+
 @needs_entries
 @pytest.mark.parametrize("name", ["tanh", "sigmoid"])
 def test_a_gradient_from_python_where_there_is_much_to_compute(name):
