@@ -122,6 +122,10 @@ def test_what_is_expected_to_win(device, capsys):
     line = capsys.readouterr().err.strip()
     assert line == f"weft.convert: {weft.convert.last_report.summary()}" and "\n" not in line
     assert line.startswith("weft.convert: 3 swapped (1 Conv2d, 1 MaxPool2d, 1 Softmax), 5 left (") and "1 Conv2d: PyTorch's dense convolution is as fast" in line
+    formats = nn.Sequential(*(nn.Conv2d(16, 16, k, padding=k // 2, groups=16) for k in (3, 9, 11, 13))).to(device)
+    taken = [i for i, m in enumerate(weft.convert(copy.deepcopy(formats), verbose=False)) if type(m) is weft.nn.Conv2d]
+    last = [i for i, m in enumerate(weft.convert(formats.to(memory_format=torch.channels_last), verbose=False)) if type(m) is weft.nn.Conv2d]
+    assert taken == [0, 1, 2, 3] and last == ([0, 1] if device.type == "cpu" else taken)   # PyTorch has a kernel for large windows channels-last
     weft.convert(net, all=True, verbose=False)
     assert not capsys.readouterr().err and not any(type(net[i]) is getattr(nn, type(net[i]).__name__) for i in range(7))
     recurrent = nn.ModuleList([nn.LSTM(4, 4), nn.GRU(4, 4), nn.RNN(4, 4)])
@@ -215,6 +219,22 @@ def test_flops_are_counted():
             module[:1](torch.randn(2, 3, 12, 12, requires_grad=True)).sum().backward()
         counts.append(counter.get_total_flops())
     assert counts[:3] == counts[3:] and min(counts) > 0
+
+
+def test_flops_of_each_set_of_gradients_are_counted():
+    """As PyTorch counts them: as many for the input as for the weights, none for the bias."""
+    from torch.utils.flop_counter import FlopCounterMode
+    x, conv = torch.randn(2, 8, 12, 12), nn.Conv2d(8, 4, 3, padding=1)
+    for wanted in ((True, False, False), (False, True, False), (True, True, False), (False, True, True), (True, False, True), (True, True, True)):
+        counts = []
+        for module in (conv, weft.convert(copy.deepcopy(conv), all=True, verbose=False)):
+            leaves = [t.requires_grad_(asked) for t, asked in zip((x, module.weight, module.bias), wanted)]
+            with weft.backends.flags(delegate=module is conv):
+                y = module(x)
+                with FlopCounterMode(display=False) as counter:
+                    torch.autograd.grad(y.sum(), [t for t in leaves if t.requires_grad])
+            counts.append(counter.get_total_flops())
+        assert counts[0] == counts[1] > 0, wanted
 
 
 def test_shared_modules_and_cycles():

@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import copy
 import doctest
+import math
 import pickle
 import re
 import sys
@@ -99,6 +100,17 @@ def test_test_mode_with_special_values(value, capsys):
         module(x)
 
 
+def test_what_test_mode_allows_is_of_one_sum():
+    """Filters side by side have no more rounding than one: each result is a sum of one filter's terms."""
+    x, one = torch.randn(1, 4, 6, 6), torch.randn(1, 4, 3, 3)
+    y = nn.functional.conv2d(x, one)
+    allowed = [weft.nn.sparse_conv.apart(y.expand(-1, n, -1, -1), y.expand(-1, n, -1, -1), x, one.expand(n, -1, -1, -1), None, terms=36 * n) for n in (1, 2, 64)]
+    assert allowed[0] == allowed[1] == allowed[2] and allowed[0][0] == 0
+    size = x.abs().max().item() * one.abs().sum().item()
+    eps = torch.finfo(torch.float32).eps
+    assert allowed[0][1] == pytest.approx(4 * eps * (y.abs().max().item() + math.sqrt(36) * size), rel=1e-5)
+
+
 def test_benchmark_mode_prints_a_row(device, capsys):
     module, x = small(device)
     module.set_mode(Sparse_modes.Benchmark)
@@ -164,7 +176,29 @@ def test_backends_benchmark_measures_once_for_each_problem(monkeypatch):
         ran(module, x[:1])
         ran(module, x.to(memory_format=torch.channels_last))
         assert len(seen) == 3
+        ran(module.to(torch.bfloat16), x.bfloat16())
+        ran(module.to(torch.float32), x)
+        assert len(seen) == 4
+        module(x)
+        assert len(seen) == 5, "with a gradient it is another problem"
     assert "sparse" not in ran(module, x)
+
+
+def test_a_calibration_is_of_the_places_of_the_zeros(monkeypatch):
+    """As many in each row, at other places: another problem. The same places with other values: the same one."""
+    module, x = weft.nn.SparseConv2d(4, 6, 3, padding=1), torch.randn(2, 4, 7, 6)
+    module.weight.data[:, :2] = 0
+    faked(monkeypatch, 1.0, 2.0)
+    module.set_mode(Sparse_modes.Calibration)
+    ran(module, x)
+    module.set_mode()
+    module.weight.data *= 2
+    module.refresh()
+    assert module.decision == "dense"
+    module.weight.data = module.weight.data.flip(1)
+    module.refresh()
+    ran(module, x)
+    assert module.decision is None and module.nnz == 6 * 2 * 9
 
 
 def test_no_zeros_is_dense_without_measuring(monkeypatch):
@@ -322,6 +356,15 @@ def test_layers_that_stay_dense(device, capsys):
     assert not cpu or ("1: fewer than 70% of its weights are 0" in line and "1: a window of one is as fast densely" in line)
     weft.sparse.from_dense(net, all=True)
     assert all(type(m) is weft.nn.SparseConv2d for m in net) and not capsys.readouterr().err
+
+
+@pytest.mark.parametrize("zeros, sparse", [(0, True), (503, False), (504, True), (720, True)])
+def test_exactly_as_many_zeros_as_are_asked_for(zeros, sparse):
+    """70% of 720 are 504; a layer that was not pruned yet is sparse, too."""
+    net = nn.Sequential(nn.Conv2d(10, 8, 3))
+    net[0].weight.data.view(-1)[:zeros] = 0
+    weft.sparse.from_dense(net)
+    assert (type(net[0]) is weft.nn.SparseConv2d) == sparse
 
 
 def test_from_dense_of_nets(device):

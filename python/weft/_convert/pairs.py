@@ -148,10 +148,11 @@ _LEVEL = "weft is not expected to be faster"
 
 
 def _conv(module: nn.Module, dtype: torch.dtype, device: str) -> str:
-    """One filter per channel, and few channels in a group in 3D; the format of the weights is taken for that of the data."""
+    """One filter per channel, and few channels in a group in 3D; the format of the weights is taken for that of the data. Of one channel in a filter
+    is_contiguous() is true in either format, the strides tell."""
     rank, inside = module.weight.dim() - 2, module.in_channels // module.groups
     if module.groups > 1 and inside == 1:
-        last = not module.weight.is_contiguous()
+        last = module.weight.stride(1) == 1
         if device == "cpu" and ((dtype is torch.bfloat16 and rank < 3) or (last and max(module.kernel_size) > 9)):
             return "PyTorch's depthwise convolution is as fast in this type and format"
         return ""
