@@ -10,6 +10,7 @@ import torch
 import fresh
 import weft
 import weft.functional as W
+from weft._core import library as _library
 
 SETTINGS = ("benchmark", "delegate", "deterministic", "fastest", "math", "measure_seconds", "verbose", "wisdom_only", "workspace_limit")
 
@@ -106,6 +107,58 @@ def test_benchmark_measures_and_remembers(tmp_path):
     assert weft.backends.wisdom.count() == 0
     assert weft.backends.wisdom.load(file) == {"entries": known, "other_machines": 0, "bad_lines": 0}
     assert weft.backends.wisdom.count() == known
+
+
+def test_what_writes_into_its_argument_is_not_measured():
+    """It would be written more than once, and what is made up in its place may name no row."""
+    x, state, weight = torch.randn(4, 1000), torch.zeros(2, 4, 3), torch.ones(4, 4)
+    with weft.backends.flags(benchmark=True, measure_seconds=1e-3):
+        for _ in range(2):
+            want, y = x.relu(), x.clone()
+            W.relu(y, out=y)
+            assert torch.equal(y, want)
+            W.hardtanh(y, -0.5, 0.5, out=y)
+            W.softmax(y, 1, out=y)
+            weft.causal_conv1d.causal_conv1d_update(torch.ones(2, 4), state, weight)
+            weft.causal_conv1d.causal_conv1d_update(torch.ones(2, 4), state, weight, conv_state_indices=torch.tensor([1, 0], dtype=torch.int32))
+        assert weft.backends.wisdom.count() == 0
+        W.relu(x)
+        assert weft.backends.wisdom.count() == 1
+
+
+@pytest.mark.parametrize("name", ["softmax", "avg_pool2d", "max_pool2d"])
+def test_wisdom_decides_tiny_calls(name, tmp_path):
+    """Where a call takes longer than its computing weft's plan is expected to win; what was measured counts more."""
+    x, file = torch.randn(1, 2, 4, 5), tmp_path / "wisdom"
+
+    def ran():
+        for _ in range(3):
+            getattr(W, name)(x, 1 if name == "softmax" else 2)
+        return weft.backends.kernels()
+    with weft.backends.flags(benchmark=True, measure_seconds=1e-3):
+        ran()
+        weft.backends.wisdom.save(file)
+        lines = [line.split() for line in file.read_text().splitlines() if not line.startswith("#")]
+        file.write_text("\n".join(" ".join([*line[:4], "torch", "v1", "1", "0"]) for line in lines) + "\n")
+        weft.backends.wisdom.forget()
+        known = weft.backends.wisdom.load(file)["entries"]
+        assert ran() == "torch" and weft.backends.wisdom.count() == known == 1
+
+
+@pytest.mark.parametrize("last", [False, True], ids=["first", "last"])
+@pytest.mark.parametrize("channels, of_group, window", [(64, 1, 3), (64, 1, 5), (8, 1, 5), (32, 32, 3), (32, 4, 3), (32, 32, 1)])
+def test_both_gradients_come_by_the_shorter_way(channels, of_group, window, last):
+    """By estimate: one kernel for both, or one for each where these together take less time."""
+    x, w = torch.randn(2, channels, 28, 28), torch.randn(channels, of_group, window, window, requires_grad=True)
+    x = x.contiguous(memory_format=torch.channels_last if last else torch.contiguous_format).requires_grad_()
+    sizes = f"f32:{'nhwc' if last else 'nchw'}:n2c{channels}h28w28:o{channels}k{window}p{window // 2}g{channels // of_group}"
+    both, data, weights = (_library.lib.weft_torch_own_ns(f"conv2d:{p}:{sizes}@cpu".encode()) for p in ("bwd", "bwd_data", "bwd_weights"))
+    assert min(both, data, weights) > 0 and both > 20e3
+    with weft.backends.flags(delegate=False):
+        y = W.conv2d(x, w, None, 1, window // 2, 1, channels // of_group)
+        torch.autograd.grad(y, (x, w), torch.ones_like(y))
+    if abs(data + weights - both) > 0.1 * both:   # the estimate of a call knows the alignment of its tensors
+        assert (" + " in weft.backends.kernels()) == (data + weights < both)
 
 
 def test_wisdom_decides(tmp_path):

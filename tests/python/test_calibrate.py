@@ -292,6 +292,13 @@ def moved(problem):
     return sum(math.prod(t["dims"]) * size[t["dtype"]] for t in _library.problem(problem)["tensors"].values())
 
 
+def test_packed_sequences_of_lstm_are_a_loop():
+    """oneDNN has the whole layer, of whole sequences alone: packed ones take as many calls as there are steps, as those of gru do in any form."""
+    def ns(kind, rows):
+        return lib.weft_torch_estimate_ns(f"{kind}:fwd:f32:dense:t1000n1c4o4:state1rows{rows}@cpu".encode())
+    assert ns("lstm", 1000) > 5 * ns("lstm", 0) and ns("gru", 1000) == pytest.approx(ns("gru", 0), rel=0.01)
+
+
 WEIGHTS = 256 * 256   # of the 1x1 convolutions below
 REACHED = {   # of PyTorch: what a call costs in ns, and the shares that it reaches of the peak and of the bandwidth
     # depthwise, by the window; in 3D

@@ -56,10 +56,11 @@ def test_final_states_out(device):
         assert state is out and torch.equal(out, x[:, :, 6:])
         dx, = torch.autograd.grad((state * 2).sum(), x)
         assert torch.equal(dx, F.pad(torch.full((2, 5, 3), 2.0, device=device), (6, 0)))
-    untouched = torch.full((2, 5, 4), 7.0, device=device)
-    with pytest.raises(RuntimeError, match="final_states_out: is"):
-        causal_conv1d_fn(x, weight, bias, return_final_states=True, final_states_out=untouched)
-    assert (untouched == 7).all()
+    for untouched in (torch.full((2, 5, 4), 7.0, device=device), torch.full((2, 5, 3), 7.0, device=device, dtype=torch.bfloat16),
+                      torch.full((2, 5, 3), 7.0, device=device, dtype=torch.float64)):
+        with pytest.raises(RuntimeError, match=r"final_states_out: is .*, allowed: \[2, 5, 3\] of float32"):
+            causal_conv1d_fn(x, weight, bias, return_final_states=True, final_states_out=untouched)
+        assert (untouched == 7).all()
     assert isinstance(causal_conv1d_fn(x, weight, bias, final_states_out=untouched), torch.Tensor) and (untouched == 7).all()
 
 

@@ -60,6 +60,32 @@ def test_update_of_padding(device):
         assert torch.equal(state, before)
 
 
+def test_numbers_of_rows_and_places_with_gaps(device):
+    """They are read, and looked at, where they are: what lies between is of somebody else."""
+    weight, bias = parameters(4, 3, device)
+    x, ring, before = data(2, 4, 1, device), data(3, 4, 6, device), data(3, 4, 6, device)
+    for good, bad in (([2, 99, 0, -7], [2, 0, 3, 0]), ([1, -5, -1, 99], [0, 1, -2, 1])):
+        gaps = torch.tensor(good, dtype=torch.int32, device=device)[::2]
+        results = []
+        for index in (gaps, gaps.contiguous()):
+            state = before.clone()
+            results += [causal_conv1d_update(x, state, weight, bias, conv_state_indices=index), state]
+        assert torch.equal(results[0], results[2]) and torch.equal(results[1], results[3])
+        if device.type == "cpu":
+            state = before.clone()
+            with pytest.raises(RuntimeError, match=f"conv_state_indices: has {bad[2]} at 1"):
+                causal_conv1d_update(x, state, weight, bias, conv_state_indices=torch.tensor(bad, dtype=torch.int32)[::2])
+            assert torch.equal(state, before)
+    lengths = torch.tensor([1, -3, 4, -3], dtype=torch.int32, device=device)[::2]
+    states = [ring[:2].clone(), ring[:2].clone()]
+    ours = [causal_conv1d_update(x, state, weight, bias, cache_seqlens=t) for state, t in zip(states, (lengths, lengths.contiguous()))]
+    assert torch.equal(*ours) and torch.equal(*states)
+    if device.type == "cpu":
+        with pytest.raises(RuntimeError, match="cache_seqlens: has -1 at 1"):
+            causal_conv1d_update(x, states[0], weight, bias, cache_seqlens=torch.tensor([1, 2, -1, 2], dtype=torch.int32)[::2])
+        assert torch.equal(*states)
+
+
 def test_token_by_token_is_the_whole(device):
     for dtype in (torch.float32, torch.bfloat16):
         conv = weft.nn.CausalConv1d(12, 4, activation="silu").to(device)
@@ -86,11 +112,25 @@ def test_update_records_nothing(device):
     weight, bias = (t.requires_grad_() for t in parameters(4, 4, device))
     state = torch.randn(2, 4, 3, device=device)
     x = torch.randn(2, 4, device=device, requires_grad=True)
-    version = state._version
     for y in (causal_conv1d_update(x, state, weight, bias, "silu"), ops.causal_conv1d_update(x, state, weight, bias, None, None, True)):
         assert not y.requires_grad and y.grad_fn is None and not state.requires_grad
         y += 1
-    assert state._version > version
+
+
+def test_every_update_is_counted(device):
+    """The operator's first call of a kind, the quick way to its plan, and those with numbers: what autograd has saved of the state is no longer that."""
+    x, weight, state = torch.randn(2, 4, device=device), torch.randn(4, 4, device=device), torch.randn(2, 4, 3, device=device)
+    numbers = torch.tensor([1, 0], dtype=I32, device=device)
+    for more in ({}, {"cache_seqlens": numbers}, {"conv_state_indices": numbers}):
+        for _ in range(3):
+            version = state._version
+            causal_conv1d_update(x, state, weight, **more)
+            assert state._version > version
+    factor = torch.ones((), device=device, requires_grad=True)
+    y = (factor * state).sum()
+    causal_conv1d_update(x, state, weight)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        y.backward()
 
 
 # ---------------------------------------------------------------------------------------------- states of sequences side by side
@@ -135,6 +175,13 @@ def test_reference_functions(device):
     y, state = causal_conv1d_ref(x, weight, bias, initial, True, out, "swish")
     close(y.cpu(), exact(x, weight, bias, initial=initial, silu=True))
     assert state is out and torch.equal(state, torch.cat([initial, x], 2)[:, :, -3:])
+
+
+def test_parameters_are_drawn_as_of_conv1d():
+    """Of as many groups as channels: by the width alone."""
+    for width in (1, 4, 9):
+        for p in weft.nn.CausalConv1d(4000, width).parameters():
+            assert 0.99 * width ** -0.5 < p.abs().max().item() <= width ** -0.5 and abs(p.mean().item()) < 0.05 * width ** -0.5
 
 
 def test_module(device):

@@ -89,6 +89,28 @@ def test_calls_add_up_and_kinds_are_measured_once(timed):
     assert len(timed) == 2 + 3
 
 
+def test_each_kind_of_input_is_measured_by_itself(timed):
+    """What a module takes depends on the type, the shape and the format of what it sees, and of its own weights, and on whether it asks for a gradient."""
+    class Beside(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a, self.b = nn.Conv2d(4, 4, 3), nn.Conv2d(4, 4, 3)
+
+        def forward(self, x, y):
+            return self.a(x), self.b(y)
+
+    def count(*inputs, last=False):
+        net, before = Beside().eval(), len(timed)
+        if last:
+            net.b.to(memory_format=torch.channels_last)
+        weft.convert(net, example=inputs, verbose=False)
+        return len(timed) - before
+    x = torch.ones(2, 4, 5, 5)
+    assert count(x, x) == 1 and count(x, x.clone()) == 1
+    assert [count(x, other) for other in (x[:1], x.contiguous(memory_format=torch.channels_last))] == [2, 2]
+    assert count(x, x, last=True) == 2
+
+
 def test_arguments_are_what_the_module_sees(timed):
     """Gradients are asked for as in the net: none of the first input, and none at all in eval mode."""
     net, x = nn.Sequential(nn.Conv2d(3, 4, 1), nn.Conv2d(4, 4, 1)), torch.randn(2, 3, 4, 4)

@@ -106,6 +106,20 @@ def test_types(dtype, tolerance, device):
     torch.testing.assert_close(y.double(), expected, rtol=tolerance, atol=4 * tolerance)
 
 
+@pytest.mark.parametrize("conv, norm, shape", [(nn.Conv2d, nn.BatchNorm1d, (2, 4, 6, 6)), (nn.Conv2d, nn.BatchNorm3d, (2, 4, 6, 6)), (nn.Conv1d, nn.BatchNorm2d, (2, 4, 6)),
+                                               (nn.Conv3d, nn.BatchNorm2d, (2, 4, 5, 5, 5)), (nn.ConvTranspose2d, nn.BatchNorm1d, (2, 4, 6, 6))])
+def test_a_normalisation_of_another_rank_is_not_folded(conv, norm, shape):
+    """The net raises PyTorch's error after convert() as before."""
+    net, errors = nn.Sequential(conv(4, 6, 3), norm(6), nn.ReLU()).eval(), []
+    for fused in (False, True):
+        weft.convert(net, fuse=fused, all=fused, verbose=False)
+        with pytest.raises(ValueError) as caught:
+            net(torch.randn(shape))
+        errors.append(str(caught.value))
+        assert not any(is_fused(m) for m in net)
+    assert errors[0] == errors[1]
+
+
 def test_print():
     net, _ = trio("cpu")
     lines = repr(weft.convert(net, fuse=True, all=True)).split("\n")

@@ -477,19 +477,20 @@ import sys, subprocess, torch
 print(sys.argv[1:], __name__, torch.nn.functional.conv2d(torch.ones(1, 8, 8, 8), torch.ones(8, 1, 3, 3), groups=8)[0, 0, 0, 0].item())
 print(subprocess.run([sys.executable, "-W", "ignore", "-c", "import torch, sys; print('weft' in sys.modules and sys.modules['weft']._enable.is_enabled())"],
                      capture_output=True, text=True).stdout.strip())
-print(subprocess.run([sys.executable, "-c", "import sys; print('torch' in sys.modules)"], capture_output=True, text=True).stdout.strip())
+print(subprocess.run([sys.executable, "-c", "import sys; print('torch' in sys.modules, sys.of_the_site)"], capture_output=True, text=True).stdout.strip())
 sys.exit(int(sys.argv[2]))
 """
 
 
 def test_run(tmp_path):
-    """A script and a module as Python itself would run them, their children too; the report names what ran."""
+    """A script and a module as Python itself would run them, their children too, and what a sitecustomize does in these; the report names what ran."""
+    (tmp_path / "sitecustomize.py").write_text("import sys; sys.of_the_site = 'there'")
     script = tmp_path / "program.py"
     script.write_text(PROGRAM)
     for target in ([str(script)], ["-m", "program"]):
         made = python("-m", "weft", "run", "--report", *target, "--report", "3", PYTHONPATH=f"{ROOT / 'python'}{os.pathsep}{tmp_path}")
         assert made.returncode == 3, made.stderr
-        assert made.stdout == "['--report', '3'] __main__ 9.0\nTrue\nFalse\n"
+        assert made.stdout == "['--report', '3'] __main__ 9.0\nTrue\nFalse there\n"
         assert "conv2d:fwd:f32:nchw:n1c8h8w8:o8k3g8:strict@cpu" in made.stderr and "1 calls and saved" in made.stderr
 
 
@@ -519,7 +520,8 @@ def test_run_refuses(tmp_path):
     script.write_text("raise KeyError('here')")
     made = python("-m", "weft", "run", "--report", str(script))
     leaves = tmp_path / "leaves.py"
-    leaves.write_text("import sys; sys.exit('not today')")
+    leaves.write_text("import sys, beside; sys.exit(beside.said)")
+    (tmp_path / "beside.py").write_text("said = 'not today'")
     left = python("-m", "weft", "run", str(leaves))
     assert left.returncode == 1 and left.stderr.endswith("not today\n")
     assert made.returncode == 1 and "KeyError: 'here'" in made.stderr and "of PyTorch came by in this process" in made.stderr

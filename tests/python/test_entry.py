@@ -145,6 +145,29 @@ def test_lists_of_one_value():
             torch.testing.assert_close(W.avg_pool2d(x, (2,), [3]), F.avg_pool2d(x, (2,), [3]))
 
 
+POOLS = [(2,), (2, 1), (3, 2, 1), (3, 2, 1, True), (3, 2, 1, False, False), (3, 2, 1, False, True)]
+ARGUMENTS = {   # from those that are left out to those that are given, defaults among them
+    **{f"avg_pool{rank}d": POOLS + ([(3, 2, 1, False, True, None), (3, 2, 1, False, True, 5), (3, 2, 1, False, False, 5)] if rank > 1 else []) for rank in (1, 2, 3)},
+    **{f"max_pool{rank}d": [(2,), (2, 1), (3, 2, 1), (2, 2, 0, 2), (3, 2, 1, 1, True)] for rank in (1, 2, 3)},
+    **{f"conv{rank}d": [(), (None,), (None, 2), (None, 1, 1), (None, 1, 0, 2), (None, 1, 0, 1, 1), (None, 1, 0, 1, 2)] for rank in (1, 2, 3)},
+    **{f"conv_transpose{rank}d": [(), (None, 2), (None, 2, 1), (None, 2, 1, 1), (None, 1, 0, 0, 1), (None, 2, 0, 1, 1, 2)] for rank in (1, 2, 3)},
+    "softmax": [(0,), (1,), (-1,)], "hardtanh": [(), (-0.5,), (-0.5, 0.25)],
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["weft", "torch"])
+@pytest.mark.parametrize("name", ARGUMENTS)
+def test_arguments_that_are_given_and_left_out(name, dtype):
+    """Whoever computes a call that is known, with each of them."""
+    rank = int(name[-2]) if name.endswith("d") else 2
+    x, weights = torch.randn(2, 4, *range(6, 6 + rank), dtype=dtype), {1: torch.randn(4, 4, *[3] * rank, dtype=dtype), 2: torch.randn(4, 2, *[3] * rank, dtype=dtype)}
+    for args in ARGUMENTS[name]:
+        given = (x, weights[2 if args[-1:] == (2,) and len(args) == (6 if "transpose" in name else 5) else 1], *args) if name.startswith("conv") else (x, *args)
+        want = getattr(F, name)(*given)
+        for _ in range(3):
+            torch.testing.assert_close(getattr(W, name)(*given), want, rtol=1e-4, atol=1e-5)
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["weft", "torch"])
 @pytest.mark.parametrize("rank", [1, 2, 3])
 def test_same_padding(rank, dtype):

@@ -313,6 +313,20 @@ def test_plans_of_which_nothing_is_learnt(name):
     assert heap() - before < 512 << 10
 
 
+def test_plans_of_calls_with_a_gradient():
+    """Two decisions for each kind, forward and backward; a table starts anew when it has 1024."""
+    weight = torch.ones(1, 1, 1, requires_grad=True)
+
+    def run(sizes):
+        for n in sizes:
+            y = W.conv1d(torch.zeros(1, 1, n), weight)
+            y.sum().backward()
+        gc.collect()
+        return heap()
+    before = run(range(1, 1537))
+    assert run(range(1537, 3073)) - before < 512 << 10
+
+
 def test_what_was_made_to_decide_is_given_back():
     """A gradient and indices that are as large as the result, for each kind of call."""
     def run(sizes):

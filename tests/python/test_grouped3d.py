@@ -114,6 +114,18 @@ def test_what_does_not_pose_a_problem_does_not_tune(device, file):
     assert not os.path.exists(file)
 
 
+@pytest.mark.parametrize("other", [{"dilation": 2}, {"stride": 2}, {"padding": 1}, {"groups": 2}, {"bias": True}], ids=str)
+def test_each_geometry_is_tuned_by_itself(other, file):
+    """A module that differs in one thing alone has problems of its own: tuned, or an error where the file has none of them."""
+    settings, x = {"groups": 4, "cache_file": file, "tuner_config": QUICK}, torch.randn(1, 4, 7, 7, 7)
+    weft.Grouped3D(4, 4, 3, **settings)(x)
+    known = {line[3] for line in lines(file)}
+    with pytest.raises(RuntimeError, match="has no entry for conv3d:fwd"):
+        weft.Grouped3D(4, 4, 3, from_cache=True, **{**settings, **other})(x)
+    weft.Grouped3D(4, 4, 3, **{**settings, **other})(x)
+    assert len({line[3] for line in lines(file)} - known) == 4 - ("bias" in other)
+
+
 def test_compiled_and_transformed(file):
     net, x = weft.Grouped3D(4, 4, 3, groups=4, cache_file=file, tuner_config=QUICK), torch.randn(2, 1, 4, 6, 6, 6)
     expected = twin_of(net)(x[0])
@@ -175,6 +187,21 @@ def test_the_file_decides(file):
         grouped3d._ready.clear()
         cached(file)(x)
         assert weft.backends.kernels() == kernel
+
+
+def test_a_file_that_was_written_again_is_read_again(file):
+    """Of the same size, with other kernels."""
+    net, x, _ = tuned(file)
+    text = Path(file).read_text()
+    name = next(line[4] for line in lines(file) if ":fwd:" in line[3])
+    rows = [" ".join([*line[:4], *(["torch", "v1"] if k else [name, line[5]]), "1", "0"]) for k in (0, 1) for line in lines(file) if ":fwd:" in line[3]]
+    for row, kernel in zip(rows, (name, "torch")):
+        Path(file).write_text(row.ljust(max(map(len, rows))) + "\n")   # loading adds to what is known
+        os.utime(file, ns=(rows.index(row) + 1, rows.index(row) + 1))
+        weft.backends.wisdom.forget()
+        cached(file)
+        assert weft.backends.wisdom.count() == 1
+    assert text
 
 
 def test_a_missing_entry(device, file):

@@ -78,6 +78,17 @@ def test_weights_are_packed_once(net):
     assert all(packed(net)[k] is v for k, v in before.items())
 
 
+def test_each_plan_has_its_own():
+    """Sizes and formats that run by other kernels, which read weights in other orders, one after the other on one module."""
+    for kind, options in ((weft.nn.Conv2d, {}), (weft.nn.Conv2d, {"groups": 64})):
+        torch.manual_seed(0)
+        net = weft.pack(kind(64, 64, 3, padding=1, **options).eval())
+        kinds = [(n, size, form) for n, size in ((1, 3), (1, 7), (2, 14), (1, 40)) for form in (torch.contiguous_format, torch.channels_last)]
+        for n, size, form in (*kinds, *kinds[::-1]):
+            check(net, torch.randn(n, 64, size, size).contiguous(memory_format=form))
+        assert len(packed(net)) >= (1 if options else 2)
+
+
 def test_calls_leave_nothing(net):
     """No reference to the packed weights, no object of Python."""
     x, kept = images(), next(iter(packed(net).values()))

@@ -74,6 +74,15 @@ def test_nvidias_module(multi):
     assert found["forward"] <= found["results"] + LIMIT and found["backward"] <= found["gradients"] + LIMIT
 
 
+def test_an_image_of_more_than_the_default_limit():
+    """Where the caller has set none it is computed all the same, one at a time."""
+    x, w, mask = torch.ones(2, 256, 128, 270), torch.ones(256, 1, 1, 3), torch.ones(2, 1, 128, 270, dtype=torch.uint8)
+    with weft.backends.pin("torch"), torch.no_grad():
+        y, new = weft.functional.partial_conv2d(x, w, None, mask, groups=256)
+    assert x[0].nbytes + y[0].nbytes > 64 << 20 and weft.backends.kernels().startswith("torch")
+    assert y.shape == (2, 256, 128, 268) and (y.amin(), y.amax()) == (3, 3) and bool(new.bool().all())
+
+
 def test_what_is_kept(device):
     """x, the weight and the mask themselves, and the window sums."""
     module, x, mask = CASE.make(device)

@@ -173,6 +173,14 @@ def test_pconv_state_dict(bias, device):
     close(module(x, mask)[0], truth, 100)
 
 
+@pytest.mark.parametrize("groups, kernel", [(1, 3), (3, 3), (1, (1, 5))])
+def test_pconv_is_drawn_as_a_plain_convolution(groups, kernel):
+    """The bounds of the weight and of the bias are those of torch.nn: by the window and the channels that a filter reads."""
+    made, plain = M.PConv2d(3, 6000, kernel, groups=groups, bias=True), torch.nn.Conv2d(3, 6000, kernel, groups=groups)
+    for ours, theirs in ((made.get_weight(), plain.weight), (made.get_bias(), plain.bias)):
+        assert ours.abs().max().item() == pytest.approx(theirs.abs().max().item(), rel=0.01)
+
+
 @pytest.mark.parametrize("bias", [False, True])
 def test_pconv_takes_a_plain_state_dict(bias, device):
     """Of torch.nn.Conv2d, and of NVIDIA's module with what some versions keep; also inside of a net."""

@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import copy
+import re
 import sys
 
 import pytest
@@ -10,6 +11,9 @@ from torch import nn
 
 import weft
 from weft._bench import clock as _clock
+from weft._convert import conversion as _conversion
+
+_report = sys.modules["weft.report"]   # the name is the function
 
 
 def net(device):
@@ -47,13 +51,56 @@ def test_a_layer_that_is_not_called_and_one_called_twice():
 
 def test_the_floor_of_a_layer(monkeypatch):
     """Its tensors moved once or its products, whichever takes longer on the machine; an input without a batch is one image."""
-    monkeypatch.setattr(sys.modules["weft.report"], "SECONDS", 0.0)
+    monkeypatch.setattr(_report, "SECONDS", 0.0)
     conv = nn.Sequential(nn.Conv2d(8, 8, 3, groups=8)).eval()
     for images, shape in ((1, (8, 8, 8)), (2, (2, 8, 8, 8))):
         moved, flops = 4 * (images * 8 * (64 + 36) + 72 + 8), 2 * images * 72 * 36
         for roof, floor in (((1.0, 1e30), moved), ((1e30, 1.0), flops)):
             monkeypatch.setattr(_clock, "roof", lambda device, roof=roof: roof)
             assert weft.report(conv, torch.randn(shape)).layers[0].floor_ms == floor
+
+
+class Watched(nn.Module):
+    """Notes whether weft is enabled while it runs."""
+
+    seen: list[bool] = []
+
+    def forward(self, x):
+        self.seen.append(weft._enable.is_enabled())
+        return x
+
+
+def test_each_way_is_run_as_its_name_says(monkeypatch):
+    """enable() alone is with weft under PyTorch's operators; figures by name, the ratio to the plain net."""
+    net, x, sides_seen = nn.Sequential(nn.Conv2d(8, 8, 3, groups=8), Watched()).eval(), torch.randn(1, 8, 8, 8), {}
+
+    def medians(sides, *_):
+        for name, run in sides.items():
+            Watched.seen.clear()
+            run(2)
+            sides_seen[name] = list(Watched.seen)
+        return {"plain": 6.0, "enable()": 3.0, "convert(example=x)": 2.0, "convert(example=x, fuse=True)": 12.0}
+    monkeypatch.setattr(_conversion, "_measure", lambda *_: {"torch": 1.0, "weft": 1.0})
+    monkeypatch.setattr(_clock, "medians", medians)
+    monkeypatch.setattr(_clock, "peak", lambda run, device: run() is not None and 5_000_000)
+    monkeypatch.setattr(_clock, "roof", lambda device: (1e9, 1e9))
+    made = weft.report(net, x)
+    assert sides_seen == {way.name: [way.name == "enable()"] * 2 for way in made.ways}
+    totals = [re.split("  +", line.strip()) for line in str(made).splitlines() if line.startswith(("the whole", "plain", "enable()", "convert("))]
+    assert totals == [["the whole net", "ms", "ratio", "peak MB"], ["plain", "6.000", "1.00", "5.0"], ["enable()", "3.000", "2.00", "5.0"],
+                      ["convert(example=x)", "2.000", "3.00", "5.0"], ["convert(example=x, fuse=True)", "12.000", "0.50", "5.0"]]
+    assert "convert(example=x) runs this network in 2.000 ms instead of 6.000, 3.00 times as fast." in made.html()
+
+
+def test_rows_of_layers():
+    """PyTorch's time before weft's, the ratio of the two, and the share of the floor by whichever is faster."""
+    layers = [_report.Layer("a", "Conv2d", (1, 2), "k", 4.0, 2.0, 1.0), _report.Layer("b", "Conv2d", (1, 2), "k", 2.0, 5.0, 1.0)]
+    assert [layer.share for layer in layers] == [0.5, 0.5]
+    made = _report.NetReport(layers, [_report.Way("plain", 1.0, 1)], False, "cpu")
+    head, a, b, both = (re.split("  +", line.strip()) for line in str(made).splitlines()[:4])
+    assert head[:7] == ["module", "kind", "shape", "torch ms", "weft ms", "ratio", "of floor"]
+    assert a[3:] == ["4.000", "2.000", "2.00", "0.50", "k"] and b[3:] == ["2.000", "5.000", "0.40", "0.50", "k; PyTorch is as fast"]
+    assert both == ["these layers", "6.000", "7.000"]
 
 
 def test_wrong():

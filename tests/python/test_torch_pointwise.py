@@ -463,6 +463,8 @@ WRONG = [
     (lambda: W.hardtanh(_x, torch.ones(1), 2), lambda: F.hardtanh(_x, torch.ones(1), 2), TypeError, "min_val: is a tensor of 1 dimensions"),
     (lambda: W.hardtanh(_x, -1, 1e300), lambda: F.hardtanh(_x, -1, 1e300), RuntimeError, "hi: is 1e+300, allowed for float32"),
     (lambda: W.hardtanh(_half, -1e6, 1), lambda: F.hardtanh(_half, -1e6, 1), RuntimeError, "lo: is -1e+06, allowed for float16: -65504 to 65504"),
+    *((lambda b=b: W.hardtanh(_half, -b, 1), lambda b=b: F.hardtanh(_half, -b, 1), RuntimeError, f"lo: is {-b:g}, allowed for float16: -65504 to 65504")
+      for b in (65505.0, 65519.0, 65536.0)),   # next to what there is, which rounding would make of some of them
     (lambda: W.hardtanh(_x > 0), lambda: F.hardtanh(_x > 0), RuntimeError, "Bool inputs not supported for hardtanh"),
     (lambda: W.hardtanh(_half.byte()), lambda: F.hardtanh(_half.byte()), RuntimeError, "unsigned type with negative limits"),
     (lambda: weft.nn.Hardtanh(1, 1), lambda: torch.nn.Hardtanh(1, 1), AssertionError, "max_val (1) must be greater than min_val (1)"),

@@ -13,6 +13,8 @@ from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pack_sequen
 import weft
 import weft.functional as W
 from cases import DTYPES, close, scattered, shifted
+from weft.functional import rnn
+from weft.functional.rnn import KINDS
 
 INPUTS, HIDDEN, STEPS, MANY = 4, 6, 5, 3
 
@@ -191,8 +193,12 @@ def test_strides_of_the_twin(case, device, side):
     twin = getattr(torch.nn, case.module)(INPUTS, HIDDEN, **case.options).to(device)
     first = case.options.get("batch_first", False)
     for many in (MANY, 1, 0):
-        x = data(device, torch.float32, first, many)
-        assert [(t.shape, t.stride()) for t in flat(ours(x))] == [(t.shape, t.stride()) for t in flat(twin(x))]
+        x, found = data(device, torch.float32, first, many).requires_grad_(), []
+        for net in (ours, twin):
+            made = flat(net(x))
+            gradient = torch.autograd.grad(made, x, [torch.ones_like(t) for t in made]) if many and device.type == "cpu" else ()
+            found.append([(t.shape, t.stride()) for t in (*made, *gradient)])
+        assert found[0] == found[1]
 
 
 @pytest.mark.delegates
@@ -256,6 +262,42 @@ def test_pinned_kernel_wins(device):
     with weft.backends.pin("lstm_ref"):   # for another operator
         net(x)
         assert "gru" in weft.backends.kernels() and "ref" not in weft.backends.kernels()
+
+
+@pytest.mark.delegates
+def test_what_the_choice_is_made_for(monkeypatch):
+    """Steps and sequences, in whichever order they come; of packed data the steps, the sequences of the first and the rows."""
+    asked = []
+    monkeypatch.setattr(rnn, "_wins", lambda kind, *sizes: asked.append(sizes) or False)
+    rnn._wins.cache_clear = lambda: None
+    x = torch.randn(STEPS, MANY, INPUTS)
+    for net, given in ((weft.nn.GRU(INPUTS, HIDDEN, 2), x), (weft.nn.GRU(INPUTS, HIDDEN, 2, batch_first=True), x.transpose(0, 1)),
+                       (weft.nn.GRU(INPUTS, HIDDEN, 2), pack_sequence([x[:, 0], x[:2, 1]]))):
+        with torch.no_grad():
+            net(given)
+        net(given)
+    sizes = (INPUTS, HIDDEN, 2, False, True)
+    assert asked == [(STEPS, MANY, *sizes, 0, False), (STEPS, MANY, *sizes, 0, True)] * 2 + [(STEPS, 2, *sizes, STEPS + 2, False), (STEPS, 2, *sizes, STEPS + 2, True)]
+
+
+@pytest.mark.delegates
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_choice_follows_the_settings(kind):
+    """Under another limit on workspace it is made anew: what was chosen before may run by the reference there."""
+    net = {"rnn_relu": lambda: weft.nn.RNN(16, 16, nonlinearity="relu"), "rnn_tanh": lambda: weft.nn.RNN(16, 16)}.get(kind, lambda: getattr(weft.nn, kind.upper())(16, 16))()
+    x, ran = torch.randn(10, 1, 16), []
+
+    def kernels():
+        with torch.no_grad():
+            net(x)
+        return weft.backends.kernels()
+    for fresh in (True, False):
+        for limit in (None, 1, None):
+            with weft.backends.flags(workspace_limit=limit):
+                if fresh:
+                    rnn._wins.cache_clear()
+                ran.append(kernels())
+    assert ran[:3] == ran[3:] and not any("_ref" in name for name in ran)
 
 
 def test_the_faster_one_is_chosen():
