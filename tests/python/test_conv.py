@@ -216,16 +216,18 @@ def test_types_left_to_torch(dtype):
     torch.testing.assert_close(W.conv2d(x, w, padding=1), F.conv2d(x, w, padding=1))
 
 
+@pytest.mark.parametrize("pin", [None, "torch"])
 @pytest.mark.parametrize("transposed", [False, True])
 @pytest.mark.parametrize("groups", [1, 8])
-def test_the_gradient_of_a_wider_bias(groups, transposed, device):
-    """A bias in float32 beside data of 16 bits: its gradient is a sum in float32, not one that was rounded to 16 bits."""
+def test_the_gradient_of_a_wider_bias(groups, transposed, pin, device):
+    """A bias in float32 beside data of 16 bits: its gradient is a sum in float32, not one that was rounded to 16 bits, as PyTorch would."""
     x, w = torch.randn(2, 8, 21, 23, device=device).bfloat16(), torch.randn(8, 8 // groups, 3, 3, device=device).bfloat16()
     b = torch.randn(8, device=device, requires_grad=True)
     for grad in (False, True):
         x.requires_grad_(grad)
         y = (W.conv_transpose2d if transposed else W.conv2d)(x, w.requires_grad_(grad), b, groups=groups)
         g = torch.randn_like(y)
-        db = torch.autograd.grad(y, (b, x, w) if grad else (b,), g)[0]
+        with weft.backends.pin(pin):
+            db = torch.autograd.grad(y, (b, x, w) if grad else (b,), g)[0]
         assert db.dtype == torch.float32
         torch.testing.assert_close(db.double(), g.double().sum((0, 2, 3)), rtol=1e-4, atol=1e-4)

@@ -121,6 +121,11 @@ def test_ncrelu_gradient_goes_to_its_half(device):
     x = torch.tensor([[0.0, -0.0, 2.0, -3.0]], device=device, requires_grad=True)
     W.ncrelu(x).backward(torch.arange(1.0, 9.0, device=device).view(1, 8))
     assert x.grad.tolist() == [[1.0, 2.0, 3.0, 8.0]]
+    halves = [[1.0, 1.0, 1.0, 0.0, 0.0, 0.0, 0.0, 1.0]]   # of 0 it is the first, in every derivative
+    _, moved = torch.func.jvp(W.ncrelu, (x.detach(),), (torch.ones_like(x),))
+    grad = torch.ones(1, 8, device=device, requires_grad=True)
+    dx, = torch.autograd.grad(W.ncrelu(x), x, grad, create_graph=True)
+    assert moved.tolist() == torch.autograd.grad(dx.sum(), grad)[0].tolist() == halves
 
 
 def test_either_code_gives_the_same(device):

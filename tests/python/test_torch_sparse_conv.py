@@ -96,6 +96,8 @@ def test_views(name, view, device):
     assert torch.equal(held.values, w[w != 0]) and torch.equal(held.to_dense(), w)
     far = lambda t: torch.stack([t, t + 1], 1)[:, 0]   # a gap after every element
     other = SparseWeight(far(held.values), far(held.rows), far(held.cols), held.shape)
+    for kind in (torch.int32, torch.int64):
+        assert torch.equal(SparseWeight(far(held.values), far(held.rows.to(kind)), far(held.cols.to(kind)), held.shape).to_dense(), w)
     expected, y = weft_of(c)(x, held, b, **c.options), weft_of(c)(VIEWS[view](x), other, shifted(b), **c.options)
     torch.testing.assert_close(y, expected, rtol=1e-5, atol=1e-5)
     assert y.stride() == (channels_last(expected) if view == "last" else expected).stride()
