@@ -43,7 +43,12 @@ def test_every_argument_arrives(name):
 @pytest.mark.parametrize("packed", [False, True])
 def test_every_argument_of_a_recurrent_layer_arrives(name, packed):
     function, tensor, x = FUNCTIONS[name], spy(), torch.zeros(2, 3)
-    given = (tensor, *((torch.tensor([2]),) if packed else ()), (x, x) if name == "lstm" else x, [x], True, 101, 0.25, False, True, *(() if packed else (True,)))
-    assert function(*given) == "taken"
-    [(whom, args, kwargs)] = tensor.seen
-    assert whom is function and not kwargs and len(args) == len(given) and all(a is b for a, b in zip(args, given))
+    given = {"data": tensor, "batch_sizes": torch.tensor([2])} if packed else {"input": tensor}
+    given |= {"hx": (x, x) if name == "lstm" else x, "params": [x], "has_biases": True, "num_layers": 101, "dropout": 0.25, "train": False, "bidirectional": True}
+    given |= {} if packed else {"batch_first": True}
+    for by_place in range(len(given) + 1):
+        tensor.seen.clear()
+        assert function(*list(given.values())[:by_place], **dict(list(given.items())[by_place:])) == "taken"
+        [(whom, args, kwargs)] = tensor.seen
+        assert whom is function and len(args) + len(kwargs) == len(given)
+        assert all(a is b for a, b in zip(args, given.values())) and all(kwargs[k] is given[k] for k in kwargs)
