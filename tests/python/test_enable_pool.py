@@ -432,3 +432,13 @@ print(bin(weft._enable._lib.weft_torch_seat_state()))
 """, warn="always")
     assert made.stdout.strip() == "0b1000101", made.stderr
     assert "another library has put its own aten::avg_pool2d at CPU" in made.stderr
+
+
+@pytest.mark.parametrize("size, dilation", [((3, 9), 4), ((9, 3), 4), ((2, 2), 3)])
+def test_windows_without_a_tap_in_the_image(size, dilation):
+    """A dilation beyond the image's size can make some: their values and indices are PyTorch's own."""
+    x = torch.randn(1, 2, *size)
+    off = F.max_pool2d(x, 2, 1, 1, dilation, return_indices=True)
+    with weft.backends.flags(pin="max_pool_ref"), weft.enabled():
+        on = F.max_pool2d(x, 2, 1, 1, dilation, return_indices=True)
+    assert torch.equal(on[0], off[0]) and torch.equal(on[1], off[1])
