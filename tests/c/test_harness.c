@@ -77,9 +77,13 @@ static double bound_of(const weft__exec *e, int64_t o, int64_t w) {
     for (int64_t c = 0; c < p->c; c++) sum += fabs((double)src[c * p->in[2] + w] * (double)weights[o * p->c + c]);
     return WEFT__MIN((double)p->c + 3, 8 * sqrt((double)p->c) + 3) * 0x1p-24 * sum;
 }
+/* Where it is largest: some data are 0. */
 static void an_error(const weft__exec *e) {
-    const int64_t o = e->p->o - 1, w = e->p->in[2] - 1, at = o * e->p->in[2] + w;
-    out(e)[at] = (float)((double)out(e)[at] + times * bound_of(e, o, w));
+    const int64_t width = e->p->in[2];
+    int64_t at = 0;
+    for (int64_t i = 0; i < count(e); i++)
+        if (bound_of(e, i / width, i % width) > bound_of(e, at / width, at % width)) at = i;
+    out(e)[at] = (float)((double)out(e)[at] + times * bound_of(e, at / width, at % width));
 }
 
 /* ---------------------------------------------------------------- the check */

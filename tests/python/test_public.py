@@ -175,7 +175,6 @@ ALLOWED = {
     "_bench/twin.py": "the benchmark's check that both sides agree: one number to print",
     "functional/pool.py": "output_size given as a tensor of sizes",
     "functional/rnn.py": "the seed of dropout, drawn from PyTorch's generator",
-    "nn/sparse_model.py": "the share of a layer's weights that are 0",
     "prune.py": "where the dropped weights of one layer begin and end in the list of all",
 }
 

@@ -154,7 +154,8 @@ VF_INLINE void fill_row(const dwf_work *w, float *row, const void *in, int64_t i
 
 VF_INLINE void fill_plane(const dwf_work *w, float *plane, int64_t channel, int64_t iz, const int dtype) {
     const int64_t *in = w->g.in, volume = ((w->n * w->g.p->c * w->g.ins + channel) * in[0] + iz) * in[1];
-    const int64_t from = WEFT__MAX(0, w->lo[2]), to = WEFT__MAX(from, WEFT__MIN(in[2], w->hi[2]));
+    /* columns that lie in the padding alone have none of the input */
+    const int64_t from = WEFT__MIN(WEFT__MAX(0, w->lo[2]), w->hi[2]), to = WEFT__MAX(from, WEFT__MIN(in[2], w->hi[2]));
     const int64_t step = w->g.up ? 1 : w->g.p->stride[2];
     float *row = plane + w->f->lead;
     for (int64_t y = w->lo[1]; y < w->hi[1]; y++, row += w->f->row) {
