@@ -303,6 +303,6 @@ TEST(verify_runs_twice) {
     CHECK(f, "no process");
     text[fread(text, 1, sizeof(text) - 1, f)] = 0;
     CHECK(pclose(f) == 0, "%s", text);
-    /* three kinds of data in three places, each twice; the reference in each of them, and for bounds of two kinds more */
+    /* three kinds of data in three places, each twice; the reference in each, and more for the bounds of two kinds */
     CHECK(strstr(text, "1 problem, 33 executions, 0 failures"), "%s", text);
 }
