@@ -2,6 +2,7 @@
 #include <pthread.h>
 #include <stdatomic.h>
 
+#include "counted.h"
 #include "test.h"
 
 static const char usual[] = "conv2d:fwd:f32:nchw:n1c4h12w20:o4k3p1g4";
@@ -338,21 +339,6 @@ TEST(equal_problems_share_a_plan) {
     CHECK(weft_plan_retain(NULL) == NULL, "retain of NULL");
     weft_plan_release(NULL);
     weft_ctx_release(ctx);
-}
-
-/* Counts blocks, so that what the cache lets go of shows. */
-static _Atomic int64_t blocks, allocations;
-static void *counted_alloc(void *user, size_t bytes) {
-    (void)user;
-    void *block = malloc(bytes);
-    atomic_fetch_add(&allocations, 1);
-    if (block) atomic_fetch_add(&blocks, 1);
-    return block;
-}
-static void counted_free(void *user, void *block) {
-    (void)user;
-    if (block) atomic_fetch_sub(&blocks, 1);
-    free(block);
 }
 
 static weft_plan *sized(weft_ctx *ctx, int n) {
