@@ -22,7 +22,8 @@ enum { KC = 576, STRIP_BYTES = CPU_CUT(288 << 10, 8 << 10), PANELS = 16, WANTED 
 enum { IN_PLACE = 1024, IN_PLACE_TAPS = 25 }; /* positions, and taps, at most */
 
 typedef struct params {
-    int64_t kc, strip; /* products of a block; vectors of a strip */
+    int64_t kc, strip; /* products of a block; vectors of a strip, at most */
+    int64_t strips;    /* of each view */
     int64_t parts;     /* of the output channels of a group */
     int64_t items;
     bool in_place;                                 /* weights are read where they lie */
@@ -295,17 +296,12 @@ static void run_strip(const job *q, const gemm_view *v, const strip *s, float *s
 }
 
 /* ---------------------------------------------------------------- driver */
-static int64_t strips_of(const params *d, const gemm_view *v) {
-    return cpu_ceil(cpu_ceil(v->pixels, VF_LANES), d->strip);
-}
-static int64_t items_of(const params *d, const gemm_view *v) { return v->groups * d->parts * strips_of(d, v); }
-
-/* Strip number i of the view, in the order group, part, position. */
+/* Strip number i of the view, in the order group, part, position: of few positions it may be empty. */
 static strip strip_of(const params *d, const gemm_view *v, int64_t i) {
-    const int64_t strips = strips_of(d, v), at = i % strips, part = i / strips % d->parts;
+    const int64_t at = i % d->strips, part = i / d->strips % d->parts;
     const int64_t vectors = cpu_ceil(v->pixels, VF_LANES), mp = gemm_split(v->co, GEMM_MR);
-    const int64_t begin = gemm_first(vectors, strips, at), end = gemm_first(vectors, strips, at + 1);
-    strip s = {.group = i / strips / d->parts,
+    const int64_t begin = gemm_first(vectors, d->strips, at), end = gemm_first(vectors, d->strips, at + 1);
+    strip s = {.group = i / d->strips / d->parts,
                .m0 = gemm_first(mp, d->parts, part),
                .m1 = gemm_first(mp, d->parts, part + 1),
                .first = begin * VF_LANES,
@@ -316,25 +312,21 @@ static strip strip_of(const params *d, const gemm_view *v, int64_t i) {
     return s;
 }
 
+/* The views of a strip follow each other: they write between each other's elements, and threads that do so at the same
+ * time take the lines of the cache from each other. */
 static void task(void *arg, int64_t slot) {
     job *q = arg;
     const params *d = q->d;
     const int mine = gemm_take(&q->scratch);
     char *scratch = q->scratch.base + (size_t)mine * q->scratch.bytes;
-    const int64_t last = cpu_first(d->items, q->slots, slot + 1);
-    int64_t number = 0, taps = 0, before = 0;
-    gemm_view v = view_of(q->e->p, q->fwd, 0);
-    for (int64_t i = cpu_first(d->items, q->slots, slot); i < last; i++) {
-        while (i >= before + items_of(d, &v)) {
-            before += items_of(d, &v);
-            taps += v.taps;
-            v = view_of(q->e->p, q->fwd, ++number);
-            v.first_tap = taps;
-        }
-        strip s = strip_of(d, &v, i - before);
+    const int64_t views = gemm_views(q->e->p), begin = cpu_first(d->items, q->slots, slot);
+    gemm_view v = view_of(q->e->p, q->fwd, begin % views);
+    for (int64_t i = begin; i < cpu_first(d->items, q->slots, slot + 1); i++) {
+        if (i > begin && views > 1) v = view_of(q->e->p, q->fwd, i % views);
+        strip s = strip_of(d, &v, i / views);
         s.panels = (float *)(void *)scratch;
         s.pieces = (piece *)(void *)(scratch + d->panels);
-        run_strip(q, &v, &s, (float *)(void *)(scratch + d->panels + d->pieces));
+        if (s.vectors) run_strip(q, &v, &s, (float *)(void *)(scratch + d->panels + d->pieces));
     }
     gemm_give(&q->scratch, mine);
 }
@@ -379,17 +371,15 @@ VF_INLINE void pack_rows(const pack_job *q, const gemm_view *v, int64_t group, i
 /* One slot: one panel of output channels of one group, for every view. */
 static void pack_panel(void *arg, int64_t slot) {
     const pack_job *q = arg;
-    int64_t taps = 0;
     for (int64_t number = 0; number < gemm_views(q->p); number++) {
         const gemm_view v = view_of(q->p, q->fwd, number);
         const int64_t mp = gemm_split(v.co, GEMM_MR), group = slot / mp;
         const int64_t m = gemm_first(v.co, mp, slot % mp), rows = gemm_first(v.co, mp, slot % mp + 1) - m;
-        float *to = q->to + taps * depth_of(&v) * v.co * v.groups + (group * v.co + m) * products_of(&v);
+        float *to = q->to + v.first_tap * depth_of(&v) * v.co * v.groups + (group * v.co + m) * products_of(&v);
         if (q->dtype == WEFT_DTYPE_F32)
             pack_rows(q, &v, group, m, rows, to, WEFT_DTYPE_F32);
         else
             pack_rows(q, &v, group, m, rows, to, q->dtype);
-        taps += v.taps;
     }
 }
 
@@ -453,14 +443,10 @@ static const char *plan(const weft_problem *p, const weft__hw *hw, int variant, 
     int64_t strip = STRIP_BYTES / (d->kc * GEMM_NR * 4);
     strip = WEFT__MIN(strip, panels * p->groups * gemm_views(p) / WANTED);
     d->strip = GEMM_NV * WEFT__MAX(1, WEFT__MIN(strip, PANELS));
-    d->parts = 1;
-    const int64_t items = p->groups * gemm_views(p) * strips_of(d, &v), mp = gemm_split(v.co, GEMM_MR);
+    d->parts = 1, d->strips = cpu_ceil(vectors, d->strip); /* the first view has the most positions */
+    const int64_t items = p->groups * gemm_views(p) * d->strips, mp = gemm_split(v.co, GEMM_MR);
     if (items && items < WANTED) d->parts = gemm_parts(items, v.co / LEAST_ROWS);
-    d->items = 0;
-    for (int64_t i = 0; i < gemm_views(p); i++) {
-        const gemm_view u = view_of(p, fwd, i);
-        d->items += items_of(d, &u);
-    }
+    d->items = items * d->parts;
     const size_t packed = (size_t)(depth_of(&v) * v.co * p->groups * window) * sizeof(float);
     const bool strict = p->math == WEFT_MATH_STRICT && (!fwd || gemm_is_padded(p));
     d->in_place = !GEMM_PAIRS && fwd && !strict && v.pixels <= IN_PLACE && v.taps <= IN_PLACE_TAPS &&

@@ -14,9 +14,10 @@ enum { KC = 256, WANTED = 24, LEAST_CHANNELS = 16, STRIP_MOST = 384, STRIP_LEAST
 enum { COPY_BYTES = CPU_CUT(384 << 10, 8 << 10) };
 
 typedef struct params {
-    int64_t block; /* taps of a block of k, or products if copied */
-    int64_t strip; /* positions */
-    int64_t parts; /* of the panels of output channels of a group */
+    int64_t block;  /* taps of a block of k, or products if copied */
+    int64_t strip;  /* positions */
+    int64_t parts;  /* of the panels of output channels of a group */
+    int64_t strips; /* of each view */
     int64_t items;
     bool copied;
     size_t weights, bias, zeros, copy, pointers, scratch; /* bytes; copy, pointers, scratch: of one slot */
@@ -234,30 +235,23 @@ static void run_strip(const job *q, const gemm_view *v, const strip *s, char *sc
 
 /* ---------------------------------------------------------------- driver */
 static int64_t panels_of(const gemm_view *v) { return gemm_split(cpu_ceil(v->co, VF_LANES), GEMM_NV); }
-static int64_t strips_of(const params *d, const gemm_view *v) { return cpu_ceil(v->pixels, d->strip); }
-static int64_t items_of(const params *d, const gemm_view *v) { return v->groups * d->parts * strips_of(d, v); }
 
+/* The views of a strip follow each other: gemm_nchw.h has the reason. A view of few positions may have an empty one. */
 static void task(void *arg, int64_t slot) {
     job *q = arg;
     const params *d = q->d;
     const int mine = gemm_take(&q->scratch);
-    const int64_t last = cpu_first(d->items, q->slots, slot + 1);
-    int64_t number = 0, taps = 0, before = 0;
-    gemm_view v = gemm_view_of(q->e->p, q->fwd, 0);
-    for (int64_t i = cpu_first(d->items, q->slots, slot); i < last; i++) {
-        while (i >= before + items_of(d, &v)) {
-            before += items_of(d, &v);
-            taps += v.taps;
-            v = gemm_view_of(q->e->p, q->fwd, ++number);
-            v.first_tap = taps;
-        }
-        const int64_t strips = strips_of(d, &v), item = i - before, at = item % strips, part = item / strips % d->parts;
-        strip s = {.group = item / strips / d->parts,
+    const int64_t views = gemm_views(q->e->p), begin = cpu_first(d->items, q->slots, slot);
+    gemm_view v = gemm_view_of(q->e->p, q->fwd, begin % views);
+    for (int64_t i = begin; i < cpu_first(d->items, q->slots, slot + 1); i++) {
+        if (i > begin && views > 1) v = gemm_view_of(q->e->p, q->fwd, i % views);
+        const int64_t item = i / views, at = item % d->strips, part = item / d->strips % d->parts;
+        strip s = {.group = item / d->strips / d->parts,
                    .v0 = gemm_first(panels_of(&v), d->parts, part),
                    .v1 = gemm_first(panels_of(&v), d->parts, part + 1),
-                   .first = gemm_first(v.pixels, strips, at)};
-        s.count = gemm_first(v.pixels, strips, at + 1) - s.first;
-        run_strip(q, &v, &s, q->scratch.base + (size_t)mine * q->scratch.bytes);
+                   .first = gemm_first(v.pixels, d->strips, at)};
+        s.count = gemm_first(v.pixels, d->strips, at + 1) - s.first;
+        if (s.count) run_strip(q, &v, &s, q->scratch.base + (size_t)mine * q->scratch.bytes);
     }
     gemm_give(&q->scratch, mine);
 }
@@ -324,15 +318,12 @@ static void pack_panel_of(const pack_job *q, const gemm_view *v, int64_t group, 
 /* One slot: one panel of output channels of one group, for every view. */
 static void pack_panel(void *arg, int64_t slot) {
     const pack_job *q = arg;
-    int64_t taps = 0;
     for (int64_t number = 0; number < gemm_views(q->p); number++) {
-        gemm_view v = gemm_view_of(q->p, q->fwd, number);
-        v.first_tap = taps;
+        const gemm_view v = gemm_view_of(q->p, q->fwd, number);
         const job to = {.weights = q->to};
         const columns c = columns_of(&to, &v, slot / panels_of(&v), slot % panels_of(&v));
         float *at = q->to + (c.weights - q->to);
         pack_panel_of(q, &v, slot / panels_of(&v), &c, at);
-        taps += v.taps;
     }
 }
 
@@ -406,13 +397,10 @@ static const char *plan(const weft_problem *p, const weft__hw *hw, int variant, 
     strip = WEFT__MAX(WEFT__MIN(strip, STRIP_MOST), STRIP_LEAST);
     d->strip = cpu_round_up(strip, GEMM_MR);
     d->parts = 1;
-    const int64_t items = p->groups * gemm_views(p) * strips_of(d, &v);
+    d->strips = cpu_ceil(v.pixels, d->strip); /* the first view has the most positions */
+    const int64_t items = p->groups * gemm_views(p) * d->strips;
     if (items && items < WANTED) d->parts = WEFT__MIN(cpu_ceil(WANTED, items), panels_of(&v));
-    d->items = 0;
-    for (int64_t i = 0; i < gemm_views(p); i++) {
-        const gemm_view u = gemm_view_of(p, fwd, i);
-        d->items += items_of(d, &u);
-    }
+    d->items = items * d->parts;
     const int64_t lanes = cpu_round_up(v.co, VF_LANES);
     const size_t packed = (size_t)(v.ci * lanes * p->groups * window) * sizeof(float);
     const bool strict = p->math == WEFT_MATH_STRICT && (!fwd || gemm_is_padded(p));

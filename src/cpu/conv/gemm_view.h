@@ -109,9 +109,17 @@ VF_INLINE gemm_axis gemm_axis_spread(const weft_problem *p, int a) {
                        .tap_step = 1};
 }
 
-/* View number i; first_tap is the caller's to count. A 1x1 window makes rows of whole images. */
+/* Taps of the residues before `first`; those of all together are the window. */
+VF_INLINE int64_t gemm_taps_before(const weft_problem *p, int a, int64_t first) {
+    int64_t taps = 0;
+    for (int64_t i = 0; i < first; i++) taps += gemm_axis_bwd(p, a, i).taps;
+    return taps;
+}
+
+/* View number i. A 1x1 window makes rows of whole images. */
 VF_INLINE gemm_view gemm_view_of(const weft_problem *p, bool fwd, int64_t i) {
     const bool spread = !fwd && gemm_is_spread(p);
+    int64_t before = 1; /* taps of the axes so far */
     gemm_view v = {.n = p->n, .groups = p->groups, .spread = spread ? gemm_window(p) : 1};
     v.ci = (fwd ? p->c : p->o) / p->groups;
     v.co = (fwd ? p->o : p->c) / p->groups * v.spread;
@@ -122,6 +130,8 @@ VF_INLINE gemm_view gemm_view_of(const weft_problem *p, bool fwd, int64_t i) {
         x->count = x->out = x->in = x->count * v.x[0].count * v.x[1].count;
         for (int a = 0; a < 2; a++) v.x[a].count = v.x[a].out = v.x[a].in = 1;
     }
+    for (int a = 0; a < 3 && !fwd && !spread; a++)
+        v.first_tap = v.first_tap * p->kernel[a] + before * gemm_taps_before(p, a, v.x[a].first), before *= v.x[a].taps;
     v.in_plane = v.x[0].in * v.x[1].in * v.x[2].in;
     v.out_plane = v.x[0].out * v.x[1].out * v.x[2].out;
     v.taps = v.x[0].taps * v.x[1].taps * v.x[2].taps;
@@ -262,6 +272,7 @@ VF_INLINE void gemm_put(const gemm_out *f, int64_t at, int64_t step, const float
             continue;
         }
         float lane[VF_LANES];
+        const int64_t here = WEFT__MIN(left, VF_LANES);
         vf v = vf_clip(vf_add(value, start), lo, hi);
         if (VF_LANES == 16 && step == 2 && dtype == WEFT_DTYPE_F32 && !f->acc) {
             float *to = (float *)f->dst + at + 2 * j;
@@ -269,16 +280,20 @@ VF_INLINE void gemm_put(const gemm_out *f, int64_t at, int64_t step, const float
             vf_store_in(vm_and(even, vm_first(2 * left - 1 - VF_LANES)), to + VF_LANES, vf_zip_hi(v, v));
             continue;
         }
-        if (f->acc) v = vf_mul(v, alpha);
-        vf_store(lane, v);
-        for (int64_t i = 0; i < WEFT__MIN(left, VF_LANES); i++) {
+        if (!f->acc) {
+            vf_store_as(dtype, lane, 0, v);
+            for (int64_t i = 0; i < here; i++)
+                if (dtype == WEFT_DTYPE_F32)
+                    ((float *)f->dst)[at + (j + i) * step] = lane[i];
+                else
+                    memcpy((uint16_t *)f->dst + at + (j + i) * step, (char *)lane + 2 * i, 2);
+            continue;
+        }
+        vf_store(lane, vf_mul(v, alpha));
+        for (int64_t i = 0; i < here; i++) {
             const int64_t to = at + (j + i) * step;
             vf one = vf_set1(lane[i]);
-            if (dtype == WEFT_DTYPE_F32 && !f->acc) {
-                ((float *)f->dst)[to] = lane[i];
-                continue;
-            }
-            if (f->acc && f->beta != 0) one = vf_fma(vf_load_count_as(dtype, f->dst, to, 1), beta, one);
+            if (f->beta != 0) one = vf_fma(vf_load_count_as(dtype, f->dst, to, 1), beta, one);
             vf_store_count_as(dtype, f->dst, to, one, 1);
         }
     }

@@ -151,15 +151,14 @@ static void task(void *arg, int64_t slot) {
     const params *d = q->d;
     const int mine = gemm_take(&q->scratch);
     const int64_t first = cpu_first(d->items, q->slots, slot), last = cpu_first(d->items, q->slots, slot + 1);
-    int64_t number = 0, taps = 0, before = 0;
+    int64_t number = 0, before = 0;
     part t;
     part_of(&t, q->p, q->fwd, d->last, 0);
     for (int64_t i = first; i < last; i++) {
         while (i >= before + t.items) {
-            before += t.items, taps += t.v.taps;
+            before += t.items;
             part_of(&t, q->p, q->fwd, d->last, ++number);
         }
-        t.v.first_tap = taps;
         const int64_t blocks = t.items / t.slab.bundles, item = i - before;
         const grouped_block b = grouped_block_of(&t.slab, &t.v, item / blocks, item % blocks);
         run_block(q, &t, &b, i > first && item > 0, q->scratch.base + (size_t)mine * q->scratch.bytes);
