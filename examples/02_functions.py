@@ -20,8 +20,8 @@ errors = [(a - b).abs().max() / b.abs().max() for a, b in ((ours, theirs), *grad
 print(f"largest difference {max(errors):.1e} of the largest value, result and gradients")
 
 # Where PyTorch's own code is expected to win it runs: weft's operator calls it.
-W.conv2d(torch.randn(8, 128, 56, 56), torch.randn(128, 128, 3, 3), stride=2)
-print("dense 3x3 of many channels with stride 2: kernel", weft.backends.kernels())
+W.conv2d(torch.randn(8, 128, 56, 56).to(memory_format=torch.channels_last), torch.randn(128, 128, 3, 3), stride=2)
+print("dense 3x3 of many channels, channels-last, with stride 2: kernel", weft.backends.kernels())
 
 # An activation in the same pass, and a result in memory that is there already.
 y = torch.empty(2, 32, 28, 28)

@@ -32,13 +32,18 @@ static void lend(void *user, int64_t slots, weft_task task, void *arg) {
         run_slots(0, slots, &l); /* slots may run twice: each only writes its own part */
 }
 
-/* torch.set_num_threads() may be called at any time; results do not depend on the number, estimates do. */
-static void follow_threads(void) {
+int wt_threads(void) {
     uint32_t threads = 1;
     wt.torch_get_num_threads(&threads);
-    if ((int)threads == atomic_load_explicit(&lent_threads, memory_order_relaxed)) return;
-    if (weft_ctx_set_parallel_for(context, lend, NULL, (int)threads) == WEFT_OK)
-        atomic_store_explicit(&lent_threads, (int)threads, memory_order_relaxed);
+    return (int)threads;
+}
+
+/* torch.set_num_threads() may be called at any time; results do not depend on the number, estimates do. */
+void wt_follow_threads(void) {
+    const int threads = wt_threads();
+    if (threads == atomic_load_explicit(&lent_threads, memory_order_relaxed)) return;
+    if (weft_ctx_set_parallel_for(context, lend, NULL, threads) == WEFT_OK)
+        atomic_store_explicit(&lent_threads, threads, memory_order_relaxed);
 }
 
 /* ---------------------------------------------------------------- running */
@@ -101,7 +106,7 @@ weft_plan *wt_plan_by(weft_problem *p, bool once, uint32_t engines) {
     opts.measure_seconds = config.measure_seconds;
     opts.workspace_limit = config.workspace_limit;
     opts.engines = engines;
-    if (p->device == WEFT_DEVICE_CPU) follow_threads();
+    if (p->device == WEFT_DEVICE_CPU) wt_follow_threads();
     weft_plan *plan = NULL;
     if (config.pin[0]) { /* one for another operator or pass is not for this problem */
         weft_plan_opts pinned = opts;
@@ -231,7 +236,7 @@ static const char *start(const char *nvrtc) {
     }
     if (weft_ctx_create(&context, &opts) != WEFT_OK || weft_ctx_set_external(context, &wt_external) != WEFT_OK)
         return weft_last_error();
-    follow_threads();
+    wt_follow_threads();
     return register_operators();
 }
 

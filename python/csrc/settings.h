@@ -21,6 +21,15 @@ weft_plan *wt_plan_by(weft_problem *p, bool once, uint32_t engines);
 weft_plan *wt_plan_among(wt_call *call, bool external);
 extern const weft_external wt_external;
 void wt_torch_rates(void *user, const weft_problem *p, weft_rates *rates); /* torch_rates.c */
+/* torch_conv.c: PyTorch's convolution on the CPU. way: through its code; ns of a call; operations
+ * at the peak, beside those that the problem asks for. */
+typedef struct wt_conv_work {
+    int way;
+    double ns, flops, asked;
+} wt_conv_work;
+wt_conv_work wt_torch_conv(const weft_problem *p, bool last);
+int wt_threads(void); /* of PyTorch */
+void wt_follow_threads(void);
 /* Until the next one, PyTorch's code takes part in this thread's plans: run(state) runs it once. NULL: no more. */
 typedef bool (*wt_rehearsal)(const void *state);
 void wt_rehearse(wt_rehearsal run, const void *state);

@@ -159,6 +159,7 @@ void wt_rehearse(wt_rehearsal run, const void *state) { stage.run = run, stage.s
 bool wt_never(const void *state) { return state; }
 
 double wt_external_ns(const weft_problem *p) {
+    wt_follow_threads();
     weft_kernel_desc d = WEFT_KERNEL_DESC_INIT;
     size_t last = weft_kernel_count(wt_context(), p) - 1;
     return weft_kernel_info(wt_context(), p, last, &d) == WEFT_OK && d.applies ? d.ns : 0;

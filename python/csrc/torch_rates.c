@@ -8,13 +8,13 @@
 #include "settings.h"
 
 enum { FAMILIES = 6, PASSES = 4, LAYOUTS = 2, TYPES = 3, KINDS = 2 * FAMILIES * PASSES * LAYOUTS * TYPES };
-static const double tie = 0.9; /* weft must be faster than this share of PyTorch's time; not in the constants for
-                                * convolution, where the way to PyTorch costs about as much */
+static const double tie = 0.9; /* weft must be faster than this share of PyTorch's time */
 
 static struct {
-    double ns, share; /* of a call, and of what the machine could do; share 0: not measured */
+    int way;
+    double ns, slower; /* of a call; times what the way costs by its constants; 0: not measured */
 } known[KINDS];
-static _Thread_local bool bare; /* the estimate is what the machine could do */
+static _Thread_local const weft_rates *instead; /* of an estimate of PyTorch: what the machine could do */
 
 /* Depthwise by the size of the window, groups, dense 1x1, dense. */
 static int family_of(const weft_problem *p) {
@@ -42,125 +42,6 @@ static int kind_of(const weft_problem *p) {
     int kind = (p->rank == 3) * FAMILIES + family_of(p);
     kind = (kind * PASSES + pass[p->pass] - 1) * LAYOUTS + is_last(p);
     return kind * TYPES + type[t->dtype] - 1;
-}
-
-/* Convolution on the CPU, measured on two AVX-512 cores, as shares of the peak: one filter per channel by the size of
- * its window, few channels in a group, dense 1x1, dense. One filter per channel runs well forward (not channels-first
- * with a large window or in 3D) and badly backward. Large tensors go through oneDNN, which looks for its code and
- * reorders data in a tenth of a millisecond; channels that do not fill its blocks of 16 cost a fifth, and fewer results
- * than a block cost the whole. bf16 is faster than f32 where the CPU has its dot products, and 16-bit types are slow
- * otherwise. */
-#if defined(__x86_64__)
-#define HAS_BF16_DOTS __builtin_cpu_supports("avx512bf16")
-#else
-#define HAS_BF16_DOTS false
-#endif
-
-/* One small image without groups stays with PyTorch's own columns and product. Of a volume in f32 PyTorch counts the
- * first four sizes, so it is small up to 20480 rows. */
-static bool takes_onednn(const weft_problem *p) {
-    const bool rows = p->rank == 3 && p->tensor[0].dtype == WEFT_DTYPE_F32;
-    const double elements = (double)p->n * (double)p->c * (double)(p->in[0] * p->in[1] * (rows ? 1 : p->in[2]));
-    return p->groups > 1 || p->n > 1 || p->kernel[1] > 3 || elements > 20480;
-}
-/* An f32 window of more than a place, by columns: they are written and read once for all outputs of a position, for a
- * volume through memory. So few outputs are far from the peak. */
-static bool takes_columns(const weft_problem *p) {
-    return p->tensor[0].dtype == WEFT_DTYPE_F32 && family_of(p) == 5 && !takes_onednn(p);
-}
-/* kernel = stride: patches, and transposed convolution that enlarges. */
-static bool is_side_by_side(const weft_problem *p) {
-    return p->kernel[2] > 1 && p->kernel[2] == p->stride[2] && p->kernel[1] == p->stride[1] &&
-           p->kernel[0] == p->stride[0];
-}
-/* oneDNN's blocks of weights are made in every call, channels-last by way of a copy: ns a weight, two threads. A part
- * of that without it. */
-static double reorder_ns(const weft_problem *p) {
-    const bool last = is_last(p), both = p->pass == WEFT_PASS_BWD, back = p->pass == WEFT_PASS_BWD_WEIGHTS;
-    const double each = (!last  ? (back ? 0 : 0.6)
-                         : both ? 2.2
-                         : back ? 0.7
-                                : 1.5) *
-                        (p->tensor[0].dtype == WEFT_DTYPE_F32 ? 1 : 0.5);
-    return each * (double)(p->c / p->groups) * (double)p->o * (double)(p->kernel[0] * p->kernel[1] * p->kernel[2]);
-}
-static double conv_call_ns(const weft_problem *p) {
-    if (!takes_onednn(p)) return 10000 + 0.5 * reorder_ns(p);
-    return p->groups > 1 ? 30000 : 100000 + reorder_ns(p);
-}
-
-static int64_t taps_of(const weft_problem *p) { return p->kernel[0] * p->kernel[1] * p->kernel[2]; }
-
-/* The gradients of data and weights at once take the time of both. */
-static double both_of(double data, double weights) { return 2 / (1 / data + 1 / weights); }
-
-/* The columns of one position cost as much as the products of so many outputs. */
-static double share_of_columns(const weft_problem *p, weft_pass pass) {
-    static const double outputs[2][3] = {{15, 22, 17}, {62, 95, 58}}; /* images, volumes; fwd, bwd_data, bwd_weights */
-    const double *by = outputs[p->rank == 3];
-    if (pass == WEFT_PASS_BWD)
-        return both_of(share_of_columns(p, WEFT_PASS_BWD_DATA), share_of_columns(p, WEFT_PASS_BWD_WEIGHTS));
-    return 1 / (1.2 + by[pass == WEFT_PASS_FWD ? 0 : pass == WEFT_PASS_BWD_DATA ? 1 : 2] / (double)p->o);
-}
-
-/* Groups of 2, 4, 8, 16, 32 or more channels in 2D, oneDNN has other code for each: fwd, bwd_data, bwd_weights. */
-static double share_of_groups(const weft_problem *p, int64_t inside) {
-    static const double shares[2][2][3][5] = {
-        /* f32, bf16; channels-first, channels-last */
-        {{{0.03, 0.15, 0.4, 0.62, 0.8}, {0.022, 0.15, 0.3, 0.6, 0.75}, {0.022, 0.05, 0.47, 0.65, 0.65}},
-         {{0.062, 0.2, 0.38, 0.75, 0.9}, {0.055, 0.24, 0.42, 0.75, 0.9}, {0.09, 0.19, 0.42, 0.7, 0.65}}},
-        {{{0.04, 0.4, 0.7, 0.95, 1.35}, {0.02, 0.4, 0.7, 1, 1.3}, {0.017, 0.034, 0.066, 0.85, 1.05}},
-         {{0.08, 0.38, 0.75, 1.4, 1.6}, {0.04, 0.5, 0.85, 1.4, 1.5}, {0.025, 0.12, 0.45, 1.1, 1.2}}}};
-    const bool dots = p->tensor[0].dtype == WEFT_DTYPE_BF16 && HAS_BF16_DOTS;
-    int size = 0;
-    while (size < 4 && inside >= 4 << size) size++;
-    const double(*by)[5] = shares[dots][is_last(p)];
-    if (p->pass == WEFT_PASS_FWD) return by[0][size];
-    if (p->pass == WEFT_PASS_BWD) return both_of(by[1][size], by[2][size]);
-    return by[p->pass == WEFT_PASS_BWD_DATA ? 1 : 2][size];
-}
-
-static bool fills_blocks(const weft_problem *p) { return p->c / p->groups >= 16 && p->o / p->groups >= 16; }
-
-/* Fewer channels than a block of 16 in what a dense convolution writes cost the whole block, and channels-first a
- * quarter more; few in what its data's gradient reads cost that two thirds, channels-first. */
-static double share_of_block(const weft_problem *p, weft_pass pass) {
-    const double src = fmin((double)p->c / 16, 1), dst = fmin((double)p->o / 16, 1);
-    const bool last = is_last(p);
-    if (pass == WEFT_PASS_BWD)
-        return both_of(share_of_block(p, WEFT_PASS_BWD_DATA), share_of_block(p, WEFT_PASS_BWD_WEIGHTS));
-    if (pass == WEFT_PASS_BWD_DATA) return src < 1 ? src : dst < 1 && !last ? 0.35 : 1;
-    return dst < 1 && !last ? 0.75 * dst : dst;
-}
-
-static weft_rates guess_cpu_conv(const weft_problem *p) {
-    static const double share[2][2][FAMILIES] = {
-        /* backward, forward; channels-first, channels-last */
-        {{0.02, 0.02, 0.01, 0.3, 0.8, 0.89}, {0.08, 0.08, 0.01, 0.3, 0.85, 0.89}},
-        {{0.1, 0.22, 0.02, 0.4, 0.75, 0.97}, {0.15, 0.25, 0.75, 0.3, 0.85, 0.97}}};
-    const int family = family_of(p), dtype = p->tensor[0].dtype;
-    const bool fwd = p->pass == WEFT_PASS_FWD, last = is_last(p), deep = p->rank == 3 && family < 3;
-    weft_rates r = {conv_call_ns(p), share[fwd][last][family], family < 4 ? 0.4 : 0.5};
-    if (family == 1 && !last && taps_of(p) <= 9) r.of_peak = share[fwd][last][0]; /* 1x7 and 1D: few taps, too */
-    if (deep) r.of_peak = fwd && last ? (family ? 0.6 : 0.28) : 0.02;
-    if (family < 3 && p->o != p->c) r.of_peak = share_of_groups(p, 2); /* a channel multiplier */
-    if (family == 3 && p->rank == 3 && !fwd) r.of_peak = last ? 0.2 : 0.08;
-    if (family == 3 && p->rank == 3 && p->c / p->groups < 8) r.of_peak = 0.03;
-    if (family == 3 && (p->rank < 3 || fills_blocks(p))) r.of_peak = share_of_groups(p, p->c / p->groups);
-    if (takes_columns(p)) return (weft_rates){r.ns, share_of_columns(p, p->pass), r.of_bandwidth};
-    if (!takes_onednn(p)) r.of_peak *= 0.5;
-    if (p->pass == WEFT_PASS_BWD_DATA && !last && is_side_by_side(p)) r.of_peak = p->kernel[2] < 8 ? 0.4 : 0.1;
-    if (family >= 4 && takes_onednn(p) && (p->c % 16 || p->o % 16)) r.of_peak *= 0.8;
-    if (family >= 4 && takes_onednn(p)) r.of_peak *= share_of_block(p, p->pass);
-    const bool told = (family < 3 && (!last || p->o != p->c)) || /* of bf16, by the shares above */
-                      (family == 3 && (p->rank < 3 || fills_blocks(p)));
-    if (dtype == WEFT_DTYPE_BF16) r.of_peak *= !HAS_BF16_DOTS ? 0.2 : told ? 1 : fwd ? 1.6 : 1.75;
-    if (dtype == WEFT_DTYPE_BF16 && family < 3 && p->o == p->c && fwd && HAS_BF16_DOTS) {
-        r = (weft_rates){100000, last ? (family || deep ? 0.6 : 0.27) : r.of_peak, 1};
-        if (!last && !deep) r.of_peak = family ? 0.25 : 0.14;
-    }
-    if (dtype == WEFT_DTYPE_F16) r.of_peak *= 0.05;
-    return r;
 }
 
 /* relu, clip, sigmoid and all gradients run at the speed of memory, but what does not fit the caches goes through them;
@@ -306,7 +187,7 @@ static void guess(const weft_problem *p, weft_rates *r) {
     bool cuda = p->device == WEFT_DEVICE_CUDA, wide = p->tensor[0].dtype == WEFT_DTYPE_F64;
     *r = (weft_rates){cuda ? 4000 : 5000, 0.3, 0.4};
     if (guess_cuda(p, r)) return;
-    if (p->op == WEFT_OP_CONV) *r = cuda ? guess_cuda_conv(p) : guess_cpu_conv(p);
+    if (p->op == WEFT_OP_CONV && cuda) *r = guess_cuda_conv(p);
     bool pointwise = p->op == WEFT_OP_RELU || p->op == WEFT_OP_CLIP || p->op == WEFT_OP_TANH ||
                      p->op == WEFT_OP_SIGMOID || p->op == WEFT_OP_NCRELU;
     bool pool = p->op == WEFT_OP_MAX_POOL || p->op == WEFT_OP_AVG_POOL || p->op == WEFT_OP_ADAPTIVE_AVG_POOL;
@@ -327,51 +208,51 @@ static void guess(const weft_problem *p, weft_rates *r) {
     if (wide) r->of_peak *= 0.25;
 }
 
-/* What was measured are one filter per channel, groups of 4 channels, and dense convolutions of full blocks: the share
- * of p by that. What larger groups gain is a constant; those that fill blocks run as dense ones do. */
-static double share_by_measured(const weft_problem *p, double measured, double guessed) {
-    const int family = family_of(p);
-    if (family < 3 && p->o != p->c) return guessed;
-    if (family == 3 && fills_blocks(p)) return fmax(measured, guessed);
-    if (family == 3 && p->rank < 3) { /* small ones, as were measured, run below what larger ones reach */
-        const double beside = share_of_groups(p, p->c / p->groups) / share_of_groups(p, 4);
-        return fmax(guessed, beside > 1 ? measured : measured * beside);
+/* What was measured tells of problems that go the same way. */
+static void guess_cpu_conv(const weft_problem *p, weft_rates *r) {
+    const int kind = kind_of(p);
+    wt_conv_work w = wt_torch_conv(p, is_last(p));
+    if (kind >= 0 && known[kind].slower > 0 && known[kind].way == w.way) {
+        w.flops *= known[kind].slower;
+        w.ns = known[kind].ns;
     }
-    if (takes_columns(p)) return guessed;
-    return family >= 4 && takes_onednn(p) ? measured * share_of_block(p, p->pass) : measured;
+    /* what is moved counts as operations; of a slow memory it is as much, twice of what is put in another order */
+    *r = (weft_rates){w.ns, w.asked / w.flops, is_last(p) ? 0.9 : 0.45};
 }
 
 void wt_torch_rates(void *user, const weft_problem *p, weft_rates *r) {
     (void)user;
-    int kind = kind_of(p);
     guess(p, r);
-    if (kind >= 0 && known[kind].share > 0)
-        *r = (weft_rates){known[kind].ns, share_by_measured(p, known[kind].share, r->of_peak), known[kind].share};
-    if (kind >= 0 && family_of(p) >= 4) r->ns = fmax(r->ns, conv_call_ns(p)); /* what was measured is a small one */
-    if (kind < 0 || known[kind].share > 0) r->ns *= tie, r->of_peak /= tie, r->of_bandwidth /= tie;
-    if (bare) *r = (weft_rates){0, 1, 1};
+    const bool conv = p->op == WEFT_OP_CONV && p->device == WEFT_DEVICE_CPU && p->pass != WEFT_PASS_BWD_BIAS;
+    if (conv) guess_cpu_conv(p, r);
+    r->ns *= tie, r->of_peak /= tie, r->of_bandwidth /= tie;
+    if (instead) *r = *instead;
 }
 
 /* ---------------------------------------------------------------- for weft.backends.calibrate() */
-static double estimate(const char *problem, bool without_rates) {
-    weft_problem p = WEFT_PROBLEM_INIT;
-    if (weft_problem_parse(&p, problem) != WEFT_OK) return -1;
+static double estimate(const weft_problem *p, const weft_rates *by) {
     wt_rehearse(wt_never, NULL);
-    bare = without_rates;
-    double ns = wt_external_ns(&p);
-    bare = false;
+    instead = by;
+    const double ns = wt_external_ns(p);
+    instead = NULL;
     wt_rehearse(NULL, NULL);
     return ns;
 }
+static double estimate_text(const char *problem, const weft_rates *by) {
+    weft_problem p = WEFT_PROBLEM_INIT;
+    return weft_problem_parse(&p, problem) == WEFT_OK ? estimate(&p, by) : -1;
+}
 
 /* What the machine could do a problem in, ns; and PyTorch by estimate. -1: the text is wrong. */
-WEFT_API double weft_torch_bare_ns(const char *problem) { return estimate(problem, true); }
-WEFT_API double weft_torch_estimate_ns(const char *problem) { return estimate(problem, false); }
+static const weft_rates machine = {0, 1, 1}, peak = {0, 1, INFINITY};
+WEFT_API double weft_torch_bare_ns(const char *problem) { return estimate_text(problem, &machine); }
+WEFT_API double weft_torch_estimate_ns(const char *problem) { return estimate_text(problem, NULL); }
 
 /* The least estimate of weft's own kernels within the limit of workspace; infinity: only the reference. */
 WEFT_API double weft_torch_own_ns(const char *problem) {
     weft_problem p = WEFT_PROBLEM_INIT;
     double least = INFINITY;
+    wt_follow_threads();
     const size_t limit = wt_settings()->workspace_limit ? wt_settings()->workspace_limit : (size_t)64 << 20;
     if (weft_problem_parse(&p, problem) != WEFT_OK) return -1;
     for (size_t i = weft_kernel_count(wt_context(), &p); i-- > 0;) {
@@ -382,23 +263,25 @@ WEFT_API double weft_torch_own_ns(const char *problem) {
     return least;
 }
 
-/* Two measurements of the kind that both problems are of, a tiny one and a larger: the cost of a call and the share.
- * false: they say nothing. */
+/* Two measurements of the kind that both problems are of, a tiny one and a larger: the cost of a call, and how much
+ * slower the way is than its constants say. Within some three fifths the constants, which are of many problems, stand. false: they say
+ * nothing. */
 WEFT_API bool weft_torch_learn(const char *tiny, double tiny_ns, const char *large, double large_ns) {
-    weft_problem p = WEFT_PROBLEM_INIT;
-    double least = weft_torch_bare_ns(tiny), most = weft_torch_bare_ns(large);
-    int kind = weft_problem_parse(&p, large) == WEFT_OK ? kind_of(&p) : -1;
-    if (kind < 0 || least < 0 || !(most > least) || !(large_ns > tiny_ns) || !(tiny_ns > 0)) return false;
-    double slope = (large_ns - tiny_ns) / (most - least);
-    known[kind].share = 1 / slope;
-    if (family_of(&p) >= 4) { /* dense: a small measurement does not show how near to the peak a large one runs */
-        weft_rates nominal;
-        guess(&p, &nominal);
-        known[kind].share = fmax(known[kind].share, nominal.of_peak);
-    }
-    known[kind].ns = fmax(tiny_ns - slope * least, 0);
+    static const double noise = 1.6;
+    weft_problem p[2] = {WEFT_PROBLEM_INIT, WEFT_PROBLEM_INIT};
+    if (weft_problem_parse(&p[0], tiny) != WEFT_OK || weft_problem_parse(&p[1], large) != WEFT_OK) return false;
+    const int kind = kind_of(&p[1]);
+    if (kind < 0 || !(large_ns > tiny_ns) || !(tiny_ns > 0)) return false;
+    const wt_conv_work least = wt_torch_conv(&p[0], is_last(&p[0])), most = wt_torch_conv(&p[1], is_last(&p[1]));
+    const double at_peak = estimate(&p[1], &peak) / most.asked; /* ns of an operation */
+    const double slower = (large_ns - tiny_ns) / (at_peak * (most.flops - least.flops));
+    if (!(most.flops > least.flops) || !isfinite(slower)) return false;
+    const bool agrees = slower < noise && slower > 1 / noise;
+    known[kind].way = most.way;
+    known[kind].slower = agrees ? 1 : slower;
+    known[kind].ns = agrees ? most.ns : fmax(tiny_ns - slower * at_peak * least.flops, 0);
     wt_seat_forget();
-    return isfinite(known[kind].share);
+    return true;
 }
 
 /* Back to the constants. */

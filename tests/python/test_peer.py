@@ -130,8 +130,7 @@ WEFTS = """max_pool2d:fwd:f32:nchw:n8c64h56w56:k3s2p1 avg_pool2d:bwd:f32:nchw:n8
 softmax2d:fwd:f32:nchw:n8c64h56w56 softmax2d:fwd:f32:nhwc:n8c64h56w56 softmax2d:bwd:f32:nchw:n8c64h56w56 lstm:fwd:f32:dense:t2n1c8o8
 gru:bwd:f32:dense:t50n8c128o128:train1 rnn_tanh:fwd:f32:dense:t50n8c64o64 im2col2d:fwd:f32:nchw:n8c64h56w56:k3p1 lrn2d:fwd:f32:nchw:n8c64h56w56:size5
 tanh2d:fwd:f32:nchw:n8c64h56w56 ncrelu2d:fwd:f32:nchw:n8c64h56w56 cross_entropy2d:fwd:f32:nchw:n8c21h56w56:ignore255 dgmm:fwd:f32:dense:n1h64w64:side1
-conv2d:fwd:f32:nchw:n8c64h56w56:o64k3p1g64 conv2d:fwd:f32:nhwc:n8c64h56w56:o64k3p1g64 conv2d:bwd:f32:nchw:n8c64h56w56:o64k3p1g64
-conv2d:bwd:f32:nhwc:n8c64h56w56:o64k3p1g64 conv2d:fwd:f32:nchw:n8c64h56w56:o64k31p15g64 conv2d:fwd:f16:nchw:n8c64h56w56:o64k3p1
+conv2d:fwd:f32:nchw:n8c64h56w56:o64k3p1g64 conv2d:bwd:f32:nchw:n8c64h56w56:o64k3p1g64 conv2d:fwd:f32:nchw:n8c64h56w56:o64k31p15g64 conv2d:fwd:f16:nchw:n8c64h56w56:o64k3p1
 conv3d:fwd:f32:ncdhw:n1c32d20h20w20:o32k3p1g32 conv3d:bwd:f32:ncdhw:n1c32d20h20w20:o32k3p1g8
 partial_conv2d:fwd:f32,mask=u8,new_mask=u8:nchw:n2c64h56w56:o64k3p1mask1""".split()
 TORCHS = """max_pool2d:fwd:f32:nchw:n1c2h4w4:k2s2 avg_pool2d:fwd:f32:nchw:n1c2h4w4:k2s2 batch_norm2d:fwd:f32:nchw:n1c8h4w4:train1 softmax2d:fwd:f32:nchw:n1c2h4w4
