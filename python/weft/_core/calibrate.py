@@ -50,7 +50,7 @@ def _call(rank: int, passes: str, dtype: str, last: bool, family: tuple[int, int
     """A problem's text, and PyTorch's operator for it on made-up data."""
     (window, divisor), (channels, edge) = family, size
     edge, groups = max(edge, window), channels // divisor if divisor else 1
-    batch = 2 if rank == 3 and not divisor else 1   # one volume that is small goes another way: torch_rates.c, takes_columns
+    batch = 2 if rank == 3 and not divisor else 1   # one volume that is small goes another way: torch_conv.c, COLUMNS
     layout = ("nhwc" if last else "nchw") if rank == 2 else ("ndhwc" if last else "ncdhw")
     sizes = "".join(f"{axis}{edge}" for axis in "dhw"[3 - rank:])
     text = f"conv{rank}d:{passes}:{dtype}:{layout}:n{batch}c{channels}{sizes}:o{channels}k{window}p{window // 2}g{groups}@cpu"
