@@ -97,7 +97,7 @@ def test_one_plane_for_every_channel():
 
 
 def test_inductor(device):
-    """The default backend. Operators of weft alone: the graph then holds nothing that needs a C++ compiler at run time."""
+    """The default backend."""
     module = torch.nn.Sequential(weft.Conv2dDepthwise(4, 3, padding=1), weft.nn.Conv2d(4, 6, 1)).to(device)
     compiled = torch.compile(module, fullgraph=True)
     for format in (torch.contiguous_format, torch.channels_last):

@@ -1,6 +1,8 @@
 """What a compiled graph holds of weft's operators: PyTorch's own where the planner leaves the call to PyTorch, else weft's below autograd."""
 from __future__ import annotations
 
+import re
+
 import pytest
 import torch
 
@@ -134,6 +136,66 @@ def test_a_part_that_weft_wins_keeps_the_gradients(monkeypatch):
     seen = _both(lambda x, w: W.conv2d(x, w, padding=1, groups=8), [torch.randn(2, 8, 9, 9), torch.randn(8, 1, 3, 3)])
     assert _of_weft(seen) == ["weft_compiled.conv_backward.default"]
 
+
+# ---------------------------------------------------------------------------------------------- what Inductor does around an operator
+
+def _two(x, w):
+    return torch.sin(W.conv2d(torch.sin(W.conv2d(x, w, padding=1, groups=8)), w, groups=8))
+
+
+def _formats_run(capfd, f, x, w):
+    """Of the images of each convolution that weft runs, in both passes."""
+    torch.autograd.grad(f(x, w).square().sum(), (x, w))
+    capfd.readouterr()
+    with weft.backends.flags(verbose="exec"):
+        torch.autograd.grad(f(x, w).square().sum(), (x, w))
+    return re.findall(r"weft: exec: conv2d:\w+:f32:(\w+):", capfd.readouterr().err)
+
+
+@pytest.fixture
+def _kept(monkeypatch):
+    """weft's operators are in every graph, and nothing of it is cached."""
+    monkeypatch.setattr(traced, "_answer", lambda name, args: 0)
+    with torch._inductor.config.patch(force_disable_caches=True):
+        yield
+
+
+@pytest.mark.parametrize("laid_out", [True, False], ids=["channels-last", "as-written"])
+def test_images_lie_as_those_of_pytorchs_own_convolutions(laid_out, capfd, _kept):
+    """Else each loop between two operators would write both orders. Results have the program's."""
+    x, w = torch.randn(2, 8, 9, 10, requires_grad=True), torch.randn(8, 1, 3, 3, requires_grad=True)
+    last = laid_out and torch.backends.mkldnn.is_available()
+    with torch._inductor.config.patch(layout_optimization=laid_out):
+        compiled = torch.compile(_two, fullgraph=True)
+        formats = _formats_run(capfd, compiled, x, w)
+    assert formats == ["nhwc" if last else "nchw"] * len(formats) and len(formats) >= 4
+    made = [(y, *torch.autograd.grad(y.square().sum(), (x, w))) for y in (compiled(x, w), _two(x, w))]
+    torch.testing.assert_close(*made, rtol=1e-4, atol=1e-4)
+    assert made[0][0].stride() == made[1][0].stride()
+
+
+def test_images_of_any_number_lie_so(_kept):
+    from torch._dynamo.testing import CompileCounterWithBackend
+    counter, w = CompileCounterWithBackend("inductor"), torch.randn(8, 1, 3, 3)
+    compiled = torch.compile(_two, fullgraph=True, backend=counter, dynamic=True)
+    for n, h in ((2, 9), (5, 12)):
+        x = torch.randn(n, 8, h, 10)
+        torch.testing.assert_close(compiled(x, w), _two(x, w), rtol=1e-4, atol=1e-4)
+    assert counter.frame_count == 1
+
+
+@pytest.mark.parametrize("backend", ["inductor", "aot_eager"])
+def test_the_planner_is_asked_with_images_as_they_will_lie(backend, monkeypatch):
+    asked = []
+    monkeypatch.setattr(traced, "_answer", lambda name, args: asked.append(args[0].stride()) or 0)
+    x, w = torch.randn(2, 8, 9, 10), torch.randn(8, 1, 3, 3)
+    with torch._inductor.config.patch(force_disable_caches=True):
+        torch.compile(lambda x, w: W.conv2d(x, w, groups=8), fullgraph=True, backend=backend)(x, w)
+    last = backend == "inductor" and torch.backends.mkldnn.is_available()
+    assert asked == [(720, 1, 80, 8) if last else (720, 90, 10, 1)]
+
+
+# ---------------------------------------------------------------------------------------------- settings, export
 
 @pytest.mark.parametrize("setting", [{"math": "strict"}, {"delegate": False}, {"pin": "torch"}, {"benchmark": True}], ids=str)
 def test_settings_keep_the_operators(setting):

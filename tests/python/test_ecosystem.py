@@ -58,7 +58,7 @@ def test_compile(example, device):
 
 @pytest.mark.parametrize("name", ["conv2d", "batch_norm", "softmax"])
 def test_inductor(name, device):
-    """The default backend, of operators of weft alone: their graph needs no C++ compiler on the way."""
+    """The default backend."""
     torch.compiler.reset()
     example = FUNCTIONS[name]
     tensors = example.make(device, grad=True)

@@ -17,6 +17,7 @@ from torch._guards import TracingContext
 
 from . import library as _library, settings as _settings
 from .arguments import in_transform
+from .layouts import as_laid
 from .shapes import _hint, asked, fake_of
 
 _C = torch._C
@@ -84,11 +85,12 @@ def graph_form(name: str, by_torch: Callable | None) -> Callable[..., Any]:
     want, up = places.get("want", -1), places.get("ceil_mode", -1)
 
     def in_graph(*args: Any) -> Any:
+        laid = as_laid(name, args)
         if by_torch is None or not _free:
             return op(*args)
         made, bare = asked(name, args)
         guarded = bare.unknown or (bare.symbolic and up >= 0 and args[up])   # whether the last window starts inside is compared
-        if guarded or not _is_torchs(name, args, want):
+        if guarded or not _is_torchs(name, laid, want):
             return op(*args)
         with _C.DisableTorchFunction():
             got = by_torch(*args)

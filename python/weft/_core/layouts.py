@@ -1,0 +1,62 @@
+"""How images lie around weft's convolutions in the code that Inductor writes. PyTorch's own convolutions in 2D on the CPU are channels-last there, whatever the
+program says, and the loops between them follow. An operator that insisted on the program's order would have each loop beside it write both; so weft's are
+channels-last, too, and the planner is asked with such data. Other operators, and other backends, have what the program says.
+"""
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from .shapes import _hint
+
+_IMAGES = {"conv": (0,), "conv_transpose": (0,), "conv_backward": (0, 1)}   # the places of their arguments
+
+
+def _is_inductors() -> bool:
+    """It is Inductor that a graph is made for."""
+    virtualized = sys.modules.get("torch._inductor.virtualized")
+    return virtualized is not None and isinstance(virtualized.V.fake_mode, FakeTensorMode)
+
+
+def _is_channels_last(image: Tensor) -> bool:
+    """By the rules of PyTorch's GraphLowering.decide_layout_opt and of what Inductor makes of aten.convolution."""
+    onednn = torch.backends.mkldnn
+    return image.dim() == 4 and image.device.type == "cpu" and torch._inductor.config.layout_optimization and onednn.enabled and onednn.is_available()
+
+
+def _constraint(places: Sequence[int]) -> Callable[..., Any]:
+    """What Inductor does with the arguments of an operator before it calls it: images channels-last where its own are, all others as the program has them."""
+    from torch._inductor import ir, lowering
+
+    def constrain(node: Any, *args: Any, **named: Any) -> tuple[Any, Any]:
+        program = node.meta["eager_input_vals"][0]
+        return [ir.ExternKernel.require_channels_last(a) if i in places and _is_channels_last(like) else lowering.constrain_to_fake_tensor(a, like)
+                for i, (a, like) in enumerate(zip(args, program))], named
+    return constrain
+
+
+@lru_cache(maxsize=None)
+def _is_told(name: str) -> bool:
+    """Inductor knows how the operator wants its arguments. False: this release of PyTorch has no such way."""
+    try:
+        from torch._inductor import lowering
+        lowering.make_fallback(getattr(torch.ops.weft_compiled, name).default, layout_constraint=_constraint(_IMAGES[name]), warn=False)
+    except (ImportError, AttributeError, TypeError):
+        return False
+    return True
+
+
+def as_laid(name: str, args: Sequence[Any]) -> Sequence[Any]:
+    """The arguments of an operator of a graph that is being made, with images without memory in the order of axes that they will have; Inductor is told."""
+    places = _IMAGES.get(name, ())
+    if not places or not _is_inductors() or not all(_is_channels_last(args[i]) for i in places) or not _is_told(name):
+        return args
+    with torch._C._DisableTorchDispatch():
+        return [torch.empty([_hint(n) for n in a.shape], dtype=a.dtype, device="meta", memory_format=torch.channels_last) if i in places else a
+                for i, a in enumerate(args)]
