@@ -17,7 +17,7 @@
  *            weft bench conv2d:bwd_weights:f32:nchw:n1c512h7w7:o512k3p1 */
 #include "cpu/conv/gemm_bias.h"
 
-enum { CHANNELS = 16, POSITIONS = 1024, COLUMN_FLOPS = 48, PACK_FLOPS = 64 };
+enum { CHANNELS = 16, POSITIONS = 1024, COLUMN_FLOPS = 110, PACK_FLOPS = 64 };
 
 typedef struct params {
     gemm_bias bias;

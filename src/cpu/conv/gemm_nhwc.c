@@ -415,14 +415,16 @@ static const char *plan(const weft_problem *p, const weft__hw *hw, int variant, 
         d->scratch += (size_t)(gemm_split(d->strip, GEMM_MR) * GEMM_MR * GEMM_NR) * sizeof(float);
     out->workspace = d->weights + d->bias + d->zeros + (size_t)WEFT__MIN(d->items, GEMM_SLOTS) * d->scratch;
     /* multiply-adds of whole vectors, slower in narrow tiles, where each broadcast serves one or two, above all with
-     * few channels in a tap; and the copy: as many as 4 of a vector, and 200 for each position and tap */
+     * few channels in a tap; the copy: as many as 4 of a vector, and 200 for each position and tap; and 10 ns for each
+     * position of a panel */
     const double positions = (double)p->n * (double)(fwd ? v.pixels / p->n : p->out[0] * p->out[1] * p->out[2]);
     const double copy = d->copied ? (double)d->parts * (200 + 4 * (double)v.ci) : 0;
     const double narrow = lanes == VF_LANES ? 2 : lanes == 2 * VF_LANES ? (v.ci > 16 ? 1.15 : 1.5) : 1;
     const double sums =
         2 * (narrow * (double)lanes * (double)v.ci + copy) * (double)window * (double)p->groups * positions;
     const double pack = GEMM_PACK_NS * (double)(packed / sizeof(float)) / hw->threads;
-    out->ns = cpu_cost(hw, weft__bytes(p), cpu_uneven(hw, d->items) * sums, GEMM_SHARE) + pack;
+    const double put = 10 * (double)(p->groups * panels_of(&v) * gemm_views(p) * v.pixels) / hw->threads;
+    out->ns = cpu_cost(hw, weft__bytes(p), cpu_uneven(hw, d->items) * sums, GEMM_SHARE) + pack + put;
     return NULL;
 }
 

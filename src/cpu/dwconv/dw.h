@@ -69,6 +69,7 @@ VF_INLINE const char *dw_refusal(const weft_problem *p, weft_layout layout) {
  * 7x7 0.5 to 0.65, large windows 0.7 to 0.9; 3x3x3 channels-first 0.5. Narrower vectors pay more. */
 enum { DW_FIRST_EXTRA = 30, DW_LAST_EXTRA = 25 };
 VF_INLINE double dw_first_extra(const weft_problem *p, bool weights) {
+    if (p->kernel[0] * p->kernel[1] * p->kernel[2] == 1) return 9;
     if (p->kernel[0] == 1) return DW_FIRST_EXTRA;
     return VF_LANES >= 16 && weights ? 38 : 25;
 }
