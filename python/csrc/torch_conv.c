@@ -1,10 +1,10 @@
 /* What PyTorch's convolution costs on the CPU: the way it takes through its code, and the work of that way.
  * PyTorch has columns and a product of its own for small single images, and oneDNN for the rest; oneDNN has code in
  * blocks of channels, made for 1x1, for strides in the gradient of data, for one filter per channel (volumes are
- * turned channels-last for it), and a product per group and image for what none of these takes. ONEDNN_VERBOSE=1 names the code of a call: 97 of 100 among 12,600
- * random problems take the way that is found here. The work of each way was fitted to their times, on two cores with
- * AVX-512 and BF16 (2026-11-18); with one core it fits as well. Half of the estimates are within a quarter of the time,
- * and nine of ten within a factor of two. */
+ * turned channels-last for it), and a product per group and image for what none of these takes. ONEDNN_VERBOSE=1 names
+ * the code of a call: 97 of 100 among 12,600 random problems take the way that is found here. The work of each way was
+ * fitted to their times, on two cores with AVX-512 and BF16 (2026-11-18); with one core it fits as well. Half of the
+ * estimates are within a quarter of the time, and nine of ten within a factor of two. */
 #include <math.h>
 
 #include "settings.h"
@@ -139,7 +139,7 @@ static double share_on_image(const weft_problem *p) {
 static double up(double count, double to) { return ceil(count / to) * to; }
 
 /* Channels of both sides of a group, multiplied. Without groups channels-first blocks are full ones of 16, but few that
- * are only read, which are of 4; of groups and channels-last, some of the full blocks count beside what is asked for. */
+ * are only read, which are of 4; of groups and channels-last, some of the full blocks count beside what is asked. */
 static double products_of(const weft_problem *p, way taken, weft_pass pass, bool last, const costs *c) {
     const double in = (double)(p->c / p->groups), out = (double)(p->o / p->groups);
     if (taken == BLOCKS && p->groups == 1 && !last)

@@ -264,8 +264,8 @@ WEFT_API double weft_torch_own_ns(const char *problem) {
 }
 
 /* Two measurements of the kind that both problems are of, a tiny one and a larger: the cost of a call, and how much
- * slower the way is than its constants say. Within some three fifths the constants, which are of many problems, stand. false: they say
- * nothing. */
+ * slower the way is than its constants say. Within some three fifths the constants, which are of many problems, stand.
+ * false: they say nothing. */
 WEFT_API bool weft_torch_learn(const char *tiny, double tiny_ns, const char *large, double large_ns) {
     static const double noise = 1.6;
     weft_problem p[2] = {WEFT_PROBLEM_INIT, WEFT_PROBLEM_INIT};

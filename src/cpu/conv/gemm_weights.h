@@ -526,7 +526,7 @@ static const char *plan(const weft_problem *p, const weft__hw *hw, int variant, 
     const size_t bytes = d->partial + (size_t)WEFT__MIN(items * d->splits, GEMM_SLOTS) * d->scratch;
     out->workspace = WEFT__MAX(out->workspace, bytes);
     /* Multiply-adds of whole vectors, and the layout: channels-first, 180 for the taps and positions of a block that is
-     * transposed, 4 vectors for a run; channels-last, 200 for each of them and 4 for each channel. Every second position
+     * transposed, 4 vectors for a run; channels-last, 200 for each of them and 4 for each channel. Every other position
      * is twice the work, and 16 bits are where vectors are narrow. */
     const double positions = (double)v.pixels, n = (double)(vectors * VF_LANES * d->channels), m = (double)v.co;
     const double parts = (double)d->channels * (double)d->outs, halves = f32 || VF_LANES >= 16 ? 1 : 2.5,
