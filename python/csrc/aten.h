@@ -17,6 +17,16 @@
     F(X, avg_pool2d_backward, 1)              \
     F(X, _adaptive_avg_pool2d, 1)             \
     F(X, _adaptive_avg_pool2d_backward, 1)
+/* The same of those that the C shim has not: C++ functions alone lead to PyTorch's implementation. */
+#define WT_ATEN_CPP(F, X)               \
+    F(X, _softmax, 1)                   \
+    F(X, _softmax_backward_data, 1)     \
+    F(X, _log_softmax, 1)               \
+    F(X, _log_softmax_backward_data, 1) \
+    F(X, native_batch_norm, 3)          \
+    F(X, native_batch_norm_backward, 3) \
+    F(X, cudnn_batch_norm, 4)           \
+    F(X, cudnn_batch_norm_backward, 3)
 
 #define WT_GEOMETRY(P) \
     P##_LIST(STRIDE), P##_LIST(PADDING), P##_LIST(DILATION), P##_BOOL(TRANSPOSED), P##_LIST(EXTRA), P##_INT(GROUPS)
@@ -32,8 +42,25 @@
 #define WT_ARGS_avg_pool2d_backward(P) P##_TENSOR(DY), P##_TENSOR(X), WT_DIVIDED(P)
 #define WT_ARGS__adaptive_avg_pool2d(P) P##_TENSOR(X), P##_LIST(EXTRA)
 #define WT_ARGS__adaptive_avg_pool2d_backward(P) P##_TENSOR(DY), P##_TENSOR(X)
-/* What PyTorch's functions take that end in these, above autograd: convNd, conv_transposeNd and softmax. PADS: a list,
- * or 'same'; SYM: a SymInt, by address. */
+#define WT_ARGS__softmax(P) P##_TENSOR(X), P##_INT(AXIS), P##_BOOL(TO_FLOAT)
+#define WT_ARGS__log_softmax(P) WT_ARGS__softmax(P)
+#define WT_ARGS__softmax_backward_data(P) P##_TENSOR(DY), P##_TENSOR(X), P##_INT(AXIS), P##_TYPE(TYPE)
+#define WT_ARGS__log_softmax_backward_data(P) WT_ARGS__softmax_backward_data(P)
+#define WT_RUNNING(P) P##_OPTIONAL(MEAN), P##_OPTIONAL(VAR)
+#define WT_SAVED(P) P##_OPTIONAL(SAVED_MEAN), P##_OPTIONAL(SAVED_INVSTD)
+#define WT_ARGS_native_batch_norm(P)                                                                           \
+    P##_TENSOR(X), P##_OPTIONAL(W), P##_OPTIONAL(BIAS), WT_RUNNING(P), P##_BOOL(TRAINING), P##_REAL(MOMENTUM), \
+        P##_REAL(EPS)
+#define WT_ARGS_native_batch_norm_backward(P)                                                                      \
+    P##_TENSOR(DY), P##_TENSOR(X), P##_OPTIONAL(W), WT_RUNNING(P), WT_SAVED(P), P##_BOOL(TRAINING), P##_REAL(EPS), \
+        P##_MASK(MASK)
+#define WT_ARGS_cudnn_batch_norm(P)                                                                          \
+    P##_TENSOR(X), P##_TENSOR(W), P##_OPTIONAL(BIAS), WT_RUNNING(P), P##_BOOL(TRAINING), P##_REAL(MOMENTUM), \
+        P##_REAL(EPS)
+#define WT_ARGS_cudnn_batch_norm_backward(P) \
+    P##_TENSOR(X), P##_TENSOR(DY), P##_TENSOR(W), WT_RUNNING(P), WT_SAVED(P), P##_REAL(EPS), P##_TENSOR(RESERVE)
+/* What PyTorch's functions take that end in these, above autograd: convNd, conv_transposeNd, softmax and batch_norm.
+ * PADS: a list, or 'same'; SYM: a SymInt, by address. */
 #define WT_ARGS_convNd(P)                                                                                      \
     P##_TENSOR(X), P##_TENSOR(W), P##_OPTIONAL(BIAS), P##_LIST(STRIDE), P##_PADS(PADDING), P##_LIST(DILATION), \
         P##_SYM(GROUPS)
@@ -41,6 +68,7 @@
     P##_TENSOR(X), P##_TENSOR(W), P##_OPTIONAL(BIAS), P##_LIST(STRIDE), P##_LIST(PADDING), P##_LIST(EXTRA), \
         P##_SYM(GROUPS), P##_LIST(DILATION)
 #define WT_ARGS_softmax(P) P##_TENSOR(X), P##_INT(AXIS), P##_NO_TYPE()
+#define WT_ARGS_batch_norm(P) WT_ARGS_native_batch_norm(P), P##_BOOL(CUDNN)
 
 /* ---------------------------------------------------------------- parameters of PyTorch's C shim */
 #define WT_SHIM_TENSOR(at) wt_handle at
@@ -85,6 +113,8 @@ typedef struct wt_mask { /* an array of three bools */
 #define WT_CPP_MAYBE(at) wt_maybe at
 #define WT_CPP_PADS(at) wt_array at
 #define WT_CPP_SYM(at) const int64_t *at
+#define WT_CPP_REAL(at) double at
+#define WT_CPP_TYPE(at) int8_t at
 #define WT_CPP_NO_TYPE() uint64_t
 
 /* The functions of C++, which throw what PyTorch throws: at::compositeexplicitautograd::convolution(const Tensor &,
@@ -105,6 +135,21 @@ typedef struct wt_mask { /* an array of three bools */
     _ZN2at3cpu19avg_pool2d_backwardERKNS_6TensorES3_N3c108ArrayRefIlEES6_S6_bbSt8optionalIlE
 #define WT_THROWING__adaptive_avg_pool2d _ZN2at3cpu20_adaptive_avg_pool2dERKNS_6TensorEN3c108ArrayRefIlEE
 #define WT_THROWING__adaptive_avg_pool2d_backward _ZN2at3cpu29_adaptive_avg_pool2d_backwardERKNS_6TensorES3_
+
+/* at::cpu::_softmax(const Tensor &, long, bool) and at::cuda::_softmax, and so on; cuDNN's are not on the CPU. */
+#define WT_REST__softmax 8_softmaxERKNS_6TensorElb
+#define WT_REST__softmax_backward_data 22_softmax_backward_dataERKNS_6TensorES3_lN3c1010ScalarTypeE
+#define WT_REST__log_softmax 12_log_softmaxERKNS_6TensorElb
+#define WT_REST__log_softmax_backward_data 26_log_softmax_backward_dataERKNS_6TensorES3_lN3c1010ScalarTypeE
+#define WT_REST_native_batch_norm 17native_batch_normERKNS_6TensorERKSt8optionalIS1_ES7_S7_S7_bdd
+#define WT_REST_native_batch_norm_backward                                                                            \
+    26native_batch_norm_backwardERKNS_6TensorES3_RKSt8optionalIS1_ES7_S7_S7_S7_bdSt5arrayIbLm3EE
+#define WT_REST_cudnn_batch_norm 16cudnn_batch_normERKNS_6TensorES3_RKSt8optionalIS1_ES7_S7_bdd
+#define WT_REST_cudnn_batch_norm_backward                                                                             \
+    25cudnn_batch_norm_backwardERKNS_6TensorES3_S3_RKSt8optionalIS1_ES7_S7_S7_dS3_
+#define WT_JOINED_LATE(a, b) WT_JOINED(a, b)
+#define WT_CPU(name) WT_JOINED_LATE(_ZN2at3cpu, WT_REST_##name)
+#define WT_CUDA(name) WT_JOINED_LATE(_ZN2at4cuda, WT_REST_##name)
 /* clang-format on */
 
 #endif

@@ -20,7 +20,7 @@ static py_object *register_seat; /* of Python: true if the seat is at its key */
     X(tanh, 1, ENTRY_UNARY)                            \
     X(sigmoid, 1, ENTRY_UNARY)                         \
     X(softmax, 1, ENTRY_SOFTMAX)                       \
-    X(log_softmax, 1, ENTRY_SOFTMAX)                   \
+    X(log_softmax, 1, ENTRY_LOG_SOFTMAX)               \
     X(max_pool1d, 1, ENTRY_OTHER)                      \
     X(max_pool2d, 1, ENTRY_MAX_POOL)                   \
     X(max_pool3d, 1, ENTRY_OTHER)                      \
@@ -30,7 +30,7 @@ static py_object *register_seat; /* of Python: true if the seat is at its key */
     X(adaptive_avg_pool1d, 1, ENTRY_OTHER)             \
     X(adaptive_avg_pool2d, 1, ENTRY_ADAPTIVE_AVG_POOL) \
     X(adaptive_avg_pool3d, 1, ENTRY_OTHER)             \
-    X(batch_norm, 5, ENTRY_OTHER)                      \
+    X(batch_norm, 5, ENTRY_BATCH_NORM)                 \
     X(dgmm, 2, ENTRY_OTHER)
 
 /* ---------------------------------------------------------------- the ways */
@@ -117,13 +117,18 @@ static bool is_left(const entry_call *k) {
     return k->records && (compares || wt_count(x->sizes, x->rank) < 1 << 16);
 }
 
+/* Training batch norm has more results than its operator here, and writes. */
+static bool trains(const entry_call *k) {
+    return k->front->kind == ENTRY_BATCH_NORM && k->nargs > 5 && k->arg[5] == py._Py_TrueStruct;
+}
+
 static entry_record *decide(entry_call *k) {
     const bool conv = k->front->kind == ENTRY_CONV || k->front->kind == ENTRY_CONV_TRANSPOSE;
     entry_record draft = {.refs = 1};
     entry_way way = ENTRY_UNKNOWN;
     wt_handle guard;
     if (!entry_enter_device(k, &guard)) return NULL;
-    if (conv || (k->records && entry_has_seat(k))) way = entry_decide_seat(k, &draft);
+    if (conv || ((k->records || trains(k)) && entry_has_seat(k))) way = entry_decide_seat(k, &draft);
     entry_leave_device(guard);
     if (k->front->kind == ENTRY_UNARY && has_order(k) && is_left(k)) way = ENTRY_TORCH;
     if (way == ENTRY_UNKNOWN) {

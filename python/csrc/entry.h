@@ -6,7 +6,7 @@
  *   entry_guard.c  is this a plain call? and reading tensors; facts about PyTorch that are checked at load
  *   entry_table.c  what was decided, by all that it depends on
  *   entry_read.c   settings of a call, read from its key
- *   entry_seat.c   convolution and pooling with a gradient, which go by the seat
+ *   entry_seat.c   convolution, and what has a seat and a gradient, which go by the seat
  *   entry_torch.c  PyTorch's operators without its reading of Python's arguments
  *   entry_op.c     other operators, by the schema of weft's own
  *   entry_ask.c    does the planner leave a call to PyTorch, forward and backward?
@@ -67,6 +67,7 @@ typedef struct entry_record {
     seat_entry *seat;
     wt_list list[SEAT_LISTS]; /* settings as the seat has them */
     int64_t value[SEAT_VALUES];
+    double real[SEAT_REALS];
     const wt_op *op; /* of an operator: its settings, without tensors */
     wt_arg *arg;
     entry_replay *replay; /* NULL: it is run by its function */
@@ -80,6 +81,8 @@ typedef enum entry_kind {
     ENTRY_AVG_POOL,
     ENTRY_ADAPTIVE_AVG_POOL,
     ENTRY_SOFTMAX,
+    ENTRY_LOG_SOFTMAX,
+    ENTRY_BATCH_NORM,
     ENTRY_UNARY,
     ENTRY_OTHER
 } entry_kind;
@@ -91,7 +94,9 @@ typedef enum entry_kind {
     X(ENTRY_MAX_POOL, WT_ARGS_max_pool2d_with_indices)       \
     X(ENTRY_AVG_POOL, WT_ARGS_avg_pool2d)                    \
     X(ENTRY_ADAPTIVE_AVG_POOL, WT_ARGS__adaptive_avg_pool2d) \
-    X(ENTRY_SOFTMAX, WT_ARGS_softmax)
+    X(ENTRY_SOFTMAX, WT_ARGS_softmax)                        \
+    X(ENTRY_LOG_SOFTMAX, WT_ARGS_softmax)                    \
+    X(ENTRY_BATCH_NORM, WT_ARGS_batch_norm)
 
 typedef struct entry_front {
     const char *name;

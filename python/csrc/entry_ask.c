@@ -1,6 +1,5 @@
 /* Who would compute a call, forward and backward? The operator plans and stops there; its gradient is planned from its
  * problem. */
-#include <math.h>
 #include <string.h>
 
 #include "entry.h"
@@ -46,50 +45,6 @@ static bool leaves_gradient(weft_problem *p) {
     return torchs;
 }
 
-/* Estimates in ns: of the best of weft's kernels, and of PyTorch's. */
-typedef struct both_sides {
-    double weft, torch;
-} both_sides;
-
-static void add_estimates(weft_problem *p, both_sides *to) {
-    wt_rehearse(wt_never, NULL);
-    const double torch = wt_external_ns(p);
-    weft_plan *plan = wt_plan_by(p, true, WEFT_ENGINE_ALL & ~(uint32_t)WEFT_ENGINE_EXTERNAL);
-    wt_rehearse(NULL, NULL);
-    to->torch += torch;
-    to->weft += plan ? wt_estimate(plan) : torch;
-    weft_plan_release(plan);
-}
-
-/* Both passes are PyTorch's or both are weft's, whose gradient is recorded from Python: one of each would have the cost
- * of either. */
-static bool goes_together(const wt_question *q) {
-    const int op = q->problem.op;
-    return q->allowed && (op == WEFT_OP_SOFTMAX || op == WEFT_OP_LOG_SOFTMAX || op == WEFT_OP_BATCH_NORM);
-}
-
-/* On the CPU what Python costs is added to weft's computing. A GPU computes meanwhile: it waits for whichever takes
- * longer. The host's times are those of an H200's. */
-static bool leaves_both(weft_problem *p) {
-    const double recorded = 80e3, cuda_weft = 240e3, cuda_torch = 150e3;
-    weft_problem back = WEFT_PROBLEM_INIT;
-    both_sides ns = {0, 0};
-    add_estimates(p, &ns);
-    if (!make_gradient(p, &back)) return false;
-    add_estimates(&back, &ns);
-    if (p->device == WEFT_DEVICE_CPU) return ns.weft + recorded > ns.torch;
-    return fmax(ns.weft, cuda_weft) > fmax(ns.torch, cuda_torch);
-}
-
-/* A forward pass that writes to its arguments goes by the dispatcher, which counts that: the host of a GPU takes longer
- * for it than for PyTorch's function. */
-static bool leaves_writing(weft_problem *p) {
-    const double cuda_weft = 24e3, cuda_torch = 17e3;
-    both_sides ns = {0, 0};
-    add_estimates(p, &ns);
-    return fmax(ns.weft, cuda_weft) > fmax(ns.torch, cuda_torch);
-}
-
 /* leaves(operator's number, gradient, its arguments...) -> True if the planner leaves the call to PyTorch; with
  * gradient True, that of its gradient as well. What is measured is decided pass by pass, and not here. */
 py_object *entry_leaves(py_object *self, py_object *const *args, intptr_t nargs) {
@@ -103,8 +58,5 @@ py_object *entry_leaves(py_object *self, py_object *const *args, intptr_t nargs)
     wt_call_run(&call);
     wt_ask(NULL);
     for (int i = 0; i < WT_MAX_OUTS; i++) wt_drop(&call, i);
-    const bool writes = strchr(call.op->text, '!') && q.problem.device == WEFT_DEVICE_CUDA;
-    if (args[1] != py._Py_TrueStruct)
-        return entry_bool(q.torchs || (writes && q.allowed && leaves_writing(&q.problem)));
-    return entry_bool(goes_together(&q) ? leaves_both(&q.problem) : q.torchs && leaves_gradient(&q.problem));
+    return entry_bool(q.torchs && (args[1] != py._Py_TrueStruct || leaves_gradient(&q.problem)));
 }

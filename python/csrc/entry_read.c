@@ -1,5 +1,5 @@
-/* The settings of a call of convolution, pooling or softmax, read from its key, where each is a word that says what it
- * is and its values. */
+/* The settings of a call of an operator with a seat, read from its key, where each is a word that says what it is and
+ * its values. */
 #include <string.h>
 
 #include "entry.h"
@@ -11,6 +11,13 @@ typedef struct cursor {
 static bool next_int(cursor *c, int64_t *to) {
     if (c->end - c->at < 2 || c->at[0] != ENTRY_IS_INT) return false;
     *to = c->at[1];
+    c->at += 2;
+    return true;
+}
+
+static bool next_real(cursor *c, double *to) {
+    if (c->end - c->at < 2 || c->at[0] != ENTRY_IS_FLOAT) return false;
+    memcpy(to, &c->at[1], sizeof(*to));
     c->at += 2;
     return true;
 }
@@ -76,6 +83,7 @@ static bool pad_same(const wt_tensor *w, entry_record *r) {
 #define NEXT_SYM(at) NEXT_INT(at)
 #define NEXT_MAYBE(at) ok = ok && next_int_or_none(&c, &r->value[SEAT_##at], &r->value[SEAT_##at + 1])
 #define NEXT_NO_TYPE() (void)0
+#define NEXT_REAL(at) ok = ok && next_real(&c, &r->real[SEAT_##at])
 
 bool entry_read_settings(const entry_call *k, entry_record *r) {
     cursor c = {k->word + k->settings, k->word + k->words};

@@ -1,6 +1,6 @@
-/* Convolution, and pooling in 2D with a gradient: the seat decides and runs. Without a gradient its plans, or PyTorch's
- * convolution below the dispatcher, are run at once; with one PyTorch's operator makes the graph, and the seat under it
- * takes the passes that weft wins. */
+/* Convolution, training batch norm, and what else has a seat where a gradient is wanted: the seat decides and runs.
+ * Without a gradient its plans, or PyTorch's convolution below the dispatcher, are run at once; with one PyTorch's
+ * operator makes the graph, and the seat under it takes the passes that weft wins. */
 #include <string.h>
 
 #include "entry.h"
@@ -15,6 +15,9 @@ static const struct {
     [ENTRY_MAX_POOL] = {&seat_op_max_pool2d_with_indices, &seat_op_max_pool2d_with_indices_backward},
     [ENTRY_AVG_POOL] = {&seat_op_avg_pool2d, &seat_op_avg_pool2d_backward},
     [ENTRY_ADAPTIVE_AVG_POOL] = {&seat_op__adaptive_avg_pool2d, &seat_op__adaptive_avg_pool2d_backward},
+    [ENTRY_SOFTMAX] = {&seat_op__softmax, &seat_op__softmax_backward_data},
+    [ENTRY_LOG_SOFTMAX] = {&seat_op__log_softmax, &seat_op__log_softmax_backward_data},
+    [ENTRY_BATCH_NORM] = {&seat_op_native_batch_norm, &seat_op_native_batch_norm_backward},
     [ENTRY_OTHER] = {NULL, NULL},
 };
 
@@ -28,43 +31,65 @@ bool entry_has_seat(const entry_call *k) { return seats[k->front->kind].forward;
 static bool is_conv(const entry_call *k) {
     return k->front->kind == ENTRY_CONV || k->front->kind == ENTRY_CONV_TRANSPOSE;
 }
+static bool is_pool(const entry_call *k) {
+    return k->front->kind == ENTRY_MAX_POOL || k->front->kind == ENTRY_AVG_POOL ||
+           k->front->kind == ENTRY_ADAPTIVE_AVG_POOL;
+}
 
 static void make_call(const entry_call *k, const entry_record *r, seat_call *c) {
     memset(c, 0, sizeof(*c));
     c->op = seats[k->front->kind].forward;
     c->plain = c->read = true;
     c->cuda = entry_on_cuda(k);
-    for (int i = 0; i < k->front->tensors; i++) c->in[i] = k->in[i]; /* SEAT_X, SEAT_W, SEAT_BIAS */
+    for (int i = 0; i < k->front->tensors; i++) c->in[i] = k->in[i]; /* SEAT_X, SEAT_W and so on */
     memcpy(c->value, r->value, sizeof(c->value));
+    memcpy(c->real, r->real, sizeof(c->real));
+    c->type = k->in[0].code;
     memcpy(c->list, r->list, sizeof(c->list));
 }
 
 /* ---------------------------------------------------------------- deciding */
+/* What the gradient reads of the forward pass, made up: where it lies, and which result it was. */
+static const struct made_up {
+    int slot, result;
+} made_up[][3] = {
+    [ENTRY_CONV] = {{SEAT_DY, 0}},
+    [ENTRY_CONV_TRANSPOSE] = {{SEAT_DY, 0}},
+    [ENTRY_MAX_POOL] = {{SEAT_DY, 0}, {SEAT_INDEX, 1}},
+    [ENTRY_AVG_POOL] = {{SEAT_DY, 0}},
+    [ENTRY_ADAPTIVE_AVG_POOL] = {{SEAT_DY, 0}},
+    [ENTRY_SOFTMAX] = {{SEAT_DY, 0}},
+    [ENTRY_LOG_SOFTMAX] = {{SEAT_DY, 0}},
+    [ENTRY_BATCH_NORM] = {{SEAT_DY, 0}, {SEAT_SAVED_MEAN, 1}, {SEAT_SAVED_INVSTD, 2}},
+};
+
 /* Is the gradient of this call the seat's, by weft or as one in which PyTorch needs care? grad_output is made up, in
  * the format of the result. */
-static bool takes_backward(const entry_call *k, const entry_record *r, const seat_shape out[2]) {
+static bool takes_backward(const entry_call *k, const entry_record *r, const seat_shape out[SEAT_RESULTS]) {
     seat_call c;
     make_call(k, r, &c);
     c.op = seats[k->front->kind].backward;
     memset(&c.in[SEAT_BIAS], 0, sizeof(c.in[0]));
+    for (int i = 0; i < 3 && (is_conv(k) || k->front->kind == ENTRY_BATCH_NORM); i++) c.want |= k->wants[i] << i;
     if (is_conv(k)) {
         c.biased = k->in[2].handle != NULL;
         c.bias_sizes.size = c.biased;
         c.bias_sizes.item[0] = out[0].sizes[1];
-        for (int i = 0; i < 3; i++) c.want |= k->wants[i] << i;
         if (seat_is_dangerous(&c)) return true;
     }
     if (k->front->kind == ENTRY_ADAPTIVE_AVG_POOL) c.list[SEAT_EXTRA].size = 0; /* grad_output says it */
     if (!out[0].rank) return false;                                             /* a call that the seat leaves */
-    wt_tensor *dy = &c.in[SEAT_DY], *index = &c.in[SEAT_INDEX];
-    bool taken = seat_make(&out[0], &k->in[0], dy, &dy->handle) &&
-                 (k->front->kind != ENTRY_MAX_POOL || (seat_make(&out[1], &k->in[0], index, &index->handle) &&
-                                                       !wt.aoti_torch_zero_(index->handle))); /* places */
+    const struct made_up *made = made_up[k->front->kind];
+    bool taken = true;
+    for (int i = 0; i < 3 && made[i].slot && taken; i++) {
+        wt_tensor *t = &c.in[made[i].slot];
+        taken = seat_make(&out[made[i].result], &k->in[0], t, &t->handle) && !wt.aoti_torch_zero_(t->handle);
+    }
     seat_entry *e = taken ? seat_find(&c, wt_settings()->math) : NULL;
     taken = e && atomic_load(&e->taken);
     seat_release(e);
-    if (dy->handle) wt.aoti_torch_delete_tensor_object(dy->handle);
-    if (index->handle) wt.aoti_torch_delete_tensor_object(index->handle);
+    for (int i = 0; i < 3 && made[i].slot; i++)
+        if (c.in[made[i].slot].handle) wt.aoti_torch_delete_tensor_object(c.in[made[i].slot].handle);
     return taken;
 }
 
@@ -82,7 +107,7 @@ static bool turns_format(const entry_call *k, const seat_entry *e) {
 /* May PyTorch compute the gradient of this pooling? On CUDA its sums have an order only for channels-first data (for a
  * maximum it refuses where an order is asked for), and its averages of channels-last data are wrong. */
 static bool may_leave_gradient(const entry_call *k) {
-    if (is_conv(k) || !entry_on_cuda(k)) return true;
+    if (!is_pool(k) || !entry_on_cuda(k)) return true;
     wt_view v = wt_see(&k->in[0], 2);
     return wt_is_dense(&v, false) &&
            (k->front->kind == ENTRY_AVG_POOL || (k->front->kind == ENTRY_MAX_POOL && !entry_is_deterministic()));
@@ -99,8 +124,16 @@ static bool wants_bytes(const entry_call *k, const entry_record *r, const seat_s
     return wt_count(out->sizes, out->rank) >= windows && kernel[0] <= BYTE_TAPS && kernel[0] * kernel[1] <= BYTE_TAPS;
 }
 
+/* Batch norm that the long way refuses, or computes with care for 16 bits. */
+static bool is_special_norm(const entry_call *k) {
+    const int32_t dtype = k->in[0].dtype;
+    return k->front->kind == ENTRY_BATCH_NORM &&
+           (k->wants[SEAT_MEAN] || k->wants[SEAT_VAR] || (dtype != WEFT_DTYPE_F32 && dtype != WEFT_DTYPE_F64));
+}
+
 entry_way entry_decide_seat(const entry_call *k, entry_record *r) {
     seat_call c;
+    if (is_special_norm(k)) return ENTRY_UNKNOWN;
     if (!entry_read_settings(k, r)) return ENTRY_LONG;
     if (k->front->kind == ENTRY_ADAPTIVE_AVG_POOL && is_mean(r)) return ENTRY_UNKNOWN;
     make_call(k, r, &c);
@@ -110,8 +143,9 @@ entry_way entry_decide_seat(const entry_call *k, entry_record *r) {
     double ns = taken ? e->ns : e->torch_ns;
     r->slow = ns == 0 || ns > ENTRY_LONG_NS; /* PyTorch's is below 0 where weft had better not ask */
     if (!k->records && sound) {
-        r->seat = e;
-        return taken ? ENTRY_SEAT : ENTRY_SHIM;
+        if (taken || is_conv(k)) r->seat = e;
+        if (!r->seat) seat_release(e);
+        return taken ? ENTRY_SEAT : is_conv(k) ? ENTRY_SHIM : ENTRY_TORCH;
     }
     const bool backward = sound && takes_backward(k, r, e->out), all = taken && backward;
     const bool bytes = all && wants_bytes(k, r, &e->out[0]);
@@ -162,6 +196,8 @@ bool entry_run_seat(const entry_call *k, const entry_record *r, const void *pack
     c.packed = packed;
     bool ok = r->way == ENTRY_SEAT ? seat_run(&c, r->seat) : seat_delegate(&c);
     if (ok && r->way == ENTRY_SHIM) wt_note_torch();
+    for (int i = 1; i < SEAT_RESULTS && ok; i++)
+        if (c.out[i]) wt.aoti_torch_delete_tensor_object(c.out[i]);
     *out = c.out[0];
     return ok;
 }

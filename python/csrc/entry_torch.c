@@ -23,6 +23,7 @@ static const struct {
     {"avg_pool2d", "_ZN2at4_ops10avg_pool2d4callERKNS_6TensorE" POOL_AXES "bbSt8optionalIlE"},
     {"adaptive_avg_pool2d", "_ZN2at4_ops19adaptive_avg_pool2d4callERKNS_6TensorEN3c108ArrayRefINS5_6SymIntEEE"},
     {"softmax", "_ZN2at4_ops11softmax_int4callERKNS_6TensorElSt8optionalIN3c1010ScalarTypeEE"},
+    {"batch_norm", "_ZN2at4_ops10batch_norm4callERKNS_6TensorE" OPTIONAL_TENSOR "S8_S8_S8_bddb"},
     {"log_softmax", "_ZN2at4_ops15log_softmax_int4callERKNS_6TensorElSt8optionalIN3c1010ScalarTypeEE"},
 };
 
@@ -59,6 +60,7 @@ typedef struct direct_call {
 #define GIVEN_SYM(at) &r->value[SEAT_##at]
 #define GIVEN_MAYBE(at) ((wt_maybe){r->value[SEAT_##at], r->value[SEAT_##at + 1]})
 #define GIVEN_NO_TYPE() 0
+#define GIVEN_REAL(at) r->real[SEAT_##at]
 
 static void call_now(int64_t begin, int64_t end, void *arg) {
     const direct_call *c = arg;

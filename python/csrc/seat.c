@@ -66,6 +66,8 @@ static void take_maybe(int64_t *value, wt_value slot) {
 #define TAKE_BOOL(at) c->value[SEAT_##at] = *stack++ & 0xff ? 1 : 0
 #define TAKE_INT(at) c->value[SEAT_##at] = (int64_t) * stack++
 #define TAKE_MAYBE(at) take_maybe(&c->value[SEAT_##at], *stack++)
+#define TAKE_REAL(at) memcpy(&c->real[SEAT_##at], stack++, sizeof(double))
+#define TAKE_TYPE(at) c->type = (int32_t)(*stack++ & 0xffffffff)
 #define X(name) \
     static void take_##name(seat_call *c, const wt_value *stack) { WT_ARGS_##name(TAKE); }
 SEAT_OPS(X)
@@ -134,11 +136,11 @@ static void end_bypass(const int *step) { wt_seat_bypass(-*step); }
 bool seat_run_throwing(seat_call *c, void **made) {
     __attribute__((cleanup(end_bypass))) const int step = 1;
     wt_seat_bypass(step);
-    return !c->cuda && !seat_is_dangerous(c) && c->op->throwing(c, made);
+    return !seat_is_dangerous(c) && c->op->throwing(c, made);
 }
 
 static bool run_throwing(seat_call *c) {
-    void *made[3];
+    void *made[SEAT_RESULTS];
     if (!seat_run_throwing(c, made)) return false;
     for (int i = 0; i < c->op->nout; i++) {
         if (wt.aoti_torch_new_uninitialized_tensor(&c->out[i])) return false;
@@ -197,6 +199,10 @@ static const struct {
 #undef X
 };
 
+static bool belongs(const seat_op *op, int family, bool cuda) {
+    return op->family == family && (cuda || !op->only_cuda);
+}
+
 static int unboxed;
 WEFT_API int32_t weft_torch_seat_unboxed(void) { return unboxed; } /* how many operators are called so */
 
@@ -207,15 +213,15 @@ WEFT_API const char *weft_torch_seat_register(const char *key, int32_t family, b
     const bool cuda = !strcmp(key, "CUDA");
     const size_t n = sizeof(seats) / sizeof(seats[0]);
     bool there = wt.aoti_torch_new_uninitialized_tensor && (!cuda || wt_shim_has_cuda());
-    for (size_t i = 0; i < n && there; i++) there = seats[i].op->family != family || seats[i].op->has_torch(cuda);
+    for (size_t i = 0; i < n && there; i++) there = !belongs(seats[i].op, family, cuda) || seats[i].op->has_torch(cuda);
     if (!there) return "this PyTorch has no way back to its own implementation";
     bool ok =
         library[cuda] || !wt.aoti_torch_library_init_impl("aten", key, "python/csrc/seat.c", __LINE__, &library[cuda]);
     for (size_t i = 0; i < n && ok; i++)
-        if (seats[i].op->family == family)
+        if (belongs(seats[i].op, family, cuda))
             ok = !wt.torch_library_impl(library[cuda], seats[i].op->name, seats[i].entry[cuda], WT_BUILD_VERSION);
     for (size_t i = 0; i < n && ok && unbox; i++)
-        if (seats[i].op->family == family) unboxed += seat_unbox(seats[i].op, seats[i].entry[cuda], cuda);
+        if (belongs(seats[i].op, family, cuda)) unboxed += seat_unbox(seats[i].op, seats[i].entry[cuda], cuda);
     return ok ? NULL : "PyTorch refused the registration";
 }
 

@@ -7,6 +7,7 @@
  *   seat_run.c    running weft's plans on tensors made like PyTorch's
  *   seat_conv.c   convolution and its gradient: arguments, problem, roles, the way back to PyTorch
  *   seat_pool.c   the same for pooling
+ *   seat_softmax.c, seat_norm.c  for softmax and log-softmax, for batch norm
  * Another operator is its arguments in aten.h, a record (seat_op) and a line in weft._enable.OPERATORS. */
 #ifndef WEFT_TORCH_SEAT_H
 #define WEFT_TORCH_SEAT_H
@@ -16,18 +17,43 @@
 #include "binding.h"
 
 #define SEAT_NAME(X, name, outs) X(name)
-#define SEAT_OPS(X) WT_ATEN(SEAT_NAME, X)
+#define SEAT_OPS(X) WT_ATEN(SEAT_NAME, X) WT_ATEN_CPP(SEAT_NAME, X)
 
 /* Operators that are put at a key and switched on together; the order of weft._enable.OPERATORS. */
-enum { SEAT_CONV, SEAT_MAX_POOL, SEAT_AVG_POOL, SEAT_ADAPTIVE_AVG_POOL, SEAT_FAMILIES };
+enum {
+    SEAT_CONV,
+    SEAT_MAX_POOL,
+    SEAT_AVG_POOL,
+    SEAT_ADAPTIVE_AVG_POOL,
+    SEAT_SOFTMAX,
+    SEAT_LOG_SOFTMAX,
+    SEAT_BATCH_NORM,
+    SEAT_FAMILIES
+};
 
 /* ---------------------------------------------------------------- a call */
-enum { SEAT_X, SEAT_W, SEAT_BIAS, SEAT_DY, SEAT_INDEX, SEAT_INPUTS }; /* tensors given */
-enum { SEAT_OUT = SEAT_INPUTS, SEAT_SLOTS = SEAT_OUT + 3 };           /* results: y and index, or dx, dw and db */
+/* Tensors given. Of the gradient of softmax X is its result; RESERVE is cuDNN's own. */
+enum {
+    SEAT_X,
+    SEAT_W,
+    SEAT_BIAS,
+    SEAT_MEAN,
+    SEAT_VAR,
+    SEAT_DY,
+    SEAT_INDEX,
+    SEAT_SAVED_MEAN,
+    SEAT_SAVED_INVSTD,
+    SEAT_RESERVE,
+    SEAT_INPUTS
+};
+enum { SEAT_RESULTS = 4 }; /* y and index, or dx, dw and db, or y, mean, inverse deviation and what cuDNN reserves */
+enum { SEAT_OUT = SEAT_INPUTS, SEAT_SLOTS = SEAT_OUT + SEAT_RESULTS };
 /* extra: output_padding, output_size */
 enum { SEAT_STRIDE, SEAT_PADDING, SEAT_DILATION, SEAT_EXTRA, SEAT_KERNEL = SEAT_EXTRA, SEAT_LISTS };
 enum { SEAT_TRANSPOSED, SEAT_GROUPS, SEAT_CEIL = 0, SEAT_INCLUDE, SEAT_DIVISOR, SEAT_DIVIDED, SEAT_VALUES };
-enum { SEAT_AXIS }; /* of softmax, alone among the values */
+enum { SEAT_AXIS, SEAT_TO_FLOAT };  /* of softmax */
+enum { SEAT_TRAINING, SEAT_CUDNN }; /* of batch norm */
+enum { SEAT_EPS, SEAT_MOMENTUM, SEAT_REALS };
 
 typedef struct seat_call {
     const struct seat_op *op;
@@ -36,11 +62,13 @@ typedef struct seat_call {
     bool read;     /* of tensors more than the handle */
     bool biased;   /* the gradient of a convolution: bias_sizes is given */
     bool borrowed; /* inputs are the caller's */
-    int want;      /* the same: WT_WANT_* */
+    int want;      /* of several gradients: WT_WANT_* */
+    int32_t type;  /* of softmax: that of the gradient */
     int64_t value[SEAT_VALUES];
-    wt_handle out[3], guard;   /* results; the CUDA device */
-    const void *packed;        /* convolution: the weights as the plan reads them, or NULL */
-    wt_tensor in[SEAT_INPUTS]; /* handle NULL: none */
+    double real[SEAT_REALS];
+    wt_handle out[SEAT_RESULTS], guard; /* results; the CUDA device */
+    const void *packed;                 /* convolution: the weights as the plan reads them, or NULL */
+    wt_tensor in[SEAT_INPUTS];          /* handle NULL: none */
     wt_list list[SEAT_LISTS], bias_sizes;
 } seat_call;
 
@@ -75,7 +103,7 @@ typedef struct seat_table {
 seat_node *seat_look(const seat_table *t, uint64_t hash, const int64_t *key, int words);
 void seat_keep(seat_table *t, seat_node *node, int64_t settings);
 
-enum { SEAT_STEPS = 2, SEAT_KEY_MAX = 72 };
+enum { SEAT_STEPS = 2, SEAT_KEY_MAX = 96 };
 typedef struct seat_entry {
     seat_node node;
     const struct seat_op *op;
@@ -85,9 +113,10 @@ typedef struct seat_entry {
     const char *reason;
     int nsteps;
     seat_step step[SEAT_STEPS];
-    seat_shape out[3];
+    seat_shape out[SEAT_RESULTS];
     seat_shape dy; /* rank not 0: grad_output is copied into this first */
     bool sums;     /* diff_bias is a sum of PyTorch's */
+    bool moves;    /* the running statistics are written */
     _Atomic uint64_t calls;
     double ns, torch_ns; /* estimates */
     char text[192];      /* the problem, cut where it is longer */
@@ -163,14 +192,14 @@ bool seat_suggests_last(const wt_tensor *t);
 typedef struct seat_op {
     const char *name;
     int family, nout;
-    bool backward;
+    bool backward, only_cuda;
     const char *(*read)(seat_draft *d); /* the call; NULL, or why it is PyTorch's. Sets e->sound, sees the tensors */
     bool (*choose)(seat_draft *d);      /* the steps; false: PyTorch's */
     bool (*has_torch)(bool cuda);       /* this PyTorch has a way back */
-    bool (*torch)(seat_call *c);        /* by it; false: it failed */
-    /* The same on the CPU by the C++ function, which throws PyTorch's own exceptions, type and text, through these
-     * frames, and copies no list: its results, the last one first. false: it cannot be called. */
-    bool (*throwing)(seat_call *c, void *made[3]);
+    bool (*torch)(seat_call *c);        /* by it; false: it failed. NULL: only the following one */
+    /* The same by the C++ function, which throws PyTorch's own exceptions, type and text, through these frames, and
+     * copies no list: its results, the last one first. false: it cannot be called. */
+    bool (*throwing)(seat_call *c, void *made[SEAT_RESULTS]);
 } seat_op;
 
 /* A record: SEAT_OP(name, family, results, of a gradient, by_torch). SEAT_BY_TORCH makes the function by_torch_<name>
@@ -195,10 +224,12 @@ typedef struct seat_op {
 #define SEAT_CPP_BOOL(at) c->value[SEAT_##at]
 #define SEAT_CPP_INT(at) c->value[SEAT_##at]
 #define SEAT_CPP_MAYBE(at) ((wt_maybe){c->value[SEAT_##at], c->value[SEAT_##at + 1]})
+#define SEAT_CPP_REAL(at) c->real[SEAT_##at]
+#define SEAT_CPP_TYPE(at) (int8_t) c->type
 #if defined(__x86_64__) /* where a result in memory is one more pointer in front */
-#define SEAT_HAS_CPP(id) (wt.WT_THROWING_##id != NULL)
+#define SEAT_HAS_CPP(function) (wt.function != NULL)
 #else
-#define SEAT_HAS_CPP(id) false
+#define SEAT_HAS_CPP(function) false
 #endif
 #define SEAT_BY_TORCH(id, outs)                                                            \
     static bool by_torch_##id(seat_call *c) {                                              \
@@ -207,11 +238,22 @@ typedef struct seat_op {
     }
 #define SEAT_OP(id, of, outs, back, by_torch)                                                           \
     static bool has_##id(bool cuda) { return cuda ? wt.aoti_torch_cuda_##id : wt.aoti_torch_cpu_##id; } \
-    static bool throwing_##id(seat_call *c, void *made[3]) {                                            \
-        if (SEAT_HAS_CPP(id)) wt.WT_THROWING_##id(made, WT_ARGS_##id(SEAT_CPP));                        \
-        return SEAT_HAS_CPP(id);                                                                        \
+    static bool throwing_##id(seat_call *c, void *made[SEAT_RESULTS]) {                                 \
+        if (c->cuda || !SEAT_HAS_CPP(WT_THROWING_##id)) return false;                                   \
+        wt.WT_THROWING_##id(made, WT_ARGS_##id(SEAT_CPP));                                              \
+        return true;                                                                                    \
     }                                                                                                   \
-    const seat_op seat_op_##id = {#id, of, outs, back, read_call, choose, has_##id, by_torch, throwing_##id};
+    const seat_op seat_op_##id = {#id, of, outs, back, false, read_call, choose, has_##id, by_torch, throwing_##id};
+/* The same of those without a shim; SEAT_CPP_CALL: by their function on that device. */
+#define SEAT_CPP_CALL(id)                                                                                   \
+    static bool has_##id(bool cuda) { return cuda ? SEAT_HAS_CPP(WT_CUDA(id)) : SEAT_HAS_CPP(WT_CPU(id)); } \
+    static bool call_##id(seat_call *c, void *made[SEAT_RESULTS]) {                                         \
+        if (!has_##id(c->cuda)) return false;                                                               \
+        (c->cuda ? wt.WT_CUDA(id) : wt.WT_CPU(id))(made, WT_ARGS_##id(SEAT_CPP));                           \
+        return true;                                                                                        \
+    }
+#define SEAT_CPP_OP(id, of, outs, back, only_cuda, throwing) \
+    const seat_op seat_op_##id = {#id, of, outs, back, only_cuda, read_call, choose, has_##id, NULL, throwing};
 
 #define X(name) extern const seat_op seat_op_##name;
 SEAT_OPS(X)

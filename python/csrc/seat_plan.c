@@ -104,12 +104,21 @@ static int slot_of(const seat_call *c, int role) {
                                                [WEFT_ROLE_DIFF_DST] = SEAT_DY,
                                                [WEFT_ROLE_WEIGHTS] = SEAT_W,
                                                [WEFT_ROLE_BIAS] = SEAT_BIAS,
+                                               [WEFT_ROLE_MEAN] = SEAT_MEAN,
+                                               [WEFT_ROLE_VAR] = SEAT_VAR,
+                                               [WEFT_ROLE_SAVE_MEAN] = SEAT_SAVED_MEAN,
+                                               [WEFT_ROLE_SAVE_INVSTD] = SEAT_SAVED_INVSTD,
                                                [WEFT_ROLE_DST] = SEAT_OUT,
                                                [WEFT_ROLE_DIFF_SRC] = SEAT_OUT,
                                                [WEFT_ROLE_DIFF_WEIGHTS] = SEAT_OUT + 1,
                                                [WEFT_ROLE_DIFF_BIAS] = SEAT_OUT + 2};
     const bool swaps = c->op->family == SEAT_CONV && c->value[SEAT_TRANSPOSED];
-    if (role == WEFT_ROLE_INDEX) return c->op->backward ? SEAT_INDEX : SEAT_OUT + 1;
+    const bool back = c->op->backward;
+    if (role == WEFT_ROLE_INDEX) return back ? SEAT_INDEX : SEAT_OUT + 1;
+    if (role == WEFT_ROLE_DST && (c->op->family == SEAT_SOFTMAX || c->op->family == SEAT_LOG_SOFTMAX) && back)
+        return SEAT_X;
+    if (role == WEFT_ROLE_SAVE_MEAN && !back) return SEAT_OUT + 1;
+    if (role == WEFT_ROLE_SAVE_INVSTD && !back) return SEAT_OUT + 2;
     if (swaps && (role == WEFT_ROLE_SRC || role == WEFT_ROLE_DIFF_DST)) return SEAT_X + SEAT_DY - slots[role];
     return slots[role];
 }
@@ -144,7 +153,9 @@ weft_plan *seat_plan(seat_draft *d, weft_problem *p, seat_step *s, bool beside_t
     *torch_ns = wt_external_ns(p);
     const wt_config *set = wt_settings();
     bool compete = beside_torch && set->delegate;
-    weft_plan *plan = wt_plan_by(p, false, WEFT_ENGINE_CPU | WEFT_ENGINE_CUDA | (compete ? WEFT_ENGINE_EXTERNAL : 0));
+    const bool estimates = !d->c->op->torch; /* PyTorch's cannot be rehearsed */
+    weft_plan *plan =
+        wt_plan_by(p, estimates, WEFT_ENGINE_CPU | WEFT_ENGINE_CUDA | (compete ? WEFT_ENGINE_EXTERNAL : 0));
     const char *name = weft_plan_kernel_name(plan);
     if (plan && (wt_is_torch(plan) || (strstr(name, "_ref") && strcmp(name, set->pin)))) {
         weft_plan_release(plan);
@@ -167,7 +178,10 @@ void seat_decide(const seat_call *c, int math, seat_entry *e) {
     e->op = c->op;
     e->reason = c->op->read(&d);
     if (!e->reason) {
-        wt_rehearse(rehearse, c);
+        if (c->op->torch)
+            wt_rehearse(rehearse, c);
+        else
+            wt_rehearse(wt_never, NULL);
         bool taken = strcmp(wt_settings()->pin, "torch") && c->op->choose(&d);
         wt_rehearse(NULL, NULL);
         atomic_store(&e->taken, taken);

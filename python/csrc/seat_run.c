@@ -7,7 +7,7 @@ void wt_seat_bypass(int step) { bypass += step; }
 bool seat_bypassed(void) { return bypass != 0; }
 
 void seat_drop_results(seat_call *c) {
-    for (int i = 0; i < 3; i++) {
+    for (int i = 0; i < SEAT_RESULTS; i++) {
         if (c->out[i]) wt.aoti_torch_delete_tensor_object(c->out[i]);
         c->out[i] = NULL;
     }
@@ -22,7 +22,7 @@ bool seat_read(seat_call *c) {
 
 bool seat_delegate(seat_call *c) {
     bypass++;
-    bool ok = c->op->torch(c);
+    bool ok = c->op->torch && c->op->torch(c);
     bypass--;
     return ok;
 }
@@ -61,6 +61,8 @@ bool seat_run(seat_call *c, seat_entry *e) {
     wt_handle dy = NULL;
     bool ok = true;
     for (int i = 0; i < SEAT_INPUTS; i++) slot[i] = c->in[i].data;
+    for (int i = SEAT_MEAN; i <= SEAT_VAR && e->moves; i++) /* memory that is shared until the first write */
+        ok = ok && !wt.aoti_torch_get_data_ptr(c->in[i].handle, &slot[i]);
     if (e->dy.rank) {
         ok = seat_make(&e->dy, x, &made, &dy) && !wt.aoti_torch_copy_(dy, c->in[SEAT_DY].handle, 0);
         slot[SEAT_DY] = made.data;

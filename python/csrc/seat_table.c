@@ -27,15 +27,16 @@ int seat_key_tensor(int64_t *key, int n, const wt_tensor *t) {
     return n;
 }
 
-/* Three tensors of at most five axes, four lists of at most three values: 58 words. */
+/* Three tensors of at most five axes and seven of one, or none; four lists of at most three values: 80 words. */
 static int make_key(const seat_call *c, int math, int64_t key[SEAT_KEY_MAX]) {
     uint32_t threads = 1;
     int n = 0;
     wt.torch_get_num_threads(&threads);
-    key[n++] = c->biased | c->want << 1 | math << 8 | (int64_t)threads << 16;
+    key[n++] = c->biased | c->want << 1 | math << 8 | (int64_t)threads << 16 | (int64_t)c->type << 48;
     key[n++] = atomic_load_explicit(&settings, memory_order_relaxed);
     key[n++] = (int64_t)(uintptr_t)c->op;
     for (int i = 0; i < SEAT_VALUES; i++) key[n++] = c->value[i];
+    for (int i = 0; i < SEAT_REALS; i++) memcpy(&key[n++], &c->real[i], sizeof(*key));
     for (int i = 0; i < SEAT_INPUTS; i++) n = seat_key_tensor(key, n, &c->in[i]);
     for (int i = 0; i < SEAT_LISTS; i++) {
         key[n++] = (int64_t)c->list[i].size;
@@ -57,7 +58,7 @@ uint64_t seat_problem(const seat_call *c) {
     int64_t key[SEAT_KEY_MAX];
     int n = 0;
     key[n++] = c->op->family;
-    for (int i = 0; i < SEAT_VALUES; i++) key[n++] = c->value[i];
+    for (int i = 0; i < SEAT_VALUES && c->op->family != SEAT_BATCH_NORM; i++) key[n++] = c->value[i]; /* nor these */
     n = seat_key_tensor(key, n, &c->in[SEAT_X]);
     n = seat_key_tensor(key, n, &c->in[SEAT_W]);
     for (int i = 0; i < SEAT_LISTS && c->op->family != SEAT_ADAPTIVE_AVG_POOL; i++) /* its gradient has no list */

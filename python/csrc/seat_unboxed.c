@@ -69,6 +69,8 @@ static void give_sizes(seat_call *c, wt_maybe_array from) {
 #define GIVE_MASK(at) c.want = at.item[0] | at.item[1] << 1 | at.item[2] << 2
 #define GIVE_BOOL(at) c.value[SEAT_##at] = at
 #define GIVE_INT(at) c.value[SEAT_##at] = at
+#define GIVE_REAL(at) c.real[SEAT_##at] = at
+#define GIVE_TYPE(at) c.type = TYPE
 #define GIVE_MAYBE(at) c.value[SEAT_##at] = at.given ? at.value : 0, c.value[SEAT_##at + 1] = at.given
 #define X(name)                                                                                           \
     static void *unboxed_##name(void *to, void *functor, uint64_t keys, WT_ARGS_##name(WT_CPP)) {         \

@@ -26,6 +26,9 @@ typedef void (*wt_range)(int64_t begin, int64_t end, void *arg);
     X(wt_error, aoti_torch_cpu_##name, (WT_ARGS_##name(WT_SHIM), WT_SHIM_OUT_##outs))  \
     X(wt_error, aoti_torch_cuda_##name, (WT_ARGS_##name(WT_SHIM), WT_SHIM_OUT_##outs)) \
     X(void *, WT_THROWING_##name, (void *out, WT_ARGS_##name(WT_CPP)))
+#define WT_FUNCTIONS(X, name, outs)                              \
+    X(void *, WT_CPU(name), (void *out, WT_ARGS_##name(WT_CPP))) \
+    X(void *, WT_CUDA(name), (void *out, WT_ARGS_##name(WT_CPP)))
 
 /* X(returns, name, parameters). Missing from the first list: PyTorch is too old. The second depends on the build or
  * the version. */
@@ -90,6 +93,7 @@ typedef void (*wt_range)(int64_t begin, int64_t end, void *arg);
     X(wt_error, aoti_torch_is_defined, (wt_handle tensor, bool *is_defined))                                     \
     X(wt_error, aoti_torch_new_uninitialized_tensor, (wt_handle * tensor))                                       \
     WT_ATEN(WT_IMPLEMENTATIONS, X)                                                                               \
+    WT_ATEN_CPP(WT_FUNCTIONS, X)                                                                                 \
     X(wt_error, aoti_torch_get_current_cuda_stream, (int32_t device_index, void **stream))                       \
     X(wt_error, aoti_torch_create_cuda_guard, (int32_t device_index, wt_handle * guard))                         \
     X(wt_error, aoti_torch_delete_cuda_guard, (wt_handle guard))

@@ -69,20 +69,29 @@ static weft_rates guess_cpu_pool(const weft_problem *p) {
     return r;
 }
 
-/* Batch norm in f32: near the speed of memory but for the statistics channels-first. A call of weft costs some 50 us
- * more than one of PyTorch. */
+/* A second sweep does not find in the caches what the first has read. */
+static bool is_large(const weft_problem *p) { return p->n * p->c * p->in[0] * p->in[1] * p->in[2] > 2 << 20; }
+
+/* Batch norm in f32: the statistics channels-first are summed one value after the other, and channels-last data takes
+ * some operations an element; else near the speed of memory. By layout, training, gradient. */
 static weft_rates guess_cpu_batch_norm(const weft_problem *p) {
-    const bool fwd = p->pass == WEFT_PASS_FWD, train = p->attr[WEFT_BN_TRAIN];
+    static const weft_rates rates[2][2][2] = {
+        {{{3000, 1, 1.2}, {3000, 1, 0.63}}, {{3000, 0.0225, 1}, {3000, 1, 0.6}}},
+        {{{3000, 0.09, 1.2}, {3000, 0.108, 0.8}}, {{3000, 0.095, 0.72}, {3000, 0.075, 0.75}}}};
+    const bool back = p->pass != WEFT_PASS_FWD;
     if (p->tensor[0].dtype != WEFT_DTYPE_F32) return (weft_rates){5000, 0.3, 0.4};
-    if (!train) return (weft_rates){-50000, 1, fwd ? 1.2 : is_last(p) ? 0.8 : 0.63};
-    if (!is_last(p)) return (weft_rates){0, 1, fwd ? 0.14 : 0.6}; /* a gradient's way from Python: entry_ask.c */
-    return (weft_rates){-50000, 1, fwd ? 0.72 : 0.75};
+    weft_rates r = rates[is_last(p)][p->attr[WEFT_BN_TRAIN] != 0][back];
+    if (back && is_large(p) && !is_last(p)) r.of_bandwidth /= 2;
+    return r;
 }
 
-/* Over channels in three sweeps of memory, and channels-last data is copied first. Tiny ones are PyTorch's, as of
- * pooling. */
+/* Exponentials and sweeps, over channels that lie apart or together; channels-last data of images is copied first. */
 static weft_rates guess_cpu_softmax(const weft_problem *p) {
-    return (weft_rates){-5000, 0.3, p->pass != WEFT_PASS_FWD ? 0.4 : is_last(p) ? 0.12 : 0.27};
+    static const double apart[2][2] = {{0.0194, 0.1}, {0.044, 0.05}}, together[2][2] = {{0.0415, 0.16}, {0.048, 0.08}};
+    const bool back = p->pass != WEFT_PASS_FWD, log = p->op == WEFT_OP_LOG_SOFTMAX;
+    if (p->in[0] * p->in[1] * p->in[2] == 1) return (weft_rates){3000, together[log][back], 1};
+    if (is_last(p)) return (weft_rates){3000, 0.3, back ? 0.4 : 0.12};
+    return (weft_rates){3000, apart[log][back], is_large(p) ? 0.25 : back ? 0.6 : 0.4};
 }
 
 /* lrn is made of several of PyTorch's operators, columns take some 1.6 ns an element, and the product with a diagonal

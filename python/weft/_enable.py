@@ -23,7 +23,10 @@ from ._core import calibrate as _calibrate, entry as _entry, library as _library
 OPERATORS = {"convolution": ("aten::convolution", "aten::convolution_backward"),
              "max_pool2d": ("aten::max_pool2d_with_indices", "aten::max_pool2d_with_indices_backward"),
              "avg_pool2d": ("aten::avg_pool2d", "aten::avg_pool2d_backward"),
-             "adaptive_avg_pool2d": ("aten::_adaptive_avg_pool2d", "aten::_adaptive_avg_pool2d_backward")}
+             "adaptive_avg_pool2d": ("aten::_adaptive_avg_pool2d", "aten::_adaptive_avg_pool2d_backward"),
+             "softmax": ("aten::_softmax", "aten::_softmax_backward_data"),
+             "log_softmax": ("aten::_log_softmax", "aten::_log_softmax_backward_data"),
+             "batch_norm": ("aten::native_batch_norm", "aten::native_batch_norm_backward")}
 _FAMILY = {name: i for i, name in enumerate(OPERATORS)}
 _DEVICE = {"cpu": 0, "cuda": 1}
 _lib = _library.lib

@@ -108,7 +108,7 @@ def test_plans_that_are_run_again(name, form, dtype):
 @needs_entries
 @pytest.mark.parametrize("name", ["softmax", "log_softmax", "max_pool2d", "avg_pool2d", "adaptive_avg_pool2d"])
 def test_tiny_calls_are_weft_own_without_a_gradient(name):
-    """Where PyTorch's function takes longer than the computing; with a gradient, which PyTorch records faster, they stay its own."""
+    """Where PyTorch's function takes longer than the computing; with a gradient the graph is PyTorch's, and pooling its own as well."""
     x, setting = torch.randn(1, 2, 4, 5), 1 if "softmax" in name else 2
     twin, ours = getattr(F, name), getattr(W, name)
     weft.backends.set_flags(delegate=True)   # starts anew
@@ -123,7 +123,7 @@ def test_tiny_calls_are_weft_own_without_a_gradient(name):
     for _ in range(3):
         y = ours(x.clone().requires_grad_(), setting)
         y.sum().backward()
-    assert "weft" not in type(y.grad_fn).__name__ and weft.backends.kernels() == "torch"
+    assert "weft" not in type(y.grad_fn).__name__ and ("softmax" in name or weft.backends.kernels() == "torch")
 
 
 @pytest.mark.parametrize("name", ["avg_pool2d", "adaptive_avg_pool2d"])
@@ -341,12 +341,21 @@ def test_settings_close_it(device, settings):
 
 @needs_entries
 def test_what_is_measured_is_decided_pass_by_pass():
-    x = torch.randn(1, 2, 4, 5, requires_grad=True)   # PyTorch's both ways by estimate
+    x = torch.randn(1, 2, 6, 6, 6, requires_grad=True)   # PyTorch's both ways by estimate
     names = []
+    for benchmark in (False, True):
+        with weft.backends.flags(benchmark=benchmark):
+            names += [type(W.avg_pool3d(x, 2).grad_fn).__name__ for _ in range(2)]
+    assert names == ["AvgPool3DBackward0"] * 2 + ["weft_avg_poolBackward"] * 2
+
+
+@needs_entries
+@pytest.mark.parametrize("call", [W.softmax, W.log_softmax])
+def test_a_graph_is_pytorchs_whatever_was_measured(call):
+    x = torch.randn(1, 2, 4, 5, requires_grad=True)
     for benchmark in (False, True, False):
         with weft.backends.flags(benchmark=benchmark):
-            names += [type(W.softmax(x, 1).grad_fn).__name__ for _ in range(2)]
-    assert names == ["SoftmaxBackward0"] * 2 + ["weft_softmaxBackward"] * 2 + ["SoftmaxBackward0"] * 2
+            assert type(call(x, 1).grad_fn).__name__ in ("SoftmaxBackward0", "LogSoftmaxBackward0")
 
 
 def test_second_derivatives_later_on():
@@ -378,16 +387,15 @@ def test_order_is_asked_for_later(device, name):
 
 
 @needs_entries
-@pytest.mark.parametrize("call", [W.softmax, W.log_softmax])
-def test_what_is_decided_holds_for_one_number_of_threads(call):
-    """With many threads PyTorch's function is faster than a gradient that is recorded from Python; with one there is more to compute."""
-    x, before = torch.randn(4, 16, 32, 32, requires_grad=True), torch.get_num_threads()
+def test_what_is_decided_holds_for_one_number_of_threads():
+    """With many threads PyTorch's function is the faster one; with one there is more to compute."""
+    x, before = torch.randn(4, 16, 32, 32), torch.get_num_threads()
     kernels = []
     try:
         for threads in (16, 1, 16):
             torch.set_num_threads(threads)
             for _ in range(2):
-                call(x, 1)
+                W.avg_pool2d(x, 2)
             kernels.append(weft.backends.kernels() == "torch")
     finally:
         torch.set_num_threads(before)
@@ -395,16 +403,18 @@ def test_what_is_decided_holds_for_one_number_of_threads(call):
 
 
 @needs_entries
-@pytest.mark.parametrize("size, form, own", [(56, "first", True), (32, "first", True), (4, "first", False), (56, "last", False), (4, "last", False)])
+@pytest.mark.parametrize("size, form, own", [(56, "first", True), (32, "first", True), (4, "first", True), (56, "last", False), (32, "last", False)])
 def test_batch_norm_in_training(size, form, own):
-    """PyTorch takes six times as long for channels-first data, its gradient half as long again, and is the faster one for channels-last data."""
+    """PyTorch takes six times as long for channels-first data, and at nominal rates is the faster one for channels-last data. The graph is its own."""
     x = torch.randn(4, 16, size, size)
     x = (channels_last(x) if form == "last" else x).requires_grad_()
     for _ in range(3):
         y = W.batch_norm(x, torch.zeros(16), torch.ones(16), training=True)
-        assert (weft.backends.kernels() != "torch") == (type(y.grad_fn).__name__ == "weft_batch_norm_trainBackward") == own
+        assert (weft.backends.kernels() != "torch") == own and type(y.grad_fn).__name__ == "NativeBatchNormBackward0"
         torch.autograd.grad(y.sum(), x)
-        assert not own or "torch" not in weft.backends.kernels()
+        with torch.no_grad():
+            W.batch_norm(x, torch.zeros(16), torch.ones(16), training=True)
+        assert (weft.backends.kernels() != "torch") == own
 
 
 @pytest.mark.parametrize("grad", [False, True], ids=["no_grad", "grad"])

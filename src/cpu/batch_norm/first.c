@@ -189,7 +189,8 @@ static const char *plan(const weft_problem *p, const weft__hw *hw, int variant, 
     /* a second look at the inputs; a streamed output costs no look at what it replaces */
     const double again = q->pieces > 1 && q->sums ? (q->fwd ? 1.5 : 1.67) : !q->sums && q->fwd && q->stream ? 0.6 : 1;
     d->ns = lines_cost(hw, bytes * again, (double)(q->elements * q->v.channels) * lanes, 0, q->sums ? 3 : 1, q->slots) +
-            100 * (double)(q->v.channels * q->pieces) / (double)WEFT__MIN(hw->threads, q->slots);
+            (double)q->v.channels * (100 * (double)q->pieces + 16 * (double)q->v.outer) /
+                (double)WEFT__MIN(hw->threads, q->slots); /* of a block, and of a plane */
     return NULL;
 }
 

@@ -177,7 +177,8 @@ static const char *plan(const weft_problem *p, const weft__hw *hw, int variant, 
     const double lanes = (double)cpu_round_up(q->v.channels, VF_LANES) / (double)q->v.channels;
     const double again = q->sums ? (q->fwd ? 1.5 : 1.67) : 1;
     d->ns = lines_cost(hw, bytes * again, (double)(q->elements * q->v.channels) * lanes, 0, q->sums ? 3 : 1, q->slots) +
-            (double)q->v.channels * (q->sums ? 40 : 10) * (double)q->pieces / (double)WEFT__MIN(hw->threads, q->slots);
+            (double)q->v.channels * (q->sums ? 40 : 10) * (double)q->pieces /
+                (WEFT__MIN(hw->threads, (double)q->slots) * lines_speed(hw));
     return NULL;
 }
 
