@@ -117,6 +117,7 @@ typedef struct seat_entry {
     seat_shape dy; /* rank not 0: grad_output is copied into this first */
     bool sums;     /* diff_bias is a sum of PyTorch's */
     bool moves;    /* the running statistics are written */
+    int unwanted;  /* bits of results that a plan computes beside those that are asked for */
     _Atomic uint64_t calls;
     double ns, torch_ns; /* estimates */
     char text[192];      /* the problem, cut where it is longer */

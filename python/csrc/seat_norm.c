@@ -7,9 +7,13 @@
 #include "seat.h"
 
 enum { OURS = 1 }; /* bytes of the memory for cuDNN's gradient */
+enum { ALL = WT_WANT_INPUT | WT_WANT_WEIGHT | WT_WANT_BIAS };
 
 static bool is_cudnn(const seat_call *c) { return c->op->only_cuda; }
 static bool trains(const seat_call *c) { return c->value[SEAT_TRAINING] || (is_cudnn(c) && c->op->backward); }
+
+/* cuDNN's gradient has no mask. */
+static int want_of(const seat_call *c) { return is_cudnn(c) ? ALL : c->want; }
 
 /* ---------------------------------------------------------------- the call */
 /* A value for each channel, in float32, or float64 for such data, side by side: PyTorch's gradient (2.13, CPU) reads
@@ -37,7 +41,7 @@ static const char *see_parameters(seat_draft *d) {
         return see_pair(d, SEAT_W, SEAT_BIAS, false) && see_pair(d, SEAT_MEAN, SEAT_VAR, !train)
                    ? NULL
                    : "its parameters and statistics";
-    if (c->in[SEAT_W].handle ? c->want != 7 : c->want != WT_WANT_INPUT) return "which gradients are asked for";
+    if (!c->in[SEAT_W].handle && want_of(c) & ~WT_WANT_INPUT) return "which gradients are asked for";
     if ((c->in[SEAT_W].handle && !see_vector(d, SEAT_W)) ||
         !see_pair(d, train ? SEAT_SAVED_MEAN : SEAT_MEAN, train ? SEAT_SAVED_INVSTD : SEAT_VAR, true))
         return "its parameters and statistics";
@@ -65,6 +69,7 @@ static void add_results(seat_draft *d) {
     const seat_call *c = d->c;
     const int64_t channels = c->in[SEAT_X].sizes[1];
     const int32_t code = wt.aoti_torch_dtype_float32();
+    if (c->op->backward) d->e->unwanted = ALL & ~want_of(c);
     if (c->op->backward && !c->in[SEAT_W].handle) return;
     add_vector(d, 1, code, c->op->backward || trains(c) ? channels : 0);
     add_vector(d, 2, code, c->op->backward || trains(c) ? channels : 0);
@@ -126,7 +131,7 @@ SEAT_CPP_CALL(cudnn_batch_norm_backward)
 static bool gradient_by_torch(seat_call *c, void *made[SEAT_RESULTS]) {
     const wt_tensor *t = &c->in[SEAT_RESERVE];
     if (!seat_read(c) || wt_count(t->sizes, t->rank) != OURS) return call_cudnn_batch_norm_backward(c, made);
-    c->value[SEAT_TRAINING] = 1, c->want = 7;
+    c->value[SEAT_TRAINING] = 1, c->want = ALL;
     return call_native_batch_norm_backward(c, made);
 }
 

@@ -76,6 +76,11 @@ bool seat_run(seat_call *c, seat_entry *e) {
     wt_kernels_clear();
     for (int i = 0; i < e->nsteps && ok; i++) ok = seat_run_step(&e->step[i], slot, c->packed, x);
     if (ok && e->sums) ok = sum_bias(c);
+    for (int i = 0; i < c->op->nout && ok; i++) {
+        if (!(e->unwanted >> i & 1)) continue;
+        wt.aoti_torch_delete_tensor_object(c->out[i]);
+        ok = !wt.aoti_torch_new_uninitialized_tensor(&c->out[i]);
+    }
     if (dy) wt.aoti_torch_delete_tensor_object(dy);
     if (!ok) seat_drop_results(c);
     return ok;
