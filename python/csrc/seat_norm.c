@@ -95,7 +95,9 @@ static const char *read_call(seat_draft *d) {
     if (trains(c) && count == x->sizes[1]) return "one value per channel";
     d->e->sound = true;
     if (x->dtype == WEFT_DTYPE_F64) return "its data type";
-    why = seat_fix_format(d, seat_suggests_last(x), true);
+    const bool last = seat_suggests_last(x);
+    if (c->cuda && !is_cudnn(c) && !trains(c) && last) return "channels-last data, which PyTorch turns"; /* 2.11 */
+    why = seat_fix_format(d, last, true);
     if (why) return why;
     if (!seat_add_result(d, 0, d->view[SEAT_X].dims, x->code)) return "its sizes";
     add_results(d);

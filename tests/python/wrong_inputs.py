@@ -109,7 +109,7 @@ HERE = [
     Wrong("calibrate", lambda: weft.backends.calibrate(1), TypeError, "again: is 1, allowed: True or False"),
     Wrong("keep_pages", lambda: weft.backends.keep_pages(1), TypeError, "keep: is 1, allowed: True or False"),
     Wrong("pack", lambda: weft.pack(torch.zeros(1)), TypeError, "net: is Tensor, allowed: torch.nn.Module"),
-    Wrong("enable", lambda: weft.enable("softmax"), ValueError, "operators: has 'softmax', allowed: 'convolution'"),
+    Wrong("enable", lambda: weft.enable("gelu"), ValueError, "operators: has 'gelu', allowed: 'convolution'"),
     Wrong("enable", lambda: weft.enable(math="tf32"), ValueError, "math: is 'tf32', allowed: None, 'strict' or 'fast'"),
     Wrong("enable", lambda: weft.enable(device="meta"), ValueError, "device: is 'meta', allowed: 'cpu', 'cuda'"),
     Wrong("enabled", lambda: weft.enabled(math=1).__enter__(), ValueError, "math: is 1, allowed"),
