@@ -184,6 +184,13 @@ static inline weft_status depthwise_run(const weft__exec *e) {
     return t->mode < MODE_WEIGHTS ? WEFT_OK : depthwise_finish(e, 1, &a);
 }
 
+/* ns that a thread takes for the products of `dests` of its own one after the other, with the loads between, as
+ * measured; of both gradients they overlap. */
+static inline double depthwise_serial(const depthwise_tile *t, double dests) {
+    const int strides = t->mode == MODE_FWD ? 1 : t->stride[0] * t->stride[1] * t->stride[2];
+    return 2.3 * dests * depthwise_taps(t) / strides;
+}
+
 /* Bytes at a share of the device's rate, or instructions: products, and `loads` besides, for each dest. */
 static inline double depthwise_ns(const weft_problem *p, const weft__hw *hw, const depthwise_tile *t, double share,
                                   double loads) {
@@ -192,8 +199,7 @@ static inline double depthwise_ns(const weft_problem *p, const weft__hw *hw, con
     double products = taps * (t->mode == MODE_BOTH ? 2 : 1);
     if (t->mode != MODE_FWD) products /= (double)(t->stride[0] * t->stride[1] * t->stride[2]);
     const double issue = dests * (products + loads) / (0.5 * hw->gpu->gflops * 0.6);
-    const double memory = weft__bytes(p) / (hw->gpu->gbs * share);
-    return 2500 + 1500 * (t->mode >= MODE_WEIGHTS ? 2 : 1) + WEFT__MAX(issue, memory);
+    return WEFT__MAX(issue, weft__bytes(p) / (hw->gpu->gbs * share));
 }
 
 #define DEPTHWISE_KERNELS(name_, text_, source_, defines_)                                                    \

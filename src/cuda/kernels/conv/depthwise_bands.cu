@@ -101,9 +101,10 @@ static const char *plan(const weft_problem *p, const weft__hw *hw, int variant, 
         t->mode >= MODE_WEIGHTS ? WEFT__MIN(a->chunks, cuda_ceil(WAVE * t->blocks, segments)) : a->chunks;
     refusal = depthwise_split(p, t, segments, slices, INT32_MAX, d);
     if (refusal) return refusal;
-    const double issue = (double)segments * cost / (hw->gpu->sms * 0.74),
-                 memory = weft__bytes(p) / (hw->gpu->gbs * 0.8);
-    d->ns = 2500 + 1500 * (t->mode >= MODE_WEIGHTS ? 2 : 1) + WEFT__MAX(issue, memory);
+    /* a multiprocessor has whole tiles, and fills and drains its phases once */
+    const double tiles = (double)segments * a->chunks, rounds = (double)cuda_ceil((int64_t)tiles, hw->gpu->sms);
+    const double issue = rounds * cost / WEFT__MAX(a->chunks, 1) / 0.74, memory = weft__bytes(p) / (hw->gpu->gbs * 0.8);
+    d->ns = 7000 + 1500 * (t->mode >= MODE_WEIGHTS) + WEFT__MAX(issue, memory);
     return NULL;
 }
 

@@ -80,10 +80,16 @@ static const char *plan(const weft_problem *p, const weft__hw *hw, int variant, 
     const double loads = (double)(depthwise_line(t, 1, t->ry) * depthwise_line(t, 2, t->rx) * t->kernel[0]) /
                              (t->ry * t->rx) * (size == 2 ? 1.5 : 1) +
                          (taps > 9 ? taps : 0) / (double)(t->vec * t->rx);
-    d->ns = depthwise_ns(p, hw, t, size == 4 ? 0.8 : 0.6, idle * (loads + 4)) + (t->mode == MODE_FWD ? 1000 : 0);
-    if (taps > 9) d->ns *= weights ? 2.6 : 1.7; /* as measured */
+    const double full =
+        depthwise_ns(p, hw, t, size == 4 || t->stride[2] > 1 ? 0.8 : 0.6, idle * (loads + 4)) * (taps <= 9 ? 1
+                                                                                                 : weights ? 2.6
+                                                                                                           : 1.7);
+    /* as measured: few threads wait for their rows of sources, in volumes for each tap, and for their own products */
+    const double rows = weights ? 0 : 200.0 * depthwise_line(t, 1, t->ry), volume = t->kernel[0] > 1 ? 130.0 * taps : 0;
+    double ns = rows + WEFT__MAX(full, volume + depthwise_serial(t, t->rx * t->ry * t->vec));
     const bool small = (double)tiles * t->ry / flat * t->lanes * (double)segments < CUDA_WAVE;
-    if (tall != flat && small != (variant == 1)) d->ns *= 1.3;
+    if (tall != flat && small != (variant == 1)) ns = 1.3 * ns + 1000;
+    d->ns = (weights ? 6500 + 250 * taps : 4000) + ns;
     return NULL;
 }
 

@@ -248,7 +248,7 @@ static const char *plan(const weft_problem *p, const weft__hw *hw, int variant, 
         d->workspace = t->planes + copies;
         compute += (p->pass == WEFT_PASS_BWD ? 1.5 : 1) * (6000 + 2 * (double)copies / (0.4 * hw->gpu->gbs));
     }
-    d->ns = 2500 + WEFT__MAX(weft__bytes(p) / (hw->gpu->gbs * 0.7), compute);
+    d->ns = (weights ? 7500 : 4000) + WEFT__MAX(weft__bytes(p) / (hw->gpu->gbs * 0.7), compute);
     return NULL;
 }
 

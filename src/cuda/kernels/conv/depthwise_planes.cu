@@ -124,6 +124,22 @@ static bool is_aligned(const weft_problem *p, const depthwise_tile *t) {
     return true;
 }
 
+/* The throughput of a full machine, or what a block takes for its units one after the other: however small they are, a
+ * unit waits for its copy, longer where it begins within a line, and for all threads; and the sums of the weights are
+ * added up over the block, a tap after the other, where the channels end. As measured. */
+static double ns_of(const weft_problem *p, const weft__hw *hw, const depthwise_tile *t) {
+    const depthwise_args *a = &t->a;
+    const int taps = depthwise_taps(t), half = weft__dtype_size(p->tensor[0].dtype) == 2;
+    const bool weights = t->mode >= MODE_WEIGHTS;
+    const double loads =
+        (double)(depthwise_line(t, 1, t->ry) * depthwise_line(t, 2, t->rx) * t->kernel[0]) / (t->ry * t->rx);
+    double full = depthwise_ns(p, hw, t, 0.8, loads * (half ? 2 : 1) + 4);
+    if (taps > 9) full *= t->kernel[0] > 1 ? (weights ? 1.8 : 1.5) : weights ? 1.5 : 1.2;
+    const double wait = t->aligned ? 600 : 1200, unit = wait + depthwise_serial(t, t->rx * t->ry);
+    const double sums = weights ? 370.0 * taps * (double)cuda_ceil(a->per, a->span) : 0;
+    return (weights ? 7500 : 4600) + WEFT__MAX(full, unit * a->per - wait + sums);
+}
+
 static const char *plan(const weft_problem *p, const weft__hw *hw, int variant, weft__decision *d) {
     depthwise_tile *t = WEFT__PARAMS(depthwise_tile, d);
     const char *refusal = depthwise_refusal(p, t);
@@ -158,11 +174,7 @@ static const char *plan(const weft_problem *p, const weft__hw *hw, int variant, 
     refusal =
         depthwise_split(p, t, cuda_ceil(p->c, a->run) * a->strips, (int64_t)a->n * a->chunks, WAVE * t->blocks, d);
     if (refusal) return refusal;
-    const double loads =
-        (double)(depthwise_line(t, 1, t->ry) * depthwise_line(t, 2, t->rx) * t->kernel[0]) / (t->ry * t->rx);
-    d->ns = depthwise_ns(p, hw, t, 0.8, loads * (weft__dtype_size(p->tensor[0].dtype) == 2 ? 2 : 1) + 4);
-    const bool weights = t->mode >= MODE_WEIGHTS;
-    if (taps > 9) d->ns *= t->kernel[0] > 1 ? (weights ? 1.8 : 1.5) : weights ? 1.5 : 1.2; /* as measured */
+    d->ns = ns_of(p, hw, t);
     return NULL;
 }
 
