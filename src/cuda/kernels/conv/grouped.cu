@@ -18,9 +18,7 @@ static const char *plan(const weft_problem *p, const weft__hw *hw, int variant, 
     (void)variant;
     if (refusal || (refusal = grouped_tile_of(p, t))) return refusal;
     if ((double)weft__numel(&p->tensor[0]) > 1e9) return "2^30 tiles or more";
-    const int size = (int)weft__dtype_size(p->tensor[0].dtype);
-    d->ns =
-        cuda_ns(hw, weft__bytes(p), size == 2 ? 0.3 : 0.5, 1) + weft__flops(p) / (grouped_share(t) * hw->gpu->gflops);
+    d->ns = 4000 + grouped_tile_ns(p, hw, t);
     return NULL;
 }
 

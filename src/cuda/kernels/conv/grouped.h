@@ -149,6 +149,36 @@ static inline void grouped_place(const weft_problem *p, const grouped_tile *t, g
 /* Of the device's multiply-adds, as loads let it. */
 static inline double grouped_share(const grouped_tile *t) { return t->many == 8 ? 0.3 : t->many == 4 ? 0.2 : 0.13; }
 
+static inline int grouped_line(const weft_problem *p, bool fwd, int axis, int many) {
+    const int64_t reach = (p->kernel[axis] - 1) * p->dilation[axis], s = p->stride[axis];
+    return (int)(fwd ? (many - 1) * s + reach + 1 : (many - 1) / s + reach / s + 1);
+}
+
+/* The time of the tiles but for the launch: what loads leave of the multiply-adds, or a thread's windows one after the
+ * other, some blocks of a multiprocessor at a time; channels-last each lane of a load reads another line. As measured
+ * on an H200. */
+static inline double grouped_tile_ns(const weft_problem *p, const weft__hw *hw, const grouped_tile *t) {
+    const bool fwd = t->mode == MODE_FWD;
+    const int64_t *from = fwd ? p->in : p->out, *to = fwd ? p->out : p->in;
+    const double sms = hw->gpu->sms;
+    const bool half = weft__dtype_size(p->tensor[0].dtype) == 2;
+    const int64_t down = cuda_ceil(to[1], t->ry), across = cuda_ceil(to[2], t->rx);
+    const int64_t blocks = cuda_ceil(p->n * to[0] * down * across, THREADS) * p->groups * t->parts;
+    const int rows = grouped_line(p, fwd, 1, t->ry), line = grouped_line(p, fwd, 2, t->rx);
+    const double planes = (double)((fwd ? p->c : p->o) / p->groups * p->kernel[0]), loads = planes * rows * line;
+    const double serial = loads * (40 + 13 * t->many) * WEFT__MAX((double)blocks / (4 * sms), 1);
+    double lines = 0;
+    if (weft__tensor(p, fwd ? WEFT_ROLE_SRC : WEFT_ROLE_DIFF_DST)->strides[1] == 1 && p->groups * planes > 1) {
+        const double warps = (double)(p->n * to[0] * down * across) / 32 * (double)(p->groups * t->parts);
+        const double inside = WEFT__MIN((double)from[1] * (double)from[2] / ((double)(down * across) * rows * line), 1);
+        lines = 13 * warps * (loads * inside + t->ry * t->rx * t->many) / sms;
+    }
+    const double each = weft__flops(p) / (p->pass == WEFT_PASS_BWD ? 2 : 1);
+    const double full =
+        weft__bytes(p) / (hw->gpu->gbs * (half ? 0.3 : 0.5)) + each / (grouped_share(t) * hw->gpu->gflops);
+    return WEFT__MAX(full, serial + lines);
+}
+
 static inline void grouped_tile_defines(const weft_problem *p, const weft__hw *hw, const void *params,
                                         weft__text *text) {
     const grouped_tile *t = params;
@@ -172,11 +202,6 @@ static inline weft_status grouped_run(const weft__exec *e) {
 static inline int64_t grouped_sources(const weft_problem *p, bool fwd, int64_t dests) {
     const int64_t s = p->stride[1], reach = (p->kernel[1] - 1) * p->dilation[1];
     return fwd ? WEFT__MIN((dests - 1) * s + reach + 1, p->in[1]) : WEFT__MIN((dests + reach - 1) / s + 2, p->out[1]);
-}
-
-static inline int grouped_line(const weft_problem *p, bool fwd, int axis, int many) {
-    const int64_t reach = (p->kernel[axis] - 1) * p->dilation[axis], s = p->stride[axis];
-    return (int)(fwd ? (many - 1) * s + reach + 1 : (many - 1) / s + reach / s + 1);
 }
 
 /* The first source column of a tile that begins at a dest. */
@@ -254,12 +279,15 @@ static inline const char *grouped_planes_of(const weft_problem *p, const weft__h
     return NULL;
 }
 
-/* Work of all planes at so many warp instructions in a nanosecond. */
+/* Work of all planes at so many warp instructions in a nanosecond, and the bytes; or the planes of a block one after
+ * the other, each a wait for all threads and the instructions of a warp. */
 static inline double grouped_planes_ns(const weft_problem *p, const weft__hw *hw, const grouped_tile *t) {
     const bool fwd = t->mode == MODE_FWD;
-    const double planes = (double)(p->n * (fwd ? p->out[0] : p->in[0]) * p->groups * t->parts) *
-                          (double)((fwd ? p->c : p->o) / p->groups * p->kernel[0]) / (fwd ? 1 : (double)p->stride[0]);
-    return planes * t->work * 32 / (0.5 * hw->gpu->gflops * 0.6);
+    const double inner = (double)((fwd ? p->c : p->o) / p->groups * p->kernel[0]);
+    const double planes =
+        (double)(p->n * (fwd ? p->out[0] : p->in[0]) * p->groups * t->parts) * inner / (fwd ? 1 : (double)p->stride[0]);
+    const double full = planes * t->work * 32 / (0.5 * hw->gpu->gflops * 0.6) + weft__bytes(p) / (hw->gpu->gbs * 0.5);
+    return WEFT__MAX(full, inner * (550 + 1.5 * t->work / t->strips * 32 / t->threads));
 }
 
 static inline void grouped_planes_defines(const weft_problem *p, const weft__hw *hw, const void *params,

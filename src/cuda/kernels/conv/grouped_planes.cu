@@ -20,7 +20,7 @@ static const char *plan(const weft_problem *p, const weft__hw *hw, int variant, 
     const char *refusal = grouped_planes_of(p, hw, t);
     (void)variant;
     if (refusal) return refusal;
-    d->ns = cuda_ns(hw, weft__bytes(p), 0.5, 1) + grouped_planes_ns(p, hw, t);
+    d->ns = cuda_ns(hw, 0, 1, 1) + grouped_planes_ns(p, hw, t);
     return NULL;
 }
 

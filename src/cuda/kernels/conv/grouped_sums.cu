@@ -98,7 +98,10 @@ static const char *plan(const weft_problem *p, const weft__hw *hw, int variant, 
     d->workspace = (size_t)(t->slices * t->shares * grouped_sums_of(p)) * sizeof(float);
     const int64_t out = p->o / p->groups / t->outs;
     const double planes = (double)(p->n * p->out[0]) * (double)(p->groups * out * t->combos * t->shares);
-    d->ns = cuda_ns(hw, weft__bytes(p), 0.5, 2) + data + planes * t->data.work * 32 / (0.5 * hw->gpu->gflops * 0.5);
+    const double memory = both ? 0 : weft__bytes(p) / (hw->gpu->gbs * 0.5); /* counted with the data */
+    const double full = memory + planes * t->data.work * 32 / (0.5 * hw->gpu->gflops * 0.5);
+    const double serial = 0.9 * t->data.work * t->per; /* the strips of a block, as measured */
+    d->ns = 6500 + data + WEFT__MAX(full, serial);
     return NULL;
 }
 

@@ -35,10 +35,13 @@ static const char *plan(const weft_problem *p, const weft__hw *hw, int variant, 
     t->slices = (int32_t)cuda_ceil(chunks, t->per);
     if (blocks_of(p, t) * t->slices > INT32_MAX) return "2^31 blocks or more";
     d->workspace = (size_t)(t->slices * grouped_sums_of(p)) * sizeof(float);
-    const double each = weft__flops(p) / (p->pass == WEFT_PASS_BWD ? 2 : 1), share = grouped_share(t);
+    const bool both = p->pass == WEFT_PASS_BWD; /* the bytes count once */
     const double weights = t->outs * t->ins >= 16 ? 0.11 : t->outs * t->ins >= 8 ? 0.07 : 0.04;
-    d->ns = cuda_ns(hw, weft__bytes(p), 0.3, 2) + each / (weights * hw->gpu->gflops) +
-            (p->pass == WEFT_PASS_BWD ? 1500 + each / (share * hw->gpu->gflops) : 0);
+    const double full = (both ? 0 : weft__bytes(p) / (hw->gpu->gbs * 0.3)) +
+                        weft__flops(p) / (both ? 2 : 1) / (weights * hw->gpu->gflops);
+    /* the chunks of a warp one after the other, some 32 warps of a multiprocessor at a time, as measured */
+    const double waves = (double)(blocks_of(p, t) * t->slices * t->warps) / (32 * hw->gpu->sms);
+    d->ns = 6600 + WEFT__MAX(full, 700 * t->per * WEFT__MAX(waves, 1)) + (both ? 1500 + grouped_tile_ns(p, hw, t) : 0);
     return NULL;
 }
 
