@@ -211,15 +211,17 @@ bool wt_run_pass(wt_call *call, const wt_gradients *d, weft_pass pass, bool bias
     return finish(call, &one);
 }
 
-/* Both large gradients: in one pass, unless two kernels of their own promise to be faster than the one for both. */
+/* Both large gradients: in one pass, unless two kernels of their own promise to be faster than the one for both, by more
+ * than estimates are worth. */
 static bool run_both(wt_call *call, const wt_gradients *d, bool bias) {
     const double worth_asking = 20e3; /* ns; below it the question costs as much as the answer */
+    const double margin = 0.9;
     planned both, data = {.plan = NULL}, weights = {.plan = NULL};
     if (!plan_pass(call, d, WEFT_PASS_BWD, bias, &both) || wt_estimate(both.plan) < worth_asking)
         return finish(call, &both);
     bool apart = plan_pass(call, d, WEFT_PASS_BWD_DATA, false, &data) &&
                  plan_pass(call, d, WEFT_PASS_BWD_WEIGHTS, bias, &weights) &&
-                 wt_estimate(data.plan) + wt_estimate(weights.plan) < wt_estimate(both.plan);
+                 wt_estimate(data.plan) + wt_estimate(weights.plan) < margin * wt_estimate(both.plan);
     if (apart) {
         weft_plan_release(both.plan);
         if (finish(call, &data)) return finish(call, &weights);

@@ -191,7 +191,8 @@ static weft_rates guess_cuda_grouped(const weft_problem *p, bool last) {
     const bool fwd = p->pass == WEFT_PASS_FWD, weights = p->pass == WEFT_PASS_BWD_WEIGHTS || p->pass == WEFT_PASS_BWD;
     const double *row = inside < 8 ? few : is_half(p) ? half_many : many;
     weft_rates r = {0, row[fwd ? 0 : 2], row[fwd ? 1 : 3]};
-    if (p->pass != WEFT_PASS_BWD_WEIGHTS) r.ns += !last ? 12000 : fwd ? 20000 : 30000;
+    if (p->pass != WEFT_PASS_BWD_WEIGHTS)
+        r.ns += !last ? 12000 : fwd ? 20000 : is_half(p) || inside < 8 ? 30000 : 60000;
     if (weights) r.ns += 5500 + each * (double)p->n * places(p->out) + (p->rank == 3 ? 10000 : 0);
     if (p->pass == WEFT_PASS_BWD_DATA && last && inside >= 8) r.of_peak = is_half(p) ? 0.2 : 0.12;
     return r;
