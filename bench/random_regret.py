@@ -178,19 +178,19 @@ def measure(text: str) -> dict[str, Any]:
     return row
 
 
-def regret(row: dict[str, Any]) -> float:
-    """Of the choice; where it is a mixture, of what was measured."""
+def regret(row: dict[str, Any], again: bool = False) -> float:
+    """Of what was measured. again: of the choice that would be made now, unless it is a mixture."""
     if "weft_us" not in row:
         return 1.0
-    side = "torch_us" if row["chosen"] == "torch" else "weft_us" if row["chosen"] == row["kernel"] else "default_us"
+    side = "default_us" if not again else "torch_us" if row["chosen"] == "torch" else "weft_us" if row["chosen"] == row["kernel"] else "default_us"
     return row[side] / min(row["weft_us"], row["torch_us"])
 
 
-def show(rows: list[dict[str, Any]], listed: int) -> None:
+def show(rows: list[dict[str, Any]], listed: int, again: bool) -> None:
     """Shares of losses over both limits, the losses by operator, kernel and choice, and the worst ones."""
     kinds: dict[str, list[float]] = {}
     for row in rows:
-        row["regret"] = regret(row)
+        row["regret"] = regret(row, again)
         operator = row["problem"].split(":")[0]
         kinds.setdefault(operator, []).append(row["regret"])
         kinds.setdefault(f"{operator} {row['chosen']}, beside {row['kernel']}", []).append(row["regret"])
@@ -252,7 +252,7 @@ def main() -> int:
         return 1
     if args.json:
         args.json.write_text(json.dumps(rows), encoding="utf-8")
-    show(rows, args.listed)
+    show(rows, args.listed, args.again is not None)
     if not args.again and busy():
         print(f"\n{busy()}")
     return 0

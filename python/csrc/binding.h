@@ -284,6 +284,10 @@ void wt_note_torch(void);                  /* PyTorch's code alone ran */
 double wt_estimate(const weft_plan *plan); /* ns */
 /* Take workspace from PyTorch, execute on its current stream. call: whose error it is, or NULL. */
 bool wt_run_plan(const weft_plan *plan, const weft_args *args, const wt_tensor *beside, wt_call *call);
+/* scratch.c: memory that stays with the thread; NULL: too much, or in use. */
+void *wt_scratch_take(size_t bytes);
+void wt_scratch_return(void);
+WEFT_API int64_t weft_torch_scratch(bool forget);
 /* The same beside the call's first tensor; releases the plan. A NULL plan has failed already. */
 bool wt_execute(wt_call *call, weft_plan *plan, const weft_args *args);
 /* What an operator executes on this thread, from here to NULL: the last plan, a reference, and its arguments. */

@@ -152,14 +152,16 @@ bool wt_run_plan(const weft_plan *plan, const weft_args *args, const wt_tensor *
     const int64_t bytes = (int64_t)weft_plan_workspace_bytes(plan), unit = 1;
     const bool cuda = weft_plan_problem(plan)->device == WEFT_DEVICE_CUDA;
     _Alignas(64) char few[8192]; /* of a small problem: an allocation takes as long as the computing */
-    const bool large = bytes > (cuda ? 0 : (int64_t)sizeof(few));
+    void *kept = !cuda && bytes > (int64_t)sizeof(few) ? wt_scratch_take((size_t)bytes) : NULL;
+    const bool large = bytes > (cuda ? 0 : (int64_t)sizeof(few)) && !kept;
     wt_tensor space = {.rank = 1, .sizes = &bytes, .strides = &unit, .code = wt.aoti_torch_dtype_uint8()};
     void *stream = NULL;
-    space.data = cuda ? NULL : few;
+    space.data = cuda ? NULL : kept ? kept : few;
     if (cuda && wt.aoti_torch_get_current_cuda_stream(beside->device_index, &stream))
         return wt_fail(call, "PyTorch has no current stream on cuda:%d", beside->device_index);
     if (large && !wt_new(&space, beside, &space.handle)) return wt_no_room(call, &space);
     bool ok = weft_execute(plan, args, space.data, (size_t)bytes, stream) == WEFT_OK;
+    if (kept) wt_scratch_return();
     if (large) wt.aoti_torch_delete_tensor_object(space.handle); /* on CUDA it is handed on in stream order */
     if (ok) wt_kernels_add(weft_plan_kernel_name(plan));
     return ok || wt_fail(call, "%s", weft_last_error());

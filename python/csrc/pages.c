@@ -15,7 +15,7 @@ WEFT_API bool weft_torch_keep_pages(bool keep) {
 #if defined(__GLIBC__)
     const bool done = mallopt(M_MMAP_MAX, keep ? 0 : USUAL_MAPS) && mallopt(M_TRIM_THRESHOLD, keep ? -1 : USUAL) &&
                       mallopt(M_TOP_PAD, keep ? PAD : USUAL) && mallopt(M_MMAP_THRESHOLD, USUAL);
-    if (!keep) malloc_trim(0);
+    if (!keep) weft_torch_scratch(true), malloc_trim(0);
     return done;
 #else
     (void)keep;

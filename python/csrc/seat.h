@@ -114,10 +114,10 @@ typedef struct seat_entry {
     int nsteps;
     seat_step step[SEAT_STEPS];
     seat_shape out[SEAT_RESULTS];
-    seat_shape dy; /* rank not 0: grad_output is copied into this first */
-    bool sums;     /* diff_bias is a sum of PyTorch's */
-    bool moves;    /* the running statistics are written */
-    int unwanted;  /* bits of results that a plan computes beside those that are asked for */
+    seat_shape x, dy; /* rank not 0: input, grad_output is copied into this first */
+    bool sums;        /* diff_bias is a sum of PyTorch's */
+    bool moves;       /* the running statistics are written */
+    int unwanted;     /* bits of results that a plan computes beside those that are asked for */
     _Atomic uint64_t calls;
     double ns, torch_ns; /* estimates */
     char text[192];      /* the problem, cut where it is longer */
@@ -147,9 +147,11 @@ typedef struct seat_draft { /* a decision being made */
 /* Each is NULL, or why it is PyTorch's to compute or to refuse. Tensors: all but a bias have the rank of the data, and
  * all but an index its type. */
 const char *seat_see_tensors(seat_draft *d);
-/* The format of the results is `last`, and `sure` of it; else PyTorch shows it. The data is dense in it. */
+/* The format of the results is `last`, and `sure` of it; else PyTorch shows it. */
 const char *seat_fix_format(seat_draft *d, bool last, bool sure);
-const char *seat_fix_gradient(seat_draft *d); /* grad_output: a copy in that format, where it has another */
+/* Input, grad_output: a copy in that format, where it has another. */
+const char *seat_fix_input(seat_draft *d);
+const char *seat_fix_gradient(seat_draft *d);
 /* A result of these dims and this type, dense in PyTorch's format. */
 bool seat_add_result(seat_draft *d, int i, const int64_t dims[5], int32_t code);
 /* A list of one value, or one for each axis, each `least` or more, onto d h w. */

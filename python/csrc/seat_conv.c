@@ -66,6 +66,7 @@ static const char *read_call(seat_draft *d) {
     /* in 3D and on CUDA it depends on which of its kernels runs whether PyTorch keeps to channels-last */
     bool last = seat_suggests_last(&c->in[SEAT_X]) || seat_suggests_last(&c->in[SEAT_W]);
     why = seat_fix_format(d, last, !last || (d->g.rank == 2 && !c->cuda));
+    if (!why) why = seat_fix_input(d);
     if (why) return why;
     if (!wt_is_dense(&d->view[SEAT_W], false) && !wt_is_dense(&d->view[SEAT_W], true))
         return "the strides of its weight";

@@ -99,6 +99,7 @@ static const char *read_call(seat_draft *d) {
     if (c->cuda && !is_cudnn(c) && !trains(c) && last) return "channels-last data, which PyTorch turns"; /* 2.11 */
     why = seat_fix_format(d, last, true);
     if (why) return why;
+    if (!wt_is_dense(&d->view[SEAT_X], d->last)) return "the strides of its input";
     if (!seat_add_result(d, 0, d->view[SEAT_X].dims, x->code)) return "its sizes";
     add_results(d);
     return c->op->backward ? seat_fix_gradient(d) : NULL;

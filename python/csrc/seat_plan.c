@@ -56,17 +56,27 @@ static bool learn_format(seat_draft *d) {
 const char *seat_fix_format(seat_draft *d, bool last, bool sure) {
     d->last = last;
     if (!sure && !learn_format(d)) return "PyTorch refuses it";
-    return wt_is_dense(&d->view[SEAT_X], d->last) ? NULL : "the strides of its input";
-}
-
-const char *seat_fix_gradient(seat_draft *d) {
-    wt_view *dy = &d->view[SEAT_DY];
-    if (wt_is_dense(dy, d->last)) return NULL;
-    dy->data = NULL; /* the copy's memory is PyTorch's, aligned */
-    if (!wt_dense(dy->strides, dy->dims, d->last)) return "its sizes";
-    shape_of(d, &d->e->dy, dy, d->c->in[SEAT_DY].code);
     return NULL;
 }
+
+static const char *copy_where_needed(seat_draft *d, int at, seat_shape *to) {
+    wt_view *v = &d->view[at];
+    if (wt_is_dense(v, d->last)) return NULL;
+    v->data = NULL; /* the copy's memory is PyTorch's, aligned */
+    if (!wt_dense(v->strides, v->dims, d->last)) return "its sizes";
+    shape_of(d, to, v, d->c->in[at].code);
+    return NULL;
+}
+
+/* PyTorch's convolutions make the same copy. What is expanded is theirs. */
+const char *seat_fix_input(seat_draft *d) {
+    const wt_tensor *x = &d->c->in[SEAT_X];
+    for (int64_t a = 0; a < x->rank; a++)
+        if (x->sizes[a] > 1 && x->strides[a] == 0) return "an expanded input";
+    return copy_where_needed(d, SEAT_X, &d->e->x);
+}
+
+const char *seat_fix_gradient(seat_draft *d) { return copy_where_needed(d, SEAT_DY, &d->e->dy); }
 
 /* ---------------------------------------------------------------- the call */
 bool seat_read_axes(const wt_list *l, int rank, int64_t least, int64_t *to) {

@@ -54,19 +54,31 @@ static bool sum_bias(seat_call *c) {
     return true;
 }
 
+/* The copies of it that a plan reads: owned at `place`. */
+static bool copy_inputs(const seat_call *c, const seat_entry *e, void **slot, wt_handle place[2]) {
+    const seat_shape *shape[] = {&e->x, &e->dy};
+    static const int at[] = {SEAT_X, SEAT_DY};
+    for (int i = 0; i < 2; i++) {
+        wt_tensor made;
+        if (!shape[i]->rank) continue;
+        if (!seat_make(shape[i], &c->in[SEAT_X], &made, &place[i]) ||
+            wt.aoti_torch_copy_(place[i], c->in[at[i]].handle, 0))
+            return false;
+        slot[at[i]] = made.data;
+    }
+    return true;
+}
+
 bool seat_run(seat_call *c, seat_entry *e) {
     void *slot[SEAT_SLOTS] = {NULL};
     const wt_tensor *x = &c->in[SEAT_X];
     wt_tensor made;
-    wt_handle dy = NULL;
+    wt_handle copies[2] = {NULL, NULL};
     bool ok = true;
     for (int i = 0; i < SEAT_INPUTS; i++) slot[i] = c->in[i].data;
     for (int i = SEAT_MEAN; i <= SEAT_VAR && e->moves; i++) /* memory that is shared until the first write */
         ok = ok && !wt.aoti_torch_get_data_ptr(c->in[i].handle, &slot[i]);
-    if (e->dy.rank) {
-        ok = seat_make(&e->dy, x, &made, &dy) && !wt.aoti_torch_copy_(dy, c->in[SEAT_DY].handle, 0);
-        slot[SEAT_DY] = made.data;
-    }
+    ok = ok && copy_inputs(c, e, slot, copies);
     for (int i = 0; i < c->op->nout && ok; i++) {
         if (e->out[i].rank)
             ok = seat_make(&e->out[i], x, &made, &c->out[i]), slot[SEAT_OUT + i] = made.data;
@@ -81,7 +93,8 @@ bool seat_run(seat_call *c, seat_entry *e) {
         wt.aoti_torch_delete_tensor_object(c->out[i]);
         ok = !wt.aoti_torch_new_uninitialized_tensor(&c->out[i]);
     }
-    if (dy) wt.aoti_torch_delete_tensor_object(dy);
+    for (int i = 0; i < 2; i++)
+        if (copies[i]) wt.aoti_torch_delete_tensor_object(copies[i]);
     if (!ok) seat_drop_results(c);
     return ok;
 }

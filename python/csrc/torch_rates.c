@@ -45,6 +45,14 @@ static int kind_of(const weft_problem *p) {
     return kind * TYPES + type[t->dtype] - 1;
 }
 
+/* What PyTorch computes one value after the other is no faster on cores with a higher peak than those where its share
+ * of the peak was found. */
+static double scalar(const weft_problem *p) {
+    const double found_at = 150; /* GFLOP/s of a thread */
+    weft__hw hw;
+    return weft__ctx_hw(wt_context(), p, &hw) == WEFT_OK ? fmin(1, found_at / hw.gflops[hw.isa]) : 1;
+}
+
 /* relu, clip, sigmoid and all gradients run at the speed of memory, but what does not fit the caches goes through them;
  * tanh is computed one value after the other. cat of two clamps, and its gradient, make ncrelu. */
 static weft_rates guess_cpu_pointwise(const weft_problem *p) {
@@ -52,20 +60,21 @@ static weft_rates guess_cpu_pointwise(const weft_problem *p) {
     for (int a = 0; a < p->tensor[0].rank; a++) count *= (double)p->tensor[0].dims[a];
     const bool fwd = p->pass == WEFT_PASS_FWD, large = count > 1 << 20 && p->tensor[0].dtype == WEFT_DTYPE_F32;
     if (p->op == WEFT_OP_NCRELU) return (weft_rates){20000, 1, fwd ? 0.35 : 0.15};
-    if (p->op == WEFT_OP_TANH && fwd) return (weft_rates){2000, 0.0025, 1};
-    return (weft_rates){2000, 1, !fwd || !large ? 1.1 : p->op == WEFT_OP_SIGMOID ? 0.6 : 0.7};
+    if (p->op == WEFT_OP_TANH && fwd) return (weft_rates){2000, 0.0025 * scalar(p), 1};
+    return (weft_rates){2000, 1, fwd && large && p->op == WEFT_OP_SIGMOID ? 0.6 : 1.1};
 }
 
 /* Channels-first, one output after the other: 1 to 3 ns a tap; one window for a whole image is a sum at memory's speed.
- * Channels-last, vectors along the channels. A call of weft costs some 10 us more than one of PyTorch, with autograd:
+ * Channels-last, vectors along the channels, but for means in 3D. A call of weft costs some 10 us more than one of PyTorch, with autograd:
  * tiny problems are PyTorch's. */
 static weft_rates guess_cpu_pool(const weft_problem *p) {
     const bool fwd = p->pass == WEFT_PASS_FWD, half = p->tensor[0].dtype != WEFT_DTYPE_F32,
                max = p->op == WEFT_OP_MAX_POOL;
-    weft_rates r = {-10000, fwd && p->op == WEFT_OP_AVG_POOL ? 0.01 : 0.005, 1};
-    if (is_last(p)) r.of_peak = (fwd ? max ? 0.026 : 0.065 : max ? 0.022 : 0.03) * (half ? 0.6 : 1);
+    weft_rates r = {-10000, (fwd && p->op == WEFT_OP_AVG_POOL ? 0.01 : 0.005) * scalar(p), 1};
+    if (is_last(p) && (max || p->rank < 3))
+        r.of_peak = (fwd ? max ? 0.026 : 0.065 : max ? 0.022 : 0.03) * (half ? 0.6 : 1);
     const bool adaptive = p->op == WEFT_OP_ADAPTIVE_AVG_POOL;
-    if (adaptive && !is_last(p) && p->tensor[0].dtype == WEFT_DTYPE_F32) r.of_peak = fwd ? 0.03 : 0.04; /* 0.25 ns */
+    if (adaptive && !is_last(p) && p->tensor[0].dtype == WEFT_DTYPE_F32) r.of_peak = (fwd ? 0.03 : 0.04) * scalar(p);
     if (adaptive && p->out[1] * p->out[2] == 1) r.of_peak = 1;
     return r;
 }
@@ -100,11 +109,11 @@ static weft_rates guess_cpu_softmax(const weft_problem *p) {
 static weft_rates guess_cpu_other(const weft_problem *p) {
     const bool fwd = p->pass == WEFT_PASS_FWD, scales = fwd || p->pass == WEFT_PASS_BWD_DATA;
     if (p->op == WEFT_OP_LRN) return (weft_rates){10000, fwd ? 0.016 : 0.05, 0.1};
-    if (p->op == WEFT_OP_IM2COL || p->op == WEFT_OP_COL2IM) return (weft_rates){-10000, 0.006, 1};
+    if (p->op == WEFT_OP_IM2COL || p->op == WEFT_OP_COL2IM) return (weft_rates){10000, 0.006 * scalar(p), 1};
     const bool large = (double)p->n * (double)p->attr[WEFT_DGMM_ROWS] * (double)p->attr[WEFT_DGMM_COLS] > 1 << 22;
     if (p->op == WEFT_OP_DGMM && !large) return (weft_rates){10000, 1, scales ? 0.7 : 0.5}; /* by way of Python */
     if (p->op == WEFT_OP_DGMM) return (weft_rates){-10000, 1, scales ? 0.7 : 0.5};
-    return (weft_rates){-10000, 1, scales ? 0.5 : 0.3};
+    return (weft_rates){large ? -10000 : 10000, 1, scales ? 0.5 : 0.3};
 }
 
 /* Recurrent layers. oneDNN has lstm without packed rows: products near the peak, of few sequences as fast as the caches
@@ -295,8 +304,8 @@ static void guess(const weft_problem *p, weft_rates *r) {
     if (p->op == WEFT_OP_BATCH_NORM && !cuda) *r = guess_cpu_batch_norm(p);
     /* a score of calls for some images, and planes besides */
     if (p->op == WEFT_OP_PARTIAL_CONV) *r = (weft_rates){cuda ? 200000 : 100000, 0.3, 0.1};
-    /* log-softmax, likelihood and lse one after the other, the gradient makes the log-softmax again */
-    if (p->op == WEFT_OP_CROSS_ENTROPY && !cuda) *r = (weft_rates){10000, 0.3, is_last(p) ? 0.05 : 0.15};
+    /* log-softmax, likelihood and lse one after the other, from Python; the gradient makes the log-softmax again */
+    if (p->op == WEFT_OP_CROSS_ENTROPY && !cuda) *r = (weft_rates){50000, 0.3, is_last(p) ? 0.03 : 0.07};
     if ((p->op == WEFT_OP_SOFTMAX || p->op == WEFT_OP_LOG_SOFTMAX) && !cuda) *r = guess_cpu_softmax(p);
     bool recurrent =
         p->op == WEFT_OP_LSTM || p->op == WEFT_OP_GRU || p->op == WEFT_OP_RNN_TANH || p->op == WEFT_OP_RNN_RELU;

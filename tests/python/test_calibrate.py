@@ -270,7 +270,7 @@ def test_packed_sequences_of_lstm_are_a_loop():
 
 REACHED = {   # of PyTorch: what a call costs in ns, and the shares that it reaches of the peak and of the bandwidth; test_torch_ways.py has convolution
     # elements
-    "relu2d:fwd:f32:nchw:n8c64h56w56": (2e3, 1, 0.7), "sigmoid2d:fwd:f32:nchw:n8c64h56w56": (2e3, 1, 0.6), "clip2d:fwd:f32:nchw:n1c64h56w56:lo-1hi2": (2e3, 1, 1.1),
+    "relu2d:fwd:f32:nchw:n8c64h56w56": (2e3, 1, 1.1), "sigmoid2d:fwd:f32:nchw:n8c64h56w56": (2e3, 1, 0.6), "clip2d:fwd:f32:nchw:n1c64h56w56:lo-1hi2": (2e3, 1, 1.1),
     "tanh2d:fwd:f32:nchw:n8c64h56w56": (2e3, 0.0025, 1), "relu2d:fwd:bf16:nchw:n8c64h56w56": (2e3, 1, 1.1), "relu2d:bwd:f32:nchw:n8c64h56w56": (2e3, 1, 1.1),
     "ncrelu2d:fwd:f32:nchw:n8c64h56w56": (20e3, 1, 0.35), "ncrelu2d:bwd:f32:nchw:n8c64h56w56": (20e3, 1, 0.15),
     # windows
@@ -279,7 +279,7 @@ REACHED = {   # of PyTorch: what a call costs in ns, and the shares that it reac
     "avg_pool2d:fwd:f32:nhwc:n8c64h56w56:k9s1p4": (-10e3, 0.065, 1), "max_pool2d:bwd:f32:nhwc:n8c64h56w56:k5s1p2index1": (-10e3, 0.022, 1),
     "avg_pool2d:bwd:f32:nhwc:n8c64h56w56:k5s1p2": (-10e3, 0.03, 1), "avg_pool2d:fwd:bf16:nhwc:n8c64h56w56:k9s1p4": (-10e3, 0.6 * 0.065, 1),
     "adaptive_avg_pool2d:fwd:f32:nchw:n8c64h56w56:to1": (-10e3, 1, 1), "adaptive_avg_pool2d:fwd:f32:nchw:n8c64h56w56:to50": (-10e3, 0.03, 1),
-    "adaptive_avg_pool2d:bwd:f32:nchw:n8c64h56w56:to50": (-10e3, 0.04, 1), "im2col2d:fwd:f32:nchw:n8c64h56w56:k3p1": (-10e3, 0.006, 1),
+    "adaptive_avg_pool2d:bwd:f32:nchw:n8c64h56w56:to50": (-10e3, 0.04, 1), "im2col2d:fwd:f32:nchw:n8c64h56w56:k3p1": (10e3, 0.006, 1), "avg_pool3d:bwd:f32:ndhwc:n1c64d20h20w20:k3": (-10e3, 0.005, 1),
     # rows and statistics
     "batch_norm2d:fwd:f32:nchw:n8c64h56w56:train1": (3e3, 0.0225, 1), "batch_norm2d:bwd:f32:nchw:n8c64h56w56:train1": (3e3, 1, 0.6),
     "batch_norm2d:fwd:f32:nhwc:n8c64h56w56:train1": (3e3, 0.095, 0.72), "batch_norm2d:bwd:f32:nhwc:n8c64h56w56:train1": (3e3, 0.075, 0.75),
@@ -287,11 +287,11 @@ REACHED = {   # of PyTorch: what a call costs in ns, and the shares that it reac
     "batch_norm2d:bwd:f32:nhwc:n8c64h56w56:train0": (3e3, 0.108, 0.8), "batch_norm2d:fwd:bf16:nchw:n8c64h56w56:train1": (5e3, 0.3, 0.4),
     "softmax2d:fwd:f32:nchw:n8c64h56w56": (3e3, 0.0194, 0.4), "log_softmax2d:fwd:f32:nhwc:n8c64h56w56": (3e3, 0.3, 0.12),
     "softmax2d:bwd:f32:nchw:n8c64h56w56": (3e3, 0.1, 0.6), "log_softmax1d:bwd:f32:ncw:n64c100w1": (3e3, 0.08, 1), "lrn2d:fwd:f32:nchw:n8c64h56w56:size5": (10e3, 0.016, 0.1), "lrn2d:bwd:f32:nchw:n8c64h56w56:size5": (10e3, 0.05, 0.1),
-    "cross_entropy2d:fwd:f32:nchw:n8c64h56w56": (10e3, 0.3, 0.15), "cross_entropy2d:fwd:f32:nhwc:n8c64h56w56": (10e3, 0.3, 0.05),
+    "cross_entropy2d:fwd:f32:nchw:n8c64h56w56": (50e3, 0.3, 0.07), "cross_entropy2d:fwd:f32:nhwc:n8c64h56w56": (50e3, 0.3, 0.03),
     "partial_conv2d:fwd:f32,mask=u8,new_mask=u8:nchw:n8c64h56w56:o64k3p1mask1": (100e3, 0.3, 0.1),
     # products with a diagonal
     "dgmm:fwd:f32:dense:n8h500w500:side1": (10e3, 1, 0.7), "dgmm:fwd:f32:dense:n32h500w500:side1": (-10e3, 1, 0.7), "dgmm:bwd_weights:f32:dense:n8h500w500:side1": (10e3, 1, 0.5),
-    "dgmm:bwd_data:f32:dense:n32h500w500:side0": (-10e3, 1, 0.7), "cdgmm:fwd:f32:dense:n8h500w500:side1": (-10e3, 1, 0.5), "cdgmm:bwd_weights:f32:dense:n8h500w500:side1": (-10e3, 1, 0.3),
+    "dgmm:bwd_data:f32:dense:n32h500w500:side0": (-10e3, 1, 0.7), "cdgmm:fwd:f32:dense:n8h500w500:side1": (10e3, 1, 0.5), "cdgmm:bwd_weights:f32:dense:n32h500w500:side1": (-10e3, 1, 0.3),
     # recurrent layers of 64 units, 16 sequences, 10 steps: a call, its weights, and each step
     "lstm:fwd:f32:dense:t10n16c64o64": (90e3 - 4 * 4 * 64 * 128 / 12 + 10 * 2e3, 0.85, 1),
     "lstm:bwd:f32:dense:t10n16c64o64:train1": (240e3 - 4 * 4 * 64 * 128 / 12 + 10 * 5e3, 0.85, 1),

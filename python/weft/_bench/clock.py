@@ -217,7 +217,7 @@ def medians(sides: Mapping[str, Callable[[int], float]], rounds: int, seconds: f
 
 def peak(run: Callable[[], Any], device: torch.device) -> int:
     """The most memory that a call holds at once, as PyTorch's allocators see it: results, what is kept for gradients, workspace; in bytes beyond what was
-    held before. On the CPU from the profiler's record of every allocation; oneDNN's scratch memory is in it."""
+    held before. On the CPU from the profiler's record of every allocation; oneDNN's scratch memory is in it, and weft's is added."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
         torch.cuda.reset_peak_memory_stats(device)
@@ -226,6 +226,7 @@ def peak(run: Callable[[], Any], device: torch.device) -> int:
         torch.cuda.synchronize(device)
         return torch.cuda.max_memory_allocated(device) - before
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")   # else the profiler tells stderr when it starts and stops
+    _library.lib.weft_torch_scratch(True)
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as record:
         kept = run()   # results count until the record ends
     del kept
@@ -234,4 +235,4 @@ def peak(run: Callable[[], Any], device: torch.device) -> int:
     for event in sorted(events, key=lambda e: e.start_ns()):
         held += event.nbytes()
         most = max(most, held)
-    return most
+    return most + _library.lib.weft_torch_scratch(False)

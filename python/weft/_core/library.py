@@ -49,7 +49,7 @@ def _declare(lib: ctypes.CDLL) -> None:
         "weft_torch_asks": (ctypes.c_int32, [ctypes.c_bool]),
         "weft_torch_error": (text, []),
         "weft_torch_kernels": (text, []),
-        "weft_torch_keep_pages": (ctypes.c_bool, [ctypes.c_bool]),
+        "weft_torch_keep_pages": (ctypes.c_bool, [ctypes.c_bool]), "weft_torch_scratch": (ctypes.c_int64, [ctypes.c_bool]),
         "weft_torch_problem": (count, [text, text, text, size]),
         "weft_torch_describe": (count, [text, size]),
         "weft_torch_set": (text, [ctypes.c_int32, ctypes.c_int32, ctypes.c_int32, ctypes.c_uint32, size, text, ctypes.c_double]),

@@ -132,7 +132,7 @@ class _Road:
         if m is not None and m.shape[1] > 1:
             wide = torch.float64 if x.dtype == torch.float64 else torch.float32
             m, channels = self.apart(m if m.is_floating_point() else m != 0).sum(2, dtype=wide), 1
-        x = x[:1 if self.shared else None, :self.planes]
+        x = x.new_zeros((1 if self.shared else x.shape[0], self.planes, *x.shape[2:]))
         made = PARTIAL_CONV.op(x, self.weight[:self.planes, :1], None, m, *self.settings, self.planes, "", 0.0, 0.0, *self.geometry[3:5], False)[2]
         return made.mul_(channels)
 

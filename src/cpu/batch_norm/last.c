@@ -178,7 +178,7 @@ static const char *plan(const weft_problem *p, const weft__hw *hw, int variant, 
     const double again = q->sums ? (q->fwd ? 1.5 : 1.67) : 1;
     d->ns = lines_cost(hw, bytes * again, (double)(q->elements * q->v.channels) * lanes, 0, q->sums ? 3 : 1, q->slots) +
             (double)q->v.channels * (q->sums ? 40 : 10) * (double)q->pieces /
-                (WEFT__MIN(hw->threads, (double)q->slots) * lines_speed(hw));
+                (WEFT__MIN(hw->threads, (double)q->slots) * cpu_speed(hw));
     return NULL;
 }
 

@@ -288,7 +288,7 @@ static const char *plan(const weft_problem *p, const weft__hw *hw, int variant, 
     const double ns = (s->planes ? 0 : 12 * (double)all) + (slow      ? 1.6 * cells
                                                             : columns ? 2 * vectors
                                                                       : 1.5 * cells / VF_LANES + vectors);
-    d->ns = cpu_work_cost(p, hw, ns);
+    d->ns = cpu_work_cost(p, hw, ns / cpu_speed(hw));
     return NULL;
 }
 

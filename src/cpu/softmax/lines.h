@@ -76,14 +76,13 @@ VF_INLINE int64_t run_head(const int dtype, const void *p, int64_t at, int64_t c
 
 /* ns on this build of one exponential and of what else a sweep does to an element (one Zen 4 core, see math.h), and of
  * `exps` of the first and `sweeps` of the second for each element beside `bytes` of memory traffic. A core with a
- * higher peak of multiply-adds is as much faster: 0.41 of these on one of Zen 5. */
+ * higher peak of multiply-adds is as much faster. */
 #define LINES_EXP_NS (VF_LANES == 16 ? 0.2 : VF_LANES == 8 ? 0.38 : 1.2)
 #define LINES_SWEEP_NS (VF_LANES == 16 ? 0.05 : VF_LANES == 8 ? 0.06 : 0.2)
-VF_INLINE double lines_speed(const weft__hw *hw) { return WEFT__MAX(1.0, hw->gflops[WEFT__ISA_HERE] / 120); }
 VF_INLINE double lines_cost(const weft__hw *hw, double bytes, double elements, double exps, double sweeps,
                             int64_t slots) {
     const double memory = bytes / hw->gbs, threads = (double)WEFT__MIN(hw->threads, WEFT__MAX(slots, 1));
-    const double sums = elements * (exps * LINES_EXP_NS + sweeps * LINES_SWEEP_NS) / (threads * lines_speed(hw));
+    const double sums = elements * (exps * LINES_EXP_NS + sweeps * LINES_SWEEP_NS) / (threads * cpu_speed(hw));
     return 1000 + WEFT__MAX(memory, sums) + 0.3 * WEFT__MIN(memory, sums);
 }
 

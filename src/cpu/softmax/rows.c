@@ -174,9 +174,8 @@ static const char *plan(const weft_problem *p, const weft__hw *hw, int variant, 
     const bool keep = q->chunks == 1 && q->v.channels <= KEEP;
     const double exps = bwd ? (log ? 1 : 0) : keep || log ? 1 : 2, again = q->chunks > 1 ? (bwd ? 5.0 / 3 : 1.5) : 1;
     const double lanes = (double)cpu_round_up(q->v.channels, VF_LANES) / (double)q->v.channels;
-    d->ns =
-        lines_cost(hw, bytes * again, elements * lanes, exps, bwd ? 3 : 4, q->slots) +
-        (double)q->v.outer * (VF_LANES == 4 ? 30 : 15) / (WEFT__MIN(hw->threads, (double)q->slots) * lines_speed(hw));
+    d->ns = lines_cost(hw, bytes * again, elements * lanes, exps, bwd ? 3 : 4, q->slots) +
+            (double)q->v.outer * (VF_LANES == 4 ? 30 : 15) / (WEFT__MIN(hw->threads, (double)q->slots) * cpu_speed(hw));
     return NULL;
 }
 
