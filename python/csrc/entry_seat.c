@@ -44,7 +44,7 @@ static void make_call(const entry_call *k, const entry_record *r, seat_call *c) 
     for (int i = 0; i < k->front->tensors; i++) c->in[i] = k->in[i]; /* SEAT_X, SEAT_W and so on */
     memcpy(c->value, r->value, sizeof(c->value));
     memcpy(c->real, r->real, sizeof(c->real));
-    c->type = k->in[0].code;
+    if (k->front->kind == ENTRY_BATCH_NORM) c->value[SEAT_CUDNN] = 0; /* for torch.batch_norm alone */
     memcpy(c->list, r->list, sizeof(c->list));
 }
 
@@ -79,6 +79,7 @@ static bool takes_backward(const entry_call *k, const entry_record *r, const sea
     }
     if (k->front->kind == ENTRY_ADAPTIVE_AVG_POOL) c.list[SEAT_EXTRA].size = 0; /* grad_output says it */
     if (!out[0].rank) return false;                                             /* a call that the seat leaves */
+    if (k->front->kind == ENTRY_SOFTMAX || k->front->kind == ENTRY_LOG_SOFTMAX) c.type = k->in[0].code;
     const struct made_up *made = made_up[k->front->kind];
     bool taken = true;
     for (int i = 0; i < 3 && made[i].slot && taken; i++) {

@@ -65,10 +65,13 @@ static const char *read_call(seat_draft *d) {
         return "only the gradient of a bias is asked for";
     /* in 3D and on CUDA it depends on which of its kernels runs whether PyTorch keeps to channels-last */
     bool last = seat_suggests_last(&c->in[SEAT_X]) || seat_suggests_last(&c->in[SEAT_W]);
-    why = seat_fix_format(d, last, !last || (d->g.rank == 2 && !c->cuda));
-    if (!why) why = seat_fix_input(d);
+    const bool sure = !last || (d->g.rank == 2 && !c->cuda);
+    why = seat_fix_format(d, last, sure);
+    if (!why && sure) why = seat_fix_input(d);
     if (why) return why;
-    if (!wt_is_dense(&d->view[SEAT_W], false) && !wt_is_dense(&d->view[SEAT_W], true))
+    if (!wt_is_dense(&d->view[SEAT_X], d->last)) return "the strides of its input";
+    /* in 1D PyTorch goes by weights that lie turned */
+    if (!wt_is_dense(&d->view[SEAT_W], false) && (d->g.rank == 1 || !wt_is_dense(&d->view[SEAT_W], true)))
         return "the strides of its weight";
     if (!c->op->backward) return seat_add_result(d, 0, dims, code) ? NULL : "its sizes";
     if ((c->want & WT_WANT_INPUT && !seat_add_result(d, 0, d->view[SEAT_X].dims, code)) ||

@@ -111,11 +111,11 @@ def _restored() -> Iterator[None]:
 
 
 def enable(*operators: str, device: Any = None, math: Optional[str] = None) -> None:
-    """Run PyTorch's own convolutions and 2D pooling on weft's kernels wherever these are faster: every torch.nn.Conv2d and torch.nn.MaxPool2d of any
-    program, forward and backward. Everything else goes straight to PyTorch. Holds for the whole process, until disable().
+    """Run PyTorch's own convolutions, 2D pooling, softmax and batch norm on weft's kernels wherever these are faster: every torch.nn.Conv2d and
+    torch.nn.BatchNorm2d of any program, forward and backward. Everything else goes straight to PyTorch. Holds for the whole process, until disable().
 
-    operators: "convolution", "max_pool2d", "avg_pool2d", "adaptive_avg_pool2d"; none: all of them. device: "cpu" or "cuda"; None: both, where there
-    is a GPU. math: "strict", the default, keeps to errors like the direct sum in float32; "fast" allows 4 times as much (weft.backends.math, where set,
+    operators: "convolution", "max_pool2d", "avg_pool2d", "adaptive_avg_pool2d", "softmax", "log_softmax", "batch_norm"; none: all of them. device: "cpu"
+    or "cuda"; None: both, where there is a GPU. math: "strict", the default, keeps to errors like the direct sum in float32; "fast" allows 4 times as much (weft.backends.math, where set,
     counts before it).
 
         >>> weft.enable()

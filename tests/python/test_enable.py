@@ -385,8 +385,25 @@ def test_what_weft_leaves_to_pytorch_stays_there():
             assert not any(s.calls for s in _enable.seen())
             depthwise()
             assert [s.kernel for s in _enable.seen()] == ["torch"]
-        F.conv2d(torch.randn(1, 4, 8, 8)[:, ::2], torch.randn(2, 2, 3, 3))
-        assert any(s.reason == "the strides of its input" for s in _enable.seen())
+        F.conv2d(torch.randn(1, 1, 8, 8).expand(1, 2, 8, 8), torch.randn(2, 2, 3, 3))
+        assert any(s.reason == "an expanded input" for s in _enable.seen())
+
+
+@pytest.mark.parametrize("rank", [1, 2])
+def test_inputs_that_pytorch_copies(rank):
+    """Turned, and parts of others: weft copies them as well."""
+    w, turned = torch.randn(8, 1, *[3] * rank, requires_grad=True), torch.randn(2, *[12] * rank, 8).movedim(-1, 1)
+    for x in (turned, torch.randn(2, 16, *[12] * rank)[:, ::2], torch.randn(2, 8, *[14] * rank)[..., 2:]):
+        x = x.detach().requires_grad_()
+
+        def both():
+            y = torch.ops.aten.convolution(x, w, None, [1] * rank, [1] * rank, [1] * rank, False, [0] * rank, 8)   # noqa: B023
+            return y, *torch.autograd.grad(y.square().sum(), (x, w))   # noqa: B023
+        off = both()
+        with enabled("fast"):
+            _enable.seen(forget=True)
+            assert_same(off, both())
+            assert taken() == 2
 
 
 def test_measurements_of_pytorch_are_of_pytorch():

@@ -134,7 +134,7 @@ conv2d:fwd:f32:nchw:n8c64h56w56:o64k3p1g64 conv2d:bwd:f32:nchw:n8c64h56w56:o64k3
 conv3d:fwd:f32:ncdhw:n1c32d20h20w20:o32k3p1g32 conv3d:bwd:f32:ncdhw:n1c32d20h20w20:o32k3p1g8
 partial_conv2d:fwd:f32,mask=u8,new_mask=u8:nchw:n2c64h56w56:o64k3p1mask1""".split()
 TORCHS = """max_pool2d:fwd:f32:nchw:n1c2h4w4:k2s2 avg_pool2d:fwd:f32:nchw:n1c2h4w4:k2s2 batch_norm2d:fwd:f32:nchw:n8c64h56w56:train0
-im2col2d:fwd:f32:nchw:n1c1h4w4:k2 gru:fwd:f32:dense:t1n1c4o4 rnn_tanh:fwd:f32:dense:t1n1c4o4 conv2d:fwd:f64:nchw:n8c64h28w28:o64k3p1
+gru:fwd:f32:dense:t1n1c4o4 rnn_tanh:fwd:f32:dense:t1n1c4o4 conv2d:fwd:f64:nchw:n8c64h28w28:o64k3p1
 conv2d:fwd:f32:nhwc:n2c128h56w56:o128k31p15g128""".split()
 
 
