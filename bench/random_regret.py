@@ -164,6 +164,7 @@ def choice(text: str) -> dict[str, Any]:
 def measure(text: str) -> dict[str, Any]:
     """One row; without weft_us where weft has the reference alone."""
     row = {"problem": text, **choice(text)}
+    row["timed"] = row["chosen"]
     with backends.flags(delegate=False):
         own = _twin.build(text)
     default = _twin.build(text)
@@ -178,19 +179,19 @@ def measure(text: str) -> dict[str, Any]:
     return row
 
 
-def regret(row: dict[str, Any], again: bool = False) -> float:
-    """Of what was measured. again: of the choice that would be made now, unless it is a mixture."""
+def regret(row: dict[str, Any]) -> float:
+    """Of what was measured; where another choice would be made now, of that side, unless it is a mixture."""
     if "weft_us" not in row:
         return 1.0
-    side = "default_us" if not again else "torch_us" if row["chosen"] == "torch" else "weft_us" if row["chosen"] == row["kernel"] else "default_us"
-    return row[side] / min(row["weft_us"], row["torch_us"])
+    other = {"torch": "torch_us", row["kernel"]: "weft_us"}.get(row["chosen"], "default_us")
+    return row["default_us" if row["chosen"] == row["timed"] else other] / min(row["weft_us"], row["torch_us"])
 
 
-def show(rows: list[dict[str, Any]], listed: int, again: bool) -> None:
+def show(rows: list[dict[str, Any]], listed: int) -> None:
     """Shares of losses over both limits, the losses by operator, kernel and choice, and the worst ones."""
     kinds: dict[str, list[float]] = {}
     for row in rows:
-        row["regret"] = regret(row, again)
+        row["regret"] = regret(row)
         operator = row["problem"].split(":")[0]
         kinds.setdefault(operator, []).append(row["regret"])
         kinds.setdefault(f"{operator} {row['chosen']}, beside {row['kernel']}", []).append(row["regret"])
@@ -252,7 +253,7 @@ def main() -> int:
         return 1
     if args.json:
         args.json.write_text(json.dumps(rows), encoding="utf-8")
-    show(rows, args.listed, args.again is not None)
+    show(rows, args.listed)
     if not args.again and busy():
         print(f"\n{busy()}")
     return 0

@@ -422,7 +422,7 @@ static const char *plan(const weft_problem *p, const weft__hw *hw, int variant, 
     const double narrow = lanes == VF_LANES ? 2 : lanes == 2 * VF_LANES ? (v.ci > 16 ? 1.15 : 1.5) : 1;
     const double sums =
         2 * (narrow * (double)lanes * (double)v.ci + copy) * (double)window * (double)p->groups * positions;
-    const double pack = GEMM_PACK_NS * (double)(packed / sizeof(float)) / hw->threads;
+    const double pack = GEMM_PACK_NS * (double)(packed / sizeof(float)) / (hw->threads * cpu_speed(hw));
     const double put = 10 * (double)(p->groups * panels_of(&v) * gemm_views(p) * v.pixels) / hw->threads;
     out->ns = cpu_cost(hw, weft__bytes(p), cpu_uneven(hw, d->items) * sums, GEMM_SHARE) + pack + put;
     return NULL;

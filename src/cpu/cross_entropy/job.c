@@ -29,7 +29,8 @@ const char *WEFT__ISA_NAME(weft__cross_entropy_plan)(const weft_problem *p, cons
     const int64_t run = q->v.inner == 1 ? q->v.channels : q->places;
     const double lanes = (double)cpu_round_up(run, VF_LANES) / (double)run;
     d->ns = lines_cost(hw, bytes, elements * lanes, 1, bwd ? 3 : 2, q->slots) +
-            (double)(q->v.outer * q->v.inner) * (q->v.inner == 1 ? 20 : 3) / (double)WEFT__MIN(hw->threads, q->slots);
+            (double)(q->v.outer * q->v.inner) * (q->v.inner == 1 ? 20 : 3) /
+                (WEFT__MIN(hw->threads, (double)q->slots) * cpu_speed(hw));
     return NULL;
 }
 
