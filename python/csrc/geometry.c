@@ -211,8 +211,8 @@ bool wt_run_pass(wt_call *call, const wt_gradients *d, weft_pass pass, bool bias
     return finish(call, &one);
 }
 
-/* Both large gradients: in one pass, unless two kernels of their own promise to be faster than the one for both, by more
- * than estimates are worth. */
+/* Both large gradients: in one pass, unless two kernels of their own promise to be faster than the one for both, by
+ * more than estimates are worth. */
 static bool run_both(wt_call *call, const wt_gradients *d, bool bias) {
     const double worth_asking = 20e3; /* ns; below it the question costs as much as the answer */
     const double margin = 0.9;

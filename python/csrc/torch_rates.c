@@ -65,8 +65,8 @@ static weft_rates guess_cpu_pointwise(const weft_problem *p) {
 }
 
 /* Channels-first, one output after the other: 1 to 3 ns a tap; one window for a whole image is a sum at memory's speed.
- * Channels-last, vectors along the channels, but for means in 3D. A call of weft costs some 10 us more than one of PyTorch, with autograd:
- * tiny problems are PyTorch's. */
+ * Channels-last, vectors along the channels, but for means in 3D. A call of weft costs some 10 us more than one of
+ * PyTorch, with autograd: tiny problems are PyTorch's. */
 static weft_rates guess_cpu_pool(const weft_problem *p) {
     const bool fwd = p->pass == WEFT_PASS_FWD, half = p->tensor[0].dtype != WEFT_DTYPE_F32,
                max = p->op == WEFT_OP_MAX_POOL;

@@ -48,8 +48,8 @@ VF_INLINE double cpu_uneven(const weft__hw *hw, int64_t items) {
     return items < 1 ? 1 : (double)(cpu_ceil(items, hw->threads) * hw->threads) / (double)items;
 }
 
-/* How much faster this machine's cores are at vector work that was timed on one Zen 4 core: by their peak, 2.4 on one of
- * Zen 5. */
+/* How much faster this machine's cores are at vector work that was timed on one Zen 4 core: by their peak, 2.4 on one
+ * of Zen 5. */
 VF_INLINE double cpu_speed(const weft__hw *hw) { return WEFT__MAX(1.0, hw->gflops[WEFT__ISA_HERE] / 120); }
 
 /* ns of `work` ns on one thread beside the problem's memory traffic, for kernels that are not sums of products. */

@@ -220,7 +220,8 @@ def test_autocast(device, on, dtype):
     with _enable.bypassed():
         want = step()
     for a, b in zip(want, got, strict=True):
-        torch.testing.assert_close(b, a, rtol=0, atol=0.03 * a.abs().max().item())
+        scale = max(t.abs().max().item() for t in want[1:]) if b.dtype == torch.float32 else b.abs().max().item()   # sums that cancel out
+        torch.testing.assert_close(b, a, rtol=0, atol=0.03 * scale)
 
 
 def test_each_operator_has_its_switch(device):

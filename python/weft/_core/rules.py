@@ -49,7 +49,7 @@ class Rule:
     PyTorch: its gradient is C++, and a Function around it would only cost time. plain(*args): the same where no gradient is wanted.
     """
 
-    __slots__ = ("op", "number", "out", "outs", "tensors", "apply", "native", "plain")
+    __slots__ = ("op", "number", "out", "outs", "tensors", "apply", "native", "plain", "in_graph")
 
     def __init__(self, name: str, tensors: int, save: Callable, gradient: Callable, tangent: Callable | None = None,
                  batch: Callable | None = None, by_torch: Callable | None = None, native: Callable | None = None,
@@ -64,7 +64,7 @@ class Rule:
         torch.library.register_fake(f"weft::{name}", fake_of(name))
         if by_torch is not None:
             _register_torch(op, name, by_torch)
-        in_graph = _traced.graph_form(name, by_torch)
+        self.in_graph = in_graph = _traced.graph_form(name, by_torch)
 
         def forward(ctx: Any, *packed: Any) -> Any:
             """Settings come as one argument: each argument of a Function costs time, also on the way back."""
@@ -243,8 +243,8 @@ def call(rule: Rule, *args: Any) -> Any:
         if result is NotImplemented:
             result = _run(rule.number, *args)
         if result is NotImplemented:
-            with BelowAutograd():
-                return rule.op(*args)
+            with BelowAutograd():   # PyTorch 2.11 does not say that it is compiling while it traces the gradients of a graph
+                return rule.in_graph(*args) if _traced.is_wanted() else rule.op(*args)
         return result
     except RuntimeError as error:
         if not _out_of_memory(error):

@@ -128,8 +128,8 @@ def formula(input, weight, bias, *geometry):
 
 
 def activated(y, act, lo, hi):
-    """In place."""
-    return y if not act else y.relu_() if act == "relu" else y.clamp_(lo, hi)
+    """In place. PyTorch refuses bounds beyond the type's largest number."""
+    return y if not act else y.relu_() if act == "relu" else y.clamp_(rounded(lo, y.dtype), rounded(hi, y.dtype))
 
 
 def _torch(input, weight, bias, stride, padding, dilation, groups, act, lo, hi, *extra):
