@@ -74,11 +74,12 @@ OTHERS = {"avg": lambda x: W.avg_pool2d(x, 3, 2, 1, count_include_pad=False),
 @pytest.mark.parametrize("name", OTHERS)
 def test_others_of_either_side(name, format, device, monkeypatch):
     x = format(torch.randn(2, 5, 6, 7, device=device))
+    wrong = device.type == "cuda" and format is channels_last and name in ("avg", "adaptive")   # PyTorch's gradients there: weft's whoever wins
     for winner in (2, 0):
         torch.compiler.reset()
         with monkeypatch.context() as patch:
             _force(patch, winner)
-            assert bool(_of_weft(_both(OTHERS[name], [x]))) == (winner == 0)
+            assert bool(_of_weft(_both(OTHERS[name], [x]))) == (winner == 0 or wrong)
 
 
 GENERATED = {"relu": W.relu, "clip": lambda x: W.hardtanh(x, -0.5, 0.5), "tanh": W.tanh, "sigmoid": W.sigmoid,
