@@ -111,7 +111,8 @@ static weft_rates guess_cpu_other(const weft_problem *p) {
     if (p->op == WEFT_OP_LRN) return (weft_rates){10000, fwd ? 0.016 : 0.05, 0.1};
     if (p->op == WEFT_OP_IM2COL || p->op == WEFT_OP_COL2IM) return (weft_rates){10000, 0.006 * scalar(p), 1};
     const bool large = (double)p->n * (double)p->attr[WEFT_DGMM_ROWS] * (double)p->attr[WEFT_DGMM_COLS] > 1 << 22;
-    if (p->op == WEFT_OP_DGMM && !large) return (weft_rates){10000, 1, scales ? 0.7 : 0.5}; /* by way of Python */
+    if (p->op == WEFT_OP_DGMM && !large) /* by way of Python */
+        return (weft_rates){10000, 1, scales ? 1 : 0.5};
     if (p->op == WEFT_OP_DGMM) return (weft_rates){-10000, 1, scales ? 0.7 : 0.5};
     return (weft_rates){large ? -10000 : 10000, 1, scales ? 0.5 : 0.3};
 }

@@ -290,7 +290,7 @@ REACHED = {   # of PyTorch: what a call costs in ns, and the shares that it reac
     "cross_entropy2d:fwd:f32:nchw:n8c64h56w56": (50e3, 0.3, 0.07), "cross_entropy2d:fwd:f32:nhwc:n8c64h56w56": (50e3, 0.3, 0.03),
     "partial_conv2d:fwd:f32,mask=u8,new_mask=u8:nchw:n8c64h56w56:o64k3p1mask1": (100e3, 0.3, 0.1),
     # products with a diagonal
-    "dgmm:fwd:f32:dense:n8h500w500:side1": (10e3, 1, 0.7), "dgmm:fwd:f32:dense:n32h500w500:side1": (-10e3, 1, 0.7), "dgmm:bwd_weights:f32:dense:n8h500w500:side1": (10e3, 1, 0.5),
+    "dgmm:fwd:f32:dense:n8h500w500:side1": (10e3, 1, 1), "dgmm:fwd:f32:dense:n32h500w500:side1": (-10e3, 1, 0.7), "dgmm:bwd_weights:f32:dense:n8h500w500:side1": (10e3, 1, 0.5),
     "dgmm:bwd_data:f32:dense:n32h500w500:side0": (-10e3, 1, 0.7), "cdgmm:fwd:f32:dense:n8h500w500:side1": (10e3, 1, 0.5), "cdgmm:bwd_weights:f32:dense:n32h500w500:side1": (-10e3, 1, 0.3),
     # recurrent layers of 64 units, 16 sequences, 10 steps: a call, its weights, and each step
     "lstm:fwd:f32:dense:t10n16c64o64": (90e3 - 4 * 4 * 64 * 128 / 12 + 10 * 2e3, 0.85, 1),

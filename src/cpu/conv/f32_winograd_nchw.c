@@ -365,9 +365,9 @@ static const char *plan_of(const weft_problem *p, const weft__hw *hw, int stride
     const double tiles = (double)(s.rows * s.across), g = (double)s.all, ic = (double)s.ic, oc = (double)s.oc;
     const double again = s.kd > 1 ? (double)(s.deep + s.kd - 1) / (double)s.deep : 1; /* planes at the ends of strips */
     const double slots = s.form.slots, products = s.form.products;
-    const double product = 2.0 * slots * tiles * g * (double)s.k * oc;
-    /* as multiply-adds: mostly stores and loads */
-    const double turn = VF_REGS == 32 ? (s.local ? 14 : 12) : s.local ? 26 : 16;
+    const double product = 2.0 * slots * tiles * g * (double)(s.k + 16) * oc; /* a short sum is stored as often */
+    /* as multiply-adds: mostly stores and loads; of groups, in short runs */
+    const double turn = (VF_REGS == 32 ? (s.local ? 14 : 12) : s.local ? 26 : 16) * (p->groups > 1 ? 1.8 : 1);
     const double turns = 2.0 * tiles * g * (slots * again * ic + products * oc) * turn;
     const size_t transformed = (size_t)(s.form.slots * s.w_point) * sizeof(float);
     d->packed = s.blocks ? 0 : transformed;
