@@ -14,7 +14,7 @@ static bool check_vector(wt_call *call, int at) {
     const wt_tensor *t = &call->arg[at].tensor, *x = &ARG(input).tensor;
     if (!t->handle) return true;
     if (!wt_check_length(call, at, x->sizes[1], "the channels of input")) return false;
-    bool narrow = x->dtype == WEFT_DTYPE_F16 || x->dtype == WEFT_DTYPE_BF16;
+    const bool narrow = wt_is_half(x->dtype);
     if (t->code != x->code && !(narrow && t->dtype == WEFT_DTYPE_F32))
         return wt_fail(call, "%s: is %s, allowed: the type of input, %s%s", call->op->name[at], wt_dtype_name(t->code),
                        wt_dtype_name(x->code), narrow ? ", or float32" : "");
@@ -85,7 +85,7 @@ static bool fits_beside(const wt_tensor *x, const wt_tensor *t, bool narrow) {
 /* The other parameters and statistics follow the weight. */
 static bool torch_takes(const wt_call *call) {
     const wt_tensor *x = &ARG(input).tensor;
-    bool narrow = x->dtype == WEFT_DTYPE_F16 || x->dtype == WEFT_DTYPE_BF16;
+    const bool narrow = wt_is_half(x->dtype);
     /* there the float32 gradients of its parameters are good to 16 bits, and this forward pass is not the one that
      * torch.nn takes, cuDNN's, but one of half the speed */
     if (narrow && (call->cuda || !ARG(weight).tensor.handle)) return false;

@@ -206,6 +206,7 @@ bool wt_check_axes(wt_call *call, const char *name, int rank, const int64_t *val
 /* An expanded tensor may claim any size: more than memory can hold is refused before anything is computed from it. */
 bool wt_check_sizes(wt_call *call, int at);
 bool wt_is_float(int32_t dtype);
+bool wt_is_half(int32_t dtype);
 bool wt_check_float(wt_call *call, int at);
 bool wt_check_same_type(wt_call *call, int at, int as);
 /* So many dimensions, of floating-point data. allowed: the same in words. */

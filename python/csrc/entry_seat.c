@@ -127,9 +127,8 @@ static bool wants_bytes(const entry_call *k, const entry_record *r, const seat_s
 
 /* Batch norm that the long way refuses, or computes with care for 16 bits. */
 static bool is_special_norm(const entry_call *k) {
-    const int32_t dtype = k->in[0].dtype;
     return k->front->kind == ENTRY_BATCH_NORM &&
-           (k->wants[SEAT_MEAN] || k->wants[SEAT_VAR] || (dtype != WEFT_DTYPE_F32 && dtype != WEFT_DTYPE_F64));
+           (k->wants[SEAT_MEAN] || k->wants[SEAT_VAR] || wt_is_half(k->in[0].dtype));
 }
 
 entry_way entry_decide_seat(const entry_call *k, entry_record *r) {

@@ -150,8 +150,11 @@ const char *seat_see_tensors(seat_draft *d);
 /* The format of the results is `last`, and `sure` of it; else PyTorch shows it. */
 const char *seat_fix_format(seat_draft *d, bool last, bool sure);
 /* Input, grad_output: a copy in that format, where it has another. */
-const char *seat_fix_input(seat_draft *d);
+const char *seat_fix_input(seat_draft *d, bool may_copy);
 const char *seat_fix_gradient(seat_draft *d);
+bool seat_is_beside(const wt_tensor *t, const wt_tensor *x); /* on its device */
+/* Data like x: type, device and sizes. */
+const char *seat_compare(const wt_tensor *t, const wt_tensor *x);
 /* A result of these dims and this type, dense in PyTorch's format. */
 bool seat_add_result(seat_draft *d, int i, const int64_t dims[5], int32_t code);
 /* A list of one value, or one for each axis, each `least` or more, onto d h w. */

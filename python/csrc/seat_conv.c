@@ -67,9 +67,8 @@ static const char *read_call(seat_draft *d) {
     bool last = seat_suggests_last(&c->in[SEAT_X]) || seat_suggests_last(&c->in[SEAT_W]);
     const bool sure = !last || (d->g.rank == 2 && !c->cuda);
     why = seat_fix_format(d, last, sure);
-    if (!why && sure) why = seat_fix_input(d);
+    if (!why) why = seat_fix_input(d, sure);
     if (why) return why;
-    if (!wt_is_dense(&d->view[SEAT_X], d->last)) return "the strides of its input";
     /* in 1D PyTorch goes by weights that lie turned */
     if (!wt_is_dense(&d->view[SEAT_W], false) && (d->g.rank == 1 || !wt_is_dense(&d->view[SEAT_W], true)))
         return "the strides of its weight";

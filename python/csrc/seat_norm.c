@@ -20,9 +20,8 @@ static int want_of(const seat_call *c) { return is_cudnn(c) ? ALL : c->want; }
  * parameters as if they lay so. */
 static bool see_vector(seat_draft *d, int at) {
     const wt_tensor *t = &d->c->in[at], *x = &d->c->in[SEAT_X];
-    if (t->dtype != (x->dtype == WEFT_DTYPE_F64 ? WEFT_DTYPE_F64 : WEFT_DTYPE_F32) ||
-        t->device_type != x->device_type || t->device_index != x->device_index || t->rank != 1 ||
-        t->sizes[0] != x->sizes[1] || (t->sizes[0] > 1 && t->strides[0] != 1))
+    if (t->dtype != (x->dtype == WEFT_DTYPE_F64 ? WEFT_DTYPE_F64 : WEFT_DTYPE_F32) || !seat_is_beside(t, x) ||
+        t->rank != 1 || t->sizes[0] != x->sizes[1] || (t->sizes[0] > 1 && t->strides[0] != 1))
         return false;
     d->view[at] = wt_see_vector(t);
     return true;
@@ -49,10 +48,9 @@ static const char *see_parameters(seat_draft *d) {
 }
 
 static const char *see_data(seat_draft *d, int at) {
-    const wt_tensor *x = &d->c->in[SEAT_X], *t = &d->c->in[at];
-    if (t->code != x->code) return "its data types differ";
-    if (t->device_type != x->device_type || t->device_index != x->device_index) return "its devices differ";
-    if (t->rank != x->rank || memcmp(t->sizes, x->sizes, (size_t)x->rank * sizeof(x->sizes[0]))) return "its sizes";
+    const wt_tensor *t = &d->c->in[at];
+    const char *why = seat_compare(t, &d->c->in[SEAT_X]);
+    if (why) return why;
     for (int64_t a = 0; a < t->rank; a++)
         if (t->sizes[a] > INT64_C(1) << 40 || t->strides[a] < 0) return "its strides";
     d->view[at] = wt_see(t, d->g.rank);
@@ -83,8 +81,7 @@ static const char *read_call(seat_draft *d) {
     if (x->rank < 2 || x->rank > 5) return "the rank of its input";
     const int64_t count = wt_count(x->sizes, x->rank);
     if (!count) return "an empty tensor";
-    const bool half = x->dtype == WEFT_DTYPE_F16 || x->dtype == WEFT_DTYPE_BF16;
-    if (!wt_is_float(x->dtype) || (half && !c->in[SEAT_W].handle)) return "its data type";
+    if (!wt_is_float(x->dtype) || (wt_is_half(x->dtype) && !c->in[SEAT_W].handle)) return "its data type";
     d->g = wt_plain_geometry((int)x->rank - 2);
     d->g.batched = true;
     const char *why = see_data(d, SEAT_X);
@@ -98,8 +95,8 @@ static const char *read_call(seat_draft *d) {
     const bool last = seat_suggests_last(x);
     if (c->cuda && !is_cudnn(c) && !trains(c) && last) return "channels-last data, which PyTorch turns"; /* 2.11 */
     why = seat_fix_format(d, last, true);
+    if (!why) why = seat_fix_input(d, false);
     if (why) return why;
-    if (!wt_is_dense(&d->view[SEAT_X], d->last)) return "the strides of its input";
     if (!seat_add_result(d, 0, d->view[SEAT_X].dims, x->code)) return "its sizes";
     add_results(d);
     return c->op->backward ? seat_fix_gradient(d) : NULL;

@@ -69,8 +69,9 @@ static const char *copy_where_needed(seat_draft *d, int at, seat_shape *to) {
 }
 
 /* PyTorch's convolutions make the same copy. What is expanded is theirs. */
-const char *seat_fix_input(seat_draft *d) {
+const char *seat_fix_input(seat_draft *d, bool may_copy) {
     const wt_tensor *x = &d->c->in[SEAT_X];
+    if (!may_copy) return wt_is_dense(&d->view[SEAT_X], d->last) ? NULL : "the strides of its input";
     for (int64_t a = 0; a < x->rank; a++)
         if (x->sizes[a] > 1 && x->strides[a] == 0) return "an expanded input";
     return copy_where_needed(d, SEAT_X, &d->e->x);
@@ -89,6 +90,17 @@ bool seat_read_axes(const wt_list *l, int rank, int64_t least, int64_t *to) {
     return true;
 }
 
+bool seat_is_beside(const wt_tensor *t, const wt_tensor *x) {
+    return t->device_type == x->device_type && t->device_index == x->device_index;
+}
+
+const char *seat_compare(const wt_tensor *t, const wt_tensor *x) {
+    if (t->code != x->code) return "its data types differ";
+    if (!seat_is_beside(t, x)) return "its devices differ";
+    return t->rank == x->rank && !memcmp(t->sizes, x->sizes, (size_t)x->rank * sizeof(x->sizes[0])) ? NULL
+                                                                                                    : "its sizes";
+}
+
 const char *seat_see_tensors(seat_draft *d) {
     const seat_call *c = d->c;
     const wt_tensor *x = &c->in[SEAT_X];
@@ -97,7 +109,7 @@ const char *seat_see_tensors(seat_draft *d) {
         const wt_tensor *t = &c->in[i];
         if (!t->handle) continue;
         if (i != SEAT_INDEX && t->code != x->code) return "its data types differ";
-        if (t->device_type != x->device_type || t->device_index != x->device_index) return "its devices differ";
+        if (!seat_is_beside(t, x)) return "its devices differ";
         if (i == SEAT_BIAS) continue;
         if (t->rank != x->rank) return "the ranks of its tensors";
         for (int64_t a = 0; a < t->rank; a++)

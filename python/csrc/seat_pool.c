@@ -56,8 +56,8 @@ static const char *read_call(seat_draft *d) {
     d->e->sound = true;
     const bool last = seat_suggests_last(x);
     why = seat_fix_format(d, last, !last || !c->cuda);
+    if (!why) why = seat_fix_input(d, false);
     if (why) return why;
-    if (!wt_is_dense(&d->view[SEAT_X], d->last)) return "the strides of its input";
     if (index->handle && !wt_is_dense(&d->view[SEAT_INDEX], d->last)) return "the strides of its indices";
     if (c->op->backward) return seat_add_result(d, 0, from, code) ? seat_fix_gradient(d) : "its sizes";
     if (!seat_add_result(d, 0, dims, code) || (is_max(c) && !seat_add_result(d, 1, dims, wide))) return "its sizes";

@@ -5,18 +5,16 @@
 #include "seat.h"
 
 /* ---------------------------------------------------------------- the call */
-static bool is_contiguous(const wt_tensor *t) {
-    int64_t step = 1;
-    for (int64_t a = t->rank; a-- > 0; step *= t->sizes[a])
-        if (t->sizes[a] > 1 && t->strides[a] != step) return false;
-    return true;
-}
-
 static seat_shape contiguous(const wt_tensor *t) {
     seat_shape s = {.rank = (int)t->rank, .code = t->code};
     memcpy(s.sizes, t->sizes, (size_t)t->rank * sizeof(s.sizes[0]));
     wt_dense_along(s.strides, t->sizes, t->rank, NULL);
     return s;
+}
+
+static bool is_contiguous(const wt_tensor *t) {
+    const seat_shape s = contiguous(t);
+    return wt_lie_alike(t->rank, t->sizes, t->strides, s.strides);
 }
 
 /* What lies before the dimension as the batch, what lies behind it as one axis. */
@@ -37,10 +35,8 @@ static const char *read_call(seat_draft *d) {
     if (!is_contiguous(x)) return "the strides of its input";
     d->view[SEAT_X] = fold(x, axis);
     if (dy->handle) {
-        if (dy->code != x->code) return "its data types differ";
-        if (dy->device_type != x->device_type || dy->device_index != x->device_index) return "its devices differ";
-        if (dy->rank != x->rank || memcmp(dy->sizes, x->sizes, (size_t)x->rank * sizeof(x->sizes[0])))
-            return "its sizes";
+        const char *why = seat_compare(dy, x);
+        if (why) return why;
         d->view[SEAT_DY] = fold(dy, axis);
         if (!is_contiguous(dy)) d->e->dy = contiguous(dy), d->view[SEAT_DY].data = NULL; /* a copy, aligned */
     }

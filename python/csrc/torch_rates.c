@@ -143,9 +143,7 @@ static weft_rates by_picoseconds(const weft_problem *p, double ns, double ps) {
     return (weft_rates){ns, ps > 0 && flops > 0 ? flops / (ps * peak) : 1, 0.8};
 }
 
-static bool is_half(const weft_problem *p) {
-    return p->tensor[0].dtype == WEFT_DTYPE_F16 || p->tensor[0].dtype == WEFT_DTYPE_BF16;
-}
+static bool is_half(const weft_problem *p) { return wt_is_half(p->tensor[0].dtype); }
 
 static double places(const int64_t size[3]) { return (double)size[0] * (double)size[1] * (double)size[2]; }
 

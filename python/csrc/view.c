@@ -171,9 +171,8 @@ bool wt_check_sizes(wt_call *call, int at) {
     return true;
 }
 
-bool wt_is_float(int32_t dtype) {
-    return dtype == WEFT_DTYPE_F32 || dtype == WEFT_DTYPE_F64 || dtype == WEFT_DTYPE_F16 || dtype == WEFT_DTYPE_BF16;
-}
+bool wt_is_half(int32_t dtype) { return dtype == WEFT_DTYPE_F16 || dtype == WEFT_DTYPE_BF16; }
+bool wt_is_float(int32_t dtype) { return dtype == WEFT_DTYPE_F32 || dtype == WEFT_DTYPE_F64 || wt_is_half(dtype); }
 
 bool wt_check_float(wt_call *call, int at) {
     const wt_tensor *t = &call->arg[at].tensor;
