@@ -139,7 +139,8 @@ typedef struct seat_draft { /* a decision being made */
     const seat_call *c;
     seat_entry *e;
     int math;
-    bool last; /* PyTorch computes in channels-last */
+    bool last;                      /* PyTorch computes in channels-last */
+    bool result_last[SEAT_RESULTS]; /* and gives that result in it */
     wt_geometry g;
     wt_view view[SEAT_SLOTS]; /* what each plan's roles are; results have no memory yet */
 } seat_draft;

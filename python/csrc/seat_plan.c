@@ -33,28 +33,36 @@ bool seat_add_result(seat_draft *d, int i, const int64_t dims[5], int32_t code) 
     memset(v, 0, sizeof(*v));
     memcpy(v->dims, dims, sizeof(v->dims));
     v->dtype = wt_dtype_of(code);
-    if (!wt_dense(v->strides, dims, d->last)) return false;
+    if (!wt_dense(v->strides, dims, d->result_last[i])) return false;
     shape_of(d, &d->e->out[i], v, code);
     return true;
 }
 
-/* PyTorch runs once, and its results show the strides. */
+static void set_format(seat_draft *d, bool last) {
+    d->last = last;
+    for (int i = 0; i < SEAT_RESULTS; i++) d->result_last[i] = last;
+}
+
+/* PyTorch runs once, and its results show the strides. The gradient of weights may have others than that of data. */
 static bool learn_format(seat_draft *d) {
+    const bool several = d->c->op->nout == 3;
     seat_call again = *d->c;
     wt_tensor is;
     memset(again.out, 0, sizeof(again.out));
+    set_format(d, seat_suggests_last(&d->c->in[SEAT_X]));
     bool ok = seat_delegate(&again);
     for (int i = 0; i < 2 && ok; i++) {
-        if (d->c->op->nout == 3 ? !(d->c->want >> i & 1) : i > 0) continue;
+        if (several ? !(d->c->want >> i & 1) : i > 0) continue;
         ok = !wt_read_tensor(again.out[i], &is);
-        if (ok) d->last = seat_suggests_last(&is);
+        if (ok && i == 0) set_format(d, seat_suggests_last(&is));
+        if (ok) d->result_last[i] = seat_suggests_last(&is);
     }
     seat_drop_results(&again);
     return ok;
 }
 
 const char *seat_fix_format(seat_draft *d, bool last, bool sure) {
-    d->last = last;
+    set_format(d, last);
     if (!sure && !learn_format(d)) return "PyTorch refuses it";
     return NULL;
 }

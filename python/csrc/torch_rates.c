@@ -190,18 +190,28 @@ static weft_rates guess_cuda_depthwise_last(const weft_problem *p) {
     return r;
 }
 
-/* Groups of several channels: cuDNN's kernels by the channels of a group. The gradient of the weights goes from place
- * to place, in f32 channels-last for some channels of a group one after the other. */
+/* Groups of several channels, the gradient of the weights: ns of a place. Channels-last it goes from place to place, by
+ * the channels of a group, 16 bits too while places are few; of many places cuDNN takes another kernel. */
+static double each_place_grouped(const weft_problem *p, bool last) {
+    const double inside = (double)(p->c / p->groups), spots = (double)p->n * places(p->out);
+    if (last && spots > 16000) return 4;
+    if (!last || (is_half(p) && spots > 4000)) return 7;
+    if (is_half(p)) return 30;
+    return inside < 4 ? 25 : 5 * fmin(inside, 16);
+}
+
+/* The others: cuDNN's kernels by the channels of a group. */
 static weft_rates guess_cuda_grouped(const weft_problem *p, bool last) {
     static const double few[4] = {0.042, 0.3, 0.03, 0.2}, many[4] = {0.08, 0.5, 0.05, 0.3},
                         half_many[4] = {1, 0.5, 0.2, 0.3};
-    const double inside = (double)(p->c / p->groups), each = last && !is_half(p) ? 5 * fmin(inside, 16) : 7;
+    const double inside = (double)(p->c / p->groups);
     const bool fwd = p->pass == WEFT_PASS_FWD, weights = p->pass == WEFT_PASS_BWD_WEIGHTS || p->pass == WEFT_PASS_BWD;
     const double *row = inside < 8 ? few : is_half(p) ? half_many : many;
     weft_rates r = {0, row[fwd ? 0 : 2], row[fwd ? 1 : 3]};
     if (p->pass != WEFT_PASS_BWD_WEIGHTS)
         r.ns += !last ? 12000 : fwd ? 20000 : is_half(p) || inside < 8 ? 30000 : 60000;
-    if (weights) r.ns += 5500 + each * (double)p->n * places(p->out) + (p->rank == 3 ? 10000 : 0);
+    if (weights)
+        r.ns += 5500 + each_place_grouped(p, last) * (double)p->n * places(p->out) + (p->rank == 3 ? 10000 : 0);
     if (p->pass == WEFT_PASS_BWD_DATA && last && inside >= 8) r.of_peak = is_half(p) ? 0.2 : 0.12;
     return r;
 }

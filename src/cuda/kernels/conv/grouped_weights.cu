@@ -41,7 +41,10 @@ static const char *plan(const weft_problem *p, const weft__hw *hw, int variant, 
                         weft__flops(p) / (both ? 2 : 1) / (weights * hw->gpu->gflops);
     /* the chunks of a warp one after the other, some 32 warps of a multiprocessor at a time, as measured */
     const double waves = (double)(blocks_of(p, t) * t->slices * t->warps) / (32 * hw->gpu->sms);
-    d->ns = 6600 + WEFT__MAX(full, 700 * t->per * WEFT__MAX(waves, 1)) + (both ? 1500 + grouped_tile_ns(p, hw, t) : 0);
+    /* channels-last each load of a warp meets 32 sectors, which wait for one another */
+    const double apart = (double)(t->outs + t->ins * p->kernel[2]) * (85 + 320 * waves);
+    const double chunk = p->tensor[0].layout == WEFT_LAYOUT_LAST ? apart : 700 * WEFT__MAX(waves, 1);
+    d->ns = 6600 + WEFT__MAX(full, chunk * t->per) + (both ? 1500 + grouped_tile_ns(p, hw, t) : 0);
     return NULL;
 }
 
