@@ -48,11 +48,14 @@ def functions(m) -> dict[str, tuple[Callable, tuple]]:
             "avg_pool2d": (lambda x: m.avg_pool2d(x, 2), ((1, 2, 4, 4),)),
             "adaptive_avg_pool2d": (lambda x: m.adaptive_avg_pool2d(x, 1), ((1, 2, 4, 4),)),
             "relu": (m.relu, ((4,),)), "hardtanh": (m.hardtanh, ((4,),)), "tanh": (m.tanh, ((4,),)), "sigmoid": (m.sigmoid, ((4,),)),
+            "unfold": (lambda x: m.unfold(x, 2), ((1, 2, 4, 4),)), "fold": (lambda x: m.fold(x, (4, 4), 2), ((1, 8, 9),)),
+            "cross_entropy": (lambda x: m.cross_entropy(x, _CLASSES), ((2, 4),)),
+            "local_response_norm": (lambda x: m.local_response_norm(x, 3), ((1, 4, 4, 4),)),
             "softmax": (lambda x: m.softmax(x, 1), ((2, 4),)), "log_softmax": (lambda x: m.log_softmax(x, 1), ((2, 4),)),
             "batch_norm": (lambda x, a, b: m.batch_norm(x, _MEAN, _VAR, a, b), ((2, 4, 2, 2), (4,), (4,)))}
 
 
-_MEAN, _VAR = torch.zeros(4), torch.ones(4)   # moved to the device by serve
+_MEAN, _VAR, _CLASSES = torch.zeros(4), torch.ones(4), torch.tensor([1, 3])   # moved to the device by serve
 
 
 def modules(m) -> dict[str, tuple[Callable, tuple]]:
@@ -61,6 +64,7 @@ def modules(m) -> dict[str, tuple[Callable, tuple]]:
             "Conv2d depthwise": (m.Conv2d(8, 8, 3, padding=1, groups=8), ((1, 8, 4, 4),)),
             "ConvTranspose2d": (m.ConvTranspose2d(4, 4, 2, 2), ((1, 4, 3, 3),)),
             "MaxPool2d": (m.MaxPool2d(2), ((1, 2, 4, 4),)), "AvgPool2d": (m.AvgPool2d(2), ((1, 2, 4, 4),)),
+            "Unfold": (m.Unfold(2), ((1, 2, 4, 4),)),
             "AdaptiveAvgPool2d": (m.AdaptiveAvgPool2d(1), ((1, 2, 4, 4),)),
             "ReLU": (m.ReLU(), ((4,),)), "Tanh": (m.Tanh(), ((4,),)), "Softmax": (m.Softmax(1), ((2, 4),)),
             "BatchNorm2d eval": (m.BatchNorm2d(4).eval(), ((2, 4, 2, 2),)), "BatchNorm2d": (m.BatchNorm2d(4), ((2, 4, 2, 2),))}
@@ -93,9 +97,9 @@ def stay_on(cores: set[int]) -> None:
 
 def serve(ours: bool, device: str, pipe) -> None:
     """A process for each side: PyTorch's is never touched by weft."""
-    global _MEAN, _VAR
+    global _MEAN, _VAR, _CLASSES
     torch.set_num_threads(1)
-    _MEAN, _VAR = _MEAN.to(device), _VAR.to(device)
+    _MEAN, _VAR, _CLASSES = _MEAN.to(device), _VAR.to(device), _CLASSES.to(device)
     wait = torch.cuda.synchronize if device == "cuda" else lambda: None
     rows = {**functions(weft.functional), **modules(weft.nn)} if ours else {**functions(F), **modules(torch.nn)}
     made: dict[str, dict[str, Callable]] = {}

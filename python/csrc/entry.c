@@ -31,6 +31,9 @@ static py_object *register_seat; /* of Python: true if the seat is at its key */
     X(adaptive_avg_pool2d, 1, ENTRY_ADAPTIVE_AVG_POOL) \
     X(adaptive_avg_pool3d, 1, ENTRY_OTHER)             \
     X(batch_norm, 5, ENTRY_BATCH_NORM)                 \
+    X(unfold, 1, ENTRY_OTHER)                          \
+    X(fold, 1, ENTRY_OTHER)                            \
+    X(cross_entropy, 3, ENTRY_OTHER)                   \
     X(dgmm, 2, ENTRY_OTHER)
 
 /* ---------------------------------------------------------------- the ways */

@@ -43,6 +43,7 @@ CALLS = {
     "softmax": lambda m, x, p: m.softmax(x, 1),
     "log-softmax": lambda m, x, p: m.log_softmax(x, -1),
     "max-pool": lambda m, x, p: m.max_pool2d(x, 3, 2, 1),
+    "unfold": lambda m, x, p: m.unfold(x, 3, padding=1, stride=2),
 }
 
 
@@ -460,6 +461,30 @@ def test_a_call_that_is_known_ends_in_its_entry(name, dtype, grad):
     finally:
         sys.setprofile(None)
     assert calls <= 3
+
+
+@needs_entries
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+@pytest.mark.parametrize("grad", [False, True], ids=["no_grad", "grad"])
+@pytest.mark.parametrize("size", [(3, 5), (8, 30, 64, 64)], ids=["few", "many"])
+def test_losses_have_an_entry(size, grad, reduction):
+    """Small ones are PyTorch's with a gradient, large ones weft's; what is wrong with a label is said each time."""
+    x, target = torch.randn(size, requires_grad=grad), torch.randint(size[1], (size[0], *size[2:]))
+    target.view(-1)[0] = -100
+    kinds = []
+    for _ in range(3):
+        want, got = (m.cross_entropy(x, target, torch.arange(1.0, 1 + size[1]), reduction=reduction, label_smoothing=0.0) for m in (F, W))
+        torch.testing.assert_close(got, want)
+        if grad:
+            torch.testing.assert_close(*(torch.autograd.grad(y.sum(), x)[0] for y in (got, want)))
+            kinds.append(type(got.grad_fn).__name__.startswith("weft_"))
+    assert kinds == ([len(size) > 2] * 3 if grad else [])
+    target.view(-1)[1] = size[1]
+    for _ in range(2):
+        with pytest.raises(IndexError):
+            W.cross_entropy(x, target, torch.arange(1.0, 1 + size[1]), reduction=reduction)
+    with pytest.raises(ValueError, match="reduction: is 'average'"):
+        W.cross_entropy(x, target, reduction="average")
 
 
 @needs_entries

@@ -27,6 +27,7 @@ _BUILTINS: dict[str, Any] = {
     "adaptive_avg_pool3d": torch._C._nn.adaptive_avg_pool3d,
     "relu": torch.relu, "tanh": torch.tanh, "sigmoid": torch.sigmoid, "hardtanh": torch._C._nn.hardtanh,
     "softmax": torch.softmax, "log_softmax": torch.log_softmax, "batch_norm": torch.batch_norm,
+    "unfold": torch._C._nn.im2col, "fold": torch._C._nn.col2im, "cross_entropy": torch._C._nn.cross_entropy_loss,
 }
 # of PyTorch's builtins, for their last arguments: the very objects that Python's own functions have as theirs
 _DEFAULTS: dict[str, tuple] = {"conv": (None, 1, 0, 1, 1), "conv_transpose": (None, 1, 0, 0, 1, 1), "max_pool": ((), 0, 1, False),

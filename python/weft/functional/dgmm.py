@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.overrides import handle_torch_function, has_torch_function_variadic
 
-from .._core.arguments import any_autocast, autocast_dtype, in_dynamo, need_tensors
+from .._core.arguments import any_autocast, autocast_dtype, grad_enabled, in_dynamo, need_tensors
 from .._core.entry import front, kept
 from .._core.rules import Rule, adjoint, call, call_into, derived, mapped, wide
 
@@ -42,8 +42,13 @@ def _by_torch(complex, input, x, side, conjugate=False):
     a, v = _numbers(complex, input), _numbers(complex, x)
     v = v.conj_physical() if conjugate and complex else v
     v = v if side != "left" and (side or v.shape[0] == a.shape[-1]) else v.unsqueeze(-1)
-    y = torch.mul(a, v, out=a.new_empty(a.shape))   # contiguous
+    y = torch.mul(a, v, out=None if a.is_contiguous() or grad_enabled() else a.new_empty(a.shape)).contiguous()
     return torch.view_as_real(y) if _pair(complex, input) else y
+
+
+def _native(complex, input, x, side):
+    """Not for 16 bits: PyTorch rounds what the gradient of x sums up."""
+    return NotImplemented if input.dtype in (torch.float16, torch.bfloat16) else _by_torch(complex, input, x, side)
 
 
 def _by_torch_backward(complex, grad, input, x, side, want):
@@ -73,7 +78,8 @@ def _rules(name: str, complex: bool) -> Rule:
         return da if a else None, dv if v else None
     save, _, tangent = derived(formula, 2)
     by_torch = partial(_by_torch, complex)
-    forward = Rule(name, 2, save, gradient, tangent, mapped(name, 2, 1, lambda side: 64), by_torch=by_torch, plain=by_torch)   # any dimensions in front
+    forward = Rule(name, 2, save, gradient, tangent, mapped(name, 2, 1, lambda side: 64), by_torch=by_torch,
+                   native=partial(_native, complex), plain=by_torch)   # any dimensions in front
     backward = Rule(f"{name}_backward", 3, *derived(backward_formula, 3), mapped(f"{name}_backward", 3, 0), by_torch=partial(_by_torch_backward, complex))
     return forward
 

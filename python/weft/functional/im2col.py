@@ -9,11 +9,14 @@ import torch
 from torch import Tensor
 from torch.overrides import handle_torch_function, has_torch_function_unary
 
-from .._core.arguments import Size, foreign, left_to_torch, remembered, spread, whole
+from .._core.arguments import Size, foreign, in_dynamo, left_to_torch, remembered, spread, whole
+from .._core.entry import front, kept
 from .._core.rules import call, call_into, linear, mapped
 from .._core.shapes import SIZES, even, least_source
 
 __all__ = ["unfold", "fold", "im2col", "col2im"]
+
+_unfold, _fold = front("unfold"), front("fold")
 
 
 # ---------------------------------------------------------------------------------------------- the rules
@@ -40,12 +43,19 @@ def _torch_col2im(input, size, kernel_size, stride, padding, dilation, flat):
     return torch._C._nn.col2im(input.reshape(batch, rows, -1), _plane(size, 1), *window).reshape(shape)
 
 
+def _exact(function):
+    """Not for 16 bits, whose sums, those of a gradient, PyTorch rounds."""
+    def native(input, *settings):
+        return function(input, *settings) if input.dtype in (torch.float32, torch.float64) else NotImplemented
+    return native
+
+
 IM2COL = linear("im2col", "col2im", lambda input, kernel_size, *rest: (input.shape[-len(kernel_size):], kernel_size, *rest),
                  mapped("im2col", unbatched=lambda kernel_size, *rest: len(kernel_size) + 1),
-                 by_torch=_torch_im2col, plain=_torch_im2col)
+                 by_torch=_torch_im2col, native=_exact(_torch_im2col), plain=_torch_im2col)
 COL2IM = linear("col2im", "im2col", lambda input, size, *settings: settings,
                  mapped("col2im", unbatched=lambda size, *settings: 2 if settings[-1] else 2 * len(size) + 1),
-                 by_torch=_torch_col2im, plain=_torch_col2im)
+                 by_torch=_torch_col2im, native=_exact(_torch_col2im), plain=_torch_col2im)
 TWIN = 0   # stands for a rank: 2, by the rules of unfold and fold
 
 
@@ -83,6 +93,11 @@ def unfold(input: Tensor, kernel_size: Size, dilation: Size = 1, padding: Size =
         >>> weft.functional.unfold(torch.randn(2, 3, 8, 8), 3, padding=1).shape
         torch.Size([2, 27, 64])
     """
+    entered = out is None and not in_dynamo()
+    if entered:
+        y = _unfold(input, kernel_size, dilation, padding, stride)
+        if y is not NotImplemented:
+            return y
     if has_torch_function_unary(input):
         return handle_torch_function(unfold, (input,), input, kernel_size, dilation=dilation, padding=padding, stride=stride, out=out)
     _check_tensor("unfold", input)
@@ -92,6 +107,8 @@ def unfold(input: Tensor, kernel_size: Size, dilation: Size = 1, padding: Size =
         kind = IndexError if input.dim() < 3 else RuntimeError   # as the twin
         raise kind(f"unfold: input has {input.dim()} dimensions {list(input.shape)}, allowed: 3 (unbatched) or 4 (batched)")
     args = (input, *_axes(TWIN, kernel_size=kernel_size, stride=stride, padding=padding, dilation=dilation), True)
+    if entered:
+        return kept(call(IM2COL, *args))
     return call(IM2COL, *args) if out is None else call_into(IM2COL, out, *args)
 
 
@@ -102,6 +119,11 @@ def fold(input: Tensor, output_size: Size, kernel_size: Size, dilation: Size = 1
         >>> weft.functional.fold(torch.randn(2, 27, 64), (8, 8), 3, padding=1).shape
         torch.Size([2, 3, 8, 8])
     """
+    entered = out is None and not in_dynamo()
+    if entered:
+        y = _fold(input, output_size, kernel_size, dilation, padding, stride)
+        if y is not NotImplemented:
+            return y
     if has_torch_function_unary(input):
         return handle_torch_function(fold, (input,), input, output_size, kernel_size, dilation=dilation, padding=padding, stride=stride, out=out)
     _check_tensor("fold", input)
@@ -110,6 +132,8 @@ def fold(input: Tensor, output_size: Size, kernel_size: Size, dilation: Size = 1
     if not 2 <= input.dim() <= 3:
         raise RuntimeError(f"fold: input has {input.dim()} dimensions {list(input.shape)}, allowed: 2 (unbatched) or 3 (batched)")
     args = (input, *_axes(TWIN, output_size=output_size, kernel_size=kernel_size, stride=stride, padding=padding, dilation=dilation), True)
+    if entered:
+        return kept(call(COL2IM, *args))
     return call(COL2IM, *args) if out is None else call_into(COL2IM, out, *args)
 
 

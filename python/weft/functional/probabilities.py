@@ -218,6 +218,14 @@ def _torch_loss(input, target, weight, ignore_index, reduction, _):
     return loss, torch.logsumexp(input, min(input.dim() - 1, 1))
 
 
+def _native_loss(input, target, weight, ignore_index, reduction, label_smoothing):
+    """The loss alone; its gradient is PyTorch's, which is channels-first whatever the data."""
+    if not input.is_contiguous():
+        return NotImplemented
+    return torch.nn.functional.cross_entropy(input, target, weight, ignore_index=ignore_index, reduction=_NAMES[reduction],
+                                             label_smoothing=label_smoothing), None
+
+
 def _torch_backward_of_loss(grad, input, target, weight, lse, ignore_index, reduction, _):
     """Its likelihood knows rows (n, c) and images (n, c, h, w): other ranks are read as images."""
     dim, images = min(input.dim() - 1, 1), input.dim() > 2
@@ -233,12 +241,16 @@ def _torch_backward_of_loss(grad, input, target, weight, lse, ignore_index, redu
 
 
 _SHARED = "weight: cannot be mapped over a dimension by torch.vmap, allowed: one for the whole batch"
-CROSS_ENTROPY = Rule("cross_entropy", 3, _save_loss, _gradient_of_loss, _tangent_of_loss, mapped("cross_entropy", 3, 0, shared={2: _SHARED}), by_torch=_torch_loss)
+CROSS_ENTROPY = Rule("cross_entropy", 3, _save_loss, _gradient_of_loss, _tangent_of_loss, mapped("cross_entropy", 3, 0, shared={2: _SHARED}), by_torch=_torch_loss,
+                     native=_native_loss)
 CROSS_ENTROPY_BACKWARD = Rule("cross_entropy_backward", 5, *derived(_backward_of_loss, 5), mapped("cross_entropy_backward", 5, 0, shared={3: _SHARED}),
                               by_torch=_torch_backward_of_loss)
 
 
 # ---------------------------------------------------------------------------------------------- cross entropy: the function
+
+_cross_entropy = front("cross_entropy")
+
 
 def _read_smoothing(value: Any) -> float:
     """As PyTorch: what is not positive smooths nothing."""
@@ -327,12 +339,20 @@ def cross_entropy(input: Tensor, target: Tensor, weight: Optional[Tensor] = None
         >>> weft.functional.cross_entropy(torch.zeros(2, 4, 8, 8), torch.zeros(2, 8, 8, dtype=torch.int64))
         tensor(1.3863)
     """
+    how = _REDUCTIONS.get(reduction) if type(reduction) is str else None
+    entered = how is not None and out is None and size_average is None and reduce is None and not in_dynamo()
+    if entered:
+        loss = _cross_entropy(input, target, weight, how, ignore_index, label_smoothing)
+        if loss is not NotImplemented:
+            return loss
     if has_torch_function_variadic(input, target, weight):
         return handle_torch_function(cross_entropy, (input, target, weight), input, target, weight=weight, size_average=size_average,
                                      ignore_index=ignore_index, reduce=reduce, reduction=reduction, label_smoothing=label_smoothing, out=out)
     if size_average is not None or reduce is not None:
         reduction = _reduction.legacy_get_string(size_average, reduce)
-    how = _REDUCTIONS.get(reduction) if isinstance(reduction, str) else None
+        how = _REDUCTIONS[reduction]
+    if how is None:
+        how = _REDUCTIONS.get(reduction) if isinstance(reduction, str) else None
     if how is None:
         if reduction != "elementwise_mean":
             raise ValueError(f"reduction: is {reduction!r}, allowed: 'none', 'mean' or 'sum'")
@@ -353,4 +373,5 @@ def cross_entropy(input: Tensor, target: Tensor, weight: Optional[Tensor] = None
         input, target, weight = _probabilities(input, target, weight, ignore_index)
     else:
         target = _labels(input, target, weight)
-    return (_loss_of if is_compiling() else _loss_or_label)(out, input, target, weight, ignore_index, how, label_smoothing)
+    loss = (_loss_of if is_compiling() else _loss_or_label)(out, input, target, weight, ignore_index, how, label_smoothing)
+    return kept(loss) if entered else loss
