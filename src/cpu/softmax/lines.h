@@ -179,7 +179,8 @@ VF_INLINE float row_greatest(const int dtype, const void *x, int64_t at, int64_t
 }
 
 VF_INLINE vf row_exp(const int dtype, const void *x, int64_t at, int64_t i, int64_t left, vf m, float *kept) {
-    const vf e = vf_exp_below(vf_sub(row_load(dtype, x, at + i, left), m));
+    const vf below = vf_exp_below(vf_sub(run_load(dtype, x, at + i, left), m));
+    const vf e = left < VF_LANES ? vf_select(vm_first(left), below, vf_zero()) : below;
     if (kept) vf_store(kept + i, e);
     return e;
 }
