@@ -3,8 +3,8 @@
  * Math:      as in src/ref/softmax.h
  * Blocking:  a tile of up to 256 pixels in 256 KB of the slot. Forward: the rows of VF_LANES pixels, channels in lanes,
  *            whose greatest and sums are transposed once and then found for all of them; from the tile squares of lanes
- *            are transposed, scaled and go to the planes. Gradient: squares of diff_dst are transposed into the tile,
- *            pixels in lanes, and added up with dst; then the result
+ *            are transposed, scaled and go to the planes; up to 48 channels are transposed first (turn.h). Gradient:
+ *            squares of diff_dst are transposed into the tile, pixels in lanes, and added up with dst; then the result
  * Traffic:   each tensor once, tiles from the second-level cache; large outputs are streamed, lines of 1 KB a channel
  * Roofline:  bandwidth / 8 (forward) or 12 (gradient) elements per second in f32
  *            Measured on 2 cores of an EPYC (Zen 4, AVX-512), 8x256x56x56 f32: tiles of 64 pixels and a sweep of their
@@ -12,7 +12,7 @@
  * Assumes:   tensors dense and of one type; up to 1024 channels
  * Try:       weft bench softmax2d:fwd:f32:nhwc,dst=nchw:n8c256h56w56
  *            weft bench softmax2d:bwd:f32:nchw,diff_dst=nhwc:n8c256h56w56 */
-#include "cpu/softmax/lines.h"
+#include "cpu/softmax/turn.h"
 
 enum { KEEP = 65536, PIXELS = 256, SLOTS = 32 };
 
@@ -21,7 +21,7 @@ typedef struct turned {
     void *out;
     float *kept;                                           /* KEEP of each slot */
     int64_t images, channels, inner, pixels, tiles, slots; /* pixels of a tile, tiles of an image */
-    bool stream;
+    bool stream, few;
 } turned;
 
 /* A run of `left` pixels of one channel. */
@@ -84,6 +84,23 @@ VF_INLINE void forward(const turned *q, const int dtype, const bool log, int64_t
                    (image * n + c) * q->inner + first + i, n - c, count - i);
 }
 
+/* The same with pixels in the lanes, for few channels. */
+static void compute_few(float *kept, int64_t pitch, int64_t channels, int64_t count, bool log) {
+    if (log)
+        turn_softmax(true, kept, pitch, channels, count);
+    else
+        turn_softmax(false, kept, pitch, channels, count);
+}
+VF_INLINE void forward_few(const turned *q, const int dtype, const bool log, int64_t image, int64_t first,
+                           int64_t count, float *kept) {
+    const int64_t n = q->channels, pitch = q->pixels + 16, plane = image * n * q->inner + first;
+    turn_in(dtype, q->x, (image * q->inner + first) * n, n, count, kept, pitch);
+    compute_few(kept, pitch, n, count, log);
+    for (int64_t c = 0; c < n; c++)
+        for (int64_t i = 0; i < count; i += VF_LANES)
+            put(q, dtype, plane + c * q->inner + i, vf_load(kept + c * pitch + i), count - i);
+}
+
 /* ---------------------------------------------------------------- gradient */
 /* diff_dst of `count` channels from c on and `left` pixels into the tile, pixels in lanes; the sum with these terms. */
 VF_INLINE vf turn(const turned *q, const int dtype, const bool log, int64_t from, int64_t at, float *to, int64_t pitch,
@@ -128,6 +145,8 @@ VF_INLINE void tiles(const turned *q, int64_t slot, const int dtype, const bool 
         const int64_t count = WEFT__MIN(q->pixels, q->inner - first);
         if (bwd)
             backward(q, dtype, log, image, first, count, kept);
+        else if (q->few)
+            forward_few(q, dtype, log, image, first, count, kept);
         else
             forward(q, dtype, log, image, first, count, kept);
     }
@@ -168,7 +187,8 @@ static const char *plan(const weft_problem *p, const weft__hw *hw, int variant, 
     q->pixels = WEFT__MIN(PIXELS, KEEP / channels / 16 * 16);
     if (bwd) q->pixels = WEFT__MIN(PIXELS, (KEEP / channels - 16) / 16 * 16);
     q->tiles = cpu_ceil(q->inner, q->pixels);
-    const double bytes = weft__bytes(p), lanes = (double)cpu_round_up(p->c, VF_LANES) / (double)p->c;
+    q->few = !bwd && p->c <= TURN_MOST;
+    const double bytes = weft__bytes(p), lanes = q->few ? 1 : (double)cpu_round_up(p->c, VF_LANES) / (double)p->c;
     q->slots = WEFT__MIN(cpu_slots(q->images * q->tiles, bytes), SLOTS);
     d->workspace = (size_t)q->slots * KEEP * sizeof(float);
     q->stream = VF_LANES == 16 && cpu_streams(hw, bytes / (bwd ? 3 : 2));
@@ -179,7 +199,7 @@ static const char *plan(const weft_problem *p, const weft__hw *hw, int variant, 
 #define TURNED(NAME, name_)                                                            \
     WEFT__KERNEL(name_##_turned) = {                                                   \
         .name = WEFT__NAME(#name_ "_turned"),                                          \
-        .version = 2,                                                                  \
+        .version = 3,                                                                  \
         .op = WEFT_OP_##NAME,                                                          \
         .engine = WEFT_ENGINE_CPU,                                                     \
         .isa = WEFT__ISA_HERE,                                                         \
