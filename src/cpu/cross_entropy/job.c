@@ -16,7 +16,9 @@ const char *WEFT__ISA_NAME(weft__cross_entropy_plan)(const weft_problem *p, cons
             return "the target, the losses or the weights are not dense";
     if (q->v.channels >= 1 << 30) return "2^30 classes or more";
     const int64_t planes = cpu_ceil(q->v.inner, q->places = tile_pixels(&q->v, SWEEP / (bwd ? 2 : 1)));
+    q->turned = turns(&q->v, bwd);
     if (q->v.inner == 1) q->places = WEFT__MIN(q->v.outer, TILE_MOST / 8);
+    if (q->turned) q->places = turn_pixels(q->v.channels, q->v.outer);
     q->tiles = q->v.inner == 1 ? cpu_ceil(q->v.outer, q->places) : q->v.outer * planes;
     const double bytes = weft__bytes(p), elements = weft__flops(p) / 8;
     q->slots = cpu_slots(q->tiles, bytes);
@@ -26,10 +28,11 @@ const char *WEFT__ISA_NAME(weft__cross_entropy_plan)(const weft_problem *p, cons
     q->weighted = p->attr[WEFT_CE_WEIGHTED] != 0;
     q->each = p->attr[WEFT_CE_REDUCTION] == WEFT_CE_NONE;
     d->workspace = (size_t)q->slots * sizeof(sums) + (size_t)padded(q->v.channels) * sizeof(float);
-    const int64_t run = q->v.inner == 1 ? q->v.channels : q->places;
+    const bool rows = q->v.inner == 1 && !q->turned;
+    const int64_t run = rows ? q->v.channels : q->places;
     const double lanes = (double)cpu_round_up(run, VF_LANES) / (double)run;
-    d->ns = lines_cost(hw, bytes, elements * lanes, 1, bwd ? 3 : 2, q->slots) +
-            (double)(q->v.outer * q->v.inner) * (q->v.inner == 1 ? 20 : 3) /
+    d->ns = lines_cost(hw, bytes, elements * lanes, 1, (bwd ? 3 : 2) + q->turned, q->slots) +
+            (double)(q->v.outer * q->v.inner) * (rows ? (bwd ? 4 : 10) : 2) /
                 (WEFT__MIN(hw->threads, (double)q->slots) * cpu_speed(hw));
     return NULL;
 }

@@ -2,11 +2,11 @@
  *
  * Places (n, d, h, w) are counted as they lie in the target and lse. A tile is a run of them: pixels of a plane where
  * the classes lie a plane apart (columns), else rows of classes. Class c of place i of a tile is the logit at
- * at + c * across + i * along. */
+ * at + c * across + i * along. Rows of few classes are turned into columns first. */
 #ifndef WEFT_CPU_CROSS_ENTROPY_JOB_H
 #define WEFT_CPU_CROSS_ENTROPY_JOB_H
 
-#include "cpu/softmax/lines.h"
+#include "cpu/softmax/turn.h"
 
 enum { SWEEP = CPU_CUT(49152, 1024) }; /* floats of a tile, which stays in the second-level cache */
 
@@ -24,7 +24,7 @@ typedef struct job {
     sums *parts;                          /* of each slot */
     double smooth, weights_sum, total;    /* total: what the gradient of a mean is divided by */
     int64_t ignore, places, tiles, slots; /* places of a tile, tiles in all */
-    bool weighted, each, stream;          /* each: no reduction */
+    bool weighted, each, stream, turned;  /* each: no reduction */
 } job;
 
 typedef struct tile {
@@ -39,6 +39,27 @@ VF_INLINE tile tile_of(const job *q, int64_t item) {
     const int64_t planes = cpu_ceil(q->v.inner, q->places), outer = item / planes, pixel = item % planes * q->places;
     return (tile){outer * q->v.channels * q->v.inner + pixel, outer * q->v.inner + pixel,
                   WEFT__MIN(q->places, q->v.inner - pixel), q->v.inner, 1};
+}
+
+/* A tile of few classes, turned: logits, or the gradient; probabilities, then the rows of the gradient. */
+typedef struct planes {
+    _Alignas(64) float x[TURN], other[TURN_ROWS];
+} planes;
+
+/* The job of such tiles alone, in f32. */
+VF_INLINE job job_of_planes(const job *q, planes *r) {
+    job own = *q;
+    own.v = (lines_view){1, q->v.channels, q->places};
+    own.x = own.out = r->x;
+    if (q->probs) own.probs = r->other;
+    own.stream = false;
+    return own;
+}
+
+VF_INLINE tile turn_tile(const job *q, const int dtype, const tile *t, planes *r) {
+    turn_in(dtype, q->x, t->at, q->v.channels, t->count, r->x, q->places);
+    if (q->probs) turn_in(dtype, q->probs, t->at, q->v.channels, t->count, r->other, q->places);
+    return (tile){0, t->place, t->count, q->places, 1};
 }
 
 /* The label of a place: -1 if ignored, -2 if no class. */
