@@ -100,7 +100,7 @@ static weft_rates guess_cpu_softmax(const weft_problem *p) {
     static const double apart[2][2] = {{0.0194, 0.1}, {0.044, 0.05}}, together[2][2] = {{0.0415, 0.16}, {0.048, 0.08}};
     const bool back = p->pass != WEFT_PASS_FWD, log = p->op == WEFT_OP_LOG_SOFTMAX;
     if (p->in[0] * p->in[1] * p->in[2] == 1) return (weft_rates){3000, together[log][back], 1};
-    if (is_last(p)) return (weft_rates){3000, 0.3, back ? 0.4 : 0.12};
+    if (is_last(p)) return (weft_rates){3000, 0.3, back ? 0.22 : 0.09};
     return (weft_rates){3000, apart[log][back], is_large(p) ? 0.25 : back ? 0.6 : 0.4};
 }
 

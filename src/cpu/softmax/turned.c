@@ -192,7 +192,9 @@ static const char *plan(const weft_problem *p, const weft__hw *hw, int variant, 
     q->slots = WEFT__MIN(cpu_slots(q->images * q->tiles, bytes), SLOTS);
     d->workspace = (size_t)q->slots * KEEP * sizeof(float);
     q->stream = VF_LANES == 16 && cpu_streams(hw, bytes / (bwd ? 3 : 2));
-    d->ns = lines_cost(hw, bytes, weft__flops(p) / 5 * lanes, bwd && !log ? 0 : 1, 6, q->slots);
+    const double elements = weft__flops(p) / 5; /* the gradient computes with pixels in lanes */
+    d->ns = bwd ? lines_cost(hw, bytes, elements, log ? 1 : 0, 4 + lanes, q->slots)
+                : lines_cost(hw, bytes, elements * lanes, 1, 6, q->slots);
     return NULL;
 }
 
