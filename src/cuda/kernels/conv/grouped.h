@@ -61,7 +61,8 @@ static inline const char *grouped_refusal(const weft_problem *p) {
     for (int i = 0; i < p->ntensors; i++) {
         const weft_tensor *t = &p->tensor[i];
         const bool weights = t->role == WEFT_ROLE_WEIGHTS || t->role == WEFT_ROLE_DIFF_WEIGHTS;
-        if ((t->rank < 5 || weights) && !weft__is_first(t)) return "weights that are not dense channels-first";
+        if (t->rank < 5 && !weft__is_first(t)) return "a bias with gaps";
+        if (weights && !weft__is_first(t) && !weft__is_last(t)) return "weights that are not dense";
         if (t->rank == 5 && t->dtype != p->tensor[0].dtype) return "data of several types";
     }
     return NULL;
@@ -97,6 +98,12 @@ static inline grouped_args grouped_args_of(const weft__exec *e, bool fwd) {
     return a;
 }
 
+/* Weights whose input channels are nearer than their taps. */
+static inline bool grouped_turned(const weft_problem *p, int role) {
+    const weft_tensor *t = weft__tensor(p, role);
+    return t && !weft__is_first(t);
+}
+
 static inline void grouped_defines(const weft_problem *p, int mode, weft__text *text) {
     cuda_defines(p, 1, text);
     weft__put(text, " -DSTRICT=%d -DMODE=%d -DBIASED=%d", p->math == WEFT_MATH_STRICT, mode,
@@ -104,6 +111,8 @@ static inline void grouped_defines(const weft_problem *p, int mode, weft__text *
     for (int a = 0; a < 3; a++)
         weft__put(text, " -DK%d=%d -DS%d=%d -DP%d=%d -DD%d=%d", a, (int)p->kernel[a], a, (int)p->stride[a], a,
                   (int)p->pad_lo[a], a, (int)p->dilation[a]);
+    weft__put(text, " -DWEIGHTS_LAST=%d -DDIFF_WEIGHTS_LAST=%d", grouped_turned(p, WEFT_ROLE_WEIGHTS),
+              grouped_turned(p, WEFT_ROLE_DIFF_WEIGHTS));
     cuda_define_type(p, mode == MODE_FWD ? WEFT_ROLE_BIAS : WEFT_ROLE_DIFF_BIAS, "BIAS_T", text);
     if (mode == MODE_FWD)
         weft__epilogue_defines(p, text);

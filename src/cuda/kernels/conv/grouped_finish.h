@@ -10,8 +10,10 @@ extern "C" __global__ void __launch_bounds__(FINISH_THREADS) finish(const __grid
     double sum = 0;
 #pragma unroll 8
     for (int s = 0; s < a.slices; s++) sum += a.partial[s * all + i];
+    const int64_t tap = i % (K0 * K1 * K2), in = i / (K0 * K1 * K2) % a.outer, out = i / (K0 * K1 * K2) / a.outer;
     if (i < weights)
-        ((T *)a.diff_weights)[i] = narrow<T>((float)sum);
+        ((T *)a.diff_weights)[DIFF_WEIGHTS_LAST ? (out * (K0 * K1 * K2) + tap) * a.outer + in : i] =
+            narrow<T>((float)sum);
     else
         ((BIAS_T *)a.diff_bias)[i - weights] = narrow<BIAS_T>((float)sum);
 }

@@ -12,7 +12,8 @@ enum { ROWS = HIGH1 - LOW1 + 1 };
 /* Of source channel c and dest channel o of a group. */
 static __device__ __forceinline__ float weight_at(const grouped_args &a, int group, int c, int o, int k) {
     const int out = FWD ? o : c, in = FWD ? c : o, outs = FWD ? a.outer : a.inner, ins = FWD ? a.inner : a.outer;
-    return widen(((const T *)a.weights)[(((int64_t)group * outs + out) * ins + in) * TAPS + k]);
+    const int64_t row = (int64_t)group * outs + out;
+    return widen(((const T *)a.weights)[WEIGHTS_LAST ? (row * TAPS + k) * ins + in : (row * ins + in) * TAPS + k]);
 }
 
 /* One dest, products with the padding left out. */
