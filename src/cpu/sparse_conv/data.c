@@ -42,6 +42,15 @@ VF_INLINE void rows(const product *q, const sp_block *b, const sp_span *span, fl
 static void rows_of(const product *q, const sp_block *b, const sp_span *span, float *sums, bool first,
                     const cpu_epilogue *f) {
     switch (q->v->r) {
+    case 1:
+        rows(q, b, span, sums, first, f, 1);
+        break;
+    case 2:
+        rows(q, b, span, sums, first, f, 2);
+        break;
+    case 3:
+        rows(q, b, span, sums, first, f, 3);
+        break;
     case 4:
         rows(q, b, span, sums, first, f, 4);
         break;
@@ -88,7 +97,8 @@ static void items(void *arg, int64_t slot) {
         sp_block_at(v, i, &b);
         for (int64_t chunk = 0; chunk < v->chunks; chunk++) {
             const int64_t c = chunk * v->chunk, count = WEFT__MIN(v->chunk, v->ic - c);
-            sp_pack(v, &b, &q->in, b.group * v->ic + c, count, panel);
+            const sp_range range = {b.group * v->ic + c, 0, count, sp_used_of(&q->entries, b.group, chunk)};
+            sp_pack(v, &b, &q->in, &range, panel);
             rows_of(&product, &b, q->entries.span + chunk, sums, chunk == 0, &q->f);
         }
         sp_finish(v, &b, &q->out, sums, &q->ends);

@@ -23,7 +23,7 @@ typedef struct sp_span {
 } sp_span;
 
 typedef struct sp_column { /* what its entries are: offset -1 none; span: the chunk forward, the channel backward */
-    int32_t offset, span;
+    int32_t offset, span, used; /* used: the flag of its place, in its chunk */
 } sp_column;
 
 typedef struct sp_entries {
@@ -32,7 +32,8 @@ typedef struct sp_entries {
     int64_t columns;
     sp_column *column; /* by plain column */
     sp_entry *entry;
-    sp_span *span; /* [channel written, of all groups][chunk] */
+    sp_span *span;       /* [channel written, of all groups][chunk] */
+    unsigned char *used; /* [group][chunk][place][channel of the chunk]: whether an entry reads it; NULL: not asked */
     unsigned char bad[SP_SLOTS];
 } sp_entries;
 
@@ -42,11 +43,14 @@ VF_INLINE int64_t sp_columns(const sp_view *v) {
 }
 VF_INLINE int64_t sp_spans(const sp_view *v) { return v->chunks * v->p->groups * v->oc; }
 
-/* Bytes of the three tables, each a multiple of 64. */
+VF_INLINE int64_t sp_used(const sp_view *v) { return sp_skips(v) ? v->chunk * sp_places(v) : 0; }
+
+/* Bytes of the four tables, each a multiple of 64. */
 VF_INLINE int64_t sp_entries_bytes(const sp_view *v) {
     return cpu_round_up(sp_columns(v) * (int64_t)sizeof(sp_column), 64) +
            cpu_round_up(v->p->attr[WEFT_SPARSE_NNZ] * (int64_t)sizeof(sp_entry), 64) +
-           cpu_round_up(sp_spans(v) * (int64_t)sizeof(sp_span), 64);
+           cpu_round_up(sp_spans(v) * (int64_t)sizeof(sp_span), 64) +
+           cpu_round_up(v->p->groups * v->chunks * sp_used(v), 64);
 }
 
 /* Where the R vectors that a tap reads begin in the panel of its channel, -1 where it feeds nothing, and the span. */
@@ -65,8 +69,9 @@ VF_INLINE void sp_columns_of(const sp_view *v, sp_column *column) {
             place[2] = 0;
             for (int64_t t = 0; t < axis[2].kernel; t++, k++) {
                 const bool w = sp_reach(v, 2, t, &reach[2]);
-                const int64_t at = (place[0] * axis[2].taps + place[2]) * v->rows + row;
-                column[k] = (sp_column){d && h && w ? (int32_t)(at * VF_LANES) : -1, 0};
+                const int64_t wide = place[0] * axis[2].taps + place[2], at = wide * v->rows + row;
+                const int64_t used = (v->shared ? wide : wide * axis[1].taps + place[1]) * v->chunk;
+                column[k] = (sp_column){d && h && w ? (int32_t)(at * VF_LANES) : -1, 0, (int32_t)used};
                 place[2] += w;
             }
             place[1] += h;
@@ -79,6 +84,7 @@ VF_INLINE void sp_columns_of(const sp_view *v, sp_column *column) {
             sp_column *to = &column[c * window + k];
             *to = column[k];
             if (to->offset >= 0 && !v->back) to->offset += (int32_t)(c % v->chunk * v->channel);
+            if (!v->back) to->used += (int32_t)(c % v->chunk);
             to->span = (int32_t)(v->back ? c : c / v->chunk);
         }
 }
@@ -105,14 +111,22 @@ VF_INLINE const sp_column *sp_column_at(const sp_entries *q, int64_t j) {
 typedef struct sp_region {
     int64_t first, last, count, step;
     sp_span *span;
+    unsigned char *used; /* of its group, backward of its chunk; NULL: not asked */
 } sp_region;
 
 VF_INLINE sp_region sp_region_at(const sp_entries *q, int64_t i) {
     const sp_view *v = q->v;
-    if (!v->back) return (sp_region){i, i + 1, v->chunks, 1, q->span + i * v->chunks};
+    if (!v->back)
+        return (sp_region){i,
+                           i + 1,
+                           v->chunks,
+                           1,
+                           q->span + i * v->chunks,
+                           q->used ? q->used + i / v->oc * v->chunks * sp_used(v) : NULL};
     const int64_t group = i / v->chunks, chunk = i % v->chunks, first = group * v->ic + chunk * v->chunk;
-    return (sp_region){first, WEFT__MIN(first + v->chunk, (group + 1) * v->ic), v->oc, v->chunks,
-                       q->span + group * v->oc * v->chunks + chunk};
+    return (sp_region){
+        first,     WEFT__MIN(first + v->chunk, (group + 1) * v->ic), v->oc,
+        v->chunks, q->span + group * v->oc * v->chunks + chunk,      q->used ? q->used + i * sp_used(v) : NULL};
 }
 
 /* How many entries each span gets, as its end; false: what weft_sparse_check refuses. */
@@ -128,6 +142,12 @@ static bool sp_count(const sp_entries *q, const sp_region *g) {
         }
     }
     return true;
+}
+
+/* Rows of one group share flags: they may mark one at once. */
+VF_INLINE void sp_mark(const sp_view *v, const sp_region *g, const sp_column *column, int64_t row) {
+    unsigned char *flag = g->used + column->used + (v->back ? row : column->span * sp_used(v));
+    if (!__atomic_load_n(flag, __ATOMIC_RELAXED)) __atomic_store_n(flag, 1, __ATOMIC_RELAXED);
 }
 
 static bool sp_place(const sp_entries *q, const sp_region *g) {
@@ -152,7 +172,9 @@ static bool sp_place(const sp_entries *q, const sp_region *g) {
             } else {
                 e.index = (int32_t)j;
             }
-            if (column->offset >= 0) q->entry[g->span[column->span * g->step].end++] = e;
+            if (column->offset < 0) continue;
+            q->entry[g->span[column->span * g->step].end++] = e;
+            if (g->used) sp_mark(q->v, g, column, o - g->first);
         }
     }
     return finite || !strict;
@@ -168,6 +190,11 @@ static void sp_place_slot(void *arg, int64_t slot) {
     }
 }
 
+/* The flags of a chunk, as sp_pack wants them. */
+VF_INLINE const unsigned char *sp_used_of(const sp_entries *q, int64_t group, int64_t chunk) {
+    return q->used ? q->used + (group * q->v->chunks + chunk) * sp_used(q->v) : NULL;
+}
+
 /* Fills the tables in room, sp_entries_bytes of it. False: the weights are not what the kernels take; run the
  * reference. */
 VF_INLINE bool sp_entries_of(sp_entries *q, const sp_view *v, const weft__exec *e, bool values, char *room) {
@@ -181,6 +208,9 @@ VF_INLINE bool sp_entries_of(sp_entries *q, const sp_view *v, const weft__exec *
     q->entry = (sp_entry *)(void *)room;
     room += cpu_round_up(nnz * (int64_t)sizeof(sp_entry), 64);
     q->span = (sp_span *)(void *)room;
+    room += cpu_round_up(sp_spans(v) * (int64_t)sizeof(sp_span), 64);
+    q->used = sp_used(v) ? (unsigned char *)room : NULL;
+    if (q->used) memset(q->used, 0, (size_t)(v->p->groups * v->chunks * sp_used(v)));
     sp_columns_of(v, q->column);
     const int64_t regions = v->back ? v->p->groups * v->chunks : v->p->o;
     weft__parallel(e->ctx, WEFT__MIN(regions, SP_SLOTS), sp_place_slot, q);

@@ -27,9 +27,37 @@ VF_INLINE void sp_put(const sp_tensor *x, int64_t index, vf value, int64_t count
         vf_store_count_as(dtype, x->ptr, index, value, count);
 }
 
-VF_INLINE int64_t sp_place_of(const sp_view *v, const sp_tensor *x, const sp_vector *vector) {
+/* Where the row of a run is, of the first channel. */
+VF_INLINE int64_t sp_row_of(const sp_view *v, const sp_tensor *x, const sp_run *run) {
     const sp_axis *d = &v->axis[0], *h = &v->axis[1];
-    return (vector->z * d->up + d->at) * x->t->strides[2] + (vector->y * h->up + h->at) * x->t->strides[3];
+    const int64_t *stride = x->t->strides;
+    return run->n * stride[0] + (run->z * d->up + d->at) * stride[2] + (run->y * h->up + h->at) * stride[3];
+}
+
+/* `count` lanes to every up-th element from index on. */
+VF_INLINE void sp_put_apart(const sp_tensor *x, int64_t index, int64_t up, const float *lanes, int64_t count,
+                            const sp_ends *f, const int dtype) {
+    union {
+        float wide[VF_LANES];
+        uint16_t half[VF_LANES];
+    } room;
+    const sp_tensor to = {x->t, &room, false};
+    const bool wide = dtype == WEFT_DTYPE_F32;
+    float *const whole = (float *)x->ptr + (wide ? index : 0);
+    uint16_t *const half = (uint16_t *)x->ptr + (wide ? 0 : index);
+    for (int l = 0; f->acc && f->beta != 0 && l < count; l++) {
+        if (wide)
+            room.wide[l] = whole[l * up];
+        else
+            room.half[l] = half[l * up];
+    }
+    sp_put(&to, 0, vf_load_count(lanes, count), count, f, dtype);
+    for (int l = 0; l < count; l++) {
+        if (wide)
+            whole[l * up] = room.wide[l];
+        else
+            half[l * up] = room.half[l];
+    }
 }
 
 VF_INLINE void sp_finish_first(const sp_view *v, const sp_block *b, const sp_tensor *x, const float *sums,
@@ -37,18 +65,17 @@ VF_INLINE void sp_finish_first(const sp_view *v, const sp_block *b, const sp_ten
     const sp_axis *w = &v->axis[2];
     for (int64_t o = b->first; o < b->last; o++)
         for (int i = 0; i < v->r; i++, sums += VF_LANES) {
-            const int64_t base = sp_place_of(v, x, &b->at[i]) + (b->group * v->oc + o) * x->t->strides[1] + w->at;
+            const int64_t base = (b->group * v->oc + o) * x->t->strides[1] + w->at;
             const vf value = vf_clip(vf_load(sums), vf_set1(f->lo), vf_set1(f->hi));
             float lanes[2 * VF_LANES];
             vf_store(lanes, value), vf_store(lanes + VF_LANES, vf_zero());
             for (int j = 0; j < b->at[i].runs; j++) {
                 const sp_run *run = &b->at[i].run[j];
-                const int64_t index = base + run->n * x->t->strides[0] + run->x * w->up;
+                const int64_t index = base + sp_row_of(v, x, run) + run->x * w->up;
                 if (w->up == 1)
                     sp_put(x, index, vf_load(lanes + run->lane), run->count, f, dtype);
                 else
-                    for (int l = 0; l < run->count; l++)
-                        sp_put(x, index + l * w->up, vf_load(lanes + run->lane + l), 1, f, dtype);
+                    sp_put_apart(x, index, w->up, lanes + run->lane, run->count, f, dtype);
             }
         }
 }
@@ -58,7 +85,7 @@ VF_INLINE void sp_finish_last(const sp_view *v, const sp_block *b, const sp_tens
     const sp_axis *w = &v->axis[2];
     for (int64_t o = b->first; o < b->last; o += VF_LANES)
         for (int i = 0; i < v->r; i++) {
-            const int64_t base = sp_place_of(v, x, &b->at[i]) + b->group * v->oc + o;
+            const int64_t base = b->group * v->oc + o;
             const int64_t some = WEFT__MIN(VF_LANES, b->last - o);
             const float *from = sums + ((o - b->first) * v->r + i) * VF_LANES;
             vf lane[VF_LANES];
@@ -69,8 +96,9 @@ VF_INLINE void sp_finish_last(const sp_view *v, const sp_block *b, const sp_tens
             VF_UNROLL for (int l = 0; l < VF_LANES; l++) vf_store(pixels + l * VF_LANES, lane[l]);
             for (int j = 0; j < b->at[i].runs; j++) {
                 const sp_run *run = &b->at[i].run[j];
+                const int64_t row = base + sp_row_of(v, x, run);
                 for (int l = 0; l < run->count; l++)
-                    sp_put(x, base + run->n * x->t->strides[0] + ((run->x + l) * w->up + w->at) * x->t->strides[4],
+                    sp_put(x, row + ((run->x + l) * w->up + w->at) * x->t->strides[4],
                            vf_load(pixels + (run->lane + l) * VF_LANES), some, f, dtype);
             }
         }

@@ -5,13 +5,15 @@
  *   data gradient   in = diff_dst, step 1; positions x = q*stride + at are one class for each `at` below stride, with
  *                   reach = (at + pad - tap*dilation) / stride where that is whole; other taps do not feed the class
  *
- * Pixels: VF_LANES positions (n, x), counted through the images along x, are one vector; a block is R vectors. Its
- *         panel
- * holds for each channel, each tap along d and w, and some rows a vector of the input, zero in the padding: aligned, in
- * L1, f32 whatever the data is. An entry of the matrix is then one offset into the panel and one value:
- *   shared      the vectors of a block are R neighbours along h; taps along h read neighbouring rows of one copy. Rows
- *               stand by phase of `step`, so that the vectors of a tap always follow each other
- *   apart       they are any R vectors; each tap along h has its own R rows
+ * Pixels: VF_LANES positions are one vector; a block is R vectors. Its panel holds for each channel, each tap along d
+ * and w, and some rows a vector of the input, zero in the padding: aligned, in L1, f32 whatever the data is. An entry of
+ * the matrix is then one offset into the panel and one value:
+ *   shared      positions are counted along (n, x), and the vectors of a block are R neighbours along h; taps along h
+ *               read neighbouring rows of one copy. Rows stand by phase of `step`, so that the vectors of a tap always
+ *               follow each other
+ *   apart       positions are counted along (n, z, y, x), for small images; each tap has its own R vectors
+ * A place is what a panel holds of a channel for one tap along d and w, apart also along h. Where rows are few or nearly
+ * empty many places have no entry: they are not written.
  * A chunk is as many channels as a panel holds. */
 #ifndef WEFT_CPU_SPARSE_CONV_VIEW_H
 #define WEFT_CPU_SPARSE_CONV_VIEW_H
@@ -34,7 +36,8 @@ typedef struct sp_view {
     int64_t ic, oc;                 /* channels of a group, read and written */
     int64_t phases, rows;           /* of a panel, for one channel and taps along d and w */
     int64_t channel, chunk, chunks; /* floats of a channel in the panel; channels of a chunk; chunks of a group */
-    int64_t across, blocks;         /* vectors along (n, x); blocks in all */
+    double used;                    /* share of the panel that some entry reads, expected */
+    int64_t across, blocks;         /* vectors along (n, x), apart: of all positions; blocks in all */
     int64_t parts, part;            /* of the channels written; how many in each */
     int64_t items, slots;           /* (group, part, block), and how they are spread */
     double cycles;                  /* estimated, of one core */
@@ -48,20 +51,41 @@ VF_INLINE bool sp_reach(const sp_view *v, int a, int64_t tap, int64_t *reach) {
     return !v->back || (x->at - distance) % x->stride == 0;
 }
 
+/* What a panel holds of each channel: places, each the vectors for taps along d and w and, apart, along h. */
+VF_INLINE int64_t sp_places(const sp_view *v) {
+    return v->axis[0].taps * v->axis[2].taps * (v->shared ? 1 : v->axis[1].taps);
+}
+VF_INLINE int64_t sp_place_floats(const sp_view *v) { return (v->shared ? v->rows : v->r) * VF_LANES; }
+/* Whether it pays to find out which places of which channels are read. */
+VF_INLINE bool sp_skips(const sp_view *v) { return v->used < 0.9; }
+
 /* ---------------------------------------------------------------- choosing the block */
 /* Flops of a cycle at the peak: one multiply-add of AVX-512, or two of AVX2. */
 enum { SP_CYCLE = VF_LANES >= 8 ? 32 : 2 * VF_LANES };
+/* The share of places that entries read, if entries fall anywhere: channels-last a register of channels is read as one.
+ */
+VF_INLINE double sp_share(const sp_view *v, bool last) {
+    const weft_problem *p = v->p;
+    const double window = (double)(p->kernel[0] * p->kernel[1] * p->kernel[2]);
+    const double density = (double)p->attr[WEFT_SPARSE_NNZ] / ((double)(p->groups * v->ic * v->oc) * window);
+    const double readers =
+        (double)(v->oc * (v->shared ? v->axis[1].taps : 1)) * (last ? (double)WEFT__MIN(v->ic, VF_LANES) : 1);
+    return density >= 1 ? 1 : 1 - pow(1 - density, readers);
+}
+
 /* Cycles of one core, roughly: an entry costs a multiply-add a vector, more where the panel is not in L1, and one for
- * itself; a row of a chunk reads and writes its sums, and ends a loop of unforeseen length; each vector of the panel is
- * written once. */
+ * itself; a row of a chunk reads and writes its sums, and ends a loop of unforeseen length; each vector of the panel that
+ * is read is written once, from as many loads as it has runs or strides. */
 VF_INLINE double sp_cycles(const sp_view *v, const weft__hw *hw) {
     const double entries = (double)v->p->attr[WEFT_SPARSE_NNZ] / (double)(v->p->groups * v->oc);
-    const double panel = 4.0 * (double)(v->channel * v->chunk), l1 = (double)hw->l1;
+    const double panel = 4.0 * (double)(v->channel * v->chunk) * v->used, l1 = (double)hw->l1;
     const double far = panel <= l1 ? 1 : panel <= 2 * l1 ? 1.15 : 1.7;
     const double vector = VF_LANES == 8 ? 0.6 : 1; /* AVX2 takes two each cycle */
-    const double row = entries * (v->r * far * vector + 1) + (double)v->chunks * (20 + 4 * v->r * vector);
-    const bool last = weft__data_layout(v->p) == WEFT_LAYOUT_LAST;
-    const double pack = (double)(v->ic * v->channel / VF_LANES) * (last ? 6 : 2.5);
+    const double row = entries * WEFT__MAX(v->r * far * vector + 1, 4) + (double)v->chunks * (20 + 4 * v->r * vector);
+    const bool last = weft__data_layout(v->p) == WEFT_LAYOUT_LAST, half = weft__dtype_size(v->p->tensor[0].dtype) == 2;
+    const double runs = 1 + (VF_LANES - 1) / (double)WEFT__MAX(v->axis[2].out, 1);
+    const double loads = WEFT__MIN(runs + (double)v->axis[2].step - 1, VF_LANES);
+    const double pack = (double)(v->ic * v->channel / VF_LANES) * v->used * (last ? 6 : 0.5 + (half ? 3 : 2) * loads);
     return (double)(v->p->groups * v->blocks) * ((double)v->oc * row + (double)v->parts * pack);
 }
 
@@ -72,6 +96,7 @@ VF_INLINE bool sp_shape(sp_view *v, bool shared, int r, int64_t bytes) {
     v->shared = shared;
     v->r = r;
     v->phases = WEFT__MIN(h->step, span);
+    v->used = sp_share(v, weft__data_layout(v->p) == WEFT_LAYOUT_LAST);
     v->rows = shared ? v->phases * (r + (span + h->step - 1) / h->step - 1) : h->taps * r;
     v->channel = d->taps * w->taps * v->rows * VF_LANES;
     if (v->channel * (int64_t)sizeof(float) > bytes) return false;
@@ -79,7 +104,8 @@ VF_INLINE bool sp_shape(sp_view *v, bool shared, int r, int64_t bytes) {
     v->chunks = cpu_ceil(v->ic, WEFT__MIN(most, v->ic));
     v->chunk = cpu_ceil(v->ic, v->chunks);
     v->chunks = cpu_ceil(v->ic, v->chunk);
-    v->blocks = shared ? d->out * cpu_ceil(h->out, r) * v->across : cpu_ceil(d->out * h->out * v->across, r);
+    v->across = cpu_ceil(v->p->n * w->out * (shared ? 1 : d->out * h->out), VF_LANES);
+    v->blocks = shared ? d->out * cpu_ceil(h->out, r) * v->across : cpu_ceil(v->across, r);
     v->parts = WEFT__MIN(cpu_ceil(SP_SLOTS / 2, WEFT__MAX(v->p->groups * v->blocks, 1)), cpu_ceil(v->oc, 32));
     v->part = cpu_round_up(cpu_ceil(v->oc, v->parts), VF_LANES);
     v->parts = cpu_ceil(v->oc, v->part);
@@ -109,11 +135,10 @@ VF_INLINE bool sp_view_of(sp_view *v, const weft_problem *p, const weft__hw *hw,
     }
     v->ic = (back ? p->o : p->c) / p->groups;
     v->oc = (back ? p->c : p->o) / p->groups;
-    v->across = cpu_ceil(p->n * v->axis[2].out, VF_LANES);
     const int64_t l1 = CPU_CUT((int64_t)hw->l1, 4096), l2 = CPU_CUT((int64_t)hw->l2, 32768);
     const int64_t bytes[3] = {l1 * 3 / 4, l1 * 2, l2 / 2};
     for (int shared = 0; shared < 2; shared++)
-        for (int r = 4; r <= SP_R; r++)
+        for (int r = shared ? 4 : 1; r <= SP_R; r++)
             for (int level = 0; level < 3; level++) {
                 if (!sp_shape(v, shared, r, bytes[level])) continue;
                 v->cycles = sp_cycles(v, hw);
@@ -145,29 +170,34 @@ VF_INLINE const char *sp_refusal(const weft_problem *p) {
 }
 
 /* ---------------------------------------------------------------- blocks */
-typedef struct sp_run { /* lanes [lane, lane + count) are the positions from x on of image n */
-    int64_t n, x;
+typedef struct sp_run { /* lanes [lane, lane + count) are the positions from x on of a row */
+    int64_t n, z, y, x;
     int lane, count;
 } sp_run;
 
 typedef struct sp_vector { /* one vector of a block; runs 0: it is past the end */
-    int64_t z, y;
     int runs;
     sp_run run[VF_LANES];
 } sp_vector;
 
 typedef struct sp_block {
     int64_t group, first, last; /* channels [first, last) of the group are written */
+    int64_t z, y;               /* shared: of the first vector */
     sp_vector at[SP_R];
 } sp_block;
 
-VF_INLINE void sp_lanes(const sp_view *v, int64_t across, sp_vector *to) {
-    const int64_t width = v->axis[2].out, end = WEFT__MIN((across + 1) * VF_LANES, v->p->n * width);
+/* The positions of the vector from `index` on: shared: along row y of plane z of all images, else of everything. */
+VF_INLINE void sp_lanes(const sp_view *v, int64_t index, int64_t z, int64_t y, sp_vector *to) {
+    const int64_t width = v->axis[2].out, tall = v->axis[1].out;
+    const int64_t image = v->shared ? width : v->axis[0].out * tall * width;
+    const int64_t end = WEFT__MIN((index + 1) * VF_LANES, v->p->n * image);
     to->runs = 0;
-    for (int64_t q = across * VF_LANES; q < end;) {
+    for (int64_t q = index * VF_LANES; q < end;) {
         sp_run *run = &to->run[to->runs++];
-        run->n = q / width, run->x = q % width;
-        run->lane = (int)(q - across * VF_LANES);
+        const int64_t row = q % image / width;
+        run->n = q / image, run->x = q % image % width;
+        run->z = v->shared ? z : row / tall, run->y = v->shared ? y : row % tall;
+        run->lane = (int)(q - index * VF_LANES);
         run->count = (int)WEFT__MIN(width - run->x, end - q);
         q += run->count;
     }
@@ -175,25 +205,18 @@ VF_INLINE void sp_lanes(const sp_view *v, int64_t across, sp_vector *to) {
 
 VF_INLINE void sp_block_at(const sp_view *v, int64_t item, sp_block *b) {
     const int64_t index = item % v->blocks, part = item / v->blocks % v->parts, tall = v->axis[1].out;
+    const int64_t bands = cpu_ceil(tall, v->r);
     b->group = item / v->blocks / v->parts;
     b->first = part * v->part;
     b->last = WEFT__MIN(b->first + v->part, v->oc);
+    b->z = index / v->across / bands, b->y = index / v->across % bands * v->r;
     for (int i = 0; i < v->r; i++) {
-        sp_vector *at = &b->at[i];
-        if (v->shared) {
-            const int64_t bands = cpu_ceil(tall, v->r);
-            at->z = index / v->across / bands, at->y = index / v->across % bands * v->r + i;
-            if (i == 0)
-                sp_lanes(v, index % v->across, at);
-            else
-                at->runs = b->at[0].runs, memcpy(at->run, b->at[0].run, (size_t)at->runs * sizeof(sp_run));
-            if (at->y >= tall) at->runs = 0;
-        } else {
-            const int64_t u = index * v->r + i;
-            at->z = u / v->across / tall, at->y = u / v->across % tall;
-            sp_lanes(v, u % v->across, at);
-            if (at->z >= v->axis[0].out) at->runs = 0;
-        }
+        if (!v->shared)
+            sp_lanes(v, index * v->r + i, 0, 0, &b->at[i]);
+        else if (b->y + i < tall)
+            sp_lanes(v, index % v->across, b->z, b->y + i, &b->at[i]);
+        else
+            b->at[i].runs = 0;
     }
 }
 

@@ -40,7 +40,7 @@ VF_INLINE void row(const sp_entry *e, const sp_entry *end, const float *panel, c
     VF_UNROLL for (int i = 0; i < R; i++) of[i] = vf_load(dy + i * VF_LANES);
     for (; e < end; e++) {
         const float *at = panel + e->offset;
-        vf even = vf_mul(vf_load(at), of[0]), odd = vf_mul(vf_load(at + VF_LANES), of[1]);
+        vf even = vf_mul(vf_load(at), of[0]), odd = R > 1 ? vf_mul(vf_load(at + VF_LANES), of[1]) : vf_zero();
         VF_UNROLL for (int i = 2; i < R; i++) {
             if (i % 2)
                 odd = vf_fma(vf_load(at + i * VF_LANES), of[i], odd);
@@ -61,6 +61,15 @@ VF_INLINE void rows(const job *q, const sp_block *b, int64_t chunk, const float 
 
 static void rows_of(const job *q, const sp_block *b, int64_t chunk, const float *panel, const float *dy, float *sums) {
     switch (q->v.r) {
+    case 1:
+        rows(q, b, chunk, panel, dy, sums, 1);
+        break;
+    case 2:
+        rows(q, b, chunk, panel, dy, sums, 2);
+        break;
+    case 3:
+        rows(q, b, chunk, panel, dy, sums, 3);
+        break;
     case 4:
         rows(q, b, chunk, panel, dy, sums, 4);
         break;
@@ -88,6 +97,8 @@ static void blocks(void *arg, int64_t slot) {
     const int64_t c = chunk * v->chunk, count = WEFT__MIN(v->chunk, v->ic - c), nnz = v->p->attr[WEFT_SPARSE_NNZ];
     float *panel = (float *)(void *)q->room + slot * slot_floats(v), *dy = panel + floats_up(v->chunk * v->channel);
     float *sums = q->sums + split * floats_up(nnz), *bias = q->bias ? q->bias + split * v->p->o : NULL;
+    const sp_range src = {group * v->ic + c, 0, count, sp_used_of(&q->entries, group, chunk)};
+    const sp_range diff_dst = {group * v->oc, 0, v->oc, NULL};
     for (int64_t o = group * v->oc; o < (group + 1) * v->oc; o++) {
         const sp_span *span = &q->entries.span[o * v->chunks + chunk];
         for (int64_t j = span->begin; j < span->end; j++) sums[q->entries.entry[j].index] = 0;
@@ -97,8 +108,8 @@ static void blocks(void *arg, int64_t slot) {
         sp_block b;
         sp_block_at(v, i, &b);
         b.group = group;
-        sp_pack(v, &b, &q->src, group * v->ic + c, count, panel);
-        sp_pack(&q->dy, &b, &q->diff_dst, group * v->oc, v->oc, dy);
+        sp_pack(v, &b, &q->src, &src, panel);
+        sp_pack(&q->dy, &b, &q->diff_dst, &diff_dst, dy);
         rows_of(q, &b, chunk, panel, dy, sums);
         for (int64_t o = 0; bias && chunk == 0 && o < v->oc; o++) {
             vf sum = vf_zero();
