@@ -89,13 +89,36 @@ VF_INLINE void sp_columns_of(const sp_view *v, sp_column *column) {
         }
 }
 
-/* The column that entry j stands for; NULL: weft_sparse_check refuses it. */
-VF_INLINE const sp_column *sp_column_at(const sp_entries *q, int64_t j) {
+/* What the loops over entries read, in registers: their stores might alias the tables. */
+typedef struct sp_reader {
+    const weft_problem *p;
+    const void *cols, *weights;
+    int64_t step, weights_step, columns;
+    int weights_dtype;
+    bool wide, stretched; /* wide: columns are int64_t */
+    const sp_column *column;
+} sp_reader;
+
+VF_INLINE sp_reader sp_reader_of(const sp_entries *q) {
     const weft_problem *p = q->v->p;
-    const int64_t at = j * q->cols.t->strides[0];
-    int64_t col =
-        q->cols.t->dtype == WEFT_DTYPE_I32 ? ((const int32_t *)q->cols.ptr)[at] : ((const int64_t *)q->cols.ptr)[at];
-    if (p->attr[WEFT_SPARSE_STRETCHED]) {
+    return (sp_reader){.p = p,
+                       .cols = q->cols.ptr,
+                       .weights = q->weights.ptr,
+                       .step = q->cols.t->strides[0],
+                       .weights_step = q->weights.ptr ? q->weights.t->strides[0] : 0,
+                       .columns = q->columns,
+                       .weights_dtype = q->weights.ptr ? q->weights.t->dtype : 0,
+                       .wide = q->cols.t->dtype != WEFT_DTYPE_I32,
+                       .stretched = p->attr[WEFT_SPARSE_STRETCHED] != 0,
+                       .column = q->column};
+}
+
+/* The column that entry j stands for; NULL: weft_sparse_check refuses it. */
+VF_INLINE const sp_column *sp_column_at(const sp_reader *r, int64_t j) {
+    const weft_problem *p = r->p;
+    const int64_t at = j * r->step;
+    int64_t col = r->wide ? ((const int64_t *)r->cols)[at] : ((const int32_t *)r->cols)[at];
+    if (r->stretched) {
         int64_t distance[3], plain;
         if (!sparse_column(p, col, &plain, distance)) return NULL;
         for (int a = 0; a < 3; a++) {
@@ -104,7 +127,11 @@ VF_INLINE const sp_column *sp_column_at(const sp_entries *q, int64_t j) {
         }
         col = plain;
     }
-    return col >= 0 && col < q->columns ? &q->column[col] : NULL;
+    return col >= 0 && col < r->columns ? &r->column[col] : NULL;
+}
+
+VF_INLINE float sp_value_at(const sp_reader *r, int64_t j) {
+    return cpu_get(r->weights_dtype, r->weights, j * r->weights_step);
 }
 
 /* The rows [first, last) of the CSR spread over `count` spans, `step` apart. */
@@ -131,53 +158,65 @@ VF_INLINE sp_region sp_region_at(const sp_entries *q, int64_t i) {
 
 /* How many entries each span gets, as its end; false: what weft_sparse_check refuses. */
 static bool sp_count(const sp_entries *q, const sp_region *g) {
-    for (int64_t i = 0; i < g->count; i++) g->span[i * g->step] = (sp_span){0, 0};
+    const sp_reader r = sp_reader_of(q);
+    sp_span *const span = g->span;
+    const int64_t step = g->step;
+    for (int64_t i = 0; i < g->count; i++) span[i * step] = (sp_span){0, 0};
     for (int64_t o = g->first; o < g->last; o++) {
-        const int64_t begin = sparse_begin(q->v->p, q->rows, o), end = sparse_begin(q->v->p, q->rows, o + 1);
+        const int64_t begin = sparse_begin(r.p, q->rows, o), end = sparse_begin(r.p, q->rows, o + 1);
         if (begin > end) return false;
         for (int64_t j = begin; j < end; j++) {
-            const sp_column *column = sp_column_at(q, j);
+            const sp_column *column = sp_column_at(&r, j);
             if (!column) return false;
-            if (column->offset >= 0) g->span[column->span * g->step].end++;
+            if (column->offset >= 0) span[column->span * step].end++;
         }
     }
     return true;
 }
 
 /* Rows of one group share flags: they may mark one at once. */
-VF_INLINE void sp_mark(const sp_view *v, const sp_region *g, const sp_column *column, int64_t row) {
-    unsigned char *flag = g->used + column->used + (v->back ? row : column->span * sp_used(v));
+VF_INLINE void sp_mark(unsigned char *flag) {
     if (!__atomic_load_n(flag, __ATOMIC_RELAXED)) __atomic_store_n(flag, 1, __ATOMIC_RELAXED);
 }
 
+/* The entries of row o to the ends of their spans; false: one is not finite. */
+VF_INLINE bool sp_place_row(const sp_entries *q, const sp_region *g, const sp_reader *r, int64_t o) {
+    const sp_view *v = q->v;
+    const int64_t begin = sparse_begin(r->p, q->rows, o), end = sparse_begin(r->p, q->rows, o + 1), step = g->step;
+    const int64_t row = v->back ? o - g->first : 0, used = v->back ? 0 : sp_used(v);
+    const int32_t base = (int32_t)(row * v->channel);
+    sp_entry *const entry = q->entry;
+    sp_span *const span = g->span;
+    unsigned char *const flags = g->used;
+    bool finite = true;
+    for (int64_t j = begin; j < end; j++) {
+        const sp_column *column = sp_column_at(r, j);
+        sp_entry e = {.offset = column->offset + base};
+        if (r->weights) {
+            e.value = sp_value_at(r, j);
+            finite = finite && isfinite(e.value);
+        } else {
+            e.index = (int32_t)j;
+        }
+        if (column->offset < 0) continue;
+        entry[span[column->span * step].end++] = e;
+        if (flags) sp_mark(flags + column->used + row + column->span * used);
+    }
+    return finite;
+}
+
 static bool sp_place(const sp_entries *q, const sp_region *g) {
-    const bool strict = q->v->p->math == WEFT_MATH_STRICT;
+    const sp_reader r = sp_reader_of(q);
     bool finite = true;
     if (!sp_count(q, g)) return false;
-    for (int64_t i = 0, at = sparse_begin(q->v->p, q->rows, g->first); i < g->count; i++) {
+    for (int64_t i = 0, at = sparse_begin(r.p, q->rows, g->first); i < g->count; i++) {
         sp_span *span = &g->span[i * g->step];
         span->begin = at;
         at += span->end;
         span->end = span->begin;
     }
-    for (int64_t o = g->first; o < g->last; o++) {
-        const int64_t begin = sparse_begin(q->v->p, q->rows, o), end = sparse_begin(q->v->p, q->rows, o + 1);
-        const int32_t base = q->v->back ? (int32_t)((o - g->first) * q->v->channel) : 0;
-        for (int64_t j = begin; j < end; j++) {
-            const sp_column *column = sp_column_at(q, j);
-            sp_entry e = {.offset = column->offset + base};
-            if (q->weights.ptr) {
-                e.value = (float)sparse_value(q->weights, j);
-                finite = finite && isfinite(e.value);
-            } else {
-                e.index = (int32_t)j;
-            }
-            if (column->offset < 0) continue;
-            q->entry[g->span[column->span * g->step].end++] = e;
-            if (g->used) sp_mark(q->v, g, column, o - g->first);
-        }
-    }
-    return finite || !strict;
+    for (int64_t o = g->first; o < g->last; o++) finite = sp_place_row(q, g, &r, o) && finite;
+    return finite || r.p->math != WEFT_MATH_STRICT;
 }
 
 static void sp_place_slot(void *arg, int64_t slot) {

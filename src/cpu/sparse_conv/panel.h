@@ -94,6 +94,7 @@ VF_INLINE void sp_pack_band(const sp_view *v, const sp_block *b, const sp_tensor
     const bool strided = v->axis[2].step > 1, inside = z >= 0 && z < d->in;
     const vi pick = sp_pick(v);
     sp_loads loads;
+    if (!sp_any(used, g->count)) return;
     sp_loads_of(v, x, &b->at[0], reach, &loads);
     for (int64_t k = 0; k < g->count; k++) {
         const int64_t plane = (g->c + k) * x->t->strides[1] + z * x->t->strides[2];
@@ -114,6 +115,7 @@ VF_INLINE void sp_pack_apart(const sp_view *v, const sp_block *b, const sp_tenso
     const bool strided = v->axis[2].step > 1;
     const vi pick = sp_pick(v);
     sp_loads loads[SP_R];
+    if (!sp_any(used, g->count)) return;
     for (int i = 0; i < v->r; i++) sp_loads_of(v, x, &b->at[i], reach, &loads[i]);
     for (int64_t k = 0; k < g->count; k++) {
         float *at = to + (g->first + k) * v->channel;
@@ -161,6 +163,7 @@ VF_INLINE void sp_turn_band(const sp_view *v, const sp_block *b, const sp_tensor
     const int64_t per_phase = v->phases ? v->rows / v->phases : 0, z = b->z * d->step + reach[0];
     const unsigned char *used = sp_used_at(v, g, place);
     int64_t offset[VF_LANES];
+    if (!sp_any(used, g->count)) return;
     sp_offsets(v, x, &b->at[0], reach, offset);
     for (int64_t row = 0; row < v->rows; row++) {
         const int64_t y = b->y * h->step + h->low + row / per_phase + row % per_phase * h->step;
@@ -175,7 +178,7 @@ VF_INLINE void sp_turn_band(const sp_view *v, const sp_block *b, const sp_tensor
 VF_INLINE void sp_turn_apart(const sp_view *v, const sp_block *b, const sp_tensor *x, const sp_range *g, int64_t place,
                              const int64_t reach[3], float *to, const int dtype) {
     const unsigned char *used = sp_used_at(v, g, place);
-    for (int i = 0; i < v->r; i++) {
+    for (int i = 0; i < v->r && sp_any(used, g->count); i++) {
         int64_t offset[VF_LANES];
         sp_offsets(v, x, &b->at[i], reach, offset);
         for (int64_t k = 0; k < g->count; k += VF_LANES)

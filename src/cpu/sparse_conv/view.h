@@ -14,13 +14,15 @@
  *   apart       positions are counted along (n, z, y, x), for small images; each tap has its own R vectors
  * A place is what a panel holds of a channel for one tap along d and w, apart also along h. Where rows are few or nearly
  * empty many places have no entry: they are not written.
- * A chunk is as many channels as a panel holds. */
+ * A chunk is as many channels as a panel holds. Where blocks are few the channels written are cut into parts, too, and
+ * the panels are packed and kept before all parts read them. */
 #ifndef WEFT_CPU_SPARSE_CONV_VIEW_H
 #define WEFT_CPU_SPARSE_CONV_VIEW_H
 
 #include "cpu/frame.h"
 
-enum { SP_R = 8, SP_SLOTS = 32 }; /* vectors of a block at most; slots at most */
+/* Vectors of a block at most; slots at most; bytes of panels that are kept at most. */
+enum { SP_R = 8, SP_SLOTS = 32, SP_STAGED = 32 << 20 };
 
 typedef struct sp_axis {
     int64_t in, out, step, up, at; /* q of 0 .. out stands at q*up + at of the output */
@@ -30,18 +32,21 @@ typedef struct sp_axis {
 
 typedef struct sp_view {
     const weft_problem *p;
-    bool back, shared;
+    bool back, shared, last;        /* last: the data read is channels-last */
     int r;                          /* vectors of a block */
     sp_axis axis[3];                /* d, h, w */
     int64_t ic, oc;                 /* channels of a group, read and written */
     int64_t phases, rows;           /* of a panel, for one channel and taps along d and w */
     int64_t channel, chunk, chunks; /* floats of a channel in the panel; channels of a chunk; chunks of a group */
-    double used;                    /* share of the panel that some entry reads, expected */
+    double used, sought;            /* shares of the panel and of its places that some entry reads, expected */
     int64_t across, blocks;         /* vectors along (n, x), apart: of all positions; blocks in all */
     int64_t parts, part;            /* of the channels written; how many in each */
     int64_t items, slots;           /* (group, part, block), and how they are spread */
     double cycles;                  /* estimated, of one core */
 } sp_view;
+
+/* Channels-last; one channel is either. */
+VF_INLINE bool sp_is_last(const weft_tensor *t) { return !weft__is_first(t) && t->dims[1] > 1; }
 
 /* The reach of a tap; false: it feeds no position of the class. */
 VF_INLINE bool sp_reach(const sp_view *v, int a, int64_t tap, int64_t *reach) {
@@ -56,37 +61,56 @@ VF_INLINE int64_t sp_places(const sp_view *v) {
     return v->axis[0].taps * v->axis[2].taps * (v->shared ? 1 : v->axis[1].taps);
 }
 VF_INLINE int64_t sp_place_floats(const sp_view *v) { return (v->shared ? v->rows : v->r) * VF_LANES; }
+VF_INLINE int64_t sp_panel_bytes(const sp_view *v) {
+    return cpu_round_up(v->chunk * v->channel * (int64_t)sizeof(float), 64);
+}
 /* Whether it pays to find out which places of which channels are read. */
 VF_INLINE bool sp_skips(const sp_view *v) { return v->used < 0.9; }
 
 /* ---------------------------------------------------------------- choosing the block */
 /* Flops of a cycle at the peak: one multiply-add of AVX-512, or two of AVX2. */
 enum { SP_CYCLE = VF_LANES >= 8 ? 32 : 2 * VF_LANES };
-/* The share of places that entries read, if entries fall anywhere: channels-last a register of channels is read as one.
- */
-VF_INLINE double sp_share(const sp_view *v, bool last) {
+/* The share of groups of so many columns that have an entry, if entries fall anywhere. */
+VF_INLINE double sp_share(const sp_view *v, double columns) {
     const weft_problem *p = v->p;
     const double window = (double)(p->kernel[0] * p->kernel[1] * p->kernel[2]);
     const double density = (double)p->attr[WEFT_SPARSE_NNZ] / ((double)(p->groups * v->ic * v->oc) * window);
-    const double readers =
-        (double)(v->oc * (v->shared ? v->axis[1].taps : 1)) * (last ? (double)WEFT__MIN(v->ic, VF_LANES) : 1);
-    return density >= 1 ? 1 : 1 - pow(1 - density, readers);
+    return density >= 1 ? 1 : 1 - pow(1 - density, columns);
+}
+
+/* Cycles to pack the panels of a block: for each place where its vectors are; then each vector that is read, from as many
+ * loads as it has runs and strides; channels-last a square of registers is turned, whose lines no other tap reads where
+ * there are strides. */
+VF_INLINE double sp_pack_cycles(const sp_view *v, double runs) {
+    const bool half = weft__dtype_size(v->p->tensor[0].dtype) == 2;
+    const double places = (double)sp_places(v), written = (double)sp_place_floats(v) / VF_LANES;
+    const double sought = places * v->sought * (v->shared ? 1 : v->r), steps = (double)v->axis[2].step - 1;
+    const double turn = VF_LANES * (steps > 0 ? 10 : 5);
+    if (v->last) return sought * 40 + (double)cpu_ceil(v->ic, VF_LANES) * places * v->used * written * turn;
+    const double loads = WEFT__MIN(runs + steps * (1 - runs / (VF_LANES + 1)), VF_LANES);
+    const double vector = 2.5 + (half ? 12 : 10) * (loads - 1);
+    return sought * 15 * loads + (double)v->ic * places * (2 + v->used * written * vector);
+}
+
+/* Cycles to store the sums of a block. */
+VF_INLINE double sp_finish_cycles(const sp_view *v, double runs) {
+    if (v->last) return (double)(cpu_ceil(v->oc, VF_LANES) * v->r) * VF_LANES * 9;
+    return (double)(v->oc * v->r) * (v->axis[2].up > 1 ? 10 + 4 * VF_LANES : 8 + 10 * runs);
 }
 
 /* Cycles of one core, roughly: an entry costs a multiply-add a vector, more where the panel is not in L1, and one for
- * itself; a row of a chunk reads and writes its sums, and ends a loop of unforeseen length; each vector of the panel that
- * is read is written once, from as many loads as it has runs or strides. */
+ * itself; a row of a chunk reads and writes its sums, and ends a loop of unforeseen length; kept panels are read by each
+ * part. */
 VF_INLINE double sp_cycles(const sp_view *v, const weft__hw *hw) {
     const double entries = (double)v->p->attr[WEFT_SPARSE_NNZ] / (double)(v->p->groups * v->oc);
     const double panel = 4.0 * (double)(v->channel * v->chunk) * v->used, l1 = (double)hw->l1;
     const double far = panel <= l1 ? 1 : panel <= 2 * l1 ? 1.15 : 1.7;
     const double vector = VF_LANES == 8 ? 0.6 : 1; /* AVX2 takes two each cycle */
     const double row = entries * WEFT__MAX(v->r * far * vector + 1, 4) + (double)v->chunks * (20 + 4 * v->r * vector);
-    const bool last = weft__data_layout(v->p) == WEFT_LAYOUT_LAST, half = weft__dtype_size(v->p->tensor[0].dtype) == 2;
     const double runs = 1 + (VF_LANES - 1) / (double)WEFT__MAX(v->axis[2].out, 1);
-    const double loads = WEFT__MIN(runs + (double)v->axis[2].step - 1, VF_LANES);
-    const double pack = (double)(v->ic * v->channel / VF_LANES) * v->used * (last ? 6 : 0.5 + (half ? 3 : 2) * loads);
-    return (double)(v->p->groups * v->blocks) * ((double)v->oc * row + (double)v->parts * pack);
+    const double again = v->parts > 1 ? (double)(v->parts * v->ic * v->channel / VF_LANES) * v->used * 2 : 0;
+    const double block = (double)v->r * (5 + 15 * runs) + sp_pack_cycles(v, runs) + sp_finish_cycles(v, runs);
+    return (double)(v->p->groups * v->blocks) * ((double)v->oc * row + again + block);
 }
 
 /* The rest of the view for one block shape; false: it does not fit. */
@@ -96,7 +120,6 @@ VF_INLINE bool sp_shape(sp_view *v, bool shared, int r, int64_t bytes) {
     v->shared = shared;
     v->r = r;
     v->phases = WEFT__MIN(h->step, span);
-    v->used = sp_share(v, weft__data_layout(v->p) == WEFT_LAYOUT_LAST);
     v->rows = shared ? v->phases * (r + (span + h->step - 1) / h->step - 1) : h->taps * r;
     v->channel = d->taps * w->taps * v->rows * VF_LANES;
     if (v->channel * (int64_t)sizeof(float) > bytes) return false;
@@ -106,7 +129,9 @@ VF_INLINE bool sp_shape(sp_view *v, bool shared, int r, int64_t bytes) {
     v->chunks = cpu_ceil(v->ic, v->chunk);
     v->across = cpu_ceil(v->p->n * w->out * (shared ? 1 : d->out * h->out), VF_LANES);
     v->blocks = shared ? d->out * cpu_ceil(h->out, r) * v->across : cpu_ceil(v->across, r);
-    v->parts = WEFT__MIN(cpu_ceil(SP_SLOTS / 2, WEFT__MAX(v->p->groups * v->blocks, 1)), cpu_ceil(v->oc, 32));
+    const int64_t all = v->p->groups * v->blocks, panels = all * v->chunks * sp_panel_bytes(v);
+    v->parts = WEFT__MIN(cpu_ceil(SP_SLOTS / 2, WEFT__MAX(all, 1)), cpu_ceil(v->oc, 16));
+    if (panels > CPU_CUT(SP_STAGED, 65536)) v->parts = 1;
     v->part = cpu_round_up(cpu_ceil(v->oc, v->parts), VF_LANES);
     v->parts = cpu_ceil(v->oc, v->part);
     v->items = v->p->groups * v->parts * v->blocks;
@@ -133,17 +158,22 @@ VF_INLINE bool sp_view_of(sp_view *v, const weft_problem *p, const weft__hw *hw,
                 x->taps++;
             }
     }
+    v->last = sp_is_last(weft__tensor(p, back ? WEFT_ROLE_DIFF_DST : WEFT_ROLE_SRC));
     v->ic = (back ? p->o : p->c) / p->groups;
     v->oc = (back ? p->c : p->o) / p->groups;
     const int64_t l1 = CPU_CUT((int64_t)hw->l1, 4096), l2 = CPU_CUT((int64_t)hw->l2, 32768);
     const int64_t bytes[3] = {l1 * 3 / 4, l1 * 2, l2 / 2};
-    for (int shared = 0; shared < 2; shared++)
+    for (int shared = 0; shared < 2; shared++) {
+        const double columns = (double)(v->oc * (shared ? v->axis[1].taps : 1));
+        v->used = sp_share(v, columns * (v->last ? (double)WEFT__MIN(v->ic, VF_LANES) : 1));
+        v->sought = sp_share(v, columns * (double)v->ic);
         for (int r = shared ? 4 : 1; r <= SP_R; r++)
             for (int level = 0; level < 3; level++) {
                 if (!sp_shape(v, shared, r, bytes[level])) continue;
                 v->cycles = sp_cycles(v, hw);
                 if (!best.r || v->cycles < best.cycles) best = *v;
             }
+    }
     *v = best;
     return best.r != 0;
 }

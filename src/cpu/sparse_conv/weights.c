@@ -168,7 +168,7 @@ static sp_view dy_view(const sp_view *v) {
 
 static sp_tensor tensor_of(const weft__exec *e, int role) {
     const weft_tensor *t = weft__tensor(e->p, role);
-    return (sp_tensor){t, e->ptr[role], !weft__is_first(t)};
+    return (sp_tensor){t, e->ptr[role], sp_is_last(t)};
 }
 
 /* The floats of all slots together. */
@@ -207,13 +207,15 @@ static const char *plan_weights(const weft_problem *p, const weft__hw *hw, int v
     const double entries = (double)p->attr[WEFT_SPARSE_NNZ];
     d->workspace =
         (size_t)((double)sp_entries_bytes(&v) + 4 * ((double)sums_floats(&v) + slots * (double)slot_floats(&v)));
-    d->ns = cpu_cost(hw, weft__bytes(p), (v.cycles + entries * (5.0 * (double)v.blocks + 8)) * SP_CYCLE, 1);
+    d->ns =
+        cpu_cost(hw, weft__bytes(p),
+                 (v.cycles * cpu_uneven(hw, (int64_t)slots) + entries * (5.0 * (double)v.blocks + 14)) * SP_CYCLE, 1);
     return NULL;
 }
 
 WEFT__KERNEL(sparse_conv_bwd_weights) = {
     .name = WEFT__NAME("sparse_conv_bwd_weights_panel"),
-    .version = 1,
+    .version = 2,
     .op = WEFT_OP_SPARSE_CONV,
     .engine = WEFT_ENGINE_CPU,
     .isa = WEFT__ISA_HERE,
@@ -262,7 +264,7 @@ static const char *plan_both(const weft_problem *p, const weft__hw *hw, int vari
 
 WEFT__KERNEL(sparse_conv_bwd) = {
     .name = WEFT__NAME("sparse_conv_bwd_panel"),
-    .version = 1,
+    .version = 2,
     .op = WEFT_OP_SPARSE_CONV,
     .engine = WEFT_ENGINE_CPU,
     .isa = WEFT__ISA_HERE,
