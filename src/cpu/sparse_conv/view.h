@@ -87,8 +87,8 @@ VF_INLINE double sp_pack_cycles(const sp_view *v, double runs) {
     const double sought = places * v->sought * (v->shared ? 1 : v->r), steps = (double)v->axis[2].step - 1;
     const double turn = VF_LANES * (steps > 0 ? 10 : 5);
     if (v->last) return sought * 40 + (double)cpu_ceil(v->ic, VF_LANES) * places * v->used * written * turn;
-    const double loads = WEFT__MIN(runs + steps * (1 - runs / (VF_LANES + 1)), VF_LANES);
-    const double vector = 2.5 + (half ? 12 : 10) * (loads - 1);
+    const double apart = WEFT__MIN(steps, VF_LANES - 1) * (1 - runs / (VF_LANES + 1)), loads = runs + apart;
+    const double vector = 2.5 + 5 * (runs - 1) + (half ? 12 : 10) * apart;
     return sought * 15 * loads + (double)v->ic * places * (2 + v->used * written * vector);
 }
 
