@@ -6,7 +6,9 @@
 #include "entry.h"
 #include "settings.h"
 
-/* Images to columns and back: the gradient of each is the other. */
+static bool is_columns(const weft_problem *p) { return p->op == WEFT_OP_IM2COL || p->op == WEFT_OP_COL2IM; }
+
+/* The gradient of each is the other. */
 static bool make_adjoint(const weft_problem *p, weft_problem *back) {
     weft_problem_init(back, p->op == WEFT_OP_IM2COL ? WEFT_OP_COL2IM : WEFT_OP_IM2COL, WEFT_PASS_FWD, p->rank);
     back->device = p->device, back->ordinal = p->ordinal, back->n = p->n, back->c = p->c;
@@ -16,14 +18,15 @@ static bool make_adjoint(const weft_problem *p, weft_problem *back) {
     memcpy(back->dilation, p->dilation, sizeof(p->dilation));
     memcpy(back->pad_lo, p->pad_lo, sizeof(p->pad_lo));
     memcpy(back->pad_hi, p->pad_hi, sizeof(p->pad_hi));
-    for (int i = 0; i < back->ntensors; i++) back->tensor[i].dtype = p->tensor[0].dtype;
+    weft_problem_tensor(back, WEFT_ROLE_SRC)->dtype = weft_problem_tensor(back, WEFT_ROLE_DST)->dtype =
+        p->tensor[0].dtype;
     return weft_problem_complete(back) == WEFT_OK;
 }
 
 /* The problem of the gradient; false: it cannot be said. */
 static bool make_gradient(weft_problem *p, weft_problem *back) {
     char text[WEFT_TEXT_MAX];
-    if (p->op == WEFT_OP_IM2COL || p->op == WEFT_OP_COL2IM) return make_adjoint(p, back);
+    if (is_columns(p)) return make_adjoint(p, back);
     if (p->op == WEFT_OP_SOFTMAX || p->op == WEFT_OP_LOG_SOFTMAX) { /* it reads the result alone, dense as that is */
         weft_tensor *src = weft_problem_tensor(p, WEFT_ROLE_SRC);
         *src = *weft_problem_tensor(p, WEFT_ROLE_DST);
@@ -66,16 +69,20 @@ static void estimate(weft_problem *p, double *torch_ns, double *own_ns) {
 /* ns of a pass that are in the estimates of PyTorch because weft's operator hands it over by way of Python. PyTorch's
  * own function is called at once. */
 static double handing(const weft_problem *p) {
+    if (p->device == WEFT_DEVICE_CUDA) return 0;
     if (p->op == WEFT_OP_CROSS_ENTROPY) return 45000;
-    return p->op == WEFT_OP_DGMM || p->op == WEFT_OP_IM2COL || p->op == WEFT_OP_COL2IM ? 8000 : 0;
+    return p->op == WEFT_OP_DGMM || is_columns(p) ? 8000 : 0;
 }
 
 /* A gradient that is recorded from Python costs more than PyTorch's own node: on the CPU, where that time adds up with
- * the computing, both passes are one choice. The estimates of PyTorch's pooling count it already. */
+ * the computing, both passes are one choice. The estimates of PyTorch's pooling count it already. On CUDA it passes
+ * while the device computes, if that has much to do: columns alone are weighed there, whose gradients PyTorch sums in
+ * order. */
 static bool is_shorter(weft_problem *p, weft_problem *back) {
-    const double recording = (is_pool(p) ? 0 : 15000) + 2 * handing(p); /* ns */
+    const bool cuda = p->device == WEFT_DEVICE_CUDA;
+    const double recording = (cuda ? 40000 : is_pool(p) ? 0 : 15000) + 2 * handing(p); /* ns */
     double torch_ns[2], own_ns[2];
-    if (p->device != WEFT_DEVICE_CPU) return false;
+    if (cuda && !is_columns(p)) return false;
     estimate(p, &torch_ns[0], &own_ns[0]);
     estimate(back, &torch_ns[1], &own_ns[1]);
     return torch_ns[0] + torch_ns[1] < own_ns[0] + own_ns[1] + recording;
