@@ -24,6 +24,7 @@ typedef struct params {
     int64_t slots, bytes; /* bytes of scratch per slot */
     int64_t before, row;  /* windows of zeros before a row of diff_dst; its length with those and others behind */
     int64_t band, span;   /* rows of diff_src at a time, and rows of windows over them */
+    pool_scatter scatter; /* max: if it is faster */
 } params;
 
 typedef struct source { /* a row of windows over the row of diff_src, and what its tap 0 is called in the index */
@@ -323,6 +324,7 @@ static void rows_mean(void *q, int64_t slot) { rows_of_places(q, slot, MEAN); }
 static weft_status run(const weft__exec *e) {
     const weft_tensor *index = weft__tensor(e->p, WEFT_ROLE_INDEX);
     task q = {.e = e, .s = *(const params *)e->params, .index_dtype = index ? index->dtype : WEFT_DTYPE_U8};
+    if (q.s.scatter.slots) return WEFT__ISA_NAME(pool_scatter_run)(e, &q.s.scatter), WEFT_OK;
     weft__parallel(e->ctx, q.s.slots, !index ? rows_mean : q.index_dtype == WEFT_DTYPE_U8 ? rows_tap : rows_place, &q);
     return WEFT_OK;
 }
@@ -358,6 +360,8 @@ static const char *plan(const weft_problem *p, const weft__hw *hw, int variant, 
     const double taps = share * (double)(p->kernel[0] * p->kernel[1] * p->kernel[2]);
     const double ns = (double)(all * per_row) * (1 + taps) + 15 * (double)all;
     d->ns = cpu_work_cost(p, hw, ns);
+    s->scatter.slots = 0;
+    if (p->op == WEFT_OP_MAX_POOL) WEFT__ISA_NAME(pool_scatter_plan)(p, hw, false, &s->scatter, d);
     return NULL;
 }
 

@@ -99,6 +99,19 @@ VF_INLINE void pool_put_index(void *index, int dtype, int64_t at, vi v, int64_t 
         vi_store_i64_count((int64_t *)index + at, v, n);
 }
 
+/* The gradient of max pooling by adding, see scatter.c. slots 0: it is not taken. */
+typedef struct pool_scatter {
+    int64_t slots, bytes;    /* bytes of scratch per slot */
+    int64_t strips;          /* of a channel (channels-first) or an image */
+    int64_t places, windows; /* elements of a strip at most, and of the windows over it */
+    bool last;               /* channels-last */
+} pool_scatter;
+
+/* Where it is expected to be faster than d it is taken: s and d are filled. */
+void WEFT__ISA_NAME(pool_scatter_plan)(const weft_problem *p, const weft__hw *hw, bool last, pool_scatter *s,
+                                       weft__decision *d);
+void WEFT__ISA_NAME(pool_scatter_run)(const weft__exec *e, const pool_scatter *s);
+
 /* The functions of a slot: `function` with each of three kinds and the data type as constants, and their list. */
 #define POOL_TASK(function, kind, type) \
     static void function##_##kind##_##type(void *q, int64_t slot) { function(q, slot, kind, WEFT_DTYPE_##type); }
