@@ -174,7 +174,7 @@ static const char *plan(const weft_problem *p, const weft__hw *hw, int variant, 
     const bool one = s->out[2] == 1;
     const double each = one ? 0 : 1.2 * (double)WEFT__MAX(in[2], out[2]);
     const double ns = (double)all * (15 + each + taps * (3 + 1.2 * (double)cpu_ceil(in[2], VF_LANES)));
-    d->ns = cpu_work_cost(p, hw, ns / cpu_speed(hw));
+    d->ns = pool_cost(p, hw, s->slots, ns / cpu_speed(hw));
     return NULL;
 }
 

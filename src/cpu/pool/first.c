@@ -20,11 +20,6 @@
 enum { BAND = 8, NEAR = 4096, AHEAD = 4096 };
 typedef enum kind { MAX, MAX_INDEX, MEAN } kind;
 
-typedef struct params {
-    int64_t slots, bytes; /* bytes of scratch per slot */
-    int64_t pitch, band;  /* floats of a line; lines at a time */
-} params;
-
 typedef struct source { /* an input row of the windows of one output row */
     int64_t at;
     int32_t base; /* index of its tap 0: the number in the window, or the place for window 0 */
@@ -32,7 +27,7 @@ typedef struct source { /* an input row of the windows of one output row */
 
 typedef struct task {
     const weft__exec *e;
-    params s;
+    pool_rows s;
     bool place; /* the index is a place of the channel, else a number of the window */
     int dtype, index_dtype;
 } task;
@@ -44,6 +39,9 @@ typedef struct state { /* of a slot */
     source *from;
     int sources;
     float *counts;    /* of each window along the row: places that count */
+    int32_t *along;   /* channels-last: the place of each element of a line */
+    float *values;    /* channels-last with a stride: of windows at every place, */
+    int32_t *names;   /* and their indices */
     int32_t *indices; /* of the rows of a band */
     sink out;
 } state;
@@ -71,7 +69,7 @@ VF_INLINE void add_row(const void *src, const source *from, int64_t x, int64_t l
 /* count: the rows if they are 2 or 3, else 0. */
 VF_INLINE void down(const task *q, const state *t, int64_t line, const kind k, const int count, const int dtype) {
     const void *src = q->e->ptr[WEFT_ROLE_SRC];
-    const int64_t width = t->p->in[2], to = line * q->s.pitch + t->p->pad_lo[2];
+    const int64_t width = t->p->in[2] * q->s.inner, to = line * q->s.pitch + t->p->pad_lo[2] * q->s.inner;
     float *values = t->lines + to;
     int32_t *bases = t->bases + to;
     source from[3]; /* nearer than those that a store might change */
@@ -145,18 +143,19 @@ VF_INLINE void add_tap(const float *line, const int32_t *bases, int64_t at, int6
     }
 }
 
-/* step: the stride if it is 1 or 2, else 0; kw: the taps of a dense window if they are 2 or 3, else 0. */
-VF_INLINE void across(const task *q, state *t, int64_t line, float scale, int32_t *indices, const kind k,
-                      const int step, const int kw) {
+/* step: the stride if it is 1 or 2, else 0; kw: the taps if they are 2 or 3 and, for step 2, dense, else 0. Channels-last
+ * the windows begin at every place: a line is as one of channels-first whose taps are a place's channels apart. */
+VF_INLINE void across(const task *q, const state *t, int64_t line, float scale, float *to, int32_t *indices,
+                      const kind k, const int step, const int kw) {
     const weft_problem *p = t->p;
     const float *from = t->lines + line * q->s.pitch;
     const int32_t *bases = t->bases + line * q->s.pitch;
-    const int64_t stride = step ? step : p->stride[2], each = kw ? 1 : p->dilation[2];
-    const int32_t number = (int32_t)(q->place ? each : 1);
-    const int64_t wide = p->out[2], taps = p->kernel[2];
+    const int64_t stride = step ? step : p->stride[2], each = kw && step == 2 ? 1 : p->dilation[2] * q->s.inner;
+    const int32_t number = (int32_t)(q->place ? p->dilation[2] : 1);
+    const int64_t wide = q->s.wide, taps = p->kernel[2];
+    const int32_t *places = q->s.last ? t->along : NULL;
     const float *counts = t->counts;
     const bool place = q->place;
-    float *to = sink_room(&t->out);
     for (int64_t o = 0; o < wide; o += VF_LANES) {
         const int64_t at = o * stride, left = wide - o;
         winners w = {.best = tap(from, at, stride, left, step, false)};
@@ -171,30 +170,46 @@ VF_INLINE void across(const task *q, state *t, int64_t line, float scale, int32_
         if (k == MEAN) w.best = vf_div(w.best, vf_mul(vf_load(counts + o), vf_set1(scale)));
         vf_store(to + o, w.best);
         if (k == MAX_INDEX) {
-            const vi along = vi_mul(vi_add(vi_set1((int32_t)o), vi_iota()), vi_set1((int32_t)stride));
-            vi_store(indices + o, place ? vi_add(w.index, along) : w.index);
+            if (place && places)
+                w.index = vi_add(w.index, vi_load(places + o));
+            else if (place)
+                w.index = vi_add(w.index, vi_mul(vi_add(vi_set1((int32_t)o), vi_iota()), vi_set1((int32_t)stride)));
+            vi_store(indices + o, w.index);
         }
     }
 }
 
-VF_INLINE void across_as(const task *q, state *t, int64_t line, float scale, int32_t *indices, const kind k,
-                         const int step) {
-    const int64_t kw = t->p->dilation[2] == 1 ? t->p->kernel[2] : 0;
+VF_INLINE void across_as(const task *q, const state *t, int64_t line, float scale, float *to, int32_t *indices,
+                         const kind k, const int step) {
+    const int64_t kw = step == 1 || t->p->dilation[2] == 1 ? t->p->kernel[2] : 0;
     if (kw == 3)
-        across(q, t, line, scale, indices, k, step, 3);
+        across(q, t, line, scale, to, indices, k, step, 3);
     else if (kw == 2)
-        across(q, t, line, scale, indices, k, step, 2);
+        across(q, t, line, scale, to, indices, k, step, 2);
     else
-        across(q, t, line, scale, indices, k, step, 0);
+        across(q, t, line, scale, to, indices, k, step, 0);
 }
 
-VF_INLINE void across_any(const task *q, state *t, int64_t line, float scale, int32_t *indices, const kind k) {
-    if (t->p->stride[2] == 2)
-        across_as(q, t, line, scale, indices, k, 2);
-    else if (t->p->stride[2] == 1)
-        across_as(q, t, line, scale, indices, k, 1);
+VF_INLINE void across_any(const task *q, const state *t, int64_t line, float scale, float *to, int32_t *indices,
+                          const kind k) {
+    if (q->s.last || t->p->stride[2] == 1)
+        across_as(q, t, line, scale, to, indices, k, 1);
+    else if (t->p->stride[2] == 2)
+        across_as(q, t, line, scale, to, indices, k, 2);
     else
-        across(q, t, line, scale, indices, k, 0, 0);
+        across(q, t, line, scale, to, indices, k, 0, 0);
+}
+
+/* Every place that is a multiple of the stride. A store may go on into the next place, which is written later. */
+VF_INLINE void keep_windows(const task *q, const state *t, int64_t line, float *to, int32_t *indices, const kind k) {
+    const int64_t inner = q->s.inner, step = inner * t->p->stride[2];
+    const float *from = t->values + line * q->s.pitch;
+    const int32_t *names = t->names + line * q->s.pitch;
+    for (int64_t o = 0; o < t->p->out[2]; o++, from += step, names += step, to += inner, indices += inner)
+        for (int64_t c = 0; c < inner; c += VF_LANES) {
+            vf_store(to + c, vf_load(from + c));
+            if (k == MAX_INDEX) vi_store(indices + c, vi_load(names + c));
+        }
 }
 
 /* ---------------------------------------------------------------- a slot */
@@ -209,7 +224,7 @@ VF_INLINE void collect(const task *q, state *t, int64_t plane, int64_t z, int64_
             const int64_t iy = y * p->stride[1] - p->pad_lo[1] + j * p->dilation[1];
             const int64_t row = iz * p->in[1] + iy;
             source *s = &t->from[t->sources++];
-            s->at = (plane * p->in[0] * p->in[1] + row) * p->in[2];
+            s->at = (plane * p->in[0] * p->in[1] + row) * p->in[2] * q->s.inner;
             s->base = (int32_t)(q->place ? row * p->in[2] - p->pad_lo[2] : (i * p->kernel[1] + j) * p->kernel[2]);
         }
 }
@@ -221,29 +236,44 @@ static void *carve(char **at, int64_t bytes) {
 }
 
 /* Cuts the scratch of a slot into its parts; returns how long it is. */
-static int64_t layout(const weft_problem *p, const params *s, char *at, state *t) {
+static int64_t layout(const weft_problem *p, const pool_rows *s, char *at, state *t) {
     char *const begin = at;
-    const bool index = weft__tensor(p, WEFT_ROLE_INDEX) != NULL;
+    const bool index = weft__tensor(p, WEFT_ROLE_INDEX) != NULL, parted = s->last && p->stride[2] > 1;
+    const int64_t wide = cpu_round_up(s->wide, VF_LANES), row = p->out[2] * s->inner;
     t->lines = carve(&at, s->band * s->pitch * 4);
     t->bases = carve(&at, index ? s->band * s->pitch * 4 : 0);
-    t->out.buffer = carve(&at, sink_floats(p->out[2]) * 4);
-    t->counts = carve(&at, cpu_round_up(p->out[2], VF_LANES) * 4);
-    t->indices = carve(&at, index ? (s->band * p->out[2] + VF_LANES) * 4 : 0);
+    t->out.buffer = carve(&at, sink_floats(row) * 4);
+    t->counts = carve(&at, (wide + s->inner + VF_LANES) * 4);
+    t->along = carve(&at, s->last && index ? (wide + s->inner + VF_LANES) * 4 : 0);
+    t->values = carve(&at, parted ? s->band * s->pitch * 4 : 0);
+    t->names = carve(&at, parted && index ? s->band * s->pitch * 4 : 0);
+    t->indices = carve(&at, index ? (s->band * row + VF_LANES) * 4 : 0);
     t->from = carve(&at, p->kernel[0] * p->kernel[1] * (int64_t)sizeof(source));
     return at - begin;
 }
 
+/* Fills the padding on both sides of the lines, and what is known of each element along them. */
 static void start(const task *q, int64_t slot, state *t) {
     const weft_problem *p = t->p = q->e->p;
     layout(p, &q->s, (char *)q->e->workspace + slot * q->s.bytes, t);
     const bool max = p->op == WEFT_OP_MAX_POOL, index = weft__tensor(p, WEFT_ROLE_INDEX) != NULL;
-    for (int64_t i = 0; i < q->s.band * q->s.pitch; i++) {
-        t->lines[i] = max ? -INFINITY : 0;
-        if (index) t->bases[i] = INT32_MAX;
+    const int64_t inner = q->s.inner, before = p->pad_lo[2] * inner, end = before + p->in[2] * inner;
+    for (int64_t n = 0; n < q->s.band; n++) {
+        float *line = t->lines + n * q->s.pitch;
+        int32_t *bases = t->bases + n * q->s.pitch;
+        for (int64_t i = before ? 0 : end; i < q->s.pitch; i = i + 1 == before ? end : i + 1) {
+            line[i] = max ? -INFINITY : 0;
+            if (index) bases[i] = INT32_MAX;
+        }
     }
-    const int64_t given = p->attr[WEFT_AVG_POOL_DIVISOR];
-    for (int64_t o = 0; !max && o < cpu_round_up(p->out[2], VF_LANES); o++)
-        t->counts[o] = (float)(given ? given : pool_counted(p, 2, WEFT__MIN(o, p->out[2] - 1)));
+    const int64_t given = p->attr[WEFT_AVG_POOL_DIVISOR], each = q->s.last ? p->stride[2] : 1;
+    const int64_t wide = cpu_round_up(q->s.wide, VF_LANES);
+    for (int64_t o = 0; !max && o * inner < wide; o++) {
+        const int64_t count = given ? given : pool_counted(p, 2, WEFT__MIN(o / each, p->out[2] - 1));
+        for (int64_t c = 0; c < inner; c += VF_LANES) vf_store(t->counts + o * inner + c, vf_set1((float)count));
+    }
+    for (int64_t o = 0; q->s.last && q->place && o * inner < wide; o++)
+        for (int64_t c = 0; c < inner; c += VF_LANES) vi_store(t->along + o * inner + c, vi_set1((int32_t)o));
     t->out.dst = q->e->ptr[WEFT_ROLE_DST], t->out.dtype = q->dtype, t->out.fill = 0;
     t->out.stream = cpu_streams(q->e->hw, (double)(weft__numel(weft__tensor(p, WEFT_ROLE_DST)) * vf_size_of(q->dtype)));
 }
@@ -257,7 +287,9 @@ VF_INLINE void rows_of_windows(const task *q, int64_t slot, const kind k) {
     const weft_problem *p = q->e->p;
     state t = {0};
     start(q, slot, &t);
-    const int64_t per_plane = p->out[0] * p->out[1], all = p->n * p->c * per_plane, wide = p->out[2];
+    const int64_t per_plane = p->out[0] * p->out[1], all = p->n * p->c / q->s.inner * per_plane;
+    const int64_t wide = p->out[2] * q->s.inner, pitch = q->s.pitch;
+    const bool parted = q->s.last && p->stride[2] > 1;
     int64_t row = cpu_first(all, q->s.slots, slot);
     const int64_t end = cpu_first(all, q->s.slots, slot + 1);
     int64_t plane = row / per_plane, z = row % per_plane / p->out[1], y = row % p->out[1];
@@ -271,8 +303,14 @@ VF_INLINE void rows_of_windows(const task *q, int64_t slot, const kind k) {
             if (k == MEAN)
                 scale[i] = p->attr[WEFT_AVG_POOL_DIVISOR] ? 1 : (float)(pool_counted(p, 0, z) * pool_counted(p, 1, y));
         }
+        for (int64_t i = 0; parted && i < lines; i++)
+            across_any(q, &t, i, scale[i], t.values + i * pitch, t.names + i * pitch, k);
         for (int64_t i = 0; i < lines; i++) {
-            across_any(q, &t, i, scale[i], t.indices + i * wide, k);
+            float *to = sink_room(&t.out);
+            if (parted)
+                keep_windows(q, &t, i, to, t.indices + i * wide, k);
+            else
+                across_any(q, &t, i, scale[i], to, t.indices + i * wide, k);
             sink_commit(&t.out, wide);
         }
         if (k == MAX_INDEX) put_indices(q, &t, row * wide, lines * wide);
@@ -285,39 +323,60 @@ static void rows_max(void *q, int64_t slot) { rows_of_windows(q, slot, MAX); }
 static void rows_max_index(void *q, int64_t slot) { rows_of_windows(q, slot, MAX_INDEX); }
 static void rows_mean(void *q, int64_t slot) { rows_of_windows(q, slot, MEAN); }
 
-static weft_status run(const weft__exec *e) {
+void WEFT__ISA_NAME(pool_rows_run)(const weft__exec *e, const pool_rows *s) {
     const weft_tensor *index = weft__tensor(e->p, WEFT_ROLE_INDEX);
-    task q = {.e = e, .s = *(const params *)e->params, .dtype = e->p->tensor[0].dtype};
+    task q = {.e = e, .s = *s, .dtype = e->p->tensor[0].dtype};
     q.index_dtype = index ? index->dtype : WEFT_DTYPE_U8;
     q.place = q.index_dtype != WEFT_DTYPE_U8;
     weft__parallel(e->ctx, q.s.slots, e->p->op == WEFT_OP_AVG_POOL ? rows_mean : index ? rows_max_index : rows_max, &q);
+}
+
+static weft_status run(const weft__exec *e) {
+    WEFT__ISA_NAME(pool_rows_run)(e, (const pool_rows *)e->params);
     return WEFT_OK;
 }
 
 /* ---------------------------------------------------------------- the record */
+static const char *plan_rows(const weft_problem *p, const weft__hw *hw, pool_rows *s, weft__decision *d) {
+    const int64_t rows_out = p->n * p->c / s->inner * p->out[0] * p->out[1], stride = s->last ? 1 : p->stride[2];
+    s->wide = s->last ? ((p->out[2] - 1) * p->stride[2] + 1) * s->inner : p->out[2];
+    const int64_t wide = stride > 2 ? s->wide : cpu_round_up(s->wide, VF_LANES);
+    const int64_t reach = wide * stride + (p->kernel[2] - 1) * p->dilation[2] * s->inner;
+    s->pitch = cpu_round_up(WEFT__MAX((p->in[2] + p->pad_lo[2]) * s->inner, reach) + VF_LANES, 16);
+    s->band = WEFT__MAX(1, WEFT__MIN(BAND, NEAR / s->pitch));
+    if (s->pitch > 1 << 17) return "a row is over 2^17 elements";
+    state unused;
+    s->bytes = layout(p, s, NULL, &unused);
+    s->slots = cpu_slots(rows_out, weft__bytes(p));
+    d->workspace = (size_t)(s->slots * s->bytes);
+    /* vectors of rows, of lines and of taps along them, and a row some time of its own */
+    const bool index = weft__tensor(p, WEFT_ROLE_INDEX) != NULL;
+    const double rows = (double)(p->kernel[0] * p->kernel[1]) *
+                        (2 + (index ? 1.5 : 0.5) * POOL_VECTOR * (double)cpu_ceil(p->in[2] * s->inner, VF_LANES));
+    const double taps = (double)(p->kernel[2] * cpu_ceil(s->wide, VF_LANES)) * (index ? 3 : 1) * POOL_VECTOR *
+                        (stride > 2 ? 0.5 * VF_LANES : 1);
+    const double kept = s->last && p->stride[2] > 1 ? (double)p->out[2] * (index ? 3 : 1.5) : 0;
+    d->ns = pool_cost(p, hw, s->slots, (double)rows_out * (20 + rows + taps + kept));
+    return NULL;
+}
+
+void WEFT__ISA_NAME(pool_rows_plan)(const weft_problem *p, const weft__hw *hw, pool_rows *s, weft__decision *d) {
+    weft__decision by_rows;
+    pool_rows mine = {.inner = p->c, .last = true};
+    if (p->c < 1 || p->stride[2] > 4 || (double)p->c * (double)p->in[2] > 1 << 17) return;
+    if (plan_rows(p, hw, &mine, &by_rows) || by_rows.ns >= d->ns) return;
+    *s = mine;
+    d->ns = by_rows.ns, d->workspace = by_rows.workspace;
+}
+
 static const char *plan(const weft_problem *p, const weft__hw *hw, int variant, weft__decision *d) {
     (void)variant;
     const char *reason = pool_refusal(p);
     if (!reason) reason = pool_layout_refusal(p, WEFT_LAYOUT_FIRST);
     if (reason) return reason;
-    params *s = WEFT__PARAMS(params, d);
-    const int64_t all = p->n * p->c * p->out[0] * p->out[1];
-    const int64_t wide = p->stride[2] > 2 ? p->out[2] : cpu_round_up(p->out[2], VF_LANES);
-    const int64_t reach = wide * p->stride[2] + (p->kernel[2] - 1) * p->dilation[2];
-    s->pitch = cpu_round_up(WEFT__MAX(p->in[2] + p->pad_lo[2], reach) + VF_LANES, 16);
-    s->band = WEFT__MAX(1, WEFT__MIN(BAND, NEAR / s->pitch));
-    if (s->pitch > 1 << 17) return "a row is over 2^17 elements";
-    state unused;
-    s->bytes = layout(p, s, NULL, &unused);
-    s->slots = cpu_slots(all, weft__bytes(p));
-    d->workspace = (size_t)(s->slots * s->bytes);
-    /* vectors of rows, of lines and of taps along them, and a row some time of its own */
-    const bool index = weft__tensor(p, WEFT_ROLE_INDEX) != NULL;
-    const double rows = (double)(p->kernel[0] * p->kernel[1]) * (double)cpu_ceil(p->in[2], VF_LANES);
-    const double taps = (double)(p->kernel[2] * (p->stride[2] > 2 ? VF_LANES : 1) * cpu_ceil(p->out[2], VF_LANES));
-    const double ns = (double)all * (10 + (index ? 1.5 : 0.5) * rows + (index ? 3 : 1) * taps);
-    d->ns = cpu_work_cost(p, hw, ns);
-    return NULL;
+    pool_rows *s = WEFT__PARAMS(pool_rows, d);
+    *s = (pool_rows){.inner = 1};
+    return plan_rows(p, hw, s, d);
 }
 
 POOL_RECORD(MAX_POOL, max_pool_fwd_nchw, "max_pool_fwd_nchw_1v", FWD, true);

@@ -359,7 +359,7 @@ static const char *plan(const weft_problem *p, const weft__hw *hw, int variant, 
     const int64_t per_row = p->stride[2] > 2 ? p->in[2] : cpu_ceil(p->in[2], p->stride[2] * VF_LANES) * p->stride[2];
     const double taps = share * (double)(p->kernel[0] * p->kernel[1] * p->kernel[2]);
     const double ns = (double)(all * per_row) * (1 + taps) + 15 * (double)all;
-    d->ns = cpu_work_cost(p, hw, ns);
+    d->ns = pool_cost(p, hw, s->slots, ns);
     s->scatter.slots = 0;
     if (p->op == WEFT_OP_MAX_POOL) WEFT__ISA_NAME(pool_scatter_plan)(p, hw, false, &s->scatter, d);
     return NULL;

@@ -28,6 +28,7 @@ typedef struct entry {
 typedef struct params {
     int64_t slots, most;  /* most: entries of a list */
     pool_scatter scatter; /* the gradient of max: if it is faster */
+    pool_rows rows;       /* forward: if it is faster */
 } params;
 
 typedef struct task {
@@ -237,6 +238,7 @@ static weft_status run(const weft__exec *e) {
     const weft_tensor *out = weft__tensor(p, bwd ? WEFT_ROLE_DIFF_SRC : WEFT_ROLE_DST);
     task q = {.e = e, .s = *(const params *)e->params, .dtype = out->dtype};
     if (q.s.scatter.slots) return WEFT__ISA_NAME(pool_scatter_run)(e, &q.s.scatter), WEFT_OK;
+    if (q.s.rows.slots) return WEFT__ISA_NAME(pool_rows_run)(e, &q.s.rows), WEFT_OK;
     q.in = e->ptr[bwd ? WEFT_ROLE_DIFF_DST : WEFT_ROLE_SRC], q.out = e->ptr[out->role];
     q.index = index ? e->ptr[WEFT_ROLE_INDEX] : NULL, q.index_dtype = index ? index->dtype : WEFT_DTYPE_U8;
     q.place = q.index_dtype != WEFT_DTYPE_U8;
@@ -269,8 +271,9 @@ static const char *plan(const weft_problem *p, const weft__hw *hw, int variant, 
     d->workspace = (size_t)(s->slots * s->most) * sizeof(entry);
     const double each = weft__tensor(p, WEFT_ROLE_INDEX) ? 2.5 : 0.8, vectors = (double)cpu_ceil(p->c, VF_LANES);
     const double ns = (double)pixels * (taps * (2 + each * vectors) + 20 + (each > 1 ? 2 : 1) * vectors);
-    const double threads = (double)WEFT__MIN(hw->threads, s->slots);
-    d->ns = 1000 + WEFT__MAX(ns / threads, weft__bytes(p) / hw->gbs) + 0.2 * ns / threads;
+    d->ns = pool_cost(p, hw, s->slots, ns);
+    memset(&s->rows, 0, sizeof(s->rows));
+    if (!bwd && !adaptive) WEFT__ISA_NAME(pool_rows_plan)(p, hw, &s->rows, d);
     s->scatter.slots = 0;
     if (bwd && p->op == WEFT_OP_MAX_POOL) WEFT__ISA_NAME(pool_scatter_plan)(p, hw, true, &s->scatter, d);
     return NULL;

@@ -225,7 +225,7 @@ static const char *plan(const weft_problem *p, const weft__hw *hw, int variant, 
     s->slots = cpu_slots(all, weft__bytes(p));
     d->workspace = (size_t)(s->slots * s->bytes);
     const double vectors = (double)cpu_ceil(p->out[2], VF_LANES), each = weft__tensor(p, WEFT_ROLE_INDEX) ? 12 : 6;
-    d->ns = cpu_work_cost(p, hw, (double)all * (5 + each * vectors));
+    d->ns = pool_cost(p, hw, s->slots, (double)all * (5 + each * vectors));
     return NULL;
 }
 

@@ -239,7 +239,7 @@ static const char *plan(const weft_problem *p, const weft__hw *hw, int variant, 
     s->slots = cpu_slots(p->n * p->c * s->pairs, weft__bytes(p));
     d->workspace = (size_t)(s->slots * s->bytes);
     const double vectors = (double)cpu_ceil(p->in[2], 2 * VF_LANES);
-    d->ns = cpu_work_cost(p, hw, (double)(p->n * p->c * s->pairs) * (12 + 16 * vectors));
+    d->ns = pool_cost(p, hw, s->slots, (double)(p->n * p->c * s->pairs) * (12 + 16 * vectors));
     return NULL;
 }
 

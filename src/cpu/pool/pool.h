@@ -99,18 +99,43 @@ VF_INLINE void pool_put_index(void *index, int dtype, int64_t at, vi v, int64_t 
         vi_store_i64_count((int64_t *)index + at, v, n);
 }
 
+/* Forward by rows, see first.c. slots 0: it is not taken. */
+typedef struct pool_rows {
+    int64_t slots, bytes; /* bytes of scratch per slot */
+    int64_t pitch, band;  /* floats of a line; lines at a time */
+    int64_t inner;        /* elements of a place: 1 channels-first, the channels channels-last */
+    int64_t wide;         /* elements of a line that windows begin at, channels-last without a stride */
+    bool last;
+} pool_rows;
+
+/* Channels-last: where it is expected to be faster than d it is taken: s and d are filled. */
+void WEFT__ISA_NAME(pool_rows_plan)(const weft_problem *p, const weft__hw *hw, pool_rows *s, weft__decision *d);
+void WEFT__ISA_NAME(pool_rows_run)(const weft__exec *e, const pool_rows *s);
+
 /* The gradient of max pooling by adding, see scatter.c. slots 0: it is not taken. */
 typedef struct pool_scatter {
-    int64_t slots, bytes;    /* bytes of scratch per slot */
-    int64_t strips;          /* of a channel (channels-first) or an image */
-    int64_t places, windows; /* elements of a strip at most, and of the windows over it */
-    bool last;               /* channels-last */
+    int64_t slots, bytes;     /* bytes of scratch per slot */
+    int64_t strips;           /* of a channel (channels-first) or an image */
+    int64_t places, windows;  /* elements of a strip at most, and of the windows over it */
+    int64_t thick, thick_out; /* places and windows for one of the outermost axis */
+    int64_t table;
+    int axis;  /* the outermost */
+    bool last; /* channels-last */
 } pool_scatter;
 
 /* Where it is expected to be faster than d it is taken: s and d are filled. */
 void WEFT__ISA_NAME(pool_scatter_plan)(const weft_problem *p, const weft__hw *hw, bool last, pool_scatter *s,
                                        weft__decision *d);
 void WEFT__ISA_NAME(pool_scatter_run)(const weft__exec *e, const pool_scatter *s);
+
+/* How many times as long plain code takes for a vector. */
+#define POOL_VECTOR (VF_LANES > 4 ? 1 : 5)
+
+/* ns of `work` ns on one thread in so many slots. */
+VF_INLINE double pool_cost(const weft_problem *p, const weft__hw *hw, int64_t slots, double work) {
+    const double each = work / (double)WEFT__MAX(1, WEFT__MIN(hw->threads, slots));
+    return 1000 + WEFT__MAX(each, weft__bytes(p) / hw->gbs) + 0.2 * each;
+}
 
 /* The functions of a slot: `function` with each of three kinds and the data type as constants, and their list. */
 #define POOL_TASK(function, kind, type) \

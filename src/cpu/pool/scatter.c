@@ -20,17 +20,16 @@ typedef struct task {
     int dtype, index_dtype;
 } task;
 
-typedef struct state { /* of a slot */
-    uint64_t *taps;    /* by number (u8), or by the place relative to the window */
-    int32_t *offsets;  /* u8: the place of a number */
-    uint64_t *along;   /* the taps that each window along the width may have */
+typedef struct state {  /* of a slot */
+    uint64_t *taps;     /* by number (u8), or by the place relative to the window */
+    int32_t *offsets;   /* u8: the place of a number */
+    uint64_t *may[3];   /* the taps that each window of an axis may have */
+    pool_range over[3]; /* the windows of each axis that are over the strip */
     float *diff, *sums;
     int32_t *said;
 } state;
 
 /* ---------------------------------------------------------------- geometry */
-static int64_t channels_inside(const weft_problem *p, bool last) { return last ? p->c : 1; }
-
 /* The outermost axis that has more than one place or window. */
 static int outermost(const weft_problem *p) {
     for (int a = 0; a < 2; a++)
@@ -55,25 +54,31 @@ static pool_range windows_over(const weft_problem *p, int a, int64_t first, int6
     return (pool_range){at <= 0 ? 0 : cpu_ceil(at, p->stride[a]), WEFT__MIN(end, p->out[a])};
 }
 
-/* The bits of the taps of window o of an axis that are at places first .. last - 1. */
-static uint64_t allowed(const weft_problem *p, int a, int64_t o, pool_range in) {
-    uint64_t bits = 0;
-    for (int64_t k = 0, x = o * p->stride[a] - p->pad_lo[a]; k < p->kernel[a]; k++, x += p->dilation[a])
-        if (x >= in.first && x < in.last) bits |= UINT64_C(1) << (a * MOST_TAPS + k);
-    return bits;
+/* What lies over places first .. last - 1 of an axis. */
+static void look(const weft_problem *p, int a, pool_range in, state *t) {
+    t->over[a] = windows_over(p, a, in.first, in.last);
+    for (int64_t o = t->over[a].first; o < t->over[a].last; o++) {
+        uint64_t bits = 0;
+        for (int64_t k = 0, x = o * p->stride[a] - p->pad_lo[a]; k < p->kernel[a]; k++, x += p->dilation[a])
+            if (x >= in.first && x < in.last) bits |= UINT64_C(1) << (a * MOST_TAPS + k);
+        t->may[a][o] = bits;
+    }
 }
 
 /* ---------------------------------------------------------------- a strip */
 /* The windows of one row. base: the place of tap 0 of the first; sums: of place 0 of the channel, which may be before
  * the strip. */
-VF_INLINE void add_row(const state *t, const float *diff, const int32_t *said, int64_t count, int64_t stride,
-                       int64_t base, int64_t size, uint64_t rows, float *sums, int64_t channels, const bool place) {
+VF_INLINE void add_row(const state *t, const float *diff, const int32_t *said, int64_t stride, int64_t base,
+                       int64_t size, uint64_t rows, float *sums, int64_t channels, const bool place) {
+    const uint64_t *const taps = t->taps, *const along = t->may[2] + t->over[2].first;
+    const int32_t *const offsets = t->offsets;
+    const int64_t count = t->over[2].last - t->over[2].first;
     for (int64_t o = 0; o < count; o++, base += stride) {
-        const uint64_t other = ~(rows | t->along[o]);
+        const uint64_t other = ~(rows | along[o]);
         for (int64_t c = 0; c < channels; c++, diff++, said++) {
             const int64_t key = place ? *said - base : *said;
-            if ((uint64_t)key >= (uint64_t)size || t->taps[key] & other) continue;
-            sums[(base + (place ? key : t->offsets[key])) * channels + c] += *diff;
+            if ((place && (uint64_t)key >= (uint64_t)size) || taps[key] & other) continue;
+            sums[(base + (place ? key : offsets[key])) * channels + c] += *diff;
         }
     }
 }
@@ -96,40 +101,33 @@ VF_INLINE void write_as(void *to, int64_t at, const float *from, int64_t count, 
             vf_store_count_as(dtype, to, at + i, vf_load(from + i), count - i);
 }
 
-VF_INLINE void strip_as(const task *q, const state *t, int64_t unit, pool_range in, const int dtype, const bool place) {
+/* Places `in` of the outermost axis of a unit: a channel or an image. */
+VF_INLINE void strip_as(const task *q, state *t, int64_t unit, pool_range in, const int dtype, const bool place) {
     const weft_problem *p = q->e->p;
-    const int axis = outermost(p);
-    const int64_t channels = channels_inside(p, q->s->last), inner = p->in[0] * p->in[1] * p->in[2] / p->in[axis];
-    const int64_t places = p->in[0] * p->in[1] * p->in[2], out = p->out[0] * p->out[1] * p->out[2];
-    const int64_t from = (unit * places + in.first * inner) * channels, count = (in.last - in.first) * inner * channels;
-    float *sums = dtype == WEFT_DTYPE_F32 ? (float *)q->e->ptr[WEFT_ROLE_DIFF_SRC] + from : t->sums;
+    const pool_scatter *s = q->s;
+    const int64_t channels = s->last ? p->c : 1, thick = s->thick * channels, deep = s->thick_out * channels;
+    const pool_range *over = t->over;
+    const int64_t from = unit * p->in[s->axis] * thick, count = (in.last - in.first) * thick, per_row = p->out[2];
+    const int64_t windows = (over[s->axis].last - over[s->axis].first) * deep;
+    float *sums = dtype == WEFT_DTYPE_F32 ? (float *)q->e->ptr[WEFT_ROLE_DIFF_SRC] + from + in.first * thick : t->sums;
     memset(sums, 0, (size_t)count * sizeof(float));
-    pool_range limit[3], over[3];
-    for (int a = 0; a < 3; a++) {
-        limit[a] = a == axis ? in : (pool_range){0, p->in[a]};
-        over[a] = a == axis ? windows_over(p, a, in.first, in.last) : (pool_range){0, p->out[a]};
-    }
-    const int64_t per_row = over[2].last - over[2].first, first = over[axis].first * (out / p->out[axis]);
-    const int64_t windows = (over[axis].last - over[axis].first) * (out / p->out[axis]);
-    const int64_t size = table_size(p, place);
-    if (windows > 0) read_as(q, t, (unit * out + first) * channels, windows * channels, dtype);
-    for (int64_t o = 0; o < per_row; o++) t->along[o] = allowed(p, 2, over[2].first + o, limit[2]);
+    if (windows > 0) read_as(q, t, (unit * p->out[s->axis] + over[s->axis].first) * deep, windows, dtype);
     const float *diff = t->diff;
     const int32_t *said = t->said;
-    for (int64_t z = over[0].first; z < over[0].last; z++) {
-        const uint64_t deep = allowed(p, 0, z, limit[0]);
-        for (int64_t y = over[1].first; y < over[1].last; y++, diff += per_row * channels, said += per_row * channels) {
+    const int64_t step = (s->axis == 2 ? over[2].last - over[2].first : per_row) * channels;
+    for (int64_t z = over[0].first; z < over[0].last; z++)
+        for (int64_t y = over[1].first; y < over[1].last; y++, diff += step, said += step) {
             const int64_t iz = z * p->stride[0] - p->pad_lo[0], iy = y * p->stride[1] - p->pad_lo[1];
             const int64_t base = (iz * p->in[1] + iy) * p->in[2] + over[2].first * p->stride[2] - p->pad_lo[2];
-            const uint64_t rows = deep | allowed(p, 1, y, limit[1]);
-            float *to = sums - in.first * inner * channels;
+            const uint64_t rows = t->may[0][z] | t->may[1][y];
+            float *to = sums - in.first * thick;
             if (channels == 1)
-                add_row(t, diff, said, per_row, p->stride[2], base, size, rows, to, 1, place);
+                add_row(t, diff, said, p->stride[2], base, s->table, rows, to, 1, place);
             else
-                add_row(t, diff, said, per_row, p->stride[2], base, size, rows, to, channels, place);
+                add_row(t, diff, said, p->stride[2], base, s->table, rows, to, channels, place);
         }
-    }
-    if (dtype != WEFT_DTYPE_F32) write_as(q->e->ptr[WEFT_ROLE_DIFF_SRC], from, t->sums, count, dtype);
+    if (dtype != WEFT_DTYPE_F32)
+        write_as(q->e->ptr[WEFT_ROLE_DIFF_SRC], from + in.first * thick, t->sums, count, dtype);
 }
 
 /* ---------------------------------------------------------------- a slot */
@@ -142,9 +140,9 @@ static void *carve(char **at, int64_t bytes) {
 /* Cuts the scratch of a slot into its parts; returns how long it is. */
 static int64_t layout(const weft_problem *p, const pool_scatter *s, bool place, char *at, state *t) {
     char *const begin = at;
-    t->taps = carve(&at, table_size(p, place) * 8);
+    t->taps = carve(&at, s->table * 8);
     t->offsets = carve(&at, place ? 0 : 256 * 4);
-    t->along = carve(&at, p->out[2] * 8);
+    for (int a = 0; a < 3; a++) t->may[a] = carve(&at, p->out[a] * 8);
     t->diff = carve(&at, (s->windows + VF_LANES) * 4);
     t->said = carve(&at, (s->windows + VF_LANES) * 4);
     const bool f32 = weft__tensor(p, WEFT_ROLE_DIFF_SRC)->dtype == WEFT_DTYPE_F32;
@@ -152,8 +150,8 @@ static int64_t layout(const weft_problem *p, const pool_scatter *s, bool place, 
     return at - begin;
 }
 
-static void fill_table(const weft_problem *p, bool place, state *t) {
-    for (int64_t i = 0; i < table_size(p, place); i++) t->taps[i] = nothing;
+static void fill_table(const weft_problem *p, const pool_scatter *s, bool place, state *t) {
+    for (int64_t i = 0; i < s->table; i++) t->taps[i] = nothing;
     int64_t number = 0;
     for (int64_t i = 0; i < p->kernel[0]; i++)
         for (int64_t j = 0; j < p->kernel[1]; j++)
@@ -170,13 +168,15 @@ VF_INLINE void strips(const task *q, int64_t slot, const int dtype, const bool p
     const pool_scatter *s = q->s;
     state t;
     layout(p, s, place, (char *)q->e->workspace + slot * s->bytes, &t);
-    fill_table(p, place, &t);
+    fill_table(p, s, place, &t);
+    for (int a = 0; a < 3; a++) look(p, a, (pool_range){0, p->in[a]}, &t);
     const int64_t all = p->n * (s->last ? 1 : p->c) * s->strips, end = cpu_first(all, s->slots, slot + 1);
-    const int64_t size = p->in[outermost(p)];
+    const int64_t size = p->in[s->axis];
     for (int64_t i = cpu_first(all, s->slots, slot); i < end; i++) {
         const int64_t n = i % s->strips;
-        strip_as(q, &t, i / s->strips, (pool_range){cpu_first(size, s->strips, n), cpu_first(size, s->strips, n + 1)},
-                 dtype, place);
+        const pool_range in = {cpu_first(size, s->strips, n), cpu_first(size, s->strips, n + 1)};
+        if (s->strips > 1) look(p, s->axis, in, &t);
+        strip_as(q, &t, i / s->strips, in, dtype, place);
     }
 }
 
@@ -205,25 +205,27 @@ void WEFT__ISA_NAME(pool_scatter_plan)(const weft_problem *p, const weft__hw *hw
     const bool place = weft__tensor(p, WEFT_ROLE_INDEX)->dtype != WEFT_DTYPE_U8;
     for (int a = 0; a < 3; a++) /* no two taps are one place apart by a whole row or plane */
         if (p->kernel[a] > MOST_TAPS || (place && a > 0 && reach(p, a) >= p->in[a])) return;
-    const int64_t channels = channels_inside(p, last), per_place = p->in[0] * p->in[1] * p->in[2] / p->in[axis];
-    const int64_t per_window = p->out[0] * p->out[1] * p->out[2] / p->out[axis];
-    if ((double)per_place * (double)channels > 1 << 16 || (double)per_window * (double)channels > 1 << 16) return;
-    if ((double)reach(p, 0) * (double)(p->in[1] * p->in[2]) + (double)reach(p, 1) * (double)p->in[2] > 1 << 13) return;
+    const int64_t channels = last ? p->c : 1, items = p->n * (last ? 1 : p->c);
+    const int64_t thick = p->in[0] * p->in[1] * p->in[2] / p->in[axis];
+    const int64_t thick_out = p->out[0] * p->out[1] * p->out[2] / WEFT__MAX(p->out[axis], 1);
+    const double most_rows = (double)(p->out[0] + p->out[1] + p->out[2]);
+    if ((double)WEFT__MAX(thick, thick_out) * (double)channels > 1 << 16 || most_rows > 1 << 17) return;
     if (table_size(p, place) > 1 << 13) return;
-    const int64_t thick = WEFT__MAX(1, CPU_CUT(STRIP, 256) / WEFT__MAX(per_place * channels, 1));
-    *s = (pool_scatter){.last = last, .strips = cpu_ceil(p->in[axis], thick)};
+    const int64_t places = WEFT__MAX(1, CPU_CUT(STRIP, 256) / WEFT__MAX(thick * channels, 1));
+    *s = (pool_scatter){.last = last, .axis = axis, .thick = thick, .thick_out = thick_out};
+    s->strips = cpu_ceil(p->in[axis], places), s->table = table_size(p, place);
     const int64_t most = cpu_ceil(p->in[axis], s->strips), over = (most - 1 + reach(p, axis)) / p->stride[axis] + 1;
-    s->places = most * per_place * channels;
-    s->windows = WEFT__MIN(over, p->out[axis]) * per_window * channels;
+    s->places = most * thick * channels;
+    s->windows = WEFT__MIN(over, p->out[axis]) * thick_out * channels;
     if (s->windows > 1 << 18) return;
-    const int64_t items = p->n * (last ? 1 : p->c) * s->strips;
     state unused;
     s->bytes = layout(p, s, place, NULL, &unused);
-    const int64_t slots = cpu_slots(items, weft__bytes(p));
-    const double added = (double)items * (double)s->windows, rows = added / (double)(channels * p->out[2]);
+    const int64_t slots = cpu_slots(items * s->strips, weft__bytes(p));
+    const double strips = (double)(items * s->strips), added = strips * (double)s->windows;
     const double sums = (double)weft__numel(weft__tensor(p, WEFT_ROLE_DIFF_SRC));
-    const double ns = (double)items * 30 + rows * 8 + added * 1.6 + sums * 0.15 + (double)slots * 200;
-    const double cost = cpu_work_cost(p, hw, ns);
+    const double rows = s->strips > 1 || axis < 2 ? added / (double)WEFT__MAX(channels * p->out[2], 1) : strips;
+    const double ns = strips * 30 + rows * 4 + added * 2.5 + sums * 0.25 + (double)(slots * s->table);
+    const double cost = pool_cost(p, hw, slots, ns);
     if (cost >= d->ns) return;
     s->slots = slots;
     d->ns = cost;
