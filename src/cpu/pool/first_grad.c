@@ -24,7 +24,7 @@ typedef struct params {
     int64_t slots, bytes; /* bytes of scratch per slot */
     int64_t before, row;  /* windows of zeros before a row of diff_dst; its length with those and others behind */
     int64_t band, span;   /* rows of diff_src at a time, and rows of windows over them */
-    pool_scatter scatter; /* max: if it is faster */
+    pool_scatter scatter; /* if it is faster */
 } params;
 
 typedef struct source { /* a row of windows over the row of diff_src, and what its tap 0 is called in the index */
@@ -356,12 +356,13 @@ static const char *plan(const weft_problem *p, const weft__hw *hw, int variant, 
     d->workspace = (size_t)(s->slots * s->bytes);
     double share = 1; /* of the taps a place has */
     for (int a = 0; a < 3; a++) share /= (double)WEFT__MIN(p->stride[a], p->kernel[a]);
-    const int64_t per_row = p->stride[2] > 2 ? p->in[2] : cpu_ceil(p->in[2], p->stride[2] * VF_LANES) * p->stride[2];
-    const double taps = share * (double)(p->kernel[0] * p->kernel[1] * p->kernel[2]);
-    const double ns = (double)(all * per_row) * (1 + taps) + 15 * (double)all;
-    d->ns = pool_cost(p, hw, s->slots, ns);
+    const int64_t classes = WEFT__MIN(p->stride[2], p->in[2]);
+    const double vectors = (double)(classes * cpu_ceil(p->in[2], classes * VF_LANES)) * POOL_VECTOR;
+    const double taps = share * (double)(p->kernel[0] * p->kernel[1] * p->kernel[2]), lane = p->stride[2] > 2 ? 1 : 0;
+    const double each = 2 + taps * (VF_LANES > 8 ? 5 : 2.5) * (p->op == WEFT_OP_MAX_POOL ? 1 : 0.6);
+    d->ns = pool_cost(p, hw, s->slots, (double)all * (20 + vectors * each + lane * (double)p->in[2]));
     s->scatter.slots = 0;
-    if (p->op == WEFT_OP_MAX_POOL) WEFT__ISA_NAME(pool_scatter_plan)(p, hw, false, &s->scatter, d);
+    WEFT__ISA_NAME(pool_scatter_plan)(p, hw, false, &s->scatter, d);
     return NULL;
 }
 

@@ -27,7 +27,7 @@ typedef struct entry {
 
 typedef struct params {
     int64_t slots, most;  /* most: entries of a list */
-    pool_scatter scatter; /* the gradient of max: if it is faster */
+    pool_scatter scatter; /* backward: if it is faster */
     pool_rows rows;       /* forward: if it is faster */
 } params;
 
@@ -275,7 +275,7 @@ static const char *plan(const weft_problem *p, const weft__hw *hw, int variant, 
     memset(&s->rows, 0, sizeof(s->rows));
     if (!bwd && !adaptive) WEFT__ISA_NAME(pool_rows_plan)(p, hw, &s->rows, d);
     s->scatter.slots = 0;
-    if (bwd && p->op == WEFT_OP_MAX_POOL) WEFT__ISA_NAME(pool_scatter_plan)(p, hw, true, &s->scatter, d);
+    if (bwd && !adaptive) WEFT__ISA_NAME(pool_scatter_plan)(p, hw, true, &s->scatter, d);
     return NULL;
 }
 

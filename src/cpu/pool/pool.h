@@ -112,7 +112,7 @@ typedef struct pool_rows {
 void WEFT__ISA_NAME(pool_rows_plan)(const weft_problem *p, const weft__hw *hw, pool_rows *s, weft__decision *d);
 void WEFT__ISA_NAME(pool_rows_run)(const weft__exec *e, const pool_rows *s);
 
-/* The gradient of max pooling by adding, see scatter.c. slots 0: it is not taken. */
+/* Gradients by adding, see scatter.c. slots 0: it is not taken. */
 typedef struct pool_scatter {
     int64_t slots, bytes;     /* bytes of scratch per slot */
     int64_t strips;           /* of a channel (channels-first) or an image */
