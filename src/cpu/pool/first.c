@@ -349,14 +349,15 @@ static const char *plan_rows(const weft_problem *p, const weft__hw *hw, pool_row
     s->bytes = layout(p, s, NULL, &unused);
     s->slots = cpu_slots(rows_out, weft__bytes(p));
     d->workspace = (size_t)(s->slots * s->bytes);
-    /* vectors of rows, of lines and of taps along them, and a row some time of its own */
-    const bool index = weft__tensor(p, WEFT_ROLE_INDEX) != NULL;
+    /* vectors of rows, of lines and of taps along them, and a row some time of its own; long lines are not near */
+    const bool index = weft__tensor(p, WEFT_ROLE_INDEX) != NULL, parted = s->last && p->stride[2] > 1;
     const double rows = (double)(p->kernel[0] * p->kernel[1]) *
                         (2 + (index ? 1.5 : 0.5) * POOL_VECTOR * (double)cpu_ceil(p->in[2] * s->inner, VF_LANES));
-    const double taps = (double)(p->kernel[2] * cpu_ceil(s->wide, VF_LANES)) * (index ? 3 : 1) * POOL_VECTOR *
+    const double taps = (double)(p->kernel[2] * cpu_ceil(s->wide, VF_LANES)) * (index ? 2 : 1) * POOL_VECTOR *
                         (stride > 2 ? 0.5 * VF_LANES : 1);
-    const double kept = s->last && p->stride[2] > 1 ? (double)p->out[2] * (index ? 3 : 1.5) : 0;
-    d->ns = pool_cost(p, hw, s->slots, (double)rows_out * (20 + rows + taps + kept));
+    const double kept = parted ? (double)(p->out[2] * cpu_ceil(s->inner, VF_LANES)) * (index ? 3 : 1.5) : 0;
+    const double near = s->last && s->pitch * 4 * (index ? 2 : 1) * (parted ? 2 : 1) > 24 << 10 ? 2.5 : 1;
+    d->ns = pool_cost(p, hw, s->slots, (double)rows_out * (20 + near * (rows + taps) + kept));
     return NULL;
 }
 
