@@ -64,19 +64,63 @@ static weft_rates guess_cpu_pointwise(const weft_problem *p) {
     return (weft_rates){2000, 1, fwd && large && p->op == WEFT_OP_SIGMOID ? 0.6 : 1.1};
 }
 
-/* Channels-first, one output after the other: 1 to 3 ns a tap; one window for a whole image is a sum at memory's speed.
- * Channels-last, vectors along the channels, but for means in 3D. A call of weft costs some 10 us more than one of
- * PyTorch, with autograd: tiny problems are PyTorch's. */
+/* What PyTorch's pooling takes on one thread, ns of each: an output, a tap of one, an input. Channels-last a window, a
+ * tap of one, and for each of these a vector of channels and each channel that is left over. */
+enum { OUT, TAP, IN, WINDOW, WINDOW_TAP, VECTOR, REST, POOL_COSTS };
+typedef const double pool_costs[POOL_COSTS];
+
+/* Of max, average, adaptive, the last two in 3D; pass; f32 or 16 bits. Global means are sums, and divisions of an
+ * expanded tensor. */
+static const double *pool_costs_of(const weft_problem *p, bool by_vectors) {
+    static pool_costs one[5][2][2] = {
+        {{{5.5, 0.77, 0.02}, {6.5, 0.85, 0.02}}, {{0.7, 0, 0.08}, {1.9, 0, 0.04}}},
+        {{{5.3, 0.35, 0.06}, {5.5, 0.5, 0.06}}, {{6, 0.28, 0.12}, {7.5, 1.2, 0.14}}},
+        {{{7.4, 0, 0.6}, {6.5, 0, 0.8}}, {{9.2, 0, 0.26}, {16, 0, 0.6}}},
+        {{{5, 0.36, 0.73}, {5.5, 0.5, 0.73}}, {{9, 0.26, 0.28}, {9, 1.2, 0.3}}}, /* 3D channels-last: copies */
+        {{{8, 0, 0.96}, {10, 0, 5.1}}, {{9.1, 0, 0.48}, {18, 0, 1.44}}},         /* 3D: sums of short rows */
+    };
+    static pool_costs vectors[3][2][2] = {
+        {{{0.34, 0, 0, 7, 0.15, 1.6, 0.62}, {0.4, 0, 0, 10, 0.5, 2.3, 0.45}}, {{0.8, 0, 0.08}, {1.9, 0, 0.04}}},
+        {{{0.2, 0, 0, 7, 0.3, 0.8, 0.37}, {0.28, 0, 0, 6, 1.5, 0.9, 0.17}},
+         {{0, 0, 0.08, 8, 0.3, 1.45, 0.26}, {0, 0, 0.08, 1, 4, 11.7, 0.58}}},
+        {{{0.16, 0, 0, 15, 0.6, 1.6, 0.37}, {0.3, 0, 0, 10, 1.7, 1.5, 0.16}},
+         {{0, 0, 0, 18, 0.3, 3, 0.5}, {0, 0, 0, 38, 2, 18, 1.2}}},
+    };
+    static pool_costs global[2][2] = {{{2.5, 0, 0.046}, {3, 0, 0.134}}, {{2, 0, 0.46}, {6, 0, 0.086}}};
+    const int op = p->op == WEFT_OP_MAX_POOL ? 0 : p->op == WEFT_OP_AVG_POOL ? 1 : 2;
+    const int back = p->pass != WEFT_PASS_FWD, half = p->tensor[0].dtype != WEFT_DTYPE_F32;
+    if (op == 2 && p->out[0] * p->out[1] * p->out[2] == 1) return global[back][half];
+    if (by_vectors) return vectors[op][back][half];
+    return one[op == 1 && p->rank == 3 && is_last(p) ? 3 : op == 2 && p->rank == 3 ? 4 : op][back][half];
+}
+
+/* Channels-first, one output after the other. Channels-last, vectors along the channels, but for means in 3D; the
+ * gradient image by image. A call of weft costs 7 to 12 us more than one of PyTorch, with autograd: tiny problems are
+ * PyTorch's. */
 static weft_rates guess_cpu_pool(const weft_problem *p) {
-    const bool fwd = p->pass == WEFT_PASS_FWD, half = p->tensor[0].dtype != WEFT_DTYPE_F32,
-               max = p->op == WEFT_OP_MAX_POOL;
-    weft_rates r = {-10000, (fwd && p->op == WEFT_OP_AVG_POOL ? 0.01 : 0.005) * scalar(p), 1};
-    if (is_last(p) && (max || p->rank < 3))
-        r.of_peak = (fwd ? max ? 0.026 : 0.065 : max ? 0.022 : 0.03) * (half ? 0.6 : 1);
-    const bool adaptive = p->op == WEFT_OP_ADAPTIVE_AVG_POOL;
-    if (adaptive && !is_last(p) && p->tensor[0].dtype == WEFT_DTYPE_F32) r.of_peak = (fwd ? 0.03 : 0.04) * scalar(p);
-    if (adaptive && p->out[1] * p->out[2] == 1) r.of_peak = 1;
-    return r;
+    const double found_at = 118; /* GFLOP/s of a thread */
+    const bool fwd = p->pass == WEFT_PASS_FWD, max = p->op == WEFT_OP_MAX_POOL, last = is_last(p);
+    const bool adaptive = p->op == WEFT_OP_ADAPTIVE_AVG_POOL, half = p->tensor[0].dtype != WEFT_DTYPE_F32;
+    const bool global = adaptive && p->out[0] * p->out[1] * p->out[2] == 1, by_vectors = last && (max || p->rank < 3);
+    const double *cost = pool_costs_of(p, by_vectors);
+    const int64_t lanes = half ? 32 : 16;
+    double windows = (double)p->n, taps = 1, places = (double)p->n;
+    for (int a = 0; a < 3; a++) {
+        windows *= (double)p->out[a], places *= (double)p->in[a];
+        taps *= adaptive ? fmax((double)p->in[a] / fmax((double)p->out[a], 1), 1) : (double)p->kernel[a];
+    }
+    const double c = (double)p->c, tap = cost[WINDOW_TAP] + cost[VECTOR] * (double)(p->c / lanes);
+    double work = windows * (c * (cost[OUT] + taps * cost[TAP]) + cost[WINDOW]) + places * c * cost[IN];
+    work += windows * taps * (tap + cost[REST] * (double)(p->c % lanes));
+    double call = fwd ? -6000 : -12000;
+    if (global) call += fwd ? (half ? 6000 : 3500) : last ? 13000 : 5000;
+    weft__hw hw;
+    if (weft__ctx_hw(wt_context(), p, &hw) != WEFT_OK) return (weft_rates){call + work, 1, 1};
+    const double peak = hw.gflops[hw.isa], units = !last ? (double)p->n * c : fwd ? windows : (double)p->n;
+    double cores = fmax(fmin(hw.threads, hw.cores), 1), shared = fmax(fmin(cores, units), 1);
+    if (global) shared = places * c > 1 << 15 ? cores : 1;
+    work *= found_at / fmin(peak, 150) / shared;
+    return (weft_rates){call, weft__flops(p) / fmax(work * peak * cores, 1e-9), 1};
 }
 
 /* A second sweep does not find in the caches what the first has read. */

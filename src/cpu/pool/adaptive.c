@@ -14,6 +14,7 @@
 typedef struct params {
     int64_t slots, bytes;
     int64_t in[3], out[3]; /* with the axes that one window takes put together */
+    pool_scatter scatter;  /* backward: if it is faster */
 } params;
 
 typedef struct state { /* of a slot */
@@ -146,6 +147,7 @@ static weft_status run(const weft__exec *e) {
     const bool bwd = e->p->pass == WEFT_PASS_BWD;
     const weft_tensor *out = weft__tensor(e->p, bwd ? WEFT_ROLE_DIFF_SRC : WEFT_ROLE_DST);
     task q = {.e = e, .s = *(const params *)e->params, .dtype = out->dtype, .bwd = bwd};
+    if (q.s.scatter.slots) return WEFT__ISA_NAME(pool_scatter_run)(e, &q.s.scatter), WEFT_OK;
     q.from = e->ptr[bwd ? WEFT_ROLE_DIFF_DST : WEFT_ROLE_SRC], q.to = e->ptr[out->role];
     q.stream = cpu_streams(e->hw, (double)weft__numel(out) * (double)weft__dtype_size(out->dtype));
     weft__parallel(e->ctx, q.s.slots, rows, &q);
@@ -175,6 +177,8 @@ static const char *plan(const weft_problem *p, const weft__hw *hw, int variant, 
     const double each = one ? 0 : 1.2 * (double)WEFT__MAX(in[2], out[2]);
     const double ns = (double)all * (15 + each + taps * (3 + 1.2 * (double)cpu_ceil(in[2], VF_LANES)));
     d->ns = pool_cost(p, hw, s->slots, ns / cpu_speed(hw));
+    s->scatter.slots = 0;
+    if (bwd) WEFT__ISA_NAME(pool_scatter_plan)(p, hw, false, &s->scatter, d);
     return NULL;
 }
 

@@ -143,8 +143,9 @@ VF_INLINE void add_tap(const float *line, const int32_t *bases, int64_t at, int6
     }
 }
 
-/* step: the stride if it is 1 or 2, else 0; kw: the taps if they are 2 or 3 and, for step 2, dense, else 0. Channels-last
- * the windows begin at every place: a line is as one of channels-first whose taps are a place's channels apart. */
+/* step: the stride if it is 1 or 2, else 0; kw: the taps if they are 2 or 3 and, for step 2, dense, else 0.
+ * Channels-last the windows begin at every place: a line is as one of channels-first whose taps are a place's channels
+ * apart. */
 VF_INLINE void across(const task *q, const state *t, int64_t line, float scale, float *to, int32_t *indices,
                       const kind k, const int step, const int kw) {
     const weft_problem *p = t->p;

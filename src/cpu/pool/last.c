@@ -275,7 +275,7 @@ static const char *plan(const weft_problem *p, const weft__hw *hw, int variant, 
     memset(&s->rows, 0, sizeof(s->rows));
     if (!bwd && !adaptive) WEFT__ISA_NAME(pool_rows_plan)(p, hw, &s->rows, d);
     s->scatter.slots = 0;
-    if (bwd && !adaptive) WEFT__ISA_NAME(pool_scatter_plan)(p, hw, true, &s->scatter, d);
+    if (bwd) WEFT__ISA_NAME(pool_scatter_plan)(p, hw, true, &s->scatter, d);
     return NULL;
 }
 
