@@ -95,7 +95,7 @@ static const double *pool_costs_of(const weft_problem *p, bool by_vectors) {
 }
 
 /* Channels-first, one output after the other. Channels-last, vectors along the channels, but for means in 3D; the
- * gradient image by image. A call of weft costs 7 to 12 us more than one of PyTorch, with autograd: tiny problems are
+ * gradient image by image. A call of weft costs 6 to 16 us more than one of PyTorch, with autograd: tiny problems are
  * PyTorch's. */
 static weft_rates guess_cpu_pool(const weft_problem *p) {
     const double found_at = 118; /* GFLOP/s of a thread */
@@ -112,13 +112,14 @@ static weft_rates guess_cpu_pool(const weft_problem *p) {
     const double c = (double)p->c, tap = cost[WINDOW_TAP] + cost[VECTOR] * (double)(p->c / lanes);
     double work = windows * (c * (cost[OUT] + taps * cost[TAP]) + cost[WINDOW]) + places * c * cost[IN];
     work += windows * taps * (tap + cost[REST] * (double)(p->c % lanes));
-    double call = fwd ? -6000 : -12000;
+    double call = fwd ? -5500 : -16000;
     if (global) call += fwd ? (half ? 6000 : 3500) : last ? 13000 : 5000;
     weft__hw hw;
     if (weft__ctx_hw(wt_context(), p, &hw) != WEFT_OK) return (weft_rates){call + work, 1, 1};
     const double peak = hw.gflops[hw.isa], units = !last ? (double)p->n * c : fwd ? windows : (double)p->n;
     double cores = fmax(fmin(hw.threads, hw.cores), 1), shared = fmax(fmin(cores, units), 1);
     if (global) shared = places * c > 1 << 15 ? cores : 1;
+    if (shared > 1) call += 2500;
     work *= found_at / fmin(peak, 150) / shared;
     return (weft_rates){call, weft__flops(p) / fmax(work * peak * cores, 1e-9), 1};
 }
