@@ -6,12 +6,14 @@
  *            a load across two stores that are on their way waits for both
  * Index:     a line beside has the number of the row that each greatest came from. Of equals the first row wins and
  *            then the first column, of NaN the last
+ * Last:      for last.c, few channels: a row of pixels is a line, too, whose taps are the channels apart. With a stride
+ *            windows begin at every pixel and those between are left out
  * Slots:     runs of output rows; each has its own lines and buffer
  * Traffic:   src once, dst and index once: memory-bound for small windows
  * Measured:  8x256x56x56, window 3, stride 2, two cores of an EPYC with AVX-512: 61% of a copy's rate. In cache 0.26 ns
  *            an input and core: a row kept in the order of its taps and reduced there took 0.46. pairs.c is faster for
  *            the windows that it takes
- * Assumes:   all tensors dense channels-first, data of one type; index of any type
+ * Assumes:   all tensors dense in one layout, data of one type; index of any type
  * Try:       weft bench max_pool2d:fwd:f32:nchw:n8c256h56w56:k3s2p1 avg_pool2d:fwd:f32:nchw:n8c256h56w56:k3s2p1 */
 #include "pool.h"
 #include "rows.h"

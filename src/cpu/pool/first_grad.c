@@ -7,6 +7,7 @@
  *            classes m are zipped to the row. The rows of windows over a band of rows wait in the nearest cache: f32
  *            with zeros around them, divided where it is an average, and the index as 32 bits. They are all made
  *            before the first is read: a load across two stores that are on their way waits for both
+ *            Where rows are short or windows few, scatter.c adds instead: by the estimate
  * Slots:     runs of rows of diff_src; each has its own rows and buffer
  * Traffic:   diff_dst and index once, diff_src once and streamed where it is large: memory-bound for small windows
  * Measured:  8x256x56x56, window 3, stride 2, two cores of an EPYC with AVX-512: in cache 0.65 (max) and 0.51 ns
