@@ -1,7 +1,7 @@
 /* Adaptive average pooling and its gradient, channels-first, on f32, f16 and bf16. Global pooling is one window.
  * Math:      dst[o] = mean of src[floor(o in/out) .. ceil((o+1) in/out) - 1] along each axis; diff_src[x] = sum of
  *            diff_dst[o] / count(o) over the windows o that hold x
- * Blocking:  one output row at a time. Forward: the rows of its windows are added up by vectors, then each window sums
+ * Blocking:  one output row at a time. Forward: the rows of its windows are added up in registers, then each window sums
  *            its places of that row. Backward: the rows of windows over it are divided and added up, then each place
  *            sums its windows. Where one window takes the whole height and width, the two are one long row
  * Slots:     runs of output rows
@@ -19,8 +19,9 @@ typedef struct params {
 
 typedef struct state { /* of a slot */
     float *line;
-    pool_range *along; /* of each output of the row: the inputs it takes */
-    float *counts;     /* of each window along the row */
+    pool_range *along;     /* of each output of the row: the inputs it takes */
+    pool_range *across[2]; /* the same along depth and height */
+    float *counts;         /* of each window along the row */
     sink to;
 } state;
 
@@ -67,6 +68,20 @@ VF_INLINE vf add_row(const task *q, state *t, int64_t at, int64_t width, bool al
     return sum[0];
 }
 
+/* Forward: the rows of windows, in registers. */
+VF_INLINE void add_rows(const task *q, state *t, int64_t plane, pool_range rz, pool_range ry, const int dtype) {
+    const int64_t *in = q->s.in, width = in[2];
+    for (int64_t x = 0; x < width; x += VF_LANES) {
+        vf sum = vf_zero();
+        for (int64_t i = rz.first; i < rz.last; i++) {
+            const int64_t at = ((plane * in[0] + i) * in[1] + ry.first) * width + x;
+            for (int64_t j = 0; j < ry.last - ry.first; j++)
+                sum = vf_add(sum, part(q->from, at + j * width, width - x, dtype));
+        }
+        vf_store(t->line + x, sum);
+    }
+}
+
 /* The values of one output row from the sums in the line. */
 static void spread(const task *q, const state *t, float scale, float *to) {
     const int64_t wide = q->bwd ? q->s.in[2] : q->s.out[2];
@@ -81,17 +96,17 @@ static void spread(const task *q, const state *t, float scale, float *to) {
     }
 }
 
-VF_INLINE void row_as(const task *q, state *t, int64_t row, const int dtype) {
+VF_INLINE void row_as(const task *q, state *t, int64_t plane, int64_t z, int64_t y, const int dtype) {
     const params *s = &q->s;
     const int64_t *in = q->bwd ? s->out : s->in, *out = q->bwd ? s->in : s->out; /* of this pass */
-    const int64_t per_plane = out[0] * out[1], z = row % per_plane / out[1], y = row % out[1];
-    const pool_range rz = taken(in[0], out[0], z), ry = taken(in[1], out[1], y);
+    const pool_range rz = t->across[0][z], ry = t->across[1][y];
     const bool all = !q->bwd && s->out[2] == 1;
     vf sum = vf_zero();
-    memset(t->line, 0, (size_t)cpu_round_up(in[2], VF_LANES) * sizeof(float));
-    for (int64_t i = rz.first; i < rz.last; i++)
+    if (!q->bwd && !all) add_rows(q, t, plane, rz, ry, dtype);
+    if (q->bwd) memset(t->line, 0, (size_t)cpu_round_up(in[2], VF_LANES) * sizeof(float));
+    for (int64_t i = rz.first; (q->bwd || all) && i < rz.last; i++)
         for (int64_t j = ry.first; j < ry.last; j++) {
-            const int64_t at = ((row / per_plane * in[0] + i) * in[1] + j) * in[2];
+            const int64_t at = ((plane * in[0] + i) * in[1] + j) * in[2];
             const int64_t count =
                 q->bwd ? taken_count(s->in[0], s->out[0], i) * taken_count(s->in[1], s->out[1], j) : 1;
             sum = vf_add(sum, add_row(q, t, at, in[2], all, (float)count, dtype));
@@ -116,6 +131,7 @@ static int64_t layout(const params *s, bool bwd, char *at, state *t) {
     const int64_t in = bwd ? s->out[2] : s->in[2], out = bwd ? s->in[2] : s->out[2];
     t->line = carve(&at, cpu_round_up(in, VF_LANES) * 4);
     t->along = carve(&at, out * (int64_t)sizeof(pool_range));
+    for (int a = 0; a < 2; a++) t->across[a] = carve(&at, (bwd ? s->in[a] : s->out[a]) * (int64_t)sizeof(pool_range));
     t->counts = carve(&at, cpu_round_up(s->out[2], VF_LANES) * 4);
     t->to.buffer = carve(&at, sink_floats(out) * 4);
     return at - begin;
@@ -128,18 +144,21 @@ static void rows(void *arg, int64_t slot) {
     state t = {0};
     layout(s, q->bwd, (char *)q->e->workspace + slot * s->bytes, &t);
     for (int64_t o = 0; o < out[2]; o++) t.along[o] = taken(in[2], out[2], o);
+    for (int a = 0; a < 2; a++)
+        for (int64_t o = 0; o < out[a]; o++) t.across[a][o] = taken(in[a], out[a], o);
     for (int64_t o = 0; o < cpu_round_up(s->out[2], VF_LANES); o++)
         t.counts[o] = (float)taken_count(s->in[2], s->out[2], WEFT__MIN(o, s->out[2] - 1));
     const int64_t all = q->e->p->n * q->e->p->c * out[0] * out[1], end = cpu_first(all, s->slots, slot + 1);
     int64_t row = cpu_first(all, s->slots, slot);
+    int64_t plane = row / (out[0] * out[1]), z = row / out[1] % out[0], y = row % out[1];
     t.to = (sink){t.to.buffer, q->to, row * out[2], 0, q->dtype, q->stream};
-    for (; row < end; row++)
+    for (; row < end; row++, pool_next_row(&plane, &z, &y, out[0], out[1]))
         if (q->dtype == WEFT_DTYPE_F32)
-            row_as(q, &t, row, WEFT_DTYPE_F32);
+            row_as(q, &t, plane, z, y, WEFT_DTYPE_F32);
         else if (q->dtype == WEFT_DTYPE_F16)
-            row_as(q, &t, row, WEFT_DTYPE_F16);
+            row_as(q, &t, plane, z, y, WEFT_DTYPE_F16);
         else
-            row_as(q, &t, row, WEFT_DTYPE_BF16);
+            row_as(q, &t, plane, z, y, WEFT_DTYPE_BF16);
     sink_end(&t.to);
 }
 
@@ -166,6 +185,7 @@ static const char *plan(const weft_problem *p, const weft__hw *hw, int variant, 
     if (s->out[2] == 1 && s->out[1] == 1 && s->out[0] == 1) s->in[2] *= s->in[0], s->in[0] = 1;
     const int64_t *in = bwd ? s->out : s->in, *out = bwd ? s->in : s->out;
     if (s->in[2] > 1 << 17 || s->out[2] > 1 << 17) return "a row is over 2^17 elements";
+    if (out[0] > 1 << 16 || out[1] > 1 << 16) return "over 2^16 rows or slices";
     state unused;
     s->bytes = layout(s, bwd, NULL, &unused);
     const int64_t all = p->n * p->c * out[0] * out[1];
@@ -175,7 +195,9 @@ static const char *plan(const weft_problem *p, const weft__hw *hw, int variant, 
     for (int a = 0; a < 2; a++) taps *= WEFT__MAX((double)in[a] / (double)out[a], 1);
     const bool one = s->out[2] == 1;
     const double each = one ? 0 : 1.2 * (double)WEFT__MAX(in[2], out[2]);
-    const double ns = (double)all * (15 + each + taps * (3 + 1.2 * (double)cpu_ceil(in[2], VF_LANES)));
+    const double vectors = (double)cpu_ceil(in[2], VF_LANES) * POOL_VECTOR;
+    const double row = bwd || one ? 15 + each + taps * (3 + 1.2 * vectors) : 8 + each / 2 + taps * (1 + 0.7 * vectors);
+    const double ns = (double)all * row;
     d->ns = pool_cost(p, hw, s->slots, ns / cpu_speed(hw));
     s->scatter.slots = 0;
     if (bwd) WEFT__ISA_NAME(pool_scatter_plan)(p, hw, false, &s->scatter, d);
