@@ -1,9 +1,10 @@
 /* Adaptive average pooling and its gradient, channels-first, on f32, f16 and bf16. Global pooling is one window.
  * Math:      dst[o] = mean of src[floor(o in/out) .. ceil((o+1) in/out) - 1] along each axis; diff_src[x] = sum of
  *            diff_dst[o] / count(o) over the windows o that hold x
- * Blocking:  one output row at a time. Forward: the rows of its windows are added up in registers, then each window sums
- *            its places of that row. Backward: the rows of windows over it are divided and added up, then each place
- *            sums its windows. Where one window takes the whole height and width, the two are one long row
+ * Blocking:  one output row at a time. Forward: the rows of its windows are added up in registers, then each window
+ *            sums its places of that row. Backward: the rows of windows over it are divided and added up, then each
+ *            place sums its windows; scatter.c where its estimate is less. Where one window takes the whole height and
+ *            width, the two are one long row
  * Slots:     runs of output rows
  * Traffic:   each tensor once: memory-bound
  * Assumes:   all tensors dense channels-first, of one data type
