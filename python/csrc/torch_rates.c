@@ -119,7 +119,7 @@ static weft_rates guess_cpu_pool(const weft_problem *p) {
     const double peak = hw.gflops[hw.isa], units = !last ? (double)p->n * c : fwd ? windows : (double)p->n;
     double cores = fmax(fmin(hw.threads, hw.cores), 1), shared = fmax(fmin(cores, units), 1);
     if (global) shared = places * c > 1 << 15 ? cores : 1;
-    if (shared > 1) call += 2500;
+    if (shared > 1) call += 4500; /* for waking them */
     work *= found_at / fmin(peak, 150) / shared;
     return (weft_rates){call, weft__flops(p) / fmax(work * peak * cores, 1e-9), 1};
 }
