@@ -149,7 +149,7 @@ VF_INLINE double pool_cost(const weft_problem *p, const weft__hw *hw, int64_t sl
 #define POOL_RECORD(NAME, record, word, pass, exact_)                                  \
     WEFT__KERNEL(record) = {                                                           \
         .name = WEFT__NAME(word),                                                      \
-        .version = 1,                                                                  \
+        .version = 2,                                                                  \
         .op = WEFT_OP_##NAME,                                                          \
         .engine = WEFT_ENGINE_CPU,                                                     \
         .isa = WEFT__ISA_HERE,                                                         \
