@@ -306,7 +306,11 @@ static const char *plan(const weft_problem *p, const weft__hw *hw, int variant, 
     out->workspace = WEFT__MAX(out->workspace, bias.workspace);
     const double columns = (double)(s.positions * s.blocks * width), co = (double)s.co, g = (double)s.groups;
     const double sums = g * (columns * (2 * co + COLUMN_FLOPS) + PACK_FLOPS * (double)s.positions * co);
-    out->ns = cpu_cost(hw, weft__bytes(p), cpu_uneven(hw, d->items) * sums, GEMM_SHARE) + bias.ns;
+    /* columns with a stride are added to results that lie apart: 1.5 ns for each */
+    const bool apart = p->pass == WEFT_PASS_BWD_DATA && p->stride[2] > 1;
+    const double results = apart ? 1.5 * (double)p->n * (double)(p->c * p->in[0] * p->in[1] * p->in[2]) : 0;
+    out->ns =
+        cpu_cost(hw, weft__bytes(p), cpu_uneven(hw, d->items) * sums, GEMM_SHARE) + bias.ns + results / hw->threads;
     return NULL;
 }
 

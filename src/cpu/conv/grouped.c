@@ -199,7 +199,8 @@ static const char *plan(const weft_problem *p, const weft__hw *hw, int variant, 
     const char *reason = grouped_refusal(p, fwd, CHANNELS, &d->last);
     if (reason) return reason;
     const double way = d->last ? 10 : 4, sorted = VF_LANES >= 16 ? 14 : 20;
-    double sums = 0;
+    const int64_t *from = fwd ? p->in : p->out;
+    double sums = 0, rows = 0;
     int64_t room = 0, k = 0;
     part t;
     for (int64_t i = 0; i < gemm_views(p); i++) {
@@ -215,6 +216,12 @@ static const char *plan(const weft_problem *p, const weft__hw *hw, int variant, 
         const double each = (double)v->k * ((double)v->co + 1 + 0.8 * (double)gemm_split(v->co, GEMM_MR)) +
                             (v->x[2].move > 1 ? sorted : way) * halo * (double)v->ci + 16 * (double)v->co;
         sums += each * (double)(v->n * v->groups * v->x[0].count) * (double)(v->x[1].count * t.slab.pitch);
+        /* for each row that is laid or leaves 12 ns, 20 with a step between results, 25 for each part that a stride
+         * makes of a row: they count where rows are short */
+        const double of_row = v->x[2].move > 1 ? 25 * (double)v->x[2].move : 12;
+        const double lay = v->taps ? of_row * (double)(v->ci * from[0] * from[1]) : 0;
+        const double leave = (v->x[2].step > 1 ? 20 : 12) * (double)(v->co * v->x[0].count * v->x[1].count);
+        rows += (lay + leave) * (double)(v->n * v->groups);
     }
     if (!d->items) return "no positions";
     d->bias = gemm_bias_bytes(p, t.v.co * t.v.groups);
@@ -222,9 +229,7 @@ static const char *plan(const weft_problem *p, const weft__hw *hw, int variant, 
     d->scratch = d->offsets + (size_t)cpu_round_up(room * 4, 64);
     out->workspace = d->bias + (size_t)WEFT__MIN(d->items, GEMM_SLOTS) * d->scratch;
     out->packed = (size_t)(p->c / p->groups * p->o * gemm_window(p)) * sizeof(float);
-    /* and 12 ns for each row that is laid or leaves, which counts where rows are short */
-    const double rows = (double)p->n * (double)(p->c * p->in[0] * p->in[1] + p->o * p->out[0] * p->out[1]);
-    out->ns = cpu_cost(hw, weft__bytes(p), 2 * sums, GEMM_SHARE) + 12 * rows / hw->threads;
+    out->ns = cpu_cost(hw, weft__bytes(p), 2 * sums, GEMM_SHARE) + rows / hw->threads;
     return NULL;
 }
 
