@@ -144,7 +144,8 @@ static void rows(void *arg, int64_t slot) {
     const int64_t *in = q->bwd ? s->out : s->in, *out = q->bwd ? s->in : s->out;
     state t = {0};
     layout(s, q->bwd, (char *)q->e->workspace + slot * s->bytes, &t);
-    for (int64_t o = 0; o < out[2]; o++) t.along[o] = taken(in[2], out[2], o);
+    const bool filled = q->bwd && s->out[2] == 1; /* each row is one value */
+    for (int64_t o = 0; o < out[2] && !filled; o++) t.along[o] = taken(in[2], out[2], o);
     for (int a = 0; a < 2; a++)
         for (int64_t o = 0; o < out[a]; o++) t.across[a][o] = taken(in[a], out[a], o);
     for (int64_t o = 0; o < cpu_round_up(s->out[2], VF_LANES); o++)
