@@ -135,8 +135,14 @@ static weft_rates guess_cpu_batch_norm(const weft_problem *p) {
         {{{3000, 0.09, 1.2}, {3000, 0.108, 0.8}}, {{3000, 0.095, 0.72}, {3000, 0.075, 0.75}}}};
     const bool back = p->pass != WEFT_PASS_FWD;
     if (p->tensor[0].dtype != WEFT_DTYPE_F32) return (weft_rates){5000, 0.3, 0.4};
-    weft_rates r = rates[is_last(p)][p->attr[WEFT_BN_TRAIN] != 0][back];
-    if (back && is_large(p) && !is_last(p)) r.of_bandwidth /= 2;
+    const bool last = is_last(p) && p->rank > 1; /* in 1D PyTorch puts it in the other order first */
+    weft_rates r = rates[last][p->attr[WEFT_BN_TRAIN] != 0][back];
+    if (back && is_large(p) && !last) r.of_bandwidth /= 2;
+    if (is_last(p) && !last) r.of_bandwidth = fmin(r.of_bandwidth, 0.06);
+    if (last && p->c % 16) { /* what is left behind its vectors goes through memory, for each pixel and sweep */
+        const double sweeps = back || p->attr[WEFT_BN_TRAIN] ? 2.4 : 1;
+        r.ns += 25 * sweeps * (double)(p->n * p->in[0] * p->in[1] * p->in[2]) / wt_threads();
+    }
     return r;
 }
 
