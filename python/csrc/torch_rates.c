@@ -347,6 +347,18 @@ static bool guess_cuda(const weft_problem *p, weft_rates *r) {
     return true;
 }
 
+/* A score of calls for some images, and planes besides; and on the CPU the convolution, of 16 bits in f32. */
+static weft_rates guess_partial(const weft_problem *p, bool cuda) {
+    weft_problem conv = *p;
+    weft_rates r = {cuda ? 200000 : 100000, 0.3, 0.1};
+    if (cuda || p->pass == WEFT_PASS_BWD_BIAS) return r;
+    if (wt_is_half(p->tensor[0].dtype)) conv.tensor[0].dtype = WEFT_DTYPE_F32;
+    const wt_conv_work w = wt_torch_conv(&conv, is_last(p));
+    r.ns += w.ns;
+    r.of_peak = fmin(0.3, w.asked / w.flops);
+    return r;
+}
+
 /* 16-bit types have fast CPU kernels in few operators; one call costs its allocations and checks. */
 static void guess(const weft_problem *p, weft_rates *r) {
     bool cuda = p->device == WEFT_DEVICE_CUDA, wide = p->tensor[0].dtype == WEFT_DTYPE_F64;
@@ -362,8 +374,7 @@ static void guess(const weft_problem *p, weft_rates *r) {
     if (pool && !cuda) *r = guess_cpu_pool(p);
     if (other && !cuda) *r = guess_cpu_other(p);
     if (p->op == WEFT_OP_BATCH_NORM && !cuda) *r = guess_cpu_batch_norm(p);
-    /* a score of calls for some images, and planes besides */
-    if (p->op == WEFT_OP_PARTIAL_CONV) *r = (weft_rates){cuda ? 200000 : 100000, 0.3, 0.1};
+    if (p->op == WEFT_OP_PARTIAL_CONV) *r = guess_partial(p, cuda);
     /* log-softmax, likelihood and lse one after the other, from Python; the gradient makes the log-softmax again */
     if (p->op == WEFT_OP_CROSS_ENTROPY && !cuda) *r = (weft_rates){50000, 0.3, is_last(p) ? 0.03 : 0.07};
     if ((p->op == WEFT_OP_SOFTMAX || p->op == WEFT_OP_LOG_SOFTMAX) && !cuda) *r = guess_cpu_softmax(p);
