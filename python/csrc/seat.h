@@ -166,8 +166,8 @@ void seat_put_roles(const seat_draft *d, weft_problem *p, seat_step *s);
 /* The step's plan, by one of weft's fast kernels; NULL: there is none, or PyTorch won where it took part. ns: estimates
  * of both. */
 weft_plan *seat_plan(seat_draft *d, weft_problem *p, seat_step *s, bool beside_torch, double *ns, double *torch_ns);
-/* The entry is one step: weft's or PyTorch's as the planner has it. */
-bool seat_plan_alone(seat_draft *d, weft_problem *p);
+/* The entry is one step: weft's or PyTorch's as the planner has it; without PyTorch weft's where it has one. */
+bool seat_plan_alone(seat_draft *d, weft_problem *p, bool beside_torch);
 
 /* ---------------------------------------------------------------- one call, in the order of use */
 void seat_begin_call(seat_call *c, const struct seat_op *op, bool cuda);

@@ -93,7 +93,7 @@ static void describe(seat_draft *d, weft_problem *p, seat_step *s, weft_pass pas
 static bool choose_pass(seat_draft *d, weft_pass pass, bool bias) {
     weft_problem p = WEFT_PROBLEM_INIT;
     describe(d, &p, &d->e->step[0], pass, bias);
-    return seat_plan_alone(d, &p);
+    return seat_plan_alone(d, &p, true);
 }
 
 /* One of two passes, without PyTorch. */

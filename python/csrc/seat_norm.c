@@ -118,7 +118,7 @@ static bool choose(seat_draft *d) {
     if (train && !c->op->backward) p.real[WEFT_BN_MOMENTUM] = c->real[SEAT_MOMENTUM];
     d->e->moves = train && track && !c->op->backward;
     seat_put_roles(d, &p, &d->e->step[0]);
-    return seat_plan_alone(d, &p);
+    return seat_plan_alone(d, &p, true);
 }
 
 /* ---------------------------------------------------------------- the operators */

@@ -196,9 +196,9 @@ weft_plan *seat_plan(seat_draft *d, weft_problem *p, seat_step *s, bool beside_t
     return plan;
 }
 
-bool seat_plan_alone(seat_draft *d, weft_problem *p) {
+bool seat_plan_alone(seat_draft *d, weft_problem *p, bool beside_torch) {
     seat_entry *e = d->e;
-    if (!seat_plan(d, p, &e->step[0], true, &e->ns, &e->torch_ns)) return false;
+    if (!seat_plan(d, p, &e->step[0], beside_torch, &e->ns, &e->torch_ns)) return false;
     e->nsteps = 1;
     return true;
 }

@@ -56,7 +56,7 @@ static bool choose(seat_draft *d) {
     p.n = x->dims[0], p.c = x->dims[1];
     memcpy(p.in, x->dims + 2, sizeof(p.in));
     seat_put_roles(d, &p, &d->e->step[0]);
-    return seat_plan_alone(d, &p);
+    return seat_plan_alone(d, &p, true);
 }
 
 /* ---------------------------------------------------------------- the operators */

@@ -129,11 +129,13 @@ def test_tiny_calls_are_weft_own_without_a_gradient(name):
 
 @pytest.mark.parametrize("name", ["avg_pool2d", "adaptive_avg_pool2d"])
 def test_tiny_pooling_of_16_bits_is_weft_own(name):
-    """PyTorch sums in 16 bits on the CPU, or has no kernel."""
+    """PyTorch sums in 16 bits on the CPU, or has no kernel: below its node the seat takes both passes, however small."""
     x = torch.randn(1, 2, 4, 5, dtype=torch.bfloat16, requires_grad=True)
     for _ in range(3):
         y = getattr(W, name)(x, 2)
-        assert "weft" in type(y.grad_fn).__name__ and weft.backends.kernels() != "torch"
+        assert "pool_fwd" in weft.backends.kernels()
+        torch.autograd.grad(y.sum(), x)
+        assert "pool_bwd" in weft.backends.kernels()
 
 
 def test_lists_of_one_value():
@@ -478,7 +480,7 @@ def test_rows_are_pooled_as_images(name, settings, form):
             torch.testing.assert_close(got, want)
             ours = torch.autograd.grad(got.sin().sum(), x)[0]
             torch.testing.assert_close(ours, torch.autograd.grad(want.sin().sum(), x, retain_graph=True)[0])
-        assert not own or form != "first" or name.startswith("adaptive") or "pool_bwd" in weft.backends.kernels()
+        assert not own or form != "first" or name != "avg_pool1d" or "pool_bwd" in weft.backends.kernels()
         with pytest.raises((RuntimeError, TypeError, ValueError)):
             getattr(W, name)(x, *("3" for _ in settings))
 
