@@ -59,8 +59,9 @@
         P##_REAL(EPS)
 #define WT_ARGS_cudnn_batch_norm_backward(P) \
     P##_TENSOR(X), P##_TENSOR(DY), P##_TENSOR(W), WT_RUNNING(P), WT_SAVED(P), P##_REAL(EPS), P##_TENSOR(RESERVE)
-/* What PyTorch's functions take that end in these, above autograd: convNd, conv_transposeNd, softmax and batch_norm.
- * PADS: a list, or 'same'; SYM: a SymInt, by address. */
+/* What PyTorch's functions take that end in these, above autograd: convNd, conv_transposeNd, softmax, batch_norm
+ * and cross_entropy, whose target is W and whose weights are BIAS. PADS: a list, or 'same'; SYM: a SymInt, by
+ * address. */
 #define WT_ARGS_convNd(P)                                                                                      \
     P##_TENSOR(X), P##_TENSOR(W), P##_OPTIONAL(BIAS), P##_LIST(STRIDE), P##_PADS(PADDING), P##_LIST(DILATION), \
         P##_SYM(GROUPS)
@@ -69,6 +70,8 @@
         P##_SYM(GROUPS), P##_LIST(DILATION)
 #define WT_ARGS_softmax(P) P##_TENSOR(X), P##_INT(AXIS), P##_NO_TYPE()
 #define WT_ARGS_batch_norm(P) WT_ARGS_native_batch_norm(P), P##_BOOL(CUDNN)
+#define WT_ARGS_cross_entropy(P) \
+    P##_TENSOR(X), P##_TENSOR(W), P##_OPTIONAL(BIAS), P##_INT(REDUCTION), P##_SYM(IGNORED), P##_REAL(SMOOTHING)
 
 /* ---------------------------------------------------------------- parameters of PyTorch's C shim */
 #define WT_SHIM_TENSOR(at) wt_handle at

@@ -33,7 +33,7 @@ static py_object *register_seat; /* of Python: true if the seat is at its key */
     X(batch_norm, 5, ENTRY_BATCH_NORM)                 \
     X(unfold, 1, ENTRY_OTHER)                          \
     X(fold, 1, ENTRY_OTHER)                            \
-    X(cross_entropy, 3, ENTRY_OTHER)                   \
+    X(cross_entropy, 3, ENTRY_CROSS_ENTROPY)           \
     X(dgmm, 2, ENTRY_OTHER)
 
 /* ---------------------------------------------------------------- the ways */

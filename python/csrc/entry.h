@@ -83,6 +83,7 @@ typedef enum entry_kind {
     ENTRY_SOFTMAX,
     ENTRY_LOG_SOFTMAX,
     ENTRY_BATCH_NORM,
+    ENTRY_CROSS_ENTROPY,
     ENTRY_UNARY,
     ENTRY_OTHER
 } entry_kind;
@@ -96,7 +97,8 @@ typedef enum entry_kind {
     X(ENTRY_ADAPTIVE_AVG_POOL, WT_ARGS__adaptive_avg_pool2d) \
     X(ENTRY_SOFTMAX, WT_ARGS_softmax)                        \
     X(ENTRY_LOG_SOFTMAX, WT_ARGS_softmax)                    \
-    X(ENTRY_BATCH_NORM, WT_ARGS_batch_norm)
+    X(ENTRY_BATCH_NORM, WT_ARGS_batch_norm)                  \
+    X(ENTRY_CROSS_ENTROPY, WT_ARGS_cross_entropy)
 
 typedef struct entry_front {
     const char *name;

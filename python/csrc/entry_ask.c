@@ -103,8 +103,8 @@ static bool decide_both(weft_problem *p, bool forward) {
     return torchs || is_shorter(p, &back);
 }
 
-/* The same, decided once: a slot holds the hash of a problem and, in its lowest bit, the answer. Later problems take the
- * slots of earlier ones. */
+/* The same, decided once: a slot holds the hash of a problem and, in its lowest bit, the answer. Later problems take
+ * the slots of earlier ones. */
 static bool leaves_both(weft_problem *p, bool forward) {
     enum { SLOTS = 512, WORDS = sizeof(*p) / sizeof(int64_t), KEY = WORDS + 2 };
     static _Atomic uint64_t slots[SLOTS];

@@ -24,6 +24,7 @@ static const struct {
     {"adaptive_avg_pool2d", "_ZN2at4_ops19adaptive_avg_pool2d4callERKNS_6TensorEN3c108ArrayRefINS5_6SymIntEEE"},
     {"softmax", "_ZN2at4_ops11softmax_int4callERKNS_6TensorElSt8optionalIN3c1010ScalarTypeEE"},
     {"batch_norm", "_ZN2at4_ops10batch_norm4callERKNS_6TensorE" OPTIONAL_TENSOR "S8_S8_S8_bddb"},
+    {"cross_entropy", "_ZN2at4_ops18cross_entropy_loss4callERKNS_6TensorES4_RKSt8optionalIS2_ElN3c106SymIntEd"},
     {"log_softmax", "_ZN2at4_ops15log_softmax_int4callERKNS_6TensorElSt8optionalIN3c1010ScalarTypeEE"},
 };
 

@@ -51,9 +51,10 @@ enum { SEAT_OUT = SEAT_INPUTS, SEAT_SLOTS = SEAT_OUT + SEAT_RESULTS };
 /* extra: output_padding, output_size */
 enum { SEAT_STRIDE, SEAT_PADDING, SEAT_DILATION, SEAT_EXTRA, SEAT_KERNEL = SEAT_EXTRA, SEAT_LISTS };
 enum { SEAT_TRANSPOSED, SEAT_GROUPS, SEAT_CEIL = 0, SEAT_INCLUDE, SEAT_DIVISOR, SEAT_DIVIDED, SEAT_VALUES };
-enum { SEAT_AXIS, SEAT_TO_FLOAT };  /* of softmax */
-enum { SEAT_TRAINING, SEAT_CUDNN }; /* of batch norm */
-enum { SEAT_EPS, SEAT_MOMENTUM, SEAT_REALS };
+enum { SEAT_AXIS, SEAT_TO_FLOAT };     /* of softmax */
+enum { SEAT_TRAINING, SEAT_CUDNN };    /* of batch norm */
+enum { SEAT_REDUCTION, SEAT_IGNORED }; /* of cross entropy */
+enum { SEAT_EPS, SEAT_MOMENTUM, SEAT_REALS, SEAT_SMOOTHING = 0 };
 
 typedef struct seat_call {
     const struct seat_op *op;

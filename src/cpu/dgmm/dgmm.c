@@ -4,7 +4,8 @@
  * Blocking:  vectors along a row; pairs are parted into real and imaginary vectors in registers. Both gradients are one
  *            pass. Sums for the right side: four rows at a time into a row of sums per slot, added up at the end; for
  *            the left side: one sum per row, added up over the matrices at the end
- *            Products alone go row by row, as one long stream each way: several at a time are 1.5 times slower from memory
+ *            Products alone go row by row, as one long stream each way: several at a time are 1.5 times as slow
+ *            from memory
  * Slots:     runs of rows; sums per slot or row follow from the problem alone
  * Output:    streamed past the caches where it is large and its rows are whole cache lines
  * Traffic:   each tensor once: memory-bound

@@ -6,14 +6,14 @@
  *                   reach = (at + pad - tap*dilation) / stride where that is whole; other taps do not feed the class
  *
  * Pixels: VF_LANES positions are one vector; a block is R vectors. Its panel holds for each channel, each tap along d
- * and w, and some rows a vector of the input, zero in the padding: aligned, in L1, f32 whatever the data is. An entry of
- * the matrix is then one offset into the panel and one value:
+ * and w, and some rows a vector of the input, zero in the padding: aligned, in L1, f32 whatever the data is. An entry
+ * of the matrix is then one offset into the panel and one value:
  *   shared      positions are counted along (n, x), and the vectors of a block are R neighbours along h; taps along h
  *               read neighbouring rows of one copy. Rows stand by phase of `step`, so that the vectors of a tap always
  *               follow each other
  *   apart       positions are counted along (n, z, y, x), for small images; each tap has its own R vectors
- * A place is what a panel holds of a channel for one tap along d and w, apart also along h. Where rows are few or nearly
- * empty many places have no entry: they are not written.
+ * A place is what a panel holds of a channel for one tap along d and w, apart also along h. Where rows are few or
+ * nearly empty many places have no entry: they are not written.
  * A chunk is as many channels as a panel holds. Where blocks are few the channels written are cut into parts, too, and
  * the panels are packed and kept before all parts read them. */
 #ifndef WEFT_CPU_SPARSE_CONV_VIEW_H
@@ -78,9 +78,9 @@ VF_INLINE double sp_share(const sp_view *v, double columns) {
     return density >= 1 ? 1 : 1 - pow(1 - density, columns);
 }
 
-/* Cycles to pack the panels of a block: for each place where its vectors are; then each vector that is read, from as many
- * loads as it has runs and strides; channels-last a square of registers is turned, whose lines no other tap reads where
- * there are strides. */
+/* Cycles to pack the panels of a block: for each place where its vectors are; then each vector that is read, from as
+ * many loads as it has runs and strides; channels-last a square of registers is turned, whose lines no other tap reads
+ * where there are strides. */
 VF_INLINE double sp_pack_cycles(const sp_view *v, double runs) {
     const bool half = weft__dtype_size(v->p->tensor[0].dtype) == 2;
     const double places = (double)sp_places(v), written = (double)sp_place_floats(v) / VF_LANES;
@@ -99,8 +99,8 @@ VF_INLINE double sp_finish_cycles(const sp_view *v, double runs) {
 }
 
 /* Cycles of one core, roughly: an entry costs a multiply-add a vector, more where the panel is not in L1, and one for
- * itself; a row of a chunk reads and writes its sums, and ends a loop of unforeseen length; kept panels are read by each
- * part. */
+ * itself; a row of a chunk reads and writes its sums, and ends a loop of unforeseen length; kept panels are read by
+ * each part. */
 VF_INLINE double sp_cycles(const sp_view *v, const weft__hw *hw) {
     const double entries = (double)v->p->attr[WEFT_SPARSE_NNZ] / (double)(v->p->groups * v->oc);
     const double panel = 4.0 * (double)(v->channel * v->chunk) * v->used, l1 = (double)hw->l1;
