@@ -67,7 +67,7 @@ static size_t arguments_of(const entry_call *k) {
 }
 
 static py_object *by_torch(const entry_call *k, entry_record *r, bool marked) {
-    const bool seated = marked || entry_has_seat(k);
+    const bool seated = entry_has_seat(k);
     wt_handle out = NULL;
     if (seated) (marked ? wt_seat_mark : wt_seat_bypass)(1);
     py_object *result = NULL;

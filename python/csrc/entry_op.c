@@ -199,25 +199,10 @@ static void learn(void) {
     offered.replays = false;
 }
 
-/* 1D pooling with a gradient: PyTorch's is its 2D pooling of one row, node and all, and that has a seat. */
-static bool has_seat_as_row(const entry_call *k) {
-    static const struct {
-        const char *name;
-        int family;
-    } rows[] = {
-        {"max_pool1d", SEAT_MAX_POOL}, {"avg_pool1d", SEAT_AVG_POOL}, {"adaptive_avg_pool1d", SEAT_ADAPTIVE_AVG_POOL}};
-    const int32_t dtype = k->in[0].dtype;
-    if (!k->records || entry_on_cuda(k) || (dtype != WEFT_DTYPE_F32 && dtype != WEFT_DTYPE_F64)) return false;
-    for (size_t i = 0; i < sizeof(rows) / sizeof(rows[0]); i++)
-        if (!strcmp(k->front->name, rows[i].name)) return entry_register_seat(rows[i].family, false);
-    return false;
-}
-
 /* kept(result of the long way) -> the same: what has run for the call that was refused is its answer from now on. */
 static py_object *kept(py_object *self, py_object *const *args, intptr_t nargs) {
     (void)self;
     if (nargs != 1) return entry_refuse();
-    if (offered.waits && has_seat_as_row(&offered.call)) offered.way = ENTRY_MARK;
     if (offered.waits && offered.way != ENTRY_UNKNOWN) learn();
     offered.waits = false;
     py.Py_IncRef(args[0]);

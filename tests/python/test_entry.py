@@ -466,26 +466,6 @@ def test_a_call_that_is_known_ends_in_its_entry(name, dtype, grad):
 
 
 @needs_entries
-@pytest.mark.parametrize("form", ["first", "last", "unbatched"])
-@pytest.mark.parametrize("name, settings", [("max_pool1d", (3, 2, 1, 2, True)), ("avg_pool1d", (3, 2, 1, True, False)), ("adaptive_avg_pool1d", (5,))])
-def test_rows_are_pooled_as_images(name, settings, form):
-    """1D pooling with a gradient goes by PyTorch's node for 2D after its first call, with weft's kernels under it where they win."""
-    for size, own in (((2, 3, 40), False), ((8, 64, 4096), True)):
-        x = torch.randn(size)
-        x = (x.transpose(1, 2).contiguous().transpose(1, 2) if form == "last" else x[0] if form == "unbatched" else x).requires_grad_()
-        want = getattr(F, name)(x, *settings)
-        for i in range(3):
-            got = getattr(W, name)(x, *settings)
-            assert got.stride() == want.stride() and (i == 0 or not type(got.grad_fn).__name__.startswith("weft_"))
-            torch.testing.assert_close(got, want)
-            ours = torch.autograd.grad(got.sin().sum(), x)[0]
-            torch.testing.assert_close(ours, torch.autograd.grad(want.sin().sum(), x, retain_graph=True)[0])
-        assert not own or form != "first" or name != "avg_pool1d" or "pool_bwd" in weft.backends.kernels()
-        with pytest.raises((RuntimeError, TypeError, ValueError)):
-            getattr(W, name)(x, *("3" for _ in settings))
-
-
-@needs_entries
 @pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
 @pytest.mark.parametrize("grad", [False, True], ids=["no_grad", "grad"])
 @pytest.mark.parametrize("size", [(3, 5), (8, 30, 64, 64)], ids=["few", "many"])

@@ -168,7 +168,7 @@ static weft_status run(const weft__exec *e) {
     const bool bwd = e->p->pass == WEFT_PASS_BWD;
     const weft_tensor *out = weft__tensor(e->p, bwd ? WEFT_ROLE_DIFF_SRC : WEFT_ROLE_DST);
     task q = {.e = e, .s = *(const params *)e->params, .dtype = out->dtype, .bwd = bwd};
-    if (q.s.scatter.slots) return WEFT__ISA_NAME(pool_scatter_run)(e, &q.s.scatter), WEFT_OK;
+    if (q.s.scatter.slots) return WEFT__ISA_NAME(weft__pool_scatter_run)(e, &q.s.scatter), WEFT_OK;
     q.from = e->ptr[bwd ? WEFT_ROLE_DIFF_DST : WEFT_ROLE_SRC], q.to = e->ptr[out->role];
     q.stream = cpu_streams(e->hw, (double)weft__numel(out) * (double)weft__dtype_size(out->dtype));
     weft__parallel(e->ctx, q.s.slots, rows, &q);
@@ -202,7 +202,7 @@ static const char *plan(const weft_problem *p, const weft__hw *hw, int variant, 
     const double ns = (double)all * row;
     d->ns = pool_cost(p, hw, s->slots, ns / cpu_speed(hw));
     s->scatter.slots = 0;
-    if (bwd) WEFT__ISA_NAME(pool_scatter_plan)(p, hw, false, &s->scatter, d);
+    if (bwd) WEFT__ISA_NAME(weft__pool_scatter_plan)(p, hw, false, &s->scatter, d);
     return NULL;
 }
 

@@ -326,7 +326,7 @@ static void rows_max(void *q, int64_t slot) { rows_of_windows(q, slot, MAX); }
 static void rows_max_index(void *q, int64_t slot) { rows_of_windows(q, slot, MAX_INDEX); }
 static void rows_mean(void *q, int64_t slot) { rows_of_windows(q, slot, MEAN); }
 
-void WEFT__ISA_NAME(pool_rows_run)(const weft__exec *e, const pool_rows *s) {
+void WEFT__ISA_NAME(weft__pool_rows_run)(const weft__exec *e, const pool_rows *s) {
     const weft_tensor *index = weft__tensor(e->p, WEFT_ROLE_INDEX);
     task q = {.e = e, .s = *s, .dtype = e->p->tensor[0].dtype};
     q.index_dtype = index ? index->dtype : WEFT_DTYPE_U8;
@@ -335,7 +335,7 @@ void WEFT__ISA_NAME(pool_rows_run)(const weft__exec *e, const pool_rows *s) {
 }
 
 static weft_status run(const weft__exec *e) {
-    WEFT__ISA_NAME(pool_rows_run)(e, (const pool_rows *)e->params);
+    WEFT__ISA_NAME(weft__pool_rows_run)(e, (const pool_rows *)e->params);
     return WEFT_OK;
 }
 
@@ -364,7 +364,7 @@ static const char *plan_rows(const weft_problem *p, const weft__hw *hw, pool_row
     return NULL;
 }
 
-void WEFT__ISA_NAME(pool_rows_plan)(const weft_problem *p, const weft__hw *hw, pool_rows *s, weft__decision *d) {
+void WEFT__ISA_NAME(weft__pool_rows_plan)(const weft_problem *p, const weft__hw *hw, pool_rows *s, weft__decision *d) {
     weft__decision by_rows;
     pool_rows mine = {.inner = p->c, .last = true};
     if (p->c < 1 || p->stride[2] > 4 || (double)p->c * (double)p->in[2] > 1 << 17) return;

@@ -325,7 +325,7 @@ static void rows_mean(void *q, int64_t slot) { rows_of_places(q, slot, MEAN); }
 static weft_status run(const weft__exec *e) {
     const weft_tensor *index = weft__tensor(e->p, WEFT_ROLE_INDEX);
     task q = {.e = e, .s = *(const params *)e->params, .index_dtype = index ? index->dtype : WEFT_DTYPE_U8};
-    if (q.s.scatter.slots) return WEFT__ISA_NAME(pool_scatter_run)(e, &q.s.scatter), WEFT_OK;
+    if (q.s.scatter.slots) return WEFT__ISA_NAME(weft__pool_scatter_run)(e, &q.s.scatter), WEFT_OK;
     weft__parallel(e->ctx, q.s.slots, !index ? rows_mean : q.index_dtype == WEFT_DTYPE_U8 ? rows_tap : rows_place, &q);
     return WEFT_OK;
 }
@@ -363,7 +363,7 @@ static const char *plan(const weft_problem *p, const weft__hw *hw, int variant, 
     const double each = 2 + taps * (VF_LANES > 8 ? 5 : 2.5) * (p->op == WEFT_OP_MAX_POOL ? 1 : 0.6);
     d->ns = pool_cost(p, hw, s->slots, (double)all * (20 + vectors * each + lane * (double)p->in[2]));
     s->scatter.slots = 0;
-    WEFT__ISA_NAME(pool_scatter_plan)(p, hw, false, &s->scatter, d);
+    WEFT__ISA_NAME(weft__pool_scatter_plan)(p, hw, false, &s->scatter, d);
     return NULL;
 }
 

@@ -283,8 +283,8 @@ static weft_status run(const weft__exec *e) {
     const weft_tensor *index = weft__tensor(p, WEFT_ROLE_INDEX);
     const weft_tensor *out = weft__tensor(p, bwd ? WEFT_ROLE_DIFF_SRC : WEFT_ROLE_DST);
     task q = {.e = e, .s = *(const params *)e->params, .dtype = out->dtype};
-    if (q.s.scatter.slots) return WEFT__ISA_NAME(pool_scatter_run)(e, &q.s.scatter), WEFT_OK;
-    if (q.s.rows.slots) return WEFT__ISA_NAME(pool_rows_run)(e, &q.s.rows), WEFT_OK;
+    if (q.s.scatter.slots) return WEFT__ISA_NAME(weft__pool_scatter_run)(e, &q.s.scatter), WEFT_OK;
+    if (q.s.rows.slots) return WEFT__ISA_NAME(weft__pool_rows_run)(e, &q.s.rows), WEFT_OK;
     q.in = e->ptr[bwd ? WEFT_ROLE_DIFF_DST : WEFT_ROLE_SRC], q.out = e->ptr[out->role];
     q.index = index ? e->ptr[WEFT_ROLE_INDEX] : NULL, q.index_dtype = index ? index->dtype : WEFT_DTYPE_U8;
     q.place = q.index_dtype != WEFT_DTYPE_U8;
@@ -321,9 +321,9 @@ static const char *plan(const weft_problem *p, const weft__hw *hw, int variant, 
     if (by_runs(p)) ns = (double)pixels * (40 + (double)p->c * VF_LANES + 1.5 * taps * (double)p->c / VF_LANES);
     d->ns = pool_cost(p, hw, s->slots, ns);
     memset(&s->rows, 0, sizeof(s->rows));
-    if (!bwd && !adaptive) WEFT__ISA_NAME(pool_rows_plan)(p, hw, &s->rows, d);
+    if (!bwd && !adaptive) WEFT__ISA_NAME(weft__pool_rows_plan)(p, hw, &s->rows, d);
     s->scatter.slots = 0;
-    if (bwd) WEFT__ISA_NAME(pool_scatter_plan)(p, hw, true, &s->scatter, d);
+    if (bwd) WEFT__ISA_NAME(weft__pool_scatter_plan)(p, hw, true, &s->scatter, d);
     return NULL;
 }
 

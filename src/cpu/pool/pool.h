@@ -109,8 +109,8 @@ typedef struct pool_rows {
 } pool_rows;
 
 /* Channels-last: where it is expected to be faster than d it is taken: s and d are filled. */
-void WEFT__ISA_NAME(pool_rows_plan)(const weft_problem *p, const weft__hw *hw, pool_rows *s, weft__decision *d);
-void WEFT__ISA_NAME(pool_rows_run)(const weft__exec *e, const pool_rows *s);
+void WEFT__ISA_NAME(weft__pool_rows_plan)(const weft_problem *p, const weft__hw *hw, pool_rows *s, weft__decision *d);
+void WEFT__ISA_NAME(weft__pool_rows_run)(const weft__exec *e, const pool_rows *s);
 
 /* Gradients by adding, see scatter.c. slots 0: it is not taken. */
 typedef struct pool_scatter {
@@ -124,9 +124,9 @@ typedef struct pool_scatter {
 } pool_scatter;
 
 /* Where it is expected to be faster than d it is taken: s and d are filled. */
-void WEFT__ISA_NAME(pool_scatter_plan)(const weft_problem *p, const weft__hw *hw, bool last, pool_scatter *s,
-                                       weft__decision *d);
-void WEFT__ISA_NAME(pool_scatter_run)(const weft__exec *e, const pool_scatter *s);
+void WEFT__ISA_NAME(weft__pool_scatter_plan)(const weft_problem *p, const weft__hw *hw, bool last, pool_scatter *s,
+                                             weft__decision *d);
+void WEFT__ISA_NAME(weft__pool_scatter_run)(const weft__exec *e, const pool_scatter *s);
 
 /* How many times as long plain code takes for a vector. */
 #define POOL_VECTOR (VF_LANES > 4 ? 1 : 5)

@@ -255,7 +255,7 @@ static kind kind_of(const weft_problem *p) {
     return !index ? MEAN : index->dtype == WEFT_DTYPE_U8 ? TAP : PLACE;
 }
 
-void WEFT__ISA_NAME(pool_scatter_run)(const weft__exec *e, const pool_scatter *s) {
+void WEFT__ISA_NAME(weft__pool_scatter_run)(const weft__exec *e, const pool_scatter *s) {
     const weft_tensor *index = weft__tensor(e->p, WEFT_ROLE_INDEX);
     task q = {.e = e, .s = s, .dtype = weft__tensor(e->p, WEFT_ROLE_DIFF_SRC)->dtype};
     q.index_dtype = index ? index->dtype : WEFT_DTYPE_U8;
@@ -263,8 +263,8 @@ void WEFT__ISA_NAME(pool_scatter_run)(const weft__exec *e, const pool_scatter *s
 }
 
 /* ---------------------------------------------------------------- planning */
-void WEFT__ISA_NAME(pool_scatter_plan)(const weft_problem *p, const weft__hw *hw, bool last, pool_scatter *s,
-                                       weft__decision *d) {
+void WEFT__ISA_NAME(weft__pool_scatter_plan)(const weft_problem *p, const weft__hw *hw, bool last, pool_scatter *s,
+                                             weft__decision *d) {
     const int axis = outermost(p);
     const bool adaptive = p->op == WEFT_OP_ADAPTIVE_AVG_POOL;
     const kind k = kind_of(p);

@@ -12,7 +12,7 @@
 #include "cpu/softmax/lines.h"
 
 /* Floats of the planes of a tile, and of its rows, which are written as whole vectors; few channels. */
-enum { TURN = CPU_CUT(4096, 1024), TURN_ROWS = TURN + VF_LANES, TURN_MOST = 48 };
+enum { TURN = CPU_CUT(2048, 1024), TURN_ROWS = TURN + VF_LANES, TURN_MOST = 48 };
 
 /* Whether rows are turned: up to here it takes less than their sums over lanes; the gradient has fewer of those, and
  * turns its result back. */
