@@ -79,7 +79,7 @@ static bool choose(seat_draft *d) {
         p.attr[WEFT_AVG_POOL_DIVISOR] = c->value[SEAT_DIVISOR];
     }
     seat_put_roles(d, &p, &d->e->step[0]);
-    /* 16 bits PyTorch sums as such on the CPU: of weft's functions they are weft's, and what is tiny costs as much */
+    /* 16 bits PyTorch sums as such on the CPU: they are weft's, and what is tiny costs no more there */
     const bool rounds = !c->cuda && wt_is_half(d->view[SEAT_X].dtype);
     return seat_plan_alone(d, &p, !rounds);
 }

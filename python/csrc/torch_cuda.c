@@ -149,9 +149,8 @@ static weft_rates guess_cuda_other(const weft_problem *p) {
         if (rows) share = 0.6;
         if (!rows) ns += (fwd ? 500 : 200) * steps_of_softmax(p);
     }
-    if (p->op == WEFT_OP_MAX_POOL || p->op == WEFT_OP_AVG_POOL || p->op == WEFT_OP_ADAPTIVE_AVG_POOL) {
+    if (p->op == WEFT_OP_MAX_POOL || p->op == WEFT_OP_AVG_POOL || p->op == WEFT_OP_ADAPTIVE_AVG_POOL)
         return guess_cuda_pool(p, share);
-    }
     if ((p->op == WEFT_OP_IM2COL && fwd) || (p->op == WEFT_OP_COL2IM && !fwd)) ns += 5000 * (double)(p->n - 1);
     if (p->op == WEFT_OP_COL2IM && fwd) ns = 5300;
     if (p->pass == WEFT_PASS_BWD || p->pass == WEFT_PASS_BWD_WEIGHTS) { /* two results, one of them a sum */

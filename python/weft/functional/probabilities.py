@@ -339,7 +339,7 @@ def cross_entropy(input: Tensor, target: Tensor, weight: Optional[Tensor] = None
         >>> weft.functional.cross_entropy(torch.zeros(2, 4, 8, 8), torch.zeros(2, 8, 8, dtype=torch.int64))
         tensor(1.3863)
     """
-    how = _REDUCTIONS.get(reduction) if type(reduction) is str else None
+    how = _REDUCTIONS.get(reduction) if isinstance(reduction, str) else None
     entered = how is not None and out is None and size_average is None and reduce is None and not in_dynamo()
     if entered:
         loss = _cross_entropy(input, target, weight, how, ignore_index, label_smoothing)
@@ -351,8 +351,6 @@ def cross_entropy(input: Tensor, target: Tensor, weight: Optional[Tensor] = None
     if size_average is not None or reduce is not None:
         reduction = _reduction.legacy_get_string(size_average, reduce)
         how = _REDUCTIONS[reduction]
-    if how is None:
-        how = _REDUCTIONS.get(reduction) if isinstance(reduction, str) else None
     if how is None:
         if reduction != "elementwise_mean":
             raise ValueError(f"reduction: is {reduction!r}, allowed: 'none', 'mean' or 'sum'")

@@ -22,10 +22,7 @@ const char *WEFT__ISA_NAME(weft__cross_entropy_plan)(const weft_problem *p, cons
     q->tiles = q->v.inner == 1 ? cpu_ceil(q->v.outer, q->places) : q->v.outer * planes;
     const double bytes = weft__bytes(p), elements = weft__flops(p) / 8;
     q->slots = cpu_slots(q->tiles, bytes);
-    /* as in softmax/columns.c: vectors of half a line in planes that begin within one */
-    const int64_t size = (int64_t)weft__dtype_size(p->tensor[0].dtype);
-    const bool whole = q->v.inner == 1 || q->v.inner * size % 64 == 0 || VF_LANES * size == 64;
-    q->stream = bwd && whole && cpu_streams(hw, bytes / 2);
+    q->stream = bwd && lines_stream(&q->v, p->tensor[0].dtype) && cpu_streams(hw, bytes / 2);
     q->smooth = p->real[WEFT_CE_SMOOTHING];
     q->ignore = p->attr[WEFT_CE_IGNORE];
     q->weighted = p->attr[WEFT_CE_WEIGHTED] != 0;

@@ -227,10 +227,7 @@ static const char *plan(const weft_problem *p, const weft__hw *hw, int variant, 
     q->slots = cpu_slots(q->v.outer * q->tiles, bytes);
     if (!bwd) q->slots = WEFT__MIN(q->slots, SLOTS);
     d->workspace = keep ? (size_t)q->slots * 3 * KEEP_ROOM * sizeof(float) : 0;
-    /* vectors of half a line, in rows that begin within one, would leave lines half streamed, and read again */
-    const int64_t size = (int64_t)weft__dtype_size(p->tensor[0].dtype);
-    const bool whole = q->v.inner * size % 64 == 0 || VF_LANES * size == 64;
-    q->stream = whole && cpu_streams(hw, bytes / (bwd ? 3 : 2));
+    q->stream = lines_stream(&q->v, p->tensor[0].dtype) && cpu_streams(hw, bytes / (bwd ? 3 : 2));
     const double exps = bwd ? (log ? 1 : 0) : keep || log ? 1 : 2;
     d->ns = lines_cost(hw, bytes, weft__flops(p) / 5 * lanes, exps, bwd ? 3 : 4, q->slots);
     return NULL;

@@ -66,6 +66,13 @@ VF_INLINE void run_store(const int dtype, void *p, int64_t at, vf v, int64_t lef
         vf_store_as(dtype, p, at, v);
 }
 
+/* May results be streamed in pieces of planes? Vectors of half a line, in planes that begin within one, would leave
+ * lines half streamed, and the other half to be read. Rows are written as they lie. */
+VF_INLINE bool lines_stream(const lines_view *v, int dtype) {
+    const int64_t size = vf_size_of(dtype);
+    return v->inner == 1 || v->inner * size % 64 == 0 || VF_LANES * size == 64;
+}
+
 /* Elements before the first that may be streamed; at most count. */
 VF_INLINE int64_t run_head(const int dtype, const void *p, int64_t at, int64_t count) {
     const int64_t size = vf_size_of(dtype), vector = VF_LANES * size;
