@@ -144,7 +144,8 @@ static double products_of(const weft_problem *p, way taken, weft_pass pass, bool
     const double in = (double)(p->c / p->groups), out = (double)(p->o / p->groups);
     if (taken == BLOCKS && p->groups == 1 && !last)
         return c->useful * up(in, in < 16 && pass != WEFT_PASS_BWD_DATA ? 4 : 16) * up(out, 16) * share_on_image(p);
-    return c->useful * in * out * share_on_image(p) + c->padded * up(in, 16) * up(out, 16);
+    const bool halves = taken == BLOCKS && !last && pass != WEFT_PASS_BWD_WEIGHTS && (p->c / p->groups % 8 || p->o / p->groups % 8);
+    return (halves ? 1.7 : 1) * c->useful * in * out * share_on_image(p) + c->padded * up(in, 16) * up(out, 16);
 }
 
 /* 16 bits are slow where the CPU has no dot products of pairs, f16 everywhere; f64 has half the lanes. */

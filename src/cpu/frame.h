@@ -43,6 +43,17 @@ VF_INLINE double cpu_cost(const weft__hw *hw, double bytes, double flops, double
     return 1000 + WEFT__MAX(memory, sums) + 0.2 * WEFT__MIN(memory, sums);
 }
 
+/* A load, a store or a shuffle of a vector, in multiply-adds of one: cores that take two steps for the multiply-adds of
+ * 512 bits (Zen 4) do as many of these as of those, others half as many. */
+VF_INLINE double cpu_move(const weft__hw *hw) {
+#if VF_LANES >= 16
+    return WEFT__MIN(1.0, WEFT__MAX(0.5, hw->gflops[WEFT__ISA_HERE] / hw->gflops[WEFT__AVX2] / 2));
+#else
+    (void)hw;
+    return 1;
+#endif
+}
+
 /* How much longer `items` alike take than if they could be shared out evenly. */
 VF_INLINE double cpu_uneven(const weft__hw *hw, int64_t items) {
     return items < 1 ? 1 : (double)(cpu_ceil(items, hw->threads) * hw->threads) / (double)items;

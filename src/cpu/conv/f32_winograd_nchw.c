@@ -367,8 +367,8 @@ static const char *plan_of(const weft_problem *p, const weft__hw *hw, int stride
     const double slots = s.form.slots, products = s.form.products;
     const double product = 2.0 * slots * tiles * g * (double)(s.k + 16) * oc; /* a short sum is stored as often */
     /* as multiply-adds: mostly stores and loads; of groups, in short runs */
-    const double turn = (VF_REGS == 32 ? (s.local ? 14 : 12) : s.local ? 26 : 16) * (p->groups > 1 ? 1.8 : 1);
-    const double turns = 2.0 * tiles * g * (slots * again * ic + products * oc) * turn;
+    const double turn = (VF_REGS == 32 ? (s.local ? 14 : 12) : s.local ? 26 : 16) * (p->groups > 1 ? 1.5 : 1);
+    const double turns = 2.0 * tiles * g * (slots * again * ic + products * oc) * turn * cpu_move(hw);
     const size_t transformed = (size_t)(s.form.slots * s.w_point) * sizeof(float);
     d->packed = s.blocks ? 0 : transformed;
     d->workspace = strip_bytes(&s) * (size_t)(s.local ? WEFT__MIN(items_of(&s), GEMM_SLOTS) : 1);
@@ -376,7 +376,7 @@ static const char *plan_of(const weft_problem *p, const weft__hw *hw, int stride
     const double weights = 43.75 * slots * g * (double)s.k * oc;
     const double planes = (double)p->n * (double)(p->in[0] * p->c + p->out[0] * p->o); /* 100 ns for each */
     d->ns = cpu_cost(hw, weft__bytes(p) + (double)d->packed, (product + turns + weights) / GEMM_SHARE, 1) +
-            0.12 * (double)(transformed + strip_bytes(&s)) / WEFT__MIN(hw->threads, 8) + /* first touch */
+            0.03 * (double)(transformed + strip_bytes(&s)) / WEFT__MIN(hw->threads, 8) +
             100 * planes / hw->threads;
     return NULL;
 }

@@ -213,8 +213,9 @@ static const char *plan(const weft_problem *p, const weft__hw *hw, int variant, 
          * with a stride, 20 with narrow vectors, and the way out, through scratch, 16 */
         const double halo =
             (double)(v->x[1].move * v->x[2].move) * (double)(t.slab.rows + t.slab.reach[1]) / (double)t.slab.rows;
-        const double each = (double)v->k * ((double)v->co + 1 + 0.8 * (double)gemm_split(v->co, GEMM_MR)) +
-                            (v->x[2].move > 1 ? sorted : way) * halo * (double)v->ci + 16 * (double)v->co;
+        const double loads = (double)v->k * (1 + 0.8 * (double)gemm_split(v->co, GEMM_MR));
+        const double ways = (v->x[2].move > 1 ? sorted : way) * halo * (double)v->ci + 16 * (double)v->co;
+        const double each = (double)(v->k * v->co) + cpu_move(hw) * (loads + ways);
         sums += each * (double)(v->n * v->groups * v->x[0].count) * (double)(v->x[1].count * t.slab.pitch);
         /* for each row that is laid or leaves 12 ns, 20 with a step between results, 25 for each part that a stride
          * makes of a row: they count where rows are short */

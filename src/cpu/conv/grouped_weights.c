@@ -257,8 +257,9 @@ static const char *plan(const weft_problem *p, const weft__hw *hw, int variant, 
     const double halo = (double)(v.x[1].move * v.x[2].move) * (double)(d->slab.rows + d->slab.reach[1]) /
                         (double)d->slab.rows,
                  way = d->slab.last ? 10 : 4;
-    const double sums = (double)v.k * ((double)v.co + 1 + 0.8 * (double)gemm_split(v.co, OUTS)) +
-                        way * (halo * (double)v.ci + (double)v.co);
+    const double loads = (double)v.k * (1 + 0.8 * (double)gemm_split(v.co, OUTS));
+    const double ways = way * (halo * (double)v.ci + (double)v.co);
+    const double sums = (double)(v.k * v.co) + cpu_move(hw) * (loads + ways);
     const double vectors = (double)(v.n * v.groups * v.x[0].count) * (double)(v.x[1].count * d->slab.pitch);
     /* for each sum: its way through scratch with each block, which is long beyond the second-level cache, and its lanes
      * added up at the end of an item; as multiply-adds, measured */
