@@ -31,15 +31,15 @@ static bool takes_onednn(const weft_problem *p) {
     return p->groups > 1 || p->n > 1 || (p->kernel[1] > 3 && p->kernel[2] > 3) || counted > 20480;
 }
 
-/* One filter per channel: some volumes, gradients of weights, large windows and whatever is dilated are left to
- * products. */
+/* One filter per channel: some volumes, gradients of weights, padding of more pixels than oneDNN's tile has and what is
+ * dilated are left to products. */
 static way of_depthwise(const weft_problem *p, weft_pass pass, bool last) {
     const bool dilated = largest(p->dilation) > 1, volume = p->rank == 3, half = p->tensor[0].dtype == WEFT_DTYPE_BF16;
-    const bool strided = largest(p->stride) > 1, large = largest(p->kernel) > 14;
+    const bool strided = largest(p->stride) > 1, beyond = largest(p->pad_lo) > 6 || largest(p->pad_hi) > 6;
     const way other = last ? BLOCKS : PRODUCTS;
     if (pass == WEFT_PASS_FWD && volume) return dilated ? other : last ? DEPTHWISE : TURNED;
-    if (pass == WEFT_PASS_FWD) return large && !last ? PRODUCTS : DEPTHWISE;
-    if (pass == WEFT_PASS_BWD_WEIGHTS && large) return PRODUCTS;
+    if (pass == WEFT_PASS_FWD) return beyond && (!last || dilated) ? PRODUCTS : DEPTHWISE;
+    if (pass == WEFT_PASS_BWD_WEIGHTS && largest(p->kernel) > 14) return PRODUCTS;
     if (dilated || volume) return other;
     if (pass == WEFT_PASS_BWD_DATA) return half && strided ? STRIDED : DEPTHWISE;
     return largest(p->kernel) <= 4 ? DEPTHWISE : other;
@@ -139,12 +139,14 @@ static double share_on_image(const weft_problem *p) {
 static double up(double count, double to) { return ceil(count / to) * to; }
 
 /* Channels of both sides of a group, multiplied. Without groups channels-first blocks are full ones of 16, but few that
- * are only read, which are of 4; of groups and channels-last, some of the full blocks count beside what is asked. */
+ * are only read, which are of 4; of groups and channels-last, some of the full blocks count beside what is asked. Groups
+ * that fill no half of a block take narrow vectors. */
 static double products_of(const weft_problem *p, way taken, weft_pass pass, bool last, const costs *c) {
     const double in = (double)(p->c / p->groups), out = (double)(p->o / p->groups);
     if (taken == BLOCKS && p->groups == 1 && !last)
         return c->useful * up(in, in < 16 && pass != WEFT_PASS_BWD_DATA ? 4 : 16) * up(out, 16) * share_on_image(p);
-    const bool halves = taken == BLOCKS && !last && pass != WEFT_PASS_BWD_WEIGHTS && (p->c / p->groups % 8 || p->o / p->groups % 8);
+    const bool odd = p->c / p->groups % 8 || p->o / p->groups % 8;
+    const bool halves = taken == BLOCKS && !last && odd && pass != WEFT_PASS_BWD_WEIGHTS;
     return (halves ? 1.7 : 1) * c->useful * in * out * share_on_image(p) + c->padded * up(in, 16) * up(out, 16);
 }
 

@@ -25,6 +25,9 @@ static int family_of(const weft_problem *p) {
     return p->groups > 1 ? 3 : window == 1 ? 4 : 5;
 }
 
+/* In 1D PyTorch puts channels-last data in the other order, and the results back. */
+static bool runs_last(const weft_problem *p) { return wt_rates_last(p) && p->rank > 1; }
+
 static int kind_of(const weft_problem *p) {
     static const int pass[WEFT_PASS_COUNT] = {
         [WEFT_PASS_FWD] = 1, [WEFT_PASS_BWD_DATA] = 2, [WEFT_PASS_BWD_WEIGHTS] = 3, [WEFT_PASS_BWD] = 4};
@@ -32,20 +35,22 @@ static int kind_of(const weft_problem *p) {
     const weft_tensor *t = &p->tensor[0];
     if (p->op != WEFT_OP_CONV || p->device != WEFT_DEVICE_CPU || !pass[p->pass] || !type[t->dtype]) return -1;
     int kind = (p->rank == 3) * FAMILIES + family_of(p);
-    kind = (kind * PASSES + pass[p->pass] - 1) * LAYOUTS + wt_rates_last(p);
+    kind = (kind * PASSES + pass[p->pass] - 1) * LAYOUTS + runs_last(p);
     return kind * TYPES + type[t->dtype] - 1;
 }
 
 /* What was measured tells of problems that go the same way. */
 static void guess_cpu_conv(const weft_problem *p, weft_rates *r) {
     const int kind = kind_of(p);
-    wt_conv_work w = wt_torch_conv(p, wt_rates_last(p));
+    const bool last = runs_last(p);
+    wt_conv_work w = wt_torch_conv(p, last);
     if (kind >= 0 && known[kind].slower > 0 && known[kind].way == w.way) {
         w.flops *= known[kind].slower;
         w.ns = known[kind].ns;
     }
+    if (wt_rates_last(p) && !last) w.ns += 0.8 * (double)p->n * (double)(p->c * p->in[2] + p->o * p->out[2]);
     /* what is moved counts as operations; of a slow memory it is as much, twice of what is put in another order */
-    *r = (weft_rates){w.ns, w.asked / w.flops, wt_rates_last(p) ? 0.9 : 0.45};
+    *r = (weft_rates){w.ns, w.asked / w.flops, last ? 0.9 : 0.45};
 }
 
 void wt_torch_rates(void *user, const weft_problem *p, weft_rates *r) {

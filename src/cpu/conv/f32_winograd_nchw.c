@@ -376,8 +376,7 @@ static const char *plan_of(const weft_problem *p, const weft__hw *hw, int stride
     const double weights = 43.75 * slots * g * (double)s.k * oc;
     const double planes = (double)p->n * (double)(p->in[0] * p->c + p->out[0] * p->o); /* 100 ns for each */
     d->ns = cpu_cost(hw, weft__bytes(p) + (double)d->packed, (product + turns + weights) / GEMM_SHARE, 1) +
-            0.03 * (double)(transformed + strip_bytes(&s)) / WEFT__MIN(hw->threads, 8) +
-            100 * planes / hw->threads;
+            0.03 * (double)(transformed + strip_bytes(&s)) / WEFT__MIN(hw->threads, 8) + 100 * planes / hw->threads;
     return NULL;
 }
 static const char *plan(const weft_problem *p, const weft__hw *hw, int variant, weft__decision *d) {

@@ -254,7 +254,8 @@ static const char *plan_of(const weft_problem *p, const weft__hw *hw, int stride
     const double parts = strips > 1 ? (double)cpu_ceil(s.vectors, s.part) : 1; /* that transform src again */
     const double slots = s.form.slots, products = s.form.products, product = 2.0 * slots * tiles * c * outs;
     /* as multiply-adds: mostly stores and loads */
-    const double turns = 2.0 * parts * lanes * (slots * c + products * 2 * outs) * (VF_REGS == 32 ? 8 : 12) * cpu_move(hw);
+    const double turns =
+        2.0 * parts * lanes * (slots * c + products * 2 * outs) * (VF_REGS == 32 ? 8 : 12) * cpu_move(hw);
     const double back = 25 * slots * c * outs, sums = 8 * slots * c * outs * (2 * strips - 1);
     const int64_t floats = x_floats(&s) + s.form.products * s.y_point + w_floats(&s);
     out->workspace = WEFT__MAX(bias.workspace, (size_t)floats * sizeof(float));
