@@ -1,6 +1,7 @@
-"""How images lie around weft's convolutions in the code that Inductor writes. PyTorch's own convolutions in 2D on the CPU are channels-last there, whatever the
-program says, and the loops between them follow. An operator that insisted on the program's order would have each loop beside it write both; so weft's are
-channels-last, too, and the planner is asked with such data. Other operators, and other backends, have what the program says.
+"""How images lie around weft's convolutions in the code that Inductor writes. PyTorch's own convolutions in 2D are channels-last there, whatever the program
+says, on the CPU always and on CUDA in graphs where Inductor expects it to pay; the loops between them follow. An operator that insisted on the program's
+order would have each loop beside it write both; so weft's are channels-last, too, and the planner is asked with such data. Other operators, and other
+backends, have what the program says.
 """
 from __future__ import annotations
 
@@ -24,19 +25,25 @@ def _is_inductors() -> bool:
     return virtualized is not None and isinstance(virtualized.V.fake_mode, FakeTensorMode)
 
 
-def _is_channels_last(image: Tensor) -> bool:
+def _may_be_last(image: Tensor) -> bool:
     """By the rules of PyTorch's GraphLowering.decide_layout_opt and of what Inductor makes of aten.convolution."""
+    if image.dim() != 4 or not torch._inductor.config.layout_optimization:
+        return False
     onednn = torch.backends.mkldnn
-    return image.dim() == 4 and image.device.type == "cpu" and torch._inductor.config.layout_optimization and onednn.enabled and onednn.is_available()
+    return image.device.type == "cuda" or (image.device.type == "cpu" and onednn.enabled and onednn.is_available())
 
 
 def _constraint(places: Sequence[int]) -> Callable[..., Any]:
     """What Inductor does with the arguments of an operator before it calls it: images channels-last where its own are, all others as the program has them."""
     from torch._inductor import ir, lowering
+    from torch._inductor.virtualized import V
+
+    def is_last(like: Any) -> bool:
+        return _may_be_last(like) and (like.device.type == "cpu" or V.graph.layout_opt)
 
     def constrain(node: Any, *args: Any, **named: Any) -> tuple[Any, Any]:
         program = node.meta["eager_input_vals"][0]
-        return [ir.ExternKernel.require_channels_last(a) if i in places and _is_channels_last(like) else lowering.constrain_to_fake_tensor(a, like)
+        return [ir.ExternKernel.require_channels_last(a) if i in places and is_last(like) else lowering.constrain_to_fake_tensor(a, like)
                 for i, (a, like) in enumerate(zip(args, program))], named
     return constrain
 
@@ -52,11 +59,13 @@ def _is_told(name: str) -> bool:
     return True
 
 
-def as_laid(name: str, args: Sequence[Any]) -> Sequence[Any]:
-    """The arguments of an operator of a graph that is being made, with images without memory in the order of axes that they will have; Inductor is told."""
+def orders(name: str, args: Sequence[Any]) -> list[Sequence[Any]]:
+    """The arguments of an operator of a graph that is being made, with images without memory in each order of axes that they may have; Inductor is told.
+    On CUDA it decides when it knows the whole graph."""
     places = _IMAGES.get(name, ())
-    if not places or not _is_inductors() or not all(_is_channels_last(args[i]) for i in places) or not _is_told(name):
-        return args
+    if not places or not _is_inductors() or not all(_may_be_last(args[i]) for i in places) or not _is_told(name):
+        return [args]
     with torch._C._DisableTorchDispatch():
-        return [torch.empty([_hint(n) for n in a.shape], dtype=a.dtype, device="meta", memory_format=torch.channels_last) if i in places else a
+        last = [torch.empty([_hint(n) for n in a.shape], dtype=a.dtype, device="meta", memory_format=torch.channels_last) if i in places else a
                 for i, a in enumerate(args)]
+    return [last] if args[0].device.type == "cpu" else [args, last]

@@ -87,7 +87,7 @@ def asked(name: str, args: Sequence[Any]) -> tuple[Any, Bare]:
     """What the operator makes of such arguments, without memory; and what was said of them."""
     bare = Bare()
     given = [bare.of(value) for value in args]
-    _library.lib.weft_torch_shapes_on_cuda(args[0].device.type == "cuda")
+    _library.lib.weft_torch_shapes_on_cuda(any(isinstance(value, Tensor) and value.device.type == "cuda" for value in args))
     with torch._C._DisableTorchDispatch():
         return getattr(_asked, name).default(*given), bare
 

@@ -17,7 +17,7 @@ from torch._guards import TracingContext
 
 from . import library as _library, settings as _settings
 from .arguments import in_transform
-from .layouts import as_laid
+from .layouts import orders
 from .shapes import _hint, asked, fake_of
 
 _C = torch._C
@@ -28,6 +28,7 @@ _TAG = " weft.backends"    # in the key of cached graphs, which are another's un
 # Inductor writes these itself, in one loop with what stands beside them: no kernel of their own is faster.
 GENERATED = frozenset(("relu", "clip", "tanh", "sigmoid", "softmax", "log_softmax", "softmax_backward", "batch_norm", "batch_norm_train", "batch_norm_backward", "dgmm",
                        "dgmm_backward"))
+_POOLS = frozenset(("max_pool", "max_pool_index", "max_pool_backward", "avg_pool", "avg_pool_backward", "adaptive_avg_pool", "adaptive_avg_pool_backward"))
 _free = True
 
 
@@ -58,13 +59,18 @@ def _answer(name: str, args: Sequence[Any]) -> int:
     return answer
 
 
+def _is_generated(name: str, image: Tensor) -> bool:
+    """Windows of images it writes, too; its loops for the CPU lose to weft's kernels."""
+    return name in GENERATED or (name in _POOLS and image.dim() == 4 and image.device.type == "cuda")
+
+
 def _is_torchs(name: str, args: Sequence[Any], want: int) -> bool:
     """want: the place of the argument that says which gradients; -1: there is none. Each part must be PyTorch's."""
     parts = [args]
     if want >= 0:
         parts += [(*args[:want], args[want] & bits, *args[want + 1:]) for bits in (1, 6) if args[want] & bits]
     answers = [_answer(name, part) for part in parts]
-    return min(answers) >= (_MAY if name in GENERATED else _WON)
+    return min(answers) >= (_MAY if _is_generated(name, args[0]) else _WON)
 
 
 def _laid(y: Tensor, made: Tensor) -> Tensor:
@@ -85,12 +91,12 @@ def graph_form(name: str, by_torch: Callable | None) -> Callable[..., Any]:
     want, up = places.get("want", -1), places.get("ceil_mode", -1)
 
     def in_graph(*args: Any) -> Any:
-        laid = as_laid(name, args)
+        may_lie = orders(name, args)
         if by_torch is None or not _free:
             return op(*args)
         made, bare = asked(name, args)
         guarded = bare.unknown or (bare.symbolic and up >= 0 and args[up])   # whether the last window starts inside is compared
-        if guarded or not _is_torchs(name, laid, want):
+        if guarded or not any(_is_torchs(name, laid, want) for laid in may_lie):
             return op(*args)
         with _C.DisableTorchFunction():
             got = by_torch(*args)
