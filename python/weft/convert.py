@@ -114,8 +114,8 @@ def convert(net: Net, to: str = "weft", exclude: Optional[Callable[[nn.Module], 
     forward of their own are left alone; so is, on the way to torch, what torch.nn has no module for (act='relu').
 
     example, a tensor, a tuple of arguments or a dict of keyword arguments, is run through a copy of the net without its hooks. Each module is timed on
-    what it sees there, as torch.nn has it and as weft does, with backward where the net is in training mode; only what gets faster is swapped. The net,
-    its statistics and the state of random numbers stay as they are. The table is printed (not with verbose=False) and kept as
+    what it sees there, as torch.nn has it and as weft does, with backward where the net is in training mode; only what gets faster is swapped, and
+    nothing where the whole net does not get faster by it. The net, its statistics and the state of random numbers stay as they are. The table is printed (not with verbose=False) and kept as
     weft.convert.last_report, which after any call says what was swapped and what was not, and why.
 
     fuse lets a convolution do the work of a batch normalisation in eval mode and of a ReLU, ReLU6 or Hardtanh right behind it. Pairs are found where

@@ -18,6 +18,9 @@ from weft._convert import conversion as _conversion
 from weft._convert.fusion import is_fused
 
 
+_IS_FASTER = _conversion._is_faster
+
+
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch):
     monkeypatch.setattr(_conversion, "ROUNDS", 3)
@@ -34,6 +37,7 @@ def timed(monkeypatch):
         seen.append((members, chain, args))
         return dict(zip(("torch", "weft"), (0.5, 1.0) if chain is not None and members[0].groups > 1 else kinds[_conversion.torch_class(type(members[0]))]))
     monkeypatch.setattr(_conversion, "_measure", measure)
+    monkeypatch.setattr(_conversion, "_is_faster", lambda net, example: True)
     return seen
 
 
@@ -125,7 +129,7 @@ def test_the_side_of_torch_is_pytorch_alone(monkeypatch):
     """Its gradient, too, after weft's module of the same sizes had weft's: PyTorch's graph does not say whose it is."""
     names = []
 
-    def medians(sides, rounds):
+    def medians(sides, *_):
         for side in ("weft", "torch"):
             weft.functional.local_response_norm(torch.ones(1, 4, 3, 3), 3)
             before = weft.backends.kernels()
@@ -134,7 +138,29 @@ def test_the_side_of_torch_is_pytorch_alone(monkeypatch):
         return {"torch": 2.0, "weft": 1.0}
     monkeypatch.setattr(_clock, "medians", medians)
     weft.convert(nn.Sequential(nn.Conv2d(16, 16, 3, groups=16)), example=torch.randn(4, 16, 24, 24, requires_grad=True), verbose=False)
-    assert names == [True, False]
+    assert names == [True, False] * 2   # the module, and the whole net
+
+
+@pytest.mark.parametrize("fuse", [False, True])
+def test_a_net_that_loses_as_a_whole_stays(fuse, timed, device, monkeypatch):
+    """Exactly as it was, though its parts won; what is timed is the net as it would become, beside one of torch.nn alone."""
+    asked = []
+
+    def medians(sides, rounds, seconds, least):
+        for side, run in sides.items():
+            asked.append([type(m).__module__ for m in run.__self__.modules[0].children()])
+            assert run(1) > 0
+        return {"torch": 1.0, "weft": 1.001}
+    monkeypatch.setattr(_clock, "medians", medians)
+    monkeypatch.setattr(_conversion, "_is_faster", _IS_FASTER)
+    net = net_of(device).eval()
+    before, state = [(type(m), dict(m.__dict__)) for m in net.modules()], {k: v.clone() for k, v in net.state_dict().items()}
+    weft.convert(net, example=torch.randn(2, 3, 9, 9, device=device), fuse=fuse, verbose=False)
+    assert all(name.startswith("torch.nn") for name in asked[0]) and any(name.startswith("weft") for name in asked[1])
+    assert [(type(m), m.__dict__) for m in net.modules()] == before and all(torch.equal(v, state[k]) for k, v in net.state_dict().items())
+    report = weft.convert.last_report
+    assert report.summary().startswith("0 swapped, ") and "faster alone, but the whole net is not" in report.summary()
+    assert any(row.ratio and row.ratio > 1.05 for row in report.rows)
 
 
 @pytest.fixture

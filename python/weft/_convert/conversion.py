@@ -22,6 +22,8 @@ from .pairs import other_class, reason_to_stay, set_class, shadow, torch_class, 
 SIDES = ("torch", "weft")
 FASTER = 1.05   # medians of a quiet machine repeat within a few percent: what gains less may gain nothing
 ROUNDS = 7               # samples of each side; the median of fewer is moved by one interruption
+SECONDS = 10.0           # for the net as a whole, after which two samples are enough
+TOGETHER = "stays: faster alone, but the whole net is not"
 
 
 @dataclass(eq=False)
@@ -187,6 +189,20 @@ def _measure_all(net: nn.Module, copy: nn.Module, units: Sequence[Unit], example
             bar.close("\r\x1b[K")
 
 
+@_enable.suspended()
+def _is_faster(net: nn.Module, example: Any) -> bool:
+    """The whole net beside itself as torch.nn has it. What wins alone may lose together: where a GPU waits for the program, its time does not count."""
+    was = shadow(net)
+    take_apart(was)
+    for module in was.modules():
+        set_class(module, torch_class(type(module)))
+    given = ((), example) if isinstance(example, dict) else (tuple(example) if isinstance(example, (tuple, list)) else (example,), {})
+    with torch.set_grad_enabled(net.training):
+        runners = {"torch": _Runner([was], given, _enable.bypassed), "weft": _Runner([shadow(net)], given)}
+        ms = _clock.medians({side: runner.sample for side, runner in runners.items()}, ROUNDS, SECONDS, 2)
+    return ms["weft"] < ms["torch"]
+
+
 # ---------------------------------------------------------------------------------------------- the plan
 
 @dataclass
@@ -260,18 +276,37 @@ def _time(net: nn.Module, plan: _Plan, example: Any) -> None:
         raise RuntimeError(f"example: the net does not run with it, {type(error).__name__}: {error}") from error
 
 
-@contextmanager
-def _all_or_nothing(net: nn.Module) -> Iterator[None]:
-    """An error leaves every module with the class and the attributes it had."""
+def _restorer(net: nn.Module) -> Callable[[], None]:
+    """A function that gives every module the class and the attributes that it has now."""
     before = [(module, type(module), dict(module.__dict__)) for module in net.modules()]
-    try:
-        yield
-    except BaseException:
+
+    def restore() -> None:
         for module, cls, attributes in before:
             set_class(module, cls)
             module.__dict__.clear()
             module.__dict__.update(attributes)
+    return restore
+
+
+@contextmanager
+def _all_or_nothing(net: nn.Module) -> Iterator[None]:
+    restore = _restorer(net)
+    try:
+        yield
+    except BaseException:
+        restore()
         raise
+
+
+def _apply_what_wins(net: nn.Module, plan: _Plan, example: Any) -> Report:
+    """All that won alone, or nothing where it loses together."""
+    _time(net, plan, example)
+    restore = _restorer(net)
+    report = _apply(plan, "weft", True)
+    if all(row.decision.startswith("stays") for row in report.rows) or _is_faster(net, example):
+        return report
+    restore()
+    return Report([row if row.decision.startswith("stays") else row._replace(decision=TOGETHER) for row in report.rows])
 
 
 def carry_out(net: nn.Module, to: str, exclude: Optional[Callable[[nn.Module], bool]], example: Any, fuse: bool, everything: bool) -> Report:
@@ -280,6 +315,8 @@ def carry_out(net: nn.Module, to: str, exclude: Optional[Callable[[nn.Module], b
         take_apart(net)
         with torch.random.fork_rng(devices(net, example)):   # tracing and measuring run the net's code
             plan = _plan(net, to, exclude, fuse, to == "weft" and example is None and not everything)
+            if example is not None and to == "weft":
+                return _apply_what_wins(net, plan, example)
             if example is not None:
                 _time(net, plan, example)
         return _apply(plan, to, example is not None)
