@@ -87,6 +87,15 @@ static weft_status run_last(const weft__exec *e) {
     return WEFT_OK;
 }
 
+/* ns of one thread: with a stride each phase of the rows and columns of a plane of a data gradient is a sum of its own,
+ * and they are put together. */
+static double of_phases(const dw_window *g, const dwf_plan *f) {
+    const int64_t phases = g->phases[1] * g->phases[2];
+    if (phases * g->phases[0] == 1) return 0;
+    const double strips = (double)(g->p->n * g->p->c * g->out[0] * f->strips * f->tiles);
+    return strips * (120 * (double)phases + (g->phases[2] > 2 ? 0.5 : 0.15) * (double)(f->rows * f->cols));
+}
+
 static const char *plan_first(const weft_problem *p, const weft__hw *hw, int variant, weft__decision *d) {
     (void)variant;
     const char *why = dw_refusal(p, WEFT_LAYOUT_FIRST);
@@ -103,7 +112,8 @@ static const char *plan_first(const weft_problem *p, const weft__hw *hw, int var
     if (p->kernel[0] > 1 && g.in[2] <= 2 * VF_LANES) d->ns += 12 * rows;
     if (VF_LANES < 16 && f->in_place && g.in[2] < 2 * VF_LANES) /* or to load by mask, and a small plane */
         d->ns += 8 * rows + 60 * rows / (double)g.in[1];
-    if (!g.up && p->stride[2] > 2) d->ns += 1.4 * rows * (double)g.in[2]; /* sorted one by one */
+    if (!g.up) d->ns += dwf_sorted(p, rows * (double)g.in[2]) + (p->stride[2] > 1 ? 18 * rows : 0);
+    d->ns += of_phases(&g, f) / hw->threads;
     return NULL;
 }
 

@@ -123,6 +123,21 @@ VF_INLINE void fill_pairs(float *row, int64_t phase, int64_t rel, const void *in
     vf_store_count(b + i / 2, vf_odd(u, v), (count - i) / 2);
 }
 
+/* The same for any step; of 3 the compiler makes shuffles. */
+static void sort_columns(float *row, int64_t phase, int64_t rel, const float *line, int64_t count, int64_t step) {
+    int64_t done = 0;
+    if (step == 3 && count >= 3) {
+        float *restrict a = row + rel % 3 * phase + rel / 3, *restrict b = row + (rel + 1) % 3 * phase + (rel + 1) / 3;
+        float *restrict c = row + (rel + 2) % 3 * phase + (rel + 2) / 3;
+        for (int64_t j = 0; j < count / 3; j++) a[j] = line[3 * j], b[j] = line[3 * j + 1], c[j] = line[3 * j + 2];
+        done = count / 3 * 3;
+    }
+    for (int64_t i = done; i < WEFT__MIN(done + step, count); i++) {
+        float *at = row + (rel + i) % step * phase + (rel + i) / step;
+        for (int64_t j = i; j < count; j += step) *at++ = line[j];
+    }
+}
+
 /* To whole vectors: what follows is filled later, or slack. */
 VF_INLINE void zeros(float *to, int64_t count) {
     for (int64_t i = 0; i < count; i += VF_LANES) vf_store(to + i, vf_keep(vf_zero()));
@@ -145,10 +160,7 @@ VF_INLINE void fill_row(const dwf_work *w, float *row, const void *in, int64_t i
     } else {
         zeros(row, step * phase - w->f->lead);
         dw_widen(w->line, in, index, count, dtype);
-        for (int64_t i = 0; i < WEFT__MIN(step, count); i++) {
-            float *at = row + (rel + i) % step * phase + (rel + i) / step;
-            for (int64_t j = i; j < count; j += step) *at++ = w->line[j];
-        }
+        sort_columns(row, phase, rel, w->line, count, step);
     }
 }
 
@@ -187,9 +199,13 @@ VF_INLINE void interleave(float *to, const float *split, int64_t pitch, int64_t 
             vf_store(to + x, vf_zip_lo(a, b));
             vf_store(to + x + VF_LANES, vf_zip_hi(a, b));
         }
-    else
-        for (int64_t f = 0; f < phases; f++)
-            for (x = f; x < cols; x += phases) to[x] = split[f * pitch + x / phases];
+    else if (phases == 3)
+        for (const float *a = split, *b = a + pitch, *c = b + pitch; x + 3 <= cols; x += 3)
+            to[x] = *a++, to[x + 1] = *b++, to[x + 2] = *c++;
+    for (int64_t f = 0; f < phases && x + f < cols; f++) {
+        const float *from = split + f * pitch + x / phases;
+        for (int64_t at = x + f; at < cols; at += phases) to[at] = *from++;
+    }
 }
 
 int64_t dwf_block_of(dwf_block *b, dwf_work *w, const dw_axis *h, const dw_axis *v) {

@@ -67,6 +67,10 @@ VF_INLINE const float *dwf_plane(const dwf_work *w, int64_t i, int64_t iz) {
     return w->planes + (i * w->f->ring + iz % w->f->ring) * w->f->plane;
 }
 VF_INLINE int64_t dwf_taps(const weft_problem *p) { return p->kernel[0] * p->kernel[1] * p->kernel[2]; }
+/* ns to sort the columns of `count` values by their place in a stride. */
+VF_INLINE double dwf_sorted(const weft_problem *p, double count) {
+    return count * (p->stride[2] < 3 ? 0 : p->stride[2] == 3 ? 0.5 : 0.9);
+}
 /* The column that is `rel` columns after the first of a row in scratch. */
 VF_INLINE int64_t dwf_column(const dwf_work *w, int64_t rel) {
     const int64_t step = w->g.up ? 1 : w->g.p->stride[2];

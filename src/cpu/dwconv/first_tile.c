@@ -10,8 +10,9 @@
 #include "cpu/dwconv/first_tile.h"
 
 enum { ROWS = 4, VECTORS = VF_REGS >= 32 ? 4 : 2, SLID = VF_REGS >= 32 };
-/* How taps reach rows: 3x3 unrolled; rows shared, taps of a row in order; rows apart, any step and gap. */
-enum { UNROLLED, SHARED, APART };
+/* How taps reach rows: 3x3 unrolled; rows shared, taps of a row in order; the same with a stride of 2; rows apart, any
+ * step and gap. */
+enum { UNROLLED, SHARED, SHARED_BY_2, APART };
 
 /* Vectors of one input row at tap s. last: where the last of them begins. m: lanes whose taps lie inside the row, V for
  * each tap. */
@@ -62,6 +63,24 @@ VF_INLINE void shared(vf sum[], const dwf_block *b, const float *in, const float
         shared_row(sum, b, in + i * b->row, w + i * kw, last, m, V, KW, masked, 0, ROWS - 1);
     VF_UNROLL for (int i = 0; i < ROWS - 1; i++) if (b->kh + i >= lo && b->kh + i < hi)
         shared_row(sum, b, in + (b->kh + i) * b->row, w + (b->kh - 1) * kw, last, m, V, KW, masked, i + 1, ROWS - 1);
+}
+
+/* K x K taps: a row feeds every second one of the rows of taps, and up to (K + 1) / 2 rows of outputs. */
+VF_INLINE void shared_by_2(vf sum[], const dwf_block *b, const float *in, const float *w, int64_t y, int64_t last,
+                           const int V, const int K) {
+    const int64_t lo = b->lo - 2 * y, hi = b->hi - 2 * y;
+    VF_UNROLL for (int i = 0; i < 2 * (ROWS - 1) + K; i++) {
+        const int from = i < K ? 0 : (i - K) / 2 + 1, to = i / 2 < ROWS ? i / 2 : ROWS - 1;
+        if (i < lo || i >= hi) continue;
+        for (int64_t s = 0; s < K; s++) {
+            vf t[VECTORS];
+            load_row(t, in + i * b->tap_row + b->col[s], s, last, NULL, V, false);
+            VF_UNROLL for (int j = from; j <= to; j++) {
+                const vf weight = vf_broadcast(w + (i - 2 * j) * K + s);
+                VF_UNROLL for (int v = 0; v < V; v++) sum[j * V + v] = vf_fma(t[v], weight, sum[j * V + v]);
+            }
+        }
+    }
 }
 
 VF_INLINE void unrolled(vf sum[], const dwf_block *b, const float *in, const float *weights, int64_t y, int64_t last,
@@ -117,6 +136,8 @@ VF_INLINE void tile(const dwf_block *b, float *out, int64_t pitch, int64_t y, in
             unrolled(sum, b, in, b->weights[q], y, last, m, V, S, masked);
         else if (mode == SHARED)
             shared(sum, b, in, b->weights[q], y, last, m, V, KW, masked);
+        else if (mode == SHARED_BY_2)
+            shared_by_2(sum, b, in, b->weights[q], y, last, V, KW);
         else
             apart(sum, b, in, b->weights[q], y, last, m, R, V, masked);
     }
@@ -206,6 +227,8 @@ ROWS_OF(rows_3, UNROLLED, 3, 1, true)
 ROWS_OF(rows_3_by_2, UNROLLED, 3, 2, false)
 ROWS_OF(rows_5, SHARED, 5, 1, true)
 ROWS_OF(rows_7, SHARED, 7, 1, true)
+ROWS_OF(rows_5_by_2, SHARED_BY_2, 5, 2, false)
+ROWS_OF(rows_7_by_2, SHARED_BY_2, 7, 2, false)
 ROWS_OF(rows_shared, SHARED, 0, 0, true)
 ROWS_OF(rows_apart, APART, 0, 0, true)
 #undef ROWS_OF
@@ -216,13 +239,18 @@ static void few_rows(const dwf_block *b, const masks *m, float *out, int64_t pit
 
 static void sum_all(const dwf_block *b, const masks *m, float *out, int64_t pitch, int64_t rows, int64_t cols) {
     const bool plain = b->gap_h == 1 && b->gap_w == 1 && b->step_h == b->step_w;
+    const bool by_2 = !m && plain && b->step_h == 2;
     const bool share = b->step_h == 1 && b->gap_h == 1 && b->kh >= ROWS - 1, next = b->step_w == 1 && b->gap_w == 1;
     if (rows < ROWS)
         few_rows(b, m, out, pitch, rows, cols);
     else if (plain && b->kh == 3 && b->kw == 3 && b->step_h == 1)
         rows_3(b, m, out, pitch, rows, cols);
-    else if (!m && plain && b->kh == 3 && b->kw == 3 && b->step_h == 2)
+    else if (by_2 && b->kh == 3 && b->kw == 3)
         rows_3_by_2(b, m, out, pitch, rows, cols);
+    else if (by_2 && b->kh == 5 && b->kw == 5)
+        rows_5_by_2(b, m, out, pitch, rows, cols);
+    else if (by_2 && b->kh == 7 && b->kw == 7)
+        rows_7_by_2(b, m, out, pitch, rows, cols);
     else if (share && next && b->kw == 5)
         rows_5(b, m, out, pitch, rows, cols);
     else if (share && next && b->kw == 7)

@@ -223,10 +223,15 @@ static const char *plan(const weft_problem *p, const weft__hw *hw, int variant, 
     f->slots = WEFT__MIN(f->slots, p->c * f->parts);
     d->workspace = scratch_bytes(g) + (size_t)(f->parts * p->o * (dwf_taps(p) + 1)) * sizeof(float);
     const double lanes = (double)cpu_round_up(p->out[2], VF_LANES) / (double)p->out[2];
+    const double rows = (double)(p->n * p->c * p->in[0] * p->in[1]) / hw->threads;
     d->ns = dw_cost(p, hw, WEFT__MIN(lanes, 2), dw_first_extra(p, true)) * (dw_apart(p) ? 1.5 : 1.15) *
             (VF_LANES == 8 ? 1.1 : 1) * (p->kernel[2] > 8 && p->kernel[1] > 2 ? 1.3 : 1);
     if (p->kernel[0] > 1 && p->out[2] <= 2 * VF_LANES) /* what a short row costs beside */
-        d->ns += (VF_LANES >= 16 ? 25 : 12) * (double)(p->n * p->c * p->in[0] * p->in[1]) / hw->threads;
+        d->ns += (VF_LANES >= 16 ? 25 : 12) * rows;
+    if (p->stride[2] > 1) {
+        const double met = fmin(1, (double)(p->out[1] * p->kernel[1]) / (double)p->in[1]); /* of the rows */
+        d->ns += met * (dwf_sorted(p, rows * (double)p->in[2]) + (12 + 4.5 * (double)p->kernel[1]) * rows);
+    }
     if (VF_LANES < 16) d->ns += 250 * (double)(p->n * p->c * p->in[0]) / hw->threads; /* what a plane costs beside */
     return NULL;
 }
