@@ -182,9 +182,10 @@ static wt_conv_work work_of(const weft_problem *p, weft_pass pass, bool last) {
     const double sums = 2 * pixels * groups * taps;
     wt_conv_work w = {.way = taken, .ns = 1e3 * c->call + c->product * n * groups, .asked = sums * in * out};
     const double weights = bytes * groups * in * out * taps;
+    const double tail = taken == DEPTHWISE && !last && p->c % 16 ? 2 : 1; /* blocks that are not full are filled up */
     const double again = pass == WEFT_PASS_FWD ? again_for_long_sums(p, taken, last, weights) : 0;
-    w.flops = sums * products_of(p, taken, pass, last, c) + bytes * c->data * groups * (in * n * image + out * pixels) +
-              (c->weights + again) * weights;
+    w.flops = sums * products_of(p, taken, pass, last, c) +
+              bytes * tail * c->data * groups * (in * n * image + out * pixels) + (c->weights + again) * weights;
     if (taken != COLUMNS || p->rank == 3 || !is_plain(p)) w.flops += alone ? columns / 2 : columns;
     w.flops *= slower_by(dtype);
     return w;

@@ -111,12 +111,15 @@ static weft_rates guess_cpu_softmax(const weft_problem *p) {
     return (weft_rates){3000, apart[log][back], is_large(p) ? 0.25 : back ? 0.6 : 0.4};
 }
 
-/* lrn is made of several of PyTorch's operators, columns take some 1.6 ns an element, and the product with a diagonal
- * runs at the speed of memory, but for complex numbers and sums. Tiny problems are PyTorch's, as above. */
+/* lrn is made of several of PyTorch's operators, columns take some 2 ns an element, 4 to add them up, and the product
+ * with a diagonal runs at the speed of memory, but for complex numbers and sums. Tiny problems are PyTorch's, as above. */
 static weft_rates guess_cpu_other(const weft_problem *p) {
     const bool fwd = p->pass == WEFT_PASS_FWD, scales = fwd || p->pass == WEFT_PASS_BWD_DATA;
     if (p->op == WEFT_OP_LRN) return (weft_rates){10000, fwd ? 0.016 : 0.05, 0.1};
-    if (p->op == WEFT_OP_IM2COL || p->op == WEFT_OP_COL2IM) return (weft_rates){10000, 0.006 * scalar(p), 1};
+    if (p->op == WEFT_OP_IM2COL || p->op == WEFT_OP_COL2IM) {
+        const bool columns = (p->op == WEFT_OP_IM2COL) == fwd;
+        return (weft_rates){10000, (columns ? 0.0045 : 0.0025) * scalar(p), 1};
+    }
     const bool large = (double)p->n * (double)p->attr[WEFT_DGMM_ROWS] * (double)p->attr[WEFT_DGMM_COLS] > 1 << 22;
     if (p->op == WEFT_OP_DGMM && !large) /* by way of Python */
         return (weft_rates){10000, 1, scales ? 1 : 0.5};

@@ -274,7 +274,7 @@ REACHED = {   # of PyTorch: what a call costs in ns, and the shares that it reac
     "tanh2d:fwd:f32:nchw:n8c64h56w56": (2e3, 0.0025, 1), "relu2d:fwd:bf16:nchw:n8c64h56w56": (2e3, 1, 1.1), "relu2d:bwd:f32:nchw:n8c64h56w56": (2e3, 1, 1.1),
     "ncrelu2d:fwd:f32:nchw:n8c64h56w56": (20e3, 1, 0.35), "ncrelu2d:bwd:f32:nchw:n8c64h56w56": (20e3, 1, 0.15),
     # columns
-    "im2col2d:fwd:f32:nchw:n8c64h56w56:k3p1": (10e3, 0.006, 1),
+    "im2col2d:fwd:f32:nchw:n8c64h56w56:k3p1": (10e3, 0.0045, 1), "col2im2d:fwd:f32:nchw:n8c64h56w56:k3p1": (10e3, 0.0025, 1),
     # rows and statistics
     "batch_norm2d:fwd:f32:nchw:n8c64h56w56:train1": (3e3, 0.0225, 1), "batch_norm2d:bwd:f32:nchw:n8c64h56w56:train1": (3e3, 1, 0.6),
     "batch_norm2d:fwd:f32:nhwc:n8c64h56w56:train1": (3e3, 0.095, 0.72), "batch_norm2d:bwd:f32:nhwc:n8c64h56w56:train1": (3e3, 0.075, 0.75),
@@ -334,6 +334,21 @@ def test_partial_convolution_is_a_convolution_and_more():
         assert whole > dense + 50e3 and dense < half <= whole   # 16 bits have fewer bytes
     slow = "n8c276h6w6:o276k9s3p4"
     assert ns(f"partial_conv2d:bwd:f32,mask=u8:nhwc:{slow}mask1") > 3 * ns(f"partial_conv2d:fwd:f32{masks}:nhwc:{slow}mask1") / 2
+
+
+def test_what_onednn_has_no_fast_code_for():
+    """Depthwise with more padding than its tile has pixels, groups that fill no half of a block; and in 1D channels-last data is copied."""
+    def ns(text):
+        return lib.weft_torch_estimate_ns(f"{text}@cpu".encode())
+    lib.weft_torch_unlearn()
+    image = "n2c64h40w40:o64k3"
+    for layout in ("nchw", "nhwc"):
+        assert ns(f"conv2d:fwd:f32:{layout}:{image}p7d7g64") > 2 * ns(f"conv2d:fwd:f32:{layout}:{image}p6d6g64")
+    assert ns("conv2d:fwd:f32:nchw:n2c64h40w40:o64k15p6g64") < ns("conv2d:fwd:f32:nchw:n2c64h40w40:o64k15p7g64") / 5
+    narrow, half, whole = (ns(f"conv2d:fwd:f32:nchw:n4c{8 * c}h56w56:o{8 * c}k3p1g8") for c in (12, 8, 16))
+    assert half < narrow / 2 and narrow > 0.85 * whole
+    turned, first = (ns(f"conv1d:fwd:f32:{layout}:n4c64w1600:o64k3p1g64") for layout in ("nwc", "ncw"))
+    assert turned > first + 2 * 0.8 * 0.9 * 4 * 64 * 1600 - 1
 
 
 def test_batch_norm_of_channels_that_fill_no_vectors():

@@ -285,7 +285,7 @@ static const char *plan(const weft_problem *p, const weft__hw *hw, int variant, 
     d->workspace = (size_t)(s->slots * s->floats) * sizeof(float);
     const bool slow = p->stride[2] > 2; /* one value after the other */
     const double cells = weft__flops(p), vectors = (double)all * (double)cpu_ceil(width, VF_LANES);
-    const double ns = (s->planes ? 0 : 12 * (double)all) + (slow      ? 1.6 * cells
+    const double ns = (s->planes ? 0 : 12 * (double)all) + (slow      ? 0.9 * cells
                                                             : columns ? 2 * vectors
                                                                       : 1.5 * cells / VF_LANES + vectors);
     d->ns = cpu_work_cost(p, hw, ns / cpu_speed(hw));
