@@ -163,6 +163,14 @@ def test_a_net_that_loses_as_a_whole_stays(fuse, timed, device, monkeypatch):
     assert any(row.ratio and row.ratio > 1.05 for row in report.rows)
 
 
+def test_a_net_that_writes_to_its_input_leaves_the_example(timed, device, monkeypatch):
+    monkeypatch.setattr(_conversion, "_is_faster", _IS_FASTER)
+    net, x = nn.Sequential(nn.ReLU(inplace=True), nn.Conv2d(8, 8, 3, groups=8)).to(device).eval(), torch.randn(1, 8, 5, 5, device=device)
+    before = x.clone()
+    weft.convert(net, example=(x,), verbose=False)
+    assert torch.equal(x, before)
+
+
 @pytest.fixture
 def clock(monkeypatch):
     """What the measurements read in place of the machine's clock: a look takes a microsecond, computing nothing."""

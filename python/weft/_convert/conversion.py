@@ -150,6 +150,11 @@ def call(net: nn.Module, example: Any) -> Any:
     return net(*example) if isinstance(example, (tuple, list)) else net(example)
 
 
+def _copied(example: Any) -> Any:
+    """Nets may write to what they are given."""
+    return tree_map(lambda t: t.detach().clone().requires_grad_(t.requires_grad) if isinstance(t, Tensor) else t, example)
+
+
 def devices(net: nn.Module, example: Any) -> list[torch.device]:
     """The GPUs whose random numbers the net may draw."""
     tensors = [*net.parameters(), *net.buffers(), *(t for t in tree_flatten(example)[0] if isinstance(t, Tensor))]
@@ -180,11 +185,10 @@ def _measure_all(net: nn.Module, copy: nn.Module, units: Sequence[Unit], example
                 unit.ms[side] += known[key][side]
         return before
     with torch.set_grad_enabled(net.training):
-        copied = tree_map(lambda t: t.detach().clone().requires_grad_(t.requires_grad) if isinstance(t, Tensor) else t, example)
         for i, unit in enumerate(units):
             twins[unit.members[0]].register_forward_pre_hook(watch(i, unit), with_kwargs=True)
         try:
-            call(copy, copied)
+            call(copy, _copied(example))
         finally:
             bar.close("\r\x1b[K")
 
@@ -196,6 +200,7 @@ def _is_faster(net: nn.Module, example: Any) -> bool:
     take_apart(was)
     for module in was.modules():
         set_class(module, torch_class(type(module)))
+    example = _copied(example)
     given = ((), example) if isinstance(example, dict) else (tuple(example) if isinstance(example, (tuple, list)) else (example,), {})
     with torch.set_grad_enabled(net.training):
         runners = {"torch": _Runner([was], given, _enable.bypassed), "weft": _Runner([shadow(net)], given)}
