@@ -95,7 +95,7 @@ static const char *read_call(seat_draft *d) {
     const bool last = seat_suggests_last(x);
     if (c->cuda && !is_cudnn(c) && !trains(c) && last) return "channels-last data, which PyTorch turns"; /* 2.11 */
     why = seat_fix_format(d, last, true);
-    if (!why) why = seat_fix_input(d, false);
+    if (!why) why = seat_fix_input(d, !c->cuda);
     if (why) return why;
     if (!seat_add_result(d, 0, d->view[SEAT_X].dims, x->code)) return "its sizes";
     add_results(d);
@@ -118,7 +118,8 @@ static bool choose(seat_draft *d) {
     if (train && !c->op->backward) p.real[WEFT_BN_MOMENTUM] = c->real[SEAT_MOMENTUM];
     d->e->moves = train && track && !c->op->backward;
     seat_put_roles(d, &p, &d->e->step[0]);
-    return seat_plan_alone(d, &p, true);
+    const bool copies = d->e->x.rank || d->e->dy.rank; /* PyTorch's goes through such data one value after the other */
+    return seat_plan_alone(d, &p, !copies);
 }
 
 /* ---------------------------------------------------------------- the operators */

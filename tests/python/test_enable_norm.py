@@ -127,6 +127,21 @@ def test_batch_norm(device, dtype, training, how):
 
 
 @pytest.mark.parametrize("training", [True, False], ids=["train", "eval"])
+def test_turned_data_on_the_cpu_is_copied(training):
+    """(batch, time, channels) seen as (batch, channels, time): PyTorch goes through it one value after the other. What is expanded stays PyTorch's."""
+    x, dy = torch.randn(4, 50, 24).transpose(1, 2), torch.randn(4, 50, 24).transpose(1, 2)
+    args = norm(x.shape, x.dtype, "cpu", True, True)
+    off = results(x, dy, *args, training)
+    with weft.enabled():
+        _enable.seen(forget=True)
+        assert_same(off, results(x, dy, *args, training), 512)
+        assert taken() == 2 and all(":ncw:" in s.problem for s in _enable.seen()), _enable.seen()
+        _enable.seen(forget=True)
+        F.batch_norm(x[:, :, :1].expand_as(x), *args[1], *args[0], training)
+        assert taken() == 0
+
+
+@pytest.mark.parametrize("training", [True, False], ids=["train", "eval"])
 @pytest.mark.parametrize("forward", [False, True])
 def test_switched_between_forward_and_backward(device, forward, training):
     """What one side saves serves the other, also cuDNN's gradient, which asks for memory of its own."""
