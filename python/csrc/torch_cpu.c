@@ -9,14 +9,15 @@ static double scalar(const weft_problem *p) {
     return weft__ctx_hw(wt_context(), p, &hw) == WEFT_OK ? fmin(1, found_at / hw.gflops[hw.isa]) : 1;
 }
 
-/* relu, clip, sigmoid and all gradients run at the speed of memory, but what does not fit the caches goes through them;
- * tanh is computed one value after the other. cat of two clamps, and its gradient, make ncrelu. */
+/* relu, clip, sigmoid and all gradients run at the speed of memory, but what does not fit the caches goes through them,
+ * and 16 bits are clipped in f32; tanh is computed one value after the other. cat of two clamps, and its gradient, make ncrelu. */
 static weft_rates guess_cpu_pointwise(const weft_problem *p) {
     double count = 1;
     for (int a = 0; a < p->tensor[0].rank; a++) count *= (double)p->tensor[0].dims[a];
     const bool fwd = p->pass == WEFT_PASS_FWD, large = count > 1 << 20 && p->tensor[0].dtype == WEFT_DTYPE_F32;
     if (p->op == WEFT_OP_NCRELU) return (weft_rates){20000, 1, fwd ? 0.35 : 0.15};
     if (p->op == WEFT_OP_TANH && fwd) return (weft_rates){2000, 0.0025 * scalar(p), 1};
+    if (p->op == WEFT_OP_CLIP && fwd && wt_is_half(p->tensor[0].dtype)) return (weft_rates){2000, 1, 0.5};
     return (weft_rates){2000, 1, fwd && large && p->op == WEFT_OP_SIGMOID ? 0.6 : 1.1};
 }
 
