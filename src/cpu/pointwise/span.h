@@ -47,22 +47,29 @@ VF_INLINE vf span_result(const span_args *q, int64_t i, int64_t n, const span_ki
 #undef SPAN_LOAD
 }
 
-/* Elements i .. end - 1 of each pointer. The caller ends the streaming. */
-VF_INLINE void span_run(const span_args *q, int64_t i, int64_t end, const span_kind s, const bool bwd,
-                        const int dtype) {
-    if (q->stream) {
-        const int64_t vector = VF_LANES * vf_size_of(dtype);
-        const int64_t past = ((int64_t)(uintptr_t)q->out + i * vf_size_of(dtype)) % vector / vf_size_of(dtype);
-        const int64_t head = WEFT__MIN((VF_LANES - past) % VF_LANES, end - i);
-        if (head) vf_store_count_as(dtype, q->out, i, span_result(q, i, head, s, bwd, dtype), head);
-        for (i += head; i + VF_LANES <= end; i += VF_LANES) {
-            vf_prefetch(q->in, i * vf_size_of(dtype) + SPAN_AHEAD);
-            vf_stream_as(dtype, q->out, i, span_result(q, i, VF_LANES, s, bwd, dtype));
-        }
-    }
+VF_INLINE void span_store(const span_args *q, int64_t i, int64_t end, const span_kind s, const bool bwd,
+                          const int dtype) {
     for (; i + VF_LANES <= end; i += VF_LANES)
         vf_store_as(dtype, q->out, i, span_result(q, i, VF_LANES, s, bwd, dtype));
     if (i < end) vf_store_count_as(dtype, q->out, i, span_result(q, i, end - i, s, bwd, dtype), end - i);
+}
+
+/* Elements i .. end - 1 of each pointer. Whole lines are streamed: half a line beside a plain store takes as long as ten
+ * lines. The caller ends the streaming. */
+VF_INLINE void span_run(const span_args *q, int64_t i, int64_t end, const span_kind s, const bool bwd,
+                        const int dtype) {
+    if (q->stream) {
+        const int64_t line = 64 / vf_size_of(dtype);
+        const int64_t past = ((int64_t)(uintptr_t)q->out + i * vf_size_of(dtype)) % 64 / vf_size_of(dtype);
+        const int64_t head = WEFT__MIN((line - past) % line, end - i);
+        span_store(q, i, i + head, s, bwd, dtype);
+        for (i += head; i + line <= end; i += line) {
+            vf_prefetch(q->in, i * vf_size_of(dtype) + SPAN_AHEAD);
+            VF_UNROLL for (int64_t j = 0; j < line; j += VF_LANES)
+                vf_stream_as(dtype, q->out, i + j, span_result(q, i + j, VF_LANES, s, bwd, dtype));
+        }
+    }
+    span_store(q, i, end, s, bwd, dtype);
 }
 
 /* All tensors of one data type and dense in one order, NULL; else why not. */
