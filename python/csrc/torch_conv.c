@@ -139,8 +139,8 @@ static double share_on_image(const weft_problem *p) {
 static double up(double count, double to) { return ceil(count / to) * to; }
 
 /* Channels of both sides of a group, multiplied. Without groups channels-first blocks are full ones of 16, but few that
- * are only read, which are of 4; of groups and channels-last, some of the full blocks count beside what is asked. Groups
- * that fill no half of a block take narrow vectors. */
+ * are only read, which are of 4; of groups and channels-last, some of the full blocks count beside what is asked.
+ * Groups that fill no half of a block take narrow vectors. */
 static double products_of(const weft_problem *p, way taken, weft_pass pass, bool last, const costs *c) {
     const double in = (double)(p->c / p->groups), out = (double)(p->o / p->groups);
     if (taken == BLOCKS && p->groups == 1 && !last)

@@ -10,7 +10,8 @@ static double scalar(const weft_problem *p) {
 }
 
 /* relu, clip, sigmoid and all gradients run at the speed of memory, but what does not fit the caches goes through them,
- * and 16 bits are clipped in f32; tanh is computed one value after the other. cat of two clamps, and its gradient, make ncrelu. */
+ * and 16 bits are clipped in f32; tanh is computed one value after the other. cat of two clamps, and its gradient, make
+ * ncrelu. */
 static weft_rates guess_cpu_pointwise(const weft_problem *p) {
     double count = 1;
     for (int a = 0; a < p->tensor[0].rank; a++) count *= (double)p->tensor[0].dims[a];
@@ -113,7 +114,8 @@ static weft_rates guess_cpu_softmax(const weft_problem *p) {
 }
 
 /* lrn is made of several of PyTorch's operators, columns take some 2 ns an element, 4 to add them up, and the product
- * with a diagonal runs at the speed of memory, but for complex numbers and sums. Tiny problems are PyTorch's, as above. */
+ * with a diagonal runs at the speed of memory, but for complex numbers and sums. Tiny problems are PyTorch's, as
+ * above. */
 static weft_rates guess_cpu_other(const weft_problem *p) {
     const bool fwd = p->pass == WEFT_PASS_FWD, scales = fwd || p->pass == WEFT_PASS_BWD_DATA;
     if (p->op == WEFT_OP_LRN) return (weft_rates){10000, fwd ? 0.016 : 0.05, 0.1};

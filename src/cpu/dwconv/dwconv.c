@@ -144,7 +144,7 @@ static const char *plan_last(const weft_problem *p, const weft__hw *hw, int vari
 #define RECORD(id, tile, PASS, ...)                                                    \
     WEFT__KERNEL(id) = {                                                               \
         .name = WEFT__NAME(#id "_" tile),                                              \
-        .version = 2,                                                                  \
+        .version = 3,                                                                  \
         .op = WEFT_OP_CONV,                                                            \
         .engine = WEFT_ENGINE_CPU,                                                     \
         .isa = WEFT__ISA_HERE,                                                         \

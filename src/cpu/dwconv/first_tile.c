@@ -1,10 +1,11 @@
 /* Depthwise, channels-first: sums of a window over rows in cache.
  * Blocking:  4 rows x up to 4 vectors (2 with 16 registers) of outputs stay in registers over all taps. Where
- *            neighbours share rows a vector of a row is loaded once for the up to 4 output rows it feeds, and a
- *            weight once for the vectors of a row: 3x3 has its weights in registers, and with 32 of them the second and
- *            third tap of all vectors but the last two are slid out of what the first one loaded, which is a tenth
- *            faster than loads that split lines; larger windows load 8 values for 16 multiply-adds. The last vector
- *            of a row and the last 4 rows overlap what was done: no lane is masked from one vector on
+ *            neighbours share rows a vector of a row is loaded once for the up to 4 output rows it feeds (with a
+ *            stride of 2 in windows of 3, 5 and 7), and a weight once for the vectors of a row: 3x3 has its weights in
+ *            registers, and with 32 of them the second and third tap of all vectors but the last two are slid out of
+ *            what the first one loaded, which is a tenth faster than loads that split lines; larger windows load 8
+ *            values for 16 multiply-adds. The last vector of a row and the last 4 rows overlap what was done: no lane
+ *            is masked from one vector on
  * Roofline:  multiply-adds; loads at odd offsets split lines, at most one load for two multiply-adds in the shared
  *            case */
 #include "cpu/dwconv/first_tile.h"

@@ -239,7 +239,7 @@ static const char *plan(const weft_problem *p, const weft__hw *hw, int variant, 
 #define RECORD(pass_name, PASS)                                                        \
     WEFT__KERNEL(dwconv_##pass_name##_nchw) = {                                        \
         .name = WEFT__NAME("dwconv_" #pass_name "_nchw_" TILE),                        \
-        .version = 1,                                                                  \
+        .version = 2,                                                                  \
         .op = WEFT_OP_CONV,                                                            \
         .engine = WEFT_ENGINE_CPU,                                                     \
         .isa = WEFT__ISA_HERE,                                                         \

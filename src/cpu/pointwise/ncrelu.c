@@ -94,7 +94,7 @@ static const char *plan(const weft_problem *p, const weft__hw *hw, int variant, 
 
 WEFT__KERNEL(ncrelu) = {
     .name = WEFT__NAME("ncrelu_1v"),
-    .version = 1,
+    .version = 2,
     .op = WEFT_OP_NCRELU,
     .engine = WEFT_ENGINE_CPU,
     .isa = WEFT__ISA_HERE,

@@ -78,7 +78,7 @@ static const char *plan(const weft_problem *p, const weft__hw *hw, int variant, 
 #define POINTWISE(NAME, word, exact_)                                                  \
     WEFT__KERNEL(word) = {                                                             \
         .name = WEFT__NAME(#word "_1v"),                                               \
-        .version = 1,                                                                  \
+        .version = 2,                                                                  \
         .op = WEFT_OP_##NAME,                                                          \
         .engine = WEFT_ENGINE_CPU,                                                     \
         .isa = WEFT__ISA_HERE,                                                         \

@@ -54,8 +54,8 @@ VF_INLINE void span_store(const span_args *q, int64_t i, int64_t end, const span
     if (i < end) vf_store_count_as(dtype, q->out, i, span_result(q, i, end - i, s, bwd, dtype), end - i);
 }
 
-/* Elements i .. end - 1 of each pointer. Whole lines are streamed: half a line beside a plain store takes as long as ten
- * lines. The caller ends the streaming. */
+/* Elements i .. end - 1 of each pointer. Whole lines are streamed: half a line beside a plain store takes as long as
+ * ten lines. The caller ends the streaming. */
 VF_INLINE void span_run(const span_args *q, int64_t i, int64_t end, const span_kind s, const bool bwd,
                         const int dtype) {
     if (q->stream) {
