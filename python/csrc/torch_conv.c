@@ -168,12 +168,6 @@ static double again_for_long_sums(const weft_problem *p, way taken, bool last, d
     return !long_sum ? 0 : p->tensor[0].dtype == WEFT_DTYPE_F32 ? 60 : 110;
 }
 
-/* How much longer groups channels-last took on another machine than on the one of the table, on the way between. */
-static double of_groups(const weft_problem *p, way taken, weft_pass pass, bool last) {
-    if (taken != BLOCKS || !last || p->groups == 1) return 1;
-    return pass == WEFT_PASS_BWD_WEIGHTS ? 1.2 : 1.45;
-}
-
 static wt_conv_work work_of(const weft_problem *p, weft_pass pass, bool last) {
     const int32_t dtype = p->tensor[0].dtype;
     const way taken = way_of(p, pass, last);
@@ -188,12 +182,13 @@ static wt_conv_work work_of(const weft_problem *p, weft_pass pass, bool last) {
     const double sums = 2 * pixels * groups * taps;
     wt_conv_work w = {.way = taken, .ns = 1e3 * c->call + c->product * n * groups, .asked = sums * in * out};
     const double weights = bytes * groups * in * out * taps;
-    const double tail = taken == DEPTHWISE && !last && p->c % 16 ? 2 : 1; /* blocks that are not full are filled up */
+    const bool filled = taken == DEPTHWISE && !last && p->c % 16 && dtype == WEFT_DTYPE_F32; /* the last block, up */
     const double again = pass == WEFT_PASS_FWD ? again_for_long_sums(p, taken, last, weights) : 0;
     w.flops = sums * products_of(p, taken, pass, last, c) +
-              bytes * tail * c->data * groups * (in * n * image + out * pixels) + (c->weights + again) * weights;
+              bytes * (filled ? 2 : 1) * c->data * groups * (in * n * image + out * pixels) +
+              (c->weights + again) * weights;
     if (taken != COLUMNS || p->rank == 3 || !is_plain(p)) w.flops += alone ? columns / 2 : columns;
-    w.flops *= slower_by(dtype) * of_groups(p, taken, pass, last);
+    w.flops *= slower_by(dtype);
     return w;
 }
 

@@ -8,7 +8,7 @@
 #include "seat.h"
 #include "torch_rates.h"
 
-enum { FAMILIES = 6, PASSES = 4, LAYOUTS = 2, TYPES = 3, KINDS = 2 * FAMILIES * PASSES * LAYOUTS * TYPES };
+enum { GROUPS = 3, FAMILIES = 6, PASSES = 4, LAYOUTS = 2, TYPES = 3, KINDS = 2 * FAMILIES * PASSES * LAYOUTS * TYPES };
 static const double tie = 0.9; /* weft must be faster than this share of PyTorch's time */
 
 static struct {
@@ -22,7 +22,7 @@ static int family_of(const weft_problem *p) {
     int64_t window = 1, inside = p->c / (p->groups ? p->groups : 1);
     for (int a = 0; a < 3; a++) window = p->kernel[a] > window ? p->kernel[a] : window;
     if (inside == 1 && p->groups > 1) return window <= 3 ? 0 : window <= 9 ? 1 : 2;
-    return p->groups > 1 ? 3 : window == 1 ? 4 : 5;
+    return p->groups > 1 ? GROUPS : window == 1 ? 4 : 5;
 }
 
 /* In 1D PyTorch puts channels-last data in the other order, and the results back. */
@@ -48,7 +48,7 @@ static void guess_cpu_conv(const weft_problem *p, weft_rates *r) {
         w.flops *= known[kind].slower;
         w.ns = known[kind].ns;
     }
-    if (wt_rates_last(p) && !last) w.ns += 0.8 * (double)p->n * (double)(p->c * p->in[2] + p->o * p->out[2]);
+    if (wt_rates_last(p) && !last) w.ns += 0.5 * (double)p->n * (double)(p->c * p->in[2] + p->o * p->out[2]);
     /* what is moved counts as operations; of a slow memory it is as much, twice of what is put in another order */
     *r = (weft_rates){w.ns, w.asked / w.flops, last ? 0.9 : 0.45};
 }
@@ -97,8 +97,8 @@ WEFT_API double weft_torch_own_ns(const char *problem) {
 }
 
 /* Two measurements of the kind that both problems are of, a tiny one and a larger: the cost of a call, and how much
- * slower the way is than its constants say. Within some three fifths the constants, which are of many problems, stand.
- * false: they say nothing. */
+ * slower the way is than its constants say. Within some three fifths the constants, which are of many problems, stand;
+ * and where groups of four channels, which are measured, are fast: others are not. false: they say nothing. */
 WEFT_API bool weft_torch_learn(const char *tiny, double tiny_ns, const char *large, double large_ns) {
     static const double noise = 1.6;
     weft_problem p[2] = {WEFT_PROBLEM_INIT, WEFT_PROBLEM_INIT};
@@ -110,7 +110,8 @@ WEFT_API bool weft_torch_learn(const char *tiny, double tiny_ns, const char *lar
     const double at_peak = estimate(&p[1], &peak) / most.asked; /* ns of an operation */
     const double slower = (large_ns - tiny_ns) / (at_peak * (most.flops - least.flops));
     if (!(most.flops > least.flops) || !isfinite(slower)) return false;
-    const bool agrees = slower < noise && slower > 1 / noise;
+    const bool at_best = family_of(&p[1]) == GROUPS && slower < 1;
+    const bool agrees = at_best || (slower < noise && slower > 1 / noise);
     known[kind].way = most.way;
     known[kind].slower = agrees ? 1 : slower;
     known[kind].ns = agrees ? most.ns : fmax(tiny_ns - slower * at_peak * least.flops, 0);

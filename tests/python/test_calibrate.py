@@ -336,6 +336,17 @@ def test_partial_convolution_is_a_convolution_and_more():
     assert ns(f"partial_conv2d:bwd:f32,mask=u8:nhwc:{slow}mask1") > 3 * ns(f"partial_conv2d:fwd:f32{masks}:nhwc:{slow}mask1") / 2
 
 
+def test_groups_of_four_tell_nothing_of_others_where_they_are_fast():
+    tiny, large, other = (f"conv2d:fwd:f32:nhwc:{t}@cpu".encode() for t in ("n1c8h8w8:o8k3p1g2", "n1c64h28w28:o64k3p1g16", "n2c36h57w57:o36k3p1g2"))
+    lib.weft_torch_unlearn()
+    try:
+        before = [lib.weft_torch_estimate_ns(t) for t in (tiny, large, other)]
+        assert lib.weft_torch_learn(tiny, before[0] / 3, large, before[1] / 3) and lib.weft_torch_estimate_ns(other) == before[2]
+        assert lib.weft_torch_learn(tiny, before[0], large, before[1] * 3) and lib.weft_torch_estimate_ns(other) > 2 * before[2]
+    finally:
+        lib.weft_torch_unlearn()
+
+
 def test_what_onednn_has_no_fast_code_for():
     """Depthwise with more padding than its tile has pixels, groups that fill no half of a block; and in 1D channels-last data is copied."""
     def ns(text):
@@ -348,7 +359,7 @@ def test_what_onednn_has_no_fast_code_for():
     narrow, half, whole = (ns(f"conv2d:fwd:f32:nchw:n4c{8 * c}h56w56:o{8 * c}k3p1g8") for c in (12, 8, 16))
     assert half < narrow / 2 and narrow > 0.85 * whole
     turned, first = (ns(f"conv1d:fwd:f32:{layout}:n4c64w1600:o64k3p1g64") for layout in ("nwc", "ncw"))
-    assert turned > first + 2 * 0.8 * 0.9 * 4 * 64 * 1600 - 1
+    assert turned > first + 2 * 0.5 * 0.9 * 4 * 64 * 1600 - 1
 
 
 def test_batch_norm_of_channels_that_fill_no_vectors():

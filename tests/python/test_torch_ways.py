@@ -109,6 +109,12 @@ TIMES = {      # of PyTorch 2.13 on two cores with AVX-512 and BF16, us, by the 
     # turned
     "conv3d:fwd:bf16:ncdhw:n8c64d12h12w12:o64k1g64": 565, "conv3d:fwd:f32:ncdhw:n2c96d6h6w6:o96k5s2p2g96": 123,
     "conv3d:fwd:f32:ncdhw:n1c160d12h12w12:o160k3p1g160": 345,
+    # padding beyond oneDNN's tile, blocks that are not full, groups of any width
+    "conv2d:fwd:f32:nchw:n1c64h40w40:o64k3p7d7g64": 314, "conv2d:fwd:f32:nchw:n1c64h40w40:o64k15p6g64": 302,
+    "conv2d:fwd:f32:nchw:n2c100h40w40:o100k3p1g100": 323, "conv2d:bwd_data:f32:nchw:n2c237h40w40:o237k4p1g237": 654,
+    "conv2d:fwd:f32:nchw:n1c96h56w56:o96k3p1g8": 759, "conv2d:bwd_data:f32:nchw:n1c80h56w56:o80k3p1g4": 1025,
+    "conv2d:fwd:f32:nhwc:n2c40h72w72:o40k2g8": 374, "conv2d:fwd:f32:nhwc:n1c352h30w30:o352k4d2g16": 1100,
+    "conv2d:fwd:bf16:nhwc:n2c288h85w85:o288k2g16": 2700,
 }
 
 
