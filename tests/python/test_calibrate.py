@@ -341,7 +341,7 @@ def test_groups_of_four_tell_nothing_of_others_where_they_are_fast():
     lib.weft_torch_unlearn()
     try:
         before = [lib.weft_torch_estimate_ns(t) for t in (tiny, large, other)]
-        assert lib.weft_torch_learn(tiny, before[0] / 3, large, before[1] / 3) and lib.weft_torch_estimate_ns(other) == before[2]
+        assert lib.weft_torch_learn(tiny, before[0] / 3, large, before[1] / 3) and lib.weft_torch_estimate_ns(other) == pytest.approx(before[2], rel=0.01)
         assert lib.weft_torch_learn(tiny, before[0], large, before[1] * 3) and lib.weft_torch_estimate_ns(other) > 2 * before[2]
     finally:
         lib.weft_torch_unlearn()
