@@ -145,12 +145,12 @@ def _two(x, w):
 
 
 def _formats_run(capfd, f, x, w):
-    """Of the images of each convolution that weft runs, in both passes."""
+    """Of the images of each convolution and pooling that weft runs, in both passes."""
     torch.autograd.grad(f(x, w).square().sum(), (x, w))
     capfd.readouterr()
     with weft.backends.flags(verbose="exec"):
         torch.autograd.grad(f(x, w).square().sum(), (x, w))
-    return re.findall(r"weft: exec: conv2d:\w+:f32:(\w+):", capfd.readouterr().err)
+    return re.findall(r"weft: exec: (?:conv|\w+_pool)2d:\w+:f32\S*?:(n\w+):n", capfd.readouterr().err)
 
 
 @pytest.fixture
@@ -171,6 +171,25 @@ def test_images_lie_as_those_of_pytorchs_own_convolutions(laid_out, capfd, _kept
         formats = _formats_run(capfd, compiled, x, w)
     assert formats == ["nhwc" if last else "nchw"] * len(formats) and len(formats) >= 4
     made = [(y, *torch.autograd.grad(y.square().sum(), (x, w))) for y in (compiled(x, w), _two(x, w))]
+    torch.testing.assert_close(*made, rtol=1e-4, atol=1e-4)
+    assert made[0][0].stride() == made[1][0].stride()
+
+
+POOLS = {"max": lambda x: W.max_pool2d(x, 3, 2, 1), "avg": lambda x: W.avg_pool2d(x, 2), "adaptive": lambda x: W.adaptive_avg_pool2d(x, 3)}
+
+
+@pytest.mark.parametrize("pool, beside", [("max", True), ("avg", True), ("adaptive", True), ("max", False)])
+def test_pooling_lies_as_the_convolutions_of_its_graph(pool, beside, capfd, _kept):
+    """Alone it has the program's order, and so have its gradients."""
+    x, w = torch.randn(2, 8, 12, 10, requires_grad=True), torch.randn(8, 1, 3, 3, requires_grad=True)
+
+    def net(x, w):
+        return POOLS[pool](torch.relu(W.conv2d(x, w, padding=1, groups=8)) if beside else x * w.sum()).exp()
+    compiled = torch.compile(net, fullgraph=True)
+    formats = _formats_run(capfd, compiled, x, w)
+    last = beside and torch.backends.mkldnn.is_available()
+    assert formats[:2] == ["nhwc" if last else "nchw"] * 2 and len(formats) == (4 if beside else 2)
+    made = [(y, *torch.autograd.grad(y.square().sum(), (x, w))) for y in (compiled(x, w), net(x, w))]
     torch.testing.assert_close(*made, rtol=1e-4, atol=1e-4)
     assert made[0][0].stride() == made[1][0].stride()
 

@@ -95,8 +95,9 @@ def graph_form(name: str, by_torch: Callable | None) -> Callable[..., Any]:
         if by_torch is None or not _free:
             return op(*args)
         made, bare = asked(name, args)
+        decided = all if args[0].device.type == "cpu" else any   # in each order or in one: Inductor's loops for the CPU are slow
         guarded = bare.unknown or (bare.symbolic and up >= 0 and args[up])   # whether the last window starts inside is compared
-        if guarded or not any(_is_torchs(name, laid, want) for laid in may_lie):
+        if guarded or not decided(_is_torchs(name, laid, want) for laid in may_lie):
             return op(*args)
         with _C.DisableTorchFunction():
             got = by_torch(*args)
