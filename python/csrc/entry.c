@@ -66,16 +66,17 @@ static size_t arguments_of(const entry_call *k) {
     return (size_t)n;
 }
 
+/* Past the seat, also of the operators that PyTorch's own calls in turn. */
 static py_object *by_torch(const entry_call *k, entry_record *r, bool marked) {
-    const bool seated = entry_has_seat(k);
+    void (*pass)(int) = marked ? wt_seat_mark : wt_seat_bypass;
     wt_handle out = NULL;
-    if (seated) (marked ? wt_seat_mark : wt_seat_bypass)(1);
+    pass(1);
     py_object *result = NULL;
     if (entry_call_torch(k, r, &out))
         result = entry_wrap(out);
     else if (!py.PyErr_Occurred()) /* one of Python's own, as of a hook, stands already */
         result = py.PyObject_Vectorcall(k->front->builtin, k->arg, arguments_of(k), NULL);
-    if (seated) (marked ? wt_seat_mark : wt_seat_bypass)(-1);
+    pass(-1);
     if (!marked) wt_note_torch();
     return result;
 }

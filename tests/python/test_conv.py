@@ -231,3 +231,10 @@ def test_the_gradient_of_a_wider_bias(groups, transposed, pin, device):
             db = torch.autograd.grad(y, (b, x, w) if grad else (b,), g)[0]
         assert db.dtype == torch.float32
         torch.testing.assert_close(db.double(), g.double().sum((0, 2, 3)), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("rank", [1, 2, 3])
+def test_no_output_padding_is_not_a_convolution(rank):
+    x, w = torch.randn(1, 4, *[9] * rank), torch.randn(4, 4, *[3] * rank)
+    with pytest.raises(TypeError, match="output_padding: is None, allowed: an int, or a sequence of"):
+        getattr(weft.functional, f"conv_transpose{rank}d")(x, w, output_padding=None)

@@ -357,6 +357,8 @@ def _conv_transpose_of(rank: int) -> Callable:
             y = entry(input, weight, bias, stride, padding, output_padding, groups, dilation)
             if y is not NotImplemented:
                 return y
+        if output_padding is None:   # to _conv it says that nothing is transposed
+            spread("output_padding", output_padding, rank)
         return _conv(conv_transpose, rank, input, weight, bias, stride, padding, dilation, groups, output_padding, act, clip, out)
     return conv_transpose
 
