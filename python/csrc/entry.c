@@ -66,7 +66,7 @@ static size_t arguments_of(const entry_call *k) {
     return (size_t)n;
 }
 
-/* Past the seat, also of the operators that PyTorch's own calls in turn. */
+/* Marked for the seat, or past it, also where PyTorch's operator calls others that have one. */
 static py_object *by_torch(const entry_call *k, entry_record *r, bool marked) {
     void (*pass)(int) = marked ? wt_seat_mark : wt_seat_bypass;
     wt_handle out = NULL;

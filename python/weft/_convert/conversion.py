@@ -305,7 +305,6 @@ def _all_or_nothing(net: nn.Module) -> Iterator[None]:
 
 def _apply_what_wins(net: nn.Module, plan: _Plan, example: Any) -> Report:
     """All that won alone, or nothing where it loses together."""
-    _time(net, plan, example)
     restore = _restorer(net)
     report = _apply(plan, "weft", True)
     if all(row.decision.startswith("stays") for row in report.rows) or _is_faster(net, example):
@@ -320,8 +319,8 @@ def carry_out(net: nn.Module, to: str, exclude: Optional[Callable[[nn.Module], b
         take_apart(net)
         with torch.random.fork_rng(devices(net, example)):   # tracing and measuring run the net's code
             plan = _plan(net, to, exclude, fuse, to == "weft" and example is None and not everything)
-            if example is not None and to == "weft":
-                return _apply_what_wins(net, plan, example)
             if example is not None:
                 _time(net, plan, example)
+                if to == "weft":
+                    return _apply_what_wins(net, plan, example)
         return _apply(plan, to, example is not None)
